@@ -1,0 +1,27 @@
+# Warnings and sanitizers, for every target of the project.
+
+add_compile_options(-Wall -Wextra -Wconversion -Wshadow -Wpedantic)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC 12 reports overlapping copies inside its own std::string (GCC bug 105651).
+  add_compile_options(-Wno-restrict)
+endif()
+
+include_directories(${CMAKE_SOURCE_DIR})
+add_compile_definitions(NHA_VERSION="${PROJECT_VERSION}")
+
+if(NHA_SANITIZE)
+  add_compile_options(-fsanitize=${NHA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${NHA_SANITIZE})
+  add_compile_definitions(NHA_DEBUG_CHECKS)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # The instrumentation hides initialisations from the flow analysis and yields false reports.
+    add_compile_options(-Wno-maybe-uninitialized)
+  endif()
+endif()
+
+# Options every sanitizer run needs; tests/CMakeLists.txt puts them into each test's environment.
+if(NHA_SANITIZE MATCHES "thread")
+  set(NHA_TEST_ENVIRONMENT "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
+elseif(NHA_SANITIZE MATCHES "address")
+  set(NHA_TEST_ENVIRONMENT "ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1")
+endif()

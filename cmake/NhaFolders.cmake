@@ -1,0 +1,15 @@
+# nha_add_folder(NAME SOURCES pattern... LINK library...)
+# makes a static library of the sources that match, or an interface library while there are none,
+# so that a folder of headers links the same way as one with code.
+function(nha_add_folder name)
+  cmake_parse_arguments(PARSE_ARGV 1 folder "" "" "SOURCES;LINK")
+  list(TRANSFORM folder_SOURCES PREPEND ${CMAKE_SOURCE_DIR}/)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder_SOURCES})
+  if(sources)
+    add_library(${name} STATIC ${sources})
+    target_link_libraries(${name} PUBLIC ${folder_LINK})
+  else()
+    add_library(${name} INTERFACE)
+    target_link_libraries(${name} INTERFACE ${folder_LINK})
+  endif()
+endfunction()

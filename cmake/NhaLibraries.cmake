@@ -1,0 +1,39 @@
+# Third-party code. The plugin is loaded into processes that carry their own copies of libuv and
+# libfmt, so ours are linked statically (libuv) or used header-only.
+
+find_package(Threads REQUIRED)
+
+function(nha_require value what package)
+  if(NOT ${value})
+    message(FATAL_ERROR "${what} not found. Install the package ${package}, or run tools/setup.")
+  endif()
+endfunction()
+
+find_path(NHA_LIBUV_INCLUDE uv.h)
+find_library(NHA_LIBUV_ARCHIVE NAMES libuv_a.a libuv.a)
+nha_require(NHA_LIBUV_INCLUDE "uv.h" libuv1-dev)
+nha_require(NHA_LIBUV_ARCHIVE "libuv_a.a (static libuv)" libuv1-dev)
+add_library(nha_libuv INTERFACE)
+target_include_directories(nha_libuv SYSTEM INTERFACE ${NHA_LIBUV_INCLUDE})
+target_link_libraries(nha_libuv INTERFACE ${NHA_LIBUV_ARCHIVE} Threads::Threads ${CMAKE_DL_LIBS})
+
+find_path(NHA_CONCURRENTQUEUE_INCLUDE concurrentqueue/concurrentqueue.h)
+nha_require(NHA_CONCURRENTQUEUE_INCLUDE "concurrentqueue/concurrentqueue.h" libconcurrentqueue-dev)
+add_library(nha_concurrentqueue INTERFACE)
+target_include_directories(nha_concurrentqueue SYSTEM INTERFACE ${NHA_CONCURRENTQUEUE_INCLUDE})
+
+find_path(NHA_FMT_INCLUDE fmt/format.h)
+nha_require(NHA_FMT_INCLUDE "fmt/format.h" libfmt-dev)
+add_library(nha_fmt INTERFACE)
+target_include_directories(nha_fmt SYSTEM INTERFACE ${NHA_FMT_INCLUDE})
+target_compile_definitions(nha_fmt INTERFACE FMT_HEADER_ONLY=1)
+
+if(NOT NHA_FUZZ)
+  find_path(NHA_CLI11_INCLUDE CLI/CLI.hpp)
+  nha_require(NHA_CLI11_INCLUDE "CLI/CLI.hpp" libcli11-dev)
+  find_path(NHA_JSON_INCLUDE nlohmann/json.hpp)
+  nha_require(NHA_JSON_INCLUDE "nlohmann/json.hpp" nlohmann-json3-dev)
+  add_library(nha_tool_libraries INTERFACE)
+  target_include_directories(nha_tool_libraries SYSTEM
+                             INTERFACE ${NHA_CLI11_INCLUDE} ${NHA_JSON_INCLUDE})
+endif()

@@ -1,0 +1,23 @@
+# The program nccl-ha. All but its main() is a library, so that unit tests reach the parts.
+
+file(GLOB tool_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/*.cpp)
+set(tool_main ${CMAKE_SOURCE_DIR}/tools/main.cpp)
+set(tool_parts ${tool_sources})
+list(REMOVE_ITEM tool_parts ${tool_main})
+
+set(tool_link nha_tool_libraries nha_plugin nha_relay nha_actors nha_ha nha_runtime)
+if(tool_parts)
+  add_library(nha_tools STATIC ${tool_parts})
+  target_link_libraries(nha_tools PUBLIC ${tool_link})
+else()
+  add_library(nha_tools INTERFACE)
+  target_link_libraries(nha_tools INTERFACE ${tool_link})
+endif()
+
+if(tool_main IN_LIST tool_sources)
+  add_executable(nccl-ha ${tool_main})
+  target_link_libraries(nccl-ha PRIVATE nha_tools)
+  install(TARGETS nccl-ha RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+else()
+  message(STATUS "tools/main.cpp is missing: nccl-ha is not built")
+endif()
