@@ -1,0 +1,101 @@
+#include "actors/channel.h"
+
+#include "runtime/check.h"
+
+namespace nccl_ha {
+
+SendChannel::SendChannel(uint64_t domain, Worker& worker, Engine& engine)
+    : Channel(domain, worker, engine) {
+  for (size_t i = 0; i < sends_max; ++i) {
+    slots_[i].index = static_cast<uint16_t>(i);
+    slots_[i].is_send = true;
+    slots_[i].channel = this;
+    free_[i] = static_cast<uint16_t>(sends_max - 1 - i);
+  }
+  free_count_ = sends_max;
+}
+
+bool SendChannel::publish(const CtsGroup& group) {
+  const uint64_t number = published_.load(std::memory_order_relaxed);
+  if (number - group_.load(std::memory_order_acquire) >= cts_slots) {
+    return false;
+  }
+  groups_[number % cts_slots] = group;
+  published_.store(number + 1, std::memory_order_release);
+  return true;
+}
+
+const CtsEntry* SendChannel::match(int tag) {
+  const uint64_t number = group_.load(std::memory_order_relaxed);
+  if (number >= published_.load(std::memory_order_acquire)) {
+    return nullptr;
+  }
+  const CtsGroup& group = groups_[number % cts_slots];
+  const uint32_t count = group.entries[0].count;
+  for (uint32_t i = 0; i < count; ++i) {
+    if ((taken_ >> i & 1U) == 0 && group.entries[i].tag == tag) {
+      return &group.entries[i];
+    }
+  }
+  return nullptr;
+}
+
+SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32_t size,
+                                 uint32_t key) {
+  if (free_count_ == 0) {
+    return nullptr;
+  }
+  SendRequest& request = slots_[free_[--free_count_]];
+  request.data = static_cast<const std::byte*>(data);
+  request.size = size;
+  request.key = key;
+  request.group = place.group;
+  request.position = place.position;
+  request.remote_address = place.address;
+  request.remote_key = place.key;
+  request.exact = place.exact != 0;
+  request.bytes[0] = size;
+  request.state.store(RequestState::pending, std::memory_order_relaxed);
+  taken_ |= 1U << place.position;
+  if (taken_ == (1U << place.count) - 1) {
+    taken_ = 0;
+    group_.store(place.group + 1, std::memory_order_release);
+  }
+  submitted_.push(request.index);
+  ring();
+  return &request;
+}
+
+void SendChannel::release(SendRequest& request) {
+  NHA_DASSERT(free_count_ < sends_max, "more requests released than there are");
+  request.state.store(RequestState::free, std::memory_order_relaxed);
+  free_[free_count_++] = request.index;
+}
+
+ReceiveChannel::ReceiveChannel(uint64_t domain, Worker& worker, Engine& engine)
+    : Channel(domain, worker, engine) {
+  for (size_t i = 0; i < receives_max; ++i) {
+    slots_[i].index = static_cast<uint16_t>(i);
+    slots_[i].channel = this;
+    free_[i] = static_cast<uint16_t>(receives_max - 1 - i);
+  }
+  free_count_ = receives_max;
+}
+
+ReceiveRequest* ReceiveChannel::acquire() {
+  return free_count_ == 0 ? nullptr : &slots_[free_[--free_count_]];
+}
+
+void ReceiveChannel::submit(ReceiveRequest& request) {
+  request.state.store(RequestState::pending, std::memory_order_relaxed);
+  submitted_.push(request.index);
+  ring();
+}
+
+void ReceiveChannel::release(ReceiveRequest& request) {
+  NHA_DASSERT(free_count_ < receives_max, "more requests released than there are");
+  request.state.store(RequestState::free, std::memory_order_relaxed);
+  free_[free_count_++] = request.index;
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,253 @@
+// What a connection actor shares with the thread that calls NCCL's entry points.
+//
+// The caller fills a request slot, publishes its index in a single-producer ring and rings a
+// doorbell; the actor works and publishes states.  Each field has one writer; what both touch is
+// atomic and on its own line.  Nothing here blocks, allocates or enters the kernel.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "runtime/actor.h"
+#include "runtime/engine.h"
+#include "runtime/mailbox.h"
+#include "runtime/result.h"
+#include "runtime/worker.h"
+
+namespace nccl_ha {
+
+inline constexpr size_t group_max = 8;       ///< buffers of one grouped receive
+inline constexpr size_t receives_max = 32;   ///< open receives of a connection
+inline constexpr size_t sends_max = receives_max * group_max;
+inline constexpr size_t cts_slots = 64;      ///< more than open groups, so that a slot is never hot
+
+enum class RequestState : uint32_t { free, pending, done };
+enum class Phase : uint32_t { connecting, ready, failed };
+
+class Channel;
+
+/// Head of every request: what test() looks at.
+struct alignas(64) Request {
+  std::atomic<RequestState> state{RequestState::free};
+  uint16_t index = 0;
+  bool is_send = false;
+  uint8_t count = 1;
+  Channel* channel = nullptr;
+  std::array<uint32_t, group_max> bytes{};  ///< result: bytes moved per position
+};
+
+struct SendRequest : Request {
+  const std::byte* data = nullptr;
+  uint32_t size = 0;
+  uint32_t key = 0;
+  uint64_t group = 0;
+  uint32_t position = 0;
+  uint64_t remote_address = 0;
+  uint32_t remote_key = 0;
+  bool exact = false;
+};
+
+struct ReceiveRequest : Request {
+  struct Buffer {
+    std::byte* data = nullptr;
+    uint32_t size = 0;
+    uint32_t key = 0;
+    int tag = 0;
+  };
+  std::array<Buffer, group_max> buffers{};
+  bool polled = false;
+  // the actor's
+  uint64_t group = 0;
+  uint32_t missing = 0;
+  uint32_t arrived_mask = 0;
+};
+
+/// One entry of a clear-to-send: "position i of group g may be written here".  Written by the
+/// receiver's actor into the sender's memory, so the layout is wire format.
+struct CtsEntry {
+  uint64_t group;
+  uint64_t address;
+  uint32_t size;
+  uint32_t key;
+  int32_t tag;
+  uint8_t count;     ///< positions of the group
+  uint8_t position;
+  uint8_t exact;     ///< the buffer is polled while it is written
+  uint8_t reserved[29];
+};
+static_assert(sizeof(CtsEntry) == 64);
+
+struct CtsGroup {
+  std::array<CtsEntry, group_max> entries;
+};
+static_assert(sizeof(CtsGroup) == 512);
+
+/// Single-producer single-consumer ring of slot indexes.
+template <size_t Capacity>
+class IndexRing {
+ public:
+  void push(uint16_t index) {  // producer; never full: there are only Capacity slots
+    const uint32_t tail = tail_.load(std::memory_order_relaxed);
+    slots_[tail % Capacity] = index;
+    tail_.store(tail + 1, std::memory_order_release);
+  }
+  bool pop(uint16_t* index) {  // consumer
+    const uint32_t head = head_.load(std::memory_order_relaxed);
+    if (head == tail_.load(std::memory_order_acquire)) {
+      return false;
+    }
+    *index = slots_[head % Capacity];
+    head_.store(head + 1, std::memory_order_relaxed);
+    return true;
+  }
+
+ private:
+  alignas(64) std::atomic<uint32_t> tail_{0};
+  alignas(64) std::atomic<uint32_t> head_{0};
+  std::array<uint16_t, Capacity> slots_{};
+};
+
+/// Messages to a connection actor.
+enum class ConnectionMessage : uint32_t {
+  doorbell = 1,  ///< requests were submitted
+  close = 2,     ///< the caller is done with the connection
+  oversize = 3,  ///< the caller tried to send more than the peer's receive holds
+};
+
+/// The side-independent part.
+class Channel {
+ public:
+  Channel(uint64_t domain, Worker& worker, Engine& engine)
+      : domain_(domain), worker_(&worker), engine_(&engine) {}
+  virtual ~Channel() = default;
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  uint64_t domain() const { return domain_; }
+  /// Caller.  Inline mode: turns the connection's worker; with progress threads a mere branch.
+  void assist() { engine_->assist(*worker_); }
+  const Engine* engine() const { return engine_; }
+  /// The engine is gone and its mailbox with it: forget the address without touching it.
+  void abandon() { static_cast<void>(new Address<Message>(std::move(address_))); }
+
+  Phase phase() const { return phase_.load(std::memory_order_acquire); }
+  /// Valid once phase() is failed; never changes afterwards.
+  const Error& failure() const { return failure_; }
+
+  // Actor's side.
+  void set_ready() {
+    Phase expected = Phase::connecting;
+    phase_.compare_exchange_strong(expected, Phase::ready, std::memory_order_acq_rel);
+  }
+  /// The first failure stays.
+  void set_failed(const Error& error) {
+    if (phase_.load(std::memory_order_relaxed) != Phase::failed) {
+      failure_ = error;
+      phase_.store(Phase::failed, std::memory_order_release);
+    }
+  }
+  bool take_doorbell() { return doorbell_.exchange(false, std::memory_order_acq_rel); }
+
+  // Caller's side.
+  /// Tells where the actor lives; before the first request.
+  void attach(ActorId actor, Address<Message>&& address) {
+    actor_ = actor;
+    address_ = std::move(address);
+  }
+  bool attached() const { return static_cast<bool>(address_); }
+  void ring() {
+    if (!doorbell_.exchange(true, std::memory_order_acq_rel)) {
+      ring_missed_ = !tell(ConnectionMessage::doorbell);
+      if (ring_missed_) {
+        doorbell_.store(false, std::memory_order_release);
+      }
+    }
+  }
+  /// A doorbell that found the mailbox full is rung again by the next poll.
+  void ring_again() {
+    if (ring_missed_) [[unlikely]] {
+      ring();
+    }
+  }
+  [[nodiscard]] bool tell(ConnectionMessage kind) {
+    Message message{};
+    message.to = actor_;
+    message.kind = static_cast<uint32_t>(kind);
+    return address_.try_send(message);
+  }
+
+ private:
+  const uint64_t domain_;
+  Worker* worker_;
+  Engine* engine_;
+  alignas(64) std::atomic<Phase> phase_{Phase::connecting};
+  Error failure_{};
+  alignas(64) std::atomic<bool> doorbell_{false};
+  bool ring_missed_ = false;
+  ActorId actor_{};
+  Address<Message> address_;
+};
+
+/// Sending side of a connection.
+class SendChannel final : public Channel {
+ public:
+  SendChannel(uint64_t domain, Worker& worker, Engine& engine);
+
+  /// Caller.  Finds the place for a message with `tag` in the oldest incomplete group.  nullptr:
+  /// the peer has not posted a matching receive yet.
+  const CtsEntry* match(int tag);
+  /// Caller.  Takes the place found by match() and submits; nullptr when all slots are in use.
+  SendRequest* submit(const CtsEntry& place, const void* data, uint32_t size, uint32_t key);
+  void release(SendRequest& request);  ///< caller, after done
+  size_t open() const { return sends_max - free_count_; }
+
+  // Actor's side.
+  bool next_submitted(uint16_t* index) { return submitted_.pop(index); }
+  SendRequest& slot(uint16_t index) { return slots_[index]; }
+  uint64_t published_groups() const { return published_.load(std::memory_order_relaxed); }
+  /// Makes one group visible to the caller.  false: the peer announced more open groups than a
+  /// connection may have.
+  [[nodiscard]] bool publish(const CtsGroup& group);
+
+ private:
+  std::array<SendRequest, sends_max> slots_;
+  IndexRing<sends_max> submitted_;
+  alignas(64) std::atomic<uint64_t> published_{0};
+  std::array<CtsGroup, cts_slots> groups_{};
+  // caller only
+  alignas(64) std::atomic<uint64_t> group_{0};  ///< the group being filled
+  uint32_t taken_ = 0;              ///< its positions already used
+  std::array<uint16_t, sends_max> free_;
+  size_t free_count_ = 0;
+};
+
+/// Receiving side of a connection.
+class ReceiveChannel final : public Channel {
+ public:
+  ReceiveChannel(uint64_t domain, Worker& worker, Engine& engine);
+
+  /// Caller.  A free slot to fill in, or nullptr; submit() hands it to the actor.
+  ReceiveRequest* acquire();
+  void submit(ReceiveRequest& request);
+  void release(ReceiveRequest& request);
+  size_t open() const { return receives_max - free_count_; }
+
+  // Actor's side.
+  bool next_submitted(uint16_t* index) { return submitted_.pop(index); }
+  ReceiveRequest& slot(uint16_t index) { return slots_[index]; }
+
+  std::atomic<ReceiveChannel*> next_ready{nullptr};  ///< link in the listener's queue
+  std::shared_ptr<ReceiveChannel> self;  ///< keeps an unaccepted connection alive in that queue
+
+ private:
+  std::array<ReceiveRequest, receives_max> slots_;
+  IndexRing<receives_max> submitted_;
+  alignas(64) std::array<uint16_t, receives_max> free_;
+  size_t free_count_ = 0;
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,174 @@
+// Connection actors: one per NCCL connection and side.  They own the control stream and the path,
+// carry requests of the shared channel to the path and publish what became of them.
+//
+// Life: handshake (hello, welcome, connectivity check) -> ready -> closing -> gone, or failed from
+// anywhere.  A failure is final: it is published once, told to the peer, and every later call of
+// the caller gets it.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actors/channel.h"
+#include "actors/control.h"
+#include "actors/immediate.h"
+#include "runtime/actor.h"
+#include "runtime/context.h"
+#include "runtime/fabric/provider.h"
+#include "runtime/stream.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+class Engine;
+
+/// What both sides do alike.
+class Connection : public Actor, protected StreamOwner, protected fabric::PathOwner {
+ public:
+  Connection(fabric::Provider& provider, Engine& engine, size_t worker);
+  ~Connection() override;
+
+  void start(Context& context) override;
+  void stop() override;
+  void on(const Message& message) override;
+
+ protected:
+  virtual Channel* channel() = 0;
+  virtual void begin() = 0;                ///< start of the handshake
+  virtual void on_doorbell() = 0;
+  virtual void on_close() = 0;             ///< the caller closes
+  virtual void on_control(const ControlReader::Message& message) = 0;
+  virtual void on_path_ready() = 0;
+  virtual void on_failure(const Error& error) { (void)error; }
+  virtual void on_deadline();              ///< the handshake took too long
+
+  Result<void> make_path(const sockaddr* local);
+  Result<uint32_t> register_memory(void* base, size_t bytes);
+  bool post_credit();  ///< a receive for the peer's next immediate
+  void send_control(const std::vector<std::byte>& bytes);
+  void arm_deadline(Duration in);
+  void disarm_deadline();
+  /// First failure: log, publish, tell the peer, tear down.
+  void fail_connection(const Error& error, bool tell_peer = true);
+  /// Ends the actor; the stream lingers by itself until the last words are out.
+  void finish();
+  std::string peer_text() const;
+  virtual void on_peer_gone(const Error& error);
+
+  // StreamOwner
+  void on_stream_open(Stream& stream) override { (void)stream; }
+  void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
+  void on_stream_closed(Stream& stream, const Error& error) override;
+  // PathOwner
+  void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
+
+  fabric::Provider& provider_;
+  Engine& engine_;
+  const size_t worker_index_;
+  Context* context_ = nullptr;
+  std::unique_ptr<Stream> stream_;
+  ControlReader reader_;
+  fabric::OwnedPath path_;
+  std::vector<uint32_t> memory_keys_;
+  uint64_t domain_ = 0;
+  uint32_t receives_ = 0;
+  std::string peer_host_ = "unknown host";
+  uint32_t peer_process_ = 0;
+  bool ready_ = false;
+  bool failed_ = false;
+  bool finished_ = false;
+
+ private:
+  Timer deadline_;
+};
+
+/// Where a connector may reach its peer; tried in order.
+struct Route {
+  sockaddr_storage to{};
+  sockaddr_storage from{};  ///< ss_family 0: any
+};
+
+/// The connecting, sending side.
+class SendConnection final : public Connection {
+ public:
+  struct Options {
+    std::vector<Route> routes;
+    uint64_t nonce = 0;
+    Duration timeout{};
+  };
+  SendConnection(fabric::Provider& provider, Engine& engine, size_t worker,
+                 std::shared_ptr<SendChannel> channel, Options options);
+  ~SendConnection() override;
+
+  const char* name() const override { return "send-connection"; }
+
+ private:
+  Channel* channel() override { return channel_.get(); }
+  void begin() override;
+  void on_doorbell() override;
+  void on_close() override;
+  void on_control(const ControlReader::Message& message) override;
+  void on_path_ready() override;
+  void on_deadline() override;
+  void on_stream_open(Stream& stream) override;
+  void on_peer_gone(const Error& error) override;
+  void on_completion(const fabric::Completion& completion) override;
+
+  void try_route();
+  void send_hello();
+  void on_welcome(std::span<const std::byte> payload);
+  void on_peer_closed(std::span<const std::byte> payload);
+  void on_clear_to_send(const fabric::Completion& completion);
+
+  std::shared_ptr<SendChannel> channel_;
+  Options options_;
+  size_t route_ = 0;
+  std::string route_errors_;
+  std::unique_ptr<std::array<CtsGroup, cts_slots>> cts_;
+  bool said_hello_ = false;
+};
+
+class ListenChannel;
+
+/// The accepted, receiving side.
+class ReceiveConnection final : public Connection {
+ public:
+  ReceiveConnection(fabric::Provider& provider, Engine& engine, size_t worker, int fd,
+                    std::shared_ptr<ListenChannel> listener);
+  ~ReceiveConnection() override;
+
+  const char* name() const override { return "receive-connection"; }
+
+ private:
+  Channel* channel() override { return channel_.get(); }
+  void begin() override;
+  void on_doorbell() override;
+  void on_close() override;
+  void on_control(const ControlReader::Message& message) override;
+  void on_path_ready() override;
+  void on_failure(const Error& error) override;
+  void on_deadline() override;
+  void on_peer_gone(const Error& error) override;
+  void on_completion(const fabric::Completion& completion) override;
+
+  void on_hello(std::span<const std::byte> payload);
+  void turn_away(const char* why);
+  void announce(ReceiveRequest& request);
+  void on_data(const fabric::Completion& completion);
+
+  int fd_;
+  std::shared_ptr<ListenChannel> listener_;
+  std::shared_ptr<ReceiveChannel> channel_;
+  bool welcome_ = false;  ///< the peer knew the nonce
+  uint64_t cts_address_ = 0;
+  uint32_t cts_key_ = 0;
+  std::unique_ptr<std::array<CtsGroup, cts_slots>> staging_;
+  uint32_t staging_key_ = 0;
+  uint64_t groups_posted_ = 0;
+  uint64_t groups_completed_ = 0;
+  std::array<ReceiveRequest*, cts_slots> open_{};
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,216 @@
+#include "actors/control.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace nccl_ha {
+namespace {
+
+constexpr size_t text_max = 600;
+constexpr size_t host_max = 64;
+
+class Writer {
+ public:
+  explicit Writer(ControlType type) {
+    number<uint32_t>(control_magic);
+    number<uint16_t>(static_cast<uint16_t>(type));
+    number<uint16_t>(0);
+  }
+  template <class T>
+  void number(T value) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+    out_.insert(out_.end(), bytes, bytes + sizeof value);
+  }
+  void text(const std::string& value, size_t max) {
+    const size_t length = std::min(value.size(), max);
+    number<uint16_t>(static_cast<uint16_t>(length));
+    const auto* bytes = reinterpret_cast<const std::byte*>(value.data());
+    out_.insert(out_.end(), bytes, bytes + length);
+  }
+  void path(const PathAddress& path) {
+    number<uint16_t>(path.length);
+    out_.insert(out_.end(), path.bytes.begin(), path.bytes.begin() + path.length);
+  }
+  std::vector<std::byte> finish() {
+    const auto length = static_cast<uint16_t>(out_.size() - control_header_bytes);
+    std::memcpy(out_.data() + 6, &length, sizeof length);
+    return std::move(out_);
+  }
+
+ private:
+  std::vector<std::byte> out_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> in) : in_(in) {}
+  template <class T>
+  T number() {
+    T value{};
+    if (in_.size() < sizeof value) {
+      ok_ = false;
+      return value;
+    }
+    std::memcpy(&value, in_.data(), sizeof value);
+    in_ = in_.subspan(sizeof value);
+    return value;
+  }
+  std::span<const std::byte> bytes(size_t max) {
+    const size_t length = number<uint16_t>();
+    if (!ok_ || length > max || length > in_.size()) {
+      ok_ = false;
+      return {};
+    }
+    const auto result = in_.first(length);
+    in_ = in_.subspan(length);
+    return result;
+  }
+  std::string text(size_t max) {
+    const auto raw = bytes(max);
+    std::string result(reinterpret_cast<const char*>(raw.data()), raw.size());
+    // It ends up in log lines: nothing a terminal would act on.
+    std::replace_if(
+        result.begin(), result.end(),
+        [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }, '?');
+    return result;
+  }
+  PathAddress path() {
+    const auto result = PathAddress::from(bytes(fabric::path_address_max));
+    return result ? *result : PathAddress{};
+  }
+  bool done() const { return ok_ && in_.empty(); }
+
+ private:
+  std::span<const std::byte> in_;
+  bool ok_ = true;
+};
+
+}  // namespace
+
+std::optional<PathAddress> PathAddress::from(std::span<const std::byte> view) {
+  PathAddress address;
+  if (view.size() > address.bytes.size()) {
+    return std::nullopt;
+  }
+  address.length = static_cast<uint16_t>(view.size());
+  std::copy(view.begin(), view.end(), address.bytes.begin());
+  return address;
+}
+
+std::vector<std::byte> encode(const Hello& hello) {
+  Writer out(ControlType::hello);
+  out.number(hello.version);
+  out.number(hello.nonce);
+  out.number(hello.cts_address);
+  out.number(hello.cts_key);
+  out.number(hello.process);
+  out.text(hello.host, host_max);
+  out.path(hello.path);
+  return out.finish();
+}
+
+std::vector<std::byte> encode(const Welcome& welcome) {
+  Writer out(ControlType::welcome);
+  out.number(welcome.version);
+  out.number(welcome.process);
+  out.text(welcome.host, host_max);
+  out.path(welcome.path);
+  return out.finish();
+}
+
+std::vector<std::byte> encode(ControlType type, const Refusal& refusal) {
+  Writer out(type);
+  out.number(static_cast<uint8_t>(refusal.code));
+  out.text(refusal.text, text_max);
+  return out.finish();
+}
+
+std::vector<std::byte> encode(const CloseNotice& notice) {
+  Writer out(ControlType::close);
+  out.number(notice.groups_completed);
+  return out.finish();
+}
+
+std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
+  Reader in(payload);
+  Hello hello;
+  hello.version = in.number<uint16_t>();
+  hello.nonce = in.number<uint64_t>();
+  hello.cts_address = in.number<uint64_t>();
+  hello.cts_key = in.number<uint32_t>();
+  hello.process = in.number<uint32_t>();
+  hello.host = in.text(host_max);
+  hello.path = in.path();
+  return in.done() ? std::optional(hello) : std::nullopt;
+}
+
+std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
+  Reader in(payload);
+  Welcome welcome;
+  welcome.version = in.number<uint16_t>();
+  welcome.process = in.number<uint32_t>();
+  welcome.host = in.text(host_max);
+  welcome.path = in.path();
+  return in.done() ? std::optional(welcome) : std::nullopt;
+}
+
+std::optional<Refusal> decode_refusal(std::span<const std::byte> payload) {
+  Reader in(payload);
+  Refusal refusal;
+  const auto code = in.number<uint8_t>();
+  refusal.code = code == static_cast<uint8_t>(Errc::invalid_usage) ? Errc::invalid_usage
+                                                                   : Errc::remote;
+  refusal.text = in.text(text_max);
+  return in.done() ? std::optional(refusal) : std::nullopt;
+}
+
+std::optional<CloseNotice> decode_close(std::span<const std::byte> payload) {
+  Reader in(payload);
+  CloseNotice notice;
+  notice.groups_completed = in.number<uint64_t>();
+  return in.done() ? std::optional(notice) : std::nullopt;
+}
+
+bool ControlReader::feed(std::span<const std::byte> bytes) {
+  if (broken_) {
+    return false;
+  }
+  buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<ptrdiff_t>(consumed_));
+  consumed_ = 0;
+  buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+  // Reject as early as the first wrong byte: a stranger must not make us wait for "the rest".
+  uint32_t magic = 0;
+  const size_t have = std::min(buffer_.size(), sizeof magic);
+  std::memcpy(&magic, buffer_.data(), have);
+  const uint32_t mask = have == sizeof magic ? UINT32_MAX : (1U << (8 * have)) - 1;
+  if ((magic & mask) != (control_magic & mask) || buffer_.size() > 16 * control_payload_max) {
+    broken_ = true;
+  }
+  return !broken_;
+}
+
+std::optional<ControlReader::Message> ControlReader::next() {
+  const size_t have = buffer_.size() - consumed_;
+  if (broken_ || have < control_header_bytes) {
+    return std::nullopt;
+  }
+  const std::byte* in = buffer_.data() + consumed_;
+  uint32_t magic = 0;
+  uint16_t type = 0;
+  uint16_t length = 0;
+  std::memcpy(&magic, in, sizeof magic);
+  std::memcpy(&type, in + 4, sizeof type);
+  std::memcpy(&length, in + 6, sizeof length);
+  if (magic != control_magic || type < static_cast<uint16_t>(ControlType::hello) ||
+      type > static_cast<uint16_t>(ControlType::failure) || length > control_payload_max) {
+    broken_ = true;
+    return std::nullopt;
+  }
+  if (have < control_header_bytes + length) {
+    return std::nullopt;
+  }
+  consumed_ += control_header_bytes + length;
+  return Message{static_cast<ControlType>(type), std::span(in + control_header_bytes, length)};
+}
+
+}  // namespace nccl_ha

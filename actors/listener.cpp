@@ -1,0 +1,106 @@
+#include "actors/listener.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "actors/connection.h"
+#include "runtime/engine.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+
+ListenChannel::~ListenChannel() {
+  while (take()) {
+  }
+}
+
+bool ListenChannel::offer(std::shared_ptr<ReceiveChannel> channel) {
+  if (closed()) {
+    return false;
+  }
+  ReceiveChannel* raw = channel.get();
+  raw->self = std::move(channel);
+  ReceiveChannel* head = ready_.load(std::memory_order_relaxed);
+  do {
+    raw->next_ready.store(head, std::memory_order_relaxed);
+  } while (!ready_.compare_exchange_weak(head, raw, std::memory_order_release,
+                                         std::memory_order_relaxed));
+  return true;
+}
+
+std::shared_ptr<ReceiveChannel> ListenChannel::take() {
+  if (ordered_ == nullptr) {
+    ReceiveChannel* newest = ready_.exchange(nullptr, std::memory_order_acquire);
+    while (newest != nullptr) {  // reverse: accept() hands out the oldest first
+      ReceiveChannel* next = newest->next_ready.load(std::memory_order_relaxed);
+      newest->next_ready.store(ordered_, std::memory_order_relaxed);
+      ordered_ = newest;
+      newest = next;
+    }
+  }
+  if (ordered_ == nullptr) {
+    return nullptr;
+  }
+  ReceiveChannel* first = ordered_;
+  ordered_ = first->next_ready.load(std::memory_order_relaxed);
+  return std::exchange(first->self, nullptr);
+}
+
+void ListenChannel::fail(const Error& error) {
+  if (!failing_.exchange(true, std::memory_order_acq_rel)) {
+    failure_ = error;
+    failed_.store(true, std::memory_order_release);
+  }
+}
+
+Listener::Listener(fabric::Provider& provider, Engine& engine, int fd,
+                   std::shared_ptr<ListenChannel> channel)
+    : provider_(provider), engine_(engine), fd_(fd), channel_(std::move(channel)) {}
+
+Listener::~Listener() {
+  if (fd_ >= 0) {
+    close(fd_);
+  }
+}
+
+void Listener::start(Context& context) {
+  context_ = &context;
+  auto acceptor = context.streams().adopt_listener(std::exchange(fd_, -1), this);
+  if (!acceptor) {
+    channel_->fail(acceptor.error());
+    context.remove_actor(id());
+    return;
+  }
+  acceptor_ = std::move(*acceptor);
+}
+
+void Listener::on(const Message& message) {
+  if (message.kind == static_cast<uint32_t>(ConnectionMessage::close)) {
+    acceptor_.reset();
+    context_->remove_actor(id());
+  }
+}
+
+void Listener::stop() { acceptor_.reset(); }
+
+void Listener::on_accept(int fd) {
+  if (!channel_->enter()) {
+    channel_->leave();
+    NHA_LOG_WARN_LIMITED("listener: too many unfinished connections, turning a new one away");
+    close(fd);
+    return;
+  }
+  // The listener cannot know the NIC before the hello; the load alone decides.
+  const size_t worker = engine_.place(-1, 1.0);
+  auto actor = std::make_unique<ReceiveConnection>(provider_, engine_, worker, fd, channel_);
+  if (auto adopted = engine_.worker(worker).adopt(std::move(actor)); !adopted) {
+    channel_->fail(adopted.error());
+  }
+}
+
+void Listener::on_acceptor_error(const Error& error) {
+  NHA_LOG_WARN_LIMITED("listener: accepting connections fails: {}", error.message());
+}
+
+}  // namespace nccl_ha

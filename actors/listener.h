@@ -1,0 +1,80 @@
+// Accepts control connections for one NCCL listen and hands finished connections to accept().
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "actors/channel.h"
+#include "runtime/actor.h"
+#include "runtime/context.h"
+#include "runtime/fabric/provider.h"
+#include "runtime/stream.h"
+
+namespace nccl_ha {
+
+class Engine;
+
+/// Shared by the listener, its half-made connections and the thread that calls accept().
+class ListenChannel {
+ public:
+  explicit ListenChannel(uint64_t nonce) : nonce_(nonce) {}
+  ~ListenChannel();
+
+  uint64_t nonce() const { return nonce_; }
+
+  // Actors' side, any worker.
+  /// Queues a ready connection; false when the listener is closed already.
+  bool offer(std::shared_ptr<ReceiveChannel> channel);
+  void fail(const Error& error);
+  /// A stranger may hold a place for a while; bounded, so that many cannot starve the real peer.
+  bool enter() { return pending_.fetch_add(1, std::memory_order_relaxed) < pending_max; }
+  void leave() { pending_.fetch_sub(1, std::memory_order_relaxed); }
+
+  // Caller's side.
+  /// The oldest ready connection, or null.  One caller thread at a time.
+  std::shared_ptr<ReceiveChannel> take();
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  const Error& failure() const { return failure_; }
+  void close() { closed_.store(true, std::memory_order_release); }
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+
+  void attach(ActorId actor) { actor_ = actor; }
+  ActorId actor() const { return actor_; }
+
+ private:
+  static constexpr uint32_t pending_max = 256;
+  const uint64_t nonce_;
+  std::atomic<ReceiveChannel*> ready_{nullptr};  // newest first
+  ReceiveChannel* ordered_ = nullptr;            // caller's: oldest first
+  std::atomic<uint32_t> pending_{0};
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> failing_{false};
+  std::atomic<bool> failed_{false};
+  Error failure_{};
+  ActorId actor_{};
+};
+
+class Listener final : public Actor, private AcceptorOwner {
+ public:
+  /// `fd` is bound and listening; ownership passes.
+  Listener(fabric::Provider& provider, Engine& engine, int fd,
+           std::shared_ptr<ListenChannel> channel);
+  ~Listener() override;
+  const char* name() const override { return "listener"; }
+  void start(Context& context) override;
+  void on(const Message& message) override;
+  void stop() override;
+
+ private:
+  void on_accept(int fd) override;
+  void on_acceptor_error(const Error& error) override;
+
+  fabric::Provider& provider_;
+  Engine& engine_;
+  int fd_;
+  std::shared_ptr<ListenChannel> channel_;
+  Context* context_ = nullptr;
+  std::unique_ptr<Acceptor> acceptor_;
+};
+
+}  // namespace nccl_ha

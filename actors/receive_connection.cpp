@@ -1,0 +1,285 @@
+// The accepted side: checks who knocks, announces receive buffers, counts what arrives.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "actors/connection.h"
+#include "actors/listener.h"
+#include "runtime/check.h"
+#include "runtime/engine.h"
+#include "runtime/host.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+namespace {
+
+std::atomic<uint64_t> next_domain{uint64_t{1} << 32};
+
+}  // namespace
+
+ReceiveConnection::ReceiveConnection(fabric::Provider& provider, Engine& engine, size_t worker,
+                                     int fd, std::shared_ptr<ListenChannel> listener)
+    : Connection(provider, engine, worker), fd_(fd), listener_(std::move(listener)) {
+  receives_ = static_cast<uint32_t>(sends_max);
+}
+
+ReceiveConnection::~ReceiveConnection() {
+  if (fd_ >= 0) {
+    close(fd_);
+  }
+  if (!welcome_) {
+    listener_->leave();
+  }
+}
+
+void ReceiveConnection::begin() {
+  arm_deadline(std::chrono::milliseconds(context_->config().handshake_timeout_ms));
+  context_->request_stream_turns(1000);
+  auto stream = context_->streams().adopt_fd(std::exchange(fd_, -1), this);
+  if (!stream) {
+    NHA_LOG_WARN_LIMITED("listener: cannot use an accepted connection: {}",
+                         stream.error().message());
+    finish();
+    return;
+  }
+  stream_ = std::move(*stream);
+}
+
+void ReceiveConnection::turn_away(const char* why) {
+  NHA_LOG_WARN_LIMITED("listener: turned a stranger at {} away: {}", peer_text(), why);
+  finish();
+}
+
+void ReceiveConnection::on_deadline() {
+  if (!welcome_) {
+    turn_away("it did not say hello in time");
+    return;
+  }
+  Connection::on_deadline();
+}
+
+void ReceiveConnection::on_peer_gone(const Error& error) {
+  if (!welcome_) {
+    turn_away("it closed or sent something else than a hello");
+    return;
+  }
+  fail_connection(fail(Errc::remote, fmt::format("the peer is gone: {}", error.message())), false);
+}
+
+void ReceiveConnection::on_control(const ControlReader::Message& message) {
+  if (!welcome_) {
+    if (message.type != ControlType::hello) {
+      turn_away("its first message is no hello");
+    } else {
+      on_hello(message.payload);
+    }
+    return;
+  }
+  switch (message.type) {
+    case ControlType::close: {
+      // The sender has closed: everything it completed has been acknowledged by us, so whatever
+      // is still posted stays empty for ever.
+      failed_ = true;
+      path_.path->fail(fail(Errc::closed, "the peer closed the connection"));
+      channel_->set_failed(fail(Errc::remote, "the peer closed the connection"));
+      stream_->set_owner(nullptr);
+      stream_->shutdown_then_close();
+      stream_.reset();
+      if (!ready_) {
+        listener_->fail(fail(Errc::remote, "the peer gave up while connecting"));
+        finish();
+      }
+      return;
+    }
+    case ControlType::failure: {
+      const auto refusal = decode_refusal(message.payload);
+      fail_connection(fail(Errc::remote, fmt::format("the peer reports: {}",
+                                                     refusal ? refusal->text : "(unreadable)")),
+                      false);
+      return;
+    }
+    case ControlType::hello:
+    case ControlType::welcome:
+    case ControlType::reject:
+      fail_connection(fail(Errc::remote, "unexpected message on the control stream"));
+      return;
+  }
+}
+
+void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
+  const auto hello = decode_hello(payload);
+  if (!hello || hello->nonce != listener_->nonce()) {
+    turn_away(hello ? "it does not know this listener's nonce" : "its hello is malformed");
+    return;
+  }
+  peer_host_ = hello->host;
+  peer_process_ = hello->process;
+  welcome_ = true;
+  listener_->leave();
+  if (hello->version != control_version) {
+    const Refusal refusal{
+        Errc::remote, fmt::format("protocol version {} here, {} there; install the same nccl-ha on "
+                                  "both hosts",
+                                  control_version, hello->version)};
+    send_control(encode(ControlType::reject, refusal));
+    fail_connection(fail(Errc::remote, refusal.text), false);
+    return;
+  }
+  arm_deadline(std::chrono::milliseconds(context_->config().connect_timeout_ms));
+  domain_ = next_domain.fetch_add(1, std::memory_order_relaxed);
+  channel_ = std::make_shared<ReceiveChannel>(domain_, context_->worker(), engine_);
+  staging_ = std::make_unique<std::array<CtsGroup, cts_slots>>();
+  cts_address_ = hello->cts_address;
+  cts_key_ = hello->cts_key;
+  auto local = stream_->local_address();
+  if (!local) {
+    fail_connection(local.error());
+    return;
+  }
+  auto key = register_memory(staging_->data(), sizeof *staging_);
+  if (!key) {
+    fail_connection(key.error());
+    return;
+  }
+  staging_key_ = *key;
+  if (auto made = make_path(reinterpret_cast<const sockaddr*>(&*local)); !made) {
+    fail_connection(made.error());
+    return;
+  }
+  if (auto connected = path_.path->connect(hello->path.view()); !connected) {
+    fail_connection(connected.error());
+    return;
+  }
+  Welcome welcome;
+  welcome.process = static_cast<uint32_t>(getpid());
+  welcome.host = host_name();
+  welcome.path = *PathAddress::from(path_.path->local_address());
+  send_control(encode(welcome));
+  context_->request_stream_turns(1000);
+}
+
+void ReceiveConnection::on_path_ready() {
+  auto address = context_->worker().open_address(4);
+  if (!address) {
+    fail_connection(address.error());
+    return;
+  }
+  disarm_deadline();
+  ready_ = true;
+  NHA_LOG_INFO("accepted {} over {}", peer_text(), path_.path->describe());
+  context_->recorder().record(TraceEvent::actor_opened, id().index, 1, 0, context_->now());
+  channel_->attach(id(), std::move(*address));
+  channel_->set_ready();
+  if (!listener_->offer(channel_)) {
+    on_close();  // nobody will ever accept it
+  }
+}
+
+void ReceiveConnection::on_failure(const Error& error) {
+  if (!ready_) {
+    // The real peer was there and could not be served: accept() has to report that.
+    listener_->fail(error);
+    finish();
+  }
+}
+
+void ReceiveConnection::on_doorbell() {
+  uint16_t index = 0;
+  while (channel_->next_submitted(&index)) {
+    announce(channel_->slot(index));
+    if (failed_) {
+      return;
+    }
+  }
+}
+
+void ReceiveConnection::announce(ReceiveRequest& request) {
+  const uint64_t number = groups_posted_++;
+  request.group = number;
+  request.missing = request.count;
+  request.arrived_mask = 0;
+  open_[number % cts_slots] = &request;
+  CtsGroup& group = (*staging_)[number % cts_slots];
+  for (uint8_t i = 0; i < request.count; ++i) {
+    const ReceiveRequest::Buffer& buffer = request.buffers[i];
+    CtsEntry entry{};
+    entry.group = number;
+    entry.address = reinterpret_cast<uint64_t>(buffer.data);
+    entry.size = buffer.size;
+    entry.key = buffer.key;
+    entry.tag = buffer.tag;
+    entry.count = request.count;
+    entry.position = i;
+    entry.exact = request.polled ? 1 : 0;
+    group.entries[i] = entry;
+  }
+  const auto bytes = static_cast<uint32_t>(request.count * sizeof(CtsEntry));
+  fabric::WritePost post;
+  post.id = number;
+  post.gather_count = 1;
+  post.gathers[0] = {reinterpret_cast<const std::byte*>(&group), bytes, staging_key_};
+  post.remote_address = cts_address_ + number % cts_slots * sizeof(CtsGroup);
+  post.remote_key = cts_key_;
+  post.has_immediate = true;
+  post.immediate =
+      Immediate{ImmediateKind::clear_to_send, static_cast<uint32_t>(number), 0}.pack();
+  const Errc posted = path_.path->post_write(post);
+  if (posted != Errc::ok && posted != Errc::closed) {
+    fail_connection(fail(Errc::internal, "a path refused a clear-to-send it has room for"));
+    return;
+  }
+  context_->recorder().record(TraceEvent::cts_sent, id().index, number, request.count,
+                              context_->now());
+}
+
+void ReceiveConnection::on_completion(const fabric::Completion& completion) {
+  if (failed_ || finished_ || completion.status != fabric::CompletionStatus::ok ||
+      completion.kind == fabric::CompletionKind::write) {
+    return;
+  }
+  on_data(completion);
+}
+
+void ReceiveConnection::on_data(const fabric::Completion& completion) {
+  const Immediate immediate = Immediate::unpack(completion.immediate);
+  // Only the oldest open groups can be meant; compare whole group numbers, not slots.
+  ReceiveRequest* request = nullptr;
+  for (uint64_t number = groups_completed_; number < groups_posted_; ++number) {
+    if (Immediate::same_group(immediate.group, number)) {
+      request = open_[number % cts_slots];
+      break;
+    }
+  }
+  const uint32_t bit = 1U << immediate.position;
+  if (!completion.has_immediate || !Immediate::plain(completion.immediate) ||
+      immediate.kind != ImmediateKind::data || request == nullptr ||
+      immediate.position >= request->count || (request->arrived_mask & bit) != 0 ||
+      completion.bytes > request->buffers[immediate.position].size) {
+    fail_connection(fail(Errc::remote, "the peer completed a receive that is not open"));
+    return;
+  }
+  static_cast<void>(post_credit());
+  request->arrived_mask |= bit;
+  request->bytes[immediate.position] = completion.bytes;
+  if (--request->missing != 0) {
+    return;
+  }
+  const uint64_t number = request->group;
+  open_[number % cts_slots] = nullptr;
+  request->state.store(RequestState::done, std::memory_order_release);
+  while (groups_completed_ < groups_posted_ && open_[groups_completed_ % cts_slots] == nullptr) {
+    ++groups_completed_;
+  }
+}
+
+void ReceiveConnection::on_close() {
+  if (!failed_) {
+    send_control(encode(CloseNotice{groups_completed_}));
+  }
+  finish();
+}
+
+}  // namespace nccl_ha

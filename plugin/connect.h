@@ -1,0 +1,32 @@
+// Choosing addresses: what a listener binds to and how a connector reaches its peer.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "actors/connection.h"
+#include "plugin/handle.h"
+#include "runtime/fabric/interfaces.h"
+
+namespace nccl_ha::plugin {
+
+/// All ways from here to the peer, best first: an address on a subnet that the requested device
+/// shares, then one shared with another of our devices, then whatever the routing table finds.
+std::vector<Route> plan_routes(std::span<const fabric::NetInterface> devices, size_t device,
+                               const Handle& handle);
+
+/// The addresses a handle for `device` carries: the device's own, then those of the others.
+std::vector<fabric::IpAddress> handle_addresses(std::span<const fabric::NetInterface> devices,
+                                                size_t device);
+
+struct Listening {
+  int fd = -1;
+  uint16_t port = 0;
+};
+/// Opens a non-blocking listening socket for these addresses on a port of `ports` ("0", "5000" or
+/// "5000-5100").
+Result<Listening> open_listener(std::span<const fabric::IpAddress> addresses,
+                                std::string_view ports);
+
+}  // namespace nccl_ha::plugin

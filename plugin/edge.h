@@ -1,0 +1,50 @@
+// The boundary to NCCL: error codes, wrong pointers, exceptions.
+#pragma once
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "plugin/nccl_abi.h"
+#include "runtime/log.h"
+#include "runtime/result.h"
+
+namespace nccl_ha::plugin {
+
+/// Errc -> ncclResult_t; the one table.
+abi::NcclResult to_nccl(Errc code);
+
+/// Logs an error where it is first decided and translates it.
+abi::NcclResult report(const Error& error);
+
+/// A copy of `text` that lives as long as the library.  Any thread.
+const char* intern(const std::string& text);
+
+/// Runs `body`; no exception passes NCCL's C interface.
+template <class Body>
+abi::NcclResult guarded(Body&& body) noexcept {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    NHA_LOG_ERROR("out of memory");
+  } catch (const std::exception& error) {
+    NHA_LOG_ERROR("internal error: {}", error.what());
+  } catch (...) {
+    NHA_LOG_ERROR("internal error of unknown kind");
+  }
+  return abi::NcclResult::internal_error;
+}
+
+/// The comm behind NCCL's pointer, or null (logged) when it is none or of another kind.
+template <class T, class Kind>
+T* as(void* comm, Kind kind, const char* call) {
+  if (comm == nullptr || *static_cast<const Kind*>(comm) != kind) {
+    NHA_LOG_ERROR("{}: called with {}", call,
+                  comm == nullptr ? "a null communicator"
+                                  : "a communicator of another kind, or one already closed");
+    return nullptr;
+  }
+  return static_cast<T*>(comm);
+}
+
+}  // namespace nccl_ha::plugin

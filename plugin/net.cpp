@@ -1,0 +1,336 @@
+// NCCL's calls on the one internal interface: control plane (devices, listen, connect, close).
+#include "plugin/net.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "plugin/connect.h"
+#include "plugin/edge.h"
+#include "plugin/process.h"
+#include "runtime/log.h"
+#include "runtime/random.h"
+
+namespace nccl_ha::plugin {
+namespace {
+
+constexpr int max_comms = 65536;
+constexpr size_t comm_credits = 4;  // one doorbell at a time, one close, one report of oversize
+constexpr size_t p2p_bytes_max = size_t{1} << 30;
+constexpr size_t coll_bytes_max = size_t{1} << 29;
+
+/// The contexts of v11 and later carry nothing; NCCL only needs them to be distinct from null.
+char context_token;
+
+std::span<std::byte, handle_bytes> handle_span(void* handle) {
+  return std::span<std::byte, handle_bytes>(static_cast<std::byte*>(handle), handle_bytes);
+}
+
+/// Takes a finished connection's resources back.  The channel may live on in its actor.
+void close_comm(Comm* comm, Channel* channel) {
+  Process& process = Process::instance();
+  {
+    std::lock_guard lock(comm->regions_mutex);
+    for (const uint32_t key : comm->regions) {
+      static_cast<void>(process.provider().memory().remove(key));
+    }
+    comm->regions.clear();
+  }
+  if (channel != nullptr && process.engine() == channel->engine()) {
+    // The mailbox has room for this one message; a refusal could only be a passing one.
+    while (!channel->tell(ConnectionMessage::close)) {
+      channel->assist();
+    }
+    channel->assist();
+    process.close();
+  } else if (channel != nullptr) {
+    channel->abandon();  // its engine is gone already, and with it the mailbox
+  }
+}
+
+abi::NcclResult start_connect(int dev, std::span<std::byte, handle_bytes> bytes) {
+  Process& process = Process::instance();
+  const auto handle = read_handle(bytes);
+  if (!handle) {
+    return report(fail(Errc::invalid_argument,
+                       "connect: the peer's handle was not made by nccl-ha; do all ranks load the "
+                       "same plugin?"));
+  }
+  SendConnection::Options options;
+  options.routes = plan_routes(process.devices(), static_cast<size_t>(dev), *handle);
+  options.nonce = handle->nonce;
+  options.timeout = std::chrono::milliseconds(process.config().connect_timeout_ms);
+  if (options.routes.empty()) {
+    return report(fail(Errc::remote, fmt::format("connect: device {} has no address of a family "
+                                                 "that the peer has too",
+                                                 process.devices()[static_cast<size_t>(dev)].name)));
+  }
+  auto engine = process.open();
+  if (!engine) {
+    return report(engine.error());
+  }
+  const size_t index =
+      (*engine)->place(process.devices()[static_cast<size_t>(dev)].numa_node, 1.0);
+  Worker& worker = (*engine)->worker(index);
+  auto channel = std::make_shared<SendChannel>(process.next_domain(), worker, **engine);
+  auto address = worker.open_address(comm_credits);
+  if (!address) {
+    process.close();
+    return report(address.error());
+  }
+  auto actor = worker.adopt(std::make_unique<SendConnection>(process.provider(), **engine, index,
+                                                             channel, std::move(options)));
+  if (!actor) {
+    process.close();
+    return report(actor.error());
+  }
+  channel->attach(*actor, std::move(*address));
+  set_handle_scratch(bytes, process.add_pending(channel));
+  channel->assist();
+  return abi::NcclResult::success;
+}
+
+}  // namespace
+
+abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::Logger logger,
+                         abi::ProfilerCallback profiler) noexcept {
+  return guarded([&] {
+    (void)comm_id;
+    (void)traffic_class;  // for the fabrics that have one
+    (void)profiler;
+    if (ctx != nullptr) {
+      *ctx = nullptr;
+    }
+    if (auto ready = Process::instance().initialize(logger); !ready) {
+      return to_nccl(ready.error().code);
+    }
+    if (ctx != nullptr) {
+      *ctx = &context_token;
+      Process::instance().add_context();
+    }
+    return abi::NcclResult::success;
+  });
+}
+
+abi::NcclResult net_finalize(void* ctx) noexcept {
+  return guarded([&] {
+    if (ctx == &context_token) {
+      Process::instance().remove_context();
+    }
+    return abi::NcclResult::success;
+  });
+}
+
+abi::NcclResult net_devices(int* ndev) noexcept {
+  return guarded([&] {
+    *ndev = static_cast<int>(Process::instance().devices().size());
+    return abi::NcclResult::success;
+  });
+}
+
+abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
+  return guarded([&] {
+    const auto& devices = Process::instance().devices();
+    if (dev < 0 || static_cast<size_t>(dev) >= devices.size()) {
+      return report(fail(Errc::invalid_argument,
+                         fmt::format("device {} does not exist; there are {}", dev,
+                                     devices.size())));
+    }
+    const fabric::NetInterface& device = devices[static_cast<size_t>(dev)];
+    // NCCL keeps these pointers for the life of the library.
+    *out = {};
+    out->name = intern(device.name);
+    out->pci_path = device.pci_path.empty() ? nullptr : intern(device.pci_path);
+    out->guid = device.guid;
+    out->ptr_support = abi::ptr_host;
+    out->reg_is_global = 0;
+    out->force_flush = 0;
+    out->speed_mbps = static_cast<int>(device.speed_mbps);
+    out->port = 1;
+    out->latency_us = 0;
+    out->max_comms = max_comms;
+    out->max_recvs = static_cast<int>(group_max);
+    out->max_p2p_bytes = p2p_bytes_max;
+    out->max_coll_bytes = coll_bytes_max;
+    out->max_multi_request = 1;
+    out->rail_id = -1;
+    out->plane_id = -1;
+    return abi::NcclResult::success;
+  });
+}
+
+abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm) noexcept {
+  return guarded([&] {
+    (void)ctx;
+    *listen_comm = nullptr;
+    Process& process = Process::instance();
+    if (dev < 0 || static_cast<size_t>(dev) >= process.devices().size()) {
+      return report(fail(Errc::invalid_argument, fmt::format("listen: no device {}", dev)));
+    }
+    Handle content;
+    content.addresses = handle_addresses(process.devices(), static_cast<size_t>(dev));
+    auto listening = open_listener(content.addresses, process.config().listen_ports);
+    if (!listening) {
+      return report(listening.error());
+    }
+    auto engine = process.open();
+    if (!engine) {
+      close(listening->fd);
+      return report(engine.error());
+    }
+    content.port = listening->port;
+    content.nonce = os_random_u64();
+    auto comm = std::make_unique<ListenComm>();
+    comm->channel = std::make_shared<ListenChannel>(content.nonce);
+    const size_t index = (*engine)->place(
+        process.devices()[static_cast<size_t>(dev)].numa_node, 0.0);
+    comm->worker = &(*engine)->worker(index);
+    comm->engine = *engine;
+    auto actor = comm->worker->adopt(std::make_unique<Listener>(
+        process.provider(), **engine, listening->fd, comm->channel));
+    if (!actor) {
+      process.close();
+      return report(actor.error());
+    }
+    comm->channel->attach(*actor);
+    write_handle(content, handle_span(handle));
+    *listen_comm = comm.release();
+    return abi::NcclResult::success;
+  });
+}
+
+abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
+                            void** send_comm) noexcept {
+  return guarded([&] {
+    (void)ctx;
+    (void)traffic_class;
+    *send_comm = nullptr;
+    Process& process = Process::instance();
+    if (dev < 0 || static_cast<size_t>(dev) >= process.devices().size()) {
+      return report(fail(Errc::invalid_argument, fmt::format("connect: no device {}", dev)));
+    }
+    const auto bytes = handle_span(handle);
+    const uint64_t id = handle_scratch(bytes);
+    if (id == 0) {
+      return start_connect(dev, bytes);
+    }
+    auto channel = process.find_pending(id);
+    if (!channel) {
+      return report(fail(Errc::invalid_argument,
+                         "connect: the handle was changed between calls, or used twice"));
+    }
+    if (channel->phase() == Phase::connecting) {
+      channel->assist();
+    }
+    switch (channel->phase()) {
+      case Phase::connecting:
+        return abi::NcclResult::success;
+      case Phase::ready: {
+        process.remove_pending(id);
+        set_handle_scratch(bytes, 0);
+        auto comm = std::make_unique<SendComm>();
+        comm->channel = std::move(channel);
+        *send_comm = comm.release();
+        return abi::NcclResult::success;
+      }
+      case Phase::failed:
+        break;
+    }
+    process.remove_pending(id);
+    set_handle_scratch(bytes, 0);
+    const Errc code = channel->failure().code;
+    SendComm failed;
+    close_comm(&failed, channel.get());
+    return to_nccl(code);
+  });
+}
+
+abi::NcclResult net_accept(void* listen_comm, void** recv_comm) noexcept {
+  return guarded([&] {
+    *recv_comm = nullptr;
+    auto* comm = as<ListenComm>(listen_comm, CommKind::listen, "accept");
+    if (comm == nullptr) {
+      return abi::NcclResult::internal_error;
+    }
+    Process& process = Process::instance();
+    if (process.engine() != comm->engine) {
+      return abi::NcclResult::system_error;
+    }
+    auto channel = comm->channel->take();
+    if (!channel) {
+      comm->engine->assist_all();
+      channel = comm->channel->take();
+    }
+    if (!channel) {
+      return comm->channel->failed() ? to_nccl(comm->channel->failure().code)
+                                     : abi::NcclResult::success;
+    }
+    if (auto engine = process.open(); !engine) {
+      return to_nccl(engine.error().code);
+    }
+    auto accepted = std::make_unique<ReceiveComm>();
+    accepted->channel = std::move(channel);
+    *recv_comm = accepted.release();
+    return abi::NcclResult::success;
+  });
+}
+
+abi::NcclResult net_close_send(void* comm) noexcept {
+  return guarded([&] {
+    auto* send = as<SendComm>(comm, CommKind::send, "closeSend");
+    if (send == nullptr) {
+      return abi::NcclResult::internal_error;
+    }
+    close_comm(send, send->channel.get());
+    delete send;
+    return abi::NcclResult::success;
+  });
+}
+
+abi::NcclResult net_close_recv(void* comm) noexcept {
+  return guarded([&] {
+    auto* receive = as<ReceiveComm>(comm, CommKind::receive, "closeRecv");
+    if (receive == nullptr) {
+      return abi::NcclResult::internal_error;
+    }
+    close_comm(receive, receive->channel.get());
+    delete receive;
+    return abi::NcclResult::success;
+  });
+}
+
+abi::NcclResult net_close_listen(void* comm) noexcept {
+  return guarded([&] {
+    auto* listen = as<ListenComm>(comm, CommKind::listen, "closeListen");
+    if (listen == nullptr) {
+      return abi::NcclResult::internal_error;
+    }
+    Process& process = Process::instance();
+    listen->channel->close();
+    if (process.engine() == listen->engine) {
+      // Connections that nobody accepted are closed with the listener.
+      while (auto channel = listen->channel->take()) {
+        static_cast<void>(channel->tell(ConnectionMessage::close));
+      }
+      Message message{};
+      message.to = listen->channel->actor();
+      message.kind = static_cast<uint32_t>(ConnectionMessage::close);
+      static_cast<void>(listen->worker->post(message));
+      listen->engine->assist(*listen->worker);
+      process.close();
+    }
+    delete listen;
+    return abi::NcclResult::success;
+  });
+}
+
+abi::NcclResult net_set_attr(void* ctx, const abi::NetAttr* attr) noexcept {
+  (void)ctx;
+  (void)attr;  // hints only; nothing here depends on them
+  return abi::NcclResult::success;
+}
+
+}  // namespace nccl_ha::plugin

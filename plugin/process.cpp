@@ -1,0 +1,163 @@
+#include "plugin/process.h"
+
+#include <fmt/format.h>
+
+#include "runtime/log.h"
+#include "runtime/random.h"
+
+namespace nccl_ha::plugin {
+namespace {
+
+// NCCL's subsystem bits: initialisation and network.
+constexpr unsigned long log_subsystems = 0x1 | 0x10;
+
+std::atomic<abi::Logger> nccl_logger{nullptr};
+
+void to_nccl(void* context, LogLevel level, const char* file, int line, const char* text) {
+  (void)context;
+  const abi::Logger logger = nccl_logger.load(std::memory_order_acquire);
+  if (logger == nullptr) {
+    return;
+  }
+  const auto severity = level <= LogLevel::warn   ? abi::LogLevel::warn
+                        : level == LogLevel::info ? abi::LogLevel::info
+                                                  : abi::LogLevel::trace;
+  logger(severity, log_subsystems, file, line, "NET/HA : %s", text);
+}
+
+__attribute__((destructor)) void at_unload() { Process::instance().shut_down(); }
+
+}  // namespace
+
+Process& Process::instance() {
+  // Never destroyed: NCCL may call in while static destructors of others run.
+  static auto* process = new Process;
+  return *process;
+}
+
+Result<void> Process::initialize(abi::Logger logger) {
+  std::lock_guard lock(mutex_);
+  if (logger != nullptr) {
+    nccl_logger.store(logger, std::memory_order_release);
+    set_log_sink(to_nccl, nullptr);
+  }
+  if (initialized_) {
+    if (init_failed_) {
+      return init_error_;
+    }
+    return {};
+  }
+  std::vector<std::string> warnings;
+  auto config = load_config(Environment{}, &warnings);
+  for (const std::string& warning : warnings) {
+    NHA_LOG_WARN("{}", warning);
+  }
+  auto refuse = [this](const Error& error) -> Result<void> {
+    NHA_LOG_ERROR("{}", error.message());
+    return error;
+  };
+  // A wrong setting or a missing interface may be put right before the next init, so failures are
+  // not remembered.
+  if (!config) {
+    return refuse(config.error());
+  }
+  set_log_level(config->debug >= 2 ? LogLevel::debug : LogLevel::info);
+  auto all = fabric::list_interfaces();
+  if (!all) {
+    return refuse(all.error());
+  }
+  auto devices = fabric::select_interfaces(*all, config->ifname, config->socket_family);
+  if (!devices) {
+    return refuse(devices.error());
+  }
+  auto provider = fabric::Provider::make(*config, *devices,
+                                         static_cast<size_t>(config->progress_threads));
+  if (!provider) {
+    return refuse(provider.error());
+  }
+  config_ = *config;
+  devices_ = *devices;
+  provider_ = std::move(*provider);
+  initialized_ = true;
+  std::string names;
+  for (const fabric::NetInterface& device : devices_) {
+    names += fmt::format(" {}", device.name);
+  }
+  NHA_LOG_INFO("nccl-ha: using datagrams over UDP on{}; {}", names,
+               config_.use_progress_thread ? "progress threads" : "inline progress");
+  return {};
+}
+
+void Process::remove_context() {
+  if (contexts_.fetch_sub(1, std::memory_order_acq_rel) != 1) {
+    return;
+  }
+  std::lock_guard lock(mutex_);
+  stop_locked();
+  initialized_ = false;  // the next init reads settings and devices again
+}
+
+void Process::shut_down() {
+  std::lock_guard lock(mutex_);
+  nccl_logger.store(nullptr, std::memory_order_release);
+  stop_locked();
+}
+
+void Process::stop_locked() {
+  pending_.clear();
+  engine_.reset();  // joins its threads
+  users_ = 0;
+}
+
+Result<Engine*> Process::open() {
+  std::lock_guard lock(mutex_);
+  if (!initialized_) {
+    return fail(Errc::invalid_usage, "the plugin was not initialised");
+  }
+  if (!engine_) {
+    std::vector<int> nodes;
+    for (const fabric::NetInterface& device : devices_) {
+      nodes.push_back(device.numa_node);
+    }
+    auto engine = Engine::start(config_, nodes);
+    if (!engine) {
+      NHA_LOG_ERROR("{}", engine.error().message());
+      return engine.error();
+    }
+    engine_ = std::move(*engine);
+  }
+  ++users_;
+  return engine_.get();
+}
+
+void Process::close() {
+  std::lock_guard lock(mutex_);
+  if (users_ > 0) {
+    --users_;
+  }
+}
+
+uint64_t Process::add_pending(std::shared_ptr<SendChannel> channel) {
+  std::lock_guard lock(mutex_);
+  if (next_pending_ == 0) {
+    next_pending_ = os_random_u64();
+  }
+  do {
+    ++next_pending_;
+  } while (next_pending_ == 0);
+  pending_.emplace(next_pending_, std::move(channel));
+  return next_pending_;
+}
+
+std::shared_ptr<SendChannel> Process::find_pending(uint64_t id) {
+  std::lock_guard lock(mutex_);
+  const auto found = pending_.find(id);
+  return found == pending_.end() ? nullptr : found->second;
+}
+
+void Process::remove_pending(uint64_t id) {
+  std::lock_guard lock(mutex_);
+  pending_.erase(id);
+}
+
+}  // namespace nccl_ha::plugin

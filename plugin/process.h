@@ -1,0 +1,102 @@
+// The one engine of a process behind all ABI versions and communicators.
+//
+// Settings and devices are read at the first init and kept.  Threads exist only while something is
+// listening or connected: the first listen or connect starts them, and they end with the last
+// finalize, or when the library is unloaded (v6 to v10 know no finalize).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "actors/connection.h"
+#include "actors/listener.h"
+#include "plugin/net.h"
+#include "runtime/config.h"
+#include "runtime/engine.h"
+#include "runtime/fabric/provider.h"
+
+namespace nccl_ha::plugin {
+
+/// What NCCL holds as sendComm, recvComm and listenComm.  The kind comes first, so that a wrong
+/// pointer kind is caught.
+enum class CommKind : uint32_t { send = 0x73656e64, receive = 0x72656376, listen = 0x6c697374 };
+
+struct Comm {
+  explicit Comm(CommKind k) : kind(k) {}
+  CommKind kind;
+  std::mutex regions_mutex;
+  std::vector<uint32_t> regions;  ///< keys still registered; taken back at close
+};
+
+struct SendComm final : Comm {
+  SendComm() : Comm(CommKind::send) {}
+  std::shared_ptr<SendChannel> channel;
+};
+
+struct ReceiveComm final : Comm {
+  ReceiveComm() : Comm(CommKind::receive) {}
+  std::shared_ptr<ReceiveChannel> channel;
+};
+
+struct ListenComm final : Comm {
+  ListenComm() : Comm(CommKind::listen) {}
+  std::shared_ptr<ListenChannel> channel;
+  Worker* worker = nullptr;
+  Engine* engine = nullptr;
+};
+
+class Process {
+ public:
+  static Process& instance();
+
+  /// Reads settings and devices once; later calls return the first result.
+  Result<void> initialize(abi::Logger logger);
+  /// v11 and later count contexts; the last one stops the threads once nothing is open.
+  void add_context() { contexts_.fetch_add(1, std::memory_order_relaxed); }
+  void remove_context();
+  /// Stops all threads whatever is open.  At unload.
+  void shut_down();
+
+  const Config& config() const { return config_; }
+  const std::vector<fabric::NetInterface>& devices() const { return devices_; }
+
+  /// Starts the engine if it is not running and counts one user.
+  Result<Engine*> open();
+  /// One user less.
+  void close();
+  Engine* engine() const { return engine_.get(); }
+  fabric::Provider& provider() { return *provider_; }
+
+  uint64_t next_domain() { return next_domain_.fetch_add(1, std::memory_order_relaxed); }
+
+  // Pending connects, keyed by the number in the handle's scratch bytes.
+  uint64_t add_pending(std::shared_ptr<SendChannel> channel);
+  std::shared_ptr<SendChannel> find_pending(uint64_t id);
+  void remove_pending(uint64_t id);
+
+ private:
+  Process() = default;
+  void stop_locked();
+
+  std::mutex mutex_;
+  bool initialized_ = false;
+  Error init_error_{};
+  bool init_failed_ = false;
+  Config config_;
+  std::vector<fabric::NetInterface> devices_;
+  std::unique_ptr<fabric::Provider> provider_;
+  std::unique_ptr<Engine> engine_;
+  size_t users_ = 0;
+  std::atomic<size_t> contexts_{0};
+  std::atomic<uint64_t> next_domain_{1};
+  uint64_t next_pending_ = 0;
+  std::unordered_map<uint64_t, std::shared_ptr<SendChannel>> pending_;
+};
+
+}  // namespace nccl_ha::plugin

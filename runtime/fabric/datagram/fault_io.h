@@ -1,0 +1,70 @@
+// Fault injection between the engine and its packets: drop, duplicate, reorder, lost
+// acknowledgements.  Only ever put in place when HA_NCCL_DGRAM_FAULTS asks for it.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/random.h"
+
+namespace nccl_ha::fabric {
+
+struct FaultPlan {
+  double drop = 0;       ///< probability per datagram sent
+  double duplicate = 0;
+  double reorder = 0;    ///< held back until some later datagrams have gone
+  double ack_loss = 0;   ///< probability per datagram that starts with an acknowledgement frame
+  uint64_t seed = 1;
+  bool active() const { return drop > 0 || duplicate > 0 || reorder > 0 || ack_loss > 0; }
+};
+
+/// "drop=0.01,dup=0.01,reorder=0.02,ack_loss=0.1,seed=7"; every part optional, "" is no faults.
+Result<FaultPlan> parse_fault_plan(std::string_view text);
+
+class FaultIo final : public PacketIo {
+ public:
+  FaultIo(std::unique_ptr<PacketIo> inner, const FaultPlan& plan);
+
+  struct Injected {
+    uint64_t dropped = 0;
+    uint64_t duplicated = 0;
+    uint64_t reordered = 0;
+    uint64_t acks_lost = 0;
+    uint64_t passed = 0;
+  };
+  const Injected& injected() const { return injected_; }
+
+  size_t send(Channel channel, std::span<OutDatagram> out) override;
+  size_t receive(Channel channel, PacketSink& sink, size_t limit) override {
+    return inner_->receive(channel, sink, limit);
+  }
+  void tick(Instant now) override;
+  SocketAddress local(Channel channel) const override { return inner_->local(channel); }
+  size_t receive_buffer_bytes() const override { return inner_->receive_buffer_bytes(); }
+  bool segmentation_offload() const override { return false; }  // faults hit single datagrams
+  int wait_fd(Channel channel) const override { return inner_->wait_fd(channel); }
+  uint64_t kernel_drops() const override { return inner_->kernel_drops(); }
+
+ private:
+  struct Held {
+    Channel channel;
+    SocketAddress to;
+    std::vector<std::byte> bytes;
+    uint32_t release_after;  ///< datagrams still to pass
+    uint32_t ticks_left;
+  };
+  void hold(Channel channel, const OutDatagram& datagram, uint32_t after);
+  void release(size_t index);
+  void count_down();
+
+  std::unique_ptr<PacketIo> inner_;
+  FaultPlan plan_;
+  Random random_;
+  Injected injected_;
+  std::vector<Held> held_;
+};
+
+}  // namespace nccl_ha::fabric

@@ -1,0 +1,71 @@
+// Unreliable datagrams as the engine sees them: UDP sockets, UD queue pairs, or a test's network.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "runtime/clock.h"
+#include "runtime/fabric/datagram/address.h"
+#include "runtime/result.h"
+
+namespace nccl_ha::fabric {
+
+/// The two queue pairs of the usnic design.  The command channel is short and its packets are
+/// small, so acknowledgements and tiny messages overtake bulk data.
+enum class Channel : uint8_t { command = 0, data = 1 };
+inline constexpr size_t channel_count = 2;
+
+/// One datagram to send, or a run of datagrams of `segment_bytes` each (the last may be shorter)
+/// when segment_bytes is not 0 (UDP segmentation offload).
+struct OutDatagram {
+  const SocketAddress* to = nullptr;
+  iovec* parts = nullptr;
+  size_t part_count = 0;
+  uint16_t segment_bytes = 0;
+  bool probe = false;  ///< may exceed the path MTU known to the kernel; must not be fragmented
+};
+
+/// Where the rest of a packet goes, decided after a look at its first bytes.
+struct Placement {
+  iovec* parts = nullptr;
+  size_t part_count = 0;  ///< 0: no direct place, deliver through packet()
+};
+
+/// Receives what a PacketIo reads.
+class PacketSink {
+ public:
+  virtual ~PacketSink() = default;
+  /// `head` holds the first bytes (at least a frame header if the packet has one), `total` the
+  /// length of the datagram or of the coalesced run of datagrams of `segment` bytes each.
+  virtual Placement place(std::span<const std::byte> head, size_t total, size_t segment) = 0;
+  /// The packet announced by the last place() has been read to where it asked.
+  virtual void placed(size_t total) = 0;
+  /// A whole datagram in a buffer of the provider, valid during the call.
+  virtual void packet(std::span<const std::byte> datagram) = 0;
+};
+
+/// Owned and called by one worker.
+class PacketIo {
+ public:
+  virtual ~PacketIo() = default;
+  /// Sends in order; returns how many of `out` left.  Fewer than given: the rest was not sent
+  /// (queue full) and is the caller's to send again.  A datagram that the network cannot take at
+  /// all (too large, no route) counts as sent and lost.
+  virtual size_t send(Channel channel, std::span<OutDatagram> out) = 0;
+  /// Reads at most `limit` packets into the sink; returns how many.
+  virtual size_t receive(Channel channel, PacketSink& sink, size_t limit) = 0;
+  /// Called once per pass with the time; lets delayed packets go.
+  virtual void tick(Instant now) { (void)now; }
+
+  virtual SocketAddress local(Channel channel) const = 0;
+  virtual size_t receive_buffer_bytes() const = 0;
+  virtual bool segmentation_offload() const = 0;
+  /// File descriptors that become readable when packets wait; -1 where there is none.
+  virtual int wait_fd(Channel channel) const = 0;
+  virtual uint64_t kernel_drops() const { return 0; }
+};
+
+}  // namespace nccl_ha::fabric

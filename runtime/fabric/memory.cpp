@@ -1,0 +1,106 @@
+#include "runtime/fabric/memory.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace nccl_ha::fabric {
+
+Memory::Memory() = default;
+Memory::~Memory() = default;
+
+const Memory::Entry* Memory::entry(uint32_t index) const {
+  const Chunk* chunk = chunks_[index / chunk_entries].load(std::memory_order_acquire);
+  return chunk == nullptr ? nullptr : &(*chunk)[index % chunk_entries];
+}
+
+Result<uint32_t> Memory::add(uint64_t domain, void* base, size_t length) {
+  const auto start = reinterpret_cast<uint64_t>(base);
+  if (base == nullptr || start + length < start) {
+    return fail(Errc::invalid_argument, "memory registration: null or wrapping address range");
+  }
+  std::lock_guard lock(mutex_);
+  uint32_t index = 0;
+  if (!free_.empty()) {
+    index = free_.front();
+    free_.pop_front();
+  } else {
+    if (used_ == (1U << index_bits)) {
+      return fail(Errc::no_memory, "memory registration: 1048576 regions are registered already");
+    }
+    index = used_++;
+    if (index % chunk_entries == 0) {
+      owned_.push_back(std::make_unique<Chunk>());
+      generation_.resize(generation_.size() + chunk_entries, 1);
+      chunks_[index / chunk_entries].store(owned_.back().get(), std::memory_order_release);
+    }
+  }
+  Entry& slot = (*owned_[index / chunk_entries])[index % chunk_entries];
+  slot.domain.store(domain, std::memory_order_relaxed);
+  slot.base.store(start, std::memory_order_relaxed);
+  slot.length.store(length, std::memory_order_relaxed);
+  const uint32_t key = (generation_[index] << index_bits) | index;
+  slot.key.store(key, std::memory_order_seq_cst);
+  ++live_;
+  return key;
+}
+
+Result<void> Memory::remove(uint32_t key) {
+  std::vector<std::pair<MemoryGuard*, uint64_t>> inside;
+  std::unique_lock lock(mutex_);
+  const uint32_t index = key & ((1U << index_bits) - 1);
+  if (key == 0 || index >= used_) {
+    return fail(Errc::invalid_argument, "memory deregistration: unknown key");
+  }
+  Entry& slot = (*owned_[index / chunk_entries])[index % chunk_entries];
+  if (slot.key.load(std::memory_order_relaxed) != key) {
+    return fail(Errc::invalid_argument, "memory deregistration: key is stale or was never given");
+  }
+  slot.key.store(0, std::memory_order_seq_cst);
+  // A worker that entered before the store may still use the old key; one that enters after it
+  // sees 0 (both sides are sequentially consistent).
+  for (MemoryGuard* guard : guards_) {
+    const uint64_t epoch = guard->epoch_.load(std::memory_order_seq_cst);
+    if ((epoch & 1) != 0) {
+      while (guard->epoch_.load(std::memory_order_seq_cst) == epoch) {
+        sched_yield();
+      }
+    }
+  }
+  uint32_t next = (generation_[index] + 1) & ((1U << (32 - index_bits)) - 1);
+  generation_[index] = next == 0 ? 1 : next;
+  free_.push_back(index);
+  --live_;
+  return {};
+}
+
+std::byte* Memory::resolve(uint32_t key, uint64_t domain, uint64_t address, uint64_t length) const {
+  const Entry* slot = entry(key & ((1U << index_bits) - 1));
+  if (key == 0 || slot == nullptr || slot->key.load(std::memory_order_seq_cst) != key) {
+    return nullptr;
+  }
+  const uint64_t base = slot->base.load(std::memory_order_relaxed);
+  const uint64_t size = slot->length.load(std::memory_order_relaxed);
+  if (slot->domain.load(std::memory_order_relaxed) != domain || address < base ||
+      address - base > size || length > size - (address - base)) {
+    return nullptr;
+  }
+  return reinterpret_cast<std::byte*>(address);
+}
+
+void Memory::attach(MemoryGuard* guard) {
+  std::lock_guard lock(mutex_);
+  guards_.push_back(guard);
+}
+
+void Memory::detach(MemoryGuard* guard) {
+  std::lock_guard lock(mutex_);
+  std::erase(guards_, guard);
+}
+
+size_t Memory::size() const {
+  std::lock_guard lock(mutex_);
+  return live_;
+}
+
+}  // namespace nccl_ha::fabric

@@ -1,0 +1,145 @@
+// The narrow waist between the actors and every fabric provider (verbs, datagram, simulator).
+//
+// A Path is an ordered, reliable queue pair to one peer with the semantics of an RC queue pair:
+// posts complete in posting order, a write lands in the peer's registered memory without the peer's
+// help, and a write with immediate or a send consumes one posted receive at the peer.  All members
+// are called on the thread that owns the path (its worker) unless stated otherwise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "runtime/result.h"
+
+namespace nccl_ha::fabric {
+
+class Path;
+
+/// How a work request ended.  The first failure of a path moves it to PathState::error; everything
+/// posted before or after it then ends with `flushed`.
+enum class CompletionStatus : uint8_t {
+  ok,                ///< done; for writes and sends: acknowledged by the peer's provider
+  flushed,           ///< the path was in error or closed before this one was done
+  retry_exceeded,    ///< no acknowledgement within the retry budget: the path is dead
+  local_protection,  ///< a local key did not cover the memory (deregistered meanwhile?)
+  remote_access,     ///< the peer refused address or key of a write
+  length_error,      ///< a send was larger than the receive it met
+};
+const char* to_text(CompletionStatus status);
+
+/// What completed.
+enum class CompletionKind : uint8_t {
+  write,              ///< post_write at this side
+  send,               ///< post_send at this side
+  receive,            ///< a peer's send arrived in a posted receive
+  receive_immediate,  ///< a peer's write with immediate arrived; it consumed a posted receive
+};
+
+/// One completion.  `id` is the number given at the post; `bytes` is the length of the arrived
+/// message for receives and of the posted one for writes and sends.
+struct Completion {
+  uint64_t id = 0;
+  Path* path = nullptr;
+  CompletionKind kind = CompletionKind::write;
+  CompletionStatus status = CompletionStatus::ok;
+  bool has_immediate = false;
+  uint32_t immediate = 0;
+  uint32_t bytes = 0;
+};
+
+/// A piece of registered local memory.
+struct Gather {
+  const std::byte* address = nullptr;
+  uint32_t length = 0;
+  uint32_t key = 0;  ///< local key from Memory::add
+};
+
+inline constexpr size_t gathers_max = 2;
+
+/// A one-sided write.  The memory must stay unchanged until the completion.
+struct WritePost {
+  uint64_t id = 0;
+  Gather gathers[gathers_max];
+  uint32_t gather_count = 0;  ///< 0: a zero-byte write (only useful with an immediate)
+  uint64_t remote_address = 0;
+  uint32_t remote_key = 0;
+  bool has_immediate = false;
+  uint32_t immediate = 0;
+  /// The reader polls the destination while it is written (NCCL's LL protocols): a provider must
+  /// never let a byte appear at a place that it does not belong to, not even for a moment.
+  bool exact = false;
+};
+
+/// A two-sided message; it meets the peer's oldest posted receive.
+struct SendPost {
+  uint64_t id = 0;
+  Gather gathers[gathers_max];
+  uint32_t gather_count = 0;
+  bool has_immediate = false;
+  uint32_t immediate = 0;
+};
+
+/// A receive: a buffer for a send, or just a credit (length 0) for a write with immediate.
+struct ReceivePost {
+  uint64_t id = 0;
+  std::byte* address = nullptr;
+  uint32_t length = 0;
+  uint32_t key = 0;
+};
+
+enum class PathState : uint8_t {
+  idle,        ///< made, connect() not called
+  connecting,  ///< checking that small and full-size packets get through
+  ready,       ///< carries traffic
+  error,       ///< failed; all work flushed; final
+};
+const char* to_text(PathState state);
+
+/// Sizes a path is made with.
+struct PathOptions {
+  uint64_t domain = 0;         ///< protection domain: only memory of this domain may be written
+  uint32_t writes_max = 320;   ///< writes and sends posted and not completed
+  uint32_t receives_max = 96;  ///< receives posted and not completed
+};
+
+/// Receives what happens on a path, on the path's thread.  Never called from inside a post.
+class PathOwner {
+ public:
+  virtual ~PathOwner() = default;
+  virtual void on_completion(const Completion& completion) = 0;
+  /// `ready` or `error`; `error` says why and is reported once.
+  virtual void on_path_state(Path& path, PathState state, const Error& error) = 0;
+};
+
+/// See the head of this file.  Destroying a path drops its outstanding work without completions.
+class Path {
+ public:
+  virtual ~Path() = default;
+  Path() = default;
+  Path(const Path&) = delete;
+  Path& operator=(const Path&) = delete;
+
+  /// Opaque bytes (at most path_address_max) that the peer's connect() needs.
+  virtual std::span<const std::byte> local_address() const = 0;
+  /// Starts connecting; the owner hears `ready` or `error`.  Bad bytes: invalid_argument.
+  virtual Result<void> connect(std::span<const std::byte> peer_address) = 0;
+  virtual PathState state() const = 0;
+
+  /// Posts return ok, again (queue full: retry after a completion), or closed (path in error).
+  [[nodiscard]] virtual Errc post_write(const WritePost& post) = 0;
+  [[nodiscard]] virtual Errc post_send(const SendPost& post) = 0;
+  [[nodiscard]] virtual Errc post_receive(const ReceivePost& post) = 0;
+
+  /// Moves to error: everything outstanding completes as flushed, nothing of the peer's is written
+  /// any more once this returns.  The owner is told through its completions.
+  virtual void fail(const Error& why) = 0;
+
+  /// One line for logs: provider, addresses, MTU.
+  virtual std::string describe() const = 0;
+};
+
+inline constexpr size_t path_address_max = 128;
+
+}  // namespace nccl_ha::fabric
