@@ -1,0 +1,22 @@
+# Tests of the source tree itself and of the install tree.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+set(style_tests "")
+
+function(nha_style_test name)
+  add_test(NAME style.${name} COMMAND ${ARGN})
+  set_tests_properties(style.${name} PROPERTIES LABELS style TIMEOUT 300)
+endfunction()
+
+set(tool_dir ${CMAKE_SOURCE_DIR}/tools)
+nha_style_test(layers ${Python3_EXECUTABLE} ${tool_dir}/check_layers.py)
+nha_style_test(text ${Python3_EXECUTABLE} ${tool_dir}/tidy.py text)
+nha_style_test(format ${Python3_EXECUTABLE} ${tool_dir}/tidy.py format)
+nha_style_test(headers ${Python3_EXECUTABLE} ${tool_dir}/tidy.py headers)
+set_tests_properties(style.headers PROPERTIES PROCESSORS 2
+                     ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}")
+nha_style_test(checkers_find_planted_faults
+               ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/style_test.py)
+if(TARGET nccl-ha AND TARGET nccl-net-ha)
+  nha_style_test(install ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/install_test.py
+                 ${CMAKE_COMMAND} ${CMAKE_BINARY_DIR} ${CMAKE_INSTALL_LIBDIR})
+endif()

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Installs the build into a temporary DESTDIR and checks what lies there.
+
+usage: install_test.py CMAKE BUILD_DIR LIBDIR
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CMAKE, BUILD, LIBDIR = sys.argv[1:4]
+PREFIX = "usr/local"
+# All that the plugin may ask the dynamic loader for; sanitizer builds add their runtimes.
+LOADABLE = re.compile(r"^(libc\.so\.6|libm\.so\.6|libdl\.so\.2|libpthread\.so\.0|librt\.so\.1|"
+                      r"ld-linux-.*)$")
+ENTRY_POINT = re.compile(r"^ncclNetPlugin_v(6|7|8|9|10|11|12)$")
+
+
+def output_of(*command):
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}"
+    return done.stdout
+
+
+class Installed(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        environment = dict(os.environ, DESTDIR=cls.folder.name)
+        done = subprocess.run([CMAKE, "--install", BUILD, "--prefix", "/" + PREFIX],
+                              env=environment, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, check=False)
+        assert done.returncode == 0, done.stdout
+        cls.root = pathlib.Path(cls.folder.name) / PREFIX
+        cls.library = cls.root / LIBDIR / "libnccl-net-ha.so"
+        cls.program = cls.root / "bin" / "nccl-ha"
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def test_files_are_there(self):
+        for name in ["share/man/man1/nccl-ha.1", "share/man/man1/nccl-ha-perf.1",
+                     "share/man/man1/nccl-ha-info.1", "share/doc/nccl-ha/README.md",
+                     "share/doc/nccl-ha/LICENSE", "share/doc/nccl-ha/docs/architecture.md",
+                     "share/bash-completion/completions/nccl-ha"]:
+            with self.subTest(name=name):
+                self.assertGreater((self.root / name).stat().st_size, 0)
+
+    def test_nothing_else_is_there(self):
+        tops = {str(p.relative_to(self.root)).split("/")[0] for p in self.root.rglob("*")}
+        self.assertEqual(tops, {"bin", LIBDIR.split("/")[0], "share"})
+        outside = [p for p in pathlib.Path(self.folder.name).rglob("*")
+                   if p.is_file() and self.root not in p.parents]
+        self.assertEqual(outside, [])
+
+    def test_program_runs_from_there(self):
+        self.assertIn("perf", output_of(str(self.program), "--help"))
+
+    def test_library_needs_only_the_c_library(self):
+        needed = re.findall(r"NEEDED\).*\[(.*)\]", output_of("readelf", "-dW", str(self.library)))
+        self.assertTrue(needed, "readelf shows no NEEDED at all")
+        self.assertEqual([name for name in needed if not LOADABLE.match(name)], [])
+
+    def test_library_shows_only_its_entry_points(self):
+        table = output_of("nm", "-D", "--defined-only", str(self.library))
+        names = [line.split()[-1].split("@")[0] for line in table.splitlines() if line.strip()]
+        self.assertEqual([name for name in names if not ENTRY_POINT.match(name)], [])
+        self.assertEqual(len(names), 7, names)
+
+    def test_man_pages_have_no_mistakes(self):
+        for page in sorted((self.root / "share/man/man1").glob("*.1")):
+            text = page.read_text(encoding="utf-8")
+            with self.subTest(page=page.name):
+                self.assertTrue(text.startswith(('.\\"', ".TH ")), "no .TH at the start")
+                for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS"]:
+                    self.assertIn(f'.SH {section}'.replace('"', ""), text.replace('"', ""))
+
+    def test_man_pages_name_every_option(self):
+        for command in ["perf", "info"]:
+            help_text = output_of(str(self.program), command, "--help")
+            page = (self.root / f"share/man/man1/nccl-ha-{command}.1").read_text(encoding="utf-8")
+            page = page.replace("\\-", "-")
+            for option in sorted(set(re.findall(r"--[a-z][a-z-]+", help_text))):
+                with self.subTest(command=command, option=option):
+                    self.assertIn(option, page)
+
+    def test_completion_knows_every_option(self):
+        script = self.root / "share/bash-completion/completions/nccl-ha"
+        for command in ["perf", "info"]:
+            help_text = output_of(str(self.program), command, "--help")
+            wanted = set(re.findall(r"--[a-z][a-z-]+", help_text))
+            offered = output_of("bash", "-c", f'source "{script}"; COMP_WORDS=(nccl-ha {command} --);'
+                                'COMP_CWORD=2; _nccl_ha; printf "%s\\n" "${COMPREPLY[@]}"')
+            with self.subTest(command=command):
+                self.assertEqual(wanted - set(offered.split()), set())
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

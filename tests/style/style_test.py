@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""The style checkers must fail on what they are there to find.
+
+Each case builds a small tree with exactly one planted fault, runs the checker on it, and expects
+exit status 1 and a line that names the place; the same tree without the fault must pass.
+"""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOLS = pathlib.Path(__file__).resolve().parent.parent.parent / "tools"
+
+GOOD = {
+    "runtime/clock.h": "#pragma once\n",
+    "runtime/worker.h": "#pragma once\n#include <thread>\n#include <uv.h>\n",
+    "ha/epoch.h": '#pragma once\n#include "runtime/clock.h"\n',
+    "actors/connection.h": '#pragma once\n#include "ha/epoch.h"\n#include "runtime/worker.h"\n',
+    "plugin/nccl_abi.h": "#pragma once\n",
+    "plugin/net.cpp": '#include "actors/connection.h"\n#include "plugin/nccl_abi.h"\n',
+    "tools/main.cpp": '#include "plugin/nccl_abi.h"\n#include <CLI/CLI.hpp>\n',
+}
+
+
+def run(tool, files, *arguments):
+    """Runs a checker on a tree of these files; returns (exit status, output)."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            path = pathlib.Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        done = subprocess.run([sys.executable, TOOLS / tool, *arguments, "--root", folder],
+                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              check=False)
+        return done.returncode, done.stdout
+
+
+class Layers(unittest.TestCase):
+    def expect(self, name, text, message):
+        status, output = run("check_layers.py", {**GOOD, name: text})
+        self.assertEqual(status, 1, output)
+        self.assertIn(f"{name}:1: ", output)
+        self.assertIn(message, output)
+        self.assertIn("1 wrong includes", output)
+
+    def test_a_tree_in_order_passes(self):
+        status, output = run("check_layers.py", GOOD)
+        self.assertEqual(status, 0, output)
+
+    def test_upward_include(self):
+        self.expect("runtime/wrong.h", '#include "actors/connection.h"\n', "not actors/")
+
+    def test_relay_from_plugin(self):
+        self.expect("plugin/wrong.cpp", '#include "relay/node.h"\n', "does not exist")
+
+    def test_plugin_from_actors(self):
+        self.expect("actors/wrong.cpp", '#include "plugin/nccl_abi.h"\n', "not plugin/")
+
+    def test_include_relative_to_the_file(self):
+        self.expect("actors/wrong.cpp", '#include "connection.h"\n', "repository root")
+
+    def test_project_file_in_angle_brackets(self):
+        self.expect("runtime/wrong.cpp", "#include <actors/connection.h>\n", "use quotes")
+
+    def test_threads_in_ha(self):
+        self.expect("ha/wrong.h", "#include <thread>\n", "ha/ is pure")
+
+    def test_worker_in_ha(self):
+        self.expect("ha/wrong.h", '#include "runtime/worker.h"\n', "ha/ is pure")
+
+    def test_libuv_outside_runtime(self):
+        self.expect("actors/wrong.cpp", "#include <uv.h>\n", "only in runtime, tests")
+
+    def test_nccl_below_plugin(self):
+        self.expect("actors/wrong.cpp", "#include <nccl.h>\n", "only in plugin, tests, tools")
+
+    def test_a_folder_without_sources_is_an_error(self):
+        status, output = run("check_layers.py", {"README.md": "# x\n"})
+        self.assertEqual(status, 2, output)
+
+
+class Text(unittest.TestCase):
+    def expect(self, name, text, message):
+        status, output = run("tidy.py", {name: text}, "text")
+        self.assertEqual(status, 1, output)
+        self.assertIn(message, output)
+
+    def test_a_tree_in_order_passes(self):
+        status, output = run("tidy.py", GOOD, "text")
+        self.assertEqual(status, 0, output)
+
+    def test_findings(self):
+        long_file = "int a;\n" * 601
+        for text, message in [
+                ("int a; \n", "x.cpp:1: blank at the end"),
+                ("\tint a;\n", "x.cpp:1: tab"),
+                ("int a;", "no newline at the end"),
+                ("// " + "a" * 100 + "\n", "103 columns"),
+                (long_file, "601 lines"),
+                ("// TO" + "DO: later\n", "is banned: finish it"),
+                ("std::this_thread::sleep" + "_for(1s);\n", "is banned: wait for an event"),
+                ("int r = ra" + "nd();\n", "is banned: use runtime/random.h"),
+                ("auto t = std::chrono::system" + "_clock::now();\n", "use runtime/clock.h"),
+                ("#define private public\n", "test through the interface"),
+                ("TEST(A, DISABLED" + "_b) {}\n", "a test runs"),
+                ('open("/wor' + 'k/x");\n', "a path of one machine"),
+        ]:
+            with self.subTest(message=message):
+                self.expect("runtime/x.cpp", text, message)
+
+    def test_page_without_title(self):
+        self.expect("docs/x.md", "text\n", "starts with a title")
+
+    def test_header_without_guard(self):
+        self.expect("runtime/x.h", "int a;\n", "#pragma once")
+
+
+class Compiler(unittest.TestCase):
+    def test_header_that_does_not_stand_alone(self):
+        status, output = run("tidy.py", {"runtime/x.h": "#pragma once\nstd::string a;\n"}, "headers")
+        self.assertEqual(status, 1, output)
+        self.assertIn("runtime/x.h: does not stand alone", output)
+
+    def test_header_without_guard_is_seen_twice(self):
+        status, output = run("tidy.py", {"runtime/x.h": "struct A {};\n"}, "headers")
+        self.assertEqual(status, 1, output)
+        self.assertIn("runtime/x.h", output)
+
+    def test_unformatted_source(self):
+        status, output = run("tidy.py", {".clang-format": "BasedOnStyle: Google\n",
+                                         "runtime/x.cpp": "int  a ;\n"}, "format")
+        self.assertEqual(status, 1, output)
+        self.assertIn("runtime/x.cpp: not formatted", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
