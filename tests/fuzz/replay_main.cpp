@@ -3,6 +3,7 @@
 //
 // usage: NAME_fuzz CORPUS_DIR [MUTATIONS]
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -86,13 +87,17 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s: no files there, so there is nothing to replay\n", argv[1]);
     return 1;
   }
-  const uint64_t mutations = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 100000;
+  const uint64_t mutations_max = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 100000;
+  // The n-th mutation is always the same; a slow build only gets fewer of them.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   run({});
   for (const Input& input : corpus) {
     run(input);
   }
   std::mt19937_64 random(1);
-  for (uint64_t i = 0; i < mutations; ++i) {
+  uint64_t mutations = 0;
+  while (mutations < mutations_max && std::chrono::steady_clock::now() < deadline) {
+    ++mutations;
     Input input = corpus[random() % corpus.size()];
     mutate(input, random);
     run(input);

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Writes the seed inputs of the fuzz targets into tests/fuzz/corpus/.
+
+The formats are those at the top of runtime/fabric/datagram/wire.h, actors/control.h and
+plugin/handle.h. Run it again after a format changes; what libFuzzer finds on top of these seeds
+stays beside them under its own names.
+"""
+import pathlib
+import struct
+
+CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
+
+PUT, SEND, ACK, PING, PONG, PROBE, REFUSE = range(1, 8)
+LAST, IMMEDIATE, EXACT, ACKNOWLEDGES, ECHO = 1, 2, 4, 8, 16
+
+
+def write(target, name, data):
+    folder = CORPUS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(data)
+
+
+def frame(kind, flags=0, sequence=0, acknowledge=0, credits=0, payload=b"", fragment=0, length=None,
+          offset=0, immediate=0, key=0, address=0):
+    length = len(payload) if length is None else length
+    return struct.pack("<HBBIQIIHHIIHHIIIIQ", 0x484E, kind, flags, 7, 0x1122334455667788, sequence,
+                       acknowledge, credits, 25, 1000, 900, len(payload), fragment, length, offset,
+                       immediate, key, address) + payload
+
+
+def packets():
+    body = bytes(range(256)) * 4
+    single = {
+        "send": frame(SEND, LAST | ACKNOWLEDGES, payload=body[:64], credits=64),
+        "send_empty": frame(SEND, LAST),
+        "put": frame(PUT, LAST | IMMEDIATE, payload=body[:512], immediate=5, key=1, address=4096),
+        "put_exact": frame(PUT, LAST | EXACT, payload=body[:8], key=1, address=128),
+        "ack": frame(ACK, ACKNOWLEDGES | ECHO, acknowledge=3, credits=128, payload=b"\x05" + b"\0" * 7),
+        "ping": frame(PING, payload=b"\0" * 64, length=128, immediate=1),
+        "pong": frame(PONG, length=128, immediate=1),
+        "probe": frame(PROBE),
+        "refuse": frame(REFUSE, key=9, address=77),
+    }
+    for name, data in single.items():
+        write("packet", name, data)
+    # A first byte (bit 0: data channel, bit 1: aim at registered memory) and a datagram size, then
+    # datagrams of that size.
+    for name, data in single.items():
+        size = (len(data) - 64 + 7) // 8
+        for gate in (0, 1, 3):
+            write("packet", f"live_{gate}_{name}", bytes([gate, size]) + data)
+    parts = [frame(PUT, (LAST | IMMEDIATE) if i == 3 else 0, sequence=i, payload=body[:256], length=1024,
+                   offset=256 * i, key=1, address=8192, immediate=2) for i in range(4)]
+    write("packet", "live_fragment", bytes([3, 32]) + b"".join(parts))
+    write("packet", "live_fragment_reordered", bytes([3, 32]) + b"".join(parts[i] for i in (2, 0, 3, 1)))
+    write("packet", "live_fragment_twice", bytes([3, 32]) + b"".join(parts + parts))
+    write("packet", "live_two_frames", bytes([0, 24]) + single["send"] + frame(PROBE))
+    address = struct.pack("<HHI16sHHQIIIII", 4, 0x1F90, 0, bytes([127, 0, 0, 1]) + bytes(12), 0, 0x1F91,
+                          99, 7, 1500, 1 << 20, 64, 768)
+    write("packet", "address", address + bytes(72 - len(address)))
+
+
+def message(kind, payload):
+    return struct.pack("<IHH", 0x4148434E, kind, len(payload)) + payload
+
+
+def control():
+    host = struct.pack("<H", 5) + b"alpha"
+    path = struct.pack("<H", 72) + bytes(72)
+    hello = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host + path
+    welcome = struct.pack("<HI", 1, 1001) + host + path
+    refusal = struct.pack("<BH", 1, 9) + b"not yours"
+    close = struct.pack("<Q", 12)
+    bodies = {"hello": (1, hello), "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close),
+              "failure": (5, refusal)}
+    for name, (kind, body) in bodies.items():
+        write("control", name, message(kind, body))
+        write("control", f"{name}_body", body)
+    write("control", "dialogue", b"".join(message(*pair) for pair in bodies.values()))
+    write("control", "stranger", b"GET / HTTP/1.0\r\n\r\n")
+
+
+def handles():
+    def handle(*addresses):
+        body = struct.pack("<IHHQB", 0x6C4E4148, 1, 40000, 7, len(addresses))
+        for address in addresses:
+            body += bytes([len(address)]) + address
+        return (body + bytes(128))[:128]
+
+    v4 = bytes([10, 0, 0, 1])
+    v6 = bytes([0xFE, 0x80]) + bytes(13) + b"\1"
+    write("handle", "one", handle(v4))
+    write("handle", "both", handle(v4, v6))
+    write("handle", "full", handle(*([v4] * 20)))
+    write("handle", "none", handle())
+
+
+if __name__ == "__main__":
+    packets()
+    control()
+    handles()

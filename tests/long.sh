@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# The slower suites: every fuzz target for a minute, collectives under injected loss at many sizes,
+# and the benchmarks. Part of `tools/test --long`; also runs alone after a release build.
+#
+# usage: tests/long.sh [-j N] [--seconds N]     (--seconds: time for each fuzz target, default 60)
+# Everything runs even after a failure; exit status 1 if anything failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+jobs=$(nproc)
+seconds=60
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -j) jobs=${2:?-j needs a number}; shift ;;
+    --seconds) seconds=${2:?--seconds needs a number}; shift ;;
+    *) sed -n '5s/^# //p' "$0"; exit 2 ;;
+  esac
+  shift
+done
+
+failed=()
+step() {
+  local name=$1
+  shift
+  printf '\n--- %s\n' "$name"
+  "$@" || { failed+=("$name"); echo "FAILED: $name (status $?)"; }
+}
+
+# New inputs go to build/, so that a run leaves the stored corpus as it is.
+fuzz() {
+  local program=$1 name found
+  name=$(basename "$program" _fuzz)
+  found="build/fuzz/corpus/$name"
+  mkdir -p "$found"
+  "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=4096 \
+    -print_final_stats=1 -artifact_prefix="build/fuzz/$name-" "$found" "tests/fuzz/corpus/$name"
+}
+
+if cmake --preset fuzz --log-level=NOTICE >/dev/null && cmake --build --preset fuzz -j "$jobs"; then
+  for program in build/fuzz/bin/*_fuzz; do
+    step "fuzz $(basename "$program")" fuzz "$program"
+  done
+else
+  failed+=("build of preset fuzz")
+fi
+
+tool=build/release/bin/nccl-ha
+plugin=build/release/lib/libnccl-net-ha.so
+if [ ! -x "$tool" ] || [ ! -f "$plugin" ]; then
+  cmake --preset release --log-level=NOTICE >/dev/null && cmake --build --preset release -j "$jobs" ||
+    failed+=("build of preset release")
+fi
+
+# Bit-exact under loss, whatever the operation: nccl-ha checks every byte and says so by its status.
+for rate in 0.01 0.05; do
+  for operation in all_reduce all_gather reduce_scatter broadcast alltoall sendrecv; do
+    for inline in 0 1; do
+      step "$operation, $rate of packets lost, doubled and reordered, progress thread $((1 - inline))" \
+        env HA_NCCL_DGRAM_FAULTS="drop=$rate,dup=$rate,reorder=$rate,ack_loss=$rate,seed=$RANDOM" \
+        HA_NCCL_USE_PROGRESS_THREAD=$((1 - inline)) NCCL_SOCKET_IFNAME=lo \
+        timeout 300 "$tool" perf "$operation" -n 3 -b 1 -e 4M -f 8 --plugin "$plugin"
+    done
+  done
+done
+
+for bench in build/release/bin/*_bench; do
+  if [ -x "$bench" ]; then
+    step "bench $(basename "$bench")" timeout 600 "$bench"
+  fi
+done
+for script in tests/bench/*.sh; do
+  if [ -f "$script" ]; then
+    step "bench $(basename "$script")" timeout 900 "$script"
+  fi
+done
+
+printf '\n'
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'long suites, failed: %s\n' "${failed[@]}"
+  exit 1
+fi
+echo "long suites: all passed"
