@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "runtime/fabric/datagram/packet_io.h"
@@ -37,6 +38,10 @@ class MemoryNetwork {
   Counts counts;
 
   std::unique_ptr<fabric::PacketIo> open();
+  /// A datagram from nowhere, due at once.
+  void inject(uint16_t to_port, std::vector<std::byte> bytes) {
+    queues_[to_port].push_front({now_, std::move(bytes)});
+  }
   void set_time(Instant now) { now_ = now; }
   /// When the next datagram arrives; nullopt when none is under way.
   std::optional<Instant> next_arrival() const;

@@ -1,0 +1,25 @@
+// Assertions for programmers' errors; operating errors are Results.
+#pragma once
+
+namespace nccl_ha {
+
+/// Prints where and what, then aborts.
+[[noreturn]] void check_failed(const char* file, int line, const char* condition,
+                               const char* text) noexcept;
+
+}  // namespace nccl_ha
+
+/// Always on; not for the data path.
+#define NHA_ASSERT(condition, text)                                      \
+  do {                                                                   \
+    if (!(condition)) [[unlikely]] {                                     \
+      ::nccl_ha::check_failed(__FILE__, __LINE__, #condition, text);     \
+    }                                                                    \
+  } while (false)
+
+/// On in debug and sanitizer builds.
+#if !defined(NDEBUG) || defined(NHA_DEBUG_CHECKS)
+#define NHA_DASSERT(condition, text) NHA_ASSERT(condition, text)
+#else
+#define NHA_DASSERT(condition, text) static_cast<void>(0)
+#endif

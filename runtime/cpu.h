@@ -1,0 +1,37 @@
+// Processors: which worker an actor goes to, and where workers run.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "runtime/result.h"
+
+namespace nccl_ha {
+
+struct WorkerInfo {
+  int cpu = -1;        ///< pinned to, -1: not pinned
+  int numa_node = -1;  ///< of that processor, -1: unknown
+  double load = 0;     ///< sum of the weights placed there
+};
+
+/// The least loaded worker on `numa_node` (-1: any); when there is none on the node, the least
+/// loaded of all.  Ties go to the lowest index.  Pure.  `workers` must not be empty.
+size_t place(std::span<const WorkerInfo> workers, int numa_node);
+
+/// "0-3,8" -> 0 1 2 3 8.  "" -> none.
+Result<std::vector<int>> parse_cpu_list(std::string_view text);
+
+/// One entry per worker: pinned round robin to `cpus` when there are any.
+std::vector<WorkerInfo> plan_workers(size_t workers, std::span<const int> cpus);
+
+/// From sysfs; -1 when unknown.
+int numa_node_of_cpu(int cpu);
+
+Result<void> pin_current_thread(int cpu);
+
+/// Processors this process may use.
+size_t usable_cpus();
+
+}  // namespace nccl_ha

@@ -1,0 +1,81 @@
+// Flight recorder: a ring of the last events of one thread, for dumps after something went wrong.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/clock.h"
+
+namespace nccl_ha {
+
+enum class TraceEvent : uint16_t {
+#define NHA_EVENT(name, a, b, help) name,
+#include "runtime/events.def"
+#undef NHA_EVENT
+};
+
+/// Names for readers of a dump.
+struct TraceEventInfo {
+  const char* name;
+  const char* a;
+  const char* b;
+  const char* help;
+};
+const TraceEventInfo& describe(TraceEvent event);
+size_t trace_event_count();
+
+struct RecordedEvent {
+  int64_t time_ns = 0;  ///< of the recording thread's Clock
+  uint32_t actor = 0;
+  TraceEvent event{};
+  uint16_t reserved = 0;
+  uint64_t a = 0;
+  uint64_t b = 0;
+};
+static_assert(sizeof(RecordedEvent) == 32);
+
+/// Written by one thread, read by any.
+class Recorder {
+ public:
+  /// `capacity` is rounded up to a power of two; 0 records nothing.
+  explicit Recorder(size_t capacity);
+
+  void record(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b, Instant now) {
+    if (slots_.empty()) {
+      return;
+    }
+    const uint64_t number = written_.load(std::memory_order_relaxed);
+    Slot& slot = slots_[number & mask_];
+    // Odd while being written; a reader that sees two different values throws its copy away.
+    slot.version.store(2 * number + 1, std::memory_order_relaxed);
+    slot.words[0].store(static_cast<uint64_t>(now.time_since_epoch().count()),
+                        std::memory_order_release);
+    slot.words[1].store(uint64_t{actor} << 32 | static_cast<uint64_t>(event),
+                        std::memory_order_release);
+    slot.words[2].store(a, std::memory_order_release);
+    slot.words[3].store(b, std::memory_order_release);
+    slot.version.store(2 * number + 2, std::memory_order_release);
+    written_.store(number + 1, std::memory_order_release);
+  }
+
+  /// Any thread: the events still in the ring, oldest first, without those being written.
+  std::vector<RecordedEvent> snapshot() const;
+  /// Events recorded since the beginning, and how many of them are no longer in the ring.
+  uint64_t written() const { return written_.load(std::memory_order_acquire); }
+  uint64_t overwritten() const;
+  size_t capacity() const { return slots_.size(); }
+
+ private:
+  struct Slot {
+    std::atomic<uint64_t> version{0};
+    std::atomic<uint64_t> words[4] = {};
+  };
+  std::vector<Slot> slots_;
+  uint64_t mask_ = 0;
+  std::atomic<uint64_t> written_{0};
+};
+
+}  // namespace nccl_ha

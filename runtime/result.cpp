@@ -1,0 +1,42 @@
+#include "runtime/result.h"
+
+#include <cstring>
+
+namespace nccl_ha {
+
+const char* to_text(Errc code) {
+  switch (code) {
+    case Errc::ok:
+      return "ok";
+    case Errc::again:
+      return "try again";
+    case Errc::invalid_argument:
+      return "invalid argument";
+    case Errc::invalid_usage:
+      return "invalid usage";
+    case Errc::system:
+      return "system error";
+    case Errc::remote:
+      return "remote error";
+    case Errc::internal:
+      return "internal error";
+    case Errc::closed:
+      return "closed";
+    case Errc::timed_out:
+      return "timed out";
+    case Errc::no_memory:
+      return "out of room";
+  }
+  return "unknown";
+}
+
+std::string Error::message() const {
+  if (sys == 0) {
+    return what;
+  }
+  char buffer[128];
+  // The GNU variant: it may return a static text instead of filling the buffer.
+  return what + ": " + strerror_r(sys, buffer, sizeof buffer);
+}
+
+}  // namespace nccl_ha
