@@ -28,17 +28,37 @@ enum class Errc : uint8_t {
 };
 const char* to_text(Errc code);
 
+#if __has_builtin(__builtin_source_location)
+using SourceLocation = std::source_location;
+#else
+/// For clang 14 (fuzzing, clang-tidy), which has no std::source_location beside GCC's library.
+class SourceLocation {
+ public:
+  static constexpr SourceLocation current(const char* file = __builtin_FILE(),
+                                          uint32_t line = __builtin_LINE()) {
+    return SourceLocation(file, line);
+  }
+  constexpr const char* file_name() const { return file_; }
+  constexpr uint32_t line() const { return line_; }
+
+ private:
+  constexpr SourceLocation(const char* file, uint32_t line) : file_(file), line_(line) {}
+  const char* file_;
+  uint32_t line_;
+};
+#endif
+
 struct Error {
   Errc code = Errc::ok;
   int sys = 0;       ///< errno of the failed call, 0 if none
   std::string what;  ///< what, where and what to do, in one sentence
-  std::source_location where = std::source_location::current();
+  SourceLocation where = SourceLocation::current();
   /// `what`, followed by the text of `sys` if there is one.
   std::string message() const;
 };
 
 [[nodiscard]] inline Error fail(Errc code, std::string what, int sys = 0,
-                                std::source_location where = std::source_location::current()) {
+                                SourceLocation where = SourceLocation::current()) {
   return {code, sys, std::move(what), where};
 }
 
