@@ -94,7 +94,7 @@ class Installed(unittest.TestCase):
         for command in ["perf", "info"]:
             help_text = output_of(str(self.program), command, "--help")
             wanted = set(re.findall(r"--[a-z][a-z-]+", help_text))
-            offered = output_of("bash", "-c", f'source "{script}"; COMP_WORDS=(nccl-ha {command} --);'
+            offered = output_of("bash", "-c", f'source "{script}"; COMP_WORDS=("{self.program}" {command} --);'
                                 'COMP_CWORD=2; _nccl_ha; printf "%s\\n" "${COMPREPLY[@]}"')
             with self.subTest(command=command):
                 self.assertEqual(wanted - set(offered.split()), set())

@@ -1,0 +1,48 @@
+# bash completion for nccl-ha. Options are read from the program's own --help, so they fit it.
+
+_nccl_ha() {
+  local program=${COMP_WORDS[0]} current=${COMP_WORDS[COMP_CWORD]} previous= command= word index
+  [ "$COMP_CWORD" -gt 0 ] && previous=${COMP_WORDS[COMP_CWORD - 1]}
+  for ((index = 1; index < COMP_CWORD; index++)); do
+    word=${COMP_WORDS[index]}
+    if [ "${word#-}" = "$word" ]; then
+      command=$word
+      break
+    fi
+  done
+  COMPREPLY=()
+  if [ -z "$command" ]; then
+    mapfile -t COMPREPLY < <(compgen -W "perf info --help --version" -- "$current")
+    return
+  fi
+  case "$previous" in
+    --plugin | --against | --libnccl | --json)
+      compopt -o filenames 2>/dev/null
+      mapfile -t COMPREPLY < <(compgen -f -- "$current")
+      case "$previous" in
+        --against | --plugin)
+          mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -W "socket ib" -- "$current")
+          ;;
+      esac
+      return
+      ;;
+    --type | -d)
+      mapfile -t COMPREPLY < <(compgen -W "int8 int32 float double" -- "$current")
+      return
+      ;;
+    --op | -o)
+      mapfile -t COMPREPLY < <(compgen -W "sum max" -- "$current")
+      return
+      ;;
+  esac
+  if [ "${current#-}" != "$current" ]; then
+    local options
+    options=$("$program" "$command" --help 2>/dev/null | grep -oE -- '--[a-z][a-z-]+' | sort -u)
+    mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
+  elif [ "$command" = perf ]; then
+    mapfile -t COMPREPLY < <(compgen -W "all_reduce all_gather reduce_scatter broadcast alltoall
+      sendrecv pt2pt latency" -- "$current")
+  fi
+}
+
+complete -F _nccl_ha nccl-ha
