@@ -130,9 +130,6 @@ class Channel {
   uint64_t domain() const { return domain_; }
   /// Caller.  Inline mode: turns the connection's worker; with progress threads a mere branch.
   void assist() { engine_->assist(*worker_); }
-  const Engine* engine() const { return engine_; }
-  /// The engine is gone and its mailbox with it: forget the address without touching it.
-  void abandon() { static_cast<void>(new Address<Message>(std::move(address_))); }
 
   Phase phase() const { return phase_.load(std::memory_order_acquire); }
   /// Valid once phase() is failed; never changes afterwards.

@@ -39,15 +39,13 @@ void close_comm(Comm* comm, Channel* channel) {
     }
     comm->regions.clear();
   }
-  if (channel != nullptr && process.engine() == channel->engine()) {
+  if (process.generation() == comm->generation) {
     // The mailbox has room for this one message; a refusal could only be a passing one.
     while (!channel->tell(ConnectionMessage::close)) {
       channel->assist();
     }
     channel->assist();
     process.close();
-  } else if (channel != nullptr) {
-    channel->abandon();  // its engine is gone already, and with it the mailbox
   }
 }
 
@@ -183,7 +181,7 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     }
     content.port = listening->port;
     content.nonce = os_random_u64();
-    auto comm = std::make_unique<ListenComm>();
+    auto comm = std::make_unique<ListenComm>(process.generation());
     comm->channel = std::make_shared<ListenChannel>(content.nonce);
     const size_t index = (*engine)->place(
         process.devices()[static_cast<size_t>(dev)].numa_node, 0.0);
@@ -231,7 +229,7 @@ abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
       case Phase::ready: {
         process.remove_pending(id);
         set_handle_scratch(bytes, 0);
-        auto comm = std::make_unique<SendComm>();
+        auto comm = std::make_unique<SendComm>(process.generation());
         comm->channel = std::move(channel);
         *send_comm = comm.release();
         return abi::NcclResult::success;
@@ -242,7 +240,7 @@ abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
     process.remove_pending(id);
     set_handle_scratch(bytes, 0);
     const Errc code = channel->failure().code;
-    SendComm failed;
+    SendComm failed(process.generation());
     close_comm(&failed, channel.get());
     return to_nccl(code);
   });
@@ -256,7 +254,7 @@ abi::NcclResult net_accept(void* listen_comm, void** recv_comm) noexcept {
       return abi::NcclResult::internal_error;
     }
     Process& process = Process::instance();
-    if (process.engine() != comm->engine) {
+    if (process.generation() != comm->generation) {
       return abi::NcclResult::system_error;
     }
     auto channel = comm->channel->take();
@@ -271,7 +269,7 @@ abi::NcclResult net_accept(void* listen_comm, void** recv_comm) noexcept {
     if (auto engine = process.open(); !engine) {
       return to_nccl(engine.error().code);
     }
-    auto accepted = std::make_unique<ReceiveComm>();
+    auto accepted = std::make_unique<ReceiveComm>(process.generation());
     accepted->channel = std::move(channel);
     *recv_comm = accepted.release();
     return abi::NcclResult::success;
@@ -310,7 +308,7 @@ abi::NcclResult net_close_listen(void* comm) noexcept {
     }
     Process& process = Process::instance();
     listen->channel->close();
-    if (process.engine() == listen->engine) {
+    if (process.generation() == listen->generation) {
       // Connections that nobody accepted are closed with the listener.
       while (auto channel = listen->channel->take()) {
         static_cast<void>(channel->tell(ConnectionMessage::close));

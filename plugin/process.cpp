@@ -105,6 +105,7 @@ void Process::shut_down() {
 
 void Process::stop_locked() {
   pending_.clear();
+  generation_.store(0, std::memory_order_release);
   engine_.reset();  // joins its threads
   users_ = 0;
 }
@@ -115,16 +116,13 @@ Result<Engine*> Process::open() {
     return fail(Errc::invalid_usage, "the plugin was not initialised");
   }
   if (!engine_) {
-    std::vector<int> nodes;
-    for (const fabric::NetInterface& device : devices_) {
-      nodes.push_back(device.numa_node);
-    }
-    auto engine = Engine::start(config_, nodes);
+    auto engine = Engine::start(config_);
     if (!engine) {
       NHA_LOG_ERROR("{}", engine.error().message());
       return engine.error();
     }
     engine_ = std::move(*engine);
+    generation_.store(++last_generation_, std::memory_order_release);
   }
   ++users_;
   return engine_.get();

@@ -28,24 +28,25 @@ namespace nccl_ha::plugin {
 enum class CommKind : uint32_t { send = 0x73656e64, receive = 0x72656376, listen = 0x6c697374 };
 
 struct Comm {
-  explicit Comm(CommKind k) : kind(k) {}
+  Comm(CommKind k, uint64_t g) : kind(k), generation(g) {}
   CommKind kind;
+  const uint64_t generation;  ///< of the engine it was made with
   std::mutex regions_mutex;
   std::vector<uint32_t> regions;  ///< keys still registered; taken back at close
 };
 
 struct SendComm final : Comm {
-  SendComm() : Comm(CommKind::send) {}
+  explicit SendComm(uint64_t g) : Comm(CommKind::send, g) {}
   std::shared_ptr<SendChannel> channel;
 };
 
 struct ReceiveComm final : Comm {
-  ReceiveComm() : Comm(CommKind::receive) {}
+  explicit ReceiveComm(uint64_t g) : Comm(CommKind::receive, g) {}
   std::shared_ptr<ReceiveChannel> channel;
 };
 
 struct ListenComm final : Comm {
-  ListenComm() : Comm(CommKind::listen) {}
+  explicit ListenComm(uint64_t g) : Comm(CommKind::listen, g) {}
   std::shared_ptr<ListenChannel> channel;
   Worker* worker = nullptr;
   Engine* engine = nullptr;
@@ -70,7 +71,8 @@ class Process {
   Result<Engine*> open();
   /// One user less.
   void close();
-  Engine* engine() const { return engine_.get(); }
+  /// Distinguishes engines that may have lived at the same address; 0 while none runs.
+  uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
   fabric::Provider& provider() { return *provider_; }
 
   uint64_t next_domain() { return next_domain_.fetch_add(1, std::memory_order_relaxed); }
@@ -93,6 +95,8 @@ class Process {
   std::unique_ptr<fabric::Provider> provider_;
   std::unique_ptr<Engine> engine_;
   size_t users_ = 0;
+  std::atomic<uint64_t> generation_{0};
+  uint64_t last_generation_ = 0;
   std::atomic<size_t> contexts_{0};
   std::atomic<uint64_t> next_domain_{1};
   uint64_t next_pending_ = 0;

@@ -144,16 +144,19 @@ class Queue {
 template <class M>
 class Address;
 
-/// Owned by the receiving thread; open() may be called from any.
+/// Drained by one thread; open() may be called from any.  When it is held by a shared_ptr, its
+/// addresses keep it alive, so that a sender that outlives the receiver stays harmless.
 template <class M>
-class Mailbox {
+class Mailbox : public std::enable_shared_from_this<Mailbox<M>> {
   static_assert(std::is_trivially_copyable_v<M> && sizeof(M) <= 64,
                 "messages are small and plain");
 
  public:
   /// At most `senders_max` addresses at a time with `credits_total` credits together.
   Mailbox(size_t credits_total, size_t senders_max, Waker* waker = nullptr)
-      : credits_left_(credits_total), waker_(waker), queue_(senders_max, credits_total),
+      : credits_left_(credits_total),
+        waker_(waker),
+        queue_(senders_max, credits_total),
         senders_(senders_max) {
     free_.reserve(senders_max);
     for (size_t i = senders_max; i > 0; --i) {
@@ -188,6 +191,8 @@ class Mailbox {
     }
     return count;
   }
+  /// Receiver, when it ends: from now on nobody is woken.
+  void detach_waker() { waker_.store(nullptr, std::memory_order_release); }
   /// Receiver.  False means certainly not empty.
   bool looks_empty() const { return published_.load(std::memory_order_seq_cst) <= 0; }
 
@@ -211,7 +216,7 @@ class Mailbox {
 
   std::mutex mutex_;  // open and close only
   size_t credits_left_;
-  Waker* waker_;
+  std::atomic<Waker*> waker_;
   /// Messages pushed and not yet taken; may run ahead below zero for a moment, as a message can be
   /// taken before its sender has counted it.
   alignas(64) std::atomic<int64_t> published_{0};
@@ -227,12 +232,15 @@ class Address {
  public:
   Address() = default;
   Address(Address&& other) noexcept
-      : mailbox_(std::exchange(other.mailbox_, nullptr)), sender_(other.sender_),
+      : mailbox_(std::exchange(other.mailbox_, nullptr)),
+        keep_(std::move(other.keep_)),
+        sender_(other.sender_),
         rejected_(other.rejected_) {}
   Address& operator=(Address&& other) noexcept {
     if (this != &other) {
       reset();
       mailbox_ = std::exchange(other.mailbox_, nullptr);
+      keep_ = std::move(other.keep_);
       sender_ = other.sender_;
       rejected_ = other.rejected_;
     }
@@ -256,8 +264,8 @@ class Address {
       return false;
     }
     mailbox_->published_.fetch_add(1, std::memory_order_seq_cst);
-    if (mailbox_->waker_ != nullptr) {
-      mailbox_->waker_->notify();
+    if (Waker* waker = mailbox_->waker_.load(std::memory_order_acquire); waker != nullptr) {
+      waker->notify();
     }
     return true;
   }
@@ -269,13 +277,16 @@ class Address {
   void reset() {
     if (mailbox_ != nullptr) {
       std::exchange(mailbox_, nullptr)->close(sender_);
+      keep_.reset();
     }
   }
 
  private:
   friend class Mailbox<M>;
-  Address(Mailbox<M>* mailbox, uint32_t sender) : mailbox_(mailbox), sender_(sender) {}
+  Address(Mailbox<M>* mailbox, uint32_t sender)
+      : mailbox_(mailbox), keep_(mailbox->weak_from_this().lock()), sender_(sender) {}
   Mailbox<M>* mailbox_ = nullptr;
+  std::shared_ptr<Mailbox<M>> keep_;
   uint32_t sender_ = 0;
   uint64_t rejected_ = 0;
 };

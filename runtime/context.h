@@ -1,0 +1,70 @@
+// Everything an actor may use: time, randomness, timers, streams, its worker.  Owner thread only.
+#pragma once
+
+#include <memory>
+
+#include "runtime/actor.h"
+#include "runtime/clock.h"
+#include "runtime/config.h"
+#include "runtime/poller.h"
+#include "runtime/random.h"
+#include "runtime/recorder.h"
+#include "runtime/stream.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+class Worker;
+
+class Context {
+ public:
+  virtual ~Context() = default;
+
+  /// Read once per turn.
+  Instant now() const { return now_; }
+  /// A fresh reading, for what must not be a turn old.
+  Clock& clock() { return clock_; }
+  Random& random() { return random_; }
+  TimerWheel& timers() { return timers_; }
+  Recorder& recorder() { return recorder_; }
+  const Config& config() const { return config_; }
+  StreamFactory& streams() { return *streams_; }
+  Worker& worker() { return worker_; }
+  uint32_t worker_index() const { return index_; }
+
+  /// Adopts an actor on this worker; start() runs before this returns.
+  virtual ActorId add_actor(std::unique_ptr<Actor> actor) = 0;
+  /// No message reaches it any more; destroyed at the end of this turn.
+  virtual void remove_actor(ActorId id) = 0;
+  virtual void add_poller(Poller* poller) = 0;
+  virtual void remove_poller(Poller* poller) = 0;
+  /// To an actor of this worker, delivered later in this turn or in the next.
+  virtual void send_self(const Message& message) = 0;
+  /// For the next `turns` turns streams are looked at every time: a handshake is under way.
+  virtual void request_stream_turns(unsigned turns) = 0;
+  /// Aborts in debug builds when the caller is not the owner.
+  virtual void assert_owner() const = 0;
+
+ protected:
+  Context(Worker& worker, uint32_t index, const Config& config, Clock& clock, uint64_t seed)
+      : worker_(worker),
+        index_(index),
+        config_(config),
+        clock_(clock),
+        now_(clock.now()),
+        random_(seed),
+        timers_(now_),
+        recorder_(static_cast<size_t>(config.record_events)) {}
+
+  Worker& worker_;
+  uint32_t index_;
+  const Config& config_;
+  Clock& clock_;
+  Instant now_;
+  Random random_;
+  TimerWheel timers_;
+  Recorder recorder_;
+  std::unique_ptr<StreamFactory> streams_;
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,245 @@
+#include "runtime/engine.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include "runtime/check.h"
+#include "runtime/log.h"
+#include "runtime/uv_streams.h"
+
+namespace nccl_ha {
+namespace {
+
+constexpr Duration stop_limit = std::chrono::seconds(2);
+// How long NCCL's threads may make no call before the standby takes over: longer than the gaps
+// within a collective, shorter than a retransmission timeout would hurt.
+constexpr Duration standby_period = std::chrono::milliseconds(2);
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
+  const Mode mode = config.use_progress_thread ? Mode::threads : Mode::inline_turns;
+  auto cpus = parse_cpu_list(config.progress_cpus);
+  if (!cpus) {
+    return fail(Errc::invalid_argument, "HA_NCCL_PROGRESS_CPUS: " + cpus.error().what);
+  }
+  std::unique_ptr<Engine> engine(new Engine(config, mode));
+  const auto count = static_cast<size_t>(config.progress_threads);
+  engine->loads_ = plan_workers(count, *cpus);
+  for (uint32_t i = 0; i < count; ++i) {
+    auto seat = std::make_unique<Seat>();
+    auto parker = Parker::make();
+    if (!parker) {
+      return parker.error();
+    }
+    auto streams = make_uv_streams();
+    if (!streams) {
+      return streams.error();
+    }
+    seat->parker = std::move(*parker);
+    Worker::Options options;
+    options.index = i;
+    options.seed = os_random_u64();
+    // Inline mode has one sleeper for all workers.
+    options.waker = mode == Mode::threads || i == 0 ? seat->parker.get()
+                                                    : engine->seats_.front()->parker.get();
+    seat->worker = std::make_unique<Worker>(options, engine->config_, engine->clock_,
+                                            std::move(*streams));
+    engine->seats_.push_back(std::move(seat));
+  }
+  for (size_t i = 0; i < count; ++i) {
+    Seat& seat = *engine->seats_[i];
+    if (mode == Mode::threads) {
+      seat.thread = std::thread([raw = engine.get(), &seat, info = engine->loads_[i]] {
+        raw->run_thread(seat, info);
+      });
+    }
+  }
+  if (mode == Mode::inline_turns) {
+    engine->standby_.emplace_back([raw = engine.get()] { raw->run_standby(); });
+  }
+  return engine;
+}
+
+Engine::~Engine() {
+  stopping_.store(true, std::memory_order_seq_cst);
+  for (auto& seat : seats_) {
+    seat->parker->sleeping.store(0, std::memory_order_seq_cst);
+    seat->parker->wake();
+  }
+  for (auto& seat : seats_) {
+    if (seat->thread.joinable()) {
+      seat->thread.join();
+    }
+  }
+  for (std::thread& thread : standby_) {
+    thread.join();
+  }
+  for (auto& seat : seats_) {
+    seat->worker->stop(stop_limit);
+  }
+}
+
+size_t Engine::place(int numa_node, double weight) {
+  std::lock_guard lock(load_mutex_);
+  const size_t index = nccl_ha::place(loads_, numa_node);
+  loads_[index].load += weight;
+  return index;
+}
+
+void Engine::release(size_t worker, double weight) {
+  std::lock_guard lock(load_mutex_);
+  loads_[worker].load -= weight;
+}
+
+void Engine::prepare_thread(const char* name) {
+  // The job's signals belong to the job's threads.
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  pthread_setname_np(pthread_self(), name);
+}
+
+bool Engine::park(Seat& seat) {
+  Worker& worker = *seat.worker;
+  seat.parker->sleeping.exchange(1, std::memory_order_seq_cst);
+  // Announced; whatever was published before this point is found by the last look, whatever comes
+  // after it wakes us (see Waker).
+  if (!worker.may_sleep() || stopping_.load(std::memory_order_seq_cst)) {
+    seat.parker->sleeping.store(0, std::memory_order_seq_cst);
+    return false;
+  }
+  if (seat.watched_version != worker.wait_version()) {
+    seat.watched_version = worker.wait_version();
+    seat.parker->watch(worker.wait_fds());
+  }
+  const Instant now = clock_.now();
+  const auto deadline = worker.next_deadline();
+  worker.context().recorder().record(TraceEvent::worker_parked, 0,
+                                     worker.context().worker_index(), 0, now);
+  seat.parker->sleep(deadline, now);
+  seat.parker->sleeping.store(0, std::memory_order_seq_cst);
+  worker.context().request_stream_turns(1);
+  return true;
+}
+
+void Engine::run_thread(Seat& seat, WorkerInfo info) {
+  const uint32_t index = seat.worker->context().worker_index();
+  prepare_thread(fmt::format("nccl-ha-{}", index).c_str());
+  if (info.cpu >= 0) {
+    if (auto pinned = pin_current_thread(info.cpu); !pinned) {
+      NHA_LOG_WARN("{}", pinned.error().message());
+    }
+  }
+  seat.worker->bind_to_this_thread();
+  IdlePolicy idle(std::chrono::microseconds(config_.idle_spin_us),
+                  std::chrono::microseconds(config_.idle_yield_us));
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    const unsigned work = seat.worker->turn();
+    switch (idle.next(work != 0, seat.worker->context().now())) {
+      case IdlePolicy::Step::spin:
+        break;
+      case IdlePolicy::Step::yield:
+        sched_yield();
+        break;
+      case IdlePolicy::Step::sleep:
+        static_cast<void>(park(seat));
+        break;
+    }
+  }
+}
+
+void Engine::turn_inline(Seat& seat) {
+  if (seat.busy.load(std::memory_order_relaxed) ||
+      seat.busy.exchange(true, std::memory_order_acquire)) {
+    return;  // somebody is at it
+  }
+  if (!stopping_.load(std::memory_order_relaxed)) {
+    seat.worker->bind_to_this_thread();
+    static_cast<void>(seat.worker->turn());
+    seat.caller_turns.store(seat.caller_turns.load(std::memory_order_relaxed) + 1,
+                            std::memory_order_relaxed);
+  }
+  seat.busy.store(false, std::memory_order_release);
+  // What this turn left to do later (an acknowledgement, a timeout) may come before the deadline
+  // that a sleeping standby knows of.
+  Parker& bed = *seats_.front()->parker;
+  if (bed.sleeping.load(std::memory_order_relaxed) != 0 &&
+      bed.sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
+    bed.wake();
+  }
+}
+
+void Engine::assist_all() {
+  if (mode_ == Mode::inline_turns) {
+    for (auto& seat : seats_) {
+      turn_inline(*seat);
+    }
+  }
+}
+
+// Peers must get their acknowledgements while NCCL makes no calls.  The standby looks every few
+// milliseconds whether somebody has turned the workers since; if nobody has, it drives them until
+// somebody does.  A caller that turns pays nothing for that but a counter.
+void Engine::run_standby() {
+  prepare_thread("nccl-ha-standby");
+  // One parker serves all workers: it sleeps on every worker's descriptors.
+  Parker& bed = *seats_.front()->parker;
+  std::vector<uint64_t> versions(seats_.size(), 0);
+  bool driving = false;
+  while (!stopping_.load(std::memory_order_seq_cst)) {
+    bool caller_active = false;
+    for (auto& seat : seats_) {
+      const uint64_t turns = seat->caller_turns.load(std::memory_order_relaxed);
+      caller_active = caller_active || turns != seat->seen_turns;
+      seat->seen_turns = turns;
+    }
+    if (caller_active) {
+      driving = false;
+    }
+    if (!driving) {
+      driving = !caller_active;
+      if (caller_active) {
+        bed.watch({});
+        std::fill(versions.begin(), versions.end(), 0);
+        bed.sleep(clock_.now() + standby_period, clock_.now());
+        continue;
+      }
+    }
+    unsigned work = 0;
+    bool sleepy = true;
+    bool changed = false;
+    std::optional<Instant> deadline;
+    std::vector<int> fds;
+    // Announced before the last look, as in park(); a message from now on wakes us.
+    bed.sleeping.exchange(1, std::memory_order_seq_cst);
+    for (auto& seat : seats_) {
+      if (seat->busy.exchange(true, std::memory_order_acquire)) {
+        sleepy = false;
+        continue;
+      }
+      seat->worker->bind_to_this_thread();
+      work += seat->worker->turn();
+      sleepy = sleepy && seat->worker->may_sleep();
+      const auto next = seat->worker->next_deadline();
+      deadline = next && (!deadline || *next < *deadline) ? next : deadline;
+      const size_t index = seat->worker->context().worker_index();
+      changed = changed || versions[index] != seat->worker->wait_version();
+      versions[index] = seat->worker->wait_version();
+      const auto own = seat->worker->wait_fds();
+      fds.insert(fds.end(), own.begin(), own.end());
+      seat->worker->context().request_stream_turns(1);
+      seat->busy.store(false, std::memory_order_release);
+    }
+    if (work == 0 && sleepy) {
+      if (changed) {
+        bed.watch(fds);
+      }
+      bed.sleep(deadline, clock_.now());
+    }
+    bed.sleeping.store(0, std::memory_order_seq_cst);
+  }
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,79 @@
+// The executors of production: workers on threads of their own, or turned by NCCL's threads.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "runtime/cpu.h"
+#include "runtime/idle.h"
+#include "runtime/parker.h"
+#include "runtime/worker.h"
+
+namespace nccl_ha {
+
+class Engine {
+ public:
+  enum class Mode { threads, inline_turns };
+
+  /// Threads run when this returns.  `config` is copied.
+  static Result<std::unique_ptr<Engine>> start(const Config& config);
+  /// Stops: actors say goodbye, streams are flushed (at most two seconds), threads are joined.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  Mode mode() const { return mode_; }
+  size_t worker_count() const { return seats_.size(); }
+  Worker& worker(size_t index) { return *seats_[index]->worker; }
+
+  /// Any thread.  Chooses a worker for something that lives on `numa_node` (-1: anywhere) and adds
+  /// `weight` to its load; release() takes it off again.
+  size_t place(int numa_node, double weight);
+  void release(size_t worker, double weight);
+
+  /// Any thread.  Inline mode: one turn of the worker, unless somebody is turning it already; never
+  /// blocks.  With threads: nothing.
+  void assist(Worker& worker) {
+    if (mode_ == Mode::inline_turns) [[unlikely]] {
+      turn_inline(*seats_[worker.context().worker_index()]);
+    }
+  }
+  void assist_all();
+
+ private:
+  /// A worker with what drives it.
+  struct Seat {
+    std::unique_ptr<Parker> parker;
+    std::unique_ptr<Worker> worker;
+    std::thread thread;  // threads mode
+    uint64_t watched_version = 0;
+    // inline mode: who turns
+    alignas(64) std::atomic<bool> busy{false};
+    std::atomic<uint64_t> caller_turns{0};
+    uint64_t seen_turns = 0;  // standby's
+    bool standby_drives = false;
+  };
+
+  Engine(const Config& config, Mode mode) : config_(config), mode_(mode) {}
+  void run_thread(Seat& seat, WorkerInfo info);
+  void run_standby();
+  void turn_inline(Seat& seat);
+  /// Puts the calling thread to sleep unless there is work; false: there was.
+  bool park(Seat& seat);
+  static void prepare_thread(const char* name);
+
+  Config config_;
+  const Mode mode_;
+  SteadyClock clock_;
+  std::vector<std::unique_ptr<Seat>> seats_;
+  std::mutex load_mutex_;
+  std::vector<WorkerInfo> loads_;
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> standby_;
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,57 @@
+// The network interfaces of this host, and which of them to use.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/result.h"
+
+namespace nccl_ha::fabric {
+
+struct IpAddress {
+  uint8_t family = 4;  ///< 4 or 6
+  uint8_t prefix_len = 0;
+  uint32_t scope_id = 0;  ///< IPv6 link-local only
+  std::array<uint8_t, 16> bytes{};  ///< the first 4 for IPv4, network order
+
+  std::string text() const;
+  /// By this address's prefix; false across families.
+  bool same_subnet(const IpAddress& other) const;
+  bool loopback() const;
+  bool link_local() const;
+  /// Fills `out`, returns the length.
+  socklen_t to_sockaddr(uint16_t port, sockaddr_storage* out) const;
+  static Result<IpAddress> from_sockaddr(const sockaddr* address);
+};
+
+struct NetInterface {
+  std::string name;
+  int ifindex = 0;
+  std::vector<IpAddress> addresses;  ///< IPv4 first; link-local ones only when there is no other
+  uint32_t mtu = 1500;               ///< bytes
+  int64_t speed_mbps = 10000;        ///< 10^6 bit/s; 10000 when the driver does not say
+  int numa_node = -1;
+  std::string pci_path;  ///< in sysfs; empty when it is no PCI device
+  std::array<uint8_t, 6> mac{};
+  uint64_t guid = 0;  ///< unique among hosts and interfaces
+  bool loopback = false;
+  bool up = false;
+};
+
+/// All interfaces that have an IP address, by index.
+Result<std::vector<NetInterface>> list_interfaces();
+
+/// Those to use, by NCCL_SOCKET_IFNAME's rules: a comma-separated list of name prefixes; `^` in
+/// front excludes, `=` asks for exact names.  "": everything that is up except loopback and
+/// container bridges, or loopback when nothing else is up.  `family`: "", "AF_INET" or "AF_INET6".
+/// Pure.  No match is an error that lists what there is.
+Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterface>& all,
+                                                    std::string_view ifname_spec,
+                                                    std::string_view family);
+
+}  // namespace nccl_ha::fabric

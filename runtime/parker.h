@@ -1,0 +1,33 @@
+// Where a worker's thread sleeps: until a message, a packet, a stream or a deadline.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "runtime/clock.h"
+#include "runtime/mailbox.h"
+
+namespace nccl_ha {
+
+/// wake() may be called by any thread, everything else by the thread that sleeps.
+class Parker final : public Waker {
+ public:
+  static Result<std::unique_ptr<Parker>> make();
+  ~Parker() override;
+  Parker(const Parker&) = delete;
+  Parker& operator=(const Parker&) = delete;
+
+  void wake() override;
+  /// Replaces the set of descriptors to sleep on.
+  void watch(const std::vector<int>& fds);
+  /// Sleeps until woken, until a descriptor is readable, or until the deadline.
+  void sleep(std::optional<Instant> deadline, Instant now);
+
+ private:
+  Parker() = default;
+  int epoll_ = -1;
+  int event_ = -1;
+  std::vector<int> fds_;
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,28 @@
+// Something a worker polls in every turn: a completion queue, a datagram port.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+
+#include "runtime/clock.h"
+
+namespace nccl_ha {
+
+class Poller {
+ public:
+  virtual ~Poller() = default;
+  /// One bounded pass; the amount of work done, 0 when idle.
+  virtual unsigned poll(Instant now) = 0;
+  /// When it wants to be polled at the latest, if it sleeps.
+  virtual std::optional<Instant> next_deadline() { return std::nullopt; }
+  /// File descriptors that become readable when there is work; returns how many were written.
+  virtual size_t wait_fds(std::span<int> out) const {
+    (void)out;
+    return 0;
+  }
+  /// Last call before the thread sleeps; false: there is work, do not sleep.
+  virtual bool prepare_sleep() { return true; }
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,126 @@
+// A worker: a set of actors and the duty cycle that drives them.
+//
+// One turn: clock, mailbox, local messages, pollers, timers, streams, farewells.  Who calls turn()
+// is the executor's business: a thread of the worker's own, the callers of NCCL, or a test.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "runtime/context.h"
+#include "runtime/counters.h"
+#include "runtime/mailbox.h"
+#include "runtime/slot_table.h"
+
+namespace nccl_ha {
+
+class Worker final : private Context {
+ public:
+  struct Options {
+    uint32_t index = 0;
+    uint64_t seed = 1;
+    size_t actors_max = 8192;
+    size_t senders_max = 4096;
+    Waker* waker = nullptr;  ///< roused by messages from other threads
+  };
+  /// `streams` made by the executor: libuv in production, memory in tests.
+  Worker(const Options& options, const Config& config, Clock& clock,
+         std::unique_ptr<StreamFactory> streams);
+  ~Worker() override;
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // --- any thread
+  /// A sender's end of the mailbox; see Mailbox::open.
+  Result<Address<Message>> open_address(size_t credits) { return mailbox_->open(credits); }
+  /// Control plane: sends over a shared address, one caller at a time.  Waits while it is full only
+  /// as long as the worker needs to take messages out; never call it from this worker's thread.
+  Result<void> post(const Message& message);
+  /// Hands an actor over; its start() runs on the worker.  The id is valid at once.
+  Result<ActorId> adopt(std::unique_ptr<Actor> actor);
+  size_t actor_count() const { return actor_count_.load(std::memory_order_acquire); }
+  uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
+
+  struct Statistics {
+    Counter messages;
+    Counter dropped_messages;  ///< to actors that are gone
+    Counter overruns;          ///< turns longer than the threshold
+    Counter longest_turn_ns;
+  };
+  const Statistics& statistics() const { return statistics_; }
+
+  // --- the executor's thread
+  /// One duty cycle; work done, 0 when idle.
+  unsigned turn();
+  /// Nothing queued and every poller agrees: the thread may sleep.
+  bool may_sleep();
+  /// Not later than this must turn() be called again; nullopt: only when something arrives.
+  std::optional<Instant> next_deadline();
+  /// What to wait for besides the waker.
+  std::vector<int> wait_fds() const;
+  /// Changes when wait_fds() does.
+  uint64_t wait_version() const { return wait_version_; }
+  /// Asks all actors to stop and turns until they and their streams are gone, for at most `limit`.
+  void stop(Duration limit);
+  /// The thread that owns the worker from now on; actors' owner checks compare with it.
+  void bind_to_this_thread() {
+    owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+  Context& context() { return *this; }
+
+ private:
+  static constexpr size_t drain_limit = 64;
+  static constexpr unsigned stream_period = 64;
+  static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);
+
+  // Context
+  ActorId add_actor(std::unique_ptr<Actor> actor) override;
+  void remove_actor(ActorId id) override;
+  void add_poller(Poller* poller) override;
+  void remove_poller(Poller* poller) override;
+  void send_self(const Message& message) override;
+  void request_stream_turns(unsigned turns) override;
+  void assert_owner() const override;
+
+  /// A message to nobody in particular that hands an actor over.
+  static constexpr uint32_t adopt_kind = UINT32_MAX;
+
+  struct Slot {
+    std::unique_ptr<Actor> actor;
+    uint32_t generation = 1;
+    bool alive = false;
+  };
+
+  void deliver(const Message& message);
+  void take_over(const Message& message);
+  void bury();
+  Result<ActorId> reserve();
+  Actor* find(ActorId id);
+
+  std::shared_ptr<Mailbox<Message>> mailbox_;
+  std::mutex post_mutex_;
+  Address<Message> post_address_;
+
+  std::mutex reserve_mutex_;
+  std::vector<uint32_t> free_slots_;
+  std::vector<uint32_t> generations_;  // next generation of a slot, guarded by reserve_mutex_
+  std::vector<Slot> slots_;
+  std::atomic<size_t> actor_count_{0};
+
+  std::vector<uint32_t> leaving_;
+  std::deque<Message> local_;
+  std::vector<Poller*> pollers_;
+  uint64_t wait_version_ = 1;
+  std::atomic<uint64_t> turns_{0};
+  unsigned stream_countdown_ = 0;
+  unsigned eager_stream_turns_ = 0;
+  std::atomic<std::thread::id> owner_{};
+  Statistics statistics_;
+};
+
+}  // namespace nccl_ha
