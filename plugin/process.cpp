@@ -52,7 +52,7 @@ Result<void> Process::initialize(abi::Logger logger) {
   for (const std::string& warning : warnings) {
     NHA_LOG_WARN("{}", warning);
   }
-  auto refuse = [this](const Error& error) -> Result<void> {
+  auto refuse = [](const Error& error) -> Result<void> {
     NHA_LOG_ERROR("{}", error.message());
     return error;
   };

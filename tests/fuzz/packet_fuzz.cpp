@@ -32,7 +32,7 @@ struct World {
     command_port = io->local(fabric::Channel::command).port();
     data_port = io->local(fabric::Channel::data).port();
     port = std::make_unique<fabric::DatagramPort>(std::move(io), options, environment, 1500);
-    path = std::move(*port->create_path({1, 16, 16}, &owner));
+    path = port->create_path({1, 16, 16}, &owner).value();
     // Connected to itself: its own address is as good as a peer's.
     auto self = path->local_address();
     std::vector<std::byte> address(self.begin(), self.end());

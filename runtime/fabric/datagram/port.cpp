@@ -139,7 +139,7 @@ unsigned DatagramPort::poll(Instant now) {
     if (small == 0 || (pass_ & 3U) == 0) {
       work += static_cast<unsigned>(io_->receive(Channel::data, *this, data_receives));
     }
-    work += static_cast<unsigned>(hotel_.evict(now, [this](Room& room) {
+    work += static_cast<unsigned>(hotel_.evict(now, [](Room& room) {
       auto& segment = reinterpret_cast<Segment&>(room);  // the room is the segment's first member
       segment.path->on_evicted(segment);
     }));
