@@ -1,0 +1,107 @@
+// How the ranks of one run find each other and keep in step: a star of TCP connections with rank 0
+// in the middle.  It carries set-up, barriers and results; the measured traffic never uses it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/clock.h"
+#include "runtime/result.h"
+
+namespace nccl_ha::tools {
+
+/// The ranks of one run.  One thread.  Every wait ends: with a result, at the deadline
+/// (Errc::timed_out), or when another rank failed or vanished (Errc::closed, and the text names the
+/// rank and the reason).  Once one call failed all later ones fail.
+class World {
+ public:
+  struct Options {
+    uint32_t rank = 0;
+    uint32_t size = 1;
+    std::string host;       ///< where rank 0 listens; not used by rank 0 when listen_fd is given
+    uint16_t port = 0;      ///< its TCP port
+    int listen_fd = -1;     ///< rank 0 only: a listening socket to use (taken over)
+    uint64_t cookie = 0;    ///< equal in all ranks of a run; others are turned away
+    Instant join_deadline;  ///< until when all ranks must have come
+    Instant deadline;       ///< end of the whole run
+  };
+  /// Joins the run; returns when all ranks are there.
+  static Result<std::unique_ptr<World>> join(const Options& options);
+
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  uint32_t rank() const { return options_.rank; }
+  uint32_t size() const { return options_.size; }
+  Instant deadline() const { return options_.deadline; }
+
+  /// Every rank's text, by rank.
+  Result<std::vector<std::string>> all_gather(const std::string& mine);
+  /// Rank 0's text; what the others pass is ignored.
+  Result<std::string> broadcast(const std::string& from_zero);
+  Result<void> barrier();
+
+  /// Waits until `fd` is readable.  Rank 0 waits here for its orders.
+  Result<void> wait_readable(int fd);
+
+  /// Looks, without waiting, whether another rank failed or the deadline passed.
+  Result<void> check();
+
+  /// Tells the others why this rank gives up.  Best effort.
+  void announce_failure(const std::string& why);
+
+ private:
+  struct Peer {
+    uint32_t rank = 0;
+    int fd = -1;
+    std::string input;  ///< bytes not yet taken
+  };
+  explicit World(const Options& options) : options_(options) {}
+
+  Result<void> join_as_root();
+  Result<void> join_as_member();
+  Result<void> greet(Peer& stranger, bool& settled);
+  Result<void> send_to(Peer& peer, uint16_t type, const std::string& body);
+  Result<std::string> receive_from(Peer& peer);
+  /// Takes one complete frame out of the peer's input, if there is one.
+  Result<bool> take_frame(Peer& peer, uint16_t& type, std::string& body);
+  Result<void> pump(int timeout_ms, int extra_fd, bool* extra_ready);
+  Result<void> read_some(Peer& peer);
+  Error peer_failed(const std::string& text);
+  std::string missing_ranks() const;
+  int milliseconds_left(Instant until) const;
+
+  Options options_;
+  std::vector<Peer> peers_;  ///< rank 0: all others in order; else only rank 0
+  bool failed_ = false;
+  std::string failure_;
+};
+
+/// A barrier for processes of one host, in memory they share; a few hundred nanoseconds when every
+/// process has a core.
+class SharedBarrier {
+ public:
+  /// Waits until `count` processes are here; `check` runs now and then and ends the wait with an
+  /// error.
+  Result<void> wait(uint32_t count, const std::function<Result<void>()>& check);
+
+ private:
+  std::atomic<uint32_t> arrived_{0};
+  std::atomic<uint32_t> round_{0};
+};
+static_assert(std::atomic<uint32_t>::is_always_lock_free, "the barrier is shared by processes");
+
+/// A listening TCP socket on the loopback interface with a port of the system's choice.
+struct LoopbackListener {
+  int fd = -1;
+  uint16_t port = 0;
+};
+Result<LoopbackListener> listen_on_loopback();
+
+}  // namespace nccl_ha::tools

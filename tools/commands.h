@@ -1,0 +1,17 @@
+// What main() knows of the subcommands: each one adds itself and its options to the program.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace nccl_ha::tools {
+
+/// Adds `nccl-ha perf`.  A subcommand's callback runs the whole command; to end the program with a
+/// status other than 0 it throws CLI::RuntimeError with that status after printing its own message.
+void add_perf(CLI::App& app);
+
+/// Adds `nccl-ha info`.
+void add_info(CLI::App& app);
+
+}  // namespace nccl_ha::tools
