@@ -21,7 +21,9 @@ Result<uint32_t> Memory::add(uint64_t domain, void* base, size_t length) {
   }
   std::lock_guard lock(mutex_);
   uint32_t index = 0;
-  if (!free_.empty()) {
+  // A freed place rests before it is used again: with its 12 generation bits, a key then comes back
+  // only after millions of registrations.
+  if (free_.size() > resting_places || (!free_.empty() && used_ == (1U << index_bits))) {
     index = free_.front();
     free_.pop_front();
   } else {

@@ -55,6 +55,7 @@ class Memory {
  private:
   static constexpr uint32_t index_bits = 20;
   static constexpr uint32_t chunk_entries = 1024;
+  static constexpr size_t resting_places = 1024;
   static constexpr uint32_t chunks_max = (1U << index_bits) / chunk_entries;
   struct Entry {
     std::atomic<uint32_t> key{0};  // 0: free

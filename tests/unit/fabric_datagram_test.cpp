@@ -1,0 +1,331 @@
+// The parts of the datagram engine, each by itself.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "runtime/fabric/datagram/congestion.h"
+#include "runtime/fabric/datagram/fault_io.h"
+#include "runtime/fabric/datagram/hotel.h"
+#include "runtime/fabric/datagram/receive_window.h"
+#include "runtime/fabric/datagram/rtt.h"
+#include "runtime/fabric/datagram/wire.h"
+#include "runtime/random.h"
+
+namespace nccl_ha::fabric {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+FrameHeader sample_put() {
+  FrameHeader header;
+  header.type = FrameType::put;
+  header.flags = flag_last | flag_immediate | flag_ack;
+  header.path = 0x12345678;
+  header.token = 0x1122334455667788;
+  header.sequence = 77;
+  header.payload_length = 100;
+  header.fragment_length = 1000;
+  header.fragment_offset = 900;
+  header.immediate = 0xABCDEF01;
+  header.key = 0x100001;
+  header.address = 0x7F0000001000;
+  return header;
+}
+
+TEST(Wire, EncodesAndDecodesEveryField) {
+  FrameHeader header = sample_put();
+  header.acknowledge = 5;
+  header.credits = 6;
+  header.ack_delay_us = 7;
+  header.sent_us = 8;
+  header.echo_us = 9;
+  header.fragment = 10;
+  std::array<std::byte, header_bytes + 100> bytes{};
+  encode(header, bytes.data());
+  const auto got = decode(bytes, bytes.size());
+  ASSERT_TRUE(got);
+  std::array<std::byte, header_bytes> again{};
+  encode(*got, again.data());
+  EXPECT_TRUE(std::equal(again.begin(), again.end(), bytes.begin()));
+  EXPECT_EQ(got->address, header.address);
+  EXPECT_EQ(got->ack_delay_us, 7);
+}
+
+TEST(Wire, RefusesWhatCannotBe) {
+  const auto refused = [](auto change) {
+    FrameHeader header = sample_put();
+    change(header);
+    std::array<std::byte, header_bytes + 100> bytes{};
+    encode(header, bytes.data());
+    return !decode(bytes, bytes.size());
+  };
+  EXPECT_FALSE(refused([](FrameHeader&) {}));
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.payload_length = 101; })) << "longer than the packet";
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.fragment_offset = 901; })) << "beyond the fragment";
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.fragment_offset = 100; })) << "last, but not the end";
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.flags = 0; })) << "the end, but not last";
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.flags = 0xFF; })) << "unknown flags";
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.type = static_cast<FrameType>(0); }));
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.type = static_cast<FrameType>(8); }));
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.address = UINT64_MAX - 10; })) << "wraps";
+  EXPECT_TRUE(refused([](FrameHeader& h) {
+    h.payload_length = 0;
+    h.fragment_offset = 1000;
+  })) << "empty segment of a fragment that is not";
+  std::array<std::byte, header_bytes> bytes{};
+  encode(sample_put(), bytes.data());
+  for (size_t length = 0; length < header_bytes; ++length) {
+    EXPECT_FALSE(decode(std::span(bytes).first(length), length)) << length;
+  }
+  bytes[0] = std::byte{0};
+  EXPECT_FALSE(decode(bytes, bytes.size())) << "wrong magic";
+}
+
+TEST(Wire, SequenceOrderSurvivesTheWrap) {
+  EXPECT_LT(sequence_distance(1, 2), 0);
+  EXPECT_GT(sequence_distance(0, UINT32_MAX), 0);
+  EXPECT_EQ(sequence_distance(UINT32_MAX, 0), -1);
+}
+
+TEST(Wire, AddressBlocksRoundTripAndAreChecked) {
+  WireAddress address;
+  auto* in4 = reinterpret_cast<sockaddr_in*>(&address.command.storage);
+  in4->sin_family = AF_INET;
+  in4->sin_port = htons(1111);
+  in4->sin_addr.s_addr = htonl(0x0A000001);
+  address.command.length = sizeof(sockaddr_in);
+  address.data = address.command;
+  address.data.set_port(2222);
+  address.path = 5;
+  address.token = 6;
+  address.mtu = 9000;
+  address.socket_bytes = 1 << 20;
+  address.window = 1024;
+  address.tiny_bytes = 768;
+  std::array<std::byte, wire_address_bytes> bytes{};
+  encode(address, bytes);
+  const auto got = decode_address(bytes);
+  ASSERT_TRUE(got);
+  EXPECT_TRUE(got->command == address.command);
+  EXPECT_TRUE(got->data == address.data);
+  EXPECT_EQ(got->token, 6U);
+  EXPECT_EQ(got->mtu, 9000U);
+  for (const auto& [field, value] : std::map<std::string, uint32_t>{
+           {"mtu", 100}, {"window", 1000}, {"window", 1 << 20}, {"tiny", 5000}}) {
+    WireAddress bad = address;
+    (field == "mtu" ? bad.mtu : field == "window" ? bad.window : bad.tiny_bytes) = value;
+    encode(bad, bytes);
+    EXPECT_FALSE(decode_address(bytes)) << field << " " << value;
+  }
+}
+
+struct Guest {
+  Room room;
+  bool evicted = false;
+};
+
+TEST(Hotel, EvictsNeverEarlyAndAtMostOneFloorLate) {
+  Random random(3);
+  Instant now(seconds(50));
+  Hotel hotel(now);
+  std::deque<Guest> guests(2000);
+  for (Guest& guest : guests) {
+    hotel.check_in(guest.room, now + Duration(static_cast<int64_t>(random.below(400'000'000))));
+  }
+  EXPECT_EQ(hotel.guests(), guests.size());
+  while (hotel.guests() != 0) {
+    now += Duration(static_cast<int64_t>(random.below(3'000'000)));
+    hotel.evict(now, [&](Room& room) {
+      auto& guest = reinterpret_cast<Guest&>(room);
+      EXPECT_LE(room.deadline, now) << "early";
+      EXPECT_FALSE(guest.evicted) << "twice";
+      guest.evicted = true;
+    });
+    for (const Guest& guest : guests) {
+      if (!guest.evicted) {
+        ASSERT_GT(guest.room.deadline + Duration(2 * Hotel::floor_ns), now) << "late";
+      }
+    }
+  }
+}
+
+TEST(Hotel, CheckOutStopsTheClockAndCallbacksMayCheckIn) {
+  Instant now(seconds(1));
+  Hotel hotel(now);
+  Guest out;
+  Guest again;
+  hotel.check_in(out.room, now + milliseconds(1));
+  hotel.check_in(again.room, now + milliseconds(1));
+  hotel.check_out(out.room);
+  int evictions = 0;
+  for (int i = 0; i < 10; ++i) {
+    now += milliseconds(2);
+    hotel.evict(now, [&](Room& room) {
+      ++evictions;
+      hotel.check_in(room, now + milliseconds(1));
+    });
+  }
+  EXPECT_EQ(evictions, 10);
+  EXPECT_FALSE(out.room.occupied());
+  EXPECT_EQ(hotel.guests(), 1U);
+  EXPECT_LE(hotel.sleep_until(), again.room.deadline + Duration(Hotel::floor_ns));
+  hotel.check_out(again.room);
+}
+
+TEST(Hotel, SleepsPastALongGap) {
+  Instant now(seconds(1));
+  Hotel hotel(now);
+  Guest guest;
+  hotel.check_in(guest.room, now + milliseconds(5));
+  now += seconds(3);  // many times round the floors
+  int evictions = 0;
+  hotel.evict(now, [&](Room&) { ++evictions; });
+  EXPECT_EQ(evictions, 1);
+}
+
+TEST(Rtt, FollowsRfc6298) {
+  RttEstimator rtt({milliseconds(100), microseconds(100), seconds(2)});
+  EXPECT_EQ(rtt.rto(), milliseconds(100));
+  rtt.sample(milliseconds(10));
+  EXPECT_EQ(rtt.srtt(), milliseconds(10));
+  EXPECT_EQ(rtt.rto(), milliseconds(10) + 4 * milliseconds(5));
+  rtt.sample(milliseconds(10));
+  // rttvar = 3/4 * 5 ms
+  EXPECT_EQ(rtt.rto(), milliseconds(10) + 4 * microseconds(3750));
+  rtt.back_off();
+  EXPECT_EQ(rtt.rto(), 2 * (milliseconds(10) + 4 * microseconds(3750)));
+  for (int i = 0; i < 20; ++i) {
+    rtt.back_off();
+  }
+  EXPECT_EQ(rtt.rto(), seconds(2)) << "bounded";
+  rtt.sample(milliseconds(10));
+  EXPECT_LT(rtt.rto(), milliseconds(50)) << "a sample ends the back-off";
+}
+
+TEST(Congestion, GrowsWithoutDelayAndShrinksWithIt) {
+  CongestionControl control({milliseconds(1), 10, 1, 1000});
+  Instant now(seconds(1));
+  const Duration base = microseconds(100);
+  for (int i = 0; i < 100; ++i) {
+    now += base;
+    control.on_ack(now, control.window(), base, base, true);
+  }
+  EXPECT_EQ(control.window(), 1000U) << "slow start reaches the maximum";
+  const uint32_t before = control.window();
+  now += milliseconds(20);
+  control.on_ack(now, 1, milliseconds(20), base, true);
+  EXPECT_LT(control.window(), before);
+  EXPECT_GE(control.window(), before / 2) << "never more than half at a time";
+  const uint32_t once = control.window();
+  control.on_ack(now + microseconds(1), 1, milliseconds(20), base, true);
+  EXPECT_EQ(control.window(), once) << "once per round trip";
+}
+
+TEST(Congestion, RandomLossOfOnePercentCostsLittleHeavyLossMuch) {
+  const auto run = [](double loss) {
+    CongestionControl control({milliseconds(1), 10, 1, 500});
+    Random random(5);
+    Instant now(seconds(1));
+    const Duration base = microseconds(100);
+    for (int round = 0; round < 2000; ++round) {
+      now += base;
+      uint32_t lost = 0;
+      const uint32_t window = control.window();
+      for (uint32_t i = 0; i < window; ++i) {
+        lost += random.chance(loss) ? 1 : 0;
+      }
+      control.on_ack(now, window - lost, base, base, true);
+      if (lost != 0) {
+        control.on_loss(now, lost, base);
+      }
+    }
+    return control.window();
+  };
+  EXPECT_GT(run(0.01), 100U);
+  EXPECT_LT(run(0.5), 30U);
+}
+
+TEST(Congestion, AnUnusedWindowDoesNotGrowAndATimeoutCollapsesIt) {
+  CongestionControl control({milliseconds(1), 10, 1, 1000});
+  Instant now(seconds(1));
+  for (int i = 0; i < 100; ++i) {
+    now += milliseconds(1);
+    control.on_ack(now, 5, microseconds(50), microseconds(50), false);
+  }
+  EXPECT_EQ(control.window(), 10U);
+  control.on_timeout();
+  EXPECT_EQ(control.window(), 2U);
+  for (int i = 0; i < 10; ++i) {
+    control.on_timeout();
+  }
+  EXPECT_EQ(control.window(), 1U);
+}
+
+TEST(ReceiveWindow, AgainstAPlainSetForRandomArrivals) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Random random(seed);
+    ReceiveWindow window(64);
+    std::set<uint32_t> arrived;
+    uint32_t delivered = 0;
+    for (int step = 0; step < 5000; ++step) {
+      const uint32_t sequence = window.next() + static_cast<uint32_t>(random.below(80)) - 8;
+      const auto verdict = window.check(sequence);
+      const bool known = sequence_distance(sequence, delivered) < 0 || arrived.contains(sequence);
+      const bool beyond = sequence_distance(sequence, delivered) >= 64;
+      ASSERT_EQ(verdict, known    ? ReceiveWindow::Verdict::duplicate
+                         : beyond ? ReceiveWindow::Verdict::beyond
+                                  : ReceiveWindow::Verdict::fresh)
+          << "seed " << seed << " step " << step;
+      if (verdict == ReceiveWindow::Verdict::fresh) {
+        ArrivedSegment segment;
+        segment.immediate = sequence;
+        window.arrive(sequence, std::move(segment));
+        arrived.insert(sequence);
+      }
+      uint32_t next = delivered;
+      while (arrived.contains(next)) {
+        ++next;
+      }
+      ASSERT_EQ(window.next(), next) << "seed " << seed;
+      std::array<std::byte, 16> bitmap;
+      const size_t bytes = window.selective(bitmap);
+      for (uint32_t i = 0; i < 63; ++i) {
+        const bool bit = i / 8 < bytes &&
+                         (std::to_integer<unsigned>(bitmap[i / 8]) >> (i % 8) & 1U) != 0;
+        ASSERT_EQ(bit, arrived.contains(window.next() + 1 + i)) << "seed " << seed;
+      }
+      while (random.chance(0.5) && window.front() != nullptr) {
+        ASSERT_EQ(window.front()->immediate, delivered) << "seed " << seed;
+        window.pop();
+        arrived.erase(delivered);
+        ++delivered;
+      }
+    }
+    EXPECT_GT(delivered, 500U);
+  }
+}
+
+TEST(FaultPlan, ParsesAndRefuses) {
+  auto plan = parse_fault_plan("drop=0.01,dup=0.5,reorder=1,ack_loss=0,seed=9");
+  ASSERT_TRUE(plan);
+  EXPECT_DOUBLE_EQ(plan->drop, 0.01);
+  EXPECT_DOUBLE_EQ(plan->duplicate, 0.5);
+  EXPECT_EQ(plan->seed, 9U);
+  EXPECT_TRUE(plan->active());
+  EXPECT_FALSE(parse_fault_plan("")->active());
+  for (const char* bad : {"drop", "drop=", "drop=2", "drop=-1", "drop=nan", "lose=0.1", "seed=x",
+                          "drop=0.1;dup=0.1"}) {
+    auto result = parse_fault_plan(bad);
+    ASSERT_FALSE(result) << bad;
+    EXPECT_NE(result.error().what.find("HA_NCCL_DGRAM_FAULTS"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace nccl_ha::fabric

@@ -1,0 +1,121 @@
+#include "runtime/config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "runtime/cpu.h"
+
+namespace nccl_ha {
+namespace {
+
+Environment with(std::map<std::string, std::string> variables) {
+  return Environment(std::move(variables));
+}
+
+TEST(Config, DefaultsAreThoseOfTheTable) {
+  auto config = load_config(with({}), nullptr);
+  ASSERT_TRUE(config);
+  EXPECT_TRUE(config->use_progress_thread);
+  EXPECT_EQ(config->progress_threads, 1);
+  EXPECT_EQ(config->dgram_tiny, 768);
+  for (const SettingView& view : describe(*config)) {
+    EXPECT_EQ(view.origin, "default") << view.name;
+    EXPECT_EQ(view.value, view.default_value) << view.name;
+    EXPECT_FALSE(view.help.empty()) << view.name;
+    EXPECT_TRUE(view.name.starts_with("HA_NCCL_")) << view.name;
+  }
+}
+
+TEST(Config, ReadsValuesAndSaysWhereTheyCameFrom) {
+  auto config = load_config(with({{"HA_NCCL_USE_PROGRESS_THREAD", "0"},
+                                  {"HA_NCCL_PROGRESS_THREADS", "4"},
+                                  {"NCCL_SOCKET_IFNAME", "eth"}}),
+                            nullptr);
+  ASSERT_TRUE(config);
+  EXPECT_FALSE(config->use_progress_thread);
+  EXPECT_EQ(config->progress_threads, 4);
+  EXPECT_EQ(config->ifname, "eth");
+  const auto views = describe(*config);
+  const auto ifname = std::find_if(views.begin(), views.end(),
+                                   [](const auto& v) { return v.name == "HA_NCCL_IFNAME"; });
+  EXPECT_EQ(ifname->origin, "environment (NCCL_SOCKET_IFNAME)");
+}
+
+TEST(Config, OursWinsOverNccls) {
+  auto config =
+      load_config(with({{"HA_NCCL_IFNAME", "ib"}, {"NCCL_SOCKET_IFNAME", "eth"}}), nullptr);
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->ifname, "ib");
+}
+
+TEST(Config, BadValuesNameVariableValueAndRange) {
+  const std::pair<const char*, const char*> bad[] = {
+      {"HA_NCCL_PROGRESS_THREADS", "0"},    {"HA_NCCL_PROGRESS_THREADS", "65"},
+      {"HA_NCCL_PROGRESS_THREADS", "two"},  {"HA_NCCL_PROGRESS_THREADS", ""},
+      {"HA_NCCL_PROGRESS_THREADS", "2 "},   {"HA_NCCL_USE_PROGRESS_THREAD", "yes"},
+      {"HA_NCCL_USE_PROGRESS_THREAD", "2"}, {"HA_NCCL_DGRAM_WINDOW", "1000"},
+      {"HA_NCCL_DGRAM_MTU", "700"},         {"HA_NCCL_DGRAM_DEAD_MS", "99999999999999999999"},
+  };
+  for (const auto& [name, value] : bad) {
+    auto config = load_config(with({{name, value}}), nullptr);
+    ASSERT_FALSE(config) << name << "=" << value;
+    EXPECT_EQ(config.code(), Errc::invalid_argument);
+    EXPECT_NE(config.error().what.find(std::string(name) + "=" + value), std::string::npos)
+        << config.error().what;
+  }
+  auto config = load_config(with({{"HA_NCCL_PROGRESS_THREADS", "65"}}), nullptr);
+  EXPECT_NE(config.error().what.find("1..64"), std::string::npos) << config.error().what;
+}
+
+TEST(Config, UnknownNamesGetTheNearestOne) {
+  std::vector<std::string> warnings;
+  auto config = load_config(with({{"HA_NCCL_PROGRES_THREADS", "2"}, {"PATH", "/bin"}}), &warnings);
+  ASSERT_TRUE(config);
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find("HA_NCCL_PROGRES_THREADS"), std::string::npos);
+  EXPECT_NE(warnings[0].find("did you mean HA_NCCL_PROGRESS_THREADS"), std::string::npos);
+}
+
+TEST(Config, TheDocumentedTableIsTheTable) {
+  std::ifstream in(NHA_SOURCE_DIR "/docs/configuration.md");
+  ASSERT_TRUE(in) << "docs/configuration.md is missing; make it with nccl-ha info --markdown";
+  std::stringstream text;
+  text << in.rdbuf();
+  EXPECT_EQ(text.str(), configuration_markdown())
+      << "docs/configuration.md is out of date; make it with nccl-ha info --markdown";
+}
+
+TEST(Cpu, ParsesProcessorLists) {
+  auto list = parse_cpu_list("0-3,8");
+  ASSERT_TRUE(list);
+  EXPECT_EQ(*list, (std::vector<int>{0, 1, 2, 3, 8}));
+  EXPECT_TRUE(parse_cpu_list("")->empty());
+  for (const char* bad : {"a", "1-", "-1", "3-1", "1,,2", "99999", "1-2-3"}) {
+    EXPECT_FALSE(parse_cpu_list(bad)) << bad;
+  }
+}
+
+TEST(Cpu, PlacesByNodeThenLoadThenIndex) {
+  const std::vector<WorkerInfo> workers{{0, 0, 2.0}, {1, 1, 5.0}, {2, 0, 1.0}, {3, 1, 4.0}};
+  EXPECT_EQ(place(workers, 0), 2U);
+  EXPECT_EQ(place(workers, 1), 3U) << "its own node although others are less loaded";
+  EXPECT_EQ(place(workers, -1), 2U);
+  EXPECT_EQ(place(workers, 7), 2U) << "nobody on that node";
+  const std::vector<WorkerInfo> equal{{-1, -1, 1.0}, {-1, -1, 1.0}};
+  EXPECT_EQ(place(equal, 0), 0U);
+}
+
+TEST(Cpu, PlansWorkersRoundRobin) {
+  const std::vector<int> cpus{0, 1};
+  const auto plan = plan_workers(3, cpus);
+  EXPECT_EQ(plan[0].cpu, 0);
+  EXPECT_EQ(plan[1].cpu, 1);
+  EXPECT_EQ(plan[2].cpu, 0);
+  EXPECT_EQ(plan_workers(1, {})[0].cpu, -1);
+}
+
+}  // namespace
+}  // namespace nccl_ha

@@ -1,0 +1,187 @@
+#include "runtime/mailbox.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "runtime/idle.h"
+#include "runtime/parker.h"
+#include "runtime/slot_table.h"
+
+namespace nccl_ha {
+namespace {
+
+struct Note {
+  uint32_t sender;
+  uint32_t number;
+};
+
+TEST(Mailbox, AGreedySenderCannotStarveAnother) {
+  // Without credits the queue's blocks would stay with whoever took them first, for ever.
+  Mailbox<Note> mailbox(64, 2);
+  auto first = mailbox.open(32);
+  auto second = mailbox.open(32);
+  ASSERT_TRUE(first && second);
+  for (int round = 0; round < 20000; ++round) {
+    size_t from_first = 0;
+    size_t from_second = 0;
+    while (first->try_send({1, 0})) {
+      ++from_first;
+    }
+    while (second->try_send({2, 0})) {
+      ++from_second;
+    }
+    ASSERT_EQ(from_first, 32U);
+    ASSERT_EQ(from_second, 32U);
+    ASSERT_EQ(mailbox.drain(1000, [](const Note&) {}), 64U);
+  }
+  EXPECT_EQ(first->rejected(), 20000U);
+}
+
+TEST(Mailbox, CreditsAndSendersAreBounded) {
+  Mailbox<Note> mailbox(10, 2);
+  auto first = mailbox.open(8);
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(mailbox.open(3)) << "only two credits are left";
+  EXPECT_FALSE(mailbox.open(0));
+  auto second = mailbox.open(2);
+  ASSERT_TRUE(second);
+  auto third = mailbox.open(1);
+  EXPECT_EQ(third.code(), Errc::no_memory);
+}
+
+TEST(Mailbox, AClosedSendersMessagesStillArriveAndItsPlaceIsReused) {
+  Mailbox<Note> mailbox(4, 1);
+  for (uint32_t round = 0; round < 100; ++round) {
+    auto address = mailbox.open(4);
+    ASSERT_TRUE(address) << round;
+    ASSERT_TRUE(address->try_send({0, round}));
+    *address = Address<Note>();  // closed with a message queued
+    EXPECT_FALSE(mailbox.open(4)) << "its message has not been taken out";
+    uint32_t got = UINT32_MAX;
+    EXPECT_EQ(mailbox.drain(10, [&](const Note& note) { got = note.number; }), 1U);
+    EXPECT_EQ(got, round);
+  }
+}
+
+TEST(Mailbox, AddressesOutliveASharedMailbox) {
+  auto mailbox = std::make_shared<Mailbox<Note>>(4, 1);
+  auto address = mailbox->open(4);
+  ASSERT_TRUE(address);
+  mailbox->detach_waker();
+  mailbox.reset();
+  EXPECT_TRUE(address->try_send({1, 2}));
+}
+
+TEST(Mailbox, EachSendersMessagesArriveInOrder) {
+  constexpr uint32_t senders = 3;
+  constexpr uint32_t messages = 60000;
+  Mailbox<Note> mailbox(senders * 64, senders);
+  std::vector<std::thread> threads;
+  for (uint32_t s = 0; s < senders; ++s) {
+    auto address = mailbox.open(64);
+    ASSERT_TRUE(address);
+    threads.emplace_back([s, to = std::move(*address)]() mutable {
+      for (uint32_t i = 0; i < messages; ++i) {
+        while (!to.try_send({s, i})) {
+          std::this_thread::yield();
+        }
+      }
+    });
+  }
+  std::vector<uint32_t> next(senders, 0);
+  size_t received = 0;
+  while (received < size_t{senders} * messages) {
+    const size_t got = mailbox.drain(64, [&](const Note& note) {
+      ASSERT_EQ(note.number, next[note.sender]);
+      ++next[note.sender];
+    });
+    received += got;
+    if (got == 0) {
+      std::this_thread::yield();
+    }
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_TRUE(mailbox.looks_empty());
+}
+
+TEST(Mailbox, NoWakeUpIsLost) {
+  // A receiver that sleeps whenever it sees nothing; a sender that mostly sends one at a time, so
+  // that nearly every message meets a receiver about to fall asleep.
+  constexpr uint32_t messages = 100000;
+  auto parker = Parker::make();
+  ASSERT_TRUE(parker);
+  Mailbox<Note> mailbox(4, 1, parker->get());
+  auto address = mailbox.open(4);
+  ASSERT_TRUE(address);
+  std::atomic<uint32_t> taken{0};
+  std::thread sender([&, to = std::move(*address)]() mutable {
+    for (uint32_t i = 0; i < messages; ++i) {
+      while (!to.try_send({0, i})) {
+        std::this_thread::yield();
+      }
+      if (i % 7 == 0) {
+        while (taken.load(std::memory_order_acquire) <= i) {
+          std::this_thread::yield();
+        }
+      }
+    }
+  });
+  uint32_t received = 0;
+  uint64_t sleeps = 0;
+  SteadyClock clock;
+  while (received < messages) {
+    received += static_cast<uint32_t>(mailbox.drain(8, [](const Note&) {}));
+    taken.store(received, std::memory_order_release);
+    if (received == messages) {
+      break;
+    }
+    (*parker)->sleeping.exchange(1, std::memory_order_seq_cst);
+    if (mailbox.looks_empty()) {
+      ++sleeps;
+      const Instant before = clock.now();
+      (*parker)->sleep(before + std::chrono::seconds(20), before);
+      ASSERT_LT(clock.now() - before, std::chrono::seconds(15)) << "a wake-up was lost";
+    }
+    (*parker)->sleeping.store(0, std::memory_order_seq_cst);
+  }
+  sender.join();
+  EXPECT_GT(sleeps, 0U) << "the test never slept and proves nothing";
+}
+
+TEST(IdlePolicy, SpinsYieldsSleeps) {
+  using std::chrono::microseconds;
+  IdlePolicy idle(microseconds(10), microseconds(100));
+  const Instant t0(std::chrono::seconds(5));
+  EXPECT_EQ(idle.next(true, t0), IdlePolicy::Step::spin);
+  EXPECT_EQ(idle.next(false, t0), IdlePolicy::Step::spin);
+  EXPECT_EQ(idle.next(false, t0 + microseconds(9)), IdlePolicy::Step::spin);
+  EXPECT_EQ(idle.next(false, t0 + microseconds(11)), IdlePolicy::Step::yield);
+  EXPECT_EQ(idle.next(false, t0 + microseconds(111)), IdlePolicy::Step::sleep);
+  EXPECT_EQ(idle.next(true, t0 + microseconds(200)), IdlePolicy::Step::spin);
+  EXPECT_EQ(idle.next(false, t0 + microseconds(201)), IdlePolicy::Step::spin);
+}
+
+TEST(SlotTable, StaleHandlesFindNothing) {
+  SlotTable<int> table(2);
+  int a = 1;
+  int b = 2;
+  const auto first = table.insert(&a);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(table.find(*first), &a);
+  EXPECT_EQ(Handle::unpack(first->pack()), *first);
+  EXPECT_TRUE(table.erase(*first));
+  EXPECT_FALSE(table.erase(*first));
+  const auto second = table.insert(&b);
+  EXPECT_EQ(second->index, first->index);
+  EXPECT_EQ(table.find(*first), nullptr);
+  EXPECT_EQ(table.find(*second), &b);
+  EXPECT_TRUE(table.insert(&a));
+  EXPECT_FALSE(table.insert(&a)) << "full";
+}
+
+}  // namespace
+}  // namespace nccl_ha

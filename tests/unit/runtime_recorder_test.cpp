@@ -1,0 +1,142 @@
+#include "runtime/recorder.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/log.h"
+#include "runtime/random.h"
+#include "runtime/result.h"
+
+namespace nccl_ha {
+namespace {
+
+TEST(Recorder, KeepsTheLastEventsInOrder) {
+  Recorder recorder(100);  // rounded up to 128
+  EXPECT_EQ(recorder.capacity(), 128U);
+  for (uint64_t i = 0; i < 300; ++i) {
+    recorder.record(TraceEvent::cts_sent, 7, i, 2 * i, Instant(Duration(i)));
+  }
+  const auto events = recorder.snapshot();
+  ASSERT_EQ(events.size(), 128U);
+  EXPECT_EQ(recorder.overwritten(), 172U);
+  for (size_t i = 0; i < events.size(); ++i) {
+    EXPECT_EQ(events[i].a, 172 + i);
+    EXPECT_EQ(events[i].b, 2 * (172 + i));
+    EXPECT_EQ(events[i].actor, 7U);
+    EXPECT_EQ(events[i].event, TraceEvent::cts_sent);
+  }
+}
+
+TEST(Recorder, ZeroCapacityRecordsNothing) {
+  Recorder recorder(0);
+  recorder.record(TraceEvent::cts_sent, 1, 2, 3, Instant{});
+  EXPECT_TRUE(recorder.snapshot().empty());
+}
+
+TEST(Recorder, SnapshotsBesideTheWriterAreNeverTorn) {
+  Recorder recorder(1 << 16);
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (uint64_t i = 0; !stop.load(std::memory_order_relaxed); ++i) {
+      recorder.record(TraceEvent::path_state, static_cast<uint32_t>(i), i, ~i,
+                      Instant(Duration(static_cast<int64_t>(i))));
+    }
+  });
+  size_t seen = 0;
+  for (int round = 0; round < 50; ++round) {
+    for (const RecordedEvent& event : recorder.snapshot()) {
+      ++seen;
+      ASSERT_EQ(event.b, ~event.a);
+      ASSERT_EQ(event.actor, static_cast<uint32_t>(event.a));
+      ASSERT_EQ(event.time_ns, static_cast<int64_t>(event.a));
+    }
+  }
+  stop.store(true);
+  writer.join();
+  EXPECT_GT(seen, 0U);
+}
+
+TEST(Recorder, EveryEventHasANameAndHelp) {
+  for (size_t i = 0; i < trace_event_count(); ++i) {
+    const TraceEventInfo& info = describe(static_cast<TraceEvent>(i));
+    EXPECT_STRNE(info.name, "unknown");
+    EXPECT_STRNE(info.help, "");
+  }
+  EXPECT_STREQ(describe(static_cast<TraceEvent>(9999)).name, "unknown");
+}
+
+std::vector<std::pair<LogLevel, std::string>> lines;
+
+void collect(void*, LogLevel level, const char*, int, const char* text) {
+  lines.emplace_back(level, text);
+}
+
+TEST(Log, RepeatedWarningsAreLimitedAndCounted) {
+  lines.clear();
+  set_log_sink(collect, nullptr);
+  for (int i = 0; i < 10000; ++i) {
+    NHA_LOG_WARN_LIMITED("packet {} is bad", i);
+  }
+  set_log_sink(nullptr, nullptr);
+  ASSERT_GE(lines.size(), 1U);
+  EXPECT_LE(lines.size(), 3U) << "at most one a second";
+  EXPECT_EQ(lines[0].second, "packet 0 is bad");
+}
+
+TEST(Log, DisabledLevelsAreNotEvenFormatted) {
+  lines.clear();
+  set_log_sink(collect, nullptr);
+  set_log_level(LogLevel::warn);
+  int formatted = 0;
+  auto expensive = [&] {
+    ++formatted;
+    return 1;
+  };
+  NHA_LOG_INFO("{}", expensive());
+  NHA_LOG_WARN("{}", expensive());
+  set_log_level(LogLevel::info);
+  set_log_sink(nullptr, nullptr);
+  EXPECT_EQ(formatted, 1);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0].first, LogLevel::warn);
+}
+
+TEST(Random, RepeatsFromASeedAndIsUniform) {
+  Random a(42);
+  Random b(42);
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_EQ(a.next(), b.next());
+  }
+  EXPECT_NE(Random(1).next(), Random(2).next());
+  std::vector<int> histogram(7, 0);
+  for (int i = 0; i < 70000; ++i) {
+    ++histogram[a.below(7)];
+  }
+  for (const int count : histogram) {
+    EXPECT_NEAR(count, 10000, 500);
+  }
+  EXPECT_EQ(a.below(0), 0U);
+  EXPECT_FALSE(a.chance(0));
+  EXPECT_TRUE(a.chance(1));
+  EXPECT_NE(os_random_u64(), os_random_u64());
+}
+
+TEST(Result, CarriesValueOrError) {
+  Result<int> good = 5;
+  EXPECT_TRUE(good);
+  EXPECT_EQ(*good, 5);
+  Result<int> bad = fail(Errc::system, "cannot open x", 2);
+  EXPECT_FALSE(bad);
+  EXPECT_EQ(bad.code(), Errc::system);
+  EXPECT_EQ(bad.error().message(), "cannot open x: No such file or directory");
+  EXPECT_STREQ(to_text(Errc::remote), "remote error");
+  Result<void> fine;
+  EXPECT_TRUE(fine);
+}
+
+}  // namespace
+}  // namespace nccl_ha

@@ -1,0 +1,154 @@
+#include "runtime/timer_wheel.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "runtime/random.h"
+
+namespace nccl_ha {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+struct Alarm {
+  Alarm() { timer.bind([](void* self) { static_cast<Alarm*>(self)->ring(); }, this); }
+  void ring() {
+    ++rings;
+    if (log != nullptr) {
+      log->push_back(id);
+    }
+    if (rearm.count() != 0) {
+      wheel->arm(timer, *now + rearm);
+    }
+  }
+  Timer timer;
+  int id = 0;
+  int rings = 0;
+  std::vector<int>* log = nullptr;
+  TimerWheel* wheel = nullptr;
+  const Instant* now = nullptr;
+  Duration rearm{};
+};
+
+const Instant start{seconds(1000)};
+
+TEST(TimerWheel, NeverEarlyAndAtMostOneTickLate) {
+  // Random deadlines from microseconds to hours, against the definition.
+  Random random(11);
+  TimerWheel wheel(start);
+  Instant now = start;
+  std::vector<std::unique_ptr<Alarm>> alarms;
+  for (int i = 0; i < 500; ++i) {
+    alarms.push_back(std::make_unique<Alarm>());
+    const auto spread = static_cast<int64_t>(1) << (10 + random.below(34));
+    wheel.arm(alarms.back()->timer,
+              start + Duration(static_cast<int64_t>(random.below(static_cast<uint64_t>(spread)))));
+  }
+  std::vector<Instant> deadlines;
+  for (const auto& alarm : alarms) {
+    deadlines.push_back(alarm->timer.deadline());
+  }
+  while (wheel.size() != 0) {
+    const auto next = wheel.next_deadline();
+    ASSERT_TRUE(next);
+    now = std::max(now + Duration(1), *next);
+    if (random.chance(0.3)) {
+      now += Duration(static_cast<int64_t>(random.below(1 << 22)));
+    }
+    wheel.expire(now);
+    for (size_t i = 0; i < alarms.size(); ++i) {
+      if (alarms[i]->rings != 0) {
+        ASSERT_LE(deadlines[i], now) << "early, seed 11, alarm " << i;
+      } else {
+        ASSERT_GT(deadlines[i] + TimerWheel::tick, now) << "late, seed 11, alarm " << i;
+      }
+    }
+  }
+  for (const auto& alarm : alarms) {
+    EXPECT_EQ(alarm->rings, 1);
+  }
+}
+
+TEST(TimerWheel, NextDeadlineIsNeverLaterThanTheFirstTimerByMoreThanATick) {
+  TimerWheel wheel(start);
+  EXPECT_FALSE(wheel.next_deadline());
+  Alarm alarm;
+  for (const Duration in : {Duration(1), Duration(microseconds(100)), Duration(milliseconds(7)),
+                            Duration(seconds(3)), Duration(seconds(100000))}) {
+    wheel.arm(alarm.timer, start + in);
+    ASSERT_TRUE(wheel.next_deadline());
+    EXPECT_LE(*wheel.next_deadline(), start + in + TimerWheel::tick);
+    wheel.cancel(alarm.timer);
+  }
+  EXPECT_FALSE(wheel.next_deadline());
+}
+
+TEST(TimerWheel, TiesFireInArmingOrderAcrossLevels) {
+  TimerWheel wheel(start);
+  std::vector<int> log;
+  std::vector<std::unique_ptr<Alarm>> alarms;
+  const Instant due = start + seconds(2);
+  for (int i = 0; i < 5; ++i) {
+    alarms.push_back(std::make_unique<Alarm>());
+    alarms.back()->id = i;
+    alarms.back()->log = &log;
+  }
+  for (int i = 0; i < 3; ++i) {
+    wheel.arm(alarms[static_cast<size_t>(i)]->timer, due);  // far away: an upper level
+  }
+  wheel.expire(due - milliseconds(1));
+  for (int i = 3; i < 5; ++i) {
+    wheel.arm(alarms[static_cast<size_t>(i)]->timer, due);  // close: the lowest level
+  }
+  wheel.expire(due + milliseconds(1));
+  EXPECT_EQ(log, (std::vector<int>{0, 1, 2, 3, 4}));
+}
+
+TEST(TimerWheel, CancelAndRearm) {
+  TimerWheel wheel(start);
+  Alarm alarm;
+  wheel.arm(alarm.timer, start + milliseconds(1));
+  wheel.cancel(alarm.timer);
+  wheel.expire(start + milliseconds(10));
+  EXPECT_EQ(alarm.rings, 0);
+  wheel.arm(alarm.timer, start + milliseconds(20));
+  wheel.arm(alarm.timer, start + milliseconds(40));
+  wheel.expire(start + milliseconds(30));
+  EXPECT_EQ(alarm.rings, 0);
+  wheel.expire(start + milliseconds(41));
+  EXPECT_EQ(alarm.rings, 1);
+  EXPECT_EQ(wheel.size(), 0U);
+}
+
+TEST(TimerWheel, ACallbackThatRearmsForThePastDoesNotHangExpire) {
+  TimerWheel wheel(start);
+  Instant now = start + milliseconds(1);
+  Alarm alarm;
+  alarm.wheel = &wheel;
+  alarm.now = &start;
+  alarm.rearm = Duration(1);
+  wheel.arm(alarm.timer, start);
+  EXPECT_EQ(wheel.expire(now), 1U);
+  EXPECT_EQ(wheel.expire(now), 1U);
+  wheel.cancel(alarm.timer);
+}
+
+TEST(TimerWheel, LimitLeavesTheRestForTheNextCall) {
+  TimerWheel wheel(start);
+  std::vector<std::unique_ptr<Alarm>> alarms;
+  for (int i = 0; i < 10; ++i) {
+    alarms.push_back(std::make_unique<Alarm>());
+    wheel.arm(alarms.back()->timer, start + milliseconds(1));
+  }
+  EXPECT_EQ(wheel.expire(start + milliseconds(2), 4), 4U);
+  EXPECT_EQ(wheel.expire(start + milliseconds(2), 4), 4U);
+  EXPECT_EQ(wheel.expire(start + milliseconds(2), 4), 2U);
+}
+
+}  // namespace
+}  // namespace nccl_ha
