@@ -138,6 +138,9 @@ void add_measurement(CLI::App& perf, RawOptions& raw) {
                   "Messages per receive request, told apart by tags (sendrecv, alltoall, pt2pt)")
       ->capture_default_str();
   perf.add_flag("--bidirectional", o.bidirectional, "pt2pt: both directions at once");
+  perf.add_flag("--reuse", o.reuse,
+                "pt2pt, sendrecv: use --depth steps over and over, as NCCL's own buffers are, "
+                "instead of one buffer of the whole size");
   perf.add_flag("--spin", o.spin, "Do not yield the processor after a pass without progress");
   perf.add_option("--seed", o.seed, "Seed of the data")->capture_default_str();
 }

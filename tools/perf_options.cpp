@@ -182,6 +182,9 @@ Result<void> settle(PerfOptions& options, uint32_t world_size) {
   if (options.bidirectional && options.op != OpKind::pt2pt) {
     return fail(Errc::invalid_argument, "--bidirectional works with pt2pt only");
   }
+  if (options.reuse && options.op != OpKind::pt2pt && options.op != OpKind::sendrecv) {
+    return fail(Errc::invalid_argument, "--reuse works with pt2pt and sendrecv only");
+  }
   const bool latency = options.op == OpKind::latency;
   if (latency) {
     options.type = DataType::uint8;  // messages, not elements

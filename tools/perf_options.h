@@ -61,6 +61,7 @@ struct PerfOptions {
   uint32_t depth = 8;
   uint32_t group = 1;
   bool bidirectional = false;
+  bool reuse = false;
   bool spin = false;
   bool verbose = false;
   uint32_t timeout_s = 300;

@@ -138,7 +138,6 @@ class Planner {
         add_reduction(recv, channel, block(back(step + 2), channel),
                       last ? Buffer::out : Buffer::work, last ? own : 0);
       }
-      plan_.slots_bytes = std::max(plan_.slots_bytes, (channel + 1) * o_.depth * o_.message_bytes);
     }
     if (gathers) {
       for (uint32_t step = 0; step + 1 < o_.ranks; ++step) {
@@ -205,13 +204,27 @@ class Planner {
       if (to >= 0) {
         PlannedFlow send{static_cast<uint32_t>(to), channel, -1, {}};
         add_send(send, Buffer::in, range, 0, false);
+        place_in_ring(send);
         plan_.sends.push_back(std::move(send));
       }
       if (from >= 0) {
         PlannedFlow recv{static_cast<uint32_t>(from), channel, -1, {}};
         add_receive(recv, range);
+        place_in_ring(recv);
         plan_.recvs.push_back(std::move(recv));
       }
+    }
+  }
+
+  /// With reuse, message i lives in step i modulo the number in flight, as in NCCL's own buffers.
+  void place_in_ring(PlannedFlow& flow) const {
+    if (!o_.reuse) {
+      return;
+    }
+    const size_t steps = o_.depth * o_.group;
+    for (size_t i = 0; i < flow.messages.size(); ++i) {
+      flow.messages[i].offset = (flow.channel * steps + i % steps) * o_.message_bytes;
+      flow.messages[i].compares = flow.messages[i].buffer == Buffer::out;
     }
   }
 
@@ -280,6 +293,24 @@ std::vector<std::pair<uint32_t, uint32_t>> links(OpKind op, uint32_t ranks, bool
   return out;
 }
 
+std::array<size_t, buffers> buffer_sizes(const PlanOptions& options, const Geometry& size) {
+  const size_t step = options.channels * options.depth * options.message_bytes;
+  if (options.reuse) {
+    return {step * options.group, step * options.group, step * options.group, 0};
+  }
+  return {size.in_bytes, size.out_bytes, size.work_bytes, reduces(options.op) ? step : 0};
+}
+
+int reuse_source(const PlanOptions& options) {
+  if (options.op == OpKind::sendrecv) {
+    return static_cast<int>((options.rank + options.ranks - 1) % options.ranks);
+  }
+  if (options.rank == 1) {
+    return 0;
+  }
+  return options.rank == 0 && options.bidirectional ? 1 : -1;
+}
+
 Plan make_plan(const PlanOptions& options, const Geometry& size) {
   return Planner(options, size).run();
 }
@@ -290,6 +321,9 @@ std::vector<Expected> expected_output(const PlanOptions& options, const Geometry
   std::vector<uint32_t> everybody(options.ranks);
   std::iota(everybody.begin(), everybody.end(), 0U);
   std::vector<Expected> out;
+  if (options.reuse) {
+    return out;
+  }
   switch (options.op) {
     case OpKind::all_reduce:
       out.push_back({0, one, 0, everybody});

@@ -5,6 +5,7 @@
 // It knows no plugin and no memory, only offsets, so it can be tested without either.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -18,7 +19,7 @@ namespace nccl_ha::tools {
 enum class Buffer : uint8_t {
   in,     ///< what the rank contributes; never written during an operation
   out,    ///< the result
-  work,   ///< partial reductions on their way
+  work,   ///< partial reductions on their way; with reuse, what must arrive in `out`
   slots,  ///< where contributions to a reduction arrive, one step per message in flight
 };
 inline constexpr int buffers = 4;
@@ -48,6 +49,9 @@ struct PlannedMessage {
   size_t bytes = 0;
   uint32_t after = 0;  ///< sends: receives of the gate flow that must be complete
 
+  /// Receives in a ring of reused steps: compare with the same place of `work` once arrived.
+  bool compares = false;
+
   /// Receives into slots: once arrived, reduce with `in` at operand_offset into result.
   bool reduces = false;
   size_t operand_offset = 0;
@@ -74,7 +78,6 @@ struct Plan {
   std::vector<PlannedFlow> sends;
   std::vector<PlannedFlow> recvs;
   std::vector<LocalCopy> copies;
-  size_t slots_bytes = 0;
 };
 
 struct PlanOptions {
@@ -87,12 +90,21 @@ struct PlanOptions {
   uint32_t depth = 8;
   size_t message_bytes = 512 << 10;
   bool bidirectional = false;
+  uint32_t group = 1;
+  bool reuse = false;  ///< sendrecv and pt2pt: every buffer is a ring of steps, used over and over
 };
+
+/// Bytes of each buffer that an operation of that size needs.
+std::array<size_t, buffers> buffer_sizes(const PlanOptions& options, const Geometry& size);
+
+/// The rank whose data this rank receives when buffers are reused, -1: none.
+int reuse_source(const PlanOptions& options);
 
 /// The plan of one rank.  Every block travels as at least one message, empty if need be.
 Plan make_plan(const PlanOptions& options, const Geometry& size);
 
-/// What the rank's output buffer must hold, from the definition of the operation alone.
+/// What the rank's output buffer must hold, from the definition of the operation alone.  Empty with
+/// reuse, where every message is compared as it arrives.
 std::vector<Expected> expected_output(const PlanOptions& options, const Geometry& size);
 
 }  // namespace nccl_ha::tools

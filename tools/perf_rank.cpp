@@ -126,6 +126,8 @@ class Rank {
     p.depth = o_.depth;
     p.message_bytes = o_.message_bytes;
     p.bidirectional = o_.bidirectional;
+    p.group = o_.group;
+    p.reuse = o_.reuse;
     return p;
   }
 
@@ -137,8 +139,7 @@ class Rank {
     if (o_.op == OpKind::latency) {
       sizes[0] = sizes[1] = latency_buffer_bytes(o_.max_bytes, o_.depth);
     } else {
-      const size_t slots = reduces(o_.op) ? p.channels * o_.depth * o_.message_bytes : 0;
-      sizes = {largest.in_bytes, largest.out_bytes, largest.work_bytes, slots};
+      sizes = buffer_sizes(p, largest);
     }
     auto memory = BufferSet::allocate(sizes);
     if (!memory) {
@@ -233,6 +234,16 @@ class Rank {
     return setup_.barrier->wait(setup_.world.size, check_);
   }
 
+  void fill(const PlanOptions& p, const Geometry& size, Encoding encoding) {
+    const size_t bytes = p.reuse ? buffer_sizes(p, size)[0] : size.in_bytes;
+    fill_stream(memory_->span(Buffer::in).first(bytes), 0, stream_key(o_.seed, p.rank, iteration_),
+                encoding);
+    if (const int source = p.reuse ? reuse_source(p) : -1; source >= 0) {
+      fill_stream(memory_->span(Buffer::work).first(bytes), 0,
+                  stream_key(o_.seed, static_cast<uint32_t>(source), iteration_), encoding);
+    }
+  }
+
   Result<Measured> measure(const Geometry& size) {
     const PlanOptions p = plan_options();
     TransferOptions t{p.rank, o_.depth, o_.group, o_.spin, o_.type, o_.reduce_op};
@@ -243,7 +254,7 @@ class Rank {
     const auto expected = expected_output(p, size);
     const Encoding encoding = encoding_for(o_.type, reduces(o_.op), p.ranks);
     const Checker checker(o_.seed, o_.type, o_.reduce_op, encoding);
-    const auto input = memory_->span(Buffer::in).first(size.in_bytes);
+    (*transfer)->set_comparing(o_.check);
     Measured out;
     SteadyClock clock;
     double seconds = 0;
@@ -251,7 +262,7 @@ class Rank {
     const uint64_t total = o_.warmup + o_.iterations;
     for (uint64_t i = 0; i < total; ++i, ++iteration_) {
       if (o_.check || i == 0) {
-        fill_stream(input, 0, stream_key(o_.seed, p.rank, iteration_), encoding);
+        fill(p, size, encoding);
       }
       // Checked iterations are timed one by one from a common start; others run back to back.
       if (o_.check || i == 0 || i == o_.warmup) {
@@ -276,6 +287,10 @@ class Rank {
         }
       }
       report_progress(end, i, total);
+    }
+    if (const uint64_t wrong = (*transfer)->wrong_bytes(); wrong > 0) {
+      out.check.wrong += wrong;
+      out.check.first_finding = fmt::format("{} bytes of reused steps differ", wrong);
     }
     out.time_s = seconds / static_cast<double>(o_.iterations);
     out.cpu_s = cpu / static_cast<double>(o_.iterations);

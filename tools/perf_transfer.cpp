@@ -61,6 +61,7 @@ Result<void> Transfer::bind(const PlannedFlow& planned, bool sends, const Buffer
     // NCCL's tag is the sender's rank; a group needs one per position.
     item.tag = grouped ? group_tag + static_cast<int>(i % options_.group) : rank_tag;
     item.reduces = m.reduces;
+    item.compared = m.compares ? memory.data(Buffer::work) + m.offset : nullptr;
     item.operand = memory.data(Buffer::in) + m.operand_offset;
     item.result = memory.data(m.result) + m.result_offset;
     flow.items.push_back(item);
@@ -172,6 +173,14 @@ void Transfer::finish_receive(Flow& flow, const int* sizes) {
                fmt::format("{} reported {} bytes for message {} on {}, which has {}", api_.name(),
                            sizes[i], first + i, link_text(flow, false), item.bytes));
       return;
+    }
+    if (item.compared != nullptr && comparing_ &&
+        std::memcmp(item.data, item.compared, item.bytes) != 0) {
+      const auto* found = static_cast<const std::byte*>(item.data);
+      const auto* wanted = static_cast<const std::byte*>(item.compared);
+      for (size_t at = 0; at < item.bytes; ++at) {
+        wrong_bytes_ += found[at] != wanted[at] ? 1 : 0;
+      }
     }
     if (item.reduces) {
       reduce(item.result, item.operand, item.data, item.bytes, options_.type, options_.reduce_op);

@@ -43,6 +43,11 @@ class Transfer {
 
   Result<void> run(const IdleCheck& check);
 
+  /// Bytes that differed since make(), where messages are compared as they arrive.
+  uint64_t wrong_bytes() const { return wrong_bytes_; }
+  /// Whether to compare them at all; on by default.
+  void set_comparing(bool comparing) { comparing_ = comparing; }
+
   /// How far every unfinished connection is, for error messages.
   std::string progress() const;
 
@@ -54,6 +59,7 @@ class Transfer {
     uint32_t after = 0;
     int tag = 0;
     bool reduces = false;
+    const void* compared = nullptr;  ///< what must arrive; nullptr: not looked at here
     const void* operand = nullptr;
     void* result = nullptr;
   };
@@ -91,6 +97,8 @@ class Transfer {
   std::vector<Flow> recvs_;
   std::vector<Flow> sends_;
   uint32_t unfinished_ = 0;
+  uint64_t wrong_bytes_ = 0;
+  bool comparing_ = true;
   bool failed_ = false;
   Error error_;
 };
