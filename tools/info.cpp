@@ -1,0 +1,239 @@
+// nccl-ha info: devices, addresses, settings; what the plugin would do on this host and why.
+#include <netinet/udp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "runtime/config.h"
+#include "runtime/cpu.h"
+#include "runtime/fabric/datagram/fault_io.h"
+#include "runtime/fabric/interfaces.h"
+#include "runtime/log.h"
+#include "tools/commands.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+using fabric::IpAddress;
+using fabric::NetInterface;
+using nlohmann::json;
+
+struct InfoOptions {
+  bool env_only = false;
+  bool as_json = false;
+  bool markdown = false;
+};
+
+/// What the kernel offers to the datagram fabric.
+struct KernelSupport {
+  int64_t rmem_max = -1;
+  int64_t wmem_max = -1;
+  int64_t granted_bytes = -1;
+  bool segmentation = false;
+  bool coalescing = false;
+};
+
+int64_t read_number(const char* path) {
+  std::ifstream in(path);
+  int64_t value = -1;
+  in >> value;
+  return value;
+}
+
+KernelSupport probe_kernel(const Config& config) {
+  KernelSupport support;
+  support.rmem_max = read_number("/proc/sys/net/core/rmem_max");
+  support.wmem_max = read_number("/proc/sys/net/core/wmem_max");
+  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    return support;
+  }
+  int value = 0;
+  socklen_t length = sizeof value;
+  support.segmentation = getsockopt(fd, SOL_UDP, UDP_SEGMENT, &value, &length) == 0;
+  const int on = 1;
+  support.coalescing = setsockopt(fd, SOL_UDP, UDP_GRO, &on, sizeof on) == 0;
+  const int wanted = static_cast<int>(config.dgram_socket_bytes);
+  if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &wanted, sizeof wanted) != 0) {
+    static_cast<void>(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &wanted, sizeof wanted));
+  }
+  length = sizeof value;
+  if (getsockopt(fd, SOL_SOCKET, SO_RCVBUF, &value, &length) == 0) {
+    support.granted_bytes = value / 2;  // the kernel reports twice what it grants to payload
+  }
+  close(fd);
+  return support;
+}
+
+std::string why_not(const NetInterface& interface, const Config& config) {
+  if (!interface.up) {
+    return "it is down";
+  }
+  if (!config.ifname.empty()) {
+    return fmt::format("it does not match '{}'", config.ifname);
+  }
+  if (interface.loopback) {
+    return "loopback is used only when nothing else is up";
+  }
+  if (!config.socket_family.empty()) {
+    return fmt::format("it has no {} address", config.socket_family);
+  }
+  return "container bridges are left out";
+}
+
+std::string addresses_text(const NetInterface& interface) {
+  std::string out;
+  for (const IpAddress& address : interface.addresses) {
+    out += fmt::format("{}{}/{}", out.empty() ? "" : " ", address.text(), address.prefix_len);
+  }
+  return out;
+}
+
+json device_json(const NetInterface& interface) {
+  json addresses = json::array();
+  for (const IpAddress& address : interface.addresses) {
+    addresses.push_back(fmt::format("{}/{}", address.text(), address.prefix_len));
+  }
+  return {{"name", interface.name},
+          {"addresses", addresses},
+          {"mtu", interface.mtu},
+          {"speed_mbps", interface.speed_mbps},
+          {"numa_node", interface.numa_node},
+          {"pci_path", interface.pci_path},
+          {"guid", fmt::format("{:016x}", interface.guid)}};
+}
+
+json settings_json(const Config& config) {
+  json settings = json::array();
+  for (const SettingView& view : describe(config)) {
+    settings.push_back({{"name", view.name},
+                        {"value", view.value},
+                        {"default", view.default_value},
+                        {"origin", view.origin},
+                        {"range", view.range},
+                        {"unit", view.unit},
+                        {"help", view.help}});
+  }
+  return settings;
+}
+
+void print_settings(const Config& config) {
+  fmt::print("{:<32} {:<12} {:<12} {}\n", "setting", "value", "default", "origin");
+  for (const SettingView& view : describe(config)) {
+    fmt::print("{:<32} {:<12} {:<12} {}\n", view.name, view.value.empty() ? "-" : view.value,
+               view.default_value.empty() ? "-" : view.default_value, view.origin);
+  }
+}
+
+void print_devices(const std::vector<NetInterface>& all, const std::vector<NetInterface>& chosen,
+                   const Config& config) {
+  fmt::print("devices (what NCCL will see)\n");
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const NetInterface& d = chosen[i];
+    fmt::print("  {} {:<12} {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}\n", i, d.name,
+               addresses_text(d), d.mtu, d.speed_mbps, d.numa_node, d.guid,
+               d.pci_path.empty() ? "" : "  ", d.pci_path);
+  }
+  for (const NetInterface& d : all) {
+    const bool used = std::any_of(chosen.begin(), chosen.end(),
+                                  [&](const NetInterface& c) { return c.name == d.name; });
+    if (!used) {
+      fmt::print("  - {:<12} {}  not used: {}\n", d.name, addresses_text(d), why_not(d, config));
+    }
+  }
+}
+
+void print_kernel(const KernelSupport& kernel, const Config& config) {
+  fmt::print("\nkernel\n  UDP segmentation offload {}, receive offload {}\n",
+             kernel.segmentation ? "yes" : "no", kernel.coalescing ? "yes" : "no");
+  fmt::print("  socket buffers: {} bytes wanted, {} granted\n", config.dgram_socket_bytes,
+             kernel.granted_bytes);
+  if (kernel.granted_bytes < config.dgram_socket_bytes) {
+    fmt::print("    for full speed: sysctl -w net.core.rmem_max={0} net.core.wmem_max={0}\n",
+               config.dgram_socket_bytes);
+  }
+  fmt::print("  processors this process may use: {}\n", usable_cpus());
+}
+
+[[noreturn]] void stop(const Error& error) {
+  fmt::print(stderr, "nccl-ha info: {}\n", error.message());
+  throw CLI::RuntimeError(1);
+}
+
+void run(const InfoOptions& options) {
+  if (options.markdown) {
+    fmt::print("{}", configuration_markdown());
+    return;
+  }
+  std::vector<std::string> warnings;
+  auto config = load_config(Environment{}, &warnings);
+  for (const std::string& warning : warnings) {
+    fmt::print(stderr, "nccl-ha info: warning: {}\n", warning);
+  }
+  if (!config) {
+    stop(config.error());
+  }
+  if (auto faults = fabric::parse_fault_plan(config->dgram_faults); !faults) {
+    stop(faults.error());
+  }
+  if (options.env_only) {
+    if (options.as_json) {
+      fmt::print("{}\n", json{{"settings", settings_json(*config)}}.dump(2));
+    } else {
+      print_settings(*config);
+    }
+    return;
+  }
+  auto all = fabric::list_interfaces();
+  if (!all) {
+    stop(all.error());
+  }
+  auto chosen = fabric::select_interfaces(*all, config->ifname, config->socket_family);
+  if (!chosen) {
+    stop(chosen.error());
+  }
+  const KernelSupport kernel = probe_kernel(*config);
+  if (options.as_json) {
+    json devices = json::array();
+    for (const NetInterface& device : *chosen) {
+      devices.push_back(device_json(device));
+    }
+    const json out{{"version", NHA_VERSION},
+                   {"fabric", "datagram"},
+                   {"devices", devices},
+                   {"settings", settings_json(*config)},
+                   {"kernel",
+                    {{"rmem_max", kernel.rmem_max},
+                     {"wmem_max", kernel.wmem_max},
+                     {"socket_bytes_granted", kernel.granted_bytes},
+                     {"udp_segmentation", kernel.segmentation},
+                     {"udp_coalescing", kernel.coalescing}}}};
+    fmt::print("{}\n", out.dump(2));
+    return;
+  }
+  fmt::print("nccl-ha {}, plugin ABI v6 to v12, fabric: datagrams over UDP\n\n", NHA_VERSION);
+  print_devices(*all, *chosen, *config);
+  print_kernel(kernel, *config);
+  fmt::print("\n");
+  print_settings(*config);
+}
+
+}  // namespace
+
+void add_info(CLI::App& app) {
+  auto options = std::make_shared<InfoOptions>();
+  CLI::App* info = app.add_subcommand("info", "Devices, addresses and settings as the plugin sees "
+                                              "them on this host");
+  info->add_flag("--env", options->env_only, "only the settings: value, default, origin");
+  info->add_flag("--json", options->as_json, "as JSON");
+  info->add_flag("--markdown", options->markdown, "the configuration page, as in docs/");
+  info->callback([options] { run(*options); });
+}
+
+}  // namespace nccl_ha::tools
