@@ -1,0 +1,161 @@
+// Finding plugins and symbols in files, good and bad.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "tools/elf_symbols.h"
+#include "tools/nccl_builtin.h"
+#include "tools/net_library.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+/// A file that is removed again.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& content) {
+    char name[] = "/tmp/nha_library_testXXXXXX";
+    const int fd = mkstemp(name);
+    path_ = name;
+    std::ofstream(path_, std::ios::binary) << content;
+    close(fd);
+  }
+  ~TemporaryFile() { unlink(path_.c_str()); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// This test program itself is a good ELF file with a full symbol table.
+std::string own_bytes() {
+  std::ifstream file("/proc/self/exe", std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+extern "C" {
+__attribute__((used, visibility("default"))) int nha_library_test_marker = 42;
+}
+
+void expect_refused(const std::string& file, const std::string& why) {
+  const auto found = find_elf_symbols(file, ElfTable::full, {"x"});
+  ASSERT_FALSE(found.ok()) << file;
+  EXPECT_NE(found.error().message().find(why), std::string::npos) << found.error().message();
+  EXPECT_NE(found.error().message().find(file), std::string::npos) << found.error().message();
+}
+
+TEST(ElfSymbols, finds_a_symbol_with_kind_and_size) {
+  const auto symbol = find_single_symbol("/proc/self/exe", "nha_library_test_marker");
+  ASSERT_TRUE(symbol.ok()) << symbol.error().message();
+  EXPECT_EQ(symbol->size, sizeof(int));
+  EXPECT_TRUE(symbol->is_object);
+  EXPECT_FALSE(symbol->is_function);
+}
+
+TEST(ElfSymbols, a_missing_symbol_is_an_error_that_counts) {
+  const auto symbol = find_single_symbol("/proc/self/exe", "nha_no_such_symbol");
+  ASSERT_FALSE(symbol.ok());
+  EXPECT_NE(symbol.error().what.find("0 symbols named nha_no_such_symbol"), std::string::npos);
+}
+
+TEST(ElfSymbols, says_what_is_wrong_with_a_file) {
+  expect_refused("/no/such/file", "No such file");
+  expect_refused("/tmp", "not a file");
+  const TemporaryFile empty("");
+  expect_refused(empty.path(), "empty");
+  const TemporaryFile text("hello, I am a text file and quite long enough for a header........");
+  expect_refused(text.path(), "not an ELF file");
+}
+
+TEST(ElfSymbols, other_machines_and_kinds_are_refused) {
+  std::string bytes = own_bytes().substr(0, 4096);
+  bytes[4] = 1;  // 32 bit
+  const TemporaryFile narrow(bytes);
+  expect_refused(narrow.path(), "64-bit");
+  bytes[4] = 2;
+  std::string foreign = bytes;
+  foreign[18] = 8;  // MIPS
+  const TemporaryFile mips(foreign);
+  expect_refused(mips.path(), "another kind of processor");
+  std::string object = bytes;
+  object[16] = 1;  // relocatable
+  const TemporaryFile relocatable(object);
+  expect_refused(relocatable.path(), "object file");
+}
+
+TEST(ElfSymbols, a_file_cut_short_anywhere_is_never_read_beyond_its_end) {
+  const std::string whole = own_bytes();
+  int refused = 0;
+  for (size_t length = 1; length < whole.size(); length += whole.size() / 40 + 1) {
+    const TemporaryFile cut(whole.substr(0, length));
+    refused += find_single_symbol(cut.path(), "nha_library_test_marker").ok() ? 0 : 1;
+  }
+  EXPECT_GE(refused, 38);
+}
+
+TEST(ElfSymbols, damaged_headers_do_no_harm) {
+  std::string bytes = own_bytes();
+  for (size_t at = 16; at < 64; ++at) {  // every byte of the file header after the magic
+    std::string damaged = bytes;
+    damaged[at] = static_cast<char>(0xff);
+    const TemporaryFile file(damaged);
+    // Any answer will do, as long as there is one.
+    static_cast<void>(find_elf_symbols(file.path(), ElfTable::full, {"main"}).ok());
+  }
+}
+
+TEST(NetLibrary, names_come_apart_at_the_colon) {
+  EXPECT_EQ(split_plugin_name("a.so").file, "a.so");
+  EXPECT_EQ(split_plugin_name("dir/a.so:sym").file, "dir/a.so");
+  EXPECT_EQ(split_plugin_name("dir/a.so:sym").symbol, "sym");
+  EXPECT_EQ(split_plugin_name("dir:x/a.so").file, "dir:x/a.so");
+  EXPECT_EQ(split_plugin_name("ha").symbol, "");
+}
+
+void expect_open_fails(const std::string& name, int abi, const std::string& why) {
+  const auto opened = NetLibrary::open(name, abi, "");
+  ASSERT_FALSE(opened.ok()) << name;
+  EXPECT_NE(opened.error().message().find(why), std::string::npos) << opened.error().message();
+}
+
+TEST(NetLibrary, wrong_files_give_clear_errors) {
+  expect_open_fails("/no/such/plugin.so", 0, "/no/such/plugin.so");
+  expect_open_fails("nha-no-such-plugin", 0, "libnccl-net-nha-no-such-plugin.so");
+  expect_open_fails("/etc/passwd", 0, "not an ELF file");
+  // A library that is no plugin: the names looked for are listed.
+  expect_open_fails("libm.so.6", 0, "ncclNetPlugin_v12, ncclNetPlugin_v11");
+  expect_open_fails("libm.so.6", 0, "ncclNetPlugin_v6");
+  expect_open_fails("libm.so.6:ncclNetPlugin_v8", 0, "no symbol ncclNetPlugin_v8");
+  expect_open_fails("libm.so.6:cos", 0, "--abi");
+  expect_open_fails("libm.so.6", 5, "--abi 5");
+}
+
+TEST(NetApi, an_incomplete_table_is_refused_by_the_missing_call) {
+  abi::NetV8 table{};
+  table.name = "partial";
+  const auto api = NetApi::make(&table, 8);
+  ASSERT_FALSE(api.ok());
+  EXPECT_NE(api.error().what.find("no init"), std::string::npos) << api.error().what;
+  EXPECT_FALSE(NetApi::make(&table, 13).ok());
+}
+
+TEST(BuiltinNet, a_wrong_libnccl_is_refused) {
+  EXPECT_TRUE(is_builtin_net("socket"));
+  EXPECT_FALSE(is_builtin_net("Socket"));
+  const auto missing = open_builtin_net("socket", "/no/such/libnccl.so.2");
+  ASSERT_FALSE(missing.ok());
+  EXPECT_NE(missing.error().what.find("/no/such/libnccl.so.2"), std::string::npos);
+  const auto other = open_builtin_net("socket", "libm.so.6");
+  ASSERT_FALSE(other.ok());
+  EXPECT_NE(other.error().what.find("not NCCL"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace nccl_ha::tools
