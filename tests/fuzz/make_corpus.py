@@ -54,6 +54,10 @@ def packets():
     write("packet", "live_fragment", bytes([3, 32]) + b"".join(parts))
     write("packet", "live_fragment_reordered", bytes([3, 32]) + b"".join(parts[i] for i in (2, 0, 3, 1)))
     write("packet", "live_fragment_twice", bytes([3, 32]) + b"".join(parts + parts))
+    # Acknowledgements half the number space away, where "before" and "after" lose their meaning.
+    for ack in (0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF):
+        write("packet", f"live_far_ack_{ack:08x}",
+              bytes([0, 0]) + frame(ACK, ACKNOWLEDGES, acknowledge=ack, credits=64))
     write("packet", "live_two_frames", bytes([0, 24]) + single["send"] + frame(PROBE))
     address = struct.pack("<HHI16sHHQIIIII", 4, 0x1F90, 0, bytes([127, 0, 0, 1]) + bytes(12), 0, 0x1F91,
                           99, 7, 1500, 1 << 20, 64, 768)

@@ -295,8 +295,11 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
   }
   ++statistics_.acks_received;
   const uint32_t ack = header.acknowledge;
-  if (sequence_distance(ack, next_) > 0) {
-    return;  // acknowledges what was never sent: not ours to trust
+  // Either it moves the window, or it is a late one.  What lies outside was never sent, and half the
+  // number space away even the order of sequence numbers is undefined: not ours to trust.
+  const bool in_window = ack - una_ <= next_ - una_;
+  if (!in_window && una_ - ack > INT32_MAX) {
+    return;
   }
   Duration sample{};
   if ((header.flags & flag_echo) != 0) {
