@@ -27,11 +27,11 @@ _nccl_ha() {
       return
       ;;
     --type | -d)
-      mapfile -t COMPREPLY < <(compgen -W "int8 int32 float double" -- "$current")
+      mapfile -t COMPREPLY < <(compgen -W "int8 uint8 int32 int64 float double" -- "$current")
       return
       ;;
     --op | -o)
-      mapfile -t COMPREPLY < <(compgen -W "sum max" -- "$current")
+      mapfile -t COMPREPLY < <(compgen -W "sum min max" -- "$current")
       return
       ;;
   esac
