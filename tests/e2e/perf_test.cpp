@@ -1,0 +1,346 @@
+// nccl-ha perf with libnccl-net-ha.so, as a user runs it.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "tests/support/tool_runner.h"
+#include "tools/bootstrap.h"
+
+namespace nccl_ha::tests {
+namespace {
+
+using nlohmann::json;
+using std::chrono::seconds;
+
+std::string corrupting_plugin() { return NHA_MODULE_DIR "/corrupting_net.so"; }
+
+ToolRun perf(std::vector<std::string> arguments, const Environment& environment = {},
+             seconds limit = seconds(150)) {
+  arguments.insert(arguments.begin(), "perf");
+  return run_program(NHA_TOOL_FILE, arguments, environment, limit);
+}
+
+std::string said(const ToolRun& run) {
+  return "status " + std::to_string(run.status) + "\n--- stdout\n" + run.out + "--- stderr\n" +
+         run.err;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// A run that must succeed; returns its JSON report.
+json good_report(std::vector<std::string> arguments, const Environment& environment = {}) {
+  arguments.insert(arguments.end(), {"--json", "-"});
+  const ToolRun run = perf(std::move(arguments), environment);
+  EXPECT_EQ(run.status, 0) << said(run);
+  json report = json::parse(run.out, nullptr, false);
+  if (report.is_discarded()) {
+    ADD_FAILURE() << "no JSON: " << said(run);
+    return json::object();
+  }
+  EXPECT_EQ(report["wrong"], 0) << said(run);
+  EXPECT_TRUE(report["ok"].get<bool>());
+  EXPECT_TRUE(report["checked"].get<bool>());
+  return report;
+}
+
+// ---- every operation is right -----------------------------------------------------------------
+
+using OperationAndThread = std::tuple<const char*, const char*>;
+class Operations : public testing::TestWithParam<OperationAndThread> {};
+
+TEST_P(Operations, are_exact_for_odd_sizes_and_several_ranks) {
+  const auto [op, progress_thread] = GetParam();
+  for (const char* ranks : {"2", "3", "4"}) {
+    const json report = good_report({op, "-n", ranks, "-b", "0", "-e", "2000000", "-f", "37", "-d",
+                                     "int8", "-I", "3", "-w", "1", "--plugin", NHA_PLUGIN_FILE},
+                                    {{"HA_NCCL_USE_PROGRESS_THREAD", progress_thread}});
+    ASSERT_EQ(report["results"].size(), 6U) << ranks << " ranks";
+    EXPECT_EQ(report["plugins"][0]["name"], "HA");
+  }
+}
+
+const auto operation_name = [](const auto& parameter) {
+  return std::string(std::get<0>(parameter.param)) + "_thread" + std::get<1>(parameter.param);
+};
+INSTANTIATE_TEST_SUITE_P(all, Operations,
+                         testing::Combine(testing::Values("all_reduce", "all_gather",
+                                                          "reduce_scatter", "broadcast", "alltoall",
+                                                          "sendrecv", "pt2pt"),
+                                          testing::Values("0", "1")),
+                         operation_name);
+
+using OperationAndLoss = std::tuple<const char*, const char*>;
+class Loss : public testing::TestWithParam<OperationAndLoss> {};
+
+TEST_P(Loss, does_not_change_a_single_byte) {
+  const auto [op, percent] = GetParam();
+  const std::string p = std::string(".0") + percent;
+  const std::string faults = "drop=0" + p + ",dup=0" + p + ",reorder=0" + p + ",seed=1";
+  const json report = good_report({op, "-n", "3", "-b", "5", "-e", "3000000", "-f", "300", "-d",
+                                   "int8", "-I", "3", "-w", "1", "--plugin", NHA_PLUGIN_FILE},
+                                  {{"HA_NCCL_DGRAM_FAULTS", faults}});
+  EXPECT_EQ(report["results"].size(), 3U);
+}
+
+INSTANTIATE_TEST_SUITE_P(all, Loss,
+                         testing::Combine(testing::Values("all_reduce", "all_gather",
+                                                          "reduce_scatter", "broadcast", "alltoall",
+                                                          "sendrecv", "pt2pt"),
+                                          testing::Values("1", "5")),
+                         [](const auto& parameter) {
+                           return std::string(std::get<0>(parameter.param)) + "_percent" +
+                                  std::get<1>(parameter.param);
+                         });
+
+TEST(Types, and_reductions_are_exact) {
+  for (const char* type : {"int8", "int32", "float", "double"}) {
+    for (const char* op : {"sum", "max"}) {
+      good_report({"all_reduce", "-n", "3", "-b", "700000", "-e", "700000", "-d", type, "-o", op,
+                   "-I", "2", "-w", "0", "--plugin", NHA_PLUGIN_FILE});
+    }
+  }
+}
+
+TEST(Abi, every_version_works) {
+  for (int version = 6; version <= 12; ++version) {
+    const json report =
+        good_report({"sendrecv", "-b", "1", "-e", "1000000", "-f", "1000", "-d", "int8", "-I", "2",
+                     "--plugin", NHA_PLUGIN_FILE, "--abi", std::to_string(version)});
+    EXPECT_EQ(report["plugins"][0]["abi"], version);
+  }
+  const json by_symbol = good_report({"sendrecv", "-b", "64", "-e", "64", "-I", "2", "--plugin",
+                                      std::string(NHA_PLUGIN_FILE) + ":ncclNetPlugin_v9"});
+  EXPECT_EQ(by_symbol["plugins"][0]["abi"], 9);
+}
+
+TEST(Modes, groups_channels_reuse_and_both_directions_are_exact) {
+  const std::vector<std::string> sizes{"-b",     "100000", "-e",       "3000000",
+                                       "-f",     "30",     "-I",       "3",
+                                       "--step", "65536",  "--plugin", NHA_PLUGIN_FILE};
+  const std::vector<std::vector<std::string>> modes{
+      {"sendrecv", "--group", "8"},
+      {"alltoall", "-n", "3", "--group", "3"},
+      {"pt2pt", "--group", "5", "--bidirectional"},
+      {"all_reduce", "-n", "3", "--conns", "4"},
+      {"alltoall", "-n", "3", "--conns", "2"},
+      {"pt2pt", "--reuse", "--bidirectional"},
+      {"sendrecv", "-n", "3", "--reuse", "--conns", "2"},
+      {"broadcast", "-n", "3", "-r", "2", "--depth", "1"},
+      {"all_gather", "-n", "3", "--depth", "32"},
+  };
+  for (auto mode : modes) {
+    SCOPED_TRACE(mode[0] + " " + mode[1] + " " + mode[2]);
+    mode.insert(mode.end(), sizes.begin(), sizes.end());
+    good_report(mode);
+  }
+}
+
+TEST(Latency, is_reported_with_ordered_percentiles) {
+  const json report = good_report(
+      {"latency", "-b", "8", "-e", "8", "-I", "500", "-w", "50", "--plugin", NHA_PLUGIN_FILE});
+  const json& plugin = report["results"][0]["plugins"][0];
+  EXPECT_GT(plugin["min_us"].get<double>(), 0.0);
+  EXPECT_LE(plugin["min_us"].get<double>(), plugin["p50_us"].get<double>());
+  EXPECT_LE(plugin["p50_us"].get<double>(), plugin["p99_us"].get<double>());
+}
+
+TEST(Against, runs_both_in_turn_and_prints_the_ratio) {
+  const json report =
+      good_report({"pt2pt", "-b", "1M", "-e", "1M", "-I", "3", "--rounds", "3", "--plugin",
+                   NHA_PLUGIN_FILE, "--against", NHA_PLUGIN_FILE, "--abi-against", "8"});
+  ASSERT_EQ(report["plugins"].size(), 2U);
+  EXPECT_EQ(report["plugins"][1]["abi"], 8);
+  const json& row = report["results"][0];
+  EXPECT_EQ(row["plugins"][0]["rounds"].size(), 3U);
+  EXPECT_EQ(row["plugins"][1]["rounds"].size(), 3U);
+  EXPECT_GT(row["ratio"].get<double>(), 0.0);
+}
+
+TEST(Table, has_the_columns_of_nccl_tests) {
+  const ToolRun run = perf(
+      {"all_reduce", "-n", "2", "-b", "8", "-e", "1M", "-f", "32", "--plugin", NHA_PLUGIN_FILE});
+  EXPECT_EQ(run.status, 0) << said(run);
+  for (const char* word : {"size", "count", "type", "redop", "root", "time", "algbw", "busbw",
+                           "#wrong", "Avg bus bandwidth", " 262144 "}) {
+    EXPECT_TRUE(contains(run.out, word)) << word << "\n" << said(run);
+  }
+}
+
+// ---- ranks started by somebody else -----------------------------------------------------------
+
+TEST(Launcher, two_processes_with_torchrun_variables_form_one_run) {
+  const auto listener = tools::listen_on_loopback();
+  ASSERT_TRUE(listener.ok());
+  const std::string port = std::to_string(listener->port);
+  close(listener->fd);  // free again, and not handed out soon
+  ToolRun runs[2];
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      runs[rank] = perf({"all_reduce", "-b", "1000", "-e", "1M", "-f", "10", "-I", "3", "--plugin",
+                         NHA_PLUGIN_FILE, "--rendezvous", "127.0.0.1:" + port},
+                        {{"RANK", std::to_string(rank)},
+                         {"WORLD_SIZE", "2"},
+                         {"LOCAL_RANK", std::to_string(rank)},
+                         {"LOCAL_WORLD_SIZE", "2"}});
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(runs[0].status, 0) << said(runs[0]);
+  EXPECT_EQ(runs[1].status, 0) << said(runs[1]);
+  EXPECT_TRUE(contains(runs[0].out, "2 ranks on 1 host")) << said(runs[0]);
+  EXPECT_TRUE(runs[1].out.empty()) << "only rank 0 prints: " << said(runs[1]);
+}
+
+TEST(Launcher, a_rank_that_never_comes_ends_the_run_in_time) {
+  const ToolRun run = perf(
+      {"all_reduce", "--plugin", NHA_PLUGIN_FILE, "--timeout", "2", "--rendezvous", "127.0.0.1:1"},
+      {{"RANK", "1"}, {"WORLD_SIZE", "2"}}, seconds(30));
+  EXPECT_FALSE(run.timed_out);
+  EXPECT_EQ(run.status, 1) << said(run);
+  EXPECT_TRUE(contains(run.err, "cannot reach rank 0 at 127.0.0.1 port 1")) << said(run);
+}
+
+// ---- bad input --------------------------------------------------------------------------------
+
+void expect_refused(std::vector<std::string> arguments, const std::vector<std::string>& words,
+                    const Environment& environment = {}) {
+  const ToolRun run = perf(std::move(arguments), environment, seconds(60));
+  EXPECT_FALSE(run.timed_out);
+  EXPECT_NE(run.status, 0) << said(run);
+  EXPECT_LT(run.status, 128) << "killed: " << said(run);
+  for (const std::string& word : words) {
+    EXPECT_TRUE(contains(run.err, word)) << word << "\n" << said(run);
+  }
+}
+
+TEST(BadInput, wrong_plugin_files_are_named) {
+  expect_refused({"sendrecv", "--plugin", "/no/such/file.so"},
+                 {"/no/such/file.so", "No such file"});
+  expect_refused({"sendrecv", "--plugin", "/etc/passwd"}, {"/etc/passwd", "not an ELF file"});
+  expect_refused({"sendrecv", "--plugin", "/tmp"}, {"/tmp is not a file"});
+  expect_refused({"sendrecv", "--plugin", "libm.so.6"},
+                 {"no NCCL network plugin", "ncclNetPlugin_v12", "ncclNetPlugin_v6"});
+}
+
+TEST(BadInput, a_version_the_plugin_lacks_is_named_with_those_it_has) {
+  expect_refused({"sendrecv", "--plugin", corrupting_plugin(), "--abi", "12"},
+                 {"has no ABI v12", "it offers v8"});
+  expect_refused({"sendrecv", "--plugin", NHA_PLUGIN_FILE, "--abi", "13"}, {"--abi 13", "6 to 12"});
+  expect_refused({"sendrecv", "--plugin", std::string(NHA_PLUGIN_FILE) + ":nothing"},
+                 {"no symbol nothing"});
+}
+
+TEST(BadInput, options_that_cannot_work_are_named) {
+  expect_refused({"dance"}, {"dance", "all_reduce"});
+  expect_refused({"sendrecv", "-b", "8x"}, {"8x"});
+  expect_refused({"broadcast", "-r", "7"}, {"--root 7"});
+  expect_refused({"sendrecv", "--device", "99", "--plugin", NHA_PLUGIN_FILE}, {"--device 99"});
+  expect_refused({"sendrecv", "--env", "FOO"}, {"FOO"});
+}
+
+TEST(BadInput, what_the_plugin_says_about_a_bad_setting_is_passed_on) {
+  expect_refused({"sendrecv", "--plugin", NHA_PLUGIN_FILE}, {"HA_NCCL_PROGRESS_THREADS"},
+                 {{"HA_NCCL_PROGRESS_THREADS", "many"}});
+  expect_refused({"sendrecv", "--plugin", NHA_PLUGIN_FILE}, {"nha_no_such_interface"},
+                 {{"HA_NCCL_IFNAME", "nha_no_such_interface"}});
+}
+
+// ---- what goes wrong on the way is noticed ----------------------------------------------------
+
+ToolRun misdeed(const std::string& what, std::vector<std::string> arguments) {
+  arguments.insert(arguments.end(), {"--plugin", corrupting_plugin()});
+  return perf(std::move(arguments), {{"NHA_INNER_PLUGIN", NHA_PLUGIN_FILE}, {"NHA_MISDEED", what}},
+              seconds(90));
+}
+
+class Corruption : public testing::TestWithParam<const char*> {};
+
+// One bit in one message of one iteration, timed ones included.
+TEST_P(Corruption, of_a_single_byte_is_found) {
+  for (const char* message : {"flip:1", "flip:7", "flip:23"}) {
+    const ToolRun run = misdeed(message, {GetParam(), "-n", "3", "-b", "200000", "-e", "200000",
+                                          "--step", "32768", "-I", "5", "-w", "2"});
+    EXPECT_EQ(run.status, 1) << message << "\n" << said(run);
+    EXPECT_TRUE(contains(run.out, "FAILED")) << said(run);
+    EXPECT_TRUE(contains(run.err, "wrong elements")) << said(run);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(all, Corruption,
+                         testing::Values("all_reduce", "all_gather", "reduce_scatter", "broadcast",
+                                         "alltoall", "sendrecv", "pt2pt"),
+                         [](const auto& parameter) { return std::string(parameter.param); });
+
+TEST(Corruption, is_found_in_reused_steps_and_in_the_latency_test) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"pt2pt", "--reuse", "-b", "1M", "-e", "1M", "-I", "3"},
+        std::vector<std::string>{"latency", "-b", "8", "-e", "8", "-I", "50", "-w", "5"}}) {
+    const ToolRun run = misdeed("flip:9", arguments);
+    EXPECT_EQ(run.status, 1) << said(run);
+    EXPECT_TRUE(contains(run.out, "FAILED")) << said(run);
+  }
+}
+
+TEST(Corruption, the_same_plugin_without_its_misdeed_passes) {
+  const ToolRun run = misdeed("flip:1000000000", {"all_reduce", "-b", "1M", "-e", "1M"});
+  EXPECT_EQ(run.status, 0) << said(run);
+}
+
+TEST(Corruption, a_wrong_size_is_found) {
+  const ToolRun run = misdeed("short:5", {"sendrecv", "-b", "1M", "-e", "1M", "--step", "65536"});
+  EXPECT_EQ(run.status, 1) << said(run);
+  EXPECT_TRUE(contains(run.err, "reported 65535 bytes")) << said(run);
+}
+
+TEST(Failure, of_a_call_ends_the_run_with_call_rank_and_code) {
+  const ToolRun run =
+      misdeed("error:5", {"sendrecv", "-n", "3", "-b", "1M", "-e", "1M", "--step", "65536"});
+  EXPECT_EQ(run.status, 1) << said(run);
+  EXPECT_TRUE(contains(run.err, "test of Corrupting gave ncclRemoteError")) << said(run);
+  EXPECT_LT(run.took.count(), 30.0);
+}
+
+TEST(Failure, a_rank_killed_in_the_middle_of_a_transfer_ends_the_run_at_once) {
+  const ToolRun run =
+      misdeed("die:40", {"sendrecv", "-n", "3", "-b", "32M", "-e", "32M", "-I", "1000"});
+  EXPECT_EQ(run.status, 1) << said(run);
+  EXPECT_TRUE(contains(run.err, "was killed by signal 9")) << said(run);
+  // It really was in the middle: the rank itself counted what it had in flight.
+  const size_t at = run.err.find("dying with ");
+  ASSERT_NE(at, std::string::npos) << said(run);
+  EXPECT_GT(std::stoi(run.err.substr(at + 11)), 0) << said(run);
+  EXPECT_TRUE(contains(run.out, "INCOMPLETE")) << said(run);
+  EXPECT_LT(run.took.count(), 40.0);
+}
+
+TEST(Failure, a_transfer_that_stops_ends_at_the_timeout_and_says_where) {
+  const ToolRun run = misdeed("stall:20", {"sendrecv", "-b", "8M", "-e", "8M", "--timeout", "4"});
+  EXPECT_FALSE(run.timed_out) << said(run);
+  EXPECT_EQ(run.status, 1) << said(run);
+  EXPECT_TRUE(contains(run.err, "the time was up")) << said(run);
+  EXPECT_TRUE(contains(run.err, "in flight")) << said(run);
+  EXPECT_LT(run.took.count(), 20.0);
+}
+
+TEST(Report, a_failed_run_is_no_success_in_the_json_either) {
+  const ToolRun run = misdeed("flip:3", {"sendrecv", "-b", "1M", "-e", "1M", "--json", "-"});
+  EXPECT_EQ(run.status, 1) << said(run);
+  const json report = json::parse(run.out, nullptr, false);
+  ASSERT_FALSE(report.is_discarded()) << said(run);
+  EXPECT_FALSE(report["ok"].get<bool>());
+  EXPECT_GT(report["wrong"].get<uint64_t>(), 0U);
+  EXPECT_FALSE(report["errors"].empty());
+}
+
+}  // namespace
+}  // namespace nccl_ha::tests

@@ -1,0 +1,28 @@
+// Runs a program as a user would and collects what it says.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace nccl_ha::tests {
+
+/// How a program ended.
+struct ToolRun {
+  int status = -1;         ///< exit status, or 128 plus the signal
+  bool timed_out = false;  ///< it was killed at the limit
+  std::string out;
+  std::string err;
+  std::chrono::duration<double> took{};
+};
+
+using Environment = std::vector<std::pair<std::string, std::string>>;
+
+/// Runs `program` with `arguments`; `environment` is added to this process's.  Kills it and all of
+/// its process group after `limit`.
+ToolRun run_program(const std::string& program, const std::vector<std::string>& arguments,
+                    const Environment& environment = {},
+                    std::chrono::seconds limit = std::chrono::seconds(120));
+
+}  // namespace nccl_ha::tests
