@@ -136,8 +136,12 @@ unsigned DatagramPort::poll(Instant now) {
     first_packet_ = false;
     work += small;
     // Tiny messages first: when some came, bulk data waits for the next pass, but not for ever.
-    if (small == 0 || (pass_ & 3U) == 0) {
-      work += static_cast<unsigned>(io_->receive(Channel::data, *this, data_receives));
+    // While none is under way, every other pass does, and tiny messages are seen the sooner.
+    if (data_busy_ ? small == 0 || (pass_ & 3U) == 0 : (pass_ & 1U) == 0) {
+      const auto bulk =
+          static_cast<unsigned>(io_->receive(Channel::data, *this, data_receives));
+      data_busy_ = bulk != 0;
+      work += bulk;
     }
     work += static_cast<unsigned>(hotel_.evict(now, [](Room& room) {
       auto& segment = reinterpret_cast<Segment&>(room);  // the room is the segment's first member

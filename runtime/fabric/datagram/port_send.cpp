@@ -16,6 +16,7 @@ constexpr size_t pass_bytes_max = 512 * 1024;
 // the largest UDP datagram.
 constexpr size_t run_segments_max = 60;
 constexpr size_t run_bytes_max = 65000;
+constexpr size_t ride_along_max = 16;
 
 }  // namespace
 
@@ -291,6 +292,18 @@ unsigned DatagramPort::progress_acks() {
   while (ack_head_ != nullptr && ack_head_->ack_deadline_ <= now_) {
     ack_head_->send_ack();  // takes itself off the list
     ++count;
+  }
+  // A datagram that leaves for the same peer anyway takes the others along for nothing, whichever
+  // path they belong to: in a ping-pong the answer carries the acknowledgement of the question.
+  DatagramPath* path = ack_head_;
+  for (size_t looked_at = 0; path != nullptr && !command_.empty() && looked_at < ride_along_max;
+       ++looked_at) {
+    DatagramPath* next = path->ack_next_;
+    if (*command_.messages[command_.count_ - 1].to == path->peer_.command) {
+      path->send_ack();
+      ++count;
+    }
+    path = next;
   }
   return count;
 }
