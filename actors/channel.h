@@ -20,10 +20,10 @@
 
 namespace nccl_ha {
 
-inline constexpr size_t group_max = 8;       ///< buffers of one grouped receive
-inline constexpr size_t receives_max = 32;   ///< open receives of a connection
+inline constexpr size_t group_max = 8;      ///< buffers of one grouped receive
+inline constexpr size_t receives_max = 32;  ///< open receives of a connection
 inline constexpr size_t sends_max = receives_max * group_max;
-inline constexpr size_t cts_slots = 64;      ///< more than open groups, so that a slot is never hot
+inline constexpr size_t cts_slots = 64;  ///< more than open groups, so that a slot is never hot
 
 enum class RequestState : uint32_t { free, pending, done };
 enum class Phase : uint32_t { connecting, ready, failed };
@@ -74,9 +74,9 @@ struct CtsEntry {
   uint32_t size;
   uint32_t key;
   int32_t tag;
-  uint8_t count;     ///< positions of the group
+  uint8_t count;  ///< positions of the group
   uint8_t position;
-  uint8_t exact;     ///< the buffer is polled while it is written
+  uint8_t exact;  ///< the buffer is polled while it is written
   uint8_t reserved[29];
 };
 static_assert(sizeof(CtsEntry) == 64);
@@ -217,7 +217,7 @@ class SendChannel final : public Channel {
   std::array<CtsGroup, cts_slots> groups_{};
   // caller only
   alignas(64) std::atomic<uint64_t> group_{0};  ///< the group being filled
-  uint32_t taken_ = 0;              ///< its positions already used
+  uint32_t taken_ = 0;                          ///< its positions already used
   std::array<uint16_t, sends_max> free_;
   size_t free_count_ = 0;
 };

@@ -1,9 +1,8 @@
 #include "actors/connection.h"
 
 #include <arpa/inet.h>
-#include <netdb.h>
-
 #include <fmt/format.h>
+#include <netdb.h>
 
 #include "runtime/check.h"
 #include "runtime/engine.h"
@@ -113,8 +112,8 @@ void Connection::arm_deadline(Duration in) {
 void Connection::disarm_deadline() { context_->timers().cancel(deadline_); }
 
 void Connection::on_deadline() {
-  fail_connection(fail(Errc::timed_out, fmt::format("handshake with {} did not finish in time",
-                                                    peer_text())));
+  fail_connection(
+      fail(Errc::timed_out, fmt::format("handshake with {} did not finish in time", peer_text())));
 }
 
 void Connection::fail_connection(const Error& error, bool tell_peer) {

@@ -36,13 +36,13 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
 
  protected:
   virtual Channel* channel() = 0;
-  virtual void begin() = 0;                ///< start of the handshake
+  virtual void begin() = 0;  ///< start of the handshake
   virtual void on_doorbell() = 0;
-  virtual void on_close() = 0;             ///< the caller closes
+  virtual void on_close() = 0;  ///< the caller closes
   virtual void on_control(const ControlReader::Message& message) = 0;
   virtual void on_path_ready() = 0;
   virtual void on_failure(const Error& error) { (void)error; }
-  virtual void on_deadline();              ///< the handshake took too long
+  virtual void on_deadline();  ///< the handshake took too long
 
   Result<void> make_path(const sockaddr* local);
   Result<uint32_t> register_memory(void* base, size_t bytes);

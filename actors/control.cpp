@@ -158,8 +158,8 @@ std::optional<Refusal> decode_refusal(std::span<const std::byte> payload) {
   Reader in(payload);
   Refusal refusal;
   const auto code = in.number<uint8_t>();
-  refusal.code = code == static_cast<uint8_t>(Errc::invalid_usage) ? Errc::invalid_usage
-                                                                   : Errc::remote;
+  refusal.code =
+      code == static_cast<uint8_t>(Errc::invalid_usage) ? Errc::invalid_usage : Errc::remote;
   refusal.text = in.text(text_max);
   return in.done() ? std::optional(refusal) : std::nullopt;
 }

@@ -1,10 +1,9 @@
 // The accepted side: checks who knocks, announces receive buffers, counts what arrives.
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-
-#include <fmt/format.h>
 
 #include "actors/connection.h"
 #include "actors/listener.h"
@@ -224,8 +223,7 @@ void ReceiveConnection::announce(ReceiveRequest& request) {
   post.remote_address = cts_address_ + number % cts_slots * sizeof(CtsGroup);
   post.remote_key = cts_key_;
   post.has_immediate = true;
-  post.immediate =
-      Immediate{ImmediateKind::clear_to_send, static_cast<uint32_t>(number), 0}.pack();
+  post.immediate = Immediate{ImmediateKind::clear_to_send, static_cast<uint32_t>(number), 0}.pack();
   const Errc posted = path_.path->post_write(post);
   if (posted != Errc::ok && posted != Errc::closed) {
     fail_connection(fail(Errc::internal, "a path refused a clear-to-send it has room for"));

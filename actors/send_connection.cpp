@@ -1,7 +1,6 @@
 // The connecting side: finds a route, says hello, writes into the receiver's buffers.
-#include <unistd.h>
-
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "actors/connection.h"
 #include "runtime/check.h"
@@ -33,8 +32,8 @@ void SendConnection::try_route() {
   context_->request_stream_turns(1000);
   while (route_ < options_.routes.size()) {
     const Route& route = options_.routes[route_];
-    const auto* from = route.from.ss_family == 0 ? nullptr
-                                                 : reinterpret_cast<const sockaddr*>(&route.from);
+    const auto* from =
+        route.from.ss_family == 0 ? nullptr : reinterpret_cast<const sockaddr*>(&route.from);
     auto stream =
         context_->streams().connect_tcp(reinterpret_cast<const sockaddr*>(&route.to), from, this);
     if (stream) {
@@ -44,9 +43,9 @@ void SendConnection::try_route() {
     route_errors_ += (route_errors_.empty() ? "" : "; ") + stream.error().message();
     ++route_;
   }
-  fail_connection(fail(Errc::remote, fmt::format("no address of the peer can be reached: {}",
-                                                 route_errors_)),
-                  false);
+  fail_connection(
+      fail(Errc::remote, fmt::format("no address of the peer can be reached: {}", route_errors_)),
+      false);
 }
 
 void SendConnection::on_stream_open(Stream& stream) {
@@ -91,10 +90,10 @@ void SendConnection::on_control(const ControlReader::Message& message) {
     case ControlType::reject:
     case ControlType::failure: {
       const auto refusal = decode_refusal(message.payload);
-      fail_connection(fail(refusal ? refusal->code : Errc::remote,
-                           fmt::format("the peer reports: {}",
-                                       refusal ? refusal->text : "(unreadable)")),
-                      false);
+      fail_connection(
+          fail(refusal ? refusal->code : Errc::remote,
+               fmt::format("the peer reports: {}", refusal ? refusal->text : "(unreadable)")),
+          false);
       return;
     }
     case ControlType::hello:
@@ -110,10 +109,10 @@ void SendConnection::on_welcome(std::span<const std::byte> payload) {
     return;
   }
   if (welcome->version != control_version) {
-    fail_connection(fail(Errc::remote,
-                         fmt::format("the peer speaks protocol version {}, this one {}; install the "
-                                     "same nccl-ha on both",
-                                     welcome->version, control_version)));
+    fail_connection(fail(
+        Errc::remote, fmt::format("the peer speaks protocol version {}, this one {}; install the "
+                                  "same nccl-ha on both",
+                                  welcome->version, control_version)));
     return;
   }
   peer_host_ = welcome->host;
@@ -132,13 +131,12 @@ void SendConnection::on_path_ready() {
 }
 
 void SendConnection::on_deadline() {
-  fail_connection(
-      fail(Errc::timed_out,
-           fmt::format("connecting to {} took longer than {} ms "
-                       "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
-                       peer_text(), options_.timeout.count() / 1'000'000,
-                       said_hello_ ? "the peer does not answer: is its process alive?"
-                                   : "no TCP connection: check routes and firewalls")));
+  fail_connection(fail(Errc::timed_out,
+                       fmt::format("connecting to {} took longer than {} ms "
+                                   "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
+                                   peer_text(), options_.timeout.count() / 1'000'000,
+                                   said_hello_ ? "the peer does not answer: is its process alive?"
+                                               : "no TCP connection: check routes and firewalls")));
 }
 
 void SendConnection::on_peer_gone(const Error& error) {
@@ -193,9 +191,9 @@ void SendConnection::on_doorbell() {
     post.remote_address = request.remote_address;
     post.remote_key = request.remote_key;
     post.has_immediate = true;
-    post.immediate = Immediate{ImmediateKind::data, static_cast<uint32_t>(request.group),
-                               request.position}
-                         .pack();
+    post.immediate =
+        Immediate{ImmediateKind::data, static_cast<uint32_t>(request.group), request.position}
+            .pack();
     post.exact = request.exact;
     const Errc posted = path_.path->post_write(post);
     if (posted != Errc::ok) {
@@ -236,8 +234,7 @@ void SendConnection::on_clear_to_send(const fabric::Completion& completion) {
     fail_connection(fail(Errc::remote, "the peer sent a malformed clear-to-send"));
     return;
   }
-  context_->recorder().record(TraceEvent::cts_received, id().index, number, count,
-                              context_->now());
+  context_->recorder().record(TraceEvent::cts_received, id().index, number, count, context_->now());
   static_cast<void>(post_credit());
 }
 

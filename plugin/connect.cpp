@@ -1,13 +1,12 @@
 #include "plugin/connect.h"
 
+#include <fmt/format.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-
-#include <fmt/format.h>
 
 namespace nccl_ha::plugin {
 namespace {
@@ -153,11 +152,12 @@ Result<Listening> open_listener(std::span<const IpAddress> addresses, std::strin
     }
   }
   if (error == EADDRINUSE) {
-    return fail(Errc::system,
-                fmt::format("no free TCP port in HA_NCCL_LISTEN_PORTS={}: widen the range (one port "
-                            "per connection being set up is needed) or use 0",
-                            ports),
-                error);
+    return fail(
+        Errc::system,
+        fmt::format("no free TCP port in HA_NCCL_LISTEN_PORTS={}: widen the range (one port "
+                    "per connection being set up is needed) or use 0",
+                    ports),
+        error);
   }
   return fail(Errc::system, fmt::format("cannot listen on {}", bind_to.text()), error);
 }

@@ -367,22 +367,22 @@ NHA_AT(DeviceHandle, size, 16);
 NHA_AT(DeviceHandle, needs_proxy_progress, 24);
 
 // The members up to close_listen lie alike in every version.
-#define NHA_COMMON_TABLE(type)    \
-  NHA_AT(type, init, 8);          \
-  NHA_AT(type, devices, 16);      \
+#define NHA_COMMON_TABLE(type)      \
+  NHA_AT(type, init, 8);            \
+  NHA_AT(type, devices, 16);        \
   NHA_AT(type, get_properties, 24); \
-  NHA_AT(type, listen, 32);       \
-  NHA_AT(type, connect, 40);      \
-  NHA_AT(type, accept, 48);       \
-  NHA_AT(type, reg_mr, 56);       \
-  NHA_AT(type, reg_mr_dmabuf, 64); \
-  NHA_AT(type, dereg_mr, 72);     \
-  NHA_AT(type, isend, 80);        \
-  NHA_AT(type, irecv, 88);        \
-  NHA_AT(type, iflush, 96);       \
-  NHA_AT(type, test, 104);        \
-  NHA_AT(type, close_send, 112);  \
-  NHA_AT(type, close_recv, 120);  \
+  NHA_AT(type, listen, 32);         \
+  NHA_AT(type, connect, 40);        \
+  NHA_AT(type, accept, 48);         \
+  NHA_AT(type, reg_mr, 56);         \
+  NHA_AT(type, reg_mr_dmabuf, 64);  \
+  NHA_AT(type, dereg_mr, 72);       \
+  NHA_AT(type, isend, 80);          \
+  NHA_AT(type, irecv, 88);          \
+  NHA_AT(type, iflush, 96);         \
+  NHA_AT(type, test, 104);          \
+  NHA_AT(type, close_send, 112);    \
+  NHA_AT(type, close_recv, 120);    \
   NHA_AT(type, close_listen, 128)
 NHA_COMMON_TABLE(NetV6);
 NHA_COMMON_TABLE(NetV7);

@@ -1,12 +1,11 @@
 // NCCL's calls on the one internal interface: control plane (devices, listen, connect, close).
 #include "plugin/net.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-
-#include <fmt/format.h>
 
 #include "plugin/connect.h"
 #include "plugin/edge.h"
@@ -62,16 +61,16 @@ abi::NcclResult start_connect(int dev, std::span<std::byte, handle_bytes> bytes)
   options.nonce = handle->nonce;
   options.timeout = std::chrono::milliseconds(process.config().connect_timeout_ms);
   if (options.routes.empty()) {
-    return report(fail(Errc::remote, fmt::format("connect: device {} has no address of a family "
-                                                 "that the peer has too",
-                                                 process.devices()[static_cast<size_t>(dev)].name)));
+    return report(
+        fail(Errc::remote, fmt::format("connect: device {} has no address of a family "
+                                       "that the peer has too",
+                                       process.devices()[static_cast<size_t>(dev)].name)));
   }
   auto engine = process.open();
   if (!engine) {
     return report(engine.error());
   }
-  const size_t index =
-      (*engine)->place(process.devices()[static_cast<size_t>(dev)].numa_node, 1.0);
+  const size_t index = (*engine)->place(process.devices()[static_cast<size_t>(dev)].numa_node, 1.0);
   Worker& worker = (*engine)->worker(index);
   auto channel = std::make_shared<SendChannel>(process.next_domain(), worker, **engine);
   auto address = worker.open_address(comm_credits);
@@ -133,9 +132,9 @@ abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
   return guarded([&] {
     const auto& devices = Process::instance().devices();
     if (dev < 0 || static_cast<size_t>(dev) >= devices.size()) {
-      return report(fail(Errc::invalid_argument,
-                         fmt::format("device {} does not exist; there are {}", dev,
-                                     devices.size())));
+      return report(
+          fail(Errc::invalid_argument,
+               fmt::format("device {} does not exist; there are {}", dev, devices.size())));
     }
     const fabric::NetInterface& device = devices[static_cast<size_t>(dev)];
     // NCCL keeps these pointers for the life of the library.
@@ -183,12 +182,12 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     content.nonce = os_random_u64();
     auto comm = std::make_unique<ListenComm>(process.generation());
     comm->channel = std::make_shared<ListenChannel>(content.nonce);
-    const size_t index = (*engine)->place(
-        process.devices()[static_cast<size_t>(dev)].numa_node, 0.0);
+    const size_t index =
+        (*engine)->place(process.devices()[static_cast<size_t>(dev)].numa_node, 0.0);
     comm->worker = &(*engine)->worker(index);
     comm->engine = *engine;
-    auto actor = comm->worker->adopt(std::make_unique<Listener>(
-        process.provider(), **engine, listening->fd, comm->channel));
+    auto actor = comm->worker->adopt(
+        std::make_unique<Listener>(process.provider(), **engine, listening->fd, comm->channel));
     if (!actor) {
       process.close();
       return report(actor.error());

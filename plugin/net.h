@@ -14,7 +14,7 @@ namespace nccl_ha::plugin {
 
 /// What NCCL may know of a device; the superset of all versions.
 struct DeviceProperties {
-  const char* name;  ///< unique; NCCL uses it as a key.  Valid as long as the library is loaded
+  const char* name;      ///< unique; NCCL uses it as a key.  Valid as long as the library is loaded
   const char* pci_path;  ///< may be null
   uint64_t guid;
   int ptr_support;

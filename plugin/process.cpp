@@ -70,8 +70,8 @@ Result<void> Process::initialize(abi::Logger logger) {
   if (!devices) {
     return refuse(devices.error());
   }
-  auto provider = fabric::Provider::make(*config, *devices,
-                                         static_cast<size_t>(config->progress_threads));
+  auto provider =
+      fabric::Provider::make(*config, *devices, static_cast<size_t>(config->progress_threads));
   if (!provider) {
     return refuse(provider.error());
   }

@@ -114,8 +114,7 @@ NcclResult connect_v11(void* ctx, int dev, void* handle, void** comm, DeviceHand
 }
 
 NcclResult accept_v6(void* listen_comm, void** comm) {
-  return refuse_null(comm, "accept") ? NcclResult::invalid_argument
-                                     : net_accept(listen_comm, comm);
+  return refuse_null(comm, "accept") ? NcclResult::invalid_argument : net_accept(listen_comm, comm);
 }
 NcclResult accept_v7(void* listen_comm, void** comm, DeviceHandle**) {
   return accept_v6(listen_comm, comm);
@@ -149,8 +148,7 @@ NcclResult isend_int(void* comm, void* data, int size, int tag, void* mhandle, v
   }
   return net_isend(comm, data, static_cast<size_t>(size), tag, mhandle, nullptr, request);
 }
-NcclResult isend_size(void* comm, void* data, size_t size, int tag, void* mhandle,
-                      void** request) {
+NcclResult isend_size(void* comm, void* data, size_t size, int tag, void* mhandle, void** request) {
   return refuse_null(request, "isend")
              ? NcclResult::invalid_argument
              : net_isend(comm, data, size, tag, mhandle, nullptr, request);
@@ -195,8 +193,8 @@ NcclResult irecv_int(void* comm, int n, void** data, int* sizes, int* tags, void
   }
   return net_irecv(comm, n, data, wide, tags, mhandles, nullptr, true, request);
 }
-NcclResult irecv_profiled(void* comm, int n, void** data, size_t* sizes, int* tags,
-                          void** mhandles, void** phandles, void** request) {
+NcclResult irecv_profiled(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles,
+                          void** phandles, void** request) {
   if (refuse_receive(n, data, sizes, tags, mhandles, request)) {
     return NcclResult::invalid_argument;
   }

@@ -1,8 +1,8 @@
 // NCCL's data calls: isend, irecv, test, registration.  They fill a request slot, ring the doorbell
 // or read a state; in inline mode test() turns the engine as well.
-#include <climits>
-
 #include <fmt/format.h>
+
+#include <climits>
 
 #include "plugin/edge.h"
 #include "plugin/net.h"
@@ -14,7 +14,9 @@ namespace {
 
 abi::NcclResult failed(const Channel& channel) { return to_nccl(channel.failure().code); }
 
-uint32_t key_of(void* mhandle) { return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(mhandle)); }
+uint32_t key_of(void* mhandle) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(mhandle));
+}
 
 Comm* any_comm(void* comm) {
   auto* base = static_cast<Comm*>(comm);
@@ -32,8 +34,7 @@ uint64_t domain_of(Comm* comm) {
 
 }  // namespace
 
-abi::NcclResult net_reg_mr(void* comm, void* data, size_t size, int type,
-                           void** mhandle) noexcept {
+abi::NcclResult net_reg_mr(void* comm, void* data, size_t size, int type, void** mhandle) noexcept {
   return guarded([&] {
     *mhandle = nullptr;
     Comm* base = any_comm(comm);

@@ -10,11 +10,11 @@ namespace nccl_ha {
 }  // namespace nccl_ha
 
 /// Always on; not for the data path.
-#define NHA_ASSERT(condition, text)                                      \
-  do {                                                                   \
-    if (!(condition)) [[unlikely]] {                                     \
-      ::nccl_ha::check_failed(__FILE__, __LINE__, #condition, text);     \
-    }                                                                    \
+#define NHA_ASSERT(condition, text)                                  \
+  do {                                                               \
+    if (!(condition)) [[unlikely]] {                                 \
+      ::nccl_ha::check_failed(__FILE__, __LINE__, #condition, text); \
+    }                                                                \
   } while (false)
 
 /// On in debug and sanitizer builds.

@@ -76,8 +76,9 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 void warn_unknown(const Environment& environment, std::vector<std::string>* warnings) {
   for (const std::string& name : environment.names()) {
-    const bool ours = std::any_of(std::begin(our_prefixes), std::end(our_prefixes),
-                                  [&](std::string_view prefix) { return name.starts_with(prefix); });
+    const bool ours =
+        std::any_of(std::begin(our_prefixes), std::end(our_prefixes),
+                    [&](std::string_view prefix) { return name.starts_with(prefix); });
     const bool known = std::any_of(std::begin(rows), std::end(rows),
                                    [&](const Row& row) { return name == row.name; });
     if (!ours || known) {
@@ -92,9 +93,10 @@ void warn_unknown(const Environment& environment, std::vector<std::string>* warn
         nearest = &row;
       }
     }
-    warnings->push_back(fmt::format("environment variable {} is not known and has no effect; did "
-                                    "you mean {}? (nccl-ha info --env lists all)",
-                                    name, nearest->name));
+    warnings->push_back(
+        fmt::format("environment variable {} is not known and has no effect; did "
+                    "you mean {}? (nccl-ha info --env lists all)",
+                    name, nearest->name));
   }
 }
 
@@ -139,9 +141,9 @@ Result<Config> load_config(const Environment& environment, std::vector<std::stri
       return;
     }
     if (!parse(*text, low, high, out)) {
-      error = fail(Errc::invalid_argument,
-                   fmt::format("{}={}: not a valid value; it must be {}", variable, *text,
-                               range_text(*out, low, high)));
+      error =
+          fail(Errc::invalid_argument, fmt::format("{}={}: not a valid value; it must be {}",
+                                                   variable, *text, range_text(*out, low, high)));
       return;
     }
     config.origins[field] = {variable};
@@ -151,8 +153,9 @@ Result<Config> load_config(const Environment& environment, std::vector<std::stri
 #include "runtime/settings.def"
 #undef NHA_SETTING
   if (!error && (config.dgram_window & (config.dgram_window - 1)) != 0) {
-    error = fail(Errc::invalid_argument,
-                 fmt::format("HA_NCCL_DGRAM_WINDOW={}: it must be a power of two", config.dgram_window));
+    error = fail(
+        Errc::invalid_argument,
+        fmt::format("HA_NCCL_DGRAM_WINDOW={}: it must be a power of two", config.dgram_window));
   }
   if (!error && config.dgram_mtu != 0 && config.dgram_mtu < 1280) {
     error = fail(Errc::invalid_argument,
@@ -179,10 +182,10 @@ std::vector<SettingView> describe(const Config& config) {
     return found->second.variable == name ? "environment"
                                           : "environment (" + found->second.variable + ")";
   };
-#define NHA_SETTING(field, name, kind, value, low, high, unit, fallback, source, help)         \
-  views.push_back({name, #field, value_text(config.field), value_text(defaults.field),         \
-                   origin(#field, name), range_text(config.field, low, high), unit, help,      \
-                   source, fallback});
+#define NHA_SETTING(field, name, kind, value, low, high, unit, fallback, source, help)            \
+  views.push_back({name, #field, value_text(config.field), value_text(defaults.field),            \
+                   origin(#field, name), range_text(config.field, low, high), unit, help, source, \
+                   fallback});
 #include "runtime/settings.def"
 #undef NHA_SETTING
   return views;

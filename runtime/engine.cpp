@@ -42,18 +42,17 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
     options.index = i;
     options.seed = os_random_u64();
     // Inline mode has one sleeper for all workers.
-    options.waker = mode == Mode::threads || i == 0 ? seat->parker.get()
-                                                    : engine->seats_.front()->parker.get();
-    seat->worker = std::make_unique<Worker>(options, engine->config_, engine->clock_,
-                                            std::move(*streams));
+    options.waker =
+        mode == Mode::threads || i == 0 ? seat->parker.get() : engine->seats_.front()->parker.get();
+    seat->worker =
+        std::make_unique<Worker>(options, engine->config_, engine->clock_, std::move(*streams));
     engine->seats_.push_back(std::move(seat));
   }
   for (size_t i = 0; i < count; ++i) {
     Seat& seat = *engine->seats_[i];
     if (mode == Mode::threads) {
-      seat.thread = std::thread([raw = engine.get(), &seat, info = engine->loads_[i]] {
-        raw->run_thread(seat, info);
-      });
+      seat.thread = std::thread(
+          [raw = engine.get(), &seat, info = engine->loads_[i]] { raw->run_thread(seat, info); });
     }
   }
   if (mode == Mode::inline_turns) {
@@ -116,8 +115,8 @@ bool Engine::park(Seat& seat) {
   }
   const Instant now = clock_.now();
   const auto deadline = worker.next_deadline();
-  worker.context().recorder().record(TraceEvent::worker_parked, 0,
-                                     worker.context().worker_index(), 0, now);
+  worker.context().recorder().record(TraceEvent::worker_parked, 0, worker.context().worker_index(),
+                                     0, now);
   seat.parker->sleep(deadline, now);
   seat.parker->sleeping.store(0, std::memory_order_seq_cst);
   worker.context().request_stream_turns(1);

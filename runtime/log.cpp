@@ -45,9 +45,7 @@ void set_log_sink(LogSink sink, void* context) {
 
 void set_log_level(LogLevel level) { current_level.store(level, std::memory_order_relaxed); }
 
-bool log_enabled(LogLevel level) {
-  return level <= current_level.load(std::memory_order_relaxed);
-}
+bool log_enabled(LogLevel level) { return level <= current_level.load(std::memory_order_relaxed); }
 
 void log_text(LogLevel level, const char* file, int line, const std::string& text) {
   Sink sink;
@@ -67,8 +65,8 @@ bool LogLimiter::pass(uint64_t* suppressed) {
   SteadyClock clock;
   const int64_t now = clock.now().time_since_epoch().count();
   int64_t next = next_ns_.load(std::memory_order_relaxed);
-  if (now < next || !next_ns_.compare_exchange_strong(next, now + 1'000'000'000,
-                                                      std::memory_order_relaxed)) {
+  if (now < next ||
+      !next_ns_.compare_exchange_strong(next, now + 1'000'000'000, std::memory_order_relaxed)) {
     suppressed_.fetch_add(1, std::memory_order_relaxed);
     return false;
   }

@@ -38,11 +38,11 @@ class LogLimiter {
 
 }  // namespace nccl_ha
 
-#define NHA_LOG(level, ...)                                                               \
-  do {                                                                                    \
-    if (::nccl_ha::log_enabled(level)) {                                                  \
-      ::nccl_ha::log_text(level, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__));         \
-    }                                                                                     \
+#define NHA_LOG(level, ...)                                                       \
+  do {                                                                            \
+    if (::nccl_ha::log_enabled(level)) {                                          \
+      ::nccl_ha::log_text(level, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__)); \
+    }                                                                             \
   } while (false)
 #define NHA_LOG_ERROR(...) NHA_LOG(::nccl_ha::LogLevel::error, __VA_ARGS__)
 #define NHA_LOG_WARN(...) NHA_LOG(::nccl_ha::LogLevel::warn, __VA_ARGS__)
@@ -50,16 +50,15 @@ class LogLimiter {
 #define NHA_LOG_DEBUG(...) NHA_LOG(::nccl_ha::LogLevel::debug, __VA_ARGS__)
 
 /// For sites that an outsider or a broken network can make repeat.
-#define NHA_LOG_WARN_LIMITED(...)                                                         \
-  do {                                                                                    \
-    static ::nccl_ha::LogLimiter nha_limiter;                                             \
-    uint64_t nha_suppressed = 0;                                                          \
-    if (::nccl_ha::log_enabled(::nccl_ha::LogLevel::warn) &&                              \
-        nha_limiter.pass(&nha_suppressed)) {                                              \
-      std::string nha_text = ::fmt::format(__VA_ARGS__);                                  \
-      if (nha_suppressed != 0) {                                                          \
-        nha_text += ::fmt::format(" ({} more like this)", nha_suppressed);                \
-      }                                                                                   \
-      ::nccl_ha::log_text(::nccl_ha::LogLevel::warn, __FILE__, __LINE__, nha_text);       \
-    }                                                                                     \
+#define NHA_LOG_WARN_LIMITED(...)                                                                 \
+  do {                                                                                            \
+    static ::nccl_ha::LogLimiter nha_limiter;                                                     \
+    uint64_t nha_suppressed = 0;                                                                  \
+    if (::nccl_ha::log_enabled(::nccl_ha::LogLevel::warn) && nha_limiter.pass(&nha_suppressed)) { \
+      std::string nha_text = ::fmt::format(__VA_ARGS__);                                          \
+      if (nha_suppressed != 0) {                                                                  \
+        nha_text += ::fmt::format(" ({} more like this)", nha_suppressed);                        \
+      }                                                                                           \
+      ::nccl_ha::log_text(::nccl_ha::LogLevel::warn, __FILE__, __LINE__, nha_text);               \
+    }                                                                                             \
   } while (false)

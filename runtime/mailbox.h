@@ -79,8 +79,8 @@ class Queue {
       if (lag < 0) {
         return false;
       }
-      if (lag == 0 && tail_.compare_exchange_weak(position, position + 1,
-                                                  std::memory_order_relaxed)) {
+      if (lag == 0 &&
+          tail_.compare_exchange_weak(position, position + 1, std::memory_order_relaxed)) {
         cell.value = value;
         cell.sequence.store(position + 1, std::memory_order_release);
         return true;
@@ -148,8 +148,7 @@ class Address;
 /// addresses keep it alive, so that a sender that outlives the receiver stays harmless.
 template <class M>
 class Mailbox : public std::enable_shared_from_this<Mailbox<M>> {
-  static_assert(std::is_trivially_copyable_v<M> && sizeof(M) <= 64,
-                "messages are small and plain");
+  static_assert(std::is_trivially_copyable_v<M> && sizeof(M) <= 64, "messages are small and plain");
 
  public:
   /// At most `senders_max` addresses at a time with `credits_total` credits together.
@@ -303,8 +302,9 @@ Result<Address<M>> Mailbox<M>::open(size_t credits) {
     return empty;
   });
   if (free_.empty() || credits == 0 || credits > credits_left_) {
-    return fail(Errc::no_memory, "mailbox: no room for another sender; use more progress threads "
-                                 "(HA_NCCL_PROGRESS_THREADS)");
+    return fail(Errc::no_memory,
+                "mailbox: no room for another sender; use more progress threads "
+                "(HA_NCCL_PROGRESS_THREADS)");
   }
   const uint32_t index = free_.back();
   free_.pop_back();

@@ -66,8 +66,7 @@ void Parker::sleep(std::optional<Instant> deadline, Instant now) {
     timeout_ms = static_cast<int>(std::min<int64_t>(ms, 1'000'000));
   }
   std::array<epoll_event, 16> events;
-  const int count =
-      epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout_ms);
+  const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout_ms);
   for (int i = 0; i < count; ++i) {
     if (events[static_cast<size_t>(i)].data.fd == event_) {
       uint64_t value = 0;

@@ -88,7 +88,8 @@ class TimerWheel {
   uint64_t current_;  // every timer with due_tick_ <= current_ has fired or is in due_now_'s slot
   uint64_t order_ = 0;
   size_t size_ = 0;
-  bool due_now_ = false;  // something lies in the slot of current_ (armed for the past, or limit hit)
+  bool due_now_ =
+      false;  // something lies in the slot of current_ (armed for the past, or limit hit)
 };
 
 }  // namespace nccl_ha

@@ -45,7 +45,7 @@ struct Core {
   bool is_pipe = false;
   bool connecting = false;
   bool open = false;
-  bool ended = false;     // the owner has been told, or must not be
+  bool ended = false;  // the owner has been told, or must not be
   bool closing = false;
   bool lingering = false;
   int handles = 2;  // stream and timer
@@ -147,14 +147,13 @@ void on_read(uv_stream_t* stream, ssize_t got, const uv_buf_t* buffer) {
   core->factory->happened();
   if (got > 0) {
     if (core->owner != nullptr && core->face != nullptr && !core->lingering) {
-      core->owner->on_stream_data(
-          *core->face, std::as_bytes(std::span(buffer->base, static_cast<size_t>(got))));
+      core->owner->on_stream_data(*core->face,
+                                  std::as_bytes(std::span(buffer->base, static_cast<size_t>(got))));
     }
   } else if (got < 0) {
     uv_read_stop(stream);
-    end_stream(core, uv_error(static_cast<int>(got), got == UV_EOF
-                                                         ? "the connection was closed"
-                                                         : "the connection broke"));
+    end_stream(core, uv_error(static_cast<int>(got), got == UV_EOF ? "the connection was closed"
+                                                                   : "the connection broke"));
   }
 }
 
@@ -257,11 +256,12 @@ void UvStream::shutdown_then_close() {
   }
   core_->lingering = true;
   core_->shutdown.data = core_;
-  const int code = uv_shutdown(&core_->shutdown, &core_->uv.stream, [](uv_shutdown_t* request, int) {
-    // Everything is in the kernel's hands, FIN included; the peer's own FIN need not be awaited,
-    // and unread input of its would only turn our FIN into a reset.
-    close_core(static_cast<Core*>(request->data));
-  });
+  const int code =
+      uv_shutdown(&core_->shutdown, &core_->uv.stream, [](uv_shutdown_t* request, int) {
+        // Everything is in the kernel's hands, FIN included; the peer's own FIN need not be
+        // awaited, and unread input of its would only turn our FIN into a reset.
+        close_core(static_cast<Core*>(request->data));
+      });
   if (code != 0) {
     close_core(core_);
     return;
@@ -300,8 +300,8 @@ void UvAcceptor::on_readable(uv_poll_t* poll, int status, int) {
   state->factory->happened();
   constexpr int burst = 16;
   for (int i = 0; i < burst && state->owner != nullptr; ++i) {
-    const int fd = status < 0 ? -1
-                              : accept4(state->fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int fd =
+        status < 0 ? -1 : accept4(state->fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) {
       state->owner->on_accept(fd);
       continue;
@@ -411,8 +411,8 @@ void tune_tcp(uv_tcp_t* tcp) {
   uv_tcp_keepalive(tcp, 1, keepalive_seconds);
   uv_os_fd_t fd = -1;
   if (uv_fileno(reinterpret_cast<uv_handle_t*>(tcp), &fd) == 0) {
-    static_cast<void>(setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms,
-                                 sizeof user_timeout_ms));
+    static_cast<void>(
+        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof user_timeout_ms));
   }
 }
 

@@ -43,8 +43,9 @@ Worker::~Worker() {
 Result<ActorId> Worker::reserve() {
   std::lock_guard lock(reserve_mutex_);
   if (free_slots_.empty()) {
-    return fail(Errc::no_memory, "too many connections for one progress thread; use more of them "
-                                 "(HA_NCCL_PROGRESS_THREADS)");
+    return fail(Errc::no_memory,
+                "too many connections for one progress thread; use more of them "
+                "(HA_NCCL_PROGRESS_THREADS)");
   }
   const uint32_t index = free_slots_.back();
   free_slots_.pop_back();
@@ -203,8 +204,8 @@ unsigned Worker::turn() {
     const Duration took = clock_.now() - begin;
     if (took > overrun_threshold) {
       statistics_.overruns.add();
-      recorder_.record(TraceEvent::worker_overrun, 0, index_,
-                       static_cast<uint64_t>(took.count()), now_);
+      recorder_.record(TraceEvent::worker_overrun, 0, index_, static_cast<uint64_t>(took.count()),
+                       now_);
     }
     const auto ns = static_cast<uint64_t>(took.count());
     if (ns > statistics_.longest_turn_ns.get()) {

@@ -228,8 +228,9 @@ void run(const InfoOptions& options) {
 
 void add_info(CLI::App& app) {
   auto options = std::make_shared<InfoOptions>();
-  CLI::App* info = app.add_subcommand("info", "Devices, addresses and settings as the plugin sees "
-                                              "them on this host");
+  CLI::App* info = app.add_subcommand("info",
+                                      "Devices, addresses and settings as the plugin sees "
+                                      "them on this host");
   info->add_flag("--env", options->env_only, "only the settings: value, default, origin");
   info->add_flag("--json", options->as_json, "as JSON");
   info->add_flag("--markdown", options->markdown, "the configuration page, as in docs/");

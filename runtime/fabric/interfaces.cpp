@@ -235,12 +235,12 @@ Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterfa
   auto collect = [&](bool loopback) {
     for (const NetInterface& interface : all) {
       const bool named = name_matches(interface.name, names, exact);
-      const bool bridge = interface.name.starts_with("docker") ||
-                          interface.name.starts_with("virbr");
-      const bool wanted = ifname_spec.empty() || exclude
-                              ? interface.loopback == loopback && !(bridge && !exclude) &&
-                                    !(exclude && named)
-                              : named;
+      const bool bridge =
+          interface.name.starts_with("docker") || interface.name.starts_with("virbr");
+      const bool wanted =
+          ifname_spec.empty() || exclude
+              ? interface.loopback == loopback && !(bridge && !exclude) && !(exclude && named)
+              : named;
       if (!wanted || !interface.up) {
         continue;
       }
@@ -266,10 +266,11 @@ Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterfa
     available += fmt::format("{}{} ({}{})", available.empty() ? "" : ", ", interface.name,
                              interface.addresses.front().text(), interface.up ? "" : ", down");
   }
-  return fail(Errc::system,
-              fmt::format("no usable network interface: HA_NCCL_IFNAME (or NCCL_SOCKET_IFNAME) is "
-                          "'{}', family '{}'; this host has {}",
-                          ifname_spec, family, available.empty() ? "none with an address" : available));
+  return fail(
+      Errc::system,
+      fmt::format("no usable network interface: HA_NCCL_IFNAME (or NCCL_SOCKET_IFNAME) is "
+                  "'{}', family '{}'; this host has {}",
+                  ifname_spec, family, available.empty() ? "none with an address" : available));
 }
 
 }  // namespace nccl_ha::fabric

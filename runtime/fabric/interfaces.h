@@ -16,7 +16,7 @@ namespace nccl_ha::fabric {
 struct IpAddress {
   uint8_t family = 4;  ///< 4 or 6
   uint8_t prefix_len = 0;
-  uint32_t scope_id = 0;  ///< IPv6 link-local only
+  uint32_t scope_id = 0;            ///< IPv6 link-local only
   std::array<uint8_t, 16> bytes{};  ///< the first 4 for IPv4, network order
 
   std::string text() const;

@@ -1,8 +1,8 @@
 #include "runtime/fabric/provider.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/udp_io.h"
@@ -70,8 +70,8 @@ Result<std::shared_ptr<DatagramPort>> Provider::open_port(Context& context,
                                                           const SocketAddress& local,
                                                           uint32_t mtu) {
   std::vector<Slot>& slots = ports_[context.worker_index()];
-  auto slot = std::find_if(slots.begin(), slots.end(),
-                           [&](const Slot& s) { return s.address == local; });
+  auto slot =
+      std::find_if(slots.begin(), slots.end(), [&](const Slot& s) { return s.address == local; });
   if (slot == slots.end()) {
     slots.push_back({local, {}});
     slot = slots.end() - 1;

@@ -6,8 +6,8 @@
 
 #include "runtime/config.h"
 #include "runtime/context.h"
-#include "runtime/fabric/datagram/options.h"
 #include "runtime/fabric/datagram/fault_io.h"
+#include "runtime/fabric/datagram/options.h"
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/memory.h"
 #include "runtime/fabric/path.h"

@@ -126,9 +126,9 @@ TEST_P(PathContract, EverySizeArrivesWhole) {
     post_credits(*b_, 1);
     const size_t before = b_->owner.completions.size();
     std::fill(to.bytes.begin(), to.bytes.end(), std::byte{0});
-    ASSERT_EQ(a_->path->post_write(
-                  immediate_post(id++, from, size, to, static_cast<uint32_t>(size))),
-              Errc::ok);
+    ASSERT_EQ(
+        a_->path->post_write(immediate_post(id++, from, size, to, static_cast<uint32_t>(size))),
+        Errc::ok);
     ASSERT_TRUE(run([&] {
       return b_->owner.completions.size() > before && a_->owner.completions.size() == id;
     })) << size;
@@ -151,8 +151,9 @@ TEST_P(PathContract, CompletesInOrderWithManyInFlight) {
   Buffer to(*b_, 40000);
   Random random(5);
   std::vector<size_t> sizes(count);
-  std::generate(sizes.begin(), sizes.end(),
-                [&] { return static_cast<size_t>(random.below(random.chance(0.5) ? 700 : 40000)); });
+  std::generate(sizes.begin(), sizes.end(), [&] {
+    return static_cast<size_t>(random.below(random.chance(0.5) ? 700 : 40000));
+  });
   size_t posted = 0;
   size_t credited = 0;
   ASSERT_TRUE(run([&] {
@@ -164,13 +165,14 @@ TEST_P(PathContract, CompletesInOrderWithManyInFlight) {
       }
       ++credited;
     }
-    while (posted < count && a_->path->post_write(immediate_post(
-                                 posted, from, sizes[posted], to,
-                                 static_cast<uint32_t>(posted))) == Errc::ok) {
+    while (posted < count &&
+           a_->path->post_write(immediate_post(posted, from, sizes[posted], to,
+                                               static_cast<uint32_t>(posted))) == Errc::ok) {
       ++posted;
     }
     return a_->owner.completions.size() == count && b_->owner.completions.size() == count;
-  })) << a_->owner.completions.size() << " " << b_->owner.completions.size();
+  })) << a_->owner.completions.size()
+      << " " << b_->owner.completions.size();
   for (size_t i = 0; i < count; ++i) {
     ASSERT_EQ(a_->owner.completions[i].id, i);
     ASSERT_EQ(a_->owner.completions[i].status, CompletionStatus::ok);
@@ -263,9 +265,8 @@ TEST_P(PathContract, SendsMeetReceivesInOrder) {
     post.gathers[0] = {from.bytes.data() + i, static_cast<uint32_t>(i * 100 + 1), from.key};
     ASSERT_EQ(a_->path->post_send(post), Errc::ok);
   }
-  ASSERT_TRUE(run([&] {
-    return b_->owner.completions.size() == 40 && a_->owner.completions.size() == 40;
-  }));
+  ASSERT_TRUE(run(
+      [&] { return b_->owner.completions.size() == 40 && a_->owner.completions.size() == 40; }));
   for (size_t i = 0; i < 40; ++i) {
     const Completion& got = b_->owner.completions[i];
     EXPECT_EQ(got.kind, CompletionKind::receive);
@@ -286,8 +287,9 @@ TEST_P(PathContract, SendLongerThanTheReceiveFailsThePath) {
   post.gathers[0] = {from.bytes.data(), 3000, from.key};
   ASSERT_EQ(a_->path->post_send(post), Errc::ok);
   ASSERT_TRUE(run([&] { return b_->path->state() == PathState::error; }));
-  ASSERT_TRUE(run([&] { return b_->owner.count(CompletionKind::receive,
-                                               CompletionStatus::length_error) == 1; }));
+  ASSERT_TRUE(run([&] {
+    return b_->owner.count(CompletionKind::receive, CompletionStatus::length_error) == 1;
+  }));
 }
 
 TEST_P(PathContract, FullQueueSaysAgainAndRecovers) {
@@ -423,7 +425,8 @@ TEST_P(PathContract, DestroyingAPathWithWorkOutstandingIsQuiet) {
   for (uint32_t i = 0; i < 8; ++i) {
     ASSERT_EQ(a_->path->post_write(immediate_post(i, from, 1 << 20, to, i)), Errc::ok);
   }
-  static_cast<void>(harness_->run_until([&] { return !b_->owner.completions.empty(); }, seconds(5)));
+  static_cast<void>(
+      harness_->run_until([&] { return !b_->owner.completions.empty(); }, seconds(5)));
   const size_t heard = a_->owner.completions.size();
   a_->path.reset();
   b_->path.reset();
@@ -443,24 +446,22 @@ TEST_P(PathContract, BothDirectionsAtOnce) {
     ASSERT_EQ(a_->path->post_write(immediate_post(i, a_from, 300000, b_to, i)), Errc::ok);
     ASSERT_EQ(b_->path->post_write(immediate_post(i, b_from, 300000, a_to, i)), Errc::ok);
   }
-  ASSERT_TRUE(run([&] {
-    return a_->owner.completions.size() == 40 && b_->owner.completions.size() == 40;
-  }));
+  ASSERT_TRUE(run(
+      [&] { return a_->owner.completions.size() == 40 && b_->owner.completions.size() == 40; }));
   EXPECT_EQ(a_from.bytes, b_to.bytes);
   EXPECT_EQ(b_from.bytes, a_to.bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Datagram, PathContract,
-    ::testing::Values(
-        Provider{"memory", [] { return make_memory_harness(1, 0, 0, 0, 9000); }},
-        Provider{"memory_mtu1500_lossy",
-                 [] { return make_memory_harness(2, 0.01, 0.01, 0.02, 1500); }},
-        Provider{"memory_mtu9000_very_lossy",
-                 [] { return make_memory_harness(3, 0.05, 0.05, 0.05, 9000); }},
-        Provider{"udp", [] { return make_udp_harness(0, 0, 0, 0); }},
-        Provider{"udp_mtu1500", [] { return make_udp_harness(0, 0, 0, 1500); }},
-        Provider{"udp_lossy", [] { return make_udp_harness(0.05, 0.05, 0.05, 0); }}),
+    ::testing::Values(Provider{"memory", [] { return make_memory_harness(1, 0, 0, 0, 9000); }},
+                      Provider{"memory_mtu1500_lossy",
+                               [] { return make_memory_harness(2, 0.01, 0.01, 0.02, 1500); }},
+                      Provider{"memory_mtu9000_very_lossy",
+                               [] { return make_memory_harness(3, 0.05, 0.05, 0.05, 9000); }},
+                      Provider{"udp", [] { return make_udp_harness(0, 0, 0, 0); }},
+                      Provider{"udp_mtu1500", [] { return make_udp_harness(0, 0, 0, 1500); }},
+                      Provider{"udp_lossy", [] { return make_udp_harness(0.05, 0.05, 0.05, 0); }}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace

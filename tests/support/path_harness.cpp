@@ -151,8 +151,7 @@ class UdpHarness final : public DatagramHarness {
       if (!opened) {
         throw std::runtime_error(opened.error().message());
       }
-      std::unique_ptr<fabric::PacketIo> io =
-          std::make_unique<CutIo>(std::move(*opened), &cut_);
+      std::unique_ptr<fabric::PacketIo> io = std::make_unique<CutIo>(std::move(*opened), &cut_);
       if (lossy_) {
         fabric::FaultPlan plan;
         plan.drop = drop;

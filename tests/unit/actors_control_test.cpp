@@ -1,9 +1,8 @@
-#include "actors/control.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "actors/control.h"
 #include "actors/immediate.h"
 #include "runtime/random.h"
 

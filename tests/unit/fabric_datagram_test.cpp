@@ -296,8 +296,8 @@ TEST(ReceiveWindow, AgainstAPlainSetForRandomArrivals) {
       std::array<std::byte, 16> bitmap;
       const size_t bytes = window.selective(bitmap);
       for (uint32_t i = 0; i < 63; ++i) {
-        const bool bit = i / 8 < bytes &&
-                         (std::to_integer<unsigned>(bitmap[i / 8]) >> (i % 8) & 1U) != 0;
+        const bool bit =
+            i / 8 < bytes && (std::to_integer<unsigned>(bitmap[i / 8]) >> (i % 8) & 1U) != 0;
         ASSERT_EQ(bit, arrived.contains(window.next() + 1 + i)) << "seed " << seed;
       }
       while (random.chance(0.5) && window.front() != nullptr) {

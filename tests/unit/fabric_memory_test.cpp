@@ -1,5 +1,3 @@
-#include "runtime/fabric/memory.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "runtime/fabric/interfaces.h"
+#include "runtime/fabric/memory.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -113,10 +112,10 @@ std::string names(const Result<std::vector<NetInterface>>& list) {
 }
 
 TEST(Interfaces, FollowsNcclsRules) {
-  const std::vector<NetInterface> all{make("lo", "127.0.0.1", 8), make("eth0", "10.0.0.1", 24),
-                                      make("eth1", "10.0.1.1", 24), make("eth10", "10.0.2.1", 24),
-                                      make("docker0", "172.17.0.1", 16),
-                                      make("ib0", "10.9.0.1", 24, false)};
+  const std::vector<NetInterface> all{
+      make("lo", "127.0.0.1", 8),        make("eth0", "10.0.0.1", 24),
+      make("eth1", "10.0.1.1", 24),      make("eth10", "10.0.2.1", 24),
+      make("docker0", "172.17.0.1", 16), make("ib0", "10.9.0.1", 24, false)};
   EXPECT_EQ(names(select_interfaces(all, "", "")), "eth0 eth1 eth10");
   EXPECT_EQ(names(select_interfaces(all, "eth1", "")), "eth1 eth10") << "a prefix";
   EXPECT_EQ(names(select_interfaces(all, "=eth1", "")), "eth1");

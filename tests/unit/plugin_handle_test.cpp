@@ -1,11 +1,10 @@
-#include "plugin/handle.h"
-
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "plugin/connect.h"
 #include "plugin/edge.h"
+#include "plugin/handle.h"
 #include "runtime/random.h"
 
 namespace nccl_ha::plugin {

@@ -1,11 +1,10 @@
-#include "runtime/config.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <fstream>
 #include <sstream>
 
+#include "runtime/config.h"
 #include "runtime/cpu.h"
 
 namespace nccl_ha {

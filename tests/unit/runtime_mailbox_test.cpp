@@ -1,11 +1,10 @@
-#include "runtime/mailbox.h"
-
 #include <gtest/gtest.h>
 
 #include <thread>
 #include <vector>
 
 #include "runtime/idle.h"
+#include "runtime/mailbox.h"
 #include "runtime/parker.h"
 #include "runtime/slot_table.h"
 

@@ -1,5 +1,3 @@
-#include "runtime/recorder.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,6 +7,7 @@
 
 #include "runtime/log.h"
 #include "runtime/random.h"
+#include "runtime/recorder.h"
 #include "runtime/result.h"
 
 namespace nccl_ha {

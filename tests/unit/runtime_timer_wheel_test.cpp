@@ -1,5 +1,3 @@
-#include "runtime/timer_wheel.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "runtime/random.h"
+#include "runtime/timer_wheel.h"
 
 namespace nccl_ha {
 namespace {
@@ -16,7 +15,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 struct Alarm {
-  Alarm() { timer.bind([](void* self) { static_cast<Alarm*>(self)->ring(); }, this); }
+  Alarm() {
+    timer.bind([](void* self) { static_cast<Alarm*>(self)->ring(); }, this);
+  }
   void ring() {
     ++rings;
     if (log != nullptr) {

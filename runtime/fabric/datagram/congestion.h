@@ -3,10 +3,10 @@
 // Two signals.  Delay, as in Swift (Kumar et al., SIGCOMM 2020): the window grows while round trips
 // stay under a target and shrinks in proportion to the excess, at most once per round trip.  Loss,
 // in proportion to the share of segments lost in the round, as DCTCP (RFC 8257) reacts to marks.
-// Why not a loss-based window (Reno, CUBIC): a bad cable that drops 1 % of packets is no congestion,
-// and halving at each loss would leave next to nothing of the bandwidth, while a queue that builds
-// up at a switch or in a receiver's socket shows in the delay before it overflows.  A retransmission
-// timeout, where no signal comes back at all, still collapses the window.
+// Why not a loss-based window (Reno, CUBIC): a bad cable that drops 1 % of packets is no
+// congestion, and halving at each loss would leave next to nothing of the bandwidth, while a queue
+// that builds up at a switch or in a receiver's socket shows in the delay before it overflows.  A
+// retransmission timeout, where no signal comes back at all, still collapses the window.
 #pragma once
 
 #include <algorithm>
@@ -39,8 +39,8 @@ class CongestionControl {
     if (rtt > target) {
       slow_start_ = false;
       if (now - last_decrease_ >= rtt) {
-        const double excess = static_cast<double>((rtt - target).count()) /
-                              static_cast<double>(rtt.count());
+        const double excess =
+            static_cast<double>((rtt - target).count()) / static_cast<double>(rtt.count());
         scale(1.0 - std::min(delay_gain * excess, decrease_max));
         last_decrease_ = now;
       }
@@ -59,8 +59,8 @@ class CongestionControl {
     if (now - round_start_ < rtt || round_acked_ + round_lost_ < round_segments_min) {
       return;
     }
-    const double share = static_cast<double>(round_lost_) /
-                         static_cast<double>(round_acked_ + round_lost_);
+    const double share =
+        static_cast<double>(round_lost_) / static_cast<double>(round_acked_ + round_lost_);
     if (share > slow_start_loss) {
       slow_start_ = false;
     }

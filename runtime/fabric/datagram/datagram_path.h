@@ -104,20 +104,21 @@ class DatagramPath final : public Path {
   uint32_t request_tail_ = 0;
   std::vector<Segment> segments_;  // ring by sequence
   uint32_t segment_mask_ = 0;
-  uint32_t una_ = 0;   ///< oldest unacknowledged sequence
-  uint32_t next_ = 0;  ///< next sequence to send
-  uint32_t limit_ = 0;  ///< first sequence that may not be sent (credits)
+  uint32_t una_ = 0;        ///< oldest unacknowledged sequence
+  uint32_t next_ = 0;       ///< next sequence to send
+  uint32_t limit_ = 0;      ///< first sequence that may not be sent (credits)
   uint32_t in_flight_ = 0;  ///< segments in the network as far as we know
   uint64_t in_flight_bytes_ = 0;
-  std::array<uint64_t, channel_count> order_{};        ///< transmissions per channel
-  std::array<uint64_t, channel_count> acked_order_{};  ///< newest transmission known to have arrived
+  std::array<uint64_t, channel_count> order_{};  ///< transmissions per channel
+  std::array<uint64_t, channel_count>
+      acked_order_{};  ///< newest transmission known to have arrived
   uint32_t duplicate_acks_ = 0;
   uint32_t mtu_ = 0;
   uint32_t segment_payload_max_ = 0;
   uint32_t tiny_max_ = 0;
   uint64_t bytes_max_ = 0;  ///< in flight, from the peer's socket buffer
   uint16_t fragment_ = 0;
-  Instant progress_{};       ///< of acknowledgement, or when the network was last empty
+  Instant progress_{};  ///< of acknowledgement, or when the network was last empty
   Instant last_backoff_{};
   RttEstimator rtt_;
   CongestionControl congestion_;

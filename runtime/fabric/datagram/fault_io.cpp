@@ -1,9 +1,9 @@
 #include "runtime/fabric/datagram/fault_io.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <string>
-
-#include <fmt/format.h>
 
 #include "runtime/fabric/datagram/wire.h"
 

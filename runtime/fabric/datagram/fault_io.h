@@ -13,10 +13,10 @@
 namespace nccl_ha::fabric {
 
 struct FaultPlan {
-  double drop = 0;       ///< probability per datagram sent
+  double drop = 0;  ///< probability per datagram sent
   double duplicate = 0;
-  double reorder = 0;    ///< held back until some later datagrams have gone
-  double ack_loss = 0;   ///< probability per datagram that starts with an acknowledgement frame
+  double reorder = 0;   ///< held back until some later datagrams have gone
+  double ack_loss = 0;  ///< probability per datagram that starts with an acknowledgement frame
   uint64_t seed = 1;
   bool active() const { return drop > 0 || duplicate > 0 || reorder > 0 || ack_loss > 0; }
 };

@@ -3,11 +3,11 @@
 // The check sends a small and a full-size datagram (usnic's connectivity check): which of them come
 // back tells a firewall or a missing route from a hop with a smaller MTU.  It doubles as MTU
 // discovery after RFC 8899: sizes are tried from the largest down until one is answered.
-#include <algorithm>
-#include <bit>
+#include <fmt/format.h>
 #include <netdb.h>
 
-#include <fmt/format.h>
+#include <algorithm>
+#include <bit>
 
 #include "runtime/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
@@ -59,8 +59,8 @@ DatagramPath::DatagramPath(DatagramPort& port, const PathOptions& options, PathO
   local_.token = port.env_.random->next();
   local_.mtu = port.options_.mtu != 0 ? std::min(port.options_.mtu, port.interface_mtu_)
                                       : port.interface_mtu_;
-  local_.socket_bytes = static_cast<uint32_t>(
-      std::clamp<size_t>(port.io_->receive_buffer_bytes(), 4096, UINT32_MAX));
+  local_.socket_bytes =
+      static_cast<uint32_t>(std::clamp<size_t>(port.io_->receive_buffer_bytes(), 4096, UINT32_MAX));
   local_.window = port.options_.window;
   local_.tiny_bytes = port.options_.tiny_bytes;
   encode(local_, local_bytes_);
@@ -100,8 +100,8 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
   }
   segment_mask_ = window - 1;
   limit_ = window;
-  congestion_ = CongestionControl(
-      {port_.options_.target_delay, 10, 1, static_cast<double>(window)});
+  congestion_ =
+      CongestionControl({port_.options_.target_delay, 10, 1, static_cast<double>(window)});
   tiny_max_ = std::min(local_.tiny_bytes, peer_.tiny_bytes);
   // The socket's buffer holds the kernel's bookkeeping too (it counts whole pages), and other paths
   // of the port share it: half of it is what one path may fill.
@@ -241,10 +241,11 @@ void DatagramPath::on_timer() {
             "command port"
           : "no datagram gets through, although the TCP control connection works: check that UDP "
             "is not filtered between the hosts and that the route back leads over the same network";
-  break_path(CompletionStatus::retry_exceeded,
-             nccl_ha::fail(Errc::remote, fmt::format("connectivity check failed after {} ms: {} ({})",
-                                                     port_.options_.connect_timeout.count() / 1'000'000,
-                                                     diagnosis, describe())));
+  break_path(
+      CompletionStatus::retry_exceeded,
+      nccl_ha::fail(Errc::remote, fmt::format("connectivity check failed after {} ms: {} ({})",
+                                              port_.options_.connect_timeout.count() / 1'000'000,
+                                              diagnosis, describe())));
 }
 
 void DatagramPath::fail(const Error& why) { break_path(CompletionStatus::flushed, why); }

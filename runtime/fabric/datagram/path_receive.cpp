@@ -1,9 +1,9 @@
 // The receiving half of a datagram path.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
-
-#include <fmt/format.h>
 
 #include "runtime/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
@@ -52,8 +52,7 @@ void DatagramPath::on_frame(const FrameHeader& header, std::span<const std::byte
 
 std::byte* DatagramPath::destination(const FrameHeader& header) {
   return port_.env_.memory->resolve(header.key, options_.domain,
-                                    header.address + header.fragment_offset,
-                                    header.payload_length);
+                                    header.address + header.fragment_offset, header.payload_length);
 }
 
 void DatagramPath::on_segment(const FrameHeader& header, std::span<const std::byte> payload,
@@ -161,8 +160,8 @@ bool DatagramPath::deliver_front() {
   completion.has_immediate = (segment.flags & flag_immediate) != 0;
   completion.immediate = segment.immediate;
   completion.bytes = segment.fragment_length;
-  completion.kind = segment.type == FrameType::put ? CompletionKind::receive_immediate
-                                                   : CompletionKind::receive;
+  completion.kind =
+      segment.type == FrameType::put ? CompletionKind::receive_immediate : CompletionKind::receive;
   if (segment.type == FrameType::send && segment.payload_length != 0) {
     if (segment.fragment_length > receive.length) {
       break_path(CompletionStatus::length_error,

@@ -1,9 +1,9 @@
 // The sending half of a datagram path.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
-
-#include <fmt/format.h>
 
 #include "runtime/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
@@ -17,7 +17,9 @@ constexpr uint64_t reorder_threshold = 3;
 constexpr Duration probe_period = std::chrono::milliseconds(20);
 constexpr uint32_t line_bytes = 128;  // segments end on lines that NCCL's LL128 reads whole
 
-constexpr uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr uint32_t round_up(uint32_t value, uint32_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 }  // namespace
 
@@ -151,9 +153,8 @@ bool DatagramPath::payload_of(const Segment& segment, const WorkRequest& request
       continue;
     }
     const uint32_t take = std::min(left, gather.length - skip);
-    std::byte* from =
-        port_.env_.memory->resolve(gather.key, options_.domain,
-                                   reinterpret_cast<uint64_t>(gather.address) + skip, take);
+    std::byte* from = port_.env_.memory->resolve(
+        gather.key, options_.domain, reinterpret_cast<uint64_t>(gather.address) + skip, take);
     if (from == nullptr) {
       return false;
     }
@@ -295,8 +296,8 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
   }
   ++statistics_.acks_received;
   const uint32_t ack = header.acknowledge;
-  // Either it moves the window, or it is a late one.  What lies outside was never sent, and half the
-  // number space away even the order of sequence numbers is undefined: not ours to trust.
+  // Either it moves the window, or it is a late one.  What lies outside was never sent, and half
+  // the number space away even the order of sequence numbers is undefined: not ours to trust.
   const bool in_window = ack - una_ <= next_ - una_;
   if (!in_window && una_ - ack > INT32_MAX) {
     return;
@@ -396,11 +397,11 @@ void DatagramPath::on_evicted(Segment& segment) {
   }
   ++statistics_.timeouts;
   if (budget_spent()) {
-    break_path(CompletionStatus::retry_exceeded,
-               nccl_ha::fail(Errc::remote,
-                             fmt::format("no acknowledgement for {} ms from the peer: {}",
-                                         port_.options_.dead_after.count() / 1'000'000,
-                                         describe())));
+    break_path(
+        CompletionStatus::retry_exceeded,
+        nccl_ha::fail(Errc::remote,
+                      fmt::format("no acknowledgement for {} ms from the peer: {}",
+                                  port_.options_.dead_after.count() / 1'000'000, describe())));
     return;
   }
   // All segments of a lost burst are evicted together; that is one timeout, not many.
@@ -413,7 +414,8 @@ void DatagramPath::on_evicted(Segment& segment) {
 }
 
 // The last segments of a burst have nobody behind them whose acknowledgement would show their loss;
-// instead of waiting for the timeout, the newest one is sent again after two round trips (RFC 8985).
+// instead of waiting for the timeout, the newest one is sent again after two round trips (RFC
+// 8985).
 void DatagramPath::arm_tail_probe() {
   if (state_ != PathState::ready || (una_ == next_ && !starved())) {
     return;

@@ -138,8 +138,7 @@ unsigned DatagramPort::poll(Instant now) {
     // Tiny messages first: when some came, bulk data waits for the next pass, but not for ever.
     // While none is under way, every other pass does, and tiny messages are seen the sooner.
     if (data_busy_ ? small == 0 || (pass_ & 3U) == 0 : (pass_ & 1U) == 0) {
-      const auto bulk =
-          static_cast<unsigned>(io_->receive(Channel::data, *this, data_receives));
+      const auto bulk = static_cast<unsigned>(io_->receive(Channel::data, *this, data_receives));
       data_busy_ = bulk != 0;
       work += bulk;
     }
@@ -176,8 +175,8 @@ size_t DatagramPort::wait_fds(std::span<int> out) const {
 
 bool DatagramPort::prepare_sleep() {
   return ready_head_ == nullptr && (resend_head_ == nullptr || resends_blocked_) &&
-         urgent_acks_.empty() &&
-         completion_count_ == 0 && state_events_.empty() && command_.empty() && data_.empty();
+         urgent_acks_.empty() && completion_count_ == 0 && state_events_.empty() &&
+         command_.empty() && data_.empty();
 }
 
 DatagramPath* DatagramPort::find(const FrameHeader& header) {
@@ -210,8 +209,7 @@ void DatagramPort::packet(std::span<const std::byte> datagram) {
       path->on_frame(*header, datagram.subspan(header_bytes, header->payload_length));
       // Fast receive: the first packet of a pass, in order and tiny, is handed on before any of
       // the bookkeeping that follows it (acknowledgements, statistics, other packets).
-      if (first && header->type == FrameType::put && completion_count_ == 1 &&
-          guard_depth_ == 1) {
+      if (first && header->type == FrameType::put && completion_count_ == 1 && guard_depth_ == 1) {
         ++path->statistics_.fast_receives;
         fast_received_ = true;
       }
@@ -314,8 +312,8 @@ void DatagramPort::placed(size_t total) {
   }
   (void)total;
   for (size_t offset = 0; offset < place_rest_; offset += place_segment_) {
-    packet(std::span<const std::byte>(scratch_)
-               .subspan(offset, std::min(place_segment_, place_rest_ - offset)));
+    packet(std::span<const std::byte>(scratch_).subspan(
+        offset, std::min(place_segment_, place_rest_ - offset)));
   }
   place_path_ = nullptr;
 }

@@ -40,7 +40,7 @@ class SendBatch {
   // Command channel: frames are copied; data channel: headers only, payload stays in place.
   std::array<std::array<std::byte, datagram_bytes>, messages_max> copies;
   std::array<std::array<std::byte, header_bytes>, frames_max> headers;
-  std::array<Segment*, frames_max> segments;  ///< data channel: whose frame it is
+  std::array<Segment*, frames_max> segments;   ///< data channel: whose frame it is
   std::array<uint8_t, frames_max> message_of;  ///< data channel: which message it went into
   size_t frame_count = 0;
   std::array<size_t, messages_max> message_bytes;
@@ -91,7 +91,8 @@ class DatagramPort final : public Poller, private PacketSink {
   unsigned progress_sends();
   unsigned progress_resends();
   unsigned progress_acks();
-  bool stage_command(DatagramPath& path, const FrameHeader& header, std::span<const std::byte> payload);
+  bool stage_command(DatagramPath& path, const FrameHeader& header,
+                     std::span<const std::byte> payload);
   bool stage_data(DatagramPath& path, Segment& segment, const FrameHeader& header,
                   std::span<const iovec> payload);
   bool stage_probe(DatagramPath& path, const FrameHeader& header, size_t payload_bytes);

@@ -27,7 +27,8 @@ bool DatagramPort::stage_command(DatagramPath& path, const FrameHeader& header,
   SendBatch& batch = command_;
   size_t slot = batch.count_;
   // Frames to the same peer share a datagram, whichever of its paths they belong to.
-  const bool shares = slot != 0 && batch.message_bytes[slot - 1] + bytes <= SendBatch::datagram_bytes &&
+  const bool shares = slot != 0 &&
+                      batch.message_bytes[slot - 1] + bytes <= SendBatch::datagram_bytes &&
                       *batch.messages[slot - 1].to == path.peer_.command;
   if (shares) {
     --slot;
@@ -55,8 +56,7 @@ bool DatagramPort::stage_data(DatagramPath& path, Segment& segment, const FrameH
                               std::span<const iovec> payload) {
   SendBatch& batch = data_;
   const size_t bytes = header_bytes + header.payload_length;
-  if (batch.frame_count == SendBatch::frames_max ||
-      (batch.count_ == SendBatch::messages_max)) {
+  if (batch.frame_count == SendBatch::frames_max || (batch.count_ == SendBatch::messages_max)) {
     flush(Channel::data);
   }
   const size_t frame = batch.frame_count++;
@@ -226,8 +226,9 @@ unsigned DatagramPort::progress_sends() {
     path.ready_listed_ = false;
     const uint64_t before = path.statistics_.bytes_sent;
     uint32_t burst = 0;
-    while (burst < options_.burst && bytes + (path.statistics_.bytes_sent - before) < pass_bytes_max &&
-           path.sendable() && path.send_next()) {
+    while (burst < options_.burst &&
+           bytes + (path.statistics_.bytes_sent - before) < pass_bytes_max && path.sendable() &&
+           path.send_next()) {
       ++burst;
     }
     bytes += static_cast<size_t>(path.statistics_.bytes_sent - before);

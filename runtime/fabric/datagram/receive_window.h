@@ -77,7 +77,8 @@ class ReceiveWindow {
     if (!gap()) {
       return 0;
     }
-    const uint32_t bits = std::min<uint32_t>(highest_ - next_ - 1, static_cast<uint32_t>(out.size() * 8));
+    const uint32_t bits =
+        std::min<uint32_t>(highest_ - next_ - 1, static_cast<uint32_t>(out.size() * 8));
     const size_t bytes = (bits + 7) / 8;
     std::fill_n(out.begin(), bytes, std::byte{0});
     for (uint32_t i = 0; i < bits; ++i) {

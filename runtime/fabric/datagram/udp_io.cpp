@@ -1,14 +1,13 @@
 #include "runtime/fabric/datagram/udp_io.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/udp.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-
-#include <fmt/format.h>
 
 #include "runtime/log.h"
 
@@ -135,9 +134,9 @@ size_t UdpIo::send(Channel channel, std::span<OutDatagram> out) {
       }
     }
     // One message needs no batch call; sendmsg is the shorter way into the kernel.
-    const int sent = count == 1 ? (sendmsg(fd, &messages[0].msg_hdr, MSG_DONTWAIT) < 0 ? -1 : 1)
-                                : sendmmsg(fd, messages.data(), static_cast<unsigned>(count),
-                                           MSG_DONTWAIT);
+    const int sent =
+        count == 1 ? (sendmsg(fd, &messages[0].msg_hdr, MSG_DONTWAIT) < 0 ? -1 : 1)
+                   : sendmmsg(fd, messages.data(), static_cast<unsigned>(count), MSG_DONTWAIT);
     if (sent > 0) {
       done += static_cast<size_t>(sent);
       continue;
@@ -184,12 +183,13 @@ size_t UdpIo::receive_command(PacketSink& sink, size_t limit) {
     messages[i].msg_hdr.msg_iov = &parts[i];
     messages[i].msg_hdr.msg_iovlen = 1;
   }
-  const int got = recvmmsg(fd, messages.data(), static_cast<unsigned>(count), MSG_DONTWAIT, nullptr);
+  const int got =
+      recvmmsg(fd, messages.data(), static_cast<unsigned>(count), MSG_DONTWAIT, nullptr);
   for (int i = 0; i < got; ++i) {
     const mmsghdr& message = messages[static_cast<size_t>(i)];
     if ((message.msg_hdr.msg_flags & MSG_TRUNC) == 0) {
-      sink.packet(std::span(buffer_.data() + static_cast<size_t>(i) * command_bytes,
-                            message.msg_len));
+      sink.packet(
+          std::span(buffer_.data() + static_cast<size_t>(i) * command_bytes, message.msg_len));
     }
   }
   busy_ = got > 0;
@@ -236,10 +236,10 @@ size_t UdpIo::receive_data(PacketSink& sink, size_t limit) {
     }
     ++count;
     const Placement placement =
-        total == 0 ? Placement{}
-                   : sink.place(std::span(head.data(), std::min(head.size(),
-                                                                static_cast<size_t>(total))),
-                                static_cast<size_t>(total), segment);
+        total == 0
+            ? Placement{}
+            : sink.place(std::span(head.data(), std::min(head.size(), static_cast<size_t>(total))),
+                         static_cast<size_t>(total), segment);
     if (placement.part_count == 0) {
       static_cast<void>(read_data(fd, sink, segment));
       continue;

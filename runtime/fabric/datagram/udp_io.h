@@ -29,9 +29,7 @@ class UdpIo final : public PacketIo {
   }
   size_t receive_buffer_bytes() const override { return receive_buffer_; }
   bool segmentation_offload() const override { return offload_; }
-  int wait_fd(Channel channel) const override {
-    return channels_[static_cast<size_t>(channel)].fd;
-  }
+  int wait_fd(Channel channel) const override { return channels_[static_cast<size_t>(channel)].fd; }
   uint64_t kernel_drops() const override { return drops_; }
 
  private:

@@ -20,8 +20,7 @@ T get(const std::byte* in, size_t offset) {
   return value;
 }
 
-constexpr uint8_t known_flags =
-    flag_last | flag_immediate | flag_exact | flag_ack | flag_echo;
+constexpr uint8_t known_flags = flag_last | flag_immediate | flag_exact | flag_ack | flag_echo;
 
 void put_socket(std::byte* out, const SocketAddress& address) {
   std::memset(out, 0, 24);
@@ -160,8 +159,8 @@ std::optional<WireAddress> decode_address(std::span<const std::byte> bytes) {
   address.socket_bytes = get<uint32_t>(p, 44);
   address.window = get<uint32_t>(p, 48);
   address.tiny_bytes = get<uint32_t>(p, 52);
-  const bool window_ok = address.window >= 16 && address.window <= 8192 &&
-                         std::has_single_bit(address.window);
+  const bool window_ok =
+      address.window >= 16 && address.window <= 8192 && std::has_single_bit(address.window);
   if (address.data.port() == 0 || !window_ok || address.mtu < 576 || address.mtu > 65536 ||
       address.socket_bytes < 4096 || address.tiny_bytes < 64 || address.tiny_bytes > 1200) {
     return std::nullopt;

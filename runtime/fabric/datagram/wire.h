@@ -52,9 +52,9 @@ struct FrameHeader {
   uint8_t flags = 0;
   uint32_t path = 0;
   uint64_t token = 0;
-  uint32_t sequence = 0;     ///< of this segment; in ack, ping and pong unused
-  uint32_t acknowledge = 0;  ///< next sequence expected: everything below has arrived
-  uint16_t credits = 0;      ///< segments that may be sent beyond `acknowledge`
+  uint32_t sequence = 0;      ///< of this segment; in ack, ping and pong unused
+  uint32_t acknowledge = 0;   ///< next sequence expected: everything below has arrived
+  uint16_t credits = 0;       ///< segments that may be sent beyond `acknowledge`
   uint16_t ack_delay_us = 0;  ///< how long the receiver held the packet whose time it echoes
   uint32_t sent_us = 0;       ///< sender's clock, microseconds
   uint32_t echo_us = 0;       ///< `sent_us` of the newest packet received
