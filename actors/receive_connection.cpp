@@ -271,6 +271,10 @@ void ReceiveConnection::on_data(const fabric::Completion& completion) {
   while (groups_completed_ < groups_posted_ && open_[groups_completed_ % cts_slots] == nullptr) {
     ++groups_completed_;
   }
+  if (groups_completed_ == groups_posted_ && engine_.mode() == Engine::Mode::inline_turns) {
+    // Nothing else is expected, so the caller may make no more calls for a while.
+    path_.path->settle();
+  }
 }
 
 void ReceiveConnection::on_close() {

@@ -187,6 +187,7 @@ void Engine::run_standby() {
   Parker& bed = *seats_.front()->parker;
   std::vector<uint64_t> versions(seats_.size(), 0);
   bool driving = false;
+  bool changed = true;  // what to sleep on differs from what the bed watches
   while (!stopping_.load(std::memory_order_seq_cst)) {
     bool caller_active = false;
     for (auto& seat : seats_) {
@@ -201,14 +202,13 @@ void Engine::run_standby() {
       driving = !caller_active;
       if (caller_active) {
         bed.watch({});
-        std::fill(versions.begin(), versions.end(), 0);
+        changed = true;
         bed.sleep(clock_.now() + standby_period, clock_.now());
         continue;
       }
     }
     unsigned work = 0;
     bool sleepy = true;
-    bool changed = false;
     std::optional<Instant> deadline;
     std::vector<int> fds;
     // Announced before the last look, as in park(); a message from now on wakes us.
@@ -234,6 +234,7 @@ void Engine::run_standby() {
     if (work == 0 && sleepy) {
       if (changed) {
         bed.watch(fds);
+        changed = false;
       }
       bed.sleep(deadline, clock_.now());
     }

@@ -132,6 +132,10 @@ class Path {
   [[nodiscard]] virtual Errc post_send(const SendPost& post) = 0;
   [[nodiscard]] virtual Errc post_receive(const ReceivePost& post) = 0;
 
+  /// A hint: whoever drives this path may fall silent.  What the peer waits for (acknowledgements)
+  /// leaves before the current pass ends instead of waiting for something to travel on.
+  virtual void settle() {}
+
   /// Moves to error: everything outstanding completes as flushed, nothing of the peer's is written
   /// any more once this returns.  The owner is told through its completions.
   virtual void fail(const Error& why) = 0;

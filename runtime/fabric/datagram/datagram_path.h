@@ -23,6 +23,7 @@ class DatagramPath final : public Path {
   [[nodiscard]] Errc post_write(const WritePost& post) override;
   [[nodiscard]] Errc post_send(const SendPost& post) override;
   [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
+  void settle() override;
   void fail(const Error& why) override;
   std::string describe() const override;
 

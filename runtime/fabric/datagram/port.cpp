@@ -148,6 +148,10 @@ unsigned DatagramPort::poll(Instant now) {
     }));
   }
   work += dispatch();
+  if (settle_) {
+    settle_ = false;
+    work += progress_sends();
+  }
   return work;
 }
 
