@@ -150,13 +150,25 @@ class Supervisor {
     return started;
   }
 
-  /// The next message of a type from a group's rank 0; nothing when the run failed.
+  /// The next message of a type from a group's rank 0; nothing when the run failed.  Groups work
+  /// side by side until the first order, so another's message may come first: it is kept.
   std::optional<json> await(size_t group, const char* type) {
+    const auto wanted = [&](const RankMessage& message) {
+      return message.group == group && message.body["type"] == type;
+    };
+    const auto kept = std::find_if(kept_.begin(), kept_.end(), wanted);
+    if (kept != kept_.end()) {
+      json body = std::move(kept->body);
+      kept_.erase(kept);
+      return body;
+    }
     while (auto message = children_.next(deadline_ + timeout_grace)) {
       if (message->body["type"] == "progress") {
         show_progress(message->body);
-      } else if (message->group == group && message->body["type"] == type) {
+      } else if (wanted(*message)) {
         return std::move(message->body);
+      } else {
+        kept_.push_back(std::move(*message));
       }
     }
     return std::nullopt;
@@ -343,6 +355,7 @@ class Supervisor {
   std::vector<PluginInfo> infos_;
   std::vector<Row> rows_;
   std::vector<std::string> errors_;
+  std::vector<RankMessage> kept_;
   std::string current_;
   Children children_;
 };
