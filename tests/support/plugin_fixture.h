@@ -1,0 +1,82 @@
+// The real library behind NCCL's ABI, loaded the way NCCL loads it, over loopback.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tools/net_library.h"
+
+namespace nccl_ha::test {
+
+using abi::NcclResult;
+
+/// The library under test; the suite's build says where it is.
+extern const char* plugin_path;
+#ifdef NHA_PLUGIN_FILE
+inline const bool plugin_path_known = (plugin_path = NHA_PLUGIN_FILE, true);
+#endif
+
+/// Runs `step` until it returns true; false when `limit` has passed.
+bool until(const std::function<bool()>& step,
+           std::chrono::milliseconds limit = std::chrono::seconds(20));
+
+/// Threads of this process whose name begins with "nccl-ha".
+size_t plugin_threads();
+/// Is the library mapped into this process?
+bool plugin_mapped();
+/// The TCP port in a handle (plugin/handle.h).
+uint16_t handle_port(const tools::NetHandle& handle);
+/// A blocking TCP connection to a port on 127.0.0.1; -1 on failure.
+int connect_tcp(uint16_t port);
+
+/// A loaded plugin with one connection, for one ABI version and progress mode.
+class PluginFixture : public ::testing::TestWithParam<std::tuple<int, bool>> {
+ protected:
+  struct Connection {
+    void* send = nullptr;
+    void* recv = nullptr;
+  };
+  struct Buffer {
+    explicit Buffer(size_t size) : bytes(size) {}
+    std::vector<unsigned char> bytes;
+    void* send_key = nullptr;
+    void* recv_key = nullptr;
+    unsigned char* data() { return bytes.data(); }
+  };
+
+  void SetUp() override;
+  void TearDown() override;
+  void load();
+  /// Closes everything that is open, finalizes and unloads.
+  void unload();
+
+  tools::NetApi& api() { return library_->api(); }
+  int version() const { return std::get<0>(GetParam()); }
+
+  Connection open_connection();
+  void close_connection(Connection& connection);
+  std::unique_ptr<Buffer> make_buffer(const Connection& connection, size_t bytes);
+
+  /// Posts until there is a request; null and a test failure on error or timeout.
+  void* post_send(const Connection& c, Buffer& buffer, size_t offset, size_t bytes, int tag = 0);
+  void* post_recv(const Connection& c, Buffer& buffer, size_t offset, size_t bytes, int tag = 0);
+  /// Tests until done; `sizes` may be null.
+  bool finish(void* request, int* sizes = nullptr);
+  /// Tests until an error comes; the error, or success when none came in time.
+  NcclResult finish_with_error(void* request);
+  /// One send and one receive of `bytes`, checked.
+  void exchange(const Connection& c, size_t bytes, unsigned char seed);
+
+  std::unique_ptr<tools::NetLibrary> library_;
+  std::vector<Connection> open_;
+};
+
+std::string instance_name(const ::testing::TestParamInfo<std::tuple<int, bool>>& instance);
+
+}  // namespace nccl_ha::test
