@@ -14,6 +14,7 @@ namespace {
 template <class F>
 double median_of(const std::vector<Round>& rounds, F member) {
   std::vector<double> values;
+  values.reserve(rounds.size());
   for (const Round& round : rounds) {
     values.push_back(member(round));
   }
