@@ -200,9 +200,9 @@ TEST_P(Abi, NullPointersAreRefusedBeforeInitAndAfter) {
     if (context) {
       EXPECT_EQ((call<void*>(20, nullptr)), 0) << "NCCL 2.28 finalizes null after a failed init";
       EXPECT_EQ((call<void*, void*>(21, nullptr, nullptr)), 0) << "setNetAttr gives hints only";
-      EXPECT_NE((call<void**, uint64_t, void*, void*, void*>(1, nullptr, 7, nullptr, nullptr,
-                                                             nullptr)),
-                0);
+      EXPECT_NE(
+          (call<void**, uint64_t, void*, void*, void*>(1, nullptr, 7, nullptr, nullptr, nullptr)),
+          0);
     }
   };
   refused();
@@ -212,16 +212,18 @@ TEST_P(Abi, NullPointersAreRefusedBeforeInitAndAfter) {
 
 TEST_P(Abi, AForeignHandleIsRefusedWithAWord) {
   ASSERT_EQ(init(), 0);
-  for (const unsigned char fill : {0x00, 0xFF, 0x41}) {
+  for (const int fill : {0x00, 0xFF, 0x41}) {
     std::array<unsigned char, 128> handle;
-    handle.fill(fill);
+    handle.fill(static_cast<unsigned char>(fill));
     void* comm = &handle;
     int result = 0;
     // A filled scratch area looks like a connect that is under way; either way it is an error.
     if (GetParam().version >= 11) {
-      result = call<void*, int, void*, void**, void**>(5, nullptr, 0, handle.data(), &comm, nullptr);
+      result =
+          call<void*, int, void*, void**, void**>(5, nullptr, 0, handle.data(), &comm, nullptr);
     } else if (GetParam().version == 10) {
-      result = call<int, void*, void*, void**, void**>(5, 0, nullptr, handle.data(), &comm, nullptr);
+      result =
+          call<int, void*, void*, void**, void**>(5, 0, nullptr, handle.data(), &comm, nullptr);
     } else {
       result = call<int, void*, void**, void**>(5, 0, handle.data(), &comm, nullptr);
     }
@@ -231,7 +233,9 @@ TEST_P(Abi, AForeignHandleIsRefusedWithAWord) {
 }
 
 std::string instance_of_layout(const ::testing::TestParamInfo<Layout>& instance) {
-  return "v" + std::to_string(instance.param.version);
+  std::string name("v");
+  name += std::to_string(instance.param.version);
+  return name;
 }
 INSTANTIATE_TEST_SUITE_P(Tables, Abi, ::testing::ValuesIn(layouts), instance_of_layout);
 
@@ -261,9 +265,8 @@ TEST_P(Arguments, ImpossibleGroupsAndKeysAreErrorsAndWriteTheRequest) {
             NcclResult::success);
   EXPECT_EQ(request, nullptr);
   request = reinterpret_cast<void*>(0x1);
-  EXPECT_NE(
-      api().irecv(c.send, 1, data.data(), bytes.data(), tags.data(), keys.data(), &request),
-      NcclResult::success);
+  EXPECT_NE(api().irecv(c.send, 1, data.data(), bytes.data(), tags.data(), keys.data(), &request),
+            NcclResult::success);
   EXPECT_EQ(request, nullptr);
   // None of it did the connection any harm.
   exchange(c, 1000, 3);
