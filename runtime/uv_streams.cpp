@@ -23,7 +23,8 @@ constexpr int user_timeout_ms = 30000;
 constexpr int keepalive_seconds = 10;
 
 Error uv_error(int code, const std::string& what) {
-  return fail(code == UV_EOF ? Errc::closed : Errc::remote, what, -code);
+  // UV_EOF is libuv's own code and no errno that could be put into words.
+  return code == UV_EOF ? fail(Errc::closed, what) : fail(Errc::remote, what, -code);
 }
 
 class UvStreams;

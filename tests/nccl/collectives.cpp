@@ -2,13 +2,12 @@
 // tests/nccl/run.sh starts two of them on one GPU, each with a host id of its own, so that NCCL
 // takes them for two hosts and uses the network between them.
 //
-//   collectives RANK RANKS ID_FILE
+//   collectives RANK RANKS ID_PIPE
 //
 // Data are small integers, so that sums are exact in every type; every element is checked on the
 // host.  Exit status 0 only if all were right.
 #include <cuda_runtime.h>
 #include <nccl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -43,31 +42,26 @@ int rank_number = 0;
     }                                        \
   } while (false)
 
-/// Rank 0 writes the id and renames it into place; the others wait for the file.
-ncclUniqueId exchange_id(const std::string& path) {
+/// Rank 0 writes the id into a pipe for each of the others; opening it waits for the other end.
+ncclUniqueId exchange_id(const std::string& pipe, int ranks) {
   ncclUniqueId id;
   if (rank_number == 0) {
     NCCL(ncclGetUniqueId(&id));
-    const std::string temporary = path + ".new";
-    FILE* out = std::fopen(temporary.c_str(), "wb");
-    if (out == nullptr || std::fwrite(&id, sizeof id, 1, out) != 1 || std::fclose(out) != 0 ||
-        std::rename(temporary.c_str(), path.c_str()) != 0) {
-      die("writing the id", path.c_str());
-    }
-    return id;
   }
-  for (int waited_ms = 0; waited_ms < 60000; waited_ms += 10) {
-    if (FILE* in = std::fopen(path.c_str(), "rb")) {
-      const bool whole = std::fread(&id, sizeof id, 1, in) == 1;
-      std::fclose(in);
-      if (whole) {
-        return id;
-      }
+  for (int other = 1; other < ranks; ++other) {
+    if (rank_number != 0 && rank_number != other) {
+      continue;
     }
-    const timespec pause{0, 10'000'000};
-    nanosleep(&pause, nullptr);
+    const std::string path = pipe + std::to_string(other);
+    FILE* file = std::fopen(path.c_str(), rank_number == 0 ? "wb" : "rb");
+    const bool whole =
+        file != nullptr && (rank_number == 0 ? std::fwrite(&id, sizeof id, 1, file) == 1
+                                             : std::fread(&id, sizeof id, 1, file) == 1);
+    if (!whole || std::fclose(file) != 0) {
+      die("exchanging the id", path.c_str());
+    }
   }
-  die("waiting for rank 0's id", path.c_str());
+  return id;
 }
 
 /// Depends on rank, position and round; below 128 ranks' sum still exact in every type used.
@@ -172,7 +166,7 @@ class Check {
 
 int main(int argc, char** argv) {
   if (argc != 4) {
-    std::fprintf(stderr, "usage: collectives RANK RANKS ID_FILE\n");
+    std::fprintf(stderr, "usage: collectives RANK RANKS ID_PIPE\n");
     return 2;
   }
   rank_number = std::atoi(argv[1]);
@@ -186,7 +180,7 @@ int main(int argc, char** argv) {
   CUDA(cudaSetDevice(rank_number % devices));
   cudaStream_t stream;
   CUDA(cudaStreamCreate(&stream));
-  const ncclUniqueId id = exchange_id(argv[3]);
+  const ncclUniqueId id = exchange_id(argv[3], ranks);
   ncclComm_t comm;
   NCCL(ncclCommInitRank(&comm, ranks, id, rank_number));
   size_t operations = 0;

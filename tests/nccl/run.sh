@@ -39,6 +39,7 @@ fi
 # the last one is gone does no harm here.
 export NCCL_NET_PLUGIN=$plugin NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET
 export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo}
+mkfifo "$work/id1"
 for rank in 0 1; do
   NCCL_HOSTID="nccl-ha-test-$rank" timeout 300 "$work/collectives" $rank 2 "$work/id" \
     >"$work/log$rank" 2>&1 &

@@ -157,7 +157,7 @@ class DatagramPort final : public Poller, private PacketSink {
   std::vector<std::byte> zeros_;    // padding of full-size pings
   std::vector<std::byte> scratch_;  // frames without a place of their own
   unsigned pass_ = 0;
-  bool settle_ = false;  ///< acknowledgements must leave before this pass ends
+  bool settle_ = false;     ///< acknowledgements must leave before this pass ends
   bool data_busy_ = false;  ///< the last look at the data channel found something
   bool first_packet_ = false;
   bool fast_received_ = false;
