@@ -68,11 +68,11 @@ for bench in build/release/bin/*_bench; do
     step "bench $(basename "$bench")" timeout 600 "$bench" "$plugin"
   fi
 done
-# Against NCCL's own Socket transport, where an NCCL is installed (status 77: there is none).
+# Against NCCL's own Socket transport, where an NCCL is installed (status 2: it could not be measured).
 timeout 1200 python3 tests/bench/against_socket.py
 status=$?
-if [ $status -eq 77 ]; then
-  echo "not run here: tests/bench/against_socket.py (no libnccl.so.2)"
+if [ $status -eq 2 ]; then
+  echo "not run here: tests/bench/against_socket.py, see its message"
 elif [ $status -ne 0 ]; then
   failed+=("tests/bench/against_socket.py")
 fi
