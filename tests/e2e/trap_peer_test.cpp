@@ -1,0 +1,371 @@
+// Two processes, each with its own copy of the library: every pair of ABI versions understands each
+// other, and a peer that is killed or stopped in the middle of a transfer is noticed in time.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/support/plugin_fixture.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using std::chrono::seconds;
+
+/// Reads exactly `bytes` within 30 s.
+bool read_all(int fd, void* to, size_t bytes) {
+  auto* at = static_cast<char*>(to);
+  while (bytes > 0) {
+    pollfd waiting{fd, POLLIN, 0};
+    if (poll(&waiting, 1, 30000) != 1) {
+      return false;
+    }
+    const ssize_t got = read(fd, at, bytes);
+    if (got <= 0) {
+      return false;
+    }
+    at += got;
+    bytes -= static_cast<size_t>(got);
+  }
+  return true;
+}
+bool write_all(int fd, const void* from, size_t bytes) {
+  return write(fd, from, bytes) == static_cast<ssize_t>(bytes);
+}
+
+/// The other process.  Forked while this one has no thread and no library of ours.
+class Child {
+ public:
+  /// `role` gets a socket to the parent and returns the exit status.
+  explicit Child(const std::function<int(int fd)>& role) {
+    std::array<int, 2> pair{-1, -1};
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      close(pair[0]);
+      alarm(120);  // never outlives its test for long
+      _exit(role(pair[1]));
+    }
+    close(pair[1]);
+    fd_ = pair[0];
+  }
+  ~Child() {
+    if (pid_ > 0) {
+      signal_child(SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    close(fd_);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  int fd() const { return fd_; }
+  void signal_child(int number) const { kill(pid_, number); }
+  int wait() {
+    int status = 0;
+    EXPECT_EQ(waitpid(pid_, &status, 0), pid_);
+    pid_ = -1;
+    return status;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int fd_ = -1;
+};
+
+std::unique_ptr<tools::NetLibrary> load_library(int version) {
+  auto opened = tools::NetLibrary::open(plugin_path, version, "");
+  if (!opened || !(*opened)->api().init()) {
+    return nullptr;
+  }
+  return std::move(*opened);
+}
+
+unsigned char pattern(size_t at, size_t message) {
+  return static_cast<unsigned char>(at * 31 + at / 253 + message * 17);
+}
+
+/// One message after another over one comm, up to `count`; for ever when 0.
+bool send_messages(tools::NetApi& api, void* comm, size_t bytes, size_t count) {
+  std::vector<unsigned char> memory(bytes);
+  auto key = api.register_memory(comm, memory.data(), bytes);
+  if (!key) {
+    return false;
+  }
+  for (size_t message = 0; count == 0 || message < count; ++message) {
+    for (size_t i = 0; i < bytes; ++i) {
+      memory[i] = pattern(i, message);
+    }
+    void* request = nullptr;
+    NcclResult result = NcclResult::success;
+    const bool posted = until([&] {
+      result = api.isend(comm, memory.data(), bytes, 1, *key, &request);
+      return result != NcclResult::success || request != nullptr;
+    });
+    int done = 0;
+    const bool finished = posted && result == NcclResult::success && until([&] {
+                            result = api.test(request, &done, nullptr);
+                            return result != NcclResult::success || done != 0;
+                          });
+    if (!finished || done == 0) {
+      return false;
+    }
+  }
+  return static_cast<bool>(api.deregister_memory(comm, *key));
+}
+
+/// The child's side: connects to the handle it reads from `fd`, sends, waits for a byte, closes.
+int sender_role(int fd, int version, size_t bytes, size_t count) {
+  auto library = load_library(version);
+  tools::NetHandle handle{};
+  if (!library || !read_all(fd, handle.data(), handle.size())) {
+    return 2;
+  }
+  tools::NetApi& api = library->api();
+  void* comm = nullptr;
+  bool failed = false;
+  const bool connected = until([&] {
+    auto got = api.connect(0, handle);
+    failed = !got;
+    comm = got ? *got : nullptr;
+    return failed || comm != nullptr;
+  });
+  if (!connected || failed || !send_messages(api, comm, bytes, count)) {
+    return 3;
+  }
+  if (!api.close_send(comm) || !api.finalize()) {
+    return 4;
+  }
+  library.reset();
+  return plugin_threads() == 0 ? 0 : 5;
+}
+
+class TwoProcesses : public ::testing::TestWithParam<std::tuple<int, int, bool>> {
+ protected:
+  void SetUp() override {
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    setenv("HA_NCCL_USE_PROGRESS_THREAD", std::get<2>(GetParam()) ? "1" : "0", 1);
+    setenv("HA_NCCL_DGRAM_DEAD_MS", "3000", 1);
+    ASSERT_EQ(plugin_threads(), 0U) << "the other process must be forked from a single thread";
+  }
+  void TearDown() override { unsetenv("HA_NCCL_DGRAM_DEAD_MS"); }
+
+  /// Loads our side and accepts the child.
+  void meet(const Child& child) {
+    library_ = load_library(std::get<1>(GetParam()));
+    ASSERT_NE(library_, nullptr);
+    tools::NetHandle handle{};
+    auto listening = api().listen(0, handle);
+    ASSERT_TRUE(listening);
+    ASSERT_TRUE(write_all(child.fd(), handle.data(), handle.size()));
+    ASSERT_TRUE(until([&] {
+      auto got = api().accept(*listening);
+      EXPECT_TRUE(got);
+      comm_ = got ? *got : nullptr;
+      return HasFailure() || comm_ != nullptr;
+    }));
+    EXPECT_TRUE(api().close_listen(*listening));
+  }
+  void part() {
+    if (comm_ != nullptr) {
+      EXPECT_TRUE(api().close_recv(comm_));
+    }
+    EXPECT_TRUE(api().finalize());
+    library_.reset();
+    EXPECT_EQ(plugin_threads(), 0U);
+    EXPECT_FALSE(plugin_mapped());
+  }
+  /// Posts a receive and tests it to its end; the error, or success.
+  NcclResult receive(std::vector<unsigned char>& memory, void* key, seconds limit) {
+    void* request = nullptr;
+    void* data = memory.data();
+    size_t bytes = memory.size();
+    int tag = 1;
+    NcclResult result = NcclResult::success;
+    int done = 0;
+    const bool ended = until(
+        [&] {
+          if (request == nullptr) {
+            result = api().irecv(comm_, 1, &data, &bytes, &tag, &key, &request);
+          }
+          if (result == NcclResult::success && request != nullptr) {
+            result = api().test(request, &done, nullptr);
+          }
+          return result != NcclResult::success || done != 0;
+        },
+        limit);
+    EXPECT_TRUE(ended) << "neither done nor an error in " << limit.count() << " s";
+    return result;
+  }
+  tools::NetApi& api() { return library_->api(); }
+
+  std::unique_ptr<tools::NetLibrary> library_;
+  void* comm_ = nullptr;
+};
+
+TEST_P(TwoProcesses, UnderstandEachOther) {
+  constexpr size_t bytes = 300001;
+  Child child([&](int fd) { return sender_role(fd, std::get<0>(GetParam()), bytes, 10); });
+  ASSERT_NO_FATAL_FAILURE(meet(child));
+  std::vector<unsigned char> memory(bytes);
+  auto key = api().register_memory(comm_, memory.data(), bytes);
+  ASSERT_TRUE(key);
+  for (size_t message = 0; message < 10; ++message) {
+    std::fill(memory.begin(), memory.end(), static_cast<unsigned char>(0));
+    ASSERT_EQ(receive(memory, *key, seconds(30)), NcclResult::success);
+    for (size_t i = 0; i < bytes; ++i) {
+      ASSERT_EQ(memory[i], pattern(i, message)) << "byte " << i << " of message " << message;
+    }
+  }
+  const int status = child.wait();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  part();
+}
+
+class LostPeer : public TwoProcesses {};
+
+TEST_P(LostPeer, ASenderKilledInMidTransferIsNoticed) {
+  // Messages without end, so that the blow always falls into one.
+  constexpr size_t bytes = 8 << 20;
+  Child child([&](int fd) { return sender_role(fd, std::get<0>(GetParam()), bytes, 0); });
+  ASSERT_NO_FATAL_FAILURE(meet(child));
+  std::vector<unsigned char> memory(bytes);
+  auto key = api().register_memory(comm_, memory.data(), bytes);
+  ASSERT_TRUE(key);
+  ASSERT_EQ(receive(memory, *key, seconds(60)), NcclResult::success);
+  // The second message: its first bytes show that it is under way; then the peer dies.
+  std::fill(memory.begin(), memory.end(), static_cast<unsigned char>(0));
+  void* request = nullptr;
+  void* data = memory.data();
+  size_t length = bytes;
+  int tag = 1;
+  void* key_value = *key;
+  int done = 0;
+  ASSERT_TRUE(until([&] {
+    if (request == nullptr) {
+      EXPECT_EQ(api().irecv(comm_, 1, &data, &length, &tag, &key_value, &request),
+                NcclResult::success);
+    } else {
+      EXPECT_EQ(api().test(request, &done, nullptr), NcclResult::success);
+    }
+    return HasFailure() || *static_cast<volatile unsigned char*>(&memory[0]) == pattern(0, 1);
+  }));
+  ASSERT_EQ(done, 0) << "the message was over before its peer could die";
+  child.signal_child(SIGKILL);
+  const int status = child.wait();
+  ASSERT_TRUE(WIFSIGNALED(status)) << "the peer ended by itself: " << status;
+  const auto before = std::chrono::steady_clock::now();
+  NcclResult result = NcclResult::success;
+  ASSERT_TRUE(until(
+      [&] {
+        result =
+            done != 0 ? receive(memory, *key, seconds(15)) : api().test(request, &done, nullptr);
+        return result != NcclResult::success;
+      },
+      seconds(20)))
+      << "the death went unnoticed";
+  EXPECT_EQ(result, NcclResult::remote_error);
+  EXPECT_LT(std::chrono::steady_clock::now() - before, seconds(15));
+  EXPECT_EQ(receive(memory, *key, seconds(5)), NcclResult::remote_error) << "errors are sticky";
+  part();
+}
+
+TEST_P(LostPeer, AReceiverThatStopsForGoodIsDeclaredDead) {
+  // A stopped process keeps its sockets: TCP says nothing, only the missing acknowledgements do.
+  // Here the child receives, so that we are the sender.
+  constexpr size_t bytes = 64 << 20;
+  const int version = std::get<0>(GetParam());
+  Child child([&](int fd) {
+    auto library = load_library(version);
+    tools::NetHandle handle{};
+    auto listening = library->api().listen(0, handle);
+    if (!listening || !write_all(fd, handle.data(), handle.size())) {
+      return 2;
+    }
+    void* comm = nullptr;
+    until([&] {
+      auto got = library->api().accept(*listening);
+      comm = got ? *got : nullptr;
+      return comm != nullptr;
+    });
+    std::vector<unsigned char> memory(bytes);
+    auto key = library->api().register_memory(comm, memory.data(), bytes);
+    void* request = nullptr;
+    void* data = memory.data();
+    size_t length = bytes;
+    int tag = 1;
+    until([&] {
+      return library->api().irecv(comm, 1, &data, &length, &tag, &*key, &request) !=
+                 NcclResult::success ||
+             request != nullptr;
+    });
+    until([&] {
+      int done = 0;
+      static_cast<void>(library->api().test(request, &done, nullptr));
+      return *static_cast<volatile unsigned char*>(data) == 0x77;
+    });
+    // Bytes have arrived: says so and stops, all threads at once.
+    static_cast<void>(write_all(fd, "!", 1));
+    raise(SIGSTOP);
+    return 0;
+  });
+  library_ = load_library(std::get<1>(GetParam()));
+  ASSERT_NE(library_, nullptr);
+  tools::NetHandle handle{};
+  ASSERT_TRUE(read_all(child.fd(), handle.data(), handle.size()));
+  void* comm = nullptr;
+  ASSERT_TRUE(until([&] {
+    auto got = api().connect(0, handle);
+    EXPECT_TRUE(got);
+    comm = got ? *got : nullptr;
+    return HasFailure() || comm != nullptr;
+  }));
+  std::vector<unsigned char> memory(bytes, 0x77);
+  auto key = api().register_memory(comm, memory.data(), bytes);
+  ASSERT_TRUE(key);
+  void* request = nullptr;
+  ASSERT_TRUE(until([&] {
+    EXPECT_EQ(api().isend(comm, memory.data(), bytes, 1, *key, &request), NcclResult::success);
+    return request != nullptr;
+  }));
+  NcclResult result = NcclResult::success;
+  int done = 0;
+  EXPECT_TRUE(until(
+      [&] {
+        result = api().test(request, &done, nullptr);
+        return result != NcclResult::success || done != 0;
+      },
+      seconds(20)));
+  EXPECT_EQ(done, 0) << "the whole message arrived before the peer stopped";
+  EXPECT_EQ(result, NcclResult::remote_error);
+  char said = 0;
+  EXPECT_TRUE(read_all(child.fd(), &said, 1)) << "the peer never saw a byte";
+  EXPECT_TRUE(api().close_send(comm));
+  part();
+}
+
+std::string pair_name(const ::testing::TestParamInfo<std::tuple<int, int, bool>>& instance) {
+  std::string name("v");
+  name += std::to_string(std::get<0>(instance.param));
+  name += "_to_v";
+  name += std::to_string(std::get<1>(instance.param));
+  name += std::get<2>(instance.param) ? "_threads" : "_inline";
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(Abi, TwoProcesses,
+                         ::testing::Combine(::testing::Values(6, 12), ::testing::Values(9, 12),
+                                            ::testing::Bool()),
+                         pair_name);
+INSTANTIATE_TEST_SUITE_P(Abi, LostPeer,
+                         ::testing::Combine(::testing::Values(12), ::testing::Values(12),
+                                            ::testing::Bool()),
+                         pair_name);
+
+}  // namespace
+}  // namespace nccl_ha::test
