@@ -55,9 +55,12 @@ void TimerWheel::place(Timer& timer) {
   }
   uint64_t slot = (due >> (level_bits * level)) & slot_mask;
   if ((distance >> (level_bits * levels)) != 0) {
-    // Beyond the top level's range: as far away as it goes; placed again from there.
+    // Beyond the end of the top level's present round.  The slots go round: what is due within the
+    // next 63 has a slot of its own; what lies farther waits in the last and is placed again.
     level = levels - 1;
-    slot = ((current_ >> (level_bits * level)) + slots - 1) & slot_mask;
+    const uint64_t position = current_ >> (level_bits * level);
+    const uint64_t ahead = (due >> (level_bits * level)) - position;
+    slot = (position + std::min<uint64_t>(ahead, slots - 1)) & slot_mask;
   }
   timer.level_ = static_cast<uint8_t>(level);
   timer.slot_ = static_cast<uint8_t>(slot);

@@ -75,6 +75,33 @@ TEST(TimerWheel, NeverEarlyAndAtMostOneTickLate) {
   }
 }
 
+TEST(TimerWheel, TheEndOfTheTopLevelsRoundDelaysNothing) {
+  // Every 2^24 ticks (275 s) all levels begin anew.  Whatever is armed before and due after must
+  // come in time: an acknowledgement as well as a handshake's deadline.
+  const Instant boundary(TimerWheel::tick * (int64_t{1} << 24) * 30);
+  for (const Duration before : {Duration(microseconds(20)), Duration(milliseconds(3)),
+                                Duration(seconds(1)), Duration(seconds(200))}) {
+    for (const Duration after :
+         {Duration(microseconds(20)), Duration(milliseconds(50)), Duration(seconds(5)),
+          Duration(seconds(60)), Duration(seconds(500))}) {
+      TimerWheel wheel(boundary - before);
+      Alarm alarm;
+      const Instant due = boundary + after;
+      wheel.arm(alarm.timer, due);
+      Instant now = boundary - before;
+      while (alarm.rings == 0) {
+        const auto next = wheel.next_deadline();
+        ASSERT_TRUE(next);
+        ASSERT_LE(*next, due + TimerWheel::tick)
+            << before.count() << " ns before, due " << after.count() << " ns after";
+        now = std::max(now + Duration(1), *next);
+        wheel.expire(now);
+      }
+      EXPECT_GE(now, due);
+    }
+  }
+}
+
 TEST(TimerWheel, NextDeadlineIsNeverLaterThanTheFirstTimerByMoreThanATick) {
   TimerWheel wheel(start);
   EXPECT_FALSE(wheel.next_deadline());
