@@ -57,6 +57,10 @@ TEST(TimerWheel, NeverEarlyAndAtMostOneTickLate) {
   while (wheel.size() != 0) {
     const auto next = wheel.next_deadline();
     ASSERT_TRUE(next);
+    for (size_t i = 0; i < alarms.size(); ++i) {
+      ASSERT_TRUE(alarms[i]->rings != 0 || *next <= deadlines[i] + TimerWheel::tick)
+          << "the wheel would sleep past alarm " << i << ", seed 11";
+    }
     now = std::max(now + Duration(1), *next);
     if (random.chance(0.3)) {
       now += Duration(static_cast<int64_t>(random.below(1 << 22)));
