@@ -86,6 +86,9 @@ class UvStreams final : public StreamFactory {
   }
   int wait_fd() const override { return uv_backend_fd(&loop_); }
   std::optional<Duration> wait_limit() override {
+    if (uv_loop_alive(&loop_) == 0) {
+      return std::nullopt;  // libuv would say 0, "do not wait", for a loop with nothing to wait for
+    }
     const int timeout = uv_backend_timeout(&loop_);
     return timeout < 0 ? std::nullopt : std::optional<Duration>(std::chrono::milliseconds(timeout));
   }

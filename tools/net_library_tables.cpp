@@ -163,7 +163,7 @@ struct Adapter {
                              request);
     } else {
       int narrow[8];
-      for (int i = 0; i < count; ++i) {
+      for (int i = 0; i < count && i < 8; ++i) {  // a wrong count is the plugin's to refuse
         narrow[i] = static_cast<int>(sizes[i]);
       }
       return of(table).irecv(comm, count, data, narrow, tag_list, mhandles, request);

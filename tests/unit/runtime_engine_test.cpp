@@ -88,137 +88,6 @@ Config config_for(bool threads, int64_t workers = 1) {
   return config;
 }
 
-class EngineModes : public ::testing::TestWithParam<bool> {
- protected:
-  void SetUp() override {
-    auto engine = Engine::start(config_for(GetParam(), 2));
-    ASSERT_TRUE(engine);
-    engine_ = std::move(*engine);
-  }
-  Message to(ActorId id, uint32_t kind, uint32_t arg = 0, uint64_t a = 0) {
-    Message message{};
-    message.to = id;
-    message.kind = kind;
-    message.arg = arg;
-    message.a = a;
-    return message;
-  }
-  std::unique_ptr<Engine> engine_;
-};
-
-TEST_P(EngineModes, EachSendersMessagesArriveInOrder) {
-  Seen seen;
-  auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen));
-  ASSERT_TRUE(id && until([&] {
-                engine_->assist_all();
-                return seen.started.load() == 1;
-              }));
-  std::vector<std::thread> senders;
-  for (uint32_t s = 0; s < 3; ++s) {
-    senders.emplace_back([&, s] {
-      auto address = engine_->worker(0).open_address(4);
-      ASSERT_TRUE(address);
-      for (uint64_t i = 0; i < 20000; ++i) {
-        while (!address->try_send(to(*id, 1, s, i))) {
-          engine_->assist(engine_->worker(0));
-          sched_yield();
-        }
-      }
-    });
-  }
-  for (std::thread& sender : senders) {
-    sender.join();
-  }
-  EXPECT_TRUE(until([&] {
-    engine_->assist(engine_->worker(0));
-    return seen.messages.load() == 60000;
-  }));
-  EXPECT_FALSE(seen.disorder.load());
-}
-
-TEST_P(EngineModes, MessagesToRemovedActorsAreDroppedAndCounted) {
-  Seen seen;
-  auto id = engine_->worker(1).adopt(std::make_unique<Probe>(seen));
-  ASSERT_TRUE(id);
-  ASSERT_TRUE(engine_->worker(1).post(to(*id, 3)));
-  ASSERT_TRUE(until([&] {
-    engine_->assist_all();
-    return seen.destroyed.load() == 1;
-  }));
-  ASSERT_TRUE(engine_->worker(1).post(to(*id, 1)));
-  EXPECT_TRUE(until([&] {
-    engine_->assist_all();
-    return engine_->worker(1).statistics().dropped_messages.get() == 1;
-  }));
-  EXPECT_EQ(engine_->worker(1).actor_count(), 0U);
-}
-
-TEST_P(EngineModes, TimersFireWhoeverSleeps) {
-  Seen seen;
-  auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen));
-  ASSERT_TRUE(id);
-  // Nobody calls assist(): in inline mode the standby has to do it.
-  ASSERT_TRUE(engine_->worker(0).post(to(*id, 2, 0, 30'000'000)));
-  EXPECT_TRUE(until([&] { return seen.timers.load() == 1; }));
-}
-
-TEST_P(EngineModes, AdoptFromManyThreads) {
-  Seen seen;
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      for (int i = 0; i < 200; ++i) {
-        auto id = engine_->worker(static_cast<size_t>(t % 2)).adopt(std::make_unique<Probe>(seen));
-        ASSERT_TRUE(id);
-      }
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  EXPECT_TRUE(until([&] {
-    engine_->assist_all();
-    return seen.started.load() == 800;
-  }));
-  engine_.reset();
-  EXPECT_EQ(seen.stopped.load(), 800U);
-  EXPECT_EQ(seen.destroyed.load(), 800U);
-}
-
-TEST_P(EngineModes, StopWithMessagesStillQueued) {
-  Seen seen;
-  auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen));
-  ASSERT_TRUE(id);
-  for (uint64_t i = 0; i < 100; ++i) {
-    ASSERT_TRUE(engine_->worker(0).post(to(*id, 1, 0, i)));
-  }
-  auto address = engine_->worker(0).open_address(2);
-  ASSERT_TRUE(address);
-  engine_.reset();
-  EXPECT_EQ(seen.destroyed.load(), 1U);
-  EXPECT_TRUE(address->try_send(to(*id, 1))) << "an orphaned address stays harmless";
-}
-
-TEST_P(EngineModes, IdleCostsNothing) {
-  Seen seen;
-  auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen));
-  ASSERT_TRUE(id && until([&] { return seen.started.load() == 1; }));
-  const auto cpu = [] {
-    rusage usage{};
-    getrusage(RUSAGE_SELF, &usage);
-    return static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-           static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
-  };
-  const auto wait = [](int64_t ms) {
-    const timespec time{ms / 1000, ms % 1000 * 1000000};
-    clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
-  };
-  wait(100);
-  const double before = cpu();
-  wait(2000);
-  EXPECT_LT(cpu() - before, 0.02);
-}
-
 /// Echoes on a TCP stream; counts what it hears.
 class Echo final : public Actor, private StreamOwner, private AcceptorOwner {
  public:
@@ -266,6 +135,134 @@ class Echo final : public Actor, private StreamOwner, private AcceptorOwner {
   std::vector<std::unique_ptr<Stream>> streams_;
 };
 
+class EngineModes : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    auto engine = Engine::start(config_for(GetParam(), 2));
+    ASSERT_TRUE(engine);
+    engine_ = std::move(*engine);
+  }
+  Message to(ActorId id, uint32_t kind, uint32_t arg = 0, uint64_t a = 0) {
+    Message message{};
+    message.to = id;
+    message.kind = kind;
+    message.arg = arg;
+    message.a = a;
+    return message;
+  }
+  // Before the engine: its actors report to these until they are destroyed.
+  Seen seen_;
+  Echo::Log echo_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_P(EngineModes, EachSendersMessagesArriveInOrder) {
+  auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen_));
+  ASSERT_TRUE(id && until([&] {
+                engine_->assist_all();
+                return seen_.started.load() == 1;
+              }));
+  std::vector<std::thread> senders;
+  for (uint32_t s = 0; s < 3; ++s) {
+    senders.emplace_back([&, s] {
+      auto address = engine_->worker(0).open_address(4);
+      ASSERT_TRUE(address);
+      for (uint64_t i = 0; i < 20000; ++i) {
+        while (!address->try_send(to(*id, 1, s, i))) {
+          engine_->assist(engine_->worker(0));
+          sched_yield();
+        }
+      }
+    });
+  }
+  for (std::thread& sender : senders) {
+    sender.join();
+  }
+  EXPECT_TRUE(until([&] {
+    engine_->assist(engine_->worker(0));
+    return seen_.messages.load() == 60000;
+  }));
+  EXPECT_FALSE(seen_.disorder.load());
+}
+
+TEST_P(EngineModes, MessagesToRemovedActorsAreDroppedAndCounted) {
+  auto id = engine_->worker(1).adopt(std::make_unique<Probe>(seen_));
+  ASSERT_TRUE(id);
+  ASSERT_TRUE(engine_->worker(1).post(to(*id, 3)));
+  ASSERT_TRUE(until([&] {
+    engine_->assist_all();
+    return seen_.destroyed.load() == 1;
+  }));
+  ASSERT_TRUE(engine_->worker(1).post(to(*id, 1)));
+  EXPECT_TRUE(until([&] {
+    engine_->assist_all();
+    return engine_->worker(1).statistics().dropped_messages.get() == 1;
+  }));
+  EXPECT_EQ(engine_->worker(1).actor_count(), 0U);
+}
+
+TEST_P(EngineModes, TimersFireWhoeverSleeps) {
+  auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen_));
+  ASSERT_TRUE(id);
+  // Nobody calls assist(): in inline mode the standby has to do it.
+  ASSERT_TRUE(engine_->worker(0).post(to(*id, 2, 0, 30'000'000)));
+  EXPECT_TRUE(until([&] { return seen_.timers.load() == 1; }));
+}
+
+TEST_P(EngineModes, AdoptFromManyThreads) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 200; ++i) {
+        auto id = engine_->worker(static_cast<size_t>(t % 2)).adopt(std::make_unique<Probe>(seen_));
+        ASSERT_TRUE(id);
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_TRUE(until([&] {
+    engine_->assist_all();
+    return seen_.started.load() == 800;
+  }));
+  engine_.reset();
+  EXPECT_EQ(seen_.stopped.load(), 800U);
+  EXPECT_EQ(seen_.destroyed.load(), 800U);
+}
+
+TEST_P(EngineModes, StopWithMessagesStillQueued) {
+  auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen_));
+  ASSERT_TRUE(id);
+  for (uint64_t i = 0; i < 100; ++i) {
+    ASSERT_TRUE(engine_->worker(0).post(to(*id, 1, 0, i)));
+  }
+  auto address = engine_->worker(0).open_address(2);
+  ASSERT_TRUE(address);
+  engine_.reset();
+  EXPECT_EQ(seen_.destroyed.load(), 1U);
+  EXPECT_TRUE(address->try_send(to(*id, 1))) << "an orphaned address stays harmless";
+}
+
+TEST_P(EngineModes, IdleCostsNothing) {
+  auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen_));
+  ASSERT_TRUE(id && until([&] { return seen_.started.load() == 1; }));
+  const auto cpu = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+  };
+  const auto wait = [](int64_t ms) {
+    const timespec time{ms / 1000, ms % 1000 * 1000000};
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
+  };
+  wait(100);
+  const double before = cpu();
+  wait(2000);
+  EXPECT_LT(cpu() - before, 0.02);
+}
+
 TEST_P(EngineModes, ManyStreamsEchoAndClose) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -275,7 +272,7 @@ TEST_P(EngineModes, ManyStreamsEchoAndClose) {
   ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
   ASSERT_EQ(listen(listener, 256), 0);
   ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  Echo::Log log;
+  Echo::Log& log = echo_;
   ASSERT_TRUE(engine_->worker(0).adopt(std::make_unique<Echo>(listener, log)));
   std::vector<int> clients;
   for (int i = 0; i < 200; ++i) {
@@ -308,10 +305,10 @@ INSTANTIATE_TEST_SUITE_P(Modes, EngineModes, ::testing::Bool(), [](const auto& i
 TEST(EngineInline, CallersAndStandbyNeverTurnAtOnce) {
   // Owner checks in the probe and TSan watch; the callers come and go so that the standby takes
   // over and gives back many times.
+  Seen seen;  // before the engine: its actors report to it until they are destroyed
   auto started = Engine::start(config_for(false));
   ASSERT_TRUE(started);
   auto engine = std::move(*started);
-  Seen seen;
   auto id = engine->worker(0).adopt(std::make_unique<Probe>(seen));
   // Between two senders there is no order: the actor must be there before others write to it.
   ASSERT_TRUE(id && until([&] { return seen.started.load() == 1; }));
