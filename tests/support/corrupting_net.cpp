@@ -41,8 +41,8 @@ struct State {
 };
 
 State& state() {
-  static auto* the = new State;
-  return *the;
+  static State the;
+  return the;
 }
 
 NcclResult init(abi::Logger logger) {
