@@ -9,7 +9,7 @@ namespace nccl_ha {
 
 Timer::~Timer() { NHA_DASSERT(!armed() || next_ == this, "an armed timer was destroyed"); }
 
-TimerWheel::TimerWheel(Instant start) : current_(tick_of(start)) {
+TimerWheel::TimerWheel(Instant start) : current_(tick_of(start)), target_(current_) {
   for (auto& level : heads_) {
     for (Timer& head : level) {
       head.previous_ = head.next_ = &head;
@@ -31,8 +31,9 @@ TimerWheel::~TimerWheel() {
 void TimerWheel::arm(Timer& timer, Instant deadline) {
   cancel(timer);
   timer.deadline_ = deadline;
-  // Rounded up: the tick in which the deadline lies is over only at its end.
-  timer.due_tick_ = std::max(tick_of(deadline + tick - Duration{1}), current_);
+  // Rounded up: the tick in which the deadline lies is over only at its end.  Not before target_: a
+  // callback that arms for the past while the wheel still turns would hold it where it is.
+  timer.due_tick_ = std::max(tick_from(deadline), target_);
   timer.order_ = ++order_;
   place(timer);
   ++size_;
@@ -99,11 +100,8 @@ void TimerWheel::cascade(size_t level) {
   }
 }
 
-size_t TimerWheel::fire_slot(size_t slot, size_t limit) {
+size_t TimerWheel::fire_slot(size_t slot, uint64_t last_order, size_t limit) {
   Timer& head = heads_[0][slot];
-  // Timers that callbacks arm for "now" wait for the next expire(): a callback that re-arms itself
-  // in the past must not keep the loop from ending.
-  const uint64_t last_order = order_;
   size_t fired = 0;
   while (fired < limit && head.next_ != &head && head.next_->order_ <= last_order) {
     Timer& timer = *head.next_;
@@ -133,13 +131,16 @@ std::optional<uint64_t> TimerWheel::next_tick() const {
 }
 
 size_t TimerWheel::advance(Instant now, size_t limit) {
-  const uint64_t target = tick_of(now);
+  target_ = std::max(tick_of(now), target_);
+  // Timers that callbacks arm wait for the next expire(): one that re-arms itself for the past must
+  // not keep the loop from ending.  They all lie in target_'s slot or later.
+  const uint64_t last_order = order_;
   size_t fired = 0;
   for (;;) {
     if (due_now_) {
       const auto slot = static_cast<size_t>(current_ & slot_mask);
       due_now_ = false;
-      fired += fire_slot(slot, limit - fired);
+      fired += fire_slot(slot, last_order, limit - fired);
       const Timer& head = heads_[0][slot];
       if (head.next_ != &head) {
         due_now_ = true;  // limit reached, or armed by a callback
@@ -147,8 +148,8 @@ size_t TimerWheel::advance(Instant now, size_t limit) {
       }
     }
     const auto next = next_tick();
-    if (!next || *next > target) {
-      current_ = std::max(current_, target);
+    if (!next || *next > target_) {
+      current_ = std::max(current_, target_);
       return fired;
     }
     current_ = *next;

@@ -54,10 +54,11 @@ class TimerWheel {
   TimerWheel& operator=(const TimerWheel&) = delete;
   ~TimerWheel();
 
-  /// (Re-)arms; a deadline in the past fires at the next expire().
+  /// (Re-)arms; a deadline in the past fires at the next expire(), also when a callback arms it.
   void arm(Timer& timer, Instant deadline);
   void cancel(Timer& timer);
   /// Fires what is due, at most `limit`; callbacks may arm and cancel any timer, themselves too.
+  /// What they arm waits for the next call, so that no timer can keep others from their turn.
   size_t expire(Instant now, size_t limit = std::numeric_limits<size_t>::max()) {
     return tick_of(now) <= current_ && !due_now_ ? 0 : advance(now, limit);
   }
@@ -75,17 +76,25 @@ class TimerWheel {
     const int64_t ns = when.time_since_epoch().count();
     return ns <= 0 ? 0 : static_cast<uint64_t>(ns) >> tick_bits;
   }
+  /// The first tick that begins at or after `when`; unsigned, so that Instant::max() fits.
+  static uint64_t tick_from(Instant when) {
+    const int64_t ns = when.time_since_epoch().count();
+    const uint64_t last_ns = (uint64_t{1} << tick_bits) - 1;
+    return ns <= 0 ? 0 : (static_cast<uint64_t>(ns) + last_ns) >> tick_bits;
+  }
   size_t advance(Instant now, size_t limit);
   void place(Timer& timer);
   void unlink(Timer& timer);
   void cascade(size_t level);
-  size_t fire_slot(size_t slot, size_t limit);
+  /// Fires what was armed up to `last_order`.
+  size_t fire_slot(size_t slot, uint64_t last_order, size_t limit);
   /// First tick after current_ at which a slot of some level has to be looked at.
   std::optional<uint64_t> next_tick() const;
 
   std::array<std::array<Timer, slots>, levels> heads_;  // circular lists
   std::array<uint64_t, levels> occupied_{};             // bit per slot
   uint64_t current_;  // every timer with due_tick_ <= current_ has fired or is in due_now_'s slot
+  uint64_t target_;   // where the latest expire() leads; nothing is armed for before it
   uint64_t order_ = 0;
   size_t size_ = 0;
   bool due_now_ =

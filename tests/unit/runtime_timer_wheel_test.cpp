@@ -170,6 +170,35 @@ TEST(TimerWheel, ACallbackThatRearmsForThePastDoesNotHangExpire) {
   wheel.cancel(alarm.timer);
 }
 
+TEST(TimerWheel, ACallbackThatAlwaysRearmsForThePastDelaysNobodyElse) {
+  TimerWheel wheel(start);
+  const Instant past{};
+  Alarm eager;
+  eager.wheel = &wheel;
+  eager.now = &past;
+  eager.rearm = Duration(1);
+  Alarm patient;
+  wheel.arm(eager.timer, start);
+  wheel.arm(patient.timer, start + milliseconds(5));
+  for (int ms = 1; ms <= 10; ++ms) {
+    wheel.expire(start + milliseconds(ms));
+    EXPECT_EQ(eager.rings, ms) << "once per call";
+    EXPECT_EQ(patient.rings, ms >= 6 ? 1 : 0) << "after " << ms << " ms";
+  }
+  wheel.cancel(eager.timer);
+  EXPECT_EQ(wheel.size(), 0U);
+}
+
+TEST(TimerWheel, ADeadlineThatNeverComesIsNoOverflow) {
+  TimerWheel wheel(start);
+  Alarm alarm;
+  wheel.arm(alarm.timer, Instant::max());
+  wheel.expire(start + seconds(3600));
+  EXPECT_EQ(alarm.rings, 0);
+  EXPECT_TRUE(alarm.timer.armed());
+  wheel.cancel(alarm.timer);
+}
+
 TEST(TimerWheel, LimitLeavesTheRestForTheNextCall) {
   TimerWheel wheel(start);
   std::vector<std::unique_ptr<Alarm>> alarms;
