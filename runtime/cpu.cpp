@@ -47,10 +47,12 @@ size_t place(std::span<const WorkerInfo> workers, int numa_node) {
 Result<std::vector<int>> parse_cpu_list(std::string_view text) {
   std::vector<int> cpus;
   const std::string_view whole = text;
-  while (!text.empty()) {
+  for (bool more = !text.empty(); more;) {
     const size_t comma = text.find(',');
     const std::string_view part = text.substr(0, comma);
-    text = comma == std::string_view::npos ? std::string_view{} : text.substr(comma + 1);
+    // After a comma something has to follow: "0," is a slip, not a list.
+    more = comma != std::string_view::npos;
+    text = more ? text.substr(comma + 1) : std::string_view{};
     const size_t dash = part.find('-');
     int first = 0;
     int last = 0;

@@ -92,7 +92,7 @@ TEST(Cpu, ParsesProcessorLists) {
   ASSERT_TRUE(list);
   EXPECT_EQ(*list, (std::vector<int>{0, 1, 2, 3, 8}));
   EXPECT_TRUE(parse_cpu_list("")->empty());
-  for (const char* bad : {"a", "1-", "-1", "3-1", "1,,2", "99999", "1-2-3"}) {
+  for (const char* bad : {"a", "1-", "-1", "3-1", "1,,2", "1,", ",1", ",", "99999", "1-2-3"}) {
     EXPECT_FALSE(parse_cpu_list(bad)) << bad;
   }
 }

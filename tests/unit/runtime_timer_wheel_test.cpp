@@ -189,6 +189,79 @@ TEST(TimerWheel, ACallbackThatAlwaysRearmsForThePastDelaysNobodyElse) {
   EXPECT_EQ(wheel.size(), 0U);
 }
 
+/// Timers whose callbacks arm and cancel each other at random.
+struct Crowd {
+  struct Member {
+    Crowd* crowd = nullptr;
+    Timer timer;
+    size_t armed_in = 0;  ///< number of the expire() call during or before which it was armed
+  };
+  explicit Crowd(uint64_t seed) : random(seed), wheel(start), members(64) {
+    for (Member& member : members) {
+      member.crowd = this;
+      member.timer.bind(
+          [](void* self) {
+            auto& rung = *static_cast<Member*>(self);
+            rung.crowd->ring(rung);
+          },
+          &member);
+      arm(member);
+    }
+  }
+  ~Crowd() {
+    for (Member& member : members) {
+      wheel.cancel(member.timer);
+    }
+  }
+  void arm(Member& member) {
+    const uint64_t spread = uint64_t{1} << (5 + random.below(33));
+    const Duration past(microseconds(random.chance(0.2) ? 300 : 0));
+    wheel.arm(member.timer, now - past + Duration(static_cast<int64_t>(random.below(spread))));
+    member.armed_in = calls;
+  }
+  void ring(Member& member) {
+    ++rings;
+    EXPECT_LE(member.timer.deadline(), now) << "early";
+    EXPECT_LT(member.armed_in, calls) << "fired in the call that armed it";
+    Member& other = members[random.below(members.size())];
+    if (random.chance(0.3)) {
+      wheel.cancel(other.timer);
+    } else {
+      arm(other);
+    }
+    if (!member.timer.armed()) {
+      arm(member);
+    }
+  }
+  Random random;
+  TimerWheel wheel;
+  std::vector<Member> members;
+  Instant now = start;
+  size_t calls = 0;
+  size_t rings = 0;
+};
+
+TEST(TimerWheel, CallbacksThatArmAndCancelOthersKeepTheContract) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(seed);
+    Crowd crowd(seed);
+    for (int round = 0; round < 2000; ++round) {
+      crowd.now += Duration(static_cast<int64_t>(crowd.random.below(uint64_t{1} << 24)));
+      ++crowd.calls;
+      crowd.wheel.expire(crowd.now);
+      size_t armed = 0;
+      for (const Crowd::Member& member : crowd.members) {
+        armed += member.timer.armed() ? 1 : 0;
+        ASSERT_TRUE(!member.timer.armed() || member.armed_in == crowd.calls ||
+                    member.timer.deadline() + TimerWheel::tick > crowd.now)
+            << "late in round " << round;
+      }
+      ASSERT_EQ(armed, crowd.wheel.size());
+    }
+    EXPECT_GT(crowd.rings, 1000U);
+  }
+}
+
 TEST(TimerWheel, ADeadlineThatNeverComesIsNoOverflow) {
   TimerWheel wheel(start);
   Alarm alarm;
