@@ -187,6 +187,8 @@ void Engine::run_standby() {
   Parker& bed = *seats_.front()->parker;
   std::vector<uint64_t> versions(seats_.size(), 0);
   bool driving = false;
+  std::vector<Seat*> held;
+  bool watching = false;
   bool changed = true;  // what to sleep on differs from what the bed watches
   while (!stopping_.load(std::memory_order_seq_cst)) {
     bool caller_active = false;
@@ -201,8 +203,12 @@ void Engine::run_standby() {
     if (!driving) {
       driving = !caller_active;
       if (caller_active) {
-        bed.watch({});
-        changed = true;
+        // Packets should not wake anybody while the callers look for them.
+        if (watching) {
+          bed.watch({});
+          watching = false;
+          changed = true;
+        }
         bed.sleep(clock_.now() + standby_period, clock_.now());
         continue;
       }
@@ -218,6 +224,7 @@ void Engine::run_standby() {
         sleepy = false;
         continue;
       }
+      held.push_back(seat.get());
       seat->worker->bind_to_this_thread();
       work += seat->worker->turn();
       sleepy = sleepy && seat->worker->may_sleep();
@@ -229,13 +236,19 @@ void Engine::run_standby() {
       const auto own = seat->worker->wait_fds();
       fds.insert(fds.end(), own.begin(), own.end());
       seat->worker->context().request_stream_turns(1);
+    }
+    const bool sleeps = work == 0 && sleepy;
+    if (sleeps && changed) {
+      // While every worker is held, so that nobody closes one of these.
+      bed.watch(fds);
+      watching = true;
+      changed = false;
+    }
+    for (Seat* seat : held) {
       seat->busy.store(false, std::memory_order_release);
     }
-    if (work == 0 && sleepy) {
-      if (changed) {
-        bed.watch(fds);
-        changed = false;
-      }
+    held.clear();
+    if (sleeps) {
       bed.sleep(deadline, clock_.now());
     }
     bed.sleeping.store(0, std::memory_order_seq_cst);

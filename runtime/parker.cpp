@@ -12,13 +12,8 @@ namespace nccl_ha {
 
 Result<std::unique_ptr<Parker>> Parker::make() {
   std::unique_ptr<Parker> parker(new Parker);
-  parker->epoll_ = epoll_create1(EPOLL_CLOEXEC);
   parker->event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = parker->event_;
-  if (parker->epoll_ < 0 || parker->event_ < 0 ||
-      epoll_ctl(parker->epoll_, EPOLL_CTL_ADD, parker->event_, &event) != 0) {
+  if (parker->event_ < 0 || !parker->renew()) {
     return fail(Errc::system, "cannot create what a progress thread sleeps on", errno);
   }
   return parker;
@@ -39,12 +34,32 @@ void Parker::wake() {
   static_cast<void>(!write(event_, &one, sizeof one));
 }
 
-void Parker::watch(const std::vector<int>& fds) {
-  for (const int fd : fds_) {
-    if (std::find(fds.begin(), fds.end(), fd) == fds.end()) {
-      // A descriptor closed meanwhile has left the set by itself.
-      static_cast<void>(epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr));
+bool Parker::renew() {
+  const int fresh = epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = event_;
+  if (fresh < 0 || epoll_ctl(fresh, EPOLL_CTL_ADD, event_, &event) != 0) {
+    if (fresh >= 0) {
+      close(fresh);
     }
+    return false;
+  }
+  if (epoll_ >= 0) {
+    close(epoll_);
+  }
+  epoll_ = fresh;
+  return true;
+}
+
+void Parker::watch(const std::vector<int>& fds) {
+  const bool shrinks = std::any_of(fds_.begin(), fds_.end(), [&](int fd) {
+    return std::find(fds.begin(), fds.end(), fd) == fds.end();
+  });
+  // What is no longer wanted may have been closed, and its number may be somebody else's by now:
+  // it is not touched.  A new set is made instead; without one the old set merely wakes too often.
+  if (shrinks) {
+    static_cast<void>(renew());
   }
   for (const int fd : fds) {
     epoll_event event{};

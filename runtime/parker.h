@@ -18,13 +18,15 @@ class Parker final : public Waker {
   Parker& operator=(const Parker&) = delete;
 
   void wake() override;
-  /// Replaces the set of descriptors to sleep on.
+  /// Replaces the set of descriptors to sleep on.  None of `fds` may be closed meanwhile.
   void watch(const std::vector<int>& fds);
   /// Sleeps until woken, until a descriptor is readable, or until the deadline.
   void sleep(std::optional<Instant> deadline, Instant now);
 
  private:
   Parker() = default;
+  /// A set with nothing in it but what wake() needs; false: the old one stays.
+  bool renew();
   int epoll_ = -1;
   int event_ = -1;
   std::vector<int> fds_;
