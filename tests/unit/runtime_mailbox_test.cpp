@@ -110,7 +110,7 @@ TEST(Mailbox, EachSendersMessagesArriveInOrder) {
 TEST(Mailbox, NoWakeUpIsLost) {
   // A receiver that sleeps whenever it sees nothing; a sender that mostly sends one at a time, so
   // that nearly every message meets a receiver about to fall asleep.
-  constexpr uint32_t messages = 100000;
+  constexpr uint32_t messages = 1'000'000;
   auto parker = Parker::make();
   ASSERT_TRUE(parker);
   Mailbox<Note> mailbox(4, 1, parker->get());
@@ -149,6 +149,17 @@ TEST(Mailbox, NoWakeUpIsLost) {
   }
   sender.join();
   EXPECT_GT(sleeps, 0U) << "the test never slept and proves nothing";
+}
+
+TEST(MailboxDeathTest, GoingBeforeItsAddressesIsABug) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(
+      {
+        auto mailbox = std::make_unique<Mailbox<Note>>(4, 1);
+        auto address = mailbox->open(4);
+        mailbox.reset();
+      },
+      "a mailbox was destroyed before its addresses");
 }
 
 TEST(IdlePolicy, SpinsYieldsSleeps) {

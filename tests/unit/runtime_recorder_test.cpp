@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/check.h"
 #include "runtime/log.h"
 #include "runtime/random.h"
 #include "runtime/recorder.h"
@@ -38,7 +39,7 @@ TEST(Recorder, ZeroCapacityRecordsNothing) {
 }
 
 TEST(Recorder, SnapshotsBesideTheWriterAreNeverTorn) {
-  Recorder recorder(1 << 16);
+  Recorder recorder(1 << 12);  // small: the writer goes round under the reader's hands
   std::atomic<bool> stop{false};
   std::thread writer([&] {
     for (uint64_t i = 0; !stop.load(std::memory_order_relaxed); ++i) {
@@ -106,6 +107,44 @@ TEST(Log, DisabledLevelsAreNotEvenFormatted) {
   EXPECT_EQ(formatted, 1);
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_EQ(lines[0].first, LogLevel::warn);
+}
+
+TEST(Log, WithoutASinkOnlyWhatSomebodyHasToKnowGoesToStderr) {
+  set_log_sink(nullptr, nullptr);
+  testing::internal::CaptureStderr();
+  NHA_LOG_INFO("chatter");
+  NHA_LOG_WARN("port {} is taken", 5000);
+  NHA_LOG_ERROR("no interface");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "nccl-ha: warn: port 5000 is taken\nnccl-ha: error: no interface\n");
+}
+
+TEST(Log, LimiterCountsWhatItHeldBackFromAllThreads) {
+  LogLimiter limiter;
+  std::atomic<int> passed{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 1000; ++i) {
+        uint64_t suppressed = 0;
+        passed.fetch_add(limiter.pass(&suppressed) ? 1 : 0);
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_GE(passed.load(), 1);
+  // One a second; 4000 calls take far less than five, even on a busy machine with a sanitizer.
+  EXPECT_LE(passed.load(), 5);
+}
+
+TEST(CheckDeathTest, AnAssertionSaysWhereAndWhat) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const int slots = 0;
+  EXPECT_DEATH(NHA_ASSERT(slots > 0, "a table without room"),
+               "nccl-ha: .*runtime_recorder_test.cpp:[0-9]+: a table without room .slots > 0");
+  NHA_ASSERT(slots == 0, "holds");
 }
 
 TEST(Random, RepeatsFromASeedAndIsUniform) {
