@@ -182,10 +182,8 @@ class TwoProcesses : public ::testing::TestWithParam<std::tuple<int, int, bool>>
     EXPECT_FALSE(plugin_mapped());
   }
   /// Posts a receive and tests it to its end; the error, or success.
-  NcclResult receive(std::vector<unsigned char>& memory, void* key, seconds limit) {
+  NcclResult receive(void* data, size_t bytes, void* key, seconds limit) {
     void* request = nullptr;
-    void* data = memory.data();
-    size_t bytes = memory.size();
     int tag = 1;
     NcclResult result = NcclResult::success;
     int done = 0;
@@ -218,7 +216,7 @@ TEST_P(TwoProcesses, UnderstandEachOther) {
   ASSERT_TRUE(key);
   for (size_t message = 0; message < 10; ++message) {
     std::fill(memory.begin(), memory.end(), static_cast<unsigned char>(0));
-    ASSERT_EQ(receive(memory, *key, seconds(30)), NcclResult::success);
+    ASSERT_EQ(receive(memory.data(), bytes, *key, seconds(30)), NcclResult::success);
     for (size_t i = 0; i < bytes; ++i) {
       ASSERT_EQ(memory[i], pattern(i, message)) << "byte " << i << " of message " << message;
     }
@@ -235,14 +233,14 @@ TEST_P(LostPeer, ASenderKilledInMidTransferIsNoticed) {
   constexpr size_t bytes = 8 << 20;
   Child child([&](int fd) { return sender_role(fd, std::get<0>(GetParam()), bytes, 0); });
   ASSERT_NO_FATAL_FAILURE(meet(child));
-  std::vector<unsigned char> memory(bytes);
-  auto key = api().register_memory(comm_, memory.data(), bytes);
+  TwiceMapped memory(bytes);
+  auto key = api().register_memory(comm_, memory.written, bytes);
   ASSERT_TRUE(key);
-  ASSERT_EQ(receive(memory, *key, seconds(60)), NcclResult::success);
+  ASSERT_EQ(receive(memory.written, bytes, *key, seconds(60)), NcclResult::success);
   // The second message: its first bytes show that it is under way; then the peer dies.
-  std::fill(memory.begin(), memory.end(), static_cast<unsigned char>(0));
+  std::memset(memory.written, 0, bytes);
   void* request = nullptr;
-  void* data = memory.data();
+  void* data = memory.written;
   size_t length = bytes;
   int tag = 1;
   void* key_value = *key;
@@ -254,7 +252,7 @@ TEST_P(LostPeer, ASenderKilledInMidTransferIsNoticed) {
     } else {
       EXPECT_EQ(api().test(request, &done, nullptr), NcclResult::success);
     }
-    return HasFailure() || *static_cast<volatile unsigned char*>(&memory[0]) == pattern(0, 1);
+    return HasFailure() || memory.first() == pattern(0, 1);
   }));
   ASSERT_EQ(done, 0) << "the message was over before its peer could die";
   child.signal_child(SIGKILL);
@@ -264,15 +262,16 @@ TEST_P(LostPeer, ASenderKilledInMidTransferIsNoticed) {
   NcclResult result = NcclResult::success;
   ASSERT_TRUE(until(
       [&] {
-        result =
-            done != 0 ? receive(memory, *key, seconds(15)) : api().test(request, &done, nullptr);
+        result = done != 0 ? receive(memory.written, bytes, *key, seconds(15))
+                           : api().test(request, &done, nullptr);
         return result != NcclResult::success;
       },
       seconds(20)))
       << "the death went unnoticed";
   EXPECT_EQ(result, NcclResult::remote_error);
   EXPECT_LT(std::chrono::steady_clock::now() - before, seconds(15));
-  EXPECT_EQ(receive(memory, *key, seconds(5)), NcclResult::remote_error) << "errors are sticky";
+  EXPECT_EQ(receive(memory.written, bytes, *key, seconds(5)), NcclResult::remote_error)
+      << "errors are sticky";
   part();
 }
 
@@ -294,10 +293,10 @@ TEST_P(LostPeer, AReceiverThatStopsForGoodIsDeclaredDead) {
       comm = got ? *got : nullptr;
       return comm != nullptr;
     });
-    std::vector<unsigned char> memory(bytes);
-    auto key = library->api().register_memory(comm, memory.data(), bytes);
+    TwiceMapped memory(bytes);
+    auto key = library->api().register_memory(comm, memory.written, bytes);
     void* request = nullptr;
-    void* data = memory.data();
+    void* data = memory.written;
     size_t length = bytes;
     int tag = 1;
     until([&] {
@@ -308,7 +307,7 @@ TEST_P(LostPeer, AReceiverThatStopsForGoodIsDeclaredDead) {
     until([&] {
       int done = 0;
       static_cast<void>(library->api().test(request, &done, nullptr));
-      return *static_cast<volatile unsigned char*>(data) == 0x77;
+      return memory.first() == 0x77;
     });
     // Bytes have arrived: says so and stops, all threads at once.
     static_cast<void>(write_all(fd, "!", 1));

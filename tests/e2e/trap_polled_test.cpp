@@ -1,8 +1,6 @@
 // Receives whose memory is polled while it is written (NCCL's LL protocols), and the full depth of
 // grouped receives.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -15,33 +13,6 @@
 
 namespace nccl_ha::test {
 namespace {
-
-/// One memory mapped twice: the plugin writes at one address, the reader polls at the other, as a
-/// GPU would; so no tool takes the intended race for a mistake.
-class TwiceMapped {
- public:
-  explicit TwiceMapped(size_t size) : bytes(size) {
-    fd_ = memfd_create("polled", MFD_CLOEXEC);
-    EXPECT_EQ(ftruncate(fd_, static_cast<off_t>(size)), 0);
-    written = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-    read = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_, 0);
-    EXPECT_TRUE(written != MAP_FAILED && read != MAP_FAILED);
-  }
-  ~TwiceMapped() {
-    munmap(written, bytes);
-    munmap(read, bytes);
-    close(fd_);
-  }
-  TwiceMapped(const TwiceMapped&) = delete;
-  TwiceMapped& operator=(const TwiceMapped&) = delete;
-
-  size_t bytes;
-  void* written = nullptr;
-  void* read = nullptr;
-
- private:
-  int fd_ = -1;
-};
 
 /// LL's word: data below, flag above, seen as a whole.
 uint64_t word_of(size_t at, uint32_t flag) {

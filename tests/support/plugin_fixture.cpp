@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -66,6 +67,20 @@ int connect_tcp(uint16_t port) {
   const timeval patience{20, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   return fd;
+}
+
+TwiceMapped::TwiceMapped(size_t size) : bytes(size) {
+  const int fd = memfd_create("twice", MFD_CLOEXEC);
+  EXPECT_EQ(ftruncate(fd, static_cast<off_t>(size)), 0);
+  written = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  read = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+  EXPECT_TRUE(written != MAP_FAILED && read != MAP_FAILED);
+  close(fd);
+}
+
+TwiceMapped::~TwiceMapped() {
+  munmap(written, bytes);
+  munmap(read, bytes);
 }
 
 std::string instance_name(const ::testing::TestParamInfo<std::tuple<int, bool>>& instance) {

@@ -35,6 +35,23 @@ uint16_t handle_port(const tools::NetHandle& handle);
 /// A blocking TCP connection to a port on 127.0.0.1; -1 on failure.
 int connect_tcp(uint16_t port);
 
+/// One memory mapped twice: the plugin writes at one address, the test looks at the other while it
+/// does, as a GPU would; so no tool takes the intended race for a mistake.
+class TwiceMapped {
+ public:
+  explicit TwiceMapped(size_t size);
+  ~TwiceMapped();
+  TwiceMapped(const TwiceMapped&) = delete;
+  TwiceMapped& operator=(const TwiceMapped&) = delete;
+
+  /// The first byte, as it is at this moment.
+  unsigned char first() const { return *static_cast<const volatile unsigned char*>(read); }
+
+  size_t bytes;
+  void* written = nullptr;
+  void* read = nullptr;
+};
+
 /// A loaded plugin with one connection, for one ABI version and progress mode.
 class PluginFixture : public ::testing::TestWithParam<std::tuple<int, bool>> {
  protected:
