@@ -1,7 +1,6 @@
 // The traps of NCCL's contract that lie in the data calls, for every ABI version, with progress
 // threads and without.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
@@ -265,8 +264,8 @@ TEST_P(Transfer, DeregisteredMemoryMayVanishWhileThePeerStillSends) {
   Connection c = open_connection();
   constexpr size_t bytes = 8 << 20;
   for (const bool receiver : {true, false}) {
-    void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(map, MAP_FAILED);
+    TwiceMapped memory(bytes);
+    void* map = memory.written;
     auto other = make_buffer(c, bytes);
     std::fill(other->bytes.begin(), other->bytes.end(), 0x5A);
     void* comm = receiver ? c.recv : c.send;
@@ -295,11 +294,11 @@ TEST_P(Transfer, DeregisteredMemoryMayVanishWhileThePeerStillSends) {
       ASSERT_TRUE(until([&] {
         EXPECT_EQ(api().test(request, &done, nullptr), NcclResult::success);
         EXPECT_EQ(api().test(send, &done, nullptr), NcclResult::success);
-        return *static_cast<volatile unsigned char*>(map) == 0x5A;
+        return memory.first() == 0x5A;
       }));
     }
     ASSERT_TRUE(api().deregister_memory(comm, *key));
-    ASSERT_EQ(munmap(map, bytes), 0);
+    memory.unmap_written();
     // Whatever is still on its way must not touch the hole; the transfer ends with an error.
     int done = 0;
     NcclResult result = NcclResult::success;

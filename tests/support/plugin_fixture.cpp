@@ -78,8 +78,15 @@ TwiceMapped::TwiceMapped(size_t size) : bytes(size) {
   close(fd);
 }
 
+void TwiceMapped::unmap_written() {
+  if (written != nullptr) {
+    EXPECT_EQ(munmap(written, bytes), 0);
+    written = nullptr;
+  }
+}
+
 TwiceMapped::~TwiceMapped() {
-  munmap(written, bytes);
+  unmap_written();
   munmap(read, bytes);
 }
 

@@ -44,6 +44,8 @@ class TwiceMapped {
   TwiceMapped(const TwiceMapped&) = delete;
   TwiceMapped& operator=(const TwiceMapped&) = delete;
 
+  /// Takes the plugin's mapping away.
+  void unmap_written();
   /// The first byte, as it is at this moment.
   unsigned char first() const { return *static_cast<const volatile unsigned char*>(read); }
 
