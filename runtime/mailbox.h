@@ -116,7 +116,7 @@ class Queue {
 struct QueueTraits : moodycamel::ConcurrentQueueDefaultTraits {
   // Most senders hold a handful of credits (a connection rings a doorbell): small blocks.
   static constexpr size_t BLOCK_SIZE = 8;
-  static constexpr size_t EXPLICIT_INITIAL_INDEX_SIZE = 4;
+  static constexpr size_t EXPLICIT_INITIAL_INDEX_SIZE = 32;
 };
 
 template <class T>

@@ -15,6 +15,7 @@
 #include "plugin/nccl_abi.h"
 #include "runtime/clock.h"
 #include "runtime/config.h"
+#include "runtime/cpu.h"
 #include "runtime/mailbox.h"
 #include "runtime/recorder.h"
 #include "runtime/uv_streams.h"
@@ -33,6 +34,13 @@ void report(const char* what, double value, const char* unit, double goal, bool 
               at_most ? "at most" : "at least", goal, good ? "ok" : "MISSED");
 }
 
+/// Two spinning threads on one processor would measure the scheduler.
+void pin(int cpu) {
+  if (usable_cpus() > 1) {
+    static_cast<void>(pin_current_thread(cpu));
+  }
+}
+
 double ns_since(Instant begin) { return static_cast<double>((steady.now() - begin).count()); }
 
 struct Note {
@@ -48,6 +56,7 @@ void mailbox_latency() {
   std::vector<double> latencies;
   latencies.reserve(rounds);
   std::thread receiver([&] {
+    pin(1);
     while (latencies.size() < rounds) {
       mailbox.drain(64, [&](const Note& note) {
         latencies.push_back(
@@ -56,6 +65,7 @@ void mailbox_latency() {
       received.store(latencies.size(), std::memory_order_release);
     }
   });
+  pin(0);
   for (size_t i = 0; i < rounds; ++i) {
     while (received.load(std::memory_order_acquire) != i) {
     }
@@ -72,6 +82,7 @@ void mailbox_throughput() {
   auto address = mailbox.open(1024);
   const Instant begin = steady.now();
   std::thread sender([&] {
+    pin(1);
     for (uint64_t i = 0; i < messages; ++i) {
       while (!address->try_send({static_cast<int64_t>(i)})) {
       }
@@ -227,12 +238,15 @@ void request_cost(const char* plugin) {
 }  // namespace nccl_ha
 
 int main(int argc, char** argv) {
+  cpu_set_t all;
+  sched_getaffinity(0, sizeof all, &all);
   if (argc != 2) {
     std::fprintf(stderr, "usage: engine_bench PLUGIN\n");
     return 2;
   }
   nccl_ha::mailbox_latency();
   nccl_ha::mailbox_throughput();
+  sched_setaffinity(0, sizeof all, &all);
   nccl_ha::recorder_cost();
   nccl_ha::idle_turn();
   nccl_ha::request_cost(argv[1]);

@@ -41,7 +41,11 @@ class CongestionControl {
       if (now - last_decrease_ >= rtt) {
         const double excess =
             static_cast<double>((rtt - target).count()) / static_cast<double>(rtt.count());
-        scale(1.0 - std::min(delay_gain * excess, decrease_max));
+        // Not below the initial window: with so little in flight, delay says that a host was busy.
+        if (window_ > options_.window_initial) {
+          scale(1.0 - std::min(delay_gain * excess, decrease_max));
+          window_ = std::max(window_, options_.window_initial);
+        }
         last_decrease_ = now;
       }
       return;

@@ -23,7 +23,7 @@ struct DatagramOptions {
                            std::chrono::milliseconds(2000)};
   Duration dead_after = std::chrono::seconds(10);
   Duration connect_timeout = std::chrono::seconds(10);
-  Duration target_delay = std::chrono::microseconds(1000);
+  Duration target_delay = std::chrono::microseconds(10000);
   bool offload = true;
 
   static DatagramOptions from(const Config& config);
