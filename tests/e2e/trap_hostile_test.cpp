@@ -112,7 +112,13 @@ TEST_P(Hostile, ConnectToNobodyFailsInTime) {
   auto listening = api().listen(0, handle);
   ASSERT_TRUE(listening);
   EXPECT_TRUE(api().close_listen(*listening));
-  ASSERT_TRUE(until([&] { return connect_tcp(handle_port(handle)) < 0; })) << "port still open";
+  ASSERT_TRUE(until([&] {
+    const int fd = connect_tcp(handle_port(handle));
+    if (fd >= 0) {
+      close(fd);
+    }
+    return fd < 0;
+  })) << "port still open";
   bool failed = false;
   EXPECT_TRUE(until([&] {
     auto got = api().connect(0, handle);
