@@ -9,6 +9,8 @@
 // with acquire/release stands in, so that TSan sees our hand-over ordering.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -180,13 +182,31 @@ class Mailbox : public std::enable_shared_from_this<Mailbox<M>> {
       return 0;
     }
     size_t count = 0;
-    Envelope envelope;
-    while (count < limit && queue_.try_pop(&envelope)) {
-      published_.fetch_sub(1, std::memory_order_relaxed);
-      // The credit goes back first, so that the handler's reply may cause the next message.
-      senders_[envelope.sender].used.fetch_sub(1, std::memory_order_release);
-      ++count;
-      f(static_cast<const M&>(envelope.message));
+    std::array<Envelope, drain_batch> batch;
+    while (count < limit) {
+      const size_t wanted = std::min(batch.size(), limit - count);
+      size_t taken = 0;
+      while (taken < wanted && queue_.try_pop(&batch[taken])) {
+        ++taken;
+      }
+      if (taken == 0) {
+        break;
+      }
+      // What the senders look at is written once per batch.  Credits go back before the handlers
+      // run, so that a handler's reply may cause the next message.
+      published_.fetch_sub(static_cast<int64_t>(taken), std::memory_order_relaxed);
+      for (size_t i = 0, run = 0; i < taken; ++i) {
+        ++run;
+        if (i + 1 == taken || batch[i + 1].sender != batch[i].sender) {
+          senders_[batch[i].sender].used.fetch_sub(static_cast<uint32_t>(run),
+                                                   std::memory_order_release);
+          run = 0;
+        }
+      }
+      count += taken;
+      for (size_t i = 0; i < taken; ++i) {
+        f(static_cast<const M&>(batch[i].message));
+      }
     }
     return count;
   }
@@ -197,6 +217,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox<M>> {
 
  private:
   friend class Address<M>;
+  static constexpr size_t drain_batch = 16;
   struct Envelope {
     M message;
     uint32_t sender;
