@@ -35,8 +35,10 @@ void report(const char* what, double value, const char* unit, double goal, bool 
 }
 
 /// Two spinning threads on one processor would measure the scheduler.
+const bool two_processors = usable_cpus() > 1;  // before anybody is pinned
+
 void pin(int cpu) {
-  if (usable_cpus() > 1) {
+  if (two_processors) {
     static_cast<void>(pin_current_thread(cpu));
   }
 }
