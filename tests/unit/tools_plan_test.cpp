@@ -29,8 +29,10 @@ class MemoryRun {
       node.sent.resize(node.plan.sends.size());
       node.received.resize(node.plan.recvs.size());
       for (const LocalCopy& copy : node.plan.copies) {
-        std::memcpy(node.memory[1].data() + copy.out_offset, node.memory[0].data() + copy.in_offset,
-                    copy.bytes);
+        if (copy.bytes != 0) {  // an empty buffer has no address to copy from
+          std::memcpy(node.memory[1].data() + copy.out_offset,
+                      node.memory[0].data() + copy.in_offset, copy.bytes);
+        }
       }
     }
   }
