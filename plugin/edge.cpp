@@ -1,6 +1,8 @@
 #include "plugin/edge.h"
 
+#include <cstddef>
 #include <mutex>
+#include <new>
 #include <set>
 
 namespace nccl_ha::plugin {
@@ -32,12 +34,27 @@ abi::NcclResult report(const Error& error) {
   return to_nccl(error.code);
 }
 
+namespace {
+
+constinit std::mutex texts_mutex;
+
+// Has no destructor of its own: the pointers handed out outlive those of every static object.
+std::set<std::string>& texts() {
+  alignas(std::set<std::string>) static std::byte storage[sizeof(std::set<std::string>)];
+  static auto* set = new (storage) std::set<std::string>;
+  return *set;
+}
+
+}  // namespace
+
 const char* intern(const std::string& text) {
-  // Never destroyed, so the pointers outlive every static destructor.
-  static auto* mutex = new std::mutex;
-  static auto* texts = new std::set<std::string>;
-  std::lock_guard lock(*mutex);
-  return texts->insert(text).first->c_str();
+  std::lock_guard lock(texts_mutex);
+  return texts().insert(text).first->c_str();
+}
+
+void forget_interned() {
+  std::lock_guard lock(texts_mutex);
+  texts().clear();
 }
 
 }  // namespace nccl_ha::plugin

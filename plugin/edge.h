@@ -20,6 +20,9 @@ abi::NcclResult report(const Error& error);
 /// A copy of `text` that lives as long as the library.  Any thread.
 const char* intern(const std::string& text);
 
+/// Frees what intern() kept; its pointers die.  At unload only.
+void forget_interned();
+
 /// Runs `body`; no exception passes NCCL's C interface.
 template <class Body>
 abi::NcclResult guarded(Body&& body) noexcept {

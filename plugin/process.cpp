@@ -2,6 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
+#include <new>
+#include <utility>
+
+#include "plugin/edge.h"
 #include "runtime/log.h"
 #include "runtime/random.h"
 
@@ -30,8 +35,10 @@ __attribute__((destructor)) void at_unload() { Process::instance().shut_down(); 
 }  // namespace
 
 Process& Process::instance() {
-  // Never destroyed: NCCL may call in while static destructors of others run.
-  static auto* process = new Process;
+  // Never destroyed: NCCL may call in while static destructors of others run.  What it holds is
+  // given back by shut_down().
+  alignas(Process) static std::byte storage[sizeof(Process)];
+  static auto* process = new (storage) Process;
   return *process;
 }
 
@@ -42,9 +49,6 @@ Result<void> Process::initialize(abi::Logger logger) {
     set_log_sink(to_nccl, nullptr);
   }
   if (initialized_) {
-    if (init_failed_) {
-      return init_error_;
-    }
     return {};
   }
   std::vector<std::string> warnings;
@@ -100,11 +104,21 @@ void Process::remove_context() {
 void Process::shut_down() {
   std::lock_guard lock(mutex_);
   nccl_logger.store(nullptr, std::memory_order_release);
+  const bool in_use = users_ > 0;
   stop_locked();
+  if (in_use) {
+    return;  // the process ends with connections open; their threads may still call in
+  }
+  initialized_ = false;
+  // Moved out, because assigning an empty value keeps the room of the old one.
+  static_cast<void>(std::exchange(config_, {}));
+  static_cast<void>(std::exchange(devices_, {}));
+  provider_.reset();
+  forget_interned();
 }
 
 void Process::stop_locked() {
-  pending_.clear();
+  pending_ = decltype(pending_)();  // clear() would keep its room
   generation_.store(0, std::memory_order_release);
   engine_.reset();  // joins its threads
   users_ = 0;

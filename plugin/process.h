@@ -56,12 +56,12 @@ class Process {
  public:
   static Process& instance();
 
-  /// Reads settings and devices once; later calls return the first result.
+  /// Reads settings and devices, once; after a failure the next call tries again.
   Result<void> initialize(abi::Logger logger);
   /// v11 and later count contexts; the last one stops the threads once nothing is open.
   void add_context() { contexts_.fetch_add(1, std::memory_order_relaxed); }
   void remove_context();
-  /// Stops all threads whatever is open.  At unload.
+  /// Stops all threads whatever is open and gives back what the process held.  At unload.
   void shut_down();
 
   const Config& config() const { return config_; }
@@ -88,8 +88,6 @@ class Process {
 
   std::mutex mutex_;
   bool initialized_ = false;
-  Error init_error_{};
-  bool init_failed_ = false;
   Config config_;
   std::vector<fabric::NetInterface> devices_;
   std::unique_ptr<fabric::Provider> provider_;

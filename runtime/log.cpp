@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <mutex>
+#include <type_traits>
 
 #include "runtime/clock.h"
 
@@ -13,11 +14,9 @@ struct Sink {
   void* context = nullptr;
 };
 
-// Never destroyed: threads may log while static destructors run.
-std::mutex& sink_mutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
+// Threads may log while static destructors run: nothing here needs one.
+constinit std::mutex sink_mutex;
+static_assert(std::is_trivially_destructible_v<std::mutex>);
 
 Sink current_sink;
 std::atomic<LogLevel> current_level{LogLevel::info};
@@ -39,7 +38,7 @@ const char* level_text(LogLevel level) {
 }  // namespace
 
 void set_log_sink(LogSink sink, void* context) {
-  std::lock_guard lock(sink_mutex());
+  std::lock_guard lock(sink_mutex);
   current_sink = {sink, context};
 }
 
@@ -50,7 +49,7 @@ bool log_enabled(LogLevel level) { return level <= current_level.load(std::memor
 void log_text(LogLevel level, const char* file, int line, const std::string& text) {
   Sink sink;
   {
-    std::lock_guard lock(sink_mutex());
+    std::lock_guard lock(sink_mutex);
     sink = current_sink;
   }
   if (sink.call != nullptr) {

@@ -295,15 +295,9 @@ PluginName split_plugin_name(const std::string& name) {
 }
 
 NetLibrary::~NetLibrary() {
-#if defined(__SANITIZE_ADDRESS__)
-  // The leak check runs at exit: what an unloaded library's globals held would count as lost, and
-  // none of the reports could name a function.
-  static_cast<void>(library_);
-#else
   if (library_ != nullptr) {
     dlclose(library_);
   }
-#endif
 }
 
 Result<std::unique_ptr<NetLibrary>> NetLibrary::open(const std::string& name, int abi,
