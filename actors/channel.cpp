@@ -1,8 +1,21 @@
 #include "actors/channel.h"
 
+#include <cstddef>
+
 #include "runtime/check.h"
 
 namespace nccl_ha {
+namespace {
+
+template <class Slot>
+void prefetch_for_write(Slot& slot) {
+  auto* bytes = reinterpret_cast<std::byte*>(&slot);
+  for (size_t at = 0; at < sizeof(Slot); at += 64) {
+    __builtin_prefetch(bytes + at, 1);
+  }
+}
+
+}  // namespace
 
 SendChannel::SendChannel(uint64_t domain, Worker& worker, Engine& engine)
     : Channel(domain, worker, engine) {
@@ -17,8 +30,11 @@ SendChannel::SendChannel(uint64_t domain, Worker& worker, Engine& engine)
 
 bool SendChannel::publish(const CtsGroup& group) {
   const uint64_t number = published_.load(std::memory_order_relaxed);
-  if (number - group_.load(std::memory_order_acquire) >= cts_slots) {
-    return false;
+  if (number - seen_group_ >= cts_slots) {
+    seen_group_ = group_.load(std::memory_order_acquire);
+    if (number - seen_group_ >= cts_slots) {
+      return false;
+    }
   }
   groups_[number % cts_slots] = group;
   published_.store(number + 1, std::memory_order_release);
@@ -63,6 +79,10 @@ SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32
   }
   submitted_.push(request.index);
   ring();
+  // Sends come in batches: what the next one writes is on its way before it is asked for.
+  if (free_count_ != 0) {
+    prefetch_for_write(slots_[free_[free_count_ - 1]]);
+  }
   return &request;
 }
 

@@ -86,29 +86,36 @@ struct CtsGroup {
 };
 static_assert(sizeof(CtsGroup) == 512);
 
-/// Single-producer single-consumer ring of slot indexes.
+/// Single-producer single-consumer ring of slot indexes.  A cell carries its lap beside the index,
+/// so that handing one over moves a single cache line.
 template <size_t Capacity>
 class IndexRing {
+  static_assert(Capacity != 0 && (Capacity & (Capacity - 1)) == 0, "positions wrap");
+
  public:
   void push(uint16_t index) {  // producer; never full: there are only Capacity slots
-    const uint32_t tail = tail_.load(std::memory_order_relaxed);
-    slots_[tail % Capacity] = index;
-    tail_.store(tail + 1, std::memory_order_release);
+    cells_[tail_ % Capacity].store(lap_of(tail_) | index, std::memory_order_release);
+    ++tail_;
+    __builtin_prefetch(&cells_[tail_ % Capacity], 1);
   }
   bool pop(uint16_t* index) {  // consumer
-    const uint32_t head = head_.load(std::memory_order_relaxed);
-    if (head == tail_.load(std::memory_order_acquire)) {
+    const uint32_t cell = cells_[head_ % Capacity].load(std::memory_order_acquire);
+    if ((cell & lap_mask) != lap_of(head_)) {
       return false;
     }
-    *index = slots_[head % Capacity];
-    head_.store(head + 1, std::memory_order_relaxed);
+    *index = static_cast<uint16_t>(cell);
+    ++head_;
     return true;
   }
 
  private:
-  alignas(64) std::atomic<uint32_t> tail_{0};
-  alignas(64) std::atomic<uint32_t> head_{0};
-  std::array<uint16_t, Capacity> slots_{};
+  static constexpr uint32_t lap_mask = 0xFFFF0000;
+  /// Never that of the lap before, and not 0 in the first one.
+  static uint32_t lap_of(uint32_t position) { return ((position / Capacity + 1) << 16) & lap_mask; }
+
+  alignas(64) uint32_t tail_ = 0;  // producer's
+  alignas(64) uint32_t head_ = 0;  // consumer's
+  alignas(64) std::array<std::atomic<uint32_t>, Capacity> cells_{};
 };
 
 /// Messages to a connection actor.
@@ -214,8 +221,9 @@ class SendChannel final : public Channel {
   std::array<SendRequest, sends_max> slots_;
   IndexRing<sends_max> submitted_;
   alignas(64) std::atomic<uint64_t> published_{0};
-  std::array<CtsGroup, cts_slots> groups_{};
-  // caller only
+  uint64_t seen_group_ = 0;  ///< actor's: group_ as last looked at, which is seldom
+  alignas(64) std::array<CtsGroup, cts_slots> groups_{};
+  // caller only, but for group_
   alignas(64) std::atomic<uint64_t> group_{0};  ///< the group being filled
   uint32_t taken_ = 0;                          ///< its positions already used
   std::array<uint16_t, sends_max> free_;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <latch>
 #include <thread>
 
 #include "tools/bootstrap.h"
@@ -129,9 +130,11 @@ TEST(World, a_failure_reaches_everybody_with_its_reason) {
 }
 
 TEST(World, a_rank_that_vanishes_is_noticed_by_all_who_look) {
+  // Who has noticed stays until the other has too: leaving is noticed as well.
+  std::latch noticed(2);
   Ranks ranks(3);
   for (uint32_t rank = 0; rank < 3; ++rank) {
-    ranks.start(rank, [rank](auto world) {
+    ranks.start(rank, [rank, &noticed](auto world) {
       ASSERT_TRUE(world.ok());
       if (rank == 1) {
         return;  // closes its connection without a word
@@ -143,6 +146,7 @@ TEST(World, a_rank_that_vanishes_is_noticed_by_all_who_look) {
       }
       EXPECT_EQ(state.code(), Errc::closed) << state.error().message();
       EXPECT_NE(state.error().what.find("rank 1 ended"), std::string::npos) << state.error().what;
+      noticed.arrive_and_wait();
     });
   }
 }
