@@ -42,6 +42,12 @@ add_library(nha_fmt INTERFACE)
 target_include_directories(nha_fmt SYSTEM INTERFACE ${NHA_FMT_INCLUDE})
 target_compile_definitions(nha_fmt INTERFACE FMT_HEADER_ONLY=1)
 
+# Headers only: the library itself is opened at run time, where there is one.
+find_path(NHA_VERBS_INCLUDE infiniband/verbs.h)
+nha_require(NHA_VERBS_INCLUDE "infiniband/verbs.h" libibverbs-dev)
+add_library(nha_verbs INTERFACE)
+target_include_directories(nha_verbs SYSTEM INTERFACE ${NHA_VERBS_INCLUDE})
+
 if(NOT NHA_FUZZ)
   find_path(NHA_CLI11_INCLUDE CLI/CLI.hpp)
   nha_require(NHA_CLI11_INCLUDE "CLI/CLI.hpp" libcli11-dev)

@@ -16,6 +16,8 @@ const char* to_text(CompletionStatus status) {
       return "remote access refused";
     case CompletionStatus::length_error:
       return "message longer than the receive";
+    case CompletionStatus::device_fault:
+      return "device fault";
   }
   return "unknown";
 }

@@ -26,6 +26,7 @@ enum class CompletionStatus : uint8_t {
   local_protection,  ///< a local key did not cover the memory (deregistered meanwhile?)
   remote_access,     ///< the peer refused address or key of a write
   length_error,      ///< a send was larger than the receive it met
+  device_fault,      ///< the device or its driver failed, or a bug: not the network
 };
 const char* to_text(CompletionStatus status);
 
@@ -35,6 +36,7 @@ enum class CompletionKind : uint8_t {
   send,               ///< post_send at this side
   receive,            ///< a peer's send arrived in a posted receive
   receive_immediate,  ///< a peer's write with immediate arrived; it consumed a posted receive
+  flush,              ///< post_flush at this side
 };
 
 /// One completion.  `id` is the number given at the post; `bytes` is the length of the arrived
@@ -70,6 +72,10 @@ struct WritePost {
   /// The reader polls the destination while it is written (NCCL's LL protocols): a provider must
   /// never let a byte appear at a place that it does not belong to, not even for a moment.
   bool exact = false;
+  /// Nobody waits for this one: no completion is reported when it succeeds.
+  bool quiet = false;
+  /// The memory is the host's and small parts of it may be copied at the post (inline).
+  bool host_memory = false;
 };
 
 /// A two-sided message; it meets the peer's oldest posted receive.
@@ -89,6 +95,13 @@ struct ReceivePost {
   uint32_t key = 0;
 };
 
+/// Makes what a NIC wrote to GPU memory visible to the GPU, by a read back through the same NIC.
+struct FlushPost {
+  uint64_t id = 0;
+  uint64_t address = 0;  ///< in the memory written to; 4 bytes are read
+  uint32_t remote_key = 0;
+};
+
 enum class PathState : uint8_t {
   idle,        ///< made, connect() not called
   connecting,  ///< checking that small and full-size packets get through
@@ -102,6 +115,10 @@ struct PathOptions {
   uint64_t domain = 0;         ///< protection domain: only memory of this domain may be written
   uint32_t writes_max = 320;   ///< writes and sends posted and not completed
   uint32_t receives_max = 96;  ///< receives posted and not completed
+  /// This side sends the first probe: its peer called connect() before.  One of the two must.
+  bool active = false;
+  bool flushes = false;    ///< post_flush will be used
+  int traffic_class = -1;  ///< asked for by NCCL; -1: none.  Settings win
 };
 
 /// Receives what happens on a path, on the path's thread.  Never called from inside a post.
@@ -131,6 +148,15 @@ class Path {
   [[nodiscard]] virtual Errc post_write(const WritePost& post) = 0;
   [[nodiscard]] virtual Errc post_send(const SendPost& post) = 0;
   [[nodiscard]] virtual Errc post_receive(const ReceivePost& post) = 0;
+
+  /// Reads back; the completion says that earlier arrivals on this path are visible.  A path whose
+  /// bytes are written by the CPU has nothing to flush: invalid_usage.
+  [[nodiscard]] virtual Errc post_flush(const FlushPost& post) {
+    (void)post;
+    return Errc::invalid_usage;
+  }
+  /// The longest single write or send; longer messages are the caller's to cut.
+  virtual uint32_t write_bytes_max() const { return UINT32_MAX; }
 
   /// A hint: whoever drives this path may fall silent.  What the peer waits for (acknowledgements)
   /// leaves before the current pass ends instead of waiting for something to travel on.

@@ -45,9 +45,19 @@ class DatagramHarness : public PathHarness {
   std::unique_ptr<End> make_end(int side, fabric::PathOptions options) override {
     auto end = std::make_unique<End>();
     Host& host = *hosts_[static_cast<size_t>(side)];
-    end->domain = next_domain.fetch_add(1);
-    end->memory = &host.memory;
-    options.domain = end->domain;
+    const uint64_t domain = next_domain.fetch_add(1);
+    options.domain = domain;
+    auto add = [memory = &host.memory](uint64_t owner, void* base, size_t bytes) {
+      auto key = memory->add(owner, base, bytes);
+      return key ? Keys{*key, *key, *key} : Keys{};
+    };
+    end->add = [=](void* base, size_t bytes) { return add(domain, base, bytes); };
+    end->add_foreign = [=](void* base, size_t bytes) {
+      return add(domain + 1000000, base, bytes);
+    };
+    end->remove = [memory = &host.memory](Keys keys) {
+      static_cast<void>(memory->remove(keys.local));
+    };
     auto path = host.port->create_path(options, &end->owner);
     if (path) {
       end->path = std::move(*path);

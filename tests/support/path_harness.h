@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "runtime/clock.h"
-#include "runtime/fabric/memory.h"
 #include "runtime/fabric/path.h"
 
 namespace nccl_ha::test {
@@ -44,15 +43,19 @@ class RecordingOwner final : public fabric::PathOwner {
 class PathHarness {
  public:
   virtual ~PathHarness() = default;
+  /// Of registered memory.
+  struct Keys {
+    uint32_t local = 0;
+    uint32_t remote = 0;
+    uint64_t handle = 0;  ///< the provider's
+  };
   struct End {
     RecordingOwner owner;
     std::unique_ptr<fabric::Path> path;
-    fabric::Memory* memory = nullptr;
-    uint64_t domain = 0;
-    uint32_t register_memory(void* base, size_t bytes) {
-      auto key = memory->add(domain, base, bytes);
-      return key ? *key : 0;
-    }
+    std::function<Keys(void*, size_t)> add;
+    std::function<void(Keys)> remove;
+    /// Of another connection; empty where all connections of a device share their memory.
+    std::function<Keys(void*, size_t)> add_foreign;
   };
   /// `side` 0 or 1.
   virtual std::unique_ptr<End> make_end(int side, fabric::PathOptions options) = 0;
@@ -68,5 +71,8 @@ std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, dou
                                                  double reorder, uint32_t mtu);
 std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, double reorder,
                                               uint32_t mtu);
+/// The RDMA port to test on: the first usable one; null when there is none.
+std::unique_ptr<PathHarness> make_verbs_harness();
+bool have_verbs();
 
 }  // namespace nccl_ha::test

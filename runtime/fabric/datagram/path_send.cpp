@@ -34,6 +34,7 @@ Errc DatagramPath::post_write(const WritePost& post) {
   request.remote_address = post.remote_address;
   request.remote_key = post.remote_key;
   request.immediate = post.immediate;
+  request.quiet = post.quiet;
   return push(std::move(request));
 }
 
@@ -373,12 +374,15 @@ void DatagramPath::complete_requests() {
     if (!request.all_sent || sequence_distance(una_, request.end_sequence) < 0) {
       break;
     }
+    ++request_head_;
+    if (request.quiet) {
+      continue;
+    }
     Completion completion;
     completion.id = request.id;
     completion.path = this;
     completion.kind = request.kind;
     completion.bytes = request.length;
-    ++request_head_;
     port_.complete(completion);
   }
 }

@@ -1,0 +1,417 @@
+#include "runtime/fabric/verbs/device.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "runtime/log.h"
+
+namespace nccl_ha::fabric::verbs {
+namespace {
+
+std::string read_line(const std::string& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+std::string sysfs(const std::string& device) { return "/sys/class/infiniband/" + device; }
+
+/// A directory entry of /sys/class/infiniband/DEVICE/ports/PORT.
+std::string port_file(const PortInfo& info, const std::string& rest) {
+  return fmt::format("{}/ports/{}/{}", sysfs(info.device), info.port, rest);
+}
+
+uint64_t to_host(__be64 value) { return be64toh(value); }
+
+void read_place(PortInfo& info) {
+  const std::string device = sysfs(info.device) + "/device";
+  char real[PATH_MAX];
+  char subsystem[PATH_MAX];
+  if (realpath((device + "/subsystem").c_str(), subsystem) != nullptr &&
+      std::string_view(subsystem).ends_with("/pci") && realpath(device.c_str(), real) != nullptr) {
+    info.pci_path = real;
+  }
+  const std::string numa = read_line(device + "/numa_node");
+  int node = -1;
+  static_cast<void>(std::from_chars(numa.data(), numa.data() + numa.size(), node));
+  info.numa_node = node;
+}
+
+/// Registered memory counts against RLIMIT_MEMLOCK; the usual reason why registering fails.
+std::string memlock_hint() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return {};
+  }
+  return fmt::format("; only {} KiB may be locked: raise it with ulimit -l unlimited",
+                     limit.rlim_cur / 1024);
+}
+
+std::string_view next_part(std::string_view* list) {
+  const size_t comma = list->find(',');
+  const std::string_view part = list->substr(0, comma);
+  *list = comma == std::string_view::npos ? std::string_view{} : list->substr(comma + 1);
+  return part;
+}
+
+}  // namespace
+
+const char* to_text(LinkLayer layer) {
+  switch (layer) {
+    case LinkLayer::ethernet:
+      return "RoCE";
+    case LinkLayer::infiniband:
+      return "InfiniBand";
+  }
+  return "unknown";
+}
+
+int width_lanes(uint8_t code) {
+  switch (code) {
+    case 1:
+      return 1;
+    case 2:
+      return 4;
+    case 4:
+      return 8;
+    case 8:
+      return 12;
+    case 16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+int64_t lane_mbps(uint8_t code) {
+  switch (code) {
+    case 1:
+      return 2500;  // SDR
+    case 2:
+      return 5000;  // DDR
+    case 4:
+    case 8:
+      return 10000;  // QDR, FDR10
+    case 16:
+      return 14000;  // FDR
+    case 32:
+      return 25000;  // EDR
+    case 64:
+      return 50000;  // HDR
+    case 128:
+      return 100000;  // NDR
+    default:
+      return 2500;
+  }
+}
+
+bool hca_selected(std::string_view spec, std::string_view device, unsigned port) {
+  const bool exclude = spec.starts_with('^');
+  spec = exclude ? spec.substr(1) : spec;
+  const bool exact = spec.starts_with('=');
+  spec = exact ? spec.substr(1) : spec;
+  if (spec.empty()) {
+    return true;
+  }
+  bool listed = false;
+  while (!spec.empty()) {
+    const std::string_view part = next_part(&spec);
+    const size_t colon = part.find(':');
+    const std::string_view name = part.substr(0, colon);
+    unsigned wanted_port = 0;
+    if (colon != std::string_view::npos) {
+      const std::string_view digits = part.substr(colon + 1);
+      static_cast<void>(
+          std::from_chars(digits.data(), digits.data() + digits.size(), wanted_port));
+    }
+    const bool named = exact ? name == device : device.starts_with(name);
+    listed |= !name.empty() && named && (wanted_port == 0 || wanted_port == port);
+  }
+  return listed != exclude;
+}
+
+Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device* device,
+                                             const Config& config) {
+  std::shared_ptr<Device> opened(new Device(library));
+  opened->name_ = library.get_device_name(device);
+  auto refuse = [&](const char* what) {
+    return fail(Errc::system, fmt::format("RDMA device {}: cannot {}", opened->name_, what), errno);
+  };
+  opened->context_ = library.open_device(device);
+  if (opened->context_ == nullptr) {
+    return refuse("open it");
+  }
+  if (library.query_device(opened->context_, &opened->attributes_) != 0) {
+    return refuse("query it");
+  }
+  opened->pd_ = library.alloc_pd(opened->context_);
+  if (opened->pd_ == nullptr) {
+    return refuse("allocate a protection domain");
+  }
+  const int flags = fcntl(opened->context_->async_fd, F_GETFL);
+  if (flags < 0 || fcntl(opened->context_->async_fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+    return refuse("make its event descriptor non-blocking");
+  }
+  opened->relaxed_ordering_ =
+      config.ib_relaxed_ordering != 0 && library.reg_mr_iova2 != nullptr;
+  opened->detect_gpu_support();
+  return opened;
+}
+
+Device::~Device() {
+  if (!regions_.empty()) {
+    NHA_LOG_DEBUG("RDMA device {}: {} registrations left at close", name_, regions_.size());
+  }
+  for (const Entry& entry : regions_) {
+    static_cast<void>(library_.dereg_mr(entry.mr));
+  }
+  if (pd_ != nullptr) {
+    static_cast<void>(library_.dealloc_pd(pd_));
+  }
+  if (context_ != nullptr) {
+    static_cast<void>(library_.close_device(context_));
+  }
+}
+
+void Device::detect_gpu_support() {
+  // The peer-memory modules of the NVIDIA driver and of its predecessors show themselves here.
+  for (const char* file : {"/sys/kernel/mm/memory_peers/nv_mem/version",
+                           "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
+                           "/sys/module/nvidia_peermem/version"}) {
+    peer_memory_ |= access(file, F_OK) == 0;
+  }
+  if (library_.reg_dmabuf_mr != nullptr) {
+    // With an impossible descriptor, a kernel and driver that know DMA-BUF complain about the
+    // descriptor, others about the call.
+    errno = 0;
+    ibv_mr* mr = library_.reg_dmabuf_mr(pd_, 0, 4096, 0, -1, 0);
+    dmabuf_ = mr == nullptr && errno == EBADF;
+    if (mr != nullptr) {
+      static_cast<void>(library_.dereg_mr(mr));
+    }
+  }
+}
+
+Result<PortInfo> Device::query(uint8_t port) const {
+  ibv_port_attr attributes{};
+  if (library_.query_port(context_, port, &attributes) != 0) {
+    return fail(Errc::system, fmt::format("RDMA device {}: cannot query port {}", name_, port),
+                errno);
+  }
+  PortInfo info;
+  info.device = name_;
+  info.port = port;
+  info.port_count = attributes_.phys_port_cnt;
+  info.link = attributes.link_layer == IBV_LINK_LAYER_INFINIBAND ? LinkLayer::infiniband
+                                                                  : LinkLayer::ethernet;
+  info.active = attributes.state == IBV_PORT_ACTIVE;
+  static constexpr const char* states[] = {"no change", "down",   "initialising",
+                                           "armed",     "active", "active (deferred)"};
+  info.state = attributes.state <= IBV_PORT_ACTIVE_DEFER ? states[attributes.state] : "unknown";
+  info.lid = attributes.lid;
+  info.mtu = 128U << static_cast<unsigned>(attributes.active_mtu);
+  info.speed_mbps = width_lanes(attributes.active_width) * lane_mbps(attributes.active_speed);
+  info.guid = to_host(attributes_.node_guid) + port - 1U;
+  read_place(info);
+  for (int index = 0; index < attributes.gid_tbl_len; ++index) {
+    ibv_gid gid{};
+    if (library_.query_gid(context_, port, index, &gid) != 0) {
+      continue;
+    }
+    GidEntry entry;
+    entry.index = static_cast<uint32_t>(index);
+    std::copy(std::begin(gid.raw), std::end(gid.raw), entry.bytes.begin());
+    if (std::all_of(entry.bytes.begin(), entry.bytes.end(), [](uint8_t b) { return b == 0; })) {
+      continue;
+    }
+    entry.roce_v2 = read_line(port_file(info, fmt::format("gid_attrs/types/{}", index))) ==
+                    "RoCE v2";
+    entry.netdev = read_line(port_file(info, fmt::format("gid_attrs/ndevs/{}", index)));
+    if (info.netdev.empty()) {
+      info.netdev = entry.netdev;
+    }
+    info.gids.push_back(std::move(entry));
+  }
+  if (info.netdev.empty()) {
+    info.netdev = read_line(sysfs(name_) + "/parent");  // software devices
+  }
+  return info;
+}
+
+Result<Region> Device::insert(uint64_t begin, uint64_t end, ibv_mr* mr, int error,
+                              const char* what) {
+  if (mr == nullptr) {
+    return fail(Errc::system,
+                fmt::format("RDMA device {}: cannot register {} bytes of {} memory{}", name_,
+                            end - begin, what, memlock_hint()),
+                error);
+  }
+  const auto at = std::find_if(regions_.begin(), regions_.end(),
+                               [&](const Entry& entry) { return entry.begin > begin; });
+  regions_.insert(at, Entry{begin, end, mr, 1});
+  return Region{mr};
+}
+
+Result<Region> Device::add(void* base, size_t length, MemoryKind kind) {
+  const auto start = reinterpret_cast<uint64_t>(base);
+  if (base == nullptr || length == 0 || start + length < start) {
+    return fail(Errc::invalid_argument,
+                "memory registration: null, empty or wrapping address range");
+  }
+  // Exactly what was asked for, not whole pages: the neighbours stay out of a peer's reach.
+  const uint64_t begin = start;
+  const uint64_t end = start + length;
+  std::lock_guard lock(mutex_);
+  for (Entry& entry : regions_) {
+    if (entry.begin <= begin && entry.end >= end) {
+      ++entry.users;
+      return Region{entry.mr};
+    }
+  }
+  constexpr unsigned access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                              IBV_ACCESS_REMOTE_READ;
+  errno = 0;
+  ibv_mr* mr = relaxed_ordering_
+                   ? library_.reg_mr_iova2(pd_, reinterpret_cast<void*>(begin), end - begin, begin,
+                                           access | IBV_ACCESS_RELAXED_ORDERING)
+                   : library_.reg_mr_plain(pd_, reinterpret_cast<void*>(begin), end - begin,
+                                           static_cast<int>(access));
+  return insert(begin, end, mr, errno, kind == MemoryKind::gpu ? "GPU" : "host");
+}
+
+Result<Region> Device::add_dmabuf(void* base, size_t length, uint64_t offset, int fd) {
+  if (library_.reg_dmabuf_mr == nullptr) {
+    return fail(Errc::invalid_usage, "memory registration: this rdma-core has no DMA-BUF support");
+  }
+  const auto start = reinterpret_cast<uint64_t>(base);
+  std::lock_guard lock(mutex_);
+  for (Entry& entry : regions_) {
+    if (entry.begin <= start && entry.end >= start + length) {
+      ++entry.users;
+      return Region{entry.mr};
+    }
+  }
+  constexpr unsigned access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                              IBV_ACCESS_REMOTE_READ;
+  const unsigned relaxed = relaxed_ordering_ ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U;
+  errno = 0;
+  ibv_mr* mr = library_.reg_dmabuf_mr(pd_, offset, length, start, fd,
+                                      static_cast<int>(access | relaxed));
+  return insert(start, start + length, mr, errno, "GPU (DMA-BUF)");
+}
+
+void Device::remove(const Region& region) {
+  std::lock_guard lock(mutex_);
+  const auto found = std::find_if(regions_.begin(), regions_.end(),
+                                  [&](const Entry& entry) { return entry.mr == region.mr; });
+  if (found == regions_.end() || --found->users != 0) {
+    return;
+  }
+  if (const int error = library_.dereg_mr(found->mr); error != 0) {
+    NHA_LOG_WARN("RDMA device {}: cannot deregister memory: {}", name_, std::strerror(error));
+  }
+  regions_.erase(found);
+}
+
+size_t Device::region_count() const {
+  std::lock_guard lock(mutex_);
+  return regions_.size();
+}
+
+Result<GidPreference> gid_preference(const Config& config, const PortInfo& port) {
+  GidPreference want;
+  want.infiniband = port.link == LinkLayer::infiniband;
+  want.index = config.ib_gid_index;
+  want.roce_version = config.ib_roce_version;
+  if (config.ib_addr_family != "AF_INET" && config.ib_addr_family != "AF_INET6") {
+    return fail(Errc::invalid_argument,
+                fmt::format("HA_NCCL_IB_ADDR_FAMILY={}: use AF_INET or AF_INET6",
+                            config.ib_addr_family));
+  }
+  want.family = config.ib_addr_family == "AF_INET6" ? 6 : 4;
+  if (!config.ib_addr_range.empty()) {
+    auto range = parse_address_range(config.ib_addr_range);
+    if (!range) {
+      return fail(Errc::invalid_argument, "HA_NCCL_IB_ADDR_RANGE: " + range.error().what);
+    }
+    if (range->prefix_len != 0) {
+      want.range = *range;
+    }
+  }
+  return want;
+}
+
+Result<PortList> list_ports(const Config& config) {
+  PortList list;
+  // Settings are checked even where there is no device: a typing error should not wait for one.
+  if (auto checked = gid_preference(config, PortInfo{}); !checked) {
+    return checked.error();
+  }
+  auto library = Library::load();
+  if (!library) {
+    list.notes.push_back(library.error().message());
+    return list;
+  }
+  int count = 0;
+  errno = 0;
+  ibv_device** devices = (*library)->get_device_list(&count);
+  if (devices == nullptr || count == 0) {
+    list.notes.push_back(errno == 0 || errno == ENOSYS || errno == ENOENT
+                             ? std::string("this host has no RDMA device")
+                             : fmt::format("no RDMA device can be listed: {}",
+                                           std::strerror(errno)));
+  }
+  for (int i = 0; devices != nullptr && i < count; ++i) {
+    auto device = Device::open(**library, devices[i], config);
+    if (!device) {
+      list.notes.push_back(device.error().message());
+      continue;
+    }
+    for (unsigned number = 1; number <= (*device)->port_count(); ++number) {
+      auto info = (*device)->query(static_cast<uint8_t>(number));
+      if (!info) {
+        list.notes.push_back(info.error().message());
+        continue;
+      }
+      const std::string who = fmt::format("{}:{}", info->device, info->port);
+      if (!hca_selected(config.ib_hca, info->device, number)) {
+        list.notes.push_back(fmt::format("{} is left out by HA_NCCL_IB_HCA={}", who,
+                                         config.ib_hca));
+        continue;
+      }
+      if (!info->active) {
+        list.notes.push_back(fmt::format("{} is not usable: its port is {}", who, info->state));
+        continue;
+      }
+      const auto want = gid_preference(config, *info);
+      if (!select_gid(info->gids, *want) && info->link == LinkLayer::ethernet) {
+        list.notes.push_back(fmt::format(
+            "{} is not usable: none of its {} GIDs fits the settings (does {} have an IP address?)",
+            who, info->gids.size(), info->netdev.empty() ? "its interface" : info->netdev));
+        continue;
+      }
+      list.ports.push_back({*device, std::move(*info)});
+    }
+  }
+  if (devices != nullptr) {
+    (*library)->free_device_list(devices);
+  }
+  std::sort(list.ports.begin(), list.ports.end(), [](const UsablePort& a, const UsablePort& b) {
+    return std::pair(a.info.device, a.info.port) < std::pair(b.info.device, b.info.port);
+  });
+  return list;
+}
+
+}  // namespace nccl_ha::fabric::verbs

@@ -1,0 +1,136 @@
+// RDMA devices and their ports: what there is, what is usable, registered memory.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/config.h"
+#include "runtime/fabric/verbs/gid.h"
+#include "runtime/fabric/verbs/library.h"
+
+namespace nccl_ha::fabric::verbs {
+
+enum class LinkLayer : uint8_t { ethernet = 1, infiniband = 2 };
+const char* to_text(LinkLayer layer);
+
+/// One port as it was when asked.
+struct PortInfo {
+  std::string device;    ///< mlx5_0
+  uint8_t port = 1;      ///< counted from 1
+  uint8_t port_count = 1;
+  LinkLayer link = LinkLayer::ethernet;
+  bool active = false;
+  std::string state;     ///< as verbs names it, for people
+  uint16_t lid = 0;      ///< InfiniBand only
+  uint32_t mtu = 1024;   ///< active path MTU, bytes of payload
+  int64_t speed_mbps = 0;  ///< 10^6 bit/s: lanes times lane rate
+  uint64_t guid = 0;     ///< unique among ports
+  std::string pci_path;  ///< in sysfs; empty for a software device
+  int numa_node = -1;
+  std::string netdev;    ///< RoCE: the network interface beneath
+  std::vector<GidEntry> gids;
+};
+
+/// Bits of verbs' width and speed codes (IBTA, PortInfo attribute) as lanes and Mbit/s.
+int width_lanes(uint8_t code);
+int64_t lane_mbps(uint8_t code);
+
+/// What NCCL_IB_HCA means: see settings.def.  Pure.
+bool hca_selected(std::string_view spec, std::string_view device, unsigned port);
+
+enum class MemoryKind : uint8_t { host, gpu };
+
+/// Memory registered with a device.  Shared by all who register the same range.
+struct Region {
+  ibv_mr* mr = nullptr;
+  uint32_t local_key() const { return mr->lkey; }
+  uint32_t remote_key() const { return mr->rkey; }
+};
+
+/// An opened device: context, protection domain, registration cache.  Any thread unless stated
+/// otherwise.  Lives as long as somebody holds it; every path does.
+class Device {
+ public:
+  static Result<std::shared_ptr<Device>> open(const Library& library, ibv_device* device,
+                                              const Config& config);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const std::string& name() const { return name_; }
+  const Library& library() const { return library_; }
+  ibv_context* context() const { return context_; }
+  ibv_pd* pd() const { return pd_; }
+  const ibv_device_attr& attributes() const { return attributes_; }
+  unsigned port_count() const { return attributes_.phys_port_cnt; }
+
+  /// Asks the device now; a flap may have changed everything but the name.
+  Result<PortInfo> query(uint8_t port) const;
+
+  /// Registers, or counts one more user of a registration that covers the range.
+  Result<Region> add(void* base, size_t length, MemoryKind kind);
+  /// GPU memory by DMA-BUF descriptor; `offset` into the buffer.
+  Result<Region> add_dmabuf(void* base, size_t length, uint64_t offset, int fd);
+  /// One user less; the last one deregisters.  Nobody touches the memory any more then.
+  void remove(const Region& region);
+  /// Registrations held now.
+  size_t region_count() const;
+
+  /// GPU pointers can be registered through a peer-memory module of the kernel.
+  bool peer_memory() const { return peer_memory_; }
+  /// The device takes DMA-BUF descriptors.
+  bool dmabuf() const { return dmabuf_; }
+  bool relaxed_ordering() const { return relaxed_ordering_; }
+
+  /// Set by the watch of asynchronous events; a device that failed for good makes no more paths.
+  std::atomic<bool> fatal{false};
+
+ private:
+  struct Entry {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    ibv_mr* mr = nullptr;
+    size_t users = 0;
+  };
+  Device(const Library& library) : library_(library) {}
+  void detect_gpu_support();
+  Result<Region> insert(uint64_t begin, uint64_t end, ibv_mr* mr, int error, const char* what);
+
+  const Library& library_;
+  std::string name_;
+  ibv_context* context_ = nullptr;
+  ibv_pd* pd_ = nullptr;
+  ibv_device_attr attributes_{};
+  bool relaxed_ordering_ = false;
+  bool peer_memory_ = false;
+  bool dmabuf_ = false;
+  mutable std::mutex mutex_;
+  std::vector<Entry> regions_;  ///< by begin
+};
+
+/// A port that the plugin may use.
+struct UsablePort {
+  std::shared_ptr<Device> device;
+  PortInfo info;
+};
+
+/// What was found, and why the rest is of no use (for logs).
+struct PortList {
+  std::vector<UsablePort> ports;
+  std::vector<std::string> notes;
+};
+
+/// Opens all devices and keeps the ports that are active and selected by the settings.  An error
+/// only where settings are wrong; no library and no device are notes.
+Result<PortList> list_ports(const Config& config);
+
+/// Which GID to use on a port under these settings.
+Result<GidPreference> gid_preference(const Config& config, const PortInfo& port);
+
+}  // namespace nccl_ha::fabric::verbs

@@ -1,0 +1,45 @@
+// Which entry of a port's GID table a queue pair should use.  Pure.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "runtime/fabric/interfaces.h"
+#include "runtime/result.h"
+
+namespace nccl_ha::fabric::verbs {
+
+using Gid = std::array<uint8_t, 16>;
+
+struct GidEntry {
+  uint32_t index = 0;
+  Gid bytes{};
+  bool roce_v2 = false;  ///< false: InfiniBand or RoCE v1
+  std::string netdev;    ///< RoCE only
+};
+
+/// The IP address that a RoCE GID stands for; an IPv4 one is written as an IPv4-mapped IPv6 address.
+IpAddress gid_address(const Gid& gid);
+/// fe80::/10: a default GID made of the port's GUID, or a link-local address.
+bool gid_link_local(const Gid& gid);
+std::string gid_text(const Gid& gid);
+
+struct GidPreference {
+  int64_t index = -1;         ///< fixed by the user; -1: choose
+  bool infiniband = false;    ///< link layer: RoCE rules do not apply
+  int64_t roce_version = 2;   ///< 1 or 2
+  uint8_t family = 4;         ///< 4 or 6, preferred
+  std::optional<IpAddress> range;  ///< only addresses inside (prefix_len says how many bits)
+};
+
+/// Parses HA_NCCL_IB_ADDR_RANGE: ADDRESS/BITS.
+Result<IpAddress> parse_address_range(std::string_view text);
+
+/// nullopt: none fits.  A preference orders what there is; only index and range exclude.  Among
+/// equals the lowest index wins, so that two processes choose alike.
+std::optional<GidEntry> select_gid(std::span<const GidEntry> table, const GidPreference& want);
+
+}  // namespace nccl_ha::fabric::verbs

@@ -1,0 +1,31 @@
+// Settings of the verbs fabric, taken from the configuration table once.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/clock.h"
+
+namespace nccl_ha {
+struct Config;
+}
+
+namespace nccl_ha::fabric::verbs {
+
+struct Options {
+  uint8_t timeout = 14;      ///< local ACK timeout: 4.096 us * 2^n (IBTA 11.6.2)
+  uint8_t retry_count = 7;   ///< per packet, until the path is dead
+  uint8_t service_level = 0;
+  int traffic_class = -1;    ///< -1: what the caller asks for, else 0
+  uint16_t pkey_index = 0;
+  bool ece = true;
+  Duration connect_timeout = std::chrono::seconds(30);
+  /// No progress for so long: dead, even if the device keeps trying (Soft-RoCE takes a retry count
+  /// of 7 for endless).
+  Duration dead_after = std::chrono::seconds(5);
+  /// How long a broken queue pair may take to give its work back before we take it.
+  Duration flush_limit = std::chrono::seconds(1);
+
+  static Options from(const Config& config);
+};
+
+}  // namespace nccl_ha::fabric::verbs

@@ -1,0 +1,276 @@
+#include "runtime/fabric/verbs/port.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "runtime/fabric/verbs/verbs_path.h"
+#include "runtime/log.h"
+
+namespace nccl_ha::fabric::verbs {
+namespace {
+
+constexpr uint32_t queue_entries = 16384;
+constexpr int batch = 32;           // completions taken at once
+constexpr unsigned pass_limit = 8;  // batches per pass and queue, so that no queue starves others
+constexpr int watch_divisor = 8;    // looks per time limit
+constexpr size_t scratch_bytes = 16384;
+
+}  // namespace
+
+Port::Port(std::shared_ptr<Device> device, uint8_t number, const Options& options,
+           const Environment& environment)
+    : device_(std::move(device)),
+      library_(device_->library()),
+      number_(number),
+      options_(options),
+      env_(environment) {
+  watch_.bind([](void* self) { static_cast<Port*>(self)->watch_progress(); }, this);
+}
+
+Result<std::shared_ptr<Port>> Port::open(std::shared_ptr<Device> device, uint8_t number,
+                                         const Options& options, const Environment& environment) {
+  std::shared_ptr<Port> port(new Port(std::move(device), number, options, environment));
+  port->channel_ = port->library_.create_comp_channel(port->device_->context());
+  if (port->channel_ == nullptr) {
+    return fail(Errc::system,
+                fmt::format("RDMA device {}: cannot create a completion channel",
+                            port->device_->name()),
+                errno);
+  }
+  const int flags = fcntl(port->channel_->fd, F_GETFL);
+  if (flags < 0 || fcntl(port->channel_->fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+    return fail(Errc::system, "cannot make a completion channel non-blocking", errno);
+  }
+  if (auto scratch = port->prepare_scratch(); !scratch) {
+    return scratch.error();
+  }
+  return port;
+}
+
+Port::~Port() {
+  env_.timers->cancel(watch_);
+  for (Queue& queue : queues_) {
+    if (queue.events != 0) {
+      library_.ack_cq_events(queue.cq, queue.events);
+    }
+    static_cast<void>(library_.destroy_cq(queue.cq));
+  }
+  if (channel_ != nullptr) {
+    static_cast<void>(library_.destroy_comp_channel(channel_));
+  }
+  if (scratch_region_.mr != nullptr) {
+    device_->remove(scratch_region_);
+  }
+}
+
+Result<void> Port::prepare_scratch() {
+  scratch_.resize(scratch_bytes);
+  auto region = device_->add(scratch_.data(), scratch_.size(), MemoryKind::host);
+  if (!region) {
+    return region.error();
+  }
+  scratch_region_ = *region;
+  return {};
+}
+
+Result<size_t> Port::find_queue(uint32_t entries) {
+  for (size_t i = 0; i < queues_.size(); ++i) {
+    if (queues_[i].room - queues_[i].used >= entries) {
+      return i;
+    }
+  }
+  const auto most = static_cast<uint32_t>(std::max(device_->attributes().max_cqe, 1));
+  const uint32_t room = std::max(entries, std::min(queue_entries, most));
+  ibv_cq* cq = library_.create_cq(device_->context(), static_cast<int>(room), this, channel_, 0);
+  if (cq == nullptr) {
+    return fail(Errc::system,
+                fmt::format("RDMA device {}: cannot create a completion queue of {} entries",
+                            device_->name(), room),
+                errno);
+  }
+  queues_.push_back({cq, room, 0, 0});
+  return queues_.size() - 1;
+}
+
+Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
+                                                const GidPreference& want, PathOwner* owner) {
+  if (device_->fatal.load(std::memory_order_acquire)) {
+    return fail(Errc::system, fmt::format("RDMA device {} has failed", device_->name()));
+  }
+  uint32_t slot = 0;
+  if (free_slots_.empty()) {
+    slot = static_cast<uint32_t>(slots_.size());
+    slots_.emplace_back();
+  } else {
+    slot = free_slots_.back();
+    free_slots_.pop_back();
+  }
+  // A probe each way, a marker and the flushes come on top of what the owner posts.
+  const uint32_t entries = path_options.writes_max + path_options.receives_max +
+                           (path_options.flushes ? path_options.receives_max : 0) + 16;
+  auto queue = find_queue(entries);
+  if (!queue) {
+    free_slots_.push_back(slot);
+    return queue.error();
+  }
+  const auto generation = static_cast<uint16_t>(slots_[slot].generation + 1);
+  slots_[slot].generation = generation;
+  std::unique_ptr<VerbsPath> path(
+      new VerbsPath(*this, path_options, owner, slot, generation, *queue));
+  slots_[slot].path = path.get();
+  queues_[*queue].used += entries;
+  path->reserved_ = entries;
+  if (auto opened = path->open(want); !opened) {
+    return opened.error();
+  }
+  return std::unique_ptr<Path>(std::move(path));
+}
+
+void Port::remove(VerbsPath& path) {
+  slots_[path.slot_].path = nullptr;
+  free_slots_.push_back(path.slot_);
+  queues_[path.queue_].used -= path.reserved_;
+  std::erase(dirty_, &path);
+  std::replace(state_events_.begin(), state_events_.end(), &path, static_cast<VerbsPath*>(nullptr));
+}
+
+void Port::mark_dirty(VerbsPath& path) {
+  if (!path.dirty_) {
+    path.dirty_ = true;
+    dirty_.push_back(&path);
+  }
+}
+
+unsigned Port::flush_posts() {
+  const auto count = static_cast<unsigned>(dirty_.size());
+  for (size_t i = 0; i < dirty_.size(); ++i) {
+    dirty_[i]->dirty_ = false;
+    dirty_[i]->flush_posts();
+  }
+  dirty_.clear();
+  if (count != 0 && !watch_.armed()) {
+    env_.timers->arm(watch_, env_.clock->now() + options_.dead_after / watch_divisor);
+  }
+  return count;
+}
+
+unsigned Port::poll_queue(Queue& queue) {
+  unsigned count = 0;
+  std::array<ibv_wc, batch> completions;
+  for (unsigned pass = 0; pass < pass_limit; ++pass) {
+    const int got = ibv_poll_cq(queue.cq, batch, completions.data());
+    if (got <= 0) {
+      break;
+    }
+    for (int i = 0; i < got; ++i) {
+      const ibv_wc& wc = completions[static_cast<size_t>(i)];
+      const WorkId id = WorkId::unpack(wc.wr_id);
+      VerbsPath* path = id.path < slots_.size() ? slots_[id.path].path : nullptr;
+      if (path == nullptr || slots_[id.path].generation != id.generation) {
+        ++statistics_.stale;
+        continue;
+      }
+      path->on_wc(wc, id);
+    }
+    count += static_cast<unsigned>(got);
+    if (got < batch) {
+      break;
+    }
+  }
+  statistics_.completions += count;
+  return count;
+}
+
+void Port::take_events() {
+  ibv_cq* cq = nullptr;
+  void* context = nullptr;
+  while (library_.get_cq_event(channel_, &cq, &context) == 0) {
+    ++statistics_.events;
+    for (Queue& queue : queues_) {
+      // Acknowledging takes a lock, so it is done in bundles; destroying a queue needs all of them.
+      if (queue.cq == cq && ++queue.events == 1024) {
+        library_.ack_cq_events(cq, queue.events);
+        queue.events = 0;
+      }
+    }
+  }
+}
+
+unsigned Port::poll(Instant now) {
+  now_ = now;
+  unsigned work = flush_posts();
+  if (armed_) {
+    armed_ = false;
+    take_events();
+  }
+  for (size_t i = 0; i < queues_.size(); ++i) {
+    work += poll_queue(queues_[i]);
+  }
+  work += report_states();
+  work += flush_posts();
+  return work;
+}
+
+void Port::watch_progress() {
+  const Instant now = env_.clock->now();
+  bool busy = false;
+  for (const Slot& slot : slots_) {
+    busy |= slot.path != nullptr && slot.path->check_progress(now);
+  }
+  if (busy) {
+    env_.timers->arm(watch_, now + options_.dead_after / watch_divisor);
+  }
+}
+
+size_t Port::wait_fds(std::span<int> out) const {
+  if (out.empty()) {
+    return 0;
+  }
+  out[0] = channel_->fd;
+  return 1;
+}
+
+bool Port::prepare_sleep() {
+  if (!dirty_.empty() || !state_events_.empty()) {
+    return false;
+  }
+  armed_ = true;
+  for (Queue& queue : queues_) {
+    if (ibv_req_notify_cq(queue.cq, 0) != 0) {
+      return false;
+    }
+  }
+  // What came before the request makes no event: one more look.
+  unsigned work = 0;
+  for (size_t i = 0; i < queues_.size(); ++i) {
+    work += poll_queue(queues_[i]);
+  }
+  return work == 0;
+}
+
+void Port::queue_state(VerbsPath& path) {
+  path.state_event_ = true;
+  state_events_.push_back(&path);
+}
+
+unsigned Port::report_states() {
+  unsigned count = 0;
+  for (size_t i = 0; i < state_events_.size(); ++i) {
+    VerbsPath* path = state_events_[i];
+    if (path != nullptr && path->state_event_) {
+      path->state_event_ = false;
+      ++count;
+      const Error error = path->error_;
+      path->owner_->on_path_state(*path, path->state_, error);
+    }
+  }
+  state_events_.clear();
+  return count;
+}
+
+}  // namespace nccl_ha::fabric::verbs

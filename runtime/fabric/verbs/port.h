@@ -1,0 +1,124 @@
+// One device port on one worker: completion queues, the completion channel to sleep on, and the
+// queue pairs that share them.  Owner thread only.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "runtime/clock.h"
+#include "runtime/fabric/path.h"
+#include "runtime/fabric/verbs/device.h"
+#include "runtime/fabric/verbs/options.h"
+#include "runtime/poller.h"
+#include "runtime/random.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha::fabric::verbs {
+
+class VerbsPath;
+
+/// What a work request id says.  An id of a queue pair that is gone must not be taken for one of
+/// its successor, so it carries a generation.
+struct WorkId {
+  enum class Lane : uint8_t { send = 0, receive = 1, flush = 2 };
+  uint32_t path = 0;  ///< slot in the port's table
+  uint16_t generation = 0;
+  Lane lane = Lane::send;
+  uint32_t position = 0;  ///< in the lane's ring, modulo 2^22
+
+  static constexpr uint32_t position_mask = (1U << 22) - 1;
+  constexpr uint64_t pack() const {
+    return uint64_t{generation} << 48 | uint64_t{path & 0xFFFFFFU} << 24 |
+           uint64_t{static_cast<uint8_t>(lane)} << 22 | (position & position_mask);
+  }
+  static constexpr WorkId unpack(uint64_t id) {
+    return {static_cast<uint32_t>(id >> 24) & 0xFFFFFFU, static_cast<uint16_t>(id >> 48),
+            static_cast<Lane>((id >> 22) & 3U), static_cast<uint32_t>(id) & position_mask};
+  }
+};
+static_assert(WorkId::unpack(WorkId{5, 9, WorkId::Lane::flush, 77}.pack()).position == 77);
+
+class Port final : public Poller {
+ public:
+  struct Environment {
+    Clock* clock = nullptr;
+    TimerWheel* timers = nullptr;
+    Random* random = nullptr;
+  };
+  struct Statistics {
+    uint64_t doorbells = 0;      ///< calls that posted work
+    uint64_t work_requests = 0;  ///< posted by them
+    uint64_t completions = 0;
+    uint64_t stale = 0;  ///< completions of queue pairs that are gone
+    uint64_t events = 0;
+  };
+
+  static Result<std::shared_ptr<Port>> open(std::shared_ptr<Device> device, uint8_t number,
+                                            const Options& options, const Environment& environment);
+  ~Port() override;
+
+  /// `gid`: which entry to use, chosen at the time; nullopt on InfiniBand without GRH.  The path is
+  /// the caller's; it must be destroyed before the port.
+  Result<std::unique_ptr<Path>> create_path(const PathOptions& path_options,
+                                            const GidPreference& want, PathOwner* owner);
+
+  // Poller
+  unsigned poll(Instant now) override;
+  size_t wait_fds(std::span<int> out) const override;
+  bool prepare_sleep() override;
+
+  const Statistics& statistics() const { return statistics_; }
+  Device& device() { return *device_; }
+  uint8_t number() const { return number_; }
+
+ private:
+  friend class VerbsPath;
+
+  /// Completion queues have a fixed room; paths are put where there is enough of it left.
+  struct Queue {
+    ibv_cq* cq = nullptr;
+    uint32_t room = 0;
+    uint32_t used = 0;
+    unsigned events = 0;  ///< to acknowledge
+  };
+  /// Where a path's slot is: a stale completion names another generation.
+  struct Slot {
+    VerbsPath* path = nullptr;
+    uint16_t generation = 0;
+  };
+
+  Port(std::shared_ptr<Device> device, uint8_t number, const Options& options,
+       const Environment& environment);
+  Result<size_t> find_queue(uint32_t entries);
+  Result<void> prepare_scratch();
+  void remove(VerbsPath& path);
+  void mark_dirty(VerbsPath& path);
+  unsigned flush_posts();
+  unsigned poll_queue(Queue& queue);
+  void take_events();
+  void queue_state(VerbsPath& path);
+  unsigned report_states();
+  void watch_progress();
+
+  std::shared_ptr<Device> device_;
+  const Library& library_;
+  const uint8_t number_;
+  const Options options_;
+  Environment env_;
+  ibv_comp_channel* channel_ = nullptr;
+  std::vector<Queue> queues_;
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> free_slots_;
+  std::vector<VerbsPath*> dirty_;
+  std::vector<VerbsPath*> state_events_;
+  bool armed_ = false;
+  Instant now_{};
+  Timer watch_;
+  // Where probes come from and go to, and where flushes read to: nobody looks at it.
+  std::vector<std::byte> scratch_;
+  Region scratch_region_{};
+  Statistics statistics_;
+};
+
+}  // namespace nccl_ha::fabric::verbs

@@ -1,0 +1,143 @@
+// A path over an RC queue pair.  Made by Port::create_path.
+//
+// Connecting: both sides move their queue pair to RTS as soon as they know the peer's address.  The
+// active side then sends a small and a full-size probe; the passive side answers with two of its
+// own.  So `ready` means that packets of the path MTU get through both ways, and nothing is sent
+// before the peer can take it (a packet that comes too early costs a whole retransmission timeout).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/fabric/verbs/port.h"
+
+namespace nccl_ha::fabric::verbs {
+
+/// What the peer needs to know; travels in the control stream.
+struct WireAddress {
+  LinkLayer link = LinkLayer::ethernet;
+  uint32_t queue_pair = 0;  ///< 24 bits
+  uint32_t packet_sequence = 0;
+  uint16_t lid = 0;
+  uint8_t mtu = 3;  ///< verbs' code
+  Gid gid{};
+  bool has_ece = false;
+  uint32_t ece_vendor = 0;
+  uint32_t ece_options = 0;
+  uint32_t ece_compatibility = 0;
+};
+inline constexpr size_t wire_address_bytes = 48;
+void encode(const WireAddress& address, std::span<std::byte, wire_address_bytes> out);
+/// nullopt: not ours, or impossible values.
+std::optional<WireAddress> decode_address(std::span<const std::byte> bytes);
+
+class VerbsPath final : public Path {
+ public:
+  ~VerbsPath() override;
+
+  std::span<const std::byte> local_address() const override { return local_bytes_; }
+  Result<void> connect(std::span<const std::byte> peer_address) override;
+  PathState state() const override { return state_; }
+  [[nodiscard]] Errc post_write(const WritePost& post) override;
+  [[nodiscard]] Errc post_send(const SendPost& post) override;
+  [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
+  [[nodiscard]] Errc post_flush(const FlushPost& post) override;
+  uint32_t write_bytes_max() const override { return write_max_; }
+  void fail(const Error& why) override;
+  std::string describe() const override;
+
+  ibv_qp* queue_pair() const { return qp_; }
+
+ private:
+  friend class Port;
+
+  enum class Internal : uint8_t { no, small_probe, full_probe, marker };
+  struct SendSlot {
+    uint64_t id = 0;
+    uint32_t bytes = 0;
+    CompletionKind kind = CompletionKind::write;
+    bool quiet = false;
+    Internal internal = Internal::no;
+  };
+  struct ReceiveSlot {
+    uint64_t id = 0;
+    bool internal = false;
+  };
+
+  VerbsPath(Port& port, const PathOptions& options, PathOwner* owner, uint32_t slot,
+            uint16_t generation, size_t queue);
+  Result<void> open(const GidPreference& want);
+  Result<void> to_ready(const WireAddress& peer);
+  Result<void> open_flush();
+  Result<void> move_to_rts(ibv_qp* qp, const ibv_ah_attr& route, uint32_t peer_qp,
+                           uint32_t peer_psn, uint32_t own_psn, ibv_mtu mtu);
+  Errc push(const SendSlot& slot, ibv_send_wr request, std::span<const Gather> gathers,
+            bool can_inline);
+  void post_probes();
+  void post_marker();
+  void flush_posts();
+  void on_wc(const ibv_wc& wc, const WorkId& id);
+  void on_send(const ibv_wc& wc, uint32_t position);
+  void on_receive(const ibv_wc& wc, uint32_t position);
+  void on_flush(const ibv_wc& wc, uint32_t position);
+  void complete_send(CompletionStatus status);
+  void check_ready();
+  void break_path(const Error& why);
+  void on_timer();
+  void take_back();
+  /// Is there unacknowledged work?  Breaks the path when that has been so for too long.
+  bool check_progress(Instant now);
+  Error explain(const ibv_wc& wc, const SendSlot* slot) const;
+
+  Port& port_;
+  const Library& library_;
+  PathOwner* owner_;
+  const PathOptions options_;
+  const uint32_t slot_;
+  const uint16_t generation_;
+  const size_t queue_;
+  uint32_t reserved_ = 0;  ///< completion queue entries
+  ibv_qp* qp_ = nullptr;
+  ibv_qp* flush_qp_ = nullptr;
+  uint32_t inline_max_ = 0;
+  uint32_t write_max_ = 0;
+  PortInfo info_;
+  std::optional<GidEntry> gid_;
+  WireAddress local_;
+  WireAddress peer_;
+  std::array<std::byte, wire_address_bytes> local_bytes_{};
+  PathState state_ = PathState::idle;
+  bool state_event_ = false;
+  Error error_;
+  Timer timer_;
+
+  // sending: a ring in posting order; positions count up and wrap at WorkId's 22 bits
+  std::vector<SendSlot> sends_;
+  uint32_t send_mask_ = 0;
+  uint32_t send_head_ = 0;
+  uint32_t send_tail_ = 0;
+  uint32_t unsignaled_ = 0;
+  uint64_t open_bytes_ = 0;  ///< posted and not completed
+  Instant progress_{};       ///< of the last completion, or of the post that ended idleness
+  bool overdue_ = false;     ///< we, not the device, found it dead
+  std::vector<ibv_send_wr> pending_;
+  std::vector<std::array<ibv_sge, gathers_max>> pending_sges_;
+  size_t pending_count_ = 0;
+  bool dirty_ = false;
+
+  std::vector<ReceiveSlot> receives_;
+  uint32_t receive_mask_ = 0;
+  uint32_t receive_head_ = 0;
+  uint32_t receive_tail_ = 0;
+
+  std::vector<uint64_t> flushes_;
+  uint32_t flush_head_ = 0;
+  uint32_t flush_tail_ = 0;
+
+  unsigned probes_acknowledged_ = 0;
+  unsigned probes_received_ = 0;
+  bool probes_posted_ = false;
+};
+
+}  // namespace nccl_ha::fabric::verbs

@@ -1,0 +1,412 @@
+// Work requests of an RC queue pair: posting with one doorbell per batch, and what completes.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "runtime/fabric/verbs/verbs_path.h"
+#include "runtime/log.h"
+
+namespace nccl_ha::fabric::verbs {
+namespace {
+
+// A large message is worth a completion of its own: whoever waits for it can reuse its buffer.
+constexpr uint32_t signal_bytes = 16384;
+// A device reports a write when all of it has arrived.  No link is slower than 10 MB/s.
+constexpr uint64_t slowest_ns_per_byte = 100;
+
+CompletionStatus status_of(ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_SUCCESS:
+      return CompletionStatus::ok;
+    case IBV_WC_WR_FLUSH_ERR:
+      return CompletionStatus::flushed;
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+    case IBV_WC_RESP_TIMEOUT_ERR:
+      return CompletionStatus::retry_exceeded;
+    case IBV_WC_LOC_PROT_ERR:
+    case IBV_WC_LOC_ACCESS_ERR:
+      return CompletionStatus::local_protection;
+    case IBV_WC_REM_ACCESS_ERR:
+      return CompletionStatus::remote_access;
+    case IBV_WC_LOC_LEN_ERR:
+    case IBV_WC_REM_INV_REQ_ERR:
+      return CompletionStatus::length_error;
+    default:
+      return CompletionStatus::device_fault;
+  }
+}
+
+}  // namespace
+
+Errc VerbsPath::push(const SendSlot& slot, ibv_send_wr request, std::span<const Gather> gathers,
+                     bool can_inline) {
+  const uint32_t position = send_tail_ & WorkId::position_mask;
+  sends_[send_tail_ & send_mask_] = slot;
+  auto& sges = pending_sges_[pending_count_];
+  for (size_t i = 0; i < gathers.size(); ++i) {
+    sges[i] = {reinterpret_cast<uint64_t>(gathers[i].address), gathers[i].length, gathers[i].key};
+  }
+  request.wr_id = WorkId{slot_, generation_, WorkId::Lane::send, position}.pack();
+  request.sg_list = sges.data();
+  request.num_sge = static_cast<int>(gathers.size());
+  request.send_flags = can_inline && slot.bytes <= inline_max_ && slot.bytes != 0
+                           ? unsigned{IBV_SEND_INLINE}
+                           : 0U;
+  pending_[pending_count_++] = request;
+  if (send_head_ == send_tail_) {
+    progress_ = port_.now_;
+  }
+  open_bytes_ += slot.bytes;
+  ++send_tail_;
+  port_.mark_dirty(*this);
+  return Errc::ok;
+}
+
+Errc VerbsPath::post_write(const WritePost& post) {
+  if (state_ != PathState::ready) [[unlikely]] {
+    return state_ == PathState::error ? Errc::closed : Errc::again;
+  }
+  if (send_tail_ - send_head_ >= options_.writes_max) [[unlikely]] {
+    return Errc::again;
+  }
+  SendSlot slot;
+  slot.id = post.id;
+  slot.kind = CompletionKind::write;
+  slot.quiet = post.quiet;
+  for (uint32_t i = 0; i < post.gather_count; ++i) {
+    slot.bytes += post.gathers[i].length;
+  }
+  ibv_send_wr request{};
+  request.opcode = post.has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+  request.imm_data = htonl(post.immediate);
+  request.wr.rdma.remote_addr = post.remote_address;
+  request.wr.rdma.rkey = post.remote_key;
+  return push(slot, request, std::span(post.gathers, post.gather_count), post.host_memory);
+}
+
+Errc VerbsPath::post_send(const SendPost& post) {
+  if (state_ != PathState::ready) [[unlikely]] {
+    return state_ == PathState::error ? Errc::closed : Errc::again;
+  }
+  if (send_tail_ - send_head_ >= options_.writes_max) [[unlikely]] {
+    return Errc::again;
+  }
+  SendSlot slot;
+  slot.id = post.id;
+  slot.kind = CompletionKind::send;
+  for (uint32_t i = 0; i < post.gather_count; ++i) {
+    slot.bytes += post.gathers[i].length;
+  }
+  ibv_send_wr request{};
+  request.opcode = post.has_immediate ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
+  request.imm_data = htonl(post.immediate);
+  return push(slot, request, std::span(post.gathers, post.gather_count), false);
+}
+
+Errc VerbsPath::post_receive(const ReceivePost& post) {
+  if (state_ == PathState::error) {
+    return Errc::closed;
+  }
+  if (receive_tail_ - receive_head_ >= options_.receives_max + 2) {
+    return Errc::again;
+  }
+  ibv_sge sge{reinterpret_cast<uint64_t>(post.address), post.length, post.key};
+  ibv_recv_wr request{};
+  request.wr_id = WorkId{slot_, generation_, WorkId::Lane::receive,
+                         receive_tail_ & WorkId::position_mask}
+                      .pack();
+  request.sg_list = &sge;
+  request.num_sge = post.length == 0 ? 0 : 1;
+  ibv_recv_wr* bad = nullptr;
+  if (ibv_post_recv(qp_, &request, &bad) != 0) {
+    return Errc::again;
+  }
+  receives_[receive_tail_ & receive_mask_] = {post.id, false};
+  ++receive_tail_;
+  return Errc::ok;
+}
+
+Errc VerbsPath::post_flush(const FlushPost& post) {
+  if (flush_qp_ == nullptr) {
+    return state_ == PathState::error ? Errc::closed : Errc::invalid_usage;
+  }
+  if (state_ != PathState::ready) {
+    return state_ == PathState::error ? Errc::closed : Errc::again;
+  }
+  if (flush_tail_ - flush_head_ >= flushes_.size()) {
+    return Errc::again;
+  }
+  ibv_sge sge{reinterpret_cast<uint64_t>(port_.scratch_.data() + port_.scratch_.size() / 2), 4,
+              port_.scratch_region_.local_key()};
+  ibv_send_wr request{};
+  request.wr_id =
+      WorkId{slot_, generation_, WorkId::Lane::flush, flush_tail_ & WorkId::position_mask}.pack();
+  request.sg_list = &sge;
+  request.num_sge = 1;
+  request.opcode = IBV_WR_RDMA_READ;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.wr.rdma.remote_addr = post.address;
+  request.wr.rdma.rkey = post.remote_key;
+  ibv_send_wr* bad = nullptr;
+  if (ibv_post_send(flush_qp_, &request, &bad) != 0) {
+    return Errc::again;
+  }
+  flushes_[flush_tail_ % flushes_.size()] = post.id;
+  ++flush_tail_;
+  return Errc::ok;
+}
+
+void VerbsPath::flush_posts() {
+  if (pending_count_ == 0) {
+    return;
+  }
+  const size_t count = std::exchange(pending_count_, 0);
+  const uint32_t first = send_tail_ - static_cast<uint32_t>(count);
+  // One completion answers for all before it, so only the last that somebody waits for asks for
+  // one, large ones, and now and then one so that the ring keeps moving.
+  const uint32_t unsignaled_max = options_.writes_max / 4 + 1;
+  bool awaited = false;
+  for (size_t i = count; i > 0; --i) {
+    const SendSlot& slot = sends_[(first + i - 1) & send_mask_];
+    if (!slot.quiet && (!awaited || slot.bytes >= signal_bytes)) {
+      awaited = true;
+      pending_[i - 1].send_flags |= IBV_SEND_SIGNALED;
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    ibv_send_wr& request = pending_[i];
+    if (++unsignaled_ >= unsignaled_max) {
+      request.send_flags |= IBV_SEND_SIGNALED;
+    }
+    if ((request.send_flags & IBV_SEND_SIGNALED) != 0) {
+      unsignaled_ = 0;
+    }
+    request.next = i + 1 == count ? nullptr : &pending_[i + 1];
+  }
+  ++port_.statistics_.doorbells;
+  port_.statistics_.work_requests += count;
+  ibv_send_wr* bad = nullptr;
+  if (const int error = ibv_post_send(qp_, pending_.data(), &bad); error != 0) {
+    break_path(nccl_ha::fail(Errc::system,
+                             fmt::format("RDMA device {}: cannot post work", info_.device), error));
+    // What the device did not take comes back from us.
+    port_.env_.timers->cancel(timer_);
+    port_.env_.timers->arm(timer_, port_.env_.clock->now());
+  }
+}
+
+void VerbsPath::on_wc(const ibv_wc& wc, const WorkId& id) {
+  switch (id.lane) {
+    case WorkId::Lane::send:
+      on_send(wc, id.position);
+      return;
+    case WorkId::Lane::receive:
+      on_receive(wc, id.position);
+      return;
+    case WorkId::Lane::flush:
+      on_flush(wc, id.position);
+      return;
+  }
+}
+
+void VerbsPath::complete_send(CompletionStatus status) {
+  const SendSlot slot = sends_[send_head_ & send_mask_];
+  ++send_head_;
+  open_bytes_ -= slot.bytes;
+  if (std::exchange(overdue_, false) && status == CompletionStatus::flushed) {
+    status = CompletionStatus::retry_exceeded;
+  }
+  if (slot.internal != Internal::no) {
+    if (status == CompletionStatus::ok && slot.internal != Internal::marker) {
+      ++probes_acknowledged_;
+      check_ready();
+    }
+    return;
+  }
+  if (slot.quiet && status == CompletionStatus::ok) {
+    return;
+  }
+  Completion completion;
+  completion.id = slot.id;
+  completion.path = this;
+  completion.kind = slot.kind;
+  completion.status = status;
+  completion.bytes = slot.bytes;
+  owner_->on_completion(completion);
+}
+
+void VerbsPath::on_send(const ibv_wc& wc, uint32_t position) {
+  const uint32_t ahead = (position - send_head_) & WorkId::position_mask;
+  if (ahead >= send_tail_ - send_head_) {
+    return;  // taken back before
+  }
+  progress_ = port_.now_;
+  for (uint32_t i = 0; i < ahead; ++i) {
+    complete_send(CompletionStatus::ok);
+  }
+  const CompletionStatus status = status_of(wc.status);
+  if (status != CompletionStatus::ok) {
+    break_path(explain(wc, &sends_[send_head_ & send_mask_]));
+  }
+  complete_send(status);
+}
+
+void VerbsPath::on_receive(const ibv_wc& wc, uint32_t position) {
+  const uint32_t ahead = (position - receive_head_) & WorkId::position_mask;
+  if (ahead >= receive_tail_ - receive_head_) {
+    return;
+  }
+  const CompletionStatus status = status_of(wc.status);
+  if (status != CompletionStatus::ok) {
+    break_path(explain(wc, nullptr));
+  }
+  // Receives are used in order; one that was left out would be a fault of the device.
+  const ReceiveSlot slot = receives_[position & receive_mask_];
+  receive_head_ += ahead + 1;
+  if (slot.internal) {
+    if (status == CompletionStatus::ok) {
+      ++probes_received_;
+      check_ready();
+    }
+    return;
+  }
+  if (state_ == PathState::connecting) {
+    // The peer sends data, so it has everything of ours: our own acknowledgements are on their way.
+    probes_acknowledged_ = 2;
+    check_ready();
+    static_cast<void>(port_.report_states());
+  }
+  Completion completion;
+  completion.id = slot.id;
+  completion.path = this;
+  completion.status = status;
+  completion.kind = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM ? CompletionKind::receive_immediate
+                                                           : CompletionKind::receive;
+  if (status == CompletionStatus::ok) {
+    completion.has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
+    completion.immediate = completion.has_immediate ? ntohl(wc.imm_data) : 0;
+    completion.bytes = wc.byte_len;
+  } else {
+    completion.kind = CompletionKind::receive;  // an error leaves the opcode undefined
+  }
+  owner_->on_completion(completion);
+}
+
+void VerbsPath::on_flush(const ibv_wc& wc, uint32_t position) {
+  const uint32_t ahead = (position - flush_head_) & WorkId::position_mask;
+  if (ahead >= flush_tail_ - flush_head_) {
+    return;
+  }
+  const CompletionStatus status = status_of(wc.status);
+  if (status != CompletionStatus::ok) {
+    break_path(explain(wc, nullptr));
+  }
+  Completion completion;
+  completion.id = flushes_[flush_head_ % flushes_.size()];
+  ++flush_head_;
+  completion.path = this;
+  completion.kind = CompletionKind::flush;
+  completion.status = status;
+  owner_->on_completion(completion);
+}
+
+void VerbsPath::post_marker() {
+  SendSlot slot;
+  slot.internal = Internal::marker;
+  ibv_send_wr request{};
+  request.opcode = IBV_WR_RDMA_WRITE;  // of no bytes: neither address nor key is looked at
+  static_cast<void>(push(slot, request, {}, false));
+}
+
+bool VerbsPath::check_progress(Instant now) {
+  if (state_ == PathState::error || send_head_ == send_tail_) {
+    return false;
+  }
+  if (unsignaled_ != 0 && now - progress_ > port_.options_.dead_after / 2) {
+    post_marker();  // the newest posts report nothing by themselves
+  }
+  const Duration allowance = std::chrono::nanoseconds(open_bytes_ * slowest_ns_per_byte);
+  if (now - progress_ > port_.options_.dead_after + allowance) {
+    overdue_ = true;
+    ibv_wc wc{};
+    wc.status = IBV_WC_RETRY_EXC_ERR;
+    break_path(explain(wc, &sends_[send_head_ & send_mask_]));
+  }
+  return true;
+}
+
+void VerbsPath::take_back() {
+  pending_count_ = 0;
+  while (send_head_ != send_tail_) {
+    complete_send(CompletionStatus::flushed);
+  }
+  Completion completion;
+  completion.path = this;
+  completion.status = CompletionStatus::flushed;
+  while (receive_head_ != receive_tail_) {
+    const ReceiveSlot slot = receives_[receive_head_ & receive_mask_];
+    ++receive_head_;
+    if (!slot.internal) {
+      completion.id = slot.id;
+      completion.kind = CompletionKind::receive;
+      owner_->on_completion(completion);
+    }
+  }
+  while (flush_head_ != flush_tail_) {
+    completion.id = flushes_[flush_head_ % flushes_.size()];
+    ++flush_head_;
+    completion.kind = CompletionKind::flush;
+    owner_->on_completion(completion);
+  }
+}
+
+Error VerbsPath::explain(const ibv_wc& wc, const SendSlot* slot) const {
+  const char* status = library_.wc_status_str(wc.status);
+  const std::string who = describe();
+  switch (wc.status) {
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_RESP_TIMEOUT_ERR:
+      if (slot != nullptr && slot->internal == Internal::full_probe) {
+        return nccl_ha::fail(
+            Errc::remote,
+            fmt::format("{}: small packets get through, packets of the path MTU do not: make the "
+                        "MTU of both hosts and of the switches between them agree",
+                        who));
+      }
+      if (slot != nullptr && slot->internal == Internal::small_probe) {
+        return nccl_ha::fail(Errc::remote,
+                             fmt::format("{}: no packet gets through: check cables, VLAN, routes "
+                                         "and that UDP port 4791 is not filtered",
+                                         who));
+      }
+      return nccl_ha::fail(
+          Errc::remote, fmt::format("{}: the peer acknowledges nothing any more: cable, switch port, "
+                                    "NIC or host is down ({})",
+                                    who, status));
+    case IBV_WC_WR_FLUSH_ERR:
+      return nccl_ha::fail(
+          Errc::remote,
+          fmt::format("{}: the queue pair went into error: the peer's request was refused or the "
+                      "device reset it",
+                      who));
+    case IBV_WC_REM_ACCESS_ERR:
+      return nccl_ha::fail(Errc::remote,
+                           fmt::format("{}: the peer refused a write: its memory is not "
+                                       "registered (any more)",
+                                       who));
+    case IBV_WC_LOC_PROT_ERR:
+      return nccl_ha::fail(Errc::invalid_usage,
+                           fmt::format("{}: local memory is not registered (any more)", who));
+    default:
+      return nccl_ha::fail(
+          Errc::remote,
+          fmt::format("{}: {} (vendor code {:#x})", who, status, wc.vendor_err));
+  }
+}
+
+}  // namespace nccl_ha::fabric::verbs
