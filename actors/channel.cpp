@@ -17,8 +17,8 @@ void prefetch_for_write(Slot& slot) {
 
 }  // namespace
 
-SendChannel::SendChannel(uint64_t domain, Worker& worker, Engine& engine)
-    : Channel(domain, worker, engine) {
+SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
+    : Channel(domain, at, worker, engine) {
   for (size_t i = 0; i < sends_max; ++i) {
     slots_[i].index = static_cast<uint16_t>(i);
     slots_[i].is_send = true;
@@ -57,7 +57,7 @@ const CtsEntry* SendChannel::match(int tag) {
 }
 
 SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32_t size,
-                                 uint32_t key) {
+                                 uint32_t key, bool host_memory) {
   if (free_count_ == 0) {
     return nullptr;
   }
@@ -70,6 +70,7 @@ SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32
   request.remote_address = place.address;
   request.remote_key = place.key;
   request.exact = place.exact != 0;
+  request.host_memory = host_memory;
   request.bytes[0] = size;
   request.state.store(RequestState::pending, std::memory_order_relaxed);
   taken_ |= 1U << place.position;
@@ -92,14 +93,27 @@ void SendChannel::release(SendRequest& request) {
   free_[free_count_++] = request.index;
 }
 
-ReceiveChannel::ReceiveChannel(uint64_t domain, Worker& worker, Engine& engine)
-    : Channel(domain, worker, engine) {
+ReceiveChannel::ReceiveChannel(uint64_t domain, fabric::Attachment at, Worker& worker,
+                               Engine& engine)
+    : Channel(domain, at, worker, engine) {
   for (size_t i = 0; i < receives_max; ++i) {
     slots_[i].index = static_cast<uint16_t>(i);
     slots_[i].channel = this;
     free_[i] = static_cast<uint16_t>(receives_max - 1 - i);
   }
   free_count_ = receives_max;
+  for (size_t i = 0; i < flushes_max; ++i) {
+    ReceiveRequest& slot = slots_[receives_max + i];
+    slot.index = static_cast<uint16_t>(receives_max + i);
+    slot.channel = this;
+    slot.is_flush = true;
+    free_flushes_[i] = slot.index;
+  }
+  free_flush_count_ = flushes_max;
+}
+
+ReceiveRequest* ReceiveChannel::acquire_flush() {
+  return free_flush_count_ == 0 ? nullptr : &slots_[free_flushes_[--free_flush_count_]];
 }
 
 ReceiveRequest* ReceiveChannel::acquire() {
@@ -113,6 +127,12 @@ void ReceiveChannel::submit(ReceiveRequest& request) {
 }
 
 void ReceiveChannel::release(ReceiveRequest& request) {
+  if (request.is_flush) {
+    NHA_DASSERT(free_flush_count_ < flushes_max, "more flushes released than there are");
+    request.state.store(RequestState::free, std::memory_order_relaxed);
+    free_flushes_[free_flush_count_++] = request.index;
+    return;
+  }
   NHA_DASSERT(free_count_ < receives_max, "more requests released than there are");
   request.state.store(RequestState::free, std::memory_order_relaxed);
   free_[free_count_++] = request.index;

@@ -14,6 +14,7 @@
 
 #include "runtime/actor.h"
 #include "runtime/engine.h"
+#include "runtime/fabric/provider.h"
 #include "runtime/mailbox.h"
 #include "runtime/result.h"
 #include "runtime/worker.h"
@@ -23,7 +24,9 @@ namespace nccl_ha {
 inline constexpr size_t group_max = 8;      ///< buffers of one grouped receive
 inline constexpr size_t receives_max = 32;  ///< open receives of a connection
 inline constexpr size_t sends_max = receives_max * group_max;
-inline constexpr size_t cts_slots = 64;  ///< more than open groups, so that a slot is never hot
+inline constexpr size_t flushes_max = receives_max;
+inline constexpr size_t chunks_max = 16;  ///< of one message
+inline constexpr size_t cts_slots = 64;   ///< more than open groups, so that a slot is never hot
 
 enum class RequestState : uint32_t { free, pending, done };
 enum class Phase : uint32_t { connecting, ready, failed };
@@ -49,6 +52,9 @@ struct SendRequest : Request {
   uint64_t remote_address = 0;
   uint32_t remote_key = 0;
   bool exact = false;
+  bool host_memory = true;
+  // the actor's
+  uint32_t chunks_open = 0;  ///< chunks posted or to be posted, not acknowledged
 };
 
 struct ReceiveRequest : Request {
@@ -60,10 +66,12 @@ struct ReceiveRequest : Request {
   };
   std::array<Buffer, group_max> buffers{};
   bool polled = false;
+  bool is_flush = false;  ///< no receive: makes earlier ones visible to the GPU (buffers[0])
   // the actor's
   uint64_t group = 0;
-  uint32_t missing = 0;
-  uint32_t arrived_mask = 0;
+  uint32_t missing = 0;                          ///< positions
+  std::array<uint16_t, group_max> arrived{};     ///< chunks of each position, a bit each
+  std::array<uint8_t, group_max> chunk_count{};  ///< of each position; 0: not known yet
 };
 
 /// One entry of a clear-to-send: "position i of group g may be written here".  Written by the
@@ -85,6 +93,13 @@ struct CtsGroup {
   std::array<CtsEntry, group_max> entries;
 };
 static_assert(sizeof(CtsGroup) == 512);
+
+/// Sizes of chunks whose immediate could not carry them (see ImmediateKind::recorded); written by
+/// the sender into the receiver's memory, so the layout is wire format.
+struct SizeRecords {
+  std::array<std::array<std::array<uint32_t, chunks_max>, group_max>, cts_slots> bytes;
+};
+static_assert(sizeof(SizeRecords) == 32768);
 
 /// Single-producer single-consumer ring of slot indexes.  A cell carries its lap beside the index,
 /// so that handing one over moves a single cache line.
@@ -128,13 +143,15 @@ enum class ConnectionMessage : uint32_t {
 /// The side-independent part.
 class Channel {
  public:
-  Channel(uint64_t domain, Worker& worker, Engine& engine)
-      : domain_(domain), worker_(&worker), engine_(&engine) {}
+  Channel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
+      : domain_(domain), attachment_(at), worker_(&worker), engine_(&engine) {}
   virtual ~Channel() = default;
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
   uint64_t domain() const { return domain_; }
+  /// Where memory for this connection is to be registered.
+  const fabric::Attachment& attachment() const { return attachment_; }
   /// Caller.  Inline mode: turns the connection's worker; with progress threads a mere branch.
   void assist() { engine_->assist(*worker_); }
 
@@ -186,6 +203,7 @@ class Channel {
 
  private:
   const uint64_t domain_;
+  const fabric::Attachment attachment_;
   Worker* worker_;
   Engine* engine_;
   alignas(64) std::atomic<Phase> phase_{Phase::connecting};
@@ -199,13 +217,14 @@ class Channel {
 /// Sending side of a connection.
 class SendChannel final : public Channel {
  public:
-  SendChannel(uint64_t domain, Worker& worker, Engine& engine);
+  SendChannel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine);
 
   /// Caller.  Finds the place for a message with `tag` in the oldest incomplete group.  nullptr:
   /// the peer has not posted a matching receive yet.
   const CtsEntry* match(int tag);
   /// Caller.  Takes the place found by match() and submits; nullptr when all slots are in use.
-  SendRequest* submit(const CtsEntry& place, const void* data, uint32_t size, uint32_t key);
+  SendRequest* submit(const CtsEntry& place, const void* data, uint32_t size, uint32_t key,
+                      bool host_memory = true);
   void release(SendRequest& request);  ///< caller, after done
   size_t open() const { return sends_max - free_count_; }
 
@@ -233,10 +252,12 @@ class SendChannel final : public Channel {
 /// Receiving side of a connection.
 class ReceiveChannel final : public Channel {
  public:
-  ReceiveChannel(uint64_t domain, Worker& worker, Engine& engine);
+  ReceiveChannel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine);
 
   /// Caller.  A free slot to fill in, or nullptr; submit() hands it to the actor.
   ReceiveRequest* acquire();
+  /// The same for a flush; those have slots of their own, because a flush cannot be put off.
+  ReceiveRequest* acquire_flush();
   void submit(ReceiveRequest& request);
   void release(ReceiveRequest& request);
   size_t open() const { return receives_max - free_count_; }
@@ -249,10 +270,12 @@ class ReceiveChannel final : public Channel {
   std::shared_ptr<ReceiveChannel> self;  ///< keeps an unaccepted connection alive in that queue
 
  private:
-  std::array<ReceiveRequest, receives_max> slots_;
-  IndexRing<receives_max> submitted_;
+  std::array<ReceiveRequest, receives_max + flushes_max> slots_;
+  IndexRing<receives_max + flushes_max> submitted_;
   alignas(64) std::array<uint16_t, receives_max> free_;
   size_t free_count_ = 0;
+  std::array<uint16_t, flushes_max> free_flushes_;
+  size_t free_flush_count_ = 0;
 };
 
 }  // namespace nccl_ha

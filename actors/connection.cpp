@@ -19,9 +19,11 @@ Connection::~Connection() {
   if (context_ != nullptr) {
     context_->timers().cancel(deadline_);
   }
-  path_.reset();
-  for (const uint32_t key : memory_keys_) {
-    static_cast<void>(provider_.memory().remove(key));
+  for (fabric::OwnedPath& path : paths_) {
+    path.reset();
+  }
+  for (const fabric::Registration& registration : memory_) {
+    static_cast<void>(provider_.remove_memory(registration));
   }
   engine_.release(worker_index_, 1.0);
 }
@@ -66,34 +68,63 @@ void Connection::on(const Message& message) {
   }
 }
 
-Result<void> Connection::make_path(const sockaddr* local) {
+Result<void> Connection::make_paths(const sockaddr* local, size_t count, bool active) {
   fabric::PathOptions options;
   options.domain = domain_;
   options.writes_max = static_cast<uint32_t>(sends_max + cts_slots);
   options.receives_max = receives_;
-  auto path = provider_.create_path(*context_, local, options, this);
-  if (!path) {
-    return path.error();
-  }
-  path_ = std::move(*path);
-  for (uint32_t i = 0; i < receives_; ++i) {
-    if (!post_credit()) {
-      return fail(Errc::internal, "cannot post the first receives of a path");
+  options.active = active;
+  options.flushes = flushes_;
+  options.traffic_class = traffic_class_;
+  options.service_level = service_level_;
+  for (size_t i = 0; i < count; ++i) {
+    auto path = provider_.create_path(*context_, attachment_, local, options, this);
+    if (!path) {
+      return path.error();
+    }
+    paths_.push_back(std::move(*path));
+    for (uint32_t credit = 0; credit < receives_; ++credit) {
+      if (!post_credit(*paths_.back().path)) {
+        return fail(Errc::internal, "cannot post the first receives of a path");
+      }
     }
   }
   return {};
 }
 
-Result<uint32_t> Connection::register_memory(void* base, size_t bytes) {
-  auto key = provider_.memory().add(domain_, base, bytes);
-  if (key) {
-    memory_keys_.push_back(*key);
+Result<void> Connection::connect_paths(const std::vector<PathAddress>& peers) {
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    if (auto connected = paths_[i].path->connect(peers[i].view()); !connected) {
+      return connected;
+    }
   }
-  return key;
+  return {};
 }
 
-bool Connection::post_credit() {
-  return path_.path->post_receive(fabric::ReceivePost{}) == Errc::ok;
+std::vector<PathAddress> Connection::path_addresses() const {
+  std::vector<PathAddress> addresses;
+  for (const fabric::OwnedPath& path : paths_) {
+    addresses.push_back(*PathAddress::from(path.path->local_address()));
+  }
+  return addresses;
+}
+
+Result<fabric::Registration> Connection::register_memory(void* base, size_t bytes) {
+  auto registration = provider_.add_memory(attachment_, domain_, base, bytes, false);
+  if (registration) {
+    memory_.push_back(*registration);
+  }
+  return registration;
+}
+
+bool Connection::post_credit(fabric::Path& path) {
+  return path.post_receive(fabric::ReceivePost{}) == Errc::ok;
+}
+
+void Connection::fail_paths(const Error& why) {
+  for (fabric::OwnedPath& path : paths_) {
+    path.path->fail(why);
+  }
 }
 
 void Connection::send_control(const std::vector<std::byte>& bytes) {
@@ -125,9 +156,7 @@ void Connection::fail_connection(const Error& error, bool tell_peer) {
   NHA_LOG_WARN("connection to {} failed: {}", peer_text(), error.message());
   context_->recorder().record(TraceEvent::transfer_failed, id().index,
                               static_cast<uint64_t>(error.code), 0, context_->now());
-  if (path_.path) {
-    path_.path->fail(error);
-  }
+  fail_paths(error);
   if (channel() != nullptr) {
     channel()->set_failed(error);
   }
@@ -153,9 +182,7 @@ void Connection::finish() {
     stream_->shutdown_then_close();
     stream_.reset();
   }
-  if (path_.path) {
-    path_.path->fail(fail(Errc::closed, "connection closed"));
-  }
+  fail_paths(fail(Errc::closed, "connection closed"));
   context_->recorder().record(TraceEvent::actor_closed, id().index, 0, 0, context_->now());
   context_->remove_actor(id());
 }
@@ -197,13 +224,14 @@ void Connection::on_stream_closed(Stream& stream, const Error& error) {
 void Connection::on_peer_gone(const Error& error) { fail_connection(error, false); }
 
 void Connection::on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) {
-  (void)path;
   if (failed_ || finished_) {
     return;
   }
   if (state == fabric::PathState::ready) {
-    NHA_LOG_DEBUG("path ready: {}", path_.path->describe());
-    on_path_ready();
+    NHA_LOG_DEBUG("path ready: {}", path.describe());
+    if (++paths_ready_ == paths_.size()) {
+      on_paths_ready();
+    }
   } else {
     fail_connection(error);
   }

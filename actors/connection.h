@@ -40,13 +40,17 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   virtual void on_doorbell() = 0;
   virtual void on_close() = 0;  ///< the caller closes
   virtual void on_control(const ControlReader::Message& message) = 0;
-  virtual void on_path_ready() = 0;
+  virtual void on_paths_ready() = 0;
   virtual void on_failure(const Error& error) { (void)error; }
   virtual void on_deadline();  ///< the handshake took too long
 
-  Result<void> make_path(const sockaddr* local);
-  Result<uint32_t> register_memory(void* base, size_t bytes);
-  bool post_credit();  ///< a receive for the peer's next immediate
+  /// Makes `count` paths at `attachment_`; `local` chooses interface and family for datagrams.
+  Result<void> make_paths(const sockaddr* local, size_t count, bool active);
+  Result<void> connect_paths(const std::vector<PathAddress>& peers);
+  std::vector<PathAddress> path_addresses() const;
+  Result<fabric::Registration> register_memory(void* base, size_t bytes);
+  bool post_credit(fabric::Path& path);  ///< a receive for the peer's next immediate
+  void fail_paths(const Error& why);
   void send_control(const std::vector<std::byte>& bytes);
   void arm_deadline(Duration in);
   void disarm_deadline();
@@ -70,8 +74,13 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   Context* context_ = nullptr;
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
-  fabric::OwnedPath path_;
-  std::vector<uint32_t> memory_keys_;
+  fabric::Attachment attachment_;
+  std::vector<fabric::OwnedPath> paths_;
+  size_t paths_ready_ = 0;
+  uint8_t traffic_class_ = 0;
+  uint8_t service_level_ = 0;
+  bool flushes_ = false;  ///< paths will be asked to flush
+  std::vector<fabric::Registration> memory_;
   uint64_t domain_ = 0;
   uint32_t receives_ = 0;
   std::string peer_host_ = "unknown host";
@@ -97,6 +106,7 @@ class SendConnection final : public Connection {
     std::vector<Route> routes;
     uint64_t nonce = 0;
     Duration timeout{};
+    int traffic_class = -1;  ///< asked for by NCCL; -1: none
   };
   SendConnection(fabric::Provider& provider, Engine& engine, size_t worker,
                  std::shared_ptr<SendChannel> channel, Options options);
@@ -110,7 +120,7 @@ class SendConnection final : public Connection {
   void on_doorbell() override;
   void on_close() override;
   void on_control(const ControlReader::Message& message) override;
-  void on_path_ready() override;
+  void on_paths_ready() override;
   void on_deadline() override;
   void on_stream_open(Stream& stream) override;
   void on_peer_gone(const Error& error) override;
@@ -121,12 +131,31 @@ class SendConnection final : public Connection {
   void on_welcome(std::span<const std::byte> payload);
   void on_peer_closed(std::span<const std::byte> payload);
   void on_clear_to_send(const fabric::Completion& completion);
+  void pump();
+  void begin_request(uint16_t index);
+  bool post_next();
+
+  /// The request whose chunks are being posted; a full queue interrupts it at any point.
+  struct Cursor {
+    SendRequest* request = nullptr;
+    uint32_t chunk = 0;
+    uint32_t chunk_bytes = 0;  ///< of each but the last
+    uint32_t chunks = 0;
+    uint32_t offset = 0;  ///< within the chunk: what plain writes have covered
+  };
 
   std::shared_ptr<SendChannel> channel_;
   Options options_;
   size_t route_ = 0;
   std::string route_errors_;
   std::unique_ptr<std::array<CtsGroup, cts_slots>> cts_;
+  std::unique_ptr<SizeRecords> records_;  ///< what is written into the peer's
+  uint32_t records_key_ = 0;
+  uint64_t sizes_address_ = 0;
+  uint32_t sizes_key_ = 0;
+  Cursor cursor_;
+  size_t next_path_ = 0;
+  uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
   bool said_hello_ = false;
 };
 
@@ -136,7 +165,7 @@ class ListenChannel;
 class ReceiveConnection final : public Connection {
  public:
   ReceiveConnection(fabric::Provider& provider, Engine& engine, size_t worker, int fd,
-                    std::shared_ptr<ListenChannel> listener);
+                    size_t device, std::shared_ptr<ListenChannel> listener);
   ~ReceiveConnection() override;
 
   const char* name() const override { return "receive-connection"; }
@@ -147,7 +176,7 @@ class ReceiveConnection final : public Connection {
   void on_doorbell() override;
   void on_close() override;
   void on_control(const ControlReader::Message& message) override;
-  void on_path_ready() override;
+  void on_paths_ready() override;
   void on_failure(const Error& error) override;
   void on_deadline() override;
   void on_peer_gone(const Error& error) override;
@@ -156,6 +185,7 @@ class ReceiveConnection final : public Connection {
   void on_hello(std::span<const std::byte> payload);
   void turn_away(const char* why);
   void announce(ReceiveRequest& request);
+  void flush(ReceiveRequest& request);
   void on_data(const fabric::Completion& completion);
 
   int fd_;
@@ -166,6 +196,7 @@ class ReceiveConnection final : public Connection {
   uint32_t cts_key_ = 0;
   std::unique_ptr<std::array<CtsGroup, cts_slots>> staging_;
   uint32_t staging_key_ = 0;
+  std::unique_ptr<SizeRecords> sizes_;
   uint64_t groups_posted_ = 0;
   uint64_t groups_completed_ = 0;
   std::array<ReceiveRequest*, cts_slots> open_{};

@@ -27,9 +27,12 @@ class Writer {
     const auto* bytes = reinterpret_cast<const std::byte*>(value.data());
     out_.insert(out_.end(), bytes, bytes + length);
   }
-  void path(const PathAddress& path) {
-    number<uint16_t>(path.length);
-    out_.insert(out_.end(), path.bytes.begin(), path.bytes.begin() + path.length);
+  void paths(const std::vector<PathAddress>& paths) {
+    number<uint8_t>(static_cast<uint8_t>(paths.size()));
+    for (const PathAddress& path : paths) {
+      number<uint16_t>(path.length);
+      out_.insert(out_.end(), path.bytes.begin(), path.bytes.begin() + path.length);
+    }
   }
   std::vector<std::byte> finish() {
     const auto length = static_cast<uint16_t>(out_.size() - control_header_bytes);
@@ -74,9 +77,18 @@ class Reader {
         [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }, '?');
     return result;
   }
-  PathAddress path() {
-    const auto result = PathAddress::from(bytes(fabric::path_address_max));
-    return result ? *result : PathAddress{};
+  std::vector<PathAddress> paths() {
+    const size_t count = number<uint8_t>();
+    std::vector<PathAddress> result;
+    if (count == 0 || count > paths_max) {
+      ok_ = false;
+    }
+    for (size_t i = 0; ok_ && i < count; ++i) {
+      if (auto path = PathAddress::from(bytes(fabric::path_address_max))) {
+        result.push_back(*path);
+      }
+    }
+    return result;
   }
   bool done() const { return ok_ && in_.empty(); }
 
@@ -104,8 +116,11 @@ std::vector<std::byte> encode(const Hello& hello) {
   out.number(hello.cts_address);
   out.number(hello.cts_key);
   out.number(hello.process);
+  out.number(static_cast<uint8_t>(hello.kind));
+  out.number(hello.traffic_class);
+  out.number(hello.service_level);
   out.text(hello.host, host_max);
-  out.path(hello.path);
+  out.paths(hello.paths);
   return out.finish();
 }
 
@@ -113,8 +128,10 @@ std::vector<std::byte> encode(const Welcome& welcome) {
   Writer out(ControlType::welcome);
   out.number(welcome.version);
   out.number(welcome.process);
+  out.number(welcome.sizes_address);
+  out.number(welcome.sizes_key);
   out.text(welcome.host, host_max);
-  out.path(welcome.path);
+  out.paths(welcome.paths);
   return out.finish();
 }
 
@@ -136,21 +153,34 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   Hello hello;
   hello.version = in.number<uint16_t>();
   hello.nonce = in.number<uint64_t>();
+  if (hello.version != control_version) {
+    return hello;  // the rest may look different; the caller will refuse it by its version
+  }
   hello.cts_address = in.number<uint64_t>();
   hello.cts_key = in.number<uint32_t>();
   hello.process = in.number<uint32_t>();
+  hello.kind = static_cast<fabric::FabricKind>(in.number<uint8_t>());
+  hello.traffic_class = in.number<uint8_t>();
+  hello.service_level = in.number<uint8_t>();
   hello.host = in.text(host_max);
-  hello.path = in.path();
-  return in.done() ? std::optional(hello) : std::nullopt;
+  hello.paths = in.paths();
+  const bool known =
+      hello.kind == fabric::FabricKind::datagram || hello.kind == fabric::FabricKind::verbs;
+  return in.done() && known ? std::optional(hello) : std::nullopt;
 }
 
 std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
   Reader in(payload);
   Welcome welcome;
   welcome.version = in.number<uint16_t>();
+  if (welcome.version != control_version) {
+    return welcome;
+  }
   welcome.process = in.number<uint32_t>();
+  welcome.sizes_address = in.number<uint64_t>();
+  welcome.sizes_key = in.number<uint32_t>();
   welcome.host = in.text(host_max);
-  welcome.path = in.path();
+  welcome.paths = in.paths();
   return in.done() ? std::optional(welcome) : std::nullopt;
 }
 

@@ -15,14 +15,17 @@
 #include <vector>
 
 #include "runtime/fabric/path.h"
+#include "runtime/fabric/provider.h"
 #include "runtime/result.h"
 
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 1;
+inline constexpr uint16_t control_version = 2;
 inline constexpr size_t control_header_bytes = 8;
-inline constexpr size_t control_payload_max = 1024;
+inline constexpr size_t control_payload_max = 2048;
+
+inline constexpr size_t paths_max = 8;  ///< of one connection
 
 enum class ControlType : uint16_t { hello = 1, welcome = 2, reject = 3, close = 4, failure = 5 };
 
@@ -39,16 +42,21 @@ struct Hello {
   uint64_t nonce = 0;        ///< from the listener's handle
   uint64_t cts_address = 0;  ///< where the receiver writes its clear-to-send entries
   uint32_t cts_key = 0;
-  uint32_t process = 0;  ///< pid, for logs
-  std::string host;      ///< for logs
-  PathAddress path;
+  uint32_t process = 0;                                    ///< pid, for logs
+  fabric::FabricKind kind = fabric::FabricKind::datagram;  ///< of all paths
+  uint8_t traffic_class = 0;  ///< the sender decides both, for both directions
+  uint8_t service_level = 0;
+  std::string host;                ///< for logs
+  std::vector<PathAddress> paths;  ///< 1 to paths_max
 };
 
 struct Welcome {
   uint16_t version = control_version;
   uint32_t process = 0;
+  uint64_t sizes_address = 0;  ///< where the sender writes SizeRecords
+  uint32_t sizes_key = 0;
   std::string host;
-  PathAddress path;
+  std::vector<PathAddress> paths;  ///< as many as in the hello, in its order
 };
 
 /// reject and failure

@@ -54,9 +54,13 @@ void ListenChannel::fail(const Error& error) {
   }
 }
 
-Listener::Listener(fabric::Provider& provider, Engine& engine, int fd,
+Listener::Listener(fabric::Provider& provider, Engine& engine, int fd, size_t device,
                    std::shared_ptr<ListenChannel> channel)
-    : provider_(provider), engine_(engine), fd_(fd), channel_(std::move(channel)) {}
+    : provider_(provider),
+      engine_(engine),
+      fd_(fd),
+      device_(device),
+      channel_(std::move(channel)) {}
 
 Listener::~Listener() {
   if (fd_ >= 0) {
@@ -91,9 +95,9 @@ void Listener::on_accept(int fd) {
     close(fd);
     return;
   }
-  // The listener cannot know the NIC before the hello; the load alone decides.
-  const size_t worker = engine_.place(-1, 1.0);
-  auto actor = std::make_unique<ReceiveConnection>(provider_, engine_, worker, fd, channel_);
+  const size_t worker = engine_.place(provider_.devices()[device_].numa_node, 1.0);
+  auto actor =
+      std::make_unique<ReceiveConnection>(provider_, engine_, worker, fd, device_, channel_);
   if (auto adopted = engine_.worker(worker).adopt(std::move(actor)); !adopted) {
     channel_->fail(adopted.error());
   }

@@ -20,8 +20,9 @@ std::atomic<uint64_t> next_domain{uint64_t{1} << 32};
 }  // namespace
 
 ReceiveConnection::ReceiveConnection(fabric::Provider& provider, Engine& engine, size_t worker,
-                                     int fd, std::shared_ptr<ListenChannel> listener)
+                                     int fd, size_t device, std::shared_ptr<ListenChannel> listener)
     : Connection(provider, engine, worker), fd_(fd), listener_(std::move(listener)) {
+  attachment_.device = device;
   receives_ = static_cast<uint32_t>(sends_max);
 }
 
@@ -82,7 +83,7 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
       // The sender has closed: everything it completed has been acknowledged by us, so whatever
       // is still posted stays empty for ever.
       failed_ = true;
-      path_.path->fail(fail(Errc::closed, "the peer closed the connection"));
+      fail_paths(fail(Errc::closed, "the peer closed the connection"));
       channel_->set_failed(fail(Errc::remote, "the peer closed the connection"));
       stream_->set_owner(nullptr);
       stream_->shutdown_then_close();
@@ -127,9 +128,19 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
     fail_connection(fail(Errc::remote, refusal.text), false);
     return;
   }
+  const fabric::NetDevice& device = provider_.devices()[attachment_.device];
+  if (hello->kind == fabric::FabricKind::verbs && device.kind != hello->kind) {
+    const Refusal refusal{Errc::remote,
+                          fmt::format("the peer wants RDMA, but {} on {} uses {}", device.name,
+                                      host_name(), to_text(device.kind))};
+    send_control(encode(ControlType::reject, refusal));
+    fail_connection(fail(Errc::remote, refusal.text), false);
+    return;
+  }
+  attachment_.kind = hello->kind;
   arm_deadline(std::chrono::milliseconds(context_->config().connect_timeout_ms));
   domain_ = next_domain.fetch_add(1, std::memory_order_relaxed);
-  channel_ = std::make_shared<ReceiveChannel>(domain_, context_->worker(), engine_);
+  channel_ = std::make_shared<ReceiveChannel>(domain_, attachment_, context_->worker(), engine_);
   staging_ = std::make_unique<std::array<CtsGroup, cts_slots>>();
   cts_address_ = hello->cts_address;
   cts_key_ = hello->cts_key;
@@ -138,29 +149,43 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
     fail_connection(local.error());
     return;
   }
-  auto key = register_memory(staging_->data(), sizeof *staging_);
-  if (!key) {
-    fail_connection(key.error());
+  auto staging = register_memory(staging_->data(), sizeof *staging_);
+  if (!staging) {
+    fail_connection(staging.error());
     return;
   }
-  staging_key_ = *key;
-  if (auto made = make_path(reinterpret_cast<const sockaddr*>(&*local)); !made) {
+  staging_key_ = staging->local_key;
+  sizes_ = std::make_unique<SizeRecords>();
+  auto sizes = register_memory(sizes_.get(), sizeof *sizes_);
+  if (!sizes) {
+    fail_connection(sizes.error());
+    return;
+  }
+  flushes_ = attachment_.kind == fabric::FabricKind::verbs &&
+             (device.peer_memory || device.dmabuf || context_->config().ib_flush != 0);
+  traffic_class_ = hello->traffic_class;
+  service_level_ = hello->service_level & 15U;
+  if (auto made =
+          make_paths(reinterpret_cast<const sockaddr*>(&*local), hello->paths.size(), false);
+      !made) {
     fail_connection(made.error());
     return;
   }
-  if (auto connected = path_.path->connect(hello->path.view()); !connected) {
+  if (auto connected = connect_paths(hello->paths); !connected) {
     fail_connection(connected.error());
     return;
   }
   Welcome welcome;
   welcome.process = static_cast<uint32_t>(getpid());
   welcome.host = host_name();
-  welcome.path = *PathAddress::from(path_.path->local_address());
+  welcome.sizes_address = reinterpret_cast<uint64_t>(sizes_.get());
+  welcome.sizes_key = sizes->remote_key;
+  welcome.paths = path_addresses();
   send_control(encode(welcome));
   context_->request_stream_turns(1000);
 }
 
-void ReceiveConnection::on_path_ready() {
+void ReceiveConnection::on_paths_ready() {
   auto address = context_->worker().open_address(4);
   if (!address) {
     fail_connection(address.error());
@@ -168,7 +193,8 @@ void ReceiveConnection::on_path_ready() {
   }
   disarm_deadline();
   ready_ = true;
-  NHA_LOG_INFO("accepted {} over {}", peer_text(), path_.path->describe());
+  NHA_LOG_INFO("accepted {} over {}{}", peer_text(), paths_.front().path->describe(),
+               paths_.size() > 1 ? fmt::format(" and {} more", paths_.size() - 1) : "");
   context_->recorder().record(TraceEvent::actor_opened, id().index, 1, 0, context_->now());
   channel_->attach(id(), std::move(*address));
   channel_->set_ready();
@@ -188,7 +214,12 @@ void ReceiveConnection::on_failure(const Error& error) {
 void ReceiveConnection::on_doorbell() {
   uint16_t index = 0;
   while (channel_->next_submitted(&index)) {
-    announce(channel_->slot(index));
+    ReceiveRequest& request = channel_->slot(index);
+    if (request.is_flush) {
+      flush(request);
+    } else {
+      announce(request);
+    }
     if (failed_) {
       return;
     }
@@ -199,7 +230,9 @@ void ReceiveConnection::announce(ReceiveRequest& request) {
   const uint64_t number = groups_posted_++;
   request.group = number;
   request.missing = request.count;
-  request.arrived_mask = 0;
+  request.arrived = {};
+  request.chunk_count = {};
+  request.bytes = {};
   open_[number % cts_slots] = &request;
   CtsGroup& group = (*staging_)[number % cts_slots];
   for (uint8_t i = 0; i < request.count; ++i) {
@@ -223,8 +256,11 @@ void ReceiveConnection::announce(ReceiveRequest& request) {
   post.remote_address = cts_address_ + number % cts_slots * sizeof(CtsGroup);
   post.remote_key = cts_key_;
   post.has_immediate = true;
-  post.immediate = Immediate{ImmediateKind::clear_to_send, static_cast<uint32_t>(number), 0}.pack();
-  const Errc posted = path_.path->post_write(post);
+  post.immediate = Immediate{ImmediateKind::clear_to_send, static_cast<uint32_t>(number)}.pack();
+  // The slot is written anew only after the group has arrived, which no loss of this one survives.
+  post.quiet = true;
+  post.host_memory = true;
+  const Errc posted = paths_.front().path->post_write(post);
   if (posted != Errc::ok && posted != Errc::closed) {
     fail_connection(fail(Errc::internal, "a path refused a clear-to-send it has room for"));
     return;
@@ -238,7 +274,27 @@ void ReceiveConnection::on_completion(const fabric::Completion& completion) {
       completion.kind == fabric::CompletionKind::write) {
     return;
   }
+  if (completion.kind == fabric::CompletionKind::flush) {
+    ReceiveRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
+    if (--request.missing == 0) {
+      request.state.store(RequestState::done, std::memory_order_release);
+    }
+    return;
+  }
   on_data(completion);
+}
+
+void ReceiveConnection::flush(ReceiveRequest& request) {
+  // A read pushes only what came through its own queue pair's NIC; all paths here share one.
+  request.missing = 1;
+  fabric::FlushPost post;
+  post.id = request.index;
+  post.address = reinterpret_cast<uint64_t>(request.buffers[0].data);
+  post.remote_key = request.buffers[0].key;
+  const Errc posted = paths_.front().path->post_flush(post);
+  if (posted != Errc::ok && posted != Errc::closed) {
+    fail_connection(fail(Errc::internal, "a path refused a flush it has room for"));
+  }
 }
 
 void ReceiveConnection::on_data(const fabric::Completion& completion) {
@@ -251,18 +307,28 @@ void ReceiveConnection::on_data(const fabric::Completion& completion) {
       break;
     }
   }
-  const uint32_t bit = 1U << immediate.position;
-  if (!completion.has_immediate || !Immediate::plain(completion.immediate) ||
-      immediate.kind != ImmediateKind::data || request == nullptr ||
-      immediate.position >= request->count || (request->arrived_mask & bit) != 0 ||
-      completion.bytes > request->buffers[immediate.position].size) {
+  const uint32_t position = immediate.position;
+  const auto chunk_count = static_cast<uint8_t>(immediate.last_chunk + 1);
+  const auto bit = static_cast<uint16_t>(1U << immediate.chunk);
+  bool good =
+      completion.has_immediate && Immediate::plain(completion.immediate) &&
+      (immediate.kind == ImmediateKind::data || immediate.kind == ImmediateKind::recorded) &&
+      request != nullptr && position < request->count && immediate.chunk <= immediate.last_chunk &&
+      (request->arrived[position] & bit) == 0 &&
+      (request->chunk_count[position] == 0 || request->chunk_count[position] == chunk_count);
+  uint32_t bytes = completion.bytes;
+  if (good && immediate.kind == ImmediateKind::recorded) {
+    bytes = sizes_->bytes[request->group % cts_slots][position][immediate.chunk];
+  }
+  if (!good || bytes > request->buffers[position].size - request->bytes[position]) {
     fail_connection(fail(Errc::remote, "the peer completed a receive that is not open"));
     return;
   }
-  static_cast<void>(post_credit());
-  request->arrived_mask |= bit;
-  request->bytes[immediate.position] = completion.bytes;
-  if (--request->missing != 0) {
+  static_cast<void>(post_credit(*completion.path));
+  request->arrived[position] = static_cast<uint16_t>(request->arrived[position] | bit);
+  request->chunk_count[position] = chunk_count;
+  request->bytes[position] += bytes;
+  if (request->arrived[position] != (1U << chunk_count) - 1 || --request->missing != 0) {
     return;
   }
   const uint64_t number = request->group;
@@ -273,7 +339,9 @@ void ReceiveConnection::on_data(const fabric::Completion& completion) {
   }
   if (groups_completed_ == groups_posted_ && engine_.mode() == Engine::Mode::inline_turns) {
     // Nothing else is expected, so the caller may make no more calls for a while.
-    path_.path->settle();
+    for (fabric::OwnedPath& path : paths_) {
+      path.path->settle();
+    }
   }
 }
 

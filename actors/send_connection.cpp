@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "actors/connection.h"
 #include "runtime/check.h"
 #include "runtime/engine.h"
@@ -10,6 +12,12 @@
 #include "runtime/log.h"
 
 namespace nccl_ha {
+namespace {
+
+// A write that announces nothing: the chunk's last one answers for it.
+constexpr uint64_t piece_id = UINT64_MAX;
+
+}  // namespace
 
 SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_t worker,
                                std::shared_ptr<SendChannel> channel, Options options)
@@ -18,6 +26,7 @@ SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_
       options_(std::move(options)),
       cts_(std::make_unique<std::array<CtsGroup, cts_slots>>()) {
   domain_ = channel_->domain();
+  attachment_ = channel_->attachment();
   receives_ = cts_slots;
 }
 
@@ -54,26 +63,50 @@ void SendConnection::on_stream_open(Stream& stream) {
     fail_connection(local.error());
     return;
   }
-  if (auto made = make_path(reinterpret_cast<const sockaddr*>(&*local)); !made) {
+  const Config& config = context_->config();
+  auto decide = [&](int64_t setting, int max) {
+    return static_cast<uint8_t>(setting >= 0 ? setting
+                                             : std::clamp(options_.traffic_class, 0, max));
+  };
+  traffic_class_ = decide(config.ib_traffic_class, 255);
+  service_level_ = decide(config.ib_service_level, 15);
+  const bool verbs = attachment_.kind == fabric::FabricKind::verbs;
+  const size_t count = verbs ? static_cast<size_t>(config.ib_qps) : 1;
+  if (auto made = make_paths(reinterpret_cast<const sockaddr*>(&*local), count, true); !made) {
     fail_connection(made.error());
     return;
   }
+  if (verbs && paths_.front().path->may_reorder()) {
+    record_above_ = static_cast<uint32_t>(config.ib_ar_threshold);
+  }
+  // Longer than one write may be, a chunk takes several; its length is recorded then too.
+  record_above_ = std::min(record_above_, paths_.front().path->write_bytes_max());
   send_hello();
 }
 
 void SendConnection::send_hello() {
-  auto key = register_memory(cts_->data(), sizeof *cts_);
-  if (!key) {
-    fail_connection(key.error());
+  auto announced = register_memory(cts_->data(), sizeof *cts_);
+  if (!announced) {
+    fail_connection(announced.error());
     return;
   }
+  records_ = std::make_unique<SizeRecords>();
+  auto records = register_memory(records_.get(), sizeof *records_);
+  if (!records) {
+    fail_connection(records.error());
+    return;
+  }
+  records_key_ = records->local_key;
   Hello hello;
   hello.nonce = options_.nonce;
+  hello.kind = attachment_.kind;
+  hello.traffic_class = traffic_class_;
+  hello.service_level = service_level_;
   hello.cts_address = reinterpret_cast<uint64_t>(cts_->data());
-  hello.cts_key = *key;
+  hello.cts_key = announced->remote_key;
   hello.process = static_cast<uint32_t>(getpid());
   hello.host = host_name();
-  hello.path = *PathAddress::from(path_.path->local_address());
+  hello.paths = path_addresses();
   said_hello_ = true;
   send_control(encode(hello));
   context_->request_stream_turns(1000);
@@ -104,7 +137,8 @@ void SendConnection::on_control(const ControlReader::Message& message) {
 
 void SendConnection::on_welcome(std::span<const std::byte> payload) {
   const auto welcome = decode_welcome(payload);
-  if (!welcome || !path_.path || path_.path->state() != fabric::PathState::idle) {
+  if (!welcome || paths_.empty() || paths_.front().path->state() != fabric::PathState::idle ||
+      (welcome->version == control_version && welcome->paths.size() != paths_.size())) {
     fail_connection(fail(Errc::remote, "malformed or repeated welcome on the control stream"));
     return;
   }
@@ -117,15 +151,18 @@ void SendConnection::on_welcome(std::span<const std::byte> payload) {
   }
   peer_host_ = welcome->host;
   peer_process_ = welcome->process;
-  if (auto connected = path_.path->connect(welcome->path.view()); !connected) {
+  sizes_address_ = welcome->sizes_address;
+  sizes_key_ = welcome->sizes_key;
+  if (auto connected = connect_paths(welcome->paths); !connected) {
     fail_connection(connected.error());
   }
 }
 
-void SendConnection::on_path_ready() {
+void SendConnection::on_paths_ready() {
   disarm_deadline();
   ready_ = true;
-  NHA_LOG_INFO("connected to {} over {}", peer_text(), path_.path->describe());
+  NHA_LOG_INFO("connected to {} over {}{}", peer_text(), paths_.front().path->describe(),
+               paths_.size() > 1 ? fmt::format(" and {} more", paths_.size() - 1) : "");
   context_->recorder().record(TraceEvent::actor_opened, id().index, 0, 0, context_->now());
   channel_->set_ready();
 }
@@ -169,9 +206,7 @@ void SendConnection::on_peer_closed(std::span<const std::byte> payload) {
     }
   }
   failed_ = true;
-  if (path_.path) {
-    path_.path->fail(fail(Errc::closed, "the peer closed the connection"));
-  }
+  fail_paths(fail(Errc::closed, "the peer closed the connection"));
   channel_->set_failed(fail(Errc::remote, "the peer closed the connection"));
   if (stream_) {
     stream_->set_owner(nullptr);
@@ -180,29 +215,91 @@ void SendConnection::on_peer_closed(std::span<const std::byte> payload) {
   }
 }
 
-void SendConnection::on_doorbell() {
+void SendConnection::on_doorbell() { pump(); }
+
+void SendConnection::pump() {
   uint16_t index = 0;
-  while (channel_->next_submitted(&index)) {
-    const SendRequest& request = channel_->slot(index);
-    fabric::WritePost post;
-    post.id = index;
-    post.gather_count = request.size == 0 ? 0 : 1;
-    post.gathers[0] = {request.data, request.size, request.key};
-    post.remote_address = request.remote_address;
-    post.remote_key = request.remote_key;
-    post.has_immediate = true;
-    post.immediate =
-        Immediate{ImmediateKind::data, static_cast<uint32_t>(request.group), request.position}
-            .pack();
-    post.exact = request.exact;
-    const Errc posted = path_.path->post_write(post);
-    if (posted != Errc::ok) {
-      if (posted != Errc::closed) {  // closed: the path reports by itself
-        fail_connection(fail(Errc::internal, "a path refused a write it has room for"));
+  while (!failed_) {
+    if (cursor_.request == nullptr) {
+      if (!channel_->next_submitted(&index)) {
+        return;
       }
+      begin_request(index);
+    }
+    if (!post_next()) {
       return;
     }
   }
+}
+
+void SendConnection::begin_request(uint16_t index) {
+  SendRequest& request = channel_->slot(index);
+  cursor_ = {};
+  cursor_.request = &request;
+  cursor_.chunks = 1;
+  cursor_.chunk_bytes = request.size;
+  const auto paths = static_cast<uint32_t>(paths_.size());
+  if (paths > 1 && request.size >= context_->config().ib_split_threshold) {
+    // Multiples of 128 bytes: a whole number of NCCL's LL128 lines stays in one write.
+    const uint32_t share = request.size / paths + (request.size % paths != 0 ? 1 : 0);
+    cursor_.chunk_bytes = (share + 127) / 128 * 128;
+    cursor_.chunks = (request.size - 1) / cursor_.chunk_bytes + 1;
+  }
+  request.chunks_open = cursor_.chunks;
+}
+
+/// Posts the next piece of the request at hand; false when the path has no room for it now.
+bool SendConnection::post_next() {
+  SendRequest& request = *cursor_.request;
+  fabric::Path& path = *paths_[(next_path_ + cursor_.chunk) % paths_.size()].path;
+  const uint32_t begin = cursor_.chunk * cursor_.chunk_bytes;
+  const uint32_t bytes = std::min(cursor_.chunk_bytes, request.size - begin);
+  const bool recorded = bytes > record_above_;
+  Immediate immediate{ImmediateKind::data, static_cast<uint32_t>(request.group), request.position,
+                      cursor_.chunk, cursor_.chunks - 1};
+  fabric::WritePost post;
+  post.id = uint64_t{cursor_.chunk} << 16 | request.index;
+  post.exact = request.exact;
+  if (recorded && cursor_.offset < bytes) {
+    const uint32_t piece = std::min(bytes - cursor_.offset, path.write_bytes_max());
+    post.gather_count = 1;
+    post.gathers[0] = {request.data + begin + cursor_.offset, piece, request.key};
+    post.remote_address = request.remote_address + begin + cursor_.offset;
+    post.remote_key = request.remote_key;
+    post.id = piece_id;
+    const Errc posted = path.post_write(post);
+    cursor_.offset += posted == Errc::ok ? piece : 0;
+    return posted == Errc::ok;
+  }
+  if (recorded) {
+    auto& record = records_->bytes[request.group % cts_slots][request.position][cursor_.chunk];
+    record = bytes;
+    immediate.kind = ImmediateKind::recorded;
+    post.gather_count = 1;
+    post.gathers[0] = {reinterpret_cast<const std::byte*>(&record), sizeof record, records_key_};
+    post.remote_address =
+        sizes_address_ + static_cast<uint64_t>(reinterpret_cast<std::byte*>(&record) -
+                                               reinterpret_cast<std::byte*>(records_.get()));
+    post.remote_key = sizes_key_;
+    post.host_memory = true;
+  } else {
+    post.gather_count = bytes == 0 ? 0 : 1;
+    post.gathers[0] = {request.data + begin, bytes, request.key};
+    post.remote_address = request.remote_address + begin;
+    post.remote_key = request.remote_key;
+    post.host_memory = request.host_memory;
+  }
+  post.has_immediate = true;
+  post.immediate = immediate.pack();
+  if (path.post_write(post) != Errc::ok) {
+    return false;  // room comes with a completion; a broken path reports by itself
+  }
+  cursor_.offset = 0;
+  if (++cursor_.chunk == cursor_.chunks) {
+    next_path_ = (next_path_ + cursor_.chunks) % paths_.size();
+    cursor_.request = nullptr;
+  }
+  return true;
 }
 
 void SendConnection::on_completion(const fabric::Completion& completion) {
@@ -210,8 +307,15 @@ void SendConnection::on_completion(const fabric::Completion& completion) {
     return;  // the path's state event carries the reason
   }
   if (completion.kind == fabric::CompletionKind::write) {
-    channel_->slot(static_cast<uint16_t>(completion.id))
-        .state.store(RequestState::done, std::memory_order_release);
+    if (completion.id != piece_id) {
+      SendRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
+      if (--request.chunks_open == 0) {
+        request.state.store(RequestState::done, std::memory_order_release);
+      }
+    }
+    if (cursor_.request != nullptr) [[unlikely]] {
+      pump();
+    }
     return;
   }
   on_clear_to_send(completion);
@@ -235,7 +339,7 @@ void SendConnection::on_clear_to_send(const fabric::Completion& completion) {
     return;
   }
   context_->recorder().record(TraceEvent::cts_received, id().index, number, count, context_->now());
-  static_cast<void>(post_credit());
+  static_cast<void>(post_credit(*completion.path));
 }
 
 void SendConnection::on_close() {

@@ -7,8 +7,9 @@ namespace nccl_ha::plugin {
 namespace {
 
 constexpr uint32_t handle_magic = 0x6C4E4148;
-constexpr uint16_t handle_version = 1;
-constexpr size_t addresses_offset = 17;
+constexpr uint16_t handle_version = 2;
+constexpr size_t fabric_offset = 17;
+constexpr size_t addresses_offset = 18;
 constexpr size_t scratch_offset = 120;
 
 }  // namespace
@@ -32,6 +33,7 @@ void write_handle(const Handle& handle, std::span<std::byte, handle_bytes> out) 
     ++count;
   }
   out[16] = static_cast<std::byte>(count);
+  out[fabric_offset] = static_cast<std::byte>(handle.fabric);
 }
 
 std::optional<Handle> read_handle(std::span<const std::byte, handle_bytes> in) {
@@ -43,6 +45,10 @@ std::optional<Handle> read_handle(std::span<const std::byte, handle_bytes> in) {
   std::memcpy(&handle.port, in.data() + 6, 2);
   std::memcpy(&handle.nonce, in.data() + 8, 8);
   if (magic != handle_magic || version != handle_version || handle.port == 0) {
+    return std::nullopt;
+  }
+  handle.fabric = static_cast<fabric::FabricKind>(in[fabric_offset]);
+  if (handle.fabric != fabric::FabricKind::datagram && handle.fabric != fabric::FabricKind::verbs) {
     return std::nullopt;
   }
   size_t offset = addresses_offset;

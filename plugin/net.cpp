@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "plugin/connect.h"
@@ -21,11 +22,28 @@ constexpr size_t comm_credits = 4;  // one doorbell at a time, one close, one re
 constexpr size_t p2p_bytes_max = size_t{1} << 30;
 constexpr size_t coll_bytes_max = size_t{1} << 29;
 
-/// The contexts of v11 and later carry nothing; NCCL only needs them to be distinct from null.
-char context_token;
+/// The contexts of v11 and later carry a traffic class, -1 for none, and nothing else: each class
+/// has an address of its own.
+std::array<char, 257> context_tokens;
+
+bool is_context(const void* ctx) {
+  return ctx >= context_tokens.data() && ctx < context_tokens.data() + context_tokens.size();
+}
+
+/// v10 passes it to connect, v11 and later to init.
+int traffic_class_of(const void* ctx, int of_call) {
+  return of_call < 0 && is_context(ctx)
+             ? static_cast<int>(static_cast<const char*>(ctx) - context_tokens.data()) - 1
+             : of_call;
+}
 
 std::span<std::byte, handle_bytes> handle_span(void* handle) {
   return std::span<std::byte, handle_bytes>(static_cast<std::byte*>(handle), handle_bytes);
+}
+
+/// The interface whose addresses come first for control connections of a device.
+size_t control_interface(const fabric::NetDevice& device) {
+  return device.kind == fabric::FabricKind::datagram ? device.index : 0;
 }
 
 /// Takes a finished connection's resources back.  The channel may live on in its actor.
@@ -33,8 +51,8 @@ void close_comm(Comm* comm, Channel* channel) {
   Process& process = Process::instance();
   {
     std::lock_guard lock(comm->regions_mutex);
-    for (const uint32_t key : comm->regions) {
-      static_cast<void>(process.provider().memory().remove(key));
+    for (const fabric::Registration& registration : comm->regions) {
+      static_cast<void>(process.provider().remove_memory(registration));
     }
     comm->regions.clear();
   }
@@ -48,7 +66,8 @@ void close_comm(Comm* comm, Channel* channel) {
   }
 }
 
-abi::NcclResult start_connect(int dev, std::span<std::byte, handle_bytes> bytes) {
+abi::NcclResult start_connect(int dev, int traffic_class,
+                              std::span<std::byte, handle_bytes> bytes) {
   Process& process = Process::instance();
   const auto handle = read_handle(bytes);
   if (!handle) {
@@ -57,22 +76,28 @@ abi::NcclResult start_connect(int dev, std::span<std::byte, handle_bytes> bytes)
                        "same plugin?"));
   }
   SendConnection::Options options;
-  options.routes = plan_routes(process.devices(), static_cast<size_t>(dev), *handle);
+  const fabric::NetDevice& device = process.devices()[static_cast<size_t>(dev)];
+  fabric::Attachment attachment{static_cast<size_t>(dev), device.kind};
+  if (device.kind == fabric::FabricKind::verbs && handle->fabric != device.kind) {
+    NHA_LOG_INFO("the peer has no RDMA: this connection uses datagrams over UDP");
+    attachment.kind = fabric::FabricKind::datagram;
+  }
+  options.routes = plan_routes(process.interfaces(), control_interface(device), *handle);
+  options.traffic_class = traffic_class;
   options.nonce = handle->nonce;
   options.timeout = std::chrono::milliseconds(process.config().connect_timeout_ms);
   if (options.routes.empty()) {
-    return report(
-        fail(Errc::remote, fmt::format("connect: device {} has no address of a family "
-                                       "that the peer has too",
-                                       process.devices()[static_cast<size_t>(dev)].name)));
+    return report(fail(Errc::remote, fmt::format("connect: device {} has no address of a family "
+                                                 "that the peer has too",
+                                                 device.name)));
   }
   auto engine = process.open();
   if (!engine) {
     return report(engine.error());
   }
-  const size_t index = (*engine)->place(process.devices()[static_cast<size_t>(dev)].numa_node, 1.0);
+  const size_t index = (*engine)->place(device.numa_node, 1.0);
   Worker& worker = (*engine)->worker(index);
-  auto channel = std::make_shared<SendChannel>(process.next_domain(), worker, **engine);
+  auto channel = std::make_shared<SendChannel>(process.next_domain(), attachment, worker, **engine);
   auto address = worker.open_address(comm_credits);
   if (!address) {
     process.close();
@@ -96,7 +121,6 @@ abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::L
                          abi::ProfilerCallback profiler) noexcept {
   return guarded([&] {
     (void)comm_id;
-    (void)traffic_class;  // for the fabrics that have one
     (void)profiler;
     if (ctx != nullptr) {
       *ctx = nullptr;
@@ -105,7 +129,7 @@ abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::L
       return to_nccl(ready.error().code);
     }
     if (ctx != nullptr) {
-      *ctx = &context_token;
+      *ctx = &context_tokens[static_cast<size_t>(std::clamp(traffic_class, -1, 255) + 1)];
       Process::instance().add_context();
     }
     return abi::NcclResult::success;
@@ -114,7 +138,7 @@ abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::L
 
 abi::NcclResult net_finalize(void* ctx) noexcept {
   return guarded([&] {
-    if (ctx == &context_token) {
+    if (is_context(ctx)) {
       Process::instance().remove_context();
     }
     return abi::NcclResult::success;
@@ -123,30 +147,31 @@ abi::NcclResult net_finalize(void* ctx) noexcept {
 
 abi::NcclResult net_devices(int* ndev) noexcept {
   return guarded([&] {
-    *ndev = static_cast<int>(Process::instance().devices().size());
+    *ndev = static_cast<int>(Process::instance().device_count());
     return abi::NcclResult::success;
   });
 }
 
 abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
   return guarded([&] {
-    const auto& devices = Process::instance().devices();
-    if (dev < 0 || static_cast<size_t>(dev) >= devices.size()) {
-      return report(
-          fail(Errc::invalid_argument,
-               fmt::format("device {} does not exist; there are {}", dev, devices.size())));
+    const size_t count = Process::instance().device_count();
+    if (dev < 0 || static_cast<size_t>(dev) >= count) {
+      return report(fail(Errc::invalid_argument,
+                         fmt::format("device {} does not exist; there are {}", dev, count)));
     }
-    const fabric::NetInterface& device = devices[static_cast<size_t>(dev)];
+    const fabric::NetDevice& device = Process::instance().devices()[static_cast<size_t>(dev)];
     // NCCL keeps these pointers for the life of the library.
     *out = {};
     out->name = intern(device.name);
     out->pci_path = device.pci_path.empty() ? nullptr : intern(device.pci_path);
     out->guid = device.guid;
-    out->ptr_support = abi::ptr_host;
-    out->reg_is_global = 0;
+    out->ptr_support = abi::ptr_host | (device.peer_memory ? abi::ptr_cuda : 0) |
+                       (device.dmabuf ? abi::ptr_dmabuf : 0);
+    // A registration serves every connection on the same device.
+    out->reg_is_global = device.kind == fabric::FabricKind::verbs ? 1 : 0;
     out->force_flush = 0;
     out->speed_mbps = static_cast<int>(device.speed_mbps);
-    out->port = 1;
+    out->port = device.port;
     out->latency_us = 0;
     out->max_comms = max_comms;
     out->max_recvs = static_cast<int>(group_max);
@@ -164,11 +189,13 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     (void)ctx;
     *listen_comm = nullptr;
     Process& process = Process::instance();
-    if (dev < 0 || static_cast<size_t>(dev) >= process.devices().size()) {
+    if (dev < 0 || static_cast<size_t>(dev) >= process.device_count()) {
       return report(fail(Errc::invalid_argument, fmt::format("listen: no device {}", dev)));
     }
+    const fabric::NetDevice& device = process.devices()[static_cast<size_t>(dev)];
     Handle content;
-    content.addresses = handle_addresses(process.devices(), static_cast<size_t>(dev));
+    content.fabric = device.kind;
+    content.addresses = handle_addresses(process.interfaces(), control_interface(device));
     auto listening = open_listener(content.addresses, process.config().listen_ports);
     if (!listening) {
       return report(listening.error());
@@ -182,12 +209,11 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     content.nonce = os_random_u64();
     auto comm = std::make_unique<ListenComm>(process.generation());
     comm->channel = std::make_shared<ListenChannel>(content.nonce);
-    const size_t index =
-        (*engine)->place(process.devices()[static_cast<size_t>(dev)].numa_node, 0.0);
+    const size_t index = (*engine)->place(device.numa_node, 0.0);
     comm->worker = &(*engine)->worker(index);
     comm->engine = *engine;
-    auto actor = comm->worker->adopt(
-        std::make_unique<Listener>(process.provider(), **engine, listening->fd, comm->channel));
+    auto actor = comm->worker->adopt(std::make_unique<Listener>(
+        process.provider(), **engine, listening->fd, static_cast<size_t>(dev), comm->channel));
     if (!actor) {
       process.close();
       return report(actor.error());
@@ -202,17 +228,15 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
 abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
                             void** send_comm) noexcept {
   return guarded([&] {
-    (void)ctx;
-    (void)traffic_class;
     *send_comm = nullptr;
     Process& process = Process::instance();
-    if (dev < 0 || static_cast<size_t>(dev) >= process.devices().size()) {
+    if (dev < 0 || static_cast<size_t>(dev) >= process.device_count()) {
       return report(fail(Errc::invalid_argument, fmt::format("connect: no device {}", dev)));
     }
     const auto bytes = handle_span(handle);
     const uint64_t id = handle_scratch(bytes);
     if (id == 0) {
-      return start_connect(dev, bytes);
+      return start_connect(dev, traffic_class_of(ctx, traffic_class), bytes);
     }
     auto channel = process.find_pending(id);
     if (!channel) {

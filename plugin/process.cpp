@@ -70,24 +70,23 @@ Result<void> Process::initialize(abi::Logger logger) {
   if (!all) {
     return refuse(all.error());
   }
-  auto devices = fabric::select_interfaces(*all, config->ifname, config->socket_family);
-  if (!devices) {
-    return refuse(devices.error());
+  auto interfaces = fabric::select_interfaces(*all, config->ifname, config->socket_family);
+  if (!interfaces) {
+    return refuse(interfaces.error());
   }
   auto provider =
-      fabric::Provider::make(*config, *devices, static_cast<size_t>(config->progress_threads));
+      fabric::Provider::make(*config, *interfaces, static_cast<size_t>(config->progress_threads));
   if (!provider) {
     return refuse(provider.error());
   }
   config_ = *config;
-  devices_ = *devices;
   provider_ = std::move(*provider);
   initialized_ = true;
   std::string names;
-  for (const fabric::NetInterface& device : devices_) {
+  for (const fabric::NetDevice& device : devices()) {
     names += fmt::format(" {}", device.name);
   }
-  NHA_LOG_INFO("nccl-ha: using datagrams over UDP on{}; {}", names,
+  NHA_LOG_INFO("nccl-ha: using {} on{}; {}", to_text(devices().front().kind), names,
                config_.use_progress_thread ? "progress threads" : "inline progress");
   return {};
 }
@@ -112,7 +111,6 @@ void Process::shut_down() {
   initialized_ = false;
   // Moved out, because assigning an empty value keeps the room of the old one.
   static_cast<void>(std::exchange(config_, {}));
-  static_cast<void>(std::exchange(devices_, {}));
   provider_.reset();
   forget_interned();
 }

@@ -32,7 +32,8 @@ struct Comm {
   CommKind kind;
   const uint64_t generation;  ///< of the engine it was made with
   std::mutex regions_mutex;
-  std::vector<uint32_t> regions;  ///< keys still registered; taken back at close
+  /// Still registered; taken back at close.  NCCL's memory handles point at the elements.
+  std::list<fabric::Registration> regions;
 };
 
 struct SendComm final : Comm {
@@ -65,7 +66,10 @@ class Process {
   void shut_down();
 
   const Config& config() const { return config_; }
-  const std::vector<fabric::NetInterface>& devices() const { return devices_; }
+  const std::vector<fabric::NetDevice>& devices() const { return provider_->devices(); }
+  /// What control connections use, best first.
+  const std::vector<fabric::NetInterface>& interfaces() const { return provider_->interfaces(); }
+  size_t device_count() const { return provider_ ? provider_->devices().size() : 0; }
 
   /// Starts the engine if it is not running and counts one user.
   Result<Engine*> open();
@@ -89,7 +93,6 @@ class Process {
   std::mutex mutex_;
   bool initialized_ = false;
   Config config_;
-  std::vector<fabric::NetInterface> devices_;
   std::unique_ptr<fabric::Provider> provider_;
   std::unique_ptr<Engine> engine_;
   size_t users_ = 0;

@@ -2,6 +2,7 @@
 // or read a state; in inline mode test() turns the engine as well.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <climits>
 
 #include "plugin/edge.h"
@@ -14,8 +15,10 @@ namespace {
 
 abi::NcclResult failed(const Channel& channel) { return to_nccl(channel.failure().code); }
 
-uint32_t key_of(void* mhandle) {
-  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(mhandle));
+/// What regMr() returned; null stands for no memory (a message of no bytes).
+const fabric::Registration& registration_of(void* mhandle) {
+  static constexpr fabric::Registration none;
+  return mhandle == nullptr ? none : *static_cast<const fabric::Registration*>(mhandle);
 }
 
 Comm* any_comm(void* comm) {
@@ -27,9 +30,20 @@ Comm* any_comm(void* comm) {
   return base;
 }
 
-uint64_t domain_of(Comm* comm) {
-  return comm->kind == CommKind::send ? static_cast<SendComm*>(comm)->channel->domain()
-                                      : static_cast<ReceiveComm*>(comm)->channel->domain();
+const Channel& channel_of(Comm* comm) {
+  return comm->kind == CommKind::send
+             ? static_cast<const Channel&>(*static_cast<SendComm*>(comm)->channel)
+             : static_cast<const Channel&>(*static_cast<ReceiveComm*>(comm)->channel);
+}
+
+abi::NcclResult keep(Comm* comm, Result<fabric::Registration> registration, void** mhandle) {
+  if (!registration) {
+    return report(registration.error());
+  }
+  std::lock_guard lock(comm->regions_mutex);
+  comm->regions.push_back(*registration);
+  *mhandle = &comm->regions.back();
+  return abi::NcclResult::success;
 }
 
 }  // namespace
@@ -41,35 +55,32 @@ abi::NcclResult net_reg_mr(void* comm, void* data, size_t size, int type, void**
     if (base == nullptr) {
       return abi::NcclResult::internal_error;
     }
-    if (type != abi::ptr_host) {
-      return report(fail(Errc::invalid_usage,
-                         fmt::format("regMr: memory type {} is not supported by the datagram "
-                                     "fabric, which announced host memory only",
-                                     type)));
+    const Channel& channel = channel_of(base);
+    if (type != abi::ptr_host && type != abi::ptr_cuda) {
+      return report(
+          fail(Errc::invalid_usage,
+               fmt::format("regMr: memory type {} is none that this plugin announced", type)));
     }
-    auto key = Process::instance().provider().memory().add(domain_of(base), data, size);
-    if (!key) {
-      return report(key.error());
-    }
-    std::lock_guard lock(base->regions_mutex);
-    base->regions.push_back(*key);
-    *mhandle = reinterpret_cast<void*>(uintptr_t{*key});
-    return abi::NcclResult::success;
+    return keep(base,
+                Process::instance().provider().add_memory(channel.attachment(), channel.domain(),
+                                                          data, size, type == abi::ptr_cuda),
+                mhandle);
   });
 }
 
 abi::NcclResult net_reg_mr_dmabuf(void* comm, void* data, size_t size, int type, uint64_t offset,
                                   int fd, void** mhandle) noexcept {
   return guarded([&] {
-    (void)comm;
-    (void)data;
-    (void)size;
-    (void)type;
-    (void)offset;
-    (void)fd;
+    (void)type;  // the descriptor says what it is
     *mhandle = nullptr;
-    return report(fail(Errc::invalid_usage,
-                       "regMrDmaBuf: the datagram fabric did not announce DMA-BUF support"));
+    Comm* base = any_comm(comm);
+    if (base == nullptr) {
+      return abi::NcclResult::internal_error;
+    }
+    return keep(base,
+                Process::instance().provider().add_dmabuf(channel_of(base).attachment(), data, size,
+                                                          offset, fd),
+                mhandle);
   });
 }
 
@@ -82,14 +93,20 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
     if (mhandle == nullptr) {
       return abi::NcclResult::success;
     }
+    fabric::Registration registration;
     {
       std::lock_guard lock(base->regions_mutex);
-      if (std::erase(base->regions, key_of(mhandle)) == 0) {
+      const auto found =
+          std::find_if(base->regions.begin(), base->regions.end(),
+                       [&](const fabric::Registration& known) { return &known == mhandle; });
+      if (found == base->regions.end()) {
         return report(fail(Errc::invalid_argument,
                            "deregMr: this memory is not registered on this connection"));
       }
+      registration = *found;
+      base->regions.erase(found);
     }
-    auto removed = Process::instance().provider().memory().remove(key_of(mhandle));
+    auto removed = Process::instance().provider().remove_memory(registration);
     return removed ? abi::NcclResult::success : report(removed.error());
   });
 }
@@ -128,7 +145,9 @@ abi::NcclResult net_isend(void* comm, void* data, size_t size, int tag, void* mh
     NHA_LOG_WARN("isend: the buffer was not registered (null memory handle)");
     return abi::NcclResult::invalid_argument;
   }
-  *request = channel.submit(*place, data, static_cast<uint32_t>(size), key_of(mhandle));
+  const fabric::Registration& registration = registration_of(mhandle);
+  *request = channel.submit(*place, data, static_cast<uint32_t>(size), registration.local_key,
+                            registration.host);
   return abi::NcclResult::success;
 }
 
@@ -164,7 +183,7 @@ abi::NcclResult net_irecv(void* comm, int n, void** data, const size_t* sizes, c
   slot->polled = may_be_polled;
   for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
     slot->buffers[i] = {static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
-                        key_of(mhandles[i]), tags[i]};
+                        registration_of(mhandles[i]).remote_key, tags[i]};
   }
   channel.submit(*slot);
   *request = slot;
@@ -173,12 +192,36 @@ abi::NcclResult net_irecv(void* comm, int n, void** data, const size_t* sizes, c
 
 abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, void** mhandles,
                            void** request) noexcept {
-  (void)comm;
-  (void)n;
-  (void)data;
-  (void)sizes;
-  (void)mhandles;
-  *request = nullptr;  // host memory: what has been received is visible
+  *request = nullptr;
+  auto* receive = static_cast<ReceiveComm*>(comm);
+  if (comm == nullptr || receive->kind != CommKind::receive) [[unlikely]] {
+    return abi::NcclResult::internal_error;
+  }
+  ReceiveChannel& channel = *receive->channel;
+  // One read pushes everything that the NIC wrote before it, so any buffer that got bytes will do.
+  int last = -1;
+  for (int i = 0; i < n; ++i) {
+    const fabric::Registration& registration = registration_of(mhandles[i]);
+    const bool needed = !registration.host || Process::instance().config().ib_flush != 0;
+    if (sizes[i] > 0 && registration.kind == fabric::FabricKind::verbs && needed) {
+      last = i;
+    }
+  }
+  if (last < 0) {
+    return abi::NcclResult::success;  // host memory: what has been received is visible
+  }
+  if (channel.phase() != Phase::ready) [[unlikely]] {
+    return failed(channel);
+  }
+  ReceiveRequest* slot = channel.acquire_flush();
+  if (slot == nullptr) [[unlikely]] {
+    NHA_LOG_ERROR("iflush: more than {} flushes at once", flushes_max);
+    return abi::NcclResult::internal_error;
+  }
+  slot->buffers[0] = {static_cast<std::byte*>(data[last]), 0,
+                      registration_of(mhandles[last]).remote_key, 0};
+  channel.submit(*slot);
+  *request = slot;
   return abi::NcclResult::success;
 }
 

@@ -38,8 +38,11 @@ std::string value_text(const std::string& value) { return value; }
 
 bool parse(const std::string& text, int64_t low, int64_t high, int64_t* out) {
   int64_t value = 0;
+  // Hexadecimal too: sites write NCCL's traffic class and the like that way.
+  const bool hexadecimal = text.starts_with("0x") || text.starts_with("0X");
+  const char* begin = text.data() + (hexadecimal ? 2 : 0);
   const char* end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, value);
+  const auto [at, error] = std::from_chars(begin, end, value, hexadecimal ? 16 : 10);
   if (error != std::errc{} || at != end || value < low || value > high) {
     return false;
   }

@@ -117,8 +117,9 @@ struct PathOptions {
   uint32_t receives_max = 96;  ///< receives posted and not completed
   /// This side sends the first probe: its peer called connect() before.  One of the two must.
   bool active = false;
-  bool flushes = false;    ///< post_flush will be used
-  int traffic_class = -1;  ///< asked for by NCCL; -1: none.  Settings win
+  bool flushes = false;       ///< post_flush will be used
+  uint8_t traffic_class = 0;  ///< RoCE: DSCP and ECN bits
+  uint8_t service_level = 0;  ///< InfiniBand
 };
 
 /// Receives what happens on a path, on the path's thread.  Never called from inside a post.
@@ -138,7 +139,8 @@ class Path {
   Path(const Path&) = delete;
   Path& operator=(const Path&) = delete;
 
-  /// Opaque bytes (at most path_address_max) that the peer's connect() needs.
+  /// Opaque bytes (at most path_address_max) that the peer's connect() needs.  The side that
+  /// connects first should tell them only then: they may say more.
   virtual std::span<const std::byte> local_address() const = 0;
   /// Starts connecting; the owner hears `ready` or `error`.  Bad bytes: invalid_argument.
   virtual Result<void> connect(std::span<const std::byte> peer_address) = 0;
@@ -157,6 +159,10 @@ class Path {
   }
   /// The longest single write or send; longer messages are the caller's to cut.
   virtual uint32_t write_bytes_max() const { return UINT32_MAX; }
+
+  /// The network may deliver the packets of a write out of order (adaptive routing), so that the
+  /// end of a large one is better announced by a write of its own.
+  virtual bool may_reorder() const { return false; }
 
   /// A hint: whoever drives this path may fall silent.  What the peer waits for (acknowledgements)
   /// leaves before the current pass ends instead of waiting for something to travel on.

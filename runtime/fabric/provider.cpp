@@ -6,10 +6,24 @@
 
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/udp_io.h"
+#include "runtime/fabric/verbs/port.h"
 #include "runtime/log.h"
 #include "runtime/worker.h"
 
 namespace nccl_ha::fabric {
+
+const char* to_text(FabricKind kind) {
+  switch (kind) {
+    case FabricKind::datagram:
+      return "datagrams over UDP";
+    case FabricKind::verbs:
+      return "RDMA";
+  }
+  return "unknown";
+}
+
+Provider::Provider() = default;
+Provider::~Provider() = default;
 
 Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
                                                  std::vector<NetInterface> interfaces,
@@ -25,6 +39,11 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
   provider->offload_ = config.dgram_gso;
   provider->interfaces_ = std::move(interfaces);
   provider->ports_.resize(workers);
+  if (auto chosen = provider->choose_devices(config); !chosen) {
+    return chosen.error();
+  }
+  provider->rdma_ports_.resize(workers,
+                               std::vector<std::weak_ptr<verbs::Port>>(provider->rdma_.size()));
   if (faults->active()) {
     NHA_LOG_WARN("fault injection is on (HA_NCCL_DGRAM_FAULTS={}): packets will be lost on purpose",
                  config.dgram_faults);
@@ -44,8 +63,170 @@ std::optional<size_t> Provider::interface_of(const sockaddr* address) const {
   return std::nullopt;
 }
 
-Result<OwnedPath> Provider::create_path(Context& context, const sockaddr* local,
-                                        const PathOptions& options, PathOwner* owner) {
+Result<void> Provider::choose_devices(const Config& config) {
+  const std::string& fabric = config.fabric;
+  if (fabric != "auto" && fabric != "verbs" && fabric != "datagram") {
+    return fail(Errc::invalid_argument,
+                fmt::format("HA_NCCL_FABRIC={}: use auto, verbs or datagram", fabric));
+  }
+  verbs::PortList list;
+  if (fabric == "verbs" || (fabric == "auto" && !config.ib_disable)) {
+    auto found = verbs::list_ports(config);
+    if (!found) {
+      return found.error();
+    }
+    list = std::move(*found);
+    for (const std::string& note : list.notes) {
+      NHA_LOG_INFO("{}", note);
+    }
+    if (list.ports.empty() && fabric == "verbs") {
+      std::string why;
+      for (const std::string& note : list.notes) {
+        why += (why.empty() ? "" : "; ") + note;
+      }
+      return fail(Errc::system,
+                  fmt::format("HA_NCCL_FABRIC=verbs, but no RDMA port is usable: {}", why));
+    }
+  }
+  rdma_ = std::move(list.ports);
+  for (size_t i = 0; i < rdma_.size(); ++i) {
+    const verbs::PortInfo& port = rdma_[i].info;
+    NetDevice device;
+    device.kind = FabricKind::verbs;
+    device.name = port.port_count > 1 ? fmt::format("{}:{}", port.device, port.port) : port.device;
+    device.guid = port.guid;
+    device.pci_path = port.pci_path;
+    device.numa_node = port.numa_node;
+    device.speed_mbps = port.speed_mbps;
+    device.port = port.port;
+    device.peer_memory = rdma_[i].device->peer_memory();
+    device.dmabuf = rdma_[i].device->dmabuf();
+    device.index = i;
+    devices_.push_back(std::move(device));
+  }
+  if (!rdma_.empty()) {
+    // Control connections better not share the fate of the rail they look after.
+    std::stable_partition(interfaces_.begin(), interfaces_.end(), [&](const NetInterface& own) {
+      return std::none_of(rdma_.begin(), rdma_.end(), [&](const verbs::UsablePort& port) {
+        return port.info.netdev == own.name;
+      });
+    });
+    return {};
+  }
+  for (size_t i = 0; i < interfaces_.size(); ++i) {
+    const NetInterface& interface = interfaces_[i];
+    NetDevice device;
+    device.name = interface.name;
+    device.guid = interface.guid;
+    device.pci_path = interface.pci_path;
+    device.numa_node = interface.numa_node;
+    device.speed_mbps = interface.speed_mbps;
+    device.index = i;
+    devices_.push_back(std::move(device));
+  }
+  return {};
+}
+
+Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain, void* base,
+                                          size_t length, bool gpu) {
+  Registration registration;
+  registration.kind = at.kind;
+  registration.host = !gpu;
+  registration.device = at.device;
+  if (at.kind == FabricKind::verbs) {
+    auto region = rdma_[devices_[at.device].index].device->add(
+        base, length, gpu ? verbs::MemoryKind::gpu : verbs::MemoryKind::host);
+    if (!region) {
+      return region.error();
+    }
+    registration.local_key = region->local_key();
+    registration.remote_key = region->remote_key();
+    registration.handle = reinterpret_cast<uint64_t>(region->mr);
+    return registration;
+  }
+  if (gpu) {
+    return fail(Errc::invalid_usage,
+                "memory registration: this connection uses datagrams, which cannot reach GPU "
+                "memory; does the peer have no RDMA device?");
+  }
+  auto key = memory_.add(domain, base, length);
+  if (!key) {
+    return key.error();
+  }
+  registration.local_key = *key;
+  registration.remote_key = *key;
+  registration.handle = *key;
+  return registration;
+}
+
+Result<Registration> Provider::add_dmabuf(const Attachment& at, void* base, size_t length,
+                                          uint64_t offset, int fd) {
+  if (at.kind != FabricKind::verbs || !devices_[at.device].dmabuf) {
+    return fail(Errc::invalid_usage,
+                "memory registration: this connection's device does not take DMA-BUF descriptors");
+  }
+  auto region = rdma_[devices_[at.device].index].device->add_dmabuf(base, length, offset, fd);
+  if (!region) {
+    return region.error();
+  }
+  Registration registration;
+  registration.kind = at.kind;
+  registration.host = false;
+  registration.device = at.device;
+  registration.local_key = region->local_key();
+  registration.remote_key = region->remote_key();
+  registration.handle = reinterpret_cast<uint64_t>(region->mr);
+  return registration;
+}
+
+Result<void> Provider::remove_memory(const Registration& registration) {
+  if (registration.kind == FabricKind::verbs) {
+    rdma_[devices_[registration.device].index].device->remove(
+        verbs::Region{reinterpret_cast<ibv_mr*>(registration.handle)});
+    return {};
+  }
+  return memory_.remove(registration.local_key);
+}
+
+Result<OwnedPath> Provider::create_verbs_path(Context& context, const Attachment& at,
+                                              const PathOptions& options, PathOwner* owner) {
+  const size_t index = devices_[at.device].index;
+  const verbs::UsablePort& usable = rdma_[index];
+  std::weak_ptr<verbs::Port>& slot = rdma_ports_[context.worker_index()][index];
+  std::shared_ptr<verbs::Port> port = slot.lock();
+  if (!port) {
+    verbs::Port::Environment environment;
+    environment.clock = &context.clock();
+    environment.timers = &context.timers();
+    environment.random = &context.random();
+    auto opened = verbs::Port::open(usable.device, usable.info.port,
+                                    verbs::Options::from(context.config()), environment);
+    if (!opened) {
+      return opened.error();
+    }
+    verbs::Port* raw = opened->get();
+    context.add_poller(raw);
+    port = std::shared_ptr<verbs::Port>(
+        raw, [&context, keep = std::move(*opened)](verbs::Port* p) { context.remove_poller(p); });
+    slot = port;
+  }
+  auto want = verbs::gid_preference(context.config(), usable.info);
+  if (!want) {
+    return want.error();
+  }
+  auto path = port->create_path(options, *want, owner);
+  if (!path) {
+    return path.error();
+  }
+  return OwnedPath{std::move(port), std::move(*path)};
+}
+
+Result<OwnedPath> Provider::create_path(Context& context, const Attachment& at,
+                                        const sockaddr* local, const PathOptions& options,
+                                        PathOwner* owner) {
+  if (at.kind == FabricKind::verbs) {
+    return create_verbs_path(context, at, options, owner);
+  }
   const auto ip = IpAddress::from_sockaddr(local);
   if (!ip) {
     return ip.error();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "runtime/config.h"
@@ -15,11 +16,53 @@
 namespace nccl_ha::fabric {
 
 class DatagramPort;
+namespace verbs {
+class Device;
+class Port;
+struct UsablePort;
+}  // namespace verbs
+
+/// What carries a path's bytes.  The number is wire format (handle and hello).
+enum class FabricKind : uint8_t {
+  datagram = 1,  ///< UDP sockets
+  verbs = 2,     ///< RC queue pairs
+};
+const char* to_text(FabricKind kind);
+
+/// What NCCL sees as a network device.
+struct NetDevice {
+  FabricKind kind = FabricKind::datagram;
+  std::string name;  ///< unique
+  uint64_t guid = 0;
+  std::string pci_path;  ///< empty for a software device
+  int numa_node = -1;
+  int64_t speed_mbps = 0;
+  int port = 1;
+  bool peer_memory = false;  ///< GPU pointers can be registered
+  bool dmabuf = false;       ///< GPU memory can be registered by DMA-BUF descriptor
+  size_t index = 0;          ///< of interfaces(), or of the RDMA ports
+};
+
+/// Where a connection lives: a device and the fabric used on it.
+struct Attachment {
+  size_t device = 0;  ///< of devices()
+  FabricKind kind = FabricKind::datagram;
+};
+
+/// Registered memory.  Plain data; taken back with Provider::remove_memory.
+struct Registration {
+  FabricKind kind = FabricKind::datagram;
+  bool host = true;  ///< not GPU memory
+  uint32_t local_key = 0;
+  uint32_t remote_key = 0;
+  size_t device = 0;
+  uint64_t handle = 0;  ///< the provider's
+};
 
 /// A path together with what keeps its port alive.  Destroy both on the worker's thread, at the end
 /// of a turn (an actor's destructor is such a place).
 struct OwnedPath {
-  std::shared_ptr<DatagramPort> port;
+  std::shared_ptr<void> port;
   std::unique_ptr<Path> path;
   void reset() {
     path.reset();
@@ -27,30 +70,44 @@ struct OwnedPath {
   }
 };
 
-/// The datagram provider over UDP sockets: one port per worker and interface, opened when the first
-/// path needs it and closed with the last one.
+/// All fabrics of this host behind one face.  A port per worker and interface or RDMA port is
+/// opened when the first path needs it and closed with the last one.
 class Provider {
  public:
+  /// Decides which fabric the devices use (HA_NCCL_FABRIC) and says so in the log.
   static Result<std::unique_ptr<Provider>> make(const Config& config,
                                                 std::vector<NetInterface> interfaces,
                                                 size_t workers);
 
   /// Any thread.
   const std::vector<NetInterface>& interfaces() const { return interfaces_; }
+  const std::vector<NetDevice>& devices() const { return devices_; }
   Memory& memory() { return memory_; }
+  ~Provider();
+
+  /// Any thread.  `domain` ties the region to one connection where the fabric can.
+  Result<Registration> add_memory(const Attachment& at, uint64_t domain, void* base, size_t length,
+                                  bool gpu);
+  Result<Registration> add_dmabuf(const Attachment& at, void* base, size_t length, uint64_t offset,
+                                  int fd);
+  /// Any thread.  When it returns nobody touches the memory for this registration any more.
+  Result<void> remove_memory(const Registration& registration);
   /// Index of the interface that owns `address`; nullopt for a foreign one.
   std::optional<size_t> interface_of(const sockaddr* address) const;
 
-  /// On the worker's thread.  `local` chooses interface and family.
-  Result<OwnedPath> create_path(Context& context, const sockaddr* local, const PathOptions& options,
-                                PathOwner* owner);
+  /// On the worker's thread.  `local` chooses interface and family of a datagram path.
+  Result<OwnedPath> create_path(Context& context, const Attachment& at, const sockaddr* local,
+                                const PathOptions& options, PathOwner* owner);
 
  private:
   struct Slot {
     SocketAddress address;
     std::weak_ptr<DatagramPort> port;
   };
-  Provider() = default;
+  Provider();
+  Result<void> choose_devices(const Config& config);
+  Result<OwnedPath> create_verbs_path(Context& context, const Attachment& at,
+                                      const PathOptions& options, PathOwner* owner);
   Result<std::shared_ptr<DatagramPort>> open_port(Context& context, const SocketAddress& local,
                                                   uint32_t mtu);
 
@@ -59,6 +116,9 @@ class Provider {
   int socket_bytes_ = 0;
   bool offload_ = true;
   std::vector<NetInterface> interfaces_;
+  std::vector<NetDevice> devices_;
+  std::vector<verbs::UsablePort> rdma_;
+  std::vector<std::vector<std::weak_ptr<verbs::Port>>> rdma_ports_;  // per worker and RDMA port
   Memory memory_;
   std::vector<std::vector<Slot>> ports_;  // per worker, touched by that worker only
 };

@@ -70,12 +70,15 @@ def message(kind, payload):
 
 def control():
     host = struct.pack("<H", 5) + b"alpha"
-    path = struct.pack("<H", 72) + bytes(72)
-    hello = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host + path
-    welcome = struct.pack("<HI", 1, 1001) + host + path
+    paths = b"\1" + struct.pack("<H", 72) + bytes(72)
+    rdma = b"\2" + 2 * (struct.pack("<H", 48) + bytes(48))
+    hello = struct.pack("<HQQIIBBB", 2, 42, 4096, 3, 1000, 1, 0, 0) + host + paths
+    hello_rdma = struct.pack("<HQQIIBBB", 2, 42, 4096, 3, 1000, 2, 106, 3) + host + rdma
+    hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
+    welcome = struct.pack("<HIQI", 2, 1001, 4096, 9) + host + paths
     refusal = struct.pack("<BH", 1, 9) + b"not yours"
     close = struct.pack("<Q", 12)
-    bodies = {"hello": (1, hello), "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close),
+    bodies = {"hello": (1, hello), "hello_rdma": (1, hello_rdma), "hello_old": (1, hello_old), "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close),
               "failure": (5, refusal)}
     for name, (kind, body) in bodies.items():
         write("control", name, message(kind, body))
@@ -86,7 +89,7 @@ def control():
 
 def handles():
     def handle(*addresses):
-        body = struct.pack("<IHHQB", 0x6C4E4148, 1, 40000, 7, len(addresses))
+        body = struct.pack("<IHHQBB", 0x6C4E4148, 2, 40000, 7, len(addresses), 2)
         for address in addresses:
             body += bytes([len(address)]) + address
         return (body + bytes(128))[:128]

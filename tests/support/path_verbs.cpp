@@ -28,8 +28,8 @@ class VerbsHarness final : public PathHarness {
       environment.clock = &clock_;
       environment.timers = &timers_;
       environment.random = &random_;
-      auto port = verbs::Port::open(side.device, ports->ports.front().info.port,
-                                    options, environment);
+      auto port =
+          verbs::Port::open(side.device, ports->ports.front().info.port, options, environment);
       if (!port) {
         throw std::runtime_error(port.error().message());
       }

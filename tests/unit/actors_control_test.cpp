@@ -17,7 +17,8 @@ Hello sample_hello() {
   hello.process = 4;
   hello.host = "node\n17";
   const std::array<std::byte, 72> bytes{std::byte{1}, std::byte{2}};
-  hello.path = *PathAddress::from(bytes);
+  hello.kind = fabric::FabricKind::verbs;
+  hello.paths = {*PathAddress::from(bytes), *PathAddress::from(std::span(bytes).first(48))};
   return hello;
 }
 
@@ -26,6 +27,7 @@ TEST(Control, MessagesRoundTripWhateverTheCuts) {
   std::vector<std::byte> stream = encode(sample_hello());
   Welcome welcome;
   welcome.host = "b";
+  welcome.paths.emplace_back();
   for (const auto& more : {encode(welcome), encode(ControlType::failure, {Errc::remote, "why"}),
                            encode(CloseNotice{42})}) {
     stream.insert(stream.end(), more.begin(), more.end());
@@ -45,7 +47,10 @@ TEST(Control, MessagesRoundTripWhateverTheCuts) {
           ASSERT_TRUE(hello);
           EXPECT_EQ(hello->nonce, sample_hello().nonce);
           EXPECT_EQ(hello->host, "node?17") << "control characters do not reach a log";
-          EXPECT_EQ(hello->path.length, 72);
+          ASSERT_EQ(hello->paths.size(), 2U);
+          EXPECT_EQ(hello->paths[0].length, 72);
+          EXPECT_EQ(hello->paths[1].length, 48);
+          EXPECT_EQ(hello->kind, fabric::FabricKind::verbs);
         } else if (message->type == ControlType::close) {
           EXPECT_EQ(decode_close(message->payload)->groups_completed, 42U);
         }
@@ -77,6 +82,17 @@ TEST(Control, ImpossibleLengthsAndTypesBreakTheStream) {
   }
 }
 
+TEST(Control, AnotherVersionIsToldFromGarbage) {
+  Hello hello = sample_hello();
+  hello.version = control_version + 1;
+  std::vector<std::byte> bytes = encode(hello);
+  bytes.resize(bytes.size() + 20);  // its hello may look different behind the nonce
+  const auto decoded = decode_hello(std::span(bytes).subspan(control_header_bytes));
+  ASSERT_TRUE(decoded);
+  EXPECT_EQ(decoded->version, control_version + 1);
+  EXPECT_EQ(decoded->nonce, hello.nonce);
+}
+
 TEST(Control, TruncatedAndPaddedPayloadsAreRefused) {
   const std::vector<std::byte> whole = encode(sample_hello());
   const auto payload = std::span(whole).subspan(control_header_bytes);
@@ -99,7 +115,9 @@ TEST(Immediate, PacksWholeNumbersAndComparesThem) {
     EXPECT_FALSE(Immediate::same_group(back.group, group + 1));
     EXPECT_TRUE(Immediate::plain(immediate.pack()));
   }
-  EXPECT_FALSE(Immediate::plain(1U)) << "a chunk number";
+  const Immediate chunk = Immediate::unpack(Immediate{ImmediateKind::data, 1, 2, 15, 15}.pack());
+  EXPECT_EQ(chunk.chunk, 15U);
+  EXPECT_EQ(chunk.last_chunk, 15U);
   EXPECT_FALSE(Immediate::plain(1U << 24)) << "an epoch";
 }
 

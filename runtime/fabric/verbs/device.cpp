@@ -133,8 +133,7 @@ bool hca_selected(std::string_view spec, std::string_view device, unsigned port)
     unsigned wanted_port = 0;
     if (colon != std::string_view::npos) {
       const std::string_view digits = part.substr(colon + 1);
-      static_cast<void>(
-          std::from_chars(digits.data(), digits.data() + digits.size(), wanted_port));
+      static_cast<void>(std::from_chars(digits.data(), digits.data() + digits.size(), wanted_port));
     }
     const bool named = exact ? name == device : device.starts_with(name);
     listed |= !name.empty() && named && (wanted_port == 0 || wanted_port == port);
@@ -164,8 +163,7 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
   if (flags < 0 || fcntl(opened->context_->async_fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return refuse("make its event descriptor non-blocking");
   }
-  opened->relaxed_ordering_ =
-      config.ib_relaxed_ordering != 0 && library.reg_mr_iova2 != nullptr;
+  opened->relaxed_ordering_ = config.ib_relaxed_ordering != 0 && library.reg_mr_iova2 != nullptr;
   opened->detect_gpu_support();
   return opened;
 }
@@ -187,9 +185,9 @@ Device::~Device() {
 
 void Device::detect_gpu_support() {
   // The peer-memory modules of the NVIDIA driver and of its predecessors show themselves here.
-  for (const char* file : {"/sys/kernel/mm/memory_peers/nv_mem/version",
-                           "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
-                           "/sys/module/nvidia_peermem/version"}) {
+  for (const char* file :
+       {"/sys/kernel/mm/memory_peers/nv_mem/version",
+        "/sys/kernel/mm/memory_peers/nv_mem_nc/version", "/sys/module/nvidia_peermem/version"}) {
     peer_memory_ |= access(file, F_OK) == 0;
   }
   if (library_.reg_dmabuf_mr != nullptr) {
@@ -215,7 +213,7 @@ Result<PortInfo> Device::query(uint8_t port) const {
   info.port = port;
   info.port_count = attributes_.phys_port_cnt;
   info.link = attributes.link_layer == IBV_LINK_LAYER_INFINIBAND ? LinkLayer::infiniband
-                                                                  : LinkLayer::ethernet;
+                                                                 : LinkLayer::ethernet;
   info.active = attributes.state == IBV_PORT_ACTIVE;
   static constexpr const char* states[] = {"no change", "down",   "initialising",
                                            "armed",     "active", "active (deferred)"};
@@ -236,8 +234,8 @@ Result<PortInfo> Device::query(uint8_t port) const {
     if (std::all_of(entry.bytes.begin(), entry.bytes.end(), [](uint8_t b) { return b == 0; })) {
       continue;
     }
-    entry.roce_v2 = read_line(port_file(info, fmt::format("gid_attrs/types/{}", index))) ==
-                    "RoCE v2";
+    entry.roce_v2 =
+        read_line(port_file(info, fmt::format("gid_attrs/types/{}", index))) == "RoCE v2";
     entry.netdev = read_line(port_file(info, fmt::format("gid_attrs/ndevs/{}", index)));
     if (info.netdev.empty()) {
       info.netdev = entry.netdev;
@@ -280,8 +278,8 @@ Result<Region> Device::add(void* base, size_t length, MemoryKind kind) {
       return Region{entry.mr};
     }
   }
-  constexpr unsigned access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                              IBV_ACCESS_REMOTE_READ;
+  constexpr unsigned access =
+      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   errno = 0;
   ibv_mr* mr = relaxed_ordering_
                    ? library_.reg_mr_iova2(pd_, reinterpret_cast<void*>(begin), end - begin, begin,
@@ -303,12 +301,12 @@ Result<Region> Device::add_dmabuf(void* base, size_t length, uint64_t offset, in
       return Region{entry.mr};
     }
   }
-  constexpr unsigned access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                              IBV_ACCESS_REMOTE_READ;
+  constexpr unsigned access =
+      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   const unsigned relaxed = relaxed_ordering_ ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U;
   errno = 0;
-  ibv_mr* mr = library_.reg_dmabuf_mr(pd_, offset, length, start, fd,
-                                      static_cast<int>(access | relaxed));
+  ibv_mr* mr =
+      library_.reg_dmabuf_mr(pd_, offset, length, start, fd, static_cast<int>(access | relaxed));
   return insert(start, start + length, mr, errno, "GPU (DMA-BUF)");
 }
 
@@ -336,9 +334,9 @@ Result<GidPreference> gid_preference(const Config& config, const PortInfo& port)
   want.index = config.ib_gid_index;
   want.roce_version = config.ib_roce_version;
   if (config.ib_addr_family != "AF_INET" && config.ib_addr_family != "AF_INET6") {
-    return fail(Errc::invalid_argument,
-                fmt::format("HA_NCCL_IB_ADDR_FAMILY={}: use AF_INET or AF_INET6",
-                            config.ib_addr_family));
+    return fail(
+        Errc::invalid_argument,
+        fmt::format("HA_NCCL_IB_ADDR_FAMILY={}: use AF_INET or AF_INET6", config.ib_addr_family));
   }
   want.family = config.ib_addr_family == "AF_INET6" ? 6 : 4;
   if (!config.ib_addr_range.empty()) {
@@ -368,10 +366,10 @@ Result<PortList> list_ports(const Config& config) {
   errno = 0;
   ibv_device** devices = (*library)->get_device_list(&count);
   if (devices == nullptr || count == 0) {
-    list.notes.push_back(errno == 0 || errno == ENOSYS || errno == ENOENT
-                             ? std::string("this host has no RDMA device")
-                             : fmt::format("no RDMA device can be listed: {}",
-                                           std::strerror(errno)));
+    list.notes.push_back(
+        errno == 0 || errno == ENOSYS || errno == ENOENT
+            ? std::string("this host has no RDMA device")
+            : fmt::format("no RDMA device can be listed: {}", std::strerror(errno)));
   }
   for (int i = 0; devices != nullptr && i < count; ++i) {
     auto device = Device::open(**library, devices[i], config);
@@ -387,8 +385,8 @@ Result<PortList> list_ports(const Config& config) {
       }
       const std::string who = fmt::format("{}:{}", info->device, info->port);
       if (!hca_selected(config.ib_hca, info->device, number)) {
-        list.notes.push_back(fmt::format("{} is left out by HA_NCCL_IB_HCA={}", who,
-                                         config.ib_hca));
+        list.notes.push_back(
+            fmt::format("{} is left out by HA_NCCL_IB_HCA={}", who, config.ib_hca));
         continue;
       }
       if (!info->active) {

@@ -21,19 +21,19 @@ const char* to_text(LinkLayer layer);
 
 /// One port as it was when asked.
 struct PortInfo {
-  std::string device;    ///< mlx5_0
-  uint8_t port = 1;      ///< counted from 1
+  std::string device;  ///< mlx5_0
+  uint8_t port = 1;    ///< counted from 1
   uint8_t port_count = 1;
   LinkLayer link = LinkLayer::ethernet;
   bool active = false;
-  std::string state;     ///< as verbs names it, for people
-  uint16_t lid = 0;      ///< InfiniBand only
-  uint32_t mtu = 1024;   ///< active path MTU, bytes of payload
+  std::string state;       ///< as verbs names it, for people
+  uint16_t lid = 0;        ///< InfiniBand only
+  uint32_t mtu = 1024;     ///< active path MTU, bytes of payload
   int64_t speed_mbps = 0;  ///< 10^6 bit/s: lanes times lane rate
-  uint64_t guid = 0;     ///< unique among ports
-  std::string pci_path;  ///< in sysfs; empty for a software device
+  uint64_t guid = 0;       ///< unique among ports
+  std::string pci_path;    ///< in sysfs; empty for a software device
   int numa_node = -1;
-  std::string netdev;    ///< RoCE: the network interface beneath
+  std::string netdev;  ///< RoCE: the network interface beneath
   std::vector<GidEntry> gids;
 };
 

@@ -21,17 +21,18 @@ struct GidEntry {
   std::string netdev;    ///< RoCE only
 };
 
-/// The IP address that a RoCE GID stands for; an IPv4 one is written as an IPv4-mapped IPv6 address.
+/// The IP address that a RoCE GID stands for; an IPv4 one is written as an IPv4-mapped IPv6
+/// address.
 IpAddress gid_address(const Gid& gid);
 /// fe80::/10: a default GID made of the port's GUID, or a link-local address.
 bool gid_link_local(const Gid& gid);
 std::string gid_text(const Gid& gid);
 
 struct GidPreference {
-  int64_t index = -1;         ///< fixed by the user; -1: choose
-  bool infiniband = false;    ///< link layer: RoCE rules do not apply
-  int64_t roce_version = 2;   ///< 1 or 2
-  uint8_t family = 4;         ///< 4 or 6, preferred
+  int64_t index = -1;              ///< fixed by the user; -1: choose
+  bool infiniband = false;         ///< link layer: RoCE rules do not apply
+  int64_t roce_version = 2;        ///< 1 or 2
+  uint8_t family = 4;              ///< 4 or 6, preferred
   std::optional<IpAddress> range;  ///< only addresses inside (prefix_len says how many bits)
 };
 

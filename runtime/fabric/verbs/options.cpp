@@ -21,9 +21,8 @@ Options Options::from(const Config& config) {
   const Duration longest = 4 * nominal * (options.retry_count + 1);
   options.dead_after = config.ib_dead_ms != 0 ? std::chrono::milliseconds(config.ib_dead_ms)
                                               : std::max<Duration>(2 * longest, least_dead);
-  options.service_level = static_cast<uint8_t>(config.ib_service_level);
-  options.traffic_class = static_cast<int>(config.ib_traffic_class);
   options.pkey_index = static_cast<uint16_t>(config.ib_pkey);
+  options.adaptive_routing = static_cast<int>(config.ib_adaptive_routing);
   options.ece = config.ib_ece;
   options.connect_timeout = std::chrono::milliseconds(config.connect_timeout_ms);
   return options;

@@ -12,11 +12,10 @@ struct Config;
 namespace nccl_ha::fabric::verbs {
 
 struct Options {
-  uint8_t timeout = 14;      ///< local ACK timeout: 4.096 us * 2^n (IBTA 11.6.2)
-  uint8_t retry_count = 7;   ///< per packet, until the path is dead
-  uint8_t service_level = 0;
-  int traffic_class = -1;    ///< -1: what the caller asks for, else 0
+  uint8_t timeout = 14;     ///< local ACK timeout: 4.096 us * 2^n (IBTA 11.6.2)
+  uint8_t retry_count = 7;  ///< per packet, until the path is dead
   uint16_t pkey_index = 0;
+  int adaptive_routing = -1;  ///< negative: on InfiniBand only
   bool ece = true;
   Duration connect_timeout = std::chrono::seconds(30);
   /// No progress for so long: dead, even if the device keeps trying (Soft-RoCE takes a retry count

@@ -37,10 +37,10 @@ Result<std::shared_ptr<Port>> Port::open(std::shared_ptr<Device> device, uint8_t
   std::shared_ptr<Port> port(new Port(std::move(device), number, options, environment));
   port->channel_ = port->library_.create_comp_channel(port->device_->context());
   if (port->channel_ == nullptr) {
-    return fail(Errc::system,
-                fmt::format("RDMA device {}: cannot create a completion channel",
-                            port->device_->name()),
-                errno);
+    return fail(
+        Errc::system,
+        fmt::format("RDMA device {}: cannot create a completion channel", port->device_->name()),
+        errno);
   }
   const int flags = fcntl(port->channel_->fd, F_GETFL);
   if (flags < 0 || fcntl(port->channel_->fd, F_SETFL, flags | O_NONBLOCK) != 0) {

@@ -143,12 +143,12 @@ Result<void> VerbsPath::open(const GidPreference& want) {
     }
   }
   if (qp_ == nullptr) {
-    return nccl_ha::fail(Errc::system,
-                         fmt::format("RDMA device {}: cannot create a queue pair for {} sends and "
-                                     "{} receives",
-                                     info_.device, attributes.cap.max_send_wr,
-                                     attributes.cap.max_recv_wr),
-                         errno);
+    return nccl_ha::fail(
+        Errc::system,
+        fmt::format("RDMA device {}: cannot create a queue pair for {} sends and "
+                    "{} receives",
+                    info_.device, attributes.cap.max_send_wr, attributes.cap.max_recv_wr),
+        errno);
   }
   inline_max_ = attributes.cap.max_inline_data;
   ibv_qp_attr init{};
@@ -167,8 +167,7 @@ Result<void> VerbsPath::open(const GidPreference& want) {
         error);
   }
   ibv_port_attr port_attributes{};
-  static_cast<void>(
-      library_.query_port(device.context(), port_.number(), &port_attributes));
+  static_cast<void>(library_.query_port(device.context(), port_.number(), &port_attributes));
   write_max_ = port_attributes.max_msg_sz;
   local_.link = info_.link;
   local_.queue_pair = qp_->qp_num;
@@ -177,11 +176,7 @@ Result<void> VerbsPath::open(const GidPreference& want) {
   local_.mtu = static_cast<uint8_t>(std::countr_zero(info_.mtu) - 7);
   local_.gid = gid_ ? gid_->bytes : Gid{};
   if (port_.options_.ece && library_.query_ece != nullptr) {
-    ibv_ece ece{};
-    local_.has_ece = library_.query_ece(qp_, &ece) == 0;
-    local_.ece_vendor = ece.vendor_id;
-    local_.ece_options = ece.options;
-    local_.ece_compatibility = ece.comp_mask;
+    query_ece();
   }
   encode(local_, local_bytes_);
   // The peer's two probes meet the first two receives.
@@ -202,8 +197,9 @@ Result<void> VerbsPath::open(const GidPreference& want) {
 Result<void> VerbsPath::connect(std::span<const std::byte> peer_address) {
   const auto peer = decode_address(peer_address);
   if (!peer) {
-    return nccl_ha::fail(Errc::invalid_argument,
-                         "the peer's RDMA address is malformed; do both hosts run the same nccl-ha?");
+    return nccl_ha::fail(
+        Errc::invalid_argument,
+        "the peer's RDMA address is malformed; do both hosts run the same nccl-ha?");
   }
   if (state_ != PathState::idle) {
     return nccl_ha::fail(Errc::invalid_usage, "connect: the path was connected before");
@@ -262,16 +258,24 @@ Result<void> VerbsPath::move_to_rts(ibv_qp* qp, const ibv_ah_attr& route, uint32
   send.rnr_retry = rnr_retry_for_ever;
   send.sq_psn = own_psn;
   send.max_rd_atomic = 1;
-  if (const int error = library_.modify_qp(qp, &send,
-                                           IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-                                               IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                               IBV_QP_MAX_QP_RD_ATOMIC);
+  if (const int error =
+          library_.modify_qp(qp, &send,
+                             IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
       error != 0) {
     return nccl_ha::fail(
         Errc::system,
         fmt::format("RDMA device {}: cannot make a queue pair ready to send", info_.device), error);
   }
   return {};
+}
+
+void VerbsPath::query_ece() {
+  ibv_ece ece{};
+  local_.has_ece = library_.query_ece(qp_, &ece) == 0;
+  local_.ece_vendor = ece.vendor_id;
+  local_.ece_options = ece.options;
+  local_.ece_compatibility = ece.comp_mask;
 }
 
 Result<void> VerbsPath::to_ready(const WireAddress& peer) {
@@ -284,26 +288,29 @@ Result<void> VerbsPath::to_ready(const WireAddress& peer) {
   }
   ibv_ah_attr route{};
   route.port_num = port_.number();
-  route.sl = port_.options_.service_level;
-  const int wanted = port_.options_.traffic_class >= 0 ? port_.options_.traffic_class
-                                                       : std::max(options_.traffic_class, 0);
+  route.sl = options_.service_level;
   // InfiniBand needs a global route only where the subnet prefixes differ.
-  const bool global = local_.link == LinkLayer::ethernet ||
-                      (gid_ && !std::equal(peer.gid.begin(), peer.gid.begin() + 8,
-                                           gid_->bytes.begin()));
+  const bool global =
+      local_.link == LinkLayer::ethernet ||
+      (gid_ && !std::equal(peer.gid.begin(), peer.gid.begin() + 8, gid_->bytes.begin()));
   if (global) {
     route.is_global = 1;
     std::memcpy(route.grh.dgid.raw, peer.gid.data(), peer.gid.size());
     route.grh.sgid_index = gid_ ? static_cast<uint8_t>(gid_->index) : 0;
     route.grh.hop_limit = hop_limit;
-    route.grh.traffic_class = static_cast<uint8_t>(wanted);
+    route.grh.traffic_class = options_.traffic_class;
   }
   if (local_.link == LinkLayer::infiniband) {
     route.dlid = peer.lid;
   }
   const auto mtu = static_cast<ibv_mtu>(std::min(local_.mtu, peer.mtu));
-  return move_to_rts(qp_, route, peer.queue_pair, peer.packet_sequence, local_.packet_sequence,
-                     mtu);
+  auto moved =
+      move_to_rts(qp_, route, peer.queue_pair, peer.packet_sequence, local_.packet_sequence, mtu);
+  if (moved && local_.has_ece) {
+    query_ece();  // what both sides can do; a peer that connects later takes it from here
+    encode(local_, local_bytes_);
+  }
+  return moved;
 }
 
 Result<void> VerbsPath::open_flush() {
@@ -416,8 +423,9 @@ void VerbsPath::on_timer() {
   if (state_ == PathState::connecting) {
     break_path(nccl_ha::fail(
         Errc::timed_out,
-        fmt::format("RDMA device {}: the peer's queue pair {} did not answer in {} ms", info_.device,
-                    peer_.queue_pair, port_.options_.connect_timeout.count() / 1'000'000)));
+        fmt::format("RDMA device {}: the peer's queue pair {} did not answer in {} ms",
+                    info_.device, peer_.queue_pair,
+                    port_.options_.connect_timeout.count() / 1'000'000)));
     return;
   }
   take_back();
@@ -426,10 +434,9 @@ void VerbsPath::on_timer() {
 std::string VerbsPath::describe() const {
   return fmt::format("{} {}:{} {} -> {} qp {} -> {} mtu {}", to_text(local_.link), info_.device,
                      info_.port, gid_ ? gid_text(gid_->bytes) : fmt::format("LID {}", local_.lid),
-                     peer_.queue_pair == 0 ? "?"
-                     : local_.link == LinkLayer::ethernet
-                         ? gid_text(peer_.gid)
-                         : fmt::format("LID {}", peer_.lid),
+                     peer_.queue_pair == 0                ? "?"
+                     : local_.link == LinkLayer::ethernet ? gid_text(peer_.gid)
+                                                          : fmt::format("LID {}", peer_.lid),
                      local_.queue_pair, peer_.queue_pair, 128U << std::min(local_.mtu, peer_.mtu));
 }
 

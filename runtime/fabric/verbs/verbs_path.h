@@ -44,6 +44,10 @@ class VerbsPath final : public Path {
   [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
   [[nodiscard]] Errc post_flush(const FlushPost& post) override;
   uint32_t write_bytes_max() const override { return write_max_; }
+  bool may_reorder() const override {
+    const int wanted = port_.options_.adaptive_routing;
+    return wanted >= 0 ? wanted != 0 : local_.link == LinkLayer::infiniband;
+  }
   void fail(const Error& why) override;
   std::string describe() const override;
 
@@ -69,6 +73,7 @@ class VerbsPath final : public Path {
             uint16_t generation, size_t queue);
   Result<void> open(const GidPreference& want);
   Result<void> to_ready(const WireAddress& peer);
+  void query_ece();
   Result<void> open_flush();
   Result<void> move_to_rts(ibv_qp* qp, const ibv_ah_attr& route, uint32_t peer_qp,
                            uint32_t peer_psn, uint32_t own_psn, ibv_mtu mtu);

@@ -54,9 +54,8 @@ Errc VerbsPath::push(const SendSlot& slot, ibv_send_wr request, std::span<const 
   request.wr_id = WorkId{slot_, generation_, WorkId::Lane::send, position}.pack();
   request.sg_list = sges.data();
   request.num_sge = static_cast<int>(gathers.size());
-  request.send_flags = can_inline && slot.bytes <= inline_max_ && slot.bytes != 0
-                           ? unsigned{IBV_SEND_INLINE}
-                           : 0U;
+  request.send_flags =
+      can_inline && slot.bytes <= inline_max_ && slot.bytes != 0 ? unsigned{IBV_SEND_INLINE} : 0U;
   pending_[pending_count_++] = request;
   if (send_head_ == send_tail_) {
     progress_ = port_.now_;
@@ -117,9 +116,9 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
   }
   ibv_sge sge{reinterpret_cast<uint64_t>(post.address), post.length, post.key};
   ibv_recv_wr request{};
-  request.wr_id = WorkId{slot_, generation_, WorkId::Lane::receive,
-                         receive_tail_ & WorkId::position_mask}
-                      .pack();
+  request.wr_id =
+      WorkId{slot_, generation_, WorkId::Lane::receive, receive_tail_ & WorkId::position_mask}
+          .pack();
   request.sg_list = &sge;
   request.num_sge = post.length == 0 ? 0 : 1;
   ibv_recv_wr* bad = nullptr;
@@ -385,9 +384,10 @@ Error VerbsPath::explain(const ibv_wc& wc, const SendSlot* slot) const {
                                          who));
       }
       return nccl_ha::fail(
-          Errc::remote, fmt::format("{}: the peer acknowledges nothing any more: cable, switch port, "
-                                    "NIC or host is down ({})",
-                                    who, status));
+          Errc::remote,
+          fmt::format("{}: the peer acknowledges nothing any more: cable, switch port, "
+                      "NIC or host is down ({})",
+                      who, status));
     case IBV_WC_WR_FLUSH_ERR:
       return nccl_ha::fail(
           Errc::remote,
@@ -403,9 +403,8 @@ Error VerbsPath::explain(const ibv_wc& wc, const SendSlot* slot) const {
       return nccl_ha::fail(Errc::invalid_usage,
                            fmt::format("{}: local memory is not registered (any more)", who));
     default:
-      return nccl_ha::fail(
-          Errc::remote,
-          fmt::format("{}: {} (vendor code {:#x})", who, status, wc.vendor_err));
+      return nccl_ha::fail(Errc::remote,
+                           fmt::format("{}: {} (vendor code {:#x})", who, status, wc.vendor_err));
   }
 }
 
