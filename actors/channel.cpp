@@ -17,6 +17,18 @@ void prefetch_for_write(Slot& slot) {
 
 }  // namespace
 
+void Channel::deliver_doorbell() {
+  rung_ = false;
+  // Set before the turn: whoever takes it finds the requests, also a standby that is faster.
+  doorbell_.store(true, std::memory_order_release);
+  if (!engine_->assist(*worker_, message_of(ConnectionMessage::doorbell))) {
+    ring_missed_ = !tell(ConnectionMessage::doorbell);
+    if (ring_missed_) {
+      doorbell_.store(false, std::memory_order_release);
+    }
+  }
+}
+
 SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
     : Channel(domain, at, worker, engine) {
   for (size_t i = 0; i < sends_max; ++i) {

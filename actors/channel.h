@@ -144,7 +144,11 @@ enum class ConnectionMessage : uint32_t {
 class Channel {
  public:
   Channel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
-      : domain_(domain), attachment_(at), worker_(&worker), engine_(&engine) {}
+      : domain_(domain),
+        attachment_(at),
+        worker_(&worker),
+        engine_(&engine),
+        inline_(engine.mode() == Engine::Mode::inline_turns) {}
   virtual ~Channel() = default;
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -153,7 +157,13 @@ class Channel {
   /// Where memory for this connection is to be registered.
   const fabric::Attachment& attachment() const { return attachment_; }
   /// Caller.  Inline mode: turns the connection's worker; with progress threads a mere branch.
-  void assist() { engine_->assist(*worker_); }
+  void assist() {
+    if (rung_) {
+      deliver_doorbell();
+    } else {
+      engine_->assist(*worker_);
+    }
+  }
 
   Phase phase() const { return phase_.load(std::memory_order_acquire); }
   /// Valid once phase() is failed; never changes afterwards.
@@ -181,6 +191,13 @@ class Channel {
   }
   bool attached() const { return static_cast<bool>(address_); }
   void ring() {
+    if (inline_) {
+      rung_ = true;  // every call that submits assists as well
+      return;
+    }
+    ring_mailbox();
+  }
+  void ring_mailbox() {
     if (!doorbell_.exchange(true, std::memory_order_acq_rel)) {
       ring_missed_ = !tell(ConnectionMessage::doorbell);
       if (ring_missed_) {
@@ -191,17 +208,20 @@ class Channel {
   /// A doorbell that found the mailbox full is rung again by the next poll.
   void ring_again() {
     if (ring_missed_) [[unlikely]] {
-      ring();
+      ring_mailbox();
     }
   }
-  [[nodiscard]] bool tell(ConnectionMessage kind) {
+  [[nodiscard]] bool tell(ConnectionMessage kind) { return address_.try_send(message_of(kind)); }
+
+ private:
+  Message message_of(ConnectionMessage kind) const {
     Message message{};
     message.to = actor_;
     message.kind = static_cast<uint32_t>(kind);
-    return address_.try_send(message);
+    return message;
   }
+  void deliver_doorbell();
 
- private:
   const uint64_t domain_;
   const fabric::Attachment attachment_;
   Worker* worker_;
@@ -210,6 +230,8 @@ class Channel {
   Error failure_{};
   alignas(64) std::atomic<bool> doorbell_{false};
   bool ring_missed_ = false;
+  bool rung_ = false;  ///< inline: submitted since the last turn of ours
+  const bool inline_;
   ActorId actor_{};
   Address<Message> address_;
 };

@@ -148,6 +148,7 @@ abi::NcclResult net_isend(void* comm, void* data, size_t size, int tag, void* mh
   const fabric::Registration& registration = registration_of(mhandle);
   *request = channel.submit(*place, data, static_cast<uint32_t>(size), registration.local_key,
                             registration.host);
+  channel.assist();  // inline: on its way before the caller does something else
   return abi::NcclResult::success;
 }
 
@@ -186,6 +187,7 @@ abi::NcclResult net_irecv(void* comm, int n, void** data, const size_t* sizes, c
                         registration_of(mhandles[i]).remote_key, tags[i]};
   }
   channel.submit(*slot);
+  channel.assist();
   *request = slot;
   return abi::NcclResult::success;
 }

@@ -14,7 +14,7 @@ namespace {
 constexpr Duration stop_limit = std::chrono::seconds(2);
 // How long NCCL's threads may make no call before the standby takes over: longer than the gaps
 // within a collective, shorter than a retransmission timeout would hurt.
-constexpr Duration standby_period = std::chrono::milliseconds(2);
+constexpr Duration standby_period = std::chrono::milliseconds(5);
 
 }  // namespace
 
@@ -149,14 +149,15 @@ void Engine::run_thread(Seat& seat, WorkerInfo info) {
   }
 }
 
-void Engine::turn_inline(Seat& seat) {
+bool Engine::turn_inline(Seat& seat, const Message* first) {
   if (seat.busy.load(std::memory_order_relaxed) ||
       seat.busy.exchange(true, std::memory_order_acquire)) {
-    return;  // somebody is at it
+    return false;  // somebody is at it
   }
-  if (!stopping_.load(std::memory_order_relaxed)) {
+  const bool turned = !stopping_.load(std::memory_order_relaxed);
+  if (turned) {
     seat.worker->bind_to_this_thread();
-    static_cast<void>(seat.worker->turn());
+    static_cast<void>(seat.worker->turn(first));
     seat.caller_turns.store(seat.caller_turns.load(std::memory_order_relaxed) + 1,
                             std::memory_order_relaxed);
   }
@@ -168,12 +169,13 @@ void Engine::turn_inline(Seat& seat) {
       bed.sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
     bed.wake();
   }
+  return turned;
 }
 
 void Engine::assist_all() {
   if (mode_ == Mode::inline_turns) {
     for (auto& seat : seats_) {
-      turn_inline(*seat);
+      static_cast<void>(turn_inline(*seat, nullptr));
     }
   }
 }

@@ -39,8 +39,13 @@ class Engine {
   /// blocks.  With threads: nothing.
   void assist(Worker& worker) {
     if (mode_ == Mode::inline_turns) [[unlikely]] {
-      turn_inline(*seats_[worker.context().worker_index()]);
+      static_cast<void>(turn_inline(*seats_[worker.context().worker_index()], nullptr));
     }
+  }
+  /// Inline mode only: a turn that begins with `message`, which saves it the way through the
+  /// mailbox; false: somebody else is turning the worker, nothing was delivered.
+  [[nodiscard]] bool assist(Worker& worker, const Message& message) {
+    return turn_inline(*seats_[worker.context().worker_index()], &message);
   }
   void assist_all();
 
@@ -61,7 +66,7 @@ class Engine {
   Engine(const Config& config, Mode mode) : config_(config), mode_(mode) {}
   void run_thread(Seat& seat, WorkerInfo info);
   void run_standby();
-  void turn_inline(Seat& seat);
+  bool turn_inline(Seat& seat, const Message* first);
   /// Puts the calling thread to sleep unless there is work; false: there was.
   bool park(Seat& seat);
   static void prepare_thread(const char* name);

@@ -175,10 +175,15 @@ void Worker::deliver(const Message& message) {
   actor->on(message);
 }
 
-unsigned Worker::turn() {
+unsigned Worker::turn(const Message* first) {
   now_ = clock_.now();
   const Instant begin = now_;
-  auto work = static_cast<unsigned>(
+  unsigned work = 0;
+  if (first != nullptr) {
+    deliver(*first);
+    ++work;
+  }
+  work += static_cast<unsigned>(
       mailbox_->drain(drain_limit, [this](const Message& message) { deliver(message); }));
   for (size_t i = local_.size(); i > 0; --i) {
     const Message message = local_.front();

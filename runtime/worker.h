@@ -55,8 +55,8 @@ class Worker final : private Context {
   const Statistics& statistics() const { return statistics_; }
 
   // --- the executor's thread
-  /// One duty cycle; work done, 0 when idle.
-  unsigned turn();
+  /// One duty cycle, beginning with `first` if there is one; work done, 0 when idle.
+  unsigned turn(const Message* first = nullptr);
   /// Nothing queued and every poller agrees: the thread may sleep.
   bool may_sleep();
   /// Not later than this must turn() be called again; nullopt: only when something arrives.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <limits.h>
+#include <net/if.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -202,6 +203,54 @@ void Device::detect_gpu_support() {
   }
 }
 
+/// One call for the whole table, where rdma-core and the kernel know it.
+bool Device::read_gid_table(PortInfo& info, int table_length) const {
+  if (library_.query_gid_table == nullptr || table_length <= 0) {
+    return false;
+  }
+  std::vector<ibv_gid_entry> entries(static_cast<size_t>(table_length) * port_count());
+  const ssize_t count =
+      library_.query_gid_table(context_, entries.data(), entries.size(), 0, sizeof(ibv_gid_entry));
+  for (ssize_t i = 0; i < count; ++i) {
+    const ibv_gid_entry& found = entries[static_cast<size_t>(i)];
+    if (found.port_num != info.port) {
+      continue;
+    }
+    GidEntry entry;
+    entry.index = found.gid_index;
+    std::copy(std::begin(found.gid.raw), std::end(found.gid.raw), entry.bytes.begin());
+    entry.roce_v2 = found.gid_type == IBV_GID_TYPE_ROCE_V2;
+    std::array<char, IF_NAMESIZE> name{};
+    if (found.ndev_ifindex != 0 && if_indextoname(found.ndev_ifindex, name.data()) != nullptr) {
+      entry.netdev = name.data();
+    }
+    info.gids.push_back(std::move(entry));
+  }
+  return count >= 0;
+}
+
+void Device::read_gids(PortInfo& info, int table_length) const {
+  if (read_gid_table(info, table_length)) {
+    return;
+  }
+  for (int index = 0; index < table_length; ++index) {
+    ibv_gid gid{};
+    if (library_.query_gid(context_, info.port, index, &gid) != 0) {
+      continue;
+    }
+    GidEntry entry;
+    entry.index = static_cast<uint32_t>(index);
+    std::copy(std::begin(gid.raw), std::end(gid.raw), entry.bytes.begin());
+    if (std::all_of(entry.bytes.begin(), entry.bytes.end(), [](uint8_t b) { return b == 0; })) {
+      continue;
+    }
+    entry.roce_v2 =
+        read_line(port_file(info, fmt::format("gid_attrs/types/{}", index))) == "RoCE v2";
+    entry.netdev = read_line(port_file(info, fmt::format("gid_attrs/ndevs/{}", index)));
+    info.gids.push_back(std::move(entry));
+  }
+}
+
 Result<PortInfo> Device::query(uint8_t port) const {
   ibv_port_attr attributes{};
   if (library_.query_port(context_, port, &attributes) != 0) {
@@ -223,24 +272,11 @@ Result<PortInfo> Device::query(uint8_t port) const {
   info.speed_mbps = width_lanes(attributes.active_width) * lane_mbps(attributes.active_speed);
   info.guid = to_host(attributes_.node_guid) + port - 1U;
   read_place(info);
-  for (int index = 0; index < attributes.gid_tbl_len; ++index) {
-    ibv_gid gid{};
-    if (library_.query_gid(context_, port, index, &gid) != 0) {
-      continue;
-    }
-    GidEntry entry;
-    entry.index = static_cast<uint32_t>(index);
-    std::copy(std::begin(gid.raw), std::end(gid.raw), entry.bytes.begin());
-    if (std::all_of(entry.bytes.begin(), entry.bytes.end(), [](uint8_t b) { return b == 0; })) {
-      continue;
-    }
-    entry.roce_v2 =
-        read_line(port_file(info, fmt::format("gid_attrs/types/{}", index))) == "RoCE v2";
-    entry.netdev = read_line(port_file(info, fmt::format("gid_attrs/ndevs/{}", index)));
+  read_gids(info, attributes.gid_tbl_len);
+  for (const GidEntry& entry : info.gids) {
     if (info.netdev.empty()) {
       info.netdev = entry.netdev;
     }
-    info.gids.push_back(std::move(entry));
   }
   if (info.netdev.empty()) {
     info.netdev = read_line(sysfs(name_) + "/parent");  // software devices

@@ -100,6 +100,8 @@ class Device {
   };
   Device(const Library& library) : library_(library) {}
   void detect_gpu_support();
+  void read_gids(PortInfo& info, int table_length) const;
+  bool read_gid_table(PortInfo& info, int table_length) const;
   Result<Region> insert(uint64_t begin, uint64_t end, ibv_mr* mr, int error, const char* what);
 
   const Library& library_;

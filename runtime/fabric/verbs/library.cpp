@@ -79,6 +79,7 @@ Result<Library> open() {
   }
   static_cast<void>(find(handle, "ibv_reg_mr_iova2", "IBVERBS_1.8", &library.reg_mr_iova2));
   static_cast<void>(find(handle, "ibv_reg_dmabuf_mr", "IBVERBS_1.12", &library.reg_dmabuf_mr));
+  static_cast<void>(find(handle, "_ibv_query_gid_table", "IBVERBS_1.11", &library.query_gid_table));
   static_cast<void>(find(handle, "ibv_query_ece", "IBVERBS_1.10", &library.query_ece));
   static_cast<void>(find(handle, "ibv_set_ece", "IBVERBS_1.10", &library.set_ece));
   // Registered memory stays right in the parent when the process forks (NCCL's users do).

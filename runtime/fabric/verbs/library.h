@@ -43,6 +43,7 @@ struct Library {
   // Newer releases only; null in older ones.
   ibv_mr* (*reg_mr_iova2)(ibv_pd*, void*, size_t, uint64_t, unsigned) = nullptr;
   ibv_mr* (*reg_dmabuf_mr)(ibv_pd*, uint64_t, size_t, uint64_t, int, int) = nullptr;
+  ssize_t (*query_gid_table)(ibv_context*, ibv_gid_entry*, size_t, uint32_t, size_t) = nullptr;
   int (*query_ece)(ibv_qp*, ibv_ece*) = nullptr;
   int (*set_ece)(ibv_qp*, ibv_ece*) = nullptr;
 
