@@ -90,6 +90,7 @@ class Reader {
     }
     return result;
   }
+  bool good() const { return ok_; }
   bool done() const { return ok_ && in_.empty(); }
 
  private:
@@ -153,7 +154,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   Hello hello;
   hello.version = in.number<uint16_t>();
   hello.nonce = in.number<uint64_t>();
-  if (hello.version != control_version) {
+  if (in.good() && hello.version != control_version) {
     return hello;  // the rest may look different; the caller will refuse it by its version
   }
   hello.cts_address = in.number<uint64_t>();
@@ -173,7 +174,7 @@ std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
   Reader in(payload);
   Welcome welcome;
   welcome.version = in.number<uint16_t>();
-  if (welcome.version != control_version) {
+  if (in.good() && welcome.version != control_version) {
     return welcome;
   }
   welcome.process = in.number<uint32_t>();

@@ -333,6 +333,8 @@ void ReceiveConnection::on_data(const fabric::Completion& completion) {
   }
   const uint64_t number = request->group;
   open_[number % cts_slots] = nullptr;
+  context_->recorder().record(TraceEvent::transfer_completed, id().index, number, bytes,
+                              context_->now());
   request->state.store(RequestState::done, std::memory_order_release);
   while (groups_completed_ < groups_posted_ && open_[groups_completed_ % cts_slots] == nullptr) {
     ++groups_completed_;

@@ -246,6 +246,8 @@ void SendConnection::begin_request(uint16_t index) {
     cursor_.chunks = (request.size - 1) / cursor_.chunk_bytes + 1;
   }
   request.chunks_open = cursor_.chunks;
+  context_->recorder().record(TraceEvent::transfer_posted, id().index, request.group, request.size,
+                              context_->now());
 }
 
 /// Posts the next piece of the request at hand; false when the path has no room for it now.

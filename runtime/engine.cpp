@@ -4,6 +4,8 @@
 #include <sched.h>
 #include <signal.h>
 
+#include <algorithm>
+
 #include "runtime/check.h"
 #include "runtime/log.h"
 #include "runtime/uv_streams.h"
@@ -24,7 +26,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   if (!cpus) {
     return fail(Errc::invalid_argument, "HA_NCCL_PROGRESS_CPUS: " + cpus.error().what);
   }
-  std::unique_ptr<Engine> engine(new Engine(config, mode));
+  std::unique_ptr<Engine> engine(new Engine(config, mode, nullptr));
   const auto count = static_cast<size_t>(config.progress_threads);
   engine->loads_ = plan_workers(count, *cpus);
   for (uint32_t i = 0; i < count; ++i) {
@@ -61,8 +63,31 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   return engine;
 }
 
+std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock, uint64_t seed,
+                                              const StreamSource& streams) {
+  std::unique_ptr<Engine> engine(new Engine(config, Mode::virtual_time, &clock));
+  const auto count = static_cast<size_t>(config.progress_threads);
+  engine->loads_.resize(count);
+  Random seeds(seed);
+  for (uint32_t i = 0; i < count; ++i) {
+    auto seat = std::make_unique<Seat>();
+    Worker::Options options;
+    options.index = i;
+    options.seed = seeds.next();
+    seat->worker = std::make_unique<Worker>(options, engine->config_, clock, streams());
+    engine->seats_.push_back(std::move(seat));
+  }
+  return engine;
+}
+
 Engine::~Engine() {
   stopping_.store(true, std::memory_order_seq_cst);
+  if (mode_ == Mode::virtual_time) {
+    for (auto& seat : seats_) {
+      seat->worker->stop(Duration(0));  // time does not pass here
+    }
+    return;
+  }
   for (auto& seat : seats_) {
     seat->parker->sleeping.store(0, std::memory_order_seq_cst);
     seat->parker->wake();
@@ -115,10 +140,15 @@ bool Engine::park(Seat& seat) {
   }
   const Instant now = clock_.now();
   const auto deadline = worker.next_deadline();
-  worker.context().recorder().record(TraceEvent::worker_parked, 0, worker.context().worker_index(),
-                                     0, now);
+  Recorder& recorder = worker.context().recorder();
+  const uint32_t index = worker.context().worker_index();
+  const Duration timeout = deadline ? std::max(*deadline - now, Duration(0)) : Duration::max();
+  recorder.record(TraceEvent::worker_parked, 0, index, static_cast<uint64_t>(timeout.count()), now);
   seat.parker->sleep(deadline, now);
   seat.parker->sleeping.store(0, std::memory_order_seq_cst);
+  const Instant woken = clock_.now();
+  recorder.record(TraceEvent::worker_woken, 0, index, static_cast<uint64_t>((woken - now).count()),
+                  woken);
   worker.context().request_stream_turns(1);
   return true;
 }
@@ -132,6 +162,9 @@ void Engine::run_thread(Seat& seat, WorkerInfo info) {
     }
   }
   seat.worker->bind_to_this_thread();
+  Recorder& recorder = seat.worker->context().recorder();
+  recorder.record(TraceEvent::worker_started, 0, index, static_cast<uint64_t>(info.cpu),
+                  clock_.now());
   IdlePolicy idle(std::chrono::microseconds(config_.idle_spin_us),
                   std::chrono::microseconds(config_.idle_yield_us));
   while (!stopping_.load(std::memory_order_relaxed)) {
@@ -147,6 +180,7 @@ void Engine::run_thread(Seat& seat, WorkerInfo info) {
         break;
     }
   }
+  recorder.record(TraceEvent::worker_stopped, 0, index, seat.worker->turns(), clock_.now());
 }
 
 bool Engine::turn_inline(Seat& seat, const Message* first) {

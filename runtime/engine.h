@@ -1,7 +1,8 @@
-// The executors of production: workers on threads of their own, or turned by NCCL's threads.
+// The executors: workers on threads of their own, turned by NCCL's threads, or on virtual time.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -17,10 +18,19 @@ namespace nccl_ha {
 
 class Engine {
  public:
-  enum class Mode { threads, inline_turns };
+  enum class Mode {
+    threads,
+    inline_turns,
+    virtual_time,  ///< no threads and no sleep: whoever owns the time calls Worker::turn()
+  };
 
   /// Threads run when this returns.  `config` is copied.
   static Result<std::unique_ptr<Engine>> start(const Config& config);
+  /// Virtual time: one process of a simulation, all on the caller's thread.  `clock` is the
+  /// simulation's; workers draw their randomness from `seed`; `streams` makes each its network.
+  using StreamSource = std::function<std::unique_ptr<StreamFactory>()>;
+  static std::unique_ptr<Engine> start_virtual(const Config& config, Clock& clock, uint64_t seed,
+                                               const StreamSource& streams);
   /// Stops: actors say goodbye, streams are flushed (at most two seconds), threads are joined.
   ~Engine();
   Engine(const Engine&) = delete;
@@ -63,7 +73,8 @@ class Engine {
     bool standby_drives = false;
   };
 
-  Engine(const Config& config, Mode mode) : config_(config), mode_(mode) {}
+  Engine(const Config& config, Mode mode, Clock* clock)
+      : config_(config), mode_(mode), clock_(clock == nullptr ? own_clock_ : *clock) {}
   void run_thread(Seat& seat, WorkerInfo info);
   void run_standby();
   bool turn_inline(Seat& seat, const Message* first);
@@ -73,7 +84,8 @@ class Engine {
 
   Config config_;
   const Mode mode_;
-  SteadyClock clock_;
+  SteadyClock own_clock_;
+  Clock& clock_;
   std::vector<std::unique_ptr<Seat>> seats_;
   std::mutex load_mutex_;
   std::vector<WorkerInfo> loads_;

@@ -247,6 +247,14 @@ Result<OwnedPath> Provider::create_path(Context& context, const Attachment& at,
   return OwnedPath{std::move(*port), std::move(*path)};
 }
 
+Result<std::unique_ptr<PacketIo>> Provider::open_udp(const SocketAddress& local) const {
+  auto udp = UdpIo::open({local, socket_bytes_, offload_});
+  if (!udp) {
+    return udp.error();
+  }
+  return std::unique_ptr<PacketIo>(std::move(*udp));
+}
+
 Result<std::shared_ptr<DatagramPort>> Provider::open_port(Context& context,
                                                           const SocketAddress& local,
                                                           uint32_t mtu) {
@@ -260,15 +268,15 @@ Result<std::shared_ptr<DatagramPort>> Provider::open_port(Context& context,
   if (auto port = slot->port.lock()) {
     return port;
   }
-  auto udp = UdpIo::open({local, socket_bytes_, offload_});
-  if (!udp) {
-    return udp.error();
+  auto opened = packet_source_ ? packet_source_(local) : open_udp(local);
+  if (!opened) {
+    return opened.error();
   }
-  std::unique_ptr<PacketIo> io = std::move(*udp);
+  std::unique_ptr<PacketIo> io = std::move(*opened);
   if (faults_.active()) {
     FaultPlan plan = faults_;
     plan.seed += context.random().below(1U << 20);  // peers must not lose in step
-    io = std::make_unique<FaultIo>(std::move(io), plan);
+    io = std::make_unique<FaultIo>(std::move(io), plan, &context.recorder());
   }
   DatagramPort::Environment environment;
   environment.memory = &memory_;

@@ -1,6 +1,7 @@
 // Makes paths over the network devices of this host, whatever provider carries them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -95,6 +96,11 @@ class Provider {
   /// Index of the interface that owns `address`; nullopt for a foreign one.
   std::optional<size_t> interface_of(const sockaddr* address) const;
 
+  /// Before the first path: datagram ports run over what `open` gives for a local address instead
+  /// of UDP sockets (a simulated network).
+  using PacketSource = std::function<Result<std::unique_ptr<PacketIo>>(const SocketAddress& local)>;
+  void use_packets(PacketSource open) { packet_source_ = std::move(open); }
+
   /// On the worker's thread.  `local` chooses interface and family of a datagram path.
   Result<OwnedPath> create_path(Context& context, const Attachment& at, const sockaddr* local,
                                 const PathOptions& options, PathOwner* owner);
@@ -105,6 +111,7 @@ class Provider {
     std::weak_ptr<DatagramPort> port;
   };
   Provider();
+  Result<std::unique_ptr<PacketIo>> open_udp(const SocketAddress& local) const;
   Result<void> choose_devices(const Config& config);
   Result<OwnedPath> create_verbs_path(Context& context, const Attachment& at,
                                       const PathOptions& options, PathOwner* owner);
@@ -115,6 +122,7 @@ class Provider {
   FaultPlan faults_;
   int socket_bytes_ = 0;
   bool offload_ = true;
+  PacketSource packet_source_;
   std::vector<NetInterface> interfaces_;
   std::vector<NetDevice> devices_;
   std::vector<verbs::UsablePort> rdma_;

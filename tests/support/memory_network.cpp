@@ -14,36 +14,16 @@ class MemoryIo final : public fabric::PacketIo {
 
   size_t send(Channel channel, std::span<fabric::OutDatagram> out) override {
     for (const fabric::OutDatagram& datagram : out) {
-      std::vector<std::byte> bytes;
-      for (size_t i = 0; i < datagram.part_count; ++i) {
-        const auto* from = static_cast<const std::byte*>(datagram.parts[i].iov_base);
-        bytes.insert(bytes.end(), from, from + datagram.parts[i].iov_len);
-      }
-      const size_t step = datagram.segment_bytes == 0 ? bytes.size() : datagram.segment_bytes;
-      for (size_t offset = 0; offset < bytes.size(); offset += step) {
-        const size_t end = std::min(bytes.size(), offset + step);
-        network_.transmit(channel, datagram.to->port(),
-                          std::vector(bytes.begin() + static_cast<ptrdiff_t>(offset),
-                                      bytes.begin() + static_cast<ptrdiff_t>(end)));
-      }
+      sim::split_datagram(datagram, [&](std::vector<std::byte> bytes) {
+        network_.transmit(channel, datagram.to->port(), std::move(bytes));
+      });
     }
     return out.size();
   }
 
   size_t receive(Channel channel, fabric::PacketSink& sink, size_t limit) override {
-    auto& queue = network_.queues_[ports_[static_cast<size_t>(channel)]];
-    size_t count = 0;
-    while (count < limit && !queue.empty() && queue.front().due <= network_.now_) {
-      const std::vector<std::byte> bytes = std::move(queue.front().bytes);
-      queue.pop_front();
-      ++count;
-      if (channel == Channel::data && coalesce_) {
-        deliver_run(sink, queue, bytes);
-      } else {
-        sink.packet(bytes);
-      }
-    }
-    return count;
+    return sim::deliver(network_.queues_[ports_[static_cast<size_t>(channel)]], channel, sink,
+                        limit, network_.now_);
   }
 
   SocketAddress local(Channel channel) const override {
@@ -60,42 +40,8 @@ class MemoryIo final : public fabric::PacketIo {
   int wait_fd(Channel) const override { return -1; }
 
  private:
-  /// Coalesces equal-sized datagrams as the kernel's receive offload does, whatever they hold.
-  void deliver_run(fabric::PacketSink& sink, std::deque<MemoryNetwork::Packet>& queue,
-                   std::vector<std::byte> bytes) {
-    const size_t segment = bytes.size();
-    while (!queue.empty() && queue.front().due <= network_.now_ &&
-           queue.front().bytes.size() <= segment && bytes.size() + segment <= 65000) {
-      const bool last = queue.front().bytes.size() < segment;
-      bytes.insert(bytes.end(), queue.front().bytes.begin(), queue.front().bytes.end());
-      queue.pop_front();
-      if (last) {
-        break;
-      }
-    }
-    const size_t head = std::min<size_t>(bytes.size(), 64);
-    const fabric::Placement placement =
-        sink.place(std::span(bytes).first(head), bytes.size(), segment);
-    if (placement.part_count == 0) {
-      for (size_t offset = 0; offset < bytes.size(); offset += segment) {
-        sink.packet(std::span(bytes).subspan(offset, std::min(segment, bytes.size() - offset)));
-      }
-      return;
-    }
-    size_t offset = 0;
-    for (size_t i = 0; i < placement.part_count && offset < bytes.size(); ++i) {
-      const iovec& part = placement.parts[i];
-      const size_t take = std::min(part.iov_len, bytes.size() - offset);
-      std::copy_n(bytes.begin() + static_cast<ptrdiff_t>(offset), take,
-                  static_cast<std::byte*>(part.iov_base));
-      offset += take;
-    }
-    sink.placed(bytes.size());
-  }
-
   MemoryNetwork& network_;
   uint16_t ports_[2];
-  bool coalesce_ = true;
 };
 
 std::unique_ptr<fabric::PacketIo> MemoryNetwork::open() {
@@ -118,7 +64,7 @@ void MemoryNetwork::transmit(Channel channel, uint16_t to_port, std::vector<std:
     copies = 2;
   }
   for (int i = 0; i < copies; ++i) {
-    Packet packet{now_ + faults.delay, bytes};
+    sim::Packet packet{now_ + faults.delay, bytes};
     if (!queue.empty() && random_.chance(faults.reorder)) {
       ++counts.reordered;
       packet.due = queue.front().due;

@@ -2,7 +2,6 @@
 // duplication, reordering, delay, an MTU and packet filters.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +10,7 @@
 
 #include "runtime/fabric/datagram/packet_io.h"
 #include "runtime/random.h"
+#include "runtime/sim/packet_queue.h"
 
 namespace nccl_ha::test {
 
@@ -48,16 +48,12 @@ class MemoryNetwork {
 
  private:
   friend class MemoryIo;
-  struct Packet {
-    Instant due;
-    std::vector<std::byte> bytes;
-  };
   void transmit(fabric::Channel channel, uint16_t to_port, std::vector<std::byte> bytes);
 
   Random random_;
   Instant now_{};
   uint16_t next_port_ = 1000;
-  std::map<uint16_t, std::deque<Packet>> queues_;
+  std::map<uint16_t, sim::PacketQueue> queues_;
 };
 
 }  // namespace nccl_ha::test

@@ -52,9 +52,7 @@ class DatagramHarness : public PathHarness {
       return key ? Keys{*key, *key, *key} : Keys{};
     };
     end->add = [=](void* base, size_t bytes) { return add(domain, base, bytes); };
-    end->add_foreign = [=](void* base, size_t bytes) {
-      return add(domain + 1000000, base, bytes);
-    };
+    end->add_foreign = [=](void* base, size_t bytes) { return add(domain + 1000000, base, bytes); };
     end->remove = [memory = &host.memory](Keys keys) {
       static_cast<void>(memory->remove(keys.local));
     };

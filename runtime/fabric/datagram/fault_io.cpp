@@ -70,8 +70,8 @@ Result<FaultPlan> parse_fault_plan(std::string_view text) {
   return plan;
 }
 
-FaultIo::FaultIo(std::unique_ptr<PacketIo> inner, const FaultPlan& plan)
-    : inner_(std::move(inner)), plan_(plan), random_(plan.seed) {}
+FaultIo::FaultIo(std::unique_ptr<PacketIo> inner, const FaultPlan& plan, Recorder* recorder)
+    : inner_(std::move(inner)), plan_(plan), random_(plan.seed), recorder_(recorder) {}
 
 void FaultIo::hold(Channel channel, const OutDatagram& datagram, uint32_t after) {
   Held held{channel, *datagram.to, {}, after, held_ticks};
@@ -102,6 +102,7 @@ void FaultIo::count_down() {
 }
 
 void FaultIo::tick(Instant now) {
+  now_ = now;
   inner_->tick(now);
   for (size_t i = 0; i < held_.size();) {
     if (held_[i].ticks_left == 0) {
@@ -121,14 +122,18 @@ size_t FaultIo::send(Channel channel, std::span<OutDatagram> out) {
                         first[2] == static_cast<uint8_t>(FrameType::ack);
     if (is_ack && random_.chance(plan_.ack_loss)) {
       ++injected_.acks_lost;
+      note(3);
     } else if (random_.chance(plan_.drop)) {
       ++injected_.dropped;
+      note(0);
     } else if (held_.size() < held_max && random_.chance(plan_.reorder)) {
       ++injected_.reordered;
+      note(2);
       hold(channel, datagram, 1 + static_cast<uint32_t>(random_.below(reorder_distance)));
     } else {
       if (held_.size() < held_max && random_.chance(plan_.duplicate)) {
         ++injected_.duplicated;
+        note(1);
         hold(channel, datagram, static_cast<uint32_t>(random_.below(reorder_distance)));
       }
       if (inner_->send(channel, std::span(&datagram, 1)) == 0) {

@@ -9,6 +9,7 @@
 
 #include "runtime/fabric/datagram/packet_io.h"
 #include "runtime/random.h"
+#include "runtime/recorder.h"
 
 namespace nccl_ha::fabric {
 
@@ -26,7 +27,8 @@ Result<FaultPlan> parse_fault_plan(std::string_view text);
 
 class FaultIo final : public PacketIo {
  public:
-  FaultIo(std::unique_ptr<PacketIo> inner, const FaultPlan& plan);
+  /// `recorder` may be null.
+  FaultIo(std::unique_ptr<PacketIo> inner, const FaultPlan& plan, Recorder* recorder = nullptr);
 
   struct Injected {
     uint64_t dropped = 0;
@@ -58,6 +60,12 @@ class FaultIo final : public PacketIo {
   };
   void hold(Channel channel, const OutDatagram& datagram, uint32_t after);
   void release(size_t index);
+  /// The kinds are numbered as in Injected.
+  void note(uint64_t kind) {
+    if (recorder_ != nullptr) {
+      recorder_->record(TraceEvent::fault_injected, 0, kind, 0, now_);
+    }
+  }
   void count_down();
 
   std::unique_ptr<PacketIo> inner_;
@@ -65,6 +73,8 @@ class FaultIo final : public PacketIo {
   Random random_;
   Injected injected_;
   std::vector<Held> held_;
+  Recorder* recorder_;
+  Instant now_{};
 };
 
 }  // namespace nccl_ha::fabric

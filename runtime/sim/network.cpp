@@ -1,0 +1,161 @@
+#include "runtime/sim/network.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include <cstring>
+
+#include "runtime/sim/streams.h"
+
+namespace nccl_ha::sim {
+
+Endpoint Endpoint::of(const sockaddr* address) {
+  Endpoint endpoint;
+  if (address != nullptr && address->sa_family == AF_INET) {
+    const auto* in4 = reinterpret_cast<const sockaddr_in*>(address);
+    endpoint.ip = ntohl(in4->sin_addr.s_addr);
+    endpoint.port = ntohs(in4->sin_port);
+  }
+  return endpoint;
+}
+
+sockaddr_storage Endpoint::to_sockaddr() const {
+  sockaddr_storage storage{};
+  auto* in4 = reinterpret_cast<sockaddr_in*>(&storage);
+  in4->sin_family = AF_INET;
+  in4->sin_addr.s_addr = htonl(ip);
+  in4->sin_port = htons(port);
+  return storage;
+}
+
+/// Two datagram sockets of a host.
+class SimPackets final : public fabric::PacketIo {
+ public:
+  SimPackets(Network& network, Endpoint command, Endpoint data)
+      : network_(network), at_{command, data} {}
+  ~SimPackets() override {
+    for (const Endpoint& endpoint : at_) {
+      network_.queues_.erase(endpoint);
+    }
+  }
+
+  size_t send(fabric::Channel channel, std::span<fabric::OutDatagram> out) override {
+    for (const fabric::OutDatagram& datagram : out) {
+      split_datagram(datagram, [&](std::vector<std::byte> bytes) {
+        network_.transmit(at_[static_cast<size_t>(channel)], Endpoint::of(datagram.to->get()),
+                          std::move(bytes));
+      });
+    }
+    return out.size();
+  }
+  size_t receive(fabric::Channel channel, fabric::PacketSink& sink, size_t limit) override {
+    return deliver(network_.queues_[at_[static_cast<size_t>(channel)]], channel, sink, limit,
+                   network_.now());
+  }
+  fabric::SocketAddress local(fabric::Channel channel) const override {
+    fabric::SocketAddress address;
+    address.storage = at_[static_cast<size_t>(channel)].to_sockaddr();
+    address.length = sizeof(sockaddr_in);
+    return address;
+  }
+  size_t receive_buffer_bytes() const override { return 4U << 20; }
+  bool segmentation_offload() const override { return true; }
+  int wait_fd(fabric::Channel) const override { return -1; }
+
+ private:
+  Network& network_;
+  Endpoint at_[fabric::channel_count];
+};
+
+Network::~Network() = default;
+
+void Network::set_link(Ip from, Ip to, const Link& link) { links_[{from, to}] = link; }
+
+const Link& Network::link(Ip from, Ip to) const {
+  const auto found = links_.find({from, to});
+  return found == links_.end() ? all : found->second;
+}
+
+bool Network::blocked(Ip from, Ip to) const {
+  return gone_.contains(from) || gone_.contains(to) || link(from, to).cut;
+}
+
+void Network::mix(uint64_t value) {
+  // FNV-1a over eight bytes (Fowler, Noll, Vo).
+  for (int i = 0; i < 8; ++i) {
+    trace_ = (trace_ ^ (value >> (8 * i) & 0xFF)) * 0x100000001B3;
+  }
+}
+
+void Network::at(Instant due, std::function<void()> what) {
+  events_.emplace(EventKey{due, next_event_++}, std::move(what));
+}
+
+size_t Network::advance() {
+  size_t count = 0;
+  while (!events_.empty() && events_.begin()->first.first <= clock_.now()) {
+    auto event = events_.extract(events_.begin());
+    event.mapped()();
+    ++count;
+  }
+  return count;
+}
+
+std::optional<Instant> Network::next_event() const {
+  return events_.empty() ? std::nullopt : std::optional(events_.begin()->first.first);
+}
+
+void Network::transmit(Endpoint from, Endpoint to, std::vector<std::byte> bytes) {
+  ++counts_.packets;
+  const Link& way = link(from.ip, to.ip);
+  if (blocked(from.ip, to.ip)) {
+    ++counts_.cut;
+    return;
+  }
+  if (bytes.size() > way.datagram_max || random_.chance(way.drop)) {
+    ++counts_.dropped;
+    return;
+  }
+  int copies = 1;
+  if (random_.chance(way.duplicate)) {
+    ++counts_.duplicated;
+    copies = 2;
+  }
+  for (int i = 0; i < copies; ++i) {
+    Instant due = now() + way.delay;
+    if (random_.chance(way.reorder)) {
+      ++counts_.reordered;
+      due += Duration(random_.below(static_cast<uint64_t>(4 * way.delay.count() + 1)));
+    }
+    at(due, [this, from, to, bytes] {
+      const auto queue = queues_.find(to);
+      if (queue == queues_.end() || blocked(from.ip, to.ip)) {
+        ++counts_.cut;
+        return;
+      }
+      mix(static_cast<uint64_t>(now().time_since_epoch().count()));
+      mix(uint64_t{to.port} << 32 | bytes.size());
+      queue->second.push_back({now(), bytes});
+    });
+  }
+}
+
+std::unique_ptr<fabric::PacketIo> Network::open_packets(Ip local) {
+  const Endpoint command{local, next_port_++};
+  const Endpoint data{local, next_port_++};
+  queues_[command];
+  queues_[data];
+  return std::make_unique<SimPackets>(*this, command, data);
+}
+
+std::unique_ptr<StreamFactory> Network::make_streams(Ip local) {
+  return std::make_unique<SimStreams>(*this, local);
+}
+
+int Network::listen(Ip local, uint16_t port) {
+  const int token = next_token_--;
+  listening_[token].at = {local, port};
+  return token;
+}
+
+}  // namespace nccl_ha::sim

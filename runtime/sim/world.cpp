@@ -1,0 +1,104 @@
+#include "runtime/sim/world.h"
+
+#include <algorithm>
+
+namespace nccl_ha::sim {
+namespace {
+
+// What a round in which somebody worked takes, so that time passes as they work.
+constexpr Duration round_time = std::chrono::microseconds(1);
+
+fabric::NetInterface interface_of(Ip address) {
+  fabric::NetInterface interface;
+  interface.name = "sim0";
+  interface.ifindex = 1;
+  interface.mtu = 9000;
+  interface.guid = address;
+  interface.up = true;
+  fabric::IpAddress own;
+  own.prefix_len = 8;
+  for (size_t i = 0; i < 4; ++i) {
+    own.bytes[i] = static_cast<uint8_t>(address >> (24 - 8 * i));
+  }
+  interface.addresses.push_back(own);
+  return interface;
+}
+
+}  // namespace
+
+World::World(uint64_t seed) : random_(seed), network_(clock_, random_.next()) {
+  clock_.set(Instant(std::chrono::seconds(1)));  // 0 stands for "never" here and there
+}
+
+World::~World() {
+  // Engines say goodbye over the network, so they go first.
+  for (auto& process : processes_) {
+    process->engine.reset();
+    process->provider.reset();
+  }
+}
+
+Result<Process*> World::add_process(Ip address, const Config& config) {
+  auto process = std::make_unique<Process>();
+  process->address = address;
+  Config own = config;
+  own.fabric = "datagram";
+  auto provider = fabric::Provider::make(own, {interface_of(address)},
+                                         static_cast<size_t>(own.progress_threads));
+  if (!provider) {
+    return provider.error();
+  }
+  process->provider = std::move(*provider);
+  process->provider->use_packets(
+      [this, address](const fabric::SocketAddress&) -> Result<std::unique_ptr<fabric::PacketIo>> {
+        return network_.open_packets(address);
+      });
+  process->engine = Engine::start_virtual(
+      own, clock_, random_.next(), [this, address] { return network_.make_streams(address); });
+  processes_.push_back(std::move(process));
+  return processes_.back().get();
+}
+
+void World::kill(Process& process) {
+  network_.vanish(process.address);
+  process.engine.reset();
+}
+
+bool World::run_until(const std::function<bool()>& done, Duration limit) {
+  const Instant end = now() + limit;
+  std::vector<Worker*> workers;
+  for (auto& process : processes_) {
+    for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
+      workers.push_back(&process->engine->worker(i));
+    }
+  }
+  while (!done()) {
+    if (now() >= end) {
+      return false;
+    }
+    ++rounds_;
+    size_t work = network_.advance();
+    for (Worker* worker : workers) {
+      work += worker->turn();
+    }
+    const bool idle = work == 0 && std::all_of(workers.begin(), workers.end(),
+                                               [](Worker* worker) { return worker->may_sleep(); });
+    Instant next = now() + round_time;
+    if (idle) {
+      Instant wake = end;
+      if (const auto event = network_.next_event()) {
+        wake = std::min(wake, *event);
+      }
+      for (Worker* worker : workers) {
+        if (const auto deadline = worker->next_deadline()) {
+          wake = std::min(wake, *deadline);
+        }
+      }
+      next = std::max(wake, next);
+    }
+    clock_.set(next);
+  }
+  return true;
+}
+
+}  // namespace nccl_ha::sim

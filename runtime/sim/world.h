@@ -1,0 +1,50 @@
+// A simulation: processes with real engines and actors on one network and one virtual clock.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "runtime/engine.h"
+#include "runtime/fabric/provider.h"
+#include "runtime/sim/network.h"
+
+namespace nccl_ha::sim {
+
+/// A simulated process on a host.
+struct Process {
+  Ip address = 0;
+  std::unique_ptr<fabric::Provider> provider;
+  std::unique_ptr<Engine> engine;
+};
+
+class World {
+ public:
+  explicit World(uint64_t seed);
+  ~World();
+
+  Network& network() { return network_; }
+  Random& random() { return random_; }
+  Instant now() const { return network_.now(); }
+
+  /// A process whose only interface is `address`.  The World owns it; the pointer stays valid.
+  Result<Process*> add_process(Ip address, const Config& config);
+  /// The process dies without a word and its host with it.
+  void kill(Process& process);
+
+  /// Turns all workers until `done` says so or `limit` of virtual time has passed; false then. When
+  /// nobody has anything to do, time jumps to whatever comes next.
+  bool run_until(const std::function<bool()>& done, Duration limit);
+
+  /// Rounds of turns so far; with the network's trace, what two equal runs have in common.
+  uint64_t rounds() const { return rounds_; }
+
+ private:
+  ManualClock clock_;
+  Random random_;
+  Network network_;
+  std::vector<std::unique_ptr<Process>> processes_;
+  uint64_t rounds_ = 0;
+};
+
+}  // namespace nccl_ha::sim
