@@ -382,16 +382,24 @@ Result<void> World::read_some(Peer& peer) {
     return peer_failed(fmt::format("rank {} ended unexpectedly", peer.rank));
   }
   peer.input.append(bytes, static_cast<size_t>(got));
+  return look_for_failure(peer);
+}
+
+Result<void> World::look_for_failure(const Peer& peer) {
   FrameHeader header;
-  if (peer.input.size() < sizeof(header)) {
-    return {};
-  }
-  std::memcpy(&header, peer.input.data(), sizeof(header));
-  if (header.magic != frame_magic || header.length > body_max) {
-    return peer_failed(fmt::format("rank {} sent garbage", peer.rank));
-  }
-  if (header.type == failure && peer.input.size() >= sizeof(header) + header.length) {
-    return peer_failed(peer.input.substr(sizeof(header), header.length));
+  for (size_t at = 0; peer.input.size() - at >= sizeof(header);) {
+    std::memcpy(&header, peer.input.data() + at, sizeof(header));
+    if (header.magic != frame_magic || header.length > body_max) {
+      return peer_failed(fmt::format("rank {} sent garbage", peer.rank));
+    }
+    at += sizeof(header);
+    if (peer.input.size() - at < header.length) {
+      break;
+    }
+    if (header.type == failure) {
+      return peer_failed(peer.input.substr(at, header.length));
+    }
+    at += header.length;
   }
   return {};
 }
@@ -400,6 +408,12 @@ Result<void> World::read_some(Peer& peer) {
 Result<void> World::pump(int timeout_ms, int extra_fd, bool* extra_ready) {
   if (failed_) {
     return fail(Errc::closed, failure_);
+  }
+  // A failure may have come together with the frame that was taken before.
+  for (const Peer& peer : peers_) {
+    if (auto fine = look_for_failure(peer); !fine) {
+      return fine;
+    }
   }
   std::vector<pollfd> wait;
   wait.reserve(peers_.size() + 1);

@@ -73,6 +73,7 @@ class World {
   Result<bool> take_frame(Peer& peer, uint16_t& type, std::string& body);
   Result<void> pump(int timeout_ms, int extra_fd, bool* extra_ready);
   Result<void> read_some(Peer& peer);
+  Result<void> look_for_failure(const Peer& peer);
   Error peer_failed(const std::string& text);
   std::string missing_ranks() const;
   int milliseconds_left(Instant until) const;
