@@ -14,6 +14,8 @@
 #include "runtime/cpu.h"
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/interfaces.h"
+#include "runtime/fabric/provider.h"
+#include "runtime/fabric/verbs/device.h"
 #include "runtime/log.h"
 #include "tools/commands.h"
 
@@ -95,7 +97,7 @@ std::string addresses_text(const NetInterface& interface) {
   return out;
 }
 
-json device_json(const NetInterface& interface) {
+json interface_json(const NetInterface& interface) {
   json addresses = json::array();
   for (const IpAddress& address : interface.addresses) {
     addresses.push_back(fmt::format("{}/{}", address.text(), address.prefix_len));
@@ -107,6 +109,79 @@ json device_json(const NetInterface& interface) {
           {"numa_node", interface.numa_node},
           {"pci_path", interface.pci_path},
           {"guid", fmt::format("{:016x}", interface.guid)}};
+}
+
+/// A port together with the GID that a queue pair on it would use.
+struct ChosenPort {
+  fabric::verbs::PortInfo info;
+  std::optional<fabric::verbs::GidEntry> gid;
+};
+
+/// What the plugin would do with the RDMA devices, and why not more.
+struct RdmaView {
+  std::vector<ChosenPort> ports;
+  std::vector<std::string> notes;
+};
+
+Result<RdmaView> look_at_rdma(const Config& config) {
+  RdmaView view;
+  if (config.fabric == "datagram") {
+    view.notes.emplace_back("HA_NCCL_FABRIC=datagram leaves RDMA devices alone");
+    return view;
+  }
+  if (config.fabric == "auto" && config.ib_disable) {
+    view.notes.emplace_back("HA_NCCL_IB_DISABLE=1 leaves RDMA devices alone");
+    return view;
+  }
+  auto list = fabric::verbs::list_ports(config);
+  if (!list) {
+    return list.error();
+  }
+  view.notes = std::move(list->notes);
+  for (const fabric::verbs::UsablePort& port : list->ports) {
+    const auto want = fabric::verbs::gid_preference(config, port.info);
+    if (!want) {
+      return want.error();
+    }
+    view.ports.push_back({port.info, fabric::verbs::select_gid(port.info.gids, *want)});
+  }
+  return view;
+}
+
+std::string gid_summary(const ChosenPort& port) {
+  if (!port.gid) {
+    return fmt::format("lid {}", port.info.lid);
+  }
+  if (port.info.link == fabric::verbs::LinkLayer::infiniband) {
+    return fmt::format("lid {}, gid {} {}", port.info.lid, port.gid->index,
+                       fabric::verbs::gid_text(port.gid->bytes));
+  }
+  return fmt::format("gid {} {}, RoCE v{}", port.gid->index,
+                     fabric::verbs::gid_address(port.gid->bytes).text(), port.gid->roce_v2 ? 2 : 1);
+}
+
+json device_json(const fabric::NetDevice& device, const RdmaView& rdma,
+                 const std::vector<NetInterface>& interfaces) {
+  if (device.kind == fabric::FabricKind::datagram) {
+    return interface_json(interfaces[device.index]);
+  }
+  const ChosenPort& port = rdma.ports[device.index];
+  json out{{"name", device.name},
+           {"link", to_text(port.info.link)},
+           {"netdev", port.info.netdev},
+           {"lid", port.info.lid},
+           {"mtu", port.info.mtu},
+           {"speed_mbps", device.speed_mbps},
+           {"numa_node", device.numa_node},
+           {"pci_path", device.pci_path},
+           {"guid", fmt::format("{:016x}", device.guid)},
+           {"peer_memory", device.peer_memory},
+           {"dmabuf", device.dmabuf}};
+  if (port.gid) {
+    out["gid_index"] = port.gid->index;
+    out["gid"] = fabric::verbs::gid_text(port.gid->bytes);
+  }
+  return out;
 }
 
 json settings_json(const Config& config) {
@@ -131,14 +206,27 @@ void print_settings(const Config& config) {
   }
 }
 
-void print_devices(const std::vector<NetInterface>& all, const std::vector<NetInterface>& chosen,
-                   const Config& config) {
-  fmt::print("devices (what NCCL will see)\n");
+void print_rdma(const std::vector<fabric::NetDevice>& devices, const RdmaView& rdma) {
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const fabric::NetDevice& d = devices[i];
+    const ChosenPort& port = rdma.ports[d.index];
+    fmt::print("  {} {:<12} {}  {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}\n", i, d.name,
+               port.info.netdev.empty() ? to_text(port.info.link) : port.info.netdev,
+               gid_summary(port), port.info.mtu, d.speed_mbps, d.numa_node, d.guid,
+               d.pci_path.empty() ? "" : "  ", d.pci_path);
+    fmt::print("    GPU memory: {}\n", d.dmabuf        ? "by DMA-BUF"
+                                       : d.peer_memory ? "by a peer-memory module"
+                                                       : "no, NCCL stages through host memory");
+  }
+}
+
+void print_interfaces(const std::vector<NetInterface>& all, const std::vector<NetInterface>& chosen,
+                      const Config& config, bool numbered) {
   for (size_t i = 0; i < chosen.size(); ++i) {
     const NetInterface& d = chosen[i];
-    fmt::print("  {} {:<12} {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}\n", i, d.name,
-               addresses_text(d), d.mtu, d.speed_mbps, d.numa_node, d.guid,
-               d.pci_path.empty() ? "" : "  ", d.pci_path);
+    fmt::print("  {} {:<12} {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}\n",
+               numbered ? std::to_string(i) : "+", d.name, addresses_text(d), d.mtu, d.speed_mbps,
+               d.numa_node, d.guid, d.pci_path.empty() ? "" : "  ", d.pci_path);
   }
   for (const NetInterface& d : all) {
     const bool used = std::any_of(chosen.begin(), chosen.end(),
@@ -198,15 +286,31 @@ void run(const InfoOptions& options) {
   if (!chosen) {
     stop(chosen.error());
   }
+  auto rdma = look_at_rdma(*config);
+  if (!rdma) {
+    stop(rdma.error());
+  }
+  const auto provider = fabric::Provider::make(*config, *chosen, 0);
+  if (!provider) {
+    stop(provider.error());
+  }
+  const std::vector<fabric::NetDevice>& devices = (*provider)->devices();
+  const bool verbs = devices.front().kind == fabric::FabricKind::verbs;
   const KernelSupport kernel = probe_kernel(*config);
   if (options.as_json) {
-    json devices = json::array();
-    for (const NetInterface& device : *chosen) {
-      devices.push_back(device_json(device));
+    json device_list = json::array();
+    for (const fabric::NetDevice& device : devices) {
+      device_list.push_back(device_json(device, *rdma, *chosen));
+    }
+    json interface_list = json::array();
+    for (const NetInterface& interface : *chosen) {
+      interface_list.push_back(interface_json(interface));
     }
     const json out{{"version", NHA_VERSION},
-                   {"fabric", "datagram"},
-                   {"devices", devices},
+                   {"fabric", verbs ? "verbs" : "datagram"},
+                   {"devices", device_list},
+                   {"interfaces", interface_list},
+                   {"rdma_notes", rdma->notes},
                    {"settings", settings_json(*config)},
                    {"kernel",
                     {{"rmem_max", kernel.rmem_max},
@@ -217,8 +321,19 @@ void run(const InfoOptions& options) {
     fmt::print("{}\n", out.dump(2));
     return;
   }
-  fmt::print("nccl-ha {}, plugin ABI v6 to v12, fabric: datagrams over UDP\n\n", NHA_VERSION);
-  print_devices(*all, *chosen, *config);
+  fmt::print("nccl-ha {}, plugin ABI v6 to v12, fabric: {}\n\ndevices (what NCCL will see)\n",
+             NHA_VERSION, to_text(devices.front().kind));
+  if (verbs) {
+    print_rdma(devices, *rdma);
+    fmt::print("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");
+  }
+  print_interfaces(*all, *chosen, *config, !verbs);
+  if (!rdma->notes.empty()) {
+    fmt::print("\nRDMA\n");
+    for (const std::string& note : rdma->notes) {
+      fmt::print("  {}\n", note);
+    }
+  }
   print_kernel(kernel, *config);
   fmt::print("\n");
   print_settings(*config);

@@ -1,0 +1,84 @@
+// nccl-ha info says what the plugin would do on this host, and refuses what the plugin refuses.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "tests/support/tool_runner.h"
+
+namespace nccl_ha::tests {
+namespace {
+
+using nlohmann::json;
+
+ToolRun info(const std::vector<std::string>& arguments, const Environment& environment) {
+  std::vector<std::string> all{"info"};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  return run_program(NHA_TOOL_FILE, all, environment);
+}
+
+TEST(Info, NamesDeviceFabricAndSettings) {
+  const ToolRun run = info({"--json"}, {{"HA_NCCL_IFNAME", "=lo"}, {"HA_NCCL_FABRIC", "datagram"}});
+  ASSERT_EQ(run.status, 0) << run.err;
+  const json out = json::parse(run.out);
+  EXPECT_EQ(out["fabric"], "datagram");
+  ASSERT_EQ(out["devices"].size(), 1U);
+  EXPECT_EQ(out["devices"][0]["name"], "lo");
+  EXPECT_EQ(out["interfaces"][0]["name"], "lo");
+  std::set<std::string> origins;
+  for (const json& setting : out["settings"]) {
+    if (setting["name"] == "HA_NCCL_IFNAME") {
+      EXPECT_EQ(setting["value"], "=lo");
+      EXPECT_EQ(setting["origin"], "environment");
+    }
+    origins.insert(setting["origin"]);
+  }
+  EXPECT_TRUE(origins.contains("default"));
+  ASSERT_EQ(out["rdma_notes"].size(), 1U);
+  EXPECT_NE(out["rdma_notes"][0].get<std::string>().find("HA_NCCL_FABRIC=datagram"),
+            std::string::npos);
+}
+
+// Whatever this host has: with `auto` either RDMA ports are the devices, or a note says why not.
+TEST(Info, SaysWhyThereIsNoRdma) {
+  const ToolRun run = info({"--json"}, {{"HA_NCCL_FABRIC", "auto"}});
+  ASSERT_EQ(run.status, 0) << run.err;
+  const json out = json::parse(run.out);
+  if (out["fabric"] == "datagram") {
+    EXPECT_GE(out["rdma_notes"].size(), 1U);
+    EXPECT_EQ(out["devices"].size(), out["interfaces"].size());
+  } else {
+    EXPECT_EQ(out["fabric"], "verbs");
+    EXPECT_TRUE(out["devices"][0].contains("link"));
+  }
+}
+
+TEST(Info, AnHcaThatIsNotThereIsAnErrorUnderVerbs) {
+  const ToolRun run =
+      info({}, {{"HA_NCCL_FABRIC", "verbs"}, {"HA_NCCL_IB_HCA", "=no_such_device"}});
+  EXPECT_NE(run.status, 0);
+  EXPECT_NE(run.err.find("HA_NCCL_FABRIC=verbs, but no RDMA port is usable"), std::string::npos)
+      << run.err;
+}
+
+TEST(Info, WrongSettingsAreRefused) {
+  for (const auto& [name, value] :
+       Environment{{"HA_NCCL_FABRIC", "token-ring"}, {"HA_NCCL_IB_ADDR_RANGE", "1.2.3"}}) {
+    const ToolRun run = info({}, {{name, value}});
+    EXPECT_NE(run.status, 0) << name;
+    EXPECT_NE(run.err.find(name), std::string::npos) << run.err;
+  }
+}
+
+TEST(Info, ReadableOutputHasAllParts) {
+  const ToolRun run = info({}, {{"HA_NCCL_IFNAME", "=lo"}, {"HA_NCCL_IB_DISABLE", "1"}});
+  ASSERT_EQ(run.status, 0) << run.err;
+  for (const char* part : {"fabric: datagrams over UDP", "0 lo", "HA_NCCL_IB_DISABLE=1 leaves",
+                           "socket buffers:", "HA_NCCL_USE_PROGRESS_THREAD"}) {
+    EXPECT_NE(run.out.find(part), std::string::npos) << part << " is missing in\n" << run.out;
+  }
+}
+
+}  // namespace
+}  // namespace nccl_ha::tests
