@@ -129,7 +129,8 @@ abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::L
       return to_nccl(ready.error().code);
     }
     if (ctx != nullptr) {
-      *ctx = &context_tokens[static_cast<size_t>(std::clamp(traffic_class, -1, 255) + 1)];
+      const auto known = static_cast<ptrdiff_t>(std::clamp(traffic_class, -1, 255));
+      *ctx = context_tokens.data() + 1 + known;
       Process::instance().add_context();
     }
     return abi::NcclResult::success;

@@ -254,6 +254,68 @@ void print_kernel(const KernelSupport& kernel, const Config& config) {
   throw CLI::RuntimeError(1);
 }
 
+void show_host(const Config& config, bool as_json) {
+  auto all = fabric::list_interfaces();
+  if (!all) {
+    stop(all.error());
+  }
+  auto chosen = fabric::select_interfaces(*all, config.ifname, config.socket_family);
+  if (!chosen) {
+    stop(chosen.error());
+  }
+  auto rdma = look_at_rdma(config);
+  if (!rdma) {
+    stop(rdma.error());
+  }
+  const auto provider = fabric::Provider::make(config, *chosen, 0);
+  if (!provider) {
+    stop(provider.error());
+  }
+  const std::vector<fabric::NetDevice>& devices = (*provider)->devices();
+  const bool verbs = devices.front().kind == fabric::FabricKind::verbs;
+  const KernelSupport kernel = probe_kernel(config);
+  if (as_json) {
+    json device_list = json::array();
+    for (const fabric::NetDevice& device : devices) {
+      device_list.push_back(device_json(device, *rdma, *chosen));
+    }
+    json interface_list = json::array();
+    for (const NetInterface& interface : *chosen) {
+      interface_list.push_back(interface_json(interface));
+    }
+    const json out{{"version", NHA_VERSION},
+                   {"fabric", verbs ? "verbs" : "datagram"},
+                   {"devices", device_list},
+                   {"interfaces", interface_list},
+                   {"rdma_notes", rdma->notes},
+                   {"settings", settings_json(config)},
+                   {"kernel",
+                    {{"rmem_max", kernel.rmem_max},
+                     {"wmem_max", kernel.wmem_max},
+                     {"socket_bytes_granted", kernel.granted_bytes},
+                     {"udp_segmentation", kernel.segmentation},
+                     {"udp_coalescing", kernel.coalescing}}}};
+    fmt::print("{}\n", out.dump(2));
+    return;
+  }
+  fmt::print("nccl-ha {}, plugin ABI v6 to v12, fabric: {}\n\ndevices (what NCCL will see)\n",
+             NHA_VERSION, to_text(devices.front().kind));
+  if (verbs) {
+    print_rdma(devices, *rdma);
+    fmt::print("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");
+  }
+  print_interfaces(*all, *chosen, config, !verbs);
+  if (!rdma->notes.empty()) {
+    fmt::print("\nRDMA\n");
+    for (const std::string& note : rdma->notes) {
+      fmt::print("  {}\n", note);
+    }
+  }
+  print_kernel(kernel, config);
+  fmt::print("\n");
+  print_settings(config);
+}
+
 void run(const InfoOptions& options) {
   if (options.markdown) {
     fmt::print("{}", configuration_markdown());
@@ -278,65 +340,7 @@ void run(const InfoOptions& options) {
     }
     return;
   }
-  auto all = fabric::list_interfaces();
-  if (!all) {
-    stop(all.error());
-  }
-  auto chosen = fabric::select_interfaces(*all, config->ifname, config->socket_family);
-  if (!chosen) {
-    stop(chosen.error());
-  }
-  auto rdma = look_at_rdma(*config);
-  if (!rdma) {
-    stop(rdma.error());
-  }
-  const auto provider = fabric::Provider::make(*config, *chosen, 0);
-  if (!provider) {
-    stop(provider.error());
-  }
-  const std::vector<fabric::NetDevice>& devices = (*provider)->devices();
-  const bool verbs = devices.front().kind == fabric::FabricKind::verbs;
-  const KernelSupport kernel = probe_kernel(*config);
-  if (options.as_json) {
-    json device_list = json::array();
-    for (const fabric::NetDevice& device : devices) {
-      device_list.push_back(device_json(device, *rdma, *chosen));
-    }
-    json interface_list = json::array();
-    for (const NetInterface& interface : *chosen) {
-      interface_list.push_back(interface_json(interface));
-    }
-    const json out{{"version", NHA_VERSION},
-                   {"fabric", verbs ? "verbs" : "datagram"},
-                   {"devices", device_list},
-                   {"interfaces", interface_list},
-                   {"rdma_notes", rdma->notes},
-                   {"settings", settings_json(*config)},
-                   {"kernel",
-                    {{"rmem_max", kernel.rmem_max},
-                     {"wmem_max", kernel.wmem_max},
-                     {"socket_bytes_granted", kernel.granted_bytes},
-                     {"udp_segmentation", kernel.segmentation},
-                     {"udp_coalescing", kernel.coalescing}}}};
-    fmt::print("{}\n", out.dump(2));
-    return;
-  }
-  fmt::print("nccl-ha {}, plugin ABI v6 to v12, fabric: {}\n\ndevices (what NCCL will see)\n",
-             NHA_VERSION, to_text(devices.front().kind));
-  if (verbs) {
-    print_rdma(devices, *rdma);
-    fmt::print("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");
-  }
-  print_interfaces(*all, *chosen, *config, !verbs);
-  if (!rdma->notes.empty()) {
-    fmt::print("\nRDMA\n");
-    for (const std::string& note : rdma->notes) {
-      fmt::print("  {}\n", note);
-    }
-  }
-  print_kernel(kernel, *config);
-  fmt::print("\n");
-  print_settings(*config);
+  show_host(*config, options.as_json);
 }
 
 }  // namespace

@@ -41,9 +41,9 @@ class SimPackets final : public fabric::PacketIo {
 
   size_t send(fabric::Channel channel, std::span<fabric::OutDatagram> out) override {
     for (const fabric::OutDatagram& datagram : out) {
-      split_datagram(datagram, [&](std::vector<std::byte> bytes) {
+      split_datagram(datagram, [&](const std::vector<std::byte>& bytes) {
         network_.transmit(at_[static_cast<size_t>(channel)], Endpoint::of(datagram.to->get()),
-                          std::move(bytes));
+                          bytes);
       });
     }
     return out.size();
@@ -105,7 +105,7 @@ std::optional<Instant> Network::next_event() const {
   return events_.empty() ? std::nullopt : std::optional(events_.begin()->first.first);
 }
 
-void Network::transmit(Endpoint from, Endpoint to, std::vector<std::byte> bytes) {
+void Network::transmit(Endpoint from, Endpoint to, const std::vector<std::byte>& bytes) {
   ++counts_.packets;
   const Link& way = link(from.ip, to.ip);
   if (blocked(from.ip, to.ip)) {

@@ -31,7 +31,10 @@ constexpr Ip ip(uint8_t a, uint8_t b, uint8_t c, uint8_t d) {
 struct Endpoint {
   Ip ip = 0;
   uint16_t port = 0;
-  auto operator<=>(const Endpoint&) const = default;
+  bool operator==(const Endpoint&) const = default;
+  bool operator<(const Endpoint& other) const {
+    return std::pair(ip, port) < std::pair(other.ip, other.port);
+  }
   static Endpoint of(const sockaddr* address);
   sockaddr_storage to_sockaddr() const;
 };
@@ -112,7 +115,7 @@ class Network {
   void flush_segments(const ConnectionPtr& from);
   void deliver_bytes(const ConnectionPtr& to, std::vector<std::byte> bytes);
   void deliver_end(const ConnectionPtr& to, const Error& error);
-  void transmit(Endpoint from, Endpoint to, std::vector<std::byte> bytes);
+  void transmit(Endpoint from, Endpoint to, const std::vector<std::byte>& bytes);
 
   ManualClock& clock_;
   Random random_;

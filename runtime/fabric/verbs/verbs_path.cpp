@@ -179,7 +179,11 @@ Result<void> VerbsPath::open(const GidPreference& want) {
     query_ece();
   }
   encode(local_, local_bytes_);
-  // The peer's two probes meet the first two receives.
+  return post_probe_receives();
+}
+
+// The peer's two probes meet the first two receives.
+Result<void> VerbsPath::post_probe_receives() {
   for (int i = 0; i < 2; ++i) {
     ReceivePost probe;
     probe.address = port_.scratch_.data() + port_.scratch_.size() / 2;

@@ -72,6 +72,7 @@ class VerbsPath final : public Path {
   VerbsPath(Port& port, const PathOptions& options, PathOwner* owner, uint32_t slot,
             uint16_t generation, size_t queue);
   Result<void> open(const GidPreference& want);
+  Result<void> post_probe_receives();
   Result<void> to_ready(const WireAddress& peer);
   void query_ece();
   Result<void> open_flush();
