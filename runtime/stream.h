@@ -67,6 +67,18 @@ class DatagramEndpoint {
   virtual Result<sockaddr_storage> local_address() = 0;
 };
 
+class FdWatchOwner {
+ public:
+  virtual ~FdWatchOwner() = default;
+  /// Something can be read; told again as long as it can.
+  virtual void on_readable(int fd) = 0;
+};
+
+class FdWatch {
+ public:
+  virtual ~FdWatch() = default;  ///< no callback after it
+};
+
 class StreamFactory {
  public:
   virtual ~StreamFactory() = default;
@@ -81,6 +93,9 @@ class StreamFactory {
   virtual Result<std::unique_ptr<Acceptor>> adopt_listener(int fd, AcceptorOwner* owner) = 0;
   virtual Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
                                                                   DatagramOwner* owner) = 0;
+  /// A descriptor that others own and read, made non-blocking; it must stay open as long as the
+  /// watch.  A regular file: Errc::system.  A simulated network has none: invalid_usage.
+  virtual Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) = 0;
   /// Lets callbacks run without waiting; how many things may have happened (0: idle).
   virtual unsigned turn() = 0;
   /// Readable when turn() has something to do; -1: none.

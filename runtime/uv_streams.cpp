@@ -79,6 +79,7 @@ class UvStreams final : public StreamFactory {
   Result<std::unique_ptr<Acceptor>> adopt_listener(int fd, AcceptorOwner* owner) override;
   Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
                                                           DatagramOwner* owner) override;
+  Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) override;
   unsigned turn() override {
     events_ = 0;
     uv_run(&loop_, UV_RUN_NOWAIT);
@@ -369,6 +370,39 @@ class UvDatagram final : public DatagramEndpoint {
   State* state_;
 };
 
+class UvFdWatch final : public FdWatch {
+ public:
+  struct State {
+    uv_poll_t poll;
+    UvStreams* factory;
+    FdWatchOwner* owner;
+    int fd;
+  };
+  explicit UvFdWatch(State* state) : state_(state) {}
+  ~UvFdWatch() override {
+    state_->owner = nullptr;
+    uv_close(reinterpret_cast<uv_handle_t*>(&state_->poll), [](uv_handle_t* handle) {
+      auto* state = static_cast<State*>(handle->data);
+      state->factory->handle_closed();
+      delete state;
+    });
+  }
+  static void on_readable(uv_poll_t* poll, int status, int events) {
+    (void)events;
+    auto* state = static_cast<State*>(poll->data);
+    state->factory->happened();
+    if (status < 0) {
+      uv_poll_stop(poll);  // an error that stays would come back with every turn
+    }
+    if (state->owner != nullptr) {
+      state->owner->on_readable(state->fd);
+    }
+  }
+
+ private:
+  State* state_;
+};
+
 UvStreams::~UvStreams() {
   if (!made_) {
     return;
@@ -490,6 +524,23 @@ Result<std::unique_ptr<Acceptor>> UvStreams::adopt_listener(int fd, AcceptorOwne
   auto acceptor = std::make_unique<UvAcceptor>(state);
   uv_poll_start(&state->poll, UV_READABLE, UvAcceptor::on_readable);
   return std::unique_ptr<Acceptor>(std::move(acceptor));
+}
+
+Result<std::unique_ptr<FdWatch>> UvStreams::watch_fd(int fd, FdWatchOwner* owner) {
+  auto* state = new UvFdWatch::State{};
+  state->factory = this;
+  state->owner = owner;
+  state->fd = fd;
+  state->poll.data = state;
+  const int code = uv_poll_init(&loop_, &state->poll, fd);
+  if (code != 0) {
+    delete state;
+    return fail(Errc::system, "cannot watch a descriptor", -code);
+  }
+  handle_opened(1);
+  auto watch = std::make_unique<UvFdWatch>(state);
+  uv_poll_start(&state->poll, UV_READABLE, UvFdWatch::on_readable);
+  return std::unique_ptr<FdWatch>(std::move(watch));
 }
 
 Result<std::unique_ptr<DatagramEndpoint>> UvStreams::bind_datagram(const sockaddr* address,

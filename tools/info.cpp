@@ -272,15 +272,16 @@ void show_host(const Config& config, bool as_json) {
     stop(provider.error());
   }
   const std::vector<fabric::NetDevice>& devices = (*provider)->devices();
+  const std::vector<NetInterface>& interfaces = (*provider)->interfaces();  // in order of use
   const bool verbs = devices.front().kind == fabric::FabricKind::verbs;
   const KernelSupport kernel = probe_kernel(config);
   if (as_json) {
     json device_list = json::array();
     for (const fabric::NetDevice& device : devices) {
-      device_list.push_back(device_json(device, *rdma, *chosen));
+      device_list.push_back(device_json(device, *rdma, interfaces));
     }
     json interface_list = json::array();
-    for (const NetInterface& interface : *chosen) {
+    for (const NetInterface& interface : interfaces) {
       interface_list.push_back(interface_json(interface));
     }
     const json out{{"version", NHA_VERSION},
@@ -304,7 +305,7 @@ void show_host(const Config& config, bool as_json) {
     print_rdma(devices, *rdma);
     fmt::print("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");
   }
-  print_interfaces(*all, *chosen, config, !verbs);
+  print_interfaces(*all, interfaces, config, !verbs);
   if (!rdma->notes.empty()) {
     fmt::print("\nRDMA\n");
     for (const std::string& note : rdma->notes) {

@@ -6,6 +6,7 @@
 
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/udp_io.h"
+#include "runtime/fabric/verbs/device_watch.h"
 #include "runtime/fabric/verbs/port.h"
 #include "runtime/log.h"
 #include "runtime/worker.h"
@@ -193,6 +194,11 @@ Result<OwnedPath> Provider::create_verbs_path(Context& context, const Attachment
   const size_t index = devices_[at.device].index;
   const verbs::UsablePort& usable = rdma_[index];
   std::weak_ptr<verbs::Port>& slot = rdma_ports_[context.worker_index()][index];
+  if (usable.device->fatal.load(std::memory_order_acquire)) {
+    return fail(Errc::system, fmt::format("RDMA device {} failed earlier: see the kernel's log; "
+                                          "restart the job when it is back",
+                                          usable.device->name()));
+  }
   std::shared_ptr<verbs::Port> port = slot.lock();
   if (!port) {
     verbs::Port::Environment environment;
@@ -209,6 +215,9 @@ Result<OwnedPath> Provider::create_verbs_path(Context& context, const Attachment
     port = std::shared_ptr<verbs::Port>(
         raw, [&context, keep = std::move(*opened)](verbs::Port* p) { context.remove_poller(p); });
     slot = port;
+    if (!usable.device->watched.exchange(true, std::memory_order_acq_rel)) {
+      context.add_actor(std::make_unique<verbs::DeviceWatch>(usable.device));
+    }
   }
   auto want = verbs::gid_preference(context.config(), usable.info);
   if (!want) {

@@ -268,6 +268,12 @@ Result<std::unique_ptr<DatagramEndpoint>> SimStreams::bind_datagram(const sockad
   return fail(Errc::invalid_usage, "the simulated network has no control-plane datagrams");
 }
 
+Result<std::unique_ptr<FdWatch>> SimStreams::watch_fd(int fd, FdWatchOwner* owner) {
+  (void)fd;
+  (void)owner;
+  return fail(Errc::invalid_usage, "the simulated network has no descriptors");
+}
+
 unsigned SimStreams::turn() {
   unsigned count = 0;
   // What the callbacks cause comes in the next turn, as with real sockets.

@@ -60,6 +60,7 @@ class SimStreams final : public StreamFactory {
   Result<std::unique_ptr<Acceptor>> adopt_listener(int fd, AcceptorOwner* owner) override;
   Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
                                                           DatagramOwner* owner) override;
+  Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) override;
   unsigned turn() override;
   size_t open_handles() const override { return 0; }
 

@@ -88,8 +88,11 @@ class Device {
   bool dmabuf() const { return dmabuf_; }
   bool relaxed_ordering() const { return relaxed_ordering_; }
 
-  /// Set by the watch of asynchronous events; a device that failed for good makes no more paths.
+  /// Set by the watch of asynchronous events: the device failed for good.  Its ports fail their
+  /// paths and make no more.
   std::atomic<bool> fatal{false};
+  /// Somebody reads its asynchronous events.
+  std::atomic<bool> watched{false};
 
  private:
   struct Entry {

@@ -211,9 +211,27 @@ unsigned Port::poll(Instant now) {
   for (size_t i = 0; i < queues_.size(); ++i) {
     work += poll_queue(queues_[i]);
   }
+  if (device_->fatal.load(std::memory_order_relaxed) && !lost_) [[unlikely]] {
+    work += fail_all();
+  }
   work += report_states();
   work += flush_posts();
   return work;
+}
+
+unsigned Port::fail_all() {
+  lost_ = true;
+  unsigned count = 0;
+  for (const Slot& slot : slots_) {
+    if (slot.path != nullptr) {
+      slot.path->fail(nccl_ha::fail(
+          Errc::remote, fmt::format("RDMA device {} failed (its driver says so): see the kernel's "
+                                    "log",
+                                    device_->name())));
+      ++count;
+    }
+  }
+  return count;
 }
 
 void Port::watch_progress() {

@@ -100,6 +100,7 @@ class Port final : public Poller {
   void queue_state(VerbsPath& path);
   unsigned report_states();
   void watch_progress();
+  unsigned fail_all();
 
   std::shared_ptr<Device> device_;
   const Library& library_;
@@ -113,6 +114,7 @@ class Port final : public Poller {
   std::vector<VerbsPath*> dirty_;
   std::vector<VerbsPath*> state_events_;
   bool armed_ = false;
+  bool lost_ = false;  ///< the device failed and the paths were told
   Instant now_{};
   Timer watch_;
   // Where probes come from and go to, and where flushes read to: nobody looks at it.

@@ -1,0 +1,48 @@
+// Asynchronous events of an RDMA device: ports that go and come, queues and devices that fail.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "runtime/actor.h"
+#include "runtime/context.h"
+#include "runtime/fabric/verbs/device.h"
+#include "runtime/stream.h"
+
+namespace nccl_ha::fabric::verbs {
+
+/// What an event means to whoever uses the device.
+enum class EventEffect : uint8_t {
+  none,         ///< worth a debug line
+  port_down,    ///< its paths will fail unless it comes back within their retry budget
+  port_up,      ///< new paths can be made
+  addresses,    ///< LID, GID or partition table changed: new paths read them anew
+  queue_fault,  ///< one queue pair failed; its completions say the rest
+  device_lost,  ///< nothing on this device can be trusted to complete any more
+};
+/// Any thread.  Pure.
+EventEffect effect_of(ibv_event_type type);
+
+/// Reads the events of one device, tells people, and marks a device that is lost so that its ports
+/// fail their paths.  One per device and process: its descriptor has one reader.  Lives until the
+/// engine stops.
+class DeviceWatch final : public Actor, private FdWatchOwner {
+ public:
+  /// The caller has set Device::watched.
+  explicit DeviceWatch(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  ~DeviceWatch() override;
+  const char* name() const override { return "device watch"; }
+  void start(Context& context) override;
+  void on(const Message& message) override;
+  void stop() override;
+
+ private:
+  void on_readable(int fd) override;
+  void take(const ibv_async_event& event);
+
+  std::shared_ptr<Device> device_;
+  Context* context_ = nullptr;
+  std::unique_ptr<FdWatch> watch_;
+};
+
+}  // namespace nccl_ha::fabric::verbs

@@ -1,0 +1,139 @@
+// The watch of a device's asynchronous events, on a device that exists only here.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <memory>
+
+#include "runtime/config.h"
+#include "runtime/engine.h"
+#include "runtime/fabric/verbs/device_watch.h"
+
+namespace nccl_ha::fabric::verbs {
+namespace {
+
+// Events come as packets over a socket pair, as they come over a descriptor from the kernel.
+struct FakeDevice {
+  ibv_context context{};
+  ibv_pd pd{};
+  int driver = -1;
+  std::atomic<int> acknowledged{0};
+  std::atomic<int> closed{0};
+};
+FakeDevice* fake = nullptr;
+
+Library fake_library() {
+  Library library;
+  library.get_device_name = [](ibv_device*) { return "fake0"; };
+  library.open_device = [](ibv_device*) { return &fake->context; };
+  library.close_device = [](ibv_context*) {
+    ++fake->closed;
+    return 0;
+  };
+  library.query_device = [](ibv_context*, ibv_device_attr*) { return 0; };
+  library.alloc_pd = [](ibv_context*) { return &fake->pd; };
+  library.dealloc_pd = [](ibv_pd*) { return 0; };
+  library.event_type_str = [](ibv_event_type) { return "an event of the test"; };
+  library.get_async_event = [](ibv_context* context, ibv_async_event* event) {
+    const ssize_t got = recv(context->async_fd, event, sizeof *event, MSG_DONTWAIT);
+    return got == static_cast<ssize_t>(sizeof *event) ? 0 : -1;
+  };
+  library.ack_async_event = [](ibv_async_event*) { ++fake->acknowledged; };
+  return library;
+}
+
+class DeviceWatching : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    device_of_test_.context.async_fd = ends[0];
+    device_of_test_.driver = ends[1];
+    fake = &device_of_test_;
+    config_.use_progress_thread = GetParam();
+    auto device = Device::open(library_, nullptr, config_);
+    ASSERT_TRUE(device) << device.error().message();
+    device_ = *device;
+    auto engine = Engine::start(config_);
+    ASSERT_TRUE(engine);
+    engine_ = std::move(*engine);
+    device_->watched.store(true);
+    ASSERT_TRUE(engine_->worker(0).adopt(std::make_unique<DeviceWatch>(device_)));
+  }
+  void TearDown() override {
+    engine_.reset();
+    device_.reset();
+    close(device_of_test_.context.async_fd);
+    close(device_of_test_.driver);
+    fake = nullptr;
+  }
+  void happen(ibv_event_type type) {
+    ibv_async_event event{};
+    event.event_type = type;
+    event.element.port_num = 1;
+    ASSERT_EQ(send(device_of_test_.driver, &event, sizeof event, 0),
+              static_cast<ssize_t>(sizeof event));
+  }
+  template <typename Condition>
+  bool until(Condition condition) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() > end) {
+        return false;
+      }
+      engine_->assist_all();
+      sched_yield();
+    }
+    return true;
+  }
+
+  FakeDevice device_of_test_;
+  Library library_ = fake_library();
+  Config config_;
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_P(DeviceWatching, EveryEventIsReadAndAcknowledged) {
+  // More than one turn takes.
+  for (int i = 0; i < 50; ++i) {
+    happen(i % 2 == 0 ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE);
+  }
+  EXPECT_TRUE(until([&] { return device_of_test_.acknowledged.load() == 50; }))
+      << device_of_test_.acknowledged.load();
+  EXPECT_FALSE(device_->fatal.load()) << "a port that flaps is no lost device";
+}
+
+TEST_P(DeviceWatching, ALostDeviceIsMarked) {
+  happen(IBV_EVENT_DEVICE_FATAL);
+  EXPECT_TRUE(until([&] { return device_->fatal.load(); }));
+}
+
+TEST_P(DeviceWatching, StopsWithTheEngineAndLetsTheDeviceGo) {
+  happen(IBV_EVENT_GID_CHANGE);
+  ASSERT_TRUE(until([&] { return device_of_test_.acknowledged.load() == 1; }));
+  EXPECT_TRUE(device_->watched.load());
+  engine_.reset();
+  EXPECT_FALSE(device_->watched.load());
+  EXPECT_EQ(device_.use_count(), 1);
+  device_.reset();
+  EXPECT_EQ(device_of_test_.closed.load(), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, DeviceWatching, ::testing::Bool(),
+                         [](const auto& p) { return p.param ? "threads" : "inline_turns"; });
+
+TEST(EventEffects, TellAFlapFromALoss) {
+  EXPECT_EQ(effect_of(IBV_EVENT_PORT_ERR), EventEffect::port_down);
+  EXPECT_EQ(effect_of(IBV_EVENT_PORT_ACTIVE), EventEffect::port_up);
+  EXPECT_EQ(effect_of(IBV_EVENT_GID_CHANGE), EventEffect::addresses);
+  EXPECT_EQ(effect_of(IBV_EVENT_QP_FATAL), EventEffect::queue_fault);
+  EXPECT_EQ(effect_of(IBV_EVENT_CQ_ERR), EventEffect::device_lost);
+  EXPECT_EQ(effect_of(IBV_EVENT_DEVICE_FATAL), EventEffect::device_lost);
+  EXPECT_EQ(effect_of(IBV_EVENT_COMM_EST), EventEffect::none);
+}
+
+}  // namespace
+}  // namespace nccl_ha::fabric::verbs
