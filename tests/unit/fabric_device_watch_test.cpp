@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <memory>
+#include <vector>
 
 #include "runtime/config.h"
 #include "runtime/engine.h"
@@ -18,6 +19,8 @@ namespace {
 struct FakeDevice {
   ibv_context context{};
   ibv_pd pd{};
+  std::vector<std::unique_ptr<ibv_mr>> regions;
+  int deregistered = 0;
   int driver = -1;
   std::atomic<int> acknowledged{0};
   std::atomic<int> closed{0};
@@ -35,6 +38,16 @@ Library fake_library() {
   library.query_device = [](ibv_context*, ibv_device_attr*) { return 0; };
   library.alloc_pd = [](ibv_context*) { return &fake->pd; };
   library.dealloc_pd = [](ibv_pd*) { return 0; };
+  library.reg_mr_plain = [](ibv_pd*, void* base, size_t length, int) {
+    fake->regions.push_back(std::make_unique<ibv_mr>());
+    fake->regions.back()->addr = base;
+    fake->regions.back()->length = length;
+    return fake->regions.back().get();
+  };
+  library.dereg_mr = [](ibv_mr*) {
+    ++fake->deregistered;
+    return 0;
+  };
   library.event_type_str = [](ibv_event_type) { return "an event of the test"; };
   library.get_async_event = [](ibv_context* context, ibv_async_event* event) {
     const ssize_t got = recv(context->async_fd, event, sizeof *event, MSG_DONTWAIT);
@@ -124,6 +137,27 @@ TEST_P(DeviceWatching, StopsWithTheEngineAndLetsTheDeviceGo) {
 
 INSTANTIATE_TEST_SUITE_P(Every, DeviceWatching, ::testing::Bool(),
                          [](const auto& p) { return p.param ? "threads" : "inline_turns"; });
+
+TEST_P(DeviceWatching, MemoryIsSharedByExactRangeAndGoesWithItsLastUser) {
+  std::vector<char> memory(8192);
+  auto first = device_->add(memory.data(), 8192, MemoryKind::host);
+  auto same = device_->add(memory.data(), 8192, MemoryKind::host);
+  auto inside = device_->add(memory.data() + 4096, 1024, MemoryKind::host);
+  auto shorter = device_->add(memory.data(), 4096, MemoryKind::host);
+  ASSERT_TRUE(first && same && inside && shorter);
+  EXPECT_EQ(first->mr, same->mr);
+  EXPECT_NE(first->mr, inside->mr) << "a part of a wider range has a life of its own";
+  EXPECT_NE(first->mr, shorter->mr);
+  EXPECT_EQ(device_of_test_.regions.size(), 3U);
+  device_->remove(*first);
+  EXPECT_EQ(device_of_test_.deregistered, 0);
+  device_->remove(*same);
+  EXPECT_EQ(device_of_test_.deregistered, 1);
+  auto* const last = reinterpret_cast<void*>(UINTPTR_MAX - 10);
+  EXPECT_EQ(device_->add(last, 100, MemoryKind::host).code(), Errc::invalid_argument);
+  EXPECT_EQ(device_->add(memory.data(), 0, MemoryKind::host).code(), Errc::invalid_argument);
+  EXPECT_EQ(device_->add_dmabuf(memory.data(), 100, 0, -1).code(), Errc::invalid_usage);
+}
 
 TEST(EventEffects, TellAFlapFromALoss) {
   EXPECT_EQ(effect_of(IBV_EVENT_PORT_ERR), EventEffect::port_down);

@@ -21,6 +21,7 @@ class TemporaryFile {
   explicit TemporaryFile(const std::string& content) {
     char name[] = "/tmp/nha_library_testXXXXXX";
     const int fd = mkstemp(name);
+    EXPECT_GE(fd, 0) << "no temporary file can be made";
     path_ = name;
     std::ofstream(path_, std::ios::binary) << content;
     close(fd);

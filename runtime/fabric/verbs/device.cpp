@@ -34,6 +34,9 @@ std::string port_file(const PortInfo& info, const std::string& rest) {
   return fmt::format("{}/ports/{}/{}", sysfs(info.device), info.port, rest);
 }
 
+constexpr unsigned region_access =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+
 uint64_t to_host(__be64 value) { return be64toh(value); }
 
 void read_place(PortInfo& info) {
@@ -284,66 +287,51 @@ Result<PortInfo> Device::query(uint8_t port) const {
   return info;
 }
 
-Result<Region> Device::insert(uint64_t begin, uint64_t end, ibv_mr* mr, int error,
-                              const char* what) {
-  if (mr == nullptr) {
-    return fail(Errc::system,
-                fmt::format("RDMA device {}: cannot register {} bytes of {} memory{}", name_,
-                            end - begin, what, memlock_hint()),
-                error);
-  }
-  const auto at = std::find_if(regions_.begin(), regions_.end(),
-                               [&](const Entry& entry) { return entry.begin > begin; });
-  regions_.insert(at, Entry{begin, end, mr, 1});
-  return Region{mr};
-}
-
-Result<Region> Device::add(void* base, size_t length, MemoryKind kind) {
+Result<Region> Device::share(void* base, size_t length, const char* what,
+                             const std::function<ibv_mr*(uint64_t start)>& make) {
   const auto start = reinterpret_cast<uint64_t>(base);
   if (base == nullptr || length == 0 || start + length < start) {
     return fail(Errc::invalid_argument,
                 "memory registration: null, empty or wrapping address range");
   }
-  // Exactly what was asked for, not whole pages: the neighbours stay out of a peer's reach.
-  const uint64_t begin = start;
-  const uint64_t end = start + length;
   std::lock_guard lock(mutex_);
   for (Entry& entry : regions_) {
-    if (entry.begin <= begin && entry.end >= end) {
+    if (entry.begin == start && entry.length == length) {
       ++entry.users;
       return Region{entry.mr};
     }
   }
-  constexpr unsigned access =
-      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   errno = 0;
-  ibv_mr* mr = relaxed_ordering_
-                   ? library_.reg_mr_iova2(pd_, reinterpret_cast<void*>(begin), end - begin, begin,
-                                           access | IBV_ACCESS_RELAXED_ORDERING)
-                   : library_.reg_mr_plain(pd_, reinterpret_cast<void*>(begin), end - begin,
-                                           static_cast<int>(access));
-  return insert(begin, end, mr, errno, kind == MemoryKind::gpu ? "GPU" : "host");
+  ibv_mr* mr = make(start);
+  if (mr == nullptr) {
+    const int error = errno;
+    return fail(Errc::system,
+                fmt::format("RDMA device {}: cannot register {} bytes of {} memory{}", name_,
+                            length, what, memlock_hint()),
+                error);
+  }
+  regions_.push_back({start, length, mr, 1});
+  return Region{mr};
+}
+
+Result<Region> Device::add(void* base, size_t length, MemoryKind kind) {
+  return share(base, length, kind == MemoryKind::gpu ? "GPU" : "host", [&](uint64_t start) {
+    return relaxed_ordering_
+               ? library_.reg_mr_iova2(pd_, base, length, start,
+                                       region_access | IBV_ACCESS_RELAXED_ORDERING)
+               : library_.reg_mr_plain(pd_, base, length, static_cast<int>(region_access));
+  });
 }
 
 Result<Region> Device::add_dmabuf(void* base, size_t length, uint64_t offset, int fd) {
   if (library_.reg_dmabuf_mr == nullptr) {
     return fail(Errc::invalid_usage, "memory registration: this rdma-core has no DMA-BUF support");
   }
-  const auto start = reinterpret_cast<uint64_t>(base);
-  std::lock_guard lock(mutex_);
-  for (Entry& entry : regions_) {
-    if (entry.begin <= start && entry.end >= start + length) {
-      ++entry.users;
-      return Region{entry.mr};
-    }
-  }
-  constexpr unsigned access =
-      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-  const unsigned relaxed = relaxed_ordering_ ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U;
-  errno = 0;
-  ibv_mr* mr =
-      library_.reg_dmabuf_mr(pd_, offset, length, start, fd, static_cast<int>(access | relaxed));
-  return insert(start, start + length, mr, errno, "GPU (DMA-BUF)");
+  return share(base, length, "GPU (DMA-BUF)", [&](uint64_t start) {
+    const unsigned relaxed = relaxed_ordering_ ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U;
+    return library_.reg_dmabuf_mr(pd_, offset, length, start, fd,
+                                  static_cast<int>(region_access | relaxed));
+  });
 }
 
 void Device::remove(const Region& region) {
@@ -357,11 +345,6 @@ void Device::remove(const Region& region) {
     NHA_LOG_WARN("RDMA device {}: cannot deregister memory: {}", name_, std::strerror(error));
   }
   regions_.erase(found);
-}
-
-size_t Device::region_count() const {
-  std::lock_guard lock(mutex_);
-  return regions_.size();
 }
 
 Result<GidPreference> gid_preference(const Config& config, const PortInfo& port) {

@@ -3,7 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -73,14 +73,13 @@ class Device {
   /// Asks the device now; a flap may have changed everything but the name.
   Result<PortInfo> query(uint8_t port) const;
 
-  /// Registers, or counts one more user of a registration that covers the range.
+  /// Registers, or counts one more user of a registration of exactly this range.  A wider one is
+  /// not taken: its owner may have freed the part in question, and the allocator mapped it anew.
   Result<Region> add(void* base, size_t length, MemoryKind kind);
   /// GPU memory by DMA-BUF descriptor; `offset` into the buffer.
   Result<Region> add_dmabuf(void* base, size_t length, uint64_t offset, int fd);
   /// One user less; the last one deregisters.  Nobody touches the memory any more then.
   void remove(const Region& region);
-  /// Registrations held now.
-  size_t region_count() const;
 
   /// GPU pointers can be registered through a peer-memory module of the kernel.
   bool peer_memory() const { return peer_memory_; }
@@ -97,7 +96,7 @@ class Device {
  private:
   struct Entry {
     uint64_t begin = 0;
-    uint64_t end = 0;
+    size_t length = 0;
     ibv_mr* mr = nullptr;
     size_t users = 0;
   };
@@ -105,7 +104,9 @@ class Device {
   void detect_gpu_support();
   void read_gids(PortInfo& info, int table_length) const;
   bool read_gid_table(PortInfo& info, int table_length) const;
-  Result<Region> insert(uint64_t begin, uint64_t end, ibv_mr* mr, int error, const char* what);
+  /// Finds the range or lets `make` register it.
+  Result<Region> share(void* base, size_t length, const char* what,
+                       const std::function<ibv_mr*(uint64_t start)>& make);
 
   const Library& library_;
   std::string name_;
@@ -116,7 +117,7 @@ class Device {
   bool peer_memory_ = false;
   bool dmabuf_ = false;
   mutable std::mutex mutex_;
-  std::vector<Entry> regions_;  ///< by begin
+  std::vector<Entry> regions_;
 };
 
 /// A port that the plugin may use.
