@@ -276,49 +276,84 @@ void UvStream::shutdown_then_close() {
       linger_ms, 0);
 }
 
-class UvAcceptor final : public Acceptor {
+class UvFdWatch final : public FdWatch {
  public:
   struct State {
     uv_poll_t poll;
     UvStreams* factory;
-    AcceptorOwner* owner;
+    FdWatchOwner* owner;
     int fd;
   };
-  explicit UvAcceptor(State* state) : state_(state) {}
-  ~UvAcceptor() override {
+  explicit UvFdWatch(State* state) : state_(state) {}
+  ~UvFdWatch() override {
     state_->owner = nullptr;
     uv_close(reinterpret_cast<uv_handle_t*>(&state_->poll), [](uv_handle_t* handle) {
       auto* state = static_cast<State*>(handle->data);
-      close(state->fd);
       state->factory->handle_closed();
       delete state;
     });
   }
-  static void on_readable(uv_poll_t* poll, int status, int);
+  static void on_readable(uv_poll_t* poll, int status, int events) {
+    (void)events;
+    auto* state = static_cast<State*>(poll->data);
+    state->factory->happened();
+    if (status < 0) {
+      uv_poll_stop(poll);  // an error that stays would come back with every turn
+    }
+    if (state->owner != nullptr) {
+      state->owner->on_readable(state->fd);
+    }
+  }
 
  private:
   State* state_;
 };
 
-void UvAcceptor::on_readable(uv_poll_t* poll, int status, int) {
-  auto* state = static_cast<State*>(poll->data);
-  state->factory->happened();
+/// A listening socket of its own under a watch.
+class UvAcceptor final : public Acceptor, private FdWatchOwner {
+ public:
+  UvAcceptor(int fd, AcceptorOwner* owner) : fd_(fd), owner_(owner) {}
+  ~UvAcceptor() override {
+    watch_.reset();  // the descriptor must outlive it
+    close(fd_);
+    *alive_ = false;
+  }
+  Result<void> watch(StreamFactory& factory) {
+    auto watch = factory.watch_fd(fd_, this);
+    if (!watch) {
+      return watch.error();
+    }
+    watch_ = std::move(*watch);
+    return {};
+  }
+
+ private:
+  void on_readable(int fd) override;
+
+  const int fd_;
+  AcceptorOwner* owner_;
+  std::unique_ptr<FdWatch> watch_;
+  /// Outlives this object, which the owner may destroy when it is called.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+void UvAcceptor::on_readable(int listening) {
   constexpr int burst = 16;
-  for (int i = 0; i < burst && state->owner != nullptr; ++i) {
-    const int fd =
-        status < 0 ? -1 : accept4(state->fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  const std::shared_ptr<bool> alive = alive_;
+  for (int i = 0; i < burst && *alive; ++i) {
+    const int fd = accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) {
-      state->owner->on_accept(fd);
+      owner_->on_accept(fd);
       continue;
     }
-    const int error = status < 0 ? -status : errno;
+    const int error = errno;
     if (error == EAGAIN || error == EWOULDBLOCK) {
       return;
     }
     if (error == EINTR || error == ECONNABORTED) {
       continue;
     }
-    state->owner->on_acceptor_error(
+    owner_->on_acceptor_error(
         fail(Errc::system,
              error == EMFILE || error == ENFILE
                  ? "no file descriptor is left for a connection; raise the limit (ulimit -n)"
@@ -364,39 +399,6 @@ class UvDatagram final : public DatagramEndpoint {
       return fail(Errc::system, "a datagram socket has no address", -code);
     }
     return storage;
-  }
-
- private:
-  State* state_;
-};
-
-class UvFdWatch final : public FdWatch {
- public:
-  struct State {
-    uv_poll_t poll;
-    UvStreams* factory;
-    FdWatchOwner* owner;
-    int fd;
-  };
-  explicit UvFdWatch(State* state) : state_(state) {}
-  ~UvFdWatch() override {
-    state_->owner = nullptr;
-    uv_close(reinterpret_cast<uv_handle_t*>(&state_->poll), [](uv_handle_t* handle) {
-      auto* state = static_cast<State*>(handle->data);
-      state->factory->handle_closed();
-      delete state;
-    });
-  }
-  static void on_readable(uv_poll_t* poll, int status, int events) {
-    (void)events;
-    auto* state = static_cast<State*>(poll->data);
-    state->factory->happened();
-    if (status < 0) {
-      uv_poll_stop(poll);  // an error that stays would come back with every turn
-    }
-    if (state->owner != nullptr) {
-      state->owner->on_readable(state->fd);
-    }
   }
 
  private:
@@ -509,20 +511,10 @@ Result<std::unique_ptr<Stream>> UvStreams::adopt_fd(int fd, StreamOwner* owner) 
 }
 
 Result<std::unique_ptr<Acceptor>> UvStreams::adopt_listener(int fd, AcceptorOwner* owner) {
-  auto* state = new UvAcceptor::State{};
-  state->factory = this;
-  state->owner = owner;
-  state->fd = fd;
-  state->poll.data = state;
-  const int code = uv_poll_init(&loop_, &state->poll, fd);
-  if (code != 0) {
-    delete state;
-    close(fd);
-    return fail(Errc::system, "cannot watch a listening socket", -code);
+  auto acceptor = std::make_unique<UvAcceptor>(fd, owner);
+  if (auto watched = acceptor->watch(*this); !watched) {
+    return watched.error();
   }
-  handle_opened(1);
-  auto acceptor = std::make_unique<UvAcceptor>(state);
-  uv_poll_start(&state->poll, UV_READABLE, UvAcceptor::on_readable);
   return std::unique_ptr<Acceptor>(std::move(acceptor));
 }
 

@@ -194,11 +194,6 @@ Result<OwnedPath> Provider::create_verbs_path(Context& context, const Attachment
   const size_t index = devices_[at.device].index;
   const verbs::UsablePort& usable = rdma_[index];
   std::weak_ptr<verbs::Port>& slot = rdma_ports_[context.worker_index()][index];
-  if (usable.device->fatal.load(std::memory_order_acquire)) {
-    return fail(Errc::system, fmt::format("RDMA device {} failed earlier: see the kernel's log; "
-                                          "restart the job when it is back",
-                                          usable.device->name()));
-  }
   std::shared_ptr<verbs::Port> port = slot.lock();
   if (!port) {
     verbs::Port::Environment environment;

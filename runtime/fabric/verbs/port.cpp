@@ -100,7 +100,9 @@ Result<size_t> Port::find_queue(uint32_t entries) {
 Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
                                                 const GidPreference& want, PathOwner* owner) {
   if (device_->fatal.load(std::memory_order_acquire)) {
-    return fail(Errc::system, fmt::format("RDMA device {} has failed", device_->name()));
+    return fail(Errc::system, fmt::format("RDMA device {} failed earlier: see the kernel's log; "
+                                          "restart the job when it is back",
+                                          device_->name()));
   }
   uint32_t slot = 0;
   if (free_slots_.empty()) {

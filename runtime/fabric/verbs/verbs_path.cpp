@@ -373,10 +373,10 @@ void VerbsPath::post_probes() {
     SendSlot slot;
     slot.internal = internal;
     slot.kind = CompletionKind::send;
-    slot.bytes = internal == Internal::small_probe ? 16 : mtu;
+    const uint32_t bytes = internal == Internal::small_probe ? 16 : mtu;
     ibv_send_wr request{};
     request.opcode = IBV_WR_SEND;
-    const Gather gather{port_.scratch_.data(), slot.bytes, port_.scratch_region_.local_key()};
+    const Gather gather{port_.scratch_.data(), bytes, port_.scratch_region_.local_key()};
     static_cast<void>(push(slot, request, std::span(&gather, 1), false));
   }
 }

@@ -78,8 +78,10 @@ class VerbsPath final : public Path {
   Result<void> open_flush();
   Result<void> move_to_rts(ibv_qp* qp, const ibv_ah_attr& route, uint32_t peer_qp,
                            uint32_t peer_psn, uint32_t own_psn, ibv_mtu mtu);
-  Errc push(const SendSlot& slot, ibv_send_wr request, std::span<const Gather> gathers,
-            bool can_inline);
+  /// Whether a post can be taken now.
+  Errc send_room() const;
+  /// Counts the gathers' bytes into the slot.
+  Errc push(SendSlot slot, ibv_send_wr request, std::span<const Gather> gathers, bool can_inline);
   void post_probes();
   void post_marker();
   void flush_posts();

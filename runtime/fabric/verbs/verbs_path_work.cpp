@@ -43,14 +43,22 @@ CompletionStatus status_of(ibv_wc_status status) {
 
 }  // namespace
 
-Errc VerbsPath::push(const SendSlot& slot, ibv_send_wr request, std::span<const Gather> gathers,
+Errc VerbsPath::send_room() const {
+  if (state_ != PathState::ready) {
+    return state_ == PathState::error ? Errc::closed : Errc::again;
+  }
+  return send_tail_ - send_head_ >= options_.writes_max ? Errc::again : Errc::ok;
+}
+
+Errc VerbsPath::push(SendSlot slot, ibv_send_wr request, std::span<const Gather> gathers,
                      bool can_inline) {
   const uint32_t position = send_tail_ & WorkId::position_mask;
-  sends_[send_tail_ & send_mask_] = slot;
   auto& sges = pending_sges_[pending_count_];
   for (size_t i = 0; i < gathers.size(); ++i) {
+    slot.bytes += gathers[i].length;
     sges[i] = {reinterpret_cast<uint64_t>(gathers[i].address), gathers[i].length, gathers[i].key};
   }
+  sends_[send_tail_ & send_mask_] = slot;
   request.wr_id = WorkId{slot_, generation_, WorkId::Lane::send, position}.pack();
   request.sg_list = sges.data();
   request.num_sge = static_cast<int>(gathers.size());
@@ -67,19 +75,13 @@ Errc VerbsPath::push(const SendSlot& slot, ibv_send_wr request, std::span<const 
 }
 
 Errc VerbsPath::post_write(const WritePost& post) {
-  if (state_ != PathState::ready) [[unlikely]] {
-    return state_ == PathState::error ? Errc::closed : Errc::again;
-  }
-  if (send_tail_ - send_head_ >= options_.writes_max) [[unlikely]] {
-    return Errc::again;
+  if (const Errc room = send_room(); room != Errc::ok) [[unlikely]] {
+    return room;
   }
   SendSlot slot;
   slot.id = post.id;
   slot.kind = CompletionKind::write;
   slot.quiet = post.quiet;
-  for (uint32_t i = 0; i < post.gather_count; ++i) {
-    slot.bytes += post.gathers[i].length;
-  }
   ibv_send_wr request{};
   request.opcode = post.has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
   request.imm_data = htonl(post.immediate);
@@ -89,18 +91,12 @@ Errc VerbsPath::post_write(const WritePost& post) {
 }
 
 Errc VerbsPath::post_send(const SendPost& post) {
-  if (state_ != PathState::ready) [[unlikely]] {
-    return state_ == PathState::error ? Errc::closed : Errc::again;
-  }
-  if (send_tail_ - send_head_ >= options_.writes_max) [[unlikely]] {
-    return Errc::again;
+  if (const Errc room = send_room(); room != Errc::ok) [[unlikely]] {
+    return room;
   }
   SendSlot slot;
   slot.id = post.id;
   slot.kind = CompletionKind::send;
-  for (uint32_t i = 0; i < post.gather_count; ++i) {
-    slot.bytes += post.gathers[i].length;
-  }
   ibv_send_wr request{};
   request.opcode = post.has_immediate ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
   request.imm_data = htonl(post.immediate);
