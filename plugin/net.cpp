@@ -79,6 +79,11 @@ abi::NcclResult start_connect(int dev, int traffic_class,
   const fabric::NetDevice& device = process.devices()[static_cast<size_t>(dev)];
   fabric::Attachment attachment{static_cast<size_t>(dev), device.kind};
   if (device.kind == fabric::FabricKind::verbs && handle->fabric != device.kind) {
+    if (process.config().fabric == "verbs") {
+      return report(fail(Errc::remote,
+                         "connect: HA_NCCL_FABRIC=verbs, but the peer uses datagrams: nccl-ha info "
+                         "there says why; auto would use datagrams to it"));
+    }
     NHA_LOG_INFO("the peer has no RDMA: this connection uses datagrams over UDP");
     attachment.kind = fabric::FabricKind::datagram;
   }
@@ -168,8 +173,12 @@ abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
     out->guid = device.guid;
     out->ptr_support = abi::ptr_host | (device.peer_memory ? abi::ptr_cuda : 0) |
                        (device.dmabuf ? abi::ptr_dmabuf : 0);
-    // A registration serves every connection on the same device.
-    out->reg_is_global = device.kind == fabric::FabricKind::verbs ? 1 : 0;
+    // A registration serves every connection on the same device, unless some fall back to
+    // datagrams.
+    out->reg_is_global =
+        device.kind == fabric::FabricKind::verbs && Process::instance().config().fabric == "verbs"
+            ? 1
+            : 0;
     out->force_flush = 0;
     out->speed_mbps = static_cast<int>(device.speed_mbps);
     out->port = device.port;

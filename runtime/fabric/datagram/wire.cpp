@@ -1,24 +1,11 @@
 #include "runtime/fabric/datagram/wire.h"
 
-#include <bit>
 #include <cstring>
+
+#include "runtime/fabric/byte_order.h"
 
 namespace nccl_ha::fabric {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
-
-template <class T>
-void put(std::byte* out, size_t offset, T value) {
-  std::memcpy(out + offset, &value, sizeof value);
-}
-
-template <class T>
-T get(const std::byte* in, size_t offset) {
-  T value;
-  std::memcpy(&value, in + offset, sizeof value);
-  return value;
-}
 
 constexpr uint8_t known_flags = flag_last | flag_immediate | flag_exact | flag_ack | flag_echo;
 

@@ -8,30 +8,17 @@
 #include <cerrno>
 #include <cstring>
 
+#include "runtime/fabric/byte_order.h"
 #include "runtime/log.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
 constexpr uint16_t wire_magic = 0x5652;  // version 1
 constexpr uint32_t number_mask = 0xFFFFFF;
 constexpr uint8_t hop_limit = 255;
 constexpr uint8_t rnr_timer = 12;          // 0.64 ms (IBTA table 46)
 constexpr uint8_t rnr_retry_for_ever = 7;  // a peer that is slow to post is not dead
-
-template <class T>
-void put(std::byte* out, size_t offset, T value) {
-  std::memcpy(out + offset, &value, sizeof value);
-}
-
-template <class T>
-T get(const std::byte* in, size_t offset) {
-  T value;
-  std::memcpy(&value, in + offset, sizeof value);
-  return value;
-}
 
 }  // namespace
 
