@@ -223,6 +223,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
   slot->buffers[0] = {static_cast<std::byte*>(data[last]), 0,
                       registration_of(mhandles[last]).remote_key, 0};
   channel.submit(*slot);
+  channel.assist();
   *request = slot;
   return abi::NcclResult::success;
 }

@@ -16,7 +16,7 @@ namespace {
 constexpr Duration stop_limit = std::chrono::seconds(2);
 // How long NCCL's threads may make no call before the standby takes over: longer than the gaps
 // within a collective, shorter than a retransmission timeout would hurt.
-constexpr Duration standby_period = std::chrono::milliseconds(5);
+constexpr Duration standby_period = std::chrono::milliseconds(2);
 
 }  // namespace
 
