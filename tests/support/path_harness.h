@@ -54,7 +54,7 @@ class PathHarness {
     std::unique_ptr<fabric::Path> path;
     std::function<Keys(void*, size_t)> add;
     std::function<void(Keys)> remove;
-    /// Of another connection; empty where all connections of a device share their memory.
+    /// Of another connection.
     std::function<Keys(void*, size_t)> add_foreign;
   };
   /// `side` 0 or 1.
@@ -62,6 +62,12 @@ class PathHarness {
   /// Turns both sides until `done` or the time (of the harness's clock) is up; false then.
   virtual bool run_until(const std::function<bool()>& done, Duration limit) = 0;
   virtual bool lossy() const { return false; }
+  /// What the device reports where hardware reports `status`: Soft-RoCE knows fewer words.
+  virtual fabric::CompletionStatus reported(fabric::CompletionStatus status) const {
+    return status;
+  }
+  /// One protection domain per device: a peer may write whatever it has a key for.
+  virtual bool shares_memory() const { return false; }
   /// From now on nothing gets through in either direction.
   virtual void cut() = 0;
 };

@@ -53,6 +53,7 @@ class VerbsHarness final : public PathHarness {
                            reinterpret_cast<uint64_t>(region->mr)}
                     : Keys{};
     };
+    end->add_foreign = end->add;
     end->remove = [device = side.device](Keys keys) {
       device->remove(verbs::Region{reinterpret_cast<ibv_mr*>(keys.handle)});
     };
@@ -73,6 +74,16 @@ class VerbsHarness final : public PathHarness {
     }
     return true;
   }
+
+  fabric::CompletionStatus reported(fabric::CompletionStatus status) const override {
+    // Its driver has one code, "operation error", for both.
+    const bool one_code = status == fabric::CompletionStatus::length_error ||
+                          status == fabric::CompletionStatus::local_protection;
+    return sides_[0].device->name().starts_with("rxe") && one_code
+               ? fabric::CompletionStatus::device_fault
+               : status;
+  }
+  bool shares_memory() const override { return true; }
 
   /// The peer's queue pair is taken away: its packets are dropped as a dead host's would be.
   void cut() override {
