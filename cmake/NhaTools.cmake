@@ -1,6 +1,7 @@
 # The program nccl-ha. All but its main() is a library, so that unit tests reach the parts.
 
-file(GLOB tool_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/*.cpp)
+file(GLOB tool_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/*.cpp
+     ${CMAKE_SOURCE_DIR}/tools/lab/*.cpp)
 set(tool_main ${CMAKE_SOURCE_DIR}/tools/main.cpp)
 set(tool_parts ${tool_sources})
 list(REMOVE_ITEM tool_parts ${tool_main})

@@ -14,4 +14,7 @@ void add_perf(CLI::App& app);
 /// Adds `nccl-ha info`.
 void add_info(CLI::App& app);
 
+/// Adds `nccl-ha lab`.
+void add_lab(CLI::App& app);
+
 }  // namespace nccl_ha::tools

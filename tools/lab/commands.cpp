@@ -1,0 +1,345 @@
+// nccl-ha lab: networks to break, out of namespaces or of emulated machines with RDMA.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+
+#include "tools/commands.h"
+#include "tools/lab/guests.h"
+#include "tools/lab/namespaces.h"
+#include "tools/lab/rdma_check.h"
+#include "tools/lab/supervisor.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+using namespace lab;
+using nlohmann::json;
+
+/// What the subcommands' options are parsed into.
+struct LabOptions {
+  std::string topology = "pair";
+  std::string name;
+  std::string on;
+  std::vector<std::string> environment;
+  std::vector<std::string> script;
+  std::vector<std::string> command;
+  double timeout_s = 600;
+  unsigned mtu = 4200;
+  bool quiet = false;
+  bool as_json = false;
+  // roce only
+  size_t guests = 0;
+  size_t rails = 0;
+  bool check = true;
+  GuestOptions guest;
+  // verbs
+  Request request;
+  std::string lab;
+  std::string host;
+};
+
+[[noreturn]] void refuse(const Error& error, int status = status_lab_broken) {
+  std::fprintf(stderr, "nccl-ha lab: %s\n", error.message().c_str());
+  throw CLI::RuntimeError(status);
+}
+
+template <class T>
+T need(Result<T> result) {
+  if (!result) {
+    refuse(result.error());
+  }
+  return std::move(result).value();
+}
+
+void prepend(const char* variable, const std::string& entry, const char* otherwise) {
+  const char* old = getenv(variable);
+  const std::string rest = old == nullptr || *old == '\0' ? otherwise : old;
+  setenv(variable, rest.empty() ? entry.c_str() : (entry + ":" + rest).c_str(), 1);
+}
+
+/// In a command, `nccl-ha` means this very program, and the plugin `ha` the one beside it.
+void put_own_directory_first() {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) {
+    return;
+  }
+  const auto folder = self.parent_path();
+  prepend("PATH", folder, "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+  const auto libraries = folder.parent_path() / "lib";
+  if (std::filesystem::exists(libraries / "libnccl-net-ha.so", error)) {
+    prepend("LD_LIBRARY_PATH", libraries, "");
+  }
+}
+
+std::vector<size_t> chosen_hosts(const Topology& topology, const std::string& on) {
+  std::vector<size_t> hosts;
+  if (on.empty()) {
+    for (size_t host = 0; host < topology.hosts.size(); ++host) {
+      hosts.push_back(host);
+    }
+    return hosts;
+  }
+  for (const std::string& name : CLI::detail::split(on, ',')) {
+    const size_t host = need(topology.host(name));
+    if (std::find(hosts.begin(), hosts.end(), host) != hosts.end()) {
+      refuse(fail(Errc::invalid_argument, fmt::format("--on names {} twice", name)));
+    }
+    hosts.push_back(host);
+  }
+  return hosts;
+}
+
+/// Each --script is a file's name or the steps themselves.
+std::vector<ScriptStep> read_script(const LabOptions& options) {
+  std::string text;
+  for (const std::string& part : options.script) {
+    std::ifstream file(part);
+    if (file) {
+      text.append(std::istreambuf_iterator<char>(file), {});
+    } else if (part.find(' ') == std::string::npos) {
+      refuse(fail(Errc::invalid_argument,
+                  fmt::format("--script {}: neither a file nor steps like '2s cut rail0'", part)));
+    } else {
+      text += part;
+    }
+    text += '\n';
+  }
+  return need(parse_script(text));
+}
+
+SupervisorOptions supervisor_options(const Topology& topology, const LabOptions& options) {
+  SupervisorOptions made;
+  made.command = options.command;
+  made.hosts = chosen_hosts(topology, options.on);
+  made.script = read_script(options);
+  for (const ScriptStep& step : made.script) {
+    // A name that is wrong is found before anything starts.
+    if (step.request.verb == Verb::kill) {
+      need(topology.host(step.request.target));
+    } else if (!step.request.target.empty()) {
+      need(topology.find(step.request.target, step.request.side));
+    }
+  }
+  made.timeout_s = options.timeout_s;
+  made.quiet = options.quiet;
+  // The management network is there for rendezvous; NCCL's data belongs on the rails.
+  if (getenv("HA_NCCL_IFNAME") == nullptr) {
+    made.environment["HA_NCCL_IFNAME"] = "^mgmt,lo";
+  }
+  if (getenv("NCCL_SOCKET_IFNAME") == nullptr) {
+    made.environment["NCCL_SOCKET_IFNAME"] = "=mgmt";
+  }
+  for (const std::string& pair : options.environment) {
+    const size_t equals = pair.find('=');
+    if (equals == 0) {
+      refuse(fail(Errc::invalid_argument, fmt::format("--env {}: no name", pair)));
+    }
+    const std::string name = pair.substr(0, equals);
+    const char* value = getenv(name.c_str());
+    if (equals == std::string::npos && value == nullptr) {
+      refuse(fail(Errc::invalid_argument, fmt::format("--env {}: it is not set here", name)));
+    }
+    made.environment[name] = equals == std::string::npos ? value : pair.substr(equals + 1);
+  }
+  return made;
+}
+
+std::string lab_name(const LabOptions& options, const Topology& topology) {
+  return options.name.empty() ? fmt::format("{}-{}", topology.name, getpid()) : options.name;
+}
+
+void run_namespaces(const LabOptions& options) {
+  const Topology topology = need(parse_topology(options.topology));
+  SupervisorOptions supervised = supervisor_options(topology, options);
+  put_own_directory_first();
+  Supervisor supervisor(topology, need(LabDirectory::create(lab_name(options, topology))),
+                        std::move(supervised));
+  Namespaces hosts(topology, options.mtu);
+  throw CLI::RuntimeError(supervisor.run(hosts, nullptr));
+}
+
+void run_guests(LabOptions& options, bool topology_given) {
+  if (topology_given && (options.guests > 0 || options.rails > 0)) {
+    refuse(fail(Errc::invalid_argument,
+                "a topology says how many guests and rails there are; give it, or --guests and "
+                "--rails"));
+  }
+  const Topology topology =
+      topology_given ? need(parse_topology(options.topology))
+                     : need(make_rails(options.guests > 0 ? options.guests : 2,
+                                       options.rails > 0 ? options.rails : 2));
+  if (topology.hosts.size() > guests_max) {
+    refuse(fail(Errc::invalid_argument,
+                fmt::format("a lab of guests has 1 to {} of them, not {}", guests_max,
+                            topology.hosts.size())));
+  }
+  SupervisorOptions supervised = supervisor_options(topology, options);
+  put_own_directory_first();
+  // Fetching a kernel needs the network that the lab is about to leave.
+  options.guest.kernel = need(prepare_kernel(options.guest.cache));
+  options.guest.mtu = options.mtu;
+  Supervisor supervisor(topology, need(LabDirectory::create(lab_name(options, topology))),
+                        std::move(supervised));
+  Guests guests(topology, supervisor.directory().path(), options.guest);
+  RdmaCheck check(topology);
+  throw CLI::RuntimeError(supervisor.run(guests, options.check ? &check : nullptr));
+}
+
+void print_lab(const json& lab) {
+  fmt::print("{} ({})\n", lab["lab"].get<std::string>(), lab["topology"].get<std::string>());
+  for (const json& host : lab["hosts"]) {
+    std::string interfaces;
+    for (const auto& [name, address] : host["interfaces"].items()) {
+      interfaces += fmt::format("  {} {}", name, address.get<std::string>());
+    }
+    fmt::print("  {}{}{}\n", host["name"].get<std::string>(), interfaces,
+               host.value("killed", false) ? "  (killed)" : "");
+  }
+  fmt::print("\n  {:<12} {:<16} {:>10} {:>14} {:>9}  {}\n", "link", "direction", "frames", "bytes",
+             "dropped", "state");
+  for (const json& link : lab["links"]) {
+    for (const json& way : link["directions"]) {
+      fmt::print("  {:<12} {:<16} {:>10} {:>14} {:>9}  {}\n", link["name"].get<std::string>(),
+                 fmt::format("{} > {}", way["from"].get<std::string>(),
+                             way["to"].get<std::string>()),
+                 way["frames"].get<uint64_t>(), way["bytes"].get<uint64_t>(),
+                 way["dropped"].get<uint64_t>(), way["state"].get<std::string>());
+    }
+  }
+}
+
+void ask(const LabOptions& options) {
+  const KnownLab lab = need(running_lab(options.lab));
+  const json answer = need(ask_lab(lab, to_json(options.request)));
+  if (options.request.verb != Verb::show) {
+    return;
+  }
+  if (options.as_json) {
+    fmt::print("{}\n", answer.dump(2));
+  } else {
+    print_lab(answer);
+  }
+}
+
+void enter(const LabOptions& options) {
+  const KnownLab lab = need(running_lab(options.lab));
+  Request show;
+  show.verb = Verb::show;
+  const json answer = need(ask_lab(lab, to_json(show)));
+  for (const json& host : answer["hosts"]) {
+    if (host["name"] != options.host) {
+      continue;
+    }
+    if (!host.contains("process")) {
+      refuse(fail(Errc::invalid_usage,
+                  "an emulated guest cannot be entered; run what you need with `lab roce … -- CMD`"));
+    }
+    std::vector<std::string> command = options.command;
+    if (command.empty()) {
+      const char* shell = getenv("SHELL");
+      command = {shell != nullptr && *shell != '\0' ? shell : "/bin/sh"};
+    }
+    put_own_directory_first();
+    refuse(enter_host(host["process"].get<pid_t>(), command));
+  }
+  refuse(fail(Errc::invalid_argument,
+              fmt::format("lab '{}' has no host '{}'", lab.name, options.host)));
+}
+
+void list_labs() {
+  for (const KnownLab& lab : known_labs()) {
+    fmt::print("{:<24} {}\n", lab.name,
+               lab.running ? "running" : "crashed; `nccl-ha lab clean` removes what it left");
+  }
+}
+
+void add_running(CLI::App& command, LabOptions& options) {
+  command.add_option("--name", options.name,
+                     "Name of the lab (default: the topology and a number)");
+  command.add_option("--on", options.on, "Hosts that run the command: h1,h3 (default: all)");
+  command.add_option("--script", options.script,
+                     "Steps while the command runs: '2s cut rail0; 5s heal rail0', or a file of "
+                     "such lines")
+      ->type_size(1)
+      ->expected(1);
+  command.add_option("--env", options.environment, "NAME=VALUE for the command, or NAME as it is here")
+      ->type_size(1)
+      ->expected(1);
+  command.add_option("--mtu", options.mtu, "Bytes of the largest IP packet on all links")
+      ->check(CLI::Range(1280, 65000))
+      ->capture_default_str();
+  command.add_option("--timeout", options.timeout_s, "Seconds after which all is ended")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command.add_flag("-q,--quiet", options.quiet, "Print only what the command prints, and errors");
+  command.add_option("command", options.command, "Command and arguments, after --")->required();
+}
+
+}  // namespace
+
+void add_lab(CLI::App& app) {
+  auto options = std::make_shared<LabOptions>();
+  CLI::App* lab = app.add_subcommand("lab", "Hosts and links to try faults on, without hardware");
+  lab->require_subcommand(1);
+
+  CLI::App* run = lab->add_subcommand("run", "Run a command on hosts made of network namespaces");
+  run->add_option("topology", options->topology, "See below")->required();
+  add_running(*run, *options);
+  run->footer("Topologies:\n" + topologies_help());
+  run->callback([options] { run_namespaces(*options); });
+
+  CLI::App* roce = lab->add_subcommand("roce", "Run a command on emulated machines with Soft-RoCE");
+  CLI::Option* topology = roce->add_option("--topology", options->topology, "Instead of a pair");
+  roce->add_option("--guests", options->guests, "Machines, 1 to 4 (default 2)");
+  roce->add_option("--rails", options->rails, "RDMA interfaces of each (default 2)");
+  roce->add_option("--cpus", options->guest.cpus, "Processors of a guest")
+      ->check(CLI::Range(1, 16))
+      ->capture_default_str();
+  roce->add_option("--memory", options->guest.memory_mib, "MiB of a guest")
+      ->check(CLI::Range(256, 65536))
+      ->capture_default_str();
+  roce->add_option("--share", options->guest.shared, "Directory that guests may write to")
+      ->check(CLI::ExistingDirectory);
+  roce->add_option("--cache", options->guest.cache, "Where the kernel is kept")
+      ->capture_default_str();
+  roce->add_flag("!--no-check", options->check, "Do not try the rails with ibv_rc_pingpong first");
+  add_running(*roce, *options);
+  roce->footer("Topologies:\n" + topologies_help());
+  roce->callback([options, topology] { run_guests(*options, topology->count() > 0); });
+
+  add_verbs(*lab, options->request);
+  CLI::App* show = lab->add_subcommand("show", "Hosts, links, their state and counters");
+  show->add_flag("--json", options->as_json, "As JSON");
+  show->parse_complete_callback([options] { options->request.verb = Verb::show; });
+  CLI::App* stop = lab->add_subcommand("stop", "End a lab");
+  stop->parse_complete_callback([options] { options->request.verb = Verb::stop; });
+  for (const char* name : {"cut", "heal", "slow", "lose", "kill", "show", "stop"}) {
+    CLI::App* verb = lab->get_subcommand(name);
+    verb->add_option("--lab", options->lab, "Which lab, when several run");
+    verb->callback([options] { ask(*options); });
+  }
+
+  CLI::App* in = lab->add_subcommand("enter", "A shell or a command inside a host of namespaces");
+  in->add_option("host", options->host, "h1, h2, …")->required();
+  in->add_option("command", options->command, "Instead of a shell, after --");
+  in->add_option("--lab", options->lab, "Which lab, when several run");
+  in->callback([options] { enter(*options); });
+
+  lab->add_subcommand("list", "This user's labs")->callback([] { list_labs(); });
+  lab->add_subcommand("clean", "Remove what crashed labs left")->callback([] {
+    for (const std::string& name : remove_crashed_labs()) {
+      fmt::print("removed {}\n", name);
+    }
+  });
+}
+
+}  // namespace nccl_ha::tools

@@ -1,0 +1,89 @@
+// Descriptors, processes and the containment that all processes of a lab live in.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/result.h"
+
+namespace nccl_ha::tools::lab {
+
+/// Owns a file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd();
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  void reset() { *this = Fd(); }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_ = -1;
+};
+
+struct Pipe {
+  Fd reader;
+  Fd writer;
+};
+/// A pipe whose ends are closed on exec.
+Result<Pipe> make_pipe();
+
+/// The namespaces of processes, network and, without root, of users that a lab runs in.  Processes
+/// started after enter() end when the process that entered does, however that happens: the kernel
+/// kills a process namespace together with its first process, which waits for exactly that.
+class Containment {
+ public:
+  ~Containment();
+  /// Moves this process's network and its children-to-be.  Once per process, single-threaded.
+  Result<void> enter();
+  /// What a child that does not exec must close: while it is open, the lab lives.
+  void let_go() { lifeline_.reset(); }
+
+ private:
+  Fd lifeline_;
+  pid_t first_ = -1;
+};
+
+/// Where a new process runs and what its streams are.
+struct Place {
+  /// Runs in the child before exec; an error message on failure.
+  std::function<Result<void>()> before;
+  int in = -1;  ///< -1: /dev/null
+  int out = -1;
+  int err = -1;
+  std::vector<std::pair<int, int>> more;  ///< {descriptor here, descriptor there}
+};
+
+/// Starts a program that is looked up in PATH.  The child gets SIGTERM's and SIGPIPE's default
+/// actions and no signal blocked.
+Result<pid_t> start_process(const std::vector<std::string>& command, const Place& place);
+
+/// What a program that ran to its end said.
+struct Ended {
+  int status = 0;  ///< exit status, or 128 plus the signal
+  std::string out;
+  std::string err;
+};
+int status_of(int wait_status);
+
+/// Runs a program to its end with `input` on its standard input.
+Result<Ended> run_process(const std::vector<std::string>& command, const std::string& input = "",
+                          const std::function<Result<void>()>& before = {});
+
+/// The same, and an error with the program's own words unless it ends with 0.  Gives its output.
+Result<std::string> must_run(const std::vector<std::string>& command,
+                             const std::string& input = "",
+                             const std::function<Result<void>()>& before = {});
+
+}  // namespace nccl_ha::tools::lab

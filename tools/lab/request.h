@@ -1,0 +1,56 @@
+// What a user asks of a running lab, on the command line, in a script or through its socket.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/clock.h"
+#include "runtime/result.h"
+#include "tools/lab/links.h"
+#include "tools/lab/topology.h"
+
+namespace CLI {
+class App;
+}
+
+namespace nccl_ha::tools::lab {
+
+enum class Verb : uint8_t { none, cut, heal, slow, lose, kill, show, stop };
+const char* to_text(Verb verb);
+
+struct Request {
+  Verb verb = Verb::none;
+  std::string target;  ///< link or host; empty: all links (heal) or nothing (show, stop)
+  Side side;
+  bool silent = false;  ///< cut: the carrier stays
+  std::string amount;   ///< slow: a rate such as 100mbit; lose: a percentage
+};
+
+/// Adds one subcommand for each verb that changes a lab; a parse fills `request`.
+void add_verbs(CLI::App& app, Request& request);
+
+nlohmann::json to_json(const Request& request);
+Result<Request> request_from_json(const nlohmann::json& from);
+/// As a user would type it.
+std::string to_text(const Request& request);
+
+/// Bits per second of 100mbit, 2.5gbit, 64kbit.
+Result<uint64_t> parse_rate(std::string_view text);
+/// Parts of loss_whole of 1% or 0.5.
+Result<uint32_t> parse_loss(std::string_view text);
+
+/// What a link is to become when `request` is applied to it in `choice`'s directions.
+Result<LinkState> changed(const LinkState& state, const LinkChoice& choice, const Request& request);
+
+struct ScriptStep {
+  Duration after{};  ///< from the start of the command
+  Request request;
+};
+
+/// Reads "TIME VERB …" lines such as `2s cut rail0`, also separated by ';' or ','; '#' starts a
+/// comment.  Times have a unit: ms or s.  The steps come ordered by time.
+Result<std::vector<ScriptStep>> parse_script(std::string_view text);
+
+}  // namespace nccl_ha::tools::lab

@@ -1,0 +1,52 @@
+// Where the labs of this machine keep their state, and how other processes talk to one.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/lab/process.h"
+
+namespace nccl_ha::tools::lab {
+
+/// A lab's directory.  It is locked for as long as the lab's process lives, so a directory that can
+/// be locked is what a crash left.
+class LabDirectory {
+ public:
+  /// Makes the directory, taking over what a crashed lab of that name left.
+  static Result<LabDirectory> create(const std::string& name);
+  LabDirectory(LabDirectory&&) = default;
+  LabDirectory& operator=(LabDirectory&&) = default;
+  ~LabDirectory();
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path control() const { return path_ / "control"; }
+
+ private:
+  LabDirectory(std::filesystem::path path, Fd lock)
+      : path_(std::move(path)), lock_(std::move(lock)) {}
+  std::filesystem::path path_;
+  Fd lock_;
+};
+
+struct KnownLab {
+  std::string name;
+  std::filesystem::path path;
+  bool running = false;
+};
+
+/// This user's labs, those that crashed included, by name.
+std::vector<KnownLab> known_labs();
+
+/// Removes what crashed labs left; gives their names.
+std::vector<std::string> remove_crashed_labs();
+
+/// The running lab of that name; with an empty name the only one that runs.
+Result<KnownLab> running_lab(const std::string& name);
+
+/// Sends one request to a lab and waits for its answer.  Requests and answers are JSON objects on
+/// one line; an answer has "error" when the request was refused.
+Result<nlohmann::json> ask_lab(const KnownLab& lab, const nlohmann::json& request);
+
+}  // namespace nccl_ha::tools::lab

@@ -1,0 +1,277 @@
+#include "tools/lab/topology.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <optional>
+
+namespace nccl_ha::tools::lab {
+namespace {
+
+/// Host numbers are the last part of an address and of a MAC address.
+constexpr size_t hosts_max = 64;
+constexpr size_t rails_max = 8;
+
+std::string host_name(size_t host) { return fmt::format("h{}", host + 1); }
+std::string rail_address(size_t net, size_t host) {
+  return fmt::format("198.18.{}.{}", net, host + 1);
+}
+
+class Builder {
+ public:
+  Builder(std::string name, size_t hosts) {
+    made_.name = std::move(name);
+    for (size_t host = 0; host < hosts; ++host) {
+      made_.hosts.push_back(host_name(host));
+    }
+  }
+
+  size_t add_medium() { return made_.media++; }
+
+  void cable(const std::string& name, size_t net, std::array<size_t, 2> hosts,
+             const std::array<std::string, 2>& interfaces) {
+    Link link;
+    link.name = link.group = name;
+    link.medium = add_medium();
+    for (size_t end = 0; end < 2; ++end) {
+      link.ports[end] = add_port(hosts[end], interfaces[end], rail_address(net, hosts[end]), 24);
+    }
+    made_.links.push_back(link);
+  }
+
+  void to_switch(size_t medium, const std::string& group, size_t host,
+                 const std::string& interface, const std::string& address, unsigned prefix_len) {
+    Link link;
+    link.name = made_.hosts[host] + "." + interface;
+    link.group = group;
+    link.medium = medium;
+    link.ports[0] = add_port(host, interface, address, prefix_len);
+    made_.links.push_back(link);
+  }
+
+  Topology finish() {
+    const size_t medium = add_medium();
+    for (size_t host = 0; host < made_.hosts.size(); ++host) {
+      to_switch(medium, "mgmt", host, "mgmt", made_.management_address(host), 24);
+      made_.ports.back().management = true;
+    }
+    return std::move(made_);
+  }
+
+ private:
+  size_t add_port(size_t host, const std::string& interface, const std::string& address,
+                  unsigned prefix_len) {
+    Port port;
+    port.host = host;
+    port.interface = interface;
+    port.address = address;
+    port.prefix_len = prefix_len;
+    port.link = made_.links.size();
+    made_.ports.push_back(port);
+    return made_.ports.size() - 1;
+  }
+
+  Topology made_;
+};
+
+/// Neighbours joined by cables of their own; nothing leads from one cable to the next.
+Topology make_chain(const std::string& name, size_t hosts, bool closed) {
+  Builder builder(name, hosts);
+  const size_t cables = closed ? hosts : hosts - 1;
+  for (size_t i = 0; i < cables; ++i) {
+    const size_t next = (i + 1) % hosts;
+    builder.cable(host_name(i) + "-" + host_name(next), i, {i, next},
+                  {"to-" + host_name(next), "to-" + host_name(i)});
+  }
+  return builder.finish();
+}
+
+Topology make_star(const std::string& name, size_t leaves) {
+  Builder builder(name, leaves + 1);
+  for (size_t leaf = 1; leaf <= leaves; ++leaf) {
+    builder.cable("h1-" + host_name(leaf), leaf - 1, {0, leaf}, {"to-" + host_name(leaf), "to-h1"});
+  }
+  return builder.finish();
+}
+
+/// Two islands: each has a switch for its own traffic (sin), one more joins all hosts (sout).
+/// The sout addresses of an island share a /24, those of all hosts a /22.
+Topology make_islands(const std::string& name, size_t per_island) {
+  Builder builder(name, 2 * per_island);
+  const size_t out = builder.add_medium();
+  for (size_t island = 0; island < 2; ++island) {
+    const size_t in = builder.add_medium();
+    for (size_t i = 0; i < per_island; ++i) {
+      const size_t host = island * per_island + i;
+      builder.to_switch(in, fmt::format("sin{}", island + 1), host, "sin",
+                        rail_address(8 + island, host), 24);
+      builder.to_switch(out, "sout", host, "sout", rail_address(1 + island, host), 22);
+    }
+  }
+  return builder.finish();
+}
+
+std::optional<size_t> number(std::string_view text) {
+  size_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+Error unknown(std::string_view name) {
+  return fail(Errc::invalid_argument,
+              fmt::format("there is no topology '{}'; use one of\n{}", name, topologies_help()));
+}
+
+Error out_of_range(std::string_view name, size_t least, size_t most) {
+  return fail(Errc::invalid_argument,
+              fmt::format("topology '{}': the number must be {} to {}", name, least, most));
+}
+
+}  // namespace
+
+std::string Topology::management_address(size_t host) const {
+  return fmt::format("198.19.0.{}", host + 1);
+}
+
+Result<size_t> Topology::host(std::string_view wanted) const {
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    if (hosts[i] == wanted) {
+      return i;
+    }
+  }
+  return fail(Errc::invalid_argument,
+              fmt::format("this lab has no host '{}'; its hosts are {} to {}", wanted,
+                          hosts.front(), hosts.back()));
+}
+
+Result<std::vector<LinkChoice>> Topology::find(std::string_view wanted, const Side& side) const {
+  std::vector<size_t> matching;
+  for (size_t i = 0; i < links.size(); ++i) {
+    bool hit = links[i].name == wanted || links[i].group == wanted;
+    for (const size_t port : links[i].ports) {
+      hit = hit ||
+            (port != no_port && hosts[ports[port].host] + "." + ports[port].interface == wanted);
+    }
+    if (hit) {
+      matching.push_back(i);
+    }
+  }
+  if (matching.empty()) {
+    std::string names;
+    for (const Link& link : links) {
+      names += (names.empty() ? "" : ", ") + link.name;
+    }
+    return fail(Errc::invalid_argument,
+                fmt::format("this lab has no link '{}'; its links are {}", wanted, names));
+  }
+  for (const std::string& end : {side.sender, side.receiver}) {
+    if (auto known = host(end.empty() ? hosts.front() : end); !known) {
+      return known.error();
+    }
+  }
+  std::vector<LinkChoice> chosen;
+  for (const size_t i : matching) {
+    LinkChoice choice;
+    choice.link = i;
+    for (size_t direction = 0; direction < 2; ++direction) {
+      // Direction 0 goes from end 0 to end 1.  The end at a switch has no name.
+      const auto end_name = [&](size_t end) {
+        const size_t port = links[i].ports[end];
+        return port == no_port ? std::string() : hosts[ports[port].host];
+      };
+      choice.direction[direction] =
+          (side.sender.empty() || end_name(direction) == side.sender) &&
+          (side.receiver.empty() || end_name(1 - direction) == side.receiver);
+    }
+    if (choice.direction[0] || choice.direction[1]) {
+      chosen.push_back(choice);
+    }
+  }
+  if (chosen.empty()) {
+    return fail(Errc::invalid_argument,
+                fmt::format("link '{}' does not end at {}", wanted,
+                            side.sender.empty() ? side.receiver : side.sender));
+  }
+  return chosen;
+}
+
+Result<Topology> make_rails(size_t hosts, size_t rails) {
+  if (hosts < 1 || hosts > hosts_max || rails < 1 || rails > rails_max) {
+    return fail(Errc::invalid_argument,
+                fmt::format("a lab of rails has 1 to {} hosts and 1 to {} rails, not {} and {}",
+                            hosts_max, rails_max, hosts, rails));
+  }
+  Builder builder(hosts == 2 && rails == 2 ? "pair" : fmt::format("rails-{}x{}", hosts, rails),
+                  hosts);
+  for (size_t rail = 0; rail < rails; ++rail) {
+    const std::string name = fmt::format("rail{}", rail);
+    if (hosts == 2) {
+      builder.cable(name, rail, {0, 1}, {name, name});
+      continue;
+    }
+    const size_t medium = builder.add_medium();
+    for (size_t host = 0; host < hosts; ++host) {
+      builder.to_switch(medium, name, host, name, rail_address(rail, host), 24);
+    }
+  }
+  return builder.finish();
+}
+
+Result<Topology> parse_topology(std::string_view name) {
+  if (name == "pair") {
+    return make_rails(2, 2);
+  }
+  const size_t dash = name.find('-');
+  const std::string_view kind = name.substr(0, dash);
+  const std::string_view rest =
+      dash == std::string_view::npos ? std::string_view() : name.substr(dash + 1);
+  if (kind == "rails") {
+    const size_t cross = rest.find('x');
+    const auto hosts = number(rest.substr(0, cross));
+    const auto rails =
+        cross == std::string_view::npos ? std::nullopt : number(rest.substr(cross + 1));
+    return hosts && rails ? make_rails(*hosts, *rails) : unknown(name);
+  }
+  const auto count = number(rest);
+  if (!count && !(dash == std::string_view::npos && kind == "islands")) {
+    return unknown(name);
+  }
+  struct Range {
+    std::string_view kind;
+    size_t least;
+    size_t most;
+  };
+  constexpr Range ranges[] = {{"islands", 1, hosts_max / 2},
+                              {"ring", 3, hosts_max},
+                              {"line", 2, hosts_max},
+                              {"star", 2, hosts_max - 1}};
+  for (const Range& range : ranges) {
+    if (kind == range.kind && count && (*count < range.least || *count > range.most)) {
+      return out_of_range(name, range.least, range.most);
+    }
+  }
+  if (kind == "islands") {
+    return make_islands(std::string(name), count.value_or(2));
+  }
+  if (kind == "ring" || kind == "line") {
+    return make_chain(std::string(name), *count, kind == "ring");
+  }
+  if (kind == "star") {
+    return make_star(std::string(name), *count);
+  }
+  return unknown(name);
+}
+
+std::string topologies_help() {
+  return "  pair        two hosts, two rails\n"
+         "  rails-HxR   H hosts with R rails (two hosts: cables; more: a switch for each rail)\n"
+         "  islands[-N] two islands of N hosts (default 2): a switch in each, one for all\n"
+         "  ring-N      N hosts, a cable between neighbours, closed\n"
+         "  line-N      the same, open\n"
+         "  star-N      N hosts, each with a cable to h1 in the middle";
+}
+
+}  // namespace nccl_ha::tools::lab
