@@ -1,9 +1,7 @@
 // What main() knows of the subcommands: each one adds itself and its options to the program.
 #pragma once
 
-namespace CLI {
-class App;
-}
+#include <CLI/App.hpp>
 
 namespace nccl_ha::tools {
 

@@ -1,4 +1,6 @@
 // nccl-ha lab: networks to break, out of namespaces or of emulated machines with RDMA.
+#include "tools/commands.h"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -11,7 +13,6 @@
 #include <iterator>
 #include <memory>
 
-#include "tools/commands.h"
 #include "tools/lab/guests.h"
 #include "tools/lab/namespaces.h"
 #include "tools/lab/rdma_check.h"
@@ -173,14 +174,13 @@ void run_guests(LabOptions& options, bool topology_given) {
                 "a topology says how many guests and rails there are; give it, or --guests and "
                 "--rails"));
   }
-  const Topology topology =
-      topology_given ? need(parse_topology(options.topology))
-                     : need(make_rails(options.guests > 0 ? options.guests : 2,
-                                       options.rails > 0 ? options.rails : 2));
+  const Topology topology = topology_given
+                                ? need(parse_topology(options.topology))
+                                : need(make_rails(options.guests > 0 ? options.guests : 2,
+                                                  options.rails > 0 ? options.rails : 2));
   if (topology.hosts.size() > guests_max) {
-    refuse(fail(Errc::invalid_argument,
-                fmt::format("a lab of guests has 1 to {} of them, not {}", guests_max,
-                            topology.hosts.size())));
+    refuse(fail(Errc::invalid_argument, fmt::format("a lab of guests has 1 to {} of them, not {}",
+                                                    guests_max, topology.hosts.size())));
   }
   SupervisorOptions supervised = supervisor_options(topology, options);
   put_own_directory_first();
@@ -208,11 +208,11 @@ void print_lab(const json& lab) {
              "dropped", "state");
   for (const json& link : lab["links"]) {
     for (const json& way : link["directions"]) {
-      fmt::print("  {:<12} {:<16} {:>10} {:>14} {:>9}  {}\n", link["name"].get<std::string>(),
-                 fmt::format("{} > {}", way["from"].get<std::string>(),
-                             way["to"].get<std::string>()),
-                 way["frames"].get<uint64_t>(), way["bytes"].get<uint64_t>(),
-                 way["dropped"].get<uint64_t>(), way["state"].get<std::string>());
+      fmt::print(
+          "  {:<12} {:<16} {:>10} {:>14} {:>9}  {}\n", link["name"].get<std::string>(),
+          fmt::format("{} > {}", way["from"].get<std::string>(), way["to"].get<std::string>()),
+          way["frames"].get<uint64_t>(), way["bytes"].get<uint64_t>(),
+          way["dropped"].get<uint64_t>(), way["state"].get<std::string>());
     }
   }
 }
@@ -240,8 +240,9 @@ void enter(const LabOptions& options) {
       continue;
     }
     if (!host.contains("process")) {
-      refuse(fail(Errc::invalid_usage,
-                  "an emulated guest cannot be entered; run what you need with `lab roce … -- CMD`"));
+      refuse(
+          fail(Errc::invalid_usage,
+               "an emulated guest cannot be entered; run what you need with `lab roce … -- CMD`"));
     }
     std::vector<std::string> command = options.command;
     if (command.empty()) {
@@ -266,14 +267,18 @@ void add_running(CLI::App& command, LabOptions& options) {
   command.add_option("--name", options.name,
                      "Name of the lab (default: the topology and a number)");
   command.add_option("--on", options.on, "Hosts that run the command: h1,h3 (default: all)");
-  command.add_option("--script", options.script,
-                     "Steps while the command runs: '2s cut rail0; 5s heal rail0', or a file of "
-                     "such lines")
+  command
+      .add_option("--script", options.script,
+                  "Steps while the command runs: '2s cut rail0; 5s heal rail0', or a file of "
+                  "such lines")
       ->type_size(1)
-      ->expected(1);
-  command.add_option("--env", options.environment, "NAME=VALUE for the command, or NAME as it is here")
+      ->expected(1)
+      ->allow_extra_args(false);
+  command
+      .add_option("--env", options.environment, "NAME=VALUE for the command, or NAME as it is here")
       ->type_size(1)
-      ->expected(1);
+      ->expected(1)
+      ->allow_extra_args(false);
   command.add_option("--mtu", options.mtu, "Bytes of the largest IP packet on all links")
       ->check(CLI::Range(1280, 65000))
       ->capture_default_str();
@@ -335,8 +340,10 @@ void add_lab(CLI::App& app) {
   in->callback([options] { enter(*options); });
 
   lab->add_subcommand("list", "This user's labs")->callback([] { list_labs(); });
-  lab->add_subcommand("clean", "Remove what crashed labs left")->callback([] {
-    for (const std::string& name : remove_crashed_labs()) {
+  CLI::App* clean = lab->add_subcommand("clean", "Remove what crashed labs left");
+  clean->add_option("name", options->lab, "Only this lab's");
+  clean->callback([options] {
+    for (const std::string& name : remove_crashed_labs(options->lab)) {
       fmt::print("removed {}\n", name);
     }
   });

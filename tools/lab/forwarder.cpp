@@ -65,15 +65,12 @@ class Switchboard {
     while (true) {
       std::vector<pollfd> wait;
       for (const PortState& port : ports_) {
-        wait.push_back({port.socket.get(), static_cast<short>(port.backlog.empty()
-                                                                  ? POLLIN
-                                                                  : POLLIN | POLLOUT),
-                        0});
+        wait.push_back({port.socket.get(),
+                        static_cast<short>(port.backlog.empty() ? POLLIN : POLLIN | POLLOUT), 0});
       }
       timespec left{};
       if (!late_.empty()) {
-        const auto until =
-            std::max(Duration(0), Duration(late_.top().due - clock_.now())).count();
+        const auto until = std::max(Duration(0), Duration(late_.top().due - clock_.now())).count();
         left = {until / 1000000000, until % 1000000000};
       }
       const int ready = ppoll(wait.data(), wait.size(), late_.empty() ? nullptr : &left, nullptr);
@@ -135,7 +132,8 @@ class Switchboard {
     if (!links_[link].carrier.load(std::memory_order_relaxed)) {
       return;
     }
-    if (way.blocked.load(std::memory_order_relaxed) || (loss > 0 && random_() % loss_whole < loss)) {
+    if (way.blocked.load(std::memory_order_relaxed) ||
+        (loss > 0 && random_() % loss_whole < loss)) {
       way.dropped.fetch_add(1, std::memory_order_relaxed);
       return;
     }

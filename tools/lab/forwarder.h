@@ -19,7 +19,8 @@ std::filesystem::path forwarder_socket(const std::filesystem::path& directory, s
 /// Where the machine receives.
 std::filesystem::path machine_socket(const std::filesystem::path& directory, size_t port);
 
-/// State that the lab's process writes and the forwarding process reads, and counters the other way.
+/// State that the lab's process writes and the forwarding process reads, and counters the other
+/// way.
 struct SharedDirection {
   std::atomic<bool> blocked{false};
   std::atomic<uint32_t> loss{0};

@@ -32,7 +32,8 @@ echo "the lab's agent ended with status $?"
 busybox poweroff -f
 )sh";
 
-const std::string_view guest_agent = R"sh(# Talks to `nccl-ha lab roce`, see tools/lab/guest_scripts.h.
+const std::string_view guest_agent =
+    R"sh(# Talks to `nccl-ha lab roce`, see tools/lab/guest_scripts.h.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 for port in /sys/class/virtio-ports/*; do
   case $(<"$port/name") in

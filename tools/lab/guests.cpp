@@ -40,8 +40,8 @@ bool passes(std::string_view name) {
   if (name == "LD_LIBRARY_PATH" || name == "PATH" || name == "LANG" || name == "TERM") {
     return true;
   }
-  for (const std::string_view prefix : {"NCCL_", "HA_NCCL_", "MPIB_", "NHA_", "GTEST_", "ASAN_",
-                                        "UBSAN_", "TSAN_", "LSAN_"}) {
+  for (const std::string_view prefix :
+       {"NCCL_", "HA_NCCL_", "MPIB_", "NHA_", "GTEST_", "ASAN_", "UBSAN_", "TSAN_", "LSAN_"}) {
     if (name.starts_with(prefix)) {
       return true;
     }
@@ -141,9 +141,9 @@ Result<void> Guests::start(Loop& loop, BackendEvents events) {
   loop.at(loop.now() + boot_limit, [this] {
     for (size_t host = 0; host < guests_.size(); ++host) {
       if (!guests_[host].ready && !guests_[host].killed) {
-        events_.broken(fail(Errc::timed_out, fmt::format("guest {} did not start within {} s: {}",
-                                                         topology_.hosts[host], boot_limit.count(),
-                                                         console(host))));
+        events_.broken(fail(Errc::timed_out,
+                            fmt::format("guest {} did not start within {} s: {}",
+                                        topology_.hosts[host], boot_limit.count(), console(host))));
         return;
       }
     }
@@ -167,13 +167,14 @@ std::vector<std::string> Guests::machine(size_t host) const {
                                port.prefix_len, port.management ? 1 : 0);
     const std::string local = machine_socket(directory_, i);
     const std::string remote = forwarder_socket(directory_, i);
-    more.insert(more.end(),
-                {"-netdev",
-                 fmt::format("dgram,id=net{},local.type=unix,local.path={},remote.type=unix,"
-                             "remote.path={}",
-                             i, local, remote),
-                 "-device", fmt::format("virtio-net-pci,netdev=net{},id=nic{},mac={},romfile=", i,
-                                        i, mac_of(i))});
+    more.insert(
+        more.end(),
+        {"-netdev",
+         fmt::format("dgram,id=net{},local.type=unix,local.path={},remote.type=unix,"
+                     "remote.path={}",
+                     i, local, remote),
+         "-device",
+         fmt::format("virtio-net-pci,netdev=net{},id=nic{},mac={},romfile=", i, i, mac_of(i))});
   }
   if (!options_.shared.empty()) {
     const std::string shared = std::filesystem::absolute(options_.shared);
@@ -183,14 +184,36 @@ std::vector<std::string> Guests::machine(size_t host) const {
                                                     shared)});
   }
   std::vector<std::string> line = {
-      "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp",
-      std::to_string(options_.cpus), "-m", std::to_string(options_.memory_mib), "-nodefaults",
-      "-no-user-config", "-display", "none", "-no-reboot", "-kernel", options_.kernel.kernel,
-      "-initrd", options_.kernel.initramfs, "-append", kernel_line, "-serial",
+      "qemu-system-x86_64",
+      "-accel",
+      "tcg,thread=multi",
+      "-cpu",
+      "max",
+      "-smp",
+      std::to_string(options_.cpus),
+      "-m",
+      std::to_string(options_.memory_mib),
+      "-nodefaults",
+      "-no-user-config",
+      "-display",
+      "none",
+      "-no-reboot",
+      "-kernel",
+      options_.kernel.kernel,
+      "-initrd",
+      options_.kernel.initramfs,
+      "-append",
+      kernel_line,
+      "-serial",
       fmt::format("file:{}", (directory_ / (topology_.hosts[host] + ".console")).string()),
-      "-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
-      "-chardev", fmt::format("socket,id=monitor,fd={}", monitor_fd), "-mon",
-      "chardev=monitor,mode=control", "-device", "virtio-serial-pci"};
+      "-virtfs",
+      "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+      "-chardev",
+      fmt::format("socket,id=monitor,fd={}", monitor_fd),
+      "-mon",
+      "chardev=monitor,mode=control",
+      "-device",
+      "virtio-serial-pci"};
   for (const auto& [name, fd] :
        {std::pair("ctl", control_fd), std::pair("out", out_fd), std::pair("err", err_fd)}) {
     line.insert(line.end(), {"-chardev", fmt::format("socket,id={},fd={}", name, fd), "-device",
@@ -244,9 +267,9 @@ std::string Guests::console(size_t host) const {
     std::ifstream in(directory_ / (topology_.hosts[host] + file));
     text.append(std::istreambuf_iterator<char>(in), {});
   }
-  return text.empty() ? "it said nothing"
-                      : "its last words:\n" +
-                            text.substr(text.size() - std::min(text.size(), console_tail));
+  return text.empty()
+             ? "it said nothing"
+             : "its last words:\n" + text.substr(text.size() - std::min(text.size(), console_tail));
 }
 
 void Guests::read_control(size_t host) {
@@ -319,9 +342,9 @@ void Guests::guest_ended(size_t host) {
   guest.pid = -1;
   loop_->forget(guest.pidfd.get());
   if (!guest.killed) {
-    events_.broken(fail(Errc::system, fmt::format("guest {} ended with status {}; {}",
-                                                  topology_.hosts[host], status_of(status),
-                                                  console(host))));
+    events_.broken(
+        fail(Errc::system, fmt::format("guest {} ended with status {}; {}", topology_.hosts[host],
+                                       status_of(status), console(host))));
     return;
   }
   for (auto job = jobs_.begin(); job != jobs_.end();) {
@@ -383,10 +406,10 @@ Result<void> Guests::set_link(size_t link, const LinkState& state) {
     if (port == no_port || guests_[topology_.ports[port].host].killed) {
       continue;
     }
-    if (auto set = monitor(topology_.ports[port].host,
-                           {{"execute", "set_link"},
-                            {"arguments",
-                             {{"name", fmt::format("nic{}", port)}, {"up", state.carrier}}}});
+    if (auto set =
+            monitor(topology_.ports[port].host,
+                    {{"execute", "set_link"},
+                     {"arguments", {{"name", fmt::format("nic{}", port)}, {"up", state.carrier}}}});
         !set) {
       return set;
     }
@@ -412,8 +435,7 @@ Result<void> Guests::monitor(size_t host, const json& command) {
   while (true) {
     size_t end = 0;
     while ((end = guest.monitor_text.find('\n')) != std::string::npos) {
-      const json answer =
-          json::parse(guest.monitor_text.substr(0, end), nullptr, false);
+      const json answer = json::parse(guest.monitor_text.substr(0, end), nullptr, false);
       guest.monitor_text.erase(0, end + 1);
       if (answer.is_object() && answer.contains("error")) {
         return fail(Errc::system, fmt::format("guest {} refuses {}: {}", topology_.hosts[host],
@@ -424,8 +446,8 @@ Result<void> Guests::monitor(size_t host, const json& command) {
       }
     }
     if (poll(&wait, 1, monitor_limit_ms) != 1 || !take(fd, guest.monitor_text)) {
-      return fail(Errc::timed_out, fmt::format("guest {} does not answer its monitor",
-                                               topology_.hosts[host]));
+      return fail(Errc::timed_out,
+                  fmt::format("guest {} does not answer its monitor", topology_.hosts[host]));
     }
   }
 }

@@ -22,11 +22,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What a guest needs beside what the kernel has built in.  crc32_generic must come before rdma_rxe,
-/// which asks for the checksum but does not name the module.
-constexpr const char* modules[] = {"virtio_pci",    "9pnet_virtio", "9p",       "overlay",
-                                   "virtio_console", "virtio_net",   "crc32_generic",
-                                   "rdma_rxe",      "rdma_ucm",     "ib_uverbs"};
+/// What a guest needs beside what the kernel has built in.  crc32_generic must come before
+/// rdma_rxe, which asks for the checksum but does not name the module.
+constexpr const char* modules[] = {
+    "virtio_pci", "9pnet_virtio",  "9p",       "overlay",  "virtio_console",
+    "virtio_net", "crc32_generic", "rdma_rxe", "rdma_ucm", "ib_uverbs"};
 
 struct Program {
   const char* name;
@@ -50,8 +50,8 @@ Result<void> have_programs() {
   }
   // modprobe and the like are not on every user's PATH.
   const char* path = getenv("PATH");
-  setenv("PATH", fmt::format("{}:/usr/sbin:/sbin", path == nullptr ? "/usr/bin:/bin" : path).c_str(),
-         1);
+  setenv("PATH",
+         fmt::format("{}:/usr/sbin:/sbin", path == nullptr ? "/usr/bin:/bin" : path).c_str(), 1);
   std::string missing;
   for (const Program& program : programs) {
     auto found = run_process({"sh", "-c", "command -v \"$0\"", program.name});
@@ -139,8 +139,8 @@ Result<void> fetch_kernel(const fs::path& cache) {
     }
     fs::remove_all(cache / "kernel", error);
     fs::rename(fresh, cache / "kernel", error);
-    return error ? Result<void>(fail(Errc::system, "cannot move the kernel into place: " +
-                                                       error.message()))
+    return error ? Result<void>(
+                       fail(Errc::system, "cannot move the kernel into place: " + error.message()))
                  : Result<void>();
   }
   return fail(Errc::system, fmt::format("package {} holds no modules", *package));
@@ -188,8 +188,8 @@ Result<void> make_initramfs(const fs::path& cache, const std::string& release) {
   }
   fs::copy_file(busybox->substr(0, busybox->find('\n')), tree / "bin/busybox", error);
   fs::create_symlink("busybox", tree / "bin/sh", error);
-  if (error || !write_text(tree / "modules/order", order) || !write_text(tree / "init", guest_init) ||
-      !write_text(tree / "agent", guest_agent)) {
+  if (error || !write_text(tree / "modules/order", order) ||
+      !write_text(tree / "init", guest_init) || !write_text(tree / "agent", guest_agent)) {
     return fail(Errc::system, fmt::format("cannot fill {}: {}", tree.string(), error.message()));
   }
   fs::permissions(tree / "init", fs::perms::owner_all, error);

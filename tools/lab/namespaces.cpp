@@ -20,6 +20,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <utility>
 
 namespace nccl_ha::tools::lab {
 namespace {
@@ -69,6 +71,33 @@ const char* make_spaces(const std::string& name) {
   _exit(0);
 }
 
+bool loses_otherwise(const LinkState& before, const LinkState& after) {
+  bool different = false;
+  for (size_t i = 0; i < 2; ++i) {
+    different = different || before.direction[i].blocked != after.direction[i].blocked ||
+                before.direction[i].loss != after.direction[i].loss;
+  }
+  return different;
+}
+
+/// The processes in the network namespace of `holder`, itself left out.
+std::vector<pid_t> processes_beside(pid_t holder) {
+  std::vector<pid_t> found;
+  std::error_code error;
+  const auto space = [&](const std::string& process) {
+    return std::filesystem::read_symlink("/proc/" + process + "/ns/net", error);
+  };
+  const auto own = space(std::to_string(holder));
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename();
+    const auto pid = static_cast<pid_t>(std::strtol(name.c_str(), nullptr, 10));
+    if (pid > 0 && pid != holder && space(name) == own) {
+      found.push_back(pid);
+    }
+  }
+  return found;
+}
+
 bool all_running(int fd, const std::vector<std::string>& interfaces) {
   return std::all_of(interfaces.begin(), interfaces.end(), [fd](const std::string& name) {
     ifreq request{};
@@ -91,8 +120,7 @@ Result<void> carriers_come(const std::vector<std::string>& interfaces) {
   SteadyClock clock;
   const Instant deadline = clock.now() + std::chrono::milliseconds(carrier_wait_ms);
   while (!all_running(asking.get(), interfaces)) {
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(deadline - clock.now()).count();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock.now()).count();
     pollfd wait{changes.get(), POLLIN, 0};
     if (left <= 0 || poll(&wait, 1, static_cast<int>(left)) == 0) {
       return fail(Errc::timed_out, "an interface got no carrier");
@@ -182,8 +210,8 @@ Result<void> Namespaces::make_host(size_t host) {
     made.spaces.emplace_back(
         open(fmt::format("/proc/{}/ns/{}", made.holder, space).c_str(), O_RDONLY | O_CLOEXEC));
     if (!made.spaces.back()) {
-      return fail(Errc::system, fmt::format("cannot open host {}'s namespaces",
-                                            topology_.hosts[host]), errno);
+      return fail(Errc::system,
+                  fmt::format("cannot open host {}'s namespaces", topology_.hosts[host]), errno);
     }
   }
   return {};
@@ -222,8 +250,9 @@ Result<void> Namespaces::wire_up() {
     const auto& name = port.interface;
     fabric += fmt::format("link add p{} mtu {} type veth peer name {} mtu {} netns {}\n", i, mtu_,
                           name, mtu_, hosts_[port.host].holder_inside);
-    fabric += fmt::format("link set p{} addrgenmode none\nlink set p{} master b{}\nlink set p{} up\n",
-                          i, i, topology_.links[port.link].medium, i);
+    fabric +=
+        fmt::format("link set p{} addrgenmode none\nlink set p{} master b{}\nlink set p{} up\n", i,
+                    i, topology_.links[port.link].medium, i);
     inside_host[port.host] += fmt::format("addr add {}/{} dev {}\nlink set {} up\n", port.address,
                                           port.prefix_len, name, name);
   }
@@ -257,8 +286,8 @@ Result<void> Namespaces::wait_for_carrier(size_t host) {
     return carriers_come(interfaces);
   });
   if (!waited) {
-    return fail(waited.code(), fmt::format("host {}: {}", topology_.hosts[host],
-                                           waited.error().message()));
+    return fail(waited.code(),
+                fmt::format("host {}: {}", topology_.hosts[host], waited.error().message()));
   }
   return {};
 }
@@ -341,10 +370,8 @@ void Namespaces::reap(uint64_t id) {
 
 Result<void> Namespaces::kill_host(size_t host) {
   hosts_[host].killed = true;
-  for (auto& [id, job] : jobs_) {
-    if (job.host == host) {
-      kill(-job.pid, SIGKILL);
-    }
+  for (const pid_t pid : processes_beside(hosts_[host].holder)) {
+    kill(pid, SIGKILL);
   }
   // Frames on their way are lost with the host: so are those that would still come.
   for (size_t i = 0; i < topology_.ports.size(); ++i) {
@@ -362,13 +389,14 @@ Result<void> Namespaces::kill_host(size_t host) {
 
 Result<void> Namespaces::set_link(size_t link, const LinkState& state) {
   const Link& about = topology_.links[link];
-  const LinkState before = states_[link];
-  if (auto counted = count_drops(); !counted) {
-    return counted;
-  }
-  states_[link] = state;
-  if (auto set = set_rules(); !set) {
-    return set;
+  const LinkState before = std::exchange(states_[link], state);
+  if (loses_otherwise(before, state)) {
+    if (auto counted = count_drops(); !counted) {
+      return counted;
+    }
+    if (auto set = set_rules(); !set) {
+      return set;
+    }
   }
   for (size_t direction = 0; direction < 2; ++direction) {
     const uint64_t rate = state.direction[direction].bits_per_second;
@@ -387,8 +415,8 @@ Result<void> Namespaces::set_link(size_t link, const LinkState& state) {
       if (port == no_port) {
         continue;
       }
-      if (auto set = must_run(
-              {"ip", "link", "set", port_name(port), state.carrier ? "up" : "down"});
+      if (auto set =
+              must_run({"ip", "link", "set", port_name(port), state.carrier ? "up" : "down"});
           !set) {
         return set.error();
       }
@@ -398,8 +426,7 @@ Result<void> Namespaces::set_link(size_t link, const LinkState& state) {
 }
 
 Result<void> Namespaces::set_rate(size_t port, bool inside_host, uint64_t bits_per_second) {
-  const std::string interface =
-      inside_host ? topology_.ports[port].interface : port_name(port);
+  const std::string interface = inside_host ? topology_.ports[port].interface : port_name(port);
   const auto where =
       inside_host ? inside(topology_.ports[port].host) : std::function<Result<void>()>();
   if (bits_per_second == 0) {
@@ -467,7 +494,7 @@ Result<void> Namespaces::count_drops() {
 Result<std::vector<LinkCounters>> Namespaces::read_counters() {
   std::vector<LinkCounters> counters(topology_.links.size());
   auto links = must_run({"ip", "-json", "-statistics", "link", "show", "type", "veth"});
-  auto rules = must_run({"nft", "-json", "list", "ruleset"});
+  auto rules = must_run({"nft", "--json", "list", "ruleset"});
   if (!links || !rules) {
     return links ? rules.error() : links.error();
   }
@@ -503,8 +530,8 @@ Result<std::vector<LinkCounters>> Namespaces::read_counters() {
       continue;
     }
     for (const auto& part : entry["rule"]["expr"]) {
-      if (part.contains("counter")) {
-        counters[link][direction].dropped += part["counter"]["packets"].get<uint64_t>();
+      if (part.contains("counter") && part["counter"].is_object()) {
+        counters[link][direction].dropped += part["counter"].value("packets", uint64_t{0});
       }
     }
   }

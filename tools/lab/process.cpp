@@ -67,6 +67,7 @@ bool place_streams(const Place& place) {
   }
   if (problem.empty() && place_streams(place)) {
     std::vector<char*> arguments;
+    arguments.reserve(command.size() + 1);
     for (const std::string& argument : command) {
       arguments.push_back(const_cast<char*>(argument.c_str()));
     }

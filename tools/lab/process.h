@@ -82,8 +82,7 @@ Result<Ended> run_process(const std::vector<std::string>& command, const std::st
                           const std::function<Result<void>()>& before = {});
 
 /// The same, and an error with the program's own words unless it ends with 0.  Gives its output.
-Result<std::string> must_run(const std::vector<std::string>& command,
-                             const std::string& input = "",
+Result<std::string> must_run(const std::vector<std::string>& command, const std::string& input = "",
                              const std::function<Result<void>()>& before = {});
 
 }  // namespace nccl_ha::tools::lab

@@ -53,10 +53,12 @@ std::string RdmaCheck::doing() const {
 
 std::vector<std::string> RdmaCheck::command(size_t port, const std::string& more) const {
   // The function is the guest agent's.  Without stdbuf the server's first line would come last.
-  return {"bash", "-c",
-          fmt::format("exec stdbuf -oL ibv_rc_pingpong -d rxe{0} -g \"$(lab_gid_index rxe{0})\" -n 20 -s 8192 "
-                      "-p {1} {2}",
-                      device_number(topology_, port), 18515 + at_, more)};
+  return {
+      "bash", "-c",
+      fmt::format(
+          "exec stdbuf -oL ibv_rc_pingpong -d rxe{0} -g \"$(lab_gid_index rxe{0})\" -n 20 -s 8192 "
+          "-p {1} {2}",
+          device_number(topology_, port), 18515 + at_, more)};
 }
 
 void RdmaCheck::next() {
@@ -117,9 +119,9 @@ void RdmaCheck::ended(uint64_t job, int status) {
   }
   if (status != 0) {
     const bool server = job == server_;
-    finish(fail(Errc::system,
-                fmt::format("{} failed with status {}, so the lab itself is broken: {}", doing(),
-                            status, server ? server_text_ : client_text_)));
+    finish(
+        fail(Errc::system, fmt::format("{} failed with status {}, so the lab itself is broken: {}",
+                                       doing(), status, server ? server_text_ : client_text_)));
     return;
   }
   if (++ended_ == 2) {

@@ -173,9 +173,9 @@ Result<uint64_t> parse_rate(std::string_view text) {
       return static_cast<uint64_t>(bits);
     }
   }
-  return fail(Errc::invalid_argument,
-              fmt::format("'{}' is no rate; write 500kbit, 100mbit or 2.5gbit (1kbit to 1000gbit)",
-                          text));
+  return fail(
+      Errc::invalid_argument,
+      fmt::format("'{}' is no rate; write 500kbit, 100mbit or 2.5gbit (1kbit to 1000gbit)", text));
 }
 
 Result<uint32_t> parse_loss(std::string_view text) {

@@ -1,6 +1,7 @@
 // What a user asks of a running lab, on the command line, in a script or through its socket.
 #pragma once
 
+#include <CLI/App.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -10,10 +11,6 @@
 #include "runtime/result.h"
 #include "tools/lab/links.h"
 #include "tools/lab/topology.h"
-
-namespace CLI {
-class App;
-}
 
 namespace nccl_ha::tools::lab {
 

@@ -99,9 +99,9 @@ Result<LabDirectory> LabDirectory::create(const std::string& name) {
   }
   Fd lock = lock_directory(path, O_CREAT);
   if (!lock) {
-    return fail(Errc::invalid_argument,
-                fmt::format("a lab '{}' runs already; give this one another name with --name",
-                            name));
+    return fail(
+        Errc::invalid_argument,
+        fmt::format("a lab '{}' runs already; give this one another name with --name", name));
   }
   std::error_code ignored;
   for (const auto& left : fs::directory_iterator(path, ignored)) {
@@ -131,9 +131,12 @@ std::vector<KnownLab> known_labs() {
   return labs;
 }
 
-std::vector<std::string> remove_crashed_labs() {
+std::vector<std::string> remove_crashed_labs(const std::string& name) {
   std::vector<std::string> removed;
   for (const KnownLab& lab : known_labs()) {
+    if (!name.empty() && lab.name != name) {
+      continue;
+    }
     const Fd lock = lock_directory(lab.path, 0);
     std::error_code error;
     if (lock && fs::remove_all(lab.path, error) > 0 && !error) {

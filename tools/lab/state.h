@@ -39,8 +39,8 @@ struct KnownLab {
 /// This user's labs, those that crashed included, by name.
 std::vector<KnownLab> known_labs();
 
-/// Removes what crashed labs left; gives their names.
-std::vector<std::string> remove_crashed_labs();
+/// Removes what crashed labs left, or the one of that name; gives the names of those removed.
+std::vector<std::string> remove_crashed_labs(const std::string& name);
 
 /// The running lab of that name; with an empty name the only one that runs.
 Result<KnownLab> running_lab(const std::string& name);

@@ -76,7 +76,8 @@ int Supervisor::run(Backend& backend, Precheck* precheck) {
     }
   };
   events.broken = [this](const Error& error) { give_up(error); };
-  for (auto opened : {open_signals(), backend.start(loop_, std::move(events)), open_control()}) {
+  for (const auto& opened :
+       {open_signals(), backend.start(loop_, std::move(events)), open_control()}) {
     if (!opened) {
       give_up(opened.error());
       return status_;
@@ -182,8 +183,8 @@ void Supervisor::launch() {
   for (const ScriptStep& step : options_.script) {
     loop_.at(launched_ + step.after, [this, request = step.request] {
       if (auto applied = apply(request); !applied) {
-        give_up(fail(applied.code(), fmt::format("script: '{}': {}", to_text(request),
-                                                 applied.error().message())));
+        give_up(fail(applied.code(),
+                     fmt::format("script: '{}': {}", to_text(request), applied.error().message())));
       }
     });
   }
@@ -308,6 +309,10 @@ json Supervisor::serve(const std::string& line) {
 }
 
 Result<void> Supervisor::apply(const Request& request) {
+  const double at = std::chrono::duration<double>(loop_.now() - launched_).count();
+  const std::string text = launched_ == Instant{}
+                               ? to_text(request)
+                               : fmt::format("{} at {:.3f} s", to_text(request), at);
   if (request.verb == Verb::kill) {
     auto host = topology_.host(request.target);
     if (!host) {
@@ -316,7 +321,7 @@ Result<void> Supervisor::apply(const Request& request) {
     for (size_t rank = 0; rank < jobs_.size(); ++rank) {
       jobs_[rank].killed = jobs_[rank].killed || options_.hosts[rank] == *host;
     }
-    say(to_text(request));
+    say(text);
     return backend_->kill_host(*host);
   }
   std::vector<LinkChoice> choices;
@@ -344,9 +349,7 @@ Result<void> Supervisor::apply(const Request& request) {
     }
     states_[choice.link] = *next;
   }
-  const double at = std::chrono::duration<double>(loop_.now() - launched_).count();
-  say(launched_ == Instant{} ? to_text(request) : fmt::format("{} at {:.3f} s", to_text(request),
-                                                              at));
+  say(text);
   return {};
 }
 

@@ -26,13 +26,13 @@ struct SupervisorOptions {
   bool quiet = false;  ///< no lines of the lab's own, errors excepted
 };
 
-/// Something that is done on the lab before the command, to tell a broken lab from a broken command.
+/// Something that is done on the lab before the command, to tell a broken lab from a broken
+/// command.
 class Precheck {
  public:
   virtual ~Precheck() = default;
   /// Calls `done` from the loop, with what is wrong if something is.
-  virtual Result<void> start(Backend& backend,
-                             std::function<void(std::optional<Error>)> done) = 0;
+  virtual Result<void> start(Backend& backend, std::function<void(std::optional<Error>)> done) = 0;
   virtual void output(size_t host, Stream stream, std::string_view bytes) = 0;
   virtual void ended(uint64_t job, int status) = 0;
   /// What it is about at the moment, for an error.

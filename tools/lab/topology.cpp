@@ -39,8 +39,8 @@ class Builder {
     made_.links.push_back(link);
   }
 
-  void to_switch(size_t medium, const std::string& group, size_t host,
-                 const std::string& interface, const std::string& address, unsigned prefix_len) {
+  void to_switch(size_t medium, const std::string& group, size_t host, const std::string& interface,
+                 const std::string& address, unsigned prefix_len) {
     Link link;
     link.name = made_.hosts[host] + "." + interface;
     link.group = group;
