@@ -78,13 +78,15 @@ abi::NcclResult start_connect(int dev, int traffic_class,
   SendConnection::Options options;
   const fabric::NetDevice& device = process.devices()[static_cast<size_t>(dev)];
   fabric::Attachment attachment{static_cast<size_t>(dev), device.kind};
-  if (device.kind == fabric::FabricKind::verbs && handle->fabric != device.kind) {
-    if (process.config().fabric == "verbs") {
+  if (device.kind != fabric::FabricKind::datagram && handle->fabric != device.kind) {
+    if (fabric::fabric_is_forced(process.config())) {
       return report(fail(Errc::remote,
-                         "connect: HA_NCCL_FABRIC=verbs, but the peer uses datagrams: nccl-ha info "
-                         "there says why; auto would use datagrams to it"));
+                         fmt::format("connect: HA_NCCL_FABRIC={}, but the peer uses {}: nccl-ha info "
+                                     "there says why; auto would use datagrams over UDP to it",
+                                     process.config().fabric, to_text(handle->fabric))));
     }
-    NHA_LOG_INFO("the peer has no RDMA: this connection uses datagrams over UDP");
+    NHA_LOG_INFO("the peer uses {}: this connection uses datagrams over UDP",
+                 to_text(handle->fabric));
     attachment.kind = fabric::FabricKind::datagram;
   }
   options.routes = plan_routes(process.interfaces(), control_interface(device), *handle);

@@ -184,6 +184,19 @@ json device_json(const fabric::NetDevice& device, const RdmaView& rdma,
   return out;
 }
 
+/// As HA_NCCL_FABRIC has it.
+const char* fabric_name(fabric::FabricKind kind) {
+  switch (kind) {
+    case fabric::FabricKind::datagram:
+      return "datagram";
+    case fabric::FabricKind::verbs:
+      return "verbs";
+    case fabric::FabricKind::ud:
+      return "ud";
+  }
+  return "unknown";
+}
+
 json settings_json(const Config& config) {
   json settings = json::array();
   for (const SettingView& view : describe(config)) {
@@ -273,7 +286,7 @@ void show_host(const Config& config, bool as_json) {
   }
   const std::vector<fabric::NetDevice>& devices = (*provider)->devices();
   const std::vector<NetInterface>& interfaces = (*provider)->interfaces();  // in order of use
-  const bool verbs = devices.front().kind == fabric::FabricKind::verbs;
+  const bool verbs = devices.front().kind != fabric::FabricKind::datagram;
   const KernelSupport kernel = probe_kernel(config);
   if (as_json) {
     json device_list = json::array();
@@ -285,7 +298,7 @@ void show_host(const Config& config, bool as_json) {
       interface_list.push_back(interface_json(interface));
     }
     const json out{{"version", NHA_VERSION},
-                   {"fabric", verbs ? "verbs" : "datagram"},
+                   {"fabric", fabric_name(devices.front().kind)},
                    {"devices", device_list},
                    {"interfaces", interface_list},
                    {"rdma_notes", rdma->notes},

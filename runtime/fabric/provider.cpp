@@ -8,6 +8,7 @@
 #include "runtime/fabric/datagram/udp_io.h"
 #include "runtime/fabric/verbs/device_watch.h"
 #include "runtime/fabric/verbs/port.h"
+#include "runtime/fabric/verbs/ud_io.h"
 #include "runtime/log.h"
 #include "runtime/worker.h"
 
@@ -19,8 +20,23 @@ const char* to_text(FabricKind kind) {
       return "datagrams over UDP";
     case FabricKind::verbs:
       return "RDMA";
+    case FabricKind::ud:
+      return "RDMA datagrams";
   }
   return "unknown";
+}
+
+std::optional<FabricKind> fabric_kind(uint8_t number) {
+  for (const FabricKind kind : {FabricKind::datagram, FabricKind::verbs, FabricKind::ud}) {
+    if (static_cast<uint8_t>(kind) == number) {
+      return kind;
+    }
+  }
+  return std::nullopt;
+}
+
+bool fabric_is_forced(const Config& config) {
+  return config.fabric == "verbs" || config.fabric == "ud";
 }
 
 Provider::Provider() = default;
@@ -43,8 +59,9 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
   if (auto chosen = provider->choose_devices(config); !chosen) {
     return chosen.error();
   }
-  provider->rdma_ports_.resize(workers,
-                               std::vector<std::weak_ptr<verbs::Port>>(provider->rdma_.size()));
+  const size_t rdma_ports = provider->rdma_.size();
+  provider->rdma_ports_.resize(workers, std::vector<std::weak_ptr<verbs::Port>>(rdma_ports));
+  provider->ud_ports_.resize(workers, std::vector<std::weak_ptr<DatagramPort>>(rdma_ports));
   if (faults->active()) {
     NHA_LOG_WARN("fault injection is on (HA_NCCL_DGRAM_FAULTS={}): packets will be lost on purpose",
                  config.dgram_faults);
@@ -66,12 +83,13 @@ std::optional<size_t> Provider::interface_of(const sockaddr* address) const {
 
 Result<void> Provider::choose_devices(const Config& config) {
   const std::string& fabric = config.fabric;
-  if (fabric != "auto" && fabric != "verbs" && fabric != "datagram") {
+  const bool forced = fabric_is_forced(config);
+  if (fabric != "auto" && !forced && fabric != "datagram") {
     return fail(Errc::invalid_argument,
-                fmt::format("HA_NCCL_FABRIC={}: use auto, verbs or datagram", fabric));
+                fmt::format("HA_NCCL_FABRIC={}: use auto, verbs, ud or datagram", fabric));
   }
   verbs::PortList list;
-  if (fabric == "verbs" || (fabric == "auto" && !config.ib_disable)) {
+  if (forced || (fabric == "auto" && !config.ib_disable)) {
     auto found = verbs::list_ports(config);
     if (!found) {
       return found.error();
@@ -80,28 +98,29 @@ Result<void> Provider::choose_devices(const Config& config) {
     for (const std::string& note : list.notes) {
       NHA_LOG_INFO("{}", note);
     }
-    if (list.ports.empty() && fabric == "verbs") {
+    if (list.ports.empty() && forced) {
       std::string why;
       for (const std::string& note : list.notes) {
         why += (why.empty() ? "" : "; ") + note;
       }
       return fail(Errc::system,
-                  fmt::format("HA_NCCL_FABRIC=verbs, but no RDMA port is usable: {}", why));
+                  fmt::format("HA_NCCL_FABRIC={}, but no RDMA port is usable: {}", fabric, why));
     }
   }
   rdma_ = std::move(list.ports);
   for (size_t i = 0; i < rdma_.size(); ++i) {
     const verbs::PortInfo& port = rdma_[i].info;
     NetDevice device;
-    device.kind = FabricKind::verbs;
+    device.kind = fabric == "ud" ? FabricKind::ud : FabricKind::verbs;
     device.name = port.port_count > 1 ? fmt::format("{}:{}", port.device, port.port) : port.device;
     device.guid = port.guid;
     device.pci_path = port.pci_path;
     device.numa_node = port.numa_node;
     device.speed_mbps = port.speed_mbps;
     device.port = port.port;
-    device.peer_memory = rdma_[i].device->peer_memory();
-    device.dmabuf = rdma_[i].device->dmabuf();
+    // The datagram engine's bytes are moved by the processor.
+    device.peer_memory = device.kind == FabricKind::verbs && rdma_[i].device->peer_memory();
+    device.dmabuf = device.kind == FabricKind::verbs && rdma_[i].device->dmabuf();
     device.index = i;
     devices_.push_back(std::move(device));
   }
@@ -210,9 +229,7 @@ Result<OwnedPath> Provider::create_verbs_path(Context& context, const Attachment
     port = std::shared_ptr<verbs::Port>(
         raw, [&context, keep = std::move(*opened)](verbs::Port* p) { context.remove_poller(p); });
     slot = port;
-    if (!usable.device->watched.exchange(true, std::memory_order_acq_rel)) {
-      context.add_actor(std::make_unique<verbs::DeviceWatch>(usable.device));
-    }
+    watch_device(context, usable);
   }
   auto want = verbs::gid_preference(context.config(), usable.info);
   if (!want) {
@@ -225,11 +242,61 @@ Result<OwnedPath> Provider::create_verbs_path(Context& context, const Attachment
   return OwnedPath{std::move(port), std::move(*path)};
 }
 
+void Provider::watch_device(Context& context, const verbs::UsablePort& usable) {
+  if (!usable.device->watched.exchange(true, std::memory_order_acq_rel)) {
+    context.add_actor(std::make_unique<verbs::DeviceWatch>(usable.device));
+  }
+}
+
+Result<std::unique_ptr<PacketIo>> Provider::open_ud(Context& context,
+                                                    const verbs::UsablePort& usable) const {
+  const Config& config = context.config();
+  auto want = verbs::gid_preference(config, usable.info);
+  if (!want) {
+    return want.error();
+  }
+  verbs::UdIo::Route route;
+  route.port = usable.info.port;
+  route.traffic_class = static_cast<uint8_t>(std::max<int64_t>(config.ib_traffic_class, 0));
+  route.service_level = static_cast<uint8_t>(std::max<int64_t>(config.ib_service_level, 0));
+  route.gid = *want;
+  auto ud = verbs::UdIo::open(usable.device, route, verbs::Options::from(config));
+  if (!ud) {
+    return ud.error();
+  }
+  return std::unique_ptr<PacketIo>(std::move(*ud));
+}
+
+Result<OwnedPath> Provider::create_ud_path(Context& context, const Attachment& at,
+                                           const PathOptions& options, PathOwner* owner) {
+  const size_t index = devices_[at.device].index;
+  const verbs::UsablePort& usable = rdma_[index];
+  if (usable.device->fatal.load(std::memory_order_acquire)) {
+    return fail(Errc::system, fmt::format("RDMA device {} failed earlier: see the kernel's log; "
+                                          "restart the job when it is back",
+                                          usable.device->name()));
+  }
+  auto port = open_port(context, ud_ports_[context.worker_index()][index], usable.info.mtu,
+                        [&] { return open_ud(context, usable); });
+  if (!port) {
+    return port.error();
+  }
+  watch_device(context, usable);
+  auto path = (*port)->create_path(options, owner);
+  if (!path) {
+    return path.error();
+  }
+  return OwnedPath{std::move(*port), std::move(*path)};
+}
+
 Result<OwnedPath> Provider::create_path(Context& context, const Attachment& at,
                                         const sockaddr* local, const PathOptions& options,
                                         PathOwner* owner) {
   if (at.kind == FabricKind::verbs) {
     return create_verbs_path(context, at, options, owner);
+  }
+  if (at.kind == FabricKind::ud) {
+    return create_ud_path(context, at, options, owner);
   }
   const auto ip = IpAddress::from_sockaddr(local);
   if (!ip) {
@@ -240,7 +307,15 @@ Result<OwnedPath> Provider::create_path(Context& context, const Attachment& at,
   const uint32_t mtu = index ? interfaces_[*index].mtu : 1500;
   SocketAddress address;
   address.length = ip->to_sockaddr(0, &address.storage);
-  auto port = open_port(context, address, std::min<uint32_t>(mtu, 65536));
+  std::vector<Slot>& slots = ports_[context.worker_index()];
+  auto slot =
+      std::find_if(slots.begin(), slots.end(), [&](const Slot& s) { return s.address == address; });
+  if (slot == slots.end()) {
+    slots.push_back({address, {}});
+    slot = slots.end() - 1;
+  }
+  auto port = open_port(context, slot->port, std::min<uint32_t>(mtu, 65536),
+                        [&] { return packet_source_ ? packet_source_(address) : open_udp(address); });
   if (!port) {
     return port.error();
   }
@@ -260,19 +335,12 @@ Result<std::unique_ptr<PacketIo>> Provider::open_udp(const SocketAddress& local)
 }
 
 Result<std::shared_ptr<DatagramPort>> Provider::open_port(Context& context,
-                                                          const SocketAddress& local,
-                                                          uint32_t mtu) {
-  std::vector<Slot>& slots = ports_[context.worker_index()];
-  auto slot =
-      std::find_if(slots.begin(), slots.end(), [&](const Slot& s) { return s.address == local; });
-  if (slot == slots.end()) {
-    slots.push_back({local, {}});
-    slot = slots.end() - 1;
-  }
-  if (auto port = slot->port.lock()) {
+                                                          std::weak_ptr<DatagramPort>& slot,
+                                                          uint32_t mtu, const PacketOpen& open) {
+  if (auto port = slot.lock()) {
     return port;
   }
-  auto opened = packet_source_ ? packet_source_(local) : open_udp(local);
+  auto opened = open();
   if (!opened) {
     return opened.error();
   }
@@ -294,7 +362,7 @@ Result<std::shared_ptr<DatagramPort>> Provider::open_port(Context& context,
     context.remove_poller(p);
     delete p;
   });
-  slot->port = port;
+  slot = port;
   return port;
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,13 @@ struct UsablePort;
 enum class FabricKind : uint8_t {
   datagram = 1,  ///< UDP sockets
   verbs = 2,     ///< RC queue pairs
+  ud = 3,        ///< the datagram engine over UD queue pairs
 };
 const char* to_text(FabricKind kind);
+/// The kind that a number from the wire stands for; nullopt for a number that means none.
+std::optional<FabricKind> fabric_kind(uint8_t number);
+/// HA_NCCL_FABRIC names a fabric of RDMA devices: nothing else is to be used.
+bool fabric_is_forced(const Config& config);
 
 /// What NCCL sees as a network device.
 struct NetDevice {
@@ -115,8 +121,15 @@ class Provider {
   Result<void> choose_devices(const Config& config);
   Result<OwnedPath> create_verbs_path(Context& context, const Attachment& at,
                                       const PathOptions& options, PathOwner* owner);
-  Result<std::shared_ptr<DatagramPort>> open_port(Context& context, const SocketAddress& local,
-                                                  uint32_t mtu);
+  Result<OwnedPath> create_ud_path(Context& context, const Attachment& at,
+                                   const PathOptions& options, PathOwner* owner);
+  Result<std::unique_ptr<PacketIo>> open_ud(Context& context, const verbs::UsablePort& usable) const;
+  void watch_device(Context& context, const verbs::UsablePort& usable);
+  /// Gives the port of `slot`, over what `open` makes when there is none.
+  using PacketOpen = std::function<Result<std::unique_ptr<PacketIo>>()>;
+  Result<std::shared_ptr<DatagramPort>> open_port(Context& context,
+                                                  std::weak_ptr<DatagramPort>& slot, uint32_t mtu,
+                                                  const PacketOpen& open);
 
   DatagramOptions options_;
   FaultPlan faults_;
@@ -127,6 +140,7 @@ class Provider {
   std::vector<NetDevice> devices_;
   std::vector<verbs::UsablePort> rdma_;
   std::vector<std::vector<std::weak_ptr<verbs::Port>>> rdma_ports_;  // per worker and RDMA port
+  std::vector<std::vector<std::weak_ptr<DatagramPort>>> ud_ports_;    // the same
   Memory memory_;
   std::vector<std::vector<Slot>> ports_;  // per worker, touched by that worker only
 };

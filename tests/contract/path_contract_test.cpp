@@ -525,6 +525,8 @@ std::vector<Provider> providers() {
   // In a guest of the lab, or where there is a NIC.
   if (have_verbs()) {
     all.push_back({"verbs_rc", [] { return make_verbs_harness(); }});
+    all.push_back({"verbs_ud", [] { return make_ud_harness(0, 0, 0); }});
+    all.push_back({"verbs_ud_lossy", [] { return make_ud_harness(0.05, 0.05, 0.05); }});
   }
   return all;
 }

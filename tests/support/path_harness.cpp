@@ -3,10 +3,12 @@
 #include <array>
 
 #include "runtime/clock.h"
+#include "runtime/config.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/udp_io.h"
+#include "runtime/fabric/verbs/ud_io.h"
 #include "runtime/timer_wheel.h"
 #include "tests/support/memory_network.h"
 
@@ -15,6 +17,7 @@ namespace {
 
 using fabric::DatagramOptions;
 using fabric::DatagramPort;
+namespace verbs = fabric::verbs;
 
 std::atomic<uint64_t> next_domain{1};
 
@@ -135,27 +138,25 @@ class CutIo final : public fabric::PacketIo {
   size_t receive_buffer_bytes() const override { return inner_->receive_buffer_bytes(); }
   bool segmentation_offload() const override { return inner_->segmentation_offload(); }
   int wait_fd(fabric::Channel channel) const override { return inner_->wait_fd(channel); }
+  size_t datagram_bytes_max() const override { return inner_->datagram_bytes_max(); }
+  bool prepare_sleep() override { return inner_->prepare_sleep(); }
 
  private:
   std::unique_ptr<fabric::PacketIo> inner_;
   const bool* cut_;
 };
 
-class UdpHarness final : public DatagramHarness {
+/// Two real endpoints on this machine, on real time.
+class RealHarness final : public DatagramHarness {
  public:
-  UdpHarness(double drop, double duplicate, double reorder, uint32_t mtu)
+  using Open = std::function<Result<std::unique_ptr<fabric::PacketIo>>()>;
+  RealHarness(const Open& open, double drop, double duplicate, double reorder,
+              DatagramOptions options, uint32_t interface_mtu)
       : lossy_(drop > 0 || duplicate > 0 || reorder > 0) {
-    DatagramOptions options;
-    options.mtu = mtu;
     options.connect_timeout = std::chrono::seconds(5);
     options.dead_after = std::chrono::seconds(3);
     for (size_t i = 0; i < 2; ++i) {
-      fabric::UdpIo::Options udp;
-      auto* in4 = reinterpret_cast<sockaddr_in*>(&udp.bind.storage);
-      in4->sin_family = AF_INET;
-      in4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-      udp.bind.length = sizeof(sockaddr_in);
-      auto opened = fabric::UdpIo::open(udp);
+      auto opened = open();
       if (!opened) {
         throw std::runtime_error(opened.error().message());
       }
@@ -168,7 +169,7 @@ class UdpHarness final : public DatagramHarness {
         plan.seed = 17 + i;
         io = std::make_unique<fabric::FaultIo>(std::move(io), plan);
       }
-      hosts_[i] = std::make_unique<Host>(clock_, std::move(io), options, 99 + i, 65536);
+      hosts_[i] = std::make_unique<Host>(clock_, std::move(io), options, 99 + i, interface_mtu);
     }
   }
   bool run_until(const std::function<bool()>& done, Duration limit) override {
@@ -201,7 +202,42 @@ std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, dou
 
 std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, double reorder,
                                               uint32_t mtu) {
-  return std::make_unique<UdpHarness>(drop, duplicate, reorder, mtu);
+  DatagramOptions options;
+  options.mtu = mtu;
+  const auto open = []() -> Result<std::unique_ptr<fabric::PacketIo>> {
+    fabric::UdpIo::Options udp;
+    auto* in4 = reinterpret_cast<sockaddr_in*>(&udp.bind.storage);
+    in4->sin_family = AF_INET;
+    in4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    udp.bind.length = sizeof(sockaddr_in);
+    auto opened = fabric::UdpIo::open(udp);
+    if (!opened) {
+      return opened.error();
+    }
+    return std::unique_ptr<fabric::PacketIo>(std::move(*opened));
+  };
+  return std::make_unique<RealHarness>(open, drop, duplicate, reorder, options, 65536);
+}
+
+std::unique_ptr<PathHarness> make_ud_harness(double drop, double duplicate, double reorder) {
+  const Config config;
+  auto ports = verbs::list_ports(config);
+  if (!ports || ports->ports.empty()) {
+    throw std::runtime_error("no usable RDMA port");
+  }
+  const verbs::UsablePort& usable = ports->ports.front();
+  const auto open = [&]() -> Result<std::unique_ptr<fabric::PacketIo>> {
+    verbs::UdIo::Route route;
+    route.port = usable.info.port;
+    route.gid = *verbs::gid_preference(config, usable.info);
+    auto opened = verbs::UdIo::open(usable.device, route, verbs::Options::from(config));
+    if (!opened) {
+      return opened.error();
+    }
+    return std::unique_ptr<fabric::PacketIo>(std::move(*opened));
+  };
+  return std::make_unique<RealHarness>(open, drop, duplicate, reorder, DatagramOptions{},
+                                       usable.info.mtu);
 }
 
 }  // namespace nccl_ha::test

@@ -77,8 +77,9 @@ std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, dou
                                                  double reorder, uint32_t mtu);
 std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, double reorder,
                                               uint32_t mtu);
-/// The RDMA port to test on: the first usable one; null when there is none.
+/// Over the first usable RDMA port, which have_verbs() says that there is.
 std::unique_ptr<PathHarness> make_verbs_harness();
+std::unique_ptr<PathHarness> make_ud_harness(double drop, double duplicate, double reorder);
 bool have_verbs();
 
 }  // namespace nccl_ha::test

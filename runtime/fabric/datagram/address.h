@@ -1,17 +1,36 @@
-// A socket address by value, IPv4 or IPv6.
+// Where a datagram goes, by value: a UDP socket (IPv4 or IPv6), or an RDMA datagram queue pair.
 #pragma once
 
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 
 namespace nccl_ha::fabric {
 
+/// A datagram (UD) queue pair, kept in the place of a socket address.
+struct UdAddress {
+  sa_family_t family = AF_IB;
+  uint16_t lid = 0;  ///< InfiniBand only
+  uint32_t queue_pair = 0;
+  std::array<uint8_t, 16> gid{};
+};
+static_assert(sizeof(UdAddress) <= sizeof(sockaddr_storage));
+
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
+
+  static SocketAddress from_ud(const UdAddress& from) {
+    SocketAddress made;
+    std::memcpy(&made.storage, &from, sizeof from);
+    made.length = sizeof from;
+    return made;
+  }
+  bool is_ud() const { return storage.ss_family == AF_IB; }
+  const UdAddress& ud() const { return *reinterpret_cast<const UdAddress*>(&storage); }
 
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }

@@ -48,6 +48,8 @@ class FaultIo final : public PacketIo {
   size_t receive_buffer_bytes() const override { return inner_->receive_buffer_bytes(); }
   bool segmentation_offload() const override { return false; }  // faults hit single datagrams
   int wait_fd(Channel channel) const override { return inner_->wait_fd(channel); }
+  size_t datagram_bytes_max() const override { return inner_->datagram_bytes_max(); }
+  bool prepare_sleep() override { return inner_->prepare_sleep(); }
   uint64_t kernel_drops() const override { return inner_->kernel_drops(); }
 
  private:

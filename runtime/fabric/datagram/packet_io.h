@@ -63,6 +63,10 @@ class PacketIo {
   virtual SocketAddress local(Channel channel) const = 0;
   virtual size_t receive_buffer_bytes() const = 0;
   virtual bool segmentation_offload() const = 0;
+  /// The largest datagram that send() takes.
+  virtual size_t datagram_bytes_max() const { return 65507; }
+  /// The worker is about to wait on the descriptors.  False: there is something to do first.
+  virtual bool prepare_sleep() { return true; }
   /// File descriptors that become readable when packets wait; -1 where there is none.
   virtual int wait_fd(Channel channel) const = 0;
   virtual uint64_t kernel_drops() const { return 0; }

@@ -3,6 +3,7 @@
 // The check sends a small and a full-size datagram (usnic's connectivity check): which of them come
 // back tells a firewall or a missing route from a hop with a smaller MTU.  It doubles as MTU
 // discovery after RFC 8899: sizes are tried from the largest down until one is answered.
+#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netdb.h>
 
@@ -24,12 +25,21 @@ constexpr uint32_t line_bytes = 128;
 // Common sizes between the interface's own and the smallest that IPv6 guarantees (RFC 8200).
 constexpr std::array<uint32_t, 5> mtu_ladder{9000, 4200, 1500, 1400, 1280};
 
-uint32_t udp_payload(uint32_t mtu, const SocketAddress& to) {
+/// What a datagram holds of an MTU, which counts the IP header of a UDP datagram.
+uint32_t datagram_payload(uint32_t mtu, const SocketAddress& to) {
+  if (to.is_ud()) {
+    return mtu;
+  }
   const uint32_t ip = to.storage.ss_family == AF_INET6 ? 40 : 20;
   return std::min(mtu - ip - 8, udp_payload_max);
 }
 
 std::string text(const SocketAddress& address) {
+  if (address.is_ud()) {
+    char gid[INET6_ADDRSTRLEN] = "?";
+    inet_ntop(AF_INET6, address.ud().gid.data(), gid, sizeof gid);
+    return fmt::format("{} lid {} qp {}", gid, address.ud().lid, address.ud().queue_pair);
+  }
   char host[64] = "?";
   char port[16] = "?";
   getnameinfo(address.get(), address.length, host, sizeof host, port, sizeof port,
@@ -62,7 +72,8 @@ DatagramPath::DatagramPath(DatagramPort& port, const PathOptions& options, PathO
   local_.socket_bytes =
       static_cast<uint32_t>(std::clamp<size_t>(port.io_->receive_buffer_bytes(), 4096, UINT32_MAX));
   local_.window = port.options_.window;
-  local_.tiny_bytes = port.options_.tiny_bytes;
+  local_.tiny_bytes = std::min(port.options_.tiny_bytes,
+                               static_cast<uint32_t>(port.command_bytes_ - header_bytes));
   encode(local_, local_bytes_);
   timer_.bind([](void* self) { static_cast<DatagramPath*>(self)->on_timer(); }, this);
 }
@@ -146,7 +157,7 @@ void DatagramPath::send_check() {
       candidate_tries_ = 0;
     }
     ++candidate_tries_;
-    const uint32_t size = udp_payload(candidates_[candidate_], peer_.data);
+    const uint32_t size = datagram_payload(candidates_[candidate_], peer_.data);
     header.payload_length = static_cast<uint16_t>(size - header_bytes);
     header.fragment_length = size;
     header.immediate = static_cast<uint32_t>(candidate_);
@@ -187,7 +198,7 @@ void DatagramPath::on_pong(const FrameHeader& header) {
   if (header.fragment_length == header_bytes) {
     small_answered_ = true;
   } else if (!full_answered_ && header.immediate < candidates_.size() &&
-             header.fragment_length == udp_payload(candidates_[header.immediate], peer_.data)) {
+             header.fragment_length == datagram_payload(candidates_[header.immediate], peer_.data)) {
     full_answered_ = true;
     candidate_ = header.immediate;
   }
@@ -204,7 +215,7 @@ void DatagramPath::finish_check(uint32_t mtu) {
         "using {}. Check the MTU of the switches between, or set HA_NCCL_DGRAM_MTU={}",
         describe(), candidates_.front(), mtu, mtu);
   }
-  const uint32_t payload = udp_payload(mtu, peer_.data) - static_cast<uint32_t>(header_bytes);
+  const uint32_t payload = datagram_payload(mtu, peer_.data) - static_cast<uint32_t>(header_bytes);
   segment_payload_max_ = payload / line_bytes * line_bytes;
   port_.env_.timers->cancel(timer_);
   timer_use_ = TimerUse::none;

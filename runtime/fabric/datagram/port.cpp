@@ -23,6 +23,7 @@ DatagramPort::DatagramPort(std::unique_ptr<PacketIo> io, const DatagramOptions& 
       options_(options),
       env_(environment),
       interface_mtu_(interface_mtu),
+      command_bytes_(std::min(io_->datagram_bytes_max(), SendBatch::datagram_bytes)),
       now_(environment.clock->now()),
       hotel_(now_),
       zeros_(scratch_bytes),
@@ -180,7 +181,7 @@ size_t DatagramPort::wait_fds(std::span<int> out) const {
 bool DatagramPort::prepare_sleep() {
   return ready_head_ == nullptr && (resend_head_ == nullptr || resends_blocked_) &&
          urgent_acks_.empty() && completion_count_ == 0 && state_events_.empty() &&
-         command_.empty() && data_.empty();
+         command_.empty() && data_.empty() && io_->prepare_sleep();
 }
 
 DatagramPath* DatagramPort::find(const FrameHeader& header) {

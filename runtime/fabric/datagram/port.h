@@ -57,6 +57,7 @@ class DatagramPort final : public Poller, private PacketSink {
     Recorder* recorder = nullptr;  ///< may be null
   };
 
+  /// `interface_mtu`: bytes of an IP packet, or of the payload of an RDMA datagram.
   DatagramPort(std::unique_ptr<PacketIo> io, const DatagramOptions& options,
                const Environment& environment, uint32_t interface_mtu);
   ~DatagramPort() override;
@@ -114,6 +115,7 @@ class DatagramPort final : public Poller, private PacketSink {
   DatagramOptions options_;
   Environment env_;
   uint32_t interface_mtu_;
+  size_t command_bytes_;  ///< largest datagram of the command channel
   MemoryGuard guard_;
   int guard_depth_ = 0;
   Instant now_{};

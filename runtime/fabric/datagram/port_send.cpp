@@ -23,12 +23,12 @@ constexpr size_t ride_along_max = 16;
 bool DatagramPort::stage_command(DatagramPath& path, const FrameHeader& header,
                                  std::span<const std::byte> payload) {
   const size_t bytes = header_bytes + payload.size();
-  NHA_DASSERT(bytes <= SendBatch::datagram_bytes, "frame too large for the command channel");
+  NHA_DASSERT(bytes <= command_bytes_, "frame too large for the command channel");
   SendBatch& batch = command_;
   size_t slot = batch.count_;
   // Frames to the same peer share a datagram, whichever of its paths they belong to.
   const bool shares = slot != 0 &&
-                      batch.message_bytes[slot - 1] + bytes <= SendBatch::datagram_bytes &&
+                      batch.message_bytes[slot - 1] + bytes <= command_bytes_ &&
                       *batch.messages[slot - 1].to == path.peer_.command;
   if (shares) {
     --slot;

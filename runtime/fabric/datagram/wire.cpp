@@ -7,10 +7,23 @@
 namespace nccl_ha::fabric {
 namespace {
 
+/// In the place of an IP version.
+constexpr uint16_t ud_family = 16;
+/// Numbers have 24 bits; 0 and 1 are the fabric's own, all ones means everybody (IBTA 3.2.3).
+constexpr bool valid_queue_pair(uint32_t number) { return number > 1 && number < 0xFFFFFF; }
+
 constexpr uint8_t known_flags = flag_last | flag_immediate | flag_exact | flag_ack | flag_echo;
 
 void put_socket(std::byte* out, const SocketAddress& address) {
   std::memset(out, 0, 24);
+  if (address.is_ud()) {
+    const UdAddress& ud = address.ud();
+    put<uint16_t>(out, 0, ud_family);
+    put<uint16_t>(out, 2, ud.lid);
+    put<uint32_t>(out, 4, ud.queue_pair);
+    std::memcpy(out + 8, ud.gid.data(), ud.gid.size());
+    return;
+  }
   put<uint16_t>(out, 2, address.port());
   if (address.storage.ss_family == AF_INET6) {
     const auto* in6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
@@ -27,6 +40,14 @@ void put_socket(std::byte* out, const SocketAddress& address) {
 bool get_socket(const std::byte* in, SocketAddress* address) {
   *address = {};
   const auto family = get<uint16_t>(in, 0);
+  if (family == ud_family) {
+    UdAddress ud;
+    ud.lid = get<uint16_t>(in, 2);
+    ud.queue_pair = get<uint32_t>(in, 4);
+    std::memcpy(ud.gid.data(), in + 8, ud.gid.size());
+    *address = SocketAddress::from_ud(ud);
+    return valid_queue_pair(ud.queue_pair);
+  }
   const auto port = get<uint16_t>(in, 2);
   if (port == 0) {
     return false;
@@ -121,8 +142,8 @@ void encode(const WireAddress& address, std::span<std::byte, wire_address_bytes>
   std::byte* p = out.data();
   put_socket(p, address.command);
   put_socket(p + 24, address.data);
-  // Both sockets share the IP address; the second one's address bytes would be redundant, so the
-  // remaining fields take the space behind its port.
+  // Both sockets share the IP address (both queue pairs GID and LID); the second one's address bytes
+  // would be redundant, so the remaining fields take the space behind its port.
   put<uint64_t>(p, 28, address.token);
   put<uint32_t>(p, 36, address.path);
   put<uint32_t>(p, 40, address.mtu);
@@ -130,6 +151,9 @@ void encode(const WireAddress& address, std::span<std::byte, wire_address_bytes>
   put<uint32_t>(p, 48, address.window);
   put<uint32_t>(p, 52, address.tiny_bytes);
   std::memset(p + 56, 0, wire_address_bytes - 56);
+  if (address.data.is_ud()) {
+    put<uint32_t>(p, 56, address.data.ud().queue_pair);
+  }
 }
 
 std::optional<WireAddress> decode_address(std::span<const std::byte> bytes) {
@@ -139,7 +163,16 @@ std::optional<WireAddress> decode_address(std::span<const std::byte> bytes) {
   }
   const std::byte* p = bytes.data();
   address.data = address.command;
-  address.data.set_port(get<uint16_t>(p, 26));
+  bool data_ok = false;
+  if (address.command.is_ud()) {
+    UdAddress data = address.command.ud();
+    data.queue_pair = get<uint32_t>(p, 56);
+    address.data = SocketAddress::from_ud(data);
+    data_ok = valid_queue_pair(data.queue_pair);
+  } else {
+    address.data.set_port(get<uint16_t>(p, 26));
+    data_ok = address.data.port() != 0;
+  }
   address.token = get<uint64_t>(p, 28);
   address.path = get<uint32_t>(p, 36);
   address.mtu = get<uint32_t>(p, 40);
@@ -148,7 +181,7 @@ std::optional<WireAddress> decode_address(std::span<const std::byte> bytes) {
   address.tiny_bytes = get<uint32_t>(p, 52);
   const bool window_ok =
       address.window >= 16 && address.window <= 8192 && std::has_single_bit(address.window);
-  if (address.data.port() == 0 || !window_ok || address.mtu < 576 || address.mtu > 65536 ||
+  if (!data_ok || !window_ok || address.mtu < 576 || address.mtu > 65536 ||
       address.socket_bytes < 4096 || address.tiny_bytes < 64 || address.tiny_bytes > 1200) {
     return std::nullopt;
   }

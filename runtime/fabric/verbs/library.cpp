@@ -67,6 +67,8 @@ Result<Library> open() {
   need("ibv_create_qp", &library.create_qp);
   need("ibv_modify_qp", &library.modify_qp);
   need("ibv_destroy_qp", &library.destroy_qp);
+  need("ibv_create_ah", &library.create_ah);
+  need("ibv_destroy_ah", &library.destroy_ah);
   need("ibv_fork_init", &library.fork_init);
   if (missing != nullptr) {
     dlclose(handle);

@@ -1,0 +1,432 @@
+#include "runtime/fabric/verbs/ud_io.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "runtime/log.h"
+
+namespace nccl_ha::fabric::verbs {
+namespace {
+
+/// What the device puts in front of every datagram that it receives (IBTA 11.4.1.2).
+constexpr uint32_t route_header_bytes = 40;
+/// Both sides of a datagram must have the same key.  The top bit is clear: such keys need no
+/// privilege (IBTA 10.2.5).
+constexpr uint32_t queue_key = 0x4E48'4100;
+constexpr uint32_t command_slots = 1024;
+constexpr uint32_t data_slots = 2048;
+constexpr uint32_t command_datagram = 1216;
+constexpr uint32_t least_mtu = 1024;
+constexpr uint32_t wanted_inline = 192;
+/// Datagrams that leave with one doorbell, and receives that are posted with one.
+constexpr size_t batch = 32;
+constexpr uint8_t hop_limit = 255;
+/// Resolving a peer may block for seconds while the network is asked in vain.
+constexpr auto refusal_lasts = std::chrono::seconds(1);
+
+}  // namespace
+
+Error UdIo::cannot(const char* what, int error) const {
+  return fail(Errc::system, fmt::format("RDMA device {}: cannot {}", device_->name(), what), error);
+}
+
+Result<std::unique_ptr<UdIo>> UdIo::open(std::shared_ptr<Device> device, const Route& route,
+                                         const Options& options) {
+  std::unique_ptr<UdIo> io(new UdIo(std::move(device), route));
+  auto info = io->device_->query(route.port);
+  if (!info) {
+    return info.error();
+  }
+  io->info_ = std::move(*info);
+  io->gid_ = select_gid(io->info_.gids, route.gid);
+  if (!io->gid_ && io->info_.link == LinkLayer::ethernet) {
+    return fail(Errc::system, fmt::format("RDMA device {} has no usable GID: give its interface an "
+                                          "address, or look at `nccl-ha info`",
+                                          io->device_->name()));
+  }
+  io->mtu_ = io->info_.mtu;
+  if (io->mtu_ < least_mtu) {
+    return fail(Errc::system, fmt::format("RDMA device {}: its MTU is {}, datagrams need {}",
+                                          io->device_->name(), io->mtu_, least_mtu));
+  }
+  auto opened = io->open_channel(io->channels_[0], command_slots,
+                                 std::min(command_datagram, io->mtu_), options);
+  if (opened) {
+    opened = io->open_channel(io->channels_[1], data_slots, io->mtu_, options);
+  }
+  if (!opened) {
+    return opened.error();
+  }
+  return io;
+}
+
+UdIo::~UdIo() {
+  for (ChannelState& channel : channels_) {
+    close_channel(channel);
+  }
+  for (const Way& way : ways_) {
+    if (way.handle != nullptr) {
+      static_cast<void>(library_.destroy_ah(way.handle));
+    }
+  }
+}
+
+void UdIo::close_channel(ChannelState& channel) {
+  if (channel.qp != nullptr) {
+    static_cast<void>(library_.destroy_qp(channel.qp));
+  }
+  if (channel.unacknowledged != 0) {
+    library_.ack_cq_events(channel.receive_cq, channel.unacknowledged);
+  }
+  for (ibv_cq* cq : {channel.send_cq, channel.receive_cq}) {
+    if (cq != nullptr) {
+      static_cast<void>(library_.destroy_cq(cq));
+    }
+  }
+  if (channel.events != nullptr) {
+    static_cast<void>(library_.destroy_comp_channel(channel.events));
+  }
+  for (const Slots* slots : {&channel.out, &channel.in}) {
+    if (slots->region.mr != nullptr) {
+      device_->remove(slots->region);
+    }
+  }
+}
+
+Result<void> UdIo::make_slots(Slots& slots, uint32_t count, uint32_t bytes) {
+  slots.count = count;
+  slots.bytes = (bytes + 63) / 64 * 64;
+  slots.memory.resize(size_t{slots.count} * slots.bytes);
+  auto region = device_->add(slots.memory.data(), slots.memory.size(), MemoryKind::host);
+  if (!region) {
+    return region.error();
+  }
+  slots.region = *region;
+  return {};
+}
+
+Result<void> UdIo::open_channel(ChannelState& channel, uint32_t slots, uint32_t datagram_bytes,
+                                const Options& options) {
+  slots = std::min(slots, static_cast<uint32_t>(std::max(device_->attributes().max_qp_wr, 1)));
+  if (auto made = make_slots(channel.out, slots, datagram_bytes); !made) {
+    return made;
+  }
+  if (auto made = make_slots(channel.in, slots, datagram_bytes + route_header_bytes); !made) {
+    return made;
+  }
+  channel.events = library_.create_comp_channel(device_->context());
+  if (channel.events == nullptr) {
+    return cannot("create a completion channel", errno);
+  }
+  const int flags = fcntl(channel.events->fd, F_GETFL);
+  if (flags < 0 || fcntl(channel.events->fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+    return cannot("make a completion channel non-blocking", errno);
+  }
+  const int entries = static_cast<int>(slots);
+  channel.send_cq = library_.create_cq(device_->context(), entries, nullptr, nullptr, 0);
+  channel.receive_cq =
+      library_.create_cq(device_->context(), entries, nullptr, channel.events, 0);
+  if (channel.send_cq == nullptr || channel.receive_cq == nullptr) {
+    return cannot("create a completion queue", errno);
+  }
+  if (auto made = make_queue_pair(channel, options); !made) {
+    return made;
+  }
+  post_receives(channel);
+  return {};
+}
+
+Result<void> UdIo::make_queue_pair(ChannelState& channel, const Options& options) {
+  ibv_qp_init_attr attributes{};
+  attributes.send_cq = channel.send_cq;
+  attributes.recv_cq = channel.receive_cq;
+  attributes.qp_type = IBV_QPT_UD;
+  attributes.cap.max_send_wr = channel.out.count;
+  attributes.cap.max_recv_wr = channel.in.count;
+  attributes.cap.max_send_sge = 1;
+  attributes.cap.max_recv_sge = 1;
+  attributes.cap.max_inline_data = wanted_inline;
+  channel.qp = library_.create_qp(device_->pd(), &attributes);
+  if (channel.qp == nullptr) {
+    attributes.cap.max_inline_data = 0;  // not every device has it
+    channel.qp = library_.create_qp(device_->pd(), &attributes);
+  }
+  if (channel.qp == nullptr) {
+    return cannot("create a datagram queue pair", errno);
+  }
+  channel.inline_bytes = attributes.cap.max_inline_data;
+  ibv_qp_attr state{};
+  state.qp_state = IBV_QPS_INIT;
+  state.pkey_index = options.pkey_index;
+  state.port_num = route_.port;
+  state.qkey = queue_key;
+  int error = library_.modify_qp(channel.qp, &state,
+                                 IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+  if (error == 0) {
+    state = {};
+    state.qp_state = IBV_QPS_RTR;
+    error = library_.modify_qp(channel.qp, &state, IBV_QP_STATE);
+  }
+  if (error == 0) {
+    state = {};
+    state.qp_state = IBV_QPS_RTS;
+    error = library_.modify_qp(channel.qp, &state, IBV_QP_STATE | IBV_QP_SQ_PSN);
+  }
+  return error == 0 ? Result<void>() : cannot("make a datagram queue pair ready", error);
+}
+
+SocketAddress UdIo::local(Channel channel) const {
+  UdAddress own;
+  own.lid = info_.lid;
+  own.queue_pair = channels_[static_cast<size_t>(channel)].qp->qp_num;
+  if (gid_) {
+    own.gid = gid_->bytes;
+  }
+  return SocketAddress::from_ud(own);
+}
+
+size_t UdIo::receive_buffer_bytes() const {
+  const Slots& in = channels_[static_cast<size_t>(Channel::data)].in;
+  return size_t{in.count} * mtu_;
+}
+
+int UdIo::wait_fd(Channel channel) const {
+  return channels_[static_cast<size_t>(channel)].events->fd;
+}
+
+ibv_ah* UdIo::way_to(const SocketAddress& to) {
+  // Queue pairs of one peer share the way: only GID and LID count.
+  const UdAddress& peer = to.ud();
+  const auto same = [&](const Way& way) {
+    return way.to.ud().lid == peer.lid && way.to.ud().gid == peer.gid;
+  };
+  if (last_way_ >= ways_.size() || !same(ways_[last_way_])) {
+    const auto found = std::find_if(ways_.begin(), ways_.end(), same);
+    last_way_ = static_cast<size_t>(found - ways_.begin());
+    if (found == ways_.end()) {
+      ways_.push_back({to, nullptr, {}});
+    }
+  }
+  Way& way = ways_[last_way_];
+  if (way.handle != nullptr || now_ < way.retry_at) {
+    return way.handle;
+  }
+  ibv_ah_attr attributes{};
+  attributes.port_num = route_.port;
+  attributes.sl = route_.service_level;
+  attributes.dlid = peer.lid;
+  if (info_.link == LinkLayer::ethernet ||
+      (gid_ && !std::equal(peer.gid.begin(), peer.gid.begin() + 8, gid_->bytes.begin()))) {
+    attributes.is_global = 1;
+    std::memcpy(attributes.grh.dgid.raw, peer.gid.data(), peer.gid.size());
+    attributes.grh.sgid_index = gid_ ? static_cast<uint8_t>(gid_->index) : 0;
+    attributes.grh.hop_limit = hop_limit;
+    attributes.grh.traffic_class = route_.traffic_class;
+  }
+  way.handle = library_.create_ah(device_->pd(), &attributes);
+  if (way.handle == nullptr) {
+    const int error = errno;
+    way.retry_at = now_ + refusal_lasts;
+    NHA_LOG_WARN_LIMITED("RDMA device {}: no way to {} (LID {}): {}", device_->name(),
+                         gid_text(peer.gid), peer.lid, std::strerror(error));
+  }
+  return way.handle;
+}
+
+void UdIo::reclaim(ChannelState& channel) {
+  std::array<ibv_wc, batch> completions;
+  int got = 0;
+  do {
+    got = ibv_poll_cq(channel.send_cq, static_cast<int>(batch), completions.data());
+    for (int i = 0; i < got; ++i) {
+      // Only the last of each batch is signalled; all before it are done as well.
+      channel.out.done = completions[static_cast<size_t>(i)].wr_id + 1;
+    }
+  } while (got == static_cast<int>(batch));
+}
+
+size_t UdIo::send(Channel which, std::span<OutDatagram> out) {
+  ChannelState& channel = channels_[static_cast<size_t>(which)];
+  Slots& slots = channel.out;
+  std::array<ibv_send_wr, batch> requests;
+  std::array<ibv_sge, batch> gathers;
+  size_t done = 0;
+  while (done < out.size()) {
+    if (slots.count - (slots.posted - slots.done) < batch) {
+      reclaim(channel);
+    }
+    const size_t room = slots.count - static_cast<size_t>(slots.posted - slots.done);
+    const size_t now = std::min({out.size() - done, batch, room});
+    if (now == 0) {
+      return done;
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < now; ++i) {
+      const OutDatagram& datagram = out[done + i];
+      size_t bytes = 0;
+      for (size_t part = 0; part < datagram.part_count; ++part) {
+        bytes += datagram.parts[part].iov_len;
+      }
+      ibv_ah* way = bytes <= slots.bytes && bytes <= mtu_ ? way_to(*datagram.to) : nullptr;
+      if (way == nullptr) {
+        continue;  // too large or no way: a lost packet
+      }
+      std::byte* slot = slots.at(slots.posted + count);
+      std::byte* at = slot;
+      for (size_t part = 0; part < datagram.part_count; ++part) {
+        std::memcpy(at, datagram.parts[part].iov_base, datagram.parts[part].iov_len);
+        at += datagram.parts[part].iov_len;
+      }
+      gathers[count] = {reinterpret_cast<uint64_t>(slot), static_cast<uint32_t>(bytes),
+                        slots.region.local_key()};
+      ibv_send_wr& request = requests[count];
+      request = {};
+      request.wr_id = slots.posted + count;
+      request.sg_list = &gathers[count];
+      request.num_sge = 1;
+      request.opcode = IBV_WR_SEND;
+      request.send_flags = bytes <= channel.inline_bytes ? IBV_SEND_INLINE : 0;
+      request.wr.ud.ah = way;
+      request.wr.ud.remote_qpn = datagram.to->ud().queue_pair;
+      request.wr.ud.remote_qkey = queue_key;
+      if (count > 0) {
+        requests[count - 1].next = &request;
+      }
+      ++count;
+    }
+    if (count > 0) {
+      requests[count - 1].send_flags |= IBV_SEND_SIGNALED;
+      ibv_send_wr* bad = nullptr;
+      if (ibv_post_send(channel.qp, requests.data(), &bad) != 0) {
+        // The queue pair is broken or the driver's queue full: lost packets.  Those before `bad`
+        // were taken without a signal, which the next batch's will cover.
+        NHA_LOG_WARN_LIMITED("RDMA device {}: sending datagrams failed: {}", device_->name(),
+                             std::strerror(errno));
+        count = bad == nullptr ? count : static_cast<size_t>(bad - requests.data());
+      }
+      slots.posted += count;
+    }
+    done += now;
+  }
+  return done;
+}
+
+void UdIo::post_receives(ChannelState& channel) {
+  Slots& slots = channel.in;
+  while (slots.posted - slots.done + batch <= slots.count) {
+    std::array<ibv_recv_wr, batch> requests;
+    std::array<ibv_sge, batch> places;
+    for (size_t i = 0; i < batch; ++i) {
+      places[i] = {reinterpret_cast<uint64_t>(slots.at(slots.posted + i)), slots.bytes,
+                   slots.region.local_key()};
+      requests[i] = {};
+      requests[i].wr_id = slots.posted + i;
+      requests[i].sg_list = &places[i];
+      requests[i].num_sge = 1;
+      requests[i].next = i + 1 < batch ? &requests[i + 1] : nullptr;
+    }
+    ibv_recv_wr* bad = nullptr;
+    if (ibv_post_recv(channel.qp, requests.data(), &bad) != 0) {
+      NHA_LOG_WARN_LIMITED("RDMA device {}: posting receives failed: {}", device_->name(),
+                           std::strerror(errno));
+      slots.posted += bad == nullptr ? 0 : static_cast<uint64_t>(bad - requests.data());
+      return;
+    }
+    slots.posted += batch;
+  }
+}
+
+size_t UdIo::take(ChannelState& channel, std::span<ibv_wc> out) {
+  size_t count = 0;
+  if (channel.has_early) {
+    channel.has_early = false;
+    out[count++] = channel.early;
+  }
+  const int got =
+      ibv_poll_cq(channel.receive_cq, static_cast<int>(out.size() - count), out.data() + count);
+  return count + static_cast<size_t>(std::max(got, 0));
+}
+
+size_t UdIo::receive(Channel which, PacketSink& sink, size_t limit) {
+  ChannelState& channel = channels_[static_cast<size_t>(which)];
+  std::array<ibv_wc, batch> completions;
+  const size_t count = take(channel, std::span(completions).first(std::min(limit, batch)));
+  for (size_t i = 0; i < count; ++i) {
+    deliver(channel, completions[i], sink);
+  }
+  if (count != 0) {
+    post_receives(channel);
+  }
+  return count;
+}
+
+void UdIo::deliver(ChannelState& channel, const ibv_wc& completion, PacketSink& sink) {
+  // Receives complete in the order of their posts.
+  ++channel.in.done;
+  if (completion.status != IBV_WC_SUCCESS || completion.byte_len < route_header_bytes) {
+    return;
+  }
+  const std::span<const std::byte> datagram(
+      channel.in.at(completion.wr_id) + route_header_bytes,
+      std::min(completion.byte_len, channel.in.bytes) - route_header_bytes);
+  if (datagram.empty()) {
+    return;
+  }
+  const Placement placement = sink.place(datagram, datagram.size(), datagram.size());
+  if (placement.part_count == 0) {
+    sink.packet(datagram);
+    return;
+  }
+  size_t offset = 0;
+  for (size_t i = 0; i < placement.part_count; ++i) {
+    const iovec& part = placement.parts[i];
+    const size_t bytes = std::min(part.iov_len, datagram.size() - offset);
+    std::memcpy(part.iov_base, datagram.data() + offset, bytes);
+    offset += bytes;
+  }
+  sink.placed(datagram.size());
+}
+
+void UdIo::take_events(ChannelState& channel) {
+  ibv_cq* cq = nullptr;
+  void* context = nullptr;
+  while (library_.get_cq_event(channel.events, &cq, &context) == 0) {
+    // Acknowledging takes a lock, so it is done in bundles.
+    if (++channel.unacknowledged == 1024) {
+      library_.ack_cq_events(cq, channel.unacknowledged);
+      channel.unacknowledged = 0;
+    }
+  }
+}
+
+void UdIo::tick(Instant now) {
+  now_ = now;
+  if (armed_) {
+    armed_ = false;
+    for (ChannelState& channel : channels_) {
+      take_events(channel);
+    }
+  }
+}
+
+bool UdIo::prepare_sleep() {
+  armed_ = true;
+  bool quiet = true;
+  for (ChannelState& channel : channels_) {
+    if (ibv_req_notify_cq(channel.receive_cq, 0) != 0) {
+      return false;
+    }
+    // What came before the request makes no event: one more look.
+    if (!channel.has_early) {
+      channel.has_early = ibv_poll_cq(channel.receive_cq, 1, &channel.early) == 1;
+    }
+    quiet = quiet && !channel.has_early;
+  }
+  return quiet;
+}
+
+}  // namespace nccl_ha::fabric::verbs

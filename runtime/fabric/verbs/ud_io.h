@@ -1,0 +1,99 @@
+// PacketIo over unreliable-datagram queue pairs: what the usnic design was made for.
+//
+// One queue pair for each channel.  Payload is copied through registered slots on both sides: a
+// datagram may be sent again long after its completion, and arrives behind 40 bytes of routing
+// header in the order of the network, not of the destination.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/fabric/verbs/device.h"
+#include "runtime/fabric/verbs/options.h"
+
+namespace nccl_ha::fabric::verbs {
+
+class UdIo final : public PacketIo {
+ public:
+  struct Route {
+    uint8_t port = 1;
+    uint8_t traffic_class = 0;  ///< RoCE: DSCP and ECN bits
+    uint8_t service_level = 0;  ///< InfiniBand
+    GidPreference gid;
+  };
+  /// Makes both queue pairs.  Errors name the device and what to do.
+  static Result<std::unique_ptr<UdIo>> open(std::shared_ptr<Device> device, const Route& route,
+                                            const Options& options);
+  ~UdIo() override;
+
+  size_t send(Channel channel, std::span<OutDatagram> out) override;
+  size_t receive(Channel channel, PacketSink& sink, size_t limit) override;
+  void tick(Instant now) override;
+  bool prepare_sleep() override;
+  SocketAddress local(Channel channel) const override;
+  size_t receive_buffer_bytes() const override;
+  bool segmentation_offload() const override { return false; }
+  int wait_fd(Channel channel) const override;
+  size_t datagram_bytes_max() const override { return mtu_; }
+
+ private:
+  /// A ring of slots in registered memory.  `posted` and `done` count without end.
+  struct Slots {
+    std::vector<std::byte> memory;
+    Region region;
+    uint32_t bytes = 0;  ///< of a slot
+    uint32_t count = 0;
+    uint64_t posted = 0;
+    uint64_t done = 0;
+    std::byte* at(uint64_t position) { return memory.data() + position % count * bytes; }
+  };
+  struct ChannelState {
+    ibv_qp* qp = nullptr;
+    ibv_cq* send_cq = nullptr;
+    ibv_cq* receive_cq = nullptr;
+    ibv_comp_channel* events = nullptr;
+    unsigned unacknowledged = 0;  ///< events taken and not acknowledged
+    uint32_t inline_bytes = 0;
+    Slots out;
+    Slots in;
+    bool has_early = false;  ///< a completion that was found before sleeping
+    ibv_wc early{};
+  };
+  /// How to reach a peer.  A null handle is a refusal that is not asked again until `retry_at`.
+  struct Way {
+    SocketAddress to;
+    ibv_ah* handle = nullptr;
+    Instant retry_at{};
+  };
+
+  UdIo(std::shared_ptr<Device> device, const Route& route)
+      : device_(std::move(device)), library_(device_->library()), route_(route) {}
+  Result<void> open_channel(ChannelState& channel, uint32_t slots, uint32_t datagram_bytes,
+                            const Options& options);
+  Result<void> make_queue_pair(ChannelState& channel, const Options& options);
+  Result<void> make_slots(Slots& slots, uint32_t count, uint32_t bytes);
+  Error cannot(const char* what, int error) const;
+  void close_channel(ChannelState& channel);
+  void reclaim(ChannelState& channel);
+  void post_receives(ChannelState& channel);
+  size_t take(ChannelState& channel, std::span<ibv_wc> out);
+  void deliver(ChannelState& channel, const ibv_wc& completion, PacketSink& sink);
+  void take_events(ChannelState& channel);
+  ibv_ah* way_to(const SocketAddress& to);
+
+  std::shared_ptr<Device> device_;
+  const Library& library_;
+  Route route_;
+  PortInfo info_;
+  std::optional<GidEntry> gid_;
+  uint32_t mtu_ = 0;
+  std::array<ChannelState, channel_count> channels_;
+  std::vector<Way> ways_;
+  size_t last_way_ = 0;
+  Instant now_{};
+  bool armed_ = false;
+};
+
+}  // namespace nccl_ha::fabric::verbs
