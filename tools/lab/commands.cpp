@@ -132,10 +132,6 @@ SupervisorOptions supervisor_options(const Topology& topology, const LabOptions&
   }
   made.timeout_s = options.timeout_s;
   made.quiet = options.quiet;
-  // The management network is there for rendezvous; NCCL's data belongs on the rails.
-  if (getenv("HA_NCCL_IFNAME") == nullptr) {
-    made.environment["HA_NCCL_IFNAME"] = "^mgmt,lo";
-  }
   if (getenv("NCCL_SOCKET_IFNAME") == nullptr) {
     made.environment["NCCL_SOCKET_IFNAME"] = "=mgmt";
   }
@@ -161,6 +157,10 @@ std::string lab_name(const LabOptions& options, const Topology& topology) {
 void run_namespaces(const LabOptions& options) {
   const Topology topology = need(parse_topology(options.topology));
   SupervisorOptions supervised = supervisor_options(topology, options);
+  // The management network is there for rendezvous; data belongs on the rails.
+  if (getenv("HA_NCCL_IFNAME") == nullptr) {
+    supervised.environment.emplace("HA_NCCL_IFNAME", "^mgmt,lo");
+  }
   put_own_directory_first();
   Supervisor supervisor(topology, need(LabDirectory::create(lab_name(options, topology))),
                         std::move(supervised));

@@ -85,9 +85,17 @@ std::function<Result<void>()> in_directory(const fs::path& directory) {
   };
 }
 
+using Words = std::vector<std::string>;
+
+Words with(Words words, const Words& more, const Words& last = {}) {
+  words.insert(words.end(), more.begin(), more.end());
+  words.insert(words.end(), last.begin(), last.end());
+  return words;
+}
+
 /// The package that Debian's linux-image-amd64 stands for.
-Result<std::string> kernel_package() {
-  auto depends = must_run({"apt-cache", "depends", "linux-image-amd64"});
+Result<std::string> kernel_package(const Words& apt_options) {
+  auto depends = must_run(with({"apt-cache"}, apt_options, {"depends", "linux-image-amd64"}));
   if (depends) {
     std::istringstream lines(*depends);
     for (std::string word; lines >> word;) {
@@ -98,25 +106,50 @@ Result<std::string> kernel_package() {
       }
     }
   }
-  return fail(Errc::system,
-              "apt knows no kernel package linux-image-amd64; run `apt-get update` and try again");
+  return fail(Errc::system, "apt knows no kernel package linux-image-amd64");
+}
+
+/// Downloads the package into `folder`.
+Result<std::string> download_kernel(const Words& apt_options, const fs::path& folder) {
+  auto package = kernel_package(apt_options);
+  if (!package) {
+    return package.error();
+  }
+  fmt::print(stderr, "lab: fetching {} to {} (once)\n", *package, folder.parent_path().string());
+  auto fetched = must_run(with({"apt-get", "-q"}, apt_options, {"download", *package}), "",
+                          in_directory(folder));
+  return fetched ? package : fetched.error();
+}
+
+/// The same with package lists of our own: the system's may be missing or too old, and are not ours
+/// to change.
+Result<std::string> download_kernel_anew(const fs::path& cache, const fs::path& folder) {
+  const fs::path lists = cache / "apt";
+  std::error_code error;
+  fs::create_directories(lists / "lists/partial", error);
+  fs::create_directories(lists / "cache/archives/partial", error);
+  const Words options = {"-o", fmt::format("Dir::State::lists={}/lists", lists.string()),
+                         "-o", fmt::format("Dir::Cache={}/cache", lists.string())};
+  auto updated = must_run(with({"apt-get", "-q"}, options, {"update"}));
+  auto package = updated ? download_kernel(options, folder) : updated.error();
+  fs::remove_all(lists, error);
+  return package;
 }
 
 /// Unpacks the kernel to cache/kernel.  A directory is moved there when it is whole, so that an
 /// interrupted fetch leaves nothing that looks like one.
 Result<void> fetch_kernel(const fs::path& cache) {
-  auto package = kernel_package();
-  if (!package) {
-    return package.error();
-  }
   const fs::path fresh = cache / "kernel.new";
   std::error_code error;
   fs::remove_all(fresh, error);
   fs::create_directories(fresh, error);
-  fmt::print(stderr, "lab: fetching {} to {} (once)\n", *package, cache.string());
-  auto fetched = must_run({"apt-get", "-q", "download", *package}, "", in_directory(fresh));
-  if (!fetched) {
-    return fail(Errc::system, fetched.error().what + "; `apt-get update` may help");
+  auto package = download_kernel({}, fresh);
+  if (!package) {
+    package = download_kernel_anew(cache, fresh);
+  }
+  if (!package) {
+    return fail(Errc::system, fmt::format("cannot fetch a kernel for guests: {}",
+                                          package.error().message()));
   }
   for (const auto& entry : fs::directory_iterator(fresh, error)) {
     if (entry.path().extension() != ".deb") {

@@ -1,0 +1,186 @@
+// The plugin over Soft-RoCE, in emulated machines with Debian's kernel and rdma-core: one guest, and
+// two guests with cables between that can be pulled.  `nccl-ha lab roce` makes them.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/support/tool_runner.h"
+
+namespace nccl_ha::tests {
+namespace {
+
+constexpr auto limit = std::chrono::seconds(280);
+/// What the lab itself may take, so that a test ends by the lab's words and not by being killed.
+constexpr const char* lab_timeout = "240";
+
+ToolRun guests(std::vector<std::string> options, const std::string& script,
+               const Environment& environment = {}) {
+  std::vector<std::string> all{"lab", "roce", "--timeout", lab_timeout};
+  all.insert(all.end(), options.begin(), options.end());
+  all.insert(all.end(), {"--", "bash", "-c", script});
+  return run_program(NHA_TOOL_FILE, all, environment, limit);
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+constexpr const char* verified = "Out of bounds values : 0 OK";
+constexpr size_t operations = 7;
+/// Every operation of nccl-ha perf; `more` are options that all of them get.
+std::string every_operation(const std::string& fabric, const std::string& more) {
+  return "for op in all_reduce all_gather reduce_scatter broadcast alltoall sendrecv pt2pt; do "
+         "HA_NCCL_FABRIC=" + fabric + " nccl-ha perf $op -n 2 -b 8 -e 256K -f 8 -I 2 -w 1 " + more +
+         " || exit 1; done; ";
+}
+
+TEST(RoceOneGuest, ContractHoldsOverRcAndUd) {
+  const auto program =
+      (std::filesystem::path(NHA_TOOL_FILE).parent_path() / "nha_contract_tests").string();
+  const ToolRun run = guests({"--guests", "1", "--cpus", "2", "--no-check"},
+                             "exec " + program + " --gtest_filter='*verbs*'");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  for (const char* provider : {"/verbs_rc (", "/verbs_ud (", "/verbs_ud_lossy ("}) {
+    EXPECT_GE(count(run.out, provider), 23U) << provider << " did not run";
+  }
+  EXPECT_EQ(count(run.out, "[  FAILED  ]"), 0U) << run.out;
+}
+
+TEST(RoceOneGuest, EveryOperationIsRightOverRcAndUd) {
+  const ToolRun run =
+      guests({"--guests", "1", "--cpus", "2", "--no-check", "--env",
+              "HA_NCCL_USE_PROGRESS_THREAD=0"},
+             every_operation("verbs", "") + every_operation("ud", ""));
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, verified), 2 * operations) << run.out;
+  EXPECT_EQ(count(run.out, "device rxe0"), 2 * operations) << run.out;
+}
+
+TEST(RoceTwoGuests, EveryOperationIsRightOverRcAndUd) {
+  const ToolRun run = guests({}, every_operation("verbs", "") + every_operation("ud", ""));
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, verified), 2 * operations) << run.out;
+  EXPECT_EQ(count(run.out, "2 ranks on 2 hosts"), 2 * operations) << run.out;
+  EXPECT_NE(run.err.find("every link was tried"), std::string::npos) << run.err;
+}
+
+/// Transfers that would run for hours.
+constexpr const char* long_transfer =
+    "nccl-ha perf pt2pt -b 1M -e 1M -I 1000000 --timeout 120 2>&1";
+
+// The management network goes as well: each side has to find out for itself.
+TEST(RoceTwoGuests, APulledCableIsAnErrorOnBothSidesInTime) {
+  const ToolRun run = guests({"--rails", "1", "--script", "3s cut rail0; 3s cut mgmt"},
+                             "SECONDS=0; " + std::string(long_transfer) +
+                                 "; s=$?; echo \"ended after $SECONDS s\"; exit $s");
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_NE(run.err.find("cut rail0 at 3."), std::string::npos) << run.err;
+  for (const std::string& host : {std::string("[h1] "), std::string("[h2] ")}) {
+    EXPECT_NE(run.out.find(host + "nccl-ha perf: rank"), std::string::npos) << run.out;
+    const size_t ended = run.out.find(host + "ended after ");
+    ASSERT_NE(ended, std::string::npos) << run.out;
+    // Retries for 5 s (HA_NCCL_IB_TIMEOUT, HA_NCCL_IB_RETRY_CNT), twice on a slow machine.
+    EXPECT_LT(std::stoi(run.out.substr(ended + host.size() + 12)), 40) << run.out;
+  }
+  EXPECT_EQ(count(run.out, "gave ncclRemoteError"), 2U) << run.out;
+  EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;
+  // It was in the middle of transfers, not before the first.
+  EXPECT_EQ(run.out.find("iteration 0 of"), std::string::npos) << run.out;
+}
+
+TEST(RoceTwoGuests, ASilentCutOfTheRailIsAnErrorInTimeToo) {
+  const ToolRun run = guests({"--rails", "1", "--script", "3s cut rail0 --silent"}, long_transfer);
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_NE(run.err.find("cut rail0 --silent at 3."), std::string::npos) << run.err;
+  EXPECT_NE(run.out.find("the peer acknowledges nothing any more"), std::string::npos) << run.out;
+  EXPECT_GE(count(run.out, "ncclRemoteError"), 1U) << run.out;
+}
+
+TEST(RoceTwoGuests, AKilledGuestIsAnErrorOnTheOther) {
+  const ToolRun run = guests({"--rails", "1", "--script", "3s kill h2"}, long_transfer);
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_NE(run.err.find("h1 1, h2 killed"), std::string::npos) << run.err;
+}
+
+TEST(RoceTwoGuests, AForcedFabricThatThePeerLacksIsAnErrorOnBothSides) {
+  const ToolRun run =
+      guests({"--no-check"},
+             "if [ $RANK = 1 ]; then export HA_NCCL_FABRIC=verbs; else export "
+             "HA_NCCL_FABRIC=datagram; fi; nccl-ha perf pt2pt -b 8 -e 8 -I 1 2>&1");
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_GE(count(run.out, "the peer wants datagrams over UDP, but rxe0 on h2 uses RDMA"), 2U)
+      << run.out;
+}
+
+/// Two ranks in one guest, after `before`: with the default they must work over `device`, and with
+/// RDMA forced end with an error that says `why`.
+void loads(const std::string& before, const std::string& device, const std::string& why) {
+  const ToolRun run = guests(
+      {"--guests", "1", "--no-check"},
+      before + "; nccl-ha perf all_reduce -n 2 -b 8 -e 64K -I 1 -w 0 && "
+               "HA_NCCL_FABRIC=verbs nccl-ha perf all_reduce -n 2 -b 8 -e 64K -I 1 2>&1");
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_EQ(count(run.out, verified), 1U) << run.out;
+  EXPECT_NE(run.out.find("device " + device), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find(why), std::string::npos) << run.out;
+}
+
+TEST(RoceLoads, WithoutTheLibrary) {
+  loads("rm /usr/lib/*/libibverbs.so* || exit 9", "mgmt", "RDMA is not available: libibverbs.so.1");
+}
+TEST(RoceLoads, WithoutADevice) {
+  loads("rdma link delete rxe0 && rdma link delete rxe1 || exit 9", "mgmt",
+        "this host has no RDMA device");
+}
+TEST(RoceLoads, WithDevicesThatAreDown) {
+  loads("ip link set rail0 down && ip link set rail1 down || exit 9", "mgmt",
+        "rxe0:1 is not usable: its port is down");
+}
+
+// A lab that is broken says so, instead of leaving the blame to what is tested in it.
+TEST(RoceLab, ABrokenLabIsNotTheCommandsFault) {
+  char folder[] = "/tmp/nha-broken-lab-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const auto program = std::filesystem::path(folder) / "ibv_rc_pingpong";
+  std::ofstream(program) << "#!/bin/sh\necho 'no luck' >&2\nexit 1\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  std::string path = getenv("PATH");
+  path.insert(0, std::string(folder) + ":");
+  const ToolRun run = guests({"--guests", "2", "--rails", "1"}, "echo never", {{"PATH", path}});
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(run.status, 125) << run.out << run.err;
+  EXPECT_NE(run.err.find("the lab itself is broken: no luck"), std::string::npos) << run.err;
+  EXPECT_EQ(run.out.find("never"), std::string::npos);
+}
+
+TEST(RoceLab, BringsBackOutputStatusAndSharedFiles) {
+  char folder[] = "/tmp/nha-shared-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const ToolRun run =
+      guests({"--topology", "rails-3x1", "--no-check", "--share", folder, "--env", "WORD=a b'c"},
+             "echo \"$WORD from $(hostname)\"; echo $RANK >&2; echo $NHA_LAB_HOST >" +
+                 std::string(folder) + "/$RANK; touch /etc/nha-must-not-appear; exit $RANK");
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  for (const char* host : {"h1", "h2", "h3"}) {
+    const std::string line = std::string("] a b'c from ") + host + "\n";
+    EXPECT_NE(run.out.find(line), std::string::npos) << run.out;
+  }
+  EXPECT_NE(run.err.find("[h3] 2\n"), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("h1 0, h2 1, h3 2"), std::string::npos) << run.err;
+  std::string word;
+  std::ifstream(std::filesystem::path(folder) / "2") >> word;
+  EXPECT_EQ(word, "h3");
+  std::filesystem::remove_all(folder);
+  EXPECT_FALSE(std::filesystem::exists("/etc/nha-must-not-appear"));
+}
+
+}  // namespace
+}  // namespace nccl_ha::tests
