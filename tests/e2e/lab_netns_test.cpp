@@ -2,12 +2,12 @@
 // runs, and nothing left behind even by a crash.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/background_lab.h"
 #include "tests/support/plugin_fixture.h"
 #include "tests/support/tool_runner.h"
 
@@ -23,53 +23,9 @@ ToolRun lab(std::vector<std::string> arguments) {
 
 std::string unique_name(const char* stem) { return std::string(stem) + std::to_string(getpid()); }
 
-/// A lab that runs in the background until it is ended.
-class BackgroundLab {
- public:
-  BackgroundLab(const std::string& name, const std::string& topology, const std::string& command)
-      : name_(name) {
-    pid_ = fork();
-    if (pid_ == 0) {
-      setpgid(0, 0);
-      execl(NHA_TOOL_FILE, NHA_TOOL_FILE, "lab", "run", topology.c_str(), "-q", "--name",
-            name.c_str(), "--", "sh", "-c", command.c_str(), nullptr);
-      _exit(127);
-    }
-  }
-  ~BackgroundLab() {
-    if (pid_ > 0) {
-      crash();
-      lab({"clean", name_});
-    }
-  }
-  pid_t pid() const { return pid_; }
-  void crash() {
-    kill(pid_, SIGKILL);
-    waitpid(std::exchange(pid_, -1), nullptr, 0);
-  }
-  int wait() {
-    int status = 0;
-    waitpid(std::exchange(pid_, -1), &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  ToolRun ask(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin() + 1, {"--lab", name_});
-    return lab(arguments);
-  }
-  json show() const { return json::parse(ask({"show", "--json"}).out, nullptr, false); }
-
- private:
-  std::string name_;
-  pid_t pid_ = -1;
-};
-
-json link_named(const json& shown, const std::string& name) {
-  for (const json& link : shown["links"]) {
-    if (link["name"] == name) {
-      return link;
-    }
-  }
-  return {};
+/// Arguments of a lab that only says what went wrong.
+std::vector<std::string> quietly(const std::string& topology, const std::string& command) {
+  return {"run", topology, "-q", "--", "sh", "-c", command};
 }
 
 TEST(Lab, BringsBackOutputAndTheFirstFailure) {
@@ -127,7 +83,7 @@ TEST(Lab, APulledCableTakesTheCarrierOfBothEndsAndComesBack) {
       "$RANK.gone;; "
       "*LOWER_UP*) [ -e " +
       files + "$RANK.gone ] && { kill $COPROC_PID; exit 0; };; esac; done";
-  BackgroundLab running(name, "pair", "exec bash -c '" + watch + "'");
+  BackgroundLab running(NHA_TOOL_FILE, name, quietly("pair", "exec bash -c '" + watch + "'"));
   const auto both = [&](const char* what) {
     return test::until([&] {
       return std::filesystem::exists(files + "0." + what) &&
@@ -139,15 +95,15 @@ TEST(Lab, APulledCableTakesTheCarrierOfBothEndsAndComesBack) {
   EXPECT_TRUE(both("gone"));
   EXPECT_EQ(link_named(running.show(), "rail0")["directions"][0]["state"], "pulled");
   EXPECT_EQ(running.ask({"heal", "rail0"}).status, 0);
-  EXPECT_EQ(running.wait(), 0);
+  EXPECT_EQ(running.wait().status, 0);
   for (const char* file : {"0.watching", "1.watching", "0.gone", "1.gone"}) {
     std::filesystem::remove(files + file);
   }
 }
 
 TEST(Lab, FaultsByNameWhileItRuns) {
-  const BackgroundLab running(unique_name("faults"), "pair", "exec tail -f /dev/null");
-  ASSERT_TRUE(test::until([&] { return running.ask({"show"}).status == 0; }));
+  BackgroundLab running(NHA_TOOL_FILE, unique_name("faults"), quietly("pair", "exec tail -f /dev/null"));
+  ASSERT_TRUE(running.up());
   // 300 UDP packets to a port that nobody has: each costs one frame, or a refusal that is sent
   // back.
   const std::string talk =
@@ -210,11 +166,11 @@ else:
 }
 
 TEST(Lab, StopEndsItAndItsHosts) {
-  BackgroundLab running(unique_name("stop"), "star-2", "exec tail -f /dev/null");
-  ASSERT_TRUE(test::until([&] { return running.ask({"show"}).status == 0; }));
+  BackgroundLab running(NHA_TOOL_FILE, unique_name("stop"), quietly("star-2", "exec tail -f /dev/null"));
+  ASSERT_TRUE(running.up());
   const auto holder = running.show()["hosts"][2]["process"].get<pid_t>();
   EXPECT_EQ(running.ask({"stop"}).status, 0);
-  EXPECT_EQ(running.wait(), 143);
+  EXPECT_EQ(running.wait().status, 143);
   EXPECT_NE(kill(holder, 0), 0);
 }
 
@@ -227,8 +183,8 @@ TEST(Lab, AKilledHostEndsAndIsNoFailure) {
 
 TEST(Lab, ACrashLeavesNoProcessAndADirectoryThatCleanRemoves) {
   const std::string name = unique_name("crash");
-  BackgroundLab running(name, "pair", "exec tail -f /dev/null");
-  ASSERT_TRUE(test::until([&] { return running.ask({"show"}).status == 0; }));
+  BackgroundLab running(NHA_TOOL_FILE, name, quietly("pair", "exec tail -f /dev/null"));
+  ASSERT_TRUE(running.up());
   const auto holder = running.show()["hosts"][0]["process"].get<pid_t>();
   ASSERT_EQ(kill(holder, 0), 0);
   EXPECT_NE(lab({"run", "pair", "--name", name, "--", "true"}).status, 0) << "the name is taken";

@@ -390,6 +390,7 @@ Result<json> Supervisor::show() {
   }
   return json{{"lab", directory_.path().filename()},
               {"topology", topology_.name},
+              {"process", getpid()},
               {"hosts", std::move(hosts)},
               {"links", std::move(links)}};
 }

@@ -1,0 +1,80 @@
+#include "tests/support/background_lab.h"
+
+#include <signal.h>
+
+#include <utility>
+
+namespace nccl_ha::tests {
+
+using nlohmann::json;
+
+BackgroundLab::BackgroundLab(std::string tool, std::string name, std::vector<std::string> arguments,
+                             std::chrono::seconds limit)
+    : tool_(std::move(tool)), name_(std::move(name)) {
+  arguments.insert(arguments.begin(), "lab");
+  arguments.insert(arguments.begin() + 2, {"--name", name_});
+  run_ = std::async(std::launch::async, [tool = tool_, arguments = std::move(arguments), limit] {
+    return run_program(tool, arguments, {}, limit);
+  });
+}
+
+BackgroundLab::~BackgroundLab() {
+  if (run_.valid()) {
+    ask({"stop"});
+    run_.wait();
+  }
+  run_program(tool_, {"lab", "clean", name_});
+}
+
+bool BackgroundLab::ended() const {
+  return run_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+bool BackgroundLab::up() {
+  while (!ended()) {
+    if (ask({"show"}).status == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+ToolRun BackgroundLab::ask(std::vector<std::string> arguments) const {
+  arguments.insert(arguments.begin(), "lab");
+  arguments.insert(arguments.begin() + 2, {"--lab", name_});
+  return run_program(tool_, arguments);
+}
+
+json BackgroundLab::show() const {
+  return json::parse(ask({"show", "--json"}).out, nullptr, false);
+}
+
+bool BackgroundLab::carried(const std::string& link, uint64_t bytes) {
+  while (!ended()) {
+    const json entry = link_named(show(), link);
+    if (entry.is_object() && entry["directions"][0]["bytes"] >= bytes) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void BackgroundLab::crash() {
+  kill(show()["process"].get<pid_t>(), SIGKILL);
+  wait();
+}
+
+ToolRun BackgroundLab::wait() { return run_.get(); }
+
+json link_named(const json& shown, const std::string& name) {
+  if (shown.is_object()) {
+    for (const json& link : shown["links"]) {
+      if (link["name"] == name) {
+        return link;
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace nccl_ha::tests
