@@ -187,16 +187,20 @@ void Connection::finish() {
   context_->remove_actor(id());
 }
 
+std::string address_text(const sockaddr_storage& address) {
+  const auto ip = fabric::IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&address));
+  return ip ? ip->text() : "?";
+}
+
 std::string Connection::peer_text() const {
-  std::string address = "?";
+  std::string address = wanted_peer();
   if (stream_) {
     if (auto peer = stream_->peer_address(); peer) {
-      if (auto ip = fabric::IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&*peer))) {
-        address = ip->text();
-      }
+      address = address_text(*peer);
     }
   }
-  return fmt::format("{} ({}, pid {})", address, peer_host_, peer_process_);
+  return peer_host_.empty() ? address
+                            : fmt::format("{} ({}, pid {})", address, peer_host_, peer_process_);
 }
 
 void Connection::on_stream_data(Stream& stream, std::span<const std::byte> bytes) {

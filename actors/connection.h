@@ -58,7 +58,10 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   void fail_connection(const Error& error, bool tell_peer = true);
   /// Ends the actor; the stream lingers by itself until the last words are out.
   void finish();
+  /// For messages: address, host and process as far as they are known.
   std::string peer_text() const;
+  /// Where it would be if it were connected.
+  virtual std::string wanted_peer() const { return "a peer"; }
   virtual void on_peer_gone(const Error& error);
 
   // StreamOwner
@@ -83,7 +86,7 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   std::vector<fabric::Registration> memory_;
   uint64_t domain_ = 0;
   uint32_t receives_ = 0;
-  std::string peer_host_ = "unknown host";
+  std::string peer_host_;  ///< empty: it has not said
   uint32_t peer_process_ = 0;
   bool ready_ = false;
   bool failed_ = false;
@@ -94,6 +97,9 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
 };
 
 /// Where a connector may reach its peer; tried in order.
+/// An address without its port, for messages.
+std::string address_text(const sockaddr_storage& address);
+
 struct Route {
   sockaddr_storage to{};
   sockaddr_storage from{};  ///< ss_family 0: any
@@ -126,6 +132,8 @@ class SendConnection final : public Connection {
   void on_peer_gone(const Error& error) override;
   void on_completion(const fabric::Completion& completion) override;
 
+  std::string wanted_peer() const override;
+  void note_route_error(const Error& error);
   void try_route();
   void send_hello();
   void on_welcome(std::span<const std::byte> payload);

@@ -130,13 +130,11 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
   }
   const fabric::NetDevice& device = provider_.devices()[attachment_.device];
   const bool no_fallback = fabric::fabric_is_forced(context_->config());
-  if (hello->kind != device.kind &&
-      (hello->kind != fabric::FabricKind::datagram || no_fallback)) {
+  if (hello->kind != device.kind && (hello->kind != fabric::FabricKind::datagram || no_fallback)) {
     const Refusal refusal{
-        Errc::remote,
-        fmt::format("the peer wants {}, but {} on {} uses {}{}", to_text(hello->kind), device.name,
-                    host_name(), to_text(device.kind),
-                    no_fallback ? " and HA_NCCL_FABRIC allows nothing else" : "")};
+        Errc::remote, fmt::format("the peer wants {}, but {} on {} uses {}{}", to_text(hello->kind),
+                                  device.name, host_name(), to_text(device.kind),
+                                  no_fallback ? " and HA_NCCL_FABRIC allows nothing else" : "")};
     send_control(encode(ControlType::reject, refusal));
     fail_connection(fail(Errc::remote, refusal.text), false);
     return;

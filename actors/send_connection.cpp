@@ -37,6 +37,17 @@ void SendConnection::begin() {
   try_route();
 }
 
+std::string SendConnection::wanted_peer() const {
+  const Route& route = options_.routes[std::min(route_, options_.routes.size() - 1)];
+  return address_text(route.to) +
+         (route.from.ss_family == 0 ? "" : " from " + address_text(route.from));
+}
+
+void SendConnection::note_route_error(const Error& error) {
+  route_errors_ +=
+      fmt::format("{}{}: {}", route_errors_.empty() ? "" : "; ", wanted_peer(), error.message());
+}
+
 void SendConnection::try_route() {
   context_->request_stream_turns(1000);
   while (route_ < options_.routes.size()) {
@@ -49,7 +60,7 @@ void SendConnection::try_route() {
       stream_ = std::move(*stream);
       return;
     }
-    route_errors_ += (route_errors_.empty() ? "" : "; ") + stream.error().message();
+    note_route_error(stream.error());
     ++route_;
   }
   fail_connection(
@@ -178,7 +189,7 @@ void SendConnection::on_deadline() {
 
 void SendConnection::on_peer_gone(const Error& error) {
   if (!said_hello_ && route_ + 1 < options_.routes.size()) {
-    route_errors_ += (route_errors_.empty() ? "" : "; ") + error.message();
+    note_route_error(error);
     stream_.reset();
     reader_ = {};
     ++route_;

@@ -80,10 +80,11 @@ abi::NcclResult start_connect(int dev, int traffic_class,
   fabric::Attachment attachment{static_cast<size_t>(dev), device.kind};
   if (device.kind != fabric::FabricKind::datagram && handle->fabric != device.kind) {
     if (fabric::fabric_is_forced(process.config())) {
-      return report(fail(Errc::remote,
-                         fmt::format("connect: HA_NCCL_FABRIC={}, but the peer uses {}: nccl-ha info "
-                                     "there says why; auto would use datagrams over UDP to it",
-                                     process.config().fabric, to_text(handle->fabric))));
+      return report(
+          fail(Errc::remote,
+               fmt::format("connect: HA_NCCL_FABRIC={}, but the peer uses {}: nccl-ha info "
+                           "there says why; auto would use datagrams over UDP to it",
+                           process.config().fabric, to_text(handle->fabric))));
     }
     NHA_LOG_INFO("the peer uses {}: this connection uses datagrams over UDP",
                  to_text(handle->fabric));

@@ -12,6 +12,9 @@ void add_perf(CLI::App& app);
 /// Adds `nccl-ha info`.
 void add_info(CLI::App& app);
 
+/// Adds `nccl-ha check`.
+void add_check(CLI::App& app);
+
 /// Adds `nccl-ha lab`.
 void add_lab(CLI::App& app);
 

@@ -1,12 +1,7 @@
 // nccl-ha info: devices, addresses, settings; what the plugin would do on this host and why.
-#include <netinet/udp.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -18,6 +13,7 @@
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/log.h"
 #include "tools/commands.h"
+#include "tools/host_view.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -31,47 +27,6 @@ struct InfoOptions {
   bool as_json = false;
   bool markdown = false;
 };
-
-/// What the kernel offers to the datagram fabric.
-struct KernelSupport {
-  int64_t rmem_max = -1;
-  int64_t wmem_max = -1;
-  int64_t granted_bytes = -1;
-  bool segmentation = false;
-  bool coalescing = false;
-};
-
-int64_t read_number(const char* path) {
-  std::ifstream in(path);
-  int64_t value = -1;
-  in >> value;
-  return value;
-}
-
-KernelSupport probe_kernel(const Config& config) {
-  KernelSupport support;
-  support.rmem_max = read_number("/proc/sys/net/core/rmem_max");
-  support.wmem_max = read_number("/proc/sys/net/core/wmem_max");
-  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) {
-    return support;
-  }
-  int value = 0;
-  socklen_t length = sizeof value;
-  support.segmentation = getsockopt(fd, SOL_UDP, UDP_SEGMENT, &value, &length) == 0;
-  const int on = 1;
-  support.coalescing = setsockopt(fd, SOL_UDP, UDP_GRO, &on, sizeof on) == 0;
-  const int wanted = static_cast<int>(config.dgram_socket_bytes);
-  if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &wanted, sizeof wanted) != 0) {
-    static_cast<void>(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &wanted, sizeof wanted));
-  }
-  length = sizeof value;
-  if (getsockopt(fd, SOL_SOCKET, SO_RCVBUF, &value, &length) == 0) {
-    support.granted_bytes = value / 2;  // the kernel reports twice what it grants to payload
-  }
-  close(fd);
-  return support;
-}
 
 std::string why_not(const NetInterface& interface, const Config& config) {
   if (!interface.up) {
@@ -109,43 +64,6 @@ json interface_json(const NetInterface& interface) {
           {"numa_node", interface.numa_node},
           {"pci_path", interface.pci_path},
           {"guid", fmt::format("{:016x}", interface.guid)}};
-}
-
-/// A port together with the GID that a queue pair on it would use.
-struct ChosenPort {
-  fabric::verbs::PortInfo info;
-  std::optional<fabric::verbs::GidEntry> gid;
-};
-
-/// What the plugin would do with the RDMA devices, and why not more.
-struct RdmaView {
-  std::vector<ChosenPort> ports;
-  std::vector<std::string> notes;
-};
-
-Result<RdmaView> look_at_rdma(const Config& config) {
-  RdmaView view;
-  if (config.fabric == "datagram") {
-    view.notes.emplace_back("HA_NCCL_FABRIC=datagram leaves RDMA devices alone");
-    return view;
-  }
-  if (config.fabric == "auto" && config.ib_disable) {
-    view.notes.emplace_back("HA_NCCL_IB_DISABLE=1 leaves RDMA devices alone");
-    return view;
-  }
-  auto list = fabric::verbs::list_ports(config);
-  if (!list) {
-    return list.error();
-  }
-  view.notes = std::move(list->notes);
-  for (const fabric::verbs::UsablePort& port : list->ports) {
-    const auto want = fabric::verbs::gid_preference(config, port.info);
-    if (!want) {
-      return want.error();
-    }
-    view.ports.push_back({port.info, fabric::verbs::select_gid(port.info.gids, *want)});
-  }
-  return view;
 }
 
 std::string gid_summary(const ChosenPort& port) {

@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
   app.footer("`nccl-ha SUBCOMMAND --help` describes one subcommand.");
   nccl_ha::tools::add_perf(app);
   nccl_ha::tools::add_info(app);
+  nccl_ha::tools::add_check(app);
   nccl_ha::tools::add_lab(app);
   try {
     app.parse(argc, argv);

@@ -20,8 +20,10 @@ struct LogState {
   std::mutex mutex;
   std::string prefix = "plugin: ";
   std::string last_warning;
-  bool verbose = false;
+  std::vector<std::string> warnings;  ///< not taken yet
+  PluginLog level = PluginLog::warnings;
 };
+constexpr size_t warnings_max = 100;
 
 /// Lives until the process ends: a plugin's thread may log at any time.
 LogState& log_state() {
@@ -39,7 +41,13 @@ void log_line(abi::LogLevel level, unsigned long, const char*, int, const char* 
   const std::lock_guard lock(state.mutex);
   if (level == abi::LogLevel::warn) {
     state.last_warning = text;
-  } else if (!state.verbose) {
+    if (state.warnings.size() < warnings_max) {
+      state.warnings.emplace_back(text);
+    }
+  }
+  const bool wanted = state.level == PluginLog::everything ||
+                      (state.level == PluginLog::warnings && level == abi::LogLevel::warn);
+  if (!wanted) {
     return;
   }
   std::fprintf(stderr, "%s%s\n", state.prefix.c_str(), text);
@@ -167,17 +175,23 @@ const char* result_name(abi::NcclResult result) {
   return index < std::size(names) ? names[index] : "an unknown code";
 }
 
-void set_plugin_log(const std::string& prefix, bool verbose) {
+void set_plugin_log(const std::string& prefix, PluginLog level) {
   LogState& state = log_state();
   const std::lock_guard lock(state.mutex);
   state.prefix = prefix;
-  state.verbose = verbose;
+  state.level = level;
 }
 
 std::string last_plugin_warning() {
   LogState& state = log_state();
   const std::lock_guard lock(state.mutex);
   return state.last_warning;
+}
+
+std::vector<std::string> take_plugin_warnings() {
+  LogState& state = log_state();
+  const std::lock_guard lock(state.mutex);
+  return std::exchange(state.warnings, {});
 }
 
 abi::Logger plugin_logger() { return log_line; }

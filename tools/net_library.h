@@ -36,11 +36,15 @@ using NetHandle = std::array<std::byte, 128>;
 /// Name of one of NCCL's result codes, such as "ncclSystemError".
 const char* result_name(abi::NcclResult result);
 
-/// Where plugin messages go.  WARN lines are always printed to standard error, INFO lines when
-/// `verbose`; each begins with `prefix`.  For the whole process.
-void set_plugin_log(const std::string& prefix, bool verbose);
+/// Which of a plugin's messages are printed.
+enum class PluginLog : uint8_t { nothing, warnings, everything };
+/// Where plugin messages go: to standard error, each with `prefix` in front.  For the whole
+/// process.
+void set_plugin_log(const std::string& prefix, PluginLog level);
 /// The plugin's latest WARN line; empty when there was none.
 std::string last_plugin_warning();
+/// All WARN lines since the last call, at most a hundred.
+std::vector<std::string> take_plugin_warnings();
 
 /// One plugin table of any version.  The set-up calls check what they get and give errors with the
 /// name of the call, NCCL's code and the plugin's own last warning.  The data calls are thin: one

@@ -424,7 +424,7 @@ class Rank {
 
 int run_rank(const RankSetup& setup) {
   set_plugin_log(fmt::format("nccl-ha perf: rank {} ({}): ", setup.world.rank, setup.plugin.name),
-                 setup.options.verbose);
+                 setup.options.verbose ? PluginLog::everything : PluginLog::warnings);
   Rank rank(setup);
   const Result<void> done = rank.run();
   if (!done) {

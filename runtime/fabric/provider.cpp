@@ -35,6 +35,14 @@ std::optional<FabricKind> fabric_kind(uint8_t number) {
   return std::nullopt;
 }
 
+Result<void> check_fabric_name(const Config& config) {
+  if (config.fabric == "auto" || config.fabric == "datagram" || fabric_is_forced(config)) {
+    return {};
+  }
+  return fail(Errc::invalid_argument,
+              fmt::format("HA_NCCL_FABRIC={}: use auto, verbs, ud or datagram", config.fabric));
+}
+
 bool fabric_is_forced(const Config& config) {
   return config.fabric == "verbs" || config.fabric == "ud";
 }
@@ -84,9 +92,8 @@ std::optional<size_t> Provider::interface_of(const sockaddr* address) const {
 Result<void> Provider::choose_devices(const Config& config) {
   const std::string& fabric = config.fabric;
   const bool forced = fabric_is_forced(config);
-  if (fabric != "auto" && !forced && fabric != "datagram") {
-    return fail(Errc::invalid_argument,
-                fmt::format("HA_NCCL_FABRIC={}: use auto, verbs, ud or datagram", fabric));
+  if (auto known = check_fabric_name(config); !known) {
+    return known;
   }
   verbs::PortList list;
   if (forced || (fabric == "auto" && !config.ib_disable)) {
@@ -314,8 +321,9 @@ Result<OwnedPath> Provider::create_path(Context& context, const Attachment& at,
     slots.push_back({address, {}});
     slot = slots.end() - 1;
   }
-  auto port = open_port(context, slot->port, std::min<uint32_t>(mtu, 65536),
-                        [&] { return packet_source_ ? packet_source_(address) : open_udp(address); });
+  auto port = open_port(context, slot->port, std::min<uint32_t>(mtu, 65536), [&] {
+    return packet_source_ ? packet_source_(address) : open_udp(address);
+  });
   if (!port) {
     return port.error();
   }

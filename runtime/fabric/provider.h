@@ -33,6 +33,8 @@ enum class FabricKind : uint8_t {
 const char* to_text(FabricKind kind);
 /// The kind that a number from the wire stands for; nullopt for a number that means none.
 std::optional<FabricKind> fabric_kind(uint8_t number);
+/// An error when HA_NCCL_FABRIC names nothing that there is.
+Result<void> check_fabric_name(const Config& config);
 /// HA_NCCL_FABRIC names a fabric of RDMA devices: nothing else is to be used.
 bool fabric_is_forced(const Config& config);
 
@@ -123,7 +125,8 @@ class Provider {
                                       const PathOptions& options, PathOwner* owner);
   Result<OwnedPath> create_ud_path(Context& context, const Attachment& at,
                                    const PathOptions& options, PathOwner* owner);
-  Result<std::unique_ptr<PacketIo>> open_ud(Context& context, const verbs::UsablePort& usable) const;
+  Result<std::unique_ptr<PacketIo>> open_ud(Context& context,
+                                            const verbs::UsablePort& usable) const;
   void watch_device(Context& context, const verbs::UsablePort& usable);
   /// Gives the port of `slot`, over what `open` makes when there is none.
   using PacketOpen = std::function<Result<std::unique_ptr<PacketIo>>()>;
@@ -140,7 +143,7 @@ class Provider {
   std::vector<NetDevice> devices_;
   std::vector<verbs::UsablePort> rdma_;
   std::vector<std::vector<std::weak_ptr<verbs::Port>>> rdma_ports_;  // per worker and RDMA port
-  std::vector<std::vector<std::weak_ptr<DatagramPort>>> ud_ports_;    // the same
+  std::vector<std::vector<std::weak_ptr<DatagramPort>>> ud_ports_;   // the same
   Memory memory_;
   std::vector<std::vector<Slot>> ports_;  // per worker, touched by that worker only
 };

@@ -102,7 +102,8 @@ TEST(Lab, APulledCableTakesTheCarrierOfBothEndsAndComesBack) {
 }
 
 TEST(Lab, FaultsByNameWhileItRuns) {
-  BackgroundLab running(NHA_TOOL_FILE, unique_name("faults"), quietly("pair", "exec tail -f /dev/null"));
+  BackgroundLab running(NHA_TOOL_FILE, unique_name("faults"),
+                        quietly("pair", "exec tail -f /dev/null"));
   ASSERT_TRUE(running.up());
   // 300 UDP packets to a port that nobody has: each costs one frame, or a refusal that is sent
   // back.
@@ -166,7 +167,8 @@ else:
 }
 
 TEST(Lab, StopEndsItAndItsHosts) {
-  BackgroundLab running(NHA_TOOL_FILE, unique_name("stop"), quietly("star-2", "exec tail -f /dev/null"));
+  BackgroundLab running(NHA_TOOL_FILE, unique_name("stop"),
+                        quietly("star-2", "exec tail -f /dev/null"));
   ASSERT_TRUE(running.up());
   const auto holder = running.show()["hosts"][2]["process"].get<pid_t>();
   EXPECT_EQ(running.ask({"stop"}).status, 0);

@@ -1,5 +1,5 @@
-// The plugin over Soft-RoCE, in emulated machines with Debian's kernel and rdma-core: one guest, and
-// two guests with cables between that can be pulled.  `nccl-ha lab roce` makes them.
+// The plugin over Soft-RoCE, in emulated machines with Debian's kernel and rdma-core: one guest,
+// and two guests with cables between that can be pulled.  `nccl-ha lab roce` makes them.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -38,7 +38,8 @@ constexpr size_t operations = 7;
 /// Every operation of nccl-ha perf; `more` are options that all of them get.
 std::string every_operation(const std::string& fabric, const std::string& more) {
   return "for op in all_reduce all_gather reduce_scatter broadcast alltoall sendrecv pt2pt; do "
-         "HA_NCCL_FABRIC=" + fabric + " nccl-ha perf $op -n 2 -b 8 -e 256K -f 8 -I 2 -w 1 " + more +
+         "HA_NCCL_FABRIC=" +
+         fabric + " nccl-ha perf $op -n 2 -b 8 -e 256K -f 8 -I 2 -w 1 " + more +
          " || exit 1; done; ";
 }
 
@@ -55,10 +56,9 @@ TEST(RoceOneGuest, ContractHoldsOverRcAndUd) {
 }
 
 TEST(RoceOneGuest, EveryOperationIsRightOverRcAndUd) {
-  const ToolRun run =
-      guests({"--guests", "1", "--cpus", "2", "--no-check", "--env",
-              "HA_NCCL_USE_PROGRESS_THREAD=0"},
-             every_operation("verbs", "") + every_operation("ud", ""));
+  const ToolRun run = guests(
+      {"--guests", "1", "--cpus", "2", "--no-check", "--env", "HA_NCCL_USE_PROGRESS_THREAD=0"},
+      every_operation("verbs", "") + every_operation("ud", ""));
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 2 * operations) << run.out;
   EXPECT_EQ(count(run.out, "device rxe0"), 2 * operations) << run.out;
@@ -74,7 +74,8 @@ TEST(RoceTwoGuests, EveryOperationIsRightOverRcAndUd) {
 
 /// Two guests with one rail, between which transfers run that would take hours.  `fault` happens to
 /// them when enough has crossed the cable to be sure that it is in the middle of a transfer.
-ToolRun break_transfers(const std::string& name, const std::vector<std::vector<std::string>>& fault) {
+ToolRun break_transfers(const std::string& name,
+                        const std::vector<std::vector<std::string>>& fault) {
   BackgroundLab lab(NHA_TOOL_FILE, name + std::to_string(getpid()),
                     {"roce", "--rails", "1", "--timeout", lab_timeout, "--", "bash", "-c",
                      "nccl-ha perf pt2pt -b 1M -e 1M -I 1000000 --timeout 200 2>&1"},
@@ -117,10 +118,9 @@ TEST(RoceTwoGuests, AKilledGuestIsAnErrorOnTheOther) {
 }
 
 TEST(RoceTwoGuests, AForcedFabricThatThePeerLacksIsAnErrorOnBothSides) {
-  const ToolRun run =
-      guests({"--no-check"},
-             "if [ $RANK = 1 ]; then export HA_NCCL_FABRIC=verbs; else export "
-             "HA_NCCL_FABRIC=datagram; fi; nccl-ha perf pt2pt -b 8 -e 8 -I 1 2>&1");
+  const ToolRun run = guests({"--no-check"},
+                             "if [ $RANK = 1 ]; then export HA_NCCL_FABRIC=verbs; else export "
+                             "HA_NCCL_FABRIC=datagram; fi; nccl-ha perf pt2pt -b 8 -e 8 -I 1 2>&1");
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_GE(count(run.out, "the peer wants datagrams over UDP, but rxe0 on h2 uses RDMA"), 2U)
       << run.out;
@@ -129,10 +129,11 @@ TEST(RoceTwoGuests, AForcedFabricThatThePeerLacksIsAnErrorOnBothSides) {
 /// Two ranks in one guest, after `before`: with the default they must work over `device`, and with
 /// RDMA forced end with an error that says `why`.
 void loads(const std::string& before, const std::string& device, const std::string& why) {
-  const ToolRun run = guests(
-      {"--guests", "1", "--no-check"},
-      before + "; nccl-ha perf all_reduce -n 2 -b 8 -e 64K -I 1 -w 0 && "
-               "HA_NCCL_FABRIC=verbs nccl-ha perf all_reduce -n 2 -b 8 -e 64K -I 1 2>&1");
+  const ToolRun run =
+      guests({"--guests", "1", "--no-check"},
+             before +
+                 "; nccl-ha perf all_reduce -n 2 -b 8 -e 64K -I 1 -w 0 && "
+                 "HA_NCCL_FABRIC=verbs nccl-ha perf all_reduce -n 2 -b 8 -e 64K -I 1 2>&1");
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_NE(run.out.find("device " + device), std::string::npos) << run.out;

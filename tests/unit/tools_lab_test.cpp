@@ -135,6 +135,10 @@ TEST(LabRequest, AmountsHaveUnitsAndLimits) {
   for (const char* bad : {"", "100", "1mb", "-1mbit", "nanmbit", "1e99gbit", "1bit", "mbit"}) {
     EXPECT_FALSE(parse_rate(bad)) << bad;
   }
+  EXPECT_EQ(*parse_mtu("1500"), 1500U);
+  for (const char* bad : {"", "1500b", "67", "65536", "-1"}) {
+    EXPECT_FALSE(parse_mtu(bad)) << bad;
+  }
   for (const char* bad : {"", "x", "101%", "-1", "inf", "5 percent"}) {
     EXPECT_FALSE(parse_loss(bad)) << bad;
   }
@@ -287,6 +291,17 @@ TEST_F(ForwarderTest, ASilentCutStopsOneDirectionAndIsCounted) {
   forwarder_.set(0, state);
   send(0, frame(2, 1, "after"));
   EXPECT_EQ(receive(1), frame(2, 1, "after"));
+  EXPECT_EQ(forwarder_.counters()[0][0].dropped, 1U);
+}
+
+TEST_F(ForwarderTest, AnMtuLetsLargerFramesVanish) {
+  start("rails-2x1");
+  LinkState state;
+  state.mtu = 1500;
+  forwarder_.set(0, state);
+  send(0, frame(2, 1, std::string(1501, 'x')));
+  send(0, frame(2, 1, std::string(1500, 'y')));
+  EXPECT_EQ(receive(1), frame(2, 1, std::string(1500, 'y')));
   EXPECT_EQ(forwarder_.counters()[0][0].dropped, 1U);
 }
 

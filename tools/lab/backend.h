@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tools/lab/links.h"
-#include "tools/lab/loop.h"
 #include "tools/lab/topology.h"
+#include "tools/loop.h"
 
 namespace nccl_ha::tools::lab {
 

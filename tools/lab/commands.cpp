@@ -327,7 +327,7 @@ void add_lab(CLI::App& app) {
   show->parse_complete_callback([options] { options->request.verb = Verb::show; });
   CLI::App* stop = lab->add_subcommand("stop", "End a lab");
   stop->parse_complete_callback([options] { options->request.verb = Verb::stop; });
-  for (const char* name : {"cut", "heal", "slow", "lose", "kill", "show", "stop"}) {
+  for (const char* name : {"cut", "heal", "slow", "lose", "mtu", "kill", "show", "stop"}) {
     CLI::App* verb = lab->get_subcommand(name);
     verb->add_option("--lab", options->lab, "Which lab, when several run");
     verb->callback([options] { ask(*options); });

@@ -23,7 +23,7 @@
 #include <string>
 
 #include "runtime/clock.h"
-#include "tools/lab/process.h"
+#include "tools/process.h"
 
 namespace nccl_ha::tools::lab {
 namespace {
@@ -132,8 +132,10 @@ class Switchboard {
     if (!links_[link].carrier.load(std::memory_order_relaxed)) {
       return;
     }
+    const uint32_t mtu = links_[link].mtu.load(std::memory_order_relaxed);
     if (way.blocked.load(std::memory_order_relaxed) ||
-        (loss > 0 && random_() % loss_whole < loss)) {
+        (loss > 0 && random_() % loss_whole < loss) ||
+        (mtu > 0 && frame->size() > mtu + header_bytes)) {
       way.dropped.fetch_add(1, std::memory_order_relaxed);
       return;
     }
@@ -281,6 +283,7 @@ Result<void> Forwarder::start(const Topology& topology, const std::filesystem::p
 
 void Forwarder::set(size_t link, const LinkState& state) {
   links_[link].carrier = state.carrier;
+  links_[link].mtu = state.mtu;
   for (size_t i = 0; i < 2; ++i) {
     links_[link].direction[i].blocked = state.direction[i].blocked;
     links_[link].direction[i].loss = state.direction[i].loss;

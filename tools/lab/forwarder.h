@@ -31,6 +31,7 @@ struct SharedDirection {
 };
 struct SharedLink {
   std::atomic<bool> carrier{true};
+  std::atomic<uint32_t> mtu{0};
   std::array<SharedDirection, 2> direction;
 };
 

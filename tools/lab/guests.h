@@ -7,9 +7,9 @@
 #include <string>
 
 #include "tools/lab/backend.h"
+#include "tools/lab/containment.h"
 #include "tools/lab/forwarder.h"
 #include "tools/lab/kernel.h"
-#include "tools/lab/process.h"
 
 namespace nccl_ha::tools::lab {
 

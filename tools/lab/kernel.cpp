@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "tools/lab/guest_scripts.h"
-#include "tools/lab/process.h"
+#include "tools/process.h"
 
 namespace nccl_ha::tools::lab {
 namespace {
@@ -128,8 +128,8 @@ Result<std::string> download_kernel_anew(const fs::path& cache, const fs::path& 
   std::error_code error;
   fs::create_directories(lists / "lists/partial", error);
   fs::create_directories(lists / "cache/archives/partial", error);
-  const Words options = {"-o", fmt::format("Dir::State::lists={}/lists", lists.string()),
-                         "-o", fmt::format("Dir::Cache={}/cache", lists.string())};
+  const Words options = {"-o", fmt::format("Dir::State::lists={}/lists", lists.string()), "-o",
+                         fmt::format("Dir::Cache={}/cache", lists.string())};
   auto updated = must_run(with({"apt-get", "-q"}, options, {"update"}));
   auto package = updated ? download_kernel(options, folder) : updated.error();
   fs::remove_all(lists, error);
@@ -148,8 +148,8 @@ Result<void> fetch_kernel(const fs::path& cache) {
     package = download_kernel_anew(cache, fresh);
   }
   if (!package) {
-    return fail(Errc::system, fmt::format("cannot fetch a kernel for guests: {}",
-                                          package.error().message()));
+    return fail(Errc::system,
+                fmt::format("cannot fetch a kernel for guests: {}", package.error().message()));
   }
   for (const auto& entry : fs::directory_iterator(fresh, error)) {
     if (entry.path().extension() != ".deb") {

@@ -22,6 +22,7 @@ struct Direction {
 
 struct LinkState {
   bool carrier = true;  ///< false: the cable is pulled, and both ends notice
+  uint32_t mtu = 0;     ///< larger IP packets vanish, as in a switch set up wrongly; 0: none do
   std::array<Direction, 2> direction;
   bool operator==(const LinkState&) const = default;
 };

@@ -410,6 +410,16 @@ Result<void> Namespaces::set_link(size_t link, const LinkState& state) {
       return set;
     }
   }
+  for (const size_t port : about.ports) {
+    if (port == no_port || state.mtu == before.mtu) {
+      continue;
+    }
+    // A bridge drops what is too large for the port that it would leave by.
+    const std::string bytes = std::to_string(state.mtu != 0 ? state.mtu : mtu_);
+    if (auto set = must_run({"ip", "link", "set", port_name(port), "mtu", bytes}); !set) {
+      return set.error();
+    }
+  }
   if (state.carrier != before.carrier) {
     for (const size_t port : about.ports) {
       if (port == no_port) {

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "tools/lab/backend.h"
-#include "tools/lab/process.h"
+#include "tools/lab/containment.h"
 
 namespace nccl_ha::tools::lab {
 

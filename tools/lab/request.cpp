@@ -13,8 +13,8 @@ namespace nccl_ha::tools::lab {
 namespace {
 
 constexpr std::pair<Verb, const char*> verbs[] = {
-    {Verb::cut, "cut"},   {Verb::heal, "heal"}, {Verb::slow, "slow"}, {Verb::lose, "lose"},
-    {Verb::kill, "kill"}, {Verb::show, "show"}, {Verb::stop, "stop"}};
+    {Verb::cut, "cut"}, {Verb::heal, "heal"}, {Verb::slow, "slow"}, {Verb::lose, "lose"},
+    {Verb::mtu, "mtu"}, {Verb::kill, "kill"}, {Verb::show, "show"}, {Verb::stop, "stop"}};
 
 std::string_view trim(std::string_view text) {
   const auto first = text.find_first_not_of(" \t\r");
@@ -113,6 +113,10 @@ void add_verbs(CLI::App& app, Request& request) {
   lose->add_option("link", request.target, link_help)->required();
   lose->add_option("percent", request.amount, "Share of the frames: 1% or 0.1")->required();
   sides(lose);
+  CLI::App* mtu =
+      add(Verb::mtu, "Let larger packets vanish, as in a switch that is set up wrongly");
+  mtu->add_option("link", request.target, link_help)->required();
+  mtu->add_option("bytes", request.amount, "Largest IP packet that passes")->required();
   CLI::App* kill = add(Verb::kill, "End a host without warning");
   kill->add_option("host", request.target, "Host: h1, h2, …")->required();
 }
@@ -187,6 +191,17 @@ Result<uint32_t> parse_loss(std::string_view text) {
               fmt::format("'{}' is no share of frames; write a percentage from 0 to 100", text));
 }
 
+Result<uint32_t> parse_mtu(std::string_view text) {
+  const auto bytes = with_unit(text);
+  constexpr double least = 68;  // RFC 791
+  constexpr double most = 65535;
+  if (bytes && bytes->second.empty() && bytes->first >= least && bytes->first <= most) {
+    return static_cast<uint32_t>(bytes->first);
+  }
+  return fail(Errc::invalid_argument,
+              fmt::format("'{}' is no MTU; write bytes, {} to {}", text, least, most));
+}
+
 Result<LinkState> changed(const LinkState& state, const LinkChoice& choice,
                           const Request& request) {
   LinkState next = state;
@@ -205,6 +220,13 @@ Result<LinkState> changed(const LinkState& state, const LinkChoice& choice,
       return loss.error();
     }
     change.loss = *loss;
+  }
+  if (request.verb == Verb::mtu) {
+    auto mtu = parse_mtu(request.amount);
+    if (!mtu) {
+      return mtu.error();
+    }
+    next.mtu = *mtu;
   }
   if (request.verb == Verb::cut && one_way && !request.silent) {
     return fail(Errc::invalid_argument,
@@ -230,6 +252,7 @@ Result<LinkState> changed(const LinkState& state, const LinkChoice& choice,
         direction.loss = change.loss;
         break;
       case Verb::none:
+      case Verb::mtu:
       case Verb::kill:
       case Verb::show:
       case Verb::stop:
@@ -241,6 +264,7 @@ Result<LinkState> changed(const LinkState& state, const LinkChoice& choice,
   }
   if (request.verb == Verb::heal && !one_way) {
     next.carrier = true;
+    next.mtu = 0;
   }
   return next;
 }

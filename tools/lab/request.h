@@ -14,7 +14,7 @@
 
 namespace nccl_ha::tools::lab {
 
-enum class Verb : uint8_t { none, cut, heal, slow, lose, kill, show, stop };
+enum class Verb : uint8_t { none, cut, heal, slow, lose, mtu, kill, show, stop };
 const char* to_text(Verb verb);
 
 struct Request {
@@ -22,7 +22,7 @@ struct Request {
   std::string target;  ///< link or host; empty: all links (heal) or nothing (show, stop)
   Side side;
   bool silent = false;  ///< cut: the carrier stays
-  std::string amount;   ///< slow: a rate such as 100mbit; lose: a percentage
+  std::string amount;   ///< slow: a rate such as 100mbit; lose: a percentage; mtu: bytes
 };
 
 /// Adds one subcommand for each verb that changes a lab; a parse fills `request`.
@@ -37,6 +37,9 @@ std::string to_text(const Request& request);
 Result<uint64_t> parse_rate(std::string_view text);
 /// Parts of loss_whole of 1% or 0.5.
 Result<uint32_t> parse_loss(std::string_view text);
+
+/// Bytes of an IP packet.
+Result<uint32_t> parse_mtu(std::string_view text);
 
 /// What a link is to become when `request` is applied to it in `choice`'s directions.
 Result<LinkState> changed(const LinkState& state, const LinkChoice& choice, const Request& request);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/lab/process.h"
+#include "tools/process.h"
 
 namespace nccl_ha::tools::lab {
 

@@ -35,6 +35,9 @@ std::string describe(const LinkState& state, size_t direction) {
   if (!state.carrier) {
     add("pulled");
   }
+  if (state.mtu > 0) {
+    add(fmt::format("MTU {}", state.mtu));
+  }
   if (way.blocked) {
     add("silent");
   }

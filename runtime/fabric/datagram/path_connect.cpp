@@ -72,8 +72,8 @@ DatagramPath::DatagramPath(DatagramPort& port, const PathOptions& options, PathO
   local_.socket_bytes =
       static_cast<uint32_t>(std::clamp<size_t>(port.io_->receive_buffer_bytes(), 4096, UINT32_MAX));
   local_.window = port.options_.window;
-  local_.tiny_bytes = std::min(port.options_.tiny_bytes,
-                               static_cast<uint32_t>(port.command_bytes_ - header_bytes));
+  local_.tiny_bytes =
+      std::min(port.options_.tiny_bytes, static_cast<uint32_t>(port.command_bytes_ - header_bytes));
   encode(local_, local_bytes_);
   timer_.bind([](void* self) { static_cast<DatagramPath*>(self)->on_timer(); }, this);
 }
@@ -198,7 +198,8 @@ void DatagramPath::on_pong(const FrameHeader& header) {
   if (header.fragment_length == header_bytes) {
     small_answered_ = true;
   } else if (!full_answered_ && header.immediate < candidates_.size() &&
-             header.fragment_length == datagram_payload(candidates_[header.immediate], peer_.data)) {
+             header.fragment_length ==
+                 datagram_payload(candidates_[header.immediate], peer_.data)) {
     full_answered_ = true;
     candidate_ = header.immediate;
   }

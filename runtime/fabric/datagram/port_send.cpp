@@ -27,8 +27,7 @@ bool DatagramPort::stage_command(DatagramPath& path, const FrameHeader& header,
   SendBatch& batch = command_;
   size_t slot = batch.count_;
   // Frames to the same peer share a datagram, whichever of its paths they belong to.
-  const bool shares = slot != 0 &&
-                      batch.message_bytes[slot - 1] + bytes <= command_bytes_ &&
+  const bool shares = slot != 0 && batch.message_bytes[slot - 1] + bytes <= command_bytes_ &&
                       *batch.messages[slot - 1].to == path.peer_.command;
   if (shares) {
     --slot;

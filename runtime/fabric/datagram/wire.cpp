@@ -142,8 +142,8 @@ void encode(const WireAddress& address, std::span<std::byte, wire_address_bytes>
   std::byte* p = out.data();
   put_socket(p, address.command);
   put_socket(p + 24, address.data);
-  // Both sockets share the IP address (both queue pairs GID and LID); the second one's address bytes
-  // would be redundant, so the remaining fields take the space behind its port.
+  // Both sockets share the IP address (both queue pairs GID and LID); the second one's address
+  // bytes would be redundant, so the remaining fields take the space behind its port.
   put<uint64_t>(p, 28, address.token);
   put<uint32_t>(p, 36, address.path);
   put<uint32_t>(p, 40, address.mtu);

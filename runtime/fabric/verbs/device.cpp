@@ -410,6 +410,7 @@ Result<PortList> list_ports(const Config& config) {
       }
       if (!info->active) {
         list.notes.push_back(fmt::format("{} is not usable: its port is {}", who, info->state));
+        list.down.push_back(std::move(*info));
         continue;
       }
       const auto want = gid_preference(config, *info);
@@ -417,6 +418,7 @@ Result<PortList> list_ports(const Config& config) {
         list.notes.push_back(fmt::format(
             "{} is not usable: none of its {} GIDs fits the settings (does {} have an IP address?)",
             who, info->gids.size(), info->netdev.empty() ? "its interface" : info->netdev));
+        list.without_gid.push_back(std::move(*info));
         continue;
       }
       list.ports.push_back({*device, std::move(*info)});

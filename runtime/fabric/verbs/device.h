@@ -129,6 +129,8 @@ struct UsablePort {
 /// What was found, and why the rest is of no use (for logs).
 struct PortList {
   std::vector<UsablePort> ports;
+  std::vector<PortInfo> down;         ///< selected by the settings, but not active
+  std::vector<PortInfo> without_gid;  ///< active, but no GID fits
   std::vector<std::string> notes;
 };
 

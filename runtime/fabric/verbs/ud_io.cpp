@@ -128,8 +128,7 @@ Result<void> UdIo::open_channel(ChannelState& channel, uint32_t slots, uint32_t 
   }
   const int entries = static_cast<int>(slots);
   channel.send_cq = library_.create_cq(device_->context(), entries, nullptr, nullptr, 0);
-  channel.receive_cq =
-      library_.create_cq(device_->context(), entries, nullptr, channel.events, 0);
+  channel.receive_cq = library_.create_cq(device_->context(), entries, nullptr, channel.events, 0);
   if (channel.send_cq == nullptr || channel.receive_cq == nullptr) {
     return cannot("create a completion queue", errno);
   }

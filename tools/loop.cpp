@@ -1,4 +1,4 @@
-#include "tools/lab/loop.h"
+#include "tools/loop.h"
 
 #include <poll.h>
 
@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace nccl_ha::tools::lab {
+namespace nccl_ha::tools {
 
 void Loop::watch(int fd, std::function<void()> ready) {
   watched_[fd] = std::make_shared<std::function<void()>>(std::move(ready));
@@ -50,4 +50,4 @@ void Loop::run() {
   }
 }
 
-}  // namespace nccl_ha::tools::lab
+}  // namespace nccl_ha::tools

@@ -1,4 +1,4 @@
-// Descriptors, processes and the containment that all processes of a lab live in.
+// Descriptors, and other programs to run.
 #pragma once
 
 #include <sys/types.h>
@@ -10,7 +10,7 @@
 
 #include "runtime/result.h"
 
-namespace nccl_ha::tools::lab {
+namespace nccl_ha::tools {
 
 /// Owns a file descriptor.
 class Fd {
@@ -38,22 +38,6 @@ struct Pipe {
 };
 /// A pipe whose ends are closed on exec.
 Result<Pipe> make_pipe();
-
-/// The namespaces of processes, network and, without root, of users that a lab runs in.  Processes
-/// started after enter() end when the process that entered does, however that happens: the kernel
-/// kills a process namespace together with its first process, which waits for exactly that.
-class Containment {
- public:
-  ~Containment();
-  /// Moves this process's network and its children-to-be.  Once per process, single-threaded.
-  Result<void> enter();
-  /// What a child that does not exec must close: while it is open, the lab lives.
-  void let_go() { lifeline_.reset(); }
-
- private:
-  Fd lifeline_;
-  pid_t first_ = -1;
-};
 
 /// Where a new process runs and what its streams are.
 struct Place {
@@ -85,4 +69,4 @@ Result<Ended> run_process(const std::vector<std::string>& command, const std::st
 Result<std::string> must_run(const std::vector<std::string>& command, const std::string& input = "",
                              const std::function<Result<void>()>& before = {});
 
-}  // namespace nccl_ha::tools::lab
+}  // namespace nccl_ha::tools

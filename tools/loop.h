@@ -7,7 +7,7 @@
 
 #include "runtime/clock.h"
 
-namespace nccl_ha::tools::lab {
+namespace nccl_ha::tools {
 
 /// A poll(2) loop.  Not for the data path of anything: a lab has a dozen descriptors.
 class Loop {
@@ -31,4 +31,4 @@ class Loop {
   bool stopped_ = false;
 };
 
-}  // namespace nccl_ha::tools::lab
+}  // namespace nccl_ha::tools

@@ -1,0 +1,118 @@
+// nccl-ha check on labs that are right and on labs that are not.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/support/background_lab.h"
+
+namespace nccl_ha::tests {
+namespace {
+
+using nlohmann::json;
+
+ToolRun lab_check(const std::string& topology, const std::string& script,
+                  const std::vector<std::string>& arguments = {}) {
+  std::vector<std::string> all{
+      "lab", "run", topology, "-q", "--env", "HA_NCCL_FABRIC=datagram", "--timeout", "100"};
+  if (!script.empty()) {
+    all.insert(all.end(), {"--script", script});
+  }
+  all.insert(all.end(), {"--", "nccl-ha", "check", "--patience", "3"});
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  return run_program(NHA_TOOL_FILE, all);
+}
+
+TEST(Check, AGoodNetworkIsGood) {
+  const ToolRun run = lab_check("rails-3x2", "");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_NE(run.out.find("network: 6 pairs of hosts and devices"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("0 errors"), std::string::npos) << run.out;
+}
+
+TEST(Check, NamesTheRailThatIsCut) {
+  const ToolRun run = lab_check("pair", "0s cut rail1 --silent");
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_NE(run.out.find("error: h1 and h2 on device 1 (rail1)"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("198.18.1."), std::string::npos) << "says which addresses: " << run.out;
+  EXPECT_EQ(run.out.find("(rail0)"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("do: check cable"), std::string::npos) << run.out;
+  // Both hosts end alike, so that a script may ask either.
+  EXPECT_NE(run.out.find("1 errors"), std::string::npos) << run.out;
+}
+
+TEST(Check, NamesTheRailWhoseSwitchHasASmallMtu) {
+  const ToolRun run = lab_check("pair", "0s mtu rail0 1500");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_NE(run.out.find("(rail0): NET/HA : path"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("using 1500. Check the MTU of the switches between"), std::string::npos)
+      << run.out;
+  EXPECT_EQ(run.out.find("(rail1): NET/HA : path"), std::string::npos) << run.out;
+  EXPECT_EQ(lab_check("pair", "0s mtu rail0 1500", {"--strict"}).status, 1);
+}
+
+TEST(Check, SaysWhichHostsHaveNoCableBetween) {
+  const ToolRun run = lab_check("line-3", "", {"--json"});
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  // Only the first rank prints; its lines are JSON behind the lab's prefix.
+  std::string text;
+  size_t from = 0;
+  for (size_t end = run.out.find('\n'); end != std::string::npos; end = run.out.find('\n', from)) {
+    const std::string line = run.out.substr(from, end - from);
+    from = end + 1;
+    EXPECT_TRUE(line.starts_with("[h1] ")) << line;
+    text += line.substr(std::min<size_t>(line.size(), 5)) + "\n";
+  }
+  const json report = json::parse(text, nullptr, false);
+  ASSERT_TRUE(report.is_object()) << run.out << run.err;
+  EXPECT_EQ(report["ok"], false);
+  size_t good = 0;
+  for (const json& pair : report["pairs"]) {
+    const bool far = pair["hosts"] == json{"h1", "h3"};
+    EXPECT_TRUE(!far || !pair["error"].get<std::string>().empty()) << pair;
+    good += pair["error"].get<std::string>().empty() ? 1 : 0;
+  }
+  EXPECT_GE(good, 1U) << "the neighbours reach each other: " << report;
+}
+
+TEST(Check, StartsItselfOnTheHostsGiven) {
+  const std::string name = "check" + std::to_string(getpid());
+  BackgroundLab lab(NHA_TOOL_FILE, name, {"run", "pair", "-q", "--", "tail", "-f", "/dev/null"});
+  ASSERT_TRUE(lab.up());
+  const std::vector<std::string> check{"check",
+                                       "--hosts",
+                                       "h1=198.19.0.1,h2=198.19.0.2",
+                                       "--patience",
+                                       "3",
+                                       "--ssh",
+                                       std::string(NHA_TOOL_FILE) + " lab enter --lab " + name};
+  const Environment environment{{"HA_NCCL_IFNAME", "^mgmt,lo"}, {"HA_NCCL_FABRIC", "datagram"}};
+  ToolRun run = run_program(NHA_TOOL_FILE, check, environment);
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_NE(run.out.find("h1 and h2                rail1"), std::string::npos) << run.out;
+  EXPECT_EQ(lab.ask({"cut", "rail0", "--silent"}).status, 0);
+  run = run_program(NHA_TOOL_FILE, check, environment);
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  // A host that is not there.
+  auto wrong = check;
+  wrong[2] = "h1=198.19.0.1,h9=198.19.0.9";
+  run = run_program(NHA_TOOL_FILE, wrong, environment);
+  EXPECT_NE(run.status, 0);
+  EXPECT_NE(run.err.find("h9"), std::string::npos) << run.err;
+}
+
+TEST(Check, AloneItLooksAtThisHost) {
+  ToolRun run = run_program(NHA_TOOL_FILE, {"check", "--json"}, {{"HA_NCCL_FABRIC", "datagram"}});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  const json report = json::parse(run.out, nullptr, false);
+  ASSERT_TRUE(report.is_object()) << run.out;
+  EXPECT_EQ(report["hosts"].size(), 1U);
+  run = run_program(NHA_TOOL_FILE, {"check"}, {{"HA_NCCL_FABRIC", "nonsense"}});
+  EXPECT_EQ(run.status, 2) << run.out;
+  EXPECT_NE(run.err.find("HA_NCCL_FABRIC=nonsense"), std::string::npos) << run.err;
+  run = run_program(NHA_TOOL_FILE, {"check", "--hosts", "a"});
+  EXPECT_EQ(run.status, 2);
+}
+
+}  // namespace
+}  // namespace nccl_ha::tests

@@ -1,0 +1,311 @@
+// What nccl-ha check makes of what it sees.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tools/check_findings.h"
+#include "tools/check_hosts.h"
+#include "tools/check_pairs.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+using fabric::verbs::GidEntry;
+using fabric::verbs::LinkLayer;
+using fabric::verbs::PortInfo;
+
+fabric::NetInterface interface(const std::string& name, std::array<uint8_t, 4> address) {
+  fabric::NetInterface made;
+  made.name = name;
+  made.up = true;
+  fabric::IpAddress ip;
+  ip.prefix_len = 24;
+  std::copy(address.begin(), address.end(), ip.bytes.begin());
+  made.addresses.push_back(ip);
+  return made;
+}
+
+ChosenPort rdma_port(const std::string& device, const std::string& netdev) {
+  ChosenPort made;
+  made.info.device = device;
+  made.info.netdev = netdev;
+  made.info.active = true;
+  made.info.mtu = 4096;
+  made.info.speed_mbps = 400000;
+  GidEntry gid;
+  gid.index = 3;
+  gid.roce_v2 = true;
+  gid.bytes = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1};
+  made.gid = gid;
+  made.gpu_memory = true;
+  return made;
+}
+
+/// A host with which nothing is wrong.
+HostFacts good_host() {
+  HostFacts facts;
+  facts.name = "a";
+  facts.interfaces = {interface("eth0", {192, 168, 0, 1}), interface("ib0", {10, 0, 0, 1}),
+                      interface("ib1", {10, 0, 1, 1})};
+  facts.rdma.ports = {rdma_port("mlx5_0", "ib0"), rdma_port("mlx5_1", "ib1")};
+  facts.kernel.granted_bytes = 1LL << 30;
+  facts.kernel.segmentation = true;
+  facts.cpus_usable = 64;
+  facts.cpus_online = 64;
+  facts.cpu_nodes = {0, 1};
+  facts.governors = {{"performance", 64}};
+  return facts;
+}
+
+/// The one finding that the change to a good host makes.
+Finding only_finding(const HostFacts& facts) {
+  const auto found = judge(facts);
+  EXPECT_EQ(found.size(), 1U);
+  for (const Finding& finding : found) {
+    EXPECT_FALSE(finding.remedy.empty()) << finding.what;
+  }
+  return found.empty() ? Finding{} : found.front();
+}
+
+TEST(CheckFindings, AGoodHostHasNone) { EXPECT_TRUE(judge(good_host()).empty()); }
+
+TEST(CheckFindings, LockedMemory) {
+  HostFacts facts = good_host();
+  facts.memlock_bytes = 64 << 10;
+  EXPECT_EQ(only_finding(facts).level, Level::error);
+  EXPECT_NE(only_finding(facts).what.find("64 KiB"), std::string::npos);
+  facts.memlock_bytes = 1ULL << 30;
+  EXPECT_EQ(only_finding(facts).level, Level::warning);
+  facts.may_lock = true;
+  EXPECT_TRUE(judge(facts).empty());
+  facts.may_lock = false;
+  facts.rdma.ports.clear();
+  for (const Finding& finding : judge(facts)) {
+    EXPECT_EQ(finding.what.find("lock"), std::string::npos) << "datagrams lock nothing";
+  }
+}
+
+TEST(CheckFindings, PortsThatAreDownMatterMoreWhenNothingIsLeft) {
+  HostFacts facts = good_host();
+  PortInfo down;
+  down.device = "mlx5_2";
+  down.netdev = "ib2";
+  down.state = "down";
+  facts.rdma.down.push_back(down);
+  const Finding one = only_finding(facts);
+  EXPECT_EQ(one.level, Level::warning);
+  EXPECT_NE(one.remedy.find("ip link set ib2 up"), std::string::npos);
+  facts.rdma.ports.clear();
+  EXPECT_EQ(only_finding(facts).level, Level::warning) << "datagrams do";
+  facts.config.fabric = "verbs";
+  EXPECT_EQ(only_finding(facts).level, Level::error);
+  facts.rdma.down[0].link = LinkLayer::infiniband;
+  EXPECT_NE(only_finding(facts).remedy.find("subnet manager"), std::string::npos);
+}
+
+TEST(CheckFindings, NoRdmaIsAHintUnlessItIsForced) {
+  HostFacts facts = good_host();
+  facts.rdma.ports.clear();
+  facts.rdma.notes = {"this host has no RDMA device"};
+  EXPECT_EQ(only_finding(facts).level, Level::hint);
+  facts.config.fabric = "ud";
+  EXPECT_EQ(only_finding(facts).level, Level::error);
+  facts.config.fabric = "datagram";
+  EXPECT_TRUE(judge(facts).empty());
+}
+
+TEST(CheckFindings, Gids) {
+  HostFacts facts = good_host();
+  facts.rdma.ports[0].gid->roce_v2 = false;
+  EXPECT_NE(only_finding(facts).what.find("RoCE v1"), std::string::npos);
+  facts = good_host();
+  facts.rdma.ports[0].gid->bytes = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1};
+  EXPECT_NE(only_finding(facts).what.find("link-local"), std::string::npos);
+  facts = good_host();
+  PortInfo bare;
+  bare.device = "mlx5_3";
+  facts.rdma.without_gid.push_back(bare);
+  EXPECT_NE(only_finding(facts).remedy.find("IP address"), std::string::npos);
+}
+
+TEST(CheckFindings, MtuSpeedAndPlace) {
+  HostFacts facts = good_host();
+  facts.rdma.ports[1].info.mtu = 1024;
+  EXPECT_NE(only_finding(facts).remedy.find("4200"), std::string::npos);
+  facts = good_host();
+  facts.rdma.ports[1].info.speed_mbps = 100000;
+  EXPECT_NE(only_finding(facts).what.find("mlx5_1:1 (ib1) 100000 Mbit/s"), std::string::npos);
+  facts = good_host();
+  facts.rdma.ports[1].info.numa_node = 3;
+  EXPECT_EQ(only_finding(facts).level, Level::hint);
+}
+
+TEST(CheckFindings, GpuMemory) {
+  HostFacts facts = good_host();
+  facts.rdma.ports[0].gpu_memory = false;
+  EXPECT_TRUE(judge(facts).empty()) << "there is no GPU";
+  facts.nvidia = true;
+  EXPECT_NE(only_finding(facts).remedy.find("nvidia_peermem"), std::string::npos);
+}
+
+TEST(CheckFindings, RailsInOneSubnet) {
+  HostFacts facts = good_host();
+  facts.interfaces[2] = interface("ib1", {10, 0, 0, 2});
+  for (const char* name : {"ib0", "ib1"}) {
+    facts.ipv4[name] = {2, 1, 2};
+  }
+  EXPECT_TRUE(judge(facts).empty()) << "set up for it";
+  facts.ipv4["ib1"].rp_filter = 1;
+  EXPECT_EQ(only_finding(facts).level, Level::error);
+  facts.ipv4["ib1"] = {0, 0, 2};
+  EXPECT_EQ(only_finding(facts).level, Level::warning);
+  EXPECT_NE(only_finding(facts).remedy.find("net.ipv4.conf.ib1.arp_ignore=1"), std::string::npos);
+  facts.interfaces[2].name = "eth1";
+  EXPECT_TRUE(judge(facts).empty()) << "no rail is on it";
+}
+
+TEST(CheckFindings, DatagramBuffersCountWithoutRdma) {
+  HostFacts facts = good_host();
+  facts.kernel.granted_bytes = 212992;
+  EXPECT_TRUE(judge(facts).empty());
+  facts.config.fabric = "datagram";
+  facts.rdma.ports.clear();
+  EXPECT_NE(only_finding(facts).remedy.find("net.core.rmem_max"), std::string::npos);
+}
+
+TEST(CheckFindings, Processors) {
+  HostFacts facts = good_host();
+  facts.governors = {{"performance", 32}, {"powersave", 32}};
+  EXPECT_NE(only_finding(facts).what.find("32 of 64"), std::string::npos);
+  facts = good_host();
+  facts.cpus_usable = 1;
+  EXPECT_NE(only_finding(facts).remedy.find("HA_NCCL_USE_PROGRESS_THREAD=0"), std::string::npos);
+  facts.config.use_progress_thread = false;
+  EXPECT_TRUE(judge(facts).empty());
+}
+
+TEST(CheckFindings, SurviveTheWayThroughJson) {
+  const auto back = finding_from_json(to_json(Finding{Level::warning, "what", "do"}));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->level, Level::warning);
+  EXPECT_EQ(back->remedy, "do");
+  for (const char* bad : {"1", "{}", R"({"level":"x","what":"","remedy":""})",
+                          R"({"level":1,"what":"","remedy":""})"}) {
+    EXPECT_FALSE(finding_from_json(nlohmann::json::parse(bad))) << bad;
+  }
+}
+
+TEST(CheckPairs, EverybodyMeetsEverybodyOnce) {
+  for (uint32_t ranks = 1; ranks <= 17; ++ranks) {
+    std::vector<std::vector<std::optional<uint32_t>>> all;
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      all.push_back(meetings(rank, ranks));
+      EXPECT_EQ(all[rank].size(), all[0].size());
+    }
+    std::set<std::pair<uint32_t, uint32_t>> met;
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      for (size_t round = 0; round < all[rank].size(); ++round) {
+        const auto partner = all[rank][round];
+        if (partner) {
+          ASSERT_LT(*partner, ranks);
+          EXPECT_NE(*partner, rank);
+          EXPECT_EQ(all[*partner][round], rank) << "the other must know";
+          EXPECT_TRUE(met.insert({rank, *partner}).second) << "twice";
+        }
+      }
+    }
+    EXPECT_EQ(met.size(), size_t{ranks} * (ranks - 1));
+  }
+}
+
+PairResult pair(uint32_t from, uint32_t to, double rate) {
+  PairResult made;
+  made.from = from;
+  made.to = to;
+  made.device_name = "rail0";
+  made.round_trip_us = 10;
+  made.gigabytes_per_s = rate;
+  return made;
+}
+
+TEST(CheckPairs, BothSidesSeeOnePair) {
+  PairResult bad = pair(0, 1, 0);
+  bad.error = "no way";
+  bad.warnings = {"w"};
+  const auto merged = merge({pair(0, 1, 3), bad, pair(0, 2, 3), bad});
+  ASSERT_EQ(merged.size(), 2U);
+  EXPECT_EQ(merged[0].error, "no way");
+  EXPECT_EQ(merged[0].warnings.size(), 1U);
+  EXPECT_TRUE(merged[1].error.empty());
+}
+
+TEST(CheckPairs, ErrorsWarningsAndOutliersBecomeFindings) {
+  std::vector<PairResult> pairs{pair(0, 1, 10), pair(0, 2, 10), pair(1, 2, 1)};
+  const std::vector<std::string> hosts{"a", "b", "c"};
+  auto found = judge(pairs, hosts);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].level, Level::warning);
+  EXPECT_NE(found[0].what.find("b and c on device 0 (rail0)"), std::string::npos) << found[0].what;
+  pairs[2] = pair(1, 2, 9);
+  EXPECT_TRUE(judge(pairs, hosts).empty());
+  pairs[2].round_trip_us = 100;
+  ASSERT_EQ(judge(pairs, hosts).size(), 1U);
+  EXPECT_EQ(judge(pairs, hosts)[0].level, Level::hint);
+  pairs[2].error = "cut";
+  pairs[0].warnings = {"MTU"};
+  found = judge(pairs, hosts);
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found[1].level, Level::error);
+  EXPECT_EQ(found[0].level, Level::warning);
+}
+
+TEST(CheckPairs, SurviveTheWayThroughJson) {
+  PairResult result = pair(1, 2, 3.5);
+  result.error = "e";
+  result.warnings = {"w"};
+  const auto back = pair_from_json(to_json(result));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->to, 2U);
+  EXPECT_EQ(back->warnings, result.warnings);
+  EXPECT_FALSE(pair_from_json(nlohmann::json::parse(R"({"from":0})")));
+  EXPECT_FALSE(pair_from_json(nlohmann::json::parse("[1]")));
+}
+
+TEST(CheckHosts, NamesAndAddresses) {
+  const auto hosts = parse_hosts("a,b=10.0.0.2,c.example=fe80::1");
+  ASSERT_TRUE(hosts) << hosts.error().message();
+  EXPECT_EQ((*hosts)[0].address, "a");
+  EXPECT_EQ((*hosts)[1].name, "b");
+  EXPECT_EQ((*hosts)[1].address, "10.0.0.2");
+  EXPECT_EQ((*hosts)[2].address, "fe80::1");
+  for (const char* bad : {"a", "", "a,a", "a,", "a,b;rm", "-oProxyCommand=x,b", "a,b=", "a b,c"}) {
+    EXPECT_FALSE(parse_hosts(bad)) << bad;
+  }
+}
+
+TEST(CheckHosts, TheRemoteCommandIsSafeForAShell) {
+  RemoteOptions options;
+  options.hosts = *parse_hosts("a,b=10.0.0.2");
+  options.shell = "ssh -o BatchMode=yes";
+  options.program = "/usr/bin/nccl-ha";
+  options.arguments = {"--json"};
+  setenv("HA_NCCL_TEST_WORD", "=rail0,^x", 1);
+  const auto words = remote_command(options, 1);
+  ASSERT_TRUE(words) << words.error().message();
+  EXPECT_EQ((*words)[0], "ssh");
+  EXPECT_EQ((*words)[3], "b");
+  EXPECT_EQ((*words)[4], "--");
+  const std::set<std::string> all(words->begin(), words->end());
+  for (const char* word : {"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=a", "MASTER_PORT=29400",
+                           "HA_NCCL_TEST_WORD==rail0,^x", "/usr/bin/nccl-ha", "--json"}) {
+    EXPECT_TRUE(all.contains(word)) << word;
+  }
+  setenv("HA_NCCL_TEST_WORD", "$(reboot)", 1);
+  EXPECT_FALSE(remote_command(options, 1));
+  unsetenv("HA_NCCL_TEST_WORD");
+  options.shell = "  ";
+  EXPECT_FALSE(remote_command(options, 0));
+}
+
+}  // namespace
+}  // namespace nccl_ha::tools
