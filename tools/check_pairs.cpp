@@ -502,6 +502,7 @@ std::vector<PairResult> merge(const std::vector<PairResult>& seen) {
     }
   }
   std::vector<PairResult> all;
+  all.reserve(merged.size());
   for (auto& [key, result] : merged) {
     all.push_back(std::move(result));
   }

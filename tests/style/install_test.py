@@ -45,7 +45,9 @@ class Installed(unittest.TestCase):
 
     def test_files_are_there(self):
         for name in ["share/man/man1/nccl-ha.1", "share/man/man1/nccl-ha-perf.1",
-                     "share/man/man1/nccl-ha-info.1", "share/doc/nccl-ha/README.md",
+                     "share/man/man1/nccl-ha-info.1", "share/man/man1/nccl-ha-check.1",
+                     "share/man/man1/nccl-ha-lab.1", "share/doc/nccl-ha/docs/lab.md",
+                     "share/doc/nccl-ha/README.md",
                      "share/doc/nccl-ha/LICENSE", "share/doc/nccl-ha/docs/architecture.md",
                      "share/bash-completion/completions/nccl-ha"]:
             with self.subTest(name=name):
@@ -81,9 +83,10 @@ class Installed(unittest.TestCase):
                     self.assertIn(f'.SH {section}'.replace('"', ""), text.replace('"', ""))
 
     def test_man_pages_name_every_option(self):
-        for command in ["perf", "info"]:
-            help_text = output_of(str(self.program), command, "--help")
-            page = (self.root / f"share/man/man1/nccl-ha-{command}.1").read_text(encoding="utf-8")
+        for command in ["perf", "info", "check", "lab run", "lab roce", "lab cut", "lab show"]:
+            words = command.split()
+            help_text = output_of(str(self.program), *words, "--help")
+            page = (self.root / f"share/man/man1/nccl-ha-{words[0]}.1").read_text(encoding="utf-8")
             page = page.replace("\\-", "-")
             for option in sorted(set(re.findall(r"--[a-z][a-z-]+", help_text))):
                 with self.subTest(command=command, option=option):
@@ -91,11 +94,13 @@ class Installed(unittest.TestCase):
 
     def test_completion_knows_every_option(self):
         script = self.root / "share/bash-completion/completions/nccl-ha"
-        for command in ["perf", "info"]:
-            help_text = output_of(str(self.program), command, "--help")
+        for command in ["perf", "info", "check", "lab run", "lab roce", "lab cut"]:
+            words = command.split()
+            help_text = output_of(str(self.program), *words, "--help")
             wanted = set(re.findall(r"--[a-z][a-z-]+", help_text))
             offered = output_of("bash", "-c", f'source "{script}"; COMP_WORDS=("{self.program}" {command} --);'
-                                'COMP_CWORD=2; _nccl_ha; printf "%s\\n" "${COMPREPLY[@]}"')
+                                f'COMP_CWORD={len(words) + 1}; _nccl_ha; '
+                                'printf "%s\\n" "${COMPREPLY[@]}"')
             with self.subTest(command=command):
                 self.assertEqual(wanted - set(offered.split()), set())
 

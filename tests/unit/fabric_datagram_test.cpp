@@ -125,6 +125,38 @@ TEST(Wire, AddressBlocksRoundTripAndAreChecked) {
   }
 }
 
+TEST(Wire, QueuePairsTakeThePlaceOfSockets) {
+  UdAddress ud;
+  ud.lid = 7;
+  ud.queue_pair = 0x1234;
+  ud.gid = {0xfe, 0x80, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
+  WireAddress address;
+  address.command = SocketAddress::from_ud(ud);
+  ud.queue_pair = 0x1235;
+  address.data = SocketAddress::from_ud(ud);
+  address.mtu = 4096;
+  address.socket_bytes = 1 << 20;
+  address.window = 1024;
+  address.tiny_bytes = 768;
+  std::array<std::byte, wire_address_bytes> bytes{};
+  encode(address, bytes);
+  const auto got = decode_address(bytes);
+  ASSERT_TRUE(got);
+  EXPECT_TRUE(got->command == address.command);
+  EXPECT_TRUE(got->data == address.data);
+  EXPECT_EQ(got->data.ud().queue_pair, 0x1235U);
+  // The fabric's own queue pairs, everybody, and more than 24 bits.
+  for (const uint32_t number : {0U, 1U, 0xFFFFFFU, 0x1000000U, UINT32_MAX}) {
+    for (const bool data : {false, true}) {
+      WireAddress bad = address;
+      ud.queue_pair = number;
+      (data ? bad.data : bad.command) = SocketAddress::from_ud(ud);
+      encode(bad, bytes);
+      EXPECT_FALSE(decode_address(bytes)) << number;
+    }
+  }
+}
+
 struct Guest {
   Room room;
   bool evicted = false;

@@ -12,7 +12,11 @@ _nccl_ha() {
   done
   COMPREPLY=()
   if [ -z "$command" ]; then
-    mapfile -t COMPREPLY < <(compgen -W "perf info --help --version" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W "perf info check lab --help --version" -- "$current")
+    return
+  fi
+  if [ "$command" = lab ]; then
+    _nccl_ha_lab "$program" "$current"
     return
   fi
   case "$previous" in
@@ -43,6 +47,27 @@ _nccl_ha() {
     mapfile -t COMPREPLY < <(compgen -W "all_reduce all_gather reduce_scatter broadcast alltoall
       sendrecv pt2pt latency" -- "$current")
   fi
+}
+
+# The lab has subcommands of its own.
+_nccl_ha_lab() {
+  local program=$1 current=$2 verb= index
+  for ((index = 2; index < COMP_CWORD; index++)); do
+    [ "${COMP_WORDS[index]}" = lab ] || { verb=${COMP_WORDS[index]}; break; }
+  done
+  case "$verb:$current" in
+    :*)
+      mapfile -t COMPREPLY < <(compgen -W "run roce cut heal slow lose mtu kill show stop enter list clean
+        --help" -- "$current")
+      ;;
+    *:-*)
+      mapfile -t COMPREPLY < <(compgen -W "$("$program" lab "$verb" --help 2>/dev/null |
+        grep -oE -- '--[a-z][a-z-]+' | sort -u)" -- "$current")
+      ;;
+    run:*)
+      mapfile -t COMPREPLY < <(compgen -W "pair rails-4x2 islands ring-4 line-3 star-3" -- "$current")
+      ;;
+  esac
 }
 
 complete -F _nccl_ha nccl-ha
