@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
 #include "runtime/random.h"
@@ -522,11 +523,26 @@ std::vector<Provider> providers() {
       Provider{"udp", [] { return make_udp_harness(0, 0, 0, 0); }},
       Provider{"udp_mtu1500", [] { return make_udp_harness(0, 0, 0, 1500); }},
       Provider{"udp_lossy", [] { return make_udp_harness(0.05, 0.05, 0.05, 0); }}};
+  // With the far side in another machine: HOST:PORT where nha_contract_peer serves it.
+  if (const char* peer = getenv("NHA_CONTRACT_PEER")) {
+    const std::string text = peer;
+    const size_t colon = text.rfind(':');
+    const auto port = static_cast<uint16_t>(std::atoi(text.c_str() + colon + 1));
+    for (const char* name : rdma_providers) {
+      all.push_back({name, [name, host = text.substr(0, colon), port] {
+                       return make_remote_harness(name, host, port);
+                     }});
+    }
+    return all;
+  }
   // In a guest of the lab, or where there is a NIC.
-  if (have_verbs()) {
-    all.push_back({"verbs_rc", [] { return make_verbs_harness(); }});
-    all.push_back({"verbs_ud", [] { return make_ud_harness(0, 0, 0); }});
-    all.push_back({"verbs_ud_lossy", [] { return make_ud_harness(0.05, 0.05, 0.05); }});
+  for (const char* name : rdma_providers) {
+    if (have_verbs()) {
+      all.push_back({name, [name] {
+                       return std::make_unique<PairHarness>(make_rdma_side(name, 0),
+                                                            make_rdma_side(name, 1));
+                     }});
+    }
   }
   return all;
 }

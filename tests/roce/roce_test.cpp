@@ -43,9 +43,28 @@ std::string every_operation(const std::string& fabric, const std::string& more) 
          " || exit 1; done; ";
 }
 
+std::string beside_the_tool(const char* program) {
+  return std::filesystem::path(NHA_TOOL_FILE).parent_path() / program;
+}
+
+TEST(RoceTwoGuests, ContractHoldsOverRcAndUd) {
+  // h2 has the second side; h1 runs the suite and ends it.
+  const std::string tests = beside_the_tool("nha_contract_tests");
+  const std::string peer = beside_the_tool("nha_contract_peer");
+  const ToolRun run =
+      guests({"--rails", "1"}, "if [ $RANK = 1 ]; then exec " + peer + " 7000; fi; " +
+                                   "NHA_CONTRACT_PEER=198.19.0.2:7000 " + tests +
+                                   " --gtest_filter='*verbs_rc:*verbs_ud'; s=$?; " + peer +
+                                   " quit 198.19.0.2 7000; exit $s");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  for (const char* provider : {"/verbs_rc (", "/verbs_ud ("}) {
+    EXPECT_GE(count(run.out, provider), 23U) << provider << " did not run";
+  }
+  EXPECT_EQ(count(run.out, "[  FAILED  ]"), 0U) << run.out;
+}
+
 TEST(RoceOneGuest, ContractHoldsOverRcAndUd) {
-  const auto program =
-      (std::filesystem::path(NHA_TOOL_FILE).parent_path() / "nha_contract_tests").string();
+  const std::string program = beside_the_tool("nha_contract_tests");
   const ToolRun run = guests({"--guests", "1", "--cpus", "2", "--no-check"},
                              "exec " + program + " --gtest_filter='*verbs*'");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
@@ -115,6 +134,19 @@ TEST(RoceTwoGuests, ASilentCutOfTheRailIsAnErrorInTimeToo) {
 TEST(RoceTwoGuests, AKilledGuestIsAnErrorOnTheOther) {
   const ToolRun run = break_transfers("killed", {{"kill", "h2"}});
   EXPECT_NE(run.err.find("h1 1, h2 killed"), std::string::npos) << run.err;
+}
+
+// An Ethernet MTU of 1500 leaves RoCE 1024, which is less than a command datagram would like to be.
+TEST(RoceTwoGuests, CheckTriesEveryRailAndSeesASmallMtu) {
+  const ToolRun run = guests({"--no-check", "--mtu", "1500"},
+                             "nccl-ha check && HA_NCCL_FABRIC=ud nccl-ha check --strict");
+  EXPECT_EQ(run.status, 1) << "the second run is strict: " << run.out << run.err;
+  EXPECT_GE(count(run.out, "RDMA port rxe0:1 (rail0) has an MTU of 1024, 4096 are possible"), 2U)
+      << run.out;
+  for (const char* rail : {"h1 and h2                rxe0", "h1 and h2                rxe1"}) {
+    EXPECT_EQ(count(run.out, rail), 2U) << run.out;
+  }
+  EXPECT_EQ(count(run.out, "[h1] 0 errors"), 2U) << run.out;
 }
 
 TEST(RoceTwoGuests, AForcedFabricThatThePeerLacksIsAnErrorOnBothSides) {

@@ -11,6 +11,7 @@
 #include "runtime/fabric/verbs/ud_io.h"
 #include "runtime/timer_wheel.h"
 #include "tests/support/memory_network.h"
+#include "tests/support/path_verbs.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -43,34 +44,28 @@ struct Host {
   std::unique_ptr<DatagramPort> port;
 };
 
-class DatagramHarness : public PathHarness {
- public:
-  std::unique_ptr<End> make_end(int side, fabric::PathOptions options) override {
-    auto end = std::make_unique<End>();
-    Host& host = *hosts_[static_cast<size_t>(side)];
-    const uint64_t domain = next_domain.fetch_add(1);
-    options.domain = domain;
-    auto add = [memory = &host.memory](uint64_t owner, void* base, size_t bytes) {
-      auto key = memory->add(owner, base, bytes);
-      return key ? Keys{*key, *key, *key} : Keys{};
-    };
-    end->add = [=](void* base, size_t bytes) { return add(domain, base, bytes); };
-    end->add_foreign = [=](void* base, size_t bytes) { return add(domain + 1000000, base, bytes); };
-    end->remove = [memory = &host.memory](Keys keys) {
-      static_cast<void>(memory->remove(keys.local));
-    };
-    auto path = host.port->create_path(options, &end->owner);
-    if (path) {
-      end->path = std::move(*path);
-    }
-    return end;
+/// An end on a host's datagram port.
+std::unique_ptr<PathEnd> make_datagram_end(Host& host, fabric::PathOptions options) {
+  auto end = std::make_unique<PathEnd>();
+  const uint64_t domain = next_domain.fetch_add(1);
+  options.domain = domain;
+  auto add = [memory = &host.memory](uint64_t owner, void* base, size_t bytes) {
+    auto key = memory->add(owner, base, bytes);
+    return key ? PathKeys{*key, *key, *key} : PathKeys{};
+  };
+  end->add = [=](void* base, size_t bytes) { return add(domain, base, bytes); };
+  end->add_foreign = [=](void* base, size_t bytes) { return add(domain + 1000000, base, bytes); };
+  end->remove = [memory = &host.memory](PathKeys keys) {
+    static_cast<void>(memory->remove(keys.local));
+  };
+  auto path = host.port->create_path(options, &end->owner);
+  if (path) {
+    end->path = std::move(*path);
   }
+  return end;
+}
 
- protected:
-  std::array<std::unique_ptr<Host>, 2> hosts_;
-};
-
-class MemoryHarness final : public DatagramHarness {
+class MemoryHarness final : public PathHarness {
  public:
   MemoryHarness(uint64_t seed, double drop, double duplicate, double reorder, uint32_t mtu)
       : network_(seed), lossy_(drop > 0 || duplicate > 0 || reorder > 0) {
@@ -85,6 +80,9 @@ class MemoryHarness final : public DatagramHarness {
     for (size_t i = 0; i < 2; ++i) {
       hosts_[i] = std::make_unique<Host>(clock_, network_.open(), options, seed + i, mtu);
     }
+  }
+  std::unique_ptr<End> make_end(int side, fabric::PathOptions options) override {
+    return make_datagram_end(*hosts_[static_cast<size_t>(side)], options);
   }
   bool run_until(const std::function<bool()>& done, Duration limit) override {
     const Instant end = clock_.now() + limit;
@@ -117,6 +115,7 @@ class MemoryHarness final : public DatagramHarness {
  private:
   ManualClock clock_;
   MemoryNetwork network_;
+  std::array<std::unique_ptr<Host>, 2> hosts_;
   bool lossy_;
 };
 
@@ -146,44 +145,35 @@ class CutIo final : public fabric::PacketIo {
   const bool* cut_;
 };
 
-/// Two real endpoints on this machine, on real time.
-class RealHarness final : public DatagramHarness {
+/// The datagram engine over a real network.
+class DatagramSide final : public PathSide {
  public:
-  using Open = std::function<Result<std::unique_ptr<fabric::PacketIo>>()>;
-  RealHarness(const Open& open, double drop, double duplicate, double reorder,
-              DatagramOptions options, uint32_t interface_mtu)
-      : lossy_(drop > 0 || duplicate > 0 || reorder > 0) {
+  struct Loss {
+    double drop = 0;
+    double duplicate = 0;
+    double reorder = 0;
+    bool any() const { return drop > 0 || duplicate > 0 || reorder > 0; }
+  };
+  DatagramSide(std::unique_ptr<fabric::PacketIo> opened, size_t index, const Loss& loss,
+               DatagramOptions options, uint32_t interface_mtu)
+      : lossy_(loss.any()) {
     options.connect_timeout = std::chrono::seconds(5);
     options.dead_after = std::chrono::seconds(3);
-    for (size_t i = 0; i < 2; ++i) {
-      auto opened = open();
-      if (!opened) {
-        throw std::runtime_error(opened.error().message());
-      }
-      std::unique_ptr<fabric::PacketIo> io = std::make_unique<CutIo>(std::move(*opened), &cut_);
-      if (lossy_) {
-        fabric::FaultPlan plan;
-        plan.drop = drop;
-        plan.duplicate = duplicate;
-        plan.reorder = reorder;
-        plan.seed = 17 + i;
-        io = std::make_unique<fabric::FaultIo>(std::move(io), plan);
-      }
-      hosts_[i] = std::make_unique<Host>(clock_, std::move(io), options, 99 + i, interface_mtu);
+    std::unique_ptr<fabric::PacketIo> io = std::make_unique<CutIo>(std::move(opened), &cut_);
+    if (lossy_) {
+      fabric::FaultPlan plan;
+      plan.drop = loss.drop;
+      plan.duplicate = loss.duplicate;
+      plan.reorder = loss.reorder;
+      plan.seed = 17 + index;
+      io = std::make_unique<fabric::FaultIo>(std::move(io), plan);
     }
+    host_ = std::make_unique<Host>(clock_, std::move(io), options, 99 + index, interface_mtu);
   }
-  bool run_until(const std::function<bool()>& done, Duration limit) override {
-    const Instant end = clock_.now() + limit;
-    while (!done()) {
-      if (clock_.now() >= end) {
-        return false;
-      }
-      for (auto& host : hosts_) {
-        host->turn(clock_.now());
-      }
-    }
-    return true;
+  std::unique_ptr<PathEnd> make_end(fabric::PathOptions options) override {
+    return make_datagram_end(*host_, options);
   }
+  void turn() override { host_->turn(clock_.now()); }
   bool lossy() const override { return lossy_; }
   void cut() override { cut_ = true; }
 
@@ -191,7 +181,28 @@ class RealHarness final : public DatagramHarness {
   SteadyClock clock_;
   bool cut_ = false;
   bool lossy_;
+  std::unique_ptr<Host> host_;
 };
+
+constexpr DatagramSide::Loss heavy_loss{0.05, 0.05, 0.05};
+
+std::unique_ptr<PathSide> make_ud_side(size_t index, const DatagramSide::Loss& loss) {
+  const Config config;
+  auto ports = verbs::list_ports(config);
+  if (!ports || ports->ports.empty()) {
+    throw std::runtime_error("no usable RDMA port");
+  }
+  const verbs::UsablePort& usable = ports->ports.front();
+  verbs::UdIo::Route route;
+  route.port = usable.info.port;
+  route.gid = *verbs::gid_preference(config, usable.info);
+  auto opened = verbs::UdIo::open(usable.device, route, verbs::Options::from(config));
+  if (!opened) {
+    throw std::runtime_error(opened.error().message());
+  }
+  return std::make_unique<DatagramSide>(std::move(*opened), index, loss, DatagramOptions{},
+                                        usable.info.mtu);
+}
 
 }  // namespace
 
@@ -204,7 +215,7 @@ std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, dou
                                               uint32_t mtu) {
   DatagramOptions options;
   options.mtu = mtu;
-  const auto open = []() -> Result<std::unique_ptr<fabric::PacketIo>> {
+  const auto side = [&](size_t index) {
     fabric::UdpIo::Options udp;
     auto* in4 = reinterpret_cast<sockaddr_in*>(&udp.bind.storage);
     in4->sin_family = AF_INET;
@@ -212,32 +223,35 @@ std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, dou
     udp.bind.length = sizeof(sockaddr_in);
     auto opened = fabric::UdpIo::open(udp);
     if (!opened) {
-      return opened.error();
+      throw std::runtime_error(opened.error().message());
     }
-    return std::unique_ptr<fabric::PacketIo>(std::move(*opened));
+    const DatagramSide::Loss loss{drop, duplicate, reorder};
+    return std::make_unique<DatagramSide>(std::move(*opened), index, loss, options, 65536);
   };
-  return std::make_unique<RealHarness>(open, drop, duplicate, reorder, options, 65536);
+  return std::make_unique<PairHarness>(side(0), side(1));
 }
 
-std::unique_ptr<PathHarness> make_ud_harness(double drop, double duplicate, double reorder) {
-  const Config config;
-  auto ports = verbs::list_ports(config);
-  if (!ports || ports->ports.empty()) {
-    throw std::runtime_error("no usable RDMA port");
+std::unique_ptr<PathSide> make_rdma_side(const std::string& provider, size_t index) {
+  if (provider == "verbs_rc") {
+    return make_rc_side(index);
   }
-  const verbs::UsablePort& usable = ports->ports.front();
-  const auto open = [&]() -> Result<std::unique_ptr<fabric::PacketIo>> {
-    verbs::UdIo::Route route;
-    route.port = usable.info.port;
-    route.gid = *verbs::gid_preference(config, usable.info);
-    auto opened = verbs::UdIo::open(usable.device, route, verbs::Options::from(config));
-    if (!opened) {
-      return opened.error();
+  if (provider == "verbs_ud" || provider == "verbs_ud_lossy") {
+    return make_ud_side(index, provider == "verbs_ud" ? DatagramSide::Loss{} : heavy_loss);
+  }
+  throw std::runtime_error("there is no provider " + provider);
+}
+
+bool PairHarness::run_until(const std::function<bool()>& done, Duration limit) {
+  SteadyClock clock;
+  const Instant end = clock.now() + limit;
+  bool met = done();
+  while (!met && clock.now() < end) {
+    for (auto& side : sides_) {
+      side->turn();
     }
-    return std::unique_ptr<fabric::PacketIo>(std::move(*opened));
-  };
-  return std::make_unique<RealHarness>(open, drop, duplicate, reorder, DatagramOptions{},
-                                       usable.info.mtu);
+    met = done();
+  }
+  return met;
 }
 
 }  // namespace nccl_ha::test
