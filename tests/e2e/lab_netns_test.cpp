@@ -51,6 +51,14 @@ TEST(Lab, StatusesTellALimitFromABrokenLab) {
   EXPECT_NE(script.err.find("rail0, rail1"), std::string::npos) << script.err;
 }
 
+TEST(Lab, OptionsThatMayBeRepeatedAre) {
+  const ToolRun run =
+      lab({"run", "pair", "--on", "h1", "--env", "A=1", "--env", "B=2 3", "--script",
+           "0s cut rail0", "--script", "1ms heal rail0", "--", "sh", "-c", "echo $A$B"});
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_EQ(run.out, "[h1] 12 3\n");
+}
+
 TEST(Lab, HostsSeeTheirOwnNetworkOnly) {
   const ToolRun run = lab({"run", "islands", "--on", "h3", "--", "sh", "-c",
                            "ls /sys/class/net; ls -A /dev/shm | wc -l; ip -o -4 addr show sout"});

@@ -271,13 +271,9 @@ void add_running(CLI::App& command, LabOptions& options) {
       .add_option("--script", options.script,
                   "Steps while the command runs: '2s cut rail0; 5s heal rail0', or a file of "
                   "such lines")
-      ->type_size(1)
-      ->expected(1)
       ->allow_extra_args(false);
   command
       .add_option("--env", options.environment, "NAME=VALUE for the command, or NAME as it is here")
-      ->type_size(1)
-      ->expected(1)
       ->allow_extra_args(false);
   command.add_option("--mtu", options.mtu, "Bytes of the largest IP packet on all links")
       ->check(CLI::Range(1280, 65000))

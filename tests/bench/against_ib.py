@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Measures libnccl-net-ha.so against NCCL's own IB transport over Soft-RoCE, in one emulated guest.
+
+usage: against_ib.py [--build DIR] [--rounds N]
+
+`nccl-ha lab roce` makes the guest; both plugins run in turn within one run, two processes, the same RDMA
+device, the same queue pair timeout. Emulation makes everything ten to twenty times slower than hardware, and
+processor time counts for more than on hardware: ratios mean something, figures do not. Needs an installed
+libnccl.so.2.
+Exit status: 0 when all goals hold, 1 when one does not, 2 when something could not be measured.
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+# NCCL's default timeout for both: with 14, Soft-RoCE repeats what merely waits in a slow machine.
+ENVIRONMENT = ["NCCL_IB_HCA=rxe0", "NCCL_IB_GID_INDEX=1", "NCCL_SOCKET_IFNAME=lo", "NCCL_IB_TIMEOUT=20"]
+BANDWIDTH = ["pt2pt", "-b", "64K", "-e", "1M", "-f", "4", "-I", "20", "--reuse"]
+LATENCY = ["latency", "-b", "8", "-e", "8", "-I", "300", "-w", "50"]
+
+
+def run(options, arguments, thread):
+    """The JSON report of one run in a guest; ends the program when it failed."""
+    command = [str(options.build / "bin" / "nccl-ha"), "lab", "roce", "--guests", "1", "--cpus", "2",
+               "--no-check", "--quiet", "--timeout", "280"]
+    for setting in [*ENVIRONMENT, f"HA_NCCL_USE_PROGRESS_THREAD={thread}"]:
+        command += ["--env", setting]
+    command += ["--", "nccl-ha", "perf", *arguments, "-n", "2", "--against", "ib", "--rounds",
+                str(options.rounds), "--json", "-"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    lines = [line[len("[h1] "):] for line in done.stdout.splitlines() if line.startswith("[h1] ")]
+    if done.returncode != 0:
+        print(f"failed with status {done.returncode}: {' '.join(command)}", file=sys.stderr)
+        sys.exit(2)
+    return json.loads("\n".join(lines))
+
+
+def line(title, ours, theirs, unit, ratio, goal, holds, cpu=None):
+    verdict = "" if goal is None else f"{goal}  {'holds' if holds else 'MISSED'}"
+    seconds = "" if cpu is None else f"cpu {cpu[0]:6.1f} {cpu[1]:6.1f} s/GB"
+    print(f"{title:<44} {ours:>9.3f} {theirs:>9.3f} {unit:<4} {ratio:>6.2f}  {verdict:<16} {seconds}",
+          flush=True)
+
+
+def main():
+    root = pathlib.Path(__file__).resolve().parent.parent.parent
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "release")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each side per line")
+    options = parser.parse_args()
+    missed = 0
+    print(f"{'':<44} {'ours':>9} {'IB':>9} {'':<4} {'ratio':>6}  goal")
+    for thread in (0, 1):
+        row = run(options, LATENCY, thread)["results"][0]
+        ours, theirs = row["plugins"]
+        holds = row["ratio"] <= 1.05
+        missed += thread == 0 and not holds
+        line(f"8 B half round trip p50, progress thread {thread}", ours["p50_us"], theirs["p50_us"], "us",
+             row["ratio"], "<= 1.05" if thread == 0 else None, holds)
+        for row in run(options, BANDWIDTH, thread)["results"]:
+            ours, theirs = row["plugins"]
+            holds = row["ratio"] >= 1.0
+            missed += thread == 0 and not holds
+            line(f"{row['bytes'] >> 10} KiB, progress thread {thread}", ours["busbw_gbps"],
+                 theirs["busbw_gbps"], "GB/s", row["ratio"], ">= 1.0" if thread == 0 else None, holds,
+                 (ours["cpu_s_per_gb"], theirs["cpu_s_per_gb"]))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
