@@ -10,6 +10,11 @@ set(tool_link nha_tool_libraries nha_plugin nha_relay nha_actors nha_ha nha_runt
 if(tool_parts)
   add_library(nha_tools STATIC ${tool_parts})
   target_link_libraries(nha_tools PUBLIC ${tool_link})
+  if(NHA_PCH)
+    # Together these take longer to read than most of the files that include them.
+    target_precompile_headers(nha_tools PRIVATE <CLI/CLI.hpp> <nlohmann/json.hpp> <fmt/format.h>
+      <string> <vector> <map> <functional> <memory>)
+  endif()
 else()
   add_library(nha_tools INTERFACE)
   target_link_libraries(nha_tools INTERFACE ${tool_link})

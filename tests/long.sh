@@ -51,6 +51,9 @@ if [ ! -x "$tool" ] || [ ! -f "$plugin" ]; then
     failed+=("build of preset release")
 fi
 
+step "the contract suite between two guests and over lossy datagrams" \
+  ctest --preset long --output-on-failure
+
 # Bit-exact under loss, whatever the operation: nccl-ha checks every byte and says so by its status.
 for rate in 0.01 0.05; do
   for operation in all_reduce all_gather reduce_scatter broadcast alltoall sendrecv; do

@@ -4,9 +4,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -89,7 +87,7 @@ class Ranks {
     }
     Rank& rank = ranks_[number];
     rank.pid = *pid;
-    rank.pidfd = Fd(static_cast<int>(syscall(SYS_pidfd_open, rank.pid, 0)));
+    rank.pidfd = watch_process(rank.pid);
     rank.out = std::move(out->reader);
     fcntl(rank.out.get(), F_SETFL, O_NONBLOCK);
     loop_.watch(rank.out.get(), [this, number] { read_output(number); });
@@ -99,25 +97,26 @@ class Ranks {
 
   bool read_output(size_t number) {
     Rank& rank = ranks_[number];
-    char buffer[4096];
-    const ssize_t got = read(rank.out.get(), buffer, sizeof buffer);
-    if (got == 0) {
+    const size_t before = rank.text.size();
+    if (!read_some(rank.out.get(), rank.text)) {
       loop_.forget(rank.out.get());
-    }
-    if (got <= 0) {
       return false;
     }
-    rank.text.append(buffer, static_cast<size_t>(got));
-    for (size_t end = rank.text.find('\n'); end != std::string::npos; end = rank.text.find('\n')) {
-      const std::string line = rank.text.substr(0, end);
-      rank.text.erase(0, end + 1);
+    if (rank.text.size() == before) {
+      return false;
+    }
+    print_lines(number);
+    return true;
+  }
+
+  void print_lines(size_t number) {
+    for (const std::string& line : take_lines(ranks_[number].text)) {
       if (number == 0) {
         std::printf("%s\n", line.c_str());
       } else {
         std::fprintf(stderr, "%s: %s\n", options_.hosts[number].name.c_str(), line.c_str());
       }
     }
-    return true;
   }
 
   void ended(size_t number) {
@@ -131,6 +130,10 @@ class Ranks {
     while (read_output(number)) {
     }
     loop_.forget(rank.out.get());
+    if (!rank.text.empty()) {
+      rank.text += '\n';  // its last line had no end
+      print_lines(number);
+    }
     const int result = status_of(status);
     if (result > check_status_max) {
       std::fprintf(stderr,

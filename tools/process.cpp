@@ -5,24 +5,16 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 namespace nccl_ha::tools {
 namespace {
-
-/// Reads what there is; false at the end.
-bool take(int fd, std::string& into) {
-  char buffer[16384];
-  const ssize_t got = read(fd, buffer, sizeof buffer);
-  if (got > 0) {
-    into.append(buffer, static_cast<size_t>(got));
-  }
-  return got > 0 || (got < 0 && (errno == EINTR || errno == EAGAIN));
-}
 
 void reset_signals() {
   sigset_t none;
@@ -87,6 +79,33 @@ Fd::~Fd() {
   }
 }
 
+bool read_some(int fd, std::string& into) {
+  char buffer[65536];
+  const ssize_t got = read(fd, buffer, sizeof buffer);
+  if (got > 0) {
+    into.append(buffer, static_cast<size_t>(got));
+  }
+  return got > 0 || (got < 0 && (errno == EINTR || errno == EAGAIN));
+}
+
+std::vector<std::string> take_lines(std::string& text) {
+  std::vector<std::string> lines;
+  size_t from = 0;
+  for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', from)) {
+    lines.push_back(text.substr(from, end - from));
+    from = end + 1;
+  }
+  text.erase(0, from);
+  return lines;
+}
+
+void end_process(int status) {
+  std::fflush(nullptr);
+  _exit(status);
+}
+
+Fd watch_process(pid_t pid) { return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
+
 Result<Pipe> make_pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
@@ -109,7 +128,7 @@ Result<pid_t> start_process(const std::vector<std::string>& command, const Place
   }
   report->writer.reset();
   std::string problem;
-  while (take(report->reader.get(), problem)) {
+  while (read_some(report->reader.get(), problem)) {
   }
   if (!problem.empty()) {
     waitpid(pid, nullptr, 0);
@@ -153,10 +172,10 @@ Result<Ended> run_process(const std::vector<std::string>& command, const std::st
                      {err->reader.get(), POLLIN, 0},
                      {in->writer.get(), POLLOUT, 0}};
     poll(wait, 3, -1);
-    if (wait[0].revents != 0 && !take(wait[0].fd, ended.out)) {
+    if (wait[0].revents != 0 && !read_some(wait[0].fd, ended.out)) {
       out->reader.reset();
     }
-    if (wait[1].revents != 0 && !take(wait[1].fd, ended.err)) {
+    if (wait[1].revents != 0 && !read_some(wait[1].fd, ended.err)) {
       err->reader.reset();
     }
     if (wait[2].revents != 0) {

@@ -39,6 +39,19 @@ struct Pipe {
 /// A pipe whose ends are closed on exec.
 Result<Pipe> make_pipe();
 
+/// Adds what one read gives to `into`; false at the end of the stream.
+bool read_some(int fd, std::string& into);
+/// Takes the whole lines out of `text`, without their ends.
+std::vector<std::string> take_lines(std::string& text);
+
+/// Ends this process at once, with what stdio holds written.  For one that has moved into another
+/// process namespace: it cannot start threads any more, which a normal end may want to (a leak
+/// checker's does).
+[[noreturn]] void end_process(int status);
+
+/// A descriptor that becomes readable when the process ends.
+Fd watch_process(pid_t pid);
+
 /// Where a new process runs and what its streams are.
 struct Place {
   /// Runs in the child before exec; an error message on failure.

@@ -1,5 +1,5 @@
 // The far side of the contract suite: `nccl_ha_contract_peer PORT` serves it, `… quit HOST PORT`
-// ends whoever does.  tests/roce/roce_test.cpp runs it in a second guest.
+// ends whoever does.  tests/roce_long runs it in a second guest.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

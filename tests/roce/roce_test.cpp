@@ -8,30 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/background_lab.h"
+#include "tests/support/guest_lab.h"
 
 namespace nccl_ha::tests {
 namespace {
-
-constexpr auto limit = std::chrono::seconds(280);
-/// What the lab itself may take, so that a test ends by the lab's words and not by being killed.
-constexpr const char* lab_timeout = "240";
-
-ToolRun guests(std::vector<std::string> options, const std::string& script,
-               const Environment& environment = {}) {
-  std::vector<std::string> all{"lab", "roce", "--timeout", lab_timeout};
-  all.insert(all.end(), options.begin(), options.end());
-  all.insert(all.end(), {"--", "bash", "-c", script});
-  return run_program(NHA_TOOL_FILE, all, environment, limit);
-}
-
-size_t count(const std::string& text, const std::string& part) {
-  size_t found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
-  }
-  return found;
-}
 
 constexpr const char* verified = "Out of bounds values : 0 OK";
 constexpr size_t operations = 7;
@@ -43,19 +23,10 @@ std::string every_operation(const std::string& fabric, const std::string& more) 
          " || exit 1; done; ";
 }
 
-std::string beside_the_tool(const char* program) {
-  return std::filesystem::path(NHA_TOOL_FILE).parent_path() / program;
-}
-
-TEST(RoceTwoGuests, ContractHoldsOverRcAndUd) {
-  // h2 has the second side; h1 runs the suite and ends it.
-  const std::string tests = beside_the_tool("nha_contract_tests");
-  const std::string peer = beside_the_tool("nha_contract_peer");
-  const ToolRun run =
-      guests({"--rails", "1"}, "if [ $RANK = 1 ]; then exec " + peer + " 7000; fi; " +
-                                   "NHA_CONTRACT_PEER=198.19.0.2:7000 " + tests +
-                                   " --gtest_filter='*verbs_rc:*verbs_ud'; s=$?; " + peer +
-                                   " quit 198.19.0.2 7000; exit $s");
+TEST(RoceOneGuest, ContractHoldsOverRcAndUd) {
+  const std::string program = beside(NHA_TOOL_FILE, "nha_contract_tests");
+  const ToolRun run = guests(NHA_TOOL_FILE, {"--guests", "1", "--cpus", "2", "--no-check"},
+                             "exec " + program + " --gtest_filter='*verbs_rc:*verbs_ud'");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   for (const char* provider : {"/verbs_rc (", "/verbs_ud ("}) {
     EXPECT_GE(count(run.out, provider), 23U) << provider << " did not run";
@@ -63,19 +34,9 @@ TEST(RoceTwoGuests, ContractHoldsOverRcAndUd) {
   EXPECT_EQ(count(run.out, "[  FAILED  ]"), 0U) << run.out;
 }
 
-TEST(RoceOneGuest, ContractHoldsOverRcAndUd) {
-  const std::string program = beside_the_tool("nha_contract_tests");
-  const ToolRun run = guests({"--guests", "1", "--cpus", "2", "--no-check"},
-                             "exec " + program + " --gtest_filter='*verbs*'");
-  EXPECT_EQ(run.status, 0) << run.out << run.err;
-  for (const char* provider : {"/verbs_rc (", "/verbs_ud (", "/verbs_ud_lossy ("}) {
-    EXPECT_GE(count(run.out, provider), 23U) << provider << " did not run";
-  }
-  EXPECT_EQ(count(run.out, "[  FAILED  ]"), 0U) << run.out;
-}
-
 TEST(RoceOneGuest, EveryOperationIsRightOverRcAndUd) {
   const ToolRun run = guests(
+      NHA_TOOL_FILE,
       {"--guests", "1", "--cpus", "2", "--no-check", "--env", "HA_NCCL_USE_PROGRESS_THREAD=0"},
       every_operation("verbs", "") + every_operation("ud", ""));
   EXPECT_EQ(run.status, 0) << run.out << run.err;
@@ -84,7 +45,8 @@ TEST(RoceOneGuest, EveryOperationIsRightOverRcAndUd) {
 }
 
 TEST(RoceTwoGuests, EveryOperationIsRightOverRcAndUd) {
-  const ToolRun run = guests({}, every_operation("verbs", "") + every_operation("ud", ""));
+  const ToolRun run =
+      guests(NHA_TOOL_FILE, {}, every_operation("verbs", "") + every_operation("ud", ""));
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 2 * operations) << run.out;
   EXPECT_EQ(count(run.out, "2 ranks on 2 hosts"), 2 * operations) << run.out;
@@ -96,9 +58,9 @@ TEST(RoceTwoGuests, EveryOperationIsRightOverRcAndUd) {
 ToolRun break_transfers(const std::string& name,
                         const std::vector<std::vector<std::string>>& fault) {
   BackgroundLab lab(NHA_TOOL_FILE, name + std::to_string(getpid()),
-                    {"roce", "--rails", "1", "--timeout", lab_timeout, "--", "bash", "-c",
+                    {"roce", "--rails", "1", "--timeout", guests_timeout, "--", "bash", "-c",
                      "nccl-ha perf pt2pt -b 1M -e 1M -I 1000000 --timeout 200 2>&1"},
-                    limit);
+                    guests_limit);
   EXPECT_TRUE(lab.carried("rail0", 20'000'000));
   const auto begin = std::chrono::steady_clock::now();
   for (const auto& request : fault) {
@@ -138,7 +100,7 @@ TEST(RoceTwoGuests, AKilledGuestIsAnErrorOnTheOther) {
 
 // An Ethernet MTU of 1500 leaves RoCE 1024, which is less than a command datagram would like to be.
 TEST(RoceTwoGuests, CheckTriesEveryRailAndSeesASmallMtu) {
-  const ToolRun run = guests({"--no-check", "--mtu", "1500"},
+  const ToolRun run = guests(NHA_TOOL_FILE, {"--no-check", "--mtu", "1500"},
                              "nccl-ha check && HA_NCCL_FABRIC=ud nccl-ha check --strict");
   EXPECT_EQ(run.status, 1) << "the second run is strict: " << run.out << run.err;
   EXPECT_GE(count(run.out, "RDMA port rxe0:1 (rail0) has an MTU of 1024, 4096 are possible"), 2U)
@@ -150,7 +112,7 @@ TEST(RoceTwoGuests, CheckTriesEveryRailAndSeesASmallMtu) {
 }
 
 TEST(RoceTwoGuests, AForcedFabricThatThePeerLacksIsAnErrorOnBothSides) {
-  const ToolRun run = guests({"--no-check"},
+  const ToolRun run = guests(NHA_TOOL_FILE, {"--no-check"},
                              "if [ $RANK = 1 ]; then export HA_NCCL_FABRIC=verbs; else export "
                              "HA_NCCL_FABRIC=datagram; fi; nccl-ha perf pt2pt -b 8 -e 8 -I 1 2>&1");
   EXPECT_EQ(run.status, 1) << run.out << run.err;
@@ -162,7 +124,7 @@ TEST(RoceTwoGuests, AForcedFabricThatThePeerLacksIsAnErrorOnBothSides) {
 /// RDMA forced end with an error that says `why`.
 void loads(const std::string& before, const std::string& device, const std::string& why) {
   const ToolRun run =
-      guests({"--guests", "1", "--no-check"},
+      guests(NHA_TOOL_FILE, {"--guests", "1", "--no-check"},
              before +
                  "; nccl-ha perf all_reduce -n 2 -b 8 -e 64K -I 1 -w 0 && "
                  "HA_NCCL_FABRIC=verbs nccl-ha perf all_reduce -n 2 -b 8 -e 64K -I 1 2>&1");
@@ -193,7 +155,8 @@ TEST(RoceLab, ABrokenLabIsNotTheCommandsFault) {
   std::filesystem::permissions(program, std::filesystem::perms::owner_all);
   std::string path = getenv("PATH");
   path.insert(0, std::string(folder) + ":");
-  const ToolRun run = guests({"--guests", "2", "--rails", "1"}, "echo never", {{"PATH", path}});
+  const ToolRun run =
+      guests(NHA_TOOL_FILE, {"--guests", "2", "--rails", "1"}, "echo never", {{"PATH", path}});
   std::filesystem::remove_all(folder);
   EXPECT_EQ(run.status, 125) << run.out << run.err;
   EXPECT_NE(run.err.find("the lab itself is broken: no luck"), std::string::npos) << run.err;
@@ -204,7 +167,8 @@ TEST(RoceLab, BringsBackOutputStatusAndSharedFiles) {
   char folder[] = "/tmp/nha-shared-XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
   const ToolRun run =
-      guests({"--topology", "rails-3x1", "--no-check", "--share", folder, "--env", "WORD=a b'c"},
+      guests(NHA_TOOL_FILE,
+             {"--topology", "rails-3x1", "--no-check", "--share", folder, "--env", "WORD=a b'c"},
              "echo \"$WORD from $(hostname)\"; echo $RANK >&2; echo $NHA_LAB_HOST >" +
                  std::string(folder) + "/$RANK; touch /etc/nha-must-not-appear; exit $RANK");
   EXPECT_EQ(run.status, 1) << run.out << run.err;

@@ -17,6 +17,7 @@
 #include "tools/lab/namespaces.h"
 #include "tools/lab/rdma_check.h"
 #include "tools/lab/supervisor.h"
+#include "tools/lab/verbs.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -162,10 +163,14 @@ void run_namespaces(const LabOptions& options) {
     supervised.environment.emplace("HA_NCCL_IFNAME", "^mgmt,lo");
   }
   put_own_directory_first();
-  Supervisor supervisor(topology, need(LabDirectory::create(lab_name(options, topology))),
-                        std::move(supervised));
-  Namespaces hosts(topology, options.mtu);
-  throw CLI::RuntimeError(supervisor.run(hosts, nullptr));
+  int status = 0;
+  {
+    Supervisor supervisor(topology, need(LabDirectory::create(lab_name(options, topology))),
+                          std::move(supervised));
+    Namespaces hosts(topology, options.mtu);
+    status = supervisor.run(hosts, nullptr);
+  }
+  end_process(status);
 }
 
 void run_guests(LabOptions& options, bool topology_given) {
@@ -187,11 +192,15 @@ void run_guests(LabOptions& options, bool topology_given) {
   // Fetching a kernel needs the network that the lab is about to leave.
   options.guest.kernel = need(prepare_kernel(options.guest.cache));
   options.guest.mtu = options.mtu;
-  Supervisor supervisor(topology, need(LabDirectory::create(lab_name(options, topology))),
-                        std::move(supervised));
-  Guests guests(topology, supervisor.directory().path(), options.guest);
-  RdmaCheck check(topology);
-  throw CLI::RuntimeError(supervisor.run(guests, options.check ? &check : nullptr));
+  int status = 0;
+  {
+    Supervisor supervisor(topology, need(LabDirectory::create(lab_name(options, topology))),
+                          std::move(supervised));
+    Guests guests(topology, supervisor.directory().path(), options.guest);
+    RdmaCheck check(topology);
+    status = supervisor.run(guests, options.check ? &check : nullptr);
+  }
+  end_process(status);
 }
 
 void print_lab(const json& lab) {

@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,16 +76,6 @@ Result<void> make_pair(Fd& here, Fd& there) {
 }
 
 std::string mac_of(size_t port) { return fmt::format("52:54:00:4e:48:{:02x}", port + 1); }
-
-/// Adds what can be read to `text`; false at the end.
-bool take(int fd, std::string& text) {
-  char buffer[65536];
-  const ssize_t got = recv(fd, buffer, sizeof buffer, 0);
-  if (got > 0) {
-    text.append(buffer, static_cast<size_t>(got));
-  }
-  return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
-}
 
 }  // namespace
 
@@ -252,7 +241,7 @@ Result<void> Guests::start_guest(size_t host) {
     return pid.error();
   }
   guest.pid = *pid;
-  guest.pidfd = Fd(static_cast<int>(syscall(SYS_pidfd_open, guest.pid, 0)));
+  guest.pidfd = watch_process(guest.pid);
   loop_->watch(guest.pidfd.get(), [this, host] { guest_ended(host); });
   loop_->watch(guest.control.get(), [this, host] { read_control(host); });
   loop_->watch(guest.out.get(), [this, host] { read_stream(host, Stream::out); });
@@ -274,14 +263,11 @@ std::string Guests::console(size_t host) const {
 
 void Guests::read_control(size_t host) {
   Guest& guest = guests_[host];
-  if (!take(guest.control.get(), guest.control_text)) {
+  if (!read_some(guest.control.get(), guest.control_text)) {
     loop_->forget(guest.control.get());
     return;
   }
-  for (size_t end = guest.control_text.find('\n'); end != std::string::npos;
-       end = guest.control_text.find('\n')) {
-    const std::string line = guest.control_text.substr(0, end);
-    guest.control_text.erase(0, end + 1);
+  for (const std::string& line : take_lines(guest.control_text)) {
     if (line.starts_with("broken ")) {
       events_.broken(fail(Errc::system, fmt::format("guest {}: {}; {}", topology_.hosts[host],
                                                     line.substr(7), console(host))));
@@ -300,7 +286,7 @@ void Guests::read_stream(size_t host, Stream stream) {
   Guest& guest = guests_[host];
   const int fd = stream == Stream::out ? guest.out.get() : guest.err.get();
   std::string& text = stream == Stream::out ? guest.out_text : guest.err_text;
-  if (!take(fd, text)) {
+  if (!read_some(fd, text)) {
     loop_->forget(fd);
   }
   const std::string mark = std::string(1, '\0') + token_;
@@ -433,10 +419,8 @@ Result<void> Guests::monitor(size_t host, const json& command) {
   }
   pollfd wait{fd, POLLIN, 0};
   while (true) {
-    size_t end = 0;
-    while ((end = guest.monitor_text.find('\n')) != std::string::npos) {
-      const json answer = json::parse(guest.monitor_text.substr(0, end), nullptr, false);
-      guest.monitor_text.erase(0, end + 1);
+    for (const std::string& line : take_lines(guest.monitor_text)) {
+      const json answer = json::parse(line, nullptr, false);
       if (answer.is_object() && answer.contains("error")) {
         return fail(Errc::system, fmt::format("guest {} refuses {}: {}", topology_.hosts[host],
                                               command.dump(), answer["error"].dump()));
@@ -445,7 +429,7 @@ Result<void> Guests::monitor(size_t host, const json& command) {
         return {};
       }
     }
-    if (poll(&wait, 1, monitor_limit_ms) != 1 || !take(fd, guest.monitor_text)) {
+    if (poll(&wait, 1, monitor_limit_ms) != 1 || !read_some(fd, guest.monitor_text)) {
       return fail(Errc::timed_out,
                   fmt::format("guest {} does not answer its monitor", topology_.hosts[host]));
     }

@@ -13,7 +13,6 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,8 +28,6 @@ namespace {
 /// The kernel looks at carriers at most once a second (linkwatch); a loaded machine adds to it.
 constexpr int carrier_wait_ms = 20000;
 constexpr int host_spaces = CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNS;
-
-int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
 const char* make_spaces(const std::string& name) {
   if (unshare(host_spaces) != 0) {
@@ -320,7 +317,7 @@ Result<uint64_t> Namespaces::run(size_t host, const HostCommand& command) {
   Job job;
   job.host = host;
   job.pid = *pid;
-  job.pidfd = Fd(open_pidfd(*pid));
+  job.pidfd = watch_process(*pid);
   job.out = std::move(out->reader);
   job.err = std::move(err->reader);
   for (const int fd : {job.out.get(), job.err.get()}) {
@@ -553,7 +550,7 @@ nlohmann::json Namespaces::describe(size_t host) {
 }
 
 Error enter_host(pid_t holder, const std::vector<std::string>& command) {
-  const Fd pidfd(open_pidfd(holder));
+  const Fd pidfd = watch_process(holder);
   int spaces = host_spaces | CLONE_NEWPID;
   if (geteuid() != 0) {
     spaces |= CLONE_NEWUSER;
@@ -574,7 +571,7 @@ Error enter_host(pid_t holder, const std::vector<std::string>& command) {
   int status = 0;
   while (waitpid(*pid, &status, 0) < 0 && errno == EINTR) {
   }
-  std::exit(status_of(status));
+  end_process(status_of(status));
 }
 
 }  // namespace nccl_ha::tools::lab

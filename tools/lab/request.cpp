@@ -9,6 +9,8 @@
 #include <optional>
 #include <utility>
 
+#include "tools/lab/verbs.h"
+
 namespace nccl_ha::tools::lab {
 namespace {
 

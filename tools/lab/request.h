@@ -1,7 +1,6 @@
 // What a user asks of a running lab, on the command line, in a script or through its socket.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -24,9 +23,6 @@ struct Request {
   bool silent = false;  ///< cut: the carrier stays
   std::string amount;   ///< slow: a rate such as 100mbit; lose: a percentage; mtu: bytes
 };
-
-/// Adds one subcommand for each verb that changes a lab; a parse fills `request`.
-void add_verbs(CLI::App& app, Request& request);
 
 nlohmann::json to_json(const Request& request);
 Result<Request> request_from_json(const nlohmann::json& from);

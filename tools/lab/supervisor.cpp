@@ -223,14 +223,9 @@ void Supervisor::pass_on(size_t host, Stream stream, std::string_view bytes) {
   Lines& lines = lines_[{host, stream}];
   lines.rest += bytes;
   std::string text;
-  size_t from = 0;
-  for (size_t end = lines.rest.find('\n'); end != std::string::npos;
-       end = lines.rest.find('\n', from)) {
-    text += fmt::format("[{}] {}\n", topology_.hosts[host],
-                        std::string_view(lines.rest).substr(from, end - from));
-    from = end + 1;
+  for (const std::string& line : take_lines(lines.rest)) {
+    text += fmt::format("[{}] {}\n", topology_.hosts[host], line);
   }
-  lines.rest.erase(0, from);
   if (lines.rest.size() > line_max) {
     text += fmt::format("[{}] {}\n", topology_.hosts[host], std::exchange(lines.rest, {}));
   }

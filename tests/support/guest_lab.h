@@ -1,0 +1,25 @@
+// Emulated guests, as the tests in them use `nccl-ha lab roce`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tests/support/background_lab.h"
+
+namespace nccl_ha::tests {
+
+inline constexpr auto guests_limit = std::chrono::seconds(280);
+/// What the lab itself may take, so that a test ends by the lab's words and not by being killed.
+inline constexpr const char* guests_timeout = "240";
+
+/// Runs a bash script on the guests that `options` describe.
+ToolRun guests(const std::string& tool, std::vector<std::string> options, const std::string& script,
+               const Environment& environment = {});
+
+/// How often `part` is in `text`.
+size_t count(const std::string& text, const std::string& part);
+
+/// Path of a program that is built beside the tool.
+std::string beside(const std::string& tool, const char* program);
+
+}  // namespace nccl_ha::tests
