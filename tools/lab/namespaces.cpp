@@ -219,6 +219,11 @@ std::function<Result<void>()> Namespaces::inside(size_t host) {
     containment_.let_go();
     // The directory is looked up again inside: mounts are the host's own from here on.
     char* directory = getcwd(nullptr, 0);
+    // Only who shares its directory with no other thread (a sanitizer may have one) may change its
+    // mounts.
+    if (unshare(CLONE_FS) != 0) {
+      return fail(Errc::system, "cannot have a directory of its own", errno);
+    }
     for (const Fd& space : hosts_[host].spaces) {
       if (setns(space.get(), 0) != 0) {
         return fail(Errc::system, "cannot enter the host", errno);
@@ -555,7 +560,7 @@ Error enter_host(pid_t holder, const std::vector<std::string>& command) {
   if (geteuid() != 0) {
     spaces |= CLONE_NEWUSER;
   }
-  if (!pidfd || setns(pidfd.get(), spaces) != 0) {
+  if (!pidfd || unshare(CLONE_FS) != 0 || setns(pidfd.get(), spaces) != 0) {
     return fail(Errc::system, "cannot enter the host", errno);
   }
   // A process namespace is for children only.
