@@ -1,5 +1,5 @@
 # Third-party code. The plugin is loaded into processes that carry their own copies of libuv and
-# libfmt, so ours are linked statically (libuv) or used header-only.
+# libfmt, so ours are linked statically.
 
 find_package(Threads REQUIRED)
 
@@ -38,9 +38,8 @@ target_include_directories(nha_concurrentqueue SYSTEM INTERFACE ${NHA_CONCURRENT
 
 find_path(NHA_FMT_INCLUDE fmt/format.h)
 nha_require(NHA_FMT_INCLUDE "fmt/format.h" libfmt-dev)
-add_library(nha_fmt INTERFACE)
-target_include_directories(nha_fmt SYSTEM INTERFACE ${NHA_FMT_INCLUDE})
-target_compile_definitions(nha_fmt INTERFACE FMT_HEADER_ONLY=1)
+add_library(nha_fmt STATIC ${CMAKE_SOURCE_DIR}/cmake/fmt_functions.cpp)
+target_include_directories(nha_fmt SYSTEM PUBLIC ${NHA_FMT_INCLUDE})
 
 # Headers only: the library itself is opened at run time, where there is one.
 find_path(NHA_VERBS_INCLUDE infiniband/verbs.h)

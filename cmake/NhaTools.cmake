@@ -10,11 +10,12 @@ set(tool_link nha_tool_libraries nha_plugin nha_relay nha_actors nha_ha nha_runt
 if(tool_parts)
   add_library(nha_tools STATIC ${tool_parts})
   target_link_libraries(nha_tools PUBLIC ${tool_link})
-  if(NHA_PCH)
-    # Together these take longer to read than most of the files that include them.
-    target_precompile_headers(nha_tools PRIVATE <CLI/CLI.hpp> <nlohmann/json.hpp> <fmt/format.h>
-      <string> <vector> <map> <functional> <memory>)
-  endif()
+  # Only the payload's filling and checking is worth the time that optimisation takes.
+  set(tool_hot ${tool_parts})
+  list(FILTER tool_hot INCLUDE REGEX "/perf_(pattern|transfer|latency)\\.cpp$")
+  set(tool_cold ${tool_parts})
+  list(REMOVE_ITEM tool_cold ${tool_hot})
+  set_source_files_properties(${tool_cold} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O1>")
 else()
   add_library(nha_tools INTERFACE)
   target_link_libraries(nha_tools INTERFACE ${tool_link})
