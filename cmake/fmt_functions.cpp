@@ -1,7 +1,7 @@
 // The functions of libfmt that are no templates, and its templates that are declared `extern`,
 // compiled once: as inline functions they cost every file that formats more time than its own code.
-// Debian's libfmt is a shared library only, and the plugin must not depend on the one of the process
-// that loads it.
+// Debian's libfmt is a shared library only, and the plugin must not depend on the one of the
+// process that loads it.
 #include <fmt/format-inl.h>
 
 namespace fmt::detail {

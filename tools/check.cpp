@@ -14,6 +14,7 @@
 #include "tools/check_pairs.h"
 #include "tools/commands.h"
 #include "tools/perf_environment.h"
+#include "tools/refusal.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -38,18 +39,7 @@ struct CheckOptions {
   bool strict = false;
 };
 
-[[noreturn]] void refuse(const Error& error) {
-  std::fprintf(stderr, "nccl-ha check: %s\n", error.message().c_str());
-  throw CLI::RuntimeError(could_not_check);
-}
-
-template <class T>
-T need(Result<T> result) {
-  if (!result) {
-    refuse(result.error());
-  }
-  return std::move(result).value();
-}
+constexpr Refusal refuse{"nccl-ha check", could_not_check};
 
 /// All that was found, on all hosts.
 struct Report {
@@ -143,27 +133,33 @@ void print_json(const Report& report, bool strict) {
 }
 
 /// What every rank tells the first.
-std::string rank_text(const std::string& host, const std::vector<Finding>& findings,
+std::string rank_text(const std::string& host, const std::vector<Finding>& findings, size_t devices,
                       const std::vector<PairResult>& pairs) {
   json all = json::array();
   for (const PairResult& pair : pairs) {
     all.push_back(to_json(pair));
   }
-  const json text{{"host", host}, {"findings", findings_json(findings)}, {"pairs", std::move(all)}};
+  const json text{{"host", host},
+                  {"findings", findings_json(findings)},
+                  {"devices", devices},
+                  {"pairs", std::move(all)}};
   return text.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 Result<Report> collect(const std::vector<std::string>& texts) {
   Report report;
   std::vector<PairResult> seen;
+  std::vector<size_t> devices;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     const json text = json::parse(texts[rank], nullptr, false);
     if (!text.is_object() || !text.contains("host") || !text["host"].is_string() ||
-        !text.contains("findings") || !text.contains("pairs")) {
+        !text.contains("findings") || !text.contains("pairs") || !text.contains("devices") ||
+        !text["devices"].is_number_unsigned()) {
       return fail(Errc::internal, fmt::format("what rank {} found cannot be read", rank));
     }
     report.hosts.push_back(text["host"]);
     report.of_host.emplace_back();
+    devices.push_back(text["devices"]);
     for (const json& entry : text["findings"]) {
       if (auto finding = finding_from_json(entry)) {
         report.of_host.back().push_back(std::move(*finding));
@@ -179,6 +175,8 @@ Result<Report> collect(const std::vector<std::string>& texts) {
   }
   report.pairs = merge(seen);
   report.of_network = judge(report.pairs, report.hosts);
+  const std::vector<Finding> uneven = judge_device_counts(devices, report.hosts);
+  report.of_network.insert(report.of_network.end(), uneven.begin(), uneven.end());
   return report;
 }
 
@@ -221,7 +219,7 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
   if (!pairs) {
     return give_up(pairs.error());
   }
-  auto texts = (*world)->all_gather(rank_text(facts->name, findings, *pairs));
+  auto texts = (*world)->all_gather(rank_text(facts->name, findings, devices->size(), *pairs));
   if (!texts) {
     return texts.error();
   }
@@ -241,7 +239,7 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
 }
 
 int check_alone(const CheckOptions& options) {
-  const HostFacts facts = need(look_at_host());
+  const HostFacts facts = refuse.need(look_at_host());
   Report report;
   report.hosts.push_back(facts.name);
   report.of_host.push_back(judge(facts));
@@ -255,7 +253,7 @@ int check_alone(const CheckOptions& options) {
 
 void run(CheckOptions& options) {
   if (!options.hosts.empty()) {
-    options.remote.hosts = need(parse_hosts(options.hosts));
+    options.remote.hosts = refuse.need(parse_hosts(options.hosts));
     auto& arguments = options.remote.arguments;
     arguments = {"--patience", fmt::format("{:g}", options.patience_s),
                  "--timeout",  fmt::format("{:g}", options.timeout_s),
@@ -270,10 +268,11 @@ void run(CheckOptions& options) {
       std::error_code error;
       options.remote.program = std::filesystem::read_symlink("/proc/self/exe", error);
     }
-    throw CLI::RuntimeError(need(run_on_hosts(options.remote)));
+    throw CLI::RuntimeError(refuse.need(run_on_hosts(options.remote)));
   }
-  const auto place = need(detect_launcher(process_environment(), options.rendezvous));
-  throw CLI::RuntimeError(place ? need(check_network(options, *place)) : check_alone(options));
+  const auto place = refuse.need(detect_launcher(process_environment(), options.rendezvous));
+  throw CLI::RuntimeError(place ? refuse.need(check_network(options, *place))
+                                : check_alone(options));
 }
 
 }  // namespace

@@ -239,11 +239,11 @@ class DeviceTrial {
     if (library_) {
       static_cast<void>(library_->api().finalize());
       library_.reset();
-      if (before_) {
-        setenv(variable_.c_str(), before_->c_str(), 1);
-      } else {
-        unsetenv(variable_.c_str());
-      }
+    }
+    if (before_) {
+      setenv(variable_.c_str(), before_->c_str(), 1);
+    } else if (!variable_.empty()) {
+      unsetenv(variable_.c_str());
     }
   }
   DeviceTrial(const DeviceTrial&) = delete;
@@ -532,6 +532,27 @@ std::vector<Finding> judge(const std::vector<PairResult>& pairs,
     }
   }
   judge_outliers(pairs, name, found);
+  return found;
+}
+
+std::vector<Finding> judge_device_counts(const std::vector<size_t>& counts,
+                                         const std::vector<std::string>& hosts) {
+  const size_t most = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
+  std::map<size_t, std::vector<std::string>, std::greater<>> fewer;
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    if (counts[rank] < most) {
+      fewer[counts[rank]].push_back(hosts[rank]);
+    }
+  }
+  std::vector<Finding> found;
+  for (const auto& [count, names] : fewer) {
+    found.push_back({Level::warning,
+                     fmt::format("{} where other hosts have {} devices for the network: {}", count,
+                                 most, fmt::join(names, ", ")),
+                     "compare `nccl-ha info` there and on another host: a rail may be down or "
+                     "without an address, or a setting leaves it out; it is used by no connection "
+                     "of that host"});
+  }
   return found;
 }
 

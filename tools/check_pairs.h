@@ -56,4 +56,8 @@ std::vector<PairResult> merge(const std::vector<PairResult>& seen);
 std::vector<Finding> judge(const std::vector<PairResult>& pairs,
                            const std::vector<std::string>& hosts);
 
+/// Hosts that have fewer devices than others; both by rank.  Pure.
+std::vector<Finding> judge_device_counts(const std::vector<size_t>& counts,
+                                         const std::vector<std::string>& hosts);
+
 }  // namespace nccl_ha::tools

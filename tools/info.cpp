@@ -14,6 +14,7 @@
 #include "runtime/log.h"
 #include "tools/commands.h"
 #include "tools/host_view.h"
+#include "tools/refusal.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -21,6 +22,8 @@ namespace {
 using fabric::IpAddress;
 using fabric::NetInterface;
 using nlohmann::json;
+
+constexpr Refusal refuse{"nccl-ha info", 1};
 
 struct InfoOptions {
   bool env_only = false;
@@ -180,27 +183,22 @@ void print_kernel(const KernelSupport& kernel, const Config& config) {
   fmt::print("  processors this process may use: {}\n", usable_cpus());
 }
 
-[[noreturn]] void stop(const Error& error) {
-  fmt::print(stderr, "nccl-ha info: {}\n", error.message());
-  throw CLI::RuntimeError(1);
-}
-
 void show_host(const Config& config, bool as_json) {
   auto all = fabric::list_interfaces();
   if (!all) {
-    stop(all.error());
+    refuse(all.error());
   }
   auto chosen = fabric::select_interfaces(*all, config.ifname, config.socket_family);
   if (!chosen) {
-    stop(chosen.error());
+    refuse(chosen.error());
   }
   auto rdma = look_at_rdma(config);
   if (!rdma) {
-    stop(rdma.error());
+    refuse(rdma.error());
   }
   const auto provider = fabric::Provider::make(config, *chosen, 0);
   if (!provider) {
-    stop(provider.error());
+    refuse(provider.error());
   }
   const std::vector<fabric::NetDevice>& devices = (*provider)->devices();
   const std::vector<NetInterface>& interfaces = (*provider)->interfaces();  // in order of use
@@ -259,10 +257,10 @@ void run(const InfoOptions& options) {
     fmt::print(stderr, "nccl-ha info: warning: {}\n", warning);
   }
   if (!config) {
-    stop(config.error());
+    refuse(config.error());
   }
   if (auto faults = fabric::parse_fault_plan(config->dgram_faults); !faults) {
-    stop(faults.error());
+    refuse(faults.error());
   }
   if (options.env_only) {
     if (options.as_json) {

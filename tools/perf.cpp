@@ -9,6 +9,7 @@
 #include "tools/perf_environment.h"
 #include "tools/perf_options.h"
 #include "tools/perf_supervisor.h"
+#include "tools/refusal.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -29,18 +30,7 @@ struct RawOptions {
   std::vector<std::string> env_against;
 };
 
-[[noreturn]] void refuse(const Error& error) {
-  std::fprintf(stderr, "nccl-ha perf: %s\n", error.message().c_str());
-  throw CLI::RuntimeError(2);
-}
-
-template <class T>
-T need(Result<T> result) {
-  if (!result) {
-    refuse(result.error());
-  }
-  return std::move(result).value();
-}
+constexpr Refusal refuse{"nccl-ha perf", 2};
 
 template <class T>
 T need_name(std::optional<T> value, const std::string& text, const char* option,
@@ -80,27 +70,27 @@ PerfOptions parse(const RawOptions& raw) {
   o.op = need_name(parse_op(raw.op), raw.op, "operation",
                    "all_reduce, all_gather, reduce_scatter, broadcast, alltoall, sendrecv, pt2pt, "
                    "latency");
-  o.min_bytes = need(parse_bytes(raw.min_bytes));
-  o.max_bytes = need(parse_bytes(raw.max_bytes));
-  o.step_bytes = need(parse_bytes(raw.step_bytes));
-  o.message_bytes = need(parse_bytes(raw.message_bytes));
+  o.min_bytes = refuse.need(parse_bytes(raw.min_bytes));
+  o.max_bytes = refuse.need(parse_bytes(raw.max_bytes));
+  o.step_bytes = refuse.need(parse_bytes(raw.step_bytes));
+  o.message_bytes = refuse.need(parse_bytes(raw.message_bytes));
   o.type = need_name(parse_type(raw.type), raw.type, "--type",
                      "int8, uint8, int32, int64, float, double");
   o.reduce_op = need_name(parse_reduce_op(raw.reduce_op), raw.reduce_op, "--op", "sum, min, max");
   o.check = raw.check != 0;
   o.warmup = raw.warmup < 0 ? UINT64_MAX : static_cast<uint64_t>(raw.warmup);
   for (const std::string& text : raw.env) {
-    o.plugin.environment.push_back(need(parse_assignment(text)));
+    o.plugin.environment.push_back(refuse.need(parse_assignment(text)));
   }
   for (const std::string& text : raw.env_against) {
-    o.against.environment.push_back(need(parse_assignment(text)));
+    o.against.environment.push_back(refuse.need(parse_assignment(text)));
   }
   return o;
 }
 
 void run(const RawOptions& raw) {
   PerfOptions options = parse(raw);
-  const auto launched = need(detect_launcher(process_environment(), options.rendezvous));
+  const auto launched = refuse.need(detect_launcher(process_environment(), options.rendezvous));
   if (auto settled = settle(options, launched ? launched->world_size : options.ranks); !settled) {
     refuse(settled.error());
   }

@@ -283,7 +283,7 @@ Result<OwnedPath> Provider::create_ud_path(Context& context, const Attachment& a
                                           "restart the job when it is back",
                                           usable.device->name()));
   }
-  auto port = open_port(context, ud_ports_[context.worker_index()][index], usable.info.mtu,
+  auto port = open_port(context, ud_ports_[context.worker_index()][index], 0,
                         [&] { return open_ud(context, usable); });
   if (!port) {
     return port.error();

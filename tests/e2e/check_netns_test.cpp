@@ -66,6 +66,8 @@ TEST(Check, SaysWhichHostsHaveNoCableBetween) {
   const json report = json::parse(text, nullptr, false);
   ASSERT_TRUE(report.is_object()) << run.out << run.err;
   EXPECT_EQ(report["ok"], false);
+  EXPECT_NE(report["network"].dump().find("1 where other hosts have 2 devices"), std::string::npos)
+      << "and who has fewer devices: " << report["network"];
   size_t good = 0;
   for (const json& pair : report["pairs"]) {
     const bool far = pair["hosts"] == json{"h1", "h3"};

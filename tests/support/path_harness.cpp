@@ -200,8 +200,7 @@ std::unique_ptr<PathSide> make_ud_side(size_t index, const DatagramSide::Loss& l
   if (!opened) {
     throw std::runtime_error(opened.error().message());
   }
-  return std::make_unique<DatagramSide>(std::move(*opened), index, loss, DatagramOptions{},
-                                        usable.info.mtu);
+  return std::make_unique<DatagramSide>(std::move(*opened), index, loss, DatagramOptions{}, 0);
 }
 
 }  // namespace

@@ -93,8 +93,20 @@ TEST(Wire, SequenceOrderSurvivesTheWrap) {
   EXPECT_EQ(sequence_distance(UINT32_MAX, 0), -1);
 }
 
-TEST(Wire, AddressBlocksRoundTripAndAreChecked) {
+/// What a port says of itself, but for its addresses.
+WireAddress sample_address() {
   WireAddress address;
+  address.path = 5;
+  address.token = 6;
+  address.mtu = 9000;
+  address.socket_bytes = 1 << 20;
+  address.window = 1024;
+  address.tiny_bytes = 768;
+  return address;
+}
+
+TEST(Wire, AddressBlocksRoundTripAndAreChecked) {
+  WireAddress address = sample_address();
   auto* in4 = reinterpret_cast<sockaddr_in*>(&address.command.storage);
   in4->sin_family = AF_INET;
   in4->sin_port = htons(1111);
@@ -102,12 +114,6 @@ TEST(Wire, AddressBlocksRoundTripAndAreChecked) {
   address.command.length = sizeof(sockaddr_in);
   address.data = address.command;
   address.data.set_port(2222);
-  address.path = 5;
-  address.token = 6;
-  address.mtu = 9000;
-  address.socket_bytes = 1 << 20;
-  address.window = 1024;
-  address.tiny_bytes = 768;
   std::array<std::byte, wire_address_bytes> bytes{};
   encode(address, bytes);
   const auto got = decode_address(bytes);
@@ -130,14 +136,10 @@ TEST(Wire, QueuePairsTakeThePlaceOfSockets) {
   ud.lid = 7;
   ud.queue_pair = 0x1234;
   ud.gid = {0xfe, 0x80, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
-  WireAddress address;
+  WireAddress address = sample_address();
   address.command = SocketAddress::from_ud(ud);
   ud.queue_pair = 0x1235;
   address.data = SocketAddress::from_ud(ud);
-  address.mtu = 4096;
-  address.socket_bytes = 1 << 20;
-  address.window = 1024;
-  address.tiny_bytes = 768;
   std::array<std::byte, wire_address_bytes> bytes{};
   encode(address, bytes);
   const auto got = decode_address(bytes);

@@ -271,6 +271,16 @@ TEST(CheckPairs, SurviveTheWayThroughJson) {
   EXPECT_FALSE(pair_from_json(nlohmann::json::parse("[1]")));
 }
 
+TEST(CheckPairs, HostsWithFewerDevicesAreNamed) {
+  const std::vector<std::string> hosts{"a", "b", "c", "d"};
+  EXPECT_TRUE(judge_device_counts({2, 2, 2, 2}, hosts).empty());
+  const auto found = judge_device_counts({2, 1, 2, 1}, hosts);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].level, Level::warning);
+  EXPECT_EQ(found[0].what, "1 where other hosts have 2 devices for the network: b, d");
+  EXPECT_EQ(judge_device_counts({3, 1, 2, 3}, hosts).size(), 2U);
+}
+
 TEST(CheckHosts, NamesAndAddresses) {
   const auto hosts = parse_hosts("a,b=10.0.0.2,c.example=fe80::1");
   ASSERT_TRUE(hosts) << hosts.error().message();

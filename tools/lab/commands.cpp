@@ -18,6 +18,7 @@
 #include "tools/lab/rdma_check.h"
 #include "tools/lab/supervisor.h"
 #include "tools/lab/verbs.h"
+#include "tools/refusal.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -48,18 +49,7 @@ struct LabOptions {
   std::string host;
 };
 
-[[noreturn]] void refuse(const Error& error, int status = status_lab_broken) {
-  std::fprintf(stderr, "nccl-ha lab: %s\n", error.message().c_str());
-  throw CLI::RuntimeError(status);
-}
-
-template <class T>
-T need(Result<T> result) {
-  if (!result) {
-    refuse(result.error());
-  }
-  return std::move(result).value();
-}
+constexpr Refusal refuse{"nccl-ha lab", status_lab_broken};
 
 void prepend(const char* variable, const std::string& entry, const char* otherwise) {
   const char* old = getenv(variable);
@@ -91,7 +81,7 @@ std::vector<size_t> chosen_hosts(const Topology& topology, const std::string& on
     return hosts;
   }
   for (const std::string& name : CLI::detail::split(on, ',')) {
-    const size_t host = need(topology.host(name));
+    const size_t host = refuse.need(topology.host(name));
     if (std::find(hosts.begin(), hosts.end(), host) != hosts.end()) {
       refuse(fail(Errc::invalid_argument, fmt::format("--on names {} twice", name)));
     }
@@ -115,7 +105,7 @@ std::vector<ScriptStep> read_script(const LabOptions& options) {
     }
     text += '\n';
   }
-  return need(parse_script(text));
+  return refuse.need(parse_script(text));
 }
 
 SupervisorOptions supervisor_options(const Topology& topology, const LabOptions& options) {
@@ -126,9 +116,9 @@ SupervisorOptions supervisor_options(const Topology& topology, const LabOptions&
   for (const ScriptStep& step : made.script) {
     // A name that is wrong is found before anything starts.
     if (step.request.verb == Verb::kill) {
-      need(topology.host(step.request.target));
+      refuse.need(topology.host(step.request.target));
     } else if (!step.request.target.empty()) {
-      need(topology.find(step.request.target, step.request.side));
+      refuse.need(topology.find(step.request.target, step.request.side));
     }
   }
   made.timeout_s = options.timeout_s;
@@ -156,7 +146,7 @@ std::string lab_name(const LabOptions& options, const Topology& topology) {
 }
 
 void run_namespaces(const LabOptions& options) {
-  const Topology topology = need(parse_topology(options.topology));
+  const Topology topology = refuse.need(parse_topology(options.topology));
   SupervisorOptions supervised = supervisor_options(topology, options);
   // The management network is there for rendezvous; data belongs on the rails.
   if (getenv("HA_NCCL_IFNAME") == nullptr) {
@@ -165,7 +155,7 @@ void run_namespaces(const LabOptions& options) {
   put_own_directory_first();
   int status = 0;
   {
-    Supervisor supervisor(topology, need(LabDirectory::create(lab_name(options, topology))),
+    Supervisor supervisor(topology, refuse.need(LabDirectory::create(lab_name(options, topology))),
                           std::move(supervised));
     Namespaces hosts(topology, options.mtu);
     status = supervisor.run(hosts, nullptr);
@@ -180,9 +170,9 @@ void run_guests(LabOptions& options, bool topology_given) {
                 "--rails"));
   }
   const Topology topology = topology_given
-                                ? need(parse_topology(options.topology))
-                                : need(make_rails(options.guests > 0 ? options.guests : 2,
-                                                  options.rails > 0 ? options.rails : 2));
+                                ? refuse.need(parse_topology(options.topology))
+                                : refuse.need(make_rails(options.guests > 0 ? options.guests : 2,
+                                                         options.rails > 0 ? options.rails : 2));
   if (topology.hosts.size() > guests_max) {
     refuse(fail(Errc::invalid_argument, fmt::format("a lab of guests has 1 to {} of them, not {}",
                                                     guests_max, topology.hosts.size())));
@@ -190,11 +180,11 @@ void run_guests(LabOptions& options, bool topology_given) {
   SupervisorOptions supervised = supervisor_options(topology, options);
   put_own_directory_first();
   // Fetching a kernel needs the network that the lab is about to leave.
-  options.guest.kernel = need(prepare_kernel(options.guest.cache));
+  options.guest.kernel = refuse.need(prepare_kernel(options.guest.cache));
   options.guest.mtu = options.mtu;
   int status = 0;
   {
-    Supervisor supervisor(topology, need(LabDirectory::create(lab_name(options, topology))),
+    Supervisor supervisor(topology, refuse.need(LabDirectory::create(lab_name(options, topology))),
                           std::move(supervised));
     Guests guests(topology, supervisor.directory().path(), options.guest);
     RdmaCheck check(topology);
@@ -227,8 +217,8 @@ void print_lab(const json& lab) {
 }
 
 void ask(const LabOptions& options) {
-  const KnownLab lab = need(running_lab(options.lab));
-  const json answer = need(ask_lab(lab, to_json(options.request)));
+  const KnownLab lab = refuse.need(running_lab(options.lab));
+  const json answer = refuse.need(ask_lab(lab, to_json(options.request)));
   if (options.request.verb != Verb::show) {
     return;
   }
@@ -240,10 +230,10 @@ void ask(const LabOptions& options) {
 }
 
 void enter(const LabOptions& options) {
-  const KnownLab lab = need(running_lab(options.lab));
+  const KnownLab lab = refuse.need(running_lab(options.lab));
   Request show;
   show.verb = Verb::show;
-  const json answer = need(ask_lab(lab, to_json(show)));
+  const json answer = refuse.need(ask_lab(lab, to_json(show)));
   for (const json& host : answer["hosts"]) {
     if (host["name"] != options.host) {
       continue;

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,6 +34,7 @@ constexpr int monitor_fd = 11;
 constexpr int out_fd = 12;
 constexpr int err_fd = 13;
 constexpr size_t console_tail = 2000;
+constexpr time_t send_seconds = 10;
 
 /// Of this process's environment, what a command in a guest sees.  The rest speaks of the host.
 bool passes(std::string_view name) {
@@ -72,6 +74,9 @@ Result<void> make_pair(Fd& here, Fd& there) {
   here = Fd(ends[0]);
   there = Fd(ends[1]);
   fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  // For the one who sends blocking: a guest that takes nothing any more must not hold the lab up.
+  const timeval limit{send_seconds, 0};
+  setsockopt(ends[0], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
   return {};
 }
 

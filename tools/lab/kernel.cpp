@@ -62,6 +62,13 @@ Result<void> have_programs() {
   if (!missing.empty()) {
     return fail(Errc::system, fmt::format("programs are missing; install the packages{}", missing));
   }
+  // In the initial file system it stands alone; ldd succeeds on what needs libraries.
+  const auto libraries = run_process({"sh", "-c", "ldd \"$(command -v busybox)\""});
+  if (libraries && libraries->status == 0) {
+    return fail(Errc::system,
+                "busybox needs libraries that guests do not have; install the package "
+                "busybox-static");
+  }
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -19,6 +20,8 @@ namespace fs = std::filesystem;
 /// A socket's path has 107 characters; the directory and a file name take part of them.
 constexpr size_t name_max = 32;
 constexpr size_t answer_max = 1 << 20;
+/// More than a lab takes to tell several guests' emulators.
+constexpr time_t answer_seconds = 60;
 
 fs::path root_directory() {
   if (geteuid() == 0) {
@@ -181,6 +184,8 @@ Result<nlohmann::json> ask_lab(const KnownLab& lab, const nlohmann::json& reques
     return fail(Errc::system, "cannot make a socket to the lab", errno);
   }
   path.copy(address.sun_path, path.size());
+  const timeval limit{answer_seconds, 0};
+  setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   const std::string line = request.dump() + "\n";
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       send(fd.get(), line.data(), line.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(line.size())) {
@@ -194,7 +199,8 @@ Result<nlohmann::json> ask_lab(const KnownLab& lab, const nlohmann::json& reques
   }
   auto answer = nlohmann::json::parse(text, nullptr, false);
   if (!answer.is_object()) {
-    return fail(Errc::remote, fmt::format("lab '{}' ended before it answered", lab.name));
+    return fail(Errc::remote,
+                fmt::format("lab '{}' gave no answer: it ended, or is stuck", lab.name));
   }
   if (answer.contains("error")) {
     return fail(Errc::invalid_argument, answer["error"].is_string()

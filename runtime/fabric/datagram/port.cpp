@@ -22,7 +22,8 @@ DatagramPort::DatagramPort(std::unique_ptr<PacketIo> io, const DatagramOptions& 
     : io_(std::move(io)),
       options_(options),
       env_(environment),
-      interface_mtu_(interface_mtu),
+      interface_mtu_(interface_mtu != 0 ? interface_mtu
+                                        : static_cast<uint32_t>(io_->datagram_bytes_max())),
       command_bytes_(std::min(io_->datagram_bytes_max(), SendBatch::datagram_bytes)),
       now_(environment.clock->now()),
       hotel_(now_),

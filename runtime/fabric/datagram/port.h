@@ -57,7 +57,7 @@ class DatagramPort final : public Poller, private PacketSink {
     Recorder* recorder = nullptr;  ///< may be null
   };
 
-  /// `interface_mtu`: bytes of an IP packet, or of the payload of an RDMA datagram.
+  /// `interface_mtu`: bytes of an IP packet; 0 where there is no IP: what `io` takes.
   DatagramPort(std::unique_ptr<PacketIo> io, const DatagramOptions& options,
                const Environment& environment, uint32_t interface_mtu);
   ~DatagramPort() override;

@@ -243,7 +243,12 @@ void UdIo::reclaim(ChannelState& channel) {
     got = ibv_poll_cq(channel.send_cq, static_cast<int>(batch), completions.data());
     for (int i = 0; i < got; ++i) {
       // Only the last of each batch is signalled; all before it are done as well.
-      channel.out.done = completions[static_cast<size_t>(i)].wr_id + 1;
+      const ibv_wc& completion = completions[static_cast<size_t>(i)];
+      channel.out.done = completion.wr_id + 1;
+      if (completion.status != IBV_WC_SUCCESS) [[unlikely]] {
+        NHA_LOG_WARN_LIMITED("RDMA device {}: a datagram was not sent: {}", device_->name(),
+                             library_.wc_status_str(completion.status));
+      }
     }
   } while (got == static_cast<int>(batch));
 }
@@ -300,11 +305,11 @@ size_t UdIo::send(Channel which, std::span<OutDatagram> out) {
     if (count > 0) {
       requests[count - 1].send_flags |= IBV_SEND_SIGNALED;
       ibv_send_wr* bad = nullptr;
-      if (ibv_post_send(channel.qp, requests.data(), &bad) != 0) {
+      if (const int error = ibv_post_send(channel.qp, requests.data(), &bad); error != 0) {
         // The queue pair is broken or the driver's queue full: lost packets.  Those before `bad`
         // were taken without a signal, which the next batch's will cover.
         NHA_LOG_WARN_LIMITED("RDMA device {}: sending datagrams failed: {}", device_->name(),
-                             std::strerror(errno));
+                             std::strerror(error));
         count = bad == nullptr ? count : static_cast<size_t>(bad - requests.data());
       }
       slots.posted += count;
@@ -329,9 +334,9 @@ void UdIo::post_receives(ChannelState& channel) {
       requests[i].next = i + 1 < batch ? &requests[i + 1] : nullptr;
     }
     ibv_recv_wr* bad = nullptr;
-    if (ibv_post_recv(channel.qp, requests.data(), &bad) != 0) {
+    if (const int error = ibv_post_recv(channel.qp, requests.data(), &bad); error != 0) {
       NHA_LOG_WARN_LIMITED("RDMA device {}: posting receives failed: {}", device_->name(),
-                           std::strerror(errno));
+                           std::strerror(error));
       slots.posted += bad == nullptr ? 0 : static_cast<uint64_t>(bad - requests.data());
       return;
     }
