@@ -154,8 +154,8 @@ void Connection::fail_connection(const Error& error, bool tell_peer) {
   failed_ = true;
   disarm_deadline();
   NHA_LOG_WARN("connection to {} failed: {}", peer_text(), error.message());
-  context_->recorder().record(TraceEvent::transfer_failed, id().index,
-                              static_cast<uint64_t>(error.code), 0, context_->now());
+  context_->recorder().note(TraceEvent::transfer_failed, id().index,
+                            static_cast<uint64_t>(error.code), 0);
   fail_paths(error);
   if (channel() != nullptr) {
     channel()->set_failed(error);
@@ -183,7 +183,7 @@ void Connection::finish() {
     stream_.reset();
   }
   fail_paths(fail(Errc::closed, "connection closed"));
-  context_->recorder().record(TraceEvent::actor_closed, id().index, 0, 0, context_->now());
+  context_->recorder().note(TraceEvent::actor_closed, id().index, 0, 0);
   context_->remove_actor(id());
 }
 

@@ -197,7 +197,7 @@ void ReceiveConnection::on_paths_ready() {
   ready_ = true;
   NHA_LOG_INFO("accepted {} over {}{}", peer_text(), paths_.front().path->describe(),
                paths_.size() > 1 ? fmt::format(" and {} more", paths_.size() - 1) : "");
-  context_->recorder().record(TraceEvent::actor_opened, id().index, 1, 0, context_->now());
+  context_->recorder().note(TraceEvent::actor_opened, id().index, 1, 0);
   channel_->attach(id(), std::move(*address));
   channel_->set_ready();
   if (!listener_->offer(channel_)) {
@@ -267,8 +267,7 @@ void ReceiveConnection::announce(ReceiveRequest& request) {
     fail_connection(fail(Errc::internal, "a path refused a clear-to-send it has room for"));
     return;
   }
-  context_->recorder().record(TraceEvent::cts_sent, id().index, number, request.count,
-                              context_->now());
+  context_->recorder().note(TraceEvent::cts_sent, id().index, number, request.count);
 }
 
 void ReceiveConnection::on_completion(const fabric::Completion& completion) {
@@ -335,8 +334,7 @@ void ReceiveConnection::on_data(const fabric::Completion& completion) {
   }
   const uint64_t number = request->group;
   open_[number % cts_slots] = nullptr;
-  context_->recorder().record(TraceEvent::transfer_completed, id().index, number, bytes,
-                              context_->now());
+  context_->recorder().note(TraceEvent::transfer_completed, id().index, number, bytes);
   request->state.store(RequestState::done, std::memory_order_release);
   while (groups_completed_ < groups_posted_ && open_[groups_completed_ % cts_slots] == nullptr) {
     ++groups_completed_;

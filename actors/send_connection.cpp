@@ -174,7 +174,7 @@ void SendConnection::on_paths_ready() {
   ready_ = true;
   NHA_LOG_INFO("connected to {} over {}{}", peer_text(), paths_.front().path->describe(),
                paths_.size() > 1 ? fmt::format(" and {} more", paths_.size() - 1) : "");
-  context_->recorder().record(TraceEvent::actor_opened, id().index, 0, 0, context_->now());
+  context_->recorder().note(TraceEvent::actor_opened, id().index, 0, 0);
   channel_->set_ready();
 }
 
@@ -257,14 +257,13 @@ void SendConnection::begin_request(uint16_t index) {
     cursor_.chunks = (request.size - 1) / cursor_.chunk_bytes + 1;
   }
   request.chunks_open = cursor_.chunks;
-  context_->recorder().record(TraceEvent::transfer_posted, id().index, request.group, request.size,
-                              context_->now());
+  context_->recorder().note(TraceEvent::transfer_posted, id().index, request.group, request.size);
 }
 
 /// Posts the next piece of the request at hand; false when the path has no room for it now.
 bool SendConnection::post_next() {
   SendRequest& request = *cursor_.request;
-  fabric::Path& path = *paths_[(next_path_ + cursor_.chunk) % paths_.size()].path;
+  fabric::Path& path = *paths_[next_path_].path;
   const uint32_t begin = cursor_.chunk * cursor_.chunk_bytes;
   const uint32_t bytes = std::min(cursor_.chunk_bytes, request.size - begin);
   const bool recorded = bytes > record_above_;
@@ -308,8 +307,10 @@ bool SendConnection::post_next() {
     return false;  // room comes with a completion; a broken path reports by itself
   }
   cursor_.offset = 0;
+  if (++next_path_ == paths_.size()) {
+    next_path_ = 0;
+  }
   if (++cursor_.chunk == cursor_.chunks) {
-    next_path_ = (next_path_ + cursor_.chunks) % paths_.size();
     cursor_.request = nullptr;
   }
   return true;
@@ -351,7 +352,7 @@ void SendConnection::on_clear_to_send(const fabric::Completion& completion) {
     fail_connection(fail(Errc::remote, "the peer sent a malformed clear-to-send"));
     return;
   }
-  context_->recorder().record(TraceEvent::cts_received, id().index, number, count, context_->now());
+  context_->recorder().note(TraceEvent::cts_received, id().index, number, count);
   static_cast<void>(post_credit(*completion.path));
 }
 

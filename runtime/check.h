@@ -19,6 +19,7 @@ namespace nccl_ha {
 
 /// On in debug and sanitizer builds.
 #if !defined(NDEBUG) || defined(NHA_DEBUG_CHECKS)
+#define NHA_DASSERTS 1
 #define NHA_DASSERT(condition, text) NHA_ASSERT(condition, text)
 #else
 #define NHA_DASSERT(condition, text) static_cast<void>(0)

@@ -35,6 +35,28 @@ class SteadyClock final : public Clock {
   }
 };
 
+/// The time of one turn: read from another clock when somebody first asks.  Owner thread only.
+class TurnClock final : public Clock {
+ public:
+  explicit TurnClock(Clock& source) : source_(source) {}
+  Instant now() override {
+    if (!read_) {
+      now_ = source_.now();
+      read_ = true;
+    }
+    return now_;
+  }
+  /// The next now() reads again.
+  void begin_turn() { read_ = false; }
+  /// now() was called in this turn.
+  bool was_read() const { return read_; }
+
+ private:
+  Clock& source_;
+  Instant now_{};
+  bool read_ = false;
+};
+
 /// Stands still unless moved.
 class ManualClock final : public Clock {
  public:

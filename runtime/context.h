@@ -20,12 +20,15 @@ class Context {
  public:
   virtual ~Context() = default;
 
-  /// Read once per turn.
-  Instant now() const { return now_; }
+  /// Read at most once per turn.
+  Instant now() { return turn_clock_.now(); }
+  /// now() for those that take a Clock.
+  Clock& turn_clock() { return turn_clock_; }
   /// A fresh reading, for what must not be a turn old.
   Clock& clock() { return clock_; }
   Random& random() { return random_; }
   TimerWheel& timers() { return timers_; }
+  /// What is only noted gets the time of the turn when it ends: nobody waits for a clock.
   Recorder& recorder() { return recorder_; }
   const Config& config() const { return config_; }
   StreamFactory& streams() { return *streams_; }
@@ -51,16 +54,16 @@ class Context {
         index_(index),
         config_(config),
         clock_(clock),
-        now_(clock.now()),
+        turn_clock_(clock),
         random_(seed),
-        timers_(now_),
+        timers_(turn_clock_.now()),
         recorder_(static_cast<size_t>(config.record_events)) {}
 
   Worker& worker_;
   uint32_t index_;
   const Config& config_;
   Clock& clock_;
-  Instant now_;
+  TurnClock turn_clock_;
   Random random_;
   TimerWheel timers_;
   Recorder recorder_;

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/check.h"
 #include "runtime/log.h"
@@ -14,9 +15,6 @@ namespace nccl_ha {
 namespace {
 
 constexpr Duration stop_limit = std::chrono::seconds(2);
-// How long NCCL's threads may make no call before the standby takes over: longer than the gaps
-// within a collective, shorter than a retransmission timeout would hurt.
-constexpr Duration standby_period = std::chrono::milliseconds(2);
 
 }  // namespace
 
@@ -191,7 +189,7 @@ bool Engine::turn_inline(Seat& seat, const Message* first) {
   const bool turned = !stopping_.load(std::memory_order_relaxed);
   if (turned) {
     seat.worker->bind_to_this_thread();
-    static_cast<void>(seat.worker->turn(first));
+    static_cast<void>(seat.worker->quick_turn(first));
     seat.caller_turns.store(seat.caller_turns.load(std::memory_order_relaxed) + 1,
                             std::memory_order_relaxed);
   }
@@ -214,21 +212,24 @@ void Engine::assist_all() {
   }
 }
 
-// Peers must get their acknowledgements while NCCL makes no calls.  The standby looks every few
-// milliseconds whether somebody has turned the workers since; if nobody has, it drives them until
-// somebody does.  A caller that turns pays nothing for that but a counter.
+// Peers must get their acknowledgements while NCCL makes no calls.  The standby looks now and
+// then (Poller::patience) whether somebody has turned the workers since; if nobody has, it drives
+// them until somebody does.  A caller that turns pays nothing for that but a counter.
 void Engine::run_standby() {
   prepare_thread("nccl-ha-standby");
   // One parker serves all workers: it sleeps on every worker's descriptors.
   Parker& bed = *seats_.front()->parker;
   std::vector<uint64_t> versions(seats_.size(), 0);
   bool driving = false;
+  bool met_caller = false;  // in a turn, perhaps a long one
   std::vector<Seat*> held;
   bool watching = false;
   bool changed = true;  // what to sleep on differs from what the bed watches
   while (!stopping_.load(std::memory_order_seq_cst)) {
-    bool caller_active = false;
+    bool caller_active = std::exchange(met_caller, false);
+    Duration patience = Duration::max();
     for (auto& seat : seats_) {
+      patience = std::min(patience, seat->worker->patience());
       const uint64_t turns = seat->caller_turns.load(std::memory_order_relaxed);
       caller_active = caller_active || turns != seat->seen_turns;
       seat->seen_turns = turns;
@@ -245,7 +246,8 @@ void Engine::run_standby() {
           watching = false;
           changed = true;
         }
-        bed.sleep(clock_.now() + standby_period, clock_.now());
+        const Instant now = clock_.now();
+        bed.sleep(now + patience, now);
         continue;
       }
     }
@@ -258,6 +260,7 @@ void Engine::run_standby() {
     for (auto& seat : seats_) {
       if (seat->busy.exchange(true, std::memory_order_acquire)) {
         sleepy = false;
+        met_caller = true;
         continue;
       }
       held.push_back(seat.get());

@@ -231,6 +231,12 @@ class Mailbox : public std::enable_shared_from_this<Mailbox<M>> {
   }
   /// Receiver, when it ends: from now on nobody is woken.
   void detach_waker() { waker_.store(nullptr, std::memory_order_release); }
+  /// Receiver.  A quick look that may miss what has only just come; not for the last one before a
+  /// sleep.
+  bool looks_idle() const {
+    return front_.state.load(std::memory_order_relaxed) != FrontState::full &&
+           published_.load(std::memory_order_relaxed) <= 0;
+  }
   /// Receiver.  False means certainly not empty.
   bool looks_empty() const {
     return front_.state.load(std::memory_order_seq_cst) != FrontState::full &&

@@ -12,8 +12,12 @@ namespace nccl_ha {
 class Poller {
  public:
   virtual ~Poller() = default;
-  /// One bounded pass; the amount of work done, 0 when idle.
-  virtual unsigned poll(Instant now) = 0;
+  /// One bounded pass; the amount of work done, 0 when idle.  `time`: the turn's.  Reading a clock
+  /// costs more than looking into an empty queue, so who does not need the time does not ask.
+  virtual unsigned poll(Clock& time) = 0;
+  /// How long it may be left alone while the callers that drive it do something else: a peer that
+  /// waits for software to answer can do so for a moment only.
+  virtual Duration patience() const { return std::chrono::milliseconds(2); }
   /// When it wants to be polled at the latest, if it sleeps.
   virtual std::optional<Instant> next_deadline() { return std::nullopt; }
   /// File descriptors that become readable when there is work; returns how many were written.

@@ -44,21 +44,33 @@ class Recorder {
   explicit Recorder(size_t capacity);
 
   void record(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b, Instant now) {
+    note(event, actor, a, b);
+    stamp(now);
+  }
+  /// The same without a time: it gets that of the next stamp(), which must come in the same turn.
+  /// Until then readers do not see it.
+  void note(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b) {
     if (slots_.empty()) {
       return;
     }
-    const uint64_t number = written_.load(std::memory_order_relaxed);
+    const uint64_t number = noted_++;
     Slot& slot = slots_[number & mask_];
     // Odd while being written; a reader that sees two different values throws its copy away.
     slot.version.store(2 * number + 1, std::memory_order_relaxed);
-    slot.words[0].store(static_cast<uint64_t>(now.time_since_epoch().count()),
-                        std::memory_order_release);
     slot.words[1].store(uint64_t{actor} << 32 | static_cast<uint64_t>(event),
                         std::memory_order_release);
     slot.words[2].store(a, std::memory_order_release);
     slot.words[3].store(b, std::memory_order_release);
-    slot.version.store(2 * number + 2, std::memory_order_release);
-    written_.store(number + 1, std::memory_order_release);
+  }
+  bool stamp_is_due() const { return noted_ != stamped_; }
+  void stamp(Instant now) {
+    for (; stamped_ != noted_; ++stamped_) {
+      Slot& slot = slots_[stamped_ & mask_];
+      slot.words[0].store(static_cast<uint64_t>(now.time_since_epoch().count()),
+                          std::memory_order_release);
+      slot.version.store(2 * stamped_ + 2, std::memory_order_release);
+    }
+    written_.store(stamped_, std::memory_order_release);
   }
 
   /// Any thread: the events still in the ring, oldest first, without those being written.
@@ -75,6 +87,8 @@ class Recorder {
   };
   std::vector<Slot> slots_;
   uint64_t mask_ = 0;
+  uint64_t noted_ = 0;
+  uint64_t stamped_ = 0;
   std::atomic<uint64_t> written_{0};
 };
 

@@ -138,13 +138,22 @@ void Worker::bury() {
 void Worker::add_poller(Poller* poller) {
   assert_owner();
   pollers_.push_back(poller);
-  ++wait_version_;
+  pollers_changed();
 }
 
 void Worker::remove_poller(Poller* poller) {
   assert_owner();
   std::erase(pollers_, poller);
+  pollers_changed();
+}
+
+void Worker::pollers_changed() {
   ++wait_version_;
+  Duration least = default_patience;
+  for (const Poller* poller : pollers_) {
+    least = std::min(least, poller->patience());
+  }
+  patience_ns_.store(least.count(), std::memory_order_relaxed);
 }
 
 void Worker::send_self(const Message& message) {
@@ -175,15 +184,76 @@ void Worker::deliver(const Message& message) {
   actor->on(message);
 }
 
-unsigned Worker::turn(const Message* first) {
-  now_ = clock_.now();
-  const Instant begin = now_;
+// A poller may remove itself and others.
+inline unsigned Worker::look_around() {
+  unsigned work = 0;
+  for (size_t i = 0; i < pollers_.size(); ++i) {
+    work += pollers_[i]->poll(turn_clock_);
+  }
+  return work;
+}
+
+inline void Worker::finish_turn() {
+  if (!leaving_.empty()) [[unlikely]] {
+    bury();
+  }
+  if (recorder_.stamp_is_due()) {
+    recorder_.stamp(turn_clock_.now());
+  }
+  turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+unsigned Worker::turn() {
+  turn_clock_.begin_turn();
+  const Instant begin = turn_clock_.now();
+  unsigned work = take_messages();
+  work += look_around();
+  work += static_cast<unsigned>(timers_.expire(begin));
+  const bool eager = eager_stream_turns_ != 0;
+  if (eager || ++stream_countdown_ >= stream_period) {
+    stream_countdown_ = 0;
+    eager_stream_turns_ -= eager ? 1 : 0;
+    work += streams_->turn();
+  }
+  finish_turn();
+  if (work != 0) {
+    measure(begin);
+  }
+  return work;
+}
+
+unsigned Worker::quick_turn(const Message* first) {
+  turn_clock_.begin_turn();
   unsigned work = 0;
   if (first != nullptr) {
     deliver(*first);
     ++work;
   }
-  work += static_cast<unsigned>(
+  if (!mailbox_->looks_idle() || !local_.empty()) {
+    work += take_messages();
+  }
+  work += look_around();
+  if (++quick_turns_ % clock_period == 0 ||
+      (turn_clock_.was_read() && turn_clock_.now() >= timer_look_)) {
+    const Instant now = turn_clock_.now();
+    timer_look_ = now + timer_period;
+    work += static_cast<unsigned>(timers_.expire(now));
+    // A look at streams enters the kernel, and hardly ever anything is there.
+    if (now >= stream_look_) {
+      stream_look_ = now + quick_stream_period;
+      eager_stream_turns_ = std::max(eager_stream_turns_, 1U);
+    }
+  }
+  if (eager_stream_turns_ != 0) [[unlikely]] {
+    --eager_stream_turns_;
+    work += streams_->turn();
+  }
+  finish_turn();
+  return work;
+}
+
+unsigned Worker::take_messages() {
+  auto work = static_cast<unsigned>(
       mailbox_->drain(drain_limit, [this](const Message& message) { deliver(message); }));
   for (size_t i = local_.size(); i > 0; --i) {
     const Message message = local_.front();
@@ -191,33 +261,20 @@ unsigned Worker::turn(const Message* first) {
     deliver(message);
     ++work;
   }
-  for (size_t i = 0; i < pollers_.size(); ++i) {
-    work += pollers_[i]->poll(now_);
-  }
-  work += static_cast<unsigned>(timers_.expire(now_));
-  const bool eager = eager_stream_turns_ != 0;
-  if (eager || ++stream_countdown_ >= stream_period) {
-    stream_countdown_ = 0;
-    eager_stream_turns_ -= eager ? 1 : 0;
-    work += streams_->turn();
-  }
-  if (!leaving_.empty()) {
-    bury();
-  }
-  turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if (work != 0) {
-    const Duration took = clock_.now() - begin;
-    if (took > overrun_threshold) {
-      statistics_.overruns.add();
-      recorder_.record(TraceEvent::worker_overrun, 0, index_, static_cast<uint64_t>(took.count()),
-                       now_);
-    }
-    const auto ns = static_cast<uint64_t>(took.count());
-    if (ns > statistics_.longest_turn_ns.get()) {
-      statistics_.longest_turn_ns.add(ns - statistics_.longest_turn_ns.get());
-    }
-  }
   return work;
+}
+
+void Worker::measure(Instant begin) {
+  const Duration took = clock_.now() - begin;
+  if (took > overrun_threshold) {
+    statistics_.overruns.add();
+    recorder_.record(TraceEvent::worker_overrun, 0, index_, static_cast<uint64_t>(took.count()),
+                     begin);
+  }
+  const auto ns = static_cast<uint64_t>(took.count());
+  if (ns > statistics_.longest_turn_ns.get()) {
+    statistics_.longest_turn_ns.add(ns - statistics_.longest_turn_ns.get());
+  }
 }
 
 bool Worker::may_sleep() {
@@ -235,7 +292,7 @@ bool Worker::may_sleep() {
 std::optional<Instant> Worker::next_deadline() {
   std::optional<Instant> deadline = timers_.next_deadline();
   if (const auto limit = streams_->wait_limit()) {
-    const Instant at = now_ + *limit;
+    const Instant at = clock_.now() + *limit;
     deadline = deadline ? std::min(*deadline, at) : at;
   }
   for (Poller* poller : pollers_) {
@@ -274,6 +331,7 @@ void Worker::stop(Duration limit) {
     }
   }
   bury();
+  recorder_.stamp(clock_.now());
   const Instant end = clock_.now() + limit;
   while (streams_ && streams_->open_handles() != 0 && clock_.now() < end) {
     request_stream_turns(1);

@@ -1,6 +1,6 @@
 // A worker: a set of actors and the duty cycle that drives them.
 //
-// One turn: clock, mailbox, local messages, pollers, timers, streams, farewells.  Who calls turn()
+// One turn: mailbox, local messages, pollers, timers, streams, farewells.  Who calls turn()
 // is the executor's business: a thread of the worker's own, the callers of NCCL, or a test.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/check.h"
 #include "runtime/context.h"
 #include "runtime/counters.h"
 #include "runtime/mailbox.h"
@@ -43,6 +44,8 @@ class Worker final : private Context {
   Result<void> post(const Message& message);
   /// Hands an actor over; its start() runs on the worker.  The id is valid at once.
   Result<ActorId> adopt(std::unique_ptr<Actor> actor);
+  /// How long the worker may be left without a turn while those who turn it are busy elsewhere.
+  Duration patience() const { return Duration(patience_ns_.load(std::memory_order_relaxed)); }
   size_t actor_count() const { return actor_count_.load(std::memory_order_acquire); }
   uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
 
@@ -55,8 +58,12 @@ class Worker final : private Context {
   const Statistics& statistics() const { return statistics_; }
 
   // --- the executor's thread
-  /// One duty cycle, beginning with `first` if there is one; work done, 0 when idle.
-  unsigned turn(const Message* first = nullptr);
+  /// One duty cycle; work done, 0 when idle.
+  unsigned turn();
+  /// The same for callers that make one turn after the other, beginning with `first` if there is
+  /// one: looks at the clock, and at timers with it, only when somebody needs the time and else
+  /// every few turns.
+  unsigned quick_turn(const Message* first);
   /// Nothing queued and every poller agrees: the thread may sleep.
   bool may_sleep();
   /// Not later than this must turn() be called again; nullopt: only when something arrives.
@@ -69,13 +76,20 @@ class Worker final : private Context {
   void stop(Duration limit);
   /// The thread that owns the worker from now on; actors' owner checks compare with it.
   void bind_to_this_thread() {
+#ifdef NHA_DASSERTS
     owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+#endif
   }
   Context& context() { return *this; }
 
  private:
   static constexpr size_t drain_limit = 64;
   static constexpr unsigned stream_period = 64;
+  static constexpr unsigned clock_period = 16;
+  static constexpr Duration timer_period = std::chrono::microseconds(50);
+  static constexpr Duration quick_stream_period = std::chrono::microseconds(250);
+  /// Of streams: whoever waits for a handshake calls, and nobody else is in a hurry.
+  static constexpr Duration default_patience = std::chrono::milliseconds(50);
   static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);
 
   // Context
@@ -97,8 +111,13 @@ class Worker final : private Context {
   };
 
   void deliver(const Message& message);
+  unsigned take_messages();
+  unsigned look_around();
+  void finish_turn();
+  void measure(Instant begin);
   void take_over(const Message& message);
   void bury();
+  void pollers_changed();
   Result<ActorId> reserve();
   Actor* find(ActorId id);
 
@@ -115,9 +134,14 @@ class Worker final : private Context {
   std::vector<uint32_t> leaving_;
   std::deque<Message> local_;
   std::vector<Poller*> pollers_;
+  std::atomic<int64_t> patience_ns_{Duration(default_patience).count()};
   uint64_t wait_version_ = 1;
   std::atomic<uint64_t> turns_{0};
   unsigned stream_countdown_ = 0;
+  unsigned quick_turns_ = 0;
+  // Of quick turns: as soon as the time is known to be this.
+  Instant timer_look_{};
+  Instant stream_look_{};
   unsigned eager_stream_turns_ = 0;
   std::atomic<std::thread::id> owner_{};
   Statistics statistics_;

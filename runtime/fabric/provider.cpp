@@ -223,7 +223,7 @@ Result<OwnedPath> Provider::create_verbs_path(Context& context, const Attachment
   std::shared_ptr<verbs::Port> port = slot.lock();
   if (!port) {
     verbs::Port::Environment environment;
-    environment.clock = &context.clock();
+    environment.clock = &context.turn_clock();
     environment.timers = &context.timers();
     environment.random = &context.random();
     auto opened = verbs::Port::open(usable.device, usable.info.port,

@@ -46,7 +46,7 @@ struct World {
     }
   }
   void turn() {
-    port->poll(clock.now());
+    port->poll(clock);
     timers.expire(clock.now());
     clock.advance(std::chrono::microseconds(30));
     network.set_time(clock.now());

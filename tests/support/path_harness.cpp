@@ -34,9 +34,9 @@ struct Host {
     environment.random = &random;
     port = std::make_unique<DatagramPort>(std::move(io), options, environment, mtu);
   }
-  unsigned turn(Instant now) {
-    const unsigned work = port->poll(now);
-    return work + static_cast<unsigned>(timers.expire(now));
+  unsigned turn(Clock& clock) {
+    const unsigned work = port->poll(clock);
+    return work + static_cast<unsigned>(timers.expire(clock.now()));
   }
   fabric::Memory memory;
   TimerWheel timers;
@@ -89,7 +89,7 @@ class MemoryHarness final : public PathHarness {
     while (!done()) {
       unsigned work = 0;
       for (auto& host : hosts_) {
-        work += host->turn(clock_.now());
+        work += host->turn(clock_);
       }
       if (work != 0) {
         continue;
@@ -173,7 +173,7 @@ class DatagramSide final : public PathSide {
   std::unique_ptr<PathEnd> make_end(fabric::PathOptions options) override {
     return make_datagram_end(*host_, options);
   }
-  void turn() override { host_->turn(clock_.now()); }
+  void turn() override { host_->turn(clock_); }
   bool lossy() const override { return lossy_; }
   void cut() override { cut_ = true; }
 

@@ -58,9 +58,8 @@ class VerbsSide final : public PathSide {
   }
 
   void turn() override {
-    const Instant now = clock_.now();
-    port_->poll(now);
-    timers_.expire(now);
+    port_->poll(clock_);
+    timers_.expire(clock_.now());
   }
 
   fabric::CompletionStatus reported(fabric::CompletionStatus status) const override {

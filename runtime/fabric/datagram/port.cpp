@@ -123,7 +123,8 @@ uint32_t DatagramPort::now_us() const {
   return static_cast<uint32_t>(now_.time_since_epoch().count() / 1000);
 }
 
-unsigned DatagramPort::poll(Instant now) {
+unsigned DatagramPort::poll(Clock& time) {
+  const Instant now = time.now();
   now_ = now;
   unsigned work = 0;
   ++pass_;

@@ -66,7 +66,7 @@ class DatagramPort final : public Poller, private PacketSink {
   Result<std::unique_ptr<Path>> create_path(const PathOptions& options, PathOwner* owner);
 
   // Poller
-  unsigned poll(Instant now) override;
+  unsigned poll(Clock& time) override;
   std::optional<Instant> next_deadline() override;
   size_t wait_fds(std::span<int> out) const override;
   bool prepare_sleep() override;

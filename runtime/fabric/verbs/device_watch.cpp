@@ -65,9 +65,8 @@ void DeviceWatch::on_readable(int fd) {
 void DeviceWatch::take(const ibv_async_event& event) {
   const EventEffect effect = effect_of(event.event_type);
   const char* what = device_->library().event_type_str(event.event_type);
-  context_->recorder().record(TraceEvent::device_event, id().index,
-                              static_cast<uint64_t>(event.event_type),
-                              static_cast<uint64_t>(effect), context_->now());
+  context_->recorder().note(TraceEvent::device_event, id().index,
+                            static_cast<uint64_t>(event.event_type), static_cast<uint64_t>(effect));
   switch (effect) {
     case EventEffect::port_down:
       NHA_LOG_WARN("RDMA device {} port {}: {}; check cable and switch", device_->name(),

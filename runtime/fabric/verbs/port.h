@@ -42,7 +42,7 @@ static_assert(WorkId::unpack(WorkId{5, 9, WorkId::Lane::flush, 77}.pack()).posit
 class Port final : public Poller {
  public:
   struct Environment {
-    Clock* clock = nullptr;
+    Clock* clock = nullptr;  ///< the turn's
     TimerWheel* timers = nullptr;
     Random* random = nullptr;
   };
@@ -64,7 +64,9 @@ class Port final : public Poller {
                                             const GidPreference& want, PathOwner* owner);
 
   // Poller
-  unsigned poll(Instant now) override;
+  unsigned poll(Clock& time) override;
+  /// The device answers the peer by itself; what is left are deaths to notice and to report.
+  Duration patience() const override { return std::chrono::milliseconds(50); }
   size_t wait_fds(std::span<int> out) const override;
   bool prepare_sleep() override;
 
@@ -95,7 +97,9 @@ class Port final : public Poller {
   void remove(VerbsPath& path);
   void mark_dirty(VerbsPath& path);
   unsigned flush_posts();
+  static constexpr int batch = 32;  ///< completions taken at once
   unsigned poll_queue(Queue& queue);
+  unsigned take_completions(Queue& queue, std::array<ibv_wc, batch>& completions, int got);
   void take_events();
   void queue_state(VerbsPath& path);
   unsigned report_states();
@@ -115,7 +119,6 @@ class Port final : public Poller {
   std::vector<VerbsPath*> state_events_;
   bool armed_ = false;
   bool lost_ = false;  ///< the device failed and the paths were told
-  Instant now_{};
   Timer watch_;
   // Where probes come from and go to, and where flushes read to: nobody looks at it.
   std::vector<std::byte> scratch_;

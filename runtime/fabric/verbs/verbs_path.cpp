@@ -80,8 +80,11 @@ VerbsPath::VerbsPath(Port& port, const PathOptions& options, PathOwner* owner, u
   send_mask_ = sends - 1;
   receives_.resize(receives);
   receive_mask_ = receives - 1;
-  pending_.resize(sends);
+  pending_.resize(sends + 1);
   pending_sges_.resize(sends);
+  for (size_t i = 0; i < sends; ++i) {
+    pending_[i].sg_list = pending_sges_[i].data();
+  }
   if (options.flushes) {
     flushes_.resize(std::bit_ceil(options.receives_max));
   }
@@ -361,10 +364,8 @@ void VerbsPath::post_probes() {
     slot.internal = internal;
     slot.kind = CompletionKind::send;
     const uint32_t bytes = internal == Internal::small_probe ? 16 : mtu;
-    ibv_send_wr request{};
-    request.opcode = IBV_WR_SEND;
     const Gather gather{port_.scratch_.data(), bytes, port_.scratch_region_.local_key()};
-    static_cast<void>(push(slot, request, std::span(&gather, 1), false));
+    push(slot, std::span(&gather, 1), false).opcode = IBV_WR_SEND;
   }
 }
 

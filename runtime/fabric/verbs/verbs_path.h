@@ -80,8 +80,8 @@ class VerbsPath final : public Path {
                            uint32_t peer_psn, uint32_t own_psn, ibv_mtu mtu);
   /// Whether a post can be taken now.
   Errc send_room() const;
-  /// Counts the gathers' bytes into the slot.
-  Errc push(SendSlot slot, ibv_send_wr request, std::span<const Gather> gathers, bool can_inline);
+  /// The next work request, all but its opcode and what goes with that filled in.
+  ibv_send_wr& push(const SendSlot& slot, std::span<const Gather> gathers, bool can_inline);
   void post_probes();
   void post_marker();
   void flush_posts();
@@ -126,9 +126,11 @@ class VerbsPath final : public Path {
   uint32_t send_head_ = 0;
   uint32_t send_tail_ = 0;
   uint32_t unsignaled_ = 0;
-  uint64_t open_bytes_ = 0;  ///< posted and not completed
-  Instant progress_{};       ///< of the last completion, or of the post that ended idleness
-  bool overdue_ = false;     ///< we, not the device, found it dead
+  uint64_t open_bytes_ = 0;     ///< posted and not completed
+  uint64_t progress_ = 0;       ///< grows with completions and with posts that end idleness
+  uint64_t seen_progress_ = 0;  ///< when it was looked at last
+  Instant progress_seen_{};     ///< when it was seen to have grown
+  bool overdue_ = false;        ///< we, not the device, found it dead
   std::vector<ibv_send_wr> pending_;
   std::vector<std::array<ibv_sge, gathers_max>> pending_sges_;
   size_t pending_count_ = 0;

@@ -50,57 +50,54 @@ Errc VerbsPath::send_room() const {
   return send_tail_ - send_head_ >= options_.writes_max ? Errc::again : Errc::ok;
 }
 
-Errc VerbsPath::push(SendSlot slot, ibv_send_wr request, std::span<const Gather> gathers,
-                     bool can_inline) {
+ibv_send_wr& VerbsPath::push(const SendSlot& slot, std::span<const Gather> gathers,
+                             bool can_inline) {
   const uint32_t position = send_tail_ & WorkId::position_mask;
   auto& sges = pending_sges_[pending_count_];
+  uint32_t bytes = 0;
   for (size_t i = 0; i < gathers.size(); ++i) {
-    slot.bytes += gathers[i].length;
+    bytes += gathers[i].length;
     sges[i] = {reinterpret_cast<uint64_t>(gathers[i].address), gathers[i].length, gathers[i].key};
   }
-  sends_[send_tail_ & send_mask_] = slot;
+  SendSlot& kept = sends_[send_tail_ & send_mask_];
+  kept = slot;
+  kept.bytes = bytes;
+  ibv_send_wr& request = pending_[pending_count_++];
   request.wr_id = WorkId{slot_, generation_, WorkId::Lane::send, position}.pack();
-  request.sg_list = sges.data();
   request.num_sge = static_cast<int>(gathers.size());
   request.send_flags =
-      can_inline && slot.bytes <= inline_max_ && slot.bytes != 0 ? unsigned{IBV_SEND_INLINE} : 0U;
-  pending_[pending_count_++] = request;
-  if (send_head_ == send_tail_) {
-    progress_ = port_.now_;
-  }
-  open_bytes_ += slot.bytes;
+      can_inline && bytes <= inline_max_ && bytes != 0 ? unsigned{IBV_SEND_INLINE} : 0U;
+  progress_ += send_head_ == send_tail_ ? 1 : 0;
+  open_bytes_ += bytes;
   ++send_tail_;
-  port_.mark_dirty(*this);
-  return Errc::ok;
+  if (!dirty_) {
+    port_.mark_dirty(*this);
+  }
+  return request;
 }
 
 Errc VerbsPath::post_write(const WritePost& post) {
   if (const Errc room = send_room(); room != Errc::ok) [[unlikely]] {
     return room;
   }
-  SendSlot slot;
-  slot.id = post.id;
-  slot.kind = CompletionKind::write;
-  slot.quiet = post.quiet;
-  ibv_send_wr request{};
+  ibv_send_wr& request = push({post.id, 0, CompletionKind::write, post.quiet, Internal::no},
+                              std::span(post.gathers, post.gather_count), post.host_memory);
   request.opcode = post.has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
   request.imm_data = htonl(post.immediate);
   request.wr.rdma.remote_addr = post.remote_address;
   request.wr.rdma.rkey = post.remote_key;
-  return push(slot, request, std::span(post.gathers, post.gather_count), post.host_memory);
+  return Errc::ok;
 }
 
 Errc VerbsPath::post_send(const SendPost& post) {
   if (const Errc room = send_room(); room != Errc::ok) [[unlikely]] {
     return room;
   }
-  SendSlot slot;
-  slot.id = post.id;
-  slot.kind = CompletionKind::send;
-  ibv_send_wr request{};
+  ibv_send_wr& request = push({post.id, 0, CompletionKind::send, false, Internal::no},
+                              std::span(post.gathers, post.gather_count), false);
   request.opcode = post.has_immediate ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
   request.imm_data = htonl(post.immediate);
-  return push(slot, request, std::span(post.gathers, post.gather_count), false);
+  return Errc::ok;
 }
 
 Errc VerbsPath::post_receive(const ReceivePost& post) {
@@ -181,8 +178,9 @@ void VerbsPath::flush_posts() {
     if ((request.send_flags & IBV_SEND_SIGNALED) != 0) {
       unsignaled_ = 0;
     }
-    request.next = i + 1 == count ? nullptr : &pending_[i + 1];
+    request.next = &pending_[i + 1];
   }
+  pending_[count - 1].next = nullptr;
   ++port_.statistics_.doorbells;
   port_.statistics_.work_requests += count;
   ibv_send_wr* bad = nullptr;
@@ -240,7 +238,7 @@ void VerbsPath::on_send(const ibv_wc& wc, uint32_t position) {
   if (ahead >= send_tail_ - send_head_) {
     return;  // taken back before
   }
-  progress_ = port_.now_;
+  ++progress_;
   for (uint32_t i = 0; i < ahead; ++i) {
     complete_send(CompletionStatus::ok);
   }
@@ -313,20 +311,23 @@ void VerbsPath::on_flush(const ibv_wc& wc, uint32_t position) {
 void VerbsPath::post_marker() {
   SendSlot slot;
   slot.internal = Internal::marker;
-  ibv_send_wr request{};
-  request.opcode = IBV_WR_RDMA_WRITE;  // of no bytes: neither address nor key is looked at
-  static_cast<void>(push(slot, request, {}, false));
+  // Of no bytes: neither address nor key is looked at.
+  push(slot, {}, false).opcode = IBV_WR_RDMA_WRITE;
 }
 
 bool VerbsPath::check_progress(Instant now) {
   if (state_ == PathState::error || send_head_ == send_tail_) {
     return false;
   }
-  if (unsignaled_ != 0 && now - progress_ > port_.options_.dead_after / 2) {
+  if (progress_ != seen_progress_) {
+    seen_progress_ = progress_;
+    progress_seen_ = now;
+  }
+  if (unsignaled_ != 0 && now - progress_seen_ > port_.options_.dead_after / 2) {
     post_marker();  // the newest posts report nothing by themselves
   }
   const Duration allowance = std::chrono::nanoseconds(open_bytes_ * slowest_ns_per_byte);
-  if (now - progress_ > port_.options_.dead_after + allowance) {
+  if (now - progress_seen_ > port_.options_.dead_after + allowance) {
     overdue_ = true;
     ibv_wc wc{};
     wc.status = IBV_WC_RETRY_EXC_ERR;
