@@ -1,5 +1,6 @@
 #include "actors/channel.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "runtime/check.h"
@@ -40,7 +41,7 @@ SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Worker& worker,
   free_count_ = sends_max;
 }
 
-bool SendChannel::publish(const CtsGroup& group) {
+bool SendChannel::publish(std::span<const CtsEntry> group) {
   const uint64_t number = published_.load(std::memory_order_relaxed);
   if (number - seen_group_ >= cts_slots) {
     seen_group_ = group_.load(std::memory_order_acquire);
@@ -48,7 +49,7 @@ bool SendChannel::publish(const CtsGroup& group) {
       return false;
     }
   }
-  groups_[number % cts_slots] = group;
+  std::copy(group.begin(), group.end(), groups_[number % cts_slots].begin());
   published_.store(number + 1, std::memory_order_release);
   return true;
 }
@@ -58,11 +59,11 @@ const CtsEntry* SendChannel::match(int tag) {
   if (number >= published_.load(std::memory_order_acquire)) {
     return nullptr;
   }
-  const CtsGroup& group = groups_[number % cts_slots];
-  const uint32_t count = group.entries[0].count;
+  const auto& group = groups_[number % cts_slots];
+  const uint32_t count = group[0].count;
   for (uint32_t i = 0; i < count; ++i) {
-    if ((taken_ >> i & 1U) == 0 && group.entries[i].tag == tag) {
-      return &group.entries[i];
+    if ((taken_ >> i & 1U) == 0 && group[i].tag == tag) {
+      return &group[i];
     }
   }
   return nullptr;

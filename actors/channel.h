@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "runtime/actor.h"
@@ -27,6 +28,8 @@ inline constexpr size_t sends_max = receives_max * group_max;
 inline constexpr size_t flushes_max = receives_max;
 inline constexpr size_t chunks_max = 16;  ///< of one message
 inline constexpr size_t cts_slots = 64;   ///< more than open groups, so that a slot is never hot
+/// Entries of the ring that clear-to-sends are written into: twice those of all open groups.
+inline constexpr size_t cts_entries = 2 * receives_max * group_max;
 
 enum class RequestState : uint32_t { free, pending, done };
 enum class Phase : uint32_t { connecting, ready, failed };
@@ -89,10 +92,8 @@ struct CtsEntry {
 };
 static_assert(sizeof(CtsEntry) == 64);
 
-struct CtsGroup {
-  std::array<CtsEntry, group_max> entries;
-};
-static_assert(sizeof(CtsGroup) == 512);
+/// The entries of a group lie side by side, and so do the groups that are announced together.
+using CtsRing = std::array<CtsEntry, cts_entries>;
 
 /// Sizes of chunks whose immediate could not carry them (see ImmediateKind::recorded); written by
 /// the sender into the receiver's memory, so the layout is wire format.
@@ -254,16 +255,16 @@ class SendChannel final : public Channel {
   bool next_submitted(uint16_t* index) { return submitted_.pop(index); }
   SendRequest& slot(uint16_t index) { return slots_[index]; }
   uint64_t published_groups() const { return published_.load(std::memory_order_relaxed); }
-  /// Makes one group visible to the caller.  false: the peer announced more open groups than a
-  /// connection may have.
-  [[nodiscard]] bool publish(const CtsGroup& group);
+  /// Makes one group, of 1 to group_max entries, visible to the caller.  false: the peer announced
+  /// more open groups than a connection may have.
+  [[nodiscard]] bool publish(std::span<const CtsEntry> group);
 
  private:
   std::array<SendRequest, sends_max> slots_;
   IndexRing<sends_max> submitted_;
   alignas(64) std::atomic<uint64_t> published_{0};
   uint64_t seen_group_ = 0;  ///< actor's: group_ as last looked at, which is seldom
-  alignas(64) std::array<CtsGroup, cts_slots> groups_{};
+  alignas(64) std::array<std::array<CtsEntry, group_max>, cts_slots> groups_{};
   // caller only, but for group_
   alignas(64) std::atomic<uint64_t> group_{0};  ///< the group being filled
   uint32_t taken_ = 0;                          ///< its positions already used

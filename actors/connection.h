@@ -156,7 +156,7 @@ class SendConnection final : public Connection {
   Options options_;
   size_t route_ = 0;
   std::string route_errors_;
-  std::unique_ptr<std::array<CtsGroup, cts_slots>> cts_;
+  std::unique_ptr<CtsRing> cts_;          ///< the peer writes it
   std::unique_ptr<SizeRecords> records_;  ///< what is written into the peer's
   uint32_t records_key_ = 0;
   uint64_t sizes_address_ = 0;
@@ -192,7 +192,9 @@ class ReceiveConnection final : public Connection {
 
   void on_hello(std::span<const std::byte> payload);
   void turn_away(const char* why);
-  void announce(ReceiveRequest& request);
+  void stage(ReceiveRequest& request);
+  bool announcing_is_due(uint64_t ahead) const;
+  void announce();
   void flush(ReceiveRequest& request);
   void on_data(const fabric::Completion& completion);
 
@@ -202,8 +204,11 @@ class ReceiveConnection final : public Connection {
   bool welcome_ = false;  ///< the peer knew the nonce
   uint64_t cts_address_ = 0;
   uint32_t cts_key_ = 0;
-  std::unique_ptr<std::array<CtsGroup, cts_slots>> staging_;
+  std::unique_ptr<CtsRing> staging_;  ///< what is written into the peer's
   uint32_t staging_key_ = 0;
+  uint32_t staged_ = 0;        ///< where the next entry goes
+  uint32_t held_entries_ = 0;  ///< before that, not announced yet
+  uint32_t held_groups_ = 0;
   std::unique_ptr<SizeRecords> sizes_;
   uint64_t groups_posted_ = 0;
   uint64_t groups_completed_ = 0;

@@ -21,7 +21,7 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 2;
+inline constexpr uint16_t control_version = 3;
 inline constexpr size_t control_header_bytes = 8;
 inline constexpr size_t control_payload_max = 2048;
 

@@ -39,7 +39,23 @@ struct Immediate {
     return low_bits == (group_number & ((1U << group_bits) - 1));
   }
 };
+
+/// The same bits of a clear-to-send: the first group that it announces, and where in the ring its
+/// entries begin (10..0).
+struct Announcement {
+  uint32_t group = 0;  ///< low bits of the group number
+  uint32_t first_entry = 0;
+
+  constexpr uint32_t pack() const {
+    return Immediate{ImmediateKind::clear_to_send, group}.pack() | (first_entry & 0x7FFU);
+  }
+  static constexpr Announcement unpack(uint32_t bits) {
+    return {Immediate::unpack(bits).group, bits & 0x7FFU};
+  }
+};
+
 static_assert(Immediate::unpack(Immediate{ImmediateKind::data, 5, 3, 2, 7}.pack()).group == 5);
 static_assert(Immediate::unpack(Immediate{ImmediateKind::data, 5, 3, 2, 7}.pack()).last_chunk == 7);
+static_assert(Announcement::unpack(Announcement{8191, 511}.pack()).first_entry == 511);
 
 }  // namespace nccl_ha

@@ -17,6 +17,12 @@ namespace {
 
 std::atomic<uint64_t> next_domain{uint64_t{1} << 32};
 
+constexpr uint32_t announced_together = 64;  // entries
+// Announced and not yet arrived: below the first number a new receive announces what is held back,
+// below the second an arrival does, for a caller that posts no more.
+constexpr uint64_t announced_ahead = 4;
+constexpr uint64_t announced_least = 2;
+
 }  // namespace
 
 ReceiveConnection::ReceiveConnection(fabric::Provider& provider, Engine& engine, size_t worker,
@@ -143,7 +149,7 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
   arm_deadline(std::chrono::milliseconds(context_->config().connect_timeout_ms));
   domain_ = next_domain.fetch_add(1, std::memory_order_relaxed);
   channel_ = std::make_shared<ReceiveChannel>(domain_, attachment_, context_->worker(), engine_);
-  staging_ = std::make_unique<std::array<CtsGroup, cts_slots>>();
+  staging_ = std::make_unique<CtsRing>();
   cts_address_ = hello->cts_address;
   cts_key_ = hello->cts_key;
   auto local = stream_->local_address();
@@ -220,15 +226,22 @@ void ReceiveConnection::on_doorbell() {
     if (request.is_flush) {
       flush(request);
     } else {
-      announce(request);
+      stage(request);
     }
     if (failed_) {
       return;
     }
   }
+  if (announcing_is_due(announced_ahead)) {
+    announce();
+  }
 }
 
-void ReceiveConnection::announce(ReceiveRequest& request) {
+void ReceiveConnection::stage(ReceiveRequest& request) {
+  if (staged_ + request.count > cts_entries) {
+    announce();  // one write ends where the ring does
+    staged_ = 0;
+  }
   const uint64_t number = groups_posted_++;
   request.group = number;
   request.missing = request.count;
@@ -236,10 +249,11 @@ void ReceiveConnection::announce(ReceiveRequest& request) {
   request.chunk_count = {};
   request.bytes = {};
   open_[number % cts_slots] = &request;
-  CtsGroup& group = (*staging_)[number % cts_slots];
+  // A slot is written anew only after its group has arrived, which no loss of its announcement
+  // survives.
   for (uint8_t i = 0; i < request.count; ++i) {
     const ReceiveRequest::Buffer& buffer = request.buffers[i];
-    CtsEntry entry{};
+    CtsEntry& entry = (*staging_)[staged_++];
     entry.group = number;
     entry.address = reinterpret_cast<uint64_t>(buffer.data);
     entry.size = buffer.size;
@@ -248,18 +262,39 @@ void ReceiveConnection::announce(ReceiveRequest& request) {
     entry.count = request.count;
     entry.position = i;
     entry.exact = request.polled ? 1 : 0;
-    group.entries[i] = entry;
   }
-  const auto bytes = static_cast<uint32_t>(request.count * sizeof(CtsEntry));
+  held_entries_ += request.count;
+  ++held_groups_;
+  // On datagrams a small one overtakes bulk data, and acknowledgements ride on it.
+  const bool holds_back = attachment_.kind == fabric::FabricKind::verbs;
+  if (!holds_back || held_entries_ > announced_together - group_max) {
+    announce();
+  }
+}
+
+// A clear-to-send costs both sides and the network as much as any small message.  While the sender
+// has places for several more messages, or for half of all there are, it needs no other, and those
+// that come together go in one write.
+bool ReceiveConnection::announcing_is_due(uint64_t ahead) const {
+  const uint64_t open = groups_posted_ - groups_completed_;
+  return held_groups_ != 0 && open - held_groups_ < std::max(ahead, open / 2);
+}
+
+void ReceiveConnection::announce() {
+  if (held_groups_ == 0) {
+    return;
+  }
+  const uint64_t number = groups_posted_ - held_groups_;
+  const uint32_t first = staged_ - held_entries_;
   fabric::WritePost post;
   post.id = number;
   post.gather_count = 1;
-  post.gathers[0] = {reinterpret_cast<const std::byte*>(&group), bytes, staging_key_};
-  post.remote_address = cts_address_ + number % cts_slots * sizeof(CtsGroup);
+  post.gathers[0] = {reinterpret_cast<const std::byte*>(&(*staging_)[first]),
+                     static_cast<uint32_t>(held_entries_ * sizeof(CtsEntry)), staging_key_};
+  post.remote_address = cts_address_ + first * sizeof(CtsEntry);
   post.remote_key = cts_key_;
   post.has_immediate = true;
-  post.immediate = Immediate{ImmediateKind::clear_to_send, static_cast<uint32_t>(number)}.pack();
-  // The slot is written anew only after the group has arrived, which no loss of this one survives.
+  post.immediate = Announcement{static_cast<uint32_t>(number), first}.pack();
   post.quiet = true;
   post.host_memory = true;
   const Errc posted = paths_.front().path->post_write(post);
@@ -267,7 +302,9 @@ void ReceiveConnection::announce(ReceiveRequest& request) {
     fail_connection(fail(Errc::internal, "a path refused a clear-to-send it has room for"));
     return;
   }
-  context_->recorder().note(TraceEvent::cts_sent, id().index, number, request.count);
+  context_->recorder().note(TraceEvent::cts_sent, id().index, number, held_groups_);
+  held_groups_ = 0;
+  held_entries_ = 0;
 }
 
 void ReceiveConnection::on_completion(const fabric::Completion& completion) {
@@ -338,6 +375,9 @@ void ReceiveConnection::on_data(const fabric::Completion& completion) {
   request->state.store(RequestState::done, std::memory_order_release);
   while (groups_completed_ < groups_posted_ && open_[groups_completed_ % cts_slots] == nullptr) {
     ++groups_completed_;
+  }
+  if (announcing_is_due(announced_least)) {
+    announce();
   }
   if (groups_completed_ == groups_posted_ && engine_.mode() == Engine::Mode::inline_turns) {
     // Nothing else is expected, so the caller may make no more calls for a while.

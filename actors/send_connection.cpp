@@ -17,6 +17,21 @@ namespace {
 // A write that announces nothing: the chunk's last one answers for it.
 constexpr uint64_t piece_id = UINT64_MAX;
 
+/// The group at the head of `entries` if it is number `number`; empty when it makes no sense.
+std::span<const CtsEntry> group_in(std::span<const CtsEntry> entries, uint64_t number) {
+  const uint32_t count = entries[0].count;
+  if (count < 1 || count > group_max || count > entries.size()) {
+    return {};
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    const CtsEntry& entry = entries[i];
+    if (entry.group != number || entry.position != i || entry.count != count) {
+      return {};
+    }
+  }
+  return entries.first(count);
+}
+
 }  // namespace
 
 SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_t worker,
@@ -24,7 +39,7 @@ SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_
     : Connection(provider, engine, worker),
       channel_(std::move(channel)),
       options_(std::move(options)),
-      cts_(std::make_unique<std::array<CtsGroup, cts_slots>>()) {
+      cts_(std::make_unique<CtsRing>()) {
   domain_ = channel_->domain();
   attachment_ = channel_->attachment();
   receives_ = cts_slots;
@@ -336,23 +351,30 @@ void SendConnection::on_completion(const fabric::Completion& completion) {
 }
 
 void SendConnection::on_clear_to_send(const fabric::Completion& completion) {
-  const uint64_t number = channel_->published_groups();
-  const Immediate immediate = Immediate::unpack(completion.immediate);
-  const CtsGroup& group = (*cts_)[number % cts_slots];
-  const uint32_t count = group.entries[0].count;
+  uint64_t number = channel_->published_groups();
+  const uint64_t first_number = number;
+  const Announcement announced = Announcement::unpack(completion.immediate);
+  const size_t count = completion.bytes / sizeof(CtsEntry);
   bool good = completion.has_immediate && Immediate::plain(completion.immediate) &&
-              immediate.kind == ImmediateKind::clear_to_send &&
-              Immediate::same_group(immediate.group, number) && count >= 1 && count <= group_max &&
-              completion.bytes == count * sizeof(CtsEntry);
-  for (uint32_t i = 0; good && i < count; ++i) {
-    const CtsEntry& entry = group.entries[i];
-    good = entry.group == number && entry.position == i && entry.count == count;
+              Immediate::unpack(completion.immediate).kind == ImmediateKind::clear_to_send &&
+              Immediate::same_group(announced.group, number) && count >= 1 &&
+              completion.bytes == count * sizeof(CtsEntry) &&
+              announced.first_entry + count <= cts_entries;
+  std::span<const CtsEntry> left;
+  if (good) {
+    left = std::span(*cts_).subspan(announced.first_entry, count);
   }
-  if (!good || !channel_->publish(group)) {
+  while (good && !left.empty()) {
+    const std::span<const CtsEntry> group = group_in(left, number++);
+    good = !group.empty() && channel_->publish(group);
+    left = left.subspan(group.size());
+  }
+  if (!good) {
     fail_connection(fail(Errc::remote, "the peer sent a malformed clear-to-send"));
     return;
   }
-  context_->recorder().note(TraceEvent::cts_received, id().index, number, count);
+  context_->recorder().note(TraceEvent::cts_received, id().index, first_number,
+                            number - first_number);
   static_cast<void>(post_credit(*completion.path));
 }
 

@@ -28,7 +28,6 @@ class Context {
   Clock& clock() { return clock_; }
   Random& random() { return random_; }
   TimerWheel& timers() { return timers_; }
-  /// What is only noted gets the time of the turn when it ends: nobody waits for a clock.
   Recorder& recorder() { return recorder_; }
   const Config& config() const { return config_; }
   StreamFactory& streams() { return *streams_; }

@@ -189,7 +189,11 @@ bool Engine::turn_inline(Seat& seat, const Message* first) {
   const bool turned = !stopping_.load(std::memory_order_relaxed);
   if (turned) {
     seat.worker->bind_to_this_thread();
-    static_cast<void>(seat.worker->quick_turn(first));
+    if (first != nullptr) {
+      seat.worker->push(*first);
+    } else {
+      seat.worker->quick_turn();
+    }
     seat.caller_turns.store(seat.caller_turns.load(std::memory_order_relaxed) + 1,
                             std::memory_order_relaxed);
   }

@@ -15,6 +15,8 @@ class Poller {
   /// One bounded pass; the amount of work done, 0 when idle.  `time`: the turn's.  Reading a clock
   /// costs more than looking into an empty queue, so who does not need the time does not ask.
   virtual unsigned poll(Clock& time) = 0;
+  /// Sends what was posted to it, and need not look for anything else.
+  virtual unsigned push(Clock& time) { return poll(time); }
   /// How long it may be left alone while the callers that drive it do something else: a peer that
   /// waits for software to answer can do so for a moment only.
   virtual Duration patience() const { return std::chrono::milliseconds(2); }

@@ -47,8 +47,9 @@ class Recorder {
     note(event, actor, a, b);
     stamp(now);
   }
-  /// The same without a time: it gets that of the next stamp(), which must come in the same turn.
-  /// Until then readers do not see it.
+  /// The same without a time: it gets that of the next stamp(), and until then readers do not see
+  /// it.  A worker stamps when a turn found nothing to do: nobody waits for a clock, and the time
+  /// is at most a few microseconds late.
   void note(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b) {
     if (slots_.empty()) {
       return;
@@ -62,7 +63,8 @@ class Recorder {
     slot.words[2].store(a, std::memory_order_release);
     slot.words[3].store(b, std::memory_order_release);
   }
-  bool stamp_is_due() const { return noted_ != stamped_; }
+  /// How many wait for that.
+  uint64_t unstamped() const { return noted_ - stamped_; }
   void stamp(Instant now) {
     for (; stamped_ != noted_; ++stamped_) {
       Slot& slot = slots_[stamped_ & mask_];

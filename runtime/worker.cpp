@@ -193,13 +193,7 @@ inline unsigned Worker::look_around() {
   return work;
 }
 
-inline void Worker::finish_turn() {
-  if (!leaving_.empty()) [[unlikely]] {
-    bury();
-  }
-  if (recorder_.stamp_is_due()) {
-    recorder_.stamp(turn_clock_.now());
-  }
+inline void Worker::count_turn() {
   turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
@@ -215,20 +209,20 @@ unsigned Worker::turn() {
     eager_stream_turns_ -= eager ? 1 : 0;
     work += streams_->turn();
   }
-  finish_turn();
+  if (!leaving_.empty()) {
+    bury();
+  }
+  recorder_.stamp(begin);
+  count_turn();
   if (work != 0) {
     measure(begin);
   }
   return work;
 }
 
-unsigned Worker::quick_turn(const Message* first) {
+void Worker::quick_turn() {
   turn_clock_.begin_turn();
   unsigned work = 0;
-  if (first != nullptr) {
-    deliver(*first);
-    ++work;
-  }
   if (!mailbox_->looks_idle() || !local_.empty()) {
     work += take_messages();
   }
@@ -248,8 +242,26 @@ unsigned Worker::quick_turn(const Message* first) {
     --eager_stream_turns_;
     work += streams_->turn();
   }
-  finish_turn();
-  return work;
+  if (!leaving_.empty()) [[unlikely]] {
+    bury();
+  }
+  const uint64_t unstamped = recorder_.unstamped();
+  if (unstamped != 0 && (work == 0 || unstamped > unstamped_max)) {
+    recorder_.stamp(turn_clock_.now());
+  }
+  count_turn();
+}
+
+void Worker::push(const Message& message) {
+  turn_clock_.begin_turn();
+  deliver(message);
+  for (size_t i = 0; i < pollers_.size(); ++i) {
+    static_cast<void>(pollers_[i]->push(turn_clock_));
+  }
+  if (!leaving_.empty()) [[unlikely]] {
+    bury();
+  }
+  count_turn();
 }
 
 unsigned Worker::take_messages() {

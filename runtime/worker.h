@@ -60,10 +60,12 @@ class Worker final : private Context {
   // --- the executor's thread
   /// One duty cycle; work done, 0 when idle.
   unsigned turn();
-  /// The same for callers that make one turn after the other, beginning with `first` if there is
-  /// one: looks at the clock, and at timers with it, only when somebody needs the time and else
-  /// every few turns.
-  unsigned quick_turn(const Message* first);
+  /// The same for callers that make one turn after the other: looks at the clock, and at timers and
+  /// streams with it, only when somebody needs the time and else every few turns.
+  void quick_turn();
+  /// Delivers a message and sends what that makes its actor post; everything else has to wait for
+  /// the next turn.
+  void push(const Message& message);
   /// Nothing queued and every poller agrees: the thread may sleep.
   bool may_sleep();
   /// Not later than this must turn() be called again; nullopt: only when something arrives.
@@ -86,6 +88,7 @@ class Worker final : private Context {
   static constexpr size_t drain_limit = 64;
   static constexpr unsigned stream_period = 64;
   static constexpr unsigned clock_period = 16;
+  static constexpr uint64_t unstamped_max = 16;  ///< events, while turns are never idle
   static constexpr Duration timer_period = std::chrono::microseconds(50);
   static constexpr Duration quick_stream_period = std::chrono::microseconds(250);
   /// Of streams: whoever waits for a handshake calls, and nobody else is in a hurry.
@@ -113,7 +116,7 @@ class Worker final : private Context {
   void deliver(const Message& message);
   unsigned take_messages();
   unsigned look_around();
-  void finish_turn();
+  void count_turn();
   void measure(Instant begin);
   void take_over(const Message& message);
   void bury();

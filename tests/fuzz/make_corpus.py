@@ -72,10 +72,10 @@ def control():
     host = struct.pack("<H", 5) + b"alpha"
     paths = b"\1" + struct.pack("<H", 72) + bytes(72)
     rdma = b"\2" + 2 * (struct.pack("<H", 48) + bytes(48))
-    hello = struct.pack("<HQQIIBBB", 2, 42, 4096, 3, 1000, 1, 0, 0) + host + paths
-    hello_rdma = struct.pack("<HQQIIBBB", 2, 42, 4096, 3, 1000, 2, 106, 3) + host + rdma
+    hello = struct.pack("<HQQIIBBB", 3, 42, 4096, 3, 1000, 1, 0, 0) + host + paths
+    hello_rdma = struct.pack("<HQQIIBBB", 3, 42, 4096, 3, 1000, 2, 106, 3) + host + rdma
     hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
-    welcome = struct.pack("<HIQI", 2, 1001, 4096, 9) + host + paths
+    welcome = struct.pack("<HIQI", 3, 1001, 4096, 9) + host + paths
     refusal = struct.pack("<BH", 1, 9) + b"not yours"
     close = struct.pack("<Q", 12)
     bodies = {"hello": (1, hello), "hello_rdma": (1, hello_rdma), "hello_old": (1, hello_old), "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close),

@@ -32,6 +32,20 @@ TEST(Recorder, KeepsTheLastEventsInOrder) {
   }
 }
 
+TEST(Recorder, ANoteIsSeenWithTheTimeOfTheStamp) {
+  Recorder recorder(8);
+  recorder.note(TraceEvent::cts_sent, 1, 10, 0);
+  recorder.note(TraceEvent::cts_sent, 1, 11, 0);
+  EXPECT_EQ(recorder.unstamped(), 2U);
+  EXPECT_TRUE(recorder.snapshot().empty());
+  recorder.stamp(Instant(Duration(500)));
+  EXPECT_EQ(recorder.unstamped(), 0U);
+  const auto events = recorder.snapshot();
+  ASSERT_EQ(events.size(), 2U);
+  EXPECT_EQ(events[1].a, 11U);
+  EXPECT_EQ(events[1].time_ns, 500);
+}
+
 TEST(Recorder, ZeroCapacityRecordsNothing) {
   Recorder recorder(0);
   recorder.record(TraceEvent::cts_sent, 1, 2, 3, Instant{});

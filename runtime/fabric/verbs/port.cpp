@@ -226,6 +226,11 @@ unsigned Port::poll(Clock& time) {
   return work;
 }
 
+unsigned Port::push(Clock& time) {
+  static_cast<void>(time);
+  return dirty_.empty() ? 0 : flush_posts();
+}
+
 unsigned Port::fail_all() {
   lost_ = true;
   unsigned count = 0;

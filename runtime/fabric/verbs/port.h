@@ -65,6 +65,7 @@ class Port final : public Poller {
 
   // Poller
   unsigned poll(Clock& time) override;
+  unsigned push(Clock& time) override;
   /// The device answers the peer by itself; what is left are deaths to notice and to report.
   Duration patience() const override { return std::chrono::milliseconds(50); }
   size_t wait_fds(std::span<int> out) const override;

@@ -1,0 +1,166 @@
+#include <gtest/gtest.h>
+
+#include "runtime/uv_streams.h"
+#include "runtime/worker.h"
+
+namespace nccl_ha {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// Moves by a nanosecond with every look, and counts the looks.
+class CountingClock final : public Clock {
+ public:
+  Instant now() override {
+    ++looks;
+    return base + Duration(static_cast<int64_t>(looks));
+  }
+  Instant base{milliseconds(1)};
+  uint64_t looks = 0;
+};
+
+/// Works as often as it is told to.
+class Chore final : public Poller {
+ public:
+  unsigned poll(Clock& time) override {
+    ++polls;
+    if (asks) {
+      static_cast<void>(time.now());
+    }
+    return work;
+  }
+  unsigned push(Clock& time) override {
+    static_cast<void>(time);
+    return ++pushes;
+  }
+  Duration patience() const override { return wanted_patience; }
+
+  unsigned polls = 0;
+  unsigned pushes = 0;
+  unsigned work = 0;
+  bool asks = false;
+  Duration wanted_patience = milliseconds(50);
+};
+
+class Listening final : public Actor {
+ public:
+  const char* name() const override { return "listening"; }
+  void start(Context& context) override { context_ = &context; }
+  void on(const Message& message) override {
+    heard = message.a;
+    context_->recorder().note(TraceEvent::cts_sent, id().index, message.a, 0);
+  }
+  void stop() override {}
+  uint64_t heard = 0;
+
+ private:
+  Context* context_ = nullptr;
+};
+
+class WorkerTest : public testing::Test {
+ protected:
+  WorkerTest() : worker_({}, config_, clock_, *make_uv_streams()) {
+    worker_.context().add_poller(&chore_);
+    worker_.quick_turn();
+  }
+  ~WorkerTest() override { worker_.context().remove_poller(&chore_); }
+
+  Config config_;
+  CountingClock clock_;
+  Chore chore_;
+  Worker worker_;
+};
+
+TEST_F(WorkerTest, AFullTurnReadsTheClockOnce) {
+  chore_.asks = true;
+  const uint64_t before = clock_.looks;
+  static_cast<void>(worker_.turn());
+  EXPECT_EQ(clock_.looks, before + 1);
+}
+
+TEST_F(WorkerTest, QuickTurnsReadItNowAndThenUnlessSomebodyAsks) {
+  const uint64_t before = clock_.looks;
+  const unsigned polls = chore_.polls;
+  for (int i = 0; i < 160; ++i) {
+    worker_.quick_turn();
+  }
+  EXPECT_EQ(chore_.polls, polls + 160);
+  EXPECT_EQ(clock_.looks, before + 10);
+  chore_.asks = true;
+  for (int i = 0; i < 160; ++i) {
+    worker_.quick_turn();
+  }
+  EXPECT_EQ(clock_.looks, before + 170);
+}
+
+TEST_F(WorkerTest, QuickTurnsFireTimersAFewTurnsLateAtMost) {
+  int fired = 0;
+  Timer timer;
+  timer.bind([](void* count) { ++*static_cast<int*>(count); }, &fired);
+  worker_.context().timers().arm(timer, clock_.base + milliseconds(5));
+  for (int i = 0; i < 64; ++i) {
+    worker_.quick_turn();
+  }
+  EXPECT_EQ(fired, 0);
+  clock_.base += milliseconds(6);
+  for (int i = 0; i < 16; ++i) {
+    worker_.quick_turn();
+  }
+  EXPECT_EQ(fired, 1);
+  // Turns that know the time anyway are not late at all.
+  worker_.context().timers().arm(timer, clock_.base + milliseconds(5));
+  clock_.base += milliseconds(6);
+  chore_.asks = true;
+  worker_.quick_turn();
+  EXPECT_EQ(fired, 2);
+}
+
+TEST_F(WorkerTest, APushDeliversAndSendsAndDoesNothingElse) {
+  auto owned = std::make_unique<Listening>();
+  Listening& actor = *owned;
+  Message message{};
+  message.to = worker_.context().add_actor(std::move(owned));
+  message.kind = 7;
+  message.a = 42;
+  const unsigned polls = chore_.polls;
+  const uint64_t looks = clock_.looks;
+  worker_.push(message);
+  EXPECT_EQ(actor.heard, 42U);
+  EXPECT_EQ(chore_.pushes, 1U);
+  EXPECT_EQ(chore_.polls, polls);
+  EXPECT_EQ(clock_.looks, looks);
+}
+
+TEST_F(WorkerTest, WhatIsNotedGetsItsTimeWhenATurnIsIdleOrSoonAfter) {
+  Recorder& recorder = worker_.context().recorder();
+  const uint64_t before = recorder.written();
+  chore_.work = 1;
+  recorder.note(TraceEvent::cts_sent, 1, 2, 3);
+  worker_.quick_turn();
+  EXPECT_EQ(recorder.written(), before) << "a busy turn has no time for it";
+  chore_.work = 0;
+  worker_.quick_turn();
+  ASSERT_EQ(recorder.written(), before + 1);
+  EXPECT_EQ(
+      recorder.snapshot().back().time_ns,
+      (clock_.base + Duration(static_cast<int64_t>(clock_.looks))).time_since_epoch().count());
+  chore_.work = 1;
+  for (int i = 0; i < 17; ++i) {
+    recorder.note(TraceEvent::cts_sent, 1, 2, 3);
+    worker_.quick_turn();
+  }
+  EXPECT_EQ(recorder.written(), before + 18) << "but it is not put off for ever";
+}
+
+TEST_F(WorkerTest, PatienceIsThatOfTheMostPressing) {
+  EXPECT_EQ(worker_.patience(), milliseconds(50));
+  Chore pressing;
+  pressing.wanted_patience = milliseconds(2);
+  worker_.context().add_poller(&pressing);
+  EXPECT_EQ(worker_.patience(), milliseconds(2));
+  worker_.context().remove_poller(&pressing);
+  EXPECT_EQ(worker_.patience(), milliseconds(50));
+}
+
+}  // namespace
+}  // namespace nccl_ha
