@@ -2,14 +2,11 @@
 // that could repeat.  Any thread.  The text is formatted only when the level is enabled.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <cstdint>
 #include <string>
-
-#ifndef FMT_HEADER_ONLY
-#define FMT_HEADER_ONLY
-#endif
-#include <fmt/format.h>
 
 namespace nccl_ha {
 

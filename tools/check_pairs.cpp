@@ -545,6 +545,7 @@ std::vector<Finding> judge_device_counts(const std::vector<size_t>& counts,
     }
   }
   std::vector<Finding> found;
+  found.reserve(fewer.size());
   for (const auto& [count, names] : fewer) {
     found.push_back({Level::warning,
                      fmt::format("{} where other hosts have {} devices for the network: {}", count,
