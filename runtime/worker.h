@@ -92,7 +92,7 @@ class Worker final : private Context {
   static constexpr Duration timer_period = std::chrono::microseconds(50);
   static constexpr Duration quick_stream_period = std::chrono::microseconds(250);
   /// Of streams: whoever waits for a handshake calls, and nobody else is in a hurry.
-  static constexpr Duration default_patience = std::chrono::milliseconds(50);
+  static constexpr Duration default_patience = std::chrono::milliseconds(10);
   static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);
 
   // Context

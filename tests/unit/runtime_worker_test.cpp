@@ -153,13 +153,13 @@ TEST_F(WorkerTest, WhatIsNotedGetsItsTimeWhenATurnIsIdleOrSoonAfter) {
 }
 
 TEST_F(WorkerTest, PatienceIsThatOfTheMostPressing) {
-  EXPECT_EQ(worker_.patience(), milliseconds(50));
+  EXPECT_EQ(worker_.patience(), milliseconds(10));
   Chore pressing;
   pressing.wanted_patience = milliseconds(2);
   worker_.context().add_poller(&pressing);
   EXPECT_EQ(worker_.patience(), milliseconds(2));
   worker_.context().remove_poller(&pressing);
-  EXPECT_EQ(worker_.patience(), milliseconds(50));
+  EXPECT_EQ(worker_.patience(), milliseconds(10));
 }
 
 }  // namespace

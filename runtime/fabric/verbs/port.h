@@ -66,8 +66,9 @@ class Port final : public Poller {
   // Poller
   unsigned poll(Clock& time) override;
   unsigned push(Clock& time) override;
-  /// The device answers the peer by itself; what is left are deaths to notice and to report.
-  Duration patience() const override { return std::chrono::milliseconds(50); }
+  /// The device answers the peer by itself; what is left are deaths to report, and receives that
+  /// were held back.
+  Duration patience() const override { return std::chrono::milliseconds(10); }
   size_t wait_fds(std::span<int> out) const override;
   bool prepare_sleep() override;
 
