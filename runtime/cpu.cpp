@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <sched.h>
 
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -15,7 +16,14 @@
 namespace nccl_ha {
 namespace {
 
-constexpr int cpu_max = CPU_SETSIZE;
+// As many as the kernel can be built for on any machine of today; cpu_set_t ends at 1024.
+constexpr int cpu_max = 8192;
+
+struct CpuSet {
+  CpuSet() { CPU_ZERO_S(sizeof words, set()); }
+  cpu_set_t* set() { return reinterpret_cast<cpu_set_t*>(words.data()); }
+  std::array<unsigned long, cpu_max / (8 * sizeof(unsigned long))> words;
+};
 
 bool parse_number(std::string_view text, int* out) {
   const char* end = text.data() + text.size();
@@ -99,10 +107,9 @@ int numa_node_of_cpu(int cpu) {
 }
 
 Result<void> pin_current_thread(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(static_cast<size_t>(cpu), &set);
-  if (sched_setaffinity(0, sizeof set, &set) != 0) {
+  CpuSet cpus;
+  CPU_SET_S(static_cast<size_t>(cpu), sizeof cpus.words, cpus.set());
+  if (sched_setaffinity(0, sizeof cpus.words, cpus.set()) != 0) {
     return fail(Errc::system,
                 fmt::format("cannot pin a progress thread to processor {}; check "
                             "HA_NCCL_PROGRESS_CPUS against the processors this job may use",
@@ -112,13 +119,17 @@ Result<void> pin_current_thread(int cpu) {
   return {};
 }
 
-size_t usable_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) {
-    return 1;
+std::vector<int> usable_cpus() {
+  CpuSet cpus;
+  std::vector<int> usable;
+  if (sched_getaffinity(0, sizeof cpus.words, cpus.set()) == 0) {
+    for (int cpu = 0; cpu < cpu_max; ++cpu) {
+      if (CPU_ISSET_S(static_cast<size_t>(cpu), sizeof cpus.words, cpus.set())) {
+        usable.push_back(cpu);
+      }
+    }
   }
-  return static_cast<size_t>(CPU_COUNT(&set));
+  return usable;
 }
 
 }  // namespace nccl_ha

@@ -31,7 +31,7 @@ int numa_node_of_cpu(int cpu);
 
 Result<void> pin_current_thread(int cpu);
 
-/// Processors this process may use.
-size_t usable_cpus();
+/// Processors this process may use; none when the kernel does not say.
+std::vector<int> usable_cpus();
 
 }  // namespace nccl_ha

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <linux/capability.h>
-#include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -274,15 +273,10 @@ Ipv4Rules ipv4_rules(const std::string& interface) {
   return {effective("rp_filter"), effective("arp_ignore"), effective("arp_announce")};
 }
 
-std::vector<int> nodes_of_usable_cpus() {
+std::vector<int> nodes_of(const std::vector<int>& cpus) {
   std::set<int> nodes;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) {
-        nodes.insert(numa_node_of_cpu(cpu));
-      }
-    }
+  for (const int cpu : cpus) {
+    nodes.insert(numa_node_of_cpu(cpu));
   }
   return {nodes.begin(), nodes.end()};
 }
@@ -368,9 +362,10 @@ Result<HostFacts> look_at_host() {
     facts.memlock_bytes = limit.rlim_cur;
   }
   facts.may_lock = may_lock_memory();
-  facts.cpus_usable = usable_cpus();
+  const std::vector<int> cpus = usable_cpus();
+  facts.cpus_usable = std::max<size_t>(cpus.size(), 1);
   facts.cpus_online = static_cast<size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
-  facts.cpu_nodes = nodes_of_usable_cpus();
+  facts.cpu_nodes = nodes_of(cpus);
   facts.governors = governors();
   std::error_code error;
   facts.nvidia = std::filesystem::exists("/proc/driver/nvidia/version", error);

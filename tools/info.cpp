@@ -180,7 +180,7 @@ void print_kernel(const KernelSupport& kernel, const Config& config) {
     fmt::print("    for full speed: sysctl -w net.core.rmem_max={0} net.core.wmem_max={0}\n",
                config.dgram_socket_bytes);
   }
-  fmt::print("  processors this process may use: {}\n", usable_cpus());
+  fmt::print("  processors this process may use: {}\n", usable_cpus().size());
 }
 
 void show_host(const Config& config, bool as_json) {

@@ -35,7 +35,7 @@ void report(const char* what, double value, const char* unit, double goal, bool 
 }
 
 /// Two spinning threads on one processor would measure the scheduler.
-const bool two_processors = usable_cpus() > 1;  // before anybody is pinned
+const bool two_processors = usable_cpus().size() > 1;  // before anybody is pinned
 
 void pin(int cpu) {
   if (two_processors) {

@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "runtime/config.h"
-#include "runtime/cpu.h"
 
 namespace nccl_ha {
 namespace {
@@ -85,35 +84,6 @@ TEST(Config, TheDocumentedTableIsTheTable) {
   text << in.rdbuf();
   EXPECT_EQ(text.str(), configuration_markdown())
       << "docs/configuration.md is out of date; make it with nccl-ha info --markdown";
-}
-
-TEST(Cpu, ParsesProcessorLists) {
-  auto list = parse_cpu_list("0-3,8");
-  ASSERT_TRUE(list);
-  EXPECT_EQ(*list, (std::vector<int>{0, 1, 2, 3, 8}));
-  EXPECT_TRUE(parse_cpu_list("")->empty());
-  for (const char* bad : {"a", "1-", "-1", "3-1", "1,,2", "1,", ",1", ",", "99999", "1-2-3"}) {
-    EXPECT_FALSE(parse_cpu_list(bad)) << bad;
-  }
-}
-
-TEST(Cpu, PlacesByNodeThenLoadThenIndex) {
-  const std::vector<WorkerInfo> workers{{0, 0, 2.0}, {1, 1, 5.0}, {2, 0, 1.0}, {3, 1, 4.0}};
-  EXPECT_EQ(place(workers, 0), 2U);
-  EXPECT_EQ(place(workers, 1), 3U) << "its own node although others are less loaded";
-  EXPECT_EQ(place(workers, -1), 2U);
-  EXPECT_EQ(place(workers, 7), 2U) << "nobody on that node";
-  const std::vector<WorkerInfo> equal{{-1, -1, 1.0}, {-1, -1, 1.0}};
-  EXPECT_EQ(place(equal, 0), 0U);
-}
-
-TEST(Cpu, PlansWorkersRoundRobin) {
-  const std::vector<int> cpus{0, 1};
-  const auto plan = plan_workers(3, cpus);
-  EXPECT_EQ(plan[0].cpu, 0);
-  EXPECT_EQ(plan[1].cpu, 1);
-  EXPECT_EQ(plan[2].cpu, 0);
-  EXPECT_EQ(plan_workers(1, {})[0].cpu, -1);
 }
 
 }  // namespace
