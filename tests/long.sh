@@ -23,7 +23,9 @@ step() {
   local name=$1
   shift
   printf '\n--- %s\n' "$name"
-  "$@" || { failed+=("$name"); echo "FAILED: $name (status $?)"; }
+  local status=0
+  "$@" || status=$?
+  [ $status -eq 0 ] || { failed+=("$name"); echo "FAILED: $name (status $status)"; }
 }
 
 # New inputs go to build/, so that a run leaves the stored corpus as it is.
@@ -51,7 +53,7 @@ if [ ! -x "$tool" ] || [ ! -f "$plugin" ]; then
     failed+=("build of preset release")
 fi
 
-step "the contract suite between two guests and over lossy datagrams" \
+step "the contract suite between two guests and over lossy datagrams, the larger models" \
   ctest --preset long --output-on-failure
 
 # Bit-exact under loss, whatever the operation: nccl-ha checks every byte and says so by its status.
