@@ -235,6 +235,7 @@ void Engine::run_standby() {
     for (auto& seat : seats_) {
       patience = std::min(patience, seat->worker->patience());
       const uint64_t turns = seat->caller_turns.load(std::memory_order_relaxed);
+      seat->left_alone = turns == seat->seen_turns && seat->worker->actor_count() != 0;
       caller_active = caller_active || turns != seat->seen_turns;
       seat->seen_turns = turns;
     }
@@ -249,6 +250,14 @@ void Engine::run_standby() {
           bed.watch({});
           watching = false;
           changed = true;
+        }
+        // Callers that turn one worker may wait for what only another one can do.
+        for (auto& seat : seats_) {
+          if (seat->left_alone && !seat->busy.exchange(true, std::memory_order_acquire)) {
+            seat->worker->bind_to_this_thread();
+            static_cast<void>(seat->worker->turn());
+            seat->busy.store(false, std::memory_order_release);
+          }
         }
         const Instant now = clock_.now();
         bed.sleep(now + patience, now);

@@ -70,7 +70,7 @@ class Engine {
     alignas(64) std::atomic<bool> busy{false};
     std::atomic<uint64_t> caller_turns{0};
     uint64_t seen_turns = 0;  // standby's
-    bool standby_drives = false;
+    bool left_alone = false;  // standby's: no caller turned it lately
   };
 
   Engine(const Config& config, Mode mode, Clock* clock)
