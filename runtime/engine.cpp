@@ -216,6 +216,17 @@ void Engine::assist_all() {
   }
 }
 
+// Callers that turn one worker may wait for what only another one can do.
+void Engine::turn_left_alone() {
+  for (auto& seat : seats_) {
+    if (seat->left_alone && !seat->busy.exchange(true, std::memory_order_acquire)) {
+      seat->worker->bind_to_this_thread();
+      static_cast<void>(seat->worker->turn());
+      seat->busy.store(false, std::memory_order_release);
+    }
+  }
+}
+
 // Peers must get their acknowledgements while NCCL makes no calls.  The standby looks now and
 // then (Poller::patience) whether somebody has turned the workers since; if nobody has, it drives
 // them until somebody does.  A caller that turns pays nothing for that but a counter.
@@ -251,14 +262,7 @@ void Engine::run_standby() {
           watching = false;
           changed = true;
         }
-        // Callers that turn one worker may wait for what only another one can do.
-        for (auto& seat : seats_) {
-          if (seat->left_alone && !seat->busy.exchange(true, std::memory_order_acquire)) {
-            seat->worker->bind_to_this_thread();
-            static_cast<void>(seat->worker->turn());
-            seat->busy.store(false, std::memory_order_release);
-          }
-        }
+        turn_left_alone();
         const Instant now = clock_.now();
         bed.sleep(now + patience, now);
         continue;

@@ -77,6 +77,7 @@ class Engine {
       : config_(config), mode_(mode), clock_(clock == nullptr ? own_clock_ : *clock) {}
   void run_thread(Seat& seat, WorkerInfo info);
   void run_standby();
+  void turn_left_alone();
   bool turn_inline(Seat& seat, const Message* first);
   /// Puts the calling thread to sleep unless there is work; false: there was.
   bool park(Seat& seat);
