@@ -240,6 +240,9 @@ void ReceiveConnection::on_doorbell() {
 void ReceiveConnection::stage(ReceiveRequest& request) {
   if (staged_ + request.count > cts_entries) {
     announce();  // one write ends where the ring does
+    if (failed_) {
+      return;
+    }
     staged_ = 0;
   }
   const uint64_t number = groups_posted_++;

@@ -180,7 +180,7 @@ unsigned Port::take_completions(Queue& queue, std::array<ibv_wc, batch>& complet
       path->on_wc(wc, id);
     }
     count += static_cast<unsigned>(got);
-    if (got < batch || pass == pass_limit) {
+    if (got < batch || pass + 1 == pass_limit) {
       break;
     }
     got = ibv_poll_cq(queue.cq, batch, completions.data());
