@@ -41,17 +41,30 @@ SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Worker& worker,
   free_count_ = sends_max;
 }
 
-bool SendChannel::publish(std::span<const CtsEntry> group) {
+size_t SendChannel::publish(std::span<const CtsEntry> entries) {
   const uint64_t number = published_.load(std::memory_order_relaxed);
   if (number - seen_group_ >= cts_slots) {
     seen_group_ = group_.load(std::memory_order_acquire);
     if (number - seen_group_ >= cts_slots) {
-      return false;
+      return 0;
     }
   }
-  std::copy(group.begin(), group.end(), groups_[number % cts_slots].begin());
+  auto& group = groups_[number % cts_slots];
+  size_t count = 1;
+  for (size_t i = 0; i < count; ++i) {
+    group[i] = entries[i];
+    if (i == 0) {
+      count = group[0].count;
+      if (count < 1 || count > std::min(group_max, entries.size())) {
+        return 0;
+      }
+    }
+    if (group[i].group != number || group[i].position != i || group[i].count != count) {
+      return 0;
+    }
+  }
   published_.store(number + 1, std::memory_order_release);
-  return true;
+  return count;
 }
 
 const CtsEntry* SendChannel::match(int tag) {

@@ -255,9 +255,10 @@ class SendChannel final : public Channel {
   bool next_submitted(uint16_t* index) { return submitted_.pop(index); }
   SendRequest& slot(uint16_t index) { return slots_[index]; }
   uint64_t published_groups() const { return published_.load(std::memory_order_relaxed); }
-  /// Makes one group, of 1 to group_max entries, visible to the caller.  false: the peer announced
-  /// more open groups than a connection may have.
-  [[nodiscard]] bool publish(std::span<const CtsEntry> group);
+  /// Makes the group at the head of `entries` visible to the caller; of how many entries it is.  0:
+  /// it makes no sense, or the peer announced more open groups than a connection may have.  The
+  /// memory may be the peer's to write: what is judged and used is a copy.
+  [[nodiscard]] size_t publish(std::span<const CtsEntry> entries);
 
  private:
   std::array<SendRequest, sends_max> slots_;

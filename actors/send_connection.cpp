@@ -17,21 +17,6 @@ namespace {
 // A write that announces nothing: the chunk's last one answers for it.
 constexpr uint64_t piece_id = UINT64_MAX;
 
-/// The group at the head of `entries` if it is number `number`; empty when it makes no sense.
-std::span<const CtsEntry> group_in(std::span<const CtsEntry> entries, uint64_t number) {
-  const uint32_t count = entries[0].count;
-  if (count < 1 || count > group_max || count > entries.size()) {
-    return {};
-  }
-  for (uint32_t i = 0; i < count; ++i) {
-    const CtsEntry& entry = entries[i];
-    if (entry.group != number || entry.position != i || entry.count != count) {
-      return {};
-    }
-  }
-  return entries.first(count);
-}
-
 }  // namespace
 
 SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_t worker,
@@ -365,9 +350,10 @@ void SendConnection::on_clear_to_send(const fabric::Completion& completion) {
     left = std::span(*cts_).subspan(announced.first_entry, count);
   }
   while (good && !left.empty()) {
-    const std::span<const CtsEntry> group = group_in(left, number++);
-    good = !group.empty() && channel_->publish(group);
-    left = left.subspan(group.size());
+    const size_t taken = channel_->publish(left);
+    good = taken != 0;
+    left = left.subspan(taken);
+    ++number;
   }
   if (!good) {
     fail_connection(fail(Errc::remote, "the peer sent a malformed clear-to-send"));
