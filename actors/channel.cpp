@@ -21,12 +21,18 @@ void prefetch_for_write(Slot& slot) {
 void Channel::deliver_doorbell() {
   rung_ = false;
   // Set before the turn: whoever takes it finds the requests, also a standby that is faster.
-  doorbell_.store(true, std::memory_order_release);
-  if (!engine_->assist(*worker_, message_of(ConnectionMessage::doorbell))) {
-    ring_missed_ = !tell(ConnectionMessage::doorbell);
-    if (ring_missed_) {
-      doorbell_.store(false, std::memory_order_release);
-    }
+  const bool on_its_way = doorbell_.exchange(true, std::memory_order_acq_rel);
+  // One that is in the mailbox already answers for these requests too.  Another would only use up
+  // the credits, and giving up for the lack of them must not take back the one that is there.
+  if (!engine_->assist(*worker_, message_of(ConnectionMessage::doorbell)) && !on_its_way) {
+    send_doorbell();
+  }
+}
+
+void Channel::send_doorbell() {
+  ring_missed_ = !tell(ConnectionMessage::doorbell);
+  if (ring_missed_) {
+    doorbell_.store(false, std::memory_order_release);
   }
 }
 

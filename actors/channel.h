@@ -200,10 +200,7 @@ class Channel {
   }
   void ring_mailbox() {
     if (!doorbell_.exchange(true, std::memory_order_acq_rel)) {
-      ring_missed_ = !tell(ConnectionMessage::doorbell);
-      if (ring_missed_) {
-        doorbell_.store(false, std::memory_order_release);
-      }
+      send_doorbell();
     }
   }
   /// A doorbell that found the mailbox full is rung again by the next poll.
@@ -222,6 +219,7 @@ class Channel {
     return message;
   }
   void deliver_doorbell();
+  void send_doorbell();
 
   const uint64_t domain_;
   const fabric::Attachment attachment_;

@@ -15,17 +15,6 @@ namespace nccl_ha::test {
 
 const char* plugin_path = "libnccl-net-ha.so";
 
-bool until(const std::function<bool()>& step, std::chrono::milliseconds limit) {
-  const auto end = std::chrono::steady_clock::now() + limit;
-  while (!step()) {
-    if (std::chrono::steady_clock::now() > end) {
-      return false;
-    }
-    sched_yield();
-  }
-  return true;
-}
-
 size_t plugin_threads() {
   size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/support/until.h"
 #include "tools/net_library.h"
 
 namespace nccl_ha::test {
@@ -21,10 +22,6 @@ extern const char* plugin_path;
 #ifdef NHA_PLUGIN_FILE
 inline const bool plugin_path_known = (plugin_path = NHA_PLUGIN_FILE, true);
 #endif
-
-/// Runs `step` until it returns true; false when `limit` has passed.
-bool until(const std::function<bool()>& step,
-           std::chrono::milliseconds limit = std::chrono::seconds(20));
 
 /// Threads of this process whose name begins with "nccl-ha".
 size_t plugin_threads();

@@ -12,24 +12,14 @@
 
 #include "runtime/engine.h"
 #include "runtime/stream.h"
+#include "tests/support/until.h"
 
 namespace nccl_ha {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-bool until(const std::function<bool()>& done, Duration limit = seconds(20)) {
-  SteadyClock clock;
-  const Instant end = clock.now() + limit;
-  while (!done()) {
-    if (clock.now() > end) {
-      return false;
-    }
-    sched_yield();
-  }
-  return true;
-}
+using test::until;
 
 /// What tests see of an actor that lives on another thread.
 struct Seen {
@@ -343,6 +333,30 @@ TEST(EngineInline, CallersAndStandbyNeverTurnAtOnce) {
   }
   EXPECT_TRUE(until([&] { return seen.messages.load() == 90; })) << "the standby finishes the rest";
   EXPECT_FALSE(seen.disorder.load());
+}
+
+TEST(EngineInline, AWorkerLeftAloneIsTurnedWhileCallersTurnAnother) {
+  Seen seen;
+  auto started = Engine::start(config_for(false, 2));
+  ASSERT_TRUE(started);
+  auto engine = std::move(*started);
+  auto busy = engine->worker(0).adopt(std::make_unique<Probe>(seen));
+  auto alone = engine->worker(1).adopt(std::make_unique<Probe>(seen));
+  ASSERT_TRUE(busy && alone && until([&] { return seen.started.load() == 2; }));
+  const uint64_t before = engine->worker(0).turns();
+  for (uint64_t i = 0; i < 20; ++i) {
+    Message message{};
+    message.to = *alone;
+    message.kind = 1;
+    message.a = i;
+    ASSERT_TRUE(engine->worker(1).post(message));
+    // This caller never turns worker 1, and never stops turning worker 0.
+    ASSERT_TRUE(until([&] {
+      engine->assist(engine->worker(0));
+      return seen.messages.load() == i + 1;
+    })) << i;
+  }
+  EXPECT_GT(engine->worker(0).turns(), before + 20);
 }
 
 TEST(EngineStart, ABadProcessorListIsAClearError) {

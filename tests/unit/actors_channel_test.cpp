@@ -1,0 +1,157 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "actors/channel.h"
+#include "tests/support/until.h"
+
+namespace nccl_ha {
+namespace {
+
+using test::until;
+
+/// Entries of group `number`, as a receiver writes them.
+std::vector<CtsEntry> group_of(uint64_t number, uint8_t count) {
+  std::vector<CtsEntry> entries(count);
+  for (uint8_t i = 0; i < count; ++i) {
+    entries[i] = {};
+    entries[i].group = number;
+    entries[i].address = 0x1000 * (i + 1);
+    entries[i].size = 100;
+    entries[i].tag = i;
+    entries[i].count = count;
+    entries[i].position = i;
+  }
+  return entries;
+}
+
+class ChannelTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    Config config;
+    config.use_progress_thread = false;
+    auto started = Engine::start(config);
+    ASSERT_TRUE(started);
+    engine_ = std::move(*started);
+    channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{}, engine_->worker(0), *engine_);
+  }
+
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<SendChannel> channel_;
+};
+
+TEST_F(ChannelTest, TakesGroupAfterGroupOutOfOneWrite) {
+  std::vector<CtsEntry> written = group_of(0, 2);
+  const std::vector<CtsEntry> second = group_of(1, 1);
+  written.insert(written.end(), second.begin(), second.end());
+  EXPECT_EQ(channel_->match(1), nullptr);
+  EXPECT_EQ(channel_->publish(written), 2U);
+  EXPECT_EQ(channel_->publish(std::span(written).subspan(2)), 1U);
+  EXPECT_EQ(channel_->published_groups(), 2U);
+  const CtsEntry* place = channel_->match(1);
+  ASSERT_NE(place, nullptr);
+  EXPECT_EQ(place->address, 0x2000U);
+  EXPECT_EQ(channel_->match(7), nullptr);
+  // What the peer writes there later changes nothing.
+  written[1].address = 0xBAD;
+  written[0].count = 200;
+  EXPECT_EQ(channel_->match(1)->address, 0x2000U);
+}
+
+TEST_F(ChannelTest, RefusesWhatNoReceiverWrites) {
+  const std::vector<std::function<void(std::vector<CtsEntry>&)>> faults{
+      [](auto& e) { e[0].count = 0; },    [](auto& e) { e[0].count = 9; },
+      [](auto& e) { e[0].count = 4; },    [](auto& e) { e[1].count = 2; },
+      [](auto& e) { e[0].group = 1; },    [](auto& e) { e[2].group = 1; },
+      [](auto& e) { e[1].position = 2; },
+  };
+  for (size_t i = 0; i < faults.size(); ++i) {
+    std::vector<CtsEntry> entries = group_of(0, 3);
+    faults[i](entries);
+    EXPECT_EQ(channel_->publish(entries), 0U) << i;
+    EXPECT_EQ(channel_->published_groups(), 0U) << i;
+    EXPECT_EQ(channel_->match(0), nullptr) << i;
+  }
+  EXPECT_EQ(channel_->publish(group_of(0, 3)), 3U);
+}
+
+/// Counts the requests that a connection's actor would be told of.
+class Taker final : public Actor {
+ public:
+  Taker(ReceiveChannel& channel, std::atomic<size_t>& taken) : channel_(channel), taken_(taken) {}
+  const char* name() const override { return "taker"; }
+  void start(Context&) override {}
+  void on(const Message&) override {
+    uint16_t index = 0;
+    while (channel_.take_doorbell()) {
+      while (channel_.next_submitted(&index)) {
+        taken_.fetch_add(1);
+      }
+    }
+  }
+
+ private:
+  ReceiveChannel& channel_;
+  std::atomic<size_t>& taken_;
+};
+
+/// Keeps its worker in a turn for as long as a test wants.
+class Holder final : public Actor {
+ public:
+  struct Switch {
+    std::atomic<bool> held{false};
+    std::atomic<bool> release{false};
+  };
+  explicit Holder(Switch& hold) : hold_(hold) {}
+  const char* name() const override { return "holder"; }
+  void start(Context&) override {}
+  void on(const Message&) override {
+    hold_.held.store(true);
+    while (!hold_.release.load()) {
+      sched_yield();
+    }
+  }
+
+ private:
+  Switch& hold_;
+};
+
+TEST_F(ChannelTest, RequestsThatFindTheWorkerHeldAreTakenHoweverManyTheyAre) {
+  Worker& worker = engine_->worker(0);
+  ReceiveChannel channel(1, fabric::Attachment{}, worker, *engine_);
+  std::atomic<size_t> taken{0};
+  Holder::Switch hold;
+  const auto taker = worker.adopt(std::make_unique<Taker>(channel, taken));
+  const auto holder = worker.adopt(std::make_unique<Holder>(hold));
+  ASSERT_TRUE(taker && holder);
+  Message message{};
+  message.to = *holder;
+  ASSERT_TRUE(worker.post(message));
+  ASSERT_TRUE(until([&] { return hold.held.load(); })) << "no standby turned the worker";
+  auto address = worker.open_address(2);
+  ASSERT_TRUE(address);
+  channel.attach(*taker, std::move(*address));
+  for (size_t i = 0; i < receives_max; ++i) {
+    ReceiveRequest* request = channel.acquire();
+    ASSERT_NE(request, nullptr);
+    channel.submit(*request);
+    channel.assist();  // and never again: nobody may have to ask twice
+  }
+  EXPECT_EQ(taken.load(), 0U) << "the worker was not held";
+  hold.release.store(true);
+  EXPECT_TRUE(until([&] { return taken.load() == receives_max; })) << taken.load();
+  engine_.reset();  // its actors look at what is gone after this
+}
+
+TEST_F(ChannelTest, RefusesMoreOpenGroupsThanThereCanBe) {
+  for (uint64_t number = 0; number < cts_slots; ++number) {
+    ASSERT_EQ(channel_->publish(group_of(number, 1)), 1U) << number;
+  }
+  EXPECT_EQ(channel_->publish(group_of(cts_slots, 1)), 0U);
+}
+
+}  // namespace
+}  // namespace nccl_ha
