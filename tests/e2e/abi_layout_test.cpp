@@ -296,7 +296,7 @@ TEST_P(Arguments, ClosingTheWrongKindIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Abi, Arguments,
-                         ::testing::Combine(::testing::Range(6, 13), ::testing::Bool()),
+                         ::testing::Combine(::testing::ValuesIn(abi_versions()), ::testing::Bool()),
                          instance_name);
 
 }  // namespace

@@ -196,7 +196,7 @@ TEST_P(Hostile, GarbageOnTheDataPortsHarmsNobody) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Abi, Hostile,
-                         ::testing::Combine(::testing::Values(6, 11, 12), ::testing::Bool()),
+                         ::testing::Combine(::testing::Values(6, 12), ::testing::Bool()),
                          instance_name);
 
 /// What parent and child share in the test below.

@@ -222,8 +222,7 @@ TEST_P(Lifecycle, LivesBesideAnotherLibuv) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Abi, Lifecycle,
-                         ::testing::Combine(::testing::Values(6, 8, 9, 10, 11, 12),
-                                            ::testing::Bool()),
+                         ::testing::Combine(::testing::ValuesIn(abi_versions()), ::testing::Bool()),
                          instance_name);
 
 std::string output_of(const std::string& command) {

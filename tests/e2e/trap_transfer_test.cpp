@@ -340,7 +340,7 @@ TEST_P(Transfer, RegistrationsBesideTraffic) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Abi, Transfer,
-                         ::testing::Combine(::testing::Range(6, 13), ::testing::Bool()),
+                         ::testing::Combine(::testing::ValuesIn(abi_versions()), ::testing::Bool()),
                          instance_name);
 
 }  // namespace
