@@ -47,6 +47,11 @@ SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Worker& worker,
   free_count_ = sends_max;
 }
 
+size_t SendChannel::known_group(std::span<const CtsEntry> entries, uint64_t number) {
+  const size_t count = entries[0].count;
+  return count >= 1 && count <= entries.size() && entries[0].group == number ? count : 0;
+}
+
 size_t SendChannel::publish(std::span<const CtsEntry> entries) {
   const uint64_t number = published_.load(std::memory_order_relaxed);
   if (number - seen_group_ >= cts_slots) {

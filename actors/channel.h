@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 
+#include "ha/ledger.h"
 #include "runtime/actor.h"
 #include "runtime/engine.h"
 #include "runtime/fabric/provider.h"
@@ -26,8 +27,8 @@ inline constexpr size_t group_max = 8;      ///< buffers of one grouped receive
 inline constexpr size_t receives_max = 32;  ///< open receives of a connection
 inline constexpr size_t sends_max = receives_max * group_max;
 inline constexpr size_t flushes_max = receives_max;
-inline constexpr size_t chunks_max = 16;  ///< of one message
-inline constexpr size_t cts_slots = 64;   ///< more than open groups, so that a slot is never hot
+inline constexpr size_t chunks_max = ha::ledger_chunks_max;  ///< of one message
+inline constexpr size_t cts_slots = 64;  ///< more than open groups, so that a slot is never hot
 /// Entries of the ring that clear-to-sends are written into: twice those of all open groups.
 inline constexpr size_t cts_entries = 2 * receives_max * group_max;
 
@@ -57,7 +58,9 @@ struct SendRequest : Request {
   bool exact = false;
   bool host_memory = true;
   // the actor's
-  uint32_t chunks_open = 0;  ///< chunks posted or to be posted, not acknowledged
+  uint32_t chunks = 0;
+  uint32_t chunk_bytes = 0;  ///< of each but the last
+  ha::ChunkLedger ledger;
 };
 
 struct ReceiveRequest : Request {
@@ -139,6 +142,21 @@ enum class ConnectionMessage : uint32_t {
   doorbell = 1,  ///< requests were submitted
   close = 2,     ///< the caller is done with the connection
   oversize = 3,  ///< the caller tried to send more than the peer's receive holds
+  doubt = 4,     ///< somebody knows that path `arg` is not to be trusted
+};
+
+/// What failovers did on one side of a connection, for whoever looks.  The actor writes it.
+struct FailoverCounts {
+  std::atomic<uint64_t> down{0};          ///< paths given up that carried traffic
+  std::atomic<uint64_t> back{0};          ///< paths replaced
+  std::atomic<uint64_t> chunks_again{0};  ///< sender: sent once more
+  std::atomic<uint64_t> bytes_again{0};
+  std::atomic<uint64_t> chunks_kept{0};  ///< sender: had arrived, only the acknowledgement was lost
+  std::atomic<uint64_t> longest_ns{0};   ///< from down to back
+
+  static void add(std::atomic<uint64_t>& counter, uint64_t by) {
+    counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+  }
 };
 
 /// The side-independent part.
@@ -210,6 +228,14 @@ class Channel {
     }
   }
   [[nodiscard]] bool tell(ConnectionMessage kind) { return address_.try_send(message_of(kind)); }
+  /// The actor gives up path number `path` and replaces it.  False: no room now.
+  [[nodiscard]] bool tell_doubt(uint32_t path) {
+    Message message = message_of(ConnectionMessage::doubt);
+    message.arg = path;
+    return address_.try_send(message);
+  }
+
+  FailoverCounts failovers;
 
  private:
   Message message_of(ConnectionMessage kind) const {
@@ -257,6 +283,9 @@ class SendChannel final : public Channel {
   /// it makes no sense, or the peer announced more open groups than a connection may have.  The
   /// memory may be the peer's to write: what is judged and used is a copy.
   [[nodiscard]] size_t publish(std::span<const CtsEntry> entries);
+  /// Of how many entries the group at the head of `entries` is, if it is group `number`, which was
+  /// published before; else 0.
+  [[nodiscard]] static size_t known_group(std::span<const CtsEntry> entries, uint64_t number);
 
  private:
   std::array<SendRequest, sends_max> slots_;

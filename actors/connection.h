@@ -7,13 +7,17 @@
 #pragma once
 
 #include <array>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "actors/channel.h"
 #include "actors/control.h"
 #include "actors/immediate.h"
+#include "ha/backoff.h"
+#include "ha/lane.h"
 #include "runtime/actor.h"
 #include "runtime/context.h"
 #include "runtime/fabric/provider.h"
@@ -23,6 +27,18 @@
 namespace nccl_ha {
 
 class Engine;
+
+/// The place of a path in a connection; the path in it may be replaced.
+struct Lane {
+  fabric::OwnedPath owned;    ///< path: null while there is none
+  bool usable = false;        ///< new work may be posted
+  uint32_t epoch = 0;         ///< how often the path was replaced
+  uint32_t writes_open = 0;   ///< posted, not completed, those that complete silently not counted
+  uint32_t credits_open = 0;  ///< receives posted and not completed
+
+  fabric::Path& path() { return *owned.path; }
+  bool drained() const { return writes_open == 0 && credits_open == 0; }
+};
 
 /// What both sides do alike.
 class Connection : public Actor, protected StreamOwner, protected fabric::PathOwner {
@@ -44,12 +60,38 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   virtual void on_failure(const Error& error) { (void)error; }
   virtual void on_deadline();  ///< the handshake took too long
 
-  /// Makes `count` paths at `attachment_`; `local` chooses interface and family for datagrams.
+  // What becomes of a lane once the connection is ready.  Without failover none of it is called.
+  virtual void on_lane_ready(size_t lane) = 0;
+  virtual void on_lane_failed(size_t lane, const Error& error) = 0;
+  virtual void on_lane_drained(size_t lane) = 0;
+
+  /// Makes `count` lanes with paths at `attachment_`; `local` chooses interface and family for
+  /// datagrams.
   Result<void> make_paths(const sockaddr* local, size_t count, bool active);
+  /// A new path for a lane, in place of the old one if there is one.
+  Result<void> make_path(Lane& lane, const sockaddr* local, bool active, Duration connect_limit);
+  /// The same for a lane that is to be used again, under the next epoch.
+  Result<void> remake_path(Lane& lane, bool active);
   Result<void> connect_paths(const std::vector<PathAddress>& peers);
   std::vector<PathAddress> path_addresses() const;
+  size_t lane_of(const fabric::Path* path) const {
+    size_t lane = 0;
+    while (lane + 1 < lanes_.size() && lanes_[lane].owned.path.get() != path) {
+      ++lane;
+    }
+    return lane;
+  }
+  bool any_usable() const;
+  /// Closes this side of a lane for good; its owner hears on_lane_drained().
+  void take_down(size_t lane, const Error& why);
+  void look_whether_drained(size_t lane);
+  /// Starts or ends the time that the connection may be without a path.
+  void watch_budget(bool in_need);
+  void log_back(size_t lane, const std::string& more);
+  /// Is the control stream's message about a path of ours?  Otherwise the connection has failed.
+  bool known_path(size_t path);
   Result<fabric::Registration> register_memory(void* base, size_t bytes);
-  bool post_credit(fabric::Path& path);  ///< a receive for the peer's next immediate
+  bool post_credit(Lane& lane);  ///< a receive for the peer's next immediate
   void fail_paths(const Error& why);
   void send_control(const std::vector<std::byte>& bytes);
   void arm_deadline(Duration in);
@@ -78,8 +120,9 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
   fabric::Attachment attachment_;
-  std::vector<fabric::OwnedPath> paths_;
+  std::vector<Lane> lanes_;
   size_t paths_ready_ = 0;
+  bool backup_ = false;  ///< both sides replace paths that fail
   uint8_t traffic_class_ = 0;
   uint8_t service_level_ = 0;
   bool flushes_ = false;  ///< paths will be asked to flush
@@ -93,7 +136,13 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   bool finished_ = false;
 
  private:
-  Timer deadline_;
+  void on_budget_spent();
+
+  Timer deadline_;  ///< of the handshake
+  Timer budget_;
+  bool in_need_ = false;
+  std::string need_;  ///< why
+  std::array<Instant, paths_max> down_since_{};
 };
 
 /// Where a connector may reach its peer; tried in order.
@@ -138,18 +187,46 @@ class SendConnection final : public Connection {
   void send_hello();
   void on_welcome(std::span<const std::byte> payload);
   void on_peer_closed(std::span<const std::byte> payload);
-  void on_clear_to_send(const fabric::Completion& completion);
+  void on_clear_to_send(const fabric::Completion& completion, Lane& lane);
   void pump();
+  bool next_work();
   void begin_request(uint16_t index);
   bool post_next();
+  bool pick_lane();
 
-  /// The request whose chunks are being posted; a full queue interrupts it at any point.
+  void on_lane_ready(size_t lane) override;
+  void on_lane_failed(size_t lane, const Error& error) override;
+  void on_lane_drained(size_t lane) override;
+  void on_path_message(const ControlReader::Message& message);
+  void on_fenced(std::span<const std::byte> payload);
+  void on_rebuilt(std::span<const std::byte> payload);
+  void take_steps(size_t lane, const ha::SenderSteps& steps, const Error& why);
+  void settle(size_t lane);
+  void reopen_soon(size_t lane);
+  void arm_reopen();
+  void reopen_due();
+  void reopen(size_t lane);
+
+  /// The chunks that are being posted; a full queue interrupts it at any point.
   struct Cursor {
     SendRequest* request = nullptr;
     uint32_t chunk = 0;
-    uint32_t chunk_bytes = 0;  ///< of each but the last
-    uint32_t chunks = 0;
+    uint32_t end = 0;     ///< the chunk after the last one to post
     uint32_t offset = 0;  ///< within the chunk: what plain writes have covered
+  };
+  struct Chunk {
+    uint16_t request = 0;
+    uint8_t chunk = 0;
+  };
+  /// How the replacement of a lane's path is going.
+  struct Recovery {
+    ha::SenderLane lane;
+    ha::ArrivalReport report;
+    ha::Backoff backoff{std::chrono::milliseconds(20), std::chrono::seconds(1)};
+    std::optional<Instant> reopen_at;
+    uint64_t acknowledged_before = 0;  ///< acknowledged_ when it was taken into use
+    uint32_t chunks_again = 0;
+    uint64_t bytes_again = 0;
   };
 
   std::shared_ptr<SendChannel> channel_;
@@ -162,7 +239,12 @@ class SendConnection final : public Connection {
   uint64_t sizes_address_ = 0;
   uint32_t sizes_key_ = 0;
   Cursor cursor_;
-  size_t next_path_ = 0;
+  size_t next_lane_ = 0;
+  uint64_t acknowledged_ = 0;  ///< chunks
+  std::vector<Recovery> recovery_;
+  std::deque<Chunk> replay_;
+  uint32_t fruitless_ = 0;  ///< failures in a row of paths that carried nothing
+  Timer reopen_timer_;
   uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
   bool said_hello_ = false;
 };
@@ -172,6 +254,14 @@ class ListenChannel;
 /// The accepted, receiving side.
 class ReceiveConnection final : public Connection {
  public:
+  /// Groups may end out of order, when they travel on several paths; but no further apart than
+  /// this, so that the entries of all that is open fit the ring and the report of a fence.
+  static constexpr uint64_t groups_apart_max = 48;
+  static constexpr uint32_t announced_together = 64;  ///< entries in one write, at most
+  static_assert(groups_apart_max >= receives_max && groups_apart_max <= report_groups_max);
+  static_assert(groups_apart_max < cts_slots);
+  static_assert(groups_apart_max * group_max + group_max <= cts_entries);
+
   ReceiveConnection(fabric::Provider& provider, Engine& engine, size_t worker, int fd,
                     size_t device, std::shared_ptr<ListenChannel> listener);
   ~ReceiveConnection() override;
@@ -193,10 +283,23 @@ class ReceiveConnection final : public Connection {
   void on_hello(std::span<const std::byte> payload);
   void turn_away(const char* why);
   void stage(ReceiveRequest& request);
+  bool has_room() const { return groups_posted_ - groups_completed_ < groups_apart_max; }
   bool announcing_is_due(uint64_t ahead) const;
   void announce();
+  void post_announcement(uint64_t number, uint64_t groups, uint32_t first, uint32_t entries);
+  void announce_again();
   void flush(ReceiveRequest& request);
-  void on_data(const fabric::Completion& completion);
+  void flush_waiting();
+  void on_data(const fabric::Completion& completion, Lane& lane);
+
+  void on_lane_ready(size_t lane) override;
+  void on_lane_failed(size_t lane, const Error& error) override;
+  void on_lane_drained(size_t lane) override;
+  void on_path_message(const ControlReader::Message& message);
+  void on_rebuild(std::span<const std::byte> payload);
+  void take_steps(size_t lane, const ha::ReceiverSteps& steps, const Error& why);
+  void open_again(size_t lane, const PathOffer& offer);
+  ha::ArrivalReport arrivals() const;
 
   int fd_;
   std::shared_ptr<ListenChannel> listener_;
@@ -209,10 +312,16 @@ class ReceiveConnection final : public Connection {
   uint32_t staged_ = 0;        ///< where the next entry goes
   uint32_t held_entries_ = 0;  ///< before that, not announced yet
   uint32_t held_groups_ = 0;
+  size_t announcing_lane_ = 0;  ///< announcements keep their order by taking one lane
+  bool announce_anew_ = false;  ///< that lane failed: everything open again, on another one
+  std::array<uint16_t, cts_slots> first_entry_{};  ///< of each group
+  std::vector<uint16_t> flushes_waiting_;          ///< for a lane; indexes of requests
+  std::vector<ha::ReceiverLane> recovery_;
   std::unique_ptr<SizeRecords> sizes_;
   uint64_t groups_posted_ = 0;
   uint64_t groups_completed_ = 0;
   std::array<ReceiveRequest*, cts_slots> open_{};
+  std::array<uint8_t, cts_slots> count_{};  ///< buffers of each group
 };
 
 }  // namespace nccl_ha

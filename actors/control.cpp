@@ -29,10 +29,13 @@ class Writer {
   }
   void paths(const std::vector<PathAddress>& paths) {
     number<uint8_t>(static_cast<uint8_t>(paths.size()));
-    for (const PathAddress& path : paths) {
-      number<uint16_t>(path.length);
-      out_.insert(out_.end(), path.bytes.begin(), path.bytes.begin() + path.length);
+    for (const PathAddress& one : paths) {
+      path(one);
     }
+  }
+  void path(const PathAddress& path) {
+    number<uint16_t>(path.length);
+    out_.insert(out_.end(), path.bytes.begin(), path.bytes.begin() + path.length);
   }
   std::vector<std::byte> finish() {
     const auto length = static_cast<uint16_t>(out_.size() - control_header_bytes);
@@ -90,6 +93,17 @@ class Reader {
     }
     return result;
   }
+  /// Anything else than 0 and 1 is bad.
+  bool flag() {
+    const auto value = number<uint8_t>();
+    ok_ = ok_ && value <= 1;
+    return value == 1;
+  }
+  uint8_t below(size_t limit) {
+    const auto value = number<uint8_t>();
+    ok_ = ok_ && value < limit;
+    return value;
+  }
   bool good() const { return ok_; }
   bool done() const { return ok_ && in_.empty(); }
 
@@ -120,6 +134,7 @@ std::vector<std::byte> encode(const Hello& hello) {
   out.number(static_cast<uint8_t>(hello.kind));
   out.number(hello.traffic_class);
   out.number(hello.service_level);
+  out.number(static_cast<uint8_t>(hello.backup));
   out.text(hello.host, host_max);
   out.paths(hello.paths);
   return out.finish();
@@ -131,6 +146,7 @@ std::vector<std::byte> encode(const Welcome& welcome) {
   out.number(welcome.process);
   out.number(welcome.sizes_address);
   out.number(welcome.sizes_key);
+  out.number(static_cast<uint8_t>(welcome.backup));
   out.text(welcome.host, host_max);
   out.paths(welcome.paths);
   return out.finish();
@@ -149,6 +165,38 @@ std::vector<std::byte> encode(const CloseNotice& notice) {
   return out.finish();
 }
 
+std::vector<std::byte> encode(ControlType type, const PathNotice& notice) {
+  Writer out(type);
+  out.number(notice.path);
+  out.number(notice.epoch);
+  out.text(notice.why, text_max);
+  return out.finish();
+}
+
+std::vector<std::byte> encode(const FenceReport& report) {
+  Writer out(ControlType::fenced);
+  out.number(report.path);
+  out.number(report.epoch);
+  out.number(report.arrived.completed);
+  out.number(static_cast<uint8_t>(report.arrived.groups.size()));
+  for (const ha::ArrivalReport::Group& group : report.arrived.groups) {
+    out.number(static_cast<uint8_t>(group.whole));
+    out.number(static_cast<uint8_t>(group.chunks.size()));
+    for (const uint16_t chunks : group.chunks) {
+      out.number(chunks);
+    }
+  }
+  return out.finish();
+}
+
+std::vector<std::byte> encode(ControlType type, const PathOffer& offer) {
+  Writer out(type);
+  out.number(offer.path);
+  out.number(offer.epoch);
+  out.path(offer.address);
+  return out.finish();
+}
+
 std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   Reader in(payload);
   Hello hello;
@@ -164,6 +212,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   hello.kind = kind.value_or(fabric::FabricKind::datagram);
   hello.traffic_class = in.number<uint8_t>();
   hello.service_level = in.number<uint8_t>();
+  hello.backup = in.flag();
   hello.host = in.text(host_max);
   hello.paths = in.paths();
   return in.done() && kind ? std::optional(hello) : std::nullopt;
@@ -179,6 +228,7 @@ std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
   welcome.process = in.number<uint32_t>();
   welcome.sizes_address = in.number<uint64_t>();
   welcome.sizes_key = in.number<uint32_t>();
+  welcome.backup = in.flag();
   welcome.host = in.text(host_max);
   welcome.paths = in.paths();
   return in.done() ? std::optional(welcome) : std::nullopt;
@@ -199,6 +249,48 @@ std::optional<CloseNotice> decode_close(std::span<const std::byte> payload) {
   CloseNotice notice;
   notice.groups_completed = in.number<uint64_t>();
   return in.done() ? std::optional(notice) : std::nullopt;
+}
+
+std::optional<PathNotice> decode_notice(std::span<const std::byte> payload) {
+  Reader in(payload);
+  PathNotice notice;
+  notice.path = in.below(paths_max);
+  notice.epoch = in.number<uint32_t>();
+  notice.why = in.text(text_max);
+  return in.done() ? std::optional(notice) : std::nullopt;
+}
+
+std::optional<FenceReport> decode_report(std::span<const std::byte> payload) {
+  Reader in(payload);
+  FenceReport report;
+  report.path = in.below(paths_max);
+  report.epoch = in.number<uint32_t>();
+  report.arrived.completed = in.number<uint64_t>();
+  report.arrived.groups.resize(in.below(report_groups_max + 1));
+  for (ha::ArrivalReport::Group& group : report.arrived.groups) {
+    group.whole = in.flag();
+    group.chunks.resize(in.below(report_positions_max + 1));
+    for (uint16_t& chunks : group.chunks) {
+      chunks = in.number<uint16_t>();
+    }
+    if (!in.good()) {
+      return std::nullopt;
+    }
+  }
+  return in.done() ? std::optional(std::move(report)) : std::nullopt;
+}
+
+std::optional<PathOffer> decode_offer(std::span<const std::byte> payload) {
+  Reader in(payload);
+  PathOffer offer;
+  offer.path = in.below(paths_max);
+  offer.epoch = in.number<uint32_t>();
+  const auto address = PathAddress::from(in.bytes(fabric::path_address_max));
+  if (!in.done() || !address) {
+    return std::nullopt;
+  }
+  offer.address = *address;
+  return offer;
 }
 
 bool ControlReader::feed(std::span<const std::byte> bytes) {
@@ -232,7 +324,7 @@ std::optional<ControlReader::Message> ControlReader::next() {
   std::memcpy(&type, in + 4, sizeof type);
   std::memcpy(&length, in + 6, sizeof length);
   if (magic != control_magic || type < static_cast<uint16_t>(ControlType::hello) ||
-      type > static_cast<uint16_t>(ControlType::failure) || length > control_payload_max) {
+      type > static_cast<uint16_t>(ControlType::rebuilt) || length > control_payload_max) {
     broken_ = true;
     return std::nullopt;
   }

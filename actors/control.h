@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "ha/ledger.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/result.h"
@@ -21,13 +22,25 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 3;
+inline constexpr uint16_t control_version = 4;
 inline constexpr size_t control_header_bytes = 8;
 inline constexpr size_t control_payload_max = 2048;
 
 inline constexpr size_t paths_max = 8;  ///< of one connection
 
-enum class ControlType : uint16_t { hello = 1, welcome = 2, reject = 3, close = 4, failure = 5 };
+enum class ControlType : uint16_t {
+  hello = 1,
+  welcome = 2,
+  reject = 3,
+  close = 4,
+  failure = 5,
+  // Of one path, the n-th of the connection (docs/protocol.md, "Failover"):
+  doubt = 6,    ///< receiver: my side of it failed
+  down = 7,     ///< sender: I have closed my side
+  fenced = 8,   ///< receiver: mine is closed too, and this had arrived
+  rebuild = 9,  ///< sender: a new one begins here
+  rebuilt = 10  ///< receiver: and ends here
+};
 
 /// A path's opaque address with its length.
 struct PathAddress {
@@ -46,6 +59,7 @@ struct Hello {
   fabric::FabricKind kind = fabric::FabricKind::datagram;  ///< of all paths
   uint8_t traffic_class = 0;  ///< the sender decides both, for both directions
   uint8_t service_level = 0;
+  bool backup = false;             ///< paths may be replaced: failover is on
   std::string host;                ///< for logs
   std::vector<PathAddress> paths;  ///< 1 to paths_max
 };
@@ -55,6 +69,7 @@ struct Welcome {
   uint32_t process = 0;
   uint64_t sizes_address = 0;  ///< where the sender writes SizeRecords
   uint32_t sizes_key = 0;
+  bool backup = false;  ///< both sides want it
   std::string host;
   std::vector<PathAddress> paths;  ///< as many as in the hello, in its order
 };
@@ -69,15 +84,44 @@ struct CloseNotice {
   uint64_t groups_completed = 0;  ///< receiver only: every group below was received whole
 };
 
+/// doubt and down
+struct PathNotice {
+  uint8_t path = 0;
+  uint32_t epoch = 0;
+  std::string why;
+};
+
+/// fenced
+struct FenceReport {
+  uint8_t path = 0;
+  uint32_t epoch = 0;
+  ha::ArrivalReport arrived;  ///< at most report_groups_max groups
+};
+inline constexpr size_t report_groups_max = 64;
+inline constexpr size_t report_positions_max = 8;
+
+/// rebuild and rebuilt
+struct PathOffer {
+  uint8_t path = 0;
+  uint32_t epoch = 0;
+  PathAddress address;
+};
+
 std::vector<std::byte> encode(const Hello& hello);
 std::vector<std::byte> encode(const Welcome& welcome);
 std::vector<std::byte> encode(ControlType type, const Refusal& refusal);
 std::vector<std::byte> encode(const CloseNotice& notice);
+std::vector<std::byte> encode(ControlType type, const PathNotice& notice);
+std::vector<std::byte> encode(const FenceReport& report);
+std::vector<std::byte> encode(ControlType type, const PathOffer& offer);
 
 std::optional<Hello> decode_hello(std::span<const std::byte> payload);
 std::optional<Welcome> decode_welcome(std::span<const std::byte> payload);
 std::optional<Refusal> decode_refusal(std::span<const std::byte> payload);
 std::optional<CloseNotice> decode_close(std::span<const std::byte> payload);
+std::optional<PathNotice> decode_notice(std::span<const std::byte> payload);
+std::optional<FenceReport> decode_report(std::span<const std::byte> payload);
+std::optional<PathOffer> decode_offer(std::span<const std::byte> payload);
 
 /// Cuts a byte stream into messages.  Bounded memory; the first malformed header ends it for good.
 class ControlReader {

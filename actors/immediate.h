@@ -3,8 +3,8 @@
 //   31..30 kind   29..24 path epoch   23..11 group   10..8 position   7..4 last chunk   3..0 chunk
 //
 // A group is one posted receive of up to eight buffers, numbered per connection; position is the
-// buffer in it.  A message is cut into 1 to 16 chunks; each names itself and the last one.  Epoch
-// is 0 as long as no path was replaced.
+// buffer in it.  A message is cut into 1 to 16 chunks; each names itself and the last one.  The
+// epoch counts how often the path was replaced.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +19,34 @@ enum class ImmediateKind : uint8_t {
 
 struct Immediate {
   static constexpr uint32_t group_bits = 13;
+  static constexpr uint32_t epoch_mask = 63;
   ImmediateKind kind = ImmediateKind::data;
   uint32_t group = 0;  ///< low bits of the group number
   uint32_t position = 0;
   uint32_t chunk = 0;
   uint32_t last_chunk = 0;
+  uint32_t epoch = 0;  ///< low bits of the epoch of the path that it travels on
 
   constexpr uint32_t pack() const {
     return static_cast<uint32_t>(kind) << 30 | (group & ((1U << group_bits) - 1)) << 11 |
-           (position & 7U) << 8 | (last_chunk & 15U) << 4 | (chunk & 15U);
+           (position & 7U) << 8 | (last_chunk & 15U) << 4 | (chunk & 15U) | epoch_part(epoch);
   }
   static constexpr Immediate unpack(uint32_t bits) {
-    return {static_cast<ImmediateKind>(bits >> 30), (bits >> 11) & ((1U << group_bits) - 1),
-            (bits >> 8) & 7U, bits & 15U, (bits >> 4) & 15U};
+    return {static_cast<ImmediateKind>(bits >> 30),
+            (bits >> 11) & ((1U << group_bits) - 1),
+            (bits >> 8) & 7U,
+            bits & 15U,
+            (bits >> 4) & 15U,
+            (bits >> 24) & epoch_mask};
   }
-  /// The epoch must be zero.
-  static constexpr bool plain(uint32_t bits) { return (bits & 0x3F000000U) == 0; }
+  static constexpr uint32_t epoch_part(uint32_t epoch) { return (epoch & epoch_mask) << 24; }
+  static constexpr bool same_epoch(uint32_t bits, uint32_t epoch) {
+    return (bits & epoch_part(epoch_mask)) == epoch_part(epoch);
+  }
+  /// By how much the group whose low bits came lies before `group_number`.
+  static constexpr uint64_t group_distance(uint32_t low_bits, uint64_t group_number) {
+    return (group_number - low_bits) & ((1U << group_bits) - 1);
+  }
   static constexpr bool same_group(uint32_t low_bits, uint64_t group_number) {
     return low_bits == (group_number & ((1U << group_bits) - 1));
   }
@@ -45,12 +57,15 @@ struct Immediate {
 struct Announcement {
   uint32_t group = 0;  ///< low bits of the group number
   uint32_t first_entry = 0;
+  uint32_t epoch = 0;  ///< as in Immediate
 
   constexpr uint32_t pack() const {
-    return Immediate{ImmediateKind::clear_to_send, group}.pack() | (first_entry & 0x7FFU);
+    return Immediate{ImmediateKind::clear_to_send, group}.pack() | (first_entry & 0x7FFU) |
+           Immediate::epoch_part(epoch);
   }
   static constexpr Announcement unpack(uint32_t bits) {
-    return {Immediate::unpack(bits).group, bits & 0x7FFU};
+    const Immediate same = Immediate::unpack(bits);
+    return {same.group, bits & 0x7FFU, same.epoch};
   }
 };
 

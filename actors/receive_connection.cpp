@@ -17,7 +17,6 @@ namespace {
 
 std::atomic<uint64_t> next_domain{uint64_t{1} << 32};
 
-constexpr uint32_t announced_together = 64;  // entries
 // Announced and not yet arrived: below the first number a new receive announces what is held back,
 // below the second an arrival does, for a caller that posts no more.
 constexpr uint64_t announced_ahead = 4;
@@ -107,9 +106,16 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
                       false);
       return;
     }
+    case ControlType::down:
+    case ControlType::rebuild:
+      on_path_message(message);
+      return;
     case ControlType::hello:
     case ControlType::welcome:
     case ControlType::reject:
+    case ControlType::doubt:
+    case ControlType::fenced:
+    case ControlType::rebuilt:
       fail_connection(fail(Errc::remote, "unexpected message on the control stream"));
       return;
   }
@@ -146,6 +152,7 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
     return;
   }
   attachment_.kind = hello->kind;
+  backup_ = hello->backup && context_->config().enable_backup;
   arm_deadline(std::chrono::milliseconds(context_->config().connect_timeout_ms));
   domain_ = next_domain.fetch_add(1, std::memory_order_relaxed);
   channel_ = std::make_shared<ReceiveChannel>(domain_, attachment_, context_->worker(), engine_);
@@ -188,6 +195,7 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
   welcome.host = host_name();
   welcome.sizes_address = reinterpret_cast<uint64_t>(sizes_.get());
   welcome.sizes_key = sizes->remote_key;
+  welcome.backup = backup_;
   welcome.paths = path_addresses();
   send_control(encode(welcome));
   context_->request_stream_turns(1000);
@@ -201,8 +209,12 @@ void ReceiveConnection::on_paths_ready() {
   }
   disarm_deadline();
   ready_ = true;
-  NHA_LOG_INFO("accepted {} over {}{}", peer_text(), paths_.front().path->describe(),
-               paths_.size() > 1 ? fmt::format(" and {} more", paths_.size() - 1) : "");
+  recovery_.resize(backup_ ? lanes_.size() : 0);
+  for (ha::ReceiverLane& one : recovery_) {
+    static_cast<void>(one.on_ready());
+  }
+  NHA_LOG_INFO("accepted {} over {}{}", peer_text(), lanes_.front().path().describe(),
+               lanes_.size() > 1 ? fmt::format(" and {} more", lanes_.size() - 1) : "");
   context_->recorder().note(TraceEvent::actor_opened, id().index, 1, 0);
   channel_->attach(id(), std::move(*address));
   channel_->set_ready();
@@ -221,7 +233,7 @@ void ReceiveConnection::on_failure(const Error& error) {
 
 void ReceiveConnection::on_doorbell() {
   uint16_t index = 0;
-  while (channel_->next_submitted(&index)) {
+  while (has_room() && channel_->next_submitted(&index)) {
     ReceiveRequest& request = channel_->slot(index);
     if (request.is_flush) {
       flush(request);
@@ -252,6 +264,8 @@ void ReceiveConnection::stage(ReceiveRequest& request) {
   request.chunk_count = {};
   request.bytes = {};
   open_[number % cts_slots] = &request;
+  count_[number % cts_slots] = request.count;
+  first_entry_[number % cts_slots] = static_cast<uint16_t>(staged_);
   // A slot is written anew only after its group has arrived, which no loss of its announcement
   // survives.
   for (uint8_t i = 0; i < request.count; ++i) {
@@ -287,58 +301,90 @@ void ReceiveConnection::announce() {
   if (held_groups_ == 0) {
     return;
   }
-  const uint64_t number = groups_posted_ - held_groups_;
-  const uint32_t first = staged_ - held_entries_;
-  fabric::WritePost post;
-  post.id = number;
-  post.gather_count = 1;
-  post.gathers[0] = {reinterpret_cast<const std::byte*>(&(*staging_)[first]),
-                     static_cast<uint32_t>(held_entries_ * sizeof(CtsEntry)), staging_key_};
-  post.remote_address = cts_address_ + first * sizeof(CtsEntry);
-  post.remote_key = cts_key_;
-  post.has_immediate = true;
-  post.immediate = Announcement{static_cast<uint32_t>(number), first}.pack();
-  post.quiet = true;
-  post.host_memory = true;
-  const Errc posted = paths_.front().path->post_write(post);
-  if (posted != Errc::ok && posted != Errc::closed) {
-    fail_connection(fail(Errc::internal, "a path refused a clear-to-send it has room for"));
-    return;
-  }
-  context_->recorder().note(TraceEvent::cts_sent, id().index, number, held_groups_);
+  if (lanes_[announcing_lane_].usable) {
+    post_announcement(groups_posted_ - held_groups_, held_groups_, staged_ - held_entries_,
+                      held_entries_);
+  }  // else everything open is announced when there is a path again
   held_groups_ = 0;
   held_entries_ = 0;
 }
 
+void ReceiveConnection::post_announcement(uint64_t number, uint64_t groups, uint32_t first,
+                                          uint32_t entries) {
+  Lane& lane = lanes_[announcing_lane_];
+  fabric::WritePost post;
+  post.id = number;
+  post.gather_count = 1;
+  post.gathers[0] = {reinterpret_cast<const std::byte*>(&(*staging_)[first]),
+                     static_cast<uint32_t>(entries * sizeof(CtsEntry)), staging_key_};
+  post.remote_address = cts_address_ + first * sizeof(CtsEntry);
+  post.remote_key = cts_key_;
+  post.has_immediate = true;
+  post.immediate = Announcement{static_cast<uint32_t>(number), first, lane.epoch}.pack();
+  post.quiet = true;
+  post.host_memory = true;
+  const Errc posted = lane.path().post_write(post);
+  if (posted != Errc::ok && posted != Errc::closed) {
+    fail_connection(fail(Errc::internal, "a path refused a clear-to-send it has room for"));
+    return;
+  }
+  context_->recorder().note(TraceEvent::cts_sent, id().index, number, groups);
+}
+
 void ReceiveConnection::on_completion(const fabric::Completion& completion) {
-  if (failed_ || finished_ || completion.status != fabric::CompletionStatus::ok ||
-      completion.kind == fabric::CompletionKind::write) {
+  if (failed_ || finished_) {
     return;
   }
-  if (completion.kind == fabric::CompletionKind::flush) {
-    ReceiveRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
-    if (--request.missing == 0) {
-      request.state.store(RequestState::done, std::memory_order_release);
-    }
-    return;
+  const size_t at = lane_of(completion.path);
+  Lane& lane = lanes_[at];
+  const bool good = completion.status == fabric::CompletionStatus::ok;
+  switch (completion.kind) {
+    case fabric::CompletionKind::write:
+    case fabric::CompletionKind::send:
+      break;  // announcements; the peer's messages answer them
+    case fabric::CompletionKind::flush:
+      if (!good) {
+        flushes_waiting_.push_back(static_cast<uint16_t>(completion.id));
+      } else if (ReceiveRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
+                 --request.missing == 0) {
+        request.state.store(RequestState::done, std::memory_order_release);
+      }
+      break;
+    case fabric::CompletionKind::receive:
+    case fabric::CompletionKind::receive_immediate:
+      --lane.credits_open;
+      if (good) {
+        on_data(completion, lane);
+      }
+      break;
   }
-  on_data(completion);
+  if (!lane.usable) [[unlikely]] {
+    look_whether_drained(at);
+  }
 }
 
 void ReceiveConnection::flush(ReceiveRequest& request) {
   // A read pushes only what came through its own queue pair's NIC; all paths here share one.
   request.missing = 1;
+  const auto lane = std::find_if(lanes_.begin(), lanes_.end(),
+                                 [](const Lane& candidate) { return candidate.usable; });
+  if (lane == lanes_.end()) {
+    flushes_waiting_.push_back(request.index);
+    return;
+  }
   fabric::FlushPost post;
   post.id = request.index;
   post.address = reinterpret_cast<uint64_t>(request.buffers[0].data);
   post.remote_key = request.buffers[0].key;
-  const Errc posted = paths_.front().path->post_flush(post);
-  if (posted != Errc::ok && posted != Errc::closed) {
+  const Errc posted = lane->path().post_flush(post);
+  if (posted == Errc::closed) {
+    flushes_waiting_.push_back(request.index);
+  } else if (posted != Errc::ok) {
     fail_connection(fail(Errc::internal, "a path refused a flush it has room for"));
   }
 }
 
-void ReceiveConnection::on_data(const fabric::Completion& completion) {
+void ReceiveConnection::on_data(const fabric::Completion& completion, Lane& lane) {
   const Immediate immediate = Immediate::unpack(completion.immediate);
   // Only the oldest open groups can be meant; compare whole group numbers, not slots.
   ReceiveRequest* request = nullptr;
@@ -352,7 +398,7 @@ void ReceiveConnection::on_data(const fabric::Completion& completion) {
   const auto chunk_count = static_cast<uint8_t>(immediate.last_chunk + 1);
   const auto bit = static_cast<uint16_t>(1U << immediate.chunk);
   bool good =
-      completion.has_immediate && Immediate::plain(completion.immediate) &&
+      completion.has_immediate && Immediate::same_epoch(completion.immediate, lane.epoch) &&
       (immediate.kind == ImmediateKind::data || immediate.kind == ImmediateKind::recorded) &&
       request != nullptr && position < request->count && immediate.chunk <= immediate.last_chunk &&
       (request->arrived[position] & bit) == 0 &&
@@ -365,7 +411,7 @@ void ReceiveConnection::on_data(const fabric::Completion& completion) {
     fail_connection(fail(Errc::remote, "the peer completed a receive that is not open"));
     return;
   }
-  static_cast<void>(post_credit(*completion.path));
+  static_cast<void>(post_credit(lane));
   request->arrived[position] = static_cast<uint16_t>(request->arrived[position] | bit);
   request->chunk_count[position] = chunk_count;
   request->bytes[position] += bytes;
@@ -376,16 +422,22 @@ void ReceiveConnection::on_data(const fabric::Completion& completion) {
   open_[number % cts_slots] = nullptr;
   context_->recorder().note(TraceEvent::transfer_completed, id().index, number, bytes);
   request->state.store(RequestState::done, std::memory_order_release);
+  const bool waited = !has_room();
   while (groups_completed_ < groups_posted_ && open_[groups_completed_ % cts_slots] == nullptr) {
     ++groups_completed_;
+  }
+  if (waited && has_room()) [[unlikely]] {
+    on_doorbell();
   }
   if (announcing_is_due(announced_least)) {
     announce();
   }
   if (groups_completed_ == groups_posted_ && engine_.mode() == Engine::Mode::inline_turns) {
     // Nothing else is expected, so the caller may make no more calls for a while.
-    for (fabric::OwnedPath& path : paths_) {
-      path.path->settle();
+    for (Lane& one : lanes_) {
+      if (one.usable) {
+        one.path().settle();
+      }
     }
   }
 }

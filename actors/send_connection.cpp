@@ -28,9 +28,14 @@ SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_
   domain_ = channel_->domain();
   attachment_ = channel_->attachment();
   receives_ = cts_slots;
+  reopen_timer_.bind([](void* self) { static_cast<SendConnection*>(self)->reopen_due(); }, this);
 }
 
-SendConnection::~SendConnection() = default;
+SendConnection::~SendConnection() {
+  if (context_ != nullptr) {
+    context_->timers().cancel(reopen_timer_);
+  }
+}
 
 void SendConnection::begin() {
   arm_deadline(options_.timeout);
@@ -82,16 +87,16 @@ void SendConnection::on_stream_open(Stream& stream) {
   traffic_class_ = decide(config.ib_traffic_class, 255);
   service_level_ = decide(config.ib_service_level, 15);
   const bool verbs = attachment_.kind == fabric::FabricKind::verbs;
-  const size_t count = verbs ? static_cast<size_t>(config.ib_qps) : 1;
+  const auto count = static_cast<size_t>(verbs ? config.ib_qps : config.dgram_paths);
   if (auto made = make_paths(reinterpret_cast<const sockaddr*>(&*local), count, true); !made) {
     fail_connection(made.error());
     return;
   }
-  if (verbs && paths_.front().path->may_reorder()) {
+  if (verbs && lanes_.front().path().may_reorder()) {
     record_above_ = static_cast<uint32_t>(config.ib_ar_threshold);
   }
   // Longer than one write may be, a chunk takes several; its length is recorded then too.
-  record_above_ = std::min(record_above_, paths_.front().path->write_bytes_max());
+  record_above_ = std::min(record_above_, lanes_.front().path().write_bytes_max());
   send_hello();
 }
 
@@ -116,6 +121,7 @@ void SendConnection::send_hello() {
   hello.cts_address = reinterpret_cast<uint64_t>(cts_->data());
   hello.cts_key = announced->remote_key;
   hello.process = static_cast<uint32_t>(getpid());
+  hello.backup = context_->config().enable_backup;
   hello.host = host_name();
   hello.paths = path_addresses();
   said_hello_ = true;
@@ -140,7 +146,14 @@ void SendConnection::on_control(const ControlReader::Message& message) {
           false);
       return;
     }
+    case ControlType::doubt:
+    case ControlType::fenced:
+    case ControlType::rebuilt:
+      on_path_message(message);
+      return;
     case ControlType::hello:
+    case ControlType::down:
+    case ControlType::rebuild:
       break;
   }
   fail_connection(fail(Errc::remote, "unexpected message on the control stream"));
@@ -148,8 +161,8 @@ void SendConnection::on_control(const ControlReader::Message& message) {
 
 void SendConnection::on_welcome(std::span<const std::byte> payload) {
   const auto welcome = decode_welcome(payload);
-  if (!welcome || paths_.empty() || paths_.front().path->state() != fabric::PathState::idle ||
-      (welcome->version == control_version && welcome->paths.size() != paths_.size())) {
+  if (!welcome || lanes_.empty() || lanes_.front().path().state() != fabric::PathState::idle ||
+      (welcome->version == control_version && welcome->paths.size() != lanes_.size())) {
     fail_connection(fail(Errc::remote, "malformed or repeated welcome on the control stream"));
     return;
   }
@@ -164,6 +177,7 @@ void SendConnection::on_welcome(std::span<const std::byte> payload) {
   peer_process_ = welcome->process;
   sizes_address_ = welcome->sizes_address;
   sizes_key_ = welcome->sizes_key;
+  backup_ = welcome->backup && context_->config().enable_backup;
   if (auto connected = connect_paths(welcome->paths); !connected) {
     fail_connection(connected.error());
   }
@@ -172,8 +186,12 @@ void SendConnection::on_welcome(std::span<const std::byte> payload) {
 void SendConnection::on_paths_ready() {
   disarm_deadline();
   ready_ = true;
-  NHA_LOG_INFO("connected to {} over {}{}", peer_text(), paths_.front().path->describe(),
-               paths_.size() > 1 ? fmt::format(" and {} more", paths_.size() - 1) : "");
+  recovery_.resize(backup_ ? lanes_.size() : 0);
+  for (Recovery& one : recovery_) {
+    static_cast<void>(one.lane.on_ready());
+  }
+  NHA_LOG_INFO("connected to {} over {}{}", peer_text(), lanes_.front().path().describe(),
+               lanes_.size() > 1 ? fmt::format(" and {} more", lanes_.size() - 1) : "");
   context_->recorder().note(TraceEvent::actor_opened, id().index, 0, 0);
   channel_->set_ready();
 }
@@ -229,46 +247,74 @@ void SendConnection::on_peer_closed(std::span<const std::byte> payload) {
 void SendConnection::on_doorbell() { pump(); }
 
 void SendConnection::pump() {
-  uint16_t index = 0;
-  while (!failed_) {
-    if (cursor_.request == nullptr) {
-      if (!channel_->next_submitted(&index)) {
-        return;
-      }
-      begin_request(index);
-    }
+  while (!failed_ && (cursor_.request != nullptr || next_work())) {
     if (!post_next()) {
       return;
     }
   }
 }
 
+/// What has to go again goes first: the receiver may wait for nothing else.
+bool SendConnection::next_work() {
+  cursor_ = {};
+  if (!replay_.empty()) [[unlikely]] {
+    const Chunk again = replay_.front();
+    replay_.pop_front();
+    cursor_.request = &channel_->slot(again.request);
+    cursor_.chunk = again.chunk;
+    cursor_.end = again.chunk + 1U;
+    return true;
+  }
+  uint16_t index = 0;
+  if (!channel_->next_submitted(&index)) {
+    return false;
+  }
+  begin_request(index);
+  return true;
+}
+
 void SendConnection::begin_request(uint16_t index) {
   SendRequest& request = channel_->slot(index);
-  cursor_ = {};
-  cursor_.request = &request;
-  cursor_.chunks = 1;
-  cursor_.chunk_bytes = request.size;
-  const auto paths = static_cast<uint32_t>(paths_.size());
-  if (paths > 1 && request.size >= context_->config().ib_split_threshold) {
+  request.chunks = 1;
+  request.chunk_bytes = request.size;
+  const auto lanes = static_cast<uint32_t>(lanes_.size());
+  if (lanes > 1 && request.size >= context_->config().ib_split_threshold) {
     // Multiples of 128 bytes: a whole number of NCCL's LL128 lines stays in one write.
-    const uint32_t share = request.size / paths + (request.size % paths != 0 ? 1 : 0);
-    cursor_.chunk_bytes = (share + 127) / 128 * 128;
-    cursor_.chunks = (request.size - 1) / cursor_.chunk_bytes + 1;
+    const uint32_t share = request.size / lanes + (request.size % lanes != 0 ? 1 : 0);
+    request.chunk_bytes = (share + 127) / 128 * 128;
+    request.chunks = (request.size - 1) / request.chunk_bytes + 1;
   }
-  request.chunks_open = cursor_.chunks;
+  request.ledger.begin(request.chunks);
+  cursor_.request = &request;
+  cursor_.end = request.chunks;
   context_->recorder().note(TraceEvent::transfer_posted, id().index, request.group, request.size);
 }
 
-/// Posts the next piece of the request at hand; false when the path has no room for it now.
+/// Moves next_lane_ to a lane that can be used; false when there is none.
+bool SendConnection::pick_lane() {
+  for (size_t tried = 0; tried < lanes_.size(); ++tried) {
+    if (lanes_[next_lane_].usable) {
+      return true;
+    }
+    next_lane_ = next_lane_ + 1 == lanes_.size() ? 0 : next_lane_ + 1;
+  }
+  return false;
+}
+
+/// Posts the next piece of the chunk at hand; false when no path has room for it now.
 bool SendConnection::post_next() {
+  if (!lanes_[next_lane_].usable && !pick_lane()) [[unlikely]] {
+    return false;  // it waits for a path
+  }
   SendRequest& request = *cursor_.request;
-  fabric::Path& path = *paths_[next_path_].path;
-  const uint32_t begin = cursor_.chunk * cursor_.chunk_bytes;
-  const uint32_t bytes = std::min(cursor_.chunk_bytes, request.size - begin);
+  Lane& lane = lanes_[next_lane_];
+  fabric::Path& path = lane.path();
+  const uint32_t begin = cursor_.chunk * request.chunk_bytes;
+  const uint32_t bytes = std::min(request.chunk_bytes, request.size - begin);
   const bool recorded = bytes > record_above_;
-  Immediate immediate{ImmediateKind::data, static_cast<uint32_t>(request.group), request.position,
-                      cursor_.chunk, cursor_.chunks - 1};
+  Immediate immediate{ImmediateKind::data, static_cast<uint32_t>(request.group),
+                      request.position,    cursor_.chunk,
+                      request.chunks - 1,  lane.epoch};
   fabric::WritePost post;
   post.id = uint64_t{cursor_.chunk} << 16 | request.index;
   post.exact = request.exact;
@@ -279,9 +325,13 @@ bool SendConnection::post_next() {
     post.remote_address = request.remote_address + begin + cursor_.offset;
     post.remote_key = request.remote_key;
     post.id = piece_id;
-    const Errc posted = path.post_write(post);
-    cursor_.offset += posted == Errc::ok ? piece : 0;
-    return posted == Errc::ok;
+    if (path.post_write(post) != Errc::ok) {
+      return false;
+    }
+    ++lane.writes_open;
+    cursor_.offset += piece;
+    request.ledger.give(cursor_.chunk, static_cast<uint8_t>(next_lane_));
+    return true;
   }
   if (recorded) {
     auto& record = records_->bytes[request.group % cts_slots][request.position][cursor_.chunk];
@@ -306,62 +356,78 @@ bool SendConnection::post_next() {
   if (path.post_write(post) != Errc::ok) {
     return false;  // room comes with a completion; a broken path reports by itself
   }
+  ++lane.writes_open;
+  request.ledger.give(cursor_.chunk, static_cast<uint8_t>(next_lane_));
   cursor_.offset = 0;
-  if (++next_path_ == paths_.size()) {
-    next_path_ = 0;
+  if (++next_lane_ == lanes_.size()) {
+    next_lane_ = 0;
   }
-  if (++cursor_.chunk == cursor_.chunks) {
+  if (++cursor_.chunk == cursor_.end) {
     cursor_.request = nullptr;
   }
   return true;
 }
 
 void SendConnection::on_completion(const fabric::Completion& completion) {
-  if (failed_ || finished_ || completion.status != fabric::CompletionStatus::ok) {
-    return;  // the path's state event carries the reason
-  }
-  if (completion.kind == fabric::CompletionKind::write) {
-    if (completion.id != piece_id) {
-      SendRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
-      if (--request.chunks_open == 0) {
-        request.state.store(RequestState::done, std::memory_order_release);
-      }
-    }
-    if (cursor_.request != nullptr) [[unlikely]] {
-      pump();
-    }
+  if (failed_ || finished_) {
     return;
   }
-  on_clear_to_send(completion);
+  const size_t at = lane_of(completion.path);
+  Lane& lane = lanes_[at];
+  const bool good = completion.status == fabric::CompletionStatus::ok;  // else its state says why
+  if (completion.kind == fabric::CompletionKind::write) {
+    --lane.writes_open;
+    if (good) {
+      if (completion.id != piece_id) {
+        SendRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
+        ++acknowledged_;
+        if (request.ledger.acknowledge(static_cast<uint32_t>(completion.id >> 16))) {
+          request.state.store(RequestState::done, std::memory_order_release);
+        }
+      }
+      if (cursor_.request != nullptr) [[unlikely]] {
+        pump();
+      }
+    }
+  } else {
+    --lane.credits_open;
+    if (good) {
+      on_clear_to_send(completion, lane);
+    }
+  }
+  if (!lane.usable) [[unlikely]] {
+    look_whether_drained(at);
+  }
 }
 
-void SendConnection::on_clear_to_send(const fabric::Completion& completion) {
-  uint64_t number = channel_->published_groups();
-  const uint64_t first_number = number;
+void SendConnection::on_clear_to_send(const fabric::Completion& completion, Lane& lane) {
+  const uint64_t next = channel_->published_groups();
   const Announcement announced = Announcement::unpack(completion.immediate);
   const size_t count = completion.bytes / sizeof(CtsEntry);
-  bool good = completion.has_immediate && Immediate::plain(completion.immediate) &&
+  // After a path was lost the receiver announces again what it cannot know to have arrived.
+  const uint64_t again = Immediate::group_distance(announced.group, next);
+  bool good = completion.has_immediate && Immediate::same_epoch(completion.immediate, lane.epoch) &&
               Immediate::unpack(completion.immediate).kind == ImmediateKind::clear_to_send &&
-              Immediate::same_group(announced.group, number) && count >= 1 &&
+              again <= std::min<uint64_t>(next, cts_slots) && count >= 1 &&
               completion.bytes == count * sizeof(CtsEntry) &&
               announced.first_entry + count <= cts_entries;
   std::span<const CtsEntry> left;
   if (good) {
     left = std::span(*cts_).subspan(announced.first_entry, count);
   }
-  while (good && !left.empty()) {
-    const size_t taken = channel_->publish(left);
+  for (uint64_t number = next - again; good && !left.empty(); ++number) {
+    const size_t taken =
+        number < next ? channel_->known_group(left, number) : channel_->publish(left);
     good = taken != 0;
     left = left.subspan(taken);
-    ++number;
   }
   if (!good) {
     fail_connection(fail(Errc::remote, "the peer sent a malformed clear-to-send"));
     return;
   }
-  context_->recorder().note(TraceEvent::cts_received, id().index, first_number,
-                            number - first_number);
-  static_cast<void>(post_credit(*completion.path));
+  context_->recorder().note(TraceEvent::cts_received, id().index, next,
+                            channel_->published_groups() - next);
+  static_cast<void>(post_credit(lane));
 }
 
 void SendConnection::on_close() {

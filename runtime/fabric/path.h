@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 
+#include "runtime/clock.h"
 #include "runtime/result.h"
 
 namespace nccl_ha::fabric {
@@ -118,6 +119,7 @@ struct PathOptions {
   /// This side sends the first probe: its peer called connect() before.  One of the two must.
   bool active = false;
   bool flushes = false;       ///< post_flush will be used
+  Duration connect_limit{};   ///< for connecting; 0: HA_NCCL_CONNECT_TIMEOUT_MS
   uint8_t traffic_class = 0;  ///< RoCE: DSCP and ECN bits
   uint8_t service_level = 0;  ///< InfiniBand
 };
@@ -145,6 +147,9 @@ class Path {
   /// Starts connecting; the owner hears `ready` or `error`.  Bad bytes: invalid_argument.
   virtual Result<void> connect(std::span<const std::byte> peer_address) = 0;
   virtual PathState state() const = 0;
+  /// How the failure that moved the path to `error` would end a work request; `flushed` when it was
+  /// fail() or the peer.  `ok` before.
+  virtual CompletionStatus cause() const = 0;
 
   /// Posts return ok, again (queue full: retry after a completion), or closed (path in error).
   [[nodiscard]] virtual Errc post_write(const WritePost& post) = 0;

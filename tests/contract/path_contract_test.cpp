@@ -372,6 +372,7 @@ TEST_P(PathContract, WrongRemoteKeyIsRefused) {
   ASSERT_EQ(a_->path->post_write(post), Errc::ok);
   ASSERT_TRUE(run([&] { return a_->owner.completions.size() == 1; }));
   EXPECT_EQ(a_->owner.completions[0].status, CompletionStatus::remote_access);
+  EXPECT_EQ(a_->path->cause(), CompletionStatus::remote_access);
   EXPECT_EQ(a_->path->state(), PathState::error);
   EXPECT_EQ(a_->path->post_write(post), Errc::closed);
 }
@@ -383,6 +384,7 @@ TEST_P(PathContract, RangeBehindTheRegionIsRefused) {
   ASSERT_EQ(a_->path->post_write(write_post(1, from, 0, 4096, to, 1)), Errc::ok);
   ASSERT_TRUE(run([&] { return a_->owner.completions.size() == 1; }));
   EXPECT_EQ(a_->owner.completions[0].status, CompletionStatus::remote_access);
+  EXPECT_EQ(a_->path->cause(), CompletionStatus::remote_access);
 }
 
 TEST_P(PathContract, MemoryOfAnotherDomainIsRefusedWhereDomainsExist) {
@@ -454,6 +456,7 @@ TEST_P(PathContract, DeadPeerIsNoticedWithinTheBudget) {
   ASSERT_EQ(a_->path->post_write(write_post(2, from, 0, 4096, to, 0)), Errc::ok);
   ASSERT_TRUE(harness_->run_until([&] { return a_->owner.completions.size() == 2; }, seconds(8)));
   EXPECT_EQ(a_->owner.completions[0].status, CompletionStatus::retry_exceeded);
+  EXPECT_EQ(a_->path->cause(), CompletionStatus::retry_exceeded);
   EXPECT_EQ(a_->owner.completions[1].status, CompletionStatus::flushed);
   EXPECT_FALSE(a_->owner.last_error.what.empty());
 }

@@ -11,6 +11,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static_cast<void>(decode_welcome(bytes));
   static_cast<void>(decode_refusal(bytes));
   static_cast<void>(decode_close(bytes));
+  static_cast<void>(decode_notice(bytes));
+  static_cast<void>(decode_report(bytes));
+  static_cast<void>(decode_offer(bytes));
   ControlReader reader;
   size_t offset = 0;
   while (offset < size) {

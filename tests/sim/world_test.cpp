@@ -94,8 +94,15 @@ TEST(SimWorld, SeveralWorkersPerProcess) {
   EXPECT_EQ(pair.transfer(plan, seconds(20)), "");
 }
 
+/// A path that fails fails its connection.
+Config without_backup() {
+  Config config;
+  config.enable_backup = false;
+  return config;
+}
+
 TEST(SimWorld, ADeadPeerIsAnErrorWithinTheLimit) {
-  SimPair pair(9, {});
+  SimPair pair(9, {}, without_backup());
   ASSERT_TRUE(pair.connect()) << pair.error();
   pair.post_receives(4);
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
@@ -108,7 +115,7 @@ TEST(SimWorld, ADeadPeerIsAnErrorWithinTheLimit) {
 }
 
 TEST(SimWorld, APartitionFailsBothSidesWithinTheLimit) {
-  SimPair pair(10, {});
+  SimPair pair(10, {}, without_backup());
   ASSERT_TRUE(pair.connect()) << pair.error();
   pair.post_receives(4);
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();

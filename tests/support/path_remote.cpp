@@ -162,10 +162,12 @@ class Remote {
       throw std::runtime_error(answer["throws"].get<std::string>());
     }
     state_ = static_cast<PathState>(answer["state"].get<int>());
+    cause_ = static_cast<fabric::CompletionStatus>(answer["cause"].get<int>());
     return answer;
   }
 
   PathState state() const { return state_; }
+  fabric::CompletionStatus cause() const { return cause_; }
 
   PathKeys add(void* base, size_t bytes, bool foreign) {
     const uint64_t id = next_++;
@@ -199,6 +201,7 @@ class Remote {
   std::map<uint64_t, uint64_t> base_there_;
   uint64_t next_ = 1;
   PathState state_ = PathState::idle;
+  fabric::CompletionStatus cause_ = fabric::CompletionStatus::ok;
 };
 
 json gathers_json(const Remote& remote, const fabric::Gather* gathers, uint32_t count) {
@@ -234,6 +237,7 @@ class RemotePath final : public fabric::Path {
     return error.empty() ? Result<void>() : nccl_ha::fail(Errc::invalid_argument, error);
   }
   PathState state() const override { return remote_.state(); }
+  fabric::CompletionStatus cause() const override { return remote_.cause(); }
   Errc post_write(const fabric::WritePost& post) override {
     return posted({{"op", "write"},
                    {"id", post.id},
@@ -276,6 +280,7 @@ class NearPath final : public fabric::Path {
   std::span<const std::byte> local_address() const override { return path_->local_address(); }
   Result<void> connect(std::span<const std::byte> peer) override { return path_->connect(peer); }
   PathState state() const override { return path_->state(); }
+  fabric::CompletionStatus cause() const override { return path_->cause(); }
   Errc post_write(const fabric::WritePost& post) override {
     remote_.ask({{"op", "sync"}});
     fabric::WritePost there = post;
@@ -401,6 +406,8 @@ class Server {
       }
       answer["state"] =
           static_cast<int>(end_ && end_->path ? end_->path->state() : PathState::error);
+      answer["cause"] = static_cast<int>(end_ && end_->path ? end_->path->cause()
+                                                            : fabric::CompletionStatus::flushed);
       send_message(fd_, answer);
     }
   }

@@ -105,6 +105,81 @@ TEST(Control, TruncatedAndPaddedPayloadsAreRefused) {
   EXPECT_FALSE(decode_hello(longer));
 }
 
+template <class Value, class Decode>
+void expect_cut_short_is_refused(const std::vector<std::byte>& whole, const Value& check,
+                                 Decode decode) {
+  const auto payload = std::span(whole).subspan(control_header_bytes);
+  const auto back = decode(payload);
+  ASSERT_TRUE(back);
+  check(*back);
+  for (size_t length = 0; length < payload.size(); ++length) {
+    EXPECT_FALSE(decode(payload.first(length))) << length;
+  }
+  std::vector<std::byte> longer(payload.begin(), payload.end());
+  longer.push_back(std::byte{0});
+  EXPECT_FALSE(decode(longer));
+}
+
+TEST(Control, WhatIsSaidOfAPathComesBackAsItWas) {
+  expect_cut_short_is_refused(
+      encode(ControlType::doubt, PathNotice{7, 123456, "retry budget"}),
+      [](const PathNotice& back) {
+        EXPECT_EQ(back.path, 7);
+        EXPECT_EQ(back.epoch, 123456U);
+        EXPECT_EQ(back.why, "retry budget");
+      },
+      decode_notice);
+  FenceReport report{3, 9, {}};
+  report.arrived.completed = 1ULL << 40;
+  report.arrived.groups.resize(report_groups_max);
+  for (auto& group : report.arrived.groups) {
+    group.chunks.assign(report_positions_max, 0x8001);
+  }
+  report.arrived.groups[5] = {true, {}};
+  ASSERT_LE(encode(report).size(), control_header_bytes + control_payload_max);
+  expect_cut_short_is_refused(
+      encode(report),
+      [](const FenceReport& back) {
+        EXPECT_EQ(back.path, 3);
+        EXPECT_EQ(back.epoch, 9U);
+        EXPECT_TRUE(back.arrived.has((1ULL << 40) - 1, 0, 0));
+        EXPECT_TRUE(back.arrived.has(1ULL << 40, 7, 15));
+        EXPECT_FALSE(back.arrived.has(1ULL << 40, 7, 14));
+        EXPECT_TRUE(back.arrived.has((1ULL << 40) + 5, 3, 9));
+        EXPECT_TRUE(back.arrived.covers((1ULL << 40) + 63));
+        EXPECT_FALSE(back.arrived.covers((1ULL << 40) + 64));
+      },
+      decode_report);
+  PathOffer offer{1, 2, {}};
+  offer.address.length = 3;
+  offer.address.bytes[2] = std::byte{9};
+  expect_cut_short_is_refused(
+      encode(ControlType::rebuild, offer),
+      [](const PathOffer& back) {
+        EXPECT_EQ(back.path, 1);
+        EXPECT_EQ(back.epoch, 2U);
+        ASSERT_EQ(back.address.length, 3);
+        EXPECT_EQ(back.address.bytes[2], std::byte{9});
+      },
+      decode_offer);
+}
+
+TEST(Control, NumbersBeyondTheirSetsAreRefused) {
+  auto damaged = [](std::vector<std::byte> whole, size_t at, uint8_t value) {
+    whole[control_header_bytes + at] = std::byte{value};
+    return std::vector<std::byte>(whole.begin() + control_header_bytes, whole.end());
+  };
+  const auto notice = encode(ControlType::down, PathNotice{0, 1, ""});
+  EXPECT_FALSE(decode_notice(damaged(notice, 0, paths_max)));
+  FenceReport report{0, 1, {}};
+  report.arrived.groups = {{false, {1, 2}}};
+  EXPECT_FALSE(decode_report(damaged(encode(report), 0, paths_max)));
+  EXPECT_FALSE(decode_report(damaged(encode(report), 13, report_groups_max + 1)));
+  EXPECT_FALSE(decode_report(damaged(encode(report), 14, 2))) << "neither whole nor not";
+  EXPECT_FALSE(decode_report(damaged(encode(report), 15, report_positions_max + 1)));
+  EXPECT_TRUE(decode_report(damaged(encode(report), 14, 1)));
+}
+
 TEST(Immediate, PacksWholeNumbersAndComparesThem) {
   for (const uint64_t group : {0ULL, 1ULL, 8191ULL, 8192ULL, 123456789ULL}) {
     const Immediate immediate{ImmediateKind::clear_to_send, static_cast<uint32_t>(group), 5};
@@ -113,12 +188,20 @@ TEST(Immediate, PacksWholeNumbersAndComparesThem) {
     EXPECT_EQ(back.position, 5U);
     EXPECT_TRUE(Immediate::same_group(back.group, group));
     EXPECT_FALSE(Immediate::same_group(back.group, group + 1));
-    EXPECT_TRUE(Immediate::plain(immediate.pack()));
+    EXPECT_TRUE(Immediate::same_epoch(immediate.pack(), 0));
+    EXPECT_FALSE(Immediate::same_epoch(immediate.pack(), 1));
+    EXPECT_EQ(Immediate::group_distance(back.group, group + 40), 40U);
   }
   const Immediate chunk = Immediate::unpack(Immediate{ImmediateKind::data, 1, 2, 15, 15}.pack());
   EXPECT_EQ(chunk.chunk, 15U);
   EXPECT_EQ(chunk.last_chunk, 15U);
-  EXPECT_FALSE(Immediate::plain(1U << 24)) << "an epoch";
+  const uint32_t late = Immediate{ImmediateKind::data, 8191, 7, 15, 15, 64 + 5}.pack();
+  EXPECT_TRUE(Immediate::same_epoch(late, 5));
+  EXPECT_TRUE(Immediate::same_epoch(late, 64 + 5)) << "of an epoch only the low bits travel";
+  EXPECT_FALSE(Immediate::same_epoch(late, 4));
+  EXPECT_EQ(Immediate::unpack(late).group, 8191U);
+  EXPECT_EQ(Announcement::unpack(Announcement{8191, 511, 63}.pack()).first_entry, 511U);
+  EXPECT_TRUE(Immediate::same_epoch(Announcement{8191, 511, 63}.pack(), 63));
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ class DatagramPath final : public Path {
   std::span<const std::byte> local_address() const override { return local_bytes_; }
   Result<void> connect(std::span<const std::byte> peer_address) override;
   PathState state() const override { return state_; }
+  CompletionStatus cause() const override { return cause_; }
   [[nodiscard]] Errc post_write(const WritePost& post) override;
   [[nodiscard]] Errc post_send(const SendPost& post) override;
   [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
@@ -77,6 +78,10 @@ class DatagramPath final : public Path {
   void finish_check(uint32_t mtu);
 
   void break_path(CompletionStatus first, const Error& why);
+  Duration connect_limit() const {
+    return options_.connect_limit > Duration(0) ? options_.connect_limit
+                                                : port_.options_.connect_timeout;
+  }
 
   struct Receive {
     uint64_t id;
@@ -94,6 +99,7 @@ class DatagramPath final : public Path {
   WireAddress peer_;
   PathState state_ = PathState::idle;
   Error error_;
+  CompletionStatus cause_ = CompletionStatus::ok;
   bool state_event_ = false;
   bool stale_peer_ = true;  ///< connect() not called: nothing may be sent
 

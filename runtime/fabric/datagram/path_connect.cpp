@@ -127,7 +127,7 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
   state_ = PathState::connecting;
   timer_use_ = TimerUse::check;
   port_.now_ = port_.env_.clock->now();
-  check_deadline_ = port_.now_ + port_.options_.connect_timeout;
+  check_deadline_ = port_.now_ + connect_limit();
   GuardScope guard(port_);
   for (auto& early : early_pings_) {
     if (early) {
@@ -255,9 +255,9 @@ void DatagramPath::on_timer() {
             "is not filtered between the hosts and that the route back leads over the same network";
   break_path(
       CompletionStatus::retry_exceeded,
-      nccl_ha::fail(Errc::remote, fmt::format("connectivity check failed after {} ms: {} ({})",
-                                              port_.options_.connect_timeout.count() / 1'000'000,
-                                              diagnosis, describe())));
+      nccl_ha::fail(Errc::remote,
+                    fmt::format("connectivity check failed after {} ms: {} ({})",
+                                connect_limit().count() / 1'000'000, diagnosis, describe())));
 }
 
 void DatagramPath::fail(const Error& why) { break_path(CompletionStatus::flushed, why); }
@@ -268,6 +268,7 @@ void DatagramPath::break_path(CompletionStatus first, const Error& why) {
   }
   state_ = PathState::error;
   error_ = why;
+  cause_ = first;
   port_.env_.timers->cancel(timer_);
   timer_use_ = TimerUse::none;
   for (Segment& segment : segments_) {

@@ -215,7 +215,7 @@ Result<void> VerbsPath::connect(std::span<const std::byte> peer_address) {
     }
   }
   state_ = PathState::connecting;
-  port_.env_.timers->arm(timer_, port_.env_.clock->now() + port_.options_.connect_timeout);
+  port_.env_.timers->arm(timer_, port_.env_.clock->now() + connect_limit());
   if (options_.active) {
     post_probes();
   }
@@ -385,16 +385,17 @@ void VerbsPath::check_ready() {
 
 void VerbsPath::fail(const Error& why) {
   if (state_ != PathState::error) {
-    break_path(why);
+    break_path(CompletionStatus::flushed, why);
   }
 }
 
-void VerbsPath::break_path(const Error& why) {
+void VerbsPath::break_path(CompletionStatus cause, const Error& why) {
   if (state_ == PathState::error) {
     return;
   }
   state_ = PathState::error;
   error_ = why;
+  cause_ = cause;
   // In ERR the device takes nothing of the peer's any more and gives back all that is posted.
   for (ibv_qp* qp : {qp_, flush_qp_}) {
     ibv_qp_attr attributes{};
@@ -413,11 +414,12 @@ void VerbsPath::break_path(const Error& why) {
 
 void VerbsPath::on_timer() {
   if (state_ == PathState::connecting) {
-    break_path(nccl_ha::fail(
-        Errc::timed_out,
-        fmt::format("RDMA device {}: the peer's queue pair {} did not answer in {} ms",
-                    info_.device, peer_.queue_pair,
-                    port_.options_.connect_timeout.count() / 1'000'000)));
+    break_path(
+        CompletionStatus::retry_exceeded,
+        nccl_ha::fail(
+            Errc::timed_out,
+            fmt::format("RDMA device {}: the peer's queue pair {} did not answer in {} ms",
+                        info_.device, peer_.queue_pair, connect_limit().count() / 1'000'000)));
     return;
   }
   take_back();

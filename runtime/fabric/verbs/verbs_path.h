@@ -39,6 +39,7 @@ class VerbsPath final : public Path {
   std::span<const std::byte> local_address() const override { return local_bytes_; }
   Result<void> connect(std::span<const std::byte> peer_address) override;
   PathState state() const override { return state_; }
+  CompletionStatus cause() const override { return cause_; }
   [[nodiscard]] Errc post_write(const WritePost& post) override;
   [[nodiscard]] Errc post_send(const SendPost& post) override;
   [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
@@ -91,7 +92,11 @@ class VerbsPath final : public Path {
   void on_flush(const ibv_wc& wc, uint32_t position);
   void complete_send(CompletionStatus status);
   void check_ready();
-  void break_path(const Error& why);
+  void break_path(CompletionStatus cause, const Error& why);
+  Duration connect_limit() const {
+    return options_.connect_limit > Duration(0) ? options_.connect_limit
+                                                : port_.options_.connect_timeout;
+  }
   void on_timer();
   void take_back();
   /// Is there unacknowledged work?  Breaks the path when that has been so for too long.
@@ -118,6 +123,7 @@ class VerbsPath final : public Path {
   PathState state_ = PathState::idle;
   bool state_event_ = false;
   Error error_;
+  CompletionStatus cause_ = CompletionStatus::ok;
   Timer timer_;
 
   // sending: a ring in posting order; positions count up and wrap at WorkId's 22 bits

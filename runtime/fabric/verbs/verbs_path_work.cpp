@@ -185,7 +185,8 @@ void VerbsPath::flush_posts() {
   port_.statistics_.work_requests += count;
   ibv_send_wr* bad = nullptr;
   if (const int error = ibv_post_send(qp_, pending_.data(), &bad); error != 0) {
-    break_path(nccl_ha::fail(Errc::system,
+    break_path(CompletionStatus::device_fault,
+               nccl_ha::fail(Errc::system,
                              fmt::format("RDMA device {}: cannot post work", info_.device), error));
     // What the device did not take comes back from us.
     port_.env_.timers->cancel(timer_);
@@ -244,7 +245,7 @@ void VerbsPath::on_send(const ibv_wc& wc, uint32_t position) {
   }
   const CompletionStatus status = status_of(wc.status);
   if (status != CompletionStatus::ok) {
-    break_path(explain(wc, &sends_[send_head_ & send_mask_]));
+    break_path(status_of(wc.status), explain(wc, &sends_[send_head_ & send_mask_]));
   }
   complete_send(status);
 }
@@ -256,7 +257,7 @@ void VerbsPath::on_receive(const ibv_wc& wc, uint32_t position) {
   }
   const CompletionStatus status = status_of(wc.status);
   if (status != CompletionStatus::ok) {
-    break_path(explain(wc, nullptr));
+    break_path(status_of(wc.status), explain(wc, nullptr));
   }
   // Receives are used in order; one that was left out would be a fault of the device.
   const ReceiveSlot slot = receives_[position & receive_mask_];
@@ -297,7 +298,7 @@ void VerbsPath::on_flush(const ibv_wc& wc, uint32_t position) {
   }
   const CompletionStatus status = status_of(wc.status);
   if (status != CompletionStatus::ok) {
-    break_path(explain(wc, nullptr));
+    break_path(status_of(wc.status), explain(wc, nullptr));
   }
   Completion completion;
   completion.id = flushes_[flush_head_ % flushes_.size()];
@@ -331,7 +332,7 @@ bool VerbsPath::check_progress(Instant now) {
     overdue_ = true;
     ibv_wc wc{};
     wc.status = IBV_WC_RETRY_EXC_ERR;
-    break_path(explain(wc, &sends_[send_head_ & send_mask_]));
+    break_path(status_of(wc.status), explain(wc, &sends_[send_head_ & send_mask_]));
   }
   return true;
 }

@@ -1,0 +1,158 @@
+// The accepted side when a path fails: close it, report what arrived, announce again.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "actors/connection.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+
+void ReceiveConnection::on_lane_ready(size_t lane) {
+  take_steps(lane, recovery_[lane].on_ready(), {});
+}
+
+void ReceiveConnection::on_lane_failed(size_t lane, const Error& error) {
+  take_steps(lane, recovery_[lane].on_failed(), error);
+}
+
+void ReceiveConnection::on_lane_drained(size_t lane) {
+  if (!recovery_.empty()) {
+    take_steps(lane, recovery_[lane].on_drained(), {});
+  }
+}
+
+void ReceiveConnection::on_path_message(const ControlReader::Message& message) {
+  if (message.type == ControlType::rebuild) {
+    on_rebuild(message.payload);
+    return;
+  }
+  const auto notice = decode_notice(message.payload);
+  if (!notice) {
+    fail_connection(fail(Errc::remote, "malformed end of a path on the control stream"));
+    return;
+  }
+  if (known_path(notice->path)) {
+    take_steps(notice->path, recovery_[notice->path].on_down(notice->epoch),
+               fail(Errc::remote, fmt::format("the peer reports: {}", notice->why)));
+  }
+}
+
+void ReceiveConnection::on_rebuild(std::span<const std::byte> payload) {
+  const auto offer = decode_offer(payload);
+  if (!offer) {
+    fail_connection(fail(Errc::remote, "malformed address of a new path on the control stream"));
+    return;
+  }
+  if (!known_path(offer->path)) {
+    return;
+  }
+  const ha::ReceiverSteps steps = recovery_[offer->path].on_rebuild(offer->epoch);
+  if (steps.open) {
+    open_again(offer->path, *offer);
+  } else {
+    take_steps(offer->path, steps, {});
+  }
+}
+
+void ReceiveConnection::open_again(size_t lane, const PathOffer& offer) {
+  Lane& mine = lanes_[lane];
+  auto made = remake_path(mine, false);
+  if (made) {
+    made = mine.path().connect(offer.address.view());
+  }
+  if (!made) {
+    on_lane_failed(lane, made.error());
+    return;
+  }
+  send_control(
+      encode(ControlType::rebuilt,
+             PathOffer{offer.path, mine.epoch, *PathAddress::from(mine.path().local_address())}));
+  context_->request_stream_turns(1000);
+}
+
+void ReceiveConnection::take_steps(size_t lane, const ha::ReceiverSteps& steps, const Error& why) {
+  Lane& mine = lanes_[lane];
+  if (steps.confused) {
+    fail_connection(fail(Errc::remote, "the peer's messages about a path make no sense"));
+    return;
+  }
+  if (steps.take_down) {
+    announce_anew_ = announce_anew_ || lane == announcing_lane_;
+    take_down(lane, why);
+  }
+  if (steps.say_doubt) {
+    send_control(encode(ControlType::doubt,
+                        PathNotice{static_cast<uint8_t>(lane), mine.epoch, why.message()}));
+    context_->request_stream_turns(1000);
+  }
+  if (steps.report) {
+    send_control(encode(FenceReport{static_cast<uint8_t>(lane), mine.epoch, arrivals()}));
+    context_->request_stream_turns(1000);
+  }
+  if (steps.use) {
+    mine.usable = true;
+    log_back(lane, "");
+  }
+  watch_budget(!any_usable());
+  if (announce_anew_) {
+    announce_again();
+  }
+  flush_waiting();
+  if (steps.take_down) {
+    look_whether_drained(lane);  // perhaps nothing was posted any more
+  }
+}
+
+ha::ArrivalReport ReceiveConnection::arrivals() const {
+  ha::ArrivalReport report;
+  report.completed = groups_completed_;
+  for (uint64_t number = groups_completed_; number < groups_posted_; ++number) {
+    ha::ArrivalReport::Group& group = report.groups.emplace_back();
+    const ReceiveRequest* request = open_[number % cts_slots];
+    group.whole = request == nullptr;
+    for (size_t i = 0; request != nullptr && i < request->count; ++i) {
+      group.chunks.push_back(request->arrived[i]);
+    }
+  }
+  return report;
+}
+
+// What this side wrote on the old path may arrive until the sender has closed its side, and must
+// not land on entries that were written anew meanwhile.
+void ReceiveConnection::announce_again() {
+  const auto lane = std::find_if(lanes_.begin(), lanes_.end(),
+                                 [](const Lane& candidate) { return candidate.usable; });
+  const Lane& old = lanes_[announcing_lane_];
+  if (lane == lanes_.end() || (!old.usable && !recovery_[announcing_lane_].peer_stopped())) {
+    return;
+  }
+  announcing_lane_ = static_cast<size_t>(lane - lanes_.begin());
+  announce_anew_ = false;
+  held_groups_ = 0;
+  held_entries_ = 0;
+  uint64_t number = groups_completed_;
+  while (number < groups_posted_ && !failed_) {
+    // As many in one write as lie side by side.
+    const uint32_t first = first_entry_[number % cts_slots];
+    uint64_t end = number;
+    uint32_t entries = 0;
+    while (end < groups_posted_ && first_entry_[end % cts_slots] == first + entries &&
+           entries + group_max <= announced_together) {
+      entries += count_[end % cts_slots];
+      ++end;
+    }
+    post_announcement(number, end - number, first, entries);
+    number = end;
+  }
+}
+
+void ReceiveConnection::flush_waiting() {
+  if (!flushes_waiting_.empty() && any_usable()) {
+    for (const uint16_t index : std::exchange(flushes_waiting_, {})) {
+      flush(channel_->slot(index));
+    }
+  }
+}
+
+}  // namespace nccl_ha

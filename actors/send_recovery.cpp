@@ -1,0 +1,218 @@
+// The connecting side when a path fails: fence, settle what arrived, make a new path.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "actors/connection.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+
+void SendConnection::on_lane_ready(size_t lane) {
+  take_steps(lane, recovery_[lane].lane.on_ready(), {});
+}
+
+void SendConnection::on_lane_failed(size_t lane, const Error& error) {
+  take_steps(lane, recovery_[lane].lane.on_failed(), error);
+}
+
+void SendConnection::on_lane_drained(size_t lane) {
+  if (!recovery_.empty()) {
+    take_steps(lane, recovery_[lane].lane.on_drained(), {});
+  }
+}
+
+void SendConnection::on_path_message(const ControlReader::Message& message) {
+  if (message.type == ControlType::fenced) {
+    on_fenced(message.payload);
+    return;
+  }
+  if (message.type == ControlType::rebuilt) {
+    on_rebuilt(message.payload);
+    return;
+  }
+  const auto notice = decode_notice(message.payload);
+  if (!notice) {
+    fail_connection(fail(Errc::remote, "malformed doubt on the control stream"));
+    return;
+  }
+  if (known_path(notice->path)) {
+    take_steps(notice->path, recovery_[notice->path].lane.on_doubt(notice->epoch),
+               fail(Errc::remote, fmt::format("the peer reports: {}", notice->why)));
+  }
+}
+
+void SendConnection::on_fenced(std::span<const std::byte> payload) {
+  auto report = decode_report(payload);
+  if (!report) {
+    fail_connection(fail(Errc::remote, "malformed report of a fence on the control stream"));
+    return;
+  }
+  if (known_path(report->path)) {
+    Recovery& recovery = recovery_[report->path];
+    recovery.report = std::move(report->arrived);
+    take_steps(report->path, recovery.lane.on_fenced(report->epoch), {});
+  }
+}
+
+void SendConnection::on_rebuilt(std::span<const std::byte> payload) {
+  const auto offer = decode_offer(payload);
+  if (!offer) {
+    fail_connection(fail(Errc::remote, "malformed address of a new path on the control stream"));
+    return;
+  }
+  if (!known_path(offer->path)) {
+    return;
+  }
+  const size_t lane = offer->path;
+  const ha::SenderSteps steps = recovery_[lane].lane.on_rebuilt(offer->epoch);
+  if (steps.connect) {
+    if (auto connected = lanes_[lane].path().connect(offer->address.view()); !connected) {
+      on_lane_failed(lane, connected.error());
+    }
+    return;
+  }
+  take_steps(lane, steps, {});
+}
+
+void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const Error& why) {
+  Recovery& recovery = recovery_[lane];
+  Lane& mine = lanes_[lane];
+  if (steps.confused) {
+    fail_connection(fail(Errc::remote, "the peer's messages about a path make no sense"));
+    return;
+  }
+  if (steps.take_down) {
+    const bool carried = acknowledged_ != recovery.acknowledged_before;
+    fruitless_ = mine.usable && !carried ? fruitless_ + 1 : mine.usable ? 0 : fruitless_;
+    take_down(lane, why);
+    if (cursor_.request != nullptr && cursor_.offset != 0 &&
+        cursor_.request->ledger.holder(cursor_.chunk) == lane) {
+      // Begun there: nobody else may write it before the fence, so it goes with the others.
+      cursor_.offset = 0;
+      if (++cursor_.chunk == cursor_.end) {
+        cursor_.request = nullptr;
+      }
+    }
+    if (fruitless_ > static_cast<uint64_t>(context_->config().max_retries)) {
+      fail_connection(
+          fail(Errc::remote, fmt::format("paths came up and failed again {} times in a row without "
+                                         "carrying anything (HA_NCCL_MAX_RETRIES); the last: {}",
+                                         fruitless_, why.message())));
+      return;
+    }
+  }
+  if (steps.say_down) {
+    send_control(encode(ControlType::down,
+                        PathNotice{static_cast<uint8_t>(lane), mine.epoch, why.message()}));
+    context_->request_stream_turns(1000);
+    look_whether_drained(lane);
+  }
+  if (steps.settle) {
+    settle(lane);
+  }
+  if (steps.reopen && !failed_) {
+    reopen_soon(lane);
+  }
+  if (steps.use) {
+    mine.usable = true;
+    recovery.acknowledged_before = acknowledged_;
+    recovery.backoff.reset();
+    log_back(lane, fmt::format("; {} chunks ({} bytes) went again", recovery.chunks_again,
+                               recovery.bytes_again));
+    recovery.chunks_again = 0;
+    recovery.bytes_again = 0;
+  }
+  watch_budget(!any_usable() ||
+               std::any_of(recovery_.begin(), recovery_.end(), [](const Recovery& one) {
+                 return one.lane.state() == ha::SenderLane::State::fencing;
+               }));
+  pump();
+}
+
+/// What the lane held and the peer did not get goes again; the rest counts as acknowledged.
+void SendConnection::settle(size_t lane) {
+  Recovery& recovery = recovery_[lane];
+  for (uint16_t index = 0; index < sends_max; ++index) {
+    SendRequest& request = channel_->slot(index);
+    if (request.state.load(std::memory_order_acquire) != RequestState::pending) {
+      continue;
+    }
+    for (uint32_t chunk = 0; chunk < request.chunks && request.ledger.open() != 0; ++chunk) {
+      if (request.ledger.holder(chunk) != lane) {
+        continue;
+      }
+      if (!recovery.report.covers(request.group)) {
+        fail_connection(fail(Errc::remote, "the peer's report of a fence leaves groups out"));
+        return;
+      }
+      if (!recovery.report.has(request.group, request.position, chunk)) {
+        request.ledger.take_back(chunk);
+        replay_.push_back({index, static_cast<uint8_t>(chunk)});
+        ++recovery.chunks_again;
+        recovery.bytes_again +=
+            std::min(request.chunk_bytes, request.size - chunk * request.chunk_bytes);
+        continue;
+      }
+      FailoverCounts::add(channel_->failovers.chunks_kept, 1);
+      if (request.ledger.acknowledge(chunk)) {
+        request.state.store(RequestState::done, std::memory_order_release);
+      }
+    }
+  }
+  FailoverCounts::add(channel_->failovers.chunks_again, recovery.chunks_again);
+  FailoverCounts::add(channel_->failovers.bytes_again, recovery.bytes_again);
+  context_->recorder().note(TraceEvent::chunks_replayed, id().index, lane, recovery.chunks_again);
+}
+
+void SendConnection::reopen_soon(size_t lane) {
+  Recovery& recovery = recovery_[lane];
+  recovery.reopen_at = context_->now() + recovery.backoff.next(context_->random());
+  arm_reopen();
+}
+
+void SendConnection::arm_reopen() {
+  std::optional<Instant> first;
+  for (const Recovery& one : recovery_) {
+    if (one.reopen_at && (!first || *one.reopen_at < *first)) {
+      first = one.reopen_at;
+    }
+  }
+  context_->timers().cancel(reopen_timer_);
+  if (first) {
+    context_->timers().arm(reopen_timer_, *first);
+  }
+}
+
+// A timer of its own, because a path must not be destroyed while it reports.
+void SendConnection::reopen_due() {
+  const Instant now = context_->now();
+  for (size_t lane = 0; lane < recovery_.size() && !failed_ && !finished_; ++lane) {
+    if (recovery_[lane].reopen_at && *recovery_[lane].reopen_at <= now) {
+      recovery_[lane].reopen_at.reset();
+      reopen(lane);
+    }
+  }
+  if (!failed_ && !finished_) {
+    arm_reopen();
+  }
+}
+
+void SendConnection::reopen(size_t lane) {
+  Lane& mine = lanes_[lane];
+  if (auto made = remake_path(mine, true); !made) {
+    NHA_LOG_DEBUG("path {} to {} cannot be made yet: {}", lane, peer_text(),
+                  made.error().message());
+    --mine.epoch;  // the peer never hears of it
+    mine.owned.reset();
+    reopen_soon(lane);
+    return;
+  }
+  recovery_[lane].lane.reopened();
+  send_control(
+      encode(ControlType::rebuild, PathOffer{static_cast<uint8_t>(lane), mine.epoch,
+                                             *PathAddress::from(mine.path().local_address())}));
+  context_->request_stream_turns(1000);
+}
+
+}  // namespace nccl_ha

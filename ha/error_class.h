@@ -1,0 +1,31 @@
+// What an error completion means for the connection.
+#pragma once
+
+#include "runtime/fabric/path.h"
+
+namespace nccl_ha::ha {
+
+enum class ErrorClass : uint8_t {
+  path,     ///< this way to the peer is broken; another one, or the same one later, may do
+  program,  ///< memory, keys or lengths are wrong: it would be wrong on every path
+};
+
+/// Of what broke a path (fabric::Path::cause).  A device fault may be the device's or a bug; a bug
+/// comes again at once, which HA_NCCL_MAX_RETRIES bounds.  A flush is the other side's doing, and
+/// that side knows why.
+constexpr ErrorClass classify(fabric::CompletionStatus cause) {
+  switch (cause) {
+    case fabric::CompletionStatus::local_protection:
+    case fabric::CompletionStatus::remote_access:
+    case fabric::CompletionStatus::length_error:
+      return ErrorClass::program;
+    case fabric::CompletionStatus::ok:
+    case fabric::CompletionStatus::flushed:
+    case fabric::CompletionStatus::retry_exceeded:
+    case fabric::CompletionStatus::device_fault:
+      break;
+  }
+  return ErrorClass::path;
+}
+
+}  // namespace nccl_ha::ha

@@ -1,0 +1,123 @@
+#include "ha/lane.h"
+
+namespace nccl_ha::ha {
+
+SenderSteps SenderLane::on_ready() {
+  if (state_ != State::opening) {
+    return {};
+  }
+  state_ = State::usable;
+  return {.use = true};
+}
+
+SenderSteps SenderLane::on_failed() {
+  if (state_ == State::fencing || state_ == State::down) {
+    return {};
+  }
+  state_ = State::fencing;
+  drained_ = false;
+  reported_ = false;
+  return {.take_down = true, .say_down = true};
+}
+
+SenderSteps SenderLane::on_doubt(uint32_t epoch) {
+  if (epoch > epoch_) {
+    return {.confused = true};
+  }
+  return epoch == epoch_ ? on_failed() : SenderSteps{};  // an old one was dealt with
+}
+
+SenderSteps SenderLane::on_drained() {
+  if (state_ != State::fencing || drained_) {
+    return {};
+  }
+  drained_ = true;
+  return settled_if_complete();
+}
+
+SenderSteps SenderLane::on_fenced(uint32_t epoch) {
+  if (state_ != State::fencing || epoch != epoch_ || reported_) {
+    return {.confused = true};
+  }
+  reported_ = true;
+  return settled_if_complete();
+}
+
+SenderSteps SenderLane::settled_if_complete() {
+  if (!drained_ || !reported_) {
+    return {};
+  }
+  state_ = State::down;
+  return {.settle = true, .reopen = true};
+}
+
+void SenderLane::reopened() {
+  state_ = State::opening;
+  ++epoch_;
+  rebuilt_ = false;
+}
+
+SenderSteps SenderLane::on_rebuilt(uint32_t epoch) {
+  if (epoch > epoch_ || (epoch == epoch_ && rebuilt_)) {
+    return {.confused = true};
+  }
+  if (epoch != epoch_) {
+    return {};
+  }
+  rebuilt_ = true;
+  // It may have failed here while the peer made its side.
+  return {.connect = state_ == State::opening};
+}
+
+ReceiverSteps ReceiverLane::on_ready() {
+  if (state_ != State::opening) {
+    return {};
+  }
+  state_ = State::usable;
+  return {.use = true};
+}
+
+ReceiverSteps ReceiverLane::on_failed() {
+  if (state_ != State::opening && state_ != State::usable) {
+    return {};
+  }
+  state_ = State::doubted;
+  drained_ = false;
+  return {.take_down = true, .say_doubt = true};
+}
+
+ReceiverSteps ReceiverLane::on_drained() {
+  if (drained_ || state_ == State::opening || state_ == State::usable) {
+    return {};
+  }
+  drained_ = true;
+  if (state_ != State::fencing) {
+    return {};
+  }
+  state_ = State::fenced;
+  return {.report = true};
+}
+
+ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
+  if (epoch != epoch_ || state_ == State::fencing || state_ == State::fenced) {
+    return {.confused = true};
+  }
+  if (state_ == State::doubted) {
+    state_ = drained_ ? State::fenced : State::fencing;
+    return {.report = drained_};
+  }
+  state_ = State::fencing;
+  drained_ = false;
+  return {.take_down = true};
+}
+
+ReceiverSteps ReceiverLane::on_rebuild(uint32_t epoch) {
+  if (state_ != State::fenced || epoch != epoch_ + 1) {
+    return {.confused = true};
+  }
+  state_ = State::opening;
+  epoch_ = epoch;
+  return {.open = true};
+}
+
+}  // namespace nccl_ha::ha

@@ -1,0 +1,103 @@
+// How one path of a connection is given up and replaced, as seen from either side.
+//
+// A lane is the place of a path in its connection; the path in it changes, and each one has an
+// epoch.  The sending side decides, the receiving side reports.  Nothing here does anything: an
+// event goes in, the steps that its owner has to take come out.  docs/protocol.md tells the
+// protocol, tests/model checks it, and tests/unit/ha_lane_test.cpp explores every order of events.
+#pragma once
+
+#include <cstdint>
+
+namespace nccl_ha::ha {
+
+/// What the owner of a SenderLane has to do, in this order.
+struct SenderSteps {
+  bool take_down = false;  ///< stop posting, put the queue pair into error
+  bool say_down = false;   ///< tell the peer, with this lane's epoch
+  bool settle = false;     ///< the report decides which chunks go again, on whatever lane
+  bool reopen = false;     ///< now or a little later: make a new path, then call reopened()
+  bool connect = false;    ///< the new path, to the address that came with the event
+  bool use = false;        ///< it carries traffic
+  bool confused = false;   ///< the peer said what it cannot have meant: a fault of the program
+  bool operator==(const SenderSteps&) const = default;
+};
+
+/// The sending side.  One thread.
+class SenderLane {
+ public:
+  enum class State : uint8_t {
+    opening,  ///< a path was made; both sides find out whether packets get through
+    usable,
+    fencing,  ///< until all posted work has come back and the peer has reported
+    down,     ///< until somebody makes a new path
+  };
+  State state() const { return state_; }
+  uint32_t epoch() const { return epoch_; }
+
+  /// The path says that it carries traffic.
+  SenderSteps on_ready();
+  /// The path failed, or should be treated so.
+  SenderSteps on_failed();
+  /// The peer says so.
+  SenderSteps on_doubt(uint32_t epoch);
+  /// All work posted to the path has come back, after take_down.
+  SenderSteps on_drained();
+  /// The peer has closed its side for good, and says what arrived.
+  SenderSteps on_fenced(uint32_t epoch);
+  /// A new path was made under the next epoch; the peer is to be told.
+  void reopened();
+  /// The peer has made its side.
+  SenderSteps on_rebuilt(uint32_t epoch);
+
+ private:
+  SenderSteps settled_if_complete();
+  State state_ = State::opening;
+  uint32_t epoch_ = 0;
+  bool drained_ = false;
+  bool reported_ = false;
+  bool rebuilt_ = true;  ///< of this epoch; the first paths are made by the handshake
+};
+
+/// What the owner of a ReceiverLane has to do, in this order.
+struct ReceiverSteps {
+  bool take_down = false;  ///< put the queue pair into error: nothing is written any more
+  bool say_doubt = false;  ///< tell the peer, with this lane's epoch
+  bool report = false;     ///< everything that arrived has been looked at: say what that is
+  bool open = false;       ///< make a new path towards the address that came, and tell its own
+  bool use = false;        ///< announcements may go over it
+  bool confused = false;
+  bool operator==(const ReceiverSteps&) const = default;
+};
+
+/// The receiving side.  One thread.
+class ReceiverLane {
+ public:
+  enum class State : uint8_t {
+    opening,
+    usable,
+    doubted,  ///< closed by this side; the sender may not know yet
+    fencing,  ///< the sender has stopped; until all posted receives have come back
+    fenced,   ///< reported
+  };
+  State state() const { return state_; }
+  uint32_t epoch() const { return epoch_; }
+  /// The sender is known to have taken its side down: what this side wrote on the old path is
+  /// either there or will never be.
+  bool peer_stopped() const { return state_ != State::usable && state_ != State::doubted; }
+
+  ReceiverSteps on_ready();
+  ReceiverSteps on_failed();
+  /// All posted receives have come back, after take_down.
+  ReceiverSteps on_drained();
+  /// The sender has taken its side down.
+  ReceiverSteps on_down(uint32_t epoch);
+  /// The sender has made a new path; `open` means that the epoch is this one from now on.
+  ReceiverSteps on_rebuild(uint32_t epoch);
+
+ private:
+  State state_ = State::opening;
+  uint32_t epoch_ = 0;
+  bool drained_ = false;
+};
+
+}  // namespace nccl_ha::ha

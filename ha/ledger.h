@@ -1,0 +1,64 @@
+// Which chunks of which message are where: what the sender knows, and what the receiver reports.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace nccl_ha::ha {
+
+inline constexpr size_t ledger_chunks_max = 16;
+
+/// The sender's view of one message.  A chunk is in nobody's hands until it is given to a lane, and
+/// leaves that lane when it is acknowledged or taken back after the lane's fence.
+class ChunkLedger {
+ public:
+  static constexpr uint8_t nobody = UINT8_MAX;
+
+  void begin(uint32_t chunks) {
+    holder_.fill(nobody);
+    open_ = chunks;
+  }
+  void give(uint32_t chunk, uint8_t lane) { holder_[chunk] = lane; }
+  void take_back(uint32_t chunk) { holder_[chunk] = nobody; }
+  /// True: that was the last one.
+  bool acknowledge(uint32_t chunk) {
+    holder_[chunk] = nobody;
+    return --open_ == 0;
+  }
+  uint8_t holder(uint32_t chunk) const { return holder_[chunk]; }
+  uint32_t open() const { return open_; }
+
+ private:
+  std::array<uint8_t, ledger_chunks_max> holder_{};
+  uint32_t open_ = 0;  ///< chunks of the message that are not acknowledged
+};
+
+/// What a receiver says after a fence: every group below `completed` is whole, and of those that
+/// follow this is what arrived.
+struct ArrivalReport {
+  struct Group {
+    bool whole = false;
+    std::vector<uint16_t> chunks;  ///< of each position, a bit each
+  };
+  uint64_t completed = 0;
+  std::vector<Group> groups;
+
+  bool covers(uint64_t group) const { return group < completed + groups.size(); }
+  /// False also for what the report does not cover.
+  bool has(uint64_t group, uint32_t position, uint32_t chunk) const {
+    if (group < completed) {
+      return true;
+    }
+    const uint64_t at = group - completed;
+    if (at >= groups.size()) {
+      return false;
+    }
+    const Group& found = groups[at];
+    return found.whole ||
+           (position < found.chunks.size() && (found.chunks[position] >> chunk & 1U) != 0);
+  }
+};
+
+}  // namespace nccl_ha::ha
