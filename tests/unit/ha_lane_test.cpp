@@ -1,0 +1,248 @@
+// Every order of events that a pair of lanes can see, with a bounded number of failures.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ha/lane.h"
+
+namespace nccl_ha::ha {
+namespace {
+
+/// What both sides and the control stream between them are like at one moment.
+struct Pair {
+  struct Said {
+    enum Kind : char { doubt = 'd', down = 'D', fenced = 'f', rebuild = 'r', rebuilt = 'R' } kind;
+    uint32_t epoch;
+  };
+  SenderLane sender;
+  ReceiverLane receiver;
+  std::deque<Said> to_receiver;
+  std::deque<Said> to_sender;
+  bool sender_up = true;  ///< its queue pair takes and sends packets
+  bool receiver_up = true;
+  bool sender_drained = false;
+  bool receiver_drained = false;
+  bool connected = true;  ///< the sender knows the receiver's address
+  bool reopen_due = false;
+  bool reported = false;  ///< the sender has heard of this epoch's fence
+  bool rebuilt = true;    ///< and of its new path
+  int failures = 0;       ///< so far
+  std::string wrong;
+
+  std::string key() const {
+    std::string out;
+    auto add = [&](auto value) { out += std::to_string(static_cast<int>(value)) + ","; };
+    add(sender.state());
+    add(sender.epoch());
+    add(receiver.state());
+    add(receiver.epoch());
+    for (const bool flag : {sender_up, receiver_up, sender_drained, receiver_drained, connected,
+                            reopen_due, reported, rebuilt}) {
+      add(flag);
+    }
+    add(failures);
+    for (const auto* queue : {&to_receiver, &to_sender}) {
+      out += '|';
+      for (const Said& said : *queue) {
+        out += static_cast<char>(said.kind);
+        out += std::to_string(said.epoch);
+      }
+    }
+    return out;
+  }
+};
+
+void act(Pair& pair, const SenderSteps& steps) {
+  if (steps.confused) {
+    pair.wrong = "the sender is confused";
+  }
+  if (steps.take_down) {
+    pair.sender_up = false;
+    pair.sender_drained = false;
+    pair.reported = false;
+  }
+  if (steps.say_down) {
+    if (pair.sender_up) {
+      pair.wrong = "says that it is down while it is not";
+    }
+    pair.to_receiver.push_back({Pair::Said::down, pair.sender.epoch()});
+  }
+  if (steps.settle) {
+    if (pair.sender_up || !pair.sender_drained || pair.receiver_up || !pair.receiver_drained) {
+      pair.wrong = "settles while something may still move";
+    }
+    if (pair.sender.epoch() != pair.receiver.epoch()) {
+      pair.wrong = "settles by the report of another epoch";
+    }
+  }
+  pair.reopen_due = pair.reopen_due || steps.reopen;
+  if (steps.connect) {
+    pair.connected = true;
+  }
+}
+
+void act(Pair& pair, const ReceiverSteps& steps) {
+  if (steps.confused) {
+    pair.wrong = "the receiver is confused";
+  }
+  if (steps.take_down) {
+    pair.receiver_up = false;
+    pair.receiver_drained = false;
+  }
+  if (steps.say_doubt) {
+    pair.to_sender.push_back({Pair::Said::doubt, pair.receiver.epoch()});
+  }
+  if (steps.report) {
+    if (pair.receiver_up || !pair.receiver_drained) {
+      pair.wrong = "reports before its fence";
+    }
+    pair.to_sender.push_back({Pair::Said::fenced, pair.receiver.epoch()});
+  }
+  if (steps.open) {
+    pair.receiver_up = true;
+    pair.receiver_drained = false;
+    pair.to_sender.push_back({Pair::Said::rebuilt, pair.receiver.epoch()});
+  }
+}
+
+void deliver_to_receiver(Pair& pair) {
+  const Pair::Said said = pair.to_receiver.front();
+  pair.to_receiver.pop_front();
+  act(pair, said.kind == Pair::Said::down ? pair.receiver.on_down(said.epoch)
+                                          : pair.receiver.on_rebuild(said.epoch));
+}
+
+void deliver_to_sender(Pair& pair) {
+  const Pair::Said said = pair.to_sender.front();
+  pair.to_sender.pop_front();
+  pair.reported = pair.reported || said.kind == Pair::Said::fenced;
+  pair.rebuilt =
+      pair.rebuilt || (said.kind == Pair::Said::rebuilt && said.epoch == pair.sender.epoch());
+  act(pair, said.kind == Pair::Said::doubt    ? pair.sender.on_doubt(said.epoch)
+            : said.kind == Pair::Said::fenced ? pair.sender.on_fenced(said.epoch)
+                                              : pair.sender.on_rebuilt(said.epoch));
+}
+
+/// Everything that may happen next.
+std::vector<Pair> successors(const Pair& from, int failures_max) {
+  std::vector<Pair> next;
+  auto branch = [&](auto change) {
+    Pair one = from;
+    change(one);
+    next.push_back(std::move(one));
+  };
+  if (!from.to_receiver.empty()) {
+    branch(deliver_to_receiver);
+  }
+  if (!from.to_sender.empty()) {
+    branch(deliver_to_sender);
+  }
+  if (!from.sender_up && !from.sender_drained) {
+    branch([](Pair& one) {
+      one.sender_drained = true;
+      act(one, one.sender.on_drained());
+    });
+  }
+  if (!from.receiver_up && !from.receiver_drained) {
+    branch([](Pair& one) {
+      one.receiver_drained = true;
+      act(one, one.receiver.on_drained());
+    });
+  }
+  if (from.reopen_due) {
+    branch([](Pair& one) {
+      one.reopen_due = false;
+      one.sender_up = true;
+      one.connected = false;
+      one.rebuilt = false;
+      one.sender.reopened();
+      one.to_receiver.push_back({Pair::Said::rebuild, one.sender.epoch()});
+    });
+  }
+  const bool joined = from.sender_up && from.receiver_up && from.connected &&
+                      from.sender.epoch() == from.receiver.epoch();
+  if (joined && from.sender.state() == SenderLane::State::opening) {
+    branch([](Pair& one) { act(one, one.sender.on_ready()); });
+  }
+  if (joined && from.receiver.state() == ReceiverLane::State::opening) {
+    branch([](Pair& one) { act(one, one.receiver.on_ready()); });
+  }
+  if (from.failures < failures_max) {
+    if (from.sender_up) {
+      branch([](Pair& one) {
+        ++one.failures;
+        act(one, one.sender.on_failed());
+      });
+    }
+    if (from.receiver_up) {
+      branch([](Pair& one) {
+        ++one.failures;
+        act(one, one.receiver.on_failed());
+      });
+    }
+  }
+  return next;
+}
+
+TEST(Lane, EveryOrderOfEventsEndsWithBothSidesUsable) {
+  constexpr int failures_max = 8;
+  Pair start;
+  act(start, start.sender.on_ready());
+  act(start, start.receiver.on_ready());
+  std::set<std::string> seen{start.key()};
+  std::deque<Pair> open{start};
+  size_t ends = 0;
+  uint32_t latest = 0;
+  while (!open.empty()) {
+    const Pair pair = open.front();
+    open.pop_front();
+    const std::vector<Pair> next = successors(pair, failures_max);
+    if (next.empty()) {
+      ++ends;
+      EXPECT_EQ(pair.sender.state(), SenderLane::State::usable) << pair.key();
+      EXPECT_EQ(pair.receiver.state(), ReceiverLane::State::usable) << pair.key();
+      EXPECT_EQ(pair.sender.epoch(), pair.receiver.epoch()) << pair.key();
+      EXPECT_TRUE(pair.sender_up && pair.receiver_up) << pair.key();
+      latest = std::max(latest, pair.sender.epoch());
+    }
+    for (const Pair& one : next) {
+      ASSERT_EQ(one.wrong, "") << pair.key() << " -> " << one.key();
+      if (seen.insert(one.key()).second) {
+        open.push_back(one);
+      }
+    }
+  }
+  EXPECT_GT(seen.size(), 500U);
+  EXPECT_GT(ends, 1U);
+  EXPECT_EQ(latest, static_cast<uint32_t>(failures_max)) << "a failure cost no epoch";
+}
+
+TEST(Lane, MessagesThatThePeerCannotHaveMeantAreFaults) {
+  SenderLane sender;
+  static_cast<void>(sender.on_ready());
+  EXPECT_TRUE(sender.on_doubt(1).confused) << "of an epoch that was never made";
+  EXPECT_TRUE(sender.on_fenced(0).confused) << "nobody asked";
+  EXPECT_TRUE(sender.on_rebuilt(0).confused);
+  EXPECT_EQ(sender.on_failed(), (SenderSteps{.take_down = true, .say_down = true}));
+  EXPECT_EQ(sender.on_failed(), SenderSteps{}) << "once is enough";
+  EXPECT_EQ(sender.on_doubt(0), SenderSteps{});
+  EXPECT_EQ(sender.on_fenced(0), SenderSteps{}) << "not all work has come back";
+  EXPECT_TRUE(sender.on_fenced(0).confused) << "twice";
+  ReceiverLane receiver;
+  static_cast<void>(receiver.on_ready());
+  EXPECT_TRUE(receiver.on_rebuild(1).confused) << "nothing was fenced";
+  EXPECT_TRUE(receiver.on_down(1).confused);
+  EXPECT_EQ(receiver.on_down(0), ReceiverSteps{.take_down = true});
+  EXPECT_TRUE(receiver.on_down(0).confused) << "twice";
+  EXPECT_TRUE(receiver.on_rebuild(1).confused) << "not reported yet";
+  EXPECT_EQ(receiver.on_drained(), ReceiverSteps{.report = true});
+  EXPECT_TRUE(receiver.on_rebuild(2).confused) << "epochs come one by one";
+}
+
+}  // namespace
+}  // namespace nccl_ha::ha
