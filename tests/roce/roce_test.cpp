@@ -55,11 +55,11 @@ TEST(RoceTwoGuests, EveryOperationIsRightOverRcAndUd) {
 
 /// Two guests with one rail, between which transfers run that would take hours.  `fault` happens to
 /// them when enough has crossed the cable to be sure that it is in the middle of a transfer.
-ToolRun break_transfers(const std::string& name,
+ToolRun break_transfers(const std::string& name, const char* setting,
                         const std::vector<std::vector<std::string>>& fault) {
   BackgroundLab lab(NHA_TOOL_FILE, name + std::to_string(getpid()),
-                    {"roce", "--rails", "1", "--timeout", guests_timeout, "--", "bash", "-c",
-                     "nccl-ha perf pt2pt -b 1M -e 1M -I 1000000 --timeout 200 2>&1"},
+                    {"roce", "--rails", "1", "--timeout", guests_timeout, "--env", setting, "--",
+                     "bash", "-c", "nccl-ha perf pt2pt -b 1M -e 1M -I 1000000 --timeout 200 2>&1"},
                     guests_limit);
   EXPECT_TRUE(lab.carried("rail0", 20'000'000));
   const auto begin = std::chrono::steady_clock::now();
@@ -77,7 +77,8 @@ constexpr auto noticed = std::chrono::seconds(40);
 
 // The management network goes as well: each side has to find out for itself.
 TEST(RoceTwoGuests, APulledCableIsAnErrorOnBothSidesInTime) {
-  const ToolRun run = break_transfers("pulled", {{"cut", "rail0"}, {"cut", "mgmt"}});
+  const ToolRun run =
+      break_transfers("pulled", "HA_NCCL_ENABLE_BACKUP=0", {{"cut", "rail0"}, {"cut", "mgmt"}});
   EXPECT_LT(run.took, noticed);
   EXPECT_EQ(count(run.out, "gave ncclRemoteError"), 2U) << run.out;
   EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;
@@ -87,14 +88,37 @@ TEST(RoceTwoGuests, APulledCableIsAnErrorOnBothSidesInTime) {
 }
 
 TEST(RoceTwoGuests, ASilentCutOfTheRailIsAnErrorInTimeToo) {
-  const ToolRun run = break_transfers("silent", {{"cut", "rail0", "--silent"}});
+  const ToolRun run =
+      break_transfers("silent", "HA_NCCL_RETRY_BUDGET_MS=2000", {{"cut", "rail0", "--silent"}});
   EXPECT_LT(run.took, noticed);
   EXPECT_NE(run.out.find("the peer acknowledges nothing any more"), std::string::npos) << run.out;
   EXPECT_GE(count(run.out, "ncclRemoteError"), 1U) << run.out;
 }
 
+// Longer than the queue pairs try, which is made short here.  The management network goes as well,
+// so that what the two sides have to agree on waits too.
+TEST(RoceTwoGuests, ACablePulledForSecondsCostsTimeOnly) {
+  BackgroundLab lab(NHA_TOOL_FILE, "flap" + std::to_string(getpid()),
+                    {"roce", "--rails", "1", "--timeout", guests_timeout, "--no-check", "--env",
+                     "HA_NCCL_IB_TIMEOUT=12", "--env", "HA_NCCL_IB_RETRY_CNT=3", "--env",
+                     "HA_NCCL_IB_QPS_PER_CONNECTION=2", "--", "bash", "-c",
+                     "nccl-ha perf all_reduce -b 1M -e 1M -w 0 -I 100 --timeout 200 2>&1"},
+                    guests_limit);
+  EXPECT_TRUE(lab.carried("rail0", 20'000'000));
+  EXPECT_EQ(lab.ask({"cut", "rail0", "--for", "4s"}).status, 0);
+  EXPECT_EQ(lab.ask({"cut", "mgmt", "--for", "4s"}).status, 0);
+  EXPECT_TRUE(lab.carried("rail0", 50'000'000));
+  EXPECT_EQ(lab.ask({"cut", "rail0", "--silent", "--from", "h1", "--for", "4s"}).status, 0);
+  const ToolRun run = lab.wait();
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, verified), 1U) << run.out;
+  EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;
+  EXPECT_GE(count(run.out, " is down: "), 4U) << run.out;
+  EXPECT_GE(count(run.out, " is back after "), 4U) << run.out;
+}
+
 TEST(RoceTwoGuests, AKilledGuestIsAnErrorOnTheOther) {
-  const ToolRun run = break_transfers("killed", {{"kill", "h2"}});
+  const ToolRun run = break_transfers("killed", "HA_NCCL_RETRY_BUDGET_MS=2000", {{"kill", "h2"}});
   EXPECT_NE(run.err.find("h1 1, h2 killed"), std::string::npos) << run.err;
 }
 

@@ -156,6 +156,7 @@ TEST(LabRequest, SurvivesTheWayThroughJson) {
   EXPECT_FALSE(request_from_json(nlohmann::json::parse("[]")));
   EXPECT_FALSE(request_from_json(nlohmann::json::parse(R"({"verb":"fly"})")));
   EXPECT_FALSE(request_from_json(nlohmann::json::parse(R"({"verb":"cut","silent":1})")));
+  EXPECT_FALSE(request_from_json(nlohmann::json::parse(R"({"verb":"cut","lasts":1})")));
   EXPECT_FALSE(request_from_json(nlohmann::json::parse(R"({"verb":"cut","target":{}})")));
 }
 

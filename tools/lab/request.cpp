@@ -36,19 +36,6 @@ std::optional<std::pair<double, std::string>> with_unit(std::string_view text) {
   return std::pair(value, std::string(end));
 }
 
-Result<Duration> parse_time(std::string_view text) {
-  const auto time = with_unit(text);
-  constexpr double longest_s = 86400;
-  if (time) {
-    const double seconds = time->first * (time->second == "ms" ? 1e-3 : 1);
-    if ((time->second == "s" || time->second == "ms") && seconds <= longest_s) {
-      return Duration(static_cast<int64_t>(seconds * 1e9));
-    }
-  }
-  return fail(Errc::invalid_argument,
-              fmt::format("'{}' is no time; write 2s or 250ms, at most a day", text));
-}
-
 Result<ScriptStep> parse_step(std::string_view line) {
   const auto space = line.find_first_of(" \t");
   if (space == std::string_view::npos) {
@@ -102,6 +89,7 @@ void add_verbs(CLI::App& app, Request& request) {
   CLI::App* cut = add(Verb::cut, "Pull a cable: both ends lose their carrier");
   cut->add_option("link", request.target, link_help)->required();
   cut->add_flag("--silent", request.silent, "Keep the carrier: frames vanish and nobody is told");
+  cut->add_option("--for", request.lasts, "Heal it after this time: 200ms, 10s");
   sides(cut);
   CLI::App* heal = add(Verb::heal, "Make a link, or all, as good as new");
   heal->add_option("link", request.target, link_help);
@@ -126,7 +114,8 @@ void add_verbs(CLI::App& app, Request& request) {
 nlohmann::json to_json(const Request& request) {
   return {{"verb", to_text(request.verb)}, {"target", request.target},
           {"from", request.side.sender},   {"to", request.side.receiver},
-          {"silent", request.silent},      {"amount", request.amount}};
+          {"silent", request.silent},      {"amount", request.amount},
+          {"lasts", request.lasts}};
 }
 
 Result<Request> request_from_json(const nlohmann::json& from) {
@@ -144,7 +133,7 @@ Result<Request> request_from_json(const nlohmann::json& from) {
   std::string verb;
   if (!from.is_object() || !text("verb", verb) || !text("target", request.target) ||
       !text("from", request.side.sender) || !text("to", request.side.receiver) ||
-      !text("amount", request.amount) ||
+      !text("amount", request.amount) || !text("lasts", request.lasts) ||
       (from.contains("silent") && !from["silent"].is_boolean())) {
     return fail(Errc::invalid_argument, "the request is not an object of known types");
   }
@@ -164,9 +153,23 @@ std::string to_text(const Request& request) {
     text += word.empty() ? "" : " " + word;
   }
   text += request.silent ? " --silent" : "";
+  text += request.lasts.empty() ? "" : " --for " + request.lasts;
   text += request.side.sender.empty() ? "" : " --from " + request.side.sender;
   text += request.side.receiver.empty() ? "" : " --to " + request.side.receiver;
   return text;
+}
+
+Result<Duration> parse_time(std::string_view text) {
+  const auto time = with_unit(text);
+  constexpr double longest_s = 86400;
+  if (time) {
+    const double seconds = time->first * (time->second == "ms" ? 1e-3 : 1);
+    if ((time->second == "s" || time->second == "ms") && seconds <= longest_s) {
+      return Duration(static_cast<int64_t>(seconds * 1e9));
+    }
+  }
+  return fail(Errc::invalid_argument,
+              fmt::format("'{}' is no time; write 2s or 250ms, at most a day", text));
 }
 
 Result<uint64_t> parse_rate(std::string_view text) {
@@ -229,6 +232,11 @@ Result<LinkState> changed(const LinkState& state, const LinkChoice& choice,
       return mtu.error();
     }
     next.mtu = *mtu;
+  }
+  if (!request.lasts.empty()) {
+    if (auto time = parse_time(request.lasts); !time) {
+      return time.error();
+    }
   }
   if (request.verb == Verb::cut && one_way && !request.silent) {
     return fail(Errc::invalid_argument,

@@ -21,6 +21,7 @@ struct Request {
   std::string target;  ///< link or host; empty: all links (heal) or nothing (show, stop)
   Side side;
   bool silent = false;  ///< cut: the carrier stays
+  std::string lasts;    ///< cut: a time such as 200ms after which it is healed; empty: until then
   std::string amount;   ///< slow: a rate such as 100mbit; lose: a percentage; mtu: bytes
 };
 
@@ -29,6 +30,8 @@ Result<Request> request_from_json(const nlohmann::json& from);
 /// As a user would type it.
 std::string to_text(const Request& request);
 
+/// 2s or 250ms.
+Result<Duration> parse_time(std::string_view text);
 /// Bits per second of 100mbit, 2.5gbit, 64kbit.
 Result<uint64_t> parse_rate(std::string_view text);
 /// Parts of loss_whole of 1% or 0.5.

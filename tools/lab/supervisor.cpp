@@ -306,6 +306,19 @@ json Supervisor::serve(const std::string& line) {
   return {{"done", true}};
 }
 
+void Supervisor::heal_later(const Request& request, Duration in) {
+  Request heal;
+  heal.verb = Verb::heal;
+  heal.target = request.target;
+  heal.side = request.side;
+  loop_.at(loop_.now() + in, [this, heal] {
+    if (auto applied = apply(heal); !applied) {
+      give_up(
+          fail(applied.code(), fmt::format("'{}': {}", to_text(heal), applied.error().message())));
+    }
+  });
+}
+
 Result<void> Supervisor::apply(const Request& request) {
   const double at = std::chrono::duration<double>(loop_.now() - launched_).count();
   const std::string text = launched_ == Instant{}
@@ -348,6 +361,13 @@ Result<void> Supervisor::apply(const Request& request) {
     states_[choice.link] = *next;
   }
   say(text);
+  if (!request.lasts.empty()) {
+    auto time = parse_time(request.lasts);
+    if (!time) {
+      return time.error();
+    }
+    heal_later(request, *time);
+  }
   return {};
 }
 

@@ -74,6 +74,7 @@ class Supervisor {
   void accept_request();
   nlohmann::json serve(const std::string& line);
   Result<void> apply(const Request& request);
+  void heal_later(const Request& request, Duration in);
   Result<nlohmann::json> show();
 
   const Topology& topology_;
