@@ -16,6 +16,12 @@ namespace {
 
 constexpr Duration stop_limit = std::chrono::seconds(2);
 
+/// A control connection must outlive every outage that its paths may.
+Duration unanswered_limit(const Config& config) {
+  const Duration least = std::chrono::seconds(30);
+  return config.enable_backup ? least + std::chrono::milliseconds(config.retry_budget_ms) : least;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
@@ -33,7 +39,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
     if (!parker) {
       return parker.error();
     }
-    auto streams = make_uv_streams();
+    auto streams = make_uv_streams(unanswered_limit(config));
     if (!streams) {
       return streams.error();
     }

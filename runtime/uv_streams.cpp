@@ -19,7 +19,6 @@ namespace {
 
 constexpr size_t write_backlog_max = 1 << 20;
 constexpr uint64_t linger_ms = 2000;
-constexpr int user_timeout_ms = 30000;
 constexpr int keepalive_seconds = 10;
 
 Error uv_error(int code, const std::string& what) {
@@ -60,7 +59,7 @@ struct WriteRequest {
 
 class UvStreams final : public StreamFactory {
  public:
-  UvStreams() = default;
+  explicit UvStreams(Duration unanswered) : unanswered_(unanswered) {}
   Result<void> init() {
     const int code = uv_loop_init(&loop_);
     if (code != 0) {
@@ -104,6 +103,7 @@ class UvStreams final : public StreamFactory {
   Core* make_core(bool is_pipe, StreamOwner* owner);
 
   uv_loop_t loop_{};
+  const Duration unanswered_;
   bool made_ = false;
   unsigned events_ = 0;
   size_t handles_ = 0;
@@ -446,13 +446,13 @@ Core* UvStreams::make_core(bool is_pipe, StreamOwner* owner) {
   return core;
 }
 
-void tune_tcp(uv_tcp_t* tcp) {
+void tune_tcp(uv_tcp_t* tcp, Duration unanswered) {
   uv_tcp_nodelay(tcp, 1);
   uv_tcp_keepalive(tcp, 1, keepalive_seconds);
   uv_os_fd_t fd = -1;
   if (uv_fileno(reinterpret_cast<uv_handle_t*>(tcp), &fd) == 0) {
-    static_cast<void>(
-        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof user_timeout_ms));
+    const auto ms = static_cast<int>(unanswered.count() / 1'000'000);
+    static_cast<void>(setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms));
   }
 }
 
@@ -469,7 +469,7 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_tcp(const sockaddr* to, const
     return uv_error(code, "cannot connect");
   }
   core->connecting = true;
-  tune_tcp(&core->uv.tcp);
+  tune_tcp(&core->uv.tcp, unanswered_);
   return std::unique_ptr<Stream>(std::move(stream));
 }
 
@@ -500,7 +500,7 @@ Result<std::unique_ptr<Stream>> UvStreams::adopt_fd(int fd, StreamOwner* owner) 
     return uv_error(code, "cannot use an accepted connection");
   }
   if (!is_pipe) {
-    tune_tcp(&core->uv.tcp);
+    tune_tcp(&core->uv.tcp, unanswered_);
   }
   core->open = true;
   code = uv_read_start(&core->uv.stream, on_alloc, on_read);
@@ -569,8 +569,8 @@ Result<std::unique_ptr<DatagramEndpoint>> UvStreams::bind_datagram(const sockadd
 
 }  // namespace
 
-Result<std::unique_ptr<StreamFactory>> make_uv_streams() {
-  auto streams = std::make_unique<UvStreams>();
+Result<std::unique_ptr<StreamFactory>> make_uv_streams(Duration unanswered) {
+  auto streams = std::make_unique<UvStreams>(unanswered);
   if (auto made = streams->init(); !made) {
     return made.error();
   }

@@ -10,7 +10,9 @@
 
 namespace nccl_ha {
 
-/// The loop is created here and must be turned by one thread at a time.
-Result<std::unique_ptr<StreamFactory>> make_uv_streams();
+/// The loop is created here and must be turned by one thread at a time.  A TCP connection whose
+/// peer acknowledges nothing for `unanswered` ends with an error.
+Result<std::unique_ptr<StreamFactory>> make_uv_streams(
+    Duration unanswered = std::chrono::seconds(30));
 
 }  // namespace nccl_ha
