@@ -401,7 +401,7 @@ void ReceiveConnection::on_data(const fabric::Completion& completion, Lane& lane
       completion.has_immediate && Immediate::same_epoch(completion.immediate, lane.epoch) &&
       (immediate.kind == ImmediateKind::data || immediate.kind == ImmediateKind::recorded) &&
       request != nullptr && position < request->count && immediate.chunk <= immediate.last_chunk &&
-      (request->arrived[position] & bit) == 0 &&
+      ((request->arrived[position] & bit) == 0 || ha::mutated(ha::Mutation::counter_for_bitmap)) &&
       (request->chunk_count[position] == 0 || request->chunk_count[position] == chunk_count);
   uint32_t bytes = completion.bytes;
   if (good && immediate.kind == ImmediateKind::recorded) {
@@ -412,7 +412,9 @@ void ReceiveConnection::on_data(const fabric::Completion& completion, Lane& lane
     return;
   }
   static_cast<void>(post_credit(lane));
-  request->arrived[position] = static_cast<uint16_t>(request->arrived[position] | bit);
+  request->arrived[position] = ha::mutated(ha::Mutation::counter_for_bitmap)
+                                   ? static_cast<uint16_t>(request->arrived[position] << 1 | 1)
+                                   : static_cast<uint16_t>(request->arrived[position] | bit);
   request->chunk_count[position] = chunk_count;
   request->bytes[position] += bytes;
   if (request->arrived[position] != (1U << chunk_count) - 1 || --request->missing != 0) {

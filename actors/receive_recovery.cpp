@@ -110,7 +110,7 @@ ha::ArrivalReport ReceiveConnection::arrivals() const {
   for (uint64_t number = groups_completed_; number < groups_posted_; ++number) {
     ha::ArrivalReport::Group& group = report.groups.emplace_back();
     const ReceiveRequest* request = open_[number % cts_slots];
-    group.whole = request == nullptr;
+    group.whole = request == nullptr && !ha::mutated(ha::Mutation::whole_groups_left_out);
     for (size_t i = 0; request != nullptr && i < request->count; ++i) {
       group.chunks.push_back(request->arrived[i]);
     }
@@ -132,6 +132,9 @@ void ReceiveConnection::announce_again() {
   held_groups_ = 0;
   held_entries_ = 0;
   uint64_t number = groups_completed_;
+  if (ha::mutated(ha::Mutation::announcements_not_renewed)) {
+    return;
+  }
   while (number < groups_posted_ && !failed_) {
     // As many in one write as lie side by side.
     const uint32_t first = first_entry_[number % cts_slots];

@@ -155,6 +155,9 @@ void SendConnection::settle(size_t lane) {
         continue;
       }
       FailoverCounts::add(channel_->failovers.chunks_kept, 1);
+      if (ha::mutated(ha::Mutation::arrived_is_forgotten)) {
+        continue;
+      }
       if (request.ledger.acknowledge(chunk)) {
         request.state.store(RequestState::done, std::memory_order_release);
       }

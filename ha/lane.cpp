@@ -1,5 +1,7 @@
 #include "ha/lane.h"
 
+#include "ha/mutation.h"
+
 namespace nccl_ha::ha {
 
 SenderSteps SenderLane::on_ready() {
@@ -17,7 +19,7 @@ SenderSteps SenderLane::on_failed() {
   state_ = State::fencing;
   drained_ = false;
   reported_ = false;
-  return {.take_down = true, .say_down = true};
+  return {.take_down = !mutated(Mutation::sender_goes_on), .say_down = true};
 }
 
 SenderSteps SenderLane::on_doubt(uint32_t epoch) {
@@ -53,7 +55,7 @@ SenderSteps SenderLane::settled_if_complete() {
 
 void SenderLane::reopened() {
   state_ = State::opening;
-  ++epoch_;
+  epoch_ += mutated(Mutation::same_epoch) ? 0 : 1;
   rebuilt_ = false;
 }
 
@@ -102,6 +104,10 @@ ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
   if (epoch != epoch_ || state_ == State::fencing || state_ == State::fenced) {
     return {.confused = true};
   }
+  if (mutated(Mutation::report_before_fence)) {
+    state_ = State::fenced;
+    return {.report = true};
+  }
   if (state_ == State::doubted) {
     state_ = drained_ ? State::fenced : State::fencing;
     return {.report = drained_};
@@ -112,7 +118,7 @@ ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
 }
 
 ReceiverSteps ReceiverLane::on_rebuild(uint32_t epoch) {
-  if (state_ != State::fenced || epoch != epoch_ + 1) {
+  if (state_ != State::fenced || epoch != epoch_ + (mutated(Mutation::same_epoch) ? 0 : 1)) {
     return {.confused = true};
   }
   state_ = State::opening;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "ha/mutation.h"
+
 namespace nccl_ha::ha {
 
 inline constexpr size_t ledger_chunks_max = 16;
@@ -20,7 +22,11 @@ class ChunkLedger {
     holder_.fill(nobody);
     open_ = chunks;
   }
-  void give(uint32_t chunk, uint8_t lane) { holder_[chunk] = lane; }
+  void give(uint32_t chunk, uint8_t lane) {
+    if (!mutated(Mutation::one_chunk_remembered) || chunk == 0) {
+      holder_[chunk] = lane;
+    }
+  }
   void take_back(uint32_t chunk) { holder_[chunk] = nobody; }
   /// True: that was the last one.
   bool acknowledge(uint32_t chunk) {
@@ -48,6 +54,9 @@ struct ArrivalReport {
   bool covers(uint64_t group) const { return group < completed + groups.size(); }
   /// False also for what the report does not cover.
   bool has(uint64_t group, uint32_t position, uint32_t chunk) const {
+    if (mutated(Mutation::replay_everything) || mutated(Mutation::replay_nothing)) {
+      return mutated(Mutation::replay_nothing);
+    }
     if (group < completed) {
       return true;
     }

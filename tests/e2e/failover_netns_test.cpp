@@ -11,9 +11,9 @@ namespace nccl_ha::tests {
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr uint64_t megabytes = 240;
+constexpr uint64_t megabytes = 120;
 #else
-constexpr uint64_t megabytes = 1200;
+constexpr uint64_t megabytes = 800;
 #endif
 
 size_t count(const std::string& text, const std::string& part) {
@@ -74,7 +74,9 @@ TEST_P(FailoverModes, SeveralPathsOfOneConnection) {
              {{"cut", "rail0", "--for", "600ms"}, {"cut", "rail0", "--silent", "--for", "600ms"}});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, "Out of bounds values : 0 OK"), 1U) << run.out;
-  EXPECT_GE(count(run.out, "path 2 of the connection"), 2U) << run.out;
+  // Which of the three have work under way at that moment is chance.
+  EXPECT_GE(count(run.out, " is down: "), 4U) << run.out;
+  EXPECT_GE(count(run.out, " is back after "), 4U) << run.out;
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, FailoverModes, testing::Bool(), [](const auto& instance) {

@@ -100,21 +100,19 @@ TEST(RoceTwoGuests, ASilentCutOfTheRailIsAnErrorInTimeToo) {
 TEST(RoceTwoGuests, ACablePulledForSecondsCostsTimeOnly) {
   BackgroundLab lab(NHA_TOOL_FILE, "flap" + std::to_string(getpid()),
                     {"roce", "--rails", "1", "--timeout", guests_timeout, "--no-check", "--env",
-                     "HA_NCCL_IB_TIMEOUT=12", "--env", "HA_NCCL_IB_RETRY_CNT=3", "--env",
+                     "HA_NCCL_IB_TIMEOUT=10", "--env", "HA_NCCL_IB_RETRY_CNT=3", "--env",
                      "HA_NCCL_IB_QPS_PER_CONNECTION=2", "--", "bash", "-c",
-                     "nccl-ha perf all_reduce -b 1M -e 1M -w 0 -I 100 --timeout 200 2>&1"},
+                     "nccl-ha perf all_reduce -b 1M -e 1M -w 0 -I 50 --timeout 200 2>&1"},
                     guests_limit);
-  EXPECT_TRUE(lab.carried("rail0", 20'000'000));
-  EXPECT_EQ(lab.ask({"cut", "rail0", "--for", "4s"}).status, 0);
-  EXPECT_EQ(lab.ask({"cut", "mgmt", "--for", "4s"}).status, 0);
-  EXPECT_TRUE(lab.carried("rail0", 50'000'000));
-  EXPECT_EQ(lab.ask({"cut", "rail0", "--silent", "--from", "h1", "--for", "4s"}).status, 0);
+  EXPECT_TRUE(lab.carried("rail0", 12'000'000));
+  EXPECT_EQ(lab.ask({"cut", "rail0", "--for", "2500ms"}).status, 0);
+  EXPECT_EQ(lab.ask({"cut", "mgmt", "--for", "2500ms"}).status, 0);
   const ToolRun run = lab.wait();
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;
-  EXPECT_GE(count(run.out, " is down: "), 4U) << run.out;
-  EXPECT_GE(count(run.out, " is back after "), 4U) << run.out;
+  EXPECT_GE(count(run.out, " is down: "), 2U) << run.out;
+  EXPECT_GE(count(run.out, " is back after "), 2U) << run.out;
 }
 
 TEST(RoceTwoGuests, AKilledGuestIsAnErrorOnTheOther) {

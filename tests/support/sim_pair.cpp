@@ -76,7 +76,12 @@ bool SimLink::wait_ready() {
 }
 
 std::string SimLink::error() const {
-  return send_->phase() == Phase::failed ? send_->failure().message() : std::string("no error");
+  if (send_->phase() == Phase::failed) {
+    return send_->failure().message();
+  }
+  return receive_ && receive_->phase() == Phase::failed
+             ? "receiver: " + receive_->failure().message()
+             : std::string("no error");
 }
 
 fabric::Registration SimLink::register_send(void* base, size_t bytes) {
