@@ -56,6 +56,16 @@ fi
 step "the contract suite between two guests and over lossy datagrams, the larger models" \
   ctest --preset long --output-on-failure
 
+# Two processes with seeds of their own, one of them with false verdicts only.
+simulate() {
+  local status=0
+  "$tool" sim --seeds 50000 --first 1 &
+  "$tool" sim --seeds 50000 --first 1000000 --false-verdicts 1 || status=$?
+  wait $! || status=$?
+  return $status
+}
+step "100,000 simulated runs with failovers" simulate
+
 # Bit-exact under loss, whatever the operation: nccl-ha checks every byte and says so by its status.
 for rate in 0.01 0.05; do
   for operation in all_reduce all_gather reduce_scatter broadcast alltoall sendrecv; do

@@ -18,4 +18,7 @@ void add_check(CLI::App& app);
 /// Adds `nccl-ha lab`.
 void add_lab(CLI::App& app);
 
+/// Adds `nccl-ha sim`.
+void add_sim(CLI::App& app);
+
 }  // namespace nccl_ha::tools

@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   nccl_ha::tools::add_info(app);
   nccl_ha::tools::add_check(app);
   nccl_ha::tools::add_lab(app);
+  nccl_ha::tools::add_sim(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {

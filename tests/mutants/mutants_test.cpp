@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include "ha/mutation.h"
-#include "tests/support/failover_run.h"
+#include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
 using ha::Mutation;
+using tools::FailoverTotals;
+using tools::run_failovers;
 
 struct Planted {
   Mutation mutation;
@@ -41,7 +43,7 @@ TEST_P(Mutants, IsFoundWithinItsSeeds) {
   ha::planted = GetParam().mutation;
   FailoverTotals totals;
   for (uint64_t seed = 1; seed <= GetParam().seeds; ++seed) {
-    const std::string outcome = run_failovers(seed, 0.7, &totals);
+    const std::string outcome = run_failovers({seed, 0.7, {}, {}}, &totals);
     if (!outcome.empty()) {
       RecordProperty("found_at_seed", std::to_string(seed));
       std::printf("found at seed %llu: %s\n", static_cast<unsigned long long>(seed),
@@ -59,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(All, Mutants, testing::ValuesIn(all),
 TEST(Mutants, NothingIsFoundWhereNothingIsPlanted) {
   FailoverTotals totals;
   for (uint64_t seed = 1; seed <= 50; ++seed) {
-    ASSERT_EQ(run_failovers(seed, 0.7, &totals), "") << "seed " << seed;
+    ASSERT_EQ(run_failovers({seed, 0.7, {}, {}}, &totals), "") << "seed " << seed;
   }
   EXPECT_GT(totals.down, 50U);
 }

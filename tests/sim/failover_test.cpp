@@ -5,14 +5,16 @@
 
 #include <cstdlib>
 
-#include "tests/support/failover_run.h"
+#include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
-using std::chrono::microseconds;
-using std::chrono::milliseconds;
 using std::chrono::seconds;
+using tools::failover_config;
+using tools::FailoverTotals;
+using tools::run_failovers;
+using tools::SimPair;
 
 /// Of each kind of run; the long suite wants more of them.
 uint64_t seeds() {
@@ -28,22 +30,23 @@ uint64_t seeds() {
 TEST(SimFailover, PathsBelievedDeadWhileTheyLive) {
   FailoverTotals totals;
   for (uint64_t seed = 1; seed <= seeds(); ++seed) {
-    ASSERT_EQ(run_failovers(seed, 1.0, &totals), "") << "seed " << seed;
+    ASSERT_EQ(run_failovers({seed, 1.0, {}, {}}, &totals), "") << "seed " << seed;
   }
   EXPECT_GT(totals.down, 100U);
   EXPECT_GT(totals.back, 100U);
-  EXPECT_GT(totals.again, 0U) << "nothing was ever lost";
-  EXPECT_GT(totals.kept, 0U) << "no acknowledgement was ever lost";
+  EXPECT_GT(totals.chunks_again, 0U) << "nothing was ever lost";
+  EXPECT_GT(totals.chunks_kept, 0U) << "no acknowledgement was ever lost";
 }
 
 TEST(SimFailover, CutsInEitherDirectionAndFalseVerdicts) {
   FailoverTotals totals;
   for (uint64_t seed = 1; seed <= seeds(); ++seed) {
-    ASSERT_EQ(run_failovers(1000000 + seed, 0.5, &totals), "") << "seed " << 1000000 + seed;
+    ASSERT_EQ(run_failovers({1000000 + seed, 0.5, {}, {}}, &totals), "")
+        << "seed " << 1000000 + seed;
   }
   EXPECT_GT(totals.down, 100U);
   EXPECT_GT(totals.back, 100U);
-  EXPECT_GT(totals.cut, 100U);
+  EXPECT_GT(totals.packets_cut, 100U);
 }
 
 TEST(SimFailover, APeerThatDiesEndsEverythingWithinTheBudget) {

@@ -9,13 +9,17 @@
 
 #include "actors/connection.h"
 #include "actors/listener.h"
-#include "tests/support/sim_pair.h"
+#include "tools/sim/pair.h"
 
 namespace nccl_ha::test {
 namespace {
 
 using sim::ip;
 using std::chrono::seconds;
+using tools::SimLink;
+using tools::SimPair;
+using tools::Traffic;
+using tools::TransferPlan;
 
 TEST(SimWorld, ConnectsAndMovesBytesOfEverySize) {
   SimPair pair(1, {});

@@ -1,11 +1,11 @@
-#include "tests/support/sim_pair.h"
+#include "tools/sim/pair.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
 
-namespace nccl_ha::test {
+namespace nccl_ha::tools {
 namespace {
 
 std::atomic<uint64_t> next_domain{1};
@@ -305,4 +305,4 @@ bool SimPair::post_send(size_t bytes) {
                                 from.local_key) != nullptr;
 }
 
-}  // namespace nccl_ha::test
+}  // namespace nccl_ha::tools

@@ -10,7 +10,7 @@
 #include "actors/listener.h"
 #include "runtime/sim/world.h"
 
-namespace nccl_ha::test {
+namespace nccl_ha::tools {
 
 /// What Traffic moves.
 struct TransferPlan {
@@ -102,4 +102,4 @@ class SimPair {
   std::unique_ptr<SimLink> link_;
 };
 
-}  // namespace nccl_ha::test
+}  // namespace nccl_ha::tools

@@ -1,0 +1,120 @@
+// nccl-ha sim: failover on virtual time, run after run.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "runtime/log.h"
+#include "tools/commands.h"
+#include "tools/sim/failover_run.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+struct SimOptions {
+  uint64_t seeds = 1000;
+  uint64_t first = 1;
+  uint64_t only = 0;
+  double doubts = 0.5;
+};
+
+void print_report(const SimOptions& options, const FailoverTotals& totals, uint64_t violations,
+                  double real_seconds) {
+  const double simulated = std::chrono::duration<double>(totals.simulated).count();
+  fmt::print("runs        {} (seeds {} to {}), {} with a violation\n", options.seeds, options.first,
+             options.first + options.seeds - 1, violations);
+  fmt::print("time        {:.2f} virtual hours in {:.1f} s\n", simulated / 3600, real_seconds);
+  fmt::print("cuts        {} of both directions, {} sender to receiver, {} receiver to sender\n",
+             totals.cuts_both, totals.cuts_there, totals.cuts_back);
+  fmt::print("verdicts    on living paths: {} by the sender, {} by the receiver\n",
+             totals.false_verdicts_sender, totals.false_verdicts_receiver);
+  fmt::print("packets     {}: {} lost, {} doubled, {} reordered, {} met a cut\n", totals.packets,
+             totals.packets_lost, totals.packets_doubled, totals.packets_reordered,
+             totals.packets_cut);
+  fmt::print("failovers   {} paths given up, {} replaced (counted on each side)\n", totals.down,
+             totals.back);
+  fmt::print("chunks      {} sent again ({} bytes), {} found to have arrived\n",
+             totals.chunks_again, totals.bytes_again, totals.chunks_kept);
+}
+
+/// With the virtual time of the world that is `context`.
+void print_traced(const sim::World* world, const char* text) {
+  const auto now = world->now().time_since_epoch();
+  fmt::print("{:12.3f} ms  {}\n", std::chrono::duration<double, std::milli>(now).count(), text);
+}
+
+int replay(const SimOptions& options) {
+  FailoverTotals totals;
+  FailoverRun run;
+  run.seed = options.only;
+  run.doubts = options.doubts;
+  const sim::World* world = nullptr;
+  run.begins = [&](const sim::World& begun) { world = &begun; };
+  run.trace = [&](const std::string& what) { print_traced(world, what.c_str()); };
+  set_log_sink(
+      [](void* context, LogLevel, const char*, int, const char* text) {
+        print_traced(*static_cast<const sim::World**>(context), text);
+      },
+      &world);
+  set_log_level(LogLevel::debug);
+  const std::string outcome = run_failovers(run, &totals);
+  set_log_sink(nullptr, nullptr);
+  SimOptions one = options;
+  one.first = options.only;
+  one.seeds = 1;
+  print_report(one, totals, outcome.empty() ? 0 : 1, 0);
+  fmt::print("outcome     {}\n", outcome.empty() ? "every byte was right" : outcome);
+  return outcome.empty() ? 0 : 1;
+}
+
+int run_all(const SimOptions& options) {
+  set_log_level(LogLevel::error);
+  FailoverTotals totals;
+  uint64_t violations = 0;
+  SteadyClock clock;
+  const Instant begin = clock.now();
+  for (uint64_t i = 0; i < options.seeds; ++i) {
+    FailoverRun run;
+    run.seed = options.first + i;
+    run.doubts = options.doubts;
+    if (const std::string outcome = run_failovers(run, &totals); !outcome.empty()) {
+      ++violations;
+      fmt::print("seed {}: {} (`nccl-ha sim --seed {}` shows how)\n", run.seed, outcome, run.seed);
+      std::fflush(stdout);
+    }
+  }
+  print_report(options, totals, violations,
+               std::chrono::duration<double>(clock.now() - begin).count());
+  return violations == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+void add_sim(CLI::App& app) {
+  auto options = std::make_shared<SimOptions>();
+  CLI::App* command = app.add_subcommand(
+      "sim", "Run the failover protocol on virtual time, with faults that a seed decides");
+  command->add_option("--seeds", options->seeds, "Runs, with a seed each")
+      ->capture_default_str()
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 40));
+  command->add_option("--first", options->first, "The first seed")->capture_default_str();
+  command->add_option("--seed", options->only, "One run only, with a trace of what happened")
+      ->excludes("--seeds")
+      ->excludes("--first")
+      ->check(CLI::Range(uint64_t{1}, UINT64_MAX));
+  command
+      ->add_option("--false-verdicts", options->doubts,
+                   "Part of the faults that are verdicts on a living path; the others are cuts")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  command->footer("Ends with 0 when no run violated a guarantee of docs/protocol.md.");
+  command->callback([options] {
+    const int status = options->only != 0 ? replay(*options) : run_all(*options);
+    if (status != 0) {
+      throw CLI::RuntimeError(status);
+    }
+  });
+}
+
+}  // namespace nccl_ha::tools

@@ -1,0 +1,139 @@
+#include "tools/sim/failover_run.h"
+
+#include <fmt/format.h>
+
+namespace nccl_ha::tools {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// Does something to a pair now and then, as its seed says.
+class Chaos {
+ public:
+  Chaos(SimPair& pair, const FailoverRun& run, size_t paths, const sim::Link& usual,
+        FailoverTotals& totals)
+      : pair_(pair), run_(run), random_(run.seed), paths_(paths), usual_(usual), totals_(totals) {
+    next_ = pair_.world().now() + microseconds(random_.below(500));
+  }
+
+  void step() {
+    const Instant now = pair_.world().now();
+    if (healed_at_ && now >= *healed_at_) {
+      set_links(usual_, usual_);
+      healed_at_.reset();
+      tell("healed");
+    }
+    if (now < next_ || left_ == 0) {
+      return;
+    }
+    --left_;
+    next_ = now + microseconds(random_.below(random_.chance(0.5) ? 500 : 20000));
+    if (random_.chance(run_.doubts)) {
+      doubt();
+    } else {
+      cut(now);
+    }
+  }
+
+ private:
+  void doubt() {
+    const bool sender = random_.chance(0.5);
+    Channel& side = sender ? static_cast<Channel&>(pair_.send_channel())
+                           : static_cast<Channel&>(pair_.receive_channel());
+    const auto path = static_cast<uint32_t>(random_.below(paths_));
+    if (side.tell_doubt(path)) {
+      ++(sender ? totals_.false_verdicts_sender : totals_.false_verdicts_receiver);
+      tell(
+          fmt::format("the {} is told that path {} is dead", sender ? "sender" : "receiver", path));
+    }
+  }
+  void cut(Instant now) {
+    sim::Link dark = usual_;
+    dark.cut = true;
+    const uint64_t which = random_.below(3);
+    set_links(which == 1 ? usual_ : dark, which == 2 ? usual_ : dark);
+    ++(which == 0 ? totals_.cuts_both : which == 1 ? totals_.cuts_back : totals_.cuts_there);
+    const auto lasts = milliseconds(random_.below(3000));
+    healed_at_ = now + lasts;
+    tell(fmt::format("cut for {} ms: {}", lasts.count(),
+                     which == 0   ? "both directions"
+                     : which == 1 ? "receiver to sender"
+                                  : "sender to receiver"));
+  }
+  void set_links(const sim::Link& there, const sim::Link& back) {
+    auto& network = pair_.world().network();
+    network.set_link(pair_.sender().address, pair_.receiver().address, there);
+    network.set_link(pair_.receiver().address, pair_.sender().address, back);
+  }
+  void tell(const std::string& what) {
+    if (run_.trace) {
+      run_.trace(what);
+    }
+  }
+
+  SimPair& pair_;
+  const FailoverRun& run_;
+  Random random_;
+  size_t paths_;
+  sim::Link usual_;
+  FailoverTotals& totals_;
+  int left_ = 10;  ///< faults
+  Instant next_{};
+  std::optional<Instant> healed_at_;
+};
+
+void add(FailoverTotals& totals, SimPair& pair) {
+  for (Channel* channel : {static_cast<Channel*>(&pair.send_channel()),
+                           static_cast<Channel*>(&pair.receive_channel())}) {
+    totals.down += channel->failovers.down.load();
+    totals.back += channel->failovers.back.load();
+    totals.chunks_again += channel->failovers.chunks_again.load();
+    totals.bytes_again += channel->failovers.bytes_again.load();
+    totals.chunks_kept += channel->failovers.chunks_kept.load();
+  }
+  const sim::Network::Counts& counts = pair.world().network().counts();
+  totals.packets += counts.packets;
+  totals.packets_lost += counts.dropped;
+  totals.packets_doubled += counts.duplicated;
+  totals.packets_reordered += counts.reordered;
+  totals.packets_cut += counts.cut;
+  totals.simulated += pair.world().now().time_since_epoch();
+}
+
+}  // namespace
+
+Config failover_config(int64_t paths) {
+  Config config;
+  config.dgram_dead_ms = 200;
+  config.dgram_paths = paths;
+  config.ib_split_threshold = 4096;
+  return config;
+}
+
+std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
+  Random random(run.seed);
+  const auto paths = static_cast<int64_t>(1 + random.below(4));
+  sim::Link usual;
+  usual.drop = random.chance(0.5) ? 0.02 : 0;
+  usual.duplicate = random.chance(0.5) ? 0.02 : 0;
+  usual.reorder = random.chance(0.5) ? 0.05 : 0;
+  SimPair pair(run.seed, usual, failover_config(paths));
+  if (run.begins) {
+    run.begins(pair.world());
+  }
+  if (!pair.connect()) {
+    return "connect: " + pair.error();
+  }
+  Chaos chaos(pair, run, static_cast<size_t>(paths), usual, *totals);
+  TransferPlan plan;
+  plan.groups = 40;
+  plan.seed = run.seed;
+  plan.each_round = [&] { chaos.step(); };
+  const std::string outcome = pair.transfer(plan, seconds(120));
+  add(*totals, pair);
+  return outcome;
+}
+
+}  // namespace nccl_ha::tools

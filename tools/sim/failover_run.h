@@ -1,0 +1,48 @@
+// One simulated run in which paths die, or are only believed to, while packets get lost.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "tools/sim/pair.h"
+
+namespace nccl_ha::tools {
+
+/// What happened in runs; a test asserts that it did.
+struct FailoverTotals {
+  // what was done
+  uint64_t cuts_both = 0;
+  uint64_t cuts_there = 0;  ///< what the sender sends vanishes
+  uint64_t cuts_back = 0;
+  uint64_t false_verdicts_sender = 0;
+  uint64_t false_verdicts_receiver = 0;
+  uint64_t packets = 0;
+  uint64_t packets_lost = 0;
+  uint64_t packets_doubled = 0;
+  uint64_t packets_reordered = 0;
+  uint64_t packets_cut = 0;
+  // what came of it
+  uint64_t down = 0;  ///< paths given up, counted on each side
+  uint64_t back = 0;
+  uint64_t chunks_again = 0;
+  uint64_t bytes_again = 0;
+  uint64_t chunks_kept = 0;
+  Duration simulated{};
+};
+
+struct FailoverRun {
+  uint64_t seed = 1;  ///< everything follows from it
+  /// The part of the faults that are false verdicts on a living path; the others are cuts in either
+  /// direction or both.
+  double doubts = 0.5;
+  std::function<void(const sim::World&)> begins{};  ///< gets the world, which lasts for the run
+  std::function<void(const std::string&)> trace{};  ///< is told of each fault; both may be empty
+};
+
+/// Settings under which a path is found dead soon.
+Config failover_config(int64_t paths);
+
+/// Adds to `totals`.  Empty when every byte was right and everything ended.
+std::string run_failovers(const FailoverRun& run, FailoverTotals* totals);
+
+}  // namespace nccl_ha::tools
