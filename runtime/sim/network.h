@@ -49,6 +49,7 @@ struct Link {
   size_t datagram_max = 65507;  ///< larger ones vanish, as behind a switch with a small MTU
 };
 
+struct Connection;
 class SimStreams;
 
 class Network {
@@ -108,7 +109,7 @@ class Network {
   void at(Instant due, std::function<void()> what);
   bool blocked(Ip from, Ip to) const;
   void mix(uint64_t value);
-  using ConnectionPtr = std::shared_ptr<struct Connection>;
+  using ConnectionPtr = std::shared_ptr<Connection>;
   void dial(const ConnectionPtr& from, Duration retry);
   void send_segment(const ConnectionPtr& from, std::vector<std::byte> bytes,
                     std::optional<Error> end);
@@ -125,7 +126,7 @@ class Network {
   std::set<Ip> gone_;
   std::map<Endpoint, PacketQueue> queues_;
   std::map<int, Listening> listening_;
-  std::map<int, std::shared_ptr<struct Connection>> accepted_;  // between accept and adoption
+  std::map<int, std::shared_ptr<Connection>> accepted_;  // between accept and adoption
   int next_token_ = -2;
   uint16_t next_port_ = 20000;
   Counts counts_;

@@ -46,7 +46,8 @@ class Installed(unittest.TestCase):
     def test_files_are_there(self):
         for name in ["share/man/man1/nccl-ha.1", "share/man/man1/nccl-ha-perf.1",
                      "share/man/man1/nccl-ha-info.1", "share/man/man1/nccl-ha-check.1",
-                     "share/man/man1/nccl-ha-lab.1", "share/man/man1/nccl-ha-sim.1", "share/doc/nccl-ha/docs/lab.md",
+                     "share/man/man1/nccl-ha-lab.1", "share/man/man1/nccl-ha-sim.1",
+                     "share/doc/nccl-ha/docs/lab.md",
                      "share/doc/nccl-ha/README.md",
                      "share/doc/nccl-ha/LICENSE", "share/doc/nccl-ha/docs/architecture.md",
                      "share/bash-completion/completions/nccl-ha"]:

@@ -131,7 +131,7 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   plan.groups = 40;
   plan.seed = run.seed;
   plan.each_round = [&] { chaos.step(); };
-  const std::string outcome = pair.transfer(plan, seconds(120));
+  std::string outcome = pair.transfer(plan, seconds(120));
   add(*totals, pair);
   return outcome;
 }
