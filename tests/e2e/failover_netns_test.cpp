@@ -33,7 +33,7 @@ ToolRun reduce(const std::string& before, const std::vector<std::string>& settin
     arguments.insert(arguments.end(), {"--env", setting});
   }
   for (const char* setting :
-       {"HA_NCCL_FABRIC=datagram", "HA_NCCL_IFNAME=rail0", "HA_NCCL_DGRAM_DEAD_MS=200"}) {
+       {"HA_NCCL_FABRIC=datagram", "HA_NCCL_IFNAME=rail0", "HA_NCCL_RTO_MS=200"}) {
     arguments.insert(arguments.end(), {"--env", setting});
   }
   const std::string perf = before + "exec nccl-ha perf all_reduce -b 1M -e 1M -w 0 -I " +

@@ -151,12 +151,12 @@ class TwoProcesses : public ::testing::TestWithParam<std::tuple<int, int, bool>>
   void SetUp() override {
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("HA_NCCL_USE_PROGRESS_THREAD", std::get<2>(GetParam()) ? "1" : "0", 1);
-    setenv("HA_NCCL_DGRAM_DEAD_MS", "3000", 1);
+    setenv("HA_NCCL_RTO_MS", "2000", 1);
     setenv("HA_NCCL_RETRY_BUDGET_MS", "1000", 1);
     ASSERT_EQ(plugin_threads(), 0U) << "the other process must be forked from a single thread";
   }
   void TearDown() override {
-    unsetenv("HA_NCCL_DGRAM_DEAD_MS");
+    unsetenv("HA_NCCL_RTO_MS");
     unsetenv("HA_NCCL_RETRY_BUDGET_MS");
   }
 

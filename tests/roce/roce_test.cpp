@@ -95,12 +95,11 @@ TEST(RoceTwoGuests, ASilentCutOfTheRailIsAnErrorInTimeToo) {
   EXPECT_GE(count(run.out, "ncclRemoteError"), 1U) << run.out;
 }
 
-// Longer than the queue pairs try, which is made short here.  The management network goes as well,
-// so that what the two sides have to agree on waits too.
+// For longer than HA_NCCL_RTO_MS.  The management network goes as well, so that what the two sides
+// have to agree on waits too.
 TEST(RoceTwoGuests, ACablePulledForSecondsCostsTimeOnly) {
   BackgroundLab lab(NHA_TOOL_FILE, "flap" + std::to_string(getpid()),
                     {"roce", "--rails", "1", "--timeout", guests_timeout, "--no-check", "--env",
-                     "HA_NCCL_IB_TIMEOUT=10", "--env", "HA_NCCL_IB_RETRY_CNT=3", "--env",
                      "HA_NCCL_IB_QPS_PER_CONNECTION=2", "--", "bash", "-c",
                      "nccl-ha perf all_reduce -b 1M -e 1M -w 0 -I 50 --timeout 200 2>&1"},
                     guests_limit);
