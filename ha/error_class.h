@@ -1,7 +1,7 @@
 // What an error completion means for the connection.
 #pragma once
 
-#include "runtime/fabric/path.h"
+#include "runtime/fabric/completion_status.h"
 
 namespace nccl_ha::ha {
 

@@ -31,6 +31,7 @@ HA_MAY_USE = {
     "runtime/check.h",
     "runtime/clock.h",
     "runtime/counters.h",
+    "runtime/fabric/completion_status.h",
     "runtime/random.h",
     "runtime/result.h",
     "runtime/slot_table.h",
