@@ -254,8 +254,9 @@ bool Connection::known_path(size_t path) {
   if (ready_ && backup_ && path < lanes_.size()) {
     return true;
   }
-  fail_connection(
-      fail(Errc::remote, "the peer speaks of a path that this connection does not have"));
+  fail_connection(fail(
+      Errc::remote, ready_ ? "the peer speaks of a path that this connection does not have"
+                           : "a path failed on the peer's side before the connection was ready"));
   return false;
 }
 

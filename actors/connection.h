@@ -33,7 +33,7 @@ struct Lane {
   fabric::OwnedPath owned;    ///< path: null while there is none
   bool usable = false;        ///< new work may be posted
   uint32_t epoch = 0;         ///< how often the path was replaced
-  uint32_t writes_open = 0;   ///< posted, not completed, those that complete silently not counted
+  uint32_t writes_open = 0;   ///< posted, not completed, with flushes, without quiet ones
   uint32_t credits_open = 0;  ///< receives posted and not completed
 
   fabric::Path& path() { return *owned.path; }

@@ -343,6 +343,7 @@ void ReceiveConnection::on_completion(const fabric::Completion& completion) {
     case fabric::CompletionKind::send:
       break;  // announcements; the peer's messages answer them
     case fabric::CompletionKind::flush:
+      --lane.writes_open;
       if (!good) {
         flushes_waiting_.push_back(static_cast<uint16_t>(completion.id));
       } else if (ReceiveRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
@@ -377,9 +378,11 @@ void ReceiveConnection::flush(ReceiveRequest& request) {
   post.address = reinterpret_cast<uint64_t>(request.buffers[0].data);
   post.remote_key = request.buffers[0].key;
   const Errc posted = lane->path().post_flush(post);
-  if (posted == Errc::closed) {
+  if (posted == Errc::ok) {
+    ++lane->writes_open;
+  } else if (posted == Errc::closed) {
     flushes_waiting_.push_back(request.index);
-  } else if (posted != Errc::ok) {
+  } else {
     fail_connection(fail(Errc::internal, "a path refused a flush it has room for"));
   }
 }

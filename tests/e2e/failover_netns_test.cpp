@@ -11,7 +11,7 @@ namespace nccl_ha::tests {
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr uint64_t megabytes = 120;
+constexpr uint64_t megabytes = 60;
 #else
 constexpr uint64_t megabytes = 800;
 #endif
