@@ -14,7 +14,7 @@ namespace nccl_ha::tools {
 namespace {
 
 constexpr size_t slot_alignment = 64;
-constexpr uint32_t passes_per_check = 4096;
+constexpr uint32_t passes_per_look = 4096;
 
 size_t slot_bytes(size_t message_bytes) {
   return (std::max<size_t>(message_bytes, 1) + slot_alignment - 1) / slot_alignment *
@@ -208,7 +208,7 @@ class PingPong {
     if (!o_.spin) {
       sched_yield();
     }
-    if (++idle % passes_per_check == 0) {
+    if (++idle % passes_per_look == 0) {
       return check_();
     }
     return {};

@@ -12,6 +12,9 @@
 
 namespace nccl_ha::fabric {
 
+/// Segments end on lines that NCCL's LL128 reads whole.
+inline constexpr uint32_t line_bytes = 128;
+
 class DatagramPath final : public Path {
  public:
   DatagramPath(DatagramPort& port, const PathOptions& options, PathOwner* owner, uint32_t id);

@@ -21,7 +21,6 @@ constexpr Duration check_first = std::chrono::milliseconds(5);
 constexpr Duration check_longest = std::chrono::milliseconds(100);
 constexpr uint32_t candidate_tries_max = 4;
 constexpr uint32_t udp_payload_max = 65507;
-constexpr uint32_t line_bytes = 128;
 // Common sizes between the interface's own and the smallest that IPv6 guarantees (RFC 8200).
 constexpr std::array<uint32_t, 5> mtu_ladder{9000, 4200, 1500, 1400, 1280};
 

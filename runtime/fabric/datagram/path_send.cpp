@@ -15,7 +15,6 @@ namespace {
 // segment is lost, not late (RFC 6675's DupThresh).
 constexpr uint64_t reorder_threshold = 3;
 constexpr Duration probe_period = std::chrono::milliseconds(20);
-constexpr uint32_t line_bytes = 128;  // segments end on lines that NCCL's LL128 reads whole
 
 constexpr uint32_t round_up(uint32_t value, uint32_t unit) {
   return (value + unit - 1) / unit * unit;

@@ -11,6 +11,9 @@ struct Config;
 
 namespace nccl_ha::fabric::verbs {
 
+/// Of routed packets (RoCE v2, global routing headers).
+inline constexpr uint8_t hop_limit = 255;
+
 struct Options {
   uint8_t timeout = 14;     ///< local ACK timeout: 4.096 us * 2^n (IBTA 11.6.2)
   uint8_t retry_count = 7;  ///< per packet, until the path is dead

@@ -24,7 +24,6 @@ constexpr uint32_t least_mtu = 1024;
 constexpr uint32_t wanted_inline = 192;
 /// Datagrams that leave with one doorbell, and receives that are posted with one.
 constexpr size_t batch = 32;
-constexpr uint8_t hop_limit = 255;
 /// Resolving a peer may block for seconds while the network is asked in vain.
 constexpr auto refusal_lasts = std::chrono::seconds(1);
 

@@ -16,7 +16,6 @@ namespace {
 
 constexpr uint16_t wire_magic = 0x5652;  // version 1
 constexpr uint32_t number_mask = 0xFFFFFF;
-constexpr uint8_t hop_limit = 255;
 constexpr uint8_t rnr_timer = 12;          // 0.64 ms (IBTA table 46)
 constexpr uint8_t rnr_retry_for_ever = 7;  // a peer that is slow to post is not dead
 
