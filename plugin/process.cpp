@@ -18,7 +18,7 @@ constexpr unsigned long log_subsystems = 0x1 | 0x10;
 
 std::atomic<abi::Logger> nccl_logger{nullptr};
 
-void to_nccl(void* context, LogLevel level, const char* file, int line, const char* text) {
+void log_to_nccl(void* context, LogLevel level, const char* file, int line, const char* text) {
   (void)context;
   const abi::Logger logger = nccl_logger.load(std::memory_order_acquire);
   if (logger == nullptr) {
@@ -46,7 +46,7 @@ Result<void> Process::initialize(abi::Logger logger) {
   std::lock_guard lock(mutex_);
   if (logger != nullptr) {
     nccl_logger.store(logger, std::memory_order_release);
-    set_log_sink(to_nccl, nullptr);
+    set_log_sink(log_to_nccl, nullptr);
   }
   if (initialized_) {
     return {};

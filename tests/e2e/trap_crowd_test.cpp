@@ -23,39 +23,6 @@
 namespace nccl_ha::test {
 namespace {
 
-/// UDP ports that this process holds: its sockets' inodes looked up in the kernel's table.
-std::set<uint16_t> own_udp_ports() {
-  std::set<std::string> inodes;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
-    if (target.starts_with("socket:[")) {
-      inodes.insert(target.substr(8, target.size() - 9));
-    }
-  }
-  std::set<uint16_t> ports;
-  for (const char* table : {"/proc/self/net/udp", "/proc/self/net/udp6"}) {
-    std::ifstream in(table);
-    std::string line;
-    std::getline(in, line);
-    while (std::getline(in, line)) {
-      std::istringstream fields(line);
-      std::string field;
-      std::string local;
-      std::string inode;
-      for (int i = 0; i < 10 && fields >> field; ++i) {
-        local = i == 1 ? field : local;
-        inode = i == 9 ? field : inode;
-      }
-      if (inodes.count(inode) != 0) {
-        ports.insert(
-            static_cast<uint16_t>(std::stoul(local.substr(local.find(':') + 1), nullptr, 16)));
-      }
-    }
-  }
-  return ports;
-}
-
 class Crowd : public PluginFixture {
  protected:
   /// Listens, lets `knock` act on the port, then connects the real peer and moves data.

@@ -135,33 +135,6 @@ TEST_P(Hostile, AForeignHandleIsRefused) {
   EXPECT_FALSE(api().connect(0, handle));
 }
 
-/// UDP ports that this process has bound.
-std::set<uint16_t> own_udp_ports() {
-  std::set<std::string> inodes;
-  for (int fd = 0; fd < 1024; ++fd) {
-    char target[64] = {};
-    const std::string link = "/proc/self/fd/" + std::to_string(fd);
-    if (readlink(link.c_str(), target, sizeof target - 1) > 0) {
-      inodes.insert(target);
-    }
-  }
-  std::set<uint16_t> ports;
-  std::ifstream in("/proc/net/udp");
-  std::string line;
-  std::getline(in, line);
-  while (std::getline(in, line)) {
-    std::istringstream fields(line);
-    std::string slot, local, remote, state, queues, timer, retries, uid, timeout, inode;
-    fields >> slot >> local >> remote >> state >> queues >> timer >> retries >> uid >> timeout >>
-        inode;
-    if (inodes.contains("socket:[" + inode + "]")) {
-      ports.insert(
-          static_cast<uint16_t>(std::stoul(local.substr(local.find(':') + 1), nullptr, 16)));
-    }
-  }
-  return ports;
-}
-
 TEST_P(Hostile, GarbageOnTheDataPortsHarmsNobody) {
   Connection c = open_connection();
   const auto ports = own_udp_ports();

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "tests/support/pipe_io.h"
 #include "tests/support/plugin_fixture.h"
 
 namespace nccl_ha::test {
@@ -19,26 +20,6 @@ namespace {
 using std::chrono::seconds;
 
 /// Reads exactly `bytes` within 30 s.
-bool read_all(int fd, void* to, size_t bytes) {
-  auto* at = static_cast<char*>(to);
-  while (bytes > 0) {
-    pollfd waiting{fd, POLLIN, 0};
-    if (poll(&waiting, 1, 30000) != 1) {
-      return false;
-    }
-    const ssize_t got = read(fd, at, bytes);
-    if (got <= 0) {
-      return false;
-    }
-    at += got;
-    bytes -= static_cast<size_t>(got);
-  }
-  return true;
-}
-bool write_all(int fd, const void* from, size_t bytes) {
-  return write(fd, from, bytes) == static_cast<ssize_t>(bytes);
-}
-
 /// The other process.  Forked while this one has no thread and no library of ours.
 class Child {
  public:

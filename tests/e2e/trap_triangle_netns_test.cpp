@@ -19,6 +19,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "tests/support/pipe_io.h"
 #include "tests/support/plugin_fixture.h"
 
 namespace nccl_ha::test {
@@ -26,26 +27,6 @@ namespace {
 
 constexpr size_t hosts = 3;
 constexpr size_t bytes = 400000;
-
-bool read_all(int fd, void* to, size_t length) {
-  auto* at = static_cast<char*>(to);
-  while (length > 0) {
-    pollfd waiting{fd, POLLIN, 0};
-    if (poll(&waiting, 1, 60000) != 1) {
-      return false;
-    }
-    const ssize_t got = read(fd, at, length);
-    if (got <= 0) {
-      return false;
-    }
-    at += got;
-    length -= static_cast<size_t>(got);
-  }
-  return true;
-}
-bool write_all(int fd, const void* from, size_t length) {
-  return write(fd, from, length) == static_cast<ssize_t>(length);
-}
 
 bool shell(const std::string& command) { return std::system(command.c_str()) == 0; }
 

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <sstream>
 
 namespace nccl_ha::test {
 
@@ -24,6 +26,32 @@ size_t plugin_threads() {
     count += name.starts_with("nccl-ha-") ? 1 : 0;
   }
   return count;
+}
+
+std::set<uint16_t> own_udp_ports() {
+  std::set<std::string> inodes;
+  for (int fd = 0; fd < 1024; ++fd) {
+    char target[64] = {};
+    const std::string link = "/proc/self/fd/" + std::to_string(fd);
+    if (readlink(link.c_str(), target, sizeof target - 1) > 0) {
+      inodes.insert(target);
+    }
+  }
+  std::set<uint16_t> ports;
+  std::ifstream in("/proc/net/udp");
+  std::string line;
+  std::getline(in, line);
+  while (std::getline(in, line)) {
+    std::istringstream fields(line);
+    std::string slot, local, remote, state, queues, timer, retries, uid, timeout, inode;
+    fields >> slot >> local >> remote >> state >> queues >> timer >> retries >> uid >> timeout >>
+        inode;
+    if (inodes.contains("socket:[" + inode + "]")) {
+      ports.insert(
+          static_cast<uint16_t>(std::stoul(local.substr(local.find(':') + 1), nullptr, 16)));
+    }
+  }
+  return ports;
 }
 
 bool plugin_mapped() {

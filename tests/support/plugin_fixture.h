@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -25,6 +26,8 @@ inline const bool plugin_path_known = (plugin_path = NHA_PLUGIN_FILE, true);
 
 /// Threads of this process whose name begins with "nccl-ha".
 size_t plugin_threads();
+/// UDP ports that this process has bound.
+std::set<uint16_t> own_udp_ports();
 /// Is the library mapped into this process?
 bool plugin_mapped();
 /// The TCP port in a handle (plugin/handle.h).

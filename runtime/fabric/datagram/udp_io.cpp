@@ -19,7 +19,7 @@ constexpr size_t command_bytes = 2048;
 constexpr size_t data_bytes = 65536;
 constexpr size_t send_batch = 16;
 
-std::string text(const SocketAddress& address) {
+std::string numeric_host(const SocketAddress& address) {
   char host[64] = "?";
   getnameinfo(address.get(), address.length, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
   return host;
@@ -86,7 +86,7 @@ Result<void> UdpIo::open_channel(ChannelState* channel, const Options& options) 
   if (bind(channel->fd, local.get(), local.length) != 0) {
     return fail(Errc::system,
                 fmt::format("cannot bind a UDP socket to {}; is the address still on this host?",
-                            text(local)),
+                            numeric_host(local)),
                 errno);
   }
   channel->local = local;
@@ -148,7 +148,7 @@ size_t UdpIo::send(Channel channel, std::span<OutDatagram> out) {
       return done;
     }
     if (!out[done].probe) {
-      NHA_LOG_WARN_LIMITED("sending a datagram to {} failed: {}", text(*out[done].to),
+      NHA_LOG_WARN_LIMITED("sending a datagram to {} failed: {}", numeric_host(*out[done].to),
                            std::strerror(errno));
     }
     ++done;  // refused packets (no route, too large, ICMP error) are lost packets
