@@ -123,7 +123,6 @@ Result<void> Connection::make_paths(const sockaddr* local, size_t count, bool ac
 }
 
 Result<void> Connection::remake_path(Lane& lane, bool active) {
-  ++lane.epoch;
   auto local = stream_->local_address();
   if (!local) {
     return local.error();

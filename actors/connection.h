@@ -32,7 +32,7 @@ class Engine;
 struct Lane {
   fabric::OwnedPath owned;    ///< path: null while there is none
   bool usable = false;        ///< new work may be posted
-  uint32_t epoch = 0;         ///< how often the path was replaced
+  uint32_t epoch = 0;         ///< its state machine's, here for the data path
   uint32_t writes_open = 0;   ///< posted, not completed, with flushes, without quiet ones
   uint32_t credits_open = 0;  ///< receives posted and not completed
 
@@ -70,7 +70,7 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   Result<void> make_paths(const sockaddr* local, size_t count, bool active);
   /// A new path for a lane, in place of the old one if there is one.
   Result<void> make_path(Lane& lane, const sockaddr* local, bool active, Duration connect_limit);
-  /// The same for a lane that is to be used again, under the next epoch.
+  /// The same for a lane that is to be used again.
   Result<void> remake_path(Lane& lane, bool active);
   Result<void> connect_paths(const std::vector<PathAddress>& peers);
   std::vector<PathAddress> path_addresses() const;
@@ -88,7 +88,16 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   /// Starts or ends the time that the connection may be without a path.
   void watch_budget(bool in_need);
   void log_back(size_t lane, const std::string& more);
-  /// Is the control stream's message about a path of ours?  Otherwise the connection has failed.
+  /// Is what the control stream brought well-formed and about a path of ours?  Otherwise the
+  /// connection has failed.
+  template <class Said>
+  bool is_of_ours(const std::optional<Said>& said) {
+    if (!said) {
+      fail_connection(fail(Errc::remote, "malformed message about a path on the control stream"));
+      return false;
+    }
+    return known_path(said->path);
+  }
   bool known_path(size_t path);
   Result<fabric::Registration> register_memory(void* base, size_t bytes);
   bool post_credit(Lane& lane);  ///< a receive for the peer's next immediate

@@ -27,12 +27,7 @@ void ReceiveConnection::on_path_message(const ControlReader::Message& message) {
     on_rebuild(message.payload);
     return;
   }
-  const auto notice = decode_notice(message.payload);
-  if (!notice) {
-    fail_connection(fail(Errc::remote, "malformed end of a path on the control stream"));
-    return;
-  }
-  if (known_path(notice->path)) {
+  if (const auto notice = decode_notice(message.payload); is_of_ours(notice)) {
     take_steps(notice->path, recovery_[notice->path].on_down(notice->epoch),
                fail(Errc::remote, fmt::format("the peer reports: {}", notice->why)));
   }
@@ -40,11 +35,7 @@ void ReceiveConnection::on_path_message(const ControlReader::Message& message) {
 
 void ReceiveConnection::on_rebuild(std::span<const std::byte> payload) {
   const auto offer = decode_offer(payload);
-  if (!offer) {
-    fail_connection(fail(Errc::remote, "malformed address of a new path on the control stream"));
-    return;
-  }
-  if (!known_path(offer->path)) {
+  if (!is_of_ours(offer)) {
     return;
   }
   const ha::ReceiverSteps steps = recovery_[offer->path].on_rebuild(offer->epoch);
@@ -57,6 +48,7 @@ void ReceiveConnection::on_rebuild(std::span<const std::byte> payload) {
 
 void ReceiveConnection::open_again(size_t lane, const PathOffer& offer) {
   Lane& mine = lanes_[lane];
+  mine.epoch = recovery_[lane].epoch();
   auto made = remake_path(mine, false);
   if (made) {
     made = mine.path().connect(offer.address.view());

@@ -31,24 +31,14 @@ void SendConnection::on_path_message(const ControlReader::Message& message) {
     on_rebuilt(message.payload);
     return;
   }
-  const auto notice = decode_notice(message.payload);
-  if (!notice) {
-    fail_connection(fail(Errc::remote, "malformed doubt on the control stream"));
-    return;
-  }
-  if (known_path(notice->path)) {
+  if (const auto notice = decode_notice(message.payload); is_of_ours(notice)) {
     take_steps(notice->path, recovery_[notice->path].lane.on_doubt(notice->epoch),
                fail(Errc::remote, fmt::format("the peer reports: {}", notice->why)));
   }
 }
 
 void SendConnection::on_fenced(std::span<const std::byte> payload) {
-  auto report = decode_report(payload);
-  if (!report) {
-    fail_connection(fail(Errc::remote, "malformed report of a fence on the control stream"));
-    return;
-  }
-  if (known_path(report->path)) {
+  if (auto report = decode_report(payload); is_of_ours(report)) {
     Recovery& recovery = recovery_[report->path];
     recovery.report = std::move(report->arrived);
     take_steps(report->path, recovery.lane.on_fenced(report->epoch), {});
@@ -57,11 +47,7 @@ void SendConnection::on_fenced(std::span<const std::byte> payload) {
 
 void SendConnection::on_rebuilt(std::span<const std::byte> payload) {
   const auto offer = decode_offer(payload);
-  if (!offer) {
-    fail_connection(fail(Errc::remote, "malformed address of a new path on the control stream"));
-    return;
-  }
-  if (!known_path(offer->path)) {
+  if (!is_of_ours(offer)) {
     return;
   }
   const size_t lane = offer->path;
@@ -83,8 +69,13 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
     return;
   }
   if (steps.take_down) {
-    const bool carried = acknowledged_ != recovery.acknowledged_before;
-    fruitless_ = mine.usable && !carried ? fruitless_ + 1 : mine.usable ? 0 : fruitless_;
+    if (mine.usable) {
+      const bool carried = acknowledged_ != recovery.acknowledged_before;
+      fruitless_ = carried ? 0 : fruitless_ + 1;
+      if (carried) {
+        recovery.backoff.reset();  // else it comes up and fails in a loop: less and less often
+      }
+    }
     take_down(lane, why);
     if (cursor_.request != nullptr && cursor_.offset != 0 &&
         cursor_.request->ledger.holder(cursor_.chunk) == lane) {
@@ -117,7 +108,6 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
   if (steps.use) {
     mine.usable = true;
     recovery.acknowledged_before = acknowledged_;
-    recovery.backoff.reset();
     log_back(lane, fmt::format("; {} chunks ({} bytes) went again", recovery.chunks_again,
                                recovery.bytes_again));
     recovery.chunks_again = 0;
@@ -206,12 +196,12 @@ void SendConnection::reopen(size_t lane) {
   if (auto made = remake_path(mine, true); !made) {
     NHA_LOG_DEBUG("path {} to {} cannot be made yet: {}", lane, peer_text(),
                   made.error().message());
-    --mine.epoch;  // the peer never hears of it
     mine.owned.reset();
     reopen_soon(lane);
     return;
   }
   recovery_[lane].lane.reopened();
+  mine.epoch = recovery_[lane].lane.epoch();
   send_control(
       encode(ControlType::rebuild, PathOffer{static_cast<uint8_t>(lane), mine.epoch,
                                              *PathAddress::from(mine.path().local_address())}));

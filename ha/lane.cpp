@@ -55,7 +55,7 @@ SenderSteps SenderLane::settled_if_complete() {
 
 void SenderLane::reopened() {
   state_ = State::opening;
-  epoch_ += mutated(Mutation::same_epoch) ? 0 : 1;
+  ++epoch_;
   rebuilt_ = false;
 }
 
@@ -118,11 +118,11 @@ ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
 }
 
 ReceiverSteps ReceiverLane::on_rebuild(uint32_t epoch) {
-  if (state_ != State::fenced || epoch != epoch_ + (mutated(Mutation::same_epoch) ? 0 : 1)) {
+  if (state_ != State::fenced || epoch != epoch_ + 1) {
     return {.confused = true};
   }
   state_ = State::opening;
-  epoch_ = epoch;
+  epoch_ = mutated(Mutation::old_epoch_kept) ? epoch_ : epoch;
   return {.open = true};
 }
 

@@ -18,7 +18,7 @@ enum class Mutation : uint8_t {
   counter_for_bitmap,         ///< the receiver counts chunks instead of marking them
   whole_groups_left_out,      ///< groups that ended out of order are reported as empty
   announcements_not_renewed,  ///< clear-to-sends of the old path are not written again
-  same_epoch,                 ///< the new path keeps the old one's epoch
+  old_epoch_kept,             ///< the receiver's side of the new path has the old one's epoch
   one_chunk_remembered,       ///< the ledger knows the first chunk's lane only
 };
 

@@ -30,7 +30,7 @@ constexpr Planted all[] = {
     {Mutation::counter_for_bitmap, "counter_for_bitmap", 50},
     {Mutation::whole_groups_left_out, "whole_groups_left_out", 50},
     {Mutation::announcements_not_renewed, "announcements_not_renewed", 50},
-    {Mutation::same_epoch, "same_epoch", 50},
+    {Mutation::old_epoch_kept, "old_epoch_kept", 50},
     {Mutation::one_chunk_remembered, "one_chunk_remembered", 50},
 };
 

@@ -77,16 +77,39 @@ TEST(SimFailover, APartitionLongerThanTheBudgetFailsBothSidesForGood) {
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
   sim::Link cut;
   cut.cut = true;
-  pair.world().network().set_link(pair.sender().address, pair.receiver().address, cut);
-  pair.world().network().set_link(pair.receiver().address, pair.sender().address, cut);
+  pair.set_links(cut, cut);
   ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },
                                      seconds(4)));
-  pair.world().network().set_link(pair.sender().address, pair.receiver().address, {});
-  pair.world().network().set_link(pair.receiver().address, pair.sender().address, {});
+  pair.set_links({}, {});
   EXPECT_TRUE(pair.world().run_until(
       [&] { return pair.receive_channel().phase() == Phase::failed; }, seconds(60)))
       << "one side goes on with a connection that the other has given up";
   EXPECT_EQ(pair.send_channel().phase(), Phase::failed);
+}
+
+TEST(SimFailover, APathThatComesUpAndFailsInALoopIsTriedLessOftenAndNotForEver) {
+  Config config = failover_config(1);
+  config.max_retries = 4;
+  SimPair pair(13, {}, config);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& channel = pair.send_channel();
+  const Instant begin = pair.world().now();
+  for (uint64_t failure = 1; failure <= 4; ++failure) {
+    ASSERT_TRUE(pair.send_channel().tell_doubt(0));
+    ASSERT_TRUE(pair.world().run_until([&] { return channel.failovers.back.load() == failure; },
+                                       seconds(5)))
+        << failure;
+  }
+  // The first attempt goes at once, the others wait for at least half of 20, 40 and 80 ms.
+  EXPECT_GE(pair.world().now() - begin, std::chrono::milliseconds(70));
+  ASSERT_TRUE(pair.send_channel().tell_doubt(0));
+  ASSERT_TRUE(pair.world().run_until(
+      [&] {
+        return channel.phase() == Phase::failed && pair.receive_channel().phase() == Phase::failed;
+      },
+      seconds(5)));
+  EXPECT_NE(channel.failure().what.find("HA_NCCL_MAX_RETRIES"), std::string::npos)
+      << channel.failure().what;
 }
 
 }  // namespace

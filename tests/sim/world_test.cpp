@@ -125,8 +125,7 @@ TEST(SimWorld, APartitionFailsBothSidesWithinTheLimit) {
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
   sim::Link cut;
   cut.cut = true;
-  pair.world().network().set_link(pair.sender().address, pair.receiver().address, cut);
-  pair.world().network().set_link(pair.receiver().address, pair.sender().address, cut);
+  pair.set_links(cut, cut);
   EXPECT_TRUE(pair.world().run_until(
       [&] {
         return pair.send_channel().phase() == Phase::failed &&
@@ -144,12 +143,10 @@ TEST(SimWorld, ACutThatHealsInTimeCostsNothingButTime) {
   bool healed = false;
   const Instant cut_at = pair.world().now() + std::chrono::microseconds(100);
   plan.each_round = [&] {
-    auto& network = pair.world().network();
     const bool dark = pair.world().now() >= cut_at && pair.world().now() < cut_at + seconds(3);
     sim::Link link;
     link.cut = dark;
-    network.set_link(pair.sender().address, pair.receiver().address, link);
-    network.set_link(pair.receiver().address, pair.sender().address, link);
+    pair.set_links(link, link);
     healed = healed || pair.world().now() >= cut_at + seconds(3);
   };
   EXPECT_EQ(pair.transfer(plan, seconds(30)), "");

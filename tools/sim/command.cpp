@@ -32,8 +32,9 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
   fmt::print("packets     {}: {} lost, {} doubled, {} reordered, {} met a cut\n", totals.packets,
              totals.packets_lost, totals.packets_doubled, totals.packets_reordered,
              totals.packets_cut);
-  fmt::print("failovers   {} paths given up, {} replaced (counted on each side)\n", totals.down,
-             totals.back);
+  fmt::print(
+      "failovers   {} paths given up, {} replaced (counted on each side), the longest {} ms\n",
+      totals.down, totals.back, totals.longest_stall.count() / 1'000'000);
   fmt::print("chunks      {} sent again ({} bytes), {} found to have arrived\n",
              totals.chunks_again, totals.bytes_again, totals.chunks_kept);
 }

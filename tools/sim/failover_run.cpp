@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace nccl_ha::tools {
 namespace {
 
@@ -21,7 +23,7 @@ class Chaos {
   void step() {
     const Instant now = pair_.world().now();
     if (healed_at_ && now >= *healed_at_) {
-      set_links(usual_, usual_);
+      pair_.set_links(usual_, usual_);
       healed_at_.reset();
       tell("healed");
     }
@@ -53,7 +55,7 @@ class Chaos {
     sim::Link dark = usual_;
     dark.cut = true;
     const uint64_t which = random_.below(3);
-    set_links(which == 1 ? usual_ : dark, which == 2 ? usual_ : dark);
+    pair_.set_links(which == 1 ? usual_ : dark, which == 2 ? usual_ : dark);
     ++(which == 0 ? totals_.cuts_both : which == 1 ? totals_.cuts_back : totals_.cuts_there);
     const auto lasts = milliseconds(random_.below(3000));
     healed_at_ = now + lasts;
@@ -61,11 +63,6 @@ class Chaos {
                      which == 0   ? "both directions"
                      : which == 1 ? "receiver to sender"
                                   : "sender to receiver"));
-  }
-  void set_links(const sim::Link& there, const sim::Link& back) {
-    auto& network = pair_.world().network();
-    network.set_link(pair_.sender().address, pair_.receiver().address, there);
-    network.set_link(pair_.receiver().address, pair_.sender().address, back);
   }
   void tell(const std::string& what) {
     if (run_.trace) {
@@ -92,6 +89,8 @@ void add(FailoverTotals& totals, SimPair& pair) {
     totals.chunks_again += channel->failovers.chunks_again.load();
     totals.bytes_again += channel->failovers.bytes_again.load();
     totals.chunks_kept += channel->failovers.chunks_kept.load();
+    totals.longest_stall = std::max(
+        totals.longest_stall, Duration(static_cast<int64_t>(channel->failovers.longest_ns.load())));
   }
   const sim::Network::Counts& counts = pair.world().network().counts();
   totals.packets += counts.packets;

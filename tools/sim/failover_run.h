@@ -27,6 +27,7 @@ struct FailoverTotals {
   uint64_t chunks_again = 0;
   uint64_t bytes_again = 0;
   uint64_t chunks_kept = 0;
+  Duration longest_stall{};  ///< of a path, from down to back
   Duration simulated{};
 };
 

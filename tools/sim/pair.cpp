@@ -284,6 +284,11 @@ std::string SimPair::transfer(const TransferPlan& plan, Duration limit) {
   return traffic.outcome();
 }
 
+void SimPair::set_links(const sim::Link& there, const sim::Link& back) {
+  world_.network().set_link(sender().address, receiver().address, there);
+  world_.network().set_link(receiver().address, sender().address, back);
+}
+
 void SimPair::post_receives(size_t count) {
   for (size_t i = 0; i < count; ++i) {
     auto& bytes = memory_.emplace_back(1 << 20);

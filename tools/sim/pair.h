@@ -85,6 +85,8 @@ class SimPair {
   bool connect();
   void dial(sim::Ip to, uint16_t port);
   std::string transfer(const TransferPlan& plan, Duration limit);
+  /// What is on the way from the sender to the receiver, and back.
+  void set_links(const sim::Link& there, const sim::Link& back);
   void post_receives(size_t count);
   bool post_send(size_t bytes);
   std::string error() const { return link_->error(); }
