@@ -51,12 +51,16 @@ json BackgroundLab::show() const {
 
 bool BackgroundLab::carried(const std::string& link, uint64_t bytes) {
   while (!ended()) {
-    const json entry = link_named(show(), link);
-    if (entry.is_object() && entry["directions"][0]["bytes"] >= bytes) {
+    if (carried(link) >= bytes) {
       return true;
     }
   }
   return false;
+}
+
+uint64_t BackgroundLab::carried(const std::string& link) const {
+  const json entry = link_named(show(), link);
+  return entry.is_object() ? entry["directions"][0]["bytes"].get<uint64_t>() : 0;
 }
 
 void BackgroundLab::crash() {

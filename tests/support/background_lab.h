@@ -28,6 +28,8 @@ class BackgroundLab {
   nlohmann::json show() const;
   /// Waits until the link has carried that many bytes in one direction; false when it ended before.
   bool carried(const std::string& link, uint64_t bytes);
+  /// What it has carried in that direction until now; 0 when the lab has ended.
+  uint64_t carried(const std::string& link) const;
   /// Kills the lab's own process, so that it cannot clean up.
   void crash();
   /// Waits for its end.
