@@ -91,7 +91,9 @@ struct CtsEntry {
   uint8_t count;  ///< positions of the group
   uint8_t position;
   uint8_t exact;  ///< the buffer is polled while it is written
-  uint8_t reserved[29];
+  uint8_t shadow_epoch;  ///< low bits: of the path over another NIC that shadow_key is for
+  uint32_t shadow_key;   ///< of the buffer on that path's device; 0: not yet known
+  uint8_t reserved2[28];
 };
 static_assert(sizeof(CtsEntry) == 64);
 
@@ -143,12 +145,14 @@ enum class ConnectionMessage : uint32_t {
   close = 2,     ///< the caller is done with the connection
   oversize = 3,  ///< the caller tried to send more than the peer's receive holds
   doubt = 4,     ///< somebody knows that path `arg` is not to be trusted
+  inbox = 5,     ///< the actor to itself: control messages came over a path
 };
 
 /// What failovers did on one side of a connection, for whoever looks.  The actor writes it.
 struct FailoverCounts {
   std::atomic<uint64_t> down{0};          ///< paths given up that carried traffic
   std::atomic<uint64_t> back{0};          ///< paths replaced
+  std::atomic<uint64_t> moves{0};         ///< sender: traffic went to a shadow or back
   std::atomic<uint64_t> chunks_again{0};  ///< sender: sent once more
   std::atomic<uint64_t> bytes_again{0};
   std::atomic<uint64_t> chunks_kept{0};  ///< sender: had arrived, only the acknowledgement was lost

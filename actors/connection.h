@@ -15,9 +15,12 @@
 
 #include "actors/channel.h"
 #include "actors/control.h"
+#include "actors/courier.h"
 #include "actors/immediate.h"
+#include "actors/lane.h"
 #include "ha/backoff.h"
 #include "ha/lane.h"
+#include "ha/shadow.h"
 #include "runtime/actor.h"
 #include "runtime/context.h"
 #include "runtime/fabric/provider.h"
@@ -27,18 +30,6 @@
 namespace nccl_ha {
 
 class Engine;
-
-/// The place of a path in a connection; the path in it may be replaced.
-struct Lane {
-  fabric::OwnedPath owned;    ///< path: null while there is none
-  bool usable = false;        ///< new work may be posted
-  uint32_t epoch = 0;         ///< its state machine's, here for the data path
-  uint32_t writes_open = 0;   ///< posted, not completed, with flushes, without quiet ones
-  uint32_t credits_open = 0;  ///< receives posted and not completed
-
-  fabric::Path& path() { return *owned.path; }
-  bool drained() const { return writes_open == 0 && credits_open == 0; }
-};
 
 /// What both sides do alike.
 class Connection : public Actor, protected StreamOwner, protected fabric::PathOwner {
@@ -65,15 +56,30 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   virtual void on_lane_failed(size_t lane, const Error& error) = 0;
   virtual void on_lane_drained(size_t lane) = 0;
 
-  /// Makes `count` lanes with paths at `attachment_`; `local` chooses interface and family for
-  /// datagrams.
-  Result<void> make_paths(const sockaddr* local, size_t count, bool active);
-  /// A new path for a lane, in place of the old one if there is one.
-  Result<void> make_path(Lane& lane, const sockaddr* local, bool active, Duration connect_limit);
+  /// Memory that this side reads and writes to the peer's, and that the peer writes.
+  struct Tables {
+    void* source = nullptr;
+    size_t source_bytes = 0;
+    void* written = nullptr;
+    size_t written_bytes = 0;
+  };
+  virtual Tables tables() = 0;
+
+  /// Makes `count` lanes with paths at `attachment_`, beginning at the stream's own address; `local`
+  /// chooses interface and family for datagrams.
+  Result<void> make_paths(const sockaddr_storage& local, size_t count, bool active);
+  /// A new path for a lane, in place of the old one if there is one, where the lane says.
+  Result<void> make_path(Lane& lane, bool active, Duration connect_limit);
   /// The same for a lane that is to be used again.
   Result<void> remake_path(Lane& lane, bool active);
-  Result<void> connect_paths(const std::vector<PathAddress>& peers);
-  std::vector<PathAddress> path_addresses() const;
+  Result<void> connect_paths(const std::vector<PathEnd>& peers, uint32_t table_key);
+  Result<void> connect_path(Lane& lane, const PathEnd& peer, uint32_t table_key);
+  PathEnd path_end(Lane& lane) const;
+  std::vector<PathEnd> path_ends();
+  /// Both sides are ready: lanes for paths over other NICs, which there are none of yet.
+  void add_shadow_lanes();
+  /// Takes a lane into use; its path has said that it carries traffic.
+  void take_into_use(size_t lane);
   size_t lane_of(const fabric::Path* path) const {
     size_t lane = 0;
     while (lane + 1 < lanes_.size() && lanes_[lane].owned.path.get() != path) {
@@ -82,6 +88,8 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
     return lane;
   }
   bool any_usable() const;
+  bool any_usable(size_t from, size_t to) const;
+  bool primary_usable() const { return any_usable(0, primaries_); }
   /// Closes this side of a lane for good; its owner hears on_lane_drained().
   void take_down(size_t lane, const Error& why);
   void look_whether_drained(size_t lane);
@@ -99,10 +107,23 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
     return known_path(said->path);
   }
   bool known_path(size_t path);
-  Result<fabric::Registration> register_memory(void* base, size_t bytes);
+  /// Where paths of this connection may begin or end on this host, the primaries' marked.
+  std::vector<ha::Rail> rails() const;
+  /// The keys of own memory on a lane's device.
+  Result<fabric::Registration> register_memory(const fabric::Attachment& at, void* base,
+                                               size_t bytes);
   bool post_credit(Lane& lane);  ///< a receive for the peer's next immediate
   void fail_paths(const Error& why);
-  void send_control(const std::vector<std::byte>& bytes);
+  /// Over the stream only, without a number: the handshake.
+  void send_plain(const std::vector<std::byte>& frame);
+  /// Over every way there is.
+  void send_control(std::vector<std::byte> frame);
+  /// Tells the peer what has been taken of its messages.
+  void send_confirm();
+  /// True: it was about control messages, and is dealt with.
+  bool on_control_completion(const fabric::Completion& completion, Lane& lane);
+  /// Gives signs of life from now on.
+  void start_pulse();
   void arm_deadline(Duration in);
   void disarm_deadline();
   /// First failure: log, publish, tell the peer, tear down.
@@ -114,6 +135,10 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   /// Where it would be if it were connected.
   virtual std::string wanted_peer() const { return "a peer"; }
   virtual void on_peer_gone(const Error& error);
+  /// The peer has taken all control messages.
+  virtual void on_all_confirmed() {}
+  /// The peer has spoken without saying anything: it is ready.
+  virtual void on_confirm() {}
 
   // StreamOwner
   void on_stream_open(Stream& stream) override { (void)stream; }
@@ -129,13 +154,16 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
   fabric::Attachment attachment_;
-  std::vector<Lane> lanes_;
+  sockaddr_storage local_{};           ///< the stream's
+  std::vector<fabric::Place> places_;  ///< what rails() tells of
+  std::vector<Lane> lanes_;            ///< the primaries first
+  size_t primaries_ = 0;
+  uint8_t shadows_ = 0;  ///< lanes over other NICs, as agreed
   size_t paths_ready_ = 0;
   bool backup_ = false;  ///< both sides replace paths that fail
   uint8_t traffic_class_ = 0;
   uint8_t service_level_ = 0;
   bool flushes_ = false;  ///< paths will be asked to flush
-  std::vector<fabric::Registration> memory_;
   uint64_t domain_ = 0;
   uint32_t receives_ = 0;
   std::string peer_host_;  ///< empty: it has not said
@@ -146,12 +174,34 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
 
  private:
   void on_budget_spent();
+  void deliver(const ControlReader::Message& message);
+  void read_inbox();
+  void write_stream(std::span<const std::byte> frame);
+  Result<void> equip(Lane& lane);
+  void push_control(Lane& lane);
+  /// A write without bytes that carries what was taken of the peer's messages.
+  [[nodiscard]] Errc post_mark(Lane& lane, uint64_t id);
+  void on_pulse();
 
+  static constexpr uint64_t control_id = UINT64_MAX - 1;
+  static constexpr uint64_t mark_id = UINT64_MAX - 2;
+  static constexpr uint64_t pulse_id = UINT64_MAX - 3;
+
+  struct OwnMemory {
+    fabric::Registration registration;
+    const void* base;
+  };
+  std::vector<OwnMemory> memory_;
+  Courier courier_;
+  std::deque<std::vector<std::byte>> inbox_;  ///< control messages that came over paths
+  bool confirm_due_ = false;
+  std::string peer_address_;
+  Timer pulse_;
   Timer deadline_;  ///< of the handshake
   Timer budget_;
   bool in_need_ = false;
   std::string need_;  ///< why
-  std::array<Instant, paths_max> down_since_{};
+  std::array<Instant, lanes_max> down_since_{};
 };
 
 /// Where a connector may reach its peer; tried in order.
@@ -202,6 +252,22 @@ class SendConnection final : public Connection {
   void begin_request(uint16_t index);
   bool post_next();
   bool pick_lane();
+  struct Keys {
+    uint32_t local = 0;
+    uint32_t remote = 0;
+  };
+  bool translate(const SendRequest& request, const Lane& lane, Keys& keys);
+  Tables tables() override {
+    return {records_.get(), sizeof *records_, cts_->data(), sizeof *cts_};
+  }
+
+  void begin_recovery();
+  void on_confirm() override;
+  void make_shadows();
+  void choose_lanes();
+  bool serves(size_t lane) const { return lane >= serving_begin_ && lane < serving_end_; }
+  Duration failback_after() const;
+  bool failback_due();
 
   void on_lane_ready(size_t lane) override;
   void on_lane_failed(size_t lane, const Error& error) override;
@@ -233,7 +299,9 @@ class SendConnection final : public Connection {
     ha::ArrivalReport report;
     ha::Backoff backoff{std::chrono::milliseconds(20), std::chrono::seconds(1)};
     std::optional<Instant> reopen_at;
-    uint64_t acknowledged_before = 0;  ///< acknowledged_ when it was taken into use
+    uint64_t life_before = 0;  ///< the lane's `life` when it was taken into use
+    Instant usable_since{};
+    size_t candidate = 0;  ///< a shadow's: of candidates_
     uint32_t chunks_again = 0;
     uint64_t bytes_again = 0;
   };
@@ -244,18 +312,29 @@ class SendConnection final : public Connection {
   std::string route_errors_;
   std::unique_ptr<CtsRing> cts_;          ///< the peer writes it
   std::unique_ptr<SizeRecords> records_;  ///< what is written into the peer's
-  uint32_t records_key_ = 0;
   uint64_t sizes_address_ = 0;
-  uint32_t sizes_key_ = 0;
   Cursor cursor_;
   size_t next_lane_ = 0;
-  uint64_t acknowledged_ = 0;  ///< chunks
+  size_t serving_begin_ = 0;  ///< the lanes that carry data: the primaries, or the shadow
+  size_t serving_end_ = 0;
+  std::vector<ha::RailPair> candidates_;  ///< for the shadow, best first
+  /// The peer's keys of open groups on the shadow's device.
+  struct ShadowKeys {
+    uint64_t group = UINT64_MAX;
+    uint8_t epoch = 0;  ///< of the path that they are for
+    std::array<uint32_t, group_max> keys{};
+  };
+  std::array<ShadowKeys, cts_slots> shadow_keys_{};
+  Instant went_back_at_{};  ///< to the primaries
+  unsigned failback_doublings_ = 0;
+  Timer failback_timer_;
   std::vector<Recovery> recovery_;
   std::deque<Chunk> replay_;
   uint32_t fruitless_ = 0;  ///< failures in a row of paths that carried nothing
   Timer reopen_timer_;
   uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
   bool said_hello_ = false;
+  bool peer_ready_ = false;
 };
 
 class ListenChannel;
@@ -270,6 +349,9 @@ class ReceiveConnection final : public Connection {
   static_assert(groups_apart_max >= receives_max && groups_apart_max <= report_groups_max);
   static_assert(groups_apart_max < cts_slots);
   static_assert(groups_apart_max * group_max + group_max <= cts_entries);
+  // A report travels in one piece over a path too; beside the groups it says 14 bytes.
+  static_assert(control_header_bytes + 14 + groups_apart_max * (2 + 2 * group_max) <=
+                ControlBox::slot_bytes);
 
   ReceiveConnection(fabric::Provider& provider, Engine& engine, size_t worker, int fd,
                     size_t device, std::shared_ptr<ListenChannel> listener);
@@ -298,7 +380,16 @@ class ReceiveConnection final : public Connection {
   void post_announcement(uint64_t number, uint64_t groups, uint32_t first, uint32_t entries);
   void announce_again();
   void flush(ReceiveRequest& request);
+  bool flush_on(Lane& lane, ReceiveRequest& request);
+  void on_flush_lost(uint16_t index);
+  void begin_recovery();
   void flush_waiting();
+  Tables tables() override {
+    return {staging_.get(), sizeof *staging_, sizes_.get(), sizeof *sizes_};
+  }
+  void want_shadow_keys();
+  void name_shadow_key(CtsEntry& entry, const ReceiveRequest::Buffer& buffer);
+  uint32_t shadow_key(const ReceiveRequest::Buffer& buffer);
   void on_data(const fabric::Completion& completion, Lane& lane);
 
   void on_lane_ready(size_t lane) override;
@@ -315,9 +406,8 @@ class ReceiveConnection final : public Connection {
   std::shared_ptr<ReceiveChannel> channel_;
   bool welcome_ = false;  ///< the peer knew the nonce
   uint64_t cts_address_ = 0;
-  uint32_t cts_key_ = 0;
   std::unique_ptr<CtsRing> staging_;  ///< what is written into the peer's
-  uint32_t staging_key_ = 0;
+  bool shadow_keys_wanted_ = false;   ///< clear-to-sends carry the keys of the shadow's device
   uint32_t staged_ = 0;        ///< where the next entry goes
   uint32_t held_entries_ = 0;  ///< before that, not announced yet
   uint32_t held_groups_ = 0;

@@ -15,11 +15,13 @@ class Writer {
     number<uint32_t>(control_magic);
     number<uint16_t>(static_cast<uint16_t>(type));
     number<uint16_t>(0);
+    number<uint64_t>(0);  // set_numbers()
   }
   template <class T>
   void number(T value) {
-    const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-    out_.insert(out_.end(), bytes, bytes + sizeof value);
+    const size_t at = out_.size();
+    out_.resize(at + sizeof value);
+    std::memcpy(out_.data() + at, &value, sizeof value);
   }
   void text(const std::string& value, size_t max) {
     const size_t length = std::min(value.size(), max);
@@ -27,15 +29,30 @@ class Writer {
     const auto* bytes = reinterpret_cast<const std::byte*>(value.data());
     out_.insert(out_.end(), bytes, bytes + length);
   }
-  void paths(const std::vector<PathAddress>& paths) {
+  void paths(const std::vector<PathEnd>& paths) {
     number<uint8_t>(static_cast<uint8_t>(paths.size()));
-    for (const PathAddress& one : paths) {
+    for (const PathEnd& one : paths) {
       path(one);
     }
   }
-  void path(const PathAddress& path) {
-    number<uint16_t>(path.length);
-    out_.insert(out_.end(), path.bytes.begin(), path.bytes.begin() + path.length);
+  void path(const PathEnd& path) {
+    number<uint16_t>(path.address.length);
+    out_.insert(out_.end(), path.address.bytes.begin(),
+                path.address.bytes.begin() + path.address.length);
+    number(path.control_address);
+    number(path.control_key);
+  }
+  void rails(const std::vector<ha::Rail>& rails) {
+    number<uint8_t>(static_cast<uint8_t>(rails.size()));
+    for (const ha::Rail& rail : rails) {
+      number(rail.kind);
+      number(rail.number);
+      number(static_cast<uint8_t>(rail.primary));
+      number(rail.distance);
+      number(rail.family);
+      number(rail.prefix_len);
+      number(rail.address);
+    }
   }
   std::vector<std::byte> finish() {
     const auto length = static_cast<uint16_t>(out_.size() - control_header_bytes);
@@ -80,16 +97,35 @@ class Reader {
         [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }, '?');
     return result;
   }
-  std::vector<PathAddress> paths() {
+  std::vector<PathEnd> paths() {
     const size_t count = number<uint8_t>();
-    std::vector<PathAddress> result;
+    std::vector<PathEnd> result;
     if (count == 0 || count > paths_max) {
       ok_ = false;
     }
     for (size_t i = 0; ok_ && i < count; ++i) {
-      if (auto path = PathAddress::from(bytes(fabric::path_address_max))) {
-        result.push_back(*path);
-      }
+      result.push_back(path());
+    }
+    return result;
+  }
+  PathEnd path() {
+    PathEnd end;
+    end.address = PathAddress::from(bytes(fabric::path_address_max)).value_or(PathAddress{});
+    end.control_address = number<uint64_t>();
+    end.control_key = number<uint32_t>();
+    return end;
+  }
+  std::vector<ha::Rail> rails() {
+    std::vector<ha::Rail> result(below(ha::rails_max + 1));
+    for (ha::Rail& rail : result) {
+      rail.kind = number<uint8_t>();
+      rail.number = number<uint16_t>();
+      rail.primary = flag();
+      rail.distance = number<uint8_t>();
+      rail.family = number<uint8_t>();
+      rail.prefix_len = below(129);
+      rail.address = number<std::array<uint8_t, 16>>();
+      ok_ = ok_ && (rail.family == 0 || rail.family == 4 || rail.family == 6);
     }
     return result;
   }
@@ -124,6 +160,13 @@ std::optional<PathAddress> PathAddress::from(std::span<const std::byte> view) {
   return address;
 }
 
+void set_numbers(std::span<std::byte> frame, uint32_t number, uint32_t confirmed) {
+  std::memcpy(frame.data() + 8, &number, sizeof number);
+  std::memcpy(frame.data() + 12, &confirmed, sizeof confirmed);
+}
+
+std::vector<std::byte> encode_confirm() { return Writer(ControlType::confirm).finish(); }
+
 std::vector<std::byte> encode(const Hello& hello) {
   Writer out(ControlType::hello);
   out.number(hello.version);
@@ -135,6 +178,7 @@ std::vector<std::byte> encode(const Hello& hello) {
   out.number(hello.traffic_class);
   out.number(hello.service_level);
   out.number(static_cast<uint8_t>(hello.backup));
+  out.number(hello.shadows);
   out.text(hello.host, host_max);
   out.paths(hello.paths);
   return out.finish();
@@ -147,8 +191,10 @@ std::vector<std::byte> encode(const Welcome& welcome) {
   out.number(welcome.sizes_address);
   out.number(welcome.sizes_key);
   out.number(static_cast<uint8_t>(welcome.backup));
+  out.number(welcome.shadows);
   out.text(welcome.host, host_max);
   out.paths(welcome.paths);
+  out.rails(welcome.rails);
   return out.finish();
 }
 
@@ -193,7 +239,9 @@ std::vector<std::byte> encode(ControlType type, const PathOffer& offer) {
   Writer out(type);
   out.number(offer.path);
   out.number(offer.epoch);
-  out.path(offer.address);
+  out.number(offer.rail);
+  out.number(offer.table_key);
+  out.path(offer.end);
   return out.finish();
 }
 
@@ -213,6 +261,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   hello.traffic_class = in.number<uint8_t>();
   hello.service_level = in.number<uint8_t>();
   hello.backup = in.flag();
+  hello.shadows = in.number<uint8_t>();
   hello.host = in.text(host_max);
   hello.paths = in.paths();
   return in.done() && kind ? std::optional(hello) : std::nullopt;
@@ -229,8 +278,10 @@ std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
   welcome.sizes_address = in.number<uint64_t>();
   welcome.sizes_key = in.number<uint32_t>();
   welcome.backup = in.flag();
+  welcome.shadows = in.below(shadows_max + 1);
   welcome.host = in.text(host_max);
   welcome.paths = in.paths();
+  welcome.rails = in.rails();
   return in.done() ? std::optional(welcome) : std::nullopt;
 }
 
@@ -254,7 +305,7 @@ std::optional<CloseNotice> decode_close(std::span<const std::byte> payload) {
 std::optional<PathNotice> decode_notice(std::span<const std::byte> payload) {
   Reader in(payload);
   PathNotice notice;
-  notice.path = in.below(paths_max);
+  notice.path = in.below(lanes_max);
   notice.epoch = in.number<uint32_t>();
   notice.why = in.text(text_max);
   return in.done() ? std::optional(notice) : std::nullopt;
@@ -263,7 +314,7 @@ std::optional<PathNotice> decode_notice(std::span<const std::byte> payload) {
 std::optional<FenceReport> decode_report(std::span<const std::byte> payload) {
   Reader in(payload);
   FenceReport report;
-  report.path = in.below(paths_max);
+  report.path = in.below(lanes_max);
   report.epoch = in.number<uint32_t>();
   report.arrived.completed = in.number<uint64_t>();
   report.arrived.groups.resize(in.below(report_groups_max + 1));
@@ -283,14 +334,12 @@ std::optional<FenceReport> decode_report(std::span<const std::byte> payload) {
 std::optional<PathOffer> decode_offer(std::span<const std::byte> payload) {
   Reader in(payload);
   PathOffer offer;
-  offer.path = in.below(paths_max);
+  offer.path = in.below(lanes_max);
   offer.epoch = in.number<uint32_t>();
-  const auto address = PathAddress::from(in.bytes(fabric::path_address_max));
-  if (!in.done() || !address) {
-    return std::nullopt;
-  }
-  offer.address = *address;
-  return offer;
+  offer.rail = in.number<uint8_t>();
+  offer.table_key = in.number<uint32_t>();
+  offer.end = in.path();
+  return in.done() ? std::optional(offer) : std::nullopt;
 }
 
 bool ControlReader::feed(std::span<const std::byte> bytes) {
@@ -323,8 +372,12 @@ std::optional<ControlReader::Message> ControlReader::next() {
   std::memcpy(&magic, in, sizeof magic);
   std::memcpy(&type, in + 4, sizeof type);
   std::memcpy(&length, in + 6, sizeof length);
+  uint32_t number = 0;
+  uint32_t confirmed = 0;
+  std::memcpy(&number, in + 8, sizeof number);
+  std::memcpy(&confirmed, in + 12, sizeof confirmed);
   if (magic != control_magic || type < static_cast<uint16_t>(ControlType::hello) ||
-      type > static_cast<uint16_t>(ControlType::rebuilt) || length > control_payload_max) {
+      type > static_cast<uint16_t>(ControlType::confirm) || length > control_payload_max) {
     broken_ = true;
     return std::nullopt;
   }
@@ -332,7 +385,8 @@ std::optional<ControlReader::Message> ControlReader::next() {
     return std::nullopt;
   }
   consumed_ += control_header_bytes + length;
-  return Message{static_cast<ControlType>(type), std::span(in + control_header_bytes, length)};
+  return Message{static_cast<ControlType>(type), std::span(in + control_header_bytes, length),
+                 number, confirmed};
 }
 
 }  // namespace nccl_ha

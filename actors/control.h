@@ -1,6 +1,11 @@
 // Messages of a connection's control stream (TCP), framed and bounds-checked.
 //
-//   0 u32 magic   4 u16 type   6 u16 length of what follows (at most control_payload_max)
+//   0 u32 magic   4 u16 type   6 u16 length of what follows the header (at most control_payload_max)
+//   8 u32 number   12 u32 confirmed: the peer has taken all numbers below
+//
+// Numbered messages (actors/courier.h) travel over the paths too, so that they get through when the
+// network beneath the stream is the one that failed.  The handshake and messages of connections
+// without failover have number 0.
 //
 // The connector speaks first.  Whoever does not send a well-formed hello with the listener's nonce
 // is a stranger and is turned away.
@@ -15,6 +20,7 @@
 #include <vector>
 
 #include "ha/ledger.h"
+#include "ha/shadow.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/result.h"
@@ -22,11 +28,13 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 4;
-inline constexpr size_t control_header_bytes = 8;
+inline constexpr uint16_t control_version = 5;
+inline constexpr size_t control_header_bytes = 16;
 inline constexpr size_t control_payload_max = 2048;
 
-inline constexpr size_t paths_max = 8;  ///< of one connection
+inline constexpr size_t paths_max = 8;    ///< that a handshake makes
+inline constexpr size_t shadows_max = 1;  ///< paths over other NICs, made later
+inline constexpr size_t lanes_max = paths_max + shadows_max;
 
 enum class ControlType : uint16_t {
   hello = 1,
@@ -39,7 +47,8 @@ enum class ControlType : uint16_t {
   down = 7,     ///< sender: I have closed my side
   fenced = 8,   ///< receiver: mine is closed too, and this had arrived
   rebuild = 9,  ///< sender: a new one begins here
-  rebuilt = 10  ///< receiver: and ends here
+  rebuilt = 10,  ///< receiver: and ends here
+  confirm = 11,  ///< nothing but its header
 };
 
 /// A path's opaque address with its length.
@@ -48,6 +57,13 @@ struct PathAddress {
   std::array<std::byte, fabric::path_address_max> bytes{};
   std::span<const std::byte> view() const { return std::span(bytes).first(length); }
   static std::optional<PathAddress> from(std::span<const std::byte> view);
+};
+
+/// One end of a path.
+struct PathEnd {
+  PathAddress address;
+  uint64_t control_address = 0;  ///< where control messages for this end may be written; 0: nowhere
+  uint32_t control_key = 0;
 };
 
 struct Hello {
@@ -59,9 +75,10 @@ struct Hello {
   fabric::FabricKind kind = fabric::FabricKind::datagram;  ///< of all paths
   uint8_t traffic_class = 0;  ///< the sender decides both, for both directions
   uint8_t service_level = 0;
-  bool backup = false;             ///< paths may be replaced: failover is on
-  std::string host;                ///< for logs
-  std::vector<PathAddress> paths;  ///< 1 to paths_max
+  bool backup = false;  ///< paths may be replaced: failover is on
+  uint8_t shadows = 0;  ///< paths over other NICs that it would make, at most
+  std::string host;     ///< for logs
+  std::vector<PathEnd> paths;  ///< 1 to paths_max
 };
 
 struct Welcome {
@@ -70,8 +87,10 @@ struct Welcome {
   uint64_t sizes_address = 0;  ///< where the sender writes SizeRecords
   uint32_t sizes_key = 0;
   bool backup = false;  ///< both sides want it
+  uint8_t shadows = 0;  ///< as many as both sides want
   std::string host;
-  std::vector<PathAddress> paths;  ///< as many as in the hello, in its order
+  std::vector<PathEnd> paths;   ///< as many as in the hello, in its order
+  std::vector<ha::Rail> rails;  ///< where a shadow may end, at most ha::rails_max
 };
 
 /// reject and failure
@@ -104,9 +123,12 @@ inline constexpr size_t report_positions_max = 8;
 struct PathOffer {
   uint8_t path = 0;
   uint32_t epoch = 0;
-  PathAddress address;
+  uint8_t rail = 0;        ///< rebuild of a shadow: which of the welcome's rails it is for
+  uint32_t table_key = 0;  ///< of what the peer writes on this path: clear-to-sends or sizes
+  PathEnd end;
 };
 
+std::vector<std::byte> encode_confirm();
 std::vector<std::byte> encode(const Hello& hello);
 std::vector<std::byte> encode(const Welcome& welcome);
 std::vector<std::byte> encode(ControlType type, const Refusal& refusal);
@@ -123,12 +145,17 @@ std::optional<PathNotice> decode_notice(std::span<const std::byte> payload);
 std::optional<FenceReport> decode_report(std::span<const std::byte> payload);
 std::optional<PathOffer> decode_offer(std::span<const std::byte> payload);
 
+/// Writes number and confirmation into an encoded message.
+void set_numbers(std::span<std::byte> frame, uint32_t number, uint32_t confirmed);
+
 /// Cuts a byte stream into messages.  Bounded memory; the first malformed header ends it for good.
 class ControlReader {
  public:
   struct Message {
     ControlType type;
     std::span<const std::byte> payload;
+    uint32_t number = 0;
+    uint32_t confirmed = 0;
   };
   /// Appends; false when the stream is not ours (wrong magic, type or length).
   bool feed(std::span<const std::byte> bytes);

@@ -12,6 +12,7 @@
 namespace nccl_ha {
 
 enum class ImmediateKind : uint8_t {
+  control = 0,  ///< a control message, or nothing: see ControlMark
   data = 1,  ///< a chunk; its length is that of the write
   clear_to_send = 2,
   recorded = 3,  ///< a chunk written before; its length is in the size record written with this
@@ -69,6 +70,27 @@ struct Announcement {
   }
 };
 
+/// The same bits of a control write: the message's number (7..0) and what this side has taken of the
+/// peer's (23..8).  Without bytes it is a sign of life that carries a confirmation.
+struct ControlMark {
+  uint8_t number = 0;      ///< low bits
+  uint16_t confirmed = 0;  ///< low bits
+  uint32_t epoch = 0;
+
+  constexpr uint32_t pack() const {
+    return uint32_t{confirmed} << 8 | number | Immediate::epoch_part(epoch);
+  }
+  static constexpr ControlMark unpack(uint32_t bits) {
+    return {static_cast<uint8_t>(bits), static_cast<uint16_t>(bits >> 8),
+            (bits >> 24) & Immediate::epoch_mask};
+  }
+  static constexpr bool marks(uint32_t bits) {
+    return bits >> 30 == static_cast<uint32_t>(ImmediateKind::control);
+  }
+};
+
+static_assert(ControlMark::unpack(ControlMark{200, 40000, 3}.pack()).confirmed == 40000);
+static_assert(ControlMark::marks(ControlMark{255, 65535, 63}.pack()));
 static_assert(Immediate::unpack(Immediate{ImmediateKind::data, 5, 3, 2, 7}.pack()).group == 5);
 static_assert(Immediate::unpack(Immediate{ImmediateKind::data, 5, 3, 2, 7}.pack()).last_chunk == 7);
 static_assert(Announcement::unpack(Announcement{8191, 511}.pack()).first_entry == 511);

@@ -90,9 +90,11 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
       failed_ = true;
       fail_paths(fail(Errc::closed, "the peer closed the connection"));
       channel_->set_failed(fail(Errc::remote, "the peer closed the connection"));
-      stream_->set_owner(nullptr);
-      stream_->shutdown_then_close();
-      stream_.reset();
+      if (stream_) {
+        stream_->set_owner(nullptr);
+        stream_->shutdown_then_close();
+        stream_.reset();
+      }
       if (!ready_) {
         listener_->fail(fail(Errc::remote, "the peer gave up while connecting"));
         finish();
@@ -116,6 +118,7 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
     case ControlType::doubt:
     case ControlType::fenced:
     case ControlType::rebuilt:
+    case ControlType::confirm:
       fail_connection(fail(Errc::remote, "unexpected message on the control stream"));
       return;
   }
@@ -136,7 +139,7 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
         Errc::remote, fmt::format("protocol version {} here, {} there; install the same nccl-ha on "
                                   "both hosts",
                                   control_version, hello->version)};
-    send_control(encode(ControlType::reject, refusal));
+    send_plain(encode(ControlType::reject, refusal));
     fail_connection(fail(Errc::remote, refusal.text), false);
     return;
   }
@@ -147,7 +150,7 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
         Errc::remote, fmt::format("the peer wants {}, but {} on {} uses {}{}", to_text(hello->kind),
                                   device.name, host_name(), to_text(device.kind),
                                   no_fallback ? " and HA_NCCL_FABRIC allows nothing else" : "")};
-    send_control(encode(ControlType::reject, refusal));
+    send_plain(encode(ControlType::reject, refusal));
     fail_connection(fail(Errc::remote, refusal.text), false);
     return;
   }
@@ -158,46 +161,39 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
   channel_ = std::make_shared<ReceiveChannel>(domain_, attachment_, context_->worker(), engine_);
   staging_ = std::make_unique<CtsRing>();
   cts_address_ = hello->cts_address;
-  cts_key_ = hello->cts_key;
   auto local = stream_->local_address();
   if (!local) {
     fail_connection(local.error());
     return;
   }
-  auto staging = register_memory(staging_->data(), sizeof *staging_);
-  if (!staging) {
-    fail_connection(staging.error());
-    return;
-  }
-  staging_key_ = staging->local_key;
   sizes_ = std::make_unique<SizeRecords>();
-  auto sizes = register_memory(sizes_.get(), sizeof *sizes_);
-  if (!sizes) {
-    fail_connection(sizes.error());
-    return;
-  }
   flushes_ = attachment_.kind == fabric::FabricKind::verbs &&
              (device.peer_memory || device.dmabuf || context_->config().ib_flush != 0);
   traffic_class_ = hello->traffic_class;
   service_level_ = hello->service_level & 15U;
-  if (auto made =
-          make_paths(reinterpret_cast<const sockaddr*>(&*local), hello->paths.size(), false);
-      !made) {
+  if (auto made = make_paths(*local, hello->paths.size(), false); !made) {
     fail_connection(made.error());
     return;
   }
-  if (auto connected = connect_paths(hello->paths); !connected) {
+  if (auto connected = connect_paths(hello->paths, hello->cts_key); !connected) {
     fail_connection(connected.error());
     return;
   }
+  places_ = provider_.places(attachment_);
+  places_.resize(std::min(places_.size(), ha::rails_max));
+  const auto shadows = static_cast<uint8_t>(context_->config().shadow_paths);
+  shadows_ = backup_ ? std::min({hello->shadows, shadows, static_cast<uint8_t>(shadows_max)})
+                     : uint8_t{0};
   Welcome welcome;
   welcome.process = static_cast<uint32_t>(getpid());
   welcome.host = host_name();
   welcome.sizes_address = reinterpret_cast<uint64_t>(sizes_.get());
-  welcome.sizes_key = sizes->remote_key;
+  welcome.sizes_key = lanes_.front().tables.written_key;
   welcome.backup = backup_;
-  welcome.paths = path_addresses();
-  send_control(encode(welcome));
+  welcome.shadows = shadows_;
+  welcome.paths = path_ends();
+  welcome.rails = rails();
+  send_plain(encode(welcome));
   context_->request_stream_turns(1000);
 }
 
@@ -209,17 +205,16 @@ void ReceiveConnection::on_paths_ready() {
   }
   disarm_deadline();
   ready_ = true;
-  recovery_.resize(backup_ ? lanes_.size() : 0);
-  for (ha::ReceiverLane& one : recovery_) {
-    static_cast<void>(one.on_ready());
-  }
+  begin_recovery();
   NHA_LOG_INFO("accepted {} over {}{}", peer_text(), lanes_.front().path().describe(),
-               lanes_.size() > 1 ? fmt::format(" and {} more", lanes_.size() - 1) : "");
+               primaries_ > 1 ? fmt::format(" and {} more", primaries_ - 1) : "");
   context_->recorder().note(TraceEvent::actor_opened, id().index, 1, 0);
   channel_->attach(id(), std::move(*address));
   channel_->set_ready();
   if (!listener_->offer(channel_)) {
     on_close();  // nobody will ever accept it
+  } else if (shadows_ != 0) {
+    send_confirm();
   }
 }
 
@@ -279,6 +274,9 @@ void ReceiveConnection::stage(ReceiveRequest& request) {
     entry.count = request.count;
     entry.position = i;
     entry.exact = request.polled ? 1 : 0;
+    if (shadow_keys_wanted_) [[unlikely]] {
+      name_shadow_key(entry, buffer);
+    }
   }
   held_entries_ += request.count;
   ++held_groups_;
@@ -316,9 +314,10 @@ void ReceiveConnection::post_announcement(uint64_t number, uint64_t groups, uint
   post.id = number;
   post.gather_count = 1;
   post.gathers[0] = {reinterpret_cast<const std::byte*>(&(*staging_)[first]),
-                     static_cast<uint32_t>(entries * sizeof(CtsEntry)), staging_key_};
+                     static_cast<uint32_t>(entries * sizeof(CtsEntry)),
+                     lane.tables.source_key};
   post.remote_address = cts_address_ + first * sizeof(CtsEntry);
-  post.remote_key = cts_key_;
+  post.remote_key = lane.tables.table_key;
   post.has_immediate = true;
   post.immediate = Announcement{static_cast<uint32_t>(number), first, lane.epoch}.pack();
   post.quiet = true;
@@ -338,6 +337,12 @@ void ReceiveConnection::on_completion(const fabric::Completion& completion) {
   const size_t at = lane_of(completion.path);
   Lane& lane = lanes_[at];
   const bool good = completion.status == fabric::CompletionStatus::ok;
+  if (on_control_completion(completion, lane)) [[unlikely]] {
+    if (!lane.usable && !failed_ && !finished_) {
+      look_whether_drained(at);
+    }
+    return;
+  }
   switch (completion.kind) {
     case fabric::CompletionKind::write:
     case fabric::CompletionKind::send:
@@ -345,7 +350,7 @@ void ReceiveConnection::on_completion(const fabric::Completion& completion) {
     case fabric::CompletionKind::flush:
       --lane.writes_open;
       if (!good) {
-        flushes_waiting_.push_back(static_cast<uint16_t>(completion.id));
+        on_flush_lost(static_cast<uint16_t>(completion.id));
       } else if (ReceiveRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
                  --request.missing == 0) {
         request.state.store(RequestState::done, std::memory_order_release);
@@ -364,27 +369,50 @@ void ReceiveConnection::on_completion(const fabric::Completion& completion) {
   }
 }
 
-void ReceiveConnection::flush(ReceiveRequest& request) {
-  // A read pushes only what came through its own queue pair's NIC; all paths here share one.
-  request.missing = 1;
-  const auto lane = std::find_if(lanes_.begin(), lanes_.end(),
-                                 [](const Lane& candidate) { return candidate.usable; });
-  if (lane == lanes_.end()) {
-    flushes_waiting_.push_back(request.index);
-    return;
+/// A NIC that died can push nothing any more; what others brought still has to be.
+void ReceiveConnection::on_flush_lost(uint16_t index) {
+  if (--channel_->slot(index).missing == 0) {
+    flushes_waiting_.push_back(index);
   }
+}
+
+void ReceiveConnection::flush(ReceiveRequest& request) {
+  // A read pushes only what came through its own queue pair's NIC: one for each NIC that works.
+  request.missing = 0;
+  const auto ask = [&](size_t from, size_t to) {
+    for (size_t i = from; i < std::min(to, lanes_.size()); ++i) {
+      if (lanes_[i].usable) {
+        return flush_on(lanes_[i], request);
+      }
+    }
+    return false;
+  };
+  const bool asked = ask(0, primaries_);
+  if (!ask(primaries_, lanes_.size()) && !asked && !failed_) {
+    request.missing = 1;
+    flushes_waiting_.push_back(request.index);
+  }
+}
+
+bool ReceiveConnection::flush_on(Lane& lane, ReceiveRequest& request) {
   fabric::FlushPost post;
   post.id = request.index;
   post.address = reinterpret_cast<uint64_t>(request.buffers[0].data);
   post.remote_key = request.buffers[0].key;
-  const Errc posted = lane->path().post_flush(post);
+  if (lane.foreign_keys) {
+    if (!shadow_keys_wanted_) {
+      return false;  // nothing can have come that way
+    }
+    post.remote_key = shadow_key(request.buffers[0]);
+  }
+  const Errc posted = failed_ ? Errc::closed : lane.path().post_flush(post);
   if (posted == Errc::ok) {
-    ++lane->writes_open;
-  } else if (posted == Errc::closed) {
-    flushes_waiting_.push_back(request.index);
-  } else {
+    ++lane.writes_open;
+    ++request.missing;
+  } else if (posted != Errc::closed) {
     fail_connection(fail(Errc::internal, "a path refused a flush it has room for"));
   }
+  return posted == Errc::ok;
 }
 
 void ReceiveConnection::on_data(const fabric::Completion& completion, Lane& lane) {
@@ -415,6 +443,7 @@ void ReceiveConnection::on_data(const fabric::Completion& completion, Lane& lane
     return;
   }
   static_cast<void>(post_credit(lane));
+  ++lane.life;
   request->arrived[position] = ha::mutated(ha::Mutation::counter_for_bitmap)
                                    ? static_cast<uint16_t>(request->arrived[position] << 1 | 1)
                                    : static_cast<uint16_t>(request->arrived[position] | bit);

@@ -8,6 +8,20 @@
 
 namespace nccl_ha {
 
+void ReceiveConnection::begin_recovery() {
+  if (!backup_) {
+    return;
+  }
+  add_shadow_lanes();
+  for (const Lane& lane : lanes_) {
+    using State = ha::ReceiverLane::State;
+    ha::ReceiverLane& one =
+        recovery_.emplace_back(lane.shadow ? State::fenced : State::opening);
+    static_cast<void>(one.on_ready());
+  }
+  start_pulse();
+}
+
 void ReceiveConnection::on_lane_ready(size_t lane) {
   take_steps(lane, recovery_[lane].on_ready(), {});
 }
@@ -49,17 +63,29 @@ void ReceiveConnection::on_rebuild(std::span<const std::byte> payload) {
 void ReceiveConnection::open_again(size_t lane, const PathOffer& offer) {
   Lane& mine = lanes_[lane];
   mine.epoch = recovery_[lane].epoch();
+  if (mine.shadow) {
+    if (offer.rail >= places_.size()) {
+      fail_connection(fail(Errc::remote, "the peer wants a path to a port that was not offered"));
+      return;
+    }
+    const fabric::Place& place = places_[offer.rail];
+    mine.at = place.at;
+    static_cast<void>(place.address.to_sockaddr(0, &mine.local));
+  }
   auto made = remake_path(mine, false);
   if (made) {
-    made = mine.path().connect(offer.address.view());
+    made = connect_path(mine, offer.end, offer.table_key);
   }
   if (!made) {
     on_lane_failed(lane, made.error());
     return;
   }
-  send_control(
-      encode(ControlType::rebuilt,
-             PathOffer{offer.path, mine.epoch, *PathAddress::from(mine.path().local_address())}));
+  PathOffer answer;
+  answer.path = offer.path;
+  answer.epoch = mine.epoch;
+  answer.table_key = mine.tables.written_key;
+  answer.end = path_end(mine);
+  send_control(encode(ControlType::rebuilt, answer));
   context_->request_stream_turns(1000);
 }
 
@@ -83,9 +109,11 @@ void ReceiveConnection::take_steps(size_t lane, const ha::ReceiverSteps& steps, 
     context_->request_stream_turns(1000);
   }
   if (steps.use) {
-    mine.usable = true;
+    take_into_use(lane);
     log_back(lane, "");
+    announce_anew_ = announce_anew_ || (shadow_keys_wanted_ && mine.foreign_keys);
   }
+  want_shadow_keys();
   watch_budget(!any_usable());
   if (announce_anew_) {
     announce_again();
@@ -110,6 +138,33 @@ ha::ArrivalReport ReceiveConnection::arrivals() const {
   return report;
 }
 
+/// The sender will need the shadow's keys once its own NIC's paths are gone; telling them costs a
+/// registration of each region with the other device, so it waits until then.
+void ReceiveConnection::want_shadow_keys() {
+  const bool foreign = any_usable(primaries_, lanes_.size()) && lanes_.back().foreign_keys;
+  if (foreign && !primary_usable() && !shadow_keys_wanted_) {
+    shadow_keys_wanted_ = true;
+    announce_anew_ = true;
+  }
+}
+
+void ReceiveConnection::name_shadow_key(CtsEntry& entry, const ReceiveRequest::Buffer& buffer) {
+  entry.shadow_key = shadow_key(buffer);
+  entry.shadow_epoch = static_cast<uint8_t>(lanes_.back().epoch);
+}
+
+uint32_t ReceiveConnection::shadow_key(const ReceiveRequest::Buffer& buffer) {
+  if (buffer.key == 0) {
+    return 0;
+  }
+  auto keys = provider_.keys_on(lanes_.back().at, attachment_, buffer.key, false);
+  if (!keys) {
+    fail_connection(keys.error());
+    return 0;
+  }
+  return keys->remote_key;
+}
+
 // What this side wrote on the old path may arrive until the sender has closed its side, and must
 // not land on entries that were written anew meanwhile.
 void ReceiveConnection::announce_again() {
@@ -126,6 +181,12 @@ void ReceiveConnection::announce_again() {
   uint64_t number = groups_completed_;
   if (ha::mutated(ha::Mutation::announcements_not_renewed)) {
     return;
+  }
+  for (uint64_t one = number; shadow_keys_wanted_ && one < groups_posted_ && !failed_; ++one) {
+    const ReceiveRequest* request = open_[one % cts_slots];
+    for (size_t i = 0; request != nullptr && i < request->count; ++i) {
+      name_shadow_key((*staging_)[first_entry_[one % cts_slots] + i], request->buffers[i]);
+    }
   }
   while (number < groups_posted_ && !failed_) {
     // As many in one write as lie side by side.

@@ -29,11 +29,19 @@ SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_
   attachment_ = channel_->attachment();
   receives_ = cts_slots;
   reopen_timer_.bind([](void* self) { static_cast<SendConnection*>(self)->reopen_due(); }, this);
+  failback_timer_.bind(
+      [](void* self) {
+        auto* mine = static_cast<SendConnection*>(self);
+        mine->choose_lanes();
+        mine->pump();
+      },
+      this);
 }
 
 SendConnection::~SendConnection() {
   if (context_ != nullptr) {
     context_->timers().cancel(reopen_timer_);
+    context_->timers().cancel(failback_timer_);
   }
 }
 
@@ -88,7 +96,8 @@ void SendConnection::on_stream_open(Stream& stream) {
   service_level_ = decide(config.ib_service_level, 15);
   const bool verbs = attachment_.kind == fabric::FabricKind::verbs;
   const auto count = static_cast<size_t>(verbs ? config.ib_qps : config.dgram_paths);
-  if (auto made = make_paths(reinterpret_cast<const sockaddr*>(&*local), count, true); !made) {
+  records_ = std::make_unique<SizeRecords>();
+  if (auto made = make_paths(*local, count, true); !made) {
     fail_connection(made.error());
     return;
   }
@@ -101,31 +110,20 @@ void SendConnection::on_stream_open(Stream& stream) {
 }
 
 void SendConnection::send_hello() {
-  auto announced = register_memory(cts_->data(), sizeof *cts_);
-  if (!announced) {
-    fail_connection(announced.error());
-    return;
-  }
-  records_ = std::make_unique<SizeRecords>();
-  auto records = register_memory(records_.get(), sizeof *records_);
-  if (!records) {
-    fail_connection(records.error());
-    return;
-  }
-  records_key_ = records->local_key;
   Hello hello;
   hello.nonce = options_.nonce;
   hello.kind = attachment_.kind;
   hello.traffic_class = traffic_class_;
   hello.service_level = service_level_;
   hello.cts_address = reinterpret_cast<uint64_t>(cts_->data());
-  hello.cts_key = announced->remote_key;
+  hello.cts_key = lanes_.front().tables.written_key;
   hello.process = static_cast<uint32_t>(getpid());
   hello.backup = context_->config().enable_backup;
+  hello.shadows = static_cast<uint8_t>(context_->config().shadow_paths);
   hello.host = host_name();
-  hello.paths = path_addresses();
+  hello.paths = path_ends();
   said_hello_ = true;
-  send_control(encode(hello));
+  send_plain(encode(hello));
   context_->request_stream_turns(1000);
 }
 
@@ -154,6 +152,7 @@ void SendConnection::on_control(const ControlReader::Message& message) {
     case ControlType::hello:
     case ControlType::down:
     case ControlType::rebuild:
+    case ControlType::confirm:
       break;
   }
   fail_connection(fail(Errc::remote, "unexpected message on the control stream"));
@@ -176,9 +175,12 @@ void SendConnection::on_welcome(std::span<const std::byte> payload) {
   peer_host_ = welcome->host;
   peer_process_ = welcome->process;
   sizes_address_ = welcome->sizes_address;
-  sizes_key_ = welcome->sizes_key;
-  backup_ = welcome->backup && context_->config().enable_backup;
-  if (auto connected = connect_paths(welcome->paths); !connected) {
+  const Config& config = context_->config();
+  backup_ = welcome->backup && config.enable_backup;
+  places_ = provider_.places(attachment_);
+  candidates_ = ha::rank_shadows(rails(), welcome->rails);
+  shadows_ = candidates_.empty() || config.shadow_paths == 0 ? uint8_t{0} : welcome->shadows;
+  if (auto connected = connect_paths(welcome->paths, welcome->sizes_key); !connected) {
     fail_connection(connected.error());
   }
 }
@@ -186,12 +188,10 @@ void SendConnection::on_welcome(std::span<const std::byte> payload) {
 void SendConnection::on_paths_ready() {
   disarm_deadline();
   ready_ = true;
-  recovery_.resize(backup_ ? lanes_.size() : 0);
-  for (Recovery& one : recovery_) {
-    static_cast<void>(one.lane.on_ready());
-  }
+  serving_end_ = primaries_;
+  begin_recovery();
   NHA_LOG_INFO("connected to {} over {}{}", peer_text(), lanes_.front().path().describe(),
-               lanes_.size() > 1 ? fmt::format(" and {} more", lanes_.size() - 1) : "");
+               primaries_ > 1 ? fmt::format(" and {} more", primaries_ - 1) : "");
   context_->recorder().note(TraceEvent::actor_opened, id().index, 0, 0);
   channel_->set_ready();
 }
@@ -277,7 +277,7 @@ void SendConnection::begin_request(uint16_t index) {
   SendRequest& request = channel_->slot(index);
   request.chunks = 1;
   request.chunk_bytes = request.size;
-  const auto lanes = static_cast<uint32_t>(lanes_.size());
+  const auto lanes = static_cast<uint32_t>(serving_end_ - serving_begin_);
   if (lanes > 1 && request.size >= context_->config().ib_split_threshold) {
     // Multiples of 128 bytes: a whole number of NCCL's LL128 lines stays in one write.
     const uint32_t share = request.size / lanes + (request.size % lanes != 0 ? 1 : 0);
@@ -292,13 +292,34 @@ void SendConnection::begin_request(uint16_t index) {
 
 /// Moves next_lane_ to a lane that can be used; false when there is none.
 bool SendConnection::pick_lane() {
-  for (size_t tried = 0; tried < lanes_.size(); ++tried) {
+  for (size_t tried = serving_begin_; tried < serving_end_; ++tried) {
+    next_lane_ = next_lane_ + 1 >= serving_end_ ? serving_begin_ : next_lane_ + 1;
     if (lanes_[next_lane_].usable) {
       return true;
     }
-    next_lane_ = next_lane_ + 1 == lanes_.size() ? 0 : next_lane_ + 1;
   }
   return false;
+}
+
+/// The keys of a request's memory on a lane over another device; false: the peer has not told its
+/// own yet, or the connection has failed.
+bool SendConnection::translate(const SendRequest& request, const Lane& lane, Keys& keys) {
+  const ShadowKeys& told = shadow_keys_[request.group % cts_slots];
+  const bool current = told.group == request.group && told.epoch == static_cast<uint8_t>(lane.epoch);
+  keys.remote = current ? told.keys[request.position] : 0;
+  if (request.size == 0) {
+    return true;
+  }
+  if (keys.remote == 0) {
+    return false;
+  }
+  auto here = provider_.keys_on(lane.at, attachment_, request.key, true);
+  if (!here) {
+    fail_connection(here.error());
+    return false;
+  }
+  keys.local = here->local_key;
+  return true;
 }
 
 /// Posts the next piece of the chunk at hand; false when no path has room for it now.
@@ -312,6 +333,10 @@ bool SendConnection::post_next() {
   const uint32_t begin = cursor_.chunk * request.chunk_bytes;
   const uint32_t bytes = std::min(request.chunk_bytes, request.size - begin);
   const bool recorded = bytes > record_above_;
+  Keys keys{request.key, request.remote_key};
+  if (lane.foreign_keys && !translate(request, lane, keys)) [[unlikely]] {
+    return false;  // the announcement that brings it goes on
+  }
   Immediate immediate{ImmediateKind::data, static_cast<uint32_t>(request.group),
                       request.position,    cursor_.chunk,
                       request.chunks - 1,  lane.epoch};
@@ -321,9 +346,9 @@ bool SendConnection::post_next() {
   if (recorded && cursor_.offset < bytes) {
     const uint32_t piece = std::min(bytes - cursor_.offset, path.write_bytes_max());
     post.gather_count = 1;
-    post.gathers[0] = {request.data + begin + cursor_.offset, piece, request.key};
+    post.gathers[0] = {request.data + begin + cursor_.offset, piece, keys.local};
     post.remote_address = request.remote_address + begin + cursor_.offset;
-    post.remote_key = request.remote_key;
+    post.remote_key = keys.remote;
     post.id = piece_id;
     if (path.post_write(post) != Errc::ok) {
       return false;
@@ -338,17 +363,18 @@ bool SendConnection::post_next() {
     record = bytes;
     immediate.kind = ImmediateKind::recorded;
     post.gather_count = 1;
-    post.gathers[0] = {reinterpret_cast<const std::byte*>(&record), sizeof record, records_key_};
+    post.gathers[0] = {reinterpret_cast<const std::byte*>(&record), sizeof record,
+                       lane.tables.source_key};
     post.remote_address =
         sizes_address_ + static_cast<uint64_t>(reinterpret_cast<std::byte*>(&record) -
                                                reinterpret_cast<std::byte*>(records_.get()));
-    post.remote_key = sizes_key_;
+    post.remote_key = lane.tables.table_key;
     post.host_memory = true;
   } else {
     post.gather_count = bytes == 0 ? 0 : 1;
-    post.gathers[0] = {request.data + begin, bytes, request.key};
+    post.gathers[0] = {request.data + begin, bytes, keys.local};
     post.remote_address = request.remote_address + begin;
-    post.remote_key = request.remote_key;
+    post.remote_key = keys.remote;
     post.host_memory = request.host_memory;
   }
   post.has_immediate = true;
@@ -359,8 +385,8 @@ bool SendConnection::post_next() {
   ++lane.writes_open;
   request.ledger.give(cursor_.chunk, static_cast<uint8_t>(next_lane_));
   cursor_.offset = 0;
-  if (++next_lane_ == lanes_.size()) {
-    next_lane_ = 0;
+  if (++next_lane_ >= serving_end_) {
+    next_lane_ = serving_begin_;
   }
   if (++cursor_.chunk == cursor_.end) {
     cursor_.request = nullptr;
@@ -375,12 +401,18 @@ void SendConnection::on_completion(const fabric::Completion& completion) {
   const size_t at = lane_of(completion.path);
   Lane& lane = lanes_[at];
   const bool good = completion.status == fabric::CompletionStatus::ok;  // else its state says why
+  if (on_control_completion(completion, lane)) [[unlikely]] {
+    if (!failed_ && !finished_) {
+      look_whether_drained(at);
+    }
+    return;
+  }
   if (completion.kind == fabric::CompletionKind::write) {
     --lane.writes_open;
     if (good) {
+      ++lane.life;
       if (completion.id != piece_id) {
         SendRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
-        ++acknowledged_;
         if (request.ledger.acknowledge(static_cast<uint32_t>(completion.id >> 16))) {
           request.state.store(RequestState::done, std::memory_order_release);
         }
@@ -419,6 +451,16 @@ void SendConnection::on_clear_to_send(const fabric::Completion& completion, Lane
     const size_t taken =
         number < next ? channel_->known_group(left, number) : channel_->publish(left);
     good = taken != 0;
+    if (!lanes_.back().shadow || attachment_.kind != fabric::FabricKind::verbs) [[likely]] {
+      left = left.subspan(taken);
+      continue;
+    }
+    ShadowKeys& told = shadow_keys_[number % cts_slots];
+    told.group = number;
+    told.epoch = left.front().shadow_epoch;
+    for (size_t i = 0; i < taken; ++i) {
+      told.keys[i] = left[i].shadow_key;
+    }
     left = left.subspan(taken);
   }
   if (!good) {
@@ -428,6 +470,10 @@ void SendConnection::on_clear_to_send(const fabric::Completion& completion, Lane
   context_->recorder().note(TraceEvent::cts_received, id().index, next,
                             channel_->published_groups() - next);
   static_cast<void>(post_credit(lane));
+  ++lane.life;
+  if (lanes_[next_lane_].foreign_keys) [[unlikely]] {
+    pump();  // it may have waited for a key
+  }
 }
 
 void SendConnection::on_close() {

@@ -8,6 +8,41 @@
 
 namespace nccl_ha {
 
+void SendConnection::begin_recovery() {
+  if (!backup_) {
+    return;
+  }
+  add_shadow_lanes();
+  recovery_.resize(lanes_.size());
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    Recovery& one = recovery_[i];
+    if (lanes_[i].shadow) {
+      // The other host may have nothing at that end: tried for ever, but not often.
+      one.lane = ha::SenderLane(ha::SenderLane::State::down);
+      one.backoff = ha::Backoff(std::chrono::milliseconds(100), std::chrono::seconds(30));
+    } else {
+      static_cast<void>(one.lane.on_ready());
+    }
+  }
+  start_pulse();
+  if (peer_ready_) {
+    make_shadows();
+  }
+}
+
+void SendConnection::on_confirm() {
+  if (!std::exchange(peer_ready_, true) && ready_) {
+    make_shadows();
+  }
+}
+
+/// Both sides are ready: what the first transfer did not need can be made.
+void SendConnection::make_shadows() {
+  for (size_t i = primaries_; i < lanes_.size(); ++i) {
+    reopen_soon(i);
+  }
+}
+
 void SendConnection::on_lane_ready(size_t lane) {
   take_steps(lane, recovery_[lane].lane.on_ready(), {});
 }
@@ -53,7 +88,7 @@ void SendConnection::on_rebuilt(std::span<const std::byte> payload) {
   const size_t lane = offer->path;
   const ha::SenderSteps steps = recovery_[lane].lane.on_rebuilt(offer->epoch);
   if (steps.connect) {
-    if (auto connected = lanes_[lane].path().connect(offer->address.view()); !connected) {
+    if (auto connected = connect_path(lanes_[lane], offer->end, offer->table_key); !connected) {
       on_lane_failed(lane, connected.error());
     }
     return;
@@ -70,11 +105,15 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
   }
   if (steps.take_down) {
     if (mine.usable) {
-      const bool carried = acknowledged_ != recovery.acknowledged_before;
-      fruitless_ = carried ? 0 : fruitless_ + 1;
+      // A lane that nobody needed has failed nobody.
+      const bool needed = serves(lane);
+      const bool carried = mine.life != recovery.life_before;
+      fruitless_ = carried ? 0 : fruitless_ + (needed ? 1 : 0);
       if (carried) {
         recovery.backoff.reset();  // else it comes up and fails in a loop: less and less often
       }
+    } else if (mine.shadow) {
+      recovery.candidate = (recovery.candidate + 1) % candidates_.size();
     }
     take_down(lane, why);
     if (cursor_.request != nullptr && cursor_.offset != 0 &&
@@ -106,18 +145,77 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
     reopen_soon(lane);
   }
   if (steps.use) {
-    mine.usable = true;
-    recovery.acknowledged_before = acknowledged_;
+    take_into_use(lane);
+    recovery.life_before = mine.life;
+    recovery.usable_since = context_->now();
     log_back(lane, fmt::format("; {} chunks ({} bytes) went again", recovery.chunks_again,
                                recovery.bytes_again));
     recovery.chunks_again = 0;
     recovery.bytes_again = 0;
   }
+  choose_lanes();
   watch_budget(!any_usable() ||
                std::any_of(recovery_.begin(), recovery_.end(), [](const Recovery& one) {
                  return one.lane.state() == ha::SenderLane::State::fencing;
                }));
   pump();
+}
+
+/// Traffic takes the primaries as long as one of them works, and stays where it went until that fails
+/// or, if so wanted, until they have worked again for long enough.
+void SendConnection::choose_lanes() {
+  const bool shadow = any_usable(primaries_, lanes_.size());
+  const bool primary = primary_usable();
+  const bool on_shadow = serving_begin_ != 0;
+  bool go = on_shadow ? !shadow && primary : !primary && shadow;
+  if (on_shadow && shadow && primary && context_->config().enable_failback) {
+    go = failback_due();
+  }
+  if (!go || failed_) {
+    return;
+  }
+  serving_begin_ = on_shadow ? 0 : primaries_;
+  serving_end_ = on_shadow ? primaries_ : lanes_.size();
+  next_lane_ = serving_begin_;
+  static_cast<void>(lanes_[next_lane_].usable || pick_lane());
+  FailoverCounts::add(channel_->failovers.moves, 1);
+  NHA_LOG_WARN("traffic to {} moved {} path {}: {}", peer_text(),
+               on_shadow ? "back to" : "to the shadow", next_lane_,
+               lanes_[next_lane_].path().describe());
+  context_->recorder().note(TraceEvent::traffic_moved, id().index, next_lane_, on_shadow ? 0 : 1);
+  if (on_shadow) {
+    went_back_at_ = context_->now();
+  } else if (went_back_at_ != Instant{} &&
+             context_->now() - went_back_at_ < failback_after()) {
+    // It was too early: flapping must cost less and less.
+    failback_doublings_ = std::min(failback_doublings_ + 1, 6U);
+  } else {
+    failback_doublings_ = 0;
+  }
+}
+
+Duration SendConnection::failback_after() const {
+  return std::chrono::milliseconds(context_->config().failback_ms) * (1U << failback_doublings_);
+}
+
+/// Whether all primaries have worked for long enough; looks again when they may have.
+bool SendConnection::failback_due() {
+  Instant due{};
+  for (size_t i = 0; i < primaries_; ++i) {
+    if (!lanes_[i].usable) {
+      return false;
+    }
+    due = std::max(due, recovery_[i].usable_since + failback_after());
+  }
+  // A chunk that was begun on one path ends there.
+  const bool between = cursor_.request == nullptr || cursor_.offset == 0;
+  if (context_->now() >= due && between) {
+    return true;
+  }
+  context_->timers().cancel(failback_timer_);
+  context_->timers().arm(failback_timer_,
+                         std::max(due, context_->now() + std::chrono::milliseconds(1)));
+  return false;
 }
 
 /// What the lane held and the peer did not get goes again; the rest counts as acknowledged.
@@ -193,18 +291,31 @@ void SendConnection::reopen_due() {
 
 void SendConnection::reopen(size_t lane) {
   Lane& mine = lanes_[lane];
+  PathOffer offer;
+  if (mine.shadow) {
+    const ha::RailPair& pair = candidates_[recovery_[lane].candidate];
+    const fabric::Place& place = places_[pair.local];
+    mine.at = place.at;
+    static_cast<void>(place.address.to_sockaddr(0, &mine.local));
+    offer.rail = static_cast<uint8_t>(pair.remote);
+  }
   if (auto made = remake_path(mine, true); !made) {
     NHA_LOG_DEBUG("path {} to {} cannot be made yet: {}", lane, peer_text(),
                   made.error().message());
     mine.owned.reset();
+    if (mine.shadow) {
+      recovery_[lane].candidate = (recovery_[lane].candidate + 1) % candidates_.size();
+    }
     reopen_soon(lane);
     return;
   }
   recovery_[lane].lane.reopened();
   mine.epoch = recovery_[lane].lane.epoch();
-  send_control(
-      encode(ControlType::rebuild, PathOffer{static_cast<uint8_t>(lane), mine.epoch,
-                                             *PathAddress::from(mine.path().local_address())}));
+  offer.path = static_cast<uint8_t>(lane);
+  offer.epoch = mine.epoch;
+  offer.table_key = mine.tables.written_key;
+  offer.end = path_end(mine);
+  send_control(encode(ControlType::rebuild, offer));
   context_->request_stream_turns(1000);
 }
 

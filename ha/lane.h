@@ -31,6 +31,8 @@ class SenderLane {
     fencing,  ///< until all posted work has come back and the peer has reported
     down,     ///< until somebody makes a new path
   };
+  /// A lane begins with a path that the handshake makes, or `down`.
+  explicit SenderLane(State begins = State::opening) : state_(begins) {}
   State state() const { return state_; }
   uint32_t epoch() const { return epoch_; }
 
@@ -51,7 +53,7 @@ class SenderLane {
 
  private:
   SenderSteps settled_if_complete();
-  State state_ = State::opening;
+  State state_;
   uint32_t epoch_ = 0;
   bool drained_ = false;
   bool reported_ = false;
@@ -79,6 +81,9 @@ class ReceiverLane {
     fencing,  ///< the sender has stopped; until all posted receives have come back
     fenced,   ///< reported
   };
+  /// A lane begins with a path that the handshake makes, or `fenced`.
+  explicit ReceiverLane(State begins = State::opening)
+      : state_(begins), drained_(begins == State::fenced) {}
   State state() const { return state_; }
   uint32_t epoch() const { return epoch_; }
   /// The sender is known to have taken its side down: what this side wrote on the old path is
@@ -95,9 +100,9 @@ class ReceiverLane {
   ReceiverSteps on_rebuild(uint32_t epoch);
 
  private:
-  State state_ = State::opening;
+  State state_;
   uint32_t epoch_ = 0;
-  bool drained_ = false;
+  bool drained_;
 };
 
 }  // namespace nccl_ha::ha

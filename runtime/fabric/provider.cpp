@@ -1,5 +1,6 @@
 #include "runtime/fabric/provider.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -68,6 +69,7 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
     return chosen.error();
   }
   const size_t rdma_ports = provider->rdma_.size();
+  provider->keeps_book_ = config.enable_backup && rdma_ports > 1;
   provider->rdma_ports_.resize(workers, std::vector<std::weak_ptr<verbs::Port>>(rdma_ports));
   provider->ud_ports_.resize(workers, std::vector<std::weak_ptr<DatagramPort>>(rdma_ports));
   if (faults->active()) {
@@ -169,6 +171,10 @@ Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain,
     registration.local_key = region->local_key();
     registration.remote_key = region->remote_key();
     registration.handle = reinterpret_cast<uint64_t>(region->mr);
+    if (keeps_book_) {
+      book_.add(at.device, {registration.local_key, registration.remote_key, registration.handle},
+                {base, length, gpu});
+    }
     return registration;
   }
   if (gpu) {
@@ -203,16 +209,100 @@ Result<Registration> Provider::add_dmabuf(const Attachment& at, void* base, size
   registration.local_key = region->local_key();
   registration.remote_key = region->remote_key();
   registration.handle = reinterpret_cast<uint64_t>(region->mr);
+  // Without a descriptor of our own it cannot be registered elsewhere; only a failover misses it.
+  if (const int own = keeps_book_ ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1; own >= 0) {
+    book_.add(at.device, {registration.local_key, registration.remote_key, registration.handle},
+              {base, length, true, own, offset});
+  }
   return registration;
 }
 
+verbs::Device& Provider::rdma_device(size_t device) const {
+  return *rdma_[devices_[device].index].device;
+}
+
 Result<void> Provider::remove_memory(const Registration& registration) {
-  if (registration.kind == FabricKind::verbs) {
-    rdma_[devices_[registration.device].index].device->remove(
-        verbs::Region{reinterpret_cast<ibv_mr*>(registration.handle)});
-    return {};
+  if (registration.kind != FabricKind::verbs) {
+    return memory_.remove(registration.local_key);
   }
-  return memory_.remove(registration.local_key);
+  if (keeps_book_) {
+    for (const auto& [device, keys] : book_.remove(registration.device, registration.local_key)) {
+      rdma_device(device).remove(verbs::Region{reinterpret_cast<ibv_mr*>(keys.handle)});
+    }
+  }
+  rdma_device(registration.device)
+      .remove(verbs::Region{reinterpret_cast<ibv_mr*>(registration.handle)});
+  return {};
+}
+
+Result<RegionKeys> Provider::keys_on(const Attachment& other, const Attachment& at, uint32_t key,
+                                     bool key_is_local) {
+  if (at.kind != FabricKind::verbs) {
+    return RegionKeys{key, key, key};  // one table for all interfaces
+  }
+  return book_.on_other(
+      at.device, key, key_is_local, other.device,
+      [&](const RegionOrigin& origin) -> Result<RegionKeys> {
+        verbs::Device& device = rdma_device(other.device);
+        auto region =
+            origin.dmabuf_fd >= 0
+                ? device.add_dmabuf(origin.base, origin.length, origin.offset, origin.dmabuf_fd)
+                : device.add(origin.base, origin.length,
+                             origin.gpu ? verbs::MemoryKind::gpu : verbs::MemoryKind::host);
+        if (!region) {
+          return region.error();
+        }
+        return RegionKeys{region->local_key(), region->remote_key(),
+                          reinterpret_cast<uint64_t>(region->mr)};
+      });
+}
+
+IpAddress Provider::address_of(const verbs::PortInfo& port) const {
+  IpAddress found;
+  found.family = 0;
+  for (const verbs::GidEntry& gid : port.gids) {
+    if (port.link == verbs::LinkLayer::ethernet && gid.roce_v2 && !verbs::gid_link_local(gid.bytes)) {
+      found = verbs::gid_address(gid.bytes);
+      // What the network is called where nobody says it: RFC 4291, and the usual rail.
+      found.prefix_len = found.family == 4 ? 24 : 64;
+      break;
+    }
+  }
+  for (const NetInterface& own : interfaces_) {
+    for (const IpAddress& address : own.addresses) {
+      if (address.family == found.family && address.bytes == found.bytes) {
+        found.prefix_len = address.prefix_len;
+      }
+    }
+  }
+  return found;
+}
+
+std::vector<Place> Provider::places(const Attachment& device) const {
+  std::vector<Place> found;
+  if (device.kind == FabricKind::datagram) {
+    for (size_t i = 0; i < interfaces_.size(); ++i) {
+      for (const uint8_t family : {uint8_t{4}, uint8_t{6}}) {
+        const auto& addresses = interfaces_[i].addresses;
+        const auto first =
+            std::find_if(addresses.begin(), addresses.end(),
+                         [&](const IpAddress& one) { return one.family == family; });
+        if (first != addresses.end()) {
+          found.push_back({device, static_cast<uint16_t>(i), *first, interfaces_[i].pci_path});
+        }
+      }
+    }
+    return found;
+  }
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    if (devices_[i].kind == device.kind) {
+      found.push_back({{i, device.kind},
+                       static_cast<uint16_t>(i),
+                       address_of(rdma_[devices_[i].index].info),
+                       devices_[i].pci_path});
+    }
+  }
+  return found;
 }
 
 Result<OwnedPath> Provider::create_verbs_path(Context& context, const Attachment& at,

@@ -14,6 +14,7 @@
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/memory.h"
 #include "runtime/fabric/path.h"
+#include "runtime/fabric/region_book.h"
 
 namespace nccl_ha::fabric {
 
@@ -21,6 +22,7 @@ class DatagramPort;
 namespace verbs {
 class Device;
 class Port;
+struct PortInfo;
 struct UsablePort;
 }  // namespace verbs
 
@@ -56,6 +58,14 @@ struct NetDevice {
 struct Attachment {
   size_t device = 0;  ///< of devices()
   FabricKind kind = FabricKind::datagram;
+};
+
+/// Where a path of some fabric may begin or end on this host.
+struct Place {
+  Attachment at;
+  uint16_t number = 0;   ///< of the port or interface; two addresses of one have the same
+  IpAddress address;     ///< family 0: none is known
+  std::string pci_path;  ///< empty for a software device
 };
 
 /// Registered memory.  Plain data; taken back with Provider::remove_memory.
@@ -101,6 +111,12 @@ class Provider {
                                   int fd);
   /// Any thread.  When it returns nobody touches the memory for this registration any more.
   Result<void> remove_memory(const Registration& registration);
+  /// The keys by which `other` knows memory that `at` knows by `key`; registers it there the first
+  /// time, which takes as long as the kernel takes to pin it.  Both of one kind.
+  Result<RegionKeys> keys_on(const Attachment& other, const Attachment& at, uint32_t key,
+                             bool key_is_local);
+  /// All that could carry paths of a kind; `at.device` of those over UDP is `device`.
+  std::vector<Place> places(const Attachment& device) const;
   /// Index of the interface that owns `address`; nullopt for a foreign one.
   std::optional<size_t> interface_of(const sockaddr* address) const;
 
@@ -119,6 +135,8 @@ class Provider {
     std::weak_ptr<DatagramPort> port;
   };
   Provider();
+  verbs::Device& rdma_device(size_t device) const;
+  IpAddress address_of(const verbs::PortInfo& port) const;
   Result<std::unique_ptr<PacketIo>> open_udp(const SocketAddress& local) const;
   Result<void> choose_devices(const Config& config);
   Result<OwnedPath> create_verbs_path(Context& context, const Attachment& at,
@@ -145,6 +163,8 @@ class Provider {
   std::vector<std::vector<std::weak_ptr<verbs::Port>>> rdma_ports_;  // per worker and RDMA port
   std::vector<std::vector<std::weak_ptr<DatagramPort>>> ud_ports_;   // the same
   Memory memory_;
+  RegionBook book_;
+  bool keeps_book_ = false;
   std::vector<std::vector<Slot>> ports_;  // per worker, touched by that worker only
 };
 

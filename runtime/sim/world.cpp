@@ -1,6 +1,7 @@
 #include "runtime/sim/world.h"
 
 #include <algorithm>
+#include <string>
 
 namespace nccl_ha::sim {
 namespace {
@@ -8,15 +9,15 @@ namespace {
 // What a round in which somebody worked takes, so that time passes as they work.
 constexpr Duration round_time = std::chrono::microseconds(1);
 
-fabric::NetInterface interface_of(Ip address) {
+fabric::NetInterface interface_of(Ip address, size_t number) {
   fabric::NetInterface interface;
-  interface.name = "sim0";
-  interface.ifindex = 1;
+  interface.name = "sim" + std::to_string(number);
+  interface.ifindex = static_cast<int>(number) + 1;
   interface.mtu = 9000;
   interface.guid = address;
   interface.up = true;
   fabric::IpAddress own;
-  own.prefix_len = 8;
+  own.prefix_len = 16;
   for (size_t i = 0; i < 4; ++i) {
     own.bytes[i] = static_cast<uint8_t>(address >> (24 - 8 * i));
   }
@@ -38,20 +39,27 @@ World::~World() {
   }
 }
 
-Result<Process*> World::add_process(Ip address, const Config& config) {
+Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Config& config) {
   auto process = std::make_unique<Process>();
+  const Ip address = addresses.front();
   process->address = address;
+  process->addresses = addresses;
   Config own = config;
   own.fabric = "datagram";
-  auto provider = fabric::Provider::make(own, {interface_of(address)},
+  std::vector<fabric::NetInterface> interfaces;
+  for (const Ip one : addresses) {
+    interfaces.push_back(interface_of(one, interfaces.size()));
+  }
+  auto provider = fabric::Provider::make(own, std::move(interfaces),
                                          static_cast<size_t>(own.progress_threads));
   if (!provider) {
     return provider.error();
   }
   process->provider = std::move(*provider);
   process->provider->use_packets(
-      [this, address](const fabric::SocketAddress&) -> Result<std::unique_ptr<fabric::PacketIo>> {
-        return network_.open_packets(address);
+      [this](const fabric::SocketAddress& local) -> Result<std::unique_ptr<fabric::PacketIo>> {
+        return network_.open_packets(
+            Endpoint::of(reinterpret_cast<const sockaddr*>(&local.storage)).ip);
       });
   process->engine = Engine::start_virtual(
       own, clock_, random_.next(), [this, address] { return network_.make_streams(address); });
@@ -60,7 +68,9 @@ Result<Process*> World::add_process(Ip address, const Config& config) {
 }
 
 void World::kill(Process& process) {
-  network_.vanish(process.address);
+  for (const Ip address : process.addresses) {
+    network_.vanish(address);
+  }
   process.engine.reset();
 }
 

@@ -13,7 +13,8 @@ namespace nccl_ha::sim {
 
 /// A simulated process on a host.
 struct Process {
-  Ip address = 0;
+  Ip address = 0;  ///< the first of them, from which its streams come
+  std::vector<Ip> addresses;
   std::unique_ptr<fabric::Provider> provider;
   std::unique_ptr<Engine> engine;
 };
@@ -27,8 +28,12 @@ class World {
   Random& random() { return random_; }
   Instant now() const { return network_.now(); }
 
-  /// A process whose only interface is `address`.  The World owns it; the pointer stays valid.
-  Result<Process*> add_process(Ip address, const Config& config);
+  /// A process with an interface for each address; those of one interface number on all hosts are
+  /// one subnet of 16 bits.  The World owns it; the pointer stays valid.
+  Result<Process*> add_process(const std::vector<Ip>& addresses, const Config& config);
+  Result<Process*> add_process(Ip address, const Config& config) {
+    return add_process(std::vector{address}, config);
+  }
   /// The process dies without a word and its host with it.
   void kill(Process& process);
 

@@ -65,27 +65,32 @@ def packets():
 
 
 def message(kind, payload):
-    return struct.pack("<IHH", 0x4148434E, kind, len(payload)) + payload
+    return struct.pack("<IHHII", 0x4148434E, kind, len(payload), 1, 1) + payload
 
 
 def control():
     host = struct.pack("<H", 5) + b"alpha"
-    paths = b"\1" + struct.pack("<H", 72) + bytes(72)
-    rdma = b"\2" + 2 * (struct.pack("<H", 48) + bytes(48))
-    hello = struct.pack("<HQQIIBBBB", 4, 42, 4096, 3, 1000, 1, 0, 0, 1) + host + paths
-    hello_rdma = struct.pack("<HQQIIBBBB", 4, 42, 4096, 3, 1000, 2, 106, 3, 1) + host + rdma
+    def end(bytes_):
+        return struct.pack("<H", bytes_) + bytes(bytes_) + struct.pack("<QI", 0x7000, 5)
+
+    paths = b"\1" + end(72)
+    rdma = b"\2" + 2 * end(48)
+    rail = struct.pack("<BHBBBB", 1, 0, 1, 0, 4, 24) + bytes([198, 18, 0, 1]) + bytes(12)
+    rails = b"\2" + rail + rail
+    hello = struct.pack("<HQQIIBBBBB", 5, 42, 4096, 3, 1000, 1, 0, 0, 1, 1) + host + paths
+    hello_rdma = struct.pack("<HQQIIBBBBB", 5, 42, 4096, 3, 1000, 2, 106, 3, 1, 1) + host + rdma
     hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
-    welcome = struct.pack("<HIQIB", 4, 1001, 4096, 9, 1) + host + paths
+    welcome = struct.pack("<HIQIBB", 5, 1001, 4096, 9, 1, 1) + host + paths + rails
     refusal = struct.pack("<BH", 1, 9) + b"not yours"
     close = struct.pack("<Q", 12)
     notice = struct.pack("<BIH", 2, 7, 4) + b"dead"
     # Two groups: one of two buffers, one that is whole.
     fenced = struct.pack("<BIQB", 2, 7, 100, 2) + struct.pack("<BBHH", 0, 2, 0x8001, 0) + struct.pack("<BB", 1, 0)
-    offer = struct.pack("<BIH", 2, 8, 48) + bytes(48)
+    offer = struct.pack("<BIBI", 2, 8, 1, 77) + end(48)
     bodies = {"hello": (1, hello), "hello_rdma": (1, hello_rdma), "hello_old": (1, hello_old),
               "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close), "failure": (5, refusal),
               "doubt": (6, notice), "down": (7, notice), "fenced": (8, fenced), "rebuild": (9, offer),
-              "rebuilt": (10, offer)}
+              "rebuilt": (10, offer), "confirm": (11, b"")}
     for name, (kind, body) in bodies.items():
         write("control", name, message(kind, body))
         write("control", f"{name}_body", body)

@@ -18,7 +18,9 @@ Hello sample_hello() {
   hello.host = "node\n17";
   const std::array<std::byte, 72> bytes{std::byte{1}, std::byte{2}};
   hello.kind = fabric::FabricKind::verbs;
-  hello.paths = {*PathAddress::from(bytes), *PathAddress::from(std::span(bytes).first(48))};
+  hello.shadows = 1;
+  hello.paths = {{*PathAddress::from(bytes), 0x7000, 5},
+                 {*PathAddress::from(std::span(bytes).first(48)), 0, 0}};
   return hello;
 }
 
@@ -48,8 +50,11 @@ TEST(Control, MessagesRoundTripWhateverTheCuts) {
           EXPECT_EQ(hello->nonce, sample_hello().nonce);
           EXPECT_EQ(hello->host, "node?17") << "control characters do not reach a log";
           ASSERT_EQ(hello->paths.size(), 2U);
-          EXPECT_EQ(hello->paths[0].length, 72);
-          EXPECT_EQ(hello->paths[1].length, 48);
+          EXPECT_EQ(hello->paths[0].address.length, 72);
+          EXPECT_EQ(hello->paths[0].control_address, 0x7000U);
+          EXPECT_EQ(hello->paths[0].control_key, 5U);
+          EXPECT_EQ(hello->paths[1].address.length, 48);
+          EXPECT_EQ(hello->shadows, 1);
           EXPECT_EQ(hello->kind, fabric::FabricKind::verbs);
         } else if (message->type == ControlType::close) {
           EXPECT_EQ(decode_close(message->payload)->groups_completed, 42U);
@@ -150,18 +155,60 @@ TEST(Control, WhatIsSaidOfAPathComesBackAsItWas) {
         EXPECT_FALSE(back.arrived.covers((1ULL << 40) + 64));
       },
       decode_report);
-  PathOffer offer{1, 2, {}};
-  offer.address.length = 3;
-  offer.address.bytes[2] = std::byte{9};
+  PathOffer offer{1, 2, 7, 77, {}};
+  offer.end.address.length = 3;
+  offer.end.address.bytes[2] = std::byte{9};
+  offer.end.control_key = 8;
   expect_cut_short_is_refused(
       encode(ControlType::rebuild, offer),
       [](const PathOffer& back) {
         EXPECT_EQ(back.path, 1);
         EXPECT_EQ(back.epoch, 2U);
-        ASSERT_EQ(back.address.length, 3);
-        EXPECT_EQ(back.address.bytes[2], std::byte{9});
+        EXPECT_EQ(back.rail, 7);
+        EXPECT_EQ(back.table_key, 77U);
+        EXPECT_EQ(back.end.control_key, 8U);
+        ASSERT_EQ(back.end.address.length, 3);
+        EXPECT_EQ(back.end.address.bytes[2], std::byte{9});
       },
       decode_offer);
+}
+
+TEST(Control, TheRailsOfAWelcomeComeBackAsTheyWere) {
+  Welcome welcome;
+  welcome.host = "b";
+  welcome.shadows = 1;
+  welcome.paths.emplace_back();
+  welcome.rails.resize(ha::rails_max);
+  ha::Rail& last = welcome.rails.back();
+  last.kind = 2;
+  last.number = 700;
+  last.primary = true;
+  last.distance = ha::pci_far;
+  last.family = 6;
+  last.prefix_len = 128;
+  last.address[15] = 1;
+  expect_cut_short_is_refused(
+      encode(welcome),
+      [&](const Welcome& back) {
+        EXPECT_EQ(back.shadows, 1);
+        ASSERT_EQ(back.rails.size(), ha::rails_max);
+        EXPECT_EQ(back.rails.back(), last);
+      },
+      decode_welcome);
+  last.prefix_len = 129;
+  const auto whole = encode(welcome);
+  EXPECT_FALSE(decode_welcome(std::span(whole).subspan(control_header_bytes)));
+}
+
+TEST(Control, NumbersTravelInTheHeader) {
+  std::vector<std::byte> frame = encode(CloseNotice{1});
+  set_numbers(frame, 0xAABBCCDD, 0x11223344);
+  ControlReader reader;
+  ASSERT_TRUE(reader.feed(frame));
+  const auto message = reader.next();
+  ASSERT_TRUE(message);
+  EXPECT_EQ(message->number, 0xAABBCCDDU);
+  EXPECT_EQ(message->confirmed, 0x11223344U);
 }
 
 TEST(Control, NumbersBeyondTheirSetsAreRefused) {
@@ -170,10 +217,10 @@ TEST(Control, NumbersBeyondTheirSetsAreRefused) {
     return std::vector<std::byte>(whole.begin() + control_header_bytes, whole.end());
   };
   const auto notice = encode(ControlType::down, PathNotice{0, 1, ""});
-  EXPECT_FALSE(decode_notice(damaged(notice, 0, paths_max)));
+  EXPECT_FALSE(decode_notice(damaged(notice, 0, lanes_max)));
   FenceReport report{0, 1, {}};
   report.arrived.groups = {{false, {1, 2}}};
-  EXPECT_FALSE(decode_report(damaged(encode(report), 0, paths_max)));
+  EXPECT_FALSE(decode_report(damaged(encode(report), 0, lanes_max)));
   EXPECT_FALSE(decode_report(damaged(encode(report), 13, report_groups_max + 1)));
   EXPECT_FALSE(decode_report(damaged(encode(report), 14, 2))) << "neither whole nor not";
   EXPECT_FALSE(decode_report(damaged(encode(report), 15, report_positions_max + 1)));

@@ -17,6 +17,7 @@ struct SimOptions {
   uint64_t first = 1;
   uint64_t only = 0;
   double doubts = 0.5;
+  size_t rails = 2;
 };
 
 void print_report(const SimOptions& options, const FailoverTotals& totals, uint64_t violations,
@@ -25,8 +26,9 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
   fmt::print("runs        {} (seeds {} to {}), {} with a violation\n", options.seeds, options.first,
              options.first + options.seeds - 1, violations);
   fmt::print("time        {:.2f} virtual hours in {:.1f} s\n", simulated / 3600, real_seconds);
-  fmt::print("cuts        {} of both directions, {} sender to receiver, {} receiver to sender\n",
-             totals.cuts_both, totals.cuts_there, totals.cuts_back);
+  fmt::print("cuts        {} of both directions, {} sender to receiver, {} receiver to sender, {} for "
+             "good\n",
+             totals.cuts_both, totals.cuts_there, totals.cuts_back, totals.cuts_for_good);
   fmt::print("verdicts    on living paths: {} by the sender, {} by the receiver\n",
              totals.false_verdicts_sender, totals.false_verdicts_receiver);
   fmt::print("packets     {}: {} lost, {} doubled, {} reordered, {} met a cut\n", totals.packets,
@@ -35,6 +37,7 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
   fmt::print(
       "failovers   {} paths given up, {} replaced (counted on each side), the longest {} ms\n",
       totals.down, totals.back, totals.longest_stall.count() / 1'000'000);
+  fmt::print("moves       {} of traffic, to another rail or back\n", totals.moves);
   fmt::print("chunks      {} sent again ({} bytes), {} found to have arrived\n",
              totals.chunks_again, totals.bytes_again, totals.chunks_kept);
 }
@@ -50,6 +53,7 @@ int replay(const SimOptions& options) {
   FailoverRun run;
   run.seed = options.only;
   run.doubts = options.doubts;
+  run.rails = options.rails;
   const sim::World* world = nullptr;
   run.begins = [&](const sim::World& begun) { world = &begun; };
   run.trace = [&](const std::string& what) { print_traced(world, what.c_str()); };
@@ -79,6 +83,7 @@ int run_all(const SimOptions& options) {
     FailoverRun run;
     run.seed = options.first + i;
     run.doubts = options.doubts;
+    run.rails = options.rails;
     if (const std::string outcome = run_failovers(run, &totals); !outcome.empty()) {
       ++violations;
       fmt::print("seed {}: {} (`nccl-ha sim --seed {}` shows how)\n", run.seed, outcome, run.seed);

@@ -16,22 +16,33 @@ class Chaos {
  public:
   Chaos(SimPair& pair, const FailoverRun& run, size_t paths, const sim::Link& usual,
         FailoverTotals& totals)
-      : pair_(pair), run_(run), random_(run.seed), paths_(paths), usual_(usual), totals_(totals) {
+      : pair_(pair),
+        run_(run),
+        random_(run.seed),
+        paths_(paths),
+        usual_(usual),
+        totals_(totals),
+        healed_at_(run.rails) {
     next_ = pair_.world().now() + microseconds(random_.below(500));
   }
 
   void step() {
     const Instant now = pair_.world().now();
-    if (healed_at_ && now >= *healed_at_) {
-      pair_.set_links(usual_, usual_);
-      healed_at_.reset();
-      tell("healed");
+    for (size_t rail = 0; rail < run_.rails; ++rail) {
+      if (healed_at_[rail] && now >= *healed_at_[rail]) {
+        pair_.set_links(usual_, usual_, rail);
+        healed_at_[rail].reset();
+        tell(fmt::format("rail {} healed", rail));
+      }
     }
     if (now < next_ || left_ == 0) {
       return;
     }
     --left_;
     next_ = now + microseconds(random_.below(random_.chance(0.5) ? 500 : 20000));
+    if (run_.rails > 1 && random_.chance(0.3)) {
+      next_ = now + milliseconds(random_.below(2000));  // long enough to move, and to fail back
+    }
     if (random_.chance(run_.doubts)) {
       doubt();
     } else {
@@ -54,12 +65,24 @@ class Chaos {
   void cut(Instant now) {
     sim::Link dark = usual_;
     dark.cut = true;
+    const size_t rail = random_.below(run_.rails);
+    if (gone_ == rail) {
+      return;
+    }
+    if (run_.rails > 1 && !gone_ && random_.chance(0.2)) {
+      gone_ = rail;
+      healed_at_[rail].reset();
+      pair_.set_links(dark, dark, rail);
+      ++totals_.cuts_for_good;
+      tell(fmt::format("rail {} cut for good", rail));
+      return;
+    }
     const uint64_t which = random_.below(3);
-    pair_.set_links(which == 1 ? usual_ : dark, which == 2 ? usual_ : dark);
+    pair_.set_links(which == 1 ? usual_ : dark, which == 2 ? usual_ : dark, rail);
     ++(which == 0 ? totals_.cuts_both : which == 1 ? totals_.cuts_back : totals_.cuts_there);
     const auto lasts = milliseconds(random_.below(3000));
-    healed_at_ = now + lasts;
-    tell(fmt::format("cut for {} ms: {}", lasts.count(),
+    healed_at_[rail] = now + lasts;
+    tell(fmt::format("rail {} cut for {} ms: {}", rail, lasts.count(),
                      which == 0   ? "both directions"
                      : which == 1 ? "receiver to sender"
                                   : "sender to receiver"));
@@ -78,7 +101,8 @@ class Chaos {
   FailoverTotals& totals_;
   int left_ = 10;  ///< faults
   Instant next_{};
-  std::optional<Instant> healed_at_;
+  std::vector<std::optional<Instant>> healed_at_;  ///< of each rail
+  std::optional<size_t> gone_;                     ///< a rail, for good
 };
 
 void add(FailoverTotals& totals, SimPair& pair) {
@@ -86,6 +110,7 @@ void add(FailoverTotals& totals, SimPair& pair) {
                            static_cast<Channel*>(&pair.receive_channel())}) {
     totals.down += channel->failovers.down.load();
     totals.back += channel->failovers.back.load();
+    totals.moves += channel->failovers.moves.load();
     totals.chunks_again += channel->failovers.chunks_again.load();
     totals.bytes_again += channel->failovers.bytes_again.load();
     totals.chunks_kept += channel->failovers.chunks_kept.load();
@@ -118,14 +143,20 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   usual.drop = random.chance(0.5) ? 0.02 : 0;
   usual.duplicate = random.chance(0.5) ? 0.02 : 0;
   usual.reorder = random.chance(0.5) ? 0.05 : 0;
-  SimPair pair(run.seed, usual, failover_config(paths));
+  Config config = failover_config(paths);
+  if (run.rails > 1) {
+    config.heartbeat_ms = random.chance(0.3) ? 0 : static_cast<int64_t>(10 + random.below(200));
+    config.enable_failback = random.chance(0.5);
+    config.failback_ms = static_cast<int64_t>(random.below(500));
+  }
+  SimPair pair(run.seed, usual, config, run.rails);
   if (run.begins) {
     run.begins(pair.world());
   }
   if (!pair.connect()) {
     return "connect: " + pair.error();
   }
-  Chaos chaos(pair, run, static_cast<size_t>(paths), usual, *totals);
+  Chaos chaos(pair, run, static_cast<size_t>(paths) + run.rails - 1, usual, *totals);
   TransferPlan plan;
   plan.groups = 40;
   plan.seed = run.seed;

@@ -14,6 +14,7 @@ struct FailoverTotals {
   uint64_t cuts_both = 0;
   uint64_t cuts_there = 0;  ///< what the sender sends vanishes
   uint64_t cuts_back = 0;
+  uint64_t cuts_for_good = 0;  ///< of one rail, both directions
   uint64_t false_verdicts_sender = 0;
   uint64_t false_verdicts_receiver = 0;
   uint64_t packets = 0;
@@ -24,6 +25,7 @@ struct FailoverTotals {
   // what came of it
   uint64_t down = 0;  ///< paths given up, counted on each side
   uint64_t back = 0;
+  uint64_t moves = 0;  ///< of traffic, to another rail or back
   uint64_t chunks_again = 0;
   uint64_t bytes_again = 0;
   uint64_t chunks_kept = 0;
@@ -36,6 +38,7 @@ struct FailoverRun {
   /// The part of the faults that are false verdicts on a living path; the others are cuts in either
   /// direction or both.
   double doubts = 0.5;
+  size_t rails = 1;  ///< 2: a connection has a shadow path, and one rail may go for good
   std::function<void(const sim::World&)> begins{};  ///< gets the world, which lasts for the run
   std::function<void(const std::string&)> trace{};  ///< is told of each fault; both may be empty
 };

@@ -262,10 +262,15 @@ std::string Traffic::outcome() {
   return wrong_;
 }
 
-SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& config) : world_(seed) {
+SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& config, size_t rails)
+    : world_(seed) {
   world_.network().all = conditions;
   for (uint8_t i = 1; i <= 2; ++i) {
-    hosts_.push_back(*world_.add_process(sim::ip(10, 0, 0, i), config));
+    std::vector<sim::Ip> addresses;
+    for (uint8_t rail = 0; rail < rails; ++rail) {
+      addresses.push_back(sim::ip(10, rail, 0, i));
+    }
+    hosts_.push_back(*world_.add_process(addresses, config));
   }
 }
 
@@ -284,9 +289,11 @@ std::string SimPair::transfer(const TransferPlan& plan, Duration limit) {
   return traffic.outcome();
 }
 
-void SimPair::set_links(const sim::Link& there, const sim::Link& back) {
-  world_.network().set_link(sender().address, receiver().address, there);
-  world_.network().set_link(receiver().address, sender().address, back);
+void SimPair::set_links(const sim::Link& there, const sim::Link& back, size_t rail) {
+  const sim::Ip from = sender().addresses[rail];
+  const sim::Ip to = receiver().addresses[rail];
+  world_.network().set_link(from, to, there);
+  world_.network().set_link(to, from, back);
 }
 
 void SimPair::post_receives(size_t count) {

@@ -78,15 +78,15 @@ class Traffic {
   std::string wrong_;
 };
 
-/// Two hosts and a link between them.
+/// Two hosts and a link between them, or several: the rails.
 class SimPair {
  public:
-  SimPair(uint64_t seed, const sim::Link& conditions, const Config& config = {});
+  SimPair(uint64_t seed, const sim::Link& conditions, const Config& config = {}, size_t rails = 1);
   bool connect();
   void dial(sim::Ip to, uint16_t port);
   std::string transfer(const TransferPlan& plan, Duration limit);
   /// What is on the way from the sender to the receiver, and back.
-  void set_links(const sim::Link& there, const sim::Link& back);
+  void set_links(const sim::Link& there, const sim::Link& back, size_t rail = 0);
   void post_receives(size_t count);
   bool post_send(size_t bytes);
   std::string error() const { return link_->error(); }

@@ -1,0 +1,558 @@
+// The paths of a connection: made, met, watched, taken down; and control messages over them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "actors/connection.h"
+#include "ha/error_class.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+namespace {
+
+/// What one attempt to replace a path may take: the peer's address may have changed meanwhile,
+/// which the next attempt finds out.
+constexpr Duration rebuild_limit = std::chrono::seconds(3);
+
+/// Signs of life that may stay unanswered, as the nccl-ha seed has it (section 4.2).
+constexpr int64_t pulses_missed_max = 3;
+
+/// Places for control messages and for signs of life beside the data.
+constexpr uint32_t control_posts = ControlBox::slots + 2;
+
+}  // namespace
+
+Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_limit) {
+  fabric::PathOptions options;
+  options.domain = domain_;
+  options.writes_max = static_cast<uint32_t>(sends_max + cts_slots) + control_posts;
+  options.receives_max = receives_ + control_posts;
+  options.active = active;
+  options.flushes = flushes_;
+  options.traffic_class = traffic_class_;
+  options.service_level = service_level_;
+  options.connect_limit = connect_limit;
+  lane.owned.reset();
+  lane.writes_open = 0;
+  lane.credits_open = 0;
+  lane.pulses_open = 0;
+  lane.foreign_keys =
+      lane.at.kind == fabric::FabricKind::verbs && lane.at.device != attachment_.device;
+  if (auto equipped = equip(lane); !equipped) {
+    return equipped;
+  }
+  auto path = provider_.create_path(
+      *context_, lane.at, reinterpret_cast<const sockaddr*>(&lane.local), options, this);
+  if (!path) {
+    return path.error();
+  }
+  lane.owned = std::move(*path);
+  for (uint32_t credit = 0; credit < options.receives_max; ++credit) {
+    if (!post_credit(lane)) {
+      return fail(Errc::internal, "cannot post the first receives of a path");
+    }
+  }
+  return {};
+}
+
+/// Makes this connection's own memory known to the lane's device.
+Result<void> Connection::equip(Lane& lane) {
+  const Tables own = tables();
+  auto source = register_memory(lane.at, own.source, own.source_bytes);
+  auto written = source ? register_memory(lane.at, own.written, own.written_bytes) : source;
+  if (!written) {
+    return written.error();
+  }
+  lane.tables.source_key = source->local_key;
+  lane.tables.written_key = written->remote_key;
+  if (!context_->config().enable_backup) {
+    return {};
+  }
+  if (!lane.box) {
+    lane.box = std::make_unique<ControlBox>();
+  }
+  auto box = register_memory(lane.at, lane.box.get(), sizeof *lane.box);
+  if (!box) {
+    return box.error();
+  }
+  lane.box_source_key = box->local_key;
+  lane.box_written_key = box->remote_key;
+  return {};
+}
+
+Result<void> Connection::make_paths(const sockaddr_storage& local, size_t count, bool active) {
+  local_ = local;
+  primaries_ = count;
+  lanes_.resize(count);
+  for (Lane& lane : lanes_) {
+    lane.at = attachment_;
+    lane.local = local;
+    if (auto made = make_path(lane, active, Duration(0)); !made) {
+      return made;
+    }
+  }
+  return {};
+}
+
+Result<void> Connection::remake_path(Lane& lane, bool active) {
+  return make_path(lane, active, rebuild_limit);
+}
+
+Result<void> Connection::connect_paths(const std::vector<PathEnd>& peers, uint32_t table_key) {
+  for (size_t i = 0; i < primaries_; ++i) {
+    if (auto connected = connect_path(lanes_[i], peers[i], table_key); !connected) {
+      return connected;
+    }
+  }
+  return {};
+}
+
+Result<void> Connection::connect_path(Lane& lane, const PathEnd& peer, uint32_t table_key) {
+  lane.tables.table_key = table_key;
+  lane.peer_box = lane.box ? peer.control_address : 0;
+  lane.peer_box_key = peer.control_key;
+  return lane.path().connect(peer.address.view());
+}
+
+PathEnd Connection::path_end(Lane& lane) const {
+  PathEnd end;
+  end.address = *PathAddress::from(lane.path().local_address());
+  if (lane.box) {
+    end.control_address = reinterpret_cast<uint64_t>(lane.box->incoming.data());
+    end.control_key = lane.box_written_key;
+  }
+  return end;
+}
+
+std::vector<PathEnd> Connection::path_ends() {
+  std::vector<PathEnd> ends;
+  for (Lane& lane : lanes_) {
+    ends.push_back(path_end(lane));
+  }
+  return ends;
+}
+
+void Connection::add_shadow_lanes() {
+  if (stream_) {
+    if (auto peer = stream_->peer_address(); peer) {
+      peer_address_ = address_text(*peer);
+    }
+  }
+  for (uint8_t i = 0; backup_ && i < shadows_; ++i) {
+    lanes_.emplace_back().shadow = true;
+  }
+}
+
+std::vector<ha::Rail> Connection::rails() const {
+  const auto own = provider_.interface_of(reinterpret_cast<const sockaddr*>(&local_));
+  const size_t primary = attachment_.kind == fabric::FabricKind::datagram
+                             ? own.value_or(SIZE_MAX)
+                             : attachment_.device;
+  const auto first = std::find_if(places_.begin(), places_.end(),
+                                  [&](const auto& place) { return place.number == primary; });
+  std::vector<ha::Rail> rails;
+  for (const fabric::Place& place : places_) {
+    ha::Rail rail;
+    rail.kind = static_cast<uint8_t>(place.at.kind);
+    rail.number = place.number;
+    rail.primary = place.number == primary;
+    rail.distance = rail.primary ? uint8_t{0}
+                                 : ha::pci_distance(first == places_.end() ? "" : first->pci_path,
+                                                    place.pci_path);
+    rail.family = place.address.family;
+    rail.prefix_len = place.address.prefix_len;
+    rail.address = place.address.bytes;
+    rails.push_back(rail);
+  }
+  return rails;
+}
+
+Result<fabric::Registration> Connection::register_memory(const fabric::Attachment& at, void* base,
+                                                         size_t bytes) {
+  const bool per_device = at.kind == fabric::FabricKind::verbs;
+  for (const OwnMemory& own : memory_) {
+    const fabric::Registration& known = own.registration;
+    if (own.base == base && known.kind == at.kind && (!per_device || known.device == at.device)) {
+      return known;
+    }
+  }
+  auto registration = provider_.add_memory(at, domain_, base, bytes, false);
+  if (registration) {
+    memory_.push_back({*registration, base});
+  }
+  return registration;
+}
+
+bool Connection::post_credit(Lane& lane) {
+  if (lane.path().post_receive(fabric::ReceivePost{}) != Errc::ok) {
+    return false;
+  }
+  ++lane.credits_open;
+  return true;
+}
+
+void Connection::fail_paths(const Error& why) {
+  for (Lane& lane : lanes_) {
+    lane.usable = false;
+    if (lane.owned.path) {
+      lane.path().fail(why);
+    }
+  }
+}
+
+bool Connection::any_usable() const { return any_usable(0, lanes_.size()); }
+
+bool Connection::any_usable(size_t from, size_t to) const {
+  for (size_t i = from; i < std::min(to, lanes_.size()); ++i) {
+    if (lanes_[i].usable) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Connection::write_stream(std::span<const std::byte> frame) {
+  if (!stream_) {
+    return;
+  }
+  if (auto written = stream_->write(frame); !written) {
+    NHA_LOG_DEBUG("control stream to {}: {}", peer_text(), written.error().message());
+  }
+}
+
+void Connection::send_plain(const std::vector<std::byte>& frame) { write_stream(frame); }
+
+void Connection::send_control(std::vector<std::byte> frame) {
+  if (!backup_) {
+    write_stream(frame);
+    return;
+  }
+  set_numbers(frame, courier_.next(), courier_.expected());
+  write_stream(frame);
+  if (frame.size() > ControlBox::slot_bytes || !courier_.add(std::move(frame))) {
+    fail_connection(fail(Errc::internal, "a control message is too long, or too many wait for an "
+                                         "answer"),
+                    false);
+    return;
+  }
+  for (Lane& lane : lanes_) {
+    push_control(lane);
+  }
+}
+
+void Connection::send_confirm() {
+  std::vector<std::byte> frame = encode_confirm();
+  set_numbers(frame, 0, courier_.expected());
+  write_stream(frame);
+  for (Lane& lane : lanes_) {
+    if (lane.usable && lane.peer_box != 0 && post_mark(lane, mark_id) == Errc::again) {
+      lane.control_due = true;
+    }
+  }
+}
+
+Errc Connection::post_mark(Lane& lane, uint64_t id) {
+  fabric::WritePost post;
+  post.id = id;
+  post.has_immediate = true;
+  post.immediate =
+      ControlMark{0, static_cast<uint16_t>(courier_.expected()), lane.epoch}.pack();
+  post.host_memory = true;
+  const Errc posted = lane.path().post_write(post);
+  lane.writes_open += posted == Errc::ok ? 1 : 0;
+  return posted;
+}
+
+/// Writes what the peer has not taken yet, as far as there are places for it.
+void Connection::push_control(Lane& lane) {
+  if (!lane.usable || lane.peer_box == 0) {
+    return;
+  }
+  lane.control_next = std::max(lane.control_next, courier_.first_open());
+  while (lane.control_next != courier_.next() && lane.control_open < ControlBox::slots &&
+         lane.control_next < courier_.first_open() + ControlBox::slots) {
+    const std::span<std::byte> frame = courier_.frame(lane.control_next);
+    const size_t slot = lane.control_next % ControlBox::slots;
+    auto& place = lane.box->outgoing[slot];
+    set_numbers(frame, lane.control_next, courier_.expected());
+    std::memcpy(place.data(), frame.data(), frame.size());
+    fabric::WritePost post;
+    post.id = control_id;
+    post.gather_count = 1;
+    post.gathers[0] = {place.data(), static_cast<uint32_t>(frame.size()), lane.box_source_key};
+    post.remote_address = lane.peer_box + slot * ControlBox::slot_bytes;
+    post.remote_key = lane.peer_box_key;
+    post.has_immediate = true;
+    post.immediate = ControlMark{static_cast<uint8_t>(lane.control_next),
+                                 static_cast<uint16_t>(courier_.expected()), lane.epoch}
+                         .pack();
+    post.host_memory = true;
+    const Errc posted = lane.path().post_write(post);
+    if (posted != Errc::ok) {
+      lane.control_due = posted == Errc::again;
+      return;
+    }
+    ++lane.writes_open;
+    ++lane.control_open;
+    ++lane.control_next;
+  }
+}
+
+bool Connection::on_control_completion(const fabric::Completion& completion, Lane& lane) {
+  const bool good = completion.status == fabric::CompletionStatus::ok;
+  if (completion.kind == fabric::CompletionKind::write) {
+    if (good && lane.control_due) [[unlikely]] {
+      lane.control_due = false;
+      push_control(lane);
+      send_confirm();
+    }
+    if (completion.id < pulse_id || completion.id > control_id) [[likely]] {
+      return false;
+    }
+    --lane.writes_open;
+    lane.control_open -= completion.id == control_id ? 1 : 0;
+    lane.pulses_open -= completion.id == pulse_id ? 1 : 0;
+    if (good) {
+      lane.life += completion.id == pulse_id ? 1 : 0;
+      push_control(lane);
+    }
+    return true;
+  }
+  if (completion.kind != fabric::CompletionKind::receive_immediate || !good ||
+      !ControlMark::marks(completion.immediate)) [[likely]] {
+    return false;
+  }
+  --lane.credits_open;
+  const ControlMark mark = ControlMark::unpack(completion.immediate);
+  const bool message = completion.bytes != 0;
+  bool right = lane.box && Immediate::same_epoch(completion.immediate, lane.epoch) &&
+               completion.bytes <= ControlBox::slot_bytes &&
+               (!message || completion.bytes >= control_header_bytes);
+  if (right && message) {
+    const auto& place = lane.box->incoming[mark.number % ControlBox::slots];
+    inbox_.emplace_back(place.begin(), place.begin() + completion.bytes);
+    inbox_.back().push_back(std::byte{mark.number});
+    if (inbox_.size() == 1) {
+      // Later: a message may end paths, and this one is speaking.
+      Message wake{};
+      wake.to = id();
+      wake.kind = static_cast<uint32_t>(ConnectionMessage::inbox);
+      context_->send_self(wake);
+    }
+    right = inbox_.size() <= ControlBox::slots * lanes_max;
+  }
+  if (!right) {
+    fail_connection(fail(Errc::remote, "the peer wrote a malformed control message"));
+    return true;
+  }
+  static_cast<void>(post_credit(lane));
+  const bool waited = courier_.first_open() != courier_.next();
+  courier_.confirmed_low(mark.confirmed);
+  if (waited && courier_.first_open() == courier_.next()) {
+    on_all_confirmed();
+  }
+  if (courier_.first_open() != courier_.next() && !finished_) {
+    push_control(lane);
+  }
+  return true;
+}
+
+void Connection::read_inbox() {
+  for (auto& frame : std::exchange(inbox_, {})) {
+    const auto number = std::to_integer<uint8_t>(frame.back());
+    frame.pop_back();
+    ControlReader reader;
+    static_cast<void>(reader.feed(frame));
+    const auto message = reader.next();
+    if (failed_ || finished_) {
+      return;
+    }
+    if (reader.broken() || (message && message->number == 0)) {
+      fail_connection(fail(Errc::remote, "the peer wrote a malformed control message"));
+      return;
+    }
+    // Its place may have been written anew meanwhile, which happens only to those taken already.
+    if (message && static_cast<uint8_t>(message->number) == number) {
+      deliver(*message);
+    }
+  }
+  if (std::exchange(confirm_due_, false) && !failed_ && !finished_) {
+    send_confirm();
+  }
+}
+
+void Connection::deliver(const ControlReader::Message& message) {
+  const bool waited = courier_.first_open() != courier_.next();
+  if (!courier_.confirmed(message.confirmed)) {
+    fail_connection(fail(Errc::remote, "the peer confirms control messages that it never got"));
+    return;
+  }
+  if (waited && courier_.first_open() == courier_.next()) {
+    on_all_confirmed();
+  }
+  for (Lane& lane : lanes_) {
+    push_control(lane);
+  }
+  if (message.type == ControlType::confirm) {
+    on_confirm();
+    return;
+  }
+  if (message.number != 0) {
+    confirm_due_ = true;
+    switch (courier_.judge(message.number)) {
+      case Courier::Verdict::take:
+        break;
+      case Courier::Verdict::seen:
+        return;
+      case Courier::Verdict::gap:
+        fail_connection(fail(Errc::remote, "control messages of the peer are missing"));
+        return;
+    }
+  }
+  on_control(message);
+}
+
+void Connection::start_pulse() {
+  const auto interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
+  if (backup_ && interval.count() != 0) {
+    context_->timers().arm(pulse_, context_->now() + interval);
+  }
+}
+
+void Connection::on_pulse() {
+  start_pulse();
+  const Instant now = context_->now();
+  const auto limit =
+      pulses_missed_max * std::chrono::milliseconds(context_->config().heartbeat_ms);
+  for (size_t i = 0; i < lanes_.size() && !failed_ && !finished_; ++i) {
+    Lane& lane = lanes_[i];
+    if (!lane.usable || lane.peer_box == 0) {
+      continue;
+    }
+    if (lane.life != lane.life_seen) {
+      lane.life_seen = lane.life;
+      lane.alive_at = now;
+    } else if (lane.pulses_open != 0 && now - lane.alive_at >= limit &&
+               (any_usable(0, i) || any_usable(i + 1, lanes_.size()))) {
+      // Where there is no other way, the path itself says when to give up.
+      on_lane_failed(i, fail(Errc::timed_out,
+                             fmt::format("no sign of life for {} ms (HA_NCCL_HEARTBEAT_MS)",
+                                         (now - lane.alive_at).count() / 1'000'000)));
+      continue;
+    }
+    if (lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
+      ++lane.pulses_open;
+    }
+  }
+}
+
+void Connection::take_down(size_t lane, const Error& why) {
+  Lane& mine = lanes_[lane];
+  if (std::exchange(mine.usable, false)) {
+    NHA_LOG_WARN("path {} of the connection to {} is down: {}", lane, peer_text(), why.message());
+    FailoverCounts::add(channel()->failovers.down, 1);
+    down_since_[lane] = context_->now();
+    need_ = why.message();
+  } else {
+    NHA_LOG_DEBUG("path {} to {} is not back yet: {}", lane, peer_text(), why.message());
+  }
+  context_->recorder().note(TraceEvent::path_down, id().index, lane, mine.epoch);
+  if (mine.owned.path) {
+    mine.path().fail(why);
+  }
+}
+
+void Connection::take_into_use(size_t lane) {
+  Lane& mine = lanes_[lane];
+  mine.usable = true;
+  mine.alive_at = context_->now();
+  mine.control_next = 0;
+  mine.control_open = 0;
+  mine.control_due = false;
+  push_control(mine);
+}
+
+void Connection::look_whether_drained(size_t lane) {
+  const Lane& mine = lanes_[lane];
+  if (!mine.drained() || failed_ || finished_) {
+    return;
+  }
+  if (!mine.owned.path || mine.owned.path->state() == fabric::PathState::error) {
+    on_lane_drained(lane);
+  }
+}
+
+void Connection::watch_budget(bool in_need) {
+  if (in_need == in_need_ || failed_) {
+    return;
+  }
+  in_need_ = in_need;
+  if (in_need) {
+    const auto limit = std::chrono::milliseconds(context_->config().retry_budget_ms);
+    context_->timers().arm(budget_, context_->now() + limit);
+  } else {
+    context_->timers().cancel(budget_);
+  }
+}
+
+void Connection::on_budget_spent() {
+  fail_connection(fail(Errc::remote, fmt::format("no path came back within {} ms "
+                                                 "(HA_NCCL_RETRY_BUDGET_MS); it began with: {}",
+                                                 context_->config().retry_budget_ms, need_)));
+}
+
+void Connection::log_back(size_t lane, const std::string& more) {
+  if (down_since_[lane] == Instant{}) {
+    NHA_LOG_INFO("path {} of the connection to {} stands by: {}", lane, peer_text(),
+                 lanes_[lane].path().describe());
+    return;
+  }
+  const Duration stall = context_->now() - down_since_[lane];
+  FailoverCounts& counts = channel()->failovers;
+  FailoverCounts::add(counts.back, 1);
+  const auto longest = static_cast<uint64_t>(stall.count());
+  counts.longest_ns.store(std::max(counts.longest_ns.load(std::memory_order_relaxed), longest),
+                          std::memory_order_relaxed);
+  NHA_LOG_WARN("path {} of the connection to {} is back after {} ms: {}{}", lane, peer_text(),
+               stall.count() / 1'000'000, lanes_[lane].path().describe(), more);
+  context_->recorder().note(TraceEvent::path_up, id().index, lane,
+                            static_cast<uint64_t>(stall.count()));
+}
+
+bool Connection::known_path(size_t path) {
+  if (ready_ && backup_ && path < lanes_.size()) {
+    return true;
+  }
+  fail_connection(fail(
+      Errc::remote, ready_ ? "the peer speaks of a path that this connection does not have"
+                           : "a path failed on the peer's side before the connection was ready"));
+  return false;
+}
+
+void Connection::on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) {
+  if (failed_ || finished_) {
+    return;
+  }
+  if (state == fabric::PathState::ready) {
+    NHA_LOG_DEBUG("path ready: {}", path.describe());
+    if (ready_) {
+      on_lane_ready(lane_of(&path));
+    } else if (++paths_ready_ == lanes_.size()) {
+      for (Lane& lane : lanes_) {
+        lane.usable = true;
+        lane.alive_at = context_->now();
+      }
+      on_paths_ready();
+    }
+    return;
+  }
+  // A failed handshake is told to the caller, who can still choose otherwise.
+  if (!ready_ || !backup_ || ha::classify(path.cause()) == ha::ErrorClass::program) {
+    fail_connection(error);
+    return;
+  }
+  on_lane_failed(lane_of(&path), error);
+}
+
+}  // namespace nccl_ha

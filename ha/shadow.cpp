@@ -1,0 +1,102 @@
+#include "ha/shadow.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace nccl_ha::ha {
+namespace {
+
+/// Takes the first component off, slashes and all; empty at the end.
+std::string_view next_component(std::string_view& path) {
+  const size_t begin = std::min(path.find_first_not_of('/'), path.size());
+  path.remove_prefix(begin);
+  const size_t end = std::min(path.find('/'), path.size());
+  const std::string_view component = path.substr(0, end);
+  path.remove_prefix(end);
+  return component;
+}
+
+size_t components(std::string_view path) {
+  size_t count = 0;
+  while (!next_component(path).empty()) {
+    ++count;
+  }
+  return count;
+}
+
+bool same_subnet(const Rail& one, const Rail& other) {
+  if (one.family != other.family || one.family == 0) {
+    return one.family == other.family;
+  }
+  const size_t bits = std::min<size_t>({one.prefix_len, other.prefix_len, one.family == 4 ? 32U : 128U});
+  for (size_t bit = 0; bit < bits; ++bit) {
+    const auto mask = static_cast<uint8_t>(0x80U >> (bit % 8));
+    if (((one.address[bit / 8] ^ other.address[bit / 8]) & mask) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+const Rail* primary_of(std::span<const Rail> rails) {
+  const auto found =
+      std::find_if(rails.begin(), rails.end(), [](const Rail& rail) { return rail.primary; });
+  return found == rails.end() ? nullptr : &*found;
+}
+
+/// How many places after the primary it comes, going round.
+uint16_t steps_after(const Rail* primary, const Rail& rail) {
+  return static_cast<uint16_t>(rail.number - (primary == nullptr ? 0 : primary->number));
+}
+
+}  // namespace
+
+uint8_t pci_distance(std::string_view one, std::string_view other) {
+  if (one.empty() || other.empty()) {
+    return pci_far;
+  }
+  const size_t total = components(one) + components(other);
+  size_t common = 0;
+  for (std::string_view a = next_component(one), b = next_component(other); !a.empty() && a == b;
+       a = next_component(one), b = next_component(other)) {
+    ++common;
+  }
+  // Root complexes of one host share /sys/devices and nothing else.
+  constexpr size_t host_components = 2;
+  return common <= host_components && total != 2 * common
+             ? pci_far
+             : static_cast<uint8_t>(std::min<size_t>(total - 2 * common, pci_far - 1));
+}
+
+std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const Rail> remote) {
+  const Rail* here = primary_of(local);
+  const Rail* there = primary_of(remote);
+  using Key = std::tuple<bool, bool, unsigned, bool, uint16_t, uint16_t, size_t, size_t>;
+  std::vector<std::pair<Key, RailPair>> ranked;
+  for (size_t l = 0; l < local.size(); ++l) {
+    for (size_t r = 0; r < remote.size(); ++r) {
+      const Rail& mine = local[l];
+      const Rail& theirs = remote[r];
+      const bool old_here = here != nullptr && mine.number == here->number;
+      const bool old_there = there != nullptr && theirs.number == there->number;
+      if (mine.kind != theirs.kind || mine.family != theirs.family || (old_here && old_there)) {
+        continue;
+      }
+      const bool same_switch = here != nullptr && same_subnet(mine, *here);
+      ranked.emplace_back(
+          Key{old_here || old_there, !same_subnet(mine, theirs),
+              unsigned{mine.distance} + theirs.distance, same_switch, steps_after(here, mine),
+              steps_after(there, theirs), l, r},
+          RailPair{l, r});
+    }
+  }
+  std::sort(ranked.begin(), ranked.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<RailPair> pairs;
+  for (const auto& [key, pair] : ranked) {
+    pairs.push_back(pair);
+  }
+  return pairs;
+}
+
+}  // namespace nccl_ha::ha

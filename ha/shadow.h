@@ -1,0 +1,48 @@
+// Which other NICs may stand in for those of a connection.  Pure.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace nccl_ha::ha {
+
+/// An end that a path may have: a port or interface, as its host describes it.
+struct Rail {
+  uint8_t kind = 0;     ///< of fabric; only equal ones can be joined
+  uint16_t number = 0;  ///< the host's own; equal numbers share a device
+  bool primary = false;
+  uint8_t distance = 0;  ///< on the PCI tree to the host's primary
+  /// 0: it has no IP address (InfiniBand), and everything of its kind is taken for reachable.
+  uint8_t family = 0;
+  uint8_t prefix_len = 0;
+  std::array<uint8_t, 16> address{};
+  bool operator==(const Rail&) const = default;
+};
+
+inline constexpr size_t rails_max = 24;  ///< of one host, on the wire
+
+/// Hops from one device to the other through the switches above both, by their paths in sysfs
+/// (/sys/devices/pci0000:00/0000:00:01.0/…): 0 for the same device, more when they meet higher up;
+/// pci_far when they meet nowhere or one of the paths is empty.
+uint8_t pci_distance(std::string_view one, std::string_view other);
+inline constexpr uint8_t pci_far = 250;
+
+/// Two ends, by their places in the lists.
+struct RailPair {
+  size_t local = 0;
+  size_t remote = 0;
+  bool operator==(const RailPair&) const = default;
+};
+
+/// The pairs that may back the primaries up, best first.  A pair that shares an end with the
+/// primaries dies with it, so it comes after those that share none; one whose ends are in one
+/// subnet needs no router; then the PCI trees decide, then a subnet other than the primaries'
+/// (another switch), and then a rotation by number, so that equal devices share the load of
+/// backing each other up.  The same on every host that sees the same lists.
+std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const Rail> remote);
+
+}  // namespace nccl_ha::ha

@@ -1,0 +1,60 @@
+// Which memory is registered where, for those who must reach it through another device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "runtime/result.h"
+
+namespace nccl_ha::fabric {
+
+/// The keys of one region on one device, and the provider's handle for it.
+struct RegionKeys {
+  uint32_t local_key = 0;
+  uint32_t remote_key = 0;
+  uint64_t handle = 0;
+};
+
+/// What it takes to register a region once more.
+struct RegionOrigin {
+  void* base = nullptr;
+  size_t length = 0;
+  bool gpu = false;
+  int dmabuf_fd = -1;   ///< -1: by address
+  uint64_t offset = 0;  ///< into the buffer of dmabuf_fd
+};
+
+/// Any thread.
+class RegionBook {
+ public:
+  /// A region was registered with a device, or got one more user there.  Takes over
+  /// `origin.dmabuf_fd`.
+  void add(size_t device, const RegionKeys& keys, const RegionOrigin& origin);
+  /// One user less.  The last one gives what was registered with other devices meanwhile, to be
+  /// taken back.
+  std::vector<std::pair<size_t, RegionKeys>> remove(size_t device, uint32_t local_key);
+  /// The keys on `other` of what `device` knows by a local or a remote key; `make` registers it the
+  /// first time.
+  using Make = std::function<Result<RegionKeys>(const RegionOrigin& origin)>;
+  Result<RegionKeys> on_other(size_t device, uint32_t key, bool key_is_local, size_t other,
+                              const Make& make);
+
+ private:
+  struct Entry {
+    RegionOrigin origin;
+    uint32_t remote_key = 0;
+    size_t users = 0;
+    std::map<size_t, RegionKeys> elsewhere;  ///< by device
+  };
+  using Key = std::pair<size_t, uint32_t>;  // device and key
+  std::mutex mutex_;
+  std::map<Key, Entry> by_local_key_;
+  std::map<Key, uint32_t> local_key_of_remote_;
+};
+
+}  // namespace nccl_ha::fabric
