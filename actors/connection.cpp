@@ -166,6 +166,10 @@ std::string Connection::peer_text() const {
 void Connection::on_stream_data(Stream& stream, std::span<const std::byte> bytes) {
   (void)stream;
   static_cast<void>(reader_.feed(bytes));
+  read_stream();
+}
+
+void Connection::read_stream() {
   while (!failed_ && !finished_) {
     const auto message = reader_.next();
     if (!message) {
@@ -186,13 +190,24 @@ void Connection::on_stream_closed(Stream& stream, const Error& error) {
   if (failed_ || finished_) {
     return;
   }
-  if (ready_ && backup_ && network_fault(error) && any_usable()) {
-    NHA_LOG_WARN("the control connection to {} is lost ({}); its messages go over the paths",
-                 peer_text(), error.message());
+  if (ready_ && backup_ && network_fault(error)) {
+    NHA_LOG_WARN("the control connection to {} is lost: {}", peer_text(), error.message());
     stream_.reset();
+    on_stream_lost();
     return;
   }
   on_peer_gone(error);
+}
+
+void Connection::take_stream(std::unique_ptr<Stream> stream, ControlReader reader) {
+  if (stream_) {
+    stream_->set_owner(nullptr);
+    stream_->shutdown_then_close();
+  }
+  stream_ = std::move(stream);
+  stream_->set_owner(this);
+  reader_ = std::move(reader);
+  context_->request_stream_turns(1000);
 }
 
 void Connection::on_peer_gone(const Error& error) { fail_connection(error, false); }

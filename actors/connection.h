@@ -15,6 +15,7 @@
 
 #include "actors/channel.h"
 #include "actors/control.h"
+#include "actors/control_port.h"
 #include "actors/courier.h"
 #include "actors/immediate.h"
 #include "actors/lane.h"
@@ -137,8 +138,20 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   virtual void on_peer_gone(const Error& error);
   /// The peer has taken all control messages.
   virtual void on_all_confirmed() {}
+  /// A message for the peer waits to be confirmed.
+  virtual void on_unconfirmed() {}
+  /// The stream's way is gone, and with it the stream.
+  virtual void on_stream_lost() {}
+  /// Goes on over another stream: writes what the peer has not confirmed, and reads what came.
+  void take_stream(std::unique_ptr<Stream> stream, ControlReader reader);
+  void read_stream();
   /// The peer has spoken without saying anything: it is ready.
   virtual void on_confirm() {}
+
+  void write_stream(std::span<const std::byte> frame);
+  /// The peer may have taken less than all of this.
+  void write_unconfirmed(Stream& stream);
+  bool any_unconfirmed() const { return courier_.first_open() != courier_.next(); }
 
   // StreamOwner
   void on_stream_open(Stream& stream) override { (void)stream; }
@@ -153,6 +166,7 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   Context* context_ = nullptr;
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
+  Courier courier_;
   fabric::Attachment attachment_;
   sockaddr_storage local_{};           ///< the stream's
   std::vector<fabric::Place> places_;  ///< what rails() tells of
@@ -176,7 +190,6 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   void on_budget_spent();
   void deliver(const ControlReader::Message& message);
   void read_inbox();
-  void write_stream(std::span<const std::byte> frame);
   Result<void> equip(Lane& lane);
   void push_control(Lane& lane);
   /// A write without bytes that carries what was taken of the peer's messages.
@@ -192,7 +205,6 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
     const void* base;
   };
   std::vector<OwnMemory> memory_;
-  Courier courier_;
   std::deque<std::vector<std::byte>> inbox_;  ///< control messages that came over paths
   bool confirm_due_ = false;
   std::string peer_address_;
@@ -238,8 +250,14 @@ class SendConnection final : public Connection {
   void on_deadline() override;
   void on_stream_open(Stream& stream) override;
   void on_peer_gone(const Error& error) override;
+  void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
+  void on_stream_closed(Stream& stream, const Error& error) override;
+  void on_unconfirmed() override;
+  void on_stream_lost() override;
   void on_completion(const fabric::Completion& completion) override;
 
+  void look_after_stream();
+  void dial_again();
   std::string wanted_peer() const override;
   void note_route_error(const Error& error);
   void try_route();
@@ -333,6 +351,13 @@ class SendConnection final : public Connection {
   uint32_t fruitless_ = 0;  ///< failures in a row of paths that carried nothing
   Timer reopen_timer_;
   uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
+  uint16_t rejoin_port_ = 0;
+  uint64_t rejoin_token_ = 0;
+  std::unique_ptr<Stream> new_stream_;  ///< will take the place of stream_ when the peer answers
+  bool new_stream_open_ = false;
+  size_t new_route_ = 0;
+  uint32_t unconfirmed_ = 0;  ///< the first one when last looked
+  Timer stream_timer_;
   bool said_hello_ = false;
   bool peer_ready_ = false;
 };
@@ -340,7 +365,7 @@ class SendConnection final : public Connection {
 class ListenChannel;
 
 /// The accepted, receiving side.
-class ReceiveConnection final : public Connection {
+class ReceiveConnection final : public Connection, private ControlPort::Member {
  public:
   /// Groups may end out of order, when they travel on several paths; but no further apart than
   /// this, so that the entries of all that is open fit the ring and the report of a fence.
@@ -371,6 +396,7 @@ class ReceiveConnection final : public Connection {
   void on_peer_gone(const Error& error) override;
   void on_completion(const fabric::Completion& completion) override;
 
+  void on_rejoin(std::unique_ptr<Stream> stream, ControlReader reader) override;
   void on_hello(std::span<const std::byte> payload);
   void turn_away(const char* why);
   void stage(ReceiveRequest& request);
@@ -402,6 +428,8 @@ class ReceiveConnection final : public Connection {
   ha::ArrivalReport arrivals() const;
 
   int fd_;
+  std::shared_ptr<ControlPort> port_;  ///< where the peer may come back; may be null
+  uint64_t rejoin_token_ = 0;
   std::shared_ptr<ListenChannel> listener_;
   std::shared_ptr<ReceiveChannel> channel_;
   bool welcome_ = false;  ///< the peer knew the nonce

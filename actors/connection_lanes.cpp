@@ -221,6 +221,13 @@ void Connection::write_stream(std::span<const std::byte> frame) {
   }
 }
 
+void Connection::write_unconfirmed(Stream& stream) {
+  for (uint32_t number = courier_.first_open(); number != courier_.next(); ++number) {
+    set_numbers(courier_.frame(number), number, courier_.expected());
+    static_cast<void>(stream.write(courier_.frame(number)));
+  }
+}
+
 void Connection::send_plain(const std::vector<std::byte>& frame) { write_stream(frame); }
 
 void Connection::send_control(std::vector<std::byte> frame) {
@@ -239,6 +246,7 @@ void Connection::send_control(std::vector<std::byte> frame) {
   for (Lane& lane : lanes_) {
     push_control(lane);
   }
+  on_unconfirmed();
 }
 
 void Connection::send_confirm() {
@@ -347,12 +355,12 @@ bool Connection::on_control_completion(const fabric::Completion& completion, Lan
     return true;
   }
   static_cast<void>(post_credit(lane));
-  const bool waited = courier_.first_open() != courier_.next();
+  const bool waited = any_unconfirmed();
   courier_.confirmed_low(mark.confirmed);
-  if (waited && courier_.first_open() == courier_.next()) {
+  if (waited && !any_unconfirmed()) {
     on_all_confirmed();
   }
-  if (courier_.first_open() != courier_.next() && !finished_) {
+  if (any_unconfirmed() && !finished_) {
     push_control(lane);
   }
   return true;
@@ -383,12 +391,12 @@ void Connection::read_inbox() {
 }
 
 void Connection::deliver(const ControlReader::Message& message) {
-  const bool waited = courier_.first_open() != courier_.next();
+  const bool waited = any_unconfirmed();
   if (!courier_.confirmed(message.confirmed)) {
     fail_connection(fail(Errc::remote, "the peer confirms control messages that it never got"));
     return;
   }
-  if (waited && courier_.first_open() == courier_.next()) {
+  if (waited && !any_unconfirmed()) {
     on_all_confirmed();
   }
   for (Lane& lane : lanes_) {

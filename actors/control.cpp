@@ -167,6 +167,18 @@ void set_numbers(std::span<std::byte> frame, uint32_t number, uint32_t confirmed
 
 std::vector<std::byte> encode_confirm() { return Writer(ControlType::confirm).finish(); }
 
+std::vector<std::byte> encode_rejoin(uint64_t token) {
+  Writer out(ControlType::rejoin);
+  out.number(token);
+  return out.finish();
+}
+
+std::optional<uint64_t> decode_rejoin(std::span<const std::byte> payload) {
+  Reader in(payload);
+  const auto token = in.number<uint64_t>();
+  return in.done() ? std::optional(token) : std::nullopt;
+}
+
 std::vector<std::byte> encode(const Hello& hello) {
   Writer out(ControlType::hello);
   out.number(hello.version);
@@ -192,6 +204,8 @@ std::vector<std::byte> encode(const Welcome& welcome) {
   out.number(welcome.sizes_key);
   out.number(static_cast<uint8_t>(welcome.backup));
   out.number(welcome.shadows);
+  out.number(welcome.rejoin_port);
+  out.number(welcome.rejoin_token);
   out.text(welcome.host, host_max);
   out.paths(welcome.paths);
   out.rails(welcome.rails);
@@ -279,6 +293,8 @@ std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
   welcome.sizes_key = in.number<uint32_t>();
   welcome.backup = in.flag();
   welcome.shadows = in.below(shadows_max + 1);
+  welcome.rejoin_port = in.number<uint16_t>();
+  welcome.rejoin_token = in.number<uint64_t>();
   welcome.host = in.text(host_max);
   welcome.paths = in.paths();
   welcome.rails = in.rails();
@@ -377,7 +393,7 @@ std::optional<ControlReader::Message> ControlReader::next() {
   std::memcpy(&number, in + 8, sizeof number);
   std::memcpy(&confirmed, in + 12, sizeof confirmed);
   if (magic != control_magic || type < static_cast<uint16_t>(ControlType::hello) ||
-      type > static_cast<uint16_t>(ControlType::confirm) || length > control_payload_max) {
+      type > static_cast<uint16_t>(ControlType::rejoin) || length > control_payload_max) {
     broken_ = true;
     return std::nullopt;
   }

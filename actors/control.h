@@ -49,6 +49,7 @@ enum class ControlType : uint16_t {
   rebuild = 9,  ///< sender: a new one begins here
   rebuilt = 10,  ///< receiver: and ends here
   confirm = 11,  ///< nothing but its header
+  rejoin = 12    ///< first on a stream that takes the place of the connection's
 };
 
 /// A path's opaque address with its length.
@@ -88,6 +89,8 @@ struct Welcome {
   uint32_t sizes_key = 0;
   bool backup = false;  ///< both sides want it
   uint8_t shadows = 0;  ///< as many as both sides want
+  uint16_t rejoin_port = 0;  ///< where a new control stream would be taken; 0: nowhere
+  uint64_t rejoin_token = 0;
   std::string host;
   std::vector<PathEnd> paths;   ///< as many as in the hello, in its order
   std::vector<ha::Rail> rails;  ///< where a shadow may end, at most ha::rails_max
@@ -129,6 +132,8 @@ struct PathOffer {
 };
 
 std::vector<std::byte> encode_confirm();
+std::vector<std::byte> encode_rejoin(uint64_t token);
+std::optional<uint64_t> decode_rejoin(std::span<const std::byte> payload);
 std::vector<std::byte> encode(const Hello& hello);
 std::vector<std::byte> encode(const Welcome& welcome);
 std::vector<std::byte> encode(ControlType type, const Refusal& refusal);

@@ -38,6 +38,20 @@ ReceiveConnection::~ReceiveConnection() {
   if (!welcome_) {
     listener_->leave();
   }
+  if (port_) {
+    port_->leave(rejoin_token_);
+  }
+}
+
+void ReceiveConnection::on_rejoin(std::unique_ptr<Stream> stream, ControlReader reader) {
+  if (failed_ || finished_ || !ready_) {
+    return;
+  }
+  NHA_LOG_INFO("the control connection to {} was made anew", peer_text());
+  take_stream(std::move(stream), std::move(reader));
+  write_unconfirmed(*stream_);
+  send_confirm();  // so that it knows, also when there is nothing to say
+  read_stream();
 }
 
 void ReceiveConnection::begin() {
@@ -119,6 +133,7 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
     case ControlType::fenced:
     case ControlType::rebuilt:
     case ControlType::confirm:
+    case ControlType::rejoin:
       fail_connection(fail(Errc::remote, "unexpected message on the control stream"));
       return;
   }
@@ -191,6 +206,11 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
   welcome.sizes_key = lanes_.front().tables.written_key;
   welcome.backup = backup_;
   welcome.shadows = shadows_;
+  if (backup_ && (port_ = ControlPort::of(*context_)) != nullptr) {
+    rejoin_token_ = port_->enter(this);
+    welcome.rejoin_port = port_->port();
+    welcome.rejoin_token = rejoin_token_;
+  }
   welcome.paths = path_ends();
   welcome.rails = rails();
   send_plain(encode(welcome));

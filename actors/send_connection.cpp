@@ -29,6 +29,8 @@ SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_
   attachment_ = channel_->attachment();
   receives_ = cts_slots;
   reopen_timer_.bind([](void* self) { static_cast<SendConnection*>(self)->reopen_due(); }, this);
+  stream_timer_.bind([](void* self) { static_cast<SendConnection*>(self)->look_after_stream(); },
+                     this);
   failback_timer_.bind(
       [](void* self) {
         auto* mine = static_cast<SendConnection*>(self);
@@ -42,6 +44,7 @@ SendConnection::~SendConnection() {
   if (context_ != nullptr) {
     context_->timers().cancel(reopen_timer_);
     context_->timers().cancel(failback_timer_);
+    context_->timers().cancel(stream_timer_);
   }
 }
 
@@ -82,6 +85,13 @@ void SendConnection::try_route() {
 }
 
 void SendConnection::on_stream_open(Stream& stream) {
+  if (&stream == new_stream_.get()) {
+    new_stream_open_ = true;
+    static_cast<void>(stream.write(encode_rejoin(rejoin_token_)));
+    write_unconfirmed(stream);
+    context_->request_stream_turns(1000);
+    return;
+  }
   auto local = stream.local_address();
   if (!local) {
     fail_connection(local.error());
@@ -153,6 +163,7 @@ void SendConnection::on_control(const ControlReader::Message& message) {
     case ControlType::down:
     case ControlType::rebuild:
     case ControlType::confirm:
+    case ControlType::rejoin:
       break;
   }
   fail_connection(fail(Errc::remote, "unexpected message on the control stream"));
@@ -175,6 +186,8 @@ void SendConnection::on_welcome(std::span<const std::byte> payload) {
   peer_host_ = welcome->host;
   peer_process_ = welcome->process;
   sizes_address_ = welcome->sizes_address;
+  rejoin_port_ = welcome->rejoin_port;
+  rejoin_token_ = welcome->rejoin_token;
   const Config& config = context_->config();
   backup_ = welcome->backup && config.enable_backup;
   places_ = provider_.places(attachment_);

@@ -1,5 +1,7 @@
 // The connecting side when a path fails: fence, settle what arrived, make a new path.
+#include <arpa/inet.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
 
 #include <algorithm>
 
@@ -7,6 +9,14 @@
 #include "runtime/log.h"
 
 namespace nccl_ha {
+namespace {
+
+/// How long a message may wait for its confirmation before another way is tried, and how long that
+/// one gets.
+constexpr Duration unconfirmed_limit = std::chrono::milliseconds(250);
+constexpr Duration dial_limit = std::chrono::seconds(1);
+
+}  // namespace
 
 void SendConnection::begin_recovery() {
   if (!backup_) {
@@ -317,6 +327,90 @@ void SendConnection::reopen(size_t lane) {
   offer.end = path_end(mine);
   send_control(encode(ControlType::rebuild, offer));
   context_->request_stream_turns(1000);
+}
+
+void SendConnection::on_unconfirmed() {
+  if (rejoin_port_ != 0 && !stream_timer_.armed() && !failed_ && !finished_) {
+    unconfirmed_ = courier_.first_open();
+    context_->timers().arm(stream_timer_, context_->now() + unconfirmed_limit);
+  }
+  if (new_stream_open_) {
+    const std::span<const std::byte> frame = courier_.frame(courier_.next() - 1);
+    static_cast<void>(new_stream_->write(frame));
+  }
+}
+
+void SendConnection::on_stream_lost() {
+  if (rejoin_port_ != 0) {
+    context_->timers().cancel(stream_timer_);
+    dial_again();
+  }
+}
+
+/// The network under the stream may be the one that failed, while the peer can be reached elsewhere.
+void SendConnection::look_after_stream() {
+  if (failed_ || finished_) {
+    return;
+  }
+  const bool moves = courier_.first_open() != unconfirmed_;
+  unconfirmed_ = courier_.first_open();
+  if (stream_ && (!any_unconfirmed() || moves)) {
+    new_stream_.reset();
+    new_stream_open_ = false;
+    if (any_unconfirmed()) {
+      context_->timers().arm(stream_timer_, context_->now() + unconfirmed_limit);
+    }
+    return;
+  }
+  dial_again();
+}
+
+void SendConnection::dial_again() {
+  const Route& route = options_.routes[new_route_++ % options_.routes.size()];
+  sockaddr_storage to = route.to;
+  if (to.ss_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&to)->sin6_port = htons(rejoin_port_);
+  } else {
+    reinterpret_cast<sockaddr_in*>(&to)->sin_port = htons(rejoin_port_);
+  }
+  const auto* from =
+      route.from.ss_family == 0 ? nullptr : reinterpret_cast<const sockaddr*>(&route.from);
+  new_stream_open_ = false;
+  new_stream_.reset();
+  if (auto made =
+          context_->streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to), from, this)) {
+    new_stream_ = std::move(*made);
+  }
+  context_->request_stream_turns(1000);
+  context_->timers().arm(stream_timer_, context_->now() + dial_limit);
+}
+
+void SendConnection::on_stream_data(Stream& stream, std::span<const std::byte> bytes) {
+  if (&stream == new_stream_.get()) {
+    // The peer has taken it for the connection's.
+    NHA_LOG_INFO("the control connection to {} was made anew", peer_text());
+    new_stream_open_ = false;
+    context_->timers().cancel(stream_timer_);
+    take_stream(std::move(new_stream_), {});
+    if (any_unconfirmed()) {
+      on_unconfirmed();
+    }
+  }
+  Connection::on_stream_data(stream, bytes);
+}
+
+void SendConnection::on_stream_closed(Stream& stream, const Error& error) {
+  if (&stream == new_stream_.get()) {
+    NHA_LOG_DEBUG("no new control connection to {}: {}", peer_text(), error.message());
+    new_stream_open_ = false;
+    new_stream_.reset();  // the timer tries another route
+    return;
+  }
+  if (new_stream_open_) {
+    stream_.reset();  // the peer has let it go for the new one, or is gone: that one will tell
+    return;
+  }
+  Connection::on_stream_closed(stream, error);
 }
 
 }  // namespace nccl_ha

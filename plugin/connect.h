@@ -20,13 +20,4 @@ std::vector<Route> plan_routes(std::span<const fabric::NetInterface> devices, si
 std::vector<fabric::IpAddress> handle_addresses(std::span<const fabric::NetInterface> devices,
                                                 size_t device);
 
-struct Listening {
-  int fd = -1;
-  uint16_t port = 0;
-};
-/// Opens a non-blocking listening socket for these addresses on a port of `ports` ("0", "5000" or
-/// "5000-5100").
-Result<Listening> open_listener(std::span<const fabric::IpAddress> addresses,
-                                std::string_view ports);
-
 }  // namespace nccl_ha::plugin

@@ -11,6 +11,7 @@
 #include "plugin/connect.h"
 #include "plugin/edge.h"
 #include "plugin/process.h"
+#include "runtime/fabric/listening.h"
 #include "runtime/log.h"
 #include "runtime/random.h"
 
@@ -209,7 +210,7 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     Handle content;
     content.fabric = device.kind;
     content.addresses = handle_addresses(process.interfaces(), control_interface(device));
-    auto listening = open_listener(content.addresses, process.config().listen_ports);
+    auto listening = fabric::open_listener(content.addresses, process.config().listen_ports);
     if (!listening) {
       return report(listening.error());
     }

@@ -34,6 +34,9 @@ class Context {
   Worker& worker() { return worker_; }
   uint32_t worker_index() const { return index_; }
 
+  /// What the connections of this worker share: made by the first that needs it, gone with the last.
+  std::weak_ptr<void> shared;
+
   /// Adopts an actor on this worker; start() runs before this returns.
   virtual ActorId add_actor(std::unique_ptr<Actor> actor) = 0;
   /// No message reaches it any more; destroyed at the end of this turn.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/check.h"
+#include "runtime/fabric/listening.h"
 #include "runtime/log.h"
 
 namespace nccl_ha {
@@ -76,6 +77,8 @@ class UvStreams final : public StreamFactory {
                                                StreamOwner* owner) override;
   Result<std::unique_ptr<Stream>> adopt_fd(int fd, StreamOwner* owner) override;
   Result<std::unique_ptr<Acceptor>> adopt_listener(int fd, AcceptorOwner* owner) override;
+  Result<std::unique_ptr<Acceptor>> listen_tcp(std::string_view ports, uint16_t* port,
+                                               AcceptorOwner* owner) override;
   Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
                                                           DatagramOwner* owner) override;
   Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) override;
@@ -516,6 +519,16 @@ Result<std::unique_ptr<Acceptor>> UvStreams::adopt_listener(int fd, AcceptorOwne
     return watched.error();
   }
   return std::unique_ptr<Acceptor>(std::move(acceptor));
+}
+
+Result<std::unique_ptr<Acceptor>> UvStreams::listen_tcp(std::string_view ports, uint16_t* port,
+                                                        AcceptorOwner* owner) {
+  auto listening = fabric::open_listener(ports);
+  if (!listening) {
+    return listening.error();
+  }
+  *port = listening->port;
+  return adopt_listener(listening->fd, owner);
 }
 
 Result<std::unique_ptr<FdWatch>> UvStreams::watch_fd(int fd, FdWatchOwner* owner) {

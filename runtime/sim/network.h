@@ -67,6 +67,9 @@ class Network {
   /// The host is gone without a word: nothing from it or to it moves any more.
   void vanish(Ip host) { gone_.insert(host); }
 
+  /// `other` is a further address of the host of `address`.
+  void same_host_as(Ip address, Ip other) { host_of_[other] = address; }
+
   // --- a host's side
   std::unique_ptr<fabric::PacketIo> open_packets(Ip local);
   /// For one worker of the host whose stream connections come from `local` by default.
@@ -101,6 +104,7 @@ class Network {
 
   struct Listening {
     Endpoint at;
+    bool everywhere = false;  ///< at all addresses of that host
     SimStreams* factory = nullptr;
     AcceptorOwner* owner = nullptr;
   };
@@ -108,6 +112,11 @@ class Network {
 
   void at(Instant due, std::function<void()> what);
   bool blocked(Ip from, Ip to) const;
+  bool same_host(Ip one, Ip other) const { return host_of(one) == host_of(other); }
+  Ip host_of(Ip address) const {
+    const auto found = host_of_.find(address);
+    return found == host_of_.end() ? address : found->second;
+  }
   void mix(uint64_t value);
   using ConnectionPtr = std::shared_ptr<Connection>;
   void dial(const ConnectionPtr& from, Duration retry);
@@ -124,6 +133,7 @@ class Network {
   uint64_t next_event_ = 0;
   std::map<std::pair<Ip, Ip>, Link> links_;
   std::set<Ip> gone_;
+  std::map<Ip, Ip> host_of_;  ///< first address of a host by its others
   std::map<Endpoint, PacketQueue> queues_;
   std::map<int, Listening> listening_;
   std::map<int, std::shared_ptr<Connection>> accepted_;  // between accept and adoption

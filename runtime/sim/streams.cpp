@@ -1,6 +1,7 @@
 #include "runtime/sim/streams.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 namespace nccl_ha::sim {
@@ -82,7 +83,8 @@ void Network::flush_segments(const ConnectionPtr& from) {
       }
       if (now() - from->stalled_since >= dead_after) {
         from->sent.clear();
-        deliver_end(from, fail(Errc::remote, "the connection broke: nothing is acknowledged"));
+        deliver_end(from, fail(Errc::remote, "the connection broke: nothing is acknowledged",
+                               ETIMEDOUT));
         return;
       }
       at(now() + from->retry, [this, from] { flush_segments(from); });
@@ -121,7 +123,10 @@ void Network::dial(const ConnectionPtr& from, Duration retry) {
     }
     const auto listener =
         std::find_if(listening_.begin(), listening_.end(), [&](const auto& entry) {
-          return entry.second.owner != nullptr && entry.second.at == from->remote;
+          const Listening& one = entry.second;
+          return one.owner != nullptr && one.at.port == from->remote.port &&
+                 (one.at.ip == from->remote.ip ||
+                  (one.everywhere && same_host(one.at.ip, from->remote.ip)));
         });
     const Instant answer = now() + link(from->remote.ip, from->local.ip).delay;
     if (listener == listening_.end()) {
@@ -259,6 +264,15 @@ Result<std::unique_ptr<Acceptor>> SimStreams::adopt_listener(int fd, AcceptorOwn
   found->second.factory = this;
   found->second.owner = owner;
   return std::unique_ptr<Acceptor>(std::make_unique<SimAcceptor>(network_, fd));
+}
+
+Result<std::unique_ptr<Acceptor>> SimStreams::listen_tcp(std::string_view ports, uint16_t* port,
+                                                         AcceptorOwner* owner) {
+  (void)ports;
+  *port = network_.next_port_++;
+  const int token = network_.listen(local_, *port);
+  network_.listening_[token].everywhere = true;
+  return adopt_listener(token, owner);
 }
 
 Result<std::unique_ptr<DatagramEndpoint>> SimStreams::bind_datagram(const sockaddr* address,

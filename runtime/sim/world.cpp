@@ -48,6 +48,7 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
   own.fabric = "datagram";
   std::vector<fabric::NetInterface> interfaces;
   for (const Ip one : addresses) {
+    network_.same_host_as(address, one);
     interfaces.push_back(interface_of(one, interfaces.size()));
   }
   auto provider = fabric::Provider::make(own, std::move(interfaces),

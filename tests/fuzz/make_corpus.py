@@ -80,7 +80,7 @@ def control():
     hello = struct.pack("<HQQIIBBBBB", 5, 42, 4096, 3, 1000, 1, 0, 0, 1, 1) + host + paths
     hello_rdma = struct.pack("<HQQIIBBBBB", 5, 42, 4096, 3, 1000, 2, 106, 3, 1, 1) + host + rdma
     hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
-    welcome = struct.pack("<HIQIBB", 5, 1001, 4096, 9, 1, 1) + host + paths + rails
+    welcome = struct.pack("<HIQIBBHQ", 5, 1001, 4096, 9, 1, 1, 40001, 99) + host + paths + rails
     refusal = struct.pack("<BH", 1, 9) + b"not yours"
     close = struct.pack("<Q", 12)
     notice = struct.pack("<BIH", 2, 7, 4) + b"dead"
@@ -90,7 +90,8 @@ def control():
     bodies = {"hello": (1, hello), "hello_rdma": (1, hello_rdma), "hello_old": (1, hello_old),
               "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close), "failure": (5, refusal),
               "doubt": (6, notice), "down": (7, notice), "fenced": (8, fenced), "rebuild": (9, offer),
-              "rebuilt": (10, offer), "confirm": (11, b"")}
+              "rebuilt": (10, offer), "confirm": (11, b""),
+              "rejoin": (12, struct.pack("<Q", 99))}
     for name, (kind, body) in bodies.items():
         write("control", name, message(kind, body))
         write("control", f"{name}_body", body)

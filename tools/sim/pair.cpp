@@ -43,10 +43,13 @@ SimLink::~SimLink() = default;
 
 void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
   SendConnection::Options options;
-  Route route;
-  route.to = sim::Endpoint{to, port}.to_sockaddr();
-  route.from = sim::Endpoint{from_.address, 0}.to_sockaddr();
-  options.routes = {route};
+  for (size_t i = 0; i < from_.addresses.size(); ++i) {
+    const sim::Ip there = to_ == nullptr ? to : to_->addresses[i];
+    Route route;
+    route.to = sim::Endpoint{there, port}.to_sockaddr();
+    route.from = sim::Endpoint{from_.addresses[i], 0}.to_sockaddr();
+    options.routes.push_back(route);
+  }
   options.nonce = nonce;
   Engine& engine = *from_.engine;
   const size_t index = engine.place(-1, 1.0);

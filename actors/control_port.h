@@ -1,0 +1,62 @@
+// Where peers come back with a new control stream when the way of the old one is gone.
+//
+// One listening socket for all accepted connections of a worker.  The first message of a stream
+// names the connection; a stranger has a few seconds and is turned away.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+
+#include "actors/control.h"
+#include "runtime/context.h"
+#include "runtime/stream.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+class ControlPort final : private AcceptorOwner, private StreamOwner {
+ public:
+  /// Takes over a stream and what has been read from it behind the rejoin.
+  class Member {
+   public:
+    virtual void on_rejoin(std::unique_ptr<Stream> stream, ControlReader reader) = 0;
+
+   protected:
+    ~Member() = default;
+  };
+
+  /// That of the context's worker; null (logged) when it cannot listen.  The members keep it.
+  static std::shared_ptr<ControlPort> of(Context& context);
+  explicit ControlPort(Context& context);
+  ~ControlPort() override;
+
+  uint16_t port() const { return port_; }
+  /// The token by which the peer names the member.
+  uint64_t enter(Member* member);
+  void leave(uint64_t token) { members_.erase(token); }
+
+ private:
+  struct Stranger {
+    std::unique_ptr<Stream> stream;
+    ControlReader reader;
+    Instant since;
+  };
+  void on_accept(int fd) override;
+  void on_acceptor_error(const Error& error) override;
+  void on_stream_open(Stream& stream) override { (void)stream; }
+  void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
+  void on_stream_closed(Stream& stream, const Error& error) override;
+  std::list<Stranger>::iterator find(const Stream& stream);
+  void turn_out_the_late();
+
+  Context& context_;
+  std::unique_ptr<Acceptor> acceptor_;
+  uint16_t port_ = 0;
+  std::map<uint64_t, Member*> members_;
+  std::list<Stranger> strangers_;
+  Timer timer_;
+};
+
+}  // namespace nccl_ha
