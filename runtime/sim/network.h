@@ -78,6 +78,10 @@ class Network {
   int listen(Ip local, uint16_t port);
 
   // --- the scheduler's
+  /// Time does not jump over this moment.
+  void stop_at(Instant due) {
+    at(due, [] {});
+  }
   /// Lets everything happen that is due; how much that was.
   size_t advance();
   std::optional<Instant> next_event() const;

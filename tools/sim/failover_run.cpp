@@ -24,6 +24,13 @@ class Chaos {
         totals_(totals),
         healed_at_(run.rails) {
     next_ = pair_.world().now() + microseconds(random_.below(500));
+    pair_.world().network().stop_at(next_);
+  }
+
+  /// Of `groups`, how many may be under way: each fault meets some, and some come after the last.
+  uint64_t released(uint64_t groups) const {
+    const auto happened = static_cast<uint64_t>(faults_max - left_);
+    return std::max<uint64_t>(1, groups * (happened + 1) / (faults_max + 1));
   }
 
   void step() {
@@ -43,6 +50,7 @@ class Chaos {
     if (run_.rails > 1 && random_.chance(0.3)) {
       next_ = now + milliseconds(random_.below(2000));  // long enough to move, and to fail back
     }
+    pair_.world().network().stop_at(next_);
     if (random_.chance(run_.doubts)) {
       doubt();
     } else {
@@ -82,6 +90,7 @@ class Chaos {
     ++(which == 0 ? totals_.cuts_both : which == 1 ? totals_.cuts_back : totals_.cuts_there);
     const auto lasts = milliseconds(random_.below(3000));
     healed_at_[rail] = now + lasts;
+    pair_.world().network().stop_at(now + lasts);
     tell(fmt::format("rail {} cut for {} ms: {}", rail, lasts.count(),
                      which == 0   ? "both directions"
                      : which == 1 ? "receiver to sender"
@@ -99,7 +108,8 @@ class Chaos {
   size_t paths_;
   sim::Link usual_;
   FailoverTotals& totals_;
-  int left_ = 10;  ///< faults
+  static constexpr int faults_max = 10;
+  int left_ = faults_max;
   Instant next_{};
   std::vector<std::optional<Instant>> healed_at_;  ///< of each rail
   std::optional<size_t> gone_;                     ///< a rail, for good
@@ -145,7 +155,7 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   usual.reorder = random.chance(0.5) ? 0.05 : 0;
   Config config = failover_config(paths);
   if (run.rails > 1) {
-    config.heartbeat_ms = random.chance(0.3) ? 0 : static_cast<int64_t>(10 + random.below(200));
+    config.heartbeat_ms = static_cast<int64_t>(10 + random.below(200));
     config.enable_failback = random.chance(0.5);
     config.failback_ms = static_cast<int64_t>(random.below(500));
   }
@@ -161,6 +171,7 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   plan.groups = 40;
   plan.seed = run.seed;
   plan.each_round = [&] { chaos.step(); };
+  plan.released = [&] { return chaos.released(plan.groups); };
   std::string outcome = pair.transfer(plan, seconds(120));
   add(*totals, pair);
   return outcome;

@@ -151,7 +151,8 @@ Traffic::~Traffic() {
 }
 
 void Traffic::post_receives() {
-  while (receives_posted_ < groups_.size()) {
+  const uint64_t released = plan_.released ? plan_.released() : groups_.size();
+  while (receives_posted_ < std::min<uint64_t>(released, groups_.size())) {
     ReceiveRequest* slot = link_.receiver().acquire();
     if (slot == nullptr) {
       return;

@@ -18,6 +18,8 @@ struct TransferPlan {
   uint64_t seed = 1;     ///< of sizes, tags and content
   uint32_t bytes_max = 300000;
   std::function<void()> each_round;  ///< may change the network
+  /// How many groups may be posted by now; empty: all.
+  std::function<uint64_t()> released;
 };
 
 /// One connection: a listener at `to`, a connector at `from`.
