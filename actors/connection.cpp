@@ -199,11 +199,16 @@ void Connection::on_stream_closed(Stream& stream, const Error& error) {
   on_peer_gone(error);
 }
 
-void Connection::take_stream(std::unique_ptr<Stream> stream, ControlReader reader) {
-  if (stream_) {
-    stream_->set_owner(nullptr);
-    stream_->shutdown_then_close();
+void Connection::leave(std::unique_ptr<Stream> stream) {
+  if (stream) {
+    stream->set_owner(nullptr);
+    static_cast<void>(stream->write(encode_leave()));
+    stream->shutdown_then_close();
   }
+}
+
+void Connection::take_stream(std::unique_ptr<Stream> stream, ControlReader reader) {
+  leave(std::move(stream_));
   stream_ = std::move(stream);
   stream_->set_owner(this);
   reader_ = std::move(reader);

@@ -145,6 +145,8 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   /// Goes on over another stream: writes what the peer has not confirmed, and reads what came.
   void take_stream(std::unique_ptr<Stream> stream, ControlReader reader);
   void read_stream();
+  /// Ends a stream that another one has taken the place of.
+  static void leave(std::unique_ptr<Stream> stream);
   /// The peer has spoken without saying anything: it is ready.
   virtual void on_confirm() {}
 

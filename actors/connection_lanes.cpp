@@ -406,6 +406,11 @@ void Connection::deliver(const ControlReader::Message& message) {
     on_confirm();
     return;
   }
+  if (message.type == ControlType::leave) {
+    stream_.reset();  // a better one is on its way, or here already
+    on_stream_lost();
+    return;
+  }
   if (message.number != 0) {
     confirm_due_ = true;
     switch (courier_.judge(message.number)) {

@@ -167,6 +167,8 @@ void set_numbers(std::span<std::byte> frame, uint32_t number, uint32_t confirmed
 
 std::vector<std::byte> encode_confirm() { return Writer(ControlType::confirm).finish(); }
 
+std::vector<std::byte> encode_leave() { return Writer(ControlType::leave).finish(); }
+
 std::vector<std::byte> encode_rejoin(uint64_t token) {
   Writer out(ControlType::rejoin);
   out.number(token);
@@ -393,7 +395,7 @@ std::optional<ControlReader::Message> ControlReader::next() {
   std::memcpy(&number, in + 8, sizeof number);
   std::memcpy(&confirmed, in + 12, sizeof confirmed);
   if (magic != control_magic || type < static_cast<uint16_t>(ControlType::hello) ||
-      type > static_cast<uint16_t>(ControlType::rejoin) || length > control_payload_max) {
+      type > static_cast<uint16_t>(ControlType::leave) || length > control_payload_max) {
     broken_ = true;
     return std::nullopt;
   }

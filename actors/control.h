@@ -49,7 +49,8 @@ enum class ControlType : uint16_t {
   rebuild = 9,  ///< sender: a new one begins here
   rebuilt = 10,  ///< receiver: and ends here
   confirm = 11,  ///< nothing but its header
-  rejoin = 12    ///< first on a stream that takes the place of the connection's
+  rejoin = 12,   ///< first on a stream that takes the place of the connection's
+  leave = 13     ///< last on a stream whose place was taken: its end means nothing
 };
 
 /// A path's opaque address with its length.
@@ -132,6 +133,7 @@ struct PathOffer {
 };
 
 std::vector<std::byte> encode_confirm();
+std::vector<std::byte> encode_leave();
 std::vector<std::byte> encode_rejoin(uint64_t token);
 std::optional<uint64_t> decode_rejoin(std::span<const std::byte> payload);
 std::vector<std::byte> encode(const Hello& hello);

@@ -134,6 +134,7 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
     case ControlType::rebuilt:
     case ControlType::confirm:
     case ControlType::rejoin:
+    case ControlType::leave:
       fail_connection(fail(Errc::remote, "unexpected message on the control stream"));
       return;
   }

@@ -164,6 +164,7 @@ void SendConnection::on_control(const ControlReader::Message& message) {
     case ControlType::rebuild:
     case ControlType::confirm:
     case ControlType::rejoin:
+    case ControlType::leave:
       break;
   }
   fail_connection(fail(Errc::remote, "unexpected message on the control stream"));

@@ -341,7 +341,7 @@ void SendConnection::on_unconfirmed() {
 }
 
 void SendConnection::on_stream_lost() {
-  if (rejoin_port_ != 0) {
+  if (rejoin_port_ != 0 && !new_stream_) {
     context_->timers().cancel(stream_timer_);
     dial_again();
   }
@@ -354,9 +354,8 @@ void SendConnection::look_after_stream() {
   }
   const bool moves = courier_.first_open() != unconfirmed_;
   unconfirmed_ = courier_.first_open();
-  if (stream_ && (!any_unconfirmed() || moves)) {
-    new_stream_.reset();
-    new_stream_open_ = false;
+  // Over a path that works everything gets through.
+  if (stream_ && !new_stream_ && (!any_unconfirmed() || moves || any_usable())) {
     if (any_unconfirmed()) {
       context_->timers().arm(stream_timer_, context_->now() + unconfirmed_limit);
     }
@@ -375,7 +374,9 @@ void SendConnection::dial_again() {
   }
   const auto* from =
       route.from.ss_family == 0 ? nullptr : reinterpret_cast<const sockaddr*>(&route.from);
-  new_stream_open_ = false;
+  if (std::exchange(new_stream_open_, false)) {
+    leave(std::move(new_stream_));  // the peer may have taken it already
+  }
   new_stream_.reset();
   if (auto made =
           context_->streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to), from, this)) {
@@ -406,7 +407,7 @@ void SendConnection::on_stream_closed(Stream& stream, const Error& error) {
     new_stream_.reset();  // the timer tries another route
     return;
   }
-  if (new_stream_open_) {
+  if (new_stream_) {
     stream_.reset();  // the peer has let it go for the new one, or is gone: that one will tell
     return;
   }

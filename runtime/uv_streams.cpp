@@ -228,7 +228,9 @@ void on_written(uv_write_t* request, int status) {
   auto* core = static_cast<Core*>(request->handle->data);
   delete write;
   core->factory->happened();
-  if (status != 0 && status != UV_ECANCELED) {
+  // Of a peer that closed, reading tells as well, after what it said before.
+  const bool closed = status == UV_EPIPE || status == UV_ECONNRESET;
+  if (status != 0 && status != UV_ECANCELED && !closed) {
     end_stream(core, uv_error(status, "writing to the connection failed"));
   }
 }

@@ -91,7 +91,7 @@ def control():
               "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close), "failure": (5, refusal),
               "doubt": (6, notice), "down": (7, notice), "fenced": (8, fenced), "rebuild": (9, offer),
               "rebuilt": (10, offer), "confirm": (11, b""),
-              "rejoin": (12, struct.pack("<Q", 99))}
+              "rejoin": (12, struct.pack("<Q", 99)), "leave": (13, b"")}
     for name, (kind, body) in bodies.items():
         write("control", name, message(kind, body))
         write("control", f"{name}_body", body)
