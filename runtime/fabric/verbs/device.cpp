@@ -163,6 +163,7 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
   if (opened->pd_ == nullptr) {
     return refuse("allocate a protection domain");
   }
+  opened->resolver_ = std::make_unique<Resolver>(library, opened->pd_);
   const int flags = fcntl(opened->context_->async_fd, F_GETFL);
   if (flags < 0 || fcntl(opened->context_->async_fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return refuse("make its event descriptor non-blocking");
@@ -173,6 +174,7 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
 }
 
 Device::~Device() {
+  resolver_.reset();  // it uses the protection domain
   if (!regions_.empty()) {
     NHA_LOG_DEBUG("RDMA device {}: {} registrations left at close", name_, regions_.size());
   }

@@ -13,6 +13,7 @@
 #include "runtime/config.h"
 #include "runtime/fabric/verbs/gid.h"
 #include "runtime/fabric/verbs/library.h"
+#include "runtime/fabric/verbs/resolver.h"
 
 namespace nccl_ha::fabric::verbs {
 
@@ -87,6 +88,9 @@ class Device {
   bool dmabuf() const { return dmabuf_; }
   bool relaxed_ordering() const { return relaxed_ordering_; }
 
+  /// Any thread.
+  Resolver& resolver() { return *resolver_; }
+
   /// Set by the watch of asynchronous events: the device failed for good.  Its ports fail their
   /// paths and make no more.
   std::atomic<bool> fatal{false};
@@ -118,6 +122,7 @@ class Device {
   bool dmabuf_ = false;
   mutable std::mutex mutex_;
   std::vector<Entry> regions_;
+  std::unique_ptr<Resolver> resolver_;
 };
 
 /// A port that the plugin may use.

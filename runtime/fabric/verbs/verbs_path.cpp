@@ -16,6 +16,8 @@ namespace {
 
 constexpr uint16_t wire_magic = 0x5652;  // version 1
 constexpr uint32_t number_mask = 0xFFFFFF;
+/// Between looks at whether the peer's address was found.
+constexpr Duration resolution_interval = std::chrono::milliseconds(1);
 constexpr uint8_t rnr_timer = 12;          // 0.64 ms (IBTA table 46)
 constexpr uint8_t rnr_retry_for_ever = 7;  // a peer that is slow to post is not dead
 
@@ -106,6 +108,11 @@ Result<void> VerbsPath::open(const GidPreference& want) {
     return info.error();
   }
   info_ = std::move(*info);
+  if (!info_.active) {
+    return nccl_ha::fail(Errc::system,
+                         fmt::format("RDMA device {}: port {} is {}; check cable and switch",
+                                     info_.device, port_.number(), info_.state));
+  }
   // The table is read anew for every path: after a flap, an address may sit at another index.
   gid_ = select_gid(info_.gids, want);
   if (!gid_ && info_.link == LinkLayer::ethernet) {
@@ -205,7 +212,19 @@ Result<void> VerbsPath::connect(std::span<const std::byte> peer_address) {
                     to_text(local_.link), info_.device, to_text(peer->link)));
   }
   peer_ = *peer;
-  if (auto moved = to_ready(*peer); !moved) {
+  connect_deadline_ = port_.env_.clock->now() + connect_limit();
+  if (options_.connect_limit > Duration(0)) {
+    // Others have work to do meanwhile, and the peer may well be out of reach.
+    state_ = PathState::connecting;
+    resolution_ = port_.device().resolver().ask(route_to(peer_));
+    look_at_resolution();
+    return {};
+  }
+  return go_ready();
+}
+
+Result<void> VerbsPath::go_ready() {
+  if (auto moved = to_ready(peer_); !moved) {
     return moved.error();
   }
   if (options_.flushes) {
@@ -214,11 +233,34 @@ Result<void> VerbsPath::connect(std::span<const std::byte> peer_address) {
     }
   }
   state_ = PathState::connecting;
-  port_.env_.timers->arm(timer_, port_.env_.clock->now() + connect_limit());
+  port_.env_.timers->arm(timer_, connect_deadline_);
   if (options_.active) {
     post_probes();
   }
   return {};
+}
+
+void VerbsPath::look_at_resolution() {
+  const int result = resolution_->result.load(std::memory_order_acquire);
+  const Instant now = port_.env_.clock->now();
+  if (result == Resolution::open && now < connect_deadline_) {
+    port_.env_.timers->arm(timer_, now + resolution_interval);
+    return;
+  }
+  resolution_.reset();
+  auto ready = result == 0 ? go_ready() : Result<void>(no_way(result > 0 ? result : ETIMEDOUT));
+  if (!ready) {
+    break_path(CompletionStatus::retry_exceeded, ready.error());
+  }
+}
+
+Error VerbsPath::no_way(int error) const {
+  return nccl_ha::fail(
+      Errc::remote,
+      fmt::format("RDMA device {}: no way from {} to the peer's {} (LID {}): is the peer's "
+                  "address on a network of this device?",
+                  info_.device, gid_ ? gid_text(gid_->bytes) : "-", gid_text(peer_.gid), peer_.lid),
+      error);
 }
 
 Result<void> VerbsPath::move_to_rts(ibv_qp* qp, const ibv_ah_attr& route, uint32_t peer_qp,
@@ -236,13 +278,7 @@ Result<void> VerbsPath::move_to_rts(ibv_qp* qp, const ibv_ah_attr& route, uint32
                              IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
                                  IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
       error != 0) {
-    return nccl_ha::fail(
-        Errc::remote,
-        fmt::format("RDMA device {}: no way from {} to the peer's {} (LID {}): is the peer's "
-                    "address on a network of this device?",
-                    info_.device, gid_ ? gid_text(gid_->bytes) : "-", gid_text(peer_.gid),
-                    peer_.lid),
-        error);
+    return no_way(error);
   }
   ibv_qp_attr send{};
   send.qp_state = IBV_QPS_RTS;
@@ -279,6 +315,18 @@ Result<void> VerbsPath::to_ready(const WireAddress& peer) {
     ece.comp_mask = peer.ece_compatibility;
     static_cast<void>(library_.set_ece(qp_, &ece));  // refused: the plain establishment is used
   }
+  const ibv_ah_attr route = route_to(peer);
+  const auto mtu = static_cast<ibv_mtu>(std::min(local_.mtu, peer.mtu));
+  auto moved =
+      move_to_rts(qp_, route, peer.queue_pair, peer.packet_sequence, local_.packet_sequence, mtu);
+  if (moved && local_.has_ece) {
+    query_ece();  // what both sides can do; a peer that connects later takes it from here
+    encode(local_, local_bytes_);
+  }
+  return moved;
+}
+
+ibv_ah_attr VerbsPath::route_to(const WireAddress& peer) const {
   ibv_ah_attr route{};
   route.port_num = port_.number();
   route.sl = options_.service_level;
@@ -296,14 +344,7 @@ Result<void> VerbsPath::to_ready(const WireAddress& peer) {
   if (local_.link == LinkLayer::infiniband) {
     route.dlid = peer.lid;
   }
-  const auto mtu = static_cast<ibv_mtu>(std::min(local_.mtu, peer.mtu));
-  auto moved =
-      move_to_rts(qp_, route, peer.queue_pair, peer.packet_sequence, local_.packet_sequence, mtu);
-  if (moved && local_.has_ece) {
-    query_ece();  // what both sides can do; a peer that connects later takes it from here
-    encode(local_, local_bytes_);
-  }
-  return moved;
+  return route;
 }
 
 Result<void> VerbsPath::open_flush() {
@@ -412,6 +453,10 @@ void VerbsPath::break_path(CompletionStatus cause, const Error& why) {
 }
 
 void VerbsPath::on_timer() {
+  if (state_ == PathState::connecting && resolution_) {
+    look_at_resolution();
+    return;
+  }
   if (state_ == PathState::connecting) {
     break_path(
         CompletionStatus::retry_exceeded,

@@ -74,6 +74,11 @@ class VerbsPath final : public Path {
             uint16_t generation, size_t queue);
   Result<void> open(const GidPreference& want);
   Result<void> post_probe_receives();
+  Error no_way(int error) const;
+  ibv_ah_attr route_to(const WireAddress& peer) const;
+  /// The peer's address is known to be reachable: the queue pair is made ready, and tried out.
+  Result<void> go_ready();
+  void look_at_resolution();
   Result<void> to_ready(const WireAddress& peer);
   void query_ece();
   Result<void> open_flush();
@@ -121,6 +126,8 @@ class VerbsPath final : public Path {
   WireAddress peer_;
   std::array<std::byte, wire_address_bytes> local_bytes_{};
   PathState state_ = PathState::idle;
+  std::shared_ptr<const Resolution> resolution_;  ///< while the peer's address is looked for
+  Instant connect_deadline_{};
   bool state_event_ = false;
   Error error_;
   CompletionStatus cause_ = CompletionStatus::ok;
