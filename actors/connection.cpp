@@ -35,6 +35,9 @@ Connection::~Connection() {
     context_->timers().cancel(budget_);
     context_->timers().cancel(pulse_);
   }
+  if (nics_) {
+    nics_->leave(this);
+  }
   for (Lane& lane : lanes_) {
     lane.owned.reset();
   }

@@ -19,6 +19,7 @@
 #include "actors/courier.h"
 #include "actors/immediate.h"
 #include "actors/lane.h"
+#include "actors/nic_monitor.h"
 #include "ha/backoff.h"
 #include "ha/lane.h"
 #include "ha/shadow.h"
@@ -33,7 +34,10 @@ namespace nccl_ha {
 class Engine;
 
 /// What both sides do alike.
-class Connection : public Actor, protected StreamOwner, protected fabric::PathOwner {
+class Connection : public Actor,
+                   protected StreamOwner,
+                   protected fabric::PathOwner,
+                   private NicMonitor::Member {
  public:
   Connection(fabric::Provider& provider, Engine& engine, size_t worker);
   ~Connection() override;
@@ -197,6 +201,14 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   /// A write without bytes that carries what was taken of the peer's messages.
   [[nodiscard]] Errc post_mark(Lane& lane, uint64_t id);
   void on_pulse();
+  void arm_pulse();
+  void on_link_down(const std::string& interface) override;
+  void on_suspicion(const std::string& interface, const std::string& peer) override;
+  std::string interface_of(const Lane& lane) const;
+  void look_for_life(size_t at, bool pulse_due);
+  bool other_usable(size_t lane) const {
+    return any_usable(0, lane) || any_usable(lane + 1, lanes_.size());
+  }
 
   static constexpr uint64_t control_id = UINT64_MAX - 1;
   static constexpr uint64_t mark_id = UINT64_MAX - 2;
@@ -211,6 +223,8 @@ class Connection : public Actor, protected StreamOwner, protected fabric::PathOw
   bool confirm_due_ = false;
   std::string peer_address_;
   Timer pulse_;
+  Instant pulse_at_{};  ///< the last ones
+  std::shared_ptr<NicMonitor> nics_;
   Timer deadline_;  ///< of the handshake
   Timer budget_;
   bool in_need_ = false;

@@ -18,6 +18,16 @@ constexpr Duration rebuild_limit = std::chrono::seconds(3);
 /// Signs of life that may stay unanswered, as the nccl-ha seed has it (section 4.2).
 constexpr int64_t pulses_missed_max = 3;
 
+/// How often lanes with unanswered work are looked at.
+constexpr Duration watch_interval = std::chrono::milliseconds(20);
+
+/// Unanswered work makes a lane suspect after several times what is usual for it: a false alarm
+/// costs a fence and what was under way, silence costs everybody's time.
+Duration soft_limit(Duration usual) {
+  constexpr Duration least = std::chrono::milliseconds(100);
+  return std::max(least, 4 * usual);
+}
+
 /// Places for control messages and for signs of life beside the data.
 constexpr uint32_t control_posts = ControlBox::slots + 2;
 
@@ -427,35 +437,106 @@ void Connection::deliver(const ControlReader::Message& message) {
 }
 
 void Connection::start_pulse() {
-  const auto interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
-  if (backup_ && interval.count() != 0) {
-    context_->timers().arm(pulse_, context_->now() + interval);
+  if (!backup_ || context_->config().heartbeat_ms == 0) {
+    return;
+  }
+  nics_ = NicMonitor::of(*context_);
+  nics_->enter(this);
+  pulse_at_ = context_->now();
+  arm_pulse();
+}
+
+void Connection::arm_pulse() {
+  // An idle connection costs its worker no more than its own signs of life.
+  const bool busy = std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
+    return lane.usable && lane.writes_open > (lane.suspect ? 0 : lane.pulses_open);
+  });
+  const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
+  context_->timers().cancel(pulse_);
+  context_->timers().arm(pulse_,
+                         context_->now() + (busy ? std::min(interval, watch_interval) : interval));
+}
+
+/// Gives signs of life where nothing else does, and looks whether each path still shows some.
+void Connection::on_pulse() {
+  const Instant now = context_->now();
+  const bool due =
+      now - pulse_at_ >= std::chrono::milliseconds(context_->config().heartbeat_ms);
+  if (due) {
+    pulse_at_ = now;
+  }
+  for (size_t i = 0; i < lanes_.size() && !failed_ && !finished_; ++i) {
+    if (lanes_[i].usable && lanes_[i].peer_box != 0) {
+      look_for_life(i, due);
+    }
+  }
+  if (!failed_ && !finished_) {
+    arm_pulse();
   }
 }
 
-void Connection::on_pulse() {
-  start_pulse();
+void Connection::look_for_life(size_t at, bool pulse_due) {
+  Lane& lane = lanes_[at];
   const Instant now = context_->now();
-  const auto limit =
-      pulses_missed_max * std::chrono::milliseconds(context_->config().heartbeat_ms);
-  for (size_t i = 0; i < lanes_.size() && !failed_ && !finished_; ++i) {
-    Lane& lane = lanes_[i];
-    if (!lane.usable || lane.peer_box == 0) {
+  const bool works = lane.writes_open > lane.pulses_open;
+  const Duration silent = now - lane.alive_at;
+  if (lane.life != lane.life_seen || lane.writes_open == 0 || !lane.waited) {
+    const bool answered = lane.waited && lane.life != lane.life_seen;
+    lane.silence = std::max(answered ? silent : Duration(0), lane.silence - lane.silence / 32);
+    lane.suspect = lane.suspect && !answered;
+    lane.life_seen = lane.life;
+    lane.alive_at = now;
+    lane.waited = lane.writes_open != 0;
+  } else {
+    Duration limit =
+        pulses_missed_max * std::chrono::milliseconds(context_->config().heartbeat_ms);
+    if (works || lane.suspect) {
+      limit = std::min(limit, soft_limit(lane.silence));
+    }
+    // Where there is no other way, the path itself says when to give up.
+    if (silent >= limit && other_usable(at)) {
+      const std::string interface = interface_of(lane);
+      on_lane_failed(at, fail(Errc::timed_out, fmt::format("no sign of life for {} ms",
+                                                           silent.count() / 1'000'000)));
+      nics_->suspect(this, interface, peer_host_);
+      return;
+    }
+  }
+  if (pulse_due && lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
+    ++lane.pulses_open;
+  }
+}
+
+std::string Connection::interface_of(const Lane& lane) const {
+  return provider_.interface_beneath(lane.at, reinterpret_cast<const sockaddr*>(&lane.local));
+}
+
+/// Asks at once where others found no answer.
+void Connection::on_suspicion(const std::string& interface, const std::string& peer) {
+  for (Lane& lane : lanes_) {
+    if (!lane.usable || lane.suspect || lane.peer_box == 0 || peer != peer_host_ || failed_ ||
+        finished_ || interface_of(lane) != interface) {
       continue;
     }
-    if (lane.life != lane.life_seen) {
-      lane.life_seen = lane.life;
-      lane.alive_at = now;
-    } else if (lane.pulses_open != 0 && now - lane.alive_at >= limit &&
-               (any_usable(0, i) || any_usable(i + 1, lanes_.size()))) {
-      // Where there is no other way, the path itself says when to give up.
-      on_lane_failed(i, fail(Errc::timed_out,
-                             fmt::format("no sign of life for {} ms (HA_NCCL_HEARTBEAT_MS)",
-                                         (now - lane.alive_at).count() / 1'000'000)));
-      continue;
-    }
+    lane.suspect = true;
     if (lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
       ++lane.pulses_open;
+    }
+    if (!lane.waited) {
+      lane.waited = true;
+      lane.alive_at = context_->now();
+    }
+    arm_pulse();
+  }
+}
+
+void Connection::on_link_down(const std::string& interface) {
+  for (size_t i = 0; ready_ && i < lanes_.size() && !failed_ && !finished_; ++i) {
+    Lane& lane = lanes_[i];
+    // Alone, a path waits: the link may be back before anybody had to know.
+    if (lane.usable && other_usable(i) &&
+        interface_of(lane) == interface) {
+      on_lane_failed(i, fail(Errc::system, fmt::format("{} lost its carrier", interface)));
     }
   }
 }
@@ -480,6 +561,9 @@ void Connection::take_into_use(size_t lane) {
   Lane& mine = lanes_[lane];
   mine.usable = true;
   mine.alive_at = context_->now();
+  mine.waited = false;
+  mine.suspect = false;
+  mine.silence = {};
   mine.control_next = 0;
   mine.control_open = 0;
   mine.control_due = false;

@@ -14,7 +14,8 @@ constexpr Duration patience = std::chrono::seconds(5);
 }  // namespace
 
 std::shared_ptr<ControlPort> ControlPort::of(Context& context) {
-  if (auto known = std::static_pointer_cast<ControlPort>(context.shared.lock())) {
+  auto& slot = context.shared[static_cast<size_t>(Context::Shared::control_port)];
+  if (auto known = std::static_pointer_cast<ControlPort>(slot.lock())) {
     return known;
   }
   auto made = std::make_shared<ControlPort>(context);
@@ -26,7 +27,7 @@ std::shared_ptr<ControlPort> ControlPort::of(Context& context) {
     return nullptr;
   }
   made->acceptor_ = std::move(*acceptor);
-  context.shared = made;
+  slot = made;
   return made;
 }
 

@@ -55,7 +55,10 @@ struct Lane {
   uint64_t life = 0;           ///< data and signs of life that got through, either way
   uint64_t life_seen = 0;      ///< at the last look
   uint32_t pulses_open = 0;
-  Instant alive_at{};          ///< when `life` was last seen to grow
+  Instant alive_at{};          ///< when `life` was last seen to grow, or nothing was waited for
+  bool waited = false;         ///< at the last look something was open
+  bool suspect = false;        ///< others have lost a path like this one
+  Duration silence{};          ///< how long it usually stays silent under work: a decaying maximum
 
   fabric::Path& path() { return *owned.path; }
   bool drained() const { return writes_open == 0 && credits_open == 0; }

@@ -1,6 +1,7 @@
 // Everything an actor may use: time, randomness, timers, streams, its worker.  Owner thread only.
 #pragma once
 
+#include <array>
 #include <memory>
 
 #include "runtime/actor.h"
@@ -35,7 +36,8 @@ class Context {
   uint32_t worker_index() const { return index_; }
 
   /// What the connections of this worker share: made by the first that needs it, gone with the last.
-  std::weak_ptr<void> shared;
+  enum class Shared : uint8_t { control_port, nic_monitor };
+  std::array<std::weak_ptr<void>, 2> shared;
 
   /// Adopts an actor on this worker; start() runs before this returns.
   virtual ActorId add_actor(std::unique_ptr<Actor> actor) = 0;

@@ -68,6 +68,18 @@ class DatagramEndpoint {
   virtual Result<sockaddr_storage> local_address() = 0;
 };
 
+class LinkWatchOwner {
+ public:
+  virtual ~LinkWatchOwner() = default;
+  /// An interface got or lost its carrier, was taken up or down, or went away.
+  virtual void on_link(const std::string& interface, bool up) = 0;
+};
+
+class LinkWatch {
+ public:
+  virtual ~LinkWatch() = default;  ///< no callback after it
+};
+
 class FdWatchOwner {
  public:
   virtual ~FdWatchOwner() = default;
@@ -101,6 +113,12 @@ class StreamFactory {
   /// A descriptor that others own and read, made non-blocking; it must stay open as long as the
   /// watch.  A regular file: Errc::system.  A simulated network has none: invalid_usage.
   virtual Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) = 0;
+  /// Changes of this host's network interfaces from now on.  Where there is nobody to tell of them:
+  /// invalid_usage.
+  virtual Result<std::unique_ptr<LinkWatch>> watch_links(LinkWatchOwner* owner) {
+    (void)owner;
+    return fail(Errc::invalid_usage, "nobody tells of links here");
+  }
   /// Lets callbacks run without waiting; how many things may have happened (0: idle).
   virtual unsigned turn() = 0;
   /// Readable when turn() has something to do; -1: none.

@@ -91,6 +91,14 @@ std::optional<size_t> Provider::interface_of(const sockaddr* address) const {
   return std::nullopt;
 }
 
+std::string Provider::interface_beneath(const Attachment& at, const sockaddr* local) const {
+  if (at.kind != FabricKind::datagram) {
+    return rdma_[devices_[at.device].index].info.netdev;
+  }
+  const auto own = interface_of(local);
+  return own ? interfaces_[*own].name : std::string();
+}
+
 Result<void> Provider::choose_devices(const Config& config) {
   const std::string& fabric = config.fabric;
   const bool forced = fabric_is_forced(config);

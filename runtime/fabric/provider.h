@@ -117,6 +117,8 @@ class Provider {
                              bool key_is_local);
   /// All that could carry paths of a kind; `at.device` of those over UDP is `device`.
   std::vector<Place> places(const Attachment& device) const;
+  /// The interface beneath a path made there; empty where it is not known.
+  std::string interface_beneath(const Attachment& at, const sockaddr* local) const;
   /// Index of the interface that owns `address`; nullopt for a foreign one.
   std::optional<size_t> interface_of(const sockaddr* address) const;
 
