@@ -206,6 +206,8 @@ class Connection : public Actor,
   void on_suspicion(const std::string& interface, const std::string& peer) override;
   std::string interface_of(const Lane& lane) const;
   void look_for_life(size_t at, bool pulse_due);
+  /// A sign of life whose answer is awaited no longer than that to work.
+  void ask_for_life(Lane& lane);
   bool other_usable(size_t lane) const {
     return any_usable(0, lane) || any_usable(lane + 1, lanes_.size());
   }

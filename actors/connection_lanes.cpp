@@ -23,9 +23,9 @@ constexpr Duration watch_interval = std::chrono::milliseconds(20);
 
 /// Unanswered work makes a lane suspect after several times what is usual for it: a false alarm
 /// costs a fence and what was under way, silence costs everybody's time.
-Duration soft_limit(Duration usual) {
-  constexpr Duration least = std::chrono::milliseconds(100);
-  return std::max(least, 4 * usual);
+Duration soft_limit(const Config& config, Duration usual) {
+  const Duration most = std::chrono::milliseconds(config.soft_timeout_ms);
+  return std::clamp(4 * usual, most / 2, most);
 }
 
 /// Places for control messages and for signs of life beside the data.
@@ -449,7 +449,7 @@ void Connection::start_pulse() {
 void Connection::arm_pulse() {
   // An idle connection costs its worker no more than its own signs of life.
   const bool busy = std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
-    return lane.usable && lane.writes_open > (lane.suspect ? 0 : lane.pulses_open);
+    return lane.usable && (lane.moved || lane.announced || lane.writes_open > (lane.suspect ? 0 : lane.pulses_open));
   });
   const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
   context_->timers().cancel(pulse_);
@@ -480,24 +480,35 @@ void Connection::look_for_life(size_t at, bool pulse_due) {
   const Instant now = context_->now();
   const bool works = lane.writes_open > lane.pulses_open;
   const Duration silent = now - lane.alive_at;
+  if (lane.announced && lane.life == lane.life_seen) {
+    // The sender may have nothing to send; that it was told is what can be found out.
+    lane.announced = false;
+    ask_for_life(lane);
+  }
   if (lane.life != lane.life_seen || lane.writes_open == 0 || !lane.waited) {
     const bool answered = lane.waited && lane.life != lane.life_seen;
-    lane.silence = std::max(answered ? silent : Duration(0), lane.silence - lane.silence / 32);
+    lane.silence = std::max(answered && lane.worked ? silent : Duration(0),
+                            lane.silence - lane.silence / 32);
     lane.suspect = lane.suspect && !answered;
+    // Its own signs of life are no traffic: there is at most one of them between two looks.
+    lane.moved = lane.life - lane.life_seen > 1;
     lane.life_seen = lane.life;
     lane.alive_at = now;
     lane.waited = lane.writes_open != 0;
+    lane.worked = works;
   } else {
     Duration limit =
         pulses_missed_max * std::chrono::milliseconds(context_->config().heartbeat_ms);
     if (works || lane.suspect) {
-      limit = std::min(limit, soft_limit(lane.silence));
+      limit = std::min(limit, soft_limit(context_->config(), lane.silence));
     }
     // Where there is no other way, the path itself says when to give up.
     if (silent >= limit && other_usable(at)) {
       const std::string interface = interface_of(lane);
-      on_lane_failed(at, fail(Errc::timed_out, fmt::format("no sign of life for {} ms",
-                                                           silent.count() / 1'000'000)));
+      on_lane_failed(at, fail(Errc::timed_out,
+                              fmt::format("no sign of life for {} ms (at most {} ms lately)",
+                                          silent.count() / 1'000'000,
+                                          lane.silence.count() / 1'000'000)));
       nics_->suspect(this, interface, peer_host_);
       return;
     }
@@ -518,15 +529,19 @@ void Connection::on_suspicion(const std::string& interface, const std::string& p
         finished_ || interface_of(lane) != interface) {
       continue;
     }
-    lane.suspect = true;
-    if (lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
-      ++lane.pulses_open;
-    }
-    if (!lane.waited) {
-      lane.waited = true;
-      lane.alive_at = context_->now();
-    }
+    ask_for_life(lane);
     arm_pulse();
+  }
+}
+
+void Connection::ask_for_life(Lane& lane) {
+  lane.suspect = true;
+  if (lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
+    ++lane.pulses_open;
+  }
+  if (!lane.waited) {
+    lane.waited = true;
+    lane.alive_at = context_->now();
   }
 }
 

@@ -57,7 +57,10 @@ struct Lane {
   uint32_t pulses_open = 0;
   Instant alive_at{};          ///< when `life` was last seen to grow, or nothing was waited for
   bool waited = false;         ///< at the last look something was open
-  bool suspect = false;        ///< others have lost a path like this one
+  bool worked = false;         ///< and not only signs of life
+  bool moved = false;          ///< between the last two looks there was traffic
+  bool suspect = false;        ///< its answer to a sign of life is awaited impatiently
+  bool announced = false;      ///< something was written whose completion nobody sees
   Duration silence{};          ///< how long it usually stays silent under work: a decaying maximum
 
   fabric::Path& path() { return *owned.path; }

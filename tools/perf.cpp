@@ -154,6 +154,12 @@ void add_environment(CLI::App& perf, RawOptions& raw) {
   perf.add_option("--libnccl", o.libnccl, "libnccl.so.2 that 'socket' and 'ib' are taken from");
   perf.add_option("--device", o.device, "Device of the plugin to use")->capture_default_str();
   perf.add_option("--rendezvous", o.rendezvous, "HOST:PORT of rank 0 under a launcher");
+  perf.add_option("--fault", o.faults,
+                  "In a lab of namespaces: what to do to its links, and when, as in "
+                  "'cut rail0 --for 1s@2s, lose rail1 1%@5s'; a time may be a range: 1s..2s");
+  perf.add_option("--fault-rounds", o.fault_rounds, "How often; the run lasts as long")
+      ->check(CLI::Range(1, 500))
+      ->capture_default_str();
   perf.add_option("--timeout", o.timeout_s, "Seconds after which the run is ended")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();

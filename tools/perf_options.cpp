@@ -5,6 +5,8 @@
 #include <cctype>
 #include <charconv>
 
+#include "tools/perf_faults.h"
+
 namespace nccl_ha::tools {
 
 const char* to_text(OpKind op) {
@@ -188,6 +190,21 @@ Result<void> settle(PerfOptions& options, uint32_t world_size) {
   const bool latency = options.op == OpKind::latency;
   if (latency) {
     options.type = DataType::uint8;  // messages, not elements
+  }
+  if (!options.faults.empty()) {
+    auto plan = parse_faults(options.faults);
+    if (!plan) {
+      return plan.error();
+    }
+    if (latency || !options.against.name.empty() || options.min_bytes != options.max_bytes) {
+      return fail(Errc::invalid_argument,
+                  "--fault goes with one size of one plugin, and not with latency");
+    }
+    if (plan->size() * options.fault_rounds > faults_max) {
+      return fail(Errc::invalid_argument,
+                  fmt::format("--fault: {} faults, at most {} are possible",
+                              plan->size() * options.fault_rounds, faults_max));
+    }
   }
   if (options.iterations == 0) {
     options.iterations = latency ? 10000 : 20;

@@ -67,6 +67,8 @@ struct PerfOptions {
   uint32_t timeout_s = 300;
   uint64_t seed = 1;
   std::string json;  ///< empty: none; "-": standard output
+  std::string faults;        ///< steps for the lab; empty: none
+  uint32_t fault_rounds = 1;  ///< how often they are carried out
 };
 
 /// Fills in what depends on other options and refuses what cannot work, naming the option.

@@ -31,6 +31,8 @@ struct Measured {
   double cpu_s = 0;   ///< mean per iteration, all threads
   CheckResult check;
   std::vector<double> samples_us;  ///< latency only
+  uint64_t iterations = 0;
+  std::vector<FaultReport> faults;
 };
 
 class Rank {
@@ -259,8 +261,23 @@ class Rank {
     SteadyClock clock;
     double seconds = 0;
     double cpu = 0;
+    auto faults = start_faults();
+    if (!faults) {
+      return faults.error();
+    }
+    if (!o_.faults.empty()) {
+      (*transfer)->note_gaps();
+    }
     const uint64_t total = o_.warmup + o_.iterations;
-    for (uint64_t i = 0; i < total; ++i, ++iteration_) {
+    for (uint64_t i = 0;; ++i, ++iteration_) {
+      auto more = goes_on(i, total, faults->get());
+      if (!more) {
+        return more.error();
+      }
+      if (!*more) {
+        out.iterations = i - o_.warmup;
+        break;
+      }
       if (o_.check || i == 0) {
         fill(p, size, encoding);
       }
@@ -292,9 +309,44 @@ class Rank {
       out.check.wrong += wrong;
       out.check.first_finding = fmt::format("{} bytes of reused steps differ", wrong);
     }
-    out.time_s = seconds / static_cast<double>(o_.iterations);
-    out.cpu_s = cpu / static_cast<double>(o_.iterations);
+    if (*faults) {
+      auto reports = (*faults)->finish((*transfer)->gaps());
+      if (!reports) {
+        return reports.error();
+      }
+      out.faults = std::move(*reports);
+    }
+    out.time_s = seconds / static_cast<double>(out.iterations);
+    out.cpu_s = cpu / static_cast<double>(out.iterations);
     return out;
+  }
+
+  /// Rank 0 looks after the faults.
+  Result<std::unique_ptr<FaultRunner>> start_faults() {
+    if (o_.faults.empty() || setup_.world.rank != 0) {
+      return std::unique_ptr<FaultRunner>();
+    }
+    auto plan = parse_faults(o_.faults);
+    if (!plan) {
+      return plan.error();
+    }
+    auto runner = std::make_unique<FaultRunner>(std::move(*plan), o_.fault_rounds, o_.seed);
+    if (auto started = runner->start(); !started) {
+      return started.error();
+    }
+    return runner;
+  }
+
+  /// Whether there is another iteration: with faults, for as long as there are any.
+  Result<bool> goes_on(uint64_t done, uint64_t total, FaultRunner* faults) {
+    if (o_.faults.empty() || done < total) {
+      return done < total;
+    }
+    auto said = world_->broadcast(faults != nullptr && faults->active() ? "more" : "");
+    if (!said) {
+      return said.error();
+    }
+    return !said->empty();
   }
 
   Result<Measured> measure_latency(uint64_t bytes) {
@@ -383,6 +435,10 @@ class Rank {
     result["time_s"] = time;
     result["cpu_s"] = cpu;
     result["wrong"] = wrong;
+    for (const FaultReport& fault : mine.faults) {
+      result["faults"].push_back(
+          {fault.what, std::chrono::duration<double, std::milli>(fault.stall).count()});
+    }
     send_to_parent(result);
     return {};
   }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "tools/perf_faults.h"
 #include "tools/perf_plan.h"
 
 namespace nccl_ha::tools {
@@ -181,6 +182,28 @@ std::string row_text(const PerfOptions& options, uint32_t ranks, const Row& row)
   return text + "\n";
 }
 
+std::string faults_text(const Round& round) {
+  if (round.faults.empty()) {
+    return {};
+  }
+  constexpr size_t listed_max = 20;
+  std::string text;
+  std::vector<Duration> stalls;
+  for (const auto& [what, stall_ms] : round.faults) {
+    stalls.push_back(Duration(static_cast<int64_t>(stall_ms * 1e6)));
+    if (round.faults.size() <= listed_max) {
+      text += fmt::format("# fault {}: {}: stall {:.1f} ms\n", stalls.size(), what, stall_ms);
+    }
+  }
+  std::sort(stalls.begin(), stalls.end());
+  const auto ms = [](Duration value) {
+    return std::chrono::duration<double, std::milli>(value).count();
+  };
+  return text + fmt::format("# {} faults          : stall p50 {:.1f} ms, p99 {:.1f} ms, max {:.1f} ms\n",
+                            stalls.size(), ms(percentile(stalls, 0.5)), ms(percentile(stalls, 0.99)),
+                            ms(stalls.back()));
+}
+
 std::string footer_text(const PerfOptions& options, uint32_t ranks, const std::vector<Row>& rows,
                         const std::vector<PluginInfo>& plugins, bool complete) {
   std::string text;
@@ -211,6 +234,9 @@ nlohmann::json cell_json(const PerfOptions& options, uint32_t ranks, const Row& 
       one = {{"min_us", r.min_us}, {"p50_us", r.p50_us}, {"mean_us", r.mean_us},
              {"p99_us", r.p99_us}, {"max_us", r.max_us}, {"cpu_us", r.cpu_s * 1e6},
              {"wrong", r.wrong}};
+    }
+    for (const auto& [what, stall_ms] : r.faults) {
+      one["faults"].push_back({{"what", what}, {"stall_ms", stall_ms}});
     }
     if (!r.finding.empty()) {
       one["finding"] = r.finding;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/perf_options.h"
@@ -31,6 +32,7 @@ struct Round {
   double mean_us = 0;
   double p99_us = 0;
   double max_us = 0;
+  std::vector<std::pair<std::string, double>> faults;  ///< each with its stall in milliseconds
 };
 
 /// All rounds of one plugin at one size, and their medians.
@@ -68,6 +70,8 @@ double ratio(const PerfOptions& options, const Row& row);
 std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hosts,
                         const std::vector<PluginInfo>& plugins);
 std::string row_text(const PerfOptions& options, uint32_t ranks, const Row& row);
+/// What the faults of a run cost; empty when there were none.
+std::string faults_text(const Round& round);
 /// Averages and the verdict.
 std::string footer_text(const PerfOptions& options, uint32_t ranks, const std::vector<Row>& rows,
                         const std::vector<PluginInfo>& plugins, bool complete);

@@ -54,7 +54,8 @@ class SharedBarrierPage {
 /// Ranks that were started with other options must not be taken for ours.
 uint64_t options_hash(const PerfOptions& o, size_t group) {
   const std::string text = fmt::format(
-      "{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(o.op),
+      "{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", o.faults,
+      static_cast<int>(o.op),
       o.min_bytes, o.max_bytes, o.step_factor, o.step_bytes, o.iterations, o.warmup, o.rounds,
       o.check, static_cast<int>(o.type), static_cast<int>(o.reduce_op), o.root, o.conns,
       o.message_bytes, o.depth, o.group, o.bidirectional, o.reuse, o.seed, group);
@@ -218,6 +219,7 @@ class Supervisor {
     }
     clear_progress();
     print(row_text(o_, ranks_, row));
+    print(faults_text(row.cells.front().rounds.back()));
     report_wrong(row);
     rows_.push_back(std::move(row));
     return true;
@@ -229,6 +231,11 @@ class Supervisor {
     round.cpu_s = result["cpu_s"];
     round.wrong = result["wrong"];
     round.finding = result.value("finding", "");
+    if (result.contains("faults")) {
+      for (const json& fault : result["faults"]) {
+        round.faults.emplace_back(fault[0].get<std::string>(), fault[1].get<double>());
+      }
+    }
     if (result.contains("latency")) {
       const json& latency = result["latency"];
       round.min_us = latency["min_us"];

@@ -228,6 +228,8 @@ Result<void> Transfer::run(const IdleCheck& check) {
       unfinished_ += flow.total > 0 ? 1 : 0;
     }
   }
+  SteadyClock clock;
+  Instant moved_at = noting_gaps_ ? clock.now() : Instant{};
   for (uint32_t idle = 0; unfinished_ > 0;) {
     bool moved = false;
     for (Flow& flow : recvs_) {
@@ -240,6 +242,13 @@ Result<void> Transfer::run(const IdleCheck& check) {
       return error_;
     }
     if (moved) {
+      if (noting_gaps_) {
+        const Instant now = clock.now();
+        if (now - moved_at >= std::chrono::milliseconds(1)) {
+          gaps_.push_back({moved_at, now});
+        }
+        moved_at = now;
+      }
       continue;
     }
     if (!options_.spin) {

@@ -11,6 +11,7 @@
 
 #include "runtime/result.h"
 #include "tools/net_library.h"
+#include "tools/perf_faults.h"
 #include "tools/perf_links.h"
 #include "tools/perf_plan.h"
 
@@ -47,6 +48,11 @@ class Transfer {
   uint64_t wrong_bytes() const { return wrong_bytes_; }
   /// Whether to compare them at all; on by default.
   void set_comparing(bool comparing) { comparing_ = comparing; }
+
+  /// Notes when nothing completed for a millisecond or longer, at the cost of a clock reading per
+  /// pass.
+  void note_gaps() { noting_gaps_ = true; }
+  const std::vector<Gap>& gaps() const { return gaps_; }
 
   /// How far every unfinished connection is, for error messages.
   std::string progress() const;
@@ -99,6 +105,8 @@ class Transfer {
   uint32_t unfinished_ = 0;
   uint64_t wrong_bytes_ = 0;
   bool comparing_ = true;
+  bool noting_gaps_ = false;
+  std::vector<Gap> gaps_;
   bool failed_ = false;
   Error error_;
 };

@@ -155,7 +155,8 @@ void DatagramPath::send_check() {
       ++candidate_;
       candidate_tries_ = 0;
     }
-    ++candidate_tries_;
+    // Where nothing gets through, as during an outage, size is not to blame.
+    candidate_tries_ += small_answered_ ? 1 : 0;
     const uint32_t size = datagram_payload(candidates_[candidate_], peer_.data);
     header.payload_length = static_cast<uint16_t>(size - header_bytes);
     header.fragment_length = size;
@@ -163,7 +164,8 @@ void DatagramPath::send_check() {
     static_cast<void>(port_.stage_probe(*this, header, size - header_bytes));
   }
   const Duration wait =
-      std::min(check_longest, check_first * (1U << std::min(candidate_tries_, 6U)));
+      std::min(check_longest, check_first * (1U << std::min(small_answered_ ? candidate_tries_
+                                                                            : attempt_, 6U)));
   ++attempt_;
   port_.env_.timers->arm(timer_, port_.now_ + wait);
 }
