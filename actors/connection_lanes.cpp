@@ -454,7 +454,7 @@ void Connection::arm_pulse() {
   const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
   context_->timers().cancel(pulse_);
   context_->timers().arm(pulse_,
-                         context_->now() + (busy ? std::min(interval, watch_interval) : interval));
+                         context_->now() + (busy ? std::min(interval / 2, watch_interval) : interval));
 }
 
 /// Gives signs of life where nothing else does, and looks whether each path still shows some.

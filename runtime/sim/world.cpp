@@ -40,6 +40,9 @@ World::~World() {
 }
 
 Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Config& config) {
+  if (addresses.empty()) {
+    return fail(Errc::invalid_argument, "a simulated process needs an address");
+  }
   auto process = std::make_unique<Process>();
   const Ip address = addresses.front();
   process->address = address;

@@ -23,7 +23,7 @@ uint64_t seeds() {
 #elif defined(__SANITIZE_ADDRESS__)
   constexpr uint64_t usual = 100;
 #else
-  constexpr uint64_t usual = 1000;
+  constexpr uint64_t usual = 700;
 #endif
   const char* wanted = std::getenv("NHA_SIM_SEEDS");
   return wanted == nullptr ? usual : std::strtoull(wanted, nullptr, 10);
@@ -49,6 +49,80 @@ TEST(SimFailover, CutsInEitherDirectionAndFalseVerdicts) {
   EXPECT_GT(totals.down, seeds());
   EXPECT_GT(totals.back, seeds());
   EXPECT_GT(totals.packets_cut, seeds());
+}
+
+TEST(SimFailover, TwoRailsOfWhichOneMayGoForGood) {
+  FailoverTotals totals;
+  for (uint64_t seed = 1; seed <= seeds(); ++seed) {
+    ASSERT_EQ(run_failovers({.seed = 2000000 + seed, .rails = 2}, &totals), "")
+        << "seed " << 2000000 + seed;
+  }
+  EXPECT_GT(totals.cuts_for_good, seeds() / 10);
+  EXPECT_GT(totals.moves, seeds() / 2) << "traffic hardly ever took the other rail";
+  EXPECT_GT(totals.down, seeds());
+}
+
+TEST(SimFailover, ARailThatIsGoneForGoodCostsNoMoreThanTheTimeToNotice) {
+  SimPair pair(21, {}, {}, 2);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  // The shadow is made after the handshake.
+  auto& failovers = pair.send_channel().failovers;
+  pair.post_receives(8);
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
+  pair.world().run_until([] { return false; }, seconds(1));
+  sim::Link dark;
+  dark.cut = true;
+  pair.set_links(dark, dark, 0);
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
+  const Instant cut = pair.world().now();
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 1; }, seconds(5)));
+  // The limit, and up to a heartbeat until an idle connection looks.
+  EXPECT_LE(pair.world().now() - cut, std::chrono::milliseconds(450));
+  EXPECT_GT(pair.world().network().counts().cut, 0U) << "the fault did not happen";
+  // Long after the stream over the dead rail has broken, too.
+  pair.world().run_until([] { return false; }, seconds(100));
+  EXPECT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
+  EXPECT_TRUE(pair.post_send(1 << 20)) << pair.error();
+}
+
+TEST(SimFailover, TrafficGoesBackWhenTheOwnNicHasWorkedForLongEnough) {
+  Config config;
+  config.enable_failback = true;
+  config.failback_ms = 2000;
+  SimPair pair(22, {}, config, 2);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  auto& failovers = pair.send_channel().failovers;
+  const auto wait = [&](auto time) { pair.world().run_until([] { return false; }, time); };
+  wait(seconds(1));
+  ASSERT_TRUE(pair.send_channel().tell_doubt(0));
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
+  EXPECT_EQ(failovers.moves.load(), 1U);
+  const Instant back = pair.world().now();
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 2; }, seconds(10)));
+  EXPECT_GE(pair.world().now() - back, seconds(2)) << "it went back too early";
+  // It fails again at once: the next time it has to prove itself for longer.
+  ASSERT_TRUE(pair.send_channel().tell_doubt(0));
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 2; }, seconds(5)));
+  EXPECT_EQ(failovers.moves.load(), 3U);
+  wait(std::chrono::milliseconds(3900));
+  EXPECT_EQ(failovers.moves.load(), 3U) << "flapping costs as much as ever";
+  wait(std::chrono::milliseconds(300));
+  EXPECT_EQ(failovers.moves.load(), 4U);
+}
+
+TEST(SimFailover, WithoutFailbackTrafficStaysWhereItWent) {
+  SimPair pair(23, {}, {}, 2);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  auto& failovers = pair.send_channel().failovers;
+  const auto wait = [&](auto time) { pair.world().run_until([] { return false; }, time); };
+  wait(seconds(1));
+  ASSERT_TRUE(pair.send_channel().tell_doubt(0));
+  wait(seconds(60));
+  EXPECT_EQ(failovers.back.load(), 1U);
+  EXPECT_EQ(failovers.moves.load(), 1U);
+  ASSERT_TRUE(pair.send_channel().tell_doubt(1)) << "until that one fails";
+  wait(seconds(1));
+  EXPECT_EQ(failovers.moves.load(), 2U);
 }
 
 TEST(SimFailover, APeerThatDiesEndsEverythingWithinTheBudget) {

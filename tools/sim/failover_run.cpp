@@ -171,7 +171,9 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   plan.groups = 40;
   plan.seed = run.seed;
   plan.each_round = [&] { chaos.step(); };
-  plan.released = [&] { return chaos.released(plan.groups); };
+  if (random.chance(0.5)) {  // else everything is under way when the first fault comes
+    plan.released = [&] { return chaos.released(plan.groups); };
+  }
   std::string outcome = pair.transfer(plan, seconds(120));
   add(*totals, pair);
   return outcome;

@@ -38,9 +38,9 @@ struct FailoverRun {
   /// The part of the faults that are false verdicts on a living path; the others are cuts in either
   /// direction or both.
   double doubts = 0.5;
-  size_t rails = 1;  ///< 2: a connection has a shadow path, and one rail may go for good
   std::function<void(const sim::World&)> begins{};  ///< gets the world, which lasts for the run
   std::function<void(const std::string&)> trace{};  ///< is told of each fault; both may be empty
+  size_t rails = 1;  ///< 2: a connection has a shadow path, and one rail may go for good
 };
 
 /// Settings under which a path is found dead soon.
