@@ -90,7 +90,7 @@ struct CtsEntry {
   int32_t tag;
   uint8_t count;  ///< positions of the group
   uint8_t position;
-  uint8_t exact;  ///< the buffer is polled while it is written
+  uint8_t exact;         ///< the buffer is polled while it is written
   uint8_t shadow_epoch;  ///< low bits: of the path over another NIC that shadow_key is for
   uint32_t shadow_key;   ///< of the buffer on that path's device; 0: not yet known
   uint8_t reserved2[28];

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 
-
 #include "runtime/check.h"
 #include "runtime/engine.h"
 #include "runtime/log.h"

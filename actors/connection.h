@@ -70,8 +70,8 @@ class Connection : public Actor,
   };
   virtual Tables tables() = 0;
 
-  /// Makes `count` lanes with paths at `attachment_`, beginning at the stream's own address; `local`
-  /// chooses interface and family for datagrams.
+  /// Makes `count` lanes with paths at `attachment_`, beginning at the stream's own address;
+  /// `local` chooses interface and family for datagrams.
   Result<void> make_paths(const sockaddr_storage& local, size_t count, bool active);
   /// A new path for a lane, in place of the old one if there is one, where the lane says.
   Result<void> make_path(Lane& lane, bool active, Duration connect_limit);
@@ -454,8 +454,8 @@ class ReceiveConnection final : public Connection, private ControlPort::Member {
   uint64_t cts_address_ = 0;
   std::unique_ptr<CtsRing> staging_;  ///< what is written into the peer's
   bool shadow_keys_wanted_ = false;   ///< clear-to-sends carry the keys of the shadow's device
-  uint32_t staged_ = 0;        ///< where the next entry goes
-  uint32_t held_entries_ = 0;  ///< before that, not announced yet
+  uint32_t staged_ = 0;               ///< where the next entry goes
+  uint32_t held_entries_ = 0;         ///< before that, not announced yet
   uint32_t held_groups_ = 0;
   size_t announcing_lane_ = 0;  ///< announcements keep their order by taking one lane
   bool announce_anew_ = false;  ///< that lane failed: everything open again, on another one

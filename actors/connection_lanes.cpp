@@ -52,8 +52,8 @@ Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_lim
   if (auto equipped = equip(lane); !equipped) {
     return equipped;
   }
-  auto path = provider_.create_path(
-      *context_, lane.at, reinterpret_cast<const sockaddr*>(&lane.local), options, this);
+  auto path = provider_.create_path(*context_, lane.at,
+                                    reinterpret_cast<const sockaddr*>(&lane.local), options, this);
   if (!path) {
     return path.error();
   }
@@ -156,9 +156,8 @@ void Connection::add_shadow_lanes() {
 
 std::vector<ha::Rail> Connection::rails() const {
   const auto own = provider_.interface_of(reinterpret_cast<const sockaddr*>(&local_));
-  const size_t primary = attachment_.kind == fabric::FabricKind::datagram
-                             ? own.value_or(SIZE_MAX)
-                             : attachment_.device;
+  const size_t primary = attachment_.kind == fabric::FabricKind::datagram ? own.value_or(SIZE_MAX)
+                                                                          : attachment_.device;
   const auto first = std::find_if(places_.begin(), places_.end(),
                                   [&](const auto& place) { return place.number == primary; });
   std::vector<ha::Rail> rails;
@@ -248,8 +247,9 @@ void Connection::send_control(std::vector<std::byte> frame) {
   set_numbers(frame, courier_.next(), courier_.expected());
   write_stream(frame);
   if (frame.size() > ControlBox::slot_bytes || !courier_.add(std::move(frame))) {
-    fail_connection(fail(Errc::internal, "a control message is too long, or too many wait for an "
-                                         "answer"),
+    fail_connection(fail(Errc::internal,
+                         "a control message is too long, or too many wait for an "
+                         "answer"),
                     false);
     return;
   }
@@ -274,8 +274,7 @@ Errc Connection::post_mark(Lane& lane, uint64_t id) {
   fabric::WritePost post;
   post.id = id;
   post.has_immediate = true;
-  post.immediate =
-      ControlMark{0, static_cast<uint16_t>(courier_.expected()), lane.epoch}.pack();
+  post.immediate = ControlMark{0, static_cast<uint16_t>(courier_.expected()), lane.epoch}.pack();
   post.host_memory = true;
   const Errc posted = lane.path().post_write(post);
   lane.writes_open += posted == Errc::ok ? 1 : 0;
@@ -449,19 +448,19 @@ void Connection::start_pulse() {
 void Connection::arm_pulse() {
   // An idle connection costs its worker no more than its own signs of life.
   const bool busy = std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
-    return lane.usable && (lane.moved || lane.announced || lane.writes_open > (lane.suspect ? 0 : lane.pulses_open));
+    return lane.usable && (lane.moved || lane.announced ||
+                           lane.writes_open > (lane.suspect ? 0 : lane.pulses_open));
   });
   const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
   context_->timers().cancel(pulse_);
-  context_->timers().arm(pulse_,
-                         context_->now() + (busy ? std::min(interval / 2, watch_interval) : interval));
+  context_->timers().arm(
+      pulse_, context_->now() + (busy ? std::min(interval / 2, watch_interval) : interval));
 }
 
 /// Gives signs of life where nothing else does, and looks whether each path still shows some.
 void Connection::on_pulse() {
   const Instant now = context_->now();
-  const bool due =
-      now - pulse_at_ >= std::chrono::milliseconds(context_->config().heartbeat_ms);
+  const bool due = now - pulse_at_ >= std::chrono::milliseconds(context_->config().heartbeat_ms);
   if (due) {
     pulse_at_ = now;
   }
@@ -487,8 +486,8 @@ void Connection::look_for_life(size_t at, bool pulse_due) {
   }
   if (lane.life != lane.life_seen || lane.writes_open == 0 || !lane.waited) {
     const bool answered = lane.waited && lane.life != lane.life_seen;
-    lane.silence = std::max(answered && lane.worked ? silent : Duration(0),
-                            lane.silence - lane.silence / 32);
+    lane.silence =
+        std::max(answered && lane.worked ? silent : Duration(0), lane.silence - lane.silence / 32);
     lane.suspect = lane.suspect && !answered;
     // Its own signs of life are no traffic: there is at most one of them between two looks.
     lane.moved = lane.life - lane.life_seen > 1;
@@ -497,18 +496,17 @@ void Connection::look_for_life(size_t at, bool pulse_due) {
     lane.waited = lane.writes_open != 0;
     lane.worked = works;
   } else {
-    Duration limit =
-        pulses_missed_max * std::chrono::milliseconds(context_->config().heartbeat_ms);
+    Duration limit = pulses_missed_max * std::chrono::milliseconds(context_->config().heartbeat_ms);
     if (works || lane.suspect) {
       limit = std::min(limit, soft_limit(context_->config(), lane.silence));
     }
     // Where there is no other way, the path itself says when to give up.
     if (silent >= limit && other_usable(at)) {
       const std::string interface = interface_of(lane);
-      on_lane_failed(at, fail(Errc::timed_out,
-                              fmt::format("no sign of life for {} ms (at most {} ms lately)",
-                                          silent.count() / 1'000'000,
-                                          lane.silence.count() / 1'000'000)));
+      on_lane_failed(
+          at, fail(Errc::timed_out,
+                   fmt::format("no sign of life for {} ms (at most {} ms lately)",
+                               silent.count() / 1'000'000, lane.silence.count() / 1'000'000)));
       nics_->suspect(this, interface, peer_host_);
       return;
     }
@@ -549,8 +547,7 @@ void Connection::on_link_down(const std::string& interface) {
   for (size_t i = 0; ready_ && i < lanes_.size() && !failed_ && !finished_; ++i) {
     Lane& lane = lanes_[i];
     // Alone, a path waits: the link may be back before anybody had to know.
-    if (lane.usable && other_usable(i) &&
-        interface_of(lane) == interface) {
+    if (lane.usable && other_usable(i) && interface_of(lane) == interface) {
       on_lane_failed(i, fail(Errc::system, fmt::format("{} lost its carrier", interface)));
     }
   }

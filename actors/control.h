@@ -1,7 +1,7 @@
 // Messages of a connection's control stream (TCP), framed and bounds-checked.
 //
-//   0 u32 magic   4 u16 type   6 u16 length of what follows the header (at most control_payload_max)
-//   8 u32 number   12 u32 confirmed: the peer has taken all numbers below
+//   0 u32 magic   4 u16 type   6 u16 length of what follows the header (at most
+//   control_payload_max) 8 u32 number   12 u32 confirmed: the peer has taken all numbers below
 //
 // Numbered messages (actors/courier.h) travel over the paths too, so that they get through when the
 // network beneath the stream is the one that failed.  The handshake and messages of connections
@@ -43,10 +43,10 @@ enum class ControlType : uint16_t {
   close = 4,
   failure = 5,
   // Of one path, the n-th of the connection (docs/protocol.md, "Failover"):
-  doubt = 6,    ///< receiver: my side of it failed
-  down = 7,     ///< sender: I have closed my side
-  fenced = 8,   ///< receiver: mine is closed too, and this had arrived
-  rebuild = 9,  ///< sender: a new one begins here
+  doubt = 6,     ///< receiver: my side of it failed
+  down = 7,      ///< sender: I have closed my side
+  fenced = 8,    ///< receiver: mine is closed too, and this had arrived
+  rebuild = 9,   ///< sender: a new one begins here
   rebuilt = 10,  ///< receiver: and ends here
   confirm = 11,  ///< nothing but its header
   rejoin = 12,   ///< first on a stream that takes the place of the connection's
@@ -77,9 +77,9 @@ struct Hello {
   fabric::FabricKind kind = fabric::FabricKind::datagram;  ///< of all paths
   uint8_t traffic_class = 0;  ///< the sender decides both, for both directions
   uint8_t service_level = 0;
-  bool backup = false;  ///< paths may be replaced: failover is on
-  uint8_t shadows = 0;  ///< paths over other NICs that it would make, at most
-  std::string host;     ///< for logs
+  bool backup = false;         ///< paths may be replaced: failover is on
+  uint8_t shadows = 0;         ///< paths over other NICs that it would make, at most
+  std::string host;            ///< for logs
   std::vector<PathEnd> paths;  ///< 1 to paths_max
 };
 
@@ -88,8 +88,8 @@ struct Welcome {
   uint32_t process = 0;
   uint64_t sizes_address = 0;  ///< where the sender writes SizeRecords
   uint32_t sizes_key = 0;
-  bool backup = false;  ///< both sides want it
-  uint8_t shadows = 0;  ///< as many as both sides want
+  bool backup = false;       ///< both sides want it
+  uint8_t shadows = 0;       ///< as many as both sides want
   uint16_t rejoin_port = 0;  ///< where a new control stream would be taken; 0: nowhere
   uint64_t rejoin_token = 0;
   std::string host;

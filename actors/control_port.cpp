@@ -48,8 +48,9 @@ uint64_t ControlPort::enter(Member* member) {
 void ControlPort::on_accept(int fd) {
   auto stream = context_.streams().adopt_fd(fd, this);
   if (!stream || strangers_.size() >= strangers_max) {
-    NHA_LOG_WARN_LIMITED("control port: cannot take a connection: {}",
-                         stream ? std::string("too many unfinished ones") : stream.error().message());
+    NHA_LOG_WARN_LIMITED(
+        "control port: cannot take a connection: {}",
+        stream ? std::string("too many unfinished ones") : stream.error().message());
     return;
   }
   strangers_.push_back({std::move(*stream), {}, context_.now()});
@@ -100,9 +101,8 @@ void ControlPort::on_stream_closed(Stream& stream, const Error& error) {
 }
 
 void ControlPort::turn_out_the_late() {
-  std::erase_if(strangers_, [&](const Stranger& one) {
-    return context_.now() - one.since >= patience;
-  });
+  std::erase_if(strangers_,
+                [&](const Stranger& one) { return context_.now() - one.since >= patience; });
   if (!strangers_.empty()) {
     context_.timers().arm(timer_, context_.now() + patience);
   }

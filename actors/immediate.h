@@ -13,7 +13,7 @@ namespace nccl_ha {
 
 enum class ImmediateKind : uint8_t {
   control = 0,  ///< a control message, or nothing: see ControlMark
-  data = 1,  ///< a chunk; its length is that of the write
+  data = 1,     ///< a chunk; its length is that of the write
   clear_to_send = 2,
   recorded = 3,  ///< a chunk written before; its length is in the size record written with this
 };
@@ -70,8 +70,8 @@ struct Announcement {
   }
 };
 
-/// The same bits of a control write: the message's number (7..0) and what this side has taken of the
-/// peer's (23..8).  Without bytes it is a sign of life that carries a confirmation.
+/// The same bits of a control write: the message's number (7..0) and what this side has taken of
+/// the peer's (23..8).  Without bytes it is a sign of life that carries a confirmation.
 struct ControlMark {
   uint8_t number = 0;      ///< low bits
   uint16_t confirmed = 0;  ///< low bits

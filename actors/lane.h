@@ -13,8 +13,8 @@
 
 namespace nccl_ha {
 
-/// Where control messages arrive over a lane, and where those for the peer wait until they are sent.
-/// Registered memory; the layout of `incoming` is wire format.
+/// Where control messages arrive over a lane, and where those for the peer wait until they are
+/// sent. Registered memory; the layout of `incoming` is wire format.
 struct ControlBox {
   static constexpr size_t slots = 4;  ///< a message's place is its number modulo this
   static constexpr size_t slot_bytes = 1024;
@@ -31,37 +31,37 @@ struct LaneTables {
 };
 
 struct Lane {
-  fabric::OwnedPath owned;     ///< path: null while there is none
-  bool usable = false;         ///< new work may be posted
-  bool shadow = false;         ///< over other NICs than the connection's own
-  bool foreign_keys = false;   ///< its device knows the caller's memory by other keys
-  uint32_t epoch = 0;          ///< its state machine's, here for the data path
-  uint32_t writes_open = 0;    ///< posted, not completed, with flushes, without quiet ones
-  uint32_t credits_open = 0;   ///< receives posted and not completed
+  fabric::OwnedPath owned;    ///< path: null while there is none
+  bool usable = false;        ///< new work may be posted
+  bool shadow = false;        ///< over other NICs than the connection's own
+  bool foreign_keys = false;  ///< its device knows the caller's memory by other keys
+  uint32_t epoch = 0;         ///< its state machine's, here for the data path
+  uint32_t writes_open = 0;   ///< posted, not completed, with flushes, without quiet ones
+  uint32_t credits_open = 0;  ///< receives posted and not completed
   LaneTables tables;
   fabric::Attachment at;
-  sockaddr_storage local{};    ///< datagrams: the interface's address
+  sockaddr_storage local{};  ///< datagrams: the interface's address
 
   // Control messages, where failover is on.
   std::unique_ptr<ControlBox> box;
   uint32_t box_source_key = 0;
   uint32_t box_written_key = 0;
-  uint64_t peer_box = 0;       ///< 0: the peer takes none here
+  uint64_t peer_box = 0;  ///< 0: the peer takes none here
   uint32_t peer_box_key = 0;
-  uint32_t control_next = 0;   ///< number of the next message to write
-  uint32_t control_open = 0;   ///< messages written and not completed
-  bool control_due = false;    ///< something found no room
+  uint32_t control_next = 0;  ///< number of the next message to write
+  uint32_t control_open = 0;  ///< messages written and not completed
+  bool control_due = false;   ///< something found no room
   // Signs of life.
-  uint64_t life = 0;           ///< data and signs of life that got through, either way
-  uint64_t life_seen = 0;      ///< at the last look
+  uint64_t life = 0;       ///< data and signs of life that got through, either way
+  uint64_t life_seen = 0;  ///< at the last look
   uint32_t pulses_open = 0;
-  Instant alive_at{};          ///< when `life` was last seen to grow, or nothing was waited for
-  bool waited = false;         ///< at the last look something was open
-  bool worked = false;         ///< and not only signs of life
-  bool moved = false;          ///< between the last two looks there was traffic
-  bool suspect = false;        ///< its answer to a sign of life is awaited impatiently
-  bool announced = false;      ///< something was written whose completion nobody sees
-  Duration silence{};          ///< how long it usually stays silent under work: a decaying maximum
+  Instant alive_at{};      ///< when `life` was last seen to grow, or nothing was waited for
+  bool waited = false;     ///< at the last look something was open
+  bool worked = false;     ///< and not only signs of life
+  bool moved = false;      ///< between the last two looks there was traffic
+  bool suspect = false;    ///< its answer to a sign of life is awaited impatiently
+  bool announced = false;  ///< something was written whose completion nobody sees
+  Duration silence{};      ///< how long it usually stays silent under work: a decaying maximum
 
   fabric::Path& path() { return *owned.path; }
   bool drained() const { return writes_open == 0 && credits_open == 0; }

@@ -1,4 +1,5 @@
-// Tells the connections of a worker at once what one of them, or the kernel, learns of an interface.
+// Tells the connections of a worker at once what one of them, or the kernel, learns of an
+// interface.
 #pragma once
 
 #include <memory>

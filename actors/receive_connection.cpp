@@ -198,8 +198,8 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
   places_ = provider_.places(attachment_);
   places_.resize(std::min(places_.size(), ha::rails_max));
   const auto shadows = static_cast<uint8_t>(context_->config().shadow_paths);
-  shadows_ = backup_ ? std::min({hello->shadows, shadows, static_cast<uint8_t>(shadows_max)})
-                     : uint8_t{0};
+  shadows_ =
+      backup_ ? std::min({hello->shadows, shadows, static_cast<uint8_t>(shadows_max)}) : uint8_t{0};
   Welcome welcome;
   welcome.process = static_cast<uint32_t>(getpid());
   welcome.host = host_name();
@@ -335,8 +335,7 @@ void ReceiveConnection::post_announcement(uint64_t number, uint64_t groups, uint
   post.id = number;
   post.gather_count = 1;
   post.gathers[0] = {reinterpret_cast<const std::byte*>(&(*staging_)[first]),
-                     static_cast<uint32_t>(entries * sizeof(CtsEntry)),
-                     lane.tables.source_key};
+                     static_cast<uint32_t>(entries * sizeof(CtsEntry)), lane.tables.source_key};
   post.remote_address = cts_address_ + first * sizeof(CtsEntry);
   post.remote_key = lane.tables.table_key;
   post.has_immediate = true;

@@ -15,8 +15,7 @@ void ReceiveConnection::begin_recovery() {
   add_shadow_lanes();
   for (const Lane& lane : lanes_) {
     using State = ha::ReceiverLane::State;
-    ha::ReceiverLane& one =
-        recovery_.emplace_back(lane.shadow ? State::fenced : State::opening);
+    ha::ReceiverLane& one = recovery_.emplace_back(lane.shadow ? State::fenced : State::opening);
     static_cast<void>(one.on_ready());
   }
   start_pulse();

@@ -171,8 +171,8 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
   pump();
 }
 
-/// Traffic takes the primaries as long as one of them works, and stays where it went until that fails
-/// or, if so wanted, until they have worked again for long enough.
+/// Traffic takes the primaries as long as one of them works, and stays where it went until that
+/// fails or, if so wanted, until they have worked again for long enough.
 void SendConnection::choose_lanes() {
   const bool shadow = any_usable(primaries_, lanes_.size());
   const bool primary = primary_usable();
@@ -195,8 +195,7 @@ void SendConnection::choose_lanes() {
   context_->recorder().note(TraceEvent::traffic_moved, id().index, next_lane_, on_shadow ? 0 : 1);
   if (on_shadow) {
     went_back_at_ = context_->now();
-  } else if (went_back_at_ != Instant{} &&
-             context_->now() - went_back_at_ < failback_after()) {
+  } else if (went_back_at_ != Instant{} && context_->now() - went_back_at_ < failback_after()) {
     // It was too early: flapping must cost less and less.
     failback_doublings_ = std::min(failback_doublings_ + 1, 6U);
   } else {
@@ -347,7 +346,8 @@ void SendConnection::on_stream_lost() {
   }
 }
 
-/// The network under the stream may be the one that failed, while the peer can be reached elsewhere.
+/// The network under the stream may be the one that failed, while the peer can be reached
+/// elsewhere.
 void SendConnection::look_after_stream() {
   if (failed_ || finished_) {
     return;

@@ -28,7 +28,8 @@ bool same_subnet(const Rail& one, const Rail& other) {
   if (one.family != other.family || one.family == 0) {
     return one.family == other.family;
   }
-  const size_t bits = std::min<size_t>({one.prefix_len, other.prefix_len, one.family == 4 ? 32U : 128U});
+  const size_t bits =
+      std::min<size_t>({one.prefix_len, other.prefix_len, one.family == 4 ? 32U : 128U});
   for (size_t bit = 0; bit < bits; ++bit) {
     const auto mask = static_cast<uint8_t>(0x80U >> (bit % 8));
     if (((one.address[bit / 8] ^ other.address[bit / 8]) & mask) != 0) {
@@ -83,11 +84,10 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
         continue;
       }
       const bool same_switch = here != nullptr && same_subnet(mine, *here);
-      ranked.emplace_back(
-          Key{old_here || old_there, !same_subnet(mine, theirs),
-              unsigned{mine.distance} + theirs.distance, same_switch, steps_after(here, mine),
-              steps_after(there, theirs), l, r},
-          RailPair{l, r});
+      ranked.emplace_back(Key{old_here || old_there, !same_subnet(mine, theirs),
+                              unsigned{mine.distance} + theirs.distance, same_switch,
+                              steps_after(here, mine), steps_after(there, theirs), l, r},
+                          RailPair{l, r});
     }
   }
   std::sort(ranked.begin(), ranked.end(),

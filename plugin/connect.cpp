@@ -1,6 +1,5 @@
 #include "plugin/connect.h"
 
-
 #include <algorithm>
 
 namespace nccl_ha::plugin {

@@ -35,7 +35,8 @@ class Context {
   Worker& worker() { return worker_; }
   uint32_t worker_index() const { return index_; }
 
-  /// What the connections of this worker share: made by the first that needs it, gone with the last.
+  /// What the connections of this worker share: made by the first that needs it, gone with the
+  /// last.
   enum class Shared : uint8_t { control_port, nic_monitor };
   std::array<std::weak_ptr<void>, 2> shared;
 

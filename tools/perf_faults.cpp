@@ -12,8 +12,9 @@ namespace {
 
 std::string_view trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(' ');
-  return first == std::string_view::npos ? std::string_view()
-                                         : text.substr(first, text.find_last_not_of(' ') - first + 1);
+  return first == std::string_view::npos
+             ? std::string_view()
+             : text.substr(first, text.find_last_not_of(' ') - first + 1);
 }
 
 Result<FaultStep> parse_one(std::string_view text) {
@@ -118,7 +119,8 @@ void FaultRunner::run() {
       auto answer = lab::ask_lab(lab_, lab::to_json(step.request));
       std::lock_guard lock(mutex_);
       if (!answer) {
-        refused_ = fail(answer.code(), fmt::format("--fault {}: {}", step.text, answer.error().what));
+        refused_ =
+            fail(answer.code(), fmt::format("--fault {}: {}", step.text, answer.error().what));
         over_ = true;
         return;
       }

@@ -66,8 +66,8 @@ struct PerfOptions {
   bool verbose = false;
   uint32_t timeout_s = 300;
   uint64_t seed = 1;
-  std::string json;  ///< empty: none; "-": standard output
-  std::string faults;        ///< steps for the lab; empty: none
+  std::string json;           ///< empty: none; "-": standard output
+  std::string faults;         ///< steps for the lab; empty: none
   uint32_t fault_rounds = 1;  ///< how often they are carried out
 };
 

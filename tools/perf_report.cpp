@@ -199,9 +199,10 @@ std::string faults_text(const Round& round) {
   const auto ms = [](Duration value) {
     return std::chrono::duration<double, std::milli>(value).count();
   };
-  return text + fmt::format("# {} faults          : stall p50 {:.1f} ms, p99 {:.1f} ms, max {:.1f} ms\n",
-                            stalls.size(), ms(percentile(stalls, 0.5)), ms(percentile(stalls, 0.99)),
-                            ms(stalls.back()));
+  return text +
+         fmt::format("# {} faults          : stall p50 {:.1f} ms, p99 {:.1f} ms, max {:.1f} ms\n",
+                     stalls.size(), ms(percentile(stalls, 0.5)), ms(percentile(stalls, 0.99)),
+                     ms(stalls.back()));
 }
 
 std::string footer_text(const PerfOptions& options, uint32_t ranks, const std::vector<Row>& rows,

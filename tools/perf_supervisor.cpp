@@ -55,10 +55,9 @@ class SharedBarrierPage {
 uint64_t options_hash(const PerfOptions& o, size_t group) {
   const std::string text = fmt::format(
       "{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", o.faults,
-      static_cast<int>(o.op),
-      o.min_bytes, o.max_bytes, o.step_factor, o.step_bytes, o.iterations, o.warmup, o.rounds,
-      o.check, static_cast<int>(o.type), static_cast<int>(o.reduce_op), o.root, o.conns,
-      o.message_bytes, o.depth, o.group, o.bidirectional, o.reuse, o.seed, group);
+      static_cast<int>(o.op), o.min_bytes, o.max_bytes, o.step_factor, o.step_bytes, o.iterations,
+      o.warmup, o.rounds, o.check, static_cast<int>(o.type), static_cast<int>(o.reduce_op), o.root,
+      o.conns, o.message_bytes, o.depth, o.group, o.bidirectional, o.reuse, o.seed, group);
   uint64_t hash = 1469598103934665603ULL;  // FNV-1a
   for (const char c : text) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;

@@ -101,7 +101,8 @@ Result<Listening> open_listener(std::string_view ports) {
   any[0].family = 6;
   auto both = open_listener(any, ports);
   // A kernel without IPv6.
-  return both || both.error().sys != EAFNOSUPPORT ? both : open_listener(std::span(any).last(1), ports);
+  return both || both.error().sys != EAFNOSUPPORT ? both
+                                                  : open_listener(std::span(any).last(1), ports);
 }
 
 }  // namespace nccl_ha::fabric

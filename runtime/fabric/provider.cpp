@@ -269,7 +269,8 @@ IpAddress Provider::address_of(const verbs::PortInfo& port) const {
   IpAddress found;
   found.family = 0;
   for (const verbs::GidEntry& gid : port.gids) {
-    if (port.link == verbs::LinkLayer::ethernet && gid.roce_v2 && !verbs::gid_link_local(gid.bytes)) {
+    if (port.link == verbs::LinkLayer::ethernet && gid.roce_v2 &&
+        !verbs::gid_link_local(gid.bytes)) {
       found = verbs::gid_address(gid.bytes);
       // What the network is called where nobody says it: RFC 4291, and the usual rail.
       found.prefix_len = found.family == 4 ? 24 : 64;
@@ -292,9 +293,8 @@ std::vector<Place> Provider::places(const Attachment& device) const {
     for (size_t i = 0; i < interfaces_.size(); ++i) {
       for (const uint8_t family : {uint8_t{4}, uint8_t{6}}) {
         const auto& addresses = interfaces_[i].addresses;
-        const auto first =
-            std::find_if(addresses.begin(), addresses.end(),
-                         [&](const IpAddress& one) { return one.family == family; });
+        const auto first = std::find_if(addresses.begin(), addresses.end(),
+                                        [&](const IpAddress& one) { return one.family == family; });
         if (first != addresses.end()) {
           found.push_back({device, static_cast<uint16_t>(i), *first, interfaces_[i].pci_path});
         }

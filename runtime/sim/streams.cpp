@@ -83,8 +83,8 @@ void Network::flush_segments(const ConnectionPtr& from) {
       }
       if (now() - from->stalled_since >= dead_after) {
         from->sent.clear();
-        deliver_end(from, fail(Errc::remote, "the connection broke: nothing is acknowledged",
-                               ETIMEDOUT));
+        deliver_end(from,
+                    fail(Errc::remote, "the connection broke: nothing is acknowledged", ETIMEDOUT));
         return;
       }
       at(now() + from->retry, [this, from] { flush_segments(from); });

@@ -54,8 +54,8 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
     network_.same_host_as(address, one);
     interfaces.push_back(interface_of(one, interfaces.size()));
   }
-  auto provider = fabric::Provider::make(own, std::move(interfaces),
-                                         static_cast<size_t>(own.progress_threads));
+  auto provider =
+      fabric::Provider::make(own, std::move(interfaces), static_cast<size_t>(own.progress_threads));
   if (!provider) {
     return provider.error();
   }

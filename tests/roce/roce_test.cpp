@@ -98,20 +98,25 @@ TEST(RoceTwoGuests, ASilentCutOfTheRailIsAnErrorInTimeToo) {
 // For longer than HA_NCCL_RTO_MS.  The management network goes as well, so that what the two sides
 // have to agree on waits too.
 TEST(RoceTwoGuests, ACablePulledForSecondsCostsTimeOnly) {
-  BackgroundLab lab(NHA_TOOL_FILE, "flap" + std::to_string(getpid()),
-                    {"roce", "--rails", "1", "--timeout", guests_timeout, "--no-check", "--env",
-                     "HA_NCCL_IB_QPS_PER_CONNECTION=2", "--", "bash", "-c",
-                     "nccl-ha perf all_reduce -b 1M -e 1M -w 0 -I 50 --timeout 200 2>&1"},
-                    guests_limit);
-  EXPECT_TRUE(lab.carried("rail0", 12'000'000));
-  EXPECT_EQ(lab.ask({"cut", "rail0", "--for", "2500ms"}).status, 0);
-  EXPECT_EQ(lab.ask({"cut", "mgmt", "--for", "2500ms"}).status, 0);
-  const ToolRun run = lab.wait();
+  const ToolRun run =
+      reduce_in_guests(NHA_TOOL_FILE, "flap", "1", {"HA_NCCL_IB_QPS_PER_CONNECTION=2"}, "50",
+                       {{"cut", "rail0", "--for", "2500ms"}, {"cut", "mgmt", "--for", "2500ms"}});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;
   EXPECT_GE(count(run.out, " is down: "), 2U) << run.out;
   EXPECT_GE(count(run.out, " is back after "), 2U) << run.out;
+}
+
+// Its memory has to be known to the other device, and flushes go to both.
+TEST(RoceTwoGuests, ARailThatIsGoneForGoodMovesTrafficToTheOtherDevice) {
+  const ToolRun run = reduce_in_guests(NHA_TOOL_FILE, "gone", "2", {"HA_NCCL_IB_FLUSH=1"}, "40",
+                                       {{"cut", "rail0"}});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, verified), 1U) << run.out;
+  EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;
+  EXPECT_GE(count(run.out, " moved to the shadow path 1: RoCE rxe1"), 2U) << run.out;
+  EXPECT_EQ(count(run.out, " is back after "), 0U) << run.out;
 }
 
 TEST(RoceTwoGuests, AKilledGuestIsAnErrorOnTheOther) {

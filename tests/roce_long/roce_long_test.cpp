@@ -30,5 +30,56 @@ TEST(RoceOneGuest, ContractHoldsOverLossyUd) {
   EXPECT_EQ(count(run.out, "[  FAILED  ]"), 0U) << run.out;
 }
 
+constexpr const char* verified = "Out of bounds values : 0 OK";
+
+/// Faults that a job survives (docs/operations.md has the table).
+struct Survivable {
+  const char* name;
+  const char* rails;
+  std::vector<std::string> settings;
+  std::vector<std::vector<std::string>> cuts;
+  const char* trace;  ///< what the fault left in the output
+};
+
+class RoceFaults : public testing::TestWithParam<Survivable> {};
+
+TEST_P(RoceFaults, CostTimeOnly) {
+  const Survivable& fault = GetParam();
+  const ToolRun run =
+      reduce_in_guests(NHA_TOOL_FILE, fault.name, fault.rails, fault.settings, "80", fault.cuts);
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, verified), 1U) << run.out;
+  EXPECT_GE(count(run.out, fault.trace), 1U) << run.out;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RoceFaults,
+    testing::Values(
+        Survivable{"flap1", "1", {}, {{"cut", "rail0", "--for", "200ms"}}, "port error"},
+        Survivable{"flap2", "2", {}, {{"cut", "rail0", "--for", "200ms"}}, "port error"},
+        Survivable{"there",
+                   "2",
+                   {},
+                   {{"cut", "rail0", "--silent", "--from", "h1"}},
+                   " moved to the shadow"},
+        Survivable{"back",
+                   "2",
+                   {},
+                   {{"cut", "rail0", "--silent", "--from", "h2"}},
+                   " moved to the shadow"},
+        Survivable{"both", "2", {}, {{"cut", "rail0", "--silent"}}, " moved to the shadow"},
+        Survivable{"long1",
+                   "1",
+                   {},
+                   {{"cut", "rail0", "--for", "10s"}, {"cut", "mgmt", "--for", "10s"}},
+                   " is back after "},
+        Survivable{"long2",
+                   "2",
+                   {"HA_NCCL_ENABLE_FAILBACK=1", "HA_NCCL_FAILBACK_MS=500"},
+                   {{"cut", "rail0", "--for", "3s"}},
+                   " moved back to path 0"},
+        Survivable{"ud", "2", {"HA_NCCL_FABRIC=ud"}, {{"cut", "rail0"}}, " moved to the shadow"}),
+    [](const auto& instance) { return std::string(instance.param.name); });
+
 }  // namespace
 }  // namespace nccl_ha::tests

@@ -1,5 +1,8 @@
 #include "tests/support/guest_lab.h"
 
+#include <gtest/gtest.h>
+#include <unistd.h>
+
 #include <filesystem>
 
 namespace nccl_ha::tests {
@@ -10,6 +13,26 @@ ToolRun guests(const std::string& tool, std::vector<std::string> options, const 
   all.insert(all.end(), options.begin(), options.end());
   all.insert(all.end(), {"--", "bash", "-c", script});
   return run_program(tool, all, environment, guests_limit);
+}
+
+ToolRun reduce_in_guests(const std::string& tool, const std::string& name, const char* rails,
+                         std::vector<std::string> settings, const char* iterations,
+                         const std::vector<std::vector<std::string>>& cuts) {
+  std::vector<std::string> arguments{"roce",      "--rails",      rails,
+                                     "--timeout", guests_timeout, "--no-check"};
+  for (std::string& setting : settings) {
+    arguments.insert(arguments.end(), {"--env", std::move(setting)});
+  }
+  arguments.insert(arguments.end(),
+                   {"--", "bash", "-c",
+                    std::string("nccl-ha perf all_reduce -b 1M -e 1M -w 0 --timeout 200 -I ") +
+                        iterations + " 2>&1"});
+  BackgroundLab lab(tool, name + std::to_string(getpid()), arguments, guests_limit);
+  EXPECT_TRUE(lab.carried("rail0", 12'000'000));
+  for (const auto& cut : cuts) {
+    EXPECT_EQ(lab.ask(cut).status, 0);
+  }
+  return lab.wait();
 }
 
 size_t count(const std::string& text, const std::string& part) {

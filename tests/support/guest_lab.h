@@ -16,6 +16,12 @@ inline constexpr const char* guests_timeout = "240";
 ToolRun guests(const std::string& tool, std::vector<std::string> options, const std::string& script,
                const Environment& environment = {});
 
+/// Two guests with `rails` that reduce 1 MiB so many times; each of `cuts` happens in the middle of
+/// it, by what has crossed rail0.
+ToolRun reduce_in_guests(const std::string& tool, const std::string& name, const char* rails,
+                         std::vector<std::string> settings, const char* iterations,
+                         const std::vector<std::vector<std::string>>& cuts);
+
 /// How often `part` is in `text`.
 size_t count(const std::string& text, const std::string& part);
 

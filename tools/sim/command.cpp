@@ -26,9 +26,10 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
   fmt::print("runs        {} (seeds {} to {}), {} with a violation\n", options.seeds, options.first,
              options.first + options.seeds - 1, violations);
   fmt::print("time        {:.2f} virtual hours in {:.1f} s\n", simulated / 3600, real_seconds);
-  fmt::print("cuts        {} of both directions, {} sender to receiver, {} receiver to sender, {} for "
-             "good\n",
-             totals.cuts_both, totals.cuts_there, totals.cuts_back, totals.cuts_for_good);
+  fmt::print(
+      "cuts        {} of both directions, {} sender to receiver, {} receiver to sender, {} for "
+      "good\n",
+      totals.cuts_both, totals.cuts_there, totals.cuts_back, totals.cuts_for_good);
   fmt::print("verdicts    on living paths: {} by the sender, {} by the receiver\n",
              totals.false_verdicts_sender, totals.false_verdicts_receiver);
   fmt::print("packets     {}: {} lost, {} doubled, {} reordered, {} met a cut\n", totals.packets,

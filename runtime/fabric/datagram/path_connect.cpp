@@ -164,8 +164,8 @@ void DatagramPath::send_check() {
     static_cast<void>(port_.stage_probe(*this, header, size - header_bytes));
   }
   const Duration wait =
-      std::min(check_longest, check_first * (1U << std::min(small_answered_ ? candidate_tries_
-                                                                            : attempt_, 6U)));
+      std::min(check_longest,
+               check_first * (1U << std::min(small_answered_ ? candidate_tries_ : attempt_, 6U)));
   ++attempt_;
   port_.env_.timers->arm(timer_, port_.now_ + wait);
 }

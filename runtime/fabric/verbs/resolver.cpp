@@ -33,9 +33,8 @@ Resolver::~Resolver() {
 std::shared_ptr<const Resolution> Resolver::ask(const ibv_ah_attr& route) {
   std::lock_guard lock(mutex_);
   const auto known = [&](const auto& list) {
-    const auto found = std::find_if(list.begin(), list.end(), [&](const auto& one) {
-      return same_route(one->route, route);
-    });
+    const auto found = std::find_if(list.begin(), list.end(),
+                                    [&](const auto& one) { return same_route(one->route, route); });
     return found == list.end() ? nullptr : *found;
   };
   if (auto same = known(waiting_)) {

@@ -1,0 +1,113 @@
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "ha/shadow.h"
+
+namespace nccl_ha::ha {
+namespace {
+
+const std::string root = "/sys/devices/pci0000:00";
+
+Rail rail(uint16_t number, uint8_t subnet, uint8_t distance = 0, bool primary = false) {
+  Rail one;
+  one.kind = 2;
+  one.number = number;
+  one.primary = primary;
+  one.distance = distance;
+  one.family = 4;
+  one.prefix_len = 24;
+  one.address = {10, 0, subnet, static_cast<uint8_t>(number + 1)};
+  return one;
+}
+
+TEST(Shadow, DistanceIsTheWayThroughTheTree) {
+  const std::string nic = root + "/0000:00:01.0/0000:02:00.0/0000:03:00.0";
+  EXPECT_EQ(pci_distance(nic, nic), 0);
+  // The other port of one card, a card behind the same switch, and one behind the next switch.
+  const uint8_t port = pci_distance(nic, root + "/0000:00:01.0/0000:02:00.0/0000:03:00.1");
+  const uint8_t near = pci_distance(nic, root + "/0000:00:01.0/0000:02:01.0/0000:04:00.0");
+  const uint8_t far = pci_distance(nic, root + "/0000:00:02.0/0000:05:00.0/0000:06:00.0");
+  EXPECT_LT(port, near);
+  EXPECT_LT(near, far);
+  EXPECT_LT(far, pci_far);
+  EXPECT_EQ(pci_distance(nic, "/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0"), pci_far)
+      << "another root complex";
+  EXPECT_EQ(pci_distance(nic, ""), pci_far) << "no PCI device";
+  EXPECT_EQ(pci_distance(nic, root + "//0000:00:01.0/0000:02:00.0/0000:03:00.0/"), 0);
+}
+
+TEST(Shadow, ThePairThatSharesNothingWithThePrimariesIsBest) {
+  const std::vector<Rail> local{rail(0, 0, 0, true), rail(1, 1, 4)};
+  const std::vector<Rail> remote{rail(0, 0, 0, true), rail(1, 1, 4)};
+  const auto ranked = rank_shadows(local, remote);
+  ASSERT_FALSE(ranked.empty());
+  EXPECT_EQ(ranked.front(), (RailPair{1, 1}));
+  for (const RailPair& pair : ranked) {
+    EXPECT_FALSE(local[pair.local].primary && remote[pair.remote].primary);
+  }
+}
+
+TEST(Shadow, NearnessDecidesAmongEquals) {
+  const std::vector<Rail> local{rail(0, 0, 0, true), rail(1, 1, 8), rail(2, 2, 4), rail(3, 3, 6)};
+  std::vector<Rail> remote = local;
+  EXPECT_EQ(rank_shadows(local, remote).front(), (RailPair{2, 2}));
+  // On the other host that one is far away: together the third is nearer.
+  remote[2].distance = 9;
+  EXPECT_EQ(rank_shadows(local, remote).front(), (RailPair{3, 3}));
+}
+
+TEST(Shadow, AnotherSwitchIsPreferredAtEqualDistance) {
+  // Number 1 is in the primary's subnet, number 2 is not.
+  const std::vector<Rail> local{rail(0, 0, 0, true), rail(1, 0, 4), rail(2, 2, 4)};
+  EXPECT_EQ(rank_shadows(local, local).front(), (RailPair{2, 2}));
+}
+
+TEST(Shadow, EqualDevicesBackEachOtherUpInTurn) {
+  // Eight devices that are all alike: each is the shadow of one other.
+  std::array<int, 8> used{};
+  for (uint16_t primary = 0; primary < 8; ++primary) {
+    std::vector<Rail> rails;
+    for (uint16_t number = 0; number < 8; ++number) {
+      rails.push_back(
+          rail(number, static_cast<uint8_t>(number), number == primary ? 0 : 4, number == primary));
+    }
+    const RailPair best = rank_shadows(rails, rails).front();
+    EXPECT_EQ(best.local, best.remote) << "one rail";
+    ++used[best.local];
+  }
+  for (const int times : used) {
+    EXPECT_EQ(times, 1);
+  }
+}
+
+TEST(Shadow, KindsAndFamiliesDoNotMix) {
+  std::vector<Rail> local{rail(0, 0, 0, true), rail(1, 1, 4)};
+  std::vector<Rail> remote = local;
+  remote[1].kind = 1;
+  EXPECT_EQ(rank_shadows(local, remote).front(), (RailPair{1, 0})) << "half a detour";
+  remote[1] = rail(1, 1, 4);
+  remote[1].family = 6;
+  for (const RailPair& pair : rank_shadows(local, remote)) {
+    EXPECT_EQ(local[pair.local].family, remote[pair.remote].family);
+  }
+}
+
+TEST(Shadow, ASingleNicOnBothSidesHasNone) {
+  const std::vector<Rail> one{rail(0, 0, 0, true)};
+  EXPECT_TRUE(rank_shadows(one, one).empty());
+  EXPECT_TRUE(rank_shadows(one, {}).empty());
+  EXPECT_TRUE(rank_shadows({}, one).empty());
+}
+
+TEST(Shadow, InfiniBandHasNoAddressesToCompare) {
+  std::vector<Rail> local{rail(0, 0, 0, true), rail(1, 1, 4)};
+  for (Rail& one : local) {
+    one.family = 0;
+    one.address = {};
+  }
+  EXPECT_EQ(rank_shadows(local, local).front(), (RailPair{1, 1}));
+}
+
+}  // namespace
+}  // namespace nccl_ha::ha
