@@ -18,7 +18,7 @@
 namespace nccl_ha::plugin {
 namespace {
 
-constexpr int max_comms = 65536;
+constexpr size_t max_comms = 65536;
 constexpr size_t comm_credits = 4;  // one doorbell at a time, one close, one report of oversize
 constexpr size_t p2p_bytes_max = size_t{1} << 30;
 constexpr size_t coll_bytes_max = size_t{1} << 29;
@@ -187,7 +187,9 @@ abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
     out->speed_mbps = static_cast<int>(device.speed_mbps);
     out->port = device.port;
     out->latency_us = 0;
-    out->max_comms = max_comms;
+    const Process& process = Process::instance();
+    out->max_comms = static_cast<int>(
+        process.provider().connections_max(static_cast<size_t>(dev), process.config(), max_comms));
     out->max_recvs = static_cast<int>(group_max);
     out->max_p2p_bytes = p2p_bytes_max;
     out->max_coll_bytes = coll_bytes_max;

@@ -78,6 +78,7 @@ class Process {
   /// Distinguishes engines that may have lived at the same address; 0 while none runs.
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
   fabric::Provider& provider() { return *provider_; }
+  const fabric::Provider& provider() const { return *provider_; }
 
   uint64_t next_domain() { return next_domain_.fetch_add(1, std::memory_order_relaxed); }
 

@@ -1,9 +1,6 @@
 #include "runtime/uv_streams.h"
 
 #include <fcntl.h>
-#include <linux/netlink.h>
-#include <linux/rtnetlink.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <unistd.h>
@@ -16,6 +13,7 @@
 
 #include "runtime/check.h"
 #include "runtime/fabric/listening.h"
+#include "runtime/kernel_links.h"
 #include "runtime/log.h"
 
 namespace nccl_ha {
@@ -232,8 +230,7 @@ void on_written(uv_write_t* request, int status) {
   auto* core = static_cast<Core*>(request->handle->data);
   delete write;
   core->factory->happened();
-  // Of a peer that closed, reading tells as well, after what it said before.
-  const bool closed = status == UV_EPIPE || status == UV_ECONNRESET;
+  const bool closed = status == UV_EPIPE || status == UV_ECONNRESET;  // reading tells, in order
   if (status != 0 && status != UV_ECANCELED && !closed) {
     end_stream(core, uv_error(status, "writing to the connection failed"));
   }
@@ -369,71 +366,6 @@ void UvAcceptor::on_readable(int listening) {
                  : "accept failed",
              error));
     return;
-  }
-}
-
-/// The kernel's messages about interfaces (rtnetlink(7)).
-class UvLinkWatch final : public LinkWatch, private FdWatchOwner {
- public:
-  UvLinkWatch(int fd, LinkWatchOwner* owner) : fd_(fd), owner_(owner) {}
-  ~UvLinkWatch() override {
-    watch_.reset();  // the descriptor must outlive it
-    close(fd_);
-    *alive_ = false;
-  }
-  Result<void> watch(StreamFactory& factory) {
-    auto watch = factory.watch_fd(fd_, this);
-    if (!watch) {
-      return watch.error();
-    }
-    watch_ = std::move(*watch);
-    return {};
-  }
-
- private:
-  void on_readable(int fd) override;
-  void take(const nlmsghdr& message);
-
-  const int fd_;
-  LinkWatchOwner* owner_;
-  std::unique_ptr<FdWatch> watch_;
-  /// Outlives this object, which the owner may destroy when it is called.
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-};
-
-void UvLinkWatch::on_readable(int fd) {
-  alignas(nlmsghdr) char buffer[32768];
-  constexpr int burst = 8;
-  const std::shared_ptr<bool> alive = alive_;
-  for (int i = 0; i < burst && *alive; ++i) {
-    const ssize_t got = recv(fd, buffer, sizeof buffer, MSG_DONTWAIT | MSG_TRUNC);
-    if (got <= 0 || static_cast<size_t>(got) > sizeof buffer) {
-      return;  // what was lost (ENOBUFS) is found out by silence
-    }
-    auto left = static_cast<uint32_t>(got);
-    for (const auto* message = reinterpret_cast<const nlmsghdr*>(buffer);
-         *alive && NLMSG_OK(message, left); message = NLMSG_NEXT(message, left)) {
-      take(*message);
-    }
-  }
-}
-
-void UvLinkWatch::take(const nlmsghdr& message) {
-  if ((message.nlmsg_type != RTM_NEWLINK && message.nlmsg_type != RTM_DELLINK) ||
-      message.nlmsg_len < NLMSG_LENGTH(sizeof(ifinfomsg))) {
-    return;
-  }
-  const auto* info = static_cast<const ifinfomsg*>(NLMSG_DATA(&message));
-  auto left = static_cast<uint32_t>(message.nlmsg_len - NLMSG_LENGTH(sizeof *info));
-  for (const rtattr* attribute = IFLA_RTA(info); RTA_OK(attribute, left);
-       attribute = RTA_NEXT(attribute, left)) {
-    if (attribute->rta_type == IFLA_IFNAME) {
-      const auto* name = static_cast<const char*>(RTA_DATA(attribute));
-      constexpr unsigned works = IFF_UP | IFF_RUNNING;
-      owner_->on_link(std::string(name, strnlen(name, RTA_PAYLOAD(attribute))),
-                      message.nlmsg_type == RTM_NEWLINK && (info->ifi_flags & works) == works);
-      return;
-    }
   }
 }
 
@@ -603,21 +535,7 @@ Result<std::unique_ptr<Acceptor>> UvStreams::listen_tcp(std::string_view ports, 
 }
 
 Result<std::unique_ptr<LinkWatch>> UvStreams::watch_links(LinkWatchOwner* owner) {
-  const int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE);
-  if (fd < 0) {
-    return fail(Errc::system, "cannot open a netlink socket", errno);
-  }
-  auto watch = std::make_unique<UvLinkWatch>(fd, owner);
-  sockaddr_nl address{};
-  address.nl_family = AF_NETLINK;
-  address.nl_groups = RTMGRP_LINK;
-  if (bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    return fail(Errc::system, "cannot hear of links", errno);
-  }
-  if (auto watched = watch->watch(*this); !watched) {
-    return watched.error();
-  }
-  return std::unique_ptr<LinkWatch>(std::move(watch));
+  return watch_kernel_links(*this, owner);
 }
 
 Result<std::unique_ptr<FdWatch>> UvStreams::watch_fd(int fd, FdWatchOwner* owner) {

@@ -287,6 +287,19 @@ IpAddress Provider::address_of(const verbs::PortInfo& port) const {
   return found;
 }
 
+size_t Provider::connections_max(size_t device, const Config& config, size_t most) const {
+  if (devices_[device].kind != FabricKind::verbs) {
+    return most;
+  }
+  // A shadow's queue pair lies on another device, but the others' shadows lie on this one.
+  const bool shadows = config.enable_backup && config.shadow_paths != 0 && keeps_book_;
+  const auto paths = static_cast<size_t>(config.ib_qps) + (shadows ? 1 : 0);
+  const bool flushes =
+      devices_[device].peer_memory || devices_[device].dmabuf || config.ib_flush != 0;
+  const auto pairs = static_cast<size_t>(std::max(0, rdma_device(device).attributes().max_qp));
+  return std::clamp<size_t>(pairs / (paths * (flushes ? 2 : 1)), 1, most);
+}
+
 std::vector<Place> Provider::places(const Attachment& device) const {
   std::vector<Place> found;
   if (device.kind == FabricKind::datagram) {

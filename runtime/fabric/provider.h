@@ -115,6 +115,9 @@ class Provider {
   /// time, which takes as long as the kernel takes to pin it.  Both of one kind.
   Result<RegionKeys> keys_on(const Attachment& other, const Attachment& at, uint32_t key,
                              bool key_is_local);
+  /// How many connections a device has queue pairs for, at most `most`; `config` says how many each
+  /// takes, those in reserve included.
+  size_t connections_max(size_t device, const Config& config, size_t most) const;
   /// All that could carry paths of a kind; `at.device` of those over UDP is `device`.
   std::vector<Place> places(const Attachment& device) const;
   /// The interface beneath a path made there; empty where it is not known.

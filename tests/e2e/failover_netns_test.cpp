@@ -16,14 +16,6 @@ constexpr uint64_t megabytes = 160;
 constexpr uint64_t megabytes = 800;
 #endif
 
-size_t count(const std::string& text, const std::string& part) {
-  size_t found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
-  }
-  return found;
-}
-
 /// Two hosts that reduce `megabytes` over rail0, during which `cut` happens again and again.
 ToolRun reduce(const std::string& before, const std::vector<std::string>& settings,
                const std::vector<std::vector<std::string>>& cuts) {

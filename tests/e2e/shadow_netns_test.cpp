@@ -16,14 +16,6 @@ constexpr const char* verified = "Out of bounds values : 0 OK";
 constexpr const char* moved = " moved to the shadow path 1";
 constexpr const char* moved_back = " moved back to path 0";
 
-size_t count(const std::string& text, const std::string& part) {
-  size_t found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
-  }
-  return found;
-}
-
 /// Two hosts with two rails that reduce for as long as the faults go on, and a little longer.
 ToolRun reduce(const std::string& faults, const std::vector<std::string>& settings,
                const std::string& more = "") {
@@ -103,8 +95,9 @@ TEST(Shadow, WithoutItAConnectionWaitsForItsOwnNic) {
 }
 
 TEST(Shadow, FaultsNeedALab) {
-  const ToolRun run = run_program(
-      NHA_TOOL_FILE, {"perf", "all_reduce", "-b", "8", "-e", "8", "--fault", "cut rail0@1s"}, {});
+  const ToolRun run =
+      run_program(NHA_TOOL_FILE, {"perf", "all_reduce", "-b", "8", "-e", "8", "--plugin",
+                                  NHA_PLUGIN_FILE, "--fault", "cut rail0@1s"});
   EXPECT_NE(run.status, 0);
   EXPECT_NE(run.err.find("nccl-ha lab run"), std::string::npos) << run.err;
 }

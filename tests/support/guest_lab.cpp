@@ -35,14 +35,6 @@ ToolRun reduce_in_guests(const std::string& tool, const std::string& name, const
   return lab.wait();
 }
 
-size_t count(const std::string& text, const std::string& part) {
-  size_t found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
-  }
-  return found;
-}
-
 std::string beside(const std::string& tool, const char* program) {
   return std::filesystem::path(tool).parent_path() / program;
 }

@@ -22,9 +22,6 @@ ToolRun reduce_in_guests(const std::string& tool, const std::string& name, const
                          std::vector<std::string> settings, const char* iterations,
                          const std::vector<std::vector<std::string>>& cuts);
 
-/// How often `part` is in `text`.
-size_t count(const std::string& text, const std::string& part);
-
 /// Path of a program that is built beside the tool.
 std::string beside(const std::string& tool, const char* program);
 

@@ -112,4 +112,12 @@ ToolRun run_program(const std::string& program, const std::vector<std::string>& 
   return run;
 }
 
+size_t count(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
 }  // namespace nccl_ha::tests

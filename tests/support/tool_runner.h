@@ -25,4 +25,7 @@ ToolRun run_program(const std::string& program, const std::vector<std::string>& 
                     const Environment& environment = {},
                     std::chrono::seconds limit = std::chrono::seconds(120));
 
+/// How often `part` is in `text`.
+size_t count(const std::string& text, const std::string& part);
+
 }  // namespace nccl_ha::tests

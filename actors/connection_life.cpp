@@ -1,0 +1,144 @@
+// Whether the paths of a connection still live: signs of life, silence, what others found out.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "actors/connection.h"
+
+namespace nccl_ha {
+namespace {
+
+/// Signs of life that may stay unanswered, as the nccl-ha seed has it (section 4.2).
+constexpr int64_t pulses_missed_max = 3;
+
+/// How often lanes with unanswered work are looked at.
+constexpr Duration watch_interval = std::chrono::milliseconds(20);
+
+/// Unanswered work makes a lane suspect after several times what is usual for it: a false alarm
+/// costs a fence and what was under way, silence costs everybody's time.
+Duration soft_limit(const Config& config, Duration usual) {
+  const Duration most = std::chrono::milliseconds(config.soft_timeout_ms);
+  return std::clamp(4 * usual, most / 2, most);
+}
+
+}  // namespace
+
+void Connection::start_pulse() {
+  if (!backup_ || context_->config().heartbeat_ms == 0) {
+    return;
+  }
+  nics_ = NicMonitor::of(*context_);
+  nics_->enter(this);
+  pulse_at_ = context_->now();
+  arm_pulse();
+}
+
+void Connection::arm_pulse() {
+  // An idle connection costs its worker no more than its own signs of life.
+  const bool busy = std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
+    return lane.usable && (lane.moved || lane.announced ||
+                           lane.writes_open > (lane.suspect ? 0 : lane.pulses_open));
+  });
+  const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
+  context_->timers().cancel(pulse_);
+  context_->timers().arm(
+      pulse_, context_->now() + (busy ? std::min(interval / 2, watch_interval) : interval));
+}
+
+/// Gives signs of life where nothing else does, and looks whether each path still shows some.
+void Connection::on_pulse() {
+  const Instant now = context_->now();
+  const bool due = now - pulse_at_ >= std::chrono::milliseconds(context_->config().heartbeat_ms);
+  if (due) {
+    pulse_at_ = now;
+  }
+  for (size_t i = 0; i < lanes_.size() && !failed_ && !finished_; ++i) {
+    if (lanes_[i].usable && lanes_[i].peer_box != 0) {
+      look_for_life(i, due);
+    }
+  }
+  if (!failed_ && !finished_) {
+    arm_pulse();
+  }
+}
+
+void Connection::look_for_life(size_t at, bool pulse_due) {
+  Lane& lane = lanes_[at];
+  const Instant now = context_->now();
+  const bool works = lane.writes_open > lane.pulses_open;
+  const Duration silent = now - lane.alive_at;
+  if (lane.announced && lane.life == lane.life_seen) {
+    // The sender may have nothing to send; that it was told is what can be found out.
+    lane.announced = false;
+    ask_for_life(lane);
+  }
+  if (lane.life != lane.life_seen || lane.writes_open == 0 || !lane.waited) {
+    const bool answered = lane.waited && lane.life != lane.life_seen;
+    lane.silence =
+        std::max(answered && lane.worked ? silent : Duration(0), lane.silence - lane.silence / 32);
+    lane.suspect = lane.suspect && !answered;
+    // Its own signs of life are no traffic: there is at most one of them between two looks.
+    lane.moved = lane.life - lane.life_seen > 1;
+    lane.life_seen = lane.life;
+    lane.alive_at = now;
+    lane.waited = lane.writes_open != 0;
+    lane.worked = works;
+  } else {
+    Duration limit = pulses_missed_max * std::chrono::milliseconds(context_->config().heartbeat_ms);
+    if (works || lane.suspect) {
+      limit = std::min(limit, soft_limit(context_->config(), lane.silence));
+    }
+    // Where there is no other way, the path itself says when to give up.
+    if (silent >= limit && other_usable(at)) {
+      const std::string interface = interface_of(lane);
+      on_lane_failed(
+          at, fail(Errc::timed_out,
+                   fmt::format("no sign of life for {} ms (at most {} ms lately)",
+                               silent.count() / 1'000'000, lane.silence.count() / 1'000'000)));
+      nics_->suspect(this, interface, peer_host_);
+      return;
+    }
+  }
+  if (pulse_due && lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
+    ++lane.pulses_open;
+  }
+}
+
+std::string Connection::interface_of(const Lane& lane) const {
+  return provider_.interface_beneath(lane.at, reinterpret_cast<const sockaddr*>(&lane.local));
+}
+
+/// Asks at once where others found no answer.
+void Connection::on_suspicion(const std::string& interface, const std::string& peer) {
+  for (Lane& lane : lanes_) {
+    if (!lane.usable || lane.suspect || lane.peer_box == 0 || peer != peer_host_ || failed_ ||
+        finished_ || interface_of(lane) != interface) {
+      continue;
+    }
+    ask_for_life(lane);
+    arm_pulse();
+  }
+}
+
+void Connection::ask_for_life(Lane& lane) {
+  lane.suspect = true;
+  if (lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
+    ++lane.pulses_open;
+  }
+  if (!lane.waited) {
+    lane.waited = true;
+    lane.alive_at = context_->now();
+  }
+}
+
+void Connection::on_link_down(const std::string& interface) {
+  for (size_t i = 0; ready_ && i < lanes_.size() && !failed_ && !finished_; ++i) {
+    Lane& lane = lanes_[i];
+    // Alone, a path waits: the link may be back before anybody had to know.
+    if (lane.usable && other_usable(i) && interface_of(lane) == interface) {
+      on_lane_failed(i, fail(Errc::system, fmt::format("{} lost its carrier", interface)));
+    }
+  }
+}
+
+}  // namespace nccl_ha
