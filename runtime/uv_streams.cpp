@@ -8,13 +8,16 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "runtime/check.h"
 #include "runtime/fabric/listening.h"
+#include "runtime/fd_acceptor.h"
 #include "runtime/kernel_links.h"
 #include "runtime/log.h"
+#include "runtime/sigpipe.h"
 
 namespace nccl_ha {
 namespace {
@@ -86,6 +89,10 @@ class UvStreams final : public StreamFactory {
   Result<std::unique_ptr<LinkWatch>> watch_links(LinkWatchOwner* owner) override;
   unsigned turn() override {
     events_ = 0;
+    std::optional<SigpipeGuard> guard;
+    if (writes_ != 0) {
+      guard.emplace();
+    }
     uv_run(&loop_, UV_RUN_NOWAIT);
     return events_;
   }
@@ -101,6 +108,8 @@ class UvStreams final : public StreamFactory {
 
   uv_loop_t* loop() { return &loop_; }
   void happened() { ++events_; }
+  void write_begun() { ++writes_; }
+  void write_ended() { --writes_; }
   void handle_opened(size_t count) { handles_ += count; }
   void handle_closed() { --handles_; }
 
@@ -111,6 +120,7 @@ class UvStreams final : public StreamFactory {
   const Duration unanswered_;
   bool made_ = false;
   unsigned events_ = 0;
+  size_t writes_ = 0;  ///< that libuv has not reported on
   size_t handles_ = 0;
 };
 
@@ -229,6 +239,7 @@ void on_written(uv_write_t* request, int status) {
   auto* write = static_cast<WriteRequest*>(request->data);
   auto* core = static_cast<Core*>(request->handle->data);
   delete write;
+  core->factory->write_ended();
   core->factory->happened();
   const bool closed = status == UV_EPIPE || status == UV_ECONNRESET;  // reading tells, in order
   if (status != 0 && status != UV_ECANCELED && !closed) {
@@ -248,10 +259,12 @@ Result<void> UvStream::write(std::span<const std::byte> bytes) {
   request->uv.data = request.get();
   uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(request->bytes.data()),
                                 static_cast<unsigned>(request->bytes.size()));
+  const SigpipeGuard guard;
   const int code = uv_write(&request->uv, &core_->uv.stream, &buffer, 1, on_written);
   if (code != 0) {
     return uv_error(code, "writing to the connection failed");
   }
+  core_->factory->write_begun();
   static_cast<void>(request.release());
   return {};
 }
@@ -314,60 +327,6 @@ class UvFdWatch final : public FdWatch {
  private:
   State* state_;
 };
-
-/// A listening socket of its own under a watch.
-class UvAcceptor final : public Acceptor, private FdWatchOwner {
- public:
-  UvAcceptor(int fd, AcceptorOwner* owner) : fd_(fd), owner_(owner) {}
-  ~UvAcceptor() override {
-    watch_.reset();  // the descriptor must outlive it
-    close(fd_);
-    *alive_ = false;
-  }
-  Result<void> watch(StreamFactory& factory) {
-    auto watch = factory.watch_fd(fd_, this);
-    if (!watch) {
-      return watch.error();
-    }
-    watch_ = std::move(*watch);
-    return {};
-  }
-
- private:
-  void on_readable(int fd) override;
-
-  const int fd_;
-  AcceptorOwner* owner_;
-  std::unique_ptr<FdWatch> watch_;
-  /// Outlives this object, which the owner may destroy when it is called.
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-};
-
-void UvAcceptor::on_readable(int listening) {
-  constexpr int burst = 16;
-  const std::shared_ptr<bool> alive = alive_;
-  for (int i = 0; i < burst && *alive; ++i) {
-    const int fd = accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd >= 0) {
-      owner_->on_accept(fd);
-      continue;
-    }
-    const int error = errno;
-    if (error == EAGAIN || error == EWOULDBLOCK) {
-      return;
-    }
-    if (error == EINTR || error == ECONNABORTED) {
-      continue;
-    }
-    owner_->on_acceptor_error(
-        fail(Errc::system,
-             error == EMFILE || error == ENFILE
-                 ? "no file descriptor is left for a connection; raise the limit (ulimit -n)"
-                 : "accept failed",
-             error));
-    return;
-  }
-}
 
 class UvDatagram final : public DatagramEndpoint {
  public:
@@ -517,11 +476,7 @@ Result<std::unique_ptr<Stream>> UvStreams::adopt_fd(int fd, StreamOwner* owner) 
 }
 
 Result<std::unique_ptr<Acceptor>> UvStreams::adopt_listener(int fd, AcceptorOwner* owner) {
-  auto acceptor = std::make_unique<UvAcceptor>(fd, owner);
-  if (auto watched = acceptor->watch(*this); !watched) {
-    return watched.error();
-  }
-  return std::unique_ptr<Acceptor>(std::move(acceptor));
+  return accept_on(*this, fd, owner);
 }
 
 Result<std::unique_ptr<Acceptor>> UvStreams::listen_tcp(std::string_view ports, uint16_t* port,

@@ -100,9 +100,9 @@ class SimPair {
   ReceiveChannel& receive_channel() { return link_->receiver(); }
 
  private:
+  std::vector<std::vector<std::byte>> memory_;  // the engines may use it until they are gone
   sim::World world_;
   std::vector<sim::Process*> hosts_;
-  std::vector<std::vector<std::byte>> memory_;
   std::unique_ptr<SimLink> link_;
 };
 

@@ -1,0 +1,106 @@
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "runtime/uv_streams.h"
+#include "tests/support/until.h"
+
+namespace nccl_ha {
+namespace {
+
+using test::until;
+
+struct Owner final : StreamOwner {
+  void on_stream_open(Stream& stream) override { (void)stream; }
+  void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override {
+    (void)stream;
+    received += bytes.size();
+  }
+  void on_stream_closed(Stream& stream, const Error& error) override {
+    (void)stream;
+    ended = true;
+    why = error;
+  }
+  size_t received = 0;
+  bool ended = false;
+  Error why;
+};
+
+class UvStreamsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::array<int, 2> pair{};
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair.data()), 0);
+    peer_ = pair[1];
+    streams_ = *make_uv_streams();
+    stream_ = *streams_->adopt_fd(pair[0], &owner_);
+  }
+  void TearDown() override {
+    if (peer_ >= 0) {
+      close(peer_);
+    }
+  }
+  bool turn_until(const std::function<bool()>& done) {
+    return until([&] {
+      streams_->turn();
+      return done();
+    });
+  }
+
+  Owner owner_;
+  int peer_ = -1;
+  std::unique_ptr<StreamFactory> streams_;
+  std::unique_ptr<Stream> stream_;
+};
+
+// In inline mode this thread is the application's, which may not know of SIGPIPE.
+TEST_F(UvStreamsTest, WritingToAPeerThatIsGoneDoesNotEndTheProcess) {
+  ASSERT_NE(signal(SIGPIPE, SIG_DFL), SIG_ERR);
+  close(std::exchange(peer_, -1));
+  const std::array<std::byte, 16> bytes{};
+  static_cast<void>(stream_->write(bytes));
+  static_cast<void>(stream_->write(bytes));
+  EXPECT_TRUE(turn_until([&] { return owner_.ended; }));
+  sigset_t pending;
+  sigpending(&pending);
+  EXPECT_EQ(sigismember(&pending, SIGPIPE), 0) << "it is left for the application";
+}
+
+TEST_F(UvStreamsTest, WhatThePeerSaidBeforeItClosedIsReadFirst) {
+  const std::array<std::byte, 16> bytes{};
+  ASSERT_EQ(write(peer_, bytes.data(), bytes.size()), 16);
+  close(std::exchange(peer_, -1));
+  static_cast<void>(stream_->write(bytes));  // fails
+  EXPECT_TRUE(turn_until([&] { return owner_.ended; }));
+  EXPECT_EQ(owner_.received, 16U);
+}
+
+TEST_F(UvStreamsTest, ListensOnAPortThatItTells) {
+  struct Accepts final : AcceptorOwner {
+    void on_accept(int fd) override {
+      close(fd);
+      ++count;
+    }
+    void on_acceptor_error(const Error& error) override { FAIL() << error.message(); }
+    int count = 0;
+  } accepts;
+  uint16_t port = 0;
+  auto acceptor = streams_->listen_tcp("0", &port, &accepts);
+  ASSERT_TRUE(acceptor) << acceptor.error().message();
+  ASSERT_NE(port, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(port);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  Owner dialler;
+  auto dialled = streams_->connect_tcp(reinterpret_cast<const sockaddr*>(&to), nullptr, &dialler);
+  ASSERT_TRUE(dialled);
+  EXPECT_TRUE(turn_until([&] { return accepts.count == 1; }));
+}
+
+}  // namespace
+}  // namespace nccl_ha
