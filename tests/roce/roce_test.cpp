@@ -87,14 +87,6 @@ TEST(RoceTwoGuests, APulledCableIsAnErrorOnBothSidesInTime) {
   }
 }
 
-TEST(RoceTwoGuests, ASilentCutOfTheRailIsAnErrorInTimeToo) {
-  const ToolRun run =
-      break_transfers("silent", "HA_NCCL_RETRY_BUDGET_MS=2000", {{"cut", "rail0", "--silent"}});
-  EXPECT_LT(run.took, noticed);
-  EXPECT_NE(run.out.find("the peer acknowledges nothing any more"), std::string::npos) << run.out;
-  EXPECT_GE(count(run.out, "ncclRemoteError"), 1U) << run.out;
-}
-
 // For longer than HA_NCCL_RTO_MS.  The management network goes as well, so that what the two sides
 // have to agree on waits too.
 TEST(RoceTwoGuests, ACablePulledForSecondsCostsTimeOnly) {
@@ -108,10 +100,13 @@ TEST(RoceTwoGuests, ACablePulledForSecondsCostsTimeOnly) {
   EXPECT_GE(count(run.out, " is back after "), 2U) << run.out;
 }
 
-// Its memory has to be known to the other device, and flushes go to both.
+// Its memory has to be known to the other device, and flushes go to both.  Emulated processors are
+// too slow to be impatient with: only the lost carrier shall move traffic.
 TEST(RoceTwoGuests, ARailThatIsGoneForGoodMovesTrafficToTheOtherDevice) {
-  const ToolRun run = reduce_in_guests(NHA_TOOL_FILE, "gone", "2", {"HA_NCCL_IB_FLUSH=1"}, "40",
-                                       {{"cut", "rail0"}});
+  const ToolRun run = reduce_in_guests(NHA_TOOL_FILE, "gone", "2",
+                                       {"HA_NCCL_IB_FLUSH=1", "HA_NCCL_SOFT_TIMEOUT_MS=5000",
+                                        "HA_NCCL_HEARTBEAT_MS=2000", "HA_NCCL_RTO_MS=5000"},
+                                       "40", {{"cut", "rail0"}});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;

@@ -81,5 +81,16 @@ INSTANTIATE_TEST_SUITE_P(
         Survivable{"ud", "2", {"HA_NCCL_FABRIC=ud"}, {{"cut", "rail0"}}, " moved to the shadow"}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
+TEST(RoceTwoGuests, ASilentCutBeyondTheBudgetIsAnErrorInTime) {
+  const auto begin = std::chrono::steady_clock::now();
+  const ToolRun run =
+      reduce_in_guests(NHA_TOOL_FILE, "silent", "1", {"HA_NCCL_RETRY_BUDGET_MS=2000"}, "1000000",
+                       {{"cut", "rail0", "--silent"}});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(90));
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_NE(run.out.find("the peer acknowledges nothing any more"), std::string::npos) << run.out;
+  EXPECT_GE(count(run.out, "ncclRemoteError"), 1U) << run.out;
+}
+
 }  // namespace
 }  // namespace nccl_ha::tests

@@ -21,9 +21,9 @@ uint64_t seeds() {
 #if defined(__SANITIZE_THREAD__)
   constexpr uint64_t usual = 20;  // one thread: there is nothing that it could find
 #elif defined(__SANITIZE_ADDRESS__)
-  constexpr uint64_t usual = 100;
+  constexpr uint64_t usual = 60;
 #else
-  constexpr uint64_t usual = 700;
+  constexpr uint64_t usual = 500;
 #endif
   const char* wanted = std::getenv("NHA_SIM_SEEDS");
   return wanted == nullptr ? usual : std::strtoull(wanted, nullptr, 10);
