@@ -37,7 +37,7 @@ class Engine;
 class Connection : public Actor,
                    protected StreamOwner,
                    protected fabric::PathOwner,
-                   private NicMonitor::Member {
+                   protected NicMonitor::Member {
  public:
   Connection(fabric::Provider& provider, Engine& engine, size_t worker);
   ~Connection() override;
@@ -153,6 +153,8 @@ class Connection : public Actor,
   static void leave(std::unique_ptr<Stream> stream);
   /// The peer has spoken without saying anything: it is ready.
   virtual void on_confirm() {}
+  void on_link_up(const std::string& interface) override { (void)interface; }
+  std::string interface_of(const Lane& lane) const;
 
   void write_stream(std::span<const std::byte> frame);
   /// The peer may have taken less than all of this.
@@ -204,7 +206,6 @@ class Connection : public Actor,
   void arm_pulse();
   void on_link_down(const std::string& interface) override;
   void on_suspicion(const std::string& interface, const std::string& peer) override;
-  std::string interface_of(const Lane& lane) const;
   void look_for_life(size_t at, bool pulse_due);
   /// A sign of life whose answer is awaited no longer than that to work.
   void ask_for_life(Lane& lane);
@@ -299,6 +300,7 @@ class SendConnection final : public Connection {
 
   void begin_recovery();
   void on_confirm() override;
+  void on_link_up(const std::string& interface) override;
   void make_shadows();
   void choose_lanes();
   bool serves(size_t lane) const { return lane >= serving_begin_ && lane < serving_end_; }

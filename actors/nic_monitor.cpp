@@ -23,13 +23,14 @@ std::shared_ptr<NicMonitor> NicMonitor::of(Context& context) {
 }
 
 void NicMonitor::on_link(const std::string& interface, bool up) {
-  if (up) {
-    return;  // a path that waits for it tries anyway
-  }
   // A member may leave when it is told.
   const std::vector<Member*> told = members_;
   for (Member* member : told) {
-    member->on_link_down(interface);
+    if (up) {
+      member->on_link_up(interface);
+    } else {
+      member->on_link_down(interface);
+    }
   }
 }
 

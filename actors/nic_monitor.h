@@ -17,6 +17,7 @@ class NicMonitor final : private LinkWatchOwner {
    public:
     /// `interface` lost its carrier or was taken down.
     virtual void on_link_down(const std::string& interface) = 0;
+    virtual void on_link_up(const std::string& interface) = 0;
     /// Somebody else's path from `interface` to host `peer` was silent for too long.
     virtual void on_suspicion(const std::string& interface, const std::string& peer) = 0;
 

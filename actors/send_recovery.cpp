@@ -271,6 +271,16 @@ void SendConnection::reopen_soon(size_t lane) {
   arm_reopen();
 }
 
+/// What waits for that interface is tried at once.
+void SendConnection::on_link_up(const std::string& interface) {
+  for (size_t lane = 0; lane < recovery_.size() && !failed_ && !finished_; ++lane) {
+    if (recovery_[lane].reopen_at && interface_of(lanes_[lane]) == interface) {
+      recovery_[lane].reopen_at = context_->now();
+      arm_reopen();
+    }
+  }
+}
+
 void SendConnection::arm_reopen() {
   std::optional<Instant> first;
   for (const Recovery& one : recovery_) {
