@@ -93,6 +93,7 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
   std::sort(ranked.begin(), ranked.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<RailPair> pairs;
+  pairs.reserve(ranked.size());
   for (const auto& [key, pair] : ranked) {
     pairs.push_back(pair);
   }

@@ -271,8 +271,8 @@ SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& confi
   world_.network().all = conditions;
   for (uint8_t i = 1; i <= 2; ++i) {
     std::vector<sim::Ip> addresses;
-    for (uint8_t rail = 0; rail < rails; ++rail) {
-      addresses.push_back(sim::ip(10, rail, 0, i));
+    for (size_t rail = 0; rail < rails; ++rail) {
+      addresses.push_back(sim::ip(10, static_cast<uint8_t>(rail), 0, i));
     }
     hosts_.push_back(*world_.add_process(addresses, config));
   }
