@@ -207,6 +207,7 @@ class Connection : public Actor,
   void on_link_down(const std::string& interface) override;
   void on_suspicion(const std::string& interface, const std::string& peer) override;
   void look_for_life(size_t at, bool pulse_due);
+  void give_sign_of_life(Lane& lane);
   /// A sign of life whose answer is awaited no longer than that to work.
   void ask_for_life(Lane& lane);
   bool other_usable(size_t lane) const {

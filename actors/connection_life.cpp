@@ -24,11 +24,14 @@ Duration soft_limit(const Config& config, Duration usual) {
 }  // namespace
 
 void Connection::start_pulse() {
-  if (!backup_ || context_->config().heartbeat_ms == 0) {
+  if (!backup_) {
     return;
   }
   nics_ = NicMonitor::of(*context_);
   nics_->enter(this);
+  if (context_->config().heartbeat_ms == 0) {
+    return;
+  }
   pulse_at_ = context_->now();
   arm_pulse();
 }
@@ -66,12 +69,12 @@ void Connection::look_for_life(size_t at, bool pulse_due) {
   Lane& lane = lanes_[at];
   const Instant now = context_->now();
   const bool works = lane.writes_open > lane.pulses_open;
-  const Duration silent = now - lane.alive_at;
   if (lane.announced && lane.life == lane.life_seen) {
     // The sender may have nothing to send; that it was told is what can be found out.
     lane.announced = false;
     ask_for_life(lane);
   }
+  const Duration silent = now - lane.alive_at;
   if (lane.life != lane.life_seen || lane.writes_open == 0 || !lane.waited) {
     const bool answered = lane.waited && lane.life != lane.life_seen;
     lane.silence =
@@ -99,8 +102,18 @@ void Connection::look_for_life(size_t at, bool pulse_due) {
       return;
     }
   }
-  if (pulse_due && lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
+  if (pulse_due) {
+    give_sign_of_life(lane);
+  }
+}
+
+void Connection::give_sign_of_life(Lane& lane) {
+  if (lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
     ++lane.pulses_open;
+  }
+  if (!lane.waited) {
+    lane.waited = true;
+    lane.alive_at = context_->now();
   }
 }
 
@@ -110,6 +123,9 @@ std::string Connection::interface_of(const Lane& lane) const {
 
 /// Asks at once where others found no answer.
 void Connection::on_suspicion(const std::string& interface, const std::string& peer) {
+  if (context_->config().heartbeat_ms == 0) {
+    return;
+  }
   for (Lane& lane : lanes_) {
     if (!lane.usable || lane.suspect || lane.peer_box == 0 || peer != peer_host_ || failed_ ||
         finished_ || interface_of(lane) != interface) {
@@ -122,13 +138,7 @@ void Connection::on_suspicion(const std::string& interface, const std::string& p
 
 void Connection::ask_for_life(Lane& lane) {
   lane.suspect = true;
-  if (lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
-    ++lane.pulses_open;
-  }
-  if (!lane.waited) {
-    lane.waited = true;
-    lane.alive_at = context_->now();
-  }
+  give_sign_of_life(lane);
 }
 
 void Connection::on_link_down(const std::string& interface) {

@@ -85,6 +85,34 @@ TEST(SimFailover, ARailThatIsGoneForGoodCostsNoMoreThanTheTimeToNotice) {
   EXPECT_TRUE(pair.post_send(1 << 20)) << pair.error();
 }
 
+TEST(SimFailover, AnIdleConnectionIsLeftWhereItIs) {
+  SimPair pair(24, {}, {}, 2);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  // Receives that nobody sends anything for, now and then: silence is all there is to see.
+  for (int i = 0; i < 20; ++i) {
+    pair.post_receives(1);
+    pair.world().run_until([] { return false; }, std::chrono::milliseconds(333));
+  }
+  for (const Channel* side : {static_cast<const Channel*>(&pair.send_channel()),
+                              static_cast<const Channel*>(&pair.receive_channel())}) {
+    EXPECT_EQ(side->failovers.down.load(), 0U);
+    EXPECT_EQ(side->failovers.moves.load(), 0U);
+  }
+}
+
+TEST(SimFailover, AnIdleConnectionFindsADeadRailWithinItsHeartbeats) {
+  SimPair pair(25, {}, {}, 2);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pair.world().run_until([] { return false; }, seconds(1));
+  sim::Link dark;
+  dark.cut = true;
+  pair.set_links(dark, dark, 0);
+  const Instant cut = pair.world().now();
+  const auto& failovers = pair.send_channel().failovers;
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 1; }, seconds(5)));
+  EXPECT_LE(pair.world().now() - cut, std::chrono::milliseconds(4 * 200 + 50));
+}
+
 TEST(SimFailover, TrafficGoesBackWhenTheOwnNicHasWorkedForLongEnough) {
   Config config;
   config.enable_failback = true;
