@@ -227,7 +227,7 @@ class Connection : public Actor,
   bool confirm_due_ = false;
   std::string peer_address_;
   Timer pulse_;
-  Instant pulse_at_{};  ///< the last ones
+  Instant pulse_period_{};  ///< in which the last ones were given
   std::shared_ptr<NicMonitor> nics_;
   Timer deadline_;  ///< of the handshake
   Timer budget_;

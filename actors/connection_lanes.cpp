@@ -449,6 +449,7 @@ void Connection::take_into_use(size_t lane) {
   mine.control_open = 0;
   mine.control_due = false;
   push_control(mine);
+  arm_pulse();
 }
 
 void Connection::look_whether_drained(size_t lane) {

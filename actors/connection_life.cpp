@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "actors/connection.h"
 
@@ -29,32 +30,34 @@ void Connection::start_pulse() {
   }
   nics_ = NicMonitor::of(*context_);
   nics_->enter(this);
-  if (context_->config().heartbeat_ms == 0) {
-    return;
-  }
-  pulse_at_ = context_->now();
   arm_pulse();
 }
 
 void Connection::arm_pulse() {
+  context_->timers().cancel(pulse_);
+  const auto usable =
+      std::count_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.usable; });
+  if (usable < 2 || !nics_ || context_->config().heartbeat_ms == 0) {
+    return;  // nothing would follow from the silence of the only path
+  }
   // An idle connection costs its worker no more than its own signs of life.
   const bool busy = std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
     return lane.usable && (lane.moved || lane.announced ||
                            lane.writes_open > (lane.suspect ? 0 : lane.pulses_open));
   });
   const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
-  context_->timers().cancel(pulse_);
-  context_->timers().arm(
-      pulse_, context_->now() + (busy ? std::min(interval / 2, watch_interval) : interval));
+  const Instant now = context_->now();
+  // Idle connections speak at the same moments, so that their worker wakes once for all of them.
+  const Instant together = now - now.time_since_epoch() % interval + interval;
+  context_->timers().arm(pulse_, busy ? now + std::min(interval / 2, watch_interval) : together);
 }
 
 /// Gives signs of life where nothing else does, and looks whether each path still shows some.
 void Connection::on_pulse() {
   const Instant now = context_->now();
-  const bool due = now - pulse_at_ >= std::chrono::milliseconds(context_->config().heartbeat_ms);
-  if (due) {
-    pulse_at_ = now;
-  }
+  const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
+  const Instant period = now - now.time_since_epoch() % interval;
+  const bool due = std::exchange(pulse_period_, period) != period;
   for (size_t i = 0; i < lanes_.size() && !failed_ && !finished_; ++i) {
     if (lanes_[i].usable && lanes_[i].peer_box != 0) {
       look_for_life(i, due);
@@ -87,7 +90,9 @@ void Connection::look_for_life(size_t at, bool pulse_due) {
     lane.waited = lane.writes_open != 0;
     lane.worked = works;
   } else {
-    Duration limit = pulses_missed_max * std::chrono::milliseconds(context_->config().heartbeat_ms);
+    // Looked at with the third one after it, whichever of the two comes a moment early.
+    const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
+    Duration limit = pulses_missed_max * interval - interval / 8;
     if (works || lane.suspect) {
       limit = std::min(limit, soft_limit(context_->config(), lane.silence));
     }
