@@ -13,7 +13,7 @@ namespace {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t megabytes = 160;
 #else
-constexpr uint64_t megabytes = 800;
+constexpr uint64_t megabytes = 500;
 #endif
 
 /// Two hosts that reduce `megabytes` over rail0, during which `cut` happens again and again.
