@@ -10,7 +10,9 @@
 namespace nccl_ha::tests {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_THREAD__)
+constexpr uint64_t megabytes = 60;
+#elif defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t megabytes = 160;
 #else
 constexpr uint64_t megabytes = 500;
