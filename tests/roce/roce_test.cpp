@@ -57,10 +57,11 @@ TEST(RoceTwoGuests, EveryOperationIsRightOverRcAndUd) {
 /// them when enough has crossed the cable to be sure that it is in the middle of a transfer.
 ToolRun break_transfers(const std::string& name, const char* setting,
                         const std::vector<std::vector<std::string>>& fault) {
-  BackgroundLab lab(NHA_TOOL_FILE, name + std::to_string(getpid()),
-                    {"roce", "--rails", "1", "--timeout", guests_timeout, "--env", setting, "--",
-                     "bash", "-c", "nccl-ha perf pt2pt -b 1M -e 1M -c 0 -I 1000000 --timeout 200 2>&1"},
-                    guests_limit);
+  BackgroundLab lab(
+      NHA_TOOL_FILE, name + std::to_string(getpid()),
+      {"roce", "--rails", "1", "--timeout", guests_timeout, "--env", setting, "--", "bash", "-c",
+       "nccl-ha perf pt2pt -b 1M -e 1M -c 0 -I 1000000 --timeout 200 2>&1"},
+      guests_limit);
   EXPECT_TRUE(lab.carried("rail0", 20'000'000));
   const auto begin = std::chrono::steady_clock::now();
   for (const auto& request : fault) {
