@@ -140,8 +140,6 @@ class Connection : public Actor,
   /// Where it would be if it were connected.
   virtual std::string wanted_peer() const { return "a peer"; }
   virtual void on_peer_gone(const Error& error);
-  /// The peer has taken all control messages.
-  virtual void on_all_confirmed() {}
   /// A message for the peer waits to be confirmed.
   virtual void on_unconfirmed() {}
   /// The stream's way is gone, and with it the stream.

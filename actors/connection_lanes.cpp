@@ -351,12 +351,8 @@ bool Connection::on_control_completion(const fabric::Completion& completion, Lan
     return true;
   }
   static_cast<void>(post_credit(lane));
-  const bool waited = any_unconfirmed();
   courier_.confirmed_low(mark.confirmed);
-  if (waited && !any_unconfirmed()) {
-    on_all_confirmed();
-  }
-  if (any_unconfirmed() && !finished_) {
+  if (any_unconfirmed()) {
     push_control(lane);
   }
   return true;
@@ -387,22 +383,18 @@ void Connection::read_inbox() {
 }
 
 void Connection::deliver(const ControlReader::Message& message) {
-  const bool waited = any_unconfirmed();
   if (!courier_.confirmed(message.confirmed)) {
     fail_connection(fail(Errc::remote, "the peer confirms control messages that it never got"));
     return;
   }
-  if (waited && !any_unconfirmed()) {
-    on_all_confirmed();
-  }
   for (Lane& lane : lanes_) {
     push_control(lane);
   }
-  if (message.type == ControlType::confirm) {
+  if (message.type == ControlType::confirm && backup_) {
     on_confirm();
     return;
   }
-  if (message.type == ControlType::leave) {
+  if (message.type == ControlType::leave && ready_ && backup_) {
     stream_.reset();  // a better one is on its way, or here already
     on_stream_lost();
     return;

@@ -417,7 +417,7 @@ void SendConnection::on_completion(const fabric::Completion& completion) {
   Lane& lane = lanes_[at];
   const bool good = completion.status == fabric::CompletionStatus::ok;  // else its state says why
   if (on_control_completion(completion, lane)) [[unlikely]] {
-    if (!failed_ && !finished_) {
+    if (!lane.usable && !failed_ && !finished_) {
       look_whether_drained(at);
     }
     return;

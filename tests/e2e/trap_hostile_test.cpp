@@ -57,13 +57,16 @@ class Hostile : public PluginFixture {
   }
 };
 
-std::vector<char> wrong_hello() {
-  Hello hello;
-  hello.nonce = 12345;  // not the listener's
-  const auto bytes = encode(hello);
+std::vector<char> as_chars(const std::vector<std::byte>& bytes) {
   std::vector<char> out(bytes.size());
   std::memcpy(out.data(), bytes.data(), bytes.size());
   return out;
+}
+
+std::vector<char> wrong_hello() {
+  Hello hello;
+  hello.nonce = 12345;  // not the listener's
+  return as_chars(encode(hello));
 }
 
 TEST_P(Hostile, StrangersAreTurnedAwayAndTheRealPeerStillConnects) {
@@ -73,6 +76,10 @@ TEST_P(Hostile, StrangersAreTurnedAwayAndTheRealPeerStillConnects) {
       std::vector<char>(http.begin(), http.end()),
       wrong,
       std::vector<char>(100000, 'A'),
+      // What only the peers of a connection that is ready say.
+      as_chars(encode_leave()),
+      as_chars(encode_confirm()),
+      as_chars(encode_rejoin(1)),
   };
   tools::NetHandle handle{};
   auto listening = api().listen(0, handle);
