@@ -1,44 +1,28 @@
 #include "runtime/fd_acceptor.h"
 
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
+
+#include "runtime/watched_fd.h"
 
 namespace nccl_ha {
 namespace {
 
 /// A listening socket of its own under a watch.
-class FdAcceptor final : public Acceptor, private FdWatchOwner {
+class FdAcceptor final : public Acceptor, public WatchedFd {
  public:
-  FdAcceptor(int fd, AcceptorOwner* owner) : fd_(fd), owner_(owner) {}
-  ~FdAcceptor() override {
-    watch_.reset();  // the descriptor must outlive it
-    close(fd_);
-    *alive_ = false;
-  }
-  Result<void> watch(StreamFactory& factory) {
-    auto watch = factory.watch_fd(fd_, this);
-    if (!watch) {
-      return watch.error();
-    }
-    watch_ = std::move(*watch);
-    return {};
-  }
+  FdAcceptor(int fd, AcceptorOwner* owner) : WatchedFd(fd), owner_(owner) {}
 
  private:
   void on_readable(int fd) override;
 
-  const int fd_;
   AcceptorOwner* owner_;
-  std::unique_ptr<FdWatch> watch_;
-  /// Outlives this object, which the owner may destroy when it is called.
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 void FdAcceptor::on_readable(int listening) {
   constexpr int burst = 16;
-  const std::shared_ptr<bool> alive = alive_;
+  const std::shared_ptr<const bool> alive = this->alive();
   for (int i = 0; i < burst && *alive; ++i) {
     const int fd = accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) {

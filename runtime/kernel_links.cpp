@@ -4,47 +4,31 @@
 #include <linux/rtnetlink.h>
 #include <net/if.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <string>
 
+#include "runtime/watched_fd.h"
+
 namespace nccl_ha {
 namespace {
 
-class KernelLinks final : public LinkWatch, private FdWatchOwner {
+class KernelLinks final : public LinkWatch, public WatchedFd {
  public:
-  KernelLinks(int fd, LinkWatchOwner* owner) : fd_(fd), owner_(owner) {}
-  ~KernelLinks() override {
-    watch_.reset();  // the descriptor must outlive it
-    close(fd_);
-    *alive_ = false;
-  }
-  Result<void> watch(StreamFactory& factory) {
-    auto watch = factory.watch_fd(fd_, this);
-    if (!watch) {
-      return watch.error();
-    }
-    watch_ = std::move(*watch);
-    return {};
-  }
+  KernelLinks(int fd, LinkWatchOwner* owner) : WatchedFd(fd), owner_(owner) {}
 
  private:
   void on_readable(int fd) override;
   void take(const nlmsghdr& message);
 
-  const int fd_;
   LinkWatchOwner* owner_;
-  std::unique_ptr<FdWatch> watch_;
-  /// Outlives this object, which the owner may destroy when it is called.
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 void KernelLinks::on_readable(int fd) {
   alignas(nlmsghdr) char buffer[32768];
   constexpr int burst = 8;
-  const std::shared_ptr<bool> alive = alive_;
+  const std::shared_ptr<const bool> alive = this->alive();
   for (int i = 0; i < burst && *alive; ++i) {
     const ssize_t got = recv(fd, buffer, sizeof buffer, MSG_DONTWAIT | MSG_TRUNC);
     if (got <= 0 || static_cast<size_t>(got) > sizeof buffer) {
