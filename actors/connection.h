@@ -426,7 +426,8 @@ class ReceiveConnection final : public Connection, private ControlPort::Member {
   void announce_again();
   void flush(ReceiveRequest& request);
   bool flush_on(Lane& lane, ReceiveRequest& request);
-  void on_flush_lost(uint16_t index);
+  void on_flushed(ReceiveRequest& request);
+  void wait_with_flush(ReceiveRequest& request);
   void begin_recovery();
   void flush_waiting();
   Tables tables() override {
@@ -461,7 +462,9 @@ class ReceiveConnection final : public Connection, private ControlPort::Member {
   size_t announcing_lane_ = 0;  ///< announcements keep their order by taking one lane
   bool announce_anew_ = false;  ///< that lane failed: everything open again, on another one
   std::array<uint16_t, cts_slots> first_entry_{};  ///< of each group
-  std::vector<uint16_t> flushes_waiting_;          ///< for a lane; indexes of requests
+  std::vector<uint16_t> flushes_waiting_;          ///< for a lane or a time; indexes of requests
+  Instant settled_at_{};  ///< what NICs that failed had under way to memory is there by then
+  Timer flush_timer_;
   std::vector<ha::ReceiverLane> recovery_;
   std::unique_ptr<SizeRecords> sizes_;
   uint64_t groups_posted_ = 0;

@@ -123,7 +123,7 @@ void Connection::give_sign_of_life(Lane& lane) {
 }
 
 std::string Connection::interface_of(const Lane& lane) const {
-  return provider_.interface_beneath(lane.at, reinterpret_cast<const sockaddr*>(&lane.local));
+  return provider_.nic_of(lane.at, reinterpret_cast<const sockaddr*>(&lane.local));
 }
 
 /// Asks at once where others found no answer.

@@ -29,6 +29,8 @@ ReceiveConnection::ReceiveConnection(fabric::Provider& provider, Engine& engine,
     : Connection(provider, engine, worker), fd_(fd), listener_(std::move(listener)) {
   attachment_.device = device;
   receives_ = static_cast<uint32_t>(sends_max);
+  flush_timer_.bind([](void* self) { static_cast<ReceiveConnection*>(self)->flush_waiting(); },
+                    this);
 }
 
 ReceiveConnection::~ReceiveConnection() {
@@ -40,6 +42,9 @@ ReceiveConnection::~ReceiveConnection() {
   }
   if (port_) {
     port_->leave(rejoin_token_);
+  }
+  if (context_ != nullptr) {
+    context_->timers().cancel(flush_timer_);
   }
 }
 
@@ -371,11 +376,9 @@ void ReceiveConnection::on_completion(const fabric::Completion& completion) {
     case fabric::CompletionKind::flush:
       --lane.writes_open;
       if (!good) {
-        on_flush_lost(static_cast<uint16_t>(completion.id));
-      } else if (ReceiveRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
-                 --request.missing == 0) {
-        request.state.store(RequestState::done, std::memory_order_release);
+        channel_->slot(static_cast<uint16_t>(completion.id)).flush_lost = true;
       }
+      on_flushed(channel_->slot(static_cast<uint16_t>(completion.id)));
       break;
     case fabric::CompletionKind::receive:
     case fabric::CompletionKind::receive_immediate:
@@ -390,28 +393,52 @@ void ReceiveConnection::on_completion(const fabric::Completion& completion) {
   }
 }
 
-/// A NIC that died can push nothing any more; what others brought still has to be.
-void ReceiveConnection::on_flush_lost(uint16_t index) {
-  if (--channel_->slot(index).missing == 0) {
-    flushes_waiting_.push_back(index);
+/// A NIC that died can push nothing any more, so its bytes get time instead; what others brought
+/// still has to be pushed.
+void ReceiveConnection::on_flushed(ReceiveRequest& request) {
+  if (--request.missing != 0) {
+    return;
+  }
+  if (request.flush_lost) {
+    wait_with_flush(request);
+  } else {
+    request.state.store(RequestState::done, std::memory_order_release);
+  }
+}
+
+void ReceiveConnection::wait_with_flush(ReceiveRequest& request) {
+  flushes_waiting_.push_back(request.index);
+  if (any_usable() && !flush_timer_.armed()) {
+    context_->timers().arm(flush_timer_, std::max(settled_at_, context_->now()));
   }
 }
 
 void ReceiveConnection::flush(ReceiveRequest& request) {
   // A read pushes only what came through its own queue pair's NIC: one for each NIC that works.
   request.missing = 0;
+  request.flush_lost = false;
+  if (context_->now() < settled_at_) {
+    wait_with_flush(request);
+    return;
+  }
   const auto ask = [&](size_t from, size_t to) {
     for (size_t i = from; i < std::min(to, lanes_.size()); ++i) {
       if (lanes_[i].usable) {
-        return flush_on(lanes_[i], request);
+        // Datagrams are put in place by the processor: nothing is under way.
+        return lanes_[i].at.kind != fabric::FabricKind::verbs || flush_on(lanes_[i], request);
       }
     }
     return false;
   };
-  const bool asked = ask(0, primaries_);
-  if (!ask(primaries_, lanes_.size()) && !asked && !failed_) {
-    request.missing = 1;
-    flushes_waiting_.push_back(request.index);
+  const bool own = ask(0, primaries_);
+  const bool others = ask(primaries_, lanes_.size());
+  if (failed_) {
+    return;
+  }
+  if (!own && !others) {
+    flushes_waiting_.push_back(request.index);  // for a path
+  } else if (request.missing == 0) {
+    request.state.store(RequestState::done, std::memory_order_release);
   }
 }
 

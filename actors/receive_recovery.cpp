@@ -7,6 +7,13 @@
 #include "runtime/log.h"
 
 namespace nccl_ha {
+namespace {
+
+/// Writes that a NIC posted before it reported them may still be on the PCIe fabric, and a NIC that
+/// failed cannot be asked to push them.  They take microseconds; this is a thousand times as long.
+constexpr Duration pcie_limit = std::chrono::milliseconds(10);
+
+}  // namespace
 
 void ReceiveConnection::begin_recovery() {
   if (!backup_) {
@@ -96,6 +103,7 @@ void ReceiveConnection::take_steps(size_t lane, const ha::ReceiverSteps& steps, 
   }
   if (steps.take_down) {
     announce_anew_ = announce_anew_ || lane == announcing_lane_;
+    settled_at_ = context_->now() + pcie_limit;
     take_down(lane, why);
   }
   if (steps.say_doubt) {
@@ -156,7 +164,7 @@ uint32_t ReceiveConnection::shadow_key(const ReceiveRequest::Buffer& buffer) {
   if (buffer.key == 0) {
     return 0;
   }
-  auto keys = provider_.keys_on(lanes_.back().at, attachment_, buffer.key, false);
+  auto keys = provider_.keys_on(lanes_.back().at, domain_, attachment_, buffer.key, false);
   if (!keys) {
     fail_connection(keys.error());
     return 0;
@@ -203,7 +211,7 @@ void ReceiveConnection::announce_again() {
 }
 
 void ReceiveConnection::flush_waiting() {
-  if (!flushes_waiting_.empty() && any_usable()) {
+  if (!flushes_waiting_.empty() && any_usable() && !failed_ && !finished_) {
     for (const uint16_t index : std::exchange(flushes_waiting_, {})) {
       flush(channel_->slot(index));
     }

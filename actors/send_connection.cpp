@@ -328,7 +328,7 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
   if (keys.remote == 0) {
     return false;
   }
-  auto here = provider_.keys_on(lane.at, attachment_, request.key, true);
+  auto here = provider_.keys_on(lane.at, domain_, attachment_, request.key, true);
   if (!here) {
     fail_connection(here.error());
     return false;

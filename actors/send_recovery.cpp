@@ -172,13 +172,15 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
 }
 
 /// Traffic takes the primaries as long as one of them works, and stays where it went until that
-/// fails or, if so wanted, until they have worked again for long enough.
+/// fails or, if so wanted or if another fabric stands in, until they have worked again for long
+/// enough.
 void SendConnection::choose_lanes() {
   const bool shadow = any_usable(primaries_, lanes_.size());
   const bool primary = primary_usable();
   const bool on_shadow = serving_begin_ != 0;
   bool go = on_shadow ? !shadow && primary : !primary && shadow;
-  if (on_shadow && shadow && primary && context_->config().enable_failback) {
+  const bool stands_in = on_shadow && lanes_[serving_begin_].at.kind != attachment_.kind;
+  if (on_shadow && shadow && primary && (stands_in || context_->config().enable_failback)) {
     go = failback_due();
   }
   if (!go || failed_) {

@@ -72,7 +72,7 @@ uint8_t pci_distance(std::string_view one, std::string_view other) {
 std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const Rail> remote) {
   const Rail* here = primary_of(local);
   const Rail* there = primary_of(remote);
-  using Key = std::tuple<bool, bool, unsigned, bool, uint16_t, uint16_t, size_t, size_t>;
+  using Key = std::tuple<bool, bool, bool, unsigned, bool, uint16_t, uint16_t, size_t, size_t>;
   std::vector<std::pair<Key, RailPair>> ranked;
   for (size_t l = 0; l < local.size(); ++l) {
     for (size_t r = 0; r < remote.size(); ++r) {
@@ -83,8 +83,9 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
       if (mine.kind != theirs.kind || mine.family != theirs.family || (old_here && old_there)) {
         continue;
       }
+      const bool other_kind = here != nullptr && mine.kind != here->kind;
       const bool same_switch = here != nullptr && same_subnet(mine, *here);
-      ranked.emplace_back(Key{old_here || old_there, !same_subnet(mine, theirs),
+      ranked.emplace_back(Key{old_here || old_there, other_kind, !same_subnet(mine, theirs),
                               unsigned{mine.distance} + theirs.distance, same_switch,
                               steps_after(here, mine), steps_after(there, theirs), l, r},
                           RailPair{l, r});

@@ -7,9 +7,8 @@
 
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/udp_io.h"
-#include "runtime/fabric/verbs/device_watch.h"
-#include "runtime/fabric/verbs/port.h"
-#include "runtime/fabric/verbs/ud_io.h"
+#include "runtime/fabric/verbs/device.h"
+#include "runtime/fabric/verbs/host_ports.h"
 #include "runtime/log.h"
 #include "runtime/worker.h"
 
@@ -54,9 +53,18 @@ Provider::~Provider() = default;
 Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
                                                  std::vector<NetInterface> interfaces,
                                                  size_t workers) {
+  return make(config, std::move(interfaces), workers, {});
+}
+
+Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
+                                                 std::vector<NetInterface> interfaces,
+                                                 size_t workers, const RdmaSource& rdma) {
   auto faults = parse_fault_plan(config.dgram_faults);
   if (!faults) {
     return faults.error();
+  }
+  if (auto known = check_fabric_name(config); !known) {
+    return known.error();
   }
   std::unique_ptr<Provider> provider(new Provider);
   provider->options_ = DatagramOptions::from(config);
@@ -65,13 +73,12 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
   provider->offload_ = config.dgram_gso;
   provider->interfaces_ = std::move(interfaces);
   provider->ports_.resize(workers);
-  if (auto chosen = provider->choose_devices(config); !chosen) {
-    return chosen.error();
+  if (rdma) {
+    provider->rdma_ = rdma(provider->nics_);
+  } else if (auto found = provider->find_rdma(config); !found) {
+    return found.error();
   }
-  const size_t rdma_ports = provider->rdma_.size();
-  provider->keeps_book_ = config.enable_backup && rdma_ports > 1;
-  provider->rdma_ports_.resize(workers, std::vector<std::weak_ptr<verbs::Port>>(rdma_ports));
-  provider->ud_ports_.resize(workers, std::vector<std::weak_ptr<DatagramPort>>(rdma_ports));
+  provider->choose_devices(config);
   if (faults->active()) {
     NHA_LOG_WARN("fault injection is on (HA_NCCL_DGRAM_FAULTS={}): packets will be lost on purpose",
                  config.dgram_faults);
@@ -91,64 +98,76 @@ std::optional<size_t> Provider::interface_of(const sockaddr* address) const {
   return std::nullopt;
 }
 
-std::string Provider::interface_beneath(const Attachment& at, const sockaddr* local) const {
+std::string Provider::nic_of(const Attachment& at, const sockaddr* local) const {
   if (at.kind != FabricKind::datagram) {
-    return rdma_[devices_[at.device].index].info.netdev;
+    return nic_name(rdma_->at(port_of(at)));
   }
   const auto own = interface_of(local);
   return own ? interfaces_[*own].name : std::string();
 }
 
-Result<void> Provider::choose_devices(const Config& config) {
+/// The ports that rdma-core offers and the settings allow.
+Result<void> Provider::find_rdma(const Config& config) {
   const std::string& fabric = config.fabric;
   const bool forced = fabric_is_forced(config);
-  if (auto known = check_fabric_name(config); !known) {
-    return known;
+  if (!forced && (fabric != "auto" || config.ib_disable)) {
+    return {};
   }
-  verbs::PortList list;
-  if (forced || (fabric == "auto" && !config.ib_disable)) {
-    auto found = verbs::list_ports(config);
-    if (!found) {
-      return found.error();
-    }
-    list = std::move(*found);
-    for (const std::string& note : list.notes) {
-      NHA_LOG_INFO("{}", note);
-    }
-    if (list.ports.empty() && forced) {
-      std::string why;
-      for (const std::string& note : list.notes) {
-        why += (why.empty() ? "" : "; ") + note;
-      }
-      return fail(Errc::system,
-                  fmt::format("HA_NCCL_FABRIC={}, but no RDMA port is usable: {}", fabric, why));
+  auto list = verbs::list_ports(config);
+  if (!list) {
+    return list.error();
+  }
+  std::string why;
+  for (const std::string& note : list->notes) {
+    NHA_LOG_INFO("{}", note);
+    why += (why.empty() ? "" : "; ") + note;
+  }
+  if (!list->ports.empty()) {
+    rdma_ = std::make_unique<verbs::HostPorts>(std::move(list->ports), ports_.size(), nics_);
+  } else if (forced) {
+    return fail(Errc::system,
+                fmt::format("HA_NCCL_FABRIC={}, but no RDMA port is usable: {}", fabric, why));
+  }
+  return {};
+}
+
+bool Provider::above_rdma(const NetInterface& own) const {
+  for (size_t i = 0; rdma_ && i < rdma_->count(); ++i) {
+    if (rdma_->at(i).netdev == own.name) {
+      return true;
     }
   }
-  rdma_ = std::move(list.ports);
-  for (size_t i = 0; i < rdma_.size(); ++i) {
-    const verbs::PortInfo& port = rdma_[i].info;
+  return false;
+}
+
+void Provider::choose_devices(const Config& config) {
+  for (size_t i = 0; rdma_ && i < rdma_->count(); ++i) {
+    const RdmaPort& port = rdma_->at(i);
     NetDevice device;
-    device.kind = fabric == "ud" ? FabricKind::ud : FabricKind::verbs;
-    device.name = port.port_count > 1 ? fmt::format("{}:{}", port.device, port.port) : port.device;
+    device.kind = config.fabric == "ud" ? FabricKind::ud : FabricKind::verbs;
+    device.name = port.name;
     device.guid = port.guid;
     device.pci_path = port.pci_path;
     device.numa_node = port.numa_node;
     device.speed_mbps = port.speed_mbps;
     device.port = port.port;
     // The datagram engine's bytes are moved by the processor.
-    device.peer_memory = device.kind == FabricKind::verbs && rdma_[i].device->peer_memory();
-    device.dmabuf = device.kind == FabricKind::verbs && rdma_[i].device->dmabuf();
+    device.peer_memory = device.kind == FabricKind::verbs && port.peer_memory;
+    device.dmabuf = device.kind == FabricKind::verbs && port.dmabuf;
     device.index = i;
     devices_.push_back(std::move(device));
   }
-  if (!rdma_.empty()) {
+  if (rdma_) {
     // Control connections better not share the fate of the rail they look after.
-    std::stable_partition(interfaces_.begin(), interfaces_.end(), [&](const NetInterface& own) {
-      return std::none_of(rdma_.begin(), rdma_.end(), [&](const verbs::UsablePort& port) {
-        return port.info.netdev == own.name;
-      });
-    });
-    return {};
+    std::stable_partition(interfaces_.begin(), interfaces_.end(),
+                          [&](const NetInterface& own) { return !above_rdma(own); });
+    const bool spare = std::any_of(interfaces_.begin(), interfaces_.end(),
+                                   [&](const NetInterface& own) { return !above_rdma(own); });
+    backs_with_datagrams_ =
+        config.enable_backup && config.shadow_datagrams && !fabric_is_forced(config) && spare;
+    keeps_book_ = config.enable_backup && (rdma_->count() > 1 || backs_with_datagrams_);
+    ud_ports_.resize(ports_.size(), std::vector<std::weak_ptr<DatagramPort>>(rdma_->count()));
+    return;
   }
   for (size_t i = 0; i < interfaces_.size(); ++i) {
     const NetInterface& interface = interfaces_[i];
@@ -161,7 +180,6 @@ Result<void> Provider::choose_devices(const Config& config) {
     device.index = i;
     devices_.push_back(std::move(device));
   }
-  return {};
 }
 
 Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain, void* base,
@@ -171,17 +189,16 @@ Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain,
   registration.host = !gpu;
   registration.device = at.device;
   if (at.kind == FabricKind::verbs) {
-    auto region = rdma_[devices_[at.device].index].device->add(
-        base, length, gpu ? verbs::MemoryKind::gpu : verbs::MemoryKind::host);
-    if (!region) {
-      return region.error();
+    const RegionOrigin origin{base, length, gpu, -1, 0};
+    auto keys = rdma_->add_memory(port_of(at), origin);
+    if (!keys) {
+      return keys.error();
     }
-    registration.local_key = region->local_key();
-    registration.remote_key = region->remote_key();
-    registration.handle = reinterpret_cast<uint64_t>(region->mr);
+    registration.local_key = keys->local_key;
+    registration.remote_key = keys->remote_key;
+    registration.handle = keys->handle;
     if (keeps_book_) {
-      book_.add(at.device, {registration.local_key, registration.remote_key, registration.handle},
-                {base, length, gpu});
+      book_.add(at.device, *keys, origin);
     }
     return registration;
   }
@@ -206,27 +223,27 @@ Result<Registration> Provider::add_dmabuf(const Attachment& at, void* base, size
     return fail(Errc::invalid_usage,
                 "memory registration: this connection's device does not take DMA-BUF descriptors");
   }
-  auto region = rdma_[devices_[at.device].index].device->add_dmabuf(base, length, offset, fd);
-  if (!region) {
-    return region.error();
+  if (fd < 0) {
+    return fail(Errc::invalid_argument, "memory registration: no DMA-BUF descriptor");
+  }
+  RegionOrigin origin{base, length, true, fd, offset};
+  auto keys = rdma_->add_memory(port_of(at), origin);
+  if (!keys) {
+    return keys.error();
   }
   Registration registration;
   registration.kind = at.kind;
   registration.host = false;
   registration.device = at.device;
-  registration.local_key = region->local_key();
-  registration.remote_key = region->remote_key();
-  registration.handle = reinterpret_cast<uint64_t>(region->mr);
+  registration.local_key = keys->local_key;
+  registration.remote_key = keys->remote_key;
+  registration.handle = keys->handle;
   // Without a descriptor of our own it cannot be registered elsewhere; only a failover misses it.
-  if (const int own = keeps_book_ ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1; own >= 0) {
-    book_.add(at.device, {registration.local_key, registration.remote_key, registration.handle},
-              {base, length, true, own, offset});
+  origin.dmabuf_fd = keeps_book_ ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+  if (origin.dmabuf_fd >= 0) {
+    book_.add(at.device, *keys, origin);
   }
   return registration;
-}
-
-verbs::Device& Provider::rdma_device(size_t device) const {
-  return *rdma_[devices_[device].index].device;
 }
 
 Result<void> Provider::remove_memory(const Registration& registration) {
@@ -234,57 +251,52 @@ Result<void> Provider::remove_memory(const Registration& registration) {
     return memory_.remove(registration.local_key);
   }
   if (keeps_book_) {
-    for (const auto& [device, keys] : book_.remove(registration.device, registration.local_key)) {
-      rdma_device(device).remove(verbs::Region{reinterpret_cast<ibv_mr*>(keys.handle)});
-    }
-  }
-  rdma_device(registration.device)
-      .remove(verbs::Region{reinterpret_cast<ibv_mr*>(registration.handle)});
-  return {};
-}
-
-Result<RegionKeys> Provider::keys_on(const Attachment& other, const Attachment& at, uint32_t key,
-                                     bool key_is_local) {
-  if (at.kind != FabricKind::verbs) {
-    return RegionKeys{key, key, key};  // one table for all interfaces
-  }
-  return book_.on_other(
-      at.device, key, key_is_local, other.device,
-      [&](const RegionOrigin& origin) -> Result<RegionKeys> {
-        verbs::Device& device = rdma_device(other.device);
-        auto region =
-            origin.dmabuf_fd >= 0
-                ? device.add_dmabuf(origin.base, origin.length, origin.offset, origin.dmabuf_fd)
-                : device.add(origin.base, origin.length,
-                             origin.gpu ? verbs::MemoryKind::gpu : verbs::MemoryKind::host);
-        if (!region) {
-          return region.error();
-        }
-        return RegionKeys{region->local_key(), region->remote_key(),
-                          reinterpret_cast<uint64_t>(region->mr)};
-      });
-}
-
-IpAddress Provider::address_of(const verbs::PortInfo& port) const {
-  IpAddress found;
-  found.family = 0;
-  for (const verbs::GidEntry& gid : port.gids) {
-    if (port.link == verbs::LinkLayer::ethernet && gid.roce_v2 &&
-        !verbs::gid_link_local(gid.bytes)) {
-      found = verbs::gid_address(gid.bytes);
-      // What the network is called where nobody says it: RFC 4291, and the usual rail.
-      found.prefix_len = found.family == 4 ? 24 : 64;
-      break;
-    }
-  }
-  for (const NetInterface& own : interfaces_) {
-    for (const IpAddress& address : own.addresses) {
-      if (address.family == found.family && address.bytes == found.bytes) {
-        found.prefix_len = address.prefix_len;
+    for (const auto& [other, keys] : book_.remove(registration.device, registration.local_key)) {
+      if (other.device == own_table) {
+        static_cast<void>(memory_.remove(keys.local_key));
+      } else {
+        rdma_->remove_memory(devices_[other.device].index, keys);
       }
     }
   }
-  return found;
+  rdma_->remove_memory(devices_[registration.device].index,
+                       {registration.local_key, registration.remote_key, registration.handle});
+  return {};
+}
+
+Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, const Attachment& at,
+                                     uint32_t key, bool key_is_local) {
+  if (at.kind != FabricKind::verbs) {
+    return RegionKeys{key, key, key};  // one table for all interfaces
+  }
+  const bool rdma = other.kind == FabricKind::verbs;
+  const auto elsewhere =
+      rdma ? RegionBook::Elsewhere{other.device, 0} : RegionBook::Elsewhere{own_table, domain};
+  return book_.on_other(at.device, key, key_is_local, elsewhere,
+                        [&](const RegionOrigin& origin) -> Result<RegionKeys> {
+                          if (rdma) {
+                            return rdma_->add_memory(port_of(other), origin);
+                          }
+                          if (origin.gpu) {
+                            return fail(Errc::invalid_usage, "datagrams cannot reach GPU memory");
+                          }
+                          auto own = memory_.add(domain, origin.base, origin.length);
+                          if (!own) {
+                            return own.error();
+                          }
+                          return RegionKeys{*own, *own, *own};
+                        });
+}
+
+IpAddress Provider::with_prefix(IpAddress address) const {
+  for (const NetInterface& own : interfaces_) {
+    for (const IpAddress& one : own.addresses) {
+      if (one.family == address.family && one.bytes == address.bytes) {
+        address.prefix_len = one.prefix_len;
+      }
+    }
+  }
+  return address;
 }
 
 size_t Provider::connections_max(size_t device, const Config& config, size_t most) const {
@@ -292,114 +304,64 @@ size_t Provider::connections_max(size_t device, const Config& config, size_t mos
     return most;
   }
   // A shadow's queue pair lies on another device, but the others' shadows lie on this one.
-  const bool shadows = config.enable_backup && config.shadow_paths != 0 && keeps_book_;
+  const bool shadows = config.enable_backup && config.shadow_paths != 0 && rdma_->count() > 1;
   const auto paths = static_cast<size_t>(config.ib_qps) + (shadows ? 1 : 0);
   const bool flushes =
       devices_[device].peer_memory || devices_[device].dmabuf || config.ib_flush != 0;
-  const auto pairs = static_cast<size_t>(std::max(0, rdma_device(device).attributes().max_qp));
+  const size_t pairs = rdma_->queue_pairs(devices_[device].index);
   return std::clamp<size_t>(pairs / (paths * (flushes ? 2 : 1)), 1, most);
+}
+
+void Provider::add_interfaces(const Attachment& device, std::vector<Place>& places) const {
+  // Numbers of devices are taken where those are not the interfaces themselves.
+  const size_t first_number = device.kind == FabricKind::datagram ? 0 : devices_.size();
+  const Attachment at{device.device, FabricKind::datagram};
+  for (size_t i = 0; i < interfaces_.size(); ++i) {
+    if (device.kind != FabricKind::datagram && above_rdma(interfaces_[i])) {
+      continue;  // it dies with what it should stand in for, or is tried as RDMA
+    }
+    for (const uint8_t family : {uint8_t{4}, uint8_t{6}}) {
+      const auto& addresses = interfaces_[i].addresses;
+      const auto first = std::find_if(addresses.begin(), addresses.end(),
+                                      [&](const IpAddress& one) { return one.family == family; });
+      if (first != addresses.end()) {
+        places.push_back(
+            {at, static_cast<uint16_t>(first_number + i), *first, interfaces_[i].pci_path});
+      }
+    }
+  }
 }
 
 std::vector<Place> Provider::places(const Attachment& device) const {
   std::vector<Place> found;
   if (device.kind == FabricKind::datagram) {
-    for (size_t i = 0; i < interfaces_.size(); ++i) {
-      for (const uint8_t family : {uint8_t{4}, uint8_t{6}}) {
-        const auto& addresses = interfaces_[i].addresses;
-        const auto first = std::find_if(addresses.begin(), addresses.end(),
-                                        [&](const IpAddress& one) { return one.family == family; });
-        if (first != addresses.end()) {
-          found.push_back({device, static_cast<uint16_t>(i), *first, interfaces_[i].pci_path});
-        }
-      }
-    }
+    add_interfaces(device, found);
     return found;
   }
   for (size_t i = 0; i < devices_.size(); ++i) {
     if (devices_[i].kind == device.kind) {
       found.push_back({{i, device.kind},
                        static_cast<uint16_t>(i),
-                       address_of(rdma_[devices_[i].index].info),
+                       with_prefix(rdma_->at(devices_[i].index).address),
                        devices_[i].pci_path});
     }
+  }
+  const NetDevice& own = devices_[device.device];
+  if (backs_with_datagrams_ && device.kind == FabricKind::verbs && !own.peer_memory &&
+      !own.dmabuf) {
+    add_interfaces(device, found);
   }
   return found;
 }
 
-Result<OwnedPath> Provider::create_verbs_path(Context& context, const Attachment& at,
-                                              const PathOptions& options, PathOwner* owner) {
-  const size_t index = devices_[at.device].index;
-  const verbs::UsablePort& usable = rdma_[index];
-  std::weak_ptr<verbs::Port>& slot = rdma_ports_[context.worker_index()][index];
-  std::shared_ptr<verbs::Port> port = slot.lock();
-  if (!port) {
-    verbs::Port::Environment environment;
-    environment.clock = &context.turn_clock();
-    environment.timers = &context.timers();
-    environment.random = &context.random();
-    auto opened = verbs::Port::open(usable.device, usable.info.port,
-                                    verbs::Options::from(context.config()), environment);
-    if (!opened) {
-      return opened.error();
-    }
-    verbs::Port* raw = opened->get();
-    context.add_poller(raw);
-    port = std::shared_ptr<verbs::Port>(
-        raw, [&context, keep = std::move(*opened)](verbs::Port* p) { context.remove_poller(p); });
-    slot = port;
-    watch_device(context, usable);
-  }
-  auto want = verbs::gid_preference(context.config(), usable.info);
-  if (!want) {
-    return want.error();
-  }
-  auto path = port->create_path(options, *want, owner);
-  if (!path) {
-    return path.error();
-  }
-  return OwnedPath{std::move(port), std::move(*path)};
-}
-
-void Provider::watch_device(Context& context, const verbs::UsablePort& usable) {
-  if (!usable.device->watched.exchange(true, std::memory_order_acq_rel)) {
-    context.add_actor(std::make_unique<verbs::DeviceWatch>(usable.device));
-  }
-}
-
-Result<std::unique_ptr<PacketIo>> Provider::open_ud(Context& context,
-                                                    const verbs::UsablePort& usable) const {
-  const Config& config = context.config();
-  auto want = verbs::gid_preference(config, usable.info);
-  if (!want) {
-    return want.error();
-  }
-  verbs::UdIo::Route route;
-  route.port = usable.info.port;
-  route.traffic_class = static_cast<uint8_t>(std::max<int64_t>(config.ib_traffic_class, 0));
-  route.service_level = static_cast<uint8_t>(std::max<int64_t>(config.ib_service_level, 0));
-  route.gid = *want;
-  auto ud = verbs::UdIo::open(usable.device, route, verbs::Options::from(config));
-  if (!ud) {
-    return ud.error();
-  }
-  return std::unique_ptr<PacketIo>(std::move(*ud));
-}
-
 Result<OwnedPath> Provider::create_ud_path(Context& context, const Attachment& at,
                                            const PathOptions& options, PathOwner* owner) {
-  const size_t index = devices_[at.device].index;
-  const verbs::UsablePort& usable = rdma_[index];
-  if (usable.device->fatal.load(std::memory_order_acquire)) {
-    return fail(Errc::system, fmt::format("RDMA device {} failed earlier: see the kernel's log; "
-                                          "restart the job when it is back",
-                                          usable.device->name()));
-  }
+  const size_t index = port_of(at);
   auto port = open_port(context, ud_ports_[context.worker_index()][index], 0,
-                        [&] { return open_ud(context, usable); });
+                        [&] { return rdma_->open_datagrams(context, index); });
   if (!port) {
     return port.error();
   }
-  watch_device(context, usable);
   auto path = (*port)->create_path(options, owner);
   if (!path) {
     return path.error();
@@ -411,7 +373,7 @@ Result<OwnedPath> Provider::create_path(Context& context, const Attachment& at,
                                         const sockaddr* local, const PathOptions& options,
                                         PathOwner* owner) {
   if (at.kind == FabricKind::verbs) {
-    return create_verbs_path(context, at, options, owner);
+    return rdma_->create_path(context, port_of(at), options, owner);
   }
   if (at.kind == FabricKind::ud) {
     return create_ud_path(context, at, options, owner);

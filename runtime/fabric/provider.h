@@ -13,18 +13,14 @@
 #include "runtime/fabric/datagram/options.h"
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/memory.h"
+#include "runtime/fabric/nic_board.h"
 #include "runtime/fabric/path.h"
+#include "runtime/fabric/rdma.h"
 #include "runtime/fabric/region_book.h"
 
 namespace nccl_ha::fabric {
 
 class DatagramPort;
-namespace verbs {
-class Device;
-class Port;
-struct PortInfo;
-struct UsablePort;
-}  // namespace verbs
 
 /// What carries a path's bytes.  The number is wire format (handle and hello).
 enum class FabricKind : uint8_t {
@@ -78,17 +74,6 @@ struct Registration {
   uint64_t handle = 0;  ///< the provider's
 };
 
-/// A path together with what keeps its port alive.  Destroy both on the worker's thread, at the end
-/// of a turn (an actor's destructor is such a place).
-struct OwnedPath {
-  std::shared_ptr<void> port;
-  std::unique_ptr<Path> path;
-  void reset() {
-    path.reset();
-    port.reset();
-  }
-};
-
 /// All fabrics of this host behind one face.  A port per worker and interface or RDMA port is
 /// opened when the first path needs it and closed with the last one.
 class Provider {
@@ -97,6 +82,11 @@ class Provider {
   static Result<std::unique_ptr<Provider>> make(const Config& config,
                                                 std::vector<NetInterface> interfaces,
                                                 size_t workers);
+  /// The same over RDMA ports that `rdma` makes of the board, instead of those of this host.
+  using RdmaSource = std::function<std::unique_ptr<RdmaPorts>(NicBoard& board)>;
+  static Result<std::unique_ptr<Provider>> make(const Config& config,
+                                                std::vector<NetInterface> interfaces,
+                                                size_t workers, const RdmaSource& rdma);
 
   /// Any thread.
   const std::vector<NetInterface>& interfaces() const { return interfaces_; }
@@ -112,16 +102,18 @@ class Provider {
   /// Any thread.  When it returns nobody touches the memory for this registration any more.
   Result<void> remove_memory(const Registration& registration);
   /// The keys by which `other` knows memory that `at` knows by `key`; registers it there the first
-  /// time, which takes as long as the kernel takes to pin it.  Both of one kind.
-  Result<RegionKeys> keys_on(const Attachment& other, const Attachment& at, uint32_t key,
-                             bool key_is_local);
+  /// time, which takes as long as the kernel takes to pin it.  `domain` as in add_memory().
+  Result<RegionKeys> keys_on(const Attachment& other, uint64_t domain, const Attachment& at,
+                             uint32_t key, bool key_is_local);
   /// How many connections a device has queue pairs for, at most `most`; `config` says how many each
   /// takes, those in reserve included.
   size_t connections_max(size_t device, const Config& config, size_t most) const;
-  /// All that could carry paths of a kind; `at.device` of those over UDP is `device`.
+  /// All that could carry paths of a kind, and behind them interfaces whose datagrams may stand in
+  /// for RDMA; `at.device` of those over UDP is `device`.
   std::vector<Place> places(const Attachment& device) const;
-  /// The interface beneath a path made there; empty where it is not known.
-  std::string interface_beneath(const Attachment& at, const sockaddr* local) const;
+  /// What the NIC of a path made there is called (NicNotice); empty where it is not known.
+  std::string nic_of(const Attachment& at, const sockaddr* local) const;
+  NicBoard& nics() { return nics_; }
   /// Index of the interface that owns `address`; nullopt for a foreign one.
   std::optional<size_t> interface_of(const sockaddr* address) const;
 
@@ -139,18 +131,18 @@ class Provider {
     SocketAddress address;
     std::weak_ptr<DatagramPort> port;
   };
+  /// In the book: the table of those that reach memory by the processor.
+  static constexpr size_t own_table = SIZE_MAX;
   Provider();
-  verbs::Device& rdma_device(size_t device) const;
-  IpAddress address_of(const verbs::PortInfo& port) const;
+  size_t port_of(const Attachment& at) const { return devices_[at.device].index; }
+  bool above_rdma(const NetInterface& own) const;
+  void add_interfaces(const Attachment& device, std::vector<Place>& places) const;
+  IpAddress with_prefix(IpAddress address) const;
   Result<std::unique_ptr<PacketIo>> open_udp(const SocketAddress& local) const;
-  Result<void> choose_devices(const Config& config);
-  Result<OwnedPath> create_verbs_path(Context& context, const Attachment& at,
-                                      const PathOptions& options, PathOwner* owner);
+  Result<void> find_rdma(const Config& config);
+  void choose_devices(const Config& config);
   Result<OwnedPath> create_ud_path(Context& context, const Attachment& at,
                                    const PathOptions& options, PathOwner* owner);
-  Result<std::unique_ptr<PacketIo>> open_ud(Context& context,
-                                            const verbs::UsablePort& usable) const;
-  void watch_device(Context& context, const verbs::UsablePort& usable);
   /// Gives the port of `slot`, over what `open` makes when there is none.
   using PacketOpen = std::function<Result<std::unique_ptr<PacketIo>>()>;
   Result<std::shared_ptr<DatagramPort>> open_port(Context& context,
@@ -164,12 +156,13 @@ class Provider {
   PacketSource packet_source_;
   std::vector<NetInterface> interfaces_;
   std::vector<NetDevice> devices_;
-  std::vector<verbs::UsablePort> rdma_;
-  std::vector<std::vector<std::weak_ptr<verbs::Port>>> rdma_ports_;  // per worker and RDMA port
-  std::vector<std::vector<std::weak_ptr<DatagramPort>>> ud_ports_;   // the same
+  NicBoard nics_;
+  std::unique_ptr<RdmaPorts> rdma_;                                 // null: none is used
+  std::vector<std::vector<std::weak_ptr<DatagramPort>>> ud_ports_;  // per worker and RDMA port
   Memory memory_;
   RegionBook book_;
   bool keeps_book_ = false;
+  bool backs_with_datagrams_ = false;
   std::vector<std::vector<Slot>> ports_;  // per worker, touched by that worker only
 };
 

@@ -16,15 +16,16 @@ void RegionBook::add(size_t device, const RegionKeys& keys, const RegionOrigin& 
   }
 }
 
-std::vector<std::pair<size_t, RegionKeys>> RegionBook::remove(size_t device, uint32_t local_key) {
+std::vector<std::pair<RegionBook::Elsewhere, RegionKeys>> RegionBook::remove(size_t device,
+                                                                             uint32_t local_key) {
   std::lock_guard lock(mutex_);
   const auto found = by_local_key_.find({device, local_key});
   if (found == by_local_key_.end() || --found->second.users != 0) {
     return {};
   }
   const Entry& entry = found->second;
-  std::vector<std::pair<size_t, RegionKeys>> elsewhere(entry.elsewhere.begin(),
-                                                       entry.elsewhere.end());
+  std::vector<std::pair<Elsewhere, RegionKeys>> elsewhere(entry.elsewhere.begin(),
+                                                          entry.elsewhere.end());
   if (entry.origin.dmabuf_fd >= 0) {
     close(entry.origin.dmabuf_fd);
   }
@@ -34,7 +35,7 @@ std::vector<std::pair<size_t, RegionKeys>> RegionBook::remove(size_t device, uin
 }
 
 Result<RegionKeys> RegionBook::on_other(size_t device, uint32_t key, bool key_is_local,
-                                        size_t other, const Make& make) {
+                                        const Elsewhere& other, const Make& make) {
   // Held while it registers: two who need the same region must not register it twice, and nobody
   // may take it back meanwhile.  It happens once per region.
   std::lock_guard lock(mutex_);

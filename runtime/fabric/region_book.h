@@ -1,6 +1,7 @@
 // Which memory is registered where, for those who must reach it through another device.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -35,21 +36,27 @@ class RegionBook {
   /// A region was registered with a device, or got one more user there.  Takes over
   /// `origin.dmabuf_fd`.
   void add(size_t device, const RegionKeys& keys, const RegionOrigin& origin);
-  /// One user less.  The last one gives what was registered with other devices meanwhile, to be
-  /// taken back.
-  std::vector<std::pair<size_t, RegionKeys>> remove(size_t device, uint32_t local_key);
-  /// The keys on `other` of what `device` knows by a local or a remote key; `make` registers it the
+  /// Where a region is registered once more: a device, or a table of which each domain has its own
+  /// part (0: all share).
+  struct Elsewhere {
+    size_t device = 0;
+    uint64_t domain = 0;
+    auto operator<=>(const Elsewhere&) const = default;
+  };
+  /// One user less.  The last one gives what was registered elsewhere meanwhile, to be taken back.
+  std::vector<std::pair<Elsewhere, RegionKeys>> remove(size_t device, uint32_t local_key);
+  /// The keys at `other` of what `device` knows by a local or a remote key; `make` registers it the
   /// first time.
   using Make = std::function<Result<RegionKeys>(const RegionOrigin& origin)>;
-  Result<RegionKeys> on_other(size_t device, uint32_t key, bool key_is_local, size_t other,
-                              const Make& make);
+  Result<RegionKeys> on_other(size_t device, uint32_t key, bool key_is_local,
+                              const Elsewhere& other, const Make& make);
 
  private:
   struct Entry {
     RegionOrigin origin;
     uint32_t remote_key = 0;
     size_t users = 0;
-    std::map<size_t, RegionKeys> elsewhere;  ///< by device
+    std::map<Elsewhere, RegionKeys> elsewhere;
   };
   using Key = std::pair<size_t, uint32_t>;  // device and key
   std::mutex mutex_;

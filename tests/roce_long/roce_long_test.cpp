@@ -78,14 +78,25 @@ INSTANTIATE_TEST_SUITE_P(
                    {"HA_NCCL_ENABLE_FAILBACK=1", "HA_NCCL_FAILBACK_MS=500"},
                    {{"cut", "rail0", "--for", "3s"}},
                    " moved back to path 0"},
-        Survivable{"ud", "2", {"HA_NCCL_FABRIC=ud"}, {{"cut", "rail0"}}, " moved to the shadow"}),
+        Survivable{"ud", "2", {"HA_NCCL_FABRIC=ud"}, {{"cut", "rail0"}}, " moved to the shadow"},
+        Survivable{"udp", "1", {}, {{"cut", "rail0"}}, " moved to the shadow path 1: datagram "},
+        Survivable{"udp_and_back",
+                   "1",
+                   {"HA_NCCL_FAILBACK_MS=500"},
+                   {{"cut", "rail0", "--silent", "--for", "3s"}},
+                   " moved back to path 0"},
+        Survivable{"udp_after_two",
+                   "2",
+                   {},
+                   {{"cut", "rail0"}, {"cut", "rail1"}},
+                   " ms: datagram 198.19.0."}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST(RoceTwoGuests, ASilentCutBeyondTheBudgetIsAnErrorInTime) {
   const auto begin = std::chrono::steady_clock::now();
-  const ToolRun run =
-      reduce_in_guests(NHA_TOOL_FILE, "silent", "1", {"HA_NCCL_RETRY_BUDGET_MS=2000"}, "1000000",
-                       {{"cut", "rail0", "--silent"}});
+  const ToolRun run = reduce_in_guests(
+      NHA_TOOL_FILE, "silent", "1", {"HA_NCCL_RETRY_BUDGET_MS=2000", "HA_NCCL_SHADOW_DATAGRAMS=0"},
+      "1000000", {{"cut", "rail0", "--silent"}});
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(90));
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_NE(run.out.find("the peer acknowledges nothing any more"), std::string::npos) << run.out;

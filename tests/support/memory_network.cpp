@@ -14,7 +14,7 @@ class MemoryIo final : public fabric::PacketIo {
 
   size_t send(Channel channel, std::span<fabric::OutDatagram> out) override {
     for (const fabric::OutDatagram& datagram : out) {
-      sim::split_datagram(datagram, [&](std::vector<std::byte> bytes) {
+      fabric::split_datagram(datagram, [&](std::vector<std::byte> bytes) {
         network_.transmit(channel, datagram.to->port(), std::move(bytes));
       });
     }

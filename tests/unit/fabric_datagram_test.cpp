@@ -10,6 +10,7 @@
 #include "runtime/fabric/datagram/congestion.h"
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/hotel.h"
+#include "runtime/fabric/datagram/packet_io.h"
 #include "runtime/fabric/datagram/receive_window.h"
 #include "runtime/fabric/datagram/rtt.h"
 #include "runtime/fabric/datagram/wire.h"
@@ -343,6 +344,27 @@ TEST(ReceiveWindow, AgainstAPlainSetForRandomArrivals) {
     }
     EXPECT_GT(delivered, 500U);
   }
+}
+
+TEST(OutDatagram, IsSplitAcrossPartsAndLosesNothing) {
+  std::array<std::byte, 100> bytes{};
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::byte>(i);
+  }
+  // A header, nothing, and a payload that ends in the middle of a segment.
+  std::array<iovec, 3> parts{{{bytes.data(), 24}, {bytes.data() + 24, 0}, {bytes.data() + 24, 76}}};
+  OutDatagram datagram;
+  datagram.parts = parts.data();
+  datagram.part_count = parts.size();
+  datagram.segment_bytes = 32;
+  std::vector<size_t> lengths;
+  std::vector<std::byte> joined;
+  split_datagram(datagram, [&](const std::vector<std::byte>& piece) {
+    lengths.push_back(piece.size());
+    joined.insert(joined.end(), piece.begin(), piece.end());
+  });
+  EXPECT_EQ(lengths, (std::vector<size_t>{32, 32, 32, 4}));
+  EXPECT_TRUE(std::equal(joined.begin(), joined.end(), bytes.begin(), bytes.end()));
 }
 
 TEST(FaultPlan, ParsesAndRefuses) {

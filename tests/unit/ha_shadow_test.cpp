@@ -93,6 +93,18 @@ TEST(Shadow, KindsAndFamiliesDoNotMix) {
   }
 }
 
+TEST(Shadow, AnotherFabricComesAfterTheOwnAndBeforeASharedEnd) {
+  // Two RDMA ports, and a plain interface that is as near as can be.
+  std::vector<Rail> local{rail(0, 0, 0, true), rail(1, 1, 9), rail(2, 2, 0)};
+  local[2].kind = 1;
+  const auto ranked = rank_shadows(local, local);
+  ASSERT_GE(ranked.size(), 3U);
+  EXPECT_EQ(ranked[0], (RailPair{1, 1}));
+  EXPECT_EQ(ranked[1], (RailPair{2, 2}));
+  local.erase(local.begin() + 1);
+  EXPECT_EQ(rank_shadows(local, local), (std::vector<RailPair>{{1, 1}}));
+}
+
 TEST(Shadow, ASingleNicOnBothSidesHasNone) {
   const std::vector<Rail> one{rail(0, 0, 0, true)};
   EXPECT_TRUE(rank_shadows(one, one).empty());

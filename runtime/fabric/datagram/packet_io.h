@@ -3,9 +3,11 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "runtime/clock.h"
 #include "runtime/fabric/datagram/address.h"
@@ -27,6 +29,22 @@ struct OutDatagram {
   uint16_t segment_bytes = 0;
   bool probe = false;  ///< may exceed the path MTU known to the kernel; must not be fragmented
 };
+
+/// Cuts what a PacketIo is asked to send into datagrams and gives each to `transmit(bytes)`.
+template <class Transmit>
+void split_datagram(const OutDatagram& datagram, Transmit&& transmit) {
+  std::vector<std::byte> bytes;
+  for (size_t i = 0; i < datagram.part_count; ++i) {
+    const auto* from = static_cast<const std::byte*>(datagram.parts[i].iov_base);
+    bytes.insert(bytes.end(), from, from + datagram.parts[i].iov_len);
+  }
+  const size_t step = datagram.segment_bytes == 0 ? bytes.size() : datagram.segment_bytes;
+  for (size_t offset = 0; offset < bytes.size(); offset += step) {
+    const size_t end = std::min(bytes.size(), offset + step);
+    transmit(std::vector(bytes.begin() + static_cast<ptrdiff_t>(offset),
+                         bytes.begin() + static_cast<ptrdiff_t>(end)));
+  }
+}
 
 /// Where the rest of a packet goes, decided after a look at its first bytes.
 struct Placement {

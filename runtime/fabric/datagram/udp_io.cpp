@@ -6,8 +6,10 @@
 #include <netinet/udp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "runtime/log.h"
 
@@ -147,6 +149,18 @@ size_t UdpIo::send(Channel channel, std::span<OutDatagram> out) {
     if (queue_full(errno)) {
       return done;
     }
+    if (errno == EIO && out[done].segment_bytes != 0) {
+      // The kernel cuts only for NICs that compute checksums, and says so no earlier than this.
+      if (std::exchange(offload_, false)) {
+        NHA_LOG_INFO("the NIC of {} computes no checksums for segments: datagrams go one by one",
+                     numeric_host(channels_[0].local));
+      }
+      if (!send_segments(fd, out[done])) {
+        return done;
+      }
+      ++done;
+      continue;
+    }
     if (!out[done].probe) {
       NHA_LOG_WARN_LIMITED("sending a datagram to {} failed: {}", numeric_host(*out[done].to),
                            std::strerror(errno));
@@ -154,6 +168,17 @@ size_t UdpIo::send(Channel channel, std::span<OutDatagram> out) {
     ++done;  // refused packets (no route, too large, ICMP error) are lost packets
   }
   return done;
+}
+
+/// Cuts where the kernel does not.  False: the socket is full; what has left is sent again.
+bool UdpIo::send_segments(int fd, const OutDatagram& datagram) {
+  bool full = false;
+  split_datagram(datagram, [&](const std::vector<std::byte>& bytes) {
+    full = full || (sendto(fd, bytes.data(), bytes.size(), MSG_DONTWAIT, datagram.to->get(),
+                           datagram.to->length) < 0 &&
+                    queue_full(errno));
+  });
+  return !full;
 }
 
 size_t UdpIo::receive(Channel channel, PacketSink& sink, size_t limit) {

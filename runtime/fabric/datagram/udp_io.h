@@ -39,6 +39,7 @@ class UdpIo final : public PacketIo {
   };
   UdpIo() = default;
   Result<void> open_channel(ChannelState* channel, const Options& options);
+  bool send_segments(int fd, const OutDatagram& datagram);
   size_t receive_command(PacketSink& sink, size_t limit);
   size_t receive_data(PacketSink& sink, size_t limit);
   bool read_data(int fd, PacketSink& sink, size_t segment);

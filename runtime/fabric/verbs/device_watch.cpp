@@ -67,6 +67,11 @@ void DeviceWatch::take(const ibv_async_event& event) {
   const char* what = device_->library().event_type_str(event.event_type);
   context_->recorder().note(TraceEvent::device_event, id().index,
                             static_cast<uint64_t>(event.event_type), static_cast<uint64_t>(effect));
+  if (tell_ && (effect == EventEffect::port_down || effect == EventEffect::port_up ||
+                effect == EventEffect::device_lost)) {
+    tell_(effect,
+          effect == EventEffect::device_lost ? 0U : static_cast<unsigned>(event.element.port_num));
+  }
   switch (effect) {
     case EventEffect::port_down:
       NHA_LOG_WARN("RDMA device {} port {}: {}; check cable and switch", device_->name(),

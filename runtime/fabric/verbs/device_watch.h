@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "runtime/actor.h"
@@ -28,8 +29,11 @@ EventEffect effect_of(ibv_event_type type);
 /// engine stops.
 class DeviceWatch final : public Actor, private FdWatchOwner {
  public:
-  /// The caller has set Device::watched.
-  explicit DeviceWatch(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  /// A port went or came, or the device is lost, which is all of its ports (0).
+  using Tell = std::function<void(EventEffect effect, unsigned port)>;
+  /// The caller has set Device::watched.  `tell` is called on the actor's thread.
+  explicit DeviceWatch(std::shared_ptr<Device> device, Tell tell = {})
+      : device_(std::move(device)), tell_(std::move(tell)) {}
   ~DeviceWatch() override;
   const char* name() const override { return "device watch"; }
   void start(Context& context) override;
@@ -41,6 +45,7 @@ class DeviceWatch final : public Actor, private FdWatchOwner {
   void take(const ibv_async_event& event);
 
   std::shared_ptr<Device> device_;
+  Tell tell_;
   Context* context_ = nullptr;
   std::unique_ptr<FdWatch> watch_;
 };

@@ -1,0 +1,55 @@
+// What is learned of a NIC anywhere in the process, for all who have paths over it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace nccl_ha::fabric {
+
+/// `nic` is the interface beneath, or the RDMA port where there is none (nic_name).
+struct NicNotice {
+  enum class Kind : uint8_t {
+    down,     ///< it carries nothing now
+    up,       ///< it may carry again
+    suspect,  ///< a path from it to host `peer` was silent for too long
+  };
+  Kind kind = Kind::suspect;
+  std::string nic;
+  std::string peer;
+};
+
+/// Any thread.  Readers are as many as workers, notices are rare.
+class NicBoard {
+ public:
+  class Reader {
+   public:
+    /// From any thread, under the board's lock: there is something to take.  Must not call it.
+    virtual void on_notice() = 0;
+
+   protected:
+    ~Reader() = default;
+  };
+
+  /// Everything that is posted from now on.
+  void enter(Reader* reader);
+  /// on_notice() is not running any more when it returns, and does not run again.
+  void leave(Reader* reader);
+  /// To all readers but `from`.
+  void post(const NicNotice& notice, const Reader* from = nullptr);
+  std::vector<NicNotice> take(Reader* reader);
+
+ private:
+  /// A reader who does not read loses the oldest: they are hints, and a hint that old is no help.
+  static constexpr size_t kept_max = 64;
+  struct Desk {
+    Reader* reader = nullptr;
+    std::deque<NicNotice> notices;
+  };
+  std::mutex mutex_;
+  std::vector<Desk> desks_;
+};
+
+}  // namespace nccl_ha::fabric

@@ -1,0 +1,155 @@
+#include "runtime/fabric/verbs/host_ports.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/fabric/verbs/device_watch.h"
+#include "runtime/fabric/verbs/port.h"
+#include "runtime/fabric/verbs/ud_io.h"
+#include "runtime/log.h"
+
+namespace nccl_ha::fabric::verbs {
+namespace {
+
+IpAddress address_of(const PortInfo& port) {
+  IpAddress found;
+  found.family = 0;
+  for (const GidEntry& gid : port.gids) {
+    if (port.link == LinkLayer::ethernet && gid.roce_v2 && !gid_link_local(gid.bytes)) {
+      found = gid_address(gid.bytes);
+      // What the network is called where nobody says it: RFC 4291, and the usual rail.
+      found.prefix_len = found.family == 4 ? 24 : 64;
+      break;
+    }
+  }
+  return found;
+}
+
+RdmaPort describe(const UsablePort& usable) {
+  const PortInfo& info = usable.info;
+  RdmaPort port;
+  port.name = info.port_count > 1 ? fmt::format("{}:{}", info.device, info.port) : info.device;
+  port.guid = info.guid;
+  port.pci_path = info.pci_path;
+  port.numa_node = info.numa_node;
+  port.speed_mbps = info.speed_mbps;
+  port.port = info.port;
+  port.peer_memory = usable.device->peer_memory();
+  port.dmabuf = usable.device->dmabuf();
+  port.netdev = info.netdev;
+  port.address = address_of(info);
+  return port;
+}
+
+}  // namespace
+
+HostPorts::HostPorts(std::vector<UsablePort> usable, size_t workers, NicBoard& board)
+    : usable_(std::move(usable)),
+      board_(board),
+      open_(workers, std::vector<std::weak_ptr<Port>>(usable_.size())) {
+  for (const UsablePort& one : usable_) {
+    ports_.push_back(describe(one));
+  }
+}
+
+HostPorts::~HostPorts() = default;
+
+size_t HostPorts::queue_pairs(size_t port) const {
+  return static_cast<size_t>(std::max(0, usable_[port].device->attributes().max_qp));
+}
+
+Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin) {
+  Device& device = *usable_[port].device;
+  auto region =
+      origin.dmabuf_fd >= 0
+          ? device.add_dmabuf(origin.base, origin.length, origin.offset, origin.dmabuf_fd)
+          : device.add(origin.base, origin.length, origin.gpu ? MemoryKind::gpu : MemoryKind::host);
+  if (!region) {
+    return region.error();
+  }
+  return RegionKeys{region->local_key(), region->remote_key(),
+                    reinterpret_cast<uint64_t>(region->mr)};
+}
+
+void HostPorts::remove_memory(size_t port, const RegionKeys& keys) {
+  usable_[port].device->remove(Region{reinterpret_cast<ibv_mr*>(keys.handle)});
+}
+
+Result<OwnedPath> HostPorts::create_path(Context& context, size_t port, const PathOptions& options,
+                                         PathOwner* owner) {
+  const UsablePort& usable = usable_[port];
+  std::weak_ptr<Port>& slot = open_[context.worker_index()][port];
+  std::shared_ptr<Port> opened = slot.lock();
+  if (!opened) {
+    Port::Environment environment;
+    environment.clock = &context.turn_clock();
+    environment.timers = &context.timers();
+    environment.random = &context.random();
+    auto made =
+        Port::open(usable.device, usable.info.port, Options::from(context.config()), environment);
+    if (!made) {
+      return made.error();
+    }
+    Port* raw = made->get();
+    context.add_poller(raw);
+    opened = std::shared_ptr<Port>(
+        raw, [&context, keep = std::move(*made)](Port* p) { context.remove_poller(p); });
+    slot = opened;
+    watch_device(context, usable);
+  }
+  auto want = gid_preference(context.config(), usable.info);
+  if (!want) {
+    return want.error();
+  }
+  auto path = opened->create_path(options, *want, owner);
+  if (!path) {
+    return path.error();
+  }
+  return OwnedPath{std::move(opened), std::move(*path)};
+}
+
+Result<std::unique_ptr<PacketIo>> HostPorts::open_datagrams(Context& context, size_t port) {
+  const UsablePort& usable = usable_[port];
+  if (usable.device->fatal.load(std::memory_order_acquire)) {
+    return fail(Errc::system, fmt::format("RDMA device {} failed earlier: see the kernel's log; "
+                                          "restart the job after it has recovered",
+                                          usable.device->name()));
+  }
+  const Config& config = context.config();
+  auto want = gid_preference(config, usable.info);
+  if (!want) {
+    return want.error();
+  }
+  UdIo::Route route;
+  route.port = usable.info.port;
+  route.traffic_class = static_cast<uint8_t>(std::max<int64_t>(config.ib_traffic_class, 0));
+  route.service_level = static_cast<uint8_t>(std::max<int64_t>(config.ib_service_level, 0));
+  route.gid = *want;
+  auto ud = UdIo::open(usable.device, route, Options::from(config));
+  if (!ud) {
+    return ud.error();
+  }
+  watch_device(context, usable);
+  return std::unique_ptr<PacketIo>(std::move(*ud));
+}
+
+void HostPorts::watch_device(Context& context, const UsablePort& usable) {
+  if (usable.device->watched.exchange(true, std::memory_order_acq_rel)) {
+    return;
+  }
+  // What an event means for the paths that end there; `port` 0: on all ports of the device.
+  auto tell = [this, device = usable.device.get()](EventEffect effect, unsigned port) {
+    using Kind = NicNotice::Kind;
+    for (size_t i = 0; i < usable_.size(); ++i) {
+      if (usable_[i].device.get() == device && (port == 0 || usable_[i].info.port == port)) {
+        board_.post(
+            {effect == EventEffect::port_up ? Kind::up : Kind::down, nic_name(ports_[i]), ""});
+      }
+    }
+  };
+  context.add_actor(std::make_unique<DeviceWatch>(usable.device, tell));
+}
+
+}  // namespace nccl_ha::fabric::verbs
