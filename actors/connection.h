@@ -275,6 +275,8 @@ class SendConnection final : public Connection {
   void on_completion(const fabric::Completion& completion) override;
 
   void look_after_stream();
+  void watch_stream();
+  bool waits_for_peer() const;
   void dial_again();
   std::string wanted_peer() const override;
   void note_route_error(const Error& error);
@@ -376,6 +378,7 @@ class SendConnection final : public Connection {
   bool new_stream_open_ = false;
   size_t new_route_ = 0;
   uint32_t unconfirmed_ = 0;  ///< the first one when last looked
+  uint32_t heard_ = 0;        ///< the peer's next one then
   Timer stream_timer_;
   bool said_hello_ = false;
   bool peer_ready_ = false;

@@ -34,8 +34,8 @@ Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_lim
   lane.writes_open = 0;
   lane.credits_open = 0;
   lane.pulses_open = 0;
-  lane.foreign_keys = attachment_.kind == fabric::FabricKind::verbs &&
-                      (lane.at.kind != attachment_.kind || lane.at.device != attachment_.device);
+  // On one of the two hosts the NIC may be the primaries' own, which the other cannot know.
+  lane.foreign_keys = lane.shadow && attachment_.kind == fabric::FabricKind::verbs;
   if (auto equipped = equip(lane); !equipped) {
     return equipped;
   }

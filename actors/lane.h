@@ -34,7 +34,7 @@ struct Lane {
   fabric::OwnedPath owned;    ///< path: null while there is none
   bool usable = false;        ///< new work may be posted
   bool shadow = false;        ///< over other NICs than the connection's own
-  bool foreign_keys = false;  ///< its device knows the caller's memory by other keys
+  bool foreign_keys = false;  ///< memory is named by keys of this lane's devices, told separately
   uint32_t epoch = 0;         ///< its state machine's, here for the data path
   uint32_t writes_open = 0;   ///< posted, not completed, with flushes, without quiet ones
   uint32_t credits_open = 0;  ///< receives posted and not completed

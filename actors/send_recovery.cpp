@@ -168,6 +168,9 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
                std::any_of(recovery_.begin(), recovery_.end(), [](const Recovery& one) {
                  return one.lane.state() == ha::SenderLane::State::fencing;
                }));
+  if (waits_for_peer()) {
+    watch_stream();
+  }
   pump();
 }
 
@@ -232,6 +235,8 @@ bool SendConnection::failback_due() {
 /// What the lane held and the peer did not get goes again; the rest counts as acknowledged.
 void SendConnection::settle(size_t lane) {
   Recovery& recovery = recovery_[lane];
+  const uint32_t chunks_before = recovery.chunks_again;
+  const uint64_t bytes_before = recovery.bytes_again;
   for (uint16_t index = 0; index < sends_max; ++index) {
     SendRequest& request = channel_->slot(index);
     if (request.state.load(std::memory_order_acquire) != RequestState::pending) {
@@ -262,9 +267,10 @@ void SendConnection::settle(size_t lane) {
       }
     }
   }
-  FailoverCounts::add(channel_->failovers.chunks_again, recovery.chunks_again);
-  FailoverCounts::add(channel_->failovers.bytes_again, recovery.bytes_again);
-  context_->recorder().note(TraceEvent::chunks_replayed, id().index, lane, recovery.chunks_again);
+  const uint32_t chunks = recovery.chunks_again - chunks_before;
+  FailoverCounts::add(channel_->failovers.chunks_again, chunks);
+  FailoverCounts::add(channel_->failovers.bytes_again, recovery.bytes_again - bytes_before);
+  context_->recorder().note(TraceEvent::chunks_replayed, id().index, lane, chunks);
 }
 
 void SendConnection::reopen_soon(size_t lane) {
@@ -340,11 +346,23 @@ void SendConnection::reopen(size_t lane) {
   context_->request_stream_turns(1000);
 }
 
-void SendConnection::on_unconfirmed() {
+void SendConnection::watch_stream() {
   if (rejoin_port_ != 0 && !stream_timer_.armed() && !failed_ && !finished_) {
     unconfirmed_ = courier_.first_open();
+    heard_ = courier_.expected();
     context_->timers().arm(stream_timer_, context_->now() + unconfirmed_limit);
   }
+}
+
+/// Something has to come over the stream: a confirmation, or the answer to what was confirmed.
+bool SendConnection::waits_for_peer() const {
+  return any_unconfirmed() ||
+         std::any_of(recovery_.begin(), recovery_.end(),
+                     [](const Recovery& one) { return one.lane.waits_for_peer(); });
+}
+
+void SendConnection::on_unconfirmed() {
+  watch_stream();
   if (new_stream_open_) {
     const std::span<const std::byte> frame = courier_.frame(courier_.next() - 1);
     static_cast<void>(new_stream_->write(frame));
@@ -364,12 +382,11 @@ void SendConnection::look_after_stream() {
   if (failed_ || finished_) {
     return;
   }
-  const bool moves = courier_.first_open() != unconfirmed_;
-  unconfirmed_ = courier_.first_open();
+  const bool moves = courier_.first_open() != unconfirmed_ || courier_.expected() != heard_;
   // Over a path that works everything gets through.
-  if (stream_ && !new_stream_ && (!any_unconfirmed() || moves || any_usable())) {
-    if (any_unconfirmed()) {
-      context_->timers().arm(stream_timer_, context_->now() + unconfirmed_limit);
+  if (stream_ && !new_stream_ && (!waits_for_peer() || moves || any_usable())) {
+    if (waits_for_peer()) {
+      watch_stream();
     }
     return;
   }
@@ -405,8 +422,8 @@ void SendConnection::on_stream_data(Stream& stream, std::span<const std::byte> b
     new_stream_open_ = false;
     context_->timers().cancel(stream_timer_);
     take_stream(std::move(new_stream_), {});
-    if (any_unconfirmed()) {
-      on_unconfirmed();
+    if (waits_for_peer()) {
+      watch_stream();
     }
   }
   Connection::on_stream_data(stream, bytes);

@@ -35,6 +35,10 @@ class SenderLane {
   explicit SenderLane(State begins = State::opening) : state_(begins) {}
   State state() const { return state_; }
   uint32_t epoch() const { return epoch_; }
+  /// Nothing goes on with this lane before the peer's next word about it.
+  bool waits_for_peer() const {
+    return (state_ == State::fencing && !reported_) || (state_ == State::opening && !rebuilt_);
+  }
 
   /// The path says that it carries traffic.
   SenderSteps on_ready();

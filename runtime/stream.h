@@ -111,7 +111,7 @@ class StreamFactory {
   virtual Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
                                                                   DatagramOwner* owner) = 0;
   /// A descriptor that others own and read, made non-blocking; it must stay open as long as the
-  /// watch.  A regular file: Errc::system.  A simulated network has none: invalid_usage.
+  /// watch.  A regular file: Errc::system.
   virtual Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) = 0;
   /// Changes of this host's network interfaces from now on.  Where there is nobody to tell of them:
   /// invalid_usage.

@@ -266,8 +266,8 @@ Result<void> Provider::remove_memory(const Registration& registration) {
 
 Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, const Attachment& at,
                                      uint32_t key, bool key_is_local) {
-  if (at.kind != FabricKind::verbs) {
-    return RegionKeys{key, key, key};  // one table for all interfaces
+  if (at.kind != FabricKind::verbs || (other.kind == at.kind && other.device == at.device)) {
+    return RegionKeys{key, key, key};  // known there, or one table for all interfaces
   }
   const bool rdma = other.kind == FabricKind::verbs;
   const auto elsewhere =

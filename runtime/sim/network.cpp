@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/eventfd.h>
 
 #include <cstring>
 
@@ -156,6 +157,15 @@ int Network::listen(Ip local, uint16_t port) {
   const int token = next_token_--;
   listening_[token].at = {local, port};
   return token;
+}
+
+int Network::make_event() { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }
+
+void Network::readable(int fd) {
+  if (const auto found = watching_.find(fd); found != watching_.end()) {
+    found->second.factory->tell_readable(fd);
+    stop_at(now());
+  }
 }
 
 }  // namespace nccl_ha::sim

@@ -51,6 +51,7 @@ struct Link {
 
 struct Connection;
 class SimStreams;
+class RdmaNic;
 
 class Network {
  public:
@@ -76,6 +77,10 @@ class Network {
   std::unique_ptr<StreamFactory> make_streams(Ip local);
   /// A listening socket, as adopt_listener() takes it.  The number is negative and no descriptor.
   int listen(Ip local, uint16_t port);
+  /// A descriptor that StreamFactory::watch_fd() takes and readable() speaks of; the caller's.
+  static int make_event();
+  /// Whoever watches it is told.
+  void readable(int fd);
 
   // --- the scheduler's
   /// Time does not jump over this moment.
@@ -105,7 +110,14 @@ class Network {
   friend class SimStream;
   friend struct Connection;
   friend class SimAcceptor;
+  friend class SimFdWatch;
+  friend class RdmaNic;
+  friend struct RdmaFunctions;
 
+  struct Watching {
+    SimStreams* factory = nullptr;
+    FdWatchOwner* owner = nullptr;
+  };
   struct Listening {
     Endpoint at;
     bool everywhere = false;  ///< at all addresses of that host
@@ -140,6 +152,8 @@ class Network {
   std::map<Ip, Ip> host_of_;  ///< first address of a host by its others
   std::map<Endpoint, PacketQueue> queues_;
   std::map<int, Listening> listening_;
+  std::map<int, Watching> watching_;
+  std::map<Ip, RdmaNic*> rdma_;
   std::map<int, std::shared_ptr<Connection>> accepted_;  // between accept and adoption
   int next_token_ = -2;
   uint16_t next_port_ = 20000;

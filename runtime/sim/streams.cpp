@@ -282,10 +282,28 @@ Result<std::unique_ptr<DatagramEndpoint>> SimStreams::bind_datagram(const sockad
   return fail(Errc::invalid_usage, "the simulated network has no control-plane datagrams");
 }
 
+class SimFdWatch final : public FdWatch {
+ public:
+  SimFdWatch(Network& network, int fd) : network_(network), fd_(fd) {}
+  ~SimFdWatch() override { network_.watching_.erase(fd_); }
+
+ private:
+  Network& network_;
+  const int fd_;
+};
+
 Result<std::unique_ptr<FdWatch>> SimStreams::watch_fd(int fd, FdWatchOwner* owner) {
-  (void)fd;
-  (void)owner;
-  return fail(Errc::invalid_usage, "the simulated network has no descriptors");
+  network_.watching_[fd] = {this, owner};
+  tell_readable(fd);  // there may be something already
+  return std::unique_ptr<FdWatch>(std::make_unique<SimFdWatch>(network_, fd));
+}
+
+void SimStreams::tell_readable(int fd) {
+  inbox_.emplace_back([&network = network_, fd] {
+    if (const auto found = network.watching_.find(fd); found != network.watching_.end()) {
+      found->second.owner->on_readable(fd);
+    }
+  });
 }
 
 unsigned SimStreams::turn() {

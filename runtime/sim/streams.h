@@ -65,9 +65,12 @@ class SimStreams final : public StreamFactory {
   Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) override;
   unsigned turn() override;
   size_t open_handles() const override { return 0; }
+  /// Its watcher hears of it in the next turn.
+  void tell_readable(int fd);
 
  private:
   friend class Network;
+  friend class SimFdWatch;
   friend class SimStream;
   friend class SimAcceptor;
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "runtime/fabric/verbs/host_ports.h"
+
 namespace nccl_ha::sim {
 namespace {
 
@@ -39,7 +41,8 @@ World::~World() {
   }
 }
 
-Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Config& config) {
+Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Config& config,
+                                    size_t rdma) {
   if (addresses.empty()) {
     return fail(Errc::invalid_argument, "a simulated process needs an address");
   }
@@ -48,14 +51,33 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
   process->address = address;
   process->addresses = addresses;
   Config own = config;
-  own.fabric = "datagram";
+  own.fabric = rdma == 0 ? "datagram" : "auto";
   std::vector<fabric::NetInterface> interfaces;
   for (const Ip one : addresses) {
     network_.same_host_as(address, one);
     interfaces.push_back(interface_of(one, interfaces.size()));
   }
-  auto provider =
-      fabric::Provider::make(own, std::move(interfaces), static_cast<size_t>(own.progress_threads));
+  const auto threads = static_cast<size_t>(own.progress_threads);
+  std::vector<fabric::verbs::UsablePort> ports;
+  for (size_t i = 0; i < rdma; ++i) {
+    const auto number = static_cast<uint32_t>(nics_.size());
+    nics_.push_back(std::make_unique<RdmaNic>(network_, rdma_, random_.next(), addresses[i],
+                                              "simrdma" + std::to_string(i), number));
+    process->nics.push_back(nics_.back().get());
+    auto port = nics_.back()->open(own, interfaces[i].name);
+    if (!port) {
+      return port.error();
+    }
+    ports.push_back(std::move(*port));
+  }
+  fabric::Provider::RdmaSource source;
+  if (rdma != 0) {
+    source = [&](fabric::NicBoard& board) {
+      return std::make_unique<fabric::verbs::HostPorts>(std::move(ports), threads, board);
+    };
+  }
+  auto provider = rdma != 0 ? fabric::Provider::make(own, std::move(interfaces), threads, source)
+                            : fabric::Provider::make(own, std::move(interfaces), threads);
   if (!provider) {
     return provider.error();
   }

@@ -8,6 +8,7 @@
 #include "runtime/engine.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/sim/network.h"
+#include "runtime/sim/rdma.h"
 
 namespace nccl_ha::sim {
 
@@ -15,6 +16,7 @@ namespace nccl_ha::sim {
 struct Process {
   Ip address = 0;  ///< the first of them, from which its streams come
   std::vector<Ip> addresses;
+  std::vector<RdmaNic*> nics;  ///< beneath the first addresses
   std::unique_ptr<fabric::Provider> provider;
   std::unique_ptr<Engine> engine;
 };
@@ -25,12 +27,15 @@ class World {
   ~World();
 
   Network& network() { return network_; }
+  RdmaNic::Conditions& rdma() { return rdma_; }
   Random& random() { return random_; }
   Instant now() const { return network_.now(); }
 
   /// A process with an interface for each address; those of one interface number on all hosts are
-  /// one subnet of 16 bits.  The World owns it; the pointer stays valid.
-  Result<Process*> add_process(const std::vector<Ip>& addresses, const Config& config);
+  /// one subnet of 16 bits.  The first `rdma` of them are RDMA NICs, and then the process uses
+  /// RDMA. The World owns it; the pointer stays valid.
+  Result<Process*> add_process(const std::vector<Ip>& addresses, const Config& config,
+                               size_t rdma = 0);
   Result<Process*> add_process(Ip address, const Config& config) {
     return add_process(std::vector{address}, config);
   }
@@ -48,6 +53,8 @@ class World {
   ManualClock clock_;
   Random random_;
   Network network_;
+  RdmaNic::Conditions rdma_;
+  std::vector<std::unique_ptr<RdmaNic>> nics_;  // processes use them
   std::vector<std::unique_ptr<Process>> processes_;
   uint64_t rounds_ = 0;
 };

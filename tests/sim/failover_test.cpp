@@ -63,7 +63,7 @@ TEST(SimFailover, TwoRailsOfWhichOneMayGoForGood) {
 }
 
 TEST(SimFailover, ARailThatIsGoneForGoodCostsNoMoreThanTheTimeToNotice) {
-  SimPair pair(21, {}, {}, 2);
+  SimPair pair(21, {}, {}, {.rails = 2});
   ASSERT_TRUE(pair.connect()) << pair.error();
   // The shadow is made after the handshake.
   auto& failovers = pair.send_channel().failovers;
@@ -86,7 +86,7 @@ TEST(SimFailover, ARailThatIsGoneForGoodCostsNoMoreThanTheTimeToNotice) {
 }
 
 TEST(SimFailover, AnIdleConnectionIsLeftWhereItIs) {
-  SimPair pair(24, {}, {}, 2);
+  SimPair pair(24, {}, {}, {.rails = 2});
   ASSERT_TRUE(pair.connect()) << pair.error();
   // Receives that nobody sends anything for, now and then: silence is all there is to see.
   for (int i = 0; i < 20; ++i) {
@@ -101,7 +101,7 @@ TEST(SimFailover, AnIdleConnectionIsLeftWhereItIs) {
 }
 
 TEST(SimFailover, AnIdleConnectionFindsADeadRailWithinItsHeartbeats) {
-  SimPair pair(25, {}, {}, 2);
+  SimPair pair(25, {}, {}, {.rails = 2});
   ASSERT_TRUE(pair.connect()) << pair.error();
   pair.world().run_until([] { return false; }, seconds(1));
   sim::Link dark;
@@ -117,7 +117,7 @@ TEST(SimFailover, TrafficGoesBackWhenTheOwnNicHasWorkedForLongEnough) {
   Config config;
   config.enable_failback = true;
   config.failback_ms = 2000;
-  SimPair pair(22, {}, config, 2);
+  SimPair pair(22, {}, config, {.rails = 2});
   ASSERT_TRUE(pair.connect()) << pair.error();
   auto& failovers = pair.send_channel().failovers;
   const auto wait = [&](auto time) { pair.world().run_until([] { return false; }, time); };
@@ -139,7 +139,7 @@ TEST(SimFailover, TrafficGoesBackWhenTheOwnNicHasWorkedForLongEnough) {
 }
 
 TEST(SimFailover, WithoutFailbackTrafficStaysWhereItWent) {
-  SimPair pair(23, {}, {}, 2);
+  SimPair pair(23, {}, {}, {.rails = 2});
   ASSERT_TRUE(pair.connect()) << pair.error();
   auto& failovers = pair.send_channel().failovers;
   const auto wait = [&](auto time) { pair.world().run_until([] { return false; }, time); };

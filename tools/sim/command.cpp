@@ -17,8 +17,19 @@ struct SimOptions {
   uint64_t first = 1;
   uint64_t only = 0;
   double doubts = 0.5;
-  size_t rails = 2;
+  std::string fabric = "mixed";
 };
+
+FailoverRun run_of(const SimOptions& options, uint64_t seed) {
+  FailoverRun run = mixed_run(seed);
+  if (options.fabric != "mixed") {
+    run.rails = 2;
+    run.rdma = options.fabric != "datagram";
+    run.spare = options.fabric == "spare";
+  }
+  run.doubts = options.doubts;
+  return run;
+}
 
 void print_report(const SimOptions& options, const FailoverTotals& totals, uint64_t violations,
                   double real_seconds) {
@@ -30,17 +41,26 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
       "cuts        {} of both directions, {} sender to receiver, {} receiver to sender, {} for "
       "good\n",
       totals.cuts_both, totals.cuts_there, totals.cuts_back, totals.cuts_for_good);
+  fmt::print("NICs        {} ports down, {} GIDs moved, {} devices lost; {} rails slow\n",
+             totals.ports_down, totals.gids_moved, totals.devices_lost, totals.slow);
   fmt::print("verdicts    on living paths: {} by the sender, {} by the receiver\n",
              totals.false_verdicts_sender, totals.false_verdicts_receiver);
-  fmt::print("packets     {}: {} lost, {} doubled, {} reordered, {} met a cut\n", totals.packets,
-             totals.packets_lost, totals.packets_doubled, totals.packets_reordered,
-             totals.packets_cut);
+  fmt::print(
+      "packets     {}: {} lost, {} doubled, {} reordered, {} met a cut, {} came too late; {} late "
+      "completions\n",
+      totals.packets, totals.packets_lost, totals.packets_doubled, totals.packets_reordered,
+      totals.packets_cut, totals.packets_too_late, totals.completions_late);
   fmt::print(
       "failovers   {} paths given up, {} replaced (counted on each side), the longest {} ms\n",
       totals.down, totals.back, totals.longest_stall.count() / 1'000'000);
   fmt::print("moves       {} of traffic, to another rail or back\n", totals.moves);
   fmt::print("chunks      {} sent again ({} bytes), {} found to have arrived\n",
              totals.chunks_again, totals.bytes_again, totals.chunks_kept);
+  if (totals.bytes_lost != 0) {
+    fmt::print("replay      {} bytes were posted again, {} had not arrived: {:.3f} (RDMA runs)\n",
+               totals.bytes_replayed, totals.bytes_lost,
+               static_cast<double>(totals.bytes_replayed) / static_cast<double>(totals.bytes_lost));
+  }
 }
 
 /// With the virtual time of the world that is `context`.
@@ -51,10 +71,7 @@ void print_traced(const sim::World* world, const char* text) {
 
 int replay(const SimOptions& options) {
   FailoverTotals totals;
-  FailoverRun run;
-  run.seed = options.only;
-  run.doubts = options.doubts;
-  run.rails = options.rails;
+  FailoverRun run = run_of(options, options.only);
   const sim::World* world = nullptr;
   run.begins = [&](const sim::World& begun) { world = &begun; };
   run.trace = [&](const std::string& what) { print_traced(world, what.c_str()); };
@@ -81,10 +98,7 @@ int run_all(const SimOptions& options) {
   SteadyClock clock;
   const Instant begin = clock.now();
   for (uint64_t i = 0; i < options.seeds; ++i) {
-    FailoverRun run;
-    run.seed = options.first + i;
-    run.doubts = options.doubts;
-    run.rails = options.rails;
+    const FailoverRun run = run_of(options, options.first + i);
     if (const std::string outcome = run_failovers(run, &totals); !outcome.empty()) {
       ++violations;
       fmt::print("seed {}: {} (`nccl-ha sim --seed {}` shows how)\n", run.seed, outcome, run.seed);
@@ -115,6 +129,12 @@ void add_sim(CLI::App& app) {
                    "Part of the faults that are verdicts on a living path; the others are cuts")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
+  command
+      ->add_option("--fabric", options->fabric,
+                   "What connects the hosts: two rails of datagrams or RDMA, RDMA with a spare "
+                   "interface for datagrams, or all of them in turn")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"mixed", "datagram", "rdma", "spare"}));
   command->footer("Ends with 0 when no run violated a guarantee of docs/protocol.md.");
   command->callback([options] {
     const int status = options->only != 0 ? replay(*options) : run_all(*options);

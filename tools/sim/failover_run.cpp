@@ -22,7 +22,9 @@ class Chaos {
         paths_(paths),
         usual_(usual),
         totals_(totals),
-        healed_at_(run.rails) {
+        lines_(run.rails + (run.spare ? 1 : 0)),
+        healed_at_(lines_),
+        port_up_at_(lines_) {
     next_ = pair_.world().now() + microseconds(random_.below(500));
     pair_.world().network().stop_at(next_);
   }
@@ -35,11 +37,17 @@ class Chaos {
 
   void step() {
     const Instant now = pair_.world().now();
-    for (size_t rail = 0; rail < run_.rails; ++rail) {
+    for (size_t rail = 0; rail < lines_; ++rail) {
       if (healed_at_[rail] && now >= *healed_at_[rail]) {
         pair_.set_links(usual_, usual_, rail);
         healed_at_[rail].reset();
         tell(fmt::format("rail {} healed", rail));
+      }
+      if (port_up_at_[rail] && now >= *port_up_at_[rail]) {
+        pair_.sender().nics[rail]->set_port(true);
+        pair_.receiver().nics[rail]->set_port(true);
+        port_up_at_[rail].reset();
+        tell(fmt::format("ports of rail {} up", rail));
       }
     }
     if (now < next_ || left_ == 0) {
@@ -47,12 +55,16 @@ class Chaos {
     }
     --left_;
     next_ = now + microseconds(random_.below(random_.chance(0.5) ? 500 : 20000));
-    if (run_.rails > 1 && random_.chance(0.3)) {
+    if (lines_ > 1 && random_.chance(0.3)) {
       next_ = now + milliseconds(random_.below(2000));  // long enough to move, and to fail back
     }
     pair_.world().network().stop_at(next_);
     if (random_.chance(run_.doubts)) {
       doubt();
+    } else if (run_.rdma && random_.chance(0.35)) {
+      hurt_nic(now);
+    } else if (random_.chance(0.2)) {
+      slow(now);
     } else {
       cut(now);
     }
@@ -70,14 +82,60 @@ class Chaos {
           fmt::format("the {} is told that path {} is dead", sender ? "sender" : "receiver", path));
     }
   }
+  sim::RdmaNic& nic(bool sender, size_t rail) {
+    return *(sender ? pair_.sender() : pair_.receiver()).nics[rail];
+  }
+  void hurt_nic(Instant now) {
+    const size_t rail = random_.below(run_.rails);
+    const bool sender = random_.chance(0.5);
+    const char* whose = sender ? "sender" : "receiver";
+    switch (random_.below(lines_ > 1 && !gone_ ? 5 : 4)) {
+      case 0:
+      case 1:
+        nic(sender, rail).move_gid();
+        ++totals_.gids_moved;
+        tell(fmt::format("the {}'s address on rail {} has another GID index", whose, rail));
+        return;
+      case 2:
+      case 3: {
+        nic(sender, rail).set_port(false);
+        ++totals_.ports_down;
+        const auto lasts = milliseconds(random_.below(2000));
+        port_up_at_[rail] = now + lasts;
+        pair_.world().network().stop_at(now + lasts);
+        tell(fmt::format("the {}'s port of rail {} down for {} ms", whose, rail, lasts.count()));
+        return;
+      }
+      default:
+        nic(sender, rail).fail_for_good();
+        gone_ = rail;
+        ++totals_.devices_lost;
+        tell(fmt::format("the {}'s device of rail {} failed for good", whose, rail));
+    }
+  }
+  void slow(Instant now) {
+    const size_t rail = random_.below(lines_);
+    if (gone_ == rail || healed_at_[rail]) {
+      return;
+    }
+    sim::Link heavy = usual_;
+    heavy.delay = microseconds(1000 + random_.below(49000));
+    pair_.set_links(heavy, heavy, rail);
+    ++totals_.slow;
+    const auto lasts = milliseconds(random_.below(1000));
+    healed_at_[rail] = now + lasts;
+    pair_.world().network().stop_at(now + lasts);
+    tell(fmt::format("rail {} takes {} us for {} ms", rail, heavy.delay.count() / 1000,
+                     lasts.count()));
+  }
   void cut(Instant now) {
     sim::Link dark = usual_;
     dark.cut = true;
-    const size_t rail = random_.below(run_.rails);
+    const size_t rail = random_.below(lines_);
     if (gone_ == rail) {
       return;
     }
-    if (run_.rails > 1 && !gone_ && random_.chance(0.2)) {
+    if (lines_ > 1 && !gone_ && random_.chance(0.2)) {
       gone_ = rail;
       healed_at_[rail].reset();
       pair_.set_links(dark, dark, rail);
@@ -108,14 +166,16 @@ class Chaos {
   size_t paths_;
   sim::Link usual_;
   FailoverTotals& totals_;
+  const size_t lines_;  ///< rails, and behind them the spare interface
   static constexpr int faults_max = 10;
   int left_ = faults_max;
   Instant next_{};
   std::vector<std::optional<Instant>> healed_at_;  ///< of each rail
-  std::optional<size_t> gone_;                     ///< a rail, for good
+  std::vector<std::optional<Instant>> port_up_at_;
+  std::optional<size_t> gone_;  ///< a rail, for good
 };
 
-void add(FailoverTotals& totals, SimPair& pair) {
+void add(FailoverTotals& totals, const FailoverRun& run, SimPair& pair) {
   for (Channel* channel : {static_cast<Channel*>(&pair.send_channel()),
                            static_cast<Channel*>(&pair.receive_channel())}) {
     totals.down += channel->failovers.down.load();
@@ -133,6 +193,14 @@ void add(FailoverTotals& totals, SimPair& pair) {
   totals.packets_doubled += counts.duplicated;
   totals.packets_reordered += counts.reordered;
   totals.packets_cut += counts.cut;
+  const sim::RdmaNic::Counts& rdma = pair.world().rdma().counts;
+  totals.completions_late += rdma.late;
+  totals.packets_too_late += rdma.after_error;
+  totals.packets += rdma.packets;
+  if (run.rdma && !run.spare) {
+    totals.bytes_replayed += rdma.bytes_posted - pair.bytes_wanted();
+    totals.bytes_lost += rdma.bytes_posted - rdma.bytes_landed;
+  }
   totals.simulated += pair.world().now().time_since_epoch();
 }
 
@@ -142,8 +210,18 @@ Config failover_config(int64_t paths) {
   Config config;
   config.dgram_dead_ms = 200;
   config.dgram_paths = paths;
+  config.ib_qps = paths;
   config.ib_split_threshold = 4096;
   return config;
+}
+
+FailoverRun mixed_run(uint64_t seed) {
+  FailoverRun run;
+  run.seed = seed;
+  run.rdma = seed % 2 == 1;
+  run.spare = seed % 4 == 3;
+  run.rails = run.spare && seed % 8 == 3 ? 1 : 2;
+  return run;
 }
 
 std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
@@ -154,19 +232,24 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   usual.duplicate = random.chance(0.5) ? 0.02 : 0;
   usual.reorder = random.chance(0.5) ? 0.05 : 0;
   Config config = failover_config(paths);
-  if (run.rails > 1) {
+  const bool backed = run.rails > 1 || run.spare;
+  if (backed) {
     config.heartbeat_ms = static_cast<int64_t>(10 + random.below(200));
     config.enable_failback = random.chance(0.5);
     config.failback_ms = static_cast<int64_t>(random.below(500));
   }
-  SimPair pair(run.seed, usual, config, run.rails);
+  SimPair pair(run.seed, usual, config, {run.rails, run.rdma, run.spare});
+  if (random.chance(0.5)) {
+    pair.world().rdma().late = 0.02;
+    pair.world().rdma().latest = microseconds(random.below(5000));
+  }
   if (run.begins) {
     run.begins(pair.world());
   }
   if (!pair.connect()) {
     return "connect: " + pair.error();
   }
-  Chaos chaos(pair, run, static_cast<size_t>(paths) + run.rails - 1, usual, *totals);
+  Chaos chaos(pair, run, static_cast<size_t>(paths) + (backed ? 1 : 0), usual, *totals);
   TransferPlan plan;
   plan.groups = 40;
   plan.seed = run.seed;
@@ -175,8 +258,8 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
     plan.released = [&] { return chaos.released(plan.groups); };
   }
   std::string outcome = pair.transfer(plan, seconds(120));
-  add(*totals, pair);
-  return outcome;
+  add(*totals, run, pair);
+  return pair.world().rdma().violation.empty() ? outcome : pair.world().rdma().violation;
 }
 
 }  // namespace nccl_ha::tools

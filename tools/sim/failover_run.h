@@ -15,6 +15,12 @@ struct FailoverTotals {
   uint64_t cuts_there = 0;  ///< what the sender sends vanishes
   uint64_t cuts_back = 0;
   uint64_t cuts_for_good = 0;  ///< of one rail, both directions
+  uint64_t slow = 0;           ///< rails whose packets took up to 50 ms for a while
+  uint64_t ports_down = 0;     ///< RDMA, as the next two: a port lost its link, on one host
+  uint64_t gids_moved = 0;     ///< an address moved to another place of the GID table
+  uint64_t devices_lost = 0;   ///< a device failed for good
+  uint64_t completions_late = 0;
+  uint64_t packets_too_late = 0;  ///< came for a queue pair that was in error or gone
   uint64_t false_verdicts_sender = 0;
   uint64_t false_verdicts_receiver = 0;
   uint64_t packets = 0;
@@ -29,6 +35,10 @@ struct FailoverTotals {
   uint64_t chunks_again = 0;
   uint64_t bytes_again = 0;
   uint64_t chunks_kept = 0;
+  // Of runs over nothing but RDMA, as the NICs saw it: bytes of data posted more than once, and
+  // bytes that were posted and never came to memory.
+  uint64_t bytes_replayed = 0;
+  uint64_t bytes_lost = 0;
   Duration longest_stall{};  ///< of a path, from down to back
   Duration simulated{};
 };
@@ -40,8 +50,13 @@ struct FailoverRun {
   double doubts = 0.5;
   std::function<void(const sim::World&)> begins{};  ///< gets the world, which lasts for the run
   std::function<void(const std::string&)> trace{};  ///< is told of each fault; both may be empty
-  size_t rails = 1;  ///< 2: a connection has a shadow path, and one rail may go for good
+  size_t rails = 1;    ///< 2: a connection has a shadow path, and one rail may go for good
+  bool rdma = false;   ///< the rails are RDMA NICs
+  bool spare = false;  ///< and there is an interface besides, over which datagrams may stand in
 };
+
+/// The kinds of run that take turns where nobody chooses.
+FailoverRun mixed_run(uint64_t seed);
 
 /// Settings under which a path is found dead soon.
 Config failover_config(int64_t paths);

@@ -55,8 +55,9 @@ void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
   const size_t index = engine.place(-1, 1.0);
   Worker& worker = engine.worker(index);
   options.timeout = std::chrono::milliseconds(worker.context().config().connect_timeout_ms);
-  send_ =
-      std::make_shared<SendChannel>(next_domain.fetch_add(1), fabric::Attachment{}, worker, engine);
+  send_ = std::make_shared<SendChannel>(next_domain.fetch_add(1),
+                                        fabric::Attachment{0, from_.provider->devices()[0].kind},
+                                        worker, engine);
   auto address = worker.open_address(4);
   auto actor = worker.adopt(
       std::make_unique<SendConnection>(*from_.provider, engine, index, send_, std::move(options)));
@@ -130,6 +131,9 @@ Traffic::Traffic(SimLink& link, const TransferPlan& plan)
       part.target.assign(bytes + 1 + random_.below(100), untouched);
       part.from = link_.register_send(part.source.data(), part.source.size());
       part.to = link_.register_receive(part.target.data(), part.target.size());
+      const auto target = reinterpret_cast<uint64_t>(part.target.data());
+      link_.world().rdma().counted[target] = target + part.target.size();
+      bytes_ += bytes;
       group->order.push_back(i);
     }
     if (random_.chance(0.5)) {
@@ -146,6 +150,7 @@ Traffic::~Traffic() {
         static_cast<void>(link_.from().provider->remove_memory(part.from));
       }
       static_cast<void>(link_.to().provider->remove_memory(part.to));
+      link_.world().rdma().counted.erase(reinterpret_cast<uint64_t>(part.target.data()));
     }
   }
 }
@@ -266,15 +271,16 @@ std::string Traffic::outcome() {
   return wrong_;
 }
 
-SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& config, size_t rails)
+SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& config,
+                 const SimCables& cables)
     : world_(seed) {
   world_.network().all = conditions;
   for (uint8_t i = 1; i <= 2; ++i) {
     std::vector<sim::Ip> addresses;
-    for (size_t rail = 0; rail < rails; ++rail) {
+    for (size_t rail = 0; rail < cables.rails + (cables.spare ? 1 : 0); ++rail) {
       addresses.push_back(sim::ip(10, static_cast<uint8_t>(rail), 0, i));
     }
-    hosts_.push_back(*world_.add_process(addresses, config));
+    hosts_.push_back(*world_.add_process(addresses, config, cables.rdma ? cables.rails : 0));
   }
 }
 
@@ -289,6 +295,7 @@ void SimPair::dial(sim::Ip to, uint16_t port) {
 
 std::string SimPair::transfer(const TransferPlan& plan, Duration limit) {
   Traffic traffic(*link_, plan);
+  bytes_wanted_ = traffic.bytes();
   static_cast<void>(world_.run_until([&] { return traffic.step(); }, limit));
   return traffic.outcome();
 }

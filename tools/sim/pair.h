@@ -60,6 +60,8 @@ class Traffic {
   bool step();
   /// Empty: all was right.
   std::string outcome();
+  /// How many bytes are to be moved.
+  uint64_t bytes() const { return bytes_; }
 
  private:
   struct Group;
@@ -78,12 +80,21 @@ class Traffic {
   size_t send_position_ = 0;
   std::vector<SendRequest*> open_sends_;
   std::string wrong_;
+  uint64_t bytes_ = 0;
 };
 
-/// Two hosts and a link between them, or several: the rails.
+/// What lies between two hosts.
+struct SimCables {
+  size_t rails = 1;
+  bool rdma = false;   ///< the rails are RDMA NICs
+  bool spare = false;  ///< an interface besides; a rail behind the others
+};
+
+/// Two hosts and a link between them.
 class SimPair {
  public:
-  SimPair(uint64_t seed, const sim::Link& conditions, const Config& config = {}, size_t rails = 1);
+  SimPair(uint64_t seed, const sim::Link& conditions, const Config& config = {},
+          const SimCables& cables = {});
   bool connect();
   void dial(sim::Ip to, uint16_t port);
   std::string transfer(const TransferPlan& plan, Duration limit);
@@ -92,6 +103,8 @@ class SimPair {
   void post_receives(size_t count);
   bool post_send(size_t bytes);
   std::string error() const { return link_->error(); }
+  /// Of data, by the last transfer().
+  uint64_t bytes_wanted() const { return bytes_wanted_; }
 
   sim::World& world() { return world_; }
   sim::Process& sender() { return *hosts_[0]; }
@@ -104,6 +117,7 @@ class SimPair {
   sim::World world_;
   std::vector<sim::Process*> hosts_;
   std::unique_ptr<SimLink> link_;
+  uint64_t bytes_wanted_ = 0;
 };
 
 }  // namespace nccl_ha::tools

@@ -194,7 +194,7 @@ void Device::detect_gpu_support() {
   for (const char* file :
        {"/sys/kernel/mm/memory_peers/nv_mem/version",
         "/sys/kernel/mm/memory_peers/nv_mem_nc/version", "/sys/module/nvidia_peermem/version"}) {
-    peer_memory_ |= access(file, F_OK) == 0;
+    peer_memory_ |= !library_.simulated && access(file, F_OK) == 0;
   }
   if (library_.reg_dmabuf_mr != nullptr) {
     // With an impossible descriptor, a kernel and driver that know DMA-BUF complain about the

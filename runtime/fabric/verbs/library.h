@@ -11,6 +11,8 @@
 namespace nccl_ha::fabric::verbs {
 
 struct Library {
+  /// Devices of a simulation: no call blocks, and what GPU drivers this host has means nothing.
+  bool simulated = false;
   ibv_device** (*get_device_list)(int*) = nullptr;
   void (*free_device_list)(ibv_device**) = nullptr;
   const char* (*get_device_name)(ibv_device*) = nullptr;

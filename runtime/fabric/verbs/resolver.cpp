@@ -45,6 +45,10 @@ std::shared_ptr<const Resolution> Resolver::ask(const ibv_ah_attr& route) {
   }
   auto question = std::make_shared<Resolution>();
   question->route = route;
+  if (library_.simulated) {
+    question->result.store(resolve(route), std::memory_order_release);
+    return question;
+  }
   waiting_.push_back(question);
   if (idle_ < waiting_.size() && threads_.size() < threads_max) {
     // The job's signals are not for this thread.
@@ -57,6 +61,15 @@ std::shared_ptr<const Resolution> Resolver::ask(const ibv_ah_attr& route) {
   }
   asked_.notify_one();
   return question;
+}
+
+int Resolver::resolve(ibv_ah_attr route) const {
+  ibv_ah* handle = library_.create_ah(pd_, &route);
+  const int error = handle != nullptr ? 0 : errno != 0 ? errno : EHOSTUNREACH;
+  if (handle != nullptr) {
+    static_cast<void>(library_.destroy_ah(handle));
+  }
+  return error;
 }
 
 void Resolver::run() {
@@ -72,12 +85,7 @@ void Resolver::run() {
     waiting_.pop_front();
     under_way_.push_back(question);
     lock.unlock();
-    ibv_ah_attr route = question->route;
-    ibv_ah* handle = library_.create_ah(pd_, &route);
-    const int error = handle != nullptr ? 0 : errno != 0 ? errno : EHOSTUNREACH;
-    if (handle != nullptr) {
-      static_cast<void>(library_.destroy_ah(handle));
-    }
+    const int error = resolve(question->route);
     lock.lock();
     std::erase(under_way_, question);
     question->result.store(error, std::memory_order_release);

@@ -43,6 +43,7 @@ class Resolver {
  private:
   static constexpr size_t threads_max = 8;  ///< peers that do not answer hold one each
   void run();
+  int resolve(ibv_ah_attr route) const;
 
   const Library& library_;
   ibv_pd* const pd_;

@@ -1,0 +1,282 @@
+// The simulated NICs' side of rdma-core's interface.
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "runtime/sim/rdma_objects.h"
+
+namespace nccl_ha::sim {
+
+using fabric::verbs::Library;
+
+struct RdmaFunctions {
+  static RdmaNic& nic(ibv_context* context) {
+    return *static_cast<RdmaNic::Context*>(context)->nic;
+  }
+  static const char* name(ibv_device* device) {
+    return static_cast<RdmaNic::Device*>(device)->nic->name_.c_str();
+  }
+  static ibv_context* open(ibv_device* device) {
+    RdmaNic& opened = *static_cast<RdmaNic::Device*>(device)->nic;
+    ibv_context_ops& ops = opened.context_->ops;
+    ops.poll_cq = poll;
+    ops.post_send = post_send;
+    ops.post_recv = post_receive;
+    ops.req_notify_cq = [](ibv_cq*, int) { return 0; };
+    return opened.context_.get();
+  }
+  static int query_device(ibv_context* context, ibv_device_attr* attributes) {
+    *attributes = {};
+    attributes->max_qp = 100000;
+    attributes->max_cqe = 1 << 20;
+    attributes->phys_port_cnt = 1;
+    attributes->node_guid = nic(context).number_ + 1;
+    return 0;
+  }
+  static int query_port(ibv_context* context, uint8_t, ibv_port_attr* attributes) {
+    *attributes = {};
+    attributes->state = nic(context).up_ ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+    attributes->active_mtu = IBV_MTU_4096;
+    attributes->max_mtu = IBV_MTU_4096;
+    attributes->gid_tbl_len = 4;
+    attributes->max_msg_sz = 1U << 30;
+    attributes->active_width = 2;
+    attributes->active_speed = 32;
+    attributes->link_layer = IBV_LINK_LAYER_ETHERNET;
+    return 0;
+  }
+  static ssize_t query_gids(ibv_context* context, ibv_gid_entry* entries, size_t room, uint32_t,
+                            size_t) {
+    const RdmaNic& asked = nic(context);
+    if (room == 0) {
+      return 0;
+    }
+    ibv_gid_entry& entry = entries[0];
+    entry = {};
+    entry.gid_index = asked.gid_place_;
+    entry.port_num = 1;
+    entry.gid_type = IBV_GID_TYPE_ROCE_V2;
+    entry.gid.raw[10] = 0xFF;
+    entry.gid.raw[11] = 0xFF;
+    for (size_t i = 0; i < 4; ++i) {
+      entry.gid.raw[12 + i] = static_cast<uint8_t>(asked.address_ >> (24 - 8 * i));
+    }
+    return 1;
+  }
+  static int get_event(ibv_context* context, ibv_async_event* event) {
+    RdmaNic& told = nic(context);
+    if (told.events_.empty()) {
+      errno = EAGAIN;
+      return -1;
+    }
+    *event = told.events_.front();
+    told.events_.erase(told.events_.begin());
+    return 0;
+  }
+
+  static ibv_pd* make_domain(ibv_context* context) {
+    auto* domain = new ibv_pd{};
+    domain->context = context;
+    return domain;
+  }
+  static ibv_mr* make_region(ibv_pd* domain, void* base, size_t length, int) {
+    RdmaNic& at = nic(domain->context);
+    auto* region = new RdmaNic::Region{};
+    region->context = domain->context;
+    region->pd = domain;
+    region->addr = base;
+    region->length = length;
+    // No two devices share a key, and none is both local and remote: who confuses them is refused.
+    region->lkey = at.number_ << 22 | at.next_key_++ << 1;
+    region->rkey = region->lkey | 1;
+    at.regions_[region->lkey] = region;
+    at.regions_[region->rkey] = region;
+    return region;
+  }
+  static int free_region(ibv_mr* region) {
+    RdmaNic& at = nic(region->context);
+    at.regions_.erase(region->lkey);
+    at.regions_.erase(region->rkey);
+    delete static_cast<RdmaNic::Region*>(region);
+    return 0;
+  }
+
+  static ibv_comp_channel* make_channel(ibv_context* context) {
+    auto* channel = new ibv_comp_channel{};
+    channel->context = context;
+    channel->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return channel;
+  }
+  static int free_channel(ibv_comp_channel* channel) {
+    close(channel->fd);
+    delete channel;
+    return 0;
+  }
+  static ibv_cq* make_queue(ibv_context* context, int entries, void* own, ibv_comp_channel* channel,
+                            int) {
+    auto* queue = new RdmaNic::CompletionQueue{};
+    queue->context = context;
+    queue->channel = channel;
+    queue->cq_context = own;
+    queue->cqe = entries;
+    queue->nic = &nic(context);
+    queue->nic->queues_.push_back(queue);
+    return queue;
+  }
+  static int free_queue(ibv_cq* queue) {
+    std::erase(nic(queue->context).queues_, queue);
+    delete static_cast<RdmaNic::CompletionQueue*>(queue);
+    return 0;
+  }
+  static int poll(ibv_cq* queue, int room, ibv_wc* out) {
+    auto& from = *static_cast<RdmaNic::CompletionQueue*>(queue);
+    int count = 0;
+    while (count < room && !from.entries.empty() &&
+           from.entries.front().due <= from.nic->network_.now()) {
+      out[count++] = from.entries.front().completion;
+      from.entries.pop_front();
+    }
+    return count;
+  }
+
+  static ibv_qp* make_pair(ibv_pd* domain, ibv_qp_init_attr* attributes) {
+    if (attributes->qp_type != IBV_QPT_RC) {
+      errno = EOPNOTSUPP;
+      return nullptr;
+    }
+    RdmaNic& at = nic(domain->context);
+    auto* pair = new RdmaQueuePair{};
+    pair->nic = &at;
+    pair->context = domain->context;
+    pair->pd = domain;
+    pair->send_cq = attributes->send_cq;
+    pair->recv_cq = attributes->recv_cq;
+    pair->qp_type = attributes->qp_type;
+    pair->state = IBV_QPS_RESET;
+    pair->qp_num = at.next_pair_++;
+    pair->sends_max = attributes->cap.max_send_wr;
+    pair->receives_max = attributes->cap.max_recv_wr;
+    attributes->cap.max_inline_data = std::min(attributes->cap.max_inline_data, 256U);
+    pair->inline_max = attributes->cap.max_inline_data;
+    at.pairs_[pair->qp_num] = pair;
+    return pair;
+  }
+  static int modify(ibv_qp* queue_pair, ibv_qp_attr* attributes, int mask) {
+    auto& pair = *static_cast<RdmaQueuePair*>(queue_pair);
+    RdmaNic& at = *pair.nic;
+    if ((mask & IBV_QP_AV) != 0) {
+      const ibv_ah_attr& route = attributes->ah_attr;
+      pair.gid_place = route.grh.sgid_index;
+      for (size_t i = 12; i < 16; ++i) {
+        pair.to = pair.to << 8 | route.grh.dgid.raw[i];
+      }
+    }
+    if ((mask & IBV_QP_DEST_QPN) != 0) {
+      pair.to_pair = attributes->dest_qp_num;
+      pair.mtu = 128U << static_cast<unsigned>(attributes->path_mtu);
+      pair.expected = attributes->rq_psn;
+    }
+    if ((mask & IBV_QP_TIMEOUT) != 0) {
+      pair.timeout = Duration(int64_t{4096} << attributes->timeout);  // IBTA 11.6.2
+      pair.retries_max = attributes->retry_cnt;
+      pair.next = attributes->sq_psn;
+      pair.to_send = pair.confirmed = pair.highest = pair.next;
+    }
+    pair.not_ready_wait = std::chrono::microseconds(640);
+    if (attributes->qp_state == IBV_QPS_ERR) {
+      at.break_pair(pair, IBV_WC_WR_FLUSH_ERR);
+    } else {
+      pair.state = attributes->qp_state;
+    }
+    return 0;
+  }
+  static int free_pair(ibv_qp* queue_pair) {
+    auto* pair = static_cast<RdmaQueuePair*>(queue_pair);
+    pair->nic->pairs_.erase(pair->qp_num);
+    delete pair;
+    return 0;
+  }
+  static int post_send(ibv_qp* queue_pair, ibv_send_wr* request, ibv_send_wr** bad) {
+    auto& pair = *static_cast<RdmaQueuePair*>(queue_pair);
+    for (; request != nullptr; request = request->next) {
+      if (pair.state != IBV_QPS_RTS && pair.state != IBV_QPS_ERR) {
+        *bad = request;
+        return EINVAL;
+      }
+      pair.nic->post_send(pair, *request);
+    }
+    return 0;
+  }
+  static int post_receive(ibv_qp* queue_pair, ibv_recv_wr* request, ibv_recv_wr** bad) {
+    auto& pair = *static_cast<RdmaQueuePair*>(queue_pair);
+    for (; request != nullptr; request = request->next) {
+      if (pair.state == IBV_QPS_RESET || pair.receives.size() >= pair.receives_max) {
+        *bad = request;
+        return ENOMEM;
+      }
+      RdmaReceive receive{request->wr_id, {}};
+      if (request->num_sge != 0) {
+        receive.buffer = request->sg_list[0];
+      }
+      pair.receives.push_back(receive);
+    }
+    if (pair.state == IBV_QPS_ERR) {
+      pair.nic->flush(pair, IBV_WC_WR_FLUSH_ERR);
+    }
+    return 0;
+  }
+
+  static Library library() {
+    Library table;
+    table.simulated = true;
+    table.get_device_name = name;
+    table.open_device = open;
+    table.close_device = [](ibv_context*) { return 0; };
+    table.query_device = query_device;
+    table.query_port = query_port;
+    table.query_gid = [](ibv_context*, uint8_t, int, ibv_gid*) { return -1; };
+    table.query_gid_table = query_gids;
+    table.get_async_event = get_event;
+    table.ack_async_event = [](ibv_async_event*) {};
+    table.event_type_str = [](ibv_event_type) { return "simulated event"; };
+    table.wc_status_str = [](ibv_wc_status status) {
+      return status == IBV_WC_RETRY_EXC_ERR ? "transport retry counter exceeded" : "simulated";
+    };
+    table.alloc_pd = make_domain;
+    table.dealloc_pd = [](ibv_pd* domain) {
+      delete domain;
+      return 0;
+    };
+    table.reg_mr_plain = make_region;
+    table.dereg_mr = free_region;
+    table.create_comp_channel = make_channel;
+    table.destroy_comp_channel = free_channel;
+    table.create_cq = make_queue;
+    table.destroy_cq = free_queue;
+    table.get_cq_event = [](ibv_comp_channel*, ibv_cq**, void**) { return -1; };
+    table.ack_cq_events = [](ibv_cq*, unsigned) {};
+    table.create_qp = make_pair;
+    table.modify_qp = modify;
+    table.destroy_qp = free_pair;
+    table.create_ah = [](ibv_pd* domain, ibv_ah_attr*) {
+      auto* handle = new ibv_ah{};
+      handle->pd = domain;
+      return handle;
+    };
+    table.destroy_ah = [](ibv_ah* handle) {
+      delete handle;
+      return 0;
+    };
+    return table;
+  }
+};
+
+const Library& rdma_library() {
+  static const Library library = RdmaFunctions::library();
+  return library;
+}
+
+}  // namespace nccl_ha::sim

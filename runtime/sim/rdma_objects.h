@@ -1,0 +1,100 @@
+// What simulated RDMA NICs are made of; for rdma.cpp and rdma_functions.cpp only.
+#pragma once
+
+#include <deque>
+
+#include "runtime/sim/rdma.h"
+
+namespace nccl_ha::sim {
+
+/// One work request at the requester.
+struct RdmaWork {
+  uint64_t id = 0;
+  ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
+  bool signaled = false;
+  std::vector<ibv_sge> gathers;
+  std::vector<std::byte> copy;  ///< of what was posted inline
+  bool inlined = false;
+  uint64_t remote = 0;
+  uint32_t key = 0;
+  uint32_t immediate = 0;
+  uint32_t length = 0;
+  uint64_t first = 0;    ///< packet number
+  uint64_t packets = 1;  ///< also of nothing
+};
+
+struct RdmaReceive {
+  uint64_t id = 0;
+  ibv_sge buffer{};
+};
+
+struct RdmaPacket {
+  enum Kind : uint8_t { request, acknowledgement, out_of_sequence, not_ready, refused };
+  Kind kind = request;
+  Ip from = 0;
+  uint32_t from_pair = 0;
+  uint32_t to_pair = 0;
+  uint64_t number = 0;
+  // of requests
+  ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
+  bool first = true;
+  bool last = true;
+  uint64_t remote = 0;  ///< of this packet's bytes
+  uint32_t key = 0;
+  uint32_t immediate = 0;
+  uint32_t length = 0;  ///< of the message
+  uint32_t offset = 0;  ///< of this packet's bytes in it
+  std::vector<std::byte> bytes;
+};
+
+struct RdmaQueuePair : ibv_qp {
+  RdmaNic* nic = nullptr;
+  uint32_t to_pair = 0;
+  Ip to = 0;
+  uint32_t gid_place = 0;
+  uint32_t mtu = 1024;
+  Duration timeout{};
+  Duration not_ready_wait{};
+  unsigned retries_max = 7;
+  uint32_t inline_max = 0;
+  size_t sends_max = 0;
+  size_t receives_max = 0;
+  // requester
+  std::deque<RdmaWork> work;
+  uint64_t next = 0;       ///< number of the next packet to be made
+  uint64_t to_send = 0;    ///< of the next one to leave
+  uint64_t confirmed = 0;  ///< all below have been acknowledged
+  uint64_t highest = 0;    ///< below it, packets leave again
+  unsigned retries = 0;
+  Instant due{};  ///< when the oldest unanswered packet is given up
+  bool armed = false;
+  Instant silent_until{};  ///< the peer was not ready
+  // responder
+  std::deque<RdmaReceive> receives;
+  uint64_t expected = 0;
+  bool complained = false;  ///< about the gap that there is
+};
+
+struct RdmaNic::Region : ibv_mr {};
+
+struct RdmaNic::CompletionQueue : ibv_cq {
+  struct Entry {
+    Instant due;
+    ibv_wc completion;
+  };
+  RdmaNic* nic = nullptr;
+  std::deque<Entry> entries;
+};
+
+struct RdmaNic::Context : ibv_context {
+  RdmaNic* nic = nullptr;
+};
+
+struct RdmaNic::Device : ibv_device {
+  RdmaNic* nic = nullptr;
+};
+
+/// The functions that a process finds where it would find rdma-core's.
+const fabric::verbs::Library& rdma_library();
+
+}  // namespace nccl_ha::sim
