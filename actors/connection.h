@@ -129,6 +129,8 @@ class Connection : public Actor,
   bool on_control_completion(const fabric::Completion& completion, Lane& lane);
   /// Gives signs of life from now on.
   void start_pulse();
+  /// Gives one on every path that is in use.
+  void ask_usable();
   void arm_deadline(Duration in);
   void disarm_deadline();
   /// First failure: log, publish, tell the peer, tear down.
@@ -304,6 +306,7 @@ class SendConnection final : public Connection {
   void on_link_up(const std::string& interface) override;
   void make_shadows();
   void choose_lanes();
+  void move_traffic();
   bool serves(size_t lane) const { return lane >= serving_begin_ && lane < serving_end_; }
   Duration failback_after() const;
   bool failback_due();

@@ -122,6 +122,15 @@ void Connection::give_sign_of_life(Lane& lane) {
   }
 }
 
+/// So that a path on which nothing happens cannot be taken for one that works.
+void Connection::ask_usable() {
+  for (Lane& lane : lanes_) {
+    if (lane.usable && lane.peer_box != 0) {
+      give_sign_of_life(lane);
+    }
+  }
+}
+
 std::string Connection::interface_of(const Lane& lane) const {
   return provider_.nic_of(lane.at, reinterpret_cast<const sockaddr*>(&lane.local));
 }

@@ -350,7 +350,12 @@ bool SendConnection::post_next() {
   const bool recorded = bytes > record_above_;
   Keys keys{request.key, request.remote_key};
   if (lane.foreign_keys && !translate(request, lane, keys)) [[unlikely]] {
-    return false;  // the announcement that brings it goes on
+    if (failed_ || cursor_.offset != 0 || !primary_usable()) {
+      return false;  // the announcement that brings it goes on
+    }
+    // The peer saw them come back before it saw that the shadow was needed, and will tell no key.
+    move_traffic();
+    return true;
   }
   Immediate immediate{ImmediateKind::data, static_cast<uint32_t>(request.group),
                       request.position,    cursor_.chunk,

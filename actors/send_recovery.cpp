@@ -186,9 +186,14 @@ void SendConnection::choose_lanes() {
   if (on_shadow && shadow && primary && (stands_in || context_->config().enable_failback)) {
     go = failback_due();
   }
-  if (!go || failed_) {
-    return;
+  if (go && !failed_) {
+    move_traffic();
   }
+}
+
+/// To the shadow, or from there to the primaries.  Something of theirs is usable.
+void SendConnection::move_traffic() {
+  const bool on_shadow = serving_begin_ != 0;
   serving_begin_ = on_shadow ? 0 : primaries_;
   serving_end_ = on_shadow ? primaries_ : lanes_.size();
   next_lane_ = serving_begin_;
@@ -383,9 +388,10 @@ void SendConnection::look_after_stream() {
     return;
   }
   const bool moves = courier_.first_open() != unconfirmed_ || courier_.expected() != heard_;
-  // Over a path that works everything gets through.
+  // Over a path that works everything gets through; one that is silent is asked.
   if (stream_ && !new_stream_ && (!waits_for_peer() || moves || any_usable())) {
     if (waits_for_peer()) {
+      ask_usable();
       watch_stream();
     }
     return;
