@@ -37,6 +37,8 @@ void SendConnection::begin_recovery() {
   start_pulse();
   if (peer_ready_) {
     make_shadows();
+  } else {
+    watch_stream();
   }
 }
 
@@ -359,9 +361,10 @@ void SendConnection::watch_stream() {
   }
 }
 
-/// Something has to come over the stream: a confirmation, or the answer to what was confirmed.
+/// Something has to come over the stream: that the peer is ready, a confirmation, or the answer to
+/// what was confirmed.
 bool SendConnection::waits_for_peer() const {
-  return any_unconfirmed() ||
+  return !peer_ready_ || any_unconfirmed() ||
          std::any_of(recovery_.begin(), recovery_.end(),
                      [](const Recovery& one) { return one.lane.waits_for_peer(); });
 }
