@@ -131,6 +131,13 @@ class Connection : public Actor,
   void start_pulse();
   /// Gives one on every path that is in use.
   void ask_usable();
+  /// Something was posted: from now on it is looked at more often whether it is answered.
+  void watch_work() {
+    if (watched_idle_) [[unlikely]] {
+      watched_idle_ = false;
+      arm_pulse();
+    }
+  }
   void arm_deadline(Duration in);
   void disarm_deadline();
   /// First failure: log, publish, tell the peer, tear down.
@@ -228,6 +235,7 @@ class Connection : public Actor,
   std::string peer_address_;
   Timer pulse_;
   Instant pulse_period_{};  ///< in which the last ones were given
+  bool watched_idle_ = false;
   std::shared_ptr<NicMonitor> nics_;
   Timer deadline_;  ///< of the handshake
   Timer budget_;

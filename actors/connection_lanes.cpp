@@ -6,6 +6,7 @@
 
 #include "actors/connection.h"
 #include "ha/error_class.h"
+#include "ha/mutation.h"
 #include "runtime/log.h"
 
 namespace nccl_ha {
@@ -437,7 +438,7 @@ void Connection::take_into_use(size_t lane) {
   mine.waited = false;
   mine.suspect = false;
   mine.silence = {};
-  mine.control_next = 0;
+  mine.control_next = ha::mutated(ha::Mutation::backlog_withheld) ? courier_.next() : 0;
   mine.control_open = 0;
   mine.control_due = false;
   push_control(mine);

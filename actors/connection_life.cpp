@@ -28,7 +28,7 @@ void Connection::start_pulse() {
   if (!backup_) {
     return;
   }
-  nics_ = NicMonitor::of(*context_);
+  nics_ = NicMonitor::of(*context_, provider_.nics());
   nics_->enter(this);
   arm_pulse();
 }
@@ -47,6 +47,7 @@ void Connection::arm_pulse() {
   });
   const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
   const Instant now = context_->now();
+  watched_idle_ = !busy;
   // Idle connections speak at the same moments, so that their worker wakes once for all of them.
   const Instant together = now - now.time_since_epoch() % interval + interval;
   context_->timers().arm(pulse_, busy ? now + std::min(interval / 2, watch_interval) : together);
@@ -160,7 +161,7 @@ void Connection::on_link_down(const std::string& interface) {
     Lane& lane = lanes_[i];
     // Alone, a path waits: the link may be back before anybody had to know.
     if (lane.usable && other_usable(i) && interface_of(lane) == interface) {
-      on_lane_failed(i, fail(Errc::system, fmt::format("{} lost its carrier", interface)));
+      on_lane_failed(i, fail(Errc::system, fmt::format("{} is down", interface)));
     }
   }
 }

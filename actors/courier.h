@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "ha/mutation.h"
+
 namespace nccl_ha {
 
 class Courier {
@@ -53,14 +55,19 @@ class Courier {
   enum class Verdict : uint8_t { take, seen, gap };
   /// What to do with the peer's message of that number.
   Verdict judge(uint32_t number) {
-    if (number != expected_) {
-      return number < expected_ ? Verdict::seen : Verdict::gap;
+    if (number < expected_) {
+      return ha::mutated(ha::Mutation::messages_taken_twice) ? Verdict::take : Verdict::seen;
+    }
+    if (number > expected_) {
+      return Verdict::gap;
     }
     ++expected_;
     return Verdict::take;
   }
   /// Everything below has been taken.
-  uint32_t expected() const { return expected_; }
+  uint32_t expected() const {
+    return expected_ + (ha::mutated(ha::Mutation::confirmed_too_early) ? 1 : 0);
+  }
 
  private:
   std::deque<std::vector<std::byte>> open_;

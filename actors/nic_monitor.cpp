@@ -2,44 +2,108 @@
 
 #include <utility>
 
+#include "runtime/actor.h"
 #include "runtime/log.h"
+#include "runtime/worker.h"
 
 namespace nccl_ha {
 
-std::shared_ptr<NicMonitor> NicMonitor::of(Context& context) {
+class NicMonitor::Ear final : public Actor {
+ public:
+  explicit Ear(std::weak_ptr<NicMonitor> monitor) : monitor_(std::move(monitor)) {}
+  const char* name() const override { return "nic-monitor"; }
+  void start(Context& context) override { (void)context; }
+  void on(const Message& message) override {
+    (void)message;
+    if (const auto monitor = monitor_.lock()) {
+      monitor->read_board();
+    }
+  }
+
+ private:
+  std::weak_ptr<NicMonitor> monitor_;
+};
+
+std::shared_ptr<NicMonitor> NicMonitor::of(Context& context, fabric::NicBoard& board) {
   auto& slot = context.shared[static_cast<size_t>(Context::Shared::nic_monitor)];
   if (auto known = std::static_pointer_cast<NicMonitor>(slot.lock())) {
     return known;
   }
-  auto made = std::make_shared<NicMonitor>();
+  std::shared_ptr<NicMonitor> made(new NicMonitor(context, board));
   auto watch = context.streams().watch_links(made.get());
   if (watch) {
     made->watch_ = std::move(*watch);
   } else {
     NHA_LOG_DEBUG("links are not watched: {}", watch.error().message());
   }
+  auto address = context.worker().open_address(1);
+  if (address) {
+    made->to_ear_ = std::move(*address);
+    made->ear_ = context.add_actor(std::make_unique<Ear>(made));
+    board.enter(made.get());
+  } else {
+    NHA_LOG_WARN("what other threads learn of NICs is not heard: {}", address.error().message());
+  }
   slot = made;
   return made;
 }
 
-void NicMonitor::on_link(const std::string& interface, bool up) {
+NicMonitor::~NicMonitor() {
+  if (to_ear_) {
+    board_.leave(this);
+    context_.remove_actor(ear_);
+  }
+}
+
+void NicMonitor::on_link(const std::string& nic, bool up) {
   // A member may leave when it is told.
   const std::vector<Member*> told = members_;
   for (Member* member : told) {
     if (up) {
-      member->on_link_up(interface);
+      member->on_link_up(nic);
     } else {
-      member->on_link_down(interface);
+      member->on_link_down(nic);
     }
   }
 }
 
-void NicMonitor::suspect(const Member* from, const std::string& interface,
-                         const std::string& peer) {
+void NicMonitor::suspect(const Member* from, const std::string& nic, const std::string& peer) {
+  tell_suspicion(from, nic, peer);
+  board_.post({fabric::NicNotice::Kind::suspect, nic, peer}, this);
+}
+
+void NicMonitor::tell_suspicion(const Member* from, const std::string& nic,
+                                const std::string& peer) {
   const std::vector<Member*> told = members_;
   for (Member* member : told) {
     if (member != from) {
-      member->on_suspicion(interface, peer);
+      member->on_suspicion(nic, peer);
+    }
+  }
+}
+
+void NicMonitor::on_notice() {
+  if (told_.exchange(true, std::memory_order_acq_rel)) {
+    return;
+  }
+  Message message{};
+  message.to = ear_;
+  if (!to_ear_.try_send(message)) {
+    told_.store(false, std::memory_order_release);  // the next notice tries again
+  }
+}
+
+void NicMonitor::read_board() {
+  told_.store(false, std::memory_order_release);
+  for (const fabric::NicNotice& notice : board_.take(this)) {
+    switch (notice.kind) {
+      case fabric::NicNotice::Kind::down:
+      case fabric::NicNotice::Kind::up:
+        on_link(notice.nic, notice.kind == fabric::NicNotice::Kind::up);
+        break;
+      case fabric::NicNotice::Kind::suspect:
+        tell_suspicion(nullptr, notice.nic, notice.peer);
+        break;
     }
   }
 }

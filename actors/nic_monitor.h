@@ -1,41 +1,56 @@
-// Tells the connections of a worker at once what one of them, or the kernel, learns of an
-// interface.
+// Tells the connections of a process at once what one of them, the kernel or a device learns of a
+// NIC.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "runtime/context.h"
+#include "runtime/fabric/nic_board.h"
+#include "runtime/mailbox.h"
 #include "runtime/stream.h"
 
 namespace nccl_ha {
 
-class NicMonitor final : private LinkWatchOwner {
+/// One per worker; those of a process speak through its board.
+class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reader {
  public:
   class Member {
    public:
-    /// `interface` lost its carrier or was taken down.
-    virtual void on_link_down(const std::string& interface) = 0;
-    virtual void on_link_up(const std::string& interface) = 0;
-    /// Somebody else's path from `interface` to host `peer` was silent for too long.
-    virtual void on_suspicion(const std::string& interface, const std::string& peer) = 0;
+    /// `nic` lost its carrier, was taken down or failed.
+    virtual void on_link_down(const std::string& nic) = 0;
+    virtual void on_link_up(const std::string& nic) = 0;
+    /// Somebody else's path from `nic` to host `peer` was silent for too long.
+    virtual void on_suspicion(const std::string& nic, const std::string& peer) = 0;
 
    protected:
     ~Member() = default;
   };
 
   /// That of the context's worker.  Where nobody tells of links (a simulated network) the members
-  /// still tell each other.  They keep it.
-  static std::shared_ptr<NicMonitor> of(Context& context);
+  /// still tell each other.  They keep it; the board outlives it.
+  static std::shared_ptr<NicMonitor> of(Context& context, fabric::NicBoard& board);
+  ~NicMonitor() override;
   void enter(Member* member) { members_.push_back(member); }
   void leave(Member* member) { std::erase(members_, member); }
-  /// Tells all but `from`.
-  void suspect(const Member* from, const std::string& interface, const std::string& peer);
+  /// Tells all but `from`, of this worker and of the others.
+  void suspect(const Member* from, const std::string& nic, const std::string& peer);
 
  private:
-  void on_link(const std::string& interface, bool up) override;
+  class Ear;
+  NicMonitor(Context& context, fabric::NicBoard& board) : context_(context), board_(board) {}
+  void on_link(const std::string& nic, bool up) override;
+  void on_notice() override;
+  void read_board();
+  void tell_suspicion(const Member* from, const std::string& nic, const std::string& peer);
 
+  Context& context_;
+  fabric::NicBoard& board_;
+  ActorId ear_{};            ///< hears on this worker what others post
+  Address<Message> to_ear_;  ///< under the board's lock
+  std::atomic<bool> told_{false};
   std::unique_ptr<LinkWatch> watch_;
   std::vector<Member*> members_;
 };

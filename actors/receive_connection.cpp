@@ -348,6 +348,7 @@ void ReceiveConnection::post_announcement(uint64_t number, uint64_t groups, uint
   post.quiet = true;
   post.host_memory = true;
   lane.announced = true;
+  watch_work();
   const Errc posted = lane.path().post_write(post);
   if (posted != Errc::ok && posted != Errc::closed) {
     fail_connection(fail(Errc::internal, "a path refused a clear-to-send it has room for"));

@@ -161,8 +161,8 @@ void ReceiveConnection::name_shadow_key(CtsEntry& entry, const ReceiveRequest::B
 }
 
 uint32_t ReceiveConnection::shadow_key(const ReceiveRequest::Buffer& buffer) {
-  if (buffer.key == 0) {
-    return 0;
+  if (buffer.key == 0 || ha::mutated(ha::Mutation::keys_of_own_nic)) {
+    return buffer.key;
   }
   auto keys = provider_.keys_on(lanes_.back().at, domain_, attachment_, buffer.key, false);
   if (!keys) {

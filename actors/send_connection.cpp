@@ -320,10 +320,14 @@ bool SendConnection::pick_lane() {
 bool SendConnection::translate(const SendRequest& request, const Lane& lane, Keys& keys) {
   const ShadowKeys& told = shadow_keys_[request.group % cts_slots];
   const bool current =
-      told.group == request.group && told.epoch == static_cast<uint8_t>(lane.epoch);
+      told.group == request.group && (told.epoch == static_cast<uint8_t>(lane.epoch) ||
+                                      ha::mutated(ha::Mutation::keys_of_any_epoch));
   keys.remote = current ? told.keys[request.position] : 0;
   if (request.size == 0) {
     return true;
+  }
+  if (keys.remote == 0 && ha::mutated(ha::Mutation::keys_not_awaited)) {
+    keys.remote = request.remote_key;
   }
   if (keys.remote == 0) {
     return false;
@@ -403,6 +407,7 @@ bool SendConnection::post_next() {
     return false;  // room comes with a completion; a broken path reports by itself
   }
   ++lane.writes_open;
+  watch_work();
   request.ledger.give(cursor_.chunk, static_cast<uint8_t>(next_lane_));
   cursor_.offset = 0;
   if (++next_lane_ >= serving_end_) {

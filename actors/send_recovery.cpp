@@ -35,7 +35,7 @@ void SendConnection::begin_recovery() {
     }
   }
   start_pulse();
-  if (peer_ready_) {
+  if (peer_ready_ || ha::mutated(ha::Mutation::shadow_not_agreed)) {
     make_shadows();
   } else {
     watch_stream();
@@ -403,6 +403,9 @@ void SendConnection::look_after_stream() {
 }
 
 void SendConnection::dial_again() {
+  if (ha::mutated(ha::Mutation::stream_not_made_anew)) {
+    return;
+  }
   const Route& route = options_.routes[new_route_++ % options_.routes.size()];
   sockaddr_storage to = route.to;
   if (to.ss_family == AF_INET6) {

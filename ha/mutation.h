@@ -20,6 +20,14 @@ enum class Mutation : uint8_t {
   announcements_not_renewed,  ///< clear-to-sends of the old path are not written again
   old_epoch_kept,             ///< the receiver's side of the new path has the old one's epoch
   one_chunk_remembered,       ///< the ledger knows the first chunk's lane only
+  messages_taken_twice,       ///< a control message that came two ways is dealt with twice
+  backlog_withheld,           ///< a path that comes up is not given what is unconfirmed
+  confirmed_too_early,        ///< a control message is confirmed that has not come
+  keys_of_any_epoch,          ///< the sender takes a shadow's keys for whatever path is there now
+  keys_of_own_nic,            ///< the receiver names its own NIC's keys for a shadow
+  keys_not_awaited,           ///< the sender does not wait for a shadow's keys
+  shadow_not_agreed,          ///< shadows are made before the peer said that it is ready
+  stream_not_made_anew,       ///< the control stream is not dialled again
 };
 
 #if defined(NHA_MUTANTS)

@@ -4,7 +4,8 @@
 // queue pair keeps the rules of a reliable connection (IBTA 9.7): packets in order, go-back-N,
 // acknowledgements, timeouts, retries, receivers that are not ready.  A write is in the peer's
 // memory as soon as its packets arrive, whatever became of the sender meanwhile; completions may
-// come late; and everything that is outstanding is flushed when a queue pair goes into error.
+// come late; and everything that is outstanding is flushed when a queue pair goes into error. Reads
+// are of one packet, as flushes are.
 #pragma once
 
 #include <infiniband/verbs.h>

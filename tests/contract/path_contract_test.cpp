@@ -523,6 +523,8 @@ std::vector<Provider> providers() {
                [] { return make_memory_harness(2, 0.01, 0.01, 0.02, 1500); }},
       Provider{"memory_mtu9000_very_lossy",
                [] { return make_memory_harness(3, 0.05, 0.05, 0.05, 9000); }},
+      Provider{"sim_rc", [] { return make_sim_verbs_harness(4, 0, 0); }},
+      Provider{"sim_rc_reordering", [] { return make_sim_verbs_harness(5, 0.05, 0.05); }},
       Provider{"udp", [] { return make_udp_harness(0, 0, 0, 0); }},
       Provider{"udp_mtu1500", [] { return make_udp_harness(0, 0, 0, 1500); }},
       Provider{"udp_lossy", [] { return make_udp_harness(0.05, 0.05, 0.05, 0); }}};

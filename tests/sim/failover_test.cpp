@@ -3,8 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
+#include "tests/support/sim_seeds.h"
 #include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
@@ -16,50 +15,37 @@ using tools::FailoverTotals;
 using tools::run_failovers;
 using tools::SimPair;
 
-/// Of each kind of run; the long suite wants more of them.
-uint64_t seeds() {
-#if defined(__SANITIZE_THREAD__)
-  constexpr uint64_t usual = 20;  // one thread: there is nothing that it could find
-#elif defined(__SANITIZE_ADDRESS__)
-  constexpr uint64_t usual = 60;
-#else
-  constexpr uint64_t usual = 500;
-#endif
-  const char* wanted = std::getenv("NHA_SIM_SEEDS");
-  return wanted == nullptr ? usual : std::strtoull(wanted, nullptr, 10);
-}
-
 TEST(SimFailover, PathsBelievedDeadWhileTheyLive) {
   FailoverTotals totals;
-  for (uint64_t seed = 1; seed <= seeds(); ++seed) {
+  for (uint64_t seed = 1; seed <= sim_seeds(); ++seed) {
     ASSERT_EQ(run_failovers({seed, 1.0, {}, {}}, &totals), "") << "seed " << seed;
   }
-  EXPECT_GT(totals.down, seeds());
-  EXPECT_GT(totals.back, seeds());
+  EXPECT_GT(totals.down, sim_seeds());
+  EXPECT_GT(totals.back, sim_seeds());
   EXPECT_GT(totals.chunks_again, 0U) << "nothing was ever lost";
   EXPECT_GT(totals.chunks_kept, 0U) << "no acknowledgement was ever lost";
 }
 
 TEST(SimFailover, CutsInEitherDirectionAndFalseVerdicts) {
   FailoverTotals totals;
-  for (uint64_t seed = 1; seed <= seeds(); ++seed) {
+  for (uint64_t seed = 1; seed <= sim_seeds(); ++seed) {
     ASSERT_EQ(run_failovers({1000000 + seed, 0.5, {}, {}}, &totals), "")
         << "seed " << 1000000 + seed;
   }
-  EXPECT_GT(totals.down, seeds());
-  EXPECT_GT(totals.back, seeds());
-  EXPECT_GT(totals.packets_cut, seeds());
+  EXPECT_GT(totals.down, sim_seeds());
+  EXPECT_GT(totals.back, sim_seeds());
+  EXPECT_GT(totals.packets_cut, sim_seeds());
 }
 
 TEST(SimFailover, TwoRailsOfWhichOneMayGoForGood) {
   FailoverTotals totals;
-  for (uint64_t seed = 1; seed <= seeds(); ++seed) {
+  for (uint64_t seed = 1; seed <= sim_seeds(); ++seed) {
     ASSERT_EQ(run_failovers({.seed = 2000000 + seed, .rails = 2}, &totals), "")
         << "seed " << 2000000 + seed;
   }
-  EXPECT_GT(totals.cuts_for_good, seeds() / 10);
-  EXPECT_GT(totals.moves, seeds() / 2) << "traffic hardly ever took the other rail";
-  EXPECT_GT(totals.down, seeds());
+  EXPECT_GT(totals.cuts_for_good, sim_seeds() / 10);
+  EXPECT_GT(totals.moves, sim_seeds() / 2) << "traffic hardly ever took the other rail";
+  EXPECT_GT(totals.down, sim_seeds());
 }
 
 TEST(SimFailover, ARailThatIsGoneForGoodCostsNoMoreThanTheTimeToNotice) {

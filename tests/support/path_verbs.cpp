@@ -1,10 +1,14 @@
-// A side of the contract suite over a reliable (RC) queue pair of a real RDMA device.
+// Sides of the contract suite over reliable (RC) queue pairs, of a real RDMA device or of simulated
+// ones.
 #include "tests/support/path_verbs.h"
 
+#include <array>
 #include <stdexcept>
 
 #include "runtime/config.h"
 #include "runtime/fabric/verbs/verbs_path.h"
+#include "runtime/sim/network.h"
+#include "runtime/sim/rdma.h"
 #include "runtime/timer_wheel.h"
 
 namespace nccl_ha::test {
@@ -14,21 +18,16 @@ namespace verbs = fabric::verbs;
 
 class VerbsSide final : public PathSide {
  public:
-  /// Each side opens the device for itself, as two processes would.
-  explicit VerbsSide(size_t index) : index_(index) {
-    auto ports = verbs::list_ports(config_);
-    if (!ports || ports->ports.empty()) {
-      throw std::runtime_error("no usable RDMA port");
-    }
-    device_ = ports->ports.front().device;
-    want_ = *verbs::gid_preference(config_, ports->ports.front().info);
+  VerbsSide(size_t index, const verbs::UsablePort& usable, Clock& clock)
+      : index_(index), clock_(clock), device_(usable.device) {
+    want_ = *verbs::gid_preference(config_, usable.info);
     verbs::Options options = verbs::Options::from(config_);
     options.dead_after = std::chrono::seconds(3);
     verbs::Port::Environment environment;
     environment.clock = &clock_;
     environment.timers = &timers_;
     environment.random = &random_;
-    auto port = verbs::Port::open(device_, ports->ports.front().info.port, options, environment);
+    auto port = verbs::Port::open(device_, usable.info.port, options, environment);
     if (!port) {
       throw std::runtime_error(port.error().message());
     }
@@ -83,7 +82,7 @@ class VerbsSide final : public PathSide {
  private:
   size_t index_;
   Config config_;
-  SteadyClock clock_;
+  Clock& clock_;
   TimerWheel timers_{clock_.now()};
   Random random_{11};
   verbs::GidPreference want_;
@@ -92,13 +91,79 @@ class VerbsSide final : public PathSide {
   verbs::VerbsPath* path_ = nullptr;
 };
 
+/// Two simulated NICs on virtual time.
+class SimVerbsHarness final : public PathHarness {
+ public:
+  SimVerbsHarness(uint64_t seed, const sim::Link& conditions) : network_(clock_, seed) {
+    clock_.set(Instant(std::chrono::seconds(1)));
+    network_.all = conditions;
+    for (uint8_t i = 0; i < 2; ++i) {
+      nics_[i] =
+          std::make_unique<sim::RdmaNic>(network_, rdma_, seed + i, address(i), "simrdma", i);
+      auto port = nics_[i]->open(Config{}, "sim0");
+      if (!port) {
+        throw std::runtime_error(port.error().message());
+      }
+      sides_[i] = std::make_unique<VerbsSide>(i, *port, clock_);
+    }
+  }
+  std::unique_ptr<End> make_end(int side, fabric::PathOptions options) override {
+    return sides_[static_cast<size_t>(side)]->make_end(options);
+  }
+  bool run_until(const std::function<bool()>& done, Duration limit) override {
+    const Instant end = clock_.now() + limit;
+    while (!done()) {
+      if (clock_.now() >= end) {
+        return false;
+      }
+      network_.advance();
+      for (auto& side : sides_) {
+        side->turn();
+      }
+      clock_.set(clock_.now() + std::chrono::microseconds(1));
+    }
+    return true;
+  }
+  bool shares_memory() const override { return true; }
+  void cut() override {
+    sim::Link dark;
+    dark.cut = true;
+    network_.set_link(address(0), address(1), dark);
+    network_.set_link(address(1), address(0), dark);
+  }
+
+ private:
+  static sim::Ip address(uint8_t host) { return sim::ip(10, 0, 0, host); }
+  ManualClock clock_;
+  sim::Network network_;
+  sim::RdmaNic::Conditions rdma_;
+  std::array<std::unique_ptr<sim::RdmaNic>, 2> nics_;
+  std::array<std::unique_ptr<VerbsSide>, 2> sides_;
+};
+
 }  // namespace
+
+std::unique_ptr<PathHarness> make_sim_verbs_harness(uint64_t seed, double duplicate,
+                                                    double reorder) {
+  sim::Link conditions;
+  conditions.duplicate = duplicate;
+  conditions.reorder = reorder;
+  return std::make_unique<SimVerbsHarness>(seed, conditions);
+}
 
 bool have_verbs() {
   auto ports = verbs::list_ports(Config{});
   return ports && !ports->ports.empty();
 }
 
-std::unique_ptr<PathSide> make_rc_side(size_t index) { return std::make_unique<VerbsSide>(index); }
+/// Each side opens the device for itself, as two processes would.
+std::unique_ptr<PathSide> make_rc_side(size_t index) {
+  static SteadyClock clock;
+  auto ports = verbs::list_ports(Config{});
+  if (!ports || ports->ports.empty()) {
+    throw std::runtime_error("no usable RDMA port");
+  }
+  return std::make_unique<VerbsSide>(index, ports->ports.front(), clock);
+}
 
 }  // namespace nccl_ha::test

@@ -1,0 +1,150 @@
+// Failover over simulated RDMA NICs, beneath the fabric that drives real ones.
+#include <gtest/gtest.h>
+
+#include "tests/support/sim_seeds.h"
+#include "tools/sim/failover_run.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using tools::FailoverRun;
+using tools::FailoverTotals;
+using tools::mixed_run;
+using tools::run_failovers;
+using tools::SimLink;
+using tools::SimPair;
+
+void pass(SimPair& pair, Duration time) {
+  pair.world().run_until([] { return false; }, time);
+}
+
+void cut(SimPair& pair, size_t rail) {
+  sim::Link dark;
+  dark.cut = true;
+  pair.set_links(dark, dark, rail);
+}
+
+TEST(SimRdma, NicsPortsAddressesAndCablesFailWhileBytesAreChecked) {
+  const uint64_t runs = sim_seeds();
+  FailoverTotals totals;
+  for (uint64_t seed = 1; seed <= runs; ++seed) {
+    FailoverRun run;
+    run.seed = 3000000 + seed;
+    run.rails = 2;
+    run.rdma = true;
+    ASSERT_EQ(run_failovers(run, &totals), "") << "seed " << run.seed;
+  }
+  EXPECT_GT(totals.down, runs);
+  EXPECT_GT(totals.moves, runs / 2);
+  EXPECT_GT(totals.ports_down, runs / 10);
+  EXPECT_GT(totals.gids_moved, runs / 10);
+  EXPECT_GT(totals.devices_lost, runs / 20);
+  EXPECT_GT(totals.slow, runs / 10);
+  EXPECT_GT(totals.completions_late, runs / 10);
+  EXPECT_GT(totals.packets_too_late, runs) << "no write of an old path came late";
+  EXPECT_GT(totals.chunks_kept, 0U) << "no completion was ever lost behind its data";
+  // What is posted again must hardly be more than what never arrived.
+  EXPECT_GT(totals.bytes_lost, 0U);
+  EXPECT_LE(static_cast<double>(totals.bytes_replayed),
+            1.1 * static_cast<double>(totals.bytes_lost));
+}
+
+TEST(SimRdma, DatagramsStandInAndRdmaTakesOverAgain) {
+  const uint64_t runs = sim_seeds();
+  FailoverTotals totals;
+  for (uint64_t seed = 1; seed <= runs; ++seed) {
+    FailoverRun run = mixed_run(8 * seed + 3);  // one rail and a spare interface
+    run.seed += 4000000;
+    ASSERT_TRUE(run.spare && run.rails == 1);
+    ASSERT_EQ(run_failovers(run, &totals), "") << "seed " << run.seed;
+  }
+  EXPECT_GT(totals.moves, runs / 2);
+  EXPECT_GT(totals.devices_lost, runs / 20);
+}
+
+TEST(SimRdma, TrafficLeavesTheStandInWithoutBeingToldTo) {
+  Config config;
+  config.failback_ms = 500;
+  ASSERT_FALSE(config.enable_failback);
+  SimPair pair(31, {}, config, {.rails = 1, .rdma = true, .spare = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  auto& failovers = pair.send_channel().failovers;
+  pair.post_receives(8);
+  pass(pair, seconds(1));
+  cut(pair, 0);
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 1; }, seconds(5)));
+  EXPECT_GT(pair.world().network().counts().cut, 0U) << "the fault did not happen";
+  pair.set_links({}, {}, 0);
+  EXPECT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 2; }, seconds(10)));
+}
+
+TEST(SimRdma, WithoutLeaveDatagramsDoNotStandIn) {
+  Config config;
+  config.shadow_datagrams = false;
+  config.retry_budget_ms = 3000;
+  SimPair pair(32, {}, config, {.rails = 1, .rdma = true, .spare = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pair.post_receives(1);
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
+  cut(pair, 0);
+  ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },
+                                     seconds(10)));
+  EXPECT_EQ(pair.send_channel().failovers.moves.load(), 0U);
+}
+
+TEST(SimRdma, APortThatSaysItIsDownMovesTrafficAtOnce) {
+  SimPair pair(33, {}, {}, {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  auto& failovers = pair.send_channel().failovers;
+  pass(pair, seconds(1));
+  pair.sender().nics[0]->set_port(false);
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 1; }, seconds(5)));
+  EXPECT_LE(pair.world().now() - Instant(seconds(2)), milliseconds(10));
+}
+
+TEST(SimRdma, WhatOneThreadFindsOutTheOthersUse) {
+  // Nothing would be noticed by itself for minutes.
+  Config config;
+  config.progress_threads = 2;
+  config.heartbeat_ms = 60000;
+  SimPair pair(34, {}, config, {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  SimLink idle(pair.world(), pair.sender(), pair.receiver(), 5001);
+  ASSERT_TRUE(idle.wait_ready()) << idle.error();
+  for (size_t thread = 0; thread < 2; ++thread) {
+    ASSERT_GE(pair.sender().engine->worker(thread).actor_count(), 1U) << "both on one thread";
+  }
+  pair.post_receives(2);
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
+  pass(pair, seconds(1));
+  cut(pair, 0);
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
+  const Instant begin = pair.world().now();
+  ASSERT_TRUE(pair.world().run_until(
+      [&] {
+        return pair.send_channel().failovers.moves.load() == 1 &&
+               idle.sender().failovers.moves.load() == 1;
+      },
+      seconds(5)))
+      << idle.sender().failovers.moves.load();
+  EXPECT_LE(pair.world().now() - begin, milliseconds(600));
+}
+
+TEST(SimRdma, TheSameSeedGivesTheSameRun) {
+  uint64_t traces[2];
+  for (uint64_t& trace : traces) {
+    SimPair pair(35, {}, {}, {.rails = 2, .rdma = true, .spare = true});
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    tools::TransferPlan plan;
+    plan.seed = 35;
+    ASSERT_EQ(pair.transfer(plan, seconds(20)), "");
+    trace = pair.world().network().trace();
+  }
+  EXPECT_EQ(traces[0], traces[1]);
+}
+
+}  // namespace
+}  // namespace nccl_ha::test

@@ -1,0 +1,73 @@
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+
+#include "runtime/fabric/nic_board.h"
+
+namespace nccl_ha::fabric {
+namespace {
+
+struct CountingReader final : NicBoard::Reader {
+  void on_notice() override { ++told; }
+  int told = 0;
+};
+
+TEST(NicBoard, TellsEverybodyButTheOneWhoPosted) {
+  NicBoard board;
+  CountingReader one;
+  CountingReader other;
+  board.enter(&one);
+  board.enter(&other);
+  board.post({NicNotice::Kind::suspect, "rail0", "node2"}, &one);
+  EXPECT_EQ(one.told, 0);
+  EXPECT_EQ(other.told, 1);
+  EXPECT_TRUE(board.take(&one).empty());
+  const auto notices = board.take(&other);
+  ASSERT_EQ(notices.size(), 1U);
+  EXPECT_EQ(notices[0].nic, "rail0");
+  EXPECT_EQ(notices[0].peer, "node2");
+  EXPECT_TRUE(board.take(&other).empty()) << "each once";
+  board.post({NicNotice::Kind::down, "rail1", ""});
+  EXPECT_EQ(board.take(&one).size(), 1U);
+  board.leave(&other);
+  EXPECT_TRUE(board.take(&other).empty());
+  board.post({NicNotice::Kind::up, "rail1", ""});
+  EXPECT_EQ(other.told, 2);
+  board.leave(&one);
+}
+
+TEST(NicBoard, AReaderWhoDoesNotReadKeepsTheNewest) {
+  NicBoard board;
+  CountingReader reader;
+  board.enter(&reader);
+  for (int i = 0; i < 1000; ++i) {
+    board.post({NicNotice::Kind::suspect, std::to_string(i), ""});
+  }
+  const auto notices = board.take(&reader);
+  ASSERT_FALSE(notices.empty());
+  EXPECT_LE(notices.size(), 100U);
+  EXPECT_EQ(notices.back().nic, "999");
+  board.leave(&reader);
+}
+
+TEST(NicBoard, ReadersComeAndGoWhileOthersPost) {
+  NicBoard board;
+  std::thread poster([&] {
+    for (int i = 0; i < 2000; ++i) {
+      board.post({NicNotice::Kind::suspect, "rail0", "node2"});
+    }
+  });
+  size_t taken = 0;
+  for (int i = 0; i < 200; ++i) {
+    CountingReader reader;
+    board.enter(&reader);
+    taken += board.take(&reader).size();
+    board.leave(&reader);
+  }
+  poster.join();
+  EXPECT_LE(taken, 2000U);
+}
+
+}  // namespace
+}  // namespace nccl_ha::fabric
