@@ -375,6 +375,7 @@ class SendConnection final : public Connection {
     std::array<uint32_t, group_max> keys{};
   };
   std::array<ShadowKeys, cts_slots> shadow_keys_{};
+  ha::AcknowledgementBook<cts_slots, group_max> acknowledged_;
   Instant went_back_at_{};  ///< to the primaries
   unsigned failback_doublings_ = 0;
   Timer failback_timer_;

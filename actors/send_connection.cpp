@@ -299,6 +299,7 @@ void SendConnection::begin_request(uint16_t index) {
     request.chunks = (request.size - 1) / request.chunk_bytes + 1;
   }
   request.ledger.begin(request.chunks);
+  acknowledged_.begin(request.group, request.position);
   cursor_.request = &request;
   cursor_.end = request.chunks;
   context_->recorder().note(TraceEvent::transfer_posted, id().index, request.group, request.size);
@@ -438,7 +439,9 @@ void SendConnection::on_completion(const fabric::Completion& completion) {
       ++lane.life;
       if (completion.id != piece_id) {
         SendRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
-        if (request.ledger.acknowledge(static_cast<uint32_t>(completion.id >> 16))) {
+        const auto chunk = static_cast<uint32_t>(completion.id >> 16);
+        acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(at));
+        if (request.ledger.acknowledge(chunk)) {
           request.state.store(RequestState::done, std::memory_order_release);
         }
       }

@@ -244,6 +244,12 @@ void SendConnection::settle(size_t lane) {
   Recovery& recovery = recovery_[lane];
   const uint32_t chunks_before = recovery.chunks_again;
   const uint64_t bytes_before = recovery.bytes_again;
+  if (acknowledged_.contradicts(static_cast<uint8_t>(lane), recovery.report)) {
+    fail_connection(fail(Errc::remote,
+                         "the peer's NIC failed between acknowledging data and writing it to "
+                         "memory; what was to be sent may have changed since"));
+    return;
+  }
   for (uint16_t index = 0; index < sends_max; ++index) {
     SendRequest& request = channel_->slot(index);
     if (request.state.load(std::memory_order_acquire) != RequestState::pending) {

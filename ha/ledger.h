@@ -70,4 +70,44 @@ struct ArrivalReport {
   }
 };
 
+/// By which lane each chunk was acknowledged, for the latest `Groups` groups of `Positions`
+/// messages. A NIC acknowledges what it has taken, not what is in memory: one that fails in between
+/// leaves the sender with a message that is done and the receiver without it.
+template <size_t Groups, size_t Positions>
+class AcknowledgementBook {
+ public:
+  /// A message begins.
+  void begin(uint64_t group, uint32_t position) {
+    Message& message = at(group, position);
+    message.group = group;
+    message.lane.fill(ChunkLedger::nobody);
+  }
+  void note(uint64_t group, uint32_t position, uint32_t chunk, uint8_t lane) {
+    at(group, position).lane[chunk] = lane;
+  }
+  /// The lane acknowledged something that its fence says never arrived.
+  bool contradicts(uint8_t lane, const ArrivalReport& report) const {
+    for (uint64_t group = report.completed; group < report.completed + report.groups.size();
+         ++group) {
+      for (uint32_t position = 0; position < Positions; ++position) {
+        const Message& message = messages_[group % Groups][position];
+        for (uint32_t chunk = 0; message.group == group && chunk < ledger_chunks_max; ++chunk) {
+          if (message.lane[chunk] == lane && !report.has(group, position, chunk)) {
+            return true;
+          }
+        }
+      }
+    }
+    return false;
+  }
+
+ private:
+  struct Message {
+    uint64_t group = UINT64_MAX;
+    std::array<uint8_t, ledger_chunks_max> lane{};
+  };
+  Message& at(uint64_t group, uint32_t position) { return messages_[group % Groups][position]; }
+  std::array<std::array<Message, Positions>, Groups> messages_{};
+};
+
 }  // namespace nccl_ha::ha

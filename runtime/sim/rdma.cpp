@@ -72,10 +72,13 @@ void RdmaNic::move_gid() {
   report(IBV_EVENT_GID_CHANGE);
 }
 
-void RdmaNic::fail_for_good() {
+void RdmaNic::fail_for_good(bool forgets) {
   if (!std::exchange(failed_, true)) {
     // What it has reported is in the host's memory.
     for (CompletionQueue* queue : queues_) {
+      std::erase_if(queue->entries, [&](const CompletionQueue::Entry& entry) {
+        return forgets && entry.due > network_.now();
+      });
       for (CompletionQueue::Entry& entry : queue->entries) {
         entry.due = std::min(entry.due, network_.now());
       }

@@ -66,8 +66,9 @@ class RdmaNic {
   /// The address moves to another place of the GID table: queue pairs that use the old one are cut
   /// off, new ones are not.
   void move_gid();
-  /// The device fails, says so and does nothing any more.
-  void fail_for_good();
+  /// The device fails, says so and does nothing any more; `forgets` what it had acknowledged and
+  /// not yet reported.
+  void fail_for_good(bool forgets = false);
   bool failed() const { return failed_; }
 
  private:

@@ -133,6 +133,38 @@ TEST(SimRdma, WhatOneThreadFindsOutTheOthersUse) {
   EXPECT_LE(pair.world().now() - begin, milliseconds(600));
 }
 
+TEST(SimRdma, DataThatAFailingNicAcknowledgedAndForgotIsAnErrorAndNoHang) {
+  int happened = 0;
+  int errors = 0;
+  int survived = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    SimPair pair(seed, {}, {}, {.rails = 2, .rdma = true});
+    pair.world().rdma().late = 0.5;
+    pair.world().rdma().latest = milliseconds(2);
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    pass(pair, milliseconds(10));
+    tools::TransferPlan plan;
+    plan.seed = seed;
+    Random random(seed);
+    const Instant end = pair.world().now() + std::chrono::microseconds(20 + random.below(1000));
+    pair.world().network().stop_at(end);
+    plan.each_round = [&] {
+      if (pair.world().now() >= end) {
+        pair.receiver().nics[0]->fail_for_good(true);
+      }
+    };
+    const std::string outcome = pair.transfer(plan, seconds(60));
+    happened += pair.receiver().nics[0]->failed() ? 1 : 0;
+    const bool told = outcome.find("between acknowledging data and writing") != std::string::npos;
+    EXPECT_TRUE(outcome.empty() || told) << "seed " << seed << ": " << outcome;
+    errors += told ? 1 : 0;
+    survived += outcome.empty() ? 1 : 0;
+  }
+  EXPECT_GT(happened, 20) << "the transfer was mostly over before";
+  EXPECT_GT(errors, 0) << "nothing was ever forgotten";
+  EXPECT_GT(survived, 0) << "everything was always forgotten";
+}
+
 TEST(SimRdma, TheSameSeedGivesTheSameRun) {
   uint64_t traces[2];
   for (uint64_t& trace : traces) {
