@@ -100,7 +100,7 @@ class Connection : public Actor,
   void look_whether_drained(size_t lane);
   /// Starts or ends the time that the connection may be without a path.
   void watch_budget(bool in_need);
-  void log_back(size_t lane, const std::string& more);
+  void log_back(size_t lane);
   /// Is what the control stream brought well-formed and about a path of ours?  Otherwise the
   /// connection has failed.
   template <class Said>
@@ -187,9 +187,10 @@ class Connection : public Actor,
   std::vector<fabric::Place> places_;  ///< what rails() tells of
   std::vector<Lane> lanes_;            ///< the primaries first
   size_t primaries_ = 0;
-  uint8_t shadows_ = 0;  ///< lanes over other NICs, as agreed
-  size_t paths_ready_ = 0;
-  bool backup_ = false;  ///< both sides replace paths that fail
+  uint8_t shadows_ = 0;      ///< lanes over other NICs, as agreed
+  size_t paths_ready_ = 0;   ///< of the handshake's
+  size_t paths_failed_ = 0;  ///< the same
+  bool backup_ = false;      ///< both sides replace paths that fail
   uint8_t traffic_class_ = 0;
   uint8_t service_level_ = 0;
   bool flushes_ = false;  ///< paths will be asked to flush
@@ -203,6 +204,8 @@ class Connection : public Actor,
 
  private:
   void on_budget_spent();
+  void end_handshake();
+  bool take_early(const ControlReader::Message& message);
   void deliver(const ControlReader::Message& message);
   void read_inbox();
   Result<void> equip(Lane& lane);
@@ -232,6 +235,12 @@ class Connection : public Actor,
   std::vector<OwnMemory> memory_;
   std::deque<std::vector<std::byte>> inbox_;  ///< control messages that came over paths
   bool confirm_due_ = false;
+  struct EarlyFailure {
+    size_t lane = 0;
+    Error why;
+  };
+  std::vector<EarlyFailure> early_failures_;            ///< of paths, before this side was ready
+  std::vector<std::vector<std::byte>> early_messages_;  ///< of the peer's about them
   std::string peer_address_;
   Timer pulse_;
   Instant pulse_period_{};  ///< in which the last ones were given
@@ -326,7 +335,15 @@ class SendConnection final : public Connection {
   void on_fenced(std::span<const std::byte> payload);
   void on_rebuilt(std::span<const std::byte> payload);
   void take_steps(size_t lane, const ha::SenderSteps& steps, const Error& why);
+  /// What became of the chunks that a fenced lane held.
+  struct Settled {
+    uint32_t chunks_again = 0;
+    uint64_t bytes_again = 0;
+    uint32_t chunks_kept = 0;
+    uint64_t bytes_kept = 0;
+  };
   void settle(size_t lane);
+  void tell_failover(size_t lane, const Settled& settled);
   void reopen_soon(size_t lane);
   void arm_reopen();
   void reopen_due();
@@ -352,8 +369,11 @@ class SendConnection final : public Connection {
     uint64_t life_before = 0;  ///< the lane's `life` when it was taken into use
     Instant usable_since{};
     size_t candidate = 0;  ///< a shadow's: of candidates_
-    uint32_t chunks_again = 0;
-    uint64_t bytes_again = 0;
+    // Of the failure that is being dealt with.
+    bool was_used = false;  ///< it met a path that was in use
+    std::string why;
+    Instant alive_at{};  ///< the last sign of life that was seen
+    Instant down_at{};
   };
 
   std::shared_ptr<SendChannel> channel_;

@@ -161,7 +161,7 @@ void Connection::on_link_down(const std::string& interface) {
     Lane& lane = lanes_[i];
     // Alone, a path waits: the link may be back before anybody had to know.
     if (lane.usable && other_usable(i) && interface_of(lane) == interface) {
-      on_lane_failed(i, fail(Errc::system, fmt::format("{} is down", interface)));
+      on_lane_failed(i, fail(Errc::system, fmt::format("{} has no link", interface)));
     }
   }
 }

@@ -128,13 +128,13 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
       return;
     }
     case ControlType::down:
+    case ControlType::doubt:
     case ControlType::rebuild:
       on_path_message(message);
       return;
     case ControlType::hello:
     case ControlType::welcome:
     case ControlType::reject:
-    case ControlType::doubt:
     case ControlType::fenced:
     case ControlType::rebuilt:
     case ControlType::confirm:

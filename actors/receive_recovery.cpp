@@ -47,9 +47,15 @@ void ReceiveConnection::on_path_message(const ControlReader::Message& message) {
     on_rebuild(message.payload);
     return;
   }
-  if (const auto notice = decode_notice(message.payload); is_of_ours(notice)) {
-    take_steps(notice->path, recovery_[notice->path].on_down(notice->epoch),
-               fail(Errc::remote, fmt::format("the peer reports: {}", notice->why)));
+  const auto notice = decode_notice(message.payload);
+  if (!is_of_ours(notice)) {
+    return;
+  }
+  const Error why = fail(Errc::remote, fmt::format("the peer reports: {}", notice->why));
+  if (message.type == ControlType::down) {
+    take_steps(notice->path, recovery_[notice->path].on_down(notice->epoch), why);
+  } else if (notice->epoch == lanes_[notice->path].epoch) {
+    on_lane_failed(notice->path, why);  // from the handshake, where it has no state to go down from
   }
 }
 
@@ -117,7 +123,7 @@ void ReceiveConnection::take_steps(size_t lane, const ha::ReceiverSteps& steps, 
   }
   if (steps.use) {
     take_into_use(lane);
-    log_back(lane, "");
+    log_back(lane);
     announce_anew_ = announce_anew_ || (shadow_keys_wanted_ && mine.foreign_keys);
   }
   want_shadow_keys();

@@ -321,8 +321,7 @@ bool SendConnection::pick_lane() {
 bool SendConnection::translate(const SendRequest& request, const Lane& lane, Keys& keys) {
   const ShadowKeys& told = shadow_keys_[request.group % cts_slots];
   const bool current =
-      told.group == request.group && (told.epoch == static_cast<uint8_t>(lane.epoch) ||
-                                      ha::mutated(ha::Mutation::keys_of_any_epoch));
+      told.group == request.group && told.epoch == static_cast<uint8_t>(lane.epoch);
   keys.remote = current ? told.keys[request.position] : 0;
   if (request.size == 0) {
     return true;

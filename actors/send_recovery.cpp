@@ -120,6 +120,10 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
       // A lane that nobody needed has failed nobody.
       const bool needed = serves(lane);
       const bool carried = mine.life != recovery.life_before;
+      recovery.was_used = true;
+      recovery.why = why.message();
+      recovery.alive_at = mine.alive_at;
+      recovery.down_at = context_->now();
       fruitless_ = carried ? 0 : fruitless_ + (needed ? 1 : 0);
       if (carried) {
         recovery.backoff.reset();  // else it comes up and fails in a loop: less and less often
@@ -160,10 +164,7 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
     take_into_use(lane);
     recovery.life_before = mine.life;
     recovery.usable_since = context_->now();
-    log_back(lane, fmt::format("; {} chunks ({} bytes) went again", recovery.chunks_again,
-                               recovery.bytes_again));
-    recovery.chunks_again = 0;
-    recovery.bytes_again = 0;
+    log_back(lane);
   }
   choose_lanes();
   watch_budget(!any_usable() ||
@@ -242,14 +243,13 @@ bool SendConnection::failback_due() {
 /// What the lane held and the peer did not get goes again; the rest counts as acknowledged.
 void SendConnection::settle(size_t lane) {
   Recovery& recovery = recovery_[lane];
-  const uint32_t chunks_before = recovery.chunks_again;
-  const uint64_t bytes_before = recovery.bytes_again;
   if (acknowledged_.contradicts(static_cast<uint8_t>(lane), recovery.report)) {
     fail_connection(fail(Errc::remote,
                          "the peer's NIC failed between acknowledging data and writing it to "
                          "memory; what was to be sent may have changed since"));
     return;
   }
+  Settled settled;
   for (uint16_t index = 0; index < sends_max; ++index) {
     SendRequest& request = channel_->slot(index);
     if (request.state.load(std::memory_order_acquire) != RequestState::pending) {
@@ -263,15 +263,17 @@ void SendConnection::settle(size_t lane) {
         fail_connection(fail(Errc::remote, "the peer's report of a fence leaves groups out"));
         return;
       }
+      const uint32_t bytes =
+          std::min(request.chunk_bytes, request.size - chunk * request.chunk_bytes);
       if (!recovery.report.has(request.group, request.position, chunk)) {
         request.ledger.take_back(chunk);
         replay_.push_back({index, static_cast<uint8_t>(chunk)});
-        ++recovery.chunks_again;
-        recovery.bytes_again +=
-            std::min(request.chunk_bytes, request.size - chunk * request.chunk_bytes);
+        ++settled.chunks_again;
+        settled.bytes_again += bytes;
         continue;
       }
-      FailoverCounts::add(channel_->failovers.chunks_kept, 1);
+      ++settled.chunks_kept;
+      settled.bytes_kept += bytes;
       if (ha::mutated(ha::Mutation::arrived_is_forgotten)) {
         continue;
       }
@@ -280,10 +282,35 @@ void SendConnection::settle(size_t lane) {
       }
     }
   }
-  const uint32_t chunks = recovery.chunks_again - chunks_before;
-  FailoverCounts::add(channel_->failovers.chunks_again, chunks);
-  FailoverCounts::add(channel_->failovers.bytes_again, recovery.bytes_again - bytes_before);
-  context_->recorder().note(TraceEvent::chunks_replayed, id().index, lane, chunks);
+  FailoverCounts::add(channel_->failovers.chunks_again, settled.chunks_again);
+  FailoverCounts::add(channel_->failovers.bytes_again, settled.bytes_again);
+  FailoverCounts::add(channel_->failovers.chunks_kept, settled.chunks_kept);
+  tell_failover(lane, settled);
+}
+
+/// The one line about a path that was in use and failed.
+void SendConnection::tell_failover(size_t lane, const Settled& settled) {
+  Recovery& recovery = recovery_[lane];
+  if (!std::exchange(recovery.was_used, false)) {
+    return;
+  }
+  const Instant now = context_->now();
+  const Duration stall = now - recovery.alive_at;
+  const auto next = std::find_if(lanes_.begin() + static_cast<ptrdiff_t>(serving_begin_),
+                                 lanes_.begin() + static_cast<ptrdiff_t>(serving_end_),
+                                 [](const Lane& one) { return one.usable; });
+  const bool none = next == lanes_.begin() + static_cast<ptrdiff_t>(serving_end_);
+  NHA_LOG_WARN(
+      "failover of path {} to {}: {}; {} ms after its last sign of life, {} ms after it was given "
+      "up, {}; {} chunks ({} bytes) go again, {} ({} bytes) had arrived",
+      lane, peer_text(), recovery.why, stall.count() / 1'000'000,
+      (now - recovery.down_at).count() / 1'000'000,
+      none ? std::string("no path is left for now")
+           : fmt::format("path {} goes on", next - lanes_.begin()),
+      settled.chunks_again, settled.bytes_again, settled.chunks_kept, settled.bytes_kept);
+  context_->recorder().note(TraceEvent::chunks_replayed, id().index, lane, settled.chunks_again);
+  context_->recorder().note(TraceEvent::failover, id().index,
+                            static_cast<uint64_t>(stall.count()) / 1000, settled.bytes_again);
 }
 
 void SendConnection::reopen_soon(size_t lane) {

@@ -23,7 +23,6 @@ enum class Mutation : uint8_t {
   messages_taken_twice,       ///< a control message that came two ways is dealt with twice
   backlog_withheld,           ///< a path that comes up is not given what is unconfirmed
   confirmed_too_early,        ///< a control message is confirmed that has not come
-  keys_of_any_epoch,          ///< the sender takes a shadow's keys for whatever path is there now
   keys_of_own_nic,            ///< the receiver names its own NIC's keys for a shadow
   keys_not_awaited,           ///< the sender does not wait for a shadow's keys
   shadow_not_agreed,          ///< shadows are made before the peer said that it is ready

@@ -46,11 +46,10 @@ constexpr Planted all[] = {
     {Mutation::messages_taken_twice, "messages_taken_twice", 50, true},
     {Mutation::backlog_withheld, "backlog_withheld", 200, true},
     {Mutation::confirmed_too_early, "confirmed_too_early", 50, true},
-    {Mutation::keys_of_any_epoch, "keys_of_any_epoch", 1000, true},
     {Mutation::keys_of_own_nic, "keys_of_own_nic", 50, true},
-    {Mutation::keys_not_awaited, "keys_not_awaited", 50, true},
+    {Mutation::keys_not_awaited, "keys_not_awaited", 400, true},
     {Mutation::shadow_not_agreed, "shadow_not_agreed", 50, true},
-    {Mutation::stream_not_made_anew, "stream_not_made_anew", 50, true},
+    {Mutation::stream_not_made_anew, "stream_not_made_anew", 200, true},
 };
 
 class Mutants : public testing::TestWithParam<Planted> {

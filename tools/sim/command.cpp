@@ -39,8 +39,9 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
   fmt::print("time        {:.2f} virtual hours in {:.1f} s\n", simulated / 3600, real_seconds);
   fmt::print(
       "cuts        {} of both directions, {} sender to receiver, {} receiver to sender, {} for "
-      "good\n",
-      totals.cuts_both, totals.cuts_there, totals.cuts_back, totals.cuts_for_good);
+      "good; {} during a handshake\n",
+      totals.cuts_both, totals.cuts_there, totals.cuts_back, totals.cuts_for_good,
+      totals.handshakes_cut);
   fmt::print("NICs        {} ports down, {} GIDs moved, {} devices lost; {} rails slow\n",
              totals.ports_down, totals.gids_moved, totals.devices_lost, totals.slow);
   fmt::print("verdicts    on living paths: {} by the sender, {} by the receiver\n",
@@ -101,7 +102,8 @@ int run_all(const SimOptions& options) {
     const FailoverRun run = run_of(options, options.first + i);
     if (const std::string outcome = run_failovers(run, &totals); !outcome.empty()) {
       ++violations;
-      fmt::print("seed {}: {} (`nccl-ha sim --seed {}` shows how)\n", run.seed, outcome, run.seed);
+      fmt::print("seed {}: {} (`nccl-ha sim --seed {}{}` shows how)\n", run.seed, outcome, run.seed,
+                 options.fabric == "mixed" ? "" : " --fabric " + options.fabric);
       std::fflush(stdout);
     }
   }

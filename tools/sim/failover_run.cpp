@@ -24,7 +24,15 @@ class Chaos {
         totals_(totals),
         lines_(run.rails + (run.spare ? 1 : 0)),
         healed_at_(lines_),
-        port_up_at_(lines_) {
+        port_up_at_(lines_) {}
+
+  /// A cable fails for a while as the connection is made; before begin().
+  void meet_handshake() {
+    early_cut_ = pair_.world().now() + microseconds(random_.below(400));
+    pair_.world().network().stop_at(*early_cut_);
+  }
+  void begin() {
+    begun_ = true;
     next_ = pair_.world().now() + microseconds(random_.below(500));
     pair_.world().network().stop_at(next_);
   }
@@ -50,7 +58,12 @@ class Chaos {
         tell(fmt::format("ports of rail {} up", rail));
       }
     }
-    if (now < next_ || left_ == 0) {
+    if (early_cut_ && now >= *early_cut_) {
+      early_cut_.reset();
+      ++totals_.handshakes_cut;
+      cut_for_a_while(now, random_.below(lines_));
+    }
+    if (!begun_ || now < next_ || left_ == 0) {
       return;
     }
     --left_;
@@ -143,6 +156,11 @@ class Chaos {
       tell(fmt::format("rail {} cut for good", rail));
       return;
     }
+    cut_for_a_while(now, rail);
+  }
+  void cut_for_a_while(Instant now, size_t rail) {
+    sim::Link dark = usual_;
+    dark.cut = true;
     const uint64_t which = random_.below(3);
     pair_.set_links(which == 1 ? usual_ : dark, which == 2 ? usual_ : dark, rail);
     ++(which == 0 ? totals_.cuts_both : which == 1 ? totals_.cuts_back : totals_.cuts_there);
@@ -169,6 +187,8 @@ class Chaos {
   const size_t lines_;  ///< rails, and behind them the spare interface
   static constexpr int faults_max = 10;
   int left_ = faults_max;
+  bool begun_ = false;
+  std::optional<Instant> early_cut_;
   Instant next_{};
   std::vector<std::optional<Instant>> healed_at_;  ///< of each rail
   std::vector<std::optional<Instant>> port_up_at_;
@@ -246,10 +266,14 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   if (run.begins) {
     run.begins(pair.world());
   }
-  if (!pair.connect()) {
+  Chaos chaos(pair, run, static_cast<size_t>(paths) + (backed ? 1 : 0), usual, *totals);
+  if (backed && random.chance(0.3)) {
+    chaos.meet_handshake();
+  }
+  if (!pair.connect([&] { chaos.step(); })) {
     return "connect: " + pair.error();
   }
-  Chaos chaos(pair, run, static_cast<size_t>(paths) + (backed ? 1 : 0), usual, *totals);
+  chaos.begin();
   TransferPlan plan;
   plan.groups = 40;
   plan.seed = run.seed;

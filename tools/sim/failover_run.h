@@ -14,11 +14,12 @@ struct FailoverTotals {
   uint64_t cuts_both = 0;
   uint64_t cuts_there = 0;  ///< what the sender sends vanishes
   uint64_t cuts_back = 0;
-  uint64_t cuts_for_good = 0;  ///< of one rail, both directions
-  uint64_t slow = 0;           ///< rails whose packets took up to 50 ms for a while
-  uint64_t ports_down = 0;     ///< RDMA, as the next two: a port lost its link, on one host
-  uint64_t gids_moved = 0;     ///< an address moved to another place of the GID table
-  uint64_t devices_lost = 0;   ///< a device failed for good
+  uint64_t cuts_for_good = 0;   ///< of one rail, both directions
+  uint64_t handshakes_cut = 0;  ///< of those cuts, that met a connection as it was made
+  uint64_t slow = 0;            ///< rails whose packets took up to 50 ms for a while
+  uint64_t ports_down = 0;      ///< RDMA, as the next two: a port lost its link, on one host
+  uint64_t gids_moved = 0;      ///< an address moved to another place of the GID table
+  uint64_t devices_lost = 0;    ///< a device failed for good
   uint64_t completions_late = 0;
   uint64_t packets_too_late = 0;  ///< came for a queue pair that was in error or gone
   uint64_t false_verdicts_sender = 0;

@@ -66,9 +66,12 @@ void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
   }
 }
 
-bool SimLink::wait_ready() {
+bool SimLink::wait_ready(const std::function<void()>& each_round) {
   return world_.run_until(
              [&] {
+               if (each_round) {
+                 each_round();
+               }
                if (!receive_) {
                  receive_ = listen_->take();
                }
@@ -284,9 +287,9 @@ SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& confi
   }
 }
 
-bool SimPair::connect() {
+bool SimPair::connect(const std::function<void()>& each_round) {
   link_ = std::make_unique<SimLink>(world_, *hosts_[0], *hosts_[1], 5000);
-  return link_->wait_ready();
+  return link_->wait_ready(each_round);
 }
 
 void SimPair::dial(sim::Ip to, uint16_t port) {

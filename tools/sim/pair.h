@@ -30,7 +30,7 @@ class SimLink {
   /// Makes the connector only, towards any address.
   SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t port);
 
-  bool wait_ready();
+  bool wait_ready(const std::function<void()>& each_round = {});
   std::string error() const;
   SendChannel& sender() { return *send_; }
   ReceiveChannel& receiver() { return *receive_; }
@@ -95,7 +95,8 @@ class SimPair {
  public:
   SimPair(uint64_t seed, const sim::Link& conditions, const Config& config = {},
           const SimCables& cables = {});
-  bool connect();
+  /// `each_round` may change the network meanwhile.
+  bool connect(const std::function<void()>& each_round = {});
   void dial(sim::Ip to, uint16_t port);
   std::string transfer(const TransferPlan& plan, Duration limit);
   /// What is on the way from the sender to the receiver, and back.
