@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""What failover costs while nothing fails: the plugin with it against the plugin without it.
+
+usage: peace.py [--build DIR] [--rounds N] [--quick]
+
+Both run in turn within one run, two processes on the loopback interface. Where the scheduler puts
+four threads on two processors decides more than anything else, so each side is what its fastest third
+of the turns needs at the median. The same plugin against itself tells what noise makes of a ratio of one. Exit status: 0 when the goals hold (latency at most 1.02, bandwidth at least 0.99,
+each within twice what the noise alone did), 1 when one does not, 2 when it could not be measured.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+LATENCY = ["latency", "-b", "8", "-e", "8"]
+BANDWIDTH = ["pt2pt", "-b", "64M", "-e", "64M", "--step", "512K", "--depth", "8", "--reuse", "-c", "0",
+             "-w", "2"]
+
+
+def fast(rounds, field):
+    return statistics.median(sorted(turn[field] for turn in rounds)[:max(1, len(rounds) // 3)])
+
+
+class Bench:
+    def __init__(self, options):
+        self.tool = options.build / "bin" / "nccl-ha"
+        self.plugin = str(options.build / "lib" / "libnccl-net-ha.so")
+        self.rounds = options.rounds
+        self.missed = 0
+
+    def ratio(self, arguments, field, thread, off):
+        """Of the second one to the first; `off`: that is without failover."""
+        command = [str(self.tool), "perf", *arguments, "--plugin", self.plugin, "--against",
+                   self.plugin, "--rounds", str(self.rounds), "--timeout", "240", "--json", "-"]
+        if off:  # settings given here are the first one's
+            command += ["--env", "HA_NCCL_ENABLE_BACKUP=0"]
+        environment = dict(os.environ, HA_NCCL_USE_PROGRESS_THREAD=thread)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False,
+                              env=environment)
+        if done.returncode != 0:
+            print(f"failed with status {done.returncode}: {' '.join(command)}", file=sys.stderr)
+            sys.exit(2)
+        first, second = json.loads(done.stdout)["results"][0]["plugins"]
+        return fast(second["rounds"], field) / fast(first["rounds"], field)
+
+    def compare(self, title, arguments, field, thread, limit):
+        """`field` is a time: on / off, and the same of nothing but noise."""
+        noise = abs(self.ratio(arguments, field, thread, False) - 1)
+        cost = self.ratio(arguments, field, thread, True)
+        holds = cost <= limit + 2 * noise
+        self.missed += not holds
+        print(f"{title:<46} {cost:6.3f}  noise {noise:5.3f}  goal {limit:.2f}  "
+              f"{'holds' if holds else 'MISSED'}{'' if cost <= limit else ' within the noise' if holds else ''}",
+              flush=True)
+
+    def measure(self, quick):
+        bounces = ["-I", "2000" if quick else "8000"]
+        transfers = ["-I", "4" if quick else "10"]
+        for thread in ("1", "0"):
+            self.compare(f"8 B half round trip p50, progress thread {thread}", [*LATENCY, *bounces],
+                         "p50_us", thread, 1.02)
+            # 0.99 of the bandwidth is 1 / 0.99 of the time.
+            self.compare(f"time of 512 KiB x 8 in flight, progress thread {thread}",
+                         [*BANDWIDTH, *transfers], "time_us", thread, 1 / 0.99)
+
+
+def main():
+    root = pathlib.Path(__file__).resolve().parent.parent.parent
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "release",
+                        help="build folder with bin/nccl-ha and lib/libnccl-net-ha.so")
+    parser.add_argument("--rounds", type=int, default=31, help="turns of each side per line")
+    parser.add_argument("--quick", action="store_true", help="fewer iterations")
+    options = parser.parse_args()
+    bench = Bench(options)
+    if not bench.tool.exists():
+        print(f"{bench.tool} is missing: build preset release first, or pass --build",
+              file=sys.stderr)
+        return 2
+    print(f"# {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, {options.rounds} turns each")
+    bench.measure(options.quick)
+    return 1 if bench.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
