@@ -160,7 +160,11 @@ class Connection : public Actor,
   static void leave(std::unique_ptr<Stream> stream);
   /// The peer has spoken without saying anything: it is ready.
   virtual void on_confirm() {}
-  void on_link_up(const std::string& interface) override { (void)interface; }
+  void on_link_up(const std::string& interface) override;
+  /// Another fabric than the connection's own.
+  bool stands_in(const Lane& lane) const { return lane.shadow && lane.at.kind != attachment_.kind; }
+  /// There is something of another fabric among `places_`, and of the own one as well.
+  bool backs_with_others() const;
   std::string interface_of(const Lane& lane) const;
 
   void write_stream(std::span<const std::byte> frame);
@@ -188,8 +192,7 @@ class Connection : public Actor,
   std::vector<Lane> lanes_;            ///< the primaries first
   size_t primaries_ = 0;
   uint8_t shadows_ = 0;      ///< lanes over other NICs, as agreed
-  size_t paths_ready_ = 0;   ///< of the handshake's
-  size_t paths_failed_ = 0;  ///< the same
+  size_t paths_failed_ = 0;  ///< of the handshake's
   bool backup_ = false;      ///< both sides replace paths that fail
   uint8_t traffic_class_ = 0;
   uint8_t service_level_ = 0;
@@ -327,6 +330,7 @@ class SendConnection final : public Connection {
   bool serves(size_t lane) const { return lane >= serving_begin_ && lane < serving_end_; }
   Duration failback_after() const;
   bool failback_due();
+  void look_for_better();
 
   void on_lane_ready(size_t lane) override;
   void on_lane_failed(size_t lane, const Error& error) override;
@@ -399,6 +403,7 @@ class SendConnection final : public Connection {
   Instant went_back_at_{};  ///< to the primaries
   unsigned failback_doublings_ = 0;
   Timer failback_timer_;
+  Timer better_timer_;
   std::vector<Recovery> recovery_;
   std::deque<Chunk> replay_;
   uint32_t fruitless_ = 0;  ///< failures in a row of paths that carried nothing

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "actors/connection.h"
-#include "ha/error_class.h"
 #include "ha/mutation.h"
 #include "runtime/log.h"
 
@@ -503,88 +502,6 @@ bool Connection::known_path(size_t path) {
       Errc::remote, ready_ ? "the peer speaks of a path that this connection does not have"
                            : "a path failed on the peer's side before the connection was ready"));
   return false;
-}
-
-void Connection::on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) {
-  if (failed_ || finished_) {
-    return;
-  }
-  if (state == fabric::PathState::ready) {
-    NHA_LOG_DEBUG("path ready: {}", path.describe());
-    if (ready_) {
-      on_lane_ready(lane_of(&path));
-    } else {
-      ++paths_ready_;
-      end_handshake();
-    }
-    return;
-  }
-  const bool program = ha::classify(path.cause()) == ha::ErrorClass::program;
-  if (ready_ && backup_ && !program) {
-    on_lane_failed(lane_of(&path), error);
-    return;
-  }
-  // Where nothing can take its place, a failed handshake is told to the caller, who can still
-  // choose otherwise.
-  if (!backup_ || program || (shadows_ == 0 && paths_failed_ + 1 == lanes_.size())) {
-    fail_connection(error);
-    return;
-  }
-  ++paths_failed_;
-  const size_t lane = lane_of(&path);
-  early_failures_.push_back({lane, error});
-  // The peer's side of it may wait for the whole handshake's time.
-  send_control(
-      encode(ControlType::doubt, PathNotice{static_cast<uint8_t>(lane), 0, error.message()}));
-  context_->request_stream_turns(1000);
-  end_handshake();
-}
-
-/// When the first paths have come up or failed, the connection begins; what failed is then
-/// replaced.
-void Connection::end_handshake() {
-  if (paths_ready_ + paths_failed_ != lanes_.size()) {
-    return;
-  }
-  for (Lane& lane : lanes_) {
-    lane.usable = true;
-    lane.alive_at = context_->now();
-  }
-  on_paths_ready();
-  for (const EarlyFailure& early : std::exchange(early_failures_, {})) {
-    if (!failed_ && !finished_) {
-      on_lane_failed(early.lane, early.why);
-    }
-  }
-  for (const auto& frame : std::exchange(early_messages_, {})) {
-    ControlReader reader;
-    static_cast<void>(reader.feed(frame));
-    const auto message = reader.next();
-    if (message && !failed_ && !finished_) {
-      on_control(*message);
-    }
-  }
-}
-
-/// A path has failed on the peer's side, while this side is not ready yet.
-bool Connection::take_early(const ControlReader::Message& message) {
-  const bool about_paths = message.type == ControlType::down || message.type == ControlType::doubt;
-  if (ready_ || !backup_ || !about_paths) {
-    return false;
-  }
-  const auto notice = decode_notice(message.payload);
-  if (!notice || notice->path >= lanes_.size() || notice->epoch != 0 ||
-      early_messages_.size() >= lanes_max) {
-    fail_connection(fail(Errc::remote, "malformed message about a path on the control stream"));
-    return true;
-  }
-  early_messages_.push_back(encode(message.type, *notice));
-  const Error why = fail(Errc::remote, fmt::format("the peer reports: {}", notice->why));
-  fabric::Path& path = lanes_[notice->path].path();
-  if (path.state() == fabric::PathState::connecting) {
-    path.fail(why);
-  }
-  return true;
 }
 
 }  // namespace nccl_ha

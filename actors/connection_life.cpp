@@ -156,6 +156,29 @@ void Connection::ask_for_life(Lane& lane) {
   give_sign_of_life(lane);
 }
 
+bool Connection::backs_with_others() const {
+  const auto own = std::count_if(places_.begin(), places_.end(), [&](const fabric::Place& place) {
+    return place.at.kind == attachment_.kind;
+  });
+  return own > 1 && static_cast<size_t>(own) != places_.size();
+}
+
+/// Where only another fabric stands by, while nobody needs it, a NIC of the own one may do so
+/// again.
+void Connection::on_link_up(const std::string& interface) {
+  const bool better = backs_with_others() &&
+                      std::any_of(places_.begin(), places_.end(), [&](const fabric::Place& place) {
+                        return place.at.kind == attachment_.kind &&
+                               place.at.device != attachment_.device &&
+                               provider_.nic_of(place.at, nullptr) == interface;
+                      });
+  for (size_t i = primaries_; better && i < lanes_.size() && !failed_ && !finished_; ++i) {
+    if (lanes_[i].usable && stands_in(lanes_[i]) && primary_usable()) {
+      on_lane_failed(i, fail(Errc::again, fmt::format("{} is back and could stand by", interface)));
+    }
+  }
+}
+
 void Connection::on_link_down(const std::string& interface) {
   for (size_t i = 0; ready_ && i < lanes_.size() && !failed_ && !finished_; ++i) {
     Lane& lane = lanes_[i];

@@ -32,6 +32,7 @@ struct LaneTables {
 
 struct Lane {
   fabric::OwnedPath owned;    ///< path: null while there is none
+  bool settled = false;       ///< in the handshake: it came up, or failed
   bool usable = false;        ///< new work may be posted
   bool shadow = false;        ///< over other NICs than the connection's own
   bool foreign_keys = false;  ///< memory is named by keys of this lane's devices, told separately

@@ -31,6 +31,8 @@ SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_
   reopen_timer_.bind([](void* self) { static_cast<SendConnection*>(self)->reopen_due(); }, this);
   stream_timer_.bind([](void* self) { static_cast<SendConnection*>(self)->look_after_stream(); },
                      this);
+  better_timer_.bind([](void* self) { static_cast<SendConnection*>(self)->look_for_better(); },
+                     this);
   failback_timer_.bind(
       [](void* self) {
         auto* mine = static_cast<SendConnection*>(self);
@@ -44,6 +46,7 @@ SendConnection::~SendConnection() {
   if (context_ != nullptr) {
     context_->timers().cancel(reopen_timer_);
     context_->timers().cancel(failback_timer_);
+    context_->timers().cancel(better_timer_);
     context_->timers().cancel(stream_timer_);
   }
 }

@@ -16,6 +16,9 @@ namespace {
 constexpr Duration unconfirmed_limit = std::chrono::milliseconds(250);
 constexpr Duration dial_limit = std::chrono::seconds(1);
 
+/// How often a shadow of another fabric gives way to a look for one of the own.
+constexpr Duration better_interval = std::chrono::minutes(5);
+
 }  // namespace
 
 void SendConnection::begin_recovery() {
@@ -50,6 +53,9 @@ void SendConnection::on_confirm() {
 
 /// Both sides are ready: what the first transfer did not need can be made.
 void SendConnection::make_shadows() {
+  if (backs_with_others()) {
+    context_->timers().arm(better_timer_, context_->now() + better_interval);
+  }
   for (size_t i = primaries_; i < lanes_.size(); ++i) {
     reopen_soon(i);
   }
@@ -128,6 +134,9 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
       if (carried) {
         recovery.backoff.reset();  // else it comes up and fails in a loop: less and less often
       }
+      if (stands_in(mine)) {
+        recovery.candidate = 0;  // the better ones may have come back meanwhile
+      }
     } else if (mine.shadow) {
       recovery.candidate = (recovery.candidate + 1) % candidates_.size();
     }
@@ -185,8 +194,8 @@ void SendConnection::choose_lanes() {
   const bool primary = primary_usable();
   const bool on_shadow = serving_begin_ != 0;
   bool go = on_shadow ? !shadow && primary : !primary && shadow;
-  const bool stands_in = on_shadow && lanes_[serving_begin_].at.kind != attachment_.kind;
-  if (on_shadow && shadow && primary && (stands_in || context_->config().enable_failback)) {
+  if (on_shadow && shadow && primary &&
+      (stands_in(lanes_[serving_begin_]) || context_->config().enable_failback)) {
     go = failback_due();
   }
   if (go && !failed_) {
@@ -325,6 +334,17 @@ void SendConnection::on_link_up(const std::string& interface) {
     if (recovery_[lane].reopen_at && interface_of(lanes_[lane]) == interface) {
       recovery_[lane].reopen_at = context_->now();
       arm_reopen();
+    }
+  }
+  Connection::on_link_up(interface);
+}
+
+/// An RDMA port that could be the shadow instead may be there by now.
+void SendConnection::look_for_better() {
+  context_->timers().arm(better_timer_, context_->now() + better_interval);
+  for (size_t lane = primaries_; lane < lanes_.size() && !failed_ && !finished_; ++lane) {
+    if (lanes_[lane].usable && stands_in(lanes_[lane]) && primary_usable()) {
+      on_lane_failed(lane, fail(Errc::again, "it is looked whether RDMA could stand by again"));
     }
   }
 }

@@ -81,6 +81,28 @@ TEST(SimRdma, TrafficLeavesTheStandInWithoutBeingToldTo) {
   EXPECT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 2; }, seconds(10)));
 }
 
+TEST(SimRdma, AnRdmaPortThatComesBackTakesTheStandInsPlace) {
+  SimPair pair(36, {}, {}, {.rails = 2, .rdma = true, .spare = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& failovers = pair.send_channel().failovers;
+  pass(pair, seconds(1));
+  // On the receiver's side: the sender's own link is never gone.
+  pair.receiver().nics[1]->set_port(false);
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(60)));
+  pass(pair, seconds(5));
+  pair.receiver().nics[1]->set_port(true);
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 2; }, seconds(10)));
+  // What stands by now carries RDMA: the first NIC goes, and nothing goes on over datagrams.
+  const uint64_t rdma = pair.world().rdma().counts.packets;
+  cut(pair, 0);
+  cut(pair, 2);
+  pair.post_receives(2);
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 1; }, seconds(5)));
+  pass(pair, seconds(1));
+  EXPECT_GT(pair.world().rdma().counts.packets, rdma + 256);
+}
+
 TEST(SimRdma, WithoutLeaveDatagramsDoNotStandIn) {
   Config config;
   config.shadow_datagrams = false;
