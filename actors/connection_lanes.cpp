@@ -32,6 +32,7 @@ Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_lim
   options.connect_limit = connect_limit;
   lane.owned.reset();
   lane.writes_open = 0;
+  lane.bytes_open = 0;
   lane.credits_open = 0;
   lane.pulses_open = 0;
   // On one of the two hosts the NIC may be the primaries' own, which the other cannot know.

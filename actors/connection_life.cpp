@@ -15,6 +15,9 @@ constexpr int64_t pulses_missed_max = 3;
 /// How often lanes with unanswered work are looked at.
 constexpr Duration watch_interval = std::chrono::milliseconds(20);
 
+/// What is allowed for data while nobody has seen how fast a path is: 5 MB/s.
+constexpr int64_t unproven_ns_per_byte = 200;
+
 /// Unanswered work makes a lane suspect after several times what is usual for it: a false alarm
 /// costs a fence and what was under way, silence costs everybody's time.
 Duration soft_limit(const Config& config, Duration usual) {
@@ -83,6 +86,9 @@ void Connection::look_for_life(size_t at, bool pulse_due) {
     const bool answered = lane.waited && lane.life != lane.life_seen;
     lane.silence =
         std::max(answered && lane.worked ? silent : Duration(0), lane.silence - lane.silence / 32);
+    if (answered && silent < std::chrono::milliseconds(context_->config().soft_timeout_ms) / 2) {
+      lane.bytes_proven = std::max(lane.bytes_proven, lane.bytes_seen);
+    }
     lane.suspect = lane.suspect && !answered;
     // Its own signs of life are no traffic: there is at most one of them between two looks.
     lane.moved = lane.life - lane.life_seen > 1;
@@ -90,12 +96,17 @@ void Connection::look_for_life(size_t at, bool pulse_due) {
     lane.alive_at = now;
     lane.waited = lane.writes_open != 0;
     lane.worked = works;
+    lane.bytes_seen = lane.bytes_open;
   } else {
     // Looked at with the third one after it, whichever of the two comes a moment early.
     const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
     Duration limit = pulses_missed_max * interval - interval / 8;
     if (works || lane.suspect) {
-      limit = std::min(limit, soft_limit(context_->config(), lane.silence));
+      // A large write completes as a whole, on a slow network long after it was posted.
+      const Duration large(lane.bytes_open > lane.bytes_proven
+                               ? static_cast<int64_t>(lane.bytes_open) * unproven_ns_per_byte
+                               : 0);
+      limit = std::min(limit, soft_limit(context_->config(), lane.silence)) + large;
     }
     // Where there is no other way, the path itself says when to give up.
     if (silent >= limit && other_usable(at)) {

@@ -39,6 +39,7 @@ struct Lane {
   uint32_t epoch = 0;         ///< its state machine's, here for the data path
   uint32_t writes_open = 0;   ///< posted, not completed, with flushes, without quiet ones
   uint32_t credits_open = 0;  ///< receives posted and not completed
+  uint64_t bytes_open = 0;    ///< of data posted and not completed
   LaneTables tables;
   fabric::Attachment at;
   sockaddr_storage local{};  ///< datagrams: the interface's address
@@ -56,13 +57,15 @@ struct Lane {
   uint64_t life = 0;       ///< data and signs of life that got through, either way
   uint64_t life_seen = 0;  ///< at the last look
   uint32_t pulses_open = 0;
-  Instant alive_at{};      ///< when `life` was last seen to grow, or nothing was waited for
-  bool waited = false;     ///< at the last look something was open
-  bool worked = false;     ///< and not only signs of life
-  bool moved = false;      ///< between the last two looks there was traffic
-  bool suspect = false;    ///< its answer to a sign of life is awaited impatiently
-  bool announced = false;  ///< something was written whose completion nobody sees
-  Duration silence{};      ///< how long it usually stays silent under work: a decaying maximum
+  Instant alive_at{};         ///< when `life` was last seen to grow, or nothing was waited for
+  bool waited = false;        ///< at the last look something was open
+  bool worked = false;        ///< and not only signs of life
+  bool moved = false;         ///< between the last two looks there was traffic
+  bool suspect = false;       ///< its answer to a sign of life is awaited impatiently
+  bool announced = false;     ///< something was written whose completion nobody sees
+  uint64_t bytes_seen = 0;    ///< bytes_open at the last look
+  uint64_t bytes_proven = 0;  ///< so many at once did not keep it silent for long
+  Duration silence{};         ///< how long it usually stays silent under work: a decaying maximum
 
   fabric::Path& path() { return *owned.path; }
   bool drained() const { return writes_open == 0 && credits_open == 0; }

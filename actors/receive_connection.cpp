@@ -239,7 +239,7 @@ void ReceiveConnection::on_paths_ready() {
   channel_->set_ready();
   if (!listener_->offer(channel_)) {
     on_close();  // nobody will ever accept it
-  } else if (shadows_ != 0) {
+  } else if (backup_) {
     send_confirm();
   }
 }

@@ -381,6 +381,7 @@ bool SendConnection::post_next() {
       return false;
     }
     ++lane.writes_open;
+    lane.bytes_open += piece;
     cursor_.offset += piece;
     request.ledger.give(cursor_.chunk, static_cast<uint8_t>(next_lane_));
     return true;
@@ -410,6 +411,7 @@ bool SendConnection::post_next() {
     return false;  // room comes with a completion; a broken path reports by itself
   }
   ++lane.writes_open;
+  lane.bytes_open += recorded ? 0 : bytes;
   watch_work();
   request.ledger.give(cursor_.chunk, static_cast<uint8_t>(next_lane_));
   cursor_.offset = 0;
@@ -437,6 +439,7 @@ void SendConnection::on_completion(const fabric::Completion& completion) {
   }
   if (completion.kind == fabric::CompletionKind::write) {
     --lane.writes_open;
+    lane.bytes_open -= std::min<uint64_t>(lane.bytes_open, completion.bytes);
     if (good) {
       ++lane.life;
       if (completion.id != piece_id) {

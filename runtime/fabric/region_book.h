@@ -1,7 +1,6 @@
 // Which memory is registered where, for those who must reach it through another device.
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -41,7 +40,9 @@ class RegionBook {
   struct Elsewhere {
     size_t device = 0;
     uint64_t domain = 0;
-    auto operator<=>(const Elsewhere&) const = default;
+    bool operator<(const Elsewhere& other) const {
+      return std::pair(device, domain) < std::pair(other.device, other.domain);
+    }
   };
   /// One user less.  The last one gives what was registered elsewhere meanwhile, to be taken back.
   std::vector<std::pair<Elsewhere, RegionKeys>> remove(size_t device, uint32_t local_key);
