@@ -92,7 +92,8 @@ RdmaQueuePair* RdmaNic::find(uint32_t number) {
   return found == pairs_.end() ? nullptr : found->second;
 }
 
-RdmaNic::Region* RdmaNic::find_region(uint32_t key, uint64_t address, uint64_t length, bool local) {
+RdmaNic::Region* RdmaNic::find_region(uint32_t key, uint64_t address, uint64_t length,
+                                      bool local) const {
   const auto found = regions_.find(key);
   if (found == regions_.end()) {
     return nullptr;
@@ -190,8 +191,7 @@ bool RdmaNic::read_memory(const RdmaQueuePair& pair, RdmaPacket& packet) const {
     const uint32_t from = std::max(packet.offset, begin);
     const uint32_t to = std::min(end, begin + part.length);
     if (from < to) {
-      if (const_cast<RdmaNic*>(this)->find_region(part.lkey, part.addr, part.length, true) ==
-          nullptr) {
+      if (find_region(part.lkey, part.addr, part.length, true) == nullptr) {
         return false;
       }
       const auto* source = reinterpret_cast<const std::byte*>(part.addr) + (from - begin);

@@ -96,7 +96,7 @@ class RdmaNic {
   void flush(RdmaQueuePair& pair, ibv_wc_status first);
   void complete(ibv_cq* queue, const ibv_wc& completion);
   RdmaQueuePair* find(uint32_t number);
-  Region* find_region(uint32_t key, uint64_t address, uint64_t length, bool local);
+  Region* find_region(uint32_t key, uint64_t address, uint64_t length, bool local) const;
 
   Network& network_;
   Conditions& conditions_;
