@@ -144,13 +144,8 @@ void Provider::choose_devices(const Config& config) {
   for (size_t i = 0; rdma_ && i < rdma_->count(); ++i) {
     const RdmaPort& port = rdma_->at(i);
     NetDevice device;
+    static_cast<DeviceFacts&>(device) = port;
     device.kind = config.fabric == "ud" ? FabricKind::ud : FabricKind::verbs;
-    device.name = port.name;
-    device.guid = port.guid;
-    device.pci_path = port.pci_path;
-    device.numa_node = port.numa_node;
-    device.speed_mbps = port.speed_mbps;
-    device.port = port.port;
     // The datagram engine's bytes are moved by the processor.
     device.peer_memory = device.kind == FabricKind::verbs && port.peer_memory;
     device.dmabuf = device.kind == FabricKind::verbs && port.dmabuf;

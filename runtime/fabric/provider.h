@@ -37,17 +37,9 @@ Result<void> check_fabric_name(const Config& config);
 bool fabric_is_forced(const Config& config);
 
 /// What NCCL sees as a network device.
-struct NetDevice {
+struct NetDevice : DeviceFacts {
   FabricKind kind = FabricKind::datagram;
-  std::string name;  ///< unique
-  uint64_t guid = 0;
-  std::string pci_path;  ///< empty for a software device
-  int numa_node = -1;
-  int64_t speed_mbps = 0;
-  int port = 1;
-  bool peer_memory = false;  ///< GPU pointers can be registered
-  bool dmabuf = false;       ///< GPU memory can be registered by DMA-BUF descriptor
-  size_t index = 0;          ///< of interfaces(), or of the RDMA ports
+  size_t index = 0;  ///< of interfaces(), or of the RDMA ports
 };
 
 /// Where a connection lives: a device and the fabric used on it.

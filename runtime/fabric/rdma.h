@@ -27,8 +27,8 @@ struct OwnedPath {
   }
 };
 
-/// What there is to know about one port.
-struct RdmaPort {
+/// What a device is, whatever carries its paths.
+struct DeviceFacts {
   std::string name;  ///< unique
   uint64_t guid = 0;
   std::string pci_path;  ///< empty for a software device
@@ -37,8 +37,12 @@ struct RdmaPort {
   int port = 1;
   bool peer_memory = false;  ///< GPU pointers can be registered
   bool dmabuf = false;       ///< GPU memory can be registered by DMA-BUF descriptor
-  std::string netdev;        ///< the interface beneath; empty: there is none
-  IpAddress address;         ///< family 0: none
+};
+
+/// What there is to know about one port.
+struct RdmaPort : DeviceFacts {
+  std::string netdev;  ///< the interface beneath; empty: there is none
+  IpAddress address;   ///< family 0: none
 };
 
 /// How a NIC is called where all fabrics meet (NicNotice).
