@@ -24,14 +24,14 @@ bool network_fault(const Error& error) {
 Connection::Connection(fabric::Provider& provider, Engine& engine, size_t worker)
     : provider_(provider), engine_(engine), worker_index_(worker) {
   deadline_.bind([](void* self) { static_cast<Connection*>(self)->on_deadline(); }, this);
-  budget_.bind([](void* self) { static_cast<Connection*>(self)->on_budget_spent(); }, this);
+  budget_timer_.bind([](void* self) { static_cast<Connection*>(self)->on_budget_spent(); }, this);
   pulse_.bind([](void* self) { static_cast<Connection*>(self)->on_pulse(); }, this);
 }
 
 Connection::~Connection() {
   if (context_ != nullptr) {
     context_->timers().cancel(deadline_);
-    context_->timers().cancel(budget_);
+    context_->timers().cancel(budget_timer_);
     context_->timers().cancel(pulse_);
   }
   if (nics_) {
@@ -48,6 +48,9 @@ Connection::~Connection() {
 
 void Connection::start(Context& context) {
   context_ = &context;
+  const Config& config = context.config();
+  budget_ = ha::RetryBudget(static_cast<uint64_t>(config.max_retries),
+                            std::chrono::milliseconds(config.retry_budget_ms));
   begin();
 }
 
@@ -111,7 +114,7 @@ void Connection::fail_connection(const Error& error, bool tell_peer) {
   }
   failed_ = true;
   disarm_deadline();
-  context_->timers().cancel(budget_);
+  context_->timers().cancel(budget_timer_);
   context_->timers().cancel(pulse_);
   NHA_LOG_WARN("connection to {} failed: {}", peer_text(), error.message());
   context_->recorder().note(TraceEvent::transfer_failed, id().index,
@@ -137,7 +140,7 @@ void Connection::finish() {
   }
   finished_ = true;
   disarm_deadline();
-  context_->timers().cancel(budget_);
+  context_->timers().cancel(budget_timer_);
   context_->timers().cancel(pulse_);
   if (stream_) {
     stream_->set_owner(nullptr);

@@ -21,7 +21,9 @@
 #include "actors/lane.h"
 #include "actors/nic_monitor.h"
 #include "ha/backoff.h"
+#include "ha/failback.h"
 #include "ha/lane.h"
+#include "ha/retry_budget.h"
 #include "ha/shadow.h"
 #include "runtime/actor.h"
 #include "runtime/context.h"
@@ -201,6 +203,7 @@ class Connection : public Actor,
   uint32_t receives_ = 0;
   std::string peer_host_;  ///< empty: it has not said
   uint32_t peer_process_ = 0;
+  ha::RetryBudget budget_;
   bool ready_ = false;
   bool failed_ = false;
   bool finished_ = false;
@@ -221,8 +224,6 @@ class Connection : public Actor,
   void on_suspicion(const std::string& interface, const std::string& peer) override;
   void look_for_life(size_t at, bool pulse_due);
   void give_sign_of_life(Lane& lane);
-  /// A sign of life whose answer is awaited no longer than that to work.
-  void ask_for_life(Lane& lane);
   bool other_usable(size_t lane) const {
     return any_usable(0, lane) || any_usable(lane + 1, lanes_.size());
   }
@@ -250,9 +251,8 @@ class Connection : public Actor,
   bool watched_idle_ = false;
   std::shared_ptr<NicMonitor> nics_;
   Timer deadline_;  ///< of the handshake
-  Timer budget_;
-  bool in_need_ = false;
-  std::string need_;  ///< why
+  Timer budget_timer_;
+  std::string need_;  ///< why there is no path
   std::array<Instant, lanes_max> down_since_{};
 };
 
@@ -328,8 +328,7 @@ class SendConnection final : public Connection {
   void choose_lanes();
   void move_traffic();
   bool serves(size_t lane) const { return lane >= serving_begin_ && lane < serving_end_; }
-  Duration failback_after() const;
-  bool failback_due();
+  std::optional<Instant> primaries_whole_since() const;
   void look_for_better();
 
   void on_lane_ready(size_t lane) override;
@@ -400,13 +399,11 @@ class SendConnection final : public Connection {
   };
   std::array<ShadowKeys, cts_slots> shadow_keys_{};
   ha::AcknowledgementBook<cts_slots, group_max> acknowledged_;
-  Instant went_back_at_{};  ///< to the primaries
-  unsigned failback_doublings_ = 0;
+  ha::Failback failback_;
   Timer failback_timer_;
   Timer better_timer_;
   std::vector<Recovery> recovery_;
   std::deque<Chunk> replay_;
-  uint32_t fruitless_ = 0;  ///< failures in a row of paths that carried nothing
   Timer reopen_timer_;
   uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
   uint16_t rejoin_port_ = 0;

@@ -54,7 +54,7 @@ void Connection::end_handshake() {
   }
   for (Lane& lane : lanes_) {
     lane.usable = true;
-    lane.alive_at = context_->now();
+    lane.health.begin(context_->now());
   }
   on_paths_ready();
   for (const EarlyFailure& early : std::exchange(early_failures_, {})) {

@@ -319,7 +319,9 @@ bool Connection::on_control_completion(const fabric::Completion& completion, Lan
     lane.control_open -= completion.id == control_id ? 1 : 0;
     lane.pulses_open -= completion.id == pulse_id ? 1 : 0;
     if (good) {
-      lane.life += completion.id == pulse_id ? 1 : 0;
+      if (completion.id == pulse_id) {
+        lane.health.show_life();
+      }
       push_control(lane);
     }
     return true;
@@ -437,10 +439,7 @@ void Connection::take_down(size_t lane, const Error& why) {
 void Connection::take_into_use(size_t lane) {
   Lane& mine = lanes_[lane];
   mine.usable = true;
-  mine.alive_at = context_->now();
-  mine.waited = false;
-  mine.suspect = false;
-  mine.silence = {};
+  mine.health.begin(context_->now());
   mine.control_next = ha::mutated(ha::Mutation::backlog_withheld) ? courier_.next() : 0;
   mine.control_open = 0;
   mine.control_due = false;
@@ -459,15 +458,15 @@ void Connection::look_whether_drained(size_t lane) {
 }
 
 void Connection::watch_budget(bool in_need) {
-  if (in_need == in_need_ || failed_) {
+  const auto before = budget_.ends();
+  budget_.need(in_need, context_->now());
+  if (budget_.ends() == before || failed_) {
     return;
   }
-  in_need_ = in_need;
-  if (in_need) {
-    const auto limit = std::chrono::milliseconds(context_->config().retry_budget_ms);
-    context_->timers().arm(budget_, context_->now() + limit);
+  if (budget_.ends()) {
+    context_->timers().arm(budget_timer_, *budget_.ends());
   } else {
-    context_->timers().cancel(budget_);
+    context_->timers().cancel(budget_timer_);
   }
 }
 

@@ -9,21 +9,8 @@
 namespace nccl_ha {
 namespace {
 
-/// Signs of life that may stay unanswered, as the nccl-ha seed has it (section 4.2).
-constexpr int64_t pulses_missed_max = 3;
-
 /// How often lanes with unanswered work are looked at.
 constexpr Duration watch_interval = std::chrono::milliseconds(20);
-
-/// What is allowed for data while nobody has seen how fast a path is: 5 MB/s.
-constexpr int64_t unproven_ns_per_byte = 200;
-
-/// Unanswered work makes a lane suspect after several times what is usual for it: a false alarm
-/// costs a fence and what was under way, silence costs everybody's time.
-Duration soft_limit(const Config& config, Duration usual) {
-  const Duration most = std::chrono::milliseconds(config.soft_timeout_ms);
-  return std::clamp(4 * usual, most / 2, most);
-}
 
 }  // namespace
 
@@ -45,8 +32,7 @@ void Connection::arm_pulse() {
   }
   // An idle connection costs its worker no more than its own signs of life.
   const bool busy = std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
-    return lane.usable && (lane.moved || lane.announced ||
-                           lane.writes_open > (lane.suspect ? 0 : lane.pulses_open));
+    return lane.usable && lane.health.busy(lane.open());
   });
   const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
   const Instant now = context_->now();
@@ -74,50 +60,23 @@ void Connection::on_pulse() {
 
 void Connection::look_for_life(size_t at, bool pulse_due) {
   Lane& lane = lanes_[at];
-  const Instant now = context_->now();
-  const bool works = lane.writes_open > lane.pulses_open;
-  if (lane.announced && lane.life == lane.life_seen) {
+  if (lane.health.take_unanswered()) {
     // The sender may have nothing to send; that it was told is what can be found out.
-    lane.announced = false;
-    ask_for_life(lane);
+    give_sign_of_life(lane);
   }
-  const Duration silent = now - lane.alive_at;
-  if (lane.life != lane.life_seen || lane.writes_open == 0 || !lane.waited) {
-    const bool answered = lane.waited && lane.life != lane.life_seen;
-    lane.silence =
-        std::max(answered && lane.worked ? silent : Duration(0), lane.silence - lane.silence / 32);
-    if (answered && silent < std::chrono::milliseconds(context_->config().soft_timeout_ms) / 2) {
-      lane.bytes_proven = std::max(lane.bytes_proven, lane.bytes_seen);
-    }
-    lane.suspect = lane.suspect && !answered;
-    // Its own signs of life are no traffic: there is at most one of them between two looks.
-    lane.moved = lane.life - lane.life_seen > 1;
-    lane.life_seen = lane.life;
-    lane.alive_at = now;
-    lane.waited = lane.writes_open != 0;
-    lane.worked = works;
-    lane.bytes_seen = lane.bytes_open;
-  } else {
-    // Looked at with the third one after it, whichever of the two comes a moment early.
-    const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
-    Duration limit = pulses_missed_max * interval - interval / 8;
-    if (works || lane.suspect) {
-      // A large write completes as a whole, on a slow network long after it was posted.
-      const Duration large(lane.bytes_open > lane.bytes_proven
-                               ? static_cast<int64_t>(lane.bytes_open) * unproven_ns_per_byte
-                               : 0);
-      limit = std::min(limit, soft_limit(context_->config(), lane.silence)) + large;
-    }
-    // Where there is no other way, the path itself says when to give up.
-    if (silent >= limit && other_usable(at)) {
-      const std::string interface = interface_of(lane);
-      on_lane_failed(
-          at, fail(Errc::timed_out,
-                   fmt::format("no sign of life for {} ms (at most {} ms lately)",
-                               silent.count() / 1'000'000, lane.silence.count() / 1'000'000)));
-      nics_->suspect(this, interface, peer_host_);
-      return;
-    }
+  const Instant now = context_->now();
+  const Config& config = context_->config();
+  const ha::PathHealth::Limits limits{std::chrono::milliseconds(config.heartbeat_ms),
+                                      std::chrono::milliseconds(config.soft_timeout_ms)};
+  // Where there is no other way, the path itself says when to give up.
+  if (lane.health.look(now, lane.open(), limits) && other_usable(at)) {
+    const std::string interface = interface_of(lane);
+    on_lane_failed(
+        at, fail(Errc::timed_out, fmt::format("no sign of life for {} ms (at most {} ms lately)",
+                                              (now - lane.health.alive_at()).count() / 1'000'000,
+                                              lane.health.usual_silence().count() / 1'000'000)));
+    nics_->suspect(this, interface, peer_host_);
+    return;
   }
   if (pulse_due) {
     give_sign_of_life(lane);
@@ -128,10 +87,7 @@ void Connection::give_sign_of_life(Lane& lane) {
   if (lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
     ++lane.pulses_open;
   }
-  if (!lane.waited) {
-    lane.waited = true;
-    lane.alive_at = context_->now();
-  }
+  lane.health.on_pulse(context_->now());
 }
 
 /// So that a path on which nothing happens cannot be taken for one that works.
@@ -153,18 +109,14 @@ void Connection::on_suspicion(const std::string& interface, const std::string& p
     return;
   }
   for (Lane& lane : lanes_) {
-    if (!lane.usable || lane.suspect || lane.peer_box == 0 || peer != peer_host_ || failed_ ||
-        finished_ || interface_of(lane) != interface) {
+    if (!lane.usable || lane.health.suspected() || lane.peer_box == 0 || peer != peer_host_ ||
+        failed_ || finished_ || interface_of(lane) != interface) {
       continue;
     }
-    ask_for_life(lane);
+    lane.health.suspect();
+    give_sign_of_life(lane);
     arm_pulse();
   }
-}
-
-void Connection::ask_for_life(Lane& lane) {
-  lane.suspect = true;
-  give_sign_of_life(lane);
 }
 
 bool Connection::backs_with_others() const {

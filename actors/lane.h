@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "runtime/clock.h"
+#include "ha/path_health.h"
 #include "runtime/fabric/provider.h"
 
 namespace nccl_ha {
@@ -54,20 +54,11 @@ struct Lane {
   uint32_t control_open = 0;  ///< messages written and not completed
   bool control_due = false;   ///< something found no room
   // Signs of life.
-  uint64_t life = 0;       ///< data and signs of life that got through, either way
-  uint64_t life_seen = 0;  ///< at the last look
+  ha::PathHealth health;
   uint32_t pulses_open = 0;
-  Instant alive_at{};         ///< when `life` was last seen to grow, or nothing was waited for
-  bool waited = false;        ///< at the last look something was open
-  bool worked = false;        ///< and not only signs of life
-  bool moved = false;         ///< between the last two looks there was traffic
-  bool suspect = false;       ///< its answer to a sign of life is awaited impatiently
-  bool announced = false;     ///< something was written whose completion nobody sees
-  uint64_t bytes_seen = 0;    ///< bytes_open at the last look
-  uint64_t bytes_proven = 0;  ///< so many at once did not keep it silent for long
-  Duration silence{};         ///< how long it usually stays silent under work: a decaying maximum
 
   fabric::Path& path() { return *owned.path; }
+  ha::PathHealth::Open open() const { return {writes_open, pulses_open, bytes_open}; }
   bool drained() const { return writes_open == 0 && credits_open == 0; }
 };
 

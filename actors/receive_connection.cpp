@@ -347,7 +347,7 @@ void ReceiveConnection::post_announcement(uint64_t number, uint64_t groups, uint
   post.immediate = Announcement{static_cast<uint32_t>(number), first, lane.epoch}.pack();
   post.quiet = true;
   post.host_memory = true;
-  lane.announced = true;
+  lane.health.announce();
   watch_work();
   const Errc posted = lane.path().post_write(post);
   if (posted != Errc::ok && posted != Errc::closed) {
@@ -492,7 +492,7 @@ void ReceiveConnection::on_data(const fabric::Completion& completion, Lane& lane
     return;
   }
   static_cast<void>(post_credit(lane));
-  ++lane.life;
+  lane.health.show_life();
   request->arrived[position] = ha::mutated(ha::Mutation::counter_for_bitmap)
                                    ? static_cast<uint16_t>(request->arrived[position] << 1 | 1)
                                    : static_cast<uint16_t>(request->arrived[position] | bit);

@@ -361,6 +361,7 @@ bool SendConnection::post_next() {
       return false;  // the announcement that brings it goes on
     }
     // The peer saw them come back before it saw that the shadow was needed, and will tell no key.
+    failback_.give_way(context_->now());
     move_traffic();
     return true;
   }
@@ -441,7 +442,7 @@ void SendConnection::on_completion(const fabric::Completion& completion) {
     --lane.writes_open;
     lane.bytes_open -= std::min<uint64_t>(lane.bytes_open, completion.bytes);
     if (good) {
-      ++lane.life;
+      lane.health.show_life();
       if (completion.id != piece_id) {
         SendRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
         const auto chunk = static_cast<uint32_t>(completion.id >> 16);
@@ -503,7 +504,7 @@ void SendConnection::on_clear_to_send(const fabric::Completion& completion, Lane
   context_->recorder().note(TraceEvent::cts_received, id().index, next,
                             channel_->published_groups() - next);
   static_cast<void>(post_credit(lane));
-  ++lane.life;
+  lane.health.show_life();
   if (lanes_[next_lane_].foreign_keys) [[unlikely]] {
     pump();  // it may have waited for a key
   }

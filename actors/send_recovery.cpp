@@ -27,6 +27,7 @@ void SendConnection::begin_recovery() {
   }
   add_shadow_lanes();
   recovery_.resize(lanes_.size());
+  failback_ = ha::Failback(std::chrono::milliseconds(context_->config().failback_ms));
   for (size_t i = 0; i < lanes_.size(); ++i) {
     Recovery& one = recovery_[i];
     if (lanes_[i].shadow) {
@@ -122,15 +123,16 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
     return;
   }
   if (steps.take_down) {
+    bool spent = false;
     if (mine.usable) {
       // A lane that nobody needed has failed nobody.
       const bool needed = serves(lane);
-      const bool carried = mine.life != recovery.life_before;
+      const bool carried = mine.health.life() != recovery.life_before;
       recovery.was_used = true;
       recovery.why = why.message();
-      recovery.alive_at = mine.alive_at;
+      recovery.alive_at = mine.health.alive_at();
       recovery.down_at = context_->now();
-      fruitless_ = carried ? 0 : fruitless_ + (needed ? 1 : 0);
+      spent = !budget_.on_failed(carried, needed);
       if (carried) {
         recovery.backoff.reset();  // else it comes up and fails in a loop: less and less often
       }
@@ -149,11 +151,11 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
         cursor_.request = nullptr;
       }
     }
-    if (fruitless_ > static_cast<uint64_t>(context_->config().max_retries)) {
+    if (spent) {
       fail_connection(
           fail(Errc::remote, fmt::format("paths came up and failed again {} times in a row without "
                                          "carrying anything (HA_NCCL_MAX_RETRIES); the last: {}",
-                                         fruitless_, why.message())));
+                                         budget_.failures(), why.message())));
       return;
     }
   }
@@ -171,7 +173,7 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
   }
   if (steps.use) {
     take_into_use(lane);
-    recovery.life_before = mine.life;
+    recovery.life_before = mine.health.life();
     recovery.usable_since = context_->now();
     log_back(lane);
   }
@@ -186,67 +188,54 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
   pump();
 }
 
-/// Traffic takes the primaries as long as one of them works, and stays where it went until that
-/// fails or, if so wanted or if another fabric stands in, until they have worked again for long
-/// enough.
+/// Moves traffic if it is better off elsewhere (ha::Failback).
 void SendConnection::choose_lanes() {
-  const bool shadow = any_usable(primaries_, lanes_.size());
-  const bool primary = primary_usable();
-  const bool on_shadow = serving_begin_ != 0;
-  bool go = on_shadow ? !shadow && primary : !primary && shadow;
-  if (on_shadow && shadow && primary &&
-      (stands_in(lanes_[serving_begin_]) || context_->config().enable_failback)) {
-    go = failback_due();
+  if (failed_) {
+    return;
   }
-  if (go && !failed_) {
-    move_traffic();
+  ha::Failback::View view;
+  view.primary = primary_usable();
+  view.shadow = any_usable(primaries_, lanes_.size());
+  view.wanted = context_->config().enable_failback || stands_in(lanes_[serving_begin_]);
+  view.between = cursor_.request == nullptr || cursor_.offset == 0;
+  view.whole_since = primaries_whole_since();
+  switch (failback_.look(view, context_->now())) {
+    case ha::Failback::Step::stay:
+      break;
+    case ha::Failback::Step::move:
+      move_traffic();
+      break;
+    case ha::Failback::Step::later:
+      context_->timers().cancel(failback_timer_);
+      context_->timers().arm(failback_timer_, failback_.look_at());
+      break;
   }
 }
 
 /// To the shadow, or from there to the primaries.  Something of theirs is usable.
 void SendConnection::move_traffic() {
-  const bool on_shadow = serving_begin_ != 0;
-  serving_begin_ = on_shadow ? 0 : primaries_;
-  serving_end_ = on_shadow ? primaries_ : lanes_.size();
+  const bool to_shadow = failback_.on_shadow();
+  serving_begin_ = to_shadow ? primaries_ : 0;
+  serving_end_ = to_shadow ? lanes_.size() : primaries_;
   next_lane_ = serving_begin_;
   static_cast<void>(lanes_[next_lane_].usable || pick_lane());
   FailoverCounts::add(channel_->failovers.moves, 1);
   NHA_LOG_WARN("traffic to {} moved {} path {}: {}", peer_text(),
-               on_shadow ? "back to" : "to the shadow", next_lane_,
+               to_shadow ? "to the shadow" : "back to", next_lane_,
                lanes_[next_lane_].path().describe());
-  context_->recorder().note(TraceEvent::traffic_moved, id().index, next_lane_, on_shadow ? 0 : 1);
-  if (on_shadow) {
-    went_back_at_ = context_->now();
-  } else if (went_back_at_ != Instant{} && context_->now() - went_back_at_ < failback_after()) {
-    // It was too early: flapping must cost less and less.
-    failback_doublings_ = std::min(failback_doublings_ + 1, 6U);
-  } else {
-    failback_doublings_ = 0;
-  }
+  context_->recorder().note(TraceEvent::traffic_moved, id().index, next_lane_, to_shadow ? 1 : 0);
 }
 
-Duration SendConnection::failback_after() const {
-  return std::chrono::milliseconds(context_->config().failback_ms) * (1U << failback_doublings_);
-}
-
-/// Whether all primaries have worked for long enough; looks again when they may have.
-bool SendConnection::failback_due() {
-  Instant due{};
+/// Since when all primaries work; nothing if one does not.
+std::optional<Instant> SendConnection::primaries_whole_since() const {
+  Instant since{};
   for (size_t i = 0; i < primaries_; ++i) {
     if (!lanes_[i].usable) {
-      return false;
+      return std::nullopt;
     }
-    due = std::max(due, recovery_[i].usable_since + failback_after());
+    since = std::max(since, recovery_[i].usable_since);
   }
-  // A chunk that was begun on one path ends there.
-  const bool between = cursor_.request == nullptr || cursor_.offset == 0;
-  if (context_->now() >= due && between) {
-    return true;
-  }
-  context_->timers().cancel(failback_timer_);
-  context_->timers().arm(failback_timer_,
-                         std::max(due, context_->now() + std::chrono::milliseconds(1)));
-  return false;
+  return since;
 }
 
 /// What the lane held and the peer did not get goes again; the rest counts as acknowledged.
@@ -341,6 +330,9 @@ void SendConnection::on_link_up(const std::string& interface) {
 
 /// An RDMA port that could be the shadow instead may be there by now.
 void SendConnection::look_for_better() {
+  if (failed_ || finished_) {
+    return;
+  }
   context_->timers().arm(better_timer_, context_->now() + better_interval);
   for (size_t lane = primaries_; lane < lanes_.size() && !failed_ && !finished_; ++lane) {
     if (lanes_[lane].usable && stands_in(lanes_[lane]) && primary_usable()) {
