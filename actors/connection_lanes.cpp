@@ -27,6 +27,7 @@ Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_lim
   options.receives_max = receives_ + control_posts;
   options.active = active;
   options.flushes = flushes_;
+  options.standby = stands_in(lane);
   options.traffic_class = traffic_class_;
   options.service_level = service_level_;
   options.connect_limit = connect_limit;

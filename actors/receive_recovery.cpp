@@ -181,13 +181,14 @@ uint32_t ReceiveConnection::shadow_key(const ReceiveRequest::Buffer& buffer) {
 // What this side wrote on the old path may arrive until the sender has closed its side, and must
 // not land on entries that were written anew meanwhile.
 void ReceiveConnection::announce_again() {
-  const auto lane = std::find_if(lanes_.begin(), lanes_.end(),
-                                 [](const Lane& candidate) { return candidate.usable; });
-  const Lane& old = lanes_[announcing_lane_];
-  if (lane == lanes_.end() || (!old.usable && !recovery_[announcing_lane_].peer_stopped())) {
-    return;
+  if (!lanes_[announcing_lane_].usable) {
+    const auto lane = std::find_if(lanes_.begin(), lanes_.end(),
+                                   [](const Lane& candidate) { return candidate.usable; });
+    if (lane == lanes_.end() || !recovery_[announcing_lane_].peer_stopped()) {
+      return;
+    }
+    announcing_lane_ = static_cast<size_t>(lane - lanes_.begin());
   }
-  announcing_lane_ = static_cast<size_t>(lane - lanes_.begin());
   announce_anew_ = false;
   held_groups_ = 0;
   held_entries_ = 0;

@@ -149,6 +149,10 @@ void Worker::remove_poller(Poller* poller) {
 
 void Worker::pollers_changed() {
   ++wait_version_;
+  ask_patience();
+}
+
+void Worker::ask_patience() {
   Duration least = default_patience;
   for (const Poller* poller : pollers_) {
     least = std::min(least, poller->patience());
@@ -208,6 +212,7 @@ unsigned Worker::turn() {
     stream_countdown_ = 0;
     eager_stream_turns_ -= eager ? 1 : 0;
     work += streams_->turn();
+    ask_patience();
   }
   if (!leaving_.empty()) {
     bury();
@@ -235,6 +240,7 @@ void Worker::quick_turn() {
     // A look at streams enters the kernel, and hardly ever anything is there.
     if (now >= stream_look_) {
       stream_look_ = now + quick_stream_period;
+      ask_patience();
       eager_stream_turns_ = std::max(eager_stream_turns_, 1U);
     }
   }

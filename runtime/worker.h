@@ -121,6 +121,7 @@ class Worker final : private Context {
   void take_over(const Message& message);
   void bury();
   void pollers_changed();
+  void ask_patience();
   Result<ActorId> reserve();
   Actor* find(ActorId id);
 

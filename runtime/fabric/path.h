@@ -107,6 +107,7 @@ struct PathOptions {
   /// This side sends the first probe: its peer called connect() before.  One of the two must.
   bool active = false;
   bool flushes = false;       ///< post_flush will be used
+  bool standby = false;       ///< it will carry next to nothing unless other paths fail
   Duration connect_limit{};   ///< for connecting; 0: HA_NCCL_CONNECT_TIMEOUT_MS
   uint8_t traffic_class = 0;  ///< RoCE: DSCP and ECN bits
   uint8_t service_level = 0;  ///< InfiniBand

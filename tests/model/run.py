@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the model of fence, ledger, replay and rebuild (failover.pml) exhaustively with spin.
+"""Checks the model of fence, ledger, replay, rebuild and failback (failover.pml) exhaustively with spin.
 
 usage: run.py [--large] [--trail]
   --large   sizes that take minutes and gigabytes as well
@@ -17,27 +17,38 @@ import time
 
 MODEL = pathlib.Path(__file__).resolve().parent / "failover.pml"
 
-# transfers, chunks of each, cables that fail, false alarms
-SIZES = [(1, 2, 1, 1), (2, 1, 1, 0), (2, 1, 0, 1)]
-LARGE_SIZES = [(2, 1, 1, 1), (1, 2, 2, 0)]
+# Of FAILBACK in the model.
+ANY, BACK, LATE = 0, 1, 2
+POLICIES = {ANY: "any path", BACK: "back to the primary", LATE: "back only if it must"}
+
+# transfers, chunks of each, cables that fail, false alarms, which path traffic takes
+SIZES = [(1, 2, 1, 1, ANY), (2, 1, 1, 0, ANY), (2, 1, 0, 1, ANY),
+         (1, 1, 1, 1, BACK), (1, 1, 1, 1, LATE), (1, 2, 1, 0, BACK), (2, 1, 0, 1, BACK), (2, 1, 0, 1, LATE)]
+LARGE_SIZES = [(2, 1, 1, 1, ANY), (1, 2, 2, 0, ANY), (1, 2, 1, 1, BACK), (1, 2, 1, 1, LATE),
+               (1, 1, 2, 1, BACK), (2, 1, 1, 0, BACK)]
 
 # What is planted, and the size that shows it.
 MISTAKES = {
-    "the receiver reports before it is fenced": (1, (1, 2, 1, 1)),
-    "completion by a counter instead of a bitmap": (2, (2, 2, 0, 0)),
-    "everything without an acknowledgement is sent again unasked": (3, (1, 2, 1, 1)),
-    "packets of an old queue pair are taken by the new one": (4, (1, 2, 1, 1)),
-    "the receiver reports before it has looked at what arrived": (5, (1, 2, 1, 1)),
-    "clear-to-sends are not written again": (6, (1, 2, 1, 0)),
-    "the report says nothing of what arrived": (7, (1, 2, 1, 1)),
-    "the sender goes on posting to a path it gave up": (8, (1, 2, 1, 1)),
-    "the receiver uses a rebuilt path before the sender is there": (9, (1, 2, 1, 0)),
+    "the receiver reports before it is fenced": (1, (1, 2, 1, 1, ANY)),
+    "completion by a counter instead of a bitmap": (2, (2, 2, 0, 0, ANY)),
+    "everything without an acknowledgement is sent again unasked": (3, (1, 2, 1, 1, ANY)),
+    "packets of an old queue pair are taken by the new one": (4, (1, 2, 1, 1, ANY)),
+    "the receiver reports before it has looked at what arrived": (5, (1, 2, 1, 1, ANY)),
+    "clear-to-sends are not written again": (6, (1, 2, 1, 0, ANY)),
+    "the report says nothing of what arrived": (7, (1, 2, 1, 1, ANY)),
+    "the sender goes on posting to a path it gave up": (8, (1, 2, 1, 1, ANY)),
+    "the receiver uses a rebuilt path before the sender is there": (9, (1, 2, 1, 0, ANY)),
+    "traffic goes back within a chunk": (10, (1, 1, 0, 1, BACK)),
+    "what the shadow has under way goes again when traffic goes back": (11, (1, 1, 0, 1, BACK)),
+    "a key of the shadow's old queue pair is used for its new one": (12, (1, 1, 0, 2, BACK)),
+    "the sender waits for a key of the shadow although the primary works": (13, (1, 1, 0, 1, LATE)),
+    "none, but traffic goes back while the shadow still has some": (14, (1, 1, 0, 1, BACK)),
 }
 
 
 def check(size, mistake, folder, trail):
     """True when spin finds nothing; what it found or how much it looked at; seconds."""
-    names = ("TRANSFERS", "CHUNKS", "FAULTS", "ALARMS")
+    names = ("TRANSFERS", "CHUNKS", "FAULTS", "ALARMS", "FAILBACK")
     flags = [f"-D{name}={value}" for name, value in zip(names, size)] + [f"-DMISTAKE={mistake}"]
     begin = time.monotonic()
     subprocess.run(["spin", "-a", *flags, str(MODEL)], cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -71,7 +82,7 @@ def main():
             holds, what, seconds = check(size, 0, folder, options.trail)
             wrong += not holds
             print(f"{'holds' if holds else 'VIOLATED':<9} {size[0]} transfers of {size[1]} chunks, {size[2]} failures, "
-                  f"{size[3]} false alarms: {what}, {seconds:.0f} s", flush=True)
+                  f"{size[3]} false alarms, {POLICIES[size[4]]}: {what}, {seconds:.0f} s", flush=True)
         for name, (mistake, size) in MISTAKES.items():
             holds, what, _ = check(size, mistake, folder, False)
             wrong += holds

@@ -7,7 +7,7 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr Instant start{seconds(100)};
+constexpr Instant budget_start{seconds(100)};
 
 TEST(RetryBudget, FailuresForNothingAreCountedInARow) {
   RetryBudget budget(3, seconds(30));
@@ -36,19 +36,20 @@ TEST(RetryBudget, APathThatNobodyNeededHasFailedNobody) {
 TEST(RetryBudget, TheTimeWithoutAPathIsLimited) {
   RetryBudget budget(3, seconds(30));
   EXPECT_EQ(budget.ends(), std::nullopt);
-  budget.need(true, start);
-  EXPECT_EQ(budget.ends(), start + seconds(30));
-  budget.need(true, start + seconds(20));
-  EXPECT_EQ(budget.ends(), start + seconds(30)) << "it began with the first path that was missed";
+  budget.need(true, budget_start);
+  EXPECT_EQ(budget.ends(), budget_start + seconds(30));
+  budget.need(true, budget_start + seconds(20));
+  EXPECT_EQ(budget.ends(), budget_start + seconds(30))
+      << "it began with the first path that was missed";
 }
 
 TEST(RetryBudget, APathEndsTheNeed) {
   RetryBudget budget(3, seconds(30));
-  budget.need(true, start);
-  budget.need(false, start + seconds(29));
+  budget.need(true, budget_start);
+  budget.need(false, budget_start + seconds(29));
   EXPECT_EQ(budget.ends(), std::nullopt);
-  budget.need(true, start + seconds(40));
-  EXPECT_EQ(budget.ends(), start + seconds(70));
+  budget.need(true, budget_start + seconds(40));
+  EXPECT_EQ(budget.ends(), budget_start + seconds(70));
 }
 
 }  // namespace

@@ -15,6 +15,11 @@ constexpr size_t command_receives = 16;
 constexpr size_t data_receives = 4;
 constexpr size_t scratch_bytes = 65536;
 
+// A look at a socket enters the kernel, which costs as much as a small message over RDMA. Where all
+// paths only stand by, one pass in so many makes it, from so long after the last packet.
+constexpr unsigned doze_passes = 64;
+constexpr Duration doze_after = std::chrono::milliseconds(1);
+
 }  // namespace
 
 DatagramPort::DatagramPort(std::unique_ptr<PacketIo> io, const DatagramOptions& options,
@@ -58,6 +63,8 @@ Result<std::unique_ptr<Path>> DatagramPort::create_path(const PathOptions& optio
   auto path = std::make_unique<DatagramPath>(*this, options, owner, id);
   paths_[index] = path.get();
   ++live_paths_;
+  standby_paths_ += options.standby ? 1 : 0;
+  dozes_ = false;
   // Room for everything that can complete at once, so that complete() never allocates.
   completion_need_ += path->requests_.size() + path->receives_.size();
   if (completions_.size() < completion_need_) {
@@ -77,6 +84,7 @@ void DatagramPort::remove(DatagramPath& path) {
   paths_[index] = nullptr;
   free_paths_.push_back(index);
   --live_paths_;
+  standby_paths_ -= path.options_.standby ? 1 : 0;
   completion_need_ -= path.requests_.size() + path.receives_.size();
   for (size_t i = 0; i < completion_count_; ++i) {
     Completion& completion = completions_[(completion_head_ + i) % completions_.size()];
@@ -124,6 +132,10 @@ uint32_t DatagramPort::now_us() const {
 }
 
 unsigned DatagramPort::poll(Clock& time) {
+  if (dozes_ && ++dozed_ < doze_passes && nothing_waits()) {
+    return 0;
+  }
+  dozed_ = 0;
   const Instant now = time.now();
   now_ = now;
   unsigned work = 0;
@@ -155,7 +167,24 @@ unsigned DatagramPort::poll(Clock& time) {
     settle_ = false;
     work += progress_sends();
   }
+  look_whether_to_doze(work);
   return work;
+}
+
+inline void DatagramPort::look_whether_to_doze(unsigned work) {
+  dozes_ = false;
+  if (standby_paths_ != live_paths_ || live_paths_ == 0) [[likely]] {
+    return;
+  }
+  if (work != 0) {
+    lively_until_ = now_ + doze_after;
+  }
+  // What was sent is to be answered, and what came is to be acknowledged, in good time.
+  dozes_ = now_ >= lively_until_ && hotel_.guests() == 0 && ack_head_ == nullptr;
+}
+
+Duration DatagramPort::patience() const {
+  return dozes_ ? std::chrono::milliseconds(10) : Poller::patience();
 }
 
 std::optional<Instant> DatagramPort::next_deadline() {
@@ -180,10 +209,15 @@ size_t DatagramPort::wait_fds(std::span<int> out) const {
   return count;
 }
 
-bool DatagramPort::prepare_sleep() {
+bool DatagramPort::nothing_waits() const {
   return ready_head_ == nullptr && (resend_head_ == nullptr || resends_blocked_) &&
          urgent_acks_.empty() && completion_count_ == 0 && state_events_.empty() &&
-         command_.empty() && data_.empty() && io_->prepare_sleep();
+         command_.empty() && data_.empty();
+}
+
+bool DatagramPort::prepare_sleep() {
+  dozed_ = doze_passes;  // what wakes the thread is looked at first
+  return nothing_waits() && io_->prepare_sleep();
 }
 
 DatagramPath* DatagramPort::find(const FrameHeader& header) {

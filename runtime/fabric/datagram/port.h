@@ -67,6 +67,7 @@ class DatagramPort final : public Poller, private PacketSink {
 
   // Poller
   unsigned poll(Clock& time) override;
+  Duration patience() const override;
   std::optional<Instant> next_deadline() override;
   size_t wait_fds(std::span<int> out) const override;
   bool prepare_sleep() override;
@@ -109,6 +110,8 @@ class DatagramPort final : public Poller, private PacketSink {
   void queue_state(DatagramPath& path);
   unsigned dispatch();
 
+  bool nothing_waits() const;
+  void look_whether_to_doze(unsigned work);
   uint32_t now_us() const;
 
   std::unique_ptr<PacketIo> io_;
@@ -126,6 +129,10 @@ class DatagramPort final : public Poller, private PacketSink {
   std::vector<uint16_t> generations_;
   std::vector<uint32_t> free_paths_;
   size_t live_paths_ = 0;
+  size_t standby_paths_ = 0;  ///< of these
+  bool dozes_ = false;        ///< looks at its sockets now and then only
+  unsigned dozed_ = 0;        ///< passes since the last look
+  Instant lively_until_{};
 
   // ready-to-send ring (intrusive, FIFO)
   DatagramPath* ready_head_ = nullptr;
