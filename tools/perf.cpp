@@ -132,6 +132,10 @@ void add_measurement(CLI::App& perf, RawOptions& raw) {
                 "pt2pt, sendrecv: use --depth steps over and over, as NCCL's own buffers are, "
                 "instead of one buffer of the whole size");
   perf.add_flag("--spin", o.spin, "Do not yield the processor after a pass without progress");
+  perf.add_option("--pause", o.pause_us,
+                  "latency: microseconds between round trips, in which both sides come to rest")
+      ->check(CLI::Range(0U, 1000000U))
+      ->capture_default_str();
   perf.add_option("--seed", o.seed, "Seed of the data")->capture_default_str();
 }
 

@@ -56,6 +56,9 @@ class PingPong {
       if (auto posted = post_receives(i); !posted) {
         return posted;
       }
+      if (auto rested = rest(i, clock); !rested) {
+        return rested;
+      }
       const Instant begin = clock.now();
       if (auto sent = send(i); !sent) {
         return sent;
@@ -107,6 +110,28 @@ class PingPong {
       const Expected expected{0, o_.bytes, 0, {1 - o_.rank}};
       checker_.check({slot(out_, i), o_.bytes}, expected, o_.first_iteration + i, result_.check);
     }
+  }
+
+  /// Lets the pause pass, testing meanwhile as NCCL does, until what was posted ahead and what the
+  /// message before left behind is done on both sides.
+  Result<void> rest(uint64_t i, Clock& clock) {
+    if (o_.pause == Duration(0)) {
+      return {};
+    }
+    const Instant end = clock.now() + o_.pause;
+    for (uint32_t idle = 0; clock.now() < end;) {
+      auto early = test_receive(i);
+      if (!early) {
+        return early.error();
+      }
+      if (*early) {
+        return fail(Errc::remote, "a message came before it was asked for");
+      }
+      if (auto waited = pass(idle); !waited) {
+        return waited;
+      }
+    }
+    return {};
   }
 
   /// Keeps `depth` receives posted, none for messages beyond the last.
@@ -162,6 +187,20 @@ class PingPong {
     return done != 0;
   }
 
+  Result<bool> test_receive(uint64_t i) {
+    int done = 0;
+    int size = -1;
+    const auto result = api_.test(requests_[i % o_.depth], &done, &size);
+    if (result != abi::NcclResult::success) {
+      return api_.call_failed("test of a receive", result);
+    }
+    if (done != 0 && static_cast<size_t>(size) != o_.bytes) {
+      return fail(Errc::remote,
+                  fmt::format("a message of {} bytes was reported as {}", o_.bytes, size));
+    }
+    return done != 0;
+  }
+
   /// Waits for message i; looks after a send still under way meanwhile, as NCCL's loop does.
   Result<void> receive(uint64_t i) {
     for (uint32_t idle = 0;;) {
@@ -170,17 +209,11 @@ class PingPong {
           return tested.error();
         }
       }
-      int done = 0;
-      int size = -1;
-      const auto result = api_.test(requests_[i % o_.depth], &done, &size);
-      if (result != abi::NcclResult::success) {
-        return api_.call_failed("test of a receive", result);
+      auto done = test_receive(i);
+      if (!done) {
+        return done.error();
       }
-      if (done != 0) {
-        if (static_cast<size_t>(size) != o_.bytes) {
-          return fail(Errc::remote,
-                      fmt::format("a message of {} bytes was reported as {}", o_.bytes, size));
-        }
+      if (*done) {
         return {};
       }
       if (auto waited = pass(idle); !waited) {

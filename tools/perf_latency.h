@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/clock.h"
 #include "runtime/result.h"
 #include "tools/net_library.h"
 #include "tools/perf_links.h"
@@ -20,6 +21,7 @@ struct LatencyOptions {
   uint64_t first_iteration = 0;  ///< number of the first one, for the data
   bool check = true;
   bool spin = false;
+  Duration pause{};  ///< between round trips: both sides come to rest
   uint64_t seed = 1;
 };
 

@@ -188,6 +188,9 @@ Result<void> settle(PerfOptions& options, uint32_t world_size) {
     return fail(Errc::invalid_argument, "--reuse works with pt2pt and sendrecv only");
   }
   const bool latency = options.op == OpKind::latency;
+  if (options.pause_us != 0 && !latency) {
+    return fail(Errc::invalid_argument, "--pause works with latency only");
+  }
   if (latency) {
     options.type = DataType::uint8;  // messages, not elements
   }

@@ -63,6 +63,7 @@ struct PerfOptions {
   bool bidirectional = false;
   bool reuse = false;
   bool spin = false;
+  uint32_t pause_us = 0;
   bool verbose = false;
   uint32_t timeout_s = 300;
   uint64_t seed = 1;

@@ -146,6 +146,9 @@ std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hos
       options.rounds == 1 ? "" : "s, medians shown", options.message_bytes, options.depth,
       options.conns, options.conns == 1 ? "" : "s",
       options.check ? "every byte checked" : "NOT checked");
+  if (options.pause_us != 0) {
+    text += fmt::format("# {} us of rest between round trips\n", options.pause_us);
+  }
   for (size_t i = 0; i < plugins.size(); ++i) {
     const PluginInfo& p = plugins[i];
     text += fmt::format("# {}: {} v{} from {}, device {} ({} Mb/s)\n",
@@ -274,6 +277,7 @@ nlohmann::json report_json(const PerfOptions& options, uint32_t ranks, uint32_t 
                      {"message_bytes", options.message_bytes},
                      {"depth", options.depth},
                      {"group", options.group},
+                     {"pause_us", options.pause_us},
                      {"connections", options.conns},
                      {"checked", options.check},
                      {"wrong", total_wrong(rows)},

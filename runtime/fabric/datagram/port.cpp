@@ -16,9 +16,10 @@ constexpr size_t data_receives = 4;
 constexpr size_t scratch_bytes = 65536;
 
 // A look at a socket enters the kernel, which costs as much as a small message over RDMA. Where all
-// paths only stand by, one pass in so many makes it, from so long after the last packet.
+// paths only stand by, and nothing came for so long, it waits for as long again, and for so many
+// passes, as a look at the clock is not for nothing either.
+constexpr Duration doze_time = std::chrono::milliseconds(1);
 constexpr unsigned doze_passes = 64;
-constexpr Duration doze_after = std::chrono::milliseconds(1);
 
 }  // namespace
 
@@ -132,10 +133,9 @@ uint32_t DatagramPort::now_us() const {
 }
 
 unsigned DatagramPort::poll(Clock& time) {
-  if (dozes_ && ++dozed_ < doze_passes && nothing_waits()) {
+  if (dozes_ && dozes_on(time)) {
     return 0;
   }
-  dozed_ = 0;
   const Instant now = time.now();
   now_ = now;
   unsigned work = 0;
@@ -177,10 +177,22 @@ inline void DatagramPort::look_whether_to_doze(unsigned work) {
     return;
   }
   if (work != 0) {
-    lively_until_ = now_ + doze_after;
+    lively_until_ = now_ + doze_time;
   }
   // What was sent is to be answered, and what came is to be acknowledged, in good time.
   dozes_ = now_ >= lively_until_ && hotel_.guests() == 0 && ack_head_ == nullptr;
+}
+
+bool DatagramPort::dozes_on(Clock& time) {
+  if (!nothing_waits() || wake_) {
+    wake_ = false;
+    return false;
+  }
+  if (++dozed_ < doze_passes) {
+    return true;
+  }
+  dozed_ = 0;
+  return time.now() - now_ < doze_time;
 }
 
 Duration DatagramPort::patience() const {
@@ -216,7 +228,7 @@ bool DatagramPort::nothing_waits() const {
 }
 
 bool DatagramPort::prepare_sleep() {
-  dozed_ = doze_passes;  // what wakes the thread is looked at first
+  wake_ = true;  // by what arrives, which is to be looked at
   return nothing_waits() && io_->prepare_sleep();
 }
 
