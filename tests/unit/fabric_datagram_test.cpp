@@ -11,10 +11,12 @@
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/hotel.h"
 #include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/receive_window.h"
 #include "runtime/fabric/datagram/rtt.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/random.h"
+#include "runtime/timer_wheel.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -381,6 +383,96 @@ TEST(FaultPlan, ParsesAndRefuses) {
     ASSERT_FALSE(result) << bad;
     EXPECT_NE(result.error().what.find("HA_NCCL_DGRAM_FAULTS"), std::string::npos);
   }
+}
+
+/// Counts how often somebody looks whether something came.
+class QuietIo final : public PacketIo {
+ public:
+  explicit QuietIo(unsigned* looks) : looks_(looks) {}
+  size_t send(Channel, std::span<OutDatagram> out) override { return out.size(); }
+  size_t receive(Channel channel, PacketSink&, size_t) override {
+    *looks_ += channel == Channel::command ? 1 : 0;
+    return 0;
+  }
+  SocketAddress local(Channel) const override { return {}; }
+  size_t receive_buffer_bytes() const override { return 65536; }
+  bool segmentation_offload() const override { return false; }
+  int wait_fd(Channel) const override { return -1; }
+
+ private:
+  unsigned* looks_;
+};
+
+class Standby : public testing::Test, private PathOwner {
+ protected:
+  Standby() {
+    clock_.set(Instant(seconds(1)));
+    port_.emplace(std::make_unique<QuietIo>(&looks_), DatagramOptions{},
+                  DatagramPort::Environment{&memory_, &clock_, &timers_, &random_, nullptr}, 1500);
+  }
+  std::unique_ptr<Path> make(bool standby) {
+    PathOptions options;
+    options.standby = standby;
+    return std::move(*port_->create_path(options, this));
+  }
+  unsigned looks_in(unsigned passes, Duration each) {
+    looks_ = 0;
+    for (unsigned i = 0; i < passes; ++i) {
+      clock_.advance(each);
+      static_cast<void>(port_->poll(clock_));
+    }
+    return looks_;
+  }
+  void on_completion(const Completion&) override {}
+  void on_path_state(Path&, PathState, const Error&) override {}
+
+  unsigned looks_ = 0;
+  ManualClock clock_;
+  Memory memory_;
+  TimerWheel timers_{Instant(seconds(1))};
+  Random random_{1};
+  std::optional<DatagramPort> port_;
+};
+
+TEST_F(Standby, APathInUseIsLookedAtWithEachPass) {
+  auto used = make(false);
+  auto other = make(true);
+  EXPECT_EQ(looks_in(1000, microseconds(1)), 1000U);
+  EXPECT_EQ(port_->patience(), milliseconds(2));
+}
+
+TEST_F(Standby, OneThatOnlyStandsByIsLookedAtNowAndThen) {
+  auto path = make(true);
+  static_cast<void>(looks_in(10, milliseconds(1)));
+  const unsigned looks = looks_in(100000, Duration(100));  // 10 ms
+  EXPECT_GE(looks, 8U);
+  EXPECT_LE(looks, 11U);
+  EXPECT_EQ(port_->patience(), milliseconds(10));
+}
+
+TEST_F(Standby, SlowPassesDoNotDelayItForLong) {
+  auto path = make(true);
+  static_cast<void>(looks_in(10, milliseconds(1)));
+  EXPECT_GE(looks_in(640, milliseconds(1)), 10U);
+}
+
+TEST_F(Standby, WhoWakesLooksFirst) {
+  auto path = make(true);
+  static_cast<void>(looks_in(10, milliseconds(1)));
+  EXPECT_EQ(looks_in(2, Duration(100)), 0U);
+  EXPECT_TRUE(port_->prepare_sleep());
+  EXPECT_EQ(looks_in(1, Duration(100)), 1U);
+}
+
+TEST_F(Standby, APathThatComesIntoUseEndsIt) {
+  auto path = make(true);
+  static_cast<void>(looks_in(10, milliseconds(1)));
+  EXPECT_EQ(looks_in(2, Duration(100)), 0U);
+  auto used = make(false);
+  EXPECT_EQ(looks_in(2, Duration(100)), 2U);
+  used.reset();
+  static_cast<void>(looks_in(10, milliseconds(1)));
+  EXPECT_EQ(looks_in(2, Duration(100)), 0U);
 }
 
 }  // namespace

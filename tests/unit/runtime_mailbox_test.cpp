@@ -11,14 +11,14 @@
 namespace nccl_ha {
 namespace {
 
-struct Note {
+struct Parcel {
   uint32_t sender;
   uint32_t number;
 };
 
 TEST(Mailbox, AGreedySenderCannotStarveAnother) {
   // Without credits the queue's blocks would stay with whoever took them first, for ever.
-  Mailbox<Note> mailbox(64, 2);
+  Mailbox<Parcel> mailbox(64, 2);
   auto first = mailbox.open(32);
   auto second = mailbox.open(32);
   ASSERT_TRUE(first && second);
@@ -33,13 +33,13 @@ TEST(Mailbox, AGreedySenderCannotStarveAnother) {
     }
     ASSERT_EQ(from_first, 32U);
     ASSERT_EQ(from_second, 32U);
-    ASSERT_EQ(mailbox.drain(1000, [](const Note&) {}), 64U);
+    ASSERT_EQ(mailbox.drain(1000, [](const Parcel&) {}), 64U);
   }
   EXPECT_EQ(first->rejected(), 20000U);
 }
 
 TEST(Mailbox, CreditsAndSendersAreBounded) {
-  Mailbox<Note> mailbox(10, 2);
+  Mailbox<Parcel> mailbox(10, 2);
   auto first = mailbox.open(8);
   ASSERT_TRUE(first);
   EXPECT_FALSE(mailbox.open(3)) << "only two credits are left";
@@ -51,21 +51,21 @@ TEST(Mailbox, CreditsAndSendersAreBounded) {
 }
 
 TEST(Mailbox, AClosedSendersMessagesStillArriveAndItsPlaceIsReused) {
-  Mailbox<Note> mailbox(4, 1);
+  Mailbox<Parcel> mailbox(4, 1);
   for (uint32_t round = 0; round < 100; ++round) {
     auto address = mailbox.open(4);
     ASSERT_TRUE(address) << round;
     ASSERT_TRUE(address->try_send({0, round}));
-    *address = Address<Note>();  // closed with a message queued
+    *address = Address<Parcel>();  // closed with a message queued
     EXPECT_FALSE(mailbox.open(4)) << "its message has not been taken out";
     uint32_t got = UINT32_MAX;
-    EXPECT_EQ(mailbox.drain(10, [&](const Note& note) { got = note.number; }), 1U);
+    EXPECT_EQ(mailbox.drain(10, [&](const Parcel& note) { got = note.number; }), 1U);
     EXPECT_EQ(got, round);
   }
 }
 
 TEST(Mailbox, AddressesOutliveASharedMailbox) {
-  auto mailbox = std::make_shared<Mailbox<Note>>(4, 1);
+  auto mailbox = std::make_shared<Mailbox<Parcel>>(4, 1);
   auto address = mailbox->open(4);
   ASSERT_TRUE(address);
   mailbox->detach_waker();
@@ -76,7 +76,7 @@ TEST(Mailbox, AddressesOutliveASharedMailbox) {
 TEST(Mailbox, EachSendersMessagesArriveInOrder) {
   constexpr uint32_t senders = 3;
   constexpr uint32_t messages = 60000;
-  Mailbox<Note> mailbox(senders * 64, senders);
+  Mailbox<Parcel> mailbox(senders * 64, senders);
   std::vector<std::thread> threads;
   for (uint32_t s = 0; s < senders; ++s) {
     auto address = mailbox.open(64);
@@ -92,7 +92,7 @@ TEST(Mailbox, EachSendersMessagesArriveInOrder) {
   std::vector<uint32_t> next(senders, 0);
   size_t received = 0;
   while (received < size_t{senders} * messages) {
-    const size_t got = mailbox.drain(64, [&](const Note& note) {
+    const size_t got = mailbox.drain(64, [&](const Parcel& note) {
       ASSERT_EQ(note.number, next[note.sender]);
       ++next[note.sender];
     });
@@ -113,7 +113,7 @@ TEST(Mailbox, NoWakeUpIsLost) {
   constexpr uint32_t messages = 1'000'000;
   auto parker = Parker::make();
   ASSERT_TRUE(parker);
-  Mailbox<Note> mailbox(4, 1, parker->get());
+  Mailbox<Parcel> mailbox(4, 1, parker->get());
   auto address = mailbox.open(4);
   ASSERT_TRUE(address);
   std::atomic<uint32_t> taken{0};
@@ -133,7 +133,7 @@ TEST(Mailbox, NoWakeUpIsLost) {
   uint64_t sleeps = 0;
   SteadyClock clock;
   while (received < messages) {
-    received += static_cast<uint32_t>(mailbox.drain(8, [](const Note&) {}));
+    received += static_cast<uint32_t>(mailbox.drain(8, [](const Parcel&) {}));
     taken.store(received, std::memory_order_release);
     if (received == messages) {
       break;
@@ -155,7 +155,7 @@ TEST(MailboxDeathTest, GoingBeforeItsAddressesIsABug) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(
       {
-        auto mailbox = std::make_unique<Mailbox<Note>>(4, 1);
+        auto mailbox = std::make_unique<Mailbox<Parcel>>(4, 1);
         auto address = mailbox->open(4);
         mailbox.reset();
       },

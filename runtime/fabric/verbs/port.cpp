@@ -137,6 +137,7 @@ void Port::remove(VerbsPath& path) {
   free_slots_.push_back(path.slot_);
   queues_[path.queue_].used -= path.reserved_;
   std::erase(dirty_, &path);
+  std::erase(thirsty_, &path);
   std::replace(state_events_.begin(), state_events_.end(), &path, static_cast<VerbsPath*>(nullptr));
 }
 
@@ -158,6 +159,13 @@ unsigned Port::flush_posts() {
     env_.timers->arm(watch_, env_.clock->now() + options_.dead_after / watch_divisor);
   }
   return count;
+}
+
+void Port::hand_over_receives() {
+  for (size_t i = 0; i < thirsty_.size(); ++i) {
+    thirsty_[i]->hand_over_receives();
+  }
+  thirsty_.clear();
 }
 
 inline unsigned Port::poll_queue(Queue& queue) {
@@ -207,6 +215,9 @@ void Port::take_events() {
 unsigned Port::poll(Clock& time) {
   static_cast<void>(time);  // most turns find nothing, and need no clock to see that
   unsigned work = dirty_.empty() ? 0 : flush_posts();
+  if (!thirsty_.empty()) {
+    hand_over_receives();
+  }
   if (armed_) {
     armed_ = false;
     take_events();
@@ -266,7 +277,7 @@ size_t Port::wait_fds(std::span<int> out) const {
 }
 
 bool Port::prepare_sleep() {
-  if (!dirty_.empty() || !state_events_.empty()) {
+  if (!dirty_.empty() || !state_events_.empty() || !thirsty_.empty()) {
     return false;
   }
   armed_ = true;
@@ -280,7 +291,7 @@ bool Port::prepare_sleep() {
   for (size_t i = 0; i < queues_.size(); ++i) {
     work += poll_queue(queues_[i]);
   }
-  return work == 0;
+  return work == 0 && thirsty_.empty();
 }
 
 void Port::queue_state(VerbsPath& path) {

@@ -99,6 +99,7 @@ class Port final : public Poller {
   void remove(VerbsPath& path);
   void mark_dirty(VerbsPath& path);
   unsigned flush_posts();
+  void hand_over_receives();
   static constexpr int batch = 32;  ///< completions taken at once
   unsigned poll_queue(Queue& queue);
   unsigned take_completions(Queue& queue, std::array<ibv_wc, batch>& completions, int got);
@@ -118,6 +119,7 @@ class Port final : public Poller {
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;
   std::vector<VerbsPath*> dirty_;
+  std::vector<VerbsPath*> thirsty_;  ///< may be named twice
   std::vector<VerbsPath*> state_events_;
   bool armed_ = false;
   bool lost_ = false;  ///< the device failed and the paths were told

@@ -444,6 +444,7 @@ void VerbsPath::break_path(CompletionStatus cause, const Error& why) {
       static_cast<void>(library_.modify_qp(qp, &attributes, IBV_QP_STATE));
     }
   }
+  hand_over_receives();
   if (pending_count_ != 0) {
     port_.mark_dirty(*this);
   }

@@ -91,6 +91,7 @@ class VerbsPath final : public Path {
   void post_probes();
   void post_marker();
   void flush_posts();
+  void hand_over_receives();
   void on_wc(const ibv_wc& wc, const WorkId& id);
   void on_send(const ibv_wc& wc, uint32_t position);
   void on_receive(const ibv_wc& wc, uint32_t position);
@@ -153,6 +154,7 @@ class VerbsPath final : public Path {
   uint32_t receive_mask_ = 0;
   uint32_t receive_head_ = 0;
   uint32_t receive_tail_ = 0;
+  uint32_t parked_ = 0;  ///< the last ones of these, which the device does not have yet
 
   std::vector<uint64_t> flushes_;
   uint32_t flush_head_ = 0;

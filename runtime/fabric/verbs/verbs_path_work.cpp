@@ -107,6 +107,15 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
   if (receive_tail_ - receive_head_ >= options_.receives_max + 2) {
     return Errc::again;
   }
+  if (post.length == 0 && state_ == PathState::ready) {
+    // For the peer's next immediate but many: whoever waits for what just came is served first.
+    receives_[receive_tail_++ & receive_mask_] = {post.id, false};
+    if (parked_++ == 0) {
+      port_.thirsty_.push_back(this);
+    }
+    return Errc::ok;
+  }
+  hand_over_receives();
   ibv_sge sge{reinterpret_cast<uint64_t>(post.address), post.length, post.key};
   ibv_recv_wr request{};
   request.wr_id =
@@ -121,6 +130,31 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
   receives_[receive_tail_ & receive_mask_] = {post.id, false};
   ++receive_tail_;
   return Errc::ok;
+}
+
+void VerbsPath::hand_over_receives() {
+  for (uint32_t left = std::exchange(parked_, 0); left != 0;) {
+    std::array<ibv_recv_wr, 16> requests;
+    const uint32_t count = std::min(left, static_cast<uint32_t>(requests.size()));
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t position = (receive_tail_ - left + i) & WorkId::position_mask;
+      requests[i] = {};
+      requests[i].wr_id = WorkId{slot_, generation_, WorkId::Lane::receive, position}.pack();
+      requests[i].next = i + 1 < count ? &requests[i + 1] : nullptr;
+    }
+    left -= count;
+    ibv_recv_wr* bad = nullptr;
+    if (const int error = ibv_post_recv(qp_, requests.data(), &bad); error != 0) {
+      break_path(
+          CompletionStatus::device_fault,
+          nccl_ha::fail(Errc::system,
+                        fmt::format("RDMA device {}: cannot post receives", info_.device), error));
+      // What the device did not take comes back from us.
+      port_.env_.timers->cancel(timer_);
+      port_.env_.timers->arm(timer_, port_.env_.clock->now());
+      return;
+    }
+  }
 }
 
 Errc VerbsPath::post_flush(const FlushPost& post) {
@@ -157,6 +191,8 @@ void VerbsPath::flush_posts() {
   if (pending_count_ == 0) {
     return;
   }
+  // What goes out may let the peer use as many receives as it was promised.
+  hand_over_receives();
   const size_t count = std::exchange(pending_count_, 0);
   const uint32_t first = send_tail_ - static_cast<uint32_t>(count);
   // One completion answers for all before it, so only the last that somebody waits for asks for
