@@ -92,7 +92,7 @@ for bench in build/release/bin/*_bench; do
     step "bench $(basename "$bench")" timeout 600 "$bench" "$plugin"
   fi
 done
-step "what failover costs while nothing fails" timeout 600 python3 tests/bench/peace.py
+step "what failover costs while nothing fails" timeout 1200 python3 tests/bench/peace.py
 # Against NCCL's own Socket transport, where an NCCL is installed (status 2: it could not be measured).
 timeout 1200 python3 tests/bench/against_socket.py
 status=$?
