@@ -173,7 +173,7 @@ unsigned DatagramPort::poll(Clock& time) {
 
 inline void DatagramPort::look_whether_to_doze(unsigned work) {
   dozes_ = false;
-  if (standby_paths_ != live_paths_ || live_paths_ == 0) [[likely]] {
+  if (standby_paths_ != live_paths_) [[likely]] {
     return;
   }
   if (work != 0) {

@@ -124,6 +124,7 @@ Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
   std::unique_ptr<VerbsPath> path(
       new VerbsPath(*this, path_options, owner, slot, generation, *queue));
   slots_[slot].path = path.get();
+  thirsty_.reserve(slots_.size());
   queues_[*queue].used += entries;
   path->reserved_ = entries;
   if (auto opened = path->open(want); !opened) {
@@ -162,8 +163,9 @@ unsigned Port::flush_posts() {
 }
 
 void Port::hand_over_receives() {
-  for (size_t i = 0; i < thirsty_.size(); ++i) {
-    thirsty_[i]->hand_over_receives();
+  for (VerbsPath* path : thirsty_) {
+    path->thirsty_ = false;
+    path->hand_over_receives();
   }
   thirsty_.clear();
 }
@@ -239,7 +241,12 @@ unsigned Port::poll(Clock& time) {
 
 unsigned Port::push(Clock& time) {
   static_cast<void>(time);
-  return dirty_.empty() ? 0 : flush_posts();
+  const unsigned work = dirty_.empty() ? 0 : flush_posts();
+  // What went out on one path may be answered on another one.
+  if (!thirsty_.empty()) {
+    hand_over_receives();
+  }
+  return work;
 }
 
 unsigned Port::fail_all() {

@@ -119,7 +119,7 @@ class Port final : public Poller {
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;
   std::vector<VerbsPath*> dirty_;
-  std::vector<VerbsPath*> thirsty_;  ///< may be named twice
+  std::vector<VerbsPath*> thirsty_;  ///< with receives that the device does not have yet
   std::vector<VerbsPath*> state_events_;
   bool armed_ = false;
   bool lost_ = false;  ///< the device failed and the paths were told

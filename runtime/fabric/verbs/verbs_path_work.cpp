@@ -110,7 +110,8 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
   if (post.length == 0 && state_ == PathState::ready) {
     // For the peer's next immediate but many: whoever waits for what just came is served first.
     receives_[receive_tail_++ & receive_mask_] = {post.id, false};
-    if (parked_++ == 0) {
+    ++parked_;
+    if (!std::exchange(thirsty_, true)) {
       port_.thirsty_.push_back(this);
     }
     return Errc::ok;
