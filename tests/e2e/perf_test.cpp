@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -157,6 +158,16 @@ TEST(Latency, is_reported_with_ordered_percentiles) {
   EXPECT_GT(plugin["min_us"].get<double>(), 0.0);
   EXPECT_LE(plugin["min_us"].get<double>(), plugin["p50_us"].get<double>());
   EXPECT_LE(plugin["p50_us"].get<double>(), plugin["p99_us"].get<double>());
+}
+
+TEST(Latency, rests_between_round_trips_if_told_to) {
+  const auto begin = std::chrono::steady_clock::now();
+  const json report = good_report({"latency", "-b", "8", "-e", "8", "-I", "100", "-w", "0",
+                                   "--pause", "2000", "--plugin", NHA_PLUGIN_FILE});
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(200));
+  EXPECT_EQ(report["pause_us"], 2000);
+  EXPECT_LT(report["results"][0]["plugins"][0]["p50_us"].get<double>(), 1000.0)
+      << "the rest is no part of what is measured";
 }
 
 TEST(Against, runs_both_in_turn_and_prints_the_ratio) {

@@ -1,7 +1,5 @@
 #include <gtest/gtest.h>
 
-#include "ha/backoff.h"
-#include "ha/error_class.h"
 #include "ha/ledger.h"
 
 namespace nccl_ha::ha {
@@ -38,33 +36,6 @@ TEST(ArrivalReport, SaysOnlyWhatArrived) {
   EXPECT_FALSE(report.has(102, 0, 0));
   EXPECT_TRUE(report.covers(101));
   EXPECT_FALSE(report.covers(102));
-}
-
-TEST(ErrorClass, OnlyThePathsOwnTroublesAreWorthAnotherPath) {
-  using fabric::CompletionStatus;
-  EXPECT_EQ(classify(CompletionStatus::retry_exceeded), ErrorClass::path);
-  EXPECT_EQ(classify(CompletionStatus::flushed), ErrorClass::path);
-  EXPECT_EQ(classify(CompletionStatus::device_fault), ErrorClass::path);
-  EXPECT_EQ(classify(CompletionStatus::remote_access), ErrorClass::program);
-  EXPECT_EQ(classify(CompletionStatus::local_protection), ErrorClass::program);
-  EXPECT_EQ(classify(CompletionStatus::length_error), ErrorClass::program);
-}
-
-TEST(Backoff, BeginsAtOnceGrowsAndStaysBelowItsLimit) {
-  using std::chrono::milliseconds;
-  Random random(1);
-  Backoff backoff(milliseconds(20), milliseconds(1000));
-  EXPECT_EQ(backoff.next(random), Duration(0));
-  Duration base = milliseconds(20);
-  for (int i = 0; i < 12; ++i) {
-    const Duration wait = backoff.next(random);
-    EXPECT_GE(wait, base / 2) << i;
-    EXPECT_LE(wait, base) << i;
-    base = std::min<Duration>(base * 2, milliseconds(1000));
-  }
-  EXPECT_EQ(base, Duration(milliseconds(1000)));
-  backoff.reset();
-  EXPECT_EQ(backoff.next(random), Duration(0));
 }
 
 }  // namespace

@@ -93,6 +93,7 @@ TEST(Settle, refuses_what_cannot_work_and_names_the_option) {
   refused([](auto& o) { o.conns = 0; }, "--conns");
   refused([](auto& o) { o.bidirectional = true; }, "--bidirectional");
   refused([](auto& o) { o.reuse = true; }, "--reuse");
+  refused([](auto& o) { o.pause_us = 1; }, "--pause");  // all_reduce
 }
 
 GetEnv table(std::map<std::string, std::string> values) {

@@ -1,0 +1,19 @@
+#include <gtest/gtest.h>
+
+#include "ha/error_class.h"
+
+namespace nccl_ha::ha {
+namespace {
+
+TEST(ErrorClass, OnlyThePathsOwnTroublesAreWorthAnotherPath) {
+  using fabric::CompletionStatus;
+  EXPECT_EQ(classify(CompletionStatus::retry_exceeded), ErrorClass::path);
+  EXPECT_EQ(classify(CompletionStatus::flushed), ErrorClass::path);
+  EXPECT_EQ(classify(CompletionStatus::device_fault), ErrorClass::path);
+  EXPECT_EQ(classify(CompletionStatus::remote_access), ErrorClass::program);
+  EXPECT_EQ(classify(CompletionStatus::local_protection), ErrorClass::program);
+  EXPECT_EQ(classify(CompletionStatus::length_error), ErrorClass::program);
+}
+
+}  // namespace
+}  // namespace nccl_ha::ha
