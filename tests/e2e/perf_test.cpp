@@ -162,11 +162,12 @@ TEST(Latency, is_reported_with_ordered_percentiles) {
 
 TEST(Latency, rests_between_round_trips_if_told_to) {
   const auto begin = std::chrono::steady_clock::now();
-  const json report = good_report({"latency", "-b", "8", "-e", "8", "-I", "100", "-w", "0",
-                                   "--pause", "2000", "--plugin", NHA_PLUGIN_FILE});
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(200));
-  EXPECT_EQ(report["pause_us"], 2000);
-  EXPECT_LT(report["results"][0]["plugins"][0]["p50_us"].get<double>(), 1000.0)
+  const json report = good_report({"latency", "-b", "8", "-e", "8", "-I", "20", "-w", "0",
+                                   "--pause", "50000", "--plugin", NHA_PLUGIN_FILE});
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_EQ(report["pause_us"], 50000);
+  // Half of a rest would be in every round trip; the shortest is what a busy machine delays least.
+  EXPECT_LT(report["results"][0]["plugins"][0]["min_us"].get<double>(), 10000.0)
       << "the rest is no part of what is measured";
 }
 
