@@ -12,6 +12,9 @@ if(plugin_kind STREQUAL "STATIC_LIBRARY")
   target_link_options(nccl-net-ha PRIVATE
     LINKER:--version-script=${exports} LINKER:-z,defs LINKER:--exclude-libs,ALL
     LINKER:-z,now)
+  if(NHA_LINK_TIME_OPTIMIZATION)
+    target_link_options(nccl-net-ha PRIVATE -flto=auto)
+  endif()
   if(NOT NHA_SANITIZE)
     target_link_options(nccl-net-ha PRIVATE -static-libstdc++ -static-libgcc)
   endif()
