@@ -18,15 +18,13 @@ void prefetch_for_write(Slot& slot) {
 
 }  // namespace
 
-void Channel::deliver_doorbell() {
+bool Channel::deliver_doorbell() {
   rung_ = false;
-  // Set before the turn: whoever takes it finds the requests, also a standby that is faster.
-  const bool on_its_way = doorbell_.exchange(true, std::memory_order_acq_rel);
-  // One that is in the mailbox already answers for these requests too.  Another would only use up
-  // the credits, and giving up for the lack of them must not take back the one that is there.
-  if (!engine_->assist(*worker_, message_of(ConnectionMessage::doorbell)) && !on_its_way) {
-    send_doorbell();
+  const bool delivered = engine_->turn(*seat_, submitted_);
+  if (!delivered) [[unlikely]] {
+    ring_mailbox();  // somebody else is turning the worker
   }
+  return delivered;
 }
 
 void Channel::send_doorbell() {
@@ -118,7 +116,7 @@ SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32
   submitted_.push(request.index);
   ring();
   // Sends come in batches: what the next one writes is on its way before it is asked for.
-  if (free_count_ != 0) {
+  if (!is_inline() && free_count_ != 0) {
     prefetch_for_write(slots_[free_[free_count_ - 1]]);
   }
   return &request;

@@ -142,11 +142,12 @@ class IndexRing {
 
 /// Messages to a connection actor.
 enum class ConnectionMessage : uint32_t {
-  doorbell = 1,  ///< requests were submitted
-  close = 2,     ///< the caller is done with the connection
-  oversize = 3,  ///< the caller tried to send more than the peer's receive holds
-  doubt = 4,     ///< somebody knows that path `arg` is not to be trusted
-  inbox = 5,     ///< the actor to itself: control messages came over a path
+  doorbell = 1,   ///< requests were submitted; Channel::take_doorbell() says whether that is news
+  close = 2,      ///< the caller is done with the connection
+  oversize = 3,   ///< the caller tried to send more than the peer's receive holds
+  doubt = 4,      ///< somebody knows that path `arg` is not to be trusted
+  inbox = 5,      ///< the actor to itself: control messages came over a path
+  submitted = 6,  ///< inline mode, from the caller's own turn: requests were submitted
 };
 
 /// What failovers did on one side of a connection, for whoever looks.  The actor writes it.
@@ -168,11 +169,7 @@ struct FailoverCounts {
 class Channel {
  public:
   Channel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
-      : domain_(domain),
-        attachment_(at),
-        worker_(&worker),
-        engine_(&engine),
-        inline_(engine.mode() == Engine::Mode::inline_turns) {}
+      : domain_(domain), attachment_(at), engine_(&engine), seat_(engine.seat_of(worker)) {}
   virtual ~Channel() = default;
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -182,10 +179,17 @@ class Channel {
   const fabric::Attachment& attachment() const { return attachment_; }
   /// Caller.  Inline mode: turns the connection's worker; with progress threads a mere branch.
   void assist() {
-    if (rung_) {
-      deliver_doorbell();
-    } else {
-      engine_->assist(*worker_);
+    if (seat_ != nullptr) [[likely]] {
+      static_cast<void>(rung_ ? deliver_doorbell() : engine_->turn(*seat_));
+    }
+  }
+  /// Caller, whose submissions have all been followed by assist().
+  void look() {
+    if (ring_missed_) [[unlikely]] {
+      ring_mailbox();  // one that found the mailbox full is rung again
+    }
+    if (seat_ != nullptr) [[likely]] {
+      static_cast<void>(engine_->turn(*seat_));
     }
   }
 
@@ -211,11 +215,13 @@ class Channel {
   /// Tells where the actor lives; before the first request.
   void attach(ActorId actor, Address<Message>&& address) {
     actor_ = actor;
+    submitted_ = message_of(ConnectionMessage::submitted);
     address_ = std::move(address);
   }
+  bool is_inline() const { return seat_ != nullptr; }
   bool attached() const { return static_cast<bool>(address_); }
   void ring() {
-    if (inline_) {
+    if (seat_ != nullptr) {
       rung_ = true;  // every call that submits assists as well
       return;
     }
@@ -224,12 +230,6 @@ class Channel {
   void ring_mailbox() {
     if (!doorbell_.exchange(true, std::memory_order_acq_rel)) {
       send_doorbell();
-    }
-  }
-  /// A doorbell that found the mailbox full is rung again by the next poll.
-  void ring_again() {
-    if (ring_missed_) [[unlikely]] {
-      ring_mailbox();
     }
   }
   [[nodiscard]] bool tell(ConnectionMessage kind) { return address_.try_send(message_of(kind)); }
@@ -249,20 +249,20 @@ class Channel {
     message.kind = static_cast<uint32_t>(kind);
     return message;
   }
-  void deliver_doorbell();
+  bool deliver_doorbell();
   void send_doorbell();
 
   const uint64_t domain_;
   const fabric::Attachment attachment_;
-  Worker* worker_;
-  Engine* engine_;
+  Engine* const engine_;
+  Engine::Seat* const seat_;  ///< inline mode: where the worker is turned
   alignas(64) std::atomic<Phase> phase_{Phase::connecting};
   Error failure_{};
   alignas(64) std::atomic<bool> doorbell_{false};
   bool ring_missed_ = false;
   bool rung_ = false;  ///< inline: submitted since the last turn of ours
-  const bool inline_;
   ActorId actor_{};
+  Message submitted_{};
   Address<Message> address_;
 };
 

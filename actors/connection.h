@@ -120,6 +120,13 @@ class Connection : public Actor,
   Result<fabric::Registration> register_memory(const fabric::Attachment& at, void* base,
                                                size_t bytes);
   bool post_credit(Lane& lane);  ///< a receive for the peer's next immediate
+  /// The peer has used one; it is replaced by and by, together with others.
+  void replace_credit(Lane& lane) {
+    --lane.credits_open;
+    if (++lane.credits_owed == credits_together) [[unlikely]] {
+      post_owed_credits(lane);
+    }
+  }
   void fail_paths(const Error& why);
   /// Over the stream only, without a number: the handshake.
   void send_plain(const std::vector<std::byte>& frame);
@@ -128,7 +135,14 @@ class Connection : public Actor,
   /// Tells the peer what has been taken of its messages.
   void send_confirm();
   /// True: it was about control messages, and is dealt with.
-  bool on_control_completion(const fabric::Completion& completion, Lane& lane);
+  bool on_control_completion(const fabric::Completion& completion, Lane& lane) {
+    const bool data =
+        completion.kind == fabric::CompletionKind::write
+            ? !lane.control_due && (completion.id < pulse_id || completion.id > control_id)
+            : completion.kind != fabric::CompletionKind::receive_immediate ||
+                  !ControlMark::marks(completion.immediate);
+    return !data && take_control_completion(completion, lane);
+  }
   /// Gives signs of life from now on.
   void start_pulse();
   /// Gives one on every path that is in use.
@@ -199,6 +213,7 @@ class Connection : public Actor,
   uint8_t traffic_class_ = 0;
   uint8_t service_level_ = 0;
   bool flushes_ = false;  ///< paths will be asked to flush
+  bool settles_ = false;  ///< inline mode, with a path whose acknowledgements software sends
   uint64_t domain_ = 0;
   uint32_t receives_ = 0;
   std::string peer_host_;  ///< empty: it has not said
@@ -209,12 +224,15 @@ class Connection : public Actor,
   bool finished_ = false;
 
  private:
+  [[gnu::noinline]] void on_other(const Message& message);
   void on_budget_spent();
   void end_handshake();
   bool take_early(const ControlReader::Message& message);
   void deliver(const ControlReader::Message& message);
   void read_inbox();
   Result<void> equip(Lane& lane);
+  void post_owed_credits(Lane& lane);
+  bool take_control_completion(const fabric::Completion& completion, Lane& lane);
   void push_control(Lane& lane);
   /// A write without bytes that carries what was taken of the peer's messages.
   [[nodiscard]] Errc post_mark(Lane& lane, uint64_t id);
@@ -228,6 +246,7 @@ class Connection : public Actor,
     return any_usable(0, lane) || any_usable(lane + 1, lanes_.size());
   }
 
+  static constexpr uint32_t credits_together = 8;
   static constexpr uint64_t control_id = UINT64_MAX - 1;
   static constexpr uint64_t mark_id = UINT64_MAX - 2;
   static constexpr uint64_t pulse_id = UINT64_MAX - 3;
@@ -316,7 +335,7 @@ class SendConnection final : public Connection {
     uint32_t local = 0;
     uint32_t remote = 0;
   };
-  bool translate(const SendRequest& request, const Lane& lane, Keys& keys);
+  [[gnu::noinline]] bool translate(const SendRequest& request, const Lane& lane, Keys& keys);
   Tables tables() override {
     return {records_.get(), sizeof *records_, cts_->data(), sizeof *cts_};
   }

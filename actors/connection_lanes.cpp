@@ -18,13 +18,17 @@ constexpr Duration rebuild_limit = std::chrono::seconds(3);
 /// Places for control messages and for signs of life beside the data.
 constexpr uint32_t control_posts = ControlBox::slots + 2;
 
+/// Receives beyond what the peer may use, so that used ones can be replaced by and by.
+constexpr uint32_t spare_receives = 16;
+
 }  // namespace
 
 Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_limit) {
   fabric::PathOptions options;
   options.domain = domain_;
   options.writes_max = static_cast<uint32_t>(sends_max + cts_slots) + control_posts;
-  options.receives_max = receives_ + control_posts;
+  options.receives_spare = spare_receives - credits_together;
+  options.receives_max = receives_ + control_posts + spare_receives;
   options.active = active;
   options.flushes = flushes_;
   options.standby = stands_in(lane);
@@ -35,6 +39,9 @@ Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_lim
   lane.writes_open = 0;
   lane.bytes_open = 0;
   lane.credits_open = 0;
+  lane.credits_owed = 0;
+  settles_ = settles_ || (lane.at.kind == fabric::FabricKind::datagram &&
+                          engine_.mode() == Engine::Mode::inline_turns);
   lane.pulses_open = 0;
   // On one of the two hosts the NIC may be the primaries' own, which the other cannot know.
   lane.foreign_keys = lane.shadow && attachment_.kind == fabric::FabricKind::verbs;
@@ -190,6 +197,12 @@ bool Connection::post_credit(Lane& lane) {
   return true;
 }
 
+void Connection::post_owed_credits(Lane& lane) {
+  for (; lane.credits_owed != 0; --lane.credits_owed) {
+    static_cast<void>(post_credit(lane));  // a path that is gone takes none, and needs none
+  }
+}
+
 void Connection::fail_paths(const Error& why) {
   for (Lane& lane : lanes_) {
     lane.usable = false;
@@ -305,7 +318,7 @@ void Connection::push_control(Lane& lane) {
   }
 }
 
-bool Connection::on_control_completion(const fabric::Completion& completion, Lane& lane) {
+bool Connection::take_control_completion(const fabric::Completion& completion, Lane& lane) {
   const bool good = completion.status == fabric::CompletionStatus::ok;
   if (completion.kind == fabric::CompletionKind::write) {
     if (good && lane.control_due) [[unlikely]] {
@@ -313,7 +326,7 @@ bool Connection::on_control_completion(const fabric::Completion& completion, Lan
       push_control(lane);
       send_confirm();
     }
-    if (completion.id < pulse_id || completion.id > control_id) [[likely]] {
+    if (completion.id < pulse_id || completion.id > control_id) {
       return false;
     }
     --lane.writes_open;
@@ -328,10 +341,9 @@ bool Connection::on_control_completion(const fabric::Completion& completion, Lan
     return true;
   }
   if (completion.kind != fabric::CompletionKind::receive_immediate || !good ||
-      !ControlMark::marks(completion.immediate)) [[likely]] {
+      !ControlMark::marks(completion.immediate)) {
     return false;
   }
-  --lane.credits_open;
   const ControlMark mark = ControlMark::unpack(completion.immediate);
   const bool message = completion.bytes != 0;
   bool right = lane.box && Immediate::same_epoch(completion.immediate, lane.epoch) &&
@@ -354,7 +366,7 @@ bool Connection::on_control_completion(const fabric::Completion& completion, Lan
     fail_connection(fail(Errc::remote, "the peer wrote a malformed control message"));
     return true;
   }
-  static_cast<void>(post_credit(lane));
+  replace_credit(lane);
   courier_.confirmed_low(mark.confirmed);
   if (any_unconfirmed()) {
     push_control(lane);

@@ -39,6 +39,7 @@ struct Lane {
   uint32_t epoch = 0;         ///< its state machine's, here for the data path
   uint32_t writes_open = 0;   ///< posted, not completed, with flushes, without quiet ones
   uint32_t credits_open = 0;  ///< receives posted and not completed
+  uint32_t credits_owed = 0;  ///< receives used and not replaced yet
   uint64_t bytes_open = 0;    ///< of data posted and not completed
   LaneTables tables;
   fabric::Attachment at;

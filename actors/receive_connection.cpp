@@ -383,9 +383,10 @@ void ReceiveConnection::on_completion(const fabric::Completion& completion) {
       break;
     case fabric::CompletionKind::receive:
     case fabric::CompletionKind::receive_immediate:
-      --lane.credits_open;
       if (good) {
         on_data(completion, lane);
+      } else {
+        --lane.credits_open;
       }
       break;
   }
@@ -491,7 +492,7 @@ void ReceiveConnection::on_data(const fabric::Completion& completion, Lane& lane
     fail_connection(fail(Errc::remote, "the peer completed a receive that is not open"));
     return;
   }
-  static_cast<void>(post_credit(lane));
+  replace_credit(lane);
   lane.health.show_life();
   request->arrived[position] = ha::mutated(ha::Mutation::counter_for_bitmap)
                                    ? static_cast<uint16_t>(request->arrived[position] << 1 | 1)
@@ -515,10 +516,10 @@ void ReceiveConnection::on_data(const fabric::Completion& completion, Lane& lane
   if (announcing_is_due(announced_least)) {
     announce();
   }
-  if (groups_completed_ == groups_posted_ && engine_.mode() == Engine::Mode::inline_turns) {
+  if (settles_ && groups_completed_ == groups_posted_) {
     // Nothing else is expected, so the caller may make no more calls for a while.
     for (Lane& one : lanes_) {
-      if (one.usable) {
+      if (one.usable && one.at.kind == fabric::FabricKind::datagram) {
         one.path().settle();
       }
     }

@@ -273,13 +273,10 @@ void SendConnection::pump() {
 
 /// What has to go again goes first: the receiver may wait for nothing else.
 bool SendConnection::next_work() {
-  cursor_ = {};
   if (!replay_.empty()) [[unlikely]] {
     const Chunk again = replay_.front();
     replay_.pop_front();
-    cursor_.request = &channel_->slot(again.request);
-    cursor_.chunk = again.chunk;
-    cursor_.end = again.chunk + 1U;
+    cursor_ = {&channel_->slot(again.request), again.chunk, again.chunk + 1U, 0};
     return true;
   }
   uint16_t index = 0;
@@ -303,8 +300,7 @@ void SendConnection::begin_request(uint16_t index) {
   }
   request.ledger.begin(request.chunks);
   acknowledged_.begin(request.group, request.position);
-  cursor_.request = &request;
-  cursor_.end = request.chunks;
+  cursor_ = {&request, 0, request.chunks, 0};
   context_->recorder().note(TraceEvent::transfer_posted, id().index, request.group, request.size);
 }
 
@@ -456,9 +452,10 @@ void SendConnection::on_completion(const fabric::Completion& completion) {
       }
     }
   } else {
-    --lane.credits_open;
     if (good) {
       on_clear_to_send(completion, lane);
+    } else {
+      --lane.credits_open;
     }
   }
   if (!lane.usable) [[unlikely]] {
@@ -503,7 +500,7 @@ void SendConnection::on_clear_to_send(const fabric::Completion& completion, Lane
   }
   context_->recorder().note(TraceEvent::cts_received, id().index, next,
                             channel_->published_groups() - next);
-  static_cast<void>(post_credit(lane));
+  replace_credit(lane);
   lane.health.show_life();
   if (lanes_[next_lane_].foreign_keys) [[unlikely]] {
     pump();  // it may have waited for a key

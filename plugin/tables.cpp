@@ -14,7 +14,7 @@ using namespace abi;
 constexpr const char* plugin_name = "HA";
 
 bool refuse_null(const void* pointer, const char* call) {
-  if (pointer == nullptr) {
+  if (pointer == nullptr) [[unlikely]] {
     NHA_LOG_ERROR("{}: called with a null pointer to write to", call);
   }
   return pointer == nullptr;

@@ -239,8 +239,7 @@ abi::NcclResult net_test(void* request, int* done, int* sizes) noexcept {
   RequestState state = base->state.load(std::memory_order_acquire);
   if (state == RequestState::pending) {
     if (channel.phase() == Phase::ready) [[likely]] {
-      channel.ring_again();
-      channel.assist();
+      channel.look();
       state = base->state.load(std::memory_order_acquire);
       if (state == RequestState::pending) {
         return abi::NcclResult::success;

@@ -54,6 +54,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
         std::make_unique<Worker>(options, engine->config_, engine->clock_, std::move(*streams));
     engine->seats_.push_back(std::move(seat));
   }
+  engine->bed_ = engine->seats_.front()->parker.get();
   for (size_t i = 0; i < count; ++i) {
     Seat& seat = *engine->seats_[i];
     if (mode == Mode::threads) {
@@ -187,37 +188,51 @@ void Engine::run_thread(Seat& seat, WorkerInfo info) {
   recorder.record(TraceEvent::worker_stopped, 0, index, seat.worker->turns(), clock_.now());
 }
 
-bool Engine::turn_inline(Seat& seat, const Message* first) {
+inline bool Engine::sit_down(Seat& seat) {
   if (seat.busy.load(std::memory_order_relaxed) ||
       seat.busy.exchange(true, std::memory_order_acquire)) {
     return false;  // somebody is at it
   }
-  const bool turned = !stopping_.load(std::memory_order_relaxed);
-  if (turned) {
-    seat.worker->bind_to_this_thread();
-    if (first != nullptr) {
-      seat.worker->push(*first);
-    } else {
-      seat.worker->quick_turn();
-    }
-    seat.caller_turns.store(seat.caller_turns.load(std::memory_order_relaxed) + 1,
-                            std::memory_order_relaxed);
+  if (stopping_.load(std::memory_order_relaxed)) [[unlikely]] {
+    seat.busy.store(false, std::memory_order_release);
+    return false;
   }
+  seat.worker->bind_to_this_thread();
+  return true;
+}
+
+inline void Engine::get_up(Seat& seat) {
   seat.busy.store(false, std::memory_order_release);
   // What this turn left to do later (an acknowledgement, a timeout) may come before the deadline
   // that a sleeping standby knows of.
-  Parker& bed = *seats_.front()->parker;
-  if (bed.sleeping.load(std::memory_order_relaxed) != 0 &&
-      bed.sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
-    bed.wake();
+  if (bed_->sleeping.load(std::memory_order_relaxed) != 0 &&
+      bed_->sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
+    bed_->wake();
   }
-  return turned;
+}
+
+bool Engine::turn(Seat& seat) {
+  if (!sit_down(seat)) {
+    return false;
+  }
+  seat.worker->quick_turn();
+  get_up(seat);
+  return true;
+}
+
+bool Engine::turn(Seat& seat, const Message& message) {
+  if (!sit_down(seat)) {
+    return false;
+  }
+  seat.worker->push(message);
+  get_up(seat);
+  return true;
 }
 
 void Engine::assist_all() {
   if (mode_ == Mode::inline_turns) {
     for (auto& seat : seats_) {
-      static_cast<void>(turn_inline(*seat, nullptr));
+      static_cast<void>(turn(*seat));
     }
   }
 }
@@ -228,6 +243,7 @@ void Engine::turn_left_alone() {
     if (seat->left_alone && !seat->busy.exchange(true, std::memory_order_acquire)) {
       seat->worker->bind_to_this_thread();
       static_cast<void>(seat->worker->turn());
+      ++seat->seen_turns;
       seat->busy.store(false, std::memory_order_release);
     }
   }
@@ -239,19 +255,18 @@ void Engine::turn_left_alone() {
 void Engine::run_standby() {
   prepare_thread("nccl-ha-standby");
   // One parker serves all workers: it sleeps on every worker's descriptors.
-  Parker& bed = *seats_.front()->parker;
+  Parker& bed = *bed_;
   std::vector<uint64_t> versions(seats_.size(), 0);
   bool driving = false;
   bool met_caller = false;  // in a turn, perhaps a long one
   std::vector<Seat*> held;
-  bool watching = false;
   bool changed = true;  // what to sleep on differs from what the bed watches
   while (!stopping_.load(std::memory_order_seq_cst)) {
     bool caller_active = std::exchange(met_caller, false);
     Duration patience = Duration::max();
     for (auto& seat : seats_) {
       patience = std::min(patience, seat->worker->patience());
-      const uint64_t turns = seat->caller_turns.load(std::memory_order_relaxed);
+      const uint64_t turns = seat->worker->turns();
       seat->left_alone = turns == seat->seen_turns && seat->worker->actor_count() != 0;
       caller_active = caller_active || turns != seat->seen_turns;
       seat->seen_turns = turns;
@@ -263,14 +278,9 @@ void Engine::run_standby() {
       driving = !caller_active;
       if (caller_active) {
         // Packets should not wake anybody while the callers look for them.
-        if (watching) {
-          bed.watch({});
-          watching = false;
-          changed = true;
-        }
         turn_left_alone();
         const Instant now = clock_.now();
-        bed.sleep(now + patience, now);
+        bed.nap(now + patience, now);
         continue;
       }
     }
@@ -289,6 +299,7 @@ void Engine::run_standby() {
       held.push_back(seat.get());
       seat->worker->bind_to_this_thread();
       work += seat->worker->turn();
+      ++seat->seen_turns;
       sleepy = sleepy && seat->worker->may_sleep();
       const auto next = seat->worker->next_deadline();
       deadline = next && (!deadline || *next < *deadline) ? next : deadline;
@@ -303,7 +314,6 @@ void Engine::run_standby() {
     if (sleeps && changed) {
       // While every worker is held, so that nobody closes one of these.
       bed.watch(fds);
-      watching = true;
       changed = false;
     }
     for (Seat* seat : held) {

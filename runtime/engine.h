@@ -45,21 +45,25 @@ class Engine {
   size_t place(int numa_node, double weight);
   void release(size_t worker, double weight);
 
-  /// Any thread.  Inline mode: one turn of the worker, unless somebody is turning it already; never
-  /// blocks.  With threads: nothing.
-  void assist(Worker& worker) {
-    if (mode_ == Mode::inline_turns) [[unlikely]] {
-      static_cast<void>(turn_inline(*seats_[worker.context().worker_index()], nullptr));
-    }
+  struct Seat;
+  /// Any thread.  Inline mode: where its callers turn the worker.  With threads: nullptr.
+  Seat* seat_of(Worker& worker) {
+    return mode_ == Mode::inline_turns ? seats_[worker.context().worker_index()].get() : nullptr;
   }
-  /// Inline mode only: a turn that begins with `message`, which saves it the way through the
-  /// mailbox; false: somebody else is turning the worker, nothing was delivered.
-  [[nodiscard]] bool assist(Worker& worker, const Message& message) {
-    return turn_inline(*seats_[worker.context().worker_index()], &message);
+  /// Any thread.  One turn of the seat's worker; never blocks.  False: somebody is turning it
+  /// already.
+  bool turn(Seat& seat);
+  /// A turn that delivers `message`, which saves it the way through the mailbox; false: nothing was
+  /// delivered.
+  [[nodiscard]] bool turn(Seat& seat, const Message& message);
+  /// Any thread.  Inline mode: a turn of the worker, of all workers.  With threads: nothing.
+  void assist(Worker& worker) {
+    if (Seat* seat = seat_of(worker); seat != nullptr) {
+      static_cast<void>(turn(*seat));
+    }
   }
   void assist_all();
 
- private:
   /// A worker with what drives it.
   struct Seat {
     std::unique_ptr<Parker> parker;
@@ -68,17 +72,18 @@ class Engine {
     uint64_t watched_version = 0;
     // inline mode: who turns
     alignas(64) std::atomic<bool> busy{false};
-    std::atomic<uint64_t> caller_turns{0};
-    uint64_t seen_turns = 0;  // standby's
+    uint64_t seen_turns = 0;  // standby's: the callers' before, and its own
     bool left_alone = false;  // standby's: no caller turned it lately
   };
 
+ private:
   Engine(const Config& config, Mode mode, Clock* clock)
       : config_(config), mode_(mode), clock_(clock == nullptr ? own_clock_ : *clock) {}
   void run_thread(Seat& seat, WorkerInfo info);
   void run_standby();
   void turn_left_alone();
-  bool turn_inline(Seat& seat, const Message* first);
+  bool sit_down(Seat& seat);
+  void get_up(Seat& seat);
   /// Puts the calling thread to sleep unless there is work; false: there was.
   bool park(Seat& seat);
   static void prepare_thread(const char* name);
@@ -88,6 +93,7 @@ class Engine {
   SteadyClock own_clock_;
   Clock& clock_;
   std::vector<std::unique_ptr<Seat>> seats_;
+  Parker* bed_ = nullptr;  ///< the standby's
   std::mutex load_mutex_;
   std::vector<WorkerInfo> loads_;
   std::atomic<bool> stopping_{false};

@@ -1,5 +1,6 @@
 #include "runtime/parker.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,6 +10,16 @@
 #include <cerrno>
 
 namespace nccl_ha {
+namespace {
+
+/// Milliseconds, rounded up: waking before the deadline would only spin until it.
+int timeout_until(Instant deadline, Instant now) {
+  const Duration left = std::max(deadline - now, Duration{0});
+  const auto ms = (left.count() + 999'999) / 1'000'000;
+  return static_cast<int>(std::min<int64_t>(ms, 1'000'000));
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Parker>> Parker::make() {
   std::unique_ptr<Parker> parker(new Parker);
@@ -72,20 +83,25 @@ void Parker::watch(const std::vector<int>& fds) {
   fds_ = fds;
 }
 
-void Parker::sleep(std::optional<Instant> deadline, Instant now) {
-  int timeout_ms = -1;
-  if (deadline) {
-    const Duration left = std::max(*deadline - now, Duration{0});
-    // Rounded up: waking before the deadline would only spin until it.
-    const auto ms = (left.count() + 999'999) / 1'000'000;
-    timeout_ms = static_cast<int>(std::min<int64_t>(ms, 1'000'000));
+void Parker::take_wakes() {
+  uint64_t value = 0;
+  static_cast<void>(!read(event_, &value, sizeof value));
+}
+
+void Parker::nap(Instant deadline, Instant now) {
+  pollfd wakes{event_, POLLIN, 0};
+  if (poll(&wakes, 1, timeout_until(deadline, now)) > 0) {
+    take_wakes();
   }
+}
+
+void Parker::sleep(std::optional<Instant> deadline, Instant now) {
+  const int timeout_ms = deadline ? timeout_until(*deadline, now) : -1;
   std::array<epoll_event, 16> events;
   const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout_ms);
   for (int i = 0; i < count; ++i) {
     if (events[static_cast<size_t>(i)].data.fd == event_) {
-      uint64_t value = 0;
-      static_cast<void>(!read(event_, &value, sizeof value));
+      take_wakes();
     }
   }
 }

@@ -22,11 +22,14 @@ class Parker final : public Waker {
   void watch(const std::vector<int>& fds);
   /// Sleeps until woken, until a descriptor is readable, or until the deadline.
   void sleep(std::optional<Instant> deadline, Instant now);
+  /// The same, whatever becomes of the descriptors: whoever is busy with them needs no help.
+  void nap(Instant deadline, Instant now);
 
  private:
   Parker() = default;
   /// A set with nothing in it but what wake() needs; false: the old one stays.
   bool renew();
+  void take_wakes();
   int epoll_ = -1;
   int event_ = -1;
   std::vector<int> fds_;

@@ -29,6 +29,18 @@ class Poller {
   }
   /// Last call before the thread sleeps; false: there is work, do not sleep.
   virtual bool prepare_sleep() { return true; }
+
+  /// It lets this turn pass.
+  bool rests() { return rest_ != 0 && --rest_ != 0; }
+  /// Nothing was posted to it since it began to rest.
+  bool at_rest() const { return rest_ != 0; }
+
+ protected:
+  /// Turns that it need not be polled in.  Whatever gives it work to do takes that back.
+  void rest(unsigned turns) { rest_ = turns; }
+
+ private:
+  unsigned rest_ = 0;
 };
 
 }  // namespace nccl_ha

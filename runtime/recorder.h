@@ -48,8 +48,8 @@ class Recorder {
     stamp(now);
   }
   /// The same without a time: it gets that of the next stamp(), and until then readers do not see
-  /// it.  A worker stamps when a turn found nothing to do, so that nobody waits for a clock: some
-  /// microseconds late, or Worker::patience() when its caller stops right there.
+  /// it.  A worker stamps when it has a reason to look at the clock, so that nobody waits for one:
+  /// some microseconds late, or Worker::patience() when its caller stops right there.
   void note(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b) {
     if (slots_.empty()) {
       return;

@@ -106,7 +106,7 @@ ActorId Worker::add_actor(std::unique_ptr<Actor> actor) {
   return *id;
 }
 
-Actor* Worker::find(ActorId id) {
+inline Actor* Worker::find(ActorId id) {
   if (id.index >= slots_.size()) {
     return nullptr;
   }
@@ -119,6 +119,7 @@ void Worker::remove_actor(ActorId id) {
   if (find(id) != nullptr) {
     slots_[id.index].alive = false;
     leaving_.push_back(id.index);
+    chores_ = true;
   }
 }
 
@@ -163,10 +164,12 @@ void Worker::ask_patience() {
 void Worker::send_self(const Message& message) {
   assert_owner();
   local_.push_back(message);
+  chores_ = true;
 }
 
 void Worker::request_stream_turns(unsigned turns) {
   eager_stream_turns_ = std::max(eager_stream_turns_, turns);
+  chores_ = true;
 }
 
 void Worker::assert_owner() const {
@@ -192,7 +195,8 @@ void Worker::deliver(const Message& message) {
 inline unsigned Worker::look_around() {
   unsigned work = 0;
   for (size_t i = 0; i < pollers_.size(); ++i) {
-    work += pollers_[i]->poll(turn_clock_);
+    Poller& poller = *pollers_[i];
+    work += poller.rests() ? 0 : poller.poll(turn_clock_);
   }
   return work;
 }
@@ -228,15 +232,23 @@ unsigned Worker::turn() {
 void Worker::quick_turn() {
   turn_clock_.begin_turn();
   unsigned work = 0;
-  if (!mailbox_->looks_idle() || !local_.empty()) {
+  if (!mailbox_->looks_idle() || chores_) [[unlikely]] {
     work += take_messages();
   }
   work += look_around();
-  if (++quick_turns_ % clock_period == 0 ||
-      (turn_clock_.was_read() && turn_clock_.now() >= timer_look_)) {
+  count_turn();
+  const bool clock_due = --until_clock_ == 0;
+  if (clock_due || turn_clock_.was_read() || (chores_ && work == 0)) [[unlikely]] {
+    look_after(clock_due || turn_clock_.was_read());
+  }  // else whoever waits for what came goes on at once
+}
+
+void Worker::look_after(bool knows_time) {
+  until_clock_ = clock_period;
+  if (knows_time && turn_clock_.now() >= timer_look_) {
     const Instant now = turn_clock_.now();
     timer_look_ = now + timer_period;
-    work += static_cast<unsigned>(timers_.expire(now));
+    static_cast<void>(timers_.expire(now));
     // A look at streams enters the kernel, and hardly ever anything is there.
     if (now >= stream_look_) {
       stream_look_ = now + quick_stream_period;
@@ -246,23 +258,29 @@ void Worker::quick_turn() {
   }
   if (eager_stream_turns_ != 0) [[unlikely]] {
     --eager_stream_turns_;
-    work += streams_->turn();
+    static_cast<void>(streams_->turn());
   }
   if (!leaving_.empty()) [[unlikely]] {
     bury();
   }
-  const uint64_t unstamped = recorder_.unstamped();
-  if (unstamped != 0 && (work == 0 || unstamped > unstamped_max)) {
+  if (knows_time && recorder_.unstamped() != 0) {
     recorder_.stamp(turn_clock_.now());
   }
-  count_turn();
+  chores_ = !local_.empty() || !leaving_.empty() || eager_stream_turns_ != 0;
 }
 
 void Worker::push(const Message& message) {
   turn_clock_.begin_turn();
-  deliver(message);
+  if (Actor* actor = find(message.to); actor != nullptr) [[likely]] {
+    statistics_.messages.add();
+    actor->on(message);
+  } else {
+    deliver(message);
+  }
   for (size_t i = 0; i < pollers_.size(); ++i) {
-    static_cast<void>(pollers_[i]->push(turn_clock_));
+    if (!pollers_[i]->at_rest()) {
+      static_cast<void>(pollers_[i]->push(turn_clock_));
+    }
   }
   if (!leaving_.empty()) [[unlikely]] {
     bury();

@@ -61,7 +61,8 @@ class Worker final : private Context {
   /// One duty cycle; work done, 0 when idle.
   unsigned turn();
   /// The same for callers that make one turn after the other: looks at the clock, and at timers and
-  /// streams with it, only when somebody needs the time and else every few turns.
+  /// streams with it, only when somebody needs the time and else every few turns.  One that found
+  /// something to do ends early: its caller waits for that.
   void quick_turn();
   /// Delivers a message and sends what that makes its actor post; everything else has to wait for
   /// the next turn.
@@ -88,9 +89,8 @@ class Worker final : private Context {
   static constexpr size_t drain_limit = 64;
   static constexpr unsigned stream_period = 64;
   static constexpr unsigned clock_period = 16;
-  static constexpr uint64_t unstamped_max = 16;  ///< events, while turns are never idle
-  static constexpr Duration timer_period = std::chrono::microseconds(50);
-  static constexpr Duration quick_stream_period = std::chrono::microseconds(250);
+  static constexpr Duration timer_period = std::chrono::microseconds(200);
+  static constexpr Duration quick_stream_period = std::chrono::milliseconds(1);
   /// Of streams: whoever waits for a handshake calls, and nobody else is in a hurry.
   static constexpr Duration default_patience = std::chrono::milliseconds(10);
   static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);
@@ -114,8 +114,9 @@ class Worker final : private Context {
   };
 
   void deliver(const Message& message);
-  unsigned take_messages();
+  [[gnu::noinline]] unsigned take_messages();
   unsigned look_around();
+  [[gnu::noinline]] void look_after(bool knows_time);
   void count_turn();
   void measure(Instant begin);
   void take_over(const Message& message);
@@ -142,7 +143,8 @@ class Worker final : private Context {
   uint64_t wait_version_ = 1;
   std::atomic<uint64_t> turns_{0};
   unsigned stream_countdown_ = 0;
-  unsigned quick_turns_ = 0;
+  unsigned until_clock_ = clock_period;  ///< quick turns
+  bool chores_ = false;  ///< there may be local messages, leavers, or streams to turn at once
   // Of quick turns: as soon as the time is known to be this.
   Instant timer_look_{};
   Instant stream_look_{};

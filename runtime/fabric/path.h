@@ -101,9 +101,10 @@ const char* to_text(PathState state);
 
 /// Sizes a path is made with.
 struct PathOptions {
-  uint64_t domain = 0;         ///< protection domain: only memory of this domain may be written
-  uint32_t writes_max = 320;   ///< writes and sends posted and not completed
-  uint32_t receives_max = 96;  ///< receives posted and not completed
+  uint64_t domain = 0;          ///< protection domain: only memory of this domain may be written
+  uint32_t writes_max = 320;    ///< writes and sends posted and not completed
+  uint32_t receives_max = 96;   ///< receives posted and not completed
+  uint32_t receives_spare = 0;  ///< so many of them the peer never uses: they may be held back
   /// This side sends the first probe: its peer called connect() before.  One of the two must.
   bool active = false;
   bool flushes = false;       ///< post_flush will be used

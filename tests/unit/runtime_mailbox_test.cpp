@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <thread>
 #include <vector>
@@ -105,6 +106,28 @@ TEST(Mailbox, EachSendersMessagesArriveInOrder) {
     thread.join();
   }
   EXPECT_TRUE(mailbox.looks_empty());
+}
+
+TEST(Parker, ANapEndsWithAWakeAndNotWithADescriptor) {
+  using std::chrono::milliseconds;
+  auto parker = Parker::make();
+  ASSERT_TRUE(parker);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  ASSERT_EQ(write(ends[1], "x", 1), 1);
+  (*parker)->watch({ends[0]});
+  SteadyClock clock;
+  const Instant begin = clock.now();
+  (*parker)->nap(begin + milliseconds(30), begin);
+  EXPECT_GE(clock.now() - begin, milliseconds(30));
+  (*parker)->wake();
+  (*parker)->nap(begin + std::chrono::seconds(60), begin);  // at once
+  // It took the wake with it, and what is watched is still watched.
+  (*parker)->nap(clock.now() + milliseconds(30), clock.now());
+  (*parker)->sleep(begin + std::chrono::seconds(60), begin);
+  EXPECT_LT(clock.now() - begin, std::chrono::seconds(30));
+  close(ends[0]);
+  close(ends[1]);
 }
 
 TEST(Mailbox, NoWakeUpIsLost) {

@@ -40,6 +40,8 @@ class Chore final : public Poller {
   unsigned work = 0;
   bool asks = false;
   Duration wanted_patience = milliseconds(50);
+
+  void rest_for(unsigned turns) { rest(turns); }
 };
 
 class Listening final : public Actor {
@@ -131,25 +133,49 @@ TEST_F(WorkerTest, APushDeliversAndSendsAndDoesNothingElse) {
   EXPECT_EQ(clock_.looks, looks);
 }
 
-TEST_F(WorkerTest, WhatIsNotedGetsItsTimeWhenATurnIsIdleOrSoonAfter) {
+TEST_F(WorkerTest, WhatIsNotedGetsItsTimeWhenTheClockIsLookedAtForAnotherReason) {
   Recorder& recorder = worker_.context().recorder();
   const uint64_t before = recorder.written();
   chore_.work = 1;
   recorder.note(TraceEvent::cts_sent, 1, 2, 3);
   worker_.quick_turn();
-  EXPECT_EQ(recorder.written(), before) << "a busy turn has no time for it";
   chore_.work = 0;
   worker_.quick_turn();
+  EXPECT_EQ(recorder.written(), before) << "nobody has asked for the time";
+  chore_.asks = true;
+  worker_.quick_turn();
+  chore_.asks = false;
   ASSERT_EQ(recorder.written(), before + 1);
   EXPECT_EQ(
       recorder.snapshot().back().time_ns,
       (clock_.base + Duration(static_cast<int64_t>(clock_.looks))).time_since_epoch().count());
   chore_.work = 1;
-  for (int i = 0; i < 17; ++i) {
-    recorder.note(TraceEvent::cts_sent, 1, 2, 3);
+  recorder.note(TraceEvent::cts_sent, 1, 2, 3);
+  for (int i = 0; i < 16; ++i) {
     worker_.quick_turn();
   }
-  EXPECT_EQ(recorder.written(), before + 18) << "but it is not put off for ever";
+  EXPECT_EQ(recorder.written(), before + 2) << "but it is not put off for ever";
+}
+
+TEST_F(WorkerTest, APollerAtRestIsLeftOutUntilItHasSomethingToDo) {
+  const unsigned polls = chore_.polls;
+  chore_.rest_for(8);
+  for (int i = 0; i < 7; ++i) {
+    worker_.quick_turn();
+  }
+  EXPECT_EQ(chore_.polls, polls);
+  worker_.quick_turn();
+  EXPECT_EQ(chore_.polls, polls + 1);
+  chore_.rest_for(8);
+  static_cast<void>(worker_.turn());
+  EXPECT_EQ(chore_.polls, polls + 1);
+  worker_.push({});
+  EXPECT_EQ(chore_.pushes, 0U);
+  chore_.rest_for(0);
+  worker_.quick_turn();
+  EXPECT_EQ(chore_.polls, polls + 2);
+  worker_.push({});
+  EXPECT_EQ(chore_.pushes, 1U);
 }
 
 TEST_F(WorkerTest, PatienceIsThatOfTheMostPressing) {

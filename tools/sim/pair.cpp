@@ -246,8 +246,8 @@ bool Traffic::step() {
   if (!wrong_.empty()) {
     return true;
   }
-  link_.sender().ring_again();
-  link_.receiver().ring_again();
+  link_.sender().look();
+  link_.receiver().look();
   post_receives();
   post_sends();
   test_receives();

@@ -65,7 +65,7 @@ Result<std::unique_ptr<Path>> DatagramPort::create_path(const PathOptions& optio
   paths_[index] = path.get();
   ++live_paths_;
   standby_paths_ += options.standby ? 1 : 0;
-  dozes_ = false;
+  wake();
   // Room for everything that can complete at once, so that complete() never allocates.
   completion_need_ += path->requests_.size() + path->receives_.size();
   if (completions_.size() < completion_need_) {
@@ -133,10 +133,11 @@ uint32_t DatagramPort::now_us() const {
 }
 
 unsigned DatagramPort::poll(Clock& time) {
-  if (dozes_ && dozes_on(time)) {
+  const Instant now = time.now();
+  if (dozes_ && now - now_ < doze_time && !wake_) {
+    rest(doze_passes);
     return 0;
   }
-  const Instant now = time.now();
   now_ = now;
   unsigned work = 0;
   ++pass_;
@@ -173,6 +174,7 @@ unsigned DatagramPort::poll(Clock& time) {
 
 inline void DatagramPort::look_whether_to_doze(unsigned work) {
   dozes_ = false;
+  wake_ = false;
   if (standby_paths_ != live_paths_) [[likely]] {
     return;
   }
@@ -180,19 +182,10 @@ inline void DatagramPort::look_whether_to_doze(unsigned work) {
     lively_until_ = now_ + doze_time;
   }
   // What was sent is to be answered, and what came is to be acknowledged, in good time.
-  dozes_ = now_ >= lively_until_ && hotel_.guests() == 0 && ack_head_ == nullptr;
-}
-
-bool DatagramPort::dozes_on(Clock& time) {
-  if (!nothing_waits() || wake_) {
-    wake_ = false;
-    return false;
+  dozes_ = now_ >= lively_until_ && hotel_.guests() == 0 && ack_head_ == nullptr && nothing_waits();
+  if (dozes_) {
+    rest(doze_passes);
   }
-  if (++dozed_ < doze_passes) {
-    return true;
-  }
-  dozed_ = 0;
-  return time.now() - now_ < doze_time;
 }
 
 Duration DatagramPort::patience() const {
@@ -228,7 +221,7 @@ bool DatagramPort::nothing_waits() const {
 }
 
 bool DatagramPort::prepare_sleep() {
-  wake_ = true;  // by what arrives, which is to be looked at
+  wake();  // by what arrives, which is to be looked at
   return nothing_waits() && io_->prepare_sleep();
 }
 
@@ -375,9 +368,13 @@ void DatagramPort::complete(const Completion& completion) {
   NHA_ASSERT(completion_count_ < completions_.size(), "more completions than posted work");
   completions_[(completion_head_ + completion_count_) % completions_.size()] = completion;
   ++completion_count_;
+  wake();
 }
 
-void DatagramPort::queue_state(DatagramPath& path) { state_events_.push_back(&path); }
+void DatagramPort::queue_state(DatagramPath& path) {
+  wake();
+  state_events_.push_back(&path);
+}
 
 unsigned DatagramPort::dispatch() {
   unsigned count = 0;

@@ -112,7 +112,11 @@ class DatagramPort final : public Poller, private PacketSink {
 
   bool nothing_waits() const;
   void look_whether_to_doze(unsigned work);
-  bool dozes_on(Clock& time);
+  /// Something is to be done: the next pass does it.
+  void wake() {
+    rest(0);
+    wake_ = true;
+  }
   uint32_t now_us() const;
 
   std::unique_ptr<PacketIo> io_;
@@ -132,7 +136,6 @@ class DatagramPort final : public Poller, private PacketSink {
   size_t live_paths_ = 0;
   size_t standby_paths_ = 0;  ///< of these
   bool dozes_ = false;        ///< looks at its sockets now and then only
-  unsigned dozed_ = 0;        ///< passes since the last look at the clock
   bool wake_ = false;         ///< the next pass looks
   Instant lively_until_{};
 

@@ -141,6 +141,7 @@ void DatagramPort::make_ready(DatagramPath& path) {
   if (path.ready_listed_) {
     return;
   }
+  wake();
   path.ready_listed_ = true;
   path.ready_next_ = nullptr;
   if (ready_tail_ != nullptr) {
@@ -160,6 +161,7 @@ void DatagramPort::queue_resend(Segment& segment) {
   if (segment.listed) {
     return;
   }
+  wake();
   segment.listed = true;
   segment.resend_next = nullptr;
   if (resend_tail_ != nullptr) {
@@ -249,6 +251,7 @@ unsigned DatagramPort::progress_sends() {
 }
 
 void DatagramPort::schedule_ack(DatagramPath& path, bool urgent) {
+  wake();
   if (urgent) {
     if (!path.ack_urgent_) {
       path.ack_urgent_ = true;

@@ -137,7 +137,7 @@ void Port::remove(VerbsPath& path) {
   slots_[path.slot_].path = nullptr;
   free_slots_.push_back(path.slot_);
   queues_[path.queue_].used -= path.reserved_;
-  std::erase(dirty_, &path);
+  unlist_dirty(path);
   std::erase(thirsty_, &path);
   std::replace(state_events_.begin(), state_events_.end(), &path, static_cast<VerbsPath*>(nullptr));
 }
@@ -145,21 +145,43 @@ void Port::remove(VerbsPath& path) {
 void Port::mark_dirty(VerbsPath& path) {
   if (!path.dirty_) {
     path.dirty_ = true;
-    dirty_.push_back(&path);
+    path.next_dirty_ = nullptr;
+    (dirty_ == nullptr ? dirty_ : last_dirty_->next_dirty_) = &path;
+    last_dirty_ = &path;
+    chores_ = true;
+  }
+}
+
+void Port::unlist_dirty(VerbsPath& path) {
+  VerbsPath* before = nullptr;
+  for (VerbsPath* one = dirty_; one != nullptr; before = one, one = one->next_dirty_) {
+    if (one == &path) {
+      (before == nullptr ? dirty_ : before->next_dirty_) = path.next_dirty_;
+      last_dirty_ = last_dirty_ == &path ? before : last_dirty_;
+      return;
+    }
   }
 }
 
 unsigned Port::flush_posts() {
-  const auto count = static_cast<unsigned>(dirty_.size());
-  for (size_t i = 0; i < dirty_.size(); ++i) {
-    dirty_[i]->dirty_ = false;
-    dirty_[i]->flush_posts();
+  unsigned count = 0;
+  while (dirty_ != nullptr) {
+    VerbsPath& path = *dirty_;
+    dirty_ = path.next_dirty_;
+    path.dirty_ = false;
+    path.flush_posts();
+    ++count;
   }
-  dirty_.clear();
   if (count != 0 && !watch_.armed()) {
     env_.timers->arm(watch_, env_.clock->now() + options_.dead_after / watch_divisor);
   }
   return count;
+}
+
+void Port::be_thirsty(VerbsPath& path) {
+  path.thirsty_ = true;
+  thirsty_.push_back(&path);
+  chores_ = true;
 }
 
 void Port::hand_over_receives() {
@@ -170,13 +192,14 @@ void Port::hand_over_receives() {
   thirsty_.clear();
 }
 
-inline unsigned Port::poll_queue(Queue& queue) {
+[[gnu::always_inline]] inline unsigned Port::poll_queue(Queue& queue) {
   std::array<ibv_wc, batch> completions;
   const int got = ibv_poll_cq(queue.cq, batch, completions.data());
   return got <= 0 ? 0 : take_completions(queue, completions, got);
 }
 
-unsigned Port::take_completions(Queue& queue, std::array<ibv_wc, batch>& completions, int got) {
+[[gnu::noinline]] unsigned Port::take_completions(Queue& queue,
+                                                  std::array<ibv_wc, batch>& completions, int got) {
   unsigned count = 0;
   for (unsigned pass = 0; got > 0; ++pass) {
     for (int i = 0; i < got; ++i) {
@@ -216,13 +239,13 @@ void Port::take_events() {
 
 unsigned Port::poll(Clock& time) {
   static_cast<void>(time);  // most turns find nothing, and need no clock to see that
-  unsigned work = dirty_.empty() ? 0 : flush_posts();
-  if (!thirsty_.empty()) {
-    hand_over_receives();
-  }
-  if (armed_) {
-    armed_ = false;
-    take_events();
+  unsigned work = 0;
+  if (chores_) [[unlikely]] {
+    work += dirty_ == nullptr ? 0 : flush_posts();
+    if (armed_) {
+      armed_ = false;
+      take_events();
+    }
   }
   for (size_t i = 0; i < queues_.size(); ++i) {
     work += poll_queue(queues_[i]);
@@ -230,19 +253,29 @@ unsigned Port::poll(Clock& time) {
   if (device_->fatal.load(std::memory_order_relaxed) && !lost_) [[unlikely]] {
     work += fail_all();
   }
+  return chores_ ? do_chores(work) : work;
+}
+
+unsigned Port::do_chores(unsigned work) {
   if (!state_events_.empty()) [[unlikely]] {
     work += report_states();
   }
-  if (!dirty_.empty()) {
+  const bool posted = dirty_ != nullptr;
+  if (posted) {
     work += flush_posts();
   }
+  // Whoever waits for what came goes first.  But what went out on one path may be answered on
+  // another one.
+  if (!thirsty_.empty() && (posted || work == 0)) {
+    hand_over_receives();
+  }
+  chores_ = !thirsty_.empty() || dirty_ != nullptr || !state_events_.empty();
   return work;
 }
 
 unsigned Port::push(Clock& time) {
   static_cast<void>(time);
-  const unsigned work = dirty_.empty() ? 0 : flush_posts();
-  // What went out on one path may be answered on another one.
+  const unsigned work = dirty_ == nullptr ? 0 : flush_posts();
   if (!thirsty_.empty()) {
     hand_over_receives();
   }
@@ -284,10 +317,11 @@ size_t Port::wait_fds(std::span<int> out) const {
 }
 
 bool Port::prepare_sleep() {
-  if (!dirty_.empty() || !state_events_.empty() || !thirsty_.empty()) {
+  if (dirty_ != nullptr || !state_events_.empty() || !thirsty_.empty()) {
     return false;
   }
   armed_ = true;
+  chores_ = true;
   for (Queue& queue : queues_) {
     if (ibv_req_notify_cq(queue.cq, 0) != 0) {
       return false;
@@ -304,6 +338,7 @@ bool Port::prepare_sleep() {
 void Port::queue_state(VerbsPath& path) {
   path.state_event_ = true;
   state_events_.push_back(&path);
+  chores_ = true;
 }
 
 unsigned Port::report_states() {

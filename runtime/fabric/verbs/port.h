@@ -98,7 +98,11 @@ class Port final : public Poller {
   Result<void> prepare_scratch();
   void remove(VerbsPath& path);
   void mark_dirty(VerbsPath& path);
+  void unlist_dirty(VerbsPath& path);
   unsigned flush_posts();
+  unsigned do_chores(unsigned work);
+  /// The path holds back more receives than it may.
+  void be_thirsty(VerbsPath& path);
   void hand_over_receives();
   static constexpr int batch = 32;  ///< completions taken at once
   unsigned poll_queue(Queue& queue);
@@ -118,11 +122,13 @@ class Port final : public Poller {
   std::vector<Queue> queues_;
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;
-  std::vector<VerbsPath*> dirty_;
+  VerbsPath* dirty_ = nullptr;  ///< with posts that the device does not have yet, oldest first
+  VerbsPath* last_dirty_ = nullptr;
   std::vector<VerbsPath*> thirsty_;  ///< with receives that the device does not have yet
   std::vector<VerbsPath*> state_events_;
   bool armed_ = false;
-  bool lost_ = false;  ///< the device failed and the paths were told
+  bool chores_ = false;  ///< one of the lists above is not empty, or it is armed
+  bool lost_ = false;    ///< the device failed and the paths were told
   Timer watch_;
   // Where probes come from and go to, and where flushes read to: nobody looks at it.
   std::vector<std::byte> scratch_;

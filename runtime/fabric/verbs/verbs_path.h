@@ -91,6 +91,7 @@ class VerbsPath final : public Path {
   void post_probes();
   void post_marker();
   void flush_posts();
+  void choose_signals(uint32_t first, size_t count);
   void hand_over_receives();
   void on_wc(const ibv_wc& wc, const WorkId& id);
   void on_send(const ibv_wc& wc, uint32_t position);
@@ -148,7 +149,8 @@ class VerbsPath final : public Path {
   std::vector<ibv_send_wr> pending_;
   std::vector<std::array<ibv_sge, gathers_max>> pending_sges_;
   size_t pending_count_ = 0;
-  bool dirty_ = false;
+  bool dirty_ = false;               ///< in the port's list
+  VerbsPath* next_dirty_ = nullptr;  ///< in that list
 
   std::vector<ReceiveSlot> receives_;
   uint32_t receive_mask_ = 0;

@@ -55,9 +55,16 @@ ibv_send_wr& VerbsPath::push(const SendSlot& slot, std::span<const Gather> gathe
   const uint32_t position = send_tail_ & WorkId::position_mask;
   auto& sges = pending_sges_[pending_count_];
   uint32_t bytes = 0;
-  for (size_t i = 0; i < gathers.size(); ++i) {
+  static_assert(gathers_max == 2);
+  const auto take = [&](size_t i) {
     bytes += gathers[i].length;
     sges[i] = {reinterpret_cast<uint64_t>(gathers[i].address), gathers[i].length, gathers[i].key};
+  };
+  if (!gathers.empty()) {
+    take(0);
+  }
+  if (gathers.size() > 1) [[unlikely]] {
+    take(1);
   }
   SendSlot& kept = sends_[send_tail_ & send_mask_];
   kept = slot;
@@ -108,11 +115,11 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
     return Errc::again;
   }
   if (post.length == 0 && state_ == PathState::ready) {
-    // For the peer's next immediate but many: whoever waits for what just came is served first.
+    // For the peer's next immediate but many: whoever waits for what just came is served first, and
+    // the device is told of several together.
     receives_[receive_tail_++ & receive_mask_] = {post.id, false};
-    ++parked_;
-    if (!std::exchange(thirsty_, true)) {
-      port_.thirsty_.push_back(this);
+    if (++parked_ > options_.receives_spare && !thirsty_) [[unlikely]] {
+      port_.be_thirsty(*this);
     }
     return Errc::ok;
   }
@@ -193,14 +200,41 @@ void VerbsPath::flush_posts() {
     return;
   }
   // What goes out may let the peer use as many receives as it was promised.
-  hand_over_receives();
+  if (parked_ > options_.receives_spare) {
+    hand_over_receives();
+  }
   const size_t count = std::exchange(pending_count_, 0);
   const uint32_t first = send_tail_ - static_cast<uint32_t>(count);
-  // One completion answers for all before it, so only the last that somebody waits for asks for
-  // one, large ones, and now and then one so that the ring keeps moving.
+  choose_signals(first, count);
+  ++port_.statistics_.doorbells;
+  port_.statistics_.work_requests += count;
+  ibv_send_wr* bad = nullptr;
+  if (const int error = ibv_post_send(qp_, pending_.data(), &bad); error != 0) {
+    break_path(CompletionStatus::device_fault,
+               nccl_ha::fail(Errc::system,
+                             fmt::format("RDMA device {}: cannot post work", info_.device), error));
+    // What the device did not take comes back from us.
+    port_.env_.timers->cancel(timer_);
+    port_.env_.timers->arm(timer_, port_.env_.clock->now());
+  }
+}
+
+/// Links the pending requests and says which of them complete.  One completion answers for all
+/// before it, so only the last that somebody waits for asks for one, large ones, and now and then
+/// one so that the ring keeps moving.
+inline void VerbsPath::choose_signals(uint32_t first, size_t count) {
   const uint32_t unsignaled_max = options_.writes_max / 4 + 1;
+  if (count == 1) [[likely]] {
+    ibv_send_wr& request = pending_[0];
+    request.next = nullptr;
+    if (!sends_[first & send_mask_].quiet || ++unsignaled_ >= unsignaled_max) {
+      request.send_flags |= IBV_SEND_SIGNALED;
+      unsignaled_ = 0;
+    }
+    return;
+  }
   bool awaited = false;
-  for (size_t i = count; i > 0; --i) {
+  for (size_t i = count; i != 0; --i) {
     const SendSlot& slot = sends_[(first + i - 1) & send_mask_];
     if (!slot.quiet && (!awaited || slot.bytes >= signal_bytes)) {
       awaited = true;
@@ -218,17 +252,6 @@ void VerbsPath::flush_posts() {
     request.next = &pending_[i + 1];
   }
   pending_[count - 1].next = nullptr;
-  ++port_.statistics_.doorbells;
-  port_.statistics_.work_requests += count;
-  ibv_send_wr* bad = nullptr;
-  if (const int error = ibv_post_send(qp_, pending_.data(), &bad); error != 0) {
-    break_path(CompletionStatus::device_fault,
-               nccl_ha::fail(Errc::system,
-                             fmt::format("RDMA device {}: cannot post work", info_.device), error));
-    // What the device did not take comes back from us.
-    port_.env_.timers->cancel(timer_);
-    port_.env_.timers->arm(timer_, port_.env_.clock->now());
-  }
 }
 
 void VerbsPath::on_wc(const ibv_wc& wc, const WorkId& id) {
