@@ -244,7 +244,7 @@ void Worker::quick_turn() {
 }
 
 void Worker::look_after(bool knows_time) {
-  until_clock_ = clock_period;
+  until_clock_ = knows_time ? clock_period : until_clock_;
   if (knows_time && turn_clock_.now() >= timer_look_) {
     const Instant now = turn_clock_.now();
     timer_look_ = now + timer_period;

@@ -117,6 +117,19 @@ TEST_F(WorkerTest, QuickTurnsFireTimersAFewTurnsLateAtMost) {
   EXPECT_EQ(fired, 2);
 }
 
+TEST_F(WorkerTest, TimersFireInTimeWhileStreamsAreInAHurry) {
+  int fired = 0;
+  Timer timer;
+  timer.bind([](void* count) { ++*static_cast<int*>(count); }, &fired);
+  worker_.context().timers().arm(timer, clock_.base + milliseconds(5));
+  clock_.base += milliseconds(6);
+  worker_.context().request_stream_turns(1000);
+  for (int i = 0; i < 16; ++i) {
+    worker_.quick_turn();
+  }
+  EXPECT_EQ(fired, 1);
+}
+
 TEST_F(WorkerTest, APushDeliversAndSendsAndDoesNothingElse) {
   auto owned = std::make_unique<Listening>();
   Listening& actor = *owned;
