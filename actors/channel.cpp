@@ -18,13 +18,19 @@ void prefetch_for_write(Slot& slot) {
 
 }  // namespace
 
-bool Channel::deliver_doorbell() {
+[[gnu::hot]] bool Channel::deliver_doorbell() {
   rung_ = false;
-  const bool delivered = engine_->turn(*seat_, submitted_);
-  if (!delivered) [[unlikely]] {
+  bool served = false;
+  const bool turned = engine_->turn(*seat_, [&] {
+    if (server_ != nullptr) [[likely]] {
+      server_->on_submitted();
+      served = true;
+    }
+  });
+  if (!served) [[unlikely]] {
     ring_mailbox();  // somebody else is turning the worker
   }
-  return delivered;
+  return turned;
 }
 
 void Channel::send_doorbell() {
@@ -155,7 +161,7 @@ ReceiveRequest* ReceiveChannel::acquire() {
   return free_count_ == 0 ? nullptr : &slots_[free_[--free_count_]];
 }
 
-void ReceiveChannel::submit(ReceiveRequest& request) {
+[[gnu::hot]] void ReceiveChannel::submit(ReceiveRequest& request) {
   request.state.store(RequestState::pending, std::memory_order_relaxed);
   submitted_.push(request.index);
   ring();

@@ -129,6 +129,9 @@ class IndexRing {
     ++head_;
     return true;
   }
+  bool any() const {  // consumer
+    return (cells_[head_ % Capacity].load(std::memory_order_relaxed) & lap_mask) == lap_of(head_);
+  }
 
  private:
   static constexpr uint32_t lap_mask = 0xFFFF0000;
@@ -142,12 +145,11 @@ class IndexRing {
 
 /// Messages to a connection actor.
 enum class ConnectionMessage : uint32_t {
-  doorbell = 1,   ///< requests were submitted; Channel::take_doorbell() says whether that is news
-  close = 2,      ///< the caller is done with the connection
-  oversize = 3,   ///< the caller tried to send more than the peer's receive holds
-  doubt = 4,      ///< somebody knows that path `arg` is not to be trusted
-  inbox = 5,      ///< the actor to itself: control messages came over a path
-  submitted = 6,  ///< inline mode, from the caller's own turn: requests were submitted
+  doorbell = 1,  ///< requests were submitted; Channel::take_doorbell() says whether that is news
+  close = 2,     ///< the caller is done with the connection
+  oversize = 3,  ///< the caller tried to send more than the peer's receive holds
+  doubt = 4,     ///< somebody knows that path `arg` is not to be trusted
+  inbox = 5,     ///< the actor to itself: control messages came over a path
 };
 
 /// What failovers did on one side of a connection, for whoever looks.  The actor writes it.
@@ -163,6 +165,14 @@ struct FailoverCounts {
   static void add(std::atomic<uint64_t>& counter, uint64_t by) {
     counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
   }
+};
+
+/// What a channel and its paths call, for every message, in the actor that serves them.  A base
+/// that comes first costs the least to call.
+class Server : protected fabric::PathOwner {
+ public:
+  /// Inline mode, in the caller's own turn: requests were submitted.
+  virtual void on_submitted() = 0;
 };
 
 /// The side-independent part.
@@ -209,13 +219,14 @@ class Channel {
       phase_.store(Phase::failed, std::memory_order_release);
     }
   }
+  /// Inline mode: who takes submissions without a message; nullptr: nobody.
+  void serve_by(Server* server) { server_ = server; }
   bool take_doorbell() { return doorbell_.exchange(false, std::memory_order_acq_rel); }
 
   // Caller's side.
   /// Tells where the actor lives; before the first request.
   void attach(ActorId actor, Address<Message>&& address) {
     actor_ = actor;
-    submitted_ = message_of(ConnectionMessage::submitted);
     address_ = std::move(address);
   }
   bool is_inline() const { return seat_ != nullptr; }
@@ -260,9 +271,9 @@ class Channel {
   Error failure_{};
   alignas(64) std::atomic<bool> doorbell_{false};
   bool ring_missed_ = false;
-  bool rung_ = false;  ///< inline: submitted since the last turn of ours
+  bool rung_ = false;         ///< inline: submitted since the last turn of ours
+  Server* server_ = nullptr;  ///< read and written by whoever turns the worker
   ActorId actor_{};
-  Message submitted_{};
   Address<Message> address_;
 };
 
@@ -282,6 +293,7 @@ class SendChannel final : public Channel {
 
   // Actor's side.
   bool next_submitted(uint16_t* index) { return submitted_.pop(index); }
+  bool any_submitted() const { return submitted_.any(); }
   SendRequest& slot(uint16_t index) { return slots_[index]; }
   uint64_t published_groups() const { return published_.load(std::memory_order_relaxed); }
   /// Makes the group at the head of `entries` visible to the caller; of how many entries it is.  0:

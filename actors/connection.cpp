@@ -69,14 +69,6 @@ void Connection::stop() {
 }
 
 void Connection::on(const Message& message) {
-  if (message.kind != static_cast<uint32_t>(ConnectionMessage::submitted)) [[unlikely]] {
-    on_other(message);
-  } else if (ready_ && !failed_ && !finished_) [[likely]] {
-    on_doorbell();
-  }
-}
-
-void Connection::on_other(const Message& message) {
   if (finished_) {
     return;
   }
@@ -87,8 +79,6 @@ void Connection::on_other(const Message& message) {
         on_doorbell();
       }
       return;
-    case ConnectionMessage::submitted:
-      break;  // above
     case ConnectionMessage::close:
       on_close();
       return;

@@ -36,9 +36,9 @@ namespace nccl_ha {
 class Engine;
 
 /// What both sides do alike.
-class Connection : public Actor,
+class Connection : public Server,
+                   public Actor,
                    protected StreamOwner,
-                   protected fabric::PathOwner,
                    protected NicMonitor::Member {
  public:
   Connection(fabric::Provider& provider, Engine& engine, size_t worker);
@@ -89,8 +89,10 @@ class Connection : public Actor,
   void take_into_use(size_t lane);
   size_t lane_of(const fabric::Path* path) const {
     size_t lane = 0;
-    while (lane + 1 < lanes_.size() && lanes_[lane].owned.path.get() != path) {
-      ++lane;
+    if (lanes_.front().owned.path.get() != path) [[unlikely]] {
+      while (lane + 1 < lanes_.size() && lanes_[lane].owned.path.get() != path) {
+        ++lane;
+      }
     }
     return lane;
   }
@@ -224,7 +226,6 @@ class Connection : public Actor,
   bool finished_ = false;
 
  private:
-  [[gnu::noinline]] void on_other(const Message& message);
   void on_budget_spent();
   void end_handshake();
   bool take_early(const ControlReader::Message& message);
@@ -298,6 +299,7 @@ class SendConnection final : public Connection {
   ~SendConnection() override;
 
   const char* name() const override { return "send-connection"; }
+  void on_submitted() override;
 
  private:
   Channel* channel() override { return channel_.get(); }
@@ -327,6 +329,7 @@ class SendConnection final : public Connection {
   void on_peer_closed(std::span<const std::byte> payload);
   void on_clear_to_send(const fabric::Completion& completion, Lane& lane);
   void pump();
+  void post_all();
   bool next_work();
   void begin_request(uint16_t index);
   bool post_next();
@@ -458,6 +461,7 @@ class ReceiveConnection final : public Connection, private ControlPort::Member {
   ~ReceiveConnection() override;
 
   const char* name() const override { return "receive-connection"; }
+  void on_submitted() override;
 
  private:
   Channel* channel() override { return channel_.get(); }
@@ -492,7 +496,9 @@ class ReceiveConnection final : public Connection, private ControlPort::Member {
   void want_shadow_keys();
   void name_shadow_key(CtsEntry& entry, const ReceiveRequest::Buffer& buffer);
   uint32_t shadow_key(const ReceiveRequest::Buffer& buffer);
+  bool take_whole(const fabric::Completion& completion, const Lane& lane);
   void on_data(const fabric::Completion& completion, Lane& lane);
+  void finish_group(ReceiveRequest& request);
 
   void on_lane_ready(size_t lane) override;
   void on_lane_failed(size_t lane, const Error& error) override;

@@ -18,6 +18,15 @@ constexpr Duration rebuild_limit = std::chrono::seconds(3);
 /// Places for control messages and for signs of life beside the data.
 constexpr uint32_t control_posts = ControlBox::slots + 2;
 
+/// Writes of a queue pair that may be under way: more than any link needs to be kept busy, and the
+/// clear-to-sends of all open groups with those of which nobody has heard yet that they are done.
+/// The device goes round in its ring of them, so that a longer one would only push other things
+/// out of the caches.  Together with the fabric's own the ring has 127: devices round up to a power
+/// of two, some after adding one.
+constexpr uint32_t rdma_writes = 123;
+static_assert(rdma_writes >=
+              ReceiveConnection::groups_apart_max + rdma_writes / 4 + 1 + 2 * control_posts);
+
 /// Receives beyond what the peer may use, so that used ones can be replaced by and by.
 constexpr uint32_t spare_receives = 16;
 
@@ -26,7 +35,9 @@ constexpr uint32_t spare_receives = 16;
 Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_limit) {
   fabric::PathOptions options;
   options.domain = domain_;
-  options.writes_max = static_cast<uint32_t>(sends_max + cts_slots) + control_posts;
+  options.writes_max = lane.at.kind == fabric::FabricKind::verbs
+                           ? rdma_writes
+                           : static_cast<uint32_t>(sends_max + cts_slots) + control_posts;
   options.receives_spare = spare_receives - credits_together;
   options.receives_max = receives_ + control_posts + spare_receives;
   options.active = active;

@@ -34,6 +34,9 @@ ReceiveConnection::ReceiveConnection(fabric::Provider& provider, Engine& engine,
 }
 
 ReceiveConnection::~ReceiveConnection() {
+  if (channel_) {
+    channel_->serve_by(nullptr);
+  }
   if (fd_ >= 0) {
     close(fd_);
   }
@@ -236,6 +239,7 @@ void ReceiveConnection::on_paths_ready() {
                primaries_ > 1 ? fmt::format(" and {} more", primaries_ - 1) : "");
   context_->recorder().note(TraceEvent::actor_opened, id().index, 1, 0);
   channel_->attach(id(), std::move(*address));
+  channel_->serve_by(this);
   channel_->set_ready();
   if (!listener_->offer(channel_)) {
     on_close();  // nobody will ever accept it
@@ -252,7 +256,13 @@ void ReceiveConnection::on_failure(const Error& error) {
   }
 }
 
-void ReceiveConnection::on_doorbell() {
+[[gnu::hot]] void ReceiveConnection::on_submitted() {
+  if (ready_ && !failed_ && !finished_) [[likely]] {
+    on_doorbell();
+  }
+}
+
+[[gnu::hot]] void ReceiveConnection::on_doorbell() {
   uint16_t index = 0;
   while (has_room() && channel_->next_submitted(&index)) {
     ReceiveRequest& request = channel_->slot(index);
@@ -333,8 +343,8 @@ void ReceiveConnection::announce() {
   held_entries_ = 0;
 }
 
-void ReceiveConnection::post_announcement(uint64_t number, uint64_t groups, uint32_t first,
-                                          uint32_t entries) {
+[[gnu::hot]] void ReceiveConnection::post_announcement(uint64_t number, uint64_t groups,
+                                                       uint32_t first, uint32_t entries) {
   Lane& lane = lanes_[announcing_lane_];
   fabric::WritePost post;
   post.id = number;
@@ -347,6 +357,7 @@ void ReceiveConnection::post_announcement(uint64_t number, uint64_t groups, uint
   post.immediate = Announcement{static_cast<uint32_t>(number), first, lane.epoch}.pack();
   post.quiet = true;
   post.host_memory = true;
+  post.last = true;
   lane.health.announce();
   watch_work();
   const Errc posted = lane.path().post_write(post);
@@ -357,7 +368,8 @@ void ReceiveConnection::post_announcement(uint64_t number, uint64_t groups, uint
   context_->recorder().note(TraceEvent::cts_sent, id().index, number, groups);
 }
 
-void ReceiveConnection::on_completion(const fabric::Completion& completion) {
+[[gnu::hot, gnu::noinline]] void ReceiveConnection::on_completion(
+    const fabric::Completion& completion) {
   if (failed_ || finished_) {
     return;
   }
@@ -384,7 +396,11 @@ void ReceiveConnection::on_completion(const fabric::Completion& completion) {
     case fabric::CompletionKind::receive:
     case fabric::CompletionKind::receive_immediate:
       if (good) {
-        on_data(completion, lane);
+        replace_credit(lane);
+        lane.health.show_life();
+        if (!take_whole(completion, lane)) {
+          on_data(completion, lane);
+        }
       } else {
         --lane.credits_open;
       }
@@ -465,7 +481,27 @@ bool ReceiveConnection::flush_on(Lane& lane, ReceiveRequest& request) {
   return posted == Errc::ok;
 }
 
-void ReceiveConnection::on_data(const fabric::Completion& completion, Lane& lane) {
+/// A whole message into the only buffer of the oldest group, which is what nearly all of them are;
+/// false: it is something else, or wrong.
+[[gnu::always_inline]] inline bool ReceiveConnection::take_whole(
+    const fabric::Completion& completion, const Lane& lane) {
+  ReceiveRequest* request = open_[groups_completed_ % cts_slots];
+  const Immediate whole{ImmediateKind::data, static_cast<uint32_t>(groups_completed_), 0, 0, 0,
+                        lane.epoch};
+  if (request == nullptr || !completion.has_immediate || completion.immediate != whole.pack() ||
+      request->count != 1 || request->chunk_count[0] != 0 ||
+      completion.bytes > request->buffers[0].size) [[unlikely]] {
+    return false;
+  }
+  request->arrived[0] = 1;
+  request->chunk_count[0] = 1;
+  request->bytes[0] = completion.bytes;
+  finish_group(*request);
+  return true;
+}
+
+[[gnu::noinline]] void ReceiveConnection::on_data(const fabric::Completion& completion,
+                                                  Lane& lane) {
   const Immediate immediate = Immediate::unpack(completion.immediate);
   // Only the oldest open groups can be meant; compare whole group numbers, not slots.
   ReceiveRequest* request = nullptr;
@@ -492,20 +528,21 @@ void ReceiveConnection::on_data(const fabric::Completion& completion, Lane& lane
     fail_connection(fail(Errc::remote, "the peer completed a receive that is not open"));
     return;
   }
-  replace_credit(lane);
-  lane.health.show_life();
   request->arrived[position] = ha::mutated(ha::Mutation::counter_for_bitmap)
                                    ? static_cast<uint16_t>(request->arrived[position] << 1 | 1)
                                    : static_cast<uint16_t>(request->arrived[position] | bit);
   request->chunk_count[position] = chunk_count;
   request->bytes[position] += bytes;
-  if (request->arrived[position] != (1U << chunk_count) - 1 || --request->missing != 0) {
-    return;
+  if (request->arrived[position] == (1U << chunk_count) - 1 && --request->missing == 0) {
+    finish_group(*request);
   }
-  const uint64_t number = request->group;
+}
+
+[[gnu::always_inline]] inline void ReceiveConnection::finish_group(ReceiveRequest& request) {
+  const uint64_t number = request.group;
   open_[number % cts_slots] = nullptr;
-  context_->recorder().note(TraceEvent::transfer_completed, id().index, number, bytes);
-  request->state.store(RequestState::done, std::memory_order_release);
+  context_->recorder().note(TraceEvent::transfer_completed, id().index, number, request.bytes[0]);
+  request.state.store(RequestState::done, std::memory_order_release);
   const bool waited = !has_room();
   while (groups_completed_ < groups_posted_ && open_[groups_completed_ % cts_slots] == nullptr) {
     ++groups_completed_;

@@ -43,6 +43,7 @@ SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_
 }
 
 SendConnection::~SendConnection() {
+  channel_->serve_by(nullptr);
   if (context_ != nullptr) {
     context_->timers().cancel(reopen_timer_);
     context_->timers().cancel(failback_timer_);
@@ -210,6 +211,7 @@ void SendConnection::on_paths_ready() {
   NHA_LOG_INFO("connected to {} over {}{}", peer_text(), lanes_.front().path().describe(),
                primaries_ > 1 ? fmt::format(" and {} more", primaries_ - 1) : "");
   context_->recorder().note(TraceEvent::actor_opened, id().index, 0, 0);
+  channel_->serve_by(this);
   channel_->set_ready();
 }
 
@@ -263,7 +265,15 @@ void SendConnection::on_peer_closed(std::span<const std::byte> payload) {
 
 void SendConnection::on_doorbell() { pump(); }
 
-void SendConnection::pump() {
+[[gnu::hot]] void SendConnection::on_submitted() {
+  if (ready_ && !failed_ && !finished_) [[likely]] {
+    post_all();
+  }
+}
+
+void SendConnection::pump() { post_all(); }
+
+[[gnu::always_inline]] inline void SendConnection::post_all() {
   while (!failed_ && (cursor_.request != nullptr || next_work())) {
     if (!post_next()) {
       return;
@@ -272,7 +282,7 @@ void SendConnection::pump() {
 }
 
 /// What has to go again goes first: the receiver may wait for nothing else.
-bool SendConnection::next_work() {
+[[gnu::always_inline]] inline bool SendConnection::next_work() {
   if (!replay_.empty()) [[unlikely]] {
     const Chunk again = replay_.front();
     replay_.pop_front();
@@ -287,7 +297,7 @@ bool SendConnection::next_work() {
   return true;
 }
 
-void SendConnection::begin_request(uint16_t index) {
+[[gnu::always_inline]] inline void SendConnection::begin_request(uint16_t index) {
   SendRequest& request = channel_->slot(index);
   request.chunks = 1;
   request.chunk_bytes = request.size;
@@ -341,7 +351,7 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
 }
 
 /// Posts the next piece of the chunk at hand; false when no path has room for it now.
-bool SendConnection::post_next() {
+[[gnu::always_inline]] inline bool SendConnection::post_next() {
   if (!lanes_[next_lane_].usable && !pick_lane()) [[unlikely]] {
     return false;  // it waits for a path
   }
@@ -404,6 +414,7 @@ bool SendConnection::post_next() {
   }
   post.has_immediate = true;
   post.immediate = immediate.pack();
+  post.last = cursor_.chunk + 1 == cursor_.end && replay_.empty() && !channel_->any_submitted();
   if (path.post_write(post) != Errc::ok) {
     return false;  // room comes with a completion; a broken path reports by itself
   }
@@ -421,7 +432,8 @@ bool SendConnection::post_next() {
   return true;
 }
 
-void SendConnection::on_completion(const fabric::Completion& completion) {
+[[gnu::hot, gnu::noinline]] void SendConnection::on_completion(
+    const fabric::Completion& completion) {
   if (failed_ || finished_) {
     return;
   }
@@ -463,7 +475,8 @@ void SendConnection::on_completion(const fabric::Completion& completion) {
   }
 }
 
-void SendConnection::on_clear_to_send(const fabric::Completion& completion, Lane& lane) {
+[[gnu::noinline]] void SendConnection::on_clear_to_send(const fabric::Completion& completion,
+                                                        Lane& lane) {
   const uint64_t next = channel_->published_groups();
   const Announcement announced = Announcement::unpack(completion.immediate);
   const size_t count = completion.bytes / sizeof(CtsEntry);

@@ -7,6 +7,12 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   add_compile_options(-Wno-restrict -Wno-stringop-overread)
 endif()
 
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # What runs for each message has a few fields to set and to count, one by one.  Packing two of them
+  # into a vector register takes longer than setting them, and who reads one next has to wait.
+  add_compile_options(-fno-tree-slp-vectorize)
+endif()
+
 include_directories(${CMAKE_SOURCE_DIR})
 add_compile_definitions(NHA_VERSION="${PROJECT_VERSION}")
 

@@ -13,11 +13,13 @@ using namespace abi;
 
 constexpr const char* plugin_name = "HA";
 
-bool refuse_null(const void* pointer, const char* call) {
-  if (pointer == nullptr) [[unlikely]] {
-    NHA_LOG_ERROR("{}: called with a null pointer to write to", call);
-  }
-  return pointer == nullptr;
+[[gnu::cold, gnu::noinline]] bool complain_of_null(const char* call) {
+  NHA_LOG_ERROR("{}: called with a null pointer to write to", call);
+  return true;
+}
+
+inline bool refuse_null(const void* pointer, const char* call) {
+  return pointer == nullptr && complain_of_null(call);
 }
 
 bool refuse_size(int size, const char* call) {
@@ -153,8 +155,8 @@ NcclResult isend_size(void* comm, void* data, size_t size, int tag, void* mhandl
              ? NcclResult::invalid_argument
              : net_isend(comm, data, size, tag, mhandle, nullptr, request);
 }
-NcclResult isend_profiled(void* comm, void* data, size_t size, int tag, void* mhandle,
-                          void* phandle, void** request) {
+[[gnu::hot]] NcclResult isend_profiled(void* comm, void* data, size_t size, int tag, void* mhandle,
+                                       void* phandle, void** request) {
   return refuse_null(request, "isend")
              ? NcclResult::invalid_argument
              : net_isend(comm, data, size, tag, mhandle, phandle, request);
@@ -193,8 +195,8 @@ NcclResult irecv_int(void* comm, int n, void** data, int* sizes, int* tags, void
   }
   return net_irecv(comm, n, data, wide, tags, mhandles, nullptr, true, request);
 }
-NcclResult irecv_profiled(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles,
-                          void** phandles, void** request) {
+[[gnu::hot]] NcclResult irecv_profiled(void* comm, int n, void** data, size_t* sizes, int* tags,
+                                       void** mhandles, void** phandles, void** request) {
   if (refuse_receive(n, data, sizes, tags, mhandles, request)) {
     return NcclResult::invalid_argument;
   }
@@ -211,7 +213,7 @@ NcclResult iflush(void* comm, int n, void** data, int* sizes, void** mhandles, v
   return refuse_null(request, "iflush") ? NcclResult::invalid_argument
                                         : net_iflush(comm, n, data, sizes, mhandles, request);
 }
-NcclResult test(void* request, int* done, int* sizes) {
+[[gnu::hot]] NcclResult test(void* request, int* done, int* sizes) {
   if (done == nullptr) [[unlikely]] {
     return NcclResult::invalid_argument;
   }

@@ -111,8 +111,8 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   });
 }
 
-abi::NcclResult net_isend(void* comm, void* data, size_t size, int tag, void* mhandle,
-                          void* phandle, void** request) noexcept {
+[[gnu::hot]] abi::NcclResult net_isend(void* comm, void* data, size_t size, int tag, void* mhandle,
+                                       void* phandle, void** request) noexcept {
   (void)phandle;
   *request = nullptr;
   auto* send = static_cast<SendComm*>(comm);
@@ -152,9 +152,9 @@ abi::NcclResult net_isend(void* comm, void* data, size_t size, int tag, void* mh
   return abi::NcclResult::success;
 }
 
-abi::NcclResult net_irecv(void* comm, int n, void** data, const size_t* sizes, const int* tags,
-                          void** mhandles, void** phandles, bool may_be_polled,
-                          void** request) noexcept {
+[[gnu::hot]] abi::NcclResult net_irecv(void* comm, int n, void** data, const size_t* sizes,
+                                       const int* tags, void** mhandles, void** phandles,
+                                       bool may_be_polled, void** request) noexcept {
   (void)phandles;
   *request = nullptr;
   auto* receive = static_cast<ReceiveComm*>(comm);
@@ -228,7 +228,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
   return abi::NcclResult::success;
 }
 
-abi::NcclResult net_test(void* request, int* done, int* sizes) noexcept {
+[[gnu::hot]] abi::NcclResult net_test(void* request, int* done, int* sizes) noexcept {
   *done = 0;
   auto* base = static_cast<Request*>(request);
   if (base == nullptr) [[unlikely]] {

@@ -15,11 +15,20 @@ namespace nccl_ha {
 namespace {
 
 constexpr Duration stop_limit = std::chrono::seconds(2);
+constexpr Duration nap_limit = std::chrono::milliseconds(100);
+constexpr int naps_per_heartbeat = 4;
 
 /// A control connection must outlive every outage that its paths may.
 Duration unanswered_limit(const Config& config) {
   const Duration least = std::chrono::seconds(30);
   return config.enable_backup ? least + std::chrono::milliseconds(config.retry_budget_ms) : least;
+}
+
+/// How long the standby naps at most while callers are busy.  None of what it then does late may be
+/// late by as much as peers take for silence.
+Duration longest_nap(const Config& config) {
+  const Duration beat = std::chrono::milliseconds(config.heartbeat_ms);
+  return beat == Duration(0) ? nap_limit : std::min(nap_limit, beat / naps_per_heartbeat);
 }
 
 }  // namespace
@@ -188,45 +197,10 @@ void Engine::run_thread(Seat& seat, WorkerInfo info) {
   recorder.record(TraceEvent::worker_stopped, 0, index, seat.worker->turns(), clock_.now());
 }
 
-inline bool Engine::sit_down(Seat& seat) {
-  if (seat.busy.load(std::memory_order_relaxed) ||
-      seat.busy.exchange(true, std::memory_order_acquire)) {
-    return false;  // somebody is at it
-  }
-  if (stopping_.load(std::memory_order_relaxed)) [[unlikely]] {
-    seat.busy.store(false, std::memory_order_release);
-    return false;
-  }
-  seat.worker->bind_to_this_thread();
-  return true;
-}
-
-inline void Engine::get_up(Seat& seat) {
-  seat.busy.store(false, std::memory_order_release);
-  // What this turn left to do later (an acknowledgement, a timeout) may come before the deadline
-  // that a sleeping standby knows of.
-  if (bed_->sleeping.load(std::memory_order_relaxed) != 0 &&
-      bed_->sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
+void Engine::rouse_standby() {
+  if (bed_->sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
     bed_->wake();
   }
-}
-
-bool Engine::turn(Seat& seat) {
-  if (!sit_down(seat)) {
-    return false;
-  }
-  seat.worker->quick_turn();
-  get_up(seat);
-  return true;
-}
-
-bool Engine::turn(Seat& seat, const Message& message) {
-  if (!sit_down(seat)) {
-    return false;
-  }
-  seat.worker->push(message);
-  get_up(seat);
-  return true;
 }
 
 void Engine::assist_all() {
@@ -256,18 +230,22 @@ void Engine::run_standby() {
   prepare_thread("nccl-ha-standby");
   // One parker serves all workers: it sleeps on every worker's descriptors.
   Parker& bed = *bed_;
+  const Duration longest = longest_nap(config_);
   std::vector<uint64_t> versions(seats_.size(), 0);
   bool driving = false;
   bool met_caller = false;  // in a turn, perhaps a long one
+  Duration nap{};
   std::vector<Seat*> held;
   bool changed = true;  // what to sleep on differs from what the bed watches
   while (!stopping_.load(std::memory_order_seq_cst)) {
     bool caller_active = std::exchange(met_caller, false);
+    bool any_left_alone = false;
     Duration patience = Duration::max();
     for (auto& seat : seats_) {
       patience = std::min(patience, seat->worker->patience());
       const uint64_t turns = seat->worker->turns();
       seat->left_alone = turns == seat->seen_turns && seat->worker->actor_count() != 0;
+      any_left_alone = any_left_alone || seat->left_alone;
       caller_active = caller_active || turns != seat->seen_turns;
       seat->seen_turns = turns;
     }
@@ -279,10 +257,15 @@ void Engine::run_standby() {
       if (caller_active) {
         // Packets should not wake anybody while the callers look for them.
         turn_left_alone();
+        // Waking takes a processor from somebody.  Who has called all along is asked less and less
+        // often whether he still does, if nobody waits for software to answer.
+        const bool calm = !any_left_alone && patience >= Worker::calm_patience;
+        nap = calm ? std::max(patience, std::min(2 * nap, longest)) : patience;
         const Instant now = clock_.now();
-        bed.nap(now + patience, now);
+        bed.nap(now + nap, now);
         continue;
       }
+      nap = Duration(0);
     }
     unsigned work = 0;
     bool sleepy = true;

@@ -53,9 +53,17 @@ class Engine {
   /// Any thread.  One turn of the seat's worker; never blocks.  False: somebody is turning it
   /// already.
   bool turn(Seat& seat);
-  /// A turn that delivers `message`, which saves it the way through the mailbox; false: nothing was
-  /// delivered.
-  [[nodiscard]] bool turn(Seat& seat, const Message& message);
+  /// A turn that does nothing but let an actor post something (Worker::push); false: it was not
+  /// let.
+  template <class Post>
+  [[nodiscard]] bool turn(Seat& seat, Post&& post) {
+    if (!sit_down(seat)) [[unlikely]] {
+      return false;
+    }
+    seat.worker->push(std::forward<Post>(post));
+    get_up(seat);
+    return true;
+  }
   /// Any thread.  Inline mode: a turn of the worker, of all workers.  With threads: nothing.
   void assist(Worker& worker) {
     if (Seat* seat = seat_of(worker); seat != nullptr) {
@@ -84,6 +92,7 @@ class Engine {
   void turn_left_alone();
   bool sit_down(Seat& seat);
   void get_up(Seat& seat);
+  [[gnu::noinline]] void rouse_standby();
   /// Puts the calling thread to sleep unless there is work; false: there was.
   bool park(Seat& seat);
   static void prepare_thread(const char* name);
@@ -99,5 +108,38 @@ class Engine {
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> standby_;
 };
+
+// What every call of NCCL's goes through in inline mode: without a call of its own.
+
+inline bool Engine::sit_down(Seat& seat) {
+  if (seat.busy.load(std::memory_order_relaxed) ||
+      seat.busy.exchange(true, std::memory_order_acquire)) [[unlikely]] {
+    return false;  // somebody is at it
+  }
+  if (stopping_.load(std::memory_order_relaxed)) [[unlikely]] {
+    seat.busy.store(false, std::memory_order_release);
+    return false;
+  }
+  seat.worker->bind_to_this_thread();
+  return true;
+}
+
+inline void Engine::get_up(Seat& seat) {
+  seat.busy.store(false, std::memory_order_release);
+  // What this turn left to do later (an acknowledgement, a timeout) may come before the deadline
+  // that a sleeping standby knows of.
+  if (bed_->sleeping.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+    rouse_standby();
+  }
+}
+
+inline bool Engine::turn(Seat& seat) {
+  if (!sit_down(seat)) [[unlikely]] {
+    return false;
+  }
+  seat.worker->quick_turn();
+  get_up(seat);
+  return true;
+}
 
 }  // namespace nccl_ha

@@ -32,12 +32,15 @@ class Poller {
 
   /// It lets this turn pass.
   bool rests() { return rest_ != 0 && --rest_ != 0; }
-  /// Nothing was posted to it since it began to rest.
-  bool at_rest() const { return rest_ != 0; }
+  /// There may be something for push() to do.
+  bool wants_push() const { return chores_ && rest_ == 0; }
 
  protected:
   /// Turns that it need not be polled in.  Whatever gives it work to do takes that back.
   void rest(unsigned turns) { rest_ = turns; }
+
+  /// There is something to do besides looking; whoever always means to be asked leaves it alone.
+  bool chores_ = true;
 
  private:
   unsigned rest_ = 0;

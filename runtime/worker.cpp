@@ -191,20 +191,6 @@ void Worker::deliver(const Message& message) {
   actor->on(message);
 }
 
-// A poller may remove itself and others.
-inline unsigned Worker::look_around() {
-  unsigned work = 0;
-  for (size_t i = 0; i < pollers_.size(); ++i) {
-    Poller& poller = *pollers_[i];
-    work += poller.rests() ? 0 : poller.poll(turn_clock_);
-  }
-  return work;
-}
-
-inline void Worker::count_turn() {
-  turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-}
-
 unsigned Worker::turn() {
   turn_clock_.begin_turn();
   const Instant begin = turn_clock_.now();
@@ -227,20 +213,6 @@ unsigned Worker::turn() {
     measure(begin);
   }
   return work;
-}
-
-void Worker::quick_turn() {
-  turn_clock_.begin_turn();
-  unsigned work = 0;
-  if (!mailbox_->looks_idle() || chores_) [[unlikely]] {
-    work += take_messages();
-  }
-  work += look_around();
-  count_turn();
-  const bool clock_due = --until_clock_ == 0;
-  if (clock_due || turn_clock_.was_read() || (chores_ && work == 0)) [[unlikely]] {
-    look_after(clock_due || turn_clock_.was_read());
-  }  // else whoever waits for what came goes on at once
 }
 
 void Worker::look_after(bool knows_time) {
@@ -267,25 +239,6 @@ void Worker::look_after(bool knows_time) {
     recorder_.stamp(turn_clock_.now());
   }
   chores_ = !local_.empty() || !leaving_.empty() || eager_stream_turns_ != 0;
-}
-
-void Worker::push(const Message& message) {
-  turn_clock_.begin_turn();
-  if (Actor* actor = find(message.to); actor != nullptr) [[likely]] {
-    statistics_.messages.add();
-    actor->on(message);
-  } else {
-    deliver(message);
-  }
-  for (size_t i = 0; i < pollers_.size(); ++i) {
-    if (!pollers_[i]->at_rest()) {
-      static_cast<void>(pollers_[i]->push(turn_clock_));
-    }
-  }
-  if (!leaving_.empty()) [[unlikely]] {
-    bury();
-  }
-  count_turn();
 }
 
 unsigned Worker::take_messages() {

@@ -45,6 +45,8 @@ class Worker final : private Context {
   /// Hands an actor over; its start() runs on the worker.  The id is valid at once.
   Result<ActorId> adopt(std::unique_ptr<Actor> actor);
   /// How long the worker may be left without a turn while those who turn it are busy elsewhere.
+  /// At least calm_patience: nobody waits for what it does by itself.
+  static constexpr Duration calm_patience = std::chrono::milliseconds(10);
   Duration patience() const { return Duration(patience_ns_.load(std::memory_order_relaxed)); }
   size_t actor_count() const { return actor_count_.load(std::memory_order_acquire); }
   uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
@@ -64,9 +66,22 @@ class Worker final : private Context {
   /// streams with it, only when somebody needs the time and else every few turns.  One that found
   /// something to do ends early: its caller waits for that.
   void quick_turn();
-  /// Delivers a message and sends what that makes its actor post; everything else has to wait for
-  /// the next turn.
-  void push(const Message& message);
+  /// Lets `post` make an actor of this worker post something, and sends that; everything else has
+  /// to wait for the next turn.
+  template <class Post>
+  void push(Post&& post) {
+    turn_clock_.begin_turn();
+    post();
+    for (size_t i = 0; i < pollers_.size(); ++i) {
+      if (pollers_[i]->wants_push()) [[unlikely]] {
+        static_cast<void>(pollers_[i]->push(turn_clock_));
+      }
+    }
+    if (chores_) [[unlikely]] {
+      bury();
+    }
+    count_turn();
+  }
   /// Nothing queued and every poller agrees: the thread may sleep.
   bool may_sleep();
   /// Not later than this must turn() be called again; nullopt: only when something arrives.
@@ -92,7 +107,7 @@ class Worker final : private Context {
   static constexpr Duration timer_period = std::chrono::microseconds(200);
   static constexpr Duration quick_stream_period = std::chrono::milliseconds(1);
   /// Of streams: whoever waits for a handshake calls, and nobody else is in a hurry.
-  static constexpr Duration default_patience = std::chrono::milliseconds(10);
+  static constexpr Duration default_patience = calm_patience;
   static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);
 
   // Context
@@ -120,7 +135,7 @@ class Worker final : private Context {
   void count_turn();
   void measure(Instant begin);
   void take_over(const Message& message);
-  void bury();
+  [[gnu::noinline]] void bury();
   void pollers_changed();
   void ask_patience();
   Result<ActorId> reserve();
@@ -152,5 +167,33 @@ class Worker final : private Context {
   std::atomic<std::thread::id> owner_{};
   Statistics statistics_;
 };
+
+// A poller may remove itself and others.
+inline unsigned Worker::look_around() {
+  unsigned work = 0;
+  for (size_t i = 0; i < pollers_.size(); ++i) {
+    Poller& poller = *pollers_[i];
+    work += poller.rests() ? 0 : poller.poll(turn_clock_);
+  }
+  return work;
+}
+
+inline void Worker::count_turn() {
+  turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+inline void Worker::quick_turn() {
+  turn_clock_.begin_turn();
+  unsigned work = 0;
+  if (!mailbox_->looks_idle() || chores_) [[unlikely]] {
+    work += take_messages();
+  }
+  work += look_around();
+  count_turn();
+  const bool clock_due = --until_clock_ == 0;
+  if (clock_due || turn_clock_.was_read() || (chores_ && work == 0)) [[unlikely]] {
+    look_after(clock_due || turn_clock_.was_read());
+  }  // else whoever waits for what came goes on at once
+}
 
 }  // namespace nccl_ha

@@ -40,11 +40,12 @@ struct Completion {
   uint32_t bytes = 0;
 };
 
-/// A piece of registered local memory.
+/// A piece of registered local memory.  Set whole where it counts and left as it is elsewhere: one
+/// is made for every message.
 struct Gather {
-  const std::byte* address = nullptr;
-  uint32_t length = 0;
-  uint32_t key = 0;  ///< local key from Memory::add
+  const std::byte* address;
+  uint32_t length;
+  uint32_t key;  ///< local key from Memory::add
 };
 
 inline constexpr size_t gathers_max = 2;
@@ -65,6 +66,8 @@ struct WritePost {
   bool quiet = false;
   /// The memory is the host's and small parts of it may be copied at the post (inline).
   bool host_memory = false;
+  /// A hint: no other one follows at once, so that it need not wait for the end of the turn.
+  bool last = false;
 };
 
 /// A two-sided message; it meets the peer's oldest posted receive.

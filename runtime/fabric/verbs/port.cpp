@@ -14,9 +14,13 @@
 namespace nccl_ha::fabric::verbs {
 namespace {
 
-constexpr uint32_t queue_entries = 16384;
-constexpr unsigned pass_limit = 8;  // batches per pass and queue, so that no queue starves others
-constexpr int watch_divisor = 8;    // looks per time limit
+// Entries of the first completion queue, which is enough for a few paths: the device goes round in
+// it, and what it writes should still be in the caches.  Each further one has four times as many,
+// so that there are never many to look at.  One less than a power of two: devices round up, some
+// after adding one.
+constexpr uint32_t queue_entries = 1023;
+constexpr uint32_t queue_entries_max = 16383;
+constexpr int watch_divisor = 8;  // looks per time limit
 constexpr size_t scratch_bytes = 16384;
 
 }  // namespace
@@ -29,6 +33,7 @@ Port::Port(std::shared_ptr<Device> device, uint8_t number, const Options& option
       options_(options),
       env_(environment) {
   watch_.bind([](void* self) { static_cast<Port*>(self)->watch_progress(); }, this);
+  chores_ = false;
 }
 
 Result<std::shared_ptr<Port>> Port::open(std::shared_ptr<Device> device, uint8_t number,
@@ -84,7 +89,11 @@ Result<size_t> Port::find_queue(uint32_t entries) {
     }
   }
   const auto most = static_cast<uint32_t>(std::max(device_->attributes().max_cqe, 1));
-  const uint32_t room = std::max(entries, std::min(queue_entries, most));
+  uint32_t wanted = queue_entries;
+  for (size_t i = 0; i < queues_.size() && wanted < queue_entries_max; ++i) {
+    wanted = 4 * wanted + 3;
+  }
+  const uint32_t room = std::max(entries, std::min(wanted, most));
   ibv_cq* cq = library_.create_cq(device_->context(), static_cast<int>(room), this, channel_, 0);
   if (cq == nullptr) {
     return fail(Errc::system,
@@ -172,10 +181,14 @@ unsigned Port::flush_posts() {
     path.flush_posts();
     ++count;
   }
-  if (count != 0 && !watch_.armed()) {
-    env_.timers->arm(watch_, env_.clock->now() + options_.dead_after / watch_divisor);
+  if (count != 0) {
+    watch_posts();
   }
   return count;
+}
+
+void Port::arm_watch() {
+  env_.timers->arm(watch_, env_.clock->now() + options_.dead_after / watch_divisor);
 }
 
 void Port::be_thirsty(VerbsPath& path) {
@@ -192,36 +205,6 @@ void Port::hand_over_receives() {
   thirsty_.clear();
 }
 
-[[gnu::always_inline]] inline unsigned Port::poll_queue(Queue& queue) {
-  std::array<ibv_wc, batch> completions;
-  const int got = ibv_poll_cq(queue.cq, batch, completions.data());
-  return got <= 0 ? 0 : take_completions(queue, completions, got);
-}
-
-[[gnu::noinline]] unsigned Port::take_completions(Queue& queue,
-                                                  std::array<ibv_wc, batch>& completions, int got) {
-  unsigned count = 0;
-  for (unsigned pass = 0; got > 0; ++pass) {
-    for (int i = 0; i < got; ++i) {
-      const ibv_wc& wc = completions[static_cast<size_t>(i)];
-      const WorkId id = WorkId::unpack(wc.wr_id);
-      VerbsPath* path = id.path < slots_.size() ? slots_[id.path].path : nullptr;
-      if (path == nullptr || slots_[id.path].generation != id.generation) {
-        ++statistics_.stale;
-        continue;
-      }
-      path->on_wc(wc, id);
-    }
-    count += static_cast<unsigned>(got);
-    if (got < batch || pass + 1 == pass_limit) {
-      break;
-    }
-    got = ibv_poll_cq(queue.cq, batch, completions.data());
-  }
-  statistics_.completions += count;
-  return count;
-}
-
 void Port::take_events() {
   ibv_cq* cq = nullptr;
   void* context = nullptr;
@@ -235,25 +218,6 @@ void Port::take_events() {
       }
     }
   }
-}
-
-unsigned Port::poll(Clock& time) {
-  static_cast<void>(time);  // most turns find nothing, and need no clock to see that
-  unsigned work = 0;
-  if (chores_) [[unlikely]] {
-    work += dirty_ == nullptr ? 0 : flush_posts();
-    if (armed_) {
-      armed_ = false;
-      take_events();
-    }
-  }
-  for (size_t i = 0; i < queues_.size(); ++i) {
-    work += poll_queue(queues_[i]);
-  }
-  if (device_->fatal.load(std::memory_order_relaxed) && !lost_) [[unlikely]] {
-    work += fail_all();
-  }
-  return chores_ ? do_chores(work) : work;
 }
 
 unsigned Port::do_chores(unsigned work) {
@@ -314,25 +278,6 @@ size_t Port::wait_fds(std::span<int> out) const {
   }
   out[0] = channel_->fd;
   return 1;
-}
-
-bool Port::prepare_sleep() {
-  if (dirty_ != nullptr || !state_events_.empty() || !thirsty_.empty()) {
-    return false;
-  }
-  armed_ = true;
-  chores_ = true;
-  for (Queue& queue : queues_) {
-    if (ibv_req_notify_cq(queue.cq, 0) != 0) {
-      return false;
-    }
-  }
-  // What came before the request makes no event: one more look.
-  unsigned work = 0;
-  for (size_t i = 0; i < queues_.size(); ++i) {
-    work += poll_queue(queues_[i]);
-  }
-  return work == 0 && thirsty_.empty();
 }
 
 void Port::queue_state(VerbsPath& path) {

@@ -99,6 +99,12 @@ class Port final : public Poller {
   void remove(VerbsPath& path);
   void mark_dirty(VerbsPath& path);
   void unlist_dirty(VerbsPath& path);
+  void watch_posts() {
+    if (!watch_.armed()) [[unlikely]] {
+      arm_watch();
+    }
+  }
+  [[gnu::noinline]] void arm_watch();
   unsigned flush_posts();
   unsigned do_chores(unsigned work);
   /// The path holds back more receives than it may.
@@ -126,9 +132,8 @@ class Port final : public Poller {
   VerbsPath* last_dirty_ = nullptr;
   std::vector<VerbsPath*> thirsty_;  ///< with receives that the device does not have yet
   std::vector<VerbsPath*> state_events_;
-  bool armed_ = false;
-  bool chores_ = false;  ///< one of the lists above is not empty, or it is armed
-  bool lost_ = false;    ///< the device failed and the paths were told
+  bool armed_ = false;  // this and what the lists hold are Poller's chores
+  bool lost_ = false;   ///< the device failed and the paths were told
   Timer watch_;
   // Where probes come from and go to, and where flushes read to: nobody looks at it.
   std::vector<std::byte> scratch_;

@@ -131,7 +131,7 @@ Result<void> VerbsPath::open(const GidPreference& want) {
   attributes.cap.max_send_sge = gathers_max;
   attributes.cap.max_recv_sge = 1;
   // A clear-to-send of one buffer; more is asked for where the device gives it.
-  for (const uint32_t bytes : {512U, 128U, 64U, 0U}) {
+  for (const uint32_t bytes : {256U, 128U, 64U, 0U}) {
     attributes.cap.max_inline_data = bytes;
     qp_ = library_.create_qp(device.pd(), &attributes);
     if (qp_ != nullptr || errno == ENOMEM) {
@@ -400,12 +400,9 @@ void VerbsPath::post_probes() {
   probes_posted_ = true;
   const uint32_t mtu = 128U << std::min(local_.mtu, peer_.mtu);
   for (const auto internal : {Internal::small_probe, Internal::full_probe}) {
-    SendSlot slot;
-    slot.internal = internal;
-    slot.kind = CompletionKind::send;
     const uint32_t bytes = internal == Internal::small_probe ? 16 : mtu;
     const Gather gather{port_.scratch_.data(), bytes, port_.scratch_region_.local_key()};
-    push(slot, std::span(&gather, 1), false).opcode = IBV_WR_SEND;
+    post_internal(internal, CompletionKind::send, std::span(&gather, 1));
   }
 }
 

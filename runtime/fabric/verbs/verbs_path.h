@@ -90,7 +90,10 @@ class VerbsPath final : public Path {
   ibv_send_wr& push(const SendSlot& slot, std::span<const Gather> gathers, bool can_inline);
   void post_probes();
   void post_marker();
+  /// A probe or a marker.
+  void post_internal(Internal what, CompletionKind kind, std::span<const Gather> gathers);
   void flush_posts();
+  void post_pending();
   void choose_signals(uint32_t first, size_t count);
   void hand_over_receives();
   void on_wc(const ibv_wc& wc, const WorkId& id);
@@ -98,6 +101,9 @@ class VerbsPath final : public Path {
   void on_receive(const ibv_wc& wc, uint32_t position);
   void on_flush(const ibv_wc& wc, uint32_t position);
   void complete_send(CompletionStatus status);
+  void finish_send(CompletionStatus status);
+  /// The device reports a work request as failed, and with it the path.
+  void fail_for(CompletionStatus status, const ibv_wc& wc, const SendSlot* slot);
   void check_ready();
   void break_path(CompletionStatus cause, const Error& why);
   Duration connect_limit() const {

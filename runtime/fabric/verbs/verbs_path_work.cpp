@@ -18,29 +18,6 @@ constexpr uint32_t signal_bytes = 16384;
 // A device reports a write when all of it has arrived.  No link is slower than 10 MB/s.
 constexpr uint64_t slowest_ns_per_byte = 100;
 
-CompletionStatus status_of(ibv_wc_status status) {
-  switch (status) {
-    case IBV_WC_SUCCESS:
-      return CompletionStatus::ok;
-    case IBV_WC_WR_FLUSH_ERR:
-      return CompletionStatus::flushed;
-    case IBV_WC_RETRY_EXC_ERR:
-    case IBV_WC_RNR_RETRY_EXC_ERR:
-    case IBV_WC_RESP_TIMEOUT_ERR:
-      return CompletionStatus::retry_exceeded;
-    case IBV_WC_LOC_PROT_ERR:
-    case IBV_WC_LOC_ACCESS_ERR:
-      return CompletionStatus::local_protection;
-    case IBV_WC_REM_ACCESS_ERR:
-      return CompletionStatus::remote_access;
-    case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_REM_INV_REQ_ERR:
-      return CompletionStatus::length_error;
-    default:
-      return CompletionStatus::device_fault;
-  }
-}
-
 }  // namespace
 
 Errc VerbsPath::send_room() const {
@@ -50,8 +27,9 @@ Errc VerbsPath::send_room() const {
   return send_tail_ - send_head_ >= options_.writes_max ? Errc::again : Errc::ok;
 }
 
-ibv_send_wr& VerbsPath::push(const SendSlot& slot, std::span<const Gather> gathers,
-                             bool can_inline) {
+[[gnu::always_inline]] inline ibv_send_wr& VerbsPath::push(const SendSlot& slot,
+                                                           std::span<const Gather> gathers,
+                                                           bool can_inline) {
   const uint32_t position = send_tail_ & WorkId::position_mask;
   auto& sges = pending_sges_[pending_count_];
   uint32_t bytes = 0;
@@ -77,13 +55,10 @@ ibv_send_wr& VerbsPath::push(const SendSlot& slot, std::span<const Gather> gathe
   progress_ += send_head_ == send_tail_ ? 1 : 0;
   open_bytes_ += bytes;
   ++send_tail_;
-  if (!dirty_) {
-    port_.mark_dirty(*this);
-  }
   return request;
 }
 
-Errc VerbsPath::post_write(const WritePost& post) {
+[[gnu::hot]] Errc VerbsPath::post_write(const WritePost& post) {
   if (const Errc room = send_room(); room != Errc::ok) [[unlikely]] {
     return room;
   }
@@ -93,6 +68,12 @@ Errc VerbsPath::post_write(const WritePost& post) {
   request.imm_data = htonl(post.immediate);
   request.wr.rdma.remote_addr = post.remote_address;
   request.wr.rdma.rkey = post.remote_key;
+  if (post.last && !dirty_) [[likely]] {
+    post_pending();
+    port_.watch_posts();
+  } else {
+    port_.mark_dirty(*this);
+  }
   return Errc::ok;
 }
 
@@ -104,7 +85,14 @@ Errc VerbsPath::post_send(const SendPost& post) {
                               std::span(post.gathers, post.gather_count), false);
   request.opcode = post.has_immediate ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
   request.imm_data = htonl(post.immediate);
+  port_.mark_dirty(*this);
   return Errc::ok;
+}
+
+void VerbsPath::post_internal(Internal what, CompletionKind kind, std::span<const Gather> gathers) {
+  push({0, 0, kind, false, what}, gathers, false).opcode =
+      kind == CompletionKind::send ? IBV_WR_SEND : IBV_WR_RDMA_WRITE;
+  port_.mark_dirty(*this);
 }
 
 Errc VerbsPath::post_receive(const ReceivePost& post) {
@@ -196,9 +184,12 @@ Errc VerbsPath::post_flush(const FlushPost& post) {
 }
 
 void VerbsPath::flush_posts() {
-  if (pending_count_ == 0) {
-    return;
+  if (pending_count_ != 0) {
+    post_pending();
   }
+}
+
+[[gnu::always_inline]] inline void VerbsPath::post_pending() {
   // What goes out may let the peer use as many receives as it was promised.
   if (parked_ > options_.receives_spare) {
     hand_over_receives();
@@ -254,126 +245,9 @@ inline void VerbsPath::choose_signals(uint32_t first, size_t count) {
   pending_[count - 1].next = nullptr;
 }
 
-void VerbsPath::on_wc(const ibv_wc& wc, const WorkId& id) {
-  switch (id.lane) {
-    case WorkId::Lane::send:
-      on_send(wc, id.position);
-      return;
-    case WorkId::Lane::receive:
-      on_receive(wc, id.position);
-      return;
-    case WorkId::Lane::flush:
-      on_flush(wc, id.position);
-      return;
-  }
-}
-
-void VerbsPath::complete_send(CompletionStatus status) {
-  const SendSlot slot = sends_[send_head_ & send_mask_];
-  ++send_head_;
-  open_bytes_ -= slot.bytes;
-  if (std::exchange(overdue_, false) && status == CompletionStatus::flushed) {
-    status = CompletionStatus::retry_exceeded;
-  }
-  if (slot.internal != Internal::no) {
-    if (status == CompletionStatus::ok && slot.internal != Internal::marker) {
-      ++probes_acknowledged_;
-      check_ready();
-    }
-    return;
-  }
-  if (slot.quiet && status == CompletionStatus::ok) {
-    return;
-  }
-  Completion completion;
-  completion.id = slot.id;
-  completion.path = this;
-  completion.kind = slot.kind;
-  completion.status = status;
-  completion.bytes = slot.bytes;
-  owner_->on_completion(completion);
-}
-
-void VerbsPath::on_send(const ibv_wc& wc, uint32_t position) {
-  const uint32_t ahead = (position - send_head_) & WorkId::position_mask;
-  if (ahead >= send_tail_ - send_head_) {
-    return;  // taken back before
-  }
-  ++progress_;
-  for (uint32_t i = 0; i < ahead; ++i) {
-    complete_send(CompletionStatus::ok);
-  }
-  const CompletionStatus status = status_of(wc.status);
-  if (status != CompletionStatus::ok) {
-    break_path(status_of(wc.status), explain(wc, &sends_[send_head_ & send_mask_]));
-  }
-  complete_send(status);
-}
-
-void VerbsPath::on_receive(const ibv_wc& wc, uint32_t position) {
-  const uint32_t ahead = (position - receive_head_) & WorkId::position_mask;
-  if (ahead >= receive_tail_ - receive_head_) {
-    return;
-  }
-  const CompletionStatus status = status_of(wc.status);
-  if (status != CompletionStatus::ok) {
-    break_path(status_of(wc.status), explain(wc, nullptr));
-  }
-  // Receives are used in order; one that was left out would be a fault of the device.
-  const ReceiveSlot slot = receives_[position & receive_mask_];
-  receive_head_ += ahead + 1;
-  if (slot.internal) {
-    if (status == CompletionStatus::ok) {
-      ++probes_received_;
-      check_ready();
-    }
-    return;
-  }
-  if (state_ == PathState::connecting) {
-    // The peer sends data, so it has everything of ours: our own acknowledgements are on their way.
-    probes_acknowledged_ = 2;
-    check_ready();
-    static_cast<void>(port_.report_states());
-  }
-  Completion completion;
-  completion.id = slot.id;
-  completion.path = this;
-  completion.status = status;
-  completion.kind = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM ? CompletionKind::receive_immediate
-                                                           : CompletionKind::receive;
-  if (status == CompletionStatus::ok) {
-    completion.has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
-    completion.immediate = completion.has_immediate ? ntohl(wc.imm_data) : 0;
-    completion.bytes = wc.byte_len;
-  } else {
-    completion.kind = CompletionKind::receive;  // an error leaves the opcode undefined
-  }
-  owner_->on_completion(completion);
-}
-
-void VerbsPath::on_flush(const ibv_wc& wc, uint32_t position) {
-  const uint32_t ahead = (position - flush_head_) & WorkId::position_mask;
-  if (ahead >= flush_tail_ - flush_head_) {
-    return;
-  }
-  const CompletionStatus status = status_of(wc.status);
-  if (status != CompletionStatus::ok) {
-    break_path(status_of(wc.status), explain(wc, nullptr));
-  }
-  Completion completion;
-  completion.id = flushes_[flush_head_ % flushes_.size()];
-  ++flush_head_;
-  completion.path = this;
-  completion.kind = CompletionKind::flush;
-  completion.status = status;
-  owner_->on_completion(completion);
-}
-
 void VerbsPath::post_marker() {
-  SendSlot slot;
-  slot.internal = Internal::marker;
   // Of no bytes: neither address nor key is looked at.
-  push(slot, {}, false).opcode = IBV_WR_RDMA_WRITE;
+  post_internal(Internal::marker, CompletionKind::write, {});
 }
 
 bool VerbsPath::check_progress(Instant now) {
@@ -392,7 +266,7 @@ bool VerbsPath::check_progress(Instant now) {
     overdue_ = true;
     ibv_wc wc{};
     wc.status = IBV_WC_RETRY_EXC_ERR;
-    break_path(status_of(wc.status), explain(wc, &sends_[send_head_ & send_mask_]));
+    break_path(CompletionStatus::retry_exceeded, explain(wc, &sends_[send_head_ & send_mask_]));
   }
   return true;
 }
