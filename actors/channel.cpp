@@ -56,7 +56,7 @@ size_t SendChannel::known_group(std::span<const CtsEntry> entries, uint64_t numb
   return count >= 1 && count <= entries.size() && entries[0].group == number ? count : 0;
 }
 
-size_t SendChannel::publish(std::span<const CtsEntry> entries) {
+[[gnu::hot]] size_t SendChannel::publish(std::span<const CtsEntry> entries) {
   const uint64_t number = published_.load(std::memory_order_relaxed);
   if (number - seen_group_ >= cts_slots) {
     seen_group_ = group_.load(std::memory_order_acquire);

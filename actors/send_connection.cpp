@@ -475,8 +475,8 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
   }
 }
 
-[[gnu::noinline]] void SendConnection::on_clear_to_send(const fabric::Completion& completion,
-                                                        Lane& lane) {
+[[gnu::hot, gnu::noinline]] void SendConnection::on_clear_to_send(
+    const fabric::Completion& completion, Lane& lane) {
   const uint64_t next = channel_->published_groups();
   const Announcement announced = Announcement::unpack(completion.immediate);
   const size_t count = completion.bytes / sizeof(CtsEntry);

@@ -223,6 +223,19 @@ void Engine::turn_left_alone() {
   }
 }
 
+Engine::Callers Engine::look_for_callers() {
+  Callers callers;
+  for (auto& seat : seats_) {
+    callers.patience = std::min(callers.patience, seat->worker->patience());
+    const uint64_t turns = seat->worker->turns();
+    seat->left_alone = turns == seat->seen_turns && seat->worker->actor_count() != 0;
+    callers.left_one_alone = callers.left_one_alone || seat->left_alone;
+    callers.any = callers.any || turns != seat->seen_turns;
+    seat->seen_turns = turns;
+  }
+  return callers;
+}
+
 // Peers must get their acknowledgements while NCCL makes no calls.  The standby looks now and
 // then (Poller::patience) whether somebody has turned the workers since; if nobody has, it drives
 // them until somebody does.  A caller that turns pays nothing for that but a counter.
@@ -238,17 +251,8 @@ void Engine::run_standby() {
   std::vector<Seat*> held;
   bool changed = true;  // what to sleep on differs from what the bed watches
   while (!stopping_.load(std::memory_order_seq_cst)) {
-    bool caller_active = std::exchange(met_caller, false);
-    bool any_left_alone = false;
-    Duration patience = Duration::max();
-    for (auto& seat : seats_) {
-      patience = std::min(patience, seat->worker->patience());
-      const uint64_t turns = seat->worker->turns();
-      seat->left_alone = turns == seat->seen_turns && seat->worker->actor_count() != 0;
-      any_left_alone = any_left_alone || seat->left_alone;
-      caller_active = caller_active || turns != seat->seen_turns;
-      seat->seen_turns = turns;
-    }
+    const Callers callers = look_for_callers();
+    const bool caller_active = std::exchange(met_caller, false) || callers.any;
     if (caller_active) {
       driving = false;
     }
@@ -259,8 +263,8 @@ void Engine::run_standby() {
         turn_left_alone();
         // Waking takes a processor from somebody.  Who has called all along is asked less and less
         // often whether he still does, if nobody waits for software to answer.
-        const bool calm = !any_left_alone && patience >= Worker::calm_patience;
-        nap = calm ? std::max(patience, std::min(2 * nap, longest)) : patience;
+        const bool calm = !callers.left_one_alone && callers.patience >= Worker::calm_patience;
+        nap = calm ? std::max(callers.patience, std::min(2 * nap, longest)) : callers.patience;
         const Instant now = clock_.now();
         bed.nap(now + nap, now);
         continue;

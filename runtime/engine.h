@@ -90,6 +90,13 @@ class Engine {
   void run_thread(Seat& seat, WorkerInfo info);
   void run_standby();
   void turn_left_alone();
+  /// What the standby sees of those who turn the workers since it looked last.
+  struct Callers {
+    bool any = false;
+    bool left_one_alone = false;          ///< a worker that nobody turned
+    Duration patience = Duration::max();  ///< the least of the workers'
+  };
+  Callers look_for_callers();
   bool sit_down(Seat& seat);
   void get_up(Seat& seat);
   [[gnu::noinline]] void rouse_standby();

@@ -45,9 +45,9 @@ class Worker final : private Context {
   /// Hands an actor over; its start() runs on the worker.  The id is valid at once.
   Result<ActorId> adopt(std::unique_ptr<Actor> actor);
   /// How long the worker may be left without a turn while those who turn it are busy elsewhere.
-  /// At least calm_patience: nobody waits for what it does by itself.
-  static constexpr Duration calm_patience = std::chrono::milliseconds(10);
   Duration patience() const { return Duration(patience_ns_.load(std::memory_order_relaxed)); }
+  /// With at least so much of it nobody waits for what software does by itself.
+  static constexpr Duration calm_patience = std::chrono::milliseconds(10);
   size_t actor_count() const { return actor_count_.load(std::memory_order_acquire); }
   uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
 
@@ -105,7 +105,9 @@ class Worker final : private Context {
   static constexpr unsigned stream_period = 64;
   static constexpr unsigned clock_period = 16;
   static constexpr Duration timer_period = std::chrono::microseconds(200);
-  static constexpr Duration quick_stream_period = std::chrono::milliseconds(1);
+  // A look at streams enters the kernel.  Whoever expects something there asks for more turns, and
+  // what peers say unasked also comes over paths.
+  static constexpr Duration quick_stream_period = std::chrono::milliseconds(4);
   /// Of streams: whoever waits for a handshake calls, and nobody else is in a hurry.
   static constexpr Duration default_patience = calm_patience;
   static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);

@@ -247,6 +247,31 @@ TEST_P(PathContract, GathersTwoPieces) {
   EXPECT_TRUE(std::equal(second.bytes.begin(), second.bytes.end(), to.bytes.begin() + 70001));
 }
 
+TEST_P(PathContract, WhatGoesOutAtOnceOvertakesNothing) {
+  connect();
+  constexpr uint32_t count = 100;
+  post_credits(*b_, count);
+  Buffer from(*a_, pattern(4096, 3));
+  Buffer to(*b_, 4096);
+  uint32_t posted = 0;
+  ASSERT_TRUE(run([&] {
+    // Some go out at once, some with those before them, some when the turn ends.
+    for (uint32_t burst = posted % 4 + 1; burst != 0 && posted < count; --burst) {
+      auto post = immediate_post(posted, from, 4096, to, posted);
+      post.last = posted % 3 == 0;
+      posted += a_->path->post_write(post) == Errc::ok ? 1 : 0;
+    }
+    return posted == count;
+  }));
+  ASSERT_TRUE(run([&] {
+    return b_->owner.completions.size() == count && a_->owner.completions.size() == count;
+  }));
+  for (uint32_t i = 0; i < count; ++i) {
+    EXPECT_EQ(b_->owner.completions[i].immediate, i);
+    EXPECT_EQ(a_->owner.completions[i].id, i);
+  }
+}
+
 TEST_P(PathContract, ImmediateWaitsForAReceive) {
   connect();
   Buffer from(*a_, pattern(100, 1));

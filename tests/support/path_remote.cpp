@@ -247,6 +247,7 @@ class RemotePath final : public fabric::Path {
                    {"has_immediate", post.has_immediate},
                    {"immediate", post.immediate},
                    {"quiet", post.quiet},
+                   {"last", post.last},
                    {"host_memory", post.host_memory}});
   }
   Errc post_send(const fabric::SendPost& post) override {
@@ -485,7 +486,7 @@ class Server {
       fabric::SendPost message;
       message.id = post.id;
       message.gather_count = post.gather_count;
-      std::copy(std::begin(post.gathers), std::end(post.gathers), std::begin(message.gathers));
+      std::copy_n(std::begin(post.gathers), post.gather_count, std::begin(message.gathers));
       return {{"code", static_cast<int>(path.post_send(message))}};
     }
     post.remote_address = request["remote_address"];
@@ -493,6 +494,7 @@ class Server {
     post.has_immediate = request["has_immediate"];
     post.immediate = request["immediate"];
     post.quiet = request["quiet"];
+    post.last = request["last"];
     post.host_memory = request["host_memory"];
     return {{"code", static_cast<int>(path.post_write(post))}};
   }

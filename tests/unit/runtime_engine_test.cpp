@@ -6,7 +6,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -357,6 +361,48 @@ TEST(EngineInline, AWorkerLeftAloneIsTurnedWhileCallersTurnAnother) {
     })) << i;
   }
   EXPECT_GT(engine->worker(0).turns(), before + 20);
+}
+
+/// How often this process's thread of that name has gone to sleep; -1: there is none.
+int64_t sleeps_of(const std::string& name) {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string word;
+    std::getline(std::ifstream(task.path() / "comm"), word);
+    if (word != name) {
+      continue;
+    }
+    std::ifstream status(task.path() / "status");
+    while (status >> word) {
+      if (word == "voluntary_ctxt_switches:") {
+        int64_t count = -1;
+        status >> count;
+        return count;
+      }
+    }
+  }
+  return -1;
+}
+
+TEST(EngineInline, TheStandbyAsksLessOftenWhoCallsAllAlongAndStillTakesOver) {
+  Seen seen;
+  auto started = Engine::start(config_for(false));
+  ASSERT_TRUE(started);
+  auto engine = std::move(*started);
+  auto id = engine->worker(0).adopt(std::make_unique<Probe>(seen));
+  ASSERT_TRUE(id && until([&] { return seen.started.load() == 1; }));
+  const int64_t before = sleeps_of("nccl-ha-standby");
+  ASSERT_GE(before, 0);
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < seconds(1)) {
+    engine->assist(engine->worker(0));
+  }
+  // Of 10 ms there would be a hundred; of 10, 20, 40 and then 50 there are two dozen.
+  EXPECT_LT(sleeps_of("nccl-ha-standby") - before, 40);
+  Message message{};
+  message.to = *id;
+  message.kind = 1;
+  ASSERT_TRUE(engine->worker(0).post(message));
+  EXPECT_TRUE(until([&] { return seen.messages.load() == 1; })) << "nobody calls any more";
 }
 
 TEST(EngineStart, ABadProcessorListIsAClearError) {
