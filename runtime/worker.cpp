@@ -24,7 +24,13 @@ Worker::Worker(const Options& options, const Config& config, Clock& clock,
           options.senders_max * credits_per_sender + post_credits, options.senders_max,
           options.waker)),
       generations_(options.actors_max, 1),
-      slots_(options.actors_max) {
+      slots_(options.actors_max),
+      quick_stream_period_(
+          config.heartbeat_ms == 0
+              ? quick_stream_period_max
+              : std::clamp<Duration>(
+                    std::chrono::milliseconds(config.heartbeat_ms) / stream_looks_per_heartbeat,
+                    quick_stream_period_min, quick_stream_period_max)) {
   streams_ = std::move(streams);
   auto address = mailbox_->open(post_credits);
   NHA_ASSERT(address.ok(), "a new mailbox has no room");
@@ -223,7 +229,7 @@ void Worker::look_after(bool knows_time) {
     static_cast<void>(timers_.expire(now));
     // A look at streams enters the kernel, and hardly ever anything is there.
     if (now >= stream_look_) {
-      stream_look_ = now + quick_stream_period;
+      stream_look_ = now + quick_stream_period_;
       ask_patience();
       eager_stream_turns_ = std::max(eager_stream_turns_, 1U);
     }

@@ -106,8 +106,10 @@ class Worker final : private Context {
   static constexpr unsigned clock_period = 16;
   static constexpr Duration timer_period = std::chrono::microseconds(200);
   // A look at streams enters the kernel.  Whoever expects something there asks for more turns, and
-  // what peers say unasked also comes over paths.
-  static constexpr Duration quick_stream_period = std::chrono::milliseconds(4);
+  // what peers say unasked also comes over paths; carriers that are lost are heard of here only.
+  static constexpr Duration quick_stream_period_max = std::chrono::milliseconds(4);
+  static constexpr Duration quick_stream_period_min = std::chrono::milliseconds(1);
+  static constexpr int stream_looks_per_heartbeat = 50;
   /// Of streams: whoever waits for a handshake calls, and nobody else is in a hurry.
   static constexpr Duration default_patience = calm_patience;
   static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);
@@ -165,6 +167,7 @@ class Worker final : private Context {
   // Of quick turns: as soon as the time is known to be this.
   Instant timer_look_{};
   Instant stream_look_{};
+  const Duration quick_stream_period_;
   unsigned eager_stream_turns_ = 0;
   std::atomic<std::thread::id> owner_{};
   Statistics statistics_;
