@@ -222,10 +222,12 @@ unsigned Worker::turn() {
 }
 
 void Worker::look_after(bool knows_time) {
-  until_clock_ = knows_time ? clock_period : until_clock_;
+  if (knows_time) {
+    until_clock_ = calm() ? calm_clock_period : clock_period;
+  }
   if (knows_time && turn_clock_.now() >= timer_look_) {
     const Instant now = turn_clock_.now();
-    timer_look_ = now + timer_period;
+    timer_look_ = now + (calm() ? calm_timer_period : timer_period);
     static_cast<void>(timers_.expire(now));
     // A look at streams enters the kernel, and hardly ever anything is there.
     if (now >= stream_look_) {

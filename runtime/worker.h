@@ -103,13 +103,17 @@ class Worker final : private Context {
  private:
   static constexpr size_t drain_limit = 64;
   static constexpr unsigned stream_period = 64;
+  // How often quick turns look at the clock, in turns, and at timers: seldom where nobody waits for
+  // what software does by itself.
   static constexpr unsigned clock_period = 16;
+  static constexpr unsigned calm_clock_period = 64;
   static constexpr Duration timer_period = std::chrono::microseconds(200);
+  static constexpr Duration calm_timer_period = std::chrono::milliseconds(1);
   // A look at streams enters the kernel.  Whoever expects something there asks for more turns, and
   // what peers say unasked also comes over paths; carriers that are lost are heard of here only.
-  static constexpr Duration quick_stream_period_max = std::chrono::milliseconds(4);
+  static constexpr Duration quick_stream_period_max = std::chrono::milliseconds(10);
   static constexpr Duration quick_stream_period_min = std::chrono::milliseconds(1);
-  static constexpr int stream_looks_per_heartbeat = 50;
+  static constexpr int stream_looks_per_heartbeat = 20;
   /// Of streams: whoever waits for a handshake calls, and nobody else is in a hurry.
   static constexpr Duration default_patience = calm_patience;
   static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);
@@ -140,6 +144,7 @@ class Worker final : private Context {
   void measure(Instant begin);
   void take_over(const Message& message);
   [[gnu::noinline]] void bury();
+  bool calm() const { return patience() >= calm_patience; }
   void pollers_changed();
   void ask_patience();
   Result<ActorId> reserve();

@@ -93,14 +93,16 @@ for bench in build/release/bin/*_bench; do
   fi
 done
 step "what failover costs while nothing fails" timeout 1200 python3 tests/bench/peace.py
-# Against NCCL's own Socket transport, where an NCCL is installed (status 2: it could not be measured).
-timeout 1200 python3 tests/bench/against_socket.py
-status=$?
-if [ $status -eq 2 ]; then
-  echo "not run here: tests/bench/against_socket.py, see its message"
-elif [ $status -ne 0 ]; then
-  failed+=("tests/bench/against_socket.py")
-fi
+# Against NCCL's own transports, where an NCCL is installed (status 2: it could not be measured).
+for peer in socket ib; do
+  timeout 1200 python3 "tests/bench/against_$peer.py"
+  status=$?
+  if [ $status -eq 2 ]; then
+    echo "not run here: tests/bench/against_$peer.py, see its message"
+  elif [ $status -ne 0 ]; then
+    failed+=("tests/bench/against_$peer.py")
+  fi
+done
 
 printf '\n'
 if [ ${#failed[@]} -gt 0 ]; then

@@ -62,7 +62,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "release")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side per guest")
-    parser.add_argument("--guests", type=int, default=5, help="guests to take the median of")
+    parser.add_argument("--guests", type=int, default=7, help="guests to take the median of")
     options = parser.parse_args()
     missed = 0
     print(f"{'':<44} {'ours':>9} {'IB':>9} {'':<4} {'ratio':>6}  goal")
