@@ -16,7 +16,7 @@ namespace {
 
 constexpr Duration stop_limit = std::chrono::seconds(2);
 constexpr Duration nap_limit = std::chrono::milliseconds(100);
-constexpr int naps_per_heartbeat = 4;
+constexpr int naps_per_heartbeat = 2;
 
 /// A control connection must outlive every outage that its paths may.
 Duration unanswered_limit(const Config& config) {

@@ -396,7 +396,7 @@ TEST(EngineInline, TheStandbyAsksLessOftenWhoCallsAllAlongAndStillTakesOver) {
   while (std::chrono::steady_clock::now() - begin < seconds(1)) {
     engine->assist(engine->worker(0));
   }
-  // Of 10 ms there would be a hundred; of 10, 20, 40 and then 50 there are two dozen.
+  // Of 10 ms there would be a hundred; of 10, 20, 40, 80 and then 100 there are a dozen.
   EXPECT_LT(sleeps_of("nccl-ha-standby") - before, 40);
   Message message{};
   message.to = *id;
