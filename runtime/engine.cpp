@@ -228,7 +228,9 @@ Engine::Callers Engine::look_for_callers() {
   for (auto& seat : seats_) {
     callers.patience = std::min(callers.patience, seat->worker->patience());
     const uint64_t turns = seat->worker->turns();
-    seat->left_alone = turns == seat->seen_turns && seat->worker->actor_count() != 0;
+    // So few turns may not even have looked at the clock.
+    seat->left_alone =
+        turns - seat->seen_turns < Worker::turns_to_see_time && seat->worker->actor_count() != 0;
     callers.left_one_alone = callers.left_one_alone || seat->left_alone;
     callers.any = callers.any || turns != seat->seen_turns;
     seat->seen_turns = turns;

@@ -81,7 +81,7 @@ class Engine {
     // inline mode: who turns
     alignas(64) std::atomic<bool> busy{false};
     uint64_t seen_turns = 0;  // standby's: the callers' before, and its own
-    bool left_alone = false;  // standby's: no caller turned it lately
+    bool left_alone = false;  // standby's: callers turned it hardly ever lately
   };
 
  private:
@@ -93,7 +93,7 @@ class Engine {
   /// What the standby sees of those who turn the workers since it looked last.
   struct Callers {
     bool any = false;
-    bool left_one_alone = false;          ///< a worker that nobody turned
+    bool left_one_alone = false;          ///< a worker that was turned hardly ever
     Duration patience = Duration::max();  ///< the least of the workers'
   };
   Callers look_for_callers();

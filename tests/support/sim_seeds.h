@@ -9,7 +9,7 @@ namespace nccl_ha::test {
 /// Of each kind of run; the long suite wants more of them (NHA_SIM_SEEDS).
 inline uint64_t sim_seeds() {
 #if defined(__SANITIZE_THREAD__)
-  constexpr uint64_t usual = 24;  // one thread: there is little that it could find
+  constexpr uint64_t usual = 30;  // one thread: there is little that it could find
 #elif defined(__SANITIZE_ADDRESS__)
   constexpr uint64_t usual = 40;
 #else

@@ -1,6 +1,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -361,6 +362,30 @@ TEST(EngineInline, AWorkerLeftAloneIsTurnedWhileCallersTurnAnother) {
     })) << i;
   }
   EXPECT_GT(engine->worker(0).turns(), before + 20);
+}
+
+TEST(EngineInline, TimersAreInTimeHoweverSeldomCallersCall) {
+  Seen seen;
+  auto started = Engine::start(config_for(false));
+  ASSERT_TRUE(started);
+  auto engine = std::move(*started);
+  auto id = engine->worker(0).adopt(std::make_unique<Probe>(seen));
+  ASSERT_TRUE(id && until([&] { return seen.started.load() == 1; }));
+  Message message{};
+  message.to = *id;
+  message.kind = 2;
+  message.a = 20'000'000;
+  ASSERT_TRUE(engine->worker(0).post(message));
+  for (int i = 0; i < 82; ++i) {  // the callers' next look at the clock is 62 calls away
+    engine->assist(engine->worker(0));
+  }
+  uint32_t calls = 0;
+  for (; calls < 200 && seen.timers.load() == 0; ++calls) {
+    engine->assist(engine->worker(0));
+    static_cast<void>(poll(nullptr, 0, 2));
+  }
+  EXPECT_EQ(seen.timers.load(), 1U);
+  EXPECT_LT(calls, 30U) << "only the callers' own looks at the clock found it";
 }
 
 /// How often this process's thread of that name has gone to sleep; -1: there is none.
