@@ -206,6 +206,7 @@ TEST_P(EngineModes, TimersFireWhoeverSleeps) {
 
 TEST_P(EngineModes, AdoptFromManyThreads) {
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 200; ++i) {
