@@ -21,12 +21,15 @@ void prefetch_for_write(Slot& slot) {
 [[gnu::hot]] bool Channel::deliver_doorbell() {
   rung_ = false;
   bool served = false;
-  const bool turned = engine_->turn(*seat_, [&] {
-    if (server_ != nullptr) [[likely]] {
-      server_->on_submitted();
-      served = true;
-    }
-  });
+  const bool turned = engine_->turn(
+      *seat_,
+      [&] {
+        if (server_ != nullptr) [[likely]] {
+          server_->on_submitted();
+          served = true;
+        }
+      },
+      answered_late_);
   if (!served) [[unlikely]] {
     ring_mailbox();  // somebody else is turning the worker
   }
@@ -41,7 +44,7 @@ void Channel::send_doorbell() {
 }
 
 SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
-    : Channel(domain, at, worker, engine) {
+    : Channel(domain, at, worker, engine, false) {
   for (size_t i = 0; i < sends_max; ++i) {
     slots_[i].index = static_cast<uint16_t>(i);
     slots_[i].is_send = true;
@@ -80,6 +83,27 @@ size_t SendChannel::known_group(std::span<const CtsEntry> entries, uint64_t numb
   }
   published_.store(number + 1, std::memory_order_release);
   return count;
+}
+
+size_t SendChannel::publish_there(std::span<CtsEntry> entries) {
+  const uint64_t number = published_.load(std::memory_order_relaxed);
+  std::array<CtsEntry, group_max> copies;
+  size_t count = 1;
+  for (size_t i = 0; i < count; ++i) {
+    if (i == entries.size() ||
+        std::atomic_ref(entries[i].group).load(std::memory_order_acquire) != number) {
+      return 0;
+    }
+    copies[i] = entries[i];
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // judge what was copied, nothing newer
+    if (!copies[i].is_whole()) {
+      return 0;
+    }
+    if (i == 0) {
+      count = std::min<size_t>(copies[0].count, group_max);
+    }
+  }
+  return count == 0 ? 0 : publish(std::span(copies).first(count));
 }
 
 const CtsEntry* SendChannel::match(int tag) {
@@ -136,7 +160,7 @@ void SendChannel::release(SendRequest& request) {
 
 ReceiveChannel::ReceiveChannel(uint64_t domain, fabric::Attachment at, Worker& worker,
                                Engine& engine)
-    : Channel(domain, at, worker, engine) {
+    : Channel(domain, at, worker, engine, true) {
   for (size_t i = 0; i < receives_max; ++i) {
     slots_[i].index = static_cast<uint16_t>(i);
     slots_[i].channel = this;

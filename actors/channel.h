@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -83,7 +84,7 @@ struct ReceiveRequest : Request {
 
 /// One entry of a clear-to-send: "position i of group g may be written here".  Written by the
 /// receiver's actor into the sender's memory, so the layout is wire format.
-struct CtsEntry {
+struct alignas(64) CtsEntry {
   uint64_t group;
   uint64_t address;
   uint32_t size;
@@ -94,9 +95,27 @@ struct CtsEntry {
   uint8_t exact;         ///< the buffer is polled while it is written
   uint8_t shadow_epoch;  ///< low bits: of the path over another NIC that shadow_key is for
   uint32_t shadow_key;   ///< of the buffer on that path's device; 0: not yet known
-  uint8_t reserved2[28];
+  uint8_t reserved2[20];
+  uint64_t check;  ///< of the fields before: see seal()
+
+  /// Receiver, when everything else is in place.
+  void seal() { check = sum(); }
+  /// Of a copy: it is no mixture of two entries.  A NIC may write one while it is looked at.
+  bool is_whole() const { return check == sum(); }
+
+ private:
+  // Words, each times an odd number that has nothing to do with the others (the first 62 bits of
+  // pi, e and the roots of 2, 3 and 5, made odd): a mixture of two entries has the sum of neither,
+  // but for a chance of one in 2^64.
+  uint64_t sum() const {
+    const auto word = std::bit_cast<std::array<uint64_t, 8>>(*this);
+    return 1 + word[0] * 0x3243F6A8885A308D + word[1] * 0x2B7E151628AED2A7 +
+           word[2] * 0x16A09E667F3BCC91 + word[3] * 0x1BB67AE8584CAA73 +
+           word[4] * 0x23C6EF372FE94F83;
+  }
 };
-static_assert(sizeof(CtsEntry) == 64);
+static_assert(sizeof(CtsEntry) == 64 && offsetof(CtsEntry, shadow_key) == 32 &&
+              offsetof(CtsEntry, check) == 56);
 
 /// The entries of a group lie side by side, and so do the groups that are announced together.
 using CtsRing = std::array<CtsEntry, cts_entries>;
@@ -173,13 +192,22 @@ class Server : protected fabric::PathOwner {
  public:
   /// Inline mode, in the caller's own turn: requests were submitted.
   virtual void on_submitted() = 0;
+  /// Inline mode, in the caller's own turn, for a sender without a place for its message: makes one
+  /// known that no completion has told of yet.  False: there is none.
+  virtual bool find_place() { return false; }
 };
 
 /// The side-independent part.
 class Channel {
  public:
-  Channel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
-      : domain_(domain), attachment_(at), engine_(&engine), seat_(engine.seat_of(worker)) {}
+  /// `answered_late`: what is submitted waits for the peer's caller.
+  Channel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine,
+          bool answered_late)
+      : domain_(domain),
+        attachment_(at),
+        engine_(&engine),
+        seat_(engine.seat_of(worker)),
+        answered_late_(answered_late) {}
   virtual ~Channel() = default;
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -191,6 +219,15 @@ class Channel {
   void assist() {
     if (seat_ != nullptr) [[likely]] {
       static_cast<void>(rung_ ? deliver_doorbell() : engine_->turn(*seat_));
+    }
+  }
+  /// Caller, a sender without a place for its message, whose submissions have all been followed by
+  /// assist().  The same, but if there is a place nothing else is looked at.
+  /// `begins`: it is the first time for this message.
+  void seek_place(bool begins) {
+    if (seat_ != nullptr) [[likely]] {
+      static_cast<void>(engine_->turn_unless(
+          *seat_, [this] { return server_ != nullptr && server_->find_place(); }, begins));
     }
   }
   /// Caller, whose submissions have all been followed by assist().
@@ -221,6 +258,7 @@ class Channel {
   }
   /// Inline mode: who takes submissions without a message; nullptr: nobody.
   void serve_by(Server* server) { server_ = server; }
+  Server* server() const { return server_; }  ///< whoever turns the worker
   bool take_doorbell() { return doorbell_.exchange(false, std::memory_order_acq_rel); }
 
   // Caller's side.
@@ -267,6 +305,7 @@ class Channel {
   const fabric::Attachment attachment_;
   Engine* const engine_;
   Engine::Seat* const seat_;  ///< inline mode: where the worker is turned
+  const bool answered_late_;
   alignas(64) std::atomic<Phase> phase_{Phase::connecting};
   Error failure_{};
   alignas(64) std::atomic<bool> doorbell_{false};
@@ -300,11 +339,19 @@ class SendChannel final : public Channel {
   /// it makes no sense, or the peer announced more open groups than a connection may have.  The
   /// memory may be the peer's to write: what is judged and used is a copy.
   [[nodiscard]] size_t publish(std::span<const CtsEntry> entries);
+  /// The same when a NIC may be writing there right now: 0 as well unless all of it has arrived.
+  [[nodiscard]] size_t publish_if_there(std::span<CtsEntry> entries) {
+    const bool any = std::atomic_ref(entries.front().group).load(std::memory_order_relaxed) ==
+                     published_.load(std::memory_order_relaxed);
+    return any ? publish_there(entries) : 0;
+  }
   /// Of how many entries the group at the head of `entries` is, if it is group `number`, which was
   /// published before; else 0.
   [[nodiscard]] static size_t known_group(std::span<const CtsEntry> entries, uint64_t number);
 
  private:
+  size_t publish_there(std::span<CtsEntry> entries);
+
   std::array<SendRequest, sends_max> slots_;
   IndexRing<sends_max> submitted_;
   alignas(64) std::atomic<uint64_t> published_{0};

@@ -300,6 +300,10 @@ class SendConnection final : public Connection {
 
   const char* name() const override { return "send-connection"; }
   void on_submitted() override;
+  bool find_place() override;
+
+  /// Groups that may be found in memory before a completion tells of them.
+  static constexpr uint64_t found_ahead_max = 8;
 
  private:
   Channel* channel() override { return channel_.get(); }
@@ -328,6 +332,9 @@ class SendConnection final : public Connection {
   void on_welcome(std::span<const std::byte> payload);
   void on_peer_closed(std::span<const std::byte> payload);
   void on_clear_to_send(const fabric::Completion& completion, Lane& lane);
+  void on_good_clear_to_send(Lane& lane);
+  bool tells_of_found(const fabric::Completion& completion, const Lane& lane) const;
+  void note_shadow_keys(uint64_t number, std::span<const CtsEntry> entries);
   void pump();
   void post_all();
   bool next_work();
@@ -406,6 +413,9 @@ class SendConnection final : public Connection {
   size_t route_ = 0;
   std::string route_errors_;
   std::unique_ptr<CtsRing> cts_;          ///< the peer writes it
+  size_t next_entry_ = 0;                 ///< of the ring, where the next group is expected
+  uint64_t told_groups_ = 0;              ///< that completions have told of
+  size_t told_entry_ = 0;                 ///< where the next one of them began, if it was found
   std::unique_ptr<SizeRecords> records_;  ///< what is written into the peer's
   uint64_t sizes_address_ = 0;
   Cursor cursor_;
@@ -451,7 +461,10 @@ class ReceiveConnection final : public Connection, private ControlPort::Member {
   static constexpr uint32_t announced_together = 64;  ///< entries in one write, at most
   static_assert(groups_apart_max >= receives_max && groups_apart_max <= report_groups_max);
   static_assert(groups_apart_max < cts_slots);
-  static_assert(groups_apart_max * group_max + group_max <= cts_entries);
+  // Also with what was announced, found in memory and carried out, while nobody has looked at the
+  // completion that tells of it: it must not meet a newer entry.
+  static_assert((groups_apart_max + SendConnection::found_ahead_max) * group_max + group_max <=
+                cts_entries);
   // A report travels in one piece over a path too; beside the groups it says 14 bytes.
   static_assert(control_header_bytes + 14 + groups_apart_max * (2 + 2 * group_max) <=
                 ControlBox::slot_bytes);

@@ -28,7 +28,7 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 5;
+inline constexpr uint16_t control_version = 6;
 inline constexpr size_t control_header_bytes = 16;
 inline constexpr size_t control_payload_max = 2048;
 

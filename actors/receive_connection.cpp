@@ -313,6 +313,7 @@ void ReceiveConnection::stage(ReceiveRequest& request) {
     if (shadow_keys_wanted_) [[unlikely]] {
       name_shadow_key(entry, buffer);
     }
+    entry.seal();
   }
   held_entries_ += request.count;
   ++held_groups_;

@@ -199,7 +199,9 @@ void ReceiveConnection::announce_again() {
   for (uint64_t one = number; shadow_keys_wanted_ && one < groups_posted_ && !failed_; ++one) {
     const ReceiveRequest* request = open_[one % cts_slots];
     for (size_t i = 0; request != nullptr && i < request->count; ++i) {
-      name_shadow_key((*staging_)[first_entry_[one % cts_slots] + i], request->buffers[i]);
+      CtsEntry& entry = (*staging_)[first_entry_[one % cts_slots] + i];
+      name_shadow_key(entry, request->buffers[i]);
+      entry.seal();
     }
   }
   while (number < groups_posted_ && !failed_) {

@@ -54,13 +54,29 @@ class Engine {
   /// already.
   bool turn(Seat& seat);
   /// A turn that does nothing but let an actor post something (Worker::push); false: it was not
-  /// let.
+  /// let.  `answered_late`: by a peer's caller, so that there is time for other things.
   template <class Post>
-  [[nodiscard]] bool turn(Seat& seat, Post&& post) {
+  [[nodiscard]] bool turn(Seat& seat, Post&& post, bool answered_late) {
     if (!sit_down(seat)) [[unlikely]] {
       return false;
     }
     seat.worker->push(std::forward<Post>(post));
+    if (answered_late) {
+      seat.worker->use_time();
+    }
+    get_up(seat);
+    return true;
+  }
+  /// A turn that is over when `found()` says so (Worker::turn_unless); false: it was not let.
+  /// `begins`: the caller has not waited before for what is to be found.
+  template <class Found>
+  [[nodiscard]] bool turn_unless(Seat& seat, Found&& found, bool begins) {
+    if (!sit_down(seat)) [[unlikely]] {
+      return false;
+    }
+    if (!seat.worker->turn_unless(std::forward<Found>(found)) && begins) {
+      seat.worker->use_time();
+    }
     get_up(seat);
     return true;
   }

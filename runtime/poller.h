@@ -30,20 +30,20 @@ class Poller {
   /// Last call before the thread sleeps; false: there is work, do not sleep.
   virtual bool prepare_sleep() { return true; }
 
-  /// It lets this turn pass.
-  bool rests() { return rest_ != 0 && --rest_ != 0; }
+  /// To be polled in turns that know the time only.
+  bool dozes() const { return dozes_; }
   /// There may be something for push() to do.
-  bool wants_push() const { return chores_ && rest_ == 0; }
+  bool wants_push() const { return chores_ && !dozes_; }
 
  protected:
-  /// Turns that it need not be polled in.  Whatever gives it work to do takes that back.
-  void rest(unsigned turns) { rest_ = turns; }
+  /// Whatever gives it work to do ends it.
+  void doze(bool on) { dozes_ = on; }
 
   /// There is something to do besides looking; whoever always means to be asked leaves it alone.
   bool chores_ = true;
 
  private:
-  unsigned rest_ = 0;
+  bool dozes_ = false;
 };
 
 }  // namespace nccl_ha

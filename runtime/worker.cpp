@@ -201,7 +201,7 @@ unsigned Worker::turn() {
   turn_clock_.begin_turn();
   const Instant begin = turn_clock_.now();
   unsigned work = take_messages();
-  work += look_around();
+  work += look_around(true);
   work += static_cast<unsigned>(timers_.expire(begin));
   const bool eager = eager_stream_turns_ != 0;
   if (eager || ++stream_countdown_ >= stream_period) {
@@ -224,6 +224,12 @@ unsigned Worker::turn() {
 void Worker::look_after(bool knows_time) {
   if (knows_time) {
     until_clock_ = calm() ? calm_clock_period : clock_period;
+    look_early_below_ = calm() ? calm_clock_period - calm_turns_before_early_look : 0;
+    for (size_t i = 0; i < pollers_.size(); ++i) {
+      if (pollers_[i]->dozes()) {
+        static_cast<void>(pollers_[i]->poll(turn_clock_));
+      }
+    }
   }
   if (knows_time && turn_clock_.now() >= timer_look_) {
     const Instant now = turn_clock_.now();

@@ -47,7 +47,7 @@ class Worker final : private Context {
   /// How long the worker may be left without a turn while those who turn it are busy elsewhere.
   Duration patience() const { return Duration(patience_ns_.load(std::memory_order_relaxed)); }
   /// After so many quick turns timers were looked at.
-  static constexpr unsigned turns_to_see_time = 64;
+  static constexpr unsigned turns_to_see_time = 256;
   /// With at least so much of it nobody waits for what software does by itself.
   static constexpr Duration calm_patience = std::chrono::milliseconds(10);
   size_t actor_count() const { return actor_count_.load(std::memory_order_acquire); }
@@ -67,7 +67,13 @@ class Worker final : private Context {
   /// The same for callers that make one turn after the other: looks at the clock, and at timers and
   /// streams with it, only when somebody needs the time and else every few turns.  One that found
   /// something to do ends early: its caller waits for that.
-  void quick_turn();
+  void quick_turn() {
+    static_cast<void>(turn_unless([] { return false; }));
+  }
+  /// A quick turn that is over at once when `found()`, which looks at memory only, says that what
+  /// the caller needs is there.  Whether it was.
+  template <class Found>
+  bool turn_unless(Found&& found);
   /// Lets `post` make an actor of this worker post something, and sends that; everything else has
   /// to wait for the next turn.
   template <class Post>
@@ -83,6 +89,13 @@ class Worker final : private Context {
       bury();
     }
     count_turn();
+  }
+  /// What the caller waits for takes a while yet: looks at the clock now, instead of in one of the
+  /// next turns, and at what depends on it.
+  void use_time() {
+    if (until_clock_ < look_early_below_) [[unlikely]] {
+      look_after(true);
+    }
   }
   /// Nothing queued and every poller agrees: the thread may sleep.
   bool may_sleep();
@@ -106,9 +119,11 @@ class Worker final : private Context {
   static constexpr size_t drain_limit = 64;
   static constexpr unsigned stream_period = 64;
   // How often quick turns look at the clock, in turns, and at timers: seldom where nobody waits for
-  // what software does by itself.
+  // what software does by itself.  What they wait for may come later by such a look, so that
+  // use_time() takes it from them.
   static constexpr unsigned clock_period = 16;
   static constexpr unsigned calm_clock_period = turns_to_see_time;
+  static constexpr unsigned calm_turns_before_early_look = 32;
   static constexpr Duration timer_period = std::chrono::microseconds(200);
   static constexpr Duration calm_timer_period = std::chrono::milliseconds(1);
   // A look at streams enters the kernel.  Whoever expects something there asks for more turns, and
@@ -140,7 +155,7 @@ class Worker final : private Context {
 
   void deliver(const Message& message);
   [[gnu::noinline]] unsigned take_messages();
-  unsigned look_around();
+  unsigned look_around(bool knows_time);
   [[gnu::noinline]] void look_after(bool knows_time);
   void count_turn();
   void measure(Instant begin);
@@ -170,6 +185,7 @@ class Worker final : private Context {
   std::atomic<uint64_t> turns_{0};
   unsigned stream_countdown_ = 0;
   unsigned until_clock_ = clock_period;  ///< quick turns
+  unsigned look_early_below_ = 0;        ///< with fewer left, use_time() looks
   bool chores_ = false;  ///< there may be local messages, leavers, or streams to turn at once
   // Of quick turns: as soon as the time is known to be this.
   Instant timer_look_{};
@@ -181,11 +197,11 @@ class Worker final : private Context {
 };
 
 // A poller may remove itself and others.
-inline unsigned Worker::look_around() {
+inline unsigned Worker::look_around(bool knows_time) {
   unsigned work = 0;
   for (size_t i = 0; i < pollers_.size(); ++i) {
     Poller& poller = *pollers_[i];
-    work += poller.rests() ? 0 : poller.poll(turn_clock_);
+    work += !knows_time && poller.dozes() ? 0 : poller.poll(turn_clock_);
   }
   return work;
 }
@@ -194,18 +210,24 @@ inline void Worker::count_turn() {
   turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
-inline void Worker::quick_turn() {
+template <class Found>
+[[gnu::always_inline]] inline bool Worker::turn_unless(Found&& found) {
   turn_clock_.begin_turn();
+  if (found()) {
+    count_turn();
+    return true;
+  }
   unsigned work = 0;
   if (!mailbox_->looks_idle() || chores_) [[unlikely]] {
     work += take_messages();
   }
-  work += look_around();
+  work += look_around(false);
   count_turn();
   const bool clock_due = --until_clock_ == 0;
   if (clock_due || turn_clock_.was_read() || (chores_ && work == 0)) [[unlikely]] {
     look_after(clock_due || turn_clock_.was_read());
   }  // else whoever waits for what came goes on at once
+  return false;
 }
 
 }  // namespace nccl_ha

@@ -298,6 +298,7 @@ class Rank {
         seconds += std::chrono::duration<double>(end - begin).count();
         cpu += process_cpu_seconds() - cpu_begin;
       }
+      (*transfer)->compare_rest();
       if (o_.check) {
         for (const Expected& part : expected) {
           checker.check(memory_->span(Buffer::out), part, iteration_, out.check);

@@ -174,16 +174,33 @@ void Transfer::finish_receive(Flow& flow, const int* sizes) {
                            sizes[i], first + i, link_text(flow, false), item.bytes));
       return;
     }
-    if (item.compared != nullptr && comparing_ &&
-        std::memcmp(item.data, item.compared, item.bytes) != 0) {
-      const auto* found = static_cast<const std::byte*>(item.data);
-      const auto* wanted = static_cast<const std::byte*>(item.compared);
-      for (size_t at = 0; at < item.bytes; ++at) {
-        wrong_bytes_ += found[at] != wanted[at] ? 1 : 0;
-      }
+    if (is_overwritten(flow, first + i)) {
+      compare(item);
     }
     if (item.reduces) {
       reduce(item.result, item.operand, item.data, item.bytes, options_.type, options_.reduce_op);
+    }
+  }
+}
+
+void Transfer::compare(const Item& item) {
+  if (item.compared == nullptr || !comparing_ ||
+      std::memcmp(item.data, item.compared, item.bytes) == 0) {
+    return;
+  }
+  const auto* found = static_cast<const std::byte*>(item.data);
+  const auto* wanted = static_cast<const std::byte*>(item.compared);
+  for (size_t at = 0; at < item.bytes; ++at) {
+    wrong_bytes_ += found[at] != wanted[at] ? 1 : 0;
+  }
+}
+
+void Transfer::compare_rest() {
+  for (const Flow& flow : recvs_) {
+    for (size_t i = 0; i < flow.items.size(); ++i) {
+      if (!is_overwritten(flow, i)) {
+        compare(flow.items[i]);
+      }
     }
   }
 }

@@ -43,6 +43,9 @@ class Transfer {
                                                 const LinkSet& links);
 
   Result<void> run(const IdleCheck& check);
+  /// After run(): compares the messages whose memory no later one has taken.  It takes about as
+  /// long as the transfer, so that it is not part of what is timed.
+  void compare_rest();
 
   /// Bytes that differed since make(), where messages are compared as they arrive.
   uint64_t wrong_bytes() const { return wrong_bytes_; }
@@ -94,6 +97,11 @@ class Transfer {
   bool progress_receive(Flow& flow);
   bool post_receive(Flow& flow);
   void finish_receive(Flow& flow, const int* sizes);
+  void compare(const Item& item);
+  /// Its memory will be another message's in the same run.
+  bool is_overwritten(const Flow& flow, size_t message) const {
+    return message + size_t{options_.depth} * options_.group < flow.items.size();
+  }
   void fail_flow(const char* call, abi::NcclResult result, const Flow& flow, bool sends);
   std::string link_text(const Flow& flow, bool sends) const;
 

@@ -45,6 +45,7 @@ TEST(SimRdma, NicsPortsAddressesAndCablesFailWhileBytesAreChecked) {
   EXPECT_GT(totals.completions_late, runs / 10);
   EXPECT_GT(totals.packets_too_late, runs) << "no write of an old path came late";
   EXPECT_GT(totals.chunks_kept, 0U) << "no completion was ever lost behind its data";
+  EXPECT_GT(totals.places_found, runs) << "each message waited for a completion";
   // What is posted again must hardly be more than what never arrived.
   EXPECT_GT(totals.bytes_lost, 0U);
   EXPECT_LE(static_cast<double>(totals.bytes_replayed),

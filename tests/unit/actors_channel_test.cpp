@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <bit>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -24,6 +26,7 @@ std::vector<CtsEntry> group_of(uint64_t number, uint8_t count) {
     entries[i].tag = i;
     entries[i].count = count;
     entries[i].position = i;
+    entries[i].seal();
   }
   return entries;
 }
@@ -76,6 +79,60 @@ TEST_F(ChannelTest, RefusesWhatNoReceiverWrites) {
     EXPECT_EQ(channel_->match(0), nullptr) << i;
   }
   EXPECT_EQ(channel_->publish(group_of(0, 3)), 3U);
+}
+
+TEST_F(ChannelTest, FindsAGroupThatIsThereAsAWhole) {
+  std::vector<CtsEntry> ring(4);
+  EXPECT_EQ(channel_->publish_if_there(ring), 0U) << "zeroes are no group 0";
+  const std::vector<CtsEntry> written = group_of(0, 3);
+  for (size_t i = 0; i < written.size(); ++i) {
+    ring[i] = written[i];
+    EXPECT_EQ(channel_->publish_if_there(ring), i == 2 ? 3U : 0U) << i;
+  }
+  EXPECT_EQ(channel_->published_groups(), 1U);
+  EXPECT_EQ(channel_->match(2)->address, written[2].address);
+  EXPECT_EQ(channel_->publish_if_there(ring), 0U) << "that is not the next one";
+  EXPECT_EQ(channel_->publish_if_there(std::span(ring).first(1)), 0U);
+}
+
+TEST_F(ChannelTest, AGroupThatReachesPastTheRingIsNotFound) {
+  std::vector<CtsEntry> ring = group_of(0, 3);
+  EXPECT_EQ(channel_->publish_if_there(std::span(ring).first(2)), 0U);
+  EXPECT_EQ(channel_->published_groups(), 0U);
+}
+
+/// A NIC may have written any of an entry's words when they are looked at.
+TEST_F(ChannelTest, AMixtureOfTwoEntriesIsNeitherOfThem) {
+  using Words = std::array<uint64_t, 8>;
+  std::vector<CtsEntry> older = group_of(0, 1);
+  older[0].group = cts_slots * 8;  // as the slot was used before
+  older[0].address = 0x7F0000001000;
+  older[0].size = 4096;
+  older[0].key = 17;
+  older[0].tag = 5;
+  older[0].shadow_key = 3;
+  older[0].seal();
+  std::vector<CtsEntry> newer = group_of(0, 1);
+  newer[0].address = 0x7F0000002000;
+  newer[0].size = 8192;
+  newer[0].key = 34;
+  newer[0].shadow_key = 6;
+  newer[0].seal();
+  const auto before = std::bit_cast<Words>(older[0]);
+  const auto after = std::bit_cast<Words>(newer[0]);
+  for (unsigned arrived = 0; arrived < 256; ++arrived) {
+    Words words = before;
+    for (size_t i = 0; i < words.size(); ++i) {
+      words[i] = (arrived >> i & 1U) != 0 ? after[i] : before[i];
+    }
+    std::vector<CtsEntry> ring{std::bit_cast<CtsEntry>(words)};
+    const bool whole = words == after;
+    EXPECT_EQ(ring[0].is_whole(), whole || words == before) << arrived;
+    if (!whole) {
+      EXPECT_EQ(channel_->publish_if_there(ring), 0U) << arrived;
+    }
+  }
+  EXPECT_EQ(channel_->publish_if_there(newer), 1U);
 }
 
 /// Counts the requests that a connection's actor would be told of.

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/random.h"
 #include "runtime/timer_wheel.h"
+#include "tests/support/memory_network.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -473,6 +476,120 @@ TEST_F(Standby, APathThatComesIntoUseEndsIt) {
   used.reset();
   static_cast<void>(looks_in(10, milliseconds(1)));
   EXPECT_EQ(looks_in(2, Duration(100)), 0U);
+}
+
+/// Counts how often packets are looked for.
+class CountingIo final : public PacketIo {
+ public:
+  CountingIo(std::unique_ptr<PacketIo> inner, unsigned* looks)
+      : inner_(std::move(inner)), looks_(looks) {}
+  size_t send(Channel channel, std::span<OutDatagram> out) override {
+    return inner_->send(channel, out);
+  }
+  size_t receive(Channel channel, PacketSink& sink, size_t limit) override {
+    *looks_ += channel == Channel::command ? 1 : 0;
+    return inner_->receive(channel, sink, limit);
+  }
+  SocketAddress local(Channel channel) const override { return inner_->local(channel); }
+  size_t receive_buffer_bytes() const override { return inner_->receive_buffer_bytes(); }
+  bool segmentation_offload() const override { return false; }
+  int wait_fd(Channel) const override { return -1; }
+
+ private:
+  std::unique_ptr<PacketIo> inner_;
+  unsigned* looks_;
+};
+
+/// One end of two that only stand by.
+struct StandbyEnd final : PathOwner {
+  StandbyEnd(std::unique_ptr<PacketIo> io, Clock& clock, uint64_t seed)
+      : random(seed),
+        port(std::make_unique<CountingIo>(std::move(io), &looks), DatagramOptions{},
+             DatagramPort::Environment{&memory, &clock, &timers, &random, nullptr}, 1500) {
+    PathOptions options;
+    options.standby = true;
+    path = std::move(*port.create_path(options, this));
+  }
+  void on_completion(const Completion&) override { ++completions; }
+  void on_path_state(Path&, PathState, const Error&) override {}
+
+  Memory memory;
+  TimerWheel timers{Instant(seconds(1))};
+  Random random;
+  unsigned looks = 0;
+  unsigned completions = 0;
+  DatagramPort port;
+  std::unique_ptr<Path> path;
+};
+
+class StandbyPair : public testing::Test {
+ protected:
+  StandbyPair() {
+    clock_.set(Instant(seconds(1)));
+    network_.set_time(clock_.now());
+    a_ = std::make_unique<StandbyEnd>(network_.open(), clock_, 1);
+    b_ = std::make_unique<StandbyEnd>(network_.open(), clock_, 2);
+    EXPECT_TRUE(a_->path->connect(b_->path->local_address()));
+    EXPECT_TRUE(b_->path->connect(a_->path->local_address()));
+    pass(milliseconds(50));
+    EXPECT_EQ(a_->path->state(), PathState::ready);
+    EXPECT_EQ(b_->path->post_receive({}), Errc::ok);
+  }
+  /// Polls every two microseconds, as a caller that spins does.
+  void pass(Duration time) {
+    a_->looks = b_->looks = 0;
+    for (const Instant end = clock_.now() + time; clock_.now() < end;) {
+      clock_.advance(microseconds(2));
+      network_.set_time(clock_.now());
+      for (StandbyEnd* one : {a_.get(), b_.get()}) {
+        static_cast<void>(one->port.poll(clock_));
+        static_cast<void>(one->timers.expire(clock_.now()));
+      }
+    }
+  }
+  Errc write(std::span<std::byte> from, std::span<std::byte> to) {
+    WritePost post;
+    post.has_immediate = true;
+    if (!from.empty()) {
+      const auto local = a_->memory.add(0, from.data(), from.size());
+      const auto remote = b_->memory.add(0, to.data(), to.size());
+      EXPECT_TRUE(local && remote);
+      post.gather_count = 1;
+      post.gathers[0] = {from.data(), static_cast<uint32_t>(from.size()), *local};
+      post.remote_address = reinterpret_cast<uint64_t>(to.data());
+      post.remote_key = *remote;
+    }
+    return a_->path->post_write(post);
+  }
+
+  ManualClock clock_;
+  test::MemoryNetwork network_{1};
+  std::unique_ptr<StandbyEnd> a_;
+  std::unique_ptr<StandbyEnd> b_;
+};
+
+TEST_F(StandbyPair, ASignOfLifeAndItsAnswerWakeNobody) {
+  ASSERT_EQ(write({}, {}), Errc::ok);
+  pass(milliseconds(20));
+  EXPECT_EQ(a_->completions, 1U);
+  EXPECT_EQ(b_->completions, 1U);
+  EXPECT_LE(a_->looks, 24U);
+  EXPECT_LE(b_->looks, 24U);
+  EXPECT_GE(b_->looks, 19U);
+}
+
+TEST_F(StandbyPair, PayloadMakesBothLookWithEachPass) {
+  std::vector<std::byte> from(64, std::byte{7});
+  std::vector<std::byte> to(64);
+  ASSERT_EQ(write(from, to), Errc::ok);
+  pass(milliseconds(2));
+  EXPECT_EQ(a_->completions, 1U);
+  EXPECT_EQ(to, from);
+  // More may follow for a millisecond, which is 500 passes.
+  EXPECT_GT(a_->looks, 400U);
+  EXPECT_GT(b_->looks, 400U);
+  pass(milliseconds(20));
+  EXPECT_LE(a_->looks + b_->looks, 300U) << "they never doze again";
 }
 
 }  // namespace

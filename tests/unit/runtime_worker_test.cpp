@@ -41,7 +41,7 @@ class Chore final : public Poller {
   bool asks = false;
   Duration wanted_patience = milliseconds(50);
 
-  void rest_for(unsigned turns) { rest(turns); }
+  void doze_on(bool on) { doze(on); }
   void have_chores(bool any) { chores_ = any; }
 };
 
@@ -91,8 +91,8 @@ TEST_F(WorkerTest, QuickTurnsReadItNowAndThenUnlessSomebodyAsks) {
     EXPECT_EQ(chore_.polls, polls + turns);
     return clock_.looks - before;
   };
-  looks_of(64);
-  EXPECT_EQ(looks_of(640), 10U);
+  looks_of(Worker::turns_to_see_time);
+  EXPECT_EQ(looks_of(10 * Worker::turns_to_see_time), 10U);
   chore_.asks = true;
   EXPECT_EQ(looks_of(160), 160U);
   chore_.asks = false;
@@ -100,7 +100,7 @@ TEST_F(WorkerTest, QuickTurnsReadItNowAndThenUnlessSomebodyAsks) {
   Chore pressing;
   pressing.wanted_patience = milliseconds(2);
   worker_.context().add_poller(&pressing);
-  looks_of(64);
+  looks_of(Worker::turns_to_see_time);
   EXPECT_EQ(looks_of(640), 40U);
   worker_.context().remove_poller(&pressing);
 }
@@ -110,12 +110,12 @@ TEST_F(WorkerTest, QuickTurnsFireTimersAFewTurnsLateAtMost) {
   Timer timer;
   timer.bind([](void* count) { ++*static_cast<int*>(count); }, &fired);
   worker_.context().timers().arm(timer, clock_.base + milliseconds(5));
-  for (int i = 0; i < 64; ++i) {
+  for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
     worker_.quick_turn();
   }
   EXPECT_EQ(fired, 0);
   clock_.base += milliseconds(6);
-  for (int i = 0; i < 64; ++i) {
+  for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
     worker_.quick_turn();
   }
   EXPECT_EQ(fired, 1);
@@ -134,7 +134,7 @@ TEST_F(WorkerTest, TimersFireInTimeWhileStreamsAreInAHurry) {
   worker_.context().timers().arm(timer, clock_.base + milliseconds(5));
   clock_.base += milliseconds(6);
   worker_.context().request_stream_turns(1000);
-  for (int i = 0; i < 64; ++i) {
+  for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
     worker_.quick_turn();
   }
   EXPECT_EQ(fired, 1);
@@ -169,34 +169,64 @@ TEST_F(WorkerTest, WhatIsNotedGetsItsTimeWhenTheClockIsLookedAtForAnotherReason)
       (clock_.base + Duration(static_cast<int64_t>(clock_.looks))).time_since_epoch().count());
   chore_.work = 1;
   recorder.note(TraceEvent::cts_sent, 1, 2, 3);
-  for (int i = 0; i < 64; ++i) {
+  for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
     worker_.quick_turn();
   }
   EXPECT_EQ(recorder.written(), before + 2) << "but it is not put off for ever";
 }
 
-TEST_F(WorkerTest, APollerAtRestIsLeftOutUntilItHasSomethingToDo) {
+TEST_F(WorkerTest, APollerThatDozesIsPolledWhenTheTimeIsKnown) {
+  chore_.doze_on(true);
   const unsigned polls = chore_.polls;
-  chore_.rest_for(8);
-  for (int i = 0; i < 7; ++i) {
+  for (unsigned i = 0; i < 2 * Worker::turns_to_see_time; ++i) {
     worker_.quick_turn();
   }
-  EXPECT_EQ(chore_.polls, polls);
-  worker_.quick_turn();
-  EXPECT_EQ(chore_.polls, polls + 1);
-  chore_.rest_for(8);
+  EXPECT_EQ(chore_.polls, polls + 2);
   static_cast<void>(worker_.turn());
-  EXPECT_EQ(chore_.polls, polls + 1);
+  EXPECT_EQ(chore_.polls, polls + 3);
   worker_.push([] {});
   EXPECT_EQ(chore_.pushes, 0U);
-  chore_.rest_for(0);
+  chore_.doze_on(false);
   worker_.quick_turn();
-  EXPECT_EQ(chore_.polls, polls + 2);
+  EXPECT_EQ(chore_.polls, polls + 4);
   worker_.push([] {});
   EXPECT_EQ(chore_.pushes, 1U);
   chore_.have_chores(false);
   worker_.push([] {});
   EXPECT_EQ(chore_.pushes, 1U);
+}
+
+TEST_F(WorkerTest, WhoHasToWaitAnywayLooksAtTheTimeForThoseWhoDoNot) {
+  for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
+    worker_.quick_turn();  // the first look finds out how patient the pollers are
+  }
+  worker_.use_time();
+  const uint64_t looks = clock_.looks;
+  worker_.use_time();
+  EXPECT_EQ(clock_.looks, looks) << "it was looked at just now";
+  for (unsigned i = 0; i < Worker::turns_to_see_time / 2; ++i) {
+    worker_.quick_turn();
+  }
+  EXPECT_EQ(clock_.looks, looks);
+  worker_.use_time();
+  EXPECT_EQ(clock_.looks, looks + 1);
+  for (unsigned i = 1; i < Worker::turns_to_see_time; ++i) {
+    worker_.quick_turn();
+  }
+  EXPECT_EQ(clock_.looks, looks + 1) << "a look of its own too soon after the other";
+  worker_.quick_turn();
+  EXPECT_EQ(clock_.looks, looks + 2);
+}
+
+TEST_F(WorkerTest, ATurnIsOverWhenWhatIsLookedForIsThere) {
+  const unsigned polls = chore_.polls;
+  const uint64_t turns = worker_.turns();
+  EXPECT_TRUE(worker_.turn_unless([] { return true; }));
+  EXPECT_EQ(chore_.polls, polls);
+  EXPECT_EQ(worker_.turns(), turns + 1) << "the standby would think that nobody calls";
+  EXPECT_FALSE(worker_.turn_unless([] { return false; }));
+  EXPECT_EQ(chore_.polls, polls + 1);
+  EXPECT_EQ(worker_.turns(), turns + 2);
 }
 
 TEST_F(WorkerTest, PatienceIsThatOfTheMostPressing) {

@@ -217,6 +217,7 @@ void add(FailoverTotals& totals, const FailoverRun& run, SimPair& pair) {
   totals.completions_late += rdma.late;
   totals.packets_too_late += rdma.after_error;
   totals.packets += rdma.packets;
+  totals.places_found += pair.places_found();
   if (run.rdma && !run.spare) {
     totals.bytes_replayed += rdma.bytes_posted - pair.bytes_wanted();
     totals.bytes_lost += rdma.bytes_posted - rdma.bytes_landed;

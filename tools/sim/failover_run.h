@@ -36,6 +36,7 @@ struct FailoverTotals {
   uint64_t chunks_again = 0;
   uint64_t bytes_again = 0;
   uint64_t chunks_kept = 0;
+  uint64_t places_found = 0;  ///< for messages, in memory before a completion told of them
   // Of runs over nothing but RDMA, as the NICs saw it: bytes of data posted more than once, and
   // bytes that were posted and never came to memory.
   uint64_t bytes_replayed = 0;

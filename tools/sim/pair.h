@@ -62,11 +62,14 @@ class Traffic {
   std::string outcome();
   /// How many bytes are to be moved.
   uint64_t bytes() const { return bytes_; }
+  /// Places that the sender saw before a completion told of them.
+  uint64_t places_found() const { return places_found_; }
 
  private:
   struct Group;
   void post_receives();
   void post_sends();
+  const CtsEntry* place_for(int tag);
   void test_receives();
   void check_quiet(const Group& group);
 
@@ -81,6 +84,7 @@ class Traffic {
   std::vector<SendRequest*> open_sends_;
   std::string wrong_;
   uint64_t bytes_ = 0;
+  uint64_t places_found_ = 0;
 };
 
 /// What lies between two hosts.
@@ -106,6 +110,7 @@ class SimPair {
   std::string error() const { return link_->error(); }
   /// Of data, by the last transfer().
   uint64_t bytes_wanted() const { return bytes_wanted_; }
+  uint64_t places_found() const { return places_found_; }
 
   sim::World& world() { return world_; }
   sim::Process& sender() { return *hosts_[0]; }
@@ -119,6 +124,7 @@ class SimPair {
   std::vector<sim::Process*> hosts_;
   std::unique_ptr<SimLink> link_;
   uint64_t bytes_wanted_ = 0;
+  uint64_t places_found_ = 0;
 };
 
 }  // namespace nccl_ha::tools

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "runtime/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
@@ -78,6 +79,7 @@ DatagramPath::DatagramPath(DatagramPort& port, const PathOptions& options, PathO
 }
 
 DatagramPath::~DatagramPath() {
+  port_.on_landing(in_flight_bytes_);
   for (Segment& segment : segments_) {
     port_.hotel_.check_out(segment.room);
   }
@@ -140,6 +142,7 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
 }
 
 void DatagramPath::send_check() {
+  port_.enliven();
   FrameHeader header;
   header.type = FrameType::ping;
   header.path = peer_.path;
@@ -171,6 +174,7 @@ void DatagramPath::send_check() {
 }
 
 void DatagramPath::on_ping(const FrameHeader& header) {
+  port_.enliven();
   if (stale_peer_) {
     // The peer knows us before we know the peer: answered as soon as connect() tells its address.
     early_pings_[header.payload_length == 0 ? 0 : 1] = header;
@@ -277,7 +281,7 @@ void DatagramPath::break_path(CompletionStatus first, const Error& why) {
     segment.state = Segment::State::free;
   }
   in_flight_ = 0;
-  in_flight_bytes_ = 0;
+  port_.on_landing(std::exchange(in_flight_bytes_, 0));
   CompletionStatus status = first;
   for (; request_head_ != request_tail_; ++request_head_) {
     const WorkRequest& request = requests_[request_head_ & request_mask_];

@@ -102,6 +102,9 @@ void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte>
     std::memcpy(segment.stash.get(), payload.data(), payload.size());
     ++stashed_;
   }
+  if (header.payload_length != 0) {
+    port_.enliven();
+  }
   ++statistics_.segments_received;
   statistics_.bytes_received += header.payload_length;
   (in_place ? statistics_.bytes_direct : statistics_.bytes_copied) += header.payload_length;

@@ -15,12 +15,6 @@ constexpr size_t command_receives = 16;
 constexpr size_t data_receives = 4;
 constexpr size_t scratch_bytes = 65536;
 
-// A look at a socket enters the kernel, which costs as much as a small message over RDMA. Where all
-// paths only stand by, and nothing came for so long, it waits for as long again, and for so many
-// passes, as a look at the clock is not for nothing either.
-constexpr Duration doze_time = std::chrono::milliseconds(1);
-constexpr unsigned doze_passes = 64;
-
 }  // namespace
 
 DatagramPort::DatagramPort(std::unique_ptr<PacketIo> io, const DatagramOptions& options,
@@ -134,8 +128,8 @@ uint32_t DatagramPort::now_us() const {
 
 unsigned DatagramPort::poll(Clock& time) {
   const Instant now = time.now();
-  if (dozes_ && now - now_ < doze_time && !wake_) {
-    rest(doze_passes);
+  const bool dozed = dozes();
+  if (dozed && now - now_ < options_.doze) {
     return 0;
   }
   now_ = now;
@@ -153,7 +147,7 @@ unsigned DatagramPort::poll(Clock& time) {
     work += small;
     // Tiny messages first: when some came, bulk data waits for the next pass, but not for ever.
     // While none is under way, every other pass does, and tiny messages are seen the sooner.
-    if (data_busy_ ? small == 0 || (pass_ & 3U) == 0 : (pass_ & 1U) == 0) {
+    if (data_busy_ ? small == 0 || (pass_ & 3U) == 0 : dozed || (pass_ & 1U) == 0) {
       const auto bulk = static_cast<unsigned>(io_->receive(Channel::data, *this, data_receives));
       data_busy_ = bulk != 0;
       work += bulk;
@@ -168,28 +162,21 @@ unsigned DatagramPort::poll(Clock& time) {
     settle_ = false;
     work += progress_sends();
   }
-  look_whether_to_doze(work);
+  look_whether_to_doze();
   return work;
 }
 
-inline void DatagramPort::look_whether_to_doze(unsigned work) {
-  dozes_ = false;
-  wake_ = false;
+inline void DatagramPort::look_whether_to_doze() {
+  doze(false);
   if (standby_paths_ != live_paths_) [[likely]] {
     return;
   }
-  if (work != 0) {
-    lively_until_ = now_ + doze_time;
-  }
-  // What was sent is to be answered, and what came is to be acknowledged, in good time.
-  dozes_ = now_ >= lively_until_ && hotel_.guests() == 0 && ack_head_ == nullptr && nothing_waits();
-  if (dozes_) {
-    rest(doze_passes);
-  }
+  // Signs of life and their acknowledgements have time: nobody waits for them.
+  doze(now_ >= lively_until_ && payload_in_flight_ == 0 && nothing_waits());
 }
 
 Duration DatagramPort::patience() const {
-  return dozes_ ? std::chrono::milliseconds(10) : Poller::patience();
+  return dozes() ? std::chrono::milliseconds(10) : Poller::patience();
 }
 
 std::optional<Instant> DatagramPort::next_deadline() {

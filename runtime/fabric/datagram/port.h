@@ -111,12 +111,19 @@ class DatagramPort final : public Poller, private PacketSink {
   unsigned dispatch();
 
   bool nothing_waits() const;
-  void look_whether_to_doze(unsigned work);
-  /// Something is to be done: the next pass does it.
-  void wake() {
-    rest(0);
-    wake_ = true;
+  void look_whether_to_doze();
+  /// Something came or went that is more than a sign of life: more may follow.
+  void enliven() { lively_until_ = now_ + lively_time; }
+  /// Payload was sent, and has been acknowledged or given up.
+  void on_flight(uint64_t bytes) { payload_in_flight_ += bytes; }
+  void on_landing(uint64_t bytes) {
+    payload_in_flight_ -= bytes;
+    if (bytes != 0) {
+      enliven();
+    }
   }
+  /// Something is to be done: the next pass does it.
+  void wake() { doze(false); }
   uint32_t now_us() const;
 
   std::unique_ptr<PacketIo> io_;
@@ -135,9 +142,9 @@ class DatagramPort final : public Poller, private PacketSink {
   std::vector<uint32_t> free_paths_;
   size_t live_paths_ = 0;
   size_t standby_paths_ = 0;  ///< of these
-  bool dozes_ = false;        ///< looks at its sockets now and then only
-  bool wake_ = false;         ///< the next pass looks
+  static constexpr Duration lively_time = std::chrono::milliseconds(1);
   Instant lively_until_{};
+  uint64_t payload_in_flight_ = 0;
 
   // ready-to-send ring (intrusive, FIFO)
   DatagramPath* ready_head_ = nullptr;
