@@ -223,11 +223,10 @@ class Channel {
   }
   /// Caller, a sender without a place for its message, whose submissions have all been followed by
   /// assist().  The same, but if there is a place nothing else is looked at.
-  /// `begins`: it is the first time for this message.
-  void seek_place(bool begins) {
+  void seek_place() {
     if (seat_ != nullptr) [[likely]] {
       static_cast<void>(engine_->turn_unless(
-          *seat_, [this] { return server_ != nullptr && server_->find_place(); }, begins));
+          *seat_, [this] { return server_ != nullptr && server_->find_place(); }));
     }
   }
   /// Caller, whose submissions have all been followed by assist().
@@ -345,6 +344,8 @@ class SendChannel final : public Channel {
                      published_.load(std::memory_order_relaxed);
     return any ? publish_there(entries) : 0;
   }
+  /// The copies of a group that was published and is not out of date; the rest is another's.
+  std::span<const CtsEntry> entries_of(uint64_t group) const { return groups_[group % cts_slots]; }
   /// Of how many entries the group at the head of `entries` is, if it is group `number`, which was
   /// published before; else 0.
   [[nodiscard]] static size_t known_group(std::span<const CtsEntry> entries, uint64_t number);

@@ -543,12 +543,11 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
   if (attachment_.kind != fabric::FabricKind::verbs || next - told_groups_ >= found_ahead_max) {
     return false;
   }
-  const auto entries = std::span(*cts_).subspan(next_entry_);
-  const size_t count = channel_->publish_if_there(entries);
+  const size_t count = channel_->publish_if_there(std::span(*cts_).subspan(next_entry_));
   if (count == 0) {
     return false;
   }
-  note_shadow_keys(next, entries.first(count));
+  note_shadow_keys(next, channel_->entries_of(next).first(count));
   context_->recorder().note(TraceEvent::cts_received, id().index, next, 1);
   next_entry_ = (next_entry_ + count) % cts_entries;
   return true;

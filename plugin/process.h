@@ -39,7 +39,6 @@ struct Comm {
 struct SendComm final : Comm {
   explicit SendComm(uint64_t g) : Comm(CommKind::send, g) {}
   std::shared_ptr<SendChannel> channel;
-  bool waits = false;  ///< the message at hand found no place before
 };
 
 struct ReceiveComm final : Comm {

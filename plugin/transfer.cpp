@@ -125,9 +125,8 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   }
   const CtsEntry* place = channel.match(tag);
   if (place == nullptr) {
-    channel.seek_place(!send->waits);
+    channel.seek_place();
     place = channel.match(tag);
-    send->waits = true;
     if (place == nullptr) {
       return abi::NcclResult::success;  // the peer has not posted yet: NCCL asks again
     }
@@ -147,7 +146,6 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
     return abi::NcclResult::invalid_argument;
   }
   const fabric::Registration& registration = registration_of(mhandle);
-  send->waits = false;
   *request = channel.submit(*place, data, static_cast<uint32_t>(size), registration.local_key,
                             registration.host);
   channel.assist();  // inline: on its way before the caller does something else

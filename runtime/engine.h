@@ -68,15 +68,12 @@ class Engine {
     return true;
   }
   /// A turn that is over when `found()` says so (Worker::turn_unless); false: it was not let.
-  /// `begins`: the caller has not waited before for what is to be found.
   template <class Found>
-  [[nodiscard]] bool turn_unless(Seat& seat, Found&& found, bool begins) {
+  [[nodiscard]] bool turn_unless(Seat& seat, Found&& found) {
     if (!sit_down(seat)) [[unlikely]] {
       return false;
     }
-    if (!seat.worker->turn_unless(std::forward<Found>(found)) && begins) {
-      seat.worker->use_time();
-    }
+    static_cast<void>(seat.worker->turn_unless(std::forward<Found>(found)));
     get_up(seat);
     return true;
   }

@@ -5,9 +5,10 @@ usage: against_ib.py [--build DIR] [--rounds N] [--guests N]
 
 `nccl-ha lab roce` makes the guest; both plugins run in turn within one run, two processes, the same RDMA
 device, the same queue pair timeout. Where code and data happen to lie changes a ratio by a twentieth from one
-start to the next, so that each line is the median of several guests, one after the other. Emulation makes everything ten to twenty times slower than hardware, and
-processor time counts for more than on hardware: ratios mean something, figures do not. Needs an installed
-libnccl.so.2.
+start to the next, so that each line is the median of several guests, one after the other; beside the ratio
+stands the standard error of that median, as far as guests differ by chance (1.25 deviations by the root of
+their number). Emulation makes everything ten to twenty times slower than hardware, and processor time counts for
+more than on hardware: ratios mean something, figures do not. Needs an installed libnccl.so.2.
 Exit status: 0 when all goals hold, 1 when one does not, 2 when something could not be measured.
 """
 import argparse
@@ -19,16 +20,27 @@ import sys
 
 # NCCL's default timeout for both: with 14, Soft-RoCE repeats what merely waits in a slow machine.
 ENVIRONMENT = ["NCCL_IB_HCA=rxe0", "NCCL_IB_GID_INDEX=1", "NCCL_SOCKET_IFNAME=lo", "NCCL_IB_TIMEOUT=20"]
-BANDWIDTH = ["pt2pt", "-b", "64K", "-e", "1M", "-f", "4", "-I", "20", "--reuse"]
+SIZES = ["pt2pt", "-b", "64K", "-e", "1M", "-f", "4", "--reuse"]
+# Bandwidth as ib_write_bw and NCCL's own tests take it: iterations back to back.
+BANDWIDTH = [*SIZES, "-c", "0", "-I", "60"]
+# One message at a time, some milliseconds after the one before, each byte compared: how long the way of one is
+# where nothing is in the caches.
+SINGLE = [*SIZES, "-I", "20"]
 LATENCY = ["latency", "-b", "8", "-e", "8", "-I", "300", "-w", "50"]
 
 
 def medians(options, arguments, thread, value):
-    """A dictionary for each size: medians over the guests, of the ratio and of both sides' values."""
-    runs = [run(options, arguments, thread)["results"] for _ in range(options.guests)]
+    """A dictionary for each size: medians over the guests, of the ratio and of both sides' values.
+
+    With a progress thread there is no goal, and a fifth of the guests is enough."""
+    guests = options.guests if thread == 0 else max(1, options.guests // 5)
+    runs = [run(options, arguments, thread)["results"] for _ in range(guests)]
     for rows in zip(*runs):
+        ratios = [row["ratio"] for row in rows]
+        error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0
         yield {"bytes": rows[0]["bytes"],
-               "ratio": statistics.median(row["ratio"] for row in rows),
+               "ratio": statistics.median(ratios),
+               "error": error,
                "plugins": [{key: statistics.median(row["plugins"][side][key] for row in rows)
                             for key in (value, "cpu_s_per_gb") if key in rows[0]["plugins"][side]}
                            for side in (0, 1)]}
@@ -50,10 +62,11 @@ def run(options, arguments, thread):
     return json.loads("\n".join(lines))
 
 
-def line(title, ours, theirs, unit, ratio, goal, holds, cpu=None):
+def line(title, ours, theirs, unit, row, goal, holds, cpu=None):
     verdict = "" if goal is None else f"{goal}  {'holds' if holds else 'MISSED'}"
     seconds = "" if cpu is None else f"cpu {cpu[0]:6.1f} {cpu[1]:6.1f} s/GB"
-    print(f"{title:<44} {ours:>9.3f} {theirs:>9.3f} {unit:<4} {ratio:>6.2f}  {verdict:<16} {seconds}",
+    print(f"{title:<44} {ours:>9.3f} {theirs:>9.3f} {unit:<4} {row['ratio']:>7.3f} +-{row['error']:.3f}  "
+          f"{verdict:<16} {seconds}",
           flush=True)
 
 
@@ -62,24 +75,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "release")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side per guest")
-    parser.add_argument("--guests", type=int, default=7, help="guests to take the median of")
+    parser.add_argument("--guests", type=int, default=15, help="guests to take the median of")
     options = parser.parse_args()
     missed = 0
-    print(f"{'':<44} {'ours':>9} {'IB':>9} {'':<4} {'ratio':>6}  goal")
+    print(f"{'':<44} {'ours':>9} {'IB':>9} {'':<4} {'ratio':>7} {'':>7}  goal")
     for thread in (0, 1):
         row = next(medians(options, LATENCY, thread, "p50_us"))
         ours, theirs = row["plugins"]
         holds = row["ratio"] <= 1.05
         missed += thread == 0 and not holds
         line(f"8 B half round trip p50, progress thread {thread}", ours["p50_us"], theirs["p50_us"], "us",
-             row["ratio"], "<= 1.05" if thread == 0 else None, holds)
-        for row in medians(options, BANDWIDTH, thread, "busbw_gbps"):
-            ours, theirs = row["plugins"]
-            holds = row["ratio"] >= 1.0
-            missed += thread == 0 and not holds
-            line(f"{row['bytes'] >> 10} KiB, progress thread {thread}", ours["busbw_gbps"],
-                 theirs["busbw_gbps"], "GB/s", row["ratio"], ">= 1.0" if thread == 0 else None, holds,
-                 (ours["cpu_s_per_gb"], theirs["cpu_s_per_gb"]))
+             row, "<= 1.05" if thread == 0 else None, holds)
+        for arguments in (BANDWIDTH, SINGLE) if thread == 0 else (BANDWIDTH,):
+            goal = ">= 1.0" if thread == 0 and arguments is BANDWIDTH else None
+            for row in medians(options, arguments, thread, "busbw_gbps"):
+                ours, theirs = row["plugins"]
+                holds = row["ratio"] >= 1.0
+                missed += goal is not None and not holds
+                line(f"{row['bytes'] >> 10} KiB{'' if arguments is BANDWIDTH else ' one by one'}, "
+                     f"progress thread {thread}", ours["busbw_gbps"], theirs["busbw_gbps"], "GB/s", row,
+                     goal, holds, (ours["cpu_s_per_gb"], theirs["cpu_s_per_gb"]))
     return 1 if missed else 0
 
 

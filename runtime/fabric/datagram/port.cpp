@@ -128,8 +128,7 @@ uint32_t DatagramPort::now_us() const {
 
 unsigned DatagramPort::poll(Clock& time) {
   const Instant now = time.now();
-  const bool dozed = dozes();
-  if (dozed && now - now_ < options_.doze) {
+  if (dozes() && now - now_ < options_.doze) {
     return 0;
   }
   now_ = now;
@@ -147,7 +146,7 @@ unsigned DatagramPort::poll(Clock& time) {
     work += small;
     // Tiny messages first: when some came, bulk data waits for the next pass, but not for ever.
     // While none is under way, every other pass does, and tiny messages are seen the sooner.
-    if (data_busy_ ? small == 0 || (pass_ & 3U) == 0 : dozed || (pass_ & 1U) == 0) {
+    if (data_busy_ ? small == 0 || (pass_ & 3U) == 0 : (pass_ & 1U) == 0) {
       const auto bulk = static_cast<unsigned>(io_->receive(Channel::data, *this, data_receives));
       data_busy_ = bulk != 0;
       work += bulk;
