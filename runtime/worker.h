@@ -47,7 +47,7 @@ class Worker final : private Context {
   /// How long the worker may be left without a turn while those who turn it are busy elsewhere.
   Duration patience() const { return Duration(patience_ns_.load(std::memory_order_relaxed)); }
   /// After so many quick turns timers were looked at.
-  static constexpr unsigned turns_to_see_time = 256;
+  static constexpr unsigned turns_to_see_time = 64;
   /// With at least so much of it nobody waits for what software does by itself.
   static constexpr Duration calm_patience = std::chrono::milliseconds(10);
   size_t actor_count() const { return actor_count_.load(std::memory_order_acquire); }
@@ -123,7 +123,7 @@ class Worker final : private Context {
   // use_time() takes it from them.
   static constexpr unsigned clock_period = 16;
   static constexpr unsigned calm_clock_period = turns_to_see_time;
-  static constexpr unsigned calm_turns_before_early_look = 32;
+  static constexpr unsigned calm_turns_before_early_look = 16;
   static constexpr Duration timer_period = std::chrono::microseconds(200);
   static constexpr Duration calm_timer_period = std::chrono::milliseconds(1);
   // A look at streams enters the kernel.  Whoever expects something there asks for more turns, and

@@ -568,13 +568,14 @@ class StandbyPair : public testing::Test {
   std::unique_ptr<StandbyEnd> b_;
 };
 
-TEST_F(StandbyPair, ASignOfLifeAndItsAnswerWakeNobody) {
+TEST_F(StandbyPair, ASignOfLifeKeepsNobodyAwakeOnceItIsAnswered) {
   ASSERT_EQ(write({}, {}), Errc::ok);
   pass(milliseconds(20));
   EXPECT_EQ(a_->completions, 1U);
   EXPECT_EQ(b_->completions, 1U);
-  EXPECT_LE(a_->looks, 24U);
-  EXPECT_LE(b_->looks, 24U);
+  // The other end looks within a millisecond, which is 500 passes, and answers after 50 us.
+  EXPECT_LE(a_->looks, 600U);
+  EXPECT_LE(b_->looks, 60U);
   EXPECT_GE(b_->looks, 19U);
 }
 

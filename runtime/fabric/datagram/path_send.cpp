@@ -228,7 +228,6 @@ bool DatagramPath::transmit(Segment& segment, Channel channel) {
   segment.state = Segment::State::in_flight;
   ++in_flight_;
   in_flight_bytes_ += segment.length;
-  port_.on_flight(segment.length);
   port_.hotel_.check_in(segment.room, port_.now_ + rtt_.rto());
   if (channel == Channel::command) {
     std::array<std::byte, SendBatch::datagram_bytes> copy;

@@ -170,8 +170,8 @@ inline void DatagramPort::look_whether_to_doze() {
   if (standby_paths_ != live_paths_) [[likely]] {
     return;
   }
-  // Signs of life and their acknowledgements have time: nobody waits for them.
-  doze(now_ >= lively_until_ && payload_in_flight_ == 0 && nothing_waits());
+  // What was sent is to be answered, and what came is to be acknowledged, in good time.
+  doze(now_ >= lively_until_ && hotel_.guests() == 0 && ack_head_ == nullptr && nothing_waits());
 }
 
 Duration DatagramPort::patience() const {

@@ -114,10 +114,8 @@ class DatagramPort final : public Poller, private PacketSink {
   void look_whether_to_doze();
   /// Something came or went that is more than a sign of life: more may follow.
   void enliven() { lively_until_ = now_ + lively_time; }
-  /// Payload was sent, and has been acknowledged or given up.
-  void on_flight(uint64_t bytes) { payload_in_flight_ += bytes; }
+  /// Payload has been acknowledged or given up.
   void on_landing(uint64_t bytes) {
-    payload_in_flight_ -= bytes;
     if (bytes != 0) {
       enliven();
     }
@@ -144,7 +142,6 @@ class DatagramPort final : public Poller, private PacketSink {
   size_t standby_paths_ = 0;  ///< of these
   static constexpr Duration lively_time = std::chrono::milliseconds(1);
   Instant lively_until_{};
-  uint64_t payload_in_flight_ = 0;
 
   // ready-to-send ring (intrusive, FIFO)
   DatagramPath* ready_head_ = nullptr;
