@@ -78,7 +78,7 @@ void Connection::look_for_life(size_t at, bool pulse_due) {
     nics_->suspect(this, interface, peer_host_);
     return;
   }
-  if (pulse_due && !lane.health.moves()) {
+  if (pulse_due) {
     give_sign_of_life(lane);
   }
 }

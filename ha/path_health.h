@@ -65,9 +65,6 @@ class PathHealth {
     return moved_ || announced_ || open.writes > (suspect_ ? 0 : open.pulses);
   }
 
-  /// Between the last two looks there was traffic, which is a sign of life to both sides.
-  bool moves() const { return moved_; }
-
   /// How much has got through; only differences mean something.
   uint64_t life() const { return life_; }
   /// When life was last seen, or nothing was waited for.

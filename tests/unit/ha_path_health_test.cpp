@@ -46,19 +46,6 @@ TEST(PathHealth, AnIdlePathIsNeverTooSilent) {
   EXPECT_FALSE(watch.health.busy(nothing));
 }
 
-TEST(PathHealth, TrafficIsASignOfLifeThatNobodyHasToGive) {
-  Watch watch;
-  EXPECT_FALSE(watch.health.moves());
-  watch.health.show_life();
-  watch.health.show_life();
-  EXPECT_FALSE(watch.health.look(watch.now, nothing, limits));
-  EXPECT_TRUE(watch.health.moves());
-  watch.now += watch.step;
-  watch.health.show_life();  // may have been an answer to one
-  EXPECT_FALSE(watch.health.look(watch.now, nothing, limits));
-  EXPECT_FALSE(watch.health.moves());
-}
-
 TEST(PathHealth, AnUnansweredSignOfLifeIsMissedThreeTimes) {
   Watch watch;
   watch.health.on_pulse(watch.now);

@@ -262,7 +262,9 @@ void DatagramPath::acknowledged(Segment& segment) {
   if (segment.state == Segment::State::in_flight) {
     --in_flight_;
     in_flight_bytes_ -= segment.length;
-    port_.on_landing(segment.length);
+    if (segment.length != 0) {
+      port_.enliven();
+    }
   }
   if (segment.state == Segment::State::in_flight || segment.state == Segment::State::resend) {
     ++statistics_.segments_acked;

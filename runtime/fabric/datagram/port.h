@@ -114,12 +114,6 @@ class DatagramPort final : public Poller, private PacketSink {
   void look_whether_to_doze();
   /// Something came or went that is more than a sign of life: more may follow.
   void enliven() { lively_until_ = now_ + lively_time; }
-  /// Payload has been acknowledged or given up.
-  void on_landing(uint64_t bytes) {
-    if (bytes != 0) {
-      enliven();
-    }
-  }
   /// Something is to be done: the next pass does it.
   void wake() { doze(false); }
   uint32_t now_us() const;
