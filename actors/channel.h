@@ -203,10 +203,10 @@ class Channel {
   /// `answered_late`: what is submitted waits for the peer's caller.
   Channel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine,
           bool answered_late)
-      : domain_(domain),
-        attachment_(at),
-        engine_(&engine),
+      : engine_(&engine),
         seat_(engine.seat_of(worker)),
+        domain_(domain),
+        attachment_(at),
         answered_late_(answered_late) {}
   virtual ~Channel() = default;
   Channel(const Channel&) = delete;
@@ -221,14 +221,6 @@ class Channel {
       static_cast<void>(rung_ ? deliver_doorbell() : engine_->turn(*seat_));
     }
   }
-  /// Caller, a sender without a place for its message, whose submissions have all been followed by
-  /// assist().  The same, but if there is a place nothing else is looked at.
-  void seek_place() {
-    if (seat_ != nullptr) [[likely]] {
-      static_cast<void>(engine_->turn_unless(
-          *seat_, [this] { return server_ != nullptr && server_->find_place(); }));
-    }
-  }
   /// Caller, whose submissions have all been followed by assist().
   void look() {
     if (ring_missed_) [[unlikely]] {
@@ -236,6 +228,17 @@ class Channel {
     }
     if (seat_ != nullptr) [[likely]] {
       static_cast<void>(engine_->turn(*seat_));
+    }
+  }
+  /// The same for one that waits for a request to be done.
+  void look_for(const std::atomic<RequestState>& state) {
+    if (ring_missed_) [[unlikely]] {
+      ring_mailbox();
+    }
+    if (seat_ != nullptr) [[likely]] {
+      engine_->turn_for(
+          *seat_, &state, [] { return false; },
+          [&] { return state.load(std::memory_order_relaxed) != RequestState::pending; });
     }
   }
 
@@ -290,6 +293,11 @@ class Channel {
 
   FailoverCounts failovers;
 
+ protected:
+  Engine* const engine_;
+  Engine::Seat* const seat_;  ///< inline mode: where the worker is turned
+  Server* server_ = nullptr;  ///< read and written by whoever turns the worker
+
  private:
   Message message_of(ConnectionMessage kind) const {
     Message message{};
@@ -302,15 +310,12 @@ class Channel {
 
   const uint64_t domain_;
   const fabric::Attachment attachment_;
-  Engine* const engine_;
-  Engine::Seat* const seat_;  ///< inline mode: where the worker is turned
   const bool answered_late_;
   alignas(64) std::atomic<Phase> phase_{Phase::connecting};
   Error failure_{};
   alignas(64) std::atomic<bool> doorbell_{false};
   bool ring_missed_ = false;
-  bool rung_ = false;         ///< inline: submitted since the last turn of ours
-  Server* server_ = nullptr;  ///< read and written by whoever turns the worker
+  bool rung_ = false;  ///< inline: submitted since the last turn of ours
   ActorId actor_{};
   Address<Message> address_;
 };
@@ -323,6 +328,15 @@ class SendChannel final : public Channel {
   /// Caller.  Finds the place for a message with `tag` in the oldest incomplete group.  nullptr:
   /// the peer has not posted a matching receive yet.
   const CtsEntry* match(int tag);
+  /// Caller for whom match() found nothing, and whose submissions have all been followed by
+  /// assist().  The same as that, but if there is a place nothing else is looked at.
+  void seek_place(int tag) {
+    if (seat_ != nullptr) [[likely]] {
+      engine_->turn_for(
+          *seat_, this, [this] { return server_ != nullptr && server_->find_place(); },
+          [this, tag] { return match(tag) != nullptr; });
+    }
+  }
   /// Caller.  Takes the place found by match() and submits; nullptr when all slots are in use.
   SendRequest* submit(const CtsEntry& place, const void* data, uint32_t size, uint32_t key,
                       bool host_memory = true);

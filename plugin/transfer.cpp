@@ -125,7 +125,7 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   }
   const CtsEntry* place = channel.match(tag);
   if (place == nullptr) {
-    channel.seek_place();
+    channel.seek_place(tag);
     place = channel.match(tag);
     if (place == nullptr) {
       return abi::NcclResult::success;  // the peer has not posted yet: NCCL asks again
@@ -239,7 +239,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
   RequestState state = base->state.load(std::memory_order_acquire);
   if (state == RequestState::pending) {
     if (channel.phase() == Phase::ready) [[likely]] {
-      channel.look();
+      channel.look_for(base->state);
       state = base->state.load(std::memory_order_acquire);
       if (state == RequestState::pending) {
         return abi::NcclResult::success;

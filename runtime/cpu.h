@@ -10,6 +10,20 @@
 
 namespace nccl_ha {
 
+/// What the processor counts at a steady rate, of which nothing else is known; far cheaper than any
+/// clock.  Two processors of a host may differ.  0 where nothing is known to count.
+inline uint64_t cpu_ticks() {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+  uint64_t count = 0;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(count));
+  return count;
+#else
+  return 0;
+#endif
+}
+
 struct WorkerInfo {
   int cpu = -1;        ///< pinned to, -1: not pinned
   int numa_node = -1;  ///< of that processor, -1: unknown

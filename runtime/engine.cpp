@@ -56,6 +56,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
     Worker::Options options;
     options.index = i;
     options.seed = os_random_u64();
+    options.ticks = true;
     // Inline mode has one sleeper for all workers.
     options.waker =
         mode == Mode::threads || i == 0 ? seat->parker.get() : engine->seats_.front()->parker.get();

@@ -45,6 +45,9 @@ class Engine {
   size_t place(int numa_node, double weight);
   void release(size_t worker, double weight);
 
+  /// Of a caller who only waits.
+  static constexpr unsigned turns_of_who_waits = 16;
+
   struct Seat;
   /// Any thread.  Inline mode: where its callers turn the worker.  With threads: nullptr.
   Seat* seat_of(Worker& worker) {
@@ -60,6 +63,7 @@ class Engine {
     if (!sit_down(seat)) [[unlikely]] {
       return false;
     }
+    seat.asked_for = nullptr;
     seat.worker->push(std::forward<Post>(post));
     if (answered_late) {
       seat.worker->use_time();
@@ -67,15 +71,23 @@ class Engine {
     get_up(seat);
     return true;
   }
-  /// A turn that is over when `found()` says so (Worker::turn_unless); false: it was not let.
-  template <class Found>
-  [[nodiscard]] bool turn_unless(Seat& seat, Found&& found) {
+  /// For a caller that asks for `what`: a turn that is over when `found()` says so
+  /// (Worker::turn_unless).  Who asks for the same thing twice in a row has nothing else to do than
+  /// to wait for it, and is going to enter the kernel before he asks again (NCCL's proxy yields):
+  /// he gets several turns, at most until `done()`.  A microsecond of them, so that nothing else
+  /// that he may have to look after waits; only one where sockets are looked at, which takes
+  /// longer.
+  template <class Found, class Done>
+  void turn_for(Seat& seat, const void* what, Found&& found, Done&& done) {
     if (!sit_down(seat)) [[unlikely]] {
-      return false;
+      return;
     }
-    static_cast<void>(seat.worker->turn_unless(std::forward<Found>(found)));
+    const bool waits = seat.asked_for == what && seat.worker->calm();
+    unsigned turns = waits ? turns_of_who_waits : 1;
+    seat.asked_for = what;
+    while (!seat.worker->turn_unless(found) && --turns != 0 && !done()) {
+    }
     get_up(seat);
-    return true;
   }
   /// Any thread.  Inline mode: a turn of the worker, of all workers.  With threads: nothing.
   void assist(Worker& worker) {
@@ -93,8 +105,9 @@ class Engine {
     uint64_t watched_version = 0;
     // inline mode: who turns
     alignas(64) std::atomic<bool> busy{false};
-    uint64_t seen_turns = 0;  // standby's: the callers' before, and its own
-    bool left_alone = false;  // standby's: callers turned it hardly ever lately
+    const void* asked_for = nullptr;  // by the caller who turned it last
+    uint64_t seen_turns = 0;          // standby's: the callers' before, and its own
+    bool left_alone = false;          // standby's: callers turned it hardly ever lately
   };
 
  private:

@@ -25,6 +25,7 @@ Worker::Worker(const Options& options, const Config& config, Clock& clock,
           options.waker)),
       generations_(options.actors_max, 1),
       slots_(options.actors_max),
+      counts_ticks_(options.ticks && cpu_ticks() != 0),
       quick_stream_period_(
           config.heartbeat_ms == 0
               ? quick_stream_period_max
@@ -225,6 +226,9 @@ void Worker::look_after(bool knows_time) {
   if (knows_time) {
     until_clock_ = calm() ? calm_clock_period : clock_period;
     look_early_below_ = calm() ? calm_clock_period - calm_turns_before_early_look : 0;
+    if (counts_ticks_) {
+      watch_ticks();
+    }
     for (size_t i = 0; i < pollers_.size(); ++i) {
       if (pollers_[i]->dozes()) {
         static_cast<void>(pollers_[i]->poll(turn_clock_));
@@ -253,6 +257,29 @@ void Worker::look_after(bool knows_time) {
     recorder_.stamp(turn_clock_.now());
   }
   chores_ = !local_.empty() || !leaving_.empty() || eager_stream_turns_ != 0;
+}
+
+/// From a look at the clock to the next: by ticks, whose rate is measured again and again.
+void Worker::watch_ticks() {
+  constexpr Duration measure_period = std::chrono::milliseconds(10);
+  constexpr double fastest = 16;  // per nanosecond; more is a count that jumped
+  const Instant now = turn_clock_.now();
+  looked_ticks_ = cpu_ticks();
+  if (now - measured_ >= measure_period) {
+    const double rate = static_cast<double>(looked_ticks_ - measured_ticks_) /
+                        static_cast<double>((now - measured_).count());
+    const bool begins = measured_ == Instant{};
+    ticks_per_ns_ = begins || rate > fastest ? 0 : rate;
+    measured_ = now;
+    measured_ticks_ = looked_ticks_;
+  }
+  if (ticks_per_ns_ <= 0) {
+    return;  // turns are counted until it is known
+  }
+  const Duration period = calm() ? calm_timer_period : timer_period;
+  look_ticks_ = static_cast<uint64_t>(ticks_per_ns_ * static_cast<double>(period.count())) + 1;
+  until_clock_ = ticking_clock_period;
+  look_early_below_ = 0;
 }
 
 unsigned Worker::take_messages() {

@@ -15,6 +15,7 @@
 #include "runtime/check.h"
 #include "runtime/context.h"
 #include "runtime/counters.h"
+#include "runtime/cpu.h"
 #include "runtime/mailbox.h"
 #include "runtime/slot_table.h"
 
@@ -28,6 +29,7 @@ class Worker final : private Context {
     size_t actors_max = 8192;
     size_t senders_max = 4096;
     Waker* waker = nullptr;  ///< roused by messages from other threads
+    bool ticks = false;      ///< the clock is the host's, so that its ticks tell when to look at it
   };
   /// `streams` made by the executor: libuv in production, memory in tests.
   Worker(const Options& options, const Config& config, Clock& clock,
@@ -46,10 +48,11 @@ class Worker final : private Context {
   Result<ActorId> adopt(std::unique_ptr<Actor> actor);
   /// How long the worker may be left without a turn while those who turn it are busy elsewhere.
   Duration patience() const { return Duration(patience_ns_.load(std::memory_order_relaxed)); }
-  /// After so many quick turns timers were looked at.
+  /// After so many quick turns timers were looked at, if ticks have not told before.
   static constexpr unsigned turns_to_see_time = 64;
   /// With at least so much of it nobody waits for what software does by itself.
   static constexpr Duration calm_patience = std::chrono::milliseconds(10);
+  bool calm() const { return patience() >= calm_patience; }
   size_t actor_count() const { return actor_count_.load(std::memory_order_acquire); }
   uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
 
@@ -93,7 +96,7 @@ class Worker final : private Context {
   /// What the caller waits for takes a while yet: looks at the clock now, instead of in one of the
   /// next turns, and at what depends on it.
   void use_time() {
-    if (until_clock_ < look_early_below_) [[unlikely]] {
+    if (until_clock_ < look_early_below_ || ticks_passed(look_ticks_ / 2)) [[unlikely]] {
       look_after(true);
     }
   }
@@ -124,6 +127,8 @@ class Worker final : private Context {
   static constexpr unsigned clock_period = 16;
   static constexpr unsigned calm_clock_period = turns_to_see_time;
   static constexpr unsigned calm_turns_before_early_look = 16;
+  // The same where ticks tell: what is left of them if they should not.
+  static constexpr unsigned ticking_clock_period = 256;
   static constexpr Duration timer_period = std::chrono::microseconds(200);
   static constexpr Duration calm_timer_period = std::chrono::milliseconds(1);
   // A look at streams enters the kernel.  Whoever expects something there asks for more turns, and
@@ -158,10 +163,13 @@ class Worker final : private Context {
   unsigned look_around(bool knows_time);
   [[gnu::noinline]] void look_after(bool knows_time);
   void count_turn();
+  bool ticks_passed(uint64_t ticks) const {
+    return counts_ticks_ && cpu_ticks() - looked_ticks_ >= ticks;
+  }
+  void watch_ticks();
   void measure(Instant begin);
   void take_over(const Message& message);
   [[gnu::noinline]] void bury();
-  bool calm() const { return patience() >= calm_patience; }
   void pollers_changed();
   void ask_patience();
   Result<ActorId> reserve();
@@ -186,6 +194,12 @@ class Worker final : private Context {
   unsigned stream_countdown_ = 0;
   unsigned until_clock_ = clock_period;  ///< quick turns
   unsigned look_early_below_ = 0;        ///< with fewer left, use_time() looks
+  const bool counts_ticks_;
+  uint64_t looked_ticks_ = 0;    ///< of the last look at the clock
+  uint64_t look_ticks_ = 0;      ///< from one to the next
+  double ticks_per_ns_ = 0;      ///< 0: not known yet
+  uint64_t measured_ticks_ = 0;  ///< when that was measured last
+  Instant measured_{};
   bool chores_ = false;  ///< there may be local messages, leavers, or streams to turn at once
   // Of quick turns: as soon as the time is known to be this.
   Instant timer_look_{};
@@ -223,7 +237,7 @@ template <class Found>
   }
   work += look_around(false);
   count_turn();
-  const bool clock_due = --until_clock_ == 0;
+  const bool clock_due = --until_clock_ == 0 || ticks_passed(look_ticks_);
   if (clock_due || turn_clock_.was_read() || (chores_ && work == 0)) [[unlikely]] {
     look_after(clock_due || turn_clock_.was_read());
   }  // else whoever waits for what came goes on at once

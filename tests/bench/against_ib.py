@@ -4,10 +4,10 @@
 usage: against_ib.py [--build DIR] [--rounds N] [--guests N]
 
 `nccl-ha lab roce` makes the guest; both plugins run in turn within one run, two processes, the same RDMA
-device, the same queue pair timeout. Where code and data happen to lie changes a ratio by a twentieth from one
-start to the next, so that each line is the median of several guests, one after the other; beside the ratio
-stands the standard error of that median, as far as guests differ by chance (1.25 deviations by the root of
-their number). Emulation makes everything ten to twenty times slower than hardware, and processor time counts for
+device, the same queue pair timeout. One turn differs from the next by a twentieth, so that there are many of them;
+where code and data happen to lie changes a ratio by a hundredth from one start to the next, so that each line is
+the median of several guests, one after the other. Beside the ratio stands the standard error of that median, as
+far as guests differ by chance (1.25 deviations by the root of their number). Emulation makes everything ten to twenty times slower than hardware, and processor time counts for
 more than on hardware: ratios mean something, figures do not. Needs an installed libnccl.so.2.
 Exit status: 0 when all goals hold, 1 when one does not, 2 when something could not be measured.
 """
@@ -22,11 +22,11 @@ import sys
 ENVIRONMENT = ["NCCL_IB_HCA=rxe0", "NCCL_IB_GID_INDEX=1", "NCCL_SOCKET_IFNAME=lo", "NCCL_IB_TIMEOUT=20"]
 SIZES = ["pt2pt", "-b", "64K", "-e", "1M", "-f", "4", "--reuse"]
 # Bandwidth as ib_write_bw and NCCL's own tests take it: iterations back to back.
-BANDWIDTH = [*SIZES, "-c", "0", "-I", "60"]
+BANDWIDTH = [*SIZES, "-c", "0", "-I", "20"]
 # One message at a time, some milliseconds after the one before, each byte compared: how long the way of one is
 # where nothing is in the caches.
-SINGLE = [*SIZES, "-I", "20"]
-LATENCY = ["latency", "-b", "8", "-e", "8", "-I", "300", "-w", "50"]
+SINGLE = [*SIZES, "-I", "10"]
+LATENCY = ["latency", "-b", "8", "-e", "8", "-I", "200", "-w", "50"]
 
 
 def medians(options, arguments, thread, value):
@@ -74,8 +74,8 @@ def main():
     root = pathlib.Path(__file__).resolve().parent.parent.parent
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "release")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side per guest")
-    parser.add_argument("--guests", type=int, default=15, help="guests to take the median of")
+    parser.add_argument("--rounds", type=int, default=40, help="turns of each side per guest")
+    parser.add_argument("--guests", type=int, default=7, help="guests to take the median of")
     options = parser.parse_args()
     missed = 0
     print(f"{'':<44} {'ours':>9} {'IB':>9} {'':<4} {'ratio':>7} {'':>7}  goal")

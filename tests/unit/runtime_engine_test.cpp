@@ -431,6 +431,35 @@ TEST(EngineInline, TheStandbyAsksLessOftenWhoCallsAllAlongAndStillTakesOver) {
   EXPECT_TRUE(until([&] { return seen.messages.load() == 1; })) << "nobody calls any more";
 }
 
+TEST(EngineInline, WhoOnlyWaitsGetsSeveralTurns) {
+  auto started = Engine::start(config_for(false));
+  ASSERT_TRUE(started);
+  auto engine = std::move(*started);
+  Engine::Seat& seat = *engine->seat_of(engine->worker(0));
+  const int one = 1;
+  const int other = 2;
+  // Turns that were made until `limit` of them were enough.
+  const auto turns_for = [&](const int& what, unsigned limit) {
+    unsigned turns = 0;
+    while (turns == 0) {  // the standby may be at it
+      engine->turn_for(
+          seat, &what, [&] { return ++turns == 0; }, [&] { return turns >= limit; });
+    }
+    return turns;
+  };
+  EXPECT_EQ(turns_for(one, 1000), 1U);
+  EXPECT_EQ(turns_for(one, 1000), Engine::turns_of_who_waits) << "he has asked before";
+  EXPECT_EQ(turns_for(one, 3), 3U) << "what he asked for is there";
+  EXPECT_EQ(turns_for(other, 1000), 1U);
+  EXPECT_EQ(turns_for(one, 1000), 1U) << "he has something else to look after";
+  bool posted = false;
+  while (!posted) {
+    posted = engine->turn(
+        seat, [] {}, false);
+  }
+  EXPECT_EQ(turns_for(one, 1000), 1U) << "he has done something else";
+}
+
 TEST(EngineStart, ABadProcessorListIsAClearError) {
   Config config = config_for(true);
   config.progress_cpus = "0-";

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include "runtime/uv_streams.h"
 #include "runtime/worker.h"
@@ -125,6 +126,31 @@ TEST_F(WorkerTest, QuickTurnsFireTimersAFewTurnsLateAtMost) {
   chore_.asks = true;
   worker_.quick_turn();
   EXPECT_EQ(fired, 2);
+}
+
+TEST(WorkerTicks, TellSeldomCallersWhenToLookAtTheClock) {
+  ASSERT_NE(cpu_ticks(), 0U) << "turns are counted on this processor";
+  const Config config;
+  SteadyClock clock;
+  Worker::Options options;
+  options.ticks = true;
+  Worker worker(options, config, clock, *make_uv_streams());
+  Chore chore;
+  worker.context().add_poller(&chore);
+  for (const Instant end = clock.now() + milliseconds(30); clock.now() < end;) {
+    worker.quick_turn();  // their rate is measured
+  }
+  int fired = 0;
+  Timer timer;
+  timer.bind([](void* count) { ++*static_cast<int*>(count); }, &fired);
+  for (int i = 1; i <= 20; ++i) {
+    worker.context().timers().arm(timer, clock.now() + milliseconds(1));
+    static_cast<void>(poll(nullptr, 0, 4));
+    worker.quick_turn();
+    worker.quick_turn();
+    EXPECT_EQ(fired, i) << "only turns were counted";
+  }
+  worker.context().remove_poller(&chore);
 }
 
 TEST_F(WorkerTest, TimersFireInTimeWhileStreamsAreInAHurry) {

@@ -43,6 +43,7 @@ class FaultIo final : public PacketIo {
   size_t receive(Channel channel, PacketSink& sink, size_t limit) override {
     return inner_->receive(channel, sink, limit);
   }
+  Channels waiting() override { return inner_->waiting(); }
   void tick(Instant now) override;
   SocketAddress local(Channel channel) const override { return inner_->local(channel); }
   size_t receive_buffer_bytes() const override { return inner_->receive_buffer_bytes(); }

@@ -1,5 +1,7 @@
 #include "runtime/fabric/datagram/options.h"
 
+#include <algorithm>
+
 #include "runtime/config.h"
 
 namespace nccl_ha::fabric {
@@ -21,6 +23,10 @@ DatagramOptions DatagramOptions::from(const Config& config) {
   options.connect_timeout = milliseconds(config.connect_timeout_ms);
   options.target_delay = microseconds(config.dgram_target_delay_us);
   options.offload = config.dgram_gso;
+  // When a path takes over, the first packet waits for so long at most.
+  constexpr int looks_per_heartbeat = 40;
+  options.doze = std::clamp<Duration>(milliseconds(config.heartbeat_ms) / looks_per_heartbeat,
+                                      milliseconds(1), milliseconds(5));
   return options;
 }
 

@@ -75,6 +75,9 @@ class PacketIo {
   virtual size_t send(Channel channel, std::span<OutDatagram> out) = 0;
   /// Reads at most `limit` packets into the sink; returns how many.
   virtual size_t receive(Channel channel, PacketSink& sink, size_t limit) = 0;
+  /// Whether receive() might find something on that channel; for those who look now and then.
+  using Channels = std::array<bool, channel_count>;
+  virtual Channels waiting() { return {true, true}; }
   /// Called once per pass with the time; lets delayed packets go.
   virtual void tick(Instant now) { (void)now; }
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "runtime/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
@@ -78,6 +79,7 @@ DatagramPath::DatagramPath(DatagramPort& port, const PathOptions& options, PathO
 }
 
 DatagramPath::~DatagramPath() {
+  port_.on_landing(in_flight_bytes_);
   for (Segment& segment : segments_) {
     port_.hotel_.check_out(segment.room);
   }
@@ -279,7 +281,7 @@ void DatagramPath::break_path(CompletionStatus first, const Error& why) {
     segment.state = Segment::State::free;
   }
   in_flight_ = 0;
-  in_flight_bytes_ = 0;
+  port_.on_landing(std::exchange(in_flight_bytes_, 0));
   CompletionStatus status = first;
   for (; request_head_ != request_tail_; ++request_head_) {
     const WorkRequest& request = requests_[request_head_ & request_mask_];

@@ -228,6 +228,7 @@ bool DatagramPath::transmit(Segment& segment, Channel channel) {
   segment.state = Segment::State::in_flight;
   ++in_flight_;
   in_flight_bytes_ += segment.length;
+  port_.on_flight(segment.length);
   port_.hotel_.check_in(segment.room, port_.now_ + rtt_.rto());
   if (channel == Channel::command) {
     std::array<std::byte, SendBatch::datagram_bytes> copy;
@@ -262,9 +263,7 @@ void DatagramPath::acknowledged(Segment& segment) {
   if (segment.state == Segment::State::in_flight) {
     --in_flight_;
     in_flight_bytes_ -= segment.length;
-    if (segment.length != 0) {
-      port_.enliven();
-    }
+    port_.on_landing(segment.length);
   }
   if (segment.state == Segment::State::in_flight || segment.state == Segment::State::resend) {
     ++statistics_.segments_acked;

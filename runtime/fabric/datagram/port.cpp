@@ -15,10 +15,6 @@ constexpr size_t command_receives = 16;
 constexpr size_t data_receives = 4;
 constexpr size_t scratch_bytes = 65536;
 
-// A look at a socket enters the kernel, which costs as much as a small message over RDMA.  Where
-// all paths only stand by and nothing comes, it is left alone for so long.
-constexpr Duration doze_time = std::chrono::milliseconds(1);
-
 }  // namespace
 
 DatagramPort::DatagramPort(std::unique_ptr<PacketIo> io, const DatagramOptions& options,
@@ -132,9 +128,15 @@ uint32_t DatagramPort::now_us() const {
 
 unsigned DatagramPort::poll(Clock& time) {
   const Instant now = time.now();
-  if (dozes() && now - now_ < doze_time) {
-    return 0;
+  // One call tells of both sockets.  What was posted meanwhile has ended the doze.
+  PacketIo::Channels waiting{true, true};
+  if (dozes()) {
+    if (now < look_at_) {
+      return 0;
+    }
+    waiting = io_->waiting();
   }
+  const bool dozed = dozes();
   now_ = now;
   unsigned work = 0;
   ++pass_;
@@ -145,12 +147,13 @@ unsigned DatagramPort::poll(Clock& time) {
     GuardScope guard(*this);
     first_packet_ = true;
     const auto small =
-        static_cast<unsigned>(io_->receive(Channel::command, *this, command_receives));
+        waiting[0] ? static_cast<unsigned>(io_->receive(Channel::command, *this, command_receives))
+                   : 0U;
     first_packet_ = false;
     work += small;
     // Tiny messages first: when some came, bulk data waits for the next pass, but not for ever.
     // While none is under way, every other pass does, and tiny messages are seen the sooner.
-    if (data_busy_ ? small == 0 || (pass_ & 3U) == 0 : (pass_ & 1U) == 0) {
+    if (dozed ? waiting[1] : data_busy_ ? small == 0 || (pass_ & 3U) == 0 : (pass_ & 1U) == 0) {
       const auto bulk = static_cast<unsigned>(io_->receive(Channel::data, *this, data_receives));
       data_busy_ = bulk != 0;
       work += bulk;
@@ -174,12 +177,33 @@ inline void DatagramPort::look_whether_to_doze() {
   if (standby_paths_ != live_paths_) [[likely]] {
     return;
   }
-  // What was sent is to be answered, and what came is to be acknowledged, in good time.
-  doze(now_ >= lively_until_ && hotel_.guests() == 0 && ack_head_ == nullptr && nothing_waits());
+  if (now_ < lively_until_ || payload_in_flight_ != 0 || !nothing_waits()) {
+    return;
+  }
+  // For signs of life, and their acknowledgements, nobody waits but timers.  Nothing else comes
+  // that could take an acknowledgement along.
+  acknowledge_all();
+  doze(nothing_waits());
+  look_at_ = now_ + options_.doze;
+  if (const auto deadline = next_deadline()) {
+    look_at_ = std::min(look_at_, *deadline);
+  }
+}
+
+void DatagramPort::acknowledge_all() {
+  if (ack_head_ == nullptr) {
+    return;
+  }
+  while (ack_head_ != nullptr) {
+    ack_head_->send_ack();  // takes itself off the list
+  }
+  flush_all();
 }
 
 Duration DatagramPort::patience() const {
-  return dozes() ? std::chrono::milliseconds(10) : Poller::patience();
+  const bool stands_by =
+      standby_paths_ == live_paths_ && now_ >= lively_until_ && payload_in_flight_ == 0;
+  return stands_by ? std::chrono::milliseconds(10) : Poller::patience();
 }
 
 std::optional<Instant> DatagramPort::next_deadline() {

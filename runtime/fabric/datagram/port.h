@@ -112,8 +112,17 @@ class DatagramPort final : public Poller, private PacketSink {
 
   bool nothing_waits() const;
   void look_whether_to_doze();
+  void acknowledge_all();
   /// Something came or went that is more than a sign of life: more may follow.
   void enliven() { lively_until_ = now_ + lively_time; }
+  /// Payload was sent, and has been acknowledged, is to be sent again, or is given up.
+  void on_flight(uint64_t bytes) { payload_in_flight_ += bytes; }
+  void on_landing(uint64_t bytes) {
+    payload_in_flight_ -= bytes;
+    if (bytes != 0) {
+      enliven();
+    }
+  }
   /// Something is to be done: the next pass does it.
   void wake() { doze(false); }
   uint32_t now_us() const;
@@ -136,6 +145,8 @@ class DatagramPort final : public Poller, private PacketSink {
   size_t standby_paths_ = 0;  ///< of these
   static constexpr Duration lively_time = std::chrono::milliseconds(1);
   Instant lively_until_{};
+  Instant look_at_{};  ///< while it dozes: not before
+  uint64_t payload_in_flight_ = 0;
 
   // ready-to-send ring (intrusive, FIFO)
   DatagramPath* ready_head_ = nullptr;

@@ -158,6 +158,7 @@ void DatagramPort::queue_resend(Segment& segment) {
   segment.state = Segment::State::resend;
   --segment.path->in_flight_;
   segment.path->in_flight_bytes_ -= segment.length;
+  on_landing(segment.length);
   if (segment.listed) {
     return;
   }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/udp.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,9 +47,19 @@ bool queue_full(int error) { return error == EAGAIN || error == EWOULDBLOCK || e
 Result<std::unique_ptr<UdpIo>> UdpIo::open(const Options& options) {
   std::unique_ptr<UdpIo> io(new UdpIo);
   io->offload_ = options.offload;
-  for (ChannelState& channel : io->channels_) {
-    if (auto opened = io->open_channel(&channel, options); !opened) {
+  io->both_ = epoll_create1(EPOLL_CLOEXEC);
+  if (io->both_ < 0) {
+    return fail(Errc::system, "cannot watch UDP sockets", errno);
+  }
+  for (uint32_t i = 0; i < channel_count; ++i) {
+    if (auto opened = io->open_channel(&io->channels_[i], options); !opened) {
       return opened.error();
+    }
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u32 = i;
+    if (epoll_ctl(io->both_, EPOLL_CTL_ADD, io->channels_[i].fd, &event) != 0) {
+      return fail(Errc::system, "cannot watch a UDP socket", errno);
     }
   }
   const int data = io->channels_[1].fd;
@@ -104,6 +115,19 @@ UdpIo::~UdpIo() {
       close(channel.fd);
     }
   }
+  if (both_ >= 0) {
+    close(both_);
+  }
+}
+
+PacketIo::Channels UdpIo::waiting() {
+  std::array<epoll_event, channel_count> events;
+  const int count = epoll_wait(both_, events.data(), static_cast<int>(events.size()), 0);
+  Channels waiting{};
+  for (int i = 0; i < count; ++i) {
+    waiting[events[static_cast<size_t>(i)].data.u32] = true;
+  }
+  return waiting;
 }
 
 size_t UdpIo::send(Channel channel, std::span<OutDatagram> out) {

@@ -24,6 +24,7 @@ class UdpIo final : public PacketIo {
 
   size_t send(Channel channel, std::span<OutDatagram> out) override;
   size_t receive(Channel channel, PacketSink& sink, size_t limit) override;
+  Channels waiting() override;
   SocketAddress local(Channel channel) const override {
     return channels_[static_cast<size_t>(channel)].local;
   }
@@ -45,6 +46,7 @@ class UdpIo final : public PacketIo {
   bool read_data(int fd, PacketSink& sink, size_t segment);
 
   std::array<ChannelState, channel_count> channels_;
+  int both_ = -1;  ///< a set of both sockets
   size_t receive_buffer_ = 0;
   bool offload_ = false;
   bool coalescing_ = false;
