@@ -274,7 +274,8 @@ void Worker::watch_ticks() {
     measured_ticks_ = looked_ticks_;
   }
   if (ticks_per_ns_ <= 0) {
-    return;  // turns are counted until it is known
+    look_ticks_ = UINT64_MAX;  // turns are counted until it is known
+    return;
   }
   const Duration period = calm() ? calm_timer_period : timer_period;
   look_ticks_ = static_cast<uint64_t>(ticks_per_ns_ * static_cast<double>(period.count())) + 1;

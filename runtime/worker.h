@@ -195,10 +195,10 @@ class Worker final : private Context {
   unsigned until_clock_ = clock_period;  ///< quick turns
   unsigned look_early_below_ = 0;        ///< with fewer left, use_time() looks
   const bool counts_ticks_;
-  uint64_t looked_ticks_ = 0;    ///< of the last look at the clock
-  uint64_t look_ticks_ = 0;      ///< from one to the next
-  double ticks_per_ns_ = 0;      ///< 0: not known yet
-  uint64_t measured_ticks_ = 0;  ///< when that was measured last
+  uint64_t looked_ticks_ = 0;         ///< of the last look at the clock
+  uint64_t look_ticks_ = UINT64_MAX;  ///< from one to the next
+  double ticks_per_ns_ = 0;           ///< 0: not known yet
+  uint64_t measured_ticks_ = 0;       ///< when that was measured last
   Instant measured_{};
   bool chores_ = false;  ///< there may be local messages, leavers, or streams to turn at once
   // Of quick turns: as soon as the time is known to be this.
