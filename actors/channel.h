@@ -221,20 +221,15 @@ class Channel {
       static_cast<void>(rung_ ? deliver_doorbell() : engine_->turn(*seat_));
     }
   }
-  /// Caller, whose submissions have all been followed by assist().
-  void look() {
-    if (ring_missed_) [[unlikely]] {
-      ring_mailbox();  // one that found the mailbox full is rung again
-    }
-    if (seat_ != nullptr) [[likely]] {
-      static_cast<void>(engine_->turn(*seat_));
-    }
-  }
-  /// The same for one that waits for a request to be done.
-  void look_for(const std::atomic<RequestState>& state) {
+  /// Caller.  A doorbell that found the mailbox full is rung again.
+  void ring_what_was_missed() {
     if (ring_missed_) [[unlikely]] {
       ring_mailbox();
     }
+  }
+  /// Caller, whose submissions have all been followed by assist(), and who waits for one of them.
+  void look_for(const std::atomic<RequestState>& state) {
+    ring_what_was_missed();
     if (seat_ != nullptr) [[likely]] {
       engine_->turn_for(
           *seat_, &state, [] { return false; },

@@ -258,8 +258,8 @@ bool Traffic::step() {
   if (!wrong_.empty()) {
     return true;
   }
-  link_.sender().look();
-  link_.receiver().look();
+  link_.sender().ring_what_was_missed();
+  link_.receiver().ring_what_was_missed();
   post_receives();
   post_sends();
   test_receives();

@@ -23,10 +23,6 @@ DatagramOptions DatagramOptions::from(const Config& config) {
   options.connect_timeout = milliseconds(config.connect_timeout_ms);
   options.target_delay = microseconds(config.dgram_target_delay_us);
   options.offload = config.dgram_gso;
-  // When a path takes over, the first packet waits for so long at most.
-  constexpr int looks_per_heartbeat = 40;
-  options.doze = std::clamp<Duration>(milliseconds(config.heartbeat_ms) / looks_per_heartbeat,
-                                      milliseconds(1), milliseconds(5));
   return options;
 }
 

@@ -25,9 +25,6 @@ struct DatagramOptions {
   Duration connect_timeout = std::chrono::seconds(10);
   Duration target_delay = std::chrono::microseconds(10000);
   bool offload = true;
-  /// Where all paths only stand by and nothing comes, sockets are left alone for so long: a look at
-  /// one enters the kernel, which costs as much as a small message over RDMA.
-  Duration doze = std::chrono::milliseconds(1);
 
   static DatagramOptions from(const Config& config);
 };

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -75,8 +76,8 @@ class PacketIo {
   virtual size_t send(Channel channel, std::span<OutDatagram> out) = 0;
   /// Reads at most `limit` packets into the sink; returns how many.
   virtual size_t receive(Channel channel, PacketSink& sink, size_t limit) = 0;
-  /// Whether receive() might find something on that channel; for those who look now and then.
   using Channels = std::array<bool, channel_count>;
+  /// Where receive() might find something; for those who look now and then.
   virtual Channels waiting() { return {true, true}; }
   /// Called once per pass with the time; lets delayed packets go.
   virtual void tick(Instant now) { (void)now; }

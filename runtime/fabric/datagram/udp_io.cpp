@@ -49,7 +49,8 @@ Result<std::unique_ptr<UdpIo>> UdpIo::open(const Options& options) {
   io->offload_ = options.offload;
   io->both_ = epoll_create1(EPOLL_CLOEXEC);
   if (io->both_ < 0) {
-    return fail(Errc::system, "cannot watch UDP sockets", errno);
+    return fail(Errc::system,
+                "cannot watch UDP sockets; may this process open enough files (ulimit -n)?", errno);
   }
   for (uint32_t i = 0; i < channel_count; ++i) {
     if (auto opened = io->open_channel(&io->channels_[i], options); !opened) {
@@ -59,7 +60,7 @@ Result<std::unique_ptr<UdpIo>> UdpIo::open(const Options& options) {
     event.events = EPOLLIN;
     event.data.u32 = i;
     if (epoll_ctl(io->both_, EPOLL_CTL_ADD, io->channels_[i].fd, &event) != 0) {
-      return fail(Errc::system, "cannot watch a UDP socket", errno);
+      return fail(Errc::system, "cannot watch a UDP socket; see fs.epoll.max_user_watches", errno);
     }
   }
   const int data = io->channels_[1].fd;
