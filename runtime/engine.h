@@ -85,9 +85,9 @@ class Engine {
     const bool waits = seat.asked_for == what && seat.worker->calm();
     unsigned turns = waits ? turns_of_who_waits : 1;
     seat.asked_for = what;
+    seat.worker->read_ticks();
     while (!seat.worker->turn_unless(found) && --turns != 0 && !done()) {
     }
-    seat.worker->read_ticks();
     get_up(seat);
   }
   /// Any thread.  Inline mode: a turn of the worker, of all workers.  With threads: nothing.

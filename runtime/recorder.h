@@ -51,7 +51,7 @@ class Recorder {
   /// The same without a time, so that nobody waits for a clock: it gets one with the next stamp(),
   /// and until then readers do not see it.  That is when the worker has a reason to look at the
   /// clock, or Worker::patience() later when its caller stops right there.  Where ticks are told
-  /// of, the time is when they were told next, else that of the stamp.
+  /// of, the time is that of the call in which it was noted, else that of the stamp.
   [[gnu::always_inline]] void note(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b) {
     if (slots_.empty()) {
       return;
@@ -60,26 +60,21 @@ class Recorder {
     Slot& slot = slots_[number & mask_];
     // Odd while being written; a reader that sees two different values throws its copy away.
     slot.version.store(2 * number + 1, std::memory_order_relaxed);
+    slot.words[0].store(ticks_, std::memory_order_release);
     slot.words[1].store(uint64_t{actor} << 32 | static_cast<uint64_t>(event),
                         std::memory_order_release);
     slot.words[2].store(a, std::memory_order_release);
     slot.words[3].store(b, std::memory_order_release);
   }
-  /// What was noted since the last time happened by this count of ticks (cpu_ticks()).
-  void tell_ticks(uint64_t ticks) {
-    ticks_ = ticks;
-    for (; told_ != noted_; ++told_) {
-      slots_[told_ & mask_].words[0].store(ticks, std::memory_order_release);
-    }
-  }
+  /// A turn began at this count of ticks (cpu_ticks()).
+  void tell_ticks(uint64_t ticks) { ticks_ = ticks; }
   /// How long one takes; 0: not known, so that ticks say nothing.
   void tell_rate(double ns_per_tick) { ns_per_tick_ = ns_per_tick; }
   /// How many wait for stamp().
   uint64_t unstamped() const { return noted_ - stamped_; }
-  /// `now`: when ticks were told last.
+  /// `now`: in the turn whose ticks were told last.
   void stamp(Instant now) {
     const int64_t now_ns = now.time_since_epoch().count();
-    tell_ticks(ticks_);
     for (; stamped_ != noted_; ++stamped_) {
       Slot& slot = slots_[stamped_ & mask_];
       const uint64_t ticks = slot.words[0].load(std::memory_order_relaxed);
@@ -111,7 +106,6 @@ class Recorder {
   uint64_t mask_ = 0;
   uint64_t noted_ = 0;
   uint64_t stamped_ = 0;
-  uint64_t told_ = 0;  ///< notes whose ticks are known
   uint64_t ticks_ = 0;
   double ns_per_tick_ = 0;
   int64_t latest_ns_ = 0;  ///< given to an event

@@ -74,8 +74,8 @@ class Worker final : private Context {
     read_ticks();
     static_cast<void>(turn_unless([] { return false; }));
   }
-  /// Once in a call of a caller's, when he need not wait for it, as what he notes has this time
-  /// (Recorder::note): not in every turn, because emulated processors wait for each other there.
+  /// The first thing in a call of a caller's, before his turns: what they note has this time
+  /// (Recorder::note).  Once for all of them, as emulated processors wait for each other there.
   [[gnu::always_inline]] void read_ticks() {
     if (counts_ticks_) {
       turn_ticks_ = cpu_ticks();
@@ -90,6 +90,7 @@ class Worker final : private Context {
   /// to wait for the next turn.
   template <class Post>
   void push(Post&& post) {
+    read_ticks();
     turn_clock_.begin_turn();
     post();
     for (size_t i = 0; i < pollers_.size(); ++i) {
@@ -101,7 +102,6 @@ class Worker final : private Context {
       bury();
     }
     count_turn();
-    read_ticks();
   }
   /// What the caller waits for takes a while yet: looks at the clock now, instead of in one of the
   /// next turns, and at what depends on it.
@@ -203,7 +203,7 @@ class Worker final : private Context {
   unsigned until_clock_ = clock_period;  ///< quick turns
   unsigned look_early_below_ = 0;        ///< with fewer left, use_time() looks
   const bool counts_ticks_;
-  uint64_t turn_ticks_ = 0;           ///< when they were read last
+  uint64_t turn_ticks_ = 0;           ///< when the caller's call began
   uint64_t looked_ticks_ = 0;         ///< of the last look at the clock
   uint64_t look_ticks_ = UINT64_MAX;  ///< from one to the next
   double ticks_per_ns_ = 0;           ///< 0: not known yet
