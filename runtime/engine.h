@@ -85,7 +85,6 @@ class Engine {
     const bool waits = seat.asked_for == what && seat.worker->calm();
     unsigned turns = waits ? turns_of_who_waits : 1;
     seat.asked_for = what;
-    seat.worker->read_ticks();
     while (!seat.worker->turn_unless(found) && --turns != 0 && !done()) {
     }
     get_up(seat);

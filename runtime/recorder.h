@@ -1,7 +1,6 @@
 // Flight recorder: a ring of the last events of one thread, for dumps after something went wrong.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -48,10 +47,9 @@ class Recorder {
     note(event, actor, a, b);
     stamp(now);
   }
-  /// The same without a time, so that nobody waits for a clock: it gets one with the next stamp(),
-  /// and until then readers do not see it.  That is when the worker has a reason to look at the
-  /// clock, or Worker::patience() later when its caller stops right there.  Where ticks are told
-  /// of, the time is that of the call in which it was noted, else that of the stamp.
+  /// The same without a time: it gets that of the next stamp(), and until then readers do not see
+  /// it.  A worker stamps when it has a reason to look at the clock, so that nobody waits for one:
+  /// some microseconds late, or Worker::patience() when its caller stops right there.
   [[gnu::always_inline]] void note(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b) {
     if (slots_.empty()) {
       return;
@@ -60,33 +58,20 @@ class Recorder {
     Slot& slot = slots_[number & mask_];
     // Odd while being written; a reader that sees two different values throws its copy away.
     slot.version.store(2 * number + 1, std::memory_order_relaxed);
-    slot.words[0].store(ticks_, std::memory_order_release);
     slot.words[1].store(uint64_t{actor} << 32 | static_cast<uint64_t>(event),
                         std::memory_order_release);
     slot.words[2].store(a, std::memory_order_release);
     slot.words[3].store(b, std::memory_order_release);
   }
-  /// A turn began at this count of ticks (cpu_ticks()).
-  void tell_ticks(uint64_t ticks) { ticks_ = ticks; }
-  /// How long one takes; 0: not known, so that ticks say nothing.
-  void tell_rate(double ns_per_tick) { ns_per_tick_ = ns_per_tick; }
-  /// How many wait for stamp().
+  /// How many wait for that.
   uint64_t unstamped() const { return noted_ - stamped_; }
-  /// `now`: in the turn whose ticks were told last.
   void stamp(Instant now) {
-    const int64_t now_ns = now.time_since_epoch().count();
     for (; stamped_ != noted_; ++stamped_) {
       Slot& slot = slots_[stamped_ & mask_];
-      const uint64_t ticks = slot.words[0].load(std::memory_order_relaxed);
-      // Never before what was noted before it, whatever another processor's count says.
-      const auto ago = static_cast<int64_t>(
-          ns_per_tick_ * static_cast<double>(static_cast<int64_t>(ticks_ - ticks)));
-      latest_ns_ = std::max(latest_ns_, now_ns - std::max<int64_t>(ago, 0));
-      slot.words[0].store(static_cast<uint64_t>(std::min(latest_ns_, now_ns)),
+      slot.words[0].store(static_cast<uint64_t>(now.time_since_epoch().count()),
                           std::memory_order_release);
       slot.version.store(2 * stamped_ + 2, std::memory_order_release);
     }
-    latest_ns_ = now_ns;
     written_.store(stamped_, std::memory_order_release);
   }
 
@@ -106,9 +91,6 @@ class Recorder {
   uint64_t mask_ = 0;
   uint64_t noted_ = 0;
   uint64_t stamped_ = 0;
-  uint64_t ticks_ = 0;
-  double ns_per_tick_ = 0;
-  int64_t latest_ns_ = 0;  ///< given to an event
   std::atomic<uint64_t> written_{0};
 };
 

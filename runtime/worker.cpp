@@ -199,7 +199,6 @@ void Worker::deliver(const Message& message) {
 }
 
 unsigned Worker::turn() {
-  read_ticks();
   turn_clock_.begin_turn();
   const Instant begin = turn_clock_.now();
   unsigned work = take_messages();
@@ -264,18 +263,13 @@ void Worker::look_after(bool knows_time) {
 void Worker::watch_ticks() {
   constexpr Duration measure_period = std::chrono::milliseconds(10);
   constexpr double fastest = 16;  // per nanosecond; more is a count that jumped
-  const bool reads_now = !turn_clock_.was_read();
   const Instant now = turn_clock_.now();
-  if (reads_now) {
-    read_ticks();  // the call may have begun long before
-  }
-  looked_ticks_ = turn_ticks_;
+  looked_ticks_ = cpu_ticks();
   if (now - measured_ >= measure_period) {
     const double rate = static_cast<double>(looked_ticks_ - measured_ticks_) /
                         static_cast<double>((now - measured_).count());
     const bool begins = measured_ == Instant{};
     ticks_per_ns_ = begins || rate > fastest ? 0 : rate;
-    recorder_.tell_rate(ticks_per_ns_ > 0 ? 1 / ticks_per_ns_ : 0);
     measured_ = now;
     measured_ticks_ = looked_ticks_;
   }
@@ -368,7 +362,6 @@ void Worker::stop(Duration limit) {
     }
   }
   bury();
-  read_ticks();
   recorder_.stamp(clock_.now());
   const Instant end = clock_.now() + limit;
   while (streams_ && streams_->open_handles() != 0 && clock_.now() < end) {

@@ -71,16 +71,7 @@ class Worker final : private Context {
   /// streams with it, only when somebody needs the time and else every few turns.  One that found
   /// something to do ends early: its caller waits for that.
   void quick_turn() {
-    read_ticks();
     static_cast<void>(turn_unless([] { return false; }));
-  }
-  /// The first thing in a call of a caller's, before his turns: what they note has this time
-  /// (Recorder::note).  Once for all of them, as emulated processors wait for each other there.
-  [[gnu::always_inline]] void read_ticks() {
-    if (counts_ticks_) {
-      turn_ticks_ = cpu_ticks();
-      recorder_.tell_ticks(turn_ticks_);
-    }
   }
   /// A quick turn that is over at once when `found()`, which looks at memory only, says that what
   /// the caller needs is there.  Whether it was.
@@ -90,7 +81,6 @@ class Worker final : private Context {
   /// to wait for the next turn.
   template <class Post>
   void push(Post&& post) {
-    read_ticks();
     turn_clock_.begin_turn();
     post();
     for (size_t i = 0; i < pollers_.size(); ++i) {
@@ -138,7 +128,7 @@ class Worker final : private Context {
   static constexpr unsigned calm_clock_period = turns_to_see_time;
   static constexpr unsigned calm_turns_before_early_look = 16;
   // The same where ticks tell: what is left of them if they should not.
-  static constexpr unsigned ticking_clock_period = 1024;
+  static constexpr unsigned ticking_clock_period = 256;
   static constexpr Duration timer_period = std::chrono::microseconds(200);
   static constexpr Duration calm_timer_period = std::chrono::milliseconds(1);
   // A look at streams enters the kernel.  Whoever expects something there asks for more turns, and
@@ -173,7 +163,9 @@ class Worker final : private Context {
   unsigned look_around(bool knows_time);
   [[gnu::noinline]] void look_after(bool knows_time);
   void count_turn();
-  bool ticks_passed(uint64_t ticks) const { return turn_ticks_ - looked_ticks_ >= ticks; }
+  bool ticks_passed(uint64_t ticks) const {
+    return counts_ticks_ && cpu_ticks() - looked_ticks_ >= ticks;
+  }
   void watch_ticks();
   void measure(Instant begin);
   void take_over(const Message& message);
@@ -203,7 +195,6 @@ class Worker final : private Context {
   unsigned until_clock_ = clock_period;  ///< quick turns
   unsigned look_early_below_ = 0;        ///< with fewer left, use_time() looks
   const bool counts_ticks_;
-  uint64_t turn_ticks_ = 0;           ///< when the caller's call began
   uint64_t looked_ticks_ = 0;         ///< of the last look at the clock
   uint64_t look_ticks_ = UINT64_MAX;  ///< from one to the next
   double ticks_per_ns_ = 0;           ///< 0: not known yet

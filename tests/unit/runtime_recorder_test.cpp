@@ -46,31 +46,6 @@ TEST(Recorder, ANoteIsSeenWithTheTimeOfTheStamp) {
   EXPECT_EQ(events[1].time_ns, 500);
 }
 
-TEST(Recorder, TicksTellWhenANoteWasMade) {
-  Recorder recorder(8);
-  recorder.tell_rate(0.5);
-  const auto note_at = [&](uint64_t ticks, uint64_t a) {
-    recorder.tell_ticks(ticks);
-    recorder.note(TraceEvent::cts_sent, 1, a, 0);
-  };
-  note_at(1000, 1);
-  note_at(1400, 2);
-  recorder.tell_ticks(2000);
-  recorder.stamp(Instant(Duration(1000)));
-  note_at(1500, 3);  // before the last stamp: another processor's count
-  note_at(3000, 4);
-  note_at(2500, 5);  // before the one before
-  note_at(9000, 6);  // after the stamp
-  recorder.tell_ticks(4000);
-  recorder.stamp(Instant(Duration(2000)));
-  std::vector<int64_t> times;
-  for (const RecordedEvent& event : recorder.snapshot()) {
-    EXPECT_EQ(event.a, times.size() + 1);
-    times.push_back(event.time_ns);
-  }
-  EXPECT_EQ(times, (std::vector<int64_t>{500, 700, 1000, 1500, 1500, 2000}));
-}
-
 TEST(Recorder, ZeroCapacityRecordsNothing) {
   Recorder recorder(0);
   recorder.record(TraceEvent::cts_sent, 1, 2, 3, Instant{});

@@ -153,32 +153,6 @@ TEST(WorkerTicks, TellSeldomCallersWhenToLookAtTheClock) {
   worker.context().remove_poller(&chore);
 }
 
-TEST(WorkerTicks, TellWhenSomethingHappenedBetweenTwoLooksAtTheClock) {
-  ASSERT_NE(cpu_ticks(), 0U) << "turns are counted on this processor";
-  const Config config;
-  SteadyClock clock;
-  Worker::Options options;
-  options.ticks = true;
-  Worker worker(options, config, clock, *make_uv_streams());
-  Recorder& recorder = worker.context().recorder();
-  bool told = false;
-  // Whoever loses the processor in the middle of a look measures a wrong rate, but not each time.
-  for (int attempt = 0; attempt < 10 && !told; ++attempt) {
-    for (const Instant end = clock.now() + milliseconds(30); clock.now() < end;) {
-      worker.quick_turn();
-    }
-    worker.push([&] { recorder.note(TraceEvent::cts_sent, 1, 2, 3); });
-    const Instant after = clock.now();
-    static_cast<void>(poll(nullptr, 0, 20));
-    while (recorder.unstamped() != 0) {
-      worker.quick_turn();
-    }
-    const int64_t late = recorder.snapshot().back().time_ns - after.time_since_epoch().count();
-    told = late < Duration(milliseconds(2)).count();
-  }
-  EXPECT_TRUE(told) << "it has the time of the next look";
-}
-
 TEST_F(WorkerTest, TimersFireInTimeWhileStreamsAreInAHurry) {
   int fired = 0;
   Timer timer;
