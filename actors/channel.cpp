@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "ha/mutation.h"
 #include "runtime/check.h"
 
 namespace nccl_ha {
@@ -38,7 +39,7 @@ void prefetch_for_write(Slot& slot) {
 
 void Channel::send_doorbell() {
   ring_missed_ = !tell(ConnectionMessage::doorbell);
-  if (ring_missed_) {
+  if (ring_missed_ && !ha::mutated(ha::Mutation::missed_ring_forgotten)) {
     doorbell_.store(false, std::memory_order_release);
   }
 }
@@ -61,9 +62,10 @@ size_t SendChannel::known_group(std::span<const CtsEntry> entries, uint64_t numb
 
 [[gnu::hot]] size_t SendChannel::publish(std::span<const CtsEntry> entries) {
   const uint64_t number = published_.load(std::memory_order_relaxed);
-  if (number - seen_group_ >= cts_slots) {
+  const uint64_t places = cts_slots + (ha::mutated(ha::Mutation::one_group_too_many) ? 1 : 0);
+  if (number - seen_group_ >= places) {
     seen_group_ = group_.load(std::memory_order_acquire);
-    if (number - seen_group_ >= cts_slots) {
+    if (number - seen_group_ >= places) {
       return 0;
     }
   }
@@ -94,9 +96,8 @@ size_t SendChannel::publish_there(std::span<CtsEntry> entries) {
         std::atomic_ref(entries[i].group).load(std::memory_order_acquire) != number) {
       return 0;
     }
-    copies[i] = entries[i];
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // judge what was copied, nothing newer
-    if (!copies[i].is_whole()) {
+    copies[i] = copy_of(entries[i]);
+    if (!copies[i].is_whole() && !ha::mutated(ha::Mutation::torn_entry_taken)) {
       return 0;
     }
     if (i == 0) {

@@ -92,10 +92,11 @@ struct alignas(64) CtsEntry {
   int32_t tag;
   uint8_t count;  ///< positions of the group
   uint8_t position;
-  uint8_t exact;         ///< the buffer is polled while it is written
-  uint8_t shadow_epoch;  ///< low bits: of the path over another NIC that shadow_key is for
-  uint32_t shadow_key;   ///< of the buffer on that path's device; 0: not yet known
-  uint8_t reserved2[20];
+  uint8_t exact;  ///< the buffer is polled while it is written
+  uint8_t reserved;
+  uint32_t shadow_key;  ///< of the buffer on the device of the path over another NIC; 0: not known
+  uint32_t shadow_epoch;  ///< of that path
+  uint8_t reserved2[16];
   uint64_t check;  ///< of the fields before: see seal()
 
   /// Receiver, when everything else is in place.
@@ -116,6 +117,13 @@ struct alignas(64) CtsEntry {
 };
 static_assert(sizeof(CtsEntry) == 64 && offsetof(CtsEntry, shadow_key) == 32 &&
               offsetof(CtsEntry, check) == 56);
+
+/// What the peer's NIC may be writing right now; is_whole() judges the copy and nothing newer.
+inline CtsEntry copy_of(const CtsEntry& live) {
+  const CtsEntry copy = live;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  return copy;
+}
 
 /// The entries of a group lie side by side, and so do the groups that are announced together.
 using CtsRing = std::array<CtsEntry, cts_entries>;
@@ -169,6 +177,7 @@ enum class ConnectionMessage : uint32_t {
   oversize = 3,  ///< the caller tried to send more than the peer's receive holds
   doubt = 4,     ///< somebody knows that path `arg` is not to be trusted
   inbox = 5,     ///< the actor to itself: control messages came over a path
+  rejected = 6,  ///< the actor to itself: lane `arg` cannot be used, as Connection::reject() said
 };
 
 /// What failovers did on one side of a connection, for whoever looks.  The actor writes it.
@@ -180,6 +189,7 @@ struct FailoverCounts {
   std::atomic<uint64_t> bytes_again{0};
   std::atomic<uint64_t> chunks_kept{0};  ///< sender: had arrived, only the acknowledgement was lost
   std::atomic<uint64_t> longest_ns{0};   ///< from down to back
+  std::atomic<uint64_t> rejected{0};     ///< shadows whose device did not take this side's memory
 
   static void add(std::atomic<uint64_t>& counter, uint64_t by) {
     counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
@@ -241,8 +251,18 @@ class Channel {
   /// Valid once phase() is failed; never changes afterwards.
   const Error& failure() const { return failure_; }
 
+  /// The peer accepted the connection, whatever happened since.  Valid once phase() is not
+  /// connecting.
+  bool established() const { return established_; }
+
   // Actor's side.
+  void set_established() {
+    if (phase_.load(std::memory_order_relaxed) == Phase::connecting) {
+      established_ = true;
+    }
+  }
   void set_ready() {
+    set_established();
     Phase expected = Phase::connecting;
     phase_.compare_exchange_strong(expected, Phase::ready, std::memory_order_acq_rel);
   }
@@ -308,6 +328,7 @@ class Channel {
   const bool answered_late_;
   alignas(64) std::atomic<Phase> phase_{Phase::connecting};
   Error failure_{};
+  bool established_ = false;  ///< written before phase_
   alignas(64) std::atomic<bool> doorbell_{false};
   bool ring_missed_ = false;
   bool rung_ = false;  ///< inline: submitted since the last turn of ours
@@ -342,6 +363,8 @@ class SendChannel final : public Channel {
   bool next_submitted(uint16_t* index) { return submitted_.pop(index); }
   bool any_submitted() const { return submitted_.any(); }
   SendRequest& slot(uint16_t index) { return slots_[index]; }
+  /// Of which the caller has submitted every send.
+  uint64_t filled_groups() const { return group_.load(std::memory_order_acquire); }
   uint64_t published_groups() const { return published_.load(std::memory_order_relaxed); }
   /// Makes the group at the head of `entries` visible to the caller; of how many entries it is.  0:
   /// it makes no sense, or the peer announced more open groups than a connection may have.  The

@@ -20,9 +20,16 @@
 #include "actors/immediate.h"
 #include "actors/lane.h"
 #include "actors/nic_monitor.h"
+#include "actors/rejoin.h"
+#include "actors/route.h"
+#include "actors/shadow_keys.h"
 #include "ha/backoff.h"
+#include "ha/candidates.h"
+#include "ha/close_linger.h"
+#include "ha/close_tail.h"
 #include "ha/failback.h"
 #include "ha/lane.h"
+#include "ha/late_hello.h"
 #include "ha/retry_budget.h"
 #include "ha/shadow.h"
 #include "runtime/actor.h"
@@ -39,22 +46,28 @@ class Engine;
 class Connection : public Server,
                    public Actor,
                    protected StreamOwner,
-                   protected NicMonitor::Member {
+                   protected NicMonitor::Member,
+                   private ControlPort::Member,
+                   private Rejoin::Owner {
  public:
   Connection(fabric::Provider& provider, Engine& engine, size_t worker);
   ~Connection() override;
 
   void start(Context& context) override;
   void stop() override;
+  bool lingers() const override { return !finished_; }
   void on(const Message& message) override;
 
  protected:
   virtual Channel* channel() = 0;
   virtual void begin() = 0;  ///< start of the handshake
   virtual void on_doorbell() = 0;
-  virtual void on_close() = 0;  ///< the caller closes
+  void on_close();  ///< the caller closes
   virtual void on_control(const ControlReader::Message& message) = 0;
+  /// The first paths have come up or failed: from now on what fails is replaced.
   virtual void on_paths_ready() = 0;
+  /// There is a path: the caller is told.  Once.
+  virtual void on_usable() = 0;
   virtual void on_failure(const Error& error) { (void)error; }
   virtual void on_deadline();  ///< the handshake took too long
 
@@ -72,8 +85,7 @@ class Connection : public Server,
   };
   virtual Tables tables() = 0;
 
-  /// Makes `count` lanes with paths at `attachment_`, beginning at the stream's own address;
-  /// `local` chooses interface and family for datagrams.
+  /// Makes `count` lanes at `attachment_`; `local` is the stream's address.
   Result<void> make_paths(const sockaddr_storage& local, size_t count, bool active);
   /// A new path for a lane, in place of the old one if there is one, where the lane says.
   Result<void> make_path(Lane& lane, bool active, Duration connect_limit);
@@ -102,11 +114,15 @@ class Connection : public Server,
   /// Closes this side of a lane for good; its owner hears on_lane_drained().
   void take_down(size_t lane, const Error& why);
   void look_whether_drained(size_t lane);
+  /// Memory cannot be registered with a shadow's device: the lane fails, after the caller's turn.
+  const Error& reject(size_t lane, const Error& why);
+  void tell_shortage(const Error& why);
+  /// What the peer is told of a lane that failed.
+  PathNotice notice_of(size_t lane, const Error& why) const;
   /// Starts or ends the time that the connection may be without a path.
   void watch_budget(bool in_need);
   void log_back(size_t lane);
-  /// Is what the control stream brought well-formed and about a path of ours?  Otherwise the
-  /// connection has failed.
+  /// False, and the connection has failed: it is malformed, or about a path that is not ours.
   template <class Said>
   bool is_of_ours(const std::optional<Said>& said) {
     if (!said) {
@@ -136,11 +152,12 @@ class Connection : public Server,
   void send_control(std::vector<std::byte> frame);
   /// Tells the peer what has been taken of its messages.
   void send_confirm();
+  void confirm_on(Lane& lane);
   /// True: it was about control messages, and is dealt with.
   bool on_control_completion(const fabric::Completion& completion, Lane& lane) {
     const bool data =
         completion.kind == fabric::CompletionKind::write
-            ? !lane.control_due && (completion.id < pulse_id || completion.id > control_id)
+            ? !lane.control_due && (completion.id < answer_id || completion.id > control_id)
             : completion.kind != fabric::CompletionKind::receive_immediate ||
                   !ControlMark::marks(completion.immediate);
     return !data && take_control_completion(completion, lane);
@@ -160,8 +177,16 @@ class Connection : public Server,
   void disarm_deadline();
   /// First failure: log, publish, tell the peer, tear down.
   void fail_connection(const Error& error, bool tell_peer = true);
-  /// Ends the actor; the stream lingers by itself until the last words are out.
+  /// Ends the actor; the stream lingers by itself until what was written is out.
   void finish();
+  /// The connection is over; `words` (empty: confirms what was heard) leave over the stream and all
+  /// paths that work, which go on for a bounded time.  `leaves`: the actor ends with them.
+  void part(std::vector<std::byte> words, const Error& why, bool leaves);
+  /// Memory that the caller may have back could be read or written through that lane.
+  virtual bool exposed(const Lane& lane) const = 0;
+  bool leaves() const { return leaves_; }
+  /// Of a path, after the end.
+  void on_late_completion(const fabric::Completion& completion);
   /// For messages: address, host and process as far as they are known.
   std::string peer_text() const;
   /// Where it would be if it were connected.
@@ -169,8 +194,18 @@ class Connection : public Server,
   virtual void on_peer_gone(const Error& error);
   /// A message for the peer waits to be confirmed.
   virtual void on_unconfirmed() {}
-  /// The stream's way is gone, and with it the stream.
-  virtual void on_stream_lost() {}
+  /// The stream is gone, which says nothing of the peer.
+  virtual void on_stream_lost(const Error& why) = 0;
+  /// A new one has taken its place.
+  virtual void on_stream_back() {}
+  /// May the peer's rejoin become the connection's stream?
+  virtual bool takes_streams() const = 0;
+  /// What the peer is told when this side closes.
+  virtual CloseNotice last_words() const { return {}; }
+  /// Where this side takes streams or probes; makes the port.
+  RejoinPoint rejoin_point();
+  /// The peer's last words: no more than what it said first.
+  void fail_as_told(const std::optional<Refusal>& refusal);
   /// Goes on over another stream: writes what the peer has not confirmed, and reads what came.
   void take_stream(std::unique_ptr<Stream> stream, ControlReader reader);
   void read_stream();
@@ -187,7 +222,7 @@ class Connection : public Server,
 
   void write_stream(std::span<const std::byte> frame);
   /// The peer may have taken less than all of this.
-  void write_unconfirmed(Stream& stream);
+  void write_unconfirmed(Stream& stream) override;
   bool any_unconfirmed() const { return courier_.first_open() != courier_.next(); }
 
   // StreamOwner
@@ -196,6 +231,7 @@ class Connection : public Server,
   void on_stream_closed(Stream& stream, const Error& error) override;
   // PathOwner
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
+  void on_fence_failed(fabric::Path& path, const Error& error) override;
 
   fabric::Provider& provider_;
   Engine& engine_;
@@ -204,14 +240,14 @@ class Connection : public Server,
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
   Courier courier_;
+  Rejoin rejoin_{*this};
   fabric::Attachment attachment_;
   sockaddr_storage local_{};           ///< the stream's
   std::vector<fabric::Place> places_;  ///< what rails() tells of
   std::vector<Lane> lanes_;            ///< the primaries first
   size_t primaries_ = 0;
-  uint8_t shadows_ = 0;      ///< lanes over other NICs, as agreed
-  size_t paths_failed_ = 0;  ///< of the handshake's
-  bool backup_ = false;      ///< both sides replace paths that fail
+  uint8_t shadows_ = 0;  ///< lanes over other NICs, as agreed
+  bool backup_ = false;  ///< both sides replace paths that fail
   uint8_t traffic_class_ = 0;
   uint8_t service_level_ = 0;
   bool flushes_ = false;  ///< paths will be asked to flush
@@ -221,16 +257,34 @@ class Connection : public Server,
   std::string peer_host_;  ///< empty: it has not said
   uint32_t peer_process_ = 0;
   ha::RetryBudget budget_;
-  bool ready_ = false;
-  bool failed_ = false;
+  std::string need_;     ///< why the last path failed
+  bool ready_ = false;   ///< the handshake's paths are settled
+  bool told_ = false;    ///< and the caller knows
+  bool failed_ = false;  ///< or closed, by either side: nothing goes on but the linger
   bool finished_ = false;
+  ha::CloseLinger linger_;
 
  private:
+  // ControlPort::Member
+  void on_call(ControlType call, std::unique_ptr<Stream> stream, ControlReader reader) override;
+  // Rejoin::Owner
+  void on_attempt() override { ask_usable(); }
+  uint64_t life() const override;
+  void on_rejoined(std::unique_ptr<Stream> stream, ControlReader reader) override;
+  void on_peer_failed(const Refusal& why) override { fail_as_told(why); }
+  void on_peer_dead(const Error& why) override { on_peer_gone(why); }
+
   void on_budget_spent();
   void end_handshake();
+  void tell_usable();
   bool take_early(const ControlReader::Message& message);
   void deliver(const ControlReader::Message& message);
   void read_inbox();
+  bool hears() const { return !finished_ && (!failed_ || linger_.under_way()); }
+  void hear_last(const ControlReader::Message& message);
+  void look_whether_over();
+  void end_linger(const Error& why);
+  void end_stream();
   Result<void> equip(Lane& lane);
   void post_owed_credits(Lane& lane);
   bool take_control_completion(const fabric::Completion& completion, Lane& lane);
@@ -242,6 +296,9 @@ class Connection : public Server,
   void on_link_down(const std::string& interface) override;
   void on_suspicion(const std::string& interface, const std::string& peer) override;
   void look_for_life(size_t at, bool pulse_due);
+  void give_up(size_t at, const Moment& now);
+  uint64_t evidence_beside(const Lane& lane) const;
+  void ask_around();
   void give_sign_of_life(Lane& lane);
   bool other_usable(size_t lane) const {
     return any_usable(0, lane) || any_usable(lane + 1, lanes_.size());
@@ -251,6 +308,7 @@ class Connection : public Server,
   static constexpr uint64_t control_id = UINT64_MAX - 1;
   static constexpr uint64_t mark_id = UINT64_MAX - 2;
   static constexpr uint64_t pulse_id = UINT64_MAX - 3;
+  static constexpr uint64_t answer_id = UINT64_MAX - 4;  ///< a mark, the last one
 
   struct OwnMemory {
     fabric::Registration registration;
@@ -259,30 +317,24 @@ class Connection : public Server,
   std::vector<OwnMemory> memory_;
   std::deque<std::vector<std::byte>> inbox_;  ///< control messages that came over paths
   bool confirm_due_ = false;
-  struct EarlyFailure {
-    size_t lane = 0;
-    Error why;
-  };
-  std::vector<EarlyFailure> early_failures_;            ///< of paths, before this side was ready
-  std::vector<std::vector<std::byte>> early_messages_;  ///< of the peer's about them
+  uint64_t stream_messages_ = 0;  ///< taken from streams
+  std::vector<std::vector<std::byte>>
+      early_messages_;  ///< of the peer's, before this side was ready
   std::string peer_address_;
+  std::shared_ptr<ControlPort> port_;  ///< where the peer may come back; may be null
+  uint64_t rejoin_token_ = 0;
+  Error failure_{};  ///< for a peer that comes back after it
   Timer pulse_;
   Instant pulse_period_{};  ///< in which the last ones were given
   bool watched_idle_ = false;
   std::shared_ptr<NicMonitor> nics_;
   Timer deadline_;  ///< of the handshake
+  Timer linger_timer_;
+  bool leaves_ = false;  ///< the caller has closed: the actor ends with the linger
   Timer budget_timer_;
-  std::string need_;  ///< why there is no path
+  Error rejection_;  ///< the last one
+  bool shortage_told_ = false;
   std::array<Instant, lanes_max> down_since_{};
-};
-
-/// Where a connector may reach its peer; tried in order.
-/// An address without its port, for messages.
-std::string address_text(const sockaddr_storage& address);
-
-struct Route {
-  sockaddr_storage to{};
-  sockaddr_storage from{};  ///< ss_family 0: any
 };
 
 /// The connecting, sending side.
@@ -309,22 +361,24 @@ class SendConnection final : public Connection {
   Channel* channel() override { return channel_.get(); }
   void begin() override;
   void on_doorbell() override;
-  void on_close() override;
   void on_control(const ControlReader::Message& message) override;
   void on_paths_ready() override;
+  void on_usable() override;
   void on_deadline() override;
   void on_stream_open(Stream& stream) override;
   void on_peer_gone(const Error& error) override;
-  void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
-  void on_stream_closed(Stream& stream, const Error& error) override;
   void on_unconfirmed() override;
-  void on_stream_lost() override;
+  CloseNotice last_words() const override;
+  void on_stream_lost(const Error& why) override;
+  void on_stream_back() override;
+  bool takes_streams() const override { return false; }
   void on_completion(const fabric::Completion& completion) override;
+  bool exposed(const Lane& lane) const override { return lane.bytes_open != 0; }
 
   void look_after_stream();
   void watch_stream();
   bool waits_for_peer() const;
-  void dial_again();
+  std::vector<Rejoin::Way> rejoin_ways(const RejoinPoint& peer) const;
   std::string wanted_peer() const override;
   void note_route_error(const Error& error);
   void try_route();
@@ -354,6 +408,7 @@ class SendConnection final : public Connection {
   void on_confirm() override;
   void on_link_up(const std::string& interface) override;
   void make_shadows();
+  void reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why);
   void choose_lanes();
   void move_traffic();
   bool serves(size_t lane) const { return lane >= serving_begin_ && lane < serving_end_; }
@@ -367,16 +422,11 @@ class SendConnection final : public Connection {
   void on_fenced(std::span<const std::byte> payload);
   void on_rebuilt(std::span<const std::byte> payload);
   void take_steps(size_t lane, const ha::SenderSteps& steps, const Error& why);
-  /// What became of the chunks that a fenced lane held.
-  struct Settled {
-    uint32_t chunks_again = 0;
-    uint64_t bytes_again = 0;
-    uint32_t chunks_kept = 0;
-    uint64_t bytes_kept = 0;
-  };
+  struct Settled;
   void settle(size_t lane);
   void tell_failover(size_t lane, const Settled& settled);
   void reopen_soon(size_t lane);
+  void hasten();
   void arm_reopen();
   void reopen_due();
   void reopen(size_t lane);
@@ -400,7 +450,7 @@ class SendConnection final : public Connection {
     std::optional<Instant> reopen_at;
     uint64_t life_before = 0;  ///< the lane's `life` when it was taken into use
     Instant usable_since{};
-    size_t candidate = 0;  ///< a shadow's: of candidates_
+    ha::RailPair pair;  ///< a shadow's ends
     // Of the failure that is being dealt with.
     bool was_used = false;  ///< it met a path that was in use
     std::string why;
@@ -422,14 +472,8 @@ class SendConnection final : public Connection {
   size_t next_lane_ = 0;
   size_t serving_begin_ = 0;  ///< the lanes that carry data: the primaries, or the shadow
   size_t serving_end_ = 0;
-  std::vector<ha::RailPair> candidates_;  ///< for the shadow, best first
-  /// The peer's keys of open groups on the shadow's device.
-  struct ShadowKeys {
-    uint64_t group = UINT64_MAX;
-    uint8_t epoch = 0;  ///< of the path that they are for
-    std::array<uint32_t, group_max> keys{};
-  };
-  std::array<ShadowKeys, cts_slots> shadow_keys_{};
+  ha::ShadowCandidates candidates_;  ///< for the shadow
+  ShadowKeyBook shadow_keys_;        ///< the peer's, on the shadow's device
   ha::AcknowledgementBook<cts_slots, group_max> acknowledged_;
   ha::Failback failback_;
   Timer failback_timer_;
@@ -438,22 +482,18 @@ class SendConnection final : public Connection {
   std::deque<Chunk> replay_;
   Timer reopen_timer_;
   uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
-  uint16_t rejoin_port_ = 0;
-  uint64_t rejoin_token_ = 0;
-  std::unique_ptr<Stream> new_stream_;  ///< will take the place of stream_ when the peer answers
-  bool new_stream_open_ = false;
-  size_t new_route_ = 0;
-  uint32_t unconfirmed_ = 0;  ///< the first one when last looked
-  uint32_t heard_ = 0;        ///< the peer's next one then
+  uint32_t unconfirmed_ = 0;            ///< the first one when last looked
+  uint32_t heard_ = 0;                  ///< the peer's next one then
   Timer stream_timer_;
   bool said_hello_ = false;
+  ha::LateHello late_hello_;
   bool peer_ready_ = false;
 };
 
 class ListenChannel;
 
 /// The accepted, receiving side.
-class ReceiveConnection final : public Connection, private ControlPort::Member {
+class ReceiveConnection final : public Connection {
  public:
   /// Groups may end out of order, when they travel on several paths; but no further apart than
   /// this, so that the entries of all that is open fit the ring and the report of a fence.
@@ -480,15 +520,20 @@ class ReceiveConnection final : public Connection, private ControlPort::Member {
   Channel* channel() override { return channel_.get(); }
   void begin() override;
   void on_doorbell() override;
-  void on_close() override;
   void on_control(const ControlReader::Message& message) override;
   void on_paths_ready() override;
+  void on_usable() override;
   void on_failure(const Error& error) override;
   void on_deadline() override;
   void on_peer_gone(const Error& error) override;
   void on_completion(const fabric::Completion& completion) override;
 
-  void on_rejoin(std::unique_ptr<Stream> stream, ControlReader reader) override;
+  void on_stream_lost(const Error& why) override;
+  bool takes_streams() const override { return true; }
+  CloseNotice last_words() const override;
+  bool exposed(const Lane& lane) const override;
+  void on_peer_closed(std::span<const std::byte> payload);
+  void look_at_tail();
   void on_hello(std::span<const std::byte> payload);
   void turn_away(const char* why);
   void stage(ReceiveRequest& request);
@@ -523,11 +568,11 @@ class ReceiveConnection final : public Connection, private ControlPort::Member {
   ha::ArrivalReport arrivals() const;
 
   int fd_;
-  std::shared_ptr<ControlPort> port_;  ///< where the peer may come back; may be null
-  uint64_t rejoin_token_ = 0;
   std::shared_ptr<ListenChannel> listener_;
   std::shared_ptr<ReceiveChannel> channel_;
-  bool welcome_ = false;  ///< the peer knew the nonce
+  Address<Message> address_;  ///< the channel's, until the caller is told of it
+  bool welcome_ = false;      ///< the peer knew the nonce
+  bool overdue_ = false;      ///< it should have said so by now
   uint64_t cts_address_ = 0;
   std::unique_ptr<CtsRing> staging_;  ///< what is written into the peer's
   bool shadow_keys_wanted_ = false;   ///< clear-to-sends carry the keys of the shadow's device
@@ -540,6 +585,8 @@ class ReceiveConnection final : public Connection, private ControlPort::Member {
   std::vector<uint16_t> flushes_waiting_;          ///< for a lane or a time; indexes of requests
   Instant settled_at_{};  ///< what NICs that failed had under way to memory is there by then
   Timer flush_timer_;
+  ha::CloseTail tail_;
+  Timer tail_timer_;
   std::vector<ha::ReceiverLane> recovery_;
   std::unique_ptr<SizeRecords> sizes_;
   uint64_t groups_posted_ = 0;

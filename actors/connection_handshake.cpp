@@ -1,16 +1,19 @@
 // From the first paths to a connection that is ready, also when some of them fail.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "actors/connection.h"
 #include "ha/error_class.h"
+#include "ha/mutation.h"
 #include "runtime/log.h"
 
 namespace nccl_ha {
 
 void Connection::on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) {
+  if (linger_.under_way() && state == fabric::PathState::error) {
+    lanes_[lane_of(&path)].usable = false;
+    look_whether_over();
+  }
   if (failed_ || finished_) {
     return;
   }
@@ -18,6 +21,7 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
     NHA_LOG_DEBUG("path ready: {}", path.describe());
     if (ready_) {
       on_lane_ready(lane_of(&path));
+      tell_usable();
     } else {
       lanes_[lane_of(&path)].settled = true;
       end_handshake();
@@ -29,19 +33,19 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
     on_lane_failed(lane_of(&path), error);
     return;
   }
-  // Where nothing can take its place, a failed handshake is told to the caller, who can still
-  // choose otherwise.
-  if (!backup_ || program || (shadows_ == 0 && paths_failed_ + 1 == lanes_.size())) {
+  if (!backup_ || program) {
     fail_connection(error);
     return;
   }
-  ++paths_failed_;
+  // Whatever failed, also the only path: the peer's host may just not have got to it yet, and
+  // until the caller's time is up another one may come up.
   const size_t lane = lane_of(&path);
   lanes_[lane].settled = true;
-  early_failures_.push_back({lane, error});
+  lanes_[lane].early_failure = error;
+  need_ = without_reporter(error.message());
   // The peer's side of it may wait for the whole handshake's time.
-  send_control(
-      encode(ControlType::doubt, PathNotice{static_cast<uint8_t>(lane), 0, error.message()}));
+  send_control(encode(ControlType::doubt,
+                      PathNotice{static_cast<uint8_t>(lane), 0, false, error.message()}));
   context_->request_stream_turns(1000);
   end_handshake();
 }
@@ -53,13 +57,14 @@ void Connection::end_handshake() {
     return;
   }
   for (Lane& lane : lanes_) {
-    lane.usable = true;
-    lane.health.begin(context_->now());
+    lane.usable = !lane.early_failure;
+    lane.health.begin(context_->moment());
   }
+  ready_ = true;
   on_paths_ready();
-  for (const EarlyFailure& early : std::exchange(early_failures_, {})) {
-    if (!failed_ && !finished_) {
-      on_lane_failed(early.lane, early.why);
+  for (size_t lane = 0; lane < lanes_.size() && !failed_ && !finished_; ++lane) {
+    if (const auto why = std::exchange(lanes_[lane].early_failure, std::nullopt)) {
+      on_lane_failed(lane, *why);
     }
   }
   for (const auto& frame : std::exchange(early_messages_, {})) {
@@ -69,6 +74,16 @@ void Connection::end_handshake() {
     if (message && !failed_ && !finished_) {
       on_control(*message);
     }
+  }
+  tell_usable();
+}
+
+/// The caller may use the connection from the moment on that there is a path.
+void Connection::tell_usable() {
+  if (!told_ && ready_ && any_usable() && !failed_ && !finished_) {
+    told_ = true;
+    disarm_deadline();
+    on_usable();
   }
 }
 
@@ -91,16 +106,18 @@ bool Connection::take_early(const ControlReader::Message& message) {
     return false;
   }
   const auto notice = decode_notice(message.payload);
-  if (!notice || notice->path >= lanes_.size() || notice->epoch != 0 ||
-      early_messages_.size() >= 2 * lanes_max) {
+  // Of a first path; or of a fallback path that was offered meanwhile and has failed since.
+  const bool first = notice && notice->path < lanes_.size();
+  const bool known = first ? notice->epoch == 0 : notice && notice->path < lanes_.size() + shadows_;
+  if (!known || early_messages_.size() >= 2 * lanes_max) {
     fail_connection(fail(Errc::remote, "malformed message about a path on the control stream"));
     return true;
   }
-  early_messages_.push_back(encode(message.type, *notice));
-  const Error why = fail(Errc::remote, fmt::format("the peer reports: {}", notice->why));
-  fabric::Path& path = lanes_[notice->path].path();
-  if (path.state() == fabric::PathState::connecting) {
-    path.fail(why);
+  if (!ha::mutated(ha::Mutation::early_words_dropped)) {
+    early_messages_.push_back(encode(message.type, *notice));
+  }
+  if (first && lanes_[notice->path].path().state() == fabric::PathState::connecting) {
+    lanes_[notice->path].path().fail(from_peer(notice->why));
   }
   return true;
 }

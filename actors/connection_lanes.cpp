@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "actors/connection.h"
+#include "ha/error_class.h"
 #include "ha/mutation.h"
 #include "runtime/log.h"
 
@@ -54,9 +55,13 @@ Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_lim
   settles_ = settles_ || (lane.at.kind == fabric::FabricKind::datagram &&
                           engine_.mode() == Engine::Mode::inline_turns);
   lane.pulses_open = 0;
+  lane.confirms_open = 0;
+  lane.confirm_due = false;
   // On one of the two hosts the NIC may be the primaries' own, which the other cannot know.
   lane.foreign_keys = lane.shadow && attachment_.kind == fabric::FabricKind::verbs;
+  lane.rejected = lane.rejected && ha::mutated(ha::Mutation::rejection_kept);
   if (auto equipped = equip(lane); !equipped) {
+    lane.rejected = lane.shadow;
     return equipped;
   }
   auto path = provider_.create_path(*context_, lane.at,
@@ -102,10 +107,15 @@ Result<void> Connection::make_paths(const sockaddr_storage& local, size_t count,
   local_ = local;
   primaries_ = count;
   lanes_.resize(count);
+  // What a check of datagrams found out is known in time for the message of whoever gives up.
+  const Duration first_limit =
+      context_->config().enable_backup && attachment_.kind == fabric::FabricKind::datagram
+          ? std::chrono::milliseconds(context_->config().connect_timeout_ms * 9 / 10)
+          : Duration(0);
   for (Lane& lane : lanes_) {
     lane.at = attachment_;
     lane.local = local;
-    if (auto made = make_path(lane, active, Duration(0)); !made) {
+    if (auto made = make_path(lane, active, first_limit); !made) {
       return made;
     }
   }
@@ -277,21 +287,8 @@ void Connection::send_confirm() {
   set_numbers(frame, 0, courier_.expected());
   write_stream(frame);
   for (Lane& lane : lanes_) {
-    if (lane.usable && lane.peer_box != 0 && post_mark(lane, mark_id) == Errc::again) {
-      lane.control_due = true;
-    }
+    confirm_on(lane);
   }
-}
-
-Errc Connection::post_mark(Lane& lane, uint64_t id) {
-  fabric::WritePost post;
-  post.id = id;
-  post.has_immediate = true;
-  post.immediate = ControlMark{0, static_cast<uint16_t>(courier_.expected()), lane.epoch}.pack();
-  post.host_memory = true;
-  const Errc posted = lane.path().post_write(post);
-  lane.writes_open += posted == Errc::ok ? 1 : 0;
-  return posted;
 }
 
 /// Writes what the peer has not taken yet, as far as there are places for it.
@@ -301,7 +298,8 @@ void Connection::push_control(Lane& lane) {
   }
   lane.control_next = std::max(lane.control_next, courier_.first_open());
   while (lane.control_next != courier_.next() && lane.control_open < ControlBox::slots &&
-         lane.control_next < courier_.first_open() + ControlBox::slots) {
+         (lane.control_next < courier_.first_open() + ControlBox::slots ||
+          ha::mutated(ha::Mutation::box_overrun))) {
     const std::span<std::byte> frame = courier_.frame(lane.control_next);
     const size_t slot = lane.control_next % ControlBox::slots;
     auto& place = lane.box->outgoing[slot];
@@ -337,13 +335,17 @@ bool Connection::take_control_completion(const fabric::Completion& completion, L
       push_control(lane);
       send_confirm();
     }
-    if (completion.id < pulse_id || completion.id > control_id) {
+    if (completion.id < answer_id || completion.id > control_id) {
       return false;
     }
     --lane.writes_open;
     lane.control_open -= completion.id == control_id ? 1 : 0;
     lane.pulses_open -= completion.id == pulse_id ? 1 : 0;
+    lane.confirms_open -= completion.id == mark_id || completion.id == answer_id ? 1 : 0;
     if (good) {
+      if (lane.confirm_due) {
+        confirm_on(lane);
+      }
       if (completion.id == pulse_id) {
         lane.health.show_life();
       }
@@ -377,7 +379,10 @@ bool Connection::take_control_completion(const fabric::Completion& completion, L
     fail_connection(fail(Errc::remote, "the peer wrote a malformed control message"));
     return true;
   }
-  replace_credit(lane);
+  ++lane.marks;
+  if (!ha::mutated(ha::Mutation::control_credit_lost)) {
+    replace_credit(lane);
+  }
   courier_.confirmed_low(mark.confirmed);
   if (any_unconfirmed()) {
     push_control(lane);
@@ -392,7 +397,7 @@ void Connection::read_inbox() {
     ControlReader reader;
     static_cast<void>(reader.feed(frame));
     const auto message = reader.next();
-    if (failed_ || finished_) {
+    if (!hears()) {
       return;
     }
     if (reader.broken() || (message && message->number == 0)) {
@@ -400,16 +405,22 @@ void Connection::read_inbox() {
       return;
     }
     // Its place may have been written anew meanwhile, which happens only to those taken already.
-    if (message && static_cast<uint8_t>(message->number) == number) {
+    if (message && (static_cast<uint8_t>(message->number) == number ||
+                    ha::mutated(ha::Mutation::box_number_not_compared))) {
       deliver(*message);
     }
   }
-  if (std::exchange(confirm_due_, false) && !failed_ && !finished_) {
+  if (hears() && std::exchange(confirm_due_, false)) {
     send_confirm();
   }
+  look_whether_over();
 }
 
 void Connection::deliver(const ControlReader::Message& message) {
+  if (linger_.under_way()) {
+    hear_last(message);
+    return;
+  }
   if (!courier_.confirmed(message.confirmed)) {
     fail_connection(fail(Errc::remote, "the peer confirms control messages that it never got"));
     return;
@@ -421,9 +432,13 @@ void Connection::deliver(const ControlReader::Message& message) {
     on_confirm();
     return;
   }
+  if (message.type == ControlType::ask && backup_) {
+    confirm_due_ = confirm_due_ || ready_;  // before that a confirmation would say that it is
+    return;
+  }
   if (message.type == ControlType::leave && ready_ && backup_) {
     stream_.reset();  // a better one is on its way, or here already
-    on_stream_lost();
+    on_stream_lost(fail(Errc::closed, "the peer has let it go"));
     return;
   }
   if (message.number != 0) {
@@ -450,20 +465,52 @@ void Connection::take_down(size_t lane, const Error& why) {
     NHA_LOG_WARN("path {} of the connection to {} is down: {}", lane, peer_text(), why.message());
     FailoverCounts::add(channel()->failovers.down, 1);
     down_since_[lane] = context_->now();
-    need_ = why.message();
   } else {
     NHA_LOG_DEBUG("path {} to {} is not back yet: {}", lane, peer_text(), why.message());
   }
+  if (mine.rejected) {
+    budget_.resume();
+  }
+  need_ = without_reporter(why.message());
   context_->recorder().note(TraceEvent::path_down, id().index, lane, mine.epoch);
   if (mine.owned.path) {
     mine.path().fail(why);
   }
 }
 
+const Error& Connection::reject(size_t lane, const Error& why) {
+  lanes_[lane].rejected = true;
+  rejection_ = fail(
+      why.code,
+      fmt::format("memory cannot be registered with {}: {}", interface_of(lanes_[lane]), why.what),
+      why.sys);
+  Message soon{};
+  soon.to = id();
+  soon.kind = static_cast<uint32_t>(ConnectionMessage::rejected);
+  soon.arg = static_cast<uint32_t>(lane);
+  context_->send_self(soon);
+  return rejection_;
+}
+
+/// Why a shadow could not be made on this host, where somebody can do something about it.
+void Connection::tell_shortage(const Error& why) {
+  if (ha::is_shortage(why.sys) && !std::exchange(shortage_told_, true)) {
+    NHA_LOG_WARN("a path to {} that is to stand by cannot be made, another one is tried: {}",
+                 peer_text(), why.message());
+  }
+}
+
+PathNotice Connection::notice_of(size_t lane, const Error& why) const {
+  const bool rejected = lanes_[lane].rejected && !ha::mutated(ha::Mutation::rejection_untold);
+  return {static_cast<uint8_t>(lane), lanes_[lane].epoch, rejected, why.message()};
+}
+
 void Connection::take_into_use(size_t lane) {
   Lane& mine = lanes_[lane];
   mine.usable = true;
-  mine.health.begin(context_->now());
+  if (!ha::mutated(ha::Mutation::health_not_begun)) {
+    mine.health.begin(context_->moment());
+  }
   mine.control_next = ha::mutated(ha::Mutation::backlog_withheld) ? courier_.next() : 0;
   mine.control_open = 0;
   mine.control_due = false;
@@ -481,9 +528,21 @@ void Connection::look_whether_drained(size_t lane) {
   }
 }
 
+/// Nothing that the lane held may be given to another one, nor back to the caller as received.
+void Connection::on_fence_failed(fabric::Path& path, const Error& error) {
+  static_cast<void>(path);
+  if (!failed_ && !finished_) {
+    fail_connection(error);
+  }
+}
+
 void Connection::watch_budget(bool in_need) {
   const auto before = budget_.ends();
-  budget_.need(in_need, context_->now());
+  // Until the caller was told, its own time counts.
+  budget_.need(in_need && told_, context_->now());
+  if (primary_usable()) {
+    budget_.served();
+  }
   if (budget_.ends() == before || failed_) {
     return;
   }
@@ -495,9 +554,10 @@ void Connection::watch_budget(bool in_need) {
 }
 
 void Connection::on_budget_spent() {
-  fail_connection(fail(Errc::remote, fmt::format("no path came back within {} ms "
-                                                 "(HA_NCCL_RETRY_BUDGET_MS); it began with: {}",
-                                                 context_->config().retry_budget_ms, need_)));
+  fail_connection(
+      fail(Errc::remote, fmt::format("no path came back within {} ms "
+                                     "(HA_NCCL_RETRY_BUDGET_MS); the last failed with: {}",
+                                     context_->config().retry_budget_ms, need_)));
 }
 
 void Connection::log_back(size_t lane) {

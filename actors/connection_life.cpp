@@ -1,16 +1,26 @@
-// Whether the paths of a connection still live: signs of life, silence, what others found out.
+// Whether the paths of a connection still live: heartbeats, silence, what others found out.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "actors/connection.h"
+#include "ha/mutation.h"
 
 namespace nccl_ha {
 namespace {
 
 /// How often lanes with unanswered work are looked at.
 constexpr Duration watch_interval = std::chrono::milliseconds(20);
+
+/// Times HA_NCCL_RTO_MS: how long a path may be silent while nothing shows that the peer runs.
+constexpr int unwitnessed_times = 3;
+
+ha::PathHealth::Limits limits_of(const Config& config) {
+  using std::chrono::milliseconds;
+  return {milliseconds(config.heartbeat_ms), milliseconds(config.soft_timeout_ms),
+          milliseconds(config.rto_ms), unwitnessed_times * milliseconds(config.rto_ms)};
+}
 
 }  // namespace
 
@@ -25,29 +35,49 @@ void Connection::start_pulse() {
 
 void Connection::arm_pulse() {
   context_->timers().cancel(pulse_);
-  const auto usable =
-      std::count_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.usable; });
-  if (usable < 2 || !nics_ || context_->config().heartbeat_ms == 0) {
-    return;  // nothing would follow from the silence of the only path
+  if (!any_usable() || !nics_) {
+    return;
   }
-  // An idle connection costs its worker no more than its own signs of life.
+  // An idle connection costs its worker no more than its own heartbeats.
   const bool busy = std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
     return lane.usable && lane.health.busy(lane.open());
   });
-  const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
-  const Instant now = context_->now();
   watched_idle_ = !busy;
-  // Idle connections speak at the same moments, so that their worker wakes once for all of them.
-  const Instant together = now - now.time_since_epoch() % interval + interval;
-  context_->timers().arm(pulse_, busy ? now + std::min(interval / 2, watch_interval) : together);
+  const Instant now = context_->now();
+  const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
+  std::optional<Instant> look;
+  const auto look_at = [&](Instant then) { look = look ? std::min(*look, then) : then; };
+  if (interval != Duration(0)) {
+    // Idle connections speak at the same moments, so that their worker wakes once for all of them.
+    look_at(now - now.time_since_epoch() % interval + interval);
+  }
+  if (busy) {
+    look_at(now +
+            (interval == Duration(0) ? watch_interval : std::min(interval / 2, watch_interval)));
+  }
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const Lane& lane = lanes_[i];
+    const auto next = lane.usable ? lane.health.next_look(
+                                        lane.open(), limits_of(context_->config()), other_usable(i))
+                                  : std::nullopt;
+    if (next && *next > now) {
+      look_at(*next);
+    }
+  }
+  if (look) {
+    context_->timers().arm(pulse_, *look);
+  }
 }
 
-/// Gives signs of life where nothing else does, and looks whether each path still shows some.
+/// Gives heartbeats where nothing else does, and looks whether each path still shows life.
 void Connection::on_pulse() {
   const Instant now = context_->now();
   const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
-  const Instant period = now - now.time_since_epoch() % interval;
-  const bool due = std::exchange(pulse_period_, period) != period;
+  bool due = false;
+  if (interval != Duration(0)) {
+    const Instant period = now - now.time_since_epoch() % interval;
+    due = std::exchange(pulse_period_, period) != period;
+  }
   for (size_t i = 0; i < lanes_.size() && !failed_ && !finished_; ++i) {
     if (lanes_[i].usable && lanes_[i].peer_box != 0) {
       look_for_life(i, due);
@@ -59,35 +89,108 @@ void Connection::on_pulse() {
 }
 
 void Connection::look_for_life(size_t at, bool pulse_due) {
+  using Finding = ha::PathHealth::Finding;
   Lane& lane = lanes_[at];
   if (lane.health.take_unanswered()) {
     // The sender may have nothing to send; that it was told is what can be found out.
     give_sign_of_life(lane);
   }
-  const Instant now = context_->now();
-  const Config& config = context_->config();
-  const ha::PathHealth::Limits limits{std::chrono::milliseconds(config.heartbeat_ms),
-                                      std::chrono::milliseconds(config.soft_timeout_ms)};
-  // Where there is no other way, the path itself says when to give up.
-  if (lane.health.look(now, lane.open(), limits) && other_usable(at)) {
-    const std::string interface = interface_of(lane);
-    on_lane_failed(
-        at, fail(Errc::timed_out, fmt::format("no sign of life for {} ms (at most {} ms lately)",
-                                              (now - lane.health.alive_at()).count() / 1'000'000,
-                                              lane.health.usual_silence().count() / 1'000'000)));
-    nics_->suspect(this, interface, peer_host_);
-    return;
+  // Of a large write parts may be acknowledged long before all of it is.
+  if (std::exchange(lane.progress_seen, lane.path().progress()) != lane.path().progress()) {
+    lane.health.show_progress();
+  }
+  const Moment now = context_->moment();
+  switch (lane.health.look(now, lane.open(), limits_of(context_->config()),
+                           {other_usable(at), evidence_beside(lane)})) {
+    case Finding::fine:
+      break;
+    case Finding::ask:
+      ask_around();
+      break;
+    case Finding::silent:
+      give_up(at, now);
+      return;
   }
   if (pulse_due) {
     give_sign_of_life(lane);
   }
 }
 
+void Connection::give_up(size_t at, const Moment& now) {
+  const Lane& lane = lanes_[at];
+  const auto ms = [](Duration time) { return time.count() / 1'000'000; };
+  const Duration lost = now.now - lane.health.alive_at() - lane.health.silent_for(now);
+  const std::string interface = interface_of(lane);
+  on_lane_failed(
+      at, fail(Errc::timed_out,
+               fmt::format("no sign of life for {} ms (limit {} ms, at most {} ms lately); {}{}",
+                           ms(lane.health.silent_for(now)), ms(lane.health.allowed()),
+                           ms(lane.health.usual_silence()),
+                           lane.health.witnessed() ? "the peer itself runs"
+                                                   : "nothing shows that the peer runs",
+                           lost == Duration(0) ? std::string()
+                                               : fmt::format("; this process did not run for {} ms "
+                                                             "besides",
+                                                             ms(lost)))));
+  nics_->suspect(this, interface, peer_host_);
+}
+
+/// What came from elsewhere and shows that the peer could have answered on this lane.
+uint64_t Connection::evidence_beside(const Lane& lane) const {
+  uint64_t evidence = stream_messages_;
+  for (const Lane& other : lanes_) {
+    if (&other == &lane) {
+      continue;
+    }
+    // A NIC acknowledges by itself, which proves something only for what a NIC would answer.
+    const bool answers_alike = ha::mutated(ha::Mutation::nic_speaks_for_host) ||
+                               other.at.kind != fabric::FabricKind::verbs ||
+                               lane.at.kind == fabric::FabricKind::verbs;
+    evidence += other.marks + (answers_alike ? other.health.life() : 0);
+  }
+  return evidence;
+}
+
+/// Whether the peer runs, on every way there is.
+void Connection::ask_around() {
+  ask_usable();
+  std::vector<std::byte> frame = encode_ask();
+  set_numbers(frame, 0, courier_.expected());
+  write_stream(frame);
+  context_->request_stream_turns(1000);
+}
+
+/// One at a time: the peer may ask much faster than a lane carries answers, and what they take is
+/// what clear-to-sends and control messages need.
+void Connection::confirm_on(Lane& lane) {
+  if (!lane.usable || lane.peer_box == 0 || ha::mutated(ha::Mutation::confirmed_on_stream_only)) {
+    return;
+  }
+  lane.confirm_due = lane.confirms_open != 0;
+  if (lane.confirm_due) {
+    return;
+  }
+  const Errc posted = post_mark(lane, linger_.peer_ends() ? answer_id : mark_id);
+  lane.confirms_open += posted == Errc::ok ? 1 : 0;
+  lane.control_due = lane.control_due || posted == Errc::again;
+}
+
+Errc Connection::post_mark(Lane& lane, uint64_t id) {
+  fabric::WritePost post;
+  post.id = id;
+  post.has_immediate = true;
+  post.immediate = ControlMark{0, static_cast<uint16_t>(courier_.expected()), lane.epoch}.pack();
+  post.host_memory = true;
+  const Errc posted = lane.path().post_write(post);
+  lane.writes_open += posted == Errc::ok ? 1 : 0;
+  return posted;
+}
+
 void Connection::give_sign_of_life(Lane& lane) {
   if (lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
     ++lane.pulses_open;
   }
-  lane.health.on_pulse(context_->now());
+  lane.health.on_pulse(context_->moment());
 }
 
 /// So that a path on which nothing happens cannot be taken for one that works.
@@ -97,6 +200,7 @@ void Connection::ask_usable() {
       give_sign_of_life(lane);
     }
   }
+  arm_pulse();
 }
 
 std::string Connection::interface_of(const Lane& lane) const {

@@ -8,6 +8,7 @@ namespace {
 
 constexpr size_t text_max = 600;
 constexpr size_t host_max = 64;
+constexpr std::string_view peer_reports = "the peer reports: ";
 
 class Writer {
  public:
@@ -41,6 +42,17 @@ class Writer {
                 path.address.bytes.begin() + path.address.length);
     number(path.control_address);
     number(path.control_key);
+  }
+  void process(const ProcessId& process) {
+    number(process.pid);
+    number(process.started);
+  }
+  void rejoin(const RejoinPoint& point) {
+    number(point.port);
+    number(point.token);
+    process(point.process);
+    number(point.family);
+    number(point.address);
   }
   void rails(const std::vector<ha::Rail>& rails) {
     number<uint8_t>(static_cast<uint8_t>(rails.size()));
@@ -115,6 +127,22 @@ class Reader {
     end.control_key = number<uint32_t>();
     return end;
   }
+  ProcessId process() {
+    ProcessId process;
+    process.pid = number<uint32_t>();
+    process.started = number<uint64_t>();
+    return process;
+  }
+  RejoinPoint rejoin() {
+    RejoinPoint point;
+    point.port = number<uint16_t>();
+    point.token = number<uint64_t>();
+    point.process = process();
+    point.family = number<uint8_t>();
+    point.address = number<std::array<uint8_t, 16>>();
+    ok_ = ok_ && (point.family == 0 || point.family == 4 || point.family == 6);
+    return point;
+  }
   std::vector<ha::Rail> rails() {
     std::vector<ha::Rail> result(below(ha::rails_max + 1));
     for (ha::Rail& rail : result) {
@@ -165,20 +193,48 @@ void set_numbers(std::span<std::byte> frame, uint32_t number, uint32_t confirmed
   std::memcpy(frame.data() + 12, &confirmed, sizeof confirmed);
 }
 
+std::string_view without_reporter(std::string_view text) {
+  while (text.starts_with(peer_reports)) {
+    text.remove_prefix(peer_reports.size());
+  }
+  return text;
+}
+
+Error from_peer(std::string_view text) {
+  return fail(Errc::remote, std::string(peer_reports) + std::string(without_reporter(text)));
+}
+
 std::vector<std::byte> encode_confirm() { return Writer(ControlType::confirm).finish(); }
 
 std::vector<std::byte> encode_leave() { return Writer(ControlType::leave).finish(); }
 
-std::vector<std::byte> encode_rejoin(uint64_t token) {
-  Writer out(ControlType::rejoin);
-  out.number(token);
+std::vector<std::byte> encode_ask() { return Writer(ControlType::ask).finish(); }
+
+std::vector<std::byte> encode(ControlType type, const RejoinCall& call) {
+  Writer out(type);
+  out.number(call.token);
+  out.process(call.process);
   return out.finish();
 }
 
-std::optional<uint64_t> decode_rejoin(std::span<const std::byte> payload) {
+std::vector<std::byte> encode(ControlType type, const ProcessId& process) {
+  Writer out(type);
+  out.process(process);
+  return out.finish();
+}
+
+std::optional<RejoinCall> decode_call(std::span<const std::byte> payload) {
   Reader in(payload);
-  const auto token = in.number<uint64_t>();
-  return in.done() ? std::optional(token) : std::nullopt;
+  RejoinCall call;
+  call.token = in.number<uint64_t>();
+  call.process = in.process();
+  return in.done() ? std::optional(call) : std::nullopt;
+}
+
+std::optional<ProcessId> decode_process(std::span<const std::byte> payload) {
+  Reader in(payload);
+  const ProcessId process = in.process();
+  return in.done() ? std::optional(process) : std::nullopt;
 }
 
 std::vector<std::byte> encode(const Hello& hello) {
@@ -187,7 +243,7 @@ std::vector<std::byte> encode(const Hello& hello) {
   out.number(hello.nonce);
   out.number(hello.cts_address);
   out.number(hello.cts_key);
-  out.number(hello.process);
+  out.rejoin(hello.rejoin);
   out.number(static_cast<uint8_t>(hello.kind));
   out.number(hello.traffic_class);
   out.number(hello.service_level);
@@ -201,13 +257,11 @@ std::vector<std::byte> encode(const Hello& hello) {
 std::vector<std::byte> encode(const Welcome& welcome) {
   Writer out(ControlType::welcome);
   out.number(welcome.version);
-  out.number(welcome.process);
+  out.rejoin(welcome.rejoin);
   out.number(welcome.sizes_address);
   out.number(welcome.sizes_key);
   out.number(static_cast<uint8_t>(welcome.backup));
   out.number(welcome.shadows);
-  out.number(welcome.rejoin_port);
-  out.number(welcome.rejoin_token);
   out.text(welcome.host, host_max);
   out.paths(welcome.paths);
   out.rails(welcome.rails);
@@ -231,6 +285,7 @@ std::vector<std::byte> encode(ControlType type, const PathNotice& notice) {
   Writer out(type);
   out.number(notice.path);
   out.number(notice.epoch);
+  out.number(static_cast<uint8_t>(notice.rejected));
   out.text(notice.why, text_max);
   return out.finish();
 }
@@ -271,7 +326,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   }
   hello.cts_address = in.number<uint64_t>();
   hello.cts_key = in.number<uint32_t>();
-  hello.process = in.number<uint32_t>();
+  hello.rejoin = in.rejoin();
   const auto kind = fabric::fabric_kind(in.number<uint8_t>());
   hello.kind = kind.value_or(fabric::FabricKind::datagram);
   hello.traffic_class = in.number<uint8_t>();
@@ -290,13 +345,11 @@ std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
   if (in.good() && welcome.version != control_version) {
     return welcome;
   }
-  welcome.process = in.number<uint32_t>();
+  welcome.rejoin = in.rejoin();
   welcome.sizes_address = in.number<uint64_t>();
   welcome.sizes_key = in.number<uint32_t>();
   welcome.backup = in.flag();
   welcome.shadows = in.below(shadows_max + 1);
-  welcome.rejoin_port = in.number<uint16_t>();
-  welcome.rejoin_token = in.number<uint64_t>();
   welcome.host = in.text(host_max);
   welcome.paths = in.paths();
   welcome.rails = in.rails();
@@ -325,6 +378,7 @@ std::optional<PathNotice> decode_notice(std::span<const std::byte> payload) {
   PathNotice notice;
   notice.path = in.below(lanes_max);
   notice.epoch = in.number<uint32_t>();
+  notice.rejected = in.flag();
   notice.why = in.text(text_max);
   return in.done() ? std::optional(notice) : std::nullopt;
 }
@@ -395,7 +449,7 @@ std::optional<ControlReader::Message> ControlReader::next() {
   std::memcpy(&number, in + 8, sizeof number);
   std::memcpy(&confirmed, in + 12, sizeof confirmed);
   if (magic != control_magic || type < static_cast<uint16_t>(ControlType::hello) ||
-      type > static_cast<uint16_t>(ControlType::leave) || length > control_payload_max) {
+      type > static_cast<uint16_t>(ControlType::ask) || length > control_payload_max) {
     broken_ = true;
     return std::nullopt;
   }

@@ -17,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ha/ledger.h"
@@ -28,7 +29,7 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 6;
+inline constexpr uint16_t control_version = 7;
 inline constexpr size_t control_header_bytes = 16;
 inline constexpr size_t control_payload_max = 2048;
 
@@ -50,7 +51,34 @@ enum class ControlType : uint16_t {
   rebuilt = 10,  ///< receiver: and ends here
   confirm = 11,  ///< nothing but its header
   rejoin = 12,   ///< first on a stream that takes the place of the connection's
-  leave = 13     ///< last on a stream whose place was taken: its end means nothing
+  leave = 13,    ///< last on a stream whose place was taken: its end means nothing
+  probe = 14,    ///< first on a stream that only asks whether the connection is known there
+  present = 15,  ///< it is: the answer to rejoin and probe
+  absent = 16,   ///< it is not
+  ask = 17       ///< over a stream: answered by `confirm` at once, to show that the peer runs
+};
+
+/// A process among all that its host has run.
+struct ProcessId {
+  uint32_t pid = 0;
+  uint64_t started = 0;  ///< clock ticks after the host's start
+  bool operator==(const ProcessId&) const = default;
+};
+
+/// Where one end of a connection takes a new control stream, and answers whether it is still there.
+struct RejoinPoint {
+  uint16_t port = 0;  ///< 0: nowhere
+  uint64_t token = 0;
+  ProcessId process;
+  /// Its own address of the control stream: the peer sees another one behind address translation.
+  uint8_t family = 0;  ///< 4 or 6; 0: unknown
+  std::array<uint8_t, 16> address{};
+};
+
+/// rejoin and probe: whom it is for
+struct RejoinCall {
+  uint64_t token = 0;
+  ProcessId process;
 };
 
 /// A path's opaque address with its length.
@@ -73,7 +101,7 @@ struct Hello {
   uint64_t nonce = 0;        ///< from the listener's handle
   uint64_t cts_address = 0;  ///< where the receiver writes its clear-to-send entries
   uint32_t cts_key = 0;
-  uint32_t process = 0;                                    ///< pid, for logs
+  RejoinPoint rejoin;
   fabric::FabricKind kind = fabric::FabricKind::datagram;  ///< of all paths
   uint8_t traffic_class = 0;  ///< the sender decides both, for both directions
   uint8_t service_level = 0;
@@ -85,13 +113,11 @@ struct Hello {
 
 struct Welcome {
   uint16_t version = control_version;
-  uint32_t process = 0;
+  RejoinPoint rejoin;
   uint64_t sizes_address = 0;  ///< where the sender writes SizeRecords
   uint32_t sizes_key = 0;
-  bool backup = false;       ///< both sides want it
-  uint8_t shadows = 0;       ///< as many as both sides want
-  uint16_t rejoin_port = 0;  ///< where a new control stream would be taken; 0: nowhere
-  uint64_t rejoin_token = 0;
+  bool backup = false;  ///< both sides want it
+  uint8_t shadows = 0;  ///< as many as both sides want
   std::string host;
   std::vector<PathEnd> paths;   ///< as many as in the hello, in its order
   std::vector<ha::Rail> rails;  ///< where a shadow may end, at most ha::rails_max
@@ -103,14 +129,21 @@ struct Refusal {
   std::string text;
 };
 
+/// What the peer said went wrong, as an error of this side.  It may have had it from here.
+Error from_peer(std::string_view text);
+/// The same without saying who reports it, for a message that may go back there.
+std::string_view without_reporter(std::string_view text);
+
 struct CloseNotice {
-  uint64_t groups_completed = 0;  ///< receiver only: every group below was received whole
+  /// Every group below was received whole; of a sender: every send of it was done.
+  uint64_t groups_completed = 0;
 };
 
 /// doubt and down
 struct PathNotice {
   uint8_t path = 0;
   uint32_t epoch = 0;
+  bool rejected = false;  ///< of a shadow: the device there does not take the connection's memory
   std::string why;
 };
 
@@ -134,8 +167,13 @@ struct PathOffer {
 
 std::vector<std::byte> encode_confirm();
 std::vector<std::byte> encode_leave();
-std::vector<std::byte> encode_rejoin(uint64_t token);
-std::optional<uint64_t> decode_rejoin(std::span<const std::byte> payload);
+std::vector<std::byte> encode_ask();
+/// rejoin or probe
+std::vector<std::byte> encode(ControlType type, const RejoinCall& call);
+/// present or absent
+std::vector<std::byte> encode(ControlType type, const ProcessId& process);
+std::optional<RejoinCall> decode_call(std::span<const std::byte> payload);
+std::optional<ProcessId> decode_process(std::span<const std::byte> payload);
 std::vector<std::byte> encode(const Hello& hello);
 std::vector<std::byte> encode(const Welcome& welcome);
 std::vector<std::byte> encode(ControlType type, const Refusal& refusal);

@@ -1,8 +1,11 @@
 #include "actors/control_port.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "runtime/host.h"
 #include "runtime/log.h"
 
 namespace nccl_ha {
@@ -31,7 +34,15 @@ std::shared_ptr<ControlPort> ControlPort::of(Context& context) {
   return made;
 }
 
-ControlPort::ControlPort(Context& context) : context_(context) {
+ProcessId own_process() { return {static_cast<uint32_t>(getpid()), process_start_ticks()}; }
+
+void answer_and_close(std::unique_ptr<Stream> stream, std::span<const std::byte> frame) {
+  stream->set_owner(nullptr);
+  static_cast<void>(stream->write(frame));
+  stream->shutdown_then_close();
+}
+
+ControlPort::ControlPort(Context& context) : context_(context), process_(own_process()) {
   timer_.bind([](void* self) { static_cast<ControlPort*>(self)->turn_out_the_late(); }, this);
 }
 
@@ -79,18 +90,24 @@ void ControlPort::on_stream_data(Stream& stream, std::span<const std::byte> byte
   if (!message && !stranger->reader.broken()) {
     return;
   }
-  const auto token = message && message->type == ControlType::rejoin
-                         ? decode_rejoin(message->payload)
-                         : std::nullopt;
-  const auto member = token ? members_.find(*token) : members_.end();
-  if (member == members_.end()) {
+  const ControlType type = message ? message->type : ControlType::hello;
+  const auto call = type == ControlType::rejoin || type == ControlType::probe
+                        ? decode_call(message->payload)
+                        : std::nullopt;
+  Stranger caller = std::move(*stranger);
+  strangers_.erase(stranger);
+  if (!call) {
     NHA_LOG_WARN_LIMITED("control port: turned a stranger away");
-    strangers_.erase(stranger);
     return;
   }
-  Stranger known = std::move(*stranger);
-  strangers_.erase(stranger);
-  member->second->on_rejoin(std::move(known.stream), std::move(known.reader));
+  const RejoinCall whom = call.value_or(RejoinCall{});
+  const auto member = members_.find(whom.token);
+  if (member == members_.end() || whom.process != process_) {
+    NHA_LOG_DEBUG("control port: asked for a connection that is gone");
+    answer_and_close(std::move(caller.stream), encode(ControlType::absent, process_));
+    return;
+  }
+  member->second->on_call(type, std::move(caller.stream), std::move(caller.reader));
 }
 
 void ControlPort::on_stream_closed(Stream& stream, const Error& error) {

@@ -1,7 +1,9 @@
-// Where peers come back with a new control stream when the way of the old one is gone.
+// Where peers come back with a new control stream when the old one is lost, or ask whether a
+// connection is still known.
 //
-// One listening socket for all accepted connections of a worker.  The first message of a stream
-// names the connection; a stranger has a few seconds and is turned away.
+// One listening socket for all connections of a worker.  The first message of a stream names the
+// connection and this process; who names another one is told that it is absent, and a stranger has
+// a few seconds and is turned away.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +18,19 @@
 
 namespace nccl_ha {
 
+/// This process.
+ProcessId own_process();
+/// Says it on a stream that ends with it.
+void answer_and_close(std::unique_ptr<Stream> stream, std::span<const std::byte> frame);
+
 class ControlPort final : private AcceptorOwner, private StreamOwner {
  public:
-  /// Takes over a stream and what has been read from it behind the rejoin.
   class Member {
    public:
-    virtual void on_rejoin(std::unique_ptr<Stream> stream, ControlReader reader) = 0;
+    /// `call` is rejoin or probe.  Takes over the stream and what has been read from it behind
+    /// that.
+    virtual void on_call(ControlType call, std::unique_ptr<Stream> stream,
+                         ControlReader reader) = 0;
 
    protected:
     ~Member() = default;
@@ -33,6 +42,7 @@ class ControlPort final : private AcceptorOwner, private StreamOwner {
   ~ControlPort() override;
 
   uint16_t port() const { return port_; }
+  const ProcessId& process() const { return process_; }
   /// The token by which the peer names the member.
   uint64_t enter(Member* member);
   void leave(uint64_t token) { members_.erase(token); }
@@ -54,6 +64,7 @@ class ControlPort final : private AcceptorOwner, private StreamOwner {
   Context& context_;
   std::unique_ptr<Acceptor> acceptor_;
   uint16_t port_ = 0;
+  const ProcessId process_;
   std::map<uint64_t, Member*> members_;
   std::list<Stranger> strangers_;
   Timer timer_;

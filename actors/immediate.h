@@ -44,6 +44,7 @@ struct Immediate {
   static constexpr bool same_epoch(uint32_t bits, uint32_t epoch) {
     return (bits & epoch_part(epoch_mask)) == epoch_part(epoch);
   }
+  static constexpr uint64_t groups_told_apart = 1U << group_bits;
   /// By how much the group whose low bits came lies before `group_number`.
   static constexpr uint64_t group_distance(uint32_t low_bits, uint64_t group_number) {
     return (group_number - low_bits) & ((1U << group_bits) - 1);

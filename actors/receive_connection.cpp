@@ -22,6 +22,11 @@ std::atomic<uint64_t> next_domain{uint64_t{1} << 32};
 constexpr uint64_t announced_ahead = 4;
 constexpr uint64_t announced_least = 2;
 
+constexpr Duration hello_grace = std::chrono::milliseconds(100);
+
+/// A connector that lives has made a new stream by then.
+constexpr Duration probe_after = std::chrono::milliseconds(100);
+
 }  // namespace
 
 ReceiveConnection::ReceiveConnection(fabric::Provider& provider, Engine& engine, size_t worker,
@@ -29,6 +34,7 @@ ReceiveConnection::ReceiveConnection(fabric::Provider& provider, Engine& engine,
     : Connection(provider, engine, worker), fd_(fd), listener_(std::move(listener)) {
   attachment_.device = device;
   receives_ = static_cast<uint32_t>(sends_max);
+  tail_timer_.bind([](void* self) { static_cast<ReceiveConnection*>(self)->look_at_tail(); }, this);
   flush_timer_.bind([](void* self) { static_cast<ReceiveConnection*>(self)->flush_waiting(); },
                     this);
 }
@@ -43,23 +49,24 @@ ReceiveConnection::~ReceiveConnection() {
   if (!welcome_) {
     listener_->leave();
   }
-  if (port_) {
-    port_->leave(rejoin_token_);
-  }
   if (context_ != nullptr) {
     context_->timers().cancel(flush_timer_);
+    context_->timers().cancel(tail_timer_);
   }
 }
 
-void ReceiveConnection::on_rejoin(std::unique_ptr<Stream> stream, ControlReader reader) {
-  if (failed_ || finished_ || !ready_) {
-    return;
+CloseNotice ReceiveConnection::last_words() const {
+  return {ha::mutated(ha::Mutation::close_says_posted) ? groups_posted_ : groups_completed_};
+}
+
+void ReceiveConnection::on_stream_lost(const Error& why) {
+  if (tail_.under_way()) {
+    return;  // whoever closed needs it no more
   }
-  NHA_LOG_INFO("the control connection to {} was made anew", peer_text());
-  take_stream(std::move(stream), std::move(reader));
-  write_unconfirmed(*stream_);
-  send_confirm();  // so that it knows, also when there is nothing to say
-  read_stream();
+  // The connector makes the new one; whether it still is, this side has to find out itself.
+  if (!ha::mutated(ha::Mutation::probe_not_sent)) {
+    rejoin_.start(probe_after, why);
+  }
 }
 
 void ReceiveConnection::begin() {
@@ -81,6 +88,12 @@ void ReceiveConnection::turn_away(const char* why) {
 }
 
 void ReceiveConnection::on_deadline() {
+  if (!welcome_ && !std::exchange(overdue_, true)) {
+    // If this process stood still, the hello is there and was only not read yet.
+    arm_deadline(hello_grace);
+    context_->request_stream_turns(1000);
+    return;
+  }
   if (!welcome_) {
     turn_away("it did not say hello in time");
     return;
@@ -106,30 +119,12 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
     return;
   }
   switch (message.type) {
-    case ControlType::close: {
-      // The sender has closed: everything it completed has been acknowledged by us, so whatever
-      // is still posted stays empty for ever.
-      failed_ = true;
-      fail_paths(fail(Errc::closed, "the peer closed the connection"));
-      channel_->set_failed(fail(Errc::remote, "the peer closed the connection"));
-      if (stream_) {
-        stream_->set_owner(nullptr);
-        stream_->shutdown_then_close();
-        stream_.reset();
-      }
-      if (!ready_) {
-        listener_->fail(fail(Errc::remote, "the peer gave up while connecting"));
-        finish();
-      }
+    case ControlType::close:
+      on_peer_closed(message.payload);
       return;
-    }
-    case ControlType::failure: {
-      const auto refusal = decode_refusal(message.payload);
-      fail_connection(fail(Errc::remote, fmt::format("the peer reports: {}",
-                                                     refusal ? refusal->text : "(unreadable)")),
-                      false);
+    case ControlType::failure:
+      fail_as_told(decode_refusal(message.payload));
       return;
-    }
     case ControlType::down:
     case ControlType::doubt:
     case ControlType::rebuild:
@@ -143,6 +138,10 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
     case ControlType::confirm:
     case ControlType::rejoin:
     case ControlType::leave:
+    case ControlType::probe:
+    case ControlType::present:
+    case ControlType::absent:
+    case ControlType::ask:
       fail_connection(fail(Errc::remote, "unexpected message on the control stream"));
       return;
   }
@@ -155,7 +154,7 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
     return;
   }
   peer_host_ = hello->host;
-  peer_process_ = hello->process;
+  peer_process_ = hello->rejoin.process.pid;
   welcome_ = true;
   listener_->leave();
   if (hello->version != control_version) {
@@ -209,16 +208,16 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
   shadows_ =
       backup_ ? std::min({hello->shadows, shadows, static_cast<uint8_t>(shadows_max)}) : uint8_t{0};
   Welcome welcome;
-  welcome.process = static_cast<uint32_t>(getpid());
+  welcome.rejoin = rejoin_point();
   welcome.host = host_name();
   welcome.sizes_address = reinterpret_cast<uint64_t>(sizes_.get());
   welcome.sizes_key = lanes_.front().tables.written_key;
   welcome.backup = backup_;
   welcome.shadows = shadows_;
-  if (backup_ && (port_ = ControlPort::of(*context_)) != nullptr) {
-    rejoin_token_ = port_->enter(this);
-    welcome.rejoin_port = port_->port();
-    welcome.rejoin_token = rejoin_token_;
+  if (auto peer = stream_->peer_address(); backup_ && peer) {
+    Rejoin::Way way = Rejoin::way_between(*peer, *local);
+    way.proven = Rejoin::leads_to(hello->rejoin, *peer);
+    rejoin_.prepare(*context_, ControlType::probe, {way}, hello->rejoin);
   }
   welcome.paths = path_ends();
   welcome.rails = rails();
@@ -232,24 +231,28 @@ void ReceiveConnection::on_paths_ready() {
     fail_connection(address.error());
     return;
   }
-  disarm_deadline();
-  ready_ = true;
+  address_ = std::move(*address);
   begin_recovery();
-  NHA_LOG_INFO("accepted {} over {}{}", peer_text(), lanes_.front().path().describe(),
-               primaries_ > 1 ? fmt::format(" and {} more", primaries_ - 1) : "");
-  context_->recorder().note(TraceEvent::actor_opened, id().index, 1, 0);
-  channel_->attach(id(), std::move(*address));
-  channel_->serve_by(this);
-  channel_->set_ready();
-  if (!listener_->offer(channel_)) {
-    on_close();  // nobody will ever accept it
-  } else if (backup_) {
+  if (backup_) {
     send_confirm();
   }
 }
 
+void ReceiveConnection::on_usable() {
+  NHA_LOG_INFO("accepted {} over {}{}", peer_text(), lanes_.front().path().describe(),
+               primaries_ > 1 ? fmt::format(" and {} more", primaries_ - 1) : "");
+  context_->recorder().note(TraceEvent::actor_opened, id().index, 1, 0);
+  channel_->attach(id(), std::move(address_));
+  channel_->serve_by(this);
+  channel_->set_ready();
+  if (!listener_->offer(channel_)) {
+    fail_connection(fail(Errc::closed, "the listen was closed before the connection was accepted"));
+    on_close();
+  }
+}
+
 void ReceiveConnection::on_failure(const Error& error) {
-  if (!ready_) {
+  if (!told_) {
     // The real peer was there and could not be served: accept() has to report that.
     listener_->fail(error);
     finish();
@@ -282,7 +285,9 @@ void ReceiveConnection::on_failure(const Error& error) {
 
 void ReceiveConnection::stage(ReceiveRequest& request) {
   if (staged_ + request.count > cts_entries) {
-    announce();  // one write ends where the ring does
+    if (!ha::mutated(ha::Mutation::wrapped_with_held)) {
+      announce();  // one write ends where the ring does
+    }
     if (failed_) {
       return;
     }
@@ -372,6 +377,7 @@ void ReceiveConnection::announce() {
 [[gnu::hot, gnu::noinline]] void ReceiveConnection::on_completion(
     const fabric::Completion& completion) {
   if (failed_ || finished_) {
+    on_late_completion(completion);
     return;
   }
   const size_t at = lane_of(completion.path);
@@ -436,7 +442,7 @@ void ReceiveConnection::flush(ReceiveRequest& request) {
   // A read pushes only what came through its own queue pair's NIC: one for each NIC that works.
   request.missing = 0;
   request.flush_lost = false;
-  if (context_->now() < settled_at_) {
+  if (context_->now() < settled_at_ && !ha::mutated(ha::Mutation::flushed_too_soon)) {
     wait_with_flush(request);
     return;
   }
@@ -450,7 +456,8 @@ void ReceiveConnection::flush(ReceiveRequest& request) {
     return false;
   };
   const bool own = ask(0, primaries_);
-  const bool others = ask(primaries_, lanes_.size());
+  const bool others = !(own && ha::mutated(ha::Mutation::flushed_on_primary_only)) &&
+                      ask(primaries_, lanes_.size());
   if (failed_) {
     return;
   }
@@ -471,6 +478,9 @@ bool ReceiveConnection::flush_on(Lane& lane, ReceiveRequest& request) {
       return false;  // nothing can have come that way
     }
     post.remote_key = shadow_key(request.buffers[0]);
+    if (lane.rejected) {
+      return false;
+    }
   }
   const Errc posted = failed_ ? Errc::closed : lane.path().post_flush(post);
   if (posted == Errc::ok) {
@@ -523,7 +533,9 @@ bool ReceiveConnection::flush_on(Lane& lane, ReceiveRequest& request) {
       (request->chunk_count[position] == 0 || request->chunk_count[position] == chunk_count);
   uint32_t bytes = completion.bytes;
   if (good && immediate.kind == ImmediateKind::recorded) {
-    bytes = sizes_->bytes[request->group % cts_slots][position][immediate.chunk];
+    const uint64_t of =
+        ha::mutated(ha::Mutation::sizes_of_oldest_group) ? groups_completed_ : request->group;
+    bytes = sizes_->bytes[of % cts_slots][position][immediate.chunk];
   }
   if (!good || bytes > request->buffers[position].size - request->bytes[position]) {
     fail_connection(fail(Errc::remote, "the peer completed a receive that is not open"));
@@ -564,11 +576,9 @@ bool ReceiveConnection::flush_on(Lane& lane, ReceiveRequest& request) {
   }
 }
 
-void ReceiveConnection::on_close() {
-  if (!failed_) {
-    send_control(encode(CloseNotice{groups_completed_}));
-  }
-  finish();
+/// A caller who closes has taken its memory back.
+bool ReceiveConnection::exposed(const Lane& lane) const {
+  return lane.usable && !leaves() && groups_completed_ != groups_posted_;
 }
 
 }  // namespace nccl_ha

@@ -13,6 +13,9 @@ namespace {
 /// failed cannot be asked to push them.  They take microseconds; this is a thousand times as long.
 constexpr Duration pcie_limit = std::chrono::milliseconds(10);
 
+/// How long a connection may be without a path before it asks whether the peer lives.
+constexpr Duration probe_without_path = std::chrono::milliseconds(250);
+
 }  // namespace
 
 void ReceiveConnection::begin_recovery() {
@@ -51,7 +54,9 @@ void ReceiveConnection::on_path_message(const ControlReader::Message& message) {
   if (!is_of_ours(notice)) {
     return;
   }
-  const Error why = fail(Errc::remote, fmt::format("the peer reports: {}", notice->why));
+  const Error why = from_peer(notice->why);
+  Lane& lane = lanes_[notice->path];
+  lane.rejected = lane.rejected || (notice->rejected && lane.shadow && notice->epoch == lane.epoch);
   if (message.type == ControlType::down) {
     take_steps(notice->path, recovery_[notice->path].on_down(notice->epoch), why);
   } else if (notice->epoch == lanes_[notice->path].epoch) {
@@ -89,6 +94,10 @@ void ReceiveConnection::open_again(size_t lane, const PathOffer& offer) {
     made = connect_path(mine, offer.end, offer.table_key);
   }
   if (!made) {
+    FailoverCounts::add(channel_->failovers.rejected, mine.rejected ? 1 : 0);
+    if (mine.shadow && !mine.rejected) {
+      tell_shortage(made.error());
+    }
     on_lane_failed(lane, made.error());
     return;
   }
@@ -113,8 +122,7 @@ void ReceiveConnection::take_steps(size_t lane, const ha::ReceiverSteps& steps, 
     take_down(lane, why);
   }
   if (steps.say_doubt) {
-    send_control(encode(ControlType::doubt,
-                        PathNotice{static_cast<uint8_t>(lane), mine.epoch, why.message()}));
+    send_control(encode(ControlType::doubt, notice_of(lane, why)));
     context_->request_stream_turns(1000);
   }
   if (steps.report) {
@@ -124,10 +132,17 @@ void ReceiveConnection::take_steps(size_t lane, const ha::ReceiverSteps& steps, 
   if (steps.use) {
     take_into_use(lane);
     log_back(lane);
+    if (stream_) {
+      rejoin_.stop();
+    }
     announce_anew_ = announce_anew_ || (shadow_keys_wanted_ && mine.foreign_keys);
   }
   want_shadow_keys();
   watch_budget(!any_usable());
+  if (!any_usable() && !failed_) {
+    // The stream may be silent with the paths, and this side has nothing to say that would show it.
+    rejoin_.start(probe_without_path, fail(Errc::timed_out, "it is silent with the last path"));
+  }
   if (announce_anew_) {
     announce_again();
   }
@@ -140,7 +155,8 @@ void ReceiveConnection::take_steps(size_t lane, const ha::ReceiverSteps& steps, 
 ha::ArrivalReport ReceiveConnection::arrivals() const {
   ha::ArrivalReport report;
   report.completed = groups_completed_;
-  for (uint64_t number = groups_completed_; number < groups_posted_; ++number) {
+  const uint64_t end = groups_posted_ - (ha::mutated(ha::Mutation::last_group_unreported) ? 1 : 0);
+  for (uint64_t number = groups_completed_; number < end; ++number) {
     ha::ArrivalReport::Group& group = report.groups.emplace_back();
     const ReceiveRequest* request = open_[number % cts_slots];
     group.whole = request == nullptr && !ha::mutated(ha::Mutation::whole_groups_left_out);
@@ -163,16 +179,20 @@ void ReceiveConnection::want_shadow_keys() {
 
 void ReceiveConnection::name_shadow_key(CtsEntry& entry, const ReceiveRequest::Buffer& buffer) {
   entry.shadow_key = shadow_key(buffer);
-  entry.shadow_epoch = static_cast<uint8_t>(lanes_.back().epoch);
+  entry.shadow_epoch = lanes_.back().epoch;
 }
 
 uint32_t ReceiveConnection::shadow_key(const ReceiveRequest::Buffer& buffer) {
   if (buffer.key == 0 || ha::mutated(ha::Mutation::keys_of_own_nic)) {
     return buffer.key;
   }
+  if (lanes_.back().rejected) {
+    return 0;
+  }
   auto keys = provider_.keys_on(lanes_.back().at, domain_, attachment_, buffer.key, false);
   if (!keys) {
-    fail_connection(keys.error());
+    FailoverCounts::add(channel_->failovers.rejected, 1);
+    static_cast<void>(reject(lanes_.size() - 1, keys.error()));
     return 0;
   }
   return keys->remote_key;
@@ -184,14 +204,15 @@ void ReceiveConnection::announce_again() {
   if (!lanes_[announcing_lane_].usable) {
     const auto lane = std::find_if(lanes_.begin(), lanes_.end(),
                                    [](const Lane& candidate) { return candidate.usable; });
-    if (lane == lanes_.end() || !recovery_[announcing_lane_].peer_stopped()) {
+    if (lane == lanes_.end() || (!recovery_[announcing_lane_].peer_stopped() &&
+                                 !ha::mutated(ha::Mutation::announced_before_stop))) {
       return;
     }
     announcing_lane_ = static_cast<size_t>(lane - lanes_.begin());
   }
   announce_anew_ = false;
   held_groups_ = 0;
-  held_entries_ = 0;
+  held_entries_ = ha::mutated(ha::Mutation::held_entries_kept) ? held_entries_ : 0;
   uint64_t number = groups_completed_;
   if (ha::mutated(ha::Mutation::announcements_not_renewed)) {
     return;
@@ -220,7 +241,8 @@ void ReceiveConnection::announce_again() {
 }
 
 void ReceiveConnection::flush_waiting() {
-  if (!flushes_waiting_.empty() && any_usable() && !failed_ && !finished_) {
+  if (!flushes_waiting_.empty() && !ha::mutated(ha::Mutation::flush_left_waiting) && any_usable() &&
+      !failed_ && !finished_) {
     for (const uint16_t index : std::exchange(flushes_waiting_, {})) {
       flush(channel_->slot(index));
     }

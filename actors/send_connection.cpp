@@ -77,6 +77,7 @@ void SendConnection::try_route() {
     auto stream =
         context_->streams().connect_tcp(reinterpret_cast<const sockaddr*>(&route.to), from, this);
     if (stream) {
+      late_hello_.on_dial(context_->now());
       stream_ = std::move(*stream);
       return;
     }
@@ -89,13 +90,6 @@ void SendConnection::try_route() {
 }
 
 void SendConnection::on_stream_open(Stream& stream) {
-  if (&stream == new_stream_.get()) {
-    new_stream_open_ = true;
-    static_cast<void>(stream.write(encode_rejoin(rejoin_token_)));
-    write_unconfirmed(stream);
-    context_->request_stream_turns(1000);
-    return;
-  }
   auto local = stream.local_address();
   if (!local) {
     fail_connection(local.error());
@@ -131,12 +125,13 @@ void SendConnection::send_hello() {
   hello.service_level = service_level_;
   hello.cts_address = reinterpret_cast<uint64_t>(cts_->data());
   hello.cts_key = lanes_.front().tables.written_key;
-  hello.process = static_cast<uint32_t>(getpid());
+  hello.rejoin = rejoin_point();
   hello.backup = context_->config().enable_backup;
   hello.shadows = static_cast<uint8_t>(context_->config().shadow_paths);
   hello.host = host_name();
   hello.paths = path_ends();
   said_hello_ = true;
+  late_hello_.on_hello(context_->now());
   send_plain(encode(hello));
   context_->request_stream_turns(1000);
 }
@@ -150,14 +145,9 @@ void SendConnection::on_control(const ControlReader::Message& message) {
       on_peer_closed(message.payload);
       return;
     case ControlType::reject:
-    case ControlType::failure: {
-      const auto refusal = decode_refusal(message.payload);
-      fail_connection(
-          fail(refusal ? refusal->code : Errc::remote,
-               fmt::format("the peer reports: {}", refusal ? refusal->text : "(unreadable)")),
-          false);
+    case ControlType::failure:
+      fail_as_told(decode_refusal(message.payload));
       return;
-    }
     case ControlType::doubt:
     case ControlType::fenced:
     case ControlType::rebuilt:
@@ -169,6 +159,10 @@ void SendConnection::on_control(const ControlReader::Message& message) {
     case ControlType::confirm:
     case ControlType::rejoin:
     case ControlType::leave:
+    case ControlType::probe:
+    case ControlType::present:
+    case ControlType::absent:
+    case ControlType::ask:
       break;
   }
   fail_connection(fail(Errc::remote, "unexpected message on the control stream"));
@@ -189,14 +183,15 @@ void SendConnection::on_welcome(std::span<const std::byte> payload) {
     return;
   }
   peer_host_ = welcome->host;
-  peer_process_ = welcome->process;
+  peer_process_ = welcome->rejoin.process.pid;
   sizes_address_ = welcome->sizes_address;
-  rejoin_port_ = welcome->rejoin_port;
-  rejoin_token_ = welcome->rejoin_token;
   const Config& config = context_->config();
   backup_ = welcome->backup && config.enable_backup;
+  if (backup_) {
+    rejoin_.prepare(*context_, ControlType::rejoin, rejoin_ways(welcome->rejoin), welcome->rejoin);
+  }
   places_ = provider_.places(attachment_);
-  candidates_ = ha::rank_shadows(rails(), welcome->rails);
+  candidates_ = ha::ShadowCandidates(ha::rank_shadows(rails(), welcome->rails));
   shadows_ = candidates_.empty() || config.shadow_paths == 0 ? uint8_t{0} : welcome->shadows;
   if (auto connected = connect_paths(welcome->paths, welcome->sizes_key); !connected) {
     fail_connection(connected.error());
@@ -204,10 +199,11 @@ void SendConnection::on_welcome(std::span<const std::byte> payload) {
 }
 
 void SendConnection::on_paths_ready() {
-  disarm_deadline();
-  ready_ = true;
   serving_end_ = primaries_;
   begin_recovery();
+}
+
+void SendConnection::on_usable() {
   NHA_LOG_INFO("connected to {} over {}{}", peer_text(), lanes_.front().path().describe(),
                primaries_ > 1 ? fmt::format(" and {} more", primaries_ - 1) : "");
   context_->recorder().note(TraceEvent::actor_opened, id().index, 0, 0);
@@ -216,12 +212,14 @@ void SendConnection::on_paths_ready() {
 }
 
 void SendConnection::on_deadline() {
-  fail_connection(fail(Errc::timed_out,
-                       fmt::format("connecting to {} took longer than {} ms "
-                                   "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
-                                   peer_text(), options_.timeout.count() / 1'000'000,
-                                   said_hello_ ? "the peer does not answer: is its process alive?"
-                                               : "no TCP connection: check routes and firewalls")));
+  fail_connection(
+      fail(Errc::timed_out,
+           fmt::format("connecting to {} took longer than {} ms "
+                       "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
+                       peer_text(), options_.timeout.count() / 1'000'000,
+                       !need_.empty() ? "no path came up, the last one: " + need_
+                       : said_hello_  ? "the peer does not answer: is its process alive?"
+                                      : "no TCP connection: check routes and firewalls")));
 }
 
 void SendConnection::on_peer_gone(const Error& error) {
@@ -230,6 +228,16 @@ void SendConnection::on_peer_gone(const Error& error) {
     stream_.reset();
     reader_ = {};
     ++route_;
+    try_route();
+    return;
+  }
+  if (said_hello_ && peer_host_.empty() && late_hello_.dial_again()) {
+    NHA_LOG_INFO("connecting to {} again: this process stood still for {} ms", peer_text(),
+                 late_hello_.took().count() / 1'000'000);
+    said_hello_ = false;
+    stream_.reset();
+    reader_ = {};
+    lanes_.clear();
     try_route();
     return;
   }
@@ -242,25 +250,33 @@ void SendConnection::on_peer_gone(const Error& error) {
       false);
 }
 
+/// A caller whose requests are all done may close; one who gives up in the middle promises nothing.
+CloseNotice SendConnection::last_words() const {
+  for (uint16_t i = 0; channel_ && i < sends_max; ++i) {
+    if (channel_->slot(i).state.load(std::memory_order_acquire) == RequestState::pending) {
+      return {};
+    }
+  }
+  return {channel_ ? channel_->filled_groups() : 0};
+}
+
 void SendConnection::on_peer_closed(std::span<const std::byte> payload) {
   const auto notice = decode_close(payload);
+  const Error why = fail(Errc::remote, "the peer closed the connection");
+  linger_.on_last_words();
+  part({}, why, false);
   // The receiver closed after its last group.  Its acknowledgements may have been lost with it, so
   // what it says it received counts as acknowledged; anything later will never arrive.
   for (uint16_t i = 0; notice && i < sends_max; ++i) {
     SendRequest& request = channel_->slot(i);
     if (request.state.load(std::memory_order_acquire) == RequestState::pending &&
-        request.group < notice->groups_completed) {
+        request.group <
+            notice->groups_completed + (ha::mutated(ha::Mutation::close_counts_one_more) ? 1 : 0)) {
       request.state.store(RequestState::done, std::memory_order_release);
     }
   }
-  failed_ = true;
-  fail_paths(fail(Errc::closed, "the peer closed the connection"));
-  channel_->set_failed(fail(Errc::remote, "the peer closed the connection"));
-  if (stream_) {
-    stream_->set_owner(nullptr);
-    stream_->shutdown_then_close();
-    stream_.reset();
-  }
+  channel_->set_established();  // it accepted: the first use fails, not the connecting
+  channel_->set_failed(why);
 }
 
 void SendConnection::on_doorbell() { pump(); }
@@ -326,24 +342,22 @@ bool SendConnection::pick_lane() {
 }
 
 /// The keys of a request's memory on a lane over another device; false: the peer has not told its
-/// own yet, or the connection has failed.
+/// own yet, or the device does not take the memory.
 bool SendConnection::translate(const SendRequest& request, const Lane& lane, Keys& keys) {
-  const ShadowKeys& told = shadow_keys_[request.group % cts_slots];
-  const bool current =
-      told.group == request.group && told.epoch == static_cast<uint8_t>(lane.epoch);
-  keys.remote = current ? told.keys[request.position] : 0;
+  keys.remote = shadow_keys_.key(request.group, request.position, lane.epoch);
   if (request.size == 0) {
     return true;
   }
   if (keys.remote == 0 && ha::mutated(ha::Mutation::keys_not_awaited)) {
     keys.remote = request.remote_key;
   }
-  if (keys.remote == 0) {
+  if (keys.remote == 0 || lane.rejected) {
     return false;
   }
   auto here = provider_.keys_on(lane.at, domain_, attachment_, request.key, true);
   if (!here) {
-    fail_connection(here.error());
+    const Error& why = reject(next_lane_, here.error());
+    reject_end(next_lane_, ha::ShadowCandidates::End::local, why.message());
     return false;
   }
   keys.local = here->local_key;
@@ -435,6 +449,7 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
 [[gnu::hot, gnu::noinline]] void SendConnection::on_completion(
     const fabric::Completion& completion) {
   if (failed_ || finished_) {
+    on_late_completion(completion);
     return;
   }
   const size_t at = lane_of(completion.path);
@@ -450,11 +465,13 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
     --lane.writes_open;
     lane.bytes_open -= std::min<uint64_t>(lane.bytes_open, completion.bytes);
     if (good) {
-      lane.health.show_life();
+      (ha::mutated(ha::Mutation::life_on_first_lane) ? lanes_.front() : lane).health.show_life();
       if (completion.id != piece_id) {
         SendRequest& request = channel_->slot(static_cast<uint16_t>(completion.id));
         const auto chunk = static_cast<uint32_t>(completion.id >> 16);
-        acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(at));
+        if (!ha::mutated(ha::Mutation::acknowledgement_not_noted)) {
+          acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(at));
+        }
         if (request.ledger.acknowledge(chunk)) {
           request.state.store(RequestState::done, std::memory_order_release);
         }
@@ -497,10 +514,12 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
   const Announcement announced = Announcement::unpack(completion.immediate);
   const size_t count = completion.bytes / sizeof(CtsEntry);
   // After a path was lost the receiver announces again what it cannot know to have arrived.
-  const uint64_t again = Immediate::group_distance(announced.group, next);
+  const uint64_t again = ha::mutated(ha::Mutation::groups_not_wrapped)
+                             ? next - announced.group
+                             : Immediate::group_distance(announced.group, next);
   bool good = completion.has_immediate && Immediate::same_epoch(completion.immediate, lane.epoch) &&
               Immediate::unpack(completion.immediate).kind == ImmediateKind::clear_to_send &&
-              again <= std::min<uint64_t>(next, cts_slots) && count >= 1 &&
+              again <= std::min<uint64_t>(next, Immediate::groups_told_apart / 2) && count >= 1 &&
               completion.bytes == count * sizeof(CtsEntry) &&
               announced.first_entry + count <= cts_entries;
   std::span<const CtsEntry> left;
@@ -509,6 +528,12 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
   }
   uint64_t end = next - again;
   for (; good && !left.empty(); ++end) {
+    if (end < next && left.front().group > end) {
+      // So late that the ring holds other groups at its place, which the receiver writes once all
+      // of these are done.
+      on_good_clear_to_send(lane);
+      return;
+    }
     const size_t taken = end < next ? channel_->known_group(left, end) : channel_->publish(left);
     good = taken != 0;
     note_shadow_keys(end, left.first(taken));
@@ -558,19 +583,7 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
   if (!lanes_.back().shadow || attachment_.kind != fabric::FabricKind::verbs) [[likely]] {
     return;
   }
-  ShadowKeys& told = shadow_keys_[number % cts_slots];
-  told.group = number;
-  told.epoch = entries.empty() ? told.epoch : entries.front().shadow_epoch;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    told.keys[i] = entries[i].shadow_key;
-  }
-}
-
-void SendConnection::on_close() {
-  if (!failed_) {
-    send_control(encode(CloseNotice{}));
-  }
-  finish();
+  shadow_keys_.note(number, entries);
 }
 
 }  // namespace nccl_ha

@@ -1,7 +1,5 @@
 // The connecting side when a path fails: fence, settle what arrived, make a new path.
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 
 #include <algorithm>
 
@@ -11,15 +9,24 @@
 namespace nccl_ha {
 namespace {
 
-/// How long a message may wait for its confirmation before another way is tried, and how long that
-/// one gets.
+/// How long a message may wait for its confirmation before another way is tried.
 constexpr Duration unconfirmed_limit = std::chrono::milliseconds(250);
-constexpr Duration dial_limit = std::chrono::seconds(1);
+
+/// How long an attempt to replace a path waits at most while there is none.
+constexpr Duration reopen_interval = std::chrono::seconds(1);
 
 /// How often a shadow of another fabric gives way to a look for one of the own.
 constexpr Duration better_interval = std::chrono::minutes(5);
 
 }  // namespace
+
+/// What became of the chunks that a fenced lane held.
+struct SendConnection::Settled {
+  uint32_t chunks_again = 0;
+  uint64_t bytes_again = 0;
+  uint32_t chunks_kept = 0;
+  uint64_t bytes_kept = 0;
+};
 
 void SendConnection::begin_recovery() {
   if (!backup_) {
@@ -86,15 +93,23 @@ void SendConnection::on_path_message(const ControlReader::Message& message) {
     return;
   }
   if (const auto notice = decode_notice(message.payload); is_of_ours(notice)) {
+    Lane& lane = lanes_[notice->path];
+    if (notice->rejected && lane.shadow &&
+        (notice->epoch == lane.epoch || ha::mutated(ha::Mutation::rejection_out_of_date))) {
+      lane.rejected = true;
+      reject_end(notice->path, ha::ShadowCandidates::End::remote, notice->why);
+    }
     take_steps(notice->path, recovery_[notice->path].lane.on_doubt(notice->epoch),
-               fail(Errc::remote, fmt::format("the peer reports: {}", notice->why)));
+               from_peer(notice->why));
   }
 }
 
 void SendConnection::on_fenced(std::span<const std::byte> payload) {
   if (auto report = decode_report(payload); is_of_ours(report)) {
     Recovery& recovery = recovery_[report->path];
-    recovery.report = std::move(report->arrived);
+    if (!ha::mutated(ha::Mutation::first_report_kept) || report->epoch == 0) {
+      recovery.report = std::move(report->arrived);
+    }
     take_steps(report->path, recovery.lane.on_fenced(report->epoch), {});
   }
 }
@@ -132,19 +147,25 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
       recovery.why = why.message();
       recovery.alive_at = mine.health.alive_at();
       recovery.down_at = context_->now();
-      spent = !budget_.on_failed(carried, needed);
+      spent = !mine.rejected && !budget_.on_failed(carried, needed);
       if (carried) {
         recovery.backoff.reset();  // else it comes up and fails in a loop: less and less often
       }
       if (stands_in(mine)) {
-        recovery.candidate = 0;  // the better ones may have come back meanwhile
+        candidates_.begin_anew();  // the better ones may have come back meanwhile
       }
-    } else if (mine.shadow) {
-      recovery.candidate = (recovery.candidate + 1) % candidates_.size();
+    } else if (mine.shadow && !mine.rejected) {
+      candidates_.pass_over();
+    }
+    if (mine.rejected) {
+      recovery.backoff.reset();  // it says nothing of the next one
     }
     take_down(lane, why);
+    hasten();
+    arm_reopen();
     if (cursor_.request != nullptr && cursor_.offset != 0 &&
-        cursor_.request->ledger.holder(cursor_.chunk) == lane) {
+        cursor_.request->ledger.holder(cursor_.chunk) == lane &&
+        !ha::mutated(ha::Mutation::half_posted_goes_on)) {
       // Begun there: nobody else may write it before the fence, so it goes with the others.
       cursor_.offset = 0;
       if (++cursor_.chunk == cursor_.end) {
@@ -160,8 +181,7 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
     }
   }
   if (steps.say_down) {
-    send_control(encode(ControlType::down,
-                        PathNotice{static_cast<uint8_t>(lane), mine.epoch, why.message()}));
+    send_control(encode(ControlType::down, notice_of(lane, why)));
     context_->request_stream_turns(1000);
     look_whether_drained(lane);
   }
@@ -197,7 +217,8 @@ void SendConnection::choose_lanes() {
   view.primary = primary_usable();
   view.shadow = any_usable(primaries_, lanes_.size());
   view.wanted = context_->config().enable_failback || stands_in(lanes_[serving_begin_]);
-  view.between = cursor_.request == nullptr || cursor_.offset == 0;
+  view.between = cursor_.request == nullptr || cursor_.offset == 0 ||
+                 ha::mutated(ha::Mutation::moved_within_a_chunk);
   view.whole_since = primaries_whole_since();
   switch (failback_.look(view, context_->now())) {
     case ha::Failback::Step::stay:
@@ -314,7 +335,17 @@ void SendConnection::tell_failover(size_t lane, const Settled& settled) {
 void SendConnection::reopen_soon(size_t lane) {
   Recovery& recovery = recovery_[lane];
   recovery.reopen_at = context_->now() + recovery.backoff.next(context_->random());
+  hasten();
   arm_reopen();
+}
+
+/// A shadow is tried seldom, but not when there is nothing else.
+void SendConnection::hasten() {
+  for (Recovery& one : recovery_) {
+    if (one.reopen_at && !any_usable()) {
+      one.reopen_at = std::min(*one.reopen_at, context_->now() + reopen_interval);
+    }
+  }
 }
 
 /// What waits for that interface is tried at once.
@@ -372,18 +403,27 @@ void SendConnection::reopen(size_t lane) {
   Lane& mine = lanes_[lane];
   PathOffer offer;
   if (mine.shadow) {
-    const ha::RailPair& pair = candidates_[recovery_[lane].candidate];
-    const fabric::Place& place = places_[pair.local];
+    const auto pair = candidates_.choose(context_->now());
+    if (!pair) {
+      recovery_[lane].reopen_at = candidates_.next_at();
+      return;
+    }
+    recovery_[lane].pair = *pair;
+    const fabric::Place& place = places_[pair->local];
     mine.at = place.at;
     static_cast<void>(place.address.to_sockaddr(0, &mine.local));
-    offer.rail = static_cast<uint8_t>(pair.remote);
+    offer.rail = static_cast<uint8_t>(pair->remote);
   }
   if (auto made = remake_path(mine, true); !made) {
     NHA_LOG_DEBUG("path {} to {} cannot be made yet: {}", lane, peer_text(),
                   made.error().message());
     mine.owned.reset();
-    if (mine.shadow) {
-      recovery_[lane].candidate = (recovery_[lane].candidate + 1) % candidates_.size();
+    if (mine.rejected) {
+      reject_end(lane, ha::ShadowCandidates::End::local, made.error().message());
+      recovery_[lane].backoff.reset();
+    } else if (mine.shadow) {
+      tell_shortage(made.error());
+      candidates_.pass_over();
     }
     reopen_soon(lane);
     return;
@@ -398,8 +438,23 @@ void SendConnection::reopen(size_t lane) {
   context_->request_stream_turns(1000);
 }
 
+/// The pairs with that end of the lane are left alone for a while.
+void SendConnection::reject_end(size_t lane, ha::ShadowCandidates::End end,
+                                const std::string& why) {
+  const bool here = end == ha::ShadowCandidates::End::local;
+  const ha::RailPair& pair = recovery_[lane].pair;
+  if (here) {
+    FailoverCounts::add(channel_->failovers.rejected, 1);
+  }
+  if (candidates_.reject(end, here ? pair.local : pair.remote, context_->now())) {
+    NHA_LOG_WARN("path {} to {} cannot take over through a device {}, another one is tried: {}",
+                 lane, peer_text(), here ? "of this host" : "of the peer", why);
+  }
+}
+
 void SendConnection::watch_stream() {
-  if (rejoin_port_ != 0 && !stream_timer_.armed() && !failed_ && !finished_) {
+  if (rejoin_.possible() && !rejoin_.running() && !stream_timer_.armed() && !failed_ &&
+      !finished_) {
     unconfirmed_ = courier_.first_open();
     heard_ = courier_.expected();
     context_->timers().arm(stream_timer_, context_->now() + unconfirmed_limit);
@@ -416,16 +471,18 @@ bool SendConnection::waits_for_peer() const {
 
 void SendConnection::on_unconfirmed() {
   watch_stream();
-  if (new_stream_open_) {
-    const std::span<const std::byte> frame = courier_.frame(courier_.next() - 1);
-    static_cast<void>(new_stream_->write(frame));
-  }
+  rejoin_.write(courier_.frame(courier_.next() - 1));
 }
 
-void SendConnection::on_stream_lost() {
-  if (rejoin_port_ != 0 && !new_stream_) {
-    context_->timers().cancel(stream_timer_);
-    dial_again();
+void SendConnection::on_stream_lost(const Error& why) {
+  context_->timers().cancel(stream_timer_);
+  rejoin_.start(Duration(0), why);
+}
+
+void SendConnection::on_stream_back() {
+  context_->timers().cancel(stream_timer_);
+  if (waits_for_peer()) {
+    watch_stream();
   }
 }
 
@@ -437,67 +494,25 @@ void SendConnection::look_after_stream() {
   }
   const bool moves = courier_.first_open() != unconfirmed_ || courier_.expected() != heard_;
   // Over a path that works everything gets through; one that is silent is asked.
-  if (stream_ && !new_stream_ && (!waits_for_peer() || moves || any_usable())) {
+  if (stream_ && (!waits_for_peer() || moves || any_usable())) {
     if (waits_for_peer()) {
       ask_usable();
       watch_stream();
     }
     return;
   }
-  dial_again();
+  rejoin_.start(Duration(0), fail(Errc::timed_out, "what the peer should say does not come"));
 }
 
-void SendConnection::dial_again() {
-  if (ha::mutated(ha::Mutation::stream_not_made_anew)) {
-    return;
+/// The routes, that over which the stream was made first.
+std::vector<Rejoin::Way> SendConnection::rejoin_ways(const RejoinPoint& peer) const {
+  std::vector<Rejoin::Way> ways;
+  for (size_t i = 0; i < options_.routes.size(); ++i) {
+    const size_t at = (route_ + i) % options_.routes.size();
+    const Route& route = options_.routes[at];
+    ways.push_back({route.to, route.from, at == route_ && Rejoin::leads_to(peer, route.to)});
   }
-  const Route& route = options_.routes[new_route_++ % options_.routes.size()];
-  sockaddr_storage to = route.to;
-  if (to.ss_family == AF_INET6) {
-    reinterpret_cast<sockaddr_in6*>(&to)->sin6_port = htons(rejoin_port_);
-  } else {
-    reinterpret_cast<sockaddr_in*>(&to)->sin_port = htons(rejoin_port_);
-  }
-  const auto* from =
-      route.from.ss_family == 0 ? nullptr : reinterpret_cast<const sockaddr*>(&route.from);
-  if (std::exchange(new_stream_open_, false)) {
-    leave(std::move(new_stream_));  // the peer may have taken it already
-  }
-  new_stream_.reset();
-  if (auto made =
-          context_->streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to), from, this)) {
-    new_stream_ = std::move(*made);
-  }
-  context_->request_stream_turns(1000);
-  context_->timers().arm(stream_timer_, context_->now() + dial_limit);
-}
-
-void SendConnection::on_stream_data(Stream& stream, std::span<const std::byte> bytes) {
-  if (&stream == new_stream_.get()) {
-    // The peer has taken it for the connection's.
-    NHA_LOG_INFO("the control connection to {} was made anew", peer_text());
-    new_stream_open_ = false;
-    context_->timers().cancel(stream_timer_);
-    take_stream(std::move(new_stream_), {});
-    if (waits_for_peer()) {
-      watch_stream();
-    }
-  }
-  Connection::on_stream_data(stream, bytes);
-}
-
-void SendConnection::on_stream_closed(Stream& stream, const Error& error) {
-  if (&stream == new_stream_.get()) {
-    NHA_LOG_DEBUG("no new control connection to {}: {}", peer_text(), error.message());
-    new_stream_open_ = false;
-    new_stream_.reset();  // the timer tries another route
-    return;
-  }
-  if (new_stream_) {
-    stream_.reset();  // the peer has let it go for the new one, or is gone: that one will tell
-    return;
-  }
-  Connection::on_stream_closed(stream, error);
+  return ways;
 }
 
 }  // namespace nccl_ha

@@ -6,25 +6,38 @@ set(tool_main ${CMAKE_SOURCE_DIR}/tools/main.cpp)
 set(tool_parts ${tool_sources})
 list(REMOVE_ITEM tool_parts ${tool_main})
 
-set(tool_link nha_tool_libraries nha_plugin nha_relay nha_actors nha_ha nha_runtime)
-if(tool_parts)
-  add_library(nha_tools STATIC ${tool_parts})
-  target_link_libraries(nha_tools PUBLIC ${tool_link})
-  # Only the payload's filling and checking and simulations are worth the time that optimisation
-  # takes.
-  set(tool_hot ${tool_parts})
-  list(FILTER tool_hot INCLUDE REGEX "/(perf_(pattern|transfer|latency)|sim/.*)\\.cpp$")
-  set(tool_cold ${tool_parts})
-  list(REMOVE_ITEM tool_cold ${tool_hot})
-  set_source_files_properties(${tool_cold} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O1>")
-else()
-  add_library(nha_tools INTERFACE)
-  target_link_libraries(nha_tools INTERFACE ${tool_link})
+# Only the payload's filling and checking and simulations are worth the time that optimisation takes.
+# Two libraries rather than options of single sources: such sources are left out of unity builds.
+set(tool_hot ${tool_parts})
+list(FILTER tool_hot INCLUDE REGEX "/(perf_(pattern|transfer|latency)|sim/.*)\\.cpp$")
+set(tool_cold ${tool_parts})
+list(REMOVE_ITEM tool_cold ${tool_hot})
+
+add_library(nha_tool_engines STATIC ${tool_hot})
+add_library(nha_tools STATIC ${tool_cold})
+target_compile_options(nha_tools PRIVATE $<$<CONFIG:Release>:-O1>)
+target_link_libraries(nha_tool_engines PUBLIC nha_tools)
+target_link_libraries(nha_tools PUBLIC nha_tool_engines nha_tool_libraries nha_plugin nha_relay
+                                       nha_actors nha_ha nha_simulation nha_runtime)
+# How the program finds the plugin that is installed with it (tools/plugin_search.h).
+file(RELATIVE_PATH libraries_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+set(multiarch "")
+if(CMAKE_LIBRARY_ARCHITECTURE)
+  set(multiarch ../lib/${CMAKE_LIBRARY_ARCHITECTURE})
 endif()
+target_compile_definitions(nha_tools PRIVATE
+  NHA_LIBRARIES_FROM_PROGRAM="${libraries_from_program}" NHA_MULTIARCH="${multiarch}")
+
+# Simulations count what lanes have seen (ha/lane_coverage.h).  The linker takes these functions and
+# leaves those of nha_ha where they are.
+add_library(nha_lane_coverage OBJECT ${CMAKE_SOURCE_DIR}/ha/lane.cpp)
+target_compile_definitions(nha_lane_coverage PRIVATE NHA_LANE_COVERAGE)
+set_source_files_properties(${CMAKE_SOURCE_DIR}/ha/lane.cpp PROPERTIES
+                            SKIP_UNITY_BUILD_INCLUSION ON)
 
 if(tool_main IN_LIST tool_sources)
   add_executable(nccl-ha ${tool_main})
-  target_link_libraries(nccl-ha PRIVATE nha_tools)
+  target_link_libraries(nccl-ha PRIVATE nha_lane_coverage nha_tools)
   install(TARGETS nccl-ha RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 else()
   message(STATUS "tools/main.cpp is missing: nccl-ha is not built")

@@ -1,6 +1,8 @@
 // What an error completion means for the connection.
 #pragma once
 
+#include <cerrno>
+
 #include "runtime/fabric/completion_status.h"
 
 namespace nccl_ha::ha {
@@ -26,6 +28,12 @@ constexpr ErrorClass classify(fabric::CompletionStatus cause) {
       break;
   }
   return ErrorClass::path;
+}
+
+/// An errno value that says that this process or its host has used up what it may: somebody has to
+/// raise a limit, for it seldom ends by itself.
+constexpr bool is_shortage(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOMEM;
 }
 
 }  // namespace nccl_ha::ha

@@ -1,10 +1,17 @@
 #include "ha/lane.h"
 
+#include "ha/lane_coverage.h"
 #include "ha/mutation.h"
 
 namespace nccl_ha::ha {
 
+LaneCoverage& lane_coverage() {
+  static LaneCoverage counts;
+  return counts;
+}
+
 SenderSteps SenderLane::on_ready() {
+  saw(state_, SenderEvent::ready);
   if (state_ != State::opening) {
     return {};
   }
@@ -13,16 +20,18 @@ SenderSteps SenderLane::on_ready() {
 }
 
 SenderSteps SenderLane::on_failed() {
+  saw(state_, SenderEvent::failed);
   if (state_ == State::fencing || state_ == State::down) {
     return {};
   }
   state_ = State::fencing;
-  drained_ = false;
+  drained_ = drained_ && mutated(Mutation::sender_drained_kept);
   reported_ = false;
   return {.take_down = !mutated(Mutation::sender_goes_on), .say_down = true};
 }
 
 SenderSteps SenderLane::on_doubt(uint32_t epoch) {
+  saw(state_, epoch == epoch_ ? SenderEvent::doubt : SenderEvent::old_doubt);
   if (epoch > epoch_) {
     return {.confused = true};
   }
@@ -30,6 +39,7 @@ SenderSteps SenderLane::on_doubt(uint32_t epoch) {
 }
 
 SenderSteps SenderLane::on_drained() {
+  saw(state_, SenderEvent::drained);
   if (state_ != State::fencing || drained_) {
     return {};
   }
@@ -38,6 +48,7 @@ SenderSteps SenderLane::on_drained() {
 }
 
 SenderSteps SenderLane::on_fenced(uint32_t epoch) {
+  saw(state_, SenderEvent::fenced);
   if (state_ != State::fencing || epoch != epoch_ || reported_) {
     return {.confused = true};
   }
@@ -54,12 +65,14 @@ SenderSteps SenderLane::settled_if_complete() {
 }
 
 void SenderLane::reopened() {
+  saw(state_, SenderEvent::reopened);
   state_ = State::opening;
   ++epoch_;
   rebuilt_ = false;
 }
 
 SenderSteps SenderLane::on_rebuilt(uint32_t epoch) {
+  saw(state_, epoch == epoch_ ? SenderEvent::rebuilt : SenderEvent::old_rebuilt);
   if (epoch > epoch_ || (epoch == epoch_ && rebuilt_)) {
     return {.confused = true};
   }
@@ -72,6 +85,7 @@ SenderSteps SenderLane::on_rebuilt(uint32_t epoch) {
 }
 
 ReceiverSteps ReceiverLane::on_ready() {
+  saw(state_, ReceiverEvent::ready);
   if (state_ != State::opening) {
     return {};
   }
@@ -80,15 +94,17 @@ ReceiverSteps ReceiverLane::on_ready() {
 }
 
 ReceiverSteps ReceiverLane::on_failed() {
+  saw(state_, ReceiverEvent::failed);
   if (state_ != State::opening && state_ != State::usable) {
     return {};
   }
   state_ = State::doubted;
-  drained_ = false;
+  drained_ = drained_ && mutated(Mutation::receiver_drained_kept);
   return {.take_down = true, .say_doubt = true};
 }
 
 ReceiverSteps ReceiverLane::on_drained() {
+  saw(state_, ReceiverEvent::drained);
   if (drained_ || state_ == State::opening || state_ == State::usable) {
     return {};
   }
@@ -101,6 +117,7 @@ ReceiverSteps ReceiverLane::on_drained() {
 }
 
 ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
+  saw(state_, ReceiverEvent::down);
   if (epoch != epoch_ || state_ == State::fencing || state_ == State::fenced) {
     return {.confused = true};
   }
@@ -113,12 +130,13 @@ ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
     return {.report = drained_};
   }
   state_ = State::fencing;
-  drained_ = false;
+  drained_ = drained_ && mutated(Mutation::receiver_drained_kept);
   return {.take_down = true};
 }
 
 ReceiverSteps ReceiverLane::on_rebuild(uint32_t epoch) {
-  if (state_ != State::fenced || epoch != epoch_ + 1) {
+  saw(state_, ReceiverEvent::rebuild);
+  if (state_ != State::fenced || (epoch != epoch_ + 1 && !mutated(Mutation::any_epoch_rebuilt))) {
     return {.confused = true};
   }
   state_ = State::opening;

@@ -80,10 +80,16 @@ class AcknowledgementBook {
   void begin(uint64_t group, uint32_t position) {
     Message& message = at(group, position);
     message.group = group;
-    message.lane.fill(ChunkLedger::nobody);
+    if (!mutated(Mutation::book_not_cleared)) {
+      message.lane.fill(ChunkLedger::nobody);
+    }
   }
+  /// May come so late that another group has the place: the receiver has the old one whole, or it
+  /// would not have opened the new one.
   void note(uint64_t group, uint32_t position, uint32_t chunk, uint8_t lane) {
-    at(group, position).lane[chunk] = lane;
+    if (Message& message = at(group, position); message.group == group) {
+      message.lane[chunk] = lane;
+    }
   }
   /// The lane acknowledged something that its fence says never arrived.
   bool contradicts(uint8_t lane, const ArrivalReport& report) const {

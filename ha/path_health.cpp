@@ -1,5 +1,7 @@
 #include "ha/path_health.h"
 
+#include "ha/mutation.h"
+
 namespace nccl_ha::ha {
 namespace {
 
@@ -15,19 +17,63 @@ constexpr int64_t usual_times = 4;
 /// What is usual is forgotten by this share with each look.
 constexpr int64_t forgotten_share = 32;
 
+/// The peer is asked when this share of the limit has passed; that leaves as much time for its
+/// answer.
+constexpr int64_t asked_share = 2;
+
+/// A peer that did not run for a while answers all ways when it runs again, one after the other:
+/// after the first answer the path has this share of the limit.
+constexpr int64_t witness_share = 6;
+
 }  // namespace
 
-bool PathHealth::look(Instant now, const Open& open, const Limits& limits) {
+PathHealth::Finding PathHealth::look(const Moment& now, const Open& open, const Limits& limits,
+                                     const Elsewhere& elsewhere) {
   if (life_ != life_seen_ || open.writes == 0 || !waited_) {
     on_answer(now, open, limits);
-    return false;
+    return Finding::fine;
   }
-  return now - alive_at_ >= limit(open, limits);
+  const Duration silent = silent_for(now);
+  allowed_ = limit(open, limits, elsewhere.usable);
+  if (silent < allowed_ / asked_share) {
+    return Finding::fine;
+  }
+  if (judge(silent, elsewhere) || silent >= limits.unwitnessed + for_bytes(open)) {
+    return Finding::silent;
+  }
+  const bool again = asked_ && silent - asked_->after < allowed_ / asked_share;
+  if (again || witnessed()) {
+    return Finding::fine;
+  }
+  // What was asked before may have got lost with the way that it took.
+  asked_ = Asked{silent, asked_ ? asked_->evidence : elsewhere.evidence, std::nullopt};
+  return Finding::ask;
+}
+
+/// The peer has run, and would have answered this path too.
+bool PathHealth::judge(Duration silent, const Elsewhere& elsewhere) {
+  if (asked_ && !asked_->witnessed_after &&
+      elsewhere.evidence != (mutated(Mutation::witness_of_before) ? 0 : asked_->evidence)) {
+    asked_->witnessed_after = silent;
+  }
+  if (mutated(Mutation::no_witness_needed)) {
+    return silent >= allowed_;
+  }
+  return witnessed() && silent >= allowed_ &&
+         silent - *asked_->witnessed_after >= allowed_ / witness_share;
+}
+
+std::optional<Instant> PathHealth::next_look(const Open& open, const Limits& limits,
+                                             bool other_usable) const {
+  if (!waited_) {
+    return std::nullopt;
+  }
+  return alive_at_.now + limit(open, limits, other_usable) / asked_share;
 }
 
 /// Something came, or nothing was waited for.
-void PathHealth::on_answer(Instant now, const Open& open, const Limits& limits) {
-  const Duration silent = now - alive_at_;
+void PathHealth::on_answer(const Moment& now, const Open& open, const Limits& limits) {
+  const Duration silent = silent_for(now);
   const bool answered = waited_ && life_ != life_seen_;
   silence_ =
       std::max(answered && worked_ ? silent : Duration(0), silence_ - silence_ / forgotten_share);
@@ -42,20 +88,32 @@ void PathHealth::on_answer(Instant now, const Open& open, const Limits& limits) 
   waited_ = open.writes != 0;
   worked_ = open.writes > open.pulses;
   bytes_seen_ = open.bytes;
+  if (!mutated(Mutation::asked_for_ever)) {
+    asked_.reset();
+  }
 }
 
-Duration PathHealth::limit(const Open& open, const Limits& limits) const {
-  // Looked at with the third one after it, whichever of the two comes a moment early.
-  const Duration missed = pulses_missed_max * limits.heartbeat - limits.heartbeat / 8;
-  if (open.writes <= open.pulses && !suspect_) {
-    return missed;
+Duration PathHealth::limit(const Open& open, const Limits& limits, bool other_usable) const {
+  const Duration alone = limits.alone + for_bytes(open);
+  if (!other_usable) {
+    return alone;
   }
-  // A large write completes as a whole, on a slow network long after it was posted.
-  const Duration large(
+  // Looked at with the third one after it, whichever of the two comes a moment early.
+  const Duration missed = limits.heartbeat == Duration(0)
+                              ? limits.alone
+                              : pulses_missed_max * limits.heartbeat - limits.heartbeat / 8;
+  if (open.writes <= open.pulses && !suspect_) {
+    return std::min(missed, alone);
+  }
+  return std::min(alone,
+                  std::min(missed, std::clamp(usual_times * silence_, limits.soft_timeout / 2,
+                                              limits.soft_timeout)) +
+                      for_bytes(open));
+}
+
+Duration PathHealth::for_bytes(const Open& open) const {
+  return Duration(
       open.bytes > bytes_proven_ ? static_cast<int64_t>(open.bytes) * unproven_ns_per_byte : 0);
-  return std::min(missed, std::clamp(usual_times * silence_, limits.soft_timeout / 2,
-                                     limits.soft_timeout)) +
-         large;
 }
 
 }  // namespace nccl_ha::ha

@@ -1,23 +1,44 @@
-// Whether a path still shows signs of life, and how long it may do without.
+// Whether a path still shows signs of life, how long it may do without, and whether that is its own
+// fault.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
-#include "runtime/clock.h"
+#include "ha/mutation.h"
+#include "runtime/instant.h"
 
 namespace nccl_ha::ha {
 
 /// Judges one path by what gets through.  A path is looked at now and then; what was open at one
 /// look and is answered by the next one teaches how long it usually stays silent under work, and
 /// silence of several times that makes it suspect: a false alarm costs a fence and what was under
-/// way, waiting costs everybody's time.  Acts on nothing, and takes the time from its caller.  One
-/// thread.
+/// way, waiting costs everybody's time.
+///
+/// Silence alone says nothing of a path: this process may not have run, or the peer's not.  Time in
+/// which this one did not run is not counted.  For the other one a witness is needed: something
+/// that came another way and shows that the peer ran while this path stayed silent.  At half the
+/// limit the caller is told to ask for one.  Without a witness the verdict takes much longer.
+///
+/// Acts on nothing, and takes the time from its caller.  One thread.
 class PathHealth {
  public:
   struct Limits {
-    Duration heartbeat{};     ///< between two signs of life
+    Duration heartbeat{};     ///< between two signs of life; 0: none are due
     Duration soft_timeout{};  ///< the longest that work may stay unanswered, whatever is usual
+    Duration alone{};         ///< the same for a path without another one, and for heartbeats
+    Duration unwitnessed{};   ///< the same while nothing shows that the peer runs
+  };
+  /// What is known of the other ways to the peer.
+  struct Elsewhere {
+    bool usable = false;    ///< another path is
+    uint64_t evidence = 0;  ///< grows whenever something comes from there that the peer did by now
+  };
+  enum class Finding : uint8_t {
+    fine,    ///< so far
+    ask,     ///< silent for half of what is allowed: ask on every way
+    silent,  ///< for longer than it may be: it counts as dead
   };
   /// Posted and not completed at the moment of a look.
   struct Open {
@@ -27,14 +48,17 @@ class PathHealth {
   };
 
   /// A path was taken into use.  What is known of its network's speed stays known.
-  void begin(Instant now) {
+  void begin(const Moment& now) {
     alive_at_ = now;
     waited_ = false;
     suspect_ = false;
     silence_ = {};
+    asked_.reset();
   }
   /// Something got through, in either direction.
   void show_life() { ++life_; }
+  /// A part of something did; not more than once for each look.
+  void show_progress() { life_ += life_ == life_seen_ ? 1 : 0; }
   /// Something was written whose completion nobody sees.
   void announce() { announced_ = true; }
   /// True if nothing has come since such a thing was written: the caller gives a sign of life, and
@@ -51,34 +75,54 @@ class PathHealth {
   void suspect() { suspect_ = true; }
   bool suspected() const { return suspect_; }
   /// A sign of life was given.
-  void on_pulse(Instant now) {
+  void on_pulse(const Moment& now) {
     if (!waited_) {
       waited_ = true;
       alive_at_ = now;
     }
   }
-  /// True if the path has been silent for longer than it may be: it counts as dead, if there is
-  /// another one.
-  bool look(Instant now, const Open& open, const Limits& limits);
+  /// Looks at what has come since the last look.
+  Finding look(const Moment& now, const Open& open, const Limits& limits,
+               const Elsewhere& elsewhere);
+  /// The next look may be as late as this, if something is waited for and `busy` wants none before.
+  std::optional<Instant> next_look(const Open& open, const Limits& limits, bool other_usable) const;
   /// It should be looked at often; an idle one costs no more than its signs of life.
   bool busy(const Open& open) const {
-    return moved_ || announced_ || open.writes > (suspect_ ? 0 : open.pulses);
+    return moved_ || announced_ || asked_ || open.writes > (suspect_ ? 0 : open.pulses);
   }
 
   /// How much has got through; only differences mean something.
   uint64_t life() const { return life_; }
   /// When life was last seen, or nothing was waited for.
-  Instant alive_at() const { return alive_at_; }
+  Instant alive_at() const { return alive_at_.now; }
+  /// How long this process ran since then.
+  Duration silent_for(const Moment& now) const {
+    return mutated(Mutation::lost_time_counts) ? now.now - alive_at_.now : now.ran_since(alive_at_);
+  }
+  /// Of the last look that found the path silent: how long it may have been.
+  Duration allowed() const { return allowed_; }
+  /// The peer ran while the path stayed silent.
+  bool witnessed() const { return asked_ && asked_->witnessed_after; }
   /// The longest that it lately stayed silent under work: a decaying maximum.
   Duration usual_silence() const { return silence_; }
 
  private:
-  void on_answer(Instant now, const Open& open, const Limits& limits);
-  Duration limit(const Open& open, const Limits& limits) const;
+  void on_answer(const Moment& now, const Open& open, const Limits& limits);
+  Duration limit(const Open& open, const Limits& limits, bool other_usable) const;
+  /// For a large write, which completes as a whole, on a slow network long after it was posted.
+  Duration for_bytes(const Open& open) const;
+  bool judge(Duration silent, const Elsewhere& elsewhere);
+
+  /// The peer was asked, on every way, whether it runs.
+  struct Asked {
+    Duration after{};                         ///< of silence
+    uint64_t evidence = 0;                    ///< then
+    std::optional<Duration> witnessed_after;  ///< seen by the look after so much silence
+  };
 
   uint64_t life_ = 0;
   uint64_t life_seen_ = 0;  ///< at the last look
-  Instant alive_at_{};
+  Moment alive_at_{};
   bool waited_ = false;        ///< at the last look something was open
   bool worked_ = false;        ///< and not only signs of life
   bool moved_ = false;         ///< between the last two looks there was traffic
@@ -87,6 +131,8 @@ class PathHealth {
   uint64_t bytes_seen_ = 0;    ///< open at the last look
   uint64_t bytes_proven_ = 0;  ///< so many at once did not keep it silent for long
   Duration silence_{};
+  std::optional<Asked> asked_;
+  Duration allowed_{};
 };
 
 }  // namespace nccl_ha::ha

@@ -1,9 +1,11 @@
 // How often and for how long a connection tries before it fails for good.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
+#include "ha/mutation.h"
 #include "runtime/clock.h"
 
 namespace nccl_ha::ha {
@@ -19,7 +21,8 @@ class RetryBudget {
   /// A path that was in use failed.  `carried`: something had got through.  `needed`: traffic would
   /// have taken it.  False: that was once too often.
   [[nodiscard]] bool on_failed(bool carried, bool needed) {
-    failures_ = carried ? 0 : failures_ + (needed ? 1 : 0);
+    failures_ =
+        carried && !mutated(Mutation::failures_never_forgotten) ? 0 : failures_ + (needed ? 1 : 0);
     return failures_ <= failures_max_;
   }
   uint64_t failures() const { return failures_; }
@@ -27,11 +30,25 @@ class RetryBudget {
   /// Traffic cannot go on, or can again; saying so twice changes nothing.
   void need(bool path, Instant now) {
     if (!path) {
+      if (mutated(Mutation::budget_not_stopped)) {
+        return;
+      }
+      if (ends_) {
+        left_ = std::max(*ends_ - now, Duration(0));
+        ended_at_ = now;
+      }
       ends_.reset();
     } else if (!ends_) {
-      ends_ = now + time_;
+      const bool goes_on = resumes_ && left_ && now - ended_at_ < time_;
+      ends_ = now + (goes_on ? *left_ : time_);
     }
+    resumes_ = false;
   }
+  /// The path that is about to be missed again was of no use to anybody: the time goes on from
+  /// where that path had ended it.
+  void resume() { resumes_ = true; }
+  /// Traffic went on: what was used up before counts no more.
+  void served() { left_.reset(); }
   /// When the time is spent; nothing while there is a path.
   std::optional<Instant> ends() const { return ends_; }
   Duration time() const { return time_; }
@@ -41,6 +58,9 @@ class RetryBudget {
   Duration time_;
   uint64_t failures_ = 0;
   std::optional<Instant> ends_;
+  bool resumes_ = false;
+  std::optional<Duration> left_;  ///< when the need ended last
+  Instant ended_at_{};
 };
 
 }  // namespace nccl_ha::ha

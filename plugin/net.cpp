@@ -265,6 +265,11 @@ abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
     switch (channel->phase()) {
       case Phase::connecting:
         return abi::NcclResult::success;
+      case Phase::failed:
+        if (!channel->established()) {
+          break;
+        }
+        [[fallthrough]];  // the peer was there: what has become of it the first use tells
       case Phase::ready: {
         process.remove_pending(id);
         set_handle_scratch(bytes, 0);
@@ -273,8 +278,6 @@ abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
         *send_comm = comm.release();
         return abi::NcclResult::success;
       }
-      case Phase::failed:
-        break;
     }
     process.remove_pending(id);
     set_handle_scratch(bytes, 0);

@@ -39,6 +39,9 @@ class Actor {
   virtual void on(const Message& message) = 0;
   /// At engine stop, before destruction: say goodbye, release streams.
   virtual void stop() {}
+  /// After stop(): it still has something to say, and removes itself when that is done.  It is
+  /// destroyed without that when the engine's patience is at its end.
+  virtual bool lingers() const { return false; }
   ActorId id() const { return id_; }
 
  private:

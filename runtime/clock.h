@@ -3,21 +3,10 @@
 
 #include <time.h>
 
-#include <chrono>
+#include "runtime/instant.h"
+#include "runtime/lost_time.h"
 
 namespace nccl_ha {
-
-using Duration = std::chrono::nanoseconds;
-
-/// The time base of Instant: nanoseconds of CLOCK_MONOTONIC, or of a simulation.
-struct MonotonicTime {
-  using duration = Duration;
-  using rep = Duration::rep;
-  using period = Duration::period;
-  using time_point = std::chrono::time_point<MonotonicTime, Duration>;
-  static constexpr bool is_steady = true;
-};
-using Instant = MonotonicTime::time_point;
 
 class Clock {
  public:
@@ -43,6 +32,7 @@ class TurnClock final : public Clock {
     if (!read_) {
       now_ = source_.now();
       read_ = true;
+      lost_.on_turn(now_);
     }
     return now_;
   }
@@ -50,9 +40,15 @@ class TurnClock final : public Clock {
   void begin_turn() { read_ = false; }
   /// now() was called in this turn.
   bool was_read() const { return read_; }
+  LostTime& lost() { return lost_; }
+  Moment moment() {
+    const Instant now = this->now();
+    return {now, lost_.total()};
+  }
 
  private:
   Clock& source_;
+  LostTime lost_;
   Instant now_{};
   bool read_ = false;
 };

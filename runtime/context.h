@@ -23,6 +23,10 @@ class Context {
 
   /// Read at most once per turn.
   Instant now() { return turn_clock_.now(); }
+  /// now(), with what tells how long this process ran up to then.
+  Moment moment() { return turn_clock_.moment(); }
+  /// How much later turns came than they were due, all together.
+  const LostTime& lost_time() { return turn_clock_.lost(); }
   /// now() for those that take a Clock.
   Clock& turn_clock() { return turn_clock_; }
   /// A fresh reading, for what must not be a turn old.

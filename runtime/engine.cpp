@@ -9,6 +9,7 @@
 
 #include "runtime/check.h"
 #include "runtime/log.h"
+#include "runtime/thread.h"
 #include "runtime/uv_streams.h"
 
 namespace nccl_ha {
@@ -18,12 +19,6 @@ constexpr Duration stop_limit = std::chrono::seconds(2);
 constexpr Duration nap_limit = std::chrono::milliseconds(100);
 constexpr int naps_per_heartbeat = 2;
 
-/// A control connection must outlive every outage that its paths may.
-Duration unanswered_limit(const Config& config) {
-  const Duration least = std::chrono::seconds(30);
-  return config.enable_backup ? least + std::chrono::milliseconds(config.retry_budget_ms) : least;
-}
-
 /// How long the standby naps at most while callers are busy.  None of what it then does late may be
 /// late by as much as peers take for silence.
 Duration longest_nap(const Config& config) {
@@ -32,6 +27,11 @@ Duration longest_nap(const Config& config) {
 }
 
 }  // namespace
+
+Duration unanswered_limit(const Config& config) {
+  const Duration least = std::chrono::seconds(30);
+  return config.enable_backup ? least + std::chrono::milliseconds(config.retry_budget_ms) : least;
+}
 
 Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   const Mode mode = config.use_progress_thread ? Mode::threads : Mode::inline_turns;
@@ -68,19 +68,28 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   for (size_t i = 0; i < count; ++i) {
     Seat& seat = *engine->seats_[i];
     if (mode == Mode::threads) {
-      seat.thread = std::thread(
+      auto thread = start_thread(
           [raw = engine.get(), &seat, info = engine->loads_[i]] { raw->run_thread(seat, info); });
+      if (!thread) {
+        return thread.error();
+      }
+      seat.thread = std::move(*thread);
     }
   }
   if (mode == Mode::inline_turns) {
-    engine->standby_.emplace_back([raw = engine.get()] { raw->run_standby(); });
+    auto thread = start_thread([raw = engine.get()] { raw->run_standby(); });
+    if (!thread) {
+      return thread.error();
+    }
+    engine->standby_.push_back(std::move(*thread));
   }
   return engine;
 }
 
 std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock, uint64_t seed,
                                               const StreamSource& streams) {
-  std::unique_ptr<Engine> engine(new Engine(config, Mode::virtual_time, &clock));
+  const Mode mode = config.use_progress_thread ? Mode::virtual_time : Mode::inline_turns;
+  std::unique_ptr<Engine> engine(new Engine(config, mode, &clock));
   const auto count = static_cast<size_t>(config.progress_threads);
   engine->loads_.resize(count);
   Random seeds(seed);
@@ -89,6 +98,13 @@ std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock
     Worker::Options options;
     options.index = i;
     options.seed = seeds.next();
+    if (mode == Mode::inline_turns && i == 0) {
+      auto parker = Parker::make();
+      NHA_ASSERT(parker.ok(), "a simulated process needs two descriptors");
+      seat->parker = std::move(*parker);
+      engine->bed_ = seat->parker.get();
+    }
+    options.waker = engine->bed_;
     seat->worker = std::make_unique<Worker>(options, engine->config_, clock, streams());
     engine->seats_.push_back(std::move(seat));
   }
@@ -97,7 +113,7 @@ std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock
 
 Engine::~Engine() {
   stopping_.store(true, std::memory_order_seq_cst);
-  if (mode_ == Mode::virtual_time) {
+  if (virtual_) {
     for (auto& seat : seats_) {
       seat->worker->stop(Duration(0));  // time does not pass here
     }
@@ -246,75 +262,88 @@ void Engine::run_standby() {
   prepare_thread("nccl-ha-standby");
   // One parker serves all workers: it sleeps on every worker's descriptors.
   Parker& bed = *bed_;
-  const Duration longest = longest_nap(config_);
-  std::vector<uint64_t> versions(seats_.size(), 0);
-  bool driving = false;
-  bool met_caller = false;  // in a turn, perhaps a long one
-  Duration nap{};
-  std::vector<Seat*> held;
-  bool changed = true;  // what to sleep on differs from what the bed watches
   while (!stopping_.load(std::memory_order_seq_cst)) {
-    const Callers callers = look_for_callers();
-    const bool caller_active = std::exchange(met_caller, false) || callers.any;
-    if (caller_active) {
-      driving = false;
+    const Rest rest = look_after_workers();
+    const Instant now = clock_.now();
+    if (rest.kind == Rest::Kind::nap) {
+      bed.nap(*rest.until, now);
+      continue;
     }
-    if (!driving) {
-      driving = !caller_active;
-      if (caller_active) {
-        // Packets should not wake anybody while the callers look for them.
-        turn_left_alone();
-        // Waking takes a processor from somebody.  Who has called all along is asked less and less
-        // often whether he still does, if nobody waits for software to answer.
-        const bool calm = !callers.left_one_alone && callers.patience >= Worker::calm_patience;
-        nap = calm ? std::max(callers.patience, std::min(2 * nap, longest)) : callers.patience;
-        const Instant now = clock_.now();
-        bed.nap(now + nap, now);
-        continue;
-      }
-      nap = Duration(0);
-    }
-    unsigned work = 0;
-    bool sleepy = true;
-    std::optional<Instant> deadline;
-    std::vector<int> fds;
-    // Announced before the last look, as in park(); a message from now on wakes us.
-    bed.sleeping.exchange(1, std::memory_order_seq_cst);
-    for (auto& seat : seats_) {
-      if (seat->busy.exchange(true, std::memory_order_acquire)) {
-        sleepy = false;
-        met_caller = true;
-        continue;
-      }
-      held.push_back(seat.get());
-      seat->worker->bind_to_this_thread();
-      work += seat->worker->turn();
-      ++seat->seen_turns;
-      sleepy = sleepy && seat->worker->may_sleep();
-      const auto next = seat->worker->next_deadline();
-      deadline = next && (!deadline || *next < *deadline) ? next : deadline;
-      const size_t index = seat->worker->context().worker_index();
-      changed = changed || versions[index] != seat->worker->wait_version();
-      versions[index] = seat->worker->wait_version();
-      const auto own = seat->worker->wait_fds();
-      fds.insert(fds.end(), own.begin(), own.end());
-      seat->worker->context().request_stream_turns(1);
-    }
-    const bool sleeps = work == 0 && sleepy;
-    if (sleeps && changed) {
-      // While every worker is held, so that nobody closes one of these.
-      bed.watch(fds);
-      changed = false;
-    }
-    for (Seat* seat : held) {
-      seat->busy.store(false, std::memory_order_release);
-    }
-    held.clear();
-    if (sleeps) {
-      bed.sleep(deadline, clock_.now());
+    if (rest.kind == Rest::Kind::sleep) {
+      bed.sleep(rest.until, now);
     }
     bed.sleeping.store(0, std::memory_order_seq_cst);
   }
+}
+
+Engine::Rest Engine::turn_standby() {
+  bed_->sleeping.store(0, std::memory_order_relaxed);
+  const Rest rest = look_after_workers();
+  if (rest.kind != Rest::Kind::sleep) {
+    bed_->sleeping.store(0, std::memory_order_relaxed);
+  }
+  return rest;
+}
+
+Engine::Rest Engine::look_after_workers() {
+  Standby& own = standby_state_;
+  own.versions.resize(seats_.size(), 0);
+  const Callers callers = look_for_callers();
+  const bool caller_active = std::exchange(own.met_caller, false) || callers.any;
+  if (caller_active) {
+    own.driving = false;
+  }
+  if (!own.driving) {
+    own.driving = !caller_active;
+    if (caller_active) {
+      // Packets should not wake anybody while the callers look for them.
+      turn_left_alone();
+      // Waking takes a processor from somebody.  Who has called all along is asked less and less
+      // often whether he still does, if nobody waits for software to answer.
+      const bool calm = !callers.left_one_alone && callers.patience >= Worker::calm_patience;
+      own.nap = calm ? std::max(callers.patience, std::min(2 * own.nap, longest_nap(config_)))
+                     : callers.patience;
+      return {Rest::Kind::nap, clock_.now() + own.nap};
+    }
+    own.nap = Duration(0);
+  }
+  unsigned work = 0;
+  bool sleepy = true;
+  std::optional<Instant> deadline;
+  std::vector<int> fds;
+  // Announced before the last look, as in park(); a message from now on wakes us.
+  bed_->sleeping.exchange(1, std::memory_order_seq_cst);
+  for (auto& seat : seats_) {
+    if (seat->busy.exchange(true, std::memory_order_acquire)) {
+      sleepy = false;
+      own.met_caller = true;
+      continue;
+    }
+    own.held.push_back(seat.get());
+    seat->worker->bind_to_this_thread();
+    work += seat->worker->turn();
+    ++seat->seen_turns;
+    sleepy = sleepy && seat->worker->may_sleep();
+    const auto next = seat->worker->next_deadline();
+    deadline = next && (!deadline || *next < *deadline) ? next : deadline;
+    const size_t index = seat->worker->context().worker_index();
+    own.changed = own.changed || own.versions[index] != seat->worker->wait_version();
+    own.versions[index] = seat->worker->wait_version();
+    const auto descriptors = seat->worker->wait_fds();
+    fds.insert(fds.end(), descriptors.begin(), descriptors.end());
+    seat->worker->context().request_stream_turns(1);
+  }
+  const bool sleeps = work == 0 && sleepy;
+  if (sleeps && own.changed && !virtual_) {
+    // While every worker is held, so that nobody closes one of these.
+    bed_->watch(fds);
+    own.changed = false;
+  }
+  for (Seat* seat : own.held) {
+    seat->busy.store(false, std::memory_order_release);
+  }
+  own.held.clear();
+  return {sleeps ? Rest::Kind::sleep : Rest::Kind::none, deadline};
 }
 
 }  // namespace nccl_ha

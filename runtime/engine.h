@@ -16,6 +16,10 @@
 
 namespace nccl_ha {
 
+/// How long a control connection may go without acknowledgements: it must outlive every outage that
+/// its paths may.
+Duration unanswered_limit(const Config& config);
+
 class Engine {
  public:
   enum class Mode {
@@ -28,6 +32,8 @@ class Engine {
   static Result<std::unique_ptr<Engine>> start(const Config& config);
   /// Virtual time: one process of a simulation, all on the caller's thread.  `clock` is the
   /// simulation's; workers draw their randomness from `seed`; `streams` makes each its network.
+  /// With HA_NCCL_USE_PROGRESS_THREAD=0 the mode is inline_turns, and whoever owns the time calls
+  /// turn_standby() instead.
   using StreamSource = std::function<std::unique_ptr<StreamFactory>()>;
   static std::unique_ptr<Engine> start_virtual(const Config& config, Clock& clock, uint64_t seed,
                                                const StreamSource& streams);
@@ -47,6 +53,20 @@ class Engine {
 
   /// Of a caller who only waits.
   static constexpr unsigned turns_of_who_waits = 16;
+
+  /// What the standby does between two turns.
+  struct Rest {
+    enum class Kind : uint8_t {
+      none,
+      nap,   ///< whatever happens
+      sleep  ///< until something does, or until then if there is a time
+    } kind = Kind::none;
+    std::optional<Instant> until;
+  };
+  /// Virtual time, inline mode: the standby wakes, does what it has to, and rests again.
+  Rest turn_standby();
+  /// Virtual time: the standby sleeps, and nobody has roused it.
+  bool standby_sleeps() const { return bed_->sleeping.load(std::memory_order_relaxed) != 0; }
 
   struct Seat;
   /// Any thread.  Inline mode: where its callers turn the worker.  With threads: nullptr.
@@ -112,7 +132,10 @@ class Engine {
 
  private:
   Engine(const Config& config, Mode mode, Clock* clock)
-      : config_(config), mode_(mode), clock_(clock == nullptr ? own_clock_ : *clock) {}
+      : config_(config),
+        mode_(mode),
+        virtual_(clock != nullptr),
+        clock_(clock == nullptr ? own_clock_ : *clock) {}
   void run_thread(Seat& seat, WorkerInfo info);
   void run_standby();
   void turn_left_alone();
@@ -123,6 +146,8 @@ class Engine {
     Duration patience = Duration::max();  ///< the least of the workers'
   };
   Callers look_for_callers();
+  /// One look of the standby at callers and, if there are none, one turn of all workers.
+  Rest look_after_workers();
   bool sit_down(Seat& seat);
   void get_up(Seat& seat);
   [[gnu::noinline]] void rouse_standby();
@@ -132,10 +157,19 @@ class Engine {
 
   Config config_;
   const Mode mode_;
+  const bool virtual_;
   SteadyClock own_clock_;
   Clock& clock_;
   std::vector<std::unique_ptr<Seat>> seats_;
-  Parker* bed_ = nullptr;  ///< the standby's
+  Parker* bed_ = nullptr;  ///< the standby's, as the next
+  struct Standby {
+    bool driving = false;
+    bool met_caller = false;  ///< in a turn, perhaps a long one
+    bool changed = true;      ///< what to sleep on differs from what the bed watches
+    Duration nap{};
+    std::vector<uint64_t> versions;
+    std::vector<Seat*> held;
+  } standby_state_;
   std::mutex load_mutex_;
   std::vector<WorkerInfo> loads_;
   std::atomic<bool> stopping_{false};

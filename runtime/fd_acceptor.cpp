@@ -36,12 +36,11 @@ void FdAcceptor::on_readable(int listening) {
     if (error == EINTR || error == ECONNABORTED) {
       continue;
     }
-    owner_->on_acceptor_error(
-        fail(Errc::system,
-             error == EMFILE || error == ENFILE
-                 ? "no file descriptor is left for a connection; raise the limit (ulimit -n)"
-                 : "accept failed",
-             error));
+    owner_->on_acceptor_error(fail(Errc::system,
+                                   error == EMFILE || error == ENFILE
+                                       ? "no file descriptor is left for a connection"
+                                       : "accept failed",
+                                   error));
     return;
   }
 }

@@ -1,11 +1,16 @@
 // Who we are, for logs and for peers.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace nccl_ha {
 
 /// The host's name without its domain, read once; "host" when there is none.
 const std::string& host_name();
+
+/// When this process began, in clock ticks after the start of its host; 0 where nobody tells.  Not
+/// cached: a fork has a time of its own.
+uint64_t process_start_ticks();
 
 }  // namespace nccl_ha

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "runtime/check.h"
+#include "runtime/mutation.h"
 #include "runtime/result.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -355,7 +356,8 @@ class Address {
         return false;
       }
     }
-    if (sender.queue_is_clear() && mailbox_->try_front({message, sender_})) {
+    if ((sender.queue_is_clear() || mutated(Mutation::slot_overtakes_queue)) &&
+        mailbox_->try_front({message, sender_})) {
       ++sender.sent;
     } else {
       if (!mailbox_->queue_.try_push(*sender.token, {message, sender_})) {

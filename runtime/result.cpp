@@ -1,8 +1,27 @@
 #include "runtime/result.h"
 
+#include <sys/resource.h>
+
+#include <cerrno>
 #include <cstring>
 
 namespace nccl_ha {
+namespace {
+
+/// What to do about an errno value, where that is the same whatever the call was.
+std::string remedy_of(int error) {
+  rlimit limit{};
+  if (error == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    return " (this process may have " + std::to_string(limit.rlim_cur) +
+           "; raise the limit RLIMIT_NOFILE with ulimit -n)";
+  }
+  if (error == ENFILE) {
+    return " (of all processes together; raise fs.file-max with sysctl)";
+  }
+  return "";
+}
+
+}  // namespace
 
 const char* to_text(Errc code) {
   switch (code) {
@@ -36,7 +55,7 @@ std::string Error::message() const {
   }
   char buffer[128];
   // The GNU variant: it may return a static text instead of filling the buffer.
-  return what + ": " + strerror_r(sys, buffer, sizeof buffer);
+  return what + ": " + strerror_r(sys, buffer, sizeof buffer) + remedy_of(sys);
 }
 
 }  // namespace nccl_ha

@@ -53,7 +53,8 @@ struct Error {
   int sys = 0;       ///< errno of the failed call, 0 if none
   std::string what;  ///< what, where and what to do, in one sentence
   SourceLocation where = SourceLocation::current();
-  /// `what`, followed by the text of `sys` if there is one.
+  /// `what`, followed by the text of `sys` if there is one, and by what to do about a limit of
+  /// the process that was reached.
   std::string message() const;
 };
 

@@ -18,6 +18,7 @@
 #include "runtime/kernel_links.h"
 #include "runtime/log.h"
 #include "runtime/sigpipe.h"
+#include "runtime/uv_loop_probe.h"
 
 namespace nccl_ha {
 namespace {
@@ -66,6 +67,9 @@ class UvStreams final : public StreamFactory {
  public:
   explicit UvStreams(Duration unanswered) : unanswered_(unanswered) {}
   Result<void> init() {
+    if (auto possible = probe_uv_loop(); !possible) {
+      return possible.error();
+    }
     const int code = uv_loop_init(&loop_);
     if (code != 0) {
       return fail(Errc::system, "cannot create an event loop", -code);
@@ -418,6 +422,10 @@ void tune_tcp(uv_tcp_t* tcp, Duration unanswered) {
   if (uv_fileno(reinterpret_cast<uv_handle_t*>(tcp), &fd) == 0) {
     const auto ms = static_cast<int>(unanswered.count() / 1'000'000);
     static_cast<void>(setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms));
+    // libuv leaves the kernel's 75 s, so that a stream which a firewall forgot would seem to live
+    // for that long.
+    static_cast<void>(
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &keepalive_seconds, sizeof keepalive_seconds));
   }
 }
 

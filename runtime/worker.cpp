@@ -332,6 +332,8 @@ std::optional<Instant> Worker::next_deadline() {
       deadline = other;
     }
   }
+  // Who asks is about to sleep until then.
+  turn_clock_.lost().rest_until(deadline.value_or(Instant::max()));
   return deadline;
 }
 
@@ -348,28 +350,43 @@ std::vector<int> Worker::wait_fds() const {
   return fds;
 }
 
+void Worker::ask_to_stop() {
+  bind_to_this_thread();
+  for (uint32_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].alive) {
+      slots_[i].actor->stop();
+      if (!slots_[i].actor->lingers()) {
+        remove_actor(slots_[i].actor->id());
+      }
+    }
+  }
+  bury();
+}
+
 void Worker::stop(Duration limit) {
   if (!post_address_) {
     return;  // stopped before
   }
   bind_to_this_thread();
   static_cast<void>(turn());
-  for (uint32_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].alive) {
-      slots_[i].actor->stop();
-      slots_[i].alive = false;
-      leaving_.push_back(i);
-    }
-  }
-  bury();
+  ask_to_stop();
   recorder_.stamp(clock_.now());
   const Instant end = clock_.now() + limit;
-  while (streams_ && streams_->open_handles() != 0 && clock_.now() < end) {
+  const auto any_left = [this] {
+    return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.alive; });
+  };
+  while ((any_left() || (streams_ && streams_->open_handles() != 0)) && clock_.now() < end) {
     request_stream_turns(1);
     if (turn() == 0) {
       sched_yield();
     }
   }
+  for (uint32_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].alive) {
+      remove_actor(slots_[i].actor->id());
+    }
+  }
+  bury();
   static_cast<void>(mailbox_->drain(SIZE_MAX, [this](const Message& message) {
     if (message.kind == adopt_kind) {
       delete reinterpret_cast<Actor*>(message.a);

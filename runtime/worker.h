@@ -102,7 +102,8 @@ class Worker final : private Context {
   }
   /// Nothing queued and every poller agrees: the thread may sleep.
   bool may_sleep();
-  /// Not later than this must turn() be called again; nullopt: only when something arrives.
+  /// Not later than this must turn() be called again; nullopt: only when something arrives.  For
+  /// those that sleep until then: what the next turn comes later counts as lost time.
   std::optional<Instant> next_deadline();
   /// What to wait for besides the waker.
   std::vector<int> wait_fds() const;
@@ -110,6 +111,8 @@ class Worker final : private Context {
   uint64_t wait_version() const { return wait_version_; }
   /// Asks all actors to stop and turns until they and their streams are gone, for at most `limit`.
   void stop(Duration limit);
+  /// The beginning of that, for who turns the worker itself: those who have something to say stay.
+  void ask_to_stop();
   /// The thread that owns the worker from now on; actors' owner checks compare with it.
   void bind_to_this_thread() {
 #ifdef NHA_DASSERTS

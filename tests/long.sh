@@ -66,14 +66,18 @@ simulate() {
 }
 step "100,000 simulated runs with failovers" simulate
 
-# On two namespaces; status 2: it could not be measured.
+# On two namespaces, or in two guests; status 2: it could not be measured.
 cuts() {
   local status=0
-  python3 tests/bench/cuts.py || status=$?
+  python3 tests/bench/cuts.py "$@" || status=$?
   [ $status -eq 2 ] && { echo "not run here: tests/bench/cuts.py, see its message"; status=0; }
   return $status
 }
 step "100 cuts under all_reduce, with defaults and with a heartbeat of 10 ms" cuts
+step "40 cuts under all_reduce between two RoCE guests" cuts --guests
+
+step "no path is given up beside ten busy processes" \
+  python3 tests/bench/busy.py --minutes "${NHA_BUSY_MINUTES:-60}"
 
 # Bit-exact under loss, whatever the operation: nccl-ha checks every byte and says so by its status.
 for rate in 0.01 0.05; do

@@ -39,11 +39,12 @@ struct CheckOptions {
   bool strict = false;
 };
 
-constexpr Refusal refuse{"nccl-ha check", could_not_check};
+constexpr Refusal refuse_check{"nccl-ha check", could_not_check};
 
 /// All that was found, on all hosts.
 struct Report {
-  std::vector<std::string> hosts;  ///< by rank
+  std::vector<std::string> hosts;    ///< by rank
+  std::vector<std::string> plugins;  ///< by rank: what NCCL would load there; empty: nothing
   std::vector<std::vector<Finding>> of_host;
   std::vector<PairResult> pairs;
   std::vector<Finding> of_network;
@@ -81,6 +82,9 @@ void print_findings(const std::vector<Finding>& findings) {
 void print_report(const Report& report) {
   for (size_t rank = 0; rank < report.hosts.size(); ++rank) {
     fmt::print("host {}\n", report.hosts[rank]);
+    if (!report.plugins[rank].empty()) {
+      fmt::print("  {}\n", report.plugins[rank]);
+    }
     print_findings(report.of_host[rank]);
   }
   if (report.hosts.size() > 1) {
@@ -116,8 +120,9 @@ json findings_json(const std::vector<Finding>& findings) {
 void print_json(const Report& report, bool strict) {
   json hosts = json::array();
   for (size_t rank = 0; rank < report.hosts.size(); ++rank) {
-    hosts.push_back(
-        {{"name", report.hosts[rank]}, {"findings", findings_json(report.of_host[rank])}});
+    hosts.push_back({{"name", report.hosts[rank]},
+                     {"plugin", report.plugins[rank]},
+                     {"findings", findings_json(report.of_host[rank])}});
   }
   json pairs = json::array();
   for (const PairResult& pair : report.pairs) {
@@ -132,14 +137,20 @@ void print_json(const Report& report, bool strict) {
   fmt::print("{}\n", out.dump(2, ' ', false, json::error_handler_t::replace));
 }
 
+/// Where NCCL finds none, a finding says so.
+std::string found_plugin(const HostFacts& facts) {
+  return facts.plugin.of_nccl ? facts.plugin.text() : "";
+}
+
 /// What every rank tells the first.
-std::string rank_text(const std::string& host, const std::vector<Finding>& findings, size_t devices,
+std::string rank_text(const HostFacts& facts, const std::vector<Finding>& findings, size_t devices,
                       const std::vector<PairResult>& pairs) {
   json all = json::array();
   for (const PairResult& pair : pairs) {
     all.push_back(to_json(pair));
   }
-  const json text{{"host", host},
+  const json text{{"host", facts.name},
+                  {"plugin", found_plugin(facts)},
                   {"findings", findings_json(findings)},
                   {"devices", devices},
                   {"pairs", std::move(all)}};
@@ -153,11 +164,13 @@ Result<Report> collect(const std::vector<std::string>& texts) {
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     const json text = json::parse(texts[rank], nullptr, false);
     if (!text.is_object() || !text.contains("host") || !text["host"].is_string() ||
-        !text.contains("findings") || !text.contains("pairs") || !text.contains("devices") ||
+        !text.contains("plugin") || !text["plugin"].is_string() || !text.contains("findings") ||
+        !text.contains("pairs") || !text.contains("devices") ||
         !text["devices"].is_number_unsigned()) {
       return fail(Errc::internal, fmt::format("what rank {} found cannot be read", rank));
     }
     report.hosts.push_back(text["host"]);
+    report.plugins.push_back(text["plugin"]);
     report.of_host.emplace_back();
     devices.push_back(text["devices"]);
     for (const json& entry : text["findings"]) {
@@ -219,7 +232,7 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
   if (!pairs) {
     return give_up(pairs.error());
   }
-  auto texts = (*world)->all_gather(rank_text(facts->name, findings, devices->size(), *pairs));
+  auto texts = (*world)->all_gather(rank_text(*facts, findings, devices->size(), *pairs));
   if (!texts) {
     return texts.error();
   }
@@ -239,9 +252,10 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
 }
 
 int check_alone(const CheckOptions& options) {
-  const HostFacts facts = refuse.need(look_at_host());
+  const HostFacts facts = refuse_check.need(look_at_host());
   Report report;
   report.hosts.push_back(facts.name);
+  report.plugins.push_back(found_plugin(facts));
   report.of_host.push_back(judge(facts));
   if (options.as_json) {
     print_json(report, options.strict);
@@ -253,7 +267,7 @@ int check_alone(const CheckOptions& options) {
 
 void run(CheckOptions& options) {
   if (!options.hosts.empty()) {
-    options.remote.hosts = refuse.need(parse_hosts(options.hosts));
+    options.remote.hosts = refuse_check.need(parse_hosts(options.hosts));
     auto& arguments = options.remote.arguments;
     arguments = {"--patience", fmt::format("{:g}", options.patience_s),
                  "--timeout",  fmt::format("{:g}", options.timeout_s),
@@ -268,10 +282,10 @@ void run(CheckOptions& options) {
       std::error_code error;
       options.remote.program = std::filesystem::read_symlink("/proc/self/exe", error);
     }
-    throw CLI::RuntimeError(refuse.need(run_on_hosts(options.remote)));
+    throw CLI::RuntimeError(refuse_check.need(run_on_hosts(options.remote)));
   }
-  const auto place = refuse.need(detect_launcher(process_environment(), options.rendezvous));
-  throw CLI::RuntimeError(place ? refuse.need(check_network(options, *place))
+  const auto place = refuse_check.need(detect_launcher(process_environment(), options.rendezvous));
+  throw CLI::RuntimeError(place ? refuse_check.need(check_network(options, *place))
                                 : check_alone(options));
 }
 

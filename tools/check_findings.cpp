@@ -35,6 +35,7 @@ class Judge {
     for (const std::string& warning : facts_.setting_warnings) {
       add(Level::warning, warning, "correct the name, or remove the variable");
     }
+    plugin();
     rdma_presence();
     for (const ChosenPort& port : facts_.rdma.ports) {
       rdma_port(port);
@@ -58,6 +59,23 @@ class Judge {
   static std::string name_of(const PortInfo& port) {
     return fmt::format("RDMA port {}:{}{}", port.device, port.port,
                        port.netdev.empty() ? "" : " (" + port.netdev + ")");
+  }
+
+  void plugin() {
+    const PluginSight& plugin = facts_.plugin;
+    if (!plugin.agree()) {
+      // A name that leads nowhere leaves the job with NCCL's own transports.
+      const bool leads_nowhere = !plugin.of_nccl && !plugin.asks_for_none();
+      add(leads_nowhere ? Level::error : Level::warning,
+          plugin.of_nccl ? plugin.text() + ", not " + plugin.here->file : plugin.text(),
+          plugin.remedy());
+    } else if (plugin.asks_for_none()) {
+      add(Level::hint,
+          plugin.asked.empty()
+              ? "NCCL_NET_PLUGIN is not set here: a job without it does not load nccl-ha"
+              : fmt::format("NCCL_NET_PLUGIN={}: a job does not load nccl-ha", plugin.asked),
+          plugin.remedy());
+    }
   }
 
   void rdma_presence() {
@@ -369,6 +387,7 @@ Result<HostFacts> look_at_host() {
   facts.governors = governors();
   std::error_code error;
   facts.nvidia = std::filesystem::exists("/proc/driver/nvidia/version", error);
+  facts.plugin = look_for_plugin(process_environment());
   return facts;
 }
 

@@ -10,6 +10,7 @@
 #include "runtime/config.h"
 #include "runtime/fabric/interfaces.h"
 #include "tools/host_view.h"
+#include "tools/plugin_search.h"
 
 namespace nccl_ha::tools {
 
@@ -52,6 +53,7 @@ struct HostFacts {
   std::vector<int> cpu_nodes;               ///< NUMA nodes of the usable processors
   std::map<std::string, size_t> governors;  ///< frequency governor, number of processors
   bool nvidia = false;                      ///< the NVIDIA driver is loaded
+  PluginSight plugin;
 };
 
 /// Looks at this host.  An error where the settings are wrong or nothing can be used at all.

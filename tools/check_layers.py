@@ -32,6 +32,8 @@ HA_MAY_USE = {
     "runtime/clock.h",
     "runtime/counters.h",
     "runtime/fabric/completion_status.h",
+    "runtime/instant.h",
+    "runtime/mutation.h",
     "runtime/random.h",
     "runtime/result.h",
     "runtime/slot_table.h",

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 namespace nccl_ha::tools {
 namespace {
@@ -167,6 +168,120 @@ Result<std::vector<ElfSymbol>> find_elf_symbols(const std::string& file, ElfTabl
     }
   }
   return found;
+}
+
+namespace {
+
+/// The version tables of a mapped file whose header is known to be good.
+class VersionReader {
+ public:
+  VersionReader(const MappedFile& map, const Elf64_Ehdr& header) : map_(map), header_(header) {}
+
+  /// False: something lies outside of the file.
+  bool read() {
+    const bool whole = header_.e_shnum == 0 || section(header_.e_shnum - 1U);
+    return whole && read_needs() && read_symbols();
+  }
+  std::vector<NeededVersion> take() { return std::move(versions_); }
+
+ private:
+  std::optional<Elf64_Shdr> section(uint64_t index) const {
+    return index < header_.e_shnum
+               ? map_.at<Elf64_Shdr>(header_.e_shoff + index * sizeof(Elf64_Shdr))
+               : std::nullopt;
+  }
+  /// The first of a type, with the string table that it names.
+  bool find(uint32_t type, Elf64_Shdr* found, Elf64_Shdr* strings) const {
+    for (uint64_t i = 0; i < header_.e_shnum; ++i) {
+      const auto one = section(i);
+      if (one && one->sh_type == type) {
+        const auto linked = section(one->sh_link);
+        *found = *one;
+        *strings = linked.value_or(Elf64_Shdr{});
+        return linked.has_value();
+      }
+    }
+    return false;
+  }
+  std::string_view text(const Elf64_Shdr& strings, uint64_t offset) const {
+    return map_.text(strings.sh_offset + offset, strings.sh_offset + strings.sh_size);
+  }
+
+  bool read_needs() {
+    Elf64_Shdr table;
+    Elf64_Shdr strings;
+    if (!find(SHT_GNU_verneed, &table, &strings)) {
+      return true;  // a file that needs none
+    }
+    uint64_t at = table.sh_offset;
+    for (uint32_t i = 0; i < table.sh_info; ++i) {
+      const auto need = map_.at<Elf64_Verneed>(at);
+      if (!need) {
+        return false;
+      }
+      uint64_t aux_at = at + need->vn_aux;
+      for (uint32_t j = 0; j < need->vn_cnt; ++j) {
+        const auto aux = map_.at<Elf64_Vernaux>(aux_at);
+        if (!aux) {
+          return false;
+        }
+        indices_.push_back(aux->vna_other);
+        versions_.push_back({std::string(text(strings, need->vn_file)),
+                             std::string(text(strings, aux->vna_name)),
+                             {}});
+        aux_at += aux->vna_next;
+      }
+      at += need->vn_next;
+    }
+    return true;
+  }
+
+  bool read_symbols() {
+    Elf64_Shdr symbols;
+    Elf64_Shdr strings;
+    Elf64_Shdr indices;
+    Elf64_Shdr unused;
+    if (!find(SHT_DYNSYM, &symbols, &strings) || !find(SHT_GNU_versym, &indices, &unused)) {
+      return true;
+    }
+    for (uint64_t i = 0; i < symbols.sh_size / sizeof(Elf64_Sym); ++i) {
+      const auto symbol = map_.at<Elf64_Sym>(symbols.sh_offset + i * sizeof(Elf64_Sym));
+      const auto index = map_.at<Elf64_Versym>(indices.sh_offset + i * sizeof(Elf64_Versym));
+      if (!symbol || !index) {
+        return false;
+      }
+      const auto found = std::find(indices_.begin(), indices_.end(), *index);
+      if (symbol->st_shndx == SHN_UNDEF && found != indices_.end()) {
+        versions_[static_cast<size_t>(found - indices_.begin())].symbols.emplace_back(
+            text(strings, symbol->st_name));
+      }
+    }
+    return true;
+  }
+
+  const MappedFile& map_;
+  const Elf64_Ehdr header_;
+  std::vector<uint16_t> indices_;  ///< what symbols call the version of the same place by
+  std::vector<NeededVersion> versions_;
+};
+
+}  // namespace
+
+Result<std::vector<NeededVersion>> needed_versions(const std::string& file) {
+  MappedFile map;
+  if (auto opened = map.open(file); !opened) {
+    return opened.error();
+  }
+  const auto header = read_header(map, file);
+  if (!header) {
+    return header.error();
+  }
+  VersionReader reader(map, *header);
+  if (!reader.read()) {
+    return fail(Errc::invalid_argument,
+                fmt::format("{} is damaged: it ends before its version tables do", file));
+  }
+  return reader.take();
 }
 
 Result<ElfSymbol> find_single_symbol(const std::string& file, const std::string& name) {

@@ -33,4 +33,14 @@ Result<std::vector<ElfSymbol>> find_elf_symbols(const std::string& file, ElfTabl
 /// The one symbol of that name in the full table; none or several are errors.
 Result<ElfSymbol> find_single_symbol(const std::string& file, const std::string& name);
 
+/// A version that a file needs another one to have: GLIBC_2.34 of libc.so.6.
+struct NeededVersion {
+  std::string library;
+  std::string version;
+  std::vector<std::string> symbols;  ///< that it is needed for
+};
+
+/// All of them, of a file as above.  Errors as above.
+Result<std::vector<NeededVersion>> needed_versions(const std::string& file);
+
 }  // namespace nccl_ha::tools

@@ -14,6 +14,7 @@
 #include "runtime/log.h"
 #include "tools/commands.h"
 #include "tools/host_view.h"
+#include "tools/plugin_search.h"
 #include "tools/refusal.h"
 
 namespace nccl_ha::tools {
@@ -23,7 +24,7 @@ using fabric::IpAddress;
 using fabric::NetInterface;
 using nlohmann::json;
 
-constexpr Refusal refuse{"nccl-ha info", 1};
+constexpr Refusal refuse_info{"nccl-ha info", 1};
 
 struct InfoOptions {
   bool env_only = false;
@@ -183,27 +184,43 @@ void print_kernel(const KernelSupport& kernel, const Config& config) {
   fmt::print("  processors this process may use: {}\n", usable_cpus().size());
 }
 
+void print_plugin(const PluginSight& plugin) {
+  fmt::print("\nplugin\n  this program uses {}\n  {}\n",
+             plugin.here ? plugin.here->file : "what NCCL finds", plugin.text());
+  if (const std::string remedy = plugin.remedy(); !remedy.empty()) {
+    fmt::print("    do: {}\n", remedy);
+  }
+}
+
+json plugin_json(const PluginSight& plugin) {
+  return {{"file", plugin.here ? plugin.here->file : ""},
+          {"nccl_file", plugin.of_nccl ? plugin.of_nccl->file : ""},
+          {"nccl_origin", plugin.of_nccl ? plugin.of_nccl->origin : ""},
+          {"remedy", plugin.remedy()}};
+}
+
 void show_host(const Config& config, bool as_json) {
   auto all = fabric::list_interfaces();
   if (!all) {
-    refuse(all.error());
+    refuse_info(all.error());
   }
   auto chosen = fabric::select_interfaces(*all, config.ifname, config.socket_family);
   if (!chosen) {
-    refuse(chosen.error());
+    refuse_info(chosen.error());
   }
   auto rdma = look_at_rdma(config);
   if (!rdma) {
-    refuse(rdma.error());
+    refuse_info(rdma.error());
   }
   const auto provider = fabric::Provider::make(config, *chosen, 0);
   if (!provider) {
-    refuse(provider.error());
+    refuse_info(provider.error());
   }
   const std::vector<fabric::NetDevice>& devices = (*provider)->devices();
   const std::vector<NetInterface>& interfaces = (*provider)->interfaces();  // in order of use
   const bool verbs = devices.front().kind != fabric::FabricKind::datagram;
   const KernelSupport kernel = probe_kernel(config);
+  const PluginSight plugin = look_for_plugin(process_environment());
   if (as_json) {
     json device_list = json::array();
     for (const fabric::NetDevice& device : devices) {
@@ -214,6 +231,7 @@ void show_host(const Config& config, bool as_json) {
       interface_list.push_back(interface_json(interface));
     }
     const json out{{"version", NHA_VERSION},
+                   {"plugin", plugin_json(plugin)},
                    {"fabric", fabric_name(devices.front().kind)},
                    {"devices", device_list},
                    {"interfaces", interface_list},
@@ -242,6 +260,7 @@ void show_host(const Config& config, bool as_json) {
     }
   }
   print_kernel(kernel, config);
+  print_plugin(plugin);
   fmt::print("\n");
   print_settings(config);
 }
@@ -257,10 +276,10 @@ void run(const InfoOptions& options) {
     fmt::print(stderr, "nccl-ha info: warning: {}\n", warning);
   }
   if (!config) {
-    refuse(config.error());
+    refuse_info(config.error());
   }
   if (auto faults = fabric::parse_fault_plan(config->dgram_faults); !faults) {
-    refuse(faults.error());
+    refuse_info(faults.error());
   }
   if (options.env_only) {
     if (options.as_json) {

@@ -12,6 +12,7 @@
 #include "tools/elf_symbols.h"
 #include "tools/nccl_builtin.h"
 #include "tools/net_library_tables.h"
+#include "tools/plugin_search.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -85,21 +86,22 @@ Result<LoadedFile> load_path(const std::string& file) {
   return LoadedFile{library, file};
 }
 
-/// NCCL's rules for what NCCL_NET_PLUGIN names.
+/// Our own plugin from beside this program; what else NCCL_NET_PLUGIN may name by NCCL's rules.
 Result<LoadedFile> load_by_name(const std::string& name) {
   if (name.find('/') != std::string::npos) {
     return load_path(name);
   }
-  if (void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL); library != nullptr) {
-    return LoadedFile{library, name};
-  }
-  std::string tried = name;
-  if (!(name.starts_with("lib") && name.ends_with(".so"))) {
-    const std::string full = fmt::format("libnccl-net-{}.so", name);
-    if (void* library = dlopen(full.c_str(), RTLD_NOW | RTLD_LOCAL); library != nullptr) {
-      return LoadedFile{library, full};
+  if (name == own_plugin_name || name == own_plugin_file) {
+    if (const auto found = plugin_beside_program()) {
+      return load_path(found->file);
     }
-    tried += " and " + full;
+  }
+  std::string tried;
+  for (const std::string& file : nccl_file_names(name)) {
+    if (void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL); library != nullptr) {
+      return LoadedFile{library, file};
+    }
+    tried += (tried.empty() ? "" : " and ") + file;
   }
   return fail(Errc::invalid_argument,
               file_exists(name)

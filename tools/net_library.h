@@ -138,8 +138,9 @@ class NetApi {
 /// A loaded plugin.  Closing unloads the library, as NCCL does.
 class NetLibrary {
  public:
-  /// Loads FILE[:SYMBOL], a bare name by NCCL's rules (NAME, then libnccl-net-NAME.so, both along
-  /// the loader's path), or NCCL's own transport `socket` or `ib` out of an installed libnccl.so.2
+  /// Loads FILE[:SYMBOL], our own plugin from beside this program (tools/plugin_search.h), a bare
+  /// name by NCCL's rules (NAME, then libnccl-net-NAME.so, both along the loader's path), or NCCL's
+  /// own transport `socket` or `ib` out of an installed libnccl.so.2
   /// (`libnccl`, or searched for when empty).  `abi` 0 takes the newest version offered.
   static Result<std::unique_ptr<NetLibrary>> open(const std::string& name, int abi,
                                                   const std::string& libnccl);

@@ -30,14 +30,14 @@ struct RawOptions {
   std::vector<std::string> env_against;
 };
 
-constexpr Refusal refuse{"nccl-ha perf", 2};
+constexpr Refusal refuse_perf{"nccl-ha perf", 2};
 
 template <class T>
 T need_name(std::optional<T> value, const std::string& text, const char* option,
             const char* choices) {
   if (!value) {
-    refuse(fail(Errc::invalid_argument,
-                fmt::format("{} {}: choose one of {}", option, text, choices)));
+    refuse_perf(fail(Errc::invalid_argument,
+                     fmt::format("{} {}: choose one of {}", option, text, choices)));
   }
   return *value;
 }
@@ -70,29 +70,30 @@ PerfOptions parse(const RawOptions& raw) {
   o.op = need_name(parse_op(raw.op), raw.op, "operation",
                    "all_reduce, all_gather, reduce_scatter, broadcast, alltoall, sendrecv, pt2pt, "
                    "latency");
-  o.min_bytes = refuse.need(parse_bytes(raw.min_bytes));
-  o.max_bytes = refuse.need(parse_bytes(raw.max_bytes));
-  o.step_bytes = refuse.need(parse_bytes(raw.step_bytes));
-  o.message_bytes = refuse.need(parse_bytes(raw.message_bytes));
+  o.min_bytes = refuse_perf.need(parse_bytes(raw.min_bytes));
+  o.max_bytes = refuse_perf.need(parse_bytes(raw.max_bytes));
+  o.step_bytes = refuse_perf.need(parse_bytes(raw.step_bytes));
+  o.message_bytes = refuse_perf.need(parse_bytes(raw.message_bytes));
   o.type = need_name(parse_type(raw.type), raw.type, "--type",
                      "int8, uint8, int32, int64, float, double");
   o.reduce_op = need_name(parse_reduce_op(raw.reduce_op), raw.reduce_op, "--op", "sum, min, max");
   o.check = raw.check != 0;
   o.warmup = raw.warmup < 0 ? UINT64_MAX : static_cast<uint64_t>(raw.warmup);
   for (const std::string& text : raw.env) {
-    o.plugin.environment.push_back(refuse.need(parse_assignment(text)));
+    o.plugin.environment.push_back(refuse_perf.need(parse_assignment(text)));
   }
   for (const std::string& text : raw.env_against) {
-    o.against.environment.push_back(refuse.need(parse_assignment(text)));
+    o.against.environment.push_back(refuse_perf.need(parse_assignment(text)));
   }
   return o;
 }
 
 void run(const RawOptions& raw) {
   PerfOptions options = parse(raw);
-  const auto launched = refuse.need(detect_launcher(process_environment(), options.rendezvous));
+  const auto launched =
+      refuse_perf.need(detect_launcher(process_environment(), options.rendezvous));
   if (auto settled = settle(options, launched ? launched->world_size : options.ranks); !settled) {
-    refuse(settled.error());
+    refuse_perf(settled.error());
   }
   if (const int status = supervise(options, launched); status != 0) {
     throw CLI::RuntimeError(status);
@@ -134,7 +135,7 @@ void add_measurement(CLI::App& perf, RawOptions& raw) {
   perf.add_flag("--spin", o.spin, "Do not yield the processor after a pass without progress");
   perf.add_option("--pause", o.pause_us,
                   "latency: microseconds between round trips, in which both sides come to rest")
-      ->check(CLI::Range(0U, 1000000U))
+      ->check(CLI::Range(0U, 1000000000U))
       ->capture_default_str();
   perf.add_option("--seed", o.seed, "Seed of the data")->capture_default_str();
 }
@@ -145,7 +146,8 @@ void add_environment(CLI::App& perf, RawOptions& raw) {
       ->check(CLI::Range(1, 512))
       ->capture_default_str();
   perf.add_option("--plugin", o.plugin.name,
-                  "FILE[:SYMBOL], a bare name by NCCL's rules, or NCCL's own 'socket' or 'ib'")
+                  "FILE[:SYMBOL], a bare name by NCCL's rules (ha: first beside this program), or "
+                  "NCCL's own 'socket' or 'ib'")
       ->capture_default_str();
   perf.add_option("--abi", o.plugin.abi, "ABI version to use instead of the newest (6 to 12)");
   perf.add_option("--env", raw.env, "NAME=VALUE set in the ranks before the plugin is loaded")
@@ -159,7 +161,7 @@ void add_environment(CLI::App& perf, RawOptions& raw) {
   perf.add_option("--device", o.device, "Device of the plugin to use")->capture_default_str();
   perf.add_option("--rendezvous", o.rendezvous, "HOST:PORT of rank 0 under a launcher");
   perf.add_option("--fault", o.faults,
-                  "In a lab of namespaces: what to do to its links, and when, as in "
+                  "In a lab: what to do to its links, and when, as in "
                   "'cut rail0 --for 1s@2s, lose rail1 1%@5s'; a time may be a range: 1s..2s");
   perf.add_option("--fault-rounds", o.fault_rounds, "How often; the run lasts as long")
       ->check(CLI::Range(1, 500))

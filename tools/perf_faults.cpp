@@ -85,8 +85,7 @@ Result<void> FaultRunner::start() {
   const char* name = getenv("NHA_LAB");
   if (name == nullptr) {
     return fail(Errc::invalid_usage,
-                "--fault works on hosts of `nccl-ha lab run`; in a lab of guests give the lab a "
-                "--script");
+                "--fault works on the hosts of a lab (`nccl-ha lab run`, `nccl-ha lab roce`)");
   }
   auto lab = lab::running_lab(name);
   if (!lab) {

@@ -31,6 +31,7 @@ BANNED_IN_CODE = [
     (r"#\s*define\s+(private|protected)\b", "test through the interface"),
     (r"\bDISABLED[_]|\bGTEST[_]SKIP\b", "a test runs or does not exist"),
     (r"\busing\s+namespace\s+std\b", "name what is used"),
+    (r"#\s*include\s+\"[^\"]*\.c(pp|c|xx)\"", "sources are no headers"),
 ]
 BANNED_EVERYWHERE = [
     (r"\bTO[D]O\b|\bFIX[M]E\b|\bX[X]X\b", "finish it or file an issue"),

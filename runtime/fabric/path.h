@@ -90,7 +90,7 @@ struct ReceivePost {
 /// Makes what a NIC wrote to GPU memory visible to the GPU, by a read back through the same NIC.
 struct FlushPost {
   uint64_t id = 0;
-  uint64_t address = 0;  ///< in the memory written to; 4 bytes are read
+  uint64_t address = 0;  ///< in the memory written to; one byte is read
   uint32_t remote_key = 0;
 };
 
@@ -124,6 +124,9 @@ class PathOwner {
   virtual void on_completion(const Completion& completion) = 0;
   /// `ready` or `error`; `error` says why and is reported once.
   virtual void on_path_state(Path& path, PathState state, const Error& error) = 0;
+  /// A path in `error` cannot be closed: what is outstanding will never complete, and what the peer
+  /// wrote may still land.
+  virtual void on_fence_failed(Path& path, const Error& error) = 0;
 };
 
 /// See the head of this file.  Destroying a path drops its outstanding work without completions.
@@ -162,12 +165,16 @@ class Path {
   /// end of a large one is better announced by a write of its own.
   virtual bool may_reorder() const { return false; }
 
+  /// Grows with what the peer has acknowledged of a post that is not complete yet, where the path
+  /// sees that.  Only differences mean something.
+  virtual uint64_t progress() const { return 0; }
+
   /// A hint: whoever drives this path may fall silent.  What the peer waits for (acknowledgements)
   /// leaves before the current pass ends instead of waiting for something to travel on.
   virtual void settle() {}
 
-  /// Moves to error: everything outstanding completes as flushed, nothing of the peer's is written
-  /// any more once this returns.  The owner is told through its completions.
+  /// Moves to error: everything outstanding completes as flushed; when all of it has, nothing of
+  /// the peer's is written any more.  The owner is told through its completions.
   virtual void fail(const Error& why) = 0;
 
   /// One line for logs: provider, addresses, MTU.

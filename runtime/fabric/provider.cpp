@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/udp_io.h"
@@ -13,6 +14,14 @@
 #include "runtime/worker.h"
 
 namespace nccl_ha::fabric {
+namespace {
+
+Error descriptor_not_kept(int error) {
+  return fail(Errc::system, "its DMA-BUF descriptor could not be kept open when it was registered",
+              error);
+}
+
+}  // namespace
 
 const char* to_text(FabricKind kind) {
   switch (kind) {
@@ -68,6 +77,7 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
   }
   std::unique_ptr<Provider> provider(new Provider);
   provider->options_ = DatagramOptions::from(config);
+  provider->duplicate_ = [](int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); };
   provider->faults_ = *faults;
   provider->socket_bytes_ = static_cast<int>(config.dgram_socket_bytes);
   provider->offload_ = config.dgram_gso;
@@ -233,10 +243,15 @@ Result<Registration> Provider::add_dmabuf(const Attachment& at, void* base, size
   registration.local_key = keys->local_key;
   registration.remote_key = keys->remote_key;
   registration.handle = keys->handle;
-  // Without a descriptor of our own it cannot be registered elsewhere; only a failover misses it.
-  origin.dmabuf_fd = keeps_book_ ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
-  if (origin.dmabuf_fd >= 0) {
+  if (keeps_book_) {
+    // Without a descriptor of our own it cannot be registered elsewhere; only a failover misses it.
+    origin.dmabuf_fd = duplicate_(fd);
+    origin.not_kept = origin.dmabuf_fd < 0 ? errno : 0;
     book_.add(at.device, *keys, origin);
+  }
+  if (origin.not_kept != 0) {
+    NHA_LOG_WARN_LIMITED("no path over another device will reach some GPU memory: {}",
+                         descriptor_not_kept(origin.not_kept).message());
   }
   return registration;
 }
@@ -269,6 +284,9 @@ Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, c
       rdma ? RegionBook::Elsewhere{other.device, 0} : RegionBook::Elsewhere{own_table, domain};
   return book_.on_other(at.device, key, key_is_local, elsewhere,
                         [&](const RegionOrigin& origin) -> Result<RegionKeys> {
+                          if (origin.not_kept != 0) {
+                            return descriptor_not_kept(origin.not_kept);
+                          }
                           if (rdma) {
                             return rdma_->add_memory(port_of(other), origin);
                           }
@@ -430,6 +448,7 @@ Result<std::shared_ptr<DatagramPort>> Provider::open_port(Context& context,
   environment.memory = &memory_;
   environment.clock = &context.clock();
   environment.timers = &context.timers();
+  environment.lost = &context.lost_time();
   environment.random = &context.random();
   environment.recorder = &context.recorder();
   auto* raw = new DatagramPort(std::move(io), options_, environment, mtu);

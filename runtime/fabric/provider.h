@@ -114,6 +114,9 @@ class Provider {
   using PacketSource = std::function<Result<std::unique_ptr<PacketIo>>(const SocketAddress& local)>;
   void use_packets(PacketSource open) { packet_source_ = std::move(open); }
 
+  /// Before the first path: how a DMA-BUF descriptor is duplicated; -1 with errno where it is not.
+  void use_duplicate(std::function<int(int fd)> duplicate) { duplicate_ = std::move(duplicate); }
+
   /// On the worker's thread.  `local` chooses interface and family of a datagram path.
   Result<OwnedPath> create_path(Context& context, const Attachment& at, const sockaddr* local,
                                 const PathOptions& options, PathOwner* owner);
@@ -146,6 +149,7 @@ class Provider {
   int socket_bytes_ = 0;
   bool offload_ = true;
   PacketSource packet_source_;
+  std::function<int(int)> duplicate_;
   std::vector<NetInterface> interfaces_;
   std::vector<NetDevice> devices_;
   NicBoard nics_;

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include "runtime/mutation.h"
+
 namespace nccl_ha::fabric {
 
 void RegionBook::add(size_t device, const RegionKeys& keys, const RegionOrigin& origin) {
@@ -11,6 +13,8 @@ void RegionBook::add(size_t device, const RegionKeys& keys, const RegionOrigin& 
     entry.origin = origin;
     entry.remote_key = keys.remote_key;
     local_key_of_remote_[{device, keys.remote_key}] = keys.local_key;
+  } else if (entry.origin.not_kept != 0) {
+    entry.origin = origin;  // there may be a descriptor this time
   } else if (origin.dmabuf_fd >= 0) {
     close(origin.dmabuf_fd);
   }
@@ -20,7 +24,8 @@ std::vector<std::pair<RegionBook::Elsewhere, RegionKeys>> RegionBook::remove(siz
                                                                              uint32_t local_key) {
   std::lock_guard lock(mutex_);
   const auto found = by_local_key_.find({device, local_key});
-  if (found == by_local_key_.end() || --found->second.users != 0) {
+  if (found == by_local_key_.end() ||
+      (--found->second.users != 0 && !mutated(Mutation::region_of_first_user))) {
     return {};
   }
   const Entry& entry = found->second;
@@ -31,6 +36,9 @@ std::vector<std::pair<RegionBook::Elsewhere, RegionKeys>> RegionBook::remove(siz
   }
   local_key_of_remote_.erase({device, entry.remote_key});
   by_local_key_.erase(found);
+  if (mutated(Mutation::region_kept_elsewhere)) {
+    elsewhere.clear();
+  }
   return elsewhere;
 }
 

@@ -27,6 +27,7 @@ struct RegionOrigin {
   bool gpu = false;
   int dmabuf_fd = -1;   ///< -1: by address
   uint64_t offset = 0;  ///< into the buffer of dmabuf_fd
+  int not_kept = 0;     ///< errno, why there is no descriptor; it cannot be registered once more
 };
 
 /// Any thread.

@@ -5,10 +5,16 @@
 #include <sys/eventfd.h>
 
 #include <cstring>
+#include <utility>
 
 #include "runtime/sim/streams.h"
 
 namespace nccl_ha::sim {
+namespace {
+
+constexpr size_t events_at_once_max = 1'000'000;
+
+}  // namespace
 
 Endpoint Endpoint::of(const sockaddr* address) {
   Endpoint endpoint;
@@ -32,8 +38,8 @@ sockaddr_storage Endpoint::to_sockaddr() const {
 /// Two datagram sockets of a host.
 class SimPackets final : public fabric::PacketIo {
  public:
-  SimPackets(Network& network, Endpoint command, Endpoint data)
-      : network_(network), at_{command, data} {}
+  SimPackets(Network& network, Endpoint command, Endpoint data, ProcessTiePtr tie)
+      : network_(network), at_{command, data}, tie_(std::move(tie)) {}
   ~SimPackets() override {
     for (const Endpoint& endpoint : at_) {
       network_.queues_.erase(endpoint);
@@ -42,6 +48,9 @@ class SimPackets final : public fabric::PacketIo {
 
   size_t send(fabric::Channel channel, std::span<fabric::OutDatagram> out) override {
     for (const fabric::OutDatagram& datagram : out) {
+      if (tie_ && tie_->dead) {
+        break;
+      }
       split_datagram(datagram, [&](const std::vector<std::byte>& bytes) {
         network_.transmit(at_[static_cast<size_t>(channel)], Endpoint::of(datagram.to->get()),
                           bytes);
@@ -66,6 +75,7 @@ class SimPackets final : public fabric::PacketIo {
  private:
   Network& network_;
   Endpoint at_[fabric::channel_count];
+  const ProcessTiePtr tie_;
 };
 
 Network::~Network() = default;
@@ -88,22 +98,22 @@ void Network::mix(uint64_t value) {
   }
 }
 
-void Network::at(Instant due, std::function<void()> what) {
-  events_.emplace(EventKey{due, next_event_++}, std::move(what));
-}
+void Network::at(Instant due, std::function<void()> what) { events_.add(due, std::move(what)); }
 
 size_t Network::advance() {
   size_t count = 0;
-  while (!events_.empty() && events_.begin()->first.first <= clock_.now()) {
-    auto event = events_.extract(events_.begin());
-    event.mapped()();
-    ++count;
+  while (!events_.empty() && events_.due() <= clock_.now()) {
+    events_.take()();
+    if (++count > events_at_once_max) {
+      stuck_ = true;
+      break;
+    }
   }
   return count;
 }
 
 std::optional<Instant> Network::next_event() const {
-  return events_.empty() ? std::nullopt : std::optional(events_.begin()->first.first);
+  return events_.empty() ? std::nullopt : std::optional(events_.due());
 }
 
 void Network::transmit(Endpoint from, Endpoint to, const std::vector<std::byte>& bytes) {
@@ -141,22 +151,17 @@ void Network::transmit(Endpoint from, Endpoint to, const std::vector<std::byte>&
   }
 }
 
-std::unique_ptr<fabric::PacketIo> Network::open_packets(Ip local) {
+std::unique_ptr<fabric::PacketIo> Network::open_packets(Ip local, ProcessTiePtr tie) {
   const Endpoint command{local, next_port_++};
   const Endpoint data{local, next_port_++};
   queues_[command];
   queues_[data];
-  return std::make_unique<SimPackets>(*this, command, data);
+  return std::make_unique<SimPackets>(*this, command, data, std::move(tie));
 }
 
-std::unique_ptr<StreamFactory> Network::make_streams(Ip local) {
-  return std::make_unique<SimStreams>(*this, local);
-}
-
-int Network::listen(Ip local, uint16_t port) {
-  const int token = next_token_--;
-  listening_[token].at = {local, port};
-  return token;
+std::unique_ptr<StreamFactory> Network::make_streams(Ip local, ProcessTiePtr tie,
+                                                     Duration user_timeout) {
+  return std::make_unique<SimStreams>(*this, local, std::move(tie), user_timeout);
 }
 
 int Network::make_event() { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }

@@ -23,11 +23,17 @@
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/random.h"
 #include "runtime/sim/network.h"
+#include "runtime/sim/rdma_faults.h"
+#include "runtime/sim/rdma_memory.h"
 
 namespace nccl_ha::sim {
 
-struct RdmaQueuePair;
 struct RdmaPacket;
+struct RdmaQueuePair;
+struct RdmaWork;
+
+/// The functions that a process finds where it would find rdma-core's.
+const fabric::verbs::Library& rdma_library();
 
 class RdmaNic {
  public:
@@ -38,38 +44,57 @@ class RdmaNic {
     uint64_t sent_again = 0;    ///< packets
     uint64_t late = 0;          ///< completions that were held back
     uint64_t after_error = 0;   ///< packets that came for a queue pair in error or gone
+    uint64_t lagging = 0;       ///< requests taken after modify_qp to ERR returned
+    uint64_t kept = 0;          ///< work requests and receives that queue pairs never gave back
+    uint64_t calls_failed = 0;  ///< of the interface
+    uint64_t calls_slow = 0;
     uint64_t bytes_posted = 0;  ///< of writes into memory that count_memory() names
     uint64_t bytes_landed = 0;  ///< of those, what is in that memory
   };
   struct Conditions {
     double late = 0;        ///< part of the completions that are held back
     Duration latest{};      ///< by at most that much
+    Duration waited{};      ///< by the thread whose turn it is, in calls that took long
     std::string violation;  ///< empty: nobody broke the rules of the interface
     Counts counts;
     /// Memory of which every byte written is counted; by address.
     std::map<uint64_t, uint64_t> counted;
   };
 
-  /// `conditions` are shared by all NICs of a world and outlive them.
+  /// An address for each port.  `conditions` are shared by all NICs of a world and outlive them.
+  RdmaNic(Network& network, Conditions& conditions, uint64_t seed, const std::vector<Ip>& addresses,
+          std::string name, uint32_t number, const DeviceTraits& traits = {});
   RdmaNic(Network& network, Conditions& conditions, uint64_t seed, Ip address, std::string name,
-          uint32_t number);
+          uint32_t number)
+      : RdmaNic(network, conditions, seed, std::vector{address}, std::move(name), number) {}
   ~RdmaNic();
   RdmaNic(const RdmaNic&) = delete;
   RdmaNic& operator=(const RdmaNic&) = delete;
 
-  /// Its only port, opened as a process opens it; `netdev` is what the interface is called.
-  Result<fabric::verbs::UsablePort> open(const Config& config, const std::string& netdev);
+  /// Its ports, opened as a process opens them; `netdevs` is what their interfaces are called.
+  /// `library` outlives the NIC.
+  Result<std::vector<fabric::verbs::UsablePort>> open_ports(
+      const Config& config, std::span<const std::string> netdevs,
+      const fabric::verbs::Library& library = rdma_library());
+  /// The first of them.
+  Result<fabric::verbs::UsablePort> open(const Config& config, const std::string& netdev,
+                                         const fabric::verbs::Library& library = rdma_library());
 
   // --- faults
-  /// The port loses its link or finds it again; the device says so.
-  void set_port(bool up);
-  /// The address moves to another place of the GID table: queue pairs that use the old one are cut
+  /// A port loses its link or finds it again; the device says so.  `address` 0: all ports.
+  void set_port(bool up, Ip address = 0);
+  /// The addresses move to another place of the GID table: queue pairs that use the old one are cut
   /// off, new ones are not.
   void move_gid();
   /// The device fails, says so and does nothing any more; `forgets` what it had acknowledged and
   /// not yet reported.
   void fail_for_good(bool forgets = false);
   bool failed() const { return failed_; }
+  /// How its calls fail, and what it does within the rules.
+  VerbFaults& verbs() { return verbs_; }
+  /// Of a descriptor, as the kernel of its host does it.
+  int duplicate(int fd);
+  const RdmaMemory::Counts& memory() const { return memory_.counts(); }
 
  private:
   friend struct RdmaFunctions;
@@ -77,45 +102,73 @@ class RdmaNic {
   struct CompletionQueue;
   struct Context;
   struct Device;
+  struct Port {
+    Ip address = 0;
+    uint16_t lid = 0;
+    bool up = true;
+    uint32_t gid_place = 1;
+    Instant wire_free{};
+  };
 
-  void report(ibv_event_type type);
-  void post_send(RdmaQueuePair& pair, const ibv_send_wr& request);
-  void pump(RdmaQueuePair& pair);
-  bool read_memory(const RdmaQueuePair& pair, RdmaPacket& packet) const;
-  void send_packet(const RdmaQueuePair& pair, RdmaPacket packet);
-  void transmit(Ip to, Duration wire_time, const RdmaPacket& packet);
+  // --- the device (rdma.cpp)
+  void report(ibv_event_type type, size_t port);
+  int call(Verb verb, bool may_be_slow = true);
+  const Port* port_of(Ip address) const;
+  Ip address_of_lid(uint16_t lid) const;
+  RdmaQueuePair* find(uint32_t number);
+  Region* find_region(uint32_t key, uint64_t address, uint64_t length, bool local) const;
+  void break_pair(RdmaQueuePair& pair, ibv_wc_status first);
+  void end_slowly(RdmaQueuePair& pair);
+  void end_lag(uint32_t number);
+  void flush(RdmaQueuePair& pair, ibv_wc_status first);
+  void complete(RdmaQueuePair& pair, bool receive, ibv_wc& completion);
+  void release(RdmaQueuePair& pair);
+  void write(RdmaQueuePair& pair, const Region& region, std::byte* to,
+             std::span<const std::byte> bytes);
+
+  // --- packets (rdma_wire.cpp)
+  RdmaPacket& new_packet();
+  void drop(RdmaPacket& packet);
+  void send_packet(const RdmaQueuePair& pair, RdmaPacket& packet);
+  void transmit(Port& port, RdmaPacket& packet);
+  void deliver(RdmaPacket& packet);
   void arrive(const RdmaPacket& packet);
+  void post_datagram(RdmaQueuePair& pair, const ibv_send_wr& request);
+  void on_datagram(RdmaQueuePair& pair, const RdmaPacket& packet);
+
+  // --- reliable connections (rdma_connection.cpp)
+  void post_send(RdmaQueuePair& pair, const ibv_send_wr& request);
+  void count_posted(const RdmaWork& work);
+  void pump(RdmaQueuePair& pair);
+  bool read_memory(const RdmaQueuePair& pair, const RdmaWork& work, RdmaPacket& packet) const;
   void on_request(RdmaQueuePair& pair, const RdmaPacket& packet);
   bool take_request(RdmaQueuePair& pair, const RdmaPacket& packet);
   void on_answer(RdmaQueuePair& pair, const RdmaPacket& packet);
   void acknowledged(RdmaQueuePair& pair, uint64_t below);
-  void answer(const RdmaQueuePair& pair, uint8_t kind, uint64_t psn);
-  void arm(RdmaQueuePair& pair);
+  void answer(const RdmaQueuePair& pair, uint8_t kind, uint64_t number);
+  void arm(RdmaQueuePair& pair, Instant due);
   void on_timeout(uint32_t number);
-  void break_pair(RdmaQueuePair& pair, ibv_wc_status first);
-  void flush(RdmaQueuePair& pair, ibv_wc_status first);
-  void complete(ibv_cq* queue, const ibv_wc& completion);
-  RdmaQueuePair* find(uint32_t number);
-  Region* find_region(uint32_t key, uint64_t address, uint64_t length, bool local) const;
 
   Network& network_;
   Conditions& conditions_;
   Random random_;
-  const Ip address_;
+  VerbFaults verbs_;
+  RdmaMemory memory_;
+  std::vector<Port> ports_;
   const std::string name_;
   const uint32_t number_;
+  const DeviceTraits traits_;
   std::unique_ptr<Context> context_;
   std::unique_ptr<Device> device_;
-  bool up_ = true;
   bool failed_ = false;
-  uint32_t gid_place_ = 1;
-  Instant wire_free_{};
   uint32_t next_pair_ = 16;
   uint32_t next_key_ = 1;
   std::map<uint32_t, RdmaQueuePair*> pairs_;
   std::map<uint32_t, Region*> regions_;  ///< by either key
   std::vector<CompletionQueue*> queues_;
   std::vector<ibv_async_event> events_;
+  std::vector<std::unique_ptr<RdmaPacket>> packets_;
+  std::vector<RdmaPacket*> free_packets_;
 };
 
 }  // namespace nccl_ha::sim

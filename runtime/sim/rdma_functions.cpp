@@ -31,40 +31,48 @@ struct RdmaFunctions {
   static int query_device(ibv_context* context, ibv_device_attr* attributes) {
     *attributes = {};
     attributes->max_qp = 100000;
+    attributes->max_qp_wr = 16384;
     attributes->max_cqe = 1 << 20;
-    attributes->phys_port_cnt = 1;
+    attributes->phys_port_cnt = static_cast<uint8_t>(nic(context).ports_.size());
     attributes->node_guid = nic(context).number_ + 1;
     return 0;
   }
-  static int query_port(ibv_context* context, uint8_t, ibv_port_attr* attributes) {
+  static int query_port(ibv_context* context, uint8_t number, ibv_port_attr* attributes) {
+    const RdmaNic& asked = nic(context);
+    const RdmaNic::Port& port = asked.ports_[number - 1U];
     *attributes = {};
-    attributes->state = nic(context).up_ ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-    attributes->active_mtu = IBV_MTU_4096;
+    attributes->state = port.up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+    attributes->active_mtu = asked.traits_.mtu == 4096   ? IBV_MTU_4096
+                             : asked.traits_.mtu == 2048 ? IBV_MTU_2048
+                                                         : IBV_MTU_1024;
     attributes->max_mtu = IBV_MTU_4096;
     attributes->gid_tbl_len = 4;
-    attributes->max_msg_sz = 1U << 30;
+    attributes->max_msg_sz = asked.traits_.message_max;
     attributes->active_width = 2;
     attributes->active_speed = 32;
-    attributes->link_layer = IBV_LINK_LAYER_ETHERNET;
+    attributes->lid = asked.traits_.infiniband ? port.lid : uint16_t{0};
+    attributes->link_layer =
+        asked.traits_.infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
     return 0;
   }
   static ssize_t query_gids(ibv_context* context, ibv_gid_entry* entries, size_t room, uint32_t,
                             size_t) {
     const RdmaNic& asked = nic(context);
-    if (room == 0) {
-      return 0;
+    size_t count = 0;
+    for (; count < std::min(room, asked.ports_.size()) && !asked.traits_.infiniband; ++count) {
+      const RdmaNic::Port& port = asked.ports_[count];
+      ibv_gid_entry& entry = entries[count];
+      entry = {};
+      entry.gid_index = port.gid_place;
+      entry.port_num = static_cast<uint32_t>(count + 1);
+      entry.gid_type = IBV_GID_TYPE_ROCE_V2;
+      entry.gid.raw[10] = 0xFF;
+      entry.gid.raw[11] = 0xFF;
+      for (size_t i = 0; i < 4; ++i) {
+        entry.gid.raw[12 + i] = static_cast<uint8_t>(port.address >> (24 - 8 * i));
+      }
     }
-    ibv_gid_entry& entry = entries[0];
-    entry = {};
-    entry.gid_index = asked.gid_place_;
-    entry.port_num = 1;
-    entry.gid_type = IBV_GID_TYPE_ROCE_V2;
-    entry.gid.raw[10] = 0xFF;
-    entry.gid.raw[11] = 0xFF;
-    for (size_t i = 0; i < 4; ++i) {
-      entry.gid.raw[12 + i] = static_cast<uint8_t>(asked.address_ >> (24 - 8 * i));
-    }
-    return 1;
+    return static_cast<ssize_t>(count);
   }
   static int get_event(ibv_context* context, ibv_async_event* event) {
     RdmaNic& told = nic(context);
@@ -82,7 +90,7 @@ struct RdmaFunctions {
     domain->context = context;
     return domain;
   }
-  static ibv_mr* make_region(ibv_pd* domain, void* base, size_t length, int) {
+  static ibv_mr* add_region(ibv_pd* domain, void* base, size_t length) {
     RdmaNic& at = nic(domain->context);
     auto* region = new RdmaNic::Region{};
     region->context = domain->context;
@@ -96,15 +104,47 @@ struct RdmaFunctions {
     at.regions_[region->rkey] = region;
     return region;
   }
+  static ibv_mr* make_region(ibv_pd* domain, void* base, size_t length, int) {
+    return nic(domain->context).call(Verb::register_memory) != 0 ? nullptr
+                                                                 : add_region(domain, base, length);
+  }
+  static ibv_mr* make_region_at(ibv_pd* domain, void* base, size_t length, uint64_t,
+                                unsigned access) {
+    ibv_mr* region = make_region(domain, base, length, 0);
+    if (region != nullptr) {
+      static_cast<RdmaNic::Region*>(region)->relaxed = (access & IBV_ACCESS_RELAXED_ORDERING) != 0;
+    }
+    return region;
+  }
+  /// All memory of a simulation lies at its address, whatever its descriptor says.
+  static ibv_mr* make_dmabuf_region(ibv_pd* domain, uint64_t, size_t length, uint64_t address,
+                                    int fd, int access) {
+    if (!nic(domain->context).traits_.gpu || fd < 0) {
+      errno = nic(domain->context).traits_.gpu ? EBADF : EOPNOTSUPP;
+      return nullptr;
+    }
+    if (nic(domain->context).call(Verb::register_dmabuf) != 0) {
+      return nullptr;
+    }
+    auto* region =
+        static_cast<RdmaNic::Region*>(add_region(domain, reinterpret_cast<void*>(address), length));
+    region->gpu = true;
+    region->relaxed = (access & IBV_ACCESS_RELAXED_ORDERING) != 0;
+    return region;
+  }
   static int free_region(ibv_mr* region) {
     RdmaNic& at = nic(region->context);
     at.regions_.erase(region->lkey);
     at.regions_.erase(region->rkey);
+    at.memory_.land_region(region->lkey);
     delete static_cast<RdmaNic::Region*>(region);
     return 0;
   }
 
   static ibv_comp_channel* make_channel(ibv_context* context) {
+    if (nic(context).call(Verb::create_channel) != 0) {
+      return nullptr;
+    }
     auto* channel = new ibv_comp_channel{};
     channel->context = context;
     channel->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -117,6 +157,9 @@ struct RdmaFunctions {
   }
   static ibv_cq* make_queue(ibv_context* context, int entries, void* own, ibv_comp_channel* channel,
                             int) {
+    if (nic(context).call(Verb::create_queue) != 0) {
+      return nullptr;
+    }
     auto* queue = new RdmaNic::CompletionQueue{};
     queue->context = context;
     queue->channel = channel;
@@ -133,9 +176,16 @@ struct RdmaFunctions {
   }
   static int poll(ibv_cq* queue, int room, ibv_wc* out) {
     auto& from = *static_cast<RdmaNic::CompletionQueue*>(queue);
+    if (from.broken) {
+      return -1;
+    }
     int count = 0;
     while (count < room && !from.entries.empty() &&
            from.entries.front().due <= from.nic->network_.now()) {
+      if (from.nic->call(Verb::poll, false) != 0) {
+        from.broken = true;
+        return count != 0 ? count : -1;
+      }
       out[count++] = from.entries.front().completion;
       from.entries.pop_front();
     }
@@ -143,11 +193,10 @@ struct RdmaFunctions {
   }
 
   static ibv_qp* make_pair(ibv_pd* domain, ibv_qp_init_attr* attributes) {
-    if (attributes->qp_type != IBV_QPT_RC) {
-      errno = EOPNOTSUPP;
+    RdmaNic& at = nic(domain->context);
+    if (at.call(Verb::create_pair) != 0) {
       return nullptr;
     }
-    RdmaNic& at = nic(domain->context);
     auto* pair = new RdmaQueuePair{};
     pair->nic = &at;
     pair->context = domain->context;
@@ -159,7 +208,8 @@ struct RdmaFunctions {
     pair->qp_num = at.next_pair_++;
     pair->sends_max = attributes->cap.max_send_wr;
     pair->receives_max = attributes->cap.max_recv_wr;
-    attributes->cap.max_inline_data = std::min(attributes->cap.max_inline_data, 256U);
+    attributes->cap.max_inline_data =
+        std::min(attributes->cap.max_inline_data, at.traits_.inline_max);
     pair->inline_max = attributes->cap.max_inline_data;
     at.pairs_[pair->qp_num] = pair;
     return pair;
@@ -167,12 +217,16 @@ struct RdmaFunctions {
   static int modify(ibv_qp* queue_pair, ibv_qp_attr* attributes, int mask) {
     auto& pair = *static_cast<RdmaQueuePair*>(queue_pair);
     RdmaNic& at = *pair.nic;
+    if (const int error = at.call(verb_of(attributes->qp_state)); error != 0) {
+      return error;
+    }
+    if ((mask & IBV_QP_PORT) != 0) {
+      pair.port = attributes->port_num - 1U;
+    }
     if ((mask & IBV_QP_AV) != 0) {
-      const ibv_ah_attr& route = attributes->ah_attr;
-      pair.gid_place = route.grh.sgid_index;
-      for (size_t i = 12; i < 16; ++i) {
-        pair.to = pair.to << 8 | route.grh.dgid.raw[i];
-      }
+      const RdmaRoute route = route_of(at, attributes->ah_attr);
+      pair.gid_place = route.gid_place;
+      pair.to = route.to;
     }
     if ((mask & IBV_QP_DEST_QPN) != 0) {
       pair.to_pair = attributes->dest_qp_num;
@@ -187,15 +241,42 @@ struct RdmaFunctions {
     }
     pair.not_ready_wait = std::chrono::microseconds(640);
     if (attributes->qp_state == IBV_QPS_ERR) {
-      at.break_pair(pair, IBV_WC_WR_FLUSH_ERR);
+      at.end_slowly(pair);
     } else {
       pair.state = attributes->qp_state;
     }
     return 0;
   }
+  static Verb verb_of(ibv_qp_state state) {
+    switch (state) {
+      case IBV_QPS_RTR:
+        return Verb::to_ready_to_receive;
+      case IBV_QPS_RTS:
+        return Verb::to_ready_to_send;
+      case IBV_QPS_ERR:
+        return Verb::to_error;
+      default:
+        return Verb::to_init;
+    }
+  }
+  static RdmaRoute route_of(const RdmaNic& at, const ibv_ah_attr& attributes) {
+    RdmaRoute route{};
+    if (attributes.is_global != 0) {
+      route.gid_place = attributes.grh.sgid_index;
+      for (size_t i = 12; i < 16; ++i) {
+        route.to = route.to << 8 | attributes.grh.dgid.raw[i];
+      }
+    } else {
+      route.to = at.address_of_lid(attributes.dlid);
+    }
+    return route;
+  }
   static int free_pair(ibv_qp* queue_pair) {
     auto* pair = static_cast<RdmaQueuePair*>(queue_pair);
-    pair->nic->pairs_.erase(pair->qp_num);
+    if (const int error = pair->nic->call(Verb::destroy_pair, false); error != 0) {
+      return error;
+    }
+    pair->nic->release(*pair);
     delete pair;
     return 0;
   }
@@ -206,7 +287,15 @@ struct RdmaFunctions {
         *bad = request;
         return EINVAL;
       }
-      pair.nic->post_send(pair, *request);
+      if (const int error = pair.nic->call(Verb::post_send, false); error != 0) {
+        *bad = request;
+        return error;
+      }
+      if (pair.qp_type == IBV_QPT_UD) {
+        pair.nic->post_datagram(pair, *request);
+      } else {
+        pair.nic->post_send(pair, *request);
+      }
     }
     return 0;
   }
@@ -217,13 +306,17 @@ struct RdmaFunctions {
         *bad = request;
         return ENOMEM;
       }
+      if (const int error = pair.nic->call(Verb::post_receive, false); error != 0) {
+        *bad = request;
+        return error;
+      }
       RdmaReceive receive{request->wr_id, {}};
       if (request->num_sge != 0) {
         receive.buffer = request->sg_list[0];
       }
       pair.receives.push_back(receive);
     }
-    if (pair.state == IBV_QPS_ERR) {
+    if (pair.state == IBV_QPS_ERR && !pair.lags) {
       pair.nic->flush(pair, IBV_WC_WR_FLUSH_ERR);
     }
     return 0;
@@ -251,6 +344,8 @@ struct RdmaFunctions {
       return 0;
     };
     table.reg_mr_plain = make_region;
+    table.reg_mr_iova2 = make_region_at;
+    table.reg_dmabuf_mr = make_dmabuf_region;
     table.dereg_mr = free_region;
     table.create_comp_channel = make_channel;
     table.destroy_comp_channel = free_channel;
@@ -261,13 +356,16 @@ struct RdmaFunctions {
     table.create_qp = make_pair;
     table.modify_qp = modify;
     table.destroy_qp = free_pair;
-    table.create_ah = [](ibv_pd* domain, ibv_ah_attr*) {
-      auto* handle = new ibv_ah{};
+    table.create_ah = [](ibv_pd* domain, ibv_ah_attr* attributes) -> ibv_ah* {
+      if (nic(domain->context).call(Verb::make_route, false) != 0) {
+        return nullptr;
+      }
+      auto* handle = new RdmaRoute(route_of(nic(domain->context), *attributes));
       handle->pd = domain;
       return handle;
     };
     table.destroy_ah = [](ibv_ah* handle) {
-      delete handle;
+      delete static_cast<RdmaRoute*>(handle);
       return 0;
     };
     return table;

@@ -29,9 +29,11 @@ struct RdmaReceive {
 };
 
 struct RdmaPacket {
-  enum Kind : uint8_t { request, acknowledgement, out_of_sequence, not_ready, refused };
+  enum Kind : uint8_t { request, acknowledgement, out_of_sequence, not_ready, refused, datagram };
   Kind kind = request;
+  unsigned copies = 0;  ///< under way
   Ip from = 0;
+  Ip to = 0;
   uint32_t from_pair = 0;
   uint32_t to_pair = 0;
   uint64_t number = 0;
@@ -49,6 +51,7 @@ struct RdmaPacket {
 
 struct RdmaQueuePair : ibv_qp {
   RdmaNic* nic = nullptr;
+  size_t port = 0;  ///< from 0
   uint32_t to_pair = 0;
   Ip to = 0;
   uint32_t gid_place = 0;
@@ -73,9 +76,25 @@ struct RdmaQueuePair : ibv_qp {
   std::deque<RdmaReceive> receives;
   uint64_t expected = 0;
   bool complained = false;  ///< about the gap that there is
+  Instant landed{};         ///< when all that it wrote will be in memory
+  // in error
+  bool lags = false;   ///< modify_qp returned, and the responder does not know yet
+  bool keeps = false;  ///< it does not give back everything
+  // Completions of one queue of a queue pair come in its order, all others in any order.
+  Instant last_send_done{};
+  Instant last_receive_done{};
 };
 
-struct RdmaNic::Region : ibv_mr {};
+/// How to reach a port: an address handle.
+struct RdmaRoute : ibv_ah {
+  Ip to = 0;
+  uint32_t gid_place = 0;  ///< 0: no GID is used
+};
+
+struct RdmaNic::Region : ibv_mr {
+  bool gpu = false;
+  bool relaxed = false;
+};
 
 struct RdmaNic::CompletionQueue : ibv_cq {
   struct Entry {
@@ -83,7 +102,8 @@ struct RdmaNic::CompletionQueue : ibv_cq {
     ibv_wc completion;
   };
   RdmaNic* nic = nullptr;
-  std::deque<Entry> entries;
+  std::deque<Entry> entries;  ///< by time
+  bool broken = false;        ///< cannot be read any more
 };
 
 struct RdmaNic::Context : ibv_context {
@@ -93,8 +113,5 @@ struct RdmaNic::Context : ibv_context {
 struct RdmaNic::Device : ibv_device {
   RdmaNic* nic = nullptr;
 };
-
-/// The functions that a process finds where it would find rdma-core's.
-const fabric::verbs::Library& rdma_library();
 
 }  // namespace nccl_ha::sim

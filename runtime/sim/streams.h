@@ -1,56 +1,38 @@
-// Byte streams of a simulated network: what TCP promises, on virtual time.
+// Byte streams and watched descriptors of a simulated process.
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 
 #include "runtime/sim/network.h"
 
 namespace nccl_ha::sim {
 
-/// One end of a connection.  The two ends know each other until one is gone.
-struct Connection {
-  Network* network = nullptr;
-  SimStreams* factory = nullptr;  ///< null: accepted, not adopted yet; or its worker is gone
-  class SimStream* face = nullptr;
-  StreamOwner* owner = nullptr;
-  Endpoint local;
-  Endpoint remote;
-  std::weak_ptr<Connection> other;
-  bool open = false;
-  bool ended = false;    ///< the owner was told, or nobody is to be told
-  size_t under_way = 0;  ///< bytes written and not delivered
-  struct Segment {
-    Instant due;
-    std::vector<std::byte> bytes;
-    std::optional<Error> end;  ///< instead of bytes: FIN
-  };
-  std::deque<Segment> sent;  ///< in order; what is sent later arrives later
-  bool stalled = false;      ///< the oldest met a cut and is sent again
-  Instant stalled_since{};
-  Duration retry{};
-  std::deque<std::vector<std::byte>> early;  ///< arrived before adoption
-  std::optional<Error> early_end;
-};
-
 class SimStream final : public Stream {
  public:
-  explicit SimStream(std::shared_ptr<Connection> connection);
-  ~SimStream() override;
-  void set_owner(StreamOwner* owner) override { connection_->owner = owner; }
-  Result<void> write(std::span<const std::byte> bytes) override;
-  void shutdown_then_close() override;
-  Result<sockaddr_storage> local_address() override { return connection_->local.to_sockaddr(); }
-  Result<sockaddr_storage> peer_address() override { return connection_->remote.to_sockaddr(); }
+  SimStream(Tcp& tcp, TcpEndPtr end) : tcp_(tcp), end_(std::move(end)) { end_->face = this; }
+  ~SimStream() override {
+    shutdown_then_close();
+    end_->face = nullptr;
+  }
+  void set_owner(StreamOwner* owner) override { end_->owner = owner; }
+  Result<void> write(std::span<const std::byte> bytes) override { return tcp_.write(end_, bytes); }
+  void shutdown_then_close() override { tcp_.close(end_); }
+  Result<sockaddr_storage> local_address() override { return end_->local.to_sockaddr(); }
+  Result<sockaddr_storage> peer_address() override { return end_->remote.to_sockaddr(); }
 
  private:
-  std::shared_ptr<Connection> connection_;
+  Tcp& tcp_;
+  const TcpEndPtr end_;
 };
 
+/// Of one worker.
 class SimStreams final : public StreamFactory {
  public:
-  SimStreams(Network& network, Ip local) : network_(network), local_(local) {}
-  ~SimStreams() override;
+  SimStreams(Network& network, Ip local, ProcessTiePtr tie, Duration user_timeout)
+      : network_(network), local_(local), tie_(std::move(tie)), user_timeout_(user_timeout) {}
+  ~SimStreams() override { network_.tcp().forget(*this); }
 
   Result<std::unique_ptr<Stream>> connect_tcp(const sockaddr* to, const sockaddr* from,
                                               StreamOwner* owner) override;
@@ -69,13 +51,12 @@ class SimStreams final : public StreamFactory {
   void tell_readable(int fd);
 
  private:
-  friend class Network;
-  friend class SimFdWatch;
-  friend class SimStream;
-  friend class SimAcceptor;
+  friend class Tcp;
 
   Network& network_;
   const Ip local_;
+  const ProcessTiePtr tie_;
+  const Duration user_timeout_;
   std::deque<std::function<void()>> inbox_;  ///< what turn() will tell
 };
 

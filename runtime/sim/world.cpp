@@ -1,15 +1,27 @@
 #include "runtime/sim/world.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include "runtime/fabric/verbs/host_ports.h"
+#include "runtime/sim/streams.h"
 
 namespace nccl_ha::sim {
 namespace {
 
 // What a round in which somebody worked takes, so that time passes as they work.
 constexpr Duration round_time = std::chrono::microseconds(1);
+
+/// Callers that find nothing come back after so long: rarely enough to be cheap, often enough that
+/// the fallback thread sees them call.
+constexpr Duration call_interval = std::chrono::microseconds(200);
+
+constexpr uint64_t fruitless_rounds_max = 1'000'000;
+constexpr uint64_t rounds_max = 50'000'000;
 
 fabric::NetInterface interface_of(Ip address, size_t number) {
   fabric::NetInterface interface;
@@ -42,16 +54,17 @@ World::~World() {
 }
 
 Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Config& config,
-                                    size_t rdma) {
+                                    size_t rdma, const DeviceTraits& traits) {
   if (addresses.empty()) {
     return fail(Errc::invalid_argument, "a simulated process needs an address");
   }
   auto process = std::make_unique<Process>();
   const Ip address = addresses.front();
   process->address = address;
+  process->tie = std::make_shared<ProcessTie>();
   process->addresses = addresses;
   Config own = config;
-  own.fabric = rdma == 0 ? "datagram" : "auto";
+  own.fabric = rdma == 0 ? "datagram" : config.fabric == "ud" ? "ud" : "auto";
   std::vector<fabric::NetInterface> interfaces;
   for (const Ip one : addresses) {
     network_.same_host_as(address, one);
@@ -59,16 +72,23 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
   }
   const auto threads = static_cast<size_t>(own.progress_threads);
   std::vector<fabric::verbs::UsablePort> ports;
-  for (size_t i = 0; i < rdma; ++i) {
-    const auto number = static_cast<uint32_t>(nics_.size());
-    nics_.push_back(std::make_unique<RdmaNic>(network_, rdma_, random_.next(), addresses[i],
-                                              "simrdma" + std::to_string(i), number));
-    process->nics.push_back(nics_.back().get());
-    auto port = nics_.back()->open(own, interfaces[i].name);
-    if (!port) {
-      return port.error();
+  for (size_t first = 0; first < rdma; first += traits.ports) {
+    const size_t count = std::min(traits.ports, rdma - first);
+    std::vector<Ip> own_addresses;
+    std::vector<std::string> netdevs;
+    for (size_t i = first; i < first + count; ++i) {
+      own_addresses.push_back(addresses[i]);
+      netdevs.push_back(interfaces[i].name);
     }
-    ports.push_back(std::move(*port));
+    nics_.push_back(std::make_unique<RdmaNic>(network_, rdma_, random_.next(), own_addresses,
+                                              "simrdma" + std::to_string(first / traits.ports),
+                                              static_cast<uint32_t>(nics_.size()), traits));
+    process->nics.insert(process->nics.end(), count, nics_.back().get());
+    auto opened = nics_.back()->open_ports(own, netdevs);
+    if (!opened) {
+      return opened.error();
+    }
+    std::move(opened->begin(), opened->end(), std::back_inserter(ports));
   }
   fabric::Provider::RdmaSource source;
   if (rdma != 0) {
@@ -82,57 +102,207 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
     return provider.error();
   }
   process->provider = std::move(*provider);
-  process->provider->use_packets(
-      [this](const fabric::SocketAddress& local) -> Result<std::unique_ptr<fabric::PacketIo>> {
-        return network_.open_packets(
-            Endpoint::of(reinterpret_cast<const sockaddr*>(&local.storage)).ip);
-      });
-  process->engine = Engine::start_virtual(
-      own, clock_, random_.next(), [this, address] { return network_.make_streams(address); });
+  if (!process->nics.empty()) {
+    process->provider->use_duplicate(
+        [nic = process->nics.front()](int fd) { return nic->duplicate(fd); });
+  }
+  process->provider->use_packets([this, tie = process->tie](const fabric::SocketAddress& local)
+                                     -> Result<std::unique_ptr<fabric::PacketIo>> {
+    return network_.open_packets(Endpoint::of(reinterpret_cast<const sockaddr*>(&local.storage)).ip,
+                                 tie);
+  });
+  process->worker_waits_until.resize(threads);
+  process->engine = Engine::start_virtual(own, clock_, random_.next(), [&, tie = process->tie] {
+    return network_.make_streams(address, tie, unanswered_limit(own));
+  });
   processes_.push_back(std::move(process));
   return processes_.back().get();
 }
 
-void World::kill(Process& process) {
-  for (const Ip address : process.addresses) {
-    network_.vanish(address);
-  }
+void World::end_process(Process& process) {
+  process.tie->dead = true;
   process.engine.reset();
+}
+
+void World::kill_process(Process& process) {
+  if (!process.engine) {
+    return;
+  }
+  for (size_t i = 0; i < process.engine->worker_count(); ++i) {
+    network_.tcp().process_dies(
+        static_cast<SimStreams&>(process.engine->worker(i).context().streams()));
+  }
+  for (RdmaNic* nic : process.nics) {
+    nic->fail_for_good();
+  }
+  end_process(process);
+}
+
+void World::power_off(Process& process) {
+  for (auto& other : processes_) {
+    if (!network_.same_host(other->address, process.address)) {
+      continue;
+    }
+    for (const Ip address : other->addresses) {
+      network_.vanish(address);
+    }
+    network_.vanish(other->management);
+    end_process(*other);
+  }
+  network_.tcp().host_dies(process.address);
+}
+
+void World::power_on(Process& process) {
+  for (const Ip address : process.addresses) {
+    network_.come_back(address);
+  }
+  network_.come_back(process.management);
+}
+
+void World::pause(Process& process, Instant until) {
+  process.paused_until = until;
+  network_.stop_at(until);
+}
+
+void World::starve(Process& process, size_t worker, Duration time) {
+  Instant& until = process.worker_waits_until[worker];
+  until = std::max(until, now() + time);
+  network_.stop_at(until);
+}
+
+void World::pause_callers(Process& process, Duration time) {
+  process.callers_away_until = std::max(process.callers_away_until, now() + time);
+  network_.stop_at(process.callers_away_until);
+}
+
+/// The rules say how many rounds may bring nothing; more are a livelock.
+bool World::goes_round(uint64_t rounds_here, bool fruitless) {
+  fruitless_rounds_ = fruitless ? fruitless_rounds_ + 1 : 0;
+  if (network_.stuck()) {
+    livelock_ = "livelock: events of one moment bring forth new ones without end";
+  } else if (fruitless_rounds_ > fruitless_rounds_max) {
+    livelock_ = "livelock: a deadline has passed, and nobody does what is due";
+  } else if (rounds_here > rounds_max) {
+    livelock_ = fmt::format("livelock: no end after {} rounds", rounds_here);
+  }
+  return !livelock_.empty();
+}
+
+size_t World::turn(Process& process, size_t worker) {
+  rdma_.waited = Duration{};  // what other threads wait for is theirs
+  const size_t work = process.engine->worker(worker).turn();
+  if (rdma_.waited > Duration{}) {
+    starve(process, worker, rdma_.waited);
+  }
+  return work;
+}
+
+/// Inline mode: the fallback thread, when it is due or was roused; whether it did anything.
+bool World::turn_standby(Process& process) {
+  Engine& engine = *process.engine;
+  bool roused = process.standby_sleeps && !engine.standby_sleeps();
+  for (size_t i = 0; process.standby_sleeps && i < engine.worker_count(); ++i) {
+    roused = roused || !engine.worker(i).may_sleep();  // a descriptor would tell
+  }
+  if (now() < process.standby_due && !roused) {
+    return false;
+  }
+  const Engine::Rest rest = engine.turn_standby();
+  process.standby_sleeps = rest.kind == Engine::Rest::Kind::sleep;
+  process.standby_due = rest.until.value_or(Instant::max());
+  if (rest.kind == Engine::Rest::Kind::none) {
+    process.standby_due = now();
+  }
+  return rest.kind == Engine::Rest::Kind::none;
+}
+
+/// Before the workers' turns of a round: who was turned by callers since the last one.
+void World::look_for_callers() {
+  for (auto& process : processes_) {
+    if (process->is_inline()) {
+      process->called = process->seen_turns != turns_of(*process);
+    }
+  }
+}
+
+uint64_t World::turns_of(const Process& process) {
+  uint64_t turns = 0;
+  for (size_t i = 0; i < process.engine->worker_count(); ++i) {
+    turns += process.engine->worker(i).turns();
+  }
+  return turns;
+}
+
+size_t World::turn_workers() {
+  size_t work = 0;
+  for (auto& process : processes_) {
+    if (process->is_inline()) {
+      work += awake(*process, 0) && turn_standby(*process) ? 1 : 0;
+      process->seen_turns = turns_of(*process);
+      continue;
+    }
+    for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
+      if (awake(*process, i)) {
+        work += turn(*process, i);
+      }
+    }
+  }
+  return work;
+}
+
+bool World::all_idle() {
+  for (auto& process : processes_) {
+    for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
+      // What waits for a caller or for the end of a nap is not going to be done at once.
+      const bool turns = process->is_inline() ? process->called : awake(*process, i);
+      if (turns && !process->engine->worker(i).may_sleep()) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+/// When something happens next, while nobody has anything to do.
+Instant World::next_moment(Instant limit) {
+  Instant wake = std::min(limit, network_.next_event().value_or(limit));
+  for (auto& process : processes_) {
+    const bool calls = process->is_inline() && process->called;
+    if (calls) {
+      wake = std::min(wake, now() + call_interval);
+    }
+    if (process->is_inline() && awake(*process, 0)) {
+      wake = std::min(wake, process->standby_due);
+    }
+    // Callers look at timers by themselves; else the fallback thread knows when it is due.
+    for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
+      const bool turns = process->is_inline() ? calls : awake(*process, i);
+      const auto deadline = turns ? process->engine->worker(i).next_deadline() : std::nullopt;
+      wake = std::min(wake, deadline.value_or(wake));
+    }
+  }
+  return wake;
 }
 
 bool World::run_until(const std::function<bool()>& done, Duration limit) {
   const Instant end = now() + limit;
-  std::vector<Worker*> workers;
-  for (auto& process : processes_) {
-    for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
-      workers.push_back(&process->engine->worker(i));
-    }
-  }
+  const uint64_t first_round = rounds_;
+  // Before anybody looks: what is due has happened.
+  size_t happened = network_.advance();
   while (!done()) {
-    if (now() >= end) {
+    if (now() >= end || !livelock_.empty()) {
       return false;
     }
     ++rounds_;
-    size_t work = network_.advance();
-    for (Worker* worker : workers) {
-      work += worker->turn();
+    look_for_callers();
+    const size_t work = happened + turn_workers();
+    const bool idle = work == 0 && all_idle();
+    const Instant wake = idle ? next_moment(end) : now();
+    if (goes_round(rounds_ - first_round, idle && wake <= now())) {
+      return false;
     }
-    const bool idle = work == 0 && std::all_of(workers.begin(), workers.end(),
-                                               [](Worker* worker) { return worker->may_sleep(); });
-    Instant next = now() + round_time;
-    if (idle) {
-      Instant wake = end;
-      if (const auto event = network_.next_event()) {
-        wake = std::min(wake, *event);
-      }
-      for (Worker* worker : workers) {
-        if (const auto deadline = worker->next_deadline()) {
-          wake = std::min(wake, *deadline);
-        }
-      }
-      next = std::max(wake, next);
-    }
-    clock_.set(next);
+    clock_.set(std::max(wake, now() + round_time));
+    happened = network_.advance();
   }
   return true;
 }

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "runtime/engine.h"
@@ -16,9 +17,19 @@ namespace nccl_ha::sim {
 struct Process {
   Ip address = 0;  ///< the first of them, from which its streams come
   std::vector<Ip> addresses;
-  std::vector<RdmaNic*> nics;  ///< beneath the first addresses
+  std::vector<RdmaNic*> nics;  ///< beneath the first addresses, the same one for all its ports
+  Ip management = 0;           ///< where its streams go first, if not 0; carries nothing else
   std::unique_ptr<fabric::Provider> provider;
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Engine> engine;           ///< null: it is dead
+  std::shared_ptr<ProcessTie> tie;          ///< to what its kernel gave it
+  Instant paused_until{};                   ///< none of its threads runs before
+  std::vector<Instant> worker_waits_until;  ///< of each worker: gets no processor before
+  Instant callers_away_until{};             ///< nobody calls its engine before
+  Instant standby_due{};        ///< inline mode: the standby rests until then, or until roused
+  bool standby_sleeps = false;  ///< and what arrives rouses it
+  uint64_t seen_turns = 0;      ///< inline mode: of its workers, after the last round
+  bool called = false;          ///< inline mode: callers turned them in this round
+  bool is_inline() const { return engine && engine->mode() == Engine::Mode::inline_turns; }
 };
 
 class World {
@@ -32,19 +43,42 @@ class World {
   Instant now() const { return network_.now(); }
 
   /// A process with an interface for each address; those of one interface number on all hosts are
-  /// one subnet of 16 bits.  The first `rdma` of them are RDMA NICs, and then the process uses
-  /// RDMA. The World owns it; the pointer stays valid.
+  /// one subnet of 16 bits.  The first `rdma` of them are ports of RDMA NICs with these traits, and
+  /// then the process uses RDMA, as datagrams of those where HA_NCCL_FABRIC=ud says so.  The World
+  /// owns it; the pointer stays valid.
   Result<Process*> add_process(const std::vector<Ip>& addresses, const Config& config,
-                               size_t rdma = 0);
+                               size_t rdma = 0, const DeviceTraits& traits = {});
   Result<Process*> add_process(Ip address, const Config& config) {
     return add_process(std::vector{address}, config);
   }
-  /// The process dies without a word and its host with it.
-  void kill(Process& process);
+  /// The process is killed: its kernel closes what it leaves behind, its ports refuse.  Its RDMA
+  /// NICs are taken to be its own.
+  void kill_process(Process& process);
+  /// The host of the process loses power: it and all others there are gone without a word.
+  void power_off(Process& process);
+  /// The host can be reached again; nothing runs on it, and its kernel knows of no connection.
+  void power_on(Process& process);
+  /// The process gets no processor until then (SIGSTOP, a busy host): its workers make no turn,
+  /// while its host's kernel and NICs go on.  A later call replaces an earlier one.
+  void pause(Process& process, Instant until);
+  /// One of its workers gets no processor for a while.
+  void starve(Process& process, size_t worker, Duration time);
+  /// Whoever calls its engine is busy elsewhere for a while.
+  void pause_callers(Process& process, Duration time);
+  bool runs(const Process& process) const {
+    return process.engine != nullptr && now() >= process.paused_until;
+  }
+  /// Whether threads that call its engine do so now.
+  bool calls(const Process& process) const {
+    return runs(process) && now() >= process.callers_away_until;
+  }
 
   /// Turns all workers until `done` says so or `limit` of virtual time has passed; false then. When
-  /// nobody has anything to do, time jumps to whatever comes next.
+  /// nobody has anything to do, time jumps to whatever comes next.  Also false when the simulation
+  /// goes round without getting anywhere: livelock() tells.
   bool run_until(const std::function<bool()>& done, Duration limit);
+  /// Empty: there was none.
+  const std::string& livelock() const { return livelock_; }
 
   /// Rounds of turns so far; with the network's trace, what two equal runs have in common.
   uint64_t rounds() const { return rounds_; }
@@ -56,7 +90,23 @@ class World {
   RdmaNic::Conditions rdma_;
   std::vector<std::unique_ptr<RdmaNic>> nics_;  // processes use them
   std::vector<std::unique_ptr<Process>> processes_;
+  bool awake(const Process& process, size_t worker) const {
+    return runs(process) && now() >= process.worker_waits_until[worker];
+  }
+  void end_process(Process& process);
+  /// Calls that take long keep the worker from its next turn.
+  size_t turn(Process& process, size_t worker);
+  bool turn_standby(Process& process);
+  size_t turn_workers();
+  bool all_idle();
+  Instant next_moment(Instant limit);
+  void look_for_callers();
+  static uint64_t turns_of(const Process& process);
+  bool goes_round(uint64_t rounds_here, bool fruitless);
+
   uint64_t rounds_ = 0;
+  uint64_t fruitless_rounds_ = 0;  ///< in a row, in which nobody did what was due
+  std::string livelock_;
 };
 
 }  // namespace nccl_ha::sim

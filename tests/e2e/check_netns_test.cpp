@@ -109,6 +109,15 @@ TEST(Check, AloneItLooksAtThisHost) {
   const json report = json::parse(run.out, nullptr, false);
   ASSERT_TRUE(report.is_object()) << run.out;
   EXPECT_EQ(report["hosts"].size(), 1U);
+  run = run_program(NHA_TOOL_FILE, {"check"}, {{"NCCL_NET_PLUGIN", "ha"}, {"LD_LIBRARY_PATH", ""}});
+  EXPECT_EQ(run.status, 1) << "NCCL would not find the plugin: " << run.out;
+  EXPECT_NE(run.out.find("error: with NCCL_NET_PLUGIN=ha NCCL finds nothing"), std::string::npos)
+      << run.out;
+  run = run_program(NHA_TOOL_FILE, {"check"},
+                    {{"NCCL_NET_PLUGIN", "ha"}, {"LD_LIBRARY_PATH", NHA_MODULE_DIR}});
+  EXPECT_EQ(run.status, 0) << run.out;
+  EXPECT_NE(run.out.find("libnccl-net-ha.so, found by LD_LIBRARY_PATH"), std::string::npos)
+      << run.out;
   run = run_program(NHA_TOOL_FILE, {"check"}, {{"HA_NCCL_FABRIC", "nonsense"}});
   EXPECT_EQ(run.status, 2) << run.out;
   EXPECT_NE(run.err.find("HA_NCCL_FABRIC=nonsense"), std::string::npos) << run.err;

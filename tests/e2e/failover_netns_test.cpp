@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <ctime>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -26,8 +28,10 @@ ToolRun reduce(const std::string& before, const std::vector<std::string>& settin
   for (const std::string& setting : settings) {
     arguments.insert(arguments.end(), {"--env", setting});
   }
+  // Silence for three times HA_NCCL_RTO_MS is what the shortest cut here, of 600 ms, must exceed
+  // for a path to be given up.
   for (const char* setting :
-       {"HA_NCCL_FABRIC=datagram", "HA_NCCL_IFNAME=rail0", "HA_NCCL_RTO_MS=200"}) {
+       {"HA_NCCL_FABRIC=datagram", "HA_NCCL_IFNAME=rail0", "HA_NCCL_RTO_MS=100"}) {
     arguments.insert(arguments.end(), {"--env", setting});
   }
   const std::string perf = before + "exec nccl-ha perf all_reduce -b 1M -e 1M -w 0 -I " +
@@ -88,6 +92,49 @@ TEST(Failover, WhereOneSideHasItOffACutIsAnErrorOnBoth) {
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_EQ(count(run.out, " is down: "), 0U) << run.out;
   EXPECT_GE(count(run.out, "gave ncclRemoteError"), 1U) << run.out;
+}
+
+/// Only the sender's side could notice: what it sent is acknowledged, and it waits for a
+/// clear-to-send.
+TEST(Failover, APeerThatNothingLeadsToEndsBothSidesAlsoOneThatOnlyWaits) {
+  // A heartbeat, three times HA_NCCL_RTO_MS, the budget (docs/operations.md); and what two busy
+  // processors may add.
+  constexpr double bound_s = 0.2 + 3 * 1.0 + 5.0;
+  constexpr double busy_machine_s = 3;
+  for (const char* progress_thread : {"1", "0"}) {
+    // Each line with the time at which it came.  perf itself, whose ranks may be waiting for each
+    // other over the network that is gone, ends after 18 s.
+    BackgroundLab lab(
+        NHA_TOOL_FILE, "unreachable" + std::to_string(getpid()) + progress_thread,
+        {"run", "rails-2x1", "-q", "--timeout", "60", "--env", "HA_NCCL_FABRIC=datagram", "--env",
+         "HA_NCCL_RETRY_BUDGET_MS=5000", "--env",
+         std::string("HA_NCCL_USE_PROGRESS_THREAD=") + progress_thread, "--", "bash", "-c",
+         "(nccl-ha perf pt2pt -b 64K -e 64K -I 1000000 --timeout 18 2>&1; echo ended with $?) | "
+         "while IFS= read -r line; do echo \"@$EPOCHREALTIME $line\"; done"});
+    ASSERT_TRUE(lab.carried("rail0", 10'000'000));
+    timespec now{};
+    ASSERT_EQ(clock_gettime(CLOCK_REALTIME, &now), 0);
+    const double cut = static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
+    ASSERT_EQ(lab.ask({"cut", "rail0", "--silent"}).status, 0);
+    ASSERT_EQ(lab.ask({"cut", "mgmt", "--silent"}).status, 0);
+    const ToolRun run = lab.wait();
+    const std::string failed =
+        " failed: no path came back within 5000 ms (HA_NCCL_RETRY_BUDGET_MS)";
+    size_t connections = 0;
+    std::istringstream lines(run.out);
+    for (std::string line; std::getline(lines, line);) {
+      const size_t at = line.find('@');
+      if (at == std::string::npos || line.find("connection to ") == std::string::npos ||
+          line.find(failed) == std::string::npos || line.find("gave nccl") != std::string::npos) {
+        continue;
+      }
+      ++connections;
+      EXPECT_LE(std::stod(line.substr(at + 1)) - cut, bound_s + busy_machine_s) << line;
+    }
+    EXPECT_EQ(connections, 2U) << "one on each side: " << run.out;
+    EXPECT_GE(count(run.out, "gave ncclRemoteError"), 1U) << run.out;
+    EXPECT_EQ(count(run.out, "ended with 1"), 2U) << run.out;
+  }
 }
 
 TEST(Failover, ACutLongerThanTheBudgetIsAnError) {

@@ -1,6 +1,7 @@
 // nccl-ha info says what the plugin would do on this host, and refuses what the plugin refuses.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -38,6 +39,24 @@ TEST(Info, NamesDeviceFabricAndSettings) {
   ASSERT_EQ(out["rdma_notes"].size(), 1U);
   EXPECT_NE(out["rdma_notes"][0].get<std::string>().find("HA_NCCL_FABRIC=datagram"),
             std::string::npos);
+}
+
+const char* const lib_folder = NHA_MODULE_DIR;
+
+TEST(Info, FindsThePluginOfItsBuildAndTellsWhatNcclWould) {
+  const ToolRun lost = info({"--json"}, {{"LD_LIBRARY_PATH", ""}, {"NCCL_NET_PLUGIN", "ha"}});
+  ASSERT_EQ(lost.status, 0) << lost.err;
+  json plugin = json::parse(lost.out)["plugin"];
+  EXPECT_TRUE(std::filesystem::equivalent(plugin["file"].get<std::string>(), NHA_PLUGIN_FILE));
+  EXPECT_EQ(plugin["nccl_file"], "") << "is it installed on this machine?";
+  EXPECT_NE(plugin["remedy"].get<std::string>().find(lib_folder), std::string::npos) << plugin;
+  const ToolRun found =
+      info({"--json"}, {{"LD_LIBRARY_PATH", lib_folder}, {"NCCL_NET_PLUGIN", "ha"}});
+  ASSERT_EQ(found.status, 0) << found.err;
+  plugin = json::parse(found.out)["plugin"];
+  EXPECT_TRUE(std::filesystem::equivalent(plugin["nccl_file"].get<std::string>(), NHA_PLUGIN_FILE));
+  EXPECT_EQ(plugin["nccl_origin"], "by LD_LIBRARY_PATH");
+  EXPECT_EQ(plugin["remedy"], "");
 }
 
 // Whatever this host has: with `auto` either RDMA ports are the devices, or a note says why not.

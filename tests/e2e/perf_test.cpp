@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -65,6 +66,13 @@ TEST_P(Operations, are_exact_for_odd_sizes_and_several_ranks) {
     ASSERT_EQ(report["results"].size(), 6U) << ranks << " ranks";
     EXPECT_EQ(report["plugins"][0]["name"], "HA");
   }
+}
+
+TEST(DefaultPlugin, is_the_one_of_this_build) {
+  const json report = good_report({"all_reduce", "-n", "2", "-b", "64", "-e", "64", "-I", "2"},
+                                  {{"LD_LIBRARY_PATH", ""}});
+  EXPECT_TRUE(std::filesystem::equivalent(report["plugins"][0]["file"].get<std::string>(),
+                                          NHA_PLUGIN_FILE));
 }
 
 const auto operation_name = [](const auto& parameter) {

@@ -76,18 +76,20 @@ TEST(Shadow, TrafficGoesBackWhereThatIsWanted) {
 
 // The stream of the control connection lies on rail0, which is gone when rail1 fails too: both
 // sides have to find each other again.
+// Three times HA_NCCL_RTO_MS is less than the second cut lasts, so that its path is given up.
 TEST(Shadow, OneRailForGoodAndTheOtherForAWhile) {
-  const ToolRun run =
-      reduce("cut rail0@400ms, cut rail1 --for 1200ms@1500ms, slow rail1 8gbit@4s", {}, "-v");
+  const ToolRun run = reduce("cut rail0@400ms, cut rail1 --for 1200ms@1500ms, slow rail1 8gbit@4s",
+                             {"HA_NCCL_RTO_MS=300"}, "-v");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_GE(count(run.out, " was made anew"), 2U) << "each side says so: " << run.out;
   EXPECT_GE(count(run.out, "path 1 of the connection"), 4U) << run.out;
 }
 
+// The same here, with the only cut.
 TEST(Shadow, WithoutItAConnectionWaitsForItsOwnNic) {
   const ToolRun run =
-      reduce("cut rail0 --for 700ms@300ms", {"HA_NCCL_SHADOW_PATHS=0", "HA_NCCL_RTO_MS=200"});
+      reduce("cut rail0 --for 700ms@300ms", {"HA_NCCL_SHADOW_PATHS=0", "HA_NCCL_RTO_MS=100"});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_EQ(count(run.out, moved), 0U) << run.out;

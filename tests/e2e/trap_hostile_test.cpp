@@ -79,7 +79,7 @@ TEST_P(Hostile, StrangersAreTurnedAwayAndTheRealPeerStillConnects) {
       // What only the peers of a connection that is ready say.
       as_chars(encode_leave()),
       as_chars(encode_confirm()),
-      as_chars(encode_rejoin(1)),
+      as_chars(encode(ControlType::rejoin, RejoinCall{1, {}})),
   };
   tools::NetHandle handle{};
   auto listening = api().listen(0, handle);
@@ -175,8 +175,8 @@ TEST_P(Hostile, GarbageOnTheDataPortsHarmsNobody) {
   exchange(c, 200000, 77);
 }
 
-INSTANTIATE_TEST_SUITE_P(Abi, Hostile,
-                         ::testing::Combine(::testing::Values(6, 12), ::testing::Bool()),
+// Strangers never get as far as the interface, so one version of it will do.
+INSTANTIATE_TEST_SUITE_P(Abi, Hostile, ::testing::Combine(::testing::Values(12), ::testing::Bool()),
                          instance_name);
 
 /// What parent and child share in the test below.

@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static_cast<void>(decode_notice(bytes));
   static_cast<void>(decode_report(bytes));
   static_cast<void>(decode_offer(bytes));
-  static_cast<void>(decode_rejoin(bytes));
+  static_cast<void>(decode_call(bytes));
+  static_cast<void>(decode_process(bytes));
   ControlReader reader;
   size_t offset = 0;
   while (offset < size) {

@@ -64,6 +64,9 @@ def packets():
     write("packet", "address", address + bytes(72 - len(address)))
 
 
+VERSION = 7  # control_version
+
+
 def message(kind, payload):
     return struct.pack("<IHHII", 0x4148434E, kind, len(payload), 1, 1) + payload
 
@@ -77,13 +80,15 @@ def control():
     rdma = b"\2" + 2 * end(48)
     rail = struct.pack("<BHBBBB", 1, 0, 1, 0, 4, 24) + bytes([198, 18, 0, 1]) + bytes(12)
     rails = b"\2" + rail + rail
-    hello = struct.pack("<HQQIIBBBBB", 5, 42, 4096, 3, 1000, 1, 0, 0, 1, 1) + host + paths
-    hello_rdma = struct.pack("<HQQIIBBBBB", 5, 42, 4096, 3, 1000, 2, 106, 3, 1, 1) + host + rdma
+    process = struct.pack("<IQ", 1000, 123456)
+    rejoin = struct.pack("<HQ", 40001, 99) + process + b"\4" + bytes([198, 18, 0, 1]) + bytes(12)
+    hello = struct.pack("<HQQI", VERSION, 42, 4096, 3) + rejoin + struct.pack("<BBBBB", 1, 0, 0, 1, 1) + host + paths
+    hello_rdma = struct.pack("<HQQI", VERSION, 42, 4096, 3) + rejoin + struct.pack("<BBBBB", 2, 106, 3, 1, 1) + host + rdma
     hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
-    welcome = struct.pack("<HIQIBBHQ", 5, 1001, 4096, 9, 1, 1, 40001, 99) + host + paths + rails
+    welcome = struct.pack("<H", VERSION) + rejoin + struct.pack("<QIBB", 4096, 9, 1, 1) + host + paths + rails
     refusal = struct.pack("<BH", 1, 9) + b"not yours"
     close = struct.pack("<Q", 12)
-    notice = struct.pack("<BIH", 2, 7, 4) + b"dead"
+    notice = struct.pack("<BIBH", 2, 7, 1, 4) + b"dead"
     # Two groups: one of two buffers, one that is whole.
     fenced = struct.pack("<BIQB", 2, 7, 100, 2) + struct.pack("<BBHH", 0, 2, 0x8001, 0) + struct.pack("<BB", 1, 0)
     offer = struct.pack("<BIBI", 2, 8, 1, 77) + end(48)
@@ -91,7 +96,9 @@ def control():
               "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close), "failure": (5, refusal),
               "doubt": (6, notice), "down": (7, notice), "fenced": (8, fenced), "rebuild": (9, offer),
               "rebuilt": (10, offer), "confirm": (11, b""),
-              "rejoin": (12, struct.pack("<Q", 99)), "leave": (13, b"")}
+              "rejoin": (12, struct.pack("<Q", 99) + process), "leave": (13, b""),
+              "probe": (14, struct.pack("<Q", 99) + process), "present": (15, process), "absent": (16, process),
+              "ask": (17, b"")}
     for name, (kind, body) in bodies.items():
         write("control", name, message(kind, body))
         write("control", f"{name}_body", body)

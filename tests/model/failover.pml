@@ -3,7 +3,8 @@
  *
  * Modelled: data that arrives while its acknowledgement is lost; packets that are late, also after
  * the path was given up or came back; cables that fail in one direction; false alarms; a second
- * failure during recovery; clear-to-sends that are lost. The control stream is reliable and ordered.
+ * failure during recovery; clear-to-sends that are lost; a connection with one path only. Control messages
+ * are reliable and ordered, which control.pml shows.
  *
  * Checked in every state: nothing is written into a buffer that was given back; a transfer is done
  * at the receiver only when all of it is in memory, and at the sender only when the receiver has it;
@@ -37,7 +38,9 @@
 #ifndef FAILBACK
 #define FAILBACK 0
 #endif
-#define PATHS 2
+#ifndef PATHS
+#define PATHS 2 /* or 1, without FAILBACK */
+#endif
 #define PIECES (TRANSFERS * CHUNKS)
 #define PIECE(t, c) ((t) * CHUNKS + (c))
 
@@ -241,11 +244,13 @@ end:
       :: back[0] = false
       :: forth[0] = false; back[0] = false
       fi }
+  :: atomic { !forth[0] || !back[0] -> forth[0] = true; back[0] = true }
+#if PATHS > 1
   :: atomic { faults > 0 && forth[1] && back[1] ->
       faults--;
       forth[1] = false; back[1] = false }
-  :: atomic { !forth[0] || !back[0] -> forth[0] = true; back[0] = true }
   :: atomic { !forth[1] || !back[1] -> forth[1] = true; back[1] = true }
+#endif
   od
 }
 
@@ -289,6 +294,13 @@ inline post(i) {
                      (begun == i + 1 || (begun == 0 && cts[(i) / CHUNKS] && piece[i] == IDLE && HAS_KEY((i) / CHUNKS))))
 #define LACKS_KEY(i) (cts[(i) / CHUNKS] && piece[i] == IDLE && !HAS_KEY((i) / CHUNKS))
 #define BETWEEN (begun == 0 || MISTAKE == BACK_WITHIN_A_CHUNK)
+#elif PATHS == 1
+inline post(i) {
+  data[0] ! s_epoch[0], i;
+  piece[i] = ON(0)
+}
+
+#define MAY_POST(i) (cts[(i) / CHUNKS] && piece[i] == IDLE && s_open[0] && nfull(data[0]))
 #else
 inline post(i) {
   if
@@ -351,12 +363,14 @@ proctype Sender() {
       :: else
       fi;
       give_up(0) }
+#if PATHS > 1
   :: atomic { DOUBTS(1) ->
       if
       :: WRONGLY(1) -> alarms--
       :: else
       fi;
       give_up(1) }
+#endif
   :: atomic { to_sender ? [suspect, _, _] && nfull(to_receiver) ->
       to_sender ? suspect, p, e;
       if
@@ -387,8 +401,10 @@ proctype Sender() {
   /* A new queue pair each, as soon as packets get through again. */
   :: atomic { waiting[0] == 2 && forth[0] && back[0] && nfull(to_receiver) ->
       waiting[0] = 3; to_receiver ! rebuild, 0, s_epoch[0] + 1 }
+#if PATHS > 1
   :: atomic { waiting[1] == 2 && forth[1] && back[1] && nfull(to_receiver) ->
       waiting[1] = 3; to_receiver ! rebuild, 1, s_epoch[1] + 1 }
+#endif
   :: atomic { to_sender ? [rebuilt, _, _] && nfull(to_receiver) ->
       to_sender ? rebuilt, p, e;
       s_epoch[p] = e;
@@ -404,6 +420,11 @@ proctype Sender() {
 #define CAN_ANNOUNCE (r_ready[via] && nfull(clear[via]))
 inline announce(t) {
   clear[via] ! r_epoch[via], t, SHADOW_KEY
+}
+#elif PATHS == 1
+#define CAN_ANNOUNCE (r_ready[0] && nfull(clear[0]))
+inline announce(t) {
+  clear[0] ! r_epoch[0], t
 }
 #else
 #define CAN_ANNOUNCE ((r_ready[0] && nfull(clear[0])) || (r_ready[1] && nfull(clear[1])))
@@ -454,10 +475,14 @@ proctype Receiver() {
   :: atomic { !keys_wanted && !r_ready[0] && r_ready[1] -> keys_wanted = true; again = posted }
 #endif
   :: atomic { nempty(completions[0]) -> completions[0] ? e, i; complete(i); e = 0; i = 0 }
+#if PATHS > 1
   :: atomic { nempty(completions[1]) -> completions[1] ? e, i; complete(i); e = 0; i = 0 }
+#endif
   /* The receiver has its own doubts; the sender decides. */
   :: atomic { SUSPECTS(0) -> told[0] = true; to_sender ! suspect, 0, r_epoch[0] }
+#if PATHS > 1
   :: atomic { SUSPECTS(1) -> told[1] = true; to_sender ! suspect, 1, r_epoch[1] }
+#endif
   :: atomic { to_receiver ? [path_down, _, _] && nfull(to_sender) ->
       to_receiver ? path_down, p, e;
       if
@@ -509,7 +534,9 @@ proctype Receiver() {
 init {
   atomic {
     run Network(0);
+#if PATHS > 1
     run Network(1);
+#endif
     run Faults();
     run Sender();
     run Receiver()

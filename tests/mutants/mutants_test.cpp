@@ -1,88 +1,203 @@
-// Mistakes planted into the failover protocol are found by the simulation, each within a number of
-// seeds that is stated here.
-#include <fmt/format.h>
+// Mistakes planted into the product are found: by the simulation, each within a number of seeds of
+// a named kind of run, or by a named test of another suite, which is run with the mistake planted.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include "ha/mutation.h"
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <vector>
+
+#include "runtime/mutation.h"
+#include "tests/mutants/table.h"
 #include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
-using ha::Mutation;
 using tools::FailoverRun;
 using tools::FailoverTotals;
 using tools::run_failovers;
 
-struct Planted {
-  Mutation mutation;
-  const char* name;
-  uint64_t seeds;
-  bool rdma = false;  ///< two rails of RDMA instead of one of datagrams
-};
+tools::RunKind kind_of(By by) {
+  switch (by) {
+    case By::paths:
+      return tools::RunKind::paths;
+    case By::streams:
+      return tools::RunKind::streams;
+    case By::pauses:
+      return tools::RunKind::pauses;
+    case By::deaths:
+      return tools::RunKind::deaths;
+    case By::closes:
+      return tools::RunKind::closes;
+    case By::volume:
+      return tools::RunKind::volume;
+    case By::devices:
+      return tools::RunKind::devices;
+    default:
+      return tools::RunKind::classic;
+  }
+}
 
-FailoverRun run_of(uint64_t seed, bool rdma) {
-  FailoverRun run;
-  run.seed = seed;
-  run.doubts = 0.7;
-  run.rdma = rdma;
-  run.rails = rdma ? 2 : 1;
+FailoverRun run_of(uint64_t seed, By by) {
+  FailoverRun run = tools::mixed_run(seed);
+  run.kind = kind_of(by);
+  if (run.kind == tools::RunKind::classic) {
+    run.doubts = 0.7;
+    run.rdma = by == By::rdma || by == By::spare;
+    run.spare = by == By::spare;
+    run.rails = by == By::datagrams ? 1 : 2;
+  }
   return run;
 }
 
-void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
+double ms_of(const timeval& time) {
+  return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_usec) * 1e-3;
+}
+/// Processor time of this process, or of its children that have ended.
+double cpu_ms(int who) {
+  rusage usage{};
+  getrusage(who, &usage);
+  return ms_of(usage.ru_utime) + ms_of(usage.ru_stime);
+}
 
-constexpr Planted all[] = {
-    {Mutation::report_before_fence, "report_before_fence", 50},
-    {Mutation::sender_goes_on, "sender_goes_on", 50},
-    {Mutation::replay_everything, "replay_everything", 50},
-    {Mutation::replay_nothing, "replay_nothing", 50},
-    {Mutation::arrived_is_forgotten, "arrived_is_forgotten", 50},
-    {Mutation::counter_for_bitmap, "counter_for_bitmap", 50},
-    {Mutation::whole_groups_left_out, "whole_groups_left_out", 50},
-    {Mutation::announcements_not_renewed, "announcements_not_renewed", 50},
-    {Mutation::old_epoch_kept, "old_epoch_kept", 50},
-    {Mutation::one_chunk_remembered, "one_chunk_remembered", 50},
-    {Mutation::messages_taken_twice, "messages_taken_twice", 50, true},
-    {Mutation::backlog_withheld, "backlog_withheld", 200, true},
-    {Mutation::confirmed_too_early, "confirmed_too_early", 50, true},
-    {Mutation::keys_of_own_nic, "keys_of_own_nic", 50, true},
-    {Mutation::keys_not_awaited, "keys_not_awaited", 400, true},
-    {Mutation::shadow_not_agreed, "shadow_not_agreed", 50, true},
-    {Mutation::stream_not_made_anew, "stream_not_made_anew", 200, true},
-};
+/// Runs tests of other suites with a mistake planted; the exit status, or minus the signal.
+int run_checks(const std::string& filter, Mutation mutation) {
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("NHA_MUTANT", std::to_string(static_cast<int>(mutation)).c_str(), 1);
+    alarm(60);
+    const int nowhere = open("/dev/null", O_WRONLY);
+    dup2(nowhere, STDOUT_FILENO);
+    dup2(nowhere, STDERR_FILENO);
+    const std::string option = "--gtest_filter=" + filter;
+    execl(NHA_CHECKS_FILE, NHA_CHECKS_FILE, option.c_str(), nullptr);
+    _exit(127);
+  }
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child
+             ? WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status)
+             : 127;
+}
+
+std::vector<Planted> found_by_somebody() {
+  std::vector<Planted> found;
+  std::copy_if(std::begin(all_planted), std::end(all_planted), std::back_inserter(found),
+               [](const Planted& one) { return one.by != By::survives; });
+  return found;
+}
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The values of the enumeration behind `none`, as runtime/mutation.h has them.
+std::vector<std::string> names_in_the_header() {
+  const std::filesystem::path header = std::filesystem::path(NHA_SOURCE_DIR) / "runtime/mutation.h";
+  const std::string text = text_of(header);
+  const size_t begin = text.find("none,");
+  const std::string list = text.substr(begin + 5, text.find("};", begin) - begin - 5);
+  const std::regex value("\n  ([a-z_]+),");
+  std::vector<std::string> names;
+  for (std::sregex_iterator it(list.begin(), list.end(), value), end; it != end; ++it) {
+    names.push_back((*it)[1]);
+  }
+  return names;
+}
 
 class Mutants : public testing::TestWithParam<Planted> {
  protected:
-  void TearDown() override { ha::planted = Mutation::none; }
+  void TearDown() override { planted = Mutation::none; }
 };
 
-TEST_P(Mutants, IsFoundWithinItsSeeds) {
-  ha::planted = GetParam().mutation;
+TEST_P(Mutants, IsFound) {
+  const Planted& mistake = GetParam();
+  if (mistake.by == By::check) {
+    const double begin = cpu_ms(RUSAGE_CHILDREN);
+    // A test failed, or an assertion of the code; a wait without end finds nothing by itself.
+    const int status = run_checks(mistake.check, mistake.mutation);
+    EXPECT_TRUE(status == 1 || status == -SIGABRT || status == -SIGSEGV)
+        << mistake.check << " ended with " << status;
+    std::printf("found by %s after %.0f ms of processor time\n", mistake.check,
+                cpu_ms(RUSAGE_CHILDREN) - begin);
+    return;
+  }
+  planted = mistake.mutation;
+  const double begin = cpu_ms(RUSAGE_SELF);
   FailoverTotals totals;
-  for (uint64_t seed = 1; seed <= GetParam().seeds; ++seed) {
-    const std::string outcome = run_failovers(run_of(seed, GetParam().rdma), &totals);
+  for (uint64_t seed = 1; seed <= mistake.seeds; ++seed) {
+    const std::string outcome = run_failovers(run_of(seed, mistake.by), &totals);
     if (!outcome.empty()) {
-      RecordProperty("found_at_seed", std::to_string(seed));
-      std::printf("found at seed %llu: %s\n", static_cast<unsigned long long>(seed),
+      std::printf("found at seed %llu of %llu after %.0f ms of processor time: %s\n",
+                  static_cast<unsigned long long>(seed),
+                  static_cast<unsigned long long>(mistake.seeds), cpu_ms(RUSAGE_SELF) - begin,
                   outcome.c_str());
-      if (!GetParam().rdma) {
-        EXPECT_GT(totals.down, 0U) << "found without any failover";
-      }
       return;
     }
   }
-  ADD_FAILURE() << "not found in " << GetParam().seeds << " seeds, " << totals.down << " failovers";
+  ADD_FAILURE() << "not found in " << mistake.seeds << " seeds, " << totals.down << " failovers";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Mutants, testing::ValuesIn(all),
+INSTANTIATE_TEST_SUITE_P(All, Mutants, testing::ValuesIn(found_by_somebody()),
                          [](const auto& instance) { return std::string(instance.param.name); });
+
+TEST(Mutants, EachIsPlantedAndHasARowHereAndInTheDocument) {
+  const std::filesystem::path top = NHA_SOURCE_DIR;
+  std::string product;
+  for (const char* folder : {"actors", "ha", "runtime"}) {
+    for (const auto& file : std::filesystem::recursive_directory_iterator(top / folder)) {
+      if (file.is_regular_file()) {
+        product += text_of(file.path());
+      }
+    }
+  }
+  const std::string document = text_of(top / "docs/testing.md");
+  const std::vector<std::string> names = names_in_the_header();
+  ASSERT_GE(names.size(), 96U);
+  EXPECT_EQ(names.size(), std::size(all_planted));
+  for (size_t i = 0; i < names.size(); ++i) {
+    EXPECT_NE(product.find("Mutation::" + names[i] + ")"), std::string::npos)
+        << names[i] << " is planted nowhere";
+    const auto row = std::find_if(std::begin(all_planted), std::end(all_planted),
+                                  [&](const Planted& one) { return names[i] == one.name; });
+    ASSERT_NE(row, std::end(all_planted)) << names[i] << " has no row";
+    EXPECT_EQ(static_cast<size_t>(row->mutation), i + 1) << names[i];
+    const std::string line = "| " + names[i] + " |";
+    const size_t at = document.find(line);
+    ASSERT_NE(at, std::string::npos) << names[i] << " is not in docs/testing.md";
+    const std::string told = document.substr(at, document.find('\n', at) - at);
+    const std::string finder = row->by == By::check      ? row->check
+                               : row->by == By::survives ? "survives"
+                                                         : std::to_string(row->seeds) + " seeds";
+    EXPECT_NE(told.find(finder), std::string::npos) << told;
+  }
+}
+
+TEST(Mutants, ChecksPassWhereNothingIsPlanted) {
+  std::string filter;
+  for (const Planted& one : all_planted) {
+    if (one.by == By::check) {
+      filter += std::string(filter.empty() ? "" : ":") + one.check;
+    }
+  }
+  ASSERT_FALSE(filter.empty());
+  EXPECT_EQ(run_checks(filter, Mutation::none), 0) << filter;
+}
 
 TEST(Mutants, NothingIsFoundWhereNothingIsPlanted) {
   FailoverTotals totals;
   for (uint64_t seed = 1; seed <= 50; ++seed) {
-    for (const bool rdma : {false, true}) {
-      ASSERT_EQ(run_failovers(run_of(seed, rdma), &totals), "") << "seed " << seed << rdma;
+    for (const By by : {By::datagrams, By::rdma}) {
+      ASSERT_EQ(run_failovers(run_of(seed, by), &totals), "") << "seed " << seed;
     }
   }
   EXPECT_GT(totals.down, 50U);

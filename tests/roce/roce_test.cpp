@@ -88,12 +88,12 @@ TEST(RoceTwoGuests, APulledCableIsAnErrorOnBothSidesInTime) {
   }
 }
 
-// For longer than HA_NCCL_RTO_MS.  The management network goes as well, so that what the two sides
-// have to agree on waits too.
+// For longer than a path may be silent, three times HA_NCCL_RTO_MS.  The management network goes as
+// well, so that what the two sides have to agree on waits too.
 TEST(RoceTwoGuests, ACablePulledForSecondsCostsTimeOnly) {
-  const ToolRun run =
-      reduce_in_guests(NHA_TOOL_FILE, "flap", "1", {"HA_NCCL_IB_QPS_PER_CONNECTION=2"}, "50",
-                       {{"cut", "rail0", "--for", "2500ms"}, {"cut", "mgmt", "--for", "2500ms"}});
+  const ToolRun run = reduce_in_guests(
+      NHA_TOOL_FILE, "flap", "1", {"HA_NCCL_IB_QPS_PER_CONNECTION=2", "HA_NCCL_RTO_MS=500"}, "50",
+      {{"cut", "rail0", "--for", "2500ms"}, {"cut", "mgmt", "--for", "2500ms"}});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;
@@ -183,6 +183,20 @@ TEST(RoceLab, ABrokenLabIsNotTheCommandsFault) {
   EXPECT_EQ(run.status, 125) << run.out << run.err;
   EXPECT_NE(run.err.find("the lab itself is broken: no luck"), std::string::npos) << run.err;
   EXPECT_EQ(run.out.find("never"), std::string::npos);
+}
+
+// As `nccl-ha perf --fault` does; both guests at once.
+TEST(RoceLab, AGuestAsksItsOwnLab) {
+  const ToolRun run = guests(
+      NHA_TOOL_FILE, {"--guests", "2", "--no-check"},
+      "for i in 1 2 3; do nccl-ha lab cut rail$RANK && nccl-ha lab heal rail$RANK || exit 7; done; "
+      "nccl-ha lab cut rail$RANK --lab unknown && nccl-ha lab show; "
+      "until [ $(cat /sys/class/net/rail$RANK/carrier) = 0 ]; do :; done; "
+      "nccl-ha lab cut nothing && exit 8; exit 0");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_GE(count(run.out, "  rail0        h1 > h2"), 2U) << run.out;
+  EXPECT_EQ(count(run.err, "lab: cut rail0 at"), 4U) << run.err;
+  EXPECT_EQ(count(run.err, "lab: cut rail1 at"), 4U) << run.err;
 }
 
 TEST(RoceLab, BringsBackOutputStatusAndSharedFiles) {

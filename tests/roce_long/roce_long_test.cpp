@@ -1,5 +1,9 @@
 // What takes too long for every change: tests/long.sh runs it (label roce_long).
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
 
 #include "tests/support/guest_lab.h"
 
@@ -101,6 +105,110 @@ TEST(RoceTwoGuests, ASilentCutBeyondTheBudgetIsAnErrorInTime) {
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_NE(run.out.find("the peer acknowledges nothing any more"), std::string::npos) << run.out;
   EXPECT_GE(count(run.out, "ncclRemoteError"), 1U) << run.out;
+}
+
+/// A host that loses its power says nothing to anybody.  The other side ends HA_NCCL_HEARTBEAT_MS,
+/// three times HA_NCCL_RTO_MS and HA_NCCL_RETRY_BUDGET_MS later (docs/operations.md).
+constexpr auto dead_host = std::chrono::milliseconds(200 + 3 * 1000 + 5000);
+/// Guests of a busy machine stand still now and then, and take time to end.
+constexpr auto slack = std::chrono::seconds(20);
+
+struct PowerLoss {
+  const char* name;
+  const char* host;     ///< the one without power
+  const char* traffic;  ///< of nccl-ha perf
+  const char* told;     ///< what the other side says once: an idle caller asks for nothing, it logs
+  uint64_t carried;     ///< bytes on the rail, by which it is under way
+};
+
+class RoceHostWithoutPower : public testing::TestWithParam<PowerLoss> {};
+
+TEST_P(RoceHostWithoutPower, EndsTheOtherSideInTime) {
+  const PowerLoss& loss = GetParam();
+  BackgroundLab lab(NHA_TOOL_FILE, loss.name + std::to_string(getpid()),
+                    {"roce", "--rails", "1", "--timeout", guests_timeout, "--no-check", "--env",
+                     "HA_NCCL_RETRY_BUDGET_MS=5000", "--", "bash", "-c",
+                     std::string("nccl-ha perf ") + loss.traffic + " 2>&1"},
+                    guests_limit);
+  ASSERT_TRUE(lab.carried("rail0", loss.carried));
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_EQ(lab.ask({"kill", loss.host}).status, 0);
+  const ToolRun run = lab.wait();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, dead_host + slack);
+  EXPECT_GE(count(run.out, loss.told), 1U) << run.out << run.err;
+  EXPECT_NE(run.err.find(std::string(loss.host) + " killed"), std::string::npos) << run.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RoceHostWithoutPower,
+    testing::Values(
+        PowerLoss{"busy_h1", "h1", "all_reduce -b 1M -e 1M -c 0 -I 1000000 --timeout 200",
+                  "gave ncclRemoteError", 12'000'000},
+        PowerLoss{"busy_h2", "h2", "all_reduce -b 1M -e 1M -c 0 -I 1000000 --timeout 200",
+                  "gave ncclRemoteError", 12'000'000},
+        // What is carried after the first message are heartbeats. The program ends when its time is
+        // up; by then its connections have.
+        PowerLoss{"idle_h1", "h1", "latency -b 8 -e 8 -w 0 -I 2 --pause 190000000 --timeout 20",
+                  "failed: no path came back within 5000 ms", 6000},
+        PowerLoss{"idle_h2", "h2", "latency -b 8 -e 8 -w 0 -I 2 --pause 190000000 --timeout 20",
+                  "failed: no path came back within 5000 ms", 6000}),
+    [](const auto& instance) { return std::string(instance.param.name); });
+
+/// How often the rail is looked at meanwhile.
+
+class RoceWithoutManagement : public testing::TestWithParam<int> {};
+
+// Control streams lie there.  A kernel gives one up within a minute or so, each end by itself.
+TEST_P(RoceWithoutManagement, NothingHappensToTheJob) {
+  const auto away = std::chrono::seconds(GetParam());
+  BackgroundLab lab(
+      NHA_TOOL_FILE, "mgmt" + std::to_string(GetParam()) + std::to_string(getpid()),
+      {"roce", "--rails", "1", "--timeout", guests_timeout, "--no-check", "--", "bash", "-c",
+       "nccl-ha perf all_reduce -b 256K -e 256K -c 0 -I 1000000 --timeout 230 2>&1"},
+      guests_limit);
+  ASSERT_TRUE(lab.carried("rail0", 5'000'000));
+  ASSERT_EQ(lab.ask({"cut", "mgmt", "--silent"}).status, 0);
+  const auto end = std::chrono::steady_clock::now() + away;
+  uint64_t before = lab.carried("rail0");
+  while (std::chrono::steady_clock::now() < end) {
+    ASSERT_TRUE(lab.carried("rail0", before + 1'000'000))
+        << "data stands still without the management network";
+    before = lab.carried("rail0");
+  }
+  ASSERT_EQ(lab.ask({"heal", "mgmt"}).status, 0);
+  // The other end's reset or close comes now, and control streams are made anew.
+  ASSERT_TRUE(lab.carried("rail0", before + 20'000'000));
+  ASSERT_EQ(lab.ask({"stop"}).status, 0);
+  const ToolRun run = lab.wait();
+  // Path 1 stands by over the management network itself.
+  for (const char* trouble : {"path 0 of ", "moved to the shadow", " failed: ", "gave nccl"}) {
+    EXPECT_EQ(count(run.out, trouble), 0U) << run.out << run.err;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RoceWithoutManagement, testing::Values(10, 58, 62, 120));
+
+/// What a process may lock, in KiB: room for the buffers of one device and all small things, but
+/// not for the buffers of a second one.
+constexpr const char* locked_kib = "60000";
+
+// The second device stands by and cannot take the buffers: the flap is waited out.
+TEST(RoceTwoGuests, AFlapIsSurvivedWhereTheSecondDeviceCannotTakeTheMemory) {
+  BackgroundLab lab(NHA_TOOL_FILE, "memlock" + std::to_string(getpid()),
+                    {"roce", "--rails", "2", "--timeout", guests_timeout, "--no-check", "--env",
+                     "HA_NCCL_SHADOW_DATAGRAMS=0", "--", "setpriv", "--bounding-set=-ipc_lock",
+                     "--", "bash", "-c",
+                     std::string("ulimit -l ") + locked_kib +
+                         " && nccl-ha perf all_reduce -b 16M -e 16M -w 0 -I 12 --timeout 200 2>&1"},
+                    guests_limit);
+  ASSERT_TRUE(lab.carried("rail0", 40'000'000));
+  ASSERT_EQ(lab.ask({"cut", "rail0", "--for", "1s"}).status, 0);
+  const ToolRun run = lab.wait();
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, verified), 1U) << run.out;
+  EXPECT_GE(count(run.out, "port error"), 1U) << run.out;
+  EXPECT_GE(count(run.out, " cannot take over through a device "), 1U) << run.out;
+  EXPECT_GE(count(run.out, " is back after "), 1U) << run.out;
 }
 
 }  // namespace

@@ -146,7 +146,7 @@ TEST(SimFailover, APeerThatDiesEndsEverythingWithinTheBudget) {
   ASSERT_TRUE(pair.connect()) << pair.error();
   pair.post_receives(4);
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
-  pair.world().kill(pair.receiver());
+  pair.world().power_off(pair.receiver());
   const Instant killed = pair.world().now();
   ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },
                                      seconds(6)));

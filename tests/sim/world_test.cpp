@@ -110,7 +110,7 @@ TEST(SimWorld, ADeadPeerIsAnErrorWithinTheLimit) {
   ASSERT_TRUE(pair.connect()) << pair.error();
   pair.post_receives(4);
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
-  pair.world().kill(pair.receiver());
+  pair.world().power_off(pair.receiver());
   // Datagrams give up after HA_NCCL_DGRAM_DEAD_MS.
   EXPECT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },
                                      seconds(15)));

@@ -3,6 +3,7 @@
 
 usage: install_test.py CMAKE BUILD_DIR LIBDIR
 """
+import json
 import os
 import pathlib
 import re
@@ -63,6 +64,23 @@ class Installed(unittest.TestCase):
 
     def test_program_runs_from_there(self):
         self.assertIn("perf", output_of(str(self.program), "--help"))
+
+    def test_program_finds_the_library_and_says_whether_nccl_would(self):
+        def info(**variables):
+            environment = dict(os.environ, LD_LIBRARY_PATH="", NCCL_NET_PLUGIN="ha")
+            environment.update(variables)
+            done = subprocess.run([str(self.program), "info", "--json"], env=environment, text=True,
+                                  stdout=subprocess.PIPE, check=True, cwd="/")
+            return json.loads(done.stdout)["plugin"]
+
+        plugin = info()
+        self.assertEqual(plugin["file"], str(self.library))
+        self.assertEqual(plugin["nccl_file"], "", "this folder is none of the system's")
+        self.assertIn(str(self.library.parent), plugin["remedy"])
+        plugin = info(LD_LIBRARY_PATH=str(self.library.parent))
+        self.assertEqual((plugin["nccl_file"], plugin["remedy"]), (str(self.library), ""))
+        plugin = info(NCCL_NET_PLUGIN=str(self.library))
+        self.assertEqual((plugin["nccl_file"], plugin["remedy"]), (str(self.library), ""))
 
     def test_library_needs_only_the_c_library(self):
         needed = re.findall(r"NEEDED\).*\[(.*)\]", output_of("readelf", "-dW", str(self.library)))

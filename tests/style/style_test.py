@@ -103,6 +103,7 @@ class Text(unittest.TestCase):
                 ("int r = ra" + "nd();\n", "is banned: use runtime/random.h"),
                 ("auto t = std::chrono::system" + "_clock::now();\n", "use runtime/clock.h"),
                 ("#define private public\n", "test through the interface"),
+                ('#include "ha/fence.cpp"\n', "sources are no headers"),
                 ("TEST(A, DISABLED" + "_b) {}\n", "a test runs"),
                 ('open("/wor' + 'k/x");\n', "a path of one machine"),
         ]:

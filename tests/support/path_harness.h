@@ -27,6 +27,7 @@ class RecordingOwner final : public fabric::PathOwner {
       last_error = error;
     }
   }
+  void on_fence_failed(fabric::Path&, const Error& error) override { fence_error = error; }
   size_t count(fabric::CompletionKind kind, fabric::CompletionStatus status) const {
     size_t n = 0;
     for (const auto& c : completions) {
@@ -37,6 +38,7 @@ class RecordingOwner final : public fabric::PathOwner {
   std::vector<fabric::Completion> completions;
   std::vector<fabric::PathState> states;
   Error last_error{};
+  Error fence_error{};
   std::function<void(const fabric::Completion&)> hook;
 };
 

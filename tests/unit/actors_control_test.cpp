@@ -14,7 +14,7 @@ Hello sample_hello() {
   hello.nonce = 0x0123456789ABCDEF;
   hello.cts_address = 0x7F00;
   hello.cts_key = 3;
-  hello.process = 4;
+  hello.rejoin = {40001, 99, {4, 5}, 4, {10, 0, 0, 1}};
   hello.host = "node\n17";
   const std::array<std::byte, 72> bytes{std::byte{1}, std::byte{2}};
   hello.kind = fabric::FabricKind::verbs;
@@ -64,6 +64,34 @@ TEST(Control, MessagesRoundTripWhateverTheCuts) {
     EXPECT_EQ(types, (std::vector{ControlType::hello, ControlType::welcome, ControlType::failure,
                                   ControlType::close}));
     EXPECT_FALSE(reader.broken());
+  }
+}
+
+TEST(Control, WhatThePeerSaysIsReportedOnceHoweverOftenItWasPassedOn) {
+  Error error = from_peer("the link is down");
+  EXPECT_EQ(error.what, "the peer reports: the link is down");
+  for (int i = 0; i < 3; ++i) {
+    error = from_peer(error.what);
+  }
+  EXPECT_EQ(error.what, "the peer reports: the link is down");
+  EXPECT_EQ(without_reporter(error.what), "the link is down");
+  EXPECT_EQ(without_reporter("it is down"), "it is down");
+}
+
+TEST(Control, CallsAndAnswersRoundTrip) {
+  const ProcessId process{4711, uint64_t{1} << 40};
+  const auto call = encode(ControlType::probe, RejoinCall{99, process});
+  const auto back = decode_call(std::span(call).subspan(control_header_bytes));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->token, 99U);
+  EXPECT_EQ(back->process, process);
+  const auto answer = encode(ControlType::present, process);
+  EXPECT_EQ(decode_process(std::span(answer).subspan(control_header_bytes)), process);
+  for (size_t length = 0; length < call.size() - control_header_bytes; ++length) {
+    EXPECT_FALSE(decode_call(std::span(call).subspan(control_header_bytes, length))) << length;
+  }
+  for (size_t length = 0; length < answer.size() - control_header_bytes; ++length) {
+    EXPECT_FALSE(decode_process(std::span(answer).subspan(control_header_bytes, length))) << length;
   }
 }
 
@@ -127,10 +155,11 @@ void expect_cut_short_is_refused(const std::vector<std::byte>& whole, const Valu
 
 TEST(Control, WhatIsSaidOfAPathComesBackAsItWas) {
   expect_cut_short_is_refused(
-      encode(ControlType::doubt, PathNotice{7, 123456, "retry budget"}),
+      encode(ControlType::doubt, PathNotice{7, 123456, true, "retry budget"}),
       [](const PathNotice& back) {
         EXPECT_EQ(back.path, 7);
         EXPECT_EQ(back.epoch, 123456U);
+        EXPECT_TRUE(back.rejected);
         EXPECT_EQ(back.why, "retry budget");
       },
       decode_notice);
@@ -216,8 +245,9 @@ TEST(Control, NumbersBeyondTheirSetsAreRefused) {
     whole[control_header_bytes + at] = std::byte{value};
     return std::vector<std::byte>(whole.begin() + control_header_bytes, whole.end());
   };
-  const auto notice = encode(ControlType::down, PathNotice{0, 1, ""});
+  const auto notice = encode(ControlType::down, PathNotice{0, 1, false, ""});
   EXPECT_FALSE(decode_notice(damaged(notice, 0, lanes_max)));
+  EXPECT_FALSE(decode_notice(damaged(notice, 5, 2)));
   FenceReport report{0, 1, {}};
   report.arrived.groups = {{false, {1, 2}}};
   EXPECT_FALSE(decode_report(damaged(encode(report), 0, lanes_max)));

@@ -15,5 +15,14 @@ TEST(ErrorClass, OnlyThePathsOwnTroublesAreWorthAnotherPath) {
   EXPECT_EQ(classify(CompletionStatus::length_error), ErrorClass::program);
 }
 
+TEST(ErrorClass, AShortageIsWhatALimitIsRaisedFor) {
+  for (const int error : {EMFILE, ENFILE, ENOMEM}) {
+    EXPECT_TRUE(is_shortage(error)) << error;
+  }
+  for (const int error : {0, EINVAL, EIO, EHOSTUNREACH, ETIMEDOUT, ENODEV}) {
+    EXPECT_FALSE(is_shortage(error)) << error;
+  }
+}
+
 }  // namespace
 }  // namespace nccl_ha::ha

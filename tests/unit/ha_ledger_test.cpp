@@ -22,6 +22,20 @@ TEST(ChunkLedger, AMessageIsDoneWhenEachChunkWasAcknowledged) {
   EXPECT_TRUE(ledger.acknowledge(2));
 }
 
+TEST(AcknowledgementBook, AnAcknowledgementThatComesLateIsNotTakenForTheNextGroupsAtItsPlace) {
+  AcknowledgementBook<4, 1> book;
+  ArrivalReport report;
+  report.completed = 6;
+  report.groups = {{false, {0}}};
+  book.begin(2, 0);
+  book.begin(6, 0);  // where group 2 was
+  book.note(2, 0, 0, 1);
+  EXPECT_FALSE(book.contradicts(1, report));
+  book.note(6, 0, 0, 1);
+  EXPECT_TRUE(book.contradicts(1, report));
+  EXPECT_FALSE(book.contradicts(0, report)) << "another lane";
+}
+
 TEST(ArrivalReport, SaysOnlyWhatArrived) {
   ArrivalReport report;
   report.completed = 100;

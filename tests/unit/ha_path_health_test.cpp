@@ -8,18 +8,27 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr PathHealth::Limits limits{milliseconds(100), milliseconds(200)};
+using Finding = PathHealth::Finding;
+
+constexpr PathHealth::Limits limits{milliseconds(100), milliseconds(200), seconds(1), seconds(3)};
 constexpr PathHealth::Open nothing{};
 constexpr PathHealth::Open pulse{.writes = 1, .pulses = 1};
 constexpr PathHealth::Open work{.writes = 1, .bytes = 4096};
 
 /// A path in use, looked at every `interval`.
 struct Watch {
-  explicit Watch(Duration interval = milliseconds(10)) : step(interval) { health.begin(now); }
+  explicit Watch(Duration interval = milliseconds(10)) : step(interval) { health.begin(moment()); }
+  Moment moment() const { return {now, lost}; }
+  Finding look(const PathHealth::Open& open) {
+    evidence += peer_runs ? 1 : 0;
+    const Finding found = health.look(moment(), open, limits, {other_usable, evidence});
+    asks += found == Finding::ask ? 1 : 0;
+    return found;
+  }
   /// The first look that finds the path silent for too long; nothing within `limit`.
   std::optional<Duration> silent_after(const PathHealth::Open& open, Duration limit) {
     for (Duration passed{}; passed <= limit; passed += step) {
-      if (health.look(now, open, limits)) {
+      if (look(open) == Finding::silent) {
         return now - health.alive_at();
       }
       now += step;
@@ -29,15 +38,20 @@ struct Watch {
   /// Work that is answered after `time`, `times` over.
   void answer(const PathHealth::Open& open, Duration time, int times = 1) {
     for (int i = 0; i < times; ++i) {
-      EXPECT_FALSE(health.look(now, open, limits));
+      EXPECT_EQ(look(open), Finding::fine);
       now += time;
       health.show_life();
-      EXPECT_FALSE(health.look(now, nothing, limits));
+      EXPECT_EQ(look(nothing), Finding::fine);
     }
   }
   PathHealth health;
   Instant now{seconds(1)};
+  Duration lost{};
   Duration step;
+  bool other_usable = true;
+  bool peer_runs = true;  ///< and shows it on other ways
+  uint64_t evidence = 0;
+  int asks = 0;
 };
 
 TEST(PathHealth, AnIdlePathIsNeverTooSilent) {
@@ -48,21 +62,22 @@ TEST(PathHealth, AnIdlePathIsNeverTooSilent) {
 
 TEST(PathHealth, AnUnansweredSignOfLifeIsMissedThreeTimes) {
   Watch watch;
-  watch.health.on_pulse(watch.now);
+  watch.health.on_pulse(watch.moment());
+  EXPECT_FALSE(watch.health.busy(pulse)) << "signs of life alone need no closer look";
   const auto silent = watch.silent_after(pulse, seconds(1));
   ASSERT_TRUE(silent);
   EXPECT_GE(*silent, milliseconds(280));
   EXPECT_LE(*silent, milliseconds(300));
-  EXPECT_FALSE(watch.health.busy(pulse)) << "signs of life alone need no closer look";
+  EXPECT_TRUE(watch.health.busy(pulse)) << "from half of that it is looked at often";
 }
 
 TEST(PathHealth, AnAnsweredSignOfLifeBeginsAnew) {
   Watch watch;
   for (int i = 0; i < 100; ++i) {
-    watch.health.on_pulse(watch.now);
+    watch.health.on_pulse(watch.moment());
     EXPECT_EQ(watch.silent_after(pulse, milliseconds(250)), std::nullopt);
     watch.health.show_life();
-    EXPECT_FALSE(watch.health.look(watch.now, nothing, limits));
+    EXPECT_EQ(watch.look(nothing), Finding::fine);
   }
 }
 
@@ -103,9 +118,9 @@ TEST(PathHealth, WaitingForNothingTeachesNothing) {
   Watch watch;
   for (int i = 0; i < 10; ++i) {
     watch.now += seconds(1);
-    EXPECT_FALSE(watch.health.look(watch.now, nothing, limits));
+    EXPECT_EQ(watch.look(nothing), Finding::fine);
     watch.health.show_life();
-    EXPECT_FALSE(watch.health.look(watch.now, nothing, limits));
+    EXPECT_EQ(watch.look(nothing), Finding::fine);
   }
   EXPECT_EQ(watch.health.usual_silence(), Duration(0));
 }
@@ -116,7 +131,7 @@ TEST(PathHealth, MuchDataMayTakeLongUntilThePathHasProvenItself) {
   const auto unproven = watch.silent_after(large, seconds(2));
   ASSERT_TRUE(unproven);
   EXPECT_EQ(*unproven, milliseconds(900)) << "100 ms, and 200 ns for each of four million bytes";
-  watch.health.begin(watch.now);
+  watch.health.begin(watch.moment());
   watch.answer(large, milliseconds(5), 2);
   const auto proven = watch.silent_after(large, seconds(2));
   ASSERT_TRUE(proven);
@@ -135,7 +150,7 @@ TEST(PathHealth, DataThatTookLongProvesNothing) {
 TEST(PathHealth, ASuspectOwesAnAnswerToASignOfLife) {
   Watch watch;
   watch.health.suspect();
-  watch.health.on_pulse(watch.now);
+  watch.health.on_pulse(watch.moment());
   EXPECT_TRUE(watch.health.busy(pulse));
   const auto silent = watch.silent_after(pulse, seconds(1));
   ASSERT_TRUE(silent);
@@ -145,11 +160,11 @@ TEST(PathHealth, ASuspectOwesAnAnswerToASignOfLife) {
 TEST(PathHealth, AnAnswerEndsSuspicion) {
   Watch watch;
   watch.health.suspect();
-  watch.health.on_pulse(watch.now);
-  EXPECT_FALSE(watch.health.look(watch.now, pulse, limits));
+  watch.health.on_pulse(watch.moment());
+  EXPECT_EQ(watch.look(pulse), Finding::fine);
   EXPECT_TRUE(watch.health.suspected());
   watch.health.show_life();
-  EXPECT_FALSE(watch.health.look(watch.now, nothing, limits));
+  EXPECT_EQ(watch.look(nothing), Finding::fine);
   EXPECT_FALSE(watch.health.suspected());
 }
 
@@ -176,10 +191,112 @@ TEST(PathHealth, ANewPathBeginsWithoutTheOldOnesSilence) {
   watch.answer(work, milliseconds(90), 3);
   watch.health.suspect();
   watch.now += seconds(10);
-  watch.health.begin(watch.now);
+  watch.health.begin(watch.moment());
   EXPECT_FALSE(watch.health.suspected());
   EXPECT_EQ(watch.health.usual_silence(), Duration(0));
   EXPECT_EQ(watch.health.alive_at(), watch.now);
+}
+
+TEST(PathHealth, TheOnlyPathMayBeSilentForLonger) {
+  Watch watch;
+  watch.other_usable = false;
+  watch.answer(work, milliseconds(1), 10);
+  EXPECT_EQ(watch.silent_after(work, seconds(5)), seconds(1));
+  EXPECT_EQ(watch.asks, 1);
+}
+
+TEST(PathHealth, WithoutAWitnessTheVerdictTakesLongerHoweverManyPathsThereAre) {
+  for (const bool other : {false, true}) {
+    Watch watch;
+    watch.other_usable = other;
+    watch.peer_runs = false;
+    watch.answer(work, milliseconds(1), 10);
+    EXPECT_EQ(watch.silent_after(work, seconds(5)), seconds(3));
+    EXPECT_FALSE(watch.health.witnessed());
+    EXPECT_GE(watch.asks, 3) << "what was asked may have got lost";
+  }
+}
+
+TEST(PathHealth, WhatCameBeforeThePeerWasAskedIsNoWitness) {
+  Watch watch;
+  watch.answer(work, milliseconds(1), 10);
+  EXPECT_EQ(watch.silent_after(work, milliseconds(30)), std::nullopt);
+  watch.peer_runs = false;
+  EXPECT_EQ(watch.silent_after(work, milliseconds(2500)), std::nullopt);
+}
+
+TEST(PathHealth, APeerThatRunsAgainIsGivenTimeToAnswerThisPathToo) {
+  Watch watch;
+  watch.answer(work, milliseconds(1), 10);
+  watch.peer_runs = false;
+  EXPECT_EQ(watch.silent_after(work, milliseconds(1500)), std::nullopt);
+  watch.peer_runs = true;
+  EXPECT_EQ(watch.look(work), Finding::fine);
+  watch.now += watch.step;
+  EXPECT_EQ(watch.look(work), Finding::fine) << "it may be about to";
+  watch.health.show_life();
+  EXPECT_EQ(watch.look(nothing), Finding::fine);
+  EXPECT_FALSE(watch.health.witnessed());
+}
+
+TEST(PathHealth, APeerThatRunsAgainAndDoesNotAnswerThisPathCondemnsIt) {
+  Watch watch;
+  watch.answer(work, milliseconds(1), 10);
+  watch.peer_runs = false;
+  EXPECT_EQ(watch.silent_after(work, milliseconds(1500)), std::nullopt);
+  const Instant again = watch.now;
+  watch.peer_runs = true;
+  ASSERT_TRUE(watch.silent_after(work, seconds(1)));
+  EXPECT_LE(watch.now - again, milliseconds(30));
+}
+
+TEST(PathHealth, TimeInWhichThisProcessDidNotRunIsNotCounted) {
+  Watch watch;
+  watch.answer(work, milliseconds(1), 10);
+  EXPECT_EQ(watch.silent_after(work, milliseconds(80)), std::nullopt);
+  watch.now += seconds(10);
+  watch.lost += seconds(10);
+  EXPECT_EQ(watch.look(work), Finding::fine);
+  const auto silent = watch.silent_after(work, seconds(1));
+  ASSERT_TRUE(silent);
+  EXPECT_EQ(*silent, seconds(10) + milliseconds(100));
+  EXPECT_EQ(watch.health.silent_for(watch.moment()), milliseconds(100));
+}
+
+TEST(PathHealth, PartsOfALargeWriteKeepASlowPathAlive) {
+  constexpr PathHealth::Open large{.writes = 1, .bytes = 400'000'000};
+  Watch watch(milliseconds(200));
+  watch.other_usable = false;
+  for (int i = 0; i < 1000; ++i) {
+    watch.health.show_progress();
+    watch.health.show_progress();
+    EXPECT_EQ(watch.look(large), Finding::fine);
+    EXPECT_EQ(watch.health.life(), static_cast<uint64_t>(i + 1)) << "once for each look";
+    watch.now += watch.step;
+  }
+}
+
+TEST(PathHealth, WithoutHeartbeatsAnUnansweredOneHasTheTimeOfWork) {
+  constexpr PathHealth::Limits silent{Duration(0), milliseconds(200), seconds(1), seconds(3)};
+  PathHealth health;
+  Moment now{Instant(seconds(1)), {}};
+  health.begin(now);
+  health.on_pulse(now);
+  uint64_t evidence = 0;
+  const Instant begin = now.now;
+  while (health.look(now, pulse, silent, {true, ++evidence}) != Finding::silent) {
+    now.now += milliseconds(10);
+    ASSERT_LE(now.now - begin, seconds(2));
+  }
+  EXPECT_EQ(now.now - begin, seconds(1));
+}
+
+TEST(PathHealth, TheNextLookIsWhenThePeerWouldBeAsked) {
+  Watch watch;
+  EXPECT_FALSE(watch.health.next_look(nothing, limits, false));
+  watch.health.on_pulse(watch.moment());
+  EXPECT_EQ(watch.health.next_look(pulse, limits, false), watch.now + milliseconds(500));
+  EXPECT_LE(*watch.health.next_look(pulse, limits, true), watch.now + milliseconds(150));
 }
 
 }  // namespace

@@ -52,5 +52,44 @@ TEST(RetryBudget, APathEndsTheNeed) {
   EXPECT_EQ(budget.ends(), budget_start + seconds(70));
 }
 
+TEST(RetryBudget, APathThatWasOfNoUseDoesNotBeginTheTimeAnew) {
+  RetryBudget budget(3, seconds(30));
+  budget.need(true, budget_start);
+  for (int i = 1; i <= 29; ++i) {
+    budget.need(false, budget_start + seconds(i));
+    budget.resume();
+    budget.need(true, budget_start + seconds(i));
+    EXPECT_EQ(budget.ends(), budget_start + seconds(30)) << i;
+  }
+  // While it was there the time stood still.
+  budget.need(false, budget_start + seconds(29));
+  budget.resume();
+  budget.need(true, budget_start + seconds(34));
+  EXPECT_EQ(budget.ends(), budget_start + seconds(35));
+}
+
+TEST(RetryBudget, WhatWasServedBetweenBeginsTheTimeAnew) {
+  RetryBudget budget(3, seconds(30));
+  budget.need(true, budget_start);
+  budget.need(false, budget_start + seconds(20));
+  budget.served();
+  budget.resume();
+  budget.need(true, budget_start + seconds(21));
+  EXPECT_EQ(budget.ends(), budget_start + seconds(51));
+}
+
+TEST(RetryBudget, ANeedThatEndedLongAgoDoesNotGoOn) {
+  RetryBudget budget(3, seconds(30));
+  budget.need(true, budget_start);
+  budget.need(false, budget_start + seconds(20));
+  budget.resume();
+  budget.need(true, budget_start + seconds(3600));
+  EXPECT_EQ(budget.ends(), budget_start + seconds(3630));
+  // Without a word about the path it was of use.
+  budget.need(false, budget_start + seconds(3601));
+  budget.need(true, budget_start + seconds(3602));
+  EXPECT_EQ(budget.ends(), budget_start + seconds(3632));
+}
+
 }  // namespace
 }  // namespace nccl_ha::ha

@@ -74,6 +74,20 @@ TEST(Mailbox, AddressesOutliveASharedMailbox) {
   EXPECT_TRUE(address->try_send({1, 2}));
 }
 
+TEST(Mailbox, TheSlotIsNoWayPastTheQueue) {
+  Mailbox<Parcel> mailbox(4, 1);
+  auto address = mailbox.open(4);
+  ASSERT_TRUE(address);
+  std::vector<uint32_t> got;
+  const auto take = [&](const Parcel& parcel) { got.push_back(parcel.number); };
+  ASSERT_TRUE(address->try_send({0, 1}));
+  ASSERT_TRUE(address->try_send({0, 2}));  // finds the slot in use
+  EXPECT_EQ(mailbox.drain(1, take), 1U);
+  ASSERT_TRUE(address->try_send({0, 3}));  // finds it empty
+  EXPECT_EQ(mailbox.drain(4, take), 2U);
+  EXPECT_EQ(got, (std::vector<uint32_t>{1, 2, 3}));
+}
+
 TEST(Mailbox, EachSendersMessagesArriveInOrder) {
   constexpr uint32_t senders = 3;
   constexpr uint32_t messages = 60000;
@@ -117,15 +131,15 @@ TEST(Parker, ANapEndsWithAWakeAndNotWithADescriptor) {
   ASSERT_EQ(write(ends[1], "x", 1), 1);
   (*parker)->watch({ends[0]});
   SteadyClock clock;
-  const Instant begin = clock.now();
-  (*parker)->nap(begin + milliseconds(30), begin);
-  EXPECT_GE(clock.now() - begin, milliseconds(30));
+  const Instant started = clock.now();
+  (*parker)->nap(started + milliseconds(30), started);
+  EXPECT_GE(clock.now() - started, milliseconds(30));
   (*parker)->wake();
-  (*parker)->nap(begin + std::chrono::seconds(60), begin);  // at once
+  (*parker)->nap(started + std::chrono::seconds(60), started);  // at once
   // It took the wake with it, and what is watched is still watched.
   (*parker)->nap(clock.now() + milliseconds(30), clock.now());
-  (*parker)->sleep(begin + std::chrono::seconds(60), begin);
-  EXPECT_LT(clock.now() - begin, std::chrono::seconds(30));
+  (*parker)->sleep(started + std::chrono::seconds(60), started);
+  EXPECT_LT(clock.now() - started, std::chrono::seconds(30));
   close(ends[0]);
   close(ends[1]);
 }
@@ -189,13 +203,44 @@ TEST(IdlePolicy, SpinsYieldsSleeps) {
   using std::chrono::microseconds;
   IdlePolicy idle(microseconds(10), microseconds(100));
   const Instant t0(std::chrono::seconds(5));
-  EXPECT_EQ(idle.next(true, t0), IdlePolicy::Step::spin);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(idle.next(true, t0), IdlePolicy::Step::spin);
+  }
   EXPECT_EQ(idle.next(false, t0), IdlePolicy::Step::spin);
   EXPECT_EQ(idle.next(false, t0 + microseconds(9)), IdlePolicy::Step::spin);
   EXPECT_EQ(idle.next(false, t0 + microseconds(11)), IdlePolicy::Step::yield);
+  EXPECT_EQ(idle.next(false, t0 + microseconds(109)), IdlePolicy::Step::yield);
   EXPECT_EQ(idle.next(false, t0 + microseconds(111)), IdlePolicy::Step::sleep);
+  EXPECT_EQ(idle.next(false, t0 + microseconds(150)), IdlePolicy::Step::sleep)
+      << "woken for nothing";
   EXPECT_EQ(idle.next(true, t0 + microseconds(200)), IdlePolicy::Step::spin);
   EXPECT_EQ(idle.next(false, t0 + microseconds(201)), IdlePolicy::Step::spin);
+}
+
+TEST(IdlePolicy, YieldsForAsLongAsTheTurnsSinceItSleptAllow) {
+  using std::chrono::microseconds;
+  const microseconds yield(2000);
+  IdlePolicy idle(microseconds(0), yield);
+  Instant t(std::chrono::seconds(5));
+  // How long it yields after so many turns with work, each of which comes `apart` after the other.
+  const auto yields = [&](int turns, microseconds apart) {
+    t += std::chrono::seconds(1);
+    for (int i = 0; i < turns; ++i, t += apart) {
+      EXPECT_EQ(idle.next(true, t), IdlePolicy::Step::spin);
+      EXPECT_EQ(idle.next(false, t), IdlePolicy::Step::spin);
+    }
+    EXPECT_EQ(idle.next(true, t), IdlePolicy::Step::spin);
+    EXPECT_EQ(idle.next(false, t), IdlePolicy::Step::spin);
+    const Instant since = t;
+    while (idle.next(false, t) == IdlePolicy::Step::yield) {
+      t += microseconds(1);
+    }
+    return t - since;
+  };
+  EXPECT_EQ(yields(0, microseconds(0)), IdlePolicy::yield_per_turn);
+  EXPECT_EQ(yields(5, microseconds(5000)), 6 * IdlePolicy::yield_per_turn) << "it did not run";
+  EXPECT_EQ(yields(200, microseconds(10)), yield);
+  EXPECT_EQ(yields(1, microseconds(10)), 2 * IdlePolicy::yield_per_turn) << "it slept in between";
 }
 
 TEST(SlotTable, StaleHandlesFindNothing) {

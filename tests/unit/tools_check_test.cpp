@@ -54,6 +54,9 @@ HostFacts good_host() {
   facts.cpus_online = 64;
   facts.cpu_nodes = {0, 1};
   facts.governors = {{"performance", 64}};
+  facts.plugin.asked = "ha";
+  facts.plugin.here = FoundPlugin{"/opt/ha/lib/libnccl-net-ha.so", ""};
+  facts.plugin.of_nccl = facts.plugin.here;
   return facts;
 }
 
@@ -68,6 +71,34 @@ Finding only_finding(const HostFacts& facts) {
 }
 
 TEST(CheckFindings, AGoodHostHasNone) { EXPECT_TRUE(judge(good_host()).empty()); }
+
+TEST(CheckFindings, PluginsThatNcclDoesNotFind) {
+  HostFacts facts = good_host();
+  facts.plugin.of_nccl.reset();
+  facts.plugin.why_not = "no such file";
+  Finding found = only_finding(facts);
+  EXPECT_EQ(found.level, Level::error);
+  EXPECT_NE(found.what.find("NCCL_NET_PLUGIN=ha NCCL finds nothing: no such file"),
+            std::string::npos)
+      << found.what;
+  EXPECT_NE(found.remedy.find("put /opt/ha/lib first in LD_LIBRARY_PATH"), std::string::npos)
+      << found.remedy;
+  facts.plugin.system_folder = true;
+  EXPECT_TRUE(only_finding(facts).remedy.starts_with("run ldconfig")) << "an entry is missing";
+  facts.plugin.asked = "";
+  EXPECT_EQ(only_finding(facts).level, Level::warning) << "this shell may not be the job's";
+  facts.plugin.of_nccl = FoundPlugin{"/usr/lib/libnccl-net-ha.so", ""};
+  facts.plugin.other_file = true;
+  found = only_finding(facts);
+  EXPECT_EQ(found.level, Level::warning);
+  EXPECT_NE(found.what.find("/usr/lib/libnccl-net-ha.so"), std::string::npos) << found.what;
+  EXPECT_NE(found.what.find("not /opt/ha/lib/libnccl-net-ha.so"), std::string::npos) << found.what;
+  EXPECT_NE(found.remedy.find("LD_LIBRARY_PATH"), std::string::npos)
+      << "ldconfig would not change the order: " << found.remedy;
+  facts.plugin.other_file = false;
+  EXPECT_EQ(only_finding(facts).level, Level::hint);
+  EXPECT_EQ(only_finding(facts).remedy, "export NCCL_NET_PLUGIN=ha");
+}
 
 TEST(CheckFindings, LockedMemory) {
   HostFacts facts = good_host();

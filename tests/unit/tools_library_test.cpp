@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include "tools/elf_symbols.h"
 #include "tools/nccl_builtin.h"
 #include "tools/net_library.h"
+#include "tools/plugin_search.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -130,6 +132,57 @@ TEST(ElfSymbols, damaged_headers_do_no_harm) {
     put(head[at]);
   }
   EXPECT_TRUE(find_elf_symbols(file.path(), ElfTable::full, {"main"}).ok()) << "all was put back";
+}
+
+TEST(ElfSymbols, needed_versions_name_their_symbols) {
+  const auto versions = needed_versions("/proc/self/exe");
+  ASSERT_TRUE(versions.ok()) << versions.error().message();
+  bool found = false;
+  for (const NeededVersion& one : *versions) {
+    found = found ||
+            (one.library == "libc.so.6" && one.version.starts_with("GLIBC_") &&
+             std::find(one.symbols.begin(), one.symbols.end(), "mkstemp") != one.symbols.end());
+  }
+  EXPECT_TRUE(found) << "this program calls mkstemp of libc.so.6";
+}
+
+TEST(ElfSymbols, version_tables_of_damaged_files_are_refused) {
+  const TemporaryFile file("");
+  const size_t whole = copy_own_to(file);
+  std::filesystem::resize_file(file.path(), whole / 2);
+  EXPECT_FALSE(needed_versions(file.path()).ok()) << "the section table is gone";
+  const TemporaryFile text("hello, I am a text file and quite long enough for a header........");
+  EXPECT_FALSE(needed_versions(text.path()).ok());
+}
+
+TEST(PluginSearch, finds_the_plugin_of_a_build_and_of_an_installation) {
+  char name[] = "/tmp/nha_search_testXXXXXX";
+  ASSERT_NE(mkdtemp(name), nullptr);
+  const std::filesystem::path root = name;
+  const std::string bin = root / "bin";
+  std::filesystem::create_directories(bin);
+  EXPECT_FALSE(plugin_beside(bin)) << "there is none";
+  const auto folders = plugin_folders(bin);
+  ASSERT_EQ(folders.front(), bin);
+  ASSERT_NE(std::find(folders.begin(), folders.end(), root / "lib"), folders.end());
+  ASSERT_NE(std::find(folders.begin(), folders.end(), root / "lib64"), folders.end());
+  // The last folder first, so that each that is added comes before those that are there.
+  for (size_t i = folders.size(); i-- > 0;) {
+    std::filesystem::create_directories(folders[i]);
+    const std::string file = folders[i] + "/libnccl-net-ha.so";
+    std::ofstream(file) << "x";
+    const auto found = plugin_beside(bin);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->file, file);
+  }
+  std::filesystem::remove_all(root);
+}
+
+TEST(PluginSearch, tries_the_names_that_nccl_tries) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(nccl_file_names("ha"), (Names{"ha", "libnccl-net-ha.so"}));
+  EXPECT_EQ(nccl_file_names("libnccl-net-ha.so"), Names{"libnccl-net-ha.so"});
+  EXPECT_EQ(nccl_file_names("/x/y.so"), Names{"/x/y.so"});
 }
 
 TEST(NetLibrary, names_come_apart_at_the_colon) {

@@ -28,6 +28,8 @@ struct BackendEvents {
   std::function<void(size_t host, Stream stream, std::string_view bytes)> output;
   std::function<void(size_t host, uint64_t job, int status)> ended;
   std::function<void(const Error& error)> broken;  ///< the lab itself cannot go on
+  /// A program on a host asks the lab something, by a way of the backend's own; the answer.
+  std::function<std::string(const std::string& line)> asked;
 };
 
 /// Single-threaded: everything happens in calls from the loop's thread.

@@ -18,6 +18,7 @@
 #include "tools/lab/rdma_check.h"
 #include "tools/lab/supervisor.h"
 #include "tools/lab/verbs.h"
+#include "tools/plugin_search.h"
 #include "tools/refusal.h"
 
 namespace nccl_ha::tools {
@@ -49,7 +50,7 @@ struct LabOptions {
   std::string host;
 };
 
-constexpr Refusal refuse{"nccl-ha lab", status_lab_broken};
+constexpr Refusal refuse_lab{"nccl-ha lab", status_lab_broken};
 
 void prepend(const char* variable, const std::string& entry, const char* otherwise) {
   const char* old = getenv(variable);
@@ -66,9 +67,8 @@ void put_own_directory_first() {
   }
   const auto folder = self.parent_path();
   prepend("PATH", folder, "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-  const auto libraries = folder.parent_path() / "lib";
-  if (std::filesystem::exists(libraries / "libnccl-net-ha.so", error)) {
-    prepend("LD_LIBRARY_PATH", libraries, "");
+  if (const auto plugin = plugin_beside(folder)) {
+    prepend("LD_LIBRARY_PATH", std::filesystem::path(plugin->file).parent_path(), "");
   }
 }
 
@@ -81,9 +81,9 @@ std::vector<size_t> chosen_hosts(const Topology& topology, const std::string& on
     return hosts;
   }
   for (const std::string& name : CLI::detail::split(on, ',')) {
-    const size_t host = refuse.need(topology.host(name));
+    const size_t host = refuse_lab.need(topology.host(name));
     if (std::find(hosts.begin(), hosts.end(), host) != hosts.end()) {
-      refuse(fail(Errc::invalid_argument, fmt::format("--on names {} twice", name)));
+      refuse_lab(fail(Errc::invalid_argument, fmt::format("--on names {} twice", name)));
     }
     hosts.push_back(host);
   }
@@ -98,14 +98,15 @@ std::vector<ScriptStep> read_script(const LabOptions& options) {
     if (file) {
       text.append(std::istreambuf_iterator<char>(file), {});
     } else if (part.find(' ') == std::string::npos) {
-      refuse(fail(Errc::invalid_argument,
-                  fmt::format("--script {}: neither a file nor steps like '2s cut rail0'", part)));
+      refuse_lab(
+          fail(Errc::invalid_argument,
+               fmt::format("--script {}: neither a file nor steps like '2s cut rail0'", part)));
     } else {
       text += part;
     }
     text += '\n';
   }
-  return refuse.need(parse_script(text));
+  return refuse_lab.need(parse_script(text));
 }
 
 SupervisorOptions supervisor_options(const Topology& topology, const LabOptions& options) {
@@ -116,9 +117,9 @@ SupervisorOptions supervisor_options(const Topology& topology, const LabOptions&
   for (const ScriptStep& step : made.script) {
     // A name that is wrong is found before anything starts.
     if (step.request.verb == Verb::kill) {
-      refuse.need(topology.host(step.request.target));
+      refuse_lab.need(topology.host(step.request.target));
     } else if (!step.request.target.empty()) {
-      refuse.need(topology.find(step.request.target, step.request.side));
+      refuse_lab.need(topology.find(step.request.target, step.request.side));
     }
   }
   made.timeout_s = options.timeout_s;
@@ -129,12 +130,12 @@ SupervisorOptions supervisor_options(const Topology& topology, const LabOptions&
   for (const std::string& pair : options.environment) {
     const size_t equals = pair.find('=');
     if (equals == 0) {
-      refuse(fail(Errc::invalid_argument, fmt::format("--env {}: no name", pair)));
+      refuse_lab(fail(Errc::invalid_argument, fmt::format("--env {}: no name", pair)));
     }
     const std::string name = pair.substr(0, equals);
     const char* value = getenv(name.c_str());
     if (equals == std::string::npos && value == nullptr) {
-      refuse(fail(Errc::invalid_argument, fmt::format("--env {}: it is not set here", name)));
+      refuse_lab(fail(Errc::invalid_argument, fmt::format("--env {}: it is not set here", name)));
     }
     made.environment[name] = equals == std::string::npos ? value : pair.substr(equals + 1);
   }
@@ -146,7 +147,7 @@ std::string lab_name(const LabOptions& options, const Topology& topology) {
 }
 
 void run_namespaces(const LabOptions& options) {
-  const Topology topology = refuse.need(parse_topology(options.topology));
+  const Topology topology = refuse_lab.need(parse_topology(options.topology));
   SupervisorOptions supervised = supervisor_options(topology, options);
   // The management network is there for rendezvous; data belongs on the rails.
   if (getenv("HA_NCCL_IFNAME") == nullptr) {
@@ -155,7 +156,8 @@ void run_namespaces(const LabOptions& options) {
   put_own_directory_first();
   int status = 0;
   {
-    Supervisor supervisor(topology, refuse.need(LabDirectory::create(lab_name(options, topology))),
+    Supervisor supervisor(topology,
+                          refuse_lab.need(LabDirectory::create(lab_name(options, topology))),
                           std::move(supervised));
     Namespaces hosts(topology, options.mtu);
     status = supervisor.run(hosts, nullptr);
@@ -165,26 +167,28 @@ void run_namespaces(const LabOptions& options) {
 
 void run_guests(LabOptions& options, bool topology_given) {
   if (topology_given && (options.guests > 0 || options.rails > 0)) {
-    refuse(fail(Errc::invalid_argument,
-                "a topology says how many guests and rails there are; give it, or --guests and "
-                "--rails"));
+    refuse_lab(fail(Errc::invalid_argument,
+                    "a topology says how many guests and rails there are; give it, or --guests and "
+                    "--rails"));
   }
-  const Topology topology = topology_given
-                                ? refuse.need(parse_topology(options.topology))
-                                : refuse.need(make_rails(options.guests > 0 ? options.guests : 2,
-                                                         options.rails > 0 ? options.rails : 2));
+  const Topology topology =
+      topology_given ? refuse_lab.need(parse_topology(options.topology))
+                     : refuse_lab.need(make_rails(options.guests > 0 ? options.guests : 2,
+                                                  options.rails > 0 ? options.rails : 2));
   if (topology.hosts.size() > guests_max) {
-    refuse(fail(Errc::invalid_argument, fmt::format("a lab of guests has 1 to {} of them, not {}",
-                                                    guests_max, topology.hosts.size())));
+    refuse_lab(
+        fail(Errc::invalid_argument, fmt::format("a lab of guests has 1 to {} of them, not {}",
+                                                 guests_max, topology.hosts.size())));
   }
   SupervisorOptions supervised = supervisor_options(topology, options);
   put_own_directory_first();
   // Fetching a kernel needs the network that the lab is about to leave.
-  options.guest.kernel = refuse.need(prepare_kernel(options.guest.cache));
+  options.guest.kernel = refuse_lab.need(prepare_kernel(options.guest.cache));
   options.guest.mtu = options.mtu;
   int status = 0;
   {
-    Supervisor supervisor(topology, refuse.need(LabDirectory::create(lab_name(options, topology))),
+    Supervisor supervisor(topology,
+                          refuse_lab.need(LabDirectory::create(lab_name(options, topology))),
                           std::move(supervised));
     Guests guests(topology, supervisor.directory().path(), options.guest);
     RdmaCheck check(topology);
@@ -217,8 +221,8 @@ void print_lab(const json& lab) {
 }
 
 void ask(const LabOptions& options) {
-  const KnownLab lab = refuse.need(running_lab(options.lab));
-  const json answer = refuse.need(ask_lab(lab, to_json(options.request)));
+  const KnownLab lab = refuse_lab.need(running_lab(options.lab));
+  const json answer = refuse_lab.need(ask_lab(lab, to_json(options.request)));
   if (options.request.verb != Verb::show) {
     return;
   }
@@ -230,16 +234,16 @@ void ask(const LabOptions& options) {
 }
 
 void enter(const LabOptions& options) {
-  const KnownLab lab = refuse.need(running_lab(options.lab));
+  const KnownLab lab = refuse_lab.need(running_lab(options.lab));
   Request show;
   show.verb = Verb::show;
-  const json answer = refuse.need(ask_lab(lab, to_json(show)));
+  const json answer = refuse_lab.need(ask_lab(lab, to_json(show)));
   for (const json& host : answer["hosts"]) {
     if (host["name"] != options.host) {
       continue;
     }
     if (!host.contains("process")) {
-      refuse(
+      refuse_lab(
           fail(Errc::invalid_usage,
                "an emulated guest cannot be entered; run what you need with `lab roce … -- CMD`"));
     }
@@ -249,10 +253,10 @@ void enter(const LabOptions& options) {
       command = {shell != nullptr && *shell != '\0' ? shell : "/bin/sh"};
     }
     put_own_directory_first();
-    refuse(enter_host(host["process"].get<pid_t>(), command));
+    refuse_lab(enter_host(host["process"].get<pid_t>(), command));
   }
-  refuse(fail(Errc::invalid_argument,
-              fmt::format("lab '{}' has no host '{}'", lab.name, options.host)));
+  refuse_lab(fail(Errc::invalid_argument,
+                  fmt::format("lab '{}' has no host '{}'", lab.name, options.host)));
 }
 
 void list_labs() {

@@ -17,6 +17,8 @@
 #include <random>
 #include <utility>
 
+#include "tools/lab/guest_port.h"
+
 extern char** environ;
 
 namespace nccl_ha::tools::lab {
@@ -33,6 +35,7 @@ constexpr int control_fd = 10;
 constexpr int monitor_fd = 11;
 constexpr int out_fd = 12;
 constexpr int err_fd = 13;
+constexpr int requests_fd = 14;
 constexpr size_t console_tail = 2000;
 constexpr time_t send_seconds = 10;
 
@@ -209,7 +212,8 @@ std::vector<std::string> Guests::machine(size_t host) const {
       "-device",
       "virtio-serial-pci"};
   for (const auto& [name, fd] :
-       {std::pair("ctl", control_fd), std::pair("out", out_fd), std::pair("err", err_fd)}) {
+       {std::pair("ctl", control_fd), std::pair("out", out_fd), std::pair("err", err_fd),
+        std::pair(guest_port_name, requests_fd)}) {
     line.insert(line.end(), {"-chardev", fmt::format("socket,id={},fd={}", name, fd), "-device",
                              fmt::format("virtserialport,chardev={},name={}", name, name)});
   }
@@ -223,8 +227,10 @@ Result<void> Guests::start_guest(size_t host) {
   Fd monitor;
   Fd out;
   Fd err;
+  Fd requests;
   for (auto made : {make_pair(guest.control, control), make_pair(guest.monitor, monitor),
-                    make_pair(guest.out, out), make_pair(guest.err, err)}) {
+                    make_pair(guest.out, out), make_pair(guest.err, err),
+                    make_pair(guest.requests, requests)}) {
     if (!made) {
       return made;
     }
@@ -240,7 +246,8 @@ Result<void> Guests::start_guest(size_t host) {
   place.more = {{control.get(), control_fd},
                 {monitor.get(), monitor_fd},
                 {out.get(), out_fd},
-                {err.get(), err_fd}};
+                {err.get(), err_fd},
+                {requests.get(), requests_fd}};
   auto pid = start_process(machine(host), place);
   if (!pid) {
     return pid.error();
@@ -249,6 +256,7 @@ Result<void> Guests::start_guest(size_t host) {
   guest.pidfd = watch_process(guest.pid);
   loop_->watch(guest.pidfd.get(), [this, host] { guest_ended(host); });
   loop_->watch(guest.control.get(), [this, host] { read_control(host); });
+  loop_->watch(guest.requests.get(), [this, host] { read_requests(host); });
   loop_->watch(guest.out.get(), [this, host] { read_stream(host, Stream::out); });
   loop_->watch(guest.err.get(), [this, host] { read_stream(host, Stream::err); });
   return {};
@@ -284,6 +292,19 @@ void Guests::read_control(size_t host) {
         events_.ready();
       }
     }
+  }
+}
+
+void Guests::read_requests(size_t host) {
+  Guest& guest = guests_[host];
+  if (!read_some(guest.requests.get(), guest.requests_text)) {
+    loop_->forget(guest.requests.get());
+    return;
+  }
+  for (const std::string& line : take_lines(guest.requests_text)) {
+    const std::string answer = events_.asked(line);
+    // An answer is smaller than a socket's buffer; whoever does not read it has waived it.
+    static_cast<void>(send(guest.requests.get(), answer.data(), answer.size(), MSG_NOSIGNAL));
   }
 }
 

@@ -46,10 +46,12 @@ class Guests final : public Backend {
     Fd monitor;
     Fd out;
     Fd err;
+    Fd requests;  ///< of programs in it, to the lab
     std::string control_text;
     std::string monitor_text;
     std::string out_text;
     std::string err_text;
+    std::string requests_text;
     bool greeted = false;  ///< its monitor
     bool ready = false;
     bool killed = false;
@@ -63,6 +65,7 @@ class Guests final : public Backend {
   std::vector<std::string> machine(size_t host) const;
   std::string console(size_t host) const;
   void read_control(size_t host);
+  void read_requests(size_t host);
   void read_stream(size_t host, Stream stream);
   void guest_ended(size_t host);
   Result<void> monitor(size_t host, const nlohmann::json& command);

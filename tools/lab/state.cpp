@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "tools/lab/guest_port.h"
+
 namespace nccl_ha::tools::lab {
 namespace {
 
@@ -150,6 +152,9 @@ std::vector<std::string> remove_crashed_labs(const std::string& name) {
 }
 
 Result<KnownLab> running_lab(const std::string& name) {
+  if (auto port = find_guest_port()) {
+    return KnownLab{name, std::move(*port), true};
+  }
   std::vector<KnownLab> running;
   std::string names;
   for (KnownLab& lab : known_labs()) {
@@ -175,7 +180,10 @@ Result<KnownLab> running_lab(const std::string& name) {
                            : fmt::format("no lab '{}' runs; running: {}", name, names));
 }
 
-Result<nlohmann::json> ask_lab(const KnownLab& lab, const nlohmann::json& request) {
+namespace {
+
+/// What the lab said, on one line.
+Result<std::string> ask_through_socket(const KnownLab& lab, const std::string& line) {
   const std::string path = lab.path / "control";
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -186,7 +194,6 @@ Result<nlohmann::json> ask_lab(const KnownLab& lab, const nlohmann::json& reques
   path.copy(address.sun_path, path.size());
   const timeval limit{answer_seconds, 0};
   setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  const std::string line = request.dump() + "\n";
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       send(fd.get(), line.data(), line.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(line.size())) {
     return fail(Errc::system, fmt::format("lab '{}' cannot be reached", lab.name), errno);
@@ -197,7 +204,19 @@ Result<nlohmann::json> ask_lab(const KnownLab& lab, const nlohmann::json& reques
   while ((got = recv(fd.get(), buffer, sizeof buffer, 0)) > 0 && text.size() < answer_max) {
     text.append(buffer, static_cast<size_t>(got));
   }
-  auto answer = nlohmann::json::parse(text, nullptr, false);
+  return text;
+}
+
+}  // namespace
+
+Result<nlohmann::json> ask_lab(const KnownLab& lab, const nlohmann::json& request) {
+  const std::string line = request.dump() + "\n";
+  const bool guest = fs::is_character_file(lab.path);
+  auto text = guest ? ask_through(lab.path, line) : ask_through_socket(lab, line);
+  if (!text) {
+    return text.error();
+  }
+  auto answer = nlohmann::json::parse(*text, nullptr, false);
   if (!answer.is_object()) {
     return fail(Errc::remote,
                 fmt::format("lab '{}' gave no answer: it ended, or is stuck", lab.name));

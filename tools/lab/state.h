@@ -42,7 +42,8 @@ std::vector<KnownLab> known_labs();
 /// Removes what crashed labs left, or the one of that name; gives the names of those removed.
 std::vector<std::string> remove_crashed_labs(const std::string& name);
 
-/// The running lab of that name; with an empty name the only one that runs.
+/// The running lab of that name; with an empty name the only one that runs.  In a guest it is the
+/// lab that the guest belongs to, whatever the name.
 Result<KnownLab> running_lab(const std::string& name);
 
 /// Sends one request to a lab and waits for its answer.  Requests and answers are JSON objects on

@@ -79,6 +79,7 @@ int Supervisor::run(Backend& backend, Precheck* precheck) {
     }
   };
   events.broken = [this](const Error& error) { give_up(error); };
+  events.asked = [this](const std::string& line) { return serve(line).dump() + "\n"; };
   for (const auto& opened :
        {open_signals(), backend.start(loop_, std::move(events)), open_control()}) {
     if (!opened) {

@@ -1,12 +1,16 @@
 // nccl-ha sim: failover on virtual time, run after run.
 #include <fmt/format.h>
+#include <time.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <memory>
 
 #include "runtime/log.h"
 #include "tools/commands.h"
+#include "tools/sim/coverage.h"
 #include "tools/sim/failover_run.h"
 
 namespace nccl_ha::tools {
@@ -18,10 +22,17 @@ struct SimOptions {
   uint64_t only = 0;
   double doubts = 0.5;
   std::string fabric = "mixed";
+  std::string kind = "mixed";
 };
 
 FailoverRun run_of(const SimOptions& options, uint64_t seed) {
   FailoverRun run = mixed_run(seed);
+  if (const auto kind = run_kind_of(options.kind)) {
+    run.kind = *kind;
+  } else if (options.fabric != "mixed" && options.kind == "mixed") {
+    run.kind = RunKind::classic;
+  }
+  run.fabric = options.fabric;
   if (options.fabric != "mixed") {
     run.rails = 2;
     run.rdma = options.fabric != "datagram";
@@ -29,6 +40,31 @@ FailoverRun run_of(const SimOptions& options, uint64_t seed) {
   }
   run.doubts = options.doubts;
   return run;
+}
+
+/// Of the runs of one kind.
+struct KindTime {
+  uint64_t runs = 0;
+  uint64_t violations = 0;
+  double seconds = 0;
+};
+using KindTimes = std::array<KindTime, run_kinds>;
+
+double processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+void print_kinds(const KindTimes& times) {
+  for (size_t i = 0; i < times.size(); ++i) {
+    const KindTime& one = times[i];
+    if (one.runs != 0) {
+      fmt::print("  {:<9} {} runs, {} with a violation, {:.0f} a second of processor time\n",
+                 to_text(static_cast<RunKind>(i)), one.runs, one.violations,
+                 static_cast<double>(one.runs) / std::max(one.seconds, 1e-9));
+    }
+  }
 }
 
 void print_report(const SimOptions& options, const FailoverTotals& totals, uint64_t violations,
@@ -44,6 +80,14 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
       totals.handshakes_cut);
   fmt::print("NICs        {} ports down, {} GIDs moved, {} devices lost; {} rails slow\n",
              totals.ports_down, totals.gids_moved, totals.devices_lost, totals.slow);
+  fmt::print(
+      "streams     {} ways cut for TCP alone, {} connections forgotten by middleboxes, {} "
+      "resets, {} timeouts\n",
+      totals.management_cuts, totals.flows_forgotten, totals.resets, totals.timeouts);
+  fmt::print("schedule    {} processes stood still, {} workers starved, {} callers away\n",
+             totals.pauses, totals.starved, totals.callers_away);
+  fmt::print("deaths      {} processes killed, {} hosts without power; noticed within {} ms\n",
+             totals.killed, totals.power_off, totals.longest_death.count() / 1'000'000);
   fmt::print("verdicts    on living paths: {} by the sender, {} by the receiver\n",
              totals.false_verdicts_sender, totals.false_verdicts_receiver);
   fmt::print(
@@ -62,6 +106,7 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
                totals.bytes_replayed, totals.bytes_lost,
                static_cast<double>(totals.bytes_replayed) / static_cast<double>(totals.bytes_lost));
   }
+  fmt::print("{}", lane_coverage_text());
 }
 
 /// With the virtual time of the world that is `context`.
@@ -96,17 +141,27 @@ int run_all(const SimOptions& options) {
   set_log_level(LogLevel::error);
   FailoverTotals totals;
   uint64_t violations = 0;
+  KindTimes times;
   SteadyClock clock;
   const Instant begin = clock.now();
   for (uint64_t i = 0; i < options.seeds; ++i) {
     const FailoverRun run = run_of(options, options.first + i);
-    if (const std::string outcome = run_failovers(run, &totals); !outcome.empty()) {
+    KindTime& time = times[static_cast<size_t>(run.kind)];
+    const double before = processor_seconds();
+    const std::string outcome = run_failovers(run, &totals);
+    time.seconds += processor_seconds() - before;
+    ++time.runs;
+    if (!outcome.empty()) {
       ++violations;
-      fmt::print("seed {}: {} (`nccl-ha sim --seed {}{}` shows how)\n", run.seed, outcome, run.seed,
+      ++time.violations;
+      fmt::print("seed {} ({}): {} (`nccl-ha sim --seed {}{}{}` shows how)\n", run.seed,
+                 to_text(run.kind), outcome, run.seed,
+                 options.kind == "mixed" ? "" : " --kind " + options.kind,
                  options.fabric == "mixed" ? "" : " --fabric " + options.fabric);
       std::fflush(stdout);
     }
   }
+  print_kinds(times);
   print_report(options, totals, violations,
                std::chrono::duration<double>(clock.now() - begin).count());
   return violations == 0 ? 0 : 1;
@@ -134,9 +189,17 @@ void add_sim(CLI::App& app) {
   command
       ->add_option("--fabric", options->fabric,
                    "What connects the hosts: two rails of datagrams or RDMA, RDMA with a spare "
-                   "interface for datagrams, or all of them in turn")
+                   "interface for datagrams, or all of them in turn; without --kind: classic runs")
       ->capture_default_str()
       ->check(CLI::IsMember({"mixed", "datagram", "rdma", "spare"}));
+  command
+      ->add_option(
+          "--kind", options->kind,
+          "What mainly goes wrong: classic, paths, streams, pauses, deaths, closes, crowd, "
+          "volume, devices (tools/sim/scenario.h), or all of them in turn")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"mixed", "classic", "paths", "streams", "pauses", "deaths", "closes",
+                             "crowd", "volume", "devices"}));
   command->footer("Ends with 0 when no run violated a guarantee of docs/protocol.md.");
   command->callback([options] {
     const int status = options->only != 0 ? replay(*options) : run_all(*options);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 namespace nccl_ha::tools {
 namespace {
@@ -196,33 +197,10 @@ class Chaos {
 };
 
 void add(FailoverTotals& totals, const FailoverRun& run, SimPair& pair) {
-  for (Channel* channel : {static_cast<Channel*>(&pair.send_channel()),
-                           static_cast<Channel*>(&pair.receive_channel())}) {
-    totals.down += channel->failovers.down.load();
-    totals.back += channel->failovers.back.load();
-    totals.moves += channel->failovers.moves.load();
-    totals.chunks_again += channel->failovers.chunks_again.load();
-    totals.bytes_again += channel->failovers.bytes_again.load();
-    totals.chunks_kept += channel->failovers.chunks_kept.load();
-    totals.longest_stall = std::max(
-        totals.longest_stall, Duration(static_cast<int64_t>(channel->failovers.longest_ns.load())));
-  }
-  const sim::Network::Counts& counts = pair.world().network().counts();
-  totals.packets += counts.packets;
-  totals.packets_lost += counts.dropped;
-  totals.packets_doubled += counts.duplicated;
-  totals.packets_reordered += counts.reordered;
-  totals.packets_cut += counts.cut;
-  const sim::RdmaNic::Counts& rdma = pair.world().rdma().counts;
-  totals.completions_late += rdma.late;
-  totals.packets_too_late += rdma.after_error;
-  totals.packets += rdma.packets;
+  totals.count(pair.send_channel());
+  totals.count(pair.receive_channel());
+  totals.count(pair.world(), run.rdma && !run.spare ? pair.bytes_wanted() : 0);
   totals.places_found += pair.places_found();
-  if (run.rdma && !run.spare) {
-    totals.bytes_replayed += rdma.bytes_posted - pair.bytes_wanted();
-    totals.bytes_lost += rdma.bytes_posted - rdma.bytes_landed;
-  }
-  totals.simulated += pair.world().now().time_since_epoch();
 }
 
 }  // namespace
@@ -237,6 +215,17 @@ Config failover_config(int64_t paths) {
 }
 
 FailoverRun mixed_run(uint64_t seed) {
+  static constexpr std::array turns{
+      RunKind::classic, RunKind::paths,  RunKind::streams, RunKind::pauses,
+      RunKind::deaths,  RunKind::paths,  RunKind::devices, RunKind::closes,
+      RunKind::crowd,   RunKind::volume, RunKind::streams, RunKind::paths,
+      RunKind::pauses,  RunKind::deaths, RunKind::devices, RunKind::closes};
+  FailoverRun run = classic_run(seed);
+  run.kind = turns[seed / 4 % turns.size()];
+  return run;
+}
+
+FailoverRun classic_run(uint64_t seed) {
   FailoverRun run;
   run.seed = seed;
   run.rdma = seed % 2 == 1;
@@ -246,6 +235,9 @@ FailoverRun mixed_run(uint64_t seed) {
 }
 
 std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
+  if (run.kind != RunKind::classic) {
+    return run_scenario(run, totals);
+  }
   Random random(run.seed);
   const auto paths = static_cast<int64_t>(1 + random.below(4));
   sim::Link usual;
@@ -284,6 +276,9 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   }
   std::string outcome = pair.transfer(plan, seconds(120));
   add(*totals, run, pair);
+  if (!pair.world().livelock().empty()) {
+    return pair.world().livelock();
+  }
   return pair.world().rdma().violation.empty() ? outcome : pair.world().rdma().violation;
 }
 

@@ -27,6 +27,7 @@ class DatagramPath final : public Path {
   [[nodiscard]] Errc post_write(const WritePost& post) override;
   [[nodiscard]] Errc post_send(const SendPost& post) override;
   [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
+  uint64_t progress() const override { return statistics_.segments_acked; }
   void settle() override;
   void fail(const Error& why) override;
   std::string describe() const override;
@@ -60,7 +61,7 @@ class DatagramPath final : public Path {
   void on_evicted(Segment& segment);
   void arm_tail_probe();
   void send_tail_probe();
-  bool budget_spent() const;
+  bool budget_spent();
   bool starved() const;  ///< work to send, nothing in flight, no credits
 
   // receiving (path_receive.cpp)
@@ -103,7 +104,6 @@ class DatagramPath final : public Path {
   PathState state_ = PathState::idle;
   Error error_;
   CompletionStatus cause_ = CompletionStatus::ok;
-  bool state_event_ = false;
   bool stale_peer_ = true;  ///< connect() not called: nothing may be sent
 
   // sending
@@ -130,9 +130,11 @@ class DatagramPath final : public Path {
   uint16_t fragment_ = 0;
   Instant progress_{};  ///< of acknowledgement, or when the network was last empty
   Instant last_backoff_{};
+  // Of the silence that timeouts met.
+  Instant silent_after_{};  ///< what progress_ was
+  Moment silent_since_{};   ///< the first of these timeouts
   RttEstimator rtt_;
   CongestionControl congestion_;
-  bool limited_by_window_ = false;
   DatagramPath* ready_next_ = nullptr;
   bool ready_listed_ = false;
 

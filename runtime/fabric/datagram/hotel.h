@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "runtime/clock.h"
+#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric {
 
@@ -124,7 +125,7 @@ class Hotel {
     while (leaving.next != &leaving) {
       Room& room = *leaving.next;
       unlink(room);
-      if (room.deadline > now) {  // waited on the last floor
+      if (room.deadline > now && !mutated(Mutation::evicted_early)) {  // waited on the last floor
         link(room);
         continue;
       }

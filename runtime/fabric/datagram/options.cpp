@@ -18,8 +18,7 @@ DatagramOptions DatagramOptions::from(const Config& config) {
   options.ack_delay = microseconds(config.dgram_ack_delay_us);
   options.rtt = {milliseconds(config.dgram_rto_init_ms), microseconds(config.dgram_rto_min_us),
                  milliseconds(config.dgram_rto_max_ms)};
-  options.dead_after = milliseconds(
-      config.enable_backup ? std::min(config.dgram_dead_ms, config.rto_ms) : config.dgram_dead_ms);
+  options.dead_after = milliseconds(config.dgram_dead_ms);
   options.connect_timeout = milliseconds(config.connect_timeout_ms);
   options.target_delay = microseconds(config.dgram_target_delay_us);
   options.offload = config.dgram_gso;

@@ -7,6 +7,7 @@
 
 #include "runtime/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
+#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -32,7 +33,9 @@ void DatagramPath::on_frame(const FrameHeader& header, std::span<const std::byte
       return;
     case FrameType::probe:
       handle_ack(header, {});
-      port_.schedule_ack(*this, true);
+      if (!mutated(Mutation::probe_not_answered)) {
+        port_.schedule_ack(*this, true);
+      }
       return;
     case FrameType::ping:
       on_ping(header);
@@ -63,7 +66,9 @@ void DatagramPath::on_segment(const FrameHeader& header, std::span<const std::by
   switch (window_.check(header.sequence)) {
     case ReceiveWindow::Verdict::duplicate:
       ++statistics_.duplicates;
-      port_.schedule_ack(*this, true);  // our acknowledgement got lost
+      if (!mutated(Mutation::duplicate_not_answered)) {
+        port_.schedule_ack(*this, true);  // our acknowledgement got lost
+      }
       return;
     case ReceiveWindow::Verdict::beyond:
       ++statistics_.beyond_window;

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "runtime/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
+#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -313,7 +315,7 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
     }
   }
   const uint32_t limit = ack + header.credits;
-  if (sequence_distance(limit, limit_) > 0) {
+  if (sequence_distance(limit, limit_) > 0 || mutated(Mutation::credits_taken_back)) {
     limit_ = limit;
   }
   const bool was_full = in_flight_ + 1 >= congestion_.window();
@@ -326,7 +328,10 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
     ++una_;
     duplicate_acks_ = 0;
   }
-  const uint32_t selected = selective.empty() ? 0 : apply_selective(ack + 1, selective);
+  const uint32_t selected =
+      selective.empty()
+          ? 0
+          : apply_selective(ack + (mutated(Mutation::selective_one_off) ? 0 : 1), selective);
   newly += selected;
   if (newly != 0) {
     progress_ = port_.now_;
@@ -372,7 +377,8 @@ void DatagramPath::detect_losses() {
 void DatagramPath::complete_requests() {
   while (request_head_ != request_next_) {
     WorkRequest& request = requests_[request_head_ & request_mask_];
-    if (!request.all_sent || sequence_distance(una_, request.end_sequence) < 0) {
+    const int32_t missing = mutated(Mutation::done_a_segment_early) ? -1 : 0;
+    if (!request.all_sent || sequence_distance(una_, request.end_sequence) < missing) {
       break;
     }
     ++request_head_;
@@ -392,8 +398,13 @@ bool DatagramPath::starved() const {
   return request_next_ != request_tail_ && una_ == next_ && sequence_distance(next_, limit_) >= 0;
 }
 
-bool DatagramPath::budget_spent() const {
-  return port_.now_ - progress_ >= port_.options_.dead_after;
+bool DatagramPath::budget_spent() {
+  const LostTime* lost = port_.env_.lost;
+  const Moment now{port_.now_, lost == nullptr ? Duration(0) : lost->total()};
+  if (std::exchange(silent_after_, progress_) != progress_) {
+    silent_since_ = now;
+  }
+  return now.ran_since(silent_since_) >= port_.options_.dead_after;
 }
 
 void DatagramPath::on_evicted(Segment& segment) {

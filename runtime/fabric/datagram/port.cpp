@@ -5,6 +5,7 @@
 
 #include "runtime/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
+#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -246,6 +247,9 @@ bool DatagramPort::prepare_sleep() {
 DatagramPath* DatagramPort::find(const FrameHeader& header) {
   const uint32_t index = header.path & index_mask;
   DatagramPath* path = index < paths_.size() ? paths_[index] : nullptr;
+  if (mutated(Mutation::place_is_enough)) {
+    return path;
+  }
   if (path == nullptr || path->id_ != header.path) {
     ++statistics_.unknown_path;
     return nullptr;

@@ -54,7 +54,8 @@ class DatagramPort final : public Poller, private PacketSink {
     Clock* clock = nullptr;
     TimerWheel* timers = nullptr;
     Random* random = nullptr;
-    Recorder* recorder = nullptr;  ///< may be null
+    Recorder* recorder = nullptr;    ///< may be null
+    const LostTime* lost = nullptr;  ///< time in which nobody could look; may be null
   };
 
   /// `interface_mtu`: bytes of an IP packet; 0 where there is no IP: what `io` takes.

@@ -10,6 +10,7 @@
 
 #include "runtime/check.h"
 #include "runtime/fabric/datagram/wire.h"
+#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric {
 
@@ -35,7 +36,8 @@ class ReceiveWindow {
     if (distance < 0) {
       return Verdict::duplicate;
     }
-    if (sequence_distance(sequence, delivered_) >= static_cast<int32_t>(size())) {
+    const uint32_t first = mutated(Mutation::window_reused_early) ? next_ : delivered_;
+    if (sequence_distance(sequence, first) >= static_cast<int32_t>(size())) {
       return Verdict::beyond;
     }
     return test(sequence) ? Verdict::duplicate : Verdict::fresh;

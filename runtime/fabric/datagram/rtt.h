@@ -34,14 +34,19 @@ class RttEstimator {
     rto_ = std::clamp(srtt_ + std::max(4 * rttvar_, granularity), limits_.min, limits_.max);
     backoff_ = 0;
   }
-  /// A timeout: the next one is twice as long (RFC 6298, 5.5), up to the maximum.
+  /// A timeout: the next one is twice as long (RFC 6298, 5.5), up to backoff_max, or the estimate
+  /// where that is more.
+  static constexpr Duration backoff_max = std::chrono::milliseconds(200);
   void back_off() { backoff_ = std::min(backoff_ + 1, 16); }
   Duration rto() const {
+    // What an outage was long says nothing of what comes after it: whoever waits out seconds of it
+    // should not wait as long again when packets get through.
+    const Duration longest = std::max(rto_, std::min(backoff_max, limits_.max));
     Duration value = rto_;
-    for (int i = 0; i < backoff_ && value < limits_.max; ++i) {
+    for (int i = 0; i < backoff_ && value < longest; ++i) {
       value *= 2;
     }
-    return std::min(value, limits_.max);
+    return std::min(value, longest);
   }
   /// Before the first sample: the initial timeout.
   Duration srtt() const { return samples_ == 0 ? limits_.initial : srtt_; }

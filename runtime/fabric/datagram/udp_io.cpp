@@ -49,8 +49,7 @@ Result<std::unique_ptr<UdpIo>> UdpIo::open(const Options& options) {
   io->offload_ = options.offload;
   io->both_ = epoll_create1(EPOLL_CLOEXEC);
   if (io->both_ < 0) {
-    return fail(Errc::system,
-                "cannot watch UDP sockets; may this process open enough files (ulimit -n)?", errno);
+    return fail(Errc::system, "cannot watch UDP sockets", errno);
   }
   for (uint32_t i = 0; i < channel_count; ++i) {
     if (auto opened = io->open_channel(&io->channels_[i], options); !opened) {

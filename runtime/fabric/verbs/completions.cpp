@@ -1,10 +1,13 @@
 // What completes on RC queue pairs: completion queues, and what each completion means.
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "runtime/fabric/verbs/verbs_path.h"
+#include "runtime/log.h"
+#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {
@@ -86,7 +89,9 @@ inline CompletionStatus status_of(ibv_wc_status status) {
 void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 
 [[gnu::always_inline]] inline void VerbsPath::on_send(const ibv_wc& wc, uint32_t position) {
-  const uint32_t ahead = (position - send_head_) & WorkId::position_mask;
+  const uint32_t ahead =
+      (position - send_head_) &
+      (mutated(Mutation::position_not_wrapped) ? UINT32_MAX : WorkId::position_mask);
   if (ahead >= send_tail_ - send_head_) {
     return;  // taken back before
   }
@@ -109,6 +114,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   const CompletionStatus status = status_of(wc.status);
   if (status != CompletionStatus::ok) [[unlikely]] {
     fail_for(status, wc, nullptr);
+    receive_returned_ = true;
   }
   // Receives are used in order; one that was left out would be a fault of the device.
   const ReceiveSlot slot = receives_[position & receive_mask_];
@@ -163,7 +169,17 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 [[gnu::always_inline]] inline unsigned Port::poll_queue(Queue& queue) {
   std::array<ibv_wc, batch> completions;
   const int got = ibv_poll_cq(queue.cq, batch, completions.data());
+  if (got < 0) [[unlikely]] {
+    take_for_failed();
+  }
   return got <= 0 ? 0 : take_completions(queue, completions, got);
+}
+
+/// What a completion queue holds that cannot be read is lost, and so is what will come.
+[[gnu::cold, gnu::noinline]] void Port::take_for_failed() {
+  if (!device_->fatal.exchange(true, std::memory_order_acq_rel)) {
+    NHA_LOG_WARN("RDMA device {}: its completion queue cannot be read", device_->name());
+  }
 }
 
 [[gnu::always_inline]] inline unsigned Port::take_completions(
@@ -174,7 +190,8 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
       const ibv_wc& wc = completions[static_cast<size_t>(i)];
       const WorkId id = WorkId::unpack(wc.wr_id);
       VerbsPath* path = id.path < slots_.size() ? slots_[id.path].path : nullptr;
-      if (path == nullptr || slots_[id.path].generation != id.generation) {
+      if (path == nullptr || (slots_[id.path].generation != id.generation &&
+                              !mutated(Mutation::generation_not_compared))) {
         ++statistics_.stale;
         continue;
       }
@@ -209,8 +226,40 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   return chores_ ? do_chores(work) : work;
 }
 
+/// Takes out all that is in it, also where one pass stops.  May end paths.
+void Port::empty(size_t queue) {
+  for (uint32_t looks = queues_[queue].room / batch + 2; looks != 0; --looks) {
+    if (poll_queue(queues_[queue]) == 0) {
+      return;
+    }
+  }
+}
+
+unsigned Port::look_at_fences() {
+  unsigned count = 0;
+  for (size_t i = 0; i < fences_.size(); ++i) {
+    for (VerbsPath* path = fences_[i]; path != nullptr && path->fence_moves(); path = fences_[i]) {
+      if (!mutated(Mutation::fence_unemptied)) {
+        empty(path->queue_);
+      }
+      if (fences_[i] == path) {
+        path->move_fence();
+        ++count;
+      }
+    }
+  }
+  std::erase_if(fences_, [](const VerbsPath* path) {
+    return path == nullptr || path->fence_ == VerbsPath::Fence::closed ||
+           path->fence_ == VerbsPath::Fence::failed;
+  });
+  return count;
+}
+
 bool Port::prepare_sleep() {
-  if (dirty_ != nullptr || !state_events_.empty() || !thirsty_.empty()) {
+  const bool moves = std::any_of(fences_.begin(), fences_.end(), [](const VerbsPath* path) {
+    return path != nullptr && path->fence_moves();
+  });
+  if (dirty_ != nullptr || !state_events_.empty() || !thirsty_.empty() || moves) {
     return false;
   }
   armed_ = true;

@@ -53,10 +53,11 @@ void read_place(PortInfo& info) {
   info.numa_node = node;
 }
 
-/// Registered memory counts against RLIMIT_MEMLOCK; the usual reason why registering fails.
-std::string memlock_hint() {
+/// Registered memory counts against RLIMIT_MEMLOCK; the usual reason for ENOMEM.
+std::string memlock_hint(int error) {
   rlimit limit{};
-  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+  if (error != ENOMEM || getrlimit(RLIMIT_MEMLOCK, &limit) != 0 ||
+      limit.rlim_cur == RLIM_INFINITY) {
     return {};
   }
   return fmt::format("; only {} KiB may be locked: raise it with ulimit -l unlimited",
@@ -164,6 +165,7 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
     return refuse("allocate a protection domain");
   }
   opened->resolver_ = std::make_unique<Resolver>(library, opened->pd_);
+  opened->destroyer_ = std::make_unique<Destroyer>(library);
   const int flags = fcntl(opened->context_->async_fd, F_GETFL);
   if (flags < 0 || fcntl(opened->context_->async_fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return refuse("make its event descriptor non-blocking");
@@ -174,7 +176,8 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
 }
 
 Device::~Device() {
-  resolver_.reset();  // it uses the protection domain
+  resolver_.reset();   // it uses the protection domain
+  destroyer_.reset();  // so do queue pairs
   if (!regions_.empty()) {
     NHA_LOG_DEBUG("RDMA device {}: {} registrations left at close", name_, regions_.size());
   }
@@ -309,7 +312,7 @@ Result<Region> Device::share(void* base, size_t length, const char* what,
     const int error = errno;
     return fail(Errc::system,
                 fmt::format("RDMA device {}: cannot register {} bytes of {} memory{}", name_,
-                            length, what, memlock_hint()),
+                            length, what, memlock_hint(error)),
                 error);
   }
   regions_.push_back({start, length, mr, 1});

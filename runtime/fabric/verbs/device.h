@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/config.h"
+#include "runtime/fabric/verbs/destroyer.h"
 #include "runtime/fabric/verbs/gid.h"
 #include "runtime/fabric/verbs/library.h"
 #include "runtime/fabric/verbs/resolver.h"
@@ -90,6 +91,8 @@ class Device {
 
   /// Any thread.
   Resolver& resolver() { return *resolver_; }
+  /// Any thread.
+  Destroyer& destroyer() { return *destroyer_; }
 
   /// Set by the watch of asynchronous events: the device failed for good.  Its ports fail their
   /// paths and make no more.
@@ -123,6 +126,7 @@ class Device {
   mutable std::mutex mutex_;
   std::vector<Entry> regions_;
   std::unique_ptr<Resolver> resolver_;
+  std::unique_ptr<Destroyer> destroyer_;
 };
 
 /// A port that the plugin may use.

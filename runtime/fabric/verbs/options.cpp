@@ -21,10 +21,6 @@ Options Options::from(const Config& config) {
   const Duration longest = 4 * nominal * (options.retry_count + 1);
   options.dead_after = config.ib_dead_ms != 0 ? std::chrono::milliseconds(config.ib_dead_ms)
                                               : std::max<Duration>(2 * longest, least_dead);
-  if (config.enable_backup) {
-    options.dead_after =
-        std::min<Duration>(options.dead_after, std::chrono::milliseconds(config.rto_ms));
-  }
   options.pkey_index = static_cast<uint16_t>(config.ib_pkey);
   options.adaptive_routing = static_cast<int>(config.ib_adaptive_routing);
   options.ece = config.ib_ece;

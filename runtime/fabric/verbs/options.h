@@ -24,8 +24,11 @@ struct Options {
   /// No progress for so long: dead, even if the device keeps trying (Soft-RoCE takes a retry count
   /// of 7 for endless).
   Duration dead_after = std::chrono::seconds(5);
-  /// How long a broken queue pair may take to give its work back before we take it.
-  Duration flush_limit = std::chrono::seconds(1);
+  /// How long a broken queue pair may give nothing back before it is destroyed.
+  Duration flush_wait = std::chrono::milliseconds(5);
+  /// How long that may take before nobody believes in it any more; a driver whose device does not
+  /// answer takes seconds, and a starved host too.
+  Duration destroy_limit = std::chrono::seconds(30);
 
   static Options from(const Config& config);
 };

@@ -22,6 +22,8 @@ constexpr uint32_t queue_entries = 1023;
 constexpr uint32_t queue_entries_max = 16383;
 constexpr int watch_divisor = 8;  // looks per time limit
 constexpr size_t scratch_bytes = 16384;
+/// What the end of a port waits for queue pairs that use its completion queues.
+constexpr Duration settle_limit = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -58,6 +60,7 @@ Result<std::shared_ptr<Port>> Port::open(std::shared_ptr<Device> device, uint8_t
 
 Port::~Port() {
   env_.timers->cancel(watch_);
+  static_cast<void>(device_->destroyer().settle(settle_limit));
   for (Queue& queue : queues_) {
     if (queue.events != 0) {
       library_.ack_cq_events(queue.cq, queue.events);
@@ -148,7 +151,9 @@ void Port::remove(VerbsPath& path) {
   queues_[path.queue_].used -= path.reserved_;
   unlist_dirty(path);
   std::erase(thirsty_, &path);
-  std::replace(state_events_.begin(), state_events_.end(), &path, static_cast<VerbsPath*>(nullptr));
+  for (auto* list : {&state_events_, &fences_}) {
+    std::replace(list->begin(), list->end(), &path, static_cast<VerbsPath*>(nullptr));
+  }
 }
 
 void Port::mark_dirty(VerbsPath& path) {
@@ -233,7 +238,10 @@ unsigned Port::do_chores(unsigned work) {
   if (!thirsty_.empty() && (posted || work == 0)) {
     hand_over_receives();
   }
-  chores_ = !thirsty_.empty() || dirty_ != nullptr || !state_events_.empty();
+  if (!fences_.empty()) [[unlikely]] {
+    work += look_at_fences();
+  }
+  chores_ = !thirsty_.empty() || dirty_ != nullptr || !state_events_.empty() || !fences_.empty();
   return work;
 }
 
@@ -252,8 +260,8 @@ unsigned Port::fail_all() {
   for (const Slot& slot : slots_) {
     if (slot.path != nullptr) {
       slot.path->fail(nccl_ha::fail(
-          Errc::remote, fmt::format("RDMA device {} failed (its driver says so): see the kernel's "
-                                    "log",
+          Errc::remote, fmt::format("RDMA device {} failed, as its driver or its completion queue "
+                                    "says: see the kernel's log",
                                     device_->name())));
       ++count;
     }
@@ -263,9 +271,10 @@ unsigned Port::fail_all() {
 
 void Port::watch_progress() {
   const Instant now = env_.clock->now();
+  const Duration lost = env_.lost == nullptr ? Duration(0) : env_.lost->total();
   bool busy = false;
   for (const Slot& slot : slots_) {
-    busy |= slot.path != nullptr && slot.path->check_progress(now);
+    busy |= slot.path != nullptr && slot.path->check_progress({now, lost});
   }
   if (busy) {
     env_.timers->arm(watch_, now + options_.dead_after / watch_divisor);
@@ -283,6 +292,11 @@ size_t Port::wait_fds(std::span<int> out) const {
 void Port::queue_state(VerbsPath& path) {
   path.state_event_ = true;
   state_events_.push_back(&path);
+  chores_ = true;
+}
+
+void Port::add_fence(VerbsPath& path) {
+  fences_.push_back(&path);
   chores_ = true;
 }
 

@@ -45,6 +45,7 @@ class Port final : public Poller {
     Clock* clock = nullptr;  ///< the turn's
     TimerWheel* timers = nullptr;
     Random* random = nullptr;
+    const LostTime* lost = nullptr;  ///< time in which nobody could look; may be null
   };
   struct Statistics {
     uint64_t doorbells = 0;      ///< calls that posted work
@@ -52,6 +53,10 @@ class Port final : public Poller {
     uint64_t completions = 0;
     uint64_t stale = 0;  ///< completions of queue pairs that are gone
     uint64_t events = 0;
+    // Broken queue pairs of which nothing can land any more:
+    uint64_t fences_by_flush = 0;    ///< all their work came back
+    uint64_t fences_by_destroy = 0;  ///< they had to be destroyed for it
+    uint64_t fences_failed = 0;      ///< nobody knows: their connections ended
   };
 
   static Result<std::shared_ptr<Port>> open(std::shared_ptr<Device> device, uint8_t number,
@@ -114,6 +119,10 @@ class Port final : public Poller {
   unsigned poll_queue(Queue& queue);
   unsigned take_completions(Queue& queue, std::array<ibv_wc, batch>& completions, int got);
   void take_events();
+  void empty(size_t queue);
+  void add_fence(VerbsPath& path);
+  void take_for_failed();
+  unsigned look_at_fences();
   void queue_state(VerbsPath& path);
   unsigned report_states();
   void watch_progress();
@@ -132,8 +141,9 @@ class Port final : public Poller {
   VerbsPath* last_dirty_ = nullptr;
   std::vector<VerbsPath*> thirsty_;  ///< with receives that the device does not have yet
   std::vector<VerbsPath*> state_events_;
-  bool armed_ = false;  // this and what the lists hold are Poller's chores
-  bool lost_ = false;   ///< the device failed and the paths were told
+  std::vector<VerbsPath*> fences_;  ///< broken, and perhaps not dead yet
+  bool armed_ = false;              // this and what the lists hold are Poller's chores
+  bool lost_ = false;               ///< the device failed and the paths were told
   Timer watch_;
   // Where probes come from and go to, and where flushes read to: nobody looks at it.
   std::vector<std::byte> scratch_;

@@ -7,16 +7,12 @@
 
 #include <infiniband/verbs.h>
 
-#include <array>
 #include <atomic>
-#include <condition_variable>
-#include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
+#include "runtime/fabric/verbs/errands.h"
 #include "runtime/fabric/verbs/library.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -28,10 +24,11 @@ struct Resolution {
   std::atomic<int> result{open};  ///< 0: reachable; else an errno value
 };
 
-/// Belongs to a device; its threads start with the first question and end with it.
+/// Belongs to a device.
 class Resolver {
  public:
-  Resolver(const Library& library, ibv_pd* pd) : library_(library), pd_(pd) {}
+  Resolver(const Library& library, ibv_pd* pd)
+      : library_(library), pd_(pd), errands_(library.simulated) {}
   /// Waits for questions that are being asked.
   ~Resolver();
   Resolver(const Resolver&) = delete;
@@ -41,19 +38,14 @@ class Resolver {
   std::shared_ptr<const Resolution> ask(const ibv_ah_attr& route);
 
  private:
-  static constexpr size_t threads_max = 8;  ///< peers that do not answer hold one each
-  void run();
   int resolve(ibv_ah_attr route) const;
 
   const Library& library_;
   ibv_pd* const pd_;
   std::mutex mutex_;
-  std::condition_variable asked_;
   bool ending_ = false;
-  size_t idle_ = 0;
-  std::deque<std::shared_ptr<Resolution>> waiting_;
-  std::vector<std::shared_ptr<Resolution>> under_way_;
-  std::vector<std::thread> threads_;
+  std::vector<std::shared_ptr<Resolution>> open_;
+  Errands errands_;  ///< last: it uses the others until it is gone
 };
 
 }  // namespace nccl_ha::fabric::verbs

@@ -94,6 +94,15 @@ VerbsPath::VerbsPath(Port& port, const PathOptions& options, PathOwner* owner, u
 VerbsPath::~VerbsPath() {
   port_.env_.timers->cancel(timer_);
   port_.remove(*this);
+  if (qp_ == nullptr) {
+    return;
+  }
+  // One that still has work fills the completion queue until it is gone, so that is waited for; a
+  // device that failed may take long.
+  if (fence_ == Fence::closed || port_.device().fatal.load(std::memory_order_acquire)) {
+    static_cast<void>(port_.device().destroyer().destroy({qp_, flush_qp_}));
+    return;
+  }
   for (ibv_qp* qp : {qp_, flush_qp_}) {
     if (qp != nullptr && library_.destroy_qp(qp) != 0) {
       NHA_LOG_DEBUG("RDMA device {}: cannot destroy a queue pair", port_.device().name());
@@ -418,53 +427,6 @@ void VerbsPath::check_ready() {
     state_ = PathState::ready;
     port_.queue_state(*this);
   }
-}
-
-void VerbsPath::fail(const Error& why) {
-  if (state_ != PathState::error) {
-    break_path(CompletionStatus::flushed, why);
-  }
-}
-
-void VerbsPath::break_path(CompletionStatus cause, const Error& why) {
-  if (state_ == PathState::error) {
-    return;
-  }
-  state_ = PathState::error;
-  error_ = why;
-  cause_ = cause;
-  // In ERR the device takes nothing of the peer's any more and gives back all that is posted.
-  for (ibv_qp* qp : {qp_, flush_qp_}) {
-    ibv_qp_attr attributes{};
-    attributes.qp_state = IBV_QPS_ERR;
-    if (qp != nullptr) {
-      static_cast<void>(library_.modify_qp(qp, &attributes, IBV_QP_STATE));
-    }
-  }
-  hand_over_receives();
-  if (pending_count_ != 0) {
-    port_.mark_dirty(*this);
-  }
-  port_.queue_state(*this);
-  port_.env_.timers->cancel(timer_);
-  port_.env_.timers->arm(timer_, port_.env_.clock->now() + port_.options_.flush_limit);
-}
-
-void VerbsPath::on_timer() {
-  if (state_ == PathState::connecting && resolution_) {
-    look_at_resolution();
-    return;
-  }
-  if (state_ == PathState::connecting) {
-    break_path(
-        CompletionStatus::retry_exceeded,
-        nccl_ha::fail(
-            Errc::timed_out,
-            fmt::format("RDMA device {}: the peer's queue pair {} did not answer in {} ms",
-                        info_.device, peer_.queue_pair, connect_limit().count() / 1'000'000)));
-    return;
-  }
-  take_back();
 }
 
 std::string VerbsPath::describe() const {

@@ -111,9 +111,30 @@ class VerbsPath final : public Path {
                                                 : port_.options_.connect_timeout;
   }
   void on_timer();
+
+  // The fence (verbs_path_fence.cpp).
+  enum class Fence : uint8_t {
+    none,        ///< the queue pair is not broken
+    flushing,    ///< in ERR; its work comes back
+    overdue,     ///< not all of it did in time, or the queue pair would not go to ERR
+    destroying,  ///< the destroyer has it
+    closed,      ///< nothing moves any more, and everything was reported
+    failed,      ///< the device does not let go
+  };
+  bool all_returned() const;
+  /// There is something for move_fence() to do.
+  bool fence_moves() const;
+  /// The port calls it after it has taken everything out of the completion queue.  May end the
+  /// path.
+  void move_fence();
+  void look_at_flush();
+  void look_at_destruction();
+  int destruction_result() const;
+  void close_fence(uint64_t& count, const char* proof);
+  void fail_fence(int error);
   void take_back();
   /// Is there unacknowledged work?  Breaks the path when that has been so for too long.
-  bool check_progress(Instant now);
+  bool check_progress(const Moment& now);
   Error explain(const ibv_wc& wc, const SendSlot* slot) const;
 
   Port& port_;
@@ -141,16 +162,29 @@ class VerbsPath final : public Path {
   CompletionStatus cause_ = CompletionStatus::ok;
   Timer timer_;
 
-  // sending: a ring in posting order; positions count up and wrap at WorkId's 22 bits
+  Fence fence_ = Fence::none;
+  bool receive_returned_ = false;  ///< the device gave one back
+  uint32_t own_sends_ = 0;         ///< the last ones, which the broken queue pair was never given
+  uint32_t own_receives_ = 0;      ///< the same
+  Instant broken_at_{};
+  uint32_t seen_returned_ = 0;  ///< how many had come back when it was looked at last
+  std::shared_ptr<const Destruction> destruction_;
+  Instant destruction_deadline_{};
+
+  /// Positions count up and wrap, in a work request at WorkId's 22 bits.  They begin shortly before
+  /// that, so that each path of each test comes past it.
+  static constexpr uint32_t first_position = UINT32_MAX - 23;
+
+  // sending: a ring in posting order
   std::vector<SendSlot> sends_;
   uint32_t send_mask_ = 0;
-  uint32_t send_head_ = 0;
-  uint32_t send_tail_ = 0;
+  uint32_t send_head_ = first_position;
+  uint32_t send_tail_ = first_position;
   uint32_t unsignaled_ = 0;
   uint64_t open_bytes_ = 0;     ///< posted and not completed
   uint64_t progress_ = 0;       ///< grows with completions and with posts that end idleness
   uint64_t seen_progress_ = 0;  ///< when it was looked at last
-  Instant progress_seen_{};     ///< when it was seen to have grown
+  Moment progress_seen_{};      ///< when it was seen to have grown
   bool overdue_ = false;        ///< we, not the device, found it dead
   std::vector<ibv_send_wr> pending_;
   std::vector<std::array<ibv_sge, gathers_max>> pending_sges_;
@@ -160,14 +194,14 @@ class VerbsPath final : public Path {
 
   std::vector<ReceiveSlot> receives_;
   uint32_t receive_mask_ = 0;
-  uint32_t receive_head_ = 0;
-  uint32_t receive_tail_ = 0;
+  uint32_t receive_head_ = first_position;
+  uint32_t receive_tail_ = first_position;
   uint32_t parked_ = 0;   ///< the last ones of these, which the device does not have yet
   bool thirsty_ = false;  ///< the port knows of them
 
   std::vector<uint64_t> flushes_;
-  uint32_t flush_head_ = 0;
-  uint32_t flush_tail_ = 0;
+  uint32_t flush_head_ = first_position;
+  uint32_t flush_tail_ = first_position;
 
   unsigned probes_acknowledged_ = 0;
   unsigned probes_received_ = 0;

@@ -9,6 +9,7 @@
 
 #include "runtime/fabric/verbs/verbs_path.h"
 #include "runtime/log.h"
+#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {
@@ -138,18 +139,16 @@ void VerbsPath::hand_over_receives() {
       requests[i].wr_id = WorkId{slot_, generation_, WorkId::Lane::receive, position}.pack();
       requests[i].next = i + 1 < count ? &requests[i + 1] : nullptr;
     }
-    left -= count;
     ibv_recv_wr* bad = nullptr;
     if (const int error = ibv_post_recv(qp_, requests.data(), &bad); error != 0) {
+      own_receives_ = left - (bad == nullptr ? 0 : static_cast<uint32_t>(bad - requests.data()));
       break_path(
           CompletionStatus::device_fault,
           nccl_ha::fail(Errc::system,
                         fmt::format("RDMA device {}: cannot post receives", info_.device), error));
-      // What the device did not take comes back from us.
-      port_.env_.timers->cancel(timer_);
-      port_.env_.timers->arm(timer_, port_.env_.clock->now());
       return;
     }
+    left -= count;
   }
 }
 
@@ -163,7 +162,8 @@ Errc VerbsPath::post_flush(const FlushPost& post) {
   if (flush_tail_ - flush_head_ >= flushes_.size()) {
     return Errc::again;
   }
-  ibv_sge sge{reinterpret_cast<uint64_t>(port_.scratch_.data() + port_.scratch_.size() / 2), 4,
+  // One byte: memory may end behind the last one that was received.
+  ibv_sge sge{reinterpret_cast<uint64_t>(port_.scratch_.data() + port_.scratch_.size() / 2), 1,
               port_.scratch_region_.local_key()};
   ibv_send_wr request{};
   request.wr_id =
@@ -175,8 +175,12 @@ Errc VerbsPath::post_flush(const FlushPost& post) {
   request.wr.rdma.remote_addr = post.address;
   request.wr.rdma.rkey = post.remote_key;
   ibv_send_wr* bad = nullptr;
-  if (ibv_post_send(flush_qp_, &request, &bad) != 0) {
-    return Errc::again;
+  if (const int error = ibv_post_send(flush_qp_, &request, &bad); error != 0) {
+    break_path(
+        CompletionStatus::device_fault,
+        nccl_ha::fail(Errc::system, fmt::format("RDMA device {}: cannot post a read", info_.device),
+                      error));
+    return Errc::closed;
   }
   flushes_[flush_tail_ % flushes_.size()] = post.id;
   ++flush_tail_;
@@ -191,8 +195,11 @@ void VerbsPath::flush_posts() {
 
 [[gnu::always_inline]] inline void VerbsPath::post_pending() {
   // What goes out may let the peer use as many receives as it was promised.
-  if (parked_ > options_.receives_spare) {
+  if (parked_ > options_.receives_spare && !mutated(Mutation::receives_kept_back)) {
     hand_over_receives();
+    if (state_ == PathState::error) [[unlikely]] {
+      return;
+    }
   }
   const size_t count = std::exchange(pending_count_, 0);
   const uint32_t first = send_tail_ - static_cast<uint32_t>(count);
@@ -201,12 +208,11 @@ void VerbsPath::flush_posts() {
   port_.statistics_.work_requests += count;
   ibv_send_wr* bad = nullptr;
   if (const int error = ibv_post_send(qp_, pending_.data(), &bad); error != 0) {
+    own_sends_ = static_cast<uint32_t>(
+        count - (bad == nullptr ? 0 : static_cast<size_t>(bad - pending_.data())));
     break_path(CompletionStatus::device_fault,
                nccl_ha::fail(Errc::system,
                              fmt::format("RDMA device {}: cannot post work", info_.device), error));
-    // What the device did not take comes back from us.
-    port_.env_.timers->cancel(timer_);
-    port_.env_.timers->arm(timer_, port_.env_.clock->now());
   }
 }
 
@@ -214,7 +220,8 @@ void VerbsPath::flush_posts() {
 /// before it, so only the last that somebody waits for asks for one, large ones, and now and then
 /// one so that the ring keeps moving.
 inline void VerbsPath::choose_signals(uint32_t first, size_t count) {
-  const uint32_t unsignaled_max = options_.writes_max / 4 + 1;
+  const uint32_t unsignaled_max =
+      mutated(Mutation::quiet_never_signaled) ? UINT32_MAX : options_.writes_max / 4 + 1;
   if (count == 1) [[likely]] {
     ibv_send_wr& request = pending_[0];
     request.next = nullptr;
@@ -226,10 +233,11 @@ inline void VerbsPath::choose_signals(uint32_t first, size_t count) {
   }
   bool awaited = false;
   for (size_t i = count; i != 0; --i) {
-    const SendSlot& slot = sends_[(first + i - 1) & send_mask_];
+    const size_t at = mutated(Mutation::first_signaled) ? count - i : i - 1;
+    const SendSlot& slot = sends_[(first + at) & send_mask_];
     if (!slot.quiet && (!awaited || slot.bytes >= signal_bytes)) {
       awaited = true;
-      pending_[i - 1].send_flags |= IBV_SEND_SIGNALED;
+      pending_[at].send_flags |= IBV_SEND_SIGNALED;
     }
   }
   for (size_t i = 0; i < count; ++i) {
@@ -250,7 +258,7 @@ void VerbsPath::post_marker() {
   post_internal(Internal::marker, CompletionKind::write, {});
 }
 
-bool VerbsPath::check_progress(Instant now) {
+bool VerbsPath::check_progress(const Moment& now) {
   if (state_ == PathState::error || send_head_ == send_tail_) {
     return false;
   }
@@ -258,42 +266,19 @@ bool VerbsPath::check_progress(Instant now) {
     seen_progress_ = progress_;
     progress_seen_ = now;
   }
-  if (unsignaled_ != 0 && now - progress_seen_ > port_.options_.dead_after / 2) {
+  const Duration silent = now.ran_since(progress_seen_);
+  if (unsignaled_ != 0 && !mutated(Mutation::marker_forgotten) &&
+      silent > port_.options_.dead_after / 2) {
     post_marker();  // the newest posts report nothing by themselves
   }
   const Duration allowance = std::chrono::nanoseconds(open_bytes_ * slowest_ns_per_byte);
-  if (now - progress_seen_ > port_.options_.dead_after + allowance) {
+  if (silent > port_.options_.dead_after + allowance) {
     overdue_ = true;
     ibv_wc wc{};
     wc.status = IBV_WC_RETRY_EXC_ERR;
     break_path(CompletionStatus::retry_exceeded, explain(wc, &sends_[send_head_ & send_mask_]));
   }
   return true;
-}
-
-void VerbsPath::take_back() {
-  pending_count_ = 0;
-  while (send_head_ != send_tail_) {
-    complete_send(CompletionStatus::flushed);
-  }
-  Completion completion;
-  completion.path = this;
-  completion.status = CompletionStatus::flushed;
-  while (receive_head_ != receive_tail_) {
-    const ReceiveSlot slot = receives_[receive_head_ & receive_mask_];
-    ++receive_head_;
-    if (!slot.internal) {
-      completion.id = slot.id;
-      completion.kind = CompletionKind::receive;
-      owner_->on_completion(completion);
-    }
-  }
-  while (flush_head_ != flush_tail_) {
-    completion.id = flushes_[flush_head_ % flushes_.size()];
-    ++flush_head_;
-    completion.kind = CompletionKind::flush;
-    owner_->on_completion(completion);
-  }
 }
 
 Error VerbsPath::explain(const ibv_wc& wc, const SendSlot* slot) const {

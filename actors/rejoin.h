@@ -1,0 +1,99 @@
+// Makes a connection's control stream anew after it was lost, and finds out meanwhile whether the
+// peer is still there (ha/peer_verdict.h).
+//
+// The connector dials the acceptor's control port and says `rejoin`; where the peer answers
+// `present`, the new stream is the connection's.  The acceptor cannot make streams of a connection:
+// it dials the connector's port, says `probe` and learns only whether the connector lives.  One
+// attempt at a time, over one way after the other, for as long as nobody calls stop().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "actors/control.h"
+#include "ha/peer_verdict.h"
+#include "runtime/context.h"
+#include "runtime/stream.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+/// Of the worker that owns the connection.
+class Rejoin final : private StreamOwner {
+ public:
+  /// Where the peer may be reached; its port is the control port's.
+  struct Way {
+    sockaddr_storage to{};
+    sockaddr_storage from{};  ///< ss_family 0: any
+    bool proven = false;      ///< known to lead to the peer's own host
+  };
+  class Owner {
+   public:
+    /// An attempt begins: the paths should be asked for a sign of life too.
+    virtual void on_attempt() = 0;
+    /// How much has got through all paths; only differences mean something.
+    virtual uint64_t life() const = 0;
+    /// A rejoin is under way: writes what the peer has not confirmed.
+    virtual void write_unconfirmed(Stream& stream) = 0;
+    /// The peer has taken the stream for the connection's; what it said next may be in the reader.
+    virtual void on_rejoined(std::unique_ptr<Stream> stream, ControlReader reader) = 0;
+    /// The connection failed at the peer, which still knows why.
+    virtual void on_peer_failed(const Refusal& why) = 0;
+    virtual void on_peer_dead(const Error& why) = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+
+  explicit Rejoin(Owner& owner);
+  /// That of a stream which led to the peer.
+  static Way way_between(const sockaddr_storage& peer, const sockaddr_storage& local);
+  ~Rejoin() override;
+  Rejoin(const Rejoin&) = delete;
+  Rejoin& operator=(const Rejoin&) = delete;
+
+  /// `call`: rejoin or probe.  A peer whose port is 0 cannot be dialled: start() does nothing.
+  void prepare(Context& context, ControlType call, std::vector<Way> ways, const RejoinPoint& peer);
+  bool possible() const { return peer_.port != 0; }
+  const RejoinPoint& peer() const { return peer_; }
+  /// Led to the peer: tried first from now on.
+  void add_proven(const Way& way);
+  /// Dials after that time, then until stop(); `lost`: what happened to the stream, for messages.
+  void start(Duration in, const Error& lost);
+  void stop();
+  bool running() const { return running_; }
+  /// Does a stream between these addresses lead to the peer itself?  Behind address translation the
+  /// peer has another address than it is reached at.
+  static bool leads_to(const RejoinPoint& peer, const sockaddr_storage& to);
+  /// Writes to the stream of the rejoin under way, if it is open.
+  void write(std::span<const std::byte> frame);
+
+ private:
+  using Answer = ha::PeerVerdict::Answer;
+  void on_timer();
+  void attempt();
+  void drop_attempt();
+  void on_answer(Answer answer, const Error& what);
+  void on_message(const ControlReader::Message& message);
+  void on_stream_open(Stream& stream) override;
+  void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
+  void on_stream_closed(Stream& stream, const Error& error) override;
+
+  Owner& owner_;
+  Context* context_ = nullptr;
+  ControlType call_ = ControlType::rejoin;
+  std::vector<Way> ways_;
+  RejoinPoint peer_;
+  ha::PeerVerdict verdict_;
+  Error lost_;
+  Timer timer_;
+  bool running_ = false;
+  size_t way_ = 0;
+  size_t tried_ = 0;  ///< ways, since the last pause
+  std::unique_ptr<Stream> stream_;
+  ControlReader reader_;
+  bool open_ = false;
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,56 @@
+// How long a connection that is over goes on, so that its last words arrive.
+#pragma once
+
+#include <chrono>
+
+#include "ha/mutation.h"
+#include "runtime/clock.h"
+
+namespace nccl_ha::ha {
+
+/// A side that closes or fails says so, and its paths and its stream carry that until the peer has
+/// confirmed it.  The peer's side of it goes on until its confirmation has arrived.  Both end after
+/// a while whatever comes.  Takes the time from its caller.  One thread.
+class CloseLinger {
+ public:
+  /// Several round trips and an attempt or two of a failover, and hardly noticed by a process that
+  /// waits for its end.
+  static constexpr Duration limit = std::chrono::milliseconds(500);
+
+  void begin(Instant now) {
+    if (state_ == State::none) {
+      state_ = State::under_way;
+      until_ = now + limit;
+    }
+  }
+  void end() { state_ = State::over; }
+  bool under_way() const { return state_ == State::under_way; }
+  Instant until() const { return until_; }
+
+  /// The peer has said that it ends as well: it needs nothing more than to hear that this arrived.
+  void on_last_words() { peer_ends_ = true; }
+  bool peer_ends() const { return peer_ends_; }
+  /// A confirmation that was sent after that has arrived at the peer's NIC.
+  void on_answer_arrived() { answered_ = true; }
+  /// The peer has closed the stream in good order: it heard everything, or is gone.
+  void on_peer_left() { peer_left_ = true; }
+
+  /// `confirmed`: the peer has confirmed everything.  `any_path`: a path may still carry something;
+  /// without one the answer goes over the stream, which sends it by itself.
+  bool is_over(bool confirmed, bool any_path, Instant now) const {
+    const bool heard = confirmed || peer_ends_ || mutated(Mutation::words_not_awaited);
+    const bool told =
+        !peer_ends_ || answered_ || !any_path || mutated(Mutation::answer_not_awaited);
+    return (heard && told) || peer_left_ || (now >= until_ && !mutated(Mutation::linger_for_ever));
+  }
+
+ private:
+  enum class State : uint8_t { none, under_way, over };
+  State state_ = State::none;
+  Instant until_{};
+  bool peer_ends_ = false;
+  bool answered_ = false;
+  bool peer_left_ = false;
+};
+
+}  // namespace nccl_ha::ha

@@ -1,0 +1,22 @@
+#include "runtime/fabric/verbs/destroyer.h"
+
+#include <cerrno>
+
+namespace nccl_ha::fabric::verbs {
+
+std::shared_ptr<const Destruction> Destroyer::destroy(const std::array<ibv_qp*, 2>& pairs) {
+  auto destruction = std::make_shared<Destruction>();
+  errands_.add([&library = library_, destruction, pairs] {
+    int error = 0;
+    for (ibv_qp* pair : pairs) {
+      const int failed = pair == nullptr ? 0 : library.destroy_qp(pair);
+      if (failed != 0 && error == 0) {
+        error = failed > 0 ? failed : EIO;
+      }
+    }
+    destruction->result.store(error, std::memory_order_release);
+  });
+  return destruction;
+}
+
+}  // namespace nccl_ha::fabric::verbs

@@ -1,0 +1,37 @@
+// Ends queue pairs away from the progress threads: a device that failed may take seconds for it.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+
+#include "runtime/fabric/verbs/errands.h"
+#include "runtime/fabric/verbs/library.h"
+
+namespace nccl_ha::fabric::verbs {
+
+struct Destruction {
+  static constexpr int open = -1;
+  /// 0: the device knows the queue pairs no more and touches no memory for them; else an errno
+  /// value, and nothing is known.
+  std::atomic<int> result{open};
+};
+
+/// Belongs to a device.  Any thread.
+class Destroyer {
+ public:
+  explicit Destroyer(const Library& library) : library_(library), errands_(library.simulated) {}
+
+  /// Takes the queue pairs over; nullptr stands for none.
+  std::shared_ptr<const Destruction> destroy(const std::array<ibv_qp*, 2>& pairs);
+  /// Waits until all are gone, at most so long; false: some are not.
+  bool settle(Duration limit) { return errands_.settle(limit); }
+
+ private:
+  const Library& library_;
+  Errands errands_;
+};
+
+}  // namespace nccl_ha::fabric::verbs

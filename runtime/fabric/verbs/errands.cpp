@@ -1,0 +1,79 @@
+#include "runtime/fabric/verbs/errands.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <utility>
+
+#include "runtime/log.h"
+#include "runtime/thread.h"
+
+namespace nccl_ha::fabric::verbs {
+
+Errands::~Errands() {
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  added_.notify_all();
+  for (std::thread& thread : threads_) {
+    thread.join();
+  }
+}
+
+void Errands::add(std::function<void()> errand) {
+  if (at_once_) {
+    errand();
+    return;
+  }
+  std::unique_lock lock(mutex_);
+  waiting_.push_back(std::move(errand));
+  if (idle_ < waiting_.size() && threads_.size() < threads_max) {
+    // The job's signals are not for this thread.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    auto thread = start_thread([this] { run(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (thread) {
+      threads_.push_back(std::move(*thread));
+    } else if (threads_.empty()) {
+      NHA_LOG_WARN("a call that may block is made on a progress thread: {}",
+                   thread.error().message());
+      const std::function<void()> own = std::move(waiting_.back());
+      waiting_.pop_back();
+      lock.unlock();
+      own();
+      return;
+    }
+  }
+  added_.notify_one();
+}
+
+bool Errands::settle(Duration limit) {
+  std::unique_lock lock(mutex_);
+  return done_.wait_for(lock, limit, [&] { return waiting_.empty() && under_way_ == 0; });
+}
+
+void Errands::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    ++idle_;
+    added_.wait(lock, [&] { return ending_ || !waiting_.empty(); });
+    --idle_;
+    if (waiting_.empty()) {
+      return;
+    }
+    const std::function<void()> errand = std::move(waiting_.front());
+    waiting_.pop_front();
+    ++under_way_;
+    lock.unlock();
+    errand();
+    lock.lock();
+    --under_way_;
+    done_.notify_all();
+  }
+}
+
+}  // namespace nccl_ha::fabric::verbs

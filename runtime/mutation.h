@@ -1,0 +1,132 @@
+// Mistakes that tests plant into the product's code, to see that a suite finds them.
+//
+// In the product mutated() is a constant false and costs nothing.  tests/mutants builds the sources
+// once more with NHA_MUTANTS, and says for each mistake what finds it.
+#pragma once
+
+#include <cstdint>
+
+namespace nccl_ha {
+
+enum class Mutation : uint8_t {
+  none,
+  report_before_fence,        ///< the receiver reports while its queue pair still takes data
+  sender_goes_on,             ///< the sender says that it has stopped, and has not
+  replay_everything,          ///< without a success completion, whatever the report says
+  replay_nothing,             ///< what was posted counts as arrived
+  arrived_is_forgotten,       ///< what the report has counts neither as lost nor as acknowledged
+  counter_for_bitmap,         ///< the receiver counts chunks instead of marking them
+  whole_groups_left_out,      ///< groups that ended out of order are reported as empty
+  announcements_not_renewed,  ///< clear-to-sends of the old path are not written again
+  old_epoch_kept,             ///< the receiver's side of the new path has the old one's epoch
+  one_chunk_remembered,       ///< the ledger knows the first chunk's lane only
+  messages_taken_twice,       ///< a control message that came two ways is dealt with twice
+  backlog_withheld,           ///< a path that comes up is not given what is unconfirmed
+  confirmed_too_early,        ///< a control message is confirmed that has not come
+  keys_of_own_nic,            ///< the receiver names its own NIC's keys for a shadow
+  keys_not_awaited,           ///< the sender does not wait for a shadow's keys
+  shadow_not_agreed,          ///< shadows are made before the peer said that it is ready
+  stream_not_made_anew,       ///< the control stream is not dialled again
+
+  // Of the sender's recovery.
+  half_posted_goes_on,        ///< a chunk begun on a path that failed is ended on another one
+  first_report_kept,          ///< a lane's first report of a fence answers for the later ones
+  acknowledgement_not_noted,  ///< which lane acknowledged what is not written down
+  moved_within_a_chunk,       ///< traffic fails back while a chunk is half posted
+  keys_of_old_path,           ///< a shadow's keys are used whatever path they were told for
+  key_of_first_buffer,        ///< all buffers of a group have the first one's key on a shadow
+  // Of the receiver's, with ring and announcements.
+  last_group_unreported,    ///< the report ends one group too early
+  announced_before_stop,    ///< clear-to-sends go again before the sender has stopped
+  held_entries_kept,        ///< announcing again forgets that entries are held back no more
+  wrapped_with_held,        ///< the ring wraps with entries that were not announced
+  sizes_of_oldest_group,    ///< a chunk's recorded size is looked up for the oldest open group
+  flushed_on_primary_only,  ///< a flush does not ask the shadow's NIC
+  flushed_too_soon,         ///< a flush does not wait for what a failed NIC had under way
+  // Of lanes.
+  sender_drained_kept,    ///< the sender counts a lane as drained since its first fence
+  receiver_drained_kept,  ///< so does the receiver
+  // Of paths over RDMA.
+  generation_not_compared,  ///< a completion goes to whatever path has the old one's place
+  queue_pair_not_stopped,   ///< a path that failed does not put its queue pair into error
+  quiet_never_signaled,     ///< quiet writes never ask for a completion
+  // Of paths over datagrams.
+  selective_one_off,       ///< the bitmap of an acknowledgement is read one segment too low
+  done_a_segment_early,    ///< a write completes when all but its last segment have arrived
+  place_is_enough,         ///< a packet is taken by whatever path has the old one's place
+  duplicate_not_answered,  ///< a segment that came twice is not acknowledged again
+  // Of control messages and mailboxes.
+  box_overrun,               ///< a message is written over one that the peer may not have read
+  confirmed_on_stream_only,  ///< confirmations do not go over paths
+  rejoined_without_backlog,  ///< a new stream is not given what is unconfirmed
+  reader_kept,            ///< what the old stream left half read comes before the new one's bytes
+  slot_overtakes_queue,   ///< a message takes a mailbox's slot before older ones in its queue
+  missed_ring_forgotten,  ///< a doorbell that found no room counts as rung
+  // Of close, liveness and budget.
+  close_counts_one_more,  ///< the group after the last one that was received counts as received
+  close_says_posted,      ///< the receiver says what it posted, not what it received
+  life_on_first_lane,     ///< whatever a lane acknowledges is the first one's life
+  health_not_begun,       ///< a new path is judged by the silence of the old one
+  budget_not_stopped,     ///< the time without a path goes on when one is back
+
+  // Chosen beside the new simulator.  Rings, numbers and announcements:
+  groups_not_wrapped,        ///< a group's low bits are compared as if they were all of it
+  torn_entry_taken,          ///< an entry found in memory is not asked whether all of it is there
+  one_group_too_many,        ///< a group more is published than places are kept for
+  book_not_cleared,          ///< who acknowledged the group before in a place stays written there
+  box_number_not_compared,   ///< a control message is taken for the one that was announced
+  control_credit_lost,       ///< the receive that a control message used is not replaced
+  early_words_dropped,       ///< what the peer says of paths before this side is ready is forgotten
+  flush_left_waiting,        ///< a flush that waits for a path is not tried again
+  any_epoch_rebuilt,         ///< the receiver makes a path of whatever epoch it is told
+  failures_never_forgotten,  ///< a path that carried something begins no new count of failures
+  // Paths and memory:
+  first_signaled,         ///< of several writes the first one asks for a completion, not the last
+  receives_kept_back,     ///< the device is not given receives before the peer may need them
+  marker_forgotten,       ///< quiet writes that nothing follows are never asked after
+  position_not_wrapped,   ///< positions of work requests are compared without their wrap
+  credits_taken_back,     ///< a late acknowledgement takes back what a newer one allowed
+  probe_not_answered,     ///< a sender that asks for credits gets no answer
+  window_reused_early,    ///< a place of the window is free once its segment is in order
+  evicted_early,          ///< a segment whose time is not up is sent again
+  region_of_first_user,   ///< a region that several registered ends with the first of them
+  region_kept_elsewhere,  ///< what was registered with other devices is not taken back
+  // Of the peer's death and of fences:
+  one_refusal_is_death,   ///< a port that refuses once is a dead peer
+  life_forgives_nothing,  ///< a refusal counts although the paths lived after it
+  absent_from_anybody,    ///< who does not know the connection is believed wherever it is
+  process_not_compared,   ///< whoever answers with `present` is the peer
+  reset_is_death,         ///< a stream that is reset takes the connection with it
+  probe_not_sent,         ///< the acceptor does not ask for a connector that does not come back
+  present_not_said,       ///< a stream that was made anew is not answered
+  fence_of_sends_only,    ///< sends that came back end a fence, whatever became of receives
+  fence_by_time,          ///< so does the time for them
+  destruction_unasked,    ///< so does a queue pair that could not be destroyed
+  fence_unemptied,        ///< what the completion queue still holds is not asked for at the end
+  error_refused_unseen,   ///< a queue pair that does not go into error is waited for as others are
+  // Of witnesses and of fallback paths that are rejected:
+  no_witness_needed,      ///< silence is enough for a verdict, whether the peer runs or not
+  witness_of_before,      ///< what came before the peer was asked shows that it runs
+  asked_for_ever,         ///< a path that answered is judged by what was asked before
+  lost_time_counts,       ///< silence lasts also while this process does not run
+  nic_speaks_for_host,    ///< what a NIC acknowledges shows that the peer's process runs
+  rejection_unheeded,     ///< an end that was rejected is chosen again
+  rejection_for_ever,     ///< it is never chosen again
+  rejection_untold,       ///< the peer does not hear of it
+  rejection_out_of_date,  ///< it is taken for the path that came after
+  rejection_kept,         ///< a path made anew counts as rejected like the one before
+  // Of the end of a connection:
+  words_not_awaited,   ///< who closes does not wait for the confirmation
+  answer_not_awaited,  ///< who is told that the peer ends does not wait until its answer is there
+  linger_for_ever,     ///< the wait for the peer has no end
+  memory_left_open,    ///< paths that may still write memory of the caller's go on
+};
+
+#if defined(NHA_MUTANTS)
+inline Mutation planted = Mutation::none;
+inline bool mutated(Mutation which) { return planted == which; }
+#else
+constexpr bool mutated(Mutation) { return false; }
+#endif
+
+}  // namespace nccl_ha

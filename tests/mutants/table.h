@@ -1,0 +1,172 @@
+// What finds each mistake of runtime/mutation.h.  docs/testing.md says the same in words.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+
+#include "runtime/mutation.h"
+
+namespace nccl_ha::test {
+
+/// Kinds of run, or another way.
+enum class By : uint8_t {
+  datagrams,  ///< classic runs: one rail
+  rails,      ///< two rails of datagrams
+  rdma,       ///< two rails of RDMA
+  spare,      ///< RDMA with an interface besides, over which datagrams may stand in
+  paths,      ///< from here on runs of tools/sim/scenario.h
+  streams,
+  pauses,
+  deaths,
+  closes,
+  volume,
+  devices,
+  check,     ///< tests of another suite
+  survives,  ///< nothing finds it; docs/testing.md says why
+};
+
+struct Planted {
+  Mutation mutation;
+  const char* name;
+  By by;
+  uint64_t seeds = 0;      ///< within which it is found
+  const char* check = "";  ///< those tests, as GoogleTest filters them
+};
+
+inline void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
+
+#define NHA_FOUND(name, ...) \
+  Planted { Mutation::name, #name, __VA_ARGS__ }
+#define NHA_CHECKED(name, test) NHA_FOUND(name, By::check, 0, test)
+
+inline constexpr Planted all_planted[] = {
+    NHA_FOUND(report_before_fence, By::datagrams, 50),
+    NHA_FOUND(sender_goes_on, By::datagrams, 50),
+    NHA_FOUND(replay_everything, By::datagrams, 50),
+    NHA_FOUND(replay_nothing, By::datagrams, 50),
+    NHA_FOUND(arrived_is_forgotten, By::datagrams, 50),
+    NHA_FOUND(counter_for_bitmap, By::datagrams, 50),
+    NHA_FOUND(whole_groups_left_out, By::datagrams, 50),
+    NHA_FOUND(announcements_not_renewed, By::datagrams, 50),
+    NHA_FOUND(old_epoch_kept, By::datagrams, 50),
+    NHA_FOUND(one_chunk_remembered, By::datagrams, 50),
+    NHA_FOUND(messages_taken_twice, By::rdma, 50),
+    NHA_FOUND(backlog_withheld, By::rdma, 200),
+    NHA_FOUND(confirmed_too_early, By::rdma, 50),
+    NHA_FOUND(keys_of_own_nic, By::rdma, 50),
+    NHA_FOUND(keys_not_awaited, By::rdma, 400),
+    NHA_FOUND(shadow_not_agreed, By::rdma, 50),
+    NHA_FOUND(stream_not_made_anew, By::rdma, 200),
+
+    // Recovery of both sides, and lanes.
+    NHA_FOUND(half_posted_goes_on, By::volume, 260),
+    NHA_FOUND(first_report_kept, By::datagrams, 20),
+    NHA_CHECKED(acknowledgement_not_noted, "SimRdmaFaults/EveryCall.MayFailOnce/pollcq"),
+    NHA_FOUND(moved_within_a_chunk, By::survives),
+    NHA_CHECKED(keys_of_old_path, "ShadowKeys.AnEpochIsComparedWhole"),
+    NHA_CHECKED(key_of_first_buffer, "ShadowKeys.AGroupOfWhichAPartIsNewIsTakenByPosition"),
+    NHA_FOUND(last_group_unreported, By::datagrams, 20),
+    NHA_FOUND(announced_before_stop, By::survives),
+    NHA_FOUND(held_entries_kept, By::rdma, 20),
+    NHA_FOUND(wrapped_with_held, By::volume, 10),
+    NHA_FOUND(sizes_of_oldest_group, By::paths, 40),
+    NHA_FOUND(flushed_on_primary_only, By::survives),
+    NHA_FOUND(flushed_too_soon, By::survives),
+    NHA_CHECKED(sender_drained_kept, "Lane.EveryOrderOfEventsEndsWithBothSidesUsable"),
+    NHA_CHECKED(receiver_drained_kept, "Lane.EveryOrderOfEventsEndsWithBothSidesUsable"),
+
+    // Paths over RDMA and over datagrams.
+    NHA_FOUND(generation_not_compared, By::survives),
+    NHA_CHECKED(queue_pair_not_stopped, "Fence.EndsWhenAllWorkIsBack"),
+    NHA_FOUND(quiet_never_signaled, By::volume, 100),
+    NHA_CHECKED(selective_one_off,
+                "StandbyPair.ASegmentThatIsLostGoesAgainWhenLaterOnesAreSelectivelyAcknowledged"),
+    NHA_FOUND(done_a_segment_early, By::datagrams, 20),
+    NHA_FOUND(place_is_enough, By::closes, 120),
+    NHA_CHECKED(duplicate_not_answered, "StandbyPair.ASegmentThatComesTwiceIsAcknowledgedAgain"),
+
+    // Control messages and mailboxes.
+    NHA_FOUND(box_overrun, By::survives),
+    NHA_FOUND(confirmed_on_stream_only, By::survives),
+    NHA_FOUND(rejoined_without_backlog, By::spare, 10),
+    NHA_FOUND(reader_kept, By::survives),
+    NHA_CHECKED(slot_overtakes_queue, "Mailbox.EachSendersMessagesArriveInOrder"),
+    NHA_FOUND(missed_ring_forgotten, By::survives),
+
+    // Close, liveness and budget.
+    NHA_CHECKED(close_counts_one_more,
+                "Fabrics/Unfinished.ASendThatTheReceiverDidNotGetIsNotDoneWhenItCloses/*"),
+    NHA_CHECKED(close_says_posted,
+                "Fabrics/Unfinished.ASendThatTheReceiverDidNotGetIsNotDoneWhenItCloses/*"),
+    NHA_FOUND(life_on_first_lane, By::survives),
+    NHA_FOUND(health_not_begun, By::survives),
+    NHA_CHECKED(budget_not_stopped, "RetryBudget.APathEndsTheNeed"),
+
+    // Rings, numbers and announcements.
+    NHA_FOUND(groups_not_wrapped, By::volume, 250),
+    NHA_CHECKED(torn_entry_taken, "ChannelTest.AMixtureOfTwoEntriesIsNeitherOfThem"),
+    NHA_CHECKED(one_group_too_many, "ChannelTest.RefusesMoreOpenGroupsThanThereCanBe"),
+    NHA_FOUND(book_not_cleared, By::spare, 10),
+    NHA_FOUND(box_number_not_compared, By::survives),
+    NHA_FOUND(control_credit_lost, By::spare, 10),
+    NHA_FOUND(early_words_dropped, By::spare, 90),
+    NHA_FOUND(flush_left_waiting, By::devices, 10),
+    NHA_CHECKED(any_epoch_rebuilt, "Lane.MessagesThatThePeerCannotHaveMeantAreFaults"),
+    NHA_CHECKED(failures_never_forgotten,
+                "RetryBudget.APathThatCarriedSomethingBeginsTheCountAnew"),
+
+    // Paths and memory.
+    NHA_CHECKED(first_signaled, "Fence.EndsWhenAllWorkIsBack"),
+    NHA_FOUND(receives_kept_back, By::survives),
+    NHA_FOUND(marker_forgotten, By::survives),
+    NHA_CHECKED(position_not_wrapped, "Fence.EndsWhenAllWorkIsBack"),
+    NHA_FOUND(credits_taken_back, By::survives),
+    NHA_FOUND(probe_not_answered, By::survives),
+    NHA_CHECKED(window_reused_early, "ReceiveWindow.AgainstAPlainSetForRandomArrivals"),
+    NHA_CHECKED(evicted_early, "Hotel.EvictsNeverEarlyAndAtMostOneFloorLate"),
+    NHA_CHECKED(region_of_first_user, "RegionBookTest.TheLastUserGivesBackWhatWasMadeElsewhere"),
+    NHA_CHECKED(region_kept_elsewhere, "RegionBookTest.TheLastUserGivesBackWhatWasMadeElsewhere"),
+
+    // The peer's death and fences.
+    NHA_CHECKED(one_refusal_is_death, "PeerVerdict.TwoRefusalsApartAreDeath"),
+    NHA_CHECKED(life_forgives_nothing, "PeerVerdict.LifeOnAPathTakesARefusalBack"),
+    NHA_CHECKED(absent_from_anybody,
+                "PeerVerdict.NobodySpeaksForThePeerOnAWayThatMayLeadElsewhere"),
+    NHA_FOUND(process_not_compared, By::survives),
+    NHA_CHECKED(reset_is_death, "SimStream.AMiddleboxThatEndsOrForgetsStreamsEndsNoConnection"),
+    NHA_FOUND(probe_not_sent, By::deaths, 40),
+    NHA_FOUND(present_not_said, By::spare, 10),
+    NHA_CHECKED(fence_of_sends_only, "Fence.TakesADestructionWhereTheDeviceKeepsWork"),
+    NHA_CHECKED(fence_by_time, "Fence.WhatWasCompletedBeforeTheDestructionCounts"),
+    NHA_CHECKED(destruction_unasked, "Fence.AQueuePairThatCannotBeEndedIsToldAndNothingElse"),
+    NHA_CHECKED(fence_unemptied, "Fence.WhatWasCompletedBeforeTheDestructionCounts"),
+    NHA_CHECKED(error_refused_unseen, "Fence.AQueuePairThatWillNotGoIntoErrorIsDestroyedAtOnce"),
+
+    // Witnesses, and fallback paths that are rejected.
+    NHA_CHECKED(no_witness_needed,
+                "PathHealth.WithoutAWitnessTheVerdictTakesLongerHoweverManyPathsThereAre"),
+    NHA_CHECKED(witness_of_before, "PathHealth.WhatCameBeforeThePeerWasAskedIsNoWitness"),
+    NHA_CHECKED(asked_for_ever, "PathHealth.APeerThatRunsAgainIsGivenTimeToAnswerThisPathToo"),
+    NHA_CHECKED(lost_time_counts, "PathHealth.TimeInWhichThisProcessDidNotRunIsNotCounted"),
+    NHA_CHECKED(nic_speaks_for_host,
+                "SimLiveness.AnIdleProcessThatPausesGivesUpNoPathAndIsNotGivenUp"),
+    NHA_CHECKED(rejection_unheeded, "ShadowCandidates.ARejectedEndTakesAllItsPairsWithIt"),
+    NHA_CHECKED(rejection_for_ever,
+                "ShadowCandidates.WhenAllAreRejectedTheFirstToBeForgottenIsWaitedFor"),
+    NHA_CHECKED(rejection_untold, "Sides/RefusedFallback.TheNextCandidateTakesOver/1"),
+    NHA_FOUND(rejection_out_of_date, By::survives),
+    NHA_CHECKED(rejection_kept, "Sides/RefusedFallback.TheNextCandidateTakesOver/0"),
+
+    // The end of a connection.
+    NHA_CHECKED(words_not_awaited, "CloseLinger.WhoClosesWaitsForTheConfirmation"),
+    NHA_CHECKED(answer_not_awaited,
+                "CloseLinger.WhoIsToldThatThePeerEndsGoesOnUntilItsAnswerHasArrived"),
+    NHA_CHECKED(linger_for_ever, "CloseLinger.NotForLongerThanItsLimit"),
+    NHA_CHECKED(memory_left_open,
+                "Fabrics/Unfinished.NothingIsSentFromMemoryThatTheCallerHasBack/*"),
+};
+
+#undef NHA_CHECKED
+#undef NHA_FOUND
+
+}  // namespace nccl_ha::test

@@ -1,0 +1,269 @@
+// The end of connections: last words get through while anything does, and nobody waits long.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+
+#include "tests/support/sim_pair.h"
+#include "tools/sim/pair.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using tools::SimPair;
+
+/// Of the rail on which the TCP connection lies: what the receiver says does not arrive any more.
+void silence_receiver(SimPair& pair, bool both = false) {
+  sim::Link dark;
+  dark.cut = true;
+  pair.set_links(both ? dark : sim::Link{}, dark, 0);
+}
+
+size_t actors(sim::Process& process) {
+  size_t count = 0;
+  for (size_t i = 0; i < process.engine->worker_count(); ++i) {
+    count += process.engine->worker(i).actor_count();
+  }
+  return count;
+}
+
+bool say_close(Channel& channel) { return channel.tell(ConnectionMessage::close); }
+
+struct Fabric {
+  const char* name;
+  tools::SimCables cables;
+};
+
+class Close : public testing::TestWithParam<Fabric> {
+ protected:
+  static std::unique_ptr<SimPair> connected(uint64_t seed) {
+    auto pair = std::make_unique<SimPair>(seed, sim::Link{}, Config{}, GetParam().cables);
+    EXPECT_TRUE(pair->connect()) << pair->error();
+    pass(*pair, seconds(1));  // the shadow stands by
+    return pair;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Fabrics, Close,
+                         testing::Values(Fabric{"datagrams", {.rails = 2}},
+                                         Fabric{"rdma", {.rails = 2, .rdma = true}}),
+                         [](const auto& one) { return one.param.name; });
+
+TEST_P(Close, WhatTheReceiverGotIsDoneAlthoughTheRailOfItsAcknowledgementsIsDead) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    const auto pair = connected(seed);
+    ReceiveRequest* receive = nullptr;
+    pair->post_receives(1);
+    for (uint16_t i = 0; i < receives_max && receive == nullptr; ++i) {
+      ReceiveRequest& slot = pair->receive_channel().slot(i);
+      receive = slot.state.load() == RequestState::pending ? &slot : nullptr;
+    }
+    ASSERT_NE(receive, nullptr);
+    ASSERT_TRUE(pair->world().run_until(
+        [&] { return pair->send_channel().published_groups() != 0; }, seconds(1)));
+    silence_receiver(*pair);
+    ASSERT_TRUE(pair->post_send(1 << 16)) << pair->error();
+    ASSERT_TRUE(pair->world().run_until([&] { return receive->state.load() == RequestState::done; },
+                                        seconds(1)));
+    SendRequest* send = nullptr;
+    for (uint16_t i = 0; i < sends_max && send == nullptr; ++i) {
+      SendRequest& slot = pair->send_channel().slot(i);
+      send = slot.state.load() == RequestState::pending ? &slot : nullptr;
+    }
+    ASSERT_NE(send, nullptr) << "its acknowledgement was not lost";
+    ASSERT_TRUE(say_close(pair->receive_channel()));
+    ASSERT_TRUE(pair->world().run_until([&] { return send->state.load() == RequestState::done; },
+                                        milliseconds(100)))
+        << "seed " << seed << ": " << pair->error();
+    EXPECT_GT(pair->world().network().counts().cut, 0U) << "the fault did not happen";
+    EXPECT_TRUE(pair->world().run_until(
+        [&] { return pair->send_channel().phase() == Phase::failed; }, milliseconds(100)));
+    EXPECT_NE(pair->error().find("the peer closed the connection"), std::string::npos)
+        << pair->error();
+  }
+}
+
+TEST_P(Close, OfTheSenderReachesTheReceiverAlthoughTheStreamsRailIsDead) {
+  const auto pair = connected(21);
+  pair->post_receives(2);
+  pass(*pair, milliseconds(10));
+  silence_receiver(*pair, true);
+  ASSERT_TRUE(say_close(pair->send_channel()));
+  ASSERT_TRUE(pair->world().run_until(
+      [&] { return pair->receive_channel().phase() == Phase::failed; }, milliseconds(100)));
+  EXPECT_EQ(pair->receive_channel().failure().what, "the peer closed the connection");
+}
+
+TEST_P(Close, AFailureIsToldOverThePathsThatWork) {
+  const auto pair = connected(22);
+  pass(*pair, milliseconds(10));
+  silence_receiver(*pair, true);
+  ASSERT_TRUE(pair->send_channel().tell(ConnectionMessage::oversize));
+  ASSERT_TRUE(pair->world().run_until(
+      [&] { return pair->receive_channel().phase() == Phase::failed; }, milliseconds(100)));
+  EXPECT_NE(pair->receive_channel().failure().what.find("larger than the receive"),
+            std::string::npos)
+      << pair->receive_channel().failure().what;
+}
+
+TEST_P(Close, WhoClosesIsGoneWhenThePeerKnows) {
+  const auto pair = connected(23);
+  const size_t before = actors(pair->sender());
+  ASSERT_TRUE(say_close(pair->send_channel()));
+  EXPECT_TRUE(
+      pair->world().run_until([&] { return actors(pair->sender()) < before; }, milliseconds(5)));
+  EXPECT_EQ(pair->receive_channel().phase(), Phase::failed);
+}
+
+TEST_P(Close, OfBothSidesAtOnceEndsBoth) {
+  for (const bool dead : {false, true}) {
+    const auto pair = connected(24);
+    const size_t sending = actors(pair->sender());
+    const size_t receiving = actors(pair->receiver());
+    if (dead) {
+      silence_receiver(*pair, true);
+    }
+    ASSERT_TRUE(say_close(pair->send_channel()));
+    ASSERT_TRUE(say_close(pair->receive_channel()));
+    EXPECT_TRUE(pair->world().run_until(
+        [&] { return actors(pair->sender()) < sending && actors(pair->receiver()) < receiving; },
+        milliseconds(50)))
+        << dead;
+  }
+}
+
+TEST_P(Close, APeerThatSaysNothingIsAwaitedForABoundedTime) {
+  const auto pair = connected(25);
+  const size_t before = actors(pair->sender());
+  sim::Link dark;
+  dark.cut = true;
+  for (size_t rail = 0; rail < 2; ++rail) {
+    pair->set_links(dark, dark, rail);
+  }
+  const Instant begin = pair->world().now();
+  ASSERT_TRUE(say_close(pair->send_channel()));
+  EXPECT_TRUE(pair->world().run_until([&] { return actors(pair->sender()) < before; }, seconds(5)));
+  EXPECT_LE(pair->world().now() - begin, ha::CloseLinger::limit + milliseconds(10));
+  EXPECT_GE(pair->world().now() - begin, ha::CloseLinger::limit - milliseconds(10));
+}
+
+/// The process ends right after.
+TEST_P(Close, AnEngineThatIsStoppedLetsThemSpeak) {
+  for (const bool closed : {true, false}) {
+    const auto pair = connected(26);
+    silence_receiver(*pair, true);
+    if (closed) {
+      ASSERT_TRUE(say_close(pair->receive_channel()));
+    }
+    for (size_t i = 0; i < pair->receiver().engine->worker_count(); ++i) {
+      Worker& worker = pair->receiver().engine->worker(i);
+      static_cast<void>(worker.turn());  // as Worker::stop() does
+      worker.ask_to_stop();
+    }
+    EXPECT_TRUE(pair->world().run_until(
+        [&] {
+          return pair->send_channel().phase() == Phase::failed && actors(pair->receiver()) == 0;
+        },
+        milliseconds(100)))
+        << closed;
+    EXPECT_EQ(pair->send_channel().failure().what, "the peer closed the connection");
+  }
+}
+
+/// closeRecv with receives open, after deregMr: what is under way may not land.
+TEST_P(Close, MemoryThatWasTakenBackStaysAsItIs) {
+  const auto pair = connected(27);
+  std::vector<std::byte> target(1 << 20, std::byte{0xA5});
+  const auto own = pair->link().register_receive(target.data(), target.size());
+  ReceiveRequest* slot = pair->receive_channel().acquire();
+  slot->count = 1;
+  slot->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), own.remote_key, 0};
+  pair->receive_channel().submit(*slot);
+  ASSERT_TRUE(pair->post_send(1 << 20)) << pair->error();
+  // Some of it has arrived.
+  ASSERT_TRUE(pair->world().run_until([&] { return target[0] != std::byte{0xA5}; }, seconds(1)));
+  ASSERT_NE(slot->state.load(), RequestState::done);
+  ASSERT_TRUE(pair->receiver().provider->remove_memory(own).ok());
+  ASSERT_TRUE(say_close(pair->receive_channel()));
+  std::memset(target.data(), 0x5A, target.size());
+  pass(*pair, seconds(2));
+  EXPECT_EQ(std::count(target.begin(), target.end(), std::byte{0x5A}),
+            static_cast<ptrdiff_t>(target.size()));
+  EXPECT_EQ(pair->send_channel().phase(), Phase::failed);
+}
+
+/// Control streams have a network of their own, and the rails are dark.
+class CloseOverTheStream : public testing::Test {
+ protected:
+  void connect() {
+    for (sim::Process* host : {&pair_.sender(), &pair_.receiver()}) {
+      host->management = sim::ip(10, 200, 0, host == &pair_.sender() ? 1 : 2);
+      pair_.world().network().same_host_as(host->address, host->management);
+    }
+    ASSERT_TRUE(pair_.connect()) << pair_.error();
+    pass(pair_, seconds(1));
+    pair_.post_receives(2);
+    pass(pair_, milliseconds(10));
+  }
+  void darken_rails() {
+    sim::Link dark;
+    dark.cut = true;
+    for (size_t rail = 0; rail < 2; ++rail) {
+      pair_.set_links(dark, dark, rail);
+    }
+  }
+  sim::Tcp& tcp() { return pair_.world().network().tcp(); }
+  uint64_t resets() { return tcp().counts().resets; }
+  /// Both ends of the stream get a reset.
+  void reset_stream() {
+    tcp().end_flows(pair_.sender().management, pair_.receiver().management, true);
+    ASSERT_EQ(resets(), 2U) << "the fault did not happen";
+  }
+  /// Who writes to it gets a reset.
+  void forget_stream() {
+    tcp().forget_flows(pair_.sender().management, pair_.receiver().management, true);
+    ASSERT_EQ(resets(), 0U);
+  }
+  /// A side has failed within that time because it heard of the close.
+  void expect_heard(const Channel& side, Duration limit) {
+    ASSERT_TRUE(pair_.world().run_until([&] { return side.phase() == Phase::failed; }, limit));
+    EXPECT_EQ(side.failure().what, "the peer closed the connection");
+  }
+
+  SimPair pair_{28, sim::Link{}, Config{}, {.rails = 2, .rdma = true}};
+};
+
+/// The receiver has lost its stream and asks whether the sender lives, which stood still meanwhile
+/// and closes before it answers.
+TEST_F(CloseOverTheStream, IsHeardByAReceiverThatAsksWhetherTheSenderLives) {
+  ASSERT_NO_FATAL_FAILURE(connect());
+  darken_rails();
+  pair_.world().pause(pair_.sender(), pair_.world().now() + milliseconds(150));
+  ASSERT_NO_FATAL_FAILURE(reset_stream());
+  ASSERT_TRUE(say_close(pair_.send_channel()));
+  expect_heard(pair_.receive_channel(), milliseconds(160));
+}
+
+/// A firewall has forgotten the connection, and resets it when the close is written.
+TEST_F(CloseOverTheStream, OfTheSenderIsSaidAgainWhereItMetAReset) {
+  ASSERT_NO_FATAL_FAILURE(connect());
+  darken_rails();
+  ASSERT_NO_FATAL_FAILURE(forget_stream());
+  ASSERT_TRUE(say_close(pair_.send_channel()));
+  expect_heard(pair_.receive_channel(), milliseconds(10));
+  EXPECT_EQ(resets(), 1U) << "the fault did not happen";
+}
+
+/// Only the connector dials: it is asked to.
+TEST_F(CloseOverTheStream, OfTheReceiverIsSaidAgainWhereItMetAReset) {
+  ASSERT_NO_FATAL_FAILURE(connect());
+  darken_rails();
+  ASSERT_NO_FATAL_FAILURE(forget_stream());
+  ASSERT_TRUE(say_close(pair_.receive_channel()));
+  expect_heard(pair_.send_channel(), milliseconds(150));
+  EXPECT_GE(resets(), 1U) << "the fault did not happen";
+}
+
+}  // namespace
+}  // namespace nccl_ha::test

@@ -1,0 +1,109 @@
+// The mixture that CI and the long suite run, kind by kind: no guarantee of docs/protocol.md is
+// violated, and what each kind is for did happen.
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "tests/support/sim_seeds.h"
+#include "tools/sim/failover_run.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using tools::FailoverRun;
+using tools::FailoverTotals;
+using tools::RunKind;
+
+FailoverTotals run_kind(RunKind kind, uint64_t runs) {
+  FailoverTotals totals;
+  for (uint64_t seed = 1; seed <= runs; ++seed) {
+    FailoverRun run = tools::mixed_run(seed);
+    run.kind = kind;
+    EXPECT_EQ(tools::run_failovers(run, &totals), "")
+        << "nccl-ha sim --kind " << to_text(kind) << " --seed " << seed;
+  }
+  return totals;
+}
+
+/// All kinds in turn, in parts of which several processors can take one each.
+class SimMixturePart : public testing::TestWithParam<uint64_t> {};
+constexpr uint64_t parts = 8;
+
+TEST_P(SimMixturePart, ViolatesNoGuarantee) {
+  const uint64_t runs = 5 * sim_seeds() / parts;
+  const uint64_t first = 1 + GetParam() * runs;
+  FailoverTotals totals;
+  for (uint64_t seed = first; seed < first + runs; ++seed) {
+    const FailoverRun run = tools::mixed_run(seed);
+    EXPECT_EQ(tools::run_failovers(run, &totals), "")
+        << "nccl-ha sim --seed " << seed << " (" << to_text(run.kind) << ")";
+  }
+  EXPECT_GT(totals.down, runs);
+  if (runs >= 64) {  // which have each kind more than once
+    EXPECT_GT(totals.management_cuts, 0U);
+    EXPECT_GT(totals.pauses, 0U);
+    EXPECT_GT(totals.killed, 0U);
+    EXPECT_GT(totals.power_off, 0U);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SimMixturePart, testing::Range<uint64_t>(0, parts));
+
+TEST(SimMixture, SettingsDrawnForEachHost) {
+  const uint64_t runs = sim_seeds() / 8;
+  const FailoverTotals totals = run_kind(RunKind::paths, runs);
+  EXPECT_GT(totals.down, runs);
+  EXPECT_GT(totals.back, runs);
+  EXPECT_GT(totals.cuts_both + totals.cuts_there + totals.cuts_back, runs / 2);
+}
+
+TEST(SimMixture, ADeathEndsItsConnectionsInTime) {
+  const uint64_t runs = sim_seeds() / 4;
+  const FailoverTotals totals = run_kind(RunKind::deaths, runs);
+  EXPECT_GT(totals.killed, runs / 8);
+  EXPECT_GT(totals.power_off, runs / 8);
+}
+
+TEST(SimMixture, ManyConnectionsAndProcesses) {
+  const uint64_t runs = sim_seeds() / 8;
+  const FailoverTotals totals = run_kind(RunKind::crowd, runs);
+  EXPECT_GT(totals.down, runs);
+  EXPECT_GT(totals.killed + totals.power_off, 0U);
+}
+
+TEST(SimMixture, SoManyMessagesThatRingsWrap) {
+  const uint64_t runs = sim_seeds() / 8;
+  const FailoverTotals totals = run_kind(RunKind::volume, runs);
+  EXPECT_GT(totals.groups, runs * 400) << "too few to go round";
+  EXPECT_GT(totals.down, runs);
+}
+
+// Each was a violation: acknowledgements and announcements that come when other groups have their
+// places, answers that pile up while a process stands still, a device that refuses a flush.
+TEST(SimMixture, SeedsThatFoundAMistake) {
+  const std::pair<RunKind, uint64_t> found[] = {
+      {RunKind::volume, 292},  {RunKind::volume, 678}, {RunKind::volume, 2659},
+      {RunKind::volume, 5156}, {RunKind::pauses, 847}, {RunKind::devices, 7450},
+  };
+  for (const auto& [kind, seed] : found) {
+    FailoverTotals totals;
+    FailoverRun run = tools::mixed_run(seed);
+    run.kind = kind;
+    EXPECT_EQ(tools::run_failovers(run, &totals), "")
+        << "nccl-ha sim --kind " << to_text(kind) << " --seed " << seed;
+  }
+}
+
+TEST(SimMixture, ASeedRepeatsExactly) {
+  const auto packets = [](uint64_t seed) {
+    FailoverTotals totals;
+    EXPECT_EQ(tools::run_failovers(tools::mixed_run(seed), &totals), "");
+    return totals.packets * 1000003 + static_cast<uint64_t>(totals.simulated.count());
+  };
+  for (const uint64_t seed : {4, 16, 32, 36}) {
+    EXPECT_EQ(packets(seed), packets(seed)) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace nccl_ha::test

@@ -1,0 +1,35 @@
+// What tests of simulated pairs of hosts share.
+#pragma once
+
+#include <chrono>
+
+#include "runtime/config.h"
+#include "runtime/log.h"
+#include "tools/sim/pair.h"
+
+namespace nccl_ha::test {
+
+/// Lets virtual time pass.
+inline void pass(tools::SimPair& pair, Duration time) {
+  static_cast<void>(pair.world().run_until([] { return false; }, time));
+}
+
+/// Within this a side ends whose peer's host has gone, or to which nothing leads any more: it asks,
+/// gives the path up though nothing tells whether the peer runs, and nobody answers for as long as
+/// the budget lasts.
+inline Duration end_bound(const Config& config) {
+  constexpr auto slack = std::chrono::milliseconds(300);
+  return std::chrono::milliseconds(config.heartbeat_ms + 3 * config.rto_ms +
+                                   config.retry_budget_ms) +
+         slack;
+}
+
+/// While it is there only errors are logged: many runs warn of what is done to them.
+struct Quiet {
+  Quiet() { set_log_level(LogLevel::error); }
+  ~Quiet() { set_log_level(LogLevel::warn); }
+  Quiet(const Quiet&) = delete;
+  Quiet& operator=(const Quiet&) = delete;
+};
+
+}  // namespace nccl_ha::test

@@ -1,0 +1,276 @@
+// Datagram paths on a port: how often one that only stands by is looked at, and what becomes of
+// what is lost.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "runtime/fabric/datagram/datagram_path.h"
+#include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/fabric/datagram/port.h"
+#include "runtime/fabric/datagram/wire.h"
+#include "runtime/random.h"
+#include "runtime/timer_wheel.h"
+#include "tests/support/memory_network.h"
+
+namespace nccl_ha::fabric {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// Counts how often somebody looks whether something came.
+class QuietIo final : public PacketIo {
+ public:
+  explicit QuietIo(unsigned* looks) : looks_(looks) {}
+  size_t send(Channel, std::span<OutDatagram> out) override { return out.size(); }
+  size_t receive(Channel channel, PacketSink&, size_t) override {
+    *looks_ += channel == Channel::command ? 1 : 0;
+    return 0;
+  }
+  SocketAddress local(Channel) const override { return {}; }
+  size_t receive_buffer_bytes() const override { return 65536; }
+  bool segmentation_offload() const override { return false; }
+  int wait_fd(Channel) const override { return -1; }
+
+ private:
+  unsigned* looks_;
+};
+
+class Standby : public testing::Test, private PathOwner {
+ protected:
+  Standby() {
+    clock_.set(Instant(seconds(1)));
+    port_.emplace(std::make_unique<QuietIo>(&looks_), DatagramOptions{},
+                  DatagramPort::Environment{&memory_, &clock_, &timers_, &random_, nullptr}, 1500);
+  }
+  std::unique_ptr<Path> make(bool standby) {
+    PathOptions options;
+    options.standby = standby;
+    return std::move(*port_->create_path(options, this));
+  }
+  unsigned looks_in(unsigned passes, Duration each) {
+    looks_ = 0;
+    for (unsigned i = 0; i < passes; ++i) {
+      clock_.advance(each);
+      static_cast<void>(port_->poll(clock_));
+    }
+    return looks_;
+  }
+  void on_completion(const Completion&) override {}
+  void on_path_state(Path&, PathState, const Error&) override {}
+  void on_fence_failed(Path&, const Error&) override {}
+
+  unsigned looks_ = 0;
+  ManualClock clock_;
+  Memory memory_;
+  TimerWheel timers_{Instant(seconds(1))};
+  Random random_{1};
+  std::optional<DatagramPort> port_;
+};
+
+TEST_F(Standby, APathInUseIsLookedAtWithEachPass) {
+  auto used = make(false);
+  auto other = make(true);
+  EXPECT_EQ(looks_in(1000, microseconds(1)), 1000U);
+  EXPECT_EQ(port_->patience(), milliseconds(2));
+}
+
+TEST_F(Standby, OneThatOnlyStandsByIsLookedAtNowAndThen) {
+  auto path = make(true);
+  static_cast<void>(looks_in(10, milliseconds(1)));
+  const unsigned looks = looks_in(100000, Duration(100));  // 10 ms
+  EXPECT_GE(looks, 8U);
+  EXPECT_LE(looks, 11U);
+  EXPECT_EQ(port_->patience(), milliseconds(10));
+}
+
+TEST_F(Standby, SlowPassesDoNotDelayItForLong) {
+  auto path = make(true);
+  static_cast<void>(looks_in(10, milliseconds(1)));
+  EXPECT_GE(looks_in(640, milliseconds(1)), 10U);
+}
+
+TEST_F(Standby, WhoWakesLooksFirst) {
+  auto path = make(true);
+  static_cast<void>(looks_in(10, milliseconds(1)));
+  EXPECT_EQ(looks_in(2, Duration(100)), 0U);
+  EXPECT_TRUE(port_->prepare_sleep());
+  EXPECT_EQ(looks_in(1, Duration(100)), 1U);
+}
+
+TEST_F(Standby, APathThatComesIntoUseEndsIt) {
+  auto path = make(true);
+  static_cast<void>(looks_in(10, milliseconds(1)));
+  EXPECT_EQ(looks_in(2, Duration(100)), 0U);
+  auto used = make(false);
+  EXPECT_EQ(looks_in(2, Duration(100)), 2U);
+  used.reset();
+  static_cast<void>(looks_in(10, milliseconds(1)));
+  EXPECT_EQ(looks_in(2, Duration(100)), 0U);
+}
+
+/// Counts how often packets are looked for.
+class CountingIo final : public PacketIo {
+ public:
+  CountingIo(std::unique_ptr<PacketIo> inner, unsigned* looks)
+      : inner_(std::move(inner)), looks_(looks) {}
+  size_t send(Channel channel, std::span<OutDatagram> out) override {
+    return inner_->send(channel, out);
+  }
+  size_t receive(Channel channel, PacketSink& sink, size_t limit) override {
+    *looks_ += channel == Channel::command ? 1 : 0;
+    return inner_->receive(channel, sink, limit);
+  }
+  SocketAddress local(Channel channel) const override { return inner_->local(channel); }
+  size_t receive_buffer_bytes() const override { return inner_->receive_buffer_bytes(); }
+  bool segmentation_offload() const override { return false; }
+  int wait_fd(Channel) const override { return -1; }
+
+ private:
+  std::unique_ptr<PacketIo> inner_;
+  unsigned* looks_;
+};
+
+/// One end of two that only stand by.
+struct StandbyEnd final : PathOwner {
+  StandbyEnd(std::unique_ptr<PacketIo> io, Clock& clock, uint64_t seed)
+      : random(seed),
+        port(std::make_unique<CountingIo>(std::move(io), &looks), DatagramOptions{},
+             DatagramPort::Environment{&memory, &clock, &timers, &random, nullptr}, 1500) {
+    PathOptions options;
+    options.standby = true;
+    path = std::move(*port.create_path(options, this));
+  }
+  void on_completion(const Completion&) override { ++completions; }
+  void on_path_state(Path&, PathState, const Error&) override {}
+  void on_fence_failed(Path&, const Error&) override {}
+
+  Memory memory;
+  TimerWheel timers{Instant(seconds(1))};
+  Random random;
+  unsigned looks = 0;
+  unsigned completions = 0;
+  DatagramPort port;
+  std::unique_ptr<Path> path;
+};
+
+class StandbyPair : public testing::Test {
+ protected:
+  StandbyPair() {
+    clock_.set(Instant(seconds(1)));
+    network_.set_time(clock_.now());
+    a_ = std::make_unique<StandbyEnd>(network_.open(), clock_, 1);
+    b_ = std::make_unique<StandbyEnd>(network_.open(), clock_, 2);
+    EXPECT_TRUE(a_->path->connect(b_->path->local_address()));
+    EXPECT_TRUE(b_->path->connect(a_->path->local_address()));
+    pass(milliseconds(50));
+    EXPECT_EQ(a_->path->state(), PathState::ready);
+    EXPECT_EQ(b_->path->post_receive({}), Errc::ok);
+  }
+  /// Polls every two microseconds, as a caller that spins does.
+  void pass(Duration time) {
+    a_->looks = b_->looks = 0;
+    for (const Instant end = clock_.now() + time; clock_.now() < end;) {
+      clock_.advance(microseconds(2));
+      network_.set_time(clock_.now());
+      for (StandbyEnd* one : {a_.get(), b_.get()}) {
+        static_cast<void>(one->port.poll(clock_));
+        static_cast<void>(one->timers.expire(clock_.now()));
+      }
+    }
+  }
+  Errc write(std::span<std::byte> from, std::span<std::byte> to) {
+    WritePost post;
+    post.has_immediate = true;
+    if (!from.empty()) {
+      const auto local = a_->memory.add(0, from.data(), from.size());
+      const auto remote = b_->memory.add(0, to.data(), to.size());
+      EXPECT_TRUE(local && remote);
+      post.gather_count = 1;
+      post.gathers[0] = {from.data(), static_cast<uint32_t>(from.size()), *local};
+      post.remote_address = reinterpret_cast<uint64_t>(to.data());
+      post.remote_key = *remote;
+    }
+    return a_->path->post_write(post);
+  }
+
+  ManualClock clock_;
+  test::MemoryNetwork network_{1};
+  std::unique_ptr<StandbyEnd> a_;
+  std::unique_ptr<StandbyEnd> b_;
+};
+
+TEST_F(StandbyPair, ASignOfLifeKeepsNobodyAwake) {
+  ASSERT_EQ(write({}, {}), Errc::ok);
+  pass(milliseconds(20));
+  EXPECT_EQ(a_->completions, 1U);
+  EXPECT_EQ(b_->completions, 1U);
+  // Each looks once a millisecond, and the other end answers as soon as it does.
+  for (const StandbyEnd* one : {a_.get(), b_.get()}) {
+    EXPECT_LE(one->looks, 24U);
+    EXPECT_GE(one->looks, 19U);
+  }
+}
+
+TEST_F(StandbyPair, PayloadMakesBothLookWithEachPass) {
+  std::vector<std::byte> from(64, std::byte{7});
+  std::vector<std::byte> to(64);
+  ASSERT_EQ(write(from, to), Errc::ok);
+  pass(milliseconds(2));
+  EXPECT_EQ(a_->completions, 1U);
+  EXPECT_EQ(to, from);
+  // More may follow for a millisecond, which is 500 passes.
+  EXPECT_GT(a_->looks, 400U);
+  EXPECT_GT(b_->looks, 400U);
+  pass(milliseconds(20));
+  EXPECT_LE(a_->looks + b_->looks, 300U) << "they never doze again";
+}
+
+const PathStatistics& statistics_of(const StandbyEnd& end) {
+  return static_cast<const DatagramPath&>(*end.path).statistics();
+}
+
+TEST_F(StandbyPair, ASegmentThatIsLostGoesAgainWhenLaterOnesAreSelectivelyAcknowledged) {
+  unsigned puts = 0;
+  network_.faults.pass = [&](Channel, std::span<const std::byte> bytes) {
+    const auto header = decode(bytes, bytes.size());
+    return !header || header->type != FrameType::put || ++puts != 3;
+  };
+  std::vector<std::byte> from(100000, std::byte{7});
+  std::vector<std::byte> to(from.size());
+  ASSERT_EQ(write(from, to), Errc::ok);
+  pass(milliseconds(5));
+  EXPECT_GT(puts, 10U);
+  EXPECT_EQ(network_.counts.dropped, 1U);
+  EXPECT_EQ(a_->completions, 1U);
+  EXPECT_EQ(to, from);
+  EXPECT_EQ(statistics_of(*a_).timeouts, 0U);
+}
+
+TEST_F(StandbyPair, ASegmentThatComesTwiceIsAcknowledgedAgain) {
+  // Probes, which ask for the same, are lost as well.
+  unsigned lost = 0;
+  network_.faults.pass = [&](Channel, std::span<const std::byte> bytes) {
+    const auto header = decode(bytes, bytes.size());
+    const bool drops = header && (header->type == FrameType::probe ||
+                                  (header->type == FrameType::ack && lost == 0));
+    lost += drops ? 1 : 0;
+    return !drops;
+  };
+  std::vector<std::byte> from(64, std::byte{7});
+  std::vector<std::byte> to(from.size());
+  ASSERT_EQ(write(from, to), Errc::ok);
+  pass(milliseconds(200));
+  EXPECT_GT(lost, 0U);
+  EXPECT_EQ(b_->completions, 1U);
+  EXPECT_GT(statistics_of(*b_).duplicates, 0U);
+  EXPECT_EQ(a_->completions, 1U);
+  EXPECT_EQ(a_->path->state(), PathState::ready);
+}
+
+}  // namespace
+}  // namespace nccl_ha::fabric

@@ -1,0 +1,310 @@
+// How broken queue pairs end, over simulated NICs: what they give back, what they keep, and those
+// that cannot be ended.
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "runtime/fabric/verbs/destroyer.h"
+#include "runtime/fabric/verbs/verbs_path.h"
+#include "runtime/sim/network.h"
+#include "runtime/sim/rdma.h"
+#include "runtime/timer_wheel.h"
+#include "tests/support/path_harness.h"
+#include "tests/support/until.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using fabric::CompletionKind;
+using fabric::CompletionStatus;
+using fabric::PathState;
+using fabric::verbs::Library;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// Of queue pairs in error, by anybody.
+uint64_t posts_in_error = 0;
+int (*post_receive_before)(ibv_qp*, ibv_recv_wr*, ibv_recv_wr**) = nullptr;
+int (*post_send_before)(ibv_qp*, ibv_send_wr*, ibv_send_wr**) = nullptr;
+
+struct Side {
+  RecordingOwner owner;
+  TimerWheel timers{Instant(seconds(1))};
+  Random random{7};
+  std::unique_ptr<sim::RdmaNic> nic;
+  std::shared_ptr<fabric::verbs::Device> device;
+  std::shared_ptr<fabric::verbs::Port> port;
+  std::unique_ptr<fabric::Path> path;
+};
+
+class Fence : public testing::Test {
+ protected:
+  void make(const Library& library = sim::rdma_library()) {
+    clock_.set(Instant(seconds(1)));
+    for (uint8_t i = 0; i < 2; ++i) {
+      Side& side = sides_[i];
+      side.nic = std::make_unique<sim::RdmaNic>(network_, conditions_, 5 + i, address(i), "sim", i);
+      auto usable = side.nic->open(Config{}, "sim0", library);
+      ASSERT_TRUE(usable);
+      side.device = usable->device;
+      fabric::verbs::Port::Environment environment;
+      environment.clock = &clock_;
+      environment.timers = &side.timers;
+      environment.random = &side.random;
+      auto port = fabric::verbs::Port::open(usable->device, 1, {}, environment);
+      ASSERT_TRUE(port);
+      side.port = std::move(*port);
+      fabric::PathOptions options;
+      options.active = i == 0;
+      options.receives_spare = 16;
+      options.flushes = true;
+      auto path =
+          side.port->create_path(options, *gid_preference(Config{}, usable->info), &side.owner);
+      ASSERT_TRUE(path) << path.error().message();
+      side.path = std::move(*path);
+    }
+    ASSERT_TRUE(sides_[0].path->connect(sides_[1].path->local_address()));
+    ASSERT_TRUE(sides_[1].path->connect(sides_[0].path->local_address()));
+    ASSERT_TRUE(run([&] {
+      return sides_[0].path->state() == PathState::ready &&
+             sides_[1].path->state() == PathState::ready;
+    }));
+  }
+  /// Turns both sides until `done`, or for `limit` of virtual time.
+  bool run(const std::function<bool()>& done, Duration limit = seconds(1)) {
+    for (const Instant end = clock_.now() + limit; !done();
+         clock_.set(clock_.now() + microseconds(1))) {
+      if (clock_.now() >= end) {
+        return false;
+      }
+      network_.advance();
+      for (Side& side : sides_) {
+        side.port->poll(clock_);
+        side.timers.expire(clock_.now());
+      }
+    }
+    return true;
+  }
+  void post_receives(Side& side, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      fabric::ReceivePost post;
+      post.id = 100 + i;
+      ASSERT_EQ(side.path->post_receive(post), Errc::ok);
+    }
+    run([] { return false; }, microseconds(10));  // the device has all but those held back
+  }
+  size_t flushed(const Side& side) const {
+    return side.owner.count(CompletionKind::receive, CompletionStatus::flushed);
+  }
+  static Error reason() { return fail(Errc::remote, "the test wants it"); }
+
+  static sim::Ip address(uint8_t host) { return sim::ip(10, 0, 0, host); }
+  ManualClock clock_;
+  sim::Network network_{clock_, 3};
+  sim::RdmaNic::Conditions conditions_;
+  std::array<Side, 2> sides_;
+};
+
+TEST_F(Fence, EndsWhenAllWorkIsBack) {
+  make();
+  Side& side = sides_[1];
+  post_receives(side, 40);
+  side.path->fail(reason());
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(2)));
+  EXPECT_EQ(side.port->statistics().fences_by_flush, 1U);
+  EXPECT_EQ(side.port->statistics().fences_by_destroy, 0U);
+}
+
+TEST_F(Fence, TakesADestructionWhereTheDeviceKeepsWork) {
+  make();
+  sides_[1].nic->verbs().faults.keeps_work = 1;
+  Side& side = sides_[1];
+  post_receives(side, 40);
+  side.path->fail(reason());
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(20)));
+  EXPECT_GT(conditions_.counts.kept, 0U);
+  EXPECT_EQ(side.port->statistics().fences_by_destroy, 1U);
+  EXPECT_EQ(side.port->statistics().fences_by_flush, 0U);
+  // What the peer still sends meets nothing.
+  fabric::WritePost late;
+  late.has_immediate = true;
+  ASSERT_EQ(sides_[0].path->post_write(late), Errc::ok);
+  run([] { return false; }, milliseconds(2));
+  EXPECT_GT(conditions_.counts.after_error, 0U);
+  EXPECT_EQ(side.owner.completions.size(), 40U);
+}
+
+ManualClock* slow_clock = nullptr;
+Instant slow_next{};
+int (*poll_before)(ibv_cq*, int, ibv_wc*) = nullptr;
+
+TEST_F(Fence, WaitsForADeviceThatIsSlowButGoesOn) {
+  make();
+  Side& side = sides_[1];
+  post_receives(side, 40);
+  slow_clock = &clock_;
+  poll_before = side.device->context()->ops.poll_cq;
+  side.device->context()->ops.poll_cq = [](ibv_cq* queue, int, ibv_wc* out) {
+    if (slow_clock->now() < slow_next) {
+      return 0;
+    }
+    const int got = poll_before(queue, 1, out);
+    slow_next = got == 1 ? slow_clock->now() + milliseconds(2) : slow_next;
+    return got;
+  };
+  side.path->fail(reason());
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(100)));
+  EXPECT_EQ(side.port->statistics().fences_by_flush, 1U);
+  EXPECT_EQ(side.port->statistics().fences_by_destroy, 0U);
+}
+
+// Soft-RoCE never looks at them again.
+TEST_F(Fence, NothingIsPostedAfterTheError) {
+  make();
+  Side& side = sides_[1];
+  posts_in_error = 0;
+  ibv_context_ops& ops = side.device->context()->ops;
+  post_receive_before = ops.post_recv;
+  post_send_before = ops.post_send;
+  ops.post_recv = [](ibv_qp* pair, ibv_recv_wr* request, ibv_recv_wr** bad) {
+    posts_in_error += pair->state == IBV_QPS_ERR ? 1 : 0;
+    return post_receive_before(pair, request, bad);
+  };
+  ops.post_send = [](ibv_qp* pair, ibv_send_wr* request, ibv_send_wr** bad) {
+    posts_in_error += pair->state == IBV_QPS_ERR ? 1 : 0;
+    return post_send_before(pair, request, bad);
+  };
+  post_receives(side, 30);
+  post_receives(side, 10);  // held back
+  fabric::SendPost send;
+  send.id = 7;
+  ASSERT_EQ(side.path->post_send(send), Errc::ok);  // waits for the end of the turn
+  side.path->fail(reason());
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(20)));
+  EXPECT_EQ(side.owner.count(CompletionKind::send, CompletionStatus::flushed), 1U);
+  EXPECT_EQ(posts_in_error, 0U);
+  EXPECT_EQ(side.port->statistics().fences_by_flush, 1U);
+}
+
+TEST_F(Fence, AQueuePairThatWillNotGoIntoErrorIsDestroyedAtOnce) {
+  make();
+  sides_[1].nic->verbs().faults[sim::Verb::to_error] = 1;
+  Side& side = sides_[1];
+  post_receives(side, 40);
+  side.path->fail(reason());
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(1)));
+  EXPECT_EQ(side.port->statistics().fences_by_destroy, 1U);
+}
+
+// Its data is in memory and its sender knows that: to lose it would be an error of the connection.
+TEST_F(Fence, WhatWasCompletedBeforeTheDestructionCounts) {
+  make();
+  Side& side = sides_[1];
+  post_receives(side, 40);
+  sides_[1].nic->verbs().faults.keeps_work = 1;
+  conditions_.late = 1;
+  conditions_.latest = seconds(100);
+  fabric::WritePost write;
+  write.id = 1;
+  write.has_immediate = true;
+  write.immediate = 77;
+  ASSERT_EQ(sides_[0].path->post_write(write), Errc::ok);
+  run([] { return false; }, milliseconds(1));
+  ASSERT_EQ(conditions_.counts.late, 2U) << "the write and its arrival";
+  ASSERT_TRUE(side.owner.completions.empty()) << "choose another seed";
+  side.path->fail(reason());
+  EXPECT_TRUE(run([&] { return side.owner.completions.size() == 40; }, milliseconds(20)));
+  EXPECT_EQ(side.owner.completions.front().immediate, 77U);
+  EXPECT_EQ(side.owner.count(CompletionKind::receive_immediate, CompletionStatus::ok), 1U);
+  EXPECT_EQ(flushed(side), 39U);
+}
+
+TEST_F(Fence, AQueuePairThatCannotBeEndedIsToldAndNothingElse) {
+  make();
+  sides_[1].nic->verbs().faults.keeps_work = 1;
+  sides_[1].nic->verbs().faults[sim::Verb::destroy_pair] = 1;
+  Side& side = sides_[1];
+  post_receives(side, 40);
+  side.path->fail(reason());
+  run([] { return false; }, seconds(2));
+  EXPECT_EQ(flushed(side), 40 - conditions_.counts.kept) << "more than the device gave back";
+  EXPECT_NE(side.owner.fence_error.message().find("cannot be ended"), std::string::npos)
+      << side.owner.fence_error.message();
+  EXPECT_NE(side.owner.fence_error.message().find("the test wants it"), std::string::npos);
+  EXPECT_EQ(side.port->statistics().fences_failed, 1U);
+}
+
+// --- a destruction that does not return
+
+std::mutex gate;
+std::condition_variable gate_opens;
+bool gate_open = false;
+
+int destroy_behind_gate(ibv_qp* pair) {
+  {
+    std::unique_lock lock(gate);
+    gate_opens.wait(lock, [] { return gate_open; });
+  }
+  return sim::rdma_library().destroy_qp(pair);
+}
+
+Library library_with_gate() {
+  Library library = sim::rdma_library();
+  library.simulated = false;
+  library.destroy_qp = destroy_behind_gate;
+  return library;
+}
+
+void set_gate(bool open) {
+  {
+    std::lock_guard lock(gate);
+    gate_open = open;
+  }
+  gate_opens.notify_all();
+}
+
+TEST_F(Fence, ADestructionThatHangsHoldsNobodyUpAndIsToldInTime) {
+  static const Library library = library_with_gate();
+  set_gate(false);
+  make(library);
+  sides_[1].nic->verbs().faults.keeps_work = 1;
+  Side& side = sides_[1];
+  post_receives(side, 40);
+  side.path->fail(reason());
+  const Duration limit = fabric::verbs::Options{}.destroy_limit;
+  EXPECT_FALSE(run([&] { return side.owner.fence_error.code != Errc::ok; }, limit - seconds(1)));
+  EXPECT_TRUE(run([&] { return side.owner.fence_error.code != Errc::ok; }, seconds(2)));
+  EXPECT_EQ(flushed(side), 40 - conditions_.counts.kept) << "more than the device gave back";
+  EXPECT_EQ(side.port->statistics().fences_failed, 1U);
+  set_gate(true);
+}
+
+TEST(Destroyer, ReturnsBeforeItIsDoneAndTellsWhatCameOfIt) {
+  static const Library library = [] {
+    Library made = library_with_gate();
+    made.destroy_qp = [](ibv_qp* pair) {
+      std::unique_lock lock(gate);
+      gate_opens.wait(lock, [] { return gate_open; });
+      return static_cast<int>(pair->qp_num);
+    };
+    return made;
+  }();
+  set_gate(false);
+  fabric::verbs::Destroyer destroyer(library);
+  ibv_qp good{};
+  ibv_qp bad{};
+  bad.qp_num = ENODEV;
+  const auto both = destroyer.destroy({&bad, &good});
+  const auto one = destroyer.destroy({&good, nullptr});
+  EXPECT_EQ(both->result, fabric::verbs::Destruction::open);
+  EXPECT_FALSE(destroyer.settle(milliseconds(10)));
+  set_gate(true);
+  EXPECT_TRUE(destroyer.settle(seconds(60)));
+  EXPECT_EQ(both->result, ENODEV);
+  EXPECT_EQ(one->result, 0);
+}
+
+}  // namespace
+}  // namespace nccl_ha::test

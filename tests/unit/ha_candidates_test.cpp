@@ -1,0 +1,81 @@
+#include <gtest/gtest.h>
+
+#include "ha/candidates.h"
+
+namespace nccl_ha::ha {
+namespace {
+
+using std::chrono::seconds;
+using End = ShadowCandidates::End;
+
+constexpr Instant candidates_start{seconds(100)};
+constexpr Duration first_wait = ShadowCandidates::forget_after;
+
+/// Two ends here, two there, best first.
+ShadowCandidates four() { return ShadowCandidates({{1, 1}, {2, 2}, {1, 2}, {2, 1}}); }
+
+TEST(ShadowCandidates, ThePairAtHandStaysUntilItIsPassedOver) {
+  ShadowCandidates candidates = four();
+  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{1, 1}));
+  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{1, 1}));
+  for (const RailPair& next : {RailPair{2, 2}, RailPair{1, 2}, RailPair{2, 1}, RailPair{1, 1}}) {
+    candidates.pass_over();
+    EXPECT_EQ(candidates.choose(candidates_start), next);
+  }
+  candidates.pass_over();
+  candidates.begin_anew();
+  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{1, 1}));
+}
+
+TEST(ShadowCandidates, NonePassesOverToNothing) {
+  ShadowCandidates none;
+  EXPECT_TRUE(none.empty());
+  none.pass_over();
+  EXPECT_EQ(none.choose(candidates_start), std::nullopt);
+}
+
+TEST(ShadowCandidates, ARejectedEndTakesAllItsPairsWithIt) {
+  ShadowCandidates candidates = four();
+  EXPECT_TRUE(candidates.reject(End::remote, 1, candidates_start));
+  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{2, 2}));
+  candidates.pass_over();
+  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{1, 2}));
+  candidates.pass_over();
+  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{2, 2})) << "over 2 to 1 and 1 to 1";
+  EXPECT_TRUE(candidates.reject(End::local, 2, candidates_start));
+  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{1, 2}));
+}
+
+TEST(ShadowCandidates, WhenAllAreRejectedTheFirstToBeForgottenIsWaitedFor) {
+  ShadowCandidates candidates = four();
+  candidates.reject(End::local, 1, candidates_start);
+  candidates.reject(End::local, 2, candidates_start + seconds(5));
+  EXPECT_EQ(candidates.choose(candidates_start + seconds(6)), std::nullopt);
+  EXPECT_EQ(candidates.next_at(), candidates_start + first_wait);
+  EXPECT_EQ(candidates.choose(candidates_start + first_wait - Duration(1)), std::nullopt);
+  EXPECT_EQ(candidates.choose(candidates_start + first_wait), (RailPair{1, 1}));
+}
+
+TEST(ShadowCandidates, WhatIsRejectedAgainIsLeftAloneForLonger) {
+  ShadowCandidates candidates({{1, 1}});
+  Instant now = candidates_start;
+  Duration wait = first_wait;
+  EXPECT_TRUE(candidates.reject(End::remote, 1, now));
+  for (unsigned i = 0; i < 2 * ShadowCandidates::doublings_max; ++i) {
+    EXPECT_EQ(candidates.next_at(), now + wait) << i;
+    EXPECT_EQ(candidates.choose(now + wait - Duration(1)), std::nullopt);
+    now += wait;
+    EXPECT_EQ(candidates.choose(now), (RailPair{1, 1}));
+    EXPECT_FALSE(candidates.reject(End::remote, 1, now)) << "told once";
+    wait = std::min(2 * wait, first_wait * (1 << ShadowCandidates::doublings_max));
+  }
+}
+
+TEST(ShadowCandidates, TheEndsOfBothHostsAreKeptApart) {
+  ShadowCandidates candidates({{1, 2}, {2, 1}});
+  candidates.reject(End::local, 1, candidates_start);
+  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{2, 1}));
+}
+
+}  // namespace
+}  // namespace nccl_ha::ha

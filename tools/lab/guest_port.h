@@ -1,0 +1,22 @@
+// How a program in a guest of `nccl-ha lab roce` talks to its lab: over a port of the machine.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "runtime/result.h"
+
+namespace nccl_ha::tools::lab {
+
+/// What the port is called; the lab's side is in guests.cpp.
+inline constexpr const char* guest_port_name = "nccl-ha-lab";
+
+/// Where it is; nothing outside a guest.
+std::optional<std::filesystem::path> find_guest_port();
+
+/// Sends one line and waits for the one that answers.  Programs take turns.
+Result<std::string> ask_through(const std::filesystem::path& port, const std::string& line);
+
+}  // namespace nccl_ha::tools::lab

@@ -1,0 +1,146 @@
+#include "tools/sim/link.h"
+
+#include <sys/eventfd.h>
+
+#include <atomic>
+
+namespace nccl_ha::tools {
+namespace {
+
+std::atomic<uint64_t> next_domain{1};
+
+}  // namespace
+
+SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port)
+    : world_(world), from_(from), to_(&to) {
+  const uint64_t nonce = world.random().next();
+  listen_ = std::make_shared<ListenChannel>(nonce);
+  auto listener = std::make_unique<Listener>(*to.provider, *to.engine,
+                                             world.network().listen(to.address, port), 0, listen_);
+  auto actor = to.engine->worker(0).adopt(std::move(listener));
+  if (actor) {
+    listen_->attach(*actor);
+  }
+  dial(to.address, port, nonce);
+}
+
+SimLink::SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t port)
+    : world_(world), from_(from) {
+  dial(to, port, 1);
+}
+
+SimLink::~SimLink() = default;
+
+void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
+  SendConnection::Options options;
+  const auto add_route = [&](sim::Ip own, sim::Ip there) {
+    Route route;
+    route.to = sim::Endpoint{there, port}.to_sockaddr();
+    route.from = sim::Endpoint{own, 0}.to_sockaddr();
+    options.routes.push_back(route);
+  };
+  if (to_ != nullptr && from_.management != 0 && to_->management != 0) {
+    add_route(from_.management, to_->management);
+  }
+  for (size_t i = 0; i < from_.addresses.size(); ++i) {
+    add_route(from_.addresses[i], to_ == nullptr ? to : to_->addresses[i]);
+  }
+  options.nonce = nonce;
+  Engine& engine = *from_.engine;
+  const size_t index = engine.place(-1, 1.0);
+  Worker& worker = engine.worker(index);
+  options.timeout = std::chrono::milliseconds(worker.context().config().connect_timeout_ms);
+  send_ = std::make_shared<SendChannel>(next_domain.fetch_add(1),
+                                        fabric::Attachment{0, from_.provider->devices()[0].kind},
+                                        worker, engine);
+  auto address = worker.open_address(4);
+  auto actor = worker.adopt(
+      std::make_unique<SendConnection>(*from_.provider, engine, index, send_, std::move(options)));
+  if (actor && address) {
+    send_->attach(*actor, std::move(*address));
+  }
+}
+
+bool SimLink::step_connecting() {
+  if (sender_calls() && send_->phase() == Phase::connecting) {
+    send_->assist();
+  }
+  if (listen_ && to_->engine && world_.calls(*to_) && !receive_) {
+    receive_ = listen_->take();
+    if (!receive_) {
+      to_->engine->assist_all();
+      receive_ = listen_->take();
+    }
+  }
+  send_was_ready_ = send_was_ready_ || send_->phase() == Phase::ready;
+  return receive_ && send_->phase() != Phase::connecting;
+}
+
+bool SimLink::wait_ready(const std::function<void()>& each_round) {
+  return world_.run_until(
+             [&] {
+               if (each_round) {
+                 each_round();
+               }
+               return step_connecting() || send_->phase() == Phase::failed;
+             },
+             std::chrono::seconds(120)) &&
+         receive_ && send_->phase() == Phase::ready;
+}
+
+bool SimLink::failed() const {
+  return (sender_lives() && send_->phase() == Phase::failed) ||
+         (receive_ && receiver_lives() && receive_->phase() == Phase::failed);
+}
+
+std::string SimLink::error() const {
+  if (send_->phase() == Phase::failed) {
+    return send_->failure().message();
+  }
+  return receive_ && receive_->phase() == Phase::failed
+             ? "receiver: " + receive_->failure().message()
+             : std::string("no error");
+}
+
+bool SimLink::sender_calls() const { return sender_lives() && world_.calls(from_); }
+bool SimLink::receiver_calls() const { return receiver_lives() && world_.calls(*to_); }
+
+void SimLink::close_sender() {
+  if (sender_lives() && send_->tell(ConnectionMessage::close)) {
+    send_->assist();
+    send_closed_ = true;
+  }
+}
+
+void SimLink::close_receiver() {
+  if (receiver_lives() && receive_ && receive_->tell(ConnectionMessage::close)) {
+    receive_->assist();
+    receive_closed_ = true;
+  }
+}
+
+fabric::Registration SimLink::register_send(void* base, size_t bytes) {
+  return *from_.provider->add_memory(send_->attachment(), send_->domain(), base, bytes, false);
+}
+
+fabric::Registration SimLink::register_receive(void* base, size_t bytes, bool gpu) {
+  if (gpu) {
+    static const int stands_for_memory = eventfd(0, EFD_CLOEXEC);  // a simulated device wants one
+    return *to_->provider->add_dmabuf(receive_->attachment(), base, bytes, 0, stands_for_memory);
+  }
+  return *to_->provider->add_memory(receive_->attachment(), receive_->domain(), base, bytes, false);
+}
+
+void SimLink::take_back_send(const fabric::Registration& memory) {
+  if (from_.engine) {
+    static_cast<void>(from_.provider->remove_memory(memory));
+  }
+}
+
+void SimLink::take_back_receive(const fabric::Registration& memory) {
+  if (to_->engine) {
+    static_cast<void>(to_->provider->remove_memory(memory));
+  }
+}
+
+}  // namespace nccl_ha::tools

@@ -1,0 +1,66 @@
+// One connection between simulated processes, and what the plugin's entry points do with it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "actors/connection.h"
+#include "actors/listener.h"
+#include "runtime/sim/world.h"
+
+namespace nccl_ha::tools {
+
+/// A listener at `to`, a connector at `from`.
+class SimLink {
+ public:
+  SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port);
+  ~SimLink();
+  /// Makes the connector only, towards any address.
+  SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t port);
+
+  bool wait_ready(const std::function<void()>& each_round = {});
+  /// What callers of connect() and accept() do; whether both have a connection.
+  bool step_connecting();
+  /// A side that lives has failed.
+  bool failed() const;
+  std::string error() const;
+  SendChannel& sender() { return *send_; }
+  ReceiveChannel& receiver() { return *receive_; }
+  /// They carried traffic once.
+  bool sender_was_ready() const { return send_was_ready_; }
+  bool receiver_was_ready() const { return receive_ != nullptr; }
+  bool accepted() const { return receive_ != nullptr; }
+  const ListenChannel& listener() const { return *listen_; }
+  sim::World& world() { return world_; }
+  sim::Process& from() { return from_; }
+  sim::Process& to() { return *to_; }
+  /// The caller of that side can call: its process runs, and it has not closed.
+  bool sender_calls() const;
+  bool receiver_calls() const;
+  bool sender_lives() const { return from_.engine && !send_closed_; }
+  bool receiver_lives() const { return to_->engine && !receive_closed_; }
+  /// closeSend and closeRecv: nothing is called any more.
+  void close_sender();
+  void close_receiver();
+  fabric::Registration register_send(void* base, size_t bytes);
+  /// `gpu`: as the memory of a GPU would be.
+  fabric::Registration register_receive(void* base, size_t bytes, bool gpu = false);
+  /// deregMr; nothing where the process is dead.
+  void take_back_send(const fabric::Registration& memory);
+  void take_back_receive(const fabric::Registration& memory);
+
+ private:
+  void dial(sim::Ip to, uint16_t port, uint64_t nonce);
+  sim::World& world_;
+  sim::Process& from_;
+  sim::Process* to_ = nullptr;
+  std::shared_ptr<ListenChannel> listen_;
+  std::shared_ptr<SendChannel> send_;
+  std::shared_ptr<ReceiveChannel> receive_;
+  bool send_was_ready_ = false;
+  bool send_closed_ = false;
+  bool receive_closed_ = false;
+};
+
+}  // namespace nccl_ha::tools
