@@ -12,7 +12,8 @@ nha_style_test(layers ${Python3_EXECUTABLE} ${tool_dir}/check_layers.py)
 nha_style_test(text ${Python3_EXECUTABLE} ${tool_dir}/tidy.py text)
 nha_style_test(format ${Python3_EXECUTABLE} ${tool_dir}/tidy.py format)
 nha_style_test(headers ${Python3_EXECUTABLE} ${tool_dir}/tidy.py headers)
-set_tests_properties(style.headers PROPERTIES PROCESSORS 2
+# Header by header: minutes, so it is part of the long suite.
+set_tests_properties(style.headers PROPERTIES PROCESSORS 2 LABELS style_long TIMEOUT 600
                      ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}")
 nha_style_test(checkers_find_planted_faults
                ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/style_test.py)
