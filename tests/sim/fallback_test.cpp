@@ -208,27 +208,43 @@ TEST_P(RefusedFallback, TheLogSaysOnceWhichLimitToRaise) {
   }
 }
 
-/// What a device needs of the process, besides the right to lock memory.
-TEST_P(RefusedFallback, WithoutDescriptorsForADeviceTheNextOneStandsBy) {
+/// What a device needs of the process before it registers memory.  `parts` are what the log has to
+/// say.
+void expect_next_stands_by(Side side, uint64_t seed, sim::Verb verb, int error,
+                           const std::vector<const char*>& parts) {
   LogLines log;
-  SimPair pair(62, {}, eager_config(), {.rails = 3, .rdma = true});
-  sim::VerbFaults& verbs = nic_of(pair, GetParam(), 1).verbs();
+  SimPair pair(seed, {}, eager_config(), {.rails = 3, .rdma = true});
+  sim::VerbFaults& verbs = nic_of(pair, side, 1).verbs();
   for (uint64_t nth = 1; nth <= 100; ++nth) {
-    verbs.force(sim::Verb::create_channel, nth, EMFILE);
+    verbs.force(verb, nth, error);
   }
   ASSERT_TRUE(pair.connect()) << pair.error();
   pass(pair, seconds(1));
-  EXPECT_GT(verbs.failures(sim::Verb::create_channel), 0U) << "the fault did not happen";
+  EXPECT_GT(verbs.failures(verb), 0U) << "the fault did not happen";
   link_first(pair, true);  // for good
   tools::TransferPlan plan;
-  plan.seed = 62;
+  plan.seed = seed;
   const Instant begin = pair.world().now();
   EXPECT_EQ(pair.transfer(plan, seconds(20)), "");
   EXPECT_LE(pair.world().now() - begin, seconds(2)) << "nothing stood by";
   EXPECT_EQ(log.count("that is to stand by cannot be made"), 1U) << log.text();
   const std::string line = log.line("that is to stand by cannot be made");
-  for (const char* part : {"simrdma1", "RLIMIT_NOFILE", "ulimit -n"}) {
+  for (const char* part : parts) {
     EXPECT_NE(line.find(part), std::string::npos) << line;
+  }
+}
+
+TEST_P(RefusedFallback, WithoutDescriptorsForADeviceTheNextOneStandsBy) {
+  expect_next_stands_by(GetParam(), 62, sim::Verb::create_channel, EMFILE,
+                        {"simrdma1", "RLIMIT_NOFILE", "ulimit -n"});
+}
+
+TEST_P(RefusedFallback, WithoutLockedMemoryForQueuesTheNextOneStandsBy) {
+  const ProcessLimit little(RLIMIT_MEMLOCK, 48 * 1024);
+  for (const sim::Verb verb : {sim::Verb::create_queue, sim::Verb::create_pair}) {
+    SCOPED_TRACE(sim::to_text(verb));
+    expect_next_stands_by(GetParam(), 63, verb, ENOMEM,
+                          {"simrdma1", "only 48 KiB may be locked", "ulimit -l unlimited"});
   }
 }
 

@@ -53,7 +53,15 @@ void read_place(PortInfo& info) {
   info.numa_node = node;
 }
 
-/// Registered memory counts against RLIMIT_MEMLOCK; the usual reason for ENOMEM.
+std::string_view next_part(std::string_view* list) {
+  const size_t comma = list->find(',');
+  const std::string_view part = list->substr(0, comma);
+  *list = comma == std::string_view::npos ? std::string_view{} : list->substr(comma + 1);
+  return part;
+}
+
+}  // namespace
+
 std::string memlock_hint(int error) {
   rlimit limit{};
   if (error != ENOMEM || getrlimit(RLIMIT_MEMLOCK, &limit) != 0 ||
@@ -63,15 +71,6 @@ std::string memlock_hint(int error) {
   return fmt::format("; only {} KiB may be locked: raise it with ulimit -l unlimited",
                      limit.rlim_cur / 1024);
 }
-
-std::string_view next_part(std::string_view* list) {
-  const size_t comma = list->find(',');
-  const std::string_view part = list->substr(0, comma);
-  *list = comma == std::string_view::npos ? std::string_view{} : list->substr(comma + 1);
-  return part;
-}
-
-}  // namespace
 
 const char* to_text(LinkLayer layer) {
   switch (layer) {

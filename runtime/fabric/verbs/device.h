@@ -147,6 +147,11 @@ struct PortList {
 /// only where settings are wrong; no library and no device are notes.
 Result<PortList> list_ports(const Config& config);
 
+/// What a message of a call that failed with `error` (an errno) adds where it is ENOMEM and the
+/// process has a limit: registered memory and a device's queues count against RLIMIT_MEMLOCK.  Else
+/// nothing.
+std::string memlock_hint(int error);
+
 /// Which GID to use on a port under these settings.
 Result<GidPreference> gid_preference(const Config& config, const PortInfo& port);
 

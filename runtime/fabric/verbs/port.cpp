@@ -99,10 +99,11 @@ Result<size_t> Port::find_queue(uint32_t entries) {
   const uint32_t room = std::max(entries, std::min(wanted, most));
   ibv_cq* cq = library_.create_cq(device_->context(), static_cast<int>(room), this, channel_, 0);
   if (cq == nullptr) {
+    const int error = errno;
     return fail(Errc::system,
-                fmt::format("RDMA device {}: cannot create a completion queue of {} entries",
-                            device_->name(), room),
-                errno);
+                fmt::format("RDMA device {}: cannot create a completion queue of {} entries{}",
+                            device_->name(), room, memlock_hint(error)),
+                error);
   }
   queues_.push_back({cq, room, 0, 0});
   return queues_.size() - 1;

@@ -30,7 +30,10 @@ constexpr auto refusal_lasts = std::chrono::seconds(1);
 }  // namespace
 
 Error UdIo::cannot(const char* what, int error) const {
-  return fail(Errc::system, fmt::format("RDMA device {}: cannot {}", device_->name(), what), error);
+  return fail(
+      Errc::system,
+      fmt::format("RDMA device {}: cannot {}{}", device_->name(), what, memlock_hint(error)),
+      error);
 }
 
 Result<std::unique_ptr<UdIo>> UdIo::open(std::shared_ptr<Device> device, const Route& route,

@@ -148,12 +148,13 @@ Result<void> VerbsPath::open(const GidPreference& want) {
     }
   }
   if (qp_ == nullptr) {
-    return nccl_ha::fail(
-        Errc::system,
-        fmt::format("RDMA device {}: cannot create a queue pair for {} sends and "
-                    "{} receives",
-                    info_.device, attributes.cap.max_send_wr, attributes.cap.max_recv_wr),
-        errno);
+    const int error = errno;
+    return nccl_ha::fail(Errc::system,
+                         fmt::format("RDMA device {}: cannot create a queue pair for {} sends and "
+                                     "{} receives{}",
+                                     info_.device, attributes.cap.max_send_wr,
+                                     attributes.cap.max_recv_wr, memlock_hint(error)),
+                         error);
   }
   inline_max_ = attributes.cap.max_inline_data;
   ibv_qp_attr init{};
@@ -368,10 +369,12 @@ Result<void> VerbsPath::open_flush() {
   attributes.cap.max_recv_sge = 1;
   flush_qp_ = library_.create_qp(port_.device().pd(), &attributes);
   if (flush_qp_ == nullptr) {
+    const int error = errno;
     return nccl_ha::fail(
         Errc::system,
-        fmt::format("RDMA device {}: cannot create the queue pair for GPU flushes", info_.device),
-        errno);
+        fmt::format("RDMA device {}: cannot create the queue pair for GPU flushes{}", info_.device,
+                    memlock_hint(error)),
+        error);
   }
   ibv_qp_attr init{};
   init.qp_state = IBV_QPS_INIT;
