@@ -17,7 +17,7 @@ import time
 
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "build/release/bin/nccl-ha"
 DOWN = re.compile(r"path \d+ of the connection to \S+ .*is down: .*")
-PERF = ["perf", "all_reduce", "-b", "256K", "-e", "256K", "-w", "0", "-I", "1500", "--conns", "2",
+PERF = ["perf", "all_reduce", "-b", "256K", "-e", "256K", "-w", "0", "-I", "500", "--conns", "2",
         "--timeout", "280"]
 SETTINGS = ["HA_NCCL_FABRIC=datagram"]
 
