@@ -76,7 +76,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(receiver_drained_kept, "Lane.EveryOrderOfEventsEndsWithBothSidesUsable"),
 
     // Paths over RDMA and over datagrams.
-    NHA_FOUND(generation_not_compared, By::survives),
+    NHA_CHECKED(generation_not_compared, "Fence.WhatCompletesForAPathThatIsGoneIsNotItsSuccessors"),
     NHA_CHECKED(queue_pair_not_stopped, "Fence.EndsWhenAllWorkIsBack"),
     NHA_FOUND(quiet_never_signaled, By::volume, 100),
     NHA_CHECKED(selective_one_off,
@@ -117,8 +117,9 @@ inline constexpr Planted all_planted[] = {
 
     // Paths and memory.
     NHA_CHECKED(first_signaled, "Fence.EndsWhenAllWorkIsBack"),
-    NHA_FOUND(receives_kept_back, By::survives),
-    NHA_FOUND(marker_forgotten, By::survives),
+    NHA_CHECKED(receives_kept_back,
+                "Fence.TheDeviceHasThePeersReceivesWhenThatWhichAllowsThemLeaves"),
+    NHA_CHECKED(marker_forgotten, "Fence.AQuietWriteThatNothingFollowsIsAskedAfter"),
     NHA_CHECKED(position_not_wrapped, "Fence.EndsWhenAllWorkIsBack"),
     NHA_FOUND(credits_taken_back, By::survives),
     NHA_FOUND(probe_not_answered, By::survives),

@@ -36,12 +36,14 @@ struct Side {
   std::unique_ptr<sim::RdmaNic> nic;
   std::shared_ptr<fabric::verbs::Device> device;
   std::shared_ptr<fabric::verbs::Port> port;
+  fabric::verbs::GidPreference gid;
   std::unique_ptr<fabric::Path> path;
 };
 
 class Fence : public testing::Test {
  protected:
-  void make(const Library& library = sim::rdma_library()) {
+  void make(const Library& library = sim::rdma_library(),
+            const fabric::verbs::Options& options = {}) {
     clock_.set(Instant(seconds(1)));
     for (uint8_t i = 0; i < 2; ++i) {
       Side& side = sides_[i];
@@ -53,17 +55,11 @@ class Fence : public testing::Test {
       environment.clock = &clock_;
       environment.timers = &side.timers;
       environment.random = &side.random;
-      auto port = fabric::verbs::Port::open(usable->device, 1, {}, environment);
+      auto port = fabric::verbs::Port::open(usable->device, 1, options, environment);
       ASSERT_TRUE(port);
       side.port = std::move(*port);
-      fabric::PathOptions options;
-      options.active = i == 0;
-      options.receives_spare = 16;
-      options.flushes = true;
-      auto path =
-          side.port->create_path(options, *gid_preference(Config{}, usable->info), &side.owner);
-      ASSERT_TRUE(path) << path.error().message();
-      side.path = std::move(*path);
+      side.gid = *gid_preference(Config{}, usable->info);
+      make_path(side, i == 0);
     }
     ASSERT_TRUE(sides_[0].path->connect(sides_[1].path->local_address()));
     ASSERT_TRUE(sides_[1].path->connect(sides_[0].path->local_address()));
@@ -71,6 +67,25 @@ class Fence : public testing::Test {
       return sides_[0].path->state() == PathState::ready &&
              sides_[1].path->state() == PathState::ready;
     }));
+  }
+  void make_path(Side& side, bool active) {
+    fabric::PathOptions options;
+    options.active = active;
+    options.receives_spare = spare;
+    options.flushes = true;
+    auto path = side.port->create_path(options, side.gid, &side.owner);
+    ASSERT_TRUE(path) << path.error().message();
+    side.path = std::move(*path);
+  }
+  /// Nobody but the devices runs, and side 0 if `polls`.
+  void run_devices(Duration time, bool polls = false) {
+    for (const Instant end = clock_.now() + time; clock_.now() < end;
+         clock_.advance(microseconds(1))) {
+      network_.advance();
+      if (polls) {
+        sides_[0].port->poll(clock_);
+      }
+    }
   }
   /// Turns both sides until `done`, or for `limit` of virtual time.
   bool run(const std::function<bool()>& done, Duration limit = seconds(1)) {
@@ -100,6 +115,7 @@ class Fence : public testing::Test {
   }
   static Error reason() { return fail(Errc::remote, "the test wants it"); }
 
+  static constexpr uint32_t spare = 16;  ///< receives that the peer never uses
   static sim::Ip address(uint8_t host) { return sim::ip(10, 0, 0, host); }
   ManualClock clock_;
   sim::Network network_{clock_, 3};
@@ -234,6 +250,57 @@ TEST_F(Fence, AQueuePairThatCannotBeEndedIsToldAndNothingElse) {
       << side.owner.fence_error.message();
   EXPECT_NE(side.owner.fence_error.message().find("the test wants it"), std::string::npos);
   EXPECT_EQ(side.port->statistics().fences_failed, 1U);
+}
+
+// A path that is destroyed takes back nothing: what its device has completed stays in the queue.
+TEST_F(Fence, WhatCompletesForAPathThatIsGoneIsNotItsSuccessors) {
+  make();
+  Side& side = sides_[1];
+  post_receives(side, 40);
+  fabric::WritePost write;
+  write.has_immediate = true;
+  write.last = true;
+  ASSERT_EQ(sides_[0].path->post_write(write), Errc::ok);
+  run_devices(milliseconds(1));
+  side.path.reset();
+  ASSERT_TRUE(side.owner.completions.empty()) << "somebody looked";
+  make_path(side, false);
+  post_receives(side, 40);
+  EXPECT_EQ(side.port->statistics().stale, 1U);
+  EXPECT_TRUE(side.owner.completions.empty());
+}
+
+// The peer may have been promised all but those in reserve.
+TEST_F(Fence, TheDeviceHasThePeersReceivesWhenThatWhichAllowsThemLeaves) {
+  make();
+  Side& side = sides_[1];
+  for (uint32_t i = 0; i <= spare; ++i) {
+    ASSERT_EQ(side.path->post_receive({}), Errc::ok);
+  }
+  fabric::WritePost write;
+  write.last = true;
+  ASSERT_EQ(side.path->post_write(write), Errc::ok);
+  // From now on this side's process does not run.
+  write.has_immediate = true;
+  ASSERT_EQ(sides_[0].path->post_write(write), Errc::ok);
+  run_devices(milliseconds(1), true);
+  EXPECT_EQ(sides_[0].owner.count(CompletionKind::write, CompletionStatus::ok), 1U);
+}
+
+TEST_F(Fence, AQuietWriteThatNothingFollowsIsAskedAfter) {
+  fabric::verbs::Options options;
+  options.dead_after = milliseconds(20);
+  make(sim::rdma_library(), options);
+  Side& side = sides_[0];
+  fabric::WritePost write;
+  write.quiet = true;
+  write.last = true;
+  ASSERT_EQ(side.path->post_write(write), Errc::ok);
+  const uint64_t posted = side.port->statistics().work_requests;
+  run([] { return false; }, 3 * options.dead_after);
+  EXPECT_EQ(side.path->state(), PathState::ready) << side.owner.last_error.message();
+  EXPECT_EQ(side.port->statistics().work_requests, posted + 1);
+  EXPECT_TRUE(side.owner.completions.empty()) << "nobody was to hear of it";
 }
 
 // --- a destruction that does not return
