@@ -137,9 +137,10 @@ class CountingIo final : public PacketIo {
 
 /// One end of two that only stand by.
 struct StandbyEnd final : PathOwner {
-  StandbyEnd(std::unique_ptr<PacketIo> io, Clock& clock, uint64_t seed)
+  StandbyEnd(std::unique_ptr<PacketIo> io, Clock& clock, uint64_t seed,
+             const DatagramOptions& settings)
       : random(seed),
-        port(std::make_unique<CountingIo>(std::move(io), &looks), DatagramOptions{},
+        port(std::make_unique<CountingIo>(std::move(io), &looks), settings,
              DatagramPort::Environment{&memory, &clock, &timers, &random, nullptr}, 1500) {
     PathOptions options;
     options.standby = true;
@@ -160,11 +161,11 @@ struct StandbyEnd final : PathOwner {
 
 class StandbyPair : public testing::Test {
  protected:
-  StandbyPair() {
+  explicit StandbyPair(const DatagramOptions& settings = {}) {
     clock_.set(Instant(seconds(1)));
     network_.set_time(clock_.now());
-    a_ = std::make_unique<StandbyEnd>(network_.open(), clock_, 1);
-    b_ = std::make_unique<StandbyEnd>(network_.open(), clock_, 2);
+    a_ = std::make_unique<StandbyEnd>(network_.open(), clock_, 1, settings);
+    b_ = std::make_unique<StandbyEnd>(network_.open(), clock_, 2, settings);
     EXPECT_TRUE(a_->path->connect(b_->path->local_address()));
     EXPECT_TRUE(b_->path->connect(a_->path->local_address()));
     pass(milliseconds(50));
@@ -270,6 +271,75 @@ TEST_F(StandbyPair, ASegmentThatComesTwiceIsAcknowledgedAgain) {
   EXPECT_GT(statistics_of(*b_).duplicates, 0U);
   EXPECT_EQ(a_->completions, 1U);
   EXPECT_EQ(a_->path->state(), PathState::ready);
+}
+
+/// A receiver that has posted less than its window holds: what it has no receive for takes the
+/// sender's credits.
+class FullWindow : public StandbyPair {
+ protected:
+  static constexpr unsigned window = 16;
+  FullWindow() : StandbyPair(settings()) {}
+  static DatagramOptions settings() {
+    DatagramOptions made;
+    made.window = window;
+    return made;
+  }
+  void write_signs(unsigned count) {
+    for (unsigned i = 0; i < count; ++i) {
+      ASSERT_EQ(write({}, {}), Errc::ok);
+    }
+    pass(milliseconds(5));
+  }
+  void post_receives(unsigned count) {
+    for (unsigned i = 0; i < count; ++i) {
+      ASSERT_EQ(b_->path->post_receive({}), Errc::ok);
+    }
+    pass(milliseconds(5));
+  }
+};
+
+TEST_F(FullWindow, CreditsOfWhichTheNewsIsLostAreAskedFor) {
+  bool losing = false;
+  unsigned lost = 0;
+  network_.faults.pass = [&](Channel, std::span<const std::byte> bytes) {
+    const auto header = decode(bytes, bytes.size());
+    const bool drops = losing && header && header->type == FrameType::ack;
+    lost += drops ? 1 : 0;
+    return !drops;
+  };
+  write_signs(window + 2);  // the first one has its receive, the last one no credit
+  ASSERT_EQ(a_->completions, window + 1);
+  losing = true;
+  post_receives(window + 1);
+  EXPECT_GT(lost, 0U);
+  ASSERT_EQ(a_->completions, window + 1);
+  losing = false;
+  pass(milliseconds(100));
+  EXPECT_EQ(a_->completions, window + 2);
+  EXPECT_EQ(b_->completions, window + 2);
+}
+
+TEST_F(FullWindow, AnAcknowledgementThatComesLateTakesNoCreditsBack) {
+  std::vector<std::byte> late;
+  unsigned probes = 0;
+  network_.faults.pass = [&](Channel, std::span<const std::byte> bytes) {
+    const auto header = decode(bytes, bytes.size());
+    if (header && header->type == FrameType::ack && header->credits == 0) {
+      late.assign(bytes.begin(), bytes.end());
+    }
+    probes += header && header->type == FrameType::probe ? 1 : 0;
+    return true;
+  };
+  write_signs(window + 1);
+  ASSERT_FALSE(late.empty()) << "no acknowledgement without credits";
+  post_receives(window + 1);
+  const uint64_t heard = statistics_of(*a_).acks_received;
+  network_.inject(1000, late);
+  pass(milliseconds(5));
+  ASSERT_EQ(statistics_of(*a_).acks_received, heard + 1);
+  write_signs(1);
+  EXPECT_EQ(b_->completions, window + 2);
+  EXPECT_EQ(probes, 0U) << "it had to ask";
 }
 
 }  // namespace
