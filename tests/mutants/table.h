@@ -91,7 +91,8 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(rejoined_without_backlog, By::spare, 10),
     NHA_FOUND(reader_kept, By::survives),
     NHA_CHECKED(slot_overtakes_queue, "Mailbox.EachSendersMessagesArriveInOrder"),
-    NHA_FOUND(missed_ring_forgotten, By::survives),
+    NHA_CHECKED(missed_ring_forgotten,
+                "HeldWorkerTest.ADoorbellThatFoundTheMailboxFullIsRungAgain"),
 
     // Close, liveness and budget.
     NHA_CHECKED(close_counts_one_more,

@@ -135,24 +135,32 @@ TEST_F(ChannelTest, AMixtureOfTwoEntriesIsNeitherOfThem) {
   EXPECT_EQ(channel_->publish_if_there(newer), 1U);
 }
 
-/// Counts the requests that a connection's actor would be told of.
+/// Counts the requests that a connection's actor would be told of, and what else it hears.
 class Taker final : public Actor {
  public:
-  Taker(ReceiveChannel& channel, std::atomic<size_t>& taken) : channel_(channel), taken_(taken) {}
+  struct Counts {
+    std::atomic<size_t> taken{0};
+    std::atomic<size_t> others{0};
+  };
+  Taker(ReceiveChannel& channel, Counts& counts) : channel_(channel), counts_(counts) {}
   const char* name() const override { return "taker"; }
   void start(Context&) override {}
-  void on(const Message&) override {
+  void on(const Message& message) override {
+    if (message.kind != static_cast<uint32_t>(ConnectionMessage::doorbell)) {
+      counts_.others.fetch_add(1);
+      return;
+    }
     uint16_t index = 0;
     while (channel_.take_doorbell()) {
       while (channel_.next_submitted(&index)) {
-        taken_.fetch_add(1);
+        counts_.taken.fetch_add(1);
       }
     }
   }
 
  private:
   ReceiveChannel& channel_;
-  std::atomic<size_t>& taken_;
+  Counts& counts_;
 };
 
 /// Keeps its worker in a turn for as long as a test wants.
@@ -176,31 +184,64 @@ class Holder final : public Actor {
   Switch& hold_;
 };
 
-TEST_F(ChannelTest, RequestsThatFindTheWorkerHeldAreTakenHoweverManyTheyAre) {
-  Worker& worker = engine_->worker(0);
-  ReceiveChannel channel(1, fabric::Attachment{}, worker, *engine_);
-  std::atomic<size_t> taken{0};
-  Holder::Switch hold;
-  const auto taker = worker.adopt(std::make_unique<Taker>(channel, taken));
-  const auto holder = worker.adopt(std::make_unique<Holder>(hold));
-  ASSERT_TRUE(taker && holder);
-  Message message{};
-  message.to = *holder;
-  ASSERT_TRUE(worker.post(message));
-  ASSERT_TRUE(until([&] { return hold.held.load(); })) << "no standby turned the worker";
-  auto address = worker.open_address(2);
-  ASSERT_TRUE(address);
-  channel.attach(*taker, std::move(*address));
-  for (size_t i = 0; i < receives_max; ++i) {
-    ReceiveRequest* request = channel.acquire();
-    ASSERT_NE(request, nullptr);
-    channel.submit(*request);
-    channel.assist();  // and never again: nobody may have to ask twice
+/// A channel to a worker that is kept in a turn from the beginning.
+class HeldWorkerTest : public ChannelTest {
+ protected:
+  void SetUp() override {
+    ChannelTest::SetUp();
+    Worker& worker = engine_->worker(0);
+    receiver_ = std::make_unique<ReceiveChannel>(1, fabric::Attachment{}, worker, *engine_);
+    const auto taker = worker.adopt(std::make_unique<Taker>(*receiver_, counts_));
+    const auto holder = worker.adopt(std::make_unique<Holder>(hold_));
+    ASSERT_TRUE(taker && holder);
+    Message message{};
+    message.to = *holder;
+    ASSERT_TRUE(worker.post(message));
+    ASSERT_TRUE(until([&] { return hold_.held.load(); })) << "no standby turned the worker";
+    auto address = worker.open_address(2);
+    ASSERT_TRUE(address);
+    receiver_->attach(*taker, std::move(*address));
   }
-  EXPECT_EQ(taken.load(), 0U) << "the worker was not held";
-  hold.release.store(true);
-  EXPECT_TRUE(until([&] { return taken.load() == receives_max; })) << taken.load();
-  engine_.reset();  // its actors look at what is gone after this
+  void TearDown() override {
+    hold_.release.store(true);
+    engine_.reset();  // its actors look at the rest
+  }
+  void submit() {
+    ReceiveRequest* request = receiver_->acquire();
+    ASSERT_NE(request, nullptr);
+    receiver_->submit(*request);
+    receiver_->assist();
+  }
+
+  std::unique_ptr<ReceiveChannel> receiver_;
+  Taker::Counts counts_;
+  Holder::Switch hold_;
+};
+
+TEST_F(HeldWorkerTest, RequestsThatFindTheWorkerHeldAreTakenHoweverManyTheyAre) {
+  for (size_t i = 0; i < receives_max; ++i) {
+    submit();  // and never again: nobody may have to ask twice
+  }
+  EXPECT_EQ(counts_.taken.load(), 0U) << "the worker was not held";
+  hold_.release.store(true);
+  EXPECT_TRUE(until([&] { return counts_.taken.load() == receives_max; })) << counts_.taken.load();
+}
+
+TEST_F(HeldWorkerTest, ADoorbellThatFoundTheMailboxFullIsRungAgain) {
+  size_t others = 0;
+  while (receiver_->tell(ConnectionMessage::inbox)) {
+    ++others;
+  }
+  ASSERT_GT(others, 0U);
+  submit();
+  hold_.release.store(true);
+  ASSERT_TRUE(until([&] { return counts_.others.load() == others; }));
+  EXPECT_EQ(counts_.taken.load(), 0U) << "the mailbox had room";
+  receiver_->ring_what_was_missed();
+  // Behind the doorbell.
+  ASSERT_TRUE(receiver_->tell(ConnectionMessage::inbox));
+  ASSERT_TRUE(until([&] { return counts_.others.load() == others + 1; }));
+  EXPECT_EQ(counts_.taken.load(), 1U);
 }
 
 TEST_F(ChannelTest, RefusesMoreOpenGroupsThanThereCanBe) {
