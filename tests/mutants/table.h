@@ -86,10 +86,11 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(duplicate_not_answered, "StandbyPair.ASegmentThatComesTwiceIsAcknowledgedAgain"),
 
     // Control messages and mailboxes.
-    NHA_FOUND(box_overrun, By::survives),
-    NHA_FOUND(confirmed_on_stream_only, By::survives),
+    NHA_CHECKED(box_overrun, "ConnectionTest.AMessageIsWrittenOverOneThatThePeerHasTaken"),
+    NHA_CHECKED(confirmed_on_stream_only, "ConnectionTest.WhatWasTakenIsConfirmedOverThePathsToo"),
     NHA_FOUND(rejoined_without_backlog, By::spare, 10),
-    NHA_FOUND(reader_kept, By::survives),
+    NHA_CHECKED(reader_kept,
+                "ConnectionTest.AStreamThatTakesTheOldOnesPlaceIsReadFromItsBeginning"),
     NHA_CHECKED(slot_overtakes_queue, "Mailbox.EachSendersMessagesArriveInOrder"),
     NHA_CHECKED(missed_ring_forgotten,
                 "HeldWorkerTest.ADoorbellThatFoundTheMailboxFullIsRungAgain"),
@@ -100,7 +101,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(close_says_posted,
                 "Fabrics/Unfinished.ASendThatTheReceiverDidNotGetIsNotDoneWhenItCloses/*"),
     NHA_FOUND(life_on_first_lane, By::survives),
-    NHA_FOUND(health_not_begun, By::survives),
+    NHA_CHECKED(health_not_begun, "ConnectionTest.ANewPathIsNotJudgedByTheSilenceOfTheOldOne"),
     NHA_CHECKED(budget_not_stopped, "RetryBudget.APathEndsTheNeed"),
 
     // Rings, numbers and announcements.
@@ -108,7 +109,8 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(torn_entry_taken, "ChannelTest.AMixtureOfTwoEntriesIsNeitherOfThem"),
     NHA_CHECKED(one_group_too_many, "ChannelTest.RefusesMoreOpenGroupsThanThereCanBe"),
     NHA_FOUND(book_not_cleared, By::spare, 10),
-    NHA_FOUND(box_number_not_compared, By::survives),
+    NHA_CHECKED(box_number_not_compared,
+                "ConnectionTest.APlaceThatWasWrittenAnewMeanwhileIsNotTheOlderMessage"),
     NHA_FOUND(control_credit_lost, By::spare, 10),
     NHA_FOUND(early_words_dropped, By::spare, 90),
     NHA_FOUND(flush_left_waiting, By::devices, 10),
@@ -134,7 +136,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(life_forgives_nothing, "PeerVerdict.LifeOnAPathTakesARefusalBack"),
     NHA_CHECKED(absent_from_anybody,
                 "PeerVerdict.NobodySpeaksForThePeerOnAWayThatMayLeadElsewhere"),
-    NHA_FOUND(process_not_compared, By::survives),
+    NHA_CHECKED(process_not_compared, "RejoinTest.AnotherProcessAtItsPlaceIsNot"),
     NHA_CHECKED(reset_is_death, "SimStream.AMiddleboxThatEndsOrForgetsStreamsEndsNoConnection"),
     NHA_FOUND(probe_not_sent, By::deaths, 40),
     NHA_FOUND(present_not_said, By::spare, 10),
