@@ -1,4 +1,4 @@
-// Fallback paths over devices that do not take a connection's memory.
+// Fallback paths over devices that have other keys for a connection's memory, or do not take it.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -246,6 +246,35 @@ TEST_P(RefusedFallback, WithoutLockedMemoryForQueuesTheNextOneStandsBy) {
     expect_next_stands_by(GetParam(), 63, verb, ENOMEM,
                           {"simrdma1", "only 48 KiB may be locked", "ulimit -l unlimited"});
   }
+}
+
+/// What the receiver wrote on the path that failed still arrives, for as long as the sender has not
+/// closed its side: without the keys, over an announcement that has them.
+TEST(ShadowKeysInTime, AnAnnouncementOfTheOldPathComesLate) {
+  constexpr auto late = milliseconds(5);
+  SimPair pair(63, {}, {}, {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(1));
+  sim::Link slow;
+  slow.delay = late;
+  pair.set_links({}, slow, 0);
+  pair.post_receives(1);
+  pass(pair, late / 2);
+  const auto& counts = pair.world().rdma().counts;
+  const uint64_t before = counts.after_error;
+  pair.world().pause(pair.sender(), pair.world().now() + 2 * late);
+  ASSERT_TRUE(pair.receive_channel().tell_doubt(0));
+  pass(pair, late);
+  EXPECT_EQ(pair.receive_channel().failovers.down.load(), 1U);
+  EXPECT_EQ(pair.send_channel().failovers.down.load(), 0U);
+  EXPECT_EQ(counts.after_error, before + 1) << "the sender's NIC acknowledged nothing";
+  link_first(pair, true);  // for good
+  ASSERT_TRUE(pair.post_send(1 << 16)) << pair.error();
+  EXPECT_TRUE(pair.world().run_until(
+      [&] { return pair.receive_channel().slot(0).state.load() == RequestState::done; },
+      seconds(10)))
+      << "no key came again";
+  EXPECT_EQ(pair.send_channel().failovers.moves.load(), 1U);
 }
 
 /// Memory of a GPU at the receiver, by DMA-BUF.

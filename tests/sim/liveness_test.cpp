@@ -313,5 +313,41 @@ TEST(SimLiveness, ThePathAloneIsGivenUpInTimeIfTheStreamShowsThatThePeerRuns) {
   EXPECT_LE(pair.world().now() - cut, milliseconds(config.heartbeat_ms + config.rto_ms + 50));
 }
 
+/// Only the sender looks, and the NIC would try for half a minute.
+TEST(SimLiveness, WhatOnePathAcknowledgesIsNoLifeOfAnotherOne) {
+  Config looks;
+  looks.ib_timeout = 20;
+  Config rests = looks;
+  rests.heartbeat_ms = 0;
+  sim::World world(221);
+  sim::Process& from = **world.add_process({sim::ip(10, 0, 0, 1), sim::ip(10, 1, 0, 1)}, looks, 2);
+  sim::Process& to = **world.add_process({sim::ip(10, 0, 0, 2), sim::ip(10, 1, 0, 2)}, rests, 2);
+  tools::SimLink link(world, from, to, 5000);
+  ASSERT_TRUE(link.wait_ready()) << link.error();
+  const auto& failovers = link.sender().failovers;
+  static_cast<void>(world.run_until([] { return false; }, seconds(1)));
+  ASSERT_TRUE(link.sender().tell_doubt(0));
+  ASSERT_TRUE(world.run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
+  ASSERT_EQ(failovers.moves.load(), 1U);
+  static_cast<void>(world.run_until([] { return false; }, milliseconds(100)));
+  sim::Link dark;
+  dark.cut = true;
+  world.network().set_link(from.addresses[0], to.addresses[0], dark);
+  world.network().set_link(to.addresses[0], from.addresses[0], dark);
+  const Instant cut = world.now();
+  tools::TransferPlan plan;
+  plan.groups = 300;  // 1.5 s
+  plan.bytes_max = 10000;
+  plan.released = [&] { return static_cast<uint64_t>((world.now() - cut) / milliseconds(5)) + 1; };
+  tools::Traffic traffic(link, plan);
+  ASSERT_TRUE(world.run_until([&] { return traffic.step() || failovers.down.load() == 2; },
+                              seconds(10)));
+  EXPECT_EQ(failovers.down.load(), 2U);
+  EXPECT_LE(world.now() - cut, milliseconds(4 * looks.heartbeat_ms + 50));
+  EXPECT_GT(traffic.groups_done(), 50U) << "nothing went over the other path";
+  EXPECT_TRUE(world.run_until([&] { return traffic.step(); }, seconds(10)));
+  EXPECT_EQ(traffic.outcome(), "");
+}
+
 }  // namespace
 }  // namespace nccl_ha::test

@@ -163,47 +163,161 @@ class Descriptor {
   int fd_;
 };
 
+/// A receiver with memory of a GPU, in which what a NIC wrote is seen later than it arrived.
+class GpuPair {
+ public:
+  static constexpr size_t bytes = 5000;
+  explicit GpuPair(uint64_t seed) : pair(seed, {}, {}, cables()) {
+    if (!pair.connect()) {
+      return;
+    }
+    auto added = pair.receiver().provider->add_dmabuf(
+        pair.receive_channel().attachment(), target_.data(), bytes, 0, descriptor_.get());
+    region_ = added ? *added : fabric::Registration{};
+    connected = added.ok();
+  }
+  ~GpuPair() { static_cast<void>(pair.receiver().provider->remove_memory(region_)); }
+  GpuPair(const GpuPair&) = delete;
+  GpuPair& operator=(const GpuPair&) = delete;
+
+  void set_landing(size_t nic, Duration landing) {
+    pair.receiver().nics[nic]->verbs().faults.gpu_landing = landing;
+  }
+  /// Receives zeros where ones were.
+  bool receive() {
+    ReceiveRequest* receive = pair.receive_channel().acquire();
+    receive->count = 1;
+    receive->buffers[0] = {target_.data(), bytes, region_.remote_key, 0};
+    std::fill(target_.begin(), target_.end(), std::byte{1});
+    pair.receive_channel().submit(*receive);
+    return pair.post_send(bytes) && wait(*receive, seconds(1));
+  }
+  ReceiveRequest& submit_flush() {
+    ReceiveRequest* flush = pair.receive_channel().acquire_flush();
+    flush->buffers[0] = {target_.data(), 0, region_.remote_key, 0};
+    pair.receive_channel().submit(*flush);
+    return *flush;
+  }
+  bool wait(const ReceiveRequest& request, Duration limit) {
+    return pair.world().run_until([&] { return request.state.load() == RequestState::done; },
+                                  limit);
+  }
+  bool whole() const {
+    return std::all_of(target_.begin(), target_.end(), [](std::byte b) { return b == std::byte{}; });
+  }
+
+ private:
+  static SimCables cables() {
+    SimCables made{.rails = 2, .rdma = true};
+    made.traits.gpu = true;
+    return made;
+  }
+  const Descriptor descriptor_;
+  std::vector<std::byte> target_ = std::vector<std::byte>(bytes);
+  fabric::Registration region_;
+
+ public:
+  SimPair pair;
+  bool connected = false;
+};
+
 TEST(SimRdmaDevices, GpuMemoryIsSeenBehindAFlush) {
   int early = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
-    SimCables cables{.rails = 2, .rdma = true};
-    cables.traits.gpu = true;
-    SimPair pair(seed, {}, {}, cables);
-    sim::DeviceFaults faults;
-    faults.gpu_landing = milliseconds(1);
-    set_faults(pair, faults);
-    ASSERT_TRUE(pair.connect()) << pair.error();
-    const Descriptor descriptor;
-    std::vector<std::byte> target(5000);
-    auto& receiver = pair.receive_channel();
-    auto region = pair.receiver().provider->add_dmabuf(receiver.attachment(), target.data(),
-                                                       target.size(), 0, descriptor.get());
-    ASSERT_TRUE(region) << region.error().message();
-    ReceiveRequest* receive = receiver.acquire();
-    receive->count = 1;
-    receive->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), region->remote_key,
-                           0};
-    receiver.submit(*receive);
-    ASSERT_TRUE(pair.post_send(target.size())) << pair.error();  // of zeros
-    std::fill(target.begin(), target.end(), std::byte{1});
-    const auto done = [](const ReceiveRequest* request) {
-      return [request] { return request->state.load() == RequestState::done; };
-    };
-    ASSERT_TRUE(pair.world().run_until(done(receive), seconds(1)));
-    const auto whole = [&] {
-      return std::all_of(target.begin(), target.end(),
-                         [](std::byte b) { return b == std::byte{0}; });
-    };
-    early += whole() ? 0 : 1;
-    ReceiveRequest* flush = receiver.acquire_flush();
-    ASSERT_NE(flush, nullptr);
-    flush->buffers[0] = {target.data(), 0, region->remote_key, 0};
-    receiver.submit(*flush);
-    ASSERT_TRUE(pair.world().run_until(done(flush), milliseconds(1)));
-    EXPECT_TRUE(whole()) << "seed " << seed;
-    static_cast<void>(pair.receiver().provider->remove_memory(*region));
+    GpuPair gpu(seed);
+    ASSERT_TRUE(gpu.connected) << gpu.pair.error();
+    gpu.set_landing(0, milliseconds(1));
+    ASSERT_TRUE(gpu.receive()) << gpu.pair.error();
+    early += gpu.whole() ? 0 : 1;
+    ASSERT_TRUE(gpu.wait(gpu.submit_flush(), milliseconds(1)));
+    EXPECT_TRUE(gpu.whole()) << "seed " << seed;
   }
   EXPECT_GT(early, 20) << "nobody would have noticed a flush that was left out";
+}
+
+/// The other NIC carries the data, while the connection's own one is there again.
+TEST(SimRdmaDevices, AFlushAsksEachNicThatBringsData) {
+  const Quiet quiet;
+  int early = 0;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    GpuPair gpu(seed);
+    ASSERT_TRUE(gpu.connected) << gpu.pair.error();
+    pass(gpu.pair, seconds(1));
+    const auto& failovers = gpu.pair.send_channel().failovers;
+    ASSERT_TRUE(gpu.pair.send_channel().tell_doubt(0));
+    ASSERT_TRUE(gpu.pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
+    ASSERT_EQ(failovers.moves.load(), 1U);
+    pass(gpu.pair, milliseconds(20));  // until flushes need not wait for what failed
+    gpu.set_landing(1, milliseconds(1));
+    ASSERT_TRUE(gpu.receive()) << gpu.pair.error();
+    early += gpu.whole() ? 0 : 1;
+    ASSERT_TRUE(gpu.wait(gpu.submit_flush(), milliseconds(1)));
+    EXPECT_TRUE(gpu.whole()) << "seed " << seed;
+  }
+  EXPECT_GT(early, 5) << "nobody would have noticed a NIC that was left out";
+}
+
+/// The NIC that brought the data has failed and cannot be asked; what it had under way takes time.
+TEST(SimRdmaDevices, AFlushWaitsForWhatANicThatFailedHadUnderWay) {
+  const Quiet quiet;
+  int early = 0;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    GpuPair gpu(seed);
+    ASSERT_TRUE(gpu.connected) << gpu.pair.error();
+    pass(gpu.pair, seconds(1));
+    gpu.set_landing(0, milliseconds(1));
+    ASSERT_TRUE(gpu.receive()) << gpu.pair.error();
+    const auto& failovers = gpu.pair.receive_channel().failovers;
+    ASSERT_TRUE(gpu.pair.receive_channel().tell_doubt(0));
+    ASSERT_TRUE(
+        gpu.pair.world().run_until([&] { return failovers.down.load() == 1; }, milliseconds(1)));
+    early += gpu.whole() ? 0 : 1;
+    ASSERT_TRUE(gpu.wait(gpu.submit_flush(), seconds(1)));
+    EXPECT_TRUE(gpu.whole()) << "seed " << seed;
+  }
+  EXPECT_GT(early, 5) << "nobody would have noticed a flush that did not wait";
+}
+
+/// It ends on the path where it began: what is under way there might come later than what tells of
+/// all of it.
+TEST(SimRdmaDevices, TrafficGoesBackBetweenChunks) {
+  Config config;
+  config.enable_failback = true;
+  config.failback_ms = 100;
+  SimCables cables{.rails = 2, .rdma = true};
+  cables.traits.message_max = 8192;  // so that a chunk takes more writes than a queue has room for
+  SimPair pair(71, {}, config, cables);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(1));
+  const auto& failovers = pair.send_channel().failovers;
+  ASSERT_TRUE(pair.send_channel().tell_doubt(0));
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
+  const Instant due = pair.world().now() + milliseconds(config.failback_ms);
+  ASSERT_EQ(failovers.moves.load(), 1U);
+  sim::Link slow;
+  slow.delay = milliseconds(5);
+  pair.set_links(slow, slow, 1);
+  std::vector<std::byte> source(4 << 20, std::byte{7});
+  std::vector<std::byte> target(source.size());
+  const auto from = pair.link().register_send(source.data(), source.size());
+  const auto to = pair.link().register_receive(target.data(), target.size());
+  ReceiveRequest* receive = pair.receive_channel().acquire();
+  receive->count = 1;
+  receive->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), to.remote_key, 0};
+  pair.receive_channel().submit(*receive);
+  pass(pair, due - milliseconds(2) - pair.world().now());
+  const CtsEntry* place = pair.send_channel().match(0);
+  ASSERT_NE(place, nullptr);
+  ASSERT_NE(pair.send_channel().submit(*place, source.data(), static_cast<uint32_t>(source.size()),
+                                       from.local_key),
+            nullptr);
+  pass(pair, milliseconds(4));
+  EXPECT_EQ(failovers.moves.load(), 1U);
+  ASSERT_TRUE(pair.world().run_until([&] { return receive->state.load() == RequestState::done; },
+                                     seconds(5)));
+  EXPECT_GT(pair.world().now(), due) << "it was not under way when traffic was to go back";
+  EXPECT_TRUE(target == source);
+  EXPECT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 2; }, seconds(1)));
 }
 
 }  // namespace
