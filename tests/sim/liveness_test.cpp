@@ -340,8 +340,8 @@ TEST(SimLiveness, WhatOnePathAcknowledgesIsNoLifeOfAnotherOne) {
   plan.bytes_max = 10000;
   plan.released = [&] { return static_cast<uint64_t>((world.now() - cut) / milliseconds(5)) + 1; };
   tools::Traffic traffic(link, plan);
-  ASSERT_TRUE(world.run_until([&] { return traffic.step() || failovers.down.load() == 2; },
-                              seconds(10)));
+  ASSERT_TRUE(
+      world.run_until([&] { return traffic.step() || failovers.down.load() == 2; }, seconds(10)));
   EXPECT_EQ(failovers.down.load(), 2U);
   EXPECT_LE(world.now() - cut, milliseconds(4 * looks.heartbeat_ms + 50));
   EXPECT_GT(traffic.groups_done(), 50U) << "nothing went over the other path";

@@ -171,8 +171,8 @@ class GpuPair {
     if (!pair.connect()) {
       return;
     }
-    auto added = pair.receiver().provider->add_dmabuf(
-        pair.receive_channel().attachment(), target_.data(), bytes, 0, descriptor_.get());
+    auto added = pair.receiver().provider->add_dmabuf(pair.receive_channel().attachment(),
+                                                      target_.data(), bytes, 0, descriptor_.get());
     region_ = added ? *added : fabric::Registration{};
     connected = added.ok();
   }
@@ -203,7 +203,8 @@ class GpuPair {
                                   limit);
   }
   bool whole() const {
-    return std::all_of(target_.begin(), target_.end(), [](std::byte b) { return b == std::byte{}; });
+    return std::all_of(target_.begin(), target_.end(),
+                       [](std::byte b) { return b == std::byte{}; });
   }
 
  private:
