@@ -105,6 +105,8 @@ enum class Mutation : uint8_t {
   fence_unemptied,        ///< what the completion queue still holds is not asked for at the end
   error_refused_unseen,   ///< a queue pair that does not go into error is waited for as others are
   // Of witnesses and of fallback paths that are rejected:
+  failure_answers,        ///< work that failed tells that all before it was acknowledged
+  kept_receives_forgotten,  ///< a receive that came back tells that all before it did
   no_witness_needed,      ///< silence is enough for a verdict, whether the peer runs or not
   witness_of_before,      ///< what came before the peer was asked shows that it runs
   asked_for_ever,         ///< a path that answered is judged by what was asked before

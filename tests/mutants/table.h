@@ -148,6 +148,8 @@ inline constexpr Planted all_planted[] = {
 
     // Witnesses, and fallback paths that are rejected.
     NHA_CHECKED(no_witness_needed,
+    NHA_CHECKED(failure_answers, "Fence.WorkThatFailedSaysNothingOfTheWorkBeforeIt"),
+    NHA_CHECKED(kept_receives_forgotten, "Fence.AReceiveThatCameBackSaysNothingOfThoseBeforeIt"),
                 "PathHealth.WithoutAWitnessTheVerdictTakesLongerHoweverManyPathsThereAre"),
     NHA_CHECKED(witness_of_before, "PathHealth.WhatCameBeforeThePeerWasAskedIsNoWitness"),
     NHA_CHECKED(asked_for_ever, "PathHealth.APeerThatRunsAgainIsGivenTimeToAnswerThisPathToo"),

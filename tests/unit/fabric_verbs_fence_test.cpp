@@ -2,8 +2,11 @@
 // that cannot be ended.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <condition_variable>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "runtime/fabric/verbs/destroyer.h"
 #include "runtime/fabric/verbs/verbs_path.h"
@@ -174,6 +177,86 @@ TEST_F(Fence, WaitsForADeviceThatIsSlowButGoesOn) {
   EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(100)));
   EXPECT_EQ(side.port->statistics().fences_by_flush, 1U);
   EXPECT_EQ(side.port->statistics().fences_by_destroy, 0U);
+}
+
+/// What a device gives back when it is told to: one flushed work request, out of order.
+ibv_wc given_back{};
+bool gives_back = false;
+
+/// From now on the device reports nothing but `given_back`, once.
+void report_one(Side& side, uint64_t id) {
+  given_back = {};
+  given_back.wr_id = id;
+  given_back.status = IBV_WC_WR_FLUSH_ERR;
+  gives_back = true;
+  side.device->context()->ops.poll_cq = [](ibv_cq*, int, ibv_wc* out) {
+    if (!std::exchange(gives_back, false)) {
+      return 0;
+    }
+    *out = given_back;
+    return 1;
+  };
+}
+
+std::vector<uint64_t> posted_ids;
+
+// A device in error may keep what was posted before the error and give back what came after it.
+TEST_F(Fence, WorkThatFailedSaysNothingOfTheWorkBeforeIt) {
+  make();
+  Side& side = sides_[0];
+  posted_ids.clear();
+  ibv_context_ops& ops = side.device->context()->ops;
+  post_send_before = ops.post_send;
+  ops.post_send = [](ibv_qp* pair, ibv_send_wr* request, ibv_send_wr** bad) {
+    posted_ids.push_back(request->wr_id);
+    return post_send_before(pair, request, bad);
+  };
+  sides_[1].nic->set_port(false);  // nothing arrives
+  for (uint64_t id = 1; id <= 3; ++id) {
+    fabric::WritePost write;
+    write.id = id;
+    write.last = true;
+    ASSERT_EQ(side.path->post_write(write), Errc::ok);
+  }
+  ASSERT_EQ(posted_ids.size(), 3U);
+  report_one(side, posted_ids[2]);
+  EXPECT_TRUE(run([&] { return side.path->state() == PathState::error; }, milliseconds(1)));
+  EXPECT_EQ(side.owner.count(CompletionKind::write, CompletionStatus::ok), 0U)
+      << "nobody acknowledged anything";
+  EXPECT_TRUE(run([&] { return side.owner.completions.size() == 3; }, milliseconds(100)));
+  for (uint64_t id = 1; id <= 3; ++id) {
+    EXPECT_EQ(side.owner.completions[id - 1].id, id);
+    EXPECT_EQ(side.owner.completions[id - 1].status, CompletionStatus::flushed);
+  }
+}
+
+TEST_F(Fence, AReceiveThatCameBackSaysNothingOfThoseBeforeIt) {
+  make();
+  Side& side = sides_[1];
+  posted_ids.clear();
+  ibv_context_ops& ops = side.device->context()->ops;
+  post_receive_before = ops.post_recv;
+  ops.post_recv = [](ibv_qp* pair, ibv_recv_wr* request, ibv_recv_wr** bad) {
+    for (const ibv_recv_wr* one = request; one != nullptr; one = one->next) {
+      posted_ids.push_back(one->wr_id);
+    }
+    return post_receive_before(pair, request, bad);
+  };
+  std::array<std::byte, 64> buffer{};
+  for (uint64_t id = 1; id <= 40; ++id) {
+    fabric::ReceivePost post;  // with a buffer, so that none is held back
+    post.id = id;
+    post.address = buffer.data();
+    post.length = buffer.size();
+    ASSERT_EQ(side.path->post_receive(post), Errc::ok);
+  }
+  ASSERT_EQ(posted_ids.size(), 40U);
+  report_one(side, posted_ids.back());
+  EXPECT_TRUE(run([&] { return side.path->state() == PathState::error; }, milliseconds(1)));
+  EXPECT_EQ(side.port->statistics().fences_by_flush, 0U) << "the device still has 39";
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(100)));
+  EXPECT_EQ(side.port->statistics().fences_by_flush, 0U);
+  EXPECT_EQ(side.port->statistics().fences_by_destroy, 1U);
 }
 
 // Soft-RoCE never looks at them again.

@@ -96,13 +96,17 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
     return;  // taken back before
   }
   ++progress_;
-  for (uint32_t i = 0; i < ahead; ++i) [[unlikely]] {
-      complete_send(CompletionStatus::ok);
-    }
   const CompletionStatus status = status_of(wc.status);
   if (status != CompletionStatus::ok) [[unlikely]] {
-    fail_for(status, wc, &sends_[send_head_ & send_mask_]);
+    fail_for(status, wc, &sends_[position & send_mask_]);
   }
+  // Success answers for all before it.  A failure does not: what nobody asked a completion for may
+  // have arrived, or the device keeps it, as some do with what was posted before the error.  The
+  // peer knows.
+  const bool answers = status == CompletionStatus::ok || mutated(Mutation::failure_answers);
+  for (uint32_t i = 0; i < ahead; ++i) [[unlikely]] {
+      complete_send(answers ? CompletionStatus::ok : CompletionStatus::flushed);
+    }
   finish_send(status);
 }
 
@@ -115,6 +119,9 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   if (status != CompletionStatus::ok) [[unlikely]] {
     fail_for(status, wc, nullptr);
     receive_returned_ = true;
+    if (ahead != 0 && !mutated(Mutation::kept_receives_forgotten)) {
+      return;  // the device keeps those before it: the destruction brings all of them back
+    }
   }
   // Receives are used in order; one that was left out would be a fault of the device.
   const ReceiveSlot slot = receives_[position & receive_mask_];
