@@ -87,6 +87,7 @@ enum class Mutation : uint8_t {
   position_not_wrapped,   ///< positions of work requests are compared without their wrap
   credits_taken_back,     ///< a late acknowledgement takes back what a newer one allowed
   probe_not_answered,     ///< a sender that asks for credits gets no answer
+  credits_not_asked,      ///< a sender with nothing under way waits for credits and does not ask
   window_reused_early,    ///< a place of the window is free once its segment is in order
   evicted_early,          ///< a segment whose time is not up is sent again
   region_of_first_user,   ///< a region that several registered ends with the first of them
@@ -104,9 +105,9 @@ enum class Mutation : uint8_t {
   destruction_unasked,    ///< so does a queue pair that could not be destroyed
   fence_unemptied,        ///< what the completion queue still holds is not asked for at the end
   error_refused_unseen,   ///< a queue pair that does not go into error is waited for as others are
-  // Of witnesses and of fallback paths that are rejected:
   failure_answers,        ///< work that failed tells that all before it was acknowledged
   kept_receives_forgotten,  ///< a receive that came back tells that all before it did
+  // Of witnesses and of fallback paths that are rejected:
   no_witness_needed,      ///< silence is enough for a verdict, whether the peer runs or not
   witness_of_before,      ///< what came before the peer was asked shows that it runs
   asked_for_ever,         ///< a path that answered is judged by what was asked before

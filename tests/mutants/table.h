@@ -126,6 +126,8 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(position_not_wrapped, "Fence.EndsWhenAllWorkIsBack"),
     NHA_CHECKED(credits_taken_back, "FullWindow.AnAcknowledgementThatComesLateTakesNoCreditsBack"),
     NHA_CHECKED(probe_not_answered, "FullWindow.CreditsOfWhichTheNewsIsLostAreAskedFor"),
+    NHA_CHECKED(credits_not_asked,
+                "StandbyPair.CreditsThatWereLostWhileNothingWasUnderWayAreAskedFor"),
     NHA_CHECKED(window_reused_early, "ReceiveWindow.AgainstAPlainSetForRandomArrivals"),
     NHA_CHECKED(evicted_early, "Hotel.EvictsNeverEarlyAndAtMostOneFloorLate"),
     NHA_CHECKED(region_of_first_user, "RegionBookTest.TheLastUserGivesBackWhatWasMadeElsewhere"),
@@ -145,11 +147,11 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(destruction_unasked, "Fence.AQueuePairThatCannotBeEndedIsToldAndNothingElse"),
     NHA_CHECKED(fence_unemptied, "Fence.WhatWasCompletedBeforeTheDestructionCounts"),
     NHA_CHECKED(error_refused_unseen, "Fence.AQueuePairThatWillNotGoIntoErrorIsDestroyedAtOnce"),
+    NHA_CHECKED(failure_answers, "Fence.WorkThatFailedSaysNothingOfTheWorkBeforeIt"),
+    NHA_CHECKED(kept_receives_forgotten, "Fence.AReceiveThatCameBackSaysNothingOfThoseBeforeIt"),
 
     // Witnesses, and fallback paths that are rejected.
     NHA_CHECKED(no_witness_needed,
-    NHA_CHECKED(failure_answers, "Fence.WorkThatFailedSaysNothingOfTheWorkBeforeIt"),
-    NHA_CHECKED(kept_receives_forgotten, "Fence.AReceiveThatCameBackSaysNothingOfThoseBeforeIt"),
                 "PathHealth.WithoutAWitnessTheVerdictTakesLongerHoweverManyPathsThereAre"),
     NHA_CHECKED(witness_of_before, "PathHealth.WhatCameBeforeThePeerWasAskedIsNoWitness"),
     NHA_CHECKED(asked_for_ever, "PathHealth.APeerThatRunsAgainIsGivenTimeToAnswerThisPathToo"),

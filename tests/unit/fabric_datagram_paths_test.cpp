@@ -273,6 +273,36 @@ TEST_F(StandbyPair, ASegmentThatComesTwiceIsAcknowledgedAgain) {
   EXPECT_EQ(a_->path->state(), PathState::ready);
 }
 
+// What says that there is room again is sent once.
+TEST_F(StandbyPair, CreditsThatWereLostWhileNothingWasUnderWayAreAskedFor) {
+  const uint32_t window = DatagramOptions{}.window;
+  for (uint32_t left = window + 1; left != 0;) {  // the first one meets a receive, all others wait
+    for (const uint32_t end = left - std::min(left, 256U); left != end; --left) {
+      ASSERT_EQ(write({}, {}), Errc::ok);
+    }
+    pass(milliseconds(5));
+  }
+  ASSERT_EQ(a_->completions, window + 1) << "all were acknowledged";
+  ASSERT_EQ(b_->completions, 1U);
+  pass(milliseconds(20));  // nothing is left to say
+  uint64_t lost = 0;
+  network_.faults.pass = [&](Channel, std::span<const std::byte>) {
+    ++lost;
+    return false;
+  };
+  for (unsigned i = 0; i < 64; ++i) {
+    ASSERT_EQ(b_->path->post_receive({}), Errc::ok);
+  }
+  pass(milliseconds(20));
+  ASSERT_EQ(b_->completions, 65U);
+  ASSERT_EQ(lost, 1U) << "the news of credits";
+  network_.faults.pass = nullptr;
+  ASSERT_EQ(write({}, {}), Errc::ok);
+  pass(milliseconds(200));
+  EXPECT_EQ(a_->completions, window + 2);
+  EXPECT_EQ(a_->path->state(), PathState::ready);
+}
+
 /// A receiver that has posted less than its window holds: what it has no receive for takes the
 /// sender's credits.
 class FullWindow : public StandbyPair {

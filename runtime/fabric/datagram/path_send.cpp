@@ -82,6 +82,12 @@ Errc DatagramPath::push(WorkRequest&& request) {
     static_cast<void>(send_next());
     return Errc::ok;
   }
+  if (starved() && timer_use_ != TimerUse::tail_probe && !mutated(Mutation::credits_not_asked)) {
+    // No acknowledgement is under way that could say that there are credits again, and the one that
+    // said so may have been lost.
+    port_.now_ = port_.env_.clock->now();
+    arm_tail_probe();
+  }
   port_.make_ready(*this);
   return Errc::ok;
 }
