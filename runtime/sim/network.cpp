@@ -42,7 +42,10 @@ class SimPackets final : public fabric::PacketIo {
       : network_(network), at_{command, data}, tie_(std::move(tie)) {}
   ~SimPackets() override {
     for (const Endpoint& endpoint : at_) {
-      network_.queues_.erase(endpoint);
+      if (tie_) {
+        tie_->unread -= network_.arrivals_[endpoint].packets.size();
+      }
+      network_.arrivals_.erase(endpoint);
     }
   }
 
@@ -59,8 +62,13 @@ class SimPackets final : public fabric::PacketIo {
     return out.size();
   }
   size_t receive(fabric::Channel channel, fabric::PacketSink& sink, size_t limit) override {
-    return deliver(network_.queues_[at_[static_cast<size_t>(channel)]], channel, sink, limit,
-                   network_.now());
+    PacketQueue& packets = network_.arrivals_[at_[static_cast<size_t>(channel)]].packets;
+    const size_t before = packets.size();
+    const size_t calls = deliver(packets, channel, sink, limit, network_.now());
+    if (tie_) {
+      tie_->unread -= before - packets.size();
+    }
+    return calls;
   }
   fabric::SocketAddress local(fabric::Channel channel) const override {
     fabric::SocketAddress address;
@@ -139,14 +147,17 @@ void Network::transmit(Endpoint from, Endpoint to, const std::vector<std::byte>&
       due += Duration(random_.below(static_cast<uint64_t>(4 * way.delay.count() + 1)));
     }
     at(due, [this, from, to, bytes] {
-      const auto queue = queues_.find(to);
-      if (queue == queues_.end() || blocked(from.ip, to.ip)) {
+      const auto socket = arrivals_.find(to);
+      if (socket == arrivals_.end() || blocked(from.ip, to.ip)) {
         ++counts_.cut;
         return;
       }
       mix(static_cast<uint64_t>(now().time_since_epoch().count()));
       mix(uint64_t{to.port} << 32 | bytes.size());
-      queue->second.push_back({now(), bytes});
+      socket->second.packets.push_back({now(), bytes});
+      if (const ProcessTiePtr& tie = socket->second.tie) {
+        ++tie->unread;
+      }
     });
   }
 }
@@ -154,8 +165,8 @@ void Network::transmit(Endpoint from, Endpoint to, const std::vector<std::byte>&
 std::unique_ptr<fabric::PacketIo> Network::open_packets(Ip local, ProcessTiePtr tie) {
   const Endpoint command{local, next_port_++};
   const Endpoint data{local, next_port_++};
-  queues_[command];
-  queues_[data];
+  arrivals_[command].tie = tie;
+  arrivals_[data].tie = tie;
   return std::make_unique<SimPackets>(*this, command, data, std::move(tie));
 }
 

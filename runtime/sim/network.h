@@ -39,6 +39,8 @@ struct Link {
 /// What a process may still do with what its kernel gave it: nothing once it is dead.
 struct ProcessTie {
   bool dead = false;
+  /// Packets in its sockets that were not read: who sleeps on them does not sleep on.
+  mutable size_t unread = 0;
 };
 using ProcessTiePtr = std::shared_ptr<const ProcessTie>;
 
@@ -113,6 +115,11 @@ class Network {
   friend class RdmaNic;
   friend struct RdmaFunctions;
 
+  /// What has come to a socket.
+  struct Arrivals {
+    PacketQueue packets;
+    ProcessTiePtr tie;
+  };
   struct Watching {
     SimStreams* factory = nullptr;
     FdWatchOwner* owner = nullptr;
@@ -132,8 +139,8 @@ class Network {
   EventQueue events_;
   std::map<std::pair<Ip, Ip>, Link> links_;
   std::set<Ip> gone_;
-  std::map<Ip, Ip> host_of_;  ///< first address of a host by its others
-  std::map<Endpoint, PacketQueue> queues_;
+  std::map<Ip, Ip> host_of_;               ///< first address of a host by its others
+  std::map<Endpoint, Arrivals> arrivals_;  ///< of the sockets that are open
   std::map<int, Watching> watching_;
   std::map<Ip, RdmaNic*> rdma_;
   Tcp tcp_{*this};

@@ -200,7 +200,7 @@ size_t World::turn(Process& process, size_t worker) {
 /// Inline mode: the fallback thread, when it is due or was roused; whether it did anything.
 bool World::turn_standby(Process& process) {
   Engine& engine = *process.engine;
-  bool roused = process.standby_sleeps && !engine.standby_sleeps();
+  bool roused = process.standby_sleeps && (!engine.standby_sleeps() || process.tie->unread != 0);
   for (size_t i = 0; process.standby_sleeps && i < engine.worker_count(); ++i) {
     roused = roused || !engine.worker(i).may_sleep();  // a descriptor would tell
   }

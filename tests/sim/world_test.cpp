@@ -154,6 +154,21 @@ TEST(SimWorld, ACutThatHealsInTimeCostsNothingButTime) {
   EXPECT_GT(pair.world().network().counts().cut, 0U);
 }
 
+TEST(SimWorld, APacketWakesTheThreadThatSleepsWhileNobodyCalls) {
+  Config config;
+  config.use_progress_thread = false;
+  config.heartbeat_ms = 0;  // nothing else would wake it
+  SimPair pair(14, {}, config);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  static_cast<void>(pair.world().run_until([] { return false; }, seconds(1)));
+  ASSERT_TRUE(pair.sender().standby_sleeps);
+  pair.post_receives(1);
+  pair.receive_channel().assist();
+  EXPECT_TRUE(pair.world().run_until([&] { return pair.send_channel().match(0) != nullptr; },
+                                     std::chrono::milliseconds(1)))
+      << "the clear-to-send lies in the socket";
+}
+
 TEST(SimWorld, NobodyListeningIsAnError) {
   SimPair pair(12, {});
   pair.dial(ip(10, 0, 0, 2), 4242);
