@@ -453,7 +453,7 @@ class SendConnection final : public Connection {
     ha::RailPair pair;  ///< a shadow's ends
     // Of the failure that is being dealt with.
     bool was_used = false;  ///< it met a path that was in use
-    std::string why;
+    Error reason;
     Instant alive_at{};  ///< the last sign of life that was seen
     Instant down_at{};
   };

@@ -139,12 +139,12 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
   }
   if (steps.take_down) {
     bool spent = false;
+    recovery.reason = why;
     if (mine.usable) {
       // A lane that nobody needed has failed nobody.
       const bool needed = serves(lane);
       const bool carried = mine.health.life() != recovery.life_before;
       recovery.was_used = true;
-      recovery.why = why.message();
       recovery.alive_at = mine.health.alive_at();
       recovery.down_at = context_->now();
       spent = !mine.rejected && !budget_.on_failed(carried, needed);
@@ -179,11 +179,11 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
                                          budget_.failures(), why.message())));
       return;
     }
+    look_whether_drained(lane);  // perhaps nothing was posted any more
   }
   if (steps.say_down) {
-    send_control(encode(ControlType::down, notice_of(lane, why)));
+    send_control(encode(ControlType::down, notice_of(lane, recovery.reason)));
     context_->request_stream_turns(1000);
-    look_whether_drained(lane);
   }
   if (steps.settle) {
     settle(lane);
@@ -322,7 +322,7 @@ void SendConnection::tell_failover(size_t lane, const Settled& settled) {
   NHA_LOG_WARN(
       "failover of path {} to {}: {}; {} ms after its last sign of life, {} ms after it was given "
       "up, {}; {} chunks ({} bytes) go again, {} ({} bytes) had arrived",
-      lane, peer_text(), recovery.why, stall.count() / 1'000'000,
+      lane, peer_text(), recovery.reason.message(), stall.count() / 1'000'000,
       (now - recovery.down_at).count() / 1'000'000,
       none ? std::string("no path is left for now")
            : fmt::format("path {} goes on", next - lanes_.begin()),

@@ -26,8 +26,8 @@ SenderSteps SenderLane::on_failed() {
   }
   state_ = State::fencing;
   drained_ = drained_ && mutated(Mutation::sender_drained_kept);
-  reported_ = false;
-  return {.take_down = !mutated(Mutation::sender_goes_on), .say_down = true};
+  const bool goes_on = mutated(Mutation::sender_goes_on);
+  return {.take_down = !goes_on, .say_down = goes_on || drained_};
 }
 
 SenderSteps SenderLane::on_doubt(uint32_t epoch) {
@@ -44,21 +44,13 @@ SenderSteps SenderLane::on_drained() {
     return {};
   }
   drained_ = true;
-  return settled_if_complete();
+  return {.say_down = true};
 }
 
 SenderSteps SenderLane::on_fenced(uint32_t epoch) {
   saw(state_, SenderEvent::fenced);
-  if (state_ != State::fencing || epoch != epoch_ || reported_) {
+  if (state_ != State::fencing || epoch != epoch_ || !drained_) {
     return {.confused = true};
-  }
-  reported_ = true;
-  return settled_if_complete();
-}
-
-SenderSteps SenderLane::settled_if_complete() {
-  if (!drained_ || !reported_) {
-    return {};
   }
   state_ = State::down;
   return {.settle = true, .reopen = true};

@@ -13,7 +13,7 @@ namespace nccl_ha::ha {
 /// What the owner of a SenderLane has to do, in this order.
 struct SenderSteps {
   bool take_down = false;  ///< stop posting, put the queue pair into error
-  bool say_down = false;   ///< tell the peer, with this lane's epoch
+  bool say_down = false;   ///< tell the peer that nothing moves here any more, with this epoch
   bool settle = false;     ///< the report decides which chunks go again, on whatever lane
   bool reopen = false;     ///< now or a little later: make a new path, then call reopened()
   bool connect = false;    ///< the new path, to the address that came with the event
@@ -28,7 +28,7 @@ class SenderLane {
   enum class State : uint8_t {
     opening,  ///< a path was made; both sides find out whether packets get through
     usable,
-    fencing,  ///< until all posted work has come back and the peer has reported
+    fencing,  ///< until all posted work has come back, then until the peer has reported
     down,     ///< until somebody makes a new path
   };
   /// A lane begins with a path that the handshake makes, or `down`.
@@ -37,7 +37,7 @@ class SenderLane {
   uint32_t epoch() const { return epoch_; }
   /// Nothing goes on with this lane before the peer's next word about it.
   bool waits_for_peer() const {
-    return (state_ == State::fencing && !reported_) || (state_ == State::opening && !rebuilt_);
+    return (state_ == State::fencing && drained_) || (state_ == State::opening && !rebuilt_);
   }
 
   /// The path says that it carries traffic.
@@ -56,11 +56,9 @@ class SenderLane {
   SenderSteps on_rebuilt(uint32_t epoch);
 
  private:
-  SenderSteps settled_if_complete();
   State state_;
   uint32_t epoch_ = 0;
   bool drained_ = false;
-  bool reported_ = false;
   bool rebuilt_ = true;  ///< of this epoch; the first paths are made by the handshake
 };
 
@@ -90,15 +88,15 @@ class ReceiverLane {
       : state_(begins), drained_(begins == State::fenced) {}
   State state() const { return state_; }
   uint32_t epoch() const { return epoch_; }
-  /// The sender is known to have taken its side down: what this side wrote on the old path is
-  /// either there or will never be.
+  /// The sender's side is known to be fenced: what this side wrote on the old path is either there
+  /// or will never be.
   bool peer_stopped() const { return state_ != State::usable && state_ != State::doubted; }
 
   ReceiverSteps on_ready();
   ReceiverSteps on_failed();
   /// All posted receives have come back, after take_down.
   ReceiverSteps on_drained();
-  /// The sender has taken its side down.
+  /// The sender has taken its side down, and all that it had posted has come back.
   ReceiverSteps on_down(uint32_t epoch);
   /// The sender has made a new path; `open` means that the epoch is this one from now on.
   ReceiverSteps on_rebuild(uint32_t epoch);

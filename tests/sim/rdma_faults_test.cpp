@@ -181,5 +181,52 @@ TEST(SimRdmaFaults, QueuePairsInErrorKeepWhatTheyHold) {
   EXPECT_GT(counts.kept, 100U);
 }
 
+/// A clear-to-send comes when its path was given up; where the sender has doubts, while its queue
+/// pair goes into error.  The completion of the one that is written anew, with the key of the path
+/// that takes over, comes later still.
+void meet_a_late_clear_to_send(uint64_t seed, bool at_sender, uint64_t* late) {
+  Config config = tools::failover_config(1);
+  config.heartbeat_ms = 0;
+  SimPair pair(seed, {}, config, {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(1));  // until the other rail's path stands by
+  pair.sender().nics[0]->verbs().faults.error_lag = milliseconds(4);
+  sim::Link slow;
+  slow.delay = milliseconds(1);
+  pair.set_links({}, slow);
+  pair.world().rdma().late = 1;
+  pair.world().rdma().latest = milliseconds(3);
+  pair.post_receives(1);
+  pass(pair, microseconds(100));
+  ASSERT_EQ(pair.send_channel().match(0), nullptr) << "the clear-to-send is not under way any more";
+  ASSERT_TRUE(at_sender ? pair.send_channel().tell_doubt(0) : pair.receive_channel().tell_doubt(0));
+  pass(pair, microseconds(1500));
+  *late += pair.world().rdma().counts.lagging;
+  pair.world().rdma().late = 0;
+  sim::Link dark;  // nothing is left but the other rail
+  dark.cut = true;
+  pair.set_links(dark, dark);
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
+  const auto& slot = pair.receive_channel().slot(0);
+  EXPECT_TRUE(
+      pair.world().run_until([&] { return slot.state.load() == RequestState::done; }, seconds(5)))
+      << pair.error();
+}
+
+TEST(SimRdmaFaults, ALateClearToSendLandsOnNoneThatWasWrittenAnew) {
+  const Quiet quiet;
+  for (const bool at_sender : {false, true}) {
+    uint64_t late = 0;
+    for (uint64_t seed = 1; seed <= 30 && !HasFatalFailure(); ++seed) {
+      SCOPED_TRACE(
+          fmt::format("seed {} the {} has doubts", seed, at_sender ? "sender" : "receiver"));
+      meet_a_late_clear_to_send(seed, at_sender, &late);
+    }
+    if (at_sender) {
+      EXPECT_GT(late, 10U) << "no clear-to-send met a queue pair that goes into error";
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nccl_ha::test

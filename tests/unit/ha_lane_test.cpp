@@ -67,8 +67,8 @@ void act(Pair& pair, const SenderSteps& steps) {
     pair.reported = false;
   }
   if (steps.say_down) {
-    if (pair.sender_up) {
-      pair.wrong = "says that it is down while it is not";
+    if (pair.sender_up || !pair.sender_drained) {
+      pair.wrong = "says that it is down while something may still move";
     }
     pair.to_receiver.push_back({Pair::Said::down, pair.sender.epoch()});
   }
@@ -248,10 +248,13 @@ TEST(Lane, MessagesThatThePeerCannotHaveMeantAreFaults) {
   EXPECT_TRUE(sender.on_doubt(1).confused) << "of an epoch that was never made";
   EXPECT_TRUE(sender.on_fenced(0).confused) << "nobody asked";
   EXPECT_TRUE(sender.on_rebuilt(0).confused);
-  EXPECT_EQ(sender.on_failed(), (SenderSteps{.take_down = true, .say_down = true}));
+  EXPECT_EQ(sender.on_failed(), SenderSteps{.take_down = true});
   EXPECT_EQ(sender.on_failed(), SenderSteps{}) << "once is enough";
   EXPECT_EQ(sender.on_doubt(0), SenderSteps{});
-  EXPECT_EQ(sender.on_fenced(0), SenderSteps{}) << "not all work has come back";
+  EXPECT_TRUE(SenderLane(sender).on_fenced(0).confused) << "it was not told yet";
+  EXPECT_EQ(sender.on_drained(), SenderSteps{.say_down = true});
+  EXPECT_EQ(sender.on_drained(), SenderSteps{}) << "once is enough";
+  EXPECT_EQ(sender.on_fenced(0), (SenderSteps{.settle = true, .reopen = true}));
   EXPECT_TRUE(sender.on_fenced(0).confused) << "twice";
   ReceiverLane receiver;
   static_cast<void>(receiver.on_ready());
