@@ -109,8 +109,26 @@ Result<void> Tcp::write(const TcpEndPtr& end, std::span<const std::byte> bytes) 
   if (end->under_way > backlog_max) {
     return fail(Errc::again, "the peer does not read its control stream");
   }
-  push(end, {{}, {bytes.begin(), bytes.end()}});
+  if (pieces_.longest != 0) {
+    push_pieces(end, bytes);
+  } else {
+    push(end, {{}, {bytes.begin(), bytes.end()}});
+  }
   return {};
+}
+
+void Tcp::push_pieces(const TcpEndPtr& from, std::span<const std::byte> bytes) {
+  for (bool within = false; !bytes.empty(); within = true) {
+    const size_t length =
+        std::min<size_t>(bytes.size(), 1 + network_.random_.below(pieces_.longest));
+    TcpEnd::Segment piece;
+    piece.bytes.assign(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(length));
+    piece.within = within;
+    const auto apart = static_cast<uint64_t>(pieces_.apart.count());
+    push(from, std::move(piece), Duration(network_.random_.below(apart + 1)));
+    counts_.pieces += within ? 1 : 0;
+    bytes = bytes.subspan(length);
+  }
 }
 
 void Tcp::close(const TcpEndPtr& end) {
@@ -132,11 +150,12 @@ void Tcp::close(const TcpEndPtr& end) {
   push(end, {{}, {}, TcpEnd::Segment::Kind::reset});
 }
 
-void Tcp::push(const TcpEndPtr& from, TcpEnd::Segment segment) {
+void Tcp::push(const TcpEndPtr& from, TcpEnd::Segment segment, Duration later) {
   segment.due = network_.now() + network_.link(from->local.ip, from->remote.ip).delay;
   if (!from->sent.empty()) {
     segment.due = std::max(segment.due, from->sent.back().due);
   }
+  segment.due += later;
   from->under_way += segment.bytes.size();
   const Instant due = segment.due;
   from->sent.push_back(std::move(segment));
@@ -272,6 +291,9 @@ void Tcp::give_up(const TcpEndPtr& end) {
 
 void Tcp::die(const TcpEndPtr& end, const Error& error) {
   end->state = TcpEnd::State::dead;
+  const auto next = std::find_if(end->sent.begin(), end->sent.end(),
+                                 [](const TcpEnd::Segment& one) { return !one.arrived; });
+  counts_.torn += next != end->sent.end() && next->within ? 1 : 0;
   end->sent.clear();
   end->under_way = 0;
   tell_end(end, error);

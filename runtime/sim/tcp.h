@@ -32,6 +32,12 @@ struct Middlebox {
   bool dark = false;  ///< streams do not get through at all: their network is away, packets' is not
 };
 
+/// How writes are cut on their way.  As it stands each of them arrives as it was written.
+struct StreamPieces {
+  size_t longest = 0;  ///< bytes of a piece, at most; 0: nothing is cut
+  Duration apart{};    ///< each comes at most so much later than the one before
+};
+
 /// What the middleboxes on the way know of a connection.
 struct TcpFlow {
   Instant opened{};
@@ -52,6 +58,7 @@ struct TcpEnd {
     std::vector<std::byte> bytes;
     enum class Kind : uint8_t { data, fin, reset } kind = Kind::data;
     bool arrived = false;  ///< not known here before it is acknowledged
+    bool within = false;   ///< it goes on with the write that the segment before began
   };
   State state = State::dialling;
   SimStreams* factory = nullptr;  ///< null: accepted, not adopted yet; or its process let go
@@ -93,10 +100,14 @@ class Tcp {
     uint64_t timeouts = 0;   ///< ends that gave up, by retransmission or keepalive
     uint64_t refused = 0;    ///< attempts to connect
     uint64_t forgotten = 0;  ///< connections, by middleboxes
+    uint64_t pieces = 0;     ///< of writes, all but their first ones
+    uint64_t torn = 0;       ///< writes of which the peer got a beginning only
   };
   const Counts& counts() const { return counts_; }
 
   // --- conditions
+  /// From now on, for all streams.
+  void set_pieces(const StreamPieces& pieces) { pieces_ = pieces; }
   void set_middlebox(Ip one, Ip other, const Middlebox& box);
   /// The middlebox between them loses what it knows; without one a resetting or a silent one is
   /// made.
@@ -137,7 +148,8 @@ class Tcp {
   Way way(const TcpEnd& from);
   bool lost(Ip from, Ip to) const;
   bool answers_come(const TcpEnd& end) const;
-  void push(const TcpEndPtr& from, TcpEnd::Segment segment);
+  void push(const TcpEndPtr& from, TcpEnd::Segment segment, Duration later = {});
+  void push_pieces(const TcpEndPtr& from, std::span<const std::byte> bytes);
   void flush(const TcpEndPtr& from);
   void deliver(const TcpEndPtr& to, const TcpEnd::Segment& segment);
   void arm_retry(const TcpEndPtr& from);
@@ -161,6 +173,7 @@ class Tcp {
   std::set<std::pair<Ip, Ip>> filters_;
   std::vector<std::weak_ptr<TcpEnd>> ends_;
   int next_token_ = -2;
+  StreamPieces pieces_;
   Counts counts_;
 };
 

@@ -10,6 +10,7 @@
 namespace nccl_ha::test {
 namespace {
 
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using tools::SimCables;
@@ -241,6 +242,52 @@ TEST(SimStream, AnEngineThatEndsInGoodOrderSaysSo) {
     EXPECT_NE(left.failure().what.find("closed the connection"), std::string::npos)
         << left.failure().what;
   }
+}
+
+// A stream knows no messages: a read may bring any part of one, and the stream may end there.
+TEST(SimStream, MessagesMayArriveInPiecesAndTheirStreamMayEndWithinOne) {
+  uint64_t torn = 0;
+  for (const SimCables& cables : all_cables()) {
+    for (const size_t longest : {1, 7, 40}) {
+      for (const bool sender_ends : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} pieces of {} the {} ends", text_of(cables), longest,
+                                 sender_ends ? "sender" : "receiver"));
+        SimPair pair(38, {}, {}, cables);
+        tcp(pair).set_pieces({longest, microseconds(50)});
+        ASSERT_TRUE(pair.connect()) << pair.error();
+        EXPECT_GT(tcp(pair).counts().pieces, 10U) << "nothing was cut";
+        pass(pair, seconds(1));
+        // Each time a path is given up, and the stream that tells of it ends meanwhile.
+        const Instant begin = pair.world().now();
+        int doubts = 0;
+        int resets = 0;
+        const auto strike = [&] {
+          const Duration since = pair.world().now() - begin;
+          if (doubts < 5 && since >= doubts * seconds(2)) {
+            ++doubts;
+            EXPECT_TRUE(pair.receive_channel().tell_doubt(0));
+            pair.world().network().stop_at(pair.world().now() + microseconds(100 * doubts));
+          } else if (resets < doubts &&
+                     since >= resets * seconds(2) + microseconds(100 * (resets + 1))) {
+            ++resets;
+            tcp(pair).end_flows(pair.sender().address, pair.receiver().address, true);
+          }
+        };
+        EXPECT_EQ(pair.transfer(load_for(pair, 12, strike), seconds(60)), "");
+        EXPECT_EQ(resets, 5);
+        EXPECT_GE(pair.receive_channel().failovers.down.load(), 5U) << "no path was given up";
+        torn += tcp(pair).counts().torn;
+        (sender_ends ? pair.sender() : pair.receiver()).engine.reset();
+        const Channel& left = sender_ends ? static_cast<Channel&>(pair.receive_channel())
+                                          : static_cast<Channel&>(pair.send_channel());
+        ASSERT_TRUE(pair.world().run_until([&] { return left.phase() == Phase::failed; },
+                                           milliseconds(100)));
+        EXPECT_NE(left.failure().what.find("closed the connection"), std::string::npos)
+            << left.failure().what;
+      }
+    }
+  }
+  EXPECT_GT(torn, 20U) << "no stream ended within a message";
 }
 
 }  // namespace
