@@ -91,7 +91,7 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(rejoined_without_backlog, By::spare, 10),
     NHA_CHECKED(reader_kept,
                 "ConnectionTest.AStreamThatTakesTheOldOnesPlaceIsReadFromItsBeginning"),
-    NHA_CHECKED(slot_overtakes_queue, "Mailbox.EachSendersMessagesArriveInOrder"),
+    NHA_CHECKED(slot_overtakes_queue, "Mailbox.TheSlotIsNoWayPastTheQueue"),
     NHA_CHECKED(missed_ring_forgotten,
                 "HeldWorkerTest.ADoorbellThatFoundTheMailboxFullIsRungAgain"),
 
