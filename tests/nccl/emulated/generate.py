@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """What NCCL's own build generates: nccl.h, the tables of its kernels, and a name for each kernel.
 
-usage: generate.py NCCL_SOURCE OUT [--version]
+usage: generate.py NCCL_SOURCE OUT
+       generate.py NCCL_SOURCE --version
   OUT/include         nccl.h, nccl_git_version.h, DOCA's headers where NCCL looks for them
   OUT/tables/*.cc     the tables, and kernel_names.cc: a kernel here is only a name to launch it by
-  --version           prints the version and generates nothing; OUT is not looked at
+  --version           only prints the version
 """
+import filecmp
 import pathlib
 import re
 import shutil
@@ -36,9 +38,24 @@ def run(folder, *command):
 
 
 def generate(source, out):
+    """Files that stay as they were keep their time, so that nothing is compiled again for them."""
+    fresh = out.with_name(out.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    generate_into(source, fresh)
+    for path in [p for p in out.rglob("*") if p.is_file()]:
+        if not (fresh / path.relative_to(out)).exists():
+            path.unlink()
+    for path in [p for p in fresh.rglob("*") if p.is_file()]:
+        old = out / path.relative_to(fresh)
+        if not old.exists() or not filecmp.cmp(path, old, shallow=False):
+            old.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(old)
+    shutil.rmtree(fresh)
+
+
+def generate_into(source, out):
     src = source / "src"
     include = out / "include"
-    shutil.rmtree(out, ignore_errors=True)
     include.mkdir(parents=True)
     write_header(source, include / "nccl.h")
     if (src / "misc" / "generate_git_version.py").exists():
@@ -70,14 +87,14 @@ def make(folder):
 
 
 def main():
-    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], ["--version"]):
+    if len(sys.argv) != 3:
         print(__doc__.strip(), file=sys.stderr)
         return 2
-    source, out = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
-    if sys.argv[3:]:
+    source = pathlib.Path(sys.argv[1]).resolve()
+    if sys.argv[2] == "--version":
         print(".".join(version_of(source)[part] for part in ("MAJOR", "MINOR", "PATCH")))
     else:
-        generate(source, out)
+        generate(source, pathlib.Path(sys.argv[2]).resolve())
     return 0
 
 

@@ -77,14 +77,30 @@ cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(ve
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
-    case cudaDevAttrMultiProcessorCount: *value = 64; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 163 << 10; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
-    case cudaDevAttrGPUDirectRDMASupported: *value = gpu_direct() ? 1 : 0; break;
-    case cudaDevAttrUnifiedAddressing: *value = 1; break;
-    case cudaDevAttrWarpSize: *value = 32; break;
-    default: *value = 0; break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 8;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *value = 64;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = 163 << 10;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      *value = 48 << 10;
+      break;
+    case cudaDevAttrGPUDirectRDMASupported:
+      *value = gpu_direct() ? 1 : 0;
+      break;
+    case cudaDevAttrUnifiedAddressing:
+      *value = 1;
+      break;
+    case cudaDevAttrWarpSize:
+      *value = 32;
+      break;
+    default:
+      *value = 0;
+      break;
   }
   return cudaSuccess;
 }
@@ -126,11 +142,16 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
 
 const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorNotReady: return "not ready";
-    case cudaErrorNotSupported: return "not supported by the fake CUDA runtime";
-    case cudaErrorInvalidResourceHandle: return "invalid handle (fake CUDA runtime)";
-    default: return "error of the fake CUDA runtime";
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorNotReady:
+      return "not ready";
+    case cudaErrorNotSupported:
+      return "not supported by the fake CUDA runtime";
+    case cudaErrorInvalidResourceHandle:
+      return "invalid handle (fake CUDA runtime)";
+    default:
+      return "error of the fake CUDA runtime";
   }
 }
 

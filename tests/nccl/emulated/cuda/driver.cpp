@@ -84,11 +84,21 @@ CUresult device_get(CUdevice* device, int ordinal) {
 
 CUresult device_get_attribute(int* value, CUdevice_attribute attribute, CUdevice) {
   switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 8; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 64; break;
-    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: *value = -1; break;
-    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED: *value = gpu_direct() ? 1 : 0; break;
-    default: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      *value = 8;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      *value = 64;
+      break;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+      *value = -1;
+      break;
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
+      *value = gpu_direct() ? 1 : 0;
+      break;
+    default:
+      *value = 0;
+      break;
   }
   return CUDA_SUCCESS;
 }
@@ -128,8 +138,7 @@ CUresult mem_get_granularity(size_t* granularity, const CUmemAllocationProp*,
 constexpr uintptr_t first_context = 0x1000;
 
 CUresult ctx_get_current(CUcontext* context) {
-  *context =
-      reinterpret_cast<CUcontext>(first_context + static_cast<uintptr_t>(current_device()));
+  *context = reinterpret_cast<CUcontext>(first_context + static_cast<uintptr_t>(current_device()));
   return CUDA_SUCCESS;
 }
 

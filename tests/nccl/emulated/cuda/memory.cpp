@@ -160,7 +160,8 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
-  return submit(stream, [=] { std::memmove(to, from, bytes); }, Length::short_one);
+  return submit(
+      stream, [=] { std::memmove(to, from, bytes); }, Length::short_one);
 }
 
 cudaError_t cudaMemset(void* place, int value, size_t bytes) {
@@ -168,7 +169,8 @@ cudaError_t cudaMemset(void* place, int value, size_t bytes) {
 }
 
 cudaError_t cudaMemsetAsync(void* place, int value, size_t bytes, cudaStream_t stream) {
-  return submit(stream, [=] { std::memset(place, value, bytes); }, Length::short_one);
+  return submit(
+      stream, [=] { std::memset(place, value, bytes); }, Length::short_one);
 }
 
 cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
@@ -194,7 +196,8 @@ cudaError_t cudaMallocFromPoolAsync(void** place, size_t bytes, cudaMemPool_t, c
 }
 
 cudaError_t cudaFreeAsync(void* place, cudaStream_t stream) {
-  return submit(stream, [=] { release(place); }, Length::short_one);
+  return submit(
+      stream, [=] { release(place); }, Length::short_one);
 }
 
 }  // extern "C"

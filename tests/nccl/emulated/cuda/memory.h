@@ -14,14 +14,15 @@ struct Allocation {
   int device = 0;
 };
 
-/// Addresses of device memory are multiples of it, as CUDA guarantees; so up to so many bytes past the
-/// end go unnoticed.
+/// Addresses of device memory are multiples of it, as CUDA guarantees; so up to so many bytes past
+/// the end go unnoticed.
 inline constexpr size_t device_alignment = 256;
 
 /// nullptr when the host has no more.
 void* allocate(size_t bytes, bool on_device);
 
-/// False when `place` is not what allocate() returned.  For a while after, whoever touches it faults.
+/// False when `place` is not what allocate() returned.  For a while after, whoever touches it
+/// faults.
 bool release(const void* place);
 
 /// The allocation that contains `place`.

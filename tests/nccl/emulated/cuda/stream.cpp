@@ -102,8 +102,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     use_device(device_);
     std::unique_lock lock(mutex_);
     for (;;) {
-      changed_.wait(lock,
-                    [this] { return !busy_ && (!queue_.empty() || closing_); });
+      changed_.wait(lock, [this] { return !busy_ && (!queue_.empty() || closing_); });
       if (queue_.empty()) {
         return;
       }
@@ -318,7 +317,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
   if (!marker || marker->done()) {
     return cudaSuccess;
   }
-  return submit(handle, [marker] { marker->wait(); }, Length::any);
+  return submit(
+      handle, [marker] { marker->wait(); }, Length::any);
 }
 
 cudaError_t cudaStreamGetId(cudaStream_t handle, unsigned long long* id) {
@@ -331,7 +331,8 @@ cudaError_t cudaStreamGetId(cudaStream_t handle, unsigned long long* id) {
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
-  return submit(stream, [=] { function(argument); }, Length::any);
+  return submit(
+      stream, [=] { function(argument); }, Length::any);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -348,7 +349,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
   MarkerPtr marker;
-  const cudaError_t status = submit(handle, [] {}, Length::short_one, &marker);
+  const cudaError_t status = submit(
+      handle, [] {}, Length::short_one, &marker);
   if (status == cudaSuccess) {
     const std::lock_guard lock(event_of(event)->mutex);
     event_of(event)->marker = std::move(marker);
@@ -378,8 +380,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEven
   if (!first || !second) {
     return fail(cudaErrorInvalidResourceHandle);
   }
-  *milliseconds =
-      std::chrono::duration<float, std::milli>(second->time() - first->time()).count();
+  *milliseconds = std::chrono::duration<float, std::milli>(second->time() - first->time()).count();
   return cudaSuccess;
 }
 

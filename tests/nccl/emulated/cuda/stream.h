@@ -33,8 +33,8 @@ using MarkerPtr = std::shared_ptr<Marker>;
 /// A short operation may run on the caller's thread when nothing is ahead of it.
 enum class Length { short_one, any };
 
-/// Appends an operation to a stream.  The legacy stream waits for all blocking streams of its device,
-/// and they wait for it.
+/// Appends an operation to a stream.  The legacy stream waits for all blocking streams of its
+/// device, and they wait for it.
 cudaError_t submit(cudaStream_t stream, std::function<void()> run, Length length,
                    MarkerPtr* marker = nullptr);
 cudaError_t submit_and_wait(cudaStream_t stream, std::function<void()> run);

@@ -33,12 +33,23 @@ class Collective {
 
   void run() {
     switch (function_.collective) {
-      case ncclFuncAllReduce: all_reduce(); break;
-      case ncclFuncAllGather: all_gather(); break;
-      case ncclFuncReduceScatter: reduce_scatter(); break;
-      case ncclFuncBroadcast: broadcast(); break;
-      case ncclFuncReduce: reduce(); break;
-      default: give_up("unknown collective");
+      case ncclFuncAllReduce:
+        all_reduce();
+        break;
+      case ncclFuncAllGather:
+        all_gather();
+        break;
+      case ncclFuncReduceScatter:
+        reduce_scatter();
+        break;
+      case ncclFuncBroadcast:
+        broadcast();
+        break;
+      case ncclFuncReduce:
+        reduce();
+        break;
+      default:
+        give_up("unknown collective");
     }
   }
 
@@ -86,8 +97,7 @@ class Collective {
     steps.run({.send = true, .mine = in_ + place(chunk), .count = count(chunk)});
     for (ssize_t distance = 2; distance < ranks_; ++distance) {
       chunk = chunk_of(distance);
-      steps.run(
-          {.receive = true, .send = true, .mine = in_ + place(chunk), .count = count(chunk)});
+      steps.run({.receive = true, .send = true, .mine = in_ + place(chunk), .count = count(chunk)});
     }
     chunk = position;
     steps.run({.receive = true,
@@ -186,14 +196,22 @@ void run_collective(const Block& block, const Function& function, ncclDevWorkCol
   }
   switch (function.type) {
     case ncclInt8:
-    case ncclUint8: return run_typed<uint8_t>(block, function, work);
-    case ncclUint32: return run_typed<uint32_t>(block, function, work);
-    case ncclUint64: return run_typed<uint64_t>(block, function, work);
-    case ncclFloat16: return run_typed<__half>(block, function, work);
-    case ncclFloat32: return run_typed<float>(block, function, work);
-    case ncclFloat64: return run_typed<double>(block, function, work);
-    case ncclBfloat16: return run_typed<__nv_bfloat16>(block, function, work);
-    default: give_up("this type is not emulated");
+    case ncclUint8:
+      return run_typed<uint8_t>(block, function, work);
+    case ncclUint32:
+      return run_typed<uint32_t>(block, function, work);
+    case ncclUint64:
+      return run_typed<uint64_t>(block, function, work);
+    case ncclFloat16:
+      return run_typed<__half>(block, function, work);
+    case ncclFloat32:
+      return run_typed<float>(block, function, work);
+    case ncclFloat64:
+      return run_typed<double>(block, function, work);
+    case ncclBfloat16:
+      return run_typed<__nv_bfloat16>(block, function, work);
+    default:
+      give_up("this type is not emulated");
   }
 }
 

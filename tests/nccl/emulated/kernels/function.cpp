@@ -13,11 +13,10 @@ namespace {
 std::vector<Function> make_functions() {
   std::vector<Function> all(static_cast<size_t>(ncclDevFuncIdCount));
   const auto add = [&](int collective, int reduction, int type, int protocol) {
-    const int index =
-        ncclDevFuncId(collective, reduction, type, NCCL_ALGO_RING, protocol);
+    const int index = ncclDevFuncId(collective, reduction, type, NCCL_ALGO_RING, protocol);
     if (index >= 0 && !all[static_cast<size_t>(index)].known) {
-      all[static_cast<size_t>(index)] = {true,     collective, reduction,
-                                         type,     NCCL_ALGO_RING, protocol};
+      all[static_cast<size_t>(index)] = {true, collective,     reduction,
+                                         type, NCCL_ALGO_RING, protocol};
     }
   };
   add(ncclFuncSendRecv, ncclDevSum, ncclInt8, NCCL_PROTO_SIMPLE);
@@ -47,7 +46,8 @@ std::vector<Function> make_functions() {
 const Function& function_of(unsigned index) {
   static const std::vector<Function> all = make_functions();
   if (index >= all.size() || !all[index].known) {
-    give_up("this algorithm, protocol or type is not emulated: NCCL_ALGO=Ring, NCCL_PROTO=Simple,LL");
+    give_up(
+        "this algorithm, protocol or type is not emulated: NCCL_ALGO=Ring, NCCL_PROTO=Simple,LL");
   }
   return all[index];
 }

@@ -1,5 +1,5 @@
-// NCCL's kernels on host threads, one per channel (one CUDA block).  Only NCCL's own headers say what
-// the structures look like.  Whatever is not emulated ends the process with a message.
+// NCCL's kernels on host threads, one per channel (one CUDA block).  Only NCCL's own headers say
+// what the structures look like.  Whatever is not emulated ends the process with a message.
 #include <cuda_runtime.h>
 #include <pthread.h>
 
@@ -52,7 +52,9 @@ void run_works(const Block& block, const ncclDevWorkBatch& batch, const std::vec
                size_t size) {
   const Function& function = function_of(batch.funcId);
   switch (batch.workType) {
-    case ncclDevWorkTypeP2p: run_transfers(block, as<ncclDevWorkP2p>(bytes, size)); return;
+    case ncclDevWorkTypeP2p:
+      run_transfers(block, as<ncclDevWorkP2p>(bytes, size));
+      return;
 #if NHA_BATCHED_BROADCASTS
     case ncclDevWorkTypeBcast: {
       auto works = as<ncclDevWorkBcast>(bytes, size);
@@ -65,22 +67,22 @@ void run_works(const Block& block, const ncclDevWorkBatch& batch, const std::vec
         run_collective(block, function, work);
       }
       return;
-    default: give_up("this kind of work is not emulated");
+    default:
+      give_up("this kind of work is not emulated");
   }
 }
 
 void run_block(const ncclDevKernelArgs* args, unsigned index, int channel_id) {
   Block block;
   block.comm = args->comm;
-  block.channel =
-      &reinterpret_cast<ncclKernelCommAndChannels*>(args->comm)->channels[channel_id];
+  block.channel = &reinterpret_cast<ncclKernelCommAndChannels*>(args->comm)->channels[channel_id];
   block.channel_id = channel_id;
   const auto* batches = reinterpret_cast<const ncclDevWorkBatch*>(args + 1);
   try {
     for (size_t at = index;;) {
       std::vector<char> bytes;
-      const size_t size = static_cast<size_t>(
-          ncclDevWorkSize(static_cast<ncclDevWorkType>(batches[at].workType)));
+      const size_t size =
+          static_cast<size_t>(ncclDevWorkSize(static_cast<ncclDevWorkType>(batches[at].workType)));
       fetch(args, batches[at], size, bytes);
       while (batches[at].nextExtends != 0) {
         at += batches[at].nextJump;

@@ -41,13 +41,12 @@ class Reduction {
   bool scales() const { return kind_ == ncclDevPreMulSum; }
 
   /// What becomes of a value of the input.
-  T before(T value) const {
-    return scales() ? W::down(W::up(value) * W::up(scalar_)) : value;
-  }
+  T before(T value) const { return scales() ? W::down(W::up(value) * W::up(scalar_)) : value; }
 
   T both(T a, T b) const {
     switch (kind_) {
-      case ncclDevProd: return narrow(W::up(a) * W::up(b));
+      case ncclDevProd:
+        return narrow(W::up(a) * W::up(b));
       case ncclDevMinMax:
         if constexpr (std::is_integral_v<T>) {
           const T mask = static_cast<T>(argument_);
@@ -56,7 +55,8 @@ class Reduction {
           const bool least = (argument_ & 1) == 0;
           return W::down(least ? std::min(W::up(a), W::up(b)) : std::max(W::up(a), W::up(b)));
         }
-      default: return narrow(W::up(a) + W::up(b));
+      default:
+        return narrow(W::up(a) + W::up(b));
     }
   }
 

@@ -29,8 +29,7 @@ class Transfer {
 
   /// False when it has to wait.
   bool advance() {
-    if (sends_ ? !may_send(conn_, step_, 1)
-               : !part_.low_latency && !may_receive(conn_, step_, 1)) {
+    if (sends_ ? !may_send(conn_, step_, 1) : !part_.low_latency && !may_receive(conn_, step_, 1)) {
       return false;
     }
     const size_t count = std::min(part_.chunk, part_.bytes - done_);
