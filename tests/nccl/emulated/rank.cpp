@@ -59,9 +59,21 @@ std::vector<std::string> parts_of(const std::string& text) {
   return parts;
 }
 
+std::vector<std::string> operations_in(const std::string& text) {
+  std::vector<std::string> names;
+  for (const std::string& part : parts_of(text)) {
+    if (part == "all") {
+      names.insert(names.end(), all_operations().begin(), all_operations().end());
+    } else {
+      names.push_back(part);
+    }
+  }
+  return names;
+}
+
 void set(Options& options, const std::string& name, const std::string& text) {
   if (name == "--ops") {
-    options.operations = text == "all" ? all_operations() : parts_of(text);
+    options.operations = operations_in(text);
   } else if (name == "--types") {
     options.types = parts_of(text);
   } else if (name == "--counts") {

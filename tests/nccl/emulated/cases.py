@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""Runs NCCL's own host code over a plugin, case by case.
+
+usage: cases.py BUILD PLUGIN [--long] [--list] [--logs DIR] [PATTERN]
+  BUILD    what emulated/CMakeLists.txt made
+  PLUGIN   libnccl-net-ha.so, or none for NCCL's own sockets
+  PATTERN  a regular expression: only cases that it finds
+
+One line per case: verdict, seconds, name, the last words of rank 0.  A case is right when every rank
+ended as it should and its log says that NCCL used the plugin.  Logs of the others are named.  Ends
+with "N passed, N failed"; exit status 0 only if none failed.
+"""
+import argparse
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+# What a rank says of itself.
+WORDS = re.compile(r"^\[\d+\.\d+\] rank (\d+): (.*)$", re.MULTILINE)
+FOUND = re.compile(r"is wrong|hangs$|asynchronous error|emulated kernel:")
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    ranks: int
+    arguments: str
+    environment: dict = dataclasses.field(default_factory=dict)
+    only_long: bool = False
+    program: str = "rank"
+    abi: int = 0  # the only ABI version that NCCL sees
+    dies: int = -1  # the rank that is to die; the others see it, abort and end
+    mistake: bool = False  # something is wrong on purpose, and a rank must say so
+    limit: int = 120
+
+
+INLINE = {"HA_NCCL_USE_PROGRESS_THREAD": "0"}
+LL = {"NCCL_PROTO": "LL", "NCCL_P2P_LL_THRESHOLD": "16384"}
+BOTH = {"NCCL_PROTO": "LL,Simple", "NCCL_P2P_LL_THRESHOLD": "16384"}
+FAULTS = {"HA_NCCL_DGRAM_FAULTS": "drop=0.01,dup=0.01,reorder=0.01,seed=1"}
+THREADS = {"HA_NCCL_PROGRESS_THREADS": "4"}
+COUNTS = "0,1,7,1000,65536,1000003"
+FEW = "1,1000,65536"
+TYPES = "float,int32,uint8"
+
+
+def all_cases(abis):
+    def short(name, ranks, arguments, *environments, **more):
+        merged = {key: value for each in environments for key, value in each.items()}
+        return Case(name, ranks, arguments, merged, **more)
+
+    def long(*arguments, **more):
+        return short(*arguments, only_long=True, **more)
+
+    every = f"--ops all --types float --counts {COUNTS}"
+    some = f"--ops all --types float --counts {FEW}"
+    yield short("simple-2", 2, f"--ops all,all_reduce_avg --types {TYPES} --counts {COUNTS}")
+    yield short("simple-2-inline", 2, every, INLINE)
+    yield short("ll-2", 2, f"--ops all,all_reduce_avg --types {TYPES} --counts 0,7,65536", LL)
+    yield short("ll-2-inline", 2, some, LL, INLINE)
+    yield short("both-2", 2, every, BOTH)
+    yield short("types-2", 2, "--ops all,all_reduce_avg --counts 1000,65536"
+                              " --types double,half,bfloat16,int64", BOTH)
+    yield short("simple-4", 4, f"--ops all --types float --counts {FEW}")
+    yield short("ll-3-inline", 3, "--ops all --types float --counts 1,1000", LL, INLINE)
+    yield long("simple-4-types", 4, f"--ops all --types float,int64 --counts {COUNTS}")
+    yield long("simple-4-inline", 4, f"--ops all --types float,int64 --counts {COUNTS}", INLINE)
+    yield long("ll-4", 4, some, LL)
+    yield long("simple-8", 8, some, limit=400)
+    yield long("ll-8-inline", 8, "--ops all --types float --counts 1,1000", LL, INLINE, limit=400)
+    yield short("large-2", 2, "--ops all_reduce,sendrecv --counts 4194304")
+    yield long("larger-2", 2, "--ops all_reduce,all_gather,sendrecv --counts 16777216")
+    yield long("larger-2-inline", 2, "--ops all_reduce,all_gather,sendrecv --counts 16777216",
+               INLINE)
+    yield long("channels-8", 2, every, {"NCCL_MAX_NCHANNELS": "8", "NCCL_MIN_NCHANNELS": "8"})
+    yield short("small-buffers", 2, some, {"NCCL_BUFFSIZE": "65536"})
+    yield short("unshared", 2, f"--ops sendrecv,alltoall --counts {COUNTS}",
+                {"NCCL_NET_SHARED_BUFFERS": "0"})
+    yield short("faults-2", 2, some, FAULTS)
+    yield short("faults-ll-2-inline", 2, some, FAULTS, LL, INLINE)
+    yield long("faults-2-inline", 2, every, FAULTS, INLINE)
+    yield long("faults-ll-2", 2, some, FAULTS, LL)
+    yield long("faults-4", 4, some, FAULTS)
+    yield short("comms-4", 2, f"--comms 4 --ops all_reduce,alltoall --counts {FEW}")
+    yield long("comms-4-all", 2, f"--comms 4 {some}")
+    yield long("comms-4-inline", 2, f"--comms 4 {some}", INLINE)
+    yield long("comms-4-faults", 2, f"--comms 4 {some}", FAULTS)
+    yield long("comms-3-ranks-4", 4, f"--comms 3 --ops all_reduce,alltoall --counts {FEW}")
+    yield short("threads-4", 2, f"--comms 4 --ops all_gather,sendrecv --counts {FEW}", THREADS)
+    yield long("threads-4-all", 2, f"--comms 4 {some}", THREADS)
+    yield short("split", 2, "--split 1 --ops all_reduce,sendrecv --counts 1,65536")
+    yield short("cycles-3", 2, "--cycles 3 --ops all_reduce,sendrecv --counts 1000")
+    yield short("cycles-3-inline", 2, "--cycles 3 --ops all_reduce,sendrecv --counts 1000", INLINE)
+    yield long("cycles-16", 2, "--cycles 16 --ops all_reduce,sendrecv --counts 1000")
+    yield long("cycles-16-inline", 2, "--cycles 16 --ops all_reduce,sendrecv --counts 1000", INLINE)
+    yield long("cycles-keep", 2, "--cycles 4 --ops all_reduce,sendrecv --counts 1000",
+               {"NCCL_NET_PLUGIN_REF_COUNT": "1"})
+    for abi in abis:
+        yield short(f"abi-{abi}", 2, "--ops all_reduce,alltoall --counts 1,65536", BOTH, abi=abi)
+        yield long(f"abi-{abi}-simple", 2, some, abi=abi)
+        yield long(f"abi-{abi}-ll", 2, some, LL, abi=abi)
+    yield short("nonblocking", 2, "--blocking 0 --cycles 2 --ops all_reduce --counts 1000")
+    yield short("abort", 2, "--abort 0.3 --cycles 2")
+    yield short("abort-inline", 2, "--abort 0.3 --cycles 2", INLINE)
+    yield long("abort-4", 4, "--abort 1 --cycles 2")
+    yield long("abort-comms", 2, "--abort 1 --cycles 2 --comms 3")
+    dying = "--limit 60 --ops all_reduce --counts 1000003"
+    yield short("die-2", 2, f"--die 1@3 {dying}", dies=1)
+    yield short("die-2-inline", 2, f"--die 1@3 {dying}", INLINE, dies=1)
+    yield long("die-first", 2, f"--die 0@3 {dying}", dies=0)
+    yield long("die-at-once", 2, f"--die 1@0 {dying}", dies=1)
+    yield short("die-3-rebuild", 3, f"--die 2@3 --rebuild 1 {dying}", dies=2)
+    yield long("die-4", 4, f"--die 2@30 {dying}", dies=2)
+    yield short("one-process-2", 1, "1", {"NHA_FAKE_DEVICES": "2"}, program="one_process")
+    yield long("one-process-4", 1, "3", {"NHA_FAKE_DEVICES": "4"}, program="one_process")
+    yield long("one-process-4-inline", 1, "3", {"NHA_FAKE_DEVICES": "4"}, INLINE,
+               program="one_process")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Runner:
+    def __init__(self, build, plugin, logs):
+        self.build = build
+        self.plugin = plugin
+        self.logs = logs
+        self.passed = 0
+        self.failed = 0
+
+    def environment(self, case, rank, port):
+        plugin = self.plugin
+        more = dict(case.environment)
+        if case.abi:
+            more["NHA_ONE_ABI_PLUGIN"] = plugin
+            plugin = str(self.build / f"libone_abi_v{case.abi}.so")
+        kept = {key: value for key, value in os.environ.items()
+                if not key.startswith(("NCCL_", "HA_NCCL_"))}
+        kept.update(RANK=str(rank), WORLD_SIZE=str(case.ranks), MASTER_ADDR="127.0.0.1",
+                    MASTER_PORT=str(port), **more)
+        return plugin, kept
+
+    def run(self, case):
+        start = time.monotonic()
+        folder = self.logs / case.name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        port = free_port()
+        ranks = []
+        for rank in range(case.ranks):
+            plugin, environment = self.environment(case, rank, port)
+            with open(folder / f"rank{rank}", "wb") as log:
+                ranks.append(subprocess.Popen(
+                    [HERE / "rank.sh", self.build, plugin, case.program, *case.arguments.split()],
+                    env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=subprocess.STDOUT))
+        statuses = [self.wait(process, start + case.limit) for process in ranks]
+        texts = [(folder / f"rank{rank}").read_text(encoding="utf-8", errors="replace")
+                 for rank in range(case.ranks)]
+        why = self.judge(case, statuses, texts)
+        words = [match[1] for match in WORDS.findall(texts[0 if case.dies != 0 else 1])]
+        verdict, last = ("right", words[-1] if words else "") if why is None else ("WRONG", why)
+        self.passed += why is None
+        self.failed += why is not None
+        print(f"{verdict}  {time.monotonic() - start:6.1f} s  {case.name:24} {last}"[:150])
+        if why is not None:
+            print(f"         logs: {folder}")
+        sys.stdout.flush()
+
+    @staticmethod
+    def wait(process, until):
+        try:
+            return process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return "still running"
+
+    def judge(self, case, statuses, texts):
+        """What is wrong, or None."""
+        if case.mistake:
+            if not any(FOUND.search(words) for text in texts for _, words in WORDS.findall(text)):
+                return f"the mistake was not found (statuses {statuses})"
+            return self.judge_use(texts)
+        for rank, (status, text) in enumerate(zip(statuses, texts)):
+            good = "kernels ended" if case.dies >= 0 else "every element right"
+            if case.abi == 0 and "--abort" in case.arguments:
+                good = "aborted in"
+            if rank == case.dies:
+                if status != -9 or "kills itself" not in text:
+                    return f"rank {rank} was to die and ended with {status}"
+            elif status != 0 or good not in text:
+                return f"rank {rank} ended with {status}: {self.last_words(text)}"
+        return self.judge_use(texts)
+
+    def judge_use(self, texts):
+        if self.plugin == "none":
+            return None
+        for rank, text in enumerate(texts):
+            for proof in ("Using network HA", "via NET/HA"):
+                if proof not in text:
+                    return f"rank {rank}: nothing says '{proof}'"
+        return None
+
+    @staticmethod
+    def last_words(text):
+        lines = [line for line in text.splitlines() if line]
+        said = [line for line in lines if WORDS.match(line)]
+        return (said or lines or ["no output"])[-1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("plugin")
+    parser.add_argument("--long", action="store_true", help="all cases")
+    parser.add_argument("--list", action="store_true", help="only names the cases")
+    parser.add_argument("--logs", type=pathlib.Path)
+    parser.add_argument("pattern", nargs="?", default="")
+    arguments = parser.parse_args()
+    build = arguments.build.resolve()
+    plugin = arguments.plugin
+    if plugin != "none":
+        plugin = str(pathlib.Path(plugin).resolve(strict=True))
+    abis = sorted(int(re.sub(r"\D", "", path.name)) for path in build.glob("libone_abi_v*.so"))
+    cases = [case for case in all_cases(abis if plugin != "none" else [])
+             if (arguments.long or not case.only_long) and re.search(arguments.pattern, case.name)]
+    runner = Runner(build, plugin, arguments.logs or build / "logs")
+    for case in cases:
+        if arguments.list:
+            print(case.name)
+        else:
+            runner.run(case)
+    if not arguments.list:
+        print(f"{runner.passed} passed, {runner.failed} failed")
+    return 1 if runner.failed or not cases else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
