@@ -311,6 +311,11 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; i += 2) {
     set(options, argv[i], argv[i + 1]);
   }
+  int version = 0;
+  NHA_NEED(ncclGetVersion(&version));
+  if (version != NCCL_VERSION_CODE) {
+    die("compiled with another NCCL's headers");
+  }
   NHA_NEED(cudaSetDevice(0));
   Rank(std::move(options)).run();
   return 0;
