@@ -97,6 +97,13 @@ for bench in build/release/bin/*_bench; do
   fi
 done
 step "what failover costs while nothing fails" timeout 1200 python3 tests/bench/peace.py
+# status 77: no source of NCCL, or no headers of CUDA; it says which.
+emulated() {
+  local status=0
+  tests/nccl/run_emulated --long -j "$jobs" || status=$?
+  [ $status -eq 77 ] || return $status
+}
+step "NCCL's own host code over the plugin, without a GPU: all cases" emulated
 # Against NCCL's own transports, where an NCCL is installed (status 2: it could not be measured).
 for peer in socket ib; do
   timeout 1200 python3 "tests/bench/against_$peer.py"

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/fabric/datagram/wire.h"
+#include "runtime/log.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -72,6 +73,11 @@ Result<FaultPlan> parse_fault_plan(std::string_view text) {
 
 FaultIo::FaultIo(std::unique_ptr<PacketIo> inner, const FaultPlan& plan, Recorder* recorder)
     : inner_(std::move(inner)), plan_(plan), random_(plan.seed), recorder_(recorder) {}
+
+FaultIo::~FaultIo() {
+  NHA_LOG_INFO("faults injected: {} dropped, {} doubled, {} reordered, {} acknowledgements lost",
+               injected_.dropped, injected_.duplicated, injected_.reordered, injected_.acks_lost);
+}
 
 void FaultIo::hold(Channel channel, const OutDatagram& datagram, uint32_t after) {
   Held held{channel, *datagram.to, {}, after, held_ticks};

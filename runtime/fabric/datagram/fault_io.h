@@ -29,6 +29,10 @@ class FaultIo final : public PacketIo {
  public:
   /// `recorder` may be null.
   FaultIo(std::unique_ptr<PacketIo> inner, const FaultPlan& plan, Recorder* recorder = nullptr);
+  /// Logs what was injected, so that whoever asked for faults sees that there were some.
+  ~FaultIo() override;
+  FaultIo(const FaultIo&) = delete;
+  FaultIo& operator=(const FaultIo&) = delete;
 
   struct Injected {
     uint64_t dropped = 0;

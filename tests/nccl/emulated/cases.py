@@ -45,7 +45,8 @@ class Case:
 INLINE = {"HA_NCCL_USE_PROGRESS_THREAD": "0"}
 LL = {"NCCL_PROTO": "LL", "NCCL_P2P_LL_THRESHOLD": "16384"}
 BOTH = {"NCCL_PROTO": "LL,Simple", "NCCL_P2P_LL_THRESHOLD": "16384"}
-FAULTS = {"HA_NCCL_DGRAM_FAULTS": "drop=0.01,dup=0.01,reorder=0.01,seed=1"}
+FAULTS = {"HA_NCCL_DGRAM_FAULTS": "drop=0.02,dup=0.01,reorder=0.01,seed=1",
+          "HA_NCCL_DGRAM_MTU": "1500"}
 THREADS = {"HA_NCCL_PROGRESS_THREADS": "4"}
 COUNTS = "0,1,7,1000,65536,1000003"
 FEW = "1,1000,65536"
@@ -192,7 +193,7 @@ class Runner:
         if case.mistake:
             if not any(FOUND.search(words) for text in texts for _, words in WORDS.findall(text)):
                 return f"the mistake was not found (statuses {statuses})"
-            return self.judge_use(texts)
+            return self.judge_use(case, texts)
         for rank, (status, text) in enumerate(zip(statuses, texts)):
             good = "kernels ended" if case.dies >= 0 else "every element right"
             if case.abi == 0 and "--abort" in case.arguments:
@@ -202,14 +203,17 @@ class Runner:
                     return f"rank {rank} was to die and ended with {status}"
             elif status != 0 or good not in text:
                 return f"rank {rank} ended with {status}: {self.last_words(text)}"
-        return self.judge_use(texts)
+        return self.judge_use(case, texts)
 
-    def judge_use(self, texts):
+    def judge_use(self, case, texts):
         if self.plugin == "none":
             return None
+        proofs = ["Using network HA", "via NET/HA"]
+        if "HA_NCCL_DGRAM_FAULTS" in case.environment:
+            proofs.append("faults injected: [1-9]")
         for rank, text in enumerate(texts):
-            for proof in ("Using network HA", "via NET/HA"):
-                if proof not in text:
+            for proof in proofs:
+                if not re.search(proof, text):
                     return f"rank {rank}: nothing says '{proof}'"
         return None
 
