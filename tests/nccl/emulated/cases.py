@@ -120,6 +120,11 @@ def all_cases(abis):
     yield long("die-at-once", 2, f"--die 1@0 {dying}", dies=1)
     yield short("die-3-rebuild", 3, f"--die 2@3 --rebuild 1 {dying}", dies=2)
     yield long("die-4", 4, f"--die 2@30 {dying}", dies=2)
+    for mistake in ("element", "size", "early_tail"):
+        yield short(f"wrong-kernel-{mistake}", 2, "--ops all_reduce --counts 65536 --limit 10",
+                    {"NHA_KERNEL_MISTAKE": mistake}, mistake=True)
+    yield short("wrong-kernel-flag", 2, "--ops all_reduce --counts 1000 --limit 3", LL,
+                {"NHA_KERNEL_MISTAKE": "flag"}, mistake=True)
     yield short("one-process-2", 1, "1", {"NHA_FAKE_DEVICES": "2"}, program="one_process")
     yield long("one-process-4", 1, "3", {"NHA_FAKE_DEVICES": "4"}, program="one_process")
     yield long("one-process-4-inline", 1, "3", {"NHA_FAKE_DEVICES": "4"}, INLINE,
@@ -178,6 +183,23 @@ class Runner:
         if why is not None:
             print(f"         logs: {folder}")
         sys.stdout.flush()
+
+    def run_tests_of_the_emulation(self):
+        """A GoogleTest program; each of its tests counts."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        log = self.logs / "emulation_tests"
+        with open(log, "wb") as out:
+            status = subprocess.run([self.build / "emulation_tests"], stdout=out, check=False,
+                                    stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
+        text = log.read_text(encoding="utf-8", errors="replace")
+        good = len(re.findall(r"^\[       OK \]", text, re.MULTILINE))
+        bad = len(re.findall(r"^\[  FAILED  \] .* ms\)$", text, re.MULTILINE))
+        if bad == 0 and (status != 0 or good == 0):
+            bad = 1
+        self.passed += good
+        self.failed += bad
+        print(f"{'WRONG' if bad else 'right'}           tests of the emulation itself: {good} of"
+              f" {good + bad}" + (f"; log: {log}" if bad else ""), flush=True)
 
     @staticmethod
     def wait(process, until):
@@ -241,14 +263,17 @@ def main():
     cases = [case for case in all_cases(abis if plugin != "none" else [])
              if (arguments.long or not case.only_long) and re.search(arguments.pattern, case.name)]
     runner = Runner(build, plugin, arguments.logs or build / "logs")
+    if not arguments.list and re.search(arguments.pattern, "emulation"):
+        runner.run_tests_of_the_emulation()
     for case in cases:
         if arguments.list:
             print(case.name)
         else:
             runner.run(case)
-    if not arguments.list:
-        print(f"{runner.passed} passed, {runner.failed} failed")
-    return 1 if runner.failed or not cases else 0
+    if arguments.list:
+        return 0
+    print(f"{runner.passed} passed, {runner.failed} failed")
+    return 1 if runner.failed or not runner.passed else 0
 
 
 if __name__ == "__main__":

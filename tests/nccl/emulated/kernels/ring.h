@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "tests/nccl/emulated/kernels/block.h"
+#include "tests/nccl/emulated/kernels/mistake.h"
 #include "tests/nccl/emulated/kernels/reduction.h"
 
 namespace nccl_ha::emulated {
@@ -69,7 +70,12 @@ class Ring {
       }
       if (step.send) {
         block_.wait_until([this] { return may_send(send_, send_step_, steps_); });
-        set_size(send_, send_step_, slice * sizeof(T));
+        const size_t sent = mistaken(Mistake::size) && slice > 0 ? slice - 1 : slice;
+        set_size(send_, send_step_, sent * sizeof(T));
+        if (mistaken(Mistake::early_tail)) {
+          store(send_->tail, send_step_ + static_cast<uint64_t>(steps_));
+          give_way(std::chrono::milliseconds(5));
+        }
       }
       if (slice > 0) {
         const char* from = step.receive ? simple_slot(recv_, recv_step_) : nullptr;
@@ -77,6 +83,9 @@ class Ring {
         combine(reduction_, step.from_input, step.mine != nullptr ? step.mine + offset : nullptr,
                 reinterpret_cast<const T*>(from), step.last, reinterpret_cast<T*>(to),
                 step.result != nullptr ? step.result + offset : nullptr, slice);
+        if (to != nullptr && mistaken(Mistake::element)) {
+          to[slice * sizeof(T) - 1] = static_cast<char>(to[slice * sizeof(T) - 1] ^ 0x40);
+        }
       }
       if (step.receive) {
         recv_step_ += static_cast<uint64_t>(steps_);
@@ -118,7 +127,8 @@ class Ring {
       if (step.send) {
         uint64_t data = 0;
         std::memcpy(&data, result, sizeof data);
-        write_line(out.first + i, data, NCCL_LL_FLAG(send_step_ + 1));
+        const uint64_t named = send_step_ + (mistaken(Mistake::flag) ? 2 : 1);
+        write_line(out.first + i, data, NCCL_LL_FLAG(named));
       }
     }
     if (step.receive) {
