@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <climits>
+#include <utility>
 
 #include "plugin/edge.h"
 #include "plugin/net.h"
 #include "plugin/process.h"
 #include "runtime/log.h"
+#include "runtime/mutation.h"
 
 namespace nccl_ha::plugin {
 namespace {
@@ -46,6 +48,15 @@ abi::NcclResult keep(Comm* comm, Result<fabric::Registration> registration, void
   return abi::NcclResult::success;
 }
 
+/// Only where that mistake is planted.
+bool forgotten(const Request* request) {
+  static const Request* lost = nullptr;
+  if (lost == nullptr && mutated(Mutation::request_forgotten, 50)) {
+    lost = request;
+  }
+  return lost == request;
+}
+
 }  // namespace
 
 abi::NcclResult net_reg_mr(void* comm, void* data, size_t size, int type, void** mhandle) noexcept {
@@ -61,10 +72,12 @@ abi::NcclResult net_reg_mr(void* comm, void* data, size_t size, int type, void**
           fail(Errc::invalid_usage,
                fmt::format("regMr: memory type {} is none that this plugin announced", type)));
     }
-    return keep(base,
-                Process::instance().provider().add_memory(channel.attachment(), channel.domain(),
-                                                          data, size, type == abi::ptr_cuda),
-                mhandle);
+    auto registration = Process::instance().provider().add_memory(
+        channel.attachment(), channel.domain(), data, size, type == abi::ptr_cuda);
+    if (mutated(Mutation::region_let_go) && registration) {
+      static_cast<void>(Process::instance().provider().remove_memory(*registration));
+    }
+    return keep(base, std::move(registration), mhandle);
   });
 }
 
@@ -209,7 +222,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
       last = i;
     }
   }
-  if (last < 0) {
+  if (last < 0 || mutated(Mutation::flush_skipped)) {
     return abi::NcclResult::success;  // host memory: what has been received is visible
   }
   if (channel.phase() != Phase::ready) [[unlikely]] {
@@ -242,6 +255,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
       channel.look_for(base->state);
       state = base->state.load(std::memory_order_acquire);
       if (state == RequestState::pending) {
+        *done = !base->is_send && mutated(Mutation::done_too_early, 16) ? 1 : 0;
         return abi::NcclResult::success;
       }
     } else {
@@ -259,7 +273,11 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
   if (sizes != nullptr) {
     for (size_t i = 0; i < base->count; ++i) {
       sizes[i] = base->bytes[i] > INT_MAX ? INT_MAX : static_cast<int>(base->bytes[i]);
+      sizes[i] = mutated(Mutation::size_untold) ? 0 : sizes[i];
     }
+  }
+  if (!base->is_send && forgotten(base)) {
+    return abi::NcclResult::success;
   }
   *done = 1;
   if (base->is_send) {

@@ -4,6 +4,7 @@
 // once more with NHA_MUTANTS, and says for each mistake what finds it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace nccl_ha {
@@ -123,13 +124,25 @@ enum class Mutation : uint8_t {
   answer_not_awaited,  ///< who is told that the peer ends does not wait until its answer is there
   linger_for_ever,     ///< the wait for the peer has no end
   memory_left_open,    ///< paths that may still write memory of the caller's go on
+  // Of what NCCL is told (tests/nccl/emulated/cases.py):
+  done_too_early,     ///< test() says now and then that a receive is done which is not
+  size_untold,        ///< test() says that nothing was received
+  request_forgotten,  ///< one of many receives is never done
+  region_let_go,      ///< memory is taken back from the NIC before NCCL says so
+  flush_skipped,      ///< a flush is done without asking the NIC
 };
 
 #if defined(NHA_MUTANTS)
 inline Mutation planted = Mutation::none;
 inline bool mutated(Mutation which) { return planted == which; }
+/// Every so many calls.
+inline bool mutated(Mutation which, unsigned every) {
+  static std::atomic<unsigned> calls{0};
+  return planted == which && ++calls % every == 0;
+}
 #else
 constexpr bool mutated(Mutation) { return false; }
+constexpr bool mutated(Mutation, unsigned) { return false; }
 #endif
 
 }  // namespace nccl_ha

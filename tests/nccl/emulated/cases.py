@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Runs NCCL's own host code over a plugin, case by case.
 
-usage: cases.py BUILD PLUGIN [--long] [--list] [--logs DIR] [PATTERN]
+usage: cases.py BUILD PLUGIN [--planted PLUGIN] [--long] [--list] [--logs DIR] [PATTERN]
   BUILD    what emulated/CMakeLists.txt made
   PLUGIN   libnccl-net-ha.so, or none for NCCL's own sockets
   PATTERN  a regular expression: only cases that it finds
+  --planted  the plugin as tests/mutants builds it: mistakes in it must be found
 
 One line per case: verdict, seconds, name, the last words of rank 0.  A case is right when every rank
 ended as it should and its log says that NCCL used the plugin.  Logs of the others are named.  Ends
@@ -39,6 +40,7 @@ class Case:
     abi: int = 0  # the only ABI version that NCCL sees
     dies: int = -1  # the rank that is to die; the others see it, abort and end
     mistake: bool = False  # something is wrong on purpose, and a rank must say so
+    planted: str = ""  # the mistake in the plugin, by its name in runtime/mutation.h
     limit: int = 120
 
 
@@ -131,6 +133,22 @@ def all_cases(abis):
                program="one_process")
 
 
+def planted_cases():
+    """Each mistake beside a run of the same kind without one, which must be right."""
+    every = "--ops all_reduce,sendrecv --counts 1,65536,1000003 --limit 5"
+    yield Case("planted-none", 2, every, planted="none")
+    for mistake in ("done_too_early", "request_forgotten"):
+        yield Case(f"planted-{mistake}", 2, every, planted=mistake, mistake=True)
+
+
+def number_of(mistake):
+    """In the order of the names in runtime/mutation.h."""
+    text = (HERE.parents[2] / "runtime" / "mutation.h").read_text(encoding="utf-8")
+    body = re.search(r"enum class Mutation.*?\{(.*?)\};", text, re.DOTALL).group(1)
+    names = re.findall(r"^ *(\w+),", body, re.MULTILINE)
+    return names.index(mistake)
+
+
 def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -138,9 +156,10 @@ def free_port():
 
 
 class Runner:
-    def __init__(self, build, plugin, logs):
+    def __init__(self, build, plugin, planted, logs):
         self.build = build
         self.plugin = plugin
+        self.planted = planted
         self.logs = logs
         self.passed = 0
         self.failed = 0
@@ -148,6 +167,9 @@ class Runner:
     def environment(self, case, rank, port):
         plugin = self.plugin
         more = dict(case.environment)
+        if case.planted:
+            plugin = self.planted
+            more["NHA_MUTANT"] = str(number_of(case.planted))
         if case.abi:
             more["NHA_ONE_ABI_PLUGIN"] = plugin
             plugin = str(self.build / f"libone_abi_v{case.abi}.so")
@@ -250,19 +272,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("plugin")
+    parser.add_argument("--planted", type=pathlib.Path)
     parser.add_argument("--long", action="store_true", help="all cases")
     parser.add_argument("--list", action="store_true", help="only names the cases")
     parser.add_argument("--logs", type=pathlib.Path)
     parser.add_argument("pattern", nargs="?", default="")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     build = arguments.build.resolve()
     plugin = arguments.plugin
     if plugin != "none":
         plugin = str(pathlib.Path(plugin).resolve(strict=True))
     abis = sorted(int(re.sub(r"\D", "", path.name)) for path in build.glob("libone_abi_v*.so"))
-    cases = [case for case in all_cases(abis if plugin != "none" else [])
+    cases = list(all_cases(abis if plugin != "none" else []))
+    if arguments.planted:
+        cases += planted_cases()
+    cases = [case for case in cases
              if (arguments.long or not case.only_long) and re.search(arguments.pattern, case.name)]
-    runner = Runner(build, plugin, arguments.logs or build / "logs")
+    planted = str(arguments.planted.resolve()) if arguments.planted else ""
+    runner = Runner(build, plugin, planted, arguments.logs or build / "logs")
     if not arguments.list and re.search(arguments.pattern, "emulation"):
         runner.run_tests_of_the_emulation()
     for case in cases:
