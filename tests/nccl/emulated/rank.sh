@@ -6,6 +6,7 @@
 #
 # Whatever is set already stays.  In a lab of namespaces:
 #   nccl-ha lab run pair --script '...' -- rank.sh BUILD PLUGIN rank --seconds 12
+# NHA_FAKE_NIC: set when ranks are to have a NIC with RDMA (nic/nic.h).
 # NHA_PRELOAD: libraries that a plugin with sanitizers needs first.
 set -euo pipefail
 build=$(cd "$1" && pwd)
@@ -25,6 +26,7 @@ if [ -n "${NHA_LAB_HOST:-}" ]; then
 else
   export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} NCCL_HOSTID=${NCCL_HOSTID:-host${RANK:-0}}
 fi
-export LD_LIBRARY_PATH=$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+build_libs=$build${NHA_FAKE_NIC:+:$build/nic}
+export LD_LIBRARY_PATH=$build_libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 [ -z "${NHA_PRELOAD:-}" ] || export LD_PRELOAD=$NHA_PRELOAD
 exec "$program" "$@" 2>&1

@@ -1,5 +1,6 @@
 // The driver's entry points, which NCCL asks for by name, and launches of kernels.
 #include <cuda.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -93,6 +94,7 @@ CUresult device_get_attribute(int* value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
       *value = -1;
       break;
+    case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
       *value = gpu_direct() ? 1 : 0;
       break;
@@ -132,6 +134,21 @@ CUresult mem_get_address_range(CUdeviceptr* base, size_t* size, CUdeviceptr plac
 CUresult mem_get_granularity(size_t* granularity, const CUmemAllocationProp*,
                              CUmemAllocationGranularity_flags) {
   *granularity = size_t{2} << 20;
+  return CUDA_SUCCESS;
+}
+
+/// A descriptor of memory that the fake NIC can register: a file that holds the address.
+CUresult mem_get_handle(void* handle, CUdeviceptr place, size_t, CUmemRangeHandleType type,
+                        unsigned long long) {
+  if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD ||
+      !allocation_of(reinterpret_cast<const void*>(place))) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const int fd = memfd_create("fake DMA-BUF", MFD_CLOEXEC);
+  if (fd < 0 || write(fd, &place, sizeof place) != sizeof place) {
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  *static_cast<int*>(handle) = fd;
   return CUDA_SUCCESS;
 }
 
@@ -184,6 +201,7 @@ void* entry(const std::string& name) {
       {"cuDeviceGetUuid", any(device_get_uuid)},
       {"cuMemGetAddressRange", any(mem_get_address_range)},
       {"cuMemGetAllocationGranularity", any(mem_get_granularity)},
+      {"cuMemGetHandleForAddressRange", any(mem_get_handle)},
       {"cuCtxGetCurrent", any(ctx_get_current)},
       {"cuCtxSetCurrent", any(ctx_set_current)},
       {"cuCtxGetDevice", any(ctx_get_device)},
