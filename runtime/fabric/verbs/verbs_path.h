@@ -131,6 +131,7 @@ class VerbsPath final : public Path {
   void look_at_destruction();
   int destruction_result() const;
   void close_fence(uint64_t& count, const char* proof);
+  Duration lost_time() const;
   void fail_fence(int error);
   void take_back();
   /// Is there unacknowledged work?  Breaks the path when that has been so for too long.
@@ -167,6 +168,7 @@ class VerbsPath final : public Path {
   uint32_t own_sends_ = 0;         ///< the last ones, which the broken queue pair was never given
   uint32_t own_receives_ = 0;      ///< the same
   Instant broken_at_{};
+  Duration lost_before_{};
   uint32_t seen_returned_ = 0;  ///< how many had come back when it was looked at last
   std::shared_ptr<const Destruction> destruction_;
   Instant destruction_deadline_{};

@@ -39,6 +39,7 @@ void VerbsPath::break_path(CompletionStatus cause, const Error& why) {
   own_receives_ += std::exchange(parked_, 0);
   fence_ = Fence::flushing;
   broken_at_ = port_.env_.clock->now();
+  lost_before_ = lost_time();
   seen_returned_ = send_head_ + receive_head_ + flush_head_;
   Duration wait = port_.options_.flush_wait;
   for (ibv_qp* qp : {qp_, flush_qp_}) {
@@ -172,13 +173,21 @@ void VerbsPath::look_at_destruction() {
   }
 }
 
+Duration VerbsPath::lost_time() const {
+  return port_.env_.lost == nullptr ? Duration(0) : port_.env_.lost->total();
+}
+
 void VerbsPath::close_fence(uint64_t& count, const char* proof) {
   fence_ = Fence::closed;
   ++count;
   port_.env_.timers->cancel(timer_);
-  NHA_LOG_INFO("RDMA device {}: queue pair {} is fenced after {:.1f} ms: {}", info_.device,
-               local_.queue_pair,
-               static_cast<double>((port_.env_.clock->now() - broken_at_).count()) / 1e6, proof);
+  const Duration took = port_.env_.clock->now() - broken_at_;
+  NHA_LOG_INFO(
+      "RDMA device {}: queue pair {} is fenced after {:.1f} ms, in {:.1f} of which this process "
+      "did "
+      "not run: {}",
+      info_.device, local_.queue_pair, static_cast<double>(took.count()) / 1e6,
+      static_cast<double>((lost_time() - lost_before_).count()) / 1e6, proof);
   take_back();
 }
 
