@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <utility>
 
 #include "plugin/edge.h"
 #include "plugin/net.h"
@@ -42,6 +41,9 @@ abi::NcclResult keep(Comm* comm, Result<fabric::Registration> registration, void
   if (!registration) {
     return report(registration.error());
   }
+  if (mutated(Mutation::region_let_go)) {
+    static_cast<void>(Process::instance().provider().remove_memory(*registration));
+  }
   std::lock_guard lock(comm->regions_mutex);
   comm->regions.push_back(*registration);
   *mhandle = &comm->regions.back();
@@ -72,12 +74,10 @@ abi::NcclResult net_reg_mr(void* comm, void* data, size_t size, int type, void**
           fail(Errc::invalid_usage,
                fmt::format("regMr: memory type {} is none that this plugin announced", type)));
     }
-    auto registration = Process::instance().provider().add_memory(
-        channel.attachment(), channel.domain(), data, size, type == abi::ptr_cuda);
-    if (mutated(Mutation::region_let_go) && registration) {
-      static_cast<void>(Process::instance().provider().remove_memory(*registration));
-    }
-    return keep(base, std::move(registration), mhandle);
+    return keep(base,
+                Process::instance().provider().add_memory(channel.attachment(), channel.domain(),
+                                                          data, size, type == abi::ptr_cuda),
+                mhandle);
   });
 }
 

@@ -50,6 +50,8 @@ BOTH = {"NCCL_PROTO": "LL,Simple", "NCCL_P2P_LL_THRESHOLD": "16384"}
 FAULTS = {"HA_NCCL_DGRAM_FAULTS": "drop=0.02,dup=0.01,reorder=0.01,seed=1",
           "HA_NCCL_DGRAM_MTU": "1500"}
 THREADS = {"HA_NCCL_PROGRESS_THREADS": "4"}
+NIC = {"NHA_FAKE_NIC": "1"}
+GPU_NIC = {**NIC, "NHA_FAKE_GPUDIRECT": "1", "NCCL_NET_GDR_LEVEL": "SYS"}
 COUNTS = "0,1,7,1000,65536,1000003"
 FEW = "1,1000,65536"
 TYPES = "float,int32,uint8"
@@ -92,6 +94,22 @@ def all_cases(abis):
     yield long("faults-2-inline", 2, every, FAULTS, INLINE)
     yield long("faults-ll-2", 2, some, FAULTS, LL)
     yield long("faults-4", 4, some, FAULTS)
+    yield short("nic-2", 2, some, NIC)
+    yield short("nic-2-inline", 2, some, NIC, INLINE)
+    yield short("nic-gpu-2", 2, every, GPU_NIC)
+    yield short("nic-gpu-2-inline", 2, some, GPU_NIC, INLINE)
+    yield short("nic-gpu-both-2", 2, some, GPU_NIC, BOTH)
+    yield short("nic-gpu-comms-4", 2, f"--comms 4 --ops all_reduce,alltoall --counts {FEW}", GPU_NIC)
+    yield short("nic-gpu-cycles-3", 2, "--cycles 3 --ops all_reduce,sendrecv --counts 1000", GPU_NIC)
+    yield short("nic-gpu-abort", 2, "--abort 0.3 --cycles 2", GPU_NIC)
+    yield long("nic-gpu-4", 4, some, GPU_NIC)
+    yield long("nic-gpu-4-inline", 4, some, GPU_NIC, INLINE)
+    yield long("nic-gpu-larger-2", 2, "--ops all_reduce,sendrecv --counts 16777216", GPU_NIC)
+    yield long("nic-gpu-queue-pairs-4", 2, every, GPU_NIC,
+               {"HA_NCCL_IB_QPS_PER_CONNECTION": "4", "HA_NCCL_IB_SPLIT_BYTES": "4096"})
+    yield long("nic-gpu-threads-4", 2, f"--comms 4 {some}", GPU_NIC, THREADS)
+    yield long("collnet-asked", 2, some, {"NCCL_COLLNET_ENABLE": "1"})
+    yield long("nic-gpu-split", 2, "--split 1 --ops all_reduce,sendrecv --counts 1,65536", GPU_NIC)
     yield short("comms-4", 2, f"--comms 4 --ops all_reduce,alltoall --counts {FEW}")
     yield long("comms-4-all", 2, f"--comms 4 {some}")
     yield long("comms-4-inline", 2, f"--comms 4 {some}", INLINE)
@@ -110,6 +128,7 @@ def all_cases(abis):
         yield short(f"abi-{abi}", 2, "--ops all_reduce,alltoall --counts 1,65536", BOTH, abi=abi)
         yield long(f"abi-{abi}-simple", 2, some, abi=abi)
         yield long(f"abi-{abi}-ll", 2, some, LL, abi=abi)
+        yield long(f"abi-{abi}-nic-gpu", 2, some, GPU_NIC, abi=abi)
     yield short("nonblocking", 2, "--blocking 0 --cycles 2 --ops all_reduce --counts 1000")
     yield short("abort", 2, "--abort 0.3 --cycles 2")
     yield short("abort-inline", 2, "--abort 0.3 --cycles 2", INLINE)
@@ -118,6 +137,8 @@ def all_cases(abis):
     dying = "--limit 60 --ops all_reduce --counts 1000003"
     yield short("die-2", 2, f"--die 1@3 {dying}", dies=1)
     yield short("die-2-inline", 2, f"--die 1@3 {dying}", INLINE, dies=1)
+    yield short("nic-gpu-die-2", 2, f"--die 1@3 {dying}", GPU_NIC, dies=1)
+    yield long("nic-gpu-die-2-inline", 2, f"--die 1@3 {dying}", GPU_NIC, INLINE, dies=1)
     yield long("die-first", 2, f"--die 0@3 {dying}", dies=0)
     yield long("die-at-once", 2, f"--die 1@0 {dying}", dies=1)
     yield short("die-3-rebuild", 3, f"--die 2@3 --rebuild 1 {dying}", dies=2)
@@ -139,6 +160,9 @@ def planted_cases():
     yield Case("planted-none", 2, every, planted="none")
     for mistake in ("done_too_early", "request_forgotten"):
         yield Case(f"planted-{mistake}", 2, every, planted=mistake, mistake=True)
+    yield Case("planted-gpu-none", 2, every, GPU_NIC, planted="none")
+    for mistake in ("done_too_early", "size_untold", "region_let_go", "flush_skipped"):
+        yield Case(f"planted-gpu-{mistake}", 2, every, GPU_NIC, planted=mistake, mistake=True)
 
 
 def number_of(mistake):
@@ -174,7 +198,7 @@ class Runner:
             more["NHA_ONE_ABI_PLUGIN"] = plugin
             plugin = str(self.build / f"libone_abi_v{case.abi}.so")
         kept = {key: value for key, value in os.environ.items()
-                if not key.startswith(("NCCL_", "HA_NCCL_"))}
+                if not key.startswith(("NCCL_", "HA_NCCL_", "NHA_"))}
         kept.update(RANK=str(rank), WORLD_SIZE=str(case.ranks), MASTER_ADDR="127.0.0.1",
                     MASTER_PORT=str(port), **more)
         return plugin, kept
@@ -198,6 +222,10 @@ class Runner:
                  for rank in range(case.ranks)]
         why = self.judge(case, statuses, texts)
         words = [match[1] for match in WORDS.findall(texts[0 if case.dies != 0 else 1])]
+        if case.mistake:
+            found = [words for text in texts for _, words in WORDS.findall(text)
+                     if FOUND.search(words)]
+            words = sorted(found, key=lambda words: "is wrong" in words)
         verdict, last = ("right", words[-1] if words else "") if why is None else ("WRONG", why)
         self.passed += why is None
         self.failed += why is not None
@@ -253,6 +281,10 @@ class Runner:
         if self.plugin == "none":
             return None
         proofs = ["Using network HA", "via NET/HA"]
+        if "NHA_FAKE_NIC" in case.environment:
+            proofs.append("over RoCE fake0")
+        if "NHA_FAKE_GPUDIRECT" in case.environment:
+            proofs.append("via NET/HA/0/GDRDMA")
         if "HA_NCCL_DGRAM_FAULTS" in case.environment:
             proofs.append("faults injected: [1-9]")
         for rank, text in enumerate(texts):

@@ -1,7 +1,6 @@
 #include "tests/nccl/emulated/nic/nic.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
@@ -21,6 +20,8 @@
 namespace nccl_ha::emulated {
 namespace {
 
+constexpr auto landing_time = std::chrono::milliseconds(5);
+constexpr auto probe_interval = std::chrono::milliseconds(200);
 // A queue pair's number of 24 bits names its NIC too.
 constexpr uint32_t pair_bits = 12;
 constexpr uint32_t numbers = 1U << pair_bits;
@@ -101,7 +102,10 @@ Region* Nic::add_region(std::unique_ptr<Region> region) {
   return raw;
 }
 
-bool Nic::remove_region(Region* region) { return regions_.erase(region->lkey) == 1; }
+bool Nic::remove_region(Region* region) {
+  push_to_devices(Clock::time_point::max());  // nothing is written once this returns
+  return regions_.erase(region->lkey) == 1;
+}
 
 Region* Nic::region_of(uint32_t key, uint64_t address, uint64_t length) {
   const auto found = regions_.find(key);
@@ -256,7 +260,7 @@ ibv_wc_status Nic::execute(Pair& pair, const Message& message) {
     if (region == nullptr) {
       return IBV_WC_REM_ACCESS_ERR;
     }
-    push_to_devices();
+    push_to_devices(Clock::time_point::max());
     const iovec ours{reinterpret_cast<void*>(message.address), length};
     const iovec theirs{reinterpret_cast<void*>(message.pieces[0].address), length};
     const bool copied =
@@ -297,14 +301,15 @@ ibv_wc_status Nic::execute(Pair& pair, const Message& message) {
 
 void Nic::land(const Region& region, uint64_t address, std::vector<char> bytes) {
   if (region.on_device) {
-    staged_.push_back({address, std::move(bytes)});
+    staged_.push_back({Clock::now() + landing_time, address, std::move(bytes)});
   } else {
     std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
   }
 }
 
-void Nic::push_to_devices() {
-  for (const Staged& one : std::exchange(staged_, {})) {
+void Nic::push_to_devices(Clock::time_point arrived_until) {
+  for (; !staged_.empty() && staged_.front().due <= arrived_until; staged_.pop_front()) {
+    const Staged& one = staged_.front();
     std::memcpy(reinterpret_cast<void*>(one.address), one.bytes.data(), one.bytes.size());
   }
 }
@@ -355,30 +360,36 @@ void Nic::probe_silent_peers() {
   }
 }
 
+void Nic::work_once(std::vector<pollfd>& waited) {
+  const std::lock_guard lock(mutex_);
+  uint64_t count = 0;
+  static_cast<void>(!read(wake_, &count, sizeof count));
+  Message message;
+  while (recv(socket_, &message, sizeof message, 0) == sizeof message) {
+    take(message);
+  }
+  const Clock::time_point now = Clock::now();
+  push_to_devices(now);
+  if (now >= next_probe_) {
+    next_probe_ = now + probe_interval;
+    probe_silent_peers();
+  }
+  waited = {{socket_, POLLIN, 0}, {wake_, POLLIN, 0}};
+  if (flush_outgoing()) {
+    for (const auto& [number, peer] : peers_) {
+      if (!peer.outgoing.empty()) {
+        waited.push_back({peer.socket, POLLOUT, 0});
+      }
+    }
+  }
+}
+
 void Nic::work() {
   pthread_setname_np(pthread_self(), "fake NIC");
-  Message message;
+  std::vector<pollfd> waited;
   for (;;) {
-    std::vector<pollfd> waited{{socket_, POLLIN, 0}, {wake_, POLLIN, 0}};
-    {
-      const std::lock_guard lock(mutex_);
-      uint64_t count = 0;
-      static_cast<void>(!read(wake_, &count, sizeof count));
-      while (recv(socket_, &message, sizeof message, 0) == sizeof message) {
-        take(message);
-      }
-      if (flush_outgoing()) {
-        for (const auto& [number, peer] : peers_) {
-          if (!peer.outgoing.empty()) {
-            waited.push_back({peer.socket, POLLOUT, 0});
-          }
-        }
-      }
-    }
-    if (poll(waited.data(), waited.size(), 200) == 0) {
-      const std::lock_guard lock(mutex_);
-      probe_silent_peers();
-    }
+    work_once(waited);
+    poll(waited.data(), waited.size(), static_cast<int>(landing_time.count()));
   }
 }
 

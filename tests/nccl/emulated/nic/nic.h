@@ -7,9 +7,11 @@
 #pragma once
 
 #include <infiniband/verbs.h>
+#include <poll.h>
 #include <sys/types.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -18,6 +20,8 @@
 #include <vector>
 
 namespace nccl_ha::emulated {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t inline_max = 512;
 constexpr size_t pieces_max = 4;
@@ -108,19 +112,21 @@ class Nic {
   void take_answer(const Message& message);
   ibv_wc_status execute(Pair& pair, const Message& message);
   void land(const Region& region, uint64_t address, std::vector<char> bytes);
-  void push_to_devices();
+  void push_to_devices(Clock::time_point arrived_until);
   void complete(ibv_cq* cq, const ibv_wc& wc);
   void fail(Pair& pair, ibv_wc_status status);
   void post(const Message& message);
   bool flush_outgoing();
   void fail_peers_of(uint32_t nic);
   void probe_silent_peers();
+  void work_once(std::vector<pollfd>& waited);
 
   struct Peer {
     int socket = -1;
     std::deque<Message> outgoing;
   };
   struct Staged {
+    Clock::time_point due;
     uint64_t address = 0;
     std::vector<char> bytes;
   };
@@ -135,6 +141,7 @@ class Nic {
   std::map<uint32_t, std::unique_ptr<Region>> regions_;  ///< by key
   std::map<uint32_t, Peer> peers_;                       ///< by number
   std::deque<Staged> staged_;
+  Clock::time_point next_probe_{};
 };
 
 }  // namespace nccl_ha::emulated
