@@ -83,7 +83,9 @@ def unpacked(tarball, folder):
 
 
 def complete(include):
-    return all((include / name).exists() for name in HEADERS)
+    # CUDA 13 keeps the C++ library's headers in a folder of their own.
+    return (all((include / name).exists() for name in HEADERS) and
+            any((include / place / "nv" / "target").exists() for place in (".", "cccl")))
 
 
 def cuda_include(built):
@@ -108,14 +110,14 @@ def debian_headers(cache):
         folder = pathlib.Path(name)
         print("fetching Debian's CUDA headers", flush=True)
         with Apt(f"deb {{mirror}} {SUITE} main contrib non-free") as apt:
-            apt.run("download", "nvidia-cuda-dev", folder=folder)
+            apt.run("download", "nvidia-cuda-dev", "libcu++-dev", folder=folder)
             for package in folder.glob("*.deb"):
                 subprocess.run(["sh", "-c", 'dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" '
                                 "--wildcards './usr/include/*'", "-", package, folder], check=True)
         shutil.rmtree(cache / "include", ignore_errors=True)
         (folder / "usr" / "include").rename(cache / "include")
     if not complete(cache / "include"):
-        raise Missing("Debian's package nvidia-cuda-dev lacks headers that are needed")
+        raise Missing("Debian's packages of CUDA lack headers that are needed")
     return cache / "include"
 
 
