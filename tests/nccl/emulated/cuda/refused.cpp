@@ -13,16 +13,37 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
   return cudaSuccess;
 }
 
+// CUDA 13 gives the newer functions the old names.
 #if CUDART_VERSION >= 13000
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t* graph,
-                                     const cudaGraphNode_t**, const cudaGraphEdgeData**,
-                                     size_t* count) {
+#define NHA_CAPTURE_INFO cudaStreamGetCaptureInfo
+#define NHA_UPDATE_DEPENDENCIES cudaStreamUpdateCaptureDependencies
+#define NHA_ADD_DEPENDENCIES cudaGraphAddDependencies
 #else
+#define NHA_CAPTURE_INFO cudaStreamGetCaptureInfo_v3
+#define NHA_UPDATE_DEPENDENCIES cudaStreamUpdateCaptureDependencies_v2
+#define NHA_ADD_DEPENDENCIES cudaGraphAddDependencies_v2
+
 cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t, cudaStreamCaptureStatus* status,
-                                        unsigned long long* id, cudaGraph_t* graph,
-                                        const cudaGraphNode_t**, size_t* count) {
+                                        unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
+                                        size_t*) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t*, size_t, unsigned) {
+  return fail(cudaErrorNotSupported);
+}
+
+cudaError_t cudaGraphAddDependencies(cudaGraph_t, const cudaGraphNode_t*, const cudaGraphNode_t*,
+                                     size_t) {
+  return fail(cudaErrorNotSupported);
+}
 #endif
+
+#if CUDART_VERSION >= 12030
+cudaError_t NHA_CAPTURE_INFO(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
+                             cudaGraph_t* graph, const cudaGraphNode_t**, const cudaGraphEdgeData**,
+                             size_t* count) {
   *status = cudaStreamCaptureStatusNone;
   if (id != nullptr) {
     *id = 0;
@@ -35,6 +56,17 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t, cudaStreamCaptureStatus* s
   }
   return cudaSuccess;
 }
+
+cudaError_t NHA_UPDATE_DEPENDENCIES(cudaStream_t, cudaGraphNode_t*, const cudaGraphEdgeData*,
+                                    size_t, unsigned) {
+  return fail(cudaErrorNotSupported);
+}
+
+cudaError_t NHA_ADD_DEPENDENCIES(cudaGraph_t, const cudaGraphNode_t*, const cudaGraphNode_t*,
+                                 const cudaGraphEdgeData*, size_t) {
+  return fail(cudaErrorNotSupported);
+}
+#endif
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
   return fail(cudaErrorNotSupported);
@@ -52,27 +84,6 @@ cudaError_t cudaGraphAddEventRecordNode(cudaGraphNode_t*, cudaGraph_t, const cud
                                         size_t, cudaEvent_t) {
   return fail(cudaErrorNotSupported);
 }
-
-#if CUDART_VERSION >= 13000
-cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t*,
-                                                const cudaGraphEdgeData*, size_t, unsigned) {
-  return fail(cudaErrorNotSupported);
-}
-
-cudaError_t cudaGraphAddDependencies(cudaGraph_t, const cudaGraphNode_t*, const cudaGraphNode_t*,
-                                     const cudaGraphEdgeData*, size_t) {
-  return fail(cudaErrorNotSupported);
-}
-#else
-cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t*, size_t, unsigned) {
-  return fail(cudaErrorNotSupported);
-}
-
-cudaError_t cudaGraphAddDependencies(cudaGraph_t, const cudaGraphNode_t*, const cudaGraphNode_t*,
-                                     size_t) {
-  return fail(cudaErrorNotSupported);
-}
-#endif
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) { return fail(cudaErrorNotSupported); }
 

@@ -211,8 +211,12 @@ using LaunchKernel = int (*)(const void*, unsigned, unsigned, unsigned, unsigned
 LaunchKernel launch_kernel() {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  EXPECT_EQ(cudaGetDriverEntryPointByVersion("cuLaunchKernel", &entry, 12000, 0, &found),
-            cudaSuccess);
+#if CUDART_VERSION >= 12050
+  const auto status = cudaGetDriverEntryPointByVersion("cuLaunchKernel", &entry, 12000, 0, &found);
+#else
+  const auto status = cudaGetDriverEntryPoint("cuLaunchKernel", &entry, 0, &found);
+#endif
+  EXPECT_EQ(status, cudaSuccess);
   return reinterpret_cast<LaunchKernel>(entry);
 }
 
