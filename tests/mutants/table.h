@@ -22,6 +22,7 @@ enum class By : uint8_t {
   volume,
   devices,
   check,     ///< tests of another suite
+  nccl,      ///< NCCL itself (tests/nccl/emulated/cases.py), over what `check` names
   survives,  ///< nothing finds it; docs/testing.md says why
 };
 
@@ -30,7 +31,7 @@ struct Planted {
   const char* name;
   By by;
   uint64_t seeds = 0;      ///< within which it is found
-  const char* check = "";  ///< those tests, as GoogleTest filters them
+  const char* check = "";  ///< those tests, as GoogleTest filters them; or what NCCL ran over
 };
 
 inline void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
@@ -172,6 +173,13 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(linger_for_ever, "CloseLinger.NotForLongerThanItsLimit"),
     NHA_CHECKED(memory_left_open,
                 "Fabrics/Unfinished.NothingIsSentFromMemoryThatTheCallerHasBack/*"),
+
+    // What NCCL is told.
+    NHA_FOUND(done_too_early, By::nccl, 0, "UDP, RDMA"),
+    NHA_FOUND(size_untold, By::nccl, 0, "RDMA into GPU memory"),
+    NHA_FOUND(request_forgotten, By::nccl, 0, "UDP"),
+    NHA_FOUND(region_let_go, By::nccl, 0, "RDMA into GPU memory"),
+    NHA_FOUND(flush_skipped, By::nccl, 0, "RDMA into GPU memory"),
 };
 
 #undef NHA_CHECKED
