@@ -1,0 +1,293 @@
+"""The part of tests/nccl/against_nccl_failover.py that runs in the guests of `nccl-ha lab roce`.
+
+usage: guest.py PLAN.json
+
+The first guest injects faults and measures, the other one does what the first one asks.  Prints a
+line "RESULT {...}" for each repeat.
+"""
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import faults  # pylint: disable=wrong-import-position
+import jobs  # pylint: disable=wrong-import-position
+
+PORT = 29400
+RAILS = ("rail0", "rail1")
+# All_reduce of 256 KiB moves four times as much over each of two rails; what only watches a rail, and
+# retries, are far below.
+IN_USE_BYTES = 32 * 1024
+RECOVERY_S = 30  # after which a rail that is healed counts as not taken back
+NAMES = {"rail0": r"rxe0|rail0|198\.18\.0\.", "rail1": r"rxe1|rail1|198\.18\.1\.",
+         "mgmt": r"mgmt|198\.19\.0\."}
+
+
+class Unusable(Exception):
+    """Nothing could be measured: this says nothing of a network."""
+
+
+class Lab:
+    def __init__(self, tool):
+        self.tool = tool
+
+    def ask(self, text):
+        done = subprocess.run([self.tool, "lab", *text.split()], capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"lab {text}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def links(self):
+        """Bytes, and frames that were lost on purpose, by the rail or network."""
+        found = {}
+        for link in json.loads(self.ask("show --json"))["links"]:
+            sums = found.setdefault(link["group"], {"bytes": 0, "dropped": 0})
+            for way in link["directions"]:
+                sums["bytes"] += way["bytes"]
+                sums["dropped"] += way["dropped"]
+        return found
+
+
+class Measurement:
+    def __init__(self, plan, rank, other):
+        self.plan = plan
+        self.rank = rank
+        self.other = other
+        self.lab = Lab(plan["tool"])
+        self.held = None  # the last result, until it is clear how the job went on
+        self.inits = {}
+        self.jobs = 0
+
+    def both(self, call, *arguments):
+        return [getattr(side, call)(*arguments) for side in (self.rank, self.other)]
+
+    def pause(self, seconds):
+        """Until then; less when the job ends before."""
+        self.rank.until(lambda: False, max(0.0, seconds))
+
+    # Jobs.
+
+    def start(self, fault, variant):
+        self.jobs += 1
+        self.log = f"{fault.name}-{variant.name}-{time.strftime('%H%M%S')}"
+        plugin = self.plan["plugin"] if variant.ours else "none"
+        for number, side in ((1, self.other), (0, self.rank)):
+            side.start(self.plan["build"], plugin, variant.environment,
+                       f"{self.plan['logs']}/{self.log}-rank{number}.log")
+
+    def running(self, fault, variant):
+        """A job that has done some operations over the right network, on all rails."""
+        for _ in range(3):
+            self.start(fault, variant)
+            if self.rank.until(lambda: self.rank.count() >= 5, 180) and self.used(variant) and \
+               self.until_all_rails_carry() is not None:
+                self.inits.setdefault(variant.name, []).append(self.rank.init_s)
+                return
+            print(f"a job that was left alone did not run: {self.both('last_words')}", flush=True)
+            self.end()
+        raise Unusable(f"{variant.name}: three jobs that were left alone did not run")
+
+    def used(self, variant):
+        lacking = self.both("lacks", variant.proofs)
+        if any(lacking):
+            raise Unusable(f"{variant.name}: the ranks' logs lack {lacking}: {self.log}")
+        return True
+
+    def end(self):
+        """Whatever state it is in; the lab is as good as new then."""
+        self.both("end", 0)
+        self.lab.ask("heal")
+
+    def finish(self):
+        """Ends a job that goes on, and says whether that went well."""
+        if self.rank.ended() is None:
+            self.rank.finish()
+        statuses = self.both("end", 60)
+        words = self.both("last_words")
+        self.lab.ask("heal")
+        if statuses == [0, 0] and all("every element right" in said for said in words):
+            return None
+        return f"at its end: {statuses} {words}"
+
+    def emit(self):
+        if self.held is not None:
+            print("RESULT " + json.dumps(self.held), flush=True)
+        self.held = None
+
+    # Faults.
+
+    def until_all_rails_carry(self):
+        """Seconds until what operations move goes over all rails, or None if that does not happen."""
+        start = time.monotonic()
+        while self.rank.ended() is None:
+            before, first = self.lab.links(), self.rank.count()
+            if not self.rank.until(lambda: self.rank.count() >= first + 5, 15) and \
+               self.rank.ended() is None and self.other.ended() is not None:
+                self.rank.end(15)
+                return None
+            done = self.rank.count() - first
+            now = self.lab.links()
+            moved = [now[rail]["bytes"] - before[rail]["bytes"] for rail in RAILS]
+            if done >= 5 and min(moved) >= done * IN_USE_BYTES:
+                return time.monotonic() - start
+            if done >= 5 and time.monotonic() - start > RECOVERY_S:
+                return None
+        return None
+
+    def strike(self, fault, draw):
+        """Does what the fault is, until all of it is healed."""
+        start = time.monotonic()
+        for after, text in fault.steps:
+            self.pause(start + after - time.monotonic())
+            self.lab.ask(draw.fill(text))
+        time.sleep(max(0.0, start + fault.lasts - time.monotonic()))
+        self.lab.ask("heal")
+
+    def surroundings(self):
+        return {"links": self.lab.links(), "carrier": self.both("carrier_changes")}
+
+    def proven(self, fault, draw, before):
+        """Whether each link that the fault hits was really out of order."""
+        deadline = time.monotonic() + 10  # a kernel finds its carrier within some seconds
+        while True:
+            now = self.surroundings()
+            lost = [now["links"][draw.fill(link)]["dropped"] -
+                    before["links"][draw.fill(link)]["dropped"] for link in fault.hit]
+            changes = [after[draw.fill(link)] - earlier[draw.fill(link)] for link in fault.hit
+                       for after, earlier in zip(now["carrier"], before["carrier"])]
+            if min(lost if fault.proof == "frames" else changes) >= (
+                    1 if fault.proof == "frames" else 2):
+                return {"lost": lost, "carrier": changes}
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.5)
+
+    def judged(self, fault, variant, repeat, draw, since, first):
+        """The result as it looks now."""
+        names = "|".join(NAMES[draw.fill(link)] for link in fault.hit)
+        told = [line for side, mark in zip((self.rank, self.other), since)
+                for line in (side.told(mark, names),)]
+        words = self.both("last_words")
+        ended = self.rank.ended() is not None or self.other.ended() is not None
+        return {
+            "fault": fault.name, "variant": variant.name, "repeat": repeat,
+            "seed": self.plan["seed"], "rail": draw.rail, "sender": draw.sender,
+            "survived": not ended, "right": not any("is wrong" in said for said in words),
+            "error": " / ".join(words) if ended else "",
+            "stall_s": max(self.both("slowest", first)),
+            "warned": next((warning for warning, _ in told if warning), ""),
+            "told": next((any_line for _, any_line in told if any_line), ""),
+            "log": self.log,
+        }
+
+    def under_load(self, fault, variant, repeats):
+        todo = list(repeats)
+        unproven = 0
+        while todo:
+            if unproven > 3:
+                raise Unusable(f"{fault.name}, {variant.name}: it cannot be measured")
+            self.running(fault, variant)
+            while todo and self.rank.ended() is None:
+                draw = faults.draw(self.plan["seed"], fault, todo[0], unproven)
+                before = self.surroundings()
+                since = self.both("mark")
+                self.pause(draw.share * 2)
+                if self.rank.ended() is not None:
+                    if self.held is None:
+                        print(f"a job ended before any fault: {self.both('last_words')}", flush=True)
+                        unproven += 1
+                    break
+                self.emit()
+                # The slowest of all operations that were not over at the moment.
+                first = self.rank.count()
+                moment = time.monotonic()
+                self.strike(fault, draw)
+                back = self.until_all_rails_carry()
+                proof = self.proven(fault, draw, before)
+                if proof is None:
+                    unproven += 1
+                    print(f"{fault.name}: the fault did not happen, once more", flush=True)
+                    break
+                self.held = self.judged(fault, variant, todo.pop(0), draw, since, first)
+                self.held.update(proof, back_s=back, took_s=time.monotonic() - moment)
+                if back is None:
+                    break
+            wrong = self.finish()
+            if wrong is not None and self.held is not None and self.held["survived"]:
+                self.held.update(survived=False, error=wrong)
+            self.emit()
+
+    def during_init(self, fault, variant, repeats):
+        if not self.inits.get(variant.name):
+            self.running(fault, variant)
+            self.finish()
+        for repeat in repeats:
+            for attempt in range(5):
+                if self.one_init(fault, variant, repeat, attempt):
+                    break
+            else:
+                raise Unusable(f"{fault.name}: it does not happen during ncclCommInitRank")
+
+    def one_init(self, fault, variant, repeat, attempt):
+        draw = faults.draw(self.plan["seed"], fault, repeat, attempt)
+        before = self.surroundings()
+        self.start(fault, variant)
+        if not self.rank.until(lambda: self.rank.begun, 60):
+            self.end()
+            return False
+        moment = draw.share * statistics.median(self.inits[variant.name])
+        self.pause(moment)
+        in_time = self.rank.init_s is None and self.rank.ended() is None
+        self.strike(fault, draw)
+        proof = self.proven(fault, draw, before)
+        if not in_time or proof is None:
+            print(f"{fault.name}: too late, or nothing was lost; once more", flush=True)
+            self.finish()
+            return False
+        self.rank.until(lambda: self.rank.count() >= 5, 120)
+        back = self.until_all_rails_carry()
+        self.held = self.judged(fault, variant, repeat, draw, [0, 0], 0)
+        inits = [took for took in self.both("init_took") if took is not None]
+        self.held.update(proof, back_s=back, moment_s=moment, init_s=max(inits, default=None))
+        if inits:
+            self.held["stall_s"] = max(self.held["stall_s"], *inits)
+            if self.held["survived"]:
+                self.used(variant)
+        wrong = self.finish()
+        if wrong is not None and self.held["survived"]:
+            self.held.update(survived=False, error=wrong)
+        self.emit()
+        return True
+
+    def run(self):
+        for fault_name, variant_name, repeats in self.plan["todo"]:
+            fault, variant = faults.fault_named(fault_name), faults.variant_named(variant_name)
+            (self.during_init if fault.during_init else self.under_load)(fault, variant, repeats)
+
+
+def main():
+    plan = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
+    rank = jobs.Rank()
+    if os.environ["RANK"] != "0":
+        jobs.serve(rank, os.environ["MASTER_ADDR"], PORT)
+        return 0
+    measurement = Measurement(plan, rank, jobs.OtherRank(PORT))
+    try:
+        measurement.run()
+    except Unusable as unusable:
+        print(f"UNUSABLE {re.sub(r'[^ -~]', ' ', str(unusable))}", flush=True)
+        return 3
+    finally:
+        measurement.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
