@@ -58,12 +58,16 @@ def draw(seed, fault, repeat, attempt=0):
     return Draw(*rails, f"h{repeat // 2 % 2 + 1}", chance.random())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Variant:
     name: str
     title: str
     environment: dict
     proofs: tuple  # what the log of a rank has to say of the network
+    tag: str  # of its lines in the log
+    # How long to wait until a rail that works again is used again: ours stands by instead (see
+    # HA_NCCL_ENABLE_FAILBACK), and a job begins anew; NCCL tries five times, every five seconds.
+    recovery_s: float
 
     @property
     def ours(self):
@@ -79,12 +83,12 @@ MERGED = ("Using network IB", r"Made virtual device .*rxe0\+rxe1", "via NET/IB")
 ALL_VARIANTS = (
     # The default: the interfaces that NCCL_SOCKET_IFNAME names (the rank's script has another one).
     Variant("ours", "nccl-ha, defaults", {"HA_NCCL_IFNAME": "mgmt"},
-            ("Using network HA", "using RDMA on rxe0 rxe1", "via NET/HA")),
+            ("Using network HA", "using RDMA on rxe0 rxe1", "via NET/HA"), "NET/HA", 3),
     Variant("failover", "NCCL, failover and recovery on",
             {**IB, "NCCL_IB_RESILIENCY_PORT_FAILOVER": "1", "NCCL_IB_RESILIENCY_PORT_RECOVERY": "1",
              "NCCL_IB_TIMEOUT": "14", "NCCL_IB_RETRY_CNT": "3"},
-            MERGED + ("Resiliency context was initialized",)),
-    Variant("defaults", "NCCL, defaults", IB, MERGED),
+            MERGED + ("Resiliency context was initialized",), "NET/IB", 30),
+    Variant("defaults", "NCCL, defaults", IB, MERGED, "NET/IB", 30),
 )
 
 

@@ -24,7 +24,7 @@ RAILS = ("rail0", "rail1")
 # All_reduce of 256 KiB moves four times as much over each of two rails; what only watches a rail, and
 # retries, are far below.
 IN_USE_BYTES = 32 * 1024
-RECOVERY_S = 30  # after which a rail that is healed counts as not taken back
+WATCHED_S = 3  # after a fault is over
 NAMES = {"rail0": r"rxe0|rail0|198\.18\.0\.", "rail1": r"rxe1|rail1|198\.18\.1\.",
          "mgmt": r"mgmt|198\.19\.0\."}
 
@@ -87,7 +87,7 @@ class Measurement:
         for _ in range(3):
             self.start(fault, variant)
             if self.rank.until(lambda: self.rank.count() >= 5, 180) and self.used(variant) and \
-               self.until_all_rails_carry() is not None:
+               self.until_all_rails_carry(0, 30) is not None:
                 self.inits.setdefault(variant.name, []).append(self.rank.init_s)
                 return
             print(f"a job that was left alone did not run: {self.both('last_words')}", flush=True)
@@ -123,8 +123,8 @@ class Measurement:
 
     # Faults.
 
-    def until_all_rails_carry(self):
-        """Seconds until what operations move goes over all rails, or None if that does not happen."""
+    def until_all_rails_carry(self, earliest, latest):
+        """Seconds until what operations move goes over all rails; None when it does not by then."""
         start = time.monotonic()
         while self.rank.ended() is None:
             before, first = self.lab.links(), self.rank.count()
@@ -135,9 +135,11 @@ class Measurement:
             done = self.rank.count() - first
             now = self.lab.links()
             moved = [now[rail]["bytes"] - before[rail]["bytes"] for rail in RAILS]
+            took = time.monotonic() - start
             if done >= 5 and min(moved) >= done * IN_USE_BYTES:
-                return time.monotonic() - start
-            if done >= 5 and time.monotonic() - start > RECOVERY_S:
+                self.pause(earliest - took)
+                return took
+            if done >= 5 and took > latest:
                 return None
         return None
 
@@ -173,7 +175,7 @@ class Measurement:
         """The result as it looks now."""
         names = "|".join(NAMES[draw.fill(link)] for link in fault.hit)
         told = [line for side, mark in zip((self.rank, self.other), since)
-                for line in (side.told(mark, names),)]
+                for line in (side.told(mark, variant.tag, names),)]
         words = self.both("last_words")
         ended = self.rank.ended() is not None or self.other.ended() is not None
         return {
@@ -209,7 +211,7 @@ class Measurement:
                 first = self.rank.count()
                 moment = time.monotonic()
                 self.strike(fault, draw)
-                back = self.until_all_rails_carry()
+                back = self.until_all_rails_carry(WATCHED_S, variant.recovery_s)
                 proof = self.proven(fault, draw, before)
                 if proof is None:
                     unproven += 1
@@ -252,7 +254,7 @@ class Measurement:
             self.finish()
             return False
         self.rank.until(lambda: self.rank.count() >= 5, 120)
-        back = self.until_all_rails_carry()
+        back = self.until_all_rails_carry(WATCHED_S, variant.recovery_s)
         self.held = self.judged(fault, variant, repeat, draw, [0, 0], 0)
         inits = [took for took in self.both("init_took") if took is not None]
         self.held.update(proof, back_s=back, moment_s=moment, init_s=max(inits, default=None))

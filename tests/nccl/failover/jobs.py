@@ -98,12 +98,13 @@ class Rank:
         text = "\n".join(self.lines)
         return [proof for proof in proofs if not re.search(proof, text)]
 
-    def told(self, since, names):
-        """The first lines after `since` that tell of a failure and name what failed: a warning, and any."""
-        found = [line for line in self.lines[since:]
-                 if not OWN_WORDS.match(line) and re.search(names, line) and FAILURE.search(line)]
+    def told(self, since, tag, names):
+        """The first lines of a network (its tag) after `since` that tell of a failure and name what
+        failed: a warning, and any."""
+        found = [line for line in self.lines[since:] if tag in line and re.search(names, line) and FAILURE.search(line)]
         warned = [line for line in found if "NCCL WARN" in line]
-        return [(warned or [""])[0][:300], (found or [""])[0][:300]]
+        said = [(lines or [tag])[0] for lines in (warned, found)]
+        return [line[line.index(tag) + len(tag):].strip(" :")[:200] for line in said]
 
     def finish(self):
         self.process.send_signal(signal.SIGTERM)
