@@ -104,6 +104,13 @@ emulated() {
   [ $status -eq 77 ] || return $status
 }
 step "NCCL's own host code over the plugin, without a GPU: all cases" emulated
+# status 77: nothing was built by the step before.
+in_guests() {
+  local status=0
+  tests/nccl/run_in_guests || status=$?
+  [ $status -eq 77 ] || return $status
+}
+step "NCCL's own host code in two guests, over the plugin and over its own net_ib" in_guests
 # Against NCCL's own transports, where an NCCL is installed (status 2: it could not be measured).
 for peer in socket ib; do
   timeout 1200 python3 "tests/bench/against_$peer.py"

@@ -64,6 +64,7 @@ class Variant:
     title: str
     environment: dict
     proofs: tuple  # what the log of a rank has to say of the network
+    net_proofs: tuple  # and what NCCL says with the subsystem NET switched on
     tag: str  # of its lines in the log
     # How long to wait until a rail that works again is used again: ours stands by instead (see
     # HA_NCCL_ENABLE_FAILBACK), and a job begins anew; NCCL tries five times, every five seconds.
@@ -78,17 +79,21 @@ class Variant:
 # devices are functions of one card, as Soft-RoCE's have no place on a bus.
 IB = {"NCCL_NET": "IB", "NCCL_IB_GID_INDEX": "1", "NCCL_IB_HCA": "rxe0,rxe1",
       "NCCL_TOPO_FILE": str(TOPOLOGY)}
-MERGED = ("Using network IB", r"Made virtual device .*rxe0\+rxe1", "via NET/IB")
+# After the two devices, which are 0 and 1, comes what they were merged to.
+MERGED = ("Using network IB", "via NET/IB/2")
+MADE = (r"Made virtual device \[2\] name=rxe0\+rxe1 .*ndevs=2",)
 
 ALL_VARIANTS = (
     # The default: the interfaces that NCCL_SOCKET_IFNAME names (the rank's script has another one).
     Variant("ours", "nccl-ha, defaults", {"HA_NCCL_IFNAME": "mgmt"},
-            ("Using network HA", "using RDMA on rxe0 rxe1", "via NET/HA"), "NET/HA", 3),
+            ("Using network HA", "via NET/HA"),
+            ("using RDMA on rxe0 rxe1", r"connected to .* over RoCE rxe0:1 .* qp \d+",
+             r"connected to .* over RoCE rxe1:1 .* qp \d+"), "NET/HA", 3),
     Variant("failover", "NCCL, failover and recovery on",
             {**IB, "NCCL_IB_RESILIENCY_PORT_FAILOVER": "1", "NCCL_IB_RESILIENCY_PORT_RECOVERY": "1",
              "NCCL_IB_TIMEOUT": "14", "NCCL_IB_RETRY_CNT": "3"},
-            MERGED + ("Resiliency context was initialized",), "NET/IB", 30),
-    Variant("defaults", "NCCL, defaults", IB, MERGED, "NET/IB", 30),
+            MERGED, MADE + ("Resiliency context was initialized",), "NET/IB", 30),
+    Variant("defaults", "NCCL, defaults", IB, MERGED, MADE, "NET/IB", 30),
 )
 
 

@@ -63,7 +63,6 @@ class Measurement:
         self.lab = Lab(plan["tool"])
         self.held = None  # the last result, until it is clear how the job went on
         self.inits = {}
-        self.jobs = 0
 
     def both(self, call, *arguments):
         return [getattr(side, call)(*arguments) for side in (self.rank, self.other)]
@@ -74,19 +73,29 @@ class Measurement:
 
     # Jobs.
 
-    def start(self, fault, variant):
-        self.jobs += 1
+    def start(self, fault, variant, subsystems="INIT,ENV"):
+        """NET is switched off: what NCCL's own network says there while it recovers slows it down."""
         self.log = f"{fault.name}-{variant.name}-{time.strftime('%H%M%S')}"
         plugin = self.plan["plugin"] if variant.ours else "none"
         for number, side in ((1, self.other), (0, self.rank)):
-            side.start(self.plan["build"], plugin, variant.environment,
+            side.start(self.plan["build"], plugin,
+                       {**variant.environment, "NCCL_DEBUG_SUBSYS": subsystems},
                        f"{self.plan['logs']}/{self.log}-rank{number}.log")
 
-    def running(self, fault, variant):
+    def get_known(self, fault, variant):
+        """A first job of each variant, that nothing happens to."""
+        if variant.name not in self.inits:
+            self.running(fault, variant, "INIT,ENV,NET", variant.proofs + variant.net_proofs)
+            wrong = self.finish()
+            if wrong is not None:
+                raise Unusable(f"{variant.name}: a job that was left alone: {wrong}")
+
+    def running(self, fault, variant, subsystems="INIT,ENV", proofs=None):
         """A job that has done some operations over the right network, on all rails."""
         for _ in range(3):
-            self.start(fault, variant)
-            if self.rank.until(lambda: self.rank.count() >= 5, 180) and self.used(variant) and \
+            self.start(fault, variant, subsystems)
+            if self.rank.until(lambda: self.rank.count() >= 5, 180) and \
+               self.used(variant, proofs or variant.proofs) and \
                self.until_all_rails_carry(0, 30) is not None:
                 self.inits.setdefault(variant.name, []).append(self.rank.init_s)
                 return
@@ -94,8 +103,8 @@ class Measurement:
             self.end()
         raise Unusable(f"{variant.name}: three jobs that were left alone did not run")
 
-    def used(self, variant):
-        lacking = self.both("lacks", variant.proofs)
+    def used(self, variant, proofs):
+        lacking = self.both("lacks", proofs)
         if any(lacking):
             raise Unusable(f"{variant.name}: the ranks' logs lack {lacking}: {self.log}")
         return True
@@ -174,8 +183,8 @@ class Measurement:
     def judged(self, fault, variant, repeat, draw, since, first):
         """The result as it looks now."""
         names = "|".join(NAMES[draw.fill(link)] for link in fault.hit)
-        told = [line for side, mark in zip((self.rank, self.other), since)
-                for line in (side.told(mark, variant.tag, names),)]
+        warnings = [side.told(mark, variant.tag, names)
+                    for side, mark in zip((self.rank, self.other), since)]
         words = self.both("last_words")
         ended = self.rank.ended() is not None or self.other.ended() is not None
         return {
@@ -184,8 +193,7 @@ class Measurement:
             "survived": not ended, "right": not any("is wrong" in said for said in words),
             "error": " / ".join(words) if ended else "",
             "stall_s": max(self.both("slowest", first)),
-            "warned": next((warning for warning, _ in told if warning), ""),
-            "told": next((any_line for _, any_line in told if any_line), ""),
+            "warned": next((warning for warning in warnings if warning), ""),
             "log": self.log,
         }
 
@@ -227,9 +235,6 @@ class Measurement:
             self.emit()
 
     def during_init(self, fault, variant, repeats):
-        if not self.inits.get(variant.name):
-            self.running(fault, variant)
-            self.finish()
         for repeat in repeats:
             for attempt in range(5):
                 if self.one_init(fault, variant, repeat, attempt):
@@ -261,7 +266,7 @@ class Measurement:
         if inits:
             self.held["stall_s"] = max(self.held["stall_s"], *inits)
             if self.held["survived"]:
-                self.used(variant)
+                self.used(variant, variant.proofs)
         wrong = self.finish()
         if wrong is not None and self.held["survived"]:
             self.held.update(survived=False, error=wrong)
@@ -271,6 +276,7 @@ class Measurement:
     def run(self):
         for fault_name, variant_name, repeats in self.plan["todo"]:
             fault, variant = faults.fault_named(fault_name), faults.variant_named(variant_name)
+            self.get_known(fault, variant)
             (self.during_init if fault.during_init else self.under_load)(fault, variant, repeats)
 
 

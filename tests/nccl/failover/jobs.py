@@ -33,6 +33,8 @@ class Rank:
         self.status = None
 
     def start(self, build, plugin, environment, log):
+        """The log is at its place when the process has ended: a folder that guests share is slow, and a
+        rank waits for whoever reads what it says."""
         self.forget()
         # Nothing of the surroundings decides what is measured.
         kept = {key: value for key, value in os.environ.items()
@@ -43,14 +45,13 @@ class Rank:
         threading.Thread(target=self.listen, args=(self.process, log), daemon=True).start()
 
     def listen(self, process, log):
-        with open(log, "w", encoding="utf-8") as out:
-            for raw in process.stdout:
-                line = raw.decode(errors="replace").rstrip("\n")
-                out.write(f"{time.strftime('%H:%M:%S')} {line}\n")
-                if not OPERATION.search(line):
-                    out.flush()
-                self.take(line)
+        said = []
+        for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip("\n")
+            said.append(f"{time.strftime('%H:%M:%S')} {line}\n")
+            self.take(line)
         status = process.wait()
+        pathlib.Path(log).write_text("".join(said), encoding="utf-8")
         with self.changed:
             self.status = status
             self.changed.notify_all()
@@ -99,12 +100,10 @@ class Rank:
         return [proof for proof in proofs if not re.search(proof, text)]
 
     def told(self, since, tag, names):
-        """The first lines of a network (its tag) after `since` that tell of a failure and name what
-        failed: a warning, and any."""
-        found = [line for line in self.lines[since:] if tag in line and re.search(names, line) and FAILURE.search(line)]
-        warned = [line for line in found if "NCCL WARN" in line]
-        said = [(lines or [tag])[0] for lines in (warned, found)]
-        return [line[line.index(tag) + len(tag):].strip(" :")[:200] for line in said]
+        """The first warning of a network (its tag) after `since` that names what failed, or nothing."""
+        found = [line for line in self.lines[since:] if "NCCL WARN" in line and tag in line and
+                 re.search(names, line) and FAILURE.search(line)]
+        return found[0][found[0].index(tag):][:200] if found else ""
 
     def finish(self):
         self.process.send_signal(signal.SIGTERM)
