@@ -189,7 +189,7 @@ class Measurement:
         ended = self.rank.ended() is not None or self.other.ended() is not None
         return {
             "fault": fault.name, "variant": variant.name, "repeat": repeat,
-            "seed": self.plan["seed"], "rail": draw.rail, "sender": draw.sender,
+            "seed": self.plan["seed"], "rail": draw.rail, "sender": draw.sender, "share": draw.share,
             "survived": not ended, "right": not any("is wrong" in said for said in words),
             "error": " / ".join(words) if ended else "",
             "stall_s": max(self.both("slowest", first)),
