@@ -29,10 +29,12 @@ ALL_FAULTS = (
           ((0, "cut {rail} --for 5s"), (9, "cut {other} --for 5s")), 14, ("{rail}", "{other}")),
     Fault("both", "both rails for 3 s", ((0, "cut {rail} --for 3s"), (0, "cut {other} --for 3s")), 3,
           ("{rail}", "{other}")),
-    Fault("init-pulled", "pulled for 6 s during ncclCommInitRank", ((0, "cut {rail} --for 6s"),), 6,
+    Fault("init-pulled", "pulled for 6 s, from a moment during ncclCommInitRank", ((0, "cut {rail} --for 6s"),), 6,
           ("{rail}",), during_init=True),
-    Fault("init-silent", "silent for 6 s during ncclCommInitRank",
-          ((0, "cut {rail} --silent --for 6s"),), 6, ("{rail}",), "frames", during_init=True),
+    # For longer than that call takes: NCCL's own network sends nothing over a rail before the first
+    # operation.
+    Fault("init-silent", "silent for 20 s, from a moment during ncclCommInitRank",
+          ((0, "cut {rail} --silent --for 20s"),), 20, ("{rail}",), "frames", during_init=True),
     Fault("management", "management network gone for 10 s", ((0, "cut mgmt --for 10s"),), 10,
           ("mgmt",)),
 )

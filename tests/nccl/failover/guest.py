@@ -274,10 +274,18 @@ class Measurement:
         return True
 
     def run(self):
+        """Whether all of the plan was measured."""
+        complete = True
         for fault_name, variant_name, repeats in self.plan["todo"]:
             fault, variant = faults.fault_named(fault_name), faults.variant_named(variant_name)
-            self.get_known(fault, variant)
-            (self.during_init if fault.during_init else self.under_load)(fault, variant, repeats)
+            try:
+                self.get_known(fault, variant)
+                (self.during_init if fault.during_init else self.under_load)(fault, variant, repeats)
+            except Unusable as unusable:
+                print(f"UNUSABLE {re.sub(r'[^ -~]', ' ', str(unusable))}", flush=True)
+                self.end()
+                complete = False
+        return complete
 
 
 def main():
@@ -288,13 +296,9 @@ def main():
         return 0
     measurement = Measurement(plan, rank, jobs.OtherRank(PORT))
     try:
-        measurement.run()
-    except Unusable as unusable:
-        print(f"UNUSABLE {re.sub(r'[^ -~]', ' ', str(unusable))}", flush=True)
-        return 3
+        return 0 if measurement.run() else 3
     finally:
         measurement.end()
-    return 0
 
 
 if __name__ == "__main__":
