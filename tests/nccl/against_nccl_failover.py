@@ -80,6 +80,23 @@ class Results:
                 if (result["fault"], result["variant"]) == (fault.name, variant.name)]
 
 
+class Clocks:
+    """Whether time passes in the guests as it does here.  An emulated machine finds out how fast its
+    counter runs while it boots, and is far off when it got no processor then."""
+
+    def __init__(self):
+        self.first = None
+        self.wrong = None
+
+    def told(self, guests):
+        now = [time.monotonic(), *guests]
+        self.first = self.first or now
+        here, *there = (late - early for late, early in zip(now, self.first))
+        for passed in there if here > 10 else []:
+            if abs(passed / here - 1) > 0.05:
+                self.wrong = passed / here
+
+
 def to_do(results, options):
     return [[fault.name, variant.name, missing]
             for fault in options.faults for variant in options.variants
@@ -97,6 +114,7 @@ def measure(results, options, todo):
     about = {"nccl": options.nccl.name, "date": datetime.date.today().isoformat(),
              "plugin": hashlib.sha256(options.plugin.read_bytes()).hexdigest()[:12]}
     came = 0
+    clocks = Clocks()
     command = [options.tool, "lab", "roce", "--name", f"failover{options.seed % 100000}", "-q",
                "--no-check", "--share", logs, "--timeout", LAB_LIMIT_S, "--",
                sys.executable, HERE / "failover" / "guest.py", plan]
@@ -105,6 +123,13 @@ def measure(results, options, todo):
         try:
             for line in lab.stdout:
                 said = re.sub(r"^\[h\d+\] ", "", line.rstrip("\n"))
+                if said.startswith("CLOCKS "):
+                    clocks.told(json.loads(said[len("CLOCKS "):]))
+                    if clocks.wrong is not None:
+                        print(f"  a guest's clock is {clocks.wrong:.2f} times as fast as it should be")
+                        lab.terminate()
+                        break
+                    continue
                 if not said.startswith("RESULT "):
                     print(f"  {said}", flush=True)
                     continue

@@ -127,8 +127,13 @@ class Measurement:
 
     def emit(self):
         if self.held is not None:
+            self.tell_time()
             print("RESULT " + json.dumps(self.held), flush=True)
         self.held = None
+
+    def tell_time(self):
+        """For the host to compare with its own."""
+        print("CLOCKS " + json.dumps(self.both("clock")), flush=True)
 
     # Faults.
 
@@ -275,6 +280,7 @@ class Measurement:
 
     def run(self):
         """Whether all of the plan was measured."""
+        self.tell_time()
         complete = True
         for fault_name, variant_name, repeats in self.plan["todo"]:
             fault, variant = faults.fault_named(fault_name), faults.variant_named(variant_name)

@@ -119,6 +119,10 @@ class Rank:
         return self.status
 
     @staticmethod
+    def clock():
+        return time.monotonic()
+
+    @staticmethod
     def carrier_changes():
         return {path.parent.name: int(path.read_text(encoding="ascii"))
                 for path in pathlib.Path("/sys/class/net").glob("*/carrier_changes")}
