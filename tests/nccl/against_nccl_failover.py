@@ -39,7 +39,7 @@ import faults  # pylint: disable=wrong-import-position
 
 BUILT = ROOT / "build" / "nccl"
 LAB_LIMIT_S = 100000
-FAILED_LABS = 3  # in a row, without any result
+FAILED_LABS = 5  # in a row, without any result
 
 
 def numbers_in(version):
@@ -185,9 +185,11 @@ class Summary:
                                   theirs.back / theirs.count)):
             if own < other:
                 found.append(f"{what} {own:.0%} against {other:.0%}")
-        for name, own, other in zip(("p50", "p99", "max"), self.stalls or (), theirs.stalls or ()):
-            if own > other:
-                found.append(f"stall {name} {own:.2f} s against {other:.2f} s")
+        longer = [f"{name} {own:.2f} s against {other:.2f} s"
+                  for name, own, other in zip(("p50", "p99", "max"), self.stalls or (),
+                                              theirs.stalls or ()) if own > other]
+        if longer:
+            found.append("stall " + ", ".join(longer))
         return found
 
 
@@ -207,9 +209,10 @@ def print_table(results, options):
     gaps = 0
     for (fault, variant), theirs in summaries.items():
         if not variant.ours and (fault, ours) in summaries:
-            for gap in summaries[fault, ours].gaps(theirs):
-                gaps += 1
-                print(f"known gap: {fault.title}, against {variant.title}: {gap}")
+            found = summaries[fault, ours].gaps(theirs)
+            gaps += len(found)
+            if found:
+                print(f"known gap: {fault.title}, against {variant.title}: {'; '.join(found)}")
     if not gaps:
         print("no known gap in what was measured")
     for kind in ("nccl", "plugin", "date", "seed"):
