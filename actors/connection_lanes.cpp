@@ -297,7 +297,9 @@ void Connection::push_control(Lane& lane) {
     return;
   }
   lane.control_next = std::max(lane.control_next, courier_.first_open());
-  while (lane.control_next != courier_.next() && lane.control_open < ControlBox::slots &&
+  while (lane.control_next != courier_.next() &&
+         (lane.control_place_is_free() ||
+          (ha::mutated(ha::Mutation::place_under_way) && lane.control_open < ControlBox::slots)) &&
          (lane.control_next < courier_.first_open() + ControlBox::slots ||
           ha::mutated(ha::Mutation::box_overrun))) {
     const std::span<std::byte> frame = courier_.frame(lane.control_next);
@@ -321,6 +323,7 @@ void Connection::push_control(Lane& lane) {
       lane.control_due = posted == Errc::again;
       return;
     }
+    lane.control_under_way[lane.control_posted++ % ControlBox::slots] = lane.control_next;
     ++lane.writes_open;
     ++lane.control_open;
     ++lane.control_next;

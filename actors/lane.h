@@ -56,8 +56,16 @@ struct Lane {
   uint32_t peer_box_key = 0;
   uint32_t control_next = 0;  ///< number of the next message to write
   uint32_t control_open = 0;  ///< messages written and not completed
-  bool control_due = false;   ///< something found no room
-  bool confirm_due = false;   ///< once the one under way is done
+  /// The numbers of those, in the order of posting: the latest of `control_posted` writes.
+  std::array<uint32_t, ControlBox::slots> control_under_way{};
+  uint32_t control_posted = 0;
+  /// Until a write has completed, a repetition of it may still land on its place at the peer.
+  bool control_place_is_free() const {
+    const auto oldest = control_under_way[(control_posted - control_open) % ControlBox::slots];
+    return control_open == 0 || control_next < oldest + ControlBox::slots;
+  }
+  bool control_due = false;  ///< something found no room
+  bool confirm_due = false;  ///< once the one under way is done
   uint32_t confirms_open = 0;
   // Heartbeats.
   ha::PathHealth health;

@@ -76,6 +76,7 @@ enum class Mutation : uint8_t {
   one_group_too_many,        ///< a group more is published than places are kept for
   book_not_cleared,          ///< who acknowledged the group before in a place stays written there
   box_number_not_compared,   ///< a control message is taken for the one that was announced
+  place_under_way,           ///< a control message is written over one that may be repeated
   control_credit_lost,       ///< the receive that a control message used is not replaced
   early_words_dropped,       ///< what the peer says of paths before this side is ready is forgotten
   flush_left_waiting,        ///< a flush that waits for a path is not tried again

@@ -112,6 +112,8 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(book_not_cleared, By::spare, 10),
     NHA_CHECKED(box_number_not_compared,
                 "ConnectionTest.APlaceThatWasWrittenAnewMeanwhileIsNotTheOlderMessage"),
+    NHA_CHECKED(place_under_way,
+                "ConnectionTest.APlaceIsNotWrittenWhileAnOlderWriteToItIsUnderWay"),
     NHA_FOUND(control_credit_lost, By::spare, 10),
     NHA_FOUND(early_words_dropped, By::spare, 90),
     NHA_FOUND(flush_left_waiting, By::devices, 10),

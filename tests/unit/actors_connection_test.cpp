@@ -140,9 +140,9 @@ class ConnectionTest : public testing::Test {
     std::memcpy(place.data(), frame.data(), frame.size());
     arrive(ControlMark{number, 1, 0}, frame.size());
   }
-  /// What was written so far is acknowledged.
-  void complete_writes() {
-    for (; completed_ < connection_->path().posts.size(); ++completed_) {
+  /// What was written so far is acknowledged, or so many more of it.
+  void complete_writes(size_t count = SIZE_MAX) {
+    for (; count != 0 && completed_ < connection_->path().posts.size(); ++completed_, --count) {
       fabric::Completion completion;
       completion.path = &connection_->path();
       completion.id = connection_->path().posts[completed_].id;
@@ -178,6 +178,22 @@ TEST_F(ConnectionTest, AMessageIsWrittenOverOneThatThePeerHasTaken) {
   EXPECT_EQ(posts.back().remote_address, posts.front().remote_address);
   arrive(ControlMark{0, 3, 0}, 0);
   EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 4, 5, 6}));
+  EXPECT_FALSE(connection_->failed());
+}
+
+/// A lane that was slow leaves out what was confirmed meanwhile.  The write before in the same
+/// place may still be repeated, over what would be written there now.
+TEST_F(ConnectionTest, APlaceIsNotWrittenWhileAnOlderWriteToItIsUnderWay) {
+  for (unsigned i = 0; i < 2 * ControlBox::slots - 1; ++i) {
+    connection_->send_control(notice());
+  }
+  complete_writes(ControlBox::slots - 1);
+  EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 4})) << "the peer has confirmed nothing";
+  arrive(ControlMark{0, 8, 0}, 0);  // the stream brought all of them
+  connection_->send_control(notice());
+  EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 4})) << "4 is under way";
+  complete_writes();
+  EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 4, 8}));
   EXPECT_FALSE(connection_->failed());
 }
 
