@@ -32,6 +32,8 @@ inline constexpr size_t chunks_max = ha::ledger_chunks_max;  ///< of one message
 inline constexpr size_t cts_slots = 64;  ///< more than open groups, so that a slot is never hot
 /// Entries of the ring that clear-to-sends are written into: twice those of all open groups.
 inline constexpr size_t cts_entries = 2 * receives_max * group_max;
+/// Groups that may be found in memory before a completion tells of them.
+inline constexpr uint64_t cts_found_ahead_max = 8;
 
 enum class RequestState : uint32_t { free, pending, done };
 enum class Phase : uint32_t { connecting, ready, failed };

@@ -2,8 +2,7 @@
 // carry requests of the shared channel to the path and publish what became of them.
 //
 // Life: handshake (hello, welcome, connectivity check) -> ready -> closing -> gone, or failed from
-// anywhere.  A failure is final: it is published once, told to the peer, and every later call of
-// the caller gets it.
+// anywhere.  A failure is final: published once, told to the peer, and what every later call gets.
 #pragma once
 
 #include <array>
@@ -21,15 +20,7 @@
 #include "actors/lane.h"
 #include "actors/nic_monitor.h"
 #include "actors/rejoin.h"
-#include "actors/route.h"
-#include "actors/shadow_keys.h"
-#include "ha/backoff.h"
-#include "ha/candidates.h"
 #include "ha/close_linger.h"
-#include "ha/close_tail.h"
-#include "ha/failback.h"
-#include "ha/lane.h"
-#include "ha/late_hello.h"
 #include "ha/retry_budget.h"
 #include "ha/shadow.h"
 #include "runtime/actor.h"
@@ -75,8 +66,10 @@ class Connection : public Server,
   virtual void on_lane_ready(size_t lane) = 0;
   virtual void on_lane_failed(size_t lane, const Error& error) = 0;
   virtual void on_lane_drained(size_t lane) = 0;
+  /// It can be asked what its device is able to do.
+  virtual void on_path_made(const Lane& lane) { (void)lane; }
 
-  /// Memory that this side reads and writes to the peer's, and that the peer writes.
+  /// What this side reads and writes to the peer's memory, and what the peer writes.
   struct Tables {
     void* source = nullptr;
     size_t source_bytes = 0;
@@ -85,7 +78,8 @@ class Connection : public Server,
   };
   virtual Tables tables() = 0;
 
-  /// Makes `count` lanes at `attachment_`; `local` is the stream's address.
+  /// Makes `count` lanes at `attachment_`; `local` is the stream's address.  With failover one
+  /// whose port or address is away begins without a path.
   Result<void> make_paths(const sockaddr_storage& local, size_t count, bool active);
   /// A new path for a lane, in place of the old one if there is one, where the lane says.
   Result<void> make_path(Lane& lane, bool active, Duration connect_limit);
@@ -108,7 +102,7 @@ class Connection : public Server,
     }
     return lane;
   }
-  bool any_usable() const;
+  bool any_usable() const { return any_usable(0, lanes_.size()); }
   bool any_usable(size_t from, size_t to) const;
   bool primary_usable() const { return any_usable(0, primaries_); }
   /// Closes this side of a lane for good; its owner hears on_lane_drained().
@@ -121,6 +115,7 @@ class Connection : public Server,
   PathNotice notice_of(size_t lane, const Error& why) const;
   /// Starts or ends the time that the connection may be without a path.
   void watch_budget(bool in_need);
+  void count_down(size_t lane);
   void log_back(size_t lane);
   /// False, and the connection has failed: it is malformed, or about a path that is not ours.
   template <class Said>
@@ -189,6 +184,9 @@ class Connection : public Server,
   void on_late_completion(const fabric::Completion& completion);
   /// For messages: address, host and process as far as they are known.
   std::string peer_text() const;
+  /// Of the first paths, for logs.
+  std::string paths_text();
+  void end_handshake();  ///< if all first paths have come up, failed, or could not be made
   /// Where it would be if it were connected.
   virtual std::string wanted_peer() const { return "a peer"; }
   virtual void on_peer_gone(const Error& error);
@@ -275,7 +273,7 @@ class Connection : public Server,
   void on_peer_dead(const Error& why) override { on_peer_gone(why); }
 
   void on_budget_spent();
-  void end_handshake();
+  void settle_early(Lane& lane, const Error& why);
   void tell_usable();
   bool take_early(const ControlReader::Message& message);
   void deliver(const ControlReader::Message& message);
@@ -335,264 +333,6 @@ class Connection : public Server,
   Error rejection_;  ///< the last one
   bool shortage_told_ = false;
   std::array<Instant, lanes_max> down_since_{};
-};
-
-/// The connecting, sending side.
-class SendConnection final : public Connection {
- public:
-  struct Options {
-    std::vector<Route> routes;
-    uint64_t nonce = 0;
-    Duration timeout{};
-    int traffic_class = -1;  ///< asked for by NCCL; -1: none
-  };
-  SendConnection(fabric::Provider& provider, Engine& engine, size_t worker,
-                 std::shared_ptr<SendChannel> channel, Options options);
-  ~SendConnection() override;
-
-  const char* name() const override { return "send-connection"; }
-  void on_submitted() override;
-  bool find_place() override;
-
-  /// Groups that may be found in memory before a completion tells of them.
-  static constexpr uint64_t found_ahead_max = 8;
-
- private:
-  Channel* channel() override { return channel_.get(); }
-  void begin() override;
-  void on_doorbell() override;
-  void on_control(const ControlReader::Message& message) override;
-  void on_paths_ready() override;
-  void on_usable() override;
-  void on_deadline() override;
-  void on_stream_open(Stream& stream) override;
-  void on_peer_gone(const Error& error) override;
-  void on_unconfirmed() override;
-  CloseNotice last_words() const override;
-  void on_stream_lost(const Error& why) override;
-  void on_stream_back() override;
-  bool takes_streams() const override { return false; }
-  void on_completion(const fabric::Completion& completion) override;
-  bool exposed(const Lane& lane) const override { return lane.bytes_open != 0; }
-
-  void look_after_stream();
-  void watch_stream();
-  bool waits_for_peer() const;
-  std::vector<Rejoin::Way> rejoin_ways(const RejoinPoint& peer) const;
-  std::string wanted_peer() const override;
-  void note_route_error(const Error& error);
-  void try_route();
-  void send_hello();
-  void on_welcome(std::span<const std::byte> payload);
-  void on_peer_closed(std::span<const std::byte> payload);
-  void on_clear_to_send(const fabric::Completion& completion, Lane& lane);
-  void on_good_clear_to_send(Lane& lane);
-  bool tells_of_found(const fabric::Completion& completion, const Lane& lane) const;
-  void note_shadow_keys(uint64_t number, std::span<const CtsEntry> entries);
-  void pump();
-  void post_all();
-  bool next_work();
-  void begin_request(uint16_t index);
-  bool post_next();
-  bool pick_lane();
-  struct Keys {
-    uint32_t local = 0;
-    uint32_t remote = 0;
-  };
-  [[gnu::noinline]] bool translate(const SendRequest& request, const Lane& lane, Keys& keys);
-  Tables tables() override {
-    return {records_.get(), sizeof *records_, cts_->data(), sizeof *cts_};
-  }
-
-  void begin_recovery();
-  void on_confirm() override;
-  void on_link_up(const std::string& interface) override;
-  void make_shadows();
-  void reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why);
-  void choose_lanes();
-  void move_traffic();
-  bool serves(size_t lane) const { return lane >= serving_begin_ && lane < serving_end_; }
-  std::optional<Instant> primaries_whole_since() const;
-  void look_for_better();
-
-  void on_lane_ready(size_t lane) override;
-  void on_lane_failed(size_t lane, const Error& error) override;
-  void on_lane_drained(size_t lane) override;
-  void on_path_message(const ControlReader::Message& message);
-  void on_fenced(std::span<const std::byte> payload);
-  void on_rebuilt(std::span<const std::byte> payload);
-  void take_steps(size_t lane, const ha::SenderSteps& steps, const Error& why);
-  struct Settled;
-  void settle(size_t lane);
-  void tell_failover(size_t lane, const Settled& settled);
-  void reopen_soon(size_t lane);
-  void hasten();
-  void arm_reopen();
-  void reopen_due();
-  void reopen(size_t lane);
-
-  /// The chunks that are being posted; a full queue interrupts it at any point.
-  struct Cursor {
-    SendRequest* request = nullptr;
-    uint32_t chunk = 0;
-    uint32_t end = 0;     ///< the chunk after the last one to post
-    uint32_t offset = 0;  ///< within the chunk: what plain writes have covered
-  };
-  struct Chunk {
-    uint16_t request = 0;
-    uint8_t chunk = 0;
-  };
-  /// How the replacement of a lane's path is going.
-  struct Recovery {
-    ha::SenderLane lane;
-    ha::ArrivalReport report;
-    ha::Backoff backoff{std::chrono::milliseconds(20), std::chrono::seconds(1)};
-    std::optional<Instant> reopen_at;
-    uint64_t life_before = 0;  ///< the lane's `life` when it was taken into use
-    Instant usable_since{};
-    ha::RailPair pair;  ///< a shadow's ends
-    // Of the failure that is being dealt with.
-    bool was_used = false;  ///< it met a path that was in use
-    Error reason;
-    Instant alive_at{};  ///< the last sign of life that was seen
-    Instant down_at{};
-  };
-
-  std::shared_ptr<SendChannel> channel_;
-  Options options_;
-  size_t route_ = 0;
-  std::string route_errors_;
-  std::unique_ptr<CtsRing> cts_;          ///< the peer writes it
-  size_t next_entry_ = 0;                 ///< of the ring, where the next group is expected
-  uint64_t told_groups_ = 0;              ///< that completions have told of
-  size_t told_entry_ = 0;                 ///< where the next one of them began, if it was found
-  std::unique_ptr<SizeRecords> records_;  ///< what is written into the peer's
-  uint64_t sizes_address_ = 0;
-  Cursor cursor_;
-  size_t next_lane_ = 0;
-  size_t serving_begin_ = 0;  ///< the lanes that carry data: the primaries, or the shadow
-  size_t serving_end_ = 0;
-  ha::ShadowCandidates candidates_;  ///< for the shadow
-  ShadowKeyBook shadow_keys_;        ///< the peer's, on the shadow's device
-  ha::AcknowledgementBook<cts_slots, group_max> acknowledged_;
-  ha::Failback failback_;
-  Timer failback_timer_;
-  Timer better_timer_;
-  std::vector<Recovery> recovery_;
-  std::deque<Chunk> replay_;
-  Timer reopen_timer_;
-  uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
-  uint32_t unconfirmed_ = 0;            ///< the first one when last looked
-  uint32_t heard_ = 0;                  ///< the peer's next one then
-  Timer stream_timer_;
-  bool said_hello_ = false;
-  ha::LateHello late_hello_;
-  bool peer_ready_ = false;
-};
-
-class ListenChannel;
-
-/// The accepted, receiving side.
-class ReceiveConnection final : public Connection {
- public:
-  /// Groups may end out of order, when they travel on several paths; but no further apart than
-  /// this, so that the entries of all that is open fit the ring and the report of a fence.
-  static constexpr uint64_t groups_apart_max = 48;
-  static constexpr uint32_t announced_together = 64;  ///< entries in one write, at most
-  static_assert(groups_apart_max >= receives_max && groups_apart_max <= report_groups_max);
-  static_assert(groups_apart_max < cts_slots);
-  // Also with what was announced, found in memory and carried out, while nobody has looked at the
-  // completion that tells of it: it must not meet a newer entry.
-  static_assert((groups_apart_max + SendConnection::found_ahead_max) * group_max + group_max <=
-                cts_entries);
-  // A report travels in one piece over a path too; beside the groups it says 14 bytes.
-  static_assert(control_header_bytes + 14 + groups_apart_max * (2 + 2 * group_max) <=
-                ControlBox::slot_bytes);
-
-  ReceiveConnection(fabric::Provider& provider, Engine& engine, size_t worker, int fd,
-                    size_t device, std::shared_ptr<ListenChannel> listener);
-  ~ReceiveConnection() override;
-
-  const char* name() const override { return "receive-connection"; }
-  void on_submitted() override;
-
- private:
-  Channel* channel() override { return channel_.get(); }
-  void begin() override;
-  void on_doorbell() override;
-  void on_control(const ControlReader::Message& message) override;
-  void on_paths_ready() override;
-  void on_usable() override;
-  void on_failure(const Error& error) override;
-  void on_deadline() override;
-  void on_peer_gone(const Error& error) override;
-  void on_completion(const fabric::Completion& completion) override;
-
-  void on_stream_lost(const Error& why) override;
-  bool takes_streams() const override { return true; }
-  CloseNotice last_words() const override;
-  bool exposed(const Lane& lane) const override;
-  void on_peer_closed(std::span<const std::byte> payload);
-  void look_at_tail();
-  void on_hello(std::span<const std::byte> payload);
-  void turn_away(const char* why);
-  void stage(ReceiveRequest& request);
-  bool has_room() const { return groups_posted_ - groups_completed_ < groups_apart_max; }
-  bool announcing_is_due(uint64_t ahead) const;
-  void announce();
-  void post_announcement(uint64_t number, uint64_t groups, uint32_t first, uint32_t entries);
-  void announce_again();
-  void flush(ReceiveRequest& request);
-  bool flush_on(Lane& lane, ReceiveRequest& request);
-  void on_flushed(ReceiveRequest& request);
-  void wait_with_flush(ReceiveRequest& request);
-  void begin_recovery();
-  void flush_waiting();
-  Tables tables() override {
-    return {staging_.get(), sizeof *staging_, sizes_.get(), sizeof *sizes_};
-  }
-  void want_shadow_keys();
-  void name_shadow_key(CtsEntry& entry, const ReceiveRequest::Buffer& buffer);
-  uint32_t shadow_key(const ReceiveRequest::Buffer& buffer);
-  bool take_whole(const fabric::Completion& completion, const Lane& lane);
-  void on_data(const fabric::Completion& completion, Lane& lane);
-  void finish_group(ReceiveRequest& request);
-
-  void on_lane_ready(size_t lane) override;
-  void on_lane_failed(size_t lane, const Error& error) override;
-  void on_lane_drained(size_t lane) override;
-  void on_path_message(const ControlReader::Message& message);
-  void on_rebuild(std::span<const std::byte> payload);
-  void take_steps(size_t lane, const ha::ReceiverSteps& steps, const Error& why);
-  void open_again(size_t lane, const PathOffer& offer);
-  ha::ArrivalReport arrivals() const;
-
-  int fd_;
-  std::shared_ptr<ListenChannel> listener_;
-  std::shared_ptr<ReceiveChannel> channel_;
-  Address<Message> address_;  ///< the channel's, until the caller is told of it
-  bool welcome_ = false;      ///< the peer knew the nonce
-  bool overdue_ = false;      ///< it should have said so by now
-  uint64_t cts_address_ = 0;
-  std::unique_ptr<CtsRing> staging_;  ///< what is written into the peer's
-  bool shadow_keys_wanted_ = false;   ///< clear-to-sends carry the keys of the shadow's device
-  uint32_t staged_ = 0;               ///< where the next entry goes
-  uint32_t held_entries_ = 0;         ///< before that, not announced yet
-  uint32_t held_groups_ = 0;
-  size_t announcing_lane_ = 0;  ///< announcements keep their order by taking one lane
-  bool announce_anew_ = false;  ///< that lane failed: everything open again, on another one
-  std::array<uint16_t, cts_slots> first_entry_{};  ///< of each group
-  std::vector<uint16_t> flushes_waiting_;          ///< for a lane or a time; indexes of requests
-  Instant settled_at_{};  ///< what NICs that failed had under way to memory is there by then
-  Timer flush_timer_;
-  ha::CloseTail tail_;
-  Timer tail_timer_;
-  std::vector<ha::ReceiverLane> recovery_;
-  std::unique_ptr<SizeRecords> sizes_;
-  uint64_t groups_posted_ = 0;
-  uint64_t groups_completed_ = 0;
-  std::array<ReceiveRequest*, cts_slots> open_{};
-  std::array<uint8_t, cts_slots> count_{};  ///< buffers of each group
 };
 
 }  // namespace nccl_ha

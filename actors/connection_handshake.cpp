@@ -1,4 +1,6 @@
 // From the first paths to a connection that is ready, also when some of them fail.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -8,6 +10,60 @@
 #include "runtime/log.h"
 
 namespace nccl_ha {
+
+Result<void> Connection::make_paths(const sockaddr_storage& local, size_t count, bool active) {
+  local_ = local;
+  primaries_ = count;
+  lanes_.resize(count);
+  // What the check of a path found out is known in time for the message of whoever gives up.
+  const Config& config = context_->config();
+  const Duration first_limit = config.enable_backup
+                                   ? std::chrono::milliseconds(config.connect_timeout_ms * 9 / 10)
+                                   : Duration(0);
+  for (Lane& lane : lanes_) {
+    lane.at = attachment_;
+    lane.local = local;
+    auto made = make_path(lane, active, first_limit);
+    if (made) {
+      continue;
+    }
+    if (!config.enable_backup || !ha::is_absence(made.error().sys)) {
+      return made;
+    }
+    settle_early(lane, made.error());
+  }
+  return {};
+}
+
+Result<void> Connection::connect_paths(const std::vector<PathEnd>& peers, uint32_t table_key) {
+  for (size_t i = 0; i < primaries_; ++i) {
+    Lane& lane = lanes_[i];
+    if (!backup_ && lane.early_failure) {
+      return *lane.early_failure;  // the peer replaces no path
+    }
+    if (!backup_ && !peers[i].missing.empty()) {
+      return from_peer(peers[i].missing);
+    }
+    lane.tables.table_key = table_key;
+    if (!lane.owned.path) {
+      continue;
+    }
+    if (!peers[i].missing.empty()) {
+      lane.path().fail(from_peer(peers[i].missing));
+    } else if (auto connected = connect_path(lane, peers[i], table_key); !connected) {
+      return connected;
+    }
+  }
+  return {};
+}
+
+std::vector<PathEnd> Connection::path_ends() {
+  std::vector<PathEnd> ends;
+  for (Lane& lane : lanes_) {
+    ends.push_back(path_end(lane));
+  }
+  return ends;
+}
 
 void Connection::on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) {
   if (linger_.under_way() && state == fabric::PathState::error) {
@@ -40,14 +96,18 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
   // Whatever failed, also the only path: the peer's host may just not have got to it yet, and
   // until the caller's time is up another one may come up.
   const size_t lane = lane_of(&path);
-  lanes_[lane].settled = true;
-  lanes_[lane].early_failure = error;
-  need_ = without_reporter(error.message());
+  settle_early(lanes_[lane], error);
   // The peer's side of it may wait for the whole handshake's time.
   send_control(encode(ControlType::doubt,
                       PathNotice{static_cast<uint8_t>(lane), 0, false, error.message()}));
   context_->request_stream_turns(1000);
   end_handshake();
+}
+
+void Connection::settle_early(Lane& lane, const Error& why) {
+  lane.settled = lane.owned.path || !ha::mutated(ha::Mutation::missing_path_awaited);
+  lane.early_failure = why;
+  need_ = without_reporter(why.message());
 }
 
 /// When the first paths have come up or failed, the connection begins; what failed is then
@@ -64,6 +124,10 @@ void Connection::end_handshake() {
   on_paths_ready();
   for (size_t lane = 0; lane < lanes_.size() && !failed_ && !finished_; ++lane) {
     if (const auto why = std::exchange(lanes_[lane].early_failure, std::nullopt)) {
+      count_down(lane);
+      NHA_LOG_WARN(
+          "path {} of the connection to {} did not come up; others are tried, and it again: {}",
+          lane, peer_text(), why->message());
       on_lane_failed(lane, *why);
     }
   }
@@ -76,6 +140,14 @@ void Connection::end_handshake() {
     }
   }
   tell_usable();
+}
+
+std::string Connection::paths_text() {
+  const auto up = static_cast<size_t>(
+      std::count_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.usable; }));
+  const auto first =
+      std::find_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.usable; });
+  return first->path().describe() + (up > 1 ? fmt::format(" and {} more", up - 1) : "");
 }
 
 /// The caller may use the connection from the moment on that there is a path.
@@ -116,8 +188,9 @@ bool Connection::take_early(const ControlReader::Message& message) {
   if (!ha::mutated(ha::Mutation::early_words_dropped)) {
     early_messages_.push_back(encode(message.type, *notice));
   }
-  if (first && lanes_[notice->path].path().state() == fabric::PathState::connecting) {
-    lanes_[notice->path].path().fail(from_peer(notice->why));
+  if (fabric::Path* path = first ? lanes_[notice->path].owned.path.get() : nullptr;
+      path != nullptr && path->state() == fabric::PathState::connecting) {
+    path->fail(from_peer(notice->why));
   }
   return true;
 }

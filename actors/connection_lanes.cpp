@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "actors/connection.h"
+#include "actors/receive_connection.h"
 #include "ha/error_class.h"
 #include "ha/mutation.h"
 #include "runtime/log.h"
@@ -75,6 +76,7 @@ Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_lim
       return fail(Errc::internal, "cannot post the first receives of a path");
     }
   }
+  on_path_made(lane);
   return {};
 }
 
@@ -103,36 +105,8 @@ Result<void> Connection::equip(Lane& lane) {
   return {};
 }
 
-Result<void> Connection::make_paths(const sockaddr_storage& local, size_t count, bool active) {
-  local_ = local;
-  primaries_ = count;
-  lanes_.resize(count);
-  // What a check of datagrams found out is known in time for the message of whoever gives up.
-  const Duration first_limit =
-      context_->config().enable_backup && attachment_.kind == fabric::FabricKind::datagram
-          ? std::chrono::milliseconds(context_->config().connect_timeout_ms * 9 / 10)
-          : Duration(0);
-  for (Lane& lane : lanes_) {
-    lane.at = attachment_;
-    lane.local = local;
-    if (auto made = make_path(lane, active, first_limit); !made) {
-      return made;
-    }
-  }
-  return {};
-}
-
 Result<void> Connection::remake_path(Lane& lane, bool active) {
   return make_path(lane, active, rebuild_limit);
-}
-
-Result<void> Connection::connect_paths(const std::vector<PathEnd>& peers, uint32_t table_key) {
-  for (size_t i = 0; i < primaries_; ++i) {
-    if (auto connected = connect_path(lanes_[i], peers[i], table_key); !connected) {
-      return connected;
-    }
-  }
-  return {};
 }
 
 Result<void> Connection::connect_path(Lane& lane, const PathEnd& peer, uint32_t table_key) {
@@ -144,20 +118,16 @@ Result<void> Connection::connect_path(Lane& lane, const PathEnd& peer, uint32_t 
 
 PathEnd Connection::path_end(Lane& lane) const {
   PathEnd end;
+  if (!lane.owned.path) {
+    end.missing = lane.early_failure->message();
+    return end;
+  }
   end.address = *PathAddress::from(lane.path().local_address());
   if (lane.box) {
     end.control_address = reinterpret_cast<uint64_t>(lane.box->incoming.data());
     end.control_key = lane.box_written_key;
   }
   return end;
-}
-
-std::vector<PathEnd> Connection::path_ends() {
-  std::vector<PathEnd> ends;
-  for (Lane& lane : lanes_) {
-    ends.push_back(path_end(lane));
-  }
-  return ends;
 }
 
 void Connection::add_shadow_lanes() {
@@ -232,8 +202,6 @@ void Connection::fail_paths(const Error& why) {
     }
   }
 }
-
-bool Connection::any_usable() const { return any_usable(0, lanes_.size()); }
 
 bool Connection::any_usable(size_t from, size_t to) const {
   for (size_t i = from; i < std::min(to, lanes_.size()); ++i) {
@@ -466,8 +434,7 @@ void Connection::take_down(size_t lane, const Error& why) {
   Lane& mine = lanes_[lane];
   if (std::exchange(mine.usable, false)) {
     NHA_LOG_WARN("path {} of the connection to {} is down: {}", lane, peer_text(), why.message());
-    FailoverCounts::add(channel()->failovers.down, 1);
-    down_since_[lane] = context_->now();
+    count_down(lane);
   } else {
     NHA_LOG_DEBUG("path {} to {} is not back yet: {}", lane, peer_text(), why.message());
   }
@@ -479,6 +446,11 @@ void Connection::take_down(size_t lane, const Error& why) {
   if (mine.owned.path) {
     mine.path().fail(why);
   }
+}
+
+void Connection::count_down(size_t lane) {
+  FailoverCounts::add(channel()->failovers.down, 1);
+  down_since_[lane] = context_->now();
 }
 
 const Error& Connection::reject(size_t lane, const Error& why) {

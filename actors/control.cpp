@@ -8,6 +8,7 @@ namespace {
 
 constexpr size_t text_max = 600;
 constexpr size_t host_max = 64;
+constexpr size_t missing_max = 120;  // eight of them fit into a hello
 constexpr std::string_view peer_reports = "the peer reports: ";
 
 class Writer {
@@ -40,6 +41,9 @@ class Writer {
     number<uint16_t>(path.address.length);
     out_.insert(out_.end(), path.address.bytes.begin(),
                 path.address.bytes.begin() + path.address.length);
+    if (path.address.length == 0) {
+      text(path.missing, missing_max);
+    }
     number(path.control_address);
     number(path.control_key);
   }
@@ -123,6 +127,9 @@ class Reader {
   PathEnd path() {
     PathEnd end;
     end.address = PathAddress::from(bytes(fabric::path_address_max)).value_or(PathAddress{});
+    if (end.address.length == 0) {
+      end.missing = text(missing_max);
+    }
     end.control_address = number<uint64_t>();
     end.control_key = number<uint32_t>();
     return end;

@@ -29,7 +29,7 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 7;
+inline constexpr uint16_t control_version = 8;
 inline constexpr size_t control_header_bytes = 16;
 inline constexpr size_t control_payload_max = 2048;
 
@@ -91,7 +91,8 @@ struct PathAddress {
 
 /// One end of a path.
 struct PathEnd {
-  PathAddress address;
+  PathAddress address;           ///< empty: there is no path at this end yet
+  std::string missing;           ///< why, never empty then
   uint64_t control_address = 0;  ///< where control messages for this end may be written; 0: nowhere
   uint32_t control_key = 0;
 };

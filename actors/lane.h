@@ -38,7 +38,7 @@ struct Lane {
   bool shadow = false;        ///< over other NICs than the connection's own
   bool rejected = false;      ///< a shadow's device does not take the connection's memory
   bool foreign_keys = false;  ///< memory is named by keys of this lane's devices, told separately
-  std::optional<Error> early_failure;  ///< of the handshake's path
+  std::optional<Error> early_failure;  ///< of the handshake's path, also why there is none
   uint32_t epoch = 0;                  ///< its state machine's, here for the data path
   uint32_t writes_open = 0;            ///< posted, not completed, with flushes, without quiet ones
   uint32_t credits_open = 0;           ///< receives posted and not completed

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "actors/connection.h"
+#include "actors/receive_connection.h"
 #include "runtime/engine.h"
 #include "runtime/log.h"
 

@@ -1,6 +1,6 @@
 // The accepted side when the sender has closed.
-#include "actors/connection.h"
 #include "actors/listener.h"
+#include "actors/receive_connection.h"
 
 namespace nccl_ha {
 

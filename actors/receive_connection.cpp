@@ -1,11 +1,12 @@
 // The accepted side: checks who knocks, announces receive buffers, counts what arrives.
+#include "actors/receive_connection.h"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "actors/connection.h"
 #include "actors/listener.h"
 #include "runtime/check.h"
 #include "runtime/engine.h"
@@ -223,6 +224,7 @@ void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
   welcome.rails = rails();
   send_plain(encode(welcome));
   context_->request_stream_turns(1000);
+  end_handshake();
 }
 
 void ReceiveConnection::on_paths_ready() {
@@ -239,8 +241,7 @@ void ReceiveConnection::on_paths_ready() {
 }
 
 void ReceiveConnection::on_usable() {
-  NHA_LOG_INFO("accepted {} over {}{}", peer_text(), lanes_.front().path().describe(),
-               primaries_ > 1 ? fmt::format(" and {} more", primaries_ - 1) : "");
+  NHA_LOG_INFO("accepted {} over {}", peer_text(), paths_text());
   context_->recorder().note(TraceEvent::actor_opened, id().index, 1, 0);
   channel_->attach(id(), std::move(address_));
   channel_->serve_by(this);

@@ -1,10 +1,11 @@
 // The connecting side: finds a route, says hello, writes into the receiver's buffers.
+#include "actors/send_connection.h"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 
-#include "actors/connection.h"
 #include "runtime/check.h"
 #include "runtime/engine.h"
 #include "runtime/fabric/datagram/address.h"
@@ -109,12 +110,18 @@ void SendConnection::on_stream_open(Stream& stream) {
     fail_connection(made.error());
     return;
   }
-  if (verbs && lanes_.front().path().may_reorder()) {
-    record_above_ = static_cast<uint32_t>(config.ib_ar_threshold);
+  send_hello();
+}
+
+/// The limit only sinks: what began as recorded ends so.
+void SendConnection::on_path_made(const Lane& lane) {
+  const fabric::Path& path = *lane.owned.path;
+  if (lane.at.kind == fabric::FabricKind::verbs && path.may_reorder()) {
+    record_above_ =
+        std::min(record_above_, static_cast<uint32_t>(context_->config().ib_ar_threshold));
   }
   // Longer than one write may be, a chunk takes several; its length is recorded then too.
-  record_above_ = std::min(record_above_, lanes_.front().path().write_bytes_max());
-  send_hello();
+  record_above_ = std::min(record_above_, path.write_bytes_max());
 }
 
 void SendConnection::send_hello() {
@@ -170,7 +177,7 @@ void SendConnection::on_control(const ControlReader::Message& message) {
 
 void SendConnection::on_welcome(std::span<const std::byte> payload) {
   const auto welcome = decode_welcome(payload);
-  if (!welcome || lanes_.empty() || lanes_.front().path().state() != fabric::PathState::idle ||
+  if (!welcome || lanes_.empty() || std::exchange(welcomed_, true) ||
       (welcome->version == control_version && welcome->paths.size() != lanes_.size())) {
     fail_connection(fail(Errc::remote, "malformed or repeated welcome on the control stream"));
     return;
@@ -195,7 +202,9 @@ void SendConnection::on_welcome(std::span<const std::byte> payload) {
   shadows_ = candidates_.empty() || config.shadow_paths == 0 ? uint8_t{0} : welcome->shadows;
   if (auto connected = connect_paths(welcome->paths, welcome->sizes_key); !connected) {
     fail_connection(connected.error());
+    return;
   }
+  end_handshake();
 }
 
 void SendConnection::on_paths_ready() {
@@ -204,8 +213,7 @@ void SendConnection::on_paths_ready() {
 }
 
 void SendConnection::on_usable() {
-  NHA_LOG_INFO("connected to {} over {}{}", peer_text(), lanes_.front().path().describe(),
-               primaries_ > 1 ? fmt::format(" and {} more", primaries_ - 1) : "");
+  NHA_LOG_INFO("connected to {} over {}", peer_text(), paths_text());
   context_->recorder().note(TraceEvent::actor_opened, id().index, 0, 0);
   channel_->serve_by(this);
   channel_->set_ready();
@@ -565,7 +573,7 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
 /// The entry is there before the completion that tells of it, and its lane's way to here is longer.
 [[gnu::hot]] bool SendConnection::find_place() {
   const uint64_t next = channel_->published_groups();
-  if (attachment_.kind != fabric::FabricKind::verbs || next - told_groups_ >= found_ahead_max) {
+  if (attachment_.kind != fabric::FabricKind::verbs || next - told_groups_ >= cts_found_ahead_max) {
     return false;
   }
   const size_t count = channel_->publish_if_there(std::span(*cts_).subspan(next_entry_));

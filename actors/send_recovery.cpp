@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "actors/connection.h"
+#include "actors/send_connection.h"
 #include "runtime/log.h"
 
 namespace nccl_ha {

@@ -36,4 +36,10 @@ constexpr bool is_shortage(int error) {
   return error == EMFILE || error == ENFILE || error == ENOMEM;
 }
 
+/// An errno value that says that a port, a device or an address is not there now: it may come back,
+/// and another NIC may do meanwhile.
+constexpr bool is_absence(int error) {
+  return error == ENETDOWN || error == ENODEV || error == EADDRNOTAVAIL;
+}
+
 }  // namespace nccl_ha::ha

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "actors/connection.h"
+#include "actors/route.h"
 #include "plugin/handle.h"
 #include "runtime/fabric/interfaces.h"
 

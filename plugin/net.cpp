@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 
+#include "actors/send_connection.h"
 #include "plugin/connect.h"
 #include "plugin/edge.h"
 #include "plugin/process.h"

@@ -79,6 +79,7 @@ enum class Mutation : uint8_t {
   place_under_way,           ///< a control message is written over one that may be repeated
   control_credit_lost,       ///< the receive that a control message used is not replaced
   early_words_dropped,       ///< what the peer says of paths before this side is ready is forgotten
+  missing_path_awaited,      ///< a first path that cannot be made leaves the handshake unsettled
   flush_left_waiting,        ///< a flush that waits for a path is not tried again
   any_epoch_rebuilt,         ///< the receiver makes a path of whatever epoch it is told
   failures_never_forgotten,  ///< a path that carried something begins no new count of failures

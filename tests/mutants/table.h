@@ -116,6 +116,8 @@ inline constexpr Planted all_planted[] = {
                 "ConnectionTest.APlaceIsNotWrittenWhileAnOlderWriteToItIsUnderWay"),
     NHA_FOUND(control_credit_lost, By::spare, 10),
     NHA_FOUND(early_words_dropped, By::spare, 90),
+    NHA_CHECKED(missing_path_awaited,
+                "SimHandshake.APortThatIsDownWhenItBeginsLeavesItToTheOtherRail"),
     NHA_FOUND(flush_left_waiting, By::devices, 10),
     NHA_CHECKED(any_epoch_rebuilt, "Lane.MessagesThatThePeerCannotHaveMeantAreFaults"),
     NHA_CHECKED(failures_never_forgotten,

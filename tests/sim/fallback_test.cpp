@@ -3,6 +3,7 @@
 
 #include <cerrno>
 
+#include "ha/candidates.h"
 #include "tests/support/log_lines.h"
 #include "tests/support/process_limit.h"
 #include "tests/support/sim_pair.h"

@@ -146,5 +146,103 @@ TEST(SimHandshake, APeerThatIsKilledInItEndsIt) {
   }
 }
 
+enum class Where { sender, receiver, both };
+
+void set_ports(SimPair& pair, Where where, bool up) {
+  if (where != Where::receiver) {
+    pair.sender().nics[0]->set_port(up);
+  }
+  if (where != Where::sender) {
+    pair.receiver().nics[0]->set_port(up);
+  }
+}
+
+void expect_transfers(SimPair& pair) {
+  TransferPlan plan;
+  plan.groups = 10;
+  EXPECT_EQ(pair.transfer(plan, seconds(30)), "");
+}
+
+TEST(SimHandshake, APortThatIsDownWhenItBeginsLeavesItToTheOtherRail) {
+  for (const Where where : {Where::sender, Where::receiver, Where::both}) {
+    for (const int64_t queue_pairs : {1, 3}) {
+      SCOPED_TRACE(
+          fmt::format("ports of {} down, {} queue pairs", static_cast<int>(where), queue_pairs));
+      Config config;
+      config.ib_qps = queue_pairs;
+      SimPair pair(46, {}, config, {.rails = 2, .rdma = true});
+      set_ports(pair, where, false);
+      const Instant begin = pair.world().now();
+      ASSERT_TRUE(pair.connect()) << pair.error();
+      EXPECT_LE(pair.world().now() - begin, seconds(2));
+      auto& failovers = pair.send_channel().failovers;
+      EXPECT_EQ(failovers.down.load(), static_cast<uint64_t>(queue_pairs));
+      EXPECT_EQ(failovers.moves.load(), 1U) << "nothing took the rail's place";
+      expect_transfers(pair);
+      set_ports(pair, where, true);
+      EXPECT_TRUE(pair.world().run_until(
+          [&] { return failovers.back.load() == static_cast<uint64_t>(queue_pairs); }, seconds(5)));
+      expect_transfers(pair);
+    }
+  }
+}
+
+TEST(SimHandshake, APortThatComesBackInTimeCostsOnlyTime) {
+  for (const Where where : {Where::sender, Where::receiver, Where::both}) {
+    SCOPED_TRACE(fmt::format("ports of {} down", static_cast<int>(where)));
+    SimPair pair(47, {}, {}, {.rails = 1, .rdma = true});
+    set_ports(pair, where, false);
+    const Instant until = pair.world().now() + seconds(12);
+    bool back = false;
+    ASSERT_TRUE(pair.connect([&] {
+      if (!back && pair.world().now() >= until) {
+        back = true;
+        set_ports(pair, where, true);
+      }
+    })) << pair.error();
+    EXPECT_TRUE(back) << "the fault did not happen";
+    EXPECT_LE(pair.world().now() - until, seconds(2));
+    expect_transfers(pair);
+  }
+}
+
+TEST(SimHandshake, APortThatStaysDownIsNamedWhenTheTimeIsUp) {
+  for (const Where where : {Where::sender, Where::receiver}) {
+    SCOPED_TRACE(fmt::format("ports of {} down", static_cast<int>(where)));
+    Config config;
+    config.connect_timeout_ms = 10000;
+    SimPair pair(48, {}, config, {.rails = 1, .rdma = true});
+    set_ports(pair, where, false);
+    const Instant begin = pair.world().now();
+    EXPECT_FALSE(pair.connect());
+    EXPECT_GE(pair.world().now() - begin, seconds(10));
+    EXPECT_LT(pair.world().now() - begin, milliseconds(10500));
+    ASSERT_TRUE(
+        pair.world().run_until([&] { return pair.link().listener().failed(); }, seconds(1)));
+    for (const std::string& text : {pair.error(), pair.link().listener().failure().what}) {
+      EXPECT_NE(text.find("port 1 is"), std::string::npos) << text;
+      EXPECT_NE(text.find("HA_NCCL_CONNECT_TIMEOUT_MS"), std::string::npos) << text;
+    }
+  }
+}
+
+TEST(SimHandshake, WithoutFailoverAPortThatIsDownEndsItAtOnce) {
+  for (const bool at_sender : {false, true}) {
+    for (const Where where : {Where::sender, Where::receiver}) {
+      SCOPED_TRACE(fmt::format("off at the {}, ports of {} down", at_sender ? "sender" : "receiver",
+                               static_cast<int>(where)));
+      Config off;
+      off.enable_backup = false;
+      SimPair pair(49, {}, at_sender ? off : Config{}, {.rails = 2, .rdma = true},
+                   at_sender ? Config{} : off);
+      set_ports(pair, where, false);
+      const Instant begin = pair.world().now();
+      EXPECT_FALSE(pair.connect());
+      EXPECT_LE(pair.world().now() - begin, seconds(1));
+      EXPECT_NE(pair.error().find("port 1 is"), std::string::npos) << pair.error();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nccl_ha::test

@@ -19,8 +19,9 @@ Hello sample_hello() {
   const std::array<std::byte, 72> bytes{std::byte{1}, std::byte{2}};
   hello.kind = fabric::FabricKind::verbs;
   hello.shadows = 1;
-  hello.paths = {{*PathAddress::from(bytes), 0x7000, 5},
-                 {*PathAddress::from(std::span(bytes).first(48)), 0, 0}};
+  hello.paths = {{*PathAddress::from(bytes), {}, 0x7000, 5},
+                 {*PathAddress::from(std::span(bytes).first(48)), {}, 0, 0},
+                 {{}, "port 1 is down", 0, 0}};
   return hello;
 }
 
@@ -49,11 +50,14 @@ TEST(Control, MessagesRoundTripWhateverTheCuts) {
           ASSERT_TRUE(hello);
           EXPECT_EQ(hello->nonce, sample_hello().nonce);
           EXPECT_EQ(hello->host, "node?17") << "control characters do not reach a log";
-          ASSERT_EQ(hello->paths.size(), 2U);
+          ASSERT_EQ(hello->paths.size(), 3U);
           EXPECT_EQ(hello->paths[0].address.length, 72);
           EXPECT_EQ(hello->paths[0].control_address, 0x7000U);
           EXPECT_EQ(hello->paths[0].control_key, 5U);
           EXPECT_EQ(hello->paths[1].address.length, 48);
+          EXPECT_EQ(hello->paths[1].missing, "");
+          EXPECT_EQ(hello->paths[2].address.length, 0);
+          EXPECT_EQ(hello->paths[2].missing, "port 1 is down");
           EXPECT_EQ(hello->shadows, 1);
           EXPECT_EQ(hello->kind, fabric::FabricKind::verbs);
         } else if (message->type == ControlType::close) {

@@ -47,6 +47,19 @@ const Scenario::Ends& FaultSource::some_link() {
 
 // --- paths
 
+PathFaults::PathFaults(Stage& stage) : FaultSource(stage, 1, stage.scenario().path_faults) {
+  const Scenario& scenario = stage.scenario();
+  // Without failover a port that is down begins no connection.
+  const bool waits = std::all_of(scenario.configs.begin(), scenario.configs.end(),
+                                 [](const Config& one) { return one.enable_backup; });
+  Random chance = random_;  // what happens later stays as it is
+  if (times() != 0 && scenario.rdma && waits && chance.chance(0.1)) {
+    const size_t host = chance.below(stage.processes().size());
+    take_port(host, chance.below(scenario.rails), up_to(chance, seconds(5)));
+    ++stage.totals().ports_down_first;
+  }
+}
+
 void PathFaults::happen() {
   const Scenario& scenario = stage_.scenario();
   if (random_.chance(scenario.doubts)) {
@@ -148,7 +161,7 @@ void PathFaults::hurt_nic() {
   sim::RdmaNic& nic = *process.nics[rail];
   FailoverTotals& totals = stage_.totals();
   if (nic.failed() || !process.engine || !stage_.connected()) {
-    return;  // a device without a link makes no connections
+    return;  // the interface of a device without a link makes no streams
   }
   const uint64_t what = random_.below(scenario.for_good && !gone_ ? 5 : 4);
   if (what < 2) {
@@ -157,17 +170,21 @@ void PathFaults::hurt_nic() {
     stage_.tell(
         fmt::format("process {}: the address on rail {} has another GID index", host, rail));
   } else if (what < 4) {
-    const Duration lasts = up_to(random_, seconds(2));
-    nic.set_port(false);
-    ++totals.ports_down;
-    stage_.tell(fmt::format("process {}: port of rail {} down for {} ms", host, rail, ms(lasts)));
-    stage_.later(lasts, [&nic] { nic.set_port(true); });
+    take_port(host, rail, up_to(random_, seconds(2)));
   } else {
     gone_ = rail;
     nic.fail_for_good();
     ++totals.devices_lost;
     stage_.tell(fmt::format("process {}: device of rail {} failed for good", host, rail));
   }
+}
+
+void PathFaults::take_port(size_t host, size_t rail, Duration lasts) {
+  sim::RdmaNic& nic = *stage_.processes()[host]->nics[rail];
+  nic.set_port(false);
+  ++stage_.totals().ports_down;
+  stage_.tell(fmt::format("process {}: port of rail {} down for {} ms", host, rail, ms(lasts)));
+  stage_.later(lasts, [&nic] { nic.set_port(true); });
 }
 
 // --- control streams

@@ -38,10 +38,11 @@ class FaultSource {
 /// Rails, NICs and paths: cut, slow, lost, or only believed dead.
 class PathFaults final : public FaultSource {
  public:
-  explicit PathFaults(Stage& stage) : FaultSource(stage, 1, stage.scenario().path_faults) {}
+  explicit PathFaults(Stage& stage);
 
  private:
   void happen() override;
+  void take_port(size_t host, size_t rail, Duration lasts);
   void doubt();
   void cut(size_t one, size_t other);
   void slow(size_t one, size_t other);

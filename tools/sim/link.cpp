@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include "actors/send_connection.h"
+
 namespace nccl_ha::tools {
 namespace {
 

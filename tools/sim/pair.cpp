@@ -3,7 +3,7 @@
 namespace nccl_ha::tools {
 
 SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& config,
-                 const SimCables& cables)
+                 const SimCables& cables, const std::optional<Config>& receivers)
     : world_(seed) {
   world_.network().all = conditions;
   for (uint8_t i = 1; i <= 2; ++i) {
@@ -11,8 +11,8 @@ SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& confi
     for (size_t rail = 0; rail < cables.rails + (cables.spare ? 1 : 0); ++rail) {
       addresses.push_back(sim::ip(10, static_cast<uint8_t>(rail), 0, i));
     }
-    hosts_.push_back(
-        *world_.add_process(addresses, config, cables.rdma ? cables.rails : 0, cables.traits));
+    hosts_.push_back(*world_.add_process(addresses, i == 2 ? receivers.value_or(config) : config,
+                                         cables.rdma ? cables.rails : 0, cables.traits));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,9 @@ struct SimCables {
 /// Two hosts and a link between them.
 class SimPair {
  public:
+  /// Both have `config`, unless the receiver has one of its own.
   SimPair(uint64_t seed, const sim::Link& conditions, const Config& config = {},
-          const SimCables& cables = {});
+          const SimCables& cables = {}, const std::optional<Config>& receivers = {});
   /// `each_round` may change the network meanwhile.
   bool connect(const std::function<void()>& each_round = {});
   void dial(sim::Ip to, uint16_t port);

@@ -120,7 +120,8 @@ Result<void> VerbsPath::open(const GidPreference& want) {
   if (!info_.active) {
     return nccl_ha::fail(Errc::system,
                          fmt::format("RDMA device {}: port {} is {}; check cable and switch",
-                                     info_.device, port_.number(), info_.state));
+                                     info_.device, port_.number(), info_.state),
+                         ENETDOWN);
   }
   // The table is read anew for every path: after a flap, an address may sit at another index.
   gid_ = select_gid(info_.gids, want);
@@ -128,7 +129,8 @@ Result<void> VerbsPath::open(const GidPreference& want) {
     return nccl_ha::fail(
         Errc::system,
         fmt::format("RDMA device {}: no GID fits the settings; is {} up and has an address?",
-                    info_.device, info_.netdev.empty() ? "its interface" : info_.netdev));
+                    info_.device, info_.netdev.empty() ? "its interface" : info_.netdev),
+        EADDRNOTAVAIL);
   }
   ibv_qp_init_attr attributes{};
   ibv_cq* cq = port_.queues_[queue_].cq;
