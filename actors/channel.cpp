@@ -23,7 +23,7 @@ void prefetch_for_write(Slot& slot) {
   rung_ = false;
   bool served = false;
   const bool turned = engine_->turn(
-      *seat_,
+      *worker_slot_,
       [&] {
         if (server_ != nullptr) [[likely]] {
           server_->on_submitted();
@@ -135,7 +135,7 @@ SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32
   request.position = place.position;
   request.remote_address = place.address;
   request.remote_key = place.key;
-  request.exact = place.exact != 0;
+  request.no_speculative_placement = place.no_speculative_placement != 0;
   request.host_memory = host_memory;
   request.bytes[0] = size;
   request.state.store(RequestState::pending, std::memory_order_relaxed);

@@ -58,7 +58,7 @@ struct SendRequest : Request {
   uint32_t position = 0;
   uint64_t remote_address = 0;
   uint32_t remote_key = 0;
-  bool exact = false;
+  bool no_speculative_placement = false;
   bool host_memory = true;
   // the actor's
   uint32_t chunks = 0;
@@ -94,7 +94,7 @@ struct alignas(64) CtsEntry {
   int32_t tag;
   uint8_t count;  ///< positions of the group
   uint8_t position;
-  uint8_t exact;  ///< the buffer is polled while it is written
+  uint8_t no_speculative_placement;  ///< the buffer is polled while it is written
   uint8_t reserved;
   uint32_t shadow_key;  ///< of the buffer on the device of the path over another NIC; 0: not known
   uint32_t shadow_epoch;  ///< of that path
@@ -177,7 +177,7 @@ enum class ConnectionMessage : uint32_t {
   doorbell = 1,  ///< requests were submitted; Channel::take_doorbell() says whether that is news
   close = 2,     ///< the caller is done with the connection
   oversize = 3,  ///< the caller tried to send more than the peer's receive holds
-  doubt = 4,     ///< somebody knows that path `arg` is not to be trusted
+  suspect = 4,   ///< somebody knows that path `arg` is not to be trusted
   inbox = 5,     ///< the actor to itself: control messages came over a path
   rejected = 6,  ///< the actor to itself: lane `arg` cannot be used, as Connection::reject() said
 };
@@ -206,7 +206,7 @@ class Server : protected fabric::PathOwner {
   virtual void on_submitted() = 0;
   /// Inline mode, in the caller's own turn, for a sender without a place for its message: makes one
   /// known that no completion has told of yet.  False: there is none.
-  virtual bool find_place() { return false; }
+  virtual bool poll_cts() { return false; }
 };
 
 /// The side-independent part.
@@ -216,7 +216,7 @@ class Channel {
   Channel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine,
           bool answered_late)
       : engine_(&engine),
-        seat_(engine.seat_of(worker)),
+        worker_slot_(engine.slot_of(worker)),
         domain_(domain),
         attachment_(at),
         answered_late_(answered_late) {}
@@ -229,8 +229,8 @@ class Channel {
   const fabric::Attachment& attachment() const { return attachment_; }
   /// Caller.  Inline mode: turns the connection's worker; with progress threads a mere branch.
   void assist() {
-    if (seat_ != nullptr) [[likely]] {
-      static_cast<void>(rung_ ? deliver_doorbell() : engine_->turn(*seat_));
+    if (worker_slot_ != nullptr) [[likely]] {
+      static_cast<void>(rung_ ? deliver_doorbell() : engine_->turn(*worker_slot_));
     }
   }
   /// Caller.  A doorbell that found the mailbox full is rung again.
@@ -242,9 +242,9 @@ class Channel {
   /// Caller, whose submissions have all been followed by assist(), and who waits for one of them.
   void look_for(const std::atomic<RequestState>& state) {
     ring_what_was_missed();
-    if (seat_ != nullptr) [[likely]] {
+    if (worker_slot_ != nullptr) [[likely]] {
       engine_->turn_for(
-          *seat_, &state, [] { return false; },
+          *worker_slot_, &state, [] { return false; },
           [&] { return state.load(std::memory_order_relaxed) != RequestState::pending; });
     }
   }
@@ -286,10 +286,10 @@ class Channel {
     actor_ = actor;
     address_ = std::move(address);
   }
-  bool is_inline() const { return seat_ != nullptr; }
+  bool is_inline() const { return worker_slot_ != nullptr; }
   bool attached() const { return static_cast<bool>(address_); }
   void ring() {
-    if (seat_ != nullptr) {
+    if (worker_slot_ != nullptr) {
       rung_ = true;  // every call that submits assists as well
       return;
     }
@@ -302,8 +302,8 @@ class Channel {
   }
   [[nodiscard]] bool tell(ConnectionMessage kind) { return address_.try_send(message_of(kind)); }
   /// The actor gives up path number `path` and replaces it.  False: no room now.
-  [[nodiscard]] bool tell_doubt(uint32_t path) {
-    Message message = message_of(ConnectionMessage::doubt);
+  [[nodiscard]] bool tell_suspect(uint32_t path) {
+    Message message = message_of(ConnectionMessage::suspect);
     message.arg = path;
     return address_.try_send(message);
   }
@@ -312,8 +312,8 @@ class Channel {
 
  protected:
   Engine* const engine_;
-  Engine::Seat* const seat_;  ///< inline mode: where the worker is turned
-  Server* server_ = nullptr;  ///< read and written by whoever turns the worker
+  Engine::WorkerSlot* const worker_slot_;  ///< inline mode: where the worker is turned
+  Server* server_ = nullptr;               ///< read and written by whoever turns the worker
 
  private:
   Message message_of(ConnectionMessage kind) const {
@@ -348,10 +348,10 @@ class SendChannel final : public Channel {
   const CtsEntry* match(int tag);
   /// Caller for whom match() found nothing, and whose submissions have all been followed by
   /// assist().  The same as that, but if there is a place nothing else is looked at.
-  void seek_place(int tag) {
-    if (seat_ != nullptr) [[likely]] {
+  void poll_cts(int tag) {
+    if (worker_slot_ != nullptr) [[likely]] {
       engine_->turn_for(
-          *seat_, this, [this] { return server_ != nullptr && server_->find_place(); },
+          *worker_slot_, this, [this] { return server_ != nullptr && server_->poll_cts(); },
           [this, tag] { return match(tag) != nullptr; });
     }
   }

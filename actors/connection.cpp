@@ -17,18 +17,19 @@ Connection::Connection(fabric::Provider& provider, Engine& engine, size_t worker
   deadline_.bind([](void* self) { static_cast<Connection*>(self)->on_deadline(); }, this);
   budget_timer_.bind([](void* self) { static_cast<Connection*>(self)->on_budget_spent(); }, this);
   linger_timer_.bind([](void* self) { static_cast<Connection*>(self)->look_whether_over(); }, this);
-  pulse_.bind([](void* self) { static_cast<Connection*>(self)->on_pulse(); }, this);
+  heartbeat_timer_.bind([](void* self) { static_cast<Connection*>(self)->on_heartbeat_timer(); },
+                        this);
 }
 
 Connection::~Connection() {
   if (context_ != nullptr) {
     context_->timers().cancel(deadline_);
     context_->timers().cancel(budget_timer_);
-    context_->timers().cancel(pulse_);
+    context_->timers().cancel(heartbeat_timer_);
     context_->timers().cancel(linger_timer_);
   }
   if (nics_) {
-    nics_->leave(this);
+    nics_->unsubscribe(this);
   }
   for (Lane& lane : lanes_) {
     lane.owned.reset();
@@ -37,9 +38,9 @@ Connection::~Connection() {
     static_cast<void>(provider_.remove_memory(own.registration));
   }
   if (port_) {
-    port_->leave(rejoin_token_);
+    port_->remove(rejoin_token_);
   }
-  engine_.release(worker_index_, 1.0);
+  engine_.unassign_worker(worker_index_, 1.0);
 }
 
 void Connection::start(Context& context) {
@@ -68,7 +69,7 @@ void Connection::on(const Message& message) {
       fail_connection(fail(Errc::invalid_usage,
                            "a send was larger than the receive that the peer posted for it"));
       return;
-    case ConnectionMessage::doubt:
+    case ConnectionMessage::suspect:
       if (ready_ && backup_ && !failed_ && message.arg < lanes_.size()) {
         on_lane_failed(message.arg, fail(Errc::remote, "it was reported not to be trusted"));
       }
@@ -113,7 +114,7 @@ void Connection::fail_connection(const Error& error, bool tell_peer) {
   } else {
     disarm_deadline();
     context_->timers().cancel(budget_timer_);
-    context_->timers().cancel(pulse_);
+    context_->timers().cancel(heartbeat_timer_);
     end_linger(error);
   }
   if (channel() != nullptr) {
@@ -130,7 +131,7 @@ void Connection::finish() {
   rejoin_.stop();
   disarm_deadline();
   context_->timers().cancel(budget_timer_);
-  context_->timers().cancel(pulse_);
+  context_->timers().cancel(heartbeat_timer_);
   context_->timers().cancel(linger_timer_);
   end_stream();
   fail_paths(fail(Errc::closed, "connection closed"));
@@ -203,16 +204,16 @@ void Connection::on_stream_closed(Stream& stream, const Error& error) {
   on_peer_gone(error);
 }
 
-void Connection::leave(std::unique_ptr<Stream> stream) {
+void Connection::retire_stream(std::unique_ptr<Stream> stream) {
   if (stream) {
     stream->set_owner(nullptr);
-    static_cast<void>(stream->write(encode_leave()));
+    static_cast<void>(stream->write(encode_retire()));
     stream->shutdown_then_close();
   }
 }
 
 void Connection::take_stream(std::unique_ptr<Stream> stream, ControlReader reader) {
-  leave(std::move(stream_));
+  retire_stream(std::move(stream_));
   stream_ = std::move(stream);
   stream_->set_owner(this);
   if (!ha::mutated(ha::Mutation::reader_kept)) {

@@ -15,7 +15,7 @@
 #include "actors/channel.h"
 #include "actors/control.h"
 #include "actors/control_port.h"
-#include "actors/courier.h"
+#include "actors/control_sequencer.h"
 #include "actors/immediate.h"
 #include "actors/lane.h"
 #include "actors/nic_monitor.h"
@@ -133,7 +133,7 @@ class Connection : public Server,
   Result<fabric::Registration> register_memory(const fabric::Attachment& at, void* base,
                                                size_t bytes);
   bool post_credit(Lane& lane);  ///< a receive for the peer's next immediate
-  /// The peer has used one; it is replaced by and by, together with others.
+  /// The peer has used one; it is replaced later, together with others.
   void replace_credit(Lane& lane) {
     --lane.credits_open;
     if (++lane.credits_owed == credits_together) [[unlikely]] {
@@ -157,15 +157,15 @@ class Connection : public Server,
                   !ControlMark::marks(completion.immediate);
     return !data && take_control_completion(completion, lane);
   }
-  /// Gives signs of life from now on.
-  void start_pulse();
+  /// Gives heartbeats from now on.
+  void start_heartbeats();
   /// Gives one on every path that is in use.
-  void ask_usable();
+  void probe_usable();
   /// Something was posted: from now on it is looked at more often whether it is answered.
   void watch_work() {
     if (watched_idle_) [[unlikely]] {
       watched_idle_ = false;
-      arm_pulse();
+      arm_heartbeat();
     }
   }
   void arm_deadline(Duration in);
@@ -175,11 +175,11 @@ class Connection : public Server,
   /// Ends the actor; the stream lingers by itself until what was written is out.
   void finish();
   /// The connection is over; `words` (empty: confirms what was heard) leave over the stream and all
-  /// paths that work, which go on for a bounded time.  `leaves`: the actor ends with them.
-  void part(std::vector<std::byte> words, const Error& why, bool leaves);
+  /// paths that work, which go on for a bounded time.  `ends`: the actor ends with them.
+  void part(std::vector<std::byte> words, const Error& why, bool ends);
   /// Memory that the caller may have back could be read or written through that lane.
   virtual bool exposed(const Lane& lane) const = 0;
-  bool leaves() const { return leaves_; }
+  bool ends_after_linger() const { return ends_after_linger_; }
   /// Of a path, after the end.
   void on_late_completion(const fabric::Completion& completion);
   /// For messages: address, host and process as far as they are known.
@@ -208,12 +208,14 @@ class Connection : public Server,
   void take_stream(std::unique_ptr<Stream> stream, ControlReader reader);
   void read_stream();
   /// Ends a stream that another one has taken the place of.
-  static void leave(std::unique_ptr<Stream> stream);
+  static void retire_stream(std::unique_ptr<Stream> stream);
   /// The peer has spoken without saying anything: it is ready.
   virtual void on_confirm() {}
   void on_link_up(const std::string& interface) override;
   /// Another fabric than the connection's own.
-  bool stands_in(const Lane& lane) const { return lane.shadow && lane.at.kind != attachment_.kind; }
+  bool is_fallback(const Lane& lane) const {
+    return lane.shadow && lane.at.kind != attachment_.kind;
+  }
   /// There is something of another fabric among `places_`, and of the own one as well.
   bool backs_with_others() const;
   std::string interface_of(const Lane& lane) const;
@@ -221,7 +223,7 @@ class Connection : public Server,
   void write_stream(std::span<const std::byte> frame);
   /// The peer may have taken less than all of this.
   void write_unconfirmed(Stream& stream) override;
-  bool any_unconfirmed() const { return courier_.first_open() != courier_.next(); }
+  bool any_unconfirmed() const { return sequencer_.first_open() != sequencer_.next(); }
 
   // StreamOwner
   void on_stream_open(Stream& stream) override { (void)stream; }
@@ -237,7 +239,7 @@ class Connection : public Server,
   Context* context_ = nullptr;
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
-  Courier courier_;
+  ControlSequencer sequencer_;
   Rejoin rejoin_{*this};
   fabric::Attachment attachment_;
   sockaddr_storage local_{};           ///< the stream's
@@ -248,8 +250,8 @@ class Connection : public Server,
   bool backup_ = false;  ///< both sides replace paths that fail
   uint8_t traffic_class_ = 0;
   uint8_t service_level_ = 0;
-  bool flushes_ = false;  ///< paths will be asked to flush
-  bool settles_ = false;  ///< inline mode, with a path whose acknowledgements software sends
+  bool flushes_ = false;       ///< paths will be asked to flush
+  bool flushes_acks_ = false;  ///< inline mode, with a path whose acknowledgements software sends
   uint64_t domain_ = 0;
   uint32_t receives_ = 0;
   std::string peer_host_;  ///< empty: it has not said
@@ -266,14 +268,14 @@ class Connection : public Server,
   // ControlPort::Member
   void on_call(ControlType call, std::unique_ptr<Stream> stream, ControlReader reader) override;
   // Rejoin::Owner
-  void on_attempt() override { ask_usable(); }
+  void on_attempt() override { probe_usable(); }
   uint64_t life() const override;
   void on_rejoined(std::unique_ptr<Stream> stream, ControlReader reader) override;
   void on_peer_failed(const Refusal& why) override { fail_as_told(why); }
   void on_peer_dead(const Error& why) override { on_peer_gone(why); }
 
   void on_budget_spent();
-  void settle_early(Lane& lane, const Error& why);
+  void fail_early(Lane& lane, const Error& why);
   void tell_usable();
   bool take_early(const ControlReader::Message& message);
   void deliver(const ControlReader::Message& message);
@@ -289,15 +291,15 @@ class Connection : public Server,
   void push_control(Lane& lane);
   /// A write without bytes that carries what was taken of the peer's messages.
   [[nodiscard]] Errc post_mark(Lane& lane, uint64_t id);
-  void on_pulse();
-  void arm_pulse();
+  void on_heartbeat_timer();
+  void arm_heartbeat();
   void on_link_down(const std::string& interface) override;
   void on_suspicion(const std::string& interface, const std::string& peer) override;
-  void look_for_life(size_t at, bool pulse_due);
+  void check_liveness(size_t at, bool heartbeat_due);
   void give_up(size_t at, const Moment& now);
   uint64_t evidence_beside(const Lane& lane) const;
-  void ask_around();
-  void give_sign_of_life(Lane& lane);
+  void probe_all();
+  void send_heartbeat(Lane& lane);
   bool other_usable(size_t lane) const {
     return any_usable(0, lane) || any_usable(lane + 1, lanes_.size());
   }
@@ -305,7 +307,7 @@ class Connection : public Server,
   static constexpr uint32_t credits_together = 8;
   static constexpr uint64_t control_id = UINT64_MAX - 1;
   static constexpr uint64_t mark_id = UINT64_MAX - 2;
-  static constexpr uint64_t pulse_id = UINT64_MAX - 3;
+  static constexpr uint64_t heartbeat_id = UINT64_MAX - 3;
   static constexpr uint64_t answer_id = UINT64_MAX - 4;  ///< a mark, the last one
 
   struct OwnMemory {
@@ -322,13 +324,13 @@ class Connection : public Server,
   std::shared_ptr<ControlPort> port_;  ///< where the peer may come back; may be null
   uint64_t rejoin_token_ = 0;
   Error failure_{};  ///< for a peer that comes back after it
-  Timer pulse_;
-  Instant pulse_period_{};  ///< in which the last ones were given
+  Timer heartbeat_timer_;
+  Instant heartbeat_period_{};  ///< in which the last ones were given
   bool watched_idle_ = false;
   std::shared_ptr<NicMonitor> nics_;
   Timer deadline_;  ///< of the handshake
   Timer linger_timer_;
-  bool leaves_ = false;  ///< the caller has closed: the actor ends with the linger
+  bool ends_after_linger_ = false;  ///< the caller has closed: the actor ends with the linger
   Timer budget_timer_;
   Error rejection_;  ///< the last one
   bool shortage_told_ = false;

@@ -11,7 +11,7 @@ void Connection::on_close() {
   if (!failed_) {
     part(encode(last_words()), fail(Errc::closed, "connection closed"), true);
   } else if (linger_.under_way()) {
-    leaves_ = true;
+    ends_after_linger_ = true;
   } else {
     finish();
   }
@@ -34,12 +34,12 @@ void Connection::stop() {
 }
 
 /// Nothing of the connection goes on but what makes the peer know.
-void Connection::part(std::vector<std::byte> words, const Error& why, bool leaves) {
+void Connection::part(std::vector<std::byte> words, const Error& why, bool ends) {
   failed_ = true;
-  leaves_ = leaves;
+  ends_after_linger_ = ends;
   disarm_deadline();
   context_->timers().cancel(budget_timer_);
-  context_->timers().cancel(pulse_);
+  context_->timers().cancel(heartbeat_timer_);
   if (!backup_ || !ready_) {
     if (!words.empty()) {
       write_stream(words);
@@ -74,7 +74,7 @@ void Connection::end_linger(const Error& why) {
   linger_.end();
   rejoin_.stop();
   context_->timers().cancel(linger_timer_);
-  if (leaves_) {
+  if (ends_after_linger_) {
     finish();
     return;
   }
@@ -93,18 +93,18 @@ void Connection::end_stream() {
 
 /// After this side's end: only what the peer has taken counts, and whether it ends too.
 void Connection::hear_last(const ControlReader::Message& message) {
-  if (!courier_.confirmed(message.confirmed)) {
+  if (!sequencer_.confirmed(message.confirmed)) {
     return;
   }
   for (Lane& lane : lanes_) {
     push_control(lane);
   }
-  if (message.type == ControlType::leave) {
+  if (message.type == ControlType::retire) {
     stream_.reset();
   }
   if (message.number != 0) {
     confirm_due_ = true;
-    if (courier_.judge(message.number) == Courier::Verdict::take &&
+    if (sequencer_.judge(message.number) == ControlSequencer::Verdict::take &&
         (message.type == ControlType::close || message.type == ControlType::failure)) {
       linger_.on_last_words();
     }

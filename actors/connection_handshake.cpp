@@ -30,7 +30,7 @@ Result<void> Connection::make_paths(const sockaddr_storage& local, size_t count,
     if (!config.enable_backup || !ha::is_absence(made.error().sys)) {
       return made;
     }
-    settle_early(lane, made.error());
+    fail_early(lane, made.error());
   }
   return {};
 }
@@ -79,7 +79,7 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
       on_lane_ready(lane_of(&path));
       tell_usable();
     } else {
-      lanes_[lane_of(&path)].settled = true;
+      lanes_[lane_of(&path)].decided = true;
       end_handshake();
     }
     return;
@@ -96,16 +96,16 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
   // Whatever failed, also the only path: the peer's host may just not have got to it yet, and
   // until the caller's time is up another one may come up.
   const size_t lane = lane_of(&path);
-  settle_early(lanes_[lane], error);
+  fail_early(lanes_[lane], error);
   // The peer's side of it may wait for the whole handshake's time.
-  send_control(encode(ControlType::doubt,
+  send_control(encode(ControlType::suspect,
                       PathNotice{static_cast<uint8_t>(lane), 0, false, error.message()}));
   context_->request_stream_turns(1000);
   end_handshake();
 }
 
-void Connection::settle_early(Lane& lane, const Error& why) {
-  lane.settled = lane.owned.path || !ha::mutated(ha::Mutation::missing_path_awaited);
+void Connection::fail_early(Lane& lane, const Error& why) {
+  lane.decided = lane.owned.path || !ha::mutated(ha::Mutation::missing_path_awaited);
   lane.early_failure = why;
   need_ = without_reporter(why.message());
 }
@@ -113,7 +113,7 @@ void Connection::settle_early(Lane& lane, const Error& why) {
 /// When the first paths have come up or failed, the connection begins; what failed is then
 /// replaced.
 void Connection::end_handshake() {
-  if (!std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.settled; })) {
+  if (!std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.decided; })) {
     return;
   }
   for (Lane& lane : lanes_) {
@@ -174,7 +174,7 @@ bool Connection::take_early(const ControlReader::Message& message) {
     }
     return true;
   }
-  if (message.type != ControlType::down && message.type != ControlType::doubt) {
+  if (message.type != ControlType::down && message.type != ControlType::suspect) {
     return false;
   }
   const auto notice = decode_notice(message.payload);

@@ -17,7 +17,7 @@ namespace {
 /// which the next attempt finds out.
 constexpr Duration rebuild_limit = std::chrono::seconds(3);
 
-/// Places for control messages and for signs of life beside the data.
+/// Places for control messages and for heartbeats beside the data.
 constexpr uint32_t control_posts = ControlBox::slots + 2;
 
 /// Writes of a queue pair that may be under way: more than any link needs to be kept busy, and the
@@ -29,7 +29,7 @@ constexpr uint32_t rdma_writes = 123;
 static_assert(rdma_writes >=
               ReceiveConnection::groups_apart_max + rdma_writes / 4 + 1 + 2 * control_posts);
 
-/// Receives beyond what the peer may use, so that used ones can be replaced by and by.
+/// Receives beyond what the peer may use, so that used ones can be replaced later.
 constexpr uint32_t spare_receives = 16;
 
 }  // namespace
@@ -44,7 +44,7 @@ Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_lim
   options.receives_max = receives_ + control_posts + spare_receives;
   options.active = active;
   options.flushes = flushes_;
-  options.standby = stands_in(lane);
+  options.fallback = is_fallback(lane);
   options.traffic_class = traffic_class_;
   options.service_level = service_level_;
   options.connect_limit = connect_limit;
@@ -53,9 +53,9 @@ Result<void> Connection::make_path(Lane& lane, bool active, Duration connect_lim
   lane.bytes_open = 0;
   lane.credits_open = 0;
   lane.credits_owed = 0;
-  settles_ = settles_ || (lane.at.kind == fabric::FabricKind::datagram &&
-                          engine_.mode() == Engine::Mode::inline_turns);
-  lane.pulses_open = 0;
+  flushes_acks_ = flushes_acks_ || (lane.at.kind == fabric::FabricKind::datagram &&
+                                    engine_.mode() == Engine::Mode::inline_turns);
+  lane.heartbeats_open = 0;
   lane.confirms_open = 0;
   lane.confirm_due = false;
   // On one of the two hosts the NIC may be the primaries' own, which the other cannot know.
@@ -222,9 +222,9 @@ void Connection::write_stream(std::span<const std::byte> frame) {
 }
 
 void Connection::write_unconfirmed(Stream& stream) {
-  for (uint32_t number = courier_.first_open(); number != courier_.next(); ++number) {
-    set_numbers(courier_.frame(number), number, courier_.expected());
-    static_cast<void>(stream.write(courier_.frame(number)));
+  for (uint32_t number = sequencer_.first_open(); number != sequencer_.next(); ++number) {
+    set_numbers(sequencer_.frame(number), number, sequencer_.expected());
+    static_cast<void>(stream.write(sequencer_.frame(number)));
   }
 }
 
@@ -235,9 +235,9 @@ void Connection::send_control(std::vector<std::byte> frame) {
     write_stream(frame);
     return;
   }
-  set_numbers(frame, courier_.next(), courier_.expected());
+  set_numbers(frame, sequencer_.next(), sequencer_.expected());
   write_stream(frame);
-  if (frame.size() > ControlBox::slot_bytes || !courier_.add(std::move(frame))) {
+  if (frame.size() > ControlBox::slot_bytes || !sequencer_.add(std::move(frame))) {
     fail_connection(fail(Errc::internal,
                          "a control message is too long, or too many wait for an "
                          "answer"),
@@ -252,7 +252,7 @@ void Connection::send_control(std::vector<std::byte> frame) {
 
 void Connection::send_confirm() {
   std::vector<std::byte> frame = encode_confirm();
-  set_numbers(frame, 0, courier_.expected());
+  set_numbers(frame, 0, sequencer_.expected());
   write_stream(frame);
   for (Lane& lane : lanes_) {
     confirm_on(lane);
@@ -264,16 +264,16 @@ void Connection::push_control(Lane& lane) {
   if (!lane.usable || lane.peer_box == 0) {
     return;
   }
-  lane.control_next = std::max(lane.control_next, courier_.first_open());
-  while (lane.control_next != courier_.next() &&
+  lane.control_next = std::max(lane.control_next, sequencer_.first_open());
+  while (lane.control_next != sequencer_.next() &&
          (lane.control_place_is_free() ||
           (ha::mutated(ha::Mutation::place_under_way) && lane.control_open < ControlBox::slots)) &&
-         (lane.control_next < courier_.first_open() + ControlBox::slots ||
+         (lane.control_next < sequencer_.first_open() + ControlBox::slots ||
           ha::mutated(ha::Mutation::box_overrun))) {
-    const std::span<std::byte> frame = courier_.frame(lane.control_next);
+    const std::span<std::byte> frame = sequencer_.frame(lane.control_next);
     const size_t slot = lane.control_next % ControlBox::slots;
     auto& place = lane.box->outgoing[slot];
-    set_numbers(frame, lane.control_next, courier_.expected());
+    set_numbers(frame, lane.control_next, sequencer_.expected());
     std::memcpy(place.data(), frame.data(), frame.size());
     fabric::WritePost post;
     post.id = control_id;
@@ -283,7 +283,7 @@ void Connection::push_control(Lane& lane) {
     post.remote_key = lane.peer_box_key;
     post.has_immediate = true;
     post.immediate = ControlMark{static_cast<uint8_t>(lane.control_next),
-                                 static_cast<uint16_t>(courier_.expected()), lane.epoch}
+                                 static_cast<uint16_t>(sequencer_.expected()), lane.epoch}
                          .pack();
     post.host_memory = true;
     const Errc posted = lane.path().post_write(post);
@@ -311,13 +311,13 @@ bool Connection::take_control_completion(const fabric::Completion& completion, L
     }
     --lane.writes_open;
     lane.control_open -= completion.id == control_id ? 1 : 0;
-    lane.pulses_open -= completion.id == pulse_id ? 1 : 0;
+    lane.heartbeats_open -= completion.id == heartbeat_id ? 1 : 0;
     lane.confirms_open -= completion.id == mark_id || completion.id == answer_id ? 1 : 0;
     if (good) {
       if (lane.confirm_due) {
         confirm_on(lane);
       }
-      if (completion.id == pulse_id) {
+      if (completion.id == heartbeat_id) {
         lane.health.show_life();
       }
       push_control(lane);
@@ -354,7 +354,7 @@ bool Connection::take_control_completion(const fabric::Completion& completion, L
   if (!ha::mutated(ha::Mutation::control_credit_lost)) {
     replace_credit(lane);
   }
-  courier_.confirmed_low(mark.confirmed);
+  sequencer_.confirmed_low(mark.confirmed);
   if (any_unconfirmed()) {
     push_control(lane);
   }
@@ -392,7 +392,7 @@ void Connection::deliver(const ControlReader::Message& message) {
     hear_last(message);
     return;
   }
-  if (!courier_.confirmed(message.confirmed)) {
+  if (!sequencer_.confirmed(message.confirmed)) {
     fail_connection(fail(Errc::remote, "the peer confirms control messages that it never got"));
     return;
   }
@@ -407,19 +407,19 @@ void Connection::deliver(const ControlReader::Message& message) {
     confirm_due_ = confirm_due_ || ready_;  // before that a confirmation would say that it is
     return;
   }
-  if (message.type == ControlType::leave && ready_ && backup_) {
+  if (message.type == ControlType::retire && ready_ && backup_) {
     stream_.reset();  // a better one is on its way, or here already
     on_stream_lost(fail(Errc::closed, "the peer has let it go"));
     return;
   }
   if (message.number != 0) {
     confirm_due_ = true;
-    switch (courier_.judge(message.number)) {
-      case Courier::Verdict::take:
+    switch (sequencer_.judge(message.number)) {
+      case ControlSequencer::Verdict::take:
         break;
-      case Courier::Verdict::seen:
+      case ControlSequencer::Verdict::seen:
         return;
-      case Courier::Verdict::gap:
+      case ControlSequencer::Verdict::gap:
         fail_connection(fail(Errc::remote, "control messages of the peer are missing"));
         return;
     }
@@ -486,11 +486,11 @@ void Connection::take_into_use(size_t lane) {
   if (!ha::mutated(ha::Mutation::health_not_begun)) {
     mine.health.begin(context_->moment());
   }
-  mine.control_next = ha::mutated(ha::Mutation::backlog_withheld) ? courier_.next() : 0;
+  mine.control_next = ha::mutated(ha::Mutation::backlog_withheld) ? sequencer_.next() : 0;
   mine.control_open = 0;
   mine.control_due = false;
   push_control(mine);
-  arm_pulse();
+  arm_heartbeat();
 }
 
 void Connection::look_whether_drained(size_t lane) {

@@ -24,17 +24,17 @@ ha::PathHealth::Limits limits_of(const Config& config) {
 
 }  // namespace
 
-void Connection::start_pulse() {
+void Connection::start_heartbeats() {
   if (!backup_) {
     return;
   }
   nics_ = NicMonitor::of(*context_, provider_.nics());
   nics_->enter(this);
-  arm_pulse();
+  arm_heartbeat();
 }
 
-void Connection::arm_pulse() {
-  context_->timers().cancel(pulse_);
+void Connection::arm_heartbeat() {
+  context_->timers().cancel(heartbeat_timer_);
   if (!any_usable() || !nics_) {
     return;
   }
@@ -65,35 +65,35 @@ void Connection::arm_pulse() {
     }
   }
   if (look) {
-    context_->timers().arm(pulse_, *look);
+    context_->timers().arm(heartbeat_timer_, *look);
   }
 }
 
 /// Gives heartbeats where nothing else does, and looks whether each path still shows life.
-void Connection::on_pulse() {
+void Connection::on_heartbeat_timer() {
   const Instant now = context_->now();
   const Duration interval = std::chrono::milliseconds(context_->config().heartbeat_ms);
   bool due = false;
   if (interval != Duration(0)) {
     const Instant period = now - now.time_since_epoch() % interval;
-    due = std::exchange(pulse_period_, period) != period;
+    due = std::exchange(heartbeat_period_, period) != period;
   }
   for (size_t i = 0; i < lanes_.size() && !failed_ && !finished_; ++i) {
     if (lanes_[i].usable && lanes_[i].peer_box != 0) {
-      look_for_life(i, due);
+      check_liveness(i, due);
     }
   }
   if (!failed_ && !finished_) {
-    arm_pulse();
+    arm_heartbeat();
   }
 }
 
-void Connection::look_for_life(size_t at, bool pulse_due) {
+void Connection::check_liveness(size_t at, bool heartbeat_due) {
   using Finding = ha::PathHealth::Finding;
   Lane& lane = lanes_[at];
   if (lane.health.take_unanswered()) {
     // The sender may have nothing to send; that it was told is what can be found out.
-    give_sign_of_life(lane);
+    send_heartbeat(lane);
   }
   // Of a large write parts may be acknowledged long before all of it is.
   if (std::exchange(lane.progress_seen, lane.path().progress()) != lane.path().progress()) {
@@ -105,14 +105,14 @@ void Connection::look_for_life(size_t at, bool pulse_due) {
     case Finding::fine:
       break;
     case Finding::ask:
-      ask_around();
+      probe_all();
       break;
     case Finding::silent:
       give_up(at, now);
       return;
   }
-  if (pulse_due) {
-    give_sign_of_life(lane);
+  if (heartbeat_due) {
+    send_heartbeat(lane);
   }
 }
 
@@ -123,7 +123,7 @@ void Connection::give_up(size_t at, const Moment& now) {
   const std::string interface = interface_of(lane);
   on_lane_failed(
       at, fail(Errc::timed_out,
-               fmt::format("no sign of life for {} ms (limit {} ms, at most {} ms lately); {}{}",
+               fmt::format("no heartbeat for {} ms (limit {} ms, at most {} ms lately); {}{}",
                            ms(lane.health.silent_for(now)), ms(lane.health.allowed()),
                            ms(lane.health.usual_silence()),
                            lane.health.witnessed() ? "the peer itself runs"
@@ -152,10 +152,10 @@ uint64_t Connection::evidence_beside(const Lane& lane) const {
 }
 
 /// Whether the peer runs, on every way there is.
-void Connection::ask_around() {
-  ask_usable();
+void Connection::probe_all() {
+  probe_usable();
   std::vector<std::byte> frame = encode_ask();
-  set_numbers(frame, 0, courier_.expected());
+  set_numbers(frame, 0, sequencer_.expected());
   write_stream(frame);
   context_->request_stream_turns(1000);
 }
@@ -179,28 +179,28 @@ Errc Connection::post_mark(Lane& lane, uint64_t id) {
   fabric::WritePost post;
   post.id = id;
   post.has_immediate = true;
-  post.immediate = ControlMark{0, static_cast<uint16_t>(courier_.expected()), lane.epoch}.pack();
+  post.immediate = ControlMark{0, static_cast<uint16_t>(sequencer_.expected()), lane.epoch}.pack();
   post.host_memory = true;
   const Errc posted = lane.path().post_write(post);
   lane.writes_open += posted == Errc::ok ? 1 : 0;
   return posted;
 }
 
-void Connection::give_sign_of_life(Lane& lane) {
-  if (lane.pulses_open == 0 && post_mark(lane, pulse_id) == Errc::ok) {
-    ++lane.pulses_open;
+void Connection::send_heartbeat(Lane& lane) {
+  if (lane.heartbeats_open == 0 && post_mark(lane, heartbeat_id) == Errc::ok) {
+    ++lane.heartbeats_open;
   }
-  lane.health.on_pulse(context_->moment());
+  lane.health.on_heartbeat_timer(context_->moment());
 }
 
 /// So that a path on which nothing happens cannot be taken for one that works.
-void Connection::ask_usable() {
+void Connection::probe_usable() {
   for (Lane& lane : lanes_) {
     if (lane.usable && lane.peer_box != 0) {
-      give_sign_of_life(lane);
+      send_heartbeat(lane);
     }
   }
-  arm_pulse();
+  arm_heartbeat();
 }
 
 std::string Connection::interface_of(const Lane& lane) const {
@@ -218,8 +218,8 @@ void Connection::on_suspicion(const std::string& interface, const std::string& p
       continue;
     }
     lane.health.suspect();
-    give_sign_of_life(lane);
-    arm_pulse();
+    send_heartbeat(lane);
+    arm_heartbeat();
   }
 }
 
@@ -240,7 +240,7 @@ void Connection::on_link_up(const std::string& interface) {
                                provider_.nic_of(place.at, nullptr) == interface;
                       });
   for (size_t i = primaries_; better && i < lanes_.size() && !failed_ && !finished_; ++i) {
-    if (lanes_[i].usable && stands_in(lanes_[i]) && primary_usable()) {
+    if (lanes_[i].usable && is_fallback(lanes_[i]) && primary_usable()) {
       on_lane_failed(i, fail(Errc::again, fmt::format("{} is back and could stand by", interface)));
     }
   }

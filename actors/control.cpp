@@ -213,7 +213,7 @@ Error from_peer(std::string_view text) {
 
 std::vector<std::byte> encode_confirm() { return Writer(ControlType::confirm).finish(); }
 
-std::vector<std::byte> encode_leave() { return Writer(ControlType::leave).finish(); }
+std::vector<std::byte> encode_retire() { return Writer(ControlType::retire).finish(); }
 
 std::vector<std::byte> encode_ask() { return Writer(ControlType::ask).finish(); }
 
@@ -428,7 +428,8 @@ bool ControlReader::feed(std::span<const std::byte> bytes) {
   buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<ptrdiff_t>(consumed_));
   consumed_ = 0;
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
-  // Reject as early as the first wrong byte: a stranger must not make us wait for "the rest".
+  // Reject as early as the first wrong byte: a peer nobody knows must not make us wait for "the
+  // rest".
   uint32_t magic = 0;
   const size_t have = std::min(buffer_.size(), sizeof magic);
   std::memcpy(&magic, buffer_.data(), have);

@@ -3,12 +3,12 @@
 //   0 u32 magic   4 u16 type   6 u16 length of what follows the header (at most
 //   control_payload_max) 8 u32 number   12 u32 confirmed: the peer has taken all numbers below
 //
-// Numbered messages (actors/courier.h) travel over the paths too, so that they get through when the
-// network beneath the stream is the one that failed.  The handshake and messages of connections
-// without failover have number 0.
+// Numbered messages (actors/control_sequencer.h) travel over the paths too, so that they get
+// through when the network beneath the stream is the one that failed.  The handshake and messages
+// of connections without failover have number 0.
 //
 // The connector speaks first.  Whoever does not send a well-formed hello with the listener's nonce
-// is a stranger and is turned away.
+// is not authenticated and is rejected.
 #pragma once
 
 #include <array>
@@ -44,14 +44,14 @@ enum class ControlType : uint16_t {
   close = 4,
   failure = 5,
   // Of one path, the n-th of the connection (docs/protocol.md, "Failover"):
-  doubt = 6,     ///< receiver: my side of it failed
+  suspect = 6,   ///< receiver: my side of it failed
   down = 7,      ///< sender: I have closed my side
   fenced = 8,    ///< receiver: mine is closed too, and this had arrived
   rebuild = 9,   ///< sender: a new one begins here
   rebuilt = 10,  ///< receiver: and ends here
   confirm = 11,  ///< nothing but its header
   rejoin = 12,   ///< first on a stream that takes the place of the connection's
-  leave = 13,    ///< last on a stream whose place was taken: its end means nothing
+  retire = 13,   ///< last on a stream whose place was taken: its end means nothing
   probe = 14,    ///< first on a stream that only asks whether the connection is known there
   present = 15,  ///< it is: the answer to rejoin and probe
   absent = 16,   ///< it is not
@@ -140,7 +140,7 @@ struct CloseNotice {
   uint64_t groups_completed = 0;
 };
 
-/// doubt and down
+/// suspect and down
 struct PathNotice {
   uint8_t path = 0;
   uint32_t epoch = 0;
@@ -167,7 +167,7 @@ struct PathOffer {
 };
 
 std::vector<std::byte> encode_confirm();
-std::vector<std::byte> encode_leave();
+std::vector<std::byte> encode_retire();
 std::vector<std::byte> encode_ask();
 /// rejoin or probe
 std::vector<std::byte> encode(ControlType type, const RejoinCall& call);

@@ -11,8 +11,8 @@
 namespace nccl_ha {
 namespace {
 
-constexpr size_t strangers_max = 256;
-constexpr Duration patience = std::chrono::seconds(5);
+constexpr size_t unauthenticated_max = 256;
+constexpr Duration answer_limit = std::chrono::seconds(5);
 
 }  // namespace
 
@@ -58,16 +58,16 @@ uint64_t ControlPort::enter(Member* member) {
 
 void ControlPort::on_accept(int fd) {
   auto stream = context_.streams().adopt_fd(fd, this);
-  if (!stream || strangers_.size() >= strangers_max) {
+  if (!stream || unauthenticated_.size() >= unauthenticated_max) {
     NHA_LOG_WARN_LIMITED(
         "control port: cannot take a connection: {}",
         stream ? std::string("too many unfinished ones") : stream.error().message());
     return;
   }
-  strangers_.push_back({std::move(*stream), {}, context_.now()});
+  unauthenticated_.push_back({std::move(*stream), {}, context_.now()});
   context_.request_stream_turns(1000);
-  if (strangers_.size() == 1) {
-    context_.timers().arm(timer_, context_.now() + patience);
+  if (unauthenticated_.size() == 1) {
+    context_.timers().arm(timer_, context_.now() + answer_limit);
   }
 }
 
@@ -75,29 +75,29 @@ void ControlPort::on_acceptor_error(const Error& error) {
   NHA_LOG_WARN_LIMITED("control port: accepting connections fails: {}", error.message());
 }
 
-std::list<ControlPort::Stranger>::iterator ControlPort::find(const Stream& stream) {
-  return std::find_if(strangers_.begin(), strangers_.end(),
-                      [&](const Stranger& one) { return one.stream.get() == &stream; });
+std::list<ControlPort::Unauthenticated>::iterator ControlPort::find(const Stream& stream) {
+  return std::find_if(unauthenticated_.begin(), unauthenticated_.end(),
+                      [&](const Unauthenticated& one) { return one.stream.get() == &stream; });
 }
 
 void ControlPort::on_stream_data(Stream& stream, std::span<const std::byte> bytes) {
-  const auto stranger = find(stream);
-  if (stranger == strangers_.end()) {
+  const auto peer = find(stream);
+  if (peer == unauthenticated_.end()) {
     return;
   }
-  static_cast<void>(stranger->reader.feed(bytes));
-  const auto message = stranger->reader.next();
-  if (!message && !stranger->reader.broken()) {
+  static_cast<void>(peer->reader.feed(bytes));
+  const auto message = peer->reader.next();
+  if (!message && !peer->reader.broken()) {
     return;
   }
   const ControlType type = message ? message->type : ControlType::hello;
   const auto call = type == ControlType::rejoin || type == ControlType::probe
                         ? decode_call(message->payload)
                         : std::nullopt;
-  Stranger caller = std::move(*stranger);
-  strangers_.erase(stranger);
+  Unauthenticated caller = std::move(*peer);
+  unauthenticated_.erase(peer);
   if (!call) {
-    NHA_LOG_WARN_LIMITED("control port: turned a stranger away");
+    NHA_LOG_WARN_LIMITED("control port: rejected an unauthenticated peer");
     return;
   }
   const RejoinCall whom = call.value_or(RejoinCall{});
@@ -112,16 +112,17 @@ void ControlPort::on_stream_data(Stream& stream, std::span<const std::byte> byte
 
 void ControlPort::on_stream_closed(Stream& stream, const Error& error) {
   (void)error;
-  if (const auto stranger = find(stream); stranger != strangers_.end()) {
-    strangers_.erase(stranger);
+  if (const auto peer = find(stream); peer != unauthenticated_.end()) {
+    unauthenticated_.erase(peer);
   }
 }
 
 void ControlPort::turn_out_the_late() {
-  std::erase_if(strangers_,
-                [&](const Stranger& one) { return context_.now() - one.since >= patience; });
-  if (!strangers_.empty()) {
-    context_.timers().arm(timer_, context_.now() + patience);
+  std::erase_if(unauthenticated_, [&](const Unauthenticated& one) {
+    return context_.now() - one.since >= answer_limit;
+  });
+  if (!unauthenticated_.empty()) {
+    context_.timers().arm(timer_, context_.now() + answer_limit);
   }
 }
 

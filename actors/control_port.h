@@ -2,8 +2,8 @@
 // connection is still known.
 //
 // One listening socket for all connections of a worker.  The first message of a stream names the
-// connection and this process; who names another one is told that it is absent, and a stranger has
-// a few seconds and is turned away.
+// connection and this process; who names another one is told that it is absent, and an
+// unauthenticated peer has a few seconds and is rejected.
 #pragma once
 
 #include <cstdint>
@@ -45,10 +45,10 @@ class ControlPort final : private AcceptorOwner, private StreamOwner {
   const ProcessId& process() const { return process_; }
   /// The token by which the peer names the member.
   uint64_t enter(Member* member);
-  void leave(uint64_t token) { members_.erase(token); }
+  void remove(uint64_t token) { members_.erase(token); }
 
  private:
-  struct Stranger {
+  struct Unauthenticated {
     std::unique_ptr<Stream> stream;
     ControlReader reader;
     Instant since;
@@ -58,7 +58,7 @@ class ControlPort final : private AcceptorOwner, private StreamOwner {
   void on_stream_open(Stream& stream) override { (void)stream; }
   void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
   void on_stream_closed(Stream& stream, const Error& error) override;
-  std::list<Stranger>::iterator find(const Stream& stream);
+  std::list<Unauthenticated>::iterator find(const Stream& stream);
   void turn_out_the_late();
 
   Context& context_;
@@ -66,7 +66,7 @@ class ControlPort final : private AcceptorOwner, private StreamOwner {
   uint16_t port_ = 0;
   const ProcessId process_;
   std::map<uint64_t, Member*> members_;
-  std::list<Stranger> strangers_;
+  std::list<Unauthenticated> unauthenticated_;
   Timer timer_;
 };
 

@@ -72,7 +72,7 @@ struct Announcement {
 };
 
 /// The same bits of a control write: the message's number (7..0) and what this side has taken of
-/// the peer's (23..8).  Without bytes it is a sign of life that carries a confirmation.
+/// the peer's (23..8).  Without bytes it is a heartbeat that carries a confirmation.
 struct ControlMark {
   uint8_t number = 0;      ///< low bits
   uint16_t confirmed = 0;  ///< low bits

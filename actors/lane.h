@@ -33,17 +33,17 @@ struct LaneTables {
 
 struct Lane {
   fabric::OwnedPath owned;    ///< path: null while there is none
-  bool settled = false;       ///< in the handshake: it came up, or failed
+  bool decided = false;       ///< in the handshake: it came up, or failed
   bool usable = false;        ///< new work may be posted
   bool shadow = false;        ///< over other NICs than the connection's own
   bool rejected = false;      ///< a shadow's device does not take the connection's memory
   bool foreign_keys = false;  ///< memory is named by keys of this lane's devices, told separately
   std::optional<Error> early_failure;  ///< of the handshake's path, also why there is none
   uint32_t epoch = 0;                  ///< its state machine's, here for the data path
-  uint32_t writes_open = 0;            ///< posted, not completed, with flushes, without quiet ones
-  uint32_t credits_open = 0;           ///< receives posted and not completed
-  uint32_t credits_owed = 0;           ///< receives used and not replaced yet
-  uint64_t bytes_open = 0;             ///< of data posted and not completed
+  uint32_t writes_open = 0;   ///< posted, not completed, with flushes, without unsignaled ones
+  uint32_t credits_open = 0;  ///< receives posted and not completed
+  uint32_t credits_owed = 0;  ///< receives used and not replaced yet
+  uint64_t bytes_open = 0;    ///< of data posted and not completed
   LaneTables tables;
   fabric::Attachment at;
   sockaddr_storage local{};  ///< datagrams: the interface's address
@@ -69,12 +69,12 @@ struct Lane {
   uint32_t confirms_open = 0;
   // Heartbeats.
   ha::PathHealth health;
-  uint32_t pulses_open = 0;
+  uint32_t heartbeats_open = 0;
   uint64_t progress_seen = 0;  ///< its path's, at the last look
   uint64_t marks = 0;          ///< heartbeats and control messages that came here
 
   fabric::Path& path() { return *owned.path; }
-  ha::PathHealth::Open open() const { return {writes_open, pulses_open, bytes_open}; }
+  ha::PathHealth::Open open() const { return {writes_open, heartbeats_open, bytes_open}; }
   bool drained() const { return writes_open == 0 && credits_open == 0; }
 };
 

@@ -90,12 +90,12 @@ void Listener::stop() { acceptor_.reset(); }
 
 void Listener::on_accept(int fd) {
   if (!channel_->enter()) {
-    channel_->leave();
+    channel_->end_pending();
     NHA_LOG_WARN_LIMITED("listener: too many unfinished connections, turning a new one away");
     close(fd);
     return;
   }
-  const size_t worker = engine_.place(provider_.devices()[device_].numa_node, 1.0);
+  const size_t worker = engine_.assign_worker(provider_.devices()[device_].numa_node, 1.0);
   auto actor =
       std::make_unique<ReceiveConnection>(provider_, engine_, worker, fd, device_, channel_);
   if (auto adopted = engine_.worker(worker).adopt(std::move(actor)); !adopted) {

@@ -26,9 +26,10 @@ class ListenChannel {
   /// Queues a ready connection; false when the listener is closed already.
   bool offer(std::shared_ptr<ReceiveChannel> channel);
   void fail(const Error& error);
-  /// A stranger may hold a place for a while; bounded, so that many cannot starve the real peer.
+  /// An unauthenticated peer may hold a place for a while; bounded, so that many cannot starve the
+  /// real peer.
   bool enter() { return pending_.fetch_add(1, std::memory_order_relaxed) < pending_max; }
-  void leave() { pending_.fetch_sub(1, std::memory_order_relaxed); }
+  void end_pending() { pending_.fetch_sub(1, std::memory_order_relaxed); }
 
   // Caller's side.
   /// The oldest ready connection, or null.  One caller thread at a time.

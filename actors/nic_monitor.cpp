@@ -8,9 +8,9 @@
 
 namespace nccl_ha {
 
-class NicMonitor::Ear final : public Actor {
+class NicMonitor::Subscriber final : public Actor {
  public:
-  explicit Ear(std::weak_ptr<NicMonitor> monitor) : monitor_(std::move(monitor)) {}
+  explicit Subscriber(std::weak_ptr<NicMonitor> monitor) : monitor_(std::move(monitor)) {}
   const char* name() const override { return "nic-monitor"; }
   void start(Context& context) override { (void)context; }
   void on(const Message& message) override {
@@ -39,7 +39,7 @@ std::shared_ptr<NicMonitor> NicMonitor::of(Context& context, fabric::NicBoard& b
   auto address = context.worker().open_address(1);
   if (address) {
     made->to_ear_ = std::move(*address);
-    made->ear_ = context.add_actor(std::make_unique<Ear>(made));
+    made->subscriber_ = context.add_actor(std::make_unique<Subscriber>(made));
     board.enter(made.get());
   } else {
     NHA_LOG_WARN("what other threads learn of NICs is not heard: {}", address.error().message());
@@ -50,8 +50,8 @@ std::shared_ptr<NicMonitor> NicMonitor::of(Context& context, fabric::NicBoard& b
 
 NicMonitor::~NicMonitor() {
   if (to_ear_) {
-    board_.leave(this);
-    context_.remove_actor(ear_);
+    board_.unsubscribe(this);
+    context_.remove_actor(subscriber_);
   }
 }
 
@@ -87,7 +87,7 @@ void NicMonitor::on_notice() {
     return;
   }
   Message message{};
-  message.to = ear_;
+  message.to = subscriber_;
   if (!to_ear_.try_send(message)) {
     told_.store(false, std::memory_order_release);  // the next notice tries again
   }

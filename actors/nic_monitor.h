@@ -34,12 +34,12 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
   static std::shared_ptr<NicMonitor> of(Context& context, fabric::NicBoard& board);
   ~NicMonitor() override;
   void enter(Member* member) { members_.push_back(member); }
-  void leave(Member* member) { std::erase(members_, member); }
+  void unsubscribe(Member* member) { std::erase(members_, member); }
   /// Tells all but `from`, of this worker and of the others.
   void suspect(const Member* from, const std::string& nic, const std::string& peer);
 
  private:
-  class Ear;
+  class Subscriber;
   NicMonitor(Context& context, fabric::NicBoard& board) : context_(context), board_(board) {}
   void on_link(const std::string& nic, bool up) override;
   void on_notice() override;
@@ -48,7 +48,7 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
 
   Context& context_;
   fabric::NicBoard& board_;
-  ActorId ear_{};            ///< hears on this worker what others post
+  ActorId subscriber_{};     ///< hears on this worker what others post
   Address<Message> to_ear_;  ///< under the board's lock
   std::atomic<bool> told_{false};
   std::unique_ptr<LinkWatch> watch_;

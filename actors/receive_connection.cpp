@@ -48,7 +48,7 @@ ReceiveConnection::~ReceiveConnection() {
     close(fd_);
   }
   if (!welcome_) {
-    listener_->leave();
+    listener_->end_pending();
   }
   if (context_ != nullptr) {
     context_->timers().cancel(flush_timer_);
@@ -83,8 +83,8 @@ void ReceiveConnection::begin() {
   stream_ = std::move(*stream);
 }
 
-void ReceiveConnection::turn_away(const char* why) {
-  NHA_LOG_WARN_LIMITED("listener: turned a stranger at {} away: {}", peer_text(), why);
+void ReceiveConnection::reject_peer(const char* why) {
+  NHA_LOG_WARN_LIMITED("listener: rejected an unauthenticated peer at {}: {}", peer_text(), why);
   finish();
 }
 
@@ -96,7 +96,7 @@ void ReceiveConnection::on_deadline() {
     return;
   }
   if (!welcome_) {
-    turn_away("it did not say hello in time");
+    reject_peer("it did not say hello in time");
     return;
   }
   Connection::on_deadline();
@@ -104,7 +104,7 @@ void ReceiveConnection::on_deadline() {
 
 void ReceiveConnection::on_peer_gone(const Error& error) {
   if (!welcome_) {
-    turn_away("it closed or sent something else than a hello");
+    reject_peer("it closed or sent something else than a hello");
     return;
   }
   fail_connection(fail(Errc::remote, fmt::format("the peer is gone: {}", error.message())), false);
@@ -113,7 +113,7 @@ void ReceiveConnection::on_peer_gone(const Error& error) {
 void ReceiveConnection::on_control(const ControlReader::Message& message) {
   if (!welcome_) {
     if (message.type != ControlType::hello) {
-      turn_away("its first message is no hello");
+      reject_peer("its first message is no hello");
     } else {
       on_hello(message.payload);
     }
@@ -127,7 +127,7 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
       fail_as_told(decode_refusal(message.payload));
       return;
     case ControlType::down:
-    case ControlType::doubt:
+    case ControlType::suspect:
     case ControlType::rebuild:
       on_path_message(message);
       return;
@@ -138,7 +138,7 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
     case ControlType::rebuilt:
     case ControlType::confirm:
     case ControlType::rejoin:
-    case ControlType::leave:
+    case ControlType::retire:
     case ControlType::probe:
     case ControlType::present:
     case ControlType::absent:
@@ -151,13 +151,13 @@ void ReceiveConnection::on_control(const ControlReader::Message& message) {
 void ReceiveConnection::on_hello(std::span<const std::byte> payload) {
   const auto hello = decode_hello(payload);
   if (!hello || hello->nonce != listener_->nonce()) {
-    turn_away(hello ? "it does not know this listener's nonce" : "its hello is malformed");
+    reject_peer(hello ? "it does not know this listener's nonce" : "its hello is malformed");
     return;
   }
   peer_host_ = hello->host;
   peer_process_ = hello->rejoin.process.pid;
   welcome_ = true;
-  listener_->leave();
+  listener_->end_pending();
   if (hello->version != control_version) {
     const Refusal refusal{
         Errc::remote, fmt::format("protocol version {} here, {} there; install the same nccl-ha on "
@@ -315,7 +315,7 @@ void ReceiveConnection::stage(ReceiveRequest& request) {
     entry.tag = buffer.tag;
     entry.count = request.count;
     entry.position = i;
-    entry.exact = request.polled ? 1 : 0;
+    entry.no_speculative_placement = request.polled ? 1 : 0;
     if (shadow_keys_wanted_) [[unlikely]] {
       name_shadow_key(entry, buffer);
     }
@@ -362,7 +362,7 @@ void ReceiveConnection::announce() {
   post.remote_key = lane.tables.table_key;
   post.has_immediate = true;
   post.immediate = Announcement{static_cast<uint32_t>(number), first, lane.epoch}.pack();
-  post.quiet = true;
+  post.unsignaled = true;
   post.host_memory = true;
   post.last = true;
   lane.health.announce();
@@ -435,7 +435,7 @@ void ReceiveConnection::on_flushed(ReceiveRequest& request) {
 void ReceiveConnection::wait_with_flush(ReceiveRequest& request) {
   flushes_waiting_.push_back(request.index);
   if (any_usable() && !flush_timer_.armed()) {
-    context_->timers().arm(flush_timer_, std::max(settled_at_, context_->now()));
+    context_->timers().arm(flush_timer_, std::max(pcie_drained_at_, context_->now()));
   }
 }
 
@@ -443,7 +443,7 @@ void ReceiveConnection::flush(ReceiveRequest& request) {
   // A read pushes only what came through its own queue pair's NIC: one for each NIC that works.
   request.missing = 0;
   request.flush_lost = false;
-  if (context_->now() < settled_at_ && !ha::mutated(ha::Mutation::flushed_too_soon)) {
+  if (context_->now() < pcie_drained_at_ && !ha::mutated(ha::Mutation::flushed_too_soon)) {
     wait_with_flush(request);
     return;
   }
@@ -567,11 +567,11 @@ bool ReceiveConnection::flush_on(Lane& lane, ReceiveRequest& request) {
   if (announcing_is_due(announced_least)) {
     announce();
   }
-  if (settles_ && groups_completed_ == groups_posted_) {
+  if (flushes_acks_ && groups_completed_ == groups_posted_) {
     // Nothing else is expected, so the caller may make no more calls for a while.
     for (Lane& one : lanes_) {
       if (one.usable && one.at.kind == fabric::FabricKind::datagram) {
-        one.path().settle();
+        one.path().flush_acks();
       }
     }
   }
@@ -579,7 +579,7 @@ bool ReceiveConnection::flush_on(Lane& lane, ReceiveRequest& request) {
 
 /// A caller who closes has taken its memory back.
 bool ReceiveConnection::exposed(const Lane& lane) const {
-  return lane.usable && !leaves() && groups_completed_ != groups_posted_;
+  return lane.usable && !ends_after_linger() && groups_completed_ != groups_posted_;
 }
 
 }  // namespace nccl_ha

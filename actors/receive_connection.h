@@ -56,7 +56,7 @@ class ReceiveConnection final : public Connection {
   void on_peer_closed(std::span<const std::byte> payload);
   void look_at_tail();
   void on_hello(std::span<const std::byte> payload);
-  void turn_away(const char* why);
+  void reject_peer(const char* why);
   void stage(ReceiveRequest& request);
   bool has_room() const { return groups_posted_ - groups_completed_ < groups_apart_max; }
   bool announcing_is_due(uint64_t ahead) const;
@@ -104,7 +104,7 @@ class ReceiveConnection final : public Connection {
   bool announce_anew_ = false;  ///< that lane failed: everything open again, on another one
   std::array<uint16_t, cts_slots> first_entry_{};  ///< of each group
   std::vector<uint16_t> flushes_waiting_;          ///< for a lane or a time; indexes of requests
-  Instant settled_at_{};  ///< what NICs that failed had under way to memory is there by then
+  Instant pcie_drained_at_{};  ///< what NICs that failed had under way to memory is there by then
   Timer flush_timer_;
   ha::CloseTail tail_;
   Timer tail_timer_;

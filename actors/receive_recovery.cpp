@@ -28,7 +28,7 @@ void ReceiveConnection::begin_recovery() {
     ha::ReceiverLane& one = recovery_.emplace_back(lane.shadow ? State::fenced : State::opening);
     static_cast<void>(one.on_ready());
   }
-  start_pulse();
+  start_heartbeats();
 }
 
 void ReceiveConnection::on_lane_ready(size_t lane) {
@@ -112,17 +112,17 @@ void ReceiveConnection::open_again(size_t lane, const PathOffer& offer) {
 
 void ReceiveConnection::take_steps(size_t lane, const ha::ReceiverSteps& steps, const Error& why) {
   Lane& mine = lanes_[lane];
-  if (steps.confused) {
+  if (steps.protocol_error) {
     fail_connection(fail(Errc::remote, "the peer's messages about a path make no sense"));
     return;
   }
   if (steps.take_down) {
     announce_anew_ = announce_anew_ || lane == announcing_lane_;
-    settled_at_ = context_->now() + pcie_limit;
+    pcie_drained_at_ = context_->now() + pcie_limit;
     take_down(lane, why);
   }
-  if (steps.say_doubt) {
-    send_control(encode(ControlType::doubt, notice_of(lane, why)));
+  if (steps.say_suspect) {
+    send_control(encode(ControlType::suspect, notice_of(lane, why)));
     context_->request_stream_turns(1000);
   }
   if (steps.report) {

@@ -111,7 +111,7 @@ void Rejoin::drop_attempt() {
   if (std::exchange(open_, false)) {
     stream_->set_owner(nullptr);
     // The peer may have taken it already.
-    static_cast<void>(stream_->write(encode_leave()));
+    static_cast<void>(stream_->write(encode_retire()));
     stream_->shutdown_then_close();
   }
   stream_.reset();

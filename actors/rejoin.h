@@ -30,7 +30,7 @@ class Rejoin final : private StreamOwner {
   };
   class Owner {
    public:
-    /// An attempt begins: the paths should be asked for a sign of life too.
+    /// An attempt begins: the paths should be asked for a heartbeat too.
     virtual void on_attempt() = 0;
     /// How much has got through all paths; only differences mean something.
     virtual uint64_t life() const = 0;

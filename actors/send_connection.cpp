@@ -155,7 +155,7 @@ void SendConnection::on_control(const ControlReader::Message& message) {
     case ControlType::failure:
       fail_as_told(decode_refusal(message.payload));
       return;
-    case ControlType::doubt:
+    case ControlType::suspect:
     case ControlType::fenced:
     case ControlType::rebuilt:
       on_path_message(message);
@@ -165,7 +165,7 @@ void SendConnection::on_control(const ControlReader::Message& message) {
     case ControlType::rebuild:
     case ControlType::confirm:
     case ControlType::rejoin:
-    case ControlType::leave:
+    case ControlType::retire:
     case ControlType::probe:
     case ControlType::present:
     case ControlType::absent:
@@ -398,7 +398,7 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
                       request.chunks - 1,  lane.epoch};
   fabric::WritePost post;
   post.id = uint64_t{cursor_.chunk} << 16 | request.index;
-  post.exact = request.exact;
+  post.no_speculative_placement = request.no_speculative_placement;
   if (recorded && cursor_.offset < bytes) {
     const uint32_t piece = std::min(bytes - cursor_.offset, path.write_bytes_max());
     post.gather_count = 1;
@@ -571,7 +571,7 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
 }
 
 /// The entry is there before the completion that tells of it, and its lane's way to here is longer.
-[[gnu::hot]] bool SendConnection::find_place() {
+[[gnu::hot]] bool SendConnection::poll_cts() {
   const uint64_t next = channel_->published_groups();
   if (attachment_.kind != fabric::FabricKind::verbs || next - told_groups_ >= cts_found_ahead_max) {
     return false;

@@ -34,7 +34,7 @@ class SendConnection final : public Connection {
 
   const char* name() const override { return "send-connection"; }
   void on_submitted() override;
-  bool find_place() override;
+  bool poll_cts() override;
 
  private:
   Channel* channel() override { return channel_.get(); }
@@ -102,9 +102,9 @@ class SendConnection final : public Connection {
   void on_fenced(std::span<const std::byte> payload);
   void on_rebuilt(std::span<const std::byte> payload);
   void take_steps(size_t lane, const ha::SenderSteps& steps, const Error& why);
-  struct Settled;
-  void settle(size_t lane);
-  void tell_failover(size_t lane, const Settled& settled);
+  struct ReportCounts;
+  void apply_report(size_t lane);
+  void tell_failover(size_t lane, const ReportCounts& counts);
   void reopen_soon(size_t lane);
   void hasten();
   void arm_reopen();
@@ -134,7 +134,7 @@ class SendConnection final : public Connection {
     // Of the failure that is being dealt with.
     bool was_used = false;  ///< it met a path that was in use
     Error reason;
-    Instant alive_at{};  ///< the last sign of life that was seen
+    Instant alive_at{};  ///< the last heartbeat that was seen
     Instant down_at{};
   };
 
@@ -153,8 +153,8 @@ class SendConnection final : public Connection {
   size_t serving_begin_ = 0;  ///< the lanes that carry data: the primaries, or the shadow
   size_t serving_end_ = 0;
   ha::ShadowCandidates candidates_;  ///< for the shadow
-  ShadowKeyBook shadow_keys_;        ///< the peer's, on the shadow's device
-  ha::AcknowledgementBook<cts_slots, group_max> acknowledged_;
+  ShadowKeyTable shadow_keys_;       ///< the peer's, on the shadow's device
+  ha::AcknowledgementLog<cts_slots, group_max> acknowledged_;
   ha::Failback failback_;
   Timer failback_timer_;
   Timer better_timer_;

@@ -21,7 +21,7 @@ constexpr Duration better_interval = std::chrono::minutes(5);
 }  // namespace
 
 /// What became of the chunks that a fenced lane held.
-struct SendConnection::Settled {
+struct SendConnection::ReportCounts {
   uint32_t chunks_again = 0;
   uint64_t bytes_again = 0;
   uint32_t chunks_kept = 0;
@@ -45,7 +45,7 @@ void SendConnection::begin_recovery() {
       static_cast<void>(one.lane.on_ready());
     }
   }
-  start_pulse();
+  start_heartbeats();
   if (peer_ready_ || ha::mutated(ha::Mutation::shadow_not_agreed)) {
     make_shadows();
   } else {
@@ -99,7 +99,7 @@ void SendConnection::on_path_message(const ControlReader::Message& message) {
       lane.rejected = true;
       reject_end(notice->path, ha::ShadowCandidates::End::remote, notice->why);
     }
-    take_steps(notice->path, recovery_[notice->path].lane.on_doubt(notice->epoch),
+    take_steps(notice->path, recovery_[notice->path].lane.on_suspect(notice->epoch),
                from_peer(notice->why));
   }
 }
@@ -133,7 +133,7 @@ void SendConnection::on_rebuilt(std::span<const std::byte> payload) {
 void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const Error& why) {
   Recovery& recovery = recovery_[lane];
   Lane& mine = lanes_[lane];
-  if (steps.confused) {
+  if (steps.protocol_error) {
     fail_connection(fail(Errc::remote, "the peer's messages about a path make no sense"));
     return;
   }
@@ -151,7 +151,7 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
       if (carried) {
         recovery.backoff.reset();  // else it comes up and fails in a loop: less and less often
       }
-      if (stands_in(mine)) {
+      if (is_fallback(mine)) {
         candidates_.begin_anew();  // the better ones may have come back meanwhile
       }
     } else if (mine.shadow && !mine.rejected) {
@@ -185,8 +185,8 @@ void SendConnection::take_steps(size_t lane, const ha::SenderSteps& steps, const
     send_control(encode(ControlType::down, notice_of(lane, recovery.reason)));
     context_->request_stream_turns(1000);
   }
-  if (steps.settle) {
-    settle(lane);
+  if (steps.apply_report) {
+    apply_report(lane);
   }
   if (steps.reopen && !failed_) {
     reopen_soon(lane);
@@ -216,7 +216,7 @@ void SendConnection::choose_lanes() {
   ha::Failback::View view;
   view.primary = primary_usable();
   view.shadow = any_usable(primaries_, lanes_.size());
-  view.wanted = context_->config().enable_failback || stands_in(lanes_[serving_begin_]);
+  view.wanted = context_->config().enable_failback || is_fallback(lanes_[serving_begin_]);
   view.between = cursor_.request == nullptr || cursor_.offset == 0 ||
                  ha::mutated(ha::Mutation::moved_within_a_chunk);
   view.whole_since = primaries_whole_since();
@@ -260,7 +260,7 @@ std::optional<Instant> SendConnection::primaries_whole_since() const {
 }
 
 /// What the lane held and the peer did not get goes again; the rest counts as acknowledged.
-void SendConnection::settle(size_t lane) {
+void SendConnection::apply_report(size_t lane) {
   Recovery& recovery = recovery_[lane];
   if (acknowledged_.contradicts(static_cast<uint8_t>(lane), recovery.report)) {
     fail_connection(fail(Errc::remote,
@@ -268,7 +268,7 @@ void SendConnection::settle(size_t lane) {
                          "memory; what was to be sent may have changed since"));
     return;
   }
-  Settled settled;
+  ReportCounts counts;
   for (uint16_t index = 0; index < sends_max; ++index) {
     SendRequest& request = channel_->slot(index);
     if (request.state.load(std::memory_order_acquire) != RequestState::pending) {
@@ -287,12 +287,12 @@ void SendConnection::settle(size_t lane) {
       if (!recovery.report.has(request.group, request.position, chunk)) {
         request.ledger.take_back(chunk);
         replay_.push_back({index, static_cast<uint8_t>(chunk)});
-        ++settled.chunks_again;
-        settled.bytes_again += bytes;
+        ++counts.chunks_again;
+        counts.bytes_again += bytes;
         continue;
       }
-      ++settled.chunks_kept;
-      settled.bytes_kept += bytes;
+      ++counts.chunks_kept;
+      counts.bytes_kept += bytes;
       if (ha::mutated(ha::Mutation::arrived_is_forgotten)) {
         continue;
       }
@@ -301,14 +301,14 @@ void SendConnection::settle(size_t lane) {
       }
     }
   }
-  FailoverCounts::add(channel_->failovers.chunks_again, settled.chunks_again);
-  FailoverCounts::add(channel_->failovers.bytes_again, settled.bytes_again);
-  FailoverCounts::add(channel_->failovers.chunks_kept, settled.chunks_kept);
-  tell_failover(lane, settled);
+  FailoverCounts::add(channel_->failovers.chunks_again, counts.chunks_again);
+  FailoverCounts::add(channel_->failovers.bytes_again, counts.bytes_again);
+  FailoverCounts::add(channel_->failovers.chunks_kept, counts.chunks_kept);
+  tell_failover(lane, counts);
 }
 
 /// The one line about a path that was in use and failed.
-void SendConnection::tell_failover(size_t lane, const Settled& settled) {
+void SendConnection::tell_failover(size_t lane, const ReportCounts& counts) {
   Recovery& recovery = recovery_[lane];
   if (!std::exchange(recovery.was_used, false)) {
     return;
@@ -320,16 +320,16 @@ void SendConnection::tell_failover(size_t lane, const Settled& settled) {
                                  [](const Lane& one) { return one.usable; });
   const bool none = next == lanes_.begin() + static_cast<ptrdiff_t>(serving_end_);
   NHA_LOG_WARN(
-      "failover of path {} to {}: {}; {} ms after its last sign of life, {} ms after it was given "
+      "failover of path {} to {}: {}; {} ms after its last heartbeat, {} ms after it was given "
       "up, {}; {} chunks ({} bytes) go again, {} ({} bytes) had arrived",
       lane, peer_text(), recovery.reason.message(), stall.count() / 1'000'000,
       (now - recovery.down_at).count() / 1'000'000,
       none ? std::string("no path is left for now")
            : fmt::format("path {} goes on", next - lanes_.begin()),
-      settled.chunks_again, settled.bytes_again, settled.chunks_kept, settled.bytes_kept);
-  context_->recorder().note(TraceEvent::chunks_replayed, id().index, lane, settled.chunks_again);
+      counts.chunks_again, counts.bytes_again, counts.chunks_kept, counts.bytes_kept);
+  context_->recorder().note(TraceEvent::chunks_replayed, id().index, lane, counts.chunks_again);
   context_->recorder().note(TraceEvent::failover, id().index,
-                            static_cast<uint64_t>(stall.count()) / 1000, settled.bytes_again);
+                            static_cast<uint64_t>(stall.count()) / 1000, counts.bytes_again);
 }
 
 void SendConnection::reopen_soon(size_t lane) {
@@ -366,7 +366,7 @@ void SendConnection::look_for_better() {
   }
   context_->timers().arm(better_timer_, context_->now() + better_interval);
   for (size_t lane = primaries_; lane < lanes_.size() && !failed_ && !finished_; ++lane) {
-    if (lanes_[lane].usable && stands_in(lanes_[lane]) && primary_usable()) {
+    if (lanes_[lane].usable && is_fallback(lanes_[lane]) && primary_usable()) {
       on_lane_failed(lane, fail(Errc::again, "it is looked whether RDMA could stand by again"));
     }
   }
@@ -455,8 +455,8 @@ void SendConnection::reject_end(size_t lane, ha::ShadowCandidates::End end,
 void SendConnection::watch_stream() {
   if (rejoin_.possible() && !rejoin_.running() && !stream_timer_.armed() && !failed_ &&
       !finished_) {
-    unconfirmed_ = courier_.first_open();
-    heard_ = courier_.expected();
+    unconfirmed_ = sequencer_.first_open();
+    heard_ = sequencer_.expected();
     context_->timers().arm(stream_timer_, context_->now() + unconfirmed_limit);
   }
 }
@@ -471,7 +471,7 @@ bool SendConnection::waits_for_peer() const {
 
 void SendConnection::on_unconfirmed() {
   watch_stream();
-  rejoin_.write(courier_.frame(courier_.next() - 1));
+  rejoin_.write(sequencer_.frame(sequencer_.next() - 1));
 }
 
 void SendConnection::on_stream_lost(const Error& why) {
@@ -492,11 +492,11 @@ void SendConnection::look_after_stream() {
   if (failed_ || finished_) {
     return;
   }
-  const bool moves = courier_.first_open() != unconfirmed_ || courier_.expected() != heard_;
+  const bool moves = sequencer_.first_open() != unconfirmed_ || sequencer_.expected() != heard_;
   // Over a path that works everything gets through; one that is silent is asked.
   if (stream_ && (!waits_for_peer() || moves || any_usable())) {
     if (waits_for_peer()) {
-      ask_usable();
+      probe_usable();
       watch_stream();
     }
     return;

@@ -12,7 +12,7 @@ namespace nccl_ha {
 
 /// The keys of open groups by position, each with the epoch of the path that it is for.  One
 /// thread.
-class ShadowKeyBook {
+class ShadowKeyTable {
  public:
   /// `entries` of group `number` may lie where the peer's NIC writes: each is copied, and a copy
   /// that is a mixture of two writes tells nothing: the completion of the later one comes.

@@ -30,10 +30,10 @@ SenderSteps SenderLane::on_failed() {
   return {.take_down = !goes_on, .say_down = goes_on || drained_};
 }
 
-SenderSteps SenderLane::on_doubt(uint32_t epoch) {
-  saw(state_, epoch == epoch_ ? SenderEvent::doubt : SenderEvent::old_doubt);
+SenderSteps SenderLane::on_suspect(uint32_t epoch) {
+  saw(state_, epoch == epoch_ ? SenderEvent::suspect : SenderEvent::old_suspect);
   if (epoch > epoch_) {
-    return {.confused = true};
+    return {.protocol_error = true};
   }
   return epoch == epoch_ ? on_failed() : SenderSteps{};  // an old one was dealt with
 }
@@ -50,10 +50,10 @@ SenderSteps SenderLane::on_drained() {
 SenderSteps SenderLane::on_fenced(uint32_t epoch) {
   saw(state_, SenderEvent::fenced);
   if (state_ != State::fencing || epoch != epoch_ || !drained_) {
-    return {.confused = true};
+    return {.protocol_error = true};
   }
   state_ = State::down;
-  return {.settle = true, .reopen = true};
+  return {.apply_report = true, .reopen = true};
 }
 
 void SenderLane::reopened() {
@@ -66,7 +66,7 @@ void SenderLane::reopened() {
 SenderSteps SenderLane::on_rebuilt(uint32_t epoch) {
   saw(state_, epoch == epoch_ ? SenderEvent::rebuilt : SenderEvent::old_rebuilt);
   if (epoch > epoch_ || (epoch == epoch_ && rebuilt_)) {
-    return {.confused = true};
+    return {.protocol_error = true};
   }
   if (epoch != epoch_) {
     return {};
@@ -90,9 +90,9 @@ ReceiverSteps ReceiverLane::on_failed() {
   if (state_ != State::opening && state_ != State::usable) {
     return {};
   }
-  state_ = State::doubted;
+  state_ = State::suspected;
   drained_ = drained_ && mutated(Mutation::receiver_drained_kept);
-  return {.take_down = true, .say_doubt = true};
+  return {.take_down = true, .say_suspect = true};
 }
 
 ReceiverSteps ReceiverLane::on_drained() {
@@ -111,13 +111,13 @@ ReceiverSteps ReceiverLane::on_drained() {
 ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
   saw(state_, ReceiverEvent::down);
   if (epoch != epoch_ || state_ == State::fencing || state_ == State::fenced) {
-    return {.confused = true};
+    return {.protocol_error = true};
   }
   if (mutated(Mutation::report_before_fence)) {
     state_ = State::fenced;
     return {.report = true};
   }
-  if (state_ == State::doubted) {
+  if (state_ == State::suspected) {
     state_ = drained_ ? State::fenced : State::fencing;
     return {.report = drained_};
   }
@@ -129,7 +129,7 @@ ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
 ReceiverSteps ReceiverLane::on_rebuild(uint32_t epoch) {
   saw(state_, ReceiverEvent::rebuild);
   if (state_ != State::fenced || (epoch != epoch_ + 1 && !mutated(Mutation::any_epoch_rebuilt))) {
-    return {.confused = true};
+    return {.protocol_error = true};
   }
   state_ = State::opening;
   epoch_ = mutated(Mutation::old_epoch_kept) ? epoch_ : epoch;

@@ -12,13 +12,13 @@ namespace nccl_ha::ha {
 
 /// What the owner of a SenderLane has to do, in this order.
 struct SenderSteps {
-  bool take_down = false;  ///< stop posting, put the queue pair into error
-  bool say_down = false;   ///< tell the peer that nothing moves here any more, with this epoch
-  bool settle = false;     ///< the report decides which chunks go again, on whatever lane
-  bool reopen = false;     ///< now or a little later: make a new path, then call reopened()
-  bool connect = false;    ///< the new path, to the address that came with the event
-  bool use = false;        ///< it carries traffic
-  bool confused = false;   ///< the peer said what it cannot have meant: a fault of the program
+  bool take_down = false;       ///< stop posting, put the queue pair into error
+  bool say_down = false;        ///< tell the peer that nothing moves here any more, with this epoch
+  bool apply_report = false;    ///< the report decides which chunks go again, on whatever lane
+  bool reopen = false;          ///< now or a little later: make a new path, then call reopened()
+  bool connect = false;         ///< the new path, to the address that came with the event
+  bool use = false;             ///< it carries traffic
+  bool protocol_error = false;  ///< the peer said what it cannot have meant: a fault of the program
   bool operator==(const SenderSteps&) const = default;
 };
 
@@ -45,7 +45,7 @@ class SenderLane {
   /// The path failed, or should be treated so.
   SenderSteps on_failed();
   /// The peer says so.
-  SenderSteps on_doubt(uint32_t epoch);
+  SenderSteps on_suspect(uint32_t epoch);
   /// All work posted to the path has come back, after take_down.
   SenderSteps on_drained();
   /// The peer has closed its side for good, and says what arrived.
@@ -64,12 +64,12 @@ class SenderLane {
 
 /// What the owner of a ReceiverLane has to do, in this order.
 struct ReceiverSteps {
-  bool take_down = false;  ///< put the queue pair into error: nothing is written any more
-  bool say_doubt = false;  ///< tell the peer, with this lane's epoch
-  bool report = false;     ///< everything that arrived has been looked at: say what that is
-  bool open = false;       ///< make a new path towards the address that came, and tell its own
-  bool use = false;        ///< announcements may go over it
-  bool confused = false;
+  bool take_down = false;    ///< put the queue pair into error: nothing is written any more
+  bool say_suspect = false;  ///< tell the peer, with this lane's epoch
+  bool report = false;       ///< everything that arrived has been looked at: say what that is
+  bool open = false;         ///< make a new path towards the address that came, and tell its own
+  bool use = false;          ///< announcements may go over it
+  bool protocol_error = false;
   bool operator==(const ReceiverSteps&) const = default;
 };
 
@@ -79,9 +79,9 @@ class ReceiverLane {
   enum class State : uint8_t {
     opening,
     usable,
-    doubted,  ///< closed by this side; the sender may not know yet
-    fencing,  ///< the sender has stopped; until all posted receives have come back
-    fenced,   ///< reported
+    suspected,  ///< closed by this side; the sender may not know yet
+    fencing,    ///< the sender has stopped; until all posted receives have come back
+    fenced,     ///< reported
   };
   /// A lane begins with a path that the handshake makes, or `fenced`.
   explicit ReceiverLane(State begins = State::opening)
@@ -90,7 +90,7 @@ class ReceiverLane {
   uint32_t epoch() const { return epoch_; }
   /// The sender's side is known to be fenced: what this side wrote on the old path is either there
   /// or will never be.
-  bool peer_stopped() const { return state_ != State::usable && state_ != State::doubted; }
+  bool peer_stopped() const { return state_ != State::usable && state_ != State::suspected; }
 
   ReceiverSteps on_ready();
   ReceiverSteps on_failed();

@@ -16,8 +16,8 @@ namespace nccl_ha::ha {
 enum class SenderEvent : uint8_t {
   ready,
   failed,
-  doubt,
-  old_doubt,
+  suspect,
+  old_suspect,
   drained,
   fenced,
   reopened,

@@ -9,8 +9,8 @@
 namespace nccl_ha::ha {
 
 /// A process that stands still between its connection and its hello (a host that starts a job, a
-/// debugger) may meet a listener that took it for a stranger meanwhile.  That is its own fault and
-/// says nothing of the peer.  Takes the time from its caller.  One thread.
+/// debugger) may meet a listener that took it for somebody else meanwhile.  That is its own fault
+/// and says nothing of the peer.  Takes the time from its caller.  One thread.
 class LateHello {
  public:
   /// A listener may have given up after that (HA_NCCL_HANDSHAKE_TIMEOUT_MS is longer).

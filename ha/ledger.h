@@ -74,7 +74,7 @@ struct ArrivalReport {
 /// messages. A NIC acknowledges what it has taken, not what is in memory: one that fails in between
 /// leaves the sender with a message that is done and the receiver without it.
 template <size_t Groups, size_t Positions>
-class AcknowledgementBook {
+class AcknowledgementLog {
  public:
   /// A message begins.
   void begin(uint64_t group, uint32_t position) {

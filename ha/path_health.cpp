@@ -81,7 +81,7 @@ void PathHealth::on_answer(const Moment& now, const Open& open, const Limits& li
     bytes_proven_ = std::max(bytes_proven_, bytes_seen_);
   }
   suspect_ = suspect_ && !answered;
-  // Its own signs of life are no traffic: there is at most one of them between two looks.
+  // Its own heartbeats are no traffic: there is at most one of them between two looks.
   moved_ = life_ - life_seen_ > 1;
   life_seen_ = life_;
   alive_at_ = now;

@@ -1,4 +1,4 @@
-// Whether a path still shows signs of life, how long it may do without, and whether that is its own
+// Whether a path still shows heartbeats, how long it may do without, and whether that is its own
 // fault.
 #pragma once
 
@@ -25,7 +25,7 @@ namespace nccl_ha::ha {
 class PathHealth {
  public:
   struct Limits {
-    Duration heartbeat{};     ///< between two signs of life; 0: none are due
+    Duration heartbeat{};     ///< between two heartbeats; 0: none are due
     Duration soft_timeout{};  ///< the longest that work may stay unanswered, whatever is usual
     Duration alone{};         ///< the same for a path without another one, and for heartbeats
     Duration unwitnessed{};   ///< the same while nothing shows that the peer runs
@@ -43,7 +43,7 @@ class PathHealth {
   /// Posted and not completed at the moment of a look.
   struct Open {
     uint32_t writes = 0;  ///< all of them
-    uint32_t pulses = 0;  ///< those among them that are nothing but signs of life
+    uint32_t pulses = 0;  ///< those among them that are nothing but heartbeats
     uint64_t bytes = 0;   ///< of data
   };
 
@@ -61,7 +61,7 @@ class PathHealth {
   void show_progress() { life_ += life_ == life_seen_ ? 1 : 0; }
   /// Something was written whose completion nobody sees.
   void announce() { announced_ = true; }
-  /// True if nothing has come since such a thing was written: the caller gives a sign of life, and
+  /// True if nothing has come since such a thing was written: the caller gives a heartbeat, and
   /// its answer is awaited impatiently.  Once for each look.
   bool take_unanswered() {
     if (!announced_ || life_ != life_seen_) {
@@ -74,8 +74,8 @@ class PathHealth {
   /// Others found no answer there: this one's is awaited impatiently.
   void suspect() { suspect_ = true; }
   bool suspected() const { return suspect_; }
-  /// A sign of life was given.
-  void on_pulse(const Moment& now) {
+  /// A heartbeat was given.
+  void on_heartbeat_timer(const Moment& now) {
     if (!waited_) {
       waited_ = true;
       alive_at_ = now;
@@ -86,7 +86,7 @@ class PathHealth {
                const Elsewhere& elsewhere);
   /// The next look may be as late as this, if something is waited for and `busy` wants none before.
   std::optional<Instant> next_look(const Open& open, const Limits& limits, bool other_usable) const;
-  /// It should be looked at often; an idle one costs no more than its signs of life.
+  /// It should be looked at often; an idle one costs no more than its heartbeats.
   bool busy(const Open& open) const {
     return moved_ || announced_ || asked_ || open.writes > (suspect_ ? 0 : open.pulses);
   }
@@ -124,7 +124,7 @@ class PathHealth {
   uint64_t life_seen_ = 0;  ///< at the last look
   Moment alive_at_{};
   bool waited_ = false;        ///< at the last look something was open
-  bool worked_ = false;        ///< and not only signs of life
+  bool worked_ = false;        ///< and not only heartbeats
   bool moved_ = false;         ///< between the last two looks there was traffic
   bool suspect_ = false;       ///< its answer is awaited impatiently
   bool announced_ = false;     ///< something was written whose completion nobody sees

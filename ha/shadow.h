@@ -1,4 +1,4 @@
-// Which other NICs may stand in for those of a connection.  Pure.
+// Which other NICs may replace those of a connection.  Pure.
 #pragma once
 
 #include <array>

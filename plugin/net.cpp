@@ -105,7 +105,7 @@ abi::NcclResult start_connect(int dev, int traffic_class,
   if (!engine) {
     return report(engine.error());
   }
-  const size_t index = (*engine)->place(device.numa_node, 1.0);
+  const size_t index = (*engine)->assign_worker(device.numa_node, 1.0);
   Worker& worker = (*engine)->worker(index);
   auto channel = std::make_shared<SendChannel>(process.next_domain(), attachment, worker, **engine);
   auto address = worker.open_address(comm_credits);
@@ -226,7 +226,7 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     content.nonce = os_random_u64();
     auto comm = std::make_unique<ListenComm>(process.generation());
     comm->channel = std::make_shared<ListenChannel>(content.nonce);
-    const size_t index = (*engine)->place(device.numa_node, 0.0);
+    const size_t index = (*engine)->assign_worker(device.numa_node, 0.0);
     comm->worker = &(*engine)->worker(index);
     comm->engine = *engine;
     auto actor = comm->worker->adopt(std::make_unique<Listener>(

@@ -138,7 +138,7 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   }
   const CtsEntry* place = channel.match(tag);
   if (place == nullptr) {
-    channel.seek_place(tag);
+    channel.poll_cts(tag);
     place = channel.match(tag);
     if (place == nullptr) {
       return abi::NcclResult::success;  // the peer has not posted yet: NCCL asks again

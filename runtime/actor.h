@@ -40,7 +40,7 @@ class Actor {
   /// At engine stop, before destruction: say goodbye, release streams.
   virtual void stop() {}
   /// After stop(): it still has something to say, and removes itself when that is done.  It is
-  /// destroyed without that when the engine's patience is at its end.
+  /// destroyed without that when the engine's time for that is over.
   virtual bool lingers() const { return false; }
   ActorId id() const { return id_; }
 

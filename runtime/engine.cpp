@@ -16,14 +16,15 @@ namespace nccl_ha {
 namespace {
 
 constexpr Duration stop_limit = std::chrono::seconds(2);
-constexpr Duration nap_limit = std::chrono::milliseconds(100);
-constexpr int naps_per_heartbeat = 2;
+constexpr Duration poll_interval_max = std::chrono::milliseconds(100);
+constexpr int polls_per_heartbeat = 2;
 
-/// How long the standby naps at most while callers are busy.  None of what it then does late may be
-/// late by as much as peers take for silence.
-Duration longest_nap(const Config& config) {
+/// How long the fallback thread pauses at most while callers are busy.  None of what it then does
+/// late may be late by as much as peers take for silence.
+Duration longest_poll_interval(const Config& config) {
   const Duration beat = std::chrono::milliseconds(config.heartbeat_ms);
-  return beat == Duration(0) ? nap_limit : std::min(nap_limit, beat / naps_per_heartbeat);
+  return beat == Duration(0) ? poll_interval_max
+                             : std::min(poll_interval_max, beat / polls_per_heartbeat);
 }
 
 }  // namespace
@@ -43,7 +44,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   const auto count = static_cast<size_t>(config.progress_threads);
   engine->loads_ = plan_workers(count, *cpus);
   for (uint32_t i = 0; i < count; ++i) {
-    auto seat = std::make_unique<Seat>();
+    auto slot = std::make_unique<WorkerSlot>();
     auto parker = Parker::make();
     if (!parker) {
       return parker.error();
@@ -52,36 +53,36 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
     if (!streams) {
       return streams.error();
     }
-    seat->parker = std::move(*parker);
+    slot->parker = std::move(*parker);
     Worker::Options options;
     options.index = i;
     options.seed = os_random_u64();
     options.ticks = true;
     // Inline mode has one sleeper for all workers.
     options.waker =
-        mode == Mode::threads || i == 0 ? seat->parker.get() : engine->seats_.front()->parker.get();
-    seat->worker =
+        mode == Mode::threads || i == 0 ? slot->parker.get() : engine->slots_.front()->parker.get();
+    slot->worker =
         std::make_unique<Worker>(options, engine->config_, engine->clock_, std::move(*streams));
-    engine->seats_.push_back(std::move(seat));
+    engine->slots_.push_back(std::move(slot));
   }
-  engine->bed_ = engine->seats_.front()->parker.get();
+  engine->fallback_parker_ = engine->slots_.front()->parker.get();
   for (size_t i = 0; i < count; ++i) {
-    Seat& seat = *engine->seats_[i];
+    WorkerSlot& slot = *engine->slots_[i];
     if (mode == Mode::threads) {
       auto thread = start_thread(
-          [raw = engine.get(), &seat, info = engine->loads_[i]] { raw->run_thread(seat, info); });
+          [raw = engine.get(), &slot, info = engine->loads_[i]] { raw->run_thread(slot, info); });
       if (!thread) {
         return thread.error();
       }
-      seat.thread = std::move(*thread);
+      slot.thread = std::move(*thread);
     }
   }
   if (mode == Mode::inline_turns) {
-    auto thread = start_thread([raw = engine.get()] { raw->run_standby(); });
+    auto thread = start_thread([raw = engine.get()] { raw->run_fallback(); });
     if (!thread) {
       return thread.error();
     }
-    engine->standby_.push_back(std::move(*thread));
+    engine->fallback_threads_.push_back(std::move(*thread));
   }
   return engine;
 }
@@ -94,19 +95,19 @@ std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock
   engine->loads_.resize(count);
   Random seeds(seed);
   for (uint32_t i = 0; i < count; ++i) {
-    auto seat = std::make_unique<Seat>();
+    auto slot = std::make_unique<WorkerSlot>();
     Worker::Options options;
     options.index = i;
     options.seed = seeds.next();
     if (mode == Mode::inline_turns && i == 0) {
       auto parker = Parker::make();
       NHA_ASSERT(parker.ok(), "a simulated process needs two descriptors");
-      seat->parker = std::move(*parker);
-      engine->bed_ = seat->parker.get();
+      slot->parker = std::move(*parker);
+      engine->fallback_parker_ = slot->parker.get();
     }
-    options.waker = engine->bed_;
-    seat->worker = std::make_unique<Worker>(options, engine->config_, clock, streams());
-    engine->seats_.push_back(std::move(seat));
+    options.waker = engine->fallback_parker_;
+    slot->worker = std::make_unique<Worker>(options, engine->config_, clock, streams());
+    engine->slots_.push_back(std::move(slot));
   }
   return engine;
 }
@@ -114,36 +115,36 @@ std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock
 Engine::~Engine() {
   stopping_.store(true, std::memory_order_seq_cst);
   if (virtual_) {
-    for (auto& seat : seats_) {
-      seat->worker->stop(Duration(0));  // time does not pass here
+    for (auto& slot : slots_) {
+      slot->worker->stop(Duration(0));  // time does not pass here
     }
     return;
   }
-  for (auto& seat : seats_) {
-    seat->parker->sleeping.store(0, std::memory_order_seq_cst);
-    seat->parker->wake();
+  for (auto& slot : slots_) {
+    slot->parker->sleeping.store(0, std::memory_order_seq_cst);
+    slot->parker->wake();
   }
-  for (auto& seat : seats_) {
-    if (seat->thread.joinable()) {
-      seat->thread.join();
+  for (auto& slot : slots_) {
+    if (slot->thread.joinable()) {
+      slot->thread.join();
     }
   }
-  for (std::thread& thread : standby_) {
+  for (std::thread& thread : fallback_threads_) {
     thread.join();
   }
-  for (auto& seat : seats_) {
-    seat->worker->stop(stop_limit);
+  for (auto& slot : slots_) {
+    slot->worker->stop(stop_limit);
   }
 }
 
-size_t Engine::place(int numa_node, double weight) {
+size_t Engine::assign_worker(int numa_node, double weight) {
   std::lock_guard lock(load_mutex_);
   const size_t index = nccl_ha::place(loads_, numa_node);
   loads_[index].load += weight;
   return index;
 }
 
-void Engine::release(size_t worker, double weight) {
+void Engine::unassign_worker(size_t worker, double weight) {
   std::lock_guard lock(load_mutex_);
   loads_[worker].load -= weight;
 }
@@ -156,18 +157,18 @@ void Engine::prepare_thread(const char* name) {
   pthread_setname_np(pthread_self(), name);
 }
 
-bool Engine::park(Seat& seat) {
-  Worker& worker = *seat.worker;
-  seat.parker->sleeping.exchange(1, std::memory_order_seq_cst);
+bool Engine::park(WorkerSlot& slot) {
+  Worker& worker = *slot.worker;
+  slot.parker->sleeping.exchange(1, std::memory_order_seq_cst);
   // Announced; whatever was published before this point is found by the last look, whatever comes
   // after it wakes us (see Waker).
   if (!worker.may_sleep() || stopping_.load(std::memory_order_seq_cst)) {
-    seat.parker->sleeping.store(0, std::memory_order_seq_cst);
+    slot.parker->sleeping.store(0, std::memory_order_seq_cst);
     return false;
   }
-  if (seat.watched_version != worker.wait_version()) {
-    seat.watched_version = worker.wait_version();
-    seat.parker->watch(worker.wait_fds());
+  if (slot.watched_version != worker.wait_version()) {
+    slot.watched_version = worker.wait_version();
+    slot.parker->watch(worker.wait_fds());
   }
   const Instant now = clock_.now();
   const auto deadline = worker.next_deadline();
@@ -175,8 +176,8 @@ bool Engine::park(Seat& seat) {
   const uint32_t index = worker.context().worker_index();
   const Duration timeout = deadline ? std::max(*deadline - now, Duration(0)) : Duration::max();
   recorder.record(TraceEvent::worker_parked, 0, index, static_cast<uint64_t>(timeout.count()), now);
-  seat.parker->sleep(deadline, now);
-  seat.parker->sleeping.store(0, std::memory_order_seq_cst);
+  slot.parker->sleep(deadline, now);
+  slot.parker->sleeping.store(0, std::memory_order_seq_cst);
   const Instant woken = clock_.now();
   recorder.record(TraceEvent::worker_woken, 0, index, static_cast<uint64_t>((woken - now).count()),
                   woken);
@@ -184,111 +185,111 @@ bool Engine::park(Seat& seat) {
   return true;
 }
 
-void Engine::run_thread(Seat& seat, WorkerInfo info) {
-  const uint32_t index = seat.worker->context().worker_index();
+void Engine::run_thread(WorkerSlot& slot, WorkerInfo info) {
+  const uint32_t index = slot.worker->context().worker_index();
   prepare_thread(fmt::format("nccl-ha-{}", index).c_str());
   if (info.cpu >= 0) {
     if (auto pinned = pin_current_thread(info.cpu); !pinned) {
       NHA_LOG_WARN("{}", pinned.error().message());
     }
   }
-  seat.worker->bind_to_this_thread();
-  Recorder& recorder = seat.worker->context().recorder();
+  slot.worker->bind_to_this_thread();
+  Recorder& recorder = slot.worker->context().recorder();
   recorder.record(TraceEvent::worker_started, 0, index, static_cast<uint64_t>(info.cpu),
                   clock_.now());
   IdlePolicy idle(std::chrono::microseconds(config_.idle_spin_us),
                   std::chrono::microseconds(config_.idle_yield_us));
   while (!stopping_.load(std::memory_order_relaxed)) {
-    const unsigned work = seat.worker->turn();
-    switch (idle.next(work != 0, seat.worker->context().now())) {
+    const unsigned work = slot.worker->turn();
+    switch (idle.next(work != 0, slot.worker->context().now())) {
       case IdlePolicy::Step::spin:
         break;
       case IdlePolicy::Step::yield:
         sched_yield();
         break;
       case IdlePolicy::Step::sleep:
-        static_cast<void>(park(seat));
+        static_cast<void>(park(slot));
         break;
     }
   }
-  recorder.record(TraceEvent::worker_stopped, 0, index, seat.worker->turns(), clock_.now());
+  recorder.record(TraceEvent::worker_stopped, 0, index, slot.worker->turns(), clock_.now());
 }
 
-void Engine::rouse_standby() {
-  if (bed_->sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
-    bed_->wake();
+void Engine::wake_fallback() {
+  if (fallback_parker_->sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
+    fallback_parker_->wake();
   }
 }
 
 void Engine::assist_all() {
   if (mode_ == Mode::inline_turns) {
-    for (auto& seat : seats_) {
-      static_cast<void>(turn(*seat));
+    for (auto& slot : slots_) {
+      static_cast<void>(turn(*slot));
     }
   }
 }
 
 // Callers that turn one worker may wait for what only another one can do.
-void Engine::turn_left_alone() {
-  for (auto& seat : seats_) {
-    if (seat->left_alone && !seat->busy.exchange(true, std::memory_order_acquire)) {
-      seat->worker->bind_to_this_thread();
-      static_cast<void>(seat->worker->turn());
-      ++seat->seen_turns;
-      seat->busy.store(false, std::memory_order_release);
+void Engine::poll_starved() {
+  for (auto& slot : slots_) {
+    if (slot->starved && !slot->busy.exchange(true, std::memory_order_acquire)) {
+      slot->worker->bind_to_this_thread();
+      static_cast<void>(slot->worker->turn());
+      ++slot->seen_turns;
+      slot->busy.store(false, std::memory_order_release);
     }
   }
 }
 
-Engine::Callers Engine::look_for_callers() {
+Engine::Callers Engine::observe_callers() {
   Callers callers;
-  for (auto& seat : seats_) {
-    callers.patience = std::min(callers.patience, seat->worker->patience());
-    const uint64_t turns = seat->worker->turns();
+  for (auto& slot : slots_) {
+    callers.poll_gap = std::min(callers.poll_gap, slot->worker->max_poll_gap());
+    const uint64_t turns = slot->worker->turns();
     // So few turns may not even have looked at the clock.
-    seat->left_alone =
-        turns - seat->seen_turns < Worker::turns_to_see_time && seat->worker->actor_count() != 0;
-    callers.left_one_alone = callers.left_one_alone || seat->left_alone;
-    callers.any = callers.any || turns != seat->seen_turns;
-    seat->seen_turns = turns;
+    slot->starved =
+        turns - slot->seen_turns < Worker::turns_to_see_time && slot->worker->actor_count() != 0;
+    callers.any_starved = callers.any_starved || slot->starved;
+    callers.any = callers.any || turns != slot->seen_turns;
+    slot->seen_turns = turns;
   }
   return callers;
 }
 
-// Peers must get their acknowledgements while NCCL makes no calls.  The standby looks now and
-// then (Poller::patience) whether somebody has turned the workers since; if nobody has, it drives
-// them until somebody does.  A caller that turns pays nothing for that but a counter.
-void Engine::run_standby() {
-  prepare_thread("nccl-ha-standby");
+// Peers must get their acknowledgements while NCCL makes no calls.  The fallback thread looks now
+// and then (Poller::max_poll_gap) whether somebody has turned the workers since; if nobody has, it
+// drives them until somebody does.  A caller that turns pays nothing for that but a counter.
+void Engine::run_fallback() {
+  prepare_thread("nccl-ha-fb");
   // One parker serves all workers: it sleeps on every worker's descriptors.
-  Parker& bed = *bed_;
+  Parker& parker = *fallback_parker_;
   while (!stopping_.load(std::memory_order_seq_cst)) {
-    const Rest rest = look_after_workers();
+    const Rest rest = poll_workers();
     const Instant now = clock_.now();
-    if (rest.kind == Rest::Kind::nap) {
-      bed.nap(*rest.until, now);
+    if (rest.kind == Rest::Kind::interval) {
+      parker.wait_until(*rest.until, now);
       continue;
     }
     if (rest.kind == Rest::Kind::sleep) {
-      bed.sleep(rest.until, now);
+      parker.sleep(rest.until, now);
     }
-    bed.sleeping.store(0, std::memory_order_seq_cst);
+    parker.sleeping.store(0, std::memory_order_seq_cst);
   }
 }
 
-Engine::Rest Engine::turn_standby() {
-  bed_->sleeping.store(0, std::memory_order_relaxed);
-  const Rest rest = look_after_workers();
+Engine::Rest Engine::turn_fallback() {
+  fallback_parker_->sleeping.store(0, std::memory_order_relaxed);
+  const Rest rest = poll_workers();
   if (rest.kind != Rest::Kind::sleep) {
-    bed_->sleeping.store(0, std::memory_order_relaxed);
+    fallback_parker_->sleeping.store(0, std::memory_order_relaxed);
   }
   return rest;
 }
 
-Engine::Rest Engine::look_after_workers() {
-  Standby& own = standby_state_;
-  own.versions.resize(seats_.size(), 0);
-  const Callers callers = look_for_callers();
+Engine::Rest Engine::poll_workers() {
+  Fallback& own = fallback_state_;
+  own.versions.resize(slots_.size(), 0);
+  const Callers callers = observe_callers();
   const bool caller_active = std::exchange(own.met_caller, false) || callers.any;
   if (caller_active) {
     own.driving = false;
@@ -297,50 +298,52 @@ Engine::Rest Engine::look_after_workers() {
     own.driving = !caller_active;
     if (caller_active) {
       // Packets should not wake anybody while the callers look for them.
-      turn_left_alone();
-      // Waking takes a processor from somebody.  Who has called all along is asked less and less
-      // often whether he still does, if nobody waits for software to answer.
-      const bool calm = !callers.left_one_alone && callers.patience >= Worker::calm_patience;
-      own.nap = calm ? std::max(callers.patience, std::min(2 * own.nap, longest_nap(config_)))
-                     : callers.patience;
-      return {Rest::Kind::nap, clock_.now() + own.nap};
+      poll_starved();
+      // Waking takes a processor from somebody.  Callers that have called all along are looked at
+      // less and less often, if nobody waits for software to answer.
+      const bool relaxed = !callers.any_starved && callers.poll_gap >= Worker::relaxed_poll_gap;
+      own.poll_interval =
+          relaxed ? std::max(callers.poll_gap,
+                             std::min(2 * own.poll_interval, longest_poll_interval(config_)))
+                  : callers.poll_gap;
+      return {Rest::Kind::interval, clock_.now() + own.poll_interval};
     }
-    own.nap = Duration(0);
+    own.poll_interval = Duration(0);
   }
   unsigned work = 0;
   bool sleepy = true;
   std::optional<Instant> deadline;
   std::vector<int> fds;
   // Announced before the last look, as in park(); a message from now on wakes us.
-  bed_->sleeping.exchange(1, std::memory_order_seq_cst);
-  for (auto& seat : seats_) {
-    if (seat->busy.exchange(true, std::memory_order_acquire)) {
+  fallback_parker_->sleeping.exchange(1, std::memory_order_seq_cst);
+  for (auto& slot : slots_) {
+    if (slot->busy.exchange(true, std::memory_order_acquire)) {
       sleepy = false;
       own.met_caller = true;
       continue;
     }
-    own.held.push_back(seat.get());
-    seat->worker->bind_to_this_thread();
-    work += seat->worker->turn();
-    ++seat->seen_turns;
-    sleepy = sleepy && seat->worker->may_sleep();
-    const auto next = seat->worker->next_deadline();
+    own.held.push_back(slot.get());
+    slot->worker->bind_to_this_thread();
+    work += slot->worker->turn();
+    ++slot->seen_turns;
+    sleepy = sleepy && slot->worker->may_sleep();
+    const auto next = slot->worker->next_deadline();
     deadline = next && (!deadline || *next < *deadline) ? next : deadline;
-    const size_t index = seat->worker->context().worker_index();
-    own.changed = own.changed || own.versions[index] != seat->worker->wait_version();
-    own.versions[index] = seat->worker->wait_version();
-    const auto descriptors = seat->worker->wait_fds();
+    const size_t index = slot->worker->context().worker_index();
+    own.changed = own.changed || own.versions[index] != slot->worker->wait_version();
+    own.versions[index] = slot->worker->wait_version();
+    const auto descriptors = slot->worker->wait_fds();
     fds.insert(fds.end(), descriptors.begin(), descriptors.end());
-    seat->worker->context().request_stream_turns(1);
+    slot->worker->context().request_stream_turns(1);
   }
   const bool sleeps = work == 0 && sleepy;
   if (sleeps && own.changed && !virtual_) {
     // While every worker is held, so that nobody closes one of these.
-    bed_->watch(fds);
+    fallback_parker_->watch(fds);
     own.changed = false;
   }
-  for (Seat* seat : own.held) {
-    seat->busy.store(false, std::memory_order_release);
+  for (WorkerSlot* slot : own.held) {
+    slot->busy.store(false, std::memory_order_release);
   }
   own.held.clear();
   return {sleeps ? Rest::Kind::sleep : Rest::Kind::none, deadline};

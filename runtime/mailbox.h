@@ -10,8 +10,8 @@
 // A message that finds it empty costs one line going over and one coming back; through the queue it
 // is five to seven (650 ns instead of 160, measured).  Bursts and senders
 // that meet go through the queue. Under ThreadSanitizer, which does not understand the queue's
-// fences, a bounded ring of our own with acquire/release stands in, so that TSan sees our hand-over
-// ordering.
+// fences, a bounded ring of our own with acquire/release takes their place, so that TSan sees our
+// hand-over ordering.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@
 
 namespace nccl_ha {
 
-/// How a sender rouses a sleeping receiver without a lost wake-up.
+/// How a sender wakes a sleeping receiver without a lost wake-up.
 ///
 /// The receiver does sleeping.exchange(1), looks into its mailbox once more, and only then sleeps.
 /// A sender publishes its message with a sequentially consistent read-modify-write and then reads

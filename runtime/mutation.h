@@ -50,7 +50,7 @@ enum class Mutation : uint8_t {
   // Of paths over RDMA.
   generation_not_compared,  ///< a completion goes to whatever path has the old one's place
   queue_pair_not_stopped,   ///< a path that failed does not put its queue pair into error
-  quiet_never_signaled,     ///< quiet writes never ask for a completion
+  unsignaled_for_ever,      ///< unsignaled writes never ask for a completion
   // Of paths over datagrams.
   selective_one_off,       ///< the bitmap of an acknowledgement is read one segment too low
   done_a_segment_early,    ///< a write completes when all but its last segment have arrived
@@ -86,7 +86,7 @@ enum class Mutation : uint8_t {
   // Paths and memory:
   first_signaled,         ///< of several writes the first one asks for a completion, not the last
   receives_kept_back,     ///< the device is not given receives before the peer may need them
-  marker_forgotten,       ///< quiet writes that nothing follows are never asked after
+  marker_forgotten,       ///< unsignaled writes that nothing follows are never asked after
   position_not_wrapped,   ///< positions of work requests are compared without their wrap
   credits_taken_back,     ///< a late acknowledgement takes back what a newer one allowed
   probe_not_answered,     ///< a sender that asks for credits gets no answer

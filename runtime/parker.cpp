@@ -88,7 +88,7 @@ void Parker::take_wakes() {
   static_cast<void>(!read(event_, &value, sizeof value));
 }
 
-void Parker::nap(Instant deadline, Instant now) {
+void Parker::wait_until(Instant deadline, Instant now) {
   pollfd wakes{event_, POLLIN, 0};
   if (poll(&wakes, 1, timeout_until(deadline, now)) > 0) {
     take_wakes();

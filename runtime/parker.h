@@ -23,7 +23,7 @@ class Parker final : public Waker {
   /// Sleeps until woken, until a descriptor is readable, or until the deadline.
   void sleep(std::optional<Instant> deadline, Instant now);
   /// The same, whatever becomes of the descriptors: whoever is busy with them needs no help.
-  void nap(Instant deadline, Instant now);
+  void wait_until(Instant deadline, Instant now);
 
  private:
   Parker() = default;

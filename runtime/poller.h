@@ -19,7 +19,7 @@ class Poller {
   virtual unsigned push(Clock& time) { return poll(time); }
   /// How long it may be left alone while the callers that drive it do something else: a peer that
   /// waits for software to answer can do so for a moment only.
-  virtual Duration patience() const { return std::chrono::milliseconds(2); }
+  virtual Duration max_poll_gap() const { return std::chrono::milliseconds(2); }
   /// When it wants to be polled at the latest, if it sleeps.
   virtual std::optional<Instant> next_deadline() { return std::nullopt; }
   /// File descriptors that become readable when there is work; returns how many were written.
@@ -31,19 +31,19 @@ class Poller {
   virtual bool prepare_sleep() { return true; }
 
   /// To be polled in turns that know the time only.
-  bool dozes() const { return dozes_; }
+  bool backed_off() const { return backed_off_; }
   /// There may be something for push() to do.
-  bool wants_push() const { return chores_ && !dozes_; }
+  bool wants_push() const { return pending_work_ && !backed_off_; }
 
  protected:
   /// Whatever gives it work to do ends it.
-  void doze(bool on) { dozes_ = on; }
+  void back_off(bool on) { backed_off_ = on; }
 
   /// There is something to do besides looking; whoever always means to be asked leaves it alone.
-  bool chores_ = true;
+  bool pending_work_ = true;
 
  private:
-  bool dozes_ = false;
+  bool backed_off_ = false;
 };
 
 }  // namespace nccl_ha

@@ -49,7 +49,7 @@ class Recorder {
   }
   /// The same without a time: it gets that of the next stamp(), and until then readers do not see
   /// it.  A worker stamps when it has a reason to look at the clock, so that nobody waits for one:
-  /// some microseconds late, or Worker::patience() when its caller stops right there.
+  /// some microseconds late, or Worker::max_poll_gap() when its caller stops right there.
   [[gnu::always_inline]] void note(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b) {
     if (slots_.empty()) {
       return;

@@ -126,11 +126,11 @@ void Worker::remove_actor(ActorId id) {
   if (find(id) != nullptr) {
     slots_[id.index].alive = false;
     leaving_.push_back(id.index);
-    chores_ = true;
+    pending_work_ = true;
   }
 }
 
-void Worker::bury() {
+void Worker::reap() {
   // Destructors may remove further actors.
   while (!leaving_.empty()) {
     const uint32_t index = leaving_.back();
@@ -157,26 +157,26 @@ void Worker::remove_poller(Poller* poller) {
 
 void Worker::pollers_changed() {
   ++wait_version_;
-  ask_patience();
+  update_poll_gap();
 }
 
-void Worker::ask_patience() {
-  Duration least = default_patience;
+void Worker::update_poll_gap() {
+  Duration least = default_poll_gap;
   for (const Poller* poller : pollers_) {
-    least = std::min(least, poller->patience());
+    least = std::min(least, poller->max_poll_gap());
   }
-  patience_ns_.store(least.count(), std::memory_order_relaxed);
+  max_poll_gap_ns_.store(least.count(), std::memory_order_relaxed);
 }
 
 void Worker::send_self(const Message& message) {
   assert_owner();
   local_.push_back(message);
-  chores_ = true;
+  pending_work_ = true;
 }
 
 void Worker::request_stream_turns(unsigned turns) {
   eager_stream_turns_ = std::max(eager_stream_turns_, turns);
-  chores_ = true;
+  pending_work_ = true;
 }
 
 void Worker::assert_owner() const {
@@ -202,17 +202,17 @@ unsigned Worker::turn() {
   turn_clock_.begin_turn();
   const Instant begin = turn_clock_.now();
   unsigned work = take_messages();
-  work += look_around(true);
+  work += poll_pollers(true);
   work += static_cast<unsigned>(timers_.expire(begin));
   const bool eager = eager_stream_turns_ != 0;
   if (eager || ++stream_countdown_ >= stream_period) {
     stream_countdown_ = 0;
     eager_stream_turns_ -= eager ? 1 : 0;
     work += streams_->turn();
-    ask_patience();
+    update_poll_gap();
   }
   if (!leaving_.empty()) {
-    bury();
+    reap();
   }
   recorder_.stamp(begin);
   count_turn();
@@ -222,27 +222,27 @@ unsigned Worker::turn() {
   return work;
 }
 
-void Worker::look_after(bool knows_time) {
+void Worker::poll_timed(bool knows_time) {
   if (knows_time) {
-    until_clock_ = calm() ? calm_clock_period : clock_period;
-    look_early_below_ = calm() ? calm_clock_period - calm_turns_before_early_look : 0;
+    until_clock_ = relaxed() ? relaxed_clock_period : clock_period;
+    look_early_below_ = relaxed() ? relaxed_clock_period - relaxed_turns_before_early_look : 0;
     if (counts_ticks_) {
       watch_ticks();
     }
     for (size_t i = 0; i < pollers_.size(); ++i) {
-      if (pollers_[i]->dozes()) {
+      if (pollers_[i]->backed_off()) {
         static_cast<void>(pollers_[i]->poll(turn_clock_));
       }
     }
   }
   if (knows_time && turn_clock_.now() >= timer_look_) {
     const Instant now = turn_clock_.now();
-    timer_look_ = now + (calm() ? calm_timer_period : timer_period);
+    timer_look_ = now + (relaxed() ? relaxed_timer_period : timer_period);
     static_cast<void>(timers_.expire(now));
     // A look at streams enters the kernel, and hardly ever anything is there.
     if (now >= stream_look_) {
       stream_look_ = now + quick_stream_period_;
-      ask_patience();
+      update_poll_gap();
       eager_stream_turns_ = std::max(eager_stream_turns_, 1U);
     }
   }
@@ -251,12 +251,12 @@ void Worker::look_after(bool knows_time) {
     static_cast<void>(streams_->turn());
   }
   if (!leaving_.empty()) [[unlikely]] {
-    bury();
+    reap();
   }
   if (knows_time && recorder_.unstamped() != 0) {
     recorder_.stamp(turn_clock_.now());
   }
-  chores_ = !local_.empty() || !leaving_.empty() || eager_stream_turns_ != 0;
+  pending_work_ = !local_.empty() || !leaving_.empty() || eager_stream_turns_ != 0;
 }
 
 /// From a look at the clock to the next: by ticks, whose rate is measured again and again.
@@ -277,7 +277,7 @@ void Worker::watch_ticks() {
     look_ticks_ = UINT64_MAX;  // turns are counted until it is known
     return;
   }
-  const Duration period = calm() ? calm_timer_period : timer_period;
+  const Duration period = relaxed() ? relaxed_timer_period : timer_period;
   look_ticks_ = static_cast<uint64_t>(ticks_per_ns_ * static_cast<double>(period.count())) + 1;
   until_clock_ = ticking_clock_period;
   look_early_below_ = 0;
@@ -360,7 +360,7 @@ void Worker::ask_to_stop() {
       }
     }
   }
-  bury();
+  reap();
 }
 
 void Worker::stop(Duration limit) {
@@ -386,7 +386,7 @@ void Worker::stop(Duration limit) {
       remove_actor(slots_[i].actor->id());
     }
   }
-  bury();
+  reap();
   static_cast<void>(mailbox_->drain(SIZE_MAX, [this](const Message& message) {
     if (message.kind == adopt_kind) {
       delete reinterpret_cast<Actor*>(message.a);

@@ -1,6 +1,6 @@
 // A worker: a set of actors and the duty cycle that drives them.
 //
-// One turn: mailbox, local messages, pollers, timers, streams, farewells.  Who calls turn()
+// One turn: mailbox, local messages, pollers, timers, streams, ended actors.  Who calls turn()
 // is the executor's business: a thread of the worker's own, the callers of NCCL, or a test.
 #pragma once
 
@@ -28,7 +28,7 @@ class Worker final : private Context {
     uint64_t seed = 1;
     size_t actors_max = 8192;
     size_t senders_max = 4096;
-    Waker* waker = nullptr;  ///< roused by messages from other threads
+    Waker* waker = nullptr;  ///< woken by messages from other threads
     bool ticks = false;      ///< the clock is the host's, so that its ticks tell when to look at it
   };
   /// `streams` made by the executor: libuv in production, memory in tests.
@@ -47,12 +47,14 @@ class Worker final : private Context {
   /// Hands an actor over; its start() runs on the worker.  The id is valid at once.
   Result<ActorId> adopt(std::unique_ptr<Actor> actor);
   /// How long the worker may be left without a turn while those who turn it are busy elsewhere.
-  Duration patience() const { return Duration(patience_ns_.load(std::memory_order_relaxed)); }
+  Duration max_poll_gap() const {
+    return Duration(max_poll_gap_ns_.load(std::memory_order_relaxed));
+  }
   /// After so many quick turns timers were looked at, if ticks have not told before.
   static constexpr unsigned turns_to_see_time = 64;
   /// With at least so much of it nobody waits for what software does by itself.
-  static constexpr Duration calm_patience = std::chrono::milliseconds(10);
-  bool calm() const { return patience() >= calm_patience; }
+  static constexpr Duration relaxed_poll_gap = std::chrono::milliseconds(10);
+  bool relaxed() const { return max_poll_gap() >= relaxed_poll_gap; }
   size_t actor_count() const { return actor_count_.load(std::memory_order_acquire); }
   uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
 
@@ -88,8 +90,8 @@ class Worker final : private Context {
         static_cast<void>(pollers_[i]->push(turn_clock_));
       }
     }
-    if (chores_) [[unlikely]] {
-      bury();
+    if (pending_work_) [[unlikely]] {
+      reap();
     }
     count_turn();
   }
@@ -97,7 +99,7 @@ class Worker final : private Context {
   /// next turns, and at what depends on it.
   void use_time() {
     if (until_clock_ < look_early_below_ || ticks_passed(look_ticks_ / 2)) [[unlikely]] {
-      look_after(true);
+      poll_timed(true);
     }
   }
   /// Nothing queued and every poller agrees: the thread may sleep.
@@ -128,19 +130,19 @@ class Worker final : private Context {
   // what software does by itself.  What they wait for may come later by such a look, so that
   // use_time() takes it from them.
   static constexpr unsigned clock_period = 16;
-  static constexpr unsigned calm_clock_period = turns_to_see_time;
-  static constexpr unsigned calm_turns_before_early_look = 16;
+  static constexpr unsigned relaxed_clock_period = turns_to_see_time;
+  static constexpr unsigned relaxed_turns_before_early_look = 16;
   // The same where ticks tell: what is left of them if they should not.
   static constexpr unsigned ticking_clock_period = 256;
   static constexpr Duration timer_period = std::chrono::microseconds(200);
-  static constexpr Duration calm_timer_period = std::chrono::milliseconds(1);
+  static constexpr Duration relaxed_timer_period = std::chrono::milliseconds(1);
   // A look at streams enters the kernel.  Whoever expects something there asks for more turns, and
   // what peers say unasked also comes over paths; carriers that are lost are heard of here only.
   static constexpr Duration quick_stream_period_max = std::chrono::milliseconds(10);
   static constexpr Duration quick_stream_period_min = std::chrono::milliseconds(1);
   static constexpr int stream_looks_per_heartbeat = 20;
   /// Of streams: whoever waits for a handshake calls, and nobody else is in a hurry.
-  static constexpr Duration default_patience = calm_patience;
+  static constexpr Duration default_poll_gap = relaxed_poll_gap;
   static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);
 
   // Context
@@ -163,8 +165,8 @@ class Worker final : private Context {
 
   void deliver(const Message& message);
   [[gnu::noinline]] unsigned take_messages();
-  unsigned look_around(bool knows_time);
-  [[gnu::noinline]] void look_after(bool knows_time);
+  unsigned poll_pollers(bool knows_time);
+  [[gnu::noinline]] void poll_timed(bool knows_time);
   void count_turn();
   bool ticks_passed(uint64_t ticks) const {
     return counts_ticks_ && cpu_ticks() - looked_ticks_ >= ticks;
@@ -172,9 +174,9 @@ class Worker final : private Context {
   void watch_ticks();
   void measure(Instant begin);
   void take_over(const Message& message);
-  [[gnu::noinline]] void bury();
+  [[gnu::noinline]] void reap();
   void pollers_changed();
-  void ask_patience();
+  void update_poll_gap();
   Result<ActorId> reserve();
   Actor* find(ActorId id);
 
@@ -191,7 +193,7 @@ class Worker final : private Context {
   std::vector<uint32_t> leaving_;
   std::deque<Message> local_;
   std::vector<Poller*> pollers_;
-  std::atomic<int64_t> patience_ns_{Duration(default_patience).count()};
+  std::atomic<int64_t> max_poll_gap_ns_{Duration(default_poll_gap).count()};
   uint64_t wait_version_ = 1;
   std::atomic<uint64_t> turns_{0};
   unsigned stream_countdown_ = 0;
@@ -203,7 +205,7 @@ class Worker final : private Context {
   double ticks_per_ns_ = 0;           ///< 0: not known yet
   uint64_t measured_ticks_ = 0;       ///< when that was measured last
   Instant measured_{};
-  bool chores_ = false;  ///< there may be local messages, leavers, or streams to turn at once
+  bool pending_work_ = false;  ///< there may be local messages, leavers, or streams to turn at once
   // Of quick turns: as soon as the time is known to be this.
   Instant timer_look_{};
   Instant stream_look_{};
@@ -214,11 +216,11 @@ class Worker final : private Context {
 };
 
 // A poller may remove itself and others.
-inline unsigned Worker::look_around(bool knows_time) {
+inline unsigned Worker::poll_pollers(bool knows_time) {
   unsigned work = 0;
   for (size_t i = 0; i < pollers_.size(); ++i) {
     Poller& poller = *pollers_[i];
-    work += !knows_time && poller.dozes() ? 0 : poller.poll(turn_clock_);
+    work += !knows_time && poller.backed_off() ? 0 : poller.poll(turn_clock_);
   }
   return work;
 }
@@ -235,14 +237,14 @@ template <class Found>
     return true;
   }
   unsigned work = 0;
-  if (!mailbox_->looks_idle() || chores_) [[unlikely]] {
+  if (!mailbox_->looks_idle() || pending_work_) [[unlikely]] {
     work += take_messages();
   }
-  work += look_around(false);
+  work += poll_pollers(false);
   count_turn();
   const bool clock_due = --until_clock_ == 0 || ticks_passed(look_ticks_);
-  if (clock_due || turn_clock_.was_read() || (chores_ && work == 0)) [[unlikely]] {
-    look_after(clock_due || turn_clock_.was_read());
+  if (clock_due || turn_clock_.was_read() || (pending_work_ && work == 0)) [[unlikely]] {
+    poll_timed(clock_due || turn_clock_.was_read());
   }  // else whoever waits for what came goes on at once
   return false;
 }

@@ -191,17 +191,17 @@ Result<void> World::join_as_root() {
     }
     options_.listen_fd = *fd;
   }
-  std::vector<Peer> strangers;  // connected, not yet introduced
+  std::vector<Peer> unidentified;  // connected, not yet introduced
   const auto close_strangers = [&] {
-    for (const Peer& stranger : strangers) {
-      ::close(stranger.fd);
+    for (const Peer& unknown : unidentified) {
+      ::close(unknown.fd);
     }
   };
   size_t present = 0;
   while (present < peers_.size()) {
     std::vector<pollfd> wait{{options_.listen_fd, POLLIN, 0}};
-    for (const Peer& stranger : strangers) {
-      wait.push_back({stranger.fd, POLLIN, 0});
+    for (const Peer& unknown : unidentified) {
+      wait.push_back({unknown.fd, POLLIN, 0});
     }
     const int ready = poll(wait.data(), wait.size(), milliseconds_left(options_.join_deadline));
     if (ready == 0 || now() > options_.join_deadline) {
@@ -209,29 +209,29 @@ Result<void> World::join_as_root() {
       return fail(Errc::timed_out, fmt::format("only {} of {} ranks came; missing: {}", present + 1,
                                                options_.size, missing_ranks()));
     }
-    for (size_t i = strangers.size(); i-- > 0;) {
+    for (size_t i = unidentified.size(); i-- > 0;) {
       if (wait[i + 1].revents == 0) {
         continue;
       }
       bool settled = false;
-      auto greeted = greet(strangers[i], settled);
+      auto greeted = greet(unidentified[i], settled);
       if (!greeted) {
         close_strangers();
         return greeted.error();
       }
       if (settled) {
-        present += strangers[i].fd < 0 ? 1 : 0;
-        if (strangers[i].fd >= 0) {
-          ::close(strangers[i].fd);
+        present += unidentified[i].fd < 0 ? 1 : 0;
+        if (unidentified[i].fd >= 0) {
+          ::close(unidentified[i].fd);
         }
-        strangers.erase(strangers.begin() + static_cast<std::ptrdiff_t>(i));
+        unidentified.erase(unidentified.begin() + static_cast<std::ptrdiff_t>(i));
       }
     }
     if (wait[0].revents != 0) {
       const int fd = accept4(options_.listen_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd >= 0) {
         set_no_delay(fd);
-        strangers.push_back({0, fd, {}});
+        unidentified.push_back({0, fd, {}});
       }
     }
   }
@@ -241,12 +241,12 @@ Result<void> World::join_as_root() {
   return {};
 }
 
-// Reads a stranger's introduction.  `settled`: this stranger is done with, either because it became
-// a peer (its fd is then -1 here) or because it is to be turned away.
-Result<void> World::greet(Peer& stranger, bool& settled) {
+// Reads an unknown peer's introduction.  `settled`: this one is done with, either because it became
+// a peer (its fd is then -1 here) or because it is to be rejected.
+Result<void> World::greet(Peer& unknown, bool& settled) {
   constexpr size_t wanted = sizeof(FrameHeader) + sizeof(Hello);
   char bytes[wanted];
-  const ssize_t got = recv(stranger.fd, bytes, wanted - stranger.input.size(), 0);
+  const ssize_t got = recv(unknown.fd, bytes, wanted - unknown.input.size(), 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
     return {};
   }
@@ -254,15 +254,15 @@ Result<void> World::greet(Peer& stranger, bool& settled) {
     settled = true;
     return {};
   }
-  stranger.input.append(bytes, static_cast<size_t>(got));
-  if (stranger.input.size() < wanted) {
+  unknown.input.append(bytes, static_cast<size_t>(got));
+  if (unknown.input.size() < wanted) {
     return {};
   }
   settled = true;
   FrameHeader header;
   Hello body;
-  std::memcpy(&header, stranger.input.data(), sizeof(header));
-  std::memcpy(&body, stranger.input.data() + sizeof(header), sizeof(body));
+  std::memcpy(&header, unknown.input.data(), sizeof(header));
+  std::memcpy(&body, unknown.input.data() + sizeof(header), sizeof(body));
   if (header.magic != frame_magic || header.type != hello || header.length != sizeof(body)) {
     return {};  // not one of ours
   }
@@ -277,8 +277,8 @@ Result<void> World::greet(Peer& stranger, bool& settled) {
   if (place.fd >= 0) {
     return fail(Errc::invalid_argument, fmt::format("two processes claim rank {}", body.rank));
   }
-  place.fd = stranger.fd;
-  stranger.fd = -1;
+  place.fd = unknown.fd;
+  unknown.fd = -1;
   return {};
 }
 

@@ -26,7 +26,7 @@ class World {
     std::string host;       ///< where rank 0 listens; not used by rank 0 when listen_fd is given
     uint16_t port = 0;      ///< its TCP port
     int listen_fd = -1;     ///< rank 0 only: a listening socket to use (taken over)
-    uint64_t cookie = 0;    ///< equal in all ranks of a run; others are turned away
+    uint64_t cookie = 0;    ///< equal in all ranks of a run; others are rejected
     Instant join_deadline;  ///< until when all ranks must have come
     Instant deadline;       ///< end of the whole run
   };
@@ -66,7 +66,7 @@ class World {
 
   Result<void> join_as_root();
   Result<void> join_as_member();
-  Result<void> greet(Peer& stranger, bool& settled);
+  Result<void> greet(Peer& unknown, bool& settled);
   Result<void> send_to(Peer& peer, uint16_t type, const std::string& body);
   Result<std::string> receive_from(Peer& peer);
   /// Takes one complete frame out of the peer's input, if there is one.

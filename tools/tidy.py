@@ -33,7 +33,16 @@ BANNED_IN_CODE = [
     (r"\busing\s+namespace\s+std\b", "name what is used"),
     (r"#\s*include\s+\"[^\"]*\.c(pp|c|xx)\"", "sources are no headers"),
 ]
+# What the field has a word for (docs/glossary.md), once called otherwise here.
+OLD_WORDS = (
+    r"\b[Ss]eats?_?\b|\bsit_[d]own\b|\bget_[u]p\b|\b[b]ed_?\b|\b[n]aps?\b|\b[r]ous(e|es|ed)\b"
+    r"|\bturns_of_[w]ho\b|\blef[t]_alone\b|\b[b]ury\b|\b[f]arewells?\b|\b[c]alm\w*|\blook_[a]round\b"
+    r"|\b[d]oz(e|es|ed|ing)\b|\b[e]nliven\b|\b[l]ively\w*|\b[c]hores\b|\b[t]hirsty\b|\b[s]igns? of life\b"
+    r"|\b[s]tand(s|ing)?[ -]in\b(?! the)|\b[d]oubt(s|ed|ful)?\b|\b[c]onfused\b|\b[C]ourier\b|\b[E]ar\b"
+    r"|\b[D]esk\b|\b[s]trangers?\b|\b[t]urned away\b|\b(find|seek)_[p]lace\b|\b[b]y and by\b"
+    r"|\b([Hh]e|[Hh]is|[h]im)\b")
 BANNED_EVERYWHERE = [
+    (OLD_WORDS, "docs/glossary.md has the field's word"),
     (r"\bTO[D]O\b|\bFIX[M]E\b|\bX[X]X\b", "finish it or file an issue"),
     (r"(?<![\w.])/wor[k]/|/home/[a-z]", "a path of one machine"),
 ]

@@ -23,7 +23,7 @@ namespace nccl_ha::fabric {
 class MemoryGuard {
  public:
   void enter() { epoch_.fetch_add(1, std::memory_order_seq_cst); }
-  void leave() { epoch_.fetch_add(1, std::memory_order_seq_cst); }
+  void exit() { epoch_.fetch_add(1, std::memory_order_seq_cst); }
 
  private:
   friend class Memory;

@@ -7,36 +7,38 @@ namespace nccl_ha::fabric {
 
 void NicBoard::enter(Reader* reader) {
   std::lock_guard lock(mutex_);
-  desks_.push_back({reader, {}});
+  subscriptions_.push_back({reader, {}});
 }
 
-void NicBoard::leave(Reader* reader) {
+void NicBoard::unsubscribe(Reader* reader) {
   std::lock_guard lock(mutex_);
-  std::erase_if(desks_, [&](const Desk& desk) { return desk.reader == reader; });
+  std::erase_if(subscriptions_,
+                [&](const Subscription& subscription) { return subscription.reader == reader; });
 }
 
 void NicBoard::post(const NicNotice& notice, const Reader* from) {
   std::lock_guard lock(mutex_);
-  for (Desk& desk : desks_) {
-    if (desk.reader == from) {
+  for (Subscription& subscription : subscriptions_) {
+    if (subscription.reader == from) {
       continue;
     }
-    desk.notices.push_back(notice);
-    if (desk.notices.size() > kept_max) {
-      desk.notices.pop_front();
+    subscription.notices.push_back(notice);
+    if (subscription.notices.size() > kept_max) {
+      subscription.notices.pop_front();
     }
-    desk.reader->on_notice();
+    subscription.reader->on_notice();
   }
 }
 
 std::vector<NicNotice> NicBoard::take(Reader* reader) {
   std::lock_guard lock(mutex_);
-  const auto desk = std::find_if(desks_.begin(), desks_.end(),
-                                 [&](const Desk& one) { return one.reader == reader; });
-  if (desk == desks_.end()) {
+  const auto subscription =
+      std::find_if(subscriptions_.begin(), subscriptions_.end(),
+                   [&](const Subscription& one) { return one.reader == reader; });
+  if (subscription == subscriptions_.end()) {
     return {};
   }
-  const auto notices = std::exchange(desk->notices, {});
+  const auto notices = std::exchange(subscription->notices, {});
   return {notices.begin(), notices.end()};
 }
 

@@ -36,7 +36,7 @@ class NicBoard {
   /// Everything that is posted from now on.
   void enter(Reader* reader);
   /// on_notice() is not running any more when it returns, and does not run again.
-  void leave(Reader* reader);
+  void unsubscribe(Reader* reader);
   /// To all readers but `from`.
   void post(const NicNotice& notice, const Reader* from = nullptr);
   std::vector<NicNotice> take(Reader* reader);
@@ -44,12 +44,12 @@ class NicBoard {
  private:
   /// A reader who does not read loses the oldest: they are hints, and a hint that old is no help.
   static constexpr size_t kept_max = 64;
-  struct Desk {
+  struct Subscription {
     Reader* reader = nullptr;
     std::deque<NicNotice> notices;
   };
   std::mutex mutex_;
-  std::vector<Desk> desks_;
+  std::vector<Subscription> subscriptions_;
 };
 
 }  // namespace nccl_ha::fabric

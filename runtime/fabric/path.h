@@ -61,9 +61,9 @@ struct WritePost {
   uint32_t immediate = 0;
   /// The reader polls the destination while it is written (NCCL's LL protocols): a provider must
   /// never let a byte appear at a place that it does not belong to, not even for a moment.
-  bool exact = false;
+  bool no_speculative_placement = false;
   /// Nobody waits for this one: no completion is reported when it succeeds.
-  bool quiet = false;
+  bool unsignaled = false;
   /// The memory is the host's and small parts of it may be copied at the post (inline).
   bool host_memory = false;
   /// A hint: no other one follows at once, so that it need not wait for the end of the turn.
@@ -111,7 +111,7 @@ struct PathOptions {
   /// This side sends the first probe: its peer called connect() before.  One of the two must.
   bool active = false;
   bool flushes = false;       ///< post_flush will be used
-  bool standby = false;       ///< it will carry next to nothing unless other paths fail
+  bool fallback = false;      ///< it will carry next to nothing unless other paths fail
   Duration connect_limit{};   ///< for connecting; 0: HA_NCCL_CONNECT_TIMEOUT_MS
   uint8_t traffic_class = 0;  ///< RoCE: DSCP and ECN bits
   uint8_t service_level = 0;  ///< InfiniBand
@@ -171,7 +171,7 @@ class Path {
 
   /// A hint: whoever drives this path may fall silent.  What the peer waits for (acknowledgements)
   /// leaves before the current pass ends instead of waiting for something to travel on.
-  virtual void settle() {}
+  virtual void flush_acks() {}
 
   /// Moves to error: everything outstanding completes as flushed; when all of it has, nothing of
   /// the peer's is written any more.  The owner is told through its completions.

@@ -280,8 +280,8 @@ Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, c
     return RegionKeys{key, key, key};  // known there, or one table for all interfaces
   }
   const bool rdma = other.kind == FabricKind::verbs;
-  const auto elsewhere =
-      rdma ? RegionBook::Elsewhere{other.device, 0} : RegionBook::Elsewhere{own_table, domain};
+  const auto elsewhere = rdma ? RegionRegistry::Elsewhere{other.device, 0}
+                              : RegionRegistry::Elsewhere{own_table, domain};
   return book_.on_other(at.device, key, key_is_local, elsewhere,
                         [&](const RegionOrigin& origin) -> Result<RegionKeys> {
                           if (origin.not_kept != 0) {
@@ -331,7 +331,7 @@ void Provider::add_interfaces(const Attachment& device, std::vector<Place>& plac
   const Attachment at{device.device, FabricKind::datagram};
   for (size_t i = 0; i < interfaces_.size(); ++i) {
     if (device.kind != FabricKind::datagram && above_rdma(interfaces_[i])) {
-      continue;  // it dies with what it should stand in for, or is tried as RDMA
+      continue;  // it dies with what it should replace, or is tried as RDMA
     }
     for (const uint8_t family : {uint8_t{4}, uint8_t{6}}) {
       const auto& addresses = interfaces_[i].addresses;

@@ -16,7 +16,7 @@
 #include "runtime/fabric/nic_board.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/rdma.h"
-#include "runtime/fabric/region_book.h"
+#include "runtime/fabric/region_registry.h"
 
 namespace nccl_ha::fabric {
 
@@ -100,7 +100,7 @@ class Provider {
   /// How many connections a device has queue pairs for, at most `most`; `config` says how many each
   /// takes, those in reserve included.
   size_t connections_max(size_t device, const Config& config, size_t most) const;
-  /// All that could carry paths of a kind, and behind them interfaces whose datagrams may stand in
+  /// All that could carry paths of a kind, and behind them interfaces whose datagrams may take over
   /// for RDMA; `at.device` of those over UDP is `device`.
   std::vector<Place> places(const Attachment& device) const;
   /// What the NIC of a path made there is called (NicNotice); empty where it is not known.
@@ -156,7 +156,7 @@ class Provider {
   std::unique_ptr<RdmaPorts> rdma_;                                 // null: none is used
   std::vector<std::vector<std::weak_ptr<DatagramPort>>> ud_ports_;  // per worker and RDMA port
   Memory memory_;
-  RegionBook book_;
+  RegionRegistry book_;
   bool keeps_book_ = false;
   bool backs_with_datagrams_ = false;
   std::vector<std::vector<Slot>> ports_;  // per worker, touched by that worker only

@@ -11,7 +11,7 @@
 #include "runtime/fabric/datagram/packet_io.h"
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/path.h"
-#include "runtime/fabric/region_book.h"
+#include "runtime/fabric/region_registry.h"
 #include "runtime/result.h"
 
 namespace nccl_ha::fabric {

@@ -197,27 +197,27 @@ size_t World::turn(Process& process, size_t worker) {
   return work;
 }
 
-/// Inline mode: the fallback thread, when it is due or was roused; whether it did anything.
-bool World::turn_standby(Process& process) {
+/// Inline mode: the fallback thread, when it is due or was woken; whether it did anything.
+bool World::turn_fallback(Process& process) {
   Engine& engine = *process.engine;
-  bool roused = process.standby_sleeps && (!engine.standby_sleeps() || process.tie->unread != 0);
-  for (size_t i = 0; process.standby_sleeps && i < engine.worker_count(); ++i) {
-    roused = roused || !engine.worker(i).may_sleep();  // a descriptor would tell
+  bool woken = process.fallback_sleeps && (!engine.fallback_sleeps() || process.tie->unread != 0);
+  for (size_t i = 0; process.fallback_sleeps && i < engine.worker_count(); ++i) {
+    woken = woken || !engine.worker(i).may_sleep();  // a descriptor would tell
   }
-  if (now() < process.standby_due && !roused) {
+  if (now() < process.fallback_due && !woken) {
     return false;
   }
-  const Engine::Rest rest = engine.turn_standby();
-  process.standby_sleeps = rest.kind == Engine::Rest::Kind::sleep;
-  process.standby_due = rest.until.value_or(Instant::max());
+  const Engine::Rest rest = engine.turn_fallback();
+  process.fallback_sleeps = rest.kind == Engine::Rest::Kind::sleep;
+  process.fallback_due = rest.until.value_or(Instant::max());
   if (rest.kind == Engine::Rest::Kind::none) {
-    process.standby_due = now();
+    process.fallback_due = now();
   }
   return rest.kind == Engine::Rest::Kind::none;
 }
 
 /// Before the workers' turns of a round: who was turned by callers since the last one.
-void World::look_for_callers() {
+void World::observe_callers() {
   for (auto& process : processes_) {
     if (process->is_inline()) {
       process->called = process->seen_turns != turns_of(*process);
@@ -237,7 +237,7 @@ size_t World::turn_workers() {
   size_t work = 0;
   for (auto& process : processes_) {
     if (process->is_inline()) {
-      work += awake(*process, 0) && turn_standby(*process) ? 1 : 0;
+      work += awake(*process, 0) && turn_fallback(*process) ? 1 : 0;
       process->seen_turns = turns_of(*process);
       continue;
     }
@@ -253,7 +253,7 @@ size_t World::turn_workers() {
 bool World::all_idle() {
   for (auto& process : processes_) {
     for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
-      // What waits for a caller or for the end of a nap is not going to be done at once.
+      // What waits for a caller or for the end of a pause is not going to be done at once.
       const bool turns = process->is_inline() ? process->called : awake(*process, i);
       if (turns && !process->engine->worker(i).may_sleep()) {
         return false;
@@ -272,7 +272,7 @@ Instant World::next_moment(Instant limit) {
       wake = std::min(wake, now() + call_interval);
     }
     if (process->is_inline() && awake(*process, 0)) {
-      wake = std::min(wake, process->standby_due);
+      wake = std::min(wake, process->fallback_due);
     }
     // Callers look at timers by themselves; else the fallback thread knows when it is due.
     for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
@@ -294,7 +294,7 @@ bool World::run_until(const std::function<bool()>& done, Duration limit) {
       return false;
     }
     ++rounds_;
-    look_for_callers();
+    observe_callers();
     const size_t work = happened + turn_workers();
     const bool idle = work == 0 && all_idle();
     const Instant wake = idle ? next_moment(end) : now();

@@ -25,10 +25,10 @@ struct Process {
   Instant paused_until{};                   ///< none of its threads runs before
   std::vector<Instant> worker_waits_until;  ///< of each worker: gets no processor before
   Instant callers_away_until{};             ///< nobody calls its engine before
-  Instant standby_due{};        ///< inline mode: the standby rests until then, or until roused
-  bool standby_sleeps = false;  ///< and what arrives rouses it
-  uint64_t seen_turns = 0;      ///< inline mode: of its workers, after the last round
-  bool called = false;          ///< inline mode: callers turned them in this round
+  Instant fallback_due{};  ///< inline mode: the fallback thread rests until then, or until woken
+  bool fallback_sleeps = false;  ///< and what arrives wakes it
+  uint64_t seen_turns = 0;       ///< inline mode: of its workers, after the last round
+  bool called = false;           ///< inline mode: callers turned them in this round
   bool is_inline() const { return engine && engine->mode() == Engine::Mode::inline_turns; }
 };
 
@@ -96,11 +96,11 @@ class World {
   void end_process(Process& process);
   /// Calls that take long keep the worker from its next turn.
   size_t turn(Process& process, size_t worker);
-  bool turn_standby(Process& process);
+  bool turn_fallback(Process& process);
   size_t turn_workers();
   bool all_idle();
   Instant next_moment(Instant limit);
-  void look_for_callers();
+  void observe_callers();
   static uint64_t turns_of(const Process& process);
   bool goes_round(uint64_t rounds_here, bool fruitless);
 

@@ -19,7 +19,7 @@ using fabric::PathState;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr Duration patience = seconds(60);
+constexpr Duration time_limit = seconds(60);
 
 struct Provider {
   const char* name;
@@ -61,7 +61,7 @@ class PathContract : public ::testing::TestWithParam<Provider> {
     })) << a_->path->describe();
     EXPECT_EQ(a_->owner.states.front(), PathState::ready);
   }
-  bool run(const std::function<bool()>& done) { return harness_->run_until(done, patience); }
+  bool run(const std::function<bool()>& done) { return harness_->run_until(done, time_limit); }
 
   struct Buffer {
     Buffer(PathHarness::End& end, size_t length)
@@ -347,7 +347,7 @@ TEST_P(PathContract, QuietWritesReportOnlyFailures) {
   // More than the queue holds: their places come back although nothing is reported.
   ASSERT_TRUE(run([&] {
     auto post = immediate_post(posted, from, 64, to, static_cast<uint32_t>(posted));
-    post.quiet = true;
+    post.unsignaled = true;
     post.host_memory = true;
     while (posted < 600 && a_->path->post_write(post) == Errc::ok) {
       ++posted;
@@ -364,7 +364,7 @@ TEST_P(PathContract, QuietWritesReportOnlyFailures) {
   EXPECT_EQ(from.bytes, to.bytes);
   auto bad = immediate_post(9999, from, 64, to, 0);
   bad.remote_key = to.key.remote + 1;
-  bad.quiet = true;
+  bad.unsignaled = true;
   ASSERT_TRUE(run([&] { return a_->path->post_write(bad) == Errc::ok; }));
   ASSERT_TRUE(run([&] { return !a_->owner.completions.empty(); }));
   EXPECT_EQ(a_->owner.count(CompletionKind::write, CompletionStatus::remote_access), 1U)
@@ -377,7 +377,7 @@ TEST_P(PathContract, AnIdlePathWithQuietWritesStaysAlive) {
   Buffer from(*a_, pattern(64, 2));
   Buffer to(*b_, 64);
   auto post = immediate_post(1, from, 64, to, 7);
-  post.quiet = true;
+  post.unsignaled = true;
   ASSERT_EQ(a_->path->post_write(post), Errc::ok);
   // Longer than any provider under test takes to call a silent peer dead.
   static_cast<void>(harness_->run_until([] { return false; }, milliseconds(3500)));
@@ -559,7 +559,7 @@ std::vector<Provider> providers() {
                [] { return make_memory_harness(2, 0.01, 0.01, 0.02, 1500); }},
       Provider{"memory_mtu9000_very_lossy",
                [] { return make_memory_harness(3, 0.05, 0.05, 0.05, 9000); }},
-      Provider{"memory_standby",
+      Provider{"memory_fallback",
                [] { return make_memory_harness(6, 0.01, 0.01, 0.02, 1500, true); }},
       Provider{"sim_rc", [] { return make_sim_verbs_harness(4, 0, 0); }},
       Provider{"sim_rc_reordering", [] { return make_sim_verbs_harness(5, 0.05, 0.05); }},

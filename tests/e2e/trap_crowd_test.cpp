@@ -1,5 +1,5 @@
-// Crowds of strangers: many on the TCP port at once, and noise on the UDP ports while data flows.
-// (trap_hostile_test.cpp has them one by one.)
+// Crowds of unknown peers: many on the TCP port at once, and noise on the UDP ports while data
+// flows. (trap_hostile_test.cpp has them one by one.)
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -40,7 +40,7 @@ class Crowd : public PluginFixture {
       }
       if (c.recv == nullptr) {
         auto got = api().accept(*listening);
-        EXPECT_TRUE(got) << "a stranger must not fail the listener";
+        EXPECT_TRUE(got) << "an unknown peer must not fail the listener";
         c.recv = got ? *got : nullptr;
       }
       return HasFailure() || (c.send != nullptr && c.recv != nullptr);
@@ -52,7 +52,7 @@ class Crowd : public PluginFixture {
 };
 
 TEST_P(Crowd, TheRealPeerGetsInBesideManyWhoStay) {
-  std::vector<int> strangers;
+  std::vector<int> newcomers;
   real_peer_still_gets_in([&](uint16_t port) {
     for (int i = 0; i < 40; ++i) {
       const int fd = connect_tcp(port);
@@ -61,10 +61,10 @@ TEST_P(Crowd, TheRealPeerGetsInBesideManyWhoStay) {
         const std::array<char, 3> words{'n', 'o', 'p'};
         ASSERT_EQ(send(fd, words.data(), words.size(), MSG_NOSIGNAL), 3);
       }
-      strangers.push_back(fd);
+      newcomers.push_back(fd);
     }
   });
-  for (const int fd : strangers) {
+  for (const int fd : newcomers) {
     close(fd);
   }
 }

@@ -1,4 +1,4 @@
-// Strangers, garbage and dead peers against the real library.
+// Unknown peers, garbage and dead peers against the real library.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
@@ -22,7 +22,7 @@ namespace {
 
 class Hostile : public PluginFixture {
  protected:
-  /// Connects a real pair to a listener that strangers have visited.
+  /// Connects a real pair to a listener that unknown peers have visited.
   void real_peers_still_connect(void* listening, tools::NetHandle& handle) {
     Connection c;
     bool failed = false;
@@ -44,12 +44,13 @@ class Hostile : public PluginFixture {
     exchange(c, 1000, 3);
   }
 
-  /// Turns an inline engine while the stranger waits; true when the stranger's socket was closed.
+  /// Turns an inline engine while the unknown peer waits; true when the unknown peer's socket was
+  /// closed.
   bool turned_away(int fd, void* listening) {
     return until([&] {
       auto accepted = api().accept(listening);
       EXPECT_TRUE(accepted) << accepted.error().message();
-      EXPECT_EQ(accepted ? *accepted : nullptr, nullptr) << "a stranger was accepted";
+      EXPECT_EQ(accepted ? *accepted : nullptr, nullptr) << "an unknown peer was accepted";
       char byte = 0;
       const ssize_t got = recv(fd, &byte, 1, MSG_DONTWAIT);
       return got == 0 || (got < 0 && errno == ECONNRESET);
@@ -69,7 +70,7 @@ std::vector<char> wrong_hello() {
   return as_chars(encode(hello));
 }
 
-TEST_P(Hostile, StrangersAreTurnedAwayAndTheRealPeerStillConnects) {
+TEST_P(Hostile, UnknownPeersAreRejectedAndTheRealPeerStillConnects) {
   const std::string http = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
   const std::vector<char> wrong = wrong_hello();
   std::vector<std::vector<char>> visits{
@@ -77,7 +78,7 @@ TEST_P(Hostile, StrangersAreTurnedAwayAndTheRealPeerStillConnects) {
       wrong,
       std::vector<char>(100000, 'A'),
       // What only the peers of a connection that is ready say.
-      as_chars(encode_leave()),
+      as_chars(encode_retire()),
       as_chars(encode_confirm()),
       as_chars(encode(ControlType::rejoin, RejoinCall{1, {}})),
   };
@@ -175,7 +176,7 @@ TEST_P(Hostile, GarbageOnTheDataPortsHarmsNobody) {
   exchange(c, 200000, 77);
 }
 
-// Strangers never get as far as the interface, so one version of it will do.
+// Unknown peers never get as far as the interface, so one version of it will do.
 INSTANTIATE_TEST_SUITE_P(Abi, Hostile, ::testing::Combine(::testing::Values(12), ::testing::Bool()),
                          instance_name);
 

@@ -94,7 +94,7 @@ def control():
     offer = struct.pack("<BIBI", 2, 8, 1, 77) + end(48)
     bodies = {"hello": (1, hello), "hello_rdma": (1, hello_rdma), "hello_old": (1, hello_old),
               "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close), "failure": (5, refusal),
-              "doubt": (6, notice), "down": (7, notice), "fenced": (8, fenced), "rebuild": (9, offer),
+              "suspect": (6, notice), "down": (7, notice), "fenced": (8, fenced), "rebuild": (9, offer),
               "rebuilt": (10, offer), "confirm": (11, b""),
               "rejoin": (12, struct.pack("<Q", 99) + process), "leave": (13, b""),
               "probe": (14, struct.pack("<Q", 99) + process), "present": (15, process), "absent": (16, process),
@@ -103,7 +103,7 @@ def control():
         write("control", name, message(kind, body))
         write("control", f"{name}_body", body)
     write("control", "dialogue", b"".join(message(*pair) for pair in bodies.values()))
-    write("control", "stranger", b"GET / HTTP/1.0\r\n\r\n")
+    write("control", "http", b"GET / HTTP/1.0\r\n\r\n")
 
 
 def handles():

@@ -164,7 +164,7 @@ inline make_anew(w) {
   written[AT(1, w)] = BEGINS(1);
   come[AT(0, w)] = BEGINS(0);
   come[AT(1, w)] = BEGINS(1);
-  /* Whoever makes it says what he has taken, so that the other knows. */
+  /* Whoever makes it says what it has taken, so that the other knows. */
   confirms[AT(0, w)] = taken[0];
   confirms[AT(1, w)] = taken[1]
 }

@@ -312,7 +312,7 @@ inline post(i) {
 #define MAY_POST(i) (cts[(i) / CHUNKS] && piece[i] == IDLE && \
                      ((s_open[0] && nfull(data[0])) || (s_open[1] && nfull(data[1]))))
 #endif
-#define DOUBTS(p) (s_open[p] && waiting[p] == 0 && nfull(to_receiver) && \
+#define SUSPECTS(p) (s_open[p] && waiting[p] == 0 && nfull(to_receiver) && \
                    (broken[p] || !forth[p] || !back[p] || alarms > 0))
 #define WRONGLY(p) (!broken[p] && forth[p] && back[p])
 
@@ -357,14 +357,14 @@ proctype Sender() {
   :: atomic { MAY_POST(3) -> post(3) }
 #endif
   /* A heartbeat is missing, work takes too long, or the device says so; perhaps wrongly. */
-  :: atomic { DOUBTS(0) ->
+  :: atomic { SUSPECTS(0) ->
       if
       :: WRONGLY(0) -> alarms--
       :: else
       fi;
       give_up(0) }
 #if PATHS > 1
-  :: atomic { DOUBTS(1) ->
+  :: atomic { SUSPECTS(1) ->
       if
       :: WRONGLY(1) -> alarms--
       :: else
@@ -478,7 +478,7 @@ proctype Receiver() {
 #if PATHS > 1
   :: atomic { nempty(completions[1]) -> completions[1] ? e, i; complete(i); e = 0; i = 0 }
 #endif
-  /* The receiver has its own doubts; the sender decides. */
+  /* The receiver has its own suspicions; the sender decides. */
   :: atomic { SUSPECTS(0) -> told[0] = true; to_sender ! suspect, 0, r_epoch[0] }
 #if PATHS > 1
   :: atomic { SUSPECTS(1) -> told[1] = true; to_sender ! suspect, 1, r_epoch[1] }

@@ -51,7 +51,7 @@ FailoverRun run_of(uint64_t seed, By by) {
   FailoverRun run = tools::mixed_run(seed);
   run.kind = kind_of(by);
   if (run.kind == tools::RunKind::classic) {
-    run.doubts = 0.7;
+    run.suspicions = 0.7;
     run.rdma = by == By::rdma || by == By::spare;
     run.spare = by == By::spare;
     run.rails = by == By::datagrams ? 1 : 2;

@@ -13,7 +13,7 @@ enum class By : uint8_t {
   datagrams,  ///< classic runs: one rail
   rails,      ///< two rails of datagrams
   rdma,       ///< two rails of RDMA
-  spare,      ///< RDMA with an interface besides, over which datagrams may stand in
+  spare,      ///< RDMA with an interface besides, over which datagrams may take over
   paths,      ///< from here on runs of tools/sim/scenario.h
   streams,
   pauses,
@@ -79,12 +79,14 @@ inline constexpr Planted all_planted[] = {
     // Paths over RDMA and over datagrams.
     NHA_CHECKED(generation_not_compared, "Fence.WhatCompletesForAPathThatIsGoneIsNotItsSuccessors"),
     NHA_CHECKED(queue_pair_not_stopped, "Fence.EndsWhenAllWorkIsBack"),
-    NHA_FOUND(quiet_never_signaled, By::volume, 100),
-    NHA_CHECKED(selective_one_off,
-                "StandbyPair.ASegmentThatIsLostGoesAgainWhenLaterOnesAreSelectivelyAcknowledged"),
+    NHA_FOUND(unsignaled_for_ever, By::volume, 100),
+    NHA_CHECKED(
+        selective_one_off,
+        "BackedOffPortPair.ASegmentThatIsLostGoesAgainWhenLaterOnesAreSelectivelyAcknowledged"),
     NHA_FOUND(done_a_segment_early, By::datagrams, 20),
     NHA_FOUND(place_is_enough, By::closes, 120),
-    NHA_CHECKED(duplicate_not_answered, "StandbyPair.ASegmentThatComesTwiceIsAcknowledgedAgain"),
+    NHA_CHECKED(duplicate_not_answered,
+                "BackedOffPortPair.ASegmentThatComesTwiceIsAcknowledgedAgain"),
 
     // Control messages and mailboxes.
     NHA_CHECKED(box_overrun, "ConnectionTest.AMessageIsWrittenOverOneThatThePeerHasTaken"),
@@ -132,7 +134,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(credits_taken_back, "FullWindow.AnAcknowledgementThatComesLateTakesNoCreditsBack"),
     NHA_CHECKED(probe_not_answered, "FullWindow.CreditsOfWhichTheNewsIsLostAreAskedFor"),
     NHA_CHECKED(credits_not_asked,
-                "StandbyPair.CreditsThatWereLostWhileNothingWasUnderWayAreAskedFor"),
+                "BackedOffPortPair.CreditsThatWereLostWhileNothingWasUnderWayAreAskedFor"),
     NHA_CHECKED(window_reused_early, "ReceiveWindow.AgainstAPlainSetForRandomArrivals"),
     NHA_CHECKED(evicted_early, "Hotel.EvictsNeverEarlyAndAtMostOneFloorLate"),
     NHA_CHECKED(region_of_first_user, "RegionBookTest.TheLastUserGivesBackWhatWasMadeElsewhere"),

@@ -43,15 +43,15 @@ void move_bytes(SimPair& pair, uint64_t seed) {
   const Instant healed = cut + milliseconds(700);
   pair.world().network().stop_at(cut);
   pair.world().network().stop_at(healed);
-  Instant doubt = healed + milliseconds(random.below(100));
-  pair.world().network().stop_at(doubt);
+  Instant suspect = healed + milliseconds(random.below(100));
+  pair.world().network().stop_at(suspect);
   plan.each_round = [&] {
     sim::Link dark;
     dark.cut = pair.world().now() >= cut && pair.world().now() < healed;
     pair.set_links(dark, dark, 0);
-    if (pair.world().now() >= doubt) {
-      doubt = Instant::max();
-      static_cast<void>(pair.receive_channel().tell_doubt(0));
+    if (pair.world().now() >= suspect) {
+      suspect = Instant::max();
+      static_cast<void>(pair.receive_channel().tell_suspect(0));
     }
   };
   plan.released = [&] { return pair.world().now() < healed ? 12 : 20; };
@@ -61,7 +61,7 @@ void move_bytes(SimPair& pair, uint64_t seed) {
 }
 
 TEST(SimRdmaDevices, PortsOfInfiniBandHaveLidsAndNoGid) {
-  const Quiet quiet;
+  const ErrorsOnly errors_only;
   SimCables cables{.rails = 2, .rdma = true};
   cables.traits.infiniband = true;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
@@ -72,7 +72,7 @@ TEST(SimRdmaDevices, PortsOfInfiniBandHaveLidsAndNoGid) {
 }
 
 TEST(SimRdmaDevices, TwoPortsOfOneDeviceAreTwoRails) {
-  const Quiet quiet;
+  const ErrorsOnly errors_only;
   SimCables cables{.rails = 2, .rdma = true};
   cables.traits.ports = 2;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
@@ -101,7 +101,7 @@ TEST(SimRdmaDevices, APortOfADeviceGoesDownAlone) {
 }
 
 TEST(SimRdmaDevices, MessagesLargerThanThePortTakesGoInParts) {
-  const Quiet quiet;
+  const ErrorsOnly errors_only;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SimCables cables{.rails = 2, .rdma = true};
     cables.traits.message_max = 8192U << seed % 3;
@@ -113,7 +113,7 @@ TEST(SimRdmaDevices, MessagesLargerThanThePortTakesGoInParts) {
 }
 
 TEST(SimRdmaDevices, DatagramsOfRdmaDevicesCarryTheEngine) {
-  const Quiet quiet;
+  const ErrorsOnly errors_only;
   uint64_t lost = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Config config = device_config();
@@ -134,7 +134,7 @@ TEST(SimRdmaDevices, DatagramsOfRdmaDevicesCarryTheEngine) {
 }
 
 TEST(SimRdmaDevices, WhatIsWrittenIsSeenPieceByPiece) {
-  const Quiet quiet;
+  const ErrorsOnly errors_only;
   uint64_t pieces = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SimPair pair(seed, {}, device_config(), {.rails = 2, .rdma = true});
@@ -238,14 +238,14 @@ TEST(SimRdmaDevices, GpuMemoryIsSeenBehindAFlush) {
 
 /// The other NIC carries the data, while the connection's own one is there again.
 TEST(SimRdmaDevices, AFlushAsksEachNicThatBringsData) {
-  const Quiet quiet;
+  const ErrorsOnly errors_only;
   int early = 0;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     GpuPair gpu(seed);
     ASSERT_TRUE(gpu.connected) << gpu.pair.error();
     pass(gpu.pair, seconds(1));
     const auto& failovers = gpu.pair.send_channel().failovers;
-    ASSERT_TRUE(gpu.pair.send_channel().tell_doubt(0));
+    ASSERT_TRUE(gpu.pair.send_channel().tell_suspect(0));
     ASSERT_TRUE(gpu.pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
     ASSERT_EQ(failovers.moves.load(), 1U);
     pass(gpu.pair, milliseconds(20));  // until flushes need not wait for what failed
@@ -260,7 +260,7 @@ TEST(SimRdmaDevices, AFlushAsksEachNicThatBringsData) {
 
 /// The NIC that brought the data has failed and cannot be asked; what it had under way takes time.
 TEST(SimRdmaDevices, AFlushWaitsForWhatANicThatFailedHadUnderWay) {
-  const Quiet quiet;
+  const ErrorsOnly errors_only;
   int early = 0;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     GpuPair gpu(seed);
@@ -269,7 +269,7 @@ TEST(SimRdmaDevices, AFlushWaitsForWhatANicThatFailedHadUnderWay) {
     gpu.set_landing(0, milliseconds(1));
     ASSERT_TRUE(gpu.receive()) << gpu.pair.error();
     const auto& failovers = gpu.pair.receive_channel().failovers;
-    ASSERT_TRUE(gpu.pair.receive_channel().tell_doubt(0));
+    ASSERT_TRUE(gpu.pair.receive_channel().tell_suspect(0));
     ASSERT_TRUE(
         gpu.pair.world().run_until([&] { return failovers.down.load() == 1; }, milliseconds(1)));
     early += gpu.whole() ? 0 : 1;
@@ -291,7 +291,7 @@ TEST(SimRdmaDevices, TrafficGoesBackBetweenChunks) {
   ASSERT_TRUE(pair.connect()) << pair.error();
   pass(pair, seconds(1));
   const auto& failovers = pair.send_channel().failovers;
-  ASSERT_TRUE(pair.send_channel().tell_doubt(0));
+  ASSERT_TRUE(pair.send_channel().tell_suspect(0));
   ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
   const Instant due = pair.world().now() + milliseconds(config.failback_ms);
   ASSERT_EQ(failovers.moves.load(), 1U);

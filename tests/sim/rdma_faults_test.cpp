@@ -86,7 +86,7 @@ Config failback_config() {
 class EveryCall : public testing::TestWithParam<size_t> {};
 
 TEST_P(EveryCall, MayFailOnce) {
-  const Quiet quiet;
+  const ErrorsOnly errors_only;
   const auto verb = static_cast<Verb>(GetParam());
   int survived = 0;
   int happened = 0;
@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
 /// Twenty runs with one fault on all devices; what all NICs counted.
 sim::RdmaNic::Counts run_all(const std::string& what,
                              const std::function<void(sim::DeviceFaults&)>& set) {
-  const Quiet quiet;
+  const ErrorsOnly errors_only;
   sim::RdmaNic::Counts sum;
   for (uint64_t seed = 1; seed <= sim_alike(20); ++seed) {
     SimPair pair(seed, {}, failback_config(), {.rails = 2, .rdma = true});
@@ -154,7 +154,7 @@ sim::RdmaNic::Counts run_all(const std::string& what,
       pair.world().network().stop_at(next);
       Channel& side = random.chance(0.2) ? static_cast<Channel&>(pair.send_channel())
                                          : static_cast<Channel&>(pair.receive_channel());
-      static_cast<void>(side.tell_doubt(static_cast<uint32_t>(random.below(3))));
+      static_cast<void>(side.tell_suspect(static_cast<uint32_t>(random.below(3))));
     };
     EXPECT_EQ(pair.transfer(plan, end_bound(failback_config())), "") << what << ", seed " << seed;
     const sim::RdmaNic::Counts& counts = pair.world().rdma().counts;
@@ -181,9 +181,9 @@ TEST(SimRdmaFaults, QueuePairsInErrorKeepWhatTheyHold) {
   EXPECT_GT(counts.kept, 100U);
 }
 
-/// A clear-to-send comes when its path was given up; where the sender has doubts, while its queue
-/// pair goes into error.  The completion of the one that is written anew, with the key of the path
-/// that takes over, comes later still.
+/// A clear-to-send comes when its path was given up; where the sender has suspicions, while its
+/// queue pair goes into error.  The completion of the one that is written anew, with the key of the
+/// path that takes over, comes later still.
 void meet_a_late_clear_to_send(uint64_t seed, bool at_sender, uint64_t* late) {
   Config config = tools::failover_config(1);
   config.heartbeat_ms = 0;
@@ -199,7 +199,8 @@ void meet_a_late_clear_to_send(uint64_t seed, bool at_sender, uint64_t* late) {
   pair.post_receives(1);
   pass(pair, microseconds(100));
   ASSERT_EQ(pair.send_channel().match(0), nullptr) << "the clear-to-send is not under way any more";
-  ASSERT_TRUE(at_sender ? pair.send_channel().tell_doubt(0) : pair.receive_channel().tell_doubt(0));
+  ASSERT_TRUE(at_sender ? pair.send_channel().tell_suspect(0)
+                        : pair.receive_channel().tell_suspect(0));
   pass(pair, microseconds(1500));
   *late += pair.world().rdma().counts.lagging;
   pair.world().rdma().late = 0;
@@ -214,12 +215,12 @@ void meet_a_late_clear_to_send(uint64_t seed, bool at_sender, uint64_t* late) {
 }
 
 TEST(SimRdmaFaults, ALateClearToSendLandsOnNoneThatWasWrittenAnew) {
-  const Quiet quiet;
+  const ErrorsOnly errors_only;
   for (const bool at_sender : {false, true}) {
     uint64_t late = 0;
     for (uint64_t seed = 1; seed <= 30 && !HasFatalFailure(); ++seed) {
       SCOPED_TRACE(
-          fmt::format("seed {} the {} has doubts", seed, at_sender ? "sender" : "receiver"));
+          fmt::format("seed {} the {} has suspicions", seed, at_sender ? "sender" : "receiver"));
       meet_a_late_clear_to_send(seed, at_sender, &late);
     }
     if (at_sender) {

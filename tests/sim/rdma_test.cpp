@@ -57,7 +57,7 @@ TEST(SimRdma, NicsPortsAddressesAndCablesFailWhileBytesAreChecked) {
             1.1 * static_cast<double>(totals.bytes_lost));
 }
 
-TEST(SimRdma, DatagramsStandInAndRdmaTakesOverAgain) {
+TEST(SimRdma, DatagramsTakeOverAndRdmaAgain) {
   const uint64_t runs = sim_seeds();
   FailoverTotals totals;
   for (uint64_t seed = 1; seed <= runs; ++seed) {
@@ -70,7 +70,7 @@ TEST(SimRdma, DatagramsStandInAndRdmaTakesOverAgain) {
   EXPECT_GT(totals.devices_lost, runs / 20);
 }
 
-TEST(SimRdma, TrafficLeavesTheStandInWithoutBeingToldTo) {
+TEST(SimRdma, TrafficLeavesTheFallbackPathWithoutBeingToldTo) {
   Config config;
   config.failback_ms = 500;
   ASSERT_FALSE(config.enable_failback);
@@ -87,7 +87,7 @@ TEST(SimRdma, TrafficLeavesTheStandInWithoutBeingToldTo) {
   EXPECT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 2; }, seconds(10)));
 }
 
-TEST(SimRdma, AnRdmaPortThatComesBackTakesTheStandInsPlace) {
+TEST(SimRdma, AnRdmaPortThatComesBackTakesTheFallbacksPlace) {
   SimPair pair(36, {}, {}, {.rails = 2, .rdma = true, .spare = true});
   ASSERT_TRUE(pair.connect()) << pair.error();
   const auto& failovers = pair.send_channel().failovers;
@@ -109,7 +109,7 @@ TEST(SimRdma, AnRdmaPortThatComesBackTakesTheStandInsPlace) {
   EXPECT_GT(pair.world().rdma().counts.packets, rdma + 256);
 }
 
-TEST(SimRdma, WithoutLeaveDatagramsDoNotStandIn) {
+TEST(SimRdma, WithoutLeaveDatagramsDoNotTakeOver) {
   Config config;
   config.shadow_datagrams = false;
   config.retry_budget_ms = 3000;

@@ -259,15 +259,15 @@ TEST(SimStream, MessagesMayArriveInPiecesAndTheirStreamMayEndWithinOne) {
         pass(pair, seconds(1));
         // Each time a path is given up, and the stream that tells of it ends meanwhile.
         const Instant begin = pair.world().now();
-        int doubts = 0;
+        int suspicions = 0;
         int resets = 0;
         const auto strike = [&] {
           const Duration since = pair.world().now() - begin;
-          if (doubts < 5 && since >= doubts * seconds(2)) {
-            ++doubts;
-            EXPECT_TRUE(pair.receive_channel().tell_doubt(0));
-            pair.world().network().stop_at(pair.world().now() + microseconds(100 * doubts));
-          } else if (resets < doubts &&
+          if (suspicions < 5 && since >= suspicions * seconds(2)) {
+            ++suspicions;
+            EXPECT_TRUE(pair.receive_channel().tell_suspect(0));
+            pair.world().network().stop_at(pair.world().now() + microseconds(100 * suspicions));
+          } else if (resets < suspicions &&
                      since >= resets * seconds(2) + microseconds(100 * (resets + 1))) {
             ++resets;
             tcp(pair).end_flows(pair.sender().address, pair.receiver().address, true);

@@ -161,7 +161,7 @@ TEST(SimWorld, APacketWakesTheThreadThatSleepsWhileNobodyCalls) {
   SimPair pair(14, {}, config);
   ASSERT_TRUE(pair.connect()) << pair.error();
   static_cast<void>(pair.world().run_until([] { return false; }, seconds(1)));
-  ASSERT_TRUE(pair.sender().standby_sleeps);
+  ASSERT_TRUE(pair.sender().fallback_sleeps);
   pair.post_receives(1);
   pair.receive_channel().assist();
   EXPECT_TRUE(pair.world().run_until([&] { return pair.send_channel().match(0) != nullptr; },

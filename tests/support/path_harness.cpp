@@ -68,8 +68,8 @@ std::unique_ptr<PathEnd> make_datagram_end(Host& host, fabric::PathOptions optio
 class MemoryHarness final : public PathHarness {
  public:
   MemoryHarness(uint64_t seed, double drop, double duplicate, double reorder, uint32_t mtu,
-                bool standby)
-      : network_(seed), lossy_(drop > 0 || duplicate > 0 || reorder > 0), standby_(standby) {
+                bool fallback)
+      : network_(seed), lossy_(drop > 0 || duplicate > 0 || reorder > 0), fallback_(fallback) {
     clock_.set(Instant(std::chrono::seconds(1)));
     network_.set_time(clock_.now());
     network_.faults.drop = drop;
@@ -83,7 +83,7 @@ class MemoryHarness final : public PathHarness {
     }
   }
   std::unique_ptr<End> make_end(int side, fabric::PathOptions options) override {
-    options.standby = standby_;
+    options.fallback = fallback_;
     return make_datagram_end(*hosts_[static_cast<size_t>(side)], options);
   }
   bool run_until(const std::function<bool()>& done, Duration limit) override {
@@ -119,7 +119,7 @@ class MemoryHarness final : public PathHarness {
   MemoryNetwork network_;
   std::array<std::unique_ptr<Host>, 2> hosts_;
   bool lossy_;
-  bool standby_;
+  bool fallback_;
 };
 
 /// Drops everything once told to.
@@ -209,8 +209,8 @@ std::unique_ptr<PathSide> make_ud_side(size_t index, const DatagramSide::Loss& l
 }  // namespace
 
 std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, double duplicate,
-                                                 double reorder, uint32_t mtu, bool standby) {
-  return std::make_unique<MemoryHarness>(seed, drop, duplicate, reorder, mtu, standby);
+                                                 double reorder, uint32_t mtu, bool fallback) {
+  return std::make_unique<MemoryHarness>(seed, drop, duplicate, reorder, mtu, fallback);
 }
 
 std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, double reorder,

@@ -124,7 +124,7 @@ class PairHarness final : public PathHarness {
 using HarnessFactory = std::function<std::unique_ptr<PathHarness>()>;
 std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, double duplicate,
                                                  double reorder, uint32_t mtu,
-                                                 bool standby = false);
+                                                 bool fallback = false);
 /// The verbs fabric over simulated NICs.  Nothing is lost: a refusal is not repeated.
 std::unique_ptr<PathHarness> make_sim_verbs_harness(uint64_t seed, double duplicate,
                                                     double reorder);

@@ -246,7 +246,7 @@ class RemotePath final : public fabric::Path {
                    {"remote_key", post.remote_key},
                    {"has_immediate", post.has_immediate},
                    {"immediate", post.immediate},
-                   {"quiet", post.quiet},
+                   {"unsignaled", post.unsignaled},
                    {"last", post.last},
                    {"host_memory", post.host_memory}});
   }
@@ -493,7 +493,7 @@ class Server {
     post.remote_key = request["remote_key"];
     post.has_immediate = request["has_immediate"];
     post.immediate = request["immediate"];
-    post.quiet = request["quiet"];
+    post.unsignaled = request["unsignaled"];
     post.last = request["last"];
     post.host_memory = request["host_memory"];
     return {{"code", static_cast<int>(path.post_write(post))}};

@@ -81,8 +81,8 @@ int connect_tcp(uint16_t port) {
     close(fd);
     return -1;
   }
-  const timeval patience{20, 0};
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  const timeval receive_limit{20, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &receive_limit, sizeof receive_limit);
   return fd;
 }
 

@@ -25,11 +25,11 @@ inline Duration end_bound(const Config& config) {
 }
 
 /// While it is there only errors are logged: many runs warn of what is done to them.
-struct Quiet {
-  Quiet() { set_log_level(LogLevel::error); }
-  ~Quiet() { set_log_level(LogLevel::warn); }
-  Quiet(const Quiet&) = delete;
-  Quiet& operator=(const Quiet&) = delete;
+struct ErrorsOnly {
+  ErrorsOnly() { set_log_level(LogLevel::error); }
+  ~ErrorsOnly() { set_log_level(LogLevel::warn); }
+  ErrorsOnly(const ErrorsOnly&) = delete;
+  ErrorsOnly& operator=(const ErrorsOnly&) = delete;
 };
 
 }  // namespace nccl_ha::test

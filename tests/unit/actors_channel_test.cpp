@@ -197,7 +197,7 @@ class HeldWorkerTest : public ChannelTest {
     Message message{};
     message.to = *holder;
     ASSERT_TRUE(worker.post(message));
-    ASSERT_TRUE(until([&] { return hold_.held.load(); })) << "no standby turned the worker";
+    ASSERT_TRUE(until([&] { return hold_.held.load(); })) << "no fallback thread turned the worker";
     auto address = worker.open_address(2);
     ASSERT_TRUE(address);
     receiver_->attach(*taker, std::move(*address));

@@ -51,7 +51,7 @@ class BareConnection final : public Connection {
   using Connection::on_stream_data;
   using Connection::read_stream;
   using Connection::send_control;
-  using Connection::start_pulse;
+  using Connection::start_heartbeats;
   using Connection::take_into_use;
   using Connection::take_stream;
 
@@ -66,7 +66,7 @@ class BareConnection final : public Connection {
   void renew_path() {
     lane().owned.path = std::make_unique<SilentPath>();
     lane().writes_open = 0;
-    lane().pulses_open = 0;
+    lane().heartbeats_open = 0;
   }
   bool failed() const { return failed_; }
 
@@ -107,8 +107,8 @@ class ConnectionTest : public testing::Test {
     auto process = world_.add_process(sim::ip(10, 0, 0, 1), Config{});
     ASSERT_TRUE(process);
     Engine& engine = *(*process)->engine;
-    auto made =
-        std::make_unique<BareConnection>(*(*process)->provider, engine, engine.place(-1, 1.0));
+    auto made = std::make_unique<BareConnection>(*(*process)->provider, engine,
+                                                 engine.assign_worker(-1, 1.0));
     connection_ = made.get();
     ASSERT_TRUE(engine.worker(0).adopt(std::move(made)));
     pass(microseconds(10));
@@ -238,7 +238,7 @@ TEST_F(ConnectionTest, AStreamThatTakesTheOldOnesPlaceIsReadFromItsBeginning) {
 }
 
 TEST_F(ConnectionTest, ANewPathIsNotJudgedByTheSilenceOfTheOldOne) {
-  connection_->start_pulse();
+  connection_->start_heartbeats();
   connection_->send_control(notice());
   ASSERT_TRUE(world_.run_until([&] { return connection_->paths_failed == 1; }, seconds(60)));
   connection_->renew_path();

@@ -99,7 +99,7 @@ TEST(Control, CallsAndAnswersRoundTrip) {
   }
 }
 
-TEST(Control, StrangersAreRecognisedAtTheFirstWrongByte) {
+TEST(Control, OtherProtocolsAreRecognisedAtTheFirstWrongByte) {
   ControlReader reader;
   const std::array<std::byte, 1> g{std::byte{'G'}};  // of "GET / HTTP/1.1"
   EXPECT_FALSE(reader.feed(g));
@@ -159,7 +159,7 @@ void expect_cut_short_is_refused(const std::vector<std::byte>& whole, const Valu
 
 TEST(Control, WhatIsSaidOfAPathComesBackAsItWas) {
   expect_cut_short_is_refused(
-      encode(ControlType::doubt, PathNotice{7, 123456, true, "retry budget"}),
+      encode(ControlType::suspect, PathNotice{7, 123456, true, "retry budget"}),
       [](const PathNotice& back) {
         EXPECT_EQ(back.path, 7);
         EXPECT_EQ(back.epoch, 123456U);

@@ -26,7 +26,7 @@ CtsEntry entry_of(uint64_t group, uint8_t position, uint32_t key, uint32_t epoch
 }
 
 TEST(ShadowKeys, AKeyIsForOnePathOnly) {
-  ShadowKeyBook book;
+  ShadowKeyTable book;
   EXPECT_EQ(book.key(5, 0, 1), 0U);
   book.note(5, std::array{entry_of(5, 0, 40, 1), entry_of(5, 1, 41, 1)});
   EXPECT_EQ(book.key(5, 0, 1), 40U);
@@ -40,7 +40,7 @@ TEST(ShadowKeys, AKeyIsForOnePathOnly) {
 }
 
 TEST(ShadowKeys, AnEpochIsComparedWhole) {
-  ShadowKeyBook book;
+  ShadowKeyTable book;
   book.note(1, std::array{entry_of(1, 0, 40, 3)});
   EXPECT_EQ(book.key(1, 0, 3 + 256), 0U);
 }
@@ -62,7 +62,7 @@ TEST(ShadowKeys, AMixtureOfTwoAnnouncementsTellsNothing) {
     }
     const auto live = std::bit_cast<CtsEntry>(words);
     mixtures += words != before && words != after ? 1 : 0;
-    ShadowKeyBook book;
+    ShadowKeyTable book;
     book.note(7, std::span(&live, 1));
     const uint32_t for_earlier = book.key(7, 0, 1);
     const uint32_t for_later = book.key(7, 0, 2);
@@ -76,7 +76,7 @@ TEST(ShadowKeys, AMixtureOfTwoAnnouncementsTellsNothing) {
 }
 
 TEST(ShadowKeys, AGroupOfWhichAPartIsNewIsTakenByPosition) {
-  ShadowKeyBook book;
+  ShadowKeyTable book;
   book.note(9, std::array{entry_of(9, 0, 51, 2), entry_of(9, 1, 40, 1)});
   EXPECT_EQ(book.key(9, 0, 2), 51U);
   EXPECT_EQ(book.key(9, 1, 2), 0U) << "a key of the path before";

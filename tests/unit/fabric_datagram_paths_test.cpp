@@ -40,16 +40,16 @@ class QuietIo final : public PacketIo {
   unsigned* looks_;
 };
 
-class Standby : public testing::Test, private PathOwner {
+class BackedOffPort : public testing::Test, private PathOwner {
  protected:
-  Standby() {
+  BackedOffPort() {
     clock_.set(Instant(seconds(1)));
     port_.emplace(std::make_unique<QuietIo>(&looks_), DatagramOptions{},
                   DatagramPort::Environment{&memory_, &clock_, &timers_, &random_, nullptr}, 1500);
   }
-  std::unique_ptr<Path> make(bool standby) {
+  std::unique_ptr<Path> make(bool fallback) {
     PathOptions options;
-    options.standby = standby;
+    options.fallback = fallback;
     return std::move(*port_->create_path(options, this));
   }
   unsigned looks_in(unsigned passes, Duration each) {
@@ -72,29 +72,29 @@ class Standby : public testing::Test, private PathOwner {
   std::optional<DatagramPort> port_;
 };
 
-TEST_F(Standby, APathInUseIsLookedAtWithEachPass) {
+TEST_F(BackedOffPort, APathInUseIsLookedAtWithEachPass) {
   auto used = make(false);
   auto other = make(true);
   EXPECT_EQ(looks_in(1000, microseconds(1)), 1000U);
-  EXPECT_EQ(port_->patience(), milliseconds(2));
+  EXPECT_EQ(port_->max_poll_gap(), milliseconds(2));
 }
 
-TEST_F(Standby, OneThatOnlyStandsByIsLookedAtNowAndThen) {
+TEST_F(BackedOffPort, OneThatOnlyStandsByIsLookedAtNowAndThen) {
   auto path = make(true);
   static_cast<void>(looks_in(10, milliseconds(1)));
   const unsigned looks = looks_in(100000, Duration(100));  // 10 ms
   EXPECT_GE(looks, 8U);
   EXPECT_LE(looks, 11U);
-  EXPECT_EQ(port_->patience(), milliseconds(10));
+  EXPECT_EQ(port_->max_poll_gap(), milliseconds(10));
 }
 
-TEST_F(Standby, SlowPassesDoNotDelayItForLong) {
+TEST_F(BackedOffPort, SlowPassesDoNotDelayItForLong) {
   auto path = make(true);
   static_cast<void>(looks_in(10, milliseconds(1)));
   EXPECT_GE(looks_in(640, milliseconds(1)), 10U);
 }
 
-TEST_F(Standby, WhoWakesLooksFirst) {
+TEST_F(BackedOffPort, WhoWakesLooksFirst) {
   auto path = make(true);
   static_cast<void>(looks_in(10, milliseconds(1)));
   EXPECT_EQ(looks_in(2, Duration(100)), 0U);
@@ -102,7 +102,7 @@ TEST_F(Standby, WhoWakesLooksFirst) {
   EXPECT_EQ(looks_in(1, Duration(100)), 1U);
 }
 
-TEST_F(Standby, APathThatComesIntoUseEndsIt) {
+TEST_F(BackedOffPort, APathThatComesIntoUseEndsIt) {
   auto path = make(true);
   static_cast<void>(looks_in(10, milliseconds(1)));
   EXPECT_EQ(looks_in(2, Duration(100)), 0U);
@@ -143,7 +143,7 @@ struct StandbyEnd final : PathOwner {
         port(std::make_unique<CountingIo>(std::move(io), &looks), settings,
              DatagramPort::Environment{&memory, &clock, &timers, &random, nullptr}, 1500) {
     PathOptions options;
-    options.standby = true;
+    options.fallback = true;
     path = std::move(*port.create_path(options, this));
   }
   void on_completion(const Completion&) override { ++completions; }
@@ -159,9 +159,9 @@ struct StandbyEnd final : PathOwner {
   std::unique_ptr<Path> path;
 };
 
-class StandbyPair : public testing::Test {
+class BackedOffPortPair : public testing::Test {
  protected:
-  explicit StandbyPair(const DatagramOptions& settings = {}) {
+  explicit BackedOffPortPair(const DatagramOptions& settings = {}) {
     clock_.set(Instant(seconds(1)));
     network_.set_time(clock_.now());
     a_ = std::make_unique<StandbyEnd>(network_.open(), clock_, 1, settings);
@@ -205,7 +205,7 @@ class StandbyPair : public testing::Test {
   std::unique_ptr<StandbyEnd> b_;
 };
 
-TEST_F(StandbyPair, ASignOfLifeKeepsNobodyAwake) {
+TEST_F(BackedOffPortPair, AHeartbeatKeepsNobodyAwake) {
   ASSERT_EQ(write({}, {}), Errc::ok);
   pass(milliseconds(20));
   EXPECT_EQ(a_->completions, 1U);
@@ -217,7 +217,7 @@ TEST_F(StandbyPair, ASignOfLifeKeepsNobodyAwake) {
   }
 }
 
-TEST_F(StandbyPair, PayloadMakesBothLookWithEachPass) {
+TEST_F(BackedOffPortPair, PayloadMakesBothLookWithEachPass) {
   std::vector<std::byte> from(64, std::byte{7});
   std::vector<std::byte> to(64);
   ASSERT_EQ(write(from, to), Errc::ok);
@@ -228,14 +228,14 @@ TEST_F(StandbyPair, PayloadMakesBothLookWithEachPass) {
   EXPECT_GT(a_->looks, 400U);
   EXPECT_GT(b_->looks, 400U);
   pass(milliseconds(20));
-  EXPECT_LE(a_->looks + b_->looks, 300U) << "they never doze again";
+  EXPECT_LE(a_->looks + b_->looks, 300U) << "they never back off again";
 }
 
 const PathStatistics& statistics_of(const StandbyEnd& end) {
   return static_cast<const DatagramPath&>(*end.path).statistics();
 }
 
-TEST_F(StandbyPair, ASegmentThatIsLostGoesAgainWhenLaterOnesAreSelectivelyAcknowledged) {
+TEST_F(BackedOffPortPair, ASegmentThatIsLostGoesAgainWhenLaterOnesAreSelectivelyAcknowledged) {
   unsigned puts = 0;
   network_.faults.pass = [&](Channel, std::span<const std::byte> bytes) {
     const auto header = decode(bytes, bytes.size());
@@ -252,7 +252,7 @@ TEST_F(StandbyPair, ASegmentThatIsLostGoesAgainWhenLaterOnesAreSelectivelyAcknow
   EXPECT_EQ(statistics_of(*a_).timeouts, 0U);
 }
 
-TEST_F(StandbyPair, ASegmentThatComesTwiceIsAcknowledgedAgain) {
+TEST_F(BackedOffPortPair, ASegmentThatComesTwiceIsAcknowledgedAgain) {
   // Probes, which ask for the same, are lost as well.
   unsigned lost = 0;
   network_.faults.pass = [&](Channel, std::span<const std::byte> bytes) {
@@ -274,7 +274,7 @@ TEST_F(StandbyPair, ASegmentThatComesTwiceIsAcknowledgedAgain) {
 }
 
 // What says that there is room again is sent once.
-TEST_F(StandbyPair, CreditsThatWereLostWhileNothingWasUnderWayAreAskedFor) {
+TEST_F(BackedOffPortPair, CreditsThatWereLostWhileNothingWasUnderWayAreAskedFor) {
   const uint32_t window = DatagramOptions{}.window;
   // The first one meets a receive, all others wait.
   for (unsigned posted = 0, passes = 0; posted <= window && passes < 1000; ++passes) {
@@ -306,10 +306,10 @@ TEST_F(StandbyPair, CreditsThatWereLostWhileNothingWasUnderWayAreAskedFor) {
 
 /// A receiver that has posted less than its window holds: what it has no receive for takes the
 /// sender's credits.
-class FullWindow : public StandbyPair {
+class FullWindow : public BackedOffPortPair {
  protected:
   static constexpr unsigned window = 16;
-  FullWindow() : StandbyPair(settings()) {}
+  FullWindow() : BackedOffPortPair(settings()) {}
   static DatagramOptions settings() {
     DatagramOptions made;
     made.window = window;

@@ -14,7 +14,7 @@ TEST(Errands, RunOnAnotherThread) {
   Errands errands(false);
   std::atomic<std::thread::id> where{};
   errands.add([&] { where = std::this_thread::get_id(); });
-  ASSERT_TRUE(errands.settle(std::chrono::seconds(20)));
+  ASSERT_TRUE(errands.drain(std::chrono::seconds(20)));
   EXPECT_NE(where.load(), std::thread::id());
   EXPECT_NE(where.load(), std::this_thread::get_id());
 }
@@ -34,7 +34,7 @@ TEST(Errands, WithoutAThreadTheCallerRunsThem) {
     std::thread::id where{};
     errands.add([&] { where = std::this_thread::get_id(); });
     EXPECT_EQ(where, std::this_thread::get_id());
-    EXPECT_TRUE(errands.settle(Duration(0)));
+    EXPECT_TRUE(errands.drain(Duration(0)));
   }
   ASSERT_EQ(pthread_setattr_default_np(&before), 0);
 }

@@ -72,7 +72,7 @@ TEST(Memory, RemoveWaitsForWhoeverIsStillInside) {
           ASSERT_EQ(reinterpret_cast<int*>(at)[i], 1);
         }
       }
-      guard.leave();
+      guard.exit();
     }
   });
   // On a busy machine the worker may get its first turn late.

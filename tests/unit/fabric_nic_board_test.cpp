@@ -30,11 +30,11 @@ TEST(NicBoard, TellsEverybodyButTheOneWhoPosted) {
   EXPECT_TRUE(board.take(&other).empty()) << "each once";
   board.post({NicNotice::Kind::down, "rail1", ""});
   EXPECT_EQ(board.take(&one).size(), 1U);
-  board.leave(&other);
+  board.unsubscribe(&other);
   EXPECT_TRUE(board.take(&other).empty());
   board.post({NicNotice::Kind::up, "rail1", ""});
   EXPECT_EQ(other.told, 2);
-  board.leave(&one);
+  board.unsubscribe(&one);
 }
 
 TEST(NicBoard, AReaderWhoDoesNotReadKeepsTheNewest) {
@@ -48,7 +48,7 @@ TEST(NicBoard, AReaderWhoDoesNotReadKeepsTheNewest) {
   ASSERT_FALSE(notices.empty());
   EXPECT_LE(notices.size(), 100U);
   EXPECT_EQ(notices.back().nic, "999");
-  board.leave(&reader);
+  board.unsubscribe(&reader);
 }
 
 TEST(NicBoard, ReadersComeAndGoWhileOthersPost) {
@@ -63,7 +63,7 @@ TEST(NicBoard, ReadersComeAndGoWhileOthersPost) {
     CountingReader reader;
     board.enter(&reader);
     taken += board.take(&reader).size();
-    board.leave(&reader);
+    board.unsubscribe(&reader);
   }
   poster.join();
   EXPECT_LE(taken, 2000U);

@@ -376,7 +376,7 @@ TEST_F(Fence, AQuietWriteThatNothingFollowsIsAskedAfter) {
   make(sim::rdma_library(), options);
   Side& side = sides_[0];
   fabric::WritePost write;
-  write.quiet = true;
+  write.unsignaled = true;
   write.last = true;
   ASSERT_EQ(side.path->post_write(write), Errc::ok);
   const uint64_t posted = side.port->statistics().work_requests;
@@ -449,9 +449,9 @@ TEST(Destroyer, ReturnsBeforeItIsDoneAndTellsWhatCameOfIt) {
   const auto both = destroyer.destroy({&bad, &good});
   const auto one = destroyer.destroy({&good, nullptr});
   EXPECT_EQ(both->result, fabric::verbs::Destruction::open);
-  EXPECT_FALSE(destroyer.settle(milliseconds(10)));
+  EXPECT_FALSE(destroyer.drain(milliseconds(10)));
   set_gate(true);
-  EXPECT_TRUE(destroyer.settle(seconds(60)));
+  EXPECT_TRUE(destroyer.drain(seconds(60)));
   EXPECT_EQ(both->result, ENODEV);
   EXPECT_EQ(one->result, 0);
 }

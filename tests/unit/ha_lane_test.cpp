@@ -16,7 +16,7 @@ namespace {
 /// What both sides and the control stream between them are like at one moment.
 struct Pair {
   struct Said {
-    enum Kind : char { doubt = 'd', down = 'D', fenced = 'f', rebuild = 'r', rebuilt = 'R' } kind;
+    enum Kind : char { suspect = 'd', down = 'D', fenced = 'f', rebuild = 'r', rebuilt = 'R' } kind;
     uint32_t epoch;
   };
   SenderLane sender;
@@ -58,8 +58,8 @@ struct Pair {
 };
 
 void act(Pair& pair, const SenderSteps& steps) {
-  if (steps.confused) {
-    pair.wrong = "the sender is confused";
+  if (steps.protocol_error) {
+    pair.wrong = "the sender is protocol_error";
   }
   if (steps.take_down) {
     pair.sender_up = false;
@@ -72,7 +72,7 @@ void act(Pair& pair, const SenderSteps& steps) {
     }
     pair.to_receiver.push_back({Pair::Said::down, pair.sender.epoch()});
   }
-  if (steps.settle) {
+  if (steps.apply_report) {
     if (pair.sender_up || !pair.sender_drained || pair.receiver_up || !pair.receiver_drained) {
       pair.wrong = "settles while something may still move";
     }
@@ -87,15 +87,15 @@ void act(Pair& pair, const SenderSteps& steps) {
 }
 
 void act(Pair& pair, const ReceiverSteps& steps) {
-  if (steps.confused) {
-    pair.wrong = "the receiver is confused";
+  if (steps.protocol_error) {
+    pair.wrong = "the receiver is protocol_error";
   }
   if (steps.take_down) {
     pair.receiver_up = false;
     pair.receiver_drained = false;
   }
-  if (steps.say_doubt) {
-    pair.to_sender.push_back({Pair::Said::doubt, pair.receiver.epoch()});
+  if (steps.say_suspect) {
+    pair.to_sender.push_back({Pair::Said::suspect, pair.receiver.epoch()});
   }
   if (steps.report) {
     if (pair.receiver_up || !pair.receiver_drained) {
@@ -123,7 +123,7 @@ void deliver_to_sender(Pair& pair) {
   pair.reported = pair.reported || said.kind == Pair::Said::fenced;
   pair.rebuilt =
       pair.rebuilt || (said.kind == Pair::Said::rebuilt && said.epoch == pair.sender.epoch());
-  act(pair, said.kind == Pair::Said::doubt    ? pair.sender.on_doubt(said.epoch)
+  act(pair, said.kind == Pair::Said::suspect  ? pair.sender.on_suspect(said.epoch)
             : said.kind == Pair::Said::fenced ? pair.sender.on_fenced(said.epoch)
                                               : pair.sender.on_rebuilt(said.epoch));
 }
@@ -245,26 +245,26 @@ TEST(Lane, ALaneWithoutAPathIsMadeLikeOneThatLostIt) {
 TEST(Lane, MessagesThatThePeerCannotHaveMeantAreFaults) {
   SenderLane sender;
   static_cast<void>(sender.on_ready());
-  EXPECT_TRUE(sender.on_doubt(1).confused) << "of an epoch that was never made";
-  EXPECT_TRUE(sender.on_fenced(0).confused) << "nobody asked";
-  EXPECT_TRUE(sender.on_rebuilt(0).confused);
+  EXPECT_TRUE(sender.on_suspect(1).protocol_error) << "of an epoch that was never made";
+  EXPECT_TRUE(sender.on_fenced(0).protocol_error) << "nobody asked";
+  EXPECT_TRUE(sender.on_rebuilt(0).protocol_error);
   EXPECT_EQ(sender.on_failed(), SenderSteps{.take_down = true});
   EXPECT_EQ(sender.on_failed(), SenderSteps{}) << "once is enough";
-  EXPECT_EQ(sender.on_doubt(0), SenderSteps{});
-  EXPECT_TRUE(SenderLane(sender).on_fenced(0).confused) << "it was not told yet";
+  EXPECT_EQ(sender.on_suspect(0), SenderSteps{});
+  EXPECT_TRUE(SenderLane(sender).on_fenced(0).protocol_error) << "it was not told yet";
   EXPECT_EQ(sender.on_drained(), SenderSteps{.say_down = true});
   EXPECT_EQ(sender.on_drained(), SenderSteps{}) << "once is enough";
-  EXPECT_EQ(sender.on_fenced(0), (SenderSteps{.settle = true, .reopen = true}));
-  EXPECT_TRUE(sender.on_fenced(0).confused) << "twice";
+  EXPECT_EQ(sender.on_fenced(0), (SenderSteps{.apply_report = true, .reopen = true}));
+  EXPECT_TRUE(sender.on_fenced(0).protocol_error) << "twice";
   ReceiverLane receiver;
   static_cast<void>(receiver.on_ready());
-  EXPECT_TRUE(receiver.on_rebuild(1).confused) << "nothing was fenced";
-  EXPECT_TRUE(receiver.on_down(1).confused);
+  EXPECT_TRUE(receiver.on_rebuild(1).protocol_error) << "nothing was fenced";
+  EXPECT_TRUE(receiver.on_down(1).protocol_error);
   EXPECT_EQ(receiver.on_down(0), ReceiverSteps{.take_down = true});
-  EXPECT_TRUE(receiver.on_down(0).confused) << "twice";
-  EXPECT_TRUE(receiver.on_rebuild(1).confused) << "not reported yet";
+  EXPECT_TRUE(receiver.on_down(0).protocol_error) << "twice";
+  EXPECT_TRUE(receiver.on_rebuild(1).protocol_error) << "not reported yet";
   EXPECT_EQ(receiver.on_drained(), ReceiverSteps{.report = true});
-  EXPECT_TRUE(receiver.on_rebuild(2).confused) << "epochs come one by one";
+  EXPECT_TRUE(receiver.on_rebuild(2).protocol_error) << "epochs come one by one";
 }
 
 }  // namespace

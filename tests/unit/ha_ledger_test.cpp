@@ -22,8 +22,8 @@ TEST(ChunkLedger, AMessageIsDoneWhenEachChunkWasAcknowledged) {
   EXPECT_TRUE(ledger.acknowledge(2));
 }
 
-TEST(AcknowledgementBook, AnAcknowledgementThatComesLateIsNotTakenForTheNextGroupsAtItsPlace) {
-  AcknowledgementBook<4, 1> book;
+TEST(AcknowledgementLog, AnAcknowledgementThatComesLateIsNotTakenForTheNextGroupsAtItsPlace) {
+  AcknowledgementLog<4, 1> book;
   ArrivalReport report;
   report.completed = 6;
   report.groups = {{false, {0}}};

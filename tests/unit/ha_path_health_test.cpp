@@ -12,7 +12,7 @@ using Finding = PathHealth::Finding;
 
 constexpr PathHealth::Limits limits{milliseconds(100), milliseconds(200), seconds(1), seconds(3)};
 constexpr PathHealth::Open nothing{};
-constexpr PathHealth::Open pulse{.writes = 1, .pulses = 1};
+constexpr PathHealth::Open heartbeat{.writes = 1, .pulses = 1};
 constexpr PathHealth::Open work{.writes = 1, .bytes = 4096};
 
 /// A path in use, looked at every `interval`.
@@ -62,20 +62,20 @@ TEST(PathHealth, AnIdlePathIsNeverTooSilent) {
 
 TEST(PathHealth, AnUnansweredSignOfLifeIsMissedThreeTimes) {
   Watch watch;
-  watch.health.on_pulse(watch.moment());
-  EXPECT_FALSE(watch.health.busy(pulse)) << "signs of life alone need no closer look";
-  const auto silent = watch.silent_after(pulse, seconds(1));
+  watch.health.on_heartbeat_timer(watch.moment());
+  EXPECT_FALSE(watch.health.busy(heartbeat)) << "heartbeats alone need no closer look";
+  const auto silent = watch.silent_after(heartbeat, seconds(1));
   ASSERT_TRUE(silent);
   EXPECT_GE(*silent, milliseconds(280));
   EXPECT_LE(*silent, milliseconds(300));
-  EXPECT_TRUE(watch.health.busy(pulse)) << "from half of that it is looked at often";
+  EXPECT_TRUE(watch.health.busy(heartbeat)) << "from half of that it is looked at often";
 }
 
 TEST(PathHealth, AnAnsweredSignOfLifeBeginsAnew) {
   Watch watch;
   for (int i = 0; i < 100; ++i) {
-    watch.health.on_pulse(watch.moment());
-    EXPECT_EQ(watch.silent_after(pulse, milliseconds(250)), std::nullopt);
+    watch.health.on_heartbeat_timer(watch.moment());
+    EXPECT_EQ(watch.silent_after(heartbeat, milliseconds(250)), std::nullopt);
     watch.health.show_life();
     EXPECT_EQ(watch.look(nothing), Finding::fine);
   }
@@ -150,9 +150,9 @@ TEST(PathHealth, DataThatTookLongProvesNothing) {
 TEST(PathHealth, ASuspectOwesAnAnswerToASignOfLife) {
   Watch watch;
   watch.health.suspect();
-  watch.health.on_pulse(watch.moment());
-  EXPECT_TRUE(watch.health.busy(pulse));
-  const auto silent = watch.silent_after(pulse, seconds(1));
+  watch.health.on_heartbeat_timer(watch.moment());
+  EXPECT_TRUE(watch.health.busy(heartbeat));
+  const auto silent = watch.silent_after(heartbeat, seconds(1));
   ASSERT_TRUE(silent);
   EXPECT_EQ(*silent, milliseconds(100));
 }
@@ -160,8 +160,8 @@ TEST(PathHealth, ASuspectOwesAnAnswerToASignOfLife) {
 TEST(PathHealth, AnAnswerEndsSuspicion) {
   Watch watch;
   watch.health.suspect();
-  watch.health.on_pulse(watch.moment());
-  EXPECT_EQ(watch.look(pulse), Finding::fine);
+  watch.health.on_heartbeat_timer(watch.moment());
+  EXPECT_EQ(watch.look(heartbeat), Finding::fine);
   EXPECT_TRUE(watch.health.suspected());
   watch.health.show_life();
   EXPECT_EQ(watch.look(nothing), Finding::fine);
@@ -281,10 +281,10 @@ TEST(PathHealth, WithoutHeartbeatsAnUnansweredOneHasTheTimeOfWork) {
   PathHealth health;
   Moment now{Instant(seconds(1)), {}};
   health.begin(now);
-  health.on_pulse(now);
+  health.on_heartbeat_timer(now);
   uint64_t evidence = 0;
   const Instant begin = now.now;
-  while (health.look(now, pulse, silent, {true, ++evidence}) != Finding::silent) {
+  while (health.look(now, heartbeat, silent, {true, ++evidence}) != Finding::silent) {
     now.now += milliseconds(10);
     ASSERT_LE(now.now - begin, seconds(2));
   }
@@ -294,9 +294,9 @@ TEST(PathHealth, WithoutHeartbeatsAnUnansweredOneHasTheTimeOfWork) {
 TEST(PathHealth, TheNextLookIsWhenThePeerWouldBeAsked) {
   Watch watch;
   EXPECT_FALSE(watch.health.next_look(nothing, limits, false));
-  watch.health.on_pulse(watch.moment());
-  EXPECT_EQ(watch.health.next_look(pulse, limits, false), watch.now + milliseconds(500));
-  EXPECT_LE(*watch.health.next_look(pulse, limits, true), watch.now + milliseconds(150));
+  watch.health.on_heartbeat_timer(watch.moment());
+  EXPECT_EQ(watch.health.next_look(heartbeat, limits, false), watch.now + milliseconds(500));
+  EXPECT_LE(*watch.health.next_look(heartbeat, limits, true), watch.now + milliseconds(150));
 }
 
 }  // namespace

@@ -199,7 +199,7 @@ TEST_P(EngineModes, MessagesToRemovedActorsAreDroppedAndCounted) {
 TEST_P(EngineModes, TimersFireWhoeverSleeps) {
   auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen_));
   ASSERT_TRUE(id);
-  // Nobody calls assist(): in inline mode the standby has to do it.
+  // Nobody calls assist(): in inline mode the fallback thread has to do it.
   ASSERT_TRUE(engine_->worker(0).post(to(*id, 2, 0, 30'000'000)));
   EXPECT_TRUE(until([&] { return seen_.timers.load() == 1; }));
 }
@@ -299,8 +299,8 @@ INSTANTIATE_TEST_SUITE_P(Modes, EngineModes, ::testing::Bool(), [](const auto& i
 });
 
 TEST(EngineInline, CallersAndStandbyNeverTurnAtOnce) {
-  // Owner checks in the probe and TSan watch; the callers come and go so that the standby takes
-  // over and gives back many times.
+  // Owner checks in the probe and TSan watch; the callers come and go so that the fallback thread
+  // takes over and gives back many times.
   Seen seen;  // before the engine: its actors report to it until they are destroyed
   auto started = Engine::start(config_for(false));
   ASSERT_TRUE(started);
@@ -328,7 +328,7 @@ TEST(EngineInline, CallersAndStandbyNeverTurnAtOnce) {
           for (int i = 0; i < 50; ++i) {
             engine->assist(engine->worker(0));
           }
-        } else {  // silent until the standby has done it
+        } else {  // silent until the fallback thread has done it
           EXPECT_TRUE(until([&] { return seen.messages.load() + 3 >= mine; }));
         }
       }
@@ -337,7 +337,8 @@ TEST(EngineInline, CallersAndStandbyNeverTurnAtOnce) {
   for (std::thread& caller : callers) {
     caller.join();
   }
-  EXPECT_TRUE(until([&] { return seen.messages.load() == 90; })) << "the standby finishes the rest";
+  EXPECT_TRUE(until([&] { return seen.messages.load() == 90; }))
+      << "the fallback thread finishes the rest";
   EXPECT_FALSE(seen.disorder.load());
 }
 
@@ -416,14 +417,14 @@ TEST(EngineInline, TheStandbyAsksLessOftenWhoCallsAllAlongAndStillTakesOver) {
   auto engine = std::move(*started);
   auto id = engine->worker(0).adopt(std::make_unique<Probe>(seen));
   ASSERT_TRUE(id && until([&] { return seen.started.load() == 1; }));
-  const int64_t before = sleeps_of("nccl-ha-standby");
+  const int64_t before = sleeps_of("nccl-ha-fb");
   ASSERT_GE(before, 0);
   const auto begin = std::chrono::steady_clock::now();
   while (std::chrono::steady_clock::now() - begin < seconds(1)) {
     engine->assist(engine->worker(0));
   }
   // Of 10 ms there would be a hundred; of 10, 20, 40, 80 and then 100 there are a dozen.
-  EXPECT_LT(sleeps_of("nccl-ha-standby") - before, 40);
+  EXPECT_LT(sleeps_of("nccl-ha-fb") - before, 40);
   Message message{};
   message.to = *id;
   message.kind = 1;
@@ -435,29 +436,29 @@ TEST(EngineInline, WhoOnlyWaitsGetsSeveralTurns) {
   auto started = Engine::start(config_for(false));
   ASSERT_TRUE(started);
   auto engine = std::move(*started);
-  Engine::Seat& seat = *engine->seat_of(engine->worker(0));
+  Engine::WorkerSlot& slot = *engine->slot_of(engine->worker(0));
   const int one = 1;
   const int other = 2;
   // Turns that were made until `limit` of them were enough.
   const auto turns_for = [&](const int& what, unsigned limit) {
     unsigned turns = 0;
-    while (turns == 0) {  // the standby may be at it
+    while (turns == 0) {  // the fallback thread may be at it
       engine->turn_for(
-          seat, &what, [&] { return ++turns == 0; }, [&] { return turns >= limit; });
+          slot, &what, [&] { return ++turns == 0; }, [&] { return turns >= limit; });
     }
     return turns;
   };
   EXPECT_EQ(turns_for(one, 1000), 1U);
-  EXPECT_EQ(turns_for(one, 1000), Engine::turns_of_who_waits) << "he has asked before";
-  EXPECT_EQ(turns_for(one, 3), 3U) << "what he asked for is there";
+  EXPECT_EQ(turns_for(one, 1000), Engine::wait_poll_limit) << "it has asked before";
+  EXPECT_EQ(turns_for(one, 3), 3U) << "what it asked for is there";
   EXPECT_EQ(turns_for(other, 1000), 1U);
-  EXPECT_EQ(turns_for(one, 1000), 1U) << "he has something else to look after";
+  EXPECT_EQ(turns_for(one, 1000), 1U) << "it has something else to serve";
   bool posted = false;
   while (!posted) {
     posted = engine->turn(
-        seat, [] {}, false);
+        slot, [] {}, false);
   }
-  EXPECT_EQ(turns_for(one, 1000), 1U) << "he has done something else";
+  EXPECT_EQ(turns_for(one, 1000), 1U) << "it has done something else";
 }
 
 TEST(EngineStart, ABadProcessorListIsAClearError) {
@@ -471,11 +472,11 @@ TEST(EngineStart, ABadProcessorListIsAClearError) {
 TEST(EngineStart, PlacesByLoad) {
   auto engine = Engine::start(config_for(true, 3));
   ASSERT_TRUE(engine);
-  EXPECT_EQ((*engine)->place(-1, 1.0), 0U);
-  EXPECT_EQ((*engine)->place(-1, 1.0), 1U);
-  EXPECT_EQ((*engine)->place(-1, 1.0), 2U);
-  (*engine)->release(1, 1.0);
-  EXPECT_EQ((*engine)->place(-1, 1.0), 1U);
+  EXPECT_EQ((*engine)->assign_worker(-1, 1.0), 0U);
+  EXPECT_EQ((*engine)->assign_worker(-1, 1.0), 1U);
+  EXPECT_EQ((*engine)->assign_worker(-1, 1.0), 2U);
+  (*engine)->unassign_worker(1, 1.0);
+  EXPECT_EQ((*engine)->assign_worker(-1, 1.0), 1U);
 }
 
 }  // namespace

@@ -132,12 +132,12 @@ TEST(Parker, ANapEndsWithAWakeAndNotWithADescriptor) {
   (*parker)->watch({ends[0]});
   SteadyClock clock;
   const Instant started = clock.now();
-  (*parker)->nap(started + milliseconds(30), started);
+  (*parker)->wait_until(started + milliseconds(30), started);
   EXPECT_GE(clock.now() - started, milliseconds(30));
   (*parker)->wake();
-  (*parker)->nap(started + std::chrono::seconds(60), started);  // at once
+  (*parker)->wait_until(started + std::chrono::seconds(60), started);  // at once
   // It took the wake with it, and what is watched is still watched.
-  (*parker)->nap(clock.now() + milliseconds(30), clock.now());
+  (*parker)->wait_until(clock.now() + milliseconds(30), clock.now());
   (*parker)->sleep(started + std::chrono::seconds(60), started);
   EXPECT_LT(clock.now() - started, std::chrono::seconds(30));
   close(ends[0]);

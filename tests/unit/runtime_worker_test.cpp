@@ -34,16 +34,16 @@ class Chore final : public Poller {
     static_cast<void>(time);
     return ++pushes;
   }
-  Duration patience() const override { return wanted_patience; }
+  Duration max_poll_gap() const override { return wanted_gap; }
 
   unsigned polls = 0;
   unsigned pushes = 0;
   unsigned work = 0;
   bool asks = false;
-  Duration wanted_patience = milliseconds(50);
+  Duration wanted_gap = milliseconds(50);
 
-  void doze_on(bool on) { doze(on); }
-  void have_chores(bool any) { chores_ = any; }
+  void doze_on(bool on) { back_off(on); }
+  void have_chores(bool any) { pending_work_ = any; }
 };
 
 class Listening final : public Actor {
@@ -99,7 +99,7 @@ TEST_F(WorkerTest, QuickTurnsReadItNowAndThenUnlessSomebodyAsks) {
   chore_.asks = false;
   // Where somebody waits for software it is looked at more often.
   Chore pressing;
-  pressing.wanted_patience = milliseconds(2);
+  pressing.wanted_gap = milliseconds(2);
   worker_.context().add_poller(&pressing);
   looks_of(Worker::turns_to_see_time);
   EXPECT_EQ(looks_of(640), 40U);
@@ -249,20 +249,20 @@ TEST_F(WorkerTest, ATurnIsOverWhenWhatIsLookedForIsThere) {
   const uint64_t turns = worker_.turns();
   EXPECT_TRUE(worker_.turn_unless([] { return true; }));
   EXPECT_EQ(chore_.polls, polls);
-  EXPECT_EQ(worker_.turns(), turns + 1) << "the standby would think that nobody calls";
+  EXPECT_EQ(worker_.turns(), turns + 1) << "the fallback thread would think that nobody calls";
   EXPECT_FALSE(worker_.turn_unless([] { return false; }));
   EXPECT_EQ(chore_.polls, polls + 1);
   EXPECT_EQ(worker_.turns(), turns + 2);
 }
 
 TEST_F(WorkerTest, PatienceIsThatOfTheMostPressing) {
-  EXPECT_EQ(worker_.patience(), milliseconds(10));
+  EXPECT_EQ(worker_.max_poll_gap(), milliseconds(10));
   Chore pressing;
-  pressing.wanted_patience = milliseconds(2);
+  pressing.wanted_gap = milliseconds(2);
   worker_.context().add_poller(&pressing);
-  EXPECT_EQ(worker_.patience(), milliseconds(2));
+  EXPECT_EQ(worker_.max_poll_gap(), milliseconds(2));
   worker_.context().remove_poller(&pressing);
-  EXPECT_EQ(worker_.patience(), milliseconds(10));
+  EXPECT_EQ(worker_.max_poll_gap(), milliseconds(10));
 }
 
 }  // namespace

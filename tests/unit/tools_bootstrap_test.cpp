@@ -182,9 +182,9 @@ TEST(World, another_command_line_is_refused) {
   ranks.start(other, [](auto world) { EXPECT_FALSE(world.ok()); });
 }
 
-TEST(World, strangers_do_not_disturb) {
+TEST(World, unknown_peers_do_not_disturb) {
   Ranks ranks(2);
-  std::vector<int> strangers;
+  std::vector<int> newcomers;
   const std::string texts[] = {"", "GET / HTTP/1.0\r\n\r\n", std::string(5, '\0'),
                                std::string(1000, '\xff')};
   for (const std::string& text : texts) {
@@ -195,7 +195,7 @@ TEST(World, strangers_do_not_disturb) {
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
     ASSERT_EQ(send(fd, text.data(), text.size(), MSG_NOSIGNAL), ssize_t(text.size()));
-    strangers.push_back(fd);
+    newcomers.push_back(fd);
   }
   for (uint32_t rank = 0; rank < 2; ++rank) {
     ranks.start(rank, [](auto world) {
@@ -204,7 +204,7 @@ TEST(World, strangers_do_not_disturb) {
     });
   }
   ranks.finish();
-  for (const int fd : strangers) {
+  for (const int fd : newcomers) {
     close(fd);
   }
 }

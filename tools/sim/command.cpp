@@ -20,7 +20,7 @@ struct SimOptions {
   uint64_t seeds = 1000;
   uint64_t first = 1;
   uint64_t only = 0;
-  double doubts = 0.5;
+  double suspicions = 0.5;
   std::string fabric = "mixed";
   std::string kind = "mixed";
 };
@@ -38,7 +38,7 @@ FailoverRun run_of(const SimOptions& options, uint64_t seed) {
     run.rdma = options.fabric != "datagram";
     run.spare = options.fabric == "spare";
   }
-  run.doubts = options.doubts;
+  run.suspicions = options.suspicions;
   return run;
 }
 
@@ -185,7 +185,7 @@ void add_sim(CLI::App& app) {
       ->excludes("--first")
       ->check(CLI::Range(uint64_t{1}, UINT64_MAX));
   command
-      ->add_option("--false-verdicts", options->doubts,
+      ->add_option("--false-verdicts", options->suspicions,
                    "Part of the faults that are verdicts on a living path; the others are cuts")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));

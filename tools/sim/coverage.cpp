@@ -14,10 +14,10 @@ using ha::LaneCoverage;
 constexpr std::array<const char*, LaneCoverage::sender_states> sender_states{"opening", "usable",
                                                                              "fencing", "down"};
 constexpr std::array<const char*, LaneCoverage::sender_events> sender_events{
-    "ready",  "failed",   "doubt",   "old_doubt",  "drained",
+    "ready",  "failed",   "suspect", "old_suspect", "drained",
     "fenced", "reopened", "rebuilt", "old_rebuilt"};
 constexpr std::array<const char*, LaneCoverage::receiver_states> receiver_states{
-    "opening", "usable", "doubted", "fencing", "fenced"};
+    "opening", "usable", "suspected", "fencing", "fenced"};
 constexpr std::array<const char*, LaneCoverage::receiver_events> receiver_events{
     "ready", "failed", "drained", "down", "rebuild"};
 
@@ -25,16 +25,16 @@ constexpr std::array<const char*, LaneCoverage::receiver_events> receiver_events
 /// told, which comes before the next epoch; and a path that was taken down says nothing more.  What
 /// is missing here can happen only with a peer that breaks the protocol (tests/unit/ha_lane_test).
 constexpr const char* possible[] = {
-    "sender opening ready",     "sender opening failed",    "sender opening doubt",
-    "sender opening drained",   "sender opening rebuilt",   "sender usable failed",
-    "sender usable doubt",      "sender fencing failed",    "sender fencing doubt",
-    "sender fencing drained",   "sender fencing fenced",    "sender fencing rebuilt",
-    "sender down failed",       "sender down reopened",     "receiver opening ready",
-    "receiver opening failed",  "receiver opening drained", "receiver opening down",
-    "receiver usable failed",   "receiver usable down",     "receiver doubted failed",
-    "receiver doubted drained", "receiver doubted down",    "receiver fencing failed",
-    "receiver fencing drained", "receiver fenced ready",    "receiver fenced failed",
-    "receiver fenced drained",  "receiver fenced rebuild",
+    "sender opening ready",       "sender opening failed",    "sender opening suspect",
+    "sender opening drained",     "sender opening rebuilt",   "sender usable failed",
+    "sender usable suspect",      "sender fencing failed",    "sender fencing suspect",
+    "sender fencing drained",     "sender fencing fenced",    "sender fencing rebuilt",
+    "sender down failed",         "sender down reopened",     "receiver opening ready",
+    "receiver opening failed",    "receiver opening drained", "receiver opening down",
+    "receiver usable failed",     "receiver usable down",     "receiver suspected failed",
+    "receiver suspected drained", "receiver suspected down",  "receiver fencing failed",
+    "receiver fencing drained",   "receiver fenced ready",    "receiver fenced failed",
+    "receiver fenced drained",    "receiver fenced rebuild",
 };
 
 template <class Counts, class States, class Events, class Tell>

@@ -73,8 +73,8 @@ class Chaos {
       next_ = now + milliseconds(random_.below(2000));  // long enough to move, and to fail back
     }
     pair_.world().network().stop_at(next_);
-    if (random_.chance(run_.doubts)) {
-      doubt();
+    if (random_.chance(run_.suspicions)) {
+      suspect();
     } else if (run_.rdma && random_.chance(0.35)) {
       hurt_nic(now);
     } else if (random_.chance(0.2)) {
@@ -85,12 +85,12 @@ class Chaos {
   }
 
  private:
-  void doubt() {
+  void suspect() {
     const bool sender = random_.chance(0.5);
     Channel& side = sender ? static_cast<Channel&>(pair_.send_channel())
                            : static_cast<Channel&>(pair_.receive_channel());
     const auto path = static_cast<uint32_t>(random_.below(paths_));
-    if (side.tell_doubt(path)) {
+    if (side.tell_suspect(path)) {
       ++(sender ? totals_.false_verdicts_sender : totals_.false_verdicts_receiver);
       tell(
           fmt::format("the {} is told that path {} is dead", sender ? "sender" : "receiver", path));

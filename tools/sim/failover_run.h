@@ -14,12 +14,12 @@ struct FailoverRun {
   uint64_t seed = 1;  ///< everything follows from it
   /// The part of the faults that are false verdicts on a living path; the others are cuts in either
   /// direction or both.
-  double doubts = 0.5;
+  double suspicions = 0.5;
   std::function<void(const sim::World&)> begins{};  ///< gets the world, which lasts for the run
   std::function<void(const std::string&)> trace{};  ///< is told of each fault; both may be empty
   size_t rails = 1;    ///< 2: a connection has a shadow path, and one rail may go for good
   bool rdma = false;   ///< the rails are RDMA NICs
-  bool spare = false;  ///< and there is an interface besides, over which datagrams may stand in
+  bool spare = false;  ///< and there is an interface besides, over which datagrams may take over
   /// Others than classic draw rails and NICs themselves.
   RunKind kind = RunKind::classic;
   std::string fabric = "mixed";  ///< of other kinds than classic: datagram, rdma, spare, or drawn

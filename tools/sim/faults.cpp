@@ -62,8 +62,8 @@ PathFaults::PathFaults(Stage& stage) : FaultSource(stage, 1, stage.scenario().pa
 
 void PathFaults::happen() {
   const Scenario& scenario = stage_.scenario();
-  if (random_.chance(scenario.doubts)) {
-    doubt();
+  if (random_.chance(scenario.suspicions)) {
+    suspect();
     return;
   }
   const Scenario::Ends& link = some_link();
@@ -78,15 +78,15 @@ void PathFaults::happen() {
   }
 }
 
-void PathFaults::doubt() {
+void PathFaults::suspect() {
   SimLink& link = *stage_.links()[random_.below(stage_.links().size())];
   const bool sender = random_.chance(0.5);
   if (!(sender ? link.sender_calls() : link.accepted() && link.receiver_calls())) {
     return;
   }
   Channel& side = sender ? static_cast<Channel&>(link.sender()) : link.receiver();
-  const auto path = static_cast<uint32_t>(random_.below(stage_.scenario().doubted_paths));
-  if (side.tell_doubt(path)) {
+  const auto path = static_cast<uint32_t>(random_.below(stage_.scenario().suspected_paths));
+  if (side.tell_suspect(path)) {
     side.assist();
     FailoverTotals& totals = stage_.totals();
     ++(sender ? totals.false_verdicts_sender : totals.false_verdicts_receiver);

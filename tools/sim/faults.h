@@ -43,7 +43,7 @@ class PathFaults final : public FaultSource {
  private:
   void happen() override;
   void take_port(size_t host, size_t rail, Duration lasts);
-  void doubt();
+  void suspect();
   void cut(size_t one, size_t other);
   void slow(size_t one, size_t other);
   void hurt_nic();

@@ -49,7 +49,7 @@ void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
   }
   options.nonce = nonce;
   Engine& engine = *from_.engine;
-  const size_t index = engine.place(-1, 1.0);
+  const size_t index = engine.assign_worker(-1, 1.0);
   Worker& worker = engine.worker(index);
   options.timeout = std::chrono::milliseconds(worker.context().config().connect_timeout_ms);
   send_ = std::make_shared<SendChannel>(next_domain.fetch_add(1),

@@ -87,14 +87,14 @@ void draw_faults(Random& random, Scenario& scenario) {
       break;
     case RunKind::volume:
       scenario.path_faults = 12;
-      scenario.doubts = std::max(scenario.doubts, 0.8);
+      scenario.suspicions = std::max(scenario.suspicions, 0.8);
       scenario.apart = milliseconds(20);
       scenario.for_good = false;
       if (scenario.plan.groups < 1000 && random.chance(0.05)) {
         // So many paths in one place that epochs of 8 bits wrap.
         scenario.path_faults = 600;
-        scenario.doubted_paths = 1;
-        scenario.doubts = 0.99;
+        scenario.suspected_paths = 1;
+        scenario.suspicions = 0.99;
         scenario.plan.groups = 1500;
       }
       break;
@@ -106,7 +106,7 @@ void draw_traffic(Random& random, Scenario& scenario) {
   plan.groups = 24;
   plan.bytes_max = 100000;
   plan.large = 0.3;
-  plan.quiet = 64;
+  plan.late_write_window = 64;
   plan.memory_returns = random.chance(0.5);
   plan.flushes = scenario.rdma && random.chance(0.3);
   if (scenario.kind == RunKind::closes) {
@@ -210,7 +210,7 @@ Scenario draw_scenario(const Wanted& wanted) {
   Scenario scenario;
   scenario.seed = wanted.seed;
   scenario.kind = wanted.kind;
-  scenario.doubts = wanted.doubts;
+  scenario.suspicions = wanted.suspicions;
   const bool mixed = wanted.fabric == "mixed";
   scenario.rdma =
       mixed ? wanted.kind == RunKind::devices || random.chance(0.5) : wanted.fabric != "datagram";

@@ -38,7 +38,7 @@ struct Scenario {
   size_t processes_per_host = 1;
   size_t rails = 1;  ///< of a process
   bool rdma = false;
-  bool spare = false;       ///< an interface besides, over which datagrams may stand in
+  bool spare = false;       ///< an interface besides, over which datagrams may take over
   bool management = false;  ///< control streams have a network of their own
   sim::Link usual;
   double late = 0;  ///< part of the completions of RDMA NICs that come late
@@ -53,8 +53,8 @@ struct Scenario {
   std::vector<Ends> links;
   TransferPlan plan;  ///< of each connection, with a seed of its own
   size_t path_faults = 0;
-  double doubts = 0.5;       ///< part of them that are verdicts on a living path
-  size_t doubted_paths = 5;  ///< those meet only so many paths of a connection
+  double suspicions = 0.5;     ///< part of them that are verdicts on a living path
+  size_t suspected_paths = 5;  ///< those meet only so many paths of a connection
   size_t stream_faults = 0;
   size_t pauses = 0;
   bool death = false;
@@ -74,7 +74,7 @@ struct Wanted {
   uint64_t seed = 1;
   RunKind kind = RunKind::paths;
   std::string fabric = "mixed";
-  double doubts = 0.5;
+  double suspicions = 0.5;
 };
 Scenario draw_scenario(const Wanted& wanted);
 

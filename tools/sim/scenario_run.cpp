@@ -87,7 +87,7 @@ class ScenarioRun {
 }  // namespace
 
 std::string run_scenario(const FailoverRun& run, FailoverTotals* totals) {
-  Stage stage(draw_scenario({run.seed, run.kind, run.fabric, run.doubts}), *totals, run.trace);
+  Stage stage(draw_scenario({run.seed, run.kind, run.fabric, run.suspicions}), *totals, run.trace);
   if (run.begins) {
     run.begins(stage.world());
   }

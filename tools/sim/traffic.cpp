@@ -109,11 +109,11 @@ const CtsEntry* Traffic::place_for(int tag) {
   SendChannel& channel = link_.sender();
   const CtsEntry* place = channel.match(tag);
   if (place == nullptr && channel.is_inline()) {
-    channel.seek_place(tag);
+    channel.poll_cts(tag);
     return channel.match(tag);
   }
   if (place == nullptr && channel.server() != nullptr && random_.chance(0.7) &&
-      channel.server()->find_place()) {
+      channel.server()->poll_cts()) {
     ++places_found_;
     place = channel.match(tag);
   }
@@ -248,7 +248,7 @@ void Traffic::test_sends() {
 
 /// Groups that were done long ago are looked at once more.
 void Traffic::retire() {
-  while (groups_.size() > plan_.quiet && groups_.front()->received &&
+  while (groups_.size() > plan_.late_write_window && groups_.front()->received &&
          groups_.front()->sends_open == 0) {
     check_quiet(*groups_.front());
     take_back(*groups_.front());

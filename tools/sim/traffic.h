@@ -24,11 +24,12 @@ struct TransferPlan {
   /// Memory is registered for its request and taken back when that is done; then, and by senders in
   /// any case, it is used for something else.
   bool memory_returns = false;
-  bool flushes = false;     ///< after each receive over RDMA where HA_NCCL_IB_FLUSH asks for it
-  bool gpu = false;         ///< receives go to what stands for a GPU's memory
-  bool may_end = false;     ///< a failure is no violation by itself; what was done must be right
-  bool closes = false;      ///< each side closes as soon as its own requests are done
-  size_t quiet = SIZE_MAX;  ///< so many groups that are done are watched for late writes
+  bool flushes = false;  ///< after each receive over RDMA where HA_NCCL_IB_FLUSH asks for it
+  bool gpu = false;      ///< receives go to what stands for a GPU's memory
+  bool may_end = false;  ///< a failure is no violation by itself; what was done must be right
+  bool closes = false;   ///< each side closes as soon as its own requests are done
+  size_t late_write_window =
+      SIZE_MAX;                      ///< so many groups that are done are watched for late writes
   std::function<void()> each_round;  ///< may change the network
   /// How many groups may be posted by now; empty: all.
   std::function<uint64_t()> released;

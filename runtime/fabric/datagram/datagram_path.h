@@ -28,7 +28,7 @@ class DatagramPath final : public Path {
   [[nodiscard]] Errc post_send(const SendPost& post) override;
   [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
   uint64_t progress() const override { return statistics_.segments_acked; }
-  void settle() override;
+  void flush_acks() override;
   void fail(const Error& why) override;
   std::string describe() const override;
 

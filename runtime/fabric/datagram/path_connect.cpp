@@ -142,7 +142,7 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
 }
 
 void DatagramPath::send_check() {
-  port_.enliven();
+  port_.mark_active();
   FrameHeader header;
   header.type = FrameType::ping;
   header.path = peer_.path;
@@ -174,7 +174,7 @@ void DatagramPath::send_check() {
 }
 
 void DatagramPath::on_ping(const FrameHeader& header) {
-  port_.enliven();
+  port_.mark_active();
   if (stale_peer_) {
     // The peer knows us before we know the peer: answered as soon as connect() tells its address.
     early_pings_[header.payload_length == 0 ? 0 : 1] = header;

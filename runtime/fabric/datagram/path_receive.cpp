@@ -108,7 +108,7 @@ void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte>
     ++stashed_;
   }
   if (header.payload_length != 0) {
-    port_.enliven();
+    port_.mark_active();
   }
   ++statistics_.segments_received;
   statistics_.bytes_received += header.payload_length;
@@ -215,10 +215,10 @@ Errc DatagramPath::post_receive(const ReceivePost& post) {
   return Errc::ok;
 }
 
-void DatagramPath::settle() {
+void DatagramPath::flush_acks() {
   if (unacked_arrivals_ != 0) {
     port_.schedule_ack(*this, true);
-    port_.settle_ = true;
+    port_.acks_due_ = true;
   }
 }
 

@@ -29,13 +29,13 @@ Errc DatagramPath::post_write(const WritePost& post) {
   request.id = post.id;
   request.kind = CompletionKind::write;
   request.flags = static_cast<uint8_t>((post.has_immediate ? flag_immediate : 0) |
-                                       (post.exact ? flag_exact : 0));
+                                       (post.no_speculative_placement ? flag_no_speculation : 0));
   request.gather_count = static_cast<uint8_t>(post.gather_count);
   std::copy_n(post.gathers, gathers_max, request.gathers);
   request.remote_address = post.remote_address;
   request.remote_key = post.remote_key;
   request.immediate = post.immediate;
-  request.quiet = post.quiet;
+  request.unsignaled = post.unsignaled;
   return push(std::move(request));
 }
 
@@ -388,7 +388,7 @@ void DatagramPath::complete_requests() {
       break;
     }
     ++request_head_;
-    if (request.quiet) {
+    if (request.unsignaled) {
       continue;
     }
     Completion completion;

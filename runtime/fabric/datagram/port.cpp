@@ -63,7 +63,7 @@ Result<std::unique_ptr<Path>> DatagramPort::create_path(const PathOptions& optio
   auto path = std::make_unique<DatagramPath>(*this, options, owner, id);
   paths_[index] = path.get();
   ++live_paths_;
-  standby_paths_ += options.standby ? 1 : 0;
+  fallback_paths_ += options.fallback ? 1 : 0;
   wake();
   // Room for everything that can complete at once, so that complete() never allocates.
   completion_need_ += path->requests_.size() + path->receives_.size();
@@ -84,7 +84,7 @@ void DatagramPort::remove(DatagramPath& path) {
   paths_[index] = nullptr;
   free_paths_.push_back(index);
   --live_paths_;
-  standby_paths_ -= path.options_.standby ? 1 : 0;
+  fallback_paths_ -= path.options_.fallback ? 1 : 0;
   completion_need_ -= path.requests_.size() + path.receives_.size();
   for (size_t i = 0; i < completion_count_; ++i) {
     Completion& completion = completions_[(completion_head_ + i) % completions_.size()];
@@ -133,15 +133,15 @@ uint32_t DatagramPort::now_us() const {
 
 unsigned DatagramPort::poll(Clock& time) {
   const Instant now = time.now();
-  // One call tells of both sockets.  What was posted meanwhile has ended the doze.
+  // One call tells of both sockets.  What was posted meanwhile has marked it active.
   PacketIo::Channels waiting{true, true};
-  if (dozes()) {
+  if (backed_off()) {
     if (now < look_at_) {
       return 0;
     }
     waiting = io_->waiting();
   }
-  const bool dozed = dozes();
+  const bool was_backed_off = backed_off();
   now_ = now;
   unsigned work = 0;
   ++pass_;
@@ -158,7 +158,9 @@ unsigned DatagramPort::poll(Clock& time) {
     work += small;
     // Tiny messages first: when some came, bulk data waits for the next pass, but not for ever.
     // While none is under way, every other pass does, and tiny messages are seen the sooner.
-    if (dozed ? waiting[1] : data_busy_ ? small == 0 || (pass_ & 3U) == 0 : (pass_ & 1U) == 0) {
+    if (was_backed_off ? waiting[1]
+        : data_busy_   ? small == 0 || (pass_ & 3U) == 0
+                       : (pass_ & 1U) == 0) {
       const auto bulk = static_cast<unsigned>(io_->receive(Channel::data, *this, data_receives));
       data_busy_ = bulk != 0;
       work += bulk;
@@ -169,8 +171,8 @@ unsigned DatagramPort::poll(Clock& time) {
     }));
   }
   work += dispatch();
-  if (settle_) {
-    settle_ = false;
+  if (acks_due_) {
+    acks_due_ = false;
     work += progress_sends();
   }
   look_whether_to_doze();
@@ -178,17 +180,17 @@ unsigned DatagramPort::poll(Clock& time) {
 }
 
 inline void DatagramPort::look_whether_to_doze() {
-  doze(false);
-  if (standby_paths_ != live_paths_) [[likely]] {
+  back_off(false);
+  if (fallback_paths_ != live_paths_) [[likely]] {
     return;
   }
-  if (now_ < lively_until_ || payload_in_flight_ != 0 || !nothing_waits()) {
+  if (now_ < active_until_ || payload_in_flight_ != 0 || !nothing_waits()) {
     return;
   }
-  // For signs of life, and their acknowledgements, nobody waits but timers.  Nothing else comes
+  // For heartbeats, and their acknowledgements, nobody waits but timers.  Nothing else comes
   // that could take an acknowledgement along.
   acknowledge_all();
-  doze(nothing_waits());
+  back_off(nothing_waits());
   look_at_ = now_ + doze_time;
   if (const auto deadline = next_deadline()) {
     look_at_ = std::min(look_at_, *deadline);
@@ -205,10 +207,10 @@ void DatagramPort::acknowledge_all() {
   flush_all();
 }
 
-Duration DatagramPort::patience() const {
+Duration DatagramPort::max_poll_gap() const {
   const bool stands_by =
-      standby_paths_ == live_paths_ && now_ >= lively_until_ && payload_in_flight_ == 0;
-  return stands_by ? std::chrono::milliseconds(10) : Poller::patience();
+      fallback_paths_ == live_paths_ && now_ >= active_until_ && payload_in_flight_ == 0;
+  return stands_by ? std::chrono::milliseconds(10) : Poller::max_poll_gap();
 }
 
 std::optional<Instant> DatagramPort::next_deadline() {
@@ -308,7 +310,7 @@ Placement DatagramPort::place(std::span<const std::byte> head, size_t total, siz
   size_t bytes = header->payload_length;
   const size_t all = (total + segment - 1) / segment;
   const size_t left = header->fragment_length - header->fragment_offset;
-  if ((header->flags & flag_exact) == 0) {
+  if ((header->flags & flag_no_speculation) == 0) {
     while (frames < all && frames < place_frames_max) {
       const size_t frame_bytes = std::min(segment, total - frames * segment);
       const auto sequence = header->sequence + static_cast<uint32_t>(frames);

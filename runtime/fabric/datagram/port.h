@@ -68,7 +68,7 @@ class DatagramPort final : public Poller, private PacketSink {
 
   // Poller
   unsigned poll(Clock& time) override;
-  Duration patience() const override;
+  Duration max_poll_gap() const override;
   std::optional<Instant> next_deadline() override;
   size_t wait_fds(std::span<int> out) const override;
   bool prepare_sleep() override;
@@ -114,18 +114,18 @@ class DatagramPort final : public Poller, private PacketSink {
   bool nothing_waits() const;
   void look_whether_to_doze();
   void acknowledge_all();
-  /// Something came or went that is more than a sign of life: more may follow.
-  void enliven() { lively_until_ = now_ + lively_time; }
+  /// Something came or went that is more than a heartbeat: more may follow.
+  void mark_active() { active_until_ = now_ + active_time; }
   /// Payload was sent, and has been acknowledged, is to be sent again, or is given up.
   void on_flight(uint64_t bytes) { payload_in_flight_ += bytes; }
   void on_landing(uint64_t bytes) {
     payload_in_flight_ -= bytes;
     if (bytes != 0) {
-      enliven();
+      mark_active();
     }
   }
   /// Something is to be done: the next pass does it.
-  void wake() { doze(false); }
+  void wake() { back_off(false); }
   uint32_t now_us() const;
 
   std::unique_ptr<PacketIo> io_;
@@ -143,10 +143,10 @@ class DatagramPort final : public Poller, private PacketSink {
   std::vector<uint16_t> generations_;
   std::vector<uint32_t> free_paths_;
   size_t live_paths_ = 0;
-  size_t standby_paths_ = 0;  ///< of these
-  static constexpr Duration lively_time = std::chrono::milliseconds(1);
-  Instant lively_until_{};
-  Instant look_at_{};  ///< while it dozes: not before
+  size_t fallback_paths_ = 0;  ///< of these
+  static constexpr Duration active_time = std::chrono::milliseconds(1);
+  Instant active_until_{};
+  Instant look_at_{};  ///< while it is backed off: not before
   uint64_t payload_in_flight_ = 0;
 
   // ready-to-send ring (intrusive, FIFO)
@@ -181,7 +181,7 @@ class DatagramPort final : public Poller, private PacketSink {
   std::vector<std::byte> zeros_;    // padding of full-size pings
   std::vector<std::byte> scratch_;  // frames without a place of their own
   unsigned pass_ = 0;
-  bool settle_ = false;     ///< acknowledgements must leave before this pass ends
+  bool acks_due_ = false;   ///< acknowledgements must leave before this pass ends
   bool data_busy_ = false;  ///< the last look at the data channel found something
   bool first_packet_ = false;
   bool fast_received_ = false;
@@ -197,7 +197,7 @@ class GuardScope {
   }
   ~GuardScope() {
     if (--port_.guard_depth_ == 0) {
-      port_.guard_.leave();
+      port_.guard_.exit();
     }
   }
   GuardScope(const GuardScope&) = delete;

@@ -27,7 +27,7 @@ struct WorkRequest {
   uint32_t segment_bytes = 0;  ///< payload of each but the last; fixed at the first segment
   uint32_t end_sequence = 0;   ///< one behind the last segment, valid when all are sent
   bool all_sent = false;
-  bool quiet = false;  ///< success is not reported
+  bool unsignaled = false;  ///< success is not reported
 };
 
 /// A segment: what fits in one packet.  It keeps no copy of the payload; until the acknowledgement

@@ -12,7 +12,8 @@ constexpr uint16_t ud_family = 16;
 /// Numbers have 24 bits; 0 and 1 are the fabric's own, all ones means everybody (IBTA 3.2.3).
 constexpr bool valid_queue_pair(uint32_t number) { return number > 1 && number < 0xFFFFFF; }
 
-constexpr uint8_t known_flags = flag_last | flag_immediate | flag_exact | flag_ack | flag_echo;
+constexpr uint8_t known_flags =
+    flag_last | flag_immediate | flag_no_speculation | flag_ack | flag_echo;
 
 void put_socket(std::byte* out, const SocketAddress& address) {
   std::memset(out, 0, 24);

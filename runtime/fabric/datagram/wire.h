@@ -12,8 +12,8 @@
 //                               28  u32 sent_us
 //
 // `path` and `token` name the receiving path; both were chosen by the receiver and told to the
-// sender over the connection's control stream, so a packet of a stranger, of an earlier process on
-// the port or of a closed path does not pass.
+// sender over the connection's control stream, so a packet of somebody else, of an earlier process
+// on the port or of a closed path does not pass.
 #pragma once
 
 #include <array>
@@ -40,11 +40,11 @@ enum class FrameType : uint8_t {
 };
 
 enum FrameFlag : uint8_t {
-  flag_last = 1,       ///< last segment of its fragment
-  flag_immediate = 2,  ///< the fragment carries an immediate (on its last segment)
-  flag_exact = 4,      ///< the destination is polled: see WritePost::exact
-  flag_ack = 8,        ///< acknowledge, credits and ack_delay_us are valid
-  flag_echo = 16,      ///< echo_us is valid
+  flag_last = 1,            ///< last segment of its fragment
+  flag_immediate = 2,       ///< the fragment carries an immediate (on its last segment)
+  flag_no_speculation = 4,  ///< the destination is polled: see WritePost::no_speculative_placement
+  flag_ack = 8,             ///< acknowledge, credits and ack_delay_us are valid
+  flag_echo = 16,           ///< echo_us is valid
 };
 
 struct FrameHeader {

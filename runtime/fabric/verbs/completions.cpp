@@ -74,7 +74,7 @@ inline CompletionStatus status_of(ibv_wc_status status) {
     }
     return;
   }
-  if (slot.quiet && status == CompletionStatus::ok) {
+  if (slot.unsignaled && status == CompletionStatus::ok) {
     return;
   }
   Completion completion;
@@ -217,7 +217,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 [[gnu::hot]] unsigned Port::poll(Clock& time) {
   static_cast<void>(time);  // most turns find nothing, and need no clock to see that
   unsigned work = 0;
-  if (chores_) [[unlikely]] {
+  if (pending_work_) [[unlikely]] {
     work += dirty_ == nullptr ? 0 : flush_posts();
     if (armed_) {
       armed_ = false;
@@ -230,7 +230,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   if (device_->fatal.load(std::memory_order_relaxed) && !lost_) [[unlikely]] {
     work += fail_all();
   }
-  return chores_ ? do_chores(work) : work;
+  return pending_work_ ? do_chores(work) : work;
 }
 
 /// Takes out all that is in it, also where one pass stops.  May end paths.
@@ -266,11 +266,11 @@ bool Port::prepare_sleep() {
   const bool moves = std::any_of(fences_.begin(), fences_.end(), [](const VerbsPath* path) {
     return path != nullptr && path->fence_moves();
   });
-  if (dirty_ != nullptr || !state_events_.empty() || !thirsty_.empty() || moves) {
+  if (dirty_ != nullptr || !state_events_.empty() || !needs_rx_refill.empty() || moves) {
     return false;
   }
   armed_ = true;
-  chores_ = true;
+  pending_work_ = true;
   for (Queue& queue : queues_) {
     if (ibv_req_notify_cq(queue.cq, 0) != 0) {
       return false;
@@ -281,7 +281,7 @@ bool Port::prepare_sleep() {
   for (size_t i = 0; i < queues_.size(); ++i) {
     work += poll_queue(queues_[i]);
   }
-  return work == 0 && thirsty_.empty();
+  return work == 0 && needs_rx_refill.empty();
 }
 
 }  // namespace nccl_ha::fabric::verbs

@@ -27,7 +27,7 @@ class Destroyer {
   /// Takes the queue pairs over; nullptr stands for none.
   std::shared_ptr<const Destruction> destroy(const std::array<ibv_qp*, 2>& pairs);
   /// Waits until all are gone, at most so long; false: some are not.
-  bool settle(Duration limit) { return errands_.settle(limit); }
+  bool drain(Duration limit) { return errands_.drain(limit); }
 
  private:
   const Library& library_;

@@ -51,7 +51,7 @@ void Errands::add(std::function<void()> errand) {
   added_.notify_one();
 }
 
-bool Errands::settle(Duration limit) {
+bool Errands::drain(Duration limit) {
   std::unique_lock lock(mutex_);
   return done_.wait_for(lock, limit, [&] { return waiting_.empty() && under_way_ == 0; });
 }

@@ -26,7 +26,7 @@ class Errands {
   /// Where the host gives no thread at all, the caller does the errand, late rather than never.
   void add(std::function<void()> errand);
   /// Waits until all are done, at most so long; false: some are not.
-  bool settle(Duration limit);
+  bool drain(Duration limit);
 
  private:
   static constexpr size_t threads_max = 8;  ///< each holds one that does not come back

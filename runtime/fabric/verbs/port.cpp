@@ -23,7 +23,7 @@ constexpr uint32_t queue_entries_max = 16383;
 constexpr int watch_divisor = 8;  // looks per time limit
 constexpr size_t scratch_bytes = 16384;
 /// What the end of a port waits for queue pairs that use its completion queues.
-constexpr Duration settle_limit = std::chrono::seconds(1);
+constexpr Duration destroy_drain_limit = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -35,7 +35,7 @@ Port::Port(std::shared_ptr<Device> device, uint8_t number, const Options& option
       options_(options),
       env_(environment) {
   watch_.bind([](void* self) { static_cast<Port*>(self)->watch_progress(); }, this);
-  chores_ = false;
+  pending_work_ = false;
 }
 
 Result<std::shared_ptr<Port>> Port::open(std::shared_ptr<Device> device, uint8_t number,
@@ -60,7 +60,7 @@ Result<std::shared_ptr<Port>> Port::open(std::shared_ptr<Device> device, uint8_t
 
 Port::~Port() {
   env_.timers->cancel(watch_);
-  static_cast<void>(device_->destroyer().settle(settle_limit));
+  static_cast<void>(device_->destroyer().drain(destroy_drain_limit));
   for (Queue& queue : queues_) {
     if (queue.events != 0) {
       library_.ack_cq_events(queue.cq, queue.events);
@@ -137,7 +137,7 @@ Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
   std::unique_ptr<VerbsPath> path(
       new VerbsPath(*this, path_options, owner, slot, generation, *queue));
   slots_[slot].path = path.get();
-  thirsty_.reserve(slots_.size());
+  needs_rx_refill.reserve(slots_.size());
   queues_[*queue].used += entries;
   path->reserved_ = entries;
   if (auto opened = path->open(want); !opened) {
@@ -151,7 +151,7 @@ void Port::remove(VerbsPath& path) {
   free_slots_.push_back(path.slot_);
   queues_[path.queue_].used -= path.reserved_;
   unlist_dirty(path);
-  std::erase(thirsty_, &path);
+  std::erase(needs_rx_refill, &path);
   for (auto* list : {&state_events_, &fences_}) {
     std::replace(list->begin(), list->end(), &path, static_cast<VerbsPath*>(nullptr));
   }
@@ -163,7 +163,7 @@ void Port::mark_dirty(VerbsPath& path) {
     path.next_dirty_ = nullptr;
     (dirty_ == nullptr ? dirty_ : last_dirty_->next_dirty_) = &path;
     last_dirty_ = &path;
-    chores_ = true;
+    pending_work_ = true;
   }
 }
 
@@ -198,17 +198,17 @@ void Port::arm_watch() {
 }
 
 void Port::be_thirsty(VerbsPath& path) {
-  path.thirsty_ = true;
-  thirsty_.push_back(&path);
-  chores_ = true;
+  path.needs_rx_refill = true;
+  needs_rx_refill.push_back(&path);
+  pending_work_ = true;
 }
 
 void Port::hand_over_receives() {
-  for (VerbsPath* path : thirsty_) {
-    path->thirsty_ = false;
+  for (VerbsPath* path : needs_rx_refill) {
+    path->needs_rx_refill = false;
     path->hand_over_receives();
   }
-  thirsty_.clear();
+  needs_rx_refill.clear();
 }
 
 void Port::take_events() {
@@ -236,20 +236,21 @@ unsigned Port::do_chores(unsigned work) {
   }
   // Whoever waits for what came goes first.  But what went out on one path may be answered on
   // another one.
-  if (!thirsty_.empty() && (posted || work == 0)) {
+  if (!needs_rx_refill.empty() && (posted || work == 0)) {
     hand_over_receives();
   }
   if (!fences_.empty()) [[unlikely]] {
     work += look_at_fences();
   }
-  chores_ = !thirsty_.empty() || dirty_ != nullptr || !state_events_.empty() || !fences_.empty();
+  pending_work_ =
+      !needs_rx_refill.empty() || dirty_ != nullptr || !state_events_.empty() || !fences_.empty();
   return work;
 }
 
 unsigned Port::push(Clock& time) {
   static_cast<void>(time);
   const unsigned work = dirty_ == nullptr ? 0 : flush_posts();
-  if (!thirsty_.empty()) {
+  if (!needs_rx_refill.empty()) {
     hand_over_receives();
   }
   return work;
@@ -293,12 +294,12 @@ size_t Port::wait_fds(std::span<int> out) const {
 void Port::queue_state(VerbsPath& path) {
   path.state_event_ = true;
   state_events_.push_back(&path);
-  chores_ = true;
+  pending_work_ = true;
 }
 
 void Port::add_fence(VerbsPath& path) {
   fences_.push_back(&path);
-  chores_ = true;
+  pending_work_ = true;
 }
 
 unsigned Port::report_states() {

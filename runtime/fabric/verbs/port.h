@@ -73,7 +73,7 @@ class Port final : public Poller {
   unsigned push(Clock& time) override;
   /// The device answers the peer by itself; what is left are deaths to report, and receives that
   /// were held back.
-  Duration patience() const override { return std::chrono::milliseconds(10); }
+  Duration max_poll_gap() const override { return std::chrono::milliseconds(10); }
   size_t wait_fds(std::span<int> out) const override;
   bool prepare_sleep() override;
 
@@ -139,10 +139,10 @@ class Port final : public Poller {
   std::vector<uint32_t> free_slots_;
   VerbsPath* dirty_ = nullptr;  ///< with posts that the device does not have yet, oldest first
   VerbsPath* last_dirty_ = nullptr;
-  std::vector<VerbsPath*> thirsty_;  ///< with receives that the device does not have yet
+  std::vector<VerbsPath*> needs_rx_refill;  ///< with receives that the device does not have yet
   std::vector<VerbsPath*> state_events_;
   std::vector<VerbsPath*> fences_;  ///< broken, and perhaps not dead yet
-  bool armed_ = false;              // this and what the lists hold are Poller's chores
+  bool armed_ = false;              // this and what the lists hold are Poller's pending work
   bool lost_ = false;               ///< the device failed and the paths were told
   Timer watch_;
   // Where probes come from and go to, and where flushes read to: nobody looks at it.

@@ -421,7 +421,7 @@ void UdIo::tick(Instant now) {
 
 bool UdIo::prepare_sleep() {
   armed_ = true;
-  bool quiet = true;
+  bool idle = true;
   for (ChannelState& channel : channels_) {
     if (ibv_req_notify_cq(channel.receive_cq, 0) != 0) {
       return false;
@@ -430,9 +430,9 @@ bool UdIo::prepare_sleep() {
     if (!channel.has_early) {
       channel.has_early = ibv_poll_cq(channel.receive_cq, 1, &channel.early) == 1;
     }
-    quiet = quiet && !channel.has_early;
+    idle = idle && !channel.has_early;
   }
-  return quiet;
+  return idle;
 }
 
 }  // namespace nccl_ha::fabric::verbs

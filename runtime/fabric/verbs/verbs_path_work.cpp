@@ -63,7 +63,7 @@ Errc VerbsPath::send_room() const {
   if (const Errc room = send_room(); room != Errc::ok) [[unlikely]] {
     return room;
   }
-  ibv_send_wr& request = push({post.id, 0, CompletionKind::write, post.quiet, Internal::no},
+  ibv_send_wr& request = push({post.id, 0, CompletionKind::write, post.unsignaled, Internal::no},
                               std::span(post.gathers, post.gather_count), post.host_memory);
   request.opcode = post.has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
   request.imm_data = htonl(post.immediate);
@@ -107,7 +107,7 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
     // For the peer's next immediate but many: whoever waits for what just came is served first, and
     // the device is told of several together.
     receives_[receive_tail_++ & receive_mask_] = {post.id, false};
-    if (++parked_ > options_.receives_spare && !thirsty_) [[unlikely]] {
+    if (++parked_ > options_.receives_spare && !needs_rx_refill) [[unlikely]] {
       port_.be_thirsty(*this);
     }
     return Errc::ok;
@@ -221,11 +221,11 @@ void VerbsPath::flush_posts() {
 /// one so that the ring keeps moving.
 inline void VerbsPath::choose_signals(uint32_t first, size_t count) {
   const uint32_t unsignaled_max =
-      mutated(Mutation::quiet_never_signaled) ? UINT32_MAX : options_.writes_max / 4 + 1;
+      mutated(Mutation::unsignaled_for_ever) ? UINT32_MAX : options_.writes_max / 4 + 1;
   if (count == 1) [[likely]] {
     ibv_send_wr& request = pending_[0];
     request.next = nullptr;
-    if (!sends_[first & send_mask_].quiet || ++unsignaled_ >= unsignaled_max) {
+    if (!sends_[first & send_mask_].unsignaled || ++unsignaled_ >= unsignaled_max) {
       request.send_flags |= IBV_SEND_SIGNALED;
       unsignaled_ = 0;
     }
@@ -235,7 +235,7 @@ inline void VerbsPath::choose_signals(uint32_t first, size_t count) {
   for (size_t i = count; i != 0; --i) {
     const size_t at = mutated(Mutation::first_signaled) ? count - i : i - 1;
     const SendSlot& slot = sends_[(first + at) & send_mask_];
-    if (!slot.quiet && (!awaited || slot.bytes >= signal_bytes)) {
+    if (!slot.unsignaled && (!awaited || slot.bytes >= signal_bytes)) {
       awaited = true;
       pending_[at].send_flags |= IBV_SEND_SIGNALED;
     }

@@ -1,4 +1,4 @@
-#include "runtime/fabric/region_book.h"
+#include "runtime/fabric/region_registry.h"
 
 #include <unistd.h>
 
@@ -6,7 +6,7 @@
 
 namespace nccl_ha::fabric {
 
-void RegionBook::add(size_t device, const RegionKeys& keys, const RegionOrigin& origin) {
+void RegionRegistry::add(size_t device, const RegionKeys& keys, const RegionOrigin& origin) {
   std::lock_guard lock(mutex_);
   Entry& entry = by_local_key_[{device, keys.local_key}];
   if (entry.users++ == 0) {
@@ -20,8 +20,8 @@ void RegionBook::add(size_t device, const RegionKeys& keys, const RegionOrigin& 
   }
 }
 
-std::vector<std::pair<RegionBook::Elsewhere, RegionKeys>> RegionBook::remove(size_t device,
-                                                                             uint32_t local_key) {
+std::vector<std::pair<RegionRegistry::Elsewhere, RegionKeys>> RegionRegistry::remove(
+    size_t device, uint32_t local_key) {
   std::lock_guard lock(mutex_);
   const auto found = by_local_key_.find({device, local_key});
   if (found == by_local_key_.end() ||
@@ -42,8 +42,8 @@ std::vector<std::pair<RegionBook::Elsewhere, RegionKeys>> RegionBook::remove(siz
   return elsewhere;
 }
 
-Result<RegionKeys> RegionBook::on_other(size_t device, uint32_t key, bool key_is_local,
-                                        const Elsewhere& other, const Make& make) {
+Result<RegionKeys> RegionRegistry::on_other(size_t device, uint32_t key, bool key_is_local,
+                                            const Elsewhere& other, const Make& make) {
   // Held while it registers: two who need the same region must not register it twice, and nobody
   // may take it back meanwhile.  It happens once per region.
   std::lock_guard lock(mutex_);

@@ -17,7 +17,7 @@
 
 namespace nccl_ha {
 
-class Courier {
+class ControlSequencer {
  public:
   /// More unconfirmed messages than the protocol can produce while the peer is silent.
   static constexpr size_t open_max = 256;

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "runtime/fabric/region_book.h"
+#include "runtime/fabric/region_registry.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -10,14 +10,14 @@ namespace {
 class RegionBookTest : public testing::Test {
  protected:
   /// Registers elsewhere; counts how often.
-  RegionBook::Make make(uint32_t key) {
+  RegionRegistry::Make make(uint32_t key) {
     return [this, key](const RegionOrigin& origin) -> Result<RegionKeys> {
       ++made_;
       last_ = origin;
       return RegionKeys{key, key + 1, key + 2};
     };
   }
-  RegionBook book_;
+  RegionRegistry book_;
   int made_ = 0;
   RegionOrigin last_;
 };

@@ -4,55 +4,55 @@
 #include <set>
 
 #include "actors/control.h"
-#include "actors/courier.h"
+#include "actors/control_sequencer.h"
 #include "runtime/random.h"
 
 namespace nccl_ha {
 namespace {
 
-using Verdict = Courier::Verdict;
+using Verdict = ControlSequencer::Verdict;
 
-TEST(Courier, TakesEachNumberOnceAndInOrder) {
-  Courier courier;
-  EXPECT_EQ(courier.judge(2), Verdict::gap);
-  EXPECT_EQ(courier.judge(1), Verdict::take);
-  EXPECT_EQ(courier.judge(1), Verdict::seen);
-  EXPECT_EQ(courier.judge(2), Verdict::take);
-  EXPECT_EQ(courier.expected(), 3U);
+TEST(ControlSequencer, TakesEachNumberOnceAndInOrder) {
+  ControlSequencer sequencer;
+  EXPECT_EQ(sequencer.judge(2), Verdict::gap);
+  EXPECT_EQ(sequencer.judge(1), Verdict::take);
+  EXPECT_EQ(sequencer.judge(1), Verdict::seen);
+  EXPECT_EQ(sequencer.judge(2), Verdict::take);
+  EXPECT_EQ(sequencer.expected(), 3U);
 }
 
-TEST(Courier, KeepsWhatIsNotConfirmed) {
-  Courier courier;
+TEST(ControlSequencer, KeepsWhatIsNotConfirmed) {
+  ControlSequencer sequencer;
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(courier.add({std::byte(i)}));
+    ASSERT_TRUE(sequencer.add({std::byte(i)}));
   }
-  EXPECT_FALSE(courier.confirmed(5)) << "never sent";
-  EXPECT_TRUE(courier.confirmed(3));
-  EXPECT_EQ(courier.first_open(), 3U);
-  EXPECT_EQ(courier.next(), 4U);
-  EXPECT_EQ(courier.frame(3)[0], std::byte{2});
-  EXPECT_TRUE(courier.confirmed(1)) << "an old confirmation changes nothing";
-  EXPECT_EQ(courier.first_open(), 3U);
+  EXPECT_FALSE(sequencer.confirmed(5)) << "never sent";
+  EXPECT_TRUE(sequencer.confirmed(3));
+  EXPECT_EQ(sequencer.first_open(), 3U);
+  EXPECT_EQ(sequencer.next(), 4U);
+  EXPECT_EQ(sequencer.frame(3)[0], std::byte{2});
+  EXPECT_TRUE(sequencer.confirmed(1)) << "an old confirmation changes nothing";
+  EXPECT_EQ(sequencer.first_open(), 3U);
 }
 
-TEST(Courier, LowBitsOfAConfirmationAreEnough) {
-  Courier courier;
+TEST(ControlSequencer, LowBitsOfAConfirmationAreEnough) {
+  ControlSequencer sequencer;
   for (uint32_t number = 1; number < 70000; ++number) {
-    ASSERT_TRUE(courier.add({}));
-    courier.confirmed_low(static_cast<uint16_t>(number));  // one stays open
-    ASSERT_EQ(courier.first_open(), number);
+    ASSERT_TRUE(sequencer.add({}));
+    sequencer.confirmed_low(static_cast<uint16_t>(number));  // one stays open
+    ASSERT_EQ(sequencer.first_open(), number);
   }
-  const uint32_t first = courier.first_open();
-  courier.confirmed_low(static_cast<uint16_t>(first - 100));
-  EXPECT_EQ(courier.first_open(), first);
+  const uint32_t first = sequencer.first_open();
+  sequencer.confirmed_low(static_cast<uint16_t>(first - 100));
+  EXPECT_EQ(sequencer.first_open(), first);
 }
 
-TEST(Courier, AFloodIsRefused) {
-  Courier courier;
-  for (size_t i = 0; i < Courier::open_max; ++i) {
-    ASSERT_TRUE(courier.add({}));
+TEST(ControlSequencer, AFloodIsRefused) {
+  ControlSequencer sequencer;
+  for (size_t i = 0; i < ControlSequencer::open_max; ++i) {
+    ASSERT_TRUE(sequencer.add({}));
   }
-  EXPECT_FALSE(courier.add({}));
+  EXPECT_FALSE(sequencer.add({}));
 }
 
 /// A way that loses everything after some message, and may come up again.
@@ -61,11 +61,11 @@ struct Way {
   bool up = true;
 };
 
-TEST(Courier, EveryMessageArrivesOnceWhateverWaysComeAndGo) {
+TEST(ControlSequencer, EveryMessageArrivesOnceWhateverWaysComeAndGo) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     Random random(seed);
-    Courier sender;
-    Courier receiver;
+    ControlSequencer sender;
+    ControlSequencer receiver;
     std::array<Way, 3> ways;
     std::vector<uint32_t> taken;
     uint32_t sent = 0;

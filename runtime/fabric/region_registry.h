@@ -31,7 +31,7 @@ struct RegionOrigin {
 };
 
 /// Any thread.
-class RegionBook {
+class RegionRegistry {
  public:
   /// A region was registered with a device, or got one more user there.  Takes over
   /// `origin.dmabuf_fd`.
