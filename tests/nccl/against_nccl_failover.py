@@ -81,8 +81,8 @@ class Results:
 
 
 class Clocks:
-    """Whether time passes in the guests as it does here.  An emulated machine finds out how fast its
-    counter runs while it boots, and is far off when it got no processor then."""
+    """Whether time passes in the guests as it does here.  Those of an emulated machine that
+    measures its counter's rate itself are far off when it gets no processor meanwhile."""
 
     def __init__(self):
         self.first = None
