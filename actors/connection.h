@@ -15,12 +15,12 @@
 #include "actors/channel.h"
 #include "actors/control.h"
 #include "actors/control_port.h"
-#include "actors/control_sequencer.h"
 #include "actors/immediate.h"
 #include "actors/lane.h"
 #include "actors/nic_monitor.h"
 #include "actors/rejoin.h"
 #include "ha/close_linger.h"
+#include "ha/control_sequencer.h"
 #include "ha/retry_budget.h"
 #include "ha/shadow.h"
 #include "runtime/actor.h"
@@ -239,7 +239,7 @@ class Connection : public Server,
   Context* context_ = nullptr;
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
-  ControlSequencer sequencer_;
+  ha::ControlSequencer sequencer_;
   Rejoin rejoin_{*this};
   fabric::Attachment attachment_;
   sockaddr_storage local_{};           ///< the stream's

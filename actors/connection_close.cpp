@@ -104,7 +104,7 @@ void Connection::hear_last(const ControlReader::Message& message) {
   }
   if (message.number != 0) {
     confirm_due_ = true;
-    if (sequencer_.judge(message.number) == ControlSequencer::Verdict::take &&
+    if (sequencer_.judge(message.number) == ha::ControlSequencer::Verdict::take &&
         (message.type == ControlType::close || message.type == ControlType::failure)) {
       linger_.on_last_words();
     }

@@ -415,11 +415,11 @@ void Connection::deliver(const ControlReader::Message& message) {
   if (message.number != 0) {
     confirm_due_ = true;
     switch (sequencer_.judge(message.number)) {
-      case ControlSequencer::Verdict::take:
+      case ha::ControlSequencer::Verdict::take:
         break;
-      case ControlSequencer::Verdict::seen:
+      case ha::ControlSequencer::Verdict::seen:
         return;
-      case ControlSequencer::Verdict::gap:
+      case ha::ControlSequencer::Verdict::gap:
         fail_connection(fail(Errc::remote, "control messages of the peer are missing"));
         return;
     }

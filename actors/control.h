@@ -3,7 +3,7 @@
 //   0 u32 magic   4 u16 type   6 u16 length of what follows the header (at most
 //   control_payload_max) 8 u32 number   12 u32 confirmed: the peer has taken all numbers below
 //
-// Numbered messages (actors/control_sequencer.h) travel over the paths too, so that they get
+// Numbered messages (ha/control_sequencer.h) travel over the paths too, so that they get
 // through when the network beneath the stream is the one that failed.  The handshake and messages
 // of connections without failover have number 0.
 //

@@ -4,10 +4,10 @@
 #include <set>
 
 #include "actors/control.h"
-#include "actors/control_sequencer.h"
+#include "ha/control_sequencer.h"
 #include "runtime/random.h"
 
-namespace nccl_ha {
+namespace nccl_ha::ha {
 namespace {
 
 using Verdict = ControlSequencer::Verdict;
@@ -118,4 +118,4 @@ TEST(ControlSequencer, EveryMessageArrivesOnceWhateverWaysComeAndGo) {
 }
 
 }  // namespace
-}  // namespace nccl_ha
+}  // namespace nccl_ha::ha

@@ -3,7 +3,7 @@
 //
 // A way (the TCP stream, a path) carries a run of messages without gaps: when it comes up it is
 // given everything that the peer has not confirmed, and from then on each new one.  What the peer
-// has taken already it drops by its number.  Pure; one thread.
+// has taken already it drops by its number.  One thread.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 #include "ha/mutation.h"
 
-namespace nccl_ha {
+namespace nccl_ha::ha {
 
 class ControlSequencer {
  public:
@@ -56,7 +56,7 @@ class ControlSequencer {
   /// What to do with the peer's message of that number.
   Verdict judge(uint32_t number) {
     if (number < expected_) {
-      return ha::mutated(ha::Mutation::messages_taken_twice) ? Verdict::take : Verdict::seen;
+      return mutated(Mutation::messages_taken_twice) ? Verdict::take : Verdict::seen;
     }
     if (number > expected_) {
       return Verdict::gap;
@@ -65,9 +65,7 @@ class ControlSequencer {
     return Verdict::take;
   }
   /// Everything below has been taken.
-  uint32_t expected() const {
-    return expected_ + (ha::mutated(ha::Mutation::confirmed_too_early) ? 1 : 0);
-  }
+  uint32_t expected() const { return expected_ + (mutated(Mutation::confirmed_too_early) ? 1 : 0); }
 
  private:
   std::deque<std::vector<std::byte>> open_;
@@ -75,4 +73,4 @@ class ControlSequencer {
   uint32_t expected_ = 1;
 };
 
-}  // namespace nccl_ha
+}  // namespace nccl_ha::ha
