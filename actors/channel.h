@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 
+#include "ha/chunk_split.h"
 #include "ha/ledger.h"
 #include "runtime/actor.h"
 #include "runtime/engine.h"
@@ -61,8 +62,7 @@ struct SendRequest : Request {
   bool no_speculative_placement = false;
   bool host_memory = true;
   // the actor's
-  uint32_t chunks = 0;
-  uint32_t chunk_bytes = 0;  ///< of each but the last
+  ha::ChunkSplit split;
   ha::ChunkLedger ledger;
 };
 

@@ -18,6 +18,12 @@ namespace {
 // A write that announces nothing: the chunk's last one answers for it.
 constexpr uint64_t piece_id = UINT64_MAX;
 
+constexpr auto equal_weights = [] {
+  std::array<uint32_t, chunks_max> weights{};
+  weights.fill(1);
+  return weights;
+}();
+
 }  // namespace
 
 SendConnection::SendConnection(fabric::Provider& provider, Engine& engine, size_t worker,
@@ -323,18 +329,15 @@ void SendConnection::pump() { post_all(); }
 
 [[gnu::always_inline]] inline void SendConnection::begin_request(uint16_t index) {
   SendRequest& request = channel_->slot(index);
-  request.chunks = 1;
-  request.chunk_bytes = request.size;
   const auto lanes = static_cast<uint32_t>(serving_end_ - serving_begin_);
   if (lanes > 1 && request.size >= context_->config().ib_split_threshold) {
-    // Multiples of 128 bytes: a whole number of NCCL's LL128 lines stays in one write.
-    const uint32_t share = request.size / lanes + (request.size % lanes != 0 ? 1 : 0);
-    request.chunk_bytes = (share + 127) / 128 * 128;
-    request.chunks = (request.size - 1) / request.chunk_bytes + 1;
+    request.split.by_weight(request.size, std::span(equal_weights).first(lanes));
+  } else {
+    request.split.whole(request.size);
   }
-  request.ledger.begin(request.chunks);
+  request.ledger.begin(request.split.count());
   acknowledged_.begin(request.group, request.position);
-  cursor_ = {&request, 0, request.chunks, 0};
+  cursor_ = {&request, 0, request.split.count(), 0};
   context_->recorder().note(TraceEvent::transfer_posted, id().index, request.group, request.size);
 }
 
@@ -380,8 +383,8 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
   SendRequest& request = *cursor_.request;
   Lane& lane = lanes_[next_lane_];
   fabric::Path& path = lane.path();
-  const uint32_t begin = cursor_.chunk * request.chunk_bytes;
-  const uint32_t bytes = std::min(request.chunk_bytes, request.size - begin);
+  const uint32_t begin = request.split.begin(cursor_.chunk);
+  const uint32_t bytes = request.split.bytes(cursor_.chunk);
   const bool recorded = bytes > record_above_;
   Keys keys{request.key, request.remote_key};
   if (lane.foreign_keys && !translate(request, lane, keys)) [[unlikely]] {
@@ -393,9 +396,9 @@ bool SendConnection::translate(const SendRequest& request, const Lane& lane, Key
     move_traffic();
     return true;
   }
-  Immediate immediate{ImmediateKind::data, static_cast<uint32_t>(request.group),
-                      request.position,    cursor_.chunk,
-                      request.chunks - 1,  lane.epoch};
+  Immediate immediate{ImmediateKind::data,       static_cast<uint32_t>(request.group),
+                      request.position,          cursor_.chunk,
+                      request.split.count() - 1, lane.epoch};
   fabric::WritePost post;
   post.id = uint64_t{cursor_.chunk} << 16 | request.index;
   post.no_speculative_placement = request.no_speculative_placement;

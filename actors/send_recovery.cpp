@@ -274,7 +274,7 @@ void SendConnection::apply_report(size_t lane) {
     if (request.state.load(std::memory_order_acquire) != RequestState::pending) {
       continue;
     }
-    for (uint32_t chunk = 0; chunk < request.chunks && request.ledger.open() != 0; ++chunk) {
+    for (uint32_t chunk = 0; chunk < request.split.count() && request.ledger.open() != 0; ++chunk) {
       if (request.ledger.holder(chunk) != lane) {
         continue;
       }
@@ -282,8 +282,7 @@ void SendConnection::apply_report(size_t lane) {
         fail_connection(fail(Errc::remote, "the peer's report of a fence leaves groups out"));
         return;
       }
-      const uint32_t bytes =
-          std::min(request.chunk_bytes, request.size - chunk * request.chunk_bytes);
+      const uint32_t bytes = request.split.bytes(chunk);
       if (!recovery.report.has(request.group, request.position, chunk)) {
         request.ledger.take_back(chunk);
         replay_.push_back({index, static_cast<uint8_t>(chunk)});
