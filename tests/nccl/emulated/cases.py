@@ -8,8 +8,9 @@ usage: cases.py BUILD PLUGIN [--planted PLUGIN] [--long] [--list] [--logs DIR] [
   --planted  the plugin as tests/mutants builds it: mistakes in it must be found
 
 One line per case: verdict, seconds, name, the last words of rank 0.  A case is right when every rank
-ended as it should and its log says that NCCL used the plugin.  Logs of the others are named.  Ends
-with "N passed, N failed"; exit status 0 only if none failed.
+ended as it should, its log says that NCCL used the plugin, and its kernels were run by the
+algorithms and protocols that the case asks for.  Logs of the others are named.  Ends with
+"N passed, N failed"; exit status 0 only if none failed.
 """
 import argparse
 import dataclasses
@@ -27,6 +28,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 # What a rank says of itself.
 WORDS = re.compile(r"^\[\d+\.\d+\] rank (\d+): (.*)$", re.MULTILINE)
 FOUND = re.compile(r"is wrong|hangs$|asynchronous error|emulated kernel:")
+# What a process says at its end: collective, algorithm, protocol.
+RAN = re.compile(r"^emulated kernels: (\w+) (\w+) (\w+): \d+$", re.MULTILINE)
 
 
 @dataclasses.dataclass
@@ -42,11 +45,18 @@ class Case:
     mistake: bool = False  # something is wrong on purpose, and a rank must say so
     planted: str = ""  # the mistake in the plugin, by its name in runtime/mutation.h
     limit: int = 120
+    says: tuple = ()  # what each rank's log must have as well
+    never_says: tuple = ()
 
 
 INLINE = {"HA_NCCL_USE_PROGRESS_THREAD": "0"}
 LL = {"NCCL_PROTO": "LL", "NCCL_P2P_LL_THRESHOLD": "16384"}
 BOTH = {"NCCL_PROTO": "LL,Simple", "NCCL_P2P_LL_THRESHOLD": "16384"}
+# NCCL takes LL128 of its own accord only between GPUs and NICs that are near each other.
+LL128 = {"NCCL_PROTO": "LL128"}
+SIMPLE = {"NCCL_PROTO": "Simple"}
+# It has trees for all_reduce only.
+TREE = {"NCCL_ALGO": "Ring;AllReduce:Tree"}
 FAULTS = {"HA_NCCL_DGRAM_FAULTS": "drop=0.02,dup=0.01,reorder=0.01,seed=1",
           "HA_NCCL_DGRAM_MTU": "1500"}
 THREADS = {"HA_NCCL_PROGRESS_THREADS": "4"}
@@ -55,6 +65,8 @@ GPU_NIC = {**NIC, "NHA_FAKE_GPUDIRECT": "1", "NCCL_NET_GDR_LEVEL": "SYS"}
 COUNTS = "0,1,7,1000,65536,1000003"
 FEW = "1,1000,65536"
 TYPES = "float,int32,uint8"
+OTHER_TYPES = "double,half,bfloat16,int64"
+REDUCED = "--ops all_reduce,all_reduce_max,all_reduce_avg"
 
 
 def all_cases(abis):
@@ -73,7 +85,10 @@ def all_cases(abis):
     yield short("ll-2-inline", 2, some, LL, INLINE)
     yield short("both-2", 2, every, BOTH)
     yield short("types-2", 2, "--ops all,all_reduce_avg --counts 1000,65536"
-                              " --types double,half,bfloat16,int64", BOTH)
+                              f" --types {OTHER_TYPES}", BOTH)
+    yield short("ll128-2", 2, f"--ops all,all_reduce_avg --types {TYPES} --counts 0,7,65536", LL128)
+    yield short("tree-4", 4, f"{REDUCED} --types {TYPES} --counts 0,7,65536", TREE, BOTH)
+    yield from tree_and_ll128_cases(long)
     yield short("simple-4", 4, f"--ops all --types float --counts {FEW}")
     yield short("ll-3-inline", 3, "--ops all --types float --counts 1,1000", LL, INLINE)
     yield long("simple-4-types", 4, f"--ops all --types float,int64 --counts {COUNTS}")
@@ -108,7 +123,11 @@ def all_cases(abis):
     yield long("nic-gpu-queue-pairs-4", 2, every, GPU_NIC,
                {"HA_NCCL_IB_QPS_PER_CONNECTION": "4", "HA_NCCL_IB_SPLIT_BYTES": "4096"})
     yield long("nic-gpu-threads-4", 2, f"--comms 4 {some}", GPU_NIC, THREADS)
-    yield long("collnet-asked", 2, some, {"NCCL_COLLNET_ENABLE": "1"})
+    # The plugin has no collectives of its own to offer.
+    yield long("collnet-asked", 2, some, {"NCCL_COLLNET_ENABLE": "1"},
+               says=("NCCL_COLLNET_ENABLE set by environment to 1",),
+               never_says=("Loaded collnet plugin",))
+    yield long("graph-asked", 2, f"--graph 1 {some}", says=("graphs are refused; goes on without",))
     yield long("nic-gpu-split", 2, "--split 1 --ops all_reduce,sendrecv --counts 1,65536", GPU_NIC)
     yield short("comms-4", 2, f"--comms 4 --ops all_reduce,alltoall --counts {FEW}")
     yield long("comms-4-all", 2, f"--comms 4 {some}")
@@ -148,10 +167,54 @@ def all_cases(abis):
                     {"NHA_KERNEL_MISTAKE": mistake}, mistake=True)
     yield short("wrong-kernel-flag", 2, "--ops all_reduce --counts 1000 --limit 3", LL,
                 {"NHA_KERNEL_MISTAKE": "flag"}, mistake=True)
+    yield short("wrong-kernel-early_flag", 2, "--ops all_reduce --counts 65536 --limit 10", LL128,
+                {"NHA_KERNEL_MISTAKE": "early_flag"}, mistake=True)
+    yield short("wrong-kernel-root", 2, "--ops all_reduce --counts 65536 --limit 10", TREE,
+                {"NHA_KERNEL_MISTAKE": "root"}, mistake=True)
     yield short("one-process-2", 1, "1", {"NHA_FAKE_DEVICES": "2"}, program="one_process")
     yield long("one-process-4", 1, "3", {"NHA_FAKE_DEVICES": "4"}, program="one_process")
     yield long("one-process-4-inline", 1, "3", {"NHA_FAKE_DEVICES": "4"}, INLINE,
                program="one_process")
+
+
+def tree_and_ll128_cases(long):
+    some = f"--ops all --types float --counts {FEW}"
+    queue_pairs = {"HA_NCCL_IB_QPS_PER_CONNECTION": "4", "HA_NCCL_IB_SPLIT_BYTES": "4096"}
+    for name, protocol in (("simple", SIMPLE), ("ll", LL), ("ll128", LL128)):
+        reduced = f"{REDUCED} --types {TYPES} --counts {COUNTS}"
+        yield long(f"tree-{name}-2", 2, reduced, TREE, protocol)
+        yield long(f"tree-{name}-2-inline", 2, reduced, TREE, protocol, INLINE)
+        yield long(f"tree-{name}-4", 4, reduced, TREE, protocol)
+        yield long(f"tree-{name}-4-inline", 4, f"{REDUCED} --counts {FEW}", TREE, protocol, INLINE)
+        yield long(f"tree-{name}-8", 8, f"{REDUCED} --counts {FEW}", TREE, protocol, limit=400)
+        yield long(f"tree-{name}-types-3", 3, f"--ops all_reduce,all_reduce_max --counts 1000,65536"
+                                              f" --types {OTHER_TYPES}", TREE, protocol)
+        yield long(f"faults-tree-{name}-4", 4, f"{REDUCED} --counts {FEW}", TREE, protocol, FAULTS)
+        yield long(f"nic-gpu-tree-{name}-2", 2, reduced, TREE, protocol, GPU_NIC)
+        yield long(f"nic-gpu-tree-{name}-4", 4, f"{REDUCED} --counts {FEW}", TREE, protocol,
+                   GPU_NIC)
+        yield long(f"nic-gpu-tree-{name}-2-inline", 2, f"{REDUCED} --counts {FEW}", TREE, protocol,
+                   GPU_NIC, INLINE)
+    yield long("tree-comms-4", 2, f"--comms 4 {some}", TREE, BOTH)
+    yield long("tree-larger-4", 4, "--ops all_reduce --counts 4194304", TREE)
+    yield long("tree-abort-4", 4, "--abort 1 --cycles 2", TREE)
+    yield long("tree-die-4", 4, "--die 2@3 --limit 60 --ops all_reduce --counts 1000003", TREE,
+               dies=2)
+    yield long("ll128-2-inline", 2, f"--ops all --types float --counts {COUNTS}", LL128, INLINE)
+    yield long("ll128-types-2", 2, "--ops all,all_reduce_avg --counts 1000,65536"
+                                   f" --types {OTHER_TYPES}", LL128)
+    yield long("ll128-4", 4, f"--ops all --types float,int64 --counts {COUNTS}", LL128)
+    yield long("ll128-8", 8, some, LL128, limit=400)
+    yield long("ll128-larger-2", 2, "--ops all_reduce,all_gather --counts 16777216", LL128)
+    yield long("ll128-abort", 2, "--abort 0.3 --cycles 2", LL128)
+    yield long("faults-ll128-2", 2, some, LL128, FAULTS)
+    yield long("faults-ll128-2-inline", 2, some, LL128, FAULTS, INLINE)
+    yield long("faults-ll128-4", 4, some, LL128, FAULTS)
+    yield long("nic-ll128-2", 2, some, LL128, NIC)
+    yield long("nic-gpu-ll128-2", 2, f"--ops all --types {TYPES} --counts {COUNTS}", LL128, GPU_NIC)
+    yield long("nic-gpu-ll128-2-inline", 2, some, LL128, GPU_NIC, INLINE)
+    yield long("nic-gpu-ll128-4", 4, some, LL128, GPU_NIC)
+    yield long("nic-gpu-ll128-queue-pairs-4", 2, some, LL128, GPU_NIC, queue_pairs)
 
 
 def planted_cases():
@@ -275,9 +338,39 @@ class Runner:
                     return f"rank {rank} was to die and ended with {status}"
             elif status != 0 or good not in text:
                 return f"rank {rank} ended with {status}: {self.last_words(text)}"
-        return self.judge_use(case, texts)
+        return self.judge_kernels(case, texts) or self.judge_use(case, texts)
+
+    @staticmethod
+    def judge_kernels(case, texts):
+        """Whether NCCL took the algorithms and protocols that it was asked for, and only those."""
+        by_tree = "Tree" in case.environment.get("NCCL_ALGO", "")
+        asked = set(case.environment.get("NCCL_PROTO", "Simple").split(","))
+        for rank, text in enumerate(texts):
+            if case.dies >= 0:
+                continue  # it ends at once, and says nothing then
+            ran = RAN.findall(text)
+            if not ran:
+                return f"rank {rank} does not say which kernels ran"
+            collectives = [each for each in ran if each[0] != "sendrecv"]
+            for name, algorithm, protocol in collectives:
+                wanted = "Tree" if by_tree and name == "all_reduce" else "Ring"
+                if algorithm != wanted or protocol not in asked:
+                    return f"rank {rank}: {name} was run by {algorithm}, {protocol}"
+            missing = asked - {protocol for _, _, protocol in collectives}
+            if by_tree and not any(algorithm == "Tree" for _, algorithm, _ in collectives):
+                missing.add("Tree")
+            if collectives and missing:
+                return f"rank {rank}: nothing was run by {', '.join(sorted(missing))}"
+        return None
 
     def judge_use(self, case, texts):
+        for rank, text in enumerate(texts):
+            for said in case.says:
+                if said not in text:
+                    return f"rank {rank}: nothing says '{said}'"
+            for said in case.never_says:
+                if said in text:
+                    return f"rank {rank} says '{said}'"
         if self.plugin == "none":
             return None
         proofs = ["Using network HA", "via NET/HA"]

@@ -16,6 +16,7 @@
 //   --limit S    an operation that takes longer is a hang (60)
 //   --slow S     names each operation that takes longer
 //   --blocking 0 calls return before they are done
+//   --graph 1    asks for a graph to capture operations in, which is refused, and goes on without
 #include <signal.h>
 #include <unistd.h>
 
@@ -48,6 +49,7 @@ struct Options {
   bool rebuild = false;
   bool split = false;
   bool blocking = true;
+  bool graph = false;
 };
 
 std::vector<std::string> parts_of(const std::string& text) {
@@ -102,6 +104,8 @@ void set(Options& options, const std::string& name, const std::string& text) {
     options.slow = std::stod(text);
   } else if (name == "--blocking") {
     options.blocking = text == "1";
+  } else if (name == "--graph") {
+    options.graph = text == "1";
   } else {
     die("no such option: " + name);
   }
@@ -118,6 +122,9 @@ class Rank {
         run_one(comms, {"all_reduce", "float", 1000, round_++});
         abort_alone(comms);
         continue;
+      }
+      if (options_.graph) {
+        ask_for_a_graph(comms);
       }
       run_list(comms);
       destroy(comms);
@@ -162,6 +169,18 @@ class Rank {
       comms.insert(comms.begin(), part);  // destroyed before the one it shares with
     }
     return comms;
+  }
+
+  /// A job that would rather have a graph must see that there is none, and not a broken one.
+  static void ask_for_a_graph(const std::vector<Comm>& comms) {
+    for (const Comm& comm : comms) {
+      const cudaError_t status =
+          cudaStreamBeginCapture(comm.stream, cudaStreamCaptureModeThreadLocal);
+      if (status != cudaErrorNotSupported || cudaGetLastError() != cudaErrorNotSupported) {
+        die("a capture was to be refused");
+      }
+    }
+    say("graphs are refused; goes on without");
   }
 
   void destroy(const std::vector<Comm>& comms) {

@@ -1,7 +1,9 @@
-// Ring collectives, step by step as NCCL's device code has them (src/device/*.h there).
+// Collectives on rings and trees, step by step as NCCL's device code has them (src/device/*.h there).
 #include <cstring>
+#include <thread>
 
-#include "tests/nccl/emulated/kernels/ring.h"
+#include "tests/nccl/emulated/kernels/links.h"
+#include "tests/nccl/emulated/kernels/ran.h"
 #include "tests/nccl/emulated/kernels/work.h"
 
 namespace nccl_ha::emulated {
@@ -13,6 +15,17 @@ struct Extent {
   ssize_t begin = 0;
   ssize_t count = 0;
   ssize_t chunk = 0;
+};
+
+class Joined {
+ public:
+  explicit Joined(std::thread& thread) : thread_(thread) {}
+  ~Joined() { thread_.join(); }
+  Joined(const Joined&) = delete;
+  Joined& operator=(const Joined&) = delete;
+
+ private:
+  std::thread& thread_;
 };
 
 template <class T>
@@ -34,7 +47,7 @@ class Collective {
   void run() {
     switch (function_.collective) {
       case ncclFuncAllReduce:
-        all_reduce();
+        function_.algorithm == NCCL_ALGO_TREE ? all_reduce_by_tree() : all_reduce();
         break;
       case ncclFuncAllGather:
         all_gather();
@@ -54,14 +67,18 @@ class Collective {
   }
 
  private:
-  Ring<T> ring(int chunk_steps, int slice_steps) {
+  Reduction<T> reduction() const {
     uint64_t argument = work_.redOpArg;
     if (work_.redOpArgIsPtr != 0) {
       argument = 0;
       std::memcpy(&argument, reinterpret_cast<const void*>(work_.redOpArg), sizeof(T));
     }
-    return Ring<T>(block_, function_.protocol, chunk_steps / slice_steps, slice_steps,
-                   Reduction<T>(function_.reduction, argument));
+    return Reduction<T>(function_.reduction, argument);
+  }
+
+  Links<T> ring(int chunk_steps, int slice_steps) {
+    return Links<T>(block_, function_.protocol, {chunk_steps / slice_steps, slice_steps},
+                    reduction(), {{&ring_.prev, 1}, {&ring_.next, 1}});
   }
 
   template <class Each>
@@ -72,7 +89,7 @@ class Collective {
   }
 
   void all_reduce() {
-    Ring<T> steps = ring(ALLREDUCE_CHUNKSTEPS, ALLREDUCE_SLICESTEPS);
+    Links<T> steps = ring(ALLREDUCE_CHUNKSTEPS, ALLREDUCE_SLICESTEPS);
     const ssize_t loop = ranks_ * part_.chunk;
     for (ssize_t done = 0; done < part_.count; done += loop) {
       const ssize_t left = part_.count - done;
@@ -85,7 +102,7 @@ class Collective {
     }
   }
 
-  void all_reduce(Ring<T>& steps, ssize_t begin, ssize_t left, ssize_t size) {
+  void all_reduce(Links<T>& steps, ssize_t begin, ssize_t left, ssize_t size) {
     const ssize_t position = ring_.index;
     const auto chunk_of = [&](ssize_t distance) {  // of the rank so far before this one
       return (position + 2 * ranks_ - distance) % ranks_;
@@ -115,8 +132,44 @@ class Collective {
     steps.run({.receive = true, .result = out_ + place(chunk), .count = count(chunk)});
   }
 
+  /// The root sends on each chunk as soon as it has all children's; below it sums go up while
+  /// results come down, so that the two do not wait for each other.
+  void all_reduce_by_tree() {
+    const ncclTree& tree = block_.channel->tree;
+    const std::span<const int> up(&tree.up, 1);
+    const std::span<const int> down(tree.down);
+    if (tree.up < 0) {
+      Links<T> both(block_, function_.protocol, {}, reduction(), {down, down});
+      for_each_chunk([&](ssize_t at, ssize_t count) {
+        both.run({.receive = true,
+                  .send = true,
+                  .mine = mistaken(Mistake::root) ? nullptr : in_ + at,
+                  .result = out_ + at,
+                  .count = count,
+                  .last = true});
+      });
+      return;
+    }
+    const bool inner = tree.down[0] >= 0;
+    Links<T> sums(block_, function_.protocol, {}, reduction(), {down, up});
+    Links<T> results(block_, function_.protocol, {}, reduction(), {up, down});
+    const auto send_up = [&](ssize_t at, ssize_t count) {
+      sums.run({.receive = inner, .send = true, .mine = in_ + at, .count = count});
+    };
+    std::thread upward([&] {
+      try {
+        for_each_chunk(send_up);
+      } catch (const Aborted&) {  // then the way down ends as well
+      }
+    });
+    const Joined joined(upward);
+    for_each_chunk([&](ssize_t at, ssize_t count) {
+      results.run({.receive = true, .send = inner, .result = out_ + at, .count = count});
+    });
+  }
+
   void all_gather() {
-    Ring<T> steps = ring(ALLGATHER_CHUNKSTEPS, ALLGATHER_SLICESTEPS);
+    Links<T> steps = ring(ALLGATHER_CHUNKSTEPS, ALLGATHER_SLICESTEPS);
     for_each_chunk([&](ssize_t at, ssize_t count) {
       const auto out_of = [&](ssize_t i) { return out_ + at + ring_.userRanks[i] * part_.total; };
       T* const own = out_of(0);
@@ -132,7 +185,7 @@ class Collective {
   }
 
   void reduce_scatter() {
-    Ring<T> steps = ring(REDUCESCATTER_CHUNKSTEPS, REDUCESCATTER_SLICESTEPS);
+    Links<T> steps = ring(REDUCESCATTER_CHUNKSTEPS, REDUCESCATTER_SLICESTEPS);
     for_each_chunk([&](ssize_t at, ssize_t count) {
       const auto in_of = [&](ssize_t i) { return in_ + at + ring_.userRanks[i] * part_.total; };
       steps.run({.send = true, .mine = in_of(ranks_ - 1), .count = count});
@@ -145,7 +198,7 @@ class Collective {
   }
 
   void broadcast() {
-    Ring<T> steps = ring(BROADCAST_CHUNKSTEPS, BROADCAST_SLICESTEPS);
+    Links<T> steps = ring(BROADCAST_CHUNKSTEPS, BROADCAST_SLICESTEPS);
     const auto root = static_cast<int>(work_.root);
     for_each_chunk([&](ssize_t at, ssize_t count) {
       if (ring_.userRanks[0] == root) {
@@ -159,7 +212,7 @@ class Collective {
   }
 
   void reduce() {
-    Ring<T> steps = ring(REDUCE_CHUNKSTEPS, REDUCE_SLICESTEPS);
+    Links<T> steps = ring(REDUCE_CHUNKSTEPS, REDUCE_SLICESTEPS);
     const auto root = static_cast<int>(work_.root);
     for_each_chunk([&](ssize_t at, ssize_t count) {
       if (ring_.userRanks[ranks_ - 1] == root) {
@@ -194,6 +247,7 @@ void run_collective(const Block& block, const Function& function, ncclDevWorkCol
   if (work.regUsed != 0 || work.netRegUsed != 0) {
     give_up("registered user buffers are not emulated");
   }
+  count_run(function.collective, function.algorithm, function.protocol);
   switch (function.type) {
     case ncclInt8:
     case ncclUint8:
@@ -219,7 +273,10 @@ void run_collective(const Block& block, const Function& function, ncclDevWorkCol
 // Broadcasts with different roots take turns, chunk by chunk.
 void run_broadcasts(const Block& block, const Function& function,
                     std::vector<ncclDevWorkBcast>& works) {
-  Ring<uint8_t> ring(block, function.protocol, 1, 1, Reduction<uint8_t>(ncclDevSum, 0));
+  const ncclRing& peers = block.channel->ring;
+  Links<uint8_t> ring(block, function.protocol, {}, Reduction<uint8_t>(ncclDevSum, 0),
+                      {{&peers.prev, 1}, {&peers.next, 1}});
+  count_run(function.collective, function.algorithm, function.protocol);
   for (bool unfinished = true; unfinished;) {
     unfinished = false;
     for (ncclDevWorkBcast& work : works) {

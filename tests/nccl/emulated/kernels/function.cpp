@@ -12,15 +12,20 @@ namespace {
 
 std::vector<Function> make_functions() {
   std::vector<Function> all(static_cast<size_t>(ncclDevFuncIdCount));
-  const auto add = [&](int collective, int reduction, int type, int protocol) {
-    const int index = ncclDevFuncId(collective, reduction, type, NCCL_ALGO_RING, protocol);
+  const auto add_for = [&](int algorithm, int collective, int reduction, int type, int protocol) {
+    const int index = ncclDevFuncId(collective, reduction, type, algorithm, protocol);
     if (index >= 0 && !all[static_cast<size_t>(index)].known) {
-      all[static_cast<size_t>(index)] = {true, collective,     reduction,
-                                         type, NCCL_ALGO_RING, protocol};
+      all[static_cast<size_t>(index)] = {true, collective, reduction, type, algorithm, protocol};
+    }
+  };
+  const auto add = [&](int collective, int reduction, int type, int protocol) {
+    add_for(NCCL_ALGO_RING, collective, reduction, type, protocol);
+    if (collective == ncclFuncAllReduce) {  // the only one that NCCL has trees for
+      add_for(NCCL_ALGO_TREE, collective, reduction, type, protocol);
     }
   };
   add(ncclFuncSendRecv, ncclDevSum, ncclInt8, NCCL_PROTO_SIMPLE);
-  for (const int protocol : {NCCL_PROTO_LL, NCCL_PROTO_SIMPLE}) {
+  for (const int protocol : {NCCL_PROTO_LL, NCCL_PROTO_LL128, NCCL_PROTO_SIMPLE}) {
     for (const int collective : {ncclFuncAllGather, ncclFuncBroadcast}) {
       add(collective, ncclDevSum, ncclInt8, protocol);
     }
@@ -46,8 +51,7 @@ std::vector<Function> make_functions() {
 const Function& function_of(unsigned index) {
   static const std::vector<Function> all = make_functions();
   if (index >= all.size() || !all[index].known) {
-    give_up(
-        "this algorithm, protocol or type is not emulated: NCCL_ALGO=Ring, NCCL_PROTO=Simple,LL");
+    give_up("this algorithm or type is not emulated: NCCL_ALGO=Ring or Tree");
   }
   return all[index];
 }

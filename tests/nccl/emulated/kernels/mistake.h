@@ -13,6 +13,8 @@ enum class Mistake {
   size,        ///< the proxy is told to send one element less
   early_tail,  ///< the proxy is told of a slot before it is filled
   flag,        ///< lines of protocol LL name another step
+  early_flag,  ///< lines of protocol LL128 have their flags before their data
+  root,        ///< the root of a tree leaves out what it has itself
 };
 
 inline bool mistaken(Mistake which) {
@@ -23,6 +25,8 @@ inline bool mistaken(Mistake which) {
            : name == "size"       ? Mistake::size
            : name == "early_tail" ? Mistake::early_tail
            : name == "flag"       ? Mistake::flag
+           : name == "early_flag" ? Mistake::early_flag
+           : name == "root"       ? Mistake::root
                                   : Mistake::none;
   }();
   return which == planted;

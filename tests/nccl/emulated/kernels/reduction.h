@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <type_traits>
 
 #include "tests/nccl/emulated/kernels/block.h"
@@ -123,6 +124,28 @@ void combine(const Reduction<T>& reduction, bool from_input, const T* mine, cons
     if (to_user != nullptr) {
       to_user[i] = value;
     }
+  }
+}
+
+/// As combine(), with what any number of peers sent, into the slots for any number of peers; one
+/// result at least is wanted.
+template <class T>
+void combine_all(const Reduction<T>& reduction, bool from_input, const T* mine,
+                 std::span<const T* const> theirs, bool last, std::span<T* const> to_peers,
+                 T* to_user, size_t count) {
+  T* const first = to_peers.empty() ? nullptr : to_peers.front();
+  if (theirs.size() < 2) {
+    combine<T>(reduction, from_input, mine, theirs.empty() ? nullptr : theirs.front(), last, first,
+               to_user, count);
+  }
+  T* const sum = first != nullptr ? first : to_user;
+  for (size_t i = 0; theirs.size() >= 2 && i < theirs.size(); ++i) {
+    const bool end = i + 1 == theirs.size();
+    combine<T>(reduction, i == 0 && from_input, i == 0 ? mine : sum, theirs[i], end && last, sum,
+               end && to_user != sum ? to_user : nullptr, count);
+  }
+  for (size_t i = 1; i < to_peers.size(); ++i) {
+    std::memcpy(static_cast<void*>(to_peers[i]), first, count * sizeof(T));
   }
 }
 

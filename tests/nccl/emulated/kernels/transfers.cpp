@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 
+#include "tests/nccl/emulated/kernels/ran.h"
 #include "tests/nccl/emulated/kernels/work.h"
 
 namespace nccl_ha::emulated {
@@ -47,6 +48,8 @@ class Transfer {
     if (done_ == part_.bytes) {
       conn_->step = step_;
       finished_ = true;
+      count_run(ncclFuncSendRecv, NCCL_ALGO_RING,
+                part_.low_latency ? NCCL_PROTO_LL : NCCL_PROTO_SIMPLE);
     }
     return true;
   }
