@@ -104,6 +104,17 @@ emulated() {
   [ $status -eq 77 ] || return $status
 }
 step "NCCL's own host code over the plugin, without a GPU: all cases" emulated
+# The short list once more over the plugin with a sanitizer in it.
+sanitized() {
+  local preset=$1 status=0
+  cmake --preset "$preset" --log-level=NOTICE >/dev/null &&
+    cmake --build --preset "$preset" -j "$jobs" --target nccl-net-ha || return 1
+  tests/nccl/run_emulated --sanitizer "$preset" -j "$jobs" || status=$?
+  [ $status -eq 77 ] || return $status
+}
+for preset in asan tsan; do
+  step "NCCL's own host code over the plugin, without a GPU: $preset" sanitized "$preset"
+done
 # status 77: nothing was built by the step before.
 in_guests() {
   local status=0

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Runs NCCL's own host code over a plugin, case by case.
 
-usage: cases.py BUILD PLUGIN [--planted PLUGIN] [--long] [--list] [--logs DIR] [PATTERN]
+usage: cases.py BUILD PLUGIN [--planted PLUGIN] [--sanitizer asan|tsan] [--long] [--list] [--logs DIR]
+                [PATTERN]
   BUILD    what emulated/CMakeLists.txt made
   PLUGIN   libnccl-net-ha.so, or none for NCCL's own sockets
   PATTERN  a regular expression: only cases that it finds
   --planted  the plugin as tests/mutants builds it: mistakes in it must be found
+  --sanitizer  PLUGIN was built with it; what it reports about the plugin makes a case WRONG
 
 One line per case: verdict, seconds, name, the last words of rank 0.  A case is right when every rank
 ended as it should, its log says that NCCL used the plugin, and its kernels were run by the
@@ -22,6 +24,9 @@ import socket
 import subprocess
 import sys
 import time
+
+sys.dont_write_bytecode = True
+import sanitizers  # pylint: disable=wrong-import-position
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -59,6 +64,8 @@ SIMPLE = {"NCCL_PROTO": "Simple"}
 TREE = {"NCCL_ALGO": "Ring;AllReduce:Tree"}
 FAULTS = {"HA_NCCL_DGRAM_FAULTS": "drop=0.02,dup=0.01,reorder=0.01,seed=1",
           "HA_NCCL_DGRAM_MTU": "1500"}
+# With more of them the C library maps what suits it, however long a thread has been gone.
+ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 THREADS = {"HA_NCCL_PROGRESS_THREADS": "4"}
 NIC = {"NHA_FAKE_NIC": "1"}
 GPU_NIC = {**NIC, "NHA_FAKE_GPUDIRECT": "1", "NCCL_NET_GDR_LEVEL": "SYS"}
@@ -145,8 +152,10 @@ def all_cases(abis):
     yield short("split", 2, "--split 1 --ops all_reduce,sendrecv --counts 1,65536")
     yield short("cycles-3", 2, "--cycles 3 --ops all_reduce,sendrecv --counts 1000")
     yield short("cycles-3-inline", 2, "--cycles 3 --ops all_reduce,sendrecv --counts 1000", INLINE)
-    yield long("cycles-16", 2, "--cycles 16 --ops all_reduce,sendrecv --counts 1000")
-    yield long("cycles-16-inline", 2, "--cycles 16 --ops all_reduce,sendrecv --counts 1000", INLINE)
+    cycles = "--cycles 16 --growth 1 --ops all_reduce,sendrecv --counts 1000"
+    yield long("cycles-16", 2, cycles, ONE_ARENA)
+    yield long("cycles-16-inline", 2, cycles, ONE_ARENA, INLINE)
+    yield long("cycles-16-nic-gpu", 2, cycles, ONE_ARENA, GPU_NIC)
     yield long("cycles-keep", 2, "--cycles 4 --ops all_reduce,sendrecv --counts 1000",
                {"NCCL_NET_PLUGIN_REF_COUNT": "1"})
     for abi in abis:
@@ -249,13 +258,17 @@ def free_port():
 
 
 class Runner:
-    def __init__(self, build, plugin, planted, logs):
+    def __init__(self, build, plugin, planted, sanitizer, logs):
         self.build = build
+        self.sanitizer = sanitizer
         self.plugin = plugin
         self.planted = planted
         self.logs = logs
         self.passed = 0
         self.failed = 0
+        # NCCL before 2.30 has no name any more for a plugin that it has unloaded, and goes on without.
+        version = [int(part) for part in re.findall(r"\d+", build.name)]
+        self.forgets_plugins = version < [2, 30]
 
     def environment(self, case, rank, port):
         plugin = self.plugin
@@ -270,6 +283,10 @@ class Runner:
                 if not key.startswith(("NCCL_", "HA_NCCL_", "NHA_"))}
         kept.update(RANK=str(rank), WORLD_SIZE=str(case.ranks), MASTER_ADDR="127.0.0.1",
                     MASTER_PORT=str(port), **more)
+        if "--cycles" in case.arguments and self.forgets_plugins:
+            kept.setdefault("NCCL_NET_PLUGIN_REF_COUNT", "1")
+        if self.sanitizer:
+            kept.update(sanitizers.environment(self.sanitizer, self.plugin))
         return plugin, kept
 
     def run(self, case):
@@ -286,7 +303,8 @@ class Runner:
                     [HERE / "rank.sh", self.build, plugin, case.program, *case.arguments.split()],
                     env=environment, stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT))
-        statuses = [self.wait(process, start + case.limit) for process in ranks]
+        limit = case.limit * (5 if self.sanitizer else 1)
+        statuses = [self.wait(process, start + limit) for process in ranks]
         texts = [(folder / f"rank{rank}").read_text(encoding="utf-8", errors="replace")
                  for rank in range(case.ranks)]
         why = self.judge(case, statuses, texts)
@@ -331,6 +349,9 @@ class Runner:
 
     def judge(self, case, statuses, texts):
         """What is wrong, or None."""
+        for rank, text in enumerate(texts if self.sanitizer else []):
+            for report in sanitizers.found_in(text):
+                return f"rank {rank}: {report}"
         if case.mistake:
             if not any(FOUND.search(words) for text in texts for _, words in WORDS.findall(text)):
                 return f"the mistake was not found (statuses {statuses})"
@@ -387,6 +408,9 @@ class Runner:
         if "HA_NCCL_DGRAM_FAULTS" in case.environment:
             proofs.append("faults injected: [1-9]")
         for rank, text in enumerate(texts):
+            other = re.search(r"Using network (?!HA$).*", text, re.MULTILINE)
+            if other:
+                return f"rank {rank}: {other[0]}"
             for proof in proofs:
                 if not re.search(proof, text):
                     return f"rank {rank}: nothing says '{proof}'"
@@ -404,6 +428,7 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("plugin")
     parser.add_argument("--planted", type=pathlib.Path)
+    parser.add_argument("--sanitizer", choices=sanitizers.NAMES)
     parser.add_argument("--long", action="store_true", help="all cases")
     parser.add_argument("--list", action="store_true", help="only names the cases")
     parser.add_argument("--logs", type=pathlib.Path)
@@ -420,7 +445,7 @@ def main():
     cases = [case for case in cases
              if (arguments.long or not case.only_long) and re.search(arguments.pattern, case.name)]
     planted = str(arguments.planted.resolve()) if arguments.planted else ""
-    runner = Runner(build, plugin, planted, arguments.logs or build / "logs")
+    runner = Runner(build, plugin, planted, arguments.sanitizer, arguments.logs or build / "logs")
     if not arguments.list and re.search(arguments.pattern, "emulation"):
         runner.run_tests_of_the_emulation()
     for case in cases:

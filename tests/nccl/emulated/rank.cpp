@@ -6,6 +6,8 @@
 //   time
 //   --cycles N   N times: make communicators, use them, destroy them; NCCL unloads the plugin
 //   between
+//   --growth 1   with --cycles: no cycle after the second one may leave descriptors, mappings or
+//   threads
 //   --seconds S  repeats the list of operations for S seconds
 //   --die R@N    rank R kills itself in the midst of the operation after N; the others must see an
 //                asynchronous error, abort and end: that is a success, and they say how long it
@@ -27,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/nccl/emulated/held.h"
 #include "tests/nccl/emulated/operation.h"
 #include "tests/nccl/emulated/process.h"
 #include "tests/nccl/emulated/waiting.h"
@@ -50,6 +53,7 @@ struct Options {
   bool split = false;
   bool blocking = true;
   bool graph = false;
+  bool growth = false;
 };
 
 std::vector<std::string> parts_of(const std::string& text) {
@@ -106,6 +110,8 @@ void set(Options& options, const std::string& name, const std::string& text) {
     options.blocking = text == "1";
   } else if (name == "--graph") {
     options.graph = text == "1";
+  } else if (name == "--growth") {
+    options.growth = text == "1";
   } else {
     die("no such option: " + name);
   }
@@ -128,6 +134,9 @@ class Rank {
       }
       run_list(comms);
       destroy(comms);
+      if (options_.growth) {
+        look_for_growth(cycle + 1);
+      }
     }
     say("%zu operations, every element right%s", durations_.size(), times().c_str());
   }
@@ -192,6 +201,27 @@ class Rank {
       NHA_NEED(cudaStreamDestroy(comm.stream));
     }
     say("destroyed in %.3f s", since(start).count());
+  }
+
+  /// What a process needs once is there after two cycles.
+  void look_for_growth(int cycles) {
+    if (cycles == 2) {
+      held_early_ = held_by_process();
+    }
+    if (cycles > 2 && cycles == options_.cycles) {
+      Held now = held_by_process();
+      // Threads of streams and of NCCL may still be on their way out.
+      for (const auto start = Clock::now();
+           now.more_than(held_early_) && since(start) < std::chrono::seconds(5);) {
+        give_way(std::chrono::milliseconds(50));
+        now = held_by_process();
+      }
+      say("after 2 cycles: %s; after %d: %s", held_early_.text().c_str(), cycles,
+          now.text().c_str());
+      if (now.more_than(held_early_)) {
+        die("the process holds more after each cycle");
+      }
+    }
   }
 
   void maybe_die() {
@@ -315,6 +345,7 @@ class Rank {
   Rendezvous rendezvous_;
   std::vector<double> durations_;  ///< of the operations that were right
   int round_ = 0;
+  Held held_early_;
 };
 
 }  // namespace
