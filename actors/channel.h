@@ -198,6 +198,14 @@ struct FailoverCounts {
   }
 };
 
+/// Hears of the ends of requests, in the caller's thread.
+class RequestWatcher {
+ public:
+  virtual ~RequestWatcher() = default;
+  /// `done`: as it should; otherwise the connection failed, and this may be said again.
+  virtual void ended(const Request& request, bool done) = 0;
+};
+
 /// What a channel and its paths call, for every message, in the actor that serves them.  A base
 /// that comes first costs the least to call.
 class Server : protected fabric::PathOwner {
@@ -309,6 +317,7 @@ class Channel {
   }
 
   FailoverCounts failovers;
+  std::unique_ptr<RequestWatcher> watcher;  ///< the caller's; null: nobody wants to know
 
  protected:
   Engine* const engine_;

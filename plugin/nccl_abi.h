@@ -39,8 +39,11 @@ enum class LogLevel : int { none = 0, version = 1, warn = 2, info = 3, abort = 4
 
 using Logger = void (*)(LogLevel level, unsigned long flags, const char* file, int line,
                         const char* format, ...);
+/// From v10 on.  A start writes *event, unless nobody wants the event; the others only read it.
 using ProfilerCallback = NcclResult (*)(void** event, int type, void* parent, int64_t plugin_id,
                                         void* data);
+enum class ProfilerEvent : int { start = 0, stop = 1, update = 2, update_and_stop = 3 };
+static_assert(sizeof(ProfilerEvent) == sizeof(int));
 
 enum class DeviceType : int { host = 0, unpack = 1, gin_proxy = 2, gin_gdaki = 3, gin_gpi = 4 };
 

@@ -12,6 +12,7 @@
 #include "plugin/connect.h"
 #include "plugin/edge.h"
 #include "plugin/process.h"
+#include "plugin/profiler.h"
 #include "runtime/fabric/listening.h"
 #include "runtime/log.h"
 #include "runtime/random.h"
@@ -131,13 +132,13 @@ abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::L
                          abi::ProfilerCallback profiler) noexcept {
   return guarded([&] {
     (void)comm_id;
-    (void)profiler;
     if (ctx != nullptr) {
       *ctx = nullptr;
     }
     if (auto ready = Process::instance().initialize(logger); !ready) {
       return to_nccl(ready.error().code);
     }
+    use_profiler(profiler);
     if (ctx != nullptr) {
       const auto known = static_cast<ptrdiff_t>(std::clamp(traffic_class, -1, 255));
       *ctx = context_tokens.data() + 1 + known;

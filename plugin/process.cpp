@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "plugin/edge.h"
+#include "plugin/profiler.h"
 #include "runtime/log.h"
 #include "runtime/random.h"
 
@@ -97,12 +98,14 @@ void Process::remove_context() {
   }
   std::lock_guard lock(mutex_);
   stop_locked();
+  forget_profiler();
   initialized_ = false;  // the next init reads settings and devices again
 }
 
 void Process::shut_down() {
   std::lock_guard lock(mutex_);
   nccl_logger.store(nullptr, std::memory_order_release);
+  forget_profiler();
   const bool in_use = users_ > 0;
   stop_locked();
   if (in_use) {

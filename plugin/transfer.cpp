@@ -8,6 +8,7 @@
 #include "plugin/edge.h"
 #include "plugin/net.h"
 #include "plugin/process.h"
+#include "plugin/profiler.h"
 #include "runtime/log.h"
 #include "runtime/mutation.h"
 
@@ -126,7 +127,6 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
 
 [[gnu::hot]] abi::NcclResult net_isend(void* comm, void* data, size_t size, int tag, void* mhandle,
                                        void* phandle, void** request) noexcept {
-  (void)phandle;
   *request = nullptr;
   auto* send = static_cast<SendComm*>(comm);
   if (comm == nullptr || send->kind != CommKind::send) [[unlikely]] {
@@ -159,8 +159,12 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
     return abi::NcclResult::invalid_argument;
   }
   const fabric::Registration& registration = registration_of(mhandle);
-  *request = channel.submit(*place, data, static_cast<uint32_t>(size), registration.local_key,
-                            registration.host);
+  SendRequest* slot = channel.submit(*place, data, static_cast<uint32_t>(size),
+                                     registration.local_key, registration.host);
+  if (phandle != nullptr && slot != nullptr) {
+    start_event(channel, *slot, 0, phandle, size, tag);
+  }
+  *request = slot;
   channel.assist();  // inline: on its way before the caller does something else
   return abi::NcclResult::success;
 }
@@ -168,7 +172,6 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
 [[gnu::hot]] abi::NcclResult net_irecv(void* comm, int n, void** data, const size_t* sizes,
                                        const int* tags, void** mhandles, void** phandles,
                                        bool may_be_polled, void** request) noexcept {
-  (void)phandles;
   *request = nullptr;
   auto* receive = static_cast<ReceiveComm*>(comm);
   if (comm == nullptr || receive->kind != CommKind::receive) [[unlikely]] {
@@ -200,6 +203,11 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
                         registration_of(mhandles[i]).remote_key, tags[i]};
   }
   channel.submit(*slot);
+  for (size_t i = 0; phandles != nullptr && i < static_cast<size_t>(n); ++i) {
+    if (phandles[i] != nullptr) {
+      start_event(channel, *slot, i, phandles[i], sizes[i], tags[i]);
+    }
+  }
   channel.assist();
   *request = slot;
   return abi::NcclResult::success;
@@ -262,6 +270,9 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
       // What was done before the failure counts as done.
       state = base->state.load(std::memory_order_acquire);
       if (state == RequestState::pending) {
+        if (channel.watcher != nullptr) {
+          channel.watcher->ended(*base, false);
+        }
         return failed(channel);
       }
     }
@@ -280,6 +291,9 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
     return abi::NcclResult::success;
   }
   *done = 1;
+  if (channel.watcher != nullptr) [[unlikely]] {
+    channel.watcher->ended(*base, true);
+  }
   if (base->is_send) {
     static_cast<SendChannel&>(channel).release(static_cast<SendRequest&>(*base));
   } else {

@@ -32,6 +32,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 # What a rank says of itself.
 WORDS = re.compile(r"^\[\d+\.\d+\] rank (\d+): (.*)$", re.MULTILINE)
+EVENTS = re.compile(r"^net events of rank \d+: (\d+) sends of (\d+) bytes, (\d+) receives of (\d+) bytes,"
+                    r" (\d+) open, (\d+) wrong$", re.MULTILINE)
 FOUND = re.compile(r"is wrong|hangs$|asynchronous error|emulated kernel:")
 # What a process says at its end: collective, algorithm, protocol.
 RAN = re.compile(r"^emulated kernels: (\w+) (\w+) (\w+): \d+$", re.MULTILINE)
@@ -48,6 +50,8 @@ class Case:
     abi: int = 0  # the only ABI version that NCCL sees
     dies: int = -1  # the rank that is to die; the others see it, abort and end
     mistake: bool = False  # something is wrong on purpose, and a rank must say so
+    # A profiler is loaded that counts the events of transfers: so many bytes leave each rank, or any.
+    events: int = -1
     planted: str = ""  # the mistake in the plugin, by its name in runtime/mutation.h
     limit: int = 120
     says: tuple = ()  # patterns that rank 0's log must have as well
@@ -163,6 +167,11 @@ def all_cases(abis):
         yield long(f"abi-{abi}-simple", 2, some, abi=abi)
         yield long(f"abi-{abi}-ll", 2, some, LL, abi=abi)
         yield long(f"abi-{abi}-nic-gpu", 2, some, GPU_NIC, abi=abi)
+    counted = "--ops sendrecv,alltoall --types float --counts 1,1000,65536"
+    yield short("profiler-2", 2, counted, events=2 * 4 * 66537)
+    yield long("profiler-nic-gpu-2-inline", 2, counted, GPU_NIC, INLINE, events=2 * 4 * 66537)
+    yield long("profiler-faults-4", 4, f"--comms 2 {some}", FAULTS, BOTH, events=0)
+    yield long("profiler-cycles-3", 2, "--cycles 3 --ops all_reduce --counts 1000", events=0)
     yield short("nonblocking", 2, "--blocking 0 --cycles 2 --ops all_reduce --counts 1000")
     yield short("abort", 2, "--abort 0.3 --cycles 2")
     yield short("abort-inline", 2, "--abort 0.3 --cycles 2", INLINE)
@@ -285,6 +294,8 @@ class Runner:
                     MASTER_PORT=str(port), **more)
         if "--cycles" in case.arguments and self.forgets_plugins:
             kept.setdefault("NCCL_NET_PLUGIN_REF_COUNT", "1")
+        if case.events >= 0:
+            kept["NCCL_PROFILER_PLUGIN"] = str(self.build / "libnet_events.so")
         if self.sanitizer:
             kept.update(sanitizers.environment(self.sanitizer, self.plugin))
         return plugin, kept
@@ -365,7 +376,8 @@ class Runner:
                     return f"rank {rank} was to die and ended with {status}"
             elif status != 0 or good not in text:
                 return f"rank {rank} ended with {status}: {self.last_words(text)}"
-        return self.judge_kernels(case, texts) or self.judge_use(case, texts)
+        return (self.judge_kernels(case, texts) or self.judge_use(case, texts) or
+                self.judge_events(case, texts))
 
     @staticmethod
     def judge_kernels(case, texts):
@@ -389,6 +401,22 @@ class Runner:
             if collectives and missing:
                 return f"rank {rank}: nothing was run by {', '.join(sorted(missing))}"
         return None
+
+    @staticmethod
+    def judge_events(case, texts):
+        """What libnet_events.so counted of each communicator."""
+        sent = came = 0
+        for rank, text in enumerate(texts if case.events >= 0 else []):
+            found = EVENTS.findall(text)
+            if not found:
+                return f"rank {rank}: no events of transfers"
+            for sends, out, receives, into, still_open, wrong in (map(int, each) for each in found):
+                if still_open or wrong or not sends or not receives or case.events not in (0, out):
+                    return (f"rank {rank}: {sends} sends of {out} bytes, {receives} receives,"
+                            f" {still_open} events open, {wrong} wrong")
+                sent += out
+                came += into
+        return None if sent == came else f"events tell of {sent} bytes sent and {came} received"
 
     def judge_use(self, case, texts):
         for said in case.says:

@@ -1,4 +1,5 @@
-// Collectives on rings and trees, step by step as NCCL's device code has them (src/device/*.h there).
+// Collectives on rings and trees, step by step as NCCL's device code has them (src/device/*.h
+// there).
 #include <cstring>
 #include <thread>
 

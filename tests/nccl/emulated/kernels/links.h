@@ -1,5 +1,5 @@
-// A channel's connections for one piece of a collective (a ring's two, or those of half a tree), and
-// the buffers of the user between them.
+// A channel's connections for one piece of a collective (a ring's two, or those of half a tree),
+// and the buffers of the user between them.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@ namespace nccl_ha::emulated {
 /// chunks meet only by that.
 template <class T>
 struct Step {
-  bool receive = false;  ///< from every peer that is received from
-  bool send = false;     ///< the same to every peer that is sent to
+  bool receive = false;     ///< from every peer that is received from
+  bool send = false;        ///< the same to every peer that is sent to
   const T* mine = nullptr;  ///< what of the user is sent or added
   bool from_input = true;   ///< `mine` is input, not a result already
   T* result = nullptr;      ///< where the user wants the result

@@ -48,8 +48,7 @@ class Counts {
     }
   }
   void add(int collective, int algorithm, int protocol) {
-    const int at =
-        (collective * NCCL_NUM_ALGORITHMS + algorithm) * NCCL_NUM_PROTOCOLS + protocol;
+    const int at = (collective * NCCL_NUM_ALGORITHMS + algorithm) * NCCL_NUM_PROTOCOLS + protocol;
     ++counts_.at(static_cast<size_t>(at));
   }
 

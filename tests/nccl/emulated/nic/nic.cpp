@@ -50,8 +50,8 @@ bool copy_from(pid_t process, const Message& message, char* to) {
                            static_cast<ssize_t>(total);
 }
 
-/// In the order of the addresses, as a NIC writes: protocol LL128 looks at the last word of 128 bytes
-/// while they come.  memcpy() has no such order.
+/// In the order of the addresses, as a NIC writes: protocol LL128 looks at the last word of 128
+/// bytes while they come.  memcpy() has no such order.
 void put(uint64_t address, const std::vector<char>& bytes) {
   auto* to = reinterpret_cast<char*>(address);
   size_t done = 0;
