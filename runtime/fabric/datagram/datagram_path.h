@@ -7,13 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "runtime/fabric/datagram/copy.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/receive_window.h"
 
 namespace nccl_ha::fabric {
-
-/// Segments end on lines that NCCL's LL128 reads whole.
-inline constexpr uint32_t line_bytes = 128;
 
 class DatagramPath final : public Path {
  public:

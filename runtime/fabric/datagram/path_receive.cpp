@@ -96,7 +96,11 @@ void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte>
         refuse(header);
         return;
       }
-      std::memcpy(to, payload.data(), payload.size());
+      if ((header.flags & flag_no_speculation) != 0) {
+        copy_lines(to, payload.data(), payload.size());
+      } else {
+        std::memcpy(to, payload.data(), payload.size());
+      }
     }
   } else if (header.payload_length != 0) {
     if (stashed_ >= stash_max) {

@@ -297,6 +297,11 @@ Placement DatagramPort::place(std::span<const std::byte> head, size_t total, siz
       header_bytes + header->payload_length != first_bytes) {
     return {};
   }
+  // A reader who polls may see no wrong guess, and no end of a line before its beginning: the
+  // kernel copies in any order.
+  if ((header->flags & flag_no_speculation) != 0) {
+    return {};
+  }
   DatagramPath* path = find(*header);
   if (path == nullptr || path->state_ == PathState::error ||
       path->window_.check(header->sequence) != ReceiveWindow::Verdict::fresh) {
@@ -304,23 +309,20 @@ Placement DatagramPort::place(std::span<const std::byte> head, size_t total, siz
   }
   // How many of the coalesced frames go straight to their place?  The first certainly: its header
   // has been read.  The others are the next segments of the same fragment unless one was lost on
-  // the way; their place has not been received yet, so a wrong guess harms nobody but a reader who
-  // polls, and for such a reader there is no guessing.
+  // the way; their place has not been received yet, so a wrong guess harms nobody.
   size_t frames = 1;
   size_t bytes = header->payload_length;
   const size_t all = (total + segment - 1) / segment;
   const size_t left = header->fragment_length - header->fragment_offset;
-  if ((header->flags & flag_no_speculation) == 0) {
-    while (frames < all && frames < place_frames_max) {
-      const size_t frame_bytes = std::min(segment, total - frames * segment);
-      const auto sequence = header->sequence + static_cast<uint32_t>(frames);
-      if (frame_bytes <= header_bytes || bytes + (frame_bytes - header_bytes) > left ||
-          path->window_.check(sequence) != ReceiveWindow::Verdict::fresh) {
-        break;
-      }
-      bytes += frame_bytes - header_bytes;
-      ++frames;
+  while (frames < all && frames < place_frames_max) {
+    const size_t frame_bytes = std::min(segment, total - frames * segment);
+    const auto sequence = header->sequence + static_cast<uint32_t>(frames);
+    if (frame_bytes <= header_bytes || bytes + (frame_bytes - header_bytes) > left ||
+        path->window_.check(sequence) != ReceiveWindow::Verdict::fresh) {
+      break;
     }
+    bytes += frame_bytes - header_bytes;
+    ++frames;
   }
   std::byte* to = env_.memory->resolve(header->key, path->options_.domain,
                                        header->address + header->fragment_offset, bytes);
