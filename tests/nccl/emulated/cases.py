@@ -78,6 +78,7 @@ COLLNET = {"NCCL_COLLNET_ENABLE": "1", "NCCL_ALGO": "CollNetChain,CollNetDirect,
 # In NCCL's table of what it expects: a bandwidth of 0 with each of three protocols.
 COLLNET_IS_OFF = (r"(?s)CollNetChain((?!AllReduce).)*AllReduce \|"
                   r"(\s*[\d.]+/\s*0\.0 \|){3}")
+REGISTER = {"NCCL_LOCAL_REGISTER": "1", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,REG"}
 COUNTS = "0,1,7,1000,65536,1000003"
 FEW = "1,1000,65536"
 TYPES = "float,int32,uint8"
@@ -145,6 +146,12 @@ def all_cases(abis):
     yield long("collnet-asked", 2, some, COLLNET, says=(COLLNET_IS_OFF,),
                never_says=("Loaded collnet plugin",))
     yield long("graph-asked", 2, f"--graph 1 {some}", says=("graphs are refused; goes on without",))
+    registered = f"--register 1 --ops sendrecv,alltoall --types float --counts {COUNTS}"
+    yield short("nic-gpu-registered-2", 2, registered, GPU_NIC, REGISTER)
+    yield long("nic-gpu-registered-2-inline", 2, registered, GPU_NIC, REGISTER, INLINE)
+    yield long("nic-gpu-registered-4", 4, f"--comms 2 {registered}", GPU_NIC, REGISTER)
+    yield long("nic-gpu-registered-large-2", 2, "--register 1 --ops sendrecv --counts 16777216",
+               GPU_NIC, REGISTER)
     yield long("nic-gpu-split", 2, "--split 1 --ops all_reduce,sendrecv --counts 1,65536", GPU_NIC)
     yield short("comms-4", 2, f"--comms 4 --ops all_reduce,alltoall --counts {FEW}")
     yield long("comms-4-all", 2, f"--comms 4 {some}")
@@ -433,6 +440,8 @@ class Runner:
             proofs.append("over RoCE fake0")
         if "NHA_FAKE_GPUDIRECT" in case.environment:
             proofs.append("via NET/HA/0/GDRDMA")
+        if "NCCL_LOCAL_REGISTER" in case.environment:
+            proofs.append(r"NET register userbuff 0x\w+ \(handle 0x\w+\)")
         if "HA_NCCL_DGRAM_FAULTS" in case.environment:
             proofs.append("faults injected: [1-9]")
         for rank, text in enumerate(texts):

@@ -179,7 +179,15 @@ template <class T>
 struct Buffers {
   T* in = nullptr;
   T* out = nullptr;
+  void* in_registration = nullptr;
+  void* out_registration = nullptr;
 };
+
+/// NCCL registers whole pages, and all of them must be the buffer's.
+size_t room_for(size_t bytes, bool registers) {
+  constexpr size_t page = 4096;
+  return registers ? (bytes + page - 1) / page * page : bytes;
+}
 
 template <class T>
 Seconds run_typed(const std::vector<Comm>& comms, const Operation& operation, ncclDataType_t type,
@@ -194,8 +202,14 @@ Seconds run_typed(const std::vector<Comm>& comms, const Operation& operation, nc
   };
   for (size_t c = 0; c < comms.size(); ++c) {
     Buffers<T>& of = buffers[c];
-    NHA_NEED(cudaMalloc(reinterpret_cast<void**>(&of.in), in_count * sizeof(T)));
-    NHA_NEED(cudaMalloc(reinterpret_cast<void**>(&of.out), out_count * sizeof(T)));
+    const size_t in_room = room_for(in_count * sizeof(T), conduct.registers);
+    const size_t out_room = room_for(out_count * sizeof(T), conduct.registers);
+    NHA_NEED(cudaMalloc(reinterpret_cast<void**>(&of.in), in_room));
+    NHA_NEED(cudaMalloc(reinterpret_cast<void**>(&of.out), out_room));
+    if (conduct.registers) {
+      NHA_NEED(ncclCommRegister(comms[c].comm, of.in, in_room, &of.in_registration));
+      NHA_NEED(ncclCommRegister(comms[c].comm, of.out, out_room, &of.out_registration));
+    }
     for (size_t i = 0; i < in_count; ++i) {
       host[i] = from_number<T>(values(c).at(place().rank, i));
     }
@@ -224,6 +238,10 @@ Seconds run_typed(const std::vector<Comm>& comms, const Operation& operation, nc
         die(operation.text() + ": element " + std::to_string(i) + " is wrong: " +
             std::to_string(to_number(host[i])) + " for " + std::to_string(to_number(expected)));
       }
+    }
+    if (conduct.registers) {
+      NHA_NEED(ncclCommDeregister(comms[c].comm, of.in_registration));
+      NHA_NEED(ncclCommDeregister(comms[c].comm, of.out_registration));
     }
     NHA_NEED(cudaFree(of.in));
     NHA_NEED(cudaFree(of.out));

@@ -30,8 +30,9 @@ struct Operation {
 const std::vector<std::string>& all_operations();
 
 struct Conduct {
-  double limit = 60;     ///< seconds after which an operation hangs
-  bool blocking = true;  ///< communicators are; otherwise calls return before they are enqueued
+  double limit = 60;       ///< seconds after which an operation hangs
+  bool blocking = true;    ///< communicators are; otherwise calls return before they are enqueued
+  bool registers = false;  ///< the buffers with the communicator, so that the NIC may use them
   std::function<void()> called;  ///< after the calls, before their end
   /// Does not return: a communicator failed, so many seconds after the call.
   std::function<void(const std::vector<Comm>&, const Operation&, ncclResult_t, Seconds)> failed;

@@ -17,6 +17,7 @@
 //   --split 1    uses a communicator split off the first one, which shares its resources, as well
 //   --limit S    an operation that takes longer is a hang (60)
 //   --slow S     names each operation that takes longer
+//   --register 1 registers the operations' buffers with the communicator (NCCL_LOCAL_REGISTER=1)
 //   --blocking 0 calls return before they are done
 //   --graph 1    asks for a graph to capture operations in, which is refused, and goes on without
 #include <signal.h>
@@ -54,6 +55,7 @@ struct Options {
   bool blocking = true;
   bool graph = false;
   bool growth = false;
+  bool registers = false;
 };
 
 std::vector<std::string> parts_of(const std::string& text) {
@@ -110,6 +112,8 @@ void set(Options& options, const std::string& name, const std::string& text) {
     options.blocking = text == "1";
   } else if (name == "--graph") {
     options.graph = text == "1";
+  } else if (name == "--register") {
+    options.registers = text == "1";
   } else if (name == "--growth") {
     options.growth = text == "1";
   } else {
@@ -143,7 +147,7 @@ class Rank {
 
  private:
   Conduct conduct() {
-    return {options_.limit, options_.blocking, [this] { maybe_die(); },
+    return {options_.limit, options_.blocking, options_.registers, [this] { maybe_die(); },
             [this](const std::vector<Comm>& comms, const Operation& operation, ncclResult_t error,
                    Seconds after) { failed(comms, operation, error, after); }};
   }

@@ -78,6 +78,11 @@ inline void set_size(ncclConnInfo* conn, uint64_t step, size_t size) {
   }
 }
 
+/// -1: the proxy is done with the step.
+inline ssize_t size_of(const ncclConnInfo* conn, uint64_t step) {
+  return __atomic_load_n(&conn->connFifo[step % NCCL_STEPS].size, __ATOMIC_ACQUIRE);
+}
+
 inline void write_line(ncclLLFifoLine* line, uint64_t data, uint32_t flag) {
   const uint64_t flags = static_cast<uint64_t>(flag) << 32;
   __atomic_store_n(&line->v[0], (data & 0xffffffffU) | flags, __ATOMIC_RELEASE);

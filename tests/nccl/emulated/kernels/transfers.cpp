@@ -15,6 +15,7 @@ struct Part {
   size_t bytes = 0;
   size_t chunk = 0;
   bool low_latency = false;
+  bool registered = false;  ///< the NIC reads or writes the user's memory itself
 };
 
 class Transfer {
@@ -24,12 +25,18 @@ class Transfer {
     if (!sends_ && !part_.low_latency) {
       store(conn_->head, step_);
     }
+    if (!sends_ && part_.registered) {
+      set_size(conn_, step_, 0);  // the proxy may have the memory written from now on
+    }
   }
 
   bool finished() const { return finished_; }
 
   /// False when it has to wait.
   bool advance() {
+    if (done_ == part_.bytes && leaving_) {
+      return look_whether_left();
+    }
     if (sends_ ? !may_send(conn_, step_, 1) : !part_.low_latency && !may_receive(conn_, step_, 1)) {
       return false;
     }
@@ -47,7 +54,8 @@ class Transfer {
     done_ += count;
     if (done_ == part_.bytes) {
       conn_->step = step_;
-      finished_ = true;
+      leaving_ = sends_ && part_.registered;
+      finished_ = !leaving_;
       count_run(ncclFuncSendRecv, NCCL_ALGO_RING,
                 part_.low_latency ? NCCL_PROTO_LL : NCCL_PROTO_SIMPLE);
     }
@@ -55,6 +63,12 @@ class Transfer {
   }
 
  private:
+  /// The user may write where the NIC still reads, until the proxy has taken the size back.
+  bool look_whether_left() {
+    finished_ = size_of(conn_, step_ - 1) == -1;
+    return finished_;
+  }
+
   bool move(size_t count) {
     if (part_.low_latency) {
       return sends_ ? write_lines(count) : read_lines(count);
@@ -63,7 +77,7 @@ class Transfer {
       set_size(conn_, step_, count);
     }
     // Empty transfers may come without a buffer.
-    if (count > 0) {
+    if (count > 0 && !part_.registered) {
       char* slot = simple_slot(conn_, step_);
       char* user = part_.user + done_;
       std::memcpy(sends_ ? slot : user, sends_ ? user : slot, count);
@@ -107,6 +121,7 @@ class Transfer {
   uint64_t step_;
   size_t done_ = 0;
   size_t line_ = 0;
+  bool leaving_ = false;
   bool finished_ = false;
 };
 
@@ -124,10 +139,14 @@ Range range_of(int channels, int part, size_t bytes) {
   return range;
 }
 
+/// Memory that the NIC knows goes in the largest pieces that a network takes.
+size_t chunk_of(unsigned registered, uint8_t size) {
+  return registered != 0 ? size_t{NCCL_MAX_NET_SIZE} : u32fp8Decode(size);
+}
+
 void add(const Block& block, const ncclDevWorkP2p& work, Transfers& all) {
-  if (work.sendNetReg != 0 || work.recvNetReg != 0 || work.sendIpcReg != 0 ||
-      work.recvIpcReg != 0) {
-    give_up("registered user buffers are not emulated");
+  if (work.sendIpcReg != 0 || work.recvIpcReg != 0) {
+    give_up("user buffers that peers map are not emulated");
   }
   const int part = (block.channel_id - work.channelBase) & (work.nP2pChannels - 1);
   auto* const from = static_cast<char*>(work.sendAddr);
@@ -144,14 +163,16 @@ void add(const Block& block, const ncclDevWorkP2p& work, Transfers& all) {
     all.push_back(std::make_unique<Transfer>(
         block, true,
         Part{block.to(work.sendRank, 1), from + range.begin, range.end - range.begin,
-             u32fp8Decode(work.sendChunkSize_u32fp8), work.sendProtoLL != 0}));
+             chunk_of(work.sendNetReg, work.sendChunkSize_u32fp8), work.sendProtoLL != 0,
+             work.sendNetReg != 0}));
   }
   if (part < work.nRecvChannels) {
     const Range range = range_of(work.nRecvChannels, part, work.recvBytes);
     all.push_back(std::make_unique<Transfer>(
         block, false,
         Part{block.from(work.recvRank, 1), to + range.begin, range.end - range.begin,
-             u32fp8Decode(work.recvChunkSize_u32fp8), work.recvProtoLL != 0}));
+             chunk_of(work.recvNetReg, work.recvChunkSize_u32fp8), work.recvProtoLL != 0,
+             work.recvNetReg != 0}));
   }
 }
 
