@@ -52,6 +52,7 @@ class Case:
     mistake: bool = False  # something is wrong on purpose, and a rank must say so
     # A profiler is loaded that counts the events of transfers: so many bytes leave each rank, or any.
     events: int = -1
+    registrations: int = 0  # how often NCCL registers a buffer for a connection
     planted: str = ""  # the mistake in the plugin, by its name in runtime/mutation.h
     limit: int = 120
     says: tuple = ()  # patterns that rank 0's log must have as well
@@ -78,6 +79,7 @@ COLLNET = {"NCCL_COLLNET_ENABLE": "1", "NCCL_ALGO": "CollNetChain,CollNetDirect,
 # In NCCL's table of what it expects: a bandwidth of 0 with each of three protocols.
 COLLNET_IS_OFF = (r"(?s)CollNetChain((?!AllReduce).)*AllReduce \|"
                   r"(\s*[\d.]+/\s*0\.0 \|){3}")
+# The log must say what NCCL registers.
 REGISTER = {"NCCL_LOCAL_REGISTER": "1", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,REG"}
 COUNTS = "0,1,7,1000,65536,1000003"
 FEW = "1,1000,65536"
@@ -146,12 +148,17 @@ def all_cases(abis):
     yield long("collnet-asked", 2, some, COLLNET, says=(COLLNET_IS_OFF,),
                never_says=("Loaded collnet plugin",))
     yield long("graph-asked", 2, f"--graph 1 {some}", says=("graphs are refused; goes on without",))
-    registered = f"--register 1 --ops sendrecv,alltoall --types float --counts {COUNTS}"
-    yield short("nic-gpu-registered-2", 2, registered, GPU_NIC, REGISTER)
-    yield long("nic-gpu-registered-2-inline", 2, registered, GPU_NIC, REGISTER, INLINE)
-    yield long("nic-gpu-registered-4", 4, f"--comms 2 {registered}", GPU_NIC, REGISTER)
-    yield long("nic-gpu-registered-large-2", 2, "--register 1 --ops sendrecv --counts 16777216",
-               GPU_NIC, REGISTER)
+    # all_reduce, its maximum, all_gather and broadcast; sendrecv and alltoall.
+    registered = f"--register 1 --ops all --types float --counts {COUNTS}"
+    # Of five counts: six in a ring over two channels, two in a send and a receive; not 0 elements.
+    times = 5 * (4 * 6 + 2 * 2)
+    yield short("nic-gpu-registered-2", 2, registered, GPU_NIC, REGISTER, registrations=times)
+    yield long("nic-gpu-registered-2-inline", 2, registered, GPU_NIC, REGISTER, INLINE,
+               registrations=times)
+    yield long("nic-gpu-registered-4", 4, f"--comms 2 {registered}", GPU_NIC, REGISTER,
+               registrations=2 * 5 * (4 * 6 + 2 + 6))
+    yield long("nic-gpu-registered-large-2", 2, 
+               "--register 1 --ops all_reduce,all_gather,sendrecv --counts 16777216", GPU_NIC, REGISTER, registrations=6 + 6 + 2)
     yield long("nic-gpu-split", 2, "--split 1 --ops all_reduce,sendrecv --counts 1,65536", GPU_NIC)
     yield short("comms-4", 2, f"--comms 4 --ops all_reduce,alltoall --counts {FEW}")
     yield long("comms-4-all", 2, f"--comms 4 {some}")
@@ -440,8 +447,6 @@ class Runner:
             proofs.append("over RoCE fake0")
         if "NHA_FAKE_GPUDIRECT" in case.environment:
             proofs.append("via NET/HA/0/GDRDMA")
-        if "NCCL_LOCAL_REGISTER" in case.environment:
-            proofs.append(r"NET register userbuff 0x\w+ \(handle 0x\w+\)")
         if "HA_NCCL_DGRAM_FAULTS" in case.environment:
             proofs.append("faults injected: [1-9]")
         for rank, text in enumerate(texts):
@@ -451,6 +456,9 @@ class Runner:
             for proof in proofs:
                 if not re.search(proof, text):
                     return f"rank {rank}: nothing says '{proof}'"
+            registered = len(re.findall(r"NET register userbuff 0x\w+ \(handle 0x", text))
+            if registered != case.registrations:
+                return f"rank {rank}: NCCL registered buffers {registered} times"
         return None
 
     @staticmethod

@@ -79,7 +79,7 @@ class Collective {
 
   Links<T> ring(int chunk_steps, int slice_steps) {
     return Links<T>(block_, function_.protocol, {chunk_steps / slice_steps, slice_steps},
-                    reduction(), {{&ring_.prev, 1}, {&ring_.next, 1}});
+                    reduction(), {{&ring_.prev, 1}, {&ring_.next, 1}}, work_.netRegUsed != 0);
   }
 
   template <class Each>
@@ -101,6 +101,7 @@ class Collective {
       }
       all_reduce(steps, part_.begin + done, left, size);
     }
+    steps.leave();
   }
 
   void all_reduce(Links<T>& steps, ssize_t begin, ssize_t left, ssize_t size) {
@@ -115,7 +116,11 @@ class Collective {
     steps.run({.send = true, .mine = in_ + place(chunk), .count = count(chunk)});
     for (ssize_t distance = 2; distance < ranks_; ++distance) {
       chunk = chunk_of(distance);
-      steps.run({.receive = true, .send = true, .mine = in_ + place(chunk), .count = count(chunk)});
+      steps.run({.receive = true,
+                 .send = true,
+                 .mine = in_ + place(chunk),
+                 .count = count(chunk),
+                 .place = out_ + place(chunk)});
     }
     chunk = position;
     steps.run({.receive = true,
@@ -123,14 +128,20 @@ class Collective {
                .mine = in_ + place(chunk),
                .result = out_ + place(chunk),
                .count = count(chunk),
-               .last = true});
+               .last = true,
+               .place = out_ + place(chunk)});
     for (ssize_t distance = 1; distance < ranks_ - 1; ++distance) {
       chunk = chunk_of(distance);
-      steps.run(
-          {.receive = true, .send = true, .result = out_ + place(chunk), .count = count(chunk)});
+      T* const result = out_ + place(chunk);
+      steps.run({.receive = true,
+                 .send = true,
+                 .result = result,
+                 .count = count(chunk),
+                 .place = result});
     }
     chunk = chunk_of(ranks_ - 1);
-    steps.run({.receive = true, .result = out_ + place(chunk), .count = count(chunk)});
+    T* const result = out_ + place(chunk);
+    steps.run({.receive = true, .result = result, .count = count(chunk), .place = result});
   }
 
   /// The root sends on each chunk as soon as it has all children's; below it sums go up while
@@ -170,7 +181,10 @@ class Collective {
   }
 
   void all_gather() {
-    Links<T> steps = ring(ALLGATHER_CHUNKSTEPS, ALLGATHER_SLICESTEPS);
+    // With one rank on each node the NIC moves all of it at once.
+    const bool at_once = work_.netRegUsed != 0 && work_.isOneRPN != 0;
+    Links<T> steps = at_once ? ring(1, 1) : ring(ALLGATHER_CHUNKSTEPS, ALLGATHER_SLICESTEPS);
+    part_.chunk = at_once ? ssize_t{NCCL_MAX_NET_SIZE} : part_.chunk;
     for_each_chunk([&](ssize_t at, ssize_t count) {
       const auto out_of = [&](ssize_t i) { return out_ + at + ring_.userRanks[i] * part_.total; };
       T* const own = out_of(0);
@@ -179,10 +193,13 @@ class Collective {
                  .result = in_ + at == own ? nullptr : own,
                  .count = count});
       for (ssize_t j = 1; j < ranks_ - 1; ++j) {
-        steps.run({.receive = true, .send = true, .result = out_of(ranks_ - j), .count = count});
+        T* const result = out_of(ranks_ - j);
+        steps.run(
+            {.receive = true, .send = true, .result = result, .count = count, .place = result});
       }
-      steps.run({.receive = true, .result = out_of(1), .count = count});
+      steps.run({.receive = true, .result = out_of(1), .count = count, .place = out_of(1)});
     });
+    steps.leave();
   }
 
   void reduce_scatter() {
@@ -207,9 +224,12 @@ class Collective {
         steps.run({.send = true, .mine = in_ + at, .result = result, .count = count});
       } else {
         const bool forward = ring_.userRanks[1] != root;
-        steps.run({.receive = true, .send = forward, .result = out_ + at, .count = count});
+        T* const result = out_ + at;
+        steps.run(
+            {.receive = true, .send = forward, .result = result, .count = count, .place = result});
       }
     });
+    steps.leave();
   }
 
   void reduce() {
@@ -245,8 +265,8 @@ void run_typed(const Block& block, const Function& function, ncclDevWorkColl& wo
 }  // namespace
 
 void run_collective(const Block& block, const Function& function, ncclDevWorkColl& work) {
-  if (work.regUsed != 0 || work.netRegUsed != 0) {
-    give_up("registered user buffers are not emulated");
+  if (work.regUsed != 0) {
+    give_up("user buffers that peers map are not emulated");
   }
   count_run(function.collective, function.algorithm, function.protocol);
   switch (function.type) {

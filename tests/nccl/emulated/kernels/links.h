@@ -2,6 +2,7 @@
 // and the buffers of the user between them.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <span>
 #include <vector>
@@ -24,6 +25,7 @@ struct Step {
   T* result = nullptr;      ///< where the user wants the result
   ssize_t count = 0;        ///< negative counts are empty steps
   bool last = false;        ///< nobody adds anything to the result
+  T* place = nullptr;  ///< of the chunk in the user's output, where a registered one is received
 };
 
 /// How many steps of the buffer a chunk takes with protocol Simple, and in how many slices.
@@ -41,15 +43,22 @@ struct Peers {
 template <class T>
 class Links {
  public:
-  Links(const Block& block, int protocol, Slices slices, Reduction<T> reduction, const Peers& peers)
+  /// `registered`: the NIC reads and writes the user's buffers, and the proxy knows where.
+  Links(const Block& block, int protocol, Slices slices, Reduction<T> reduction, const Peers& peers,
+        bool registered = false)
       : block_(block),
         protocol_(protocol),
         slices_(protocol == NCCL_PROTO_SIMPLE ? slices : Slices{}),
-        reduction_(reduction) {
+        reduction_(reduction),
+        registered_(registered) {
     for (const int peer : until_none(peers.from)) {
       from_.push_back(at_its_step(block.from(peer, 0)));
       if (protocol_ == NCCL_PROTO_SIMPLE) {
         store(from_.back().conn->head, from_.back().step);
+      }
+      if (registered_) {
+        // The proxy may have the memory written from now on.
+        set_size(from_.back().conn, from_.back().step, 0);
       }
     }
     for (const int peer : until_none(peers.to)) {
@@ -57,6 +66,13 @@ class Links {
     }
     theirs_.resize(from_.size());
     slots_.resize(to_.size());
+  }
+  /// The user may write where the NIC still reads, until the proxy has taken the last size back.
+  void leave() {
+    for (const Link& link : to_) {
+      const uint64_t last = link.step - static_cast<uint64_t>(slices_.steps);
+      block_.wait_until([&] { return !registered_ || size_of(link.conn, last) == -1; });
+    }
   }
   ~Links() {
     for (const std::vector<Link>* links : {&from_, &to_}) {
@@ -103,11 +119,16 @@ class Links {
     return std::span(to_).first(step.send ? to_.size() : 0);
   }
 
+  /// From a registered buffer the NIC takes what this rank sends first.
+  bool writes_slots(const Step<T>& step) const {
+    return step.send && (step.receive || !registered_);
+  }
+
   /// What is in theirs_ and of the user, from element `first` on, into slots_ and to the user.
   void combine_from(const Step<T>& step, size_t first, size_t count) {
     combine_all<T>(reduction_, step.from_input, step.mine != nullptr ? step.mine + first : nullptr,
                    std::span(theirs_).first(step.receive ? theirs_.size() : 0), step.last,
-                   std::span(slots_).first(step.send ? slots_.size() : 0),
+                   std::span(slots_).first(writes_slots(step) ? slots_.size() : 0),
                    step.result != nullptr ? step.result + first : nullptr, count);
   }
 
@@ -142,9 +163,13 @@ class Links {
         give_way(std::chrono::milliseconds(5));
       }
     }
+    if (registered_ && step.receive) {
+      std::fill(theirs_.begin(), theirs_.end(), step.place + offset);
+      std::fill(slots_.begin(), slots_.end(), step.place + offset);
+    }
     if (count > 0) {
       combine_from(step, offset, count);
-      if (step.send && mistaken(Mistake::element)) {
+      if (writes_slots(step) && mistaken(Mistake::element)) {
         auto* last = reinterpret_cast<char*>(slots_.front() + count) - 1;
         *last = static_cast<char>(*last ^ 0x40);
       }
@@ -269,6 +294,7 @@ class Links {
   const int protocol_;
   const Slices slices_;
   const Reduction<T> reduction_;
+  const bool registered_;
   std::vector<Link> from_;
   std::vector<Link> to_;
   std::vector<const T*> theirs_;  ///< by peer: what it sent
