@@ -157,8 +157,9 @@ def all_cases(abis):
                registrations=times)
     yield long("nic-gpu-registered-4", 4, f"--comms 2 {registered}", GPU_NIC, REGISTER,
                registrations=2 * 5 * (4 * 6 + 2 + 6))
-    yield long("nic-gpu-registered-large-2", 2, 
-               "--register 1 --ops all_reduce,all_gather,sendrecv --counts 16777216", GPU_NIC, REGISTER, registrations=6 + 6 + 2)
+    yield long("nic-gpu-registered-large-2", 2,
+               "--register 1 --ops all_reduce,all_gather,sendrecv --counts 16777216", GPU_NIC,
+               REGISTER, registrations=6 + 6 + 2)
     yield long("nic-gpu-split", 2, "--split 1 --ops all_reduce,sendrecv --counts 1,65536", GPU_NIC)
     yield short("comms-4", 2, f"--comms 4 --ops all_reduce,alltoall --counts {FEW}")
     yield long("comms-4-all", 2, f"--comms 4 {some}")
