@@ -55,6 +55,7 @@ enum class Mutation : uint8_t {
   selective_one_off,       ///< the bitmap of an acknowledgement is read one segment too low
   done_a_segment_early,    ///< a write completes when all but its last segment have arrived
   place_is_enough,         ///< a packet is taken by whatever path has the old one's place
+  lines_end_first,         ///< the end of a line that a reader polls is copied before the line
   duplicate_not_answered,  ///< a segment that came twice is not acknowledged again
   // Of control messages and mailboxes.
   box_overrun,               ///< a message is written over one that the peer may not have read

@@ -85,6 +85,7 @@ inline constexpr Planted all_planted[] = {
         "BackedOffPortPair.ASegmentThatIsLostGoesAgainWhenLaterOnesAreSelectivelyAcknowledged"),
     NHA_FOUND(done_a_segment_early, By::datagrams, 20),
     NHA_FOUND(place_is_enough, By::closes, 120),
+    NHA_CHECKED(lines_end_first, "CopyLines.WhoSeesTheEndOfALineSeesAllOfIt"),
     NHA_CHECKED(duplicate_not_answered,
                 "BackedOffPortPair.ASegmentThatComesTwiceIsAcknowledgedAgain"),
 
