@@ -86,10 +86,10 @@ TEST(Shadow, OneRailForGoodAndTheOtherForAWhile) {
   EXPECT_GE(count(run.out, "path 1 of the connection"), 4U) << run.out;
 }
 
-// The same here, with the only cut.
+// The same here, with the only cut; the job goes on until after it.
 TEST(Shadow, WithoutItAConnectionWaitsForItsOwnNic) {
-  const ToolRun run =
-      reduce("cut rail0 --for 700ms@300ms", {"HA_NCCL_SHADOW_PATHS=0", "HA_NCCL_RTO_MS=100"});
+  const ToolRun run = reduce("cut rail0 --for 700ms@300ms, slow rail0 8gbit@2500ms",
+                             {"HA_NCCL_SHADOW_PATHS=0", "HA_NCCL_RTO_MS=100"});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_EQ(count(run.out, moved), 0U) << run.out;
