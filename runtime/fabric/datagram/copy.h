@@ -15,6 +15,15 @@ namespace nccl_ha::fabric {
 inline constexpr uint32_t line_bytes = 128;
 inline constexpr uint32_t line_flag_bytes = 8;
 
+/// What was stored before is seen by whoever sees what is stored after it.
+inline void order_stores() {
+#if defined(__SANITIZE_THREAD__)
+  std::atomic_signal_fence(std::memory_order_release);  // it knows no other, and is for x86 here
+#else
+  std::atomic_thread_fence(std::memory_order_release);
+#endif
+}
+
 /// As memcpy(), and whoever sees the end of a line sees all of it: lines are counted from `to`.
 /// memcpy() itself goes in any order, also from the end to the beginning.
 inline void copy_lines(std::byte* to, const std::byte* from, size_t bytes) {
@@ -25,7 +34,7 @@ inline void copy_lines(std::byte* to, const std::byte* from, size_t bytes) {
   }
   for (; bytes >= line_bytes; to += line_bytes, from += line_bytes, bytes -= line_bytes) {
     std::memcpy(to, from, data);
-    std::atomic_thread_fence(std::memory_order_release);
+    order_stores();
     std::memcpy(to + data, from + data, line_flag_bytes);
   }
   std::memcpy(to, from, bytes);

@@ -266,7 +266,7 @@ bool Port::prepare_sleep() {
   const bool moves = std::any_of(fences_.begin(), fences_.end(), [](const VerbsPath* path) {
     return path != nullptr && path->fence_moves();
   });
-  if (dirty_ != nullptr || !state_events_.empty() || !needs_rx_refill.empty() || moves) {
+  if (dirty_ != nullptr || !state_events_.empty() || !needs_rx_refill_.empty() || moves) {
     return false;
   }
   armed_ = true;
@@ -281,7 +281,7 @@ bool Port::prepare_sleep() {
   for (size_t i = 0; i < queues_.size(); ++i) {
     work += poll_queue(queues_[i]);
   }
-  return work == 0 && needs_rx_refill.empty();
+  return work == 0 && needs_rx_refill_.empty();
 }
 
 }  // namespace nccl_ha::fabric::verbs

@@ -137,7 +137,7 @@ Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
   std::unique_ptr<VerbsPath> path(
       new VerbsPath(*this, path_options, owner, slot, generation, *queue));
   slots_[slot].path = path.get();
-  needs_rx_refill.reserve(slots_.size());
+  needs_rx_refill_.reserve(slots_.size());
   queues_[*queue].used += entries;
   path->reserved_ = entries;
   if (auto opened = path->open(want); !opened) {
@@ -151,7 +151,7 @@ void Port::remove(VerbsPath& path) {
   free_slots_.push_back(path.slot_);
   queues_[path.queue_].used -= path.reserved_;
   unlist_dirty(path);
-  std::erase(needs_rx_refill, &path);
+  std::erase(needs_rx_refill_, &path);
   for (auto* list : {&state_events_, &fences_}) {
     std::replace(list->begin(), list->end(), &path, static_cast<VerbsPath*>(nullptr));
   }
@@ -198,17 +198,17 @@ void Port::arm_watch() {
 }
 
 void Port::be_thirsty(VerbsPath& path) {
-  path.needs_rx_refill = true;
-  needs_rx_refill.push_back(&path);
+  path.needs_rx_refill_ = true;
+  needs_rx_refill_.push_back(&path);
   pending_work_ = true;
 }
 
 void Port::hand_over_receives() {
-  for (VerbsPath* path : needs_rx_refill) {
-    path->needs_rx_refill = false;
+  for (VerbsPath* path : needs_rx_refill_) {
+    path->needs_rx_refill_ = false;
     path->hand_over_receives();
   }
-  needs_rx_refill.clear();
+  needs_rx_refill_.clear();
 }
 
 void Port::take_events() {
@@ -236,21 +236,21 @@ unsigned Port::do_chores(unsigned work) {
   }
   // Whoever waits for what came goes first.  But what went out on one path may be answered on
   // another one.
-  if (!needs_rx_refill.empty() && (posted || work == 0)) {
+  if (!needs_rx_refill_.empty() && (posted || work == 0)) {
     hand_over_receives();
   }
   if (!fences_.empty()) [[unlikely]] {
     work += look_at_fences();
   }
   pending_work_ =
-      !needs_rx_refill.empty() || dirty_ != nullptr || !state_events_.empty() || !fences_.empty();
+      !needs_rx_refill_.empty() || dirty_ != nullptr || !state_events_.empty() || !fences_.empty();
   return work;
 }
 
 unsigned Port::push(Clock& time) {
   static_cast<void>(time);
   const unsigned work = dirty_ == nullptr ? 0 : flush_posts();
-  if (!needs_rx_refill.empty()) {
+  if (!needs_rx_refill_.empty()) {
     hand_over_receives();
   }
   return work;

@@ -139,7 +139,7 @@ class Port final : public Poller {
   std::vector<uint32_t> free_slots_;
   VerbsPath* dirty_ = nullptr;  ///< with posts that the device does not have yet, oldest first
   VerbsPath* last_dirty_ = nullptr;
-  std::vector<VerbsPath*> needs_rx_refill;  ///< with receives that the device does not have yet
+  std::vector<VerbsPath*> needs_rx_refill_;  ///< with receives that the device does not have yet
   std::vector<VerbsPath*> state_events_;
   std::vector<VerbsPath*> fences_;  ///< broken, and perhaps not dead yet
   bool armed_ = false;              // this and what the lists hold are Poller's pending work

@@ -198,8 +198,8 @@ class VerbsPath final : public Path {
   uint32_t receive_mask_ = 0;
   uint32_t receive_head_ = first_position;
   uint32_t receive_tail_ = first_position;
-  uint32_t parked_ = 0;          ///< the last ones of these, which the device does not have yet
-  bool needs_rx_refill = false;  ///< the port knows of them
+  uint32_t parked_ = 0;           ///< the last ones of these, which the device does not have yet
+  bool needs_rx_refill_ = false;  ///< the port knows of them
 
   std::vector<uint64_t> flushes_;
   uint32_t flush_head_ = first_position;

@@ -107,7 +107,7 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
     // For the peer's next immediate but many: whoever waits for what just came is served first, and
     // the device is told of several together.
     receives_[receive_tail_++ & receive_mask_] = {post.id, false};
-    if (++parked_ > options_.receives_spare && !needs_rx_refill) [[unlikely]] {
+    if (++parked_ > options_.receives_spare && !needs_rx_refill_) [[unlikely]] {
       port_.be_thirsty(*this);
     }
     return Errc::ok;
