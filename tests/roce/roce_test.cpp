@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <regex>
 #include <string>
 #include <vector>
 
@@ -113,8 +112,7 @@ TEST(RoceTwoGuests, ARailThatIsGoneForGoodMovesTrafficToTheOtherDevice) {
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;
   EXPECT_GE(count(run.out, " moved to the shadow path 1: RoCE rxe1"), 2U) << run.out;
-  const std::regex back("path 0 of the connection to [^\n]* is back after ");
-  EXPECT_FALSE(std::regex_search(run.out, back)) << run.out;
+  EXPECT_EQ(count(run.out, " is back after "), 0U) << run.out;
 }
 
 TEST(RoceTwoGuests, AKilledGuestIsAnErrorOnTheOther) {
