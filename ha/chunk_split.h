@@ -21,7 +21,6 @@ class ChunkSplit {
   void whole(uint32_t size) {
     count_ = 1;
     ends_[0] = size;
-    paths_[0] = 0;
   }
   /// A chunk for each weight, in their order, in proportion to them; what would be empty is left
   /// out, so that a message may have fewer chunks than there are weights.  The message is not
@@ -31,7 +30,7 @@ class ChunkSplit {
   uint32_t count() const { return count_; }
   uint32_t begin(uint32_t chunk) const { return chunk == 0 ? 0 : ends_[chunk - 1]; }
   uint32_t bytes(uint32_t chunk) const { return ends_[chunk] - begin(chunk); }
-  /// Which of the weights the chunk is for.
+  /// After by_weight(): which of the weights the chunk is for.
   uint32_t path(uint32_t chunk) const { return paths_[chunk]; }
 
  private:
