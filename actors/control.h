@@ -31,7 +31,7 @@ namespace nccl_ha {
 inline constexpr uint32_t control_magic = 0x4148434E;
 inline constexpr uint16_t control_version = 8;
 inline constexpr size_t control_header_bytes = 16;
-inline constexpr size_t control_payload_max = 2048;
+inline constexpr size_t control_payload_max = 6144;
 
 inline constexpr size_t paths_max = 8;    ///< that a handshake makes
 inline constexpr size_t shadows_max = 1;  ///< paths over other NICs, made later

@@ -6,6 +6,7 @@
 // are called on the thread that owns the path (its worker) unless stated otherwise.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -13,6 +14,8 @@
 
 #include "runtime/clock.h"
 #include "runtime/fabric/completion_status.h"
+#include "runtime/fabric/failure_domain.h"
+#include "runtime/fabric/path_traits.h"
 #include "runtime/result.h"
 
 namespace nccl_ha::fabric {
@@ -102,6 +105,14 @@ enum class PathState : uint8_t {
 };
 const char* to_text(PathState state);
 
+/// A host that a path is to lead through, as its fabric names it: nobody else looks inside.
+struct Hop {
+  static constexpr size_t bytes_max = 64;
+  uint8_t length = 0;
+  std::array<std::byte, bytes_max> bytes{};
+};
+inline constexpr size_t hops_max = 4;
+
 /// Sizes a path is made with.
 struct PathOptions {
   uint64_t domain = 0;          ///< protection domain: only memory of this domain may be written
@@ -115,6 +126,10 @@ struct PathOptions {
   Duration connect_limit{};   ///< for connecting; 0: HA_NCCL_CONNECT_TIMEOUT_MS
   uint8_t traffic_class = 0;  ///< RoCE: DSCP and ECN bits
   uint8_t service_level = 0;  ///< InfiniBand
+  /// The hosts in between, the nearest first, at most hops_max; empty: none, or the fabric's
+  /// choice.  Read when the path is made, and not later.
+  std::span<const Hop> route;
+  std::string nic;  ///< the local one, as FailureDomain names it; the provider fills it in
 };
 
 /// Receives what happens on a path, on the path's thread.  Never called from inside a post.
@@ -124,6 +139,8 @@ class PathOwner {
   virtual void on_completion(const Completion& completion) = 0;
   /// `ready` or `error`; `error` says why and is reported once.
   virtual void on_path_state(Path& path, PathState state, const Error& error) = 0;
+  /// address_ready() has become true.  Never called where it is true from the beginning.
+  virtual void on_path_address(Path& path) { (void)path; }
   /// A path in `error` cannot be closed: what is outstanding will never complete, and what the peer
   /// wrote may still land.
   virtual void on_fence_failed(Path& path, const Error& error) = 0;
@@ -138,9 +155,13 @@ class Path {
   Path& operator=(const Path&) = delete;
 
   /// Opaque bytes (at most path_address_max) that the peer's connect() needs.  The side that
-  /// connects first should tell them only then: they may say more.
+  /// connects first should tell them only then: they may say more.  Empty while there are none.
   virtual std::span<const std::byte> local_address() const = 0;
-  /// Starts connecting; the owner hears `ready` or `error`.  Bad bytes: invalid_argument.
+  /// There is an address.  A path that has to ask for it first tells its owner when it is there
+  /// (PathOwner::on_path_address), or fails.
+  virtual bool address_ready() const { return true; }
+  /// Starts connecting; the owner hears `ready` or `error`.  Bad bytes: invalid_argument.  Need not
+  /// wait for address_ready().
   virtual Result<void> connect(std::span<const std::byte> peer_address) = 0;
   virtual PathState state() const = 0;
   /// How the failure that moved the path to `error` would end a work request; `flushed` when it was
@@ -161,9 +182,15 @@ class Path {
   /// The longest single write or send; longer messages are the caller's to cut.
   virtual uint32_t write_bytes_max() const { return UINT32_MAX; }
 
-  /// The network may deliver the packets of a write out of order (adaptive routing), so that the
-  /// end of a large one is better announced by a write of its own.
-  virtual bool may_reorder() const { return false; }
+  /// Of this path; the same for all its life.
+  virtual const PathTraits& traits() const {
+    static constexpr PathTraits any;
+    return any;
+  }
+  bool may_reorder() const { return traits().may_reorder; }
+
+  /// Adds all that this path fails with, as far as it is known: the peer's NIC from connect() on.
+  virtual void failure_domains(FailureDomains& domains) const { (void)domains; }
 
   /// Grows with what the peer has acknowledged of a post that is not complete yet, where the path
   /// sees that.  Only differences mean something.
@@ -181,6 +208,6 @@ class Path {
   virtual std::string describe() const = 0;
 };
 
-inline constexpr size_t path_address_max = 128;
+inline constexpr size_t path_address_max = 512;
 
 }  // namespace nccl_ha::fabric

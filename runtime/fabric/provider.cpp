@@ -10,6 +10,7 @@
 #include "runtime/fabric/datagram/udp_io.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/host_ports.h"
+#include "runtime/host.h"
 #include "runtime/log.h"
 #include "runtime/worker.h"
 
@@ -83,6 +84,12 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
   provider->offload_ = config.dgram_gso;
   provider->interfaces_ = std::move(interfaces);
   provider->ports_.resize(workers);
+  provider->forced_ = fabric_is_forced(config);
+  provider->flushes_always_ = config.ib_flush != 0;
+  provider->ib_paths_ = static_cast<size_t>(config.ib_qps);
+  provider->dgram_paths_ = static_cast<size_t>(config.dgram_paths);
+  provider->adaptive_routing_ = static_cast<int>(config.ib_adaptive_routing);
+  provider->end_apart_above_ = static_cast<uint32_t>(config.ib_ar_threshold);
   if (rdma) {
     provider->rdma_ = rdma(provider->nics_);
   } else if (auto found = provider->find_rdma(config); !found) {
@@ -193,6 +200,7 @@ Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain,
   registration.kind = at.kind;
   registration.host = !gpu;
   registration.device = at.device;
+  registration.per_device = traits(at).keys_per_device;
   if (at.kind == FabricKind::verbs) {
     const RegionOrigin origin{base, length, gpu, -1, 0};
     auto keys = rdma_->add_memory(port_of(at), origin);
@@ -240,6 +248,7 @@ Result<Registration> Provider::add_dmabuf(const Attachment& at, void* base, size
   registration.kind = at.kind;
   registration.host = false;
   registration.device = at.device;
+  registration.per_device = traits(at).keys_per_device;
   registration.local_key = keys->local_key;
   registration.remote_key = keys->remote_key;
   registration.handle = keys->handle;
@@ -310,6 +319,48 @@ IpAddress Provider::with_prefix(IpAddress address) const {
     }
   }
   return address;
+}
+
+PathTraits Provider::traits(const Attachment& at) const {
+  PathTraits traits;
+  const NetDevice& device = devices_[at.device];
+  traits.bandwidth = at.kind == device.kind ? static_cast<uint64_t>(device.speed_mbps) * 125'000 : 0;
+  if (at.kind == FabricKind::verbs) {
+    traits.placed_by_nic = true;
+    traits.acknowledged_by_nic = true;
+    traits.keys_per_device = true;
+    traits.visible_before_completion = true;
+    traits.reaches_gpu_memory = device.peer_memory || device.dmabuf;
+    traits.may_reorder = adaptive_routing_ > 0;
+    traits.end_apart_above = traits.may_reorder ? end_apart_above_ : UINT32_MAX;
+  }
+  return traits;
+}
+
+size_t Provider::paths_wanted(const Attachment& at) const {
+  return at.kind == FabricKind::verbs ? ib_paths_ : dgram_paths_;
+}
+
+bool Provider::needs_flushes(const Attachment& at) const {
+  const PathTraits known = traits(at);
+  return known.placed_by_nic && (known.reaches_gpu_memory || flushes_always_);
+}
+
+uint16_t Provider::place_number(const Attachment& at, const sockaddr* local) const {
+  if (at.kind != FabricKind::datagram) {
+    return static_cast<uint16_t>(at.device);
+  }
+  return static_cast<uint16_t>(interface_of(local).value_or(UINT16_MAX));
+}
+
+bool Provider::accepts(size_t device, FabricKind kind) const {
+  return kind == devices_[device].kind || (kind == FabricKind::datagram && !forced_);
+}
+
+std::string Provider::refusal(size_t device, FabricKind kind) const {
+  return fmt::format("the peer wants {}, but {} on {} uses {}{}", to_text(kind),
+                     devices_[device].name, host_name(), to_text(devices_[device].kind),
+                     forced_ ? " and HA_NCCL_FABRIC allows nothing else" : "");
 }
 
 size_t Provider::connections_max(size_t device, const Config& config, size_t most) const {

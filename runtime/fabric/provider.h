@@ -63,7 +63,12 @@ struct Registration {
   uint32_t local_key = 0;
   uint32_t remote_key = 0;
   size_t device = 0;
-  uint64_t handle = 0;  ///< the provider's
+  uint64_t handle = 0;      ///< the provider's
+  bool per_device = false;  ///< PathTraits::keys_per_device
+  /// These keys are good for paths made there.
+  bool serves(const Attachment& at) const {
+    return kind == at.kind && (!per_device || device == at.device);
+  }
 };
 
 /// All fabrics of this host behind one face.  A port per worker and interface or RDMA port is
@@ -97,6 +102,17 @@ class Provider {
   /// time, which takes as long as the kernel takes to pin it.  `domain` as in add_memory().
   Result<RegionKeys> keys_on(const Attachment& other, uint64_t domain, const Attachment& at,
                              uint32_t key, bool key_is_local);
+  /// What is known of paths made there before there is one.
+  PathTraits traits(const Attachment& at) const;
+  /// How many paths a connection there begins with.
+  size_t paths_wanted(const Attachment& at) const;
+  /// Paths there will be asked to flush.
+  bool needs_flushes(const Attachment& at) const;
+  /// Place::number of a path made there; UINT16_MAX: not known.  `local` as in create_path().
+  uint16_t place_number(const Attachment& at, const sockaddr* local) const;
+  /// Whether a peer may have paths of this kind to a device, and what it is told if not.
+  bool accepts(size_t device, FabricKind kind) const;
+  std::string refusal(size_t device, FabricKind kind) const;
   /// How many connections a device has queue pairs for, at most `most`; `config` says how many each
   /// takes, those in reserve included.
   size_t connections_max(size_t device, const Config& config, size_t most) const;
@@ -159,6 +175,12 @@ class Provider {
   RegionRegistry book_;
   bool keeps_book_ = false;
   bool backs_with_datagrams_ = false;
+  bool forced_ = false;           ///< HA_NCCL_FABRIC names RDMA devices: nothing else is to be used
+  bool flushes_always_ = false;   ///< HA_NCCL_IB_FLUSH
+  size_t ib_paths_ = 1;           ///< HA_NCCL_IB_QPS
+  size_t dgram_paths_ = 1;        ///< HA_NCCL_DGRAM_PATHS
+  int adaptive_routing_ = -1;     ///< HA_NCCL_IB_ADAPTIVE_ROUTING
+  uint32_t end_apart_above_ = 0;  ///< HA_NCCL_IB_AR_THRESHOLD
   std::vector<std::vector<Slot>> ports_;  // per worker, touched by that worker only
 };
 

@@ -8,6 +8,7 @@ namespace nccl_ha::fabric::verbs {
 namespace {
 
 constexpr Duration least_dead = std::chrono::seconds(1);
+constexpr uint64_t megabits = 1'000'000 / 8;  // bytes
 
 }  // namespace
 
@@ -23,9 +24,23 @@ Options Options::from(const Config& config) {
                                               : std::max<Duration>(2 * longest, least_dead);
   options.pkey_index = static_cast<uint16_t>(config.ib_pkey);
   options.adaptive_routing = static_cast<int>(config.ib_adaptive_routing);
+  options.adaptive_routing_threshold = static_cast<uint32_t>(config.ib_ar_threshold);
   options.ece = config.ib_ece;
   options.connect_timeout = std::chrono::milliseconds(config.connect_timeout_ms);
   return options;
+}
+
+PathTraits Options::traits(bool infiniband, bool gpu_memory, int64_t speed_mbps) const {
+  PathTraits traits;
+  traits.placed_by_nic = true;
+  traits.acknowledged_by_nic = true;
+  traits.keys_per_device = true;
+  traits.visible_before_completion = true;
+  traits.reaches_gpu_memory = gpu_memory;
+  traits.may_reorder = adaptive_routing >= 0 ? adaptive_routing != 0 : infiniband;
+  traits.end_apart_above = traits.may_reorder ? adaptive_routing_threshold : UINT32_MAX;
+  traits.bandwidth = megabits * static_cast<uint64_t>(std::max<int64_t>(speed_mbps, 0));
+  return traits;
 }
 
 }  // namespace nccl_ha::fabric::verbs

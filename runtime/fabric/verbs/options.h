@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "runtime/clock.h"
+#include "runtime/fabric/path_traits.h"
 
 namespace nccl_ha {
 struct Config;
@@ -19,6 +20,8 @@ struct Options {
   uint8_t retry_count = 7;  ///< per packet, until the path is dead
   uint16_t pkey_index = 0;
   int adaptive_routing = -1;  ///< negative: on InfiniBand only
+  /// Where packets may overtake each other, the end of a longer write is announced apart.
+  uint32_t adaptive_routing_threshold = UINT32_MAX;
   bool ece = true;
   Duration connect_timeout = std::chrono::seconds(30);
   /// No progress for so long: dead, even if the device keeps trying (Soft-RoCE takes a retry count
@@ -31,6 +34,8 @@ struct Options {
   Duration destroy_limit = std::chrono::seconds(30);
 
   static Options from(const Config& config);
+  /// Of paths over a port; `speed_mbps` as in PortInfo.
+  PathTraits traits(bool infiniband, bool gpu_memory, int64_t speed_mbps) const;
 };
 
 }  // namespace nccl_ha::fabric::verbs

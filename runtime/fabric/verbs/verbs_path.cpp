@@ -117,6 +117,8 @@ Result<void> VerbsPath::open(const GidPreference& want) {
     return info.error();
   }
   info_ = std::move(*info);
+  traits_ = port_.options_.traits(info_.link == LinkLayer::infiniband,
+                                  device.peer_memory() || device.dmabuf(), info_.speed_mbps);
   if (!info_.active) {
     return nccl_ha::fail(Errc::system,
                          fmt::format("RDMA device {}: port {} is {}; check cable and switch",

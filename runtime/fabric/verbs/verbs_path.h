@@ -45,10 +45,7 @@ class VerbsPath final : public Path {
   [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
   [[nodiscard]] Errc post_flush(const FlushPost& post) override;
   uint32_t write_bytes_max() const override { return write_max_; }
-  bool may_reorder() const override {
-    const int wanted = port_.options_.adaptive_routing;
-    return wanted >= 0 ? wanted != 0 : local_.link == LinkLayer::infiniband;
-  }
+  const PathTraits& traits() const override { return traits_; }
   void fail(const Error& why) override;
   std::string describe() const override;
 
@@ -151,6 +148,7 @@ class VerbsPath final : public Path {
   uint32_t inline_max_ = 0;
   uint32_t write_max_ = 0;
   PortInfo info_;
+  PathTraits traits_;
   std::optional<GidEntry> gid_;
   WireAddress local_;
   WireAddress peer_;
