@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "actors/receive_connection.h"
+#include "actors/connection/receive_side.h"
 #include "runtime/engine.h"
 #include "runtime/log.h"
 
@@ -96,8 +96,7 @@ void Listener::on_accept(int fd) {
     return;
   }
   const size_t worker = engine_.assign_worker(provider_.devices()[device_].numa_node, 1.0);
-  auto actor =
-      std::make_unique<ReceiveConnection>(provider_, engine_, worker, fd, device_, channel_);
+  auto actor = make_receive_connection(provider_, engine_, worker, fd, device_, channel_);
   if (auto adopted = engine_.worker(worker).adopt(std::move(actor)); !adopted) {
     channel_->fail(adopted.error());
   }

@@ -8,7 +8,7 @@
 #include <array>
 #include <cstring>
 
-#include "actors/send_connection.h"
+#include "actors/connection/send_side.h"
 #include "plugin/connect.h"
 #include "plugin/edge.h"
 #include "plugin/process.h"
@@ -78,7 +78,7 @@ abi::NcclResult start_connect(int dev, int traffic_class,
                        "connect: the peer's handle was not made by nccl-ha; do all ranks load the "
                        "same plugin?"));
   }
-  SendConnection::Options options;
+  SendOptions options;
   const fabric::NetDevice& device = process.devices()[static_cast<size_t>(dev)];
   fabric::Attachment attachment{static_cast<size_t>(dev), device.kind};
   if (device.kind != fabric::FabricKind::datagram && handle->fabric != device.kind) {
@@ -114,8 +114,8 @@ abi::NcclResult start_connect(int dev, int traffic_class,
     process.close();
     return report(address.error());
   }
-  auto actor = worker.adopt(std::make_unique<SendConnection>(process.provider(), **engine, index,
-                                                             channel, std::move(options)));
+  auto actor = worker.adopt(
+      make_send_connection(process.provider(), **engine, index, channel, std::move(options)));
   if (!actor) {
     process.close();
     return report(actor.error());

@@ -14,7 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "actors/connection.h"
+#include "actors/connection/connection.h"
 #include "actors/listener.h"
 #include "plugin/net.h"
 #include "runtime/config.h"

@@ -324,7 +324,8 @@ IpAddress Provider::with_prefix(IpAddress address) const {
 PathTraits Provider::traits(const Attachment& at) const {
   PathTraits traits;
   const NetDevice& device = devices_[at.device];
-  traits.bandwidth = at.kind == device.kind ? static_cast<uint64_t>(device.speed_mbps) * 125'000 : 0;
+  traits.bandwidth =
+      at.kind == device.kind ? static_cast<uint64_t>(device.speed_mbps) * 125'000 : 0;
   if (at.kind == FabricKind::verbs) {
     traits.placed_by_nic = true;
     traits.acknowledged_by_nic = true;

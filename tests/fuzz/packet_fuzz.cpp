@@ -32,7 +32,11 @@ struct World {
     command_port = io->local(fabric::Channel::command).port();
     data_port = io->local(fabric::Channel::data).port();
     port = std::make_unique<fabric::DatagramPort>(std::move(io), options, environment, 1500);
-    path = port->create_path({1, 16, 16}, &owner).value();
+    fabric::PathOptions sizes;
+    sizes.domain = 1;
+    sizes.writes_max = 16;
+    sizes.receives_max = 16;
+    path = port->create_path(sizes, &owner).value();
     // Connected to itself: its own address is as good as a peer's.
     auto self = path->local_address();
     std::vector<std::byte> address(self.begin(), self.end());

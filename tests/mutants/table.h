@@ -90,11 +90,11 @@ inline constexpr Planted all_planted[] = {
                 "BackedOffPortPair.ASegmentThatComesTwiceIsAcknowledgedAgain"),
 
     // Control messages and mailboxes.
-    NHA_CHECKED(box_overrun, "ConnectionTest.AMessageIsWrittenOverOneThatThePeerHasTaken"),
-    NHA_CHECKED(confirmed_on_stream_only, "ConnectionTest.WhatWasTakenIsConfirmedOverThePathsToo"),
+    NHA_CHECKED(box_overrun, "ControlLinkTest.AMessageIsWrittenOverOneThatThePeerHasTaken"),
+    NHA_CHECKED(confirmed_on_stream_only, "ControlLinkTest.WhatWasTakenIsConfirmedOverThePathsToo"),
     NHA_FOUND(rejoined_without_backlog, By::spare, 10),
     NHA_CHECKED(reader_kept,
-                "ConnectionTest.AStreamThatTakesTheOldOnesPlaceIsReadFromItsBeginning"),
+                "ControlLinkTest.AStreamThatTakesTheOldOnesPlaceIsReadFromItsBeginning"),
     NHA_CHECKED(slot_overtakes_queue, "Mailbox.TheSlotIsNoWayPastTheQueue"),
     NHA_CHECKED(missed_ring_forgotten,
                 "HeldWorkerTest.ADoorbellThatFoundTheMailboxFullIsRungAgain"),
@@ -105,7 +105,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(close_says_posted,
                 "Fabrics/Unfinished.ASendThatTheReceiverDidNotGetIsNotDoneWhenItCloses/*"),
     NHA_CHECKED(life_on_first_lane, "SimLiveness.WhatOnePathAcknowledgesIsNoLifeOfAnotherOne"),
-    NHA_CHECKED(health_not_begun, "ConnectionTest.ANewPathIsNotJudgedByTheSilenceOfTheOldOne"),
+    NHA_CHECKED(health_not_begun, "LivenessTest.ANewPathIsNotJudgedByTheSilenceOfTheOldOne"),
     NHA_CHECKED(budget_not_stopped, "RetryBudget.APathEndsTheNeed"),
 
     // Rings, numbers and announcements.
@@ -114,9 +114,9 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(one_group_too_many, "ChannelTest.RefusesMoreOpenGroupsThanThereCanBe"),
     NHA_FOUND(book_not_cleared, By::spare, 10),
     NHA_CHECKED(box_number_not_compared,
-                "ConnectionTest.APlaceThatWasWrittenAnewMeanwhileIsNotTheOlderMessage"),
+                "ControlLinkTest.APlaceThatWasWrittenAnewMeanwhileIsNotTheOlderMessage"),
     NHA_CHECKED(place_under_way,
-                "ConnectionTest.APlaceIsNotWrittenWhileAnOlderWriteToItIsUnderWay"),
+                "ControlLinkTest.APlaceIsNotWrittenWhileAnOlderWriteToItIsUnderWay"),
     NHA_FOUND(control_credit_lost, By::spare, 10),
     NHA_FOUND(early_words_dropped, By::spare, 90),
     NHA_CHECKED(missing_path_awaited,

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "ha/close_linger.h"
 #include "tests/support/sim_pair.h"
 #include "tools/sim/pair.h"
 

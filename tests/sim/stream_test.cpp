@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "actors/connection.h"
+#include "actors/connection/connection.h"
 #include "tests/support/sim_pair.h"
 #include "tools/sim/pair.h"
 

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <list>
 
-#include "actors/connection.h"
+#include "actors/connection/connection.h"
 #include "actors/listener.h"
 #include "tools/sim/pair.h"
 

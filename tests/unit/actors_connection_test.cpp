@@ -1,12 +1,12 @@
-// What both sides of a connection do alike, over a path and streams that only write down what they
-// are given: control messages and their boxes, streams that take each other's place, new paths.
+// The phases of a connection, with a side that only writes down what it is told.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "actors/connection.h"
+#include "actors/connection/connection.h"
+#include "runtime/engine.h"
 #include "runtime/sim/world.h"
 
 namespace nccl_ha {
@@ -14,91 +14,45 @@ namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 
-/// Takes everything and completes nothing.
-class SilentPath final : public fabric::Path {
+/// What happened, in words.
+using Story = std::vector<std::string>;
+
+class FakeSide final : public Side {
  public:
-  std::span<const std::byte> local_address() const override { return {}; }
-  Result<void> connect(std::span<const std::byte>) override { return {}; }
-  fabric::PathState state() const override { return fabric::PathState::ready; }
-  fabric::CompletionStatus cause() const override { return fabric::CompletionStatus::ok; }
-  Errc post_write(const fabric::WritePost& post) override {
-    posts.push_back(post);
-    return Errc::ok;
+  FakeSide(const ConnectionParts& its_parts, SideOwner& its_owner, Story& story,
+           SendChannel& send_channel)
+      : parts(its_parts), owner(its_owner), story_(story), channel_(send_channel) {}
+  ~FakeSide() override { story_.emplace_back("destroyed"); }
+  const char* name() const override { return "fake"; }
+  Channel* channel() override { return &channel_; }
+  void begin() override { story_.emplace_back("begin"); }
+  void on_stream_open(Stream&) override {}
+  void on_control(const ControlReader::Message&) override {}
+  void on_deadline() override { parts.state.fail(fail(Errc::timed_out, "late")); }
+  void on_settled() override { story_.emplace_back("settled"); }
+  void on_usable() override { story_.emplace_back("usable"); }
+  void on_doorbell() override { story_.emplace_back("doorbell"); }
+  void on_failure(const Error& error, bool told) override {
+    story_.push_back((told ? "failed: " : "failed early: ") + error.what);
   }
-  Errc post_send(const fabric::SendPost&) override { return Errc::invalid_usage; }
-  Errc post_receive(const fabric::ReceivePost&) override { return Errc::ok; }
-  void fail(const Error&) override {}
-  std::string describe() const override { return "silent"; }
-
-  std::vector<fabric::WritePost> posts;
-};
-
-class SilentStream final : public Stream {
- public:
-  void set_owner(StreamOwner*) override {}
-  Result<void> write(std::span<const std::byte>) override { return {}; }
-  void shutdown_then_close() override {}
-  Result<sockaddr_storage> local_address() override { return sockaddr_storage{}; }
-  Result<sockaddr_storage> peer_address() override { return sockaddr_storage{}; }
-};
-
-/// Ready, with one path.
-class BareConnection final : public Connection {
- public:
-  using Connection::Connection;
-  using Connection::on_stream_data;
-  using Connection::read_stream;
-  using Connection::send_control;
-  using Connection::start_heartbeats;
-  using Connection::take_into_use;
-  using Connection::take_stream;
-
-  const char* name() const override { return "bare-connection"; }
-  void on_submitted() override {}
-  void on_completion(const fabric::Completion& completion) override {
-    EXPECT_TRUE(on_control_completion(completion, lane()));
-  }
-  Lane& lane() { return lanes_.front(); }
-  SilentPath& path() { return static_cast<SilentPath&>(lane().path()); }
-  /// As a path that was made anew.
-  void renew_path() {
-    lane().owned.path = std::make_unique<SilentPath>();
-    lane().writes_open = 0;
-    lane().heartbeats_open = 0;
-  }
-  bool failed() const { return failed_; }
-
-  std::vector<uint32_t> heard;  ///< numbers of messages
-  unsigned paths_failed = 0;
-
- private:
-  Channel* channel() override { return nullptr; }
-  void begin() override {
-    backup_ = ready_ = told_ = true;
-    lanes_.resize(1);
-    lane().box = std::make_unique<ControlBox>();
-    lane().peer_box = 0x10000;
-    renew_path();
-    take_into_use(0);
-  }
-  void on_doorbell() override {}
-  void on_control(const ControlReader::Message& message) override {
-    heard.push_back(message.number);
-  }
-  void on_paths_ready() override {}
-  void on_usable() override {}
-  void on_lane_ready(size_t) override {}
-  void on_lane_failed(size_t, const Error&) override {
-    ++paths_failed;
-    lane().usable = false;
-  }
-  void on_lane_drained(size_t) override {}
-  Tables tables() override { return {}; }
-  bool exposed(const Lane&) const override { return false; }
+  void on_peer_gone(const Error&) override {}
   void on_stream_lost(const Error&) override {}
   bool takes_streams() const override { return false; }
+  CloseNotice last_words() const override { return {}; }
+  bool exposed(const Lane&, bool) const override { return false; }
+  std::string wanted_peer() const override { return "nobody"; }
+  void on_lane_ready(size_t) override {}
+  void on_lane_failed(size_t, const Error&) override {}
+  void on_lane_drained(size_t) override {}
+  void stop() override {}
+
+  ConnectionParts parts;
+  SideOwner& owner;
+
+ private:
+  Story& story_;
+  SendChannel& channel_;
 };
 
 class ConnectionTest : public testing::Test {
@@ -106,147 +60,104 @@ class ConnectionTest : public testing::Test {
   void SetUp() override {
     auto process = world_.add_process(sim::ip(10, 0, 0, 1), Config{});
     ASSERT_TRUE(process);
-    Engine& engine = *(*process)->engine;
-    auto made = std::make_unique<BareConnection>(*(*process)->provider, engine,
-                                                 engine.assign_worker(-1, 1.0));
+    engine_ = (*process)->engine.get();
+    channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{}, engine_->worker(0), *engine_);
+    auto made = std::make_unique<Connection>(
+        *(*process)->provider, *engine_, engine_->assign_worker(-1, 1.0),
+        [this](const ConnectionParts& parts, SideOwner& owner) {
+          auto side = std::make_unique<FakeSide>(parts, owner, story_, *channel_);
+          side_ = side.get();
+          return side;
+        });
     connection_ = made.get();
-    ASSERT_TRUE(engine.worker(0).adopt(std::move(made)));
+    auto adopted = engine_->worker(0).adopt(std::move(made));
+    ASSERT_TRUE(adopted);
+    id_ = *adopted;
+    auto address = engine_->worker(0).open_address(4);
+    ASSERT_TRUE(address);
+    channel_->attach(id_, std::move(*address));
     pass(microseconds(10));
   }
   void pass(Duration time) {
     static_cast<void>(world_.run_until([] { return false; }, time));
   }
-  static std::vector<std::byte> notice() {
-    return encode(ControlType::down, PathNotice{0, 1, false, "why"});
+  /// With a lane that works, and nobody at its other end.
+  void become_usable() {
+    side_->parts.paths.add_shadows(1);
+    side_->parts.paths.lane(0).decided = true;
+    side_->owner.end_handshake();
   }
-  /// The peer's message of that number.
-  static std::vector<std::byte> message(uint32_t number) {
-    std::vector<std::byte> frame = notice();
-    set_numbers(frame, number, 1);
-    return frame;
+  void say(ConnectionMessage kind) {
+    Message message{};
+    message.to = id_;
+    message.kind = static_cast<uint32_t>(kind);
+    connection_->on(message);
   }
-  void arrive(const ControlMark& mark, size_t bytes) {
-    fabric::Completion completion;
-    completion.path = &connection_->path();
-    completion.kind = fabric::CompletionKind::receive_immediate;
-    completion.has_immediate = true;
-    completion.immediate = mark.pack();
-    completion.bytes = static_cast<uint32_t>(bytes);
-    connection_->on_completion(completion);
-  }
-  /// The peer's write of a message is told of when `frame` is in its place.
-  void arrive(uint8_t number, const std::vector<std::byte>& frame) {
-    auto& place = connection_->lane().box->incoming[number % ControlBox::slots];
-    std::memcpy(place.data(), frame.data(), frame.size());
-    arrive(ControlMark{number, 1, 0}, frame.size());
-  }
-  /// What was written so far is acknowledged, or so many more of it.
-  void complete_writes(size_t count = SIZE_MAX) {
-    for (; count != 0 && completed_ < connection_->path().posts.size(); ++completed_, --count) {
-      fabric::Completion completion;
-      completion.path = &connection_->path();
-      completion.id = connection_->path().posts[completed_].id;
-      connection_->on_completion(completion);
-    }
-  }
-  /// The numbers of all messages that were written.
-  std::vector<unsigned> written() const {
-    std::vector<unsigned> numbers;
-    for (const fabric::WritePost& post : connection_->path().posts) {
-      if (post.gather_count != 0) {
-        numbers.push_back(ControlMark::unpack(post.immediate).number);
-      }
-    }
-    return numbers;
-  }
+  ConnectionPhase phase() const { return side_->parts.state.phase; }
 
-  sim::World world_{1};
-  BareConnection* connection_ = nullptr;  // its worker's
-  size_t completed_ = 0;
+  Engine* engine_ = nullptr;
+  std::unique_ptr<SendChannel> channel_;
+  Story story_;
+  FakeSide* side_ = nullptr;
+  Connection* connection_ = nullptr;
+  ActorId id_;
+  sim::World world_{1};  // its actors end first
 };
 
-/// That a write is acknowledged says nothing of who reads what it wrote.
-TEST_F(ConnectionTest, AMessageIsWrittenOverOneThatThePeerHasTaken) {
-  for (unsigned i = 0; i < ControlBox::slots + 2; ++i) {
-    connection_->send_control(notice());
-  }
-  complete_writes();
-  EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 4}));
-  arrive(ControlMark{0, 2, 0}, 0);
-  EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 4, 5}));
-  const auto& posts = connection_->path().posts;
-  EXPECT_EQ(posts.back().remote_address, posts.front().remote_address);
-  arrive(ControlMark{0, 3, 0}, 0);
-  EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 4, 5, 6}));
-  EXPECT_FALSE(connection_->failed());
+TEST_F(ConnectionTest, IsUsableWhenItsFirstPathsHaveComeUp) {
+  EXPECT_EQ(phase(), ConnectionPhase::handshake);
+  become_usable();
+  EXPECT_EQ(story_, (Story{"begin", "settled", "usable"}));
+  EXPECT_EQ(phase(), ConnectionPhase::usable);
 }
 
-/// A lane that was slow leaves out what was confirmed meanwhile.  The write before in the same
-/// place may still be repeated, over what would be written there now.
-TEST_F(ConnectionTest, APlaceIsNotWrittenWhileAnOlderWriteToItIsUnderWay) {
-  for (unsigned i = 0; i < 2 * ControlBox::slots - 1; ++i) {
-    connection_->send_control(notice());
-  }
-  complete_writes(ControlBox::slots - 1);
-  EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 4})) << "the peer has confirmed nothing";
-  arrive(ControlMark{0, 8, 0}, 0);  // the stream brought all of them
-  connection_->send_control(notice());
-  EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 4})) << "4 is under way";
-  complete_writes();
-  EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 4, 8}));
-  EXPECT_FALSE(connection_->failed());
+TEST_F(ConnectionTest, AFailureIsPublishedOnce) {
+  become_usable();
+  side_->parts.state.fail(fail(Errc::remote, "first"));
+  side_->parts.state.fail(fail(Errc::remote, "second"));
+  EXPECT_EQ(story_.back(), "failed: first");
+  EXPECT_EQ(phase(), ConnectionPhase::over) << "without failover nothing lingers";
+  EXPECT_EQ(channel_->failure().what, "first");
 }
 
-/// The stream brought the first one, which was confirmed; who reads completions comes late.
-TEST_F(ConnectionTest, APlaceThatWasWrittenAnewMeanwhileIsNotTheOlderMessage) {
-  SilentStream stream;
-  connection_->on_stream_data(stream, message(1));
-  arrive(1, message(5));
-  for (uint8_t number = 2; number <= 5; ++number) {
-    arrive(number, message(number));
-  }
-  pass(microseconds(10));
-  EXPECT_EQ(connection_->heard, (std::vector<uint32_t>{1, 2, 3, 4, 5}));
-  EXPECT_FALSE(connection_->failed());
+TEST_F(ConnectionTest, TheHandshakeHasADeadline) {
+  side_->owner.arm_deadline(milliseconds(5));
+  pass(milliseconds(6));
+  EXPECT_EQ(story_.back(), "failed early: late");
 }
 
-TEST_F(ConnectionTest, WhatWasTakenIsConfirmedOverThePathsToo) {
-  arrive(1, message(1));
-  pass(microseconds(10));
-  ASSERT_EQ(connection_->heard, (std::vector<uint32_t>{1}));
-  ASSERT_EQ(connection_->path().posts.size(), 1U);
-  const fabric::WritePost& mark = connection_->path().posts.front();
-  EXPECT_EQ(mark.gather_count, 0U);
-  ASSERT_TRUE(ControlMark::marks(mark.immediate));
-  EXPECT_EQ(ControlMark::unpack(mark.immediate).confirmed, 2U);
+TEST_F(ConnectionTest, TheDeadlineEndsWithTheHandshake) {
+  side_->owner.arm_deadline(milliseconds(5));
+  become_usable();
+  pass(milliseconds(6));
+  EXPECT_EQ(phase(), ConnectionPhase::usable);
 }
 
-/// The old one ends within a message, and of the new one more was read than made it the new one.
-TEST_F(ConnectionTest, AStreamThatTakesTheOldOnesPlaceIsReadFromItsBeginning) {
-  const std::vector<std::byte> first = message(1);
-  SilentStream old;
-  connection_->on_stream_data(old, std::span(first).first(first.size() - 3));
-  auto stream = std::make_unique<SilentStream>();
-  Stream& taken = *stream;
-  ControlReader reader;
-  ASSERT_TRUE(reader.feed(first));
-  connection_->take_stream(std::move(stream), std::move(reader));
-  connection_->read_stream();
-  connection_->on_stream_data(taken, message(2));
-  EXPECT_EQ(connection_->heard, (std::vector<uint32_t>{1, 2}));
-  EXPECT_FALSE(connection_->failed());
+TEST_F(ConnectionTest, WithFailoverItLingersUntilItsLastWordsAreHeardOrTheTimeIsUp) {
+  side_->parts.state.backup = true;
+  become_usable();
+  say(ConnectionMessage::close);
+  EXPECT_EQ(phase(), ConnectionPhase::lingering);
+  EXPECT_TRUE(connection_->lingers());
+  pass(ha::CloseLinger::limit + milliseconds(2));
+  EXPECT_EQ(story_.back(), "destroyed");
 }
 
-TEST_F(ConnectionTest, ANewPathIsNotJudgedByTheSilenceOfTheOldOne) {
-  connection_->start_heartbeats();
-  connection_->send_control(notice());
-  ASSERT_TRUE(world_.run_until([&] { return connection_->paths_failed == 1; }, seconds(60)));
-  connection_->renew_path();
-  connection_->take_into_use(0);
-  ASSERT_EQ(connection_->path().posts.size(), 1U) << "nothing waits to be answered";
-  const Instant begin = world_.now();
-  ASSERT_TRUE(world_.run_until([&] { return connection_->paths_failed == 2; }, seconds(60)));
-  EXPECT_GE(world_.now() - begin, milliseconds(Config{}.rto_ms));
+TEST_F(ConnectionTest, WhoClosesAfterAFailureEndsIt) {
+  become_usable();
+  side_->parts.state.fail(fail(Errc::remote, "gone"));
+  say(ConnectionMessage::close);
+  pass(milliseconds(1));
+  EXPECT_EQ(story_.back(), "destroyed");
+}
+
+TEST_F(ConnectionTest, ADoorbellBeforeItIsReadyIsNotHeard) {
+  channel_->ring_mailbox();
+  say(ConnectionMessage::doorbell);
+  become_usable();
+  EXPECT_EQ(story_.back(), "usable");
+  say(ConnectionMessage::doorbell);
+  EXPECT_EQ(story_.back(), "usable") << "nothing was rung";
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <bit>
 #include <memory>
 
-#include "actors/shadow_keys.h"
+#include "actors/connection/shadow_keys.h"
 
 namespace nccl_ha {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "actors/send_connection.h"
+#include "actors/connection/send_side.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -34,7 +34,7 @@ SimLink::SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t por
 SimLink::~SimLink() = default;
 
 void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
-  SendConnection::Options options;
+  SendOptions options;
   const auto add_route = [&](sim::Ip own, sim::Ip there) {
     Route route;
     route.to = sim::Endpoint{there, port}.to_sockaddr();
@@ -56,8 +56,8 @@ void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
                                         fabric::Attachment{0, from_.provider->devices()[0].kind},
                                         worker, engine);
   auto address = worker.open_address(4);
-  auto actor = worker.adopt(
-      std::make_unique<SendConnection>(*from_.provider, engine, index, send_, std::move(options)));
+  auto actor =
+      worker.adopt(make_send_connection(*from_.provider, engine, index, send_, std::move(options)));
   if (actor && address) {
     send_->attach(*actor, std::move(*address));
   }

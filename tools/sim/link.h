@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "actors/connection.h"
+#include "actors/channel.h"
 #include "actors/listener.h"
 #include "runtime/sim/world.h"
 

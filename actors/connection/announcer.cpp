@@ -1,0 +1,179 @@
+#include "actors/connection/announcer.h"
+
+#include <algorithm>
+
+#include "actors/connection/limits.h"
+#include "actors/immediate.h"
+#include "ha/mutation.h"
+
+namespace nccl_ha {
+
+Announcer::Announcer(const ConnectionParts& parts, const OpenReceives& groups)
+    : state_(parts.state),
+      paths_(parts.paths),
+      liveness_(parts.liveness),
+      failover_(parts.failover),
+      groups_(groups),
+      ring_(std::make_unique<CtsRing>()) {}
+
+bool Announcer::wrap() {
+  if (!ha::mutated(ha::Mutation::wrapped_with_held)) {
+    announce();  // one write ends where the ring does
+  }
+  staged_ = 0;
+  return state_.live();
+}
+
+[[gnu::hot]] void Announcer::stage(const ReceiveRequest& request) {
+  first_entry_[request.group % cts_slots] = static_cast<uint16_t>(staged_);
+  // A slot is written anew only after its group has arrived, which no loss of its announcement
+  // survives.
+  for (uint8_t i = 0; i < request.count; ++i) {
+    const ReceiveRequest::Buffer& buffer = request.buffers[i];
+    CtsEntry& entry = (*ring_)[staged_++];
+    entry.group = request.group;
+    entry.address = reinterpret_cast<uint64_t>(buffer.data);
+    entry.size = buffer.size;
+    entry.key = buffer.key;
+    entry.tag = buffer.tag;
+    entry.count = request.count;
+    entry.position = i;
+    entry.no_speculative_placement = request.polled ? 1 : 0;
+    if (keys_wanted_) [[unlikely]] {
+      name_key(entry, buffer);
+    }
+    entry.seal();
+  }
+  held_entries_ += request.count;
+  ++held_groups_;
+  // Where acknowledgements ride on messages a small one overtakes bulk data.
+  const bool holds_back = state_.traits.acknowledged_by_nic;
+  if (!holds_back || held_entries_ > announced_together - group_max) {
+    announce();
+  }
+}
+
+[[gnu::hot]] void Announcer::announce_if_due(uint64_t ahead) {
+  const uint64_t open = groups_.posted() - groups_.completed();
+  if (held_groups_ != 0 && open - held_groups_ < std::max(ahead, open / 2)) {
+    announce();
+  }
+}
+
+void Announcer::announce() {
+  if (held_groups_ == 0) {
+    return;
+  }
+  if (paths_.lane(lane_).usable) {
+    post(groups_.posted() - held_groups_, held_groups_, staged_ - held_entries_, held_entries_);
+  }  // else everything open is announced when there is a path again
+  held_groups_ = 0;
+  held_entries_ = 0;
+}
+
+[[gnu::hot]] void Announcer::post(uint64_t number, uint64_t groups, uint32_t first,
+                                  uint32_t entries) {
+  Lane& lane = paths_.lane(lane_);
+  fabric::WritePost post;
+  post.id = number;
+  post.gather_count = 1;
+  post.gathers[0] = {reinterpret_cast<const std::byte*>(&(*ring_)[first]),
+                     static_cast<uint32_t>(entries * sizeof(CtsEntry)), lane.tables.source_key};
+  post.remote_address = cts_address_ + first * sizeof(CtsEntry);
+  post.remote_key = lane.tables.table_key;
+  post.has_immediate = true;
+  post.immediate = Announcement{static_cast<uint32_t>(number), first, lane.epoch}.pack();
+  post.unsignaled = true;
+  post.host_memory = true;
+  post.last = true;
+  lane.health.announce();
+  liveness_.watch_work();
+  const Errc posted = lane.path().post_write(post);
+  if (posted != Errc::ok && posted != Errc::closed) {
+    state_.fail(fail(Errc::internal, "a path refused a clear-to-send it has room for"));
+    return;
+  }
+  state_.note(TraceEvent::cts_sent, number, groups);
+}
+
+void Announcer::want_keys() {
+  const bool foreign = paths_.shadow_usable() && paths_.shadow_lanes().back().foreign_keys;
+  if (foreign && !paths_.primary_usable() && !keys_wanted_) {
+    keys_wanted_ = true;
+    anew_ = true;
+  }
+}
+
+void Announcer::name_key(CtsEntry& entry, const ReceiveRequest::Buffer& buffer) {
+  entry.shadow_key = shadow_key(buffer);
+  entry.shadow_epoch = paths_.shadow_lanes().back().epoch;
+}
+
+uint32_t Announcer::shadow_key(const ReceiveRequest::Buffer& buffer) {
+  if (buffer.key == 0 || ha::mutated(ha::Mutation::keys_of_own_nic)) {
+    return buffer.key;
+  }
+  const Lane& lane = paths_.shadow_lanes().back();
+  if (lane.rejected) {
+    return 0;
+  }
+  auto keys = state_.provider.keys_on(lane.at, state_.domain, state_.attachment, buffer.key, false);
+  if (!keys) {
+    failover_.count_rejected();
+    static_cast<void>(failover_.reject(paths_.size() - 1, keys.error()));
+    return 0;
+  }
+  return keys->remote_key;
+}
+
+void Announcer::name_all_keys() {
+  for (uint64_t number = groups_.completed(); number < groups_.posted(); ++number) {
+    const ReceiveRequest* request = groups_.at(number);
+    for (size_t i = 0; request != nullptr && i < request->count; ++i) {
+      CtsEntry& entry = (*ring_)[first_entry_[number % cts_slots] + i];
+      name_key(entry, request->buffers[i]);
+      entry.seal();
+    }
+  }
+}
+
+void Announcer::announce_again(bool peer_stopped) {
+  if (!anew_) {
+    return;
+  }
+  if (!paths_.lane(lane_).usable) {
+    const auto lanes = paths_.lanes();
+    const auto lane = std::find_if(lanes.begin(), lanes.end(),
+                                   [](const Lane& candidate) { return candidate.usable; });
+    if (lane == lanes.end() ||
+        (!peer_stopped && !ha::mutated(ha::Mutation::announced_before_stop))) {
+      return;
+    }
+    lane_ = static_cast<size_t>(lane - lanes.begin());
+  }
+  anew_ = false;
+  held_groups_ = 0;
+  held_entries_ = ha::mutated(ha::Mutation::held_entries_kept) ? held_entries_ : 0;
+  if (ha::mutated(ha::Mutation::announcements_not_renewed)) {
+    return;
+  }
+  if (keys_wanted_ && state_.live()) {
+    name_all_keys();
+  }
+  uint64_t number = groups_.completed();
+  while (number < groups_.posted() && state_.live()) {
+    // As many in one write as lie side by side.
+    const uint32_t first = first_entry_[number % cts_slots];
+    uint64_t end = number;
+    uint32_t entries = 0;
+    while (end < groups_.posted() && first_entry_[end % cts_slots] == first + entries &&
+           entries + group_max <= announced_together) {
+      entries += groups_.buffers_of(end);
+      ++end;
+    }
+    post(number, end - number, first, entries);
+    number = end;
+  }
+}
+
+}  // namespace nccl_ha

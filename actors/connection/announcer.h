@@ -1,0 +1,87 @@
+// Tells the sender where its messages may be written: clear-to-sends.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "actors/channel.h"
+#include "actors/connection/open_receives.h"
+#include "actors/connection/side.h"
+
+namespace nccl_ha {
+
+/// Writes entries into a ring of its own and from there into the sender's.  A clear-to-send costs
+/// both sides and the network as much as any small message.  While the sender has places for
+/// several more messages, or for half of all there are, it needs no other, and those that come
+/// together go in one write.  One thread.
+class Announcer {
+ public:
+  Announcer(const ConnectionParts& parts, const OpenReceives& groups);
+
+  /// The memory that is written into the peer's.
+  CtsRing& ring() { return *ring_; }
+  /// Where the peer's ring is.
+  void begin(uint64_t cts_address) { cts_address_ = cts_address; }
+
+  /// Before a group of so many buffers is added to the open ones: their entries lie side by side.
+  /// False: the connection has failed.
+  [[nodiscard]] bool make_room(uint32_t buffers) {
+    return staged_ + buffers <= cts_entries || wrap();
+  }
+  /// Makes the entries of the group that was added last, and announces it if it cannot be held
+  /// back.
+  void stage(const ReceiveRequest& request);
+  /// After a receive was posted.
+  void announce_if_due() { announce_if_due(announced_ahead); }
+  /// After a group has arrived, for a caller who posts no more.
+  void announce_if_short() { announce_if_due(announced_least); }
+
+  // When a path fails.
+  size_t lane() const { return lane_; }  ///< announcements keep their order by taking one lane
+  /// What is open has to be announced anew: that lane failed, or keys became known.
+  void renew() { anew_ = true; }
+  /// Does so over a lane that is usable, if that was asked for.  `peer_stopped`: what this side
+  /// wrote on the lane that failed will not arrive any more: it must not land on entries that were
+  /// written anew.
+  void announce_again(bool peer_stopped);
+
+  // Keys of a fallback path's device.
+  bool keys_wanted() const { return keys_wanted_; }
+  /// The sender needs them once its own NIC's paths are gone; telling them costs a registration of
+  /// each region with the other device, so it waits until then.
+  void want_keys();
+  /// Of a buffer on the fallback path's device; 0: the device does not take it.
+  uint32_t shadow_key(const ReceiveRequest::Buffer& buffer);
+
+ private:
+  // Announced and not yet arrived: below the first number a new receive announces what is held
+  // back, below the second an arrival does.
+  static constexpr uint64_t announced_ahead = 4;
+  static constexpr uint64_t announced_least = 2;
+
+  void announce_if_due(uint64_t ahead);
+  void announce();
+  bool wrap();
+  void post(uint64_t number, uint64_t groups, uint32_t first, uint32_t entries);
+  void name_key(CtsEntry& entry, const ReceiveRequest::Buffer& buffer);
+  void name_all_keys();
+
+  ConnectionState& state_;
+  PathSet& paths_;
+  Liveness& liveness_;
+  Failover& failover_;
+  const OpenReceives& groups_;
+  std::unique_ptr<CtsRing> ring_;
+  uint64_t cts_address_ = 0;
+  uint32_t staged_ = 0;        ///< where the next entry goes
+  uint32_t held_entries_ = 0;  ///< before that, not announced yet
+  uint32_t held_groups_ = 0;
+  size_t lane_ = 0;
+  bool anew_ = false;
+  bool keys_wanted_ = false;
+  std::array<uint16_t, cts_slots> first_entry_{};  ///< of each group
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,254 @@
+#include "actors/connection/connection.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "actors/channel.h"
+#include "ha/error_class.h"
+#include "ha/mutation.h"
+#include "runtime/engine.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+
+Connection::Connection(fabric::Provider& provider, Engine& engine, size_t worker,
+                       const MakeSide& make_side)
+    : state_(*this, provider, engine),
+      worker_index_(worker),
+      side_(make_side({state_, paths_, control_, liveness_, failover_}, *this)) {
+  deadline_.bind([](void* self) { static_cast<Connection*>(self)->side_->on_deadline(); }, this);
+  linger_timer_.bind([](void* self) { static_cast<Connection*>(self)->look_whether_over(); }, this);
+}
+
+Connection::~Connection() {
+  stop_timers();
+  paths_.clear();  // they speak to the side, and use its memory
+  state_.engine.unassign_worker(worker_index_, 1.0);
+}
+
+void Connection::stop_timers() {
+  if (state_.context != nullptr) {
+    state_.context->timers().cancel(deadline_);
+    state_.context->timers().cancel(linger_timer_);
+  }
+  failover_.stop();
+  liveness_.stop();
+}
+
+void Connection::start(Context& context) {
+  state_.context = &context;
+  state_.id = id();
+  failover_.begin(context.config());
+  side_->begin();
+}
+
+void Connection::on(const Message& message) {
+  if (state_.phase == ConnectionPhase::gone) {
+    return;
+  }
+  switch (static_cast<ConnectionMessage>(message.kind)) {
+    case ConnectionMessage::doorbell:
+      // Taken first: a request published from here on rings again.
+      if (Channel* channel = side_->channel();
+          channel != nullptr && channel->take_doorbell() && state_.ready()) {
+        side_->on_doorbell();
+      }
+      return;
+    case ConnectionMessage::close:
+      close();
+      return;
+    case ConnectionMessage::oversize:
+      fail(nccl_ha::fail(Errc::invalid_usage,
+                         "a send was larger than the receive that the peer posted for it"),
+           true);
+      return;
+    case ConnectionMessage::suspect:
+      if (state_.ready() && state_.backup && message.arg < paths_.size()) {
+        side_->on_lane_failed(message.arg,
+                              nccl_ha::fail(Errc::remote, "it was reported not to be trusted"));
+      }
+      return;
+    case ConnectionMessage::inbox:
+      control_.read_inbox();
+      return;
+    case ConnectionMessage::rejected:
+      // Unless a new path was made there meanwhile.
+      if (state_.live() && paths_.lane(message.arg).rejected) {
+        side_->on_lane_failed(message.arg, failover_.rejection());
+      }
+      return;
+  }
+}
+
+void Connection::on_inbox() {
+  Message wake{};
+  wake.to = id();
+  wake.kind = static_cast<uint32_t>(ConnectionMessage::inbox);
+  state_.context->send_self(wake);
+}
+
+void Connection::arm_deadline(Duration in) {
+  state_.context->timers().arm(deadline_, state_.context->now() + in);
+}
+
+std::string Connection::peer_text() const {
+  const std::string address = control_.peer_address();
+  const std::string& known = address.empty() ? side_->wanted_peer() : address;
+  return state_.peer_host.empty()
+             ? known
+             : fmt::format("{} ({}, pid {})", known, state_.peer_host, state_.peer_process);
+}
+
+void Connection::on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) {
+  const size_t at = paths_.index_of(&path);
+  if (state_.lingers() && state == fabric::PathState::error) {
+    paths_.lane(at).usable = false;
+    look_whether_over();
+  }
+  if (!state_.live()) {
+    return;
+  }
+  if (state == fabric::PathState::ready) {
+    NHA_LOG_DEBUG("path ready: {}", path.describe());
+    if (state_.ready()) {
+      side_->on_lane_ready(at);
+      tell_usable();
+    } else {
+      paths_.lane(at).decided = true;
+      end_handshake();
+    }
+    return;
+  }
+  const bool program = ha::classify(path.cause()) == ha::ErrorClass::program;
+  if (!state_.backup || program) {
+    fail(error, true);
+    return;
+  }
+  if (state_.ready()) {
+    side_->on_lane_failed(at, error);
+    return;
+  }
+  // Whatever failed, also the only path: the peer's host may just not have got to it yet, and
+  // until the caller's time is up another one may come up.
+  paths_.lane(at).decided = true;
+  paths_.lane(at).early_failure = error;
+  failover_.set_need(error);
+  // The peer's side of it may wait for the whole handshake's time.
+  control_.send(encode(ControlType::suspect,
+                       PathNotice{static_cast<uint8_t>(at), 0, false, error.message()}));
+  state_.context->request_stream_turns(1000);
+  end_handshake();
+}
+
+/// When the first paths have come up or failed, the connection begins; what failed is then
+/// replaced.
+void Connection::end_handshake() {
+  const auto lanes = paths_.lanes();
+  if (!std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.decided; })) {
+    return;
+  }
+  for (Lane& lane : lanes) {
+    lane.usable = !lane.early_failure;
+    lane.health.begin(state_.context->moment());
+  }
+  if (Channel* channel = side_->channel(); channel != nullptr) {
+    failover_.count_in(&channel->failovers);
+  }
+  state_.enter(ConnectionPhase::settled);
+  side_->on_settled();
+  for (size_t lane = 0; lane < paths_.size() && state_.live(); ++lane) {
+    if (const auto why = std::exchange(paths_.lane(lane).early_failure, std::nullopt)) {
+      failover_.count_down(lane);
+      NHA_LOG_WARN(
+          "path {} of the connection to {} did not come up; others are tried, and it again: {}",
+          lane, peer_text(), why->message());
+      side_->on_lane_failed(lane, *why);
+    }
+  }
+  for (const auto& frame : std::exchange(early_, {})) {
+    ControlReader reader;
+    static_cast<void>(reader.feed(frame));
+    const auto message = reader.next();
+    if (message && state_.live()) {
+      side_->on_control(*message);
+    }
+  }
+  tell_usable();
+}
+
+/// The caller may use the connection from the moment on that there is a path.
+void Connection::tell_usable() {
+  if (state_.phase == ConnectionPhase::settled && paths_.any_usable()) {
+    state_.enter(ConnectionPhase::usable);
+    state_.context->timers().cancel(deadline_);
+    side_->on_usable();
+  }
+}
+
+void Connection::on_control(const ControlReader::Message& message) {
+  if (!take_early(message)) [[likely]] {
+    side_->on_control(message);
+  }
+}
+
+/// What the peer says of paths while this side is not ready yet: it may be ready itself, and takes
+/// the confirmation of an earlier message for the word that this side is.
+bool Connection::take_early(const ControlReader::Message& message) {
+  if (state_.ready() || !state_.backup) {
+    return false;
+  }
+  const Error malformed =
+      nccl_ha::fail(Errc::remote, "malformed message about a path on the control stream");
+  if (message.type == ControlType::rebuild) {
+    const auto offer = decode_offer(message.payload);
+    if (!offer || early_.size() >= 2 * lanes_max) {
+      fail(malformed, true);
+    } else {
+      early_.push_back(encode(message.type, *offer));
+    }
+    return true;
+  }
+  if (message.type != ControlType::down && message.type != ControlType::suspect) {
+    return false;
+  }
+  const auto notice = decode_notice(message.payload);
+  // Of a first path; or of a fallback path that was offered meanwhile and has failed since.
+  const bool first = notice && notice->path < paths_.size();
+  const bool known =
+      first ? notice->epoch == 0 : notice && notice->path < paths_.size() + state_.shadows;
+  if (!known || early_.size() >= 2 * lanes_max) {
+    fail(malformed, true);
+    return true;
+  }
+  if (!ha::mutated(ha::Mutation::early_words_dropped)) {
+    early_.push_back(encode(message.type, *notice));
+  }
+  if (fabric::Path* path = first ? paths_.lane(notice->path).owned.path.get() : nullptr;
+      path != nullptr && path->state() == fabric::PathState::connecting) {
+    path->fail(from_peer(notice->why));
+  }
+  return true;
+}
+
+void Connection::on_work_back(size_t lane) {
+  if (state_.live() && failover_.drained(lane)) {
+    side_->on_lane_drained(lane);
+  }
+}
+
+/// Where only another fabric stands by, while nobody needs it, a NIC of the own one may do so
+/// again.
+void Connection::on_link_up(const std::string& interface) {
+  side_->on_link_up(interface);
+  const bool better = paths_.backs_with_others() && paths_.could_back_up(interface);
+  for (size_t i = paths_.primaries(); better && i < paths_.size() && state_.live(); ++i) {
+    if (paths_.lane(i).usable && paths_.is_fallback(paths_.lane(i)) && paths_.primary_usable()) {
+      side_->on_lane_failed(
+          i, nccl_ha::fail(Errc::again, fmt::format("{} is back and could stand by", interface)));
+    }
+  }
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,106 @@
+// One side of a connection: the actor that owns its parts and leads it through its phases.
+//
+// Life: handshake (hello, welcome, connectivity check) -> usable -> lingering -> gone, or failed
+// from anywhere.  A failure is final: published once, told to the peer, and what every later call
+// gets.  docs/architecture.md shows who calls whom.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "actors/connection/control_link.h"
+#include "actors/connection/failover.h"
+#include "actors/connection/liveness.h"
+#include "actors/connection/path_set.h"
+#include "actors/connection/side.h"
+#include "actors/connection/state.h"
+#include "ha/close_linger.h"
+#include "runtime/actor.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+class Engine;
+
+class Connection final : public Actor,
+                         private ConnectionOwner,
+                         private SideOwner,
+                         private ControlLink::Owner,
+                         private Liveness::Owner {
+ public:
+  using MakeSide =
+      std::function<std::unique_ptr<Side>(const ConnectionParts& parts, SideOwner& owner)>;
+  /// `worker` was assigned by the engine and is given back at the end.
+  Connection(fabric::Provider& provider, Engine& engine, size_t worker, const MakeSide& make_side);
+  ~Connection() override;
+
+  const char* name() const override { return side_->name(); }
+  void start(Context& context) override;
+  void on(const Message& message) override;
+  void stop() override;
+  bool lingers() const override { return state_.phase != ConnectionPhase::gone; }
+
+ private:
+  // ConnectionOwner
+  void fail(const Error& error, bool tell_peer) override;
+  std::string peer_text() const override;
+  void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
+  void on_fence_failed(const Error& error) override { fail(error, true); }
+  void on_late_completion(const fabric::Completion& completion) override;
+  void on_work_back(size_t lane) override;
+  // SideOwner
+  void arm_deadline(Duration in) override;
+  void end_handshake() override;
+  void refused(const std::optional<Refusal>& why) override;
+  void part_with_peer(const Error& why) override;
+  void close() override;
+  void finish() override;
+  // ControlLink::Owner
+  void on_stream_open(Stream& stream) override { side_->on_stream_open(stream); }
+  void on_control(const ControlReader::Message& message) override;
+  void on_confirm() override { side_->on_confirm(); }
+  void on_last_words() override { hear_last_words(); }
+  void on_peer_left() override { linger_.on_peer_left(); }
+  void on_heard() override { look_whether_over(); }
+  void on_unconfirmed() override { side_->on_unconfirmed(); }
+  void on_stream_lost(const Error& why) override { side_->on_stream_lost(why); }
+  void on_stream_back() override { side_->on_stream_back(); }
+  bool takes_streams() const override { return side_->takes_streams(); }
+  const Error& failure() const override { return failure_; }
+  void on_refused(const Refusal& why) override { refused(why); }
+  void on_peer_gone(const Error& why) override { side_->on_peer_gone(why); }
+  void on_attempt() override { liveness_.probe_usable(); }
+  void on_inbox() override;
+  // Liveness::Owner
+  void on_lane_failed(size_t lane, const Error& why) override { side_->on_lane_failed(lane, why); }
+  void on_link_up(const std::string& interface) override;
+
+  bool take_early(const ControlReader::Message& message);
+  void tell_usable();
+  /// The connection is over; `words` (empty: confirms what was heard) leave over the stream and all
+  /// paths that work, which go on for a bounded time.  `ends`: the actor ends with them.
+  void part(std::vector<std::byte> words, const Error& why, bool ends);
+  void hear_last_words();
+  void look_whether_over();
+  void end_linger(const Error& why);
+  void stop_timers();
+
+  ConnectionState state_;
+  PathSet paths_{state_};
+  ControlLink control_{*this, state_, paths_};
+  Liveness liveness_{*this, state_, paths_, control_};
+  Failover failover_{state_, paths_, control_, liveness_};
+  const size_t worker_index_;
+  std::unique_ptr<Side> side_;
+  std::vector<std::vector<std::byte>> early_;  ///< of the peer's, before this side was ready
+  Error failure_{};                            ///< for a peer that comes back after it
+  ha::CloseLinger linger_;
+  bool ends_after_linger_ = false;  ///< the caller has closed: the actor ends with the linger
+  Timer deadline_;                  ///< of the handshake
+  Timer linger_timer_;
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,155 @@
+// The end of a connection: its failure, its last words, and the peer's.
+#include <utility>
+
+#include "actors/channel.h"
+#include "actors/connection/connection.h"
+#include "ha/mutation.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+
+void Connection::fail(const Error& error, bool tell_peer) {
+  if (!state_.live()) {
+    return;
+  }
+  const bool told = state_.phase == ConnectionPhase::usable;
+  failure_ = error;
+  NHA_LOG_WARN("connection to {} failed: {}", peer_text(), error.message());
+  state_.note(TraceEvent::transfer_failed, static_cast<uint64_t>(error.code), 0);
+  if (tell_peer || linger_.peer_ends()) {
+    part(tell_peer ? encode(ControlType::failure, Refusal{error.code, error.what})
+                   : std::vector<std::byte>(),
+         error, false);
+  } else {
+    stop_timers();
+    end_linger(error);
+  }
+  if (Channel* channel = side_->channel(); channel != nullptr) {
+    channel->set_failed(error);
+  }
+  side_->on_failure(error, told);
+}
+
+/// The peer's last words: no more than what it said first.
+void Connection::refused(const std::optional<Refusal>& refusal) {
+  hear_last_words();
+  Error error = from_peer(refusal ? refusal->text : "(unreadable)");
+  // What it refuses in the handshake may be this side's to mend; later the fault is its own.
+  if (refusal && state_.phase == ConnectionPhase::handshake) {
+    error.code = refusal->code;
+  }
+  fail(error, false);
+}
+
+void Connection::hear_last_words() {
+  linger_.on_last_words();
+  control_.boxes().answer_last_words();
+}
+
+void Connection::part_with_peer(const Error& why) {
+  hear_last_words();
+  part({}, why, false);
+}
+
+void Connection::close() {
+  if (state_.live()) {
+    part(encode(side_->last_words()), nccl_ha::fail(Errc::closed, "connection closed"), true);
+  } else if (state_.lingers()) {
+    ends_after_linger_ = true;
+  } else {
+    finish();
+  }
+}
+
+void Connection::stop() {
+  if (state_.phase == ConnectionPhase::gone) {
+    return;
+  }
+  const Error why = nccl_ha::fail(Errc::closed, "the network engine was shut down");
+  if (Channel* channel = side_->channel(); channel != nullptr) {
+    channel->set_failed(why);
+  }
+  if (state_.phase >= ConnectionPhase::usable) {
+    close();
+  } else {
+    control_.send_plain(encode(ControlType::failure, Refusal{Errc::remote, why.what}));
+    finish();
+  }
+}
+
+/// Nothing of the connection goes on but what makes the peer know.
+void Connection::part(std::vector<std::byte> words, const Error& why, bool ends) {
+  const bool lingers = state_.backup && state_.ready();
+  ends_after_linger_ = ends;
+  stop_timers();
+  if (!lingers) {
+    if (!words.empty()) {
+      control_.send_plain(words);
+    }
+    end_linger(why);
+    return;
+  }
+  state_.enter(ConnectionPhase::lingering);
+  for (Lane& lane : paths_.lanes()) {
+    if (lane.usable && side_->exposed(lane, ends) && !ha::mutated(ha::Mutation::memory_left_open)) {
+      lane.usable = false;
+      lane.path().fail(why);
+    }
+  }
+  linger_.begin(state_.context->now());
+  if (words.empty()) {
+    control_.send_confirm();
+  } else {
+    control_.send(std::move(words));
+  }
+  state_.context->timers().arm(linger_timer_, linger_.until());
+  state_.context->request_stream_turns(1000);
+  look_whether_over();
+}
+
+void Connection::look_whether_over() {
+  if (state_.lingers() &&
+      linger_.is_over(!control_.any_unconfirmed(), paths_.any_usable(), state_.context->now())) {
+    end_linger(nccl_ha::fail(Errc::closed, "connection closed"));
+  }
+}
+
+void Connection::end_linger(const Error& why) {
+  if (ends_after_linger_) {
+    finish();
+    return;
+  }
+  state_.enter(ConnectionPhase::over);
+  control_.rejoin().stop();
+  state_.context->timers().cancel(linger_timer_);
+  paths_.fail_all(why);
+  control_.end_stream();
+}
+
+void Connection::finish() {
+  if (state_.phase == ConnectionPhase::gone) {
+    return;
+  }
+  state_.enter(ConnectionPhase::gone);
+  control_.rejoin().stop();
+  stop_timers();
+  control_.end_stream();
+  paths_.fail_all(nccl_ha::fail(Errc::closed, "connection closed"));
+  state_.note(TraceEvent::actor_closed, 0, 0);
+  state_.context->remove_actor(id());
+}
+
+/// Memory of the caller's may be gone: only what the peer has heard counts.
+void Connection::on_late_completion(const fabric::Completion& completion) {
+  if (!state_.lingers()) {
+    return;
+  }
+  if (ControlBoxes::is_answer(completion)) {
+    linger_.on_answer_arrived();
+  }
+  static_cast<void>(
+      control_.boxes().on_completion(completion, paths_.lane(paths_.index_of(completion.path))));
+  look_whether_over();
+}
+
+}  // namespace nccl_ha

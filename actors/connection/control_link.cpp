@@ -1,0 +1,335 @@
+#include "actors/connection/control_link.h"
+
+#include <cerrno>
+#include <utility>
+
+#include "ha/mutation.h"
+#include "runtime/fabric/interfaces.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+namespace {
+
+/// Ends a stream that another one has taken the place of.
+void retire_stream(std::unique_ptr<Stream> stream) {
+  if (stream) {
+    stream->set_owner(nullptr);
+    static_cast<void>(stream->write(encode_retire()));
+    stream->shutdown_then_close();
+  }
+}
+
+}  // namespace
+
+ControlLink::~ControlLink() {
+  if (port_) {
+    port_->remove(rejoin_token_);
+  }
+}
+
+Result<void> ControlLink::dial(const Route& route) {
+  const auto* from =
+      route.from.ss_family == 0 ? nullptr : reinterpret_cast<const sockaddr*>(&route.from);
+  auto stream = state_.context->streams().connect_tcp(reinterpret_cast<const sockaddr*>(&route.to),
+                                                      from, this);
+  if (!stream) {
+    return stream.error();
+  }
+  stream_ = std::move(*stream);
+  return {};
+}
+
+Result<void> ControlLink::adopt(int fd) {
+  auto stream = state_.context->streams().adopt_fd(fd, this);
+  if (!stream) {
+    return stream.error();
+  }
+  stream_ = std::move(*stream);
+  return {};
+}
+
+std::string ControlLink::peer_address() const {
+  if (stream_ && peer_address_.empty()) {
+    if (auto peer = stream_->peer_address(); peer) {
+      return address_text(*peer);
+    }
+  }
+  return peer_address_;
+}
+
+void ControlLink::drop_stream() {
+  stream_.reset();
+  reader_ = {};
+}
+
+void ControlLink::end_stream() {
+  if (stream_) {
+    stream_->set_owner(nullptr);
+    stream_->shutdown_then_close();
+    stream_.reset();
+  }
+}
+
+void ControlLink::send_plain(std::span<const std::byte> frame) {
+  if (!stream_) {
+    return;
+  }
+  if (auto written = stream_->write(frame); !written) {
+    NHA_LOG_DEBUG("control stream to {}: {}", state_.owner.peer_text(), written.error().message());
+  }
+}
+
+void ControlLink::send(std::vector<std::byte> frame) {
+  if (!state_.backup) {
+    send_plain(frame);
+    return;
+  }
+  set_numbers(frame, sequencer_.next(), sequencer_.expected());
+  send_plain(frame);
+  if (frame.size() > ControlBox::slot_bytes || !sequencer_.add(std::move(frame))) {
+    state_.fail(fail(Errc::internal,
+                     "a control message is too long, or too many wait for an "
+                     "answer"),
+                false);
+    return;
+  }
+  boxes_.push_all();
+  owner_.on_unconfirmed();
+}
+
+void ControlLink::send_confirm() {
+  std::vector<std::byte> frame = encode_confirm();
+  set_numbers(frame, 0, sequencer_.expected());
+  send_plain(frame);
+  boxes_.confirm_all();
+}
+
+void ControlLink::send_ask() {
+  std::vector<std::byte> frame = encode_ask();
+  set_numbers(frame, 0, sequencer_.expected());
+  send_plain(frame);
+}
+
+/// The peer may have taken less than all of this.
+void ControlLink::write_unconfirmed(Stream& stream) {
+  for (uint32_t number = sequencer_.first_open(); number != sequencer_.next(); ++number) {
+    set_numbers(sequencer_.frame(number), number, sequencer_.expected());
+    static_cast<void>(stream.write(sequencer_.frame(number)));
+  }
+}
+
+void ControlLink::write_latest_to_rejoin() {
+  if (any_unconfirmed()) {
+    rejoin_.write(sequencer_.frame(sequencer_.next() - 1));
+  }
+}
+
+void ControlLink::on_stream_data(Stream& stream, std::span<const std::byte> bytes) {
+  (void)stream;
+  static_cast<void>(reader_.feed(bytes));
+  read_stream();
+}
+
+void ControlLink::read_stream() {
+  while (state_.hears()) {
+    const auto message = reader_.next();
+    if (!message) {
+      break;
+    }
+    ++stream_messages_;
+    deliver(*message);
+  }
+  confirm_what_was_heard();
+  owner_.on_heard();
+  if (reader_.broken() && state_.live()) {
+    owner_.on_peer_gone(fail(Errc::remote, "the peer does not speak our control protocol"));
+  }
+}
+
+void ControlLink::read_inbox() {
+  for (const ControlBoxes::Arrived& arrived : boxes_.take_inbox()) {
+    ControlReader reader;
+    static_cast<void>(reader.feed(arrived.frame));
+    const auto message = reader.next();
+    if (!state_.hears()) {
+      return;
+    }
+    if (reader.broken() || (message && message->number == 0)) {
+      state_.fail(fail(Errc::remote, "the peer wrote a malformed control message"));
+      return;
+    }
+    // Its place may have been written anew meanwhile, which happens only to those taken already.
+    if (message && (static_cast<uint8_t>(message->number) == arrived.number ||
+                    ha::mutated(ha::Mutation::box_number_not_compared))) {
+      deliver(*message);
+    }
+  }
+  confirm_what_was_heard();
+  owner_.on_heard();
+}
+
+void ControlLink::confirm_what_was_heard() {
+  if (state_.hears() && std::exchange(confirm_due_, false)) {
+    send_confirm();
+  }
+}
+
+void ControlLink::deliver(const ControlReader::Message& message) {
+  if (state_.lingers()) {
+    hear_last(message);
+    return;
+  }
+  if (!sequencer_.confirmed(message.confirmed)) {
+    state_.fail(fail(Errc::remote, "the peer confirms control messages that it never got"));
+    return;
+  }
+  boxes_.push_all();
+  if (message.type == ControlType::confirm && state_.backup) {
+    owner_.on_confirm();
+    return;
+  }
+  if (message.type == ControlType::ask && state_.backup) {
+    // Before that a confirmation would say that this side is ready.
+    confirm_due_ = confirm_due_ || state_.ready();
+    return;
+  }
+  if (message.type == ControlType::retire && state_.ready() && state_.backup) {
+    stream_.reset();  // a better one is on its way, or here already
+    owner_.on_stream_lost(fail(Errc::closed, "the peer has let it go"));
+    return;
+  }
+  if (message.number != 0) {
+    confirm_due_ = true;
+    switch (sequencer_.judge(message.number)) {
+      case ha::ControlSequencer::Verdict::take:
+        break;
+      case ha::ControlSequencer::Verdict::seen:
+        return;
+      case ha::ControlSequencer::Verdict::gap:
+        state_.fail(fail(Errc::remote, "control messages of the peer are missing"));
+        return;
+    }
+  }
+  owner_.on_control(message);
+}
+
+/// After this side's end: only what the peer has taken counts, and whether it ends too.
+void ControlLink::hear_last(const ControlReader::Message& message) {
+  if (!sequencer_.confirmed(message.confirmed)) {
+    return;
+  }
+  boxes_.push_all();
+  if (message.type == ControlType::retire) {
+    stream_.reset();
+  }
+  if (message.number != 0) {
+    confirm_due_ = true;
+    if (sequencer_.judge(message.number) == ha::ControlSequencer::Verdict::take &&
+        (message.type == ControlType::close || message.type == ControlType::failure)) {
+      owner_.on_last_words();
+    }
+  }
+}
+
+void ControlLink::on_stream_closed(Stream& stream, const Error& error) {
+  (void)stream;
+  if (state_.lingers()) {
+    stream_.reset();
+    if (error.code == Errc::closed) {
+      owner_.on_peer_left();
+    } else {
+      owner_.on_stream_lost(error);  // the paths may be silent: last words go over a new one
+    }
+    owner_.on_heard();
+    return;
+  }
+  if (!state_.live()) {
+    return;
+  }
+  const bool dead = error.sys == ECONNRESET && ha::mutated(ha::Mutation::reset_is_death);
+  if (state_.backup && (state_.ready() || rejoin_.possible()) && !dead) {
+    NHA_LOG_WARN("the control connection to {} is lost: {}", state_.owner.peer_text(),
+                 error.message());
+    stream_.reset();
+    owner_.on_stream_lost(error);
+    return;
+  }
+  owner_.on_peer_gone(error);
+}
+
+void ControlLink::take_stream(std::unique_ptr<Stream> stream, ControlReader reader) {
+  retire_stream(std::move(stream_));
+  stream_ = std::move(stream);
+  stream_->set_owner(this);
+  if (!ha::mutated(ha::Mutation::reader_kept)) {
+    reader_ = std::move(reader);
+  }
+  state_.context->request_stream_turns(1000);
+}
+
+RejoinPoint ControlLink::rejoin_point() {
+  RejoinPoint point;
+  point.process = own_process();
+  if (auto local = stream_->local_address(); local) {
+    if (auto ip = fabric::IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&*local));
+        ip) {
+      point.family = ip->family;
+      point.address = ip->bytes;
+    }
+  }
+  if (state_.context->config().enable_backup && !port_ &&
+      (port_ = ControlPort::of(*state_.context)) != nullptr) {
+    rejoin_token_ = port_->enter(this);
+  }
+  if (port_) {
+    point.port = port_->port();
+    point.token = rejoin_token_;
+  }
+  return point;
+}
+
+void ControlLink::on_call(ControlType call, std::unique_ptr<Stream> stream, ControlReader reader) {
+  state_.context->request_stream_turns(1000);
+  if (!state_.hears()) {  // while it lingers its last words are wanted
+    const Error& failure = owner_.failure();
+    answer_and_close(std::move(stream),
+                     state_.phase == ConnectionPhase::gone || failure.code == Errc::ok
+                         ? encode(ControlType::absent, port_->process())
+                         : encode(ControlType::failure, Refusal{failure.code, failure.what}));
+    return;
+  }
+  const std::vector<std::byte> present = encode(ControlType::present, port_->process());
+  if (call == ControlType::probe || !owner_.takes_streams()) {
+    answer_and_close(std::move(stream), present);
+    // The peer has lost the stream; this side may not know.
+    owner_.on_stream_lost(fail(Errc::remote, "the peer has lost it"));
+    return;
+  }
+  NHA_LOG_INFO("the control connection to {} was made anew", state_.owner.peer_text());
+  rejoin_.stop();
+  auto peer = stream->peer_address();
+  auto local = stream->local_address();
+  if (peer && local) {
+    rejoin_.add_proven(Rejoin::way_between(*peer, *local));
+  }
+  take_stream(std::move(stream), std::move(reader));
+  if (!ha::mutated(ha::Mutation::present_not_said)) {
+    send_plain(present);
+  }
+  if (!ha::mutated(ha::Mutation::rejoined_without_backlog)) {
+    write_unconfirmed(*stream_);
+  }
+  if (state_.phase != ConnectionPhase::handshake) {
+    send_confirm();
+  }
+  read_stream();
+}
+
+void ControlLink::on_rejoined(std::unique_ptr<Stream> stream, ControlReader reader) {
+  NHA_LOG_INFO("the control connection to {} was made anew", state_.owner.peer_text());
+  take_stream(std::move(stream), std::move(reader));
+  owner_.on_stream_back();
+  read_stream();
+}
+
+}  // namespace nccl_ha

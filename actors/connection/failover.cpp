@@ -1,0 +1,160 @@
+#include "actors/connection/failover.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ha/error_class.h"
+#include "ha/mutation.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+
+Failover::Failover(ConnectionState& state, PathSet& paths, ControlLink& control, Liveness& liveness)
+    : state_(state), paths_(paths), control_(control), liveness_(liveness) {
+  budget_timer_.bind([](void* self) { static_cast<Failover*>(self)->on_budget_spent(); }, this);
+}
+
+void Failover::begin(const Config& config) {
+  budget_ = ha::RetryBudget(static_cast<uint64_t>(config.max_retries),
+                            std::chrono::milliseconds(config.retry_budget_ms));
+}
+
+void Failover::stop() {
+  if (state_.context != nullptr) {
+    state_.context->timers().cancel(budget_timer_);
+  }
+}
+
+void Failover::add(std::atomic<uint64_t> FailoverCounts::*counter, uint64_t by) {
+  if (counts_ != nullptr) {
+    FailoverCounts::add(counts_->*counter, by);
+  }
+}
+
+void Failover::take_down(size_t lane, const Error& why) {
+  Lane& mine = paths_.lane(lane);
+  if (std::exchange(mine.usable, false)) {
+    NHA_LOG_WARN("path {} of the connection to {} is down: {}", lane, state_.owner.peer_text(),
+                 why.message());
+    count_down(lane);
+  } else {
+    NHA_LOG_DEBUG("path {} to {} is not back yet: {}", lane, state_.owner.peer_text(),
+                  why.message());
+  }
+  if (mine.rejected) {
+    budget_.resume();
+  }
+  set_need(why);
+  state_.note(TraceEvent::path_down, lane, mine.epoch);
+  if (mine.owned.path) {
+    mine.path().fail(why);
+  }
+}
+
+void Failover::count_down(size_t lane) {
+  add(&FailoverCounts::down, 1);
+  down_since_[lane] = state_.context->now();
+}
+
+void Failover::take_into_use(size_t lane) {
+  Lane& mine = paths_.lane(lane);
+  mine.usable = true;
+  control_.boxes().begin(mine);
+  liveness_.begin(mine);
+}
+
+void Failover::log_back(size_t lane) {
+  const std::string path = paths_.lane(lane).path().describe();
+  if (down_since_[lane] == Instant{}) {
+    NHA_LOG_INFO("path {} of the connection to {} stands by: {}", lane, state_.owner.peer_text(),
+                 path);
+    return;
+  }
+  const Duration stall = state_.context->now() - down_since_[lane];
+  add(&FailoverCounts::back, 1);
+  if (counts_ != nullptr) {
+    const auto longest = static_cast<uint64_t>(stall.count());
+    counts_->longest_ns.store(
+        std::max(counts_->longest_ns.load(std::memory_order_relaxed), longest),
+        std::memory_order_relaxed);
+  }
+  NHA_LOG_WARN("path {} of the connection to {} is back after {} ms: {}", lane,
+               state_.owner.peer_text(), stall.count() / 1'000'000, path);
+  state_.note(TraceEvent::path_up, lane, static_cast<uint64_t>(stall.count()));
+}
+
+bool Failover::drained(size_t lane) const {
+  const Lane& mine = paths_.lane(lane);
+  return mine.drained() &&
+         (!mine.owned.path || mine.owned.path->state() == fabric::PathState::error);
+}
+
+const Error& Failover::reject(size_t lane, const Error& why) {
+  Lane& mine = paths_.lane(lane);
+  mine.rejected = true;
+  rejection_ = fail(
+      why.code,
+      fmt::format("memory cannot be registered with {}: {}", paths_.interface_of(mine), why.what),
+      why.sys);
+  Message soon{};
+  soon.to = state_.id;
+  soon.kind = static_cast<uint32_t>(ConnectionMessage::rejected);
+  soon.arg = static_cast<uint32_t>(lane);
+  state_.context->send_self(soon);
+  return rejection_;
+}
+
+void Failover::count_rejected() { add(&FailoverCounts::rejected, 1); }
+
+void Failover::tell_shortage(const Error& why) {
+  if (ha::is_shortage(why.sys) && !std::exchange(shortage_told_, true)) {
+    NHA_LOG_WARN("a path to {} that is to stand by cannot be made, another one is tried: {}",
+                 state_.owner.peer_text(), why.message());
+  }
+}
+
+PathNotice Failover::notice_of(size_t lane, const Error& why) const {
+  const Lane& mine = paths_.lane(lane);
+  const bool rejected = mine.rejected && !ha::mutated(ha::Mutation::rejection_untold);
+  return {static_cast<uint8_t>(lane), mine.epoch, rejected, why.message()};
+}
+
+void Failover::set_need(const Error& why) { need_ = without_reporter(why.message()); }
+
+void Failover::watch_budget(bool in_need) {
+  const auto before = budget_.ends();
+  // Until the caller was told, its own time counts.
+  budget_.need(in_need && state_.phase == ConnectionPhase::usable, state_.context->now());
+  if (paths_.primary_usable()) {
+    budget_.served();
+  }
+  if (budget_.ends() == before || !state_.live()) {
+    return;
+  }
+  if (budget_.ends()) {
+    state_.context->timers().arm(budget_timer_, *budget_.ends());
+  } else {
+    state_.context->timers().cancel(budget_timer_);
+  }
+}
+
+void Failover::on_budget_spent() {
+  state_.fail(fail(Errc::remote, fmt::format("no path came back within {} ms "
+                                             "(HA_NCCL_RETRY_BUDGET_MS); the last failed with: {}",
+                                             state_.context->config().retry_budget_ms, need_)));
+}
+
+bool Failover::knows(size_t lane) {
+  if (state_.ready() && state_.backup && lane < paths_.size()) {
+    return true;
+  }
+  state_.fail(
+      fail(Errc::remote, state_.ready()
+                             ? "the peer speaks of a path that this connection does not have"
+                             : "a path failed on the peer's side before the connection was ready"));
+  return false;
+}
+
+}  // namespace nccl_ha

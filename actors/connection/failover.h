@@ -1,0 +1,90 @@
+// What both sides do alike when a lane goes out of use and when it comes back.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "actors/channel.h"
+#include "actors/connection/control_link.h"
+#include "actors/connection/liveness.h"
+#include "actors/connection/path_set.h"
+#include "actors/connection/state.h"
+#include "ha/retry_budget.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+/// Takes lanes down and into use, limits how long a connection may be without a path, and counts
+/// and tells of outages.  When that is to happen is what the recovery of each side says.  One
+/// thread.
+class Failover {
+ public:
+  Failover(ConnectionState& state, PathSet& paths, ControlLink& control, Liveness& liveness);
+  ~Failover() { stop(); }
+  Failover(const Failover&) = delete;
+  Failover& operator=(const Failover&) = delete;
+  void begin(const Config& config);
+  /// Where outages are counted, from the first one on; may stay null.
+  void count_in(FailoverCounts* counts) { counts_ = counts; }
+  void stop();
+
+  /// Closes this side of a lane for good; on_work_back() follows when all work has come back.
+  void take_down(size_t lane, const Error& why);
+  /// A lane that carried nothing yet is out of use: its outage begins.
+  void count_down(size_t lane);
+  /// The lane's path has said that it carries traffic.
+  void take_into_use(size_t lane);
+  void log_back(size_t lane);
+  /// All work has come back from a lane that is out of use, and its path takes none.
+  bool drained(size_t lane) const;
+
+  /// Memory cannot be registered with a shadow's device: the lane fails, after the caller's turn,
+  /// by the actor's own message.
+  const Error& reject(size_t lane, const Error& why);
+  const Error& rejection() const { return rejection_; }  ///< the last one
+  void count_rejected();
+  /// A shadow could not be made on this host: said once where somebody can do something about it.
+  void tell_shortage(const Error& why);
+  /// What the peer is told of a lane that failed.
+  PathNotice notice_of(size_t lane, const Error& why) const;
+
+  /// Starts or ends the time that the connection may be without a path.
+  void watch_budget(bool in_need);
+  ha::RetryBudget& budget() { return budget_; }
+  /// Why the last path failed; empty: none did.
+  const std::string& need() const { return need_; }
+  void set_need(const Error& why);
+  /// False, and the connection has failed: what the peer says of a path is malformed, or about one
+  /// that is not there.
+  template <class Said>
+  bool is_of_ours(const std::optional<Said>& said) {
+    if (!said) {
+      state_.fail(fail(Errc::remote, "malformed message about a path on the control stream"));
+      return false;
+    }
+    return knows(said->path);
+  }
+
+ private:
+  bool knows(size_t lane);
+  void on_budget_spent();
+  void add(std::atomic<uint64_t> FailoverCounts::*counter, uint64_t by);
+
+  ConnectionState& state_;
+  PathSet& paths_;
+  ControlLink& control_;
+  Liveness& liveness_;
+  FailoverCounts* counts_ = nullptr;
+  ha::RetryBudget budget_;
+  Timer budget_timer_;
+  std::string need_;
+  Error rejection_;
+  bool shortage_told_ = false;
+  std::array<Instant, lanes_max> down_since_{};
+};
+
+}  // namespace nccl_ha

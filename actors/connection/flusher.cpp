@@ -1,0 +1,120 @@
+#include "actors/connection/flusher.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ha/mutation.h"
+
+namespace nccl_ha {
+namespace {
+
+/// Writes that a NIC posted before it reported them may still be on the PCIe fabric, and a NIC that
+/// failed cannot be asked to push them.  They take microseconds; this is a thousand times as long.
+constexpr Duration pcie_limit = std::chrono::milliseconds(10);
+
+}  // namespace
+
+Flusher::Flusher(const ConnectionParts& parts, ReceiveChannel& channel, Announcer& announcer)
+    : state_(parts.state), paths_(parts.paths), channel_(channel), announcer_(announcer) {
+  timer_.bind([](void* self) { static_cast<Flusher*>(self)->flush_waiting(); }, this);
+}
+
+void Flusher::stop() {
+  if (state_.context != nullptr) {
+    state_.context->timers().cancel(timer_);
+  }
+}
+
+void Flusher::on_lane_down() { drained_at_ = state_.context->now() + pcie_limit; }
+
+void Flusher::wait(ReceiveRequest& request) {
+  waiting_.push_back(request.index);
+  if (paths_.any_usable() && !timer_.armed()) {
+    state_.context->timers().arm(timer_, std::max(drained_at_, state_.context->now()));
+  }
+}
+
+void Flusher::flush(ReceiveRequest& request) {
+  request.missing = 0;
+  request.flush_lost = false;
+  if (state_.context->now() < drained_at_ && !ha::mutated(ha::Mutation::flushed_too_soon)) {
+    wait(request);
+    return;
+  }
+  const Asked own = ask_first(paths_.lanes().first(paths_.primaries()), request);
+  const Asked others = own != Asked::no && ha::mutated(ha::Mutation::flushed_on_primary_only)
+                           ? Asked::no
+                           : ask_first(paths_.lanes().subspan(paths_.primaries()), request);
+  if (!state_.live()) {
+    return;
+  }
+  if (own == Asked::no && others == Asked::no) {
+    waiting_.push_back(request.index);  // for a path
+  } else if (request.missing == 0) {
+    request.state.store(RequestState::done, std::memory_order_release);
+  }
+}
+
+/// The first one that is usable: they are on one NIC.
+Flusher::Asked Flusher::ask_first(std::span<Lane> lanes, ReceiveRequest& request) {
+  for (Lane& lane : lanes) {
+    if (!lane.usable) {
+      continue;
+    }
+    if (!lane.traits.placed_by_nic) {
+      return Asked::nothing_to_do;  // the processor has put it in place
+    }
+    return post(lane, request) ? Asked::yes : Asked::no;
+  }
+  return Asked::no;
+}
+
+bool Flusher::post(Lane& lane, ReceiveRequest& request) {
+  fabric::FlushPost post;
+  post.id = request.index;
+  post.address = reinterpret_cast<uint64_t>(request.buffers[0].data);
+  post.remote_key = request.buffers[0].key;
+  if (lane.foreign_keys) {
+    if (!announcer_.keys_wanted()) {
+      return false;  // nothing can have come that way
+    }
+    post.remote_key = announcer_.shadow_key(request.buffers[0]);
+    if (lane.rejected) {
+      return false;
+    }
+  }
+  const Errc posted = state_.live() ? lane.path().post_flush(post) : Errc::closed;
+  if (posted == Errc::ok) {
+    ++lane.writes_open;
+    ++request.missing;
+  } else if (posted != Errc::closed) {
+    state_.fail(fail(Errc::internal, "a path refused a flush it has room for"));
+  }
+  return posted == Errc::ok;
+}
+
+void Flusher::on_completion(const fabric::Completion& completion, Lane& lane) {
+  ReceiveRequest& request = channel_.slot(static_cast<uint16_t>(completion.id));
+  --lane.writes_open;
+  request.flush_lost = request.flush_lost || completion.status != fabric::CompletionStatus::ok;
+  if (--request.missing != 0) {
+    return;
+  }
+  if (request.flush_lost) {
+    wait(request);  // what other NICs brought still has to be pushed
+  } else {
+    request.state.store(RequestState::done, std::memory_order_release);
+  }
+}
+
+void Flusher::flush_waiting() {
+  if (waiting_.empty() || ha::mutated(ha::Mutation::flush_left_waiting) || !paths_.any_usable() ||
+      !state_.live()) {
+    return;
+  }
+  for (const uint16_t index : std::exchange(waiting_, {})) {
+    flush(channel_.slot(index));
+  }
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,48 @@
+// Flushes: what NICs wrote into GPU memory is made visible to the GPU.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "actors/channel.h"
+#include "actors/connection/announcer.h"
+#include "actors/connection/side.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+/// A read back pushes only what came through its own queue pair's NIC, so that each NIC that works
+/// is asked.  One that failed can push nothing any more: its bytes get time instead.  One thread.
+class Flusher {
+ public:
+  Flusher(const ConnectionParts& parts, ReceiveChannel& channel, Announcer& announcer);
+  ~Flusher() { stop(); }
+  Flusher(const Flusher&) = delete;
+  Flusher& operator=(const Flusher&) = delete;
+  void stop();
+
+  /// Begins a flush that the caller has submitted.
+  void flush(ReceiveRequest& request);
+  void on_completion(const fabric::Completion& completion, Lane& lane);
+  /// A lane is being taken down: what its NIC has under way to memory needs a while.
+  void on_lane_down();
+  /// Flushes that waited for a path or a time are tried again.
+  void flush_waiting();
+
+ private:
+  enum class Asked : uint8_t { no, nothing_to_do, yes };
+  Asked ask_first(std::span<Lane> lanes, ReceiveRequest& request);
+  bool post(Lane& lane, ReceiveRequest& request);
+  void wait(ReceiveRequest& request);
+
+  ConnectionState& state_;
+  PathSet& paths_;
+  ReceiveChannel& channel_;
+  Announcer& announcer_;
+  std::vector<uint16_t> waiting_;  ///< for a lane or a time; indexes of requests
+  Instant drained_at_{};  ///< what NICs that failed had under way to memory is there by then
+  Timer timer_;
+};
+
+}  // namespace nccl_ha

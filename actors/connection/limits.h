@@ -1,0 +1,26 @@
+// How far the two sides of a connection may be apart.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "actors/channel.h"
+#include "actors/connection/lane.h"
+#include "actors/control.h"
+
+namespace nccl_ha {
+
+/// Groups may end out of order, when they travel on several paths; but no further apart than this,
+/// so that the entries of all that is open fit the ring and the report of a fence.
+inline constexpr uint64_t groups_apart_max = 48;
+inline constexpr uint32_t announced_together = 64;  ///< clear-to-send entries in one write, at most
+static_assert(groups_apart_max >= receives_max && groups_apart_max <= report_groups_max);
+static_assert(groups_apart_max < cts_slots);
+// Also with what was announced, found in memory and carried out, while nobody has looked at the
+// completion that tells of it: it must not meet a newer entry.
+static_assert((groups_apart_max + cts_found_ahead_max) * group_max + group_max <= cts_entries);
+// A report travels in one piece over a path too; beside the groups it says 14 bytes.
+static_assert(control_header_bytes + 14 + groups_apart_max * (2 + 2 * group_max) <=
+              ControlBox::slot_bytes);
+
+}  // namespace nccl_ha

@@ -1,0 +1,230 @@
+#include "actors/connection/liveness.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "ha/mutation.h"
+
+namespace nccl_ha {
+namespace {
+
+/// How often lanes with unanswered work are looked at.
+constexpr Duration watch_interval = std::chrono::milliseconds(20);
+
+/// Times HA_NCCL_RTO_MS: how long a path may be silent while nothing shows that the peer runs.
+constexpr int unwitnessed_times = 3;
+
+ha::PathHealth::Limits limits_of(const Config& config) {
+  using std::chrono::milliseconds;
+  return {milliseconds(config.heartbeat_ms), milliseconds(config.soft_timeout_ms),
+          milliseconds(config.rto_ms), unwitnessed_times * milliseconds(config.rto_ms)};
+}
+
+}  // namespace
+
+Liveness::Liveness(Owner& owner, ConnectionState& state, PathSet& paths, ControlLink& control)
+    : owner_(owner), state_(state), paths_(paths), control_(control) {
+  timer_.bind([](void* self) { static_cast<Liveness*>(self)->on_timer(); }, this);
+}
+
+Liveness::~Liveness() {
+  stop();
+  if (nics_) {
+    nics_->unsubscribe(this);
+  }
+}
+
+void Liveness::start() {
+  if (!state_.backup) {
+    return;
+  }
+  nics_ = NicMonitor::of(*state_.context, state_.provider.nics());
+  nics_->enter(this);
+  arm();
+}
+
+void Liveness::stop() {
+  if (state_.context != nullptr) {
+    state_.context->timers().cancel(timer_);
+  }
+}
+
+void Liveness::begin(Lane& lane) {
+  if (!ha::mutated(ha::Mutation::health_not_begun)) {
+    lane.health.begin(state_.context->moment());
+  }
+  arm();
+}
+
+void Liveness::arm() {
+  Context& context = *state_.context;
+  context.timers().cancel(timer_);
+  if (!paths_.any_usable() || !nics_) {
+    return;
+  }
+  const auto lanes = paths_.lanes();
+  // An idle connection costs its worker no more than its own heartbeats.
+  const bool busy = std::any_of(lanes.begin(), lanes.end(), [](const Lane& lane) {
+    return lane.usable && lane.health.busy(lane.open());
+  });
+  watched_idle_ = !busy;
+  const Instant now = context.now();
+  const Duration interval = std::chrono::milliseconds(context.config().heartbeat_ms);
+  std::optional<Instant> look;
+  const auto look_at = [&](Instant then) { look = look ? std::min(*look, then) : then; };
+  if (interval != Duration(0)) {
+    // Idle connections speak at the same moments, so that their worker wakes once for all of them.
+    look_at(now - now.time_since_epoch() % interval + interval);
+  }
+  if (busy) {
+    look_at(now +
+            (interval == Duration(0) ? watch_interval : std::min(interval / 2, watch_interval)));
+  }
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    const Lane& lane = lanes[i];
+    const auto next = lane.usable ? lane.health.next_look(lane.open(), limits_of(context.config()),
+                                                          paths_.other_usable(i))
+                                  : std::nullopt;
+    if (next && *next > now) {
+      look_at(*next);
+    }
+  }
+  if (look) {
+    context.timers().arm(timer_, *look);
+  }
+}
+
+void Liveness::on_timer() {
+  const Instant now = state_.context->now();
+  const Duration interval = std::chrono::milliseconds(state_.context->config().heartbeat_ms);
+  bool due = false;
+  if (interval != Duration(0)) {
+    const Instant period = now - now.time_since_epoch() % interval;
+    due = std::exchange(period_, period) != period;
+  }
+  for (size_t i = 0; i < paths_.size() && state_.live(); ++i) {
+    if (paths_.lane(i).carries_control()) {
+      check(i, due);
+    }
+  }
+  if (state_.live()) {
+    arm();
+  }
+}
+
+void Liveness::check(size_t at, bool heartbeat_due) {
+  using Finding = ha::PathHealth::Finding;
+  Lane& lane = paths_.lane(at);
+  if (lane.health.take_unanswered()) {
+    // The sender may have nothing to send; that it was told is what can be found out.
+    send_heartbeat(lane);
+  }
+  // Of a large write parts may be acknowledged long before all of it is.
+  if (std::exchange(lane.progress_seen, lane.path().progress()) != lane.path().progress()) {
+    lane.health.show_progress();
+  }
+  const Moment now = state_.context->moment();
+  switch (lane.health.look(now, lane.open(), limits_of(state_.context->config()),
+                           {paths_.other_usable(at), evidence_beside(lane)})) {
+    case Finding::fine:
+      break;
+    case Finding::ask:
+      probe_all();
+      break;
+    case Finding::silent:
+      give_up(at, now);
+      return;
+  }
+  if (heartbeat_due) {
+    send_heartbeat(lane);
+  }
+}
+
+void Liveness::give_up(size_t at, const Moment& now) {
+  const Lane& lane = paths_.lane(at);
+  const auto ms = [](Duration time) { return time.count() / 1'000'000; };
+  const Duration lost = now.now - lane.health.alive_at() - lane.health.silent_for(now);
+  const std::string interface = paths_.interface_of(lane);
+  owner_.on_lane_failed(
+      at, fail(Errc::timed_out,
+               fmt::format("no heartbeat for {} ms (limit {} ms, at most {} ms lately); {}{}",
+                           ms(lane.health.silent_for(now)), ms(lane.health.allowed()),
+                           ms(lane.health.usual_silence()),
+                           lane.health.witnessed() ? "the peer itself runs"
+                                                   : "nothing shows that the peer runs",
+                           lost == Duration(0) ? std::string()
+                                               : fmt::format("; this process did not run for {} ms "
+                                                             "besides",
+                                                             ms(lost)))));
+  nics_->suspect(this, interface, state_.peer_host);
+}
+
+/// What came from elsewhere and shows that the peer could have answered on this lane.
+uint64_t Liveness::evidence_beside(const Lane& lane) const {
+  uint64_t evidence = control_.stream_messages();
+  for (const Lane& other : paths_.lanes()) {
+    if (&other == &lane) {
+      continue;
+    }
+    // A NIC acknowledges by itself, which proves something only for what a NIC would answer.
+    const bool answers_alike = ha::mutated(ha::Mutation::nic_speaks_for_host) ||
+                               !other.traits.acknowledged_by_nic || lane.traits.acknowledged_by_nic;
+    evidence += other.control.marks + (answers_alike ? other.health.life() : 0);
+  }
+  return evidence;
+}
+
+/// Whether the peer runs, on every way there is.
+void Liveness::probe_all() {
+  probe_usable();
+  control_.send_ask();
+  state_.context->request_stream_turns(1000);
+}
+
+void Liveness::send_heartbeat(Lane& lane) {
+  control_.boxes().send_heartbeat(lane);
+  lane.health.on_heartbeat_timer(state_.context->moment());
+}
+
+/// So that a path on which nothing happens cannot be taken for one that works.
+void Liveness::probe_usable() {
+  for (Lane& lane : paths_.lanes()) {
+    if (lane.carries_control()) {
+      send_heartbeat(lane);
+    }
+  }
+  arm();
+}
+
+/// Asks at once where others found no answer.
+void Liveness::on_suspicion(const std::string& interface, const std::string& peer) {
+  if (state_.context->config().heartbeat_ms == 0) {
+    return;
+  }
+  for (Lane& lane : paths_.lanes()) {
+    if (!lane.carries_control() || lane.health.suspected() || peer != state_.peer_host ||
+        !state_.live() || paths_.interface_of(lane) != interface) {
+      continue;
+    }
+    lane.health.suspect();
+    send_heartbeat(lane);
+    arm();
+  }
+}
+
+void Liveness::on_link_up(const std::string& interface) { owner_.on_link_up(interface); }
+
+void Liveness::on_link_down(const std::string& interface) {
+  for (size_t i = 0; i < paths_.size() && state_.ready(); ++i) {
+    const Lane& lane = paths_.lane(i);
+    // Alone, a path waits: the link may be back before anybody had to know.
+    if (lane.usable && paths_.other_usable(i) && paths_.interface_of(lane) == interface) {
+      owner_.on_lane_failed(i, fail(Errc::system, fmt::format("{} has no link", interface)));
+    }
+  }
+}
+
+}  // namespace nccl_ha

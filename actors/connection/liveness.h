@@ -1,0 +1,76 @@
+// Whether the paths of a connection still live: heartbeats, silence, what others found out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "actors/connection/control_link.h"
+#include "actors/connection/path_set.h"
+#include "actors/connection/state.h"
+#include "actors/nic_monitor.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+/// Gives heartbeats where nothing else does, and judges each path by what gets through
+/// (ha/path_health.h).  One thread.
+class Liveness final : private NicMonitor::Member {
+ public:
+  class Owner {
+   public:
+    /// A usable lane is given up, because it was silent or its NIC has no link.
+    virtual void on_lane_failed(size_t lane, const Error& why) = 0;
+    virtual void on_link_up(const std::string& interface) = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+
+  Liveness(Owner& owner, ConnectionState& state, PathSet& paths, ControlLink& control);
+  ~Liveness();
+  Liveness(const Liveness&) = delete;
+  Liveness& operator=(const Liveness&) = delete;
+
+  /// From now on, where failover is on.
+  void start();
+  /// A lane came into use: its silence before counts no more.
+  void begin(Lane& lane);
+  /// Gives a heartbeat on every path that is in use.
+  void probe_usable();
+  /// Something was posted: from now on it is looked at more often whether it is answered.
+  void watch_work() {
+    if (watched_idle_) [[unlikely]] {
+      watched_idle_ = false;
+      arm();
+    }
+  }
+  /// When the connection is over.
+  void stop();
+
+ private:
+  // NicMonitor::Member
+  void on_link_down(const std::string& interface) override;
+  void on_link_up(const std::string& interface) override;
+  void on_suspicion(const std::string& interface, const std::string& peer) override;
+
+  void arm();
+  void on_timer();
+  void check(size_t at, bool heartbeat_due);
+  void give_up(size_t at, const Moment& now);
+  uint64_t evidence_beside(const Lane& lane) const;
+  void probe_all();
+  void send_heartbeat(Lane& lane);
+
+  Owner& owner_;
+  ConnectionState& state_;
+  PathSet& paths_;
+  ControlLink& control_;
+  Timer timer_;
+  Instant period_{};  ///< in which the last heartbeats were given
+  bool watched_idle_ = false;
+  std::shared_ptr<NicMonitor> nics_;  ///< null: not started
+};
+
+}  // namespace nccl_ha

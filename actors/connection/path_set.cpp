@@ -1,0 +1,323 @@
+#include "actors/connection/path_set.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "actors/connection/limits.h"
+#include "ha/error_class.h"
+#include "ha/mutation.h"
+#include "runtime/engine.h"
+
+namespace nccl_ha {
+namespace {
+
+/// What one attempt to replace a path may take: the peer's address may have changed meanwhile,
+/// which the next attempt finds out.
+constexpr Duration rebuild_limit = std::chrono::seconds(3);
+
+/// Places for control messages and for heartbeats beside the data.
+constexpr uint32_t control_posts = ControlBox::slots + 2;
+
+/// Writes of a queue pair that may be under way: more than any link needs to be kept busy, and the
+/// clear-to-sends of all open groups with those of which nobody has heard yet that they are done.
+/// The device goes round in its ring of them, so that a longer one would only push other things
+/// out of the caches.  Together with the fabric's own the ring has 127: devices round up to a power
+/// of two, some after adding one.
+constexpr uint32_t rdma_writes = 123;
+static_assert(rdma_writes >= groups_apart_max + rdma_writes / 4 + 1 + 2 * control_posts);
+
+/// Receives beyond what the peer may use, so that used ones can be replaced later.
+constexpr uint32_t spare_receives = 16;
+
+const sockaddr* as_sockaddr(const sockaddr_storage& address) {
+  return reinterpret_cast<const sockaddr*>(&address);
+}
+
+}  // namespace
+
+void PathSet::clear() {
+  for (Lane& lane : lanes_) {
+    lane.owned.reset();
+  }
+  for (const OwnMemory& own : memory_) {
+    static_cast<void>(state_.provider.remove_memory(own.registration));
+  }
+  memory_.clear();
+  lanes_ = {};  // with the boxes, which nobody writes any more
+  count_ = 0;
+  primaries_ = 0;
+}
+
+bool PathSet::any_usable(std::span<const Lane> lanes) {
+  return std::any_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.usable; });
+}
+
+uint64_t PathSet::life() const {
+  uint64_t all = 0;
+  for (const Lane& lane : lanes()) {
+    all += lane.health.life();
+  }
+  return all;
+}
+
+Result<void> PathSet::make_first(const sockaddr_storage& local, size_t count) {
+  NHA_DASSERT(count_ == 0 && count >= 1 && count <= paths_max, "first paths are made once");
+  local_ = local;
+  primaries_ = count_ = count;
+  // What the check of a path found out is known in time for the message of whoever gives up.
+  const Config& config = state_.context->config();
+  const Duration first_limit = config.enable_backup
+                                   ? std::chrono::milliseconds(config.connect_timeout_ms * 9 / 10)
+                                   : Duration(0);
+  for (Lane& lane : lanes()) {
+    lane.at = state_.attachment;
+    lane.local = local;
+    auto made = make(lane, first_limit);
+    if (made) {
+      continue;
+    }
+    if (!config.enable_backup || !ha::is_absence(made.error().sys)) {
+      return made;
+    }
+    lane.decided = !ha::mutated(ha::Mutation::missing_path_awaited);
+    lane.early_failure = made.error();
+  }
+  return {};
+}
+
+Result<void> PathSet::connect_first(const std::vector<PathEnd>& peers, uint32_t table_key) {
+  for (size_t i = 0; i < primaries_; ++i) {
+    Lane& lane = lanes_[i];
+    if (!state_.backup && lane.early_failure) {
+      return *lane.early_failure;  // the peer replaces no path
+    }
+    if (!state_.backup && !peers[i].missing.empty()) {
+      return from_peer(peers[i].missing);
+    }
+    lane.tables.table_key = table_key;
+    if (!lane.owned.path) {
+      continue;
+    }
+    if (!peers[i].missing.empty()) {
+      lane.path().fail(from_peer(peers[i].missing));
+    } else if (auto connected = connect(lane, peers[i], table_key); !connected) {
+      return connected;
+    }
+  }
+  return {};
+}
+
+void PathSet::add_shadows(size_t count) {
+  for (size_t i = 0; i < count && count_ < lanes_.size(); ++i) {
+    lanes_[count_++].shadow = true;
+  }
+}
+
+void PathSet::move_to(Lane& lane, const fabric::Place& place) {
+  lane.at = place.at;
+  static_cast<void>(place.address.to_sockaddr(0, &lane.local));
+}
+
+Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
+  lane.traits = state_.provider.traits(lane.at);
+  fabric::PathOptions options;
+  options.domain = state_.domain;
+  options.writes_max = lane.traits.placed_by_nic
+                           ? rdma_writes
+                           : static_cast<uint32_t>(sends_max + cts_slots) + control_posts;
+  options.receives_spare = spare_receives - credits_together;
+  options.receives_max = needs_.receives + control_posts + spare_receives;
+  options.active = needs_.active;
+  options.flushes = needs_.flushes;
+  options.fallback = is_fallback(lane);
+  options.traffic_class = state_.traffic_class;
+  options.service_level = state_.service_level;
+  options.connect_limit = connect_limit;
+  lane.owned.reset();
+  lane.writes_open = 0;
+  lane.bytes_open = 0;
+  lane.credits_open = 0;
+  lane.credits_owed = 0;
+  lane.control.heartbeats_open = 0;
+  lane.control.confirms_open = 0;
+  lane.control.confirm_due = false;
+  flushes_acks_ = flushes_acks_ || (!lane.traits.acknowledged_by_nic &&
+                                    state_.engine.mode() == Engine::Mode::inline_turns);
+  // On one of the two hosts the NIC may be the primaries' own, which the other cannot know.
+  lane.foreign_keys = lane.shadow && state_.traits.keys_per_device;
+  lane.rejected = lane.rejected && ha::mutated(ha::Mutation::rejection_kept);
+  if (auto equipped = equip(lane); !equipped) {
+    lane.rejected = lane.shadow;
+    return equipped;
+  }
+  auto path = state_.provider.create_path(*state_.context, lane.at, as_sockaddr(lane.local),
+                                          options, needs_.owner);
+  if (!path) {
+    return path.error();
+  }
+  lane.owned = std::move(*path);
+  lane.traits = lane.path().traits();
+  for (uint32_t credit = 0; credit < options.receives_max; ++credit) {
+    if (!post_credit(lane)) {
+      return nccl_ha::fail(Errc::internal, "cannot post the first receives of a path");
+    }
+  }
+  return {};
+}
+
+Result<void> PathSet::remake(Lane& lane) { return make(lane, rebuild_limit); }
+
+/// Makes this connection's own memory known to the lane's device.
+Result<void> PathSet::equip(Lane& lane) {
+  auto source = register_memory(lane.at, needs_.source, needs_.source_bytes);
+  auto written = source ? register_memory(lane.at, needs_.written, needs_.written_bytes) : source;
+  if (!written) {
+    return written.error();
+  }
+  lane.tables.source_key = source->local_key;
+  lane.tables.written_key = written->remote_key;
+  if (!state_.context->config().enable_backup) {
+    return {};
+  }
+  LaneControl& control = lane.control;
+  if (!control.box) {
+    control.box = std::make_unique<ControlBox>();
+  }
+  auto box = register_memory(lane.at, control.box.get(), sizeof *control.box);
+  if (!box) {
+    return box.error();
+  }
+  control.source_key = box->local_key;
+  control.written_key = box->remote_key;
+  return {};
+}
+
+Result<fabric::Registration> PathSet::register_memory(const fabric::Attachment& at, void* base,
+                                                      size_t bytes) {
+  for (const OwnMemory& own : memory_) {
+    if (own.base == base && own.registration.serves(at)) {
+      return own.registration;
+    }
+  }
+  auto registration = state_.provider.add_memory(at, state_.domain, base, bytes, false);
+  if (registration) {
+    memory_.push_back({*registration, base});
+  }
+  return registration;
+}
+
+Result<void> PathSet::connect(Lane& lane, const PathEnd& peer, uint32_t table_key) {
+  lane.tables.table_key = table_key;
+  lane.control.peer_box = lane.control.box ? peer.control_address : 0;
+  lane.control.peer_key = peer.control_key;
+  return lane.path().connect(peer.address.view());
+}
+
+PathEnd PathSet::end_of(Lane& lane) const {
+  PathEnd end;
+  if (!lane.owned.path) {
+    end.missing = lane.early_failure->message();
+    return end;
+  }
+  end.address = *PathAddress::from(lane.path().local_address());
+  if (lane.control.box) {
+    end.control_address = reinterpret_cast<uint64_t>(lane.control.box->incoming.data());
+    end.control_key = lane.control.written_key;
+  }
+  return end;
+}
+
+std::vector<PathEnd> PathSet::ends() {
+  std::vector<PathEnd> all;
+  for (Lane& lane : lanes()) {
+    all.push_back(end_of(lane));
+  }
+  return all;
+}
+
+void PathSet::fail_all(const Error& why) {
+  for (Lane& lane : lanes()) {
+    lane.usable = false;
+    if (lane.owned.path) {
+      lane.path().fail(why);
+    }
+  }
+}
+
+void PathSet::flush_all_acks() {
+  for (Lane& lane : lanes()) {
+    if (lane.usable && !lane.traits.acknowledged_by_nic) {
+      lane.path().flush_acks();
+    }
+  }
+}
+
+bool PathSet::post_credit(Lane& lane) {
+  if (lane.path().post_receive(fabric::ReceivePost{}) != Errc::ok) {
+    return false;
+  }
+  ++lane.credits_open;
+  return true;
+}
+
+void PathSet::post_owed_credits(Lane& lane) {
+  for (; lane.credits_owed != 0; --lane.credits_owed) {
+    static_cast<void>(post_credit(lane));  // a path that is gone takes none, and needs none
+  }
+}
+
+void PathSet::find_places(size_t most) {
+  places_ = state_.provider.places(state_.attachment);
+  places_.resize(std::min(places_.size(), most));
+}
+
+std::vector<ha::Rail> PathSet::rails() const {
+  const uint16_t primary = state_.provider.place_number(state_.attachment, as_sockaddr(local_));
+  const auto first = std::find_if(places_.begin(), places_.end(),
+                                  [&](const auto& place) { return place.number == primary; });
+  std::vector<ha::Rail> rails;
+  for (const fabric::Place& place : places_) {
+    ha::Rail rail;
+    rail.kind = static_cast<uint8_t>(place.at.kind);
+    rail.number = place.number;
+    rail.primary = place.number == primary;
+    rail.distance = rail.primary ? uint8_t{0}
+                                 : ha::pci_distance(first == places_.end() ? "" : first->pci_path,
+                                                    place.pci_path);
+    rail.family = place.address.family;
+    rail.prefix_len = place.address.prefix_len;
+    rail.address = place.address.bytes;
+    rails.push_back(rail);
+  }
+  return rails;
+}
+
+bool PathSet::backs_with_others() const {
+  const auto own = std::count_if(places_.begin(), places_.end(), [&](const fabric::Place& place) {
+    return place.at.kind == state_.attachment.kind;
+  });
+  return own > 1 && static_cast<size_t>(own) != places_.size();
+}
+
+std::string PathSet::interface_of(const Lane& lane) const {
+  return state_.provider.nic_of(lane.at, as_sockaddr(lane.local));
+}
+
+bool PathSet::could_back_up(const std::string& interface) const {
+  return std::any_of(places_.begin(), places_.end(), [&](const fabric::Place& place) {
+    return place.at.kind == state_.attachment.kind && place.at.device != state_.attachment.device &&
+           state_.provider.nic_of(place.at, nullptr) == interface;
+  });
+}
+
+std::string PathSet::text() const {
+  const auto is_usable = [](const Lane& lane) { return lane.usable; };
+  const auto up = std::count_if(lanes().begin(), lanes().end(), is_usable);
+  const auto first = std::find_if(lanes().begin(), lanes().end(), is_usable);
+  return first == lanes().end()
+             ? "no path"
+             : first->owned.path->describe() + (up > 1 ? fmt::format(" and {} more", up - 1) : "");
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,149 @@
+// The lanes of a connection: paths are made, equipped, connected and ended here.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "actors/connection/lane.h"
+#include "actors/connection/state.h"
+#include "actors/control.h"
+#include "ha/shadow.h"
+
+namespace nccl_ha {
+
+/// Knows nothing of protocols: it does what it is told and judges nothing.  One thread.
+class PathSet {
+ public:
+  /// What paths are made for.
+  struct Needs {
+    fabric::PathOwner* owner = nullptr;
+    // This side's memory: what it writes to the peer's, and what the peer writes.
+    void* source = nullptr;
+    size_t source_bytes = 0;
+    void* written = nullptr;
+    size_t written_bytes = 0;
+    uint32_t receives = 0;  ///< credits that the peer's data may use
+    bool active = false;    ///< this side connects
+    bool flushes = false;   ///< paths will be asked to flush
+  };
+
+  explicit PathSet(ConnectionState& state) : state_(state) {}
+  ~PathSet() { clear(); }
+  PathSet(const PathSet&) = delete;
+  PathSet& operator=(const PathSet&) = delete;
+  void begin(const Needs& needs) { needs_ = needs; }
+  /// Ends all paths and takes their memory back.
+  void clear();
+
+  // The primaries come first, then the shadows.
+  size_t size() const { return count_; }
+  size_t primaries() const { return primaries_; }
+  Lane& lane(size_t at) { return lanes_[at]; }
+  const Lane& lane(size_t at) const { return lanes_[at]; }
+  std::span<Lane> lanes() { return std::span(lanes_).first(count_); }
+  std::span<const Lane> lanes() const { return std::span(lanes_).first(count_); }
+  std::span<const Lane> primary_lanes() const { return std::span(lanes_).first(primaries_); }
+  std::span<const Lane> shadow_lanes() const { return lanes().subspan(primaries_); }
+  size_t index_of(const fabric::Path* path) const {
+    size_t lane = 0;
+    if (lanes_.front().owned.path.get() != path) [[unlikely]] {
+      while (lane + 1 < count_ && lanes_[lane].owned.path.get() != path) {
+        ++lane;
+      }
+    }
+    return lane;
+  }
+  static bool any_usable(std::span<const Lane> lanes);
+  bool any_usable() const { return any_usable(lanes()); }
+  bool primary_usable() const { return any_usable(primary_lanes()); }
+  bool shadow_usable() const { return any_usable(shadow_lanes()); }
+  bool other_usable(size_t lane) const {
+    return any_usable(lanes().first(lane)) || any_usable(lanes().subspan(lane + 1));
+  }
+  /// How much has got through all paths; only differences mean something.
+  uint64_t life() const;
+
+  /// Makes `count` lanes at the connection's own NIC; `local` is the stream's address.  With
+  /// failover a lane whose port or address is away begins without a path (Lane::early_failure).
+  Result<void> make_first(const sockaddr_storage& local, size_t count);
+  /// The peer's ends of those, in their order.
+  Result<void> connect_first(const std::vector<PathEnd>& peers, uint32_t table_key);
+  /// Lanes for paths over other NICs, which there are none of yet.
+  void add_shadows(size_t count);
+  /// The place of this host where a shadow's next path is made.
+  void move_to(Lane& lane, const fabric::Place& place);
+  /// A path for a lane, in place of the old one if there is one, where the lane says.
+  Result<void> make(Lane& lane, Duration connect_limit);
+  /// The same for a lane that is to be used again.
+  Result<void> remake(Lane& lane);
+  Result<void> connect(Lane& lane, const PathEnd& peer, uint32_t table_key);
+  PathEnd end_of(Lane& lane) const;
+  std::vector<PathEnd> ends();
+  /// All paths move to error.
+  void fail_all(const Error& why);
+  /// Nothing is expected: a caller who drives the paths may make no more calls for a while.
+  void flush_acks() {
+    if (flushes_acks_) [[unlikely]] {
+      flush_all_acks();
+    }
+  }
+
+  bool post_credit(Lane& lane);  ///< a receive for the peer's next immediate
+  /// The peer has used one; it is replaced later, together with others.
+  void replace_credit(Lane& lane) {
+    --lane.credits_open;
+    if (++lane.credits_owed == credits_together) [[unlikely]] {
+      post_owed_credits(lane);
+    }
+  }
+
+  /// Where paths of this connection may begin or end on this host.
+  void find_places(size_t most);
+  const std::vector<fabric::Place>& places() const { return places_; }
+  /// The same as they are compared and told, the primaries' marked.
+  std::vector<ha::Rail> rails() const;
+  /// Another fabric than the connection's own.
+  bool is_fallback(const Lane& lane) const {
+    return lane.shadow && lane.at.kind != state_.attachment.kind;
+  }
+  /// There is something of another fabric among the places, and of the own one as well.
+  bool backs_with_others() const;
+  /// What the NIC of a lane is called on this host.
+  std::string interface_of(const Lane& lane) const;
+  /// That of a NIC of the own fabric other than the connection's.
+  bool could_back_up(const std::string& interface) const;
+  /// Of those that are usable, for logs.
+  std::string text() const;
+
+ private:
+  struct OwnMemory {
+    fabric::Registration registration;
+    const void* base;
+  };
+  Result<void> equip(Lane& lane);
+  /// The keys of own memory on a lane's device.
+  Result<fabric::Registration> register_memory(const fabric::Attachment& at, void* base,
+                                               size_t bytes);
+  void post_owed_credits(Lane& lane);
+  void flush_all_acks();
+
+  static constexpr uint32_t credits_together = 8;
+
+  ConnectionState& state_;
+  Needs needs_;
+  std::array<Lane, lanes_max> lanes_;
+  size_t count_ = 0;
+  size_t primaries_ = 0;
+  bool flushes_acks_ = false;  ///< inline mode, with a path whose acknowledgements software sends
+  sockaddr_storage local_{};   ///< the stream's
+  std::vector<fabric::Place> places_;
+  std::vector<OwnMemory> memory_;
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,151 @@
+#include "actors/connection/receive_recovery.h"
+
+#include "ha/mutation.h"
+
+namespace nccl_ha {
+namespace {
+
+/// How long a connection may be without a path before it asks whether the peer lives.
+constexpr Duration probe_without_path = std::chrono::milliseconds(250);
+
+}  // namespace
+
+ReceiveRecovery::ReceiveRecovery(const ConnectionParts& parts, Receiver& receiver)
+    : state_(parts.state),
+      paths_(parts.paths),
+      control_(parts.control),
+      failover_(parts.failover),
+      receiver_(receiver) {}
+
+void ReceiveRecovery::begin() {
+  for (const Lane& lane : paths_.lanes()) {
+    using State = ha::ReceiverLane::State;
+    ha::ReceiverLane& one = lanes_.emplace_back(lane.shadow ? State::fenced : State::opening);
+    static_cast<void>(one.on_ready());
+  }
+}
+
+void ReceiveRecovery::on_lane_ready(size_t lane) { take_steps(lane, lanes_[lane].on_ready(), {}); }
+
+void ReceiveRecovery::on_lane_failed(size_t lane, const Error& error) {
+  take_steps(lane, lanes_[lane].on_failed(), error);
+}
+
+void ReceiveRecovery::on_lane_drained(size_t lane) {
+  if (!lanes_.empty()) {
+    take_steps(lane, lanes_[lane].on_drained(), {});
+  }
+}
+
+void ReceiveRecovery::on_path_message(const ControlReader::Message& message) {
+  if (message.type == ControlType::rebuild) {
+    on_rebuild(message.payload);
+    return;
+  }
+  const auto notice = decode_notice(message.payload);
+  if (!failover_.is_of_ours(notice)) {
+    return;
+  }
+  const Error why = from_peer(notice->why);
+  Lane& lane = paths_.lane(notice->path);
+  lane.rejected = lane.rejected || (notice->rejected && lane.shadow && notice->epoch == lane.epoch);
+  if (message.type == ControlType::down) {
+    take_steps(notice->path, lanes_[notice->path].on_down(notice->epoch), why);
+  } else if (notice->epoch == lane.epoch) {
+    on_lane_failed(notice->path, why);  // from the handshake, where it has no state to go down from
+  }
+}
+
+void ReceiveRecovery::on_rebuild(std::span<const std::byte> payload) {
+  const auto offer = decode_offer(payload);
+  if (!failover_.is_of_ours(offer)) {
+    return;
+  }
+  const ha::ReceiverSteps steps = lanes_[offer->path].on_rebuild(offer->epoch);
+  if (steps.open) {
+    open_again(offer->path, *offer);
+  } else {
+    take_steps(offer->path, steps, {});
+  }
+}
+
+void ReceiveRecovery::open_again(size_t lane, const PathOffer& offer) {
+  Lane& mine = paths_.lane(lane);
+  mine.epoch = lanes_[lane].epoch();
+  if (mine.shadow) {
+    if (offer.rail >= paths_.places().size()) {
+      state_.fail(fail(Errc::remote, "the peer wants a path to a port that was not offered"));
+      return;
+    }
+    paths_.move_to(mine, paths_.places()[offer.rail]);
+  }
+  auto made = paths_.remake(mine);
+  if (made) {
+    made = paths_.connect(mine, offer.end, offer.table_key);
+  }
+  if (!made) {
+    if (mine.rejected) {
+      failover_.count_rejected();
+    } else if (mine.shadow) {
+      failover_.tell_shortage(made.error());
+    }
+    on_lane_failed(lane, made.error());
+    return;
+  }
+  PathOffer answer;
+  answer.path = offer.path;
+  answer.epoch = mine.epoch;
+  answer.table_key = mine.tables.written_key;
+  answer.end = paths_.end_of(mine);
+  control_.send(encode(ControlType::rebuilt, answer));
+  state_.context->request_stream_turns(1000);
+}
+
+void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, const Error& why) {
+  Lane& mine = paths_.lane(lane);
+  Announcer& announcer = receiver_.announcer();
+  if (steps.protocol_error) {
+    state_.fail(fail(Errc::remote, "the peer's messages about a path make no sense"));
+    return;
+  }
+  if (steps.take_down) {
+    if (lane == announcer.lane()) {
+      announcer.renew();
+    }
+    receiver_.flusher().on_lane_down();
+    failover_.take_down(lane, why);
+  }
+  if (steps.say_suspect) {
+    control_.send(encode(ControlType::suspect, failover_.notice_of(lane, why)));
+    state_.context->request_stream_turns(1000);
+  }
+  if (steps.report) {
+    control_.send(
+        encode(FenceReport{static_cast<uint8_t>(lane), mine.epoch, receiver_.groups().arrivals()}));
+    state_.context->request_stream_turns(1000);
+  }
+  if (steps.use) {
+    failover_.take_into_use(lane);
+    failover_.log_back(lane);
+    if (control_.stream() != nullptr) {
+      control_.rejoin().stop();
+    }
+    if (announcer.keys_wanted() && mine.foreign_keys) {
+      announcer.renew();
+    }
+  }
+  announcer.want_keys();
+  failover_.watch_budget(!paths_.any_usable());
+  if (!paths_.any_usable() && state_.live()) {
+    // The stream may be silent with the paths, and this side has nothing to say that would show it.
+    control_.rejoin().start(probe_without_path,
+                            fail(Errc::timed_out, "it is silent with the last path"));
+  }
+  announcer.announce_again(lanes_[announcer.lane()].peer_stopped());
+  receiver_.flusher().flush_waiting();
+  if (steps.take_down) {
+    state_.owner.on_work_back(lane);  // perhaps nothing was posted any more
+  }
+}
+
+}  // namespace nccl_ha

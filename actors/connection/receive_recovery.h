@@ -1,0 +1,43 @@
+// The accepting side when a path fails: close it, report what arrived, announce again.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "actors/connection/receiver.h"
+#include "actors/connection/side.h"
+#include "actors/control.h"
+#include "ha/lane.h"
+
+namespace nccl_ha {
+
+/// Drives a ha::ReceiverLane for each lane.  One thread.
+class ReceiveRecovery {
+ public:
+  ReceiveRecovery(const ConnectionParts& parts, Receiver& receiver);
+  ReceiveRecovery(const ReceiveRecovery&) = delete;
+  ReceiveRecovery& operator=(const ReceiveRecovery&) = delete;
+  /// The first paths have come up or failed.
+  void begin();
+
+  void on_lane_ready(size_t lane);
+  void on_lane_failed(size_t lane, const Error& error);
+  void on_lane_drained(size_t lane);
+  /// down, suspect or rebuild
+  void on_path_message(const ControlReader::Message& message);
+
+ private:
+  void on_rebuild(std::span<const std::byte> payload);
+  void open_again(size_t lane, const PathOffer& offer);
+  void take_steps(size_t lane, const ha::ReceiverSteps& steps, const Error& why);
+
+  ConnectionState& state_;
+  PathSet& paths_;
+  ControlLink& control_;
+  Failover& failover_;
+  Receiver& receiver_;
+  std::vector<ha::ReceiverLane> lanes_;
+};
+
+}  // namespace nccl_ha

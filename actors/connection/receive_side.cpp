@@ -1,0 +1,338 @@
+#include "actors/connection/receive_side.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "actors/connection/connection.h"
+#include "actors/listener.h"
+#include "ha/mutation.h"
+#include "runtime/engine.h"
+#include "runtime/host.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+namespace {
+
+std::atomic<uint64_t> next_domain{uint64_t{1} << 32};
+
+constexpr Duration hello_grace = std::chrono::milliseconds(100);
+
+/// A connector that lives has made a new stream by then.
+constexpr Duration probe_after = std::chrono::milliseconds(100);
+
+}  // namespace
+
+std::unique_ptr<Actor> make_receive_connection(fabric::Provider& provider, Engine& engine,
+                                               size_t worker, int fd, size_t device,
+                                               std::shared_ptr<ListenChannel> listener) {
+  return std::make_unique<Connection>(
+      provider, engine, worker, [&](const ConnectionParts& parts, SideOwner& owner) {
+        return std::make_unique<ReceiveSide>(parts, owner, fd, device, std::move(listener));
+      });
+}
+
+ReceiveSide::ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd, size_t device,
+                         std::shared_ptr<ListenChannel> listener)
+    : parts_(parts),
+      state_(parts.state),
+      paths_(parts.paths),
+      control_(parts.control),
+      owner_(owner),
+      fd_(fd),
+      listener_(std::move(listener)) {
+  state_.attachment.device = device;
+  tail_timer_.bind([](void* self) { static_cast<ReceiveSide*>(self)->look_at_tail(); }, this);
+}
+
+ReceiveSide::~ReceiveSide() {
+  stop();
+  if (fd_ >= 0) {
+    close(fd_);
+  }
+  if (!welcome_) {
+    listener_->end_pending();
+  }
+}
+
+void ReceiveSide::stop() {
+  if (state_.context != nullptr) {
+    state_.context->timers().cancel(tail_timer_);
+  }
+  if (receiver_) {
+    receiver_->flusher().stop();
+  }
+}
+
+void ReceiveSide::begin() {
+  owner_.arm_deadline(std::chrono::milliseconds(state_.context->config().handshake_timeout_ms));
+  state_.context->request_stream_turns(1000);
+  if (auto adopted = control_.adopt(std::exchange(fd_, -1)); !adopted) {
+    NHA_LOG_WARN_LIMITED("listener: cannot use an accepted connection: {}",
+                         adopted.error().message());
+    owner_.finish();
+  }
+}
+
+void ReceiveSide::reject_peer(const char* why) {
+  NHA_LOG_WARN_LIMITED("listener: rejected an unauthenticated peer at {}: {}",
+                       state_.owner.peer_text(), why);
+  owner_.finish();
+}
+
+void ReceiveSide::on_deadline() {
+  if (!welcome_ && !std::exchange(overdue_, true)) {
+    // If this process stood still, the hello is there and was only not read yet.
+    owner_.arm_deadline(hello_grace);
+    state_.context->request_stream_turns(1000);
+    return;
+  }
+  if (!welcome_) {
+    reject_peer("it did not say hello in time");
+    return;
+  }
+  const std::string& need = parts_.failover.need();
+  state_.fail(
+      fail(Errc::timed_out,
+           fmt::format("handshake with {} did not finish in time{}{}", state_.owner.peer_text(),
+                       need.empty() ? "" : "; no path came up, the last one: ", need)));
+}
+
+void ReceiveSide::on_peer_gone(const Error& error) {
+  if (!welcome_) {
+    reject_peer("it closed or sent something else than a hello");
+    return;
+  }
+  state_.fail(fail(Errc::remote, fmt::format("the peer is gone: {}", error.message())), false);
+}
+
+void ReceiveSide::on_control(const ControlReader::Message& message) {
+  if (!welcome_) {
+    if (message.type != ControlType::hello) {
+      reject_peer("its first message is no hello");
+    } else {
+      on_hello(message.payload);
+    }
+    return;
+  }
+  switch (message.type) {
+    case ControlType::close:
+      on_peer_closed(message.payload);
+      return;
+    case ControlType::failure:
+      owner_.refused(decode_refusal(message.payload));
+      return;
+    case ControlType::down:
+    case ControlType::suspect:
+    case ControlType::rebuild:
+      recovery_->on_path_message(message);
+      return;
+    case ControlType::hello:
+    case ControlType::welcome:
+    case ControlType::reject:
+    case ControlType::fenced:
+    case ControlType::rebuilt:
+    case ControlType::confirm:
+    case ControlType::rejoin:
+    case ControlType::retire:
+    case ControlType::probe:
+    case ControlType::present:
+    case ControlType::absent:
+    case ControlType::ask:
+      state_.fail(fail(Errc::remote, "unexpected message on the control stream"));
+      return;
+  }
+}
+
+std::optional<Refusal> ReceiveSide::judge(const Hello& hello) const {
+  if (hello.version != control_version) {
+    return Refusal{Errc::remote,
+                   fmt::format("protocol version {} here, {} there; install the same nccl-ha on "
+                               "both hosts",
+                               control_version, hello.version)};
+  }
+  if (state_.provider.accepts(state_.attachment.device, hello.kind)) {
+    return std::nullopt;
+  }
+  const fabric::NetDevice& device = state_.provider.devices()[state_.attachment.device];
+  const bool forced = fabric::fabric_is_forced(state_.context->config());
+  return Refusal{Errc::remote,
+                 fmt::format("the peer wants {}, but {} on {} uses {}{}", to_text(hello.kind),
+                             device.name, host_name(), to_text(device.kind),
+                             forced ? " and HA_NCCL_FABRIC allows nothing else" : "")};
+}
+
+void ReceiveSide::on_hello(std::span<const std::byte> payload) {
+  const auto hello = decode_hello(payload);
+  if (!hello || hello->nonce != listener_->nonce()) {
+    reject_peer(hello ? "it does not know this listener's nonce" : "its hello is malformed");
+    return;
+  }
+  state_.peer_host = hello->host;
+  state_.peer_process = hello->rejoin.process.pid;
+  welcome_ = true;
+  listener_->end_pending();
+  if (const auto refusal = judge(*hello)) {
+    control_.send_plain(encode(ControlType::reject, *refusal));
+    state_.fail(fail(Errc::remote, refusal->text), false);
+    return;
+  }
+  if (auto made = make_paths(*hello); !made) {
+    state_.fail(made.error());
+    return;
+  }
+  send_welcome(*hello);
+  owner_.end_handshake();
+}
+
+Result<void> ReceiveSide::make_paths(const Hello& hello) {
+  const Config& config = state_.context->config();
+  state_.attachment.kind = hello.kind;
+  state_.traits = state_.provider.traits(state_.attachment);
+  state_.backup = hello.backup && config.enable_backup;
+  state_.traffic_class = hello.traffic_class;
+  state_.service_level = hello.service_level & 15U;
+  state_.domain = next_domain.fetch_add(1, std::memory_order_relaxed);
+  owner_.arm_deadline(std::chrono::milliseconds(config.connect_timeout_ms));
+  channel_ = std::make_shared<ReceiveChannel>(state_.domain, state_.attachment,
+                                              state_.context->worker(), state_.engine);
+  receiver_.emplace(parts_, *channel_);
+  receiver_->announcer().begin(hello.cts_address);
+  recovery_.emplace(parts_, *receiver_);
+  auto local = control_.stream()->local_address();
+  if (!local) {
+    return local.error();
+  }
+  paths_.begin(receiver_->needs(state_.provider.needs_flushes(state_.attachment)));
+  if (auto made = paths_.make_first(*local, hello.paths.size()); !made) {
+    return made;
+  }
+  for (const Lane& lane : paths_.lanes()) {
+    if (lane.early_failure) {
+      parts_.failover.set_need(*lane.early_failure);
+    }
+  }
+  return paths_.connect_first(hello.paths, hello.cts_key);
+}
+
+void ReceiveSide::send_welcome(const Hello& hello) {
+  paths_.find_places(ha::rails_max);
+  const auto shadows = static_cast<uint8_t>(state_.context->config().shadow_paths);
+  state_.shadows = state_.backup
+                       ? std::min({hello.shadows, shadows, static_cast<uint8_t>(shadows_max)})
+                       : uint8_t{0};
+  Welcome welcome;
+  welcome.rejoin = control_.rejoin_point();
+  welcome.host = host_name();
+  welcome.sizes_address = receiver_->sizes_address();
+  welcome.sizes_key = paths_.lane(0).tables.written_key;
+  welcome.backup = state_.backup;
+  welcome.shadows = state_.shadows;
+  auto peer = control_.stream()->peer_address();
+  auto local = control_.stream()->local_address();
+  if (state_.backup && peer && local) {
+    Rejoin::Way way = Rejoin::way_between(*peer, *local);
+    way.proven = Rejoin::leads_to(hello.rejoin, *peer);
+    control_.rejoin().prepare(*state_.context, ControlType::probe, {way}, hello.rejoin);
+  }
+  welcome.paths = paths_.ends();
+  welcome.rails = paths_.rails();
+  control_.send_plain(encode(welcome));
+  state_.context->request_stream_turns(1000);
+}
+
+void ReceiveSide::on_settled() {
+  auto address = state_.context->worker().open_address(4);
+  if (!address) {
+    state_.fail(address.error());
+    return;
+  }
+  address_ = std::move(*address);
+  if (!state_.backup) {
+    return;
+  }
+  control_.remember_peer_address();
+  paths_.add_shadows(state_.shadows);
+  recovery_->begin();
+  parts_.liveness.start();
+  control_.send_confirm();
+}
+
+void ReceiveSide::on_usable() {
+  NHA_LOG_INFO("accepted {} over {}", state_.owner.peer_text(), paths_.text());
+  state_.note(TraceEvent::actor_opened, 1, 0);
+  channel_->attach(state_.id, std::move(address_));
+  channel_->serve_by(&*receiver_);
+  channel_->set_ready();
+  if (!listener_->offer(channel_)) {
+    state_.fail(fail(Errc::closed, "the listen was closed before the connection was accepted"));
+    owner_.close();
+  }
+}
+
+void ReceiveSide::on_failure(const Error& error, bool told) {
+  // Before the hello nobody is waited for; afterwards the real peer was there and could not be
+  // served, which accept() has to report.
+  if (!told) {
+    listener_->fail(error);
+    owner_.finish();
+  }
+}
+
+/// The connector makes the new one; whether it still is, this side has to find out itself.
+void ReceiveSide::on_stream_lost(const Error& why) {
+  if (tail_.under_way()) {
+    return;  // whoever closed needs it no more
+  }
+  if (!ha::mutated(ha::Mutation::probe_not_sent)) {
+    control_.rejoin().start(probe_after, why);
+  }
+}
+
+CloseNotice ReceiveSide::last_words() const {
+  if (!receiver_) {
+    return {};
+  }
+  const OpenReceives& groups = receiver_->groups();
+  return {ha::mutated(ha::Mutation::close_says_posted) ? groups.posted() : groups.completed()};
+}
+
+/// A caller who closes has taken its memory back.
+bool ReceiveSide::exposed(const Lane& lane, bool closing) const {
+  return lane.usable && !closing && !receiver_->groups().all_complete();
+}
+
+/// Everything that it completed has been acknowledged by this side, so whatever else is posted
+/// stays empty for ever.  Completions that tell of it may be behind these words.
+void ReceiveSide::on_peer_closed(std::span<const std::byte> payload) {
+  const auto notice = decode_close(payload);
+  if (state_.ready() && notice && notice->groups_completed <= receiver_->groups().posted()) {
+    tail_.begin(notice->groups_completed, state_.context->now());
+  }
+  look_at_tail();
+}
+
+void ReceiveSide::look_at_tail() {
+  if (!state_.live()) {
+    return;
+  }
+  const Instant now = state_.context->now();
+  if (tail_.under_way() && !tail_.is_over(receiver_->groups().completed(), now)) {
+    state_.context->timers().arm(tail_timer_, now + ha::CloseTail::interval);
+    return;
+  }
+  tail_.end();
+  const bool told = state_.phase == ConnectionPhase::usable;
+  const Error why = fail(Errc::remote, "the peer closed the connection");
+  owner_.part_with_peer(why);
+  channel_->set_failed(why);
+  if (!told) {
+    listener_->fail(fail(Errc::remote, "the peer gave up while connecting"));
+    owner_.finish();
+  }
+}
+
+}  // namespace nccl_ha

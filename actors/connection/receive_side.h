@@ -1,0 +1,86 @@
+// The accepting side: checks who knocks, agrees on the paths, and hands the connection to accept().
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "actors/channel.h"
+#include "actors/connection/receive_recovery.h"
+#include "actors/connection/receiver.h"
+#include "actors/connection/side.h"
+#include "ha/close_tail.h"
+#include "runtime/mailbox.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+class ListenChannel;
+
+/// The actor that serves a connection that `fd` was accepted for, at `device` of the provider.  It
+/// takes the descriptor over; `worker` was assigned by the engine.
+std::unique_ptr<Actor> make_receive_connection(fabric::Provider& provider, Engine& engine,
+                                               size_t worker, int fd, size_t device,
+                                               std::shared_ptr<ListenChannel> listener);
+
+/// One thread.
+class ReceiveSide final : public Side {
+ public:
+  ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd, size_t device,
+              std::shared_ptr<ListenChannel> listener);
+  ~ReceiveSide() override;
+
+  const char* name() const override { return "receive-connection"; }
+  Channel* channel() override { return channel_.get(); }
+  void begin() override;
+  void on_stream_open(Stream& stream) override { (void)stream; }
+  void on_control(const ControlReader::Message& message) override;
+  void on_deadline() override;
+  void on_settled() override;
+  void on_usable() override;
+  void on_doorbell() override { receiver_->take_submitted(); }
+  void on_failure(const Error& error, bool told) override;
+  void on_peer_gone(const Error& error) override;
+  void on_stream_lost(const Error& why) override;
+  bool takes_streams() const override { return true; }
+  CloseNotice last_words() const override;
+  bool exposed(const Lane& lane, bool closing) const override;
+  std::string wanted_peer() const override { return "a peer"; }
+  void on_lane_ready(size_t lane) override { recovery_->on_lane_ready(lane); }
+  void on_lane_failed(size_t lane, const Error& error) override {
+    recovery_->on_lane_failed(lane, error);
+  }
+  void on_lane_drained(size_t lane) override { recovery_->on_lane_drained(lane); }
+  void stop() override;
+
+ private:
+  void reject_peer(const char* why);
+  void on_hello(std::span<const std::byte> payload);
+  /// What the peer is refused for; nullopt: nothing.
+  std::optional<Refusal> judge(const Hello& hello) const;
+  Result<void> make_paths(const Hello& hello);
+  void send_welcome(const Hello& hello);
+  void on_peer_closed(std::span<const std::byte> payload);
+  void look_at_tail();
+
+  ConnectionParts parts_;
+  ConnectionState& state_;
+  PathSet& paths_;
+  ControlLink& control_;
+  SideOwner& owner_;
+  int fd_;  ///< until begin()
+  const std::shared_ptr<ListenChannel> listener_;
+  bool welcome_ = false;  ///< the peer knew the nonce
+  bool overdue_ = false;  ///< it should have said so by now
+  // From the hello on.
+  std::shared_ptr<ReceiveChannel> channel_;
+  std::optional<Receiver> receiver_;
+  std::optional<ReceiveRecovery> recovery_;
+  Address<Message> address_;  ///< the channel's, until the caller is told of it
+  ha::CloseTail tail_;
+  Timer tail_timer_;
+};
+
+}  // namespace nccl_ha

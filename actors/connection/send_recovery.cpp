@@ -1,0 +1,439 @@
+#include "actors/connection/send_recovery.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ha/mutation.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+namespace {
+
+/// How long an attempt to replace a path waits at most while there is none.
+constexpr Duration reopen_interval = std::chrono::seconds(1);
+
+/// How often a shadow of another fabric gives way to a look for one of the own.
+constexpr Duration better_interval = std::chrono::minutes(5);
+
+}  // namespace
+
+SendRecovery::SendRecovery(const ConnectionParts& parts, Sender& sender, FailoverCounts& counts,
+                           Owner& owner)
+    : parts_(parts),
+      state_(parts.state),
+      paths_(parts.paths),
+      failover_(parts.failover),
+      sender_(sender),
+      counts_(counts),
+      owner_(owner) {
+  reopen_timer_.bind([](void* self) { static_cast<SendRecovery*>(self)->on_reopen_timer(); }, this);
+  better_timer_.bind([](void* self) { static_cast<SendRecovery*>(self)->look_for_better(); }, this);
+  failback_timer_.bind(
+      [](void* self) {
+        auto* mine = static_cast<SendRecovery*>(self);
+        mine->choose_lanes();
+        mine->sender_.pump();
+      },
+      this);
+}
+
+void SendRecovery::stop() {
+  if (state_.context != nullptr) {
+    state_.context->timers().cancel(reopen_timer_);
+    state_.context->timers().cancel(failback_timer_);
+    state_.context->timers().cancel(better_timer_);
+  }
+}
+
+void SendRecovery::begin() {
+  failback_ = ha::Failback(std::chrono::milliseconds(state_.context->config().failback_ms));
+  lanes_.resize(paths_.size());
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    Recovery& one = lanes_[i];
+    if (paths_.lane(i).shadow) {
+      // The other host may have nothing at that end: tried for ever, but not often.
+      one.lane = ha::SenderLane(ha::SenderLane::State::down);
+      one.backoff = ha::Backoff(std::chrono::milliseconds(100), std::chrono::seconds(30));
+    } else {
+      static_cast<void>(one.lane.on_ready());
+    }
+  }
+}
+
+void SendRecovery::make_shadows() {
+  if (paths_.backs_with_others()) {
+    state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
+  }
+  for (size_t i = paths_.primaries(); i < paths_.size(); ++i) {
+    reopen_soon(i);
+  }
+}
+
+void SendRecovery::on_lane_ready(size_t lane) {
+  take_steps(lane, lanes_[lane].lane.on_ready(), {});
+}
+
+void SendRecovery::on_lane_failed(size_t lane, const Error& error) {
+  take_steps(lane, lanes_[lane].lane.on_failed(), error);
+}
+
+void SendRecovery::on_lane_drained(size_t lane) {
+  if (!lanes_.empty()) {
+    take_steps(lane, lanes_[lane].lane.on_drained(), {});
+  }
+}
+
+void SendRecovery::on_path_message(const ControlReader::Message& message) {
+  if (message.type == ControlType::fenced) {
+    on_fenced(message.payload);
+  } else if (message.type == ControlType::rebuilt) {
+    on_rebuilt(message.payload);
+  } else {
+    on_suspect(message.payload);
+  }
+}
+
+void SendRecovery::on_suspect(std::span<const std::byte> payload) {
+  const auto notice = decode_notice(payload);
+  if (!failover_.is_of_ours(notice)) {
+    return;
+  }
+  Lane& lane = paths_.lane(notice->path);
+  if (notice->rejected && lane.shadow &&
+      (notice->epoch == lane.epoch || ha::mutated(ha::Mutation::rejection_out_of_date))) {
+    lane.rejected = true;
+    reject_end(notice->path, ha::ShadowCandidates::End::remote, notice->why);
+  }
+  take_steps(notice->path, lanes_[notice->path].lane.on_suspect(notice->epoch),
+             from_peer(notice->why));
+}
+
+void SendRecovery::on_fenced(std::span<const std::byte> payload) {
+  auto report = decode_report(payload);
+  if (!failover_.is_of_ours(report)) {
+    return;
+  }
+  Recovery& recovery = lanes_[report->path];
+  if (!ha::mutated(ha::Mutation::first_report_kept) || report->epoch == 0) {
+    recovery.report = std::move(report->arrived);
+  }
+  take_steps(report->path, recovery.lane.on_fenced(report->epoch), {});
+}
+
+void SendRecovery::on_rebuilt(std::span<const std::byte> payload) {
+  const auto offer = decode_offer(payload);
+  if (!failover_.is_of_ours(offer)) {
+    return;
+  }
+  const size_t lane = offer->path;
+  const ha::SenderSteps steps = lanes_[lane].lane.on_rebuilt(offer->epoch);
+  if (steps.connect) {
+    if (auto connected = paths_.connect(paths_.lane(lane), offer->end, offer->table_key);
+        !connected) {
+      on_lane_failed(lane, connected.error());
+    }
+    return;
+  }
+  take_steps(lane, steps, {});
+}
+
+void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const Error& why) {
+  Recovery& recovery = lanes_[lane];
+  if (steps.protocol_error) {
+    state_.fail(fail(Errc::remote, "the peer's messages about a path make no sense"));
+    return;
+  }
+  if (steps.take_down) {
+    take_down(lane, why);
+    if (!state_.live()) {
+      return;
+    }
+  }
+  if (steps.say_down) {
+    parts_.control.send(encode(ControlType::down, failover_.notice_of(lane, recovery.reason)));
+    state_.context->request_stream_turns(1000);
+  }
+  if (steps.apply_report) {
+    apply_report(lane);
+  }
+  if (steps.reopen && state_.live()) {
+    reopen_soon(lane);
+  }
+  if (steps.use) {
+    failover_.take_into_use(lane);
+    recovery.life_before = paths_.lane(lane).health.life();
+    recovery.usable_since = state_.context->now();
+    failover_.log_back(lane);
+  }
+  choose_lanes();
+  failover_.watch_budget(!paths_.any_usable() ||
+                         std::any_of(lanes_.begin(), lanes_.end(), [](const Recovery& one) {
+                           return one.lane.state() == ha::SenderLane::State::fencing;
+                         }));
+  owner_.on_steps_taken();
+  sender_.pump();
+}
+
+void SendRecovery::take_down(size_t lane, const Error& why) {
+  Recovery& recovery = lanes_[lane];
+  Lane& mine = paths_.lane(lane);
+  bool spent = false;
+  recovery.reason = why;
+  if (mine.usable) {
+    // A lane that nobody needed has failed nobody.
+    const bool needed = sender_.serves(lane);
+    const bool carried = mine.health.life() != recovery.life_before;
+    recovery.was_used = true;
+    recovery.alive_at = mine.health.alive_at();
+    recovery.down_at = state_.context->now();
+    spent = !mine.rejected && !failover_.budget().on_failed(carried, needed);
+    if (carried) {
+      recovery.backoff.reset();  // else it comes up and fails in a loop: less and less often
+    }
+    if (paths_.is_fallback(mine)) {
+      candidates_.begin_anew();  // the better ones may have come back meanwhile
+    }
+  } else if (mine.shadow && !mine.rejected) {
+    candidates_.pass_over();
+  }
+  if (mine.rejected) {
+    recovery.backoff.reset();  // it says nothing of the next one
+  }
+  failover_.take_down(lane, why);
+  hasten();
+  arm_reopen();
+  sender_.leave(lane);
+  if (spent) {
+    state_.fail(
+        fail(Errc::remote, fmt::format("paths came up and failed again {} times in a row without "
+                                       "carrying anything (HA_NCCL_MAX_RETRIES); the last: {}",
+                                       failover_.budget().failures(), why.message())));
+    return;
+  }
+  state_.owner.on_work_back(lane);  // perhaps nothing was posted any more
+}
+
+/// Moves traffic if it is better off elsewhere (ha::Failback).
+void SendRecovery::choose_lanes() {
+  if (!state_.live()) {
+    return;
+  }
+  const bool fallback =
+      paths_.is_fallback(paths_.lane(failback_.on_shadow() ? paths_.primaries() : size_t{0}));
+  ha::Failback::View view;
+  view.primary = paths_.primary_usable();
+  view.shadow = paths_.shadow_usable();
+  view.wanted = state_.context->config().enable_failback || fallback;
+  view.between = sender_.between_chunks() || ha::mutated(ha::Mutation::moved_within_a_chunk);
+  view.whole_since = primaries_whole_since();
+  switch (failback_.look(view, state_.context->now())) {
+    case ha::Failback::Step::stay:
+      break;
+    case ha::Failback::Step::move:
+      move_traffic();
+      break;
+    case ha::Failback::Step::later:
+      state_.context->timers().cancel(failback_timer_);
+      state_.context->timers().arm(failback_timer_, failback_.look_at());
+      break;
+  }
+}
+
+/// To the shadow, or from there to the primaries.  Something of theirs is usable.
+void SendRecovery::move_traffic() {
+  const bool to_shadow = failback_.on_shadow();
+  sender_.serve(to_shadow ? paths_.primaries() : 0, to_shadow ? paths_.size() : paths_.primaries());
+  FailoverCounts::add(counts_.moves, 1);
+  const size_t lane = sender_.next_lane();
+  NHA_LOG_WARN("traffic to {} moved {} path {}: {}", state_.owner.peer_text(),
+               to_shadow ? "to the shadow" : "back to", lane, paths_.lane(lane).path().describe());
+  state_.note(TraceEvent::traffic_moved, lane, to_shadow ? 1 : 0);
+}
+
+void SendRecovery::give_way() {
+  failback_.give_way(state_.context->now());
+  move_traffic();
+}
+
+/// Since when all primaries work; nothing if one does not.
+std::optional<Instant> SendRecovery::primaries_whole_since() const {
+  Instant since{};
+  for (size_t i = 0; i < paths_.primaries(); ++i) {
+    if (!paths_.lane(i).usable) {
+      return std::nullopt;
+    }
+    since = std::max(since, lanes_[i].usable_since);
+  }
+  return since;
+}
+
+void SendRecovery::apply_report(size_t lane) {
+  const Sender::TakenBack counts = sender_.take_back(lane, lanes_[lane].report);
+  if (!counts.good) {
+    return;
+  }
+  FailoverCounts::add(counts_.chunks_again, counts.chunks_again);
+  FailoverCounts::add(counts_.bytes_again, counts.bytes_again);
+  FailoverCounts::add(counts_.chunks_kept, counts.chunks_kept);
+  tell_failover(lane, counts);
+}
+
+/// The one line about a path that was in use and failed.
+void SendRecovery::tell_failover(size_t lane, const Sender::TakenBack& counts) {
+  Recovery& recovery = lanes_[lane];
+  if (!std::exchange(recovery.was_used, false)) {
+    return;
+  }
+  const Instant now = state_.context->now();
+  const Duration stall = now - recovery.alive_at;
+  const size_t next = sender_.first_usable();
+  NHA_LOG_WARN(
+      "failover of path {} to {}: {}; {} ms after its last heartbeat, {} ms after it was given "
+      "up, {}; {} chunks ({} bytes) go again, {} ({} bytes) had arrived",
+      lane, state_.owner.peer_text(), recovery.reason.message(), stall.count() / 1'000'000,
+      (now - recovery.down_at).count() / 1'000'000,
+      next == paths_.size() ? std::string("no path is left for now")
+                            : fmt::format("path {} goes on", next),
+      counts.chunks_again, counts.bytes_again, counts.chunks_kept, counts.bytes_kept);
+  state_.note(TraceEvent::chunks_replayed, lane, counts.chunks_again);
+  state_.note(TraceEvent::failover, static_cast<uint64_t>(stall.count()) / 1000,
+              counts.bytes_again);
+}
+
+void SendRecovery::reopen_soon(size_t lane) {
+  Recovery& recovery = lanes_[lane];
+  recovery.reopen_at = state_.context->now() + recovery.backoff.next(state_.context->random());
+  hasten();
+  arm_reopen();
+}
+
+/// A shadow is tried seldom, but not when there is nothing else.
+void SendRecovery::hasten() {
+  for (Recovery& one : lanes_) {
+    if (one.reopen_at && !paths_.any_usable()) {
+      one.reopen_at = std::min(*one.reopen_at, state_.context->now() + reopen_interval);
+    }
+  }
+}
+
+/// What waits for that interface is tried at once.
+void SendRecovery::on_link_up(const std::string& interface) {
+  for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
+    if (lanes_[lane].reopen_at && paths_.interface_of(paths_.lane(lane)) == interface) {
+      lanes_[lane].reopen_at = state_.context->now();
+      arm_reopen();
+    }
+  }
+}
+
+/// An RDMA port that could be the shadow instead may be there by now.
+void SendRecovery::look_for_better() {
+  if (!state_.live()) {
+    return;
+  }
+  state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
+  for (size_t lane = paths_.primaries(); lane < paths_.size() && state_.live(); ++lane) {
+    if (paths_.lane(lane).usable && paths_.is_fallback(paths_.lane(lane)) &&
+        paths_.primary_usable()) {
+      on_lane_failed(lane, fail(Errc::again, "it is looked whether RDMA could stand by again"));
+    }
+  }
+}
+
+void SendRecovery::arm_reopen() {
+  std::optional<Instant> first;
+  for (const Recovery& one : lanes_) {
+    if (one.reopen_at && (!first || *one.reopen_at < *first)) {
+      first = one.reopen_at;
+    }
+  }
+  state_.context->timers().cancel(reopen_timer_);
+  if (first) {
+    state_.context->timers().arm(reopen_timer_, *first);
+  }
+}
+
+// A timer of its own, because a path must not be destroyed while it reports.
+void SendRecovery::on_reopen_timer() {
+  const Instant now = state_.context->now();
+  for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
+    if (lanes_[lane].reopen_at && *lanes_[lane].reopen_at <= now) {
+      lanes_[lane].reopen_at.reset();
+      reopen(lane);
+    }
+  }
+  if (state_.live()) {
+    arm_reopen();
+  }
+}
+
+/// False: all ends of a shadow are left alone for a while.
+bool SendRecovery::choose_place(size_t lane, PathOffer& offer) {
+  const auto pair = candidates_.choose(state_.context->now());
+  if (!pair) {
+    lanes_[lane].reopen_at = candidates_.next_at();
+    return false;
+  }
+  lanes_[lane].pair = *pair;
+  paths_.move_to(paths_.lane(lane), paths_.places()[pair->local]);
+  offer.rail = static_cast<uint8_t>(pair->remote);
+  return true;
+}
+
+void SendRecovery::reopen(size_t lane) {
+  Lane& mine = paths_.lane(lane);
+  Recovery& recovery = lanes_[lane];
+  PathOffer offer;
+  if (mine.shadow && !choose_place(lane, offer)) {
+    return;
+  }
+  if (auto made = paths_.remake(mine); !made) {
+    NHA_LOG_DEBUG("path {} to {} cannot be made yet: {}", lane, state_.owner.peer_text(),
+                  made.error().message());
+    mine.owned.reset();
+    if (mine.rejected) {
+      reject_end(lane, ha::ShadowCandidates::End::local, made.error().message());
+      recovery.backoff.reset();
+    } else if (mine.shadow) {
+      failover_.tell_shortage(made.error());
+      candidates_.pass_over();
+    }
+    reopen_soon(lane);
+    return;
+  }
+  sender_.adapt_to(mine);
+  recovery.lane.reopened();
+  mine.epoch = recovery.lane.epoch();
+  offer.path = static_cast<uint8_t>(lane);
+  offer.epoch = mine.epoch;
+  offer.table_key = mine.tables.written_key;
+  offer.end = paths_.end_of(mine);
+  parts_.control.send(encode(ControlType::rebuild, offer));
+  state_.context->request_stream_turns(1000);
+}
+
+void SendRecovery::on_memory_rejected(size_t lane, const Error& why) {
+  reject_end(lane, ha::ShadowCandidates::End::local, failover_.reject(lane, why).message());
+}
+
+/// The pairs with that end of the lane are left alone for a while.
+void SendRecovery::reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why) {
+  const bool here = end == ha::ShadowCandidates::End::local;
+  const ha::RailPair& pair = lanes_[lane].pair;
+  if (here) {
+    failover_.count_rejected();
+  }
+  if (candidates_.reject(end, here ? pair.local : pair.remote, state_.context->now())) {
+    NHA_LOG_WARN("path {} to {} cannot take over through a device {}, another one is tried: {}",
+                 lane, state_.owner.peer_text(), here ? "of this host" : "of the peer", why);
+  }
+}
+
+bool SendRecovery::waits_for_peer() const {
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [](const Recovery& one) { return one.lane.waits_for_peer(); });
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,116 @@
+// The connecting side when a path fails: fence, judge what arrived, make a new path.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "actors/connection/sender.h"
+#include "actors/connection/side.h"
+#include "actors/control.h"
+#include "ha/backoff.h"
+#include "ha/candidates.h"
+#include "ha/failback.h"
+#include "ha/lane.h"
+#include "ha/ledger.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+/// Drives a ha::SenderLane for each lane, decides when paths are made anew, and which lanes carry
+/// traffic (ha::Failback).  One thread.
+class SendRecovery final : public Sender::Owner {
+ public:
+  class Owner {
+   public:
+    /// What waits for the peer may have changed.
+    virtual void on_steps_taken() = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+
+  SendRecovery(const ConnectionParts& parts, Sender& sender, FailoverCounts& counts, Owner& owner);
+  ~SendRecovery() { stop(); }
+  SendRecovery(const SendRecovery&) = delete;
+  SendRecovery& operator=(const SendRecovery&) = delete;
+  /// Where shadows may begin and end, best first.
+  void set_candidates(std::vector<ha::RailPair> ranked) {
+    candidates_ = ha::ShadowCandidates(std::move(ranked));
+  }
+  bool any_candidate() const { return !candidates_.empty(); }
+  /// The first paths have come up or failed.
+  void begin();
+  /// Both sides are ready: what the first transfer did not need can be made.
+  void make_shadows();
+  void stop();
+
+  void on_lane_ready(size_t lane);
+  void on_lane_failed(size_t lane, const Error& error);
+  void on_lane_drained(size_t lane);
+  /// suspect, fenced or rebuilt
+  void on_path_message(const ControlReader::Message& message);
+  void on_link_up(const std::string& interface);
+  /// Something of a lane's replacement is the peer's to say.
+  bool waits_for_peer() const;
+
+  // Sender::Owner
+  void on_memory_rejected(size_t lane, const Error& why) override;
+  void give_way() override;
+
+ private:
+  /// How the replacement of a lane's path is going.
+  struct Recovery {
+    ha::SenderLane lane;
+    ha::ArrivalReport report;
+    ha::Backoff backoff{std::chrono::milliseconds(20), std::chrono::seconds(1)};
+    std::optional<Instant> reopen_at;
+    uint64_t life_before = 0;  ///< the lane's `life` when it was taken into use
+    Instant usable_since{};
+    ha::RailPair pair;  ///< a shadow's ends
+    // Of the failure that is being dealt with.
+    bool was_used = false;  ///< it met a path that was in use
+    Error reason;
+    Instant alive_at{};  ///< the last heartbeat that was seen
+    Instant down_at{};
+  };
+
+  void on_suspect(std::span<const std::byte> payload);
+  void on_fenced(std::span<const std::byte> payload);
+  void on_rebuilt(std::span<const std::byte> payload);
+  void take_steps(size_t lane, const ha::SenderSteps& steps, const Error& why);
+  void take_down(size_t lane, const Error& why);
+  void apply_report(size_t lane);
+  void tell_failover(size_t lane, const Sender::TakenBack& counts);
+  void choose_lanes();
+  void move_traffic();
+  std::optional<Instant> primaries_whole_since() const;
+
+  void reopen_soon(size_t lane);
+  void hasten();
+  void arm_reopen();
+  void on_reopen_timer();
+  void reopen(size_t lane);
+  bool choose_place(size_t lane, PathOffer& offer);
+  void look_for_better();
+  void reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why);
+
+  ConnectionParts parts_;
+  ConnectionState& state_;
+  PathSet& paths_;
+  Failover& failover_;
+  Sender& sender_;
+  FailoverCounts& counts_;
+  Owner& owner_;
+  std::vector<Recovery> lanes_;
+  ha::ShadowCandidates candidates_;
+  ha::Failback failback_;
+  Timer failback_timer_;
+  Timer better_timer_;
+  Timer reopen_timer_;
+};
+
+}  // namespace nccl_ha

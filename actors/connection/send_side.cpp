@@ -1,0 +1,354 @@
+#include "actors/connection/send_side.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "actors/connection/connection.h"
+#include "ha/mutation.h"
+#include "ha/shadow.h"
+#include "runtime/host.h"
+#include "runtime/log.h"
+
+namespace nccl_ha {
+namespace {
+
+/// How long a message may wait for its confirmation before another way is tried.
+constexpr Duration unconfirmed_limit = std::chrono::milliseconds(250);
+
+}  // namespace
+
+std::unique_ptr<Actor> make_send_connection(fabric::Provider& provider, Engine& engine,
+                                            size_t worker, std::shared_ptr<SendChannel> channel,
+                                            SendOptions options) {
+  return std::make_unique<Connection>(
+      provider, engine, worker, [&](const ConnectionParts& parts, SideOwner& owner) {
+        return std::make_unique<SendSide>(parts, owner, std::move(channel), std::move(options));
+      });
+}
+
+SendSide::SendSide(const ConnectionParts& parts, SideOwner& owner,
+                   std::shared_ptr<SendChannel> channel, SendOptions options)
+    : parts_(parts),
+      state_(parts.state),
+      paths_(parts.paths),
+      control_(parts.control),
+      owner_(owner),
+      channel_(std::move(channel)),
+      options_(std::move(options)),
+      sender_(parts, recovery_, *channel_),
+      recovery_(parts, sender_, channel_->failovers, *this) {
+  stream_timer_.bind([](void* self) { static_cast<SendSide*>(self)->look_after_stream(); }, this);
+}
+
+void SendSide::stop() {
+  recovery_.stop();
+  if (state_.context != nullptr) {
+    state_.context->timers().cancel(stream_timer_);
+  }
+}
+
+void SendSide::begin() {
+  state_.domain = channel_->domain();
+  state_.attachment = channel_->attachment();
+  state_.traits = state_.provider.traits(state_.attachment);
+  paths_.begin(sender_.needs());
+  owner_.arm_deadline(options_.timeout);
+  try_route();
+}
+
+std::string SendSide::wanted_peer() const {
+  const Route& route = options_.routes[std::min(route_, options_.routes.size() - 1)];
+  return address_text(route.to) +
+         (route.from.ss_family == 0 ? "" : " from " + address_text(route.from));
+}
+
+void SendSide::note_route_error(const Error& error) {
+  route_errors_ +=
+      fmt::format("{}{}: {}", route_errors_.empty() ? "" : "; ", wanted_peer(), error.message());
+}
+
+void SendSide::try_route() {
+  state_.context->request_stream_turns(1000);
+  for (; route_ < options_.routes.size(); ++route_) {
+    const auto dialled = control_.dial(options_.routes[route_]);
+    if (dialled) {
+      late_hello_.on_dial(state_.context->now());
+      return;
+    }
+    note_route_error(dialled.error());
+  }
+  state_.fail(
+      fail(Errc::remote, fmt::format("no address of the peer can be reached: {}", route_errors_)),
+      false);
+}
+
+void SendSide::on_stream_open(Stream& stream) {
+  auto local = stream.local_address();
+  if (!local) {
+    state_.fail(local.error());
+    return;
+  }
+  const Config& config = state_.context->config();
+  auto decide = [&](int64_t setting, int max) {
+    return static_cast<uint8_t>(setting >= 0 ? setting
+                                             : std::clamp(options_.traffic_class, 0, max));
+  };
+  state_.traffic_class = decide(config.ib_traffic_class, 255);
+  state_.service_level = decide(config.ib_service_level, 15);
+  if (auto made = paths_.make_first(*local, state_.provider.paths_wanted(state_.attachment));
+      !made) {
+    state_.fail(made.error());
+    return;
+  }
+  for (const Lane& lane : paths_.lanes()) {
+    if (lane.owned.path) {
+      sender_.adapt_to(lane);
+    } else {
+      parts_.failover.set_need(*lane.early_failure);
+    }
+  }
+  send_hello();
+}
+
+void SendSide::send_hello() {
+  Hello hello;
+  hello.nonce = options_.nonce;
+  hello.kind = state_.attachment.kind;
+  hello.traffic_class = state_.traffic_class;
+  hello.service_level = state_.service_level;
+  hello.cts_address = sender_.cts_address();
+  hello.cts_key = paths_.lane(0).tables.written_key;
+  hello.rejoin = control_.rejoin_point();
+  hello.backup = state_.context->config().enable_backup;
+  hello.shadows = static_cast<uint8_t>(state_.context->config().shadow_paths);
+  hello.host = host_name();
+  hello.paths = paths_.ends();
+  said_hello_ = true;
+  late_hello_.on_hello(state_.context->now());
+  control_.send_plain(encode(hello));
+  state_.context->request_stream_turns(1000);
+}
+
+void SendSide::on_control(const ControlReader::Message& message) {
+  switch (message.type) {
+    case ControlType::welcome:
+      on_welcome(message.payload);
+      return;
+    case ControlType::close:
+      on_peer_closed(message.payload);
+      return;
+    case ControlType::reject:
+    case ControlType::failure:
+      owner_.refused(decode_refusal(message.payload));
+      return;
+    case ControlType::suspect:
+    case ControlType::fenced:
+    case ControlType::rebuilt:
+      recovery_.on_path_message(message);
+      return;
+    case ControlType::hello:
+    case ControlType::down:
+    case ControlType::rebuild:
+    case ControlType::confirm:
+    case ControlType::rejoin:
+    case ControlType::retire:
+    case ControlType::probe:
+    case ControlType::present:
+    case ControlType::absent:
+    case ControlType::ask:
+      break;
+  }
+  state_.fail(fail(Errc::remote, "unexpected message on the control stream"));
+}
+
+void SendSide::on_welcome(std::span<const std::byte> payload) {
+  const auto welcome = decode_welcome(payload);
+  if (!welcome || paths_.size() == 0 || std::exchange(welcomed_, true) ||
+      (welcome->version == control_version && welcome->paths.size() != paths_.size())) {
+    state_.fail(fail(Errc::remote, "malformed or repeated welcome on the control stream"));
+    return;
+  }
+  if (welcome->version != control_version) {
+    state_.fail(fail(Errc::remote,
+                     fmt::format("the peer speaks protocol version {}, this one {}; install the "
+                                 "same nccl-ha on both",
+                                 welcome->version, control_version)));
+    return;
+  }
+  state_.peer_host = welcome->host;
+  state_.peer_process = welcome->rejoin.process.pid;
+  sizes_address_ = welcome->sizes_address;
+  const Config& config = state_.context->config();
+  state_.backup = welcome->backup && config.enable_backup;
+  if (state_.backup) {
+    control_.rejoin().prepare(*state_.context, ControlType::rejoin, rejoin_ways(welcome->rejoin),
+                              welcome->rejoin);
+  }
+  paths_.find_places(SIZE_MAX);
+  recovery_.set_candidates(ha::rank_shadows(paths_.rails(), welcome->rails));
+  state_.shadows =
+      !recovery_.any_candidate() || config.shadow_paths == 0 ? uint8_t{0} : welcome->shadows;
+  if (auto connected = paths_.connect_first(welcome->paths, welcome->sizes_key); !connected) {
+    state_.fail(connected.error());
+    return;
+  }
+  owner_.end_handshake();
+}
+
+void SendSide::on_settled() {
+  if (state_.backup) {
+    control_.remember_peer_address();
+    paths_.add_shadows(state_.shadows);
+  }
+  sender_.begin(sizes_address_);
+  if (!state_.backup) {
+    return;
+  }
+  recovery_.begin();
+  parts_.liveness.start();
+  if (peer_ready_ || ha::mutated(ha::Mutation::shadow_not_agreed)) {
+    recovery_.make_shadows();
+  } else {
+    watch_stream();
+  }
+}
+
+void SendSide::on_confirm() {
+  if (!std::exchange(peer_ready_, true) && state_.ready()) {
+    recovery_.make_shadows();
+  }
+}
+
+void SendSide::on_usable() {
+  NHA_LOG_INFO("connected to {} over {}", state_.owner.peer_text(), paths_.text());
+  state_.note(TraceEvent::actor_opened, 0, 0);
+  channel_->serve_by(&sender_);
+  channel_->set_ready();
+}
+
+void SendSide::on_deadline() {
+  const std::string& need = parts_.failover.need();
+  state_.fail(fail(Errc::timed_out,
+                   fmt::format("connecting to {} took longer than {} ms "
+                               "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
+                               state_.owner.peer_text(), options_.timeout.count() / 1'000'000,
+                               !need.empty() ? "no path came up, the last one: " + need
+                               : said_hello_ ? "the peer does not answer: is its process alive?"
+                                             : "no TCP connection: check routes and firewalls")));
+}
+
+void SendSide::on_peer_gone(const Error& error) {
+  if (!said_hello_ && route_ + 1 < options_.routes.size()) {
+    note_route_error(error);
+    control_.drop_stream();
+    ++route_;
+    try_route();
+    return;
+  }
+  if (said_hello_ && state_.peer_host.empty() && late_hello_.dial_again()) {
+    NHA_LOG_INFO("connecting to {} again: this process stood still for {} ms",
+                 state_.owner.peer_text(), late_hello_.took().count() / 1'000'000);
+    said_hello_ = false;
+    control_.drop_stream();
+    paths_.clear();
+    try_route();
+    return;
+  }
+  const bool refused =
+      said_hello_ && state_.phase == ConnectionPhase::handshake && error.code == Errc::closed;
+  state_.fail(
+      fail(Errc::remote,
+           refused ? std::string("the peer closed the connection during the handshake: its listen "
+                                 "is gone, or what answered is no nccl-ha")
+                   : fmt::format("the peer is gone: {}", error.message())),
+      false);
+}
+
+/// A caller whose requests are all done may close; one who gives up in the middle promises nothing.
+CloseNotice SendSide::last_words() const {
+  return {sender_.idle() ? channel_->filled_groups() : 0};
+}
+
+/// The receiver closed after its last group.  Its acknowledgements may have been lost with it, so
+/// what it says it received counts as acknowledged; anything later will never arrive.
+void SendSide::on_peer_closed(std::span<const std::byte> payload) {
+  const auto notice = decode_close(payload);
+  const Error why = fail(Errc::remote, "the peer closed the connection");
+  owner_.part_with_peer(why);
+  if (notice) {
+    sender_.acknowledge_all_below(notice->groups_completed +
+                                  (ha::mutated(ha::Mutation::close_counts_one_more) ? 1 : 0));
+  }
+  channel_->set_established();  // it accepted: the first use fails, not the connecting
+  channel_->set_failed(why);
+}
+
+/// Something has to come over the stream: that the peer is ready, a confirmation, or the answer to
+/// what was confirmed.
+bool SendSide::waits_for_peer() const {
+  return !peer_ready_ || control_.any_unconfirmed() || recovery_.waits_for_peer();
+}
+
+void SendSide::on_steps_taken() {
+  if (waits_for_peer()) {
+    watch_stream();
+  }
+}
+
+void SendSide::on_unconfirmed() {
+  watch_stream();
+  control_.write_latest_to_rejoin();
+}
+
+void SendSide::on_stream_lost(const Error& why) {
+  state_.context->timers().cancel(stream_timer_);
+  control_.rejoin().start(Duration(0), why);
+}
+
+void SendSide::on_stream_back() {
+  state_.context->timers().cancel(stream_timer_);
+  on_steps_taken();
+}
+
+void SendSide::watch_stream() {
+  if (control_.rejoin().possible() && !control_.rejoin().running() && !stream_timer_.armed() &&
+      state_.live()) {
+    unconfirmed_ = control_.first_unconfirmed();
+    heard_ = control_.expected();
+    state_.context->timers().arm(stream_timer_, state_.context->now() + unconfirmed_limit);
+  }
+}
+
+/// The network under the stream may be the one that failed, while the peer can be reached
+/// elsewhere.
+void SendSide::look_after_stream() {
+  if (!state_.live()) {
+    return;
+  }
+  const bool moves = control_.first_unconfirmed() != unconfirmed_ || control_.expected() != heard_;
+  // Over a path that works everything gets through; one that is silent is asked.
+  if (control_.stream() != nullptr && (!waits_for_peer() || moves || paths_.any_usable())) {
+    if (waits_for_peer()) {
+      parts_.liveness.probe_usable();
+      watch_stream();
+    }
+    return;
+  }
+  control_.rejoin().start(Duration(0),
+                          fail(Errc::timed_out, "what the peer should say does not come"));
+}
+
+/// The routes, that over which the stream was made first.
+std::vector<Rejoin::Way> SendSide::rejoin_ways(const RejoinPoint& peer) const {
+  std::vector<Rejoin::Way> ways;
+  for (size_t i = 0; i < options_.routes.size(); ++i) {
+    const size_t at = (route_ + i) % options_.routes.size();
+    const Route& route = options_.routes[at];
+    ways.push_back({route.to, route.from, at == route_ && Rejoin::leads_to(peer, route.to)});
+  }
+  return ways;
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,104 @@
+// The connecting side: finds a route, says hello, and watches over the stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "actors/channel.h"
+#include "actors/connection/send_recovery.h"
+#include "actors/connection/sender.h"
+#include "actors/connection/side.h"
+#include "actors/rejoin.h"
+#include "actors/route.h"
+#include "ha/late_hello.h"
+#include "runtime/timer_wheel.h"
+
+namespace nccl_ha {
+
+struct SendOptions {
+  std::vector<Route> routes;
+  uint64_t nonce = 0;
+  Duration timeout{};
+  int traffic_class = -1;  ///< asked for by NCCL; -1: none
+};
+
+/// The actor that connects; `worker` was assigned by the engine.
+std::unique_ptr<Actor> make_send_connection(fabric::Provider& provider, Engine& engine,
+                                            size_t worker, std::shared_ptr<SendChannel> channel,
+                                            SendOptions options);
+
+/// One thread.
+class SendSide final : public Side, private SendRecovery::Owner {
+ public:
+  SendSide(const ConnectionParts& parts, SideOwner& owner, std::shared_ptr<SendChannel> channel,
+           SendOptions options);
+  ~SendSide() override { stop(); }
+
+  const char* name() const override { return "send-connection"; }
+  Channel* channel() override { return channel_.get(); }
+  void begin() override;
+  void on_stream_open(Stream& stream) override;
+  void on_control(const ControlReader::Message& message) override;
+  void on_deadline() override;
+  void on_settled() override;
+  void on_usable() override;
+  void on_doorbell() override { sender_.pump(); }
+  void on_failure(const Error& error, bool told) override { (void)error, (void)told; }
+  void on_peer_gone(const Error& error) override;
+  void on_confirm() override;
+  void on_unconfirmed() override;
+  void on_stream_lost(const Error& why) override;
+  void on_stream_back() override;
+  bool takes_streams() const override { return false; }
+  CloseNotice last_words() const override;
+  bool exposed(const Lane& lane, bool closing) const override {
+    (void)closing;
+    return lane.bytes_open != 0;
+  }
+  std::string wanted_peer() const override;
+  void on_lane_ready(size_t lane) override { recovery_.on_lane_ready(lane); }
+  void on_lane_failed(size_t lane, const Error& error) override {
+    recovery_.on_lane_failed(lane, error);
+  }
+  void on_lane_drained(size_t lane) override { recovery_.on_lane_drained(lane); }
+  void on_link_up(const std::string& interface) override { recovery_.on_link_up(interface); }
+  void stop() override;
+
+ private:
+  void on_steps_taken() override;
+  void try_route();
+  void note_route_error(const Error& error);
+  void send_hello();
+  void on_welcome(std::span<const std::byte> payload);
+  void on_peer_closed(std::span<const std::byte> payload);
+  std::vector<Rejoin::Way> rejoin_ways(const RejoinPoint& peer) const;
+  bool waits_for_peer() const;
+  void watch_stream();
+  void look_after_stream();
+
+  ConnectionParts parts_;
+  ConnectionState& state_;
+  PathSet& paths_;
+  ControlLink& control_;
+  SideOwner& owner_;
+  std::shared_ptr<SendChannel> channel_;
+  const SendOptions options_;
+  Sender sender_;
+  SendRecovery recovery_;
+  size_t route_ = 0;
+  std::string route_errors_;
+  bool said_hello_ = false;
+  bool welcomed_ = false;
+  bool peer_ready_ = false;
+  ha::LateHello late_hello_;
+  uint64_t sizes_address_ = 0;
+  Timer stream_timer_;
+  uint32_t unconfirmed_ = 0;  ///< the first message when last looked
+  uint32_t heard_ = 0;        ///< the peer's next one then
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,381 @@
+#include "actors/connection/sender.h"
+
+#include <algorithm>
+#include <array>
+
+#include "ha/mutation.h"
+
+namespace nccl_ha {
+namespace {
+
+// A write that announces nothing: the chunk's last one answers for it.
+constexpr uint64_t piece_id = UINT64_MAX;
+
+constexpr auto equal_weights = [] {
+  std::array<uint32_t, chunks_max> weights{};
+  weights.fill(1);
+  return weights;
+}();
+
+}  // namespace
+
+Sender::Sender(const ConnectionParts& parts, Owner& owner, SendChannel& channel)
+    : state_(parts.state),
+      paths_(parts.paths),
+      boxes_(parts.control.boxes()),
+      liveness_(parts.liveness),
+      owner_(owner),
+      channel_(channel),
+      announced_(channel),
+      records_(std::make_unique<SizeRecords>()) {}
+
+Sender::~Sender() { channel_.serve_by(nullptr); }
+
+PathSet::Needs Sender::needs() {
+  PathSet::Needs needs;
+  needs.owner = this;
+  needs.source = records_.get();
+  needs.source_bytes = sizeof *records_;
+  needs.written = announced_.ring().data();
+  needs.written_bytes = sizeof announced_.ring();
+  needs.receives = cts_slots;
+  needs.active = true;
+  return needs;
+}
+
+/// The limit only sinks: what began as recorded ends so.
+void Sender::adapt_to(const Lane& lane) {
+  // Longer than one write may be, a chunk takes several; its length is recorded then too.
+  record_above_ =
+      std::min({record_above_, lane.traits.end_apart_above, lane.owned.path->write_bytes_max()});
+}
+
+void Sender::begin(uint64_t sizes_address) {
+  sizes_address_ = sizes_address;
+  serving_end_ = paths_.primaries();
+  if (state_.traits.keys_per_device && !paths_.shadow_lanes().empty()) {
+    announced_.note_keys();
+  }
+}
+
+void Sender::serve(size_t begin, size_t end) {
+  serving_begin_ = begin;
+  serving_end_ = end;
+  next_lane_ = begin;
+  static_cast<void>(paths_.lane(next_lane_).usable || pick_lane());
+}
+
+size_t Sender::first_usable() const {
+  for (size_t lane = serving_begin_; lane < serving_end_; ++lane) {
+    if (paths_.lane(lane).usable) {
+      return lane;
+    }
+  }
+  return paths_.size();
+}
+
+bool Sender::idle() const {
+  for (uint16_t i = 0; i < sends_max; ++i) {
+    if (channel_.slot(i).state.load(std::memory_order_acquire) == RequestState::pending) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Sender::acknowledge_all_below(uint64_t group) {
+  for (uint16_t i = 0; i < sends_max; ++i) {
+    SendRequest& request = channel_.slot(i);
+    if (request.state.load(std::memory_order_acquire) == RequestState::pending &&
+        request.group < group) {
+      request.state.store(RequestState::done, std::memory_order_release);
+    }
+  }
+}
+
+[[gnu::hot]] void Sender::on_submitted() {
+  if (state_.ready()) [[likely]] {
+    post_all();
+  }
+}
+
+[[gnu::always_inline]] inline void Sender::post_all() {
+  while (state_.live() && (cursor_.request != nullptr || next_work())) {
+    if (!post_next()) {
+      return;
+    }
+  }
+}
+
+void Sender::pump() { post_all(); }
+
+/// What has to go again goes first: the receiver may wait for nothing else.
+[[gnu::always_inline]] inline bool Sender::next_work() {
+  if (!replay_.empty()) [[unlikely]] {
+    const Chunk again = replay_.front();
+    replay_.pop_front();
+    cursor_ = {&channel_.slot(again.request), again.chunk, again.chunk + 1U, 0};
+    return true;
+  }
+  uint16_t index = 0;
+  if (!channel_.next_submitted(&index)) {
+    return false;
+  }
+  begin_request(index);
+  return true;
+}
+
+[[gnu::always_inline]] inline void Sender::begin_request(uint16_t index) {
+  SendRequest& request = channel_.slot(index);
+  const auto lanes = static_cast<uint32_t>(serving_end_ - serving_begin_);
+  if (lanes > 1 && request.size >= state_.context->config().ib_split_threshold) {
+    request.split.by_weight(request.size, std::span(equal_weights).first(lanes));
+  } else {
+    request.split.whole(request.size);
+  }
+  request.ledger.begin(request.split.count());
+  acknowledged_.begin(request.group, request.position);
+  cursor_ = {&request, 0, request.split.count(), 0};
+  state_.note(TraceEvent::transfer_posted, request.group, request.size);
+}
+
+/// Moves next_lane_ to a lane that can be used; false when there is none.
+bool Sender::pick_lane() {
+  for (size_t tried = serving_begin_; tried < serving_end_; ++tried) {
+    next_lane_ = next_lane_ + 1 >= serving_end_ ? serving_begin_ : next_lane_ + 1;
+    if (paths_.lane(next_lane_).usable) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// The keys of a request's memory on a lane over another device; false: the peer has not told its
+/// own yet, or the device does not take the memory.
+bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys) {
+  keys.remote = announced_.keys().key(request.group, request.position, lane.epoch);
+  if (request.size == 0) {
+    return true;
+  }
+  if (keys.remote == 0 && ha::mutated(ha::Mutation::keys_not_awaited)) {
+    keys.remote = request.remote_key;
+  }
+  if (keys.remote == 0 || lane.rejected) {
+    return false;
+  }
+  auto here = state_.provider.keys_on(lane.at, state_.domain, state_.attachment, request.key, true);
+  if (!here) {
+    owner_.on_memory_rejected(next_lane_, here.error());
+    return false;
+  }
+  keys.local = here->local_key;
+  return true;
+}
+
+/// Posts the next piece of the chunk at hand; false when no path has room for it now.
+[[gnu::always_inline]] inline bool Sender::post_next() {
+  if (!paths_.lane(next_lane_).usable && !pick_lane()) [[unlikely]] {
+    return false;  // it waits for a path
+  }
+  SendRequest& request = *cursor_.request;
+  Lane& lane = paths_.lane(next_lane_);
+  fabric::Path& path = lane.path();
+  const uint32_t begin = request.split.begin(cursor_.chunk);
+  const uint32_t bytes = request.split.bytes(cursor_.chunk);
+  const bool recorded = bytes > record_above_;
+  Keys keys{request.key, request.remote_key};
+  if (lane.foreign_keys && !translate(request, lane, keys)) [[unlikely]] {
+    if (!state_.live() || cursor_.offset != 0 || !paths_.primary_usable()) {
+      return false;  // the announcement that brings it goes on
+    }
+    // The peer saw them come back before it saw that the shadow was needed, and will tell no key.
+    owner_.give_way();
+    return true;
+  }
+  Immediate immediate{ImmediateKind::data,       static_cast<uint32_t>(request.group),
+                      request.position,          cursor_.chunk,
+                      request.split.count() - 1, lane.epoch};
+  fabric::WritePost post;
+  post.id = uint64_t{cursor_.chunk} << 16 | request.index;
+  post.no_speculative_placement = request.no_speculative_placement;
+  if (recorded && cursor_.offset < bytes) {
+    const uint32_t piece = std::min(bytes - cursor_.offset, path.write_bytes_max());
+    post.gather_count = 1;
+    post.gathers[0] = {request.data + begin + cursor_.offset, piece, keys.local};
+    post.remote_address = request.remote_address + begin + cursor_.offset;
+    post.remote_key = keys.remote;
+    post.id = piece_id;
+    if (path.post_write(post) != Errc::ok) {
+      return false;
+    }
+    ++lane.writes_open;
+    lane.bytes_open += piece;
+    cursor_.offset += piece;
+    request.ledger.give(cursor_.chunk, static_cast<uint8_t>(next_lane_));
+    return true;
+  }
+  if (recorded) {
+    auto& record = records_->bytes[request.group % cts_slots][request.position][cursor_.chunk];
+    record = bytes;
+    immediate.kind = ImmediateKind::recorded;
+    post.gather_count = 1;
+    post.gathers[0] = {reinterpret_cast<const std::byte*>(&record), sizeof record,
+                       lane.tables.source_key};
+    post.remote_address =
+        sizes_address_ + static_cast<uint64_t>(reinterpret_cast<std::byte*>(&record) -
+                                               reinterpret_cast<std::byte*>(records_.get()));
+    post.remote_key = lane.tables.table_key;
+    post.host_memory = true;
+  } else {
+    post.gather_count = bytes == 0 ? 0 : 1;
+    post.gathers[0] = {request.data + begin, bytes, keys.local};
+    post.remote_address = request.remote_address + begin;
+    post.remote_key = keys.remote;
+    post.host_memory = request.host_memory;
+  }
+  post.has_immediate = true;
+  post.immediate = immediate.pack();
+  post.last = cursor_.chunk + 1 == cursor_.end && replay_.empty() && !channel_.any_submitted();
+  if (path.post_write(post) != Errc::ok) {
+    return false;  // room comes with a completion; a broken path reports by itself
+  }
+  ++lane.writes_open;
+  lane.bytes_open += recorded ? 0 : bytes;
+  liveness_.watch_work();
+  request.ledger.give(cursor_.chunk, static_cast<uint8_t>(next_lane_));
+  if (++next_lane_ >= serving_end_) {
+    next_lane_ = serving_begin_;
+  }
+  end_chunk();
+  return true;
+}
+
+[[gnu::always_inline]] inline void Sender::end_chunk() {
+  cursor_.offset = 0;
+  if (++cursor_.chunk == cursor_.end) {
+    cursor_.request = nullptr;
+  }
+}
+
+void Sender::leave(size_t lane) {
+  if (!between_chunks() && cursor_.request->ledger.holder(cursor_.chunk) == lane &&
+      !ha::mutated(ha::Mutation::half_posted_goes_on)) {
+    end_chunk();
+  }
+}
+
+[[gnu::hot, gnu::noinline]] void Sender::on_completion(const fabric::Completion& completion) {
+  if (!state_.live()) {
+    state_.owner.on_late_completion(completion);
+    return;
+  }
+  const size_t at = paths_.index_of(completion.path);
+  Lane& lane = paths_.lane(at);
+  const bool good = completion.status == fabric::CompletionStatus::ok;  // else its state says why
+  if (boxes_.on_completion(completion, lane)) [[unlikely]] {
+    if (!lane.usable) {
+      state_.owner.on_work_back(at);
+    }
+    return;
+  }
+  if (completion.kind == fabric::CompletionKind::write) {
+    --lane.writes_open;
+    lane.bytes_open -= std::min<uint64_t>(lane.bytes_open, completion.bytes);
+    if (good) {
+      (ha::mutated(ha::Mutation::life_on_first_lane) ? paths_.lane(0) : lane).health.show_life();
+      if (completion.id != piece_id) {
+        SendRequest& request = channel_.slot(static_cast<uint16_t>(completion.id));
+        const auto chunk = static_cast<uint32_t>(completion.id >> 16);
+        if (!ha::mutated(ha::Mutation::acknowledgement_not_noted)) {
+          acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(at));
+        }
+        if (request.ledger.acknowledge(chunk)) {
+          request.state.store(RequestState::done, std::memory_order_release);
+        }
+      }
+      if (cursor_.request != nullptr) [[unlikely]] {
+        pump();
+      }
+    }
+  } else if (good) {
+    on_clear_to_send(completion, lane);
+  } else {
+    --lane.credits_open;
+  }
+  if (!lane.usable) [[unlikely]] {
+    state_.owner.on_work_back(at);
+  }
+}
+
+[[gnu::hot, gnu::noinline]] void Sender::on_clear_to_send(const fabric::Completion& completion,
+                                                          Lane& lane) {
+  ClearToSends::News news;
+  if (announced_.take(completion, lane.epoch, news) == ClearToSends::Verdict::malformed) {
+    state_.fail(fail(Errc::remote, "the peer sent a malformed clear-to-send"));
+    return;
+  }
+  if (news.groups != 0) {
+    state_.note(TraceEvent::cts_received, news.first, news.groups);
+  }
+  paths_.replace_credit(lane);
+  lane.health.show_life();
+  if (paths_.lane(next_lane_).foreign_keys) [[unlikely]] {
+    pump();  // it may have waited for a key
+  }
+}
+
+/// The entry is there before the completion that tells of it, and its lane's way to here is longer.
+[[gnu::hot]] bool Sender::poll_cts() {
+  ClearToSends::News news;
+  if (!state_.traits.visible_before_completion || !announced_.find(news)) {
+    return false;
+  }
+  state_.note(TraceEvent::cts_received, news.first, news.groups);
+  return true;
+}
+
+Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report) {
+  TakenBack counts;
+  counts.good = false;
+  if (acknowledged_.contradicts(static_cast<uint8_t>(lane), report)) {
+    state_.fail(fail(Errc::remote,
+                     "the peer's NIC failed between acknowledging data and writing it to "
+                     "memory; what was to be sent may have changed since"));
+    return counts;
+  }
+  for (uint16_t index = 0; index < sends_max; ++index) {
+    SendRequest& request = channel_.slot(index);
+    if (request.state.load(std::memory_order_acquire) != RequestState::pending) {
+      continue;
+    }
+    for (uint32_t chunk = 0; chunk < request.split.count() && request.ledger.open() != 0; ++chunk) {
+      if (request.ledger.holder(chunk) != lane) {
+        continue;
+      }
+      if (!report.covers(request.group)) {
+        state_.fail(fail(Errc::remote, "the peer's report of a fence leaves groups out"));
+        return counts;
+      }
+      const uint32_t bytes = request.split.bytes(chunk);
+      if (!report.has(request.group, request.position, chunk)) {
+        request.ledger.take_back(chunk);
+        replay_.push_back({index, static_cast<uint8_t>(chunk)});
+        ++counts.chunks_again;
+        counts.bytes_again += bytes;
+        continue;
+      }
+      ++counts.chunks_kept;
+      counts.bytes_kept += bytes;
+      if (ha::mutated(ha::Mutation::arrived_is_forgotten)) {
+        continue;
+      }
+      if (request.ledger.acknowledge(chunk)) {
+        request.state.store(RequestState::done, std::memory_order_release);
+      }
+    }
+  }
+  counts.good = true;
+  return counts;
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,130 @@
+// The data path of the connecting side: requests become writes, completions become results.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+
+#include "actors/channel.h"
+#include "actors/connection/clear_to_sends.h"
+#include "actors/connection/control_link.h"
+#include "actors/connection/liveness.h"
+#include "actors/connection/path_set.h"
+#include "actors/connection/side.h"
+#include "actors/connection/state.h"
+#include "ha/ledger.h"
+
+namespace nccl_ha {
+
+/// Posts on the lanes that it is told to serve.  What has to be given up, replaced or sent once
+/// more others decide (SendRecovery).  One thread.
+class Sender final : public Server {
+ public:
+  class Owner {
+   public:
+    /// The device of that lane, a shadow's, does not take the caller's memory.
+    virtual void on_memory_rejected(size_t lane, const Error& why) = 0;
+    /// The peer tells no key for a chunk on a shadow, while primaries work: traffic goes there.
+    virtual void give_way() = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+  /// What became of the chunks that a fenced lane held.
+  struct TakenBack {
+    bool good = true;  ///< else the connection has failed
+    uint32_t chunks_again = 0;
+    uint64_t bytes_again = 0;
+    uint32_t chunks_kept = 0;
+    uint64_t bytes_kept = 0;
+  };
+
+  Sender(const ConnectionParts& parts, Owner& owner, SendChannel& channel);
+  ~Sender() override;
+
+  /// The tables that paths are made for.
+  PathSet::Needs needs();
+  uint64_t cts_address() { return reinterpret_cast<uint64_t>(announced_.ring().data()); }
+  /// A path was made: its device may have a smaller longest write, or reorder.
+  void adapt_to(const Lane& lane);
+  /// The connection is ready: where the sizes of recorded chunks are written, and who is served.
+  void begin(uint64_t sizes_address);
+
+  // The lanes that carry data, side by side.
+  void serve(size_t begin, size_t end);
+  bool serves(size_t lane) const { return lane >= serving_begin_ && lane < serving_end_; }
+  /// The first of them that is usable; paths().size() when none is.
+  size_t first_usable() const;
+  size_t next_lane() const { return next_lane_; }
+  /// No chunk is half posted: it ends on the path where it began.
+  bool between_chunks() const { return cursor_.request == nullptr || cursor_.offset == 0; }
+  /// A lane is being taken down: a chunk that is half posted there waits for the fence with all
+  /// that the lane holds.
+  void leave(size_t lane);
+  /// After the fence: what the lane held and the peer did not get goes again; the rest counts as
+  /// acknowledged.
+  TakenBack take_back(size_t lane, const ha::ArrivalReport& report);
+  /// Posts what waits, as far as there is room.
+  void pump();
+  /// The receiver has closed after receiving every group below whole.
+  void acknowledge_all_below(uint64_t group);
+  /// Nothing that was submitted is open.
+  bool idle() const;
+
+  // Server
+  void on_submitted() override;
+  bool poll_cts() override;
+  void on_completion(const fabric::Completion& completion) override;
+  void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override {
+    state_.owner.on_path_state(path, state, error);
+  }
+  void on_fence_failed(fabric::Path& path, const Error& error) override {
+    (void)path;
+    state_.owner.on_fence_failed(error);
+  }
+
+ private:
+  /// The chunks that are being posted; a full queue interrupts it at any point.
+  struct Cursor {
+    SendRequest* request = nullptr;
+    uint32_t chunk = 0;
+    uint32_t end = 0;     ///< the chunk after the last one to post
+    uint32_t offset = 0;  ///< within the chunk: what plain writes have covered
+  };
+  struct Chunk {
+    uint16_t request = 0;
+    uint8_t chunk = 0;
+  };
+  struct Keys {
+    uint32_t local = 0;
+    uint32_t remote = 0;
+  };
+  void post_all();
+  bool next_work();
+  void begin_request(uint16_t index);
+  bool post_next();
+  bool pick_lane();
+  void end_chunk();
+  [[gnu::noinline]] bool translate(const SendRequest& request, const Lane& lane, Keys& keys);
+  void on_clear_to_send(const fabric::Completion& completion, Lane& lane);
+
+  ConnectionState& state_;
+  PathSet& paths_;
+  ControlBoxes& boxes_;
+  Liveness& liveness_;
+  Owner& owner_;
+  SendChannel& channel_;
+  ClearToSends announced_;
+  std::unique_ptr<SizeRecords> records_;  ///< what is written into the peer's
+  uint64_t sizes_address_ = 0;
+  uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
+  Cursor cursor_;
+  size_t next_lane_ = 0;
+  size_t serving_begin_ = 0;
+  size_t serving_end_ = 0;
+  std::deque<Chunk> replay_;
+  ha::AcknowledgementLog<cts_slots, group_max> acknowledged_;
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,94 @@
+// What the connecting and the accepting side of a connection do differently.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "actors/channel.h"
+#include "actors/connection/control_link.h"
+#include "actors/connection/failover.h"
+#include "actors/connection/liveness.h"
+#include "actors/connection/path_set.h"
+#include "actors/connection/state.h"
+#include "actors/control.h"
+
+namespace nccl_ha {
+
+/// The parts that both sides have, and what is asked of the connection that has them.
+struct ConnectionParts {
+  ConnectionState& state;
+  PathSet& paths;
+  ControlLink& control;
+  Liveness& liveness;
+  Failover& failover;
+};
+
+/// What a side asks of its connection beside its parts.
+class SideOwner {
+ public:
+  /// The handshake has to be over in so long.
+  virtual void arm_deadline(Duration in) = 0;
+  /// The first paths were made: what is missing is looked at, and when each of them has come up or
+  /// failed, the handshake is over.
+  virtual void end_handshake() = 0;
+  /// The connection failed at the peer, which says why; nullopt: unreadable.
+  virtual void refused(const std::optional<Refusal>& why) = 0;
+  /// The connection is over because the peer ended it: it hears that this side knows.
+  virtual void part_with_peer(const Error& why) = 0;
+  /// As if the caller had closed.
+  virtual void close() = 0;
+  /// The actor ends at once.
+  virtual void finish() = 0;
+
+ protected:
+  ~SideOwner() = default;
+};
+
+/// One thread.  Everything is called while the connection is live, unless stated otherwise.
+class Side {
+ public:
+  virtual ~Side() = default;
+  virtual const char* name() const = 0;
+  virtual Channel* channel() = 0;  ///< null while there is none
+  /// The actor has started: begins the handshake.
+  virtual void begin() = 0;
+  virtual void on_stream_open(Stream& stream) = 0;
+  virtual void on_control(const ControlReader::Message& message) = 0;
+  /// The handshake took too long.
+  virtual void on_deadline() = 0;
+  /// The first paths have come up or failed: from now on what fails is replaced.
+  virtual void on_settled() = 0;
+  /// There is a path: the caller is told.  Once.
+  virtual void on_usable() = 0;
+  virtual void on_doorbell() = 0;
+  /// The connection failed; `told`: the caller knew of it before.
+  virtual void on_failure(const Error& error, bool told) = 0;
+  virtual void on_peer_gone(const Error& error) = 0;
+  /// The peer is ready.
+  virtual void on_confirm() {}
+  virtual void on_unconfirmed() {}
+  /// Also while it lingers.
+  virtual void on_stream_lost(const Error& why) = 0;
+  virtual void on_stream_back() {}
+  /// May the peer's rejoin become the connection's stream?
+  virtual bool takes_streams() const = 0;
+  /// What the peer is told when this side closes.
+  virtual CloseNotice last_words() const = 0;
+  /// Memory that the caller may have back could be read or written through that lane; `closing`:
+  /// by the caller's own wish.
+  virtual bool exposed(const Lane& lane, bool closing) const = 0;
+  /// Where the peer would be if it were connected, for messages.
+  virtual std::string wanted_peer() const = 0;
+
+  // What becomes of a lane once the connection is ready.  Without failover none of it is called.
+  virtual void on_lane_ready(size_t lane) = 0;
+  virtual void on_lane_failed(size_t lane, const Error& error) = 0;
+  virtual void on_lane_drained(size_t lane) = 0;
+  virtual void on_link_up(const std::string& interface) { (void)interface; }
+  /// All timers end.
+  virtual void stop() = 0;
+};
+
+}  // namespace nccl_ha

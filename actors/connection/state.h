@@ -1,0 +1,103 @@
+// What all parts of a connection know of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "runtime/actor.h"
+#include "runtime/check.h"
+#include "runtime/context.h"
+#include "runtime/fabric/path.h"
+#include "runtime/fabric/provider.h"
+#include "runtime/result.h"
+
+namespace nccl_ha {
+
+class Engine;
+
+/// How far a connection is.  Passed in this order; some may be left out, none comes again.
+enum class ConnectionPhase : uint8_t {
+  handshake,  ///< the stream and the first paths are made
+  settled,    ///< each of the first paths has come up or failed; none has been usable yet
+  usable,     ///< the caller was told
+  lingering,  ///< failed or closed: what makes the peer know goes on for a bounded time
+  over,       ///< failed, and nothing goes on; the caller has not closed
+  gone,       ///< the actor is being removed
+};
+
+/// What the parts of a connection ask of the whole.
+class ConnectionOwner {
+ public:
+  /// The first failure is final: published, told to the peer if that is wanted, and what every
+  /// later call of the user's gets.  Does nothing when the connection is not live.
+  virtual void fail(const Error& error, bool tell_peer) = 0;
+  /// For messages: address, host and process of the peer as far as they are known.
+  virtual std::string peer_text() const = 0;
+
+  // From the path owner that the data path is.
+  virtual void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) = 0;
+  virtual void on_fence_failed(const Error& error) = 0;
+  /// A completion when the connection is not live.
+  virtual void on_late_completion(const fabric::Completion& completion) = 0;
+  /// Work has come back from a lane that is out of use.
+  virtual void on_work_back(size_t lane) = 0;
+
+ protected:
+  ~ConnectionOwner() = default;
+};
+
+/// One thread, that of the connection's worker.
+struct ConnectionState {
+  ConnectionState(ConnectionOwner& whole, fabric::Provider& fabrics, Engine& runner)
+      : owner(whole), provider(fabrics), engine(runner) {}
+
+  ConnectionOwner& owner;
+  fabric::Provider& provider;
+  Engine& engine;
+  Context* context = nullptr;  ///< from the actor's start on
+  ActorId id;                  ///< the actor's
+  ConnectionPhase phase = ConnectionPhase::handshake;
+
+  // The connection's own NIC, and what was agreed with the peer.
+  fabric::Attachment attachment;
+  fabric::PathTraits traits;  ///< of `attachment`
+  uint64_t domain = 0;
+  bool backup = false;  ///< both sides replace paths that fail
+  uint8_t shadows = 0;  ///< lanes over other NICs
+  uint8_t traffic_class = 0;
+  uint8_t service_level = 0;
+
+  std::string peer_host;  ///< empty: it has not said
+  uint32_t peer_process = 0;
+
+  /// Neither failed nor closed by either side.
+  bool live() const { return phase <= ConnectionPhase::usable; }
+  /// Live, and past the handshake: what fails is replaced.
+  bool ready() const {
+    return phase == ConnectionPhase::settled || phase == ConnectionPhase::usable;
+  }
+  bool lingers() const { return phase == ConnectionPhase::lingering; }
+  /// What the peer says is of interest.
+  bool hears() const { return live() || lingers(); }
+  void enter(ConnectionPhase next) {
+    NHA_DASSERT(next > phase, "a connection goes through its phases once and in order");
+    phase = next;
+  }
+  /// False, and the connection has failed: something that this program keeps true is not.  Aborts
+  /// where NHA_DASSERT is on.
+  [[nodiscard]] bool holds(bool condition, const char* what) {
+    if (!condition) [[unlikely]] {
+      on_broken(what);
+    }
+    return condition;
+  }
+  void fail(const Error& error, bool tell_peer = true) { owner.fail(error, tell_peer); }
+  void note(TraceEvent event, uint64_t a, uint64_t b) const {
+    context->recorder().note(event, id.index, a, b);
+  }
+
+ private:
+  void on_broken(const char* what);
+};
+
+}  // namespace nccl_ha

@@ -1,0 +1,46 @@
+// Which path carries the next small message, in proportion to weights.  Pure.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "ha/serving_set.h"
+
+namespace nccl_ha::ha {
+
+/// Smooth weighted rotation: each turn every path gains its weight, the one with most carries the
+/// message and pays the sum of all, so that turns are interleaved and not in bursts.  Equal weights
+/// are a plain round.  One thread.
+class Rotation {
+ public:
+  /// Begins anew with the first one.  At most ServingSet::lanes_max.
+  void begin(std::span<const ServingSet::Share> shares) {
+    count_ = shares.size();
+    sum_ = 0;
+    for (size_t i = 0; i < count_; ++i) {
+      weights_[i] = shares[i].weight;
+      gained_[i] = 0;
+      sum_ += shares[i].weight;
+    }
+  }
+  /// The index of the share whose turn it is.  There is one.
+  size_t next() {
+    size_t most = 0;
+    for (size_t i = 0; i < count_; ++i) {
+      gained_[i] += weights_[i];
+      most = gained_[i] > gained_[most] ? i : most;
+    }
+    gained_[most] -= sum_;
+    return most;
+  }
+
+ private:
+  size_t count_ = 0;
+  int64_t sum_ = 0;
+  std::array<int64_t, ServingSet::lanes_max> weights_{};
+  std::array<int64_t, ServingSet::lanes_max> gained_{};
+};
+
+}  // namespace nccl_ha::ha

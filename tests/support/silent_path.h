@@ -1,0 +1,60 @@
+// A path and a stream that only write down what they are given.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/fabric/path.h"
+#include "runtime/stream.h"
+
+namespace nccl_ha {
+
+/// Takes everything and completes nothing.
+class SilentPath final : public fabric::Path {
+ public:
+  std::span<const std::byte> local_address() const override { return {}; }
+  Result<void> connect(std::span<const std::byte>) override { return {}; }
+  fabric::PathState state() const override { return state_; }
+  fabric::CompletionStatus cause() const override { return fabric::CompletionStatus::ok; }
+  Errc post_write(const fabric::WritePost& post) override {
+    posts.push_back(post);
+    return Errc::ok;
+  }
+  Errc post_send(const fabric::SendPost&) override { return Errc::invalid_usage; }
+  Errc post_receive(const fabric::ReceivePost&) override {
+    ++receives;
+    return Errc::ok;
+  }
+  Errc post_flush(const fabric::FlushPost& post) override {
+    flushes.push_back(post);
+    return Errc::ok;
+  }
+  void fail(const Error&) override { state_ = fabric::PathState::error; }
+  const fabric::PathTraits& traits() const override { return path_traits; }
+  std::string describe() const override { return "silent"; }
+
+  std::vector<fabric::WritePost> posts;
+  std::vector<fabric::FlushPost> flushes;
+  unsigned receives = 0;
+  fabric::PathTraits path_traits;
+
+ private:
+  fabric::PathState state_ = fabric::PathState::ready;
+};
+
+class SilentStream final : public Stream {
+ public:
+  void set_owner(StreamOwner* owner) override { owner_ = owner; }
+  Result<void> write(std::span<const std::byte>) override { return {}; }
+  void shutdown_then_close() override {}
+  Result<sockaddr_storage> local_address() override { return sockaddr_storage{}; }
+  Result<sockaddr_storage> peer_address() override { return sockaddr_storage{}; }
+  /// The peer wrote that.
+  void hear(std::span<const std::byte> bytes) { owner_->on_stream_data(*this, bytes); }
+
+ private:
+  StreamOwner* owner_ = nullptr;
+};
+
+}  // namespace nccl_ha
