@@ -48,7 +48,7 @@ void SendRecovery::stop() {
 }
 
 void SendRecovery::begin() {
-  failback_ = ha::Failback(std::chrono::milliseconds(state_.context->config().failback_ms));
+  serving_ = ha::ServingSet(std::chrono::milliseconds(state_.context->config().failback_ms));
   lanes_.resize(paths_.size());
   for (size_t i = 0; i < lanes_.size(); ++i) {
     Recovery& one = lanes_[i];
@@ -60,6 +60,7 @@ void SendRecovery::begin() {
       static_cast<void>(one.lane.on_ready());
     }
   }
+  choose_lanes();
 }
 
 void SendRecovery::make_shadows() {
@@ -183,7 +184,7 @@ void SendRecovery::take_down(size_t lane, const Error& why) {
   recovery.reason = why;
   if (mine.usable) {
     // A lane that nobody needed has failed nobody.
-    const bool needed = sender_.serves(lane);
+    const bool needed = serving_.serves(lane);
     const bool carried = mine.health.life() != recovery.life_before;
     recovery.was_used = true;
     recovery.alive_at = mine.health.alive_at();
@@ -215,58 +216,51 @@ void SendRecovery::take_down(size_t lane, const Error& why) {
   state_.owner.on_work_back(lane);  // perhaps nothing was posted any more
 }
 
-/// Moves traffic if it is better off elsewhere (ha::Failback).
+/// As the lanes are now.  The primaries have rank 0, the shadows take over in their order.
+ha::ServingSet::View SendRecovery::view() {
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    const Lane& lane = paths_.lane(i);
+    ha::ServingSet::Lane& seen = seen_[i];
+    seen.usable = lane.usable;
+    seen.rank = static_cast<uint8_t>(lane.shadow ? 1 + i - paths_.primaries() : 0);
+    seen.fallback = paths_.is_fallback(lane);
+    seen.since = lanes_[i].usable_since;
+  }
+  return {std::span(seen_).first(paths_.size()), state_.context->config().enable_failback,
+          sender_.between_chunks() || ha::mutated(ha::Mutation::moved_within_a_chunk)};
+}
+
+/// Moves traffic if it is better off elsewhere.
 void SendRecovery::choose_lanes() {
   if (!state_.live()) {
     return;
   }
-  const bool fallback =
-      paths_.is_fallback(paths_.lane(failback_.on_shadow() ? paths_.primaries() : size_t{0}));
-  ha::Failback::View view;
-  view.primary = paths_.primary_usable();
-  view.shadow = paths_.shadow_usable();
-  view.wanted = state_.context->config().enable_failback || fallback;
-  view.between = sender_.between_chunks() || ha::mutated(ha::Mutation::moved_within_a_chunk);
-  view.whole_since = primaries_whole_since();
-  switch (failback_.look(view, state_.context->now())) {
-    case ha::Failback::Step::stay:
-      break;
-    case ha::Failback::Step::move:
-      move_traffic();
-      break;
-    case ha::Failback::Step::later:
-      state_.context->timers().cancel(failback_timer_);
-      state_.context->timers().arm(failback_timer_, failback_.look_at());
-      break;
+  const auto step = serving_.look(view(), state_.context->now());
+  sender_.serve(serving_.shares());
+  if (step == ha::ServingSet::Step::move) {
+    tell_move();
+  } else if (step == ha::ServingSet::Step::later) {
+    state_.context->timers().cancel(failback_timer_);
+    state_.context->timers().arm(failback_timer_, serving_.look_at());
   }
 }
 
-/// To the shadow, or from there to the primaries.  Something of theirs is usable.
-void SendRecovery::move_traffic() {
-  const bool to_shadow = failback_.on_shadow();
-  sender_.serve(to_shadow ? paths_.primaries() : 0, to_shadow ? paths_.size() : paths_.primaries());
+bool SendRecovery::give_way() {
+  if (!serving_.give_way(view(), state_.context->now())) {
+    return false;
+  }
+  sender_.serve(serving_.shares());
+  tell_move();
+  return true;
+}
+
+void SendRecovery::tell_move() {
+  const bool to_shadow = serving_.rank() != 0;
+  const size_t lane = serving_.shares().front().lane;
   FailoverCounts::add(counts_.moves, 1);
-  const size_t lane = sender_.next_lane();
   NHA_LOG_WARN("traffic to {} moved {} path {}: {}", state_.owner.peer_text(),
                to_shadow ? "to the shadow" : "back to", lane, paths_.lane(lane).path().describe());
   state_.note(TraceEvent::traffic_moved, lane, to_shadow ? 1 : 0);
-}
-
-void SendRecovery::give_way() {
-  failback_.give_way(state_.context->now());
-  move_traffic();
-}
-
-/// Since when all primaries work; nothing if one does not.
-std::optional<Instant> SendRecovery::primaries_whole_since() const {
-  Instant since{};
-  for (size_t i = 0; i < paths_.primaries(); ++i) {
-    if (!paths_.lane(i).usable) {
-      return std::nullopt;
-    }
-    since = std::max(since, lanes_[i].usable_since);
-  }
-  return since;
 }
 
 void SendRecovery::apply_report(size_t lane) {
@@ -288,14 +282,14 @@ void SendRecovery::tell_failover(size_t lane, const Sender::TakenBack& counts) {
   }
   const Instant now = state_.context->now();
   const Duration stall = now - recovery.alive_at;
-  const size_t next = sender_.first_usable();
+  const auto shares = serving_.shares();
   NHA_LOG_WARN(
       "failover of path {} to {}: {}; {} ms after its last heartbeat, {} ms after it was given "
       "up, {}; {} chunks ({} bytes) go again, {} ({} bytes) had arrived",
       lane, state_.owner.peer_text(), recovery.reason.message(), stall.count() / 1'000'000,
       (now - recovery.down_at).count() / 1'000'000,
-      next == paths_.size() ? std::string("no path is left for now")
-                            : fmt::format("path {} goes on", next),
+      shares.empty() ? std::string("no path is left for now")
+                     : fmt::format("path {} goes on", shares.front().lane),
       counts.chunks_again, counts.bytes_again, counts.chunks_kept, counts.bytes_kept);
   state_.note(TraceEvent::chunks_replayed, lane, counts.chunks_again);
   state_.note(TraceEvent::failover, static_cast<uint64_t>(stall.count()) / 1000,

@@ -1,6 +1,7 @@
 // The connecting side when a path fails: fence, judge what arrived, make a new path.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -13,15 +14,15 @@
 #include "actors/control.h"
 #include "ha/backoff.h"
 #include "ha/candidates.h"
-#include "ha/failback.h"
 #include "ha/lane.h"
 #include "ha/ledger.h"
+#include "ha/serving_set.h"
 #include "runtime/timer_wheel.h"
 
 namespace nccl_ha {
 
 /// Drives a ha::SenderLane for each lane, decides when paths are made anew, and which lanes carry
-/// traffic (ha::Failback).  One thread.
+/// traffic (ha::ServingSet).  One thread.
 class SendRecovery final : public Sender::Owner {
  public:
   class Owner {
@@ -59,7 +60,7 @@ class SendRecovery final : public Sender::Owner {
 
   // Sender::Owner
   void on_memory_rejected(size_t lane, const Error& why) override;
-  void give_way() override;
+  bool give_way() override;
 
  private:
   /// How the replacement of a lane's path is going.
@@ -86,8 +87,8 @@ class SendRecovery final : public Sender::Owner {
   void apply_report(size_t lane);
   void tell_failover(size_t lane, const Sender::TakenBack& counts);
   void choose_lanes();
-  void move_traffic();
-  std::optional<Instant> primaries_whole_since() const;
+  void tell_move();
+  ha::ServingSet::View view();
 
   void reopen_soon(size_t lane);
   void hasten();
@@ -107,7 +108,8 @@ class SendRecovery final : public Sender::Owner {
   Owner& owner_;
   std::vector<Recovery> lanes_;
   ha::ShadowCandidates candidates_;
-  ha::Failback failback_;
+  ha::ServingSet serving_;
+  std::array<ha::ServingSet::Lane, lanes_max> seen_{};  ///< what view() shows
   Timer failback_timer_;
   Timer better_timer_;
   Timer reopen_timer_;

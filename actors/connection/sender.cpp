@@ -11,12 +11,6 @@ namespace {
 // A write that announces nothing: the chunk's last one answers for it.
 constexpr uint64_t piece_id = UINT64_MAX;
 
-constexpr auto equal_weights = [] {
-  std::array<uint32_t, chunks_max> weights{};
-  weights.fill(1);
-  return weights;
-}();
-
 }  // namespace
 
 Sender::Sender(const ConnectionParts& parts, Owner& owner, SendChannel& channel)
@@ -52,26 +46,30 @@ void Sender::adapt_to(const Lane& lane) {
 
 void Sender::begin(uint64_t sizes_address) {
   sizes_address_ = sizes_address;
-  serving_end_ = paths_.primaries();
+  std::array<ha::ServingSet::Share, lanes_max> primaries{};
+  for (size_t lane = 0; lane < paths_.primaries(); ++lane) {
+    primaries[lane] = {static_cast<uint8_t>(lane), 1};
+  }
+  serve(std::span(primaries).first(paths_.primaries()));
   if (state_.traits.keys_per_device && !paths_.shadow_lanes().empty()) {
     announced_.note_keys();
   }
 }
 
-void Sender::serve(size_t begin, size_t end) {
-  serving_begin_ = begin;
-  serving_end_ = end;
-  next_lane_ = begin;
-  static_cast<void>(paths_.lane(next_lane_).usable || pick_lane());
-}
-
-size_t Sender::first_usable() const {
-  for (size_t lane = serving_begin_; lane < serving_end_; ++lane) {
-    if (paths_.lane(lane).usable) {
-      return lane;
-    }
+void Sender::serve(std::span<const ha::ServingSet::Share> shares) {
+  if (std::ranges::equal(shares, std::span(shares_).first(share_count_))) {
+    return;
   }
-  return paths_.size();
+  share_count_ = shares.size();
+  weights_.fill(0);
+  for (size_t i = 0; i < share_count_; ++i) {
+    shares_[i] = shares[i];
+    weights_[shares[i].lane] = shares[i].weight;
+  }
+  rotation_.begin(shares);
+  if (cursor_.request != nullptr && cursor_.offset == 0) {
+    cursor_.lane = lane_for(*cursor_.request, cursor_.chunk);
+  }
 }
 
 bool Sender::idle() const {
@@ -114,7 +112,7 @@ void Sender::pump() { post_all(); }
   if (!replay_.empty()) [[unlikely]] {
     const Chunk again = replay_.front();
     replay_.pop_front();
-    cursor_ = {&channel_.slot(again.request), again.chunk, again.chunk + 1U, 0};
+    cursor_ = {&channel_.slot(again.request), again.chunk, again.chunk + 1U, 0, lane_in_turn()};
     return true;
   }
   uint16_t index = 0;
@@ -127,23 +125,37 @@ void Sender::pump() { post_all(); }
 
 [[gnu::always_inline]] inline void Sender::begin_request(uint16_t index) {
   SendRequest& request = channel_.slot(index);
-  const auto lanes = static_cast<uint32_t>(serving_end_ - serving_begin_);
-  if (lanes > 1 && request.size >= state_.context->config().ib_split_threshold) {
-    request.split.by_weight(request.size, std::span(equal_weights).first(lanes));
+  if (share_count_ > 1 && request.size >= state_.context->config().ib_split_threshold) {
+    request.split.by_weight(request.size, std::span(weights_).first(paths_.size()));
   } else {
     request.split.whole(request.size);
   }
   request.ledger.begin(request.split.count());
   acknowledged_.begin(request.group, request.position);
-  cursor_ = {&request, 0, request.split.count(), 0};
+  cursor_ = {&request, 0, request.split.count(), 0, lane_for(request, 0)};
   state_.note(TraceEvent::transfer_posted, request.group, request.size);
 }
 
-/// Moves next_lane_ to a lane that can be used; false when there is none.
+[[gnu::always_inline]] inline size_t Sender::lane_in_turn() {
+  return share_count_ > 1 ? shares_[rotation_.next()].lane : shares_[0].lane;
+}
+
+/// That which the chunk was cut for, if it still carries data.
+[[gnu::always_inline]] inline size_t Sender::lane_for(const SendRequest& request, uint32_t chunk) {
+  if (request.split.count() > 1) {
+    const size_t lane = request.split.path(chunk);
+    if (weights_[lane] != 0) [[likely]] {
+      return lane;
+    }
+  }
+  return lane_in_turn();
+}
+
+/// Another lane for the chunk at hand; false when there is none that can be used.
 bool Sender::pick_lane() {
-  for (size_t tried = serving_begin_; tried < serving_end_; ++tried) {
-    next_lane_ = next_lane_ + 1 >= serving_end_ ? serving_begin_ : next_lane_ + 1;
-    if (paths_.lane(next_lane_).usable) {
+  for (size_t tried = 0; tried < share_count_; ++tried) {
+    cursor_.lane = lane_in_turn();
+    if (paths_.lane(cursor_.lane).usable) {
       return true;
     }
   }
@@ -165,7 +177,7 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   }
   auto here = state_.provider.keys_on(lane.at, state_.domain, state_.attachment, request.key, true);
   if (!here) {
-    owner_.on_memory_rejected(next_lane_, here.error());
+    owner_.on_memory_rejected(cursor_.lane, here.error());
     return false;
   }
   keys.local = here->local_key;
@@ -174,11 +186,11 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
 
 /// Posts the next piece of the chunk at hand; false when no path has room for it now.
 [[gnu::always_inline]] inline bool Sender::post_next() {
-  if (!paths_.lane(next_lane_).usable && !pick_lane()) [[unlikely]] {
+  if (!paths_.lane(cursor_.lane).usable && !pick_lane()) [[unlikely]] {
     return false;  // it waits for a path
   }
   SendRequest& request = *cursor_.request;
-  Lane& lane = paths_.lane(next_lane_);
+  Lane& lane = paths_.lane(cursor_.lane);
   fabric::Path& path = lane.path();
   const uint32_t begin = request.split.begin(cursor_.chunk);
   const uint32_t bytes = request.split.bytes(cursor_.chunk);
@@ -189,8 +201,7 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
       return false;  // the announcement that brings it goes on
     }
     // The peer saw them come back before it saw that the shadow was needed, and will tell no key.
-    owner_.give_way();
-    return true;
+    return owner_.give_way();
   }
   Immediate immediate{ImmediateKind::data,       static_cast<uint32_t>(request.group),
                       request.position,          cursor_.chunk,
@@ -211,7 +222,7 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
     ++lane.writes_open;
     lane.bytes_open += piece;
     cursor_.offset += piece;
-    request.ledger.give(cursor_.chunk, static_cast<uint8_t>(next_lane_));
+    request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
     return true;
   }
   if (recorded) {
@@ -242,10 +253,7 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   ++lane.writes_open;
   lane.bytes_open += recorded ? 0 : bytes;
   liveness_.watch_work();
-  request.ledger.give(cursor_.chunk, static_cast<uint8_t>(next_lane_));
-  if (++next_lane_ >= serving_end_) {
-    next_lane_ = serving_begin_;
-  }
+  request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
   end_chunk();
   return true;
 }
@@ -254,6 +262,8 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   cursor_.offset = 0;
   if (++cursor_.chunk == cursor_.end) {
     cursor_.request = nullptr;
+  } else {
+    cursor_.lane = lane_for(*cursor_.request, cursor_.chunk);
   }
 }
 
@@ -319,7 +329,7 @@ void Sender::leave(size_t lane) {
   }
   paths_.replace_credit(lane);
   lane.health.show_life();
-  if (paths_.lane(next_lane_).foreign_keys) [[unlikely]] {
+  if (cursor_.request != nullptr) [[unlikely]] {
     pump();  // it may have waited for a key
   }
 }

@@ -1,10 +1,12 @@
 // The data path of the connecting side: requests become writes, completions become results.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 
 #include "actors/channel.h"
 #include "actors/connection/clear_to_sends.h"
@@ -14,6 +16,8 @@
 #include "actors/connection/side.h"
 #include "actors/connection/state.h"
 #include "ha/ledger.h"
+#include "ha/rotation.h"
+#include "ha/serving_set.h"
 
 namespace nccl_ha {
 
@@ -26,7 +30,8 @@ class Sender final : public Server {
     /// The device of that lane, a shadow's, does not take the caller's memory.
     virtual void on_memory_rejected(size_t lane, const Error& why) = 0;
     /// The peer tells no key for a chunk on a shadow, while primaries work: traffic goes there.
-    virtual void give_way() = 0;
+    /// False: it cannot.
+    virtual bool give_way() = 0;
 
    protected:
     ~Owner() = default;
@@ -51,12 +56,8 @@ class Sender final : public Server {
   /// The connection is ready: where the sizes of recorded chunks are written, and who is served.
   void begin(uint64_t sizes_address);
 
-  // The lanes that carry data, side by side.
-  void serve(size_t begin, size_t end);
-  bool serves(size_t lane) const { return lane >= serving_begin_ && lane < serving_end_; }
-  /// The first of them that is usable; paths().size() when none is.
-  size_t first_usable() const;
-  size_t next_lane() const { return next_lane_; }
+  /// The lanes that carry data from now on, in proportion to their weights.
+  void serve(std::span<const ha::ServingSet::Share> shares);
   /// No chunk is half posted: it ends on the path where it began.
   bool between_chunks() const { return cursor_.request == nullptr || cursor_.offset == 0; }
   /// A lane is being taken down: a chunk that is half posted there waits for the fence with all
@@ -91,6 +92,7 @@ class Sender final : public Server {
     uint32_t chunk = 0;
     uint32_t end = 0;     ///< the chunk after the last one to post
     uint32_t offset = 0;  ///< within the chunk: what plain writes have covered
+    size_t lane = 0;      ///< of the chunk
   };
   struct Chunk {
     uint16_t request = 0;
@@ -105,6 +107,8 @@ class Sender final : public Server {
   void begin_request(uint16_t index);
   bool post_next();
   bool pick_lane();
+  size_t lane_for(const SendRequest& request, uint32_t chunk);
+  size_t lane_in_turn();
   void end_chunk();
   [[gnu::noinline]] bool translate(const SendRequest& request, const Lane& lane, Keys& keys);
   void on_clear_to_send(const fabric::Completion& completion, Lane& lane);
@@ -120,9 +124,10 @@ class Sender final : public Server {
   uint64_t sizes_address_ = 0;
   uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
   Cursor cursor_;
-  size_t next_lane_ = 0;
-  size_t serving_begin_ = 0;
-  size_t serving_end_ = 0;
+  size_t share_count_ = 0;
+  std::array<ha::ServingSet::Share, lanes_max> shares_{};
+  std::array<uint32_t, lanes_max> weights_{};  ///< of all lanes; 0: carries nothing
+  ha::Rotation rotation_;
   std::deque<Chunk> replay_;
   ha::AcknowledgementLog<cts_slots, group_max> acknowledged_;
 };

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -22,12 +23,12 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
     channel_->attach(bench_->id(), std::move(*address));  // which hears no doorbells
     sender_ = std::make_unique<Sender>(bench_->parts(), owner(), *channel_);
     sender_->begin(0x200000);
-    sender_->serve(0, 2);
+    sender_->serve(std::array{ha::ServingSet::Share{0, 1}, ha::ServingSet::Share{1, 1}});
   }
   void TearDown() override { sender_.reset(); }
   Sender::Owner& owner() { return *this; }
   void on_memory_rejected(size_t lane, const Error&) override { rejected_.push_back(lane); }
-  void give_way() override { ++gave_way_; }
+  bool give_way() override { return false; }
 
   /// The peer announces a buffer of that size.
   void announce(uint64_t group, uint32_t size) {
@@ -74,7 +75,6 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
   std::unique_ptr<SendChannel> channel_;
   std::unique_ptr<Sender> sender_;
   std::vector<size_t> rejected_;
-  unsigned gave_way_ = 0;
 };
 
 TEST_F(SenderTest, ASmallMessageGoesWholeAndLanesTakeTurns) {
@@ -90,6 +90,28 @@ TEST_F(SenderTest, ASmallMessageGoesWholeAndLanesTakeTurns) {
   acknowledge(1, 0);
   EXPECT_FALSE(done(first));
   EXPECT_TRUE(done(second));
+}
+
+TEST_F(SenderTest, ALargeMessageIsSplitInProportionToWeights) {
+  sender_->serve(std::array{ha::ServingSet::Share{0, 1}, ha::ServingSet::Share{1, 3}});
+  send(0, 1 << 19);
+  EXPECT_EQ(data(0).front().gathers[0].length, 1U << 17);
+  EXPECT_EQ(data(1).front().gathers[0].length, 3U << 17);
+}
+
+TEST_F(SenderTest, WhatWasCutForALaneThatCarriesNoMoreGoesOverAnother) {
+  bench_->paths.lane(0).usable = false;
+  bench_->paths.lane(1).usable = false;
+  const SendRequest& request = send(0, 2 * threshold());
+  EXPECT_TRUE(data(0).empty());
+  bench_->paths.lane(1).usable = true;
+  sender_->serve(std::array{ha::ServingSet::Share{1, 1}});
+  sender_->pump();
+  EXPECT_TRUE(data(0).empty());
+  ASSERT_EQ(data(1).size(), 2U);
+  acknowledge(1, 0);
+  acknowledge(1, 1);
+  EXPECT_TRUE(done(request));
 }
 
 TEST_F(SenderTest, ALargeMessageIsSplitAndDoneWhenBothHalvesAre) {

@@ -12,14 +12,14 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using ServingStep = ServingSet::Step;
+using Step = ServingSet::Step;
 
 constexpr Instant serving_start{seconds(100)};
 
 /// Two primaries and two shadows, which work or do not.
 class ServingSetTest : public testing::Test {
  protected:
-  ServingStep look(Instant now) { return set_.look(view(), now); }
+  Step look(Instant now) { return set_.look(view(), now); }
   ServingSet::View view() const { return {lanes_, wanted_, between_}; }
   std::vector<unsigned> serving() const {
     std::vector<unsigned> found;
@@ -45,10 +45,10 @@ class ServingSetTest : public testing::Test {
 };
 
 TEST_F(ServingSetTest, AllPrimariesThatWorkCarry) {
-  EXPECT_EQ(look(serving_start), ServingStep::stay);
+  EXPECT_EQ(look(serving_start), Step::stay);
   EXPECT_EQ(serving(), (std::vector<unsigned>{0, 1}));
   set(0, false);
-  EXPECT_EQ(look(serving_start), ServingStep::stay) << "one of several is enough";
+  EXPECT_EQ(look(serving_start), Step::stay) << "one of several is enough";
   EXPECT_EQ(serving(), (std::vector<unsigned>{1}));
   EXPECT_FALSE(set_.serves(0));
   EXPECT_TRUE(set_.serves(1));
@@ -56,11 +56,11 @@ TEST_F(ServingSetTest, AllPrimariesThatWorkCarry) {
 
 TEST_F(ServingSetTest, TheBestShadowTakesOver) {
   fail_primaries();
-  EXPECT_EQ(look(serving_start), ServingStep::move);
+  EXPECT_EQ(look(serving_start), Step::move);
   EXPECT_EQ(set_.rank(), 1);
   EXPECT_EQ(serving(), (std::vector<unsigned>{2}));
   set(2, false);
-  EXPECT_EQ(look(serving_start), ServingStep::move);
+  EXPECT_EQ(look(serving_start), Step::move);
   EXPECT_EQ(serving(), (std::vector<unsigned>{3}));
 }
 
@@ -68,47 +68,47 @@ TEST_F(ServingSetTest, NothingMovesToWhatDoesNotWork) {
   for (size_t lane = 0; lane < lanes_.size(); ++lane) {
     set(lane, false);
   }
-  EXPECT_EQ(look(serving_start), ServingStep::stay);
+  EXPECT_EQ(look(serving_start), Step::stay);
   EXPECT_TRUE(serving().empty());
   set(3, true);
-  EXPECT_EQ(look(serving_start), ServingStep::move);
+  EXPECT_EQ(look(serving_start), Step::move);
   EXPECT_EQ(serving(), (std::vector<unsigned>{3}));
 }
 
 TEST_F(ServingSetTest, GoesBackOnlyWhenAllOfTheBetterRankHaveWorkedForLongEnough) {
   fail_primaries();
-  ASSERT_EQ(look(serving_start), ServingStep::move);
+  ASSERT_EQ(look(serving_start), Step::move);
   set(0, true);
-  EXPECT_EQ(look(serving_start), ServingStep::stay) << "one of two";
+  EXPECT_EQ(look(serving_start), Step::stay) << "one of two";
   set(1, true);
-  EXPECT_EQ(look(serving_start), ServingStep::later);
+  EXPECT_EQ(look(serving_start), Step::later);
   EXPECT_EQ(set_.look_at(), serving_start + seconds(5));
-  EXPECT_EQ(look(serving_start + seconds(5) - Duration(1)), ServingStep::later);
+  EXPECT_EQ(look(serving_start + seconds(5) - Duration(1)), Step::later);
   EXPECT_EQ(set_.rank(), 1);
-  EXPECT_EQ(look(serving_start + seconds(5)), ServingStep::move);
+  EXPECT_EQ(look(serving_start + seconds(5)), Step::move);
   EXPECT_EQ(serving(), (std::vector<unsigned>{0, 1}));
 }
 
 TEST_F(ServingSetTest, APrimaryThatFailsMeanwhileBeginsItsTimeAnew) {
   fail_primaries();
-  ASSERT_EQ(look(serving_start), ServingStep::move);
+  ASSERT_EQ(look(serving_start), Step::move);
   set(0, true);
   set(1, true);
-  EXPECT_EQ(look(serving_start), ServingStep::later);
+  EXPECT_EQ(look(serving_start), Step::later);
   set(1, false);
-  EXPECT_EQ(look(serving_start + seconds(4)), ServingStep::stay);
+  EXPECT_EQ(look(serving_start + seconds(4)), Step::stay);
   set(1, true, serving_start + seconds(4));
-  EXPECT_EQ(look(serving_start + seconds(6)), ServingStep::later);
+  EXPECT_EQ(look(serving_start + seconds(6)), Step::later);
   EXPECT_EQ(set_.look_at(), serving_start + seconds(9));
 }
 
 TEST_F(ServingSetTest, AChunkEndsWhereItBegan) {
   fail_primaries();
-  ASSERT_EQ(look(serving_start), ServingStep::move);
+  ASSERT_EQ(look(serving_start), Step::move);
   set(0, true);
   set(1, true);
   between_ = false;
-  EXPECT_EQ(look(serving_start + seconds(6)), ServingStep::later);
+  EXPECT_EQ(look(serving_start + seconds(6)), Step::later);
   EXPECT_GT(set_.look_at(), serving_start + seconds(6));
   EXPECT_LE(set_.look_at(), serving_start + seconds(6) + milliseconds(1));
   EXPECT_EQ(set_.rank(), 1);
@@ -116,22 +116,22 @@ TEST_F(ServingSetTest, AChunkEndsWhereItBegan) {
 
 TEST_F(ServingSetTest, GoesBackAtOnceWhenTheShadowFails) {
   fail_primaries();
-  ASSERT_EQ(look(serving_start), ServingStep::move);
+  ASSERT_EQ(look(serving_start), Step::move);
   set(0, true);
   set(2, false);
-  EXPECT_EQ(look(serving_start + milliseconds(1)), ServingStep::move);
+  EXPECT_EQ(look(serving_start + milliseconds(1)), Step::move);
   EXPECT_EQ(set_.rank(), 0) << "the primary, not the next shadow";
 }
 
 TEST_F(ServingSetTest, StaysWithAShadowOfTheSameFabricUnlessAReturnIsWanted) {
   wanted_ = false;
   fail_primaries();
-  ASSERT_EQ(look(serving_start), ServingStep::move);
+  ASSERT_EQ(look(serving_start), Step::move);
   set(0, true);
   set(1, true);
-  EXPECT_EQ(look(serving_start + seconds(3600)), ServingStep::stay);
+  EXPECT_EQ(look(serving_start + seconds(3600)), Step::stay);
   lanes_[2].fallback = true;
-  EXPECT_EQ(look(serving_start + seconds(3600)), ServingStep::move) << "a slower one is left";
+  EXPECT_EQ(look(serving_start + seconds(3600)), Step::move) << "a slower one is left";
 }
 
 TEST_F(ServingSetTest, ASlowerFabricIsLeftForAShadowOfTheOwnOne) {
@@ -139,17 +139,17 @@ TEST_F(ServingSetTest, ASlowerFabricIsLeftForAShadowOfTheOwnOne) {
   lanes_[3].fallback = true;
   fail_primaries();
   set(2, false);
-  ASSERT_EQ(look(serving_start), ServingStep::move);
+  ASSERT_EQ(look(serving_start), Step::move);
   ASSERT_EQ(serving(), (std::vector<unsigned>{3}));
   set(2, true);
-  EXPECT_EQ(look(serving_start + seconds(5)), ServingStep::move);
+  EXPECT_EQ(look(serving_start + seconds(5)), Step::move);
   EXPECT_EQ(serving(), (std::vector<unsigned>{2}));
 }
 
 TEST_F(ServingSetTest, GivesWayForWhatItCannotCarry) {
   EXPECT_FALSE(set_.give_way(view(), serving_start)) << "there is nothing better";
   fail_primaries();
-  ASSERT_EQ(look(serving_start), ServingStep::move);
+  ASSERT_EQ(look(serving_start), Step::move);
   EXPECT_FALSE(set_.give_way(view(), serving_start)) << "nothing better works";
   set(1, true);
   EXPECT_TRUE(set_.give_way(view(), serving_start));
@@ -159,11 +159,11 @@ TEST_F(ServingSetTest, GivesWayForWhatItCannotCarry) {
 TEST_F(ServingSetTest, ALaneWithoutWeightCarriesNothing) {
   lanes_[0].weight = 0;
   lanes_[1].weight = 3;
-  EXPECT_EQ(look(serving_start), ServingStep::stay);
+  EXPECT_EQ(look(serving_start), Step::stay);
   ASSERT_EQ(set_.shares().size(), 1U);
   EXPECT_EQ(set_.shares().front(), (ServingSet::Share{1, 3}));
   set(1, false);
-  EXPECT_EQ(look(serving_start), ServingStep::move) << "as if the other one were not there";
+  EXPECT_EQ(look(serving_start), Step::move) << "as if the other one were not there";
 }
 
 /// A port that fails as soon as traffic is back; the time after which it was let back each time.
@@ -172,15 +172,15 @@ TEST_F(ServingSetTest, FlappingCostsLessAndLess) {
   Instant now = serving_start;
   for (unsigned round = 0; round <= ServingSet::doublings_max + 3; ++round) {
     fail_primaries();
-    ASSERT_EQ(look(now), ServingStep::move);
+    ASSERT_EQ(look(now), Step::move);
     const Duration expected = seconds(1) * (1 << std::min(round, ServingSet::doublings_max));
     EXPECT_EQ(set_.after(), expected) << "round " << round;
     const Instant whole = now + milliseconds(300);
     set(0, true, whole);
     set(1, true, whole);
-    ASSERT_EQ(look(whole), ServingStep::later);
+    ASSERT_EQ(look(whole), Step::later);
     EXPECT_EQ(set_.look_at(), whole + expected);
-    ASSERT_EQ(look(set_.look_at()), ServingStep::move);
+    ASSERT_EQ(look(set_.look_at()), Step::move);
     now = set_.look_at() + milliseconds(10);
   }
 }
@@ -190,16 +190,16 @@ TEST_F(ServingSetTest, AReturnThatHeldIsTrustedAgain) {
   Instant now = serving_start;
   for (int i = 0; i < 3; ++i) {
     fail_primaries();
-    ASSERT_EQ(look(now), ServingStep::move);
+    ASSERT_EQ(look(now), Step::move);
     set(0, true, now);
     set(1, true, now);
     now += set_.after();
-    ASSERT_EQ(look(now), ServingStep::move);
+    ASSERT_EQ(look(now), Step::move);
   }
   EXPECT_EQ(set_.after(), seconds(4));
   now += seconds(4);
   fail_primaries();
-  ASSERT_EQ(look(now), ServingStep::move);
+  ASSERT_EQ(look(now), Step::move);
   EXPECT_EQ(set_.after(), seconds(1));
 }
 
