@@ -33,6 +33,7 @@ inline constexpr size_t chunks_max = ha::ledger_chunks_max;  ///< of one message
 inline constexpr size_t cts_slots = 64;  ///< more than open groups, so that a slot is never hot
 /// Entries of the ring that clear-to-sends are written into: twice those of all open groups.
 inline constexpr size_t cts_entries = 2 * receives_max * group_max;
+inline constexpr size_t cts_shadows = 4;  ///< paths over other NICs that an entry has keys for
 /// Groups that may be found in memory before a completion tells of them.
 inline constexpr uint64_t cts_found_ahead_max = 8;
 
@@ -96,10 +97,10 @@ struct alignas(64) CtsEntry {
   uint8_t position;
   uint8_t no_speculative_placement;  ///< the buffer is polled while it is written
   uint8_t reserved;
-  uint32_t shadow_key;  ///< of the buffer on the device of the path over another NIC; 0: not known
-  uint32_t shadow_epoch;  ///< of that path
-  uint8_t reserved2[16];
-  uint64_t check;  ///< of the fields before: see seal()
+  /// Of the buffer on the device of each path over another NIC; 0: not told.
+  std::array<uint32_t, cts_shadows> shadow_keys;
+  std::array<uint16_t, cts_shadows> shadow_epochs;  ///< of those paths, low bits
+  uint64_t check;                                   ///< of the fields before: see seal()
 
   /// Receiver, when everything else is in place.
   void seal() { check = sum(); }
@@ -108,16 +109,17 @@ struct alignas(64) CtsEntry {
 
  private:
   // Words, each times an odd number that has nothing to do with the others (the first 62 bits of
-  // pi, e and the roots of 2, 3 and 5, made odd): a mixture of two entries has the sum of neither,
-  // but for a chance of one in 2^64.
+  // pi, e and the roots of 2, 3, 5, 7 and 11, made odd): a mixture of two entries has the sum of
+  // neither, but for a chance of one in 2^64.
   uint64_t sum() const {
     const auto word = std::bit_cast<std::array<uint64_t, 8>>(*this);
     return 1 + word[0] * 0x3243F6A8885A308D + word[1] * 0x2B7E151628AED2A7 +
            word[2] * 0x16A09E667F3BCC91 + word[3] * 0x1BB67AE8584CAA73 +
-           word[4] * 0x23C6EF372FE94F83;
+           word[4] * 0x23C6EF372FE94F83 + word[5] * 0x2A54FF53A5F1D36F +
+           word[6] * 0x3510E527FADE682D;
   }
 };
-static_assert(sizeof(CtsEntry) == 64 && offsetof(CtsEntry, shadow_key) == 32 &&
+static_assert(sizeof(CtsEntry) == 64 && offsetof(CtsEntry, shadow_keys) == 32 &&
               offsetof(CtsEntry, check) == 56);
 
 /// What the peer's NIC may be writing right now; is_whole() judges the copy and nothing newer.

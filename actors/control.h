@@ -29,12 +29,12 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 8;
+inline constexpr uint16_t control_version = 9;
 inline constexpr size_t control_header_bytes = 16;
 inline constexpr size_t control_payload_max = 6144;
 
 inline constexpr size_t paths_max = 8;    ///< that a handshake makes
-inline constexpr size_t shadows_max = 1;  ///< paths over other NICs, made later
+inline constexpr size_t shadows_max = 4;  ///< paths over other NICs, made later
 inline constexpr size_t lanes_max = paths_max + shadows_max;
 
 enum class ControlType : uint16_t {

@@ -1,4 +1,5 @@
-// Which pair of ends a connection's fallback path takes, and which it leaves alone for a while.
+// Which pair of ends each of a connection's fallback paths takes, and which are left alone for a
+// while.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,9 @@
 
 namespace nccl_ha::ha {
 
-/// The ranked pairs (rank_shadows), taken in turn.  A pair that cannot be joined makes room for the
-/// next one; an end whose device does not take the connection's memory is rejected with all its
+/// The ranked pairs (rank_shadows), of which each shadow of a connection takes one in turn.  No two
+/// shadows share an end, as they would fail together.  A pair that cannot be joined makes room for
+/// the next one; an end whose device does not take the connection's memory is rejected with all its
 /// pairs, until that is forgotten.  Takes the time from its caller.  One thread.
 class ShadowCandidates {
  public:
@@ -26,33 +28,41 @@ class ShadowCandidates {
   enum class End : uint8_t { local, remote };
 
   ShadowCandidates() = default;
-  explicit ShadowCandidates(std::vector<RailPair> ranked) : pairs_(std::move(ranked)) {}
+  ShadowCandidates(std::vector<RailPair> ranked, size_t shadows)
+      : pairs_(std::move(ranked)), shadows_(shadows) {}
 
   bool empty() const { return pairs_.empty(); }
-  /// The next pair to try: the one at hand unless it is to be left alone.  Nothing: all are
-  /// rejected, until next_at().
-  std::optional<RailPair> choose(Instant now) {
+  /// The next pair for a shadow to try: the one at hand unless it is to be left alone.  Nothing:
+  /// all are rejected or share an end with another shadow's, until next_at().
+  std::optional<RailPair> choose(size_t shadow, Instant now) {
+    Shadow& mine = shadows_[shadow];
+    mine.holds.reset();
     for (size_t i = 0; i < pairs_.size(); ++i) {
-      const size_t at = (current_ + i) % pairs_.size();
-      if (free_at(pairs_[at]) <= now) {
-        current_ = at;
-        return pairs_[at];
+      const size_t at = (mine.current + i) % pairs_.size();
+      if (free_at(pairs_[at]) <= now && !taken(pairs_[at])) {
+        mine.current = at;
+        mine.holds = pairs_[at];
+        return mine.holds;
       }
     }
     return std::nullopt;
   }
-  /// When the first of the pairs may be tried again.
-  Instant next_at() const {
+  /// When a shadow for which there is nothing may look again.
+  Instant next_at(Instant now) const {
     Instant first = Instant::max();
     for (const RailPair& pair : pairs_) {
-      first = std::min(first, free_at(pair));
+      const Instant at = free_at(pair);
+      first = std::min(first, at > now ? at : now + forget_after);
     }
     return first;
   }
   /// The pair at hand could not be joined.
-  void pass_over() { current_ = pairs_.empty() ? 0 : (current_ + 1) % pairs_.size(); }
+  void pass_over(size_t shadow) {
+    Shadow& mine = shadows_[shadow];
+    mine.current = pairs_.empty() ? 0 : (mine.current + 1) % pairs_.size();
+  }
   /// The better ones may be back.
-  void begin_anew() { current_ = 0; }
+  void begin_anew(size_t shadow) { shadows_[shadow].current = 0; }
   /// The device at that end does not take the connection's memory.  True: for the first time.
   bool reject(End end, size_t rail, Instant now) {
     auto& ends = rejected_[static_cast<size_t>(end)];
@@ -80,8 +90,19 @@ class ShadowCandidates {
     return std::max(free_at(End::local, pair.local), free_at(End::remote, pair.remote));
   }
 
+  struct Shadow {
+    size_t current = 0;
+    std::optional<RailPair> holds;
+  };
+  bool taken(const RailPair& pair) const {
+    return std::any_of(shadows_.begin(), shadows_.end(), [&](const Shadow& one) {
+      return one.holds && (one.holds->local == pair.local || one.holds->remote == pair.remote) &&
+             !mutated(Mutation::shadows_share_an_end);
+    });
+  }
+
   std::vector<RailPair> pairs_;
-  size_t current_ = 0;
+  std::vector<Shadow> shadows_;
   std::array<std::vector<Rejection>, 2> rejected_;
 };
 

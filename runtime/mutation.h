@@ -118,6 +118,9 @@ enum class Mutation : uint8_t {
   lost_time_counts,       ///< silence lasts also while this process does not run
   nic_speaks_for_host,    ///< what a NIC acknowledges shows that the peer's process runs
   rejection_unheeded,     ///< an end that was rejected is chosen again
+  shadows_share_an_end,   ///< two fallback paths of a connection lie on one NIC
+  keys_not_told_anew,     ///< the keys of a fallback path that was replaced are not told again
+  best_shadow_not_named,  ///< keys are told for the first fallback path that was needed only
   rejection_for_ever,     ///< it is never chosen again
   rejection_untold,       ///< the peer does not hear of it
   rejection_out_of_date,  ///< it is taken for the path that came after

@@ -40,7 +40,7 @@ bool Announcer::wrap() {
     entry.position = i;
     entry.no_speculative_placement = request.polled ? 1 : 0;
     if (keys_wanted_) [[unlikely]] {
-      name_key(entry, buffer);
+      name_keys(entry, buffer);
     }
     entry.seal();
   }
@@ -97,30 +97,44 @@ void Announcer::announce() {
 }
 
 void Announcer::want_keys() {
-  const bool foreign = paths_.shadow_usable() && paths_.shadow_lanes().back().foreign_keys;
-  if (foreign && !paths_.primary_usable() && !keys_wanted_) {
+  if (!keys_wanted_ && paths_.primary_usable()) {
+    return;
+  }
+  const auto shadows = paths_.shadow_lanes();
+  const auto best = std::find_if(shadows.begin(), shadows.end(),
+                                 [](const Lane& lane) { return lane.usable && lane.foreign_keys; });
+  if (best != shadows.end() && !names(*best) &&
+      !(keys_wanted_ && ha::mutated(ha::Mutation::best_shadow_not_named))) {
     keys_wanted_ = true;
+    named_ |= bit_of(*best);
     anew_ = true;
   }
 }
 
-void Announcer::name_key(CtsEntry& entry, const ReceiveRequest::Buffer& buffer) {
-  entry.shadow_key = shadow_key(buffer);
-  entry.shadow_epoch = paths_.shadow_lanes().back().epoch;
+void Announcer::name_keys(CtsEntry& entry, const ReceiveRequest::Buffer& buffer) {
+  entry.shadow_keys = {};
+  entry.shadow_epochs = {};
+  for (size_t at = paths_.primaries(); at < paths_.size(); ++at) {
+    const Lane& lane = paths_.lane(at);
+    if (names(lane)) {
+      entry.shadow_keys[lane.shadow_number] = shadow_key(at, buffer);
+      entry.shadow_epochs[lane.shadow_number] = static_cast<uint16_t>(lane.epoch);
+    }
+  }
 }
 
-uint32_t Announcer::shadow_key(const ReceiveRequest::Buffer& buffer) {
+uint32_t Announcer::shadow_key(size_t at, const ReceiveRequest::Buffer& buffer) {
   if (buffer.key == 0 || ha::mutated(ha::Mutation::keys_of_own_nic)) {
     return buffer.key;
   }
-  const Lane& lane = paths_.shadow_lanes().back();
+  const Lane& lane = paths_.lane(at);
   if (lane.rejected) {
     return 0;
   }
   auto keys = state_.provider.keys_on(lane.at, state_.domain, state_.attachment, buffer.key, false);
   if (!keys) {
     failover_.count_rejected();
-    static_cast<void>(failover_.reject(paths_.size() - 1, keys.error()));
+    static_cast<void>(failover_.reject(at, keys.error()));
     return 0;
   }
   return keys->remote_key;
@@ -131,7 +145,7 @@ void Announcer::name_all_keys() {
     const ReceiveRequest* request = groups_.at(number);
     for (size_t i = 0; request != nullptr && i < request->count; ++i) {
       CtsEntry& entry = (*ring_)[first_entry_[number % cts_slots] + i];
-      name_key(entry, request->buffers[i]);
+      name_keys(entry, request->buffers[i]);
       entry.seal();
     }
   }

@@ -9,6 +9,7 @@
 #include "actors/channel.h"
 #include "actors/connection/open_receives.h"
 #include "actors/connection/side.h"
+#include "ha/mutation.h"
 
 namespace nccl_ha {
 
@@ -47,13 +48,19 @@ class Announcer {
   /// written anew.
   void announce_again(bool peer_stopped);
 
-  // Keys of a fallback path's device.
-  bool keys_wanted() const { return keys_wanted_; }
-  /// The sender needs them once its own NIC's paths are gone; telling them costs a registration of
-  /// each region with the other device, so it waits until then.
+  // Keys of fallback paths' devices.
+  /// The sender needs those of the best one that works once its own NIC's paths are gone; telling
+  /// them costs a registration of each region with the other device, so it waits until then.  What
+  /// was told once goes on being told, as the sender may still use that path.
   void want_keys();
-  /// Of a buffer on the fallback path's device; 0: the device does not take it.
-  uint32_t shadow_key(const ReceiveRequest::Buffer& buffer);
+  /// The lane is being taken down: its next path has another epoch.
+  void forget_keys(const Lane& lane) {
+    named_ &= ha::mutated(ha::Mutation::keys_not_told_anew) ? named_ : ~bit_of(lane);
+  }
+  /// They are told for that lane, so that something may have come over it.
+  bool names(const Lane& lane) const { return (named_ & bit_of(lane)) != 0; }
+  /// Of a buffer on a fallback lane's device; 0: the device does not take it.
+  uint32_t shadow_key(size_t lane, const ReceiveRequest::Buffer& buffer);
 
  private:
   // Announced and not yet arrived: below the first number a new receive announces what is held
@@ -65,7 +72,8 @@ class Announcer {
   void announce();
   bool wrap();
   void post(uint64_t number, uint64_t groups, uint32_t first, uint32_t entries);
-  void name_key(CtsEntry& entry, const ReceiveRequest::Buffer& buffer);
+  static unsigned bit_of(const Lane& lane) { return 1U << lane.shadow_number; }
+  void name_keys(CtsEntry& entry, const ReceiveRequest::Buffer& buffer);
   void name_all_keys();
 
   ConnectionState& state_;
@@ -81,6 +89,7 @@ class Announcer {
   size_t lane_ = 0;
   bool anew_ = false;
   bool keys_wanted_ = false;
+  unsigned named_ = 0;                             ///< shadows, a bit each
   std::array<uint16_t, cts_slots> first_entry_{};  ///< of each group
 };
 

@@ -65,7 +65,7 @@ class ControlLink final : private StreamOwner,
 
   ControlLink(Owner& owner, ConnectionState& state, PathSet& paths)
       : owner_(owner), state_(state), paths_(paths) {}
-  ~ControlLink();
+  ~ControlLink() override;
   ControlLink(const ControlLink&) = delete;
   ControlLink& operator=(const ControlLink&) = delete;
 

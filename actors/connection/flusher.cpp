@@ -41,44 +41,54 @@ void Flusher::flush(ReceiveRequest& request) {
     wait(request);
     return;
   }
-  const Asked own = ask_first(paths_.lanes().first(paths_.primaries()), request);
-  const Asked others = own != Asked::no && ha::mutated(ha::Mutation::flushed_on_primary_only)
-                           ? Asked::no
-                           : ask_first(paths_.lanes().subspan(paths_.primaries()), request);
+  const bool own = ask_primaries(request);
+  const bool others =
+      !(own && ha::mutated(ha::Mutation::flushed_on_primary_only)) && ask_shadows(request);
   if (!state_.live()) {
     return;
   }
-  if (own == Asked::no && others == Asked::no) {
+  if (!own && !others) {
     waiting_.push_back(request.index);  // for a path
   } else if (request.missing == 0) {
     request.state.store(RequestState::done, std::memory_order_release);
   }
 }
 
-/// The first one that is usable: they are on one NIC.
-Flusher::Asked Flusher::ask_first(std::span<Lane> lanes, ReceiveRequest& request) {
-  for (Lane& lane : lanes) {
-    if (!lane.usable) {
-      continue;
+/// They are on one NIC: the first one that is usable.
+bool Flusher::ask_primaries(ReceiveRequest& request) {
+  for (size_t lane = 0; lane < paths_.primaries(); ++lane) {
+    if (paths_.lane(lane).usable) {
+      return ask(lane, request);
     }
-    if (!lane.traits.placed_by_nic) {
-      return Asked::nothing_to_do;  // the processor has put it in place
-    }
-    return post(lane, request) ? Asked::yes : Asked::no;
   }
-  return Asked::no;
+  return false;
 }
 
-bool Flusher::post(Lane& lane, ReceiveRequest& request) {
+/// Each is on a NIC of its own.
+bool Flusher::ask_shadows(ReceiveRequest& request) {
+  bool any = false;
+  for (size_t lane = paths_.primaries(); lane < paths_.size(); ++lane) {
+    any = (paths_.lane(lane).usable && ask(lane, request)) || any;
+  }
+  return any;
+}
+
+bool Flusher::ask(size_t lane, ReceiveRequest& request) {
+  // What the processor has put in place needs nothing.
+  return !paths_.lane(lane).traits.placed_by_nic || post(lane, request);
+}
+
+bool Flusher::post(size_t at, ReceiveRequest& request) {
+  Lane& lane = paths_.lane(at);
   fabric::FlushPost post;
   post.id = request.index;
   post.address = reinterpret_cast<uint64_t>(request.buffers[0].data);
   post.remote_key = request.buffers[0].key;
   if (lane.foreign_keys) {
-    if (!announcer_.keys_wanted()) {
+    if (!announcer_.names(lane)) {
       return false;  // nothing can have come that way
     }
-    post.remote_key = announcer_.shadow_key(request.buffers[0]);
+    post.remote_key = announcer_.shadow_key(at, request.buffers[0]);
     if (lane.rejected) {
       return false;
     }

@@ -1,8 +1,8 @@
 // Flushes: what NICs wrote into GPU memory is made visible to the GPU.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "actors/channel.h"
@@ -31,9 +31,11 @@ class Flusher {
   void flush_waiting();
 
  private:
-  enum class Asked : uint8_t { no, nothing_to_do, yes };
-  Asked ask_first(std::span<Lane> lanes, ReceiveRequest& request);
-  bool post(Lane& lane, ReceiveRequest& request);
+  /// False: nothing was asked, or can have come over it.
+  bool ask(size_t lane, ReceiveRequest& request);
+  bool ask_primaries(ReceiveRequest& request);
+  bool ask_shadows(ReceiveRequest& request);
+  bool post(size_t lane, ReceiveRequest& request);
   void wait(ReceiveRequest& request);
 
   ConnectionState& state_;

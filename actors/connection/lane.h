@@ -63,6 +63,7 @@ struct Lane {
   bool rejected = false;      ///< a shadow's device does not take the connection's memory
   bool foreign_keys = false;  ///< memory is named by keys of this lane's devices, told separately
   bool decided = false;       ///< in the handshake: it came up, or failed
+  uint8_t shadow_number = 0;  ///< among the shadows, in the order in which they take over
   uint32_t epoch = 0;         ///< its state machine's, here for the data path
   uint32_t writes_open = 0;   ///< posted, not completed, with flushes, without unsignaled ones
   uint32_t credits_open = 0;  ///< receives posted and not completed

@@ -110,7 +110,8 @@ Result<void> PathSet::connect_first(const std::vector<PathEnd>& peers, uint32_t 
 
 void PathSet::add_shadows(size_t count) {
   for (size_t i = 0; i < count && count_ < lanes_.size(); ++i) {
-    lanes_[count_++].shadow = true;
+    lanes_[count_].shadow = true;
+    lanes_[count_++].shadow_number = static_cast<uint8_t>(i);
   }
 }
 

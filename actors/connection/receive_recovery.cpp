@@ -112,6 +112,9 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
     if (lane == announcer.lane()) {
       announcer.renew();
     }
+    if (mine.shadow) {
+      announcer.forget_keys(mine);
+    }
     receiver_.flusher().on_lane_down();
     failover_.take_down(lane, why);
   }
@@ -129,9 +132,6 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
     failover_.log_back(lane);
     if (control_.stream() != nullptr) {
       control_.rejoin().stop();
-    }
-    if (announcer.keys_wanted() && mine.foreign_keys) {
-      announcer.renew();
     }
   }
   announcer.want_keys();

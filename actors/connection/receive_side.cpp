@@ -157,12 +157,7 @@ std::optional<Refusal> ReceiveSide::judge(const Hello& hello) const {
   if (state_.provider.accepts(state_.attachment.device, hello.kind)) {
     return std::nullopt;
   }
-  const fabric::NetDevice& device = state_.provider.devices()[state_.attachment.device];
-  const bool forced = fabric::fabric_is_forced(state_.context->config());
-  return Refusal{Errc::remote,
-                 fmt::format("the peer wants {}, but {} on {} uses {}{}", to_text(hello.kind),
-                             device.name, host_name(), to_text(device.kind),
-                             forced ? " and HA_NCCL_FABRIC allows nothing else" : "")};
+  return Refusal{Errc::remote, state_.provider.refusal(state_.attachment.device, hello.kind)};
 }
 
 void ReceiveSide::on_hello(std::span<const std::byte> payload) {

@@ -194,10 +194,10 @@ void SendRecovery::take_down(size_t lane, const Error& why) {
       recovery.backoff.reset();  // else it comes up and fails in a loop: less and less often
     }
     if (paths_.is_fallback(mine)) {
-      candidates_.begin_anew();  // the better ones may have come back meanwhile
+      candidates_.begin_anew(mine.shadow_number);  // the better ones may have come back meanwhile
     }
   } else if (mine.shadow && !mine.rejected) {
-    candidates_.pass_over();
+    candidates_.pass_over(mine.shadow_number);
   }
   if (mine.rejected) {
     recovery.backoff.reset();  // it says nothing of the next one
@@ -363,11 +363,12 @@ void SendRecovery::on_reopen_timer() {
   }
 }
 
-/// False: all ends of a shadow are left alone for a while.
+/// False: there is no pair of ends for a shadow for now.
 bool SendRecovery::choose_place(size_t lane, PathOffer& offer) {
-  const auto pair = candidates_.choose(state_.context->now());
+  const Instant now = state_.context->now();
+  const auto pair = candidates_.choose(paths_.lane(lane).shadow_number, now);
   if (!pair) {
-    lanes_[lane].reopen_at = candidates_.next_at();
+    lanes_[lane].reopen_at = candidates_.next_at(now);
     return false;
   }
   lanes_[lane].pair = *pair;
@@ -392,7 +393,7 @@ void SendRecovery::reopen(size_t lane) {
       recovery.backoff.reset();
     } else if (mine.shadow) {
       failover_.tell_shortage(made.error());
-      candidates_.pass_over();
+      candidates_.pass_over(mine.shadow_number);
     }
     reopen_soon(lane);
     return;

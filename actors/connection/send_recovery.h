@@ -40,7 +40,7 @@ class SendRecovery final : public Sender::Owner {
   SendRecovery& operator=(const SendRecovery&) = delete;
   /// Where shadows may begin and end, best first.
   void set_candidates(std::vector<ha::RailPair> ranked) {
-    candidates_ = ha::ShadowCandidates(std::move(ranked));
+    candidates_ = ha::ShadowCandidates(std::move(ranked), shadows_max);
   }
   bool any_candidate() const { return !candidates_.empty(); }
   /// The first paths have come up or failed.

@@ -165,7 +165,8 @@ bool Sender::pick_lane() {
 /// The keys of a request's memory on a lane over another device; false: the peer has not told its
 /// own yet, or the device does not take the memory.
 bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys) {
-  keys.remote = announced_.keys().key(request.group, request.position, lane.epoch);
+  keys.remote =
+      announced_.keys().key(request.group, request.position, lane.shadow_number, lane.epoch);
   if (request.size == 0) {
     return true;
   }

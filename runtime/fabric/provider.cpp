@@ -369,8 +369,10 @@ size_t Provider::connections_max(size_t device, const Config& config, size_t mos
     return most;
   }
   // A shadow's queue pair lies on another device, but the others' shadows lie on this one.
-  const bool shadows = config.enable_backup && config.shadow_paths != 0 && rdma_->count() > 1;
-  const auto paths = static_cast<size_t>(config.ib_qps) + (shadows ? 1 : 0);
+  const size_t shadows =
+      config.enable_backup ? std::min(static_cast<size_t>(config.shadow_paths), rdma_->count() - 1)
+                           : 0;
+  const size_t paths = static_cast<size_t>(config.ib_qps) + shadows;
   const bool flushes =
       devices_[device].peer_memory || devices_[device].dmabuf || config.ib_flush != 0;
   const size_t pairs = rdma_->queue_pairs(devices_[device].index);

@@ -110,13 +110,13 @@ TEST_F(ChannelTest, AMixtureOfTwoEntriesIsNeitherOfThem) {
   older[0].size = 4096;
   older[0].key = 17;
   older[0].tag = 5;
-  older[0].shadow_key = 3;
+  older[0].shadow_keys[0] = 3;
   older[0].seal();
   std::vector<CtsEntry> newer = group_of(0, 1);
   newer[0].address = 0x7F0000002000;
   newer[0].size = 8192;
   newer[0].key = 34;
-  newer[0].shadow_key = 6;
+  newer[0].shadow_keys[0] = 6;
   newer[0].seal();
   const auto before = std::bit_cast<Words>(older[0]);
   const auto after = std::bit_cast<Words>(newer[0]);

@@ -27,8 +27,8 @@ class ClearToSendsTest : public ConnectionBench {
     entry.address = 0x1000 * (group + 1);
     entry.size = 100;
     entry.count = 1;
-    entry.shadow_key = shadow_key;
-    entry.shadow_epoch = 7;
+    entry.shadow_keys[0] = shadow_key;
+    entry.shadow_epochs[0] = 7;
     entry.seal();
     announced_->ring()[at] = entry;
   }
@@ -115,11 +115,11 @@ TEST_F(ClearToSendsTest, WhatNoReceiverSaysIsRefused) {
 TEST_F(ClearToSendsTest, KeysAreNotedFromTheMomentOnThatTheyAreWanted) {
   write(0, 0, 40);
   EXPECT_EQ(take(told(0, 0, 1)), Verdict::good);
-  EXPECT_EQ(announced_->keys().key(0, 0, 7), 0U);
+  EXPECT_EQ(announced_->keys().key(0, 0, 0, 7), 0U);
   announced_->note_keys();
   write(0, 0, 41);
   EXPECT_EQ(take(told(0, 0, 1)), Verdict::good);
-  EXPECT_EQ(announced_->keys().key(0, 0, 7), 41U);
+  EXPECT_EQ(announced_->keys().key(0, 0, 0, 7), 41U);
 }
 
 }  // namespace

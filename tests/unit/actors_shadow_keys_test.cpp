@@ -11,7 +11,8 @@ namespace {
 
 using Words = std::array<uint64_t, 8>;
 
-CtsEntry entry_of(uint64_t group, uint8_t position, uint32_t key, uint32_t epoch) {
+CtsEntry entry_of(uint64_t group, uint8_t position, uint32_t key, uint32_t epoch,
+                  size_t shadow = 0) {
   CtsEntry entry{};
   entry.group = group;
   entry.address = 0x7F0000001000;
@@ -19,30 +20,43 @@ CtsEntry entry_of(uint64_t group, uint8_t position, uint32_t key, uint32_t epoch
   entry.key = 17;
   entry.count = 2;
   entry.position = position;
-  entry.shadow_key = key;
-  entry.shadow_epoch = epoch;
+  entry.shadow_keys[shadow] = key;
+  entry.shadow_epochs[shadow] = static_cast<uint16_t>(epoch);
   entry.seal();
   return entry;
 }
 
 TEST(ShadowKeys, AKeyIsForOnePathOnly) {
   ShadowKeyTable book;
-  EXPECT_EQ(book.key(5, 0, 1), 0U);
+  EXPECT_EQ(book.key(5, 0, 0, 1), 0U);
   book.note(5, std::array{entry_of(5, 0, 40, 1), entry_of(5, 1, 41, 1)});
-  EXPECT_EQ(book.key(5, 0, 1), 40U);
-  EXPECT_EQ(book.key(5, 1, 1), 41U);
-  EXPECT_EQ(book.key(5, 0, 2), 0U);
-  EXPECT_EQ(book.key(5 + cts_slots, 0, 1), 0U);
+  EXPECT_EQ(book.key(5, 0, 0, 1), 40U);
+  EXPECT_EQ(book.key(5, 1, 0, 1), 41U);
+  EXPECT_EQ(book.key(5, 0, 0, 2), 0U);
+  EXPECT_EQ(book.key(5 + cts_slots, 0, 0, 1), 0U);
   book.note(5 + cts_slots, std::array{entry_of(5 + cts_slots, 0, 42, 2)});
-  EXPECT_EQ(book.key(5 + cts_slots, 0, 2), 42U);
-  EXPECT_EQ(book.key(5 + cts_slots, 1, 1), 0U) << "of the group that had the slot before";
-  EXPECT_EQ(book.key(5, 0, 1), 0U);
+  EXPECT_EQ(book.key(5 + cts_slots, 0, 0, 2), 42U);
+  EXPECT_EQ(book.key(5 + cts_slots, 1, 0, 1), 0U) << "of the group that had the slot before";
+  EXPECT_EQ(book.key(5, 0, 0, 1), 0U);
+}
+
+TEST(ShadowKeys, EachShadowHasAKeyOfItsOwn) {
+  ShadowKeyTable book;
+  CtsEntry entry = entry_of(1, 0, 40, 3);
+  entry.shadow_keys[2] = 42;
+  entry.shadow_epochs[2] = 9;
+  entry.seal();
+  book.note(1, std::array{entry});
+  EXPECT_EQ(book.key(1, 0, 0, 3), 40U);
+  EXPECT_EQ(book.key(1, 0, 1, 0), 0U);
+  EXPECT_EQ(book.key(1, 0, 2, 9), 42U);
+  EXPECT_EQ(book.key(1, 0, 2, 3), 0U);
 }
 
 TEST(ShadowKeys, AnEpochIsComparedWhole) {
   ShadowKeyTable book;
   book.note(1, std::array{entry_of(1, 0, 40, 3)});
-  EXPECT_EQ(book.key(1, 0, 3 + 256), 0U);
+  EXPECT_EQ(book.key(1, 0, 0, 3 + 256), 0U);
 }
 
 /// A NIC may have written any words of the later announcement when the earlier one is looked at.
@@ -64,13 +78,13 @@ TEST(ShadowKeys, AMixtureOfTwoAnnouncementsTellsNothing) {
     mixtures += words != before && words != after ? 1 : 0;
     ShadowKeyTable book;
     book.note(7, std::span(&live, 1));
-    const uint32_t for_earlier = book.key(7, 0, 1);
-    const uint32_t for_later = book.key(7, 0, 2);
+    const uint32_t for_earlier = book.key(7, 0, 0, 1);
+    const uint32_t for_later = book.key(7, 0, 0, 2);
     EXPECT_EQ(for_earlier, words == before ? 40U : 0U) << arrived;
     EXPECT_EQ(for_later, words == after ? 41U : 0U) << arrived;
     // The announcement that was under way comes whole.
     book.note(7, std::span(&later, 1));
-    EXPECT_EQ(book.key(7, 0, 2), 41U);
+    EXPECT_EQ(book.key(7, 0, 0, 2), 41U);
   }
   EXPECT_GT(mixtures, 10U);
 }
@@ -78,8 +92,8 @@ TEST(ShadowKeys, AMixtureOfTwoAnnouncementsTellsNothing) {
 TEST(ShadowKeys, AGroupOfWhichAPartIsNewIsTakenByPosition) {
   ShadowKeyTable book;
   book.note(9, std::array{entry_of(9, 0, 51, 2), entry_of(9, 1, 40, 1)});
-  EXPECT_EQ(book.key(9, 0, 2), 51U);
-  EXPECT_EQ(book.key(9, 1, 2), 0U) << "a key of the path before";
+  EXPECT_EQ(book.key(9, 0, 0, 2), 51U);
+  EXPECT_EQ(book.key(9, 1, 0, 2), 0U) << "a key of the path before";
 }
 
 }  // namespace

@@ -12,69 +12,86 @@ constexpr Instant candidates_start{seconds(100)};
 constexpr Duration first_wait = ShadowCandidates::forget_after;
 
 /// Two ends here, two there, best first.
-ShadowCandidates four() { return ShadowCandidates({{1, 1}, {2, 2}, {1, 2}, {2, 1}}); }
+ShadowCandidates four() { return ShadowCandidates({{1, 1}, {2, 2}, {1, 2}, {2, 1}}, 2); }
 
 TEST(ShadowCandidates, ThePairAtHandStaysUntilItIsPassedOver) {
   ShadowCandidates candidates = four();
-  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{1, 1}));
-  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{1, 1}));
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
   for (const RailPair& next : {RailPair{2, 2}, RailPair{1, 2}, RailPair{2, 1}, RailPair{1, 1}}) {
-    candidates.pass_over();
-    EXPECT_EQ(candidates.choose(candidates_start), next);
+    candidates.pass_over(0);
+    EXPECT_EQ(candidates.choose(0, candidates_start), next);
   }
-  candidates.pass_over();
-  candidates.begin_anew();
-  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{1, 1}));
+  candidates.pass_over(0);
+  candidates.begin_anew(0);
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
 }
 
 TEST(ShadowCandidates, NonePassesOverToNothing) {
-  ShadowCandidates none;
+  ShadowCandidates none({}, 1);
   EXPECT_TRUE(none.empty());
-  none.pass_over();
-  EXPECT_EQ(none.choose(candidates_start), std::nullopt);
+  none.pass_over(0);
+  EXPECT_EQ(none.choose(0, candidates_start), std::nullopt);
 }
 
 TEST(ShadowCandidates, ARejectedEndTakesAllItsPairsWithIt) {
   ShadowCandidates candidates = four();
   EXPECT_TRUE(candidates.reject(End::remote, 1, candidates_start));
-  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{2, 2}));
-  candidates.pass_over();
-  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{1, 2}));
-  candidates.pass_over();
-  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{2, 2})) << "over 2 to 1 and 1 to 1";
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+  candidates.pass_over(0);
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 2}));
+  candidates.pass_over(0);
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2})) << "over 2 to 1 and 1 to 1";
   EXPECT_TRUE(candidates.reject(End::local, 2, candidates_start));
-  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{1, 2}));
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 2}));
 }
 
 TEST(ShadowCandidates, WhenAllAreRejectedTheFirstToBeForgottenIsWaitedFor) {
   ShadowCandidates candidates = four();
   candidates.reject(End::local, 1, candidates_start);
   candidates.reject(End::local, 2, candidates_start + seconds(5));
-  EXPECT_EQ(candidates.choose(candidates_start + seconds(6)), std::nullopt);
-  EXPECT_EQ(candidates.next_at(), candidates_start + first_wait);
-  EXPECT_EQ(candidates.choose(candidates_start + first_wait - Duration(1)), std::nullopt);
-  EXPECT_EQ(candidates.choose(candidates_start + first_wait), (RailPair{1, 1}));
+  EXPECT_EQ(candidates.choose(0, candidates_start + seconds(6)), std::nullopt);
+  EXPECT_EQ(candidates.next_at(candidates_start + seconds(6)), candidates_start + first_wait);
+  EXPECT_EQ(candidates.choose(0, candidates_start + first_wait - Duration(1)), std::nullopt);
+  EXPECT_EQ(candidates.choose(0, candidates_start + first_wait), (RailPair{1, 1}));
 }
 
 TEST(ShadowCandidates, WhatIsRejectedAgainIsLeftAloneForLonger) {
-  ShadowCandidates candidates({{1, 1}});
+  ShadowCandidates candidates({{1, 1}}, 1);
   Instant now = candidates_start;
   Duration wait = first_wait;
   EXPECT_TRUE(candidates.reject(End::remote, 1, now));
   for (unsigned i = 0; i < 2 * ShadowCandidates::doublings_max; ++i) {
-    EXPECT_EQ(candidates.next_at(), now + wait) << i;
-    EXPECT_EQ(candidates.choose(now + wait - Duration(1)), std::nullopt);
+    EXPECT_EQ(candidates.next_at(now), now + wait) << i;
+    EXPECT_EQ(candidates.choose(0, now + wait - Duration(1)), std::nullopt);
     now += wait;
-    EXPECT_EQ(candidates.choose(now), (RailPair{1, 1}));
+    EXPECT_EQ(candidates.choose(0, now), (RailPair{1, 1}));
     EXPECT_FALSE(candidates.reject(End::remote, 1, now)) << "told once";
     wait = std::min(2 * wait, first_wait * (1 << ShadowCandidates::doublings_max));
   }
 }
 
+TEST(ShadowCandidates, TwoShadowsShareNoEnd) {
+  ShadowCandidates candidates = four();
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  EXPECT_EQ(candidates.choose(1, candidates_start), (RailPair{2, 2}));
+  candidates.pass_over(1);
+  EXPECT_EQ(candidates.choose(1, candidates_start), (RailPair{2, 2})) << "the others share an end";
+  candidates.pass_over(0);
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1})) << "the second one holds 2";
+}
+
+TEST(ShadowCandidates, AShadowForWhichNothingIsLeftLooksAgainLater) {
+  ShadowCandidates candidates({{1, 1}, {1, 2}}, 2);
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  EXPECT_EQ(candidates.choose(1, candidates_start), std::nullopt);
+  EXPECT_EQ(candidates.next_at(candidates_start), candidates_start + first_wait);
+}
+
 TEST(ShadowCandidates, TheEndsOfBothHostsAreKeptApart) {
-  ShadowCandidates candidates({{1, 2}, {2, 1}});
+  ShadowCandidates candidates({{1, 2}, {2, 1}}, 1);
   candidates.reject(End::local, 1, candidates_start);
-  EXPECT_EQ(candidates.choose(candidates_start), (RailPair{2, 1}));
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 1}));
 }
 
 }  // namespace

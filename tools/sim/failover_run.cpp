@@ -250,6 +250,7 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
     config.heartbeat_ms = static_cast<int64_t>(10 + random.below(200));
     config.enable_failback = random.chance(0.5);
     config.failback_ms = static_cast<int64_t>(random.below(500));
+    config.shadow_paths = static_cast<int64_t>(run.shadows);
   }
   SimPair pair(run.seed, usual, config, {run.rails, run.rdma, run.spare});
   if (random.chance(0.5)) {
@@ -259,7 +260,7 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   if (run.begins) {
     run.begins(pair.world());
   }
-  Chaos chaos(pair, run, static_cast<size_t>(paths) + (backed ? 1 : 0), usual, *totals);
+  Chaos chaos(pair, run, static_cast<size_t>(paths) + (backed ? run.shadows : 0), usual, *totals);
   if (backed && random.chance(0.3)) {
     chaos.meet_handshake();
   }

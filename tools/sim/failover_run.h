@@ -18,6 +18,7 @@ struct FailoverRun {
   std::function<void(const sim::World&)> begins{};  ///< gets the world, which lasts for the run
   std::function<void(const std::string&)> trace{};  ///< is told of each fault; both may be empty
   size_t rails = 1;    ///< 2: a connection has a shadow path, and one rail may go for good
+  size_t shadows = 1;  ///< that a connection keeps ready, where there are rails for them
   bool rdma = false;   ///< the rails are RDMA NICs
   bool spare = false;  ///< and there is an interface besides, over which datagrams may take over
   /// Others than classic draw rails and NICs themselves.

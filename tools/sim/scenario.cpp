@@ -216,6 +216,12 @@ Scenario draw_scenario(const Wanted& wanted) {
       mixed ? wanted.kind == RunKind::devices || random.chance(0.5) : wanted.fabric != "datagram";
   scenario.spare = mixed ? scenario.rdma && random.chance(0.4) : wanted.fabric == "spare";
   scenario.rails = random.chance(0.3) ? 1 : 2;
+  // Drawn apart, so that what is drawn after it stays what it was.
+  Random more(wanted.seed * 0xD1B54A32D192ED03 + static_cast<uint64_t>(wanted.kind));
+  if (scenario.rails == 2 && more.chance(0.2)) {
+    scenario.rails = 3;
+    scenario.shadows = 1 + more.below(3);
+  }
   // Datagrams take the interface that the stream takes.
   scenario.management = scenario.rdma && random.chance(wanted.kind == RunKind::streams ? 0.7 : 0.2);
   scenario.plan.gpu =
@@ -224,6 +230,7 @@ Scenario draw_scenario(const Wanted& wanted) {
   draw_devices(random, scenario);
   for (size_t i = 0; i < scenario.hosts; ++i) {
     scenario.configs.push_back(draw_config(random, scenario));
+    scenario.configs.back().shadow_paths = static_cast<int64_t>(scenario.shadows);
     if (random.chance(0.5)) {
       scenario.configs.back() = scenario.configs.front();
     }

@@ -36,7 +36,8 @@ struct Scenario {
   RunKind kind = RunKind::paths;
   size_t hosts = 2;
   size_t processes_per_host = 1;
-  size_t rails = 1;  ///< of a process
+  size_t rails = 1;    ///< of a process
+  size_t shadows = 1;  ///< that its connections keep ready, where there are rails for them
   bool rdma = false;
   bool spare = false;       ///< an interface besides, over which datagrams may take over
   bool management = false;  ///< control streams have a network of their own

@@ -1,0 +1,154 @@
+// Several fallback paths of one connection, each over a rail of its own.
+#include <gtest/gtest.h>
+
+#include "tests/support/sim_pair.h"
+#include "tests/support/sim_seeds.h"
+#include "tools/sim/failover_run.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using tools::FailoverRun;
+using tools::FailoverTotals;
+using tools::SimPair;
+
+Config shadows_config(int64_t shadows) {
+  Config config;
+  config.shadow_paths = shadows;
+  return config;
+}
+
+void set_rail(SimPair& pair, size_t rail, bool dark) {
+  sim::Link link;
+  link.cut = dark;
+  pair.set_links(link, link, rail);
+}
+
+class Shadows : public testing::TestWithParam<bool> {
+ protected:
+  static SimPair make(uint64_t seed, size_t rails, int64_t shadows) {
+    return SimPair(seed, {}, shadows_config(shadows), {.rails = rails, .rdma = GetParam()});
+  }
+  static std::string transfer(SimPair& pair, uint64_t seed) {
+    tools::TransferPlan plan;
+    plan.seed = seed;
+    return pair.transfer(plan, seconds(20));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Fabrics, Shadows, testing::Bool(), [](const auto& one) {
+  return std::string(one.param ? "rdma" : "datagrams");
+});
+
+/// Nobody waits for a path to be made: each of them stands by.
+TEST_P(Shadows, EachTakesOverInItsTurnAndAtOnce) {
+  SimPair pair = make(91, 4, 3);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& failovers = pair.send_channel().failovers;
+  pass(pair, seconds(2));
+  for (size_t rail = 0; rail < 3; ++rail) {
+    set_rail(pair, rail, true);
+    const Instant begin = pair.world().now();
+    ASSERT_EQ(transfer(pair, 91 + rail), "") << "rail " << rail;
+    EXPECT_LE(pair.world().now() - begin, seconds(2)) << "rail " << rail;
+    EXPECT_EQ(failovers.moves.load(), rail + 1);
+  }
+  EXPECT_GT(pair.world().network().counts().cut + pair.world().rdma().counts.lost, 0U)
+      << "the faults did not happen";
+}
+
+TEST_P(Shadows, NoTwoShareARail) {
+  SimPair pair = make(92, 4, 3);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(2));
+  set_rail(pair, 2, true);
+  pass(pair, seconds(10));
+  EXPECT_EQ(pair.send_channel().failovers.down.load(), 1U);
+}
+
+/// Announcements go on over the second shadow, and traffic back to the first one, whose device's
+/// keys were told for the path before.
+TEST_P(Shadows, AReceiveThatWasOpenWhenAShadowWasReplacedCanBeWrittenOverIt) {
+  Config config = shadows_config(2);
+  config.enable_failback = true;
+  config.failback_ms = 500;
+  SimPair pair(96, {}, config, {.rails = 3, .rdma = GetParam()});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& failovers = pair.send_channel().failovers;
+  pass(pair, seconds(2));
+  set_rail(pair, 0, true);
+  ASSERT_EQ(transfer(pair, 1), "");
+  set_rail(pair, 1, true);
+  ASSERT_EQ(transfer(pair, 2), "");
+  ASSERT_EQ(failovers.moves.load(), 2U);
+  pair.post_receives(2);
+  pass(pair, milliseconds(10));
+  set_rail(pair, 1, false);
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 3; }, seconds(60)));
+  ASSERT_TRUE(pair.post_send(1 << 16)) << pair.error();
+  const Request& sent = pair.send_channel().slot(0);
+  EXPECT_TRUE(pair.world().run_until(
+      [&] { return sent.state.load() == RequestState::done; }, seconds(5)));
+  EXPECT_EQ(failovers.moves.load(), 3U);
+}
+
+TEST_P(Shadows, AShadowThatWasReplacedCarriesAgain) {
+  SimPair pair = make(93, 3, 2);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& failovers = pair.send_channel().failovers;
+  pass(pair, seconds(2));
+  set_rail(pair, 0, true);
+  ASSERT_EQ(transfer(pair, 1), "");
+  set_rail(pair, 1, true);
+  ASSERT_EQ(transfer(pair, 2), "");
+  ASSERT_EQ(failovers.moves.load(), 2U);
+  set_rail(pair, 1, false);
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(60)));
+  set_rail(pair, 2, true);
+  ASSERT_EQ(transfer(pair, 3), "");
+  EXPECT_EQ(failovers.moves.load(), 3U);
+}
+
+TEST_P(Shadows, TheSideThatWantsFewerDecides) {
+  for (const bool sender_wants_more : {true, false}) {
+    SimPair pair(94, {}, shadows_config(sender_wants_more ? 3 : 1),
+                 {.rails = 4, .rdma = GetParam()}, shadows_config(sender_wants_more ? 1 : 3));
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    pass(pair, seconds(2));
+    for (const size_t rail : {2U, 3U}) {
+      set_rail(pair, rail, true);
+    }
+    pass(pair, seconds(10));
+    EXPECT_EQ(pair.send_channel().failovers.down.load(), 0U) << "nothing lies there";
+    ASSERT_EQ(transfer(pair, 94), "");
+  }
+}
+
+/// More than there are rails for.
+TEST_P(Shadows, WhatThereIsNoRailForIsMissedByNobody) {
+  SimPair pair = make(95, 2, 4);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(90));
+  set_rail(pair, 0, true);
+  ASSERT_EQ(transfer(pair, 95), "");
+  EXPECT_EQ(pair.send_channel().failovers.moves.load(), 1U);
+}
+
+TEST(SimShadows, RailsFailWhileBytesAreChecked) {
+  const uint64_t runs = sim_seeds();
+  FailoverTotals totals;
+  for (uint64_t seed = 1; seed <= runs; ++seed) {
+    FailoverRun run;
+    run.seed = 9000000 + seed;
+    run.rails = 3 + seed % 2;
+    run.shadows = 2 + seed % 3;
+    run.rdma = seed % 4 != 0;
+    ASSERT_EQ(tools::run_failovers(run, &totals), "") << "seed " << run.seed;
+  }
+  EXPECT_GT(totals.down, runs);
+  EXPECT_GT(totals.moves, runs / 2);
+}
+
+}  // namespace
+}  // namespace nccl_ha::test
