@@ -17,8 +17,6 @@ namespace {
 
 /// What an attempt may take; a way beneath which the network is gone does not answer at all.
 constexpr Duration dial_limit = std::chrono::seconds(1);
-/// Between ways of which the first one failed at once.
-constexpr Duration next_way = std::chrono::milliseconds(10);
 constexpr size_t ways_max = 64;
 
 const sockaddr* as_sockaddr(const sockaddr_storage& address) {
@@ -58,7 +56,7 @@ void Rejoin::add_proven(const Way& way) {
   ways_.insert(ways_.begin(), way);
   ways_.front().proven = true;
   ways_.resize(std::min(ways_.size(), ways_max));
-  way_ = 0;
+  redial_.reorder(ways_.size());
 }
 
 Rejoin::Way Rejoin::way_between(const sockaddr_storage& peer, const sockaddr_storage& local) {
@@ -82,12 +80,11 @@ void Rejoin::start(Duration in, const Error& lost) {
   }
   running_ = true;
   lost_ = lost;
-  verdict_.clear();
-  tried_ = 0;
   // The way that was proven last comes first.
   const auto proven =
       std::find_if(ways_.begin(), ways_.end(), [](const Way& w) { return w.proven; });
-  way_ = proven == ways_.end() ? 0 : static_cast<size_t>(proven - ways_.begin());
+  redial_.begin(ways_.size(),
+                proven == ways_.end() ? 0 : static_cast<size_t>(proven - ways_.begin()));
   // Later even if it is to be now: the stream that was lost may still be speaking.
   context_->timers().arm(timer_, context_->now() + in);
   context_->request_stream_turns(1000);
@@ -131,15 +128,15 @@ void Rejoin::attempt() {
   if (!running_) {
     return;
   }
-  ++tried_;
-  sockaddr_storage to = ways_[way_].to;
+  redial_.on_dial();
+  sockaddr_storage to = way().to;
   if (to.ss_family == AF_INET6) {
     reinterpret_cast<sockaddr_in6*>(&to)->sin6_port = htons(peer_.port);
   } else {
     reinterpret_cast<sockaddr_in*>(&to)->sin_port = htons(peer_.port);
   }
   auto made = context_->streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to),
-                                              as_sockaddr(ways_[way_].from), this);
+                                              as_sockaddr(way().from), this);
   if (!made) {
     on_answer(Answer::silence, made.error());
     return;
@@ -149,28 +146,18 @@ void Rejoin::attempt() {
   context_->timers().arm(timer_, context_->now() + dial_limit);
 }
 
-/// Judges, and chooses what is tried next.
 void Rejoin::on_answer(Answer answer, const Error& what) {
-  NHA_LOG_DEBUG("control connection, attempt {}: {}", tried_, what.message());
+  NHA_LOG_DEBUG("control connection, attempt {}: {}", redial_.tried(), what.message());
   drop_attempt();
   context_->timers().cancel(timer_);
-  if (verdict_.on_answer(answer, ways_[way_].proven, owner_.life(), context_->now())) {
+  const auto next = redial_.on_answer(answer, way().proven, owner_.life(), context_->now());
+  if (next.dead) {
     running_ = false;
     owner_.on_peer_dead(fail(Errc::remote, fmt::format("{}; the control connection was lost: {}",
                                                        what.message(), lost_.message())));
     return;
   }
-  Duration in = verdict_.pause();
-  if (!verdict_.stays(answer, ways_[way_].proven)) {
-    way_ = (way_ + 1) % ways_.size();
-    if (tried_ < ways_.size()) {
-      in = next_way;
-    }
-  }
-  if (in != next_way) {
-    tried_ = 0;
-  }
-  context_->timers().arm(timer_, context_->now() + in);
+  context_->timers().arm(timer_, context_->now() + next.in);
 }
 
 void Rejoin::on_stream_open(Stream& stream) {
@@ -206,7 +193,7 @@ void Rejoin::on_message(const ControlReader::Message& message) {
   const auto process = decode_process(message.payload);
   if (message.type == ControlType::absent && process) {
     // Also on a way that may lead elsewhere, if it is the peer's own process that says so.
-    ways_[way_].proven = ways_[way_].proven || *process == peer_.process;
+    way().proven = way().proven || *process == peer_.process;
     on_answer(Answer::absent, fail(Errc::closed, "its process no longer knows this connection"));
     return;
   }
@@ -215,13 +202,12 @@ void Rejoin::on_message(const ControlReader::Message& message) {
     on_answer(Answer::silence, fail(Errc::remote, "who answers is another process"));
     return;
   }
-  ways_[way_].proven = true;
+  way().proven = true;
   if (call_ == ControlType::probe) {
     on_answer(Answer::present, fail(Errc::ok, "the peer is there"));
     return;
   }
-  const Way way = ways_[way_];
-  add_proven(way);
+  add_proven(Way(way()));
   auto stream = std::move(stream_);
   auto reader = std::move(reader_);
   open_ = false;

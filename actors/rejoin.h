@@ -1,5 +1,5 @@
 // Makes a connection's control stream anew after it was lost, and finds out meanwhile whether the
-// peer is still there (ha/peer_verdict.h).
+// peer is still there (ha/redial.h, ha/peer_verdict.h).
 //
 // The connector dials the acceptor's control port and says `rejoin`; where the peer answers
 // `present`, the new stream is the connection's.  The acceptor cannot make streams of a connection:
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "actors/control.h"
-#include "ha/peer_verdict.h"
+#include "ha/redial.h"
 #include "runtime/context.h"
 #include "runtime/stream.h"
 #include "runtime/timer_wheel.h"
@@ -70,7 +70,8 @@ class Rejoin final : private StreamOwner {
   void write(std::span<const std::byte> frame);
 
  private:
-  using Answer = ha::PeerVerdict::Answer;
+  using Answer = ha::Redial::Answer;
+  Way& way() { return ways_[redial_.way()]; }  ///< that is dialled
   void on_timer();
   void attempt();
   void drop_attempt();
@@ -85,12 +86,10 @@ class Rejoin final : private StreamOwner {
   ControlType call_ = ControlType::rejoin;
   std::vector<Way> ways_;
   RejoinPoint peer_;
-  ha::PeerVerdict verdict_;
+  ha::Redial redial_;
   Error lost_;
   Timer timer_;
   bool running_ = false;
-  size_t way_ = 0;
-  size_t tried_ = 0;  ///< ways, since the last pause
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
   bool open_ = false;

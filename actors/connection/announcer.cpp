@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "actors/connection/limits.h"
 #include "actors/immediate.h"
 #include "ha/mutation.h"
 
@@ -44,31 +43,22 @@ bool Announcer::wrap() {
     }
     entry.seal();
   }
-  held_entries_ += request.count;
-  ++held_groups_;
+  batch_.stage(request.count);
   // Where acknowledgements ride on messages a small one overtakes bulk data.
   const bool holds_back = state_.traits.acknowledged_by_nic;
-  if (!holds_back || held_entries_ > announced_together - group_max) {
-    announce();
-  }
-}
-
-[[gnu::hot]] void Announcer::announce_if_due(uint64_t ahead) {
-  const uint64_t open = groups_.posted() - groups_.completed();
-  if (held_groups_ != 0 && open - held_groups_ < std::max(ahead, open / 2)) {
+  if (!holds_back || batch_.full()) {
     announce();
   }
 }
 
 void Announcer::announce() {
-  if (held_groups_ == 0) {
+  if (batch_.empty()) {
     return;
   }
+  const auto held = batch_.take();
   if (paths_.lane(lane_).usable) {
-    post(groups_.posted() - held_groups_, held_groups_, staged_ - held_entries_, held_entries_);
+    post(groups_.posted() - held.groups, held.groups, staged_ - held.entries, held.entries);
   }  // else everything open is announced when there is a path again
-  held_groups_ = 0;
-  held_entries_ = 0;
 }
 
 [[gnu::hot]] void Announcer::post(uint64_t number, uint64_t groups, uint32_t first,
@@ -166,8 +156,7 @@ void Announcer::announce_again(bool peer_stopped) {
     lane_ = static_cast<size_t>(lane - lanes.begin());
   }
   anew_ = false;
-  held_groups_ = 0;
-  held_entries_ = ha::mutated(ha::Mutation::held_entries_kept) ? held_entries_ : 0;
+  batch_.forget();
   if (ha::mutated(ha::Mutation::announcements_not_renewed)) {
     return;
   }

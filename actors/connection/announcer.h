@@ -7,16 +7,16 @@
 #include <memory>
 
 #include "actors/channel.h"
+#include "actors/connection/limits.h"
 #include "actors/connection/open_receives.h"
 #include "actors/connection/side.h"
+#include "ha/announcement_batch.h"
 #include "ha/mutation.h"
 
 namespace nccl_ha {
 
-/// Writes entries into a ring of its own and from there into the sender's.  A clear-to-send costs
-/// both sides and the network as much as any small message.  While the sender has places for
-/// several more messages, or for half of all there are, it needs no other, and those that come
-/// together go in one write.  One thread.
+/// Writes entries into a ring of its own and from there into the sender's, several with one write
+/// (ha/announcement_batch.h).  One thread.
 class Announcer {
  public:
   Announcer(const ConnectionParts& parts, const OpenReceives& groups);
@@ -35,9 +35,17 @@ class Announcer {
   /// back.
   void stage(const ReceiveRequest& request);
   /// After a receive was posted.
-  void announce_if_due() { announce_if_due(announced_ahead); }
+  void announce_if_due() {
+    if (batch_.due_after_post(groups_.posted() - groups_.completed())) {
+      announce();
+    }
+  }
   /// After a group has arrived, for a caller who posts no more.
-  void announce_if_short() { announce_if_due(announced_least); }
+  void announce_if_short() {
+    if (batch_.due_after_arrival(groups_.posted() - groups_.completed())) {
+      announce();
+    }
+  }
 
   // When a path fails.
   size_t lane() const { return lane_; }  ///< announcements keep their order by taking one lane
@@ -63,12 +71,6 @@ class Announcer {
   uint32_t shadow_key(size_t lane, const ReceiveRequest::Buffer& buffer);
 
  private:
-  // Announced and not yet arrived: below the first number a new receive announces what is held
-  // back, below the second an arrival does.
-  static constexpr uint64_t announced_ahead = 4;
-  static constexpr uint64_t announced_least = 2;
-
-  void announce_if_due(uint64_t ahead);
   void announce();
   bool wrap();
   void post(uint64_t number, uint64_t groups, uint32_t first, uint32_t entries);
@@ -83,9 +85,8 @@ class Announcer {
   const OpenReceives& groups_;
   std::unique_ptr<CtsRing> ring_;
   uint64_t cts_address_ = 0;
-  uint32_t staged_ = 0;        ///< where the next entry goes
-  uint32_t held_entries_ = 0;  ///< before that, not announced yet
-  uint32_t held_groups_ = 0;
+  uint32_t staged_ = 0;                                         ///< where the next entry goes
+  ha::AnnouncementBatch batch_{announced_together, group_max};  ///< of entries before that
   size_t lane_ = 0;
   bool anew_ = false;
   bool keys_wanted_ = false;
