@@ -17,8 +17,7 @@ constexpr Duration answer_limit = std::chrono::seconds(5);
 }  // namespace
 
 std::shared_ptr<ControlPort> ControlPort::of(Context& context) {
-  auto& slot = context.shared[static_cast<size_t>(Context::Shared::control_port)];
-  if (auto known = std::static_pointer_cast<ControlPort>(slot.lock())) {
+  if (auto known = context.shared().find<ControlPort>()) {
     return known;
   }
   auto made = std::make_shared<ControlPort>(context);
@@ -30,7 +29,7 @@ std::shared_ptr<ControlPort> ControlPort::of(Context& context) {
     return nullptr;
   }
   made->acceptor_ = std::move(*acceptor);
-  slot = made;
+  context.shared().put(made);
   return made;
 }
 

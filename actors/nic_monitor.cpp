@@ -25,8 +25,7 @@ class NicMonitor::Subscriber final : public Actor {
 };
 
 std::shared_ptr<NicMonitor> NicMonitor::of(Context& context, fabric::NicBoard& board) {
-  auto& slot = context.shared[static_cast<size_t>(Context::Shared::nic_monitor)];
-  if (auto known = std::static_pointer_cast<NicMonitor>(slot.lock())) {
+  if (auto known = context.shared().find<NicMonitor>()) {
     return known;
   }
   std::shared_ptr<NicMonitor> made(new NicMonitor(context, board));
@@ -44,7 +43,7 @@ std::shared_ptr<NicMonitor> NicMonitor::of(Context& context, fabric::NicBoard& b
   } else {
     NHA_LOG_WARN("what other threads learn of NICs is not heard: {}", address.error().message());
   }
-  slot = made;
+  context.shared().put(made);
   return made;
 }
 

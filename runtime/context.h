@@ -1,7 +1,6 @@
 // Everything an actor may use: time, randomness, timers, streams, its worker.  Owner thread only.
 #pragma once
 
-#include <array>
 #include <memory>
 
 #include "runtime/actor.h"
@@ -10,6 +9,7 @@
 #include "runtime/poller.h"
 #include "runtime/random.h"
 #include "runtime/recorder.h"
+#include "runtime/shared_objects.h"
 #include "runtime/stream.h"
 #include "runtime/timer_wheel.h"
 
@@ -39,10 +39,8 @@ class Context {
   Worker& worker() { return worker_; }
   uint32_t worker_index() const { return index_; }
 
-  /// What the connections of this worker share: made by the first that needs it, gone with the
-  /// last.
-  enum class Shared : uint8_t { control_port, nic_monitor };
-  std::array<std::weak_ptr<void>, 2> shared;
+  /// What the actors of this worker share.
+  SharedObjects& shared() { return shared_; }
 
   /// Adopts an actor on this worker; start() runs before this returns.
   virtual ActorId add_actor(std::unique_ptr<Actor> actor) = 0;
@@ -77,6 +75,7 @@ class Context {
   TimerWheel timers_;
   Recorder recorder_;
   std::unique_ptr<StreamFactory> streams_;
+  SharedObjects shared_;
 };
 
 }  // namespace nccl_ha

@@ -1,0 +1,43 @@
+// What the actors of one worker share: at most one object of each type, made by the first that
+// needs it, gone with the last that keeps it.  Owner thread only.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+namespace nccl_ha {
+
+class SharedObjects {
+ public:
+  /// Null when nobody keeps one.
+  template <class T>
+  std::shared_ptr<T> find() const {
+    for (const Entry& entry : entries_) {
+      if (entry.type == type_of<T>()) {
+        return std::static_pointer_cast<T>(entry.object.lock());
+      }
+    }
+    return nullptr;
+  }
+  /// In place of one that is gone.
+  template <class T>
+  void put(const std::shared_ptr<T>& object) {
+    std::erase_if(entries_, [](const Entry& entry) { return entry.type == type_of<T>(); });
+    entries_.push_back({type_of<T>(), object});
+  }
+
+ private:
+  struct Entry {
+    const void* type;
+    std::weak_ptr<void> object;
+  };
+  /// An address of its own for each type; works without run-time type information.
+  template <class T>
+  static const void* type_of() {
+    static char tag;
+    return &tag;
+  }
+  std::vector<Entry> entries_;  // a handful: looked through at the start of a connection
+};
+
+}  // namespace nccl_ha
