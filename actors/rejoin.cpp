@@ -25,8 +25,8 @@ const sockaddr* as_sockaddr(const sockaddr_storage& address) {
 
 /// The same but for the port.
 bool same_host(const sockaddr_storage& one, const sockaddr_storage& other) {
-  const auto ip = fabric::IpAddress::from_sockaddr(as_sockaddr(one));
-  const auto ip_other = fabric::IpAddress::from_sockaddr(as_sockaddr(other));
+  const auto ip = IpAddress::from_sockaddr(as_sockaddr(one));
+  const auto ip_other = IpAddress::from_sockaddr(as_sockaddr(other));
   if (!ip || !ip_other) {
     return !ip && !ip_other;
   }
@@ -70,7 +70,7 @@ Rejoin::Way Rejoin::way_between(const sockaddr_storage& peer, const sockaddr_sto
 }
 
 bool Rejoin::leads_to(const RejoinPoint& peer, const sockaddr_storage& to) {
-  const auto ip = fabric::IpAddress::from_sockaddr(as_sockaddr(to));
+  const auto ip = IpAddress::from_sockaddr(as_sockaddr(to));
   return ip && ip->family == peer.family && ip->bytes == peer.address;
 }
 

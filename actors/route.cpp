@@ -5,7 +5,7 @@
 namespace nccl_ha {
 
 std::string address_text(const sockaddr_storage& address) {
-  const auto ip = fabric::IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&address));
+  const auto ip = IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&address));
   return ip ? ip->text() : "?";
 }
 

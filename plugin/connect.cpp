@@ -5,7 +5,6 @@
 namespace nccl_ha::plugin {
 namespace {
 
-using fabric::IpAddress;
 using fabric::NetInterface;
 
 bool is_loopback(const IpAddress& address) {

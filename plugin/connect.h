@@ -17,7 +17,7 @@ std::vector<Route> plan_routes(std::span<const fabric::NetInterface> devices, si
                                const Handle& handle);
 
 /// The addresses a handle for `device` carries: the device's own, then those of the others.
-std::vector<fabric::IpAddress> handle_addresses(std::span<const fabric::NetInterface> devices,
-                                                size_t device);
+std::vector<IpAddress> handle_addresses(std::span<const fabric::NetInterface> devices,
+                                        size_t device);
 
 }  // namespace nccl_ha::plugin

@@ -22,7 +22,7 @@ void write_handle(const Handle& handle, std::span<std::byte, handle_bytes> out) 
   std::memcpy(out.data() + 8, &handle.nonce, 8);
   size_t offset = addresses_offset;
   uint8_t count = 0;
-  for (const fabric::IpAddress& address : handle.addresses) {
+  for (const IpAddress& address : handle.addresses) {
     const size_t length = address.family == 6 ? 16 : 4;
     if (offset + 1 + length > scratch_offset) {
       continue;
@@ -62,7 +62,7 @@ std::optional<Handle> read_handle(std::span<const std::byte, handle_bytes> in) {
     if ((length != 4 && length != 16) || offset + 1 + length > scratch_offset) {
       return std::nullopt;
     }
-    fabric::IpAddress address{};
+    IpAddress address{};
     address.family = length == 16 ? 6 : 4;
     address.prefix_len = length == 16 ? 128 : 32;
     std::memcpy(address.bytes.data(), in.data() + offset + 1, length);

@@ -25,7 +25,7 @@ struct Handle {
   uint16_t port = 0;
   uint64_t nonce = 0;
   fabric::FabricKind fabric = fabric::FabricKind::datagram;
-  std::vector<fabric::IpAddress> addresses;
+  std::vector<IpAddress> addresses;
 };
 
 /// Writes all 128 bytes; addresses beyond the room are left out (the most important come first).

@@ -13,7 +13,7 @@
 #include "plugin/edge.h"
 #include "plugin/process.h"
 #include "plugin/profiler.h"
-#include "runtime/fabric/listening.h"
+#include "runtime/listening.h"
 #include "runtime/log.h"
 #include "runtime/random.h"
 
@@ -214,7 +214,7 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     Handle content;
     content.fabric = device.kind;
     content.addresses = handle_addresses(process.interfaces(), control_interface(device));
-    auto listening = fabric::open_listener(content.addresses, process.config().listen_ports);
+    auto listening = open_listener(content.addresses, process.config().listen_ports);
     if (!listening) {
       return report(listening.error());
     }

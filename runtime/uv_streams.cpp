@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "runtime/check.h"
-#include "runtime/fabric/listening.h"
 #include "runtime/fd_acceptor.h"
 #include "runtime/kernel_links.h"
+#include "runtime/listening.h"
 #include "runtime/log.h"
 #include "runtime/sigpipe.h"
 #include "runtime/uv_loop_probe.h"
@@ -489,7 +489,7 @@ Result<std::unique_ptr<Acceptor>> UvStreams::adopt_listener(int fd, AcceptorOwne
 
 Result<std::unique_ptr<Acceptor>> UvStreams::listen_tcp(std::string_view ports, uint16_t* port,
                                                         AcceptorOwner* owner) {
-  auto listening = fabric::open_listener(ports);
+  auto listening = open_listener(ports);
   if (!listening) {
     return listening.error();
   }

@@ -20,7 +20,6 @@
 namespace nccl_ha::tools {
 namespace {
 
-using fabric::IpAddress;
 using fabric::NetInterface;
 using nlohmann::json;
 

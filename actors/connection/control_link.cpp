@@ -271,8 +271,7 @@ RejoinPoint ControlLink::rejoin_point() {
   RejoinPoint point;
   point.process = own_process();
   if (auto local = stream_->local_address(); local) {
-    if (auto ip = fabric::IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&*local));
-        ip) {
+    if (auto ip = IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&*local)); ip) {
       point.family = ip->family;
       point.address = ip->bytes;
     }

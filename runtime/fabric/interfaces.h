@@ -1,33 +1,16 @@
 // The network interfaces of this host, and which of them to use.
 #pragma once
 
-#include <sys/socket.h>
-
 #include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "runtime/ip_address.h"
 #include "runtime/result.h"
 
 namespace nccl_ha::fabric {
-
-struct IpAddress {
-  uint8_t family = 4;  ///< 4 or 6
-  uint8_t prefix_len = 0;
-  uint32_t scope_id = 0;            ///< IPv6 link-local only
-  std::array<uint8_t, 16> bytes{};  ///< the first 4 for IPv4, network order
-
-  std::string text() const;
-  /// By this address's prefix; false across families.
-  bool same_subnet(const IpAddress& other) const;
-  bool loopback() const;
-  bool link_local() const;
-  /// Fills `out`, returns the length.
-  socklen_t to_sockaddr(uint16_t port, sockaddr_storage* out) const;
-  static Result<IpAddress> from_sockaddr(const sockaddr* address);
-};
 
 struct NetInterface {
   std::string name;

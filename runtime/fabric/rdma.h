@@ -8,8 +8,8 @@
 #include <string>
 
 #include "runtime/context.h"
-#include "runtime/fabric/datagram/packet_io.h"
 #include "runtime/fabric/interfaces.h"
+#include "runtime/fabric/packet_io.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/region_registry.h"
 #include "runtime/result.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "runtime/clock.h"
-#include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/fabric/packet_io.h"
 #include "runtime/random.h"
 #include "runtime/sim/endpoint.h"
 #include "runtime/sim/event_queue.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/clock.h"
-#include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/fabric/packet_io.h"
 
 namespace nccl_ha::sim {
 

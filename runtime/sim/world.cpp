@@ -30,7 +30,7 @@ fabric::NetInterface interface_of(Ip address, size_t number) {
   interface.mtu = 9000;
   interface.guid = address;
   interface.up = true;
-  fabric::IpAddress own;
+  IpAddress own;
   own.prefix_len = 16;
   for (size_t i = 0; i < 4; ++i) {
     own.bytes[i] = static_cast<uint8_t>(address >> (24 - 8 * i));

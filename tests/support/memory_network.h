@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/fabric/packet_io.h"
 #include "runtime/random.h"
 #include "runtime/sim/packet_queue.h"
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "runtime/fabric/datagram/datagram_path.h"
-#include "runtime/fabric/datagram/packet_io.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/wire.h"
+#include "runtime/fabric/packet_io.h"
 #include "runtime/random.h"
 #include "runtime/timer_wheel.h"
 #include "tests/support/memory_network.h"

@@ -5,13 +5,12 @@
 #include "plugin/connect.h"
 #include "plugin/edge.h"
 #include "plugin/handle.h"
-#include "runtime/fabric/listening.h"
+#include "runtime/listening.h"
 #include "runtime/random.h"
 
 namespace nccl_ha::plugin {
 namespace {
 
-using fabric::IpAddress;
 using fabric::NetInterface;
 
 IpAddress ip(uint8_t a, uint8_t b, uint8_t c, uint8_t d, uint8_t prefix = 24) {
@@ -93,21 +92,21 @@ TEST(Routes, AnotherHostsLoopbackIsNoWay) {
 
 TEST(Listener, PortsAreTakenFromTheRangeAndRunOut) {
   const std::vector<IpAddress> loopback{ip(127, 0, 0, 1, 8)};
-  auto any = fabric::open_listener(loopback, "0");
+  auto any = open_listener(loopback, "0");
   ASSERT_TRUE(any);
   EXPECT_NE(any->port, 0);
   const std::string port = std::to_string(any->port);
-  auto taken = fabric::open_listener(loopback, port);
+  auto taken = open_listener(loopback, port);
   ASSERT_FALSE(taken);
   EXPECT_NE(taken.error().what.find("HA_NCCL_LISTEN_PORTS=" + port), std::string::npos)
       << taken.error().what;
   close(any->fd);
-  auto again = fabric::open_listener(loopback, port);
+  auto again = open_listener(loopback, port);
   ASSERT_TRUE(again);
   EXPECT_EQ(again->port, any->port);
   close(again->fd);
   for (const char* bad : {"", "x", "5000-", "6000-5000", "70000", "-1", "0-10"}) {
-    EXPECT_EQ(fabric::open_listener(loopback, bad).code(), Errc::invalid_argument) << bad;
+    EXPECT_EQ(open_listener(loopback, bad).code(), Errc::invalid_argument) << bad;
   }
 }
 

@@ -18,7 +18,7 @@ fabric::NetInterface interface(const std::string& name, std::array<uint8_t, 4> a
   fabric::NetInterface made;
   made.name = name;
   made.up = true;
-  fabric::IpAddress ip;
+  IpAddress ip;
   ip.prefix_len = 24;
   std::copy(address.begin(), address.end(), ip.bytes.begin());
   made.addresses.push_back(ip);

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/fabric/packet_io.h"
 #include "runtime/random.h"
 #include "runtime/recorder.h"
 

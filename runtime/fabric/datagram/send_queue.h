@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "runtime/fabric/datagram/hotel.h"
-#include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/fabric/packet_io.h"
 #include "runtime/fabric/path.h"
 
 namespace nccl_ha::fabric {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/fabric/packet_io.h"
 
 namespace nccl_ha::fabric {
 

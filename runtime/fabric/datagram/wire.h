@@ -22,7 +22,7 @@
 #include <optional>
 #include <span>
 
-#include "runtime/fabric/datagram/address.h"
+#include "runtime/fabric/socket_address.h"
 
 namespace nccl_ha::fabric {
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/fabric/datagram/packet_io.h"
+#include "runtime/fabric/packet_io.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/options.h"
 

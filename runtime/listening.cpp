@@ -1,4 +1,4 @@
-#include "runtime/fabric/listening.h"
+#include "runtime/listening.h"
 
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <charconv>
 
-namespace nccl_ha::fabric {
+namespace nccl_ha {
 namespace {
 
 Result<std::pair<uint32_t, uint32_t>> parse_ports(std::string_view text) {
@@ -105,4 +105,4 @@ Result<Listening> open_listener(std::string_view ports) {
                                                   : open_listener(std::span(any).last(1), ports);
 }
 
-}  // namespace nccl_ha::fabric
+}  // namespace nccl_ha

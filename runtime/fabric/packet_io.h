@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "runtime/clock.h"
-#include "runtime/fabric/datagram/address.h"
+#include "runtime/fabric/socket_address.h"
 #include "runtime/result.h"
 
 namespace nccl_ha::fabric {

@@ -5,9 +5,9 @@
 #include <span>
 #include <string_view>
 
-#include "runtime/fabric/interfaces.h"
+#include "runtime/ip_address.h"
 
-namespace nccl_ha::fabric {
+namespace nccl_ha {
 
 struct Listening {
   int fd = -1;
@@ -19,4 +19,4 @@ Result<Listening> open_listener(std::span<const IpAddress> addresses, std::strin
 /// The same for all addresses of this host.
 Result<Listening> open_listener(std::string_view ports);
 
-}  // namespace nccl_ha::fabric
+}  // namespace nccl_ha
