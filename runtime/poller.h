@@ -32,11 +32,13 @@ class Poller {
 
   /// To be polled in turns that know the time only.
   bool backed_off() const { return backed_off_; }
+  /// It has got work to do: to be polled with each turn again.
+  void wake() { backed_off_ = false; }
   /// There may be something for push() to do.
   bool wants_push() const { return pending_work_ && !backed_off_; }
 
  protected:
-  /// Whatever gives it work to do ends it.
+  /// Whatever gives it work to do ends it (wake).
   void back_off(bool on) { backed_off_ = on; }
 
   /// There is something to do besides looking; whoever always means to be asked leaves it alone.

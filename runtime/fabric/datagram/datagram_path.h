@@ -8,14 +8,16 @@
 #include <vector>
 
 #include "runtime/fabric/datagram/copy.h"
-#include "runtime/fabric/datagram/port.h"
+#include "runtime/fabric/datagram/path_environment.h"
 #include "runtime/fabric/datagram/receive_window.h"
 
 namespace nccl_ha::fabric {
 
 class DatagramPath final : public Path {
  public:
-  DatagramPath(DatagramPort& port, const PathOptions& options, PathOwner* owner, uint32_t id);
+  /// `id` is its number in the environment's table.
+  DatagramPath(PathEnvironment& environment, const PathOptions& options, PathOwner* owner,
+               uint32_t id);
   ~DatagramPath() override;
 
   std::span<const std::byte> local_address() const override { return local_bytes_; }
@@ -27,6 +29,7 @@ class DatagramPath final : public Path {
   [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
   uint64_t progress() const override { return statistics_.segments_acked; }
   void flush_acks() override;
+  void failure_domains(FailureDomains& domains) const override;
   void fail(const Error& why) override;
   std::string describe() const override;
 
@@ -37,15 +40,49 @@ class DatagramPath final : public Path {
   uint32_t congestion_window() const { return congestion_.window(); }
   const RttEstimator& rtt() const { return rtt_; }
 
- private:
-  friend class DatagramPort;
-
-  // sending (path_send.cpp)
-  [[nodiscard]] Errc push(WorkRequest&& request);
+  // For the port, which pulls segments and acknowledgements out of its paths, inside its guard.
+  uint32_t id() const { return id_; }
+  uint64_t token() const { return local_.token; }
+  uint64_t domain() const { return options_.domain; }
+  bool fallback() const { return options_.fallback; }
+  const SocketAddress& peer_command() const { return peer_.command; }
+  PathLinks& links() { return links_; }
+  size_t completions_max() const { return requests_.size() + receives_.size(); }
+  /// There is a segment to send, and window and credits allow it.
   bool sendable() const;
   bool send_next();  ///< stages one segment; false: batch full or the path failed
-  bool transmit(Segment& segment, Channel channel);
+  bool congested() const { return in_flight_ >= congestion_.window(); }
   bool transmit_again(Segment& segment);
+  /// A segment that was sent is lost, or did not leave.
+  void queue_resend(Segment& segment);
+  void on_evicted(Segment& segment);
+  void send_ack();  ///< stages what is owed
+  void on_frame(const FrameHeader& header, std::span<const std::byte> payload);
+  /// A write with this sequence number would be new.
+  bool takes(uint32_t sequence) const {
+    return state_ != PathState::error && window_.check(sequence) == ReceiveWindow::Verdict::fresh;
+  }
+  /// The frame's payload lies where it belongs.
+  void on_placed(const FrameHeader& header, std::span<const std::byte> payload) {
+    on_segment(header, payload, true);
+    handle_ack(header, {});
+  }
+  void on_fast_receive() { ++statistics_.fast_receives; }
+  void report(const Completion& completion) { owner_->on_completion(completion); }
+  void report_state() {
+    const Error error = error_;
+    owner_->on_path_state(*this, state_, error);
+  }
+
+ private:
+  // sending (path_send.cpp)
+  [[nodiscard]] Errc push(WorkRequest&& request);
+  void make_ready() {
+    if (env_.ready.push(links_)) {
+      env_.wake();
+    }
+  }
+  bool transmit(Segment& segment, Channel channel);
   FrameHeader header_for(const Segment& segment, const WorkRequest& request);
   bool payload_of(const Segment& segment, const WorkRequest& request, iovec (&parts)[gathers_max],
                   size_t* count);
@@ -56,21 +93,19 @@ class DatagramPath final : public Path {
   uint32_t apply_selective(uint32_t from, std::span<const std::byte> bitmap);
   void detect_losses();
   void complete_requests();
-  void on_evicted(Segment& segment);
   void arm_tail_probe();
   void send_tail_probe();
   bool budget_spent();
   bool starved() const;  ///< work to send, nothing in flight, no credits
 
   // receiving (path_receive.cpp)
-  void on_frame(const FrameHeader& header, std::span<const std::byte> payload);
   void on_segment(const FrameHeader& header, std::span<const std::byte> payload, bool in_place);
   std::byte* destination(const FrameHeader& header);
   void refuse(const FrameHeader& header);
   void arrived(const FrameHeader& header, std::span<const std::byte> payload, bool in_place);
   void deliver();
   bool deliver_front();
-  void send_ack();
+  void schedule_ack(bool urgent);
 
   // connecting (path_connect.cpp)
   void send_check();
@@ -82,7 +117,7 @@ class DatagramPath final : public Path {
   void break_path(CompletionStatus first, const Error& why);
   Duration connect_limit() const {
     return options_.connect_limit > Duration(0) ? options_.connect_limit
-                                                : port_.options_.connect_timeout;
+                                                : env_.options.connect_timeout;
   }
 
   struct Receive {
@@ -92,7 +127,7 @@ class DatagramPath final : public Path {
     uint32_t key;
   };
 
-  DatagramPort& port_;
+  PathEnvironment& env_;
   PathOwner* owner_;
   const PathOptions options_;
   const uint32_t id_;
@@ -133,8 +168,7 @@ class DatagramPath final : public Path {
   Moment silent_since_{};   ///< the first of these timeouts
   RttEstimator rtt_;
   CongestionControl congestion_;
-  DatagramPath* ready_next_ = nullptr;
-  bool ready_listed_ = false;
+  PathLinks links_{*this};
 
   // receiving
   ReceiveWindow window_;
@@ -146,11 +180,6 @@ class DatagramPath final : public Path {
   Instant echo_at_{};
   bool have_echo_ = false;
   uint32_t unacked_arrivals_ = 0;
-  bool ack_urgent_ = false;
-  bool ack_listed_ = false;
-  Instant ack_deadline_{};
-  DatagramPath* ack_next_ = nullptr;
-  DatagramPath* ack_previous_ = nullptr;
   uint32_t stashed_ = 0;
   bool credits_closed_ = false;
 

@@ -9,10 +9,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <utility>
 
 #include "runtime/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
+#include "runtime/ip_address.h"
 #include "runtime/log.h"
 
 namespace nccl_ha::fabric {
@@ -34,6 +36,22 @@ uint32_t datagram_payload(uint32_t mtu, const SocketAddress& to) {
   return std::min(mtu - ip - 8, udp_payload_max);
 }
 
+/// The address of the NIC alone.
+std::string nic_text(const SocketAddress& address) {
+  if (address.is_ud()) {
+    const UdAddress& pair = address.ud();
+    if (pair.lid != 0) {
+      return fmt::format("LID {}", pair.lid);
+    }
+    sockaddr_in6 gid{};
+    gid.sin6_family = AF_INET6;
+    std::memcpy(&gid.sin6_addr, pair.gid.data(), pair.gid.size());
+    return IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&gid))->text();
+  }
+  const auto ip = IpAddress::from_sockaddr(address.get());
+  return ip ? ip->text() : std::string("?");
+}
+
 std::string text(const SocketAddress& address) {
   if (address.is_ud()) {
     char gid[INET6_ADDRSTRLEN] = "?";
@@ -50,41 +68,42 @@ std::string text(const SocketAddress& address) {
 
 }  // namespace
 
-DatagramPath::DatagramPath(DatagramPort& port, const PathOptions& options, PathOwner* owner,
-                           uint32_t id)
-    : port_(port),
+DatagramPath::DatagramPath(PathEnvironment& environment, const PathOptions& options,
+                           PathOwner* owner, uint32_t id)
+    : env_(environment),
       owner_(owner),
       options_(options),
       id_(id),
       requests_(std::bit_ceil(options.writes_max)),
       request_mask_(static_cast<uint32_t>(requests_.size()) - 1),
-      rtt_(port.options_.rtt),
-      congestion_({port.options_.target_delay, 10, 1, static_cast<double>(port.options_.window)}),
-      window_(port.options_.window),
+      rtt_(environment.options.rtt),
+      congestion_({environment.options.target_delay, 10, 1,
+                   static_cast<double>(environment.options.window)}),
+      window_(environment.options.window),
       receives_(std::bit_ceil(std::max(options.receives_max, 1U))),
       receive_mask_(static_cast<uint32_t>(receives_.size()) - 1) {
-  local_.command = port.io_->local(Channel::command);
-  local_.data = port.io_->local(Channel::data);
+  local_.command = env_.stage.io().local(Channel::command);
+  local_.data = env_.stage.io().local(Channel::data);
   local_.path = id;
-  local_.token = port.env_.random->next();
-  local_.mtu = port.options_.mtu != 0 ? std::min(port.options_.mtu, port.interface_mtu_)
-                                      : port.interface_mtu_;
-  local_.socket_bytes =
-      static_cast<uint32_t>(std::clamp<size_t>(port.io_->receive_buffer_bytes(), 4096, UINT32_MAX));
-  local_.window = port.options_.window;
-  local_.tiny_bytes =
-      std::min(port.options_.tiny_bytes, static_cast<uint32_t>(port.command_bytes_ - header_bytes));
+  local_.token = env_.random->next();
+  local_.mtu =
+      env_.options.mtu != 0 ? std::min(env_.options.mtu, env_.interface_mtu) : env_.interface_mtu;
+  local_.socket_bytes = static_cast<uint32_t>(
+      std::clamp<size_t>(env_.stage.io().receive_buffer_bytes(), 4096, UINT32_MAX));
+  local_.window = env_.options.window;
+  local_.tiny_bytes = std::min(env_.options.tiny_bytes,
+                               static_cast<uint32_t>(env_.stage.command_bytes() - header_bytes));
   encode(local_, local_bytes_);
   timer_.bind([](void* self) { static_cast<DatagramPath*>(self)->on_timer(); }, this);
 }
 
 DatagramPath::~DatagramPath() {
-  port_.on_landing(in_flight_bytes_);
+  env_.on_landing(in_flight_bytes_);
   for (Segment& segment : segments_) {
-    port_.hotel_.check_out(segment.room);
+    env_.hotel.check_out(segment.room);
   }
-  port_.env_.timers->cancel(timer_);
-  port_.remove(*this);
+  env_.timers->cancel(timer_);
+  env_.table.remove(*this);
 }
 
 Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
@@ -112,8 +131,7 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
   }
   segment_mask_ = window - 1;
   limit_ = window;
-  congestion_ =
-      CongestionControl({port_.options_.target_delay, 10, 1, static_cast<double>(window)});
+  congestion_ = CongestionControl({env_.options.target_delay, 10, 1, static_cast<double>(window)});
   tiny_max_ = std::min(local_.tiny_bytes, peer_.tiny_bytes);
   // The socket's buffer holds the kernel's bookkeeping too (it counts whole pages), and other paths
   // of the port share it: half of it is what one path may fill.
@@ -127,9 +145,9 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
   }
   state_ = PathState::connecting;
   timer_use_ = TimerUse::check;
-  port_.now_ = port_.env_.clock->now();
-  check_deadline_ = port_.now_ + connect_limit();
-  GuardScope guard(port_);
+  env_.refresh();
+  check_deadline_ = env_.now + connect_limit();
+  const GuardScope guard(env_.guard);
   for (auto& early : early_pings_) {
     if (early) {
       on_ping(*early);
@@ -137,21 +155,21 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
     }
   }
   send_check();
-  port_.flush_all();
+  env_.flush_all();
   return {};
 }
 
 void DatagramPath::send_check() {
-  port_.mark_active();
+  env_.mark_active();
   FrameHeader header;
   header.type = FrameType::ping;
   header.path = peer_.path;
   header.token = peer_.token;
-  header.sent_us = port_.now_us();
+  header.sent_us = env_.now_us();
   header.immediate = attempt_;
   if (!small_answered_) {
     header.fragment_length = header_bytes;
-    port_.stage_command(*this, header, {});
+    env_.stage.command(peer_.command, header, {});
   }
   if (!full_answered_) {
     if (candidate_tries_ == candidate_tries_max && candidate_ + 1 < candidates_.size()) {
@@ -164,17 +182,17 @@ void DatagramPath::send_check() {
     header.payload_length = static_cast<uint16_t>(size - header_bytes);
     header.fragment_length = size;
     header.immediate = static_cast<uint32_t>(candidate_);
-    static_cast<void>(port_.stage_probe(*this, header, size - header_bytes));
+    static_cast<void>(env_.stage.probe(peer_.data, header, size - header_bytes));
   }
   const Duration wait =
       std::min(check_longest,
                check_first * (1U << std::min(small_answered_ ? candidate_tries_ : attempt_, 6U)));
   ++attempt_;
-  port_.env_.timers->arm(timer_, port_.now_ + wait);
+  env_.timers->arm(timer_, env_.now + wait);
 }
 
 void DatagramPath::on_ping(const FrameHeader& header) {
-  port_.mark_active();
+  env_.mark_active();
   if (stale_peer_) {
     // The peer knows us before we know the peer: answered as soon as connect() tells its address.
     early_pings_[header.payload_length == 0 ? 0 : 1] = header;
@@ -184,19 +202,19 @@ void DatagramPath::on_ping(const FrameHeader& header) {
   answer.type = FrameType::pong;
   answer.path = peer_.path;
   answer.token = peer_.token;
-  answer.sent_us = port_.now_us();
+  answer.sent_us = env_.now_us();
   answer.flags = flag_echo;
   answer.echo_us = header.sent_us;
   answer.fragment_length = header.payload_length + static_cast<uint32_t>(header_bytes);
   answer.immediate = header.immediate;
-  port_.stage_command(*this, answer, {});
+  env_.stage.command(peer_.command, answer, {});
 }
 
 void DatagramPath::on_pong(const FrameHeader& header) {
   if (state_ != PathState::connecting) {
     return;
   }
-  const uint32_t elapsed = port_.now_us() - header.echo_us;
+  const uint32_t elapsed = env_.now_us() - header.echo_us;
   if (elapsed < 10'000'000U) {
     rtt_.sample(std::chrono::microseconds(elapsed));
   }
@@ -223,30 +241,30 @@ void DatagramPath::finish_check(uint32_t mtu) {
   }
   const uint32_t payload = datagram_payload(mtu, peer_.data) - static_cast<uint32_t>(header_bytes);
   segment_payload_max_ = payload / line_bytes * line_bytes;
-  port_.env_.timers->cancel(timer_);
+  env_.timers->cancel(timer_);
   timer_use_ = TimerUse::none;
   state_ = PathState::ready;
-  progress_ = port_.now_;
-  port_.queue_state(*this);
+  progress_ = env_.now;
+  env_.queue_state(*this);
   if (sendable()) {
-    port_.make_ready(*this);
+    make_ready();
   }
 }
 
 void DatagramPath::on_timer() {
-  port_.now_ = port_.env_.clock->now();
+  env_.refresh();
   if (timer_use_ == TimerUse::tail_probe) {
-    GuardScope guard(port_);
+    const GuardScope guard(env_.guard);
     send_tail_probe();
     return;
   }
   if (timer_use_ != TimerUse::check || state_ != PathState::connecting) {
     return;
   }
-  if (port_.now_ < check_deadline_) {
-    GuardScope guard(port_);
+  if (env_.now < check_deadline_) {
+    const GuardScope guard(env_.guard);
     send_check();
-    port_.flush_all();
+    env_.flush_all();
     return;
   }
   const char* diagnosis =
@@ -274,14 +292,14 @@ void DatagramPath::break_path(CompletionStatus first, const Error& why) {
   state_ = PathState::error;
   error_ = why;
   cause_ = first;
-  port_.env_.timers->cancel(timer_);
+  env_.timers->cancel(timer_);
   timer_use_ = TimerUse::none;
   for (Segment& segment : segments_) {
-    port_.hotel_.check_out(segment.room);
+    env_.hotel.check_out(segment.room);
     segment.state = Segment::State::free;
   }
   in_flight_ = 0;
-  port_.on_landing(std::exchange(in_flight_bytes_, 0));
+  env_.on_landing(std::exchange(in_flight_bytes_, 0));
   CompletionStatus status = first;
   for (; request_head_ != request_tail_; ++request_head_) {
     const WorkRequest& request = requests_[request_head_ & request_mask_];
@@ -290,7 +308,7 @@ void DatagramPath::break_path(CompletionStatus first, const Error& why) {
     completion.path = this;
     completion.kind = request.kind;
     completion.status = status;
-    port_.complete(completion);
+    env_.complete(completion);
     status = CompletionStatus::flushed;
   }
   request_next_ = request_tail_;
@@ -300,15 +318,22 @@ void DatagramPath::break_path(CompletionStatus first, const Error& why) {
     completion.path = this;
     completion.kind = CompletionKind::receive;
     completion.status = first == CompletionStatus::length_error ? first : CompletionStatus::flushed;
-    port_.complete(completion);
+    env_.complete(completion);
   }
-  port_.unlist_ack(*this);
-  ack_urgent_ = false;
-  if (port_.env_.recorder != nullptr) {
-    port_.env_.recorder->record(TraceEvent::path_state, id_, static_cast<uint64_t>(state_), 0,
-                                port_.now_);
+  env_.acks.remove(links_);
+  links_.ack_urgent = false;
+  if (env_.recorder != nullptr) {
+    env_.recorder->record(TraceEvent::path_state, id_, static_cast<uint64_t>(state_), 0, env_.now);
   }
-  port_.queue_state(*this);
+  env_.queue_state(*this);
+}
+
+void DatagramPath::failure_domains(FailureDomains& domains) const {
+  using Kind = FailureDomain::Kind;
+  domains.push_back({Kind::local_nic, options_.nic});
+  if (!stale_peer_) {
+    domains.push_back({Kind::remote_nic, nic_text(peer_.data)});
+  }
 }
 
 std::string DatagramPath::describe() const {

@@ -34,7 +34,7 @@ void DatagramPath::on_frame(const FrameHeader& header, std::span<const std::byte
     case FrameType::probe:
       handle_ack(header, {});
       if (!mutated(Mutation::probe_not_answered)) {
-        port_.schedule_ack(*this, true);
+        schedule_ack(true);
       }
       return;
     case FrameType::ping:
@@ -54,8 +54,8 @@ void DatagramPath::on_frame(const FrameHeader& header, std::span<const std::byte
 }
 
 std::byte* DatagramPath::destination(const FrameHeader& header) {
-  return port_.env_.memory->resolve(header.key, options_.domain,
-                                    header.address + header.fragment_offset, header.payload_length);
+  return env_.memory->resolve(header.key, options_.domain, header.address + header.fragment_offset,
+                              header.payload_length);
 }
 
 void DatagramPath::on_segment(const FrameHeader& header, std::span<const std::byte> payload,
@@ -67,12 +67,12 @@ void DatagramPath::on_segment(const FrameHeader& header, std::span<const std::by
     case ReceiveWindow::Verdict::duplicate:
       ++statistics_.duplicates;
       if (!mutated(Mutation::duplicate_not_answered)) {
-        port_.schedule_ack(*this, true);  // our acknowledgement got lost
+        schedule_ack(true);  // our acknowledgement got lost
       }
       return;
     case ReceiveWindow::Verdict::beyond:
       ++statistics_.beyond_window;
-      port_.schedule_ack(*this, true);
+      schedule_ack(true);
       return;
     case ReceiveWindow::Verdict::fresh:
       break;
@@ -112,13 +112,13 @@ void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte>
     ++stashed_;
   }
   if (header.payload_length != 0) {
-    port_.mark_active();
+    env_.mark_active();
   }
   ++statistics_.segments_received;
   statistics_.bytes_received += header.payload_length;
   (in_place ? statistics_.bytes_direct : statistics_.bytes_copied) += header.payload_length;
   echo_us_ = header.sent_us;
-  echo_at_ = port_.now_;
+  echo_at_ = env_.now;
   have_echo_ = true;
   ++unacked_arrivals_;
   const bool had_gap = window_.gap();
@@ -128,8 +128,8 @@ void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte>
   } else {
     ++statistics_.out_of_order;
   }
-  const bool urgent = had_gap || !in_order || unacked_arrivals_ >= port_.options_.ack_every;
-  port_.schedule_ack(*this, urgent);
+  const bool urgent = had_gap || !in_order || unacked_arrivals_ >= env_.options.ack_every;
+  schedule_ack(urgent);
 }
 
 void DatagramPath::refuse(const FrameHeader& header) {
@@ -140,8 +140,8 @@ void DatagramPath::refuse(const FrameHeader& header) {
   answer.token = peer_.token;
   answer.key = header.key;
   answer.address = header.address;
-  answer.sent_us = port_.now_us();
-  port_.stage_command(*this, answer, {});
+  answer.sent_us = env_.now_us();
+  env_.stage.command(peer_.command, answer, {});
 }
 
 void DatagramPath::deliver() {
@@ -151,7 +151,7 @@ void DatagramPath::deliver() {
     credits_closed_ = true;
   } else if (credits_closed_) {
     credits_closed_ = false;
-    port_.schedule_ack(*this, true);  // the sender waits for this news
+    schedule_ack(true);  // the sender waits for this news
   }
 }
 
@@ -182,10 +182,10 @@ bool DatagramPath::deliver_front() {
                                            segment.fragment_length, receive.length, describe())));
       return false;
     }
-    std::byte* to = port_.env_.memory->resolve(
-        receive.key, options_.domain,
-        reinterpret_cast<uint64_t>(receive.address) + segment.fragment_offset,
-        segment.payload_length);
+    std::byte* to =
+        env_.memory->resolve(receive.key, options_.domain,
+                             reinterpret_cast<uint64_t>(receive.address) + segment.fragment_offset,
+                             segment.payload_length);
     if (to == nullptr) {
       break_path(CompletionStatus::local_protection,
                  nccl_ha::fail(Errc::invalid_usage,
@@ -198,7 +198,7 @@ bool DatagramPath::deliver_front() {
   window_.pop();
   if (last) {
     ++receive_head_;
-    port_.complete(completion);
+    env_.complete(completion);
   }
   return true;
 }
@@ -213,7 +213,7 @@ Errc DatagramPath::post_receive(const ReceivePost& post) {
   receives_[receive_tail_ & receive_mask_] = {post.id, post.address, post.length, post.key};
   ++receive_tail_;
   if (window_.front() != nullptr) {
-    GuardScope guard(port_);
+    const GuardScope guard(env_.guard);
     deliver();
   }
   return Errc::ok;
@@ -221,8 +221,17 @@ Errc DatagramPath::post_receive(const ReceivePost& post) {
 
 void DatagramPath::flush_acks() {
   if (unacked_arrivals_ != 0) {
-    port_.schedule_ack(*this, true);
-    port_.acks_due_ = true;
+    schedule_ack(true);
+    env_.acks_due = true;
+  }
+}
+
+void DatagramPath::schedule_ack(bool urgent) {
+  env_.wake();
+  if (urgent) {
+    env_.acks.urge(links_);
+  } else {
+    env_.acks.delay(links_, env_.now + env_.options.ack_delay);
   }
 }
 
@@ -239,9 +248,9 @@ void DatagramPath::send_ack() {
   statistics_.acks_piggybacked = piggybacked;
   ++statistics_.acks_sent;
   unacked_arrivals_ = 0;
-  ack_urgent_ = false;
-  port_.unlist_ack(*this);
-  port_.stage_command(*this, header, std::span(bitmap.data(), bytes));
+  links_.ack_urgent = false;
+  env_.acks.remove(links_);
+  env_.stage.command(peer_.command, header, std::span(bitmap.data(), bytes));
 }
 
 }  // namespace nccl_ha::fabric

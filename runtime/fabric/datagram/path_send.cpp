@@ -76,8 +76,8 @@ Errc DatagramPath::push(WorkRequest&& request) {
   }
   if (idle && length <= tiny_max_ && sendable()) {
     // Fast path: a tiny message with nothing before it goes into the next datagram at once.
-    port_.now_ = port_.env_.clock->now();
-    GuardScope guard(port_);
+    env_.refresh();
+    const GuardScope guard(env_.guard);
     ++statistics_.fast_sends;
     static_cast<void>(send_next());
     return Errc::ok;
@@ -85,10 +85,10 @@ Errc DatagramPath::push(WorkRequest&& request) {
   if (starved() && timer_use_ != TimerUse::tail_probe && !mutated(Mutation::credits_not_asked)) {
     // No acknowledgement is under way that could say that there are credits again, and the one that
     // said so may have been lost.
-    port_.now_ = port_.env_.clock->now();
+    env_.refresh();
     arm_tail_probe();
   }
-  port_.make_ready(*this);
+  make_ready();
   return Errc::ok;
 }
 
@@ -127,7 +127,7 @@ bool DatagramPath::send_next() {
   segment.length =
       static_cast<uint16_t>(std::min(request.segment_bytes, request.length - request.sent));
   if (una_ == next_) {
-    progress_ = port_.now_;  // the budget starts with the first unacknowledged segment
+    progress_ = env_.now;  // the budget starts with the first unacknowledged segment
   }
   const bool tiny = request.length <= tiny_max_;
   if (!transmit(segment, tiny ? Channel::command : Channel::data)) {
@@ -161,8 +161,8 @@ bool DatagramPath::payload_of(const Segment& segment, const WorkRequest& request
       continue;
     }
     const uint32_t take = std::min(left, gather.length - skip);
-    std::byte* from = port_.env_.memory->resolve(
-        gather.key, options_.domain, reinterpret_cast<uint64_t>(gather.address) + skip, take);
+    std::byte* from = env_.memory->resolve(gather.key, options_.domain,
+                                           reinterpret_cast<uint64_t>(gather.address) + skip, take);
     if (from == nullptr) {
       return false;
     }
@@ -195,13 +195,13 @@ FrameHeader DatagramPath::header_for(const Segment& segment, const WorkRequest& 
 }
 
 void DatagramPath::stamp(FrameHeader& header) {
-  header.sent_us = port_.now_us();
+  header.sent_us = env_.now_us();
   header.flags |= flag_ack;
   header.acknowledge = window_.next();
   header.credits = static_cast<uint16_t>(std::min<uint32_t>(window_.credits(), UINT16_MAX));
   if (have_echo_) {
     const int64_t held =
-        std::chrono::duration_cast<std::chrono::microseconds>(port_.now_ - echo_at_).count();
+        std::chrono::duration_cast<std::chrono::microseconds>(env_.now - echo_at_).count();
     if (held >= 0 && held < UINT16_MAX) {
       header.flags |= flag_echo;
       header.echo_us = echo_us_;
@@ -211,12 +211,12 @@ void DatagramPath::stamp(FrameHeader& header) {
   }
   if (!window_.gap()) {
     // This frame says all there is to say; with a gap the bitmap has to follow.
-    if (unacked_arrivals_ != 0 || ack_urgent_) {
+    if (unacked_arrivals_ != 0 || links_.ack_urgent) {
       ++statistics_.acks_piggybacked;
     }
     unacked_arrivals_ = 0;
-    ack_urgent_ = false;
-    port_.unlist_ack(*this);
+    links_.ack_urgent = false;
+    env_.acks.remove(links_);
   }
 }
 
@@ -236,8 +236,8 @@ bool DatagramPath::transmit(Segment& segment, Channel channel) {
   segment.state = Segment::State::in_flight;
   ++in_flight_;
   in_flight_bytes_ += segment.length;
-  port_.on_flight(segment.length);
-  port_.hotel_.check_in(segment.room, port_.now_ + rtt_.rto());
+  env_.on_flight(segment.length);
+  env_.hotel.check_in(segment.room, env_.now + rtt_.rto());
   if (channel == Channel::command) {
     std::array<std::byte, SendBatch::datagram_bytes> copy;
     size_t bytes = 0;
@@ -245,9 +245,9 @@ bool DatagramPath::transmit(Segment& segment, Channel channel) {
       std::memcpy(copy.data() + bytes, parts[i].iov_base, parts[i].iov_len);
       bytes += parts[i].iov_len;
     }
-    port_.stage_command(*this, header, std::span(copy.data(), bytes));
+    env_.stage.command(peer_.command, header, std::span(copy.data(), bytes));
   } else {
-    port_.stage_data(*this, segment, header, std::span(parts, count));
+    env_.stage.data(peer_.data, segment, header, std::span(parts, count));
   }
   return true;
 }
@@ -259,19 +259,31 @@ bool DatagramPath::transmit_again(Segment& segment) {
   }
   // Always on the data channel: in congestion the command channel is for acknowledgements.
   ++statistics_.segments_resent;
-  if (port_.env_.recorder != nullptr) {
-    port_.env_.recorder->record(TraceEvent::segment_resent, id_, segment.sequence, segment.length,
-                                port_.now_);
+  if (env_.recorder != nullptr) {
+    env_.recorder->record(TraceEvent::segment_resent, id_, segment.sequence, segment.length,
+                          env_.now);
   }
   return transmit(segment, Channel::data);
 }
 
+void DatagramPath::queue_resend(Segment& segment) {
+  NHA_DASSERT(segment.state == Segment::State::in_flight, "only a sent segment is sent again");
+  env_.hotel.check_out(segment.room);
+  segment.state = Segment::State::resend;
+  --in_flight_;
+  in_flight_bytes_ -= segment.length;
+  env_.on_landing(segment.length);
+  if (env_.resends.push(segment)) {
+    env_.wake();
+  }
+}
+
 void DatagramPath::acknowledged(Segment& segment) {
-  port_.hotel_.check_out(segment.room);
+  env_.hotel.check_out(segment.room);
   if (segment.state == Segment::State::in_flight) {
     --in_flight_;
     in_flight_bytes_ -= segment.length;
-    port_.on_landing(segment.length);
+    env_.on_landing(segment.length);
   }
   if (segment.state == Segment::State::in_flight || segment.state == Segment::State::resend) {
     ++statistics_.segments_acked;
@@ -314,7 +326,7 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
   }
   Duration sample{};
   if ((header.flags & flag_echo) != 0) {
-    const uint32_t elapsed = port_.now_us() - header.echo_us - header.ack_delay_us;
+    const uint32_t elapsed = env_.now_us() - header.echo_us - header.ack_delay_us;
     if (elapsed < 60'000'000U) {
       sample = std::chrono::microseconds(elapsed);
       rtt_.sample(sample);
@@ -340,9 +352,9 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
           : apply_selective(ack + (mutated(Mutation::selective_one_off) ? 0 : 1), selective);
   newly += selected;
   if (newly != 0) {
-    progress_ = port_.now_;
-    congestion_.on_ack(port_.now_, newly, sample.count() != 0 ? sample : rtt_.srtt(),
-                       rtt_.min_rtt(), was_full);
+    progress_ = env_.now;
+    congestion_.on_ack(env_.now, newly, sample.count() != 0 ? sample : rtt_.srtt(), rtt_.min_rtt(),
+                       was_full);
     complete_requests();
   } else if (header.type == FrameType::ack && ack == una_ && una_ != next_) {
     // Duplicate acknowledgement: the receiver got something that is not `una_`.
@@ -350,14 +362,14 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
     Segment& oldest = segments_[una_ & segment_mask_];
     if (++duplicate_acks_ == reorder_threshold && oldest.state == Segment::State::in_flight) {
       ++statistics_.fast_retransmits;
-      port_.queue_resend(oldest);
+      queue_resend(oldest);
     }
   }
   if (selected != 0) {
     detect_losses();
   }
   if (sendable()) {
-    port_.make_ready(*this);
+    make_ready();
   }
   if (timer_use_ != TimerUse::tail_probe) {
     arm_tail_probe();
@@ -370,13 +382,13 @@ void DatagramPath::detect_losses() {
     Segment& segment = segments_[sequence & segment_mask_];
     if (segment.state == Segment::State::in_flight &&
         segment.order + reorder_threshold <= acked_order_[static_cast<size_t>(segment.channel)]) {
-      port_.queue_resend(segment);
+      queue_resend(segment);
       ++lost;
     }
   }
   if (lost != 0) {
     statistics_.fast_retransmits += lost;
-    congestion_.on_loss(port_.now_, lost, rtt_.srtt());
+    congestion_.on_loss(env_.now, lost, rtt_.srtt());
   }
 }
 
@@ -396,7 +408,7 @@ void DatagramPath::complete_requests() {
     completion.path = this;
     completion.kind = request.kind;
     completion.bytes = request.length;
-    port_.complete(completion);
+    env_.complete(completion);
   }
 }
 
@@ -405,12 +417,12 @@ bool DatagramPath::starved() const {
 }
 
 bool DatagramPath::budget_spent() {
-  const LostTime* lost = port_.env_.lost;
-  const Moment now{port_.now_, lost == nullptr ? Duration(0) : lost->total()};
+  const LostTime* lost = env_.lost;
+  const Moment now{env_.now, lost == nullptr ? Duration(0) : lost->total()};
   if (std::exchange(silent_after_, progress_) != progress_) {
     silent_since_ = now;
   }
-  return now.ran_since(silent_since_) >= port_.options_.dead_after;
+  return now.ran_since(silent_since_) >= env_.options.dead_after;
 }
 
 void DatagramPath::on_evicted(Segment& segment) {
@@ -419,20 +431,19 @@ void DatagramPath::on_evicted(Segment& segment) {
   }
   ++statistics_.timeouts;
   if (budget_spent()) {
-    break_path(
-        CompletionStatus::retry_exceeded,
-        nccl_ha::fail(Errc::remote,
-                      fmt::format("no acknowledgement for {} ms from the peer: {}",
-                                  port_.options_.dead_after.count() / 1'000'000, describe())));
+    break_path(CompletionStatus::retry_exceeded,
+               nccl_ha::fail(Errc::remote,
+                             fmt::format("no acknowledgement for {} ms from the peer: {}",
+                                         env_.options.dead_after.count() / 1'000'000, describe())));
     return;
   }
   // All segments of a lost burst are evicted together; that is one timeout, not many.
-  if (port_.now_ - last_backoff_ >= rtt_.rto() / 2) {
-    last_backoff_ = port_.now_;
+  if (env_.now - last_backoff_ >= rtt_.rto() / 2) {
+    last_backoff_ = env_.now;
     rtt_.back_off();
     congestion_.on_timeout();
   }
-  port_.queue_resend(segment);
+  queue_resend(segment);
 }
 
 // The last segments of a burst have nobody behind them whose acknowledgement would show their loss;
@@ -442,11 +453,11 @@ void DatagramPath::arm_tail_probe() {
   if (state_ != PathState::ready || (una_ == next_ && !starved())) {
     return;
   }
-  const Duration wait = std::max<Duration>(2 * rtt_.srtt() + port_.options_.ack_delay,
-                                           std::chrono::microseconds(500));
+  const Duration wait =
+      std::max<Duration>(2 * rtt_.srtt() + env_.options.ack_delay, std::chrono::microseconds(500));
   timer_use_ = TimerUse::tail_probe;
   if (!timer_.armed()) {
-    port_.env_.timers->arm(timer_, port_.now_ + wait);
+    env_.timers->arm(timer_, env_.now + wait);
   }
 }
 
@@ -460,25 +471,25 @@ void DatagramPath::send_tail_probe() {
     probe.path = peer_.path;
     probe.token = peer_.token;
     stamp(probe);
-    port_.stage_command(*this, probe, {});
+    env_.stage.command(peer_.command, probe, {});
     timer_use_ = TimerUse::tail_probe;
-    port_.env_.timers->arm(timer_, port_.now_ + std::max<Duration>(rtt_.rto(), probe_period));
+    env_.timers->arm(timer_, env_.now + std::max<Duration>(rtt_.rto(), probe_period));
     return;
   }
   if (una_ == next_) {
     return;
   }
-  const Duration wait = std::max<Duration>(2 * rtt_.srtt() + port_.options_.ack_delay,
-                                           std::chrono::microseconds(500));
-  if (port_.now_ - progress_ < wait) {
+  const Duration wait =
+      std::max<Duration>(2 * rtt_.srtt() + env_.options.ack_delay, std::chrono::microseconds(500));
+  if (env_.now - progress_ < wait) {
     timer_use_ = TimerUse::tail_probe;
-    port_.env_.timers->arm(timer_, progress_ + wait);
+    env_.timers->arm(timer_, progress_ + wait);
     return;
   }
   Segment& newest = segments_[(next_ - 1) & segment_mask_];
   if (newest.state == Segment::State::in_flight && !newest.listed) {
     ++statistics_.tail_probes;
-    port_.queue_resend(newest);
+    queue_resend(newest);
   }
 }
 

@@ -24,22 +24,14 @@ constexpr Duration doze_time = std::chrono::milliseconds(1);
 
 DatagramPort::DatagramPort(std::unique_ptr<PacketIo> io, const DatagramOptions& options,
                            const Environment& environment, uint32_t interface_mtu)
-    : io_(std::move(io)),
-      options_(options),
-      env_(environment),
-      interface_mtu_(interface_mtu != 0 ? interface_mtu
-                                        : static_cast<uint32_t>(io_->datagram_bytes_max())),
-      command_bytes_(std::min(io_->datagram_bytes_max(), SendBatch::datagram_bytes)),
-      now_(environment.clock->now()),
-      hotel_(now_),
-      zeros_(scratch_bytes),
+    : env_(environment, options, std::move(io), interface_mtu, *this, *this),
       scratch_(scratch_bytes) {
-  env_.memory->attach(&guard_);
+  env_.memory->attach(&env_.guard.guard());
 }
 
 DatagramPort::~DatagramPort() {
   NHA_ASSERT(live_paths_ == 0, "a datagram port was destroyed before its paths");
-  env_.memory->detach(&guard_);
+  env_.memory->detach(&env_.guard.guard());
 }
 
 Result<std::unique_ptr<Path>> DatagramPort::create_path(const PathOptions& options,
@@ -60,75 +52,29 @@ Result<std::unique_ptr<Path>> DatagramPort::create_path(const PathOptions& optio
   }
   generations_[index] = static_cast<uint16_t>((generations_[index] + 1) & 4095);
   const uint32_t id = (static_cast<uint32_t>(generations_[index]) << index_bits) | index;
-  auto path = std::make_unique<DatagramPath>(*this, options, owner, id);
+  auto path = std::make_unique<DatagramPath>(env_, options, owner, id);
   paths_[index] = path.get();
   ++live_paths_;
   fallback_paths_ += options.fallback ? 1 : 0;
   wake();
-  // Room for everything that can complete at once, so that complete() never allocates.
-  completion_need_ += path->requests_.size() + path->receives_.size();
-  if (completions_.size() < completion_need_) {
-    std::vector<Completion> larger(std::max<size_t>(completion_need_ * 2, 1024));
-    for (size_t i = 0; i < completion_count_; ++i) {
-      larger[i] = completions_[(completion_head_ + i) % completions_.size()];
-    }
-    completions_ = std::move(larger);
-    completion_head_ = 0;
-  }
+  env_.completions.reserve(path->completions_max());
   return std::unique_ptr<Path>(std::move(path));
 }
 
 void DatagramPort::remove(DatagramPath& path) {
-  flush_all();  // staged frames point into the path
-  const uint32_t index = path.id_ & index_mask;
+  env_.flush_all();  // staged frames point into the path
+  const uint32_t index = path.id() & index_mask;
   paths_[index] = nullptr;
   free_paths_.push_back(index);
   --live_paths_;
-  fallback_paths_ -= path.options_.fallback ? 1 : 0;
-  completion_need_ -= path.requests_.size() + path.receives_.size();
-  for (size_t i = 0; i < completion_count_; ++i) {
-    Completion& completion = completions_[(completion_head_ + i) % completions_.size()];
-    if (completion.path == &path) {
-      completion.path = nullptr;
-    }
-  }
-  std::replace(state_events_.begin(), state_events_.end(), &path,
-               static_cast<DatagramPath*>(nullptr));
-  std::erase(urgent_acks_, &path);
-  unlist_ack(path);
-  if (path.ready_listed_) {
-    DatagramPath** link = &ready_head_;
-    DatagramPath* previous = nullptr;
-    while (*link != &path) {
-      previous = *link;
-      link = &(*link)->ready_next_;
-    }
-    *link = path.ready_next_;
-    if (ready_tail_ == &path) {
-      ready_tail_ = previous;
-    }
-  }
-  Segment* kept = nullptr;
-  Segment** tail = &kept;
-  resend_tail_ = nullptr;
-  for (Segment* segment = resend_head_; segment != nullptr;) {
-    Segment* next = segment->resend_next;
-    if (segment->path != &path) {
-      *tail = segment;
-      tail = &segment->resend_next;
-      resend_tail_ = segment;
-    }
-    segment = next;
-  }
-  *tail = nullptr;
-  resend_head_ = kept;
+  fallback_paths_ -= path.fallback() ? 1 : 0;
+  env_.completions.forget(path, &path, path.completions_max());
+  env_.acks.forget(path.links());
+  env_.ready.remove(path.links());
+  env_.resends.forget(path);
   if (place_path_ == &path) {
     place_path_ = nullptr;
   }
-}
-
-uint32_t DatagramPort::now_us() const {
-  return static_cast<uint32_t>(now_.time_since_epoch().count() / 1000);
 }
 
 unsigned DatagramPort::poll(Clock& time) {
@@ -139,21 +85,20 @@ unsigned DatagramPort::poll(Clock& time) {
     if (now < look_at_) {
       return 0;
     }
-    waiting = io_->waiting();
+    waiting = env_.stage.io().waiting();
   }
   const bool was_backed_off = backed_off();
-  now_ = now;
+  env_.now = now;
   unsigned work = 0;
   ++pass_;
-  io_->tick(now);
+  env_.stage.io().tick(now);
   work += progress_sends();
-  fast_received_ = false;
   {
-    GuardScope guard(*this);
+    const GuardScope guard(env_.guard);
     first_packet_ = true;
-    const auto small =
-        waiting[0] ? static_cast<unsigned>(io_->receive(Channel::command, *this, command_receives))
-                   : 0U;
+    const auto small = waiting[0] ? static_cast<unsigned>(env_.stage.io().receive(
+                                        Channel::command, *this, command_receives))
+                                  : 0U;
     first_packet_ = false;
     work += small;
     // Tiny messages first: when some came, bulk data waits for the next pass, but not for ever.
@@ -161,18 +106,19 @@ unsigned DatagramPort::poll(Clock& time) {
     if (was_backed_off ? waiting[1]
         : data_busy_   ? small == 0 || (pass_ & 3U) == 0
                        : (pass_ & 1U) == 0) {
-      const auto bulk = static_cast<unsigned>(io_->receive(Channel::data, *this, data_receives));
+      const auto bulk =
+          static_cast<unsigned>(env_.stage.io().receive(Channel::data, *this, data_receives));
       data_busy_ = bulk != 0;
       work += bulk;
     }
-    work += static_cast<unsigned>(hotel_.evict(now, [](Room& room) {
+    work += static_cast<unsigned>(env_.hotel.evict(now, [](Room& room) {
       auto& segment = reinterpret_cast<Segment&>(room);  // the room is the segment's first member
       segment.path->on_evicted(segment);
     }));
   }
   work += dispatch();
-  if (acks_due_) {
-    acks_due_ = false;
+  if (env_.acks_due) {
+    env_.acks_due = false;
     work += progress_sends();
   }
   look_whether_to_doze();
@@ -184,42 +130,42 @@ inline void DatagramPort::look_whether_to_doze() {
   if (fallback_paths_ != live_paths_) [[likely]] {
     return;
   }
-  if (now_ < active_until_ || payload_in_flight_ != 0 || !nothing_waits()) {
+  if (env_.active() || !nothing_waits()) {
     return;
   }
   // For heartbeats, and their acknowledgements, nobody waits but timers.  Nothing else comes
   // that could take an acknowledgement along.
   acknowledge_all();
   back_off(nothing_waits());
-  look_at_ = now_ + doze_time;
+  look_at_ = env_.now + doze_time;
   if (const auto deadline = next_deadline()) {
     look_at_ = std::min(look_at_, *deadline);
   }
 }
 
 void DatagramPort::acknowledge_all() {
-  if (ack_head_ == nullptr) {
+  if (env_.acks.first() == nullptr) {
     return;
   }
-  while (ack_head_ != nullptr) {
-    ack_head_->send_ack();  // takes itself off the list
+  while (env_.acks.first() != nullptr) {
+    env_.acks.first()->path.send_ack();  // takes itself off the list
   }
-  flush_all();
+  env_.flush_all();
 }
 
 Duration DatagramPort::max_poll_gap() const {
-  const bool stands_by =
-      fallback_paths_ == live_paths_ && now_ >= active_until_ && payload_in_flight_ == 0;
+  const bool stands_by = fallback_paths_ == live_paths_ && !env_.active();
   return stands_by ? std::chrono::milliseconds(10) : Poller::max_poll_gap();
 }
 
 std::optional<Instant> DatagramPort::next_deadline() {
   std::optional<Instant> deadline;
-  if (hotel_.guests() != 0) {
-    deadline = hotel_.sleep_until();
+  if (env_.hotel.guests() != 0) {
+    deadline = env_.hotel.sleep_until();
   }
-  if (ack_head_ != nullptr && (!deadline || ack_head_->ack_deadline_ < *deadline)) {
-    deadline = ack_head_->ack_deadline_;
+  const PathLinks* owed = env_.acks.first();
+  if (owed != nullptr && (!deadline || owed->ack_deadline < *deadline)) {
+    deadline = owed->ack_deadline;
   }
   return deadline;
 }
@@ -227,7 +173,7 @@ std::optional<Instant> DatagramPort::next_deadline() {
 size_t DatagramPort::wait_fds(std::span<int> out) const {
   size_t count = 0;
   for (const Channel channel : {Channel::command, Channel::data}) {
-    const int fd = io_->wait_fd(channel);
+    const int fd = env_.stage.io().wait_fd(channel);
     if (fd >= 0 && count < out.size()) {
       out[count++] = fd;
     }
@@ -236,14 +182,13 @@ size_t DatagramPort::wait_fds(std::span<int> out) const {
 }
 
 bool DatagramPort::nothing_waits() const {
-  return ready_head_ == nullptr && (resend_head_ == nullptr || resends_blocked_) &&
-         urgent_acks_.empty() && completion_count_ == 0 && state_events_.empty() &&
-         command_.empty() && data_.empty();
+  return env_.ready.empty() && (env_.resends.empty() || resends_blocked_) &&
+         env_.acks.urgent().empty() && env_.completions.empty() && env_.stage.empty();
 }
 
 bool DatagramPort::prepare_sleep() {
   wake();  // by what arrives, which is to be looked at
-  return nothing_waits() && io_->prepare_sleep();
+  return nothing_waits() && env_.stage.io().prepare_sleep();
 }
 
 DatagramPath* DatagramPort::find(const FrameHeader& header) {
@@ -252,25 +197,25 @@ DatagramPath* DatagramPort::find(const FrameHeader& header) {
   if (mutated(Mutation::place_is_enough)) {
     return path;
   }
-  if (path == nullptr || path->id_ != header.path) {
-    ++statistics_.unknown_path;
+  if (path == nullptr || path->id() != header.path) {
+    ++env_.statistics.unknown_path;
     return nullptr;
   }
-  if (path->local_.token != header.token) {
-    ++statistics_.bad_token;
+  if (path->token() != header.token) {
+    ++env_.statistics.bad_token;
     return nullptr;
   }
   return path;
 }
 
 void DatagramPort::packet(std::span<const std::byte> datagram) {
-  ++statistics_.datagrams_received;
+  ++env_.statistics.datagrams_received;
   bool first = first_packet_;
   first_packet_ = false;
   while (!datagram.empty()) {
     const auto header = decode(datagram, datagram.size());
     if (!header) {
-      ++statistics_.malformed;
+      ++env_.statistics.malformed;
       return;
     }
     const size_t bytes = header_bytes + header->payload_length;
@@ -279,9 +224,9 @@ void DatagramPort::packet(std::span<const std::byte> datagram) {
       path->on_frame(*header, datagram.subspan(header_bytes, header->payload_length));
       // Fast receive: the first packet of a pass, in order and tiny, is handed on before any of
       // the bookkeeping that follows it (acknowledgements, statistics, other packets).
-      if (first && header->type == FrameType::put && completion_count_ == 1 && guard_depth_ == 1) {
-        ++path->statistics_.fast_receives;
-        fast_received_ = true;
+      if (first && header->type == FrameType::put && env_.completions.count() == 1 &&
+          env_.guard.depth() == 1) {
+        path->on_fast_receive();
       }
     }
     first = false;
@@ -303,8 +248,7 @@ Placement DatagramPort::place(std::span<const std::byte> head, size_t total, siz
     return {};
   }
   DatagramPath* path = find(*header);
-  if (path == nullptr || path->state_ == PathState::error ||
-      path->window_.check(header->sequence) != ReceiveWindow::Verdict::fresh) {
+  if (path == nullptr || !path->takes(header->sequence)) {
     return {};
   }
   // How many of the coalesced frames go straight to their place?  The first certainly: its header
@@ -318,13 +262,13 @@ Placement DatagramPort::place(std::span<const std::byte> head, size_t total, siz
     const size_t frame_bytes = std::min(segment, total - frames * segment);
     const auto sequence = header->sequence + static_cast<uint32_t>(frames);
     if (frame_bytes <= header_bytes || bytes + (frame_bytes - header_bytes) > left ||
-        path->window_.check(sequence) != ReceiveWindow::Verdict::fresh) {
+        !path->takes(sequence)) {
       break;
     }
     bytes += frame_bytes - header_bytes;
     ++frames;
   }
-  std::byte* to = env_.memory->resolve(header->key, path->options_.domain,
+  std::byte* to = env_.memory->resolve(header->key, path->domain(),
                                        header->address + header->fragment_offset, bytes);
   if (to == nullptr) {
     return {};
@@ -343,7 +287,6 @@ Placement DatagramPort::place(std::span<const std::byte> head, size_t total, siz
   place_path_ = path;
   place_count_ = frames;
   place_segment_ = segment;
-  place_sequence_ = header->sequence;
   return {place_parts_.data(), parts};
 }
 
@@ -351,7 +294,7 @@ void DatagramPort::placed(size_t total) {
   if (place_path_ == nullptr) {
     return;
   }
-  ++statistics_.datagrams_received;
+  ++env_.statistics.datagrams_received;
   DatagramPath* path = place_path_;
   const auto first = decode(place_headers_[0], header_bytes + place_parts_[1].iov_len);
   size_t displaced_bytes = 0;
@@ -363,14 +306,13 @@ void DatagramPort::placed(size_t total) {
     const auto header = decode(place_headers_[i], header_bytes + part.iov_len);
     const std::span<const std::byte> payload(static_cast<std::byte*>(part.iov_base), part.iov_len);
     const bool expected =
-        header && first && header->type == FrameType::put && header->path == path->id_ &&
-        header->token == path->local_.token && header->key == first->key &&
+        header && first && header->type == FrameType::put && header->path == path->id() &&
+        header->token == path->token() && header->key == first->key &&
         header->address == first->address && header->payload_length == part.iov_len &&
         header->address + header->fragment_offset == reinterpret_cast<uint64_t>(part.iov_base) &&
-        path->window_.check(header->sequence) == ReceiveWindow::Verdict::fresh;
+        path->takes(header->sequence);
     if (expected) {
-      path->on_segment(*header, payload, true);
-      path->handle_ack(*header, {});
+      path->on_placed(*header, payload);
       continue;
     }
     // Take a copy before anything else is put in place: it may lie where another one belongs.
@@ -390,39 +332,24 @@ void DatagramPort::placed(size_t total) {
   place_path_ = nullptr;
 }
 
-void DatagramPort::complete(const Completion& completion) {
-  NHA_ASSERT(completion_count_ < completions_.size(), "more completions than posted work");
-  completions_[(completion_head_ + completion_count_) % completions_.size()] = completion;
-  ++completion_count_;
-  wake();
-}
-
-void DatagramPort::queue_state(DatagramPath& path) {
-  wake();
-  state_events_.push_back(&path);
-}
-
 unsigned DatagramPort::dispatch() {
   unsigned count = 0;
   // Owners may post, destroy paths and cause further completions from here.
-  while (completion_count_ != 0) {
-    const Completion completion = completions_[completion_head_];
-    completion_head_ = (completion_head_ + 1) % completions_.size();
-    --completion_count_;
+  while (env_.completions.count() != 0) {
+    const Completion completion = env_.completions.pop();
     ++count;
     if (completion.path != nullptr) {
-      static_cast<DatagramPath*>(completion.path)->owner_->on_completion(completion);
+      static_cast<DatagramPath*>(completion.path)->report(completion);
     }
   }
-  for (size_t i = 0; i < state_events_.size(); ++i) {
-    DatagramPath* path = state_events_[i];
+  std::vector<DatagramPath*>& states = env_.completions.states();
+  for (size_t i = 0; i < states.size(); ++i) {
     ++count;
-    if (path != nullptr) {
-      const Error error = path->error_;
-      path->owner_->on_path_state(*path, path->state_, error);
+    if (states[i] != nullptr) {
+      states[i]->report_state();
     }
   }
-  state_events_.clear();
+  states.clear();
   return count;
 }
 
