@@ -334,15 +334,14 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   hello.cts_address = in.number<uint64_t>();
   hello.cts_key = in.number<uint32_t>();
   hello.rejoin = in.rejoin();
-  const auto kind = fabric::fabric_kind(in.number<uint8_t>());
-  hello.kind = kind.value_or(fabric::FabricKind::datagram);
+  hello.kind = fabric::FabricKind{in.number<uint8_t>()};  // whether it is known, the provider says
   hello.traffic_class = in.number<uint8_t>();
   hello.service_level = in.number<uint8_t>();
   hello.backup = in.flag();
   hello.shadows = in.number<uint8_t>();
   hello.host = in.text(host_max);
   hello.paths = in.paths();
-  return in.done() && kind ? std::optional(hello) : std::nullopt;
+  return in.done() ? std::optional(hello) : std::nullopt;
 }
 
 std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {

@@ -22,8 +22,8 @@
 
 #include "ha/ledger.h"
 #include "ha/shadow.h"
+#include "runtime/fabric/device.h"
 #include "runtime/fabric/path.h"
-#include "runtime/fabric/provider.h"
 #include "runtime/result.h"
 
 namespace nccl_ha {
@@ -103,7 +103,7 @@ struct Hello {
   uint64_t cts_address = 0;  ///< where the receiver writes its clear-to-send entries
   uint32_t cts_key = 0;
   RejoinPoint rejoin;
-  fabric::FabricKind kind = fabric::FabricKind::datagram;  ///< of all paths
+  fabric::FabricKind kind{};  ///< of all paths
   uint8_t traffic_class = 0;  ///< the sender decides both, for both directions
   uint8_t service_level = 0;
   bool backup = false;         ///< paths may be replaced: failover is on

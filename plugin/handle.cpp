@@ -47,11 +47,10 @@ std::optional<Handle> read_handle(std::span<const std::byte, handle_bytes> in) {
   if (magic != handle_magic || version != handle_version || handle.port == 0) {
     return std::nullopt;
   }
-  const auto kind = fabric::fabric_kind(std::to_integer<uint8_t>(in[fabric_offset]));
-  if (!kind) {
+  handle.fabric = fabric::FabricKind{std::to_integer<uint8_t>(in[fabric_offset])};
+  if (handle.fabric == fabric::FabricKind{}) {
     return std::nullopt;
   }
-  handle.fabric = *kind;
   size_t offset = addresses_offset;
   const auto count = std::to_integer<size_t>(in[16]);
   for (size_t i = 0; i < count; ++i) {

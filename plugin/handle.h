@@ -14,8 +14,8 @@
 #include <span>
 #include <vector>
 
+#include "runtime/fabric/device.h"
 #include "runtime/fabric/interfaces.h"
-#include "runtime/fabric/provider.h"
 
 namespace nccl_ha::plugin {
 
@@ -24,7 +24,7 @@ inline constexpr size_t handle_bytes = 128;
 struct Handle {
   uint16_t port = 0;
   uint64_t nonce = 0;
-  fabric::FabricKind fabric = fabric::FabricKind::datagram;
+  fabric::FabricKind fabric{};
   std::vector<IpAddress> addresses;
 };
 

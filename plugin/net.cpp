@@ -44,11 +44,6 @@ std::span<std::byte, handle_bytes> handle_span(void* handle) {
   return std::span<std::byte, handle_bytes>(static_cast<std::byte*>(handle), handle_bytes);
 }
 
-/// The interface whose addresses come first for control connections of a device.
-size_t control_interface(const fabric::NetDevice& device) {
-  return device.kind == fabric::FabricKind::datagram ? device.index : 0;
-}
-
 /// Takes a finished connection's resources back.  The channel may live on in its actor.
 void close_comm(Comm* comm, Channel* channel) {
   Process& process = Process::instance();
@@ -80,20 +75,20 @@ abi::NcclResult start_connect(int dev, int traffic_class,
   }
   SendOptions options;
   const fabric::NetDevice& device = process.devices()[static_cast<size_t>(dev)];
-  fabric::Attachment attachment{static_cast<size_t>(dev), device.kind};
-  if (device.kind != fabric::FabricKind::datagram && handle->fabric != device.kind) {
-    if (fabric::fabric_is_forced(process.config())) {
-      return report(
-          fail(Errc::remote,
-               fmt::format("connect: HA_NCCL_FABRIC={}, but the peer uses {}: nccl-ha info "
-                           "there says why; auto would use datagrams over UDP to it",
-                           process.config().fabric, to_text(handle->fabric))));
-    }
-    NHA_LOG_INFO("the peer uses {}: this connection uses datagrams over UDP",
-                 to_text(handle->fabric));
-    attachment.kind = fabric::FabricKind::datagram;
+  fabric::Provider& provider = process.provider();
+  const auto kind = provider.kind_towards(static_cast<size_t>(dev), handle->fabric);
+  if (!kind) {
+    return report(fail(Errc::remote,
+                       fmt::format("connect: HA_NCCL_FABRIC={}, but the peer uses {}: nccl-ha info "
+                                   "there says why; auto would use datagrams over UDP to it",
+                                   process.config().fabric, provider.text(handle->fabric))));
   }
-  options.routes = plan_routes(process.interfaces(), control_interface(device), *handle);
+  if (*kind != device.kind) {
+    NHA_LOG_INFO("the peer uses {}: this connection uses {}", provider.text(handle->fabric),
+                 provider.text(*kind));
+  }
+  const fabric::Attachment attachment{static_cast<size_t>(dev), *kind};
+  options.routes = plan_routes(process.interfaces(), device.control_interface, *handle);
   options.traffic_class = traffic_class;
   options.nonce = handle->nonce;
   options.timeout = std::chrono::milliseconds(process.config().connect_timeout_ms);
@@ -181,17 +176,14 @@ abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
                        (device.dmabuf ? abi::ptr_dmabuf : 0);
     // A registration serves every connection on the same device, unless some fall back to
     // datagrams.
-    out->reg_is_global =
-        device.kind == fabric::FabricKind::verbs && Process::instance().config().fabric == "verbs"
-            ? 1
-            : 0;
+    const fabric::Provider& provider = Process::instance().provider();
+    out->reg_is_global = provider.memory_is_global(static_cast<size_t>(dev)) ? 1 : 0;
     out->force_flush = 0;
     out->speed_mbps = static_cast<int>(device.speed_mbps);
     out->port = device.port;
     out->latency_us = 0;
-    const Process& process = Process::instance();
-    out->max_comms = static_cast<int>(
-        process.provider().connections_max(static_cast<size_t>(dev), process.config(), max_comms));
+    out->max_comms =
+        static_cast<int>(provider.connections_max(static_cast<size_t>(dev), max_comms));
     out->max_recvs = static_cast<int>(group_max);
     out->max_p2p_bytes = p2p_bytes_max;
     out->max_coll_bytes = coll_bytes_max;
@@ -213,7 +205,7 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     const fabric::NetDevice& device = process.devices()[static_cast<size_t>(dev)];
     Handle content;
     content.fabric = device.kind;
-    content.addresses = handle_addresses(process.interfaces(), control_interface(device));
+    content.addresses = handle_addresses(process.interfaces(), device.control_interface);
     auto listening = open_listener(content.addresses, process.config().listen_ports);
     if (!listening) {
       return report(listening.error());

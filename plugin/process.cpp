@@ -87,7 +87,7 @@ Result<void> Process::initialize(abi::Logger logger) {
   for (const fabric::NetDevice& device : devices()) {
     names += fmt::format(" {}", device.name);
   }
-  NHA_LOG_INFO("nccl-ha: using {} on{}; {}", to_text(devices().front().kind), names,
+  NHA_LOG_INFO("nccl-ha: using {} on{}; {}", provider_->text(devices().front().kind), names,
                config_.use_progress_thread ? "progress threads" : "inline progress");
   return {};
 }

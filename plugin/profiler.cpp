@@ -85,8 +85,6 @@ void start_event(Channel& channel, const Request& request, size_t position, void
   if (callback == nullptr || profilers_differ.load(std::memory_order_relaxed)) {
     return;
   }
-  static_assert(static_cast<int>(abi::TransferFabric::rdma_datagrams) ==
-                static_cast<int>(fabric::FabricKind::ud));
   abi::TransferV1 transfer{};
   transfer.kind = request.is_send ? abi::TransferKind::send : abi::TransferKind::receive;
   transfer.fabric = static_cast<abi::TransferFabric>(channel.attachment().kind);

@@ -226,7 +226,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
   for (int i = 0; i < n; ++i) {
     const fabric::Registration& registration = registration_of(mhandles[i]);
     const bool needed = !registration.host || Process::instance().config().ib_flush != 0;
-    if (sizes[i] > 0 && registration.kind == fabric::FabricKind::verbs && needed) {
+    if (sizes[i] > 0 && registration.placed_by_nic && needed) {
       last = i;
     }
   }

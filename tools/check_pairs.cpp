@@ -439,7 +439,7 @@ Result<std::vector<CheckedDevice>> checked_devices(const HostFacts& facts) {
   }
   std::vector<CheckedDevice> devices;
   for (const fabric::NetDevice& device : (*provider)->devices()) {
-    const bool rdma = device.kind != fabric::FabricKind::datagram;
+    const bool rdma = !(*provider)->is_universal(device.kind);
     devices.push_back({device.name, rdma ? "HA_NCCL_IB_HCA" : "HA_NCCL_IFNAME", "=" + device.name});
   }
   return devices;

@@ -8,6 +8,7 @@
 #include "runtime/config.h"
 #include "runtime/cpu.h"
 #include "runtime/fabric/datagram/fault_io.h"
+#include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/fabric/verbs/device.h"
@@ -83,7 +84,7 @@ std::string gid_summary(const ChosenPort& port) {
 
 json device_json(const fabric::NetDevice& device, const RdmaView& rdma,
                  const std::vector<NetInterface>& interfaces) {
-  if (device.kind == fabric::FabricKind::datagram) {
+  if (device.kind == fabric::datagram_kind) {
     return interface_json(interfaces[device.index]);
   }
   const ChosenPort& port = rdma.ports[device.index];
@@ -103,19 +104,6 @@ json device_json(const fabric::NetDevice& device, const RdmaView& rdma,
     out["gid"] = fabric::verbs::gid_text(port.gid->bytes);
   }
   return out;
-}
-
-/// As HA_NCCL_FABRIC has it.
-const char* fabric_name(fabric::FabricKind kind) {
-  switch (kind) {
-    case fabric::FabricKind::datagram:
-      return "datagram";
-    case fabric::FabricKind::verbs:
-      return "verbs";
-    case fabric::FabricKind::ud:
-      return "ud";
-  }
-  return "unknown";
 }
 
 json settings_json(const Config& config) {
@@ -217,7 +205,7 @@ void show_host(const Config& config, bool as_json) {
   }
   const std::vector<fabric::NetDevice>& devices = (*provider)->devices();
   const std::vector<NetInterface>& interfaces = (*provider)->interfaces();  // in order of use
-  const bool verbs = devices.front().kind != fabric::FabricKind::datagram;
+  const bool verbs = devices.front().kind != fabric::datagram_kind;
   const KernelSupport kernel = probe_kernel(config);
   const PluginSight plugin = look_for_plugin(process_environment());
   if (as_json) {
@@ -231,7 +219,7 @@ void show_host(const Config& config, bool as_json) {
     }
     const json out{{"version", NHA_VERSION},
                    {"plugin", plugin_json(plugin)},
-                   {"fabric", fabric_name(devices.front().kind)},
+                   {"fabric", (*provider)->setting(devices.front().kind)},
                    {"devices", device_list},
                    {"interfaces", interface_list},
                    {"rdma_notes", rdma->notes},
@@ -246,7 +234,7 @@ void show_host(const Config& config, bool as_json) {
     return;
   }
   fmt::print("nccl-ha {}, plugin ABI v6 to v12, fabric: {}\n\ndevices (what NCCL will see)\n",
-             NHA_VERSION, to_text(devices.front().kind));
+             NHA_VERSION, (*provider)->text(devices.front().kind));
   if (verbs) {
     print_rdma(devices, *rdma);
     fmt::print("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");

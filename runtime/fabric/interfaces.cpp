@@ -202,4 +202,28 @@ Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterfa
                   ifname_spec, family, available.empty() ? "none with an address" : available));
 }
 
+std::optional<size_t> find_interface(const std::vector<NetInterface>& interfaces,
+                                     const sockaddr* address) {
+  const auto wanted = IpAddress::from_sockaddr(address);
+  for (size_t i = 0; wanted && i < interfaces.size(); ++i) {
+    for (const IpAddress& own : interfaces[i].addresses) {
+      if (own.family == wanted->family && own.bytes == wanted->bytes) {
+        return i;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+IpAddress with_prefix(const std::vector<NetInterface>& interfaces, IpAddress address) {
+  for (const NetInterface& own : interfaces) {
+    for (const IpAddress& one : own.addresses) {
+      if (one.family == address.family && one.bytes == address.bytes) {
+        address.prefix_len = one.prefix_len;
+      }
+    }
+  }
+  return address;
+}
+
 }  // namespace nccl_ha::fabric

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,5 +37,11 @@ Result<std::vector<NetInterface>> list_interfaces();
 Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterface>& all,
                                                     std::string_view ifname_spec,
                                                     std::string_view family);
+
+/// Index of the interface that owns `address`; nullopt for a foreign one.
+std::optional<size_t> find_interface(const std::vector<NetInterface>& interfaces,
+                                     const sockaddr* address);
+/// `address` with the prefix length that an interface has for it, if one owns it.
+IpAddress with_prefix(const std::vector<NetInterface>& interfaces, IpAddress address);
 
 }  // namespace nccl_ha::fabric

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -121,9 +122,10 @@ struct PathOptions {
   uint32_t receives_spare = 0;  ///< so many of them the peer never uses: they may be held back
   /// This side sends the first probe: its peer called connect() before.  One of the two must.
   bool active = false;
-  bool flushes = false;       ///< post_flush will be used
-  bool fallback = false;      ///< it will carry next to nothing unless other paths fail
-  Duration connect_limit{};   ///< for connecting; 0: HA_NCCL_CONNECT_TIMEOUT_MS
+  bool flushes = false;   ///< post_flush will be used
+  bool fallback = false;  ///< it will carry next to nothing unless other paths fail
+  /// For connecting, and for an address that has to be asked for; 0: HA_NCCL_CONNECT_TIMEOUT_MS.
+  Duration connect_limit{};
   uint8_t traffic_class = 0;  ///< RoCE: DSCP and ECN bits
   uint8_t service_level = 0;  ///< InfiniBand
   /// The hosts in between, the nearest first, at most hops_max; empty: none, or the fabric's
@@ -139,7 +141,8 @@ class PathOwner {
   virtual void on_completion(const Completion& completion) = 0;
   /// `ready` or `error`; `error` says why and is reported once.
   virtual void on_path_state(Path& path, PathState state, const Error& error) = 0;
-  /// address_ready() has become true.  Never called where it is true from the beginning.
+  /// address_ready() has become true.  Never called where it is true from the beginning, nor from
+  /// inside create_path() or connect().
   virtual void on_path_address(Path& path) { (void)path; }
   /// A path in `error` cannot be closed: what is outstanding will never complete, and what the peer
   /// wrote may still land.
@@ -189,7 +192,8 @@ class Path {
   }
   bool may_reorder() const { return traits().may_reorder; }
 
-  /// Adds all that this path fails with, as far as it is known: the peer's NIC from connect() on.
+  /// Adds all that this path fails with, as far as it is known: the peer's NIC from connect() on,
+  /// hosts in between as soon as the fabric knows them.
   virtual void failure_domains(FailureDomains& domains) const { (void)domains; }
 
   /// Grows with what the peer has acknowledged of a post that is not complete yet, where the path
@@ -209,5 +213,16 @@ class Path {
 };
 
 inline constexpr size_t path_address_max = 512;
+
+/// A path together with what keeps its port alive.  Destroy both on the worker's thread, at the end
+/// of a turn (an actor's destructor is such a place).
+struct OwnedPath {
+  std::shared_ptr<void> port;
+  std::unique_ptr<Path> path;
+  void reset() {
+    path.reset();
+    port.reset();
+  }
+};
 
 }  // namespace nccl_ha::fabric

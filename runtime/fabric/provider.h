@@ -1,4 +1,4 @@
-// Makes paths over the network devices of this host, whatever provider carries them.
+// The kinds of fabric of this host behind one face: its devices, its memory, paths over them.
 #pragma once
 
 #include <functional>
@@ -9,87 +9,47 @@
 
 #include "runtime/config.h"
 #include "runtime/context.h"
-#include "runtime/fabric/datagram/fault_io.h"
-#include "runtime/fabric/datagram/options.h"
-#include "runtime/fabric/interfaces.h"
-#include "runtime/fabric/memory.h"
-#include "runtime/fabric/nic_board.h"
-#include "runtime/fabric/path.h"
-#include "runtime/fabric/rdma.h"
-#include "runtime/fabric/region_registry.h"
+#include "runtime/fabric/path_factory.h"
+#include "runtime/fabric/standard_kinds.h"
 
 namespace nccl_ha::fabric {
 
-class DatagramPort;
-
-/// What carries a path's bytes.  The number is wire format (handle and hello).
-enum class FabricKind : uint8_t {
-  datagram = 1,  ///< UDP sockets
-  verbs = 2,     ///< RC queue pairs
-  ud = 3,        ///< the datagram engine over UD queue pairs
-};
-const char* to_text(FabricKind kind);
-/// The kind that a number from the wire stands for; nullopt for a number that means none.
-std::optional<FabricKind> fabric_kind(uint8_t number);
-/// An error when HA_NCCL_FABRIC names nothing that there is.
-Result<void> check_fabric_name(const Config& config);
-/// HA_NCCL_FABRIC names a fabric of RDMA devices: nothing else is to be used.
-bool fabric_is_forced(const Config& config);
-
-/// What NCCL sees as a network device.
-struct NetDevice : DeviceFacts {
-  FabricKind kind = FabricKind::datagram;
-  size_t index = 0;  ///< of interfaces(), or of the RDMA ports
-};
-
-/// Where a connection lives: a device and the fabric used on it.
-struct Attachment {
-  size_t device = 0;  ///< of devices()
-  FabricKind kind = FabricKind::datagram;
-};
-
-/// Where a path of some fabric may begin or end on this host.
-struct Place {
-  Attachment at;
-  uint16_t number = 0;   ///< of the port or interface; two addresses of one have the same
-  IpAddress address;     ///< family 0: none is known
-  std::string pci_path;  ///< empty for a software device
-};
-
 /// Registered memory.  Plain data; taken back with Provider::remove_memory.
 struct Registration {
-  FabricKind kind = FabricKind::datagram;
+  FabricKind kind{};
   bool host = true;  ///< not GPU memory
   uint32_t local_key = 0;
   uint32_t remote_key = 0;
   size_t device = 0;
-  uint64_t handle = 0;      ///< the provider's
-  bool per_device = false;  ///< PathTraits::keys_per_device
+  uint64_t handle = 0;         ///< the provider's
+  bool per_device = false;     ///< PathTraits::keys_per_device
+  bool placed_by_nic = false;  ///< PathTraits::placed_by_nic, of paths made there
   /// These keys are good for paths made there.
   bool serves(const Attachment& at) const {
     return kind == at.kind && (!per_device || device == at.device);
   }
 };
 
-/// All fabrics of this host behind one face.  A port per worker and interface or RDMA port is
-/// opened when the first path needs it and closed with the last one.
+/// Knows kinds only as factories.
 class Provider {
  public:
+  /// Makes a kind of its own over what the provider has.
+  using Kind = std::function<std::unique_ptr<PathFactory>(const Config& config, FabricHost& host)>;
+  struct Sources {
+    StandardSources standard;
+    std::vector<Kind> kinds;  ///< besides the standard ones; asked for devices before them
+  };
   /// Decides which fabric the devices use (HA_NCCL_FABRIC) and says so in the log.
   static Result<std::unique_ptr<Provider>> make(const Config& config,
                                                 std::vector<NetInterface> interfaces,
-                                                size_t workers);
-  /// The same over RDMA ports that `rdma` makes of the board, instead of those of this host.
-  using RdmaSource = std::function<std::unique_ptr<RdmaPorts>(NicBoard& board)>;
-  static Result<std::unique_ptr<Provider>> make(const Config& config,
-                                                std::vector<NetInterface> interfaces,
-                                                size_t workers, const RdmaSource& rdma);
+                                                size_t workers, const Sources& sources = {});
+  ~Provider();
 
   /// Any thread.
-  const std::vector<NetInterface>& interfaces() const { return interfaces_; }
-  const std::vector<NetDevice>& devices() const { return devices_; }
-  Memory& memory() { return memory_; }
-  ~Provider();
+  const std::vector<NetInterface>& interfaces() const { return host_.interfaces; }
+  const std::vector<NetDevice>& devices() const { return host_.devices; }
+  Memory& memory() { return host_.memory; }
+  NicBoard& nics() { return host_.nics; }
 
   /// Any thread.  `domain` ties the region to one connection where the fabric can.
   Result<Registration> add_memory(const Attachment& at, uint64_t domain, void* base, size_t length,
@@ -102,6 +62,26 @@ class Provider {
   /// time, which takes as long as the kernel takes to pin it.  `domain` as in add_memory().
   Result<RegionKeys> keys_on(const Attachment& other, uint64_t domain, const Attachment& at,
                              uint32_t key, bool key_is_local);
+  /// Before the first path: how a DMA-BUF descriptor is duplicated; -1 with errno where it is not.
+  void use_duplicate(std::function<int(int fd)> duplicate) { duplicate_ = std::move(duplicate); }
+  /// A registration serves every connection of the device, whatever its peer.
+  bool memory_is_global(size_t device) const;
+
+  // Kinds, as messages and settings name them; good for any number that a peer sends.
+  const char* text(FabricKind kind) const;
+  const char* setting(FabricKind kind) const;
+  bool is_universal(FabricKind kind) const;
+  /// Connections at `device` may use `kind`.
+  bool accepts(size_t device, FabricKind kind) const;
+  /// Why not.
+  std::string refusal(size_t device, FabricKind kind) const;
+  /// The kind of a connection from `device` to a device of kind `peer`; nullopt: they have none in
+  /// common that the settings allow.
+  std::optional<FabricKind> kind_towards(size_t device, FabricKind peer) const;
+  /// How many connections the device can have, at most `most`.
+  size_t connections_max(size_t device, size_t most) const;
+
+  // Of connections that live at `at`, whose kind the device accepts.
   /// What is known of paths made there before there is one.
   PathTraits traits(const Attachment& at) const;
   /// How many paths a connection there begins with.
@@ -110,78 +90,33 @@ class Provider {
   bool needs_flushes(const Attachment& at) const;
   /// Place::number of a path made there; UINT16_MAX: not known.  `local` as in create_path().
   uint16_t place_number(const Attachment& at, const sockaddr* local) const;
-  /// Whether a peer may have paths of this kind to a device, and what it is told if not.
-  bool accepts(size_t device, FabricKind kind) const;
-  std::string refusal(size_t device, FabricKind kind) const;
-  /// How many connections a device has queue pairs for, at most `most`; `config` says how many each
-  /// takes, those in reserve included.
-  size_t connections_max(size_t device, const Config& config, size_t most) const;
-  /// All that could carry paths of a kind, and behind them interfaces whose datagrams may take over
-  /// for RDMA; `at.device` of those over UDP is `device`.
-  std::vector<Place> places(const Attachment& device) const;
+  /// Where paths of a connection that lives at `at` may begin or end on this host, places of its
+  /// own kind first, those of one port in the order in which they are to be tried.
+  std::vector<Place> places(const Attachment& at) const;
   /// What the NIC of a path made there is called (NicNotice); empty where it is not known.
   std::string nic_of(const Attachment& at, const sockaddr* local) const;
-  NicBoard& nics() { return nics_; }
-  /// Index of the interface that owns `address`; nullopt for a foreign one.
-  std::optional<size_t> interface_of(const sockaddr* address) const;
 
-  /// Before the first path: datagram ports run over what `open` gives for a local address instead
-  /// of UDP sockets (a simulated network).
-  using PacketSource = std::function<Result<std::unique_ptr<PacketIo>>(const SocketAddress& local)>;
-  void use_packets(PacketSource open) { packet_source_ = std::move(open); }
-
-  /// Before the first path: how a DMA-BUF descriptor is duplicated; -1 with errno where it is not.
-  void use_duplicate(std::function<int(int fd)> duplicate) { duplicate_ = std::move(duplicate); }
-
-  /// On the worker's thread.  `local` chooses interface and family of a datagram path.
+  /// On the worker's thread.  `local` chooses among a host's addresses where the kind has several.
   Result<OwnedPath> create_path(Context& context, const Attachment& at, const sockaddr* local,
                                 const PathOptions& options, PathOwner* owner);
 
  private:
-  struct Slot {
-    SocketAddress address;
-    std::weak_ptr<DatagramPort> port;
-  };
-  /// In the book: the table of those that reach memory by the processor.
+  /// In the registry: the table of those that reach memory by the processor.
   static constexpr size_t own_table = SIZE_MAX;
-  Provider();
-  size_t port_of(const Attachment& at) const { return devices_[at.device].index; }
-  bool above_rdma(const NetInterface& own) const;
-  void add_interfaces(const Attachment& device, std::vector<Place>& places) const;
-  IpAddress with_prefix(IpAddress address) const;
-  Result<std::unique_ptr<PacketIo>> open_udp(const SocketAddress& local) const;
-  Result<void> find_rdma(const Config& config);
-  void choose_devices(const Config& config);
-  Result<OwnedPath> create_ud_path(Context& context, const Attachment& at,
-                                   const PathOptions& options, PathOwner* owner);
-  /// Gives the port of `slot`, over what `open` makes when there is none.
-  using PacketOpen = std::function<Result<std::unique_ptr<PacketIo>>()>;
-  Result<std::shared_ptr<DatagramPort>> open_port(Context& context,
-                                                  std::weak_ptr<DatagramPort>& slot, uint32_t mtu,
-                                                  const PacketOpen& open);
+  Provider() = default;
+  void choose_devices();
+  PathFactory* find(FabricKind kind) const;
+  PathFactory& factory(const Attachment& at) const;
+  const NetDevice& device(const Attachment& at) const { return host_.devices[at.device]; }
+  Registration registration_at(const Attachment& at, bool host, const RegionKeys& keys) const;
 
-  DatagramOptions options_;
-  FaultPlan faults_;
-  int socket_bytes_ = 0;
-  bool offload_ = true;
-  PacketSource packet_source_;
+  FabricHost host_;
+  std::vector<std::unique_ptr<PathFactory>> kinds_;
   std::function<int(int)> duplicate_;
-  std::vector<NetInterface> interfaces_;
-  std::vector<NetDevice> devices_;
-  NicBoard nics_;
-  std::unique_ptr<RdmaPorts> rdma_;                                 // null: none is used
-  std::vector<std::vector<std::weak_ptr<DatagramPort>>> ud_ports_;  // per worker and RDMA port
-  Memory memory_;
-  RegionRegistry book_;
-  bool keeps_book_ = false;
-  bool backs_with_datagrams_ = false;
-  bool forced_ = false;           ///< HA_NCCL_FABRIC names RDMA devices: nothing else is to be used
-  bool flushes_always_ = false;   ///< HA_NCCL_IB_FLUSH
-  size_t ib_paths_ = 1;           ///< HA_NCCL_IB_QPS
-  size_t dgram_paths_ = 1;        ///< HA_NCCL_DGRAM_PATHS
-  int adaptive_routing_ = -1;     ///< HA_NCCL_IB_ADAPTIVE_ROUTING
-  uint32_t end_apart_above_ = 0;  ///< HA_NCCL_IB_AR_THRESHOLD
-  std::vector<std::vector<Slot>> ports_;  // per worker, touched by that worker only
+  RegionRegistry regions_;
+  bool keeps_regions_ = false;   ///< a connection may need memory on another device
+  bool forced_ = false;          ///< fabric_is_forced
+  bool flushes_always_ = false;  ///< HA_NCCL_IB_FLUSH
 };
 
 }  // namespace nccl_ha::fabric

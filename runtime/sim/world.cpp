@@ -64,7 +64,9 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
   process->tie = std::make_shared<ProcessTie>();
   process->addresses = addresses;
   Config own = config;
-  own.fabric = rdma == 0 ? "datagram" : config.fabric == "ud" ? "ud" : "auto";
+  if (kinds.empty()) {
+    own.fabric = rdma == 0 ? "datagram" : config.fabric == "ud" ? "ud" : "auto";
+  }
   std::vector<fabric::NetInterface> interfaces;
   for (const Ip one : addresses) {
     network_.same_host_as(address, one);
@@ -90,14 +92,20 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
     }
     std::move(opened->begin(), opened->end(), std::back_inserter(ports));
   }
-  fabric::Provider::RdmaSource source;
+  fabric::Provider::Sources sources;
+  sources.kinds = kinds;
   if (rdma != 0) {
-    source = [&](fabric::NicBoard& board) {
+    sources.standard.rdma = [&](fabric::NicBoard& board) {
       return std::make_unique<fabric::verbs::HostPorts>(std::move(ports), threads, board);
     };
   }
-  auto provider = rdma != 0 ? fabric::Provider::make(own, std::move(interfaces), threads, source)
-                            : fabric::Provider::make(own, std::move(interfaces), threads);
+  sources.standard.packets =
+      [this, tie = process->tie](
+          const fabric::SocketAddress& local) -> Result<std::unique_ptr<fabric::PacketIo>> {
+    return network_.open_packets(Endpoint::of(reinterpret_cast<const sockaddr*>(&local.storage)).ip,
+                                 tie);
+  };
+  auto provider = fabric::Provider::make(own, std::move(interfaces), threads, sources);
   if (!provider) {
     return provider.error();
   }
@@ -106,11 +114,6 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
     process->provider->use_duplicate(
         [nic = process->nics.front()](int fd) { return nic->duplicate(fd); });
   }
-  process->provider->use_packets([this, tie = process->tie](const fabric::SocketAddress& local)
-                                     -> Result<std::unique_ptr<fabric::PacketIo>> {
-    return network_.open_packets(Endpoint::of(reinterpret_cast<const sockaddr*>(&local.storage)).ip,
-                                 tie);
-  });
   process->worker_waits_until.resize(threads);
   process->engine = Engine::start_virtual(own, clock_, random_.next(), [&, tie = process->tie] {
     return network_.make_streams(address, tie, unanswered_limit(own));

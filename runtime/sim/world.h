@@ -37,6 +37,10 @@ class World {
   explicit World(uint64_t seed);
   ~World();
 
+  /// Kinds of fabric that processes made from now on have besides the standard ones; whether their
+  /// devices are used is then for HA_NCCL_FABRIC to say.
+  std::vector<fabric::Provider::Kind> kinds;
+
   Network& network() { return network_; }
   RdmaNic::Conditions& rdma() { return rdma_; }
   Random& random() { return random_; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "actors/connection/lane.h"
 #include "actors/control.h"
 #include "actors/immediate.h"
 #include "runtime/random.h"
@@ -17,7 +18,7 @@ Hello sample_hello() {
   hello.rejoin = {40001, 99, {4, 5}, 4, {10, 0, 0, 1}};
   hello.host = "node\n17";
   const std::array<std::byte, 72> bytes{std::byte{1}, std::byte{2}};
-  hello.kind = fabric::FabricKind::verbs;
+  hello.kind = fabric::FabricKind{2};
   hello.shadows = 1;
   hello.paths = {{*PathAddress::from(bytes), {}, 0x7000, 5},
                  {*PathAddress::from(std::span(bytes).first(48)), {}, 0, 0},
@@ -59,7 +60,7 @@ TEST(Control, MessagesRoundTripWhateverTheCuts) {
           EXPECT_EQ(hello->paths[2].address.length, 0);
           EXPECT_EQ(hello->paths[2].missing, "port 1 is down");
           EXPECT_EQ(hello->shadows, 1);
-          EXPECT_EQ(hello->kind, fabric::FabricKind::verbs);
+          EXPECT_EQ(hello->kind, fabric::FabricKind{2});
         } else if (message->type == ControlType::close) {
           EXPECT_EQ(decode_close(message->payload)->groups_completed, 42U);
         }
@@ -69,6 +70,38 @@ TEST(Control, MessagesRoundTripWhateverTheCuts) {
                                   ControlType::close}));
     EXPECT_FALSE(reader.broken());
   }
+}
+
+TEST(Control, TheLongestHandshakeFitsIntoItsMessages) {
+  const std::vector<std::byte> bytes(fabric::path_address_max, std::byte{9});
+  const PathEnd longest{*PathAddress::from(bytes), {}, 1, 2};
+  Hello hello = sample_hello();
+  hello.host = std::string(200, 'h');
+  hello.paths.assign(paths_max, longest);
+  Welcome welcome;
+  welcome.host = hello.host;
+  welcome.paths = hello.paths;
+  welcome.rails.resize(ha::rails_max);
+  PathOffer offer;
+  offer.end = longest;
+  ControlReader reader;
+  for (const auto& frame : {encode(hello), encode(welcome), encode(ControlType::rebuild, offer)}) {
+    ASSERT_LE(frame.size(), control_header_bytes + control_payload_max);
+    ASSERT_TRUE(reader.feed(frame));
+    const auto message = reader.next();
+    ASSERT_TRUE(message);
+    if (message->type == ControlType::hello) {
+      const auto back = decode_hello(message->payload);
+      ASSERT_TRUE(back);
+      EXPECT_EQ(back->paths.back().address.length, fabric::path_address_max);
+    } else if (message->type == ControlType::welcome) {
+      ASSERT_TRUE(decode_welcome(message->payload));
+    } else {
+      EXPECT_LE(frame.size(), ControlBox::slot_bytes) << "it travels over paths too";
+      ASSERT_TRUE(decode_offer(message->payload));
+    }
+  }
+  EXPECT_FALSE(PathAddress::from(std::vector<std::byte>(fabric::path_address_max + 1)));
 }
 
 TEST(Control, WhatThePeerSaysIsReportedOnceHoweverOftenItWasPassedOn) {

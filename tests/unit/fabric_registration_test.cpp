@@ -8,6 +8,7 @@
 
 #include "runtime/fabric/provider.h"
 #include "runtime/fabric/verbs/host_ports.h"
+#include "runtime/fabric/verbs/rc_factory.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma.h"
 #include "tests/support/log_lines.h"
@@ -17,7 +18,6 @@ namespace nccl_ha::test {
 namespace {
 
 using fabric::Attachment;
-using fabric::FabricKind;
 
 /// The provider of a host with two simulated RDMA devices that take DMA-BUF descriptors.
 class RegistrationElsewhere : public testing::Test {
@@ -36,9 +36,11 @@ class RegistrationElsewhere : public testing::Test {
     }
     Config config;
     config.fabric = "auto";
-    auto provider = fabric::Provider::make(config, {}, 1, [&](fabric::NicBoard& board) {
+    fabric::Provider::Sources sources;
+    sources.standard.rdma = [&](fabric::NicBoard& board) {
       return std::make_unique<fabric::verbs::HostPorts>(std::move(ports), 1, board);
-    });
+    };
+    auto provider = fabric::Provider::make(config, {}, 1, sources);
     ASSERT_TRUE(provider) << provider.error().message();
     provider_ = std::move(*provider);
     descriptor_ = eventfd(0, EFD_CLOEXEC);  // a simulated device only wants one
@@ -52,8 +54,8 @@ class RegistrationElsewhere : public testing::Test {
     return provider_->keys_on(second_, 0, first_, memory.remote_key, false);
   }
 
-  static constexpr Attachment first_{0, FabricKind::verbs};
-  static constexpr Attachment second_{1, FabricKind::verbs};
+  static constexpr Attachment first_{0, fabric::verbs::rc_kind};
+  static constexpr Attachment second_{1, fabric::verbs::rc_kind};
   ManualClock clock_;
   sim::Network network_{clock_, 3};
   sim::RdmaNic::Conditions conditions_;

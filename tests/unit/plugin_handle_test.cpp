@@ -30,6 +30,7 @@ NetInterface device(const char* name, std::vector<IpAddress> addresses) {
 TEST(Handle, RoundTripsWithManyAddressesAndLeavesTheScratchZero) {
   Handle handle;
   handle.port = 4711;
+  handle.fabric = fabric::FabricKind{1};
   handle.nonce = 99;
   for (uint8_t i = 0; i < 40; ++i) {
     handle.addresses.push_back(ip(10, 0, i, 1));
@@ -52,14 +53,22 @@ TEST(Handle, RoundTripsWithManyAddressesAndLeavesTheScratchZero) {
 TEST(Handle, DamagedHandlesAreRefused) {
   Handle handle;
   handle.port = 1;
+  handle.fabric = fabric::FabricKind{1};
   handle.addresses = {ip(10, 0, 0, 1)};
   std::array<std::byte, handle_bytes> good;
   write_handle(handle, good);
-  for (const size_t at : {0UL, 4UL, 16UL, 17UL}) {
+  ASSERT_TRUE(read_handle(good));
+  for (const size_t at : {0UL, 4UL, 16UL}) {
     auto bad = good;
     bad[at] = std::byte{0xEE};
     EXPECT_FALSE(read_handle(bad)) << at;
   }
+  auto other = good;
+  other[17] = std::byte{0};
+  EXPECT_FALSE(read_handle(other)) << "no kind of fabric";
+  other[17] = std::byte{0xEE};
+  ASSERT_TRUE(read_handle(other)) << "whether a kind is known, the provider says";
+  EXPECT_EQ(read_handle(other)->fabric, fabric::FabricKind{0xEE});
   std::array<std::byte, handle_bytes> zero{};
   EXPECT_FALSE(read_handle(zero));
 }

@@ -160,7 +160,8 @@ void Traffic::check_quiet(const Group& group) {
 bool Traffic::flush(Group& group) {
   const bool wanted =
       plan_.gpu || (plan_.flushes && link_.to().engine->worker(0).context().config().ib_flush != 0);
-  if (!wanted || group.flushed || link_.receiver().attachment().kind != fabric::FabricKind::verbs) {
+  if (!wanted || group.flushed ||
+      !link_.to().provider->traits(link_.receiver().attachment()).placed_by_nic) {
     return true;
   }
   if (group.flush == nullptr) {

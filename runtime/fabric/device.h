@@ -1,0 +1,56 @@
+// Devices, where on them connections live, and where their paths may begin or end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "runtime/ip_address.h"
+
+namespace nccl_ha::fabric {
+
+/// What carries a path's bytes.  The number is wire format (handle and hello); each factory has its
+/// own (PathFactory::kind), 0 stands for none.
+enum class FabricKind : uint8_t {};
+
+/// What a device is, whatever carries its paths.
+struct DeviceFacts {
+  std::string name;    ///< unique
+  std::string netdev;  ///< the interface beneath, or itself; empty: there is none
+  uint64_t guid = 0;
+  std::string pci_path;  ///< empty for a software device
+  int numa_node = -1;
+  int64_t speed_mbps = 0;
+  int port = 1;
+  bool peer_memory = false;  ///< GPU pointers can be registered
+  bool dmabuf = false;       ///< GPU memory can be registered by DMA-BUF descriptor
+};
+
+/// How a NIC is called where all fabrics meet (NicNotice, FailureDomain).
+inline const std::string& nic_name(const DeviceFacts& device) {
+  return device.netdev.empty() ? device.name : device.netdev;
+}
+
+/// What NCCL sees as a network device.
+struct NetDevice : DeviceFacts {
+  FabricKind kind{};
+  size_t index = 0;  ///< its number among those of its kind
+  /// The interface whose addresses come first for control connections.
+  size_t control_interface = 0;
+};
+
+/// Where a connection lives: a device and the fabric used on it.
+struct Attachment {
+  size_t device = 0;  ///< of Provider::devices()
+  FabricKind kind{};
+};
+
+/// Where a path of some fabric may begin or end on this host.
+struct Place {
+  Attachment at;
+  uint16_t number = 0;   ///< of the port or interface; two addresses of one have the same
+  IpAddress address;     ///< family 0: none is known
+  std::string pci_path;  ///< empty for a software device
+};
+
+}  // namespace nccl_ha::fabric

@@ -1,0 +1,42 @@
+#include "runtime/fabric/path_factory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace nccl_ha::fabric {
+
+bool FabricHost::beneath_device(const NetInterface& own) const {
+  return std::any_of(devices.begin(), devices.end(),
+                     [&](const NetDevice& device) { return device.netdev == own.name; });
+}
+
+Result<RegionKeys> PathFactory::add_memory(const NetDevice& device, const RegionOrigin& origin) {
+  (void)origin;
+  return fail(Errc::internal, fmt::format("{} has no keys of its own", device.name));
+}
+
+void PathFactory::remove_memory(const NetDevice& device, const RegionKeys& keys) {
+  (void)device;
+  (void)keys;
+}
+
+bool fabric_is_forced(const Config& config) {
+  return config.fabric != "auto" && config.fabric != "datagram";
+}
+
+Result<void> check_fabric_setting(const std::string& fabric,
+                                  const std::vector<const char*>& settings) {
+  std::string known = "auto";
+  bool found = fabric == known;
+  for (size_t i = 0; i < settings.size(); ++i) {
+    found = found || fabric == settings[i];
+    known += fmt::format("{}{}", i + 1 == settings.size() ? " or " : ", ", settings[i]);
+  }
+  if (found) {
+    return {};
+  }
+  return fail(Errc::invalid_argument, fmt::format("HA_NCCL_FABRIC={}: use {}", fabric, known));
+}
+
+}  // namespace nccl_ha::fabric
