@@ -55,28 +55,33 @@ NicMonitor::~NicMonitor() {
 }
 
 void NicMonitor::on_link(const std::string& nic, bool up) {
+  tell({fabric::FailureDomain::Kind::local_nic, nic}, up);
+}
+
+void NicMonitor::tell(const fabric::FailureDomain& domain, bool up) {
   // A member may leave when it is told.
   const std::vector<Member*> told = members_;
   for (Member* member : told) {
     if (up) {
-      member->on_link_up(nic);
+      member->on_domain_up(domain);
     } else {
-      member->on_link_down(nic);
+      member->on_domain_down(domain);
     }
   }
 }
 
-void NicMonitor::suspect(const Member* from, const std::string& nic, const std::string& peer) {
-  tell_suspicion(from, nic, peer);
-  board_.post({fabric::NicNotice::Kind::suspect, nic, peer}, this);
+void NicMonitor::suspect(const Member* from, const fabric::FailureDomains& domains,
+                         const std::string& peer) {
+  tell_suspicion(from, domains, peer);
+  board_.post({fabric::NicNotice::Kind::suspect, domains, peer}, this);
 }
 
-void NicMonitor::tell_suspicion(const Member* from, const std::string& nic,
+void NicMonitor::tell_suspicion(const Member* from, const fabric::FailureDomains& domains,
                                 const std::string& peer) {
   const std::vector<Member*> told = members_;
   for (Member* member : told) {
     if (member != from) {
-      member->on_suspicion(nic, peer);
+      member->on_suspicion(domains, peer);
     }
   }
 }
@@ -98,10 +103,12 @@ void NicMonitor::read_board() {
     switch (notice.kind) {
       case fabric::NicNotice::Kind::down:
       case fabric::NicNotice::Kind::up:
-        on_link(notice.nic, notice.kind == fabric::NicNotice::Kind::up);
+        for (const fabric::FailureDomain& domain : notice.domains) {
+          tell(domain, notice.kind == fabric::NicNotice::Kind::up);
+        }
         break;
       case fabric::NicNotice::Kind::suspect:
-        tell_suspicion(nullptr, notice.nic, notice.peer);
+        tell_suspicion(nullptr, notice.domains, notice.peer);
         break;
     }
   }

@@ -1,5 +1,5 @@
 // Tells the connections of a process at once what one of them, the kernel or a device learns of a
-// NIC.
+// NIC, or of a host in between.
 #pragma once
 
 #include <atomic>
@@ -19,11 +19,11 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
  public:
   class Member {
    public:
-    /// `nic` lost its carrier, was taken down or failed.
-    virtual void on_link_down(const std::string& nic) = 0;
-    virtual void on_link_up(const std::string& nic) = 0;
-    /// Somebody else's path from `nic` to host `peer` was silent for too long.
-    virtual void on_suspicion(const std::string& nic, const std::string& peer) = 0;
+    /// It lost its carrier, was taken down or failed.
+    virtual void on_domain_down(const fabric::FailureDomain& domain) = 0;
+    virtual void on_domain_up(const fabric::FailureDomain& domain) = 0;
+    /// Somebody else's path through these to host `peer` was silent for too long.
+    virtual void on_suspicion(const fabric::FailureDomains& domains, const std::string& peer) = 0;
 
    protected:
     ~Member() = default;
@@ -36,7 +36,7 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
   void enter(Member* member) { members_.push_back(member); }
   void unsubscribe(Member* member) { std::erase(members_, member); }
   /// Tells all but `from`, of this worker and of the others.
-  void suspect(const Member* from, const std::string& nic, const std::string& peer);
+  void suspect(const Member* from, const fabric::FailureDomains& domains, const std::string& peer);
 
  private:
   class Subscriber;
@@ -44,7 +44,9 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
   void on_link(const std::string& nic, bool up) override;
   void on_notice() override;
   void read_board();
-  void tell_suspicion(const Member* from, const std::string& nic, const std::string& peer);
+  void tell(const fabric::FailureDomain& domain, bool up);
+  void tell_suspicion(const Member* from, const fabric::FailureDomains& domains,
+                      const std::string& peer);
 
   Context& context_;
   fabric::NicBoard& board_;

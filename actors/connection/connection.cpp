@@ -122,7 +122,10 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
     return;
   }
   const bool program = ha::classify(path.cause()) == ha::ErrorClass::program;
-  if (!state_.backup || program) {
+  const bool told = side_->told_paths();
+  // Before the connector has said anything nothing has been agreed on yet.
+  const bool replaces = state_.backup || (!told && state_.context->config().enable_backup);
+  if (!replaces || program) {
     fail(error, true);
     return;
   }
@@ -135,6 +138,10 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
   paths_.lane(at).decided = true;
   paths_.lane(at).early_failure = error;
   failover_.set_need(error);
+  if (!told) {
+    side_->on_first_address();  // one fewer to wait for
+    return;
+  }
   // The peer's side of it may wait for the whole handshake's time.
   control_.send(encode(ControlType::suspect,
                        PathNotice{static_cast<uint8_t>(at), 0, false, error.message()}));
@@ -142,11 +149,23 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
   end_handshake();
 }
 
+void Connection::on_path_address(fabric::Path& path) {
+  if (!state_.live()) {
+    return;
+  }
+  if (state_.ready()) {
+    side_->on_lane_address(paths_.index_of(&path));
+  } else {
+    side_->on_first_address();
+  }
+}
+
 /// When the first paths have come up or failed, the connection begins; what failed is then
 /// replaced.
 void Connection::end_handshake() {
   const auto lanes = paths_.lanes();
-  if (!std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.decided; })) {
+  if (!side_->told_paths() ||
+      !std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.decided; })) {
     return;
   }
   for (Lane& lane : lanes) {
@@ -240,13 +259,14 @@ void Connection::on_work_back(size_t lane) {
 
 /// Where only another fabric stands by, while nobody needs it, a NIC of the own one may do so
 /// again.
-void Connection::on_link_up(const std::string& interface) {
-  side_->on_link_up(interface);
-  const bool better = paths_.backs_with_others() && paths_.could_back_up(interface);
+void Connection::on_domain_up(const fabric::FailureDomain& domain) {
+  side_->on_domain_up(domain);
+  const bool better = domain.kind == fabric::FailureDomain::Kind::local_nic &&
+                      paths_.backs_with_others() && paths_.could_back_up(domain.name);
   for (size_t i = paths_.primaries(); better && i < paths_.size() && state_.live(); ++i) {
     if (paths_.lane(i).usable && paths_.is_fallback(paths_.lane(i)) && paths_.primary_usable()) {
       side_->on_lane_failed(
-          i, nccl_ha::fail(Errc::again, fmt::format("{} is back and could stand by", interface)));
+          i, nccl_ha::fail(Errc::again, fmt::format("{} is back and could stand by", domain.name)));
     }
   }
 }

@@ -48,6 +48,7 @@ class Connection final : public Actor,
   void fail(const Error& error, bool tell_peer) override;
   std::string peer_text() const override;
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
+  void on_path_address(fabric::Path& path) override;
   void on_fence_failed(const Error& error) override { fail(error, true); }
   void on_late_completion(const fabric::Completion& completion) override;
   void on_work_back(size_t lane) override;
@@ -76,7 +77,7 @@ class Connection final : public Actor,
   void on_inbox() override;
   // Liveness::Owner
   void on_lane_failed(size_t lane, const Error& why) override { side_->on_lane_failed(lane, why); }
-  void on_link_up(const std::string& interface) override;
+  void on_domain_up(const fabric::FailureDomain& domain) override;
 
   bool take_early(const ControlReader::Message& message);
   void tell_usable();

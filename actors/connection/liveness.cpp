@@ -147,7 +147,7 @@ void Liveness::give_up(size_t at, const Moment& now) {
   const Lane& lane = paths_.lane(at);
   const auto ms = [](Duration time) { return time.count() / 1'000'000; };
   const Duration lost = now.now - lane.health.alive_at() - lane.health.silent_for(now);
-  const std::string interface = paths_.interface_of(lane);
+  const fabric::FailureDomains domains = paths_.domains_of(lane);
   owner_.on_lane_failed(
       at, fail(Errc::timed_out,
                fmt::format("no heartbeat for {} ms (limit {} ms, at most {} ms lately); {}{}",
@@ -159,7 +159,7 @@ void Liveness::give_up(size_t at, const Moment& now) {
                                                : fmt::format("; this process did not run for {} ms "
                                                              "besides",
                                                              ms(lost)))));
-  nics_->suspect(this, interface, state_.peer_host);
+  nics_->suspect(this, domains, state_.peer_host);
 }
 
 /// What came from elsewhere and shows that the peer could have answered on this lane.
@@ -199,14 +199,24 @@ void Liveness::probe_usable() {
   arm();
 }
 
+/// A silent path's own NIC says nothing of paths to other hosts; all else that it led through does.
+bool Liveness::is_suspicious(const Lane& lane, const fabric::FailureDomains& domains,
+                             const std::string& peer) const {
+  using Kind = fabric::FailureDomain::Kind;
+  const fabric::FailureDomains own = paths_.domains_of(lane);
+  return std::any_of(own.begin(), own.end(), [&](const fabric::FailureDomain& one) {
+    return (one.kind != Kind::local_nic || peer == state_.peer_host) && contains(domains, one);
+  });
+}
+
 /// Asks at once where others found no answer.
-void Liveness::on_suspicion(const std::string& interface, const std::string& peer) {
+void Liveness::on_suspicion(const fabric::FailureDomains& domains, const std::string& peer) {
   if (state_.context->config().heartbeat_ms == 0) {
     return;
   }
   for (Lane& lane : paths_.lanes()) {
-    if (!lane.carries_control() || lane.health.suspected() || peer != state_.peer_host ||
-        !state_.live() || paths_.interface_of(lane) != interface) {
+    if (!lane.carries_control() || lane.health.suspected() || !state_.live() ||
+        !is_suspicious(lane, domains, peer)) {
       continue;
     }
     lane.health.suspect();
@@ -215,14 +225,17 @@ void Liveness::on_suspicion(const std::string& interface, const std::string& pee
   }
 }
 
-void Liveness::on_link_up(const std::string& interface) { owner_.on_link_up(interface); }
+void Liveness::on_domain_up(const fabric::FailureDomain& domain) { owner_.on_domain_up(domain); }
 
-void Liveness::on_link_down(const std::string& interface) {
+void Liveness::on_domain_down(const fabric::FailureDomain& domain) {
+  const bool nic = domain.kind == fabric::FailureDomain::Kind::local_nic;
   for (size_t i = 0; i < paths_.size() && state_.ready(); ++i) {
     const Lane& lane = paths_.lane(i);
     // Alone, a path waits: the link may be back before anybody had to know.
-    if (lane.usable && paths_.other_usable(i) && paths_.interface_of(lane) == interface) {
-      owner_.on_lane_failed(i, fail(Errc::system, fmt::format("{} has no link", interface)));
+    if (lane.usable && paths_.other_usable(i) && paths_.is_in(lane, domain)) {
+      owner_.on_lane_failed(
+          i, fail(Errc::system,
+                  fmt::format("{} {}", domain.name, nic ? "has no link" : "is out of reach")));
     }
   }
 }

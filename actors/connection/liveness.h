@@ -22,7 +22,7 @@ class Liveness final : private NicMonitor::Member {
    public:
     /// A usable lane is given up, because it was silent or its NIC has no link.
     virtual void on_lane_failed(size_t lane, const Error& why) = 0;
-    virtual void on_link_up(const std::string& interface) = 0;
+    virtual void on_domain_up(const fabric::FailureDomain& domain) = 0;
 
    protected:
     ~Owner() = default;
@@ -51,15 +51,17 @@ class Liveness final : private NicMonitor::Member {
 
  private:
   // NicMonitor::Member
-  void on_link_down(const std::string& interface) override;
-  void on_link_up(const std::string& interface) override;
-  void on_suspicion(const std::string& interface, const std::string& peer) override;
+  void on_domain_down(const fabric::FailureDomain& domain) override;
+  void on_domain_up(const fabric::FailureDomain& domain) override;
+  void on_suspicion(const fabric::FailureDomains& domains, const std::string& peer) override;
 
   void arm();
   void on_timer();
   void check(size_t at, bool heartbeat_due);
   void give_up(size_t at, const Moment& now);
   uint64_t evidence_beside(const Lane& lane) const;
+  bool is_suspicious(const Lane& lane, const fabric::FailureDomains& domains,
+                     const std::string& peer) const;
   void probe_all();
   void send_heartbeat(Lane& lane);
 

@@ -96,7 +96,7 @@ Result<void> PathSet::connect_first(const std::vector<PathEnd>& peers, uint32_t 
       return from_peer(peers[i].missing);
     }
     lane.tables.table_key = table_key;
-    if (!lane.owned.path) {
+    if (!lane.owned.path || lane.early_failure) {
       continue;
     }
     if (!peers[i].missing.empty()) {
@@ -111,6 +111,7 @@ Result<void> PathSet::connect_first(const std::vector<PathEnd>& peers, uint32_t 
 void PathSet::add_shadows(size_t count) {
   for (size_t i = 0; i < count && count_ < lanes_.size(); ++i) {
     lanes_[count_].shadow = true;
+    lanes_[count_].at = state_.attachment;  // until it has a place of its own
     lanes_[count_++].shadow_number = static_cast<uint8_t>(i);
   }
 }
@@ -217,16 +218,29 @@ Result<void> PathSet::connect(Lane& lane, const PathEnd& peer, uint32_t table_ke
 
 PathEnd PathSet::end_of(Lane& lane) const {
   PathEnd end;
-  if (!lane.owned.path) {
+  if (lane.early_failure) {
     end.missing = lane.early_failure->message();
     return end;
   }
-  end.address = *PathAddress::from(lane.path().local_address());
+  const auto bytes = lane.path().local_address();
+  const auto address = PathAddress::from(bytes);
+  if (!address || address->length == 0) {
+    end.missing = fmt::format("a path's address has {} bytes, 1 to {} can be told", bytes.size(),
+                              fabric::path_address_max);
+    return end;
+  }
+  end.address = *address;
   if (lane.control.box) {
     end.control_address = reinterpret_cast<uint64_t>(lane.control.box->incoming.data());
     end.control_key = lane.control.written_key;
   }
   return end;
+}
+
+bool PathSet::addresses_ready() const {
+  return std::all_of(lanes().begin(), lanes().end(), [](const Lane& lane) {
+    return lane.early_failure || lane.owned.path->address_ready();
+  });
 }
 
 std::vector<PathEnd> PathSet::ends() {
@@ -303,6 +317,23 @@ bool PathSet::backs_with_others() const {
 
 std::string PathSet::interface_of(const Lane& lane) const {
   return state_.provider.nic_of(lane.at, as_sockaddr(lane.local));
+}
+
+fabric::FailureDomains PathSet::domains_of(const Lane& lane) const {
+  fabric::FailureDomains domains;
+  if (lane.owned.path) {
+    lane.owned.path->failure_domains(domains);
+  }
+  // Known of a lane without a path too, which waits for its NIC.
+  const fabric::FailureDomain nic{fabric::FailureDomain::Kind::local_nic, interface_of(lane)};
+  if (!contains(domains, nic)) {
+    domains.push_back(nic);
+  }
+  return domains;
+}
+
+bool PathSet::is_in(const Lane& lane, const fabric::FailureDomain& domain) const {
+  return contains(domains_of(lane), domain);
 }
 
 bool PathSet::could_back_up(const std::string& interface) const {

@@ -83,7 +83,10 @@ class PathSet {
   /// The same for a lane that is to be used again.
   Result<void> remake(Lane& lane);
   Result<void> connect(Lane& lane, const PathEnd& peer, uint32_t table_key);
+  /// What the peer is told of a lane; without an address, why there is none.
   PathEnd end_of(Lane& lane) const;
+  /// Whatever lanes there are can be told: each has its path's address, or failed.
+  bool addresses_ready() const;
   std::vector<PathEnd> ends();
   /// All paths move to error.
   void fail_all(const Error& why);
@@ -116,6 +119,9 @@ class PathSet {
   bool backs_with_others() const;
   /// What the NIC of a lane is called on this host.
   std::string interface_of(const Lane& lane) const;
+  /// All that the lane fails with, as far as its path knows.
+  fabric::FailureDomains domains_of(const Lane& lane) const;
+  bool is_in(const Lane& lane, const fabric::FailureDomain& domain) const;
   /// That of a NIC of the own fabric other than the connection's.
   bool could_back_up(const std::string& interface) const;
   /// Of those that are usable, for logs.

@@ -92,8 +92,21 @@ void ReceiveRecovery::open_again(size_t lane, const PathOffer& offer) {
     on_lane_failed(lane, made.error());
     return;
   }
+  unanswered_[lane] = true;
+  on_lane_address(lane);
+}
+
+void ReceiveRecovery::on_lane_address(size_t lane) {
+  if (unanswered_[lane] && paths_.lane(lane).path().address_ready()) {
+    unanswered_[lane] = false;
+    answer_offer(lane);
+  }
+}
+
+void ReceiveRecovery::answer_offer(size_t lane) {
+  Lane& mine = paths_.lane(lane);
   PathOffer answer;
-  answer.path = offer.path;
+  answer.path = static_cast<uint8_t>(lane);
   answer.epoch = mine.epoch;
   answer.table_key = mine.tables.written_key;
   answer.end = paths_.end_of(mine);
@@ -109,6 +122,7 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
     return;
   }
   if (steps.take_down) {
+    unanswered_[lane] = false;
     if (lane == announcer.lane()) {
       announcer.renew();
     }

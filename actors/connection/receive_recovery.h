@@ -1,6 +1,7 @@
 // The accepting side when a path fails: close it, report what arrived, announce again.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -26,8 +27,10 @@ class ReceiveRecovery {
   void on_lane_drained(size_t lane);
   /// down, suspect or rebuild
   void on_path_message(const ControlReader::Message& message);
+  void on_lane_address(size_t lane);
 
  private:
+  void answer_offer(size_t lane);
   void on_rebuild(std::span<const std::byte> payload);
   void open_again(size_t lane, const PathOffer& offer);
   void take_steps(size_t lane, const ha::ReceiverSteps& steps, const Error& why);
@@ -38,6 +41,7 @@ class ReceiveRecovery {
   Failover& failover_;
   Receiver& receiver_;
   std::vector<ha::ReceiverLane> lanes_;
+  std::array<bool, lanes_max> unanswered_{};  ///< a new path waits for its address to be told
 };
 
 }  // namespace nccl_ha

@@ -179,8 +179,18 @@ void ReceiveSide::on_hello(std::span<const std::byte> payload) {
     state_.fail(made.error());
     return;
   }
-  send_welcome(*hello);
-  owner_.end_handshake();
+  hello_ = *hello;
+  on_first_address();
+}
+
+/// The welcome tells all addresses, so the slowest path is waited for.
+void ReceiveSide::on_first_address() {
+  if (hello_ && paths_.size() != 0 && paths_.addresses_ready()) {
+    told_paths_ = true;
+    send_welcome(*hello_);
+    hello_.reset();
+    owner_.end_handshake();
+  }
 }
 
 Result<void> ReceiveSide::make_paths(const Hello& hello) {

@@ -53,6 +53,9 @@ class ReceiveSide final : public Side {
     recovery_->on_lane_failed(lane, error);
   }
   void on_lane_drained(size_t lane) override { recovery_->on_lane_drained(lane); }
+  bool told_paths() const override { return told_paths_; }
+  void on_first_address() override;
+  void on_lane_address(size_t lane) override { recovery_->on_lane_address(lane); }
   void stop() override;
 
  private:
@@ -72,8 +75,10 @@ class ReceiveSide final : public Side {
   SideOwner& owner_;
   int fd_;  ///< until begin()
   const std::shared_ptr<ListenChannel> listener_;
-  bool welcome_ = false;  ///< the peer knew the nonce
-  bool overdue_ = false;  ///< it should have said so by now
+  std::optional<Hello> hello_;  ///< the peer's, until the welcome answers it
+  bool told_paths_ = false;     ///< the welcome was sent
+  bool welcome_ = false;        ///< the peer knew the nonce
+  bool overdue_ = false;        ///< it should have said so by now
   // From the hello on.
   std::shared_ptr<ReceiveChannel> channel_;
   std::optional<Receiver> receiver_;

@@ -77,6 +77,10 @@ void SendRecovery::on_lane_ready(size_t lane) {
 }
 
 void SendRecovery::on_lane_failed(size_t lane, const Error& error) {
+  if (std::exchange(lanes_[lane].unoffered, false)) {
+    give_up_new_path(lane, error);  // the peer has not heard of it
+    return;
+  }
   take_steps(lane, lanes_[lane].lane.on_failed(), error);
 }
 
@@ -312,10 +316,10 @@ void SendRecovery::hasten() {
   }
 }
 
-/// What waits for that interface is tried at once.
-void SendRecovery::on_link_up(const std::string& interface) {
+/// What waits for that is tried at once.
+void SendRecovery::on_domain_up(const fabric::FailureDomain& domain) {
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
-    if (lanes_[lane].reopen_at && paths_.interface_of(paths_.lane(lane)) == interface) {
+    if (lanes_[lane].reopen_at && paths_.is_in(paths_.lane(lane), domain)) {
       lanes_[lane].reopen_at = state_.context->now();
       arm_reopen();
     }
@@ -364,7 +368,7 @@ void SendRecovery::on_reopen_timer() {
 }
 
 /// False: there is no pair of ends for a shadow for now.
-bool SendRecovery::choose_place(size_t lane, PathOffer& offer) {
+bool SendRecovery::choose_place(size_t lane) {
   const Instant now = state_.context->now();
   const auto pair = candidates_.choose(paths_.lane(lane).shadow_number, now);
   if (!pair) {
@@ -373,36 +377,57 @@ bool SendRecovery::choose_place(size_t lane, PathOffer& offer) {
   }
   lanes_[lane].pair = *pair;
   paths_.move_to(paths_.lane(lane), paths_.places()[pair->local]);
-  offer.rail = static_cast<uint8_t>(pair->remote);
   return true;
 }
 
 void SendRecovery::reopen(size_t lane) {
   Lane& mine = paths_.lane(lane);
   Recovery& recovery = lanes_[lane];
-  PathOffer offer;
-  if (mine.shadow && !choose_place(lane, offer)) {
+  if (mine.shadow && !choose_place(lane)) {
     return;
   }
   if (auto made = paths_.remake(mine); !made) {
-    NHA_LOG_DEBUG("path {} to {} cannot be made yet: {}", lane, state_.owner.peer_text(),
-                  made.error().message());
     mine.owned.reset();
-    if (mine.rejected) {
-      reject_end(lane, ha::ShadowCandidates::End::local, made.error().message());
-      recovery.backoff.reset();
-    } else if (mine.shadow) {
-      failover_.tell_shortage(made.error());
-      candidates_.pass_over(mine.shadow_number);
-    }
-    reopen_soon(lane);
+    give_up_new_path(lane, made.error());
     return;
   }
   sender_.adapt_to(mine);
+  recovery.unoffered = true;
+  on_lane_address(lane);
+}
+
+/// It cannot be made yet.
+void SendRecovery::give_up_new_path(size_t lane, const Error& why) {
+  Lane& mine = paths_.lane(lane);
+  NHA_LOG_DEBUG("path {} to {} cannot be made yet: {}", lane, state_.owner.peer_text(),
+                why.message());
+  if (mine.rejected) {
+    reject_end(lane, ha::ShadowCandidates::End::local, why.message());
+    lanes_[lane].backoff.reset();
+  } else if (mine.shadow) {
+    failover_.tell_shortage(why);
+    candidates_.pass_over(mine.shadow_number);
+  }
+  reopen_soon(lane);
+}
+
+void SendRecovery::on_lane_address(size_t lane) {
+  if (lanes_[lane].unoffered && paths_.lane(lane).path().address_ready()) {
+    lanes_[lane].unoffered = false;
+    offer(lane);
+  }
+}
+
+/// Tells the peer of a new path.
+void SendRecovery::offer(size_t lane) {
+  Lane& mine = paths_.lane(lane);
+  Recovery& recovery = lanes_[lane];
   recovery.lane.reopened();
   mine.epoch = recovery.lane.epoch();
+  PathOffer offer;
   offer.path = static_cast<uint8_t>(lane);
   offer.epoch = mine.epoch;
+  offer.rail = static_cast<uint8_t>(mine.shadow ? recovery.pair.remote : 0);
   offer.table_key = mine.tables.written_key;
   offer.end = paths_.end_of(mine);
   parts_.control.send(encode(ControlType::rebuild, offer));

@@ -54,7 +54,8 @@ class SendRecovery final : public Sender::Owner {
   void on_lane_drained(size_t lane);
   /// suspect, fenced or rebuilt
   void on_path_message(const ControlReader::Message& message);
-  void on_link_up(const std::string& interface);
+  void on_domain_up(const fabric::FailureDomain& domain);
+  void on_lane_address(size_t lane);
   /// Something of a lane's replacement is the peer's to say.
   bool waits_for_peer() const;
 
@@ -71,7 +72,8 @@ class SendRecovery final : public Sender::Owner {
     std::optional<Instant> reopen_at;
     uint64_t life_before = 0;  ///< the lane's `life` when it was taken into use
     Instant usable_since{};
-    ha::RailPair pair;  ///< a shadow's ends
+    ha::RailPair pair;       ///< a shadow's ends
+    bool unoffered = false;  ///< a new path waits for its address: the peer has not heard of it
     // Of the failure that is being dealt with.
     bool was_used = false;  ///< it met a path that was in use
     Error reason;
@@ -95,7 +97,9 @@ class SendRecovery final : public Sender::Owner {
   void arm_reopen();
   void on_reopen_timer();
   void reopen(size_t lane);
-  bool choose_place(size_t lane, PathOffer& offer);
+  void give_up_new_path(size_t lane, const Error& why);
+  void offer(size_t lane);
+  bool choose_place(size_t lane);
   void look_for_better();
   void reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why);
 

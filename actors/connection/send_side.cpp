@@ -109,7 +109,14 @@ void SendSide::on_stream_open(Stream& stream) {
       parts_.failover.set_need(*lane.early_failure);
     }
   }
-  send_hello();
+  on_first_address();
+}
+
+/// The hello tells all addresses, so the slowest path is waited for.
+void SendSide::on_first_address() {
+  if (!said_hello_ && paths_.size() != 0 && paths_.addresses_ready()) {
+    send_hello();
+  }
 }
 
 void SendSide::send_hello() {
@@ -230,19 +237,22 @@ void SendSide::on_usable() {
 
 void SendSide::on_deadline() {
   const std::string& need = parts_.failover.need();
-  state_.fail(fail(Errc::timed_out,
-                   fmt::format("connecting to {} took longer than {} ms "
-                               "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
-                               state_.owner.peer_text(), options_.timeout.count() / 1'000'000,
-                               !need.empty() ? "no path came up, the last one: " + need
-                               : said_hello_ ? "the peer does not answer: is its process alive?"
-                                             : "no TCP connection: check routes and firewalls")));
+  state_.fail(
+      fail(Errc::timed_out,
+           fmt::format("connecting to {} took longer than {} ms "
+                       "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
+                       state_.owner.peer_text(), options_.timeout.count() / 1'000'000,
+                       !need.empty()        ? "no path came up, the last one: " + need
+                       : said_hello_        ? "the peer does not answer: is its process alive?"
+                       : paths_.size() != 0 ? "there is a TCP connection, but a path got no address"
+                                            : "no TCP connection: check routes and firewalls")));
 }
 
 void SendSide::on_peer_gone(const Error& error) {
   if (!said_hello_ && route_ + 1 < options_.routes.size()) {
     note_route_error(error);
     control_.drop_stream();
+    paths_.clear();
     ++route_;
     try_route();
     return;

@@ -65,7 +65,12 @@ class SendSide final : public Side, private SendRecovery::Owner {
     recovery_.on_lane_failed(lane, error);
   }
   void on_lane_drained(size_t lane) override { recovery_.on_lane_drained(lane); }
-  void on_link_up(const std::string& interface) override { recovery_.on_link_up(interface); }
+  void on_domain_up(const fabric::FailureDomain& domain) override {
+    recovery_.on_domain_up(domain);
+  }
+  bool told_paths() const override { return said_hello_; }
+  void on_first_address() override;
+  void on_lane_address(size_t lane) override { recovery_.on_lane_address(lane); }
   void stop() override;
 
  private:

@@ -80,6 +80,7 @@ class Sender final : public Server {
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override {
     state_.owner.on_path_state(path, state, error);
   }
+  void on_path_address(fabric::Path& path) override { state_.owner.on_path_address(path); }
   void on_fence_failed(fabric::Path& path, const Error& error) override {
     (void)path;
     state_.owner.on_fence_failed(error);

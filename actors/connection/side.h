@@ -56,6 +56,10 @@ class Side {
   virtual void begin() = 0;
   virtual void on_stream_open(Stream& stream) = 0;
   virtual void on_control(const ControlReader::Message& message) = 0;
+  /// The peer has been told of the first paths.
+  virtual bool told_paths() const = 0;
+  /// One of the first paths has an address, or failed without.
+  virtual void on_first_address() = 0;
   /// The handshake took too long.
   virtual void on_deadline() = 0;
   /// The first paths have come up or failed: from now on what fails is replaced.
@@ -86,7 +90,9 @@ class Side {
   virtual void on_lane_ready(size_t lane) = 0;
   virtual void on_lane_failed(size_t lane, const Error& error) = 0;
   virtual void on_lane_drained(size_t lane) = 0;
-  virtual void on_link_up(const std::string& interface) { (void)interface; }
+  virtual void on_domain_up(const fabric::FailureDomain& domain) { (void)domain; }
+  /// A new path of the lane has an address.
+  virtual void on_lane_address(size_t lane) = 0;
   /// All timers end.
   virtual void stop() = 0;
 };

@@ -1,6 +1,7 @@
 // What fails as one: a NIC at either end of a path, a host in between.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,5 +21,9 @@ struct FailureDomain {
 
 /// Those of a path; whoever is in one of them may fail with it.
 using FailureDomains = std::vector<FailureDomain>;
+
+inline bool contains(const FailureDomains& domains, const FailureDomain& one) {
+  return std::find(domains.begin(), domains.end(), one) != domains.end();
+}
 
 }  // namespace nccl_ha::fabric

@@ -1,4 +1,5 @@
-// What is learned of a NIC anywhere in the process, for all who have paths over it.
+// What is learned of a NIC or a host in between anywhere in the process, for all who have paths
+// over it.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +8,19 @@
 #include <string>
 #include <vector>
 
+#include "runtime/fabric/failure_domain.h"
+
 namespace nccl_ha::fabric {
 
-/// `nic` is the interface beneath, or the RDMA port where there is none (nic_name).
+/// About whatever fails as one.
 struct NicNotice {
   enum class Kind : uint8_t {
-    down,     ///< it carries nothing now
-    up,       ///< it may carry again
-    suspect,  ///< a path from it to host `peer` was silent for too long
+    down,     ///< they carry nothing now
+    up,       ///< they may carry again
+    suspect,  ///< a path through all of these to host `peer` was silent for too long
   };
   Kind kind = Kind::suspect;
-  std::string nic;
+  FailureDomains domains;
   std::string peer;
 };
 

@@ -40,6 +40,7 @@ class BenchActor final : public Actor,
     state.context = &context;
     state.id = id();
     state.backup = true;
+    state.attachment.kind = state.provider.devices().front().kind;
     state.enter(ConnectionPhase::usable);
     failover.begin(context.config());
     paths.add_shadows(lanes_);
@@ -89,6 +90,7 @@ class BenchActor final : public Actor,
   }
   std::string peer_text() const override { return "a peer"; }
   void on_path_state(fabric::Path&, fabric::PathState, const Error&) override {}
+  void on_path_address(fabric::Path&) override {}
   void on_fence_failed(const Error& error) override { fail(error, true); }
   void on_late_completion(const fabric::Completion&) override {}
   void on_work_back(size_t lane) override { work_back.push_back(lane); }
@@ -120,7 +122,7 @@ class BenchActor final : public Actor,
     lanes_failed.push_back(lane);
     paths.lane(lane).usable = false;
   }
-  void on_link_up(const std::string&) override {}
+  void on_domain_up(const fabric::FailureDomain&) override {}
 
   size_t lanes_;
   Error failure_{};

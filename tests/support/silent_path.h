@@ -32,12 +32,14 @@ class SilentPath final : public fabric::Path {
   }
   void fail(const Error&) override { state_ = fabric::PathState::error; }
   const fabric::PathTraits& traits() const override { return path_traits; }
+  void failure_domains(fabric::FailureDomains& out) const override { out = domains; }
   std::string describe() const override { return "silent"; }
 
   std::vector<fabric::WritePost> posts;
   std::vector<fabric::FlushPost> flushes;
   unsigned receives = 0;
   fabric::PathTraits path_traits;
+  fabric::FailureDomains domains;
 
  private:
   fabric::PathState state_ = fabric::PathState::ready;

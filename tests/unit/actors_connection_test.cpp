@@ -45,10 +45,16 @@ class FakeSide final : public Side {
   void on_lane_ready(size_t) override {}
   void on_lane_failed(size_t, const Error&) override {}
   void on_lane_drained(size_t) override {}
+  bool told_paths() const override { return paths_told; }
+  void on_first_address() override { story_.emplace_back("address"); }
+  void on_lane_address(size_t lane) override {
+    story_.push_back("address of " + std::to_string(lane));
+  }
   void stop() override {}
 
   ConnectionParts parts;
   SideOwner& owner;
+  bool paths_told = true;
 
  private:
   Story& story_;

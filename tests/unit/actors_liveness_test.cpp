@@ -56,5 +56,55 @@ TEST_F(LivenessTest, ANewPathIsNotJudgedByTheSilenceOfTheOldOne) {
   EXPECT_GE(world_.now() - begin, milliseconds(Config{}.rto_ms));
 }
 
+using fabric::FailureDomain;
+using Kind = FailureDomain::Kind;
+
+/// What other connections of the process find out.
+class DomainsTest : public LivenessTest {
+ protected:
+  void SetUp() override {
+    LivenessTest::SetUp();
+    bench_->state.peer_host = "node2";
+    bench_->path(0).domains = {{Kind::local_nic, "own0"}, {Kind::host, "relay"}};
+    bench_->path(1).domains = {{Kind::local_nic, "own1"}, {Kind::remote_nic, "10.0.0.2"}};
+  }
+  void tell(fabric::NicNotice::Kind kind, const FailureDomain& domain, const std::string& peer) {
+    bench_->state.provider.nics().post({kind, {{Kind::host, "nobody's"}, domain}, peer});
+    pass(milliseconds(1));
+  }
+  std::vector<size_t> asked() const {
+    std::vector<size_t> lanes;
+    for (size_t i = 0; i < 2; ++i) {
+      if (bench_->paths.lane(i).health.suspected()) {
+        lanes.push_back(i);
+      }
+    }
+    return lanes;
+  }
+};
+
+TEST_F(DomainsTest, ASuspicionReachesThePathsThatShareSomethingWithTheSilentOne) {
+  const auto suspect = fabric::NicNotice::Kind::suspect;
+  tell(suspect, {Kind::local_nic, "other"}, "node2");
+  tell(suspect, {Kind::local_nic, "own0"}, "node3");
+  EXPECT_EQ(asked(), std::vector<size_t>{}) << "a NIC's way to another host says nothing";
+  tell(suspect, {Kind::local_nic, "own0"}, "node2");
+  EXPECT_EQ(asked(), std::vector<size_t>{0});
+  tell(suspect, {Kind::remote_nic, "10.0.0.2"}, "node2");
+  EXPECT_EQ(asked(), (std::vector<size_t>{0, 1}));
+}
+
+TEST_F(DomainsTest, AHostInBetweenIsSuspiciousWhomeverItLedTo) {
+  tell(fabric::NicNotice::Kind::suspect, {Kind::host, "relay"}, "node3");
+  EXPECT_EQ(asked(), std::vector<size_t>{0});
+}
+
+TEST_F(DomainsTest, WhatIsDownTakesItsPathsDownWhileThereIsAnother) {
+  tell(fabric::NicNotice::Kind::down, {Kind::host, "relay"}, "");
+  EXPECT_EQ(bench_->lanes_failed, std::vector<size_t>{0});
+  tell(fabric::NicNotice::Kind::down, {Kind::remote_nic, "10.0.0.2"}, "");
+  EXPECT_EQ(bench_->lanes_failed, std::vector<size_t>{0}) << "the last one waits";
+}
+
 }  // namespace
 }  // namespace nccl_ha

@@ -8,6 +8,8 @@
 namespace nccl_ha::fabric {
 namespace {
 
+FailureDomains nic(const std::string& name) { return {{FailureDomain::Kind::local_nic, name}}; }
+
 struct CountingReader final : NicBoard::Reader {
   void on_notice() override { ++told; }
   int told = 0;
@@ -19,20 +21,20 @@ TEST(NicBoard, TellsEverybodyButTheOneWhoPosted) {
   CountingReader other;
   board.enter(&one);
   board.enter(&other);
-  board.post({NicNotice::Kind::suspect, "rail0", "node2"}, &one);
+  board.post({NicNotice::Kind::suspect, nic("rail0"), "node2"}, &one);
   EXPECT_EQ(one.told, 0);
   EXPECT_EQ(other.told, 1);
   EXPECT_TRUE(board.take(&one).empty());
   const auto notices = board.take(&other);
   ASSERT_EQ(notices.size(), 1U);
-  EXPECT_EQ(notices[0].nic, "rail0");
+  EXPECT_EQ(notices[0].domains, nic("rail0"));
   EXPECT_EQ(notices[0].peer, "node2");
   EXPECT_TRUE(board.take(&other).empty()) << "each once";
-  board.post({NicNotice::Kind::down, "rail1", ""});
+  board.post({NicNotice::Kind::down, nic("rail1"), ""});
   EXPECT_EQ(board.take(&one).size(), 1U);
   board.unsubscribe(&other);
   EXPECT_TRUE(board.take(&other).empty());
-  board.post({NicNotice::Kind::up, "rail1", ""});
+  board.post({NicNotice::Kind::up, nic("rail1"), ""});
   EXPECT_EQ(other.told, 2);
   board.unsubscribe(&one);
 }
@@ -42,12 +44,12 @@ TEST(NicBoard, AReaderWhoDoesNotReadKeepsTheNewest) {
   CountingReader reader;
   board.enter(&reader);
   for (int i = 0; i < 1000; ++i) {
-    board.post({NicNotice::Kind::suspect, std::to_string(i), ""});
+    board.post({NicNotice::Kind::suspect, nic(std::to_string(i)), ""});
   }
   const auto notices = board.take(&reader);
   ASSERT_FALSE(notices.empty());
   EXPECT_LE(notices.size(), 100U);
-  EXPECT_EQ(notices.back().nic, "999");
+  EXPECT_EQ(notices.back().domains, nic("999"));
   board.unsubscribe(&reader);
 }
 
@@ -55,7 +57,7 @@ TEST(NicBoard, ReadersComeAndGoWhileOthersPost) {
   NicBoard board;
   std::thread poster([&] {
     for (int i = 0; i < 2000; ++i) {
-      board.post({NicNotice::Kind::suspect, "rail0", "node2"});
+      board.post({NicNotice::Kind::suspect, nic("rail0"), "node2"});
     }
   });
   size_t taken = 0;

@@ -145,8 +145,8 @@ void HostPorts::watch_device(Context& context, const UsablePort& usable) {
     using Kind = NicNotice::Kind;
     for (size_t i = 0; i < usable_.size(); ++i) {
       if (usable_[i].device.get() == device && (port == 0 || usable_[i].info.port == port)) {
-        board_.post(
-            {effect == EventEffect::port_up ? Kind::up : Kind::down, nic_name(ports_[i]), ""});
+        const FailureDomain nic{FailureDomain::Kind::local_nic, nic_name(ports_[i])};
+        board_.post({effect == EventEffect::port_up ? Kind::up : Kind::down, {nic}, ""});
       }
     }
   };

@@ -436,6 +436,16 @@ void VerbsPath::check_ready() {
   }
 }
 
+void VerbsPath::failure_domains(FailureDomains& domains) const {
+  using Kind = FailureDomain::Kind;
+  domains.push_back({Kind::local_nic, options_.nic});
+  if (peer_.queue_pair != 0) {
+    domains.push_back({Kind::remote_nic, local_.link == LinkLayer::ethernet
+                                             ? gid_address(peer_.gid).text()
+                                             : fmt::format("LID {}", peer_.lid)});
+  }
+}
+
 std::string VerbsPath::describe() const {
   return fmt::format("{} {}:{} {} -> {} qp {} -> {} mtu {}", to_text(local_.link), info_.device,
                      info_.port, gid_ ? gid_text(gid_->bytes) : fmt::format("LID {}", local_.lid),

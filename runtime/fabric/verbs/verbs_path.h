@@ -46,6 +46,7 @@ class VerbsPath final : public Path {
   [[nodiscard]] Errc post_flush(const FlushPost& post) override;
   uint32_t write_bytes_max() const override { return write_max_; }
   const PathTraits& traits() const override { return traits_; }
+  void failure_domains(FailureDomains& domains) const override;
   void fail(const Error& why) override;
   std::string describe() const override;
 
