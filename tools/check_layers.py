@@ -7,7 +7,11 @@ Rules, for every C++ file in the layer folders:
   * a quoted include is written from the repository root and names an existing file;
   * its folder is one the including folder may know of;
   * third-party headers stay where they belong: NCCL's in plugin/, tools/ and tests/, libuv's,
-    the lock-free queue's and the verbs' in runtime/ (and tests/).
+    the lock-free queue's and the verbs' in runtime/ (and tests/);
+  * the folders of runtime/fabric know nothing of each other, and of runtime/fabric only the file
+    that registers the kinds knows of them; what is directly in runtime/ knows nothing of its
+    folders;
+  * actors/ and ha/ include nothing of such a folder, and name no kind of fabric.
 Prints one line per violation and exits 1 when there is any.
 """
 import argparse
@@ -51,6 +55,12 @@ FOREIGN = [
     (re.compile(r"^gtest/"), {"tests"}),
 ]
 
+# Kinds of fabric, each in a folder of its own below this one.
+FABRIC = "runtime/fabric/"
+NAMES_ALL_KINDS = "runtime/fabric/standard_kinds.cpp"
+KNOW_NO_KIND = {"actors", "ha"}
+NAMES_A_KIND = re.compile(r"\bFabricKind\s*(::|[({]\s*\d)")
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -58,6 +68,29 @@ def sources(root, folder):
     for path in sorted((root / folder).rglob("*")):
         if path.suffix in {".h", ".cpp", ".def"} and path.is_file():
             yield path
+
+
+def kind_folder(name):
+    """The folder of a kind of fabric that a file is in, or None."""
+    if not name.startswith(FABRIC) or "/" not in name[len(FABRIC):]:
+        return None
+    return name[len(FABRIC):].split("/", 1)[0]
+
+
+def check_rooms(including, name):
+    """What is wrong with #include "name" in this file for the rooms of runtime/, or None."""
+    own, other = kind_folder(including), kind_folder(name)
+    if including.split("/", 1)[0] in KNOW_NO_KIND and other:
+        return f'"{name}": a kind of fabric is asked for its traits, not known by its headers'
+    if not including.startswith("runtime/"):
+        return None
+    if including.count("/") == 1 and name.startswith("runtime/") and name.count("/") > 1:
+        return f'"{name}": what is directly in runtime/ stands below its folders'
+    if own and other and own != other:
+        return f'"{name}": {own} and {other} are siblings; what both need goes above both'
+    if including.startswith(FABRIC) and not own and other and including != NAMES_ALL_KINDS:
+        return f'"{name}": only {NAMES_ALL_KINDS} knows of the kinds'
+    return None
 
 
 def check_quoted(root, folder, name):
@@ -93,13 +126,19 @@ def violations(root):
         for path in sources(root, folder):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             for number, line in enumerate(lines, 1):
+                name = path.relative_to(root).as_posix()
                 match = INCLUDE.match(line)
+                problem = None
                 if not match:
-                    continue
-                check = check_quoted if match.group(1) == '"' else check_angle
-                problem = check(root, folder, match.group(2))
+                    if folder in KNOW_NO_KIND and NAMES_A_KIND.search(line):
+                        problem = "it names a kind of fabric: ask for traits instead"
+                elif match.group(1) == '"':
+                    problem = (check_quoted(root, folder, match.group(2))
+                               or check_rooms(name, match.group(2)))
+                else:
+                    problem = check_angle(root, folder, match.group(2))
                 if problem:
-                    found.append(f"{path.relative_to(root)}:{number}: {problem}")
+                    found.append(f"{name}:{number}: {problem}")
     return found
 
 
@@ -114,7 +153,7 @@ def main():
     found = violations(root)
     for line in found:
         print(line)
-    print(f"layers: {len(found)} wrong includes")
+    print(f"layers: {len(found)} wrong lines")
     return 1 if found else 0
 
 

@@ -14,6 +14,10 @@ TOOLS = pathlib.Path(__file__).resolve().parent.parent.parent / "tools"
 
 GOOD = {
     "runtime/clock.h": "#pragma once\n",
+    "runtime/fabric/path.h": "#pragma once\n",
+    "runtime/fabric/one/port.h": '#pragma once\n#include "runtime/fabric/path.h"\n',
+    "runtime/fabric/two/port.h": '#pragma once\n#include "runtime/clock.h"\n',
+    "runtime/fabric/standard_kinds.cpp": '#include "runtime/fabric/one/port.h"\n',
     "runtime/worker.h": "#pragma once\n#include <thread>\n#include <uv.h>\n",
     "ha/epoch.h": '#pragma once\n#include "runtime/clock.h"\n',
     "actors/connection.h": '#pragma once\n#include "ha/epoch.h"\n#include "runtime/worker.h"\n',
@@ -42,7 +46,7 @@ class Layers(unittest.TestCase):
         self.assertEqual(status, 1, output)
         self.assertIn(f"{name}:1: ", output)
         self.assertIn(message, output)
-        self.assertIn("1 wrong includes", output)
+        self.assertIn("1 wrong lines", output)
 
     def test_a_tree_in_order_passes(self):
         status, output = run("check_layers.py", GOOD)
@@ -68,6 +72,27 @@ class Layers(unittest.TestCase):
 
     def test_worker_in_ha(self):
         self.expect("ha/wrong.h", '#include "runtime/worker.h"\n', "ha/ is pure")
+
+    def test_one_kind_of_fabric_from_another(self):
+        self.expect("runtime/fabric/two/wrong.h", '#include "runtime/fabric/one/port.h"\n',
+                    "siblings")
+
+    def test_a_kind_of_fabric_from_what_is_above_all(self):
+        self.expect("runtime/fabric/wrong.cpp", '#include "runtime/fabric/one/port.h"\n',
+                    "only runtime/fabric/standard_kinds.cpp")
+
+    def test_fabric_from_the_bottom_of_runtime(self):
+        self.expect("runtime/wrong.cpp", '#include "runtime/fabric/path.h"\n', "stands below")
+
+    def test_a_kind_of_fabric_from_actors(self):
+        self.expect("actors/wrong.h", '#include "runtime/fabric/one/port.h"\n', "its traits")
+
+    def test_a_named_kind_of_fabric_in_actors(self):
+        self.expect("actors/wrong.cpp", "const bool rdma = at.kind == FabricKind::verbs;\n",
+                    "names a kind")
+
+    def test_a_numbered_kind_of_fabric_in_ha(self):
+        self.expect("ha/wrong.h", "constexpr FabricKind rdma{FabricKind{2}};\n", "names a kind")
 
     def test_libuv_outside_runtime(self):
         self.expect("actors/wrong.cpp", "#include <uv.h>\n", "only in runtime, tests")
