@@ -15,13 +15,13 @@ ListenChannel::~ListenChannel() {
   }
 }
 
-bool ListenChannel::offer(std::shared_ptr<ReceiveChannel> channel) {
+bool ListenChannel::offer(std::shared_ptr<ReceiveEndpoint> endpoint) {
   if (closed()) {
     return false;
   }
-  ReceiveChannel* raw = channel.get();
-  raw->self = std::move(channel);
-  ReceiveChannel* head = ready_.load(std::memory_order_relaxed);
+  ReceiveEndpoint* raw = endpoint.get();
+  raw->self = std::move(endpoint);
+  ReceiveEndpoint* head = ready_.load(std::memory_order_relaxed);
   do {
     raw->next_ready.store(head, std::memory_order_relaxed);
   } while (!ready_.compare_exchange_weak(head, raw, std::memory_order_release,
@@ -29,11 +29,11 @@ bool ListenChannel::offer(std::shared_ptr<ReceiveChannel> channel) {
   return true;
 }
 
-std::shared_ptr<ReceiveChannel> ListenChannel::take() {
+std::shared_ptr<ReceiveEndpoint> ListenChannel::take() {
   if (ordered_ == nullptr) {
-    ReceiveChannel* newest = ready_.exchange(nullptr, std::memory_order_acquire);
+    ReceiveEndpoint* newest = ready_.exchange(nullptr, std::memory_order_acquire);
     while (newest != nullptr) {  // reverse: accept() hands out the oldest first
-      ReceiveChannel* next = newest->next_ready.load(std::memory_order_relaxed);
+      ReceiveEndpoint* next = newest->next_ready.load(std::memory_order_relaxed);
       newest->next_ready.store(ordered_, std::memory_order_relaxed);
       ordered_ = newest;
       newest = next;
@@ -42,7 +42,7 @@ std::shared_ptr<ReceiveChannel> ListenChannel::take() {
   if (ordered_ == nullptr) {
     return nullptr;
   }
-  ReceiveChannel* first = ordered_;
+  ReceiveEndpoint* first = ordered_;
   ordered_ = first->next_ready.load(std::memory_order_relaxed);
   return std::exchange(first->self, nullptr);
 }
@@ -80,7 +80,7 @@ void Listener::start(Context& context) {
 }
 
 void Listener::on(const Message& message) {
-  if (message.kind == static_cast<uint32_t>(ConnectionMessage::close)) {
+  if (message.kind == static_cast<uint32_t>(ListenerMessage::close)) {
     acceptor_.reset();
     context_->remove_actor(id());
   }

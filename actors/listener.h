@@ -4,7 +4,7 @@
 #include <atomic>
 #include <memory>
 
-#include "actors/channel.h"
+#include "actors/endpoint.h"
 #include "runtime/actor.h"
 #include "runtime/context.h"
 #include "runtime/fabric/provider.h"
@@ -13,6 +13,11 @@
 namespace nccl_ha {
 
 class Engine;
+
+/// Messages to a listener.
+enum class ListenerMessage : uint32_t {
+  close = 1,  ///< the caller is done with it
+};
 
 /// Shared by the listener, its half-made connections and the thread that calls accept().
 class ListenChannel {
@@ -24,7 +29,7 @@ class ListenChannel {
 
   // Actors' side, any worker.
   /// Queues a ready connection; false when the listener is closed already.
-  bool offer(std::shared_ptr<ReceiveChannel> channel);
+  bool offer(std::shared_ptr<ReceiveEndpoint> endpoint);
   void fail(const Error& error);
   /// An unauthenticated peer may hold a place for a while; bounded, so that many cannot starve the
   /// real peer.
@@ -33,7 +38,7 @@ class ListenChannel {
 
   // Caller's side.
   /// The oldest ready connection, or null.  One caller thread at a time.
-  std::shared_ptr<ReceiveChannel> take();
+  std::shared_ptr<ReceiveEndpoint> take();
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   const Error& failure() const { return failure_; }
   void close() { closed_.store(true, std::memory_order_release); }
@@ -45,8 +50,8 @@ class ListenChannel {
  private:
   static constexpr uint32_t pending_max = 256;
   const uint64_t nonce_;
-  std::atomic<ReceiveChannel*> ready_{nullptr};  // newest first
-  ReceiveChannel* ordered_ = nullptr;            // caller's: oldest first
+  std::atomic<ReceiveEndpoint*> ready_{nullptr};  // newest first
+  ReceiveEndpoint* ordered_ = nullptr;            // caller's: oldest first
   std::atomic<uint32_t> pending_{0};
   std::atomic<bool> closed_{false};
   std::atomic<bool> failing_{false};

@@ -21,7 +21,7 @@ namespace nccl_ha::plugin {
 namespace {
 
 constexpr size_t max_comms = 65536;
-constexpr size_t comm_credits = 4;  // one doorbell at a time, one close, one report of oversize
+constexpr size_t comm_credits = 4;  // a doorbell or two, and suspicions
 constexpr size_t p2p_bytes_max = size_t{1} << 30;
 constexpr size_t coll_bytes_max = size_t{1} << 29;
 
@@ -45,7 +45,7 @@ std::span<std::byte, handle_bytes> handle_span(void* handle) {
 }
 
 /// Takes a finished connection's resources back.  The channel may live on in its actor.
-void close_comm(Comm* comm, Channel* channel) {
+void close_comm(Comm* comm, Driver& driver) {
   Process& process = Process::instance();
   {
     std::lock_guard lock(comm->regions_mutex);
@@ -55,11 +55,7 @@ void close_comm(Comm* comm, Channel* channel) {
     comm->regions.clear();
   }
   if (process.generation() == comm->generation) {
-    // The mailbox has room for this one message; a refusal could only be a passing one.
-    while (!channel->tell(ConnectionMessage::close)) {
-      channel->assist();
-    }
-    channel->assist();
+    driver.close();
     process.close();
   }
 }
@@ -103,21 +99,22 @@ abi::NcclResult start_connect(int dev, int traffic_class,
   }
   const size_t index = (*engine)->assign_worker(device.numa_node, 1.0);
   Worker& worker = (*engine)->worker(index);
-  auto channel = std::make_shared<SendChannel>(process.next_domain(), attachment, worker, **engine);
+  auto endpoint =
+      std::make_shared<SendEndpoint>(process.next_domain(), attachment, worker, **engine);
   auto address = worker.open_address(comm_credits);
   if (!address) {
     process.close();
     return report(address.error());
   }
   auto actor = worker.adopt(
-      make_send_connection(process.provider(), **engine, index, channel, std::move(options)));
+      make_send_connection(process.provider(), **engine, index, endpoint, std::move(options)));
   if (!actor) {
     process.close();
     return report(actor.error());
   }
-  channel->attach(*actor, std::move(*address));
-  set_handle_scratch(bytes, process.add_pending(channel));
-  channel->assist();
+  endpoint->driver.attach(*actor, std::move(*address));
+  set_handle_scratch(bytes, process.add_pending(endpoint));
+  endpoint->driver.turn();
   return abi::NcclResult::success;
 }
 
@@ -248,19 +245,20 @@ abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
     if (id == 0) {
       return start_connect(dev, traffic_class_of(ctx, traffic_class), bytes);
     }
-    auto channel = process.find_pending(id);
-    if (!channel) {
+    auto endpoint = process.find_pending(id);
+    if (!endpoint) {
       return report(fail(Errc::invalid_argument,
                          "connect: the handle was changed between calls, or used twice"));
     }
-    if (channel->phase() == Phase::connecting) {
-      channel->assist();
+    const SendChannel& channel = endpoint->channel;
+    if (channel.phase() == Phase::connecting) {
+      endpoint->driver.turn();
     }
-    switch (channel->phase()) {
+    switch (channel.phase()) {
       case Phase::connecting:
         return abi::NcclResult::success;
       case Phase::failed:
-        if (!channel->established()) {
+        if (!channel.established()) {
           break;
         }
         [[fallthrough]];  // the peer was there: what has become of it the first use tells
@@ -268,16 +266,16 @@ abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
         process.remove_pending(id);
         set_handle_scratch(bytes, 0);
         auto comm = std::make_unique<SendComm>(process.generation());
-        comm->channel = std::move(channel);
+        comm->endpoint = std::move(endpoint);
         *send_comm = comm.release();
         return abi::NcclResult::success;
       }
     }
     process.remove_pending(id);
     set_handle_scratch(bytes, 0);
-    const Errc code = channel->failure().code;
+    const Errc code = channel.failure().code;
     SendComm failed(process.generation());
-    close_comm(&failed, channel.get());
+    close_comm(&failed, endpoint->driver);
     return to_nccl(code);
   });
 }
@@ -293,12 +291,12 @@ abi::NcclResult net_accept(void* listen_comm, void** recv_comm) noexcept {
     if (process.generation() != comm->generation) {
       return abi::NcclResult::system_error;
     }
-    auto channel = comm->channel->take();
-    if (!channel) {
+    auto endpoint = comm->channel->take();
+    if (!endpoint) {
       comm->engine->assist_all();
-      channel = comm->channel->take();
+      endpoint = comm->channel->take();
     }
-    if (!channel) {
+    if (!endpoint) {
       return comm->channel->failed() ? to_nccl(comm->channel->failure().code)
                                      : abi::NcclResult::success;
     }
@@ -306,7 +304,7 @@ abi::NcclResult net_accept(void* listen_comm, void** recv_comm) noexcept {
       return to_nccl(engine.error().code);
     }
     auto accepted = std::make_unique<ReceiveComm>(process.generation());
-    accepted->channel = std::move(channel);
+    accepted->endpoint = std::move(endpoint);
     *recv_comm = accepted.release();
     return abi::NcclResult::success;
   });
@@ -318,7 +316,7 @@ abi::NcclResult net_close_send(void* comm) noexcept {
     if (send == nullptr) {
       return abi::NcclResult::internal_error;
     }
-    close_comm(send, send->channel.get());
+    close_comm(send, send->endpoint->driver);
     delete send;
     return abi::NcclResult::success;
   });
@@ -330,7 +328,7 @@ abi::NcclResult net_close_recv(void* comm) noexcept {
     if (receive == nullptr) {
       return abi::NcclResult::internal_error;
     }
-    close_comm(receive, receive->channel.get());
+    close_comm(receive, receive->endpoint->driver);
     delete receive;
     return abi::NcclResult::success;
   });
@@ -346,13 +344,13 @@ abi::NcclResult net_close_listen(void* comm) noexcept {
     listen->channel->close();
     if (process.generation() == listen->generation) {
       // Connections that nobody accepted are closed with the listener.
-      while (auto channel = listen->channel->take()) {
-        static_cast<void>(channel->tell(ConnectionMessage::close));
+      while (auto endpoint = listen->channel->take()) {
+        endpoint->driver.close();
       }
       Message message{};
       message.to = listen->channel->actor();
-      message.kind = static_cast<uint32_t>(ConnectionMessage::close);
-      static_cast<void>(listen->worker->post(message));
+      message.kind = static_cast<uint32_t>(ListenerMessage::close);
+      listen->worker->post(message);
       listen->engine->assist(*listen->worker);
       process.close();
     }

@@ -150,7 +150,7 @@ void Process::close() {
   }
 }
 
-uint64_t Process::add_pending(std::shared_ptr<SendChannel> channel) {
+uint64_t Process::add_pending(std::shared_ptr<SendEndpoint> endpoint) {
   std::lock_guard lock(mutex_);
   if (next_pending_ == 0) {
     next_pending_ = os_random_u64();
@@ -158,11 +158,11 @@ uint64_t Process::add_pending(std::shared_ptr<SendChannel> channel) {
   do {
     ++next_pending_;
   } while (next_pending_ == 0);
-  pending_.emplace(next_pending_, std::move(channel));
+  pending_.emplace(next_pending_, std::move(endpoint));
   return next_pending_;
 }
 
-std::shared_ptr<SendChannel> Process::find_pending(uint64_t id) {
+std::shared_ptr<SendEndpoint> Process::find_pending(uint64_t id) {
   std::lock_guard lock(mutex_);
   const auto found = pending_.find(id);
   return found == pending_.end() ? nullptr : found->second;

@@ -14,7 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "actors/connection/connection.h"
+#include "actors/endpoint.h"
 #include "actors/listener.h"
 #include "plugin/net.h"
 #include "runtime/config.h"
@@ -38,12 +38,12 @@ struct Comm {
 
 struct SendComm final : Comm {
   explicit SendComm(uint64_t g) : Comm(CommKind::send, g) {}
-  std::shared_ptr<SendChannel> channel;
+  std::shared_ptr<SendEndpoint> endpoint;
 };
 
 struct ReceiveComm final : Comm {
   explicit ReceiveComm(uint64_t g) : Comm(CommKind::receive, g) {}
-  std::shared_ptr<ReceiveChannel> channel;
+  std::shared_ptr<ReceiveEndpoint> endpoint;
 };
 
 struct ListenComm final : Comm {
@@ -83,8 +83,8 @@ class Process {
   uint64_t next_domain() { return next_domain_.fetch_add(1, std::memory_order_relaxed); }
 
   // Pending connects, keyed by the number in the handle's scratch bytes.
-  uint64_t add_pending(std::shared_ptr<SendChannel> channel);
-  std::shared_ptr<SendChannel> find_pending(uint64_t id);
+  uint64_t add_pending(std::shared_ptr<SendEndpoint> endpoint);
+  std::shared_ptr<SendEndpoint> find_pending(uint64_t id);
   void remove_pending(uint64_t id);
 
  private:
@@ -102,7 +102,7 @@ class Process {
   std::atomic<size_t> contexts_{0};
   std::atomic<uint64_t> next_domain_{1};
   uint64_t next_pending_ = 0;
-  std::unordered_map<uint64_t, std::shared_ptr<SendChannel>> pending_;
+  std::unordered_map<uint64_t, std::shared_ptr<SendEndpoint>> pending_;
 };
 
 }  // namespace nccl_ha::plugin

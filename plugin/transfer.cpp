@@ -34,8 +34,8 @@ Comm* any_comm(void* comm) {
 
 const Channel& channel_of(Comm* comm) {
   return comm->kind == CommKind::send
-             ? static_cast<const Channel&>(*static_cast<SendComm*>(comm)->channel)
-             : static_cast<const Channel&>(*static_cast<ReceiveComm*>(comm)->channel);
+             ? static_cast<const Channel&>(static_cast<SendComm*>(comm)->endpoint->channel)
+             : static_cast<const Channel&>(static_cast<ReceiveComm*>(comm)->endpoint->channel);
 }
 
 abi::NcclResult keep(Comm* comm, Result<fabric::Registration> registration, void** mhandle) {
@@ -132,13 +132,14 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   if (comm == nullptr || send->kind != CommKind::send) [[unlikely]] {
     return abi::NcclResult::internal_error;
   }
-  SendChannel& channel = *send->channel;
+  Driver& driver = send->endpoint->driver;
+  SendChannel& channel = send->endpoint->channel;
   if (channel.phase() != Phase::ready) [[unlikely]] {
     return failed(channel);
   }
   const CtsEntry* place = channel.match(tag);
   if (place == nullptr) {
-    channel.poll_cts(tag);
+    driver.wait_for_cts([&] { return channel.match(tag) != nullptr; });
     place = channel.match(tag);
     if (place == nullptr) {
       return abi::NcclResult::success;  // the peer has not posted yet: NCCL asks again
@@ -148,10 +149,7 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
     NHA_LOG_WARN(
         "isend of {} bytes (tag {}) meets a receive of {}: the two ranks disagree about the size",
         size, tag, place->size);
-    while (!channel.tell(ConnectionMessage::oversize)) {
-      channel.assist();
-    }
-    channel.assist();
+    driver.report_oversize();
     return abi::NcclResult::invalid_usage;
   }
   if (mhandle == nullptr && size != 0) [[unlikely]] {
@@ -161,11 +159,18 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   const fabric::Registration& registration = registration_of(mhandle);
   SendRequest* slot = channel.submit(*place, data, static_cast<uint32_t>(size),
                                      registration.local_key, registration.host);
-  if (phandle != nullptr && slot != nullptr) {
+  if (slot == nullptr) [[unlikely]] {
+    driver.turn();
+    return abi::NcclResult::success;
+  }
+  if (phandle != nullptr) {
     start_event(channel, *slot, 0, phandle, size, tag);
   }
   *request = slot;
-  channel.assist();  // inline: on its way before the caller does something else
+  driver.submit();  // inline: on its way before the caller does something else
+  if (!driver.is_inline()) {
+    channel.prefetch_next();
+  }
   return abi::NcclResult::success;
 }
 
@@ -181,7 +186,8 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
     NHA_LOG_WARN("irecv: {} buffers in one receive; 1 to {} are possible", n, group_max);
     return abi::NcclResult::internal_error;
   }
-  ReceiveChannel& channel = *receive->channel;
+  Driver& driver = receive->endpoint->driver;
+  ReceiveChannel& channel = receive->endpoint->channel;
   if (channel.phase() != Phase::ready) [[unlikely]] {
     return failed(channel);
   }
@@ -193,7 +199,7 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   }
   ReceiveRequest* slot = channel.acquire();
   if (slot == nullptr) {
-    channel.assist();
+    driver.turn();
     return abi::NcclResult::success;
   }
   slot->count = static_cast<uint8_t>(n);
@@ -208,7 +214,7 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
       start_event(channel, *slot, i, phandles[i], sizes[i], tags[i]);
     }
   }
-  channel.assist();
+  driver.submit();
   *request = slot;
   return abi::NcclResult::success;
 }
@@ -220,7 +226,8 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
   if (comm == nullptr || receive->kind != CommKind::receive) [[unlikely]] {
     return abi::NcclResult::internal_error;
   }
-  ReceiveChannel& channel = *receive->channel;
+  Driver& driver = receive->endpoint->driver;
+  ReceiveChannel& channel = receive->endpoint->channel;
   // One read pushes everything that the NIC wrote before it, so any buffer that got bytes will do.
   int last = -1;
   for (int i = 0; i < n; ++i) {
@@ -244,7 +251,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
   slot->buffers[0] = {static_cast<std::byte*>(data[last]), 0,
                       registration_of(mhandles[last]).remote_key, 0};
   channel.submit(*slot);
-  channel.assist();
+  driver.submit();
   *request = slot;
   return abi::NcclResult::success;
 }
@@ -260,7 +267,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
   RequestState state = base->state.load(std::memory_order_acquire);
   if (state == RequestState::pending) {
     if (channel.phase() == Phase::ready) [[likely]] {
-      channel.look_for(base->state);
+      base->driver->wait_for(base->state);
       state = base->state.load(std::memory_order_acquire);
       if (state == RequestState::pending) {
         *done = !base->is_send && mutated(Mutation::done_too_early, 16) ? 1 : 0;

@@ -79,17 +79,14 @@ class Engine {
   /// already.
   bool turn(WorkerSlot& slot);
   /// A turn that does nothing but let an actor post something (Worker::push); false: it was not
-  /// let.  `answered_late`: by a peer's caller, so that there is time for other things.
+  /// let.  `answered_late`: by a peer's caller, so that there is leisure for other things.
   template <class Post>
   [[nodiscard]] bool turn(WorkerSlot& slot, Post&& post, bool answered_late) {
     if (!try_acquire(slot)) [[unlikely]] {
       return false;
     }
     slot.last_waiter = nullptr;
-    slot.worker->push(std::forward<Post>(post));
-    if (answered_late) {
-      slot.worker->use_time();
-    }
+    slot.worker->push(std::forward<Post>(post), answered_late);
     release(slot);
     return true;
   }

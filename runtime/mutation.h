@@ -63,7 +63,7 @@ enum class Mutation : uint8_t {
   rejoined_without_backlog,  ///< a new stream is not given what is unconfirmed
   reader_kept,            ///< what the old stream left half read comes before the new one's bytes
   slot_overtakes_queue,   ///< a message takes a mailbox's slot before older ones in its queue
-  missed_ring_forgotten,  ///< a doorbell that found no room counts as rung
+  missed_ring_forgotten,  ///< the caller's news are asked for only when a doorbell rings
   // Of close, liveness and budget.
   close_counts_one_more,  ///< the group after the last one that was received counts as received
   close_says_posted,      ///< the receiver says what it posted, not what it received

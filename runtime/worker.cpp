@@ -15,6 +15,20 @@ constexpr size_t post_credits = 256;
 constexpr size_t credits_per_sender = 4;
 constexpr size_t fds_per_poller = 8;
 
+// A look at streams enters the kernel.  Whoever expects something there asks for more turns, and
+// what peers say unasked also comes over paths; carriers that are lost are heard of here only.
+constexpr Duration stream_period_max = std::chrono::milliseconds(10);
+constexpr Duration stream_period_min = std::chrono::milliseconds(1);
+constexpr int stream_looks_per_heartbeat = 20;
+
+Duration stream_period(const Config& config) {
+  return config.heartbeat_ms == 0
+             ? stream_period_max
+             : std::clamp<Duration>(
+                   std::chrono::milliseconds(config.heartbeat_ms) / stream_looks_per_heartbeat,
+                   stream_period_min, stream_period_max);
+}
+
 }  // namespace
 
 Worker::Worker(const Options& options, const Config& config, Clock& clock,
@@ -23,15 +37,10 @@ Worker::Worker(const Options& options, const Config& config, Clock& clock,
       mailbox_(std::make_shared<Mailbox<Message>>(
           options.senders_max * credits_per_sender + post_credits, options.senders_max,
           options.waker)),
+      waker_(options.waker),
       generations_(options.actors_max, 1),
       slots_(options.actors_max),
-      counts_ticks_(options.ticks && cpu_ticks() != 0),
-      quick_stream_period_(
-          config.heartbeat_ms == 0
-              ? quick_stream_period_max
-              : std::clamp<Duration>(
-                    std::chrono::milliseconds(config.heartbeat_ms) / stream_looks_per_heartbeat,
-                    quick_stream_period_min, quick_stream_period_max)) {
+      pacer_(options.ticks && cpu_ticks() != 0, stream_period(config)) {
   streams_ = std::move(streams);
   auto address = mailbox_->open(post_credits);
   NHA_ASSERT(address.ok(), "a new mailbox has no room");
@@ -60,16 +69,34 @@ Result<ActorId> Worker::reserve() {
   return ActorId{index, generations_[index]};
 }
 
-Result<void> Worker::post(const Message& message) {
+void Worker::post(const Message& message) {
   std::lock_guard lock(post_mutex_);
-  // A burst of connects can outrun the worker; it empties the box within a turn or two.
-  for (int attempt = 0; attempt < 100000; ++attempt) {
-    if (post_address_.try_send(message)) {
-      return {};
-    }
-    sched_yield();
+  if (overflow_.empty() && post_address_.try_send(message)) {
+    return;
   }
-  return fail(Errc::no_memory, "a progress thread does not take its messages");
+  overflow_.push_back(message);
+  // As a message is published: the worker looks once more before it sleeps (Waker).
+  overflows_.store(true, std::memory_order_seq_cst);
+  if (waker_ != nullptr) {
+    waker_->notify();
+  }
+}
+
+/// Once all that was posted before has left the mailbox.
+unsigned Worker::take_overflow() {
+  std::vector<Message> messages;
+  {
+    std::lock_guard lock(post_mutex_);
+    if (post_address_.credits_left() != post_credits) {
+      return 0;
+    }
+    messages.swap(overflow_);
+    overflows_.store(false, std::memory_order_relaxed);
+  }
+  for (const Message& message : messages) {
+    deliver(message);
+  }
+  return static_cast<unsigned>(messages.size());
 }
 
 Result<ActorId> Worker::adopt(std::unique_ptr<Actor> actor) {
@@ -82,14 +109,7 @@ Result<ActorId> Worker::adopt(std::unique_ptr<Actor> actor) {
   message.to = *id;
   message.kind = adopt_kind;
   message.a = reinterpret_cast<uint64_t>(actor.release());
-  auto sent = post(message);
-  if (!sent) {
-    delete reinterpret_cast<Actor*>(message.a);
-    std::lock_guard lock(reserve_mutex_);
-    free_slots_.push_back(id->index);
-    actor_count_.fetch_sub(1, std::memory_order_acq_rel);
-    return sent.error();
-  }
+  post(message);
   return id;
 }
 
@@ -175,7 +195,7 @@ void Worker::send_self(const Message& message) {
 }
 
 void Worker::request_stream_turns(unsigned turns) {
-  eager_stream_turns_ = std::max(eager_stream_turns_, turns);
+  pacer_.want_stream_turns(turns);
   pending_work_ = true;
 }
 
@@ -199,93 +219,69 @@ void Worker::deliver(const Message& message) {
 }
 
 unsigned Worker::turn() {
-  turn_clock_.begin_turn();
-  const Instant begin = turn_clock_.now();
-  unsigned work = take_messages();
-  work += poll_pollers(true);
-  work += static_cast<unsigned>(timers_.expire(begin));
-  const bool eager = eager_stream_turns_ != 0;
-  if (eager || ++stream_countdown_ >= stream_period) {
-    stream_countdown_ = 0;
-    eager_stream_turns_ -= eager ? 1 : 0;
-    work += streams_->turn();
-    update_poll_gap();
-  }
-  if (!leaving_.empty()) {
-    reap();
-  }
-  recorder_.stamp(begin);
-  count_turn();
+  Instant begin;
+  const auto read_clock = [&] {
+    begin = turn_clock_.now();
+    return false;
+  };
+  const unsigned work = cycle<Turn::full>(read_clock, false);
   if (work != 0) {
     measure(begin);
   }
   return work;
 }
 
-void Worker::poll_timed(bool knows_time) {
+/// Those who have backed off, timers and streams; the last perhaps without the time.
+unsigned Worker::timed_part(Turn kind) {
+  const bool full = kind == Turn::full;
+  const bool knows_time = kind != Turn::quick || turn_clock_.was_read();
+  unsigned work = 0;
   if (knows_time) {
-    until_clock_ = relaxed() ? relaxed_clock_period : clock_period;
-    look_early_below_ = relaxed() ? relaxed_clock_period - relaxed_turns_before_early_look : 0;
-    if (counts_ticks_) {
-      watch_ticks();
+    const Instant now = turn_clock_.now();
+    if (!full) {
+      pacer_.on_clock(now, ticks(), relaxed());
+      work += poll_backed_off();
     }
-    for (size_t i = 0; i < pollers_.size(); ++i) {
-      if (pollers_[i]->backed_off()) {
-        static_cast<void>(pollers_[i]->poll(turn_clock_));
+    if (full || pacer_.take_timers_due(now, relaxed())) {
+      work += static_cast<unsigned>(timers_.expire(now));
+      if (!full && pacer_.take_streams_due(now)) {
+        pacer_.want_stream_turns(1);
       }
     }
   }
-  if (knows_time && turn_clock_.now() >= timer_look_) {
-    const Instant now = turn_clock_.now();
-    timer_look_ = now + (relaxed() ? relaxed_timer_period : timer_period);
-    static_cast<void>(timers_.expire(now));
-    // A look at streams enters the kernel, and hardly ever anything is there.
-    if (now >= stream_look_) {
-      stream_look_ = now + quick_stream_period_;
-      update_poll_gap();
-      eager_stream_turns_ = std::max(eager_stream_turns_, 1U);
-    }
+  if (full ? pacer_.take_full_turn_streams_due() : pacer_.take_stream_turn()) {
+    work += streams_->turn();
+    update_poll_gap();
   }
-  if (eager_stream_turns_ != 0) [[unlikely]] {
-    --eager_stream_turns_;
-    static_cast<void>(streams_->turn());
-  }
-  if (!leaving_.empty()) [[unlikely]] {
-    reap();
-  }
-  if (knows_time && recorder_.unstamped() != 0) {
+  // Quick turns take messages when the mailbox has some, or there is pending work.
+  pending_work_ = pending_work_ || overflows_.load(std::memory_order_relaxed);
+  if (knows_time) {
     recorder_.stamp(turn_clock_.now());
   }
-  pending_work_ = !local_.empty() || !leaving_.empty() || eager_stream_turns_ != 0;
+  return work;
 }
 
-/// From a look at the clock to the next: by ticks, whose rate is measured again and again.
-void Worker::watch_ticks() {
-  constexpr Duration measure_period = std::chrono::milliseconds(10);
-  constexpr double fastest = 16;  // per nanosecond; more is a count that jumped
-  const Instant now = turn_clock_.now();
-  looked_ticks_ = cpu_ticks();
-  if (now - measured_ >= measure_period) {
-    const double rate = static_cast<double>(looked_ticks_ - measured_ticks_) /
-                        static_cast<double>((now - measured_).count());
-    const bool begins = measured_ == Instant{};
-    ticks_per_ns_ = begins || rate > fastest ? 0 : rate;
-    measured_ = now;
-    measured_ticks_ = looked_ticks_;
+unsigned Worker::poll_backed_off() {
+  unsigned work = 0;
+  for (size_t i = 0; i < pollers_.size(); ++i) {
+    work += pollers_[i]->backed_off() ? pollers_[i]->poll(turn_clock_) : 0;
   }
-  if (ticks_per_ns_ <= 0) {
-    look_ticks_ = UINT64_MAX;  // turns are counted until it is known
-    return;
-  }
-  const Duration period = relaxed() ? relaxed_timer_period : timer_period;
-  look_ticks_ = static_cast<uint64_t>(ticks_per_ns_ * static_cast<double>(period.count())) + 1;
-  until_clock_ = ticking_clock_period;
-  look_early_below_ = 0;
+  return work;
+}
+
+/// When there may be pending work: messages to actors of this worker stay for the next turn.
+void Worker::end_turn() {
+  reap();
+  pending_work_ =
+      !local_.empty() || pacer_.wants_stream_turn() || overflows_.load(std::memory_order_relaxed);
 }
 
 unsigned Worker::take_messages() {
   auto work = static_cast<unsigned>(
       mailbox_->drain(drain_limit, [this](const Message& message) { deliver(message); }));
+  if (overflows_.load(std::memory_order_acquire)) {
+    work += take_overflow();
+  }
   for (size_t i = local_.size(); i > 0; --i) {
     const Message message = local_.front();
     local_.pop_front();
@@ -313,7 +309,7 @@ bool Worker::may_sleep() {
   if (streams_->turn() != 0) {
     return false;
   }
-  if (!mailbox_->looks_empty() || !local_.empty()) {
+  if (!mailbox_->looks_empty() || overflows_.load(std::memory_order_seq_cst) || !local_.empty()) {
     return false;
   }
   return std::all_of(pollers_.begin(), pollers_.end(),
@@ -387,12 +383,16 @@ void Worker::stop(Duration limit) {
     }
   }
   reap();
-  static_cast<void>(mailbox_->drain(SIZE_MAX, [this](const Message& message) {
+  const auto drop = [this](const Message& message) {
     if (message.kind == adopt_kind) {
       delete reinterpret_cast<Actor*>(message.a);
       actor_count_.fetch_sub(1, std::memory_order_acq_rel);
     }
-  }));
+  };
+  static_cast<void>(mailbox_->drain(SIZE_MAX, drop));
+  std::lock_guard lock(post_mutex_);
+  std::for_each(overflow_.begin(), overflow_.end(), drop);
+  overflow_.clear();
   post_address_.reset();
   mailbox_->detach_waker();
 }

@@ -1,7 +1,8 @@
 // A worker: a set of actors and the duty cycle that drives them.
 //
-// One turn: mailbox, local messages, pollers, timers, streams, ended actors.  Who calls turn()
-// is the executor's business: a thread of the worker's own, the callers of NCCL, or a test.
+// One turn: mailbox, local messages, pollers, timers, streams, ended actors (Worker::cycle at the
+// end of this file).  Who drives it is the executor's business: a thread of the worker's own, the
+// callers of NCCL, or a test.
 #pragma once
 
 #include <atomic>
@@ -18,6 +19,7 @@
 #include "runtime/cpu.h"
 #include "runtime/mailbox.h"
 #include "runtime/slot_table.h"
+#include "runtime/turn_pacer.h"
 
 namespace nccl_ha {
 
@@ -41,9 +43,9 @@ class Worker final : private Context {
   // --- any thread
   /// A sender's end of the mailbox; see Mailbox::open.
   Result<Address<Message>> open_address(size_t credits) { return mailbox_->open(credits); }
-  /// Control plane: sends over a shared address, one caller at a time.  Waits while it is full only
-  /// as long as the worker needs to take messages out; never call it from this worker's thread.
-  Result<void> post(const Message& message);
+  /// Control plane: in order with all that is posted so, one caller at a time.  Waits for nothing:
+  /// what finds the mailbox full waits beside it, in memory that is allocated.
+  void post(const Message& message);
   /// Hands an actor over; its start() runs on the worker.  The id is valid at once.
   Result<ActorId> adopt(std::unique_ptr<Actor> actor);
   /// How long the worker may be left without a turn while those who turn it are busy elsewhere.
@@ -51,7 +53,7 @@ class Worker final : private Context {
     return Duration(max_poll_gap_ns_.load(std::memory_order_relaxed));
   }
   /// After so many quick turns timers were looked at, if ticks have not told before.
-  static constexpr unsigned turns_to_see_time = 64;
+  static constexpr unsigned turns_to_see_time = TurnPacer::turns_to_see_time;
   /// With at least so much of it nobody waits for what software does by itself.
   static constexpr Duration relaxed_poll_gap = std::chrono::milliseconds(10);
   bool relaxed() const { return max_poll_gap() >= relaxed_poll_gap; }
@@ -67,7 +69,7 @@ class Worker final : private Context {
   const Statistics& statistics() const { return statistics_; }
 
   // --- the executor's thread
-  /// One duty cycle; work done, 0 when idle.
+  /// A full turn; work done, 0 when idle.
   unsigned turn();
   /// The same for callers that make one turn after the other: looks at the clock, and at timers and
   /// streams with it, only when somebody needs the time and else every few turns.  One that found
@@ -80,28 +82,10 @@ class Worker final : private Context {
   template <class Found>
   bool turn_unless(Found&& found);
   /// Lets `post` make an actor of this worker post something, and sends that; everything else has
-  /// to wait for the next turn.
+  /// to wait for the next turn.  `leisure`: what was posted takes a while to be answered, so that
+  /// the clock is read now, and what depends on it looked at, instead of in one of the next turns.
   template <class Post>
-  void push(Post&& post) {
-    turn_clock_.begin_turn();
-    post();
-    for (size_t i = 0; i < pollers_.size(); ++i) {
-      if (pollers_[i]->wants_push()) [[unlikely]] {
-        static_cast<void>(pollers_[i]->push(turn_clock_));
-      }
-    }
-    if (pending_work_) [[unlikely]] {
-      reap();
-    }
-    count_turn();
-  }
-  /// What the caller waits for takes a while yet: looks at the clock now, instead of in one of the
-  /// next turns, and at what depends on it.
-  void use_time() {
-    if (until_clock_ < look_early_below_ || ticks_passed(look_ticks_ / 2)) [[unlikely]] {
-      poll_timed(true);
-    }
-  }
+  void push(Post&& post, bool leisure = false);
   /// Nothing queued and every poller agrees: the thread may sleep.
   bool may_sleep();
   /// Not later than this must turn() be called again; nullopt: only when something arrives.  For
@@ -125,22 +109,6 @@ class Worker final : private Context {
 
  private:
   static constexpr size_t drain_limit = 64;
-  static constexpr unsigned stream_period = 64;
-  // How often quick turns look at the clock, in turns, and at timers: seldom where nobody waits for
-  // what software does by itself.  What they wait for may come later by such a look, so that
-  // use_time() takes it from them.
-  static constexpr unsigned clock_period = 16;
-  static constexpr unsigned relaxed_clock_period = turns_to_see_time;
-  static constexpr unsigned relaxed_turns_before_early_look = 16;
-  // The same where ticks tell: what is left of them if they should not.
-  static constexpr unsigned ticking_clock_period = 256;
-  static constexpr Duration timer_period = std::chrono::microseconds(200);
-  static constexpr Duration relaxed_timer_period = std::chrono::milliseconds(1);
-  // A look at streams enters the kernel.  Whoever expects something there asks for more turns, and
-  // what peers say unasked also comes over paths; carriers that are lost are heard of here only.
-  static constexpr Duration quick_stream_period_max = std::chrono::milliseconds(10);
-  static constexpr Duration quick_stream_period_min = std::chrono::milliseconds(1);
-  static constexpr int stream_looks_per_heartbeat = 20;
   /// Of streams: whoever waits for a handshake calls, and nobody else is in a hurry.
   static constexpr Duration default_poll_gap = relaxed_poll_gap;
   static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);
@@ -163,26 +131,38 @@ class Worker final : private Context {
     bool alive = false;
   };
 
-  void deliver(const Message& message);
+  enum class Turn : uint8_t {
+    full,   ///< everything, by the clock
+    quick,  ///< the clock only when somebody needs it or it is due
+    push,   ///< nothing is taken in, only what was posted goes out
+  };
+  template <Turn kind, class First>
+  unsigned cycle(First&& first, bool leisure);
+  template <Turn kind>
+  unsigned poll_pollers();
+  template <Turn kind>
+  bool timed_part_is_due(unsigned work, bool leisure);
+  [[gnu::noinline]] unsigned timed_part(Turn kind);
+  unsigned poll_backed_off();
   [[gnu::noinline]] unsigned take_messages();
-  unsigned poll_pollers(bool knows_time);
-  [[gnu::noinline]] void poll_timed(bool knows_time);
-  void count_turn();
-  bool ticks_passed(uint64_t ticks) const {
-    return counts_ticks_ && cpu_ticks() - looked_ticks_ >= ticks;
-  }
-  void watch_ticks();
+  [[gnu::noinline]] void end_turn();
+  unsigned take_overflow();
+  void deliver(const Message& message);
+  uint64_t ticks() const { return pacer_.counts_ticks() ? cpu_ticks() : 0; }
   void measure(Instant begin);
   void take_over(const Message& message);
-  [[gnu::noinline]] void reap();
+  void reap();
   void pollers_changed();
   void update_poll_gap();
   Result<ActorId> reserve();
   Actor* find(ActorId id);
 
   std::shared_ptr<Mailbox<Message>> mailbox_;
+  Waker* const waker_;
   std::mutex post_mutex_;
   Address<Message> post_address_;
+  std::vector<Message> overflow_;       // younger than what lies in the mailbox
+  std::atomic<bool> overflows_{false};  // some is there
 
   std::mutex reserve_mutex_;
   std::vector<uint32_t> free_slots_;
@@ -196,57 +176,84 @@ class Worker final : private Context {
   std::atomic<int64_t> max_poll_gap_ns_{Duration(default_poll_gap).count()};
   uint64_t wait_version_ = 1;
   std::atomic<uint64_t> turns_{0};
-  unsigned stream_countdown_ = 0;
-  unsigned until_clock_ = clock_period;  ///< quick turns
-  unsigned look_early_below_ = 0;        ///< with fewer left, use_time() looks
-  const bool counts_ticks_;
-  uint64_t looked_ticks_ = 0;         ///< of the last look at the clock
-  uint64_t look_ticks_ = UINT64_MAX;  ///< from one to the next
-  double ticks_per_ns_ = 0;           ///< 0: not known yet
-  uint64_t measured_ticks_ = 0;       ///< when that was measured last
-  Instant measured_{};
+  TurnPacer pacer_;
   bool pending_work_ = false;  ///< there may be local messages, leavers, or streams to turn at once
-  // Of quick turns: as soon as the time is known to be this.
-  Instant timer_look_{};
-  Instant stream_look_{};
-  const Duration quick_stream_period_;
-  unsigned eager_stream_turns_ = 0;
   std::atomic<std::thread::id> owner_{};
   Statistics statistics_;
 };
 
-// A poller may remove itself and others.
-inline unsigned Worker::poll_pollers(bool knows_time) {
+// --- The duty cycle: what every turn is, whoever drives the worker and whatever for.
+
+/// `first`: what the caller came for.  It posts something, or finds what is waited for: true, and
+/// the turn is over.
+template <Worker::Turn kind, class First>
+[[gnu::always_inline]] inline unsigned Worker::cycle(First&& first, bool leisure) {
+  turn_clock_.begin_turn();
+  turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  if (first()) {
+    return 1;
+  }
   unsigned work = 0;
-  for (size_t i = 0; i < pollers_.size(); ++i) {
-    Poller& poller = *pollers_[i];
-    work += !knows_time && poller.backed_off() ? 0 : poller.poll(turn_clock_);
+  if (kind == Turn::full || (kind == Turn::quick && (!mailbox_->looks_idle() || pending_work_)))
+      [[unlikely]] {
+    work += take_messages();
+  }
+  work += poll_pollers<kind>();
+  if (timed_part_is_due<kind>(work, leisure)) [[unlikely]] {
+    work += timed_part(kind);
+  }
+  if (pending_work_) [[unlikely]] {
+    end_turn();
   }
   return work;
 }
 
-inline void Worker::count_turn() {
-  turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+/// A poller may remove itself and others.  Who has backed off is asked with the time only.
+template <Worker::Turn kind>
+[[gnu::always_inline]] inline unsigned Worker::poll_pollers() {
+  unsigned work = 0;
+  for (size_t i = 0; i < pollers_.size(); ++i) {
+    Poller& poller = *pollers_[i];
+    if (kind == Turn::push) {
+      work += poller.wants_push() ? poller.push(turn_clock_) : 0;
+    } else {
+      work += kind == Turn::quick && poller.backed_off() ? 0 : poller.poll(turn_clock_);
+    }
+  }
+  return work;
+}
+
+/// A quick turn that found something leaves pending work to the next one: whoever waits for what
+/// came goes on at once.
+template <Worker::Turn kind>
+[[gnu::always_inline]] inline bool Worker::timed_part_is_due([[maybe_unused]] unsigned work,
+                                                             [[maybe_unused]] bool leisure) {
+  if constexpr (kind == Turn::full) {
+    return true;
+  } else if constexpr (kind == Turn::push) {
+    return leisure && pacer_.clock_soon_due(ticks());
+  } else {
+    if (pacer_.clock_due(ticks())) [[unlikely]] {
+      static_cast<void>(turn_clock_.now());
+    }
+    return turn_clock_.was_read() || (pending_work_ && work == 0);
+  }
 }
 
 template <class Found>
 [[gnu::always_inline]] inline bool Worker::turn_unless(Found&& found) {
-  turn_clock_.begin_turn();
-  if (found()) {
-    count_turn();
-    return true;
-  }
-  unsigned work = 0;
-  if (!mailbox_->looks_idle() || pending_work_) [[unlikely]] {
-    work += take_messages();
-  }
-  work += poll_pollers(false);
-  count_turn();
-  const bool clock_due = --until_clock_ == 0 || ticks_passed(look_ticks_);
-  if (clock_due || turn_clock_.was_read() || (pending_work_ && work == 0)) [[unlikely]] {
-    poll_timed(clock_due || turn_clock_.was_read());
-  }  // else whoever waits for what came goes on at once
-  return false;
+  bool is_there = false;
+  static_cast<void>(cycle<Turn::quick>([&] { return is_there = found(); }, false));
+  return is_there;
+}
+
+template <class Post>
+[[gnu::always_inline]] inline void Worker::push(Post&& post, bool leisure) {
+  const auto first = [&] {
+    post();
+    return false;
+  };
+  static_cast<void>(cycle<Turn::push>(first, leisure));
 }
 
 }  // namespace nccl_ha

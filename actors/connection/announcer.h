@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <memory>
 
-#include "actors/channel.h"
 #include "actors/connection/limits.h"
 #include "actors/connection/open_receives.h"
 #include "actors/connection/side.h"
+#include "actors/cts_entry.h"
+#include "actors/request.h"
 #include "ha/announcement_batch.h"
 #include "ha/mutation.h"
 

@@ -7,9 +7,10 @@
 #include <memory>
 #include <span>
 
-#include "actors/channel.h"
 #include "actors/connection/shadow_keys.h"
+#include "actors/cts_entry.h"
 #include "actors/immediate.h"
+#include "actors/send_channel.h"
 #include "runtime/fabric/path.h"
 
 namespace nccl_ha {

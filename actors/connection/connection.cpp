@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "actors/channel.h"
+#include "actors/driver.h"
 #include "ha/error_class.h"
 #include "ha/mutation.h"
 #include "runtime/engine.h"
@@ -48,21 +48,10 @@ void Connection::on(const Message& message) {
   if (state_.phase == ConnectionPhase::gone) {
     return;
   }
-  switch (static_cast<ConnectionMessage>(message.kind)) {
+  const auto kind = static_cast<ConnectionMessage>(message.kind);
+  take_news(kind);
+  switch (kind) {
     case ConnectionMessage::doorbell:
-      // Taken first: a request published from here on rings again.
-      if (Channel* channel = side_->channel();
-          channel != nullptr && channel->take_doorbell() && state_.ready()) {
-        side_->on_doorbell();
-      }
-      return;
-    case ConnectionMessage::close:
-      close();
-      return;
-    case ConnectionMessage::oversize:
-      fail(nccl_ha::fail(Errc::invalid_usage,
-                         "a send was larger than the receive that the peer posted for it"),
-           true);
       return;
     case ConnectionMessage::suspect:
       if (state_.ready() && state_.backup && message.arg < paths_.size()) {
@@ -79,6 +68,28 @@ void Connection::on(const Message& message) {
         side_->on_lane_failed(message.arg, failover_.rejection());
       }
       return;
+  }
+}
+
+void Connection::take_news(ConnectionMessage kind) {
+  Driver* driver = side_->driver();
+  if (driver == nullptr ||
+      (ha::mutated(ha::Mutation::missed_ring_forgotten) && kind != ConnectionMessage::doorbell)) {
+    return;
+  }
+  // Taken first: a request published from here on rings again.
+  const uint32_t news = driver->take_news();
+  const auto has = [&](CallerNews one) { return (news & static_cast<uint32_t>(one)) != 0; };
+  if (has(CallerNews::submitted) && state_.ready()) {
+    side_->on_doorbell();
+  }
+  if (has(CallerNews::oversize)) {
+    fail(nccl_ha::fail(Errc::invalid_usage,
+                       "a send was larger than the receive that the peer posted for it"),
+         true);
+  }
+  if (has(CallerNews::close)) {
+    close();
   }
 }
 

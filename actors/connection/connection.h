@@ -17,6 +17,7 @@
 #include "actors/connection/path_set.h"
 #include "actors/connection/side.h"
 #include "actors/connection/state.h"
+#include "actors/connection_message.h"
 #include "ha/close_linger.h"
 #include "runtime/actor.h"
 #include "runtime/timer_wheel.h"
@@ -79,6 +80,8 @@ class Connection final : public Actor,
   void on_lane_failed(size_t lane, const Error& why) override { side_->on_lane_failed(lane, why); }
   void on_domain_up(const fabric::FailureDomain& domain) override;
 
+  /// What the caller left; with every message, as a full mailbox has no room for another doorbell.
+  void take_news(ConnectionMessage kind);
   bool take_early(const ControlReader::Message& message);
   void tell_usable();
   /// The connection is over; `words` (empty: confirms what was heard) leave over the stream and all

@@ -1,7 +1,6 @@
 // The end of a connection: its failure, its last words, and the peer's.
 #include <utility>
 
-#include "actors/channel.h"
 #include "actors/connection/connection.h"
 #include "ha/mutation.h"
 #include "runtime/log.h"

@@ -8,11 +8,11 @@
 #include <optional>
 #include <string>
 
-#include "actors/channel.h"
 #include "actors/connection/control_link.h"
 #include "actors/connection/liveness.h"
 #include "actors/connection/path_set.h"
 #include "actors/connection/state.h"
+#include "actors/failover_counts.h"
 #include "ha/retry_budget.h"
 #include "runtime/timer_wheel.h"
 

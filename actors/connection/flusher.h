@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "actors/channel.h"
 #include "actors/connection/announcer.h"
 #include "actors/connection/side.h"
+#include "actors/receive_channel.h"
 #include "runtime/timer_wheel.h"
 
 namespace nccl_ha {

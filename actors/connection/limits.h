@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "actors/channel.h"
 #include "actors/connection/lane.h"
 #include "actors/control.h"
+#include "actors/cts_entry.h"
 
 namespace nccl_ha {
 

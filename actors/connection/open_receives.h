@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdint>
 
-#include "actors/channel.h"
 #include "actors/connection/limits.h"
+#include "actors/request.h"
 #include "ha/ledger.h"
 
 namespace nccl_ha {

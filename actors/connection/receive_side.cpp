@@ -50,6 +50,9 @@ ReceiveSide::ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd,
 
 ReceiveSide::~ReceiveSide() {
   stop();
+  if (endpoint_) {
+    endpoint_->driver.serve_by(nullptr);
+  }
   if (fd_ >= 0) {
     close(fd_);
   }
@@ -202,9 +205,9 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
   state_.service_level = hello.service_level & 15U;
   state_.domain = next_domain.fetch_add(1, std::memory_order_relaxed);
   owner_.arm_deadline(std::chrono::milliseconds(config.connect_timeout_ms));
-  channel_ = std::make_shared<ReceiveChannel>(state_.domain, state_.attachment,
-                                              state_.context->worker(), state_.engine);
-  receiver_.emplace(parts_, *channel_);
+  endpoint_ = std::make_shared<ReceiveEndpoint>(state_.domain, state_.attachment,
+                                                state_.context->worker(), state_.engine);
+  receiver_.emplace(parts_, endpoint_->channel);
   receiver_->announcer().begin(hello.cts_address);
   recovery_.emplace(parts_, *receiver_);
   auto local = control_.stream()->local_address();
@@ -269,10 +272,10 @@ void ReceiveSide::on_settled() {
 void ReceiveSide::on_usable() {
   NHA_LOG_INFO("accepted {} over {}", state_.owner.peer_text(), paths_.text());
   state_.note(TraceEvent::actor_opened, 1, 0);
-  channel_->attach(state_.id, std::move(address_));
-  channel_->serve_by(&*receiver_);
-  channel_->set_ready();
-  if (!listener_->offer(channel_)) {
+  endpoint_->driver.attach(state_.id, std::move(address_));
+  endpoint_->driver.serve_by(&*receiver_);
+  endpoint_->channel.set_ready();
+  if (!listener_->offer(endpoint_)) {
     state_.fail(fail(Errc::closed, "the listen was closed before the connection was accepted"));
     owner_.close();
   }
@@ -333,7 +336,7 @@ void ReceiveSide::look_at_tail() {
   const bool told = state_.phase == ConnectionPhase::usable;
   const Error why = fail(Errc::remote, "the peer closed the connection");
   owner_.part_with_peer(why);
-  channel_->set_failed(why);
+  endpoint_->channel.set_failed(why);
   if (!told) {
     listener_->fail(fail(Errc::remote, "the peer gave up while connecting"));
     owner_.finish();

@@ -7,10 +7,10 @@
 #include <span>
 #include <string>
 
-#include "actors/channel.h"
 #include "actors/connection/receive_recovery.h"
 #include "actors/connection/receiver.h"
 #include "actors/connection/side.h"
+#include "actors/endpoint.h"
 #include "ha/close_tail.h"
 #include "runtime/mailbox.h"
 #include "runtime/timer_wheel.h"
@@ -33,7 +33,8 @@ class ReceiveSide final : public Side {
   ~ReceiveSide() override;
 
   const char* name() const override { return "receive-connection"; }
-  Channel* channel() override { return channel_.get(); }
+  Channel* channel() override { return endpoint_ ? &endpoint_->channel : nullptr; }
+  Driver* driver() override { return endpoint_ ? &endpoint_->driver : nullptr; }
   void begin() override;
   void on_stream_open(Stream& stream) override { (void)stream; }
   void on_control(const ControlReader::Message& message) override;
@@ -80,10 +81,10 @@ class ReceiveSide final : public Side {
   bool welcome_ = false;        ///< the peer knew the nonce
   bool overdue_ = false;        ///< it should have said so by now
   // From the hello on.
-  std::shared_ptr<ReceiveChannel> channel_;
+  std::shared_ptr<ReceiveEndpoint> endpoint_;
   std::optional<Receiver> receiver_;
   std::optional<ReceiveRecovery> recovery_;
-  Address<Message> address_;  ///< the channel's, until the caller is told of it
+  Address<Message> address_;  ///< the driver's, until the caller is told of it
   ha::CloseTail tail_;
   Timer tail_timer_;
 };

@@ -14,8 +14,6 @@ Receiver::Receiver(const ConnectionParts& parts, ReceiveChannel& channel)
       flusher_(parts, channel, announcer_),
       sizes_(std::make_unique<SizeRecords>()) {}
 
-Receiver::~Receiver() { channel_.serve_by(nullptr); }
-
 PathSet::Needs Receiver::needs(bool flushes) {
   PathSet::Needs needs;
   needs.owner = this;

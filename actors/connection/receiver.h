@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "actors/channel.h"
 #include "actors/connection/announcer.h"
 #include "actors/connection/control_link.h"
 #include "actors/connection/flusher.h"
@@ -13,6 +12,9 @@
 #include "actors/connection/path_set.h"
 #include "actors/connection/side.h"
 #include "actors/connection/state.h"
+#include "actors/receive_channel.h"
+#include "actors/server.h"
+#include "actors/size_records.h"
 
 namespace nccl_ha {
 
@@ -20,7 +22,6 @@ namespace nccl_ha {
 class Receiver final : public Server {
  public:
   Receiver(const ConnectionParts& parts, ReceiveChannel& channel);
-  ~Receiver() override;
 
   /// The tables that paths are made for.
   PathSet::Needs needs(bool flushes);

@@ -20,26 +20,32 @@ constexpr Duration unconfirmed_limit = std::chrono::milliseconds(250);
 }  // namespace
 
 std::unique_ptr<Actor> make_send_connection(fabric::Provider& provider, Engine& engine,
-                                            size_t worker, std::shared_ptr<SendChannel> channel,
+                                            size_t worker, std::shared_ptr<SendEndpoint> endpoint,
                                             SendOptions options) {
   return std::make_unique<Connection>(
       provider, engine, worker, [&](const ConnectionParts& parts, SideOwner& owner) {
-        return std::make_unique<SendSide>(parts, owner, std::move(channel), std::move(options));
+        return std::make_unique<SendSide>(parts, owner, std::move(endpoint), std::move(options));
       });
 }
 
 SendSide::SendSide(const ConnectionParts& parts, SideOwner& owner,
-                   std::shared_ptr<SendChannel> channel, SendOptions options)
+                   std::shared_ptr<SendEndpoint> endpoint, SendOptions options)
     : parts_(parts),
       state_(parts.state),
       paths_(parts.paths),
       control_(parts.control),
       owner_(owner),
-      channel_(std::move(channel)),
+      endpoint_(std::move(endpoint)),
+      channel_(endpoint_->channel),
       options_(std::move(options)),
-      sender_(parts, recovery_, *channel_),
-      recovery_(parts, sender_, channel_->failovers, *this) {
+      sender_(parts, recovery_, channel_),
+      recovery_(parts, sender_, channel_.failovers, *this) {
   stream_timer_.bind([](void* self) { static_cast<SendSide*>(self)->look_after_stream(); }, this);
+}
+
+SendSide::~SendSide() {
+  stop();
+  endpoint_->driver.serve_by(nullptr);
 }
 
 void SendSide::stop() {
@@ -50,8 +56,8 @@ void SendSide::stop() {
 }
 
 void SendSide::begin() {
-  state_.domain = channel_->domain();
-  state_.attachment = channel_->attachment();
+  state_.domain = channel_.domain();
+  state_.attachment = channel_.attachment();
   state_.traits = state_.provider.traits(state_.attachment);
   paths_.begin(sender_.needs());
   owner_.arm_deadline(options_.timeout);
@@ -231,8 +237,8 @@ void SendSide::on_confirm() {
 void SendSide::on_usable() {
   NHA_LOG_INFO("connected to {} over {}", state_.owner.peer_text(), paths_.text());
   state_.note(TraceEvent::actor_opened, 0, 0);
-  channel_->serve_by(&sender_);
-  channel_->set_ready();
+  endpoint_->driver.serve_by(&sender_);
+  channel_.set_ready();
 }
 
 void SendSide::on_deadline() {
@@ -277,9 +283,7 @@ void SendSide::on_peer_gone(const Error& error) {
 }
 
 /// A caller whose requests are all done may close; one who gives up in the middle promises nothing.
-CloseNotice SendSide::last_words() const {
-  return {sender_.idle() ? channel_->filled_groups() : 0};
-}
+CloseNotice SendSide::last_words() const { return {sender_.idle() ? channel_.filled_groups() : 0}; }
 
 /// The receiver closed after its last group.  Its acknowledgements may have been lost with it, so
 /// what it says it received counts as acknowledged; anything later will never arrive.
@@ -291,8 +295,8 @@ void SendSide::on_peer_closed(std::span<const std::byte> payload) {
     sender_.acknowledge_all_below(notice->groups_completed +
                                   (ha::mutated(ha::Mutation::close_counts_one_more) ? 1 : 0));
   }
-  channel_->set_established();  // it accepted: the first use fails, not the connecting
-  channel_->set_failed(why);
+  channel_.set_established();  // it accepted: the first use fails, not the connecting
+  channel_.set_failed(why);
 }
 
 /// Something has to come over the stream: that the peer is ready, a confirmation, or the answer to

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "actors/channel.h"
 #include "actors/connection/send_recovery.h"
 #include "actors/connection/sender.h"
 #include "actors/connection/side.h"
+#include "actors/endpoint.h"
 #include "actors/rejoin.h"
 #include "actors/route.h"
 #include "ha/late_hello.h"
@@ -28,18 +28,19 @@ struct SendOptions {
 
 /// The actor that connects; `worker` was assigned by the engine.
 std::unique_ptr<Actor> make_send_connection(fabric::Provider& provider, Engine& engine,
-                                            size_t worker, std::shared_ptr<SendChannel> channel,
+                                            size_t worker, std::shared_ptr<SendEndpoint> endpoint,
                                             SendOptions options);
 
 /// One thread.
 class SendSide final : public Side, private SendRecovery::Owner {
  public:
-  SendSide(const ConnectionParts& parts, SideOwner& owner, std::shared_ptr<SendChannel> channel,
+  SendSide(const ConnectionParts& parts, SideOwner& owner, std::shared_ptr<SendEndpoint> endpoint,
            SendOptions options);
-  ~SendSide() override { stop(); }
+  ~SendSide() override;
 
   const char* name() const override { return "send-connection"; }
-  Channel* channel() override { return channel_.get(); }
+  Channel* channel() override { return &channel_; }
+  Driver* driver() override { return &endpoint_->driver; }
   void begin() override;
   void on_stream_open(Stream& stream) override;
   void on_control(const ControlReader::Message& message) override;
@@ -90,7 +91,8 @@ class SendSide final : public Side, private SendRecovery::Owner {
   PathSet& paths_;
   ControlLink& control_;
   SideOwner& owner_;
-  std::shared_ptr<SendChannel> channel_;
+  const std::shared_ptr<SendEndpoint> endpoint_;
+  SendChannel& channel_;
   const SendOptions options_;
   Sender sender_;
   SendRecovery recovery_;

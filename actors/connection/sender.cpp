@@ -23,8 +23,6 @@ Sender::Sender(const ConnectionParts& parts, Owner& owner, SendChannel& channel)
       announced_(channel),
       records_(std::make_unique<SizeRecords>()) {}
 
-Sender::~Sender() { channel_.serve_by(nullptr); }
-
 PathSet::Needs Sender::needs() {
   PathSet::Needs needs;
   needs.owner = this;

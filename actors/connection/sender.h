@@ -8,13 +8,15 @@
 #include <memory>
 #include <span>
 
-#include "actors/channel.h"
 #include "actors/connection/clear_to_sends.h"
 #include "actors/connection/control_link.h"
 #include "actors/connection/liveness.h"
 #include "actors/connection/path_set.h"
 #include "actors/connection/side.h"
 #include "actors/connection/state.h"
+#include "actors/send_channel.h"
+#include "actors/server.h"
+#include "actors/size_records.h"
 #include "ha/ledger.h"
 #include "ha/rotation.h"
 #include "ha/serving_set.h"
@@ -46,7 +48,6 @@ class Sender final : public Server {
   };
 
   Sender(const ConnectionParts& parts, Owner& owner, SendChannel& channel);
-  ~Sender() override;
 
   /// The tables that paths are made for.
   PathSet::Needs needs();

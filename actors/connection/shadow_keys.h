@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "actors/channel.h"
+#include "actors/cts_entry.h"
 #include "ha/mutation.h"
 
 namespace nccl_ha {

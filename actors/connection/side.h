@@ -13,6 +13,7 @@
 #include "actors/connection/path_set.h"
 #include "actors/connection/state.h"
 #include "actors/control.h"
+#include "actors/driver.h"
 
 namespace nccl_ha {
 
@@ -52,6 +53,7 @@ class Side {
   virtual ~Side() = default;
   virtual const char* name() const = 0;
   virtual Channel* channel() = 0;  ///< null while there is none
+  virtual Driver* driver() = 0;    ///< of the channel; the same
   /// The actor has started: begins the handshake.
   virtual void begin() = 0;
   virtual void on_stream_open(Stream& stream) = 0;

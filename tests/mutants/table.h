@@ -97,7 +97,7 @@ inline constexpr Planted all_planted[] = {
                 "ControlLinkTest.AStreamThatTakesTheOldOnesPlaceIsReadFromItsBeginning"),
     NHA_CHECKED(slot_overtakes_queue, "Mailbox.TheSlotIsNoWayPastTheQueue"),
     NHA_CHECKED(missed_ring_forgotten,
-                "HeldWorkerTest.ADoorbellThatFoundTheMailboxFullIsRungAgain"),
+                "ConnectionTest.TheCallersNewsAreNotLostWhenItsMailboxIsFull"),
 
     // Close, liveness and budget.
     NHA_CHECKED(close_counts_one_more,

@@ -30,8 +30,6 @@ size_t actors(sim::Process& process) {
   return count;
 }
 
-bool say_close(Channel& channel) { return channel.tell(ConnectionMessage::close); }
-
 struct Fabric {
   const char* name;
   tools::SimCables cables;
@@ -73,7 +71,7 @@ TEST_P(Close, WhatTheReceiverGotIsDoneAlthoughTheRailOfItsAcknowledgementsIsDead
       send = slot.state.load() == RequestState::pending ? &slot : nullptr;
     }
     ASSERT_NE(send, nullptr) << "its acknowledgement was not lost";
-    ASSERT_TRUE(say_close(pair->receive_channel()));
+    pair->receive_driver().close();
     ASSERT_TRUE(pair->world().run_until([&] { return send->state.load() == RequestState::done; },
                                         milliseconds(100)))
         << "seed " << seed << ": " << pair->error();
@@ -90,7 +88,7 @@ TEST_P(Close, OfTheSenderReachesTheReceiverAlthoughTheStreamsRailIsDead) {
   pair->post_receives(2);
   pass(*pair, milliseconds(10));
   silence_receiver(*pair, true);
-  ASSERT_TRUE(say_close(pair->send_channel()));
+  pair->send_driver().close();
   ASSERT_TRUE(pair->world().run_until(
       [&] { return pair->receive_channel().phase() == Phase::failed; }, milliseconds(100)));
   EXPECT_EQ(pair->receive_channel().failure().what, "the peer closed the connection");
@@ -100,7 +98,7 @@ TEST_P(Close, AFailureIsToldOverThePathsThatWork) {
   const auto pair = connected(22);
   pass(*pair, milliseconds(10));
   silence_receiver(*pair, true);
-  ASSERT_TRUE(pair->send_channel().tell(ConnectionMessage::oversize));
+  pair->send_driver().report_oversize();
   ASSERT_TRUE(pair->world().run_until(
       [&] { return pair->receive_channel().phase() == Phase::failed; }, milliseconds(100)));
   EXPECT_NE(pair->receive_channel().failure().what.find("larger than the receive"),
@@ -111,7 +109,7 @@ TEST_P(Close, AFailureIsToldOverThePathsThatWork) {
 TEST_P(Close, WhoClosesIsGoneWhenThePeerKnows) {
   const auto pair = connected(23);
   const size_t before = actors(pair->sender());
-  ASSERT_TRUE(say_close(pair->send_channel()));
+  pair->send_driver().close();
   EXPECT_TRUE(
       pair->world().run_until([&] { return actors(pair->sender()) < before; }, milliseconds(5)));
   EXPECT_EQ(pair->receive_channel().phase(), Phase::failed);
@@ -125,8 +123,8 @@ TEST_P(Close, OfBothSidesAtOnceEndsBoth) {
     if (dead) {
       silence_receiver(*pair, true);
     }
-    ASSERT_TRUE(say_close(pair->send_channel()));
-    ASSERT_TRUE(say_close(pair->receive_channel()));
+    pair->send_driver().close();
+    pair->receive_driver().close();
     EXPECT_TRUE(pair->world().run_until(
         [&] { return actors(pair->sender()) < sending && actors(pair->receiver()) < receiving; },
         milliseconds(50)))
@@ -143,7 +141,7 @@ TEST_P(Close, APeerThatSaysNothingIsAwaitedForABoundedTime) {
     pair->set_links(dark, dark, rail);
   }
   const Instant begin = pair->world().now();
-  ASSERT_TRUE(say_close(pair->send_channel()));
+  pair->send_driver().close();
   EXPECT_TRUE(pair->world().run_until([&] { return actors(pair->sender()) < before; }, seconds(5)));
   EXPECT_LE(pair->world().now() - begin, ha::CloseLinger::limit + milliseconds(10));
   EXPECT_GE(pair->world().now() - begin, ha::CloseLinger::limit - milliseconds(10));
@@ -155,7 +153,7 @@ TEST_P(Close, AnEngineThatIsStoppedLetsThemSpeak) {
     const auto pair = connected(26);
     silence_receiver(*pair, true);
     if (closed) {
-      ASSERT_TRUE(say_close(pair->receive_channel()));
+      pair->receive_driver().close();
     }
     for (size_t i = 0; i < pair->receiver().engine->worker_count(); ++i) {
       Worker& worker = pair->receiver().engine->worker(i);
@@ -186,7 +184,7 @@ TEST_P(Close, MemoryThatWasTakenBackStaysAsItIs) {
   ASSERT_TRUE(pair->world().run_until([&] { return target[0] != std::byte{0xA5}; }, seconds(1)));
   ASSERT_NE(slot->state.load(), RequestState::done);
   ASSERT_TRUE(pair->receiver().provider->remove_memory(own).ok());
-  ASSERT_TRUE(say_close(pair->receive_channel()));
+  pair->receive_driver().close();
   std::memset(target.data(), 0x5A, target.size());
   pass(*pair, seconds(2));
   EXPECT_EQ(std::count(target.begin(), target.end(), std::byte{0x5A}),
@@ -242,7 +240,7 @@ TEST_F(CloseOverTheStream, IsHeardByAReceiverThatAsksWhetherTheSenderLives) {
   darken_rails();
   pair_.world().pause(pair_.sender(), pair_.world().now() + milliseconds(150));
   ASSERT_NO_FATAL_FAILURE(reset_stream());
-  ASSERT_TRUE(say_close(pair_.send_channel()));
+  pair_.send_driver().close();
   expect_heard(pair_.receive_channel(), milliseconds(160));
 }
 
@@ -251,7 +249,7 @@ TEST_F(CloseOverTheStream, OfTheSenderIsSaidAgainWhereItMetAReset) {
   ASSERT_NO_FATAL_FAILURE(connect());
   darken_rails();
   ASSERT_NO_FATAL_FAILURE(forget_stream());
-  ASSERT_TRUE(say_close(pair_.send_channel()));
+  pair_.send_driver().close();
   expect_heard(pair_.receive_channel(), milliseconds(10));
   EXPECT_EQ(resets(), 1U) << "the fault did not happen";
 }
@@ -261,7 +259,7 @@ TEST_F(CloseOverTheStream, OfTheReceiverIsSaidAgainWhereItMetAReset) {
   ASSERT_NO_FATAL_FAILURE(connect());
   darken_rails();
   ASSERT_NO_FATAL_FAILURE(forget_stream());
-  ASSERT_TRUE(say_close(pair_.receive_channel()));
+  pair_.receive_driver().close();
   expect_heard(pair_.send_channel(), milliseconds(150));
   EXPECT_GE(resets(), 1U) << "the fault did not happen";
 }

@@ -108,14 +108,14 @@ TEST(SimFailover, TrafficGoesBackWhenTheOwnNicHasWorkedForLongEnough) {
   auto& failovers = pair.send_channel().failovers;
   const auto wait = [&](auto time) { pair.world().run_until([] { return false; }, time); };
   wait(seconds(1));
-  ASSERT_TRUE(pair.send_channel().tell_suspect(0));
+  ASSERT_TRUE(pair.send_driver().suspect(0));
   ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
   EXPECT_EQ(failovers.moves.load(), 1U);
   const Instant back = pair.world().now();
   ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 2; }, seconds(10)));
   EXPECT_GE(pair.world().now() - back, seconds(2)) << "it went back too early";
   // It fails again at once: the next time it has to prove itself for longer.
-  ASSERT_TRUE(pair.send_channel().tell_suspect(0));
+  ASSERT_TRUE(pair.send_driver().suspect(0));
   ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 2; }, seconds(5)));
   EXPECT_EQ(failovers.moves.load(), 3U);
   wait(std::chrono::milliseconds(3900));
@@ -130,11 +130,11 @@ TEST(SimFailover, WithoutFailbackTrafficStaysWhereItWent) {
   auto& failovers = pair.send_channel().failovers;
   const auto wait = [&](auto time) { pair.world().run_until([] { return false; }, time); };
   wait(seconds(1));
-  ASSERT_TRUE(pair.send_channel().tell_suspect(0));
+  ASSERT_TRUE(pair.send_driver().suspect(0));
   wait(seconds(60));
   EXPECT_EQ(failovers.back.load(), 1U);
   EXPECT_EQ(failovers.moves.load(), 1U);
-  ASSERT_TRUE(pair.send_channel().tell_suspect(1)) << "until that one fails";
+  ASSERT_TRUE(pair.send_driver().suspect(1)) << "until that one fails";
   wait(seconds(1));
   EXPECT_EQ(failovers.moves.load(), 2U);
 }
@@ -183,14 +183,14 @@ TEST(SimFailover, APathThatComesUpAndFailsInALoopIsTriedLessOftenAndNotForEver) 
   const auto& channel = pair.send_channel();
   const Instant begin = pair.world().now();
   for (uint64_t failure = 1; failure <= 4; ++failure) {
-    ASSERT_TRUE(pair.send_channel().tell_suspect(0));
+    ASSERT_TRUE(pair.send_driver().suspect(0));
     ASSERT_TRUE(pair.world().run_until([&] { return channel.failovers.back.load() == failure; },
                                        seconds(5)))
         << failure;
   }
   // The first attempt goes at once, the others wait for at least half of 20, 40 and 80 ms.
   EXPECT_GE(pair.world().now() - begin, std::chrono::milliseconds(70));
-  ASSERT_TRUE(pair.send_channel().tell_suspect(0));
+  ASSERT_TRUE(pair.send_driver().suspect(0));
   ASSERT_TRUE(pair.world().run_until(
       [&] {
         return channel.phase() == Phase::failed && pair.receive_channel().phase() == Phase::failed;

@@ -264,7 +264,7 @@ TEST(ShadowKeysInTime, AnAnnouncementOfTheOldPathComesLate) {
   const auto& counts = pair.world().rdma().counts;
   const uint64_t before = counts.after_error;
   pair.world().pause(pair.sender(), pair.world().now() + 2 * late);
-  ASSERT_TRUE(pair.receive_channel().tell_suspect(0));
+  ASSERT_TRUE(pair.receive_driver().suspect(0));
   pass(pair, late);
   EXPECT_EQ(pair.receive_channel().failovers.down.load(), 1U);
   EXPECT_EQ(pair.send_channel().failovers.down.load(), 0U);

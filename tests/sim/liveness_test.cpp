@@ -326,7 +326,7 @@ TEST(SimLiveness, WhatOnePathAcknowledgesIsNoLifeOfAnotherOne) {
   ASSERT_TRUE(link.wait_ready()) << link.error();
   const auto& failovers = link.sender().failovers;
   static_cast<void>(world.run_until([] { return false; }, seconds(1)));
-  ASSERT_TRUE(link.sender().tell_suspect(0));
+  ASSERT_TRUE(link.sender_driver().suspect(0));
   ASSERT_TRUE(world.run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
   ASSERT_EQ(failovers.moves.load(), 1U);
   static_cast<void>(world.run_until([] { return false; }, milliseconds(100)));

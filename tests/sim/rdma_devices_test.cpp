@@ -51,7 +51,7 @@ void move_bytes(SimPair& pair, uint64_t seed) {
     pair.set_links(dark, dark, 0);
     if (pair.world().now() >= suspect) {
       suspect = Instant::max();
-      static_cast<void>(pair.receive_channel().tell_suspect(0));
+      static_cast<void>(pair.receive_driver().suspect(0));
     }
   };
   plan.released = [&] { return pair.world().now() < healed ? 12 : 20; };
@@ -245,7 +245,7 @@ TEST(SimRdmaDevices, AFlushAsksEachNicThatBringsData) {
     ASSERT_TRUE(gpu.connected) << gpu.pair.error();
     pass(gpu.pair, seconds(1));
     const auto& failovers = gpu.pair.send_channel().failovers;
-    ASSERT_TRUE(gpu.pair.send_channel().tell_suspect(0));
+    ASSERT_TRUE(gpu.pair.send_driver().suspect(0));
     ASSERT_TRUE(gpu.pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
     ASSERT_EQ(failovers.moves.load(), 1U);
     pass(gpu.pair, milliseconds(20));  // until flushes need not wait for what failed
@@ -269,7 +269,7 @@ TEST(SimRdmaDevices, AFlushWaitsForWhatANicThatFailedHadUnderWay) {
     gpu.set_landing(0, milliseconds(1));
     ASSERT_TRUE(gpu.receive()) << gpu.pair.error();
     const auto& failovers = gpu.pair.receive_channel().failovers;
-    ASSERT_TRUE(gpu.pair.receive_channel().tell_suspect(0));
+    ASSERT_TRUE(gpu.pair.receive_driver().suspect(0));
     ASSERT_TRUE(
         gpu.pair.world().run_until([&] { return failovers.down.load() == 1; }, milliseconds(1)));
     early += gpu.whole() ? 0 : 1;
@@ -291,7 +291,7 @@ TEST(SimRdmaDevices, TrafficGoesBackBetweenChunks) {
   ASSERT_TRUE(pair.connect()) << pair.error();
   pass(pair, seconds(1));
   const auto& failovers = pair.send_channel().failovers;
-  ASSERT_TRUE(pair.send_channel().tell_suspect(0));
+  ASSERT_TRUE(pair.send_driver().suspect(0));
   ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
   const Instant due = pair.world().now() + milliseconds(config.failback_ms);
   ASSERT_EQ(failovers.moves.load(), 1U);

@@ -152,9 +152,8 @@ sim::RdmaNic::Counts run_all(const std::string& what,
       // A verdict on a living path: the peer's packets go on while this side ends the path.
       next = pair.world().now() + microseconds(50 + random.below(1000));
       pair.world().network().stop_at(next);
-      Channel& side = random.chance(0.2) ? static_cast<Channel&>(pair.send_channel())
-                                         : static_cast<Channel&>(pair.receive_channel());
-      static_cast<void>(side.tell_suspect(static_cast<uint32_t>(random.below(3))));
+      Driver& side = random.chance(0.2) ? pair.send_driver() : pair.receive_driver();
+      static_cast<void>(side.suspect(static_cast<uint32_t>(random.below(3))));
     };
     EXPECT_EQ(pair.transfer(plan, end_bound(failback_config())), "") << what << ", seed " << seed;
     const sim::RdmaNic::Counts& counts = pair.world().rdma().counts;
@@ -199,8 +198,7 @@ void meet_a_late_clear_to_send(uint64_t seed, bool at_sender, uint64_t* late) {
   pair.post_receives(1);
   pass(pair, microseconds(100));
   ASSERT_EQ(pair.send_channel().match(0), nullptr) << "the clear-to-send is not under way any more";
-  ASSERT_TRUE(at_sender ? pair.send_channel().tell_suspect(0)
-                        : pair.receive_channel().tell_suspect(0));
+  ASSERT_TRUE(at_sender ? pair.send_driver().suspect(0) : pair.receive_driver().suspect(0));
   pass(pair, microseconds(1500));
   *late += pair.world().rdma().counts.lagging;
   pair.world().rdma().late = 0;

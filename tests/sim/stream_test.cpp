@@ -202,7 +202,7 @@ TEST(SimStream, APeerThatNoLongerKnowsTheConnectionSaysSo) {
   sim::Link dark;
   dark.cut = true;
   pair.set_links(dark, dark);
-  ASSERT_TRUE(pair.receive_channel().tell(ConnectionMessage::close));
+  pair.receive_driver().close();
   pass(pair, seconds(5));
   ASSERT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
   pair.set_links({}, {});
@@ -265,7 +265,7 @@ TEST(SimStream, MessagesMayArriveInPiecesAndTheirStreamMayEndWithinOne) {
           const Duration since = pair.world().now() - begin;
           if (suspicions < 5 && since >= suspicions * seconds(2)) {
             ++suspicions;
-            EXPECT_TRUE(pair.receive_channel().tell_suspect(0));
+            EXPECT_TRUE(pair.receive_driver().suspect(0));
             pair.world().network().stop_at(pair.world().now() + microseconds(100 * suspicions));
           } else if (resets < suspicions &&
                      since >= resets * seconds(2) + microseconds(100 * (resets + 1))) {

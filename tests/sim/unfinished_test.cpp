@@ -44,7 +44,7 @@ TEST_P(Unfinished, ASendThatTheReceiverDidNotGetIsNotDoneWhenItCloses) {
   ASSERT_TRUE(pair.post_send(1 << 16)) << pair.error();
   SendRequest* send = pending_send(pair);
   ASSERT_NE(send, nullptr);
-  ASSERT_TRUE(pair.receive_channel().tell(ConnectionMessage::close));
+  pair.receive_driver().close();
   ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },
                                      seconds(1)));
   EXPECT_NE(pair.error().find("the peer closed the connection"), std::string::npos) << pair.error();
@@ -74,7 +74,7 @@ TEST_P(Unfinished, NothingIsSentFromMemoryThatTheCallerHasBack) {
   SendRequest* send = pending_send(pair);
   ASSERT_NE(send, nullptr);
   ASSERT_TRUE(pair.world().run_until([&] { return target[0] != std::byte{0xA5}; }, seconds(1)));
-  ASSERT_TRUE(pair.send_channel().tell(ConnectionMessage::close));
+  pair.send_driver().close();
   pass(pair, std::chrono::microseconds(1));  // its worker has taken it
   ASSERT_NE(receive->state.load(), RequestState::done) << "too late";
   std::memset(const_cast<std::byte*>(send->data), 0x5A, target.size());

@@ -1,19 +1,15 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <atomic>
 #include <bit>
 #include <functional>
 #include <memory>
 #include <vector>
 
-#include "actors/channel.h"
-#include "tests/support/until.h"
+#include "actors/send_channel.h"
 
 namespace nccl_ha {
 namespace {
-
-using test::until;
 
 /// Entries of group `number`, as a receiver writes them.
 std::vector<CtsEntry> group_of(uint64_t number, uint8_t count) {
@@ -33,17 +29,7 @@ std::vector<CtsEntry> group_of(uint64_t number, uint8_t count) {
 
 class ChannelTest : public testing::Test {
  protected:
-  void SetUp() override {
-    Config config;
-    config.use_progress_thread = false;
-    auto started = Engine::start(config);
-    ASSERT_TRUE(started);
-    engine_ = std::move(*started);
-    channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{}, engine_->worker(0), *engine_);
-  }
-
-  std::unique_ptr<Engine> engine_;
-  std::unique_ptr<SendChannel> channel_;
+  std::unique_ptr<SendChannel> channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{});
 };
 
 TEST_F(ChannelTest, TakesGroupAfterGroupOutOfOneWrite) {
@@ -133,115 +119,6 @@ TEST_F(ChannelTest, AMixtureOfTwoEntriesIsNeitherOfThem) {
     }
   }
   EXPECT_EQ(channel_->publish_if_there(newer), 1U);
-}
-
-/// Counts the requests that a connection's actor would be told of, and what else it hears.
-class Taker final : public Actor {
- public:
-  struct Counts {
-    std::atomic<size_t> taken{0};
-    std::atomic<size_t> others{0};
-  };
-  Taker(ReceiveChannel& channel, Counts& counts) : channel_(channel), counts_(counts) {}
-  const char* name() const override { return "taker"; }
-  void start(Context&) override {}
-  void on(const Message& message) override {
-    if (message.kind != static_cast<uint32_t>(ConnectionMessage::doorbell)) {
-      counts_.others.fetch_add(1);
-      return;
-    }
-    uint16_t index = 0;
-    while (channel_.take_doorbell()) {
-      while (channel_.next_submitted(&index)) {
-        counts_.taken.fetch_add(1);
-      }
-    }
-  }
-
- private:
-  ReceiveChannel& channel_;
-  Counts& counts_;
-};
-
-/// Keeps its worker in a turn for as long as a test wants.
-class Holder final : public Actor {
- public:
-  struct Switch {
-    std::atomic<bool> held{false};
-    std::atomic<bool> release{false};
-  };
-  explicit Holder(Switch& hold) : hold_(hold) {}
-  const char* name() const override { return "holder"; }
-  void start(Context&) override {}
-  void on(const Message&) override {
-    hold_.held.store(true);
-    while (!hold_.release.load()) {
-      sched_yield();
-    }
-  }
-
- private:
-  Switch& hold_;
-};
-
-/// A channel to a worker that is kept in a turn from the beginning.
-class HeldWorkerTest : public ChannelTest {
- protected:
-  void SetUp() override {
-    ChannelTest::SetUp();
-    Worker& worker = engine_->worker(0);
-    receiver_ = std::make_unique<ReceiveChannel>(1, fabric::Attachment{}, worker, *engine_);
-    const auto taker = worker.adopt(std::make_unique<Taker>(*receiver_, counts_));
-    const auto holder = worker.adopt(std::make_unique<Holder>(hold_));
-    ASSERT_TRUE(taker && holder);
-    Message message{};
-    message.to = *holder;
-    ASSERT_TRUE(worker.post(message));
-    ASSERT_TRUE(until([&] { return hold_.held.load(); })) << "no fallback thread turned the worker";
-    auto address = worker.open_address(2);
-    ASSERT_TRUE(address);
-    receiver_->attach(*taker, std::move(*address));
-  }
-  void TearDown() override {
-    hold_.release.store(true);
-    engine_.reset();  // its actors look at the rest
-  }
-  void submit() {
-    ReceiveRequest* request = receiver_->acquire();
-    ASSERT_NE(request, nullptr);
-    receiver_->submit(*request);
-    receiver_->assist();
-  }
-
-  std::unique_ptr<ReceiveChannel> receiver_;
-  Taker::Counts counts_;
-  Holder::Switch hold_;
-};
-
-TEST_F(HeldWorkerTest, RequestsThatFindTheWorkerHeldAreTakenHoweverManyTheyAre) {
-  for (size_t i = 0; i < receives_max; ++i) {
-    submit();  // and never again: nobody may have to ask twice
-  }
-  EXPECT_EQ(counts_.taken.load(), 0U) << "the worker was not held";
-  hold_.release.store(true);
-  EXPECT_TRUE(until([&] { return counts_.taken.load() == receives_max; })) << counts_.taken.load();
-}
-
-TEST_F(HeldWorkerTest, ADoorbellThatFoundTheMailboxFullIsRungAgain) {
-  size_t others = 0;
-  while (receiver_->tell(ConnectionMessage::inbox)) {
-    ++others;
-  }
-  ASSERT_GT(others, 0U);
-  submit();
-  hold_.release.store(true);
-  ASSERT_TRUE(until([&] { return counts_.others.load() == others; }));
-  EXPECT_EQ(counts_.taken.load(), 0U) << "the mailbox had room";
-  receiver_->ring_what_was_missed();
-  // Behind the doorbell.
-  ASSERT_TRUE(receiver_->tell(ConnectionMessage::inbox));
-  ASSERT_TRUE(until([&] { return counts_.others.load() == others + 1; }));
-  EXPECT_EQ(counts_.taken.load(), 1U);
 }
 
 TEST_F(ChannelTest, RefusesMoreOpenGroupsThanThereCanBe) {

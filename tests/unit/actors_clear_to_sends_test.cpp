@@ -17,7 +17,7 @@ class ClearToSendsTest : public ConnectionBench {
 
   void SetUp() override {
     ConnectionBench::SetUp();
-    channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{}, engine_->worker(0), *engine_);
+    channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{});
     announced_ = std::make_unique<ClearToSends>(*channel_);
   }
   /// The peer's NIC writes the entry of a group of one buffer.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "actors/connection/connection.h"
+#include "actors/endpoint.h"
 #include "runtime/engine.h"
 #include "runtime/sim/world.h"
 
@@ -21,11 +22,12 @@ using Story = std::vector<std::string>;
 class FakeSide final : public Side {
  public:
   FakeSide(const ConnectionParts& its_parts, SideOwner& its_owner, Story& story,
-           SendChannel& send_channel)
-      : parts(its_parts), owner(its_owner), story_(story), channel_(send_channel) {}
+           SendEndpoint& endpoint)
+      : parts(its_parts), owner(its_owner), story_(story), endpoint_(endpoint) {}
   ~FakeSide() override { story_.emplace_back("destroyed"); }
   const char* name() const override { return "fake"; }
-  Channel* channel() override { return &channel_; }
+  Channel* channel() override { return &endpoint_.channel; }
+  Driver* driver() override { return &endpoint_.driver; }
   void begin() override { story_.emplace_back("begin"); }
   void on_stream_open(Stream&) override {}
   void on_control(const ControlReader::Message&) override {}
@@ -58,7 +60,7 @@ class FakeSide final : public Side {
 
  private:
   Story& story_;
-  SendChannel& channel_;
+  SendEndpoint& endpoint_;
 };
 
 class ConnectionTest : public testing::Test {
@@ -67,11 +69,12 @@ class ConnectionTest : public testing::Test {
     auto process = world_.add_process(sim::ip(10, 0, 0, 1), Config{});
     ASSERT_TRUE(process);
     engine_ = (*process)->engine.get();
-    channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{}, engine_->worker(0), *engine_);
+    endpoint_ =
+        std::make_unique<SendEndpoint>(1, fabric::Attachment{}, engine_->worker(0), *engine_);
     auto made = std::make_unique<Connection>(
         *(*process)->provider, *engine_, engine_->assign_worker(-1, 1.0),
         [this](const ConnectionParts& parts, SideOwner& owner) {
-          auto side = std::make_unique<FakeSide>(parts, owner, story_, *channel_);
+          auto side = std::make_unique<FakeSide>(parts, owner, story_, *endpoint_);
           side_ = side.get();
           return side;
         });
@@ -81,7 +84,7 @@ class ConnectionTest : public testing::Test {
     id_ = *adopted;
     auto address = engine_->worker(0).open_address(4);
     ASSERT_TRUE(address);
-    channel_->attach(id_, std::move(*address));
+    endpoint_->driver.attach(id_, std::move(*address));
     pass(microseconds(10));
   }
   void pass(Duration time) {
@@ -93,16 +96,15 @@ class ConnectionTest : public testing::Test {
     side_->parts.paths.lane(0).decided = true;
     side_->owner.end_handshake();
   }
-  void say(ConnectionMessage kind) {
-    Message message{};
-    message.to = id_;
-    message.kind = static_cast<uint32_t>(kind);
-    connection_->on(message);
+  /// Until the actor has heard of it.
+  void close() {
+    endpoint_->driver.close();
+    pass(microseconds(10));
   }
   ConnectionPhase phase() const { return side_->parts.state.phase; }
 
   Engine* engine_ = nullptr;
-  std::unique_ptr<SendChannel> channel_;
+  std::unique_ptr<SendEndpoint> endpoint_;
   Story story_;
   FakeSide* side_ = nullptr;
   Connection* connection_ = nullptr;
@@ -123,7 +125,7 @@ TEST_F(ConnectionTest, AFailureIsPublishedOnce) {
   side_->parts.state.fail(fail(Errc::remote, "second"));
   EXPECT_EQ(story_.back(), "failed: first");
   EXPECT_EQ(phase(), ConnectionPhase::over) << "without failover nothing lingers";
-  EXPECT_EQ(channel_->failure().what, "first");
+  EXPECT_EQ(endpoint_->channel.failure().what, "first");
 }
 
 TEST_F(ConnectionTest, TheHandshakeHasADeadline) {
@@ -142,7 +144,7 @@ TEST_F(ConnectionTest, TheDeadlineEndsWithTheHandshake) {
 TEST_F(ConnectionTest, WithFailoverItLingersUntilItsLastWordsAreHeardOrTheTimeIsUp) {
   side_->parts.state.backup = true;
   become_usable();
-  say(ConnectionMessage::close);
+  close();
   EXPECT_EQ(phase(), ConnectionPhase::lingering);
   EXPECT_TRUE(connection_->lingers());
   pass(ha::CloseLinger::limit + milliseconds(2));
@@ -152,18 +154,42 @@ TEST_F(ConnectionTest, WithFailoverItLingersUntilItsLastWordsAreHeardOrTheTimeIs
 TEST_F(ConnectionTest, WhoClosesAfterAFailureEndsIt) {
   become_usable();
   side_->parts.state.fail(fail(Errc::remote, "gone"));
-  say(ConnectionMessage::close);
+  close();
   pass(milliseconds(1));
   EXPECT_EQ(story_.back(), "destroyed");
 }
 
 TEST_F(ConnectionTest, ADoorbellBeforeItIsReadyIsNotHeard) {
-  channel_->ring_mailbox();
-  say(ConnectionMessage::doorbell);
+  endpoint_->driver.submit();
+  pass(microseconds(10));
   become_usable();
+  pass(microseconds(10));
   EXPECT_EQ(story_.back(), "usable");
-  say(ConnectionMessage::doorbell);
-  EXPECT_EQ(story_.back(), "usable") << "nothing was rung";
+  endpoint_->driver.submit();
+  pass(microseconds(10));
+  EXPECT_EQ(story_.back(), "doorbell");
+}
+
+TEST_F(ConnectionTest, TheCallersNewsAreNotLostWhenItsMailboxIsFull) {
+  become_usable();
+  size_t others = 0;
+  while (endpoint_->driver.suspect(99)) {  // there is no such path
+    ++others;
+  }
+  ASSERT_GT(others, 0U);
+  endpoint_->driver.submit();
+  endpoint_->driver.report_oversize();
+  EXPECT_EQ(story_.back(), "usable");
+  pass(microseconds(10));
+  ASSERT_GE(story_.size(), 2U);
+  EXPECT_EQ(story_[story_.size() - 2], "doorbell");
+  EXPECT_EQ(story_.back().substr(0, 20), "failed: a send was l");
+  // And once they were taken, it rings again.
+  while (endpoint_->driver.suspect(99)) {
+  }
+  endpoint_->driver.close();
+  pass(milliseconds(1));
+  EXPECT_EQ(story_.back(), "destroyed");
 }
 
 }  // namespace

@@ -16,8 +16,7 @@ class FlusherTest : public ConnectionBench {
   FlusherTest() : ConnectionBench(2) {}
   void SetUp() override {
     ConnectionBench::SetUp();
-    channel_ =
-        std::make_unique<ReceiveChannel>(1, fabric::Attachment{}, engine_->worker(0), *engine_);
+    channel_ = std::make_unique<ReceiveChannel>(1, fabric::Attachment{});
     announcer_ = std::make_unique<Announcer>(bench_->parts(), groups_);
     flusher_ = std::make_unique<Flusher>(bench_->parts(), *channel_, *announcer_);
     for (Lane& lane : bench_->paths.lanes()) {

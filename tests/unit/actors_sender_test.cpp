@@ -17,10 +17,7 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
   SenderTest() : ConnectionBench(2) {}
   void SetUp() override {
     ConnectionBench::SetUp();
-    channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{}, engine_->worker(0), *engine_);
-    auto address = engine_->worker(0).open_address(4);
-    ASSERT_TRUE(address);
-    channel_->attach(bench_->id(), std::move(*address));  // which hears no doorbells
+    channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{});
     sender_ = std::make_unique<Sender>(bench_->parts(), owner(), *channel_);
     sender_->begin(0x200000);
     sender_->serve(std::array{ha::ServingSet::Share{0, 1}, ha::ServingSet::Share{1, 1}});

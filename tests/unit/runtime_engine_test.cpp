@@ -183,12 +183,12 @@ TEST_P(EngineModes, EachSendersMessagesArriveInOrder) {
 TEST_P(EngineModes, MessagesToRemovedActorsAreDroppedAndCounted) {
   auto id = engine_->worker(1).adopt(std::make_unique<Probe>(seen_));
   ASSERT_TRUE(id);
-  ASSERT_TRUE(engine_->worker(1).post(to(*id, 3)));
+  engine_->worker(1).post(to(*id, 3));
   ASSERT_TRUE(until([&] {
     engine_->assist_all();
     return seen_.destroyed.load() == 1;
   }));
-  ASSERT_TRUE(engine_->worker(1).post(to(*id, 1)));
+  engine_->worker(1).post(to(*id, 1));
   EXPECT_TRUE(until([&] {
     engine_->assist_all();
     return engine_->worker(1).statistics().dropped_messages.get() == 1;
@@ -200,7 +200,7 @@ TEST_P(EngineModes, TimersFireWhoeverSleeps) {
   auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen_));
   ASSERT_TRUE(id);
   // Nobody calls assist(): in inline mode the fallback thread has to do it.
-  ASSERT_TRUE(engine_->worker(0).post(to(*id, 2, 0, 30'000'000)));
+  engine_->worker(0).post(to(*id, 2, 0, 30'000'000));
   EXPECT_TRUE(until([&] { return seen_.timers.load() == 1; }));
 }
 
@@ -231,7 +231,7 @@ TEST_P(EngineModes, StopWithMessagesStillQueued) {
   auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen_));
   ASSERT_TRUE(id);
   for (uint64_t i = 0; i < 100; ++i) {
-    ASSERT_TRUE(engine_->worker(0).post(to(*id, 1, 0, i)));
+    engine_->worker(0).post(to(*id, 1, 0, i));
   }
   auto address = engine_->worker(0).open_address(2);
   ASSERT_TRUE(address);
@@ -356,7 +356,7 @@ TEST(EngineInline, AWorkerLeftAloneIsTurnedWhileCallersTurnAnother) {
     message.to = *alone;
     message.kind = 1;
     message.a = i;
-    ASSERT_TRUE(engine->worker(1).post(message));
+    engine->worker(1).post(message);
     // This caller never turns worker 1, and never stops turning worker 0.
     ASSERT_TRUE(until([&] {
       engine->assist(engine->worker(0));
@@ -377,7 +377,7 @@ TEST(EngineInline, TimersAreInTimeHoweverSeldomCallersCall) {
   message.to = *id;
   message.kind = 2;
   message.a = 20'000'000;
-  ASSERT_TRUE(engine->worker(0).post(message));
+  engine->worker(0).post(message);
   for (int i = 0; i < 82; ++i) {  // the callers' next look at the clock is 62 calls away
     engine->assist(engine->worker(0));
   }
@@ -428,7 +428,7 @@ TEST(EngineInline, TheStandbyAsksLessOftenWhoCallsAllAlongAndStillTakesOver) {
   Message message{};
   message.to = *id;
   message.kind = 1;
-  ASSERT_TRUE(engine->worker(0).post(message));
+  engine->worker(0).post(message);
   EXPECT_TRUE(until([&] { return seen.messages.load() == 1; })) << "nobody calls any more";
 }
 

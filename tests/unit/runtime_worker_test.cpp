@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <memory>
+#include <vector>
+
 #include "runtime/uv_streams.h"
 #include "runtime/worker.h"
 
@@ -226,15 +229,15 @@ TEST_F(WorkerTest, WhoHasToWaitAnywayLooksAtTheTimeForThoseWhoDoNot) {
   for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
     worker_.quick_turn();  // the first look finds out how patient the pollers are
   }
-  worker_.use_time();
+  worker_.push([] {}, true);
   const uint64_t looks = clock_.looks;
-  worker_.use_time();
+  worker_.push([] {}, true);
   EXPECT_EQ(clock_.looks, looks) << "it was looked at just now";
   for (unsigned i = 0; i < Worker::turns_to_see_time / 2; ++i) {
     worker_.quick_turn();
   }
   EXPECT_EQ(clock_.looks, looks);
-  worker_.use_time();
+  worker_.push([] {}, true);
   EXPECT_EQ(clock_.looks, looks + 1);
   for (unsigned i = 1; i < Worker::turns_to_see_time; ++i) {
     worker_.quick_turn();
@@ -263,6 +266,46 @@ TEST_F(WorkerTest, PatienceIsThatOfTheMostPressing) {
   EXPECT_EQ(worker_.max_poll_gap(), milliseconds(2));
   worker_.context().remove_poller(&pressing);
   EXPECT_EQ(worker_.max_poll_gap(), milliseconds(10));
+}
+
+/// Writes down what it hears.
+class Hearing final : public Actor {
+ public:
+  explicit Hearing(std::vector<uint64_t>& heard) : heard_(heard) {}
+  const char* name() const override { return "hearing"; }
+  void start(Context&) override {}
+  void on(const Message& message) override { heard_.push_back(message.a); }
+
+ private:
+  std::vector<uint64_t>& heard_;
+};
+
+TEST_F(WorkerTest, WhatIsPostedWaitsForNobodyAndComesInOrderHoweverMuchItIs) {
+  for (const bool quick : {true, false}) {
+    std::vector<uint64_t> heard;
+    const auto id = worker_.adopt(std::make_unique<Hearing>(heard));
+    ASSERT_TRUE(id);
+    Message message{};
+    message.to = *id;
+    for (message.a = 0; message.a < 2000; ++message.a) {
+      worker_.post(message);  // with nobody who takes any
+    }
+    EXPECT_FALSE(worker_.may_sleep());
+    for (unsigned turns = 0; heard.size() < 1000 && turns < 1000; ++turns) {
+      quick ? worker_.quick_turn() : static_cast<void>(worker_.turn());
+    }
+    worker_.post(message);  // behind those that wait
+    for (unsigned turns = 0; heard.size() < 2001 && turns < 1000; ++turns) {
+      quick ? worker_.quick_turn() : static_cast<void>(worker_.turn());
+    }
+    ASSERT_EQ(heard.size(), 2001U);
+    for (uint64_t i = 0; i < heard.size(); ++i) {
+      ASSERT_EQ(heard[i], i);
+    }
+    EXPECT_TRUE(worker_.may_sleep());
+    worker_.context().remove_actor(*id);
+    static_cast<void>(worker_.turn());
+  }
 }
 
 }  // namespace

@@ -87,10 +87,9 @@ class Chaos {
  private:
   void suspect() {
     const bool sender = random_.chance(0.5);
-    Channel& side = sender ? static_cast<Channel&>(pair_.send_channel())
-                           : static_cast<Channel&>(pair_.receive_channel());
+    Driver& side = sender ? pair_.send_driver() : pair_.receive_driver();
     const auto path = static_cast<uint32_t>(random_.below(paths_));
-    if (side.tell_suspect(path)) {
+    if (side.suspect(path)) {
       ++(sender ? totals_.false_verdicts_sender : totals_.false_verdicts_receiver);
       tell(
           fmt::format("the {} is told that path {} is dead", sender ? "sender" : "receiver", path));

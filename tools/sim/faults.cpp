@@ -84,10 +84,10 @@ void PathFaults::suspect() {
   if (!(sender ? link.sender_calls() : link.accepted() && link.receiver_calls())) {
     return;
   }
-  Channel& side = sender ? static_cast<Channel&>(link.sender()) : link.receiver();
+  Driver& side = sender ? link.sender_driver() : link.receiver_driver();
   const auto path = static_cast<uint32_t>(random_.below(stage_.scenario().suspected_paths));
-  if (side.tell_suspect(path)) {
-    side.assist();
+  if (side.suspect(path)) {
+    side.turn();
     FailoverTotals& totals = stage_.totals();
     ++(sender ? totals.false_verdicts_sender : totals.false_verdicts_receiver);
     stage_.tell(

@@ -52,20 +52,20 @@ void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
   const size_t index = engine.assign_worker(-1, 1.0);
   Worker& worker = engine.worker(index);
   options.timeout = std::chrono::milliseconds(worker.context().config().connect_timeout_ms);
-  send_ = std::make_shared<SendChannel>(next_domain.fetch_add(1),
-                                        fabric::Attachment{0, from_.provider->devices()[0].kind},
-                                        worker, engine);
+  send_ = std::make_shared<SendEndpoint>(next_domain.fetch_add(1),
+                                         fabric::Attachment{0, from_.provider->devices()[0].kind},
+                                         worker, engine);
   auto address = worker.open_address(4);
   auto actor =
       worker.adopt(make_send_connection(*from_.provider, engine, index, send_, std::move(options)));
   if (actor && address) {
-    send_->attach(*actor, std::move(*address));
+    send_->driver.attach(*actor, std::move(*address));
   }
 }
 
 bool SimLink::step_connecting() {
-  if (sender_calls() && send_->phase() == Phase::connecting) {
-    send_->assist();
+  if (sender_calls() && send_->channel.phase() == Phase::connecting) {
+    send_->driver.turn();
   }
   if (listen_ && to_->engine && world_.calls(*to_) && !receive_) {
     receive_ = listen_->take();
@@ -74,8 +74,8 @@ bool SimLink::step_connecting() {
       receive_ = listen_->take();
     }
   }
-  send_was_ready_ = send_was_ready_ || send_->phase() == Phase::ready;
-  return receive_ && send_->phase() != Phase::connecting;
+  send_was_ready_ = send_was_ready_ || send_->channel.phase() == Phase::ready;
+  return receive_ && send_->channel.phase() != Phase::connecting;
 }
 
 bool SimLink::wait_ready(const std::function<void()>& each_round) {
@@ -84,23 +84,23 @@ bool SimLink::wait_ready(const std::function<void()>& each_round) {
                if (each_round) {
                  each_round();
                }
-               return step_connecting() || send_->phase() == Phase::failed;
+               return step_connecting() || send_->channel.phase() == Phase::failed;
              },
              std::chrono::seconds(120)) &&
-         receive_ && send_->phase() == Phase::ready;
+         receive_ && send_->channel.phase() == Phase::ready;
 }
 
 bool SimLink::failed() const {
-  return (sender_lives() && send_->phase() == Phase::failed) ||
-         (receive_ && receiver_lives() && receive_->phase() == Phase::failed);
+  return (sender_lives() && send_->channel.phase() == Phase::failed) ||
+         (receive_ && receiver_lives() && receive_->channel.phase() == Phase::failed);
 }
 
 std::string SimLink::error() const {
-  if (send_->phase() == Phase::failed) {
-    return send_->failure().message();
+  if (send_->channel.phase() == Phase::failed) {
+    return send_->channel.failure().message();
   }
-  return receive_ && receive_->phase() == Phase::failed
-             ? "receiver: " + receive_->failure().message()
+  return receive_ && receive_->channel.phase() == Phase::failed
+             ? "receiver: " + receive_->channel.failure().message()
              : std::string("no error");
 }
 
@@ -108,29 +108,32 @@ bool SimLink::sender_calls() const { return sender_lives() && world_.calls(from_
 bool SimLink::receiver_calls() const { return receiver_lives() && world_.calls(*to_); }
 
 void SimLink::close_sender() {
-  if (sender_lives() && send_->tell(ConnectionMessage::close)) {
-    send_->assist();
+  if (sender_lives()) {
+    send_->driver.close();
     send_closed_ = true;
   }
 }
 
 void SimLink::close_receiver() {
-  if (receiver_lives() && receive_ && receive_->tell(ConnectionMessage::close)) {
-    receive_->assist();
+  if (receiver_lives() && receive_) {
+    receive_->driver.close();
     receive_closed_ = true;
   }
 }
 
 fabric::Registration SimLink::register_send(void* base, size_t bytes) {
-  return *from_.provider->add_memory(send_->attachment(), send_->domain(), base, bytes, false);
+  return *from_.provider->add_memory(send_->channel.attachment(), send_->channel.domain(), base,
+                                     bytes, false);
 }
 
 fabric::Registration SimLink::register_receive(void* base, size_t bytes, bool gpu) {
   if (gpu) {
     static const int stands_for_memory = eventfd(0, EFD_CLOEXEC);  // a simulated device wants one
-    return *to_->provider->add_dmabuf(receive_->attachment(), base, bytes, 0, stands_for_memory);
+    return *to_->provider->add_dmabuf(receive_->channel.attachment(), base, bytes, 0,
+                                      stands_for_memory);
   }
-  return *to_->provider->add_memory(receive_->attachment(), receive_->domain(), base, bytes, false);
+  return *to_->provider->add_memory(receive_->channel.attachment(), receive_->channel.domain(),
+                                    base, bytes, false);
 }
 
 void SimLink::take_back_send(const fabric::Registration& memory) {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "actors/channel.h"
+#include "actors/endpoint.h"
 #include "actors/listener.h"
 #include "runtime/sim/world.h"
 
@@ -25,8 +25,10 @@ class SimLink {
   /// A side that lives has failed.
   bool failed() const;
   std::string error() const;
-  SendChannel& sender() { return *send_; }
-  ReceiveChannel& receiver() { return *receive_; }
+  SendChannel& sender() { return send_->channel; }
+  ReceiveChannel& receiver() { return receive_->channel; }
+  Driver& sender_driver() { return send_->driver; }
+  Driver& receiver_driver() { return receive_->driver; }
   /// They carried traffic once.
   bool sender_was_ready() const { return send_was_ready_; }
   bool receiver_was_ready() const { return receive_ != nullptr; }
@@ -56,8 +58,8 @@ class SimLink {
   sim::Process& from_;
   sim::Process* to_ = nullptr;
   std::shared_ptr<ListenChannel> listen_;
-  std::shared_ptr<SendChannel> send_;
-  std::shared_ptr<ReceiveChannel> receive_;
+  std::shared_ptr<SendEndpoint> send_;
+  std::shared_ptr<ReceiveEndpoint> receive_;
   bool send_was_ready_ = false;
   bool send_closed_ = false;
   bool receive_closed_ = false;

@@ -48,6 +48,7 @@ void SimPair::post_receives(size_t count) {
     slot->buffers[0] = {bytes.data(), static_cast<uint32_t>(bytes.size()),
                         link_->register_receive(bytes.data(), bytes.size()).remote_key, 0};
     link_->receiver().submit(*slot);
+    link_->receiver_driver().submit();
   }
 }
 
@@ -55,10 +56,14 @@ bool SimPair::post_send(size_t bytes) {
   auto& source = memory_.emplace_back(bytes);
   const auto from = link_->register_send(source.data(), bytes);
   const CtsEntry* place = nullptr;
-  return world_.run_until([&] { return (place = link_->sender().match(0)) != nullptr; },
-                          std::chrono::seconds(5)) &&
-         link_->sender().submit(*place, source.data(), static_cast<uint32_t>(bytes),
-                                from.local_key) != nullptr;
+  if (!world_.run_until([&] { return (place = link_->sender().match(0)) != nullptr; },
+                        std::chrono::seconds(5)) ||
+      link_->sender().submit(*place, source.data(), static_cast<uint32_t>(bytes), from.local_key) ==
+          nullptr) {
+    return false;
+  }
+  link_->sender_driver().submit();
+  return true;
 }
 
 }  // namespace nccl_ha::tools

@@ -45,6 +45,8 @@ class SimPair {
   SimLink& link() { return *link_; }
   SendChannel& send_channel() { return link_->sender(); }
   ReceiveChannel& receive_channel() { return link_->receiver(); }
+  Driver& send_driver() { return link_->sender_driver(); }
+  Driver& receive_driver() { return link_->receiver_driver(); }
 
  private:
   std::vector<std::vector<std::byte>> memory_;  // the engines may use it until they are gone

@@ -99,7 +99,7 @@ void Traffic::post_receives() {
                           part.to->remote_key, part.tag};
     }
     link_.receiver().submit(*slot);
-    link_.receiver().assist();
+    link_.receiver_driver().submit();
     posted.request = slot;
   }
 }
@@ -107,13 +107,14 @@ void Traffic::post_receives() {
 /// Looks into memory first as callers in inline mode do, but not always.
 const CtsEntry* Traffic::place_for(int tag) {
   SendChannel& channel = link_.sender();
+  Driver& driver = link_.sender_driver();
   const CtsEntry* place = channel.match(tag);
-  if (place == nullptr && channel.is_inline()) {
-    channel.poll_cts(tag);
+  if (place == nullptr && driver.is_inline()) {
+    driver.wait_for_cts([&] { return channel.match(tag) != nullptr; });
     return channel.match(tag);
   }
-  if (place == nullptr && channel.server() != nullptr && random_.chance(0.7) &&
-      channel.server()->poll_cts()) {
+  if (place == nullptr && driver.server() != nullptr && random_.chance(0.7) &&
+      driver.server()->poll_cts()) {
     ++places_found_;
     place = channel.match(tag);
   }
@@ -135,10 +136,10 @@ void Traffic::post_sends() {
     SendRequest* request =
         link_.sender().submit(*place, part.source.data(), part.sent, part.from->local_key);
     if (request == nullptr) {
-      link_.sender().assist();
+      link_.sender_driver().turn();
       return;
     }
-    link_.sender().assist();
+    link_.sender_driver().submit();
     open_sends_.push_back({request, send_group_, at});
     if (++send_position_ == filled.order.size()) {
       send_position_ = 0;
@@ -176,7 +177,7 @@ bool Traffic::flush(Group& group) {
     }
     group.flush->buffers[0] = {part->target.data(), 0, part->to->remote_key, 0};
     link_.receiver().submit(*group.flush);
-    link_.receiver().assist();
+    link_.receiver_driver().submit();
   }
   if (group.flush->state.load() != RequestState::done) {
     return false;
@@ -217,7 +218,7 @@ void Traffic::test_receives() {
   while (receives_done_ < receives_posted_) {
     Group& oldest = group(receives_done_);
     if (oldest.request->state.load() == RequestState::pending) {
-      link_.receiver().look_for(oldest.request->state);
+      link_.receiver_driver().wait_for(oldest.request->state);
     }
     if (!take_received(oldest)) {
       return;
@@ -228,7 +229,7 @@ void Traffic::test_receives() {
 
 void Traffic::test_sends() {
   if (!open_sends_.empty() && open_sends_.front().request->state.load() == RequestState::pending) {
-    link_.sender().look_for(open_sends_.front().request->state);
+    link_.sender_driver().wait_for(open_sends_.front().request->state);
   }
   std::erase_if(open_sends_, [&](const OpenSend& one) {
     if (one.request->state.load() != RequestState::done) {
@@ -294,14 +295,12 @@ bool Traffic::step() {
     return true;
   }
   if (link_.receiver_calls()) {
-    link_.receiver().ring_what_was_missed();
     if (link_.receiver().phase() == Phase::ready) {
       post_receives();
     }
     test_receives();
   }
   if (link_.sender_calls()) {
-    link_.sender().ring_what_was_missed();
     if (link_.sender().phase() == Phase::ready) {
       post_sends();
     }

@@ -1,4 +1,4 @@
-#include "actors/channel.h"
+#include "actors/send_channel.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,49 +7,14 @@
 #include "runtime/check.h"
 
 namespace nccl_ha {
-namespace {
 
-template <class Slot>
-void prefetch_for_write(Slot& slot) {
-  auto* bytes = reinterpret_cast<std::byte*>(&slot);
-  for (size_t at = 0; at < sizeof(Slot); at += 64) {
-    __builtin_prefetch(bytes + at, 1);
-  }
-}
-
-}  // namespace
-
-[[gnu::hot]] bool Channel::deliver_doorbell() {
-  rung_ = false;
-  bool served = false;
-  const bool turned = engine_->turn(
-      *worker_slot_,
-      [&] {
-        if (server_ != nullptr) [[likely]] {
-          server_->on_submitted();
-          served = true;
-        }
-      },
-      answered_late_);
-  if (!served) [[unlikely]] {
-    ring_mailbox();  // somebody else is turning the worker
-  }
-  return turned;
-}
-
-void Channel::send_doorbell() {
-  ring_missed_ = !tell(ConnectionMessage::doorbell);
-  if (ring_missed_ && !ha::mutated(ha::Mutation::missed_ring_forgotten)) {
-    doorbell_.store(false, std::memory_order_release);
-  }
-}
-
-SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
-    : Channel(domain, at, worker, engine, false) {
+SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Driver* driver)
+    : Channel(domain, at) {
   for (size_t i = 0; i < sends_max; ++i) {
     slots_[i].index = static_cast<uint16_t>(i);
     slots_[i].is_send = true;
     slots_[i].channel = this;
+    slots_[i].driver = driver;
     free_[i] = static_cast<uint16_t>(sends_max - 1 - i);
   }
   free_count_ = sends_max;
@@ -145,61 +110,21 @@ SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32
     group_.store(place.group + 1, std::memory_order_release);
   }
   submitted_.push(request.index);
-  ring();
-  // Sends come in batches: what the next one writes is on its way before it is asked for.
-  if (!is_inline() && free_count_ != 0) {
-    prefetch_for_write(slots_[free_[free_count_ - 1]]);
-  }
   return &request;
+}
+
+void SendChannel::prefetch_next() {
+  if (free_count_ == 0) {
+    return;
+  }
+  auto* bytes = reinterpret_cast<std::byte*>(&slots_[free_[free_count_ - 1]]);
+  for (size_t at = 0; at < sizeof(SendRequest); at += 64) {
+    __builtin_prefetch(bytes + at, 1);
+  }
 }
 
 void SendChannel::release(SendRequest& request) {
   NHA_DASSERT(free_count_ < sends_max, "more requests released than there are");
-  request.state.store(RequestState::free, std::memory_order_relaxed);
-  free_[free_count_++] = request.index;
-}
-
-ReceiveChannel::ReceiveChannel(uint64_t domain, fabric::Attachment at, Worker& worker,
-                               Engine& engine)
-    : Channel(domain, at, worker, engine, true) {
-  for (size_t i = 0; i < receives_max; ++i) {
-    slots_[i].index = static_cast<uint16_t>(i);
-    slots_[i].channel = this;
-    free_[i] = static_cast<uint16_t>(receives_max - 1 - i);
-  }
-  free_count_ = receives_max;
-  for (size_t i = 0; i < flushes_max; ++i) {
-    ReceiveRequest& slot = slots_[receives_max + i];
-    slot.index = static_cast<uint16_t>(receives_max + i);
-    slot.channel = this;
-    slot.is_flush = true;
-    free_flushes_[i] = slot.index;
-  }
-  free_flush_count_ = flushes_max;
-}
-
-ReceiveRequest* ReceiveChannel::acquire_flush() {
-  return free_flush_count_ == 0 ? nullptr : &slots_[free_flushes_[--free_flush_count_]];
-}
-
-ReceiveRequest* ReceiveChannel::acquire() {
-  return free_count_ == 0 ? nullptr : &slots_[free_[--free_count_]];
-}
-
-[[gnu::hot]] void ReceiveChannel::submit(ReceiveRequest& request) {
-  request.state.store(RequestState::pending, std::memory_order_relaxed);
-  submitted_.push(request.index);
-  ring();
-}
-
-void ReceiveChannel::release(ReceiveRequest& request) {
-  if (request.is_flush) {
-    NHA_DASSERT(free_flush_count_ < flushes_max, "more flushes released than there are");
-    request.state.store(RequestState::free, std::memory_order_relaxed);
-    free_flushes_[free_flush_count_++] = request.index;
-    return;
-  }
-  NHA_DASSERT(free_count_ < receives_max, "more requests released than there are");
   request.state.store(RequestState::free, std::memory_order_relaxed);
   free_[free_count_++] = request.index;
 }

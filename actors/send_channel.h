@@ -1,0 +1,74 @@
+// What the connecting side's actor shares with its caller.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "actors/channel.h"
+#include "actors/cts_entry.h"
+#include "actors/index_ring.h"
+#include "actors/request.h"
+
+namespace nccl_ha {
+
+/// Sending side of a connection.
+class SendChannel final : public Channel {
+ public:
+  /// `driver`: of its requests; null: nobody calls test() for them.
+  SendChannel(uint64_t domain, fabric::Attachment at, Driver* driver = nullptr);
+
+  /// Caller.  Finds the place for a message with `tag` in the oldest incomplete group.  nullptr:
+  /// the peer has not posted a matching receive yet.
+  const CtsEntry* match(int tag);
+  /// Caller.  Takes the place found by match() and puts a request into the ring; nullptr when
+  /// all slots are in use.  The driver is told next.
+  SendRequest* submit(const CtsEntry& place, const void* data, uint32_t size, uint32_t key,
+                      bool host_memory = true);
+  /// Caller.  Sends come in batches: what the next one writes is on its way to this processor
+  /// before it is asked for.
+  void prefetch_next();
+  void release(SendRequest& request);  ///< caller, after done
+  size_t open() const { return sends_max - free_count_; }
+
+  // Actor's side.
+  bool next_submitted(uint16_t* index) { return submitted_.pop(index); }
+  bool any_submitted() const { return submitted_.any(); }
+  SendRequest& slot(uint16_t index) { return slots_[index]; }
+  /// Of which the caller has submitted every send.
+  uint64_t filled_groups() const { return group_.load(std::memory_order_acquire); }
+  uint64_t published_groups() const { return published_.load(std::memory_order_relaxed); }
+  /// Makes the group at the head of `entries` visible to the caller; of how many entries it is.  0:
+  /// it makes no sense, or the peer announced more open groups than a connection may have.  The
+  /// memory may be the peer's to write: what is judged and used is a copy.
+  [[nodiscard]] size_t publish(std::span<const CtsEntry> entries);
+  /// The same when a NIC may be writing there right now: 0 as well unless all of it has arrived.
+  [[nodiscard]] size_t publish_if_there(std::span<CtsEntry> entries) {
+    const bool any = std::atomic_ref(entries.front().group).load(std::memory_order_relaxed) ==
+                     published_.load(std::memory_order_relaxed);
+    return any ? publish_there(entries) : 0;
+  }
+  /// The copies of a group that was published and is not out of date; the rest is another's.
+  std::span<const CtsEntry> entries_of(uint64_t group) const { return groups_[group % cts_slots]; }
+  /// Of how many entries the group at the head of `entries` is, if it is group `number`, which was
+  /// published before; else 0.
+  [[nodiscard]] static size_t known_group(std::span<const CtsEntry> entries, uint64_t number);
+
+ private:
+  size_t publish_there(std::span<CtsEntry> entries);
+
+  std::array<SendRequest, sends_max> slots_;
+  IndexRing<sends_max> submitted_;
+  alignas(64) std::atomic<uint64_t> published_{0};
+  uint64_t seen_group_ = 0;  ///< actor's: group_ as last looked at, which is seldom
+  alignas(64) std::array<std::array<CtsEntry, group_max>, cts_slots> groups_{};
+  // caller only, but for group_
+  alignas(64) std::atomic<uint64_t> group_{0};  ///< the group being filled
+  uint32_t taken_ = 0;                          ///< its positions already used
+  std::array<uint16_t, sends_max> free_;
+  size_t free_count_ = 0;
+};
+
+}  // namespace nccl_ha
