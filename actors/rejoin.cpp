@@ -151,6 +151,11 @@ void Rejoin::on_answer(Answer answer, const Error& what) {
   drop_attempt();
   context_->timers().cancel(timer_);
   const auto next = redial_.on_answer(answer, way().proven, owner_.life(), context_->now());
+  if (redial_.broken() != nullptr) {
+    stop();
+    owner_.on_broken(redial_.broken());
+    return;
+  }
   if (next.dead) {
     running_ = false;
     owner_.on_peer_dead(fail(Errc::remote, fmt::format("{}; the control connection was lost: {}",

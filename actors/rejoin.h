@@ -41,6 +41,8 @@ class Rejoin final : private StreamOwner {
     /// The connection failed at the peer, which still knows why.
     virtual void on_peer_failed(const Refusal& why) = 0;
     virtual void on_peer_dead(const Error& why) = 0;
+    /// What this program keeps true is not (ha/invariant.h).
+    virtual void on_broken(const char* what) = 0;
 
    protected:
     ~Owner() = default;

@@ -40,6 +40,7 @@ class AnnouncementBatch {
   /// The same after an arrival, for a caller who posts no more.
   bool due_after_arrival(uint64_t open) const { return due(open, announced_least); }
   bool empty() const { return held_.groups == 0; }
+  const Held& held() const { return held_; }
   /// What is held is announced now.
   Held take() { return std::exchange(held_, {}); }
   /// Everything that is open is announced anew, with what is held.

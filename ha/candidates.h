@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "ha/invariant.h"
 #include "ha/mutation.h"
 #include "ha/shadow.h"
 #include "runtime/clock.h"
@@ -40,6 +41,7 @@ class ShadowCandidates {
     for (size_t i = 0; i < pairs_.size(); ++i) {
       const size_t at = (mine.current + i) % pairs_.size();
       if (free_at(pairs_[at]) <= now && !taken(pairs_[at])) {
+        invariants_.hold(is_alone(shadow, pairs_[at]), "no two shadows share an end");
         mine.current = at;
         mine.holds = pairs_[at];
         return mine.holds;
@@ -68,14 +70,17 @@ class ShadowCandidates {
     auto& ends = rejected_[static_cast<size_t>(end)];
     ends.resize(std::max(ends.size(), rail + 1));
     Rejection& one = ends[rail];
-    if (mutated(Mutation::rejection_unheeded)) {
-      return one.times++ == 0;
+    if (!mutated(Mutation::rejection_unheeded)) {
+      one.free_at = mutated(Mutation::rejection_for_ever)
+                        ? Instant::max()
+                        : now + forget_after * (1 << std::min(one.times, doublings_max));
     }
-    one.free_at = mutated(Mutation::rejection_for_ever)
-                      ? Instant::max()
-                      : now + forget_after * (1 << std::min(one.times, doublings_max));
+    invariants_.hold(one.free_at > now && one.free_at <= now + forget_after * (1 << doublings_max),
+                     "a rejected end is left alone for a bounded time");
     return one.times++ == 0;
   }
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
   struct Rejection {
@@ -101,9 +106,20 @@ class ShadowCandidates {
     });
   }
 
+  bool is_alone(size_t shadow, const RailPair& pair) const {
+    for (size_t i = 0; i < shadows_.size(); ++i) {
+      const auto& other = shadows_[i].holds;
+      if (i != shadow && other && (other->local == pair.local || other->remote == pair.remote)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   std::vector<RailPair> pairs_;
   std::vector<Shadow> shadows_;
   std::array<std::vector<Rejection>, 2> rejected_;
+  Invariants invariants_;
 };
 
 }  // namespace nccl_ha::ha

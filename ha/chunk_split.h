@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cassert>
 #include <cstdint>
 #include <span>
 
+#include "ha/invariant.h"
 #include "ha/ledger.h"
 
 namespace nccl_ha::ha {
@@ -32,24 +32,31 @@ class ChunkSplit {
   uint32_t bytes(uint32_t chunk) const { return ends_[chunk] - begin(chunk); }
   /// After by_weight(): which of the weights the chunk is for.
   uint32_t path(uint32_t chunk) const { return paths_[chunk]; }
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
   uint32_t count_ = 0;
   std::array<uint32_t, ledger_chunks_max> ends_{};
   std::array<uint8_t, ledger_chunks_max> paths_{};
+  Invariants invariants_;
 };
 
 inline void ChunkSplit::by_weight(uint32_t size, std::span<const uint32_t> weights) {
-  assert(size != 0 && weights.size() <= ledger_chunks_max);
   uint64_t total = 0;
   for (const uint32_t weight : weights) {
     total += weight;
   }
-  assert(total != 0);
+  if (!invariants_.hold(size != 0 && weights.size() <= ledger_chunks_max && total != 0,
+                        "a message that is split has bytes, and lanes to carry them"))
+      [[unlikely]] {
+    whole(size);
+    return;
+  }
   count_ = 0;
   uint64_t before = 0;
   uint32_t last = 0;
-  for (uint32_t path = 0; last != size; ++path) {
+  for (uint32_t path = 0; last != size && path < weights.size(); ++path) {
     before += weights[path];
     // To the nearest unit, so that errors do not add up; the last one has what is left.
     const uint64_t near = (size * before / total + unit / 2) / unit * unit;
@@ -60,6 +67,7 @@ inline void ChunkSplit::by_weight(uint32_t size, std::span<const uint32_t> weigh
       ends_[count_++] = end;
     }
   }
+  invariants_.hold(count_ != 0 && last == size, "the chunks of a message are all of it");
 }
 
 }  // namespace nccl_ha::ha

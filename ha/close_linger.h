@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "ha/invariant.h"
 #include "ha/mutation.h"
 #include "runtime/clock.h"
 
@@ -41,8 +42,14 @@ class CloseLinger {
     const bool heard = confirmed || peer_ends_ || mutated(Mutation::words_not_awaited);
     const bool told =
         !peer_ends_ || answered_ || !any_path || mutated(Mutation::answer_not_awaited);
-    return (heard && told) || peer_left_ || (now >= until_ && !mutated(Mutation::linger_for_ever));
+    const bool late = now >= until_ && !mutated(Mutation::linger_for_ever);
+    const bool over = (heard && told) || peer_left_ || late;
+    return over ||
+           !invariants_.hold(now < until_, "the end of a connection does not take for ever");
   }
+
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
   enum class State : uint8_t { none, under_way, over };
@@ -51,6 +58,7 @@ class CloseLinger {
   bool peer_ends_ = false;
   bool answered_ = false;
   bool peer_left_ = false;
+  Invariants invariants_;
 };
 
 }  // namespace nccl_ha::ha

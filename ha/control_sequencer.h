@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "ha/invariant.h"
 #include "ha/mutation.h"
 
 namespace nccl_ha::ha {
@@ -38,7 +39,7 @@ class ControlSequencer {
     if (number > next()) {
       return false;
     }
-    while (first_open_ < number) {
+    while (first_open_ < number && invariants_.hold(!open_.empty(), "what is confirmed was open")) {
       open_.pop_front();
       ++first_open_;
     }
@@ -55,22 +56,29 @@ class ControlSequencer {
   enum class Verdict : uint8_t { take, seen, gap };
   /// What to do with the peer's message of that number.
   Verdict judge(uint32_t number) {
-    if (number < expected_) {
-      return mutated(Mutation::messages_taken_twice) ? Verdict::take : Verdict::seen;
+    const uint32_t before = expected_;
+    Verdict verdict = number < expected_ ? Verdict::seen : Verdict::gap;
+    if (number == expected_) {
+      ++expected_;
+      verdict = Verdict::take;
     }
-    if (number > expected_) {
-      return Verdict::gap;
+    if (verdict == Verdict::seen && mutated(Mutation::messages_taken_twice)) {
+      verdict = Verdict::take;
     }
-    ++expected_;
-    return Verdict::take;
+    invariants_.hold((verdict == Verdict::take) == (expected_ == before + 1),
+                     "each message is taken once and in order");
+    return verdict;
   }
   /// Everything below has been taken.
   uint32_t expected() const { return expected_ + (mutated(Mutation::confirmed_too_early) ? 1 : 0); }
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
   std::deque<std::vector<std::byte>> open_;
   uint32_t first_open_ = 1;
   uint32_t expected_ = 1;
+  Invariants invariants_;
 };
 
 }  // namespace nccl_ha::ha

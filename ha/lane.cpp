@@ -10,13 +10,26 @@ LaneCoverage& lane_coverage() {
   return counts;
 }
 
+/// Holds after every event, whatever it was.
+SenderSteps SenderLane::checked(const SenderSteps& steps) const {
+  invariants_.hold(!steps.take_down || (state_ == State::fencing && !drained_),
+                   "a sender's fence begins with work that has not come back");
+  invariants_.hold(!steps.say_down || (state_ == State::fencing && drained_),
+                   "a sender says that it is down when all its work has come back");
+  invariants_.hold(!steps.apply_report || (state_ == State::down && drained_),
+                   "a report is applied to a lane that is fenced");
+  invariants_.hold(!steps.connect || (state_ == State::opening && rebuilt_),
+                   "a new path is connected to one that the peer has made");
+  return steps;
+}
+
 SenderSteps SenderLane::on_ready() {
   saw(state_, SenderEvent::ready);
   if (state_ != State::opening) {
     return {};
   }
   state_ = State::usable;
-  return {.use = true};
+  return checked({.use = true});
 }
 
 SenderSteps SenderLane::on_failed() {
@@ -27,7 +40,7 @@ SenderSteps SenderLane::on_failed() {
   state_ = State::fencing;
   drained_ = drained_ && mutated(Mutation::sender_drained_kept);
   const bool goes_on = mutated(Mutation::sender_goes_on);
-  return {.take_down = !goes_on, .say_down = goes_on || drained_};
+  return checked({.take_down = !goes_on, .say_down = goes_on || drained_});
 }
 
 SenderSteps SenderLane::on_suspect(uint32_t epoch) {
@@ -44,7 +57,7 @@ SenderSteps SenderLane::on_drained() {
     return {};
   }
   drained_ = true;
-  return {.say_down = true};
+  return checked({.say_down = true});
 }
 
 SenderSteps SenderLane::on_fenced(uint32_t epoch) {
@@ -53,11 +66,12 @@ SenderSteps SenderLane::on_fenced(uint32_t epoch) {
     return {.protocol_error = true};
   }
   state_ = State::down;
-  return {.apply_report = true, .reopen = true};
+  return checked({.apply_report = true, .reopen = true});
 }
 
 void SenderLane::reopened() {
   saw(state_, SenderEvent::reopened);
+  invariants_.hold(state_ == State::down, "a path is made anew on a lane that is down");
   state_ = State::opening;
   ++epoch_;
   rebuilt_ = false;
@@ -73,7 +87,18 @@ SenderSteps SenderLane::on_rebuilt(uint32_t epoch) {
   }
   rebuilt_ = true;
   // It may have failed here while the peer made its side.
-  return {.connect = state_ == State::opening};
+  return checked({.connect = state_ == State::opening});
+}
+
+/// Holds after every event, whatever it was.
+ReceiverSteps ReceiverLane::checked(const ReceiverSteps& steps) const {
+  invariants_.hold(!steps.take_down || !drained_,
+                   "a receiver's fence begins with receives that have not come back");
+  invariants_.hold(!steps.report || (state_ == State::fenced && drained_),
+                   "a receiver reports when all its receives have come back");
+  invariants_.hold(!steps.open || state_ == State::opening,
+                   "a receiver makes a new path on a lane that was fenced");
+  return steps;
 }
 
 ReceiverSteps ReceiverLane::on_ready() {
@@ -92,7 +117,7 @@ ReceiverSteps ReceiverLane::on_failed() {
   }
   state_ = State::suspected;
   drained_ = drained_ && mutated(Mutation::receiver_drained_kept);
-  return {.take_down = true, .say_suspect = true};
+  return checked({.take_down = true, .say_suspect = true});
 }
 
 ReceiverSteps ReceiverLane::on_drained() {
@@ -105,7 +130,7 @@ ReceiverSteps ReceiverLane::on_drained() {
     return {};
   }
   state_ = State::fenced;
-  return {.report = true};
+  return checked({.report = true});
 }
 
 ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
@@ -115,15 +140,15 @@ ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
   }
   if (mutated(Mutation::report_before_fence)) {
     state_ = State::fenced;
-    return {.report = true};
+    return checked({.report = true});
   }
   if (state_ == State::suspected) {
     state_ = drained_ ? State::fenced : State::fencing;
-    return {.report = drained_};
+    return checked({.report = drained_});
   }
   state_ = State::fencing;
   drained_ = drained_ && mutated(Mutation::receiver_drained_kept);
-  return {.take_down = true};
+  return checked({.take_down = true});
 }
 
 ReceiverSteps ReceiverLane::on_rebuild(uint32_t epoch) {
@@ -132,8 +157,10 @@ ReceiverSteps ReceiverLane::on_rebuild(uint32_t epoch) {
     return {.protocol_error = true};
   }
   state_ = State::opening;
+  const uint32_t before = epoch_;
   epoch_ = mutated(Mutation::old_epoch_kept) ? epoch_ : epoch;
-  return {.open = true};
+  invariants_.hold(epoch_ == before + 1, "a new path has the next epoch");
+  return checked({.open = true});
 }
 
 }  // namespace nccl_ha::ha

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "ha/invariant.h"
+
 namespace nccl_ha::ha {
 
 /// What the owner of a SenderLane has to do, in this order.
@@ -54,12 +56,17 @@ class SenderLane {
   void reopened();
   /// The peer has made its side.
   SenderSteps on_rebuilt(uint32_t epoch);
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
+  SenderSteps checked(const SenderSteps& steps) const;
+
   State state_;
   uint32_t epoch_ = 0;
   bool drained_ = false;
   bool rebuilt_ = true;  ///< of this epoch; the first paths are made by the handshake
+  Invariants invariants_;
 };
 
 /// What the owner of a ReceiverLane has to do, in this order.
@@ -100,11 +107,16 @@ class ReceiverLane {
   ReceiverSteps on_down(uint32_t epoch);
   /// The sender has made a new path; `open` means that the epoch is this one from now on.
   ReceiverSteps on_rebuild(uint32_t epoch);
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
+  ReceiverSteps checked(const ReceiverSteps& steps) const;
+
   State state_;
   uint32_t epoch_ = 0;
   bool drained_;
+  Invariants invariants_;
 };
 
 }  // namespace nccl_ha::ha

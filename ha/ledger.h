@@ -1,11 +1,13 @@
 // Which chunks of which message are where: what the sender knows, and what the receiver reports.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "ha/invariant.h"
 #include "ha/mutation.h"
 
 namespace nccl_ha::ha {
@@ -19,26 +21,42 @@ class ChunkLedger {
   static constexpr uint8_t nobody = UINT8_MAX;
 
   void begin(uint32_t chunks) {
+    invariants_.hold(chunks >= 1 && chunks <= ledger_chunks_max, "a message has 1 to 16 chunks");
     holder_.fill(nobody);
     open_ = chunks;
   }
   void give(uint32_t chunk, uint8_t lane) {
+    if (!invariants_.hold(chunk < ledger_chunks_max && open_ != 0, "only an open chunk is posted"))
+        [[unlikely]] {
+      return;
+    }
     if (!mutated(Mutation::one_chunk_remembered) || chunk == 0) {
       holder_[chunk] = lane;
     }
+    invariants_.hold(holder_[chunk] == lane, "a chunk is where it was given to");
   }
-  void take_back(uint32_t chunk) { holder_[chunk] = nobody; }
+  void take_back(uint32_t chunk) {
+    invariants_.hold(holder_[chunk] != nobody, "only what a lane holds is taken back");
+    holder_[chunk] = nobody;
+  }
   /// True: that was the last one.
   bool acknowledge(uint32_t chunk) {
+    if (!invariants_.hold(chunk < ledger_chunks_max && holder_[chunk] != nobody && open_ != 0,
+                          "a chunk is acknowledged once, by the lane that holds it")) [[unlikely]] {
+      return false;
+    }
     holder_[chunk] = nobody;
     return --open_ == 0;
   }
   uint8_t holder(uint32_t chunk) const { return holder_[chunk]; }
   uint32_t open() const { return open_; }
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
   std::array<uint8_t, ledger_chunks_max> holder_{};
   uint32_t open_ = 0;  ///< chunks of the message that are not acknowledged
+  Invariants invariants_;
 };
 
 /// What a receiver says after a fence: every group below `completed` is whole, and of those that
@@ -83,6 +101,8 @@ class AcknowledgementLog {
     if (!mutated(Mutation::book_not_cleared)) {
       message.lane.fill(ChunkLedger::nobody);
     }
+    invariants_.hold_deeply([&] { return is_clear(message); },
+                            "nobody has acknowledged anything of a message that begins");
   }
   /// May come so late that another group has the place: the receiver has the old one whole, or it
   /// would not have opened the new one.
@@ -106,14 +126,21 @@ class AcknowledgementLog {
     }
     return false;
   }
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
   struct Message {
     uint64_t group = UINT64_MAX;
     std::array<uint8_t, ledger_chunks_max> lane{};
   };
+  static bool is_clear(const Message& message) {
+    return std::all_of(message.lane.begin(), message.lane.end(),
+                       [](uint8_t lane) { return lane == ChunkLedger::nobody; });
+  }
   Message& at(uint64_t group, uint32_t position) { return messages_[group % Groups][position]; }
   std::array<std::array<Message, Positions>, Groups> messages_{};
+  Invariants invariants_;
 };
 
 }  // namespace nccl_ha::ha

@@ -29,6 +29,8 @@ constexpr int64_t witness_share = 6;
 
 PathHealth::Finding PathHealth::look(const Moment& now, const Open& open, const Limits& limits,
                                      const Elsewhere& elsewhere) {
+  invariants_.hold(open.writes >= open.pulses, "a heartbeat is a write");
+  invariants_.hold(now.now >= alive_at_.now, "time does not go back");
   if (life_ != life_seen_ || open.writes == 0 || !waited_) {
     on_answer(now, open, limits);
     return Finding::fine;
@@ -39,6 +41,10 @@ PathHealth::Finding PathHealth::look(const Moment& now, const Open& open, const 
     return Finding::fine;
   }
   if (judge(silent, elsewhere) || silent >= limits.unwitnessed + for_bytes(open)) {
+    invariants_.hold(silent >= allowed_ || silent >= limits.unwitnessed,
+                     "a path is silent for longer than it may be");
+    invariants_.hold(witnessed() || silent >= limits.unwitnessed,
+                     "silence without a witness has its own limit");
     return Finding::silent;
   }
   const bool again = asked_ && silent - asked_->after < allowed_ / asked_share;
@@ -91,6 +97,7 @@ void PathHealth::on_answer(const Moment& now, const Open& open, const Limits& li
   if (!mutated(Mutation::asked_for_ever)) {
     asked_.reset();
   }
+  invariants_.hold(!asked_, "a path that answered is not judged by an older question");
 }
 
 Duration PathHealth::limit(const Open& open, const Limits& limits, bool other_usable) const {

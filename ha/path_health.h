@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "ha/invariant.h"
 #include "ha/mutation.h"
 #include "runtime/instant.h"
 
@@ -105,6 +106,8 @@ class PathHealth {
   bool witnessed() const { return asked_ && asked_->witnessed_after; }
   /// The longest that it lately stayed silent under work: a decaying maximum.
   Duration usual_silence() const { return silence_; }
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
   void on_answer(const Moment& now, const Open& open, const Limits& limits);
@@ -133,6 +136,7 @@ class PathHealth {
   Duration silence_{};
   std::optional<Asked> asked_;
   Duration allowed_{};
+  Invariants invariants_;
 };
 
 }  // namespace nccl_ha::ha

@@ -37,6 +37,8 @@ class Redial {
     way_ = 0;
   }
 
+  /// What should hold and does not; null: nothing (Invariants).
+  const char* broken() const { return verdict_.broken(); }
   size_t way() const { return way_; }
   size_t tried() const { return tried_; }  ///< ways, since the last pause
   void on_dial() { ++tried_; }

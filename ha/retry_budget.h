@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "ha/invariant.h"
 #include "ha/mutation.h"
 #include "runtime/clock.h"
 
@@ -30,19 +31,18 @@ class RetryBudget {
   /// Traffic cannot go on, or can again; saying so twice changes nothing.
   void need(bool path, Instant now) {
     if (!path) {
-      if (mutated(Mutation::budget_not_stopped)) {
-        return;
-      }
       if (ends_) {
         left_ = std::max(*ends_ - now, Duration(0));
         ended_at_ = now;
       }
-      ends_.reset();
+      ends_ = mutated(Mutation::budget_not_stopped) ? ends_ : std::nullopt;
     } else if (!ends_) {
       const bool goes_on = resumes_ && left_ && now - ended_at_ < time_;
       ends_ = now + (goes_on ? *left_ : time_);
     }
     resumes_ = false;
+    invariants_.hold(ends_.has_value() == path, "time is spent while a path is missing");
+    invariants_.hold(!ends_ || *ends_ - now <= time_, "no more time is left than there was");
   }
   /// The path that is about to be missed again was of no use to anybody: the time goes on from
   /// where that path had ended it.
@@ -52,6 +52,8 @@ class RetryBudget {
   /// When the time is spent; nothing while there is a path.
   std::optional<Instant> ends() const { return ends_; }
   Duration time() const { return time_; }
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
   uint64_t failures_max_;
@@ -61,6 +63,7 @@ class RetryBudget {
   bool resumes_ = false;
   std::optional<Duration> left_;  ///< when the need ended last
   Instant ended_at_{};
+  Invariants invariants_;
 };
 
 }  // namespace nccl_ha::ha

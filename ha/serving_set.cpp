@@ -48,8 +48,11 @@ bool is_fallback(std::span<const Lane> lanes, uint8_t rank) {
 }  // namespace
 
 ServingSet::Step ServingSet::look(const View& view, Instant now) {
+  invariants_.hold(view.lanes.size() <= lanes_max, "lanes are few");
   const Step step = choose(view, now);
   share(view.lanes);
+  invariants_.hold((count_ != 0) == best_of(view.lanes).has_value(),
+                   "while any lane works, some carry data");
   return step;
 }
 
@@ -84,10 +87,12 @@ bool ServingSet::give_way(const View& view, Instant now) {
   }
   move(*best, now);
   share(view.lanes);
+  invariants_.hold(count_ != 0, "traffic gives way to lanes that work");
   return true;
 }
 
 void ServingSet::move(uint8_t rank, Instant now) {
+  invariants_.hold(rank != rank_, "traffic moves to another rank");
   if (rank < rank_) {
     went_back_at_ = now;
   } else if (went_back_at_ && now - *went_back_at_ < after()) {
@@ -96,6 +101,7 @@ void ServingSet::move(uint8_t rank, Instant now) {
     doublings_ = 0;
   }
   rank_ = rank;
+  invariants_.hold(doublings_ <= doublings_max, "the wait for a better rank is bounded");
 }
 
 void ServingSet::share(std::span<const Lane> lanes) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 
+#include "ha/invariant.h"
 #include "runtime/clock.h"
 
 namespace nccl_ha::ha {
@@ -63,6 +64,8 @@ class ServingSet {
   Instant look_at() const { return look_at_; }
   /// How long a better rank has to work before traffic goes back to it.
   Duration after() const { return after_ * (1 << doublings_); }
+  /// See ha/invariant.h.
+  const char* broken() const { return invariants_.broken(); }
 
  private:
   /// Until a chunk that is being posted may be through.
@@ -79,6 +82,7 @@ class ServingSet {
   Instant look_at_{};
   std::array<Share, lanes_max> shares_{};
   size_t count_ = 0;
+  Invariants invariants_;
 };
 
 }  // namespace nccl_ha::ha

@@ -1,11 +1,29 @@
 // Assertions for programmers' errors; operating errors are Results.
 #pragma once
 
+#include <atomic>
+
 namespace nccl_ha {
 
 /// Prints where and what, then aborts.
 [[noreturn]] void check_failed(const char* file, int line, const char* condition,
                                const char* text) noexcept;
+
+namespace detail {
+inline std::atomic<bool> checks_deeply{false};
+}
+
+/// Invariants that cost more than a few comparisons are looked at: in debug and sanitizer builds,
+/// and in a process that simulates.
+inline bool deep_checks() {
+#if !defined(NDEBUG) || defined(NHA_DEBUG_CHECKS)
+  return true;
+#else
+  return detail::checks_deeply.load(std::memory_order_relaxed);
+#endif
+}
+/// From now on, in all of the process.
+inline void check_deeply() { detail::checks_deeply.store(true, std::memory_order_relaxed); }
 
 }  // namespace nccl_ha
 

@@ -24,6 +24,10 @@ bool Announcer::wrap() {
 }
 
 [[gnu::hot]] void Announcer::stage(const ReceiveRequest& request) {
+  if (!state_.holds(staged_ + request.count <= cts_entries,
+                    "the entries of a group lie side by side in the ring")) [[unlikely]] {
+    return;
+  }
   first_entry_[request.group % cts_slots] = static_cast<uint16_t>(staged_);
   // A slot is written anew only after its group has arrived, which no loss of its announcement
   // survives.
@@ -44,6 +48,12 @@ bool Announcer::wrap() {
     entry.seal();
   }
   batch_.stage(request.count);
+  const auto& held = batch_.held();
+  if (!state_.holds(held.entries <= staged_ && held.groups <= held.entries &&
+                        held.entries <= held.groups * group_max,
+                    "what is held back lies before the end of what was staged")) [[unlikely]] {
+    return;
+  }
   // Where acknowledgements ride on messages a small one overtakes bulk data.
   const bool holds_back = state_.traits.acknowledged_by_nic;
   if (!holds_back || batch_.full()) {
@@ -64,6 +74,11 @@ void Announcer::announce() {
 [[gnu::hot]] void Announcer::post(uint64_t number, uint64_t groups, uint32_t first,
                                   uint32_t entries) {
   Lane& lane = paths_.lane(lane_);
+  if (!state_.holds(
+          lane.usable && first + entries <= cts_entries && groups != 0 && groups <= entries,
+          "an announcement goes over a path that works and ends within the ring")) [[unlikely]] {
+    return;
+  }
   fabric::WritePost post;
   post.id = number;
   post.gather_count = 1;
@@ -151,6 +166,9 @@ void Announcer::announce_again(bool peer_stopped) {
                                    [](const Lane& candidate) { return candidate.usable; });
     if (lane == lanes.end() ||
         (!peer_stopped && !ha::mutated(ha::Mutation::announced_before_stop))) {
+      return;
+    }
+    if (!state_.holds(peer_stopped, "announcements go again when those before cannot land")) {
       return;
     }
     lane_ = static_cast<size_t>(lane - lanes.begin());

@@ -109,6 +109,7 @@ void Connection::part(std::vector<std::byte> words, const Error& why, bool ends)
 void Connection::look_whether_over() {
   if (state_.lingers() &&
       linger_.is_over(!control_.any_unconfirmed(), paths_.any_usable(), state_.context->now())) {
+    static_cast<void>(state_.sound(linger_));
     end_linger(nccl_ha::fail(Errc::closed, "connection closed"));
   }
 }

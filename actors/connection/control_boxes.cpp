@@ -16,6 +16,17 @@ void ControlBoxes::begin(Lane& lane) {
   push(lane);
 }
 
+bool ControlBoxes::may_write(const LaneControl& control) {
+  bool free = control.open < ControlBox::slots;
+  for (uint32_t i = 1; i <= control.open; ++i) {
+    const uint32_t number = control.under_way[(control.posted - i) % ControlBox::slots];
+    free = free && number % ControlBox::slots != control.next % ControlBox::slots;
+  }
+  return state_.holds(free, "a place in the peer's box is written once at a time") &&
+         state_.holds(control.next < sequencer_.first_open() + ControlBox::slots,
+                      "a message is written over one that the peer has taken");
+}
+
 void ControlBoxes::push(Lane& lane) {
   LaneControl& control = lane.control;
   if (!lane.carries_control()) {
@@ -27,6 +38,9 @@ void ControlBoxes::push(Lane& lane) {
           (ha::mutated(ha::Mutation::place_under_way) && control.open < ControlBox::slots)) &&
          (control.next < sequencer_.first_open() + ControlBox::slots ||
           ha::mutated(ha::Mutation::box_overrun))) {
+    if (!may_write(control)) {
+      return;
+    }
     const std::span<std::byte> frame = sequencer_.frame(control.next);
     const size_t slot = control.next % ControlBox::slots;
     auto& place = control.box->outgoing[slot];
@@ -108,6 +122,11 @@ bool ControlBoxes::take_write(const fabric::Completion& completion, Lane& lane) 
   }
   if (completion.id < answer_id || completion.id > control_id) {
     return false;
+  }
+  if (!state_.holds(lane.writes_open != 0 && (completion.id != control_id || control.open != 0) &&
+                        (completion.id != heartbeat_id || control.heartbeats_open != 0),
+                    "no more control messages complete than were posted")) {
+    return true;
   }
   --lane.writes_open;
   control.open -= completion.id == control_id ? 1 : 0;

@@ -74,6 +74,8 @@ class ControlBoxes {
   static constexpr uint64_t answer_id = UINT64_MAX - 4;  ///< a confirmation, the last one
 
   bool take(const fabric::Completion& completion, Lane& lane);
+  /// The next message's place may be written.
+  [[nodiscard]] bool may_write(const LaneControl& control);
   bool take_write(const fabric::Completion& completion, Lane& lane);
   /// A write without bytes that carries what was taken of the peer's messages.
   [[nodiscard]] Errc post_mark(Lane& lane, uint64_t id);

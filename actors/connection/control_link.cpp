@@ -209,6 +209,9 @@ void ControlLink::deliver(const ControlReader::Message& message) {
         state_.fail(fail(Errc::remote, "control messages of the peer are missing"));
         return;
     }
+    if (!state_.sound(sequencer_)) {
+      return;
+    }
   }
   owner_.on_control(message);
 }

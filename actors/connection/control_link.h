@@ -122,6 +122,7 @@ class ControlLink final : private StreamOwner,
   void on_rejoined(std::unique_ptr<Stream> stream, ControlReader reader) override;
   void on_peer_failed(const Refusal& why) override { owner_.on_refused(why); }
   void on_peer_dead(const Error& why) override { owner_.on_peer_gone(why); }
+  void on_broken(const char* what) override { state_.on_broken(what); }
   // ControlBoxes::Owner
   void on_box_message() override { owner_.on_inbox(); }
   void on_box_room() override { send_confirm(); }

@@ -130,6 +130,9 @@ void Failover::watch_budget(bool in_need) {
   if (paths_.primary_usable()) {
     budget_.served();
   }
+  if (!state_.sound(budget_)) {
+    return;
+  }
   if (budget_.ends() == before || !state_.live()) {
     return;
   }

@@ -135,8 +135,13 @@ void Liveness::check(size_t at, bool heartbeat_due) {
       probe_all();
       break;
     case Finding::silent:
-      give_up(at, now);
+      if (state_.sound(lane.health)) {
+        give_up(at, now);
+      }
       return;
+  }
+  if (!state_.sound(lane.health)) {
+    return;
   }
   if (heartbeat_due) {
     send_heartbeat(lane);

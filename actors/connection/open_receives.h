@@ -40,6 +40,10 @@ class OpenReceives {
     }
     return waited && has_room();
   }
+  /// It is what that number was given to.
+  bool is_open(uint64_t number, const ReceiveRequest& request) const {
+    return number - completed_ < posted_ - completed_ && at(number) == &request;
+  }
   /// What has arrived of the open ones, for a fence.
   ha::ArrivalReport arrivals() const;
 

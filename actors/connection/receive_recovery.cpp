@@ -71,6 +71,11 @@ void ReceiveRecovery::on_rebuild(std::span<const std::byte> payload) {
 
 void ReceiveRecovery::open_again(size_t lane, const PathOffer& offer) {
   Lane& mine = paths_.lane(lane);
+  if (!state_.sound(lanes_[lane]) ||
+      !state_.holds(lanes_[lane].epoch() == offer.epoch && !mine.usable,
+                    "a new path has the epoch that was offered")) {
+    return;
+  }
   mine.epoch = lanes_[lane].epoch();
   if (mine.shadow) {
     if (offer.rail >= paths_.places().size()) {
@@ -114,9 +119,23 @@ void ReceiveRecovery::answer_offer(size_t lane) {
   state_.context->request_stream_turns(1000);
 }
 
+/// The sender takes what a report does not name for lost, and what it names for arrived.
+bool ReceiveRecovery::names_all(const ha::ArrivalReport& report) {
+  const OpenReceives& groups = receiver_.groups();
+  bool right = report.completed == groups.completed() &&
+               report.completed + report.groups.size() == groups.posted();
+  for (size_t i = 0; right && i < report.groups.size(); ++i) {
+    right = report.groups[i].whole == (groups.at(report.completed + i) == nullptr);
+  }
+  return state_.holds(right, "a report names every open group, and those that are whole");
+}
+
 void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, const Error& why) {
   Lane& mine = paths_.lane(lane);
   Announcer& announcer = receiver_.announcer();
+  if (!state_.sound(lanes_[lane])) {
+    return;
+  }
   if (steps.protocol_error) {
     state_.fail(fail(Errc::remote, "the peer's messages about a path make no sense"));
     return;
@@ -137,8 +156,12 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
     state_.context->request_stream_turns(1000);
   }
   if (steps.report) {
-    control_.send(
-        encode(FenceReport{static_cast<uint8_t>(lane), mine.epoch, receiver_.groups().arrivals()}));
+    const ha::ArrivalReport report = receiver_.groups().arrivals();
+    if (!state_.holds(failover_.drained(lane), "a report is made when all receives are back") ||
+        !names_all(report)) {
+      return;
+    }
+    control_.send(encode(FenceReport{static_cast<uint8_t>(lane), mine.epoch, report}));
     state_.context->request_stream_turns(1000);
   }
   if (steps.use) {

@@ -33,6 +33,7 @@ class ReceiveRecovery {
   void answer_offer(size_t lane);
   void on_rebuild(std::span<const std::byte> payload);
   void open_again(size_t lane, const PathOffer& offer);
+  [[nodiscard]] bool names_all(const ha::ArrivalReport& report);
   void take_steps(size_t lane, const ha::ReceiverSteps& steps, const Error& why);
 
   ConnectionState& state_;

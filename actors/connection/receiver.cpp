@@ -82,6 +82,10 @@ PathSet::Needs Receiver::needs(bool flushes) {
       break;
     case fabric::CompletionKind::receive:
     case fabric::CompletionKind::receive_immediate:
+      if (!state_.holds(lane.credits_open != 0, "no more receives complete than were posted"))
+          [[unlikely]] {
+        return;
+      }
       if (completion.status != fabric::CompletionStatus::ok) {
         --lane.credits_open;
         break;
@@ -149,6 +153,9 @@ PathSet::Needs Receiver::needs(bool flushes) {
   request->arrived[position] = ha::mutated(ha::Mutation::counter_for_bitmap)
                                    ? static_cast<uint16_t>(request->arrived[position] << 1 | 1)
                                    : static_cast<uint16_t>(request->arrived[position] | bit);
+  if (!state_.holds((request->arrived[position] & bit) != 0, "a chunk that arrived is marked")) {
+    return;
+  }
   request->chunk_count[position] = chunk_count;
   request->bytes[position] += bytes;
   if (request->arrived[position] == (1U << chunk_count) - 1 && --request->missing == 0) {
@@ -159,6 +166,10 @@ PathSet::Needs Receiver::needs(bool flushes) {
 [[gnu::always_inline]] inline void Receiver::finish_group(ReceiveRequest& request) {
   state_.note(TraceEvent::transfer_completed, request.group, request.bytes[0]);
   const uint64_t number = request.group;
+  if (!state_.holds(groups_.is_open(number, request), "a receive is done once, while it is open"))
+      [[unlikely]] {
+    return;
+  }
   request.state.store(RequestState::done, std::memory_order_release);
   if (groups_.complete(number)) [[unlikely]] {
     take_submitted();

@@ -146,6 +146,9 @@ void SendRecovery::on_rebuilt(std::span<const std::byte> payload) {
 
 void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const Error& why) {
   Recovery& recovery = lanes_[lane];
+  if (!state_.sound(recovery.lane)) {
+    return;
+  }
   if (steps.protocol_error) {
     state_.fail(fail(Errc::remote, "the peer's messages about a path make no sense"));
     return;
@@ -157,6 +160,9 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
     }
   }
   if (steps.say_down) {
+    if (!state_.holds(failover_.drained(lane), "down is said when all work has come back")) {
+      return;
+    }
     parts_.control.send(encode(ControlType::down, failover_.notice_of(lane, recovery.reason)));
     state_.context->request_stream_turns(1000);
   }
@@ -240,6 +246,9 @@ void SendRecovery::choose_lanes() {
     return;
   }
   const auto step = serving_.look(view(), state_.context->now());
+  if (!state_.sound(serving_)) {
+    return;
+  }
   sender_.serve(serving_.shares());
   if (step == ha::ServingSet::Step::move) {
     tell_move();
@@ -250,7 +259,7 @@ void SendRecovery::choose_lanes() {
 }
 
 bool SendRecovery::give_way() {
-  if (!serving_.give_way(view(), state_.context->now())) {
+  if (!serving_.give_way(view(), state_.context->now()) || !state_.sound(serving_)) {
     return false;
   }
   sender_.serve(serving_.shares());
@@ -259,6 +268,9 @@ bool SendRecovery::give_way() {
 }
 
 void SendRecovery::tell_move() {
+  if (!state_.holds(!serving_.shares().empty(), "traffic moves to lanes that work")) {
+    return;
+  }
   const bool to_shadow = serving_.rank() != 0;
   const size_t lane = serving_.shares().front().lane;
   FailoverCounts::add(counts_.moves, 1);
@@ -371,6 +383,9 @@ void SendRecovery::on_reopen_timer() {
 bool SendRecovery::choose_place(size_t lane) {
   const Instant now = state_.context->now();
   const auto pair = candidates_.choose(paths_.lane(lane).shadow_number, now);
+  if (!state_.sound(candidates_)) {
+    return false;
+  }
   if (!pair) {
     lanes_[lane].reopen_at = candidates_.next_at(now);
     return false;
@@ -383,7 +398,8 @@ bool SendRecovery::choose_place(size_t lane) {
 void SendRecovery::reopen(size_t lane) {
   Lane& mine = paths_.lane(lane);
   Recovery& recovery = lanes_[lane];
-  if (mine.shadow && !choose_place(lane)) {
+  if (!state_.holds(!mine.usable, "a path that works is not made anew") ||
+      (mine.shadow && !choose_place(lane))) {
     return;
   }
   if (auto made = paths_.remake(mine); !made) {
@@ -423,6 +439,10 @@ void SendRecovery::offer(size_t lane) {
   Lane& mine = paths_.lane(lane);
   Recovery& recovery = lanes_[lane];
   recovery.lane.reopened();
+  if (!state_.sound(recovery.lane) ||
+      !state_.holds(recovery.lane.epoch() == mine.epoch + 1, "a new path has the next epoch")) {
+    return;
+  }
   mine.epoch = recovery.lane.epoch();
   PathOffer offer;
   offer.path = static_cast<uint8_t>(lane);
@@ -445,7 +465,9 @@ void SendRecovery::reject_end(size_t lane, ha::ShadowCandidates::End end, const 
   if (here) {
     failover_.count_rejected();
   }
-  if (candidates_.reject(end, here ? pair.local : pair.remote, state_.context->now())) {
+  const bool first =
+      candidates_.reject(end, here ? pair.local : pair.remote, state_.context->now());
+  if (state_.sound(candidates_) && first) {
     NHA_LOG_WARN("path {} to {} cannot take over through a device {}, another one is tried: {}",
                  lane, state_.owner.peer_text(), here ? "of this host" : "of the peer", why);
   }

@@ -117,11 +117,10 @@ void Sender::pump() { post_all(); }
   if (!channel_.next_submitted(&index)) {
     return false;
   }
-  begin_request(index);
-  return true;
+  return begin_request(index);
 }
 
-[[gnu::always_inline]] inline void Sender::begin_request(uint16_t index) {
+[[gnu::always_inline]] inline bool Sender::begin_request(uint16_t index) {
   SendRequest& request = channel_.slot(index);
   if (share_count_ > 1 && request.size >= state_.context->config().ib_split_threshold) {
     request.split.by_weight(request.size, std::span(weights_).first(paths_.size()));
@@ -132,6 +131,9 @@ void Sender::pump() { post_all(); }
   acknowledged_.begin(request.group, request.position);
   cursor_ = {&request, 0, request.split.count(), 0, lane_for(request, 0)};
   state_.note(TraceEvent::transfer_posted, request.group, request.size);
+  // False, and the connection has failed: nothing of it is posted.
+  return state_.sound(request.split) && state_.sound(request.ledger) &&
+         state_.sound(acknowledged_) && state_.sound(rotation_);
 }
 
 [[gnu::always_inline]] inline size_t Sender::lane_in_turn() {
@@ -193,6 +195,13 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   fabric::Path& path = lane.path();
   const uint32_t begin = request.split.begin(cursor_.chunk);
   const uint32_t bytes = request.split.bytes(cursor_.chunk);
+  if (!state_.holds(cursor_.chunk < cursor_.end && cursor_.end <= request.split.count() &&
+                        uint64_t{begin} + bytes <= request.size,
+                    "a chunk is a part of its message") ||
+      !state_.holds(cursor_.offset == 0 || request.ledger.holder(cursor_.chunk) == cursor_.lane,
+                    "a chunk that was begun on a path ends there")) [[unlikely]] {
+    return false;
+  }
   const bool recorded = bytes > record_above_;
   Keys keys{request.key, request.remote_key};
   if (lane.foreign_keys && !translate(request, lane, keys)) [[unlikely]] {
@@ -254,7 +263,7 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   liveness_.watch_work();
   request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
   end_chunk();
-  return true;
+  return state_.sound(request.ledger);
 }
 
 [[gnu::always_inline]] inline void Sender::end_chunk() {
@@ -288,19 +297,16 @@ void Sender::leave(size_t lane) {
     return;
   }
   if (completion.kind == fabric::CompletionKind::write) {
+    if (!state_.holds(lane.writes_open != 0, "no more writes complete than were posted"))
+        [[unlikely]] {
+      return;
+    }
     --lane.writes_open;
     lane.bytes_open -= std::min<uint64_t>(lane.bytes_open, completion.bytes);
     if (good) {
       (ha::mutated(ha::Mutation::life_on_first_lane) ? paths_.lane(0) : lane).health.show_life();
       if (completion.id != piece_id) {
-        SendRequest& request = channel_.slot(static_cast<uint16_t>(completion.id));
-        const auto chunk = static_cast<uint32_t>(completion.id >> 16);
-        if (!ha::mutated(ha::Mutation::acknowledgement_not_noted)) {
-          acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(at));
-        }
-        if (request.ledger.acknowledge(chunk)) {
-          request.state.store(RequestState::done, std::memory_order_release);
-        }
+        on_acknowledged(completion.id, at);
       }
       if (cursor_.request != nullptr) [[unlikely]] {
         pump();
@@ -308,11 +314,32 @@ void Sender::leave(size_t lane) {
     }
   } else if (good) {
     on_clear_to_send(completion, lane);
-  } else {
+  } else if (state_.holds(lane.credits_open != 0, "no more receives complete than were posted")) {
     --lane.credits_open;
   }
   if (!lane.usable) [[unlikely]] {
     state_.owner.on_work_back(at);
+  }
+}
+
+/// The write that ends a chunk is done: the request with its last one.
+[[gnu::always_inline]] inline void Sender::on_acknowledged(uint64_t id, size_t lane) {
+  const auto index = static_cast<uint16_t>(id);
+  const auto chunk = static_cast<uint32_t>(id >> 16);
+  if (!state_.holds(index < sends_max && chunk < channel_.slot(index).split.count(),
+                    "a write that completes is one that was posted")) [[unlikely]] {
+    return;
+  }
+  SendRequest& request = channel_.slot(index);
+  if (!state_.holds(request.ledger.holder(chunk) == lane,
+                    "a chunk is acknowledged once, by the lane that holds it")) [[unlikely]] {
+    return;
+  }
+  if (!ha::mutated(ha::Mutation::acknowledgement_not_noted)) {
+    acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(lane));
+  }
+  if (request.ledger.acknowledge(chunk)) {
+    request.state.store(RequestState::done, std::memory_order_release);
   }
 }
 
@@ -343,9 +370,23 @@ void Sender::leave(size_t lane) {
   return true;
 }
 
+/// Nothing of the request is in the hands of a lane that was fenced.
+bool Sender::has_left(const SendRequest& request, size_t lane) {
+  bool left = true;
+  for (uint32_t chunk = 0; chunk < request.split.count(); ++chunk) {
+    left = left && request.ledger.holder(chunk) != lane;
+  }
+  return state_.holds(left, "a lane that was fenced holds nothing any more") &&
+         state_.sound(request.ledger);
+}
+
 Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report) {
   TakenBack counts;
   counts.good = false;
+  if (!state_.holds(!paths_.lane(lane).usable && paths_.lane(lane).writes_open == 0,
+                    "a report is applied when nothing of the lane is under way")) {
+    return counts;
+  }
   if (acknowledged_.contradicts(static_cast<uint8_t>(lane), report)) {
     state_.fail(fail(Errc::remote,
                      "the peer's NIC failed between acknowledging data and writing it to "
@@ -381,6 +422,9 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
       if (request.ledger.acknowledge(chunk)) {
         request.state.store(RequestState::done, std::memory_order_release);
       }
+    }
+    if (!has_left(request, lane)) {
+      return counts;
     }
   }
   counts.good = true;

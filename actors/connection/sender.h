@@ -106,7 +106,7 @@ class Sender final : public Server {
   };
   void post_all();
   bool next_work();
-  void begin_request(uint16_t index);
+  bool begin_request(uint16_t index);
   bool post_next();
   bool pick_lane();
   size_t lane_for(const SendRequest& request, uint32_t chunk);
@@ -114,6 +114,8 @@ class Sender final : public Server {
   void end_chunk();
   [[gnu::noinline]] bool translate(const SendRequest& request, const Lane& lane, Keys& keys);
   void on_clear_to_send(const fabric::Completion& completion, Lane& lane);
+  void on_acknowledged(uint64_t id, size_t lane);
+  [[nodiscard]] bool has_left(const SendRequest& request, size_t lane);
 
   ConnectionState& state_;
   PathSet& paths_;

@@ -2,12 +2,47 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "runtime/log.h"
+
 namespace nccl_ha {
+namespace {
+
+constexpr size_t events_dumped = 48;  ///< at most; the last ones
+
+/// What the worker did before, for whoever reads the log.
+void dump_events(Context& context) {
+  Recorder& recorder = context.recorder();
+  recorder.stamp(context.now());
+  const std::vector<RecordedEvent> events = recorder.snapshot();
+  const size_t count = std::min(events.size(), events_dumped);
+  NHA_LOG_ERROR("the last {} of {} events of worker {}:", count, recorder.written(),
+                context.worker_index());
+  for (size_t i = events.size() - count; i < events.size(); ++i) {
+    const RecordedEvent& event = events[i];
+    const TraceEventInfo& info = describe(event.event);
+    NHA_LOG_ERROR("  {:.6f} ms actor {} {} {}={} {}={}", static_cast<double>(event.time_ns) / 1e6,
+                  event.actor, info.name, info.a, event.a, info.b, event.b);
+  }
+}
+
+}  // namespace
 
 void ConnectionState::on_broken(const char* what) {
-  NHA_DASSERT(false, what);
-  fail(nccl_ha::fail(Errc::internal,
-                     fmt::format("a fault of this program, please report it: {}", what)));
+  if (std::exchange(broken_, true)) {
+    return;
+  }
+  NHA_LOG_ERROR(
+      "connection to {}: a fault of this program, please report it with what follows: it "
+      "does not hold that {}",
+      owner.peer_text(), what);
+  dump_events(*context);
+  fail(nccl_ha::fail(
+      Errc::internal,
+      fmt::format("a fault of this program, please report it: it does not hold that {}", what)));
 }
 
 }  // namespace nccl_ha

@@ -84,21 +84,33 @@ struct ConnectionState {
     NHA_DASSERT(next > phase, "a connection goes through its phases once and in order");
     phase = next;
   }
-  /// False, and the connection has failed: something that this program keeps true is not.  Aborts
-  /// where NHA_DASSERT is on.
+  /// False, and the connection has failed with an internal error, what happened before is in the
+  /// log, and the peer is told: something that this program keeps true is not.  `what`: a literal
+  /// that says what should be so.
   [[nodiscard]] bool holds(bool condition, const char* what) {
     if (!condition) [[unlikely]] {
       on_broken(what);
     }
     return condition;
   }
+  /// The same for a machine of ha/, after a step of it (ha/invariant.h).
+  template <class Machine>
+  [[nodiscard]] bool sound(const Machine& machine) {
+    const char* broken = machine.broken();
+    if (broken != nullptr) [[unlikely]] {
+      on_broken(broken);
+    }
+    return broken == nullptr;
+  }
   void fail(const Error& error, bool tell_peer = true) { owner.fail(error, tell_peer); }
   void note(TraceEvent event, uint64_t a, uint64_t b) const {
     context->recorder().note(event, id.index, a, b);
   }
 
+  [[gnu::noinline, gnu::cold]] void on_broken(const char* what);
+
  private:
-  void on_broken(const char* what);
+  bool broken_ = false;  ///< and it was told
 };
 
 }  // namespace nccl_ha

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/check.h"
 #include "runtime/fabric/verbs/host_ports.h"
 #include "runtime/sim/streams.h"
 
@@ -42,6 +43,7 @@ fabric::NetInterface interface_of(Ip address, size_t number) {
 }  // namespace
 
 World::World(uint64_t seed) : random_(seed), network_(clock_, random_.next()) {
+  check_deeply();
   clock_.set(Instant(std::chrono::seconds(1)));  // 0 stands for "never" here and there
 }
 

@@ -79,6 +79,7 @@ class Asking final : public Actor, private Rejoin::Owner {
   void on_rejoined(std::unique_ptr<Stream>, ControlReader) override { ++rejoined; }
   void on_peer_failed(const Refusal&) override { ADD_FAILURE(); }
   void on_peer_dead(const Error&) override { ADD_FAILURE(); }
+  void on_broken(const char* what) override { ADD_FAILURE() << what; }
 
   const sim::Ip to_;
   const uint16_t port_;

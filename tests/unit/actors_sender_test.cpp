@@ -63,6 +63,11 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
   void acknowledge(size_t lane, size_t which) {
     sender_->on_completion(completion_of(lane, data(lane)[which]));
   }
+  /// The lane is given up, and what was posted there has come back.
+  void fence(size_t lane) {
+    bench_->paths.lane(lane).usable = false;
+    bench_->paths.lane(lane).writes_open = 0;
+  }
   static bool done(const SendRequest& request) {
     return request.state.load() == RequestState::done;
   }
@@ -146,7 +151,7 @@ TEST_F(SenderTest, AfterAFenceWhatDidNotArriveGoesAgainAndTheRestIsDone) {
   send(1, 100);  // on the other lane
   const SendRequest& lost = send(2, 200);
   ASSERT_EQ(data(0).size(), 2U);
-  bench_->paths.lane(0).usable = false;
+  fence(0);
   ha::ArrivalReport report;
   report.completed = 1;
   report.groups.resize(2);
@@ -169,6 +174,7 @@ TEST_F(SenderTest, AfterAFenceWhatDidNotArriveGoesAgainAndTheRestIsDone) {
 TEST_F(SenderTest, AReportThatDeniesWhatItsNicAcknowledgedEndsTheConnection) {
   send(0, 100);
   acknowledge(0, 0);
+  fence(0);
   ha::ArrivalReport report;
   report.groups.resize(1);
   report.groups[0].chunks = {0};
@@ -179,6 +185,7 @@ TEST_F(SenderTest, AReportThatDeniesWhatItsNicAcknowledgedEndsTheConnection) {
 
 TEST_F(SenderTest, AReportThatLeavesAGroupOutEndsTheConnection) {
   send(0, 100);
+  fence(0);
   EXPECT_FALSE(sender_->take_back(0, ha::ArrivalReport{}).good);
   EXPECT_EQ(bench_->failures.size(), 1U);
 }
@@ -206,6 +213,36 @@ TEST_F(SenderTest, WhatTheReceiverHadWhenItClosedIsDone) {
   sender_->acknowledge_all_below(1);
   EXPECT_TRUE(done(first));
   EXPECT_FALSE(done(second));
+}
+
+TEST_F(SenderTest, AReportForALaneThatStillWorksEndsTheConnection) {
+  const SendRequest& request = send(0, 100);
+  ha::ArrivalReport report;
+  report.completed = 1;
+  EXPECT_FALSE(sender_->take_back(0, report).good);
+  ASSERT_EQ(bench_->failures.size(), 1U);
+  EXPECT_NE(bench_->failures.front().find("nothing of the lane is under way"), std::string::npos);
+  EXPECT_FALSE(done(request));
+}
+
+TEST_F(SenderTest, AWriteThatCompletesTwiceEndsTheConnectionAndNoMessage) {
+  const SendRequest& first = send(0, 2 * threshold());
+  const SendRequest& other = send(1, 100);
+  acknowledge(0, 0);
+  acknowledge(0, 0);
+  ASSERT_EQ(bench_->failures.size(), 1U);
+  EXPECT_NE(bench_->failures.front().find("please report it"), std::string::npos);
+  EXPECT_FALSE(done(first));
+  EXPECT_FALSE(done(other));
+}
+
+TEST_F(SenderTest, AWriteThatNobodyPostedEndsTheConnection) {
+  const SendRequest& request = send(0, 100);
+  fabric::Completion completion = completion_of(0, data(0)[0]);
+  completion.id = uint64_t{7} << 16 | 60000;
+  sender_->on_completion(completion);
+  ASSERT_EQ(bench_->failures.size(), 1U);
+  EXPECT_FALSE(done(request));
 }
 
 }  // namespace

@@ -107,6 +107,26 @@ std::string Oracle::false_verdicts() const {
   return "";
 }
 
+/// What this program found wrong with itself; the connections failed, as they may for other
+/// reasons.
+std::string Oracle::faults() const {
+  const auto fault_of = [](const Channel& side) {
+    return side.phase() == Phase::failed && side.failure().code == Errc::internal
+               ? side.failure().message()
+               : std::string();
+  };
+  for (const auto& link : stage_.links()) {
+    std::string fault = fault_of(link->sender());
+    if (fault.empty() && link->accepted()) {
+      fault = fault_of(link->receiver());
+    }
+    if (!fault.empty()) {
+      return fault;
+    }
+  }
+  return "";
+}
+
 bool Oracle::step() {
   look_at_death();
   return wrong_.empty();
@@ -126,6 +146,9 @@ std::string Oracle::verdict(bool ended) {
   }
   if (!stage_.world().rdma().violation.empty()) {
     return stage_.world().rdma().violation;
+  }
+  if (const std::string fault = faults(); !fault.empty()) {
+    return fault;
   }
   // First what is wrong, then what has merely not ended because of it.
   for (const bool unfinished : {false, true}) {

@@ -31,6 +31,7 @@ class Oracle {
   void look_at_death();
   Duration death_bound(const SimLink& link, bool sender) const;
   std::string false_verdicts() const;
+  std::string faults() const;
   std::string look_at_link(size_t link, bool unfinished) const;
 
   Stage& stage_;
