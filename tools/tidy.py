@@ -20,6 +20,11 @@ CODE = {".h", ".cpp", ".def"}
 SCRIPTS = {".py", ".sh", ".cmake", ".bash"}
 LINES_MAX = 600
 COLUMNS_MAX = 100
+MEMBERS_MAX = 25  # data members of a class
+# Those that hold more; they may only lose some.
+MEMBERS_KNOWN = {"DatagramPath": 65, "VerbsPath": 61, "DatagramPort": 47, "Library": 34,
+                 "RdmaQueuePair": 29}
+MEMBER_FOLDERS = ("runtime", "ha", "actors", "relay", "plugin")
 
 # Words that must not appear in C++ code, and what to do about it.  Written with brackets so that
 # this file does not contain them itself.
@@ -60,6 +65,72 @@ def project_files(root):
         if "corpus" in relative.parts or "__pycache__" in relative.parts:
             continue
         yield relative
+
+
+def without_comments(text):
+    """C++ with comments, literals and preprocessor lines blanked, line by line as before."""
+    blank = lambda match: re.sub(r"[^\n]", " ", match.group(0))
+    text = re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\\\.|[^\"\\\\])*\"|'(?:\\\\.|[^'\\\\])'", blank, text,
+                  flags=re.S)
+    return re.sub(r"^[ ]*#[^\n]*", blank, text, flags=re.M)
+
+
+def is_data_member(statement):
+    """Whether a statement right inside a class, without what its braces hold, declares data."""
+    head = re.sub(r"alignas\s*\([^)]*\)|\[\[.*?\]\]|\b(?:public|private|protected)\s*:(?!:)", " ",
+                  statement)
+    head = " ".join(head.split())
+    if not head or re.match(r"(?:static|using|typedef|friend|template|enum|class|struct|union)\b", head):
+        return False
+    if re.search(r"\boperator\b", head):
+        return False
+    declared = re.split(r"=|\{", head, maxsplit=1)[0]
+    while "<" in declared:  # std::function<void()> declares data
+        shorter = re.sub(r"<[^<>]*>", "", declared)
+        if shorter == declared:
+            break
+        declared = shorter
+    if "(" in declared:
+        return re.search(r"\(\s*\*\s*\w+\s*\)\s*\(", declared) is not None  # a function pointer
+    return len(declared.split()) > 1
+
+
+def class_members(text):
+    """(line, name, data members) of every class of a header; those of bases do not count."""
+    text = without_comments(text)
+    found, stack, statement = [], [], ""
+    for at, char in enumerate(text):
+        if char == "{":
+            name = re.search(r"\b(?:class|struct|union)\s+(?:alignas\([^)]*\)\s*)?(\w+)[^;()=]*$",
+                             statement)
+            kept = None if name and not re.search(r"\benum\b", statement) else statement
+            stack.append([name.group(1), text.count("\n", 0, at) + 1, 0, kept]
+                         if kept is None else [None, 0, 0, kept])
+            statement = ""
+        elif char == "}" and stack:
+            name, line, members, kept = stack.pop()
+            if name:
+                found.append((line, name, members))
+            # What follows a body decides: initialised data ends with a semicolon, a function does not.
+            rest = text[at + 1:].lstrip()[:1]
+            statement = (kept + "{}") if kept is not None and rest in {";", ","} else ""
+        elif char == ";":
+            if stack and stack[-1][0] and is_data_member(statement):
+                stack[-1][2] += 1
+            statement = ""
+        else:
+            statement += char
+    return found
+
+
+def check_members(root, path):
+    """Yields classes of a header that hold too much."""
+    if path.parts[0] in MEMBER_FOLDERS and path.suffix == ".h":
+        for line, name, members in class_members((root / path).read_text(encoding="utf-8")):
+            most = MEMBERS_KNOWN.get(name, MEMBERS_MAX)
+            if members > most:
+                yield (f"{path}:{line}: {name} has {members} data members, at most {most}: "
+                       "what belongs together is a class of its own")
 
 
 def code_files(root):
@@ -105,7 +176,8 @@ def check_file(root, path):
 
 
 def run_text(root, _arguments):
-    return [finding for path in project_files(root) for finding in check_file(root, path)]
+    return [finding for path in project_files(root)
+            for finding in (*check_file(root, path), *check_members(root, path))]
 
 
 def run_format(root, arguments):

@@ -138,6 +138,19 @@ class Text(unittest.TestCase):
     def test_page_without_title(self):
         self.expect("docs/x.md", "text\n", "starts with a title")
 
+    def test_data_members(self):
+        few = "\n".join(f"  std::array<int, {i}> member{i}_{{}};  // ; int more;" for i in range(23))
+        header = ("#pragma once\nnamespace a {\n\nclass %s : public B {\n public:\n"
+                  "  explicit C(int x) : y_(x) {}\n  int f(int a) const { int b = a; return b; }\n"
+                  "  static constexpr int limit = 3;\n  enum class E { one, two };\n"
+                  "  struct Inner {\n    int a = 0;\n    int b{};\n  };\n"
+                  "  std::function<void(int)> call_;\n  alignas(64) Inner inner_{1, 2};\n"
+                  "%s%s\n};\n\n}  // namespace a\n")
+        status, output = run("tidy.py", {"ha/x.h": header % ("Few", few, "")}, "text")
+        self.assertEqual(status, 0, output)
+        self.expect("ha/x.h", header % ("Many", few, "\n  bool (*last_)(int) = nullptr;"),
+                    "ha/x.h:4: Many has 26 data members, at most 25")
+
     def test_header_without_guard(self):
         self.expect("runtime/x.h", "int a;\n", "#pragma once")
 
