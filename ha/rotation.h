@@ -39,7 +39,10 @@ class Rotation {
     }
     gained_[most] -= sum_;
     invariants_.hold_deeply(
-        [&] { return std::accumulate(gained_.begin(), gained_.end(), int64_t{0}) == 0; },
+        [&] {
+          const auto mine = std::span(gained_).first(count_);
+          return std::accumulate(mine.begin(), mine.end(), int64_t{0}) == 0;
+        },
         "what lanes gain in a turn is what its winner pays");
     return most;
   }

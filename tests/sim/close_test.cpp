@@ -179,6 +179,7 @@ TEST_P(Close, MemoryThatWasTakenBackStaysAsItIs) {
   slot->count = 1;
   slot->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), own.remote_key, 0};
   pair->receive_channel().submit(*slot);
+  pair->receive_driver().submit();
   ASSERT_TRUE(pair->post_send(1 << 20)) << pair->error();
   // Some of it has arrived.
   ASSERT_TRUE(pair->world().run_until([&] { return target[0] != std::byte{0xA5}; }, seconds(1)));

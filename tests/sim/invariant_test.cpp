@@ -31,7 +31,10 @@ TEST(SimInvariant, ABrokenOneEndsItsConnectionAndNoOther) {
   }
   ASSERT_NE(request, nullptr);
   ASSERT_TRUE(pair.world().run_until(
-      [&] { return request->ledger.holder(0) != ha::ChunkLedger::nobody; }, milliseconds(1)));
+      [&] {
+        return request->ledger.open() != 0 && request->ledger.holder(0) != ha::ChunkLedger::nobody;
+      },
+      milliseconds(1)));
   request->ledger.take_back(0);
 
   ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },

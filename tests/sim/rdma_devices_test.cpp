@@ -190,12 +190,14 @@ class GpuPair {
     receive->buffers[0] = {target_.data(), bytes, region_.remote_key, 0};
     std::fill(target_.begin(), target_.end(), std::byte{1});
     pair.receive_channel().submit(*receive);
+    pair.receive_driver().submit();
     return pair.post_send(bytes) && wait(*receive, seconds(1));
   }
   ReceiveRequest& submit_flush() {
     ReceiveRequest* flush = pair.receive_channel().acquire_flush();
     flush->buffers[0] = {target_.data(), 0, region_.remote_key, 0};
     pair.receive_channel().submit(*flush);
+    pair.receive_driver().submit();
     return *flush;
   }
   bool wait(const ReceiveRequest& request, Duration limit) {
@@ -306,12 +308,14 @@ TEST(SimRdmaDevices, TrafficGoesBackBetweenChunks) {
   receive->count = 1;
   receive->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), to.remote_key, 0};
   pair.receive_channel().submit(*receive);
+  pair.receive_driver().submit();
   pass(pair, due - milliseconds(2) - pair.world().now());
   const CtsEntry* place = pair.send_channel().match(0);
   ASSERT_NE(place, nullptr);
   ASSERT_NE(pair.send_channel().submit(*place, source.data(), static_cast<uint32_t>(source.size()),
                                        from.local_key),
             nullptr);
+  pair.send_driver().submit();
   pass(pair, milliseconds(4));
   EXPECT_EQ(failovers.moves.load(), 1U);
   ASSERT_TRUE(pair.world().run_until([&] { return receive->state.load() == RequestState::done; },

@@ -68,6 +68,7 @@ TEST_P(Unfinished, NothingIsSentFromMemoryThatTheCallerHasBack) {
   receive->count = 1;
   receive->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), own.remote_key, 0};
   pair.receive_channel().submit(*receive);
+  pair.receive_driver().submit();
   ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().published_groups() == 1; },
                                      seconds(1)));
   ASSERT_TRUE(pair.post_send(target.size())) << pair.error();
