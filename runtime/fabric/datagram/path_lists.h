@@ -42,7 +42,9 @@ class ReadyList {
   PathLinks& pop() {
     PathLinks& first = *head_;
     head_ = first.ready_next;
-    tail_ = head_ == nullptr ? nullptr : tail_;
+    if (head_ == nullptr) {
+      tail_ = nullptr;
+    }
     first.ready_listed = false;
     return first;
   }
@@ -127,12 +129,25 @@ class ResendList {
     tail_ = &segment;
     return true;
   }
-  Segment& pop() {
+  Segment& first() const { return *head_; }
+  void pop() {
+    Segment& gone = *head_;
+    head_ = gone.resend_next;
+    if (head_ == nullptr) {
+      tail_ = nullptr;
+    }
+    gone.listed = false;
+  }
+  /// The first becomes the last.
+  void postpone() {
     Segment& first = *head_;
+    if (&first == tail_) {
+      return;
+    }
     head_ = first.resend_next;
-    tail_ = head_ == nullptr ? nullptr : tail_;
-    first.listed = false;
-    return first;
+    first.resend_next = nullptr;
+    tail_->resend_next = &first;
+    tail_ = &first;
   }
   /// All segments of a path that is going.
   void forget(const DatagramPath& path) {

@@ -19,17 +19,16 @@ unsigned DatagramPort::progress_resends() {
   unsigned looked_at = 0;
   while (!env_.resends.empty() && count < env_.options.resend_batch &&
          looked_at < 4 * env_.options.resend_batch) {
-    Segment& segment = env_.resends.pop();
+    Segment& segment = env_.resends.first();
     ++looked_at;
-    if (segment.state != Segment::State::resend) {
-      continue;  // acknowledged meanwhile, or the path is gone
-    }
-    if (segment.path->congested()) {
+    if (segment.state == Segment::State::resend && segment.path->congested()) {
       // Its turn comes when acknowledgements make room; others must not wait behind it.
-      env_.resends.push(segment);
+      env_.resends.postpone();
       continue;
     }
-    if (segment.path->transmit_again(segment)) {
+    env_.resends.pop();
+    // Else it was acknowledged meanwhile, or the path is gone.
+    if (segment.state == Segment::State::resend && segment.path->transmit_again(segment)) {
       ++count;
     }
   }
