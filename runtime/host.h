@@ -13,4 +13,11 @@ const std::string& host_name();
 /// cached: a fork has a time of its own.
 uint64_t process_start_ticks();
 
+/// The same of another process of this host; 0 when there is none, or only what is left of one that
+/// nobody has waited for.
+uint64_t process_start_ticks(uint32_t pid);
+
+/// Tells processes of one container from those of another that have the same numbers; 0: unknown.
+uint64_t pid_namespace();
+
 }  // namespace nccl_ha

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the seed inputs of the fuzz targets into tests/fuzz/corpus/.
 
-The formats are those at the top of runtime/fabric/datagram/wire.h, actors/control.h and
-plugin/handle.h. Run it again after a format changes; what libFuzzer finds on top of these seeds
+The formats are those at the top of runtime/fabric/datagram/wire.h, actors/control.h,
+plugin/handle.h and runtime/counter_layout.h. Run it again after a format changes; what libFuzzer finds on top of these seeds
 stays beside them under its own names.
 """
 import pathlib
@@ -121,7 +121,57 @@ def handles():
     write("handle", "none", handle())
 
 
+def counter_file(version=1, blocks=2, ring_capacity=4, block_scope=0):
+    """Two scopes, a worker with a ring and a connection, as runtime/counter_layout.h has it."""
+    strings, offsets = b"", {}
+    for text in ("worker", "connection", "turns", "bytes", "help", "path_down", "path", "epoch"):
+        offsets[text] = len(strings)
+        strings += text.encode() + b"\0"
+    at = lambda *texts: [offsets[text] for text in texts]
+    scopes = struct.pack("<4I", *at("worker", "help"), 0, 1) + struct.pack("<4I", *at("connection", "help"), 1, 1)
+    counters = struct.pack("<4I", *at("turns", "turns", "help"), 0) + struct.pack("<4I", *at("bytes", "bytes", "help"), 2)
+    events = struct.pack("<4I", *at("path_down", "path", "epoch", "help"))
+
+    def block(number, parent, scope, state, label):
+        return (struct.pack("<5Q", 2, number, parent, scope | state << 32, 1000) + label.ljust(88, b"\0") +
+                struct.pack("<32Q", *range(number, number + 32)))
+
+    block_table = (block(1, 0, block_scope, 1, b"worker 0") + block(2, 1, 1, 2, b"send to b"))[:384 * blocks]
+    body, tables = b"", []
+
+    def add(data, count, entry):
+        nonlocal body
+        body += bytes(-len(body) % 64)
+        tables.append((256 + len(body), count, entry))
+        body += data
+
+    add(scopes, 2, 16)
+    add(counters, 2, 16)
+    add(events, 1, 16)
+    add(strings, len(strings), 1)
+    add(block_table, blocks, 384)
+    ring_offset = 256 + len(body) + -len(body) % 64
+    ring = struct.pack("<4Q", 3, ring_capacity, ring_offset + 64, 1) + bytes(32)
+    slots = b"".join(struct.pack("<5Q", 2 * n + 2, 5000 + n, 7 << 32, n, n) for n in range(3)) + bytes(40)
+    add(ring + slots, 1, 64)
+    header = struct.pack("<8sIIQQQqqII32s32s", b"nhacntr\0", version, 224, 256 + len(body), 1, 2, 3, 4, 5, 0,
+                         b"0.1.0", b"python3")
+    return header + b"".join(struct.pack("<QII", *table) for table in tables) + bytes(32) + body
+
+
+def counters():
+    whole = counter_file()
+    write("counters", "whole", whole)
+    write("counters", "header", whole[:224])
+    write("counters", "cut", whole[:len(whole) - 64])
+    write("counters", "other_version", counter_file(version=2))
+    write("counters", "no_blocks", counter_file(blocks=0))
+    write("counters", "wild_ring", counter_file(ring_capacity=1 << 60))
+    write("counters", "wild_scope", counter_file(block_scope=9))
+
+
 if __name__ == "__main__":
     packets()
     control()
     handles()
+    counters()

@@ -1,0 +1,156 @@
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <span>
+
+#include "runtime/counter_reader.h"
+#include "runtime/recorder.h"
+#include "tests/support/counter_files.h"
+
+namespace nccl_ha {
+namespace {
+
+namespace files = std::filesystem;
+using Block = CounterBlock<ConnectionCounters>;
+
+/// Aligned as a mapping is.
+class Words {
+ public:
+  explicit Words(size_t count) : lines_((count + 7) / 8), count_(count) {}
+  uint64_t* data() { return lines_.empty() ? nullptr : lines_.front().words; }
+  size_t size() const { return count_; }
+  std::span<const std::byte> bytes() const {
+    return std::as_bytes(std::span(lines_)).first(count_ * 8);
+  }
+  Words first(size_t count) const {
+    Words part(count);
+    part.lines_.assign(lines_.begin(), lines_.begin() + static_cast<ptrdiff_t>((count + 7) / 8));
+    return part;
+  }
+
+ private:
+  struct alignas(64) Line {
+    uint64_t words[8] = {};
+  };
+  std::vector<Line> lines_;
+  size_t count_;
+};
+
+class CounterReaderTest : public test::CounterFiles {
+ protected:
+  /// The bytes of a good file, aligned.
+  Words good() {
+    const auto file = make();
+    const CounterBlock<WorkerCounters> worker({file, 0}, "worker 0");
+    Recorder recorder(worker.place(), 16);
+    recorder.record(TraceEvent::path_down, 7, 1, 2, Instant(Duration(1234)));
+    Words words(files::file_size(file->path()) / 8);
+    std::ifstream(file->path(), std::ios::binary)
+        .read(reinterpret_cast<char*>(words.data()),
+              static_cast<std::streamsize>(words.size() * 8));
+    return words;
+  }
+  static std::string parse(const Words& words) {
+    const auto result = parse_counters(words.bytes());
+    return result ? "" : result.error().message();
+  }
+  static counter_layout::FileHeader& header(Words& words) {
+    return *reinterpret_cast<counter_layout::FileHeader*>(words.data());
+  }
+};
+
+TEST_F(CounterReaderTest, ReadsWhatWasWritten) { EXPECT_EQ(parse(good()), ""); }
+
+TEST_F(CounterReaderTest, AnotherVersionIsNamed) {
+  auto words = good();
+  header(words).version = 99;
+  EXPECT_NE(parse(words).find("layout 99"), std::string::npos) << parse(words);
+}
+
+TEST_F(CounterReaderTest, AnotherMagicIsNoFileOfOurs) {
+  auto words = good();
+  header(words).magic[0] = 'x';
+  EXPECT_NE(parse(words).find("holds no counters"), std::string::npos) << parse(words);
+  EXPECT_NE(parse(Words(0)).find("holds no counters"), std::string::npos);
+}
+
+TEST_F(CounterReaderTest, ATruncatedFileIsDamagedWhereverItEnds) {
+  const auto words = good();
+  for (size_t length = 1; length < words.size(); ++length) {
+    ASSERT_NE(parse(words.first(length)), "") << length;
+  }
+}
+
+TEST_F(CounterReaderTest, EveryTableIsCheckedAgainstTheFile) {
+  using Header = counter_layout::FileHeader;
+  for (const auto section : {&Header::scopes, &Header::counters, &Header::events, &Header::strings,
+                             &Header::blocks, &Header::rings}) {
+    auto words = good();
+    (header(words).*section).offset = header(words).file_bytes - 8;
+    EXPECT_NE(parse(words).find("a table lies outside"), std::string::npos);
+    words = good();
+    (header(words).*section).count = UINT32_MAX;
+    EXPECT_NE(parse(words).find("a table lies outside"), std::string::npos);
+    words = good();
+    (header(words).*section).entry_bytes = 0;
+    EXPECT_NE(parse(words).find("a table lies outside"), std::string::npos);
+    words = good();
+    (header(words).*section).offset = UINT64_MAX - 7;
+    EXPECT_NE(parse(words).find("a table lies outside"), std::string::npos);
+  }
+}
+
+TEST_F(CounterReaderTest, ARingOutsideOfTheFileIsDamage) {
+  auto words = good();
+  auto* ring =
+      reinterpret_cast<counter_layout::Ring*>(words.data() + header(words).rings.offset / 8);
+  ring->capacity = uint64_t{1} << 62;
+  EXPECT_NE(parse(words).find("flight recorder"), std::string::npos) << parse(words);
+  ring->capacity = 3;
+  EXPECT_NE(parse(words).find("flight recorder"), std::string::npos) << parse(words);
+}
+
+TEST_F(CounterReaderTest, LabelsCannotReachTheTerminal) {
+  const auto file = make();
+  const Block block({file, 0}, "\x1b[2Jx");
+  EXPECT_EQ(find(read(), block.id())->label, "?[2Jx");
+}
+
+TEST_F(CounterReaderTest, ErrorsSayWhatIsWrong) {
+  const auto message = [this](uint32_t pid) {
+    const auto found = read_counters_of(pid, folder_);
+    return found ? "" : found.error().message();
+  };
+  EXPECT_NE(message(static_cast<uint32_t>(getpid())).find("has not loaded the plugin"),
+            std::string::npos);
+  pid_t gone = 0;
+  in_fork([] {}, true, &gone);
+  EXPECT_NE(message(static_cast<uint32_t>(gone)).find("there is no process"), std::string::npos);
+  std::ofstream(folder_ + "/nccl-ha-1-0.counters") << "garbage";
+  EXPECT_NE(message(1).find("holds no counters"), std::string::npos) << message(1);
+  std::ofstream(folder_ + "/nccl-ha-1-0.counters", std::ios::trunc).flush();
+  EXPECT_NE(message(1).find("holds no counters"), std::string::npos) << message(1);
+  files::remove(folder_ + "/nccl-ha-1-0.counters");
+  files::create_directory(folder_ + "/nccl-ha-1-0.counters");
+  EXPECT_NE(message(1).find("no regular file"), std::string::npos) << message(1);
+}
+
+TEST_F(CounterReaderTest, AFileOfAnotherUserIsRefused) {
+  const auto file = make();
+  const auto pid = static_cast<uint32_t>(getpid());
+  // Root is somebody else for a moment; others have none of their own that they may not read.
+  const int status = in_fork([&] {
+    const bool other = geteuid() == 0 ? chmod(folder_.c_str(), 0755) == 0 && seteuid(65534) == 0
+                                      : chmod(file->path().c_str(), 0) == 0;
+    const auto found = read_counters_of(pid, folder_);
+    const bool refused =
+        !found && found.error().message().find("another user") != std::string::npos;
+    _exit(other && refused ? 0 : 1);
+  });
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace nccl_ha

@@ -1,0 +1,53 @@
+// Counters on a file system that is full, in a mount namespace of the test's own.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+
+#include "tests/support/counter_files.h"
+#include "tests/support/log_lines.h"
+
+namespace nccl_ha {
+namespace {
+
+namespace files = std::filesystem;
+
+class CounterSpace : public test::CounterFiles {
+ protected:
+  /// `body` in a fork where `folder_` has so much room; whether it says yes.
+  bool with_room(const char* bytes, const std::function<bool()>& body) const {
+    const std::string size = std::string("size=") + bytes;
+    const int status = in_fork([&] {
+      const bool made = unshare(CLONE_NEWNS | (geteuid() == 0 ? 0 : CLONE_NEWUSER)) == 0 &&
+                        mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                        mount("none", folder_.c_str(), "tmpfs", 0, size.c_str()) == 0;
+      _exit(made && body() ? 0 : 1);
+    });
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+};
+
+TEST_F(CounterSpace, AFullFileSystemIsPlainMemory) {
+  EXPECT_TRUE(with_room("64k", [this] {
+    const test::LogLines log;
+    const bool none = CounterFile::create({folder_, 4096, 1, 4096}) == nullptr;
+    const bool said = log.count("No space left on device") == 1;
+    const bool nothing_left = files::is_empty(folder_);
+    return none && said && nothing_left && make() != nullptr;  // what fits is made
+  }));
+}
+
+TEST_F(CounterSpace, WhatTheDeadLeftMakesRoomForTheLiving) {
+  EXPECT_TRUE(with_room("64k", [this] {
+    const int status = in_fork([this] {
+      const auto file = make(64);
+      if (file != nullptr) {
+        raise(SIGKILL);
+      }
+    });
+    return WIFSIGNALED(status) && !files::is_empty(folder_) && make(64) != nullptr;
+  }));
+}
+
+}  // namespace
+}  // namespace nccl_ha
