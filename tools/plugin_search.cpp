@@ -31,17 +31,17 @@ bool same_file(const std::string& one, const std::string& other) {
 
 /// One that ldconfig looks into.
 bool is_system_folder(const std::string& folder) {
-  std::vector<std::string> known{"/lib", "/usr/lib", "/lib64", "/usr/lib64"};
+  std::vector<std::string> folders{"/lib", "/usr/lib", "/lib64", "/usr/lib64"};
   std::error_code error;
   for (const auto& entry : fs::directory_iterator("/etc/ld.so.conf.d", error)) {
     std::ifstream in(entry.path());
     for (std::string line; std::getline(in, line);) {
       if (line.starts_with('/')) {
-        known.push_back(line);
+        folders.push_back(line);
       }
     }
   }
-  return std::any_of(known.begin(), known.end(),
+  return std::any_of(folders.begin(), folders.end(),
                      [&](const std::string& one) { return same_file(one, folder); });
 }
 

@@ -81,7 +81,7 @@ Fd::~Fd() {
 
 bool read_some(int fd, std::string& into) {
   char buffer[65536];
-  const ssize_t got = read(fd, buffer, sizeof buffer);
+  const ssize_t got = ::read(fd, buffer, sizeof buffer);
   if (got > 0) {
     into.append(buffer, static_cast<size_t>(got));
   }
