@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "actors/failover_counts.h"
 #include "actors/request_watcher.h"
+#include "runtime/counter_file.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/result.h"
 
@@ -23,7 +23,9 @@ enum class Phase : uint32_t { connecting, ready, failed };
 /// The side-independent part.
 class Channel {
  public:
-  Channel(uint64_t domain, fabric::Attachment at) : domain_(domain), attachment_(at) {}
+  /// `counters`, `side`: where it is counted, and as what until more is known.
+  Channel(uint64_t domain, fabric::Attachment at, const CounterPlace& counters, const char* side)
+      : domain_(domain), attachment_(at), counters_(counters, side) {}
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
@@ -57,7 +59,11 @@ class Channel {
     }
   }
 
-  FailoverCounts failovers;
+  /// The actor writes them.
+  ConnectionCounters& counters() { return *counters_; }
+  const ConnectionCounters& counters() const { return *counters_; }
+  CounterBlock<ConnectionCounters>& counter_block() { return counters_; }
+
   std::unique_ptr<RequestWatcher> watcher;  ///< the caller's; null: nobody wants to know
 
  protected:
@@ -66,6 +72,7 @@ class Channel {
  private:
   const uint64_t domain_;
   const fabric::Attachment attachment_;
+  CounterBlock<ConnectionCounters> counters_;
   alignas(64) std::atomic<Phase> phase_{Phase::connecting};
   bool established_ = false;  ///< written before phase_
   Error failure_{};

@@ -13,7 +13,8 @@ namespace nccl_ha {
 /// The connecting side.
 struct SendEndpoint {
   SendEndpoint(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
-      : driver(worker, engine, false), channel(domain, at, &driver) {}
+      : driver(worker, engine, false),
+        channel(domain, at, &driver, worker.context().counters().place()) {}
   Driver driver;
   SendChannel channel;
 };
@@ -21,7 +22,8 @@ struct SendEndpoint {
 /// The accepting side, whose receives wait for the peer's caller.
 struct ReceiveEndpoint {
   ReceiveEndpoint(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
-      : driver(worker, engine, true), channel(domain, at, &driver) {}
+      : driver(worker, engine, true),
+        channel(domain, at, &driver, worker.context().counters().place()) {}
   Driver driver;
   ReceiveChannel channel;
   std::atomic<ReceiveEndpoint*> next_ready{nullptr};  ///< link in the listener's queue

@@ -15,7 +15,8 @@ namespace nccl_ha {
 class ReceiveChannel final : public Channel {
  public:
   /// `driver`: of its requests; null: nobody calls test() for them.
-  ReceiveChannel(uint64_t domain, fabric::Attachment at, Driver* driver = nullptr);
+  ReceiveChannel(uint64_t domain, fabric::Attachment at, Driver* driver = nullptr,
+                 const CounterPlace& counters = {});
 
   /// Caller.  A free slot to fill in, or nullptr; submit() puts it into the ring, and the
   /// driver is told next.

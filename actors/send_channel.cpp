@@ -8,8 +8,9 @@
 
 namespace nccl_ha {
 
-SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Driver* driver)
-    : Channel(domain, at) {
+SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Driver* driver,
+                         const CounterPlace& counters)
+    : Channel(domain, at, counters, "send") {
   for (size_t i = 0; i < sends_max; ++i) {
     slots_[i].index = static_cast<uint16_t>(i);
     slots_[i].is_send = true;

@@ -18,7 +18,8 @@ namespace nccl_ha {
 class SendChannel final : public Channel {
  public:
   /// `driver`: of its requests; null: nobody calls test() for them.
-  SendChannel(uint64_t domain, fabric::Attachment at, Driver* driver = nullptr);
+  SendChannel(uint64_t domain, fabric::Attachment at, Driver* driver = nullptr,
+              const CounterPlace& counters = {});
 
   /// Caller.  Finds the place for a message with `tag` in the oldest incomplete group.  nullptr:
   /// the peer has not posted a matching receive yet.

@@ -43,7 +43,7 @@ class TransferEvents final : public RequestWatcher {
   }
 
   static uint32_t failovers_of(const Channel& channel) {
-    return static_cast<uint32_t>(channel.failovers.down.load(std::memory_order_relaxed));
+    return static_cast<uint32_t>(channel.counters().paths_down.get());
   }
 
  private:

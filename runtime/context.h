@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "runtime/actor.h"
 #include "runtime/clock.h"
 #include "runtime/config.h"
+#include "runtime/counter_file.h"
 #include "runtime/poller.h"
 #include "runtime/random.h"
 #include "runtime/recorder.h"
@@ -34,6 +36,8 @@ class Context {
   Random& random() { return random_; }
   TimerWheel& timers() { return timers_; }
   Recorder& recorder() { return recorder_; }
+  /// The worker's own; what lives on it has its blocks below that.
+  const CounterBlock<WorkerCounters>& counters() const { return counters_; }
   const Config& config() const { return config_; }
   StreamFactory& streams() { return *streams_; }
   Worker& worker() { return worker_; }
@@ -56,7 +60,8 @@ class Context {
   virtual void assert_owner() const = 0;
 
  protected:
-  Context(Worker& worker, uint32_t index, const Config& config, Clock& clock, uint64_t seed)
+  Context(Worker& worker, uint32_t index, const Config& config, Clock& clock, uint64_t seed,
+          const CounterPlace& place)
       : worker_(worker),
         index_(index),
         config_(config),
@@ -64,7 +69,8 @@ class Context {
         turn_clock_(clock),
         random_(seed),
         timers_(turn_clock_.now()),
-        recorder_(static_cast<size_t>(config.record_events)) {}
+        counters_(place, "worker " + std::to_string(index)),
+        recorder_(counters_.place(), static_cast<size_t>(config.record_events)) {}
 
   Worker& worker_;
   uint32_t index_;
@@ -73,6 +79,7 @@ class Context {
   TurnClock turn_clock_;
   Random random_;
   TimerWheel timers_;
+  CounterBlock<WorkerCounters> counters_;
   Recorder recorder_;
   std::unique_ptr<StreamFactory> streams_;
   SharedObjects shared_;

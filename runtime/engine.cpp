@@ -43,6 +43,9 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   std::unique_ptr<Engine> engine(new Engine(config, mode, nullptr));
   const auto count = static_cast<size_t>(config.progress_threads);
   engine->loads_ = plan_workers(count, *cpus);
+  engine->counters_.file =
+      CounterFile::create({config.counters_dir, static_cast<size_t>(config.counters_blocks), count,
+                           static_cast<size_t>(config.record_events)});
   for (uint32_t i = 0; i < count; ++i) {
     auto slot = std::make_unique<WorkerSlot>();
     auto parker = Parker::make();
@@ -58,6 +61,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
     options.index = i;
     options.seed = os_random_u64();
     options.ticks = true;
+    options.counters = engine->counters_;
     // Inline mode has one sleeper for all workers.
     options.waker =
         mode == Mode::threads || i == 0 ? slot->parker.get() : engine->slots_.front()->parker.get();
@@ -135,6 +139,9 @@ Engine::~Engine() {
   for (auto& slot : slots_) {
     slot->worker->stop(stop_limit);
   }
+  if (counters_.file) {
+    counters_.file->remove();  // what outlives the engine counts on, for nobody
+  }
 }
 
 size_t Engine::assign_worker(int numa_node, double weight) {
@@ -175,6 +182,7 @@ bool Engine::park(WorkerSlot& slot) {
   Recorder& recorder = worker.context().recorder();
   const uint32_t index = worker.context().worker_index();
   const Duration timeout = deadline ? std::max(*deadline - now, Duration(0)) : Duration::max();
+  worker.context().counters()->parks.add();
   recorder.record(TraceEvent::worker_parked, 0, index, static_cast<uint64_t>(timeout.count()), now);
   slot.parker->sleep(deadline, now);
   slot.parker->sleeping.store(0, std::memory_order_seq_cst);

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/counter_file.h"
 #include "runtime/cpu.h"
 #include "runtime/idle.h"
 #include "runtime/parker.h"
@@ -45,6 +46,8 @@ class Engine {
   Mode mode() const { return mode_; }
   size_t worker_count() const { return slots_.size(); }
   Worker& worker(size_t index) { return *slots_[index]->worker; }
+  /// Where counters are kept; its file is gone when the engine is.  In virtual time plain memory.
+  const CounterPlace& counters() const { return counters_; }
 
   /// Any thread.  Chooses a worker for something that lives on `numa_node` (-1: anywhere) and adds
   /// `weight` to its load; unassign_worker() takes it off again.
@@ -158,6 +161,7 @@ class Engine {
   const bool virtual_;
   SteadyClock own_clock_;
   Clock& clock_;
+  CounterPlace counters_;
   std::vector<std::unique_ptr<WorkerSlot>> slots_;
   Parker* fallback_parker_ = nullptr;  ///< the fallback thread's, as the next
   struct Fallback {

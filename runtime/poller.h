@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "runtime/clock.h"
 
@@ -12,6 +13,8 @@ namespace nccl_ha {
 class Poller {
  public:
   virtual ~Poller() = default;
+  /// For who looks at the counters: what it polls, as in "verbs mlx5_0:1".
+  virtual std::string name() const = 0;
   /// One bounded pass; the amount of work done, 0 when idle.  `time`: the turn's.  Reading a clock
   /// costs more than looking into an empty queue, so who does not need the time does not ask.
   virtual unsigned poll(Clock& time) = 0;

@@ -33,7 +33,7 @@ Duration stream_period(const Config& config) {
 
 Worker::Worker(const Options& options, const Config& config, Clock& clock,
                std::unique_ptr<StreamFactory> streams)
-    : Context(*this, options.index, config, clock, options.seed),
+    : Context(*this, options.index, config, clock, options.seed, options.counters),
       mailbox_(std::make_shared<Mailbox<Message>>(
           options.senders_max * credits_per_sender + post_credits, options.senders_max,
           options.waker)),
@@ -165,13 +165,14 @@ void Worker::reap() {
 
 void Worker::add_poller(Poller* poller) {
   assert_owner();
-  pollers_.push_back(poller);
+  pollers_.push_back({poller, 0, 0, {counters_.place(), poller->name()}});
   pollers_changed();
 }
 
 void Worker::remove_poller(Poller* poller) {
   assert_owner();
-  std::erase(pollers_, poller);
+  publish_turns();
+  std::erase_if(pollers_, [poller](const Polled& one) { return one.poller == poller; });
   pollers_changed();
 }
 
@@ -182,8 +183,8 @@ void Worker::pollers_changed() {
 
 void Worker::update_poll_gap() {
   Duration least = default_poll_gap;
-  for (const Poller* poller : pollers_) {
-    least = std::min(least, poller->max_poll_gap());
+  for (const Polled& one : pollers_) {
+    least = std::min(least, one.poller->max_poll_gap());
   }
   max_poll_gap_ns_.store(least.count(), std::memory_order_relaxed);
 }
@@ -205,14 +206,14 @@ void Worker::assert_owner() const {
 }
 
 void Worker::deliver(const Message& message) {
-  statistics_.messages.add();
+  counters_->messages.add();
   if (message.kind == adopt_kind) {
     take_over(message);
     return;
   }
   Actor* actor = find(message.to);
   if (actor == nullptr) {
-    statistics_.dropped_messages.add();
+    counters_->dropped_messages.add();
     return;
   }
   actor->on(message);
@@ -241,6 +242,7 @@ unsigned Worker::timed_part(Turn kind) {
     if (!full) {
       pacer_.on_clock(now, ticks(), relaxed());
       work += poll_backed_off();
+      publish_turns();
     }
     if (full || pacer_.take_timers_due(now, relaxed())) {
       work += static_cast<unsigned>(timers_.expire(now));
@@ -252,6 +254,7 @@ unsigned Worker::timed_part(Turn kind) {
   if (full ? pacer_.take_full_turn_streams_due() : pacer_.take_stream_turn()) {
     work += streams_->turn();
     update_poll_gap();
+    publish_turns();
   }
   // Quick turns take messages when the mailbox has some, or there is pending work.
   pending_work_ = pending_work_ || overflows_.load(std::memory_order_relaxed);
@@ -264,7 +267,7 @@ unsigned Worker::timed_part(Turn kind) {
 unsigned Worker::poll_backed_off() {
   unsigned work = 0;
   for (size_t i = 0; i < pollers_.size(); ++i) {
-    work += pollers_[i]->backed_off() ? pollers_[i]->poll(turn_clock_) : 0;
+    work += pollers_[i].poller->backed_off() ? poll(i) : 0;
   }
   return work;
 }
@@ -294,13 +297,21 @@ unsigned Worker::take_messages() {
 void Worker::measure(Instant begin) {
   const Duration took = clock_.now() - begin;
   if (took > overrun_threshold) {
-    statistics_.overruns.add();
+    counters_->overruns.add();
     recorder_.record(TraceEvent::worker_overrun, 0, index_, static_cast<uint64_t>(took.count()),
                      begin);
   }
-  const auto ns = static_cast<uint64_t>(took.count());
-  if (ns > statistics_.longest_turn_ns.get()) {
-    statistics_.longest_turn_ns.add(ns - statistics_.longest_turn_ns.get());
+  counters_->longest_turn_ns.raise_to(static_cast<uint64_t>(took.count()));
+}
+
+/// Counting every turn where others see it would cost every turn.
+void Worker::publish_turns() {
+  counters_->turns.set(turns());
+  counters_->busy_turns.set(busy_turns_);
+  counters_->actors.set(actor_count());
+  for (const Polled& one : pollers_) {
+    one.counters->turns.set(one.turns);
+    one.counters->busy_turns.set(one.busy_turns);
   }
 }
 
@@ -309,11 +320,12 @@ bool Worker::may_sleep() {
   if (streams_->turn() != 0) {
     return false;
   }
+  publish_turns();
   if (!mailbox_->looks_empty() || overflows_.load(std::memory_order_seq_cst) || !local_.empty()) {
     return false;
   }
   return std::all_of(pollers_.begin(), pollers_.end(),
-                     [](Poller* poller) { return poller->prepare_sleep(); });
+                     [](Polled& one) { return one.poller->prepare_sleep(); });
 }
 
 std::optional<Instant> Worker::next_deadline() {
@@ -322,8 +334,8 @@ std::optional<Instant> Worker::next_deadline() {
     const Instant at = clock_.now() + *limit;
     deadline = deadline ? std::min(*deadline, at) : at;
   }
-  for (Poller* poller : pollers_) {
-    const auto other = poller->next_deadline();
+  for (Polled& one : pollers_) {
+    const auto other = one.poller->next_deadline();
     if (other && (!deadline || *other < *deadline)) {
       deadline = other;
     }
@@ -339,8 +351,8 @@ std::vector<int> Worker::wait_fds() const {
     fds.push_back(fd);
   }
   std::array<int, fds_per_poller> buffer;
-  for (const Poller* poller : pollers_) {
-    const size_t count = poller->wait_fds(buffer);
+  for (const Polled& one : pollers_) {
+    const size_t count = one.poller->wait_fds(buffer);
     fds.insert(fds.end(), buffer.begin(), buffer.begin() + static_cast<ptrdiff_t>(count));
   }
   return fds;
@@ -367,6 +379,7 @@ void Worker::stop(Duration limit) {
   static_cast<void>(turn());
   ask_to_stop();
   recorder_.stamp(clock_.now());
+  publish_turns();
   const Instant end = clock_.now() + limit;
   const auto any_left = [this] {
     return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.alive; });

@@ -32,6 +32,7 @@ class Worker final : private Context {
     size_t senders_max = 4096;
     Waker* waker = nullptr;  ///< woken by messages from other threads
     bool ticks = false;      ///< the clock is the host's, so that its ticks tell when to look at it
+    CounterPlace counters;   ///< for the worker's own and those of what lives on it
   };
   /// `streams` made by the executor: libuv in production, memory in tests.
   Worker(const Options& options, const Config& config, Clock& clock,
@@ -60,13 +61,7 @@ class Worker final : private Context {
   size_t actor_count() const { return actor_count_.load(std::memory_order_acquire); }
   uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
 
-  struct Statistics {
-    Counter messages;
-    Counter dropped_messages;  ///< to actors that are gone
-    Counter overruns;          ///< turns longer than the threshold
-    Counter longest_turn_ns;
-  };
-  const Statistics& statistics() const { return statistics_; }
+  const WorkerCounters& statistics() const { return *counters_; }
 
   // --- the executor's thread
   /// A full turn; work done, 0 when idle.
@@ -145,6 +140,15 @@ class Worker final : private Context {
   [[gnu::noinline]] unsigned timed_part(Turn kind);
   unsigned poll_backed_off();
   [[gnu::noinline]] unsigned take_messages();
+  /// What is polled, and how often it was; its own owner publishes that now and then.
+  struct Polled {
+    Poller* poller;
+    uint64_t turns = 0;
+    uint64_t busy_turns = 0;
+    CounterBlock<PollerCounters> counters;
+  };
+  unsigned poll(size_t at);
+  [[gnu::noinline]] void publish_turns();
   [[gnu::noinline]] void end_turn();
   unsigned take_overflow();
   void deliver(const Message& message);
@@ -172,14 +176,14 @@ class Worker final : private Context {
 
   std::vector<uint32_t> leaving_;
   std::deque<Message> local_;
-  std::vector<Poller*> pollers_;
+  std::vector<Polled> pollers_;
   std::atomic<int64_t> max_poll_gap_ns_{Duration(default_poll_gap).count()};
   uint64_t wait_version_ = 1;
   std::atomic<uint64_t> turns_{0};
+  uint64_t busy_turns_ = 0;
   TurnPacer pacer_;
   bool pending_work_ = false;  ///< there may be local messages, leavers, or streams to turn at once
   std::atomic<std::thread::id> owner_{};
-  Statistics statistics_;
 };
 
 // --- The duty cycle: what every turn is, whoever drives the worker and whatever for.
@@ -191,6 +195,7 @@ template <Worker::Turn kind, class First>
   turn_clock_.begin_turn();
   turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (first()) {
+    ++busy_turns_;
     return 1;
   }
   unsigned work = 0;
@@ -205,6 +210,17 @@ template <Worker::Turn kind, class First>
   if (pending_work_) [[unlikely]] {
     end_turn();
   }
+  busy_turns_ += work != 0 ? 1 : 0;
+  return work;
+}
+
+inline unsigned Worker::poll(size_t at) {
+  Poller* const poller = pollers_[at].poller;
+  ++pollers_[at].turns;
+  const unsigned work = poller->poll(turn_clock_);
+  if (work != 0 && at < pollers_.size() && pollers_[at].poller == poller) {
+    ++pollers_[at].busy_turns;
+  }
   return work;
 }
 
@@ -213,11 +229,11 @@ template <Worker::Turn kind>
 [[gnu::always_inline]] inline unsigned Worker::poll_pollers() {
   unsigned work = 0;
   for (size_t i = 0; i < pollers_.size(); ++i) {
-    Poller& poller = *pollers_[i];
+    Poller& poller = *pollers_[i].poller;
     if (kind == Turn::push) {
       work += poller.wants_push() ? poller.push(turn_clock_) : 0;
     } else {
-      work += kind == Turn::quick && poller.backed_off() ? 0 : poller.poll(turn_clock_);
+      work += kind == Turn::quick && poller.backed_off() ? 0 : poll(i);
     }
   }
   return work;

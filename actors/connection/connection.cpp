@@ -115,7 +115,7 @@ std::string Connection::peer_text() const {
 void Connection::on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) {
   const size_t at = paths_.index_of(&path);
   if (state_.lingers() && state == fabric::PathState::error) {
-    paths_.lane(at).usable = false;
+    paths_.lane(at).set_usable(false);
     look_whether_over();
   }
   if (!state_.live()) {
@@ -180,11 +180,8 @@ void Connection::end_handshake() {
     return;
   }
   for (Lane& lane : lanes) {
-    lane.usable = !lane.early_failure;
+    lane.set_usable(!lane.early_failure);
     lane.health.begin(state_.context->moment());
-  }
-  if (Channel* channel = side_->channel(); channel != nullptr) {
-    failover_.count_in(&channel->failovers);
   }
   state_.enter(ConnectionPhase::settled);
   side_->on_settled();
@@ -213,6 +210,10 @@ void Connection::tell_usable() {
   if (state_.phase == ConnectionPhase::settled && paths_.any_usable()) {
     state_.enter(ConnectionPhase::usable);
     state_.context->timers().cancel(deadline_);
+    if (Channel* channel = side_->channel(); channel != nullptr && state_.counted.file) {
+      channel->counter_block().rename(state_.context->counters().id(),
+                                      fmt::format("{} {}", side_->name(), peer_text()));
+    }
     side_->on_usable();
   }
 }

@@ -91,7 +91,7 @@ void Connection::part(std::vector<std::byte> words, const Error& why, bool ends)
   state_.enter(ConnectionPhase::lingering);
   for (Lane& lane : paths_.lanes()) {
     if (lane.usable && side_->exposed(lane, ends) && !ha::mutated(ha::Mutation::memory_left_open)) {
-      lane.usable = false;
+      lane.set_usable(false);
       lane.path().fail(why);
     }
   }

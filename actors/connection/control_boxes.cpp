@@ -98,6 +98,7 @@ void ControlBoxes::confirm_all() {
 void ControlBoxes::send_heartbeat(Lane& lane) {
   if (lane.control.heartbeats_open == 0 && post_mark(lane, heartbeat_id) == Errc::ok) {
     ++lane.control.heartbeats_open;
+    lane.counters->heartbeats_sent.add();
   }
 }
 
@@ -138,6 +139,7 @@ bool ControlBoxes::take_write(const fabric::Completion& completion, Lane& lane) 
     }
     if (completion.id == heartbeat_id) {
       lane.health.show_life();
+      lane.counters->heartbeats_answered.add();
     }
     push(lane);
   }
@@ -172,6 +174,7 @@ bool ControlBoxes::take(const fabric::Completion& completion, Lane& lane) {
     return true;
   }
   ++control.marks;
+  lane.counters->marks_received.add();
   if (!ha::mutated(ha::Mutation::control_credit_lost)) {
     paths_.replace_credit(lane);
   }

@@ -80,6 +80,7 @@ void ControlLink::send_plain(std::span<const std::byte> frame) {
 }
 
 void ControlLink::send(std::vector<std::byte> frame) {
+  state_.counters->control_sent.add();
   if (!state_.backup) {
     send_plain(frame);
     return;
@@ -194,8 +195,8 @@ void ControlLink::deliver(const ControlReader::Message& message) {
     return;
   }
   if (message.type == ControlType::retire && state_.ready() && state_.backup) {
-    stream_.reset();  // a better one is on its way, or here already
-    owner_.on_stream_lost(fail(Errc::closed, "the peer has let it go"));
+    // A better one is on its way, or here already.
+    lose_stream(fail(Errc::closed, "the peer has let it go"));
     return;
   }
   if (message.number != 0) {
@@ -213,7 +214,14 @@ void ControlLink::deliver(const ControlReader::Message& message) {
       return;
     }
   }
+  state_.counters->control_received.add();
   owner_.on_control(message);
+}
+
+void ControlLink::lose_stream(const Error& why) {
+  stream_.reset();
+  state_.counters->streams_lost.add();
+  owner_.on_stream_lost(why);
 }
 
 /// After this side's end: only what the peer has taken counts, and whether it ends too.
@@ -253,8 +261,7 @@ void ControlLink::on_stream_closed(Stream& stream, const Error& error) {
   if (state_.backup && (state_.ready() || rejoin_.possible()) && !dead) {
     NHA_LOG_WARN("the control connection to {} is lost: {}", state_.owner.peer_text(),
                  error.message());
-    stream_.reset();
-    owner_.on_stream_lost(error);
+    lose_stream(error);
     return;
   }
   owner_.on_peer_gone(error);
@@ -262,6 +269,7 @@ void ControlLink::on_stream_closed(Stream& stream, const Error& error) {
 
 void ControlLink::take_stream(std::unique_ptr<Stream> stream, ControlReader reader) {
   retire_stream(std::move(stream_));
+  state_.counters->streams_anew.add();
   stream_ = std::move(stream);
   stream_->set_owner(this);
   if (!ha::mutated(ha::Mutation::reader_kept)) {

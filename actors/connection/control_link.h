@@ -127,6 +127,7 @@ class ControlLink final : private StreamOwner,
   void on_box_message() override { owner_.on_inbox(); }
   void on_box_room() override { send_confirm(); }
 
+  void lose_stream(const Error& why);
   void deliver(const ControlReader::Message& message);
   void hear_last(const ControlReader::Message& message);
   void confirm_what_was_heard();

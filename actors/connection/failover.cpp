@@ -27,15 +27,11 @@ void Failover::stop() {
   }
 }
 
-void Failover::add(std::atomic<uint64_t> FailoverCounts::*counter, uint64_t by) {
-  if (counts_ != nullptr) {
-    FailoverCounts::add(counts_->*counter, by);
-  }
-}
-
 void Failover::take_down(size_t lane, const Error& why) {
   Lane& mine = paths_.lane(lane);
-  if (std::exchange(mine.usable, false)) {
+  mine.counters->failed.add();
+  if (mine.usable) {
+    mine.set_usable(false);
     NHA_LOG_WARN("path {} of the connection to {} is down: {}", lane, state_.owner.peer_text(),
                  why.message());
     count_down(lane);
@@ -54,13 +50,13 @@ void Failover::take_down(size_t lane, const Error& why) {
 }
 
 void Failover::count_down(size_t lane) {
-  add(&FailoverCounts::down, 1);
+  state_.counters->paths_down.add();
   down_since_[lane] = state_.context->now();
 }
 
 void Failover::take_into_use(size_t lane) {
   Lane& mine = paths_.lane(lane);
-  mine.usable = true;
+  mine.set_usable(true);
   control_.boxes().begin(mine);
   liveness_.begin(mine);
 }
@@ -73,13 +69,8 @@ void Failover::log_back(size_t lane) {
     return;
   }
   const Duration stall = state_.context->now() - down_since_[lane];
-  add(&FailoverCounts::back, 1);
-  if (counts_ != nullptr) {
-    const auto longest = static_cast<uint64_t>(stall.count());
-    counts_->longest_ns.store(
-        std::max(counts_->longest_ns.load(std::memory_order_relaxed), longest),
-        std::memory_order_relaxed);
-  }
+  state_.counters->paths_back.add();
+  state_.counters->longest_stall_ns.raise_to(static_cast<uint64_t>(stall.count()));
   NHA_LOG_WARN("path {} of the connection to {} is back after {} ms: {}", lane,
                state_.owner.peer_text(), stall.count() / 1'000'000, path);
   state_.note(TraceEvent::path_up, lane, static_cast<uint64_t>(stall.count()));
@@ -106,7 +97,7 @@ const Error& Failover::reject(size_t lane, const Error& why) {
   return rejection_;
 }
 
-void Failover::count_rejected() { add(&FailoverCounts::rejected, 1); }
+void Failover::count_rejected() { state_.counters->paths_rejected.add(); }
 
 void Failover::tell_shortage(const Error& why) {
   if (ha::is_shortage(why.sys) && !std::exchange(shortage_told_, true)) {

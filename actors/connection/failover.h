@@ -12,7 +12,6 @@
 #include "actors/connection/liveness.h"
 #include "actors/connection/path_set.h"
 #include "actors/connection/state.h"
-#include "actors/failover_counts.h"
 #include "ha/retry_budget.h"
 #include "runtime/timer_wheel.h"
 
@@ -28,8 +27,6 @@ class Failover {
   Failover(const Failover&) = delete;
   Failover& operator=(const Failover&) = delete;
   void begin(const Config& config);
-  /// Where outages are counted, from the first one on; may stay null.
-  void count_in(FailoverCounts* counts) { counts_ = counts; }
   void stop();
 
   /// Closes this side of a lane for good; on_work_back() follows when all work has come back.
@@ -72,13 +69,11 @@ class Failover {
  private:
   bool knows(size_t lane);
   void on_budget_spent();
-  void add(std::atomic<uint64_t> FailoverCounts::*counter, uint64_t by);
 
   ConnectionState& state_;
   PathSet& paths_;
   ControlLink& control_;
   Liveness& liveness_;
-  FailoverCounts* counts_ = nullptr;
   ha::RetryBudget budget_;
   Timer budget_timer_;
   std::string need_;

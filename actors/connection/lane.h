@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "ha/path_health.h"
+#include "runtime/counter_file.h"
 #include "runtime/fabric/provider.h"
 
 namespace nccl_ha {
@@ -77,7 +78,12 @@ struct Lane {
   fabric::Attachment at;
   sockaddr_storage local{};            ///< the address that the path is made at
   std::optional<Error> early_failure;  ///< of the handshake's path, also why there is none
+  CounterBlock<PathCounters> counters;
 
+  void set_usable(bool on) {
+    usable = on;
+    counters->usable.set(on ? 1 : 0);
+  }
   fabric::Path& path() { return *owned.path; }
   ha::PathHealth::Open open() const { return {writes_open, control.heartbeats_open, bytes_open}; }
   bool drained() const { return writes_open == 0 && credits_open == 0; }

@@ -121,7 +121,22 @@ void PathSet::move_to(Lane& lane, const fabric::Place& place) {
   static_cast<void>(place.address.to_sockaddr(0, &lane.local));
 }
 
+/// With the NIC where its path is made now.
+void PathSet::name_counters(Lane& lane) {
+  if (!state_.counted.file) {
+    return;  // nobody looks
+  }
+  const std::string label = fmt::format("{} {} {}", lane.shadow ? "shadow" : "path",
+                                        &lane - lanes_.data(), interface_of(lane));
+  if (lane.counters.id() == 0) {
+    lane.counters = CounterBlock<PathCounters>(state_.counted, label);
+  } else {
+    lane.counters.rename(state_.counted.parent, label);
+  }
+}
+
 Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
+  name_counters(lane);
   lane.traits = state_.provider.traits(lane.at);
   fabric::PathOptions options;
   options.domain = state_.domain;
@@ -136,6 +151,7 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   options.traffic_class = state_.traffic_class;
   options.service_level = state_.service_level;
   options.connect_limit = connect_limit;
+  options.counted_under = lane.counters.id();
   lane.owned.reset();
   lane.writes_open = 0;
   lane.bytes_open = 0;
@@ -160,6 +176,8 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   }
   lane.owned = std::move(*path);
   lane.traits = lane.path().traits();
+  lane.counters->made.add();
+  lane.counters->epoch.set(lane.epoch);
   for (uint32_t credit = 0; credit < options.receives_max; ++credit) {
     if (!post_credit(lane)) {
       return nccl_ha::fail(Errc::internal, "cannot post the first receives of a path");
@@ -253,7 +271,7 @@ std::vector<PathEnd> PathSet::ends() {
 
 void PathSet::fail_all(const Error& why) {
   for (Lane& lane : lanes()) {
-    lane.usable = false;
+    lane.set_usable(false);
     if (lane.owned.path) {
       lane.path().fail(why);
     }

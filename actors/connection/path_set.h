@@ -133,6 +133,7 @@ class PathSet {
     const void* base;
   };
   Result<void> equip(Lane& lane);
+  void name_counters(Lane& lane);
   /// The keys of own memory on a lane's device.
   Result<fabric::Registration> register_memory(const fabric::Attachment& at, void* base,
                                                size_t bytes);

@@ -161,6 +161,7 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
         !names_all(report)) {
       return;
     }
+    mine.counters->fenced.add();
     control_.send(encode(FenceReport{static_cast<uint8_t>(lane), mine.epoch, report}));
     state_.context->request_stream_turns(1000);
   }

@@ -207,6 +207,7 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
   owner_.arm_deadline(std::chrono::milliseconds(config.connect_timeout_ms));
   endpoint_ = std::make_shared<ReceiveEndpoint>(state_.domain, state_.attachment,
                                                 state_.context->worker(), state_.engine);
+  state_.count_in(endpoint_->channel.counter_block());
   receiver_.emplace(parts_, endpoint_->channel);
   receiver_->announcer().begin(hello.cts_address);
   recovery_.emplace(parts_, *receiver_);

@@ -10,6 +10,7 @@ Receiver::Receiver(const ConnectionParts& parts, ReceiveChannel& channel)
       paths_(parts.paths),
       boxes_(parts.control.boxes()),
       channel_(channel),
+      counters_(channel.counters()),
       announcer_(parts, groups_),
       flusher_(parts, channel, announcer_),
       sizes_(std::make_unique<SizeRecords>()) {}
@@ -37,6 +38,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
   while (groups_.has_room() && channel_.next_submitted(&index)) {
     ReceiveRequest& request = channel_.slot(index);
     if (request.is_flush) {
+      counters_.flushes.add();
       flusher_.flush(request);
     } else {
       begin_request(request);
@@ -53,6 +55,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
     return;
   }
   request.group = groups_.add(request);
+  counters_.receives.add();
   request.missing = request.count;
   request.arrived = {};
   request.chunk_count = {};
@@ -88,9 +91,11 @@ PathSet::Needs Receiver::needs(bool flushes) {
       }
       if (completion.status != fabric::CompletionStatus::ok) {
         --lane.credits_open;
+        lane.counters->errors.add();
         break;
       }
       paths_.replace_credit(lane);
+      lane.counters->receives.add();
       lane.health.show_life();
       if (!take_whole(completion, lane)) {
         on_data(completion, lane);
@@ -100,6 +105,11 @@ PathSet::Needs Receiver::needs(bool flushes) {
   if (!lane.usable) [[unlikely]] {
     state_.owner.on_work_back(at);
   }
+}
+
+[[gnu::always_inline]] inline void Receiver::count_bytes(const Lane& lane, uint32_t bytes) {
+  counters_.bytes_received.add(bytes);
+  lane.counters->bytes_received.add(bytes);
 }
 
 /// A whole message into the only buffer of the oldest group, which is what nearly all of them are;
@@ -117,6 +127,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
   request->arrived[0] = 1;
   request->chunk_count[0] = 1;
   request->bytes[0] = completion.bytes;
+  count_bytes(lane, completion.bytes);
   finish_group(*request);
   return true;
 }
@@ -158,6 +169,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
   }
   request->chunk_count[position] = chunk_count;
   request->bytes[position] += bytes;
+  count_bytes(lane, bytes);
   if (request->arrived[position] == (1U << chunk_count) - 1 && --request->missing == 0) {
     finish_group(*request);
   }
@@ -170,6 +182,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
       [[unlikely]] {
     return;
   }
+  counters_.receives_done.add();
   request.state.store(RequestState::done, std::memory_order_release);
   if (groups_.complete(number)) [[unlikely]] {
     take_submitted();

@@ -49,12 +49,14 @@ class Receiver final : public Server {
   void begin_request(ReceiveRequest& request);
   bool take_whole(const fabric::Completion& completion, const Lane& lane);
   void on_data(const fabric::Completion& completion, const Lane& lane);
+  void count_bytes(const Lane& lane, uint32_t bytes);
   void finish_group(ReceiveRequest& request);
 
   ConnectionState& state_;
   PathSet& paths_;
   ControlBoxes& boxes_;
   ReceiveChannel& channel_;
+  ConnectionCounters& counters_;
   OpenReceives groups_;
   Announcer announcer_;
   Flusher flusher_;

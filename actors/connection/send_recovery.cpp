@@ -19,14 +19,12 @@ constexpr Duration better_interval = std::chrono::minutes(5);
 
 }  // namespace
 
-SendRecovery::SendRecovery(const ConnectionParts& parts, Sender& sender, FailoverCounts& counts,
-                           Owner& owner)
+SendRecovery::SendRecovery(const ConnectionParts& parts, Sender& sender, Owner& owner)
     : parts_(parts),
       state_(parts.state),
       paths_(parts.paths),
       failover_(parts.failover),
       sender_(sender),
-      counts_(counts),
       owner_(owner) {
   reopen_timer_.bind([](void* self) { static_cast<SendRecovery*>(self)->on_reopen_timer(); }, this);
   better_timer_.bind([](void* self) { static_cast<SendRecovery*>(self)->look_for_better(); }, this);
@@ -167,6 +165,7 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
     state_.context->request_stream_turns(1000);
   }
   if (steps.apply_report) {
+    paths_.lane(lane).counters->fenced.add();
     apply_report(lane);
   }
   if (steps.reopen && state_.live()) {
@@ -273,7 +272,7 @@ void SendRecovery::tell_move() {
   }
   const bool to_shadow = serving_.rank() != 0;
   const size_t lane = serving_.shares().front().lane;
-  FailoverCounts::add(counts_.moves, 1);
+  state_.counters->traffic_moves.add();
   NHA_LOG_WARN("traffic to {} moved {} path {}: {}", state_.owner.peer_text(),
                to_shadow ? "to the shadow" : "back to", lane, paths_.lane(lane).path().describe());
   state_.note(TraceEvent::traffic_moved, lane, to_shadow ? 1 : 0);
@@ -284,9 +283,9 @@ void SendRecovery::apply_report(size_t lane) {
   if (!counts.good) {
     return;
   }
-  FailoverCounts::add(counts_.chunks_again, counts.chunks_again);
-  FailoverCounts::add(counts_.bytes_again, counts.bytes_again);
-  FailoverCounts::add(counts_.chunks_kept, counts.chunks_kept);
+  state_.counters->chunks_again.add(counts.chunks_again);
+  state_.counters->bytes_again.add(counts.bytes_again);
+  state_.counters->chunks_kept.add(counts.chunks_kept);
   tell_failover(lane, counts);
 }
 

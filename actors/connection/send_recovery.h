@@ -34,7 +34,7 @@ class SendRecovery final : public Sender::Owner {
     ~Owner() = default;
   };
 
-  SendRecovery(const ConnectionParts& parts, Sender& sender, FailoverCounts& counts, Owner& owner);
+  SendRecovery(const ConnectionParts& parts, Sender& sender, Owner& owner);
   ~SendRecovery() { stop(); }
   SendRecovery(const SendRecovery&) = delete;
   SendRecovery& operator=(const SendRecovery&) = delete;
@@ -108,7 +108,6 @@ class SendRecovery final : public Sender::Owner {
   PathSet& paths_;
   Failover& failover_;
   Sender& sender_;
-  FailoverCounts& counts_;
   Owner& owner_;
   std::vector<Recovery> lanes_;
   ha::ShadowCandidates candidates_;

@@ -39,7 +39,7 @@ SendSide::SendSide(const ConnectionParts& parts, SideOwner& owner,
       channel_(endpoint_->channel),
       options_(std::move(options)),
       sender_(parts, recovery_, channel_),
-      recovery_(parts, sender_, channel_.failovers, *this) {
+      recovery_(parts, sender_, *this) {
   stream_timer_.bind([](void* self) { static_cast<SendSide*>(self)->look_after_stream(); }, this);
 }
 
@@ -59,6 +59,7 @@ void SendSide::begin() {
   state_.domain = channel_.domain();
   state_.attachment = channel_.attachment();
   state_.traits = state_.provider.traits(state_.attachment);
+  state_.count_in(channel_->counter_block());
   paths_.begin(sender_.needs());
   owner_.arm_deadline(options_.timeout);
   try_route();

@@ -20,6 +20,7 @@ Sender::Sender(const ConnectionParts& parts, Owner& owner, SendChannel& channel)
       liveness_(parts.liveness),
       owner_(owner),
       channel_(channel),
+      counters_(channel.counters()),
       announced_(channel),
       records_(std::make_unique<SizeRecords>()) {}
 
@@ -64,6 +65,9 @@ void Sender::serve(std::span<const ha::ServingSet::Share> shares) {
     shares_[i] = shares[i];
     weights_[shares[i].lane] = shares[i].weight;
   }
+  for (size_t lane = 0; lane < paths_.size(); ++lane) {
+    paths_.lane(lane).counters->weight.set(weights_[lane]);
+  }
   rotation_.begin(shares);
   if (cursor_.request != nullptr && cursor_.offset == 0) {
     cursor_.lane = lane_for(*cursor_.request, cursor_.chunk);
@@ -84,9 +88,14 @@ void Sender::acknowledge_all_below(uint64_t group) {
     SendRequest& request = channel_.slot(i);
     if (request.state.load(std::memory_order_acquire) == RequestState::pending &&
         request.group < group) {
-      request.state.store(RequestState::done, std::memory_order_release);
+      finish(request);
     }
   }
+}
+
+[[gnu::always_inline]] inline void Sender::finish(SendRequest& request) {
+  counters_.sends_done.add();
+  request.state.store(RequestState::done, std::memory_order_release);
 }
 
 [[gnu::hot]] void Sender::on_submitted() {
@@ -130,6 +139,8 @@ void Sender::pump() { post_all(); }
   request.ledger.begin(request.split.count());
   acknowledged_.begin(request.group, request.position);
   cursor_ = {&request, 0, request.split.count(), 0, lane_for(request, 0)};
+  counters_.sends.add();
+  counters_.bytes_sent.add(request.size);
   state_.note(TraceEvent::transfer_posted, request.group, request.size);
   // False, and the connection has failed: nothing of it is posted.
   return state_.sound(request.split) && state_.sound(request.ledger) &&
@@ -229,6 +240,8 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
     }
     ++lane.writes_open;
     lane.bytes_open += piece;
+    lane.counters->writes.add();
+    lane.counters->bytes_sent.add(piece);
     cursor_.offset += piece;
     request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
     return true;
@@ -260,6 +273,8 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   }
   ++lane.writes_open;
   lane.bytes_open += recorded ? 0 : bytes;
+  lane.counters->writes.add();
+  lane.counters->bytes_sent.add(recorded ? 0 : bytes);
   liveness_.watch_work();
   request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
   end_chunk();
@@ -303,6 +318,7 @@ void Sender::leave(size_t lane) {
     }
     --lane.writes_open;
     lane.bytes_open -= std::min<uint64_t>(lane.bytes_open, completion.bytes);
+    (good ? lane.counters->writes_done : lane.counters->errors).add();
     if (good) {
       (ha::mutated(ha::Mutation::life_on_first_lane) ? paths_.lane(0) : lane).health.show_life();
       if (completion.id != piece_id) {
@@ -316,6 +332,7 @@ void Sender::leave(size_t lane) {
     on_clear_to_send(completion, lane);
   } else if (state_.holds(lane.credits_open != 0, "no more receives complete than were posted")) {
     --lane.credits_open;
+    lane.counters->errors.add();
   }
   if (!lane.usable) [[unlikely]] {
     state_.owner.on_work_back(at);
@@ -339,7 +356,7 @@ void Sender::leave(size_t lane) {
     acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(lane));
   }
   if (request.ledger.acknowledge(chunk)) {
-    request.state.store(RequestState::done, std::memory_order_release);
+    finish(request);
   }
 }
 
@@ -351,13 +368,19 @@ void Sender::leave(size_t lane) {
     return;
   }
   if (news.groups != 0) {
-    state_.note(TraceEvent::cts_received, news.first, news.groups);
+    note_news(news);
   }
+  lane.counters->receives.add();
   paths_.replace_credit(lane);
   lane.health.show_life();
   if (cursor_.request != nullptr) [[unlikely]] {
     pump();  // it may have waited for a key
   }
+}
+
+void Sender::note_news(const ClearToSends::News& news) {
+  counters_.groups_announced.add(news.groups);
+  state_.note(TraceEvent::cts_received, news.first, news.groups);
 }
 
 /// The entry is there before the completion that tells of it, and its lane's way to here is longer.
@@ -366,7 +389,7 @@ void Sender::leave(size_t lane) {
   if (!state_.traits.visible_before_completion || !announced_.find(news)) {
     return false;
   }
-  state_.note(TraceEvent::cts_received, news.first, news.groups);
+  note_news(news);
   return true;
 }
 
@@ -420,7 +443,7 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
         continue;
       }
       if (request.ledger.acknowledge(chunk)) {
-        request.state.store(RequestState::done, std::memory_order_release);
+        finish(request);
       }
     }
     if (!has_left(request, lane)) {

@@ -104,6 +104,8 @@ class Sender final : public Server {
     uint32_t local = 0;
     uint32_t remote = 0;
   };
+  void finish(SendRequest& request);
+  void note_news(const ClearToSends::News& news);
   void post_all();
   bool next_work();
   bool begin_request(uint16_t index);
@@ -123,6 +125,7 @@ class Sender final : public Server {
   Liveness& liveness_;
   Owner& owner_;
   SendChannel& channel_;
+  ConnectionCounters& counters_;
   ClearToSends announced_;
   std::unique_ptr<SizeRecords> records_;  ///< what is written into the peer's
   uint64_t sizes_address_ = 0;

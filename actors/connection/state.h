@@ -7,6 +7,7 @@
 #include "runtime/actor.h"
 #include "runtime/check.h"
 #include "runtime/context.h"
+#include "runtime/counter_file.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/result.h"
@@ -68,6 +69,12 @@ struct ConnectionState {
   uint8_t traffic_class = 0;
   uint8_t service_level = 0;
 
+  /// Where the connection's blocks of counters go.  Until it is known which it is: nowhere, and
+  /// what happens is counted for nobody.
+  CounterPlace counted;
+  ConnectionCounters unknown;
+  ConnectionCounters* counters = &unknown;
+
   std::string peer_host;  ///< empty: it has not said
   uint32_t peer_process = 0;
 
@@ -80,6 +87,10 @@ struct ConnectionState {
   bool lingers() const { return phase == ConnectionPhase::lingering; }
   /// What the peer says is of interest.
   bool hears() const { return live() || lingers(); }
+  void count_in(const CounterBlock<ConnectionCounters>& block) {
+    counted = block.place();
+    counters = &*block;
+  }
   void enter(ConnectionPhase next) {
     NHA_DASSERT(next > phase, "a connection goes through its phases once and in order");
     phase = next;

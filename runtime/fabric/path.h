@@ -131,6 +131,7 @@ struct PathOptions {
   /// The hosts in between, the nearest first, at most hops_max; empty: none, or the fabric's
   /// choice.  Read when the path is made, and not later.
   std::span<const Hop> route;
+  uint64_t counted_under = 0;  ///< id of the block of counters that the path's own belong to
   std::string nic;  ///< the local one, as FailureDomain names it; the provider fills it in
 };
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 namespace nccl_ha::fabric {
 
@@ -51,5 +52,8 @@ struct SocketAddress {
     return length == other.length && std::memcmp(&storage, &other.storage, length) == 0;
   }
 };
+
+/// For logs.
+std::string text(const SocketAddress& address);
 
 }  // namespace nccl_ha::fabric

@@ -15,6 +15,7 @@
 #include "plugin/nccl_abi.h"
 #include "runtime/clock.h"
 #include "runtime/config.h"
+#include "runtime/counter_file.h"
 #include "runtime/cpu.h"
 #include "runtime/mailbox.h"
 #include "runtime/recorder.h"
@@ -99,15 +100,35 @@ void mailbox_throughput() {
          "M/s", 5, false);
 }
 
-void recorder_cost() {
-  Recorder recorder(4096);
+void recorder_cost(const char* what, Recorder recorder) {
   constexpr int64_t events = 10'000'000;
   const Instant now = steady.now();
   const Instant begin = steady.now();
   for (int64_t i = 0; i < events; ++i) {
     recorder.record(TraceEvent::cts_sent, 1, static_cast<uint64_t>(i), 2, now);
   }
-  report("one flight-recorder event", ns_since(begin) / events, "ns", 20, true);
+  report(what, ns_since(begin) / events, "ns", 20, true);
+}
+
+void counter_cost(const char* what, const CounterPlace& place) {
+  const CounterBlock<PathCounters> block(place, what);
+  constexpr int64_t messages = 10'000'000;
+  const Instant begin = steady.now();
+  for (int64_t i = 0; i < messages; ++i) {
+    block->writes.add();
+    block->bytes_sent.add(static_cast<uint64_t>(i));
+  }
+  report(what, ns_since(begin) / messages, "ns", 10, true);
+}
+
+/// Memory that others read costs no more than any other.
+void counters_in_a_file() {
+  const auto file = CounterFile::create({Config{}.counters_dir, 64, 1, 4096});
+  const CounterBlock<WorkerCounters> worker({file, 0}, "worker");
+  counter_cost("two counters of a message, in plain memory", {});
+  counter_cost("two counters of a message, in the file", worker.place());
+  recorder_cost("one flight-recorder event", Recorder(4096));
+  recorder_cost("one flight-recorder event, in the file", Recorder(worker.place(), 4096));
 }
 
 void idle_turn() {
@@ -259,7 +280,7 @@ int main(int argc, char** argv) {
   nccl_ha::mailbox_latency();
   nccl_ha::mailbox_throughput();
   sched_setaffinity(0, sizeof all, &all);
-  nccl_ha::recorder_cost();
+  nccl_ha::counters_in_a_file();
   nccl_ha::idle_turn();
   nccl_ha::request_cost(argv[1]);
   return nccl_ha::missed == 0 ? 0 : 1;

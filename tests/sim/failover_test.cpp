@@ -52,7 +52,7 @@ TEST(SimFailover, ARailThatIsGoneForGoodCostsNoMoreThanTheTimeToNotice) {
   SimPair pair(21, {}, {}, {.rails = 2});
   ASSERT_TRUE(pair.connect()) << pair.error();
   // The shadow is made after the handshake.
-  auto& failovers = pair.send_channel().failovers;
+  auto& failovers = pair.send_channel().counters();
   pair.post_receives(8);
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
   pair.world().run_until([] { return false; }, seconds(1));
@@ -61,7 +61,8 @@ TEST(SimFailover, ARailThatIsGoneForGoodCostsNoMoreThanTheTimeToNotice) {
   pair.set_links(dark, dark, 0);
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
   const Instant cut = pair.world().now();
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 1; }, seconds(5)));
+  ASSERT_TRUE(
+      pair.world().run_until([&] { return failovers.traffic_moves.get() == 1; }, seconds(5)));
   // The limit, and up to a heartbeat until an idle connection looks.
   EXPECT_LE(pair.world().now() - cut, std::chrono::milliseconds(450));
   EXPECT_GT(pair.world().network().counts().cut, 0U) << "the fault did not happen";
@@ -81,8 +82,8 @@ TEST(SimFailover, AnIdleConnectionIsLeftWhereItIs) {
   }
   for (const Channel* side : {static_cast<const Channel*>(&pair.send_channel()),
                               static_cast<const Channel*>(&pair.receive_channel())}) {
-    EXPECT_EQ(side->failovers.down.load(), 0U);
-    EXPECT_EQ(side->failovers.moves.load(), 0U);
+    EXPECT_EQ(side->counters().paths_down.get(), 0U);
+    EXPECT_EQ(side->counters().traffic_moves.get(), 0U);
   }
 }
 
@@ -94,8 +95,9 @@ TEST(SimFailover, AnIdleConnectionFindsADeadRailWithinItsHeartbeats) {
   dark.cut = true;
   pair.set_links(dark, dark, 0);
   const Instant cut = pair.world().now();
-  const auto& failovers = pair.send_channel().failovers;
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 1; }, seconds(5)));
+  const auto& failovers = pair.send_channel().counters();
+  ASSERT_TRUE(
+      pair.world().run_until([&] { return failovers.traffic_moves.get() == 1; }, seconds(5)));
   EXPECT_LE(pair.world().now() - cut, std::chrono::milliseconds(4 * 200 + 50));
 }
 
@@ -105,38 +107,39 @@ TEST(SimFailover, TrafficGoesBackWhenTheOwnNicHasWorkedForLongEnough) {
   config.failback_ms = 2000;
   SimPair pair(22, {}, config, {.rails = 2});
   ASSERT_TRUE(pair.connect()) << pair.error();
-  auto& failovers = pair.send_channel().failovers;
+  auto& failovers = pair.send_channel().counters();
   const auto wait = [&](auto time) { pair.world().run_until([] { return false; }, time); };
   wait(seconds(1));
   ASSERT_TRUE(pair.send_driver().suspect(0));
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
-  EXPECT_EQ(failovers.moves.load(), 1U);
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.paths_back.get() == 1; }, seconds(5)));
+  EXPECT_EQ(failovers.traffic_moves.get(), 1U);
   const Instant back = pair.world().now();
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 2; }, seconds(10)));
+  ASSERT_TRUE(
+      pair.world().run_until([&] { return failovers.traffic_moves.get() == 2; }, seconds(10)));
   EXPECT_GE(pair.world().now() - back, seconds(2)) << "it went back too early";
   // It fails again at once: the next time it has to prove itself for longer.
   ASSERT_TRUE(pair.send_driver().suspect(0));
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 2; }, seconds(5)));
-  EXPECT_EQ(failovers.moves.load(), 3U);
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.paths_back.get() == 2; }, seconds(5)));
+  EXPECT_EQ(failovers.traffic_moves.get(), 3U);
   wait(std::chrono::milliseconds(3900));
-  EXPECT_EQ(failovers.moves.load(), 3U) << "flapping costs as much as ever";
+  EXPECT_EQ(failovers.traffic_moves.get(), 3U) << "flapping costs as much as ever";
   wait(std::chrono::milliseconds(300));
-  EXPECT_EQ(failovers.moves.load(), 4U);
+  EXPECT_EQ(failovers.traffic_moves.get(), 4U);
 }
 
 TEST(SimFailover, WithoutFailbackTrafficStaysWhereItWent) {
   SimPair pair(23, {}, {}, {.rails = 2});
   ASSERT_TRUE(pair.connect()) << pair.error();
-  auto& failovers = pair.send_channel().failovers;
+  auto& failovers = pair.send_channel().counters();
   const auto wait = [&](auto time) { pair.world().run_until([] { return false; }, time); };
   wait(seconds(1));
   ASSERT_TRUE(pair.send_driver().suspect(0));
   wait(seconds(60));
-  EXPECT_EQ(failovers.back.load(), 1U);
-  EXPECT_EQ(failovers.moves.load(), 1U);
+  EXPECT_EQ(failovers.paths_back.get(), 1U);
+  EXPECT_EQ(failovers.traffic_moves.get(), 1U);
   ASSERT_TRUE(pair.send_driver().suspect(1)) << "until that one fails";
   wait(seconds(1));
-  EXPECT_EQ(failovers.moves.load(), 2U);
+  EXPECT_EQ(failovers.traffic_moves.get(), 2U);
 }
 
 TEST(SimFailover, APeerThatDiesEndsEverythingWithinTheBudget) {
@@ -184,8 +187,8 @@ TEST(SimFailover, APathThatComesUpAndFailsInALoopIsTriedLessOftenAndNotForEver) 
   const Instant begin = pair.world().now();
   for (uint64_t failure = 1; failure <= 4; ++failure) {
     ASSERT_TRUE(pair.send_driver().suspect(0));
-    ASSERT_TRUE(pair.world().run_until([&] { return channel.failovers.back.load() == failure; },
-                                       seconds(5)))
+    ASSERT_TRUE(pair.world().run_until(
+        [&] { return channel.counters().paths_back.get() == failure; }, seconds(5)))
         << failure;
   }
   // The first attempt goes at once, the others wait for at least half of 20, 40 and 80 ms.

@@ -40,8 +40,8 @@ Config eager_config() {
 enum class Side { sender, receiver };
 
 uint64_t rejected(SimPair& pair) {
-  return pair.send_channel().failovers.rejected.load() +
-         pair.receive_channel().failovers.rejected.load();
+  return pair.send_channel().counters().paths_rejected.get() +
+         pair.receive_channel().counters().paths_rejected.get();
 }
 
 sim::RdmaNic& nic_of(SimPair& pair, Side side, size_t nic) {
@@ -152,7 +152,7 @@ TEST_P(RefusedFallback, ADeviceThatTakesNothingAtAllIsPassedOver) {
   pass(pair, seconds(1));
   EXPECT_EQ(rejected(pair), 1U);
   EXPECT_EQ(refused(pair, GetParam(), 1), 1U);
-  EXPECT_EQ(pair.send_channel().failovers.down.load(), 0U);
+  EXPECT_EQ(pair.send_channel().counters().paths_down.get(), 0U);
   link_first(pair, true);
   tools::TransferPlan plan;
   plan.seed = 56;
@@ -170,7 +170,7 @@ TEST_P(RefusedFallback, WhatFailsWhileThePrimaryWorksIsNoNews) {
   tools::TransferPlan plan;
   plan.seed = 57;
   ASSERT_EQ(pair.transfer(plan, seconds(20)), "");
-  ASSERT_EQ(pair.send_channel().failovers.moves.load(), 1U);
+  ASSERT_EQ(pair.send_channel().counters().traffic_moves.get(), 1U);
   link_first(pair, false);
   pass(pair, seconds(2));
   refuse(pair, GetParam(), 1);
@@ -266,8 +266,8 @@ TEST(ShadowKeysInTime, AnAnnouncementOfTheOldPathComesLate) {
   pair.world().pause(pair.sender(), pair.world().now() + 2 * late);
   ASSERT_TRUE(pair.receive_driver().suspect(0));
   pass(pair, late);
-  EXPECT_EQ(pair.receive_channel().failovers.down.load(), 1U);
-  EXPECT_EQ(pair.send_channel().failovers.down.load(), 0U);
+  EXPECT_EQ(pair.receive_channel().counters().paths_down.get(), 1U);
+  EXPECT_EQ(pair.send_channel().counters().paths_down.get(), 0U);
   EXPECT_EQ(counts.after_error, before + 1) << "the sender's NIC acknowledged nothing";
   link_first(pair, true);  // for good
   ASSERT_TRUE(pair.post_send(1 << 16)) << pair.error();
@@ -275,7 +275,7 @@ TEST(ShadowKeysInTime, AnAnnouncementOfTheOldPathComesLate) {
       [&] { return pair.receive_channel().slot(0).state.load() == RequestState::done; },
       seconds(10)))
       << "no key came again";
-  EXPECT_EQ(pair.send_channel().failovers.moves.load(), 1U);
+  EXPECT_EQ(pair.send_channel().counters().traffic_moves.get(), 1U);
 }
 
 /// Memory of a GPU at the receiver, by DMA-BUF.

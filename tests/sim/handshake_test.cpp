@@ -175,13 +175,14 @@ TEST(SimHandshake, APortThatIsDownWhenItBeginsLeavesItToTheOtherRail) {
       const Instant begin = pair.world().now();
       ASSERT_TRUE(pair.connect()) << pair.error();
       EXPECT_LE(pair.world().now() - begin, seconds(2));
-      auto& failovers = pair.send_channel().failovers;
-      EXPECT_EQ(failovers.down.load(), static_cast<uint64_t>(queue_pairs));
-      EXPECT_EQ(failovers.moves.load(), 1U) << "nothing took the rail's place";
+      auto& failovers = pair.send_channel().counters();
+      EXPECT_EQ(failovers.paths_down.get(), static_cast<uint64_t>(queue_pairs));
+      EXPECT_EQ(failovers.traffic_moves.get(), 1U) << "nothing took the rail's place";
       expect_transfers(pair);
       set_ports(pair, where, true);
       EXPECT_TRUE(pair.world().run_until(
-          [&] { return failovers.back.load() == static_cast<uint64_t>(queue_pairs); }, seconds(5)));
+          [&] { return failovers.paths_back.get() == static_cast<uint64_t>(queue_pairs); },
+          seconds(5)));
       expect_transfers(pair);
     }
   }

@@ -57,7 +57,7 @@ class LateFabric : public testing::Test {
   void pass(Duration time) {
     static_cast<void>(world_.run_until([] { return false; }, time));
   }
-  uint64_t moves() const { return link_->sender().failovers.moves.load(); }
+  uint64_t moves() const { return link_->sender().counters().traffic_moves.get(); }
   void tell(NicNotice::Kind kind, const FailureDomain& domain) {
     hosts_[0]->provider->nics().post({kind, {domain}, ""});
   }

@@ -88,7 +88,8 @@ TEST(SimLiveness, WithoutHeartbeatsAnIdleConnectionSendsNothing) {
 }
 
 uint64_t given_up(SimPair& pair) {
-  return pair.send_channel().failovers.down.load() + pair.receive_channel().failovers.down.load();
+  return pair.send_channel().counters().paths_down.get() +
+         pair.receive_channel().counters().paths_down.get();
 }
 
 struct Hosts {
@@ -195,10 +196,10 @@ TEST(SimLiveness, AProcessThatPausesForLongerThanAnybodyWaitsIsGivenUp) {
   pass(pair, seconds(1));
   pair.world().pause(pair.receiver(), pair.world().now() + seconds(10));
   pass(pair, milliseconds(3300));
-  EXPECT_EQ(pair.send_channel().failovers.down.load(), 1U);
+  EXPECT_EQ(pair.send_channel().counters().paths_down.get(), 1U);
   pass(pair, seconds(20));
   EXPECT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
-  EXPECT_EQ(pair.send_channel().failovers.back.load(), 1U);
+  EXPECT_EQ(pair.send_channel().counters().paths_back.get(), 1U);
 }
 
 TEST(SimLiveness, HostsThatBothStandStillForLongGiveUpNothing) {
@@ -308,8 +309,8 @@ TEST(SimLiveness, ThePathAloneIsGivenUpInTimeIfTheStreamShowsThatThePeerRuns) {
   pass(pair, seconds(1));
   pair.sender().nics[0]->move_gid();
   const Instant cut = pair.world().now();
-  ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().failovers.down.load() == 1; },
-                                     seconds(5)));
+  ASSERT_TRUE(pair.world().run_until(
+      [&] { return pair.send_channel().counters().paths_down.get() == 1; }, seconds(5)));
   EXPECT_LE(pair.world().now() - cut, milliseconds(config.heartbeat_ms + config.rto_ms + 50));
 }
 
@@ -324,11 +325,11 @@ TEST(SimLiveness, WhatOnePathAcknowledgesIsNoLifeOfAnotherOne) {
   sim::Process& to = **world.add_process({sim::ip(10, 0, 0, 2), sim::ip(10, 1, 0, 2)}, rests, 2);
   tools::SimLink link(world, from, to, 5000);
   ASSERT_TRUE(link.wait_ready()) << link.error();
-  const auto& failovers = link.sender().failovers;
+  const auto& failovers = link.sender().counters();
   static_cast<void>(world.run_until([] { return false; }, seconds(1)));
   ASSERT_TRUE(link.sender_driver().suspect(0));
-  ASSERT_TRUE(world.run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
-  ASSERT_EQ(failovers.moves.load(), 1U);
+  ASSERT_TRUE(world.run_until([&] { return failovers.paths_back.get() == 1; }, seconds(5)));
+  ASSERT_EQ(failovers.traffic_moves.get(), 1U);
   static_cast<void>(world.run_until([] { return false; }, milliseconds(100)));
   sim::Link dark;
   dark.cut = true;
@@ -340,9 +341,9 @@ TEST(SimLiveness, WhatOnePathAcknowledgesIsNoLifeOfAnotherOne) {
   plan.bytes_max = 10000;
   plan.released = [&] { return static_cast<uint64_t>((world.now() - cut) / milliseconds(5)) + 1; };
   tools::Traffic traffic(link, plan);
-  ASSERT_TRUE(
-      world.run_until([&] { return traffic.step() || failovers.down.load() == 2; }, seconds(10)));
-  EXPECT_EQ(failovers.down.load(), 2U);
+  ASSERT_TRUE(world.run_until([&] { return traffic.step() || failovers.paths_down.get() == 2; },
+                              seconds(10)));
+  EXPECT_EQ(failovers.paths_down.get(), 2U);
   EXPECT_LE(world.now() - cut, milliseconds(4 * looks.heartbeat_ms + 50));
   EXPECT_GT(traffic.groups_done(), 50U) << "nothing went over the other path";
   EXPECT_TRUE(world.run_until([&] { return traffic.step(); }, seconds(10)));

@@ -67,7 +67,7 @@ TEST(SimRdmaDevices, PortsOfInfiniBandHaveLidsAndNoGid) {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SimPair pair(seed, {}, device_config(), cables);
     move_bytes(pair, seed);
-    EXPECT_GT(pair.send_channel().failovers.moves.load(), 0U) << "seed " << seed;
+    EXPECT_GT(pair.send_channel().counters().traffic_moves.get(), 0U) << "seed " << seed;
   }
 }
 
@@ -79,7 +79,7 @@ TEST(SimRdmaDevices, TwoPortsOfOneDeviceAreTwoRails) {
     SimPair pair(seed, {}, device_config(), cables);
     ASSERT_EQ(pair.sender().nics[0], pair.sender().nics[1]);
     move_bytes(pair, seed);
-    EXPECT_GT(pair.send_channel().failovers.moves.load(), 0U) << "seed " << seed;
+    EXPECT_GT(pair.send_channel().counters().traffic_moves.get(), 0U) << "seed " << seed;
   }
 }
 
@@ -88,7 +88,7 @@ TEST(SimRdmaDevices, APortOfADeviceGoesDownAlone) {
   cables.traits.ports = 2;
   SimPair pair(3, {}, {}, cables);
   ASSERT_TRUE(pair.connect()) << pair.error();
-  const auto& moves = pair.send_channel().failovers.moves;
+  const auto& moves = pair.send_channel().counters().moves;
   // Until the other port's path stands by.
   static_cast<void>(pair.world().run_until([] { return false; }, seconds(1)));
   pair.sender().nics[0]->set_port(false, pair.sender().addresses[0]);
@@ -246,10 +246,11 @@ TEST(SimRdmaDevices, AFlushAsksEachNicThatBringsData) {
     GpuPair gpu(seed);
     ASSERT_TRUE(gpu.connected) << gpu.pair.error();
     pass(gpu.pair, seconds(1));
-    const auto& failovers = gpu.pair.send_channel().failovers;
+    const auto& failovers = gpu.pair.send_channel().counters();
     ASSERT_TRUE(gpu.pair.send_driver().suspect(0));
-    ASSERT_TRUE(gpu.pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
-    ASSERT_EQ(failovers.moves.load(), 1U);
+    ASSERT_TRUE(
+        gpu.pair.world().run_until([&] { return failovers.paths_back.get() == 1; }, seconds(5)));
+    ASSERT_EQ(failovers.traffic_moves.get(), 1U);
     pass(gpu.pair, milliseconds(20));  // until flushes need not wait for what failed
     gpu.set_landing(1, milliseconds(1));
     ASSERT_TRUE(gpu.receive()) << gpu.pair.error();
@@ -270,10 +271,10 @@ TEST(SimRdmaDevices, AFlushWaitsForWhatANicThatFailedHadUnderWay) {
     pass(gpu.pair, seconds(1));
     gpu.set_landing(0, milliseconds(1));
     ASSERT_TRUE(gpu.receive()) << gpu.pair.error();
-    const auto& failovers = gpu.pair.receive_channel().failovers;
+    const auto& failovers = gpu.pair.receive_channel().counters();
     ASSERT_TRUE(gpu.pair.receive_driver().suspect(0));
-    ASSERT_TRUE(
-        gpu.pair.world().run_until([&] { return failovers.down.load() == 1; }, milliseconds(1)));
+    ASSERT_TRUE(gpu.pair.world().run_until([&] { return failovers.paths_down.get() == 1; },
+                                           milliseconds(1)));
     early += gpu.whole() ? 0 : 1;
     ASSERT_TRUE(gpu.wait(gpu.submit_flush(), seconds(1)));
     EXPECT_TRUE(gpu.whole()) << "seed " << seed;
@@ -292,11 +293,11 @@ TEST(SimRdmaDevices, TrafficGoesBackBetweenChunks) {
   SimPair pair(71, {}, config, cables);
   ASSERT_TRUE(pair.connect()) << pair.error();
   pass(pair, seconds(1));
-  const auto& failovers = pair.send_channel().failovers;
+  const auto& failovers = pair.send_channel().counters();
   ASSERT_TRUE(pair.send_driver().suspect(0));
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(5)));
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.paths_back.get() == 1; }, seconds(5)));
   const Instant due = pair.world().now() + milliseconds(config.failback_ms);
-  ASSERT_EQ(failovers.moves.load(), 1U);
+  ASSERT_EQ(failovers.traffic_moves.get(), 1U);
   sim::Link slow;
   slow.delay = milliseconds(5);
   pair.set_links(slow, slow, 1);
@@ -317,12 +318,13 @@ TEST(SimRdmaDevices, TrafficGoesBackBetweenChunks) {
             nullptr);
   pair.send_driver().submit();
   pass(pair, milliseconds(4));
-  EXPECT_EQ(failovers.moves.load(), 1U);
+  EXPECT_EQ(failovers.traffic_moves.get(), 1U);
   ASSERT_TRUE(pair.world().run_until([&] { return receive->state.load() == RequestState::done; },
                                      seconds(5)));
   EXPECT_GT(pair.world().now(), due) << "it was not under way when traffic was to go back";
   EXPECT_TRUE(target == source);
-  EXPECT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 2; }, seconds(1)));
+  EXPECT_TRUE(
+      pair.world().run_until([&] { return failovers.traffic_moves.get() == 2; }, seconds(1)));
 }
 
 }  // namespace

@@ -76,35 +76,38 @@ TEST(SimRdma, TrafficLeavesTheFallbackPathWithoutBeingToldTo) {
   ASSERT_FALSE(config.enable_failback);
   SimPair pair(31, {}, config, {.rails = 1, .rdma = true, .spare = true});
   ASSERT_TRUE(pair.connect()) << pair.error();
-  auto& failovers = pair.send_channel().failovers;
+  auto& failovers = pair.send_channel().counters();
   pair.post_receives(8);
   pass(pair, seconds(1));
   cut(pair, 0);
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 1; }, seconds(5)));
+  ASSERT_TRUE(
+      pair.world().run_until([&] { return failovers.traffic_moves.get() == 1; }, seconds(5)));
   EXPECT_GT(pair.world().network().counts().cut, 0U) << "the fault did not happen";
   pair.set_links({}, {}, 0);
-  EXPECT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 2; }, seconds(10)));
+  EXPECT_TRUE(
+      pair.world().run_until([&] { return failovers.traffic_moves.get() == 2; }, seconds(10)));
 }
 
 TEST(SimRdma, AnRdmaPortThatComesBackTakesTheFallbacksPlace) {
   SimPair pair(36, {}, {}, {.rails = 2, .rdma = true, .spare = true});
   ASSERT_TRUE(pair.connect()) << pair.error();
-  const auto& failovers = pair.send_channel().failovers;
+  const auto& failovers = pair.send_channel().counters();
   pass(pair, seconds(1));
   // On the receiver's side: the sender's own link is never gone.
   pair.receiver().nics[1]->set_port(false);
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(60)));
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.paths_back.get() == 1; }, seconds(60)));
   pass(pair, seconds(5));
   pair.receiver().nics[1]->set_port(true);
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 2; }, seconds(10)));
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.paths_back.get() == 2; }, seconds(10)));
   // What stands by now carries RDMA: the first NIC goes, and nothing goes on over datagrams.
   const uint64_t rdma = pair.world().rdma().counts.packets;
   cut(pair, 0);
   cut(pair, 2);
   pair.post_receives(2);
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 1; }, seconds(5)));
+  ASSERT_TRUE(
+      pair.world().run_until([&] { return failovers.traffic_moves.get() == 1; }, seconds(5)));
   pass(pair, seconds(1));
   EXPECT_GT(pair.world().rdma().counts.packets, rdma + 256);
 }
@@ -120,16 +123,17 @@ TEST(SimRdma, WithoutLeaveDatagramsDoNotTakeOver) {
   cut(pair, 0);
   ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },
                                      seconds(10)));
-  EXPECT_EQ(pair.send_channel().failovers.moves.load(), 0U);
+  EXPECT_EQ(pair.send_channel().counters().traffic_moves.get(), 0U);
 }
 
 TEST(SimRdma, APortThatSaysItIsDownMovesTrafficAtOnce) {
   SimPair pair(33, {}, {}, {.rails = 2, .rdma = true});
   ASSERT_TRUE(pair.connect()) << pair.error();
-  auto& failovers = pair.send_channel().failovers;
+  auto& failovers = pair.send_channel().counters();
   pass(pair, seconds(1));
   pair.sender().nics[0]->set_port(false);
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 1; }, seconds(5)));
+  ASSERT_TRUE(
+      pair.world().run_until([&] { return failovers.traffic_moves.get() == 1; }, seconds(5)));
   EXPECT_LE(pair.world().now() - Instant(seconds(2)), milliseconds(10));
 }
 
@@ -154,7 +158,7 @@ TEST(SimRdma, WorkThatTheDeviceKeepsHoldsUpAFailoverForMilliseconds) {
   };
   EXPECT_TRUE(pair.world().run_until(done, seconds(5)));
   EXPECT_GT(pair.world().rdma().counts.kept, 0U);
-  EXPECT_GT(pair.send_channel().failovers.chunks_again.load(), 0U);
+  EXPECT_GT(pair.send_channel().counters().chunks_again.get(), 0U);
   EXPECT_LE(pair.world().now() - begin, milliseconds(25));
 }
 
@@ -198,11 +202,11 @@ TEST(SimRdma, WhatOneThreadFindsOutTheOthersUse) {
   const Instant begin = pair.world().now();
   ASSERT_TRUE(pair.world().run_until(
       [&] {
-        return pair.send_channel().failovers.moves.load() == 1 &&
-               idle.sender().failovers.moves.load() == 1;
+        return pair.send_channel().counters().traffic_moves.get() == 1 &&
+               idle.sender().counters().traffic_moves.get() == 1;
       },
       seconds(5)))
-      << idle.sender().failovers.moves.load();
+      << idle.sender().counters().traffic_moves.get();
   EXPECT_LE(pair.world().now() - begin, milliseconds(600));
 }
 

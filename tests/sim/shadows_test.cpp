@@ -53,14 +53,14 @@ INSTANTIATE_TEST_SUITE_P(Fabrics, Shadows, testing::Bool(), [](const auto& one) 
 TEST_P(Shadows, EachTakesOverInItsTurnAndAtOnce) {
   SimPair pair = make(91, 4, 3);
   ASSERT_TRUE(pair.connect()) << pair.error();
-  const auto& failovers = pair.send_channel().failovers;
+  const auto& failovers = pair.send_channel().counters();
   pass(pair, seconds(2));
   for (size_t rail = 0; rail < 3; ++rail) {
     set_rail(pair, rail, true);
     const Instant begin = pair.world().now();
     ASSERT_EQ(transfer(pair, 91 + rail), "") << "rail " << rail;
     EXPECT_LE(pair.world().now() - begin, seconds(2)) << "rail " << rail;
-    EXPECT_EQ(failovers.moves.load(), rail + 1);
+    EXPECT_EQ(failovers.traffic_moves.get(), rail + 1);
   }
   EXPECT_GT(pair.world().network().counts().cut + pair.world().rdma().counts.lost, 0U)
       << "the faults did not happen";
@@ -72,7 +72,7 @@ TEST_P(Shadows, NoTwoShareARail) {
   pass(pair, seconds(2));
   set_rail(pair, 2, true);
   pass(pair, seconds(10));
-  EXPECT_EQ(pair.send_channel().failovers.down.load(), 1U);
+  EXPECT_EQ(pair.send_channel().counters().paths_down.get(), 1U);
 }
 
 /// Announcements go on over the second shadow, and traffic back to the first one, whose device's
@@ -83,38 +83,39 @@ TEST_P(Shadows, AReceiveThatWasOpenWhenAShadowWasReplacedCanBeWrittenOverIt) {
   config.failback_ms = 500;
   SimPair pair(96, {}, config, {.rails = 3, .rdma = GetParam()});
   ASSERT_TRUE(pair.connect()) << pair.error();
-  const auto& failovers = pair.send_channel().failovers;
+  const auto& failovers = pair.send_channel().counters();
   pass(pair, seconds(2));
   set_rail(pair, 0, true);
   ASSERT_EQ(transfer(pair, 1), "");
   set_rail(pair, 1, true);
   ASSERT_EQ(transfer(pair, 2), "");
-  ASSERT_EQ(failovers.moves.load(), 2U);
+  ASSERT_EQ(failovers.traffic_moves.get(), 2U);
   pair.post_receives(2);
   pass(pair, seconds(10));  // in which the path is tried again, each time as another one
   set_rail(pair, 1, false);
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.moves.load() == 3; }, seconds(60)));
+  ASSERT_TRUE(
+      pair.world().run_until([&] { return failovers.traffic_moves.get() == 3; }, seconds(60)));
   ASSERT_TRUE(pair.post_send(1 << 16)) << pair.error();
   ASSERT_TRUE(is_open(pair.send_channel()));
   EXPECT_TRUE(pair.world().run_until([&] { return !is_open(pair.send_channel()); }, seconds(5)));
-  EXPECT_EQ(failovers.moves.load(), 3U);
+  EXPECT_EQ(failovers.traffic_moves.get(), 3U);
 }
 
 TEST_P(Shadows, AShadowThatWasReplacedCarriesAgain) {
   SimPair pair = make(93, 3, 2);
   ASSERT_TRUE(pair.connect()) << pair.error();
-  const auto& failovers = pair.send_channel().failovers;
+  const auto& failovers = pair.send_channel().counters();
   pass(pair, seconds(2));
   set_rail(pair, 0, true);
   ASSERT_EQ(transfer(pair, 1), "");
   set_rail(pair, 1, true);
   ASSERT_EQ(transfer(pair, 2), "");
-  ASSERT_EQ(failovers.moves.load(), 2U);
+  ASSERT_EQ(failovers.traffic_moves.get(), 2U);
   set_rail(pair, 1, false);
-  ASSERT_TRUE(pair.world().run_until([&] { return failovers.back.load() == 1; }, seconds(60)));
+  ASSERT_TRUE(pair.world().run_until([&] { return failovers.paths_back.get() == 1; }, seconds(60)));
   set_rail(pair, 2, true);
   ASSERT_EQ(transfer(pair, 3), "");
-  EXPECT_EQ(failovers.moves.load(), 3U);
+  EXPECT_EQ(failovers.traffic_moves.get(), 3U);
 }
 
 TEST_P(Shadows, TheSideThatWantsFewerDecides) {
@@ -127,7 +128,7 @@ TEST_P(Shadows, TheSideThatWantsFewerDecides) {
       set_rail(pair, rail, true);
     }
     pass(pair, seconds(10));
-    EXPECT_EQ(pair.send_channel().failovers.down.load(), 0U) << "nothing lies there";
+    EXPECT_EQ(pair.send_channel().counters().paths_down.get(), 0U) << "nothing lies there";
     ASSERT_EQ(transfer(pair, 94), "");
   }
 }
@@ -139,7 +140,7 @@ TEST_P(Shadows, WhatThereIsNoRailForIsMissedByNobody) {
   pass(pair, seconds(90));
   set_rail(pair, 0, true);
   ASSERT_EQ(transfer(pair, 95), "");
-  EXPECT_EQ(pair.send_channel().failovers.moves.load(), 1U);
+  EXPECT_EQ(pair.send_channel().counters().traffic_moves.get(), 1U);
 }
 
 TEST(SimShadows, RailsFailWhileBytesAreChecked) {

@@ -40,8 +40,8 @@ std::string text_of(const SimCables& cables) {
 void expect_untouched(SimPair& pair) {
   EXPECT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
   EXPECT_EQ(pair.receive_channel().phase(), Phase::ready) << pair.error();
-  EXPECT_EQ(pair.send_channel().failovers.down.load(), 0U);
-  EXPECT_EQ(pair.receive_channel().failovers.down.load(), 0U);
+  EXPECT_EQ(pair.send_channel().counters().paths_down.get(), 0U);
+  EXPECT_EQ(pair.receive_channel().counters().paths_down.get(), 0U);
 }
 
 /// Data of so many seconds, with pauses of half a second.
@@ -275,7 +275,7 @@ TEST(SimStream, MessagesMayArriveInPiecesAndTheirStreamMayEndWithinOne) {
         };
         EXPECT_EQ(pair.transfer(load_for(pair, 12, strike), seconds(60)), "");
         EXPECT_EQ(resets, 5);
-        EXPECT_GE(pair.receive_channel().failovers.down.load(), 5U) << "no path was given up";
+        EXPECT_GE(pair.receive_channel().counters().paths_down.get(), 5U) << "no path was given up";
         torn += tcp(pair).counts().torn;
         (sender_ends ? pair.sender() : pair.receiver()).engine.reset();
         const Channel& left = sender_ends ? static_cast<Channel&>(pair.receive_channel())

@@ -61,7 +61,7 @@ TEST_P(Unfinished, NothingIsSentFromMemoryThatTheCallerHasBack) {
   dark.cut = true;
   pair.set_links(dark, dark, 0);
   ASSERT_TRUE(pair.world().run_until(
-      [&] { return pair.send_channel().failovers.moves.load() == 1; }, seconds(5)));
+      [&] { return pair.send_channel().counters().traffic_moves.get() == 1; }, seconds(5)));
   std::vector<std::byte> target(1 << 20, std::byte{0xA5});
   const auto own = pair.link().register_receive(target.data(), target.size());
   ReceiveRequest* receive = pair.receive_channel().acquire();

@@ -13,19 +13,16 @@ class FailoverTest : public ConnectionBench {
   FailoverTest() : ConnectionBench(2) {}
   void SetUp() override {
     ConnectionBench::SetUp();
-    bench_->failover.count_in(&counts_);
     pass(milliseconds(1));
   }
   Failover& failover() { return bench_->failover; }
-
-  FailoverCounts counts_;
 };
 
 TEST_F(FailoverTest, AnOutageIsCountedFromDownToBack) {
   act([&] { failover().take_down(0, fail(Errc::remote, "cut")); });
   EXPECT_FALSE(bench_->paths.lane(0).usable);
   EXPECT_EQ(bench_->path(0).state(), fabric::PathState::error);
-  EXPECT_EQ(counts_.down.load(), 1U);
+  EXPECT_EQ(bench_->state.counters->paths_down.get(), 1U);
   EXPECT_NE(failover().need().find("cut"), std::string::npos);
   pass(milliseconds(7));
   BenchActor::renew_path(bench_->paths.lane(0));
@@ -34,8 +31,8 @@ TEST_F(FailoverTest, AnOutageIsCountedFromDownToBack) {
     failover().log_back(0);
   });
   EXPECT_TRUE(bench_->paths.lane(0).usable);
-  EXPECT_EQ(counts_.back.load(), 1U);
-  EXPECT_GE(counts_.longest_ns.load(), 7'000'000U);
+  EXPECT_EQ(bench_->state.counters->paths_back.get(), 1U);
+  EXPECT_GE(bench_->state.counters->longest_stall_ns.get(), 7'000'000U);
 }
 
 TEST_F(FailoverTest, ALaneIsDrainedWhenItsPathTakesNothingAndNothingIsOpen) {

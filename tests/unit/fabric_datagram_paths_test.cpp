@@ -231,7 +231,7 @@ TEST_F(BackedOffPortPair, PayloadMakesBothLookWithEachPass) {
   EXPECT_LE(a_->looks + b_->looks, 300U) << "they never back off again";
 }
 
-const PathStatistics& statistics_of(const StandbyEnd& end) {
+const DatagramPathCounters& statistics_of(const StandbyEnd& end) {
   return static_cast<const DatagramPath&>(*end.path).statistics();
 }
 

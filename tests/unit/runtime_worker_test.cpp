@@ -26,6 +26,7 @@ class CountingClock final : public Clock {
 /// Works as often as it is told to.
 class Chore final : public Poller {
  public:
+  std::string name() const override { return "chore"; }
   unsigned poll(Clock& time) override {
     ++polls;
     if (asks) {

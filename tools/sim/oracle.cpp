@@ -98,8 +98,8 @@ std::string Oracle::false_verdicts() const {
     }
   }
   for (const auto& link : stage_.links()) {
-    const uint64_t down = link->sender().failovers.down.load() +
-                          (link->accepted() ? link->receiver().failovers.down.load() : 0);
+    const uint64_t down = link->sender().counters().paths_down.get() +
+                          (link->accepted() ? link->receiver().counters().paths_down.get() : 0);
     if (down != 0) {
       return fmt::format("{} paths were given up though processes only stood still", down);
     }

@@ -5,14 +5,15 @@
 namespace nccl_ha::tools {
 
 void FailoverTotals::count(const Channel& channel) {
-  const FailoverCounts& counts = channel.failovers;
-  down += counts.down.load();
-  back += counts.back.load();
-  moves += counts.moves.load();
-  chunks_again += counts.chunks_again.load();
-  bytes_again += counts.bytes_again.load();
-  chunks_kept += counts.chunks_kept.load();
-  longest_stall = std::max(longest_stall, Duration(static_cast<int64_t>(counts.longest_ns.load())));
+  const ConnectionCounters& counts = channel.counters();
+  down += counts.paths_down.get();
+  back += counts.paths_back.get();
+  moves += counts.traffic_moves.get();
+  chunks_again += counts.chunks_again.get();
+  bytes_again += counts.bytes_again.get();
+  chunks_kept += counts.chunks_kept.get();
+  longest_stall =
+      std::max(longest_stall, Duration(static_cast<int64_t>(counts.longest_stall_ns.get())));
 }
 
 void FailoverTotals::count(sim::World& world, uint64_t wanted) {

@@ -33,7 +33,7 @@ class DatagramPath final : public Path {
   void fail(const Error& why) override;
   std::string describe() const override;
 
-  const PathStatistics& statistics() const { return statistics_; }
+  const DatagramPathCounters& statistics() const { return statistics_; }
   /// usnic's self-check: nullopt when the counters agree with the state, else what does not.
   std::optional<std::string> self_check() const;
   uint32_t mtu() const { return mtu_; }
@@ -195,7 +195,8 @@ class DatagramPath final : public Path {
   bool full_answered_ = false;
   Instant check_deadline_{};
 
-  PathStatistics statistics_;
+  CounterBlock<DatagramPathCounters> counters_;
+  DatagramPathCounters& statistics_ = *counters_;
 };
 
 }  // namespace nccl_ha::fabric

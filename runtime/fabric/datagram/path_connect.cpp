@@ -3,9 +3,7 @@
 // The check sends a small and a full-size datagram (usnic's connectivity check): which of them come
 // back tells a firewall or a missing route from a hop with a smaller MTU.  It doubles as MTU
 // discovery after RFC 8899: sizes are tried from the largest down until one is answered.
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netdb.h>
 
 #include <algorithm>
 #include <bit>
@@ -52,20 +50,6 @@ std::string nic_text(const SocketAddress& address) {
   return ip ? ip->text() : std::string("?");
 }
 
-std::string text(const SocketAddress& address) {
-  if (address.is_ud()) {
-    char gid[INET6_ADDRSTRLEN] = "?";
-    inet_ntop(AF_INET6, address.ud().gid.data(), gid, sizeof gid);
-    return fmt::format("{} lid {} qp {}", gid, address.ud().lid, address.ud().queue_pair);
-  }
-  char host[64] = "?";
-  char port[16] = "?";
-  getnameinfo(address.get(), address.length, host, sizeof host, port, sizeof port,
-              NI_NUMERICHOST | NI_NUMERICSERV);
-  return address.storage.ss_family == AF_INET6 ? fmt::format("[{}]:{}", host, port)
-                                               : fmt::format("{}:{}", host, port);
-}
-
 }  // namespace
 
 DatagramPath::DatagramPath(PathEnvironment& environment, const PathOptions& options,
@@ -81,7 +65,9 @@ DatagramPath::DatagramPath(PathEnvironment& environment, const PathOptions& opti
                    static_cast<double>(environment.options.window)}),
       window_(environment.options.window),
       receives_(std::bit_ceil(std::max(options.receives_max, 1U))),
-      receive_mask_(static_cast<uint32_t>(receives_.size()) - 1) {
+      receive_mask_(static_cast<uint32_t>(receives_.size()) - 1),
+      counters_({environment.counters.file, options.counted_under},
+                "datagrams " + text(environment.stage.io().local(Channel::command))) {
   local_.command = env_.stage.io().local(Channel::command);
   local_.data = env_.stage.io().local(Channel::data);
   local_.path = id;
@@ -244,6 +230,7 @@ void DatagramPath::finish_check(uint32_t mtu) {
   env_.timers->cancel(timer_);
   timer_use_ = TimerUse::none;
   state_ = PathState::ready;
+  counters_.rename(options_.counted_under, describe());
   progress_ = env_.now;
   env_.queue_state(*this);
   if (sendable()) {
@@ -362,8 +349,8 @@ std::optional<std::string> DatagramPath::self_check() const {
   }
   if (state_ != PathState::error &&
       statistics_.segments_sent != statistics_.segments_acked + open) {
-    return fmt::format("{} segments sent, {} acknowledged, {} open", statistics_.segments_sent,
-                       statistics_.segments_acked, open);
+    return fmt::format("{} segments sent, {} acknowledged, {} open",
+                       statistics_.segments_sent.get(), statistics_.segments_acked.get(), open);
   }
   if (statistics_.bytes_received != statistics_.bytes_direct + statistics_.bytes_copied) {
     return "bytes received are not the sum of direct and copied ones";

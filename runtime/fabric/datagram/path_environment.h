@@ -6,12 +6,12 @@
 #include <memory>
 
 #include "runtime/clock.h"
+#include "runtime/counter_file.h"
 #include "runtime/fabric/datagram/completion_queue.h"
 #include "runtime/fabric/datagram/hotel.h"
 #include "runtime/fabric/datagram/options.h"
 #include "runtime/fabric/datagram/path_lists.h"
 #include "runtime/fabric/datagram/send_stage.h"
-#include "runtime/fabric/datagram/statistics.h"
 #include "runtime/fabric/memory.h"
 #include "runtime/poller.h"
 #include "runtime/random.h"
@@ -72,6 +72,7 @@ struct PortServices {
   Random* random = nullptr;
   Recorder* recorder = nullptr;    ///< may be null
   const LostTime* lost = nullptr;  ///< time in which nobody could look; may be null
+  CounterPlace counters = {};
 };
 
 /// The port has it, by value, so that a path is one step away from all of it; it outlives the
@@ -84,6 +85,7 @@ struct PathEnvironment : PortServices {
         options(settings),
         now(services.clock->now()),
         hotel(now),
+        counter_block(services.counters, "datagrams " + text(io->local(Channel::command))),
         stage(std::move(io), settings.offload, statistics),
         table(its_table),
         interface_mtu(mtu != 0 ? mtu : static_cast<uint32_t>(stage.io().datagram_bytes_max())),
@@ -93,7 +95,8 @@ struct PathEnvironment : PortServices {
   Instant now;  ///< of the pass, or of the call that came in between
   NestingGuard guard;
   Hotel hotel;
-  PortStatistics statistics;
+  CounterBlock<DatagramPortCounters> counter_block;
+  DatagramPortCounters& statistics = *counter_block;
   ReadyList ready;
   ResendList resends;
   AckList acks;

@@ -245,7 +245,7 @@ void DatagramPath::send_ack() {
   header.payload_length = static_cast<uint16_t>(bytes);
   const uint64_t piggybacked = statistics_.acks_piggybacked;
   stamp(header);
-  statistics_.acks_piggybacked = piggybacked;
+  statistics_.acks_piggybacked.set(piggybacked);
   ++statistics_.acks_sent;
   unacked_arrivals_ = 0;
   links_.ack_urgent = false;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "runtime/fabric/datagram/path_environment.h"
@@ -28,13 +29,16 @@ class DatagramPort final : public Poller, private PacketSink, private PathTable 
   Result<std::unique_ptr<Path>> create_path(const PathOptions& options, PathOwner* owner);
 
   // Poller
+  std::string name() const override {
+    return "datagrams " + text(env_.stage.io().local(Channel::command));
+  }
   unsigned poll(Clock& time) override;
   Duration max_poll_gap() const override;
   std::optional<Instant> next_deadline() override;
   size_t wait_fds(std::span<int> out) const override;
   bool prepare_sleep() override;
 
-  const PortStatistics& statistics() const { return env_.statistics; }
+  const DatagramPortCounters& statistics() const { return env_.statistics; }
   const DatagramOptions& options() const { return env_.options; }
   size_t path_count() const { return live_paths_; }
   PacketIo& io() { return env_.stage.io(); }

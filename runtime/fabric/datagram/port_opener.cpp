@@ -60,6 +60,7 @@ Result<std::shared_ptr<DatagramPort>> PortOpener::port(Context& context,
   environment.lost = &context.lost_time();
   environment.random = &context.random();
   environment.recorder = &context.recorder();
+  environment.counters = context.counters().place();
   auto* raw = new DatagramPort(std::move(io), options_, environment, mtu);
   context.add_poller(raw);
   std::shared_ptr<DatagramPort> made(raw, [&context](DatagramPort* port) {

@@ -18,7 +18,7 @@ constexpr size_t zeros_bytes = 65536;
 
 }  // namespace
 
-SendStage::SendStage(std::unique_ptr<PacketIo> io, bool offload, PortStatistics& statistics)
+SendStage::SendStage(std::unique_ptr<PacketIo> io, bool offload, DatagramPortCounters& statistics)
     : io_(std::move(io)),
       statistics_(statistics),
       command_bytes_(std::min(io_->datagram_bytes_max(), SendBatch::datagram_bytes)),

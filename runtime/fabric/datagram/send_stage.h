@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "runtime/counters.h"
 #include "runtime/fabric/datagram/send_queue.h"
-#include "runtime/fabric/datagram/statistics.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/packet_io.h"
 
@@ -41,7 +41,7 @@ struct SendBatch {
 class SendStage {
  public:
   /// `offload`: runs may be handed to the kernel whole, where it can cut them.
-  SendStage(std::unique_ptr<PacketIo> io, bool offload, PortStatistics& statistics);
+  SendStage(std::unique_ptr<PacketIo> io, bool offload, DatagramPortCounters& statistics);
   SendStage(const SendStage&) = delete;
   SendStage& operator=(const SendStage&) = delete;
 
@@ -68,7 +68,7 @@ class SendStage {
 
  private:
   std::unique_ptr<PacketIo> io_;
-  PortStatistics& statistics_;
+  DatagramPortCounters& statistics_;
   size_t command_bytes_;
   bool offload_;
   SendBatch command_;

@@ -33,10 +33,13 @@ Port::Port(std::shared_ptr<Device> device, uint8_t number, const Options& option
       library_(device_->library()),
       number_(number),
       options_(options),
-      env_(environment) {
+      env_(environment),
+      counters_(env_.counters, name()) {
   watch_.bind([](void* self) { static_cast<Port*>(self)->watch_progress(); }, this);
   pending_work_ = false;
 }
+
+std::string Port::name() const { return fmt::format("verbs {}:{}", device_->name(), number_); }
 
 Result<std::shared_ptr<Port>> Port::open(std::shared_ptr<Device> device, uint8_t number,
                                          const Options& options, const Environment& environment) {

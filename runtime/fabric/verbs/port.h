@@ -4,9 +4,11 @@
 
 #include <array>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "runtime/clock.h"
+#include "runtime/counter_file.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/options.h"
@@ -46,17 +48,7 @@ class Port final : public Poller {
     TimerWheel* timers = nullptr;
     Random* random = nullptr;
     const LostTime* lost = nullptr;  ///< time in which nobody could look; may be null
-  };
-  struct Statistics {
-    uint64_t doorbells = 0;      ///< calls that posted work
-    uint64_t work_requests = 0;  ///< posted by them
-    uint64_t completions = 0;
-    uint64_t stale = 0;  ///< completions of queue pairs that are gone
-    uint64_t events = 0;
-    // Broken queue pairs of which nothing can land any more:
-    uint64_t fences_by_flush = 0;    ///< all their work came back
-    uint64_t fences_by_destroy = 0;  ///< they had to be destroyed for it
-    uint64_t fences_failed = 0;      ///< nobody knows: their connections ended
+    CounterPlace counters = {};
   };
 
   static Result<std::shared_ptr<Port>> open(std::shared_ptr<Device> device, uint8_t number,
@@ -69,6 +61,7 @@ class Port final : public Poller {
                                             const GidPreference& want, PathOwner* owner);
 
   // Poller
+  std::string name() const override;
   unsigned poll(Clock& time) override;
   unsigned push(Clock& time) override;
   /// The device answers the peer by itself; what is left are deaths to report, and receives that
@@ -77,7 +70,7 @@ class Port final : public Poller {
   size_t wait_fds(std::span<int> out) const override;
   bool prepare_sleep() override;
 
-  const Statistics& statistics() const { return statistics_; }
+  const VerbsPortCounters& statistics() const { return statistics_; }
   Device& device() { return *device_; }
   uint8_t number() const { return number_; }
 
@@ -148,7 +141,8 @@ class Port final : public Poller {
   // Where probes come from and go to, and where flushes read to: nobody looks at it.
   std::vector<std::byte> scratch_;
   Region scratch_region_{};
-  Statistics statistics_;
+  CounterBlock<VerbsPortCounters> counters_;
+  VerbsPortCounters& statistics_ = *counters_;
 };
 
 }  // namespace nccl_ha::fabric::verbs

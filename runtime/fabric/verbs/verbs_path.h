@@ -128,7 +128,7 @@ class VerbsPath final : public Path {
   void look_at_flush();
   void look_at_destruction();
   int destruction_result() const;
-  void close_fence(uint64_t& count, const char* proof);
+  void close_fence(Counter& count, const char* proof);
   Duration lost_time() const;
   void fail_fence(int error);
   void take_back();

@@ -177,7 +177,7 @@ Duration VerbsPath::lost_time() const {
   return port_.env_.lost == nullptr ? Duration(0) : port_.env_.lost->total();
 }
 
-void VerbsPath::close_fence(uint64_t& count, const char* proof) {
+void VerbsPath::close_fence(Counter& count, const char* proof) {
   fence_ = Fence::closed;
   ++count;
   port_.env_.timers->cancel(timer_);
