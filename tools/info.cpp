@@ -15,6 +15,7 @@
 #include "runtime/log.h"
 #include "tools/commands.h"
 #include "tools/host_view.h"
+#include "tools/info_counters.h"
 #include "tools/plugin_search.h"
 #include "tools/refusal.h"
 
@@ -30,6 +31,7 @@ struct InfoOptions {
   bool env_only = false;
   bool as_json = false;
   bool markdown = false;
+  uint32_t pid = 0;  ///< 0: this host instead of a process
 };
 
 std::string why_not(const NetInterface& interface, const Config& config) {
@@ -265,6 +267,10 @@ void run(const InfoOptions& options) {
   if (!config) {
     refuse_info(config.error());
   }
+  if (options.pid != 0) {
+    show_counters(options.pid, config->counters_dir, options.as_json);
+    return;
+  }
   if (auto faults = fabric::parse_fault_plan(config->dgram_faults); !faults) {
     refuse_info(faults.error());
   }
@@ -289,6 +295,10 @@ void add_info(CLI::App& app) {
   info->add_flag("--env", options->env_only, "only the settings: value, default, origin");
   info->add_flag("--json", options->as_json, "as JSON");
   info->add_flag("--markdown", options->markdown, "the configuration page, as in docs/");
+  info->add_option("--pid", options->pid,
+                   "what this process counts, or has counted until it was killed")
+      ->check(CLI::Range(uint32_t{1}, uint32_t{INT32_MAX}))
+      ->excludes("--env", "--markdown");
   info->callback([options] { run(*options); });
 }
 
