@@ -88,11 +88,11 @@ TEST(SimRdmaDevices, APortOfADeviceGoesDownAlone) {
   cables.traits.ports = 2;
   SimPair pair(3, {}, {}, cables);
   ASSERT_TRUE(pair.connect()) << pair.error();
-  const auto& moves = pair.send_channel().counters().moves;
+  const auto& moves = pair.send_channel().counters().traffic_moves;
   // Until the other port's path stands by.
   static_cast<void>(pair.world().run_until([] { return false; }, seconds(1)));
   pair.sender().nics[0]->set_port(false, pair.sender().addresses[0]);
-  ASSERT_TRUE(pair.world().run_until([&] { return moves.load() == 1; }, milliseconds(100)));
+  ASSERT_TRUE(pair.world().run_until([&] { return moves.get() == 1; }, milliseconds(100)));
   pair.post_receives(1);
   ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
   const auto& slot = pair.receive_channel().slot(0);
