@@ -1,9 +1,14 @@
-// What main() knows of the subcommands: each one adds itself and its options to the program.
+// The program's command line: each subcommand adds itself and its options.
 #pragma once
 
-#include <CLI/App.hpp>
+namespace CLI {
+class App;
+}
 
 namespace nccl_ha::tools {
+
+/// All of main(); the program's exit status.
+int run_command_line(int argc, char** argv);
 
 /// Adds `nccl-ha perf`.  A subcommand's callback runs the whole command; to end the program with a
 /// status other than 0 it throws CLI::RuntimeError with that status after printing its own message.

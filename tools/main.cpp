@@ -1,35 +1,4 @@
 // nccl-ha: one executable, one subcommand per job.
-#include <CLI/CLI.hpp>
-#include <cstdio>
-#include <exception>
-
 #include "tools/commands.h"
 
-#ifndef NHA_VERSION
-#define NHA_VERSION "unknown"
-#endif
-
-int main(int argc, char** argv) {
-  CLI::App app{"Tools around libnccl-net-ha.so, a highly available network plugin for NCCL"};
-  app.name("nccl-ha");
-  app.set_version_flag("--version", "nccl-ha " NHA_VERSION);
-  app.require_subcommand(1);
-  app.footer("`nccl-ha SUBCOMMAND --help` describes one subcommand.");
-  nccl_ha::tools::add_perf(app);
-  nccl_ha::tools::add_info(app);
-  nccl_ha::tools::add_check(app);
-  nccl_ha::tools::add_lab(app);
-  nccl_ha::tools::add_sim(app);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::RuntimeError& error) {
-    // The subcommand has printed what went wrong; only its status is left to pass on.
-    return error.get_exit_code();
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "nccl-ha: %s\n", error.what());
-    return 1;
-  }
-  return 0;
-}
+int main(int argc, char** argv) { return nccl_ha::tools::run_command_line(argc, argv); }

@@ -14,6 +14,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "tools/perf_message.h"
+
 namespace nccl_ha::tools {
 namespace {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,12 +15,7 @@
 
 namespace nccl_ha::tools {
 
-/// What came from a rank.
-struct RankMessage {
-  size_t group = 0;
-  uint32_t rank = 0;
-  nlohmann::json body;
-};
+struct RankMessage;  // tools/perf_message.h
 
 /// A set of forked ranks.  Ranks belong to groups, one per plugin.  Destroying it kills whatever
 /// still runs.

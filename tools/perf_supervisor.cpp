@@ -13,6 +13,7 @@
 #include <set>
 
 #include "tools/perf_children.h"
+#include "tools/perf_message.h"
 #include "tools/perf_report.h"
 
 namespace nccl_ha::tools {

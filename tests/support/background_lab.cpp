@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <nlohmann/json.hpp>
 #include <utility>
 
 namespace nccl_ha::tests {

@@ -1,6 +1,7 @@
 // What nccl-ha check makes of what it sees.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "tools/check_findings.h"

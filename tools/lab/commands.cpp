@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "tools/lab/guests.h"
 #include "tools/lab/namespaces.h"

@@ -1,7 +1,7 @@
 // What a user asks of a running lab, on the command line, in a script or through its socket.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
 #include "tools/lab/guest_port.h"
 

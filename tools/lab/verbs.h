@@ -1,9 +1,11 @@
 // The requests as subcommands; the command line and scripts have the same grammar.
 #pragma once
 
-#include <CLI/App.hpp>
-
 #include "tools/lab/request.h"
+
+namespace CLI {
+class App;
+}
 
 namespace nccl_ha::tools::lab {
 
