@@ -54,6 +54,17 @@ json good_report(std::vector<std::string> arguments, const Environment& environm
 
 // ---- every operation is right -----------------------------------------------------------------
 
+/// Operations differ in the order of their sends and receives, which is the tool's.  Of the
+/// plugin's threads the thread sanitizer sees all there is in three of them.
+std::vector<const char*> operations() {
+#if defined(__SANITIZE_THREAD__)
+  return {"all_reduce", "alltoall", "pt2pt"};
+#else
+  return {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
+          "alltoall",   "sendrecv",   "pt2pt"};
+#endif
+}
+
 using OperationAndThread = std::tuple<const char*, const char*>;
 class Operations : public testing::TestWithParam<OperationAndThread> {};
 
@@ -79,9 +90,7 @@ const auto operation_name = [](const auto& parameter) {
   return std::string(std::get<0>(parameter.param)) + "_thread" + std::get<1>(parameter.param);
 };
 INSTANTIATE_TEST_SUITE_P(all, Operations,
-                         testing::Combine(testing::Values("all_reduce", "all_gather",
-                                                          "reduce_scatter", "broadcast", "alltoall",
-                                                          "sendrecv", "pt2pt"),
+                         testing::Combine(testing::ValuesIn(operations()),
                                           testing::Values("0", "1")),
                          operation_name);
 
@@ -106,15 +115,11 @@ TEST_P(Loss, does_not_change_a_single_byte) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(all, Loss,
-                         testing::Combine(testing::Values("all_reduce", "all_gather",
-                                                          "reduce_scatter", "broadcast", "alltoall",
-                                                          "sendrecv", "pt2pt"),
-                                          testing::Values("1", "5")),
-                         [](const auto& parameter) {
-                           return std::string(std::get<0>(parameter.param)) + "_percent" +
-                                  std::get<1>(parameter.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    all, Loss, testing::Combine(testing::ValuesIn(operations()), testing::Values("1", "5")),
+    [](const auto& parameter) {
+      return std::string(std::get<0>(parameter.param)) + "_percent" + std::get<1>(parameter.param);
+    });
 
 TEST(Types, and_reductions_are_exact) {
   for (const char* type : {"int8", "int32", "float", "double"}) {
