@@ -28,6 +28,8 @@ step() {
   [ $status -eq 0 ] || { failed+=("$name"); echo "FAILED: $name (status $status)"; }
 }
 
+step "line coverage of the product by the short suites" tests/coverage -j "$jobs"
+
 # New inputs go to build/, so that a run leaves the stored corpus as it is.
 fuzz() {
   local program=$1 name found
