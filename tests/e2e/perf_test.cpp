@@ -54,8 +54,15 @@ json good_report(std::vector<std::string> arguments, const Environment& environm
 
 // ---- every operation is right -----------------------------------------------------------------
 
-/// Operations differ in the order of their sends and receives, which is the tool's.  Of the
-/// plugin's threads the thread sanitizer sees all there is in three of them.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool sanitized = true;
+#else
+constexpr bool sanitized = false;
+#endif
+
+/// Operations differ in the order of their sends and receives, which is the tool's: address
+/// sanitizer sees all of them once, and of the plugin's threads a sanitizer sees all there is in
+/// three.
 std::vector<const char*> operations() {
 #if defined(__SANITIZE_THREAD__)
   return {"all_reduce", "alltoall", "pt2pt"};
@@ -63,6 +70,9 @@ std::vector<const char*> operations() {
   return {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
           "alltoall",   "sendrecv",   "pt2pt"};
 #endif
+}
+std::vector<const char*> few_operations() {
+  return sanitized ? std::vector<const char*>{"all_reduce", "alltoall", "pt2pt"} : operations();
 }
 
 using OperationAndThread = std::tuple<const char*, const char*>;
@@ -116,7 +126,7 @@ TEST_P(Loss, does_not_change_a_single_byte) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    all, Loss, testing::Combine(testing::ValuesIn(operations()), testing::Values("1", "5")),
+    all, Loss, testing::Combine(testing::ValuesIn(few_operations()), testing::Values("1", "5")),
     [](const auto& parameter) {
       return std::string(std::get<0>(parameter.param)) + "_percent" + std::get<1>(parameter.param);
     });
@@ -309,9 +319,7 @@ TEST_P(Corruption, of_a_single_byte_is_found) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(all, Corruption,
-                         testing::Values("all_reduce", "all_gather", "reduce_scatter", "broadcast",
-                                         "alltoall", "sendrecv", "pt2pt"),
+INSTANTIATE_TEST_SUITE_P(all, Corruption, testing::ValuesIn(few_operations()),
                          [](const auto& parameter) { return std::string(parameter.param); });
 
 TEST(Corruption, is_found_in_reused_steps_and_in_the_latency_test) {
