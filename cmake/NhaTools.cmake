@@ -1,7 +1,7 @@
 # The program nccl-ha. All but its main() is a library, so that unit tests reach the parts.
 
 file(GLOB tool_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/*.cpp
-     ${CMAKE_SOURCE_DIR}/tools/lab/*.cpp ${CMAKE_SOURCE_DIR}/tools/sim/*.cpp)
+     ${CMAKE_SOURCE_DIR}/tools/*/*.cpp)
 set(tool_main ${CMAKE_SOURCE_DIR}/tools/main.cpp)
 set(tool_parts ${tool_sources})
 list(REMOVE_ITEM tool_parts ${tool_main})
@@ -9,7 +9,7 @@ list(REMOVE_ITEM tool_parts ${tool_main})
 # Only the payload's filling and checking and simulations are worth the time that optimisation takes.
 # Two libraries rather than options of single sources: such sources are left out of unity builds.
 set(tool_hot ${tool_parts})
-list(FILTER tool_hot INCLUDE REGEX "/(perf_(pattern|transfer|latency)|sim/.*)\\.cpp$")
+list(FILTER tool_hot INCLUDE REGEX "/(perf/(pattern|transfer|latency)|sim/.*)\\.cpp$")
 list(FILTER tool_hot EXCLUDE REGEX "/sim/command\\.cpp$")
 set(tool_cold ${tool_parts})
 list(REMOVE_ITEM tool_cold ${tool_hot})
@@ -22,12 +22,12 @@ target_compile_options(nha_tools PRIVATE $<$<CONFIG:Release>:-O1>)
 set_target_properties(nha_tools PROPERTIES UNITY_BUILD_MODE GROUP)
 foreach(source IN LISTS tool_cold)
   file(STRINGS ${source} command_line REGEX "^#include <CLI/" LIMIT_COUNT 1)
-  file(STRINGS ${source} json REGEX "^#include <nlohmann/|perf_message\\.h" LIMIT_COUNT 1)
+  file(STRINGS ${source} json REGEX "^#include <nlohmann/|perf/message\\.h" LIMIT_COUNT 1)
   if(command_line)
     set(group command_line)
   elseif(json)
     set(group json)
-  elseif(source MATCHES "/perf")
+  elseif(source MATCHES "/tools/perf/")
     set(group perf)
   else()
     set(group plain)
@@ -37,7 +37,7 @@ endforeach()
 target_link_libraries(nha_tool_engines PUBLIC nha_tools)
 target_link_libraries(nha_tools PUBLIC nha_tool_engines nha_tool_libraries nha_plugin nha_relay
                                        nha_actors nha_ha nha_simulation nha_runtime)
-# How the program finds the plugin that is installed with it (tools/plugin_search.h).
+# How the program finds the plugin that is installed with it (tools/common/plugin_search.h).
 file(RELATIVE_PATH libraries_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
 set(multiarch "")
 if(CMAKE_LIBRARY_ARCHITECTURE)

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "runtime/clock.h"
-#include "tools/net_library.h"
+#include "tools/common/net_library.h"
 
 namespace {
 

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "tests/support/plugin_fixture.h"
-#include "tools/elf_symbols.h"
+#include "tools/common/elf_symbols.h"
 
 namespace nccl_ha::test {
 namespace {

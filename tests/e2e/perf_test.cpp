@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/support/tool_runner.h"
-#include "tools/bootstrap.h"
+#include "tools/common/bootstrap.h"
 
 namespace nccl_ha::tests {
 namespace {

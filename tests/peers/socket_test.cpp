@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tests/support/tool_runner.h"
-#include "tools/elf_symbols.h"
-#include "tools/net_library.h"
+#include "tools/common/elf_symbols.h"
+#include "tools/common/net_library.h"
 
 namespace nccl_ha::tests {
 namespace {

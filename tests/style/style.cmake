@@ -7,7 +7,7 @@ function(nha_style_test name)
   set_tests_properties(style.${name} PROPERTIES LABELS style TIMEOUT 300)
 endfunction()
 
-set(tool_dir ${CMAKE_SOURCE_DIR}/tools)
+set(tool_dir ${CMAKE_SOURCE_DIR}/tools/dev)
 nha_style_test(layers ${Python3_EXECUTABLE} ${tool_dir}/check_layers.py)
 nha_style_test(text ${Python3_EXECUTABLE} ${tool_dir}/tidy.py text)
 nha_style_test(format ${Python3_EXECUTABLE} ${tool_dir}/tidy.py format)

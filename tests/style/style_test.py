@@ -10,7 +10,7 @@ import sys
 import tempfile
 import unittest
 
-TOOLS = pathlib.Path(__file__).resolve().parent.parent.parent / "tools"
+TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "dev"
 
 GOOD = {
     "runtime/clock.h": "#pragma once\n",

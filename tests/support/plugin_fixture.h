@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tests/support/until.h"
-#include "tools/net_library.h"
+#include "tools/common/net_library.h"
 
 namespace nccl_ha::test {
 

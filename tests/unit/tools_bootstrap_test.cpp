@@ -8,7 +8,7 @@
 #include <latch>
 #include <thread>
 
-#include "tools/bootstrap.h"
+#include "tools/common/bootstrap.h"
 
 namespace nccl_ha::tools {
 namespace {

@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "tools/check_findings.h"
-#include "tools/check_hosts.h"
-#include "tools/check_pairs.h"
+#include "tools/check/findings.h"
+#include "tools/check/hosts.h"
+#include "tools/check/pairs.h"
 
 namespace nccl_ha::tools {
 namespace {

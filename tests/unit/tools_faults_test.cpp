@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "tools/perf_faults.h"
+#include "tools/perf/faults.h"
 
 namespace nccl_ha::tools {
 namespace {

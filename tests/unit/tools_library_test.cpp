@@ -9,10 +9,10 @@
 #include <fstream>
 #include <string>
 
-#include "tools/elf_symbols.h"
-#include "tools/nccl_builtin.h"
-#include "tools/net_library.h"
-#include "tools/plugin_search.h"
+#include "tools/common/elf_symbols.h"
+#include "tools/common/nccl_builtin.h"
+#include "tools/common/net_library.h"
+#include "tools/common/plugin_search.h"
 
 namespace nccl_ha::tools {
 namespace {

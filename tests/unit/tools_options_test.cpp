@@ -3,10 +3,10 @@
 
 #include <map>
 
-#include "tools/perf_environment.h"
-#include "tools/perf_latency.h"
-#include "tools/perf_options.h"
-#include "tools/perf_report.h"
+#include "tools/common/environment.h"
+#include "tools/perf/latency.h"
+#include "tools/perf/options.h"
+#include "tools/perf/report.h"
 
 namespace nccl_ha::tools {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <set>
 
-#include "tools/perf_pattern.h"
+#include "tools/perf/pattern.h"
 
 namespace nccl_ha::tools {
 namespace {

@@ -7,7 +7,7 @@
 #include <map>
 #include <tuple>
 
-#include "tools/perf_plan.h"
+#include "tools/perf/plan.h"
 
 namespace nccl_ha::tools {
 namespace {

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/common/loop.h"
 #include "tools/lab/links.h"
 #include "tools/lab/topology.h"
-#include "tools/loop.h"
 
 namespace nccl_ha::tools::lab {
 

@@ -14,13 +14,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "tools/common/plugin_search.h"
+#include "tools/common/refusal.h"
 #include "tools/lab/guests.h"
 #include "tools/lab/namespaces.h"
 #include "tools/lab/rdma_check.h"
 #include "tools/lab/supervisor.h"
 #include "tools/lab/verbs.h"
-#include "tools/plugin_search.h"
-#include "tools/refusal.h"
 
 namespace nccl_ha::tools {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <sys/types.h>
 
-#include "tools/process.h"
+#include "tools/common/process.h"
 
 namespace nccl_ha::tools::lab {
 

@@ -23,7 +23,7 @@
 #include <string>
 
 #include "runtime/clock.h"
-#include "tools/process.h"
+#include "tools/common/process.h"
 
 namespace nccl_ha::tools::lab {
 namespace {

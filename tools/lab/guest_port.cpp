@@ -9,7 +9,7 @@
 #include <chrono>
 #include <fstream>
 
-#include "tools/process.h"
+#include "tools/common/process.h"
 
 namespace nccl_ha::tools::lab {
 namespace {

@@ -14,8 +14,8 @@
 #include <sstream>
 #include <vector>
 
+#include "tools/common/process.h"
 #include "tools/lab/guest_scripts.h"
-#include "tools/process.h"
 
 namespace nccl_ha::tools::lab {
 namespace {

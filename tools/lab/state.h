@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/process.h"
+#include "tools/common/process.h"
 
 namespace nccl_ha::tools::lab {
 

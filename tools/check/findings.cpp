@@ -1,0 +1,397 @@
+#include "tools/check/findings.h"
+
+#include <fmt/format.h>
+#include <linux/capability.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "runtime/cpu.h"
+#include "runtime/fabric/provider.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+using fabric::NetInterface;
+using fabric::verbs::LinkLayer;
+using fabric::verbs::PortInfo;
+
+/// Less than this is not enough even for a small job's buffers.
+constexpr uint64_t memlock_least = 256ULL << 20;
+/// RoCE's largest MTU with its headers needs an Ethernet MTU above this.
+constexpr uint32_t roce_mtu = 4096;
+constexpr uint32_t roce_ethernet_mtu = 4200;
+
+class Judge {
+ public:
+  explicit Judge(const HostFacts& facts) : facts_(facts), config_(facts.config) {}
+
+  std::vector<Finding> run() {
+    for (const std::string& warning : facts_.setting_warnings) {
+      add(Level::warning, warning, "correct the name, or remove the variable");
+    }
+    plugin();
+    rdma_presence();
+    for (const ChosenPort& port : facts_.rdma.ports) {
+      rdma_port(port);
+    }
+    memlock();
+    gpu();
+    speeds();
+    shared_subnets();
+    if (facts_.rdma.ports.empty() || config_.fabric == "datagram") {
+      datagram_buffers();
+    }
+    processors();
+    return std::move(found_);
+  }
+
+ private:
+  void add(Level level, std::string what, std::string remedy) {
+    found_.push_back({level, std::move(what), std::move(remedy)});
+  }
+
+  static std::string name_of(const PortInfo& port) {
+    return fmt::format("RDMA port {}:{}{}", port.device, port.port,
+                       port.netdev.empty() ? "" : " (" + port.netdev + ")");
+  }
+
+  void plugin() {
+    const PluginSight& plugin = facts_.plugin;
+    if (!plugin.agree()) {
+      // A name that leads nowhere leaves the job with NCCL's own transports.
+      const bool leads_nowhere = !plugin.of_nccl && !plugin.asks_for_none();
+      add(leads_nowhere ? Level::error : Level::warning,
+          plugin.of_nccl ? plugin.text() + ", not " + plugin.here->file : plugin.text(),
+          plugin.remedy());
+    } else if (plugin.asks_for_none()) {
+      add(Level::hint,
+          plugin.asked.empty()
+              ? "NCCL_NET_PLUGIN is not set here: a job without it does not load nccl-ha"
+              : fmt::format("NCCL_NET_PLUGIN={}: a job does not load nccl-ha", plugin.asked),
+          plugin.remedy());
+    }
+  }
+
+  void rdma_presence() {
+    const bool forced = fabric::fabric_is_forced(config_);
+    const bool wanted = forced || (config_.fabric == "auto" && !config_.ib_disable);
+    if (!wanted) {
+      return;
+    }
+    for (const PortInfo& port : facts_.rdma.down) {
+      add(forced && facts_.rdma.ports.empty() ? Level::error : Level::warning,
+          fmt::format("{} is {}", name_of(port), port.state),
+          port.link == LinkLayer::infiniband
+              ? "check the cable, and that a subnet manager runs (sminfo); or leave the port out "
+                "with HA_NCCL_IB_HCA"
+              : fmt::format("check the cable and `ip link show {0}`; bring it up with `ip link set "
+                            "{0} up`, or leave the port out with HA_NCCL_IB_HCA",
+                            port.netdev.empty() ? "its interface" : port.netdev));
+    }
+    for (const PortInfo& port : facts_.rdma.without_gid) {
+      add(forced && facts_.rdma.ports.empty() ? Level::error : Level::warning,
+          fmt::format("{} has {} GIDs, but none that the settings allow", name_of(port),
+                      port.gids.size()),
+          "give its interface an IP address, and look at HA_NCCL_IB_GID_INDEX and "
+          "HA_NCCL_IB_ADDR_RANGE");
+    }
+    const bool none =
+        facts_.rdma.ports.empty() && facts_.rdma.down.empty() && facts_.rdma.without_gid.empty();
+    if (none) {
+      std::string why;
+      for (const std::string& note : facts_.rdma.notes) {
+        why += (why.empty() ? "" : "; ") + note;
+      }
+      add(forced ? Level::error : Level::hint, "no RDMA: " + why,
+          forced ? "install a driver and rdma-core, or set HA_NCCL_FABRIC=auto"
+                 : "nothing, where there is no RDMA NIC: datagrams over UDP are used");
+    }
+  }
+
+  void rdma_port(const ChosenPort& port) {
+    const std::string name = name_of(port.info);
+    if (port.info.link == LinkLayer::ethernet && port.gid) {
+      if (!port.gid->roce_v2) {
+        add(Level::warning, fmt::format("{} would use RoCE v1", name),
+            "RoCE v1 does not cross routers: set HA_NCCL_IB_ROCE_VERSION_NUM=2, and let the "
+            "driver offer v2 GIDs");
+      }
+      if (fabric::verbs::gid_link_local(port.gid->bytes)) {
+        add(Level::warning,
+            fmt::format("{} would use GID {}, a link-local address", name, port.gid->index),
+            fmt::format("give {} an IP address, so that peers in other subnets can be reached",
+                        port.info.netdev.empty() ? "its interface" : port.info.netdev));
+      }
+    }
+    if (port.info.mtu < roce_mtu) {
+      add(Level::warning,
+          fmt::format("{} has an MTU of {}, {} are possible", name, port.info.mtu, roce_mtu),
+          port.info.link == LinkLayer::infiniband
+              ? "let the subnet manager configure an MTU of 4096"
+              : fmt::format("set the MTU of {} and of all switch ports to at least {}",
+                            port.info.netdev.empty() ? "its interface" : port.info.netdev,
+                            roce_ethernet_mtu));
+    }
+    if (port.info.numa_node >= 0 && !facts_.cpu_nodes.empty() &&
+        std::find(facts_.cpu_nodes.begin(), facts_.cpu_nodes.end(), port.info.numa_node) ==
+            facts_.cpu_nodes.end()) {
+      add(Level::hint,
+          fmt::format("{} is on NUMA node {}, but no processor that this process may use is", name,
+                      port.info.numa_node),
+          "bind the rank to that node (numactl, --cpu-bind, cgroup cpuset)");
+    }
+  }
+
+  void memlock() {
+    if (facts_.rdma.ports.empty() || facts_.may_lock || facts_.memlock_bytes == memlock_unlimited) {
+      return;
+    }
+    add(facts_.memlock_bytes < memlock_least ? Level::error : Level::warning,
+        fmt::format("this process may lock {} KiB of memory only (ulimit -l); registering memory "
+                    "with an RDMA device will fail",
+                    facts_.memlock_bytes >> 10),
+        "set memlock to unlimited: /etc/security/limits.d for logins, LimitMEMLOCK=infinity for "
+        "the service that starts jobs (slurmd, kubelet), --ulimit memlock=-1 for containers");
+  }
+
+  void gpu() {
+    if (!facts_.nvidia) {
+      return;
+    }
+    for (const ChosenPort& port : facts_.rdma.ports) {
+      if (!port.gpu_memory) {
+        add(Level::warning,
+            fmt::format("{} cannot reach GPU memory; every byte takes the way through host memory",
+                        name_of(port.info)),
+            "load nvidia_peermem, or use a driver and kernel with DMA-BUF (open kernel modules)");
+      }
+    }
+  }
+
+  void speeds() {
+    std::set<int64_t> speeds;
+    std::string text;
+    for (const ChosenPort& port : facts_.rdma.ports) {
+      speeds.insert(port.info.speed_mbps);
+      text += fmt::format("{}{} {} Mbit/s", text.empty() ? "" : ", ", name_of(port.info),
+                          port.info.speed_mbps);
+    }
+    if (speeds.size() > 1) {
+      add(Level::warning, "rails differ in speed: " + text,
+          "look for a cable or port that came up slower than its equals (ethtool, ibstat)");
+    }
+  }
+
+  bool carries_data(const NetInterface& interface) const {
+    if (facts_.rdma.ports.empty()) {
+      return true;
+    }
+    return std::any_of(facts_.rdma.ports.begin(), facts_.rdma.ports.end(),
+                       [&](const ChosenPort& port) { return port.info.netdev == interface.name; });
+  }
+
+  /// Two interfaces in one subnet: the kernel answers for either on both unless told otherwise.
+  void shared_subnets() {
+    const auto& all = facts_.interfaces;
+    for (size_t i = 0; i < all.size(); ++i) {
+      for (size_t j = i + 1; j < all.size(); ++j) {
+        const bool share = !all[i].addresses.empty() && !all[j].addresses.empty() &&
+                           all[i].addresses.front().same_subnet(all[j].addresses.front()) &&
+                           carries_data(all[i]) && carries_data(all[j]);
+        if (!share) {
+          continue;
+        }
+        for (const NetInterface* interface : {&all[i], &all[j]}) {
+          const auto rules = facts_.ipv4.find(interface->name);
+          const bool strict = rules != facts_.ipv4.end() && rules->second.rp_filter == 1;
+          const bool loose_arp = rules != facts_.ipv4.end() &&
+                                 (rules->second.arp_ignore == 0 || rules->second.arp_announce == 0);
+          if (strict || loose_arp) {
+            add(strict ? Level::error : Level::warning,
+                fmt::format("{} and {} are in one subnet, and {} {}", all[i].name, all[j].name,
+                            interface->name,
+                            strict ? "drops what arrives from it by the other's route (rp_filter=1)"
+                                   : "answers ARP for the other's address"),
+                fmt::format("use a subnet for each rail, or: sysctl -w "
+                            "net.ipv4.conf.{0}.rp_filter=2 net.ipv4.conf.{0}.arp_ignore=1 "
+                            "net.ipv4.conf.{0}.arp_announce=2",
+                            interface->name));
+          }
+        }
+      }
+    }
+  }
+
+  void datagram_buffers() {
+    if (facts_.kernel.granted_bytes >= 0 &&
+        facts_.kernel.granted_bytes < config_.dgram_socket_bytes) {
+      add(Level::warning,
+          fmt::format("the kernel grants {} bytes to a socket, {} are wanted: datagrams will be "
+                      "lost under load",
+                      facts_.kernel.granted_bytes, config_.dgram_socket_bytes),
+          fmt::format("sysctl -w net.core.rmem_max={0} net.core.wmem_max={0}",
+                      config_.dgram_socket_bytes));
+    }
+    if (!facts_.kernel.segmentation) {
+      add(Level::hint, "this kernel has no UDP segmentation offload",
+          "a kernel from 4.18 on needs much less processor time per datagram");
+    }
+  }
+
+  void processors() {
+    size_t slow = 0;
+    std::string names;
+    for (const auto& [governor, count] : facts_.governors) {
+      if (governor != "performance") {
+        slow += count;
+        names += (names.empty() ? "" : ", ") + governor;
+      }
+    }
+    if (slow > 0) {
+      add(Level::hint,
+          fmt::format("{} of {} processors change their frequency by load (governor {})", slow,
+                      facts_.cpus_online, names),
+          "cpupower frequency-set -g performance: latency varies less");
+    }
+    const auto workers = static_cast<size_t>(std::max<int64_t>(config_.progress_threads, 1));
+    if (config_.use_progress_thread && facts_.cpus_usable <= workers) {
+      add(Level::hint,
+          fmt::format("{} progress thread{} and NCCL's own threads share {} processor{}", workers,
+                      workers == 1 ? "" : "s", facts_.cpus_usable,
+                      facts_.cpus_usable == 1 ? "" : "s"),
+          "give each rank more processors, or set HA_NCCL_USE_PROGRESS_THREAD=0");
+    }
+  }
+
+  const HostFacts& facts_;
+  const Config& config_;
+  std::vector<Finding> found_;
+};
+
+bool may_lock_memory() {
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct data[2] = {};
+  return syscall(SYS_capget, &header, data) == 0 && (data[0].effective & (1U << CAP_IPC_LOCK)) != 0;
+}
+
+Ipv4Rules ipv4_rules(const std::string& interface) {
+  // Of the general value and the interface's own, the larger counts (kernel: ip-sysctl).
+  const auto effective = [&](const char* name) {
+    const auto value = [&](const std::string& where) {
+      return read_number(fmt::format("/proc/sys/net/ipv4/conf/{}/{}", where, name));
+    };
+    return std::max(value("all"), value(interface));
+  };
+  return {effective("rp_filter"), effective("arp_ignore"), effective("arp_announce")};
+}
+
+std::vector<int> nodes_of(const std::vector<int>& cpus) {
+  std::set<int> nodes;
+  for (const int cpu : cpus) {
+    nodes.insert(numa_node_of_cpu(cpu));
+  }
+  return {nodes.begin(), nodes.end()};
+}
+
+std::map<std::string, size_t> governors() {
+  std::map<std::string, size_t> counts;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/devices/system/cpu", error)) {
+    std::string governor;
+    std::ifstream(entry.path() / "cpufreq/scaling_governor") >> governor;
+    if (!governor.empty()) {
+      ++counts[governor];
+    }
+  }
+  return counts;
+}
+
+}  // namespace
+
+const char* to_text(Level level) {
+  switch (level) {
+    case Level::error:
+      return "error";
+    case Level::warning:
+      return "warning";
+    case Level::hint:
+      return "hint";
+  }
+  return "unknown";
+}
+
+nlohmann::json to_json(const Finding& finding) {
+  return {{"level", to_text(finding.level)}, {"what", finding.what}, {"remedy", finding.remedy}};
+}
+
+std::optional<Finding> finding_from_json(const nlohmann::json& from) {
+  for (const char* key : {"level", "what", "remedy"}) {
+    if (!from.is_object() || !from.contains(key) || !from[key].is_string()) {
+      return std::nullopt;
+    }
+  }
+  for (const Level level : {Level::error, Level::warning, Level::hint}) {
+    if (from["level"] == to_text(level)) {
+      return Finding{level, from["what"], from["remedy"]};
+    }
+  }
+  return std::nullopt;
+}
+
+Result<HostFacts> look_at_host() {
+  HostFacts facts;
+  char name[256] = "?";
+  gethostname(name, sizeof name - 1);
+  facts.name = name;
+  auto config = load_config(Environment{}, &facts.setting_warnings);
+  if (!config) {
+    return config.error();
+  }
+  facts.config = std::move(*config);
+  if (auto known = fabric::check_fabric_name(facts.config); !known) {
+    return known.error();
+  }
+  auto rdma = look_at_rdma(facts.config);
+  if (!rdma) {
+    return rdma.error();
+  }
+  facts.rdma = std::move(*rdma);
+  auto all = fabric::list_interfaces();
+  if (!all) {
+    return all.error();
+  }
+  auto chosen = fabric::select_interfaces(*all, facts.config.ifname, facts.config.socket_family);
+  if (!chosen) {
+    return chosen.error();
+  }
+  facts.interfaces = std::move(*chosen);
+  for (const NetInterface& interface : facts.interfaces) {
+    facts.ipv4[interface.name] = ipv4_rules(interface.name);
+  }
+  facts.kernel = probe_kernel(facts.config);
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+    facts.memlock_bytes = limit.rlim_cur;
+  }
+  facts.may_lock = may_lock_memory();
+  const std::vector<int> cpus = usable_cpus();
+  facts.cpus_usable = std::max<size_t>(cpus.size(), 1);
+  facts.cpus_online = static_cast<size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
+  facts.cpu_nodes = nodes_of(cpus);
+  facts.governors = governors();
+  std::error_code error;
+  facts.nvidia = std::filesystem::exists("/proc/driver/nvidia/version", error);
+  facts.plugin = look_for_plugin(process_environment());
+  return facts;
+}
+
+std::vector<Finding> judge(const HostFacts& facts) { return Judge(facts).run(); }
+
+}  // namespace nccl_ha::tools

@@ -1,0 +1,65 @@
+// What may be wrong with a host, and what to do about it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "runtime/config.h"
+#include "runtime/fabric/interfaces.h"
+#include "tools/common/host_view.h"
+#include "tools/common/plugin_search.h"
+
+namespace nccl_ha::tools {
+
+/// error: the job will not run, or not as configured.  warning: it runs worse than it could, or may
+/// fail later.  hint: worth a look.
+enum class Level : uint8_t { error, warning, hint };
+const char* to_text(Level level);
+
+struct Finding {
+  Level level = Level::hint;
+  std::string what;
+  std::string remedy;  ///< what to do, never empty
+};
+nlohmann::json to_json(const Finding& finding);
+/// Nothing for what no finding looks like.
+std::optional<Finding> finding_from_json(const nlohmann::json& from);
+
+inline constexpr uint64_t memlock_unlimited = UINT64_MAX;
+
+/// How the kernel treats IPv4 on an interface (net.ipv4.conf; -1: unknown).
+struct Ipv4Rules {
+  int64_t rp_filter = -1;
+  int64_t arp_ignore = -1;
+  int64_t arp_announce = -1;
+};
+
+/// What a look at a host gives.
+struct HostFacts {
+  std::string name;
+  Config config;
+  std::vector<std::string> setting_warnings;
+  std::vector<fabric::NetInterface> interfaces;  ///< those that the settings choose
+  std::map<std::string, Ipv4Rules> ipv4;         ///< by interface, what is in force
+  RdmaView rdma;
+  KernelSupport kernel;
+  uint64_t memlock_bytes = memlock_unlimited;
+  bool may_lock = false;  ///< CAP_IPC_LOCK: the limit does not count
+  size_t cpus_usable = 1;
+  size_t cpus_online = 1;
+  std::vector<int> cpu_nodes;               ///< NUMA nodes of the usable processors
+  std::map<std::string, size_t> governors;  ///< frequency governor, number of processors
+  bool nvidia = false;                      ///< the NVIDIA driver is loaded
+  PluginSight plugin;
+};
+
+/// Looks at this host.  An error where the settings are wrong or nothing can be used at all.
+Result<HostFacts> look_at_host();
+
+/// Pure.
+std::vector<Finding> judge(const HostFacts& facts);
+
+}  // namespace nccl_ha::tools

@@ -1,0 +1,561 @@
+#include "tools/check/pairs.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "runtime/clock.h"
+#include "runtime/fabric/provider.h"
+#include "runtime/random.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+using nlohmann::json;
+
+constexpr int the_device = 0;  ///< there is no other, see CheckedDevice
+constexpr size_t small_bytes = 8;
+constexpr size_t large_bytes = 4 << 20;
+constexpr int small_rounds = 21;
+/// A pair that is so much worse than the median of all has something in its way.
+constexpr double outlier = 4;
+constexpr size_t outliers_from = 3;  ///< pairs on a device, for a median to mean something
+
+/// One rank's ends of the connections with one peer on one device.
+class Meeting {
+ public:
+  Meeting(World& world, NetApi& api, Instant deadline)
+      : world_(world), api_(api), deadline_(deadline) {}
+  ~Meeting() { close(); }
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+
+  /// For the peer to connect to.
+  Result<void> listen(NetHandle& handle) {
+    auto listening = api_.listen(the_device, handle);
+    if (!listening) {
+      return listening.error();
+    }
+    listening_ = *listening;
+    return {};
+  }
+
+  Result<void> connect(NetHandle handle) {
+    while (send_ == nullptr || receive_ == nullptr) {
+      if (send_ == nullptr) {
+        auto made = api_.connect(the_device, handle);
+        if (!made) {
+          return made.error();
+        }
+        send_ = *made;
+      }
+      if (receive_ == nullptr) {
+        auto made = api_.accept(listening_);
+        if (!made) {
+          return made.error();
+        }
+        receive_ = *made;
+      }
+      if (auto going = go_on("connecting"); !going) {
+        return going;
+      }
+    }
+    auto out = api_.register_memory(send_, out_.data(), out_.size());
+    auto in = api_.register_memory(receive_, in_.data(), in_.size());
+    if (!out || !in) {
+      return out ? in.error() : out.error();
+    }
+    out_key_ = *out;
+    in_key_ = *in;
+    registered_ = true;
+    return {};
+  }
+
+  /// Small messages there and back: the median time of a round trip in microseconds.
+  Result<double> small(bool first, uint64_t seed) {
+    std::vector<double> times;
+    SteadyClock clock;
+    for (int round = 0; round < small_rounds; ++round) {
+      fill(small_bytes, seed + static_cast<uint64_t>(round));
+      const Instant begin = clock.now();
+      // Whoever is not first answers.
+      for (const bool sending : {first, !first}) {
+        auto moved = move(sending ? small_bytes : 0, sending ? 0 : small_bytes);
+        if (!moved) {
+          return moved.error();
+        }
+      }
+      times.push_back(std::chrono::duration<double, std::micro>(clock.now() - begin).count());
+      if (!arrived(small_bytes, seed + static_cast<uint64_t>(round))) {
+        return fail(Errc::remote, "a small message arrived with other bytes than were sent");
+      }
+    }
+    std::nth_element(times.begin(), times.begin() + small_rounds / 2, times.end());
+    return times[small_rounds / 2];
+  }
+
+  /// A large message both ways at once: gigabytes per second of one direction.
+  Result<double> large(uint64_t seed) {
+    fill(large_bytes, seed);
+    SteadyClock clock;
+    const Instant begin = clock.now();
+    if (auto moved = move(large_bytes, large_bytes); !moved) {
+      return moved.error();
+    }
+    const std::chrono::duration<double> took = clock.now() - begin;
+    if (!arrived(large_bytes, seed)) {
+      return fail(Errc::remote, "a large message arrived with other bytes than were sent");
+    }
+    return static_cast<double>(large_bytes) / took.count() / 1e9;
+  }
+
+  void close() {
+    if (registered_) {
+      registered_ = false;
+      static_cast<void>(api_.deregister_memory(send_, out_key_));
+      static_cast<void>(api_.deregister_memory(receive_, in_key_));
+    }
+    if (send_ != nullptr) {
+      static_cast<void>(api_.close_send(std::exchange(send_, nullptr)));
+    }
+    if (receive_ != nullptr) {
+      static_cast<void>(api_.close_recv(std::exchange(receive_, nullptr)));
+    }
+    if (listening_ != nullptr) {
+      static_cast<void>(api_.close_listen(std::exchange(listening_, nullptr)));
+    }
+  }
+
+ private:
+  Result<void> go_on(const char* what) {
+    SteadyClock clock;
+    if (clock.now() > deadline_) {
+      return fail(Errc::timed_out, fmt::format("{} took too long", what));
+    }
+    sched_yield();
+    return world_.check();
+  }
+
+  // The same content on both sides: each knows what it must get.
+  void fill(size_t bytes, uint64_t seed) {
+    Random random(seed);
+    for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+      const uint64_t word = random.next();
+      std::memcpy(out_.data() + i, &word, sizeof word);
+    }
+    std::memset(in_.data(), 0, bytes);
+  }
+  bool arrived(size_t bytes, uint64_t seed) {
+    Random random(seed);
+    for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+      const uint64_t word = random.next();
+      if (std::memcmp(in_.data() + i, &word, sizeof word) != 0) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  /// Sends and receives at once; 0 bytes: nothing.
+  Result<void> move(size_t send_bytes, size_t receive_bytes) {
+    void* sending = nullptr;
+    void* receiving = nullptr;
+    bool to_send = send_bytes > 0;
+    bool to_receive = receive_bytes > 0;
+    while (to_send || to_receive) {
+      if (auto step = step_receive(receiving, to_receive, receive_bytes); !step) {
+        return step;
+      }
+      if (auto step = step_send(sending, to_send, send_bytes); !step) {
+        return step;
+      }
+      if (auto going = go_on("a transfer"); !going) {
+        return going;
+      }
+    }
+    return {};
+  }
+
+  Result<void> step_send(void*& request, bool& left, size_t bytes) {
+    if (left && request == nullptr) {
+      const auto posted = api_.isend(send_, out_.data(), bytes, 0, out_key_, &request);
+      if (posted != abi::NcclResult::success) {
+        return api_.call_failed("isend", posted);
+      }
+    }
+    return left && request != nullptr ? finish(request, left) : Result<void>();
+  }
+
+  Result<void> step_receive(void*& request, bool& left, size_t bytes) {
+    if (left && request == nullptr) {
+      void* data = in_.data();
+      const int tag = 0;
+      const auto posted = api_.irecv(receive_, 1, &data, &bytes, &tag, &in_key_, &request);
+      if (posted != abi::NcclResult::success) {
+        return api_.call_failed("irecv", posted);
+      }
+    }
+    return left && request != nullptr ? finish(request, left) : Result<void>();
+  }
+
+  Result<void> finish(void* request, bool& left) {
+    int done = 0;
+    int sizes[8] = {};
+    const auto tested = api_.test(request, &done, sizes);
+    if (tested != abi::NcclResult::success) {
+      return api_.call_failed("test", tested);
+    }
+    left = done == 0;
+    return {};
+  }
+
+  World& world_;
+  NetApi& api_;
+  Instant deadline_;
+  void* listening_ = nullptr;
+  void* send_ = nullptr;
+  void* receive_ = nullptr;
+  bool registered_ = false;
+  void* out_key_ = nullptr;
+  void* in_key_ = nullptr;
+  std::vector<std::byte> out_ = std::vector<std::byte>(large_bytes);
+  std::vector<std::byte> in_ = std::vector<std::byte>(large_bytes);
+};
+
+/// One device's meetings: the plugin, loaded so that it sees this device only.
+class DeviceTrial {
+ public:
+  DeviceTrial(World& world, Duration patience) : world_(world), patience_(patience) {}
+  ~DeviceTrial() {
+    if (library_) {
+      static_cast<void>(library_->api().finalize());
+      library_.reset();
+    }
+    if (before_) {
+      setenv(variable_.c_str(), before_->c_str(), 1);
+    } else if (!variable_.empty()) {
+      unsetenv(variable_.c_str());
+    }
+  }
+  DeviceTrial(const DeviceTrial&) = delete;
+  DeviceTrial& operator=(const DeviceTrial&) = delete;
+
+  Result<void> open(const std::string& plugin, const CheckedDevice& device) {
+    variable_ = device.variable;
+    if (const char* value = getenv(variable_.c_str())) {
+      before_ = value;
+    }
+    setenv(variable_.c_str(), device.value.c_str(), 1);
+    auto library = NetLibrary::open(plugin, 0, "");
+    if (!library) {
+      return library.error();
+    }
+    library_ = std::move(*library);
+    if (auto begun = library_->api().init(); !begun) {
+      return begun;
+    }
+    auto count = library_->api().devices();
+    if (!count || *count < 1) {
+      return count ? fail(Errc::system,
+                          fmt::format("the plugin has no device {} any more", device.name))
+                   : count.error();
+    }
+    return {};
+  }
+
+  /// Every rank calls it, those without a partner too: they take part in the exchange.
+  Result<void> meet(std::optional<uint32_t> partner, PairResult& result) {
+    static_cast<void>(take_plugin_warnings());
+    NetHandle handle{};
+    std::optional<Meeting> meeting;
+    if (partner) {
+      SteadyClock clock;
+      result.from = std::min(world_.rank(), *partner);
+      result.to = std::max(world_.rank(), *partner);
+      meeting.emplace(world_, library_->api(), clock.now() + patience_);
+      if (auto listening = meeting->listen(handle); !listening) {
+        result.error = listening.error().message();
+      }
+    }
+    auto handles = world_.all_gather(
+        partner && result.error.empty()
+            ? std::string(reinterpret_cast<const char*>(handle.data()), handle.size())
+            : std::string());
+    if (!handles) {
+      return handles.error();
+    }
+    if (!partner) {
+      return {};
+    }
+    const std::string& peer = (*handles)[*partner];
+    if (result.error.empty() && peer.size() == handle.size()) {
+      std::memcpy(handle.data(), peer.data(), peer.size());
+      talk(*meeting, handle, world_.rank() < *partner, result);
+    } else if (result.error.empty()) {
+      result.error = "the other side could not listen";
+    }
+    meeting.reset();
+    result.warnings = take_plugin_warnings();
+    // What made it fail is told by the error already.
+    std::erase_if(result.warnings, [&](const std::string& warning) {
+      return result.error.find(warning) != std::string::npos;
+    });
+    return {};
+  }
+
+ private:
+  /// Runs one meeting to its end and writes down how it went.
+  static void talk(Meeting& meeting, const NetHandle& handle, bool first, PairResult& result) {
+    const uint64_t seed = (uint64_t{result.from} << 40) + (uint64_t{result.to} << 16) +
+                          static_cast<uint64_t>(result.device);
+    if (auto connected = meeting.connect(handle); !connected) {
+      result.error = connected.error().message();
+      return;
+    }
+    auto small = meeting.small(first, seed);
+    if (!small) {
+      result.error = "small messages: " + small.error().message();
+      return;
+    }
+    result.round_trip_us = *small;
+    auto large = meeting.large(seed + 1000);
+    if (!large) {
+      result.error = "large messages: " + large.error().message();
+      return;
+    }
+    result.gigabytes_per_s = *large;
+  }
+
+  World& world_;
+  Duration patience_;
+  std::unique_ptr<NetLibrary> library_;
+  std::string variable_;
+  std::optional<std::string> before_;
+};
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+void judge_outliers(const std::vector<PairResult>& pairs,
+                    const std::function<std::string(const PairResult&)>& name,
+                    std::vector<Finding>& found) {
+  std::map<int, std::vector<const PairResult*>> by_device;
+  for (const PairResult& pair : pairs) {
+    if (pair.error.empty()) {
+      by_device[pair.device].push_back(&pair);
+    }
+  }
+  for (const auto& [device, good] : by_device) {
+    if (good.size() < outliers_from) {
+      continue;
+    }
+    std::vector<double> times;
+    std::vector<double> rates;
+    for (const PairResult* pair : good) {
+      times.push_back(pair->round_trip_us);
+      rates.push_back(pair->gigabytes_per_s);
+    }
+    const double time = median(times);
+    const double rate = median(rates);
+    for (const PairResult* pair : good) {
+      if (pair->gigabytes_per_s * outlier < rate) {
+        found.push_back({Level::warning,
+                         fmt::format("{}: {:.3f} GB/s, the median of all pairs is {:.3f}",
+                                     name(*pair), pair->gigabytes_per_s, rate),
+                         "look for errors and discards on the ports between them, a link that came "
+                         "up slow, or a busy host; run the check again"});
+      } else if (pair->round_trip_us > time * outlier) {
+        found.push_back({Level::hint,
+                         fmt::format("{}: a round trip takes {:.1f} us, the median of all pairs "
+                                     "is {:.1f}",
+                                     name(*pair), pair->round_trip_us, time),
+                         "look at the route between them, and whether a host is busy; run the "
+                         "check again"});
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::optional<uint32_t>> meetings(uint32_t rank, uint32_t ranks) {
+  // Everybody sits in a circle and moves on by one chair each round, but the last, who stays.  With
+  // an odd number there is one more chair, and whoever faces it has a break.
+  const uint32_t chairs = ranks + ranks % 2;
+  std::vector<std::optional<uint32_t>> partners;
+  for (uint32_t round = 0; round + 1 < chairs; ++round) {
+    const uint32_t circle = chairs - 1;
+    uint32_t partner = 0;
+    if (rank == circle) {
+      // The one whose sum with itself is the round's number.
+      partner = round % 2 == 0 ? round / 2 : (round + circle) / 2;
+    } else {
+      partner = (round + circle - rank) % circle;
+      partner = partner == rank ? circle : partner;
+    }
+    partners.push_back(partner < ranks ? std::optional(partner) : std::nullopt);
+  }
+  return partners;
+}
+
+json to_json(const PairResult& r) {
+  return {{"from", r.from},
+          {"to", r.to},
+          {"device", r.device},
+          {"device_name", r.device_name},
+          {"error", r.error},
+          {"warnings", r.warnings},
+          {"round_trip_us", r.round_trip_us},
+          {"gigabytes_per_s", r.gigabytes_per_s}};
+}
+
+Result<PairResult> pair_from_json(const json& from) {
+  try {
+    return PairResult{from.at("from"),          from.at("to"),
+                      from.at("device"),        from.at("device_name"),
+                      from.at("error"),         from.at("warnings"),
+                      from.at("round_trip_us"), from.at("gigabytes_per_s")};
+  } catch (const json::exception& error) {
+    return fail(Errc::internal, fmt::format("a rank's result cannot be read: {}", error.what()));
+  }
+}
+
+Result<std::vector<CheckedDevice>> checked_devices(const HostFacts& facts) {
+  auto provider = fabric::Provider::make(facts.config, facts.interfaces, 0);
+  if (!provider) {
+    return provider.error();
+  }
+  std::vector<CheckedDevice> devices;
+  for (const fabric::NetDevice& device : (*provider)->devices()) {
+    const bool rdma = !(*provider)->is_universal(device.kind);
+    devices.push_back({device.name, rdma ? "HA_NCCL_IB_HCA" : "HA_NCCL_IFNAME", "=" + device.name});
+  }
+  return devices;
+}
+
+Result<std::vector<PairResult>> try_pairs(World& world, const std::string& plugin,
+                                          const std::vector<CheckedDevice>& devices,
+                                          Duration patience) {
+  auto counts = world.all_gather(std::to_string(devices.size()));
+  if (!counts) {
+    return counts.error();
+  }
+  std::vector<size_t> device_counts;
+  for (const std::string& count : *counts) {
+    device_counts.push_back(static_cast<size_t>(std::atoi(count.c_str())));
+  }
+  std::vector<PairResult> results;
+  for (size_t device = 0; device < *std::max_element(device_counts.begin(), device_counts.end());
+       ++device) {
+    DeviceTrial trial(world, patience);
+    if (device < devices.size()) {
+      if (auto opened = trial.open(plugin, devices[device]); !opened) {
+        return opened.error();
+      }
+    }
+    for (const auto& partner : meetings(world.rank(), world.size())) {
+      const bool take_part = partner && device < devices.size() && device < device_counts[*partner];
+      PairResult result;
+      result.device = static_cast<int>(device);
+      auto met = trial.meet(take_part ? partner : std::nullopt, result);
+      if (!met) {
+        return met.error();
+      }
+      if (take_part) {
+        result.device_name = devices[device].name;
+        results.push_back(std::move(result));
+      }
+    }
+  }
+  return results;
+}
+
+std::vector<PairResult> merge(const std::vector<PairResult>& seen) {
+  std::map<std::tuple<uint32_t, uint32_t, int>, PairResult> merged;
+  for (const PairResult& result : seen) {
+    const auto [at, fresh] =
+        merged.emplace(std::tuple(result.from, result.to, result.device), result);
+    if (fresh) {
+      continue;
+    }
+    PairResult& known = at->second;
+    if (known.error.empty()) {
+      known.error = result.error;
+    }
+    for (const std::string& warning : result.warnings) {
+      if (std::find(known.warnings.begin(), known.warnings.end(), warning) ==
+          known.warnings.end()) {
+        known.warnings.push_back(warning);
+      }
+    }
+  }
+  std::vector<PairResult> all;
+  all.reserve(merged.size());
+  for (auto& [key, result] : merged) {
+    all.push_back(std::move(result));
+  }
+  return all;
+}
+
+std::vector<Finding> judge(const std::vector<PairResult>& pairs,
+                           const std::vector<std::string>& hosts) {
+  std::vector<Finding> found;
+  const auto name = [&](const PairResult& pair) {
+    return fmt::format("{} and {} on device {} ({})", hosts[pair.from], hosts[pair.to], pair.device,
+                       pair.device_name);
+  };
+  std::set<std::string> said;
+  for (const PairResult& pair : pairs) {
+    if (!pair.error.empty() && said.insert(name(pair)).second) {
+      found.push_back({Level::error, fmt::format("{}: {}", name(pair), pair.error),
+                       "check cable, switch port and VLAN of that rail, the addresses of both "
+                       "interfaces, and packet filters; `nccl-ha info` on both hosts shows what "
+                       "each would use"});
+    }
+    for (const std::string& warning : pair.warnings) {
+      if (said.insert(warning).second) {
+        found.push_back(
+            {Level::warning, fmt::format("{}: {}", name(pair), warning), "see the message"});
+      }
+    }
+  }
+  judge_outliers(pairs, name, found);
+  return found;
+}
+
+std::vector<Finding> judge_device_counts(const std::vector<size_t>& counts,
+                                         const std::vector<std::string>& hosts) {
+  const size_t most = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
+  std::map<size_t, std::vector<std::string>, std::greater<>> fewer;
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    if (counts[rank] < most) {
+      fewer[counts[rank]].push_back(hosts[rank]);
+    }
+  }
+  std::vector<Finding> found;
+  found.reserve(fewer.size());
+  for (const auto& [count, names] : fewer) {
+    found.push_back({Level::warning,
+                     fmt::format("{} where other hosts have {} devices for the network: {}", count,
+                                 most, fmt::join(names, ", ")),
+                     "compare `nccl-ha info` there and on another host: a rail may be down or "
+                     "without an address, or a setting leaves it out; it is used by no connection "
+                     "of that host"});
+  }
+  return found;
+}
+
+}  // namespace nccl_ha::tools

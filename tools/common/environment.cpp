@@ -1,0 +1,195 @@
+#include "tools/common/environment.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+namespace nccl_ha::tools {
+namespace {
+
+/// Ports that launchers do not tell are derived from the job number, above the usual services and
+/// below Linux's ephemeral range (which starts at 32768).
+constexpr uint32_t port_base = 20000;
+constexpr uint32_t port_span = 12000;
+
+Result<uint32_t> number(const std::string& name, const std::string& text, uint32_t max) {
+  uint32_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value > max) {
+    return fail(Errc::invalid_argument,
+                fmt::format("{}={} is not a number from 0 to {}", name, text, max));
+  }
+  return value;
+}
+
+/// Reads a number into `out` when the variable is there; tells whether it was.
+Result<bool> read(const GetEnv& get, const char* name, uint32_t& out, uint32_t max = 1000000) {
+  const auto text = get(name);
+  if (!text) {
+    return false;
+  }
+  auto value = number(name, *text, max);
+  if (!value) {
+    return value.error();
+  }
+  out = *value;
+  return true;
+}
+
+struct Names {
+  const char* launcher;
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* local_size;
+};
+
+// In the order of trust: torchrun and mpirun may themselves run under Slurm, and their ranks are
+// then the ones that count.  SLURM_NTASKS is no sign of a launch: a batch script sees it as well.
+constexpr Names known[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MPI (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
+    {"PMIx", "PMIX_RANK", "WORLD_SIZE", nullptr, nullptr},
+};
+
+/// The launcher's numbers, without an address.
+Result<std::optional<LaunchedRank>> read_numbers(const GetEnv& get) {
+  for (const Names& names : known) {
+    if (!get(names.rank) || !get(names.size)) {
+      continue;
+    }
+    LaunchedRank place;
+    place.launcher = names.launcher;
+    for (const auto& [name, out] :
+         {std::pair(names.rank, &place.rank), std::pair(names.size, &place.world_size),
+          std::pair(names.local_rank, &place.local_rank),
+          std::pair(names.local_size, &place.local_size)}) {
+      if (name == nullptr) {
+        continue;
+      }
+      if (auto found = read(get, name, *out); !found) {
+        return found.error();
+      }
+    }
+    if (place.world_size <= 1) {
+      continue;  // a lone interactive Slurm shell, say: no launch
+    }
+    if (place.rank >= place.world_size) {
+      return fail(Errc::invalid_argument, fmt::format("{}={} does not fit {}={}", names.rank,
+                                                      place.rank, names.size, place.world_size));
+    }
+    return std::optional(place);
+  }
+  return std::optional<LaunchedRank>();
+}
+
+Result<void> take_rendezvous(LaunchedRank& place, const std::string& text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0) {
+    return fail(Errc::invalid_argument,
+                fmt::format("--rendezvous {} is not of the form HOST:PORT", text));
+  }
+  auto port = number("--rendezvous port", text.substr(colon + 1), 65534);
+  if (!port) {
+    return port.error();
+  }
+  place.host = text.substr(0, colon);
+  if (place.host.starts_with('[') && place.host.ends_with(']')) {
+    place.host = place.host.substr(1, place.host.size() - 2);
+  }
+  place.port = static_cast<uint16_t>(*port);
+  return {};
+}
+
+/// A port all ranks of a job compute alike.
+uint16_t job_port(const GetEnv& get) {
+  uint64_t hash = 1469598103934665603ULL;  // FNV-1a
+  for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "OMPI_MCA_ess_base_jobid",
+                           "PMIX_NAMESPACE", "PMI_ID_JOB", "HYDRA_JOBID"}) {
+    for (const char c : get(name).value_or("")) {
+      hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+    }
+  }
+  return static_cast<uint16_t>(port_base + hash % port_span);
+}
+
+Result<void> find_address(LaunchedRank& place, const GetEnv& get) {
+  place.port = job_port(get);
+  uint32_t port = 0;
+  auto told = read(get, "MASTER_PORT", port, 65534);
+  if (!told) {
+    return told.error();
+  }
+  if (*told) {
+    // torchrun's own store may sit on MASTER_PORT itself; 17 up is free of its neighbours.
+    place.port = static_cast<uint16_t>(port > 65500 ? port - 17 : port + 17);
+  }
+  if (const auto host = get("MASTER_ADDR")) {
+    place.host = *host;
+    return {};
+  }
+  if (place.local_size == place.world_size) {
+    place.host = "127.0.0.1";
+    return {};
+  }
+  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+    if (const auto list = get(name); list && place.launcher == "Slurm") {
+      place.host = first_slurm_host(*list);
+      return {};
+    }
+  }
+  return fail(Errc::invalid_argument,
+              fmt::format("{} started this rank but names no address of rank 0: pass --rendezvous "
+                          "HOST:PORT or set MASTER_ADDR and MASTER_PORT",
+                          place.launcher));
+}
+
+}  // namespace
+
+GetEnv process_environment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+}
+
+std::string first_slurm_host(const std::string& list) {
+  const size_t bracket = list.find('[');
+  const size_t comma = list.find(',');
+  if (bracket == std::string::npos || comma < bracket) {
+    return list.substr(0, comma);
+  }
+  const size_t end = list.find_first_of(",-]", bracket + 1);
+  if (end == std::string::npos) {
+    return list.substr(0, bracket);
+  }
+  const size_t close = list.find(']', end);
+  std::string host = list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
+  if (close != std::string::npos) {
+    const size_t next = list.find(',', close);
+    host += list.substr(close + 1, next == std::string::npos ? next : next - close - 1);
+  }
+  return host;
+}
+
+Result<std::optional<LaunchedRank>> detect_launcher(const GetEnv& get,
+                                                    const std::string& rendezvous) {
+  auto found = read_numbers(get);
+  if (!found || !*found) {
+    return found;
+  }
+  LaunchedRank place = **found;
+  const Result<void> address =
+      rendezvous.empty() ? find_address(place, get) : take_rendezvous(place, rendezvous);
+  if (!address) {
+    return address.error();
+  }
+  return std::optional(place);
+}
+
+}  // namespace nccl_ha::tools

@@ -1,0 +1,305 @@
+// nccl-ha info: devices, addresses, settings; what the plugin would do on this host and why.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "runtime/config.h"
+#include "runtime/cpu.h"
+#include "runtime/fabric/datagram/fault_io.h"
+#include "runtime/fabric/datagram/udp_factory.h"
+#include "runtime/fabric/interfaces.h"
+#include "runtime/fabric/provider.h"
+#include "runtime/fabric/verbs/device.h"
+#include "runtime/log.h"
+#include "tools/commands.h"
+#include "tools/common/host_view.h"
+#include "tools/common/plugin_search.h"
+#include "tools/common/refusal.h"
+#include "tools/info/counters.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+using fabric::NetInterface;
+using nlohmann::json;
+
+constexpr Refusal refuse_info{"nccl-ha info", 1};
+
+struct InfoOptions {
+  bool env_only = false;
+  bool as_json = false;
+  bool markdown = false;
+  uint32_t pid = 0;  ///< 0: this host instead of a process
+};
+
+std::string why_not(const NetInterface& interface, const Config& config) {
+  if (!interface.up) {
+    return "it is down";
+  }
+  if (!config.ifname.empty()) {
+    return fmt::format("it does not match '{}'", config.ifname);
+  }
+  if (interface.loopback) {
+    return "loopback is used only when nothing else is up";
+  }
+  if (!config.socket_family.empty()) {
+    return fmt::format("it has no {} address", config.socket_family);
+  }
+  return "container bridges are left out";
+}
+
+std::string addresses_text(const NetInterface& interface) {
+  std::string out;
+  for (const IpAddress& address : interface.addresses) {
+    out += fmt::format("{}{}/{}", out.empty() ? "" : " ", address.text(), address.prefix_len);
+  }
+  return out;
+}
+
+json interface_json(const NetInterface& interface) {
+  json addresses = json::array();
+  for (const IpAddress& address : interface.addresses) {
+    addresses.push_back(fmt::format("{}/{}", address.text(), address.prefix_len));
+  }
+  return {{"name", interface.name},
+          {"addresses", addresses},
+          {"mtu", interface.mtu},
+          {"speed_mbps", interface.speed_mbps},
+          {"numa_node", interface.numa_node},
+          {"pci_path", interface.pci_path},
+          {"guid", fmt::format("{:016x}", interface.guid)}};
+}
+
+std::string gid_summary(const ChosenPort& port) {
+  if (!port.gid) {
+    return fmt::format("lid {}", port.info.lid);
+  }
+  if (port.info.link == fabric::verbs::LinkLayer::infiniband) {
+    return fmt::format("lid {}, gid {} {}", port.info.lid, port.gid->index,
+                       fabric::verbs::gid_text(port.gid->bytes));
+  }
+  return fmt::format("gid {} {}, RoCE v{}", port.gid->index,
+                     fabric::verbs::gid_address(port.gid->bytes).text(), port.gid->roce_v2 ? 2 : 1);
+}
+
+json device_json(const fabric::NetDevice& device, const RdmaView& rdma,
+                 const std::vector<NetInterface>& interfaces) {
+  if (device.kind == fabric::datagram_kind) {
+    return interface_json(interfaces[device.index]);
+  }
+  const ChosenPort& port = rdma.ports[device.index];
+  json out{{"name", device.name},
+           {"link", to_text(port.info.link)},
+           {"netdev", port.info.netdev},
+           {"lid", port.info.lid},
+           {"mtu", port.info.mtu},
+           {"speed_mbps", device.speed_mbps},
+           {"numa_node", device.numa_node},
+           {"pci_path", device.pci_path},
+           {"guid", fmt::format("{:016x}", device.guid)},
+           {"peer_memory", device.peer_memory},
+           {"dmabuf", device.dmabuf}};
+  if (port.gid) {
+    out["gid_index"] = port.gid->index;
+    out["gid"] = fabric::verbs::gid_text(port.gid->bytes);
+  }
+  return out;
+}
+
+json settings_json(const Config& config) {
+  json settings = json::array();
+  for (const SettingView& view : describe(config)) {
+    settings.push_back({{"name", view.name},
+                        {"value", view.value},
+                        {"default", view.default_value},
+                        {"origin", view.origin},
+                        {"range", view.range},
+                        {"unit", view.unit},
+                        {"help", view.help}});
+  }
+  return settings;
+}
+
+void print_settings(const Config& config) {
+  fmt::print("{:<32} {:<12} {:<12} {}\n", "setting", "value", "default", "origin");
+  for (const SettingView& view : describe(config)) {
+    fmt::print("{:<32} {:<12} {:<12} {}\n", view.name, view.value.empty() ? "-" : view.value,
+               view.default_value.empty() ? "-" : view.default_value, view.origin);
+  }
+}
+
+void print_rdma(const std::vector<fabric::NetDevice>& devices, const RdmaView& rdma) {
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const fabric::NetDevice& d = devices[i];
+    const ChosenPort& port = rdma.ports[d.index];
+    fmt::print("  {} {:<12} {}  {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}\n", i, d.name,
+               port.info.netdev.empty() ? to_text(port.info.link) : port.info.netdev,
+               gid_summary(port), port.info.mtu, d.speed_mbps, d.numa_node, d.guid,
+               d.pci_path.empty() ? "" : "  ", d.pci_path);
+    fmt::print("    GPU memory: {}\n", d.dmabuf        ? "by DMA-BUF"
+                                       : d.peer_memory ? "by a peer-memory module"
+                                                       : "no, NCCL stages through host memory");
+  }
+}
+
+void print_interfaces(const std::vector<NetInterface>& all, const std::vector<NetInterface>& chosen,
+                      const Config& config, bool numbered) {
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const NetInterface& d = chosen[i];
+    fmt::print("  {} {:<12} {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}\n",
+               numbered ? std::to_string(i) : "+", d.name, addresses_text(d), d.mtu, d.speed_mbps,
+               d.numa_node, d.guid, d.pci_path.empty() ? "" : "  ", d.pci_path);
+  }
+  for (const NetInterface& d : all) {
+    const bool used = std::any_of(chosen.begin(), chosen.end(),
+                                  [&](const NetInterface& c) { return c.name == d.name; });
+    if (!used) {
+      fmt::print("  - {:<12} {}  not used: {}\n", d.name, addresses_text(d), why_not(d, config));
+    }
+  }
+}
+
+void print_kernel(const KernelSupport& kernel, const Config& config) {
+  fmt::print("\nkernel\n  UDP segmentation offload {}, receive offload {}\n",
+             kernel.segmentation ? "yes" : "no", kernel.coalescing ? "yes" : "no");
+  fmt::print("  socket buffers: {} bytes wanted, {} granted\n", config.dgram_socket_bytes,
+             kernel.granted_bytes);
+  if (kernel.granted_bytes < config.dgram_socket_bytes) {
+    fmt::print("    for full speed: sysctl -w net.core.rmem_max={0} net.core.wmem_max={0}\n",
+               config.dgram_socket_bytes);
+  }
+  fmt::print("  processors this process may use: {}\n", usable_cpus().size());
+}
+
+void print_plugin(const PluginSight& plugin) {
+  fmt::print("\nplugin\n  this program uses {}\n  {}\n",
+             plugin.here ? plugin.here->file : "what NCCL finds", plugin.text());
+  if (const std::string remedy = plugin.remedy(); !remedy.empty()) {
+    fmt::print("    do: {}\n", remedy);
+  }
+}
+
+json plugin_json(const PluginSight& plugin) {
+  return {{"file", plugin.here ? plugin.here->file : ""},
+          {"nccl_file", plugin.of_nccl ? plugin.of_nccl->file : ""},
+          {"nccl_origin", plugin.of_nccl ? plugin.of_nccl->origin : ""},
+          {"remedy", plugin.remedy()}};
+}
+
+void show_host(const Config& config, bool as_json) {
+  auto all = fabric::list_interfaces();
+  if (!all) {
+    refuse_info(all.error());
+  }
+  auto chosen = fabric::select_interfaces(*all, config.ifname, config.socket_family);
+  if (!chosen) {
+    refuse_info(chosen.error());
+  }
+  auto rdma = look_at_rdma(config);
+  if (!rdma) {
+    refuse_info(rdma.error());
+  }
+  const auto provider = fabric::Provider::make(config, *chosen, 0);
+  if (!provider) {
+    refuse_info(provider.error());
+  }
+  const std::vector<fabric::NetDevice>& devices = (*provider)->devices();
+  const std::vector<NetInterface>& interfaces = (*provider)->interfaces();  // in order of use
+  const bool verbs = devices.front().kind != fabric::datagram_kind;
+  const KernelSupport kernel = probe_kernel(config);
+  const PluginSight plugin = look_for_plugin(process_environment());
+  if (as_json) {
+    json device_list = json::array();
+    for (const fabric::NetDevice& device : devices) {
+      device_list.push_back(device_json(device, *rdma, interfaces));
+    }
+    json interface_list = json::array();
+    for (const NetInterface& interface : interfaces) {
+      interface_list.push_back(interface_json(interface));
+    }
+    const json out{{"version", NHA_VERSION},
+                   {"plugin", plugin_json(plugin)},
+                   {"fabric", (*provider)->setting(devices.front().kind)},
+                   {"devices", device_list},
+                   {"interfaces", interface_list},
+                   {"rdma_notes", rdma->notes},
+                   {"settings", settings_json(config)},
+                   {"kernel",
+                    {{"rmem_max", kernel.rmem_max},
+                     {"wmem_max", kernel.wmem_max},
+                     {"socket_bytes_granted", kernel.granted_bytes},
+                     {"udp_segmentation", kernel.segmentation},
+                     {"udp_coalescing", kernel.coalescing}}}};
+    fmt::print("{}\n", out.dump(2));
+    return;
+  }
+  fmt::print("nccl-ha {}, plugin ABI v6 to v12, fabric: {}\n\ndevices (what NCCL will see)\n",
+             NHA_VERSION, (*provider)->text(devices.front().kind));
+  if (verbs) {
+    print_rdma(devices, *rdma);
+    fmt::print("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");
+  }
+  print_interfaces(*all, interfaces, config, !verbs);
+  if (!rdma->notes.empty()) {
+    fmt::print("\nRDMA\n");
+    for (const std::string& note : rdma->notes) {
+      fmt::print("  {}\n", note);
+    }
+  }
+  print_kernel(kernel, config);
+  print_plugin(plugin);
+  fmt::print("\n");
+  print_settings(config);
+}
+
+void run(const InfoOptions& options) {
+  if (options.markdown) {
+    fmt::print("{}", configuration_markdown());
+    return;
+  }
+  std::vector<std::string> warnings;
+  auto config = load_config(Environment{}, &warnings);
+  for (const std::string& warning : warnings) {
+    fmt::print(stderr, "nccl-ha info: warning: {}\n", warning);
+  }
+  if (!config) {
+    refuse_info(config.error());
+  }
+  if (options.pid != 0) {
+    show_counters(options.pid, config->counters_dir, options.as_json);
+    return;
+  }
+  if (auto faults = fabric::parse_fault_plan(config->dgram_faults); !faults) {
+    refuse_info(faults.error());
+  }
+  if (options.env_only) {
+    if (options.as_json) {
+      fmt::print("{}\n", json{{"settings", settings_json(*config)}}.dump(2));
+    } else {
+      print_settings(*config);
+    }
+    return;
+  }
+  show_host(*config, options.as_json);
+}
+
+}  // namespace
+
+void add_info(CLI::App& app) {
+  auto options = std::make_shared<InfoOptions>();
+  CLI::App* info = app.add_subcommand("info",
+                                      "Devices, addresses and settings as the plugin sees "
+                                      "them on this host");
+  info->add_flag("--env", options->env_only, "only the settings: value, default, origin");
+  info->add_flag("--json", options->as_json, "as JSON");
+  info->add_flag("--markdown", options->markdown, "the configuration page, as in docs/");
+  info->add_option("--pid", options->pid,
+                   "what this process counts, or has counted until it was killed")
+      ->check(CLI::Range(uint32_t{1}, uint32_t{INT32_MAX}))
+      ->excludes("--env", "--markdown");
+  info->callback([options] { run(*options); });
+}
+
+}  // namespace nccl_ha::tools

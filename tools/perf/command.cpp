@@ -1,0 +1,190 @@
+// nccl-ha perf: drives any NCCL network plugin without a GPU and checks every byte.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "tools/commands.h"
+#include "tools/common/environment.h"
+#include "tools/common/refusal.h"
+#include "tools/perf/options.h"
+#include "tools/perf/supervisor.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+/// What the command line holds as text until it is parsed.
+struct RawOptions {
+  PerfOptions options;
+  std::string op = "all_reduce";
+  std::string min_bytes = "8";
+  std::string max_bytes = "16M";
+  std::string step_bytes = "0";
+  std::string message_bytes = "512K";
+  std::string type = "float";
+  std::string reduce_op = "sum";
+  int check = 1;
+  int64_t warmup = -1;
+  std::vector<std::string> env;
+  std::vector<std::string> env_against;
+};
+
+constexpr Refusal refuse_perf{"nccl-ha perf", 2};
+
+template <class T>
+T need_name(std::optional<T> value, const std::string& text, const char* option,
+            const char* choices) {
+  if (!value) {
+    refuse_perf(fail(Errc::invalid_argument,
+                     fmt::format("{} {}: choose one of {}", option, text, choices)));
+  }
+  return *value;
+}
+
+std::optional<OpKind> parse_op(const std::string& text) {
+  for (int i = 0; i < op_kinds; ++i) {
+    if (text == to_text(static_cast<OpKind>(i))) {
+      return static_cast<OpKind>(i);
+    }
+  }
+  return std::nullopt;
+}
+
+std::string operations_help() {
+  std::string text = "Operations:\n";
+  for (int i = 0; i < op_kinds; ++i) {
+    const auto op = static_cast<OpKind>(i);
+    text += fmt::format("  {:<15} {}\n", to_text(op), describe(op));
+  }
+  return text +
+         "\nExamples:\n"
+         "  nccl-ha perf all_reduce -n 4 -b 8 -e 64M --plugin ./libnccl-net-ha.so\n"
+         "  nccl-ha perf pt2pt -b 64M -e 64M --plugin ha --against socket\n"
+         "  nccl-ha perf latency -b 8 -e 8 --plugin ha --env HA_NCCL_USE_PROGRESS_THREAD=0\n"
+         "  torchrun --nnodes 2 --no-python nccl-ha perf alltoall --plugin ha\n";
+}
+
+PerfOptions parse(const RawOptions& raw) {
+  PerfOptions o = raw.options;
+  o.op = need_name(parse_op(raw.op), raw.op, "operation",
+                   "all_reduce, all_gather, reduce_scatter, broadcast, alltoall, sendrecv, pt2pt, "
+                   "latency");
+  o.min_bytes = refuse_perf.need(parse_bytes(raw.min_bytes));
+  o.max_bytes = refuse_perf.need(parse_bytes(raw.max_bytes));
+  o.step_bytes = refuse_perf.need(parse_bytes(raw.step_bytes));
+  o.message_bytes = refuse_perf.need(parse_bytes(raw.message_bytes));
+  o.type = need_name(parse_type(raw.type), raw.type, "--type",
+                     "int8, uint8, int32, int64, float, double");
+  o.reduce_op = need_name(parse_reduce_op(raw.reduce_op), raw.reduce_op, "--op", "sum, min, max");
+  o.check = raw.check != 0;
+  o.warmup = raw.warmup < 0 ? UINT64_MAX : static_cast<uint64_t>(raw.warmup);
+  for (const std::string& text : raw.env) {
+    o.plugin.environment.push_back(refuse_perf.need(parse_assignment(text)));
+  }
+  for (const std::string& text : raw.env_against) {
+    o.against.environment.push_back(refuse_perf.need(parse_assignment(text)));
+  }
+  return o;
+}
+
+void run(const RawOptions& raw) {
+  PerfOptions options = parse(raw);
+  const auto launched =
+      refuse_perf.need(detect_launcher(process_environment(), options.rendezvous));
+  if (auto settled = settle(options, launched ? launched->world_size : options.ranks); !settled) {
+    refuse_perf(settled.error());
+  }
+  if (const int status = supervise(options, launched); status != 0) {
+    throw CLI::RuntimeError(status);
+  }
+}
+
+void add_measurement(CLI::App& perf, RawOptions& raw) {
+  PerfOptions& o = raw.options;
+  perf.add_option("-b,--minbytes", raw.min_bytes, "Smallest size (K, M, G: powers of 1024)")
+      ->capture_default_str();
+  perf.add_option("-e,--maxbytes", raw.max_bytes, "Largest size")->capture_default_str();
+  perf.add_option("-f,--stepfactor", o.step_factor, "Each size is this many times the one before")
+      ->capture_default_str();
+  perf.add_option("-i,--stepbytes", raw.step_bytes, "Each size is this much larger; wins over -f");
+  perf.add_option("-I,--iters", o.iterations, "Measured iterations (default 20; latency 10000)")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1000000000}));
+  perf.add_option("-w,--warmup", raw.warmup, "Iterations before them (default 5; latency 1000)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1000000000}));
+  perf.add_option("-c,--check", raw.check,
+                  "1: check every byte of every iteration, each timed on its own; "
+                  "0: no check, iterations back to back")
+      ->capture_default_str();
+  perf.add_option("-d,--type", raw.type, "int8, uint8, int32, int64, float or double")
+      ->capture_default_str();
+  perf.add_option("-o,--op", raw.reduce_op, "Reduction: sum, min or max")->capture_default_str();
+  perf.add_option("-r,--root", o.root, "Root of a broadcast")->capture_default_str();
+  perf.add_option("--step", raw.message_bytes, "Bytes of one message (NCCL's step)")
+      ->capture_default_str();
+  perf.add_option("--depth", o.depth, "Requests in flight per connection")->capture_default_str();
+  perf.add_option("--conns", o.conns, "Connections per pair of ranks (NCCL's channels)")
+      ->capture_default_str();
+  perf.add_option("--group", o.group,
+                  "Messages per receive request, told apart by tags (sendrecv, alltoall, pt2pt)")
+      ->capture_default_str();
+  perf.add_flag("--bidirectional", o.bidirectional, "pt2pt: both directions at once");
+  perf.add_flag("--reuse", o.reuse,
+                "pt2pt, sendrecv: use --depth steps over and over, as NCCL's own buffers are, "
+                "instead of one buffer of the whole size");
+  perf.add_flag("--spin", o.spin, "Do not yield the processor after a pass without progress");
+  perf.add_option("--pause", o.pause_us,
+                  "latency: microseconds between round trips, in which both sides come to rest")
+      ->check(CLI::Range(0U, 1000000000U))
+      ->capture_default_str();
+  perf.add_option("--seed", o.seed, "Seed of the data")->capture_default_str();
+}
+
+void add_environment(CLI::App& perf, RawOptions& raw) {
+  PerfOptions& o = raw.options;
+  perf.add_option("-n,--ranks", o.ranks, "Local ranks (ignored under MPI, Slurm and torchrun)")
+      ->check(CLI::Range(1, 512))
+      ->capture_default_str();
+  perf.add_option("--plugin", o.plugin.name,
+                  "FILE[:SYMBOL], a bare name by NCCL's rules (ha: first beside this program), or "
+                  "NCCL's own 'socket' or 'ib'")
+      ->capture_default_str();
+  perf.add_option("--abi", o.plugin.abi, "ABI version to use instead of the newest (6 to 12)");
+  perf.add_option("--env", raw.env, "NAME=VALUE set in the ranks before the plugin is loaded")
+      ->type_size(1)
+      ->expected(1);
+  perf.add_option("--against", o.against.name, "A second plugin, run in turn; prints ratios");
+  perf.add_option("--abi-against", o.against.abi, "Its ABI version");
+  perf.add_option("--env-against", raw.env_against, "NAME=VALUE for it")->type_size(1)->expected(1);
+  perf.add_option("--rounds", o.rounds, "Turns per size (default 1; 5 with --against)");
+  perf.add_option("--libnccl", o.libnccl, "libnccl.so.2 that 'socket' and 'ib' are taken from");
+  perf.add_option("--device", o.device, "Device of the plugin to use")->capture_default_str();
+  perf.add_option("--rendezvous", o.rendezvous, "HOST:PORT of rank 0 under a launcher");
+  perf.add_option("--fault", o.faults,
+                  "In a lab: what to do to its links, and when, as in "
+                  "'cut rail0 --for 1s@2s, lose rail1 1%@5s'; a time may be a range: 1s..2s");
+  perf.add_option("--fault-rounds", o.fault_rounds, "How often; the run lasts as long")
+      ->check(CLI::Range(1, 500))
+      ->capture_default_str();
+  perf.add_option("--timeout", o.timeout_s, "Seconds after which the run is ended")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  perf.add_option("--json", o.json, "Write the results to this file; '-': to standard output");
+  perf.add_flag("-v,--verbose", o.verbose, "Print the plugin's INFO lines and process numbers");
+}
+
+}  // namespace
+
+void add_perf(CLI::App& app) {
+  auto raw = std::make_shared<RawOptions>();
+  raw->options.plugin.name = "ha";
+  CLI::App* perf = app.add_subcommand(
+      "perf", "Benchmark any NCCL network plugin without a GPU, every byte checked");
+  perf->add_option("operation", raw->op, "What to run (see below)")->required();
+  add_measurement(*perf, *raw);
+  add_environment(*perf, *raw);
+  perf->footer(operations_help());
+  perf->callback([raw] { run(*raw); });
+}
+
+}  // namespace nccl_ha::tools
