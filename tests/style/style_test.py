@@ -100,6 +100,9 @@ class Layers(unittest.TestCase):
     def test_nccl_below_plugin(self):
         self.expect("actors/wrong.cpp", "#include <nccl.h>\n", "only in plugin, tests, tools")
 
+    def test_a_subcommand_in_what_they_share(self):
+        self.expect("tools/common/wrong.h", '#include "tools/main.cpp"\n', "no subcommand")
+
     def test_a_folder_without_sources_is_an_error(self):
         status, output = run("check_layers.py", {"README.md": "# x\n"})
         self.assertEqual(status, 2, output)

@@ -5,7 +5,7 @@ usage: check_layers.py [--root DIR]
 
 Rules, for every C++ file in the layer folders:
   * a quoted include is written from the repository root and names an existing file;
-  * its folder is one the including folder may know of;
+  * its folder is one the including folder may know of; tools/common/ knows no subcommand;
   * third-party headers stay where they belong: NCCL's in plugin/, tools/ and tests/, libuv's,
     the lock-free queue's and the verbs' in runtime/ (and tests/);
   * the folders of runtime/fabric know nothing of each other, and of runtime/fabric only the file
@@ -93,12 +93,15 @@ def check_rooms(including, name):
     return None
 
 
-def check_quoted(root, folder, name):
-    """What is wrong with #include "name" in a file of folder, or None."""
+def check_quoted(root, folder, place, name):
+    """What is wrong with #include "name" in the file `place` of folder, or None."""
     if not (root / name).is_file():
         return f'"{name}" does not exist: write project includes from the repository root'
     target = name.split("/", 1)[0]
     if target == folder:
+        shared = place.startswith("tools/common/")
+        if shared and not name.startswith("tools/common/"):
+            return f'"{name}": tools/common/ includes no subcommand'
         return None
     if target not in ALLOWED[folder]:
         may = ", ".join(sorted(ALLOWED[folder])) or "nothing else"
@@ -108,7 +111,7 @@ def check_quoted(root, folder, name):
     return None
 
 
-def check_angle(root, folder, name):
+def check_angle(root, folder, _place, name):
     """What is wrong with #include <name> in a file of folder, or None."""
     if name.split("/", 1)[0] in ALLOWED and (root / name).is_file():
         return f"<{name}> is a file of this project: use quotes"
@@ -133,7 +136,7 @@ def violations(root):
                     if folder in KNOW_NO_KIND and NAMES_A_KIND.search(line):
                         problem = "it names a kind of fabric: ask for traits instead"
                 elif match.group(1) == '"':
-                    problem = (check_quoted(root, folder, match.group(2))
+                    problem = (check_quoted(root, folder, name, match.group(2))
                                or check_rooms(name, match.group(2)))
                 else:
                     problem = check_angle(root, folder, match.group(2))

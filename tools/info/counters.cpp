@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/counter_reader.h"
-#include "tools/refusal.h"
+#include "tools/common/refusal.h"
 
 namespace nccl_ha::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/fabric/datagram/address.h"
+#include "runtime/fabric/socket_address.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
