@@ -25,7 +25,8 @@ Result<uint32_t> number(const std::string& name, const std::string& text, uint32
 }
 
 /// Reads a number into `out` when the variable is there; tells whether it was.
-Result<bool> read(const GetEnv& get, const char* name, uint32_t& out, uint32_t max = 1000000) {
+Result<bool> read_number(const GetEnv& get, const char* name, uint32_t& out,
+                         uint32_t max = 1000000) {
   const auto text = get(name);
   if (!text) {
     return false;
@@ -48,7 +49,7 @@ struct Names {
 
 // In the order of trust: torchrun and mpirun may themselves run under Slurm, and their ranks are
 // then the ones that count.  SLURM_NTASKS is no sign of a launch: a batch script sees it as well.
-constexpr Names known[] = {
+constexpr Names launchers[] = {
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
@@ -59,7 +60,7 @@ constexpr Names known[] = {
 
 /// The launcher's numbers, without an address.
 Result<std::optional<LaunchedRank>> read_numbers(const GetEnv& get) {
-  for (const Names& names : known) {
+  for (const Names& names : launchers) {
     if (!get(names.rank) || !get(names.size)) {
       continue;
     }
@@ -72,7 +73,7 @@ Result<std::optional<LaunchedRank>> read_numbers(const GetEnv& get) {
       if (name == nullptr) {
         continue;
       }
-      if (auto found = read(get, name, *out); !found) {
+      if (auto found = read_number(get, name, *out); !found) {
         return found.error();
       }
     }
@@ -121,7 +122,7 @@ uint16_t job_port(const GetEnv& get) {
 Result<void> find_address(LaunchedRank& place, const GetEnv& get) {
   place.port = job_port(get);
   uint32_t port = 0;
-  auto told = read(get, "MASTER_PORT", port, 65534);
+  auto told = read_number(get, "MASTER_PORT", port, 65534);
   if (!told) {
     return told.error();
   }

@@ -139,7 +139,7 @@ def violations(root):
                     problem = (check_quoted(root, folder, name, match.group(2))
                                or check_rooms(name, match.group(2)))
                 else:
-                    problem = check_angle(root, folder, match.group(2))
+                    problem = check_angle(root, folder, name, match.group(2))
                 if problem:
                     found.append(f"{name}:{number}: {problem}")
     return found
