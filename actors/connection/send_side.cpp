@@ -59,7 +59,7 @@ void SendSide::begin() {
   state_.domain = channel_.domain();
   state_.attachment = channel_.attachment();
   state_.traits = state_.provider.traits(state_.attachment);
-  state_.count_in(channel_->counter_block());
+  state_.count_in(channel_.counter_block());
   paths_.begin(sender_.needs());
   owner_.arm_deadline(options_.timeout);
   try_route();
