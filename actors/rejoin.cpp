@@ -19,14 +19,14 @@ namespace {
 constexpr Duration dial_limit = std::chrono::seconds(1);
 constexpr size_t ways_max = 64;
 
-const sockaddr* as_sockaddr(const sockaddr_storage& address) {
+const sockaddr* any_or(const sockaddr_storage& address) {
   return address.ss_family == 0 ? nullptr : reinterpret_cast<const sockaddr*>(&address);
 }
 
 /// The same but for the port.
 bool same_host(const sockaddr_storage& one, const sockaddr_storage& other) {
-  const auto ip = IpAddress::from_sockaddr(as_sockaddr(one));
-  const auto ip_other = IpAddress::from_sockaddr(as_sockaddr(other));
+  const auto ip = IpAddress::from_sockaddr(any_or(one));
+  const auto ip_other = IpAddress::from_sockaddr(any_or(other));
   if (!ip || !ip_other) {
     return !ip && !ip_other;
   }
@@ -70,7 +70,7 @@ Rejoin::Way Rejoin::way_between(const sockaddr_storage& peer, const sockaddr_sto
 }
 
 bool Rejoin::leads_to(const RejoinPoint& peer, const sockaddr_storage& to) {
-  const auto ip = IpAddress::from_sockaddr(as_sockaddr(to));
+  const auto ip = IpAddress::from_sockaddr(any_or(to));
   return ip && ip->family == peer.family && ip->bytes == peer.address;
 }
 
@@ -136,7 +136,7 @@ void Rejoin::attempt() {
     reinterpret_cast<sockaddr_in*>(&to)->sin_port = htons(peer_.port);
   }
   auto made = context_->streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to),
-                                              as_sockaddr(way().from), this);
+                                              any_or(way().from), this);
   if (!made) {
     on_answer(Answer::silence, made.error());
     return;

@@ -20,7 +20,7 @@ namespace {
 using nlohmann::json;
 using tests::ToolRun;
 
-constexpr size_t sizes[] = {0, 8, 4096, 100'000, 1'000'000};
+constexpr size_t message_sizes[] = {0, 8, 4096, 100'000, 1'000'000};
 constexpr uint64_t total_bytes = 8 + 4096 + 100'000 + 1'000'000;
 
 class CountersEndToEnd : public PluginFixture {
@@ -64,18 +64,18 @@ class CountersEndToEnd : public PluginFixture {
     return all;
   }
   void carry(const Connection& connection) {
-    for (const size_t bytes : sizes) {
+    for (const size_t bytes : message_sizes) {
       exchange(connection, bytes, 3);
     }
   }
   static void expect_traffic(const json& file) {
-    EXPECT_EQ(sum(file, "connection", "sends"), std::size(sizes));
-    EXPECT_EQ(sum(file, "connection", "sends_done"), std::size(sizes));
+    EXPECT_EQ(sum(file, "connection", "sends"), std::size(message_sizes));
+    EXPECT_EQ(sum(file, "connection", "sends_done"), std::size(message_sizes));
     EXPECT_EQ(sum(file, "connection", "bytes_sent"), total_bytes);
-    EXPECT_EQ(sum(file, "connection", "receives"), std::size(sizes));
-    EXPECT_EQ(sum(file, "connection", "receives_done"), std::size(sizes));
+    EXPECT_EQ(sum(file, "connection", "receives"), std::size(message_sizes));
+    EXPECT_EQ(sum(file, "connection", "receives_done"), std::size(message_sizes));
     EXPECT_EQ(sum(file, "connection", "bytes_received"), total_bytes);
-    EXPECT_EQ(sum(file, "connection", "sends", "send-connection"), std::size(sizes));
+    EXPECT_EQ(sum(file, "connection", "sends", "send-connection"), std::size(message_sizes));
     EXPECT_EQ(sum(file, "path", "bytes_sent"), total_bytes);
     EXPECT_EQ(sum(file, "path", "bytes_received"), total_bytes);
     EXPECT_EQ(sum(file, "path", "usable"), 2U) << "one at each side";
@@ -100,7 +100,7 @@ TEST_P(CountersEndToEnd, AgreeWithTheTraffic) {
   EXPECT_EQ(file["running"], true);
   expect_traffic(file);
   ASSERT_EQ(file["recorders"].size(), 1U);
-  EXPECT_GT(file["recorders"][0]["written"], std::size(sizes));
+  EXPECT_GT(file["recorders"][0]["written"], std::size(message_sizes));
   const ToolRun table = info(getpid(), false);
   EXPECT_EQ(table.status, 0) << table.err;
   for (const char* part : {"it runs", "worker 0", "send-connection", "path 0 lo", "bytes_sent",
@@ -151,7 +151,7 @@ TEST_P(CountersEndToEnd, AreLeftByAProcessThatIsKilled) {
     posted += event["name"] == "transfer_posted" ? 1 : 0;
   }
   // The last ones may have had no time yet (Recorder::note).
-  EXPECT_GE(posted, std::size(sizes) - 1);
+  EXPECT_GE(posted, std::size(message_sizes) - 1);
   const ToolRun table = info(child, false);
   EXPECT_NE(table.out.find("it is gone, and these are its last values"), std::string::npos);
 }
