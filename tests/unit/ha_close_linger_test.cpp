@@ -29,6 +29,7 @@ TEST(CloseLinger, NotForLongerThanItsLimit) {
   linger.begin(linger_start + CloseLinger::limit / 2);
   EXPECT_EQ(linger.until(), linger_start + CloseLinger::limit) << "it begins once";
   EXPECT_TRUE(linger.is_over(false, true, linger_start + CloseLinger::limit));
+  EXPECT_EQ(linger.broken(), nullptr) << linger.broken();
 }
 
 TEST(CloseLinger, WhoIsToldThatThePeerEndsGoesOnUntilItsAnswerHasArrived) {
