@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -176,6 +177,11 @@ void clean(const std::string& directory, size_t files_max, uint64_t bytes_max) {
   }
 }
 
+uint64_t file_system_bytes(const std::string& directory) {
+  struct statvfs info {};
+  return statvfs(directory.c_str(), &info) == 0 ? uint64_t{info.f_blocks} * info.f_frsize : 0;
+}
+
 /// 0, or why the file cannot have so many bytes, all of them there.
 int allocate(int fd, uint64_t bytes) {
   rlimit limit{};
@@ -210,7 +216,8 @@ std::shared_ptr<CounterFile> CounterFile::create(const Options& options) {
   if (options.directory.empty()) {
     return nullptr;
   }
-  clean(options.directory, dead_files_max, dead_bytes_max);
+  clean(options.directory, dead_files_max,
+        std::min(dead_bytes_max, file_system_bytes(options.directory) / 8));
   auto file = try_create(options);
   if (!file && file.error().sys == ENOSPC) {
     clean(options.directory, 0, 0);  // the living come first

@@ -33,7 +33,7 @@ class CounterFile {
   /// All rings of a file together take no more; those without room are plain memory.
   static constexpr size_t rings_bytes_max = 8U << 20;
   /// Of processes that are gone the newest files are kept for readers: so many of them, with no
-  /// more bytes than that all together.
+  /// more bytes than that all together, nor more than an eighth of the file system.
   static constexpr size_t dead_files_max = 8;
   static constexpr uint64_t dead_bytes_max = 16U << 20;
 

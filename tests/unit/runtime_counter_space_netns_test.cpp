@@ -25,6 +25,15 @@ class CounterSpace : public test::CounterFiles {
     });
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
   }
+  /// A file of 36864 bytes, with what pages take.
+  void leave_dead() const {
+    in_fork([this] {
+      const auto file = make(64);
+      if (file != nullptr) {
+        raise(SIGKILL);
+      }
+    });
+  }
 };
 
 TEST_F(CounterSpace, AFullFileSystemIsPlainMemory) {
@@ -38,14 +47,23 @@ TEST_F(CounterSpace, AFullFileSystemIsPlainMemory) {
 }
 
 TEST_F(CounterSpace, WhatTheDeadLeftMakesRoomForTheLiving) {
-  EXPECT_TRUE(with_room("64k", [this] {
-    const int status = in_fork([this] {
-      const auto file = make(64);
-      if (file != nullptr) {
-        raise(SIGKILL);
-      }
-    });
-    return WIFSIGNALED(status) && !files::is_empty(folder_) && make(64) != nullptr;
+  EXPECT_TRUE(with_room("320k", [this] {
+    leave_dead();
+    auto small = make(64);
+    const bool kept = small != nullptr && names().size() == 2;  // what fits beside it is kept
+    small.reset();
+    // 294912 bytes; the dead one has 36864 of 327680.
+    const auto large = make(740);
+    return kept && large != nullptr && names().size() == 1;
+  }));
+}
+
+TEST_F(CounterSpace, TheDeadHaveAnEighthOfAFileSystem) {
+  EXPECT_TRUE(with_room("256k", [this] {
+    leave_dead();
+    const bool left = names().size() == 1;
+    const auto file = make(64);
+    return left && file != nullptr && names().size() == 1;
   }));
 }
 
