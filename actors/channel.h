@@ -11,9 +11,9 @@
 #include <memory>
 
 #include "actors/request_watcher.h"
-#include "runtime/counter_file.h"
+#include "runtime/base/result.h"
 #include "runtime/fabric/provider.h"
-#include "runtime/result.h"
+#include "runtime/telemetry/counter_file.h"
 
 namespace nccl_ha {
 

@@ -22,9 +22,9 @@
 
 #include "ha/ledger.h"
 #include "ha/shadow.h"
+#include "runtime/base/result.h"
 #include "runtime/fabric/device.h"
 #include "runtime/fabric/path.h"
-#include "runtime/result.h"
 
 namespace nccl_ha {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/host.h"
-#include "runtime/log.h"
+#include "runtime/base/host.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha {
 namespace {

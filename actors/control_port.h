@@ -12,9 +12,9 @@
 #include <memory>
 
 #include "actors/control.h"
-#include "runtime/context.h"
-#include "runtime/stream.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/engine/context.h"
+#include "runtime/engine/timer_wheel.h"
+#include "runtime/streams/stream.h"
 
 namespace nccl_ha {
 

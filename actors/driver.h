@@ -13,10 +13,10 @@
 #include "actors/connection_message.h"
 #include "actors/request.h"
 #include "actors/server.h"
-#include "runtime/actor.h"
-#include "runtime/engine.h"
-#include "runtime/mailbox.h"
-#include "runtime/worker.h"
+#include "runtime/engine/actor.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/mailbox.h"
+#include "runtime/engine/worker.h"
 
 namespace nccl_ha {
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "actors/connection/receive_side.h"
-#include "runtime/engine.h"
-#include "runtime/log.h"
+#include "runtime/base/log.h"
+#include "runtime/engine/engine.h"
 
 namespace nccl_ha {
 

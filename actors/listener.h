@@ -5,10 +5,10 @@
 #include <memory>
 
 #include "actors/endpoint.h"
-#include "runtime/actor.h"
-#include "runtime/context.h"
+#include "runtime/engine/actor.h"
+#include "runtime/engine/context.h"
 #include "runtime/fabric/provider.h"
-#include "runtime/stream.h"
+#include "runtime/streams/stream.h"
 
 namespace nccl_ha {
 

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "runtime/actor.h"
-#include "runtime/log.h"
-#include "runtime/worker.h"
+#include "runtime/base/log.h"
+#include "runtime/engine/actor.h"
+#include "runtime/engine/worker.h"
 
 namespace nccl_ha {
 

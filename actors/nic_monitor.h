@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "runtime/context.h"
+#include "runtime/engine/context.h"
+#include "runtime/engine/mailbox.h"
 #include "runtime/fabric/nic_board.h"
-#include "runtime/mailbox.h"
-#include "runtime/stream.h"
+#include "runtime/streams/stream.h"
 
 namespace nccl_ha {
 

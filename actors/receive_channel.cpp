@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "runtime/check.h"
+#include "runtime/base/check.h"
 
 namespace nccl_ha {
 

@@ -13,9 +13,9 @@
 
 #include "actors/control.h"
 #include "ha/redial.h"
-#include "runtime/context.h"
-#include "runtime/stream.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/engine/context.h"
+#include "runtime/engine/timer_wheel.h"
+#include "runtime/streams/stream.h"
 
 namespace nccl_ha {
 

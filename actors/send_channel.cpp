@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "ha/mutation.h"
-#include "runtime/check.h"
+#include "runtime/base/check.h"
 
 namespace nccl_ha {
 

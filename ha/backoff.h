@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "runtime/clock.h"
-#include "runtime/random.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/random.h"
 
 namespace nccl_ha::ha {
 

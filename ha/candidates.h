@@ -12,7 +12,7 @@
 #include "ha/invariant.h"
 #include "ha/mutation.h"
 #include "ha/shadow.h"
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
 

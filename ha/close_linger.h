@@ -5,7 +5,7 @@
 
 #include "ha/invariant.h"
 #include "ha/mutation.h"
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
 

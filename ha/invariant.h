@@ -5,7 +5,7 @@
 // (ConnectionState::sound).  On in every build.
 #pragma once
 
-#include "runtime/check.h"
+#include "runtime/base/check.h"
 
 namespace nccl_ha::ha {
 

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
 

@@ -1,7 +1,7 @@
-// Mistakes that tests plant: see runtime/mutation.h.
+// Mistakes that tests plant: see runtime/base/mutation.h.
 #pragma once
 
-#include "runtime/mutation.h"
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::ha {
 

@@ -8,7 +8,7 @@
 
 #include "ha/invariant.h"
 #include "ha/mutation.h"
-#include "runtime/instant.h"
+#include "runtime/base/instant.h"
 
 namespace nccl_ha::ha {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "ha/peer_verdict.h"
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
 

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "ha/invariant.h"
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "plugin/nccl_abi.h"
-#include "runtime/log.h"
-#include "runtime/result.h"
+#include "runtime/base/log.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::plugin {
 

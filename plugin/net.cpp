@@ -13,9 +13,9 @@
 #include "plugin/edge.h"
 #include "plugin/process.h"
 #include "plugin/profiler.h"
-#include "runtime/listening.h"
-#include "runtime/log.h"
-#include "runtime/random.h"
+#include "runtime/base/log.h"
+#include "runtime/base/random.h"
+#include "runtime/streams/listening.h"
 
 namespace nccl_ha::plugin {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "plugin/edge.h"
 #include "plugin/profiler.h"
-#include "runtime/log.h"
-#include "runtime/random.h"
+#include "runtime/base/log.h"
+#include "runtime/base/random.h"
 
 namespace nccl_ha::plugin {
 namespace {

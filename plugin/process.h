@@ -17,8 +17,8 @@
 #include "actors/endpoint.h"
 #include "actors/listener.h"
 #include "plugin/net.h"
-#include "runtime/config.h"
-#include "runtime/engine.h"
+#include "runtime/base/config.h"
+#include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
 
 namespace nccl_ha::plugin {

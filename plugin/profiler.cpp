@@ -6,7 +6,7 @@
 #include <new>
 
 #include "plugin/profiler_event.h"
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha::plugin {
 namespace {

@@ -9,8 +9,8 @@
 #include "plugin/net.h"
 #include "plugin/process.h"
 #include "plugin/profiler.h"
-#include "runtime/log.h"
-#include "runtime/mutation.h"
+#include "runtime/base/log.h"
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::plugin {
 namespace {

@@ -8,8 +8,8 @@
 #include "actors/driver.h"
 #include "ha/error_class.h"
 #include "ha/mutation.h"
-#include "runtime/engine.h"
-#include "runtime/log.h"
+#include "runtime/base/log.h"
+#include "runtime/engine/engine.h"
 
 namespace nccl_ha {
 

@@ -19,8 +19,8 @@
 #include "actors/connection/state.h"
 #include "actors/connection_message.h"
 #include "ha/close_linger.h"
-#include "runtime/actor.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/engine/actor.h"
+#include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
 

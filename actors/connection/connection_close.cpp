@@ -3,7 +3,7 @@
 
 #include "actors/connection/connection.h"
 #include "ha/mutation.h"
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha {
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "ha/mutation.h"
+#include "runtime/base/log.h"
 #include "runtime/fabric/interfaces.h"
-#include "runtime/log.h"
 
 namespace nccl_ha {
 namespace {

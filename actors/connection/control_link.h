@@ -17,7 +17,7 @@
 #include "actors/rejoin.h"
 #include "actors/route.h"
 #include "ha/control_sequencer.h"
-#include "runtime/stream.h"
+#include "runtime/streams/stream.h"
 
 namespace nccl_ha {
 

@@ -7,7 +7,7 @@
 
 #include "ha/error_class.h"
 #include "ha/mutation.h"
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha {
 

@@ -13,7 +13,7 @@
 #include "actors/connection/path_set.h"
 #include "actors/connection/state.h"
 #include "ha/retry_budget.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
 

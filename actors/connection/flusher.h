@@ -8,7 +8,7 @@
 #include "actors/connection/announcer.h"
 #include "actors/connection/side.h"
 #include "actors/receive_channel.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
 

@@ -10,8 +10,8 @@
 #include <optional>
 
 #include "ha/path_health.h"
-#include "runtime/counter_file.h"
 #include "runtime/fabric/provider.h"
+#include "runtime/telemetry/counter_file.h"
 
 namespace nccl_ha {
 

@@ -10,7 +10,7 @@
 #include "actors/connection/path_set.h"
 #include "actors/connection/state.h"
 #include "actors/nic_monitor.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
 

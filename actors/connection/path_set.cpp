@@ -7,7 +7,7 @@
 #include "actors/connection/limits.h"
 #include "ha/error_class.h"
 #include "ha/mutation.h"
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 
 namespace nccl_ha {
 namespace {

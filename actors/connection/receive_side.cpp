@@ -10,9 +10,9 @@
 #include "actors/connection/connection.h"
 #include "actors/listener.h"
 #include "ha/mutation.h"
-#include "runtime/engine.h"
-#include "runtime/host.h"
-#include "runtime/log.h"
+#include "runtime/base/host.h"
+#include "runtime/base/log.h"
+#include "runtime/engine/engine.h"
 
 namespace nccl_ha {
 namespace {

@@ -12,8 +12,8 @@
 #include "actors/connection/side.h"
 #include "actors/endpoint.h"
 #include "ha/close_tail.h"
-#include "runtime/mailbox.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/engine/mailbox.h"
+#include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
 

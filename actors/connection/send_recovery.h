@@ -17,7 +17,7 @@
 #include "ha/lane.h"
 #include "ha/ledger.h"
 #include "ha/serving_set.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
 

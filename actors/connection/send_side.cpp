@@ -8,8 +8,8 @@
 #include "actors/connection/connection.h"
 #include "ha/mutation.h"
 #include "ha/shadow.h"
-#include "runtime/host.h"
-#include "runtime/log.h"
+#include "runtime/base/host.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha {
 namespace {

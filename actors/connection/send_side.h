@@ -15,7 +15,7 @@
 #include "actors/rejoin.h"
 #include "actors/route.h"
 #include "ha/late_hello.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
 

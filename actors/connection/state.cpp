@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha {
 namespace {

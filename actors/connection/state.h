@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/actor.h"
-#include "runtime/check.h"
-#include "runtime/context.h"
-#include "runtime/counter_file.h"
+#include "runtime/base/check.h"
+#include "runtime/base/result.h"
+#include "runtime/engine/actor.h"
+#include "runtime/engine/context.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/provider.h"
-#include "runtime/result.h"
+#include "runtime/telemetry/counter_file.h"
 
 namespace nccl_ha {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/ip_address.h"
+#include "runtime/base/ip_address.h"
 
 namespace nccl_ha::fabric {
 

@@ -16,8 +16,8 @@
 #include <fstream>
 #include <map>
 
-#include "runtime/host.h"
-#include "runtime/log.h"
+#include "runtime/base/host.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha::fabric {
 namespace {

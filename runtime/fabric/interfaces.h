@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/ip_address.h"
-#include "runtime/result.h"
+#include "runtime/base/ip_address.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::fabric {
 

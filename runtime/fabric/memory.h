@@ -14,7 +14,7 @@
 #include <mutex>
 #include <vector>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::fabric {
 

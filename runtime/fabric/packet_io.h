@@ -10,9 +10,9 @@
 #include <span>
 #include <vector>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/result.h"
 #include "runtime/fabric/socket_address.h"
-#include "runtime/result.h"
 
 namespace nccl_ha::fabric {
 

@@ -13,11 +13,11 @@
 #include <span>
 #include <string>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/result.h"
 #include "runtime/fabric/completion_status.h"
 #include "runtime/fabric/failure_domain.h"
 #include "runtime/fabric/path_traits.h"
-#include "runtime/result.h"
 
 namespace nccl_ha::fabric {
 

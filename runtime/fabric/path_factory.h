@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config.h"
-#include "runtime/context.h"
+#include "runtime/base/config.h"
+#include "runtime/engine/context.h"
 #include "runtime/fabric/device.h"
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/memory.h"

@@ -8,9 +8,9 @@
 #include <iterator>
 #include <utility>
 
-#include "runtime/check.h"
-#include "runtime/host.h"
-#include "runtime/log.h"
+#include "runtime/base/check.h"
+#include "runtime/base/host.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha::fabric {
 namespace {

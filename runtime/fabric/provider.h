@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config.h"
-#include "runtime/context.h"
+#include "runtime/base/config.h"
+#include "runtime/engine/context.h"
 #include "runtime/fabric/path_factory.h"
 #include "runtime/fabric/standard_kinds.h"
 

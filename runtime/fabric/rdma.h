@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <memory>
 
-#include "runtime/context.h"
+#include "runtime/base/result.h"
+#include "runtime/engine/context.h"
 #include "runtime/fabric/device.h"
 #include "runtime/fabric/packet_io.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/region_registry.h"
-#include "runtime/result.h"
 
 namespace nccl_ha::fabric {
 

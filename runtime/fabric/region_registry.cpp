@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include "runtime/mutation.h"
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::fabric {
 

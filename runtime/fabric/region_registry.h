@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::fabric {
 

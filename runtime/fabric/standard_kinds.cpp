@@ -4,12 +4,12 @@
 
 #include <utility>
 
+#include "runtime/base/log.h"
 #include "runtime/fabric/datagram/ud_factory.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/host_ports.h"
 #include "runtime/fabric/verbs/rc_factory.h"
-#include "runtime/log.h"
 
 namespace nccl_ha::fabric {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::sim {
 

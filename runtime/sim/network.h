@@ -14,14 +14,14 @@
 #include <string>
 #include <vector>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/random.h"
 #include "runtime/fabric/packet_io.h"
-#include "runtime/random.h"
 #include "runtime/sim/endpoint.h"
 #include "runtime/sim/event_queue.h"
 #include "runtime/sim/packet_queue.h"
 #include "runtime/sim/tcp.h"
-#include "runtime/stream.h"
+#include "runtime/streams/stream.h"
 
 namespace nccl_ha::sim {
 

@@ -5,7 +5,7 @@
 #include <deque>
 #include <vector>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 #include "runtime/fabric/packet_io.h"
 
 namespace nccl_ha::sim {

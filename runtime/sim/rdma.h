@@ -18,10 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "runtime/clock.h"
-#include "runtime/config.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/config.h"
+#include "runtime/base/random.h"
 #include "runtime/fabric/verbs/device.h"
-#include "runtime/random.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma_faults.h"
 #include "runtime/sim/rdma_memory.h"

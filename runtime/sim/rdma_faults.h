@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/clock.h"
-#include "runtime/random.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/random.h"
 
 namespace nccl_ha::sim {
 

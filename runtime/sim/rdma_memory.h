@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/clock.h"
-#include "runtime/random.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/random.h"
 #include "runtime/sim/rdma_faults.h"
 
 namespace nccl_ha::sim {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "runtime/sim/endpoint.h"
-#include "runtime/stream.h"
+#include "runtime/streams/stream.h"
 
 namespace nccl_ha::sim {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "runtime/check.h"
+#include "runtime/base/check.h"
 #include "runtime/fabric/verbs/host_ports.h"
 #include "runtime/sim/streams.h"
 

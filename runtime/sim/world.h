@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma.h"

@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "plugin/nccl_abi.h"
-#include "runtime/clock.h"
-#include "runtime/config.h"
-#include "runtime/counter_file.h"
-#include "runtime/cpu.h"
-#include "runtime/mailbox.h"
-#include "runtime/recorder.h"
-#include "runtime/uv_streams.h"
-#include "runtime/worker.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/config.h"
+#include "runtime/base/cpu.h"
+#include "runtime/engine/mailbox.h"
+#include "runtime/engine/worker.h"
+#include "runtime/streams/uv_streams.h"
+#include "runtime/telemetry/counter_file.h"
+#include "runtime/telemetry/recorder.h"
 
 namespace nccl_ha {
 namespace {

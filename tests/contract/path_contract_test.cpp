@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "runtime/random.h"
+#include "runtime/base/random.h"
 #include "tests/support/path_harness.h"
 
 namespace nccl_ha::test {

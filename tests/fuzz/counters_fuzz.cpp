@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/counter_reader.h"
+#include "runtime/telemetry/counter_reader.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 """Writes the seed inputs of the fuzz targets into tests/fuzz/corpus/.
 
 The formats are those at the top of runtime/fabric/datagram/wire.h, actors/control.h,
-plugin/handle.h and runtime/counter_layout.h. Run it again after a format changes; what libFuzzer finds on top of these seeds
+plugin/handle.h and runtime/telemetry/counter_layout.h. Run it again after a format changes; what libFuzzer finds on top of these seeds
 stays beside them under its own names.
 """
 import pathlib
@@ -122,7 +122,7 @@ def handles():
 
 
 def counter_file(version=1, blocks=2, ring_capacity=4, block_scope=0):
-    """Two scopes, a worker with a ring and a connection, as runtime/counter_layout.h has it."""
+    """Two scopes, a worker with a ring and a connection, as runtime/telemetry/counter_layout.h has it."""
     strings, offsets = b"", {}
     for text in ("worker", "connection", "turns", "bytes", "help", "path_down", "path", "epoch"):
         offsets[text] = len(strings)

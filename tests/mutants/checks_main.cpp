@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "runtime/mutation.h"
+#include "runtime/base/mutation.h"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);

@@ -15,7 +15,7 @@
 #include <regex>
 #include <vector>
 
-#include "runtime/mutation.h"
+#include "runtime/base/mutation.h"
 #include "tests/mutants/table.h"
 #include "tools/sim/failover_run.h"
 
@@ -100,9 +100,10 @@ std::string text_of(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// The values of the enumeration behind `none`, as runtime/mutation.h has them.
+/// The values of the enumeration behind `none`, as runtime/base/mutation.h has them.
 std::vector<std::string> names_in_the_header() {
-  const std::filesystem::path header = std::filesystem::path(NHA_SOURCE_DIR) / "runtime/mutation.h";
+  const std::filesystem::path header =
+      std::filesystem::path(NHA_SOURCE_DIR) / "runtime/base/mutation.h";
   const std::string text = text_of(header);
   const size_t begin = text.find("none,");
   const std::string list = text.substr(begin + 5, text.find("};", begin) - begin - 5);

@@ -2,7 +2,7 @@
 // mistake that is planted, by its number.
 #include <cstdlib>
 
-#include "runtime/mutation.h"
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha {
 namespace {

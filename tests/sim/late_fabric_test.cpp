@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/worker.h"
+#include "runtime/engine/worker.h"
 #include "tests/support/path_harness.h"
 #include "tools/sim/link.h"
 #include "tools/sim/traffic.h"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 #include "tests/support/sim_pair.h"
 #include "tools/sim/failover_run.h"
 

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <functional>
 
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
 #include "tools/sim/failover_run.h"

@@ -13,14 +13,14 @@ import unittest
 TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "dev"
 
 GOOD = {
-    "runtime/clock.h": "#pragma once\n",
+    "runtime/base/clock.h": "#pragma once\n",
     "runtime/fabric/path.h": "#pragma once\n",
     "runtime/fabric/one/port.h": '#pragma once\n#include "runtime/fabric/path.h"\n',
-    "runtime/fabric/two/port.h": '#pragma once\n#include "runtime/clock.h"\n',
+    "runtime/fabric/two/port.h": '#pragma once\n#include "runtime/base/clock.h"\n',
     "runtime/fabric/standard_kinds.cpp": '#include "runtime/fabric/one/port.h"\n',
-    "runtime/worker.h": "#pragma once\n#include <thread>\n#include <uv.h>\n",
-    "ha/epoch.h": '#pragma once\n#include "runtime/clock.h"\n',
-    "actors/connection.h": '#pragma once\n#include "ha/epoch.h"\n#include "runtime/worker.h"\n',
+    "runtime/engine/worker.h": "#pragma once\n#include <thread>\n#include <uv.h>\n",
+    "ha/epoch.h": '#pragma once\n#include "runtime/base/clock.h"\n',
+    "actors/connection.h": '#pragma once\n#include "ha/epoch.h"\n#include "runtime/engine/worker.h"\n',
     "plugin/nccl_abi.h": "#pragma once\n",
     "plugin/net.cpp": '#include "actors/connection.h"\n#include "plugin/nccl_abi.h"\n',
     "tools/main.cpp": '#include "plugin/nccl_abi.h"\n#include <CLI/CLI.hpp>\n',
@@ -71,7 +71,7 @@ class Layers(unittest.TestCase):
         self.expect("ha/wrong.h", "#include <thread>\n", "ha/ is pure")
 
     def test_worker_in_ha(self):
-        self.expect("ha/wrong.h", '#include "runtime/worker.h"\n', "ha/ is pure")
+        self.expect("ha/wrong.h", '#include "runtime/engine/worker.h"\n', "ha/ is pure")
 
     def test_one_kind_of_fabric_from_another(self):
         self.expect("runtime/fabric/two/wrong.h", '#include "runtime/fabric/one/port.h"\n',
@@ -82,7 +82,7 @@ class Layers(unittest.TestCase):
                     "only runtime/fabric/standard_kinds.cpp")
 
     def test_fabric_from_the_bottom_of_runtime(self):
-        self.expect("runtime/wrong.cpp", '#include "runtime/fabric/path.h"\n', "stands below")
+        self.expect("runtime/engine/wrong.cpp", '#include "runtime/fabric/path.h"\n', "stands below")
 
     def test_a_kind_of_fabric_from_actors(self):
         self.expect("actors/wrong.h", '#include "runtime/fabric/one/port.h"\n', "its traits")
@@ -128,8 +128,8 @@ class Text(unittest.TestCase):
                 (long_file, "601 lines"),
                 ("// TO" + "DO: later\n", "is banned: finish it"),
                 ("std::this_thread::sleep" + "_for(1s);\n", "is banned: wait for an event"),
-                ("int r = ra" + "nd();\n", "is banned: use runtime/random.h"),
-                ("auto t = std::chrono::system" + "_clock::now();\n", "use runtime/clock.h"),
+                ("int r = ra" + "nd();\n", "is banned: use runtime/base/random.h"),
+                ("auto t = std::chrono::system" + "_clock::now();\n", "use runtime/base/clock.h"),
                 ("#define private public\n", "test through the interface"),
                 ('#include "ha/fence.cpp"\n', "sources are no headers"),
                 ("TEST(A, DISABLED" + "_b) {}\n", "a test runs"),

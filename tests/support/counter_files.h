@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/counter_file.h"
-#include "runtime/counter_reader.h"
+#include "runtime/telemetry/counter_file.h"
+#include "runtime/telemetry/counter_reader.h"
 
 namespace nccl_ha::test {
 

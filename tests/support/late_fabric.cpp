@@ -5,8 +5,8 @@
 #include <memory>
 #include <utility>
 
+#include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/datagram/udp_factory.h"
-#include "runtime/timer_wheel.h"
 
 namespace nccl_ha::test {
 namespace {

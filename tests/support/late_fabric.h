@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/sim/network.h"
 

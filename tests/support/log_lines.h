@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha::test {
 

@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/base/random.h"
 #include "runtime/fabric/packet_io.h"
-#include "runtime/random.h"
 #include "runtime/sim/packet_queue.h"
 
 namespace nccl_ha::test {

@@ -2,14 +2,14 @@
 
 #include <array>
 
-#include "runtime/clock.h"
-#include "runtime/config.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/config.h"
+#include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/udp_io.h"
 #include "runtime/fabric/verbs/ud_io.h"
-#include "runtime/timer_wheel.h"
 #include "tests/support/memory_network.h"
 #include "tests/support/path_verbs.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 #include "runtime/fabric/path.h"
 
 namespace nccl_ha::test {

@@ -5,11 +5,11 @@
 #include <array>
 #include <stdexcept>
 
-#include "runtime/config.h"
+#include "runtime/base/config.h"
+#include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/verbs/verbs_path.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma.h"
-#include "runtime/timer_wheel.h"
 
 namespace nccl_ha::test {
 namespace {

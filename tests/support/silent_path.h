@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/fabric/path.h"
-#include "runtime/stream.h"
+#include "runtime/streams/stream.h"
 
 namespace nccl_ha {
 

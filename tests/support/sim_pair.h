@@ -3,8 +3,8 @@
 
 #include <chrono>
 
-#include "runtime/config.h"
-#include "runtime/log.h"
+#include "runtime/base/config.h"
+#include "runtime/base/log.h"
 #include "tools/sim/pair.h"
 
 namespace nccl_ha::test {

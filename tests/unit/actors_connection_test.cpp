@@ -7,7 +7,7 @@
 
 #include "actors/connection/connection.h"
 #include "actors/endpoint.h"
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 #include "runtime/sim/world.h"
 
 namespace nccl_ha {

@@ -5,7 +5,7 @@
 #include "actors/connection/lane.h"
 #include "actors/control.h"
 #include "actors/immediate.h"
-#include "runtime/random.h"
+#include "runtime/base/random.h"
 
 namespace nccl_ha {
 namespace {

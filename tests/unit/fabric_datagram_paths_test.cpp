@@ -7,12 +7,12 @@
 #include <span>
 #include <vector>
 
+#include "runtime/base/random.h"
+#include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/packet_io.h"
-#include "runtime/random.h"
-#include "runtime/timer_wheel.h"
 #include "tests/support/memory_network.h"
 
 namespace nccl_ha::fabric {

@@ -7,13 +7,13 @@
 #include <set>
 #include <vector>
 
+#include "runtime/base/random.h"
 #include "runtime/fabric/datagram/congestion.h"
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/hotel.h"
 #include "runtime/fabric/datagram/receive_window.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/packet_io.h"
-#include "runtime/random.h"
 
 namespace nccl_ha::fabric {
 namespace {

@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/config.h"
-#include "runtime/engine.h"
+#include "runtime/base/config.h"
+#include "runtime/engine/engine.h"
 #include "runtime/fabric/verbs/device_watch.h"
 
 namespace nccl_ha::fabric::verbs {

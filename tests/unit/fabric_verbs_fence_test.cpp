@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/verbs/destroyer.h"
 #include "runtime/fabric/verbs/verbs_path.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma.h"
-#include "runtime/timer_wheel.h"
 #include "tests/support/path_harness.h"
 #include "tests/support/until.h"
 

@@ -1,11 +1,11 @@
 // What of the verbs fabric needs no device: selection, addresses, names.
 #include <gtest/gtest.h>
 
-#include "runtime/config.h"
+#include "runtime/base/config.h"
+#include "runtime/base/random.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/options.h"
 #include "runtime/fabric/verbs/verbs_path.h"
-#include "runtime/random.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {

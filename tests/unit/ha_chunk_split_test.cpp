@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ha/chunk_split.h"
-#include "runtime/random.h"
+#include "runtime/base/random.h"
 
 namespace nccl_ha::ha {
 namespace {

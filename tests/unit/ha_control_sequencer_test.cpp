@@ -5,7 +5,7 @@
 
 #include "actors/control.h"
 #include "ha/control_sequencer.h"
-#include "runtime/random.h"
+#include "runtime/base/random.h"
 
 namespace nccl_ha::ha {
 namespace {

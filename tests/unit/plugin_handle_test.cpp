@@ -5,8 +5,8 @@
 #include "plugin/connect.h"
 #include "plugin/edge.h"
 #include "plugin/handle.h"
-#include "runtime/listening.h"
-#include "runtime/random.h"
+#include "runtime/base/random.h"
+#include "runtime/streams/listening.h"
 
 namespace nccl_ha::plugin {
 namespace {

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "runtime/config.h"
+#include "runtime/base/config.h"
 
 namespace nccl_ha {
 namespace {

@@ -10,10 +10,10 @@
 #include <set>
 #include <thread>
 
-#include "runtime/counter_file.h"
-#include "runtime/engine.h"
-#include "runtime/recorder.h"
+#include "runtime/engine/engine.h"
 #include "runtime/sim/world.h"
+#include "runtime/telemetry/counter_file.h"
+#include "runtime/telemetry/recorder.h"
 #include "tests/support/counter_files.h"
 #include "tests/support/log_lines.h"
 

@@ -5,8 +5,8 @@
 #include <fstream>
 #include <span>
 
-#include "runtime/counter_reader.h"
-#include "runtime/recorder.h"
+#include "runtime/telemetry/counter_reader.h"
+#include "runtime/telemetry/recorder.h"
 #include "tests/support/counter_files.h"
 
 namespace nccl_ha {

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "runtime/cpu.h"
+#include "runtime/base/cpu.h"
 
 namespace nccl_ha {
 namespace {

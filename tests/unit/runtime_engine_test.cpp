@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/engine.h"
-#include "runtime/stream.h"
+#include "runtime/engine/engine.h"
+#include "runtime/streams/stream.h"
 #include "tests/support/until.h"
 
 namespace nccl_ha {

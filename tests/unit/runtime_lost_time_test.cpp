@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "runtime/clock.h"
-#include "runtime/lost_time.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/lost_time.h"
 
 namespace nccl_ha {
 namespace {

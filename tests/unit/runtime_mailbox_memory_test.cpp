@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/mailbox.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/engine/mailbox.h"
+#include "runtime/engine/timer_wheel.h"
 
 // glibc's own allocator behind the name that this file takes over.
 extern "C" void* __libc_malloc(size_t bytes);

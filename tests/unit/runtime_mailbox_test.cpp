@@ -4,10 +4,10 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/idle.h"
-#include "runtime/mailbox.h"
-#include "runtime/parker.h"
-#include "runtime/slot_table.h"
+#include "runtime/base/slot_table.h"
+#include "runtime/engine/idle.h"
+#include "runtime/engine/mailbox.h"
+#include "runtime/engine/parker.h"
 
 namespace nccl_ha {
 namespace {

@@ -6,11 +6,11 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/check.h"
-#include "runtime/log.h"
-#include "runtime/random.h"
-#include "runtime/recorder.h"
-#include "runtime/result.h"
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+#include "runtime/base/random.h"
+#include "runtime/base/result.h"
+#include "runtime/telemetry/recorder.h"
 
 namespace nccl_ha {
 namespace {

@@ -1,7 +1,7 @@
 // One object of each type, for as long as somebody keeps it.
 #include <gtest/gtest.h>
 
-#include "runtime/shared_objects.h"
+#include "runtime/engine/shared_objects.h"
 
 namespace nccl_ha {
 namespace {

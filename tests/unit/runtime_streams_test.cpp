@@ -6,7 +6,7 @@
 
 #include <array>
 
-#include "runtime/uv_streams.h"
+#include "runtime/streams/uv_streams.h"
 #include "tests/support/until.h"
 
 namespace nccl_ha {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/random.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/base/random.h"
+#include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "runtime/turn_pacer.h"
+#include "runtime/engine/turn_pacer.h"
 
 namespace nccl_ha {
 namespace {

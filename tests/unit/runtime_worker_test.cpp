@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/uv_streams.h"
-#include "runtime/worker.h"
+#include "runtime/engine/worker.h"
+#include "runtime/streams/uv_streams.h"
 
 namespace nccl_ha {
 namespace {

@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "runtime/cpu.h"
+#include "runtime/base/cpu.h"
 #include "runtime/fabric/provider.h"
 
 namespace nccl_ha::tools {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config.h"
+#include "runtime/base/config.h"
 #include "runtime/fabric/interfaces.h"
 #include "tools/common/host_view.h"
 #include "tools/common/plugin_search.h"

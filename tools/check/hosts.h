@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::tools {
 

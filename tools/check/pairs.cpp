@@ -14,9 +14,9 @@
 #include <tuple>
 #include <utility>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/random.h"
 #include "runtime/fabric/provider.h"
-#include "runtime/random.h"
 
 namespace nccl_ha::tools {
 namespace {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/clock.h"
-#include "runtime/result.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::tools {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::tools {
 

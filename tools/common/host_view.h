@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config.h"
+#include "runtime/base/config.h"
 #include "runtime/fabric/verbs/device.h"
 
 namespace nccl_ha::tools {

@@ -5,7 +5,7 @@
 #include <map>
 #include <memory>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::tools {
 

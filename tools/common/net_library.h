@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "plugin/nccl_abi.h"
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::tools {
 

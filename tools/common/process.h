@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::tools {
 

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::tools {
 

@@ -31,8 +31,8 @@ MEMBER_FOLDERS = ("runtime", "ha", "actors", "relay", "plugin")
 BANNED_IN_CODE = [
     (r"\bsleep_[f]or\b|\bthis_thread::s[l]eep\w*|\bu[s]leep\s*\(|\bnano[s]leep\s*\(",
      "wait for an event with a deadline, not for time to pass"),
-    (r"(?<![\w.>:])[r]and\s*\(\)|\bs[r]and\s*\(|\bstd::[r]and\b", "use runtime/random.h"),
-    (r"\bsystem_[c]lock\b", "use runtime/clock.h"),
+    (r"(?<![\w.>:])[r]and\s*\(\)|\bs[r]and\s*\(|\bstd::[r]and\b", "use runtime/base/random.h"),
+    (r"\bsystem_[c]lock\b", "use runtime/base/clock.h"),
     (r"#\s*define\s+(private|protected)\b", "test through the interface"),
     (r"\bDISABLED[_]|\bGTEST[_]SKIP\b", "a test runs or does not exist"),
     (r"\busing\s+namespace\s+std\b", "name what is used"),

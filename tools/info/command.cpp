@@ -5,14 +5,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "runtime/config.h"
-#include "runtime/cpu.h"
+#include "runtime/base/config.h"
+#include "runtime/base/cpu.h"
+#include "runtime/base/log.h"
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/fabric/verbs/device.h"
-#include "runtime/log.h"
 #include "tools/commands.h"
 #include "tools/common/host_view.h"
 #include "tools/common/plugin_search.h"

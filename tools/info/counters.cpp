@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "runtime/counter_reader.h"
+#include "runtime/telemetry/counter_reader.h"
 #include "tools/common/refusal.h"
 
 namespace nccl_ha::tools {

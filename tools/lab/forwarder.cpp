@@ -22,7 +22,7 @@
 #include <random>
 #include <string>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 #include "tools/common/process.h"
 
 namespace nccl_ha::tools::lab {

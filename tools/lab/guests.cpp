@@ -18,8 +18,8 @@
 #include <random>
 #include <utility>
 
-#include "runtime/clock.h"
-#include "runtime/cpu.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/cpu.h"
 #include "tools/lab/guest_port.h"
 
 extern char** environ;

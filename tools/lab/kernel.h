@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::tools::lab {
 

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/clock.h"
-#include "runtime/result.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/result.h"
 #include "tools/lab/links.h"
 #include "tools/lab/topology.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 #include "tools/perf/rank.h"
 
 namespace nccl_ha::tools {

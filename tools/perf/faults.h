@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/clock.h"
-#include "runtime/random.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/random.h"
 #include "tools/lab/request.h"
 #include "tools/lab/state.h"
 

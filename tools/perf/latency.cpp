@@ -8,7 +8,7 @@
 #include <array>
 #include <numeric>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::tools {
 namespace {

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/clock.h"
-#include "runtime/result.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/result.h"
 #include "tools/common/net_library.h"
 #include "tools/perf/links.h"
 #include "tools/perf/transfer.h"

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 #include "tools/common/bootstrap.h"
 #include "tools/common/net_library.h"
 #include "tools/perf/plan.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 #include "tools/perf/pattern.h"
 
 namespace nccl_ha::tools {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 #include "tools/common/net_library.h"
 #include "tools/perf/faults.h"
 #include "tools/perf/links.h"

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 #include "tools/commands.h"
 #include "tools/sim/coverage.h"
 #include "tools/sim/failover_run.h"

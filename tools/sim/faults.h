@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/random.h"
+#include "runtime/base/random.h"
 #include "tools/sim/stage.h"
 
 namespace nccl_ha::tools {

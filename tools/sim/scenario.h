@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/config.h"
+#include "runtime/base/config.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma_faults.h"
 #include "tools/sim/traffic.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "actors/channel.h"
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 #include "runtime/sim/world.h"
 
 namespace nccl_ha::tools {

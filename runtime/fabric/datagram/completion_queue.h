@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "runtime/check.h"
+#include "runtime/base/check.h"
 #include "runtime/fabric/path.h"
 
 namespace nccl_ha::fabric {

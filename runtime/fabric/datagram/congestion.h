@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::fabric {
 

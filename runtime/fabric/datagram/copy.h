@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "runtime/mutation.h"
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::fabric {
 

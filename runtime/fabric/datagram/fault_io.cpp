@@ -5,8 +5,8 @@
 #include <charconv>
 #include <string>
 
+#include "runtime/base/log.h"
 #include "runtime/fabric/datagram/wire.h"
-#include "runtime/log.h"
 
 namespace nccl_ha::fabric {
 namespace {

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/base/random.h"
 #include "runtime/fabric/packet_io.h"
-#include "runtime/random.h"
-#include "runtime/recorder.h"
+#include "runtime/telemetry/recorder.h"
 
 namespace nccl_ha::fabric {
 

@@ -11,8 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "runtime/clock.h"
-#include "runtime/mutation.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::fabric {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/config.h"
+#include "runtime/base/config.h"
 
 namespace nccl_ha::fabric {
 

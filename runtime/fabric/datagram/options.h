@@ -1,7 +1,7 @@
 // Settings of the datagram engine, taken from the configuration table once.
 #pragma once
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 #include "runtime/fabric/datagram/congestion.h"
 #include "runtime/fabric/datagram/rtt.h"
 

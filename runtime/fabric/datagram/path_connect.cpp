@@ -10,10 +10,10 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/check.h"
+#include "runtime/base/check.h"
+#include "runtime/base/ip_address.h"
+#include "runtime/base/log.h"
 #include "runtime/fabric/datagram/datagram_path.h"
-#include "runtime/ip_address.h"
-#include "runtime/log.h"
 
 namespace nccl_ha::fabric {
 namespace {

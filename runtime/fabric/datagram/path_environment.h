@@ -5,18 +5,18 @@
 #include <cstdint>
 #include <memory>
 
-#include "runtime/clock.h"
-#include "runtime/counter_file.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/random.h"
+#include "runtime/engine/poller.h"
+#include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/datagram/completion_queue.h"
 #include "runtime/fabric/datagram/hotel.h"
 #include "runtime/fabric/datagram/options.h"
 #include "runtime/fabric/datagram/path_lists.h"
 #include "runtime/fabric/datagram/send_stage.h"
 #include "runtime/fabric/memory.h"
-#include "runtime/poller.h"
-#include "runtime/random.h"
-#include "runtime/recorder.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/telemetry/counter_file.h"
+#include "runtime/telemetry/recorder.h"
 
 namespace nccl_ha::fabric {
 

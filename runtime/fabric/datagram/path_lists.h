@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 #include "runtime/fabric/datagram/send_queue.h"
 
 namespace nccl_ha::fabric {

@@ -5,9 +5,9 @@
 #include <array>
 #include <cstring>
 
-#include "runtime/check.h"
+#include "runtime/base/check.h"
+#include "runtime/base/mutation.h"
 #include "runtime/fabric/datagram/datagram_path.h"
-#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric {
 namespace {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/check.h"
+#include "runtime/base/check.h"
+#include "runtime/base/mutation.h"
 #include "runtime/fabric/datagram/datagram_path.h"
-#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric {
 namespace {

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "runtime/engine/poller.h"
 #include "runtime/fabric/datagram/path_environment.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/path.h"
-#include "runtime/poller.h"
 
 namespace nccl_ha::fabric {
 

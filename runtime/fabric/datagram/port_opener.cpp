@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "runtime/base/log.h"
 #include "runtime/fabric/datagram/port.h"
-#include "runtime/log.h"
 
 namespace nccl_ha::fabric {
 

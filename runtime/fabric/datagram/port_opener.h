@@ -5,8 +5,8 @@
 #include <functional>
 #include <memory>
 
-#include "runtime/config.h"
-#include "runtime/context.h"
+#include "runtime/base/config.h"
+#include "runtime/engine/context.h"
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/options.h"
 #include "runtime/fabric/memory.h"

@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "runtime/check.h"
+#include "runtime/base/check.h"
+#include "runtime/base/mutation.h"
 #include "runtime/fabric/datagram/wire.h"
-#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric {
 

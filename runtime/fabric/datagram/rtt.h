@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::fabric {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/check.h"
+#include "runtime/base/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 
 namespace nccl_ha::fabric {

@@ -8,10 +8,10 @@
 #include <span>
 #include <vector>
 
-#include "runtime/counters.h"
 #include "runtime/fabric/datagram/send_queue.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/packet_io.h"
+#include "runtime/telemetry/counters.h"
 
 namespace nccl_ha::fabric {
 

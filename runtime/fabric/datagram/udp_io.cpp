@@ -12,7 +12,7 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha::fabric {
 namespace {

@@ -5,9 +5,9 @@
 #include <array>
 #include <utility>
 
+#include "runtime/base/log.h"
+#include "runtime/base/mutation.h"
 #include "runtime/fabric/verbs/verbs_path.h"
-#include "runtime/log.h"
-#include "runtime/mutation.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {

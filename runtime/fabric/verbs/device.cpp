@@ -15,7 +15,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/config.h"
+#include "runtime/base/config.h"
 #include "runtime/fabric/verbs/destroyer.h"
 #include "runtime/fabric/verbs/gid.h"
 #include "runtime/fabric/verbs/library.h"

@@ -1,6 +1,6 @@
 #include "runtime/fabric/verbs/device_watch.h"
 
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <utility>
 
-#include "runtime/log.h"
-#include "runtime/thread.h"
+#include "runtime/base/log.h"
+#include "runtime/engine/thread.h"
 
 namespace nccl_ha::fabric::verbs {
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 
 namespace nccl_ha::fabric::verbs {
 

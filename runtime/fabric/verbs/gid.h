@@ -7,8 +7,8 @@
 #include <span>
 #include <string>
 
+#include "runtime/base/result.h"
 #include "runtime/fabric/interfaces.h"
-#include "runtime/result.h"
 
 namespace nccl_ha::fabric::verbs {
 

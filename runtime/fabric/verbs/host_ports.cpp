@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/base/log.h"
 #include "runtime/fabric/verbs/device_watch.h"
 #include "runtime/fabric/verbs/port.h"
 #include "runtime/fabric/verbs/ud_io.h"
-#include "runtime/log.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config.h"
+#include "runtime/base/config.h"
 #include "runtime/fabric/nic_board.h"
 #include "runtime/fabric/rdma.h"
 #include "runtime/fabric/verbs/device.h"

@@ -6,7 +6,7 @@
 
 #include <infiniband/verbs.h>
 
-#include "runtime/result.h"
+#include "runtime/base/result.h"
 
 namespace nccl_ha::fabric::verbs {
 

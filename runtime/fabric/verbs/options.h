@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "runtime/clock.h"
+#include "runtime/base/clock.h"
 #include "runtime/fabric/path_traits.h"
 
 namespace nccl_ha {

@@ -8,8 +8,8 @@
 #include <array>
 #include <cerrno>
 
+#include "runtime/base/log.h"
 #include "runtime/fabric/verbs/verbs_path.h"
-#include "runtime/log.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {

@@ -7,14 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "runtime/clock.h"
-#include "runtime/counter_file.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/random.h"
+#include "runtime/engine/poller.h"
+#include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/options.h"
-#include "runtime/poller.h"
-#include "runtime/random.h"
-#include "runtime/timer_wheel.h"
+#include "runtime/telemetry/counter_file.h"
 
 namespace nccl_ha::fabric::verbs {
 

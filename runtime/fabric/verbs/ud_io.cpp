@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "runtime/log.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {

@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "runtime/base/log.h"
 #include "runtime/fabric/byte_order.h"
-#include "runtime/log.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {

@@ -1,0 +1,57 @@
+#include "runtime/base/host.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+namespace nccl_ha {
+
+const std::string& host_name() {
+  static const std::string name = [] {
+    std::array<char, 256> buffer{};
+    if (gethostname(buffer.data(), buffer.size() - 1) != 0 || buffer[0] == '\0') {
+      return std::string("host");
+    }
+    const std::string full(buffer.data());
+    return full.substr(0, full.find('.'));
+  }();
+  return name;
+}
+
+namespace {
+
+/// Of /proc/WHO/stat; 0 when there is none.
+uint64_t start_ticks_of(const std::string& who, bool also_zombies) {
+  std::ifstream file("/proc/" + who + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  // The second field is the program's name in parentheses, which may hold anything; the third is
+  // the state, the time is the 22nd (proc(5)).
+  const size_t name_end = text.rfind(')');
+  std::istringstream rest(name_end == std::string::npos ? std::string()
+                                                        : text.substr(name_end + 1));
+  std::string field;
+  for (int number = 3; number <= 22 && rest >> field; ++number) {
+    if (number == 3 && !also_zombies && (field == "Z" || field == "X")) {
+      return 0;
+    }
+  }
+  return std::strtoull(field.c_str(), nullptr, 10);
+}
+
+}  // namespace
+
+uint64_t process_start_ticks() { return start_ticks_of("self", true); }
+
+uint64_t process_start_ticks(uint32_t pid) { return start_ticks_of(std::to_string(pid), false); }
+
+uint64_t pid_namespace() {
+  struct stat info {};
+  return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
+}
+
+}  // namespace nccl_ha

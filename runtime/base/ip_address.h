@@ -1,0 +1,30 @@
+// An IP address with the length of its network's prefix.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "runtime/base/result.h"
+
+namespace nccl_ha {
+
+struct IpAddress {
+  uint8_t family = 4;  ///< 4 or 6
+  uint8_t prefix_len = 0;
+  uint32_t scope_id = 0;            ///< IPv6 link-local only
+  std::array<uint8_t, 16> bytes{};  ///< the first 4 for IPv4, network order
+
+  std::string text() const;
+  /// By this address's prefix; false across families.
+  bool same_subnet(const IpAddress& other) const;
+  bool loopback() const;
+  bool link_local() const;
+  /// Fills `out`, returns the length.
+  socklen_t to_sockaddr(uint16_t port, sockaddr_storage* out) const;
+  static Result<IpAddress> from_sockaddr(const sockaddr* address);
+};
+
+}  // namespace nccl_ha

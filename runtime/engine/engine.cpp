@@ -1,0 +1,360 @@
+#include "runtime/engine/engine.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+#include "runtime/engine/thread.h"
+#include "runtime/streams/uv_streams.h"
+
+namespace nccl_ha {
+namespace {
+
+constexpr Duration stop_limit = std::chrono::seconds(2);
+constexpr Duration poll_interval_max = std::chrono::milliseconds(100);
+constexpr int polls_per_heartbeat = 2;
+
+/// How long the fallback thread pauses at most while callers are busy.  None of what it then does
+/// late may be late by as much as peers take for silence.
+Duration longest_poll_interval(const Config& config) {
+  const Duration beat = std::chrono::milliseconds(config.heartbeat_ms);
+  return beat == Duration(0) ? poll_interval_max
+                             : std::min(poll_interval_max, beat / polls_per_heartbeat);
+}
+
+}  // namespace
+
+Duration unanswered_limit(const Config& config) {
+  const Duration least = std::chrono::seconds(30);
+  return config.enable_backup ? least + std::chrono::milliseconds(config.retry_budget_ms) : least;
+}
+
+Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
+  const Mode mode = config.use_progress_thread ? Mode::threads : Mode::inline_turns;
+  auto cpus = parse_cpu_list(config.progress_cpus);
+  if (!cpus) {
+    return fail(Errc::invalid_argument, "HA_NCCL_PROGRESS_CPUS: " + cpus.error().what);
+  }
+  std::unique_ptr<Engine> engine(new Engine(config, mode, nullptr));
+  const auto count = static_cast<size_t>(config.progress_threads);
+  engine->loads_ = plan_workers(count, *cpus);
+  engine->counters_.file =
+      CounterFile::create({config.counters_dir, static_cast<size_t>(config.counters_blocks), count,
+                           static_cast<size_t>(config.record_events)});
+  for (uint32_t i = 0; i < count; ++i) {
+    auto slot = std::make_unique<WorkerSlot>();
+    auto parker = Parker::make();
+    if (!parker) {
+      return parker.error();
+    }
+    auto streams = make_uv_streams(unanswered_limit(config));
+    if (!streams) {
+      return streams.error();
+    }
+    slot->parker = std::move(*parker);
+    Worker::Options options;
+    options.index = i;
+    options.seed = os_random_u64();
+    options.ticks = true;
+    options.counters = engine->counters_;
+    // Inline mode has one sleeper for all workers.
+    options.waker =
+        mode == Mode::threads || i == 0 ? slot->parker.get() : engine->slots_.front()->parker.get();
+    slot->worker =
+        std::make_unique<Worker>(options, engine->config_, engine->clock_, std::move(*streams));
+    engine->slots_.push_back(std::move(slot));
+  }
+  engine->fallback_parker_ = engine->slots_.front()->parker.get();
+  for (size_t i = 0; i < count; ++i) {
+    WorkerSlot& slot = *engine->slots_[i];
+    if (mode == Mode::threads) {
+      auto thread = start_thread(
+          [raw = engine.get(), &slot, info = engine->loads_[i]] { raw->run_thread(slot, info); });
+      if (!thread) {
+        return thread.error();
+      }
+      slot.thread = std::move(*thread);
+    }
+  }
+  if (mode == Mode::inline_turns) {
+    auto thread = start_thread([raw = engine.get()] { raw->run_fallback(); });
+    if (!thread) {
+      return thread.error();
+    }
+    engine->fallback_threads_.push_back(std::move(*thread));
+  }
+  return engine;
+}
+
+std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock, uint64_t seed,
+                                              const StreamSource& streams) {
+  const Mode mode = config.use_progress_thread ? Mode::virtual_time : Mode::inline_turns;
+  std::unique_ptr<Engine> engine(new Engine(config, mode, &clock));
+  const auto count = static_cast<size_t>(config.progress_threads);
+  engine->loads_.resize(count);
+  Random seeds(seed);
+  for (uint32_t i = 0; i < count; ++i) {
+    auto slot = std::make_unique<WorkerSlot>();
+    Worker::Options options;
+    options.index = i;
+    options.seed = seeds.next();
+    if (mode == Mode::inline_turns && i == 0) {
+      auto parker = Parker::make();
+      NHA_ASSERT(parker.ok(), "a simulated process needs two descriptors");
+      slot->parker = std::move(*parker);
+      engine->fallback_parker_ = slot->parker.get();
+    }
+    options.waker = engine->fallback_parker_;
+    slot->worker = std::make_unique<Worker>(options, engine->config_, clock, streams());
+    engine->slots_.push_back(std::move(slot));
+  }
+  return engine;
+}
+
+Engine::~Engine() {
+  stopping_.store(true, std::memory_order_seq_cst);
+  if (virtual_) {
+    for (auto& slot : slots_) {
+      slot->worker->stop(Duration(0));  // time does not pass here
+    }
+    return;
+  }
+  for (auto& slot : slots_) {
+    slot->parker->sleeping.store(0, std::memory_order_seq_cst);
+    slot->parker->wake();
+  }
+  for (auto& slot : slots_) {
+    if (slot->thread.joinable()) {
+      slot->thread.join();
+    }
+  }
+  for (std::thread& thread : fallback_threads_) {
+    thread.join();
+  }
+  for (auto& slot : slots_) {
+    slot->worker->stop(stop_limit);
+  }
+  if (counters_.file) {
+    counters_.file->remove();  // what outlives the engine counts on, for nobody
+  }
+}
+
+size_t Engine::assign_worker(int numa_node, double weight) {
+  std::lock_guard lock(load_mutex_);
+  const size_t index = nccl_ha::place(loads_, numa_node);
+  loads_[index].load += weight;
+  return index;
+}
+
+void Engine::unassign_worker(size_t worker, double weight) {
+  std::lock_guard lock(load_mutex_);
+  loads_[worker].load -= weight;
+}
+
+void Engine::prepare_thread(const char* name) {
+  // The job's signals belong to the job's threads.
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  pthread_setname_np(pthread_self(), name);
+}
+
+bool Engine::park(WorkerSlot& slot) {
+  Worker& worker = *slot.worker;
+  slot.parker->sleeping.exchange(1, std::memory_order_seq_cst);
+  // Announced; whatever was published before this point is found by the last look, whatever comes
+  // after it wakes us (see Waker).
+  if (!worker.may_sleep() || stopping_.load(std::memory_order_seq_cst)) {
+    slot.parker->sleeping.store(0, std::memory_order_seq_cst);
+    return false;
+  }
+  if (slot.watched_version != worker.wait_version()) {
+    slot.watched_version = worker.wait_version();
+    slot.parker->watch(worker.wait_fds());
+  }
+  const Instant now = clock_.now();
+  const auto deadline = worker.next_deadline();
+  Recorder& recorder = worker.context().recorder();
+  const uint32_t index = worker.context().worker_index();
+  const Duration timeout = deadline ? std::max(*deadline - now, Duration(0)) : Duration::max();
+  worker.context().counters()->parks.add();
+  recorder.record(TraceEvent::worker_parked, 0, index, static_cast<uint64_t>(timeout.count()), now);
+  slot.parker->sleep(deadline, now);
+  slot.parker->sleeping.store(0, std::memory_order_seq_cst);
+  const Instant woken = clock_.now();
+  recorder.record(TraceEvent::worker_woken, 0, index, static_cast<uint64_t>((woken - now).count()),
+                  woken);
+  worker.context().request_stream_turns(1);
+  return true;
+}
+
+void Engine::run_thread(WorkerSlot& slot, WorkerInfo info) {
+  const uint32_t index = slot.worker->context().worker_index();
+  prepare_thread(fmt::format("nccl-ha-{}", index).c_str());
+  if (info.cpu >= 0) {
+    if (auto pinned = pin_current_thread(info.cpu); !pinned) {
+      NHA_LOG_WARN("{}", pinned.error().message());
+    }
+  }
+  slot.worker->bind_to_this_thread();
+  Recorder& recorder = slot.worker->context().recorder();
+  recorder.record(TraceEvent::worker_started, 0, index, static_cast<uint64_t>(info.cpu),
+                  clock_.now());
+  IdlePolicy idle(std::chrono::microseconds(config_.idle_spin_us),
+                  std::chrono::microseconds(config_.idle_yield_us));
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    const unsigned work = slot.worker->turn();
+    switch (idle.next(work != 0, slot.worker->context().now())) {
+      case IdlePolicy::Step::spin:
+        break;
+      case IdlePolicy::Step::yield:
+        sched_yield();
+        break;
+      case IdlePolicy::Step::sleep:
+        static_cast<void>(park(slot));
+        break;
+    }
+  }
+  recorder.record(TraceEvent::worker_stopped, 0, index, slot.worker->turns(), clock_.now());
+}
+
+void Engine::wake_fallback() {
+  if (fallback_parker_->sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
+    fallback_parker_->wake();
+  }
+}
+
+void Engine::assist_all() {
+  if (mode_ == Mode::inline_turns) {
+    for (auto& slot : slots_) {
+      static_cast<void>(turn(*slot));
+    }
+  }
+}
+
+// Callers that turn one worker may wait for what only another one can do.
+void Engine::poll_starved() {
+  for (auto& slot : slots_) {
+    if (slot->starved && !slot->busy.exchange(true, std::memory_order_acquire)) {
+      slot->worker->bind_to_this_thread();
+      static_cast<void>(slot->worker->turn());
+      ++slot->seen_turns;
+      slot->busy.store(false, std::memory_order_release);
+    }
+  }
+}
+
+Engine::Callers Engine::observe_callers() {
+  Callers callers;
+  for (auto& slot : slots_) {
+    callers.poll_gap = std::min(callers.poll_gap, slot->worker->max_poll_gap());
+    const uint64_t turns = slot->worker->turns();
+    // So few turns may not even have looked at the clock.
+    slot->starved =
+        turns - slot->seen_turns < Worker::turns_to_see_time && slot->worker->actor_count() != 0;
+    callers.any_starved = callers.any_starved || slot->starved;
+    callers.any = callers.any || turns != slot->seen_turns;
+    slot->seen_turns = turns;
+  }
+  return callers;
+}
+
+// Peers must get their acknowledgements while NCCL makes no calls.  The fallback thread looks now
+// and then (Poller::max_poll_gap) whether somebody has turned the workers since; if nobody has, it
+// drives them until somebody does.  A caller that turns pays nothing for that but a counter.
+void Engine::run_fallback() {
+  prepare_thread("nccl-ha-fb");
+  // One parker serves all workers: it sleeps on every worker's descriptors.
+  Parker& parker = *fallback_parker_;
+  while (!stopping_.load(std::memory_order_seq_cst)) {
+    const Rest rest = poll_workers();
+    const Instant now = clock_.now();
+    if (rest.kind == Rest::Kind::interval) {
+      parker.wait_until(*rest.until, now);
+      continue;
+    }
+    if (rest.kind == Rest::Kind::sleep) {
+      parker.sleep(rest.until, now);
+    }
+    parker.sleeping.store(0, std::memory_order_seq_cst);
+  }
+}
+
+Engine::Rest Engine::turn_fallback() {
+  fallback_parker_->sleeping.store(0, std::memory_order_relaxed);
+  const Rest rest = poll_workers();
+  if (rest.kind != Rest::Kind::sleep) {
+    fallback_parker_->sleeping.store(0, std::memory_order_relaxed);
+  }
+  return rest;
+}
+
+Engine::Rest Engine::poll_workers() {
+  Fallback& own = fallback_state_;
+  own.versions.resize(slots_.size(), 0);
+  const Callers callers = observe_callers();
+  const bool caller_active = std::exchange(own.met_caller, false) || callers.any;
+  if (caller_active) {
+    own.driving = false;
+  }
+  if (!own.driving) {
+    own.driving = !caller_active;
+    if (caller_active) {
+      // Packets should not wake anybody while the callers look for them.
+      poll_starved();
+      // Waking takes a processor from somebody.  Callers that have called all along are looked at
+      // less and less often, if nobody waits for software to answer.
+      const bool relaxed = !callers.any_starved && callers.poll_gap >= Worker::relaxed_poll_gap;
+      own.poll_interval =
+          relaxed ? std::max(callers.poll_gap,
+                             std::min(2 * own.poll_interval, longest_poll_interval(config_)))
+                  : callers.poll_gap;
+      return {Rest::Kind::interval, clock_.now() + own.poll_interval};
+    }
+    own.poll_interval = Duration(0);
+  }
+  unsigned work = 0;
+  bool sleepy = true;
+  std::optional<Instant> deadline;
+  std::vector<int> fds;
+  // Announced before the last look, as in park(); a message from now on wakes us.
+  fallback_parker_->sleeping.exchange(1, std::memory_order_seq_cst);
+  for (auto& slot : slots_) {
+    if (slot->busy.exchange(true, std::memory_order_acquire)) {
+      sleepy = false;
+      own.met_caller = true;
+      continue;
+    }
+    own.held.push_back(slot.get());
+    slot->worker->bind_to_this_thread();
+    work += slot->worker->turn();
+    ++slot->seen_turns;
+    sleepy = sleepy && slot->worker->may_sleep();
+    const auto next = slot->worker->next_deadline();
+    deadline = next && (!deadline || *next < *deadline) ? next : deadline;
+    const size_t index = slot->worker->context().worker_index();
+    own.changed = own.changed || own.versions[index] != slot->worker->wait_version();
+    own.versions[index] = slot->worker->wait_version();
+    const auto descriptors = slot->worker->wait_fds();
+    fds.insert(fds.end(), descriptors.begin(), descriptors.end());
+    slot->worker->context().request_stream_turns(1);
+  }
+  const bool sleeps = work == 0 && sleepy;
+  if (sleeps && own.changed && !virtual_) {
+    // While every worker is held, so that nobody closes one of these.
+    fallback_parker_->watch(fds);
+    own.changed = false;
+  }
+  for (WorkerSlot* slot : own.held) {
+    slot->busy.store(false, std::memory_order_release);
+  }
+  own.held.clear();
+  return {sleeps ? Rest::Kind::sleep : Rest::Kind::none, deadline};
+}
+
+}  // namespace nccl_ha

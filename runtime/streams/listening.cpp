@@ -1,0 +1,108 @@
+#include "runtime/streams/listening.h"
+
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+
+namespace nccl_ha {
+namespace {
+
+Result<std::pair<uint32_t, uint32_t>> parse_ports(std::string_view text) {
+  const size_t dash = text.find('-');
+  auto number = [](std::string_view part) -> int64_t {
+    int64_t value = -1;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    return error == std::errc{} && end == part.data() + part.size() ? value : -1;
+  };
+  const int64_t low = number(text.substr(0, dash));
+  const int64_t high = dash == std::string_view::npos ? low : number(text.substr(dash + 1));
+  if (low < 0 || high < low || high > 65535 || (low == 0 && high != 0)) {
+    return fail(Errc::invalid_argument,
+                fmt::format("HA_NCCL_LISTEN_PORTS={}: use a port, a range like 5000-5100, or 0 for "
+                            "any",
+                            text));
+  }
+  return std::pair(static_cast<uint32_t>(low), static_cast<uint32_t>(high));
+}
+
+/// 0 or an errno value.
+int listen_on(const IpAddress& address, uint16_t port, Listening* out) {
+  const int fd = socket(address.family == 6 ? AF_INET6 : AF_INET,
+                        SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    return errno;
+  }
+  const int on = 1;
+  const int off = 0;
+  static_cast<void>(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+  if (address.family == 6) {
+    static_cast<void>(setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off));
+  }
+  sockaddr_storage storage{};
+  socklen_t length = address.to_sockaddr(port, &storage);
+  auto* name = reinterpret_cast<sockaddr*>(&storage);
+  if (bind(fd, name, length) != 0 || listen(fd, SOMAXCONN) != 0 ||
+      getsockname(fd, name, &length) != 0) {
+    const int error = errno;
+    close(fd);
+    return error;
+  }
+  out->fd = fd;
+  out->port = ntohs(storage.ss_family == AF_INET6
+                        ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
+                        : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+  return 0;
+}
+
+}  // namespace
+
+Result<Listening> open_listener(std::span<const IpAddress> addresses, std::string_view ports) {
+  auto range = parse_ports(ports);
+  if (!range) {
+    return range.error();
+  }
+  // One address: bind to it alone.  Several: to all of the host's, since peers come in over
+  // whichever of them they share a subnet with.
+  IpAddress bind_to = addresses.front();
+  const bool any6 = std::any_of(addresses.begin(), addresses.end(),
+                                [](const IpAddress& a) { return a.family == 6; });
+  const bool wildcard = addresses.size() > 1;
+  if (wildcard) {
+    bind_to = {};
+    bind_to.family = any6 ? 6 : 4;
+  }
+  int error = EADDRINUSE;
+  for (uint32_t port = range->first; port <= range->second && error == EADDRINUSE; ++port) {
+    Listening listening;
+    error = listen_on(bind_to, static_cast<uint16_t>(port), &listening);
+    if (error == 0) {
+      return listening;
+    }
+  }
+  if (error == EADDRINUSE) {
+    return fail(
+        Errc::system,
+        fmt::format("no free TCP port in HA_NCCL_LISTEN_PORTS={}: widen the range (one port "
+                    "per connection being set up is needed) or use 0",
+                    ports),
+        error);
+  }
+  return fail(Errc::system, fmt::format("cannot listen on {}", bind_to.text()), error);
+}
+
+Result<Listening> open_listener(std::string_view ports) {
+  std::array<IpAddress, 2> any{};
+  any[0].family = 6;
+  auto both = open_listener(any, ports);
+  // A kernel without IPv6.
+  return both || both.error().sys != EAFNOSUPPORT ? both
+                                                  : open_listener(std::span(any).last(1), ports);
+}
+
+}  // namespace nccl_ha

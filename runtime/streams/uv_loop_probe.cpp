@@ -1,0 +1,51 @@
+#include "runtime/streams/uv_loop_probe.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+
+namespace nccl_ha {
+namespace {
+
+/// Closes at its end what it holds.
+class Held {
+ public:
+  Held() = default;
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
+    for (size_t i = 0; i < count_; ++i) {
+      close(fds_[i]);
+    }
+  }
+  bool add(int fd) {
+    if (fd >= 0) {
+      fds_[count_++] = fd;
+    }
+    return fd >= 0;
+  }
+  bool add_pipe() {
+    int ends[2];
+    return pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0 && add(ends[0]) && add(ends[1]);
+  }
+
+ private:
+  std::array<int, 6> fds_{};
+  size_t count_ = 0;
+};
+
+}  // namespace
+
+Result<void> probe_uv_loop() {
+  Held held;
+  // Its poll set, the pipe that serialises signals of all loops, this loop's own, its wake-up.
+  const bool enough = held.add(epoll_create1(EPOLL_CLOEXEC)) && held.add_pipe() &&
+                      held.add_pipe() && held.add(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  return enough ? Result<void>() : fail(Errc::system, "cannot create an event loop", errno);
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,563 @@
+#include "runtime/streams/uv_streams.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+#include "runtime/streams/fd_acceptor.h"
+#include "runtime/streams/kernel_links.h"
+#include "runtime/streams/listening.h"
+#include "runtime/streams/sigpipe.h"
+#include "runtime/streams/uv_loop_probe.h"
+
+namespace nccl_ha {
+namespace {
+
+constexpr size_t write_backlog_max = 1 << 20;
+constexpr uint64_t linger_ms = 2000;
+constexpr int keepalive_seconds = 10;
+
+Error uv_error(int code, const std::string& what) {
+  // UV_EOF is libuv's own code and no errno that could be put into words.
+  return code == UV_EOF ? fail(Errc::closed, what) : fail(Errc::remote, what, -code);
+}
+
+class UvStreams;
+
+/// The part of a stream that lives until libuv has let go of its handles.
+struct Core {
+  union {
+    uv_tcp_t tcp;
+    uv_pipe_t pipe;
+    uv_stream_t stream;
+    uv_handle_t handle;
+  } uv;
+  uv_timer_t timer;
+  uv_connect_t connect;
+  uv_shutdown_t shutdown;
+  UvStreams* factory = nullptr;
+  Stream* face = nullptr;  // null once the Stream object is gone
+  StreamOwner* owner = nullptr;
+  bool is_pipe = false;
+  bool connecting = false;
+  bool open = false;
+  bool ended = false;  // the owner has been told, or must not be
+  bool closing = false;
+  bool lingering = false;
+  int handles = 2;  // stream and timer
+  char input[16384];
+};
+
+struct WriteRequest {
+  uv_write_t uv;
+  std::vector<std::byte> bytes;
+};
+
+class UvStreams final : public StreamFactory {
+ public:
+  explicit UvStreams(Duration unanswered) : unanswered_(unanswered) {}
+  Result<void> init() {
+    if (auto possible = probe_uv_loop(); !possible) {
+      return possible.error();
+    }
+    const int code = uv_loop_init(&loop_);
+    if (code != 0) {
+      return fail(Errc::system, "cannot create an event loop", -code);
+    }
+    made_ = true;
+    return {};
+  }
+  ~UvStreams() override;
+
+  Result<std::unique_ptr<Stream>> connect_tcp(const sockaddr* to, const sockaddr* from,
+                                              StreamOwner* owner) override;
+  Result<std::unique_ptr<Stream>> connect_unix(const std::string& path,
+                                               StreamOwner* owner) override;
+  Result<std::unique_ptr<Stream>> adopt_fd(int fd, StreamOwner* owner) override;
+  Result<std::unique_ptr<Acceptor>> adopt_listener(int fd, AcceptorOwner* owner) override;
+  Result<std::unique_ptr<Acceptor>> listen_tcp(std::string_view ports, uint16_t* port,
+                                               AcceptorOwner* owner) override;
+  Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
+                                                          DatagramOwner* owner) override;
+  Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) override;
+  Result<std::unique_ptr<LinkWatch>> watch_links(LinkWatchOwner* owner) override;
+  unsigned turn() override {
+    events_ = 0;
+    std::optional<SigpipeGuard> guard;
+    if (writes_ != 0) {
+      guard.emplace();
+    }
+    uv_run(&loop_, UV_RUN_NOWAIT);
+    return events_;
+  }
+  int wait_fd() const override { return uv_backend_fd(&loop_); }
+  std::optional<Duration> wait_limit() override {
+    if (uv_loop_alive(&loop_) == 0) {
+      return std::nullopt;  // libuv would say 0, "do not wait", for a loop with nothing to wait for
+    }
+    const int timeout = uv_backend_timeout(&loop_);
+    return timeout < 0 ? std::nullopt : std::optional<Duration>(std::chrono::milliseconds(timeout));
+  }
+  size_t open_handles() const override { return handles_; }
+
+  uv_loop_t* loop() { return &loop_; }
+  void happened() { ++events_; }
+  void write_begun() { ++writes_; }
+  void write_ended() { --writes_; }
+  void handle_opened(size_t count) { handles_ += count; }
+  void handle_closed() { --handles_; }
+
+ private:
+  Core* make_core(bool is_pipe, StreamOwner* owner);
+
+  uv_loop_t loop_{};
+  const Duration unanswered_;
+  bool made_ = false;
+  unsigned events_ = 0;
+  size_t writes_ = 0;  ///< that libuv has not reported on
+  size_t handles_ = 0;
+};
+
+void on_handle_closed(uv_handle_t* handle) {
+  auto* core = static_cast<Core*>(handle->data);
+  core->factory->handle_closed();
+  if (--core->handles == 0) {
+    delete core;
+  }
+}
+
+void close_core(Core* core) {
+  if (core->closing) {
+    return;
+  }
+  core->closing = true;
+  core->owner = nullptr;
+  uv_close(&core->uv.handle, on_handle_closed);
+  uv_close(reinterpret_cast<uv_handle_t*>(&core->timer), on_handle_closed);
+}
+
+void end_stream(Core* core, const Error& error) {
+  if (core->lingering || core->face == nullptr) {
+    close_core(core);
+    return;
+  }
+  if (core->ended || core->closing) {
+    return;
+  }
+  core->ended = true;
+  core->open = false;
+  if (core->owner != nullptr) {
+    core->owner->on_stream_closed(*core->face, error);  // may destroy the Stream
+  }
+}
+
+void on_alloc(uv_handle_t* handle, size_t, uv_buf_t* buffer) {
+  auto* core = static_cast<Core*>(handle->data);
+  *buffer = uv_buf_init(core->input, sizeof core->input);
+}
+
+void on_read(uv_stream_t* stream, ssize_t got, const uv_buf_t* buffer) {
+  auto* core = static_cast<Core*>(stream->data);
+  core->factory->happened();
+  if (got > 0) {
+    if (core->owner != nullptr && core->face != nullptr && !core->lingering) {
+      core->owner->on_stream_data(*core->face,
+                                  std::as_bytes(std::span(buffer->base, static_cast<size_t>(got))));
+    }
+  } else if (got < 0) {
+    uv_read_stop(stream);
+    end_stream(core, uv_error(static_cast<int>(got), got == UV_EOF ? "the connection was closed"
+                                                                   : "the connection broke"));
+  }
+}
+
+void on_connected(uv_connect_t* request, int status) {
+  auto* core = static_cast<Core*>(request->data);
+  core->factory->happened();
+  core->connecting = false;
+  if (core->closing) {
+    return;
+  }
+  if (status != 0) {
+    end_stream(core, uv_error(status, "cannot connect"));
+    return;
+  }
+  core->open = true;
+  const int code = uv_read_start(&core->uv.stream, on_alloc, on_read);
+  if (code != 0) {
+    end_stream(core, uv_error(code, "cannot read from a new connection"));
+    return;
+  }
+  if (core->owner != nullptr && core->face != nullptr) {
+    core->owner->on_stream_open(*core->face);
+  }
+}
+
+class UvStream final : public Stream {
+ public:
+  explicit UvStream(Core* core) : core_(core) { core->face = this; }
+  ~UvStream() override {
+    core_->face = nullptr;
+    core_->owner = nullptr;
+    if (!core_->lingering) {
+      close_core(core_);
+    }
+  }
+  void set_owner(StreamOwner* owner) override {
+    if (!core_->closing) {
+      core_->owner = owner;
+    }
+  }
+  Result<void> write(std::span<const std::byte> bytes) override;
+  void shutdown_then_close() override;
+  Result<sockaddr_storage> local_address() override { return address(uv_tcp_getsockname); }
+  Result<sockaddr_storage> peer_address() override { return address(uv_tcp_getpeername); }
+
+ private:
+  template <class Get>
+  Result<sockaddr_storage> address(Get get) {
+    sockaddr_storage storage{};
+    int length = sizeof storage;
+    const int code = core_->is_pipe || core_->closing
+                         ? UV_ENOTSUP
+                         : get(&core_->uv.tcp, reinterpret_cast<sockaddr*>(&storage), &length);
+    if (code != 0) {
+      return fail(Errc::system, "a connection has no address", -code);
+    }
+    return storage;
+  }
+  Core* core_;
+};
+
+void on_written(uv_write_t* request, int status) {
+  auto* write = static_cast<WriteRequest*>(request->data);
+  auto* core = static_cast<Core*>(request->handle->data);
+  delete write;
+  core->factory->write_ended();
+  core->factory->happened();
+  const bool closed = status == UV_EPIPE || status == UV_ECONNRESET;  // reading tells, in order
+  if (status != 0 && status != UV_ECANCELED && !closed) {
+    end_stream(core, uv_error(status, "writing to the connection failed"));
+  }
+}
+
+Result<void> UvStream::write(std::span<const std::byte> bytes) {
+  if (!core_->open || core_->closing || core_->lingering) {
+    return fail(Errc::closed, "the stream is not open");
+  }
+  if (uv_stream_get_write_queue_size(&core_->uv.stream) > write_backlog_max) {
+    return fail(Errc::again, "the peer does not read its control stream");
+  }
+  auto request = std::make_unique<WriteRequest>();
+  request->bytes.assign(bytes.begin(), bytes.end());
+  request->uv.data = request.get();
+  uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(request->bytes.data()),
+                                static_cast<unsigned>(request->bytes.size()));
+  const SigpipeGuard guard;
+  const int code = uv_write(&request->uv, &core_->uv.stream, &buffer, 1, on_written);
+  if (code != 0) {
+    return uv_error(code, "writing to the connection failed");
+  }
+  core_->factory->write_begun();
+  static_cast<void>(request.release());
+  return {};
+}
+
+void UvStream::shutdown_then_close() {
+  if (core_->closing || core_->lingering) {
+    return;
+  }
+  core_->owner = nullptr;
+  if (!core_->open) {
+    close_core(core_);
+    return;
+  }
+  core_->lingering = true;
+  core_->shutdown.data = core_;
+  const int code =
+      uv_shutdown(&core_->shutdown, &core_->uv.stream, [](uv_shutdown_t* request, int) {
+        // Everything is in the kernel's hands, FIN included; the peer's own FIN need not be
+        // awaited, and unread input of its would only turn our FIN into a reset.
+        close_core(static_cast<Core*>(request->data));
+      });
+  if (code != 0) {
+    close_core(core_);
+    return;
+  }
+  uv_timer_start(
+      &core_->timer, [](uv_timer_t* timer) { close_core(static_cast<Core*>(timer->data)); },
+      linger_ms, 0);
+}
+
+class UvFdWatch final : public FdWatch {
+ public:
+  struct State {
+    uv_poll_t poll;
+    UvStreams* factory;
+    FdWatchOwner* owner;
+    int fd;
+  };
+  explicit UvFdWatch(State* state) : state_(state) {}
+  ~UvFdWatch() override {
+    state_->owner = nullptr;
+    uv_close(reinterpret_cast<uv_handle_t*>(&state_->poll), [](uv_handle_t* handle) {
+      auto* state = static_cast<State*>(handle->data);
+      state->factory->handle_closed();
+      delete state;
+    });
+  }
+  static void on_readable(uv_poll_t* poll, int status, int events) {
+    (void)events;
+    auto* state = static_cast<State*>(poll->data);
+    state->factory->happened();
+    if (status < 0) {
+      uv_poll_stop(poll);  // an error that stays would come back with every turn
+    }
+    if (state->owner != nullptr) {
+      state->owner->on_readable(state->fd);
+    }
+  }
+
+ private:
+  State* state_;
+};
+
+class UvDatagram final : public DatagramEndpoint {
+ public:
+  struct State {
+    uv_udp_t udp;
+    UvStreams* factory;
+    DatagramOwner* owner;
+    char input[65536];
+  };
+  explicit UvDatagram(State* state) : state_(state) {}
+  ~UvDatagram() override {
+    state_->owner = nullptr;
+    uv_close(reinterpret_cast<uv_handle_t*>(&state_->udp), [](uv_handle_t* handle) {
+      auto* state = static_cast<State*>(handle->data);
+      state->factory->handle_closed();
+      delete state;
+    });
+  }
+  Result<void> send(std::span<const std::byte> bytes, const sockaddr* to) override {
+    auto* base = const_cast<char*>(reinterpret_cast<const char*>(bytes.data()));
+    const uv_buf_t buffer = uv_buf_init(base, static_cast<unsigned>(bytes.size()));
+    const int code = uv_udp_try_send(&state_->udp, &buffer, 1, to);
+    if (code < 0) {
+      return code == UV_EAGAIN ? fail(Errc::again, "the datagram socket is full")
+                               : fail(Errc::system, "sending a datagram failed", -code);
+    }
+    return {};
+  }
+  Result<sockaddr_storage> local_address() override {
+    sockaddr_storage storage{};
+    int length = sizeof storage;
+    const int code =
+        uv_udp_getsockname(&state_->udp, reinterpret_cast<sockaddr*>(&storage), &length);
+    if (code != 0) {
+      return fail(Errc::system, "a datagram socket has no address", -code);
+    }
+    return storage;
+  }
+
+ private:
+  State* state_;
+};
+
+UvStreams::~UvStreams() {
+  if (!made_) {
+    return;
+  }
+  // Whoever is left is closed the hard way; close callbacks need turns of the loop.
+  uv_walk(
+      &loop_,
+      [](uv_handle_t* handle, void*) {
+        if (uv_is_closing(handle) != 0) {
+          return;
+        }
+        if (handle->type == UV_TCP || handle->type == UV_NAMED_PIPE || handle->type == UV_TIMER) {
+          close_core(static_cast<Core*>(handle->data));
+        }
+      },
+      nullptr);
+  while (handles_ != 0 && uv_run(&loop_, UV_RUN_NOWAIT) >= 0) {
+    if (uv_loop_alive(&loop_) == 0) {
+      break;
+    }
+  }
+  NHA_ASSERT(uv_loop_close(&loop_) == 0, "streams outlive their event loop");
+}
+
+Core* UvStreams::make_core(bool is_pipe, StreamOwner* owner) {
+  auto* core = new Core;
+  core->factory = this;
+  core->owner = owner;
+  core->is_pipe = is_pipe;
+  if (is_pipe) {
+    uv_pipe_init(&loop_, &core->uv.pipe, 0);
+  } else {
+    uv_tcp_init(&loop_, &core->uv.tcp);
+  }
+  uv_timer_init(&loop_, &core->timer);
+  core->uv.handle.data = core;
+  core->timer.data = core;
+  handle_opened(2);
+  return core;
+}
+
+void tune_tcp(uv_tcp_t* tcp, Duration unanswered) {
+  uv_tcp_nodelay(tcp, 1);
+  uv_tcp_keepalive(tcp, 1, keepalive_seconds);
+  uv_os_fd_t fd = -1;
+  if (uv_fileno(reinterpret_cast<uv_handle_t*>(tcp), &fd) == 0) {
+    const auto ms = static_cast<int>(unanswered.count() / 1'000'000);
+    static_cast<void>(setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms));
+    // libuv leaves the kernel's 75 s, so that a stream which a firewall forgot would seem to live
+    // for that long.
+    static_cast<void>(
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &keepalive_seconds, sizeof keepalive_seconds));
+  }
+}
+
+Result<std::unique_ptr<Stream>> UvStreams::connect_tcp(const sockaddr* to, const sockaddr* from,
+                                                       StreamOwner* owner) {
+  Core* core = make_core(false, owner);
+  auto stream = std::make_unique<UvStream>(core);
+  int code = from == nullptr ? 0 : uv_tcp_bind(&core->uv.tcp, from, 0);
+  core->connect.data = core;
+  if (code == 0) {
+    code = uv_tcp_connect(&core->connect, &core->uv.tcp, to, on_connected);
+  }
+  if (code != 0) {
+    return uv_error(code, "cannot connect");
+  }
+  core->connecting = true;
+  tune_tcp(&core->uv.tcp, unanswered_);
+  return std::unique_ptr<Stream>(std::move(stream));
+}
+
+Result<std::unique_ptr<Stream>> UvStreams::connect_unix(const std::string& path,
+                                                        StreamOwner* owner) {
+  Core* core = make_core(true, owner);
+  auto stream = std::make_unique<UvStream>(core);
+  core->connect.data = core;
+  core->connecting = true;
+  uv_pipe_connect(&core->connect, &core->uv.pipe, path.c_str(), on_connected);
+  return std::unique_ptr<Stream>(std::move(stream));
+}
+
+Result<std::unique_ptr<Stream>> UvStreams::adopt_fd(int fd, StreamOwner* owner) {
+  sockaddr_storage name{};
+  socklen_t length = sizeof name;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
+    const int error = errno;
+    close(fd);
+    return fail(Errc::system, "not a socket", error);
+  }
+  const bool is_pipe = name.ss_family == AF_UNIX;
+  Core* core = make_core(is_pipe, owner);
+  auto stream = std::make_unique<UvStream>(core);
+  int code = is_pipe ? uv_pipe_open(&core->uv.pipe, fd) : uv_tcp_open(&core->uv.tcp, fd);
+  if (code != 0) {
+    close(fd);
+    return uv_error(code, "cannot use an accepted connection");
+  }
+  if (!is_pipe) {
+    tune_tcp(&core->uv.tcp, unanswered_);
+  }
+  core->open = true;
+  code = uv_read_start(&core->uv.stream, on_alloc, on_read);
+  if (code != 0) {
+    return uv_error(code, "cannot read from an accepted connection");
+  }
+  return std::unique_ptr<Stream>(std::move(stream));
+}
+
+Result<std::unique_ptr<Acceptor>> UvStreams::adopt_listener(int fd, AcceptorOwner* owner) {
+  return accept_on(*this, fd, owner);
+}
+
+Result<std::unique_ptr<Acceptor>> UvStreams::listen_tcp(std::string_view ports, uint16_t* port,
+                                                        AcceptorOwner* owner) {
+  auto listening = open_listener(ports);
+  if (!listening) {
+    return listening.error();
+  }
+  *port = listening->port;
+  return adopt_listener(listening->fd, owner);
+}
+
+Result<std::unique_ptr<LinkWatch>> UvStreams::watch_links(LinkWatchOwner* owner) {
+  return watch_kernel_links(*this, owner);
+}
+
+Result<std::unique_ptr<FdWatch>> UvStreams::watch_fd(int fd, FdWatchOwner* owner) {
+  auto* state = new UvFdWatch::State{};
+  state->factory = this;
+  state->owner = owner;
+  state->fd = fd;
+  state->poll.data = state;
+  const int code = uv_poll_init(&loop_, &state->poll, fd);
+  if (code != 0) {
+    delete state;
+    return fail(Errc::system, "cannot watch a descriptor", -code);
+  }
+  handle_opened(1);
+  auto watch = std::make_unique<UvFdWatch>(state);
+  uv_poll_start(&state->poll, UV_READABLE, UvFdWatch::on_readable);
+  return std::unique_ptr<FdWatch>(std::move(watch));
+}
+
+Result<std::unique_ptr<DatagramEndpoint>> UvStreams::bind_datagram(const sockaddr* address,
+                                                                   DatagramOwner* owner) {
+  auto* state = new UvDatagram::State{};
+  state->factory = this;
+  state->owner = owner;
+  uv_udp_init(&loop_, &state->udp);
+  state->udp.data = state;
+  handle_opened(1);
+  auto endpoint = std::make_unique<UvDatagram>(state);
+  int code = uv_udp_bind(&state->udp, address, 0);
+  if (code == 0) {
+    code = uv_udp_recv_start(
+        &state->udp,
+        [](uv_handle_t* handle, size_t, uv_buf_t* buffer) {
+          auto* self = static_cast<UvDatagram::State*>(handle->data);
+          *buffer = uv_buf_init(self->input, sizeof self->input);
+        },
+        [](uv_udp_t* udp, ssize_t got, const uv_buf_t* buffer, const sockaddr* from, unsigned) {
+          auto* self = static_cast<UvDatagram::State*>(udp->data);
+          self->factory->happened();
+          if (got >= 0 && from != nullptr && self->owner != nullptr) {
+            self->owner->on_datagram(
+                std::as_bytes(std::span(buffer->base, static_cast<size_t>(got))), from);
+          }
+        });
+  }
+  if (code != 0) {
+    return fail(Errc::system, "cannot bind a datagram socket", -code);
+  }
+  return std::unique_ptr<DatagramEndpoint>(std::move(endpoint));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StreamFactory>> make_uv_streams(Duration unanswered) {
+  auto streams = std::make_unique<UvStreams>(unanswered);
+  if (auto made = streams->init(); !made) {
+    return made.error();
+  }
+  return std::unique_ptr<StreamFactory>(std::move(streams));
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,106 @@
+// Flight recorder: a ring of the last events of one thread, for dumps after something went wrong.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "runtime/telemetry/counter_layout.h"
+
+namespace nccl_ha {
+
+struct CounterPlace;
+
+enum class TraceEvent : uint16_t {
+#define NHA_EVENT(name, a, b, help) name,
+#include "runtime/telemetry/events.def"
+#undef NHA_EVENT
+};
+
+/// Names for readers of a dump.
+struct TraceEventInfo {
+  const char* name;
+  const char* a;
+  const char* b;
+  const char* help;
+};
+const TraceEventInfo& describe(TraceEvent event);
+size_t trace_event_count();
+
+struct RecordedEvent {
+  int64_t time_ns = 0;  ///< of the recording thread's Clock
+  uint32_t actor = 0;
+  TraceEvent event{};
+  uint16_t reserved = 0;
+  uint64_t a = 0;
+  uint64_t b = 0;
+};
+static_assert(sizeof(RecordedEvent) == 32);
+
+/// Written by one thread, read by any.
+class Recorder {
+ public:
+  /// `capacity` is rounded up to a power of two; 0 records nothing.
+  explicit Recorder(size_t capacity);
+  /// In the file of `place`, for the worker whose block that names, if there is room.
+  Recorder(const CounterPlace& place, size_t capacity);
+
+  void record(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b, Instant now) {
+    note(event, actor, a, b);
+    stamp(now);
+  }
+  /// The same without a time: it gets that of the next stamp(), and until then readers do not see
+  /// it.  A worker stamps when it has a reason to look at the clock, so that nobody waits for one:
+  /// some microseconds late, or Worker::max_poll_gap() when its caller stops right there.
+  [[gnu::always_inline]] void note(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b) {
+    if (slots_ == nullptr) {
+      return;
+    }
+    const uint64_t number = noted_++;
+    counter_layout::RingSlot& slot = slots_[number & mask_];
+    // Odd while being written; a reader that sees two different values throws its copy away.
+    slot.version.store(2 * number + 1, std::memory_order_relaxed);
+    slot.words[1].store(uint64_t{actor} << 32 | static_cast<uint64_t>(event),
+                        std::memory_order_release);
+    slot.words[2].store(a, std::memory_order_release);
+    slot.words[3].store(b, std::memory_order_release);
+  }
+  /// How many wait for that.
+  uint64_t unstamped() const { return noted_ - stamped_; }
+  void stamp(Instant now) {
+    for (; stamped_ != noted_; ++stamped_) {
+      counter_layout::RingSlot& slot = slots_[stamped_ & mask_];
+      slot.words[0].store(static_cast<uint64_t>(now.time_since_epoch().count()),
+                          std::memory_order_release);
+      slot.version.store(2 * stamped_ + 2, std::memory_order_release);
+    }
+    ring_->written.store(stamped_, std::memory_order_release);
+  }
+
+  /// Any thread: the events still in the ring, oldest first, without those being written.
+  std::vector<RecordedEvent> snapshot() const;
+  /// Events recorded since the beginning, and how many of them are no longer in the ring.
+  uint64_t written() const { return ring_->written.load(std::memory_order_acquire); }
+  uint64_t overwritten() const;
+  size_t capacity() const { return slots_ == nullptr ? 0 : mask_ + 1; }
+
+ private:
+  void use_plain_memory(size_t capacity);
+
+  std::shared_ptr<void> memory_;
+  counter_layout::Ring* ring_;
+  counter_layout::RingSlot* slots_;  ///< null: nothing is recorded
+  uint64_t mask_;
+  uint64_t noted_ = 0;
+  uint64_t stamped_ = 0;
+};
+
+/// The events still in a ring of which `written` were recorded, oldest first, without those being
+/// written.  Any thread, also of another process.
+std::vector<RecordedEvent> read_ring(const counter_layout::RingSlot* slots, uint64_t capacity,
+                                     uint64_t written);
+
+}  // namespace nccl_ha
