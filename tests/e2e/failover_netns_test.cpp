@@ -17,7 +17,7 @@ constexpr uint64_t megabytes = 60;
 #elif defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t megabytes = 160;
 #else
-constexpr uint64_t megabytes = 500;
+constexpr uint64_t megabytes = 1200;
 #endif
 
 /// Two hosts that reduce `megabytes` over rail0, during which `cut` happens again and again.
@@ -42,7 +42,7 @@ ToolRun reduce(const std::string& before, const std::vector<std::string>& settin
                     arguments);
   // By what has crossed the cable a cut is in the middle of a transfer, and the cut before it is
   // over.  Asking takes time too, so most of the transfer lies behind the last one.
-  const uint64_t between = megabytes * 1'000'000 / (2 * cuts.size() + 2);
+  const uint64_t between = megabytes * 1'000'000 / (5 * cuts.size() + 5);
   uint64_t crossed = 0;
   for (const std::vector<std::string>& cut : cuts) {
     EXPECT_TRUE(lab.carried("rail0", crossed + between));
