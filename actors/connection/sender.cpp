@@ -196,6 +196,17 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   return true;
 }
 
+/// What must be so of the chunk at hand; else the connection has failed.
+[[gnu::always_inline]] inline bool Sender::chunk_holds(const SendRequest& request) {
+  const uint64_t end =
+      uint64_t{request.split.begin(cursor_.chunk)} + request.split.bytes(cursor_.chunk);
+  return state_.holds(cursor_.chunk < cursor_.end && cursor_.end <= request.split.count() &&
+                          end <= request.size,
+                      "a chunk is a part of its message") &&
+         state_.holds(cursor_.offset == 0 || request.ledger.holder(cursor_.chunk) == cursor_.lane,
+                      "a chunk that was begun on a path ends there");
+}
+
 /// Posts the next piece of the chunk at hand; false when no path has room for it now.
 [[gnu::always_inline]] inline bool Sender::post_next() {
   if (!paths_.lane(cursor_.lane).usable && !pick_lane()) [[unlikely]] {
@@ -206,11 +217,7 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   fabric::Path& path = lane.path();
   const uint32_t begin = request.split.begin(cursor_.chunk);
   const uint32_t bytes = request.split.bytes(cursor_.chunk);
-  if (!state_.holds(cursor_.chunk < cursor_.end && cursor_.end <= request.split.count() &&
-                        uint64_t{begin} + bytes <= request.size,
-                    "a chunk is a part of its message") ||
-      !state_.holds(cursor_.offset == 0 || request.ledger.holder(cursor_.chunk) == cursor_.lane,
-                    "a chunk that was begun on a path ends there")) [[unlikely]] {
+  if (!chunk_holds(request)) [[unlikely]] {
     return false;
   }
   const bool recorded = bytes > record_above_;

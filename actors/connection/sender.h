@@ -109,6 +109,7 @@ class Sender final : public Server {
   void post_all();
   bool next_work();
   bool begin_request(uint16_t index);
+  bool chunk_holds(const SendRequest& request);
   bool post_next();
   bool pick_lane();
   size_t lane_for(const SendRequest& request, uint32_t chunk);

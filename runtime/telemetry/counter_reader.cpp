@@ -347,7 +347,7 @@ std::vector<CounterFileFound> find_counter_files(const std::string& directory) {
       continue;
     }
     CounterFileFound found;
-    found.path = directory + "/" + name;
+    found.path = fmt::format("{}/{}", directory, name);
     found.pid = *pid;
     const Descriptor file(open_to_read(found.path));
     struct stat info {};
@@ -373,7 +373,7 @@ Result<std::vector<ProcessCounterFile>> read_counters_of(uint32_t pid,
     if (pid_of_name(name, ".counters") != pid) {
       continue;
     }
-    auto file = read_file(directory + "/" + name);
+    auto file = read_file(fmt::format("{}/{}", directory, name));
     if (!file) {
       return file.error();
     }

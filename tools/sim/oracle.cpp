@@ -147,7 +147,7 @@ std::string Oracle::verdict(bool ended) {
   if (!stage_.world().rdma().violation.empty()) {
     return stage_.world().rdma().violation;
   }
-  if (const std::string fault = faults(); !fault.empty()) {
+  if (std::string fault = faults(); !fault.empty()) {
     return fault;
   }
   // First what is wrong, then what has merely not ended because of it.
