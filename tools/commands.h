@@ -1,7 +1,7 @@
 // The program's command line: each subcommand adds itself and its options.
 #pragma once
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): the library's
 class App;
 }
 
