@@ -309,7 +309,9 @@ Result<ProcessCounterFile> read_file(const std::string& path) {
 
 Result<layout::FileHeader> parse_counter_header(std::span<const std::byte> bytes) {
   layout::FileHeader header{};
-  std::memcpy(&header, bytes.data(), std::min(bytes.size(), sizeof header));
+  if (!bytes.empty()) {  // memcpy() takes no null, even of nothing
+    std::memcpy(&header, bytes.data(), std::min(bytes.size(), sizeof header));
+  }
   if (bytes.size() < sizeof header.magic || header.magic != layout::magic) {
     return fail(Errc::invalid_argument, "it holds no counters of nccl-ha");
   }
