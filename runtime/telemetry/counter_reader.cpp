@@ -129,24 +129,24 @@ class View {
   }
 
   Result<void> read_block(const layout::Block& block, CounterSnapshot& out) const {
-    constexpr auto relaxed = std::memory_order_relaxed;
+    // A word of a later write comes with that write's odd sequence: see CounterFile::write.
+    constexpr auto acquire = std::memory_order_acquire;
     for (int attempt = 0; attempt < attempts_max; ++attempt) {
-      const uint64_t before = block.sequence.load(std::memory_order_acquire);
+      const uint64_t before = block.sequence.load(acquire);
       CounterSnapshot::Block read;
-      read.id = block.id.load(relaxed);
-      read.parent = block.parent.load(relaxed);
-      const uint64_t what = block.what.load(relaxed);
-      read.began_ns = static_cast<int64_t>(block.began_ns.load(relaxed));
+      read.id = block.id.load(acquire);
+      read.parent = block.parent.load(acquire);
+      const uint64_t what = block.what.load(acquire);
+      read.began_ns = static_cast<int64_t>(block.began_ns.load(acquire));
       std::array<uint64_t, layout::label_words> words;
       for (size_t i = 0; i < words.size(); ++i) {
-        words[i] = block.label[i].load(relaxed);
+        words[i] = block.label[i].load(acquire);
       }
       std::array<uint64_t, layout::values_max> values;
       for (size_t i = 0; i < values.size(); ++i) {
-        values[i] = block.values[i].load(relaxed);
+        values[i] = block.values[i].load(acquire);
       }
-      std::atomic_thread_fence(std::memory_order_acquire);
-      if (before % 2 != 0 || block.sequence.load(relaxed) != before) {
+      if (before % 2 != 0 || block.sequence.load(std::memory_order_relaxed) != before) {
         continue;
       }
       const auto state = static_cast<uint32_t>(what >> 32);

@@ -272,7 +272,12 @@ TEST_P(Idle, AnIdleProcessSleeps) {
   wait(200);
   const double before = cpu();
   wait(2000);
-  EXPECT_LT(cpu() - before, 0.02) << "more than 1 % of a core while idle";
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr double share = 0.1;  // instrumented wake-ups, on a machine with no core to spare
+#else
+  constexpr double share = 0.01;
+#endif
+  EXPECT_LT(cpu() - before, share * 2) << "of two seconds in which nothing happened";
 }
 
 // It takes two seconds, and which version of the interface lies idle makes no difference.

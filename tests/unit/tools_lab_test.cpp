@@ -114,6 +114,11 @@ TEST(LabRequest, CutSlowLoseHealAddUpAndAreUndone) {
   EXPECT_FALSE(state.carrier);
   request.verb = Verb::heal;
   EXPECT_EQ(*changed(state, both, request), LinkState());
+  request.cable = true;  // as after cut --for
+  LinkState joined = *changed(state, both, request);
+  EXPECT_TRUE(joined.carrier);
+  EXPECT_EQ(joined.direction[0].bits_per_second, 1500000000U);
+  EXPECT_EQ(joined.direction[1].loss, 25000U);
 }
 
 TEST(LabRequest, OneDirectionIsCutSilentlyOnly) {

@@ -90,10 +90,11 @@ void add_verbs(CLI::App& app, Request& request) {
   CLI::App* cut = add(Verb::cut, "Pull a cable: both ends lose their carrier");
   cut->add_option("link", request.target, link_help)->required();
   cut->add_flag("--silent", request.silent, "Keep the carrier: frames vanish and nobody is told");
-  cut->add_option("--for", request.lasts, "Heal it after this time: 200ms, 10s");
+  cut->add_option("--for", request.lasts, "Join it again after this time: 200ms, 10s");
   sides(cut);
   CLI::App* heal = add(Verb::heal, "Make a link, or all, as good as new");
   heal->add_option("link", request.target, link_help);
+  heal->add_flag("--cable", request.cable, "End cuts only: rate, losses and MTU stay");
   sides(heal);
   CLI::App* slow = add(Verb::slow, "Limit a link's rate");
   slow->add_option("link", request.target, link_help)->required();
@@ -115,8 +116,8 @@ void add_verbs(CLI::App& app, Request& request) {
 nlohmann::json to_json(const Request& request) {
   return {{"verb", to_text(request.verb)}, {"target", request.target},
           {"from", request.side.sender},   {"to", request.side.receiver},
-          {"silent", request.silent},      {"amount", request.amount},
-          {"lasts", request.lasts}};
+          {"silent", request.silent},      {"cable", request.cable},
+          {"amount", request.amount},      {"lasts", request.lasts}};
 }
 
 Result<Request> request_from_json(const nlohmann::json& from) {
@@ -135,10 +136,12 @@ Result<Request> request_from_json(const nlohmann::json& from) {
   if (!from.is_object() || !text("verb", verb) || !text("target", request.target) ||
       !text("from", request.side.sender) || !text("to", request.side.receiver) ||
       !text("amount", request.amount) || !text("lasts", request.lasts) ||
-      (from.contains("silent") && !from["silent"].is_boolean())) {
+      (from.contains("silent") && !from["silent"].is_boolean()) ||
+      (from.contains("cable") && !from["cable"].is_boolean())) {
     return fail(Errc::invalid_argument, "the request is not an object of known types");
   }
   request.silent = from.value("silent", false);
+  request.cable = from.value("cable", false);
   for (const auto& [value, name] : verbs) {
     if (verb == name) {
       request.verb = value;
@@ -154,6 +157,7 @@ std::string to_text(const Request& request) {
     text += word.empty() ? "" : " " + word;
   }
   text += request.silent ? " --silent" : "";
+  text += request.cable ? " --cable" : "";
   text += request.lasts.empty() ? "" : " --for " + request.lasts;
   text += request.side.sender.empty() ? "" : " --from " + request.side.sender;
   text += request.side.receiver.empty() ? "" : " --to " + request.side.receiver;
@@ -254,7 +258,11 @@ Result<LinkState> changed(const LinkState& state, const LinkChoice& choice,
         direction.blocked = direction.blocked || request.silent;
         break;
       case Verb::heal:
-        direction = {};
+        if (request.cable) {
+          direction.blocked = false;
+        } else {
+          direction = {};
+        }
         break;
       case Verb::slow:
         direction.bits_per_second = change.bits_per_second;
@@ -275,7 +283,7 @@ Result<LinkState> changed(const LinkState& state, const LinkChoice& choice,
   }
   if (request.verb == Verb::heal && !one_way) {
     next.carrier = true;
-    next.mtu = 0;
+    next.mtu = request.cable ? next.mtu : 0;
   }
   return next;
 }

@@ -21,6 +21,7 @@ struct Request {
   std::string target;  ///< link or host; empty: all links (heal) or nothing (show, stop)
   Side side;
   bool silent = false;  ///< cut: the carrier stays
+  bool cable = false;   ///< heal: ends cuts only; rate, losses and MTU stay
   std::string lasts;    ///< cut: a time such as 200ms after which it is healed; empty: until then
   std::string amount;   ///< slow: a rate such as 100mbit; lose: a percentage; mtu: bytes
 };

@@ -313,6 +313,7 @@ void Supervisor::heal_later(const Request& request, Duration in) {
   heal.verb = Verb::heal;
   heal.target = request.target;
   heal.side = request.side;
+  heal.cable = true;
   loop_.at(loop_.now() + in, [this, heal] {
     if (auto applied = apply(heal); !applied) {
       give_up(

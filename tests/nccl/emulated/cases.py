@@ -269,7 +269,7 @@ def planted_cases():
 
 def number_of(mistake):
     """In the order of the names in runtime/base/mutation.h."""
-    text = (HERE.parents[2] / "runtime" / "mutation.h").read_text(encoding="utf-8")
+    text = (HERE.parents[2] / "runtime" / "base" / "mutation.h").read_text(encoding="utf-8")
     body = re.search(r"enum class Mutation.*?\{(.*?)\};", text, re.DOTALL).group(1)
     names = re.findall(r"^ *(\w+),", body, re.MULTILINE)
     return names.index(mistake)
