@@ -14,6 +14,8 @@ namespace nccl_ha {
 /// Receiving side of a connection.
 class ReceiveChannel final : public Channel {
  public:
+  static constexpr size_t slot_count = receives_max + flushes_max;
+
   /// `driver`: of its requests; null: nobody calls test() for them.
   ReceiveChannel(uint64_t domain, fabric::Attachment at, Driver* driver = nullptr,
                  const CounterPlace& counters = {});
@@ -32,8 +34,8 @@ class ReceiveChannel final : public Channel {
   ReceiveRequest& slot(uint16_t index) { return slots_[index]; }
 
  private:
-  std::array<ReceiveRequest, receives_max + flushes_max> slots_;
-  IndexRing<receives_max + flushes_max> submitted_;
+  std::array<ReceiveRequest, slot_count> slots_;
+  IndexRing<slot_count> submitted_;
   alignas(64) std::array<uint16_t, receives_max> free_;
   size_t free_count_ = 0;
   std::array<uint16_t, flushes_max> free_flushes_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/random.h"
 
@@ -11,7 +12,9 @@ namespace nccl_ha::ha {
 /// Exponential, with jitter so that a thousand connections do not come back at the same moment.
 class Backoff {
  public:
-  Backoff(Duration first, Duration longest) : first_(first), longest_(longest), next_(first) {}
+  Backoff(Duration first, Duration longest) : first_(first), longest_(longest), next_(first) {
+    NHA_DASSERT(first > Duration(0) && first <= longest, "waits grow up to their limit");
+  }
   /// The first attempt goes at once, each further one waits up to twice as long as the one before.
   Duration next(Random& random) {
     if (!tried_) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 
+#include "runtime/base/check.h"
 #include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
@@ -18,7 +19,10 @@ class LateHello {
   static constexpr uint32_t redials_max = 3;
 
   void on_dial(Instant now) { dialled_at_ = now; }
-  void on_hello(Instant now) { took_ = now - dialled_at_; }
+  void on_hello(Instant now) {
+    NHA_DASSERT(now >= dialled_at_, "a hello goes out after its connection was dialled");
+    took_ = now - dialled_at_;
+  }
   /// The stream ended before the welcome.  True: the caller dials again.
   [[nodiscard]] bool dial_again() { return took_ >= late_after && redials_++ < redials_max; }
   /// From the connection to the hello.

@@ -39,9 +39,9 @@ class ChunkLedger {
     invariants_.hold(holder_[chunk] != nobody, "only what a lane holds is taken back");
     holder_[chunk] = nobody;
   }
-  /// True: that was the last one.
-  bool acknowledge(uint32_t chunk) {
-    if (!invariants_.hold(chunk < ledger_chunks_max && holder_[chunk] != nobody && open_ != 0,
+  /// By the lane that was given it. True: that was the last one.
+  bool acknowledge(uint32_t chunk, size_t lane) {
+    if (!invariants_.hold(chunk < ledger_chunks_max && holder_[chunk] == lane && open_ != 0,
                           "a chunk is acknowledged once, by the lane that holds it")) [[unlikely]] {
       return false;
     }

@@ -47,6 +47,7 @@ ClearToSends::Verdict ClearToSends::take_announced(const fabric::Completion& com
     told_groups_ = end;
     told_entry_ = (announced.first_entry + count) % cts_entries;
   }
+  NHA_DASSERT(told_groups_ <= channel_.published_groups(), "what was told of is published");
   return Verdict::good;
 }
 

@@ -104,7 +104,15 @@ bool Flusher::post(size_t at, ReceiveRequest& request) {
 }
 
 void Flusher::on_completion(const fabric::Completion& completion, Lane& lane) {
+  if (!state_.holds(completion.id < ReceiveChannel::slot_count && lane.writes_open != 0,
+                    "a flush that completes is one that was posted")) {
+    return;
+  }
   ReceiveRequest& request = channel_.slot(static_cast<uint16_t>(completion.id));
+  if (!state_.holds(request.is_flush && request.missing != 0,
+                    "no more flushes complete than were posted")) {
+    return;
+  }
   --lane.writes_open;
   request.flush_lost = request.flush_lost || completion.status != fabric::CompletionStatus::ok;
   if (--request.missing != 0) {

@@ -136,6 +136,9 @@ void PathSet::name_counters(Lane& lane) {
 }
 
 Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
+  if (!state_.holds(!lane.usable, "a path that carries traffic is not replaced")) {
+    return nccl_ha::fail(Errc::internal, "the path before is still in use");
+  }
   name_counters(lane);
   lane.traits = state_.provider.traits(lane.at);
   fabric::PathOptions options;

@@ -57,6 +57,7 @@ class PathSet {
         ++lane;
       }
     }
+    NHA_DASSERT(lanes_[lane].owned.path.get() == path, "only paths of this connection complete");
     return lane;
   }
   static bool any_usable(std::span<const Lane> lanes);
@@ -100,6 +101,7 @@ class PathSet {
   bool post_credit(Lane& lane);  ///< a receive for the peer's next immediate
   /// The peer has used one; it is replaced later, together with others.
   void replace_credit(Lane& lane) {
+    NHA_DASSERT(lane.credits_open != 0, "the peer uses no more credits than it has");
     --lane.credits_open;
     if (++lane.credits_owed == credits_together) [[unlikely]] {
       post_owed_credits(lane);

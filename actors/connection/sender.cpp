@@ -355,14 +355,14 @@ void Sender::leave(size_t lane) {
     return;
   }
   SendRequest& request = channel_.slot(index);
-  if (!state_.holds(request.ledger.holder(chunk) == lane,
-                    "a chunk is acknowledged once, by the lane that holds it")) [[unlikely]] {
+  const bool last = request.ledger.acknowledge(chunk, lane);
+  if (!state_.sound(request.ledger)) [[unlikely]] {
     return;
   }
   if (!ha::mutated(ha::Mutation::acknowledgement_not_noted)) {
     acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(lane));
   }
-  if (request.ledger.acknowledge(chunk)) {
+  if (last) {
     finish(request);
   }
 }
@@ -449,7 +449,7 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
       if (ha::mutated(ha::Mutation::arrived_is_forgotten)) {
         continue;
       }
-      if (request.ledger.acknowledge(chunk)) {
+      if (request.ledger.acknowledge(chunk, lane)) {
         finish(request);
       }
     }

@@ -70,7 +70,12 @@ Result<ActorId> Worker::reserve() {
 }
 
 void Worker::post(const Message& message) {
-  std::lock_guard lock(post_mutex_);
+  std::unique_lock lock(post_mutex_);
+  if (!post_address_) {
+    lock.unlock();
+    drop(message);
+    return;
+  }
   if (overflow_.empty() && post_address_.try_send(message)) {
     return;
   }
@@ -358,6 +363,13 @@ std::vector<int> Worker::wait_fds() const {
   return fds;
 }
 
+void Worker::drop(const Message& message) {
+  if (message.kind == adopt_kind) {
+    delete reinterpret_cast<Actor*>(message.a);
+    actor_count_.fetch_sub(1, std::memory_order_acq_rel);
+  }
+}
+
 void Worker::ask_to_stop() {
   bind_to_this_thread();
   for (uint32_t i = 0; i < slots_.size(); ++i) {
@@ -396,17 +408,15 @@ void Worker::stop(Duration limit) {
     }
   }
   reap();
-  const auto drop = [this](const Message& message) {
-    if (message.kind == adopt_kind) {
-      delete reinterpret_cast<Actor*>(message.a);
-      actor_count_.fetch_sub(1, std::memory_order_acq_rel);
-    }
-  };
-  static_cast<void>(mailbox_->drain(SIZE_MAX, drop));
-  std::lock_guard lock(post_mutex_);
-  std::for_each(overflow_.begin(), overflow_.end(), drop);
-  overflow_.clear();
-  post_address_.reset();
+  std::vector<Message> late;
+  {
+    std::lock_guard lock(post_mutex_);
+    post_address_.reset();
+    late.swap(overflow_);
+  }
+  const auto drop_it = [this](const Message& message) { drop(message); };
+  static_cast<void>(mailbox_->drain(SIZE_MAX, drop_it));
+  std::for_each(late.begin(), late.end(), drop_it);
   mailbox_->detach_waker();
 }
 

@@ -45,7 +45,8 @@ class Worker final : private Context {
   /// A sender's end of the mailbox; see Mailbox::open.
   Result<Address<Message>> open_address(size_t credits) { return mailbox_->open(credits); }
   /// Control plane: in order with all that is posted so, one caller at a time.  Waits for nothing:
-  /// what finds the mailbox full waits beside it, in memory that is allocated.
+  /// what finds the mailbox full waits beside it, in memory that is allocated. After stop() it is
+  /// dropped, and an actor that was handed over is destroyed.
   void post(const Message& message);
   /// Hands an actor over; its start() runs on the worker.  The id is valid at once.
   Result<ActorId> adopt(std::unique_ptr<Actor> actor);
@@ -152,6 +153,7 @@ class Worker final : private Context {
   [[gnu::noinline]] void end_turn();
   unsigned take_overflow();
   void deliver(const Message& message);
+  void drop(const Message& message);  ///< nobody will take it
   uint64_t ticks() const { return pacer_.counts_ticks() ? cpu_ticks() : 0; }
   void measure(Instant begin);
   void take_over(const Message& message);

@@ -144,6 +144,8 @@ class CloseAtOnce : public testing::TestWithParam<Case> {
     EXPECT_EQ(plugin_threads(), 0U);
   }
 
+  void let_receiver_close(bool& close_needed);
+
   std::unique_ptr<tools::NetLibrary> library_;
   std::chrono::steady_clock::time_point closed_at_;
 };
@@ -245,7 +247,9 @@ int closing_receiver(int fd, Stream stream) {
   return leave(std::move(library), fd, closed);
 }
 
-TEST_P(CloseAtOnce, OfAReceiverCompletesTheSendWhoseDataArrived) {
+/// `close_needed`: nothing but the close can have told that the data arrived.  On a busy machine
+/// something else of the receiver's may acknowledge before.
+void CloseAtOnce::let_receiver_close(bool& close_needed) {
   Child child([](int fd) { return closing_receiver(fd, GetParam().stream); });
   ASSERT_NO_FATAL_FAILURE(load());
   tools::NetHandle handle{};
@@ -272,11 +276,11 @@ TEST_P(CloseAtOnce, OfAReceiverCompletesTheSendWhoseDataArrived) {
     EXPECT_EQ(api().test(request, &done, nullptr), NcclResult::success);
     return HasFailure() || done != 0 || poll(&arrived, 1, 0) != 0;
   }));
-  ASSERT_EQ(done, 0) << "an acknowledgement got through: the close is not needed";
+  close_needed = done == 0;
   ASSERT_NO_FATAL_FAILURE(let_close(child));
   NcclResult result = NcclResult::success;
   EXPECT_TRUE(until([&] {
-    result = api().test(request, &done, nullptr);
+    result = done != 0 ? result : api().test(request, &done, nullptr);
     return result != NcclResult::success || done != 0;
   }));
   EXPECT_EQ(done, 1) << "its data had arrived";
@@ -290,6 +294,14 @@ TEST_P(CloseAtOnce, OfAReceiverCompletesTheSendWhoseDataArrived) {
   expect_heard();
   EXPECT_TRUE(api().close_send(comm));
   part(child);
+}
+
+TEST_P(CloseAtOnce, OfAReceiverCompletesTheSendWhoseDataArrived) {
+  bool close_needed = false;
+  for (int attempt = 0; attempt < 5 && !close_needed; ++attempt) {
+    ASSERT_NO_FATAL_FAILURE(let_receiver_close(close_needed));
+  }
+  EXPECT_TRUE(close_needed) << "an acknowledgement got through each time";
 }
 
 std::string case_name(const testing::TestParamInfo<Case>& instance) {

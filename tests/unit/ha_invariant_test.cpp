@@ -47,9 +47,9 @@ TEST(Invariants, AChunkThatIsAcknowledgedTwiceDoesNotEndItsMessage) {
   ledger.begin(2);
   ledger.give(0, 0);
   ledger.give(1, 1);
-  EXPECT_FALSE(ledger.acknowledge(0));
+  EXPECT_FALSE(ledger.acknowledge(0, 0));
   EXPECT_EQ(ledger.broken(), nullptr);
-  EXPECT_FALSE(ledger.acknowledge(0));
+  EXPECT_FALSE(ledger.acknowledge(0, 0));
   EXPECT_NE(ledger.broken(), nullptr);
   EXPECT_EQ(ledger.open(), 1U);
 }
@@ -58,7 +58,7 @@ TEST(Invariants, NorDoesOneThatNobodyHoldsOrThatThereCannotBe) {
   for (const uint32_t chunk : {0U, 1U, 16U, 70000U}) {
     ChunkLedger ledger;
     ledger.begin(1);
-    EXPECT_FALSE(ledger.acknowledge(chunk)) << chunk;
+    EXPECT_FALSE(ledger.acknowledge(chunk, 0)) << chunk;
     EXPECT_NE(ledger.broken(), nullptr) << chunk;
   }
   ChunkLedger ledger;

@@ -12,14 +12,14 @@ TEST(ChunkLedger, AMessageIsDoneWhenEachChunkWasAcknowledged) {
     EXPECT_EQ(ledger.holder(chunk), ChunkLedger::nobody);
     ledger.give(chunk, chunk);
   }
-  EXPECT_FALSE(ledger.acknowledge(1));
+  EXPECT_FALSE(ledger.acknowledge(1, 1));
   EXPECT_EQ(ledger.holder(1), ChunkLedger::nobody);
   ledger.take_back(2);
   EXPECT_EQ(ledger.holder(2), ChunkLedger::nobody);
   EXPECT_EQ(ledger.open(), 2U) << "taken back is not acknowledged";
   ledger.give(2, 0);
-  EXPECT_FALSE(ledger.acknowledge(0));
-  EXPECT_TRUE(ledger.acknowledge(2));
+  EXPECT_FALSE(ledger.acknowledge(0, 0));
+  EXPECT_TRUE(ledger.acknowledge(2, 0));
 }
 
 TEST(AcknowledgementLog, AnAcknowledgementThatComesLateIsNotTakenForTheNextGroupsAtItsPlace) {

@@ -132,6 +132,30 @@ TEST_F(WorkerTest, QuickTurnsFireTimersAFewTurnsLateAtMost) {
   EXPECT_EQ(fired, 2);
 }
 
+/// Says when it is destroyed, which it is without having been started.
+class Unstarted final : public Actor {
+ public:
+  explicit Unstarted(unsigned& destroyed) : destroyed_(destroyed) {}
+  ~Unstarted() override { ++destroyed_; }
+  const char* name() const override { return "unstarted"; }
+  void start(Context&) override { ADD_FAILURE() << "started by a worker that has stopped"; }
+  void on(const Message&) override {}
+  void stop() override {}
+
+ private:
+  unsigned& destroyed_;
+};
+
+TEST_F(WorkerTest, WhatComesAfterItStoppedIsDropped) {
+  worker_.stop(milliseconds(0));
+  unsigned destroyed = 0;
+  ASSERT_TRUE(worker_.adopt(std::make_unique<Unstarted>(destroyed)));
+  EXPECT_EQ(destroyed, 1U);
+  worker_.post({});
+  EXPECT_EQ(worker_.turn(), 0U);
+  EXPECT_EQ(worker_.actor_count(), 0U);
+}
+
 TEST(WorkerTicks, TellSeldomCallersWhenToLookAtTheClock) {
   ASSERT_NE(cpu_ticks(), 0U) << "turns are counted on this processor";
   const Config config;
