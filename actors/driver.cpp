@@ -15,7 +15,7 @@ Message message_to(ActorId actor, ConnectionMessage kind) {
 [[gnu::hot]] void Driver::serve_inline() {
   bool served = false;
   static_cast<void>(engine_.turn(
-      *slot_,
+      *slot_, caller_,
       [&] {
         if (server_ != nullptr) [[likely]] {
           server_->on_submitted();

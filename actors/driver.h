@@ -1,9 +1,9 @@
 // What drives a connection for the thread that calls NCCL's entry points.
 //
-// In inline mode the caller turns the connection's worker itself, and what it submitted is posted
-// in that very call; with progress threads, or when somebody else is turning the worker, it leaves
-// news and rings.  Nothing here blocks, allocates or, but for the wake-up of a thread that sleeps,
-// enters the kernel.
+// Where callers drive (Engine) the caller turns the connection's worker itself, and what it
+// submitted is posted in that very call; where its thread does, or somebody else is turning it, the
+// caller leaves news and rings.  Nothing here blocks, allocates or, but for the wake-up of a thread
+// that sleeps, enters the kernel.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,8 @@ class Driver {
     actor_ = actor;
     address_ = std::move(address);
   }
-  bool is_inline() const { return slot_ != nullptr; }
+  /// Callers may have to drive the worker, or always do.
+  bool callers_turn() const { return slot_ != nullptr; }
   /// Requests lie in the channel's ring.
   void submit() {
     if (slot_ == nullptr) {
@@ -50,17 +51,17 @@ class Driver {
   void close() { say(CallerNews::close); }
   /// The actor gives up path number `path` and replaces it.  False: no room now.
   [[nodiscard]] bool suspect(uint32_t path);
-  /// Inline mode: turns the connection's worker.  With progress threads a mere branch.
+  /// Turns the connection's worker, unless its thread does.
   void turn() {
     if (slot_ != nullptr) [[likely]] {
-      static_cast<void>(engine_.turn(*slot_));
+      static_cast<void>(engine_.turn(*slot_, caller_));
     }
   }
   /// For who waits for the end of one request.
   void wait_for(const std::atomic<RequestState>& state) {
     if (slot_ != nullptr) [[likely]] {
       engine_.turn_for(
-          *slot_, &state, [] { return false; },
+          *slot_, caller_, &state, [] { return false; },
           [&] { return state.load(std::memory_order_relaxed) != RequestState::pending; });
     }
   }
@@ -70,7 +71,7 @@ class Driver {
   void wait_for_cts(There&& there) {
     if (slot_ != nullptr) [[likely]] {
       engine_.turn_for(
-          *slot_, this, [this] { return server_ != nullptr && server_->poll_cts(); },
+          *slot_, caller_, this, [this] { return server_ != nullptr && server_->poll_cts(); },
           std::forward<There>(there));
     }
   }
@@ -99,7 +100,8 @@ class Driver {
   void send_doorbell();
 
   Engine& engine_;
-  Engine::WorkerSlot* const slot_;  ///< inline mode: where the worker is turned
+  Engine::WorkerSlot* const slot_;  ///< where callers turn the worker; null: they never do
+  Engine::Caller caller_;           ///< the caller's
   Server* server_ = nullptr;        ///< read and written by whoever turns the worker
   const bool answered_late_;
   ActorId actor_{};

@@ -168,9 +168,7 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   }
   *request = slot;
   driver.submit();  // inline: on its way before the caller does something else
-  if (!driver.is_inline()) {
-    channel.prefetch_next();
-  }
+  channel.prefetch_next();
   return abi::NcclResult::success;
 }
 

@@ -163,8 +163,7 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   lane.control.heartbeats_open = 0;
   lane.control.confirms_open = 0;
   lane.control.confirm_due = false;
-  flushes_acks_ = flushes_acks_ || (!lane.traits.acknowledged_by_nic &&
-                                    state_.engine.mode() == Engine::Mode::inline_turns);
+  flushes_acks_ = flushes_acks_ || !lane.traits.acknowledged_by_nic;
   // On one of the two hosts the NIC may be the primaries' own, which the other cannot know.
   lane.foreign_keys = lane.shadow && state_.traits.keys_per_device;
   lane.rejected = lane.rejected && ha::mutated(ha::Mutation::rejection_kept);

@@ -93,7 +93,7 @@ class PathSet {
   void fail_all(const Error& why);
   /// Nothing is expected: a caller who drives the paths may make no more calls for a while.
   void flush_acks() {
-    if (flushes_acks_) [[unlikely]] {
+    if (flushes_acks_ && state_.context->callers_drive()) {
       flush_all_acks();
     }
   }
@@ -149,7 +149,7 @@ class PathSet {
   std::array<Lane, lanes_max> lanes_;
   size_t count_ = 0;
   size_t primaries_ = 0;
-  bool flushes_acks_ = false;  ///< inline mode, with a path whose acknowledgements software sends
+  bool flushes_acks_ = false;  ///< there is a path whose acknowledgements software sends
   sockaddr_storage local_{};   ///< the stream's
   std::vector<fabric::Place> places_;
   std::vector<OwnMemory> memory_;

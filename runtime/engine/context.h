@@ -43,6 +43,11 @@ class Context {
   Worker& worker() { return worker_; }
   uint32_t worker_index() const { return index_; }
 
+  /// In a turn after which the next one may be a while away: one of a caller's, or of the thread
+  /// that stands in for callers.
+  bool callers_drive() const { return callers_drive_; }
+  void set_callers_drive(bool on) { callers_drive_ = on; }  ///< the executor's
+
   /// What the actors of this worker share.
   SharedObjects& shared() { return shared_; }
 
@@ -83,6 +88,7 @@ class Context {
   Recorder recorder_;
   std::unique_ptr<StreamFactory> streams_;
   SharedObjects shared_;
+  bool callers_drive_ = false;
 };
 
 }  // namespace nccl_ha

@@ -18,6 +18,8 @@ namespace {
 constexpr Duration stop_limit = std::chrono::seconds(2);
 constexpr Duration poll_interval_max = std::chrono::milliseconds(100);
 constexpr int polls_per_heartbeat = 2;
+/// The best that a clock of a processor's own ticks is worth; more is a count that jumped.
+constexpr double fastest_ticks_per_ns = 16;
 
 /// How long the fallback thread pauses at most while callers are busy.  None of what it then does
 /// late may be late by as much as peers take for silence.
@@ -57,14 +59,16 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
       return streams.error();
     }
     slot->parker = std::move(*parker);
+    // Inline mode has one sleeper for all workers.
+    slot->sleeper =
+        mode == Mode::threads || i == 0 ? slot->parker.get() : engine->slots_.front()->parker.get();
+    slot->driver = mode == Mode::threads ? WorkerSlot::Driver::thread : WorkerSlot::Driver::callers;
     Worker::Options options;
     options.index = i;
     options.seed = os_random_u64();
     options.ticks = true;
     options.counters = engine->counters_;
-    // Inline mode has one sleeper for all workers.
-    options.waker =
-        mode == Mode::threads || i == 0 ? slot->parker.get() : engine->slots_.front()->parker.get();
+    options.waker = slot->sleeper;
     slot->worker =
         std::make_unique<Worker>(options, engine->config_, engine->clock_, std::move(*streams));
     engine->slots_.push_back(std::move(slot));
@@ -92,8 +96,10 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
 }
 
 std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock, uint64_t seed,
-                                              const StreamSource& streams) {
-  const Mode mode = config.use_progress_thread ? Mode::virtual_time : Mode::inline_turns;
+                                              const StreamSource& streams, bool callers_help) {
+  const Mode mode = !config.use_progress_thread ? Mode::inline_turns
+                    : callers_help              ? Mode::threads
+                                                : Mode::virtual_time;
   std::unique_ptr<Engine> engine(new Engine(config, mode, &clock));
   const auto count = static_cast<size_t>(config.progress_threads);
   engine->loads_.resize(count);
@@ -103,13 +109,15 @@ std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock
     Worker::Options options;
     options.index = i;
     options.seed = seeds.next();
-    if (mode == Mode::inline_turns && i == 0) {
+    if (mode != Mode::virtual_time && i == 0) {
       auto parker = Parker::make();
       NHA_ASSERT(parker.ok(), "a simulated process needs two descriptors");
       slot->parker = std::move(*parker);
       engine->fallback_parker_ = slot->parker.get();
     }
-    options.waker = engine->fallback_parker_;
+    slot->driver = mode == Mode::threads ? WorkerSlot::Driver::thread : WorkerSlot::Driver::callers;
+    slot->sleeper = engine->fallback_parker_;
+    options.waker = slot->sleeper;
     slot->worker = std::make_unique<Worker>(options, engine->config_, clock, streams());
     engine->slots_.push_back(std::move(slot));
   }
@@ -164,6 +172,28 @@ void Engine::prepare_thread(const char* name) {
   pthread_setname_np(pthread_self(), name);
 }
 
+Duration Engine::thread_cpu_time() const {
+  if (virtual_) {
+    return Duration(0);
+  }
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + Duration(time.tv_nsec);
+}
+
+uint64_t Engine::ticks() const {
+  return counts_ticks_ ? cpu_ticks()
+                       : static_cast<uint64_t>(clock_.now().time_since_epoch().count());
+}
+
+void Engine::hold(WorkerSlot& slot) {
+  while (slot.busy.exchange(true, std::memory_order_acquire)) {
+    sched_yield();  // for the rest of a caller's turn
+  }
+  slot.worker->bind_to_this_thread();
+}
+
+/// Called with the worker held, which it gives back.
 bool Engine::park(WorkerSlot& slot) {
   Worker& worker = *slot.worker;
   slot.parker->sleeping.exchange(1, std::memory_order_seq_cst);
@@ -171,6 +201,7 @@ bool Engine::park(WorkerSlot& slot) {
   // after it wakes us (see Waker).
   if (!worker.may_sleep() || stopping_.load(std::memory_order_seq_cst)) {
     slot.parker->sleeping.store(0, std::memory_order_seq_cst);
+    slot.busy.store(false, std::memory_order_release);
     return false;
   }
   if (slot.watched_version != worker.wait_version()) {
@@ -179,17 +210,22 @@ bool Engine::park(WorkerSlot& slot) {
   }
   const Instant now = clock_.now();
   const auto deadline = worker.next_deadline();
-  Recorder& recorder = worker.context().recorder();
   const uint32_t index = worker.context().worker_index();
   const Duration timeout = deadline ? std::max(*deadline - now, Duration(0)) : Duration::max();
   worker.context().counters()->parks.add();
-  recorder.record(TraceEvent::worker_parked, 0, index, static_cast<uint64_t>(timeout.count()), now);
+  worker.context().recorder().record(TraceEvent::worker_parked, 0, index,
+                                     static_cast<uint64_t>(timeout.count()), now);
+  worker.context().request_stream_turns(1);
+  slot.busy.store(false, std::memory_order_release);
   slot.parker->sleep(deadline, now);
   slot.parker->sleeping.store(0, std::memory_order_seq_cst);
   const Instant woken = clock_.now();
-  recorder.record(TraceEvent::worker_woken, 0, index, static_cast<uint64_t>((woken - now).count()),
-                  woken);
-  worker.context().request_stream_turns(1);
+  if (!slot.busy.exchange(true, std::memory_order_acquire)) {  // else a caller woke it
+    slot.worker->bind_to_this_thread();
+    worker.context().recorder().record(TraceEvent::worker_woken, 0, index,
+                                       static_cast<uint64_t>((woken - now).count()), woken);
+    slot.busy.store(false, std::memory_order_release);
+  }
   return true;
 }
 
@@ -201,45 +237,232 @@ void Engine::run_thread(WorkerSlot& slot, WorkerInfo info) {
       NHA_LOG_WARN("{}", pinned.error().message());
     }
   }
-  slot.worker->bind_to_this_thread();
   Recorder& recorder = slot.worker->context().recorder();
+  hold(slot);
   recorder.record(TraceEvent::worker_started, 0, index, static_cast<uint64_t>(info.cpu),
                   clock_.now());
+  slot.busy.store(false, std::memory_order_release);
   IdlePolicy idle(std::chrono::microseconds(config_.idle_spin_us),
                   std::chrono::microseconds(config_.idle_yield_us));
-  while (!stopping_.load(std::memory_order_relaxed)) {
-    const unsigned work = slot.worker->turn();
-    switch (idle.next(work != 0, slot.worker->context().now())) {
+  while (!stopping_.load(std::memory_order_seq_cst)) {
+    drive(slot, idle);
+    stand_by(slot);
+  }
+  hold(slot);
+  recorder.record(TraceEvent::worker_stopped, 0, index, slot.worker->turns(), clock_.now());
+  slot.busy.store(false, std::memory_order_release);
+}
+
+/// Until callers have the worker.
+void Engine::drive(WorkerSlot& slot, IdlePolicy& idle) {
+  begin_window(slot, clock_.now());
+  while (slot.driver.load(std::memory_order_acquire) == WorkerSlot::Driver::thread &&
+         !stopping_.load(std::memory_order_relaxed)) {
+    Instant now{};
+    const unsigned work = turn_as_thread(slot, now);
+    const auto step = idle.next(work != 0, now);
+    // For callers that are away nothing but what arrives is done, at no more cost than that.
+    switch (slot.stands_in && work == 0 ? IdlePolicy::Step::sleep : step) {
       case IdlePolicy::Step::spin:
         break;
       case IdlePolicy::Step::yield:
         sched_yield();
         break;
       case IdlePolicy::Step::sleep:
-        static_cast<void>(park(slot));
+        if (!slot.busy.exchange(true, std::memory_order_acquire)) {
+          slot.worker->bind_to_this_thread();
+          if (park(slot)) {
+            begin_window(slot, clock_.now());
+            continue;
+          }
+        }
         break;
     }
+    if (slot.stands_in) {
+      end_standing_in(slot, now);
+    } else if (slot.policy.judgement_due(now)) {
+      judge(slot, now);
+    }
   }
-  recorder.record(TraceEvent::worker_stopped, 0, index, slot.worker->turns(), clock_.now());
 }
 
-void Engine::wake_fallback() {
-  if (fallback_parker_->sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
-    fallback_parker_->wake();
+/// Until the thread drives the worker again.
+void Engine::stand_by(WorkerSlot& slot) {
+  std::optional<Instant> until = clock_.now();
+  for (bool began = begin_standing_by(slot); began; began = until.has_value()) {
+    until = look_at_callers(slot);
+    if (until && !stopping_.load(std::memory_order_seq_cst)) {
+      slot.parker->wait_until(*until, clock_.now());
+    }
+  }
+}
+
+/// False: the thread drives.
+bool Engine::begin_standing_by(WorkerSlot& slot) {
+  if (slot.driver.load(std::memory_order_acquire) == WorkerSlot::Driver::thread) {
+    return false;
+  }
+  const Instant now = clock_.now();
+  switch (slot.taken.exchange(Taken::back, std::memory_order_acq_rel)) {
+    case Taken::back:
+      break;
+    case Taken::shared:
+    case Taken::starved:
+      slot.policy.stand_by(now);
+      break;
+    case Taken::asleep:
+      slot.policy.stand_by_after_sleep(now);
+      break;
+  }
+  // What was turned up to now says nothing of callers.
+  slot.seen_turns = slot.worker->turns() - Worker::turns_to_see_time;
+  slot.poll_interval = Duration(0);
+  return true;
+}
+
+std::optional<Instant> Engine::look_at_callers(WorkerSlot& slot) {
+  const std::span all(slots_);
+  const auto own = all.subspan(slot.worker->context().worker_index(), 1);
+  const Callers callers = observe_callers(own);
+  const Instant now = clock_.now();
+  const bool may_return = slot.policy.may_return(now);
+  if (!callers.any || may_return || stopping_.load(std::memory_order_seq_cst)) {
+    slot.stands_in = !may_return;
+    slot.asked.store(false, std::memory_order_relaxed);
+    slot.driver.store(WorkerSlot::Driver::thread, std::memory_order_release);
+    return std::nullopt;
+  }
+  poll_starved(own);
+  slot.poll_interval = next_interval(callers, slot.poll_interval);
+  return now + slot.poll_interval;
+}
+
+unsigned Engine::turn_as_thread(WorkerSlot& slot, Instant& now) {
+  if (slot.busy.exchange(true, std::memory_order_acquire)) {
+    now = clock_.now();
+    return 0;  // a caller is just taking it over
+  }
+  Worker& worker = *slot.worker;
+  worker.bind_to_this_thread();
+  worker.context().set_callers_drive(false);
+  const unsigned work = worker.turn();
+  now = worker.context().now();
+  slot.thread_turns.store(slot.thread_turns.load(std::memory_order_relaxed) + 1,
+                          std::memory_order_relaxed);
+  slot.busy.store(false, std::memory_order_release);
+  return work;
+}
+
+void Engine::begin_window(WorkerSlot& slot, Instant now) {
+  slot.policy.begin(now, thread_cpu_time());
+  slot.began = now;
+  slot.began_ticks = ticks();
+}
+
+void Engine::judge(WorkerSlot& slot, Instant now) {
+  const auto passed = static_cast<double>(ticks() - slot.began_ticks);
+  const double rate = passed / static_cast<double>((now - slot.began).count());
+  if (rate > 0 && rate < fastest_ticks_per_ns) {
+    slot.help_ticks.store(static_cast<uint64_t>(rate * static_cast<double>(help_after.count())) + 1,
+                          std::memory_order_relaxed);
+  }
+  const bool own = slot.policy.judge(now, thread_cpu_time());
+  const bool asked = slot.asked.exchange(false, std::memory_order_relaxed);
+  slot.began = now;
+  slot.began_ticks = ticks();
+  if (!own && asked) {
+    hold(slot);
+    slot.worker->context().counters()->stood_by.add();
+    slot.busy.store(false, std::memory_order_release);
+    hand_to_callers(slot, Taken::shared);
+  }
+}
+
+/// The callers have the worker back as soon as one asks.
+void Engine::end_standing_in(WorkerSlot& slot, Instant now) {
+  if (slot.asked.load(std::memory_order_relaxed)) {
+    hand_to_callers(slot, Taken::back);
+  } else if (slot.policy.may_return(now)) {
+    slot.stands_in = false;
+    begin_window(slot, now);
+  }
+}
+
+void Engine::hand_to_callers(WorkerSlot& slot, Taken why) {
+  slot.taken.store(why, std::memory_order_relaxed);
+  slot.driver.store(WorkerSlot::Driver::callers, std::memory_order_release);
+}
+
+bool Engine::take_over(WorkerSlot& slot, Caller& caller) {
+  const bool asleep = slot.sleeper->sleeping.load(std::memory_order_relaxed) != 0;
+  if (!asleep) {
+    if (!slot.asked.load(std::memory_order_relaxed)) {
+      slot.asked.store(true, std::memory_order_relaxed);
+    }
+    const uint64_t turns = slot.thread_turns.load(std::memory_order_relaxed);
+    const uint64_t now = ticks();
+    if (turns != caller.seen_turns) {
+      caller.seen_turns = turns;
+      caller.seen_ticks = now;
+      return false;
+    }
+    // A count that another processor keeps may be behind.
+    if (static_cast<int64_t>(now - caller.seen_ticks) <
+        static_cast<int64_t>(slot.help_ticks.load(std::memory_order_relaxed))) {
+      return false;
+    }
+  }
+  if (!try_acquire(slot)) {
+    return false;  // it stands still in the middle of a turn
+  }
+  slot.worker->context().counters()->taken_over.add();
+  hand_to_callers(slot, asleep ? Taken::asleep : Taken::starved);
+  release(slot);
+  return true;
+}
+
+void Engine::assist(WorkerSlot& slot) {
+  if (slot.driver.load(std::memory_order_relaxed) == WorkerSlot::Driver::callers &&
+      try_acquire(slot)) {
+    slot.worker->quick_turn();
+    release(slot);
+  }
+}
+
+Engine::ThreadTurn Engine::turn_thread(size_t worker) {
+  WorkerSlot& slot = *slots_[worker];
+  if (slot.driver.load(std::memory_order_relaxed) == WorkerSlot::Driver::callers) {
+    if (!std::exchange(slot.standing_by, true)) {
+      static_cast<void>(begin_standing_by(slot));
+    }
+    if (const auto until = look_at_callers(slot)) {
+      return {0, until};
+    }
+    slot.standing_by = false;
+  }
+  Instant now{};
+  const unsigned work = turn_as_thread(slot, now);
+  if (slot.stands_in) {
+    end_standing_in(slot, now);
+  }
+  return {work, std::nullopt};
+}
+
+void Engine::wake_sleeper(WorkerSlot& slot) {
+  if (slot.sleeper->sleeping.exchange(0, std::memory_order_seq_cst) != 0) {
+    slot.sleeper->wake();
   }
 }
 
 void Engine::assist_all() {
-  if (mode_ == Mode::inline_turns) {
-    for (auto& slot : slots_) {
-      static_cast<void>(turn(*slot));
-    }
+  for (auto& slot : slots_) {
+    assist(slot->worker->context().worker());
   }
 }
 
 // Callers that turn one worker may wait for what only another one can do.
-void Engine::poll_starved() {
-  for (auto& slot : slots_) {
+void Engine::poll_starved(std::span<const std::unique_ptr<WorkerSlot>> slots) {
+  for (const auto& slot : slots) {
     if (slot->starved && !slot->busy.exchange(true, std::memory_order_acquire)) {
       slot->worker->bind_to_this_thread();
       static_cast<void>(slot->worker->turn());
@@ -249,9 +472,9 @@ void Engine::poll_starved() {
   }
 }
 
-Engine::Callers Engine::observe_callers() {
+Engine::Callers Engine::observe_callers(std::span<const std::unique_ptr<WorkerSlot>> slots) {
   Callers callers;
-  for (auto& slot : slots_) {
+  for (const auto& slot : slots) {
     callers.poll_gap = std::min(callers.poll_gap, slot->worker->max_poll_gap());
     const uint64_t turns = slot->worker->turns();
     // So few turns may not even have looked at the clock.
@@ -262,6 +485,14 @@ Engine::Callers Engine::observe_callers() {
     slot->seen_turns = turns;
   }
   return callers;
+}
+
+/// Waking takes a processor from somebody.  Callers that have called all along are looked at less
+/// and less often, if nobody waits for software to answer.
+Duration Engine::next_interval(const Callers& callers, Duration last) const {
+  const bool relaxed = !callers.any_starved && callers.poll_gap >= Worker::relaxed_poll_gap;
+  return relaxed ? std::max(callers.poll_gap, std::min(2 * last, longest_poll_interval(config_)))
+                 : callers.poll_gap;
 }
 
 // Peers must get their acknowledgements while NCCL makes no calls.  The fallback thread looks now
@@ -297,7 +528,7 @@ Engine::Rest Engine::turn_fallback() {
 Engine::Rest Engine::poll_workers() {
   Fallback& own = fallback_state_;
   own.versions.resize(slots_.size(), 0);
-  const Callers callers = observe_callers();
+  const Callers callers = observe_callers(slots_);
   const bool caller_active = std::exchange(own.met_caller, false) || callers.any;
   if (caller_active) {
     own.driving = false;
@@ -306,14 +537,8 @@ Engine::Rest Engine::poll_workers() {
     own.driving = !caller_active;
     if (caller_active) {
       // Packets should not wake anybody while the callers look for them.
-      poll_starved();
-      // Waking takes a processor from somebody.  Callers that have called all along are looked at
-      // less and less often, if nobody waits for software to answer.
-      const bool relaxed = !callers.any_starved && callers.poll_gap >= Worker::relaxed_poll_gap;
-      own.poll_interval =
-          relaxed ? std::max(callers.poll_gap,
-                             std::min(2 * own.poll_interval, longest_poll_interval(config_)))
-                  : callers.poll_gap;
+      poll_starved(slots_);
+      own.poll_interval = next_interval(callers, own.poll_interval);
       return {Rest::Kind::interval, clock_.now() + own.poll_interval};
     }
     own.poll_interval = Duration(0);

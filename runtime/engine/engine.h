@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/base/cpu.h"
+#include "runtime/engine/drive_policy.h"
 #include "runtime/engine/idle.h"
 #include "runtime/engine/parker.h"
 #include "runtime/engine/worker.h"
@@ -24,8 +25,8 @@ Duration unanswered_limit(const Config& config);
 class Engine {
  public:
   enum class Mode {
-    threads,
-    inline_turns,
+    threads,       ///< a thread drives each worker; callers do where it does not run
+    inline_turns,  ///< callers drive the workers; a thread does where nobody calls
     virtual_time,  ///< no threads and no sleep: whoever owns the time calls Worker::turn()
   };
 
@@ -34,10 +35,11 @@ class Engine {
   /// Virtual time: one process of a simulation, all on the caller's thread.  `clock` is the
   /// simulation's; workers draw their randomness from `seed`; `streams` makes each its network.
   /// With HA_NCCL_USE_PROGRESS_THREAD=0 the mode is inline_turns, and whoever owns the time calls
-  /// turn_fallback() instead.
+  /// turn_fallback() instead; with `callers_help` it is threads, and turn_thread().
   using StreamSource = std::function<std::unique_ptr<StreamFactory>()>;
   static std::unique_ptr<Engine> start_virtual(const Config& config, Clock& clock, uint64_t seed,
-                                               const StreamSource& streams);
+                                               const StreamSource& streams,
+                                               bool callers_help = false);
   /// Stops: actors say goodbye, streams are flushed (at most two seconds), threads are joined.
   ~Engine();
   Engine(const Engine&) = delete;
@@ -56,6 +58,11 @@ class Engine {
 
   /// Of a caller who only waits.
   static constexpr unsigned wait_poll_limit = 16;
+  /// A thread that made no turn for so long does not run: a turn takes a few microseconds, a time
+  /// slice of somebody else's milliseconds.
+  static constexpr Duration help_after = std::chrono::microseconds(20);
+  /// The same in ticks until their rate is known: at 5 GHz, the fastest there are.
+  static constexpr uint64_t first_help_ticks = 100'000;
 
   /// What the fallback thread does between two turns.
   struct Rest {
@@ -73,19 +80,38 @@ class Engine {
     return fallback_parker_->sleeping.load(std::memory_order_relaxed) != 0;
   }
 
+  /// Virtual time, threads: the worker's thread runs: it drives, or looks whether callers still do.
+  /// How much work it did, and when it looks again, if it stands by.
+  struct ThreadTurn {
+    unsigned work = 0;
+    std::optional<Instant> stands_by_until;
+  };
+  ThreadTurn turn_thread(size_t worker);
+
   struct WorkerSlot;
-  /// Any thread.  Inline mode: where its callers turn the worker.  With threads: nullptr.
+  /// What one caller remembers of the thread that drives the worker.  That caller's own.
+  struct Caller {
+    uint64_t seen_turns = 0;  ///< the thread's, when the caller asked
+    uint64_t seen_ticks = 0;  ///< when it saw so many for the first time
+  };
+  /// Any thread.  Where callers turn the worker; nullptr in virtual time without them.
   WorkerSlot* slot_of(Worker& worker) {
-    return mode_ == Mode::inline_turns ? slots_[worker.context().worker_index()].get() : nullptr;
+    return mode_ == Mode::virtual_time ? nullptr : slots_[worker.context().worker_index()].get();
   }
-  /// Any thread.  One turn of the slot's worker; never blocks.  False: somebody is turning it
-  /// already.
-  bool turn(WorkerSlot& slot);
+  /// Whether the caller should turn the worker: with threads only where its thread sleeps, or has
+  /// not run since the caller asked first, which it does with this.
+  bool may_turn(WorkerSlot& slot, Caller& caller) {
+    return slot.driver.load(std::memory_order_relaxed) == WorkerSlot::Driver::callers ||
+           take_over(slot, caller);
+  }
+  /// One turn of the slot's worker; never blocks.  False: somebody is turning it already, or its
+  /// thread will.
+  bool turn(WorkerSlot& slot, Caller& caller);
   /// A turn that does nothing but let an actor post something (Worker::push); false: it was not
   /// let.  `answered_late`: by a peer's caller, so that there is leisure for other things.
   template <class Post>
-  [[nodiscard]] bool turn(WorkerSlot& slot, Post&& post, bool answered_late) {
-    if (!try_acquire(slot)) [[unlikely]] {
+  [[nodiscard]] bool turn(WorkerSlot& slot, Caller& caller, Post&& post, bool answered_late) {
+    if (!may_turn(slot, caller) || !try_acquire(slot)) [[unlikely]] {
       return false;
     }
     slot.last_waiter = nullptr;
@@ -99,8 +125,8 @@ class Engine {
   /// turns, at most until `done()`: a microsecond of them, so that nothing else that it serves
   /// waits; only one where sockets are looked at, which takes longer.
   template <class Found, class Done>
-  void turn_for(WorkerSlot& slot, const void* what, Found&& found, Done&& done) {
-    if (!try_acquire(slot)) [[unlikely]] {
+  void turn_for(WorkerSlot& slot, Caller& caller, const void* what, Found&& found, Done&& done) {
+    if (!may_turn(slot, caller) || !try_acquire(slot)) [[unlikely]] {
       return;
     }
     const bool waits = slot.last_waiter == what && slot.worker->relaxed();
@@ -110,25 +136,53 @@ class Engine {
     }
     release(slot);
   }
-  /// Any thread.  Inline mode: a turn of the worker, of all workers.  With threads: nothing.
+  /// Any thread.  A turn of the worker, of all workers, where callers drive them; with threads that
+  /// run nothing.
   void assist(Worker& worker) {
     if (WorkerSlot* slot = slot_of(worker); slot != nullptr) {
-      static_cast<void>(turn(*slot));
+      assist(*slot);
     }
   }
   void assist_all();
+  /// Tests, simulations: callers take the worker over now, as if its thread had not run.
+  void give_to_callers(size_t worker) { hand_to_callers(*slots_[worker], Taken::starved); }
+
+  /// Why callers have a worker whose thread drove it.
+  enum class Taken : uint8_t {
+    back,     ///< it was theirs, and they are there again
+    shared,   ///< the thread shares its processor
+    starved,  ///< the same: it did not run
+    asleep,   ///< it slept
+  };
 
   /// A worker with what drives it.
   struct WorkerSlot {
+    /// Who turns the worker.  `busy` keeps them apart; this says whose turn it is.
+    enum class Driver : uint8_t { thread, callers };
+
     std::unique_ptr<Parker> parker;
     std::unique_ptr<Worker> worker;
-    std::thread thread;  // threads mode
+    std::thread thread;         // threads mode
+    Parker* sleeper = nullptr;  // of the thread that looks after it when callers do not
     uint64_t watched_version = 0;
-    // inline mode: who turns
+    // callers and whoever else turns
     alignas(64) std::atomic<bool> busy{false};
+    std::atomic<Driver> driver{Driver::callers};
     const void* last_waiter = nullptr;  // by the caller who turned it last
     uint64_t seen_turns = 0;            // fallback thread's: the callers' before, and its own
     bool starved = false;               // fallback thread's: callers turned it hardly ever lately
+    // threads mode: the thread writes, callers read
+    alignas(64) std::atomic<uint64_t> thread_turns{0};
+    std::atomic<uint64_t> help_ticks{first_help_ticks};  // callers help when it stood for so long
+    std::atomic<bool> asked{false};                      // by a caller, since the last judgement
+    std::atomic<Taken> taken{Taken::back};
+    // the thread's
+    DrivePolicy policy;
+    Duration poll_interval{};
+    uint64_t began_ticks = 0;  // of the policy's window
+    Instant began{};
+    bool standing_by = false;  // virtual time: it has looked at callers before
+    bool stands_in = false;    // it drives only because no caller does
   };
 
  private:
@@ -136,22 +190,41 @@ class Engine {
       : config_(config),
         mode_(mode),
         virtual_(clock != nullptr),
+        counts_ticks_(clock == nullptr && cpu_ticks() != 0),
         clock_(clock == nullptr ? own_clock_ : *clock) {}
   void run_thread(WorkerSlot& slot, WorkerInfo info);
+  void drive(WorkerSlot& slot, IdlePolicy& idle);
+  void stand_by(WorkerSlot& slot);
+  bool begin_standing_by(WorkerSlot& slot);
+  /// Until when the thread stands by; nullopt: it drives from now on.
+  std::optional<Instant> look_at_callers(WorkerSlot& slot);
+  unsigned turn_as_thread(WorkerSlot& slot, Instant& now);
+  void begin_window(WorkerSlot& slot, Instant now);
+  void judge(WorkerSlot& slot, Instant now);
+  void end_standing_in(WorkerSlot& slot, Instant now);
+  void hand_to_callers(WorkerSlot& slot, Taken why);
+  [[gnu::noinline]] bool take_over(WorkerSlot& slot, Caller& caller);
+  /// Of a thread, without a caller that helps: for what must not be missed.
+  void hold(WorkerSlot& slot);
+  void assist(WorkerSlot& slot);
+  Duration thread_cpu_time() const;
+  uint64_t ticks() const;
   void run_fallback();
-  void poll_starved();
+  void poll_starved(std::span<const std::unique_ptr<WorkerSlot>> slots);
   /// What the fallback thread sees of those who turn the workers since it looked last.
   struct Callers {
     bool any = false;
     bool any_starved = false;             ///< a worker that was turned hardly ever
     Duration poll_gap = Duration::max();  ///< the least of the workers'
   };
-  Callers observe_callers();
+  Callers observe_callers(std::span<const std::unique_ptr<WorkerSlot>> slots);
+  /// When callers that turn workers are looked at again; `last`: how long that was last time.
+  Duration next_interval(const Callers& callers, Duration last) const;
   /// One look of the fallback thread at callers and, if there are none, one turn of all workers.
   Rest poll_workers();
   bool try_acquire(WorkerSlot& slot);
   void release(WorkerSlot& slot);
-  [[gnu::noinline]] void wake_fallback();
+  [[gnu::noinline]] void wake_sleeper(WorkerSlot& slot);
   /// Puts the calling thread to sleep unless there is work; false: there was.
   bool park(WorkerSlot& slot);
   static void prepare_thread(const char* name);
@@ -159,6 +232,7 @@ class Engine {
   Config config_;
   const Mode mode_;
   const bool virtual_;
+  const bool counts_ticks_;
   SteadyClock own_clock_;
   Clock& clock_;
   CounterPlace counters_;
@@ -190,20 +264,21 @@ inline bool Engine::try_acquire(WorkerSlot& slot) {
     return false;
   }
   slot.worker->bind_to_this_thread();
+  slot.worker->context().set_callers_drive(true);
   return true;
 }
 
 inline void Engine::release(WorkerSlot& slot) {
   slot.busy.store(false, std::memory_order_release);
   // What this turn left to do later (an acknowledgement, a timeout) may come before the deadline
-  // that a sleeping standby knows of.
-  if (fallback_parker_->sleeping.load(std::memory_order_relaxed) != 0) [[unlikely]] {
-    wake_fallback();
+  // that a sleeping thread knows of.
+  if (slot.sleeper->sleeping.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+    wake_sleeper(slot);
   }
 }
 
-inline bool Engine::turn(WorkerSlot& slot) {
-  if (!try_acquire(slot)) [[unlikely]] {
+inline bool Engine::turn(WorkerSlot& slot, Caller& caller) {
+  if (!may_turn(slot, caller) || !try_acquire(slot)) [[unlikely]] {
     return false;
   }
   slot.worker->quick_turn();

@@ -117,9 +117,13 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
         [nic = process->nics.front()](int fd) { return nic->duplicate(fd); });
   }
   process->worker_waits_until.resize(threads);
-  process->engine = Engine::start_virtual(own, clock_, random_.next(), [&, tie = process->tie] {
-    return network_.make_streams(address, tie, unanswered_limit(own));
-  });
+  process->thread_due.resize(threads);
+  process->engine = Engine::start_virtual(
+      own, clock_, random_.next(),
+      [&, tie = process->tie] {
+        return network_.make_streams(address, tie, unanswered_limit(own));
+      },
+      callers_help > 0);
   processes_.push_back(std::move(process));
   return processes_.back().get();
 }
@@ -202,6 +206,32 @@ size_t World::turn(Process& process, size_t worker) {
   return work;
 }
 
+/// The worker's thread, which drives or looks whether callers do; sometimes it does not run.
+size_t World::turn_helped(Process& process, size_t worker) {
+  if (random_.chance(callers_help)) {
+    process.engine->give_to_callers(worker);
+    process.thread_due[worker] = now();
+  }
+  if (now() < process.thread_due[worker]) {
+    return 0;
+  }
+  rdma_.waited = Duration{};
+  const Engine::ThreadTurn turn = process.engine->turn_thread(worker);
+  if (rdma_.waited > Duration{}) {
+    starve(process, worker, rdma_.waited);
+  }
+  process.thread_due[worker] = turn.stands_by_until.value_or(now());
+  return turn.work;
+}
+
+/// Somebody turns the worker as soon as there is something to do.
+bool World::turns_soon(const Process& process, size_t worker) const {
+  return process.is_inline() ? process.called
+         : process.is_helped()
+             ? process.called || (awake(process, worker) && now() >= process.thread_due[worker])
+             : awake(process, worker);
+}
+
 /// Inline mode: the fallback thread, when it is due or was woken; whether it did anything.
 bool World::turn_fallback(Process& process) {
   Engine& engine = *process.engine;
@@ -224,8 +254,12 @@ bool World::turn_fallback(Process& process) {
 /// Before the workers' turns of a round: who was turned by callers since the last one.
 void World::observe_callers() {
   for (auto& process : processes_) {
-    if (process->is_inline()) {
+    if (process->is_inline() || process->is_helped()) {
       process->called = process->seen_turns != turns_of(*process);
+    }
+    // Callers ask on; where no thread runs they will turn the worker.
+    for (size_t i = 0; process->is_helped() && i < process->engine->worker_count(); ++i) {
+      process->called = process->called || (calls(*process) && !awake(*process, i));
     }
   }
 }
@@ -248,8 +282,11 @@ size_t World::turn_workers() {
     }
     for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
       if (awake(*process, i)) {
-        work += turn(*process, i);
+        work += process->is_helped() ? turn_helped(*process, i) : turn(*process, i);
       }
+    }
+    if (process->is_helped()) {
+      process->seen_turns = turns_of(*process);
     }
   }
   return work;
@@ -259,8 +296,7 @@ bool World::all_idle() {
   for (auto& process : processes_) {
     for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
       // What waits for a caller or for the end of a pause is not going to be done at once.
-      const bool turns = process->is_inline() ? process->called : awake(*process, i);
-      if (turns && !process->engine->worker(i).may_sleep()) {
+      if (turns_soon(*process, i) && !process->engine->worker(i).may_sleep()) {
         return false;
       }
     }
@@ -272,8 +308,7 @@ bool World::all_idle() {
 Instant World::next_moment(Instant limit) {
   Instant wake = std::min(limit, network_.next_event().value_or(limit));
   for (auto& process : processes_) {
-    const bool calls = process->is_inline() && process->called;
-    if (calls) {
+    if ((process->is_inline() || process->is_helped()) && process->called) {
       wake = std::min(wake, now() + call_interval);
     }
     if (process->is_inline() && awake(*process, 0)) {
@@ -281,8 +316,11 @@ Instant World::next_moment(Instant limit) {
     }
     // Callers look at timers by themselves; else the fallback thread knows when it is due.
     for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
-      const bool turns = process->is_inline() ? calls : awake(*process, i);
-      const auto deadline = turns ? process->engine->worker(i).next_deadline() : std::nullopt;
+      if (process->is_helped() && awake(*process, i) && now() < process->thread_due[i]) {
+        wake = std::min(wake, process->thread_due[i]);
+      }
+      const auto deadline =
+          turns_soon(*process, i) ? process->engine->worker(i).next_deadline() : std::nullopt;
       wake = std::min(wake, deadline.value_or(wake));
     }
   }

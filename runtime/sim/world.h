@@ -26,10 +26,12 @@ struct Process {
   std::vector<Instant> worker_waits_until;  ///< of each worker: gets no processor before
   Instant callers_away_until{};             ///< nobody calls its engine before
   Instant fallback_due{};  ///< inline mode: the fallback thread rests until then, or until woken
-  bool fallback_sleeps = false;  ///< and what arrives wakes it
-  uint64_t seen_turns = 0;       ///< inline mode: of its workers, after the last round
-  bool called = false;           ///< inline mode: callers turned them in this round
+  bool fallback_sleeps = false;     ///< and what arrives wakes it
+  uint64_t seen_turns = 0;          ///< inline mode: of its workers, after the last round
+  bool called = false;              ///< inline mode: callers turned them in this round
+  std::vector<Instant> thread_due;  ///< of each worker whose callers help: when its thread looks
   bool is_inline() const { return engine && engine->mode() == Engine::Mode::inline_turns; }
+  bool is_helped() const { return engine && engine->mode() == Engine::Mode::threads; }
 };
 
 class World {
@@ -40,6 +42,9 @@ class World {
   /// Kinds of fabric that processes made from now on have besides the standard ones; whether their
   /// devices are used is then for HA_NCCL_FABRIC to say.
   std::vector<fabric::Provider::Kind> kinds;
+  /// In processes made from now on with progress threads callers turn the workers where a thread
+  /// does not run, and at this part of its turns it is made to look so.  0: threads only.
+  double callers_help = 0;
 
   Network& network() { return network_; }
   RdmaNic::Conditions& rdma() { return rdma_; }
@@ -102,6 +107,8 @@ class World {
   size_t turn(Process& process, size_t worker);
   bool turn_fallback(Process& process);
   size_t turn_workers();
+  size_t turn_helped(Process& process, size_t worker);
+  bool turns_soon(const Process& process, size_t worker) const;
   bool all_idle();
   Instant next_moment(Instant limit);
   void observe_callers();

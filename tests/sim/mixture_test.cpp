@@ -49,6 +49,22 @@ TEST_P(SimMixturePart, ViolatesNoGuarantee) {
 
 INSTANTIATE_TEST_SUITE_P(All, SimMixturePart, testing::Range<uint64_t>(0, parts));
 
+/// Threads and callers drive in turn, and change hands at any point.
+TEST(SimMixture, ThreadsWithCallersThatHelp) {
+  const uint64_t runs = sim_seeds();
+  FailoverTotals totals;
+  for (uint64_t seed = 1; seed <= runs; ++seed) {
+    FailoverRun run = tools::mixed_run(seed);
+    if (run.kind == RunKind::classic) {
+      continue;
+    }
+    run.callers_help = 0.05;
+    EXPECT_EQ(tools::run_failovers(run, &totals), "")
+        << "nccl-ha sim --callers-help 0.05 --seed " << seed << " (" << to_text(run.kind) << ")";
+  }
+  EXPECT_GT(totals.down, runs);
+}
+
 TEST(SimMixture, SettingsDrawnForEachHost) {
   const uint64_t runs = sim_seeds() / 8;
   const FailoverTotals totals = run_kind(RunKind::paths, runs);

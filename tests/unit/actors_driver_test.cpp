@@ -150,7 +150,7 @@ TEST(Driver, ServesASubmissionInTheCallersOwnTurnOrLeavesADoorbell) {
   auto address = worker.open_address(2);
   ASSERT_TRUE(address);
   driver.attach(ActorId{0, 1}, std::move(*address));
-  EXPECT_TRUE(driver.is_inline());
+  EXPECT_TRUE(driver.callers_turn());
 
   driver.submit();  // nobody serves yet
   EXPECT_EQ(driver.take_news(), static_cast<uint32_t>(CallerNews::submitted));

@@ -17,6 +17,7 @@
 
 #include "runtime/engine/engine.h"
 #include "runtime/streams/stream.h"
+#include "runtime/streams/uv_streams.h"
 #include "tests/support/until.h"
 
 namespace nccl_ha {
@@ -437,6 +438,7 @@ TEST(EngineInline, WhoOnlyWaitsGetsSeveralTurns) {
   ASSERT_TRUE(started);
   auto engine = std::move(*started);
   Engine::WorkerSlot& slot = *engine->slot_of(engine->worker(0));
+  Engine::Caller caller;
   const int one = 1;
   const int other = 2;
   // Turns that were made until `limit` of them were enough.
@@ -444,7 +446,7 @@ TEST(EngineInline, WhoOnlyWaitsGetsSeveralTurns) {
     unsigned turns = 0;
     while (turns == 0) {  // the fallback thread may be at it
       engine->turn_for(
-          slot, &what, [&] { return ++turns == 0; }, [&] { return turns >= limit; });
+          slot, caller, &what, [&] { return ++turns == 0; }, [&] { return turns >= limit; });
     }
     return turns;
   };
@@ -456,9 +458,138 @@ TEST(EngineInline, WhoOnlyWaitsGetsSeveralTurns) {
   bool posted = false;
   while (!posted) {
     posted = engine->turn(
-        slot, [] {}, false);
+        slot, caller, [] {}, false);
   }
   EXPECT_EQ(turns_for(one, 1000), 1U) << "it has done something else";
+}
+
+/// Threads with callers, in which the test is the thread.
+class Helped : public ::testing::Test {
+ protected:
+  Helped() {
+    config_ = config_for(true);
+    engine_ = Engine::start_virtual(
+        config_, clock_, 1, [] { return *make_uv_streams(); }, true);
+    slot_ = engine_->slot_of(engine_->worker(0));
+  }
+  uint64_t turns() { return engine_->worker(0).turns(); }
+
+  ManualClock clock_;
+  Config config_;
+  std::unique_ptr<Engine> engine_;
+  Engine::WorkerSlot* slot_ = nullptr;
+  Engine::Caller caller_;
+};
+
+TEST_F(Helped, ACallerLeavesTheWorkerToAThreadThatRuns) {
+  EXPECT_EQ(engine_->mode(), Engine::Mode::threads);
+  ASSERT_NE(slot_, nullptr);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_FALSE(engine_->turn_thread(0).stands_by_until);
+    const uint64_t before = turns();
+    EXPECT_FALSE(engine_->turn(*slot_, caller_));
+    clock_.advance(Engine::help_after);
+    EXPECT_EQ(turns(), before);
+  }
+  EXPECT_EQ(engine_->worker(0).statistics().taken_over, 0U);
+}
+
+TEST_F(Helped, ACallerTurnsTheWorkerOfAThreadThatDoesNotRunAndGoesOn) {
+  static_cast<void>(engine_->turn_thread(0));
+  EXPECT_FALSE(engine_->turn(*slot_, caller_));
+  clock_.advance(std::chrono::milliseconds(1));  // longer than help_after in any unit
+  const uint64_t before = turns();
+  EXPECT_TRUE(engine_->turn(*slot_, caller_));
+  EXPECT_TRUE(engine_->turn(*slot_, caller_));
+  Engine::Caller other;
+  EXPECT_TRUE(engine_->turn(*slot_, other)) << "others need not wait";
+  EXPECT_EQ(turns(), before + 3);
+  EXPECT_EQ(engine_->worker(0).statistics().taken_over, 1U);
+  EXPECT_TRUE(engine_->worker(0).context().callers_drive());
+}
+
+TEST_F(Helped, TheThreadStandsByWhileCallersCallAndComesBackAfterItsPause) {
+  static_cast<void>(engine_->turn_thread(0));
+  engine_->give_to_callers(0);
+  const auto call = [&] {
+    for (unsigned i = 0; i < 2 * Worker::turns_to_see_time; ++i) {
+      EXPECT_TRUE(engine_->turn(*slot_, caller_));
+    }
+  };
+  call();
+  const Instant begun = clock_.now();
+  Engine::ThreadTurn turn = engine_->turn_thread(0);
+  while (turn.stands_by_until) {
+    ASSERT_LT(clock_.now(), begun + DrivePolicy::longest_pause);
+    clock_.set(*turn.stands_by_until);
+    call();
+    turn = engine_->turn_thread(0);
+  }
+  EXPECT_GE(clock_.now(), begun + DrivePolicy::first_pause);
+  EXPECT_FALSE(engine_->turn(*slot_, caller_)) << "the thread drives again";
+  EXPECT_FALSE(engine_->worker(0).context().callers_drive());
+}
+
+TEST_F(Helped, TheThreadDrivesWhenNobodyCallsUntilSomebodyDoes) {
+  static_cast<void>(engine_->turn_thread(0));
+  for (int i = 0; i < 4; ++i) {  // its pause is longer than callers may be away
+    slot_->policy.stand_by(clock_.now());
+  }
+  engine_->give_to_callers(0);
+  Engine::ThreadTurn turn = engine_->turn_thread(0);
+  ASSERT_TRUE(turn.stands_by_until);
+  EXPECT_LE(*turn.stands_by_until - clock_.now(), engine_->worker(0).max_poll_gap());
+  clock_.set(*turn.stands_by_until);
+  const uint64_t before = turns();
+  EXPECT_FALSE(engine_->turn_thread(0).stands_by_until);
+  EXPECT_EQ(turns(), before + 1);
+  EXPECT_FALSE(engine_->turn(*slot_, caller_)) << "it runs";
+  EXPECT_FALSE(engine_->turn_thread(0).stands_by_until);
+  EXPECT_TRUE(engine_->turn(*slot_, caller_)) << "and gave the worker back";
+}
+
+TEST(EngineThreads, CallersAndThreadChangeHandsAtAnyPointAndNothingIsLost) {
+  auto started = Engine::start(config_for(true));
+  ASSERT_TRUE(started);
+  auto engine = std::move(*started);
+  Seen seen;
+  auto id = engine->worker(0).adopt(std::make_unique<Probe>(seen));
+  ASSERT_TRUE(id);
+  // Each sender is a caller as well, and one of them takes the worker over all the time.
+  constexpr uint32_t callers = 3;
+  constexpr uint64_t messages = 20000;
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < callers; ++t) {
+    threads.emplace_back([&, t] {
+      auto address = engine->worker(0).open_address(8);
+      ASSERT_TRUE(address);
+      Engine::WorkerSlot& slot = *engine->slot_of(engine->worker(0));
+      Engine::Caller caller;
+      for (uint64_t i = 0; i < messages; ++i) {
+        Message message{};
+        message.to = *id;
+        message.kind = 1;
+        message.arg = t;
+        message.a = i;
+        while (!address->try_send(message)) {
+          static_cast<void>(engine->turn(slot, caller));
+        }
+        if (t == 0 && i % 16 == 0) {
+          engine->give_to_callers(0);
+        }
+        static_cast<void>(engine->turn(slot, caller));
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_TRUE(until([&] { return seen.messages.load() == callers * messages; }))
+      << "nobody calls any more";
+  EXPECT_FALSE(seen.disorder.load());
+  for (uint32_t t = 0; t < callers; ++t) {
+    EXPECT_EQ(seen.next[t].load(), messages);
+  }
 }
 
 TEST(EngineStart, ABadProcessorListIsAClearError) {

@@ -21,6 +21,7 @@ struct SimOptions {
   uint64_t first = 1;
   uint64_t only = 0;
   double suspicions = 0.5;
+  double callers_help = 0;
   std::string fabric = "mixed";
   std::string kind = "mixed";
 };
@@ -39,6 +40,7 @@ FailoverRun run_of(const SimOptions& options, uint64_t seed) {
     run.spare = options.fabric == "spare";
   }
   run.suspicions = options.suspicions;
+  run.callers_help = options.callers_help;
   return run;
 }
 
@@ -187,6 +189,12 @@ void add_sim(CLI::App& app) {
   command
       ->add_option("--false-verdicts", options->suspicions,
                    "Part of the faults that are verdicts on a living path; the others are cuts")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  command
+      ->add_option("--callers-help", options->callers_help,
+                   "Where there are progress threads callers drive workers too, and the two change "
+                   "hands at this part of the threads' turns; not in classic runs")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
   command

@@ -23,6 +23,8 @@ struct FailoverRun {
   bool spare = false;  ///< and there is an interface besides, over which datagrams may take over
   /// Others than classic draw rails and NICs themselves.
   RunKind kind = RunKind::classic;
+  /// Other kinds than classic: callers drive workers too (sim::World::callers_help).
+  double callers_help = 0;
   std::string fabric = "mixed";  ///< of other kinds than classic: datagram, rdma, spare, or drawn
 };
 

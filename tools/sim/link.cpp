@@ -23,6 +23,11 @@ SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16
   if (actor) {
     listen_->attach(*actor);
   }
+  if (to.is_helped()) {
+    // A kernel's socket listens at once, this network's when its actor was started.
+    to.engine->give_to_callers(0);
+    to.engine->assist(to.engine->worker(0));
+  }
   dial(to.address, port, nonce);
 }
 

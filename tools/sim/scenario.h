@@ -60,6 +60,7 @@ struct Scenario {
   size_t pauses = 0;
   bool death = false;
   Duration apart{};           ///< between two faults, at most
+  double callers_help = 0;    ///< sim::World's
   bool early_faults = false;  ///< they begin with the handshake
   bool for_good = false;      ///< a rail may go for good
   Duration limit = std::chrono::seconds(200);

@@ -87,7 +87,9 @@ class ScenarioRun {
 }  // namespace
 
 std::string run_scenario(const FailoverRun& run, FailoverTotals* totals) {
-  Stage stage(draw_scenario({run.seed, run.kind, run.fabric, run.suspicions}), *totals, run.trace);
+  Scenario scenario = draw_scenario({run.seed, run.kind, run.fabric, run.suspicions});
+  scenario.callers_help = run.callers_help;
+  Stage stage(scenario, *totals, run.trace);
   if (run.begins) {
     run.begins(stage.world());
   }

@@ -16,6 +16,7 @@ Stage::Stage(const Scenario& scenario, FailoverTotals& totals,
   world_.network().all = scenario.usual;
   world_.rdma().late = scenario.late;
   world_.rdma().latest = scenario.latest;
+  world_.callers_help = scenario.callers_help;
   for (size_t host = 0; host < scenario.hosts; ++host) {
     for (size_t number = 0; number < scenario.processes_per_host; ++number) {
       std::vector<sim::Ip> addresses;

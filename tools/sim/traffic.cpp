@@ -109,7 +109,7 @@ const CtsEntry* Traffic::place_for(int tag) {
   SendChannel& channel = link_.sender();
   Driver& driver = link_.sender_driver();
   const CtsEntry* place = channel.match(tag);
-  if (place == nullptr && driver.is_inline()) {
+  if (place == nullptr && driver.callers_turn()) {
     driver.wait_for_cts([&] { return channel.match(tag) != nullptr; });
     return channel.match(tag);
   }
