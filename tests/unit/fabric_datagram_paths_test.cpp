@@ -172,6 +172,12 @@ class BackedOffPortPair : public testing::Test {
     EXPECT_EQ(a_->path->state(), PathState::ready);
     EXPECT_EQ(b_->path->post_receive({}), Errc::ok);
   }
+  void TearDown() override {
+    for (const StandbyEnd* one : {a_.get(), b_.get()}) {
+      const auto wrong = static_cast<const DatagramPath&>(*one->path).self_check();
+      EXPECT_FALSE(wrong) << *wrong;
+    }
+  }
   /// Polls every two microseconds, as a caller that spins does.
   void pass(Duration time) {
     a_->looks = b_->looks = 0;

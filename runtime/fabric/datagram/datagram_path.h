@@ -1,26 +1,34 @@
 // A path over unreliable datagrams (usnic's "endpoint").  Made by DatagramPort::create_path.
 #pragma once
 
-#include <array>
-#include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "runtime/fabric/datagram/copy.h"
+#include "runtime/fabric/datagram/acknowledger.h"
+#include "runtime/fabric/datagram/network_estimate.h"
+#include "runtime/fabric/datagram/path_check.h"
+#include "runtime/fabric/datagram/path_ends.h"
 #include "runtime/fabric/datagram/path_environment.h"
+#include "runtime/fabric/datagram/posted_receives.h"
 #include "runtime/fabric/datagram/receive_window.h"
+#include "runtime/fabric/datagram/request_ring.h"
+#include "runtime/fabric/datagram/segment_sizes.h"
+#include "runtime/fabric/datagram/send_window.h"
+#include "runtime/fabric/datagram/silence.h"
 
 namespace nccl_ha::fabric {
 
+/// Leads its parts: requests are cut into segments, which the send window holds until they are
+/// acknowledged; what arrives goes through the receive window to its place, to posted receives and
+/// into acknowledgements.
 class DatagramPath final : public Path {
  public:
-  /// `id` is its number in the environment's table.
+  /// `id` is the number that the environment's table gave.
   DatagramPath(PathEnvironment& environment, const PathOptions& options, PathOwner* owner,
                uint32_t id);
   ~DatagramPath() override;
 
-  std::span<const std::byte> local_address() const override { return local_bytes_; }
+  std::span<const std::byte> local_address() const override { return ends_.local_bytes(); }
   Result<void> connect(std::span<const std::byte> peer_address) override;
   PathState state() const override { return state_; }
   CompletionStatus cause() const override { return cause_; }
@@ -28,30 +36,32 @@ class DatagramPath final : public Path {
   [[nodiscard]] Errc post_send(const SendPost& post) override;
   [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
   uint64_t progress() const override { return statistics_.segments_acked; }
-  void flush_acks() override;
+  void flush_acks() override { acks_.hurry(); }
   void failure_domains(FailureDomains& domains) const override;
   void fail(const Error& why) override;
   std::string describe() const override;
 
   const DatagramPathCounters& statistics() const { return statistics_; }
-  /// usnic's self-check: nullopt when the counters agree with the state, else what does not.
+  /// usnic's self-check: nullopt when the parts are sound and the counters agree with them, else
+  /// what does not hold.
   std::optional<std::string> self_check() const;
-  uint32_t mtu() const { return mtu_; }
-  uint32_t congestion_window() const { return congestion_.window(); }
-  const RttEstimator& rtt() const { return rtt_; }
+  uint32_t mtu() const { return sizes_.mtu(); }
 
   // For the port, which pulls segments and acknowledgements out of its paths, inside its guard.
   uint32_t id() const { return id_; }
-  uint64_t token() const { return local_.token; }
+  uint64_t token() const { return ends_.local().token; }
   uint64_t domain() const { return options_.domain; }
   bool fallback() const { return options_.fallback; }
-  const SocketAddress& peer_command() const { return peer_.command; }
-  PathLinks& links() { return links_; }
-  size_t completions_max() const { return requests_.size() + receives_.size(); }
+  const SocketAddress& peer_command() const { return ends_.peer().command; }
+  ReadyLink& ready_link() { return ready_link_; }
+  size_t completions_max() const { return requests_.capacity() + receives_.capacity(); }
   /// There is a segment to send, and window and credits allow it.
-  bool sendable() const;
-  bool send_next();  ///< stages one segment; false: batch full or the path failed
-  bool congested() const { return in_flight_ >= congestion_.window(); }
+  bool sendable() const {
+    return state_ == PathState::ready && requests_.unsent() &&
+           outgoing_.has_room(network_.window());
+  }
+  bool send_next();  ///< stages one segment; false: the path failed
+  bool congested() const { return outgoing_.in_flight() >= network_.window(); }
   bool transmit_again(Segment& segment);
   /// A segment that was sent is lost, or did not leave.
   void queue_resend(Segment& segment);
@@ -60,7 +70,7 @@ class DatagramPath final : public Path {
   void on_frame(const FrameHeader& header, std::span<const std::byte> payload);
   /// A write with this sequence number would be new.
   bool takes(uint32_t sequence) const {
-    return state_ != PathState::error && window_.check(sequence) == ReceiveWindow::Verdict::fresh;
+    return state_ != PathState::error && incoming_.check(sequence) == ReceiveWindow::Verdict::fresh;
   }
   /// The frame's payload lies where it belongs.
   void on_placed(const FrameHeader& header, std::span<const std::byte> payload) {
@@ -78,125 +88,65 @@ class DatagramPath final : public Path {
   // sending (path_send.cpp)
   [[nodiscard]] Errc push(WorkRequest&& request);
   void make_ready() {
-    if (env_.ready.push(links_)) {
+    if (env_.ready.push(ready_link_)) {
       env_.wake();
     }
   }
   bool transmit(Segment& segment, Channel channel);
   FrameHeader header_for(const Segment& segment, const WorkRequest& request);
-  bool payload_of(const Segment& segment, const WorkRequest& request, iovec (&parts)[gathers_max],
-                  size_t* count);
-  void plan_segments(WorkRequest& request) const;
-  void stamp(FrameHeader& header);  ///< times and the piggy-backed acknowledgement
   void handle_ack(const FrameHeader& header, std::span<const std::byte> selective);
-  void acknowledged(Segment& segment);
-  uint32_t apply_selective(uint32_t from, std::span<const std::byte> bitmap);
+  Duration sample_of(const FrameHeader& header);
   void detect_losses();
   void complete_requests();
   void arm_tail_probe();
   void send_tail_probe();
-  bool budget_spent();
   bool starved() const;  ///< work to send, nothing in flight, no credits
 
   // receiving (path_receive.cpp)
   void on_segment(const FrameHeader& header, std::span<const std::byte> payload, bool in_place);
-  std::byte* destination(const FrameHeader& header);
-  void refuse(const FrameHeader& header);
   void arrived(const FrameHeader& header, std::span<const std::byte> payload, bool in_place);
+  bool keep(std::span<const std::byte> payload, ArrivedSegment& segment);
+  bool put(const FrameHeader& header, std::span<const std::byte> payload);
+  void refuse(const FrameHeader& header);
   void deliver();
   bool deliver_front();
-  void schedule_ack(bool urgent);
+  bool copy_to(const ReceivePost& receive, const ArrivedSegment& segment);
 
-  // connecting (path_connect.cpp)
+  // birth, check and death (path_connect.cpp)
   void send_check();
   void on_ping(const FrameHeader& header);
   void on_pong(const FrameHeader& header);
   void on_timer();
-  void finish_check(uint32_t mtu);
-
+  void finish_check();
   void break_path(CompletionStatus first, const Error& why);
-  Duration connect_limit() const {
-    return options_.connect_limit > Duration(0) ? options_.connect_limit
-                                                : env_.options.connect_timeout;
-  }
-
-  struct Receive {
-    uint64_t id;
-    std::byte* address;
-    uint32_t length;
-    uint32_t key;
-  };
+  void flush_requests(CompletionStatus first);
+  Duration connect_limit() const;
 
   PathEnvironment& env_;
   PathOwner* owner_;
   const PathOptions options_;
   const uint32_t id_;
-  WireAddress local_;
-  std::array<std::byte, wire_address_bytes> local_bytes_{};
-  WireAddress peer_;
+  PathEnds ends_;
   PathState state_ = PathState::idle;
   Error error_;
   CompletionStatus cause_ = CompletionStatus::ok;
-  bool stale_peer_ = true;  ///< connect() not called: nothing may be sent
-
-  // sending
-  std::vector<WorkRequest> requests_;  // ring, power of two
-  uint32_t request_mask_;
-  uint32_t request_head_ = 0;  ///< oldest incomplete
-  uint32_t request_next_ = 0;  ///< next to give segments to
-  uint32_t request_tail_ = 0;
-  std::vector<Segment> segments_;  // ring by sequence
-  uint32_t segment_mask_ = 0;
-  uint32_t una_ = 0;        ///< oldest unacknowledged sequence
-  uint32_t next_ = 0;       ///< next sequence to send
-  uint32_t limit_ = 0;      ///< first sequence that may not be sent (credits)
-  uint32_t in_flight_ = 0;  ///< segments in the network as far as we know
-  uint64_t in_flight_bytes_ = 0;
-  std::array<uint64_t, channel_count> order_{};  ///< transmissions per channel
-  std::array<uint64_t, channel_count>
-      acked_order_{};  ///< newest transmission known to have arrived
-  uint32_t duplicate_acks_ = 0;
-  uint32_t mtu_ = 0;
-  uint32_t segment_payload_max_ = 0;
-  uint32_t tiny_max_ = 0;
-  uint64_t bytes_max_ = 0;  ///< in flight, from the peer's socket buffer
-  uint16_t fragment_ = 0;
-  Instant progress_{};  ///< of acknowledgement, or when the network was last empty
-  Instant last_backoff_{};
-  // Of the silence that timeouts met.
-  Instant silent_after_{};  ///< what progress_ was
-  Moment silent_since_{};   ///< the first of these timeouts
-  RttEstimator rtt_;
-  CongestionControl congestion_;
-  PathLinks links_{*this};
-
-  // receiving
-  ReceiveWindow window_;
-  std::vector<Receive> receives_;  // ring, power of two
-  uint32_t receive_mask_;
-  uint32_t receive_head_ = 0;
-  uint32_t receive_tail_ = 0;
-  uint32_t echo_us_ = 0;
-  Instant echo_at_{};
-  bool have_echo_ = false;
-  uint32_t unacked_arrivals_ = 0;
-  uint32_t stashed_ = 0;
-  bool credits_closed_ = false;
-
-  // connecting
-  Timer timer_;
-  enum class TimerUse : uint8_t { none, check, tail_probe } timer_use_ = TimerUse::none;
-  std::vector<uint32_t> candidates_;
-  size_t candidate_ = 0;
-  uint32_t attempt_ = 0;
-  std::array<std::optional<FrameHeader>, channel_count> early_pings_;
-  uint32_t candidate_tries_ = 0;
-  bool small_answered_ = false;
-  bool full_answered_ = false;
-  Instant check_deadline_{};
-
+  Timer timer_;  ///< of the check while connecting, of the tail probe when ready
+  PathCheck check_;
   CounterBlock<DatagramPathCounters> counters_;
   DatagramPathCounters& statistics_ = *counters_;
+
+  // sending
+  RequestRing requests_;
+  SegmentSizes sizes_;
+  SendWindow outgoing_;
+  NetworkEstimate network_;
+  Silence silence_;
+  ReadyLink ready_link_{*this};
+
+  // receiving
+  ReceiveWindow incoming_;
+  PostedReceives receives_;
+  Acknowledger acks_;
 };
 
 }  // namespace nccl_ha::fabric

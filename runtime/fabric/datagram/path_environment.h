@@ -5,89 +5,32 @@
 #include <cstdint>
 #include <memory>
 
-#include "runtime/base/clock.h"
-#include "runtime/base/random.h"
 #include "runtime/engine/poller.h"
-#include "runtime/engine/timer_wheel.h"
+#include "runtime/fabric/datagram/ack_list.h"
+#include "runtime/fabric/datagram/activity.h"
 #include "runtime/fabric/datagram/completion_queue.h"
 #include "runtime/fabric/datagram/hotel.h"
+#include "runtime/fabric/datagram/nesting_guard.h"
 #include "runtime/fabric/datagram/options.h"
-#include "runtime/fabric/datagram/path_lists.h"
+#include "runtime/fabric/datagram/path_table.h"
+#include "runtime/fabric/datagram/port_services.h"
+#include "runtime/fabric/datagram/ready_list.h"
+#include "runtime/fabric/datagram/resend_list.h"
 #include "runtime/fabric/datagram/send_stage.h"
-#include "runtime/fabric/memory.h"
-#include "runtime/telemetry/counter_file.h"
-#include "runtime/telemetry/recorder.h"
 
 namespace nccl_ha::fabric {
-
-class DatagramPath;
-
-/// Knows the paths by their numbers.
-class PathTable {
- public:
-  /// From the path's destructor.
-  virtual void remove(DatagramPath& path) = 0;
-
- protected:
-  ~PathTable() = default;
-};
-
-/// A stretch in which registered memory is touched; nests.
-class NestingGuard {
- public:
-  MemoryGuard& guard() { return guard_; }
-  int depth() const { return depth_; }
-  void enter() {
-    if (depth_++ == 0) {
-      guard_.enter();
-    }
-  }
-  void exit() {
-    if (--depth_ == 0) {
-      guard_.exit();
-    }
-  }
-
- private:
-  MemoryGuard guard_;
-  int depth_ = 0;
-};
-
-class GuardScope {
- public:
-  explicit GuardScope(NestingGuard& guard) : guard_(guard) { guard_.enter(); }
-  ~GuardScope() { guard_.exit(); }
-  GuardScope(const GuardScope&) = delete;
-  GuardScope& operator=(const GuardScope&) = delete;
-
- private:
-  NestingGuard& guard_;
-};
-
-/// What a port is given.  All of it outlives the port.
-struct PortServices {
-  Memory* memory = nullptr;
-  Clock* clock = nullptr;
-  TimerWheel* timers = nullptr;
-  Random* random = nullptr;
-  Recorder* recorder = nullptr;    ///< may be null
-  const LostTime* lost = nullptr;  ///< time in which nobody could look; may be null
-  CounterPlace counters = {};
-};
 
 /// The port has it, by value, so that a path is one step away from all of it; it outlives the
 /// paths.
 struct PathEnvironment : PortServices {
   PathEnvironment(const PortServices& services, const DatagramOptions& settings,
-                  std::unique_ptr<PacketIo> io, uint32_t mtu, Poller& its_poller,
-                  PathTable& its_table)
+                  std::unique_ptr<PacketIo> io, uint32_t mtu, Poller& its_poller)
       : PortServices(services),
         options(settings),
         now(services.clock->now()),
         hotel(now),
         counter_block(services.counters, "datagrams " + text(io->local(Channel::command))),
         stage(std::move(io), settings.offload, statistics),
-        table(its_table),
         interface_mtu(mtu != 0 ? mtu : static_cast<uint32_t>(stage.io().datagram_bytes_max())),
         poller_(its_poller) {}
 
@@ -97,20 +40,32 @@ struct PathEnvironment : PortServices {
   Hotel hotel;
   CounterBlock<DatagramPortCounters> counter_block;
   DatagramPortCounters& statistics = *counter_block;
+  PathTable paths;
   ReadyList ready;
   ResendList resends;
   AckList acks;
   CompletionQueue completions;
   SendStage stage;
-  PathTable& table;
+  Activity activity;
   const uint32_t interface_mtu;  ///< bytes of an IP packet, or of a datagram where there is no IP
   bool acks_due = false;         ///< acknowledgements must leave before this pass ends
 
   /// The clock is read anew.
   void refresh() { now = clock->now(); }
   uint32_t now_us() const { return static_cast<uint32_t>(now.time_since_epoch().count() / 1000); }
+  Moment moment() const { return {now, lost == nullptr ? Duration(0) : lost->total()}; }
   /// Something is to be done: the next pass does it.
   void wake() { poller_.wake(); }
+  void record(TraceEvent event, uint32_t path, uint64_t a, uint64_t b) {
+    if (recorder != nullptr) {
+      recorder->record(event, path, a, b, now);
+    }
+  }
+
+  /// A path that is made, and one that is being destroyed: nothing of it is left in any list, and
+  /// no frame that points into it is staged.
+  void enter(DatagramPath& path);
+  void leave(DatagramPath& path);
   void complete(const Completion& completion) {
     completions.push(completion);
     wake();
@@ -127,22 +82,7 @@ struct PathEnvironment : PortServices {
     stage.flush(Channel::data);
   }
 
-  /// Something came or went that is more than a heartbeat: more may follow.
-  void mark_active() { active_until_ = now + active_time; }
-  /// Payload was sent, and has been acknowledged, is to be sent again, or is given up.
-  void on_flight(uint64_t bytes) { payload_in_flight_ += bytes; }
-  void on_landing(uint64_t bytes) {
-    payload_in_flight_ -= bytes;
-    if (bytes != 0) {
-      mark_active();
-    }
-  }
-  bool active() const { return now < active_until_ || payload_in_flight_ != 0; }
-
  private:
-  static constexpr Duration active_time = std::chrono::milliseconds(1);
-  Instant active_until_{};
-  uint64_t payload_in_flight_ = 0;
   Poller& poller_;
 };
 

@@ -1,19 +1,17 @@
 // The receiving half of a datagram path.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "runtime/base/check.h"
 #include "runtime/base/mutation.h"
+#include "runtime/fabric/datagram/copy.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 
 namespace nccl_ha::fabric {
 namespace {
 
-// Sends that overtook others wait in copies; a bound keeps a peer from filling our memory.
-constexpr uint32_t stash_max = 64;
 constexpr size_t selective_bytes_max = 128;
 
 }  // namespace
@@ -34,7 +32,7 @@ void DatagramPath::on_frame(const FrameHeader& header, std::span<const std::byte
     case FrameType::probe:
       handle_ack(header, {});
       if (!mutated(Mutation::probe_not_answered)) {
-        schedule_ack(true);
+        acks_.owe(true);
       }
       return;
     case FrameType::ping:
@@ -53,31 +51,60 @@ void DatagramPath::on_frame(const FrameHeader& header, std::span<const std::byte
   }
 }
 
-std::byte* DatagramPath::destination(const FrameHeader& header) {
-  return env_.memory->resolve(header.key, options_.domain, header.address + header.fragment_offset,
-                              header.payload_length);
-}
-
 void DatagramPath::on_segment(const FrameHeader& header, std::span<const std::byte> payload,
                               bool in_place) {
-  if (state_ == PathState::error || stale_peer_) {
+  if (state_ == PathState::error || !ends_.peer_known()) {
     return;  // before connect() we could not even acknowledge
   }
-  switch (window_.check(header.sequence)) {
+  switch (incoming_.check(header.sequence)) {
     case ReceiveWindow::Verdict::duplicate:
       ++statistics_.duplicates;
       if (!mutated(Mutation::duplicate_not_answered)) {
-        schedule_ack(true);  // our acknowledgement got lost
+        acks_.owe(true);  // our acknowledgement got lost
       }
       return;
     case ReceiveWindow::Verdict::beyond:
       ++statistics_.beyond_window;
-      schedule_ack(true);
+      acks_.owe(true);
       return;
     case ReceiveWindow::Verdict::fresh:
       break;
   }
   arrived(header, payload, in_place);
+}
+
+/// Puts a write's payload where it belongs.  False: that is not the peer's to write.
+bool DatagramPath::put(const FrameHeader& header, std::span<const std::byte> payload) {
+  if (payload.empty()) {
+    return true;
+  }
+  std::byte* to = env_.memory->resolve(header.key, options_.domain,
+                                       header.address + header.fragment_offset, payload.size());
+  if (to == nullptr) {
+    refuse(header);
+    return false;
+  }
+  if ((header.flags & flag_no_speculation) != 0) {
+    copy_lines(to, payload.data(), payload.size());
+  } else {
+    std::memcpy(to, payload.data(), payload.size());
+  }
+  return true;
+}
+
+/// Keeps a send's payload until it meets its receive.  False: there is no room, so that it is not
+/// acknowledged and comes again.
+bool DatagramPath::keep(std::span<const std::byte> payload, ArrivedSegment& segment) {
+  if (payload.empty()) {
+    return true;
+  }
+  if (incoming_.stash_full()) {
+    ++statistics_.stash_full;
+    return false;
+  }
+  segment.stash = std::make_unique<std::byte[]>(payload.size());
+  std::memcpy(segment.stash.get(), payload.data(), payload.size());
+  return true;
 }
 
 void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte> payload,
@@ -89,83 +116,54 @@ void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte>
   segment.immediate = header.immediate;
   segment.fragment_length = header.fragment_length;
   segment.fragment_offset = header.fragment_offset;
-  if (header.type == FrameType::put) {
-    if (!in_place && header.payload_length != 0) {
-      std::byte* to = destination(header);
-      if (to == nullptr) {
-        refuse(header);
-        return;
-      }
-      if ((header.flags & flag_no_speculation) != 0) {
-        copy_lines(to, payload.data(), payload.size());
-      } else {
-        std::memcpy(to, payload.data(), payload.size());
-      }
-    }
-  } else if (header.payload_length != 0) {
-    if (stashed_ >= stash_max) {
-      ++statistics_.stash_full;
-      return;  // not acknowledged: it comes again when there is room
-    }
-    segment.stash = std::make_unique<std::byte[]>(payload.size());
-    std::memcpy(segment.stash.get(), payload.data(), payload.size());
-    ++stashed_;
+  const bool taken =
+      header.type == FrameType::put ? in_place || put(header, payload) : keep(payload, segment);
+  if (!taken) {
+    return;
   }
   if (header.payload_length != 0) {
-    env_.mark_active();
+    env_.activity.mark(env_.now);
   }
   ++statistics_.segments_received;
   statistics_.bytes_received += header.payload_length;
   (in_place ? statistics_.bytes_direct : statistics_.bytes_copied) += header.payload_length;
-  echo_us_ = header.sent_us;
-  echo_at_ = env_.now;
-  have_echo_ = true;
-  ++unacked_arrivals_;
-  const bool had_gap = window_.gap();
-  const bool in_order = window_.arrive(header.sequence, std::move(segment));
+  acks_.on_arrival(header.sent_us);
+  const bool had_gap = incoming_.gap();
+  const bool in_order = incoming_.arrive(header.sequence, std::move(segment));
   if (in_order) {
     deliver();
   } else {
     ++statistics_.out_of_order;
   }
-  const bool urgent = had_gap || !in_order || unacked_arrivals_ >= env_.options.ack_every;
-  schedule_ack(urgent);
+  acks_.owe(had_gap || !in_order || acks_.many());
 }
 
 void DatagramPath::refuse(const FrameHeader& header) {
   ++statistics_.refused_writes;
-  FrameHeader answer;
-  answer.type = FrameType::refuse;
-  answer.path = peer_.path;
-  answer.token = peer_.token;
+  FrameHeader answer = ends_.header(FrameType::refuse);
   answer.key = header.key;
   answer.address = header.address;
   answer.sent_us = env_.now_us();
-  env_.stage.command(peer_.command, answer, {});
+  env_.stage.command(peer_command(), answer, {});
 }
 
 void DatagramPath::deliver() {
-  while (window_.front() != nullptr && deliver_front()) {
+  while (incoming_.front() != nullptr && deliver_front()) {
   }
-  if (window_.credits() == 0) {
-    credits_closed_ = true;
-  } else if (credits_closed_) {
-    credits_closed_ = false;
-    schedule_ack(true);  // the sender waits for this news
-  }
+  acks_.on_credits(incoming_.credits());
 }
 
 bool DatagramPath::deliver_front() {
-  ArrivedSegment& segment = *window_.front();
+  const ArrivedSegment& segment = *incoming_.front();
   const bool last = (segment.flags & flag_last) != 0;
   if (segment.type == FrameType::put && !(last && (segment.flags & flag_immediate) != 0)) {
-    window_.pop();
+    incoming_.pop();
     return true;
   }
-  if (receive_head_ == receive_tail_) {
+  if (receives_.empty()) {
     return false;  // waits for post_receive
   }
-  Receive& receive = receives_[receive_head_ & receive_mask_];
+  const ReceivePost& receive = receives_.front();
   Completion completion;
   completion.id = receive.id;
   completion.path = this;
@@ -174,32 +172,37 @@ bool DatagramPath::deliver_front() {
   completion.bytes = segment.fragment_length;
   completion.kind =
       segment.type == FrameType::put ? CompletionKind::receive_immediate : CompletionKind::receive;
-  if (segment.type == FrameType::send && segment.payload_length != 0) {
-    if (segment.fragment_length > receive.length) {
-      break_path(CompletionStatus::length_error,
-                 nccl_ha::fail(Errc::invalid_usage,
-                               fmt::format("a message of {} bytes met a receive of {}: {}",
-                                           segment.fragment_length, receive.length, describe())));
-      return false;
-    }
-    std::byte* to =
-        env_.memory->resolve(receive.key, options_.domain,
-                             reinterpret_cast<uint64_t>(receive.address) + segment.fragment_offset,
-                             segment.payload_length);
-    if (to == nullptr) {
-      break_path(CompletionStatus::local_protection,
-                 nccl_ha::fail(Errc::invalid_usage,
-                               "a receive buffer was deregistered while it was still posted"));
-      return false;
-    }
-    std::memcpy(to, segment.stash.get(), segment.payload_length);
-    --stashed_;
+  if (segment.stash != nullptr && !copy_to(receive, segment)) {
+    return false;
   }
-  window_.pop();
+  incoming_.pop();
   if (last) {
-    ++receive_head_;
+    receives_.pop();
     env_.complete(completion);
   }
+  return true;
+}
+
+/// False: the path is broken.
+bool DatagramPath::copy_to(const ReceivePost& receive, const ArrivedSegment& segment) {
+  if (segment.fragment_length > receive.length) {
+    break_path(CompletionStatus::length_error,
+               nccl_ha::fail(Errc::invalid_usage,
+                             fmt::format("a message of {} bytes met a receive of {}: {}",
+                                         segment.fragment_length, receive.length, describe())));
+    return false;
+  }
+  std::byte* to =
+      env_.memory->resolve(receive.key, options_.domain,
+                           reinterpret_cast<uint64_t>(receive.address) + segment.fragment_offset,
+                           segment.payload_length);
+  if (to == nullptr) {
+    break_path(CompletionStatus::local_protection,
+               nccl_ha::fail(Errc::invalid_usage,
+                             "a receive buffer was deregistered while it was still posted"));
+    return false;
+  }
+  std::memcpy(to, segment.stash.get(), segment.payload_length);
   return true;
 }
 
@@ -207,50 +210,24 @@ Errc DatagramPath::post_receive(const ReceivePost& post) {
   if (state_ == PathState::error) {
     return Errc::closed;
   }
-  if (receive_tail_ - receive_head_ >= options_.receives_max) {
+  if (receives_.full()) {
     return Errc::again;
   }
-  receives_[receive_tail_ & receive_mask_] = {post.id, post.address, post.length, post.key};
-  ++receive_tail_;
-  if (window_.front() != nullptr) {
+  receives_.push(post);
+  if (incoming_.front() != nullptr) {
     const GuardScope guard(env_.guard);
     deliver();
   }
   return Errc::ok;
 }
 
-void DatagramPath::flush_acks() {
-  if (unacked_arrivals_ != 0) {
-    schedule_ack(true);
-    env_.acks_due = true;
-  }
-}
-
-void DatagramPath::schedule_ack(bool urgent) {
-  env_.wake();
-  if (urgent) {
-    env_.acks.urge(links_);
-  } else {
-    env_.acks.delay(links_, env_.now + env_.options.ack_delay);
-  }
-}
-
 void DatagramPath::send_ack() {
-  FrameHeader header;
-  header.type = FrameType::ack;
-  header.path = peer_.path;
-  header.token = peer_.token;
   std::array<std::byte, selective_bytes_max> bitmap;
-  const size_t bytes = window_.selective(bitmap);
+  const size_t bytes = incoming_.selective(bitmap);
+  FrameHeader header = ends_.header(FrameType::ack);
   header.payload_length = static_cast<uint16_t>(bytes);
-  const uint64_t piggybacked = statistics_.acks_piggybacked;
-  stamp(header);
-  statistics_.acks_piggybacked.set(piggybacked);
-  ++statistics_.acks_sent;
-  unacked_arrivals_ = 0;
-  links_.ack_urgent = false;
-  env_.acks.remove(links_);
-  env_.stage.command(peer_.command, header, std::span(bitmap.data(), bytes));
+  acks_.acknowledge(header, incoming_);
+  env_.stage.command(peer_command(), header, std::span(bitmap.data(), bytes));
 }
 
 }  // namespace nccl_ha::fabric

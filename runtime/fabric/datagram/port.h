@@ -1,22 +1,20 @@
-// One NIC's datagram engine on one worker (usnic's "module"): the command and the data channel, the
-// paths by their numbers, and the passes in which it pulls out of them what is to be sent.  Owner
-// thread only.
+// One NIC's datagram engine on one worker (usnic's "module"): the command and the data channel, and
+// the passes in which it pulls out of its paths what is to be sent.  Owner thread only.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "runtime/engine/poller.h"
+#include "runtime/fabric/datagram/direct_placement.h"
 #include "runtime/fabric/datagram/path_environment.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/path.h"
 
 namespace nccl_ha::fabric {
 
-class DatagramPort final : public Poller, private PacketSink, private PathTable {
+class DatagramPort final : public Poller, private PacketSink {
  public:
   using Environment = PortServices;
 
@@ -40,7 +38,7 @@ class DatagramPort final : public Poller, private PacketSink, private PathTable 
 
   const DatagramPortCounters& statistics() const { return env_.statistics; }
   const DatagramOptions& options() const { return env_.options; }
-  size_t path_count() const { return live_paths_; }
+  size_t path_count() const { return env_.paths.size(); }
   PacketIo& io() { return env_.stage.io(); }
 
  private:
@@ -48,8 +46,6 @@ class DatagramPort final : public Poller, private PacketSink, private PathTable 
   Placement place(std::span<const std::byte> head, size_t total, size_t segment) override;
   void placed(size_t total) override;
   void packet(std::span<const std::byte> datagram) override;
-  // PathTable
-  void remove(DatagramPath& path) override;
 
   DatagramPath* find(const FrameHeader& header);
 
@@ -59,33 +55,19 @@ class DatagramPort final : public Poller, private PacketSink, private PathTable 
   unsigned progress_acks();
   unsigned send_from(DatagramPath& path, size_t room, size_t* bytes);
 
+  unsigned progress_receives(PacketIo::Channels waiting, bool was_backed_off);
   unsigned dispatch();
   bool nothing_waits() const;
-  void look_whether_to_doze();
+  void back_off_if_idle();
   void acknowledge_all();
 
   PathEnvironment env_;
-
-  std::vector<DatagramPath*> paths_;
-  std::vector<uint16_t> generations_;
-  std::vector<uint32_t> free_paths_;
-  size_t live_paths_ = 0;
-  size_t fallback_paths_ = 0;     ///< of these
-  Instant look_at_{};             ///< while it is backed off: not before
+  DirectPlacement placement_;
+  Instant poll_again_at_{};       ///< while it is backed off: not before
   bool resends_blocked_ = false;  ///< all of them wait for their congestion windows
-
-  // the packet being placed
-  static constexpr size_t place_frames_max = 64;
-  std::array<std::array<std::byte, header_bytes>, place_frames_max> place_headers_;
-  std::array<iovec, place_frames_max * 2 + 1> place_parts_;
-  DatagramPath* place_path_ = nullptr;
-  size_t place_count_ = 0;
-  size_t place_segment_ = 0;
-  size_t place_rest_ = 0;           // bytes behind the placed frames, read into scratch_
-  std::vector<std::byte> scratch_;  // frames without a place of their own
   unsigned pass_ = 0;
-  bool data_busy_ = false;  ///< the last look at the data channel found something
-  bool first_packet_ = false;
+  bool data_busy_ = false;     ///< the last look at the data channel found something
+  bool first_packet_ = false;  ///< none came yet in this pass
 };
 
 }  // namespace nccl_ha::fabric

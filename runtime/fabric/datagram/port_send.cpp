@@ -10,7 +10,7 @@ namespace {
 
 // What one pass may send before the receive side gets its turn again.
 constexpr size_t pass_bytes_max = 512 * 1024;
-constexpr size_t ride_along_max = 16;
+constexpr size_t piggyback_lookups_max = 16;
 
 }  // namespace
 
@@ -46,24 +46,23 @@ unsigned DatagramPort::send_from(DatagramPath& path, size_t room, size_t* bytes)
   }
   *bytes += static_cast<size_t>(path.statistics().bytes_sent - before);
   if (burst != 0 && path.sendable()) {
-    env_.ready.push(path.links());
+    env_.ready.push(path.ready_link());
     env_.wake();
   }
   return burst;
 }
 
 unsigned DatagramPort::progress_sends() {
-  const PathLinks* owed = env_.acks.first();
   if (env_.ready.empty() && env_.resends.empty() && env_.acks.urgent().empty() &&
-      (owed == nullptr || owed->ack_deadline > env_.now) && env_.stage.empty()) {
+      !env_.acks.due(env_.now) && env_.stage.empty()) {
     return 0;
   }
   const GuardScope guard(env_.guard);
   unsigned work = progress_resends();
   size_t bytes = 0;
-  const PathLinks* last = env_.ready.last();
+  const ReadyLink* last = env_.ready.last();
   while (!env_.ready.empty() && bytes < pass_bytes_max) {
-    PathLinks& next = env_.ready.pop();
+    ReadyLink& next = env_.ready.pop();
     work += send_from(next.path, pass_bytes_max - bytes, &bytes);
     if (&next == last) {
       break;
@@ -80,22 +79,22 @@ unsigned DatagramPort::progress_sends() {
 
 unsigned DatagramPort::progress_acks() {
   unsigned count = 0;
-  for (PathLinks* one : env_.acks.urgent()) {
-    if (one->ack_urgent) {  // else a segment carried it meanwhile
+  for (AckLink* one : env_.acks.urgent()) {
+    if (one->urgent) {  // else a segment carried it meanwhile
       one->path.send_ack();
       ++count;
     }
   }
   env_.acks.clear_urgent();
-  while (env_.acks.first() != nullptr && env_.acks.first()->ack_deadline <= env_.now) {
+  while (env_.acks.due(env_.now)) {
     env_.acks.first()->path.send_ack();  // takes itself off the list
     ++count;
   }
   // A datagram that leaves for the same peer anyway takes the others along for nothing, whichever
   // path they belong to: in a ping-pong the answer carries the acknowledgement of the question.
-  PathLinks* one = env_.stage.any_command() ? env_.acks.first() : nullptr;
-  for (size_t looked_at = 0; one != nullptr && looked_at < ride_along_max; ++looked_at) {
-    PathLinks* next = one->ack_next;
+  AckLink* one = env_.stage.any_command() ? env_.acks.first() : nullptr;
+  for (size_t looked_at = 0; one != nullptr && looked_at < piggyback_lookups_max; ++looked_at) {
+    AckLink* next = one->next;
     if (env_.stage.last_command_goes_to(one->path.peer_command())) {
       one->path.send_ack();
       ++count;

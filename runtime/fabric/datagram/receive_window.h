@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "runtime/base/check.h"
@@ -28,6 +30,8 @@ struct ArrivedSegment {
 class ReceiveWindow {
  public:
   enum class Verdict : uint8_t { fresh, duplicate, beyond };
+  /// Sends that overtook others wait in copies; a bound keeps a peer from filling our memory.
+  static constexpr uint32_t stashes_max = 64;
 
   explicit ReceiveWindow(uint32_t size) : mask_(size - 1), slots_(size), arrived_(size / 64 + 1) {}
 
@@ -45,6 +49,8 @@ class ReceiveWindow {
 
   /// Records a fresh segment; true when it was the one expected.
   bool arrive(uint32_t sequence, ArrivedSegment&& segment) {
+    NHA_DASSERT(check(sequence) == Verdict::fresh, "a segment is taken once");
+    stashes_ += segment.stash != nullptr ? 1 : 0;
     slots_[sequence & mask_] = std::move(segment);
     set(sequence, true);
     if (sequence_distance(sequence, highest_) >= 0) {
@@ -63,13 +69,16 @@ class ReceiveWindow {
   ArrivedSegment* front() { return delivered_ == next_ ? nullptr : &slots_[delivered_ & mask_]; }
   void pop() {
     NHA_DASSERT(delivered_ != next_, "nothing to deliver");
-    slots_[delivered_ & mask_].stash.reset();
+    std::unique_ptr<std::byte[]>& stash = slots_[delivered_ & mask_].stash;
+    stashes_ -= stash != nullptr ? 1 : 0;
+    stash.reset();
     set(delivered_, false);
     ++delivered_;
   }
 
   uint32_t next() const { return next_; }
   uint32_t size() const { return mask_ + 1; }
+  bool stash_full() const { return stashes_ >= stashes_max; }
   bool gap() const { return sequence_distance(highest_, next_) > 0; }
   /// Segments that may arrive beyond next().
   uint32_t credits() const { return size() - (next_ - delivered_); }
@@ -91,6 +100,27 @@ class ReceiveWindow {
     return bytes;
   }
 
+  /// What does not hold; walks all of it.
+  std::optional<std::string> self_check() const {
+    uint32_t stashes = 0;
+    for (const ArrivedSegment& slot : slots_) {
+      stashes += slot.stash != nullptr ? 1 : 0;
+    }
+    if (stashes != stashes_ || stashes_ > stashes_max) {
+      return "copies of segments are counted wrongly";
+    }
+    if (next_ - delivered_ > size() || sequence_distance(highest_, next_) < 0 ||
+        highest_ - delivered_ > size()) {
+      return "delivered, expected and highest segment are out of order";
+    }
+    for (uint32_t sequence = delivered_; sequence != highest_; ++sequence) {
+      if (!test(sequence) && sequence_distance(sequence, next_) < 0) {
+        return "a segment in order has not arrived";
+      }
+    }
+    return std::nullopt;
+  }
+
  private:
   bool test(uint32_t sequence) const {
     const uint32_t i = sequence & mask_;
@@ -108,6 +138,7 @@ class ReceiveWindow {
   uint32_t next_ = 0;       // everything below has arrived
   uint32_t delivered_ = 0;  // everything below has been delivered
   uint32_t highest_ = 0;    // one behind the highest arrived
+  uint32_t stashes_ = 0;    // held by slots
 };
 
 }  // namespace nccl_ha::fabric

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/fabric/datagram/send_queue.h"
+#include "runtime/fabric/datagram/segment.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/packet_io.h"
 #include "runtime/telemetry/counters.h"

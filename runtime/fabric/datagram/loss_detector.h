@@ -1,0 +1,39 @@
+// Which segments are lost, by the order of transmissions: what was sent later has arrived.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "runtime/fabric/packet_io.h"
+
+namespace nccl_ha::fabric {
+
+class LossDetector {
+ public:
+  /// A later transmission on the same channel that arrived and is this many younger means that a
+  /// segment is lost, not late; so do this many duplicate acknowledgements (RFC 6675's DupThresh).
+  static constexpr uint64_t reorder_threshold = 3;
+
+  /// The number of a transmission that leaves now.
+  uint64_t on_sent(Channel channel) { return ++sent_[static_cast<size_t>(channel)]; }
+  void on_arrived(Channel channel, uint64_t order) {
+    uint64_t& newest = arrived_[static_cast<size_t>(channel)];
+    newest = std::max(newest, order);
+  }
+  bool lost(Channel channel, uint64_t order) const {
+    return order + reorder_threshold <= arrived_[static_cast<size_t>(channel)];
+  }
+
+  /// The oldest segment is acknowledged.
+  void on_progress() { duplicates_ = 0; }
+  /// An acknowledgement that says nothing new; true: the oldest segment is lost.  Once until then.
+  bool on_duplicate() { return ++duplicates_ == reorder_threshold; }
+
+ private:
+  std::array<uint64_t, channel_count> sent_{};
+  std::array<uint64_t, channel_count> arrived_{};  ///< the newest known to have
+  uint32_t duplicates_ = 0;
+};
+
+}  // namespace nccl_ha::fabric

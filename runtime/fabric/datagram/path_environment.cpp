@@ -1,0 +1,20 @@
+#include "runtime/fabric/datagram/path_environment.h"
+
+#include "runtime/fabric/datagram/datagram_path.h"
+
+namespace nccl_ha::fabric {
+
+void PathEnvironment::enter(DatagramPath& path) {
+  paths.enter(path, path.id(), path.fallback());
+  completions.reserve(path.completions_max());
+  wake();
+}
+
+void PathEnvironment::leave(DatagramPath& path) {
+  paths.leave(path.id(), path.fallback());
+  completions.forget(path, &path, path.completions_max());
+  ready.remove(path.ready_link());
+  resends.forget(path);
+}
+
+}  // namespace nccl_ha::fabric

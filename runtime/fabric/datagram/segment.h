@@ -1,0 +1,36 @@
+// What fits in one packet.  It keeps no copy of the payload: until the acknowledgement the user's
+// memory is the copy.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/fabric/datagram/hotel.h"
+#include "runtime/fabric/packet_io.h"
+
+namespace nccl_ha::fabric {
+
+class DatagramPath;
+
+struct Segment {
+  enum class State : uint8_t {
+    free,
+    in_flight,  ///< sent, in the hotel
+    resend,     ///< in the port's resend list
+    acked,      ///< acknowledged selectively, waits for the window to move
+  };
+  bool open() const { return state == State::in_flight || state == State::resend; }
+
+  Room room;
+  DatagramPath* path = nullptr;
+  Segment* resend_next = nullptr;
+  uint64_t order = 0;  ///< transmission number on its channel
+  uint32_t sequence = 0;
+  uint32_t request = 0;  ///< number of the work request
+  uint32_t offset = 0;   ///< in the fragment
+  uint16_t length = 0;
+  State state = State::free;
+  Channel channel = Channel::data;
+  bool listed = false;  ///< linked in the resend list (may be acknowledged meanwhile)
+};
+
+}  // namespace nccl_ha::fabric

@@ -1,0 +1,60 @@
+#include <gtest/gtest.h>
+
+#include "runtime/fabric/datagram/network_estimate.h"
+
+namespace nccl_ha::fabric {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class NetworkEstimateTest : public testing::Test {
+ protected:
+  void grow(uint32_t rounds) {
+    for (uint32_t i = 0; i < rounds; ++i) {
+      now_ += microseconds(100);
+      network_.on_ack(now_, network_.window(), microseconds(100), true);
+    }
+  }
+  Instant now_{seconds(1)};
+  NetworkEstimate network_{{milliseconds(100), milliseconds(5), seconds(2)}, milliseconds(10), 256};
+};
+
+TEST_F(NetworkEstimateTest, ABurstThatTimesOutIsOneTimeout) {
+  network_.on_sample(microseconds(100));
+  grow(20);
+  EXPECT_EQ(network_.window(), 256U);
+  for (int i = 0; i < 10; ++i) {
+    network_.on_timeout(now_);
+  }
+  EXPECT_EQ(network_.window(), 64U);
+  EXPECT_EQ(network_.rto(), milliseconds(10));
+  now_ += milliseconds(5);
+  network_.on_timeout(now_);
+  EXPECT_EQ(network_.window(), 16U);
+  EXPECT_EQ(network_.rto(), milliseconds(20));
+}
+
+TEST_F(NetworkEstimateTest, AnAcknowledgementWithoutSampleCountsAsTheUsualRoundTrip) {
+  network_.on_sample(milliseconds(30));
+  network_.on_ack(now_, network_.window(), Duration(0), true);
+  EXPECT_EQ(network_.window(), 20U) << "no delay over the smallest one seen";
+}
+
+TEST_F(NetworkEstimateTest, TheWindowIsWhatBothEndsAgreedOn) {
+  network_.set_window_max(64);
+  grow(20);
+  EXPECT_EQ(network_.window(), 64U);
+}
+
+TEST_F(NetworkEstimateTest, TheLastSegmentIsWaitedForTwoRoundTrips) {
+  network_.on_sample(milliseconds(3));
+  EXPECT_EQ(network_.tail_wait(microseconds(50)), milliseconds(6) + microseconds(50));
+  NetworkEstimate near({milliseconds(100), milliseconds(5), seconds(2)}, milliseconds(10), 256);
+  near.on_sample(microseconds(10));
+  EXPECT_EQ(near.tail_wait(microseconds(50)), microseconds(500)) << "a host may be busy so long";
+}
+
+}  // namespace
+}  // namespace nccl_ha::fabric
