@@ -2,6 +2,7 @@
 // of the input is decoded as it is; then it is fed to a port with an open path, with the path's id
 // and token put in so that the input gets past the first gate.
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -110,6 +111,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   for (int i = 0; i < 4; ++i) {
     world.turn();
+  }
+  if (const auto wrong = static_cast<const fabric::DatagramPath&>(*world.path).self_check()) {
+    std::fprintf(stderr, "%s\n", wrong->c_str());
+    __builtin_trap();
   }
   return 0;
 }

@@ -107,6 +107,22 @@ TEST_F(SendWindowTest, OnlyWhatWasSentCanBeAcknowledged) {
   sound();
 }
 
+TEST_F(SendWindowTest, CreditsFromHalfTheNumberSpaceAwayAreNone) {
+  send();
+  const uint32_t late = window_.oldest() - (1U << 31) + 1;
+  ASSERT_TRUE(window_.plausible(late));
+  window_.allow(late + 2);
+  EXPECT_EQ(window_.next(), 1U);
+  window_.acknowledge(1, now_);
+  for (uint32_t i = 0; i < 3 * size; ++i) {
+    window_.allow(window_.oldest() + size);
+    ASSERT_TRUE(window_.has_credit()) << i;
+    send();
+    window_.acknowledge(window_.next(), now_);
+  }
+  sound();
+}
+
 TEST_F(SendWindowTest, SelectedSegmentsAreNewsOnce) {
   for (int i = 0; i < 8; ++i) {
     send();

@@ -82,7 +82,9 @@ class SendWindow {
   }
   /// The peer takes what lies before `limit`.  What it allowed it cannot take back.
   void allow(uint32_t limit) {
-    if (sequence_distance(limit, limit_) > 0 || mutated(Mutation::credits_taken_back)) {
+    // A very late acknowledgement's may seem to lie ahead, half the number space away.
+    const bool near = limit - oldest_ <= mask_ + 1 + UINT16_MAX;
+    if ((near && sequence_distance(limit, limit_) > 0) || mutated(Mutation::credits_taken_back)) {
       limit_ = limit;
     }
   }
