@@ -128,6 +128,7 @@ class Text(unittest.TestCase):
                 (long_file, "601 lines"),
                 ("// TO" + "DO: later\n", "is banned: finish it"),
                 ("std::this_thread::sleep" + "_for(1s);\n", "is banned: wait for an event"),
+                ("void look_whether_to_do" + "ze();\n", "the field's word"),
                 ("int r = ra" + "nd();\n", "is banned: use runtime/base/random.h"),
                 ("auto t = std::chrono::system" + "_clock::now();\n", "use runtime/base/clock.h"),
                 ("#define private public\n", "test through the interface"),

@@ -46,7 +46,7 @@ class Chore final : public Poller {
   bool asks = false;
   Duration wanted_gap = milliseconds(50);
 
-  void doze_on(bool on) { back_off(on); }
+  void set_backed_off(bool on) { back_off(on); }
   void have_chores(bool any) { pending_work_ = any; }
 };
 
@@ -230,7 +230,7 @@ TEST_F(WorkerTest, WhatIsNotedGetsItsTimeWhenTheClockIsLookedAtForAnotherReason)
 }
 
 TEST_F(WorkerTest, APollerThatDozesIsPolledWhenTheTimeIsKnown) {
-  chore_.doze_on(true);
+  chore_.set_backed_off(true);
   const unsigned polls = chore_.polls;
   for (unsigned i = 0; i < 2 * Worker::turns_to_see_time; ++i) {
     worker_.quick_turn();
@@ -240,7 +240,7 @@ TEST_F(WorkerTest, APollerThatDozesIsPolledWhenTheTimeIsKnown) {
   EXPECT_EQ(chore_.polls, polls + 3);
   worker_.push([] {});
   EXPECT_EQ(chore_.pushes, 0U);
-  chore_.doze_on(false);
+  chore_.set_backed_off(false);
   worker_.quick_turn();
   EXPECT_EQ(chore_.polls, polls + 4);
   worker_.push([] {});

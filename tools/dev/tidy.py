@@ -41,7 +41,8 @@ BANNED_IN_CODE = [
 OLD_WORDS = (
     r"\b[Ss]eats?_?\b|\bsit_[d]own\b|\bget_[u]p\b|\b[b]ed_?\b|\b[n]aps?\b|\b[r]ous(e|es|ed)\b"
     r"|\bturns_of_[w]ho\b|\blef[t]_alone\b|\b[b]ury\b|\b[f]arewells?\b|\b[c]alm\w*|\blook_[a]round\b"
-    r"|\b[d]oz(e|es|ed|ing)\b|\b[e]nliven\b|\b[l]ively\w*|\b[c]hores\b|\b[t]hirsty\b|\b[s]igns? of life\b"
+    r"|(\b|_)[d]oz(e|es|ed|ing)(\b|_)|\bon_[f]light\b|\bon_[l]anding\b|\b[r]ide_along\w*|\b[s]tale_peer_?\b"
+    r"|\b[e]nliven\b|\b[l]ively\w*|\b[c]hores\b|\b[t]hirsty\b|\b[s]igns? of life\b"
     r"|\b[s]tand(s|ing)?[ -]in\b(?! the)|\b[d]oubt(s|ed|ful)?\b|\b[c]onfused\b|\b[C]ourier\b|\b[E]ar\b"
     r"|\b[D]esk\b|\b[s]trangers?\b|\b[t]urned away\b|\b(find|seek)_[p]lace\b|\b[b]y and by\b"
     r"|\b([Hh]e|[Hh]is|[h]im)\b")
