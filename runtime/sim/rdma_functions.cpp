@@ -325,38 +325,38 @@ struct RdmaFunctions {
   static Library library() {
     Library table;
     table.simulated = true;
-    table.get_device_name = name;
-    table.open_device = open;
-    table.close_device = [](ibv_context*) { return 0; };
-    table.query_device = query_device;
-    table.query_port = query_port;
-    table.query_gid = [](ibv_context*, uint8_t, int, ibv_gid*) { return -1; };
-    table.query_gid_table = query_gids;
-    table.get_async_event = get_event;
-    table.ack_async_event = [](ibv_async_event*) {};
-    table.event_type_str = [](ibv_event_type) { return "simulated event"; };
-    table.wc_status_str = [](ibv_wc_status status) {
+    table.device.get_name = name;
+    table.device.open = open;
+    table.device.close = [](ibv_context*) { return 0; };
+    table.device.query = query_device;
+    table.device.query_port = query_port;
+    table.device.query_gid = [](ibv_context*, uint8_t, int, ibv_gid*) { return -1; };
+    table.device.query_gid_table = query_gids;
+    table.event.get = get_event;
+    table.event.ack = [](ibv_async_event*) {};
+    table.event.type_text = [](ibv_event_type) { return "simulated event"; };
+    table.completion.status_text = [](ibv_wc_status status) {
       return status == IBV_WC_RETRY_EXC_ERR ? "transport retry counter exceeded" : "simulated";
     };
-    table.alloc_pd = make_domain;
-    table.dealloc_pd = [](ibv_pd* domain) {
+    table.memory.alloc_domain = make_domain;
+    table.memory.free_domain = [](ibv_pd* domain) {
       delete domain;
       return 0;
     };
-    table.reg_mr_plain = make_region;
-    table.reg_mr_iova2 = make_region_at;
-    table.reg_dmabuf_mr = make_dmabuf_region;
-    table.dereg_mr = free_region;
-    table.create_comp_channel = make_channel;
-    table.destroy_comp_channel = free_channel;
-    table.create_cq = make_queue;
-    table.destroy_cq = free_queue;
-    table.get_cq_event = [](ibv_comp_channel*, ibv_cq**, void**) { return -1; };
-    table.ack_cq_events = [](ibv_cq*, unsigned) {};
-    table.create_qp = make_pair;
-    table.modify_qp = modify;
-    table.destroy_qp = free_pair;
-    table.create_ah = [](ibv_pd* domain, ibv_ah_attr* attributes) -> ibv_ah* {
+    table.memory.reg = make_region;
+    table.memory.reg_iova2 = make_region_at;
+    table.memory.reg_dmabuf = make_dmabuf_region;
+    table.memory.dereg = free_region;
+    table.completion.create_channel = make_channel;
+    table.completion.destroy_channel = free_channel;
+    table.completion.create_queue = make_queue;
+    table.completion.destroy_queue = free_queue;
+    table.completion.get_event = [](ibv_comp_channel*, ibv_cq**, void**) { return -1; };
+    table.completion.ack_events = [](ibv_cq*, unsigned) {};
+    table.queue_pair.create = make_pair;
+    table.queue_pair.modify = modify;
+    table.queue_pair.destroy = free_pair;
+    table.address_handle.create = [](ibv_pd* domain, ibv_ah_attr* attributes) -> ibv_ah* {
       if (nic(domain->context).call(Verb::make_route, false) != 0) {
         return nullptr;
       }
@@ -364,7 +364,7 @@ struct RdmaFunctions {
       handle->pd = domain;
       return handle;
     };
-    table.destroy_ah = [](ibv_ah* handle) {
+    table.address_handle.destroy = [](ibv_ah* handle) {
       delete static_cast<RdmaRoute*>(handle);
       return 0;
     };

@@ -75,7 +75,8 @@ class VerbsSide final : public PathSide {
     ibv_qp_attr reset{};
     reset.qp_state = IBV_QPS_RESET;
     if (index_ == 1) {
-      static_cast<void>(device_->library().modify_qp(path_->queue_pair(), &reset, IBV_QP_STATE));
+      static_cast<void>(
+          device_->library().queue_pair.modify(path_->queue_pair(), &reset, IBV_QP_STATE));
     }
   }
 

@@ -29,31 +29,31 @@ FakeDevice* fake = nullptr;
 
 Library fake_library() {
   Library library;
-  library.get_device_name = [](ibv_device*) { return "fake0"; };
-  library.open_device = [](ibv_device*) { return &fake->context; };
-  library.close_device = [](ibv_context*) {
+  library.device.get_name = [](ibv_device*) { return "fake0"; };
+  library.device.open = [](ibv_device*) { return &fake->context; };
+  library.device.close = [](ibv_context*) {
     ++fake->closed;
     return 0;
   };
-  library.query_device = [](ibv_context*, ibv_device_attr*) { return 0; };
-  library.alloc_pd = [](ibv_context*) { return &fake->pd; };
-  library.dealloc_pd = [](ibv_pd*) { return 0; };
-  library.reg_mr_plain = [](ibv_pd*, void* base, size_t length, int) {
+  library.device.query = [](ibv_context*, ibv_device_attr*) { return 0; };
+  library.memory.alloc_domain = [](ibv_context*) { return &fake->pd; };
+  library.memory.free_domain = [](ibv_pd*) { return 0; };
+  library.memory.reg = [](ibv_pd*, void* base, size_t length, int) {
     fake->regions.push_back(std::make_unique<ibv_mr>());
     fake->regions.back()->addr = base;
     fake->regions.back()->length = length;
     return fake->regions.back().get();
   };
-  library.dereg_mr = [](ibv_mr*) {
+  library.memory.dereg = [](ibv_mr*) {
     ++fake->deregistered;
     return 0;
   };
-  library.event_type_str = [](ibv_event_type) { return "an event of the test"; };
-  library.get_async_event = [](ibv_context* context, ibv_async_event* event) {
+  library.event.type_text = [](ibv_event_type) { return "an event of the test"; };
+  library.event.get = [](ibv_context* context, ibv_async_event* event) {
     const ssize_t got = recv(context->async_fd, event, sizeof *event, MSG_DONTWAIT);
     return got == static_cast<ssize_t>(sizeof *event) ? 0 : -1;
   };
-  library.ack_async_event = [](ibv_async_event*) { ++fake->acknowledged; };
+  library.event.ack = [](ibv_async_event*) { ++fake->acknowledged; };
   return library;
 }
 

@@ -397,13 +397,13 @@ int destroy_behind_gate(ibv_qp* pair) {
     std::unique_lock lock(gate);
     gate_opens.wait(lock, [] { return gate_open; });
   }
-  return sim::rdma_library().destroy_qp(pair);
+  return sim::rdma_library().queue_pair.destroy(pair);
 }
 
 Library library_with_gate() {
   Library library = sim::rdma_library();
   library.simulated = false;
-  library.destroy_qp = destroy_behind_gate;
+  library.queue_pair.destroy = destroy_behind_gate;
   return library;
 }
 
@@ -434,7 +434,7 @@ TEST_F(Fence, ADestructionThatHangsHoldsNobodyUpAndIsToldInTime) {
 TEST(Destroyer, ReturnsBeforeItIsDoneAndTellsWhatCameOfIt) {
   static const Library library = [] {
     Library made = library_with_gate();
-    made.destroy_qp = [](ibv_qp* pair) {
+    made.queue_pair.destroy = [](ibv_qp* pair) {
       std::unique_lock lock(gate);
       gate_opens.wait(lock, [] { return gate_open; });
       return static_cast<int>(pair->qp_num);

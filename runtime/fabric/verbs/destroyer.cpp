@@ -9,7 +9,7 @@ std::shared_ptr<const Destruction> Destroyer::destroy(const std::array<ibv_qp*, 
   errands_.add([&library = library_, destruction, pairs] {
     int error = 0;
     for (ibv_qp* pair : pairs) {
-      const int failed = pair == nullptr ? 0 : library.destroy_qp(pair);
+      const int failed = pair == nullptr ? 0 : library.queue_pair.destroy(pair);
       if (failed != 0 && error == 0) {
         error = failed > 0 ? failed : EIO;
       }

@@ -148,18 +148,18 @@ bool hca_selected(std::string_view spec, std::string_view device, unsigned port)
 Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device* device,
                                              const Config& config) {
   std::shared_ptr<Device> opened(new Device(library));
-  opened->name_ = library.get_device_name(device);
+  opened->name_ = library.device.get_name(device);
   auto refuse = [&](const char* what) {
     return fail(Errc::system, fmt::format("RDMA device {}: cannot {}", opened->name_, what), errno);
   };
-  opened->context_ = library.open_device(device);
+  opened->context_ = library.device.open(device);
   if (opened->context_ == nullptr) {
     return refuse("open it");
   }
-  if (library.query_device(opened->context_, &opened->attributes_) != 0) {
+  if (library.device.query(opened->context_, &opened->attributes_) != 0) {
     return refuse("query it");
   }
-  opened->pd_ = library.alloc_pd(opened->context_);
+  opened->pd_ = library.memory.alloc_domain(opened->context_);
   if (opened->pd_ == nullptr) {
     return refuse("allocate a protection domain");
   }
@@ -169,7 +169,8 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
   if (flags < 0 || fcntl(opened->context_->async_fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return refuse("make its event descriptor non-blocking");
   }
-  opened->relaxed_ordering_ = config.ib_relaxed_ordering != 0 && library.reg_mr_iova2 != nullptr;
+  opened->relaxed_ordering_ =
+      config.ib_relaxed_ordering != 0 && library.memory.reg_iova2 != nullptr;
   opened->detect_gpu_support();
   return opened;
 }
@@ -181,13 +182,13 @@ Device::~Device() {
     NHA_LOG_DEBUG("RDMA device {}: {} registrations left at close", name_, regions_.size());
   }
   for (const Entry& entry : regions_) {
-    static_cast<void>(library_.dereg_mr(entry.mr));
+    static_cast<void>(library_.memory.dereg(entry.mr));
   }
   if (pd_ != nullptr) {
-    static_cast<void>(library_.dealloc_pd(pd_));
+    static_cast<void>(library_.memory.free_domain(pd_));
   }
   if (context_ != nullptr) {
-    static_cast<void>(library_.close_device(context_));
+    static_cast<void>(library_.device.close(context_));
   }
 }
 
@@ -198,26 +199,26 @@ void Device::detect_gpu_support() {
         "/sys/kernel/mm/memory_peers/nv_mem_nc/version", "/sys/module/nvidia_peermem/version"}) {
     peer_memory_ |= !library_.simulated && access(file, F_OK) == 0;
   }
-  if (library_.reg_dmabuf_mr != nullptr) {
+  if (library_.memory.reg_dmabuf != nullptr) {
     // With an impossible descriptor, a kernel and driver that know DMA-BUF complain about the
     // descriptor, others about the call.
     errno = 0;
-    ibv_mr* mr = library_.reg_dmabuf_mr(pd_, 0, 4096, 0, -1, 0);
+    ibv_mr* mr = library_.memory.reg_dmabuf(pd_, 0, 4096, 0, -1, 0);
     dmabuf_ = mr == nullptr && errno == EBADF;
     if (mr != nullptr) {
-      static_cast<void>(library_.dereg_mr(mr));
+      static_cast<void>(library_.memory.dereg(mr));
     }
   }
 }
 
 /// One call for the whole table, where rdma-core and the kernel know it.
 bool Device::read_gid_table(PortInfo& info, int table_length) const {
-  if (library_.query_gid_table == nullptr || table_length <= 0) {
+  if (library_.device.query_gid_table == nullptr || table_length <= 0) {
     return false;
   }
   std::vector<ibv_gid_entry> entries(static_cast<size_t>(table_length) * port_count());
-  const ssize_t count =
-      library_.query_gid_table(context_, entries.data(), entries.size(), 0, sizeof(ibv_gid_entry));
+  const ssize_t count = library_.device.query_gid_table(context_, entries.data(), entries.size(), 0,
+                                                        sizeof(ibv_gid_entry));
   for (ssize_t i = 0; i < count; ++i) {
     const ibv_gid_entry& found = entries[static_cast<size_t>(i)];
     if (found.port_num != info.port) {
@@ -242,7 +243,7 @@ void Device::read_gids(PortInfo& info, int table_length) const {
   }
   for (int index = 0; index < table_length; ++index) {
     ibv_gid gid{};
-    if (library_.query_gid(context_, info.port, index, &gid) != 0) {
+    if (library_.device.query_gid(context_, info.port, index, &gid) != 0) {
       continue;
     }
     GidEntry entry;
@@ -260,7 +261,7 @@ void Device::read_gids(PortInfo& info, int table_length) const {
 
 Result<PortInfo> Device::query(uint8_t port) const {
   ibv_port_attr attributes{};
-  if (library_.query_port(context_, port, &attributes) != 0) {
+  if (library_.device.query_port(context_, port, &attributes) != 0) {
     return fail(Errc::system, fmt::format("RDMA device {}: cannot query port {}", name_, port),
                 errno);
   }
@@ -321,20 +322,20 @@ Result<Region> Device::share(void* base, size_t length, const char* what,
 Result<Region> Device::add(void* base, size_t length, MemoryKind kind) {
   return share(base, length, kind == MemoryKind::gpu ? "GPU" : "host", [&](uint64_t start) {
     return relaxed_ordering_
-               ? library_.reg_mr_iova2(pd_, base, length, start,
-                                       region_access | IBV_ACCESS_RELAXED_ORDERING)
-               : library_.reg_mr_plain(pd_, base, length, static_cast<int>(region_access));
+               ? library_.memory.reg_iova2(pd_, base, length, start,
+                                           region_access | IBV_ACCESS_RELAXED_ORDERING)
+               : library_.memory.reg(pd_, base, length, static_cast<int>(region_access));
   });
 }
 
 Result<Region> Device::add_dmabuf(void* base, size_t length, uint64_t offset, int fd) {
-  if (library_.reg_dmabuf_mr == nullptr) {
+  if (library_.memory.reg_dmabuf == nullptr) {
     return fail(Errc::invalid_usage, "memory registration: this rdma-core has no DMA-BUF support");
   }
   return share(base, length, "GPU (DMA-BUF)", [&](uint64_t start) {
     const unsigned relaxed = relaxed_ordering_ ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U;
-    return library_.reg_dmabuf_mr(pd_, offset, length, start, fd,
-                                  static_cast<int>(region_access | relaxed));
+    return library_.memory.reg_dmabuf(pd_, offset, length, start, fd,
+                                      static_cast<int>(region_access | relaxed));
   });
 }
 
@@ -345,7 +346,7 @@ void Device::remove(const Region& region) {
   if (found == regions_.end() || --found->users != 0) {
     return;
   }
-  if (const int error = library_.dereg_mr(found->mr); error != 0) {
+  if (const int error = library_.memory.dereg(found->mr); error != 0) {
     NHA_LOG_WARN("RDMA device {}: cannot deregister memory: {}", name_, std::strerror(error));
   }
   regions_.erase(found);
@@ -387,7 +388,7 @@ Result<PortList> list_ports(const Config& config) {
   }
   int count = 0;
   errno = 0;
-  ibv_device** devices = (*library)->get_device_list(&count);
+  ibv_device** devices = (*library)->device.get_list(&count);
   if (devices == nullptr || count == 0) {
     list.notes.push_back(
         errno == 0 || errno == ENOSYS || errno == ENOENT
@@ -429,7 +430,7 @@ Result<PortList> list_ports(const Config& config) {
     }
   }
   if (devices != nullptr) {
-    (*library)->free_device_list(devices);
+    (*library)->device.free_list(devices);
   }
   std::sort(list.ports.begin(), list.ports.end(), [](const UsablePort& a, const UsablePort& b) {
     return std::pair(a.info.device, a.info.port) < std::pair(b.info.device, b.info.port);

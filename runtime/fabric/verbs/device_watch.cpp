@@ -54,17 +54,17 @@ void DeviceWatch::on_readable(int fd) {
   (void)fd;
   const Library& library = device_->library();
   ibv_async_event event{};
-  for (unsigned i = 0;
-       i < events_per_turn && library.get_async_event(device_->context(), &event) == 0; ++i) {
+  for (unsigned i = 0; i < events_per_turn && library.event.get(device_->context(), &event) == 0;
+       ++i) {
     take(event);
     // Destroying a queue pair waits for this.
-    library.ack_async_event(&event);
+    library.event.ack(&event);
   }
 }
 
 void DeviceWatch::take(const ibv_async_event& event) {
   const EventEffect effect = effect_of(event.event_type);
-  const char* what = device_->library().event_type_str(event.event_type);
+  const char* what = device_->library().event.type_text(event.event_type);
   context_->recorder().note(TraceEvent::device_event, id().index,
                             static_cast<uint64_t>(event.event_type), static_cast<uint64_t>(effect));
   if (tell_ && (effect == EventEffect::port_down || effect == EventEffect::port_up ||

@@ -42,47 +42,49 @@ Result<Library> open() {
       missing = name;
     }
   };
-  need("ibv_get_device_list", &library.get_device_list);
-  need("ibv_free_device_list", &library.free_device_list);
-  need("ibv_get_device_name", &library.get_device_name);
-  need("ibv_open_device", &library.open_device);
-  need("ibv_close_device", &library.close_device);
-  need("ibv_query_device", &library.query_device);
-  need("ibv_query_port", &library.query_port);
-  need("ibv_query_gid", &library.query_gid);
-  need("ibv_get_async_event", &library.get_async_event);
-  need("ibv_ack_async_event", &library.ack_async_event);
-  need("ibv_event_type_str", &library.event_type_str);
-  need("ibv_wc_status_str", &library.wc_status_str);
-  need("ibv_alloc_pd", &library.alloc_pd);
-  need("ibv_dealloc_pd", &library.dealloc_pd);
-  need("ibv_reg_mr", &library.reg_mr_plain);
-  need("ibv_dereg_mr", &library.dereg_mr);
-  need("ibv_create_comp_channel", &library.create_comp_channel, "IBVERBS_1.0");
-  need("ibv_destroy_comp_channel", &library.destroy_comp_channel, "IBVERBS_1.0");
-  need("ibv_create_cq", &library.create_cq);
-  need("ibv_destroy_cq", &library.destroy_cq);
-  need("ibv_get_cq_event", &library.get_cq_event);
-  need("ibv_ack_cq_events", &library.ack_cq_events);
-  need("ibv_create_qp", &library.create_qp);
-  need("ibv_modify_qp", &library.modify_qp);
-  need("ibv_destroy_qp", &library.destroy_qp);
-  need("ibv_create_ah", &library.create_ah);
-  need("ibv_destroy_ah", &library.destroy_ah);
-  need("ibv_fork_init", &library.fork_init);
+  need("ibv_get_device_list", &library.device.get_list);
+  need("ibv_free_device_list", &library.device.free_list);
+  need("ibv_get_device_name", &library.device.get_name);
+  need("ibv_open_device", &library.device.open);
+  need("ibv_close_device", &library.device.close);
+  need("ibv_query_device", &library.device.query);
+  need("ibv_query_port", &library.device.query_port);
+  need("ibv_query_gid", &library.device.query_gid);
+  need("ibv_get_async_event", &library.event.get);
+  need("ibv_ack_async_event", &library.event.ack);
+  need("ibv_event_type_str", &library.event.type_text);
+  need("ibv_wc_status_str", &library.completion.status_text);
+  need("ibv_alloc_pd", &library.memory.alloc_domain);
+  need("ibv_dealloc_pd", &library.memory.free_domain);
+  need("ibv_reg_mr", &library.memory.reg);
+  need("ibv_dereg_mr", &library.memory.dereg);
+  need("ibv_create_comp_channel", &library.completion.create_channel, "IBVERBS_1.0");
+  need("ibv_destroy_comp_channel", &library.completion.destroy_channel, "IBVERBS_1.0");
+  need("ibv_create_cq", &library.completion.create_queue);
+  need("ibv_destroy_cq", &library.completion.destroy_queue);
+  need("ibv_get_cq_event", &library.completion.get_event);
+  need("ibv_ack_cq_events", &library.completion.ack_events);
+  need("ibv_create_qp", &library.queue_pair.create);
+  need("ibv_modify_qp", &library.queue_pair.modify);
+  need("ibv_destroy_qp", &library.queue_pair.destroy);
+  need("ibv_create_ah", &library.address_handle.create);
+  need("ibv_destroy_ah", &library.address_handle.destroy);
+  int (*fork_init)() = nullptr;
+  need("ibv_fork_init", &fork_init);
   if (missing != nullptr) {
     dlclose(handle);
     return fail(Errc::system, fmt::format("RDMA is not available: the installed libibverbs has no "
                                           "{}; it is too old or damaged",
                                           missing));
   }
-  static_cast<void>(find(handle, "ibv_reg_mr_iova2", "IBVERBS_1.8", &library.reg_mr_iova2));
-  static_cast<void>(find(handle, "ibv_reg_dmabuf_mr", "IBVERBS_1.12", &library.reg_dmabuf_mr));
-  static_cast<void>(find(handle, "_ibv_query_gid_table", "IBVERBS_1.11", &library.query_gid_table));
-  static_cast<void>(find(handle, "ibv_query_ece", "IBVERBS_1.10", &library.query_ece));
-  static_cast<void>(find(handle, "ibv_set_ece", "IBVERBS_1.10", &library.set_ece));
+  static_cast<void>(find(handle, "ibv_reg_mr_iova2", "IBVERBS_1.8", &library.memory.reg_iova2));
+  static_cast<void>(find(handle, "ibv_reg_dmabuf_mr", "IBVERBS_1.12", &library.memory.reg_dmabuf));
+  static_cast<void>(
+      find(handle, "_ibv_query_gid_table", "IBVERBS_1.11", &library.device.query_gid_table));
+  static_cast<void>(find(handle, "ibv_query_ece", "IBVERBS_1.10", &library.queue_pair.query_ece));
+  static_cast<void>(find(handle, "ibv_set_ece", "IBVERBS_1.10", &library.queue_pair.set_ece));
   // Registered memory stays right in the parent when the process forks (NCCL's users do).
-  static_cast<void>(library.fork_init());
+  static_cast<void>(fork_init());
   return library;
 }
 

@@ -44,7 +44,7 @@ std::string Port::name() const { return fmt::format("verbs {}:{}", device_->name
 Result<std::shared_ptr<Port>> Port::open(std::shared_ptr<Device> device, uint8_t number,
                                          const Options& options, const Environment& environment) {
   std::shared_ptr<Port> port(new Port(std::move(device), number, options, environment));
-  port->channel_ = port->library_.create_comp_channel(port->device_->context());
+  port->channel_ = port->library_.completion.create_channel(port->device_->context());
   if (port->channel_ == nullptr) {
     return fail(
         Errc::system,
@@ -66,12 +66,12 @@ Port::~Port() {
   static_cast<void>(device_->destroyer().drain(destroy_drain_limit));
   for (Queue& queue : queues_) {
     if (queue.events != 0) {
-      library_.ack_cq_events(queue.cq, queue.events);
+      library_.completion.ack_events(queue.cq, queue.events);
     }
-    static_cast<void>(library_.destroy_cq(queue.cq));
+    static_cast<void>(library_.completion.destroy_queue(queue.cq));
   }
   if (channel_ != nullptr) {
-    static_cast<void>(library_.destroy_comp_channel(channel_));
+    static_cast<void>(library_.completion.destroy_channel(channel_));
   }
   if (scratch_region_.mr != nullptr) {
     device_->remove(scratch_region_);
@@ -100,7 +100,8 @@ Result<size_t> Port::find_queue(uint32_t entries) {
     wanted = 4 * wanted + 3;
   }
   const uint32_t room = std::max(entries, std::min(wanted, most));
-  ibv_cq* cq = library_.create_cq(device_->context(), static_cast<int>(room), this, channel_, 0);
+  ibv_cq* cq = library_.completion.create_queue(device_->context(), static_cast<int>(room), this,
+                                                channel_, 0);
   if (cq == nullptr) {
     const int error = errno;
     return fail(Errc::system,
@@ -217,12 +218,12 @@ void Port::hand_over_receives() {
 void Port::take_events() {
   ibv_cq* cq = nullptr;
   void* context = nullptr;
-  while (library_.get_cq_event(channel_, &cq, &context) == 0) {
+  while (library_.completion.get_event(channel_, &cq, &context) == 0) {
     ++statistics_.events;
     for (Queue& queue : queues_) {
       // Acknowledging takes a lock, so it is done in bundles; destroying a queue needs all of them.
       if (queue.cq == cq && ++queue.events == 1024) {
-        library_.ack_cq_events(cq, queue.events);
+        library_.completion.ack_events(cq, queue.events);
         queue.events = 0;
       }
     }

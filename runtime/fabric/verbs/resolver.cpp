@@ -46,10 +46,10 @@ std::shared_ptr<const Resolution> Resolver::ask(const ibv_ah_attr& route) {
 }
 
 int Resolver::resolve(ibv_ah_attr route) const {
-  ibv_ah* handle = library_.create_ah(pd_, &route);
+  ibv_ah* handle = library_.address_handle.create(pd_, &route);
   const int error = handle != nullptr ? 0 : errno != 0 ? errno : EHOSTUNREACH;
   if (handle != nullptr) {
-    static_cast<void>(library_.destroy_ah(handle));
+    static_cast<void>(library_.address_handle.destroy(handle));
   }
   return error;
 }

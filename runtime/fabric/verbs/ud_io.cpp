@@ -72,25 +72,25 @@ UdIo::~UdIo() {
   }
   for (const Way& way : ways_) {
     if (way.handle != nullptr) {
-      static_cast<void>(library_.destroy_ah(way.handle));
+      static_cast<void>(library_.address_handle.destroy(way.handle));
     }
   }
 }
 
 void UdIo::close_channel(ChannelState& channel) {
   if (channel.qp != nullptr) {
-    static_cast<void>(library_.destroy_qp(channel.qp));
+    static_cast<void>(library_.queue_pair.destroy(channel.qp));
   }
   if (channel.unacknowledged != 0) {
-    library_.ack_cq_events(channel.receive_cq, channel.unacknowledged);
+    library_.completion.ack_events(channel.receive_cq, channel.unacknowledged);
   }
   for (ibv_cq* cq : {channel.send_cq, channel.receive_cq}) {
     if (cq != nullptr) {
-      static_cast<void>(library_.destroy_cq(cq));
+      static_cast<void>(library_.completion.destroy_queue(cq));
     }
   }
   if (channel.events != nullptr) {
-    static_cast<void>(library_.destroy_comp_channel(channel.events));
+    static_cast<void>(library_.completion.destroy_channel(channel.events));
   }
   for (const Slots* slots : {&channel.out, &channel.in}) {
     if (slots->region.mr != nullptr) {
@@ -120,7 +120,7 @@ Result<void> UdIo::open_channel(ChannelState& channel, uint32_t slots, uint32_t 
   if (auto made = make_slots(channel.in, slots, datagram_bytes + route_header_bytes); !made) {
     return made;
   }
-  channel.events = library_.create_comp_channel(device_->context());
+  channel.events = library_.completion.create_channel(device_->context());
   if (channel.events == nullptr) {
     return cannot("create a completion channel", errno);
   }
@@ -129,8 +129,10 @@ Result<void> UdIo::open_channel(ChannelState& channel, uint32_t slots, uint32_t 
     return cannot("make a completion channel non-blocking", errno);
   }
   const int entries = static_cast<int>(slots);
-  channel.send_cq = library_.create_cq(device_->context(), entries, nullptr, nullptr, 0);
-  channel.receive_cq = library_.create_cq(device_->context(), entries, nullptr, channel.events, 0);
+  channel.send_cq =
+      library_.completion.create_queue(device_->context(), entries, nullptr, nullptr, 0);
+  channel.receive_cq =
+      library_.completion.create_queue(device_->context(), entries, nullptr, channel.events, 0);
   if (channel.send_cq == nullptr || channel.receive_cq == nullptr) {
     return cannot("create a completion queue", errno);
   }
@@ -151,10 +153,10 @@ Result<void> UdIo::make_queue_pair(ChannelState& channel, const Options& options
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_recv_sge = 1;
   attributes.cap.max_inline_data = wanted_inline;
-  channel.qp = library_.create_qp(device_->pd(), &attributes);
+  channel.qp = library_.queue_pair.create(device_->pd(), &attributes);
   if (channel.qp == nullptr) {
     attributes.cap.max_inline_data = 0;  // not every device has it
-    channel.qp = library_.create_qp(device_->pd(), &attributes);
+    channel.qp = library_.queue_pair.create(device_->pd(), &attributes);
   }
   if (channel.qp == nullptr) {
     return cannot("create a datagram queue pair", errno);
@@ -165,17 +167,17 @@ Result<void> UdIo::make_queue_pair(ChannelState& channel, const Options& options
   state.pkey_index = options.pkey_index;
   state.port_num = route_.port;
   state.qkey = queue_key;
-  int error = library_.modify_qp(channel.qp, &state,
-                                 IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+  int error = library_.queue_pair.modify(
+      channel.qp, &state, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
   if (error == 0) {
     state = {};
     state.qp_state = IBV_QPS_RTR;
-    error = library_.modify_qp(channel.qp, &state, IBV_QP_STATE);
+    error = library_.queue_pair.modify(channel.qp, &state, IBV_QP_STATE);
   }
   if (error == 0) {
     state = {};
     state.qp_state = IBV_QPS_RTS;
-    error = library_.modify_qp(channel.qp, &state, IBV_QP_STATE | IBV_QP_SQ_PSN);
+    error = library_.queue_pair.modify(channel.qp, &state, IBV_QP_STATE | IBV_QP_SQ_PSN);
   }
   return error == 0 ? Result<void>() : cannot("make a datagram queue pair ready", error);
 }
@@ -228,7 +230,7 @@ ibv_ah* UdIo::way_to(const SocketAddress& to) {
     attributes.grh.hop_limit = hop_limit;
     attributes.grh.traffic_class = route_.traffic_class;
   }
-  way.handle = library_.create_ah(device_->pd(), &attributes);
+  way.handle = library_.address_handle.create(device_->pd(), &attributes);
   if (way.handle == nullptr) {
     const int error = errno;
     way.retry_at = now_ + refusal_lasts;
@@ -249,7 +251,7 @@ void UdIo::reclaim(ChannelState& channel) {
       channel.out.done = completion.wr_id + 1;
       if (completion.status != IBV_WC_SUCCESS) [[unlikely]] {
         NHA_LOG_WARN_LIMITED("RDMA device {}: a datagram was not sent: {}", device_->name(),
-                             library_.wc_status_str(completion.status));
+                             library_.completion.status_text(completion.status));
       }
     }
   } while (got == static_cast<int>(batch));
@@ -400,10 +402,10 @@ void UdIo::deliver(ChannelState& channel, const ibv_wc& completion, PacketSink& 
 void UdIo::take_events(ChannelState& channel) {
   ibv_cq* cq = nullptr;
   void* context = nullptr;
-  while (library_.get_cq_event(channel.events, &cq, &context) == 0) {
+  while (library_.completion.get_event(channel.events, &cq, &context) == 0) {
     // Acknowledging takes a lock, so it is done in bundles.
     if (++channel.unacknowledged == 1024) {
-      library_.ack_cq_events(cq, channel.unacknowledged);
+      library_.completion.ack_events(cq, channel.unacknowledged);
       channel.unacknowledged = 0;
     }
   }

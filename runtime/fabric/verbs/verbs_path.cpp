@@ -104,7 +104,7 @@ VerbsPath::~VerbsPath() {
     return;
   }
   for (ibv_qp* qp : {qp_, flush_qp_}) {
-    if (qp != nullptr && library_.destroy_qp(qp) != 0) {
+    if (qp != nullptr && library_.queue_pair.destroy(qp) != 0) {
       NHA_LOG_DEBUG("RDMA device {}: cannot destroy a queue pair", port_.device().name());
     }
   }
@@ -146,7 +146,7 @@ Result<void> VerbsPath::open(const GidPreference& want) {
   // A clear-to-send of one buffer; more is asked for where the device gives it.
   for (const uint32_t bytes : {256U, 128U, 64U, 0U}) {
     attributes.cap.max_inline_data = bytes;
-    qp_ = library_.create_qp(device.pd(), &attributes);
+    qp_ = library_.queue_pair.create(device.pd(), &attributes);
     if (qp_ != nullptr || errno == ENOMEM) {
       break;
     }
@@ -166,7 +166,7 @@ Result<void> VerbsPath::open(const GidPreference& want) {
   init.pkey_index = port_.options_.pkey_index;
   init.port_num = port_.number();
   init.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-  if (const int error = library_.modify_qp(
+  if (const int error = library_.queue_pair.modify(
           qp_, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
       error != 0) {
     return nccl_ha::fail(
@@ -177,7 +177,7 @@ Result<void> VerbsPath::open(const GidPreference& want) {
         error);
   }
   ibv_port_attr port_attributes{};
-  static_cast<void>(library_.query_port(device.context(), port_.number(), &port_attributes));
+  static_cast<void>(library_.device.query_port(device.context(), port_.number(), &port_attributes));
   write_max_ = port_attributes.max_msg_sz;
   local_.link = info_.link;
   local_.queue_pair = qp_->qp_num;
@@ -185,7 +185,7 @@ Result<void> VerbsPath::open(const GidPreference& want) {
   local_.lid = info_.lid;
   local_.mtu = static_cast<uint8_t>(std::countr_zero(info_.mtu) - 7);
   local_.gid = gid_ ? gid_->bytes : Gid{};
-  if (port_.options_.ece && library_.query_ece != nullptr) {
+  if (port_.options_.ece && library_.queue_pair.query_ece != nullptr) {
     query_ece();
   }
   encode(local_, local_bytes_);
@@ -287,10 +287,10 @@ Result<void> VerbsPath::move_to_rts(ibv_qp* qp, const ibv_ah_attr& route, uint32
   receive.max_dest_rd_atomic = 1;
   receive.min_rnr_timer = rnr_timer;
   receive.ah_attr = route;
-  if (const int error =
-          library_.modify_qp(qp, &receive,
-                             IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-                                 IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+  if (const int error = library_.queue_pair.modify(
+          qp, &receive,
+          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+              IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
       error != 0) {
     return no_way(error);
   }
@@ -301,10 +301,10 @@ Result<void> VerbsPath::move_to_rts(ibv_qp* qp, const ibv_ah_attr& route, uint32
   send.rnr_retry = rnr_retry_for_ever;
   send.sq_psn = own_psn;
   send.max_rd_atomic = 1;
-  if (const int error =
-          library_.modify_qp(qp, &send,
-                             IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                                 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+  if (const int error = library_.queue_pair.modify(qp, &send,
+                                                   IBV_QP_STATE | IBV_QP_TIMEOUT |
+                                                       IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                                       IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
       error != 0) {
     return nccl_ha::fail(
         Errc::system,
@@ -315,19 +315,20 @@ Result<void> VerbsPath::move_to_rts(ibv_qp* qp, const ibv_ah_attr& route, uint32
 
 void VerbsPath::query_ece() {
   ibv_ece ece{};
-  local_.has_ece = library_.query_ece(qp_, &ece) == 0;
+  local_.has_ece = library_.queue_pair.query_ece(qp_, &ece) == 0;
   local_.ece_vendor = ece.vendor_id;
   local_.ece_options = ece.options;
   local_.ece_compatibility = ece.comp_mask;
 }
 
 Result<void> VerbsPath::to_ready(const WireAddress& peer) {
-  if (peer.has_ece && local_.has_ece && library_.set_ece != nullptr) {
+  if (peer.has_ece && local_.has_ece && library_.queue_pair.set_ece != nullptr) {
     ibv_ece ece{};
     ece.vendor_id = peer.ece_vendor;
     ece.options = peer.ece_options;
     ece.comp_mask = peer.ece_compatibility;
-    static_cast<void>(library_.set_ece(qp_, &ece));  // refused: the plain establishment is used
+    static_cast<void>(
+        library_.queue_pair.set_ece(qp_, &ece));  // refused: the plain establishment is used
   }
   const ibv_ah_attr route = route_to(peer);
   const auto mtu = static_cast<ibv_mtu>(std::min(local_.mtu, peer.mtu));
@@ -371,7 +372,7 @@ Result<void> VerbsPath::open_flush() {
   attributes.cap.max_recv_wr = 1;
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_recv_sge = 1;
-  flush_qp_ = library_.create_qp(port_.device().pd(), &attributes);
+  flush_qp_ = library_.queue_pair.create(port_.device().pd(), &attributes);
   if (flush_qp_ == nullptr) {
     const int error = errno;
     return nccl_ha::fail(
@@ -385,7 +386,7 @@ Result<void> VerbsPath::open_flush() {
   init.pkey_index = port_.options_.pkey_index;
   init.port_num = port_.number();
   init.qp_access_flags = IBV_ACCESS_REMOTE_READ;
-  if (const int error = library_.modify_qp(
+  if (const int error = library_.queue_pair.modify(
           flush_qp_, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
       error != 0) {
     return nccl_ha::fail(

@@ -47,7 +47,7 @@ void VerbsPath::break_path(CompletionStatus cause, const Error& why) {
     attributes.qp_state = IBV_QPS_ERR;
     const int error = qp == nullptr || mutated(Mutation::queue_pair_not_stopped)
                           ? 0
-                          : library_.modify_qp(qp, &attributes, IBV_QP_STATE);
+                          : library_.queue_pair.modify(qp, &attributes, IBV_QP_STATE);
     if (error != 0 && !mutated(Mutation::error_refused_unseen)) {
       NHA_LOG_INFO("RDMA device {}: queue pair {} does not go into error: {}", info_.device,
                    qp->qp_num, std::strerror(error));

@@ -282,7 +282,7 @@ bool VerbsPath::check_progress(const Moment& now) {
 }
 
 Error VerbsPath::explain(const ibv_wc& wc, const SendSlot* slot) const {
-  const char* status = library_.wc_status_str(wc.status);
+  const char* status = library_.completion.status_text(wc.status);
   const std::string who = describe();
   switch (wc.status) {
     case IBV_WC_RETRY_EXC_ERR:
