@@ -194,7 +194,7 @@ void RdmaNic::flush(RdmaQueuePair& pair, ibv_wc_status first) {
     conditions_.counts.kept += count - given;
     return given;
   };
-  auto work = std::exchange(pair.work, {});
+  auto work = pair.requester.take_all();
   work.resize(given_back(work.size()));
   for (const RdmaWork& one : work) {
     ibv_wc done{};
@@ -202,7 +202,7 @@ void RdmaNic::flush(RdmaQueuePair& pair, ibv_wc_status first) {
     done.status = at_receiver ? IBV_WC_WR_FLUSH_ERR : std::exchange(first, IBV_WC_WR_FLUSH_ERR);
     complete(pair, false, done);
   }
-  auto receives = std::exchange(pair.receives, {});
+  auto receives = pair.responder.take_all();
   receives.resize(given_back(receives.size()));
   for (const RdmaReceive& receive : receives) {
     ibv_wc done{};
@@ -221,7 +221,7 @@ void RdmaNic::complete(RdmaQueuePair& pair, bool receive, ibv_wc& completion) {
   completion.qp_num = pair.qp_num;
   // What it tells of is in memory before, unless that is a GPU's.
   Instant due = network_.now() + Duration(random_.below(1000));
-  due = receive ? std::max(due, pair.landed) : due;
+  due = receive ? std::max(due, pair.responder.landed()) : due;
   if (random_.chance(conditions_.late)) {
     ++conditions_.counts.late;
     due += Duration(random_.below(static_cast<uint64_t>(conditions_.latest.count()) + 1));
@@ -268,9 +268,9 @@ int RdmaNic::duplicate(int fd) {
 void RdmaNic::write(RdmaQueuePair& pair, const Region& region, std::byte* to,
                     std::span<const std::byte> bytes) {
   const bool relaxed = verbs_.faults.relaxed && region.relaxed;
-  pair.landed =
-      memory_.write({to, bytes, pair.qp_num, region.lkey, region.gpu, relaxed, pair.landed},
-                    verbs_.faults, network_.now());
+  pair.responder.set_landed(memory_.write(
+      {to, bytes, pair.qp_num, region.lkey, region.gpu, relaxed, pair.responder.landed()},
+      verbs_.faults, network_.now()));
   for (const Instant due : memory_.dues()) {
     network_.at(due, [this] { memory_.land(network_.now()); });
   }

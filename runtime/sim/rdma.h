@@ -146,7 +146,7 @@ class RdmaNic {
   void on_answer(RdmaQueuePair& pair, const RdmaPacket& packet);
   void acknowledged(RdmaQueuePair& pair, uint64_t below);
   void answer(const RdmaQueuePair& pair, uint8_t kind, uint64_t number);
-  void arm(RdmaQueuePair& pair, Instant due);
+  void arm_timeout(const RdmaQueuePair& pair, Instant due);
   void on_timeout(uint32_t number);
 
   Network& network_;

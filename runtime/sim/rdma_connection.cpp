@@ -8,7 +8,6 @@
 namespace nccl_ha::sim {
 namespace {
 
-constexpr uint64_t window = 128;  ///< packets that may be under way
 constexpr uint64_t acknowledged_every = 16;
 
 }  // namespace
@@ -31,20 +30,18 @@ void RdmaNic::post_send(RdmaQueuePair& pair, const ibv_send_wr& request) {
       work.copy.insert(work.copy.end(), from, from + part.length);
     }
   }
-  work.first = pair.next;
   work.packets = std::max<uint64_t>(1, (uint64_t{work.length} + pair.mtu - 1) / pair.mtu);
-  pair.next += work.packets;
   count_posted(work);
   if (work.inlined && work.length > pair.inline_max) {
     conditions_.violation = "more bytes inline than the queue pair has room for";
   }
-  if (pair.work.size() >= pair.sends_max) {
+  if (pair.requester.open() >= pair.sends_max) {
     conditions_.violation = "more work requests than the send queue has room for";
   }
   if (work.length > traits_.message_max) {
     conditions_.violation = "a message is larger than the port takes";
   }
-  pair.work.push_back(std::move(work));
+  pair.requester.post(std::move(work));
   if (pair.state == IBV_QPS_ERR) {
     if (!pair.lags) {
       flush(pair, IBV_WC_WR_FLUSH_ERR);
@@ -66,17 +63,15 @@ void RdmaNic::count_posted(const RdmaWork& work) {
 
 /// Lets packets leave as far as the window goes.  Their bytes are read from memory now.
 void RdmaNic::pump(RdmaQueuePair& pair) {
-  while (pair.state == IBV_QPS_RTS && !failed_ && pair.to_send < pair.next &&
-         pair.to_send < pair.confirmed + window && network_.now() >= pair.silent_until) {
-    const RdmaWork& work = *std::partition_point(
-        pair.work.begin(), pair.work.end(),
-        [&](const RdmaWork& one) { return one.first + one.packets <= pair.to_send; });
-    const uint64_t index = pair.to_send - work.first;
+  RdmaRequester& requester = pair.requester;
+  while (pair.state == IBV_QPS_RTS && !failed_ && requester.may_send(network_.now())) {
+    const RdmaWork& work = requester.sending();
+    const uint64_t index = requester.to_send() - work.first;
     RdmaPacket& packet = new_packet();
     packet.kind = RdmaPacket::request;
     packet.to = pair.to;
     packet.to_pair = pair.to_pair;
-    packet.number = pair.to_send;
+    packet.number = requester.to_send();
     packet.opcode = work.opcode;
     packet.first = index == 0;
     packet.last = index + 1 == work.packets;
@@ -90,13 +85,10 @@ void RdmaNic::pump(RdmaQueuePair& pair) {
       break_pair(pair, IBV_WC_LOC_PROT_ERR);
       return;
     }
-    conditions_.counts.sent_again += pair.to_send < pair.highest ? 1 : 0;
-    ++pair.to_send;
-    pair.highest = std::max(pair.highest, pair.to_send);
+    conditions_.counts.sent_again += requester.sent() ? 1 : 0;
     send_packet(pair, packet);
-    if (!pair.armed) {
-      pair.due = network_.now() + pair.timeout;
-      arm(pair, pair.due);
+    if (!requester.armed()) {
+      arm_timeout(pair, requester.begin_timeout(network_.now()));
     }
   }
 }
@@ -134,23 +126,25 @@ void RdmaNic::answer(const RdmaQueuePair& pair, uint8_t kind, uint64_t number) {
 }
 
 void RdmaNic::on_request(RdmaQueuePair& pair, const RdmaPacket& packet) {
-  if (packet.number < pair.expected) {
-    answer(pair, RdmaPacket::acknowledgement, pair.expected);
-    return;
-  }
-  if (packet.number > pair.expected) {
-    if (!std::exchange(pair.complained, true)) {
-      answer(pair, RdmaPacket::out_of_sequence, pair.expected);
-    }
-    return;
+  RdmaResponder& responder = pair.responder;
+  switch (responder.order_of(packet.number)) {
+    case RdmaResponder::Order::repeated:
+      answer(pair, RdmaPacket::acknowledgement, responder.expected());
+      return;
+    case RdmaResponder::Order::early:
+      if (responder.complain()) {
+        answer(pair, RdmaPacket::out_of_sequence, responder.expected());
+      }
+      return;
+    case RdmaResponder::Order::expected:
+      break;
   }
   if (!take_request(pair, packet)) {
     return;
   }
-  ++pair.expected;
-  pair.complained = false;
-  if (packet.last || pair.expected % acknowledged_every == 0) {
-    answer(pair, RdmaPacket::acknowledgement, pair.expected);
+  responder.advance();
+  if (packet.last || responder.expected() % acknowledged_every == 0) {
+    answer(pair, RdmaPacket::acknowledgement, responder.expected());
   }
 }
 
@@ -160,14 +154,14 @@ bool RdmaNic::take_request(RdmaQueuePair& pair, const RdmaPacket& packet) {
   const bool immediate =
       packet.opcode == IBV_WR_RDMA_WRITE_WITH_IMM || packet.opcode == IBV_WR_SEND_WITH_IMM;
   const bool consumes = packet.last && (is_send || immediate);
-  if ((consumes || is_send) && pair.receives.empty()) {
+  if ((consumes || is_send) && pair.responder.empty()) {
     answer(pair, RdmaPacket::not_ready, packet.number);
     return false;
   }
   std::byte* target = nullptr;
   const Region* region = nullptr;
   if (is_send) {
-    const ibv_sge& buffer = pair.receives.front().buffer;
+    const ibv_sge& buffer = pair.responder.front().buffer;
     region = find_region(buffer.lkey, buffer.addr, buffer.length, true);
     if (packet.length > buffer.length || region == nullptr) {
       answer(pair, RdmaPacket::refused, packet.number);
@@ -197,29 +191,21 @@ bool RdmaNic::take_request(RdmaQueuePair& pair, const RdmaPacket& packet) {
   }
   if (consumes) {
     ibv_wc done{};
-    done.wr_id = pair.receives.front().id;
+    done.wr_id = pair.responder.take().id;
     done.status = IBV_WC_SUCCESS;
     done.opcode = is_send ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM;
     done.byte_len = packet.length;
     done.imm_data = packet.immediate;
     done.wc_flags = immediate ? unsigned{IBV_WC_WITH_IMM} : 0U;
-    pair.receives.pop_front();
     complete(pair, true, done);
   }
   return true;
 }
 
 void RdmaNic::acknowledged(RdmaQueuePair& pair, uint64_t below) {
-  if (below <= pair.confirmed || below > pair.next) {
-    return;
-  }
-  pair.confirmed = below;
-  pair.to_send = std::max(pair.to_send, below);
-  pair.retries = 0;
-  pair.due = network_.now() + pair.timeout;
-  while (!pair.work.empty() && pair.work.front().first + pair.work.front().packets <= below) {
-    const RdmaWork work = std::move(pair.work.front());
-    pair.work.pop_front();
+  pair.requester.confirm(below, network_.now());
+  while (const auto done_work = pair.requester.take_done()) {
+    const RdmaWork& work = *done_work;
     if (work.opcode == IBV_WR_RDMA_READ) {
       // All hosts live in one process: the bytes are taken from where they are.
       std::memcpy(reinterpret_cast<void*>(work.gathers.front().addr),
@@ -248,18 +234,19 @@ void RdmaNic::on_answer(RdmaQueuePair& pair, const RdmaPacket& packet) {
     case RdmaPacket::datagram:
       break;
     case RdmaPacket::out_of_sequence:
-      pair.to_send = std::min(pair.to_send, std::max(packet.number, pair.confirmed));
+      pair.requester.go_back_to(packet.number);
       break;
-    case RdmaPacket::not_ready:
-      pair.to_send = std::min(pair.to_send, std::max(packet.number, pair.confirmed));
-      pair.silent_until = network_.now() + pair.not_ready_wait;
-      pair.due = pair.silent_until + pair.timeout;
-      network_.at(pair.silent_until, [this, number = pair.qp_num] {
+    case RdmaPacket::not_ready: {
+      pair.requester.go_back_to(packet.number);
+      const Instant then = network_.now() + pair.not_ready_wait;
+      pair.requester.stay_silent_until(then);
+      network_.at(then, [this, number = pair.qp_num] {
         if (RdmaQueuePair* waiting = find(number)) {
           pump(*waiting);
         }
       });
       break;
+    }
     case RdmaPacket::refused:
       break_pair(pair, IBV_WC_REM_ACCESS_ERR);
       return;
@@ -268,8 +255,7 @@ void RdmaNic::on_answer(RdmaQueuePair& pair, const RdmaPacket& packet) {
 }
 
 /// One event per queue pair, which moves on as answers come.
-void RdmaNic::arm(RdmaQueuePair& pair, Instant due) {
-  pair.armed = true;
+void RdmaNic::arm_timeout(const RdmaQueuePair& pair, Instant due) {
   network_.at(due, [this, number = pair.qp_num] { on_timeout(number); });
 }
 
@@ -278,19 +264,19 @@ void RdmaNic::on_timeout(uint32_t number) {
   if (pair == nullptr) {
     return;
   }
-  pair->armed = false;
-  if (pair->state != IBV_QPS_RTS || pair->confirmed == pair->to_send || failed_) {
+  RdmaRequester& requester = pair->requester;
+  requester.end_timeout();
+  if (pair->state != IBV_QPS_RTS || requester.idle() || failed_) {
     return;
   }
-  if (network_.now() < pair->due) {
-    arm(*pair, pair->due);
+  if (network_.now() < requester.due()) {
+    arm_timeout(*pair, requester.resume_timeout());
     return;
   }
-  if (++pair->retries > pair->retries_max) {
+  if (!requester.retry()) {
     break_pair(*pair, IBV_WC_RETRY_EXC_ERR);
     return;
   }
-  pair->to_send = pair->confirmed;
   pump(*pair);
 }
 

@@ -207,7 +207,7 @@ struct RdmaFunctions {
     pair->state = IBV_QPS_RESET;
     pair->qp_num = at.next_pair_++;
     pair->sends_max = attributes->cap.max_send_wr;
-    pair->receives_max = attributes->cap.max_recv_wr;
+    pair->responder.set_receives_max(attributes->cap.max_recv_wr);
     attributes->cap.max_inline_data =
         std::min(attributes->cap.max_inline_data, at.traits_.inline_max);
     pair->inline_max = attributes->cap.max_inline_data;
@@ -231,13 +231,11 @@ struct RdmaFunctions {
     if ((mask & IBV_QP_DEST_QPN) != 0) {
       pair.to_pair = attributes->dest_qp_num;
       pair.mtu = 128U << static_cast<unsigned>(attributes->path_mtu);
-      pair.expected = attributes->rq_psn;
+      pair.responder.start(attributes->rq_psn);
     }
     if ((mask & IBV_QP_TIMEOUT) != 0) {
-      pair.timeout = Duration(int64_t{4096} << attributes->timeout);  // IBTA 11.6.2
-      pair.retries_max = attributes->retry_cnt;
-      pair.next = attributes->sq_psn;
-      pair.to_send = pair.confirmed = pair.highest = pair.next;
+      const Duration timeout(int64_t{4096} << attributes->timeout);  // IBTA 11.6.2
+      pair.requester.start(attributes->sq_psn, timeout, attributes->retry_cnt);
     }
     pair.not_ready_wait = std::chrono::microseconds(640);
     if (attributes->qp_state == IBV_QPS_ERR) {
@@ -302,7 +300,7 @@ struct RdmaFunctions {
   static int post_receive(ibv_qp* queue_pair, ibv_recv_wr* request, ibv_recv_wr** bad) {
     auto& pair = *static_cast<RdmaQueuePair*>(queue_pair);
     for (; request != nullptr; request = request->next) {
-      if (pair.state == IBV_QPS_RESET || pair.receives.size() >= pair.receives_max) {
+      if (pair.state == IBV_QPS_RESET || pair.responder.full()) {
         *bad = request;
         return ENOMEM;
       }
@@ -314,7 +312,7 @@ struct RdmaFunctions {
       if (request->num_sge != 0) {
         receive.buffer = request->sg_list[0];
       }
-      pair.receives.push_back(receive);
+      pair.responder.post(receive);
     }
     if (pair.state == IBV_QPS_ERR && !pair.lags) {
       pair.nic->flush(pair, IBV_WC_WR_FLUSH_ERR);

@@ -4,29 +4,10 @@
 #include <deque>
 
 #include "runtime/sim/rdma.h"
+#include "runtime/sim/rdma_requester.h"
+#include "runtime/sim/rdma_responder.h"
 
 namespace nccl_ha::sim {
-
-/// One work request at the requester.
-struct RdmaWork {
-  uint64_t id = 0;
-  ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
-  bool signaled = false;
-  std::vector<ibv_sge> gathers;
-  std::vector<std::byte> copy;  ///< of what was posted inline
-  bool inlined = false;
-  uint64_t remote = 0;
-  uint32_t key = 0;
-  uint32_t immediate = 0;
-  uint32_t length = 0;
-  uint64_t first = 0;    ///< packet number
-  uint64_t packets = 1;  ///< also of nothing
-};
-
-struct RdmaReceive {
-  uint64_t id = 0;
-  ibv_sge buffer{};
-};
 
 struct RdmaPacket {
   enum Kind : uint8_t { request, acknowledgement, out_of_sequence, not_ready, refused, datagram };
@@ -56,27 +37,11 @@ struct RdmaQueuePair : ibv_qp {
   Ip to = 0;
   uint32_t gid_place = 0;
   uint32_t mtu = 1024;
-  Duration timeout{};
   Duration not_ready_wait{};
-  unsigned retries_max = 7;
   uint32_t inline_max = 0;
   size_t sends_max = 0;
-  size_t receives_max = 0;
-  // requester
-  std::deque<RdmaWork> work;
-  uint64_t next = 0;       ///< number of the next packet to be made
-  uint64_t to_send = 0;    ///< of the next one to leave
-  uint64_t confirmed = 0;  ///< all below have been acknowledged
-  uint64_t highest = 0;    ///< below it, packets leave again
-  unsigned retries = 0;
-  Instant due{};  ///< when the oldest unanswered packet is given up
-  bool armed = false;
-  Instant silent_until{};  ///< the peer was not ready
-  // responder
-  std::deque<RdmaReceive> receives;
-  uint64_t expected = 0;
-  bool complained = false;  ///< about the gap that there is
-  Instant landed{};         ///< when all that it wrote will be in memory
+  RdmaRequester requester;
+  RdmaResponder responder;
   // in error
   bool lags = false;   ///< modify_qp returned, and the responder does not know yet
   bool keeps = false;  ///< it does not give back everything

@@ -149,12 +149,11 @@ void RdmaNic::post_datagram(RdmaQueuePair& pair, const ibv_send_wr& request) {
 /// Without a receive that is large enough, it is lost.
 void RdmaNic::on_datagram(RdmaQueuePair& pair, const RdmaPacket& packet) {
   const auto length = static_cast<uint32_t>(packet.bytes.size()) + route_header_bytes;
-  if (pair.receives.empty() || pair.receives.front().buffer.length < length) {
+  if (pair.responder.empty() || pair.responder.front().buffer.length < length) {
     ++conditions_.counts.lost;
     return;
   }
-  const RdmaReceive receive = pair.receives.front();
-  pair.receives.pop_front();
+  const RdmaReceive receive = pair.responder.take();
   const Region* region = find_region(receive.buffer.lkey, receive.buffer.addr, length, true);
   ibv_wc done{};
   done.wr_id = receive.id;
