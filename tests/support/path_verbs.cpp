@@ -7,6 +7,7 @@
 
 #include "runtime/base/config.h"
 #include "runtime/engine/timer_wheel.h"
+#include "runtime/fabric/verbs/port.h"
 #include "runtime/fabric/verbs/verbs_path.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma.h"

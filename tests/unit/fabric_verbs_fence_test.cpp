@@ -10,7 +10,7 @@
 
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/verbs/destroyer.h"
-#include "runtime/fabric/verbs/verbs_path.h"
+#include "runtime/fabric/verbs/port.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma.h"
 #include "tests/support/path_harness.h"

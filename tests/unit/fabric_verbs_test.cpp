@@ -5,7 +5,8 @@
 #include "runtime/base/random.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/options.h"
-#include "runtime/fabric/verbs/verbs_path.h"
+#include "runtime/fabric/verbs/wire_address.h"
+#include "runtime/fabric/verbs/work_id.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {

@@ -22,7 +22,7 @@ LINES_MAX = 600
 COLUMNS_MAX = 100
 MEMBERS_MAX = 25  # data members of a class
 # Those that hold more; they may only lose some.
-MEMBERS_KNOWN = {"VerbsPath": 61}
+MEMBERS_KNOWN = {}
 MEMBER_FOLDERS = ("runtime", "ha", "actors", "relay", "plugin")
 
 # Words that must not appear in C++ code, and what to do about it.  Written with brackets so that
@@ -45,6 +45,8 @@ OLD_WORDS = (
     r"|\b[e]nliven\b|\b[l]ively\w*|\b[c]hores\b|\b[t]hirsty\b|\b[s]igns? of life\b"
     r"|\b[s]tand(s|ing)?[ -]in\b(?! the)|\b[d]oubt(s|ed|ful)?\b|\b[c]onfused\b|\b[C]ourier\b|\b[E]ar\b"
     r"|\b[D]esk\b|\b[s]trangers?\b|\b[t]urned away\b|\b(find|seek)_[p]lace\b|\b[b]y and by\b"
+    r"|\bdo_[c]hores\b|\bbe_[t]hirsty\b|\bhand_[o]ver_receives\b|\b[p]arked_\b"
+    r"|\blook_at_(f[l]ush|d[e]struction|r[e]solution|f[e]nces)\b|\bgo_[r]eady\b"
     r"|\b([Hh]e|[Hh]is|[h]im)\b")
 BANNED_EVERYWHERE = [
     (OLD_WORDS, "docs/glossary.md has the field's word"),

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/base/mutation.h"
+#include "runtime/fabric/verbs/port.h"
 #include "runtime/fabric/verbs/verbs_path.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -41,7 +41,7 @@ inline CompletionStatus status_of(ibv_wc_status status) {
 
 }  // namespace
 
-[[gnu::always_inline]] inline void VerbsPath::on_wc(const ibv_wc& wc, const WorkId& id) {
+[[gnu::always_inline]] inline void VerbsPath::on_completion(const ibv_wc& wc, const WorkId& id) {
   switch (id.lane) {
     case WorkId::Lane::send:
       on_send(wc, id.position);
@@ -56,20 +56,18 @@ inline CompletionStatus status_of(ibv_wc_status status) {
 }
 
 [[gnu::cold, gnu::noinline]] void VerbsPath::fail_for(CompletionStatus status, const ibv_wc& wc,
-                                                      const SendSlot* slot) {
+                                                      const SendRing::Slot* slot) {
   break_path(status, explain(wc, slot));
 }
 
 [[gnu::always_inline]] inline void VerbsPath::finish_send(CompletionStatus status) {
-  const SendSlot slot = sends_[send_head_ & send_mask_];
-  ++send_head_;
-  open_bytes_ -= slot.bytes;
-  if (std::exchange(overdue_, false) && status == CompletionStatus::flushed) {
+  const SendRing::Slot slot = sends_.pop();
+  if (silence_.take_end() && status == CompletionStatus::flushed) {
     status = CompletionStatus::retry_exceeded;
   }
   if (slot.internal != Internal::no) [[unlikely]] {
     if (status == CompletionStatus::ok && slot.internal != Internal::marker) {
-      ++probes_acknowledged_;
+      handshake_.on_probe_acknowledged();
       check_ready();
     }
     return;
@@ -89,16 +87,13 @@ inline CompletionStatus status_of(ibv_wc_status status) {
 void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 
 [[gnu::always_inline]] inline void VerbsPath::on_send(const ibv_wc& wc, uint32_t position) {
-  const uint32_t ahead =
-      (position - send_head_) &
-      (mutated(Mutation::position_not_wrapped) ? UINT32_MAX : WorkId::position_mask);
-  if (ahead >= send_tail_ - send_head_) {
+  const uint32_t ahead = sends_.ahead_of(position);
+  if (!sends_.holds(ahead)) {
     return;  // taken back before
   }
-  ++progress_;
   const CompletionStatus status = status_of(wc.status);
   if (status != CompletionStatus::ok) [[unlikely]] {
-    fail_for(status, wc, &sends_[position & send_mask_]);
+    fail_for(status, wc, &sends_.at(position));
   }
   // Success answers for all before it.  A failure does not: what nobody asked a completion for may
   // have arrived, or the device keeps it, as some do with what was posted before the error.  The
@@ -111,33 +106,31 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 }
 
 [[gnu::always_inline]] inline void VerbsPath::on_receive(const ibv_wc& wc, uint32_t position) {
-  const uint32_t ahead = (position - receive_head_) & WorkId::position_mask;
-  if (ahead >= receive_tail_ - receive_head_) {
+  const uint32_t ahead = receives_.ahead_of(position);
+  if (!receives_.holds(ahead)) {
     return;
   }
   const CompletionStatus status = status_of(wc.status);
   if (status != CompletionStatus::ok) [[unlikely]] {
     fail_for(status, wc, nullptr);
-    receive_returned_ = true;
+    receives_.note_returned();
     if (ahead != 0 && !mutated(Mutation::kept_receives_forgotten)) {
       return;  // the device keeps those before it: the destruction brings all of them back
     }
   }
   // Receives are used in order; one that was left out would be a fault of the device.
-  const ReceiveSlot slot = receives_[position & receive_mask_];
-  receive_head_ += ahead + 1;
+  const ReceiveRing::Slot slot = receives_.pop_behind(ahead);
   if (slot.internal) [[unlikely]] {
     if (status == CompletionStatus::ok) {
-      ++probes_received_;
+      handshake_.on_probe_received();
       check_ready();
     }
     return;
   }
   if (state_ == PathState::connecting) [[unlikely]] {
-    // The peer sends data, so it has everything of ours: our own acknowledgements are on their way.
-    probes_acknowledged_ = 2;
+    handshake_.on_data_received();
     check_ready();
-    static_cast<void>(port_.report_states());
+    static_cast<void>(env_.report_states());
   }
   Completion completion;
   completion.id = slot.id;
@@ -156,8 +149,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 }
 
 [[gnu::noinline]] void VerbsPath::on_flush(const ibv_wc& wc, uint32_t position) {
-  const uint32_t ahead = (position - flush_head_) & WorkId::position_mask;
-  if (ahead >= flush_tail_ - flush_head_) {
+  if (!flushes_.holds(position)) {
     return;
   }
   const CompletionStatus status = status_of(wc.status);
@@ -165,8 +157,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
     fail_for(status, wc, nullptr);
   }
   Completion completion;
-  completion.id = flushes_[flush_head_ % flushes_.size()];
-  ++flush_head_;
+  completion.id = flushes_.pop();
   completion.path = this;
   completion.kind = CompletionKind::flush;
   completion.status = status;
@@ -177,15 +168,15 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   std::array<ibv_wc, batch> completions;
   const int got = ibv_poll_cq(queue.cq, batch, completions.data());
   if (got < 0) [[unlikely]] {
-    take_for_failed();
+    mark_device_failed();
   }
   return got <= 0 ? 0 : take_completions(queue, completions, got);
 }
 
 /// What a completion queue holds that cannot be read is lost, and so is what will come.
-[[gnu::cold, gnu::noinline]] void Port::take_for_failed() {
-  if (!device_->fatal.exchange(true, std::memory_order_acq_rel)) {
-    NHA_LOG_WARN("RDMA device {}: its completion queue cannot be read", device_->name());
+[[gnu::cold, gnu::noinline]] void Port::mark_device_failed() {
+  if (!env_.device->fatal.exchange(true, std::memory_order_acq_rel)) {
+    NHA_LOG_WARN("RDMA device {}: its completion queue cannot be read", env_.device->name());
   }
 }
 
@@ -199,10 +190,10 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
       VerbsPath* path = id.path < slots_.size() ? slots_[id.path].path : nullptr;
       if (path == nullptr || (slots_[id.path].generation != id.generation &&
                               !mutated(Mutation::generation_not_compared))) {
-        ++statistics_.stale;
+        ++env_.statistics.stale;
         continue;
       }
-      path->on_wc(wc, id);
+      path->on_completion(wc, id);
     }
     count += static_cast<unsigned>(got);
     if (got < batch || pass + 1 == pass_limit) {
@@ -210,7 +201,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
     }
     got = ibv_poll_cq(queue.cq, batch, completions.data());
   }
-  statistics_.completions += count;
+  env_.statistics.completions += count;
   return count;
 }
 
@@ -218,7 +209,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   static_cast<void>(time);  // most turns find nothing, and need no clock to see that
   unsigned work = 0;
   if (pending_work_) [[unlikely]] {
-    work += dirty_ == nullptr ? 0 : flush_posts();
+    work += env_.posted.empty() ? 0 : post_waiting();
     if (armed_) {
       armed_ = false;
       take_events();
@@ -227,14 +218,14 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   for (size_t i = 0; i < queues_.size(); ++i) {
     work += poll_queue(queues_[i]);
   }
-  if (device_->fatal.load(std::memory_order_relaxed) && !lost_) [[unlikely]] {
+  if (env_.device->fatal.load(std::memory_order_relaxed) && !lost_) [[unlikely]] {
     work += fail_all();
   }
-  return pending_work_ ? do_chores(work) : work;
+  return pending_work_ ? do_pending_work(work) : work;
 }
 
 /// Takes out all that is in it, also where one pass stops.  May end paths.
-void Port::empty(size_t queue) {
+void Port::drain(size_t queue) {
   for (uint32_t looks = queues_[queue].room / batch + 2; looks != 0; --looks) {
     if (poll_queue(queues_[queue]) == 0) {
       return;
@@ -242,31 +233,29 @@ void Port::empty(size_t queue) {
   }
 }
 
-unsigned Port::look_at_fences() {
+unsigned Port::move_fences() {
+  PathList& fences = env_.fences;
   unsigned count = 0;
-  for (size_t i = 0; i < fences_.size(); ++i) {
-    for (VerbsPath* path = fences_[i]; path != nullptr && path->fence_moves(); path = fences_[i]) {
+  for (size_t i = 0; i < fences.size(); ++i) {
+    for (VerbsPath* path = fences[i]; path != nullptr && path->fence_moves(); path = fences[i]) {
       if (!mutated(Mutation::fence_unemptied)) {
-        empty(path->queue_);
+        drain(path->place().queue);
       }
-      if (fences_[i] == path) {
+      if (fences[i] == path) {
         path->move_fence();
         ++count;
       }
     }
   }
-  std::erase_if(fences_, [](const VerbsPath* path) {
-    return path == nullptr || path->fence_ == VerbsPath::Fence::closed ||
-           path->fence_ == VerbsPath::Fence::failed;
-  });
+  fences.drop_if([](const VerbsPath& path) { return path.fence_over(); });
   return count;
 }
 
 bool Port::prepare_sleep() {
-  const bool moves = std::any_of(fences_.begin(), fences_.end(), [](const VerbsPath* path) {
+  const bool moves = std::any_of(env_.fences.begin(), env_.fences.end(), [](const VerbsPath* path) {
     return path != nullptr && path->fence_moves();
   });
-  if (dirty_ != nullptr || !state_events_.empty() || !needs_rx_refill_.empty() || moves) {
+  if (!env_.posted.empty() || !env_.states.empty() || !env_.refills.empty() || moves) {
     return false;
   }
   armed_ = true;
@@ -281,7 +270,7 @@ bool Port::prepare_sleep() {
   for (size_t i = 0; i < queues_.size(); ++i) {
     work += poll_queue(queues_[i]);
   }
-  return work == 0 && needs_rx_refill_.empty();
+  return work == 0 && env_.refills.empty();
 }
 
 }  // namespace nccl_ha::fabric::verbs

@@ -1,0 +1,87 @@
+// Until when a broken queue pair may still touch memory, and who says so.
+//
+// In ERR the device takes nothing of the peer's any more and gives back what it was given; when all
+// of that is here, nothing can land.  Some devices keep a part: Soft-RoCE never looks again at
+// receives that are posted after the change, whence nothing is posted any more.  Then the queue
+// pair is destroyed: once that has returned nothing can land either.  Time by itself proves
+// nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "runtime/engine/timer_wheel.h"
+#include "runtime/fabric/verbs/destroyer.h"
+#include "runtime/fabric/verbs/options.h"
+#include "runtime/fabric/verbs/port_services.h"
+
+namespace nccl_ha::fabric::verbs {
+
+class Fence {
+ public:
+  /// What came of a step.
+  enum class Outcome : uint8_t {
+    open,          ///< nothing, yet
+    must_destroy,  ///< the queue pair is to be destroyed: await() that
+    returned,      ///< closed: all work came back
+    destroyed,     ///< closed: the queue pair is gone
+    failed,        ///< the device does not let go: error() says why
+  };
+
+  Fence(const PortServices& services, const Options& options)
+      : services_(services), options_(options) {}
+  ~Fence();
+  Fence(const Fence&) = delete;
+  Fence& operator=(const Fence&) = delete;
+
+  /// `on_timer`: check() is to be called.
+  void bind(void (*on_timer)(void* owner), void* owner) { timer_.bind(on_timer, owner); }
+
+  /// The queue pair is broken.  `returned` counts what has come back; only differences mean
+  /// something.
+  void begin(uint32_t returned);
+  /// The queue pair would not go to ERR: nothing need come back.
+  void stop_waiting();
+
+  /// There is something for move() to do.
+  bool moves(bool all_returned) const;
+  /// The completion queue was found empty after moves() became true.  `all_returned`: everything
+  /// that the device was given has come back.
+  Outcome move(bool all_returned);
+  Outcome await(std::shared_ptr<const Destruction> destruction);
+  Outcome check(uint32_t returned);
+
+  /// Nothing moves any more, and everything is to be reported.
+  bool closed() const { return state_ == State::closed; }
+  bool failed() const { return state_ == State::failed; }
+  int error() const { return error_; }
+  /// Since begin(), and how much of that this process did not run.
+  Duration took() const { return services_.clock->now() - begun_.now; }
+  Duration lost() const { return services_.lost_time() - begun_.lost; }
+
+ private:
+  enum class State : uint8_t {
+    none,        ///< the queue pair is not broken
+    flushing,    ///< in ERR; its work comes back
+    overdue,     ///< not all of it did in time, or the queue pair would not go to ERR
+    destroying,  ///< the destroyer has it
+    closed,
+    failed,
+  };
+  int result() const;
+  Outcome check_flush(uint32_t returned);
+  Outcome check_destruction();
+  Outcome end(State state, Outcome outcome);
+
+  const PortServices& services_;
+  const Options& options_;
+  State state_ = State::none;
+  Moment begun_{};
+  uint32_t seen_returned_ = 0;
+  std::shared_ptr<const Destruction> destruction_;
+  Instant destruction_deadline_{};
+  int error_ = 0;
+  Timer timer_;
+};
+
+}  // namespace nccl_ha::fabric::verbs

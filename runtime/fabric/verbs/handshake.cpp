@@ -1,0 +1,25 @@
+#include "runtime/fabric/verbs/handshake.h"
+
+#include <cerrno>
+
+namespace nccl_ha::fabric::verbs {
+namespace {
+
+/// Between looks at whether the peer's address was found.
+constexpr Duration resolution_interval = std::chrono::milliseconds(1);
+
+}  // namespace
+
+int Handshake::check_resolution() {
+  NHA_ASSERT(resolution_ != nullptr, "no address is being resolved");
+  const int result = resolution_->result.load(std::memory_order_acquire);
+  const Instant now = services_.clock->now();
+  if (result == Resolution::open && now < deadline_) {
+    services_.timers->arm(timer_, now + resolution_interval);
+    return result;
+  }
+  resolution_.reset();
+  return result == Resolution::open ? ETIMEDOUT : result;
+}
+
+}  // namespace nccl_ha::fabric::verbs

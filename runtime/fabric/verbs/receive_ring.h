@@ -1,0 +1,77 @@
+// Receives that were posted and not used, in posting order; the newest of them may be held back
+// from the device.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "runtime/base/mutation.h"
+#include "runtime/fabric/path.h"
+#include "runtime/fabric/verbs/post_ring.h"
+#include "runtime/fabric/verbs/work_id.h"
+
+namespace nccl_ha::fabric::verbs {
+
+class ReceiveRing {
+ public:
+  struct Slot {
+    uint64_t id = 0;
+    bool internal = false;  ///< for a probe of the peer's
+  };
+  /// The peer sends two.
+  static constexpr uint32_t probes = 2;
+
+  /// Of `receives_max` the peer never uses `spare`: so many may be held back.
+  ReceiveRing(const WorkId& ids, uint32_t receives_max, uint32_t spare)
+      : ids_(ids), receives_max_(receives_max), spare_(spare), ring_(receives_max + 8) {}
+
+  bool empty() const { return ring_.empty(); }
+  bool full() const { return ring_.size() >= receives_max_ + probes; }
+  uint32_t head() const { return ring_.head(); }
+  /// The peer may have been promised some of those that are held back.
+  bool holds_too_many() const { return held_ > spare_; }
+  bool holds_any() const { return held_ != 0; }
+
+  /// A receive without a buffer, which the device is told of later, several together.
+  void hold(uint64_t id) {
+    ring_.push() = {id, false};
+    ++held_;
+  }
+  /// Gives the device those that are held back.  An errno value where it did not take all of them:
+  /// then it never gets the rest, and the queue pair has to end.
+  int post_held(ibv_qp* pair) { return held_ == 0 ? 0 : post_all_held(pair); }
+  /// Posts it at once; none is held back.  False: the device does not take it.
+  bool post(ibv_qp* pair, const ReceivePost& post, bool internal);
+
+  /// As PostRing::ahead_of().
+  uint32_t ahead_of(uint32_t position) const { return ring_.ahead_of(position); }
+  bool holds(uint32_t ahead) const { return ahead < ring_.size(); }
+  Slot pop() { return ring_.pop(); }
+  Slot pop_behind(uint32_t ahead) { return ring_.pop_behind(ahead); }
+
+  /// The broken queue pair gave one back unused.
+  void note_returned() { returned_ = true; }
+  /// The queue pair is broken: the device gets nothing any more.
+  void stop() { never_posted_ += std::exchange(held_, 0); }
+  /// Everything that the device was given has come back, and one at least unused: sends that come
+  /// back say nothing of what the peer writes.
+  bool all_returned() const {
+    return mutated(Mutation::fence_of_sends_only) || (returned_ && ring_.size() <= never_posted_);
+  }
+
+ private:
+  int post_all_held(ibv_qp* pair);
+
+  const WorkId ids_;
+  const uint32_t receives_max_;
+  const uint32_t spare_;
+  PostRing<Slot> ring_;
+  uint32_t held_ = 0;          ///< the last ones, which the device does not have yet
+  uint32_t never_posted_ = 0;  ///< the last ones, which the broken queue pair was never given
+  bool returned_ = false;
+};
+
+}  // namespace nccl_ha::fabric::verbs
