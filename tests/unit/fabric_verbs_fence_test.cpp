@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cerrno>
 #include <condition_variable>
 #include <mutex>
 #include <utility>
@@ -284,6 +285,23 @@ TEST_F(Fence, NothingIsPostedAfterTheError) {
   EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(20)));
   EXPECT_EQ(side.owner.count(CompletionKind::send, CompletionStatus::flushed), 1U);
   EXPECT_EQ(posts_in_error, 0U);
+  EXPECT_EQ(side.port->statistics().fences_by_flush, 1U);
+}
+
+TEST_F(Fence, AReceiveBehindOnesThatTheDeviceRefusesIsNotPosted) {
+  make();
+  Side& side = sides_[1];
+  post_receives(side, 30);
+  ASSERT_EQ(side.path->post_receive({}), Errc::ok);  // held back
+  side.nic->verbs().force(sim::Verb::post_receive, 1, ENOMEM);
+  const uint64_t calls = side.nic->verbs().calls(sim::Verb::post_receive);
+  std::array<std::byte, 64> buffer{};
+  fabric::ReceivePost post;  // with a buffer, so that it goes to the device at once
+  post.address = buffer.data();
+  post.length = buffer.size();
+  EXPECT_EQ(side.path->post_receive(post), Errc::closed);
+  EXPECT_EQ(side.nic->verbs().calls(sim::Verb::post_receive), calls + 1);
+  EXPECT_TRUE(run([&] { return flushed(side) == 31; }, milliseconds(20)));
   EXPECT_EQ(side.port->statistics().fences_by_flush, 1U);
 }
 

@@ -70,8 +70,8 @@ TEST_F(Handshakes, DataOfThePeersAnswersForOwnProbes) {
 }
 
 TEST_F(Handshakes, OwnProbesArePostedOnce) {
-  EXPECT_TRUE(handshake_.take_turn());
-  EXPECT_FALSE(handshake_.take_turn());
+  EXPECT_TRUE(handshake_.begin_probes());
+  EXPECT_FALSE(handshake_.begin_probes());
 }
 
 TEST_F(Handshakes, HasADeadlineUntilItEnds) {

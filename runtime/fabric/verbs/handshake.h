@@ -42,7 +42,7 @@ class Handshake {
   /// They may leave, and come, until the deadline.
   void await_probes() { services_.timers->arm(timer_, deadline_); }
   /// False: this side's own were posted before.
-  bool take_turn() { return !std::exchange(probes_posted_, true); }
+  bool begin_probes() { return !std::exchange(probes_posted_, true); }
   void on_probe_acknowledged() { acknowledged_ = std::min(acknowledged_ + 1, probes); }
   void on_probe_received() {
     NHA_DASSERT(received_ < probes, "two receives are for probes");

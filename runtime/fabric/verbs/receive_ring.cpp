@@ -26,7 +26,7 @@ int ReceiveRing::post_all_held(ibv_qp* pair) {
 }
 
 bool ReceiveRing::post(ibv_qp* pair, const ReceivePost& post, bool internal) {
-  NHA_DASSERT(held_ == 0, "the device is given receives in order");
+  NHA_DASSERT(held_ == 0 && never_posted_ == 0, "the device is given receives in order");
   ibv_sge sge{reinterpret_cast<uint64_t>(post.address), post.length, post.key};
   ibv_recv_wr request{};
   request.wr_id = ids_.at(ring_.tail());

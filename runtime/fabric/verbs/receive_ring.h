@@ -37,6 +37,7 @@ class ReceiveRing {
 
   /// A receive without a buffer, which the device is told of later, several together.
   void hold(uint64_t id) {
+    NHA_DASSERT(never_posted_ == 0, "a receive for a queue pair that refused some");
     ring_.push() = {id, false};
     ++held_;
   }

@@ -210,7 +210,7 @@ void VerbsPath::on_handshake_timer() {
 }
 
 void VerbsPath::post_probes() {
-  if (!handshake_.take_turn()) {
+  if (!handshake_.begin_probes()) {
     return;
   }
   for (const auto internal : {Internal::small_probe, Internal::full_probe}) {

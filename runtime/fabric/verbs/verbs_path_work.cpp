@@ -76,6 +76,9 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
     return Errc::ok;
   }
   post_held_receives();
+  if (state_ == PathState::error) [[unlikely]] {
+    return Errc::closed;  // the device refused those, and gets nothing any more
+  }
   return receives_.post(pair_.get(), post, false) ? Errc::ok : Errc::again;
 }
 
