@@ -44,7 +44,7 @@ class Context {
   uint32_t worker_index() const { return index_; }
 
   /// In a turn after which the next one may be a while away: one of a caller's, or of the thread
-  /// that stands in for callers.
+  /// that drives while no caller does.
   bool callers_drive() const { return callers_drive_; }
   void set_callers_drive(bool on) { callers_drive_ = on; }  ///< the executor's
 

@@ -262,7 +262,7 @@ void Engine::drive(WorkerSlot& slot, IdlePolicy& idle) {
     const unsigned work = turn_as_thread(slot, now);
     const auto step = idle.next(work != 0, now);
     // For callers that are away nothing but what arrives is done, at no more cost than that.
-    switch (slot.stands_in && work == 0 ? IdlePolicy::Step::sleep : step) {
+    switch (slot.substitutes && work == 0 ? IdlePolicy::Step::sleep : step) {
       case IdlePolicy::Step::spin:
         break;
       case IdlePolicy::Step::yield:
@@ -278,8 +278,8 @@ void Engine::drive(WorkerSlot& slot, IdlePolicy& idle) {
         }
         break;
     }
-    if (slot.stands_in) {
-      end_standing_in(slot, now);
+    if (slot.substitutes) {
+      end_substitution(slot, now);
     } else if (slot.policy.judgement_due(now)) {
       judge(slot, now);
     }
@@ -327,7 +327,7 @@ std::optional<Instant> Engine::look_at_callers(WorkerSlot& slot) {
   const Instant now = clock_.now();
   const bool may_return = slot.policy.may_return(now);
   if (!callers.any || may_return || stopping_.load(std::memory_order_seq_cst)) {
-    slot.stands_in = !may_return;
+    slot.substitutes = !may_return;
     slot.asked.store(false, std::memory_order_relaxed);
     slot.driver.store(WorkerSlot::Driver::thread, std::memory_order_release);
     return std::nullopt;
@@ -379,11 +379,11 @@ void Engine::judge(WorkerSlot& slot, Instant now) {
 }
 
 /// The callers have the worker back as soon as one asks.
-void Engine::end_standing_in(WorkerSlot& slot, Instant now) {
+void Engine::end_substitution(WorkerSlot& slot, Instant now) {
   if (slot.asked.load(std::memory_order_relaxed)) {
     hand_to_callers(slot, Taken::back);
   } else if (slot.policy.may_return(now)) {
-    slot.stands_in = false;
+    slot.substitutes = false;
     begin_window(slot, now);
   }
 }
@@ -442,8 +442,8 @@ Engine::ThreadTurn Engine::turn_thread(size_t worker) {
   }
   Instant now{};
   const unsigned work = turn_as_thread(slot, now);
-  if (slot.stands_in) {
-    end_standing_in(slot, now);
+  if (slot.substitutes) {
+    end_substitution(slot, now);
   }
   return {work, std::nullopt};
 }

@@ -182,7 +182,7 @@ class Engine {
     uint64_t began_ticks = 0;  // of the policy's window
     Instant began{};
     bool standing_by = false;  // virtual time: it has looked at callers before
-    bool stands_in = false;    // it drives only because no caller does
+    bool substitutes = false;  // it drives only because no caller does
   };
 
  private:
@@ -201,7 +201,7 @@ class Engine {
   unsigned turn_as_thread(WorkerSlot& slot, Instant& now);
   void begin_window(WorkerSlot& slot, Instant now);
   void judge(WorkerSlot& slot, Instant now);
-  void end_standing_in(WorkerSlot& slot, Instant now);
+  void end_substitution(WorkerSlot& slot, Instant now);
   void hand_to_callers(WorkerSlot& slot, Taken why);
   [[gnu::noinline]] bool take_over(WorkerSlot& slot, Caller& caller);
   /// Of a thread, without a caller that helps: for what must not be missed.
