@@ -3,11 +3,13 @@
 #include <dirent.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 
 #include "runtime/base/check.h"
@@ -24,6 +26,24 @@ struct CpuSet {
   cpu_set_t* set() { return reinterpret_cast<cpu_set_t*>(words.data()); }
   std::array<unsigned long, cpu_max / (8 * sizeof(unsigned long))> words;
 };
+
+/// cpu.max: "max 100000", or how much of which period in microseconds.  0: no limit.
+double unified_quota(const std::string& folder) {
+  std::ifstream file(folder + "/cpu.max");
+  double quota = 0;
+  double period = 0;
+  return file >> quota >> period && quota > 0 && period > 0 ? quota / period : 0;
+}
+
+/// The same in two files; -1: no limit.
+double old_quota(const std::string& folder) {
+  std::ifstream quota_file(folder + "/cpu.cfs_quota_us");
+  std::ifstream period_file(folder + "/cpu.cfs_period_us");
+  double quota = 0;
+  double period = 0;
+  return quota_file >> quota && period_file >> period && quota > 0 && period > 0 ? quota / period
+                                                                                 : 0;
+}
 
 bool parse_number(std::string_view text, int* out) {
   const char* end = text.data() + text.size();
@@ -130,6 +150,43 @@ std::vector<int> usable_cpus() {
     }
   }
   return usable;
+}
+
+ProcessorShare processor_share(const std::string& root) {
+  ProcessorShare share;
+  share.allowed = usable_cpus().size();
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    // "0::/job" in version 2, "4:cpu,cpuacct:/job" in version 1; what is above limits as well.
+    const size_t first = line.find(':');
+    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) {
+      continue;
+    }
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool unified = controllers == ",,";
+    if (!unified && controllers.find(",cpu,") == std::string::npos) {
+      continue;
+    }
+    const std::string mount = root + "/sys/fs/cgroup" + (unified ? "" : "/cpu");
+    std::string group = line.substr(second + 1);
+    for (bool top = false; !top;) {
+      top = group.empty() || group == "/";
+      const std::string folder = mount + (top ? "" : group);
+      const double quota = unified ? unified_quota(folder) : old_quota(folder);
+      if (quota > 0 && (share.quota == 0 || quota < share.quota)) {
+        share.quota = quota;
+      }
+      const size_t slash = group.rfind('/');
+      group = slash == std::string::npos ? "" : group.substr(0, slash);
+    }
+  }
+  return share;
+}
+
+size_t ProcessorShare::usable() const {
+  const size_t by_quota = quota == 0 ? SIZE_MAX : static_cast<size_t>(quota);
+  return std::max<size_t>(1, std::min(allowed == 0 ? SIZE_MAX : allowed, by_quota));
 }
 
 }  // namespace nccl_ha

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -47,5 +48,17 @@ Result<void> pin_current_thread(int cpu);
 
 /// Processors this process may use; none when the kernel does not say.
 std::vector<int> usable_cpus();
+
+/// Of all processors, what this process may use.
+struct ProcessorShare {
+  size_t allowed = 0;  ///< by its affinity; 0: unknown
+  double quota = 0;    ///< by the limits of its control groups, in processors; 0: none
+
+  /// Whole processors that work at the same time; at least 1.
+  size_t usable() const;
+};
+/// Reads the affinity, and the quotas of control groups of version 1 and 2 under `root`, which
+/// holds proc/self/cgroup and sys/fs/cgroup; what cannot be read sets no limit.
+ProcessorShare processor_share(const std::string& root = "/");
 
 }  // namespace nccl_ha

@@ -31,6 +31,11 @@ Duration longest_poll_interval(const Config& config) {
 
 }  // namespace
 
+bool threads_drive(const Config& config) {
+  return config.use_progress_thread &&
+         processor_share().usable() > static_cast<size_t>(config.progress_threads);
+}
+
 Duration unanswered_limit(const Config& config) {
   const Duration least = std::chrono::seconds(30);
   return config.enable_backup ? least + std::chrono::milliseconds(config.retry_budget_ms) : least;
@@ -62,7 +67,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
     // Inline mode has one sleeper for all workers.
     slot->sleeper =
         mode == Mode::threads || i == 0 ? slot->parker.get() : engine->slots_.front()->parker.get();
-    slot->driver = mode == Mode::threads ? WorkerSlot::Driver::thread : WorkerSlot::Driver::callers;
+    slot->driver = threads_drive(config) ? WorkerSlot::Driver::thread : WorkerSlot::Driver::callers;
     Worker::Options options;
     options.index = i;
     options.seed = os_random_u64();

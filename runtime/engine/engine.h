@@ -22,6 +22,11 @@ namespace nccl_ha {
 /// its paths may.
 Duration unanswered_limit(const Config& config);
 
+/// Whether progress threads drive the workers from the beginning: where there is a processor for
+/// each of them and one for a caller.  Else they begin by standing by; either changes by what they
+/// meet (DrivePolicy).
+bool threads_drive(const Config& config);
+
 class Engine {
  public:
   enum class Mode {

@@ -194,6 +194,16 @@ TEST(Latency, rests_between_round_trips_if_told_to) {
       << "the rest is no part of what is measured";
 }
 
+TEST(Latency, waits_for_the_send_first_beside_busy_neighbours_if_told_to) {
+  const json report =
+      good_report({"latency", "-b", "8", "-e", "8", "-I", "200", "-w", "0", "--send-first",
+                   "--spin", "--neighbours", "2", "--plugin", NHA_PLUGIN_FILE});
+  EXPECT_EQ(report["send_first"], true);
+  EXPECT_EQ(report["spin"], true);
+  EXPECT_EQ(report["neighbours"], 2);
+  EXPECT_EQ(report["wrong"], 0);
+}
+
 TEST(Against, runs_both_in_turn_and_prints_the_ratio) {
   const json report =
       good_report({"pt2pt", "-b", "1M", "-e", "1M", "-I", "3", "--rounds", "3", "--plugin",

@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "runtime/base/cpu.h"
@@ -34,6 +38,65 @@ TEST(Cpu, PlansWorkersRoundRobin) {
   EXPECT_EQ(plan[1].cpu, 1);
   EXPECT_EQ(plan[2].cpu, 0);
   EXPECT_EQ(plan_workers(1, {})[0].cpu, -1);
+}
+
+/// A root file system with what the kernel says of control groups.
+class Groups : public testing::Test {
+ protected:
+  Groups() {
+    std::string pattern = testing::TempDir() + "nha_groups.XXXXXX";
+    root_ = mkdtemp(pattern.data());
+  }
+  ~Groups() override { std::filesystem::remove_all(root_); }
+  void write(const std::string& path, const std::string& text) const {
+    const std::filesystem::path file = root_ + "/" + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  double quota() const { return processor_share(root_).quota; }
+
+  std::string root_;
+};
+
+TEST_F(Groups, WithoutOneThereIsNoQuota) {
+  EXPECT_EQ(quota(), 0);
+  EXPECT_EQ(processor_share(root_).allowed, usable_cpus().size());
+  write("proc/self/cgroup", "0::/\n");
+  write("sys/fs/cgroup/cpu.max", "max 100000\n");
+  EXPECT_EQ(quota(), 0);
+}
+
+TEST_F(Groups, TheTightestOnTheWayUpCounts) {
+  write("proc/self/cgroup", "0::/slice/job/step\n");
+  write("sys/fs/cgroup/slice/cpu.max", "150000 100000\n");
+  write("sys/fs/cgroup/slice/job/cpu.max", "max 100000\n");
+  write("sys/fs/cgroup/slice/job/step/cpu.max", "400000 100000\n");
+  EXPECT_DOUBLE_EQ(quota(), 1.5);
+}
+
+TEST_F(Groups, VersionOneHasTwoFiles) {
+  write("proc/self/cgroup", "5:memory:/job\n4:cpu,cpuacct:/job\n");
+  write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "250000\n");
+  write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
+  write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+  write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  EXPECT_DOUBLE_EQ(quota(), 2.5);
+}
+
+TEST_F(Groups, WhatMakesNoSenseSetsNoLimit) {
+  for (const char* text : {"", "max", "-5 100000", "100000 0", "x y", "100000"}) {
+    write("proc/self/cgroup", "0::/\nnonsense\n:\n");
+    write("sys/fs/cgroup/cpu.max", text);
+    EXPECT_EQ(quota(), 0) << text;
+  }
+}
+
+TEST(ProcessorShare, IsWholeProcessorsAndAtLeastOne) {
+  EXPECT_EQ((ProcessorShare{8, 0}).usable(), 8U);
+  EXPECT_EQ((ProcessorShare{8, 2.9}).usable(), 2U);
+  EXPECT_EQ((ProcessorShare{2, 7}).usable(), 2U);
+  EXPECT_EQ((ProcessorShare{4, 0.5}).usable(), 1U);
+  EXPECT_EQ((ProcessorShare{1, 0}).usable(), 1U);
 }
 
 TEST(Cpu, APinnedThreadMayUseOneOnly) {

@@ -266,7 +266,7 @@ class Judge {
           fmt::format("{} progress thread{} and NCCL's own threads share {} processor{}", workers,
                       workers == 1 ? "" : "s", facts_.cpus_usable,
                       facts_.cpus_usable == 1 ? "" : "s"),
-          "give each rank more processors, or set HA_NCCL_USE_PROGRESS_THREAD=0");
+          "NCCL's threads do the work; give each rank more processors for overlap");
     }
   }
 
@@ -382,7 +382,7 @@ Result<HostFacts> look_at_host() {
   }
   facts.may_lock = may_lock_memory();
   const std::vector<int> cpus = usable_cpus();
-  facts.cpus_usable = std::max<size_t>(cpus.size(), 1);
+  facts.cpus_usable = processor_share().usable();
   facts.cpus_online = static_cast<size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
   facts.cpu_nodes = nodes_of(cpus);
   facts.governors = governors();

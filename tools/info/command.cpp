@@ -8,6 +8,7 @@
 #include "runtime/base/config.h"
 #include "runtime/base/cpu.h"
 #include "runtime/base/log.h"
+#include "runtime/engine/engine.h"
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/interfaces.h"
@@ -161,6 +162,24 @@ void print_interfaces(const std::vector<NetInterface>& all, const std::vector<Ne
   }
 }
 
+/// Who drives connections, and why.
+std::string progress_text(const Config& config) {
+  const ProcessorShare share = processor_share();
+  std::string processors = fmt::format("{} usable (", share.usable());
+  processors += fmt::format("affinity {}", share.allowed);
+  processors += share.quota == 0 ? ", no quota" : fmt::format(", quota {:.2f}", share.quota);
+  std::string who = "callers, as HA_NCCL_USE_PROGRESS_THREAD=0 says";
+  if (config.use_progress_thread) {
+    who = fmt::format("{} progress thread{}, callers where {} not run", config.progress_threads,
+                      config.progress_threads == 1 ? "" : "s",
+                      config.progress_threads == 1 ? "it does" : "they do");
+    if (!threads_drive(config)) {
+      who += "; callers first, as there is no processor for each thread beside a caller";
+    }
+  }
+  return fmt::format("processors: {})\n  driven by: {}", processors, who);
+}
+
 void print_kernel(const KernelSupport& kernel, const Config& config) {
   fmt::print("\nkernel\n  UDP segmentation offload {}, receive offload {}\n",
              kernel.segmentation ? "yes" : "no", kernel.coalescing ? "yes" : "no");
@@ -170,7 +189,7 @@ void print_kernel(const KernelSupport& kernel, const Config& config) {
     fmt::print("    for full speed: sysctl -w net.core.rmem_max={0} net.core.wmem_max={0}\n",
                config.dgram_socket_bytes);
   }
-  fmt::print("  processors this process may use: {}\n", usable_cpus().size());
+  fmt::print("  {}\n", progress_text(config));
 }
 
 void print_plugin(const PluginSight& plugin) {

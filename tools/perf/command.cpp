@@ -137,6 +137,13 @@ void add_measurement(CLI::App& perf, RawOptions& raw) {
                   "latency: microseconds between round trips, in which both sides come to rest")
       ->check(CLI::Range(0U, 1000000000U))
       ->capture_default_str();
+  perf.add_flag("--send-first", o.send_first,
+                "latency: wait for the end of the send, then for the receive, as a caller does who "
+                "serves one request after the other");
+  perf.add_option("--neighbours", o.neighbours,
+                  "Busy processes beside the ranks, as data loaders are, for the whole run")
+      ->check(CLI::Range(0U, 1024U))
+      ->capture_default_str();
   perf.add_option("--seed", o.seed, "Seed of the data")->capture_default_str();
 }
 

@@ -63,6 +63,9 @@ class PingPong {
       if (auto sent = send(i); !sent) {
         return sent;
       }
+      if (auto sent = o_.send_first ? finish_send() : Result<void>(); !sent) {
+        return sent;
+      }
       if (auto received = receive(i); !received) {
         return received;
       }

@@ -21,7 +21,8 @@ struct LatencyOptions {
   uint64_t first_iteration = 0;  ///< number of the first one, for the data
   bool check = true;
   bool spin = false;
-  Duration pause{};  ///< between round trips: both sides come to rest
+  bool send_first = false;  ///< waits for a send before it looks for the answer
+  Duration pause{};         ///< between round trips: both sides come to rest
   uint64_t seed = 1;
 };
 

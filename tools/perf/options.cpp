@@ -191,6 +191,9 @@ Result<void> settle(PerfOptions& options, uint32_t world_size) {
   if (options.pause_us != 0 && !latency) {
     return fail(Errc::invalid_argument, "--pause works with latency only");
   }
+  if (options.send_first && !latency) {
+    return fail(Errc::invalid_argument, "--send-first works with latency only");
+  }
   if (latency) {
     options.type = DataType::uint8;  // messages, not elements
   }

@@ -64,6 +64,8 @@ struct PerfOptions {
   bool reuse = false;
   bool spin = false;
   uint32_t pause_us = 0;
+  bool send_first = false;  ///< latency: the send is waited for before the receive
+  uint32_t neighbours = 0;  ///< busy processes beside the ranks
   bool verbose = false;
   uint32_t timeout_s = 300;
   uint64_t seed = 1;

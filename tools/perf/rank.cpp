@@ -358,6 +358,7 @@ class Rank {
     l.depth = o_.depth;
     l.check = o_.check;
     l.spin = o_.spin;
+    l.send_first = o_.send_first;
     l.pause = std::chrono::microseconds(o_.pause_us);
     l.seed = o_.seed;
     for (const uint64_t iterations : {o_.warmup, o_.iterations}) {

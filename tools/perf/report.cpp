@@ -146,6 +146,13 @@ std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hos
       options.rounds == 1 ? "" : "s, medians shown", options.message_bytes, options.depth,
       options.conns, options.conns == 1 ? "" : "s",
       options.check ? "every byte checked" : "NOT checked");
+  if (options.send_first) {
+    text += "# a send is waited for before the receive\n";
+  }
+  if (options.neighbours != 0) {
+    text += fmt::format("# {} busy process{} beside the ranks\n", options.neighbours,
+                        options.neighbours == 1 ? "" : "es");
+  }
   if (options.pause_us != 0) {
     text += fmt::format("# {} us of rest between round trips\n", options.pause_us);
   }
@@ -278,6 +285,9 @@ nlohmann::json report_json(const PerfOptions& options, uint32_t ranks, uint32_t 
                      {"depth", options.depth},
                      {"group", options.group},
                      {"pause_us", options.pause_us},
+                     {"spin", options.spin},
+                     {"send_first", options.send_first},
+                     {"neighbours", options.neighbours},
                      {"connections", options.conns},
                      {"checked", options.check},
                      {"wrong", total_wrong(rows)},

@@ -14,6 +14,7 @@
 
 #include "tools/perf/children.h"
 #include "tools/perf/message.h"
+#include "tools/perf/neighbours.h"
 #include "tools/perf/report.h"
 
 namespace nccl_ha::tools {
@@ -83,7 +84,7 @@ class Supervisor {
   }
 
   int run() {
-    bool ok = start_all() && (directs() ? direct() : true) && wait_for_end();
+    bool ok = start_neighbours() && start_all() && (directs() ? direct() : true) && wait_for_end();
     clear_progress();
     if (!ok) {
       explain();
@@ -99,6 +100,14 @@ class Supervisor {
   bool directs() const { return !launched_ || launched_->rank == 0; }
 
   bool all_local() const { return !launched_ || launched_->local_size == launched_->world_size; }
+
+  bool start_neighbours() {
+    auto started = neighbours_.start(o_.neighbours);
+    if (!started) {
+      errors_.push_back(started.error().message());
+    }
+    return started.ok();
+  }
 
   bool start_all() {
     for (size_t group = 0; group < plugins_.size(); ++group) {
@@ -364,6 +373,7 @@ class Supervisor {
   std::vector<std::string> errors_;
   std::vector<RankMessage> kept_;
   std::string current_;
+  Neighbours neighbours_;
   Children children_;
 };
 
