@@ -164,8 +164,9 @@ class ConnectionBench : public testing::Test {
     }
     return completion;
   }
-  /// A write of the peer with that immediate.
+  /// A write of the peer with that immediate, for which it had a credit.
   fabric::Completion arrival(size_t lane, uint32_t immediate, size_t bytes) {
+    ++bench_->paths.lane(lane).credits_open;
     fabric::Completion completion;
     completion.path = &bench_->path(lane);
     completion.kind = fabric::CompletionKind::receive_immediate;
