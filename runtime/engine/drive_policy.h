@@ -17,8 +17,8 @@ class DrivePolicy {
  public:
   /// From one judgement to the next, of time in which it drove.
   static constexpr Duration window = std::chrono::milliseconds(1);
-  static constexpr Duration first_pause = std::chrono::milliseconds(4);
-  static constexpr Duration longest_pause = std::chrono::seconds(1);
+  static constexpr Duration first_pause = std::chrono::milliseconds(50);
+  static constexpr Duration longest_pause = std::chrono::seconds(5);
   static constexpr int growth = 4;  ///< of pauses, from one to the next
   /// Driven well for so long, the next trouble is the first one again.
   static constexpr Duration forgiven_after = std::chrono::milliseconds(100);

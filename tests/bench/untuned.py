@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures libnccl-net-ha.so against NCCL's own Socket transport for callers that nobody tuned for.
 
-usage: strangers.py [--build DIR] [--rounds N] [--quick]
+usage: untuned.py [--build DIR] [--rounds N] [--quick]
 
 Callers that yield between polls and callers that never do, with and without two busy processes
 beside, with progress threads and without; two processes on the loopback interface, in turn within
