@@ -223,10 +223,11 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   const bool recorded = bytes > record_above_;
   Keys keys{request.key, request.remote_key};
   if (lane.foreign_keys && !translate(request, lane, keys)) [[unlikely]] {
-    if (!state_.live() || cursor_.offset != 0 || !paths_.primary_usable()) {
+    if (!state_.live() || cursor_.offset != 0) {
       return false;  // the announcement that brings it goes on
     }
-    // The peer saw them come back before it saw that the shadow was needed, and will tell no key.
+    // The peer names keys for the best lane that works, and none for what is worse: it saw the
+    // better one come up before it saw that this shadow was needed.
     return owner_.give_way();
   }
   Immediate immediate{ImmediateKind::data,       static_cast<uint32_t>(request.group),

@@ -31,8 +31,8 @@ class Sender final : public Server {
    public:
     /// The device of that lane, a shadow's, does not take the caller's memory.
     virtual void on_memory_rejected(size_t lane, const Error& why) = 0;
-    /// The peer tells no key for a chunk on a shadow, while primaries work: traffic goes there.
-    /// False: it cannot.
+    /// The peer tells no key for a chunk on a shadow: traffic goes to a better lane.  False: none
+    /// works, and the key will come.
     virtual bool give_way() = 0;
 
    protected:

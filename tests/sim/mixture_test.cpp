@@ -49,6 +49,17 @@ TEST_P(SimMixturePart, ViolatesNoGuarantee) {
 
 INSTANTIATE_TEST_SUITE_P(All, SimMixturePart, testing::Range<uint64_t>(0, parts));
 
+/// Runs that found a fault once: a sender that stayed with a shadow for which the peer, who saw a
+/// better one, told no keys.
+TEST(SimMixture, SeedsThatFoundSomething) {
+  for (const uint64_t seed : {2976, 15131}) {
+    FailoverTotals totals;
+    EXPECT_EQ(tools::run_failovers(tools::mixed_run(seed), &totals), "")
+        << "nccl-ha sim --seed " << seed;
+    EXPECT_GT(totals.down, 0U);
+  }
+}
+
 /// Threads and callers drive in turn, and change hands at any point.
 TEST(SimMixture, ThreadsWithCallersThatHelp) {
   const uint64_t runs = sim_seeds();

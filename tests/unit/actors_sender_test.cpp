@@ -25,7 +25,10 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
   void TearDown() override { sender_.reset(); }
   Sender::Owner& owner() { return *this; }
   void on_memory_rejected(size_t lane, const Error&) override { rejected_.push_back(lane); }
-  bool give_way() override { return false; }
+  bool give_way() override {
+    ++asked_to_give_way_;
+    return false;
+  }
 
   /// The peer announces a buffer of that size.
   void announce(uint64_t group, uint32_t size) {
@@ -77,6 +80,7 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
   std::unique_ptr<SendChannel> channel_;
   std::unique_ptr<Sender> sender_;
   std::vector<size_t> rejected_;
+  unsigned asked_to_give_way_ = 0;
 };
 
 TEST_F(SenderTest, ASmallMessageGoesWholeAndLanesTakeTurns) {
@@ -92,6 +96,15 @@ TEST_F(SenderTest, ASmallMessageGoesWholeAndLanesTakeTurns) {
   acknowledge(1, 0);
   EXPECT_FALSE(done(first));
   EXPECT_TRUE(done(second));
+}
+
+TEST_F(SenderTest, AShadowWithoutAKeyGivesWayToWhateverIsBetter) {
+  bench_->paths.lane(0).usable = false;
+  bench_->paths.lane(1).foreign_keys = true;
+  sender_->serve(std::array{ha::ServingSet::Share{1, 1}});
+  send(0, 100);
+  EXPECT_EQ(data(1).size(), 0U) << "without the peer's key";
+  EXPECT_EQ(asked_to_give_way_, 1U) << "another shadow may be better, for which keys are told";
 }
 
 TEST_F(SenderTest, ALargeMessageIsSplitInProportionToWeights) {
