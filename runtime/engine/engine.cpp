@@ -53,6 +53,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   engine->counters_.file =
       CounterFile::create({config.counters_dir, static_cast<size_t>(config.counters_blocks), count,
                            static_cast<size_t>(config.record_events)});
+  const bool threads_first = threads_drive(config);
   for (uint32_t i = 0; i < count; ++i) {
     auto slot = std::make_unique<WorkerSlot>();
     auto parker = Parker::make();
@@ -67,7 +68,8 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
     // Inline mode has one sleeper for all workers.
     slot->sleeper =
         mode == Mode::threads || i == 0 ? slot->parker.get() : engine->slots_.front()->parker.get();
-    slot->driver = threads_drive(config) ? WorkerSlot::Driver::thread : WorkerSlot::Driver::callers;
+    slot->driver = threads_first ? WorkerSlot::Driver::thread : WorkerSlot::Driver::callers;
+    slot->taken = mode == Mode::threads && !threads_first ? Taken::shared : Taken::back;
     Worker::Options options;
     options.index = i;
     options.seed = os_random_u64();
@@ -221,6 +223,7 @@ bool Engine::park(WorkerSlot& slot) {
   worker.context().recorder().record(TraceEvent::worker_parked, 0, index,
                                      static_cast<uint64_t>(timeout.count()), now);
   worker.context().request_stream_turns(1);
+  show_running(slot);  // when it wakes
   slot.busy.store(false, std::memory_order_release);
   slot.parker->sleep(deadline, now);
   slot.parker->sleeping.store(0, std::memory_order_seq_cst);
@@ -260,7 +263,7 @@ void Engine::run_thread(WorkerSlot& slot, WorkerInfo info) {
 
 /// Until callers have the worker.
 void Engine::drive(WorkerSlot& slot, IdlePolicy& idle) {
-  begin_window(slot, clock_.now());
+  begin_window(slot);
   while (slot.driver.load(std::memory_order_acquire) == WorkerSlot::Driver::thread &&
          !stopping_.load(std::memory_order_relaxed)) {
     Instant now{};
@@ -277,7 +280,7 @@ void Engine::drive(WorkerSlot& slot, IdlePolicy& idle) {
         if (!slot.busy.exchange(true, std::memory_order_acquire)) {
           slot.worker->bind_to_this_thread();
           if (park(slot)) {
-            begin_window(slot, clock_.now());
+            begin_window(slot);
             continue;
           }
         }
@@ -286,7 +289,7 @@ void Engine::drive(WorkerSlot& slot, IdlePolicy& idle) {
     if (slot.substitutes) {
       end_substitution(slot, now);
     } else if (slot.policy.judgement_due(now)) {
-      judge(slot, now);
+      judge(slot);
     }
   }
 }
@@ -316,7 +319,9 @@ bool Engine::begin_standing_by(WorkerSlot& slot) {
       slot.policy.stand_by(now);
       break;
     case Taken::asleep:
-      slot.policy.stand_by_after_sleep(now);
+      if (!slot.substitutes) {  // else its pause goes on
+        slot.policy.stand_by_after_sleep(now);
+      }
       break;
   }
   // What was turned up to now says nothing of callers.
@@ -334,12 +339,19 @@ std::optional<Instant> Engine::look_at_callers(WorkerSlot& slot) {
   if (!callers.any || may_return || stopping_.load(std::memory_order_seq_cst)) {
     slot.substitutes = !may_return;
     slot.asked.store(false, std::memory_order_relaxed);
+    show_running(slot);  // before its first turn nobody may take it for one that does not run
     slot.driver.store(WorkerSlot::Driver::thread, std::memory_order_release);
     return std::nullopt;
   }
   poll_starved(own);
   slot.poll_interval = next_interval(callers, slot.poll_interval);
   return now + slot.poll_interval;
+}
+
+/// Callers see that the thread runs.
+void Engine::show_running(WorkerSlot& slot) {
+  slot.thread_turns.store(slot.thread_turns.load(std::memory_order_relaxed) + 1,
+                          std::memory_order_release);
 }
 
 unsigned Engine::turn_as_thread(WorkerSlot& slot, Instant& now) {
@@ -349,32 +361,37 @@ unsigned Engine::turn_as_thread(WorkerSlot& slot, Instant& now) {
   }
   Worker& worker = *slot.worker;
   worker.bind_to_this_thread();
-  worker.context().set_callers_drive(false);
+  worker.context().set_callers_drive(slot.substitutes);
   const unsigned work = worker.turn();
   now = worker.context().now();
-  slot.thread_turns.store(slot.thread_turns.load(std::memory_order_relaxed) + 1,
-                          std::memory_order_relaxed);
+  show_running(slot);
   slot.busy.store(false, std::memory_order_release);
   return work;
 }
 
-void Engine::begin_window(WorkerSlot& slot, Instant now) {
-  slot.policy.begin(now, thread_cpu_time());
-  slot.began = now;
+/// The clock and the ticks are read together: what comes in between would be taken for their rate.
+void Engine::begin_window(WorkerSlot& slot) {
+  const Duration cpu = thread_cpu_time();
+  slot.began = clock_.now();
   slot.began_ticks = ticks();
+  slot.policy.begin(slot.began, cpu);
 }
 
-void Engine::judge(WorkerSlot& slot, Instant now) {
-  const auto passed = static_cast<double>(ticks() - slot.began_ticks);
-  const double rate = passed / static_cast<double>((now - slot.began).count());
-  if (rate > 0 && rate < fastest_ticks_per_ns) {
+void Engine::judge(WorkerSlot& slot) {
+  const Duration cpu = thread_cpu_time();
+  const Instant now = clock_.now();
+  const uint64_t seen_ticks = ticks();
+  const double rate = static_cast<double>(seen_ticks - slot.began_ticks) /
+                      static_cast<double>((now - slot.began).count());
+  slot.began = now;
+  slot.began_ticks = seen_ticks;
+  const bool own = slot.policy.judge(now, cpu);
+  const bool asked = slot.asked.exchange(false, std::memory_order_relaxed);
+  // A window in which the thread was off its processor is no measurement.
+  if (own && rate > 0 && rate < fastest_ticks_per_ns) {
     slot.help_ticks.store(static_cast<uint64_t>(rate * static_cast<double>(help_after.count())) + 1,
                           std::memory_order_relaxed);
   }
-  const bool own = slot.policy.judge(now, thread_cpu_time());
-  const bool asked = slot.asked.exchange(false, std::memory_order_relaxed);
-  slot.began = now;
-  slot.began_ticks = ticks();
   if (!own && asked) {
     hold(slot);
     slot.worker->context().counters()->stood_by.add();
@@ -389,7 +406,7 @@ void Engine::end_substitution(WorkerSlot& slot, Instant now) {
     hand_to_callers(slot, Taken::back);
   } else if (slot.policy.may_return(now)) {
     slot.substitutes = false;
-    begin_window(slot, now);
+    begin_window(slot);
   }
 }
 
@@ -399,12 +416,12 @@ void Engine::hand_to_callers(WorkerSlot& slot, Taken why) {
 }
 
 bool Engine::take_over(WorkerSlot& slot, Caller& caller) {
-  const bool asleep = slot.sleeper->sleeping.load(std::memory_order_relaxed) != 0;
+  const bool asleep = slot.sleeper->sleeping.load(std::memory_order_acquire) != 0;
   if (!asleep) {
     if (!slot.asked.load(std::memory_order_relaxed)) {
       slot.asked.store(true, std::memory_order_relaxed);
     }
-    const uint64_t turns = slot.thread_turns.load(std::memory_order_relaxed);
+    const uint64_t turns = slot.thread_turns.load(std::memory_order_acquire);
     const uint64_t now = ticks();
     if (turns != caller.seen_turns) {
       caller.seen_turns = turns;
@@ -470,6 +487,7 @@ void Engine::poll_starved(std::span<const std::unique_ptr<WorkerSlot>> slots) {
   for (const auto& slot : slots) {
     if (slot->starved && !slot->busy.exchange(true, std::memory_order_acquire)) {
       slot->worker->bind_to_this_thread();
+      slot->worker->context().set_callers_drive(true);
       static_cast<void>(slot->worker->turn());
       ++slot->seen_turns;
       slot->busy.store(false, std::memory_order_release);
@@ -562,6 +580,7 @@ Engine::Rest Engine::poll_workers() {
     }
     own.held.push_back(slot.get());
     slot->worker->bind_to_this_thread();
+    slot->worker->context().set_callers_drive(true);
     work += slot->worker->turn();
     ++slot->seen_turns;
     sleepy = sleepy && slot->worker->may_sleep();

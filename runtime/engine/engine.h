@@ -106,7 +106,7 @@ class Engine {
   /// Whether the caller should turn the worker: with threads only where its thread sleeps, or has
   /// not run since the caller asked first, which it does with this.
   bool may_turn(WorkerSlot& slot, Caller& caller) {
-    return slot.driver.load(std::memory_order_relaxed) == WorkerSlot::Driver::callers ||
+    return slot.driver.load(std::memory_order_acquire) == WorkerSlot::Driver::callers ||
            take_over(slot, caller);
   }
   /// One turn of the slot's worker; never blocks.  False: somebody is turning it already, or its
@@ -177,7 +177,7 @@ class Engine {
     uint64_t seen_turns = 0;            // fallback thread's: the callers' before, and its own
     bool starved = false;               // fallback thread's: callers turned it hardly ever lately
     // threads mode: the thread writes, callers read
-    alignas(64) std::atomic<uint64_t> thread_turns{0};
+    alignas(64) std::atomic<uint64_t> thread_turns{1};   // and signs that it will turn
     std::atomic<uint64_t> help_ticks{first_help_ticks};  // callers help when it stood for so long
     std::atomic<bool> asked{false};                      // by a caller, since the last judgement
     std::atomic<Taken> taken{Taken::back};
@@ -204,8 +204,9 @@ class Engine {
   /// Until when the thread stands by; nullopt: it drives from now on.
   std::optional<Instant> look_at_callers(WorkerSlot& slot);
   unsigned turn_as_thread(WorkerSlot& slot, Instant& now);
-  void begin_window(WorkerSlot& slot, Instant now);
-  void judge(WorkerSlot& slot, Instant now);
+  void begin_window(WorkerSlot& slot);
+  void judge(WorkerSlot& slot);
+  static void show_running(WorkerSlot& slot);
   void end_substitution(WorkerSlot& slot, Instant now);
   void hand_to_callers(WorkerSlot& slot, Taken why);
   [[gnu::noinline]] bool take_over(WorkerSlot& slot, Caller& caller);

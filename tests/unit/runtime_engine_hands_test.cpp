@@ -126,6 +126,34 @@ TEST_F(Helped, TheThreadDrivesWhenNobodyCallsUntilSomebodyDoes) {
   EXPECT_TRUE(engine_->turn(*slot_, caller_)) << "and gave the worker back";
 }
 
+TEST_F(Helped, AThreadThatComesBackIsNotTakenForOneThatDoesNotRun) {
+  static_cast<void>(engine_->turn_thread(0));
+  EXPECT_FALSE(engine_->turn(*slot_, caller_));
+  clock_.advance(std::chrono::milliseconds(1));
+  EXPECT_TRUE(engine_->turn(*slot_, caller_)) << "it did not run";
+  while (engine_->turn_thread(0).stands_by_until) {
+    clock_.advance(DrivePolicy::first_pause);
+  }
+  EXPECT_FALSE(engine_->turn(*slot_, caller_)) << "its turns are news, however long that took";
+  EXPECT_EQ(engine_->worker(0).statistics().taken_over, 1U);
+}
+
+/// With a processor that the thread has for itself; on a busy machine it may be taken over again.
+TEST(EngineThreads, AThreadComesBackToWorkBesideACallerThatPolls) {
+  auto started = Engine::start(Config{});
+  ASSERT_TRUE(started);
+  auto engine = std::move(*started);
+  Engine::WorkerSlot& slot = *engine->slot_of(engine->worker(0));
+  Engine::Caller caller;
+  engine->give_to_callers(0);
+  const uint64_t before = slot.thread_turns.load();
+  // Its first turn shows more than that it looked.
+  EXPECT_TRUE(test::until([&] {
+    static_cast<void>(engine->turn(slot, caller));
+    return slot.thread_turns.load() > before + 10;
+  })) << "taken over again before each first turn";
+}
+
 TEST(EngineThreads, CallersAndThreadChangeHandsAtAnyPointAndNothingIsLost) {
   auto started = Engine::start(Config{});
   ASSERT_TRUE(started);
