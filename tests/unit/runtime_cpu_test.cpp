@@ -43,11 +43,12 @@ TEST(Cpu, PlansWorkersRoundRobin) {
 /// A root file system with what the kernel says of control groups.
 class Groups : public testing::Test {
  protected:
-  Groups() {
+  void SetUp() override {
     std::string pattern = testing::TempDir() + "nha_groups.XXXXXX";
-    root_ = mkdtemp(pattern.data());
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    root_ = pattern;
   }
-  ~Groups() override { std::filesystem::remove_all(root_); }
+  void TearDown() override { std::filesystem::remove_all(root_); }
   void write(const std::string& path, const std::string& text) const {
     const std::filesystem::path file = root_ + "/" + path;
     std::filesystem::create_directories(file.parent_path());

@@ -14,7 +14,7 @@ void PathEnvironment::leave(DatagramPath& path) {
   paths.leave(path.id(), path.fallback());
   completions.forget(path, &path, path.completions_max());
   ready.remove(path.ready_link());
-  resends.forget(path);
+  resends.remove_if([&](const Segment& segment) { return segment.path == &path; });
 }
 
 }  // namespace nccl_ha::fabric

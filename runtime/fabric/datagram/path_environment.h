@@ -15,7 +15,7 @@
 #include "runtime/fabric/datagram/path_table.h"
 #include "runtime/fabric/datagram/port_services.h"
 #include "runtime/fabric/datagram/ready_list.h"
-#include "runtime/fabric/datagram/resend_list.h"
+#include "runtime/fabric/datagram/segment.h"
 #include "runtime/fabric/datagram/send_stage.h"
 
 namespace nccl_ha::fabric {

@@ -302,7 +302,7 @@ void DatagramPath::send_tail_probe() {
     return;
   }
   Segment& newest = outgoing_.newest();
-  if (newest.state == Segment::State::in_flight && !newest.listed) {
+  if (newest.state == Segment::State::in_flight && !newest.resends.listed) {
     ++statistics_.tail_probes;
     queue_resend(newest);
   }

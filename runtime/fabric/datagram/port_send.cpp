@@ -23,7 +23,7 @@ unsigned DatagramPort::progress_resends() {
     ++looked_at;
     if (segment.state == Segment::State::resend && segment.path->congested()) {
       // Its turn comes when acknowledgements make room; others must not wait behind it.
-      env_.resends.postpone();
+      env_.resends.push(env_.resends.pop());
       continue;
     }
     env_.resends.pop();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "runtime/base/linked_queue.h"
 #include "runtime/fabric/datagram/hotel.h"
 #include "runtime/fabric/packet_io.h"
 
@@ -22,15 +23,17 @@ struct Segment {
 
   Room room;
   DatagramPath* path = nullptr;
-  Segment* resend_next = nullptr;
-  uint64_t order = 0;  ///< transmission number on its channel
+  QueueLink<Segment> resends;  ///< in the resend list; it may be acknowledged meanwhile
+  uint64_t order = 0;          ///< transmission number on its channel
   uint32_t sequence = 0;
   uint32_t request = 0;  ///< number of the work request
   uint32_t offset = 0;   ///< in the fragment
   uint16_t length = 0;
   State state = State::free;
   Channel channel = Channel::data;
-  bool listed = false;  ///< linked in the resend list (may be acknowledged meanwhile)
 };
+
+/// Segments of a port to be sent again, in the order in which they were found lost.
+using ResendList = LinkedQueue<Segment, &Segment::resends>;
 
 }  // namespace nccl_ha::fabric

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/base/check.h"
+#include "runtime/base/linked_queue.h"
 
 namespace nccl_ha::fabric::verbs {
 
@@ -15,49 +16,13 @@ class VerbsPath;
 struct PathLinks {
   explicit PathLinks(VerbsPath& its_path) : path(its_path) {}
   VerbsPath& path;
-  PathLinks* posted_next = nullptr;
-  bool posted_listed = false;
+  QueueLink<PathLinks> posted;
   bool refill_listed = false;
   bool state_listed = false;
 };
 
 /// Paths with posts that wait for the doorbell, the oldest first.
-class PostedList {
- public:
-  bool empty() const { return head_ == nullptr; }
-  /// False: it was there.
-  bool push(PathLinks& one) {
-    if (one.posted_listed) {
-      return false;
-    }
-    one.posted_listed = true;
-    one.posted_next = nullptr;
-    (head_ == nullptr ? head_ : tail_->posted_next) = &one;
-    tail_ = &one;
-    return true;
-  }
-  PathLinks& pop() {
-    PathLinks& first = *head_;
-    head_ = first.posted_next;
-    first.posted_listed = false;
-    return first;
-  }
-  void remove(PathLinks& one) {
-    PathLinks* before = nullptr;
-    for (PathLinks* at = head_; at != nullptr; before = at, at = at->posted_next) {
-      if (at == &one) {
-        (before == nullptr ? head_ : before->posted_next) = one.posted_next;
-        tail_ = tail_ == &one ? before : tail_;
-        one.posted_listed = false;
-        return;
-      }
-    }
-  }
-
- private:
-  PathLinks* head_ = nullptr;
-  PathLinks* tail_ = nullptr;  ///< while it is not empty
-};
+using PostedList = LinkedQueue<PathLinks, &PathLinks::posted>;
 
 /// Paths that hold back more receives than they may.
 class RefillList {

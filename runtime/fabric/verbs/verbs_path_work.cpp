@@ -32,7 +32,7 @@ Errc VerbsPath::send_room() const {
   request.imm_data = htonl(post.immediate);
   request.wr.rdma.remote_addr = post.remote_address;
   request.wr.rdma.rkey = post.remote_key;
-  if (post.last && !links_.posted_listed) [[likely]] {
+  if (post.last && !links_.posted.listed) [[likely]] {
     ring_doorbell();
     env_.watch_posts();
   } else {
