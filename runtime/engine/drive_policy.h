@@ -47,8 +47,11 @@ class DrivePolicy {
     until_ = now + pause_;
     pause_ = std::min(growth * pause_, longest_pause);
   }
-  /// The callers took over while it slept, which says nothing new of its processor.
-  void stand_by_after_sleep(Instant now) { until_ = now + pause_; }
+  /// The callers took over while it slept, which says nothing new of its processor: if that is not
+  /// known to be shared, it may drive again as soon as it looks.
+  void stand_by_after_sleep(Instant now) {
+    until_ = pause_ == Duration(first_pause) ? now : now + pause_;
+  }
   /// It may drive again although callers do.
   bool may_return(Instant now) const { return now >= until_; }
 

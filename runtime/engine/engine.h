@@ -96,18 +96,25 @@ class Engine {
   struct WorkerSlot;
   /// What one caller remembers of the thread that drives the worker.  That caller's own.
   struct Caller {
-    uint64_t seen_turns = 0;  ///< the thread's, when the caller asked
-    uint64_t seen_ticks = 0;  ///< when it saw so many for the first time
+    uint64_t looked_ticks = 0;  ///< when it looked at the thread last, which is seldom
+    uint64_t seen_turns = 0;    ///< the thread's, when the caller looked
+    uint64_t seen_ticks = 0;    ///< when it saw so many for the first time
+    uint64_t tried_ticks = 0;   ///< when it made a turn of a worker whose thread slept
   };
   /// Any thread.  Where callers turn the worker; nullptr in virtual time without them.
   WorkerSlot* slot_of(Worker& worker) {
     return mode_ == Mode::virtual_time ? nullptr : slots_[worker.context().worker_index()].get();
   }
-  /// Whether the caller should turn the worker: with threads only where its thread sleeps, or has
-  /// not run since the caller asked first, which it does with this.
+  /// Whether the caller, who has something to be done, should turn the worker: with threads only
+  /// where its thread sleeps, or has not run since the caller asked first, which it does with this.
   bool may_turn(WorkerSlot& slot, Caller& caller) {
     return slot.driver.load(std::memory_order_acquire) == WorkerSlot::Driver::callers ||
-           take_over(slot, caller);
+           take_over(slot, caller, false);
+  }
+  /// The same for one who waits, and leaves a thread asleep unless there turns out to be work.
+  bool may_wait_turn(WorkerSlot& slot, Caller& caller) {
+    return slot.driver.load(std::memory_order_acquire) == WorkerSlot::Driver::callers ||
+           take_over(slot, caller, true);
   }
   /// One turn of the slot's worker; never blocks.  False: somebody is turning it already, or its
   /// thread will.
@@ -131,7 +138,7 @@ class Engine {
   /// waits; only one where sockets are looked at, which takes longer.
   template <class Found, class Done>
   void turn_for(WorkerSlot& slot, Caller& caller, const void* what, Found&& found, Done&& done) {
-    if (!may_turn(slot, caller) || !try_acquire(slot)) [[unlikely]] {
+    if (!may_wait_turn(slot, caller) || !try_acquire(slot)) [[unlikely]] {
       return;
     }
     const bool waits = slot.last_waiter == what && slot.worker->relaxed();
@@ -149,14 +156,14 @@ class Engine {
     }
   }
   void assist_all();
-  /// Tests, simulations: callers take the worker over now, as if its thread had not run.
-  void give_to_callers(size_t worker) { hand_to_callers(*slots_[worker], Taken::starved); }
+  /// Tests, simulations: callers take the worker over now, as if its thread shared its processor.
+  void give_to_callers(size_t worker) { hand_to_callers(*slots_[worker], Taken::shared); }
 
   /// Why callers have a worker whose thread drove it.
   enum class Taken : uint8_t {
     back,     ///< it was theirs, and they are there again
     shared,   ///< the thread shares its processor
-    starved,  ///< the same: it did not run
+    starved,  ///< it did not run; for how long, it finds out itself
     asleep,   ///< it slept
   };
 
@@ -170,22 +177,26 @@ class Engine {
     std::thread thread;         // threads mode
     Parker* sleeper = nullptr;  // of the thread that looks after it when callers do not
     uint64_t watched_version = 0;
-    // callers and whoever else turns
+    // What callers read with each call is hardly ever written, and what is written with each turn
+    // is on other lines.
+    alignas(64) std::atomic<Driver> driver{Driver::callers};
+    std::atomic<uint64_t> help_ticks{first_help_ticks};  // callers help when it stood for so long
+    // whoever turns
     alignas(64) std::atomic<bool> busy{false};
-    std::atomic<Driver> driver{Driver::callers};
     const void* last_waiter = nullptr;  // by the caller who turned it last
     uint64_t seen_turns = 0;            // fallback thread's: the callers' before, and its own
     bool starved = false;               // fallback thread's: callers turned it hardly ever lately
-    // threads mode: the thread writes, callers read
-    alignas(64) std::atomic<uint64_t> thread_turns{1};   // and signs that it will turn
-    std::atomic<uint64_t> help_ticks{first_help_ticks};  // callers help when it stood for so long
-    std::atomic<bool> asked{false};                      // by a caller, since the last judgement
+    // threads mode: the thread writes with each turn, callers read now and then
+    alignas(64) std::atomic<uint64_t> thread_turns{1};  // and signs that it will turn
+    // the other way round
+    alignas(64) std::atomic<bool> asked{false};  // by a caller, since the last judgement
     std::atomic<Taken> taken{Taken::back};
     // the thread's
     DrivePolicy policy;
     Duration poll_interval{};
     uint64_t began_ticks = 0;  // of the policy's window
     Instant began{};
+    Instant turned{};          // last, before it found that callers have the worker
     bool standing_by = false;  // virtual time: it has looked at callers before
     bool substitutes = false;  // it drives only because no caller does
   };
@@ -209,7 +220,8 @@ class Engine {
   static void show_running(WorkerSlot& slot);
   void end_substitution(WorkerSlot& slot, Instant now);
   void hand_to_callers(WorkerSlot& slot, Taken why);
-  [[gnu::noinline]] bool take_over(WorkerSlot& slot, Caller& caller);
+  [[gnu::noinline]] bool take_over(WorkerSlot& slot, Caller& caller, bool waits);
+  bool try_a_turn(WorkerSlot& slot);
   /// Of a thread, without a caller that helps: for what must not be missed.
   void hold(WorkerSlot& slot);
   void assist(WorkerSlot& slot);
@@ -287,7 +299,7 @@ inline bool Engine::turn(WorkerSlot& slot, Caller& caller) {
   if (!may_turn(slot, caller) || !try_acquire(slot)) [[unlikely]] {
     return false;
   }
-  slot.worker->quick_turn();
+  static_cast<void>(slot.worker->quick_turn());
   release(slot);
   return true;
 }

@@ -13,6 +13,10 @@ namespace {
 
 /// The best that a clock of a processor's own ticks is worth; more is a count that jumped.
 constexpr double fastest_ticks_per_ns = 16;
+/// Schedulers leave a processor to somebody else for at least that long.
+constexpr Duration time_slice_min = std::chrono::microseconds(500);
+/// How often a caller looks at the thread in the time after which it helps.
+constexpr uint64_t looks_per_help = 4;
 
 }  // namespace
 
@@ -151,8 +155,13 @@ bool Engine::begin_standing_by(WorkerSlot& slot) {
   switch (slot.taken.exchange(Taken::back, std::memory_order_acq_rel)) {
     case Taken::back:
       break;
-    case Taken::shared:
     case Taken::starved:
+      if (now - slot.turned < time_slice_min) {
+        slot.policy.stand_by_after_sleep(now);  // an interrupt, or a host that was busy elsewhere
+        break;
+      }
+      [[fallthrough]];
+    case Taken::shared:
       slot.policy.stand_by(now);
       break;
     case Taken::asleep:
@@ -201,6 +210,7 @@ unsigned Engine::turn_as_thread(WorkerSlot& slot, Instant& now) {
   worker.context().set_callers_drive(slot.substitutes);
   const unsigned work = worker.turn();
   now = worker.context().now();
+  slot.turned = now;
   show_running(slot);
   slot.busy.store(false, std::memory_order_release);
   return work;
@@ -252,22 +262,50 @@ void Engine::hand_to_callers(WorkerSlot& slot, Taken why) {
   slot.driver.store(WorkerSlot::Driver::callers, std::memory_order_release);
 }
 
-bool Engine::take_over(WorkerSlot& slot, Caller& caller) {
+/// Of a worker whose thread sleeps, for somebody who waits: nobody wakes it for nothing.  Whether
+/// there was work.
+bool Engine::try_a_turn(WorkerSlot& slot) {
+  if (!try_acquire(slot)) {
+    return false;
+  }
+  if (slot.worker->quick_turn() == 0) {
+    slot.busy.store(false, std::memory_order_release);
+    return false;
+  }
+  slot.worker->context().counters()->taken_over.add();
+  hand_to_callers(slot, Taken::asleep);
+  release(slot);
+  return true;
+}
+
+bool Engine::take_over(WorkerSlot& slot, Caller& caller, bool waits) {
+  // A call may come every few nanoseconds, and a look takes the thread's lines from it.
+  const uint64_t now = ticks();
+  const uint64_t help_ticks = slot.help_ticks.load(std::memory_order_relaxed);
+  if (now - caller.looked_ticks < help_ticks / looks_per_help) {
+    return false;
+  }
+  caller.looked_ticks = now;
   const bool asleep = slot.sleeper->sleeping.load(std::memory_order_acquire) != 0;
+  if (asleep && waits) {
+    if (now - caller.tried_ticks < help_ticks) {
+      return false;
+    }
+    caller.tried_ticks = now;
+    return try_a_turn(slot);
+  }
   if (!asleep) {
     if (!slot.asked.load(std::memory_order_relaxed)) {
       slot.asked.store(true, std::memory_order_relaxed);
     }
     const uint64_t turns = slot.thread_turns.load(std::memory_order_acquire);
-    const uint64_t now = ticks();
     if (turns != caller.seen_turns) {
       caller.seen_turns = turns;
       caller.seen_ticks = now;
       return false;
     }
     // A count that another processor keeps may be behind.
-    if (static_cast<int64_t>(now - caller.seen_ticks) <
-        static_cast<int64_t>(slot.help_ticks.load(std::memory_order_relaxed))) {
+    if (static_cast<int64_t>(now - caller.seen_ticks) < static_cast<int64_t>(help_ticks)) {
       return false;
     }
   }
@@ -283,7 +321,7 @@ bool Engine::take_over(WorkerSlot& slot, Caller& caller) {
 void Engine::assist(WorkerSlot& slot) {
   if (slot.driver.load(std::memory_order_relaxed) == WorkerSlot::Driver::callers &&
       try_acquire(slot)) {
-    slot.worker->quick_turn();
+    static_cast<void>(slot.worker->quick_turn());
     release(slot);
   }
 }

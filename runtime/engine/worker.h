@@ -69,10 +69,8 @@ class Worker final : private Context {
   unsigned turn();
   /// The same for callers that make one turn after the other: looks at the clock, and at timers and
   /// streams with it, only when somebody needs the time and else every few turns.  One that found
-  /// something to do ends early: its caller waits for that.
-  void quick_turn() {
-    static_cast<void>(turn_unless([] { return false; }));
-  }
+  /// something to do ends early: its caller waits for that.  Work done, 0 when idle.
+  unsigned quick_turn();
   /// A quick turn that is over at once when `found()`, which looks at memory only, says that what
   /// the caller needs is there.  Whether it was.
   template <class Found>
@@ -256,6 +254,10 @@ template <Worker::Turn kind>
     }
     return turn_clock_.was_read() || (pending_work_ && work == 0);
   }
+}
+
+[[gnu::always_inline]] inline unsigned Worker::quick_turn() {
+  return cycle<Turn::quick>([] { return false; }, false);
 }
 
 template <class Found>

@@ -61,9 +61,14 @@ TEST(DrivePolicy, ATroubleIsForgivenAfterAWhileOfDrivingWell) {
 TEST(DrivePolicy, SleepTellsNothingNewOfTheProcessor) {
   DrivePolicy policy;
   policy.stand_by_after_sleep(begun_at);
-  EXPECT_TRUE(policy.may_return(begun_at + DrivePolicy::first_pause));
-  policy.stand_by_after_sleep(begun_at);
-  EXPECT_TRUE(policy.may_return(begun_at + DrivePolicy::first_pause)) << "it does not grow";
+  EXPECT_TRUE(policy.may_return(begun_at)) << "as far as is known it has one of its own";
+  policy.stand_by(begun_at);
+  for (int i = 0; i < 3; ++i) {
+    policy.stand_by_after_sleep(begun_at);
+    EXPECT_FALSE(policy.may_return(begun_at + DrivePolicy::first_pause)) << "it is shared";
+    EXPECT_TRUE(policy.may_return(begun_at + DrivePolicy::growth * DrivePolicy::first_pause))
+        << "and the pause does not grow";
+  }
 }
 
 }  // namespace

@@ -46,6 +46,7 @@ class Helped : public ::testing::Test {
  protected:
   Helped() {
     config_.use_progress_thread = true;
+    clock_.set(Instant{std::chrono::seconds(1)});
     engine_ = Engine::start_virtual(
         config_, clock_, 1, [] { return *make_uv_streams(); }, true);
     slot_ = engine_->slot_of(engine_->worker(0));

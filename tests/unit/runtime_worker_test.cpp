@@ -69,7 +69,7 @@ class WorkerTest : public testing::Test {
  protected:
   WorkerTest() : worker_({}, config_, clock_, *make_uv_streams()) {
     worker_.context().add_poller(&chore_);
-    worker_.quick_turn();
+    static_cast<void>(worker_.quick_turn());
   }
   ~WorkerTest() override { worker_.context().remove_poller(&chore_); }
 
@@ -91,7 +91,7 @@ TEST_F(WorkerTest, QuickTurnsReadItNowAndThenUnlessSomebodyAsks) {
     const uint64_t before = clock_.looks;
     const unsigned polls = chore_.polls;
     for (unsigned i = 0; i < turns; ++i) {
-      worker_.quick_turn();
+      static_cast<void>(worker_.quick_turn());
     }
     EXPECT_EQ(chore_.polls, polls + turns);
     return clock_.looks - before;
@@ -116,19 +116,19 @@ TEST_F(WorkerTest, QuickTurnsFireTimersAFewTurnsLateAtMost) {
   timer.bind([](void* count) { ++*static_cast<int*>(count); }, &fired);
   worker_.context().timers().arm(timer, clock_.base + milliseconds(5));
   for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
-    worker_.quick_turn();
+    static_cast<void>(worker_.quick_turn());
   }
   EXPECT_EQ(fired, 0);
   clock_.base += milliseconds(6);
   for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
-    worker_.quick_turn();
+    static_cast<void>(worker_.quick_turn());
   }
   EXPECT_EQ(fired, 1);
   // Turns that know the time anyway are not late at all.
   worker_.context().timers().arm(timer, clock_.base + milliseconds(5));
   clock_.base += milliseconds(6);
   chore_.asks = true;
-  worker_.quick_turn();
+  static_cast<void>(worker_.quick_turn());
   EXPECT_EQ(fired, 2);
 }
 
@@ -166,7 +166,7 @@ TEST(WorkerTicks, TellSeldomCallersWhenToLookAtTheClock) {
   Chore chore;
   worker.context().add_poller(&chore);
   for (const Instant end = clock.now() + milliseconds(30); clock.now() < end;) {
-    worker.quick_turn();  // their rate is measured
+    static_cast<void>(worker.quick_turn());  // their rate is measured
   }
   int fired = 0;
   Timer timer;
@@ -174,8 +174,8 @@ TEST(WorkerTicks, TellSeldomCallersWhenToLookAtTheClock) {
   for (int i = 1; i <= 20; ++i) {
     worker.context().timers().arm(timer, clock.now() + milliseconds(1));
     static_cast<void>(poll(nullptr, 0, 4));
-    worker.quick_turn();
-    worker.quick_turn();
+    static_cast<void>(worker.quick_turn());
+    static_cast<void>(worker.quick_turn());
     EXPECT_EQ(fired, i) << "only turns were counted";
   }
   worker.context().remove_poller(&chore);
@@ -189,7 +189,7 @@ TEST_F(WorkerTest, TimersFireInTimeWhileStreamsAreInAHurry) {
   clock_.base += milliseconds(6);
   worker_.context().request_stream_turns(1000);
   for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
-    worker_.quick_turn();
+    static_cast<void>(worker_.quick_turn());
   }
   EXPECT_EQ(fired, 1);
 }
@@ -210,12 +210,12 @@ TEST_F(WorkerTest, WhatIsNotedGetsItsTimeWhenTheClockIsLookedAtForAnotherReason)
   const uint64_t before = recorder.written();
   chore_.work = 1;
   recorder.note(TraceEvent::cts_sent, 1, 2, 3);
-  worker_.quick_turn();
+  static_cast<void>(worker_.quick_turn());
   chore_.work = 0;
-  worker_.quick_turn();
+  static_cast<void>(worker_.quick_turn());
   EXPECT_EQ(recorder.written(), before) << "nobody has asked for the time";
   chore_.asks = true;
-  worker_.quick_turn();
+  static_cast<void>(worker_.quick_turn());
   chore_.asks = false;
   ASSERT_EQ(recorder.written(), before + 1);
   EXPECT_EQ(
@@ -224,7 +224,7 @@ TEST_F(WorkerTest, WhatIsNotedGetsItsTimeWhenTheClockIsLookedAtForAnotherReason)
   chore_.work = 1;
   recorder.note(TraceEvent::cts_sent, 1, 2, 3);
   for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
-    worker_.quick_turn();
+    static_cast<void>(worker_.quick_turn());
   }
   EXPECT_EQ(recorder.written(), before + 2) << "but it is not put off for ever";
 }
@@ -233,7 +233,7 @@ TEST_F(WorkerTest, APollerThatDozesIsPolledWhenTheTimeIsKnown) {
   chore_.set_backed_off(true);
   const unsigned polls = chore_.polls;
   for (unsigned i = 0; i < 2 * Worker::turns_to_see_time; ++i) {
-    worker_.quick_turn();
+    static_cast<void>(worker_.quick_turn());
   }
   EXPECT_EQ(chore_.polls, polls + 2);
   static_cast<void>(worker_.turn());
@@ -241,7 +241,7 @@ TEST_F(WorkerTest, APollerThatDozesIsPolledWhenTheTimeIsKnown) {
   worker_.push([] {});
   EXPECT_EQ(chore_.pushes, 0U);
   chore_.set_backed_off(false);
-  worker_.quick_turn();
+  static_cast<void>(worker_.quick_turn());
   EXPECT_EQ(chore_.polls, polls + 4);
   worker_.push([] {});
   EXPECT_EQ(chore_.pushes, 1U);
@@ -252,23 +252,24 @@ TEST_F(WorkerTest, APollerThatDozesIsPolledWhenTheTimeIsKnown) {
 
 TEST_F(WorkerTest, WhoHasToWaitAnywayLooksAtTheTimeForThoseWhoDoNot) {
   for (unsigned i = 0; i < Worker::turns_to_see_time; ++i) {
-    worker_.quick_turn();  // the first look finds out how patient the pollers are
+    static_cast<void>(
+        worker_.quick_turn());  // the first look finds out how patient the pollers are
   }
   worker_.push([] {}, true);
   const uint64_t looks = clock_.looks;
   worker_.push([] {}, true);
   EXPECT_EQ(clock_.looks, looks) << "it was looked at just now";
   for (unsigned i = 0; i < Worker::turns_to_see_time / 2; ++i) {
-    worker_.quick_turn();
+    static_cast<void>(worker_.quick_turn());
   }
   EXPECT_EQ(clock_.looks, looks);
   worker_.push([] {}, true);
   EXPECT_EQ(clock_.looks, looks + 1);
   for (unsigned i = 1; i < Worker::turns_to_see_time; ++i) {
-    worker_.quick_turn();
+    static_cast<void>(worker_.quick_turn());
   }
   EXPECT_EQ(clock_.looks, looks + 1) << "a look of its own too soon after the other";
-  worker_.quick_turn();
+  static_cast<void>(worker_.quick_turn());
   EXPECT_EQ(clock_.looks, looks + 2);
 }
 
@@ -317,11 +318,11 @@ TEST_F(WorkerTest, WhatIsPostedWaitsForNobodyAndComesInOrderHoweverMuchItIs) {
     }
     EXPECT_FALSE(worker_.may_sleep());
     for (unsigned turns = 0; heard.size() < 1000 && turns < 1000; ++turns) {
-      quick ? worker_.quick_turn() : static_cast<void>(worker_.turn());
+      static_cast<void>(quick ? worker_.quick_turn() : worker_.turn());
     }
     worker_.post(message);  // behind those that wait
     for (unsigned turns = 0; heard.size() < 2001 && turns < 1000; ++turns) {
-      quick ? worker_.quick_turn() : static_cast<void>(worker_.turn());
+      static_cast<void>(quick ? worker_.quick_turn() : worker_.turn());
     }
     ASSERT_EQ(heard.size(), 2001U);
     for (uint64_t i = 0; i < heard.size(); ++i) {
