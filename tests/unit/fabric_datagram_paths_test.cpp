@@ -241,6 +241,20 @@ const DatagramPathCounters& statistics_of(const StandbyEnd& end) {
   return static_cast<const DatagramPath&>(*end.path).statistics();
 }
 
+TEST_F(BackedOffPortPair, AMessageThatFindsNoRoomIsNotAcknowledged) {
+  std::vector<std::byte> from(64, std::byte{7});
+  const auto local = a_->memory.add(0, from.data(), from.size());
+  ASSERT_TRUE(local);
+  SendPost post;
+  post.gather_count = 1;
+  post.gathers[0] = {from.data(), static_cast<uint32_t>(from.size()), *local};
+  ASSERT_EQ(a_->path->post_send(post), Errc::ok);  // of the peer's receive, which has no bytes
+  pass(milliseconds(5));
+  EXPECT_EQ(b_->path->state(), PathState::error);
+  EXPECT_EQ(b_->path->cause(), CompletionStatus::length_error);
+  EXPECT_EQ(a_->completions, 0U) << "its sender took it for delivered";
+}
+
 TEST_F(BackedOffPortPair, ASegmentThatIsLostGoesAgainWhenLaterOnesAreSelectivelyAcknowledged) {
   unsigned puts = 0;
   network_.faults.pass = [&](Channel, std::span<const std::byte> bytes) {

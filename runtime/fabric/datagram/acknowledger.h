@@ -37,6 +37,7 @@ class Acknowledger {
     }
   }
 
+  bool owes() const { return arrivals_ != 0 || link_.urgent || link_.delayed; }
   void owe(bool urgent) {
     env_.wake();
     if (urgent) {

@@ -45,7 +45,6 @@ class DatagramPath final : public Path {
   /// usnic's self-check: nullopt when the parts are sound and the counters agree with them, else
   /// what does not hold.
   std::optional<std::string> self_check() const;
-  uint32_t mtu() const { return sizes_.mtu(); }
 
   // For the port, which pulls segments and acknowledgements out of its paths, inside its guard.
   uint32_t id() const { return id_; }

@@ -24,7 +24,6 @@ class NetworkEstimate {
 
   /// Segments that may be in flight, at least one.
   uint32_t window() const { return congestion_.window(); }
-  const RttEstimator& rtt() const { return rtt_; }
   Duration rto() const { return rtt_.rto(); }
   /// How long nothing comes before the newest segment counts as lost: two round trips (RFC 8985).
   Duration tail_wait(Duration ack_delay) const {

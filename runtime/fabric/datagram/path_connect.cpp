@@ -238,6 +238,9 @@ std::optional<std::string> DatagramPath::self_check() const {
   if (timer_.armed() && state_ != PathState::connecting && state_ != PathState::ready) {
     return "a timer is armed for nothing";
   }
+  if (state_ == PathState::error && acks_.owes()) {
+    return "a broken path owes an acknowledgement";
+  }
   const uint64_t open = outgoing_.count_open();
   if (state_ != PathState::error &&
       statistics_.segments_sent != statistics_.segments_acked + open) {

@@ -62,8 +62,9 @@ struct PathEnvironment : PortServices {
     }
   }
 
-  /// A path that is made, and one that is being destroyed: nothing of it is left in any list, and
-  /// no frame that points into it is staged.
+  /// A path that is made, and one that is being destroyed, which has sent what it had staged: it
+  /// leaves the table, the completions, and the ready and resend lists.  Its Acknowledger takes
+  /// itself off `acks`.
   void enter(DatagramPath& path);
   void leave(DatagramPath& path);
   void complete(const Completion& completion) {

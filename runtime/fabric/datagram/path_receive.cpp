@@ -31,7 +31,7 @@ void DatagramPath::on_frame(const FrameHeader& header, std::span<const std::byte
       return;
     case FrameType::probe:
       handle_ack(header, {});
-      if (!mutated(Mutation::probe_not_answered)) {
+      if (ends_.peer_known() && !mutated(Mutation::probe_not_answered)) {
         acks_.owe(true);
       }
       return;
@@ -135,6 +135,9 @@ void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte>
   } else {
     ++statistics_.out_of_order;
   }
+  if (state_ == PathState::error) {
+    return;  // what it could not deliver is not acknowledged
+  }
   acks_.owe(had_gap || !in_order || acks_.many());
 }
 
@@ -149,6 +152,9 @@ void DatagramPath::refuse(const FrameHeader& header) {
 
 void DatagramPath::deliver() {
   while (incoming_.front() != nullptr && deliver_front()) {
+  }
+  if (state_ == PathState::error) {
+    return;
   }
   acks_.on_credits(incoming_.credits());
 }

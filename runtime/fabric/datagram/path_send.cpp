@@ -275,7 +275,8 @@ void DatagramPath::on_evicted(Segment& segment) {
 
 // The last segments of a burst have nobody behind them whose acknowledgement would show their loss;
 // instead of waiting for the timeout, the newest one is sent again after two round trips (RFC
-// 8985).  The timer is armed while the peer owes an acknowledgement, or news of credits.
+// 8985).  What is sent and what is acknowledged arm the timer; after such a probe the timeout of
+// the segments takes over.
 void DatagramPath::arm_tail_probe() {
   if (state_ != PathState::ready || (outgoing_.empty() && !starved())) {
     return;

@@ -7,6 +7,9 @@
 namespace nccl_ha::fabric::verbs {
 
 Result<void> FlushQueue::open(ibv_cq* completions, const PathEnds& ends, const Options& options) {
+  if (is_open()) {
+    return fail(Errc::invalid_usage, "the queue pair for GPU flushes is opened twice");
+  }
   ibv_qp_init_attr attributes{};
   attributes.send_cq = completions;
   attributes.recv_cq = completions;

@@ -27,7 +27,7 @@ class FlushQueue {
   QueuePair& pair() { return pair_; }
 
   bool empty() const { return ring_.empty(); }
-  bool full() const { return ring_.size() >= ring_.capacity(); }
+  bool full() const { return ring_.size() >= flushes_max_; }
   uint32_t head() const { return ring_.head(); }
   /// 0 or an errno value.
   int post(const FlushPost& post, Scratch& scratch);

@@ -20,7 +20,7 @@ class Handshake {
   Handshake(const Handshake&) = delete;
   Handshake& operator=(const Handshake&) = delete;
 
-  /// `on_timer`: resolution() or the deadline is to be looked at.
+  /// `on_timer`: while resolving() the answer is to be looked for, else the deadline has passed.
   void bind(void (*on_timer)(void* owner), void* owner) { timer_.bind(on_timer, owner); }
   void begin(Duration limit) {
     limit_ = limit;

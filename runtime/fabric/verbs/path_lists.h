@@ -12,7 +12,7 @@ namespace nccl_ha::fabric::verbs {
 
 class VerbsPath;
 
-/// A path's places in the lists of its port, so that most of them allocate nothing.
+/// A path's places in the lists of its port, so that the frequent ones allocate nothing.
 struct PathLinks {
   explicit PathLinks(VerbsPath& its_path) : path(its_path) {}
   VerbsPath& path;

@@ -40,7 +40,6 @@ class Port final : public Poller, private PathTable {
 
   const VerbsPortCounters& statistics() const { return env_.statistics; }
   Device& device() { return *env_.device; }
-  uint8_t number() const { return env_.port_number; }
 
  private:
   /// Completion queues have a fixed room; paths are put where there is enough of it left.

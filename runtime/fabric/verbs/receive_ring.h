@@ -33,7 +33,6 @@ class ReceiveRing {
   uint32_t head() const { return ring_.head(); }
   /// The peer may have been promised some of those that are held back.
   bool holds_too_many() const { return held_ > spare_; }
-  bool holds_any() const { return held_ != 0; }
 
   /// A receive without a buffer, which the device is told of later, several together.
   void hold(uint64_t id) {

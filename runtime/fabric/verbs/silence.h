@@ -10,7 +10,7 @@ namespace nccl_ha::fabric::verbs {
 
 class Silence {
  public:
-  /// Since when `progress` has been what it is.  Time in which this process did not run does not
+  /// For how long `progress` has been what it is.  Time in which this process did not run does not
   /// count.
   Duration last(uint64_t progress, const Moment& now) {
     if (progress != seen_) {
