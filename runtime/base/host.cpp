@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 
 namespace nccl_ha {
@@ -28,7 +27,10 @@ namespace {
 /// Of /proc/WHO/stat; 0 when there is none.
 uint64_t start_ticks_of(const std::string& who, bool also_zombies) {
   std::ifstream file("/proc/" + who + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  // A process that ends after its file was opened fails the read: getline() tells by the stream's
+  // state, an iterator over its buffer would throw.
+  std::string text;
+  std::getline(file, text, '\0');
   // The second field is the program's name in parentheses, which may hold anything; the third is
   // the state, the time is the 22nd (proc(5)).
   const size_t name_end = text.rfind(')');
