@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "actors/connection_message.h"
 #include "ha/error_class.h"
 #include "ha/mutation.h"
 #include "runtime/base/log.h"

@@ -3,6 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <regex>
 #include <string>
 #include <thread>
@@ -222,6 +225,90 @@ TEST(RoceTwoGuests, AFlapIsSurvivedWhereTheSecondDeviceCannotTakeTheMemory) {
   EXPECT_GE(count(run.out, "port error"), 1U) << run.out;
   EXPECT_GE(count(run.out, " cannot take over through a device "), 1U) << run.out;
   EXPECT_GE(count(run.out, " is back after "), 1U) << run.out;
+}
+
+/// Two guests with one rail, between which transfers run that would take hours.  `fault` happens to
+/// them when enough has crossed the cable to be sure that it is in the middle of a transfer.
+ToolRun break_transfers(const std::string& name, const char* setting,
+                        const std::vector<std::vector<std::string>>& fault) {
+  BackgroundLab lab(
+      NHA_TOOL_FILE, name + std::to_string(getpid()),
+      {"roce", "--rails", "1", "--timeout", guests_timeout, "--env", setting, "--", "bash", "-c",
+       "nccl-ha perf pt2pt -b 1M -e 1M -c 0 -I 1000000 --timeout 200 2>&1"},
+      guests_limit);
+  EXPECT_TRUE(lab.carried("rail0", 20'000'000));
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto& request : fault) {
+    EXPECT_EQ(lab.ask(request).status, 0);
+  }
+  ToolRun run = lab.wait();
+  run.took = std::chrono::steady_clock::now() - begin;
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  return run;
+}
+
+/// Retries take 5 s (HA_NCCL_IB_TIMEOUT, HA_NCCL_IB_RETRY_CNT); the rest is for a slow machine.
+constexpr auto noticed = std::chrono::seconds(40);
+
+// The management network goes as well: each side has to find out for itself.
+TEST(RoceTwoGuests, APulledCableIsAnErrorOnBothSidesInTime) {
+  const ToolRun run =
+      break_transfers("pulled", "HA_NCCL_ENABLE_BACKUP=0", {{"cut", "rail0"}, {"cut", "mgmt"}});
+  EXPECT_LT(run.took, noticed);
+  EXPECT_EQ(count(run.out, "gave ncclRemoteError"), 2U) << run.out;
+  EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;
+  for (const char* rank : {"[h1] nccl-ha perf: rank 0", "[h2] nccl-ha perf: rank 1"}) {
+    EXPECT_NE(run.out.find(rank), std::string::npos) << run.out;
+  }
+}
+
+TEST(RoceTwoGuests, AKilledGuestIsAnErrorOnTheOther) {
+  const ToolRun run = break_transfers("killed", "HA_NCCL_RETRY_BUDGET_MS=2000", {{"kill", "h2"}});
+  EXPECT_NE(run.err.find("h1 1, h2 killed"), std::string::npos) << run.err;
+}
+
+// An Ethernet MTU of 1500 leaves RoCE 1024, which is less than a command datagram would like to be.
+TEST(RoceTwoGuests, CheckTriesEveryRailAndSeesASmallMtu) {
+  const ToolRun run = guests(NHA_TOOL_FILE, {"--no-check", "--mtu", "1500"},
+                             "nccl-ha check && HA_NCCL_FABRIC=ud nccl-ha check --strict");
+  EXPECT_EQ(run.status, 1) << "the second run is strict: " << run.out << run.err;
+  EXPECT_GE(count(run.out, "RDMA port rxe0:1 (rail0) has an MTU of 1024, 4096 are possible"), 2U)
+      << run.out;
+  for (const char* rail : {"h1 and h2                rxe0", "h1 and h2                rxe1"}) {
+    EXPECT_EQ(count(run.out, rail), 2U) << run.out;
+  }
+  EXPECT_EQ(count(run.out, "[h1] 0 errors"), 2U) << run.out;
+}
+
+// A lab that is broken says so, instead of leaving the blame to what is tested in it.
+TEST(RoceLab, ABrokenLabIsNotTheCommandsFault) {
+  char folder[] = "/tmp/nha-broken-lab-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const auto program = std::filesystem::path(folder) / "ibv_rc_pingpong";
+  std::ofstream(program) << "#!/bin/sh\necho 'no luck' >&2\nexit 1\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  std::string path = getenv("PATH");
+  path.insert(0, std::string(folder) + ":");
+  const ToolRun run =
+      guests(NHA_TOOL_FILE, {"--guests", "2", "--rails", "1"}, "echo never", {{"PATH", path}});
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(run.status, 125) << run.out << run.err;
+  EXPECT_NE(run.err.find("the lab itself is broken: no luck"), std::string::npos) << run.err;
+  EXPECT_EQ(run.out.find("never"), std::string::npos);
+}
+
+// As `nccl-ha perf --fault` does; both guests at once.
+TEST(RoceLab, AGuestAsksItsOwnLab) {
+  const ToolRun run = guests(
+      NHA_TOOL_FILE, {"--guests", "2", "--no-check"},
+      "for i in 1 2 3; do nccl-ha lab cut rail$RANK && nccl-ha lab heal rail$RANK || exit 7; done; "
+      "nccl-ha lab cut rail$RANK --lab unknown && nccl-ha lab show; "
+      "until [ $(cat /sys/class/net/rail$RANK/carrier) = 0 ]; do :; done; "
+      "nccl-ha lab cut nothing && exit 8; exit 0");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_GE(count(run.out, "  rail0        h1 > h2"), 2U) << run.out;
+  EXPECT_EQ(count(run.err, "lab: cut rail0 at"), 4U) << run.err;
+  EXPECT_EQ(count(run.err, "lab: cut rail1 at"), 4U) << run.err;
 }
 
 }  // namespace
