@@ -35,6 +35,11 @@ void Discovery::set_interfaces(const std::vector<MeshInterface>& interfaces, Ins
   originate_soon(now);
 }
 
+void Discovery::set_addresses(std::vector<IpAddress> addresses, Instant now) {
+  identity_.addresses = std::move(addresses);
+  originate_soon(now);
+}
+
 void Discovery::set_relays(bool relays, Instant now) {
   if (identity_.relays != relays) {
     identity_.relays = relays;

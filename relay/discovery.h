@@ -65,6 +65,7 @@ class Discovery {
   Discovery(Identity identity, const Timing& timing, uint64_t seed, DiscoveryOutput& output);
 
   void set_interfaces(const std::vector<MeshInterface>& interfaces, Instant now);
+  void set_addresses(std::vector<IpAddress> addresses, Instant now);
   /// Whether paths of others may lead through this host from now on.
   void set_relays(bool relays, Instant now);
   void receive(uint32_t interface, const fabric::SocketAddress& from,
