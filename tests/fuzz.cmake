@@ -18,7 +18,7 @@ foreach(source IN LISTS fuzz_sources)
 endforeach()
 if(NHA_FUZZ)
   # Coverage feedback must reach the code under test, not only the entry point.
-  foreach(library IN ITEMS nha_runtime nha_ha nha_actors nha_plugin nha_test_fabric)
+  foreach(library IN ITEMS nha_runtime nha_ha nha_actors nha_relay nha_plugin nha_test_fabric)
     get_target_property(kind ${library} TYPE)
     if(kind STREQUAL "STATIC_LIBRARY")
       target_compile_options(${library} PRIVATE -fsanitize=fuzzer-no-link)

@@ -82,8 +82,9 @@ void warn_unknown(const Environment& environment, std::vector<std::string>* warn
     const bool ours =
         std::any_of(std::begin(our_prefixes), std::end(our_prefixes),
                     [&](std::string_view prefix) { return name.starts_with(prefix); });
-    const bool known = std::any_of(std::begin(rows), std::end(rows),
-                                   [&](const Row& row) { return name == row.name; });
+    const bool known = std::any_of(std::begin(rows), std::end(rows), [&](const Row& row) {
+      return name == row.name || name == row.fallback;
+    });
     if (!ours || known) {
       continue;
     }

@@ -112,7 +112,7 @@ struct Hop {
   uint8_t length = 0;
   std::array<std::byte, bytes_max> bytes{};
 };
-inline constexpr size_t hops_max = 4;
+inline constexpr size_t hops_max = 8;
 
 /// Sizes a path is made with.
 struct PathOptions {

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Writes the seed inputs of the fuzz targets into tests/fuzz/corpus/.
 
-The formats are those at the top of runtime/fabric/datagram/wire.h, actors/control.h,
-plugin/handle.h and runtime/telemetry/counter_layout.h. Run it again after a format changes; what libFuzzer finds on top of these seeds
-stays beside them under its own names.
+The formats are those at the top of runtime/fabric/datagram/wire.h, actors/control.h, plugin/handle.h,
+relay/packet.h, relay/link_state.h, relay/topology_file.h and runtime/telemetry/counter_layout.h. Run it
+again after a format changes; what libFuzzer finds on top of these seeds stays beside them under its own
+names.
 """
 import pathlib
 import struct
@@ -170,7 +171,30 @@ def counters():
     write("counters", "wild_scope", counter_file(block_scope=9))
 
 
+def discovery():
+    def packet(kind, body, sender=2):
+        return struct.pack("<IBBHQII", 0x4D48414E, 1, kind, 24 + len(body), sender, 1, 0) + body
+
+    def state(origin, links):
+        address = bytes([4, 24, 10, 0, 0, origin]) + bytes([6, 64]) + bytes(15) + b"\1"
+        return (struct.pack("<QQIB", origin, 5, 60000, 1) + b"\2h" + bytes([48 + origin]) + b"\2" + address +
+                bytes([len(links)]) + b"".join(struct.pack("<QIII", node, 1, 1, 1000) for node in links))
+
+    def states(*all_of_them):
+        return bytes([len(all_of_them)]) + b"".join(struct.pack("<H", len(one)) + one for one in all_of_them)
+
+    heard = struct.pack("<QII", 1, 1, 1)
+    write("discovery", "hello", packet(1, struct.pack("<IHHBQB", 1, 500, 2000, 0, 77, 1) + heard))
+    write("discovery", "leaves", packet(1, struct.pack("<IHHBQB", 1, 500, 2000, 1, 77, 0)))
+    write("discovery", "states", packet(2, states(state(2, [1, 3]), state(3, [2]), state(1, []))))
+    write("discovery", "summary", packet(3, struct.pack("<QQB", 0, 9, 2) + struct.pack("<QQQQ", 1, 1, 3, 9)))
+    write("discovery", "request", packet(4, struct.pack("<BQQ", 2, 1, 3)))
+    write("discovery", "query", packet(5, b""))
+    write("discovery", "file", b"# four\nnode a 10.0.0.1/24 fe80::1 no-relay\nnode b 10.0.0.2\ncable a b 1000\n")
+
+
 if __name__ == "__main__":
+    discovery()
     packets()
     control()
     handles()

@@ -23,7 +23,8 @@ TEST(Config, DefaultsAreThoseOfTheTable) {
     EXPECT_EQ(view.origin, "default") << view.name;
     EXPECT_EQ(view.value, view.default_value) << view.name;
     EXPECT_FALSE(view.help.empty()) << view.name;
-    EXPECT_TRUE(view.name.starts_with("HA_NCCL_")) << view.name;
+    EXPECT_TRUE(view.name.starts_with("HA_NCCL_") || view.name.starts_with("NCCL_MESH_"))
+        << view.name;
   }
 }
 
@@ -66,6 +67,18 @@ TEST(Config, BadValuesNameVariableValueAndRange) {
   }
   auto config = load_config(with({{"HA_NCCL_PROGRESS_THREADS", "65"}}), nullptr);
   EXPECT_NE(config.error().what.find("1..64"), std::string::npos) << config.error().what;
+}
+
+TEST(Config, AnotherNameOfASettingIsKnown) {
+  std::vector<std::string> warnings;
+  const auto config = load_config(with({{"NCCL_MESH_MAX_RELAY_HOPS", "3"}}), &warnings);
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->mesh_max_hops, 3);
+  EXPECT_TRUE(warnings.empty()) << warnings.front();
+  const auto both = load_config(
+      with({{"NCCL_MESH_MAX_RELAY_HOPS", "3"}, {"NCCL_MESH_MAX_HOPS", "2"}}), &warnings);
+  ASSERT_TRUE(both);
+  EXPECT_EQ(both->mesh_max_hops, 2) << "the documented one wins";
 }
 
 TEST(Config, UnknownNamesGetTheNearestOne) {

@@ -19,6 +19,7 @@
 #include "tools/common/plugin_search.h"
 #include "tools/common/refusal.h"
 #include "tools/info/counters.h"
+#include "tools/info/routes.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -33,6 +34,8 @@ struct InfoOptions {
   bool as_json = false;
   bool markdown = false;
   uint32_t pid = 0;  ///< 0: this host instead of a process
+  bool routes = false;
+  RoutesOptions mesh;
 };
 
 std::string why_not(const NetInterface& interface, const Config& config) {
@@ -293,6 +296,10 @@ void run(const InfoOptions& options) {
   if (auto faults = fabric::parse_fault_plan(config->dgram_faults); !faults) {
     refuse_info(faults.error());
   }
+  if (options.routes) {
+    show_routes(*config, options.mesh);
+    return;
+  }
   if (options.env_only) {
     if (options.as_json) {
       fmt::print("{}\n", json{{"settings", settings_json(*config)}}.dump(2));
@@ -318,7 +325,21 @@ void add_info(CLI::App& app) {
                    "what this process counts, or has counted until it was killed")
       ->check(CLI::Range(uint32_t{1}, uint32_t{INT32_MAX}))
       ->excludes("--env", "--markdown");
-  info->callback([options] { run(*options); });
+  CLI::Option* routes =
+      info->add_flag("--routes", options->routes,
+                     "hosts, cables and routes, from discovery or NCCL_MESH_TOPOLOGY_FILE")
+          ->excludes("--env", "--markdown", "--pid");
+  info->add_option("--svg", options->mesh.svg_file, "also draw hosts and cables into this file")
+      ->needs(routes);
+  info->add_option("--wait", options->mesh.wait_s,
+                   "seconds to look for neighbours, where no relay node runs here")
+      ->needs(routes)
+      ->check(CLI::Range(0.1, 600.0))
+      ->capture_default_str();
+  info->callback([options] {
+    options->mesh.as_json = options->as_json;
+    run(*options);
+  });
 }
 
 }  // namespace nccl_ha::tools

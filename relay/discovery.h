@@ -1,0 +1,131 @@
+// Discovery: from hellos on each cable to a picture of all hosts and cables that all hosts share.
+//
+// Each host tells whom it hears (link state); a change goes at once to all others, from neighbour
+// to neighbour (flooding).  What is lost on the way is found out by comparing digests in hellos,
+// and then by summaries.  Nothing has to be configured.  Pure: the same calls with the same seed do
+// the same.  One thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "relay/link_states.h"
+#include "relay/neighbours.h"
+#include "relay/topology.h"
+
+namespace nccl_ha::relay {
+
+/// How packets leave.
+class DiscoveryOutput {
+ public:
+  /// Null: to whoever is on that interface.
+  virtual void send(uint32_t interface, const fabric::SocketAddress* to,
+                    std::span<const std::byte> packet) = 0;
+
+ protected:
+  ~DiscoveryOutput() = default;
+};
+
+class Discovery {
+ public:
+  struct Identity {
+    NodeId node{};
+    uint32_t incarnation = 0;  ///< another one for each life of the process
+    std::string name;
+    std::vector<IpAddress> addresses;  ///< at most addresses_max of them are told
+    bool relays = true;                ///< paths of others may lead through this host
+  };
+  struct Timing {
+    Neighbours::Timing neighbours;
+    /// Packets to one neighbour that tell of changes are at least so far apart.
+    Duration floods_apart = std::chrono::milliseconds(2);
+    /// Changes of one's own within this time are told together.
+    Duration settle = std::chrono::milliseconds(10);
+    /// How far one's own link states are apart, so that a loose plug does not busy all hosts.
+    Duration states_apart = std::chrono::milliseconds(100);
+    Duration refresh = std::chrono::seconds(120);
+    Duration lifetime = std::chrono::seconds(400);
+  };
+  static constexpr size_t nodes_max = 4096;
+
+  struct Counts {
+    uint64_t packets_sent = 0;
+    uint64_t bytes_sent = 0;
+    uint64_t packets_received = 0;
+    uint64_t bytes_received = 0;
+    uint64_t refused = 0;  ///< not decoded, or from nobody that we know
+    uint64_t states_received = 0;
+    uint64_t summaries_sent = 0;
+    uint64_t originated = 0;  ///< link states of this host
+  };
+
+  Discovery(Identity identity, const Timing& timing, uint64_t seed, DiscoveryOutput& output);
+
+  void set_interfaces(const std::vector<MeshInterface>& interfaces, Instant now);
+  void set_addresses(std::vector<IpAddress> addresses, Instant now);
+  /// Whether paths of others may lead through this host from now on.
+  void set_relays(bool relays, Instant now);
+  void receive(uint32_t interface, const fabric::SocketAddress& from,
+               std::span<const std::byte> bytes, Instant now);
+  /// Does what is due.  To be called after receive() as well, which only notes what is to be sent.
+  void tick(Instant now);
+  Instant next_deadline() const;
+  /// Says goodbye; nothing is sent any more.
+  void leave(Instant now);
+
+  /// Grows with each change of what all hosts say.
+  uint64_t revision() const { return states_.revision(); }
+  Topology topology(Instant now) const { return Topology::make(states_.decoded(now)); }
+  const LinkStates& states() const { return states_; }
+  const Neighbours& neighbours() const { return neighbours_; }
+  const Identity& identity() const { return identity_; }
+  const Counts& counts() const { return counts_; }
+  size_t memory_bytes() const;
+
+  /// Everything that is known, as packets for somebody on this host who asked for it.
+  std::vector<std::vector<std::byte>> answer_query(Instant now) const;
+
+ private:
+  /// What goes to one neighbour soon, by its interface there.
+  struct Flood {
+    std::vector<NodeId> nodes;  ///< some of them twice
+    Instant last{};
+  };
+  using Cable = std::pair<uint32_t, NodeId>;  ///< our interface, the neighbour
+
+  void on(const Neighbour& from, const StatesPacket& packet, Instant now);
+  void on(const Neighbour& from, const SummaryPacket& packet, Instant now);
+  void on(const Neighbour& from, const RequestPacket& packet, Instant now);
+  void on_hello(uint32_t interface, const fabric::SocketAddress& from,
+                const DiscoveryPacket& packet, const HelloPacket& hello, Instant now);
+  void on_own_state(const LinkState& state, Instant now);
+  void compare_digests(uint32_t interface, const DiscoveryPacket& packet);
+  void send(uint32_t interface, const fabric::SocketAddress* to, std::span<const std::byte> bytes);
+  void send_summaries(const Neighbour& to);
+  void send_states(const Neighbour& to, std::span<const NodeId> nodes, Instant now);
+  void send_hellos(Instant now);
+  void flood(NodeId node, uint32_t not_on);
+  void send_floods(Instant now);
+  void originate_soon(Instant now);
+  void originate(Instant now);
+  std::vector<LinkRecord> own_links() const;
+
+  Identity identity_;
+  Timing timing_;
+  Random random_;
+  DiscoveryOutput& output_;
+  Neighbours neighbours_;
+  LinkStates states_;
+  std::map<Cable, Flood> floods_;
+  uint64_t own_sequence_ = 0;
+  Instant last_originated_{};
+  Instant originate_due_ = Instant::max();
+  Instant expire_due_ = Instant::max();
+  bool left_ = false;
+  Counts counts_;
+};
+
+}  // namespace nccl_ha::relay

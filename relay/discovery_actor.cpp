@@ -1,0 +1,137 @@
+#include "relay/discovery_actor.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "runtime/base/log.h"
+
+namespace nccl_ha::relay {
+namespace {
+
+/// What discovery and its sockets need to know of an interface.
+bool same_interfaces(const std::vector<fabric::NetInterface>& one,
+                     const std::vector<fabric::NetInterface>& other) {
+  return std::equal(
+      one.begin(), one.end(), other.begin(), other.end(),
+      [](const fabric::NetInterface& a, const fabric::NetInterface& b) {
+        const auto same_address = [](const IpAddress& x, const IpAddress& y) {
+          return x.family == y.family && x.bytes == y.bytes && x.prefix_len == y.prefix_len;
+        };
+        return a.ifindex == b.ifindex && a.name == b.name && a.speed_mbps == b.speed_mbps &&
+               std::equal(a.addresses.begin(), a.addresses.end(), b.addresses.begin(),
+                          b.addresses.end(), same_address);
+      });
+}
+
+}  // namespace
+
+DiscoveryActor::~DiscoveryActor() {
+  if (context_ != nullptr) {
+    context_->timers().cancel(timer_);
+  }
+}
+
+void DiscoveryActor::start(Context& context) {
+  context_ = &context;
+  timer_.bind([](void* self) { static_cast<DiscoveryActor*>(self)->on_timer(); }, this);
+  discovery_.emplace(options_.identity, options_.timing, context.random().next(), *options_.links);
+  for (const int fd : options_.links->wait_fds()) {
+    if (fd < 0) {
+      continue;
+    }
+    auto watch = context.streams().watch_fd(fd, this);
+    if (watch) {
+      watches_.push_back(std::move(*watch));
+    } else {
+      NHA_LOG_WARN("discovery hears nobody: {}", watch.error().message());
+    }
+  }
+  if (auto watch = context.streams().watch_links(this)) {
+    link_watch_ = std::move(*watch);
+  }
+  look_at_interfaces();
+  go_on();
+}
+
+void DiscoveryActor::look_at_interfaces() {
+  look_due_ = context_->now() + look_apart;
+  std::vector<fabric::NetInterface> now = options_.interfaces();
+  if (same_interfaces(now, own_)) {
+    return;
+  }
+  own_ = std::move(now);
+  options_.links->use(own_);
+  std::vector<IpAddress> addresses;
+  for (const fabric::NetInterface& one : own_) {
+    addresses.insert(addresses.end(), one.addresses.begin(), one.addresses.end());
+  }
+  discovery_->set_addresses(std::move(addresses), context_->now());
+  discovery_->set_interfaces(as_mesh_interfaces(own_), context_->now());
+}
+
+void DiscoveryActor::on_link(const std::string& interface, bool up) {
+  (void)interface;
+  (void)up;
+  look_at_interfaces();
+  go_on();
+}
+
+void DiscoveryActor::on_readable(int fd) {
+  (void)fd;
+  options_.links->receive(*this, discovery_packets_per_turn);
+  go_on();
+}
+
+void DiscoveryActor::on_packet(uint32_t interface, const fabric::SocketAddress& from,
+                               bool asked_here, std::span<const std::byte> packet) {
+  if (!asked_here) {
+    discovery_->receive(interface, from, packet, context_->now());
+    return;
+  }
+  const auto query = decode_packet(packet);
+  if (query && std::holds_alternative<QueryPacket>(query->body)) {
+    for (const auto& answer : discovery_->answer_query(context_->now())) {
+      options_.links->answer(from, answer);
+    }
+  }
+}
+
+void DiscoveryActor::on_timer() {
+  if (look_due_ <= context_->now()) {
+    look_at_interfaces();
+  }
+  go_on();
+}
+
+void DiscoveryActor::go_on() {
+  const Instant now = context_->now();
+  discovery_->tick(now);
+  publish();
+  context_->timers().arm(timer_, std::min(discovery_->next_deadline(), look_due_));
+}
+
+void DiscoveryActor::publish() {
+  if (published_ == discovery_->revision()) {
+    return;
+  }
+  published_ = discovery_->revision();
+  auto view = std::make_shared<MeshView>();
+  view->revision = published_;
+  view->self = options_.identity.node;
+  view->topology = discovery_->topology(context_->now());
+  for (const Neighbour& one : discovery_->neighbours().all()) {
+    if (one.two_way) {
+      view->neighbours.push_back(one);
+    }
+  }
+  options_.board->publish(std::move(view));
+}
+
+void DiscoveryActor::stop() {
+  context_->timers().cancel(timer_);
+  discovery_->leave(context_->now());
+  watches_.clear();
+  link_watch_.reset();
+}
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,66 @@
+// Discovery on a worker: its timer, its sockets, and the interfaces of this host as they change.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "relay/mesh_links.h"
+#include "relay/topology_board.h"
+#include "runtime/engine/actor.h"
+#include "runtime/engine/context.h"
+#include "runtime/streams/stream.h"
+
+namespace nccl_ha::relay {
+
+/// Enough for one turn.
+inline constexpr size_t discovery_packets_per_turn = 64;
+
+class DiscoveryActor final : public Actor,
+                             private FdWatchOwner,
+                             private LinkWatchOwner,
+                             private MeshLinks::Sink {
+ public:
+  struct Options {
+    Discovery::Identity identity;
+    Discovery::Timing timing;
+    std::unique_ptr<MeshLinks> links;
+    /// Those with cables to neighbours, as they are now.
+    std::function<std::vector<fabric::NetInterface>()> interfaces;
+    std::shared_ptr<TopologyBoard> board;
+  };
+  /// How often it looks at addresses, whose changes nobody tells.
+  static constexpr Duration look_apart = std::chrono::seconds(5);
+
+  explicit DiscoveryActor(Options options) : options_(std::move(options)) {}
+  ~DiscoveryActor() override;
+
+  const char* name() const override { return "discovery"; }
+  void start(Context& context) override;
+  void on(const Message& message) override { (void)message; }
+  void stop() override;
+
+ private:
+  void on_readable(int fd) override;
+  void on_link(const std::string& interface, bool up) override;
+  void on_packet(uint32_t interface, const fabric::SocketAddress& from, bool asked_here,
+                 std::span<const std::byte> packet) override;
+  void on_timer();
+  void look_at_interfaces();
+  /// Does what is due, tells what has changed, and comes back in time.
+  void go_on();
+  void publish();
+
+  Options options_;
+  Context* context_ = nullptr;
+  std::optional<Discovery> discovery_;
+  std::vector<std::unique_ptr<FdWatch>> watches_;
+  std::unique_ptr<LinkWatch> link_watch_;
+  std::vector<fabric::NetInterface> own_;
+  Timer timer_;
+  Instant look_due_{};
+  uint64_t published_ = UINT64_MAX;  ///< revision
+};
+
+}  // namespace nccl_ha::relay

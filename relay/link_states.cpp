@@ -1,0 +1,154 @@
+#include "relay/link_states.h"
+
+#include <algorithm>
+
+namespace nccl_ha::relay {
+namespace {
+
+/// Added up over all hosts; the last step of splitmix64 spreads each over all bits.
+uint64_t digest_of(NodeId node, uint64_t sequence) {
+  uint64_t mixed = number(node) + sequence * 0x9E3779B97F4A7C15;
+  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB;
+  return mixed ^ (mixed >> 31);
+}
+
+/// Apart from sequence and lifetime, which each renewal changes.
+bool says_the_same(const std::vector<std::byte>& one, const std::vector<std::byte>& other) {
+  constexpr size_t from = lifetime_offset + sizeof(uint32_t);
+  return one.size() == other.size() &&
+         std::equal(one.begin() + from, one.end(), other.begin() + from);
+}
+
+}  // namespace
+
+LinkStates::Verdict LinkStates::offer(const LinkState& state, Instant now) {
+  const auto found = states_.find(state.origin);
+  if (found != states_.end() && state.sequence <= found->second.sequence) {
+    return state.sequence == found->second.sequence ? Verdict::known : Verdict::older;
+  }
+  const bool is_new = found == states_.end();
+  if (state.lifetime_ms == 0 || (is_new && states_.size() >= nodes_max_)) {
+    ++refused_;
+    return Verdict::refused;
+  }
+  Stored& stored = is_new ? states_[state.origin] : found->second;
+  auto encoded = encode(state);
+  const bool changed = is_new || !says_the_same(stored.encoded, encoded);
+  digest_ += digest_of(state.origin, state.sequence) -
+             (is_new ? 0 : digest_of(state.origin, stored.sequence));
+  stored.sequence = state.sequence;
+  stored.expires = now + std::chrono::milliseconds(state.lifetime_ms);
+  stored.encoded = std::move(encoded);
+  revision_ += changed ? 1 : 0;
+  return changed ? Verdict::changed : Verdict::renewed;
+}
+
+bool LinkStates::expire(Instant now) {
+  const size_t gone = std::erase_if(states_, [&](const auto& entry) {
+    if (now < entry.second.expires) {
+      return false;
+    }
+    digest_ -= digest_of(entry.first, entry.second.sequence);
+    return true;
+  });
+  revision_ += gone > 0 ? 1 : 0;
+  return gone > 0;
+}
+
+uint64_t LinkStates::sequence(NodeId node) const {
+  const auto found = states_.find(node);
+  return found == states_.end() ? 0 : found->second.sequence;
+}
+
+uint32_t LinkStates::lifetime_left(const Stored& stored, Instant now) {
+  // One less at each host, so that what goes round ends.
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(stored.expires - now).count() - 1;
+  return left <= 0 ? 0 : static_cast<uint32_t>(std::min<int64_t>(left, lifetime_max_ms));
+}
+
+void LinkStates::write(std::span<const NodeId> nodes, Instant now, StatesWriter& out) const {
+  for (const NodeId node : nodes) {
+    const auto found = states_.find(node);
+    if (found == states_.end()) {
+      continue;
+    }
+    if (const uint32_t left = lifetime_left(found->second, now); left > 0) {
+      out.add(found->second.encoded, left);
+    }
+  }
+}
+
+std::vector<NodeId> LinkStates::nodes() const {
+  std::vector<NodeId> out;
+  out.reserve(states_.size());
+  for (const auto& [node, stored] : states_) {
+    out.push_back(node);
+  }
+  return out;
+}
+
+std::vector<LinkState> LinkStates::decoded(Instant now) const {
+  std::vector<LinkState> out;
+  out.reserve(states_.size());
+  for (const auto& [node, stored] : states_) {
+    if (auto state = decode_link_state(stored.encoded)) {
+      state->lifetime_ms = lifetime_left(stored, now);
+      out.push_back(std::move(*state));
+    }
+  }
+  return out;
+}
+
+std::vector<SummaryPacket> LinkStates::summaries() const {
+  std::vector<SummaryPacket> out(1);
+  for (const auto& [node, stored] : states_) {
+    if (out.back().entries.size() == summary_entries_max) {
+      out.back().last = out.back().entries.back().node;
+      SummaryPacket next;
+      next.first = NodeId{number(out.back().last) + 1};
+      out.push_back(std::move(next));
+    }
+    out.back().entries.push_back({node, stored.sequence});
+  }
+  out.back().last = NodeId{UINT64_MAX};
+  return out;
+}
+
+LinkStates::Difference LinkStates::compare(const SummaryPacket& theirs) const {
+  Difference difference;
+  auto ours = states_.lower_bound(theirs.first);
+  const auto end = states_.upper_bound(theirs.last);
+  for (const SummaryPacket::Entry& entry : theirs.entries) {
+    for (; ours != end && ours->first < entry.node; ++ours) {
+      difference.they_lack.push_back(ours->first);
+    }
+    if (ours == end || ours->first != entry.node) {
+      difference.we_lack.push_back(entry.node);
+      continue;
+    }
+    if (ours->second.sequence > entry.sequence) {
+      difference.they_lack.push_back(entry.node);
+    } else if (ours->second.sequence < entry.sequence) {
+      difference.we_lack.push_back(entry.node);
+    }
+    ++ours;
+  }
+  for (; ours != end; ++ours) {
+    difference.they_lack.push_back(ours->first);
+  }
+  return difference;
+}
+
+size_t LinkStates::memory_bytes() const {
+  // A node of a red-black tree: three pointers and a colour before the value.
+  constexpr size_t tree_node = 4 * sizeof(void*) + sizeof(std::pair<const NodeId, Stored>);
+  size_t bytes = sizeof *this;
+  for (const auto& [node, stored] : states_) {
+    bytes += tree_node + stored.encoded.capacity();
+  }
+  return bytes;
+}
+
+}  // namespace nccl_ha::relay

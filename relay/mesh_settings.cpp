@@ -1,0 +1,44 @@
+#include "relay/mesh_settings.h"
+
+#include <fmt/format.h>
+
+#include "runtime/base/host.h"
+
+namespace nccl_ha::relay {
+
+Result<Discovery::Timing> discovery_timing(const Config& config) {
+  if (config.mesh_dead_ms < 2 * config.mesh_hello_ms) {
+    return fail(Errc::invalid_argument,
+                fmt::format("NCCL_MESH_DEAD_MS={} must be at least twice NCCL_MESH_HELLO_MS={}, as "
+                            "one lost packet would else lose a neighbour",
+                            config.mesh_dead_ms, config.mesh_hello_ms));
+  }
+  Discovery::Timing timing;
+  timing.neighbours.hello = std::chrono::milliseconds(config.mesh_hello_ms);
+  timing.neighbours.dead = std::chrono::milliseconds(config.mesh_dead_ms);
+  return timing;
+}
+
+RouteOptions route_options(const Config& config) {
+  RouteOptions options;
+  options.relay = config.mesh_enable_relay;
+  options.relays_max = static_cast<size_t>(config.mesh_max_hops);
+  options.split = config.mesh_ring_split;
+  options.detour_max = static_cast<size_t>(config.mesh_ring_detour);
+  return options;
+}
+
+Discovery::Identity mesh_identity(const std::vector<fabric::NetInterface>& own, bool relays,
+                                  uint32_t incarnation) {
+  Discovery::Identity identity;
+  for (const fabric::NetInterface& one : own) {
+    identity.addresses.insert(identity.addresses.end(), one.addresses.begin(), one.addresses.end());
+  }
+  identity.node = make_node_id(identity.addresses, machine_id());
+  identity.incarnation = incarnation;
+  identity.name = host_name();
+  identity.relays = relays;
+  return identity;
+}
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,20 @@
+// The settings of a mesh, checked.
+#pragma once
+
+#include "relay/discovery.h"
+#include "relay/routes.h"
+#include "runtime/base/config.h"
+#include "runtime/fabric/interfaces.h"
+
+namespace nccl_ha::relay {
+
+/// NCCL_MESH_HELLO_MS and NCCL_MESH_DEAD_MS.
+Result<Discovery::Timing> discovery_timing(const Config& config);
+
+RouteOptions route_options(const Config& config);
+
+/// Of this host.  `own`: select_mesh_interfaces().
+Discovery::Identity mesh_identity(const std::vector<fabric::NetInterface>& own, bool relays,
+                                  uint32_t incarnation);
+
+}  // namespace nccl_ha::relay

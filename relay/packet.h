@@ -1,0 +1,100 @@
+// The packets of discovery.
+//
+// Header, little-endian: magic u32, version u8, kind u8, length u16 (of the whole packet), sender
+// u64, its incarnation u32, 0 u32.  Then by kind:
+//   hello     interface u32, hello ms u16, dead ms u16, flags u8 (1: it leaves), digest u64, count
+//             u8, of those heard there: node u64, incarnation u32, interface u32
+//   states    count u8; length u16 and a link state each
+//   summary   first u64, last u64, count u8; node u64, sequence u64 each, ascending, in between
+//   request   count u8; node u64 each
+//   query     nothing: who runs on this host too asks for all that is known
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "relay/link_state.h"
+#include "relay/node_id.h"
+#include "runtime/base/result.h"
+
+namespace nccl_ha::relay {
+
+inline constexpr uint32_t discovery_magic = 0x4D48414E;  // "NAHM"
+inline constexpr uint8_t discovery_version = 1;
+inline constexpr size_t discovery_header_bytes = 24;
+/// Any packet: 1500 bytes without the headers of IPv6 (40) and UDP (8), rounded down.
+inline constexpr size_t discovery_packet_max = 1440;
+
+enum class PacketKind : uint8_t { hello = 1, states = 2, summary = 3, request = 4, query = 5 };
+
+struct Heard {
+  NodeId node{};
+  uint32_t incarnation = 0;
+  uint32_t interface = 0;  ///< the heard one's
+  bool operator==(const Heard&) const = default;
+};
+
+/// "I am here, and these I hear."  Whoever finds itself among them knows that both directions work.
+struct HelloPacket {
+  uint32_t interface = 0;
+  uint16_t hello_ms = 0;
+  uint16_t dead_ms = 0;  ///< silent for so long: gone
+  bool leaves = false;
+  uint64_t digest = 0;  ///< LinkStates::digest
+  std::vector<Heard> heard;
+};
+
+struct StatesPacket {
+  std::vector<LinkState> states;
+};
+
+/// All that the sender knows between two ids, both included.
+struct SummaryPacket {
+  struct Entry {
+    NodeId node{};
+    uint64_t sequence = 0;
+  };
+  NodeId first{};
+  NodeId last{};
+  std::vector<Entry> entries;
+};
+
+struct RequestPacket {
+  std::vector<NodeId> nodes;
+};
+
+struct QueryPacket {};
+
+struct DiscoveryPacket {
+  NodeId sender{};
+  uint32_t incarnation = 0;  ///< another one for each life of the sender's process
+  std::variant<HelloPacket, StatesPacket, SummaryPacket, RequestPacket, QueryPacket> body;
+};
+
+// So many fit into a packet.
+inline constexpr size_t heard_max = links_max;
+inline constexpr size_t summary_entries_max = 80;
+inline constexpr size_t request_nodes_max = 160;
+
+/// The lists must not be longer than the limits above, and states must fit (StatesWriter).
+std::vector<std::byte> encode(const DiscoveryPacket& packet);
+Result<DiscoveryPacket> decode_packet(std::span<const std::byte> bytes);
+
+/// Puts encoded link states into as few packets as they need.
+class StatesWriter {
+ public:
+  StatesWriter(NodeId sender, uint32_t incarnation) : sender_(sender), incarnation_(incarnation) {}
+  /// `lifetime_ms` replaces the one in the bytes.
+  void add(std::span<const std::byte> encoded, uint32_t lifetime_ms);
+  std::vector<std::vector<std::byte>> take();
+
+ private:
+  NodeId sender_;
+  uint32_t incarnation_;
+  std::vector<std::vector<std::byte>> packets_;
+};
+
+}  // namespace nccl_ha::relay

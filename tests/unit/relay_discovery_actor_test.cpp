@@ -1,0 +1,133 @@
+// Discovery on workers of a simulation, and how interfaces are chosen for it.
+#include <gtest/gtest.h>
+
+#include "relay/discovery_actor.h"
+#include "relay/mesh_settings.h"
+#include "relay/shape.h"
+#include "runtime/sim/world.h"
+#include "tests/support/sim_cables.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using relay::Shape;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class DiscoveryActors : public ::testing::Test {
+ protected:
+  static constexpr size_t hosts = 4;
+  std::unique_ptr<SimCables> cables_at_;  ///< links, which actors own, use it
+  sim::World world_{1};
+  SimCables& cables_ = *(cables_at_ = std::make_unique<SimCables>(world_.network(), hosts));
+  DiscoveryActors() {
+    for (size_t i = 0; i < hosts; ++i) {
+      cables_.add_cable(i, (i + 1) % hosts);
+    }
+  }
+  void SetUp() override {
+    for (size_t i = 0; i < hosts; ++i) {
+      auto process = world_.add_process(sim::ip(10, 0, 0, static_cast<uint8_t>(i + 1)), Config{});
+      ASSERT_TRUE(process);
+      relay::DiscoveryActor::Options options;
+      options.identity.node = relay::NodeId{i + 1};
+      options.identity.incarnation = static_cast<uint32_t>(i + 1);
+      options.identity.name = "h" + std::to_string(i);
+      options.links = cables_.links(i);
+      options.interfaces = [this, i] { return cables_.interfaces(i, seen_); };
+      options.board = boards_[i];
+      ASSERT_TRUE((*process)->engine->worker(0).adopt(
+          std::make_unique<relay::DiscoveryActor>(std::move(options))));
+      processes_.push_back(*process);
+    }
+  }
+  bool all_see(Shape shape, Duration limit) {
+    return world_.run_until(
+        [&] {
+          for (size_t i = 0; i < hosts; ++i) {
+            const auto view = boards_[i]->read();
+            if (!view || view->topology.nodes().size() != hosts ||
+                relay::shape_of(view->topology, *view->topology.find(view->self)) != shape) {
+              return false;
+            }
+          }
+          return true;
+        },
+        limit);
+  }
+  bool seen_ = false;  ///< hosts see when a cable is cut
+  std::vector<std::shared_ptr<relay::TopologyBoard>> boards_ = [] {
+    std::vector<std::shared_ptr<relay::TopologyBoard>> made(hosts);
+    for (auto& board : made) {
+      board = std::make_shared<relay::TopologyBoard>();
+    }
+    return made;
+  }();
+  std::vector<sim::Process*> processes_;
+};
+
+TEST_F(DiscoveryActors, PublishTheRingAndWhatBecomesOfIt) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  EXPECT_EQ(boards_[0]->read()->neighbours.size(), 2U);
+  cables_.cut(2);
+  ASSERT_TRUE(all_see(Shape::line, seconds(3)));
+  cables_.cut(2, false);
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+}
+
+TEST_F(DiscoveryActors, AnInterfaceThatGoesTakesItsNeighbourAlong) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  seen_ = true;
+  cables_.cut(0);
+  // Nobody tells of links here, so that it is seen at the next look, if silence is not first.
+  ASSERT_TRUE(all_see(Shape::line, relay::DiscoveryActor::look_apart + milliseconds(500)));
+}
+
+TEST_F(DiscoveryActors, TellWhoAsksOnThisHostAndNobodyElse) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  cables_.ask(1, encode(relay::DiscoveryPacket{relay::NodeId{77}, 1, relay::QueryPacket{}}));
+  ASSERT_TRUE(world_.run_until([&] { return !cables_.answers().empty(); }, seconds(1)));
+  const auto packet = relay::decode_packet(cables_.answers().front());
+  ASSERT_TRUE(packet);
+  EXPECT_EQ(packet->sender, relay::NodeId{2});
+  EXPECT_EQ(std::get<relay::StatesPacket>(packet->body).states.size(), hosts);
+}
+
+TEST(MeshInterfaces, SlowOnesAreForManagement) {
+  std::vector<fabric::NetInterface> all(4);
+  const char* names[] = {"lo", "eth0", "mesh0", "mesh1"};
+  const int64_t speeds[] = {0, 10000, 100000, 200000};
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i].name = names[i];
+    all[i].ifindex = static_cast<int>(i + 1);
+    all[i].speed_mbps = speeds[i];
+    all[i].up = true;
+    all[i].loopback = i == 0;
+    all[i].addresses.resize(1);
+    all[i].addresses[0].bytes = {10, 0, 0, static_cast<uint8_t>(i)};
+  }
+  const auto chosen = [&](const char* spec) {
+    std::string found;
+    for (const auto& one : relay::select_mesh_interfaces(all, spec)) {
+      found += one.name + " ";
+    }
+    return found;
+  };
+  EXPECT_EQ(chosen(""), "mesh0 mesh1 ");
+  EXPECT_EQ(chosen("eth"), "eth0 ") << "whoever names it wants it";
+  EXPECT_EQ(chosen("=none"), "");
+  all[2].up = false;
+  EXPECT_EQ(chosen(""), "mesh1 ");
+}
+
+TEST(MeshSettings, ANeighbourMayLoseOneHello) {
+  Config config;
+  EXPECT_TRUE(relay::discovery_timing(config));
+  config.mesh_dead_ms = 2 * config.mesh_hello_ms - 1;
+  const auto refused = relay::discovery_timing(config);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().what.find("NCCL_MESH_DEAD_MS=999"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace nccl_ha::test
