@@ -77,6 +77,11 @@ class Network {
   /// A socket that listens at all addresses of that host, as adopt_listener() takes it.  The number
   /// is negative and no descriptor.
   int listen(Ip local, uint16_t port) { return tcp_.listen(local, port, true); }
+  /// The same for a UNIX socket at a path of that host, in place of an earlier one.
+  int listen_unix(Ip local, const std::string& path) {
+    unix_[{host_of(local), path}] = {local, next_port_};
+    return tcp_.listen(local, next_port_++, false);
+  }
   /// A descriptor that StreamFactory::watch_fd() takes and readable() speaks of; the caller's.
   static int make_event();
   /// Whoever watches it is told.
@@ -142,6 +147,7 @@ class Network {
   std::map<Ip, Ip> host_of_;               ///< first address of a host by its others
   std::map<Endpoint, Arrivals> arrivals_;  ///< of the sockets that are open
   std::map<int, Watching> watching_;
+  std::map<std::pair<Ip, std::string>, Endpoint> unix_;  ///< what a host's UNIX sockets lead to
   std::map<Ip, RdmaNic*> rdma_;
   Tcp tcp_{*this};
   uint16_t next_port_ = 20000;

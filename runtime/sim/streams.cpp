@@ -33,8 +33,12 @@ Result<std::unique_ptr<Stream>> SimStreams::connect_tcp(const sockaddr* to, cons
 
 Result<std::unique_ptr<Stream>> SimStreams::connect_unix(const std::string& path,
                                                          StreamOwner* owner) {
-  (void)owner;
-  return fail(Errc::invalid_usage, "the simulated network has no UNIX sockets: " + path);
+  const auto found = network_.unix_.find({network_.host_of(local_), path});
+  if (found == network_.unix_.end()) {
+    return fail(Errc::remote, "cannot connect", ENOENT);
+  }
+  const sockaddr_storage to = found->second.to_sockaddr();
+  return connect_tcp(reinterpret_cast<const sockaddr*>(&to), nullptr, owner);
 }
 
 Result<std::unique_ptr<Stream>> SimStreams::adopt_fd(int fd, StreamOwner* owner) {

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Writes the seed inputs of the fuzz targets into tests/fuzz/corpus/.
 
-The formats are those at the top of runtime/fabric/datagram/wire.h, actors/control.h, plugin/handle.h,
-relay/packet.h, relay/link_state.h, relay/topology_file.h and runtime/telemetry/counter_layout.h. Run it
-again after a format changes; what libFuzzer finds on top of these seeds stays beside them under its own
-names.
+The formats are those at the top of runtime/fabric/datagram/wire.h, actors/control.h,
+actors/agent_protocol.h, actors/telemetry_packet.h, plugin/handle.h, relay/packet.h,
+relay/link_state.h, relay/topology_file.h, runtime/telemetry/counter_layout.h and
+runtime/telemetry/hint_layout.h. Run it again after a format changes; what libFuzzer finds on top
+of these seeds stays beside them under its own names.
 """
 import pathlib
 import struct
@@ -193,9 +194,84 @@ def discovery():
     write("discovery", "file", b"# four\nnode a 10.0.0.1/24 fe80::1 no-relay\nnode b 10.0.0.2\ncable a b 1000\n")
 
 
+def hints():
+    def table(version=1, slots=2, generation=5):
+        size = 128 + 64 * slots
+        return struct.pack("<8sIIQQqQIIII", b"nhahint\0", version, 128, size, generation, 1, 2, 3, slots, 64,
+                           20) + struct.pack("<Q", 1000) + bytes(56) + bytes(64 * slots)
+    write("hints", "whole", table())
+    write("hints", "empty", table(slots=0))
+    write("hints", "cut", table()[:-64])
+    write("hints", "header", table()[:128])
+    write("hints", "other_version", table(version=2))
+    write("hints", "no_generation", table(generation=0))
+
+
+def agent_text(text):
+    return struct.pack("<H", len(text)) + text
+
+
+def agent_address(*parts):
+    return bytes([6 if len(parts) == 16 else 4]) + bytes(parts).ljust(16, b"\0")
+
+
+def agents():
+    bodies = {
+        "hello": (1, struct.pack("<HI", 1, 4711) + agent_text(b"node1")),
+        "hello_newer": (1, struct.pack("<HI", 9, 4711) + b"what nobody knows"),
+        "welcome": (2, struct.pack("<HQI", 1, 0x1122334455667789, 99)),
+        "refuse": (3, bytes([9]) + agent_text(b"all 4 slots are taken")),
+        "enter": (4, agent_address(10, 0, 1, 1) + agent_address(10, 0, 1, 2) + agent_text(b"node1") +
+                  agent_text(b"node2") + bytes([2]) + agent_text(b"mlx5_0") + agent_text(b"mlx5_1")),
+        "enter_v6": (4, agent_address(*range(16)) + agent_address(*range(1, 17)) + agent_text(b"") +
+                     agent_text(b"node2") + bytes([0])),
+        "entered": (5, struct.pack("<IQQ", 3, 77, 0x1122334455667789)),
+        "leave": (6, b""),
+        "left": (7, b""),
+        "ask_status": (8, b""),
+        "status": (9, b"{}"),
+        "status_end": (10, b""),
+    }
+    stream = b""
+    for name, (kind, body) in bodies.items():
+        message = struct.pack("<IHHQ", 0x4148414E, kind, len(body), 7) + body
+        stream += message
+        write("agent", name, message)
+        if body:
+            write("agent", name + "_body", body)
+    write("agent", "dialogue", stream)
+    write("agent", "http", b"GET / HTTP/1.1\r\n\r\n")
+
+
+def telemetry_packet(kind, entries, tagged=True, version=1, count=None):
+    body = b"".join(entries)
+    length = 40 + len(body) + (32 if tagged else 0)
+    return struct.pack("<IBBHQQqIBBH", 0x5448414E, version, kind, length, 0x1122334455667788, 42,
+                       1700000000000000000, 1, int(tagged), len(entries) if count is None else count,
+                       0) + body + (bytes(range(32)) if tagged else b"")
+
+
+def telemetry():
+    flow = agent_address(10, 0, 1, 1) + agent_address(10, 0, 2, 1)
+    congestion = flow + struct.pack("<BBBI", 1, 200, 1, 123456)
+    anybody = bytes(34) + struct.pack("<BBBI", 0, 7, 0, 0)
+    report = agent_address(10, 0, 1, 1) + struct.pack("<BBIQQIIIII", 1, 20, 100000, 1 << 40, 1 << 39, 1, 2, 3, 4, 5)
+    write("telemetry", "congestion", telemetry_packet(1, [congestion, anybody]))
+    write("telemetry", "untagged", telemetry_packet(1, [congestion], tagged=False))
+    write("telemetry", "begun", telemetry_packet(2, [flow + b"\2"]))
+    write("telemetry", "ended", telemetry_packet(3, [flow + b"\2"]))
+    write("telemetry", "report", telemetry_packet(4, [report]))
+    write("telemetry", "other_version", telemetry_packet(1, [congestion], version=2))
+    write("telemetry", "wrong_count", telemetry_packet(1, [congestion], count=2))
+    write("telemetry", "empty", telemetry_packet(1, []))
+
+
 if __name__ == "__main__":
     discovery()
     packets()
     control()
     handles()
     counters()
+    hints()
+    agents()
+    telemetry()
