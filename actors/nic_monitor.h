@@ -35,6 +35,8 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
   ~NicMonitor() override;
   void enter(Member* member) { members_.push_back(member); }
   void unsubscribe(Member* member) { std::erase(members_, member); }
+  /// Of this worker.
+  size_t members() const { return members_.size(); }
   /// Tells all but `from`, of this worker and of the others.
   void suspect(const Member* from, const fabric::FailureDomains& domains, const std::string& peer);
 

@@ -76,8 +76,7 @@ void Liveness::arm() {
   std::optional<Instant> look;
   const auto look_at = [&](Instant then) { look = look ? std::min(*look, then) : then; };
   if (interval != Duration(0)) {
-    // Idle connections speak at the same moments, so that their worker wakes once for all of them.
-    look_at(now - now.time_since_epoch() % interval + interval);
+    look_at(pace().next(now));
   }
   if (busy) {
     look_at(now +
@@ -102,8 +101,9 @@ void Liveness::on_timer() {
   const Duration interval = std::chrono::milliseconds(state_.context->config().heartbeat_ms);
   bool due = false;
   if (interval != Duration(0)) {
-    const Instant period = now - now.time_since_epoch() % interval;
-    due = std::exchange(period_, period) != period;
+    const ha::HeartbeatPace paced = pace();
+    const uint64_t moment = paced.moment(now);
+    due = std::exchange(moment_, moment) != moment && paced.due(moment);
   }
   for (size_t i = 0; i < paths_.size() && state_.live(); ++i) {
     if (paths_.lane(i).carries_control()) {
@@ -113,6 +113,12 @@ void Liveness::on_timer() {
   if (state_.live()) {
     arm();
   }
+}
+
+/// Where heartbeats are given.
+ha::HeartbeatPace Liveness::pace() const {
+  return {std::chrono::milliseconds(state_.context->config().heartbeat_ms), nics_->members(),
+          state_.id.index, watched_idle_};
 }
 
 void Liveness::check(size_t at, bool heartbeat_due) {

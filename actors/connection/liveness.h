@@ -10,6 +10,7 @@
 #include "actors/connection/path_set.h"
 #include "actors/connection/state.h"
 #include "actors/nic_monitor.h"
+#include "ha/heartbeat_pace.h"
 #include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
@@ -56,6 +57,7 @@ class Liveness final : private NicMonitor::Member {
   void on_suspicion(const fabric::FailureDomains& domains, const std::string& peer) override;
 
   void arm();
+  ha::HeartbeatPace pace() const;
   void on_timer();
   void check(size_t at, bool heartbeat_due);
   void give_up(size_t at, const Moment& now);
@@ -70,7 +72,7 @@ class Liveness final : private NicMonitor::Member {
   PathSet& paths_;
   ControlLink& control_;
   Timer timer_;
-  Instant period_{};  ///< in which the last heartbeats were given
+  uint64_t moment_ = 0;  ///< of the last look (HeartbeatPace)
   bool watched_idle_ = false;
   std::shared_ptr<NicMonitor> nics_;  ///< null: not started
 };

@@ -1,6 +1,10 @@
 // Heartbeats and silence, on virtual time, over paths that answer nothing.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <memory>
+#include <string>
+
 #include "actors/connection/liveness.h"
 #include "tests/support/connection_bench.h"
 
@@ -54,6 +58,52 @@ TEST_F(LivenessTest, ANewPathIsNotJudgedByTheSilenceOfTheOldOne) {
   const Instant begin = world_.now();
   ASSERT_TRUE(world_.run_until([&] { return bench_->lanes_failed.size() == 3; }, seconds(60)));
   EXPECT_GE(world_.now() - begin, milliseconds(Config{}.rto_ms));
+}
+
+/// A connection of the same worker that does nothing.
+class Bystander final : public NicMonitor::Member {
+ public:
+  void on_domain_down(const fabric::FailureDomain&) override {}
+  void on_domain_up(const fabric::FailureDomain&) override {}
+  void on_suspicion(const fabric::FailureDomains&, const std::string&) override {}
+};
+
+TEST_F(LivenessTest, AnIdleOneAmongManySpeaksSeldomUntilItIsSuspected) {
+  std::array<Bystander, 512> others;
+  std::shared_ptr<NicMonitor> monitor;
+  act([&] {
+    monitor = NicMonitor::of(*bench_->state.context, bench_->state.provider.nics());
+    for (Bystander& other : others) {
+      monitor->enter(&other);
+    }
+  });
+  size_t given = 0;
+  const auto answered = [&] {
+    if (bench_->paths.lane(0).control.heartbeats_open != 0) {
+      ++given;
+      for (size_t lane = 0; lane < 2; ++lane) {
+        static_cast<void>(bench_->control.boxes().on_completion(
+            completion_of(lane, bench_->path(lane).posts.back()), bench_->paths.lane(lane)));
+      }
+    }
+    return false;
+  };
+  static_cast<void>(world_.run_until(answered, seconds(20)));
+  EXPECT_GE(given, 9U);
+  EXPECT_LE(given, 12U) << "one in two seconds, and the first one";
+  const size_t before = posts(0);
+  bench_->state.peer_host = "node2";
+  bench_->path(0).domains = {{fabric::FailureDomain::Kind::local_nic, "own0"}};
+  bench_->state.provider.nics().post(
+      {fabric::NicNotice::Kind::suspect, bench_->path(0).domains, "node2"});
+  pass(milliseconds(1));
+  EXPECT_EQ(posts(0), before + 1) << "asked at once";
+  act([&] {
+    for (Bystander& other : others) {
+      monitor->unsubscribe(&other);
+    }
+    monitor.reset();
+  });
 }
 
 using fabric::FailureDomain;
