@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "relay/node_id.h"
 #include "runtime/engine/context.h"
@@ -32,8 +33,14 @@ struct NextHop {
 class NextHops {
  public:
   virtual ~NextHops() = default;
-  /// nullopt: it is no neighbour.
+  /// Any thread.  nullopt: it is no neighbour.
   virtual std::optional<NextHop> find(NodeId neighbour) const = 0;
+  /// Any thread.  The hosts on the way of a new path that nobody has named a route for, in order;
+  /// empty: no way is known.
+  virtual std::vector<NodeId> relays_to(NodeId destination) {
+    (void)destination;
+    return {};
+  }
 };
 
 }  // namespace nccl_ha::relay

@@ -30,6 +30,9 @@ Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
       !good) {
     return good.error();
   }
+  if (!next_.find(request.nodes[request.place - 1U])) {
+    return fail(Errc::remote, "a host asks that is no neighbour");
+  }
   if (request.place + 1U >= request.nodes.size()) {
     return fail(Errc::invalid_argument, "a route that ends at a relay");
   }

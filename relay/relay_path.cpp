@@ -104,14 +104,21 @@ void RelayPath::on_path_state(fabric::Path& path, PathState state, const Error& 
     break_path(path.cause(), ending_.sequence, error);
     return;
   }
-  if (state == PathState::ready && state_ == PathState::connecting) {
-    state_ = PathState::ready;
-    context_.timers().cancel(deadline_);
-    owner_->on_path_state(*this, state_, {});
-    if (state_ == PathState::ready) {
-      ack();
-      work_.sender.pump();
-    }
+  if (state == PathState::ready) {
+    become_ready();
+  }
+}
+
+void RelayPath::become_ready() {
+  if (state_ != PathState::connecting) {
+    return;
+  }
+  state_ = PathState::ready;
+  context_.timers().cancel(deadline_);
+  owner_->on_path_state(*this, state_, {});
+  if (state_ == PathState::ready) {
+    ack();
+    work_.sender.pump();
   }
 }
 
@@ -133,7 +140,11 @@ void RelayPath::on_completion(const Completion& completion) {
   if (state_ == PathState::error) {
     soon();
   }
-  if (completion.status != CompletionStatus::ok || state_ != PathState::ready) {
+  if (completion.status != CompletionStatus::ok) {
+    return;
+  }
+  become_ready();  // the hop tells of what came before it tells that it is ready
+  if (state_ != PathState::ready) {
     return;
   }
   if (arrival.wrong || (arrival.slot && !on_frame(*arrival.slot))) {

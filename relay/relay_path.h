@@ -28,9 +28,10 @@ class RelayPath final : public fabric::Path,
     uint16_t slots = 16;  ///< for frames, at each host on the way and for each direction
     size_t relays_max = 4;
   };
-  /// `hops` and `next` outlive the path.  PathOptions::route names the relays, at least one.
-  static Result<std::unique_ptr<RelayPath>> make(Context& context, HopSource& hops,
-                                                 const NextHops& next, const Options& own,
+  /// `hops` and `next` outlive the path.  PathOptions::route names the relays; where it names none,
+  /// connect() asks `next` for a way to the peer.
+  static Result<std::unique_ptr<RelayPath>> make(Context& context, HopSource& hops, NextHops& next,
+                                                 const Options& own,
                                                  const fabric::PathOptions& options,
                                                  fabric::PathOwner* owner);
   ~RelayPath() override;
@@ -52,7 +53,7 @@ class RelayPath final : public fabric::Path,
   std::string describe() const override;
 
  private:
-  RelayPath(Context& context, HopSource& hops, const NextHops& next, const Options& own,
+  RelayPath(Context& context, HopSource& hops, NextHops& next, const Options& own,
             const fabric::PathOptions& options, fabric::PathOwner* owner);
 
   // setting up (relay_path_setup.cpp)
@@ -71,6 +72,7 @@ class RelayPath final : public fabric::Path,
   void on_completion(const fabric::Completion& completion) override;
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
   void on_fence_failed(fabric::Path& path, const Error& error) override;
+  void become_ready();
   bool on_frame(uint32_t slot);
   bool on_outcome(MessageReceiver::Outcome outcome);
 
@@ -85,7 +87,7 @@ class RelayPath final : public fabric::Path,
 
   Context& context_;
   HopSource& hops_;
-  const NextHops& next_;
+  NextHops& next_;
   const Options own_;
   fabric::PathOptions options_;
   fabric::PathOwner* owner_;

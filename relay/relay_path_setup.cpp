@@ -13,7 +13,7 @@ using fabric::CompletionStatus;
 using fabric::PathState;
 
 Result<std::unique_ptr<RelayPath>> RelayPath::make(Context& context, HopSource& hops,
-                                                   const NextHops& next, const Options& own,
+                                                   NextHops& next, const Options& own,
                                                    const fabric::PathOptions& options,
                                                    fabric::PathOwner* owner) {
   std::unique_ptr<RelayPath> made(new RelayPath(context, hops, next, own, options, owner));
@@ -24,13 +24,14 @@ Result<std::unique_ptr<RelayPath>> RelayPath::make(Context& context, HopSource& 
     }
     made->relays_.push_back(*node);
   }
-  if (made->relays_.empty() || made->relays_.size() > own.relays_max) {
+  if (made->relays_.size() > own.relays_max) {
     return nccl_ha::fail(Errc::invalid_argument,
-                         fmt::format("a relayed path over {} hosts, 1 to {} are possible",
+                         fmt::format("a relayed path over {} hosts, at most {} are possible",
                                      made->relays_.size(), own.relays_max));
   }
   made->options_.route = {};  // read, and not the caller's to keep
-  made->traits_.hops = static_cast<uint8_t>(made->relays_.size());
+  // Where the way is not known yet, it leads through one host at least.
+  made->traits_.hops = static_cast<uint8_t>(std::max<size_t>(made->relays_.size(), 1));
   auto endpoints = PathEndpoints::of(context);
   if (!endpoints) {
     return endpoints.error();
@@ -41,7 +42,7 @@ Result<std::unique_ptr<RelayPath>> RelayPath::make(Context& context, HopSource& 
   return made;
 }
 
-RelayPath::RelayPath(Context& context, HopSource& hops, const NextHops& next, const Options& own,
+RelayPath::RelayPath(Context& context, HopSource& hops, NextHops& next, const Options& own,
                      const fabric::PathOptions& options, fabric::PathOwner* owner)
     : context_(context),
       hops_(hops),
@@ -95,6 +96,13 @@ Result<void> RelayPath::connect(std::span<const std::byte> peer_address) {
 }
 
 Result<void> RelayPath::dial() {
+  if (relays_.empty()) {
+    relays_ = next_.relays_to(peer_.node);
+  }
+  if (relays_.empty()) {
+    return nccl_ha::fail(Errc::remote,
+                         fmt::format("no way over other hosts leads to {}", text(peer_.node)));
+  }
   std::vector<NodeId> nodes{own_.self};
   nodes.insert(nodes.end(), relays_.begin(), relays_.end());
   nodes.push_back(peer_.node);

@@ -280,7 +280,10 @@ TEST(RelaySim, ARouteThatIsNoneIsRefused) {
       << "the same host twice";
 
   options.route = {};
-  EXPECT_FALSE(line.make_path_over(0, options, &owner)) << "a path over nobody is no relayed one";
+  auto unknown = line.make_path_over(0, options, &owner);
+  ASSERT_TRUE(unknown);
+  EXPECT_FALSE((*unknown)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, 1})))
+      << "nobody names a way";
 }
 
 TEST(RelaySim, APathWhosePeerIsGoneIsRefusedByItsProcess) {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "runtime/fabric/datagram/udp_factory.h"
+#include "relay/provider_hops.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -18,20 +18,6 @@ fabric::SocketAddress socket_address(sim::Ip ip, uint16_t port) {
 }
 
 }  // namespace
-
-class RelayLine::Hops final : public relay::HopSource {
- public:
-  explicit Hops(fabric::Provider& provider) : provider_(provider) {}
-  Result<fabric::OwnedPath> make_hop(Context& context, const sockaddr* local,
-                                     const fabric::PathOptions& options,
-                                     fabric::PathOwner* owner) override {
-    return provider_.create_path(context, {0, fabric::datagram_kind}, local, options, owner);
-  }
-  fabric::Memory& memory() override { return provider_.memory(); }
-
- private:
-  fabric::Provider& provider_;
-};
 
 class RelayLine::Neighbours final : public relay::NextHops {
  public:
@@ -86,7 +72,7 @@ RelayLine::RelayLine(const Options& options)
     }
     Host& host = hosts_[i];
     host.process = *process;
-    host.hops = std::make_unique<Hops>(*host.process->provider);
+    host.hops = std::make_unique<relay::ProviderHops>(*host.process->provider);
     host.next = std::make_unique<Neighbours>(*this, i);
     if (i > 0 && i + 1 < hosts_.size()) {
       relay::RelayOptions relay = options.relay;

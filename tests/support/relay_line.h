@@ -51,8 +51,6 @@ class RelayLine {
   void kill(size_t host);
 
  private:
-  /// Paths of the host's provider.
-  class Hops;
   /// The hosts beside it.
   class Neighbours;
   struct Host {
