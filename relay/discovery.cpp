@@ -181,7 +181,8 @@ void Discovery::flood(NodeId node, uint32_t not_on) {
 
 void Discovery::send_floods(Instant now) {
   for (auto entry = floods_.begin(); entry != floods_.end();) {
-    auto& [cable, flood] = *entry;
+    const Cable& cable = entry->first;
+    Flood& flood = entry->second;
     const auto to =
         std::find_if(neighbours_.all().begin(), neighbours_.all().end(), [&](const Neighbour& one) {
           return one.interface == cable.first && one.node == cable.second;

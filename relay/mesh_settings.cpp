@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "runtime/base/host.h"
 
 namespace nccl_ha::relay {
@@ -25,6 +27,17 @@ RouteOptions route_options(const Config& config) {
   options.relays_max = static_cast<size_t>(config.mesh_max_hops);
   options.split = config.mesh_ring_split;
   options.detour_max = static_cast<size_t>(config.mesh_ring_detour);
+  return options;
+}
+
+RelayOptions relay_options(const Config& config, NodeId self) {
+  RelayOptions options;
+  options.self = self;
+  options.relays_max = static_cast<size_t>(config.mesh_max_hops);
+  options.sessions_max = static_cast<size_t>(config.mesh_sessions);
+  options.chunk_bytes = static_cast<uint32_t>(config.mesh_chunk_bytes);
+  options.slots_max = static_cast<uint16_t>(std::min<int64_t>(4 * config.mesh_slots, slots_max));
+  options.store = config.mesh_store;
   return options;
 }
 

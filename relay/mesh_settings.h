@@ -2,6 +2,7 @@
 #pragma once
 
 #include "relay/discovery.h"
+#include "relay/relay_session.h"
 #include "relay/routes.h"
 #include "runtime/base/config.h"
 #include "runtime/fabric/interfaces.h"
@@ -12,6 +13,8 @@ namespace nccl_ha::relay {
 Result<Discovery::Timing> discovery_timing(const Config& config);
 
 RouteOptions route_options(const Config& config);
+
+RelayOptions relay_options(const Config& config, NodeId self);
 
 /// Of this host.  `own`: select_mesh_interfaces().
 Discovery::Identity mesh_identity(const std::vector<fabric::NetInterface>& own, bool relays,

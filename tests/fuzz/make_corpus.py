@@ -3,9 +3,9 @@
 
 The formats are those at the top of runtime/fabric/datagram/wire.h, actors/control.h,
 actors/agent_protocol.h, actors/telemetry_packet.h, plugin/handle.h, relay/packet.h,
-relay/link_state.h, relay/topology_file.h, runtime/telemetry/counter_layout.h and
-runtime/telemetry/hint_layout.h. Run it again after a format changes; what libFuzzer finds on top
-of these seeds stays beside them under its own names.
+relay/link_state.h, relay/topology_file.h, relay/session_message.h, relay/frame.h,
+runtime/telemetry/counter_layout.h and runtime/telemetry/hint_layout.h. Run it again after a format
+changes; what libFuzzer finds on top of these seeds stays beside them under its own names.
 """
 import pathlib
 import struct
@@ -266,7 +266,35 @@ def telemetry():
     write("telemetry", "empty", telemetry_packet(1, []))
 
 
+def session():
+    def message(kind, body):
+        return struct.pack("<IBBH", 0x5348414E, 1, kind, 8 + len(body)) + body
+
+    def hop(chunk=4096):
+        return struct.pack("<IQIIH", chunk, 8192, 3, chunk + 80, 16) + struct.pack("<H", 72) + bytes(72)
+
+    def frame(kind, payload=b"", flags=1, sequence=1, message_bytes=None, offset=0, hop=0, hops=2, address=4096):
+        size = len(payload) if message_bytes is None else message_bytes
+        return struct.pack("<IBBHQQQHHIQQIIIIII", 0x5248414E, 1, kind, 80, 2, 1, 7, hop, hops, len(payload), sequence,
+                           address, 9, size, offset, 5, flags, 0) + payload
+
+    nodes = b"".join(struct.pack("<Q", node) for node in (1, 2, 3))
+    write("session", "request", message(1, struct.pack("<QBB", 77, 1, 3) + nodes + struct.pack("<HQ", 4711, 99) + hop()))
+    write("session", "ack", message(2, hop()))
+    write("session", "refusal", message(3, struct.pack("<BQB", 2, 5, 4) + b"gone"))
+    write("session", "ping", message(4, b""))
+    write("session", "endpoint", struct.pack("<IBBHQQ", 0x4548414E, 1, 0, 4711, 3, 99))
+    write("session", "write", frame(1, b"x" * 64))
+    write("session", "piece", frame(1, b"x" * 64, flags=0, message_bytes=100))
+    write("session", "note", frame(2, flags=3, hop=1, hops=1))
+    write("session", "send", frame(3, b"y" * 64, hop=1, hops=1))
+    write("session", "sends", frame(3, b"y" * 64, flags=0, message_bytes=128, hop=1, hops=1) +
+          frame(3, b"z" * 64, message_bytes=128, offset=64, hop=1, hops=1))
+    write("session", "frame_ack", frame(4, flags=0, address=16, hop=1, hops=1))
+
+
 if __name__ == "__main__":
+    session()
     discovery()
     packets()
     control()

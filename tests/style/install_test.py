@@ -48,6 +48,7 @@ class Installed(unittest.TestCase):
         for name in ["share/man/man1/nccl-ha.1", "share/man/man1/nccl-ha-perf.1",
                      "share/man/man1/nccl-ha-info.1", "share/man/man1/nccl-ha-check.1",
                      "share/man/man1/nccl-ha-lab.1", "share/man/man1/nccl-ha-sim.1",
+                     "share/man/man1/nccl-ha-relay.1", "share/doc/nccl-ha/docs/mesh.md",
                      "share/doc/nccl-ha/docs/lab.md",
                      "share/doc/nccl-ha/README.md",
                      "share/doc/nccl-ha/LICENSE", "share/doc/nccl-ha/docs/architecture.md",

@@ -12,7 +12,7 @@ _nccl_ha() {
   done
   COMPREPLY=()
   if [ -z "$command" ]; then
-    mapfile -t COMPREPLY < <(compgen -W "perf info check lab sim --help --version" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W "perf info check lab relay sim --help --version" -- "$current")
     return
   fi
   if [ "$command" = lab ]; then

@@ -1,0 +1,103 @@
+#include "relay/forwarder.h"
+
+#include <algorithm>
+
+namespace nccl_ha::relay {
+
+void Forwarder::open(const Options& options) {
+  options_ = options;
+  places_.resize(from_.slots());
+}
+
+Result<void> Forwarder::on_frame(uint32_t slot) {
+  const auto frame = from_.frame(slot);
+  const bool ours = frame && frame->session == options_.session &&
+                    frame->origin == options_.origin &&
+                    frame->destination == options_.destination && frame->hop == options_.hop &&
+                    frame->hops == options_.hops && frame->kind != FrameKind::note;
+  if (!ours) {
+    return fail(Errc::remote, "a frame that does not belong to this session");
+  }
+  Place& place = places_[slot];
+  place = {};
+  place.frame = *frame;
+  place.frame.hop = static_cast<uint16_t>(frame->hop + 1);
+  ++counts_.frames;
+  counts_.bytes += frame->payload_bytes;
+  waiting_.push_back(slot);
+  const bool whole = frame->last() || frame->kind == FrameKind::ack;
+  if (!options_.store || whole || from_.full()) {
+    released_ = waiting_.size();
+  }
+  pump();
+  return {};
+}
+
+void Forwarder::pump() {
+  while (released_ > 0 && to_.ready()) {
+    if (!pass_on(waiting_.front())) {
+      ++counts_.waits;
+      return;
+    }
+    waiting_.pop_front();
+    --released_;
+  }
+}
+
+bool Forwarder::pass_on(uint32_t slot) {
+  Place& place = places_[slot];
+  if (place.frame.kind == FrameKind::write && options_.last()) {
+    return write_through(slot);
+  }
+  encode(place.frame, from_.slot(slot));
+  const fabric::Gather whole =
+      from_.gather(slot, 0, frame_header_bytes + place.frame.payload_bytes);
+  if (!to_.post(&whole, 1, slot)) {
+    return false;
+  }
+  ++place.posts;
+  place.leaving = true;
+  return true;
+}
+
+bool Forwarder::write_through(uint32_t slot) {
+  Place& place = places_[slot];
+  const Frame& frame = place.frame;
+  if (frame.payload_bytes > 0 && !place.written) {
+    fabric::WritePost post;
+    post.id = slot;
+    post.gather_count = 1;
+    post.gathers[0] = from_.gather(slot, frame_header_bytes, frame.payload_bytes);
+    post.remote_address = frame.remote_address;
+    post.remote_key = frame.remote_key;
+    post.no_speculative_placement = (frame.flags & frame_exact) != 0;
+    if (!to_.post_beside(post)) {
+      return false;
+    }
+    ++place.posts;
+    place.written = true;
+  }
+  if (frame.last()) {
+    Frame note = frame;
+    note.kind = FrameKind::note;
+    note.payload_bytes = 0;
+    encode(note, from_.slot(slot));
+    const fabric::Gather header = from_.gather(slot, 0, frame_header_bytes);
+    if (!to_.post(&header, 1, slot)) {
+      return false;
+    }
+    ++place.posts;
+  }
+  place.leaving = true;
+  return true;
+}
+
+void Forwarder::on_sent(uint64_t id) {
+  Place& place = places_[id];
+  if (--place.posts == 0 && place.leaving) {
+    from_.release();
+  }
+  pump();
+}
+
+}  // namespace nccl_ha::relay

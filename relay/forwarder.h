@@ -1,0 +1,70 @@
+// One direction of a session in a relay: frames come into slots by one hop and leave by the other.
+//
+// Bounded: a frame comes in only where a slot is free, so that who sends more than the next hop
+// takes has to wait, and nothing is dropped.  The two directions have slots of their own, and what
+// reaches an end of the path is consumed there whatever a program does (MessageSender): so slots
+// that are all full become free again.  One thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "relay/hop_line.h"
+
+namespace nccl_ha::relay {
+
+class Forwarder {
+ public:
+  struct Options {
+    uint64_t session = 0;
+    NodeId origin{};
+    NodeId destination{};
+    uint16_t hop = 0;   ///< of this relay in this direction, from 0
+    uint16_t hops = 0;  ///< relays on the route
+    /// A message is passed on when all of it is here, or as much as there are slots for.
+    bool store = false;
+    bool last() const { return hop + 1 == hops; }
+  };
+  struct Counts {
+    uint64_t frames = 0;
+    uint64_t bytes = 0;  ///< payload
+    uint64_t waits = 0;  ///< times that the next hop took no more
+  };
+
+  /// Of what comes by `from`; both outlive it.
+  Forwarder(HopLine& from, HopLine& to) : from_(from), to_(to) {}
+
+  void open(const Options& options);
+  /// A frame lies in that slot; an error: the neighbour breaks the rules.
+  Result<void> on_frame(uint32_t slot);
+  /// The next hop has completed a post of that id.
+  void on_sent(uint64_t id);
+  /// Gives the next hop what it takes.
+  void pump();
+
+  /// Of the message to which a post of that id belonged.
+  uint64_t sequence_of(uint64_t id) const { return places_[id].frame.sequence; }
+  const Counts& counts() const { return counts_; }
+  size_t waiting() const { return waiting_.size(); }  ///< frames that have not left
+
+ private:
+  struct Place {
+    Frame frame;
+    uint32_t posts = 0;    ///< that the next hop has not completed
+    bool leaving = false;  ///< all of them are made
+    bool written = false;  ///< its payload has been given to the next hop
+  };
+  bool pass_on(uint32_t slot);
+  bool write_through(uint32_t slot);
+
+  HopLine& from_;
+  HopLine& to_;
+  Options options_;
+  std::vector<Place> places_;     ///< of each slot
+  std::deque<uint32_t> waiting_;  ///< slots, in the order in which their frames came
+  size_t released_ = 0;           ///< so many of them may leave
+  Counts counts_;
+};
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,111 @@
+#include "relay/message_receiver.h"
+
+#include <cstring>
+
+namespace nccl_ha::relay {
+
+MessageReceiver::MessageReceiver(fabric::Memory& memory, uint64_t domain, uint32_t receives_max)
+    : memory_(memory), domain_(domain), receives_(receives_max) {
+  memory_.attach(&guard_);
+}
+
+MessageReceiver::~MessageReceiver() { memory_.detach(&guard_); }
+
+Errc MessageReceiver::post(const fabric::ReceivePost& post) {
+  if (receives_.full()) {
+    return Errc::again;
+  }
+  receives_.push(post);
+  ++posted_;
+  return Errc::ok;
+}
+
+std::optional<Frame> MessageReceiver::frame(uint32_t slot) const {
+  const auto frame = hop_->frame(slot);
+  const bool ours = frame && frame->session == line_.session && frame->origin == line_.origin &&
+                    frame->destination == line_.destination && frame->hops == line_.hops &&
+                    frame->hop == line_.hops;
+  return ours ? frame : std::nullopt;
+}
+
+MessageReceiver::Outcome MessageReceiver::on_message(const Frame& frame, uint32_t slot) {
+  if (frame.sequence != delivered_ + 1) {
+    return {Outcome::Kind::wrong, {}};
+  }
+  switch (frame.kind) {
+    case FrameKind::note:
+      return on_note(frame);
+    case FrameKind::send:
+      return on_piece(frame, slot);
+    case FrameKind::write:
+    case FrameKind::ack:
+      break;
+  }
+  return {Outcome::Kind::wrong, {}};
+}
+
+MessageReceiver::Outcome MessageReceiver::on_note(const Frame& frame) {
+  if (arrived_bytes_ != 0) {
+    return {Outcome::Kind::wrong, {}};
+  }
+  if (!frame.has_immediate()) {
+    ++delivered_;
+    return {};
+  }
+  if (receives_.empty()) {
+    return {Outcome::Kind::wrong, {}};
+  }
+  ++delivered_;
+  Outcome outcome = taken(Outcome::Kind::complete, frame);
+  outcome.completion.kind = fabric::CompletionKind::receive_immediate;
+  return outcome;
+}
+
+MessageReceiver::Outcome MessageReceiver::on_piece(const Frame& frame, uint32_t slot) {
+  if (receives_.empty() || frame.offset != arrived_bytes_) {
+    return {Outcome::Kind::wrong, {}};
+  }
+  const fabric::ReceivePost& receive = receives_.front();
+  if (frame.message_bytes > receive.length) {
+    return taken(Outcome::Kind::too_long, frame);
+  }
+  if (frame.payload_bytes > 0) {
+    guard_.enter();
+    std::byte* to = memory_.resolve(receive.key, domain_,
+                                    reinterpret_cast<uint64_t>(receive.address) + frame.offset,
+                                    frame.payload_bytes);
+    if (to != nullptr) {
+      std::memcpy(to, hop_->slot(slot) + frame_header_bytes, frame.payload_bytes);
+    }
+    guard_.exit();
+    if (to == nullptr) {
+      return taken(Outcome::Kind::lost, frame);
+    }
+  }
+  arrived_bytes_ += frame.payload_bytes;
+  if (!frame.last()) {
+    return {};
+  }
+  arrived_bytes_ = 0;
+  ++delivered_;
+  return taken(Outcome::Kind::complete, frame);
+}
+
+MessageReceiver::Outcome MessageReceiver::taken(Outcome::Kind kind, const Frame& frame) {
+  Outcome outcome;
+  outcome.kind = kind;
+  outcome.completion.kind = fabric::CompletionKind::receive;
+  outcome.completion.has_immediate = frame.has_immediate();
+  outcome.completion.immediate = frame.immediate;
+  outcome.completion.bytes = frame.message_bytes;
+  outcome.completion.id = take_receive();
+  return outcome;
+}
+
+uint64_t MessageReceiver::take_receive() {
+  const uint64_t id = receives_.front().id;
+  receives_.pop();
+  return id;
+}
+
+}  // namespace nccl_ha::relay

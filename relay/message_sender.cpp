@@ -1,0 +1,162 @@
+#include "relay/message_sender.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace nccl_ha::relay {
+
+MessageSender::MessageSender(fabric::Memory& memory, uint64_t domain, uint32_t messages_max)
+    : headers_(memory),
+      sequence_of_(headers),
+      messages_max_(messages_max),
+      messages_(std::bit_ceil(std::max(messages_max, 1U))),
+      mask_(messages_.size() - 1) {
+  if (headers_.allocate(domain, headers, frame_header_bytes)) {
+    for (uint32_t header = 0; header < headers; ++header) {
+      free_.push_back(header);
+    }
+  }
+}
+
+Errc MessageSender::push(const fabric::WritePost& post) {
+  Message message;
+  message.id = post.id;
+  message.unsignaled = post.unsignaled;
+  message.gather_count = post.gather_count;
+  std::copy_n(std::begin(post.gathers), std::min<size_t>(post.gather_count, fabric::gathers_max),
+              std::begin(message.gathers));
+  message.flags = (post.has_immediate ? frame_immediate : 0) |
+                  (post.no_speculative_placement ? frame_exact : 0);
+  message.immediate = post.immediate;
+  message.remote_address = post.remote_address;
+  message.remote_key = post.remote_key;
+  return push(message);
+}
+
+Errc MessageSender::push(const fabric::SendPost& post) {
+  Message message;
+  message.id = post.id;
+  message.kind = FrameKind::send;
+  message.gather_count = post.gather_count;
+  std::copy_n(std::begin(post.gathers), std::min<size_t>(post.gather_count, fabric::gathers_max),
+              std::begin(message.gathers));
+  message.flags = post.has_immediate ? frame_immediate : 0;
+  message.immediate = post.immediate;
+  return push(message);
+}
+
+Errc MessageSender::push(Message message) {
+  if (message.gather_count > fabric::gathers_max) {
+    return Errc::invalid_argument;
+  }
+  if (tail_ - head_ >= messages_max_) {
+    return Errc::again;
+  }
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < message.gather_count; ++i) {
+    bytes += message.gathers[i].length;
+  }
+  if (bytes > UINT32_MAX) {
+    return Errc::invalid_argument;
+  }
+  message.bytes = static_cast<uint32_t>(bytes);
+  at(tail_++) = message;
+  return Errc::ok;
+}
+
+void MessageSender::pump() {
+  while (hop_ != nullptr && next_ < tail_) {
+    Message& message = at(next_);
+    if (!message.begun) {
+      if (message.needs_receive() && receives_used_ >= peer_receives_) {
+        return;
+      }
+      receives_used_ += message.needs_receive() ? 1 : 0;
+      message.begun = true;
+    }
+    if (free_.size() <= ack_headers - acks_ || !post_piece(message)) {
+      return;
+    }
+  }
+}
+
+bool MessageSender::post_piece(Message& message) {
+  while (gather_ < message.gather_count && message.gathers[gather_].length == gather_offset_) {
+    ++gather_;
+    gather_offset_ = 0;
+  }
+  fabric::Gather piece{};
+  if (gather_ < message.gather_count) {
+    const fabric::Gather& from = message.gathers[gather_];
+    piece = {from.address + gather_offset_,
+             std::min(line_.chunk_bytes, from.length - gather_offset_), from.key};
+  }
+  const bool last = offset_ + piece.length == message.bytes;
+  Frame frame;
+  frame.kind = message.kind;
+  frame.payload_bytes = piece.length;
+  frame.sequence = next_ + 1;
+  frame.remote_address = message.remote_address + offset_;
+  frame.remote_key = message.remote_key;
+  frame.message_bytes = message.bytes;
+  frame.offset = offset_;
+  frame.immediate = message.immediate;
+  frame.flags = message.flags | (last ? frame_last : 0);
+  if (!post_frame(frame, piece.length > 0 ? &piece : nullptr)) {
+    return false;
+  }
+  offset_ += piece.length;
+  gather_offset_ += piece.length;
+  if (last) {
+    ++next_;
+    gather_ = 0;
+    gather_offset_ = 0;
+    offset_ = 0;
+  }
+  return true;
+}
+
+bool MessageSender::post_frame(const Frame& made, const fabric::Gather* payload) {
+  Frame frame = made;
+  frame.origin = line_.origin;
+  frame.destination = line_.destination;
+  frame.session = line_.session;
+  frame.hops = line_.hops;
+  const uint32_t header = free_.back();
+  encode(frame, headers_.place(header));
+  fabric::Gather gathers[2] = {headers_.gather(header, 0, frame_header_bytes), {}};
+  if (payload != nullptr) {
+    gathers[1] = *payload;
+  }
+  if (!hop_->post(gathers, payload != nullptr ? 2 : 1, header)) {
+    return false;
+  }
+  free_.pop_back();
+  sequence_of_[header] = frame.kind == FrameKind::ack ? 0 : frame.sequence;
+  return true;
+}
+
+bool MessageSender::send_ack(uint64_t delivered, uint64_t receives) {
+  if (hop_ == nullptr || acks_ >= ack_headers || free_.empty()) {
+    return false;
+  }
+  Frame frame;
+  frame.kind = FrameKind::ack;
+  frame.sequence = delivered;
+  frame.remote_address = receives;
+  if (!post_frame(frame, nullptr)) {
+    return false;
+  }
+  ++acks_;
+  return true;
+}
+
+uint64_t MessageSender::on_sent(uint64_t id) {
+  const auto header = static_cast<uint32_t>(id);
+  free_.push_back(header);
+  const uint64_t sequence = sequence_of_[header];
+  acks_ -= sequence == 0 ? 1 : 0;
+  return sequence;
+}
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,116 @@
+// The sending half of a relayed path's end: cuts messages into frames, which the first hop carries,
+// and keeps them until the other end has them.
+//
+// A message that needs a receive is not begun before the other end has told of one, so that nothing
+// waits inside the relays for what a program does.  One thread; calls nobody but the hop.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "relay/frame.h"
+#include "relay/frame_memory.h"
+#include "relay/hop_line.h"
+#include "runtime/fabric/path.h"
+
+namespace nccl_ha::relay {
+
+/// What all frames of one direction have in common.
+struct FrameLine {
+  NodeId origin{};
+  NodeId destination{};
+  uint64_t session = 0;
+  uint16_t hops = 0;
+  uint32_t chunk_bytes = 0;  ///< no piece is longer
+};
+
+class MessageSender {
+ public:
+  /// Frames given to the hop and not acknowledged by it; some of them are kept for acks.
+  static constexpr uint32_t headers = 32;
+  static constexpr uint32_t ack_headers = 4;
+
+  MessageSender(fabric::Memory& memory, uint64_t domain, uint32_t messages_max);
+
+  Errc push(const fabric::WritePost& post);
+  Errc push(const fabric::SendPost& post);
+
+  /// Frames leave by that hop from now on.
+  void open(HopLine& hop, const FrameLine& line) {
+    hop_ = &hop;
+    line_ = line;
+  }
+  /// Gives the hop what it takes.
+  void pump();
+  /// False: too many are under way, try again when one has been sent.
+  bool send_ack(uint64_t delivered, uint64_t receives);
+  /// The hop is done with a frame.  The message that it was part of; 0: none.
+  uint64_t on_sent(uint64_t id);
+
+  /// The other end has all messages up to `delivered`, and has posted `receives` receives.  False:
+  /// that cannot be.  `done(message)` for each that is complete now.
+  template <class Done>
+  bool on_ack(uint64_t delivered, uint64_t receives, const Done& done) {
+    if (delivered > next_ || receives < peer_receives_) {
+      return false;
+    }
+    peer_receives_ = receives;
+    while (head_ < delivered) {
+      done(at(head_++));
+    }
+    return true;
+  }
+  /// What is left, in order; the one of that sequence number ends with `status`, the first if it is
+  /// none of them, all others are flushed.
+  template <class Done>
+  void flush(uint64_t sequence, fabric::CompletionStatus status, const Done& done) {
+    if (sequence <= head_ || sequence > tail_) {
+      sequence = head_ + 1;
+    }
+    for (; head_ < tail_; ++head_) {
+      done(at(head_), head_ + 1 == sequence ? status : fabric::CompletionStatus::flushed);
+    }
+  }
+
+  struct Message {
+    uint64_t id = 0;
+    FrameKind kind = FrameKind::write;
+    bool unsignaled = false;
+    bool begun = false;
+    uint32_t gather_count = 0;
+    fabric::Gather gathers[fabric::gathers_max]{};
+    uint32_t bytes = 0;
+    uint32_t flags = 0;
+    uint32_t immediate = 0;
+    uint32_t remote_key = 0;
+    uint64_t remote_address = 0;
+    bool needs_receive() const { return kind == FrameKind::send || (flags & frame_immediate) != 0; }
+  };
+
+ private:
+  Message& at(uint64_t index) { return messages_[index & mask_]; }
+  Errc push(Message message);
+  bool post_piece(Message& message);
+  bool post_frame(const Frame& frame, const fabric::Gather* payload);
+
+  HopLine* hop_ = nullptr;
+  FrameLine line_;
+  FrameMemory headers_;
+  std::vector<uint32_t> free_;         ///< headers
+  std::vector<uint64_t> sequence_of_;  ///< of each header's message; 0: an ack
+  uint32_t acks_ = 0;                  ///< headers of one
+  uint32_t messages_max_;
+  std::vector<Message> messages_;
+  uint64_t mask_;
+  uint64_t head_ = 0;  ///< the oldest that the other end does not have
+  uint64_t next_ = 0;  ///< the oldest that has not been given to the hop whole
+  uint64_t tail_ = 0;
+  uint32_t gather_ = 0;  ///< of next_'s: the piece to be sent
+  uint32_t gather_offset_ = 0;
+  uint32_t offset_ = 0;
+  uint64_t receives_used_ = 0;
+  uint64_t peer_receives_ = 0;
+};
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,41 @@
+#include "relay/path_endpoints.h"
+
+#include <utility>
+
+namespace nccl_ha::relay {
+
+Result<std::shared_ptr<PathEndpoints>> PathEndpoints::of(Context& context) {
+  if (auto known = context.shared().find<PathEndpoints>()) {
+    return known;
+  }
+  std::shared_ptr<PathEndpoints> made(new PathEndpoints(context));
+  auto acceptor = SessionAcceptor::listen(context, context.config().listen_ports, *made);
+  if (!acceptor) {
+    return acceptor.error();
+  }
+  made->acceptor_ = std::move(*acceptor);
+  context.shared().put(made);
+  return made;
+}
+
+uint64_t PathEndpoints::enter(Member* member) {
+  uint64_t token = 0;
+  while (token == 0 || members_.contains(token)) {
+    token = context_.random().next();
+  }
+  members_[token] = member;
+  return token;
+}
+
+void PathEndpoints::on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) {
+  const auto found = members_.find(request.token);
+  if (found == members_.end() || request.place + 1U != request.nodes.size()) {
+    stream->send(SetupRefusal{fabric::CompletionStatus::flushed, 0,
+                              "the path that was asked for does not end here any more"});
+    stream->close();
+    return;
+  }
+  found->second->on_request(std::move(stream), std::move(request));
+}
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,38 @@
+// Where the last relay on a route finds the paths that end in this process.  One per worker; its
+// paths keep it.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "relay/session_acceptor.h"
+
+namespace nccl_ha::relay {
+
+class PathEndpoints final : private SessionAcceptor::Handler {
+ public:
+  class Member {
+   public:
+    virtual void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) = 0;
+
+   protected:
+    ~Member() = default;
+  };
+  /// That of the context's worker.
+  static Result<std::shared_ptr<PathEndpoints>> of(Context& context);
+
+  uint16_t port() const { return acceptor_->port(); }
+  /// The token that the member's requests have.
+  uint64_t enter(Member* member);
+  void leave(uint64_t token) { members_.erase(token); }
+
+ private:
+  explicit PathEndpoints(Context& context) : context_(context) {}
+  void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) override;
+
+  Context& context_;
+  std::unique_ptr<SessionAcceptor> acceptor_;
+  std::map<uint64_t, Member*> members_;  ///< by token
+};
+
+}  // namespace nccl_ha::relay

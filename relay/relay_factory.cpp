@@ -1,0 +1,85 @@
+#include "relay/relay_factory.h"
+
+#include <utility>
+
+namespace nccl_ha::relay {
+namespace {
+
+/// For the datagrams within, which are of another kind than the one that it may ask for.
+Config for_hops(Config config) {
+  config.fabric = "datagram";
+  return config;
+}
+
+}  // namespace
+
+RelayFactory::RelayFactory(const Config& config, fabric::FabricHost& host,
+                           fabric::PortOpener opener, fabric::UdpFactory::PacketSource packets,
+                           std::shared_ptr<NextHops> next, const RelayPath::Options& options)
+    : host_(host),
+      asked_for_(config.fabric == setting()),
+      within_(for_hops(config), host, std::move(opener), std::move(packets)),
+      next_(std::move(next)),
+      options_(options) {}
+
+std::vector<fabric::NetDevice> RelayFactory::devices() const {
+  std::vector<fabric::NetDevice> devices;
+  if (asked_for_) {
+    devices = within_.devices();
+  }
+  for (fabric::NetDevice& device : devices) {
+    device.kind = kind();
+  }
+  return devices;
+}
+
+fabric::PathTraits RelayFactory::traits(const fabric::NetDevice& device) const {
+  fabric::PathTraits traits = within_.traits(device);
+  traits.hops = 1;
+  return traits;
+}
+
+void RelayFactory::add_places(const fabric::Attachment& of,
+                              std::vector<fabric::Place>& places) const {
+  if (of.kind != kind()) {
+    return;
+  }
+  within_.add_places({of.device, within_.kind()}, places);
+  for (fabric::Place& place : places) {
+    place.at.kind = kind();
+  }
+}
+
+Result<fabric::OwnedPath> RelayFactory::create_path(Context& context, const fabric::Attachment& at,
+                                                    const sockaddr* local,
+                                                    const fabric::PathOptions& options,
+                                                    fabric::PathOwner* owner) {
+  (void)at;
+  (void)local;
+  auto path = RelayPath::make(context, hops_, *next_, options_, options, owner);
+  if (!path) {
+    return path.error();
+  }
+  return fabric::OwnedPath{nullptr, std::move(*path)};
+}
+
+Result<fabric::OwnedPath> RelayFactory::Hops::make_hop(Context& context, const sockaddr* local,
+                                                       const fabric::PathOptions& options,
+                                                       fabric::PathOwner* owner) {
+  return factory_.within_.create_path(context, {0, fabric::datagram_kind}, local, options, owner);
+}
+
+fabric::Provider::Kind relay_fabric(std::shared_ptr<NextHops> next,
+                                    const RelayPath::Options& options,
+                                    fabric::UdpFactory::PacketSource packets) {
+  return
+      [=](const Config& config, fabric::FabricHost& host) -> std::unique_ptr<fabric::PathFactory> {
+        auto opener = fabric::PortOpener::from(config, host.memory);
+        if (!opener) {
+          return nullptr;  // the standard kinds have said why
+        }
+        return std::make_unique<RelayFactory>(config, host, *opener, packets, next, options);
+      };
+}
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,262 @@
+#include "relay/relay_path.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace nccl_ha::relay {
+
+using fabric::Completion;
+using fabric::CompletionKind;
+using fabric::CompletionStatus;
+using fabric::PathState;
+
+template <class Post>
+Errc RelayPath::push(const Post& post) {
+  if (state_ == PathState::error) {
+    return Errc::closed;
+  }
+  const Errc pushed = work_.sender.push(post);
+  if (pushed == Errc::ok && state_ == PathState::ready) {
+    work_.sender.pump();
+  }
+  return pushed;
+}
+
+Errc RelayPath::post_write(const fabric::WritePost& post) { return push(post); }
+
+Errc RelayPath::post_send(const fabric::SendPost& post) { return push(post); }
+
+Errc RelayPath::post_receive(const fabric::ReceivePost& post) {
+  if (state_ == PathState::error) {
+    return Errc::closed;
+  }
+  const Errc posted = work_.receiver.post(post);
+  if (posted == Errc::ok && state_ == PathState::ready) {
+    soon();  // together with those that follow
+  }
+  return posted;
+}
+
+void RelayPath::failure_domains(fabric::FailureDomains& domains) const {
+  if (line_.path() != nullptr) {
+    line_.path()->failure_domains(domains);
+  }
+  for (const NodeId relay : relays_) {
+    domains.push_back({fabric::FailureDomain::Kind::host, text(relay)});
+  }
+}
+
+void RelayPath::flush_acks() {
+  if (line_.path() != nullptr) {
+    line_.path()->flush_acks();
+  }
+}
+
+std::string RelayPath::describe() const {
+  std::string over;
+  for (const NodeId relay : relays_) {
+    over += fmt::format("{}{}", over.empty() ? "" : ", ", text(relay));
+  }
+  return fmt::format("relayed over {} to {}{}{}", over, text(peer_.node),
+                     line_.path() != nullptr ? ", first hop " : "",
+                     line_.path() != nullptr ? line_.path()->describe() : "");
+}
+
+void RelayPath::ack() {
+  const uint64_t delivered = work_.receiver.delivered();
+  const uint64_t posted = work_.receiver.posted();
+  if (state_ == PathState::ready &&
+      (delivered != work_.told_delivered || posted != work_.told_posted) &&
+      work_.sender.send_ack(delivered, posted)) {
+    work_.told_delivered = delivered;
+    work_.told_posted = posted;
+  }
+}
+
+void RelayPath::soon() {
+  if (!soon_.armed()) {
+    context_.timers().arm(soon_, context_.now());
+  }
+}
+
+void RelayPath::on_soon() {
+  if (state_ == PathState::error) {
+    if (!std::exchange(ending_.told, true)) {
+      owner_->on_path_state(*this, PathState::error, ending_.error);
+    }
+    flush_when_fenced();
+    return;
+  }
+  if (state_ == PathState::connecting && request_ && !options_.active && line_.path() == nullptr) {
+    if (auto accepted = accept(); !accepted) {
+      refuse(accepted.error().what);
+      break_path(CompletionStatus::device_fault, 0, accepted.error());
+    }
+    return;
+  }
+  ack();
+}
+
+void RelayPath::on_path_state(fabric::Path& path, PathState state, const Error& error) {
+  if (state == PathState::error) {
+    // Which message it was, the hop's completions tell, if it was one.
+    break_path(path.cause(), ending_.sequence, error);
+    return;
+  }
+  if (state == PathState::ready) {
+    become_ready();
+  }
+}
+
+void RelayPath::become_ready() {
+  if (state_ != PathState::connecting) {
+    return;
+  }
+  state_ = PathState::ready;
+  context_.timers().cancel(deadline_);
+  owner_->on_path_state(*this, state_, {});
+  if (state_ == PathState::ready) {
+    ack();
+    work_.sender.pump();
+  }
+}
+
+void RelayPath::on_fence_failed(fabric::Path& path, const Error& error) {
+  (void)path;
+  owner_->on_fence_failed(*this, error);
+}
+
+void RelayPath::on_completion(const Completion& completion) {
+  const bool received = completion.kind == CompletionKind::receive ||
+                        completion.kind == CompletionKind::receive_immediate;
+  const HopLine::Arrival arrival = received ? line_.on_receive(completion) : HopLine::Arrival{};
+  const bool sent = !received && line_.on_sent(completion);
+  const uint64_t sequence = sent ? work_.sender.on_sent(completion.id) : 0;
+  if (completion.status != CompletionStatus::ok && completion.status != CompletionStatus::flushed &&
+      ending_.sequence == 0) {
+    ending_.sequence = sequence;
+  }
+  if (state_ == PathState::error) {
+    soon();
+  }
+  if (completion.status != CompletionStatus::ok) {
+    return;
+  }
+  become_ready();  // the hop tells of what came before it tells that it is ready
+  if (state_ != PathState::ready) {
+    return;
+  }
+  if (arrival.wrong || (arrival.slot && !on_frame(*arrival.slot))) {
+    break_path(CompletionStatus::device_fault, 0,
+               nccl_ha::fail(Errc::remote, "something came that the other end did not send"));
+  }
+  if (state_ == PathState::ready) {
+    ack();
+    work_.sender.pump();
+  }
+}
+
+/// False: the other end would not send that.
+bool RelayPath::on_frame(uint32_t slot) {
+  const auto frame = work_.receiver.frame(slot);
+  bool good = frame.has_value();
+  if (good && frame->kind == FrameKind::ack) {
+    good = work_.sender.on_ack(
+        frame->sequence, frame->remote_address,
+        [&](const MessageSender::Message& message) { complete(message, CompletionStatus::ok); });
+  } else if (good) {
+    good = on_outcome(work_.receiver.on_message(*frame, slot));
+  }
+  if (state_ == PathState::ready) {
+    line_.release();
+  }
+  return good;
+}
+
+bool RelayPath::on_outcome(MessageReceiver::Outcome outcome) {
+  using Kind = MessageReceiver::Outcome::Kind;
+  outcome.completion.path = this;
+  CompletionStatus status = CompletionStatus::ok;
+  switch (outcome.kind) {
+    case Kind::nothing:
+      return true;
+    case Kind::wrong:
+      return false;
+    case Kind::complete:
+      break;
+    case Kind::too_long:
+      status = CompletionStatus::length_error;
+      break;
+    case Kind::lost:
+      status = CompletionStatus::local_protection;
+      break;
+  }
+  outcome.completion.status = status;
+  if (status != CompletionStatus::ok) {
+    if (stream_) {
+      stream_->send(SetupRefusal{status, work_.receiver.delivered() + 1,
+                                 "the receiver has no place for a message"});
+    }
+    break_path(status, 0,
+               nccl_ha::fail(Errc::remote,
+                             "a message came for which the receive that it met has "
+                             "no place"));
+  }
+  owner_->on_completion(outcome.completion);
+  return true;
+}
+
+void RelayPath::complete(const MessageSender::Message& message, CompletionStatus status) {
+  if (message.unsignaled && status == CompletionStatus::ok) {
+    return;
+  }
+  Completion completion;
+  completion.id = message.id;
+  completion.path = this;
+  completion.kind = message.kind == FrameKind::send ? CompletionKind::send : CompletionKind::write;
+  completion.status = status;
+  completion.bytes = message.bytes;
+  owner_->on_completion(completion);
+}
+
+void RelayPath::fail(const Error& why) { break_path(CompletionStatus::flushed, 0, why); }
+
+void RelayPath::break_path(CompletionStatus status, uint64_t sequence, const Error& why) {
+  if (state_ == PathState::error) {
+    return;
+  }
+  state_ = PathState::error;
+  cause_ = status;
+  ending_.error = why;
+  ending_.sequence = sequence != 0 ? sequence : ending_.sequence;
+  context_.timers().cancel(deadline_);
+  if (stream_) {
+    stream_->close();  // the neighbour ends what it holds, and tells the next one
+  }
+  if (line_.path() != nullptr) {
+    line_.path()->fail(why);
+  }
+  soon();
+}
+
+void RelayPath::flush_when_fenced() {
+  if (line_.in_hop() != 0 || ending_.flushed) {
+    return;
+  }
+  ending_.flushed = true;
+  work_.sender.flush(ending_.sequence, cause_,
+                     [&](const MessageSender::Message& message, CompletionStatus status) {
+                       complete(message, status);
+                     });
+  while (!work_.receiver.empty()) {
+    Completion completion;
+    completion.id = work_.receiver.take_receive();
+    completion.path = this;
+    completion.kind = CompletionKind::receive;
+    completion.status = CompletionStatus::flushed;
+    owner_->on_completion(completion);
+  }
+}
+
+}  // namespace nccl_ha::relay

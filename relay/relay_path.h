@@ -1,0 +1,126 @@
+// A path that leads through other hosts: the end of it in this process.
+//
+// The host where connect() is active names the route, dials the first relay on it and asks it for a
+// session; each host on the way asks the next one.  Then messages travel as frames on the hops
+// (frame.h), and each host's neighbour is the only one that it has to do with.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "relay/hop_source.h"
+#include "relay/message_receiver.h"
+#include "relay/message_sender.h"
+#include "relay/path_endpoints.h"
+
+namespace nccl_ha::relay {
+
+class RelayPath final : public fabric::Path,
+                        private fabric::PathOwner,
+                        private PathEndpoints::Member,
+                        private SessionStream::Owner {
+ public:
+  struct Options {
+    NodeId self{};
+    uint32_t chunk_bytes = 65536;
+    uint16_t slots = 16;  ///< for frames, at each host on the way and for each direction
+    size_t relays_max = 4;
+  };
+  /// `hops` and `next` outlive the path.  PathOptions::route names the relays; where it names none,
+  /// connect() asks `next` for a way to the peer.
+  static Result<std::unique_ptr<RelayPath>> make(Context& context, HopSource& hops, NextHops& next,
+                                                 const Options& own,
+                                                 const fabric::PathOptions& options,
+                                                 fabric::PathOwner* owner);
+  ~RelayPath() override;
+
+  std::span<const std::byte> local_address() const override { return address_; }
+  Result<void> connect(std::span<const std::byte> peer_address) override;
+  fabric::PathState state() const override { return state_; }
+  fabric::CompletionStatus cause() const override { return cause_; }
+  Errc post_write(const fabric::WritePost& post) override;
+  Errc post_send(const fabric::SendPost& post) override;
+  Errc post_receive(const fabric::ReceivePost& post) override;
+  const fabric::PathTraits& traits() const override { return traits_; }
+  void failure_domains(fabric::FailureDomains& domains) const override;
+  uint64_t progress() const override {
+    return line_.path() != nullptr ? line_.path()->progress() : 0;
+  }
+  void flush_acks() override;
+  void fail(const Error& why) override;
+  std::string describe() const override;
+
+ private:
+  RelayPath(Context& context, HopSource& hops, NextHops& next, const Options& own,
+            const fabric::PathOptions& options, fabric::PathOwner* owner);
+
+  // setting up (relay_path_setup.cpp)
+  Result<void> dial();
+  Result<void> make_hop(bool active, uint16_t slots, uint32_t chunk_bytes);
+  Result<void> accept();
+  void open(uint32_t chunk_bytes);
+  void refuse(const std::string& why);
+  void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) override;
+  void on_session_open(SessionStream& stream) override;
+  void on_session_message(SessionStream& stream, SessionMessage message) override;
+  void on_session_lost(SessionStream& stream, const Error& error) override;
+  void on_deadline();
+
+  // the hop
+  void on_completion(const fabric::Completion& completion) override;
+  void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
+  void on_fence_failed(fabric::Path& path, const Error& error) override;
+  void become_ready();
+  bool on_frame(uint32_t slot);
+  bool on_outcome(MessageReceiver::Outcome outcome);
+
+  template <class Post>
+  Errc push(const Post& post);
+  void ack();
+  void soon();
+  void on_soon();
+  void complete(const MessageSender::Message& message, fabric::CompletionStatus status);
+  void break_path(fabric::CompletionStatus status, uint64_t sequence, const Error& why);
+  void flush_when_fenced();
+
+  Context& context_;
+  HopSource& hops_;
+  NextHops& next_;
+  const Options own_;
+  fabric::PathOptions options_;
+  fabric::PathOwner* owner_;
+  fabric::PathTraits traits_;
+  std::vector<NodeId> relays_;
+  std::shared_ptr<PathEndpoints> endpoints_;
+  PathEndpoint local_;
+  PathEndpoint peer_;
+  std::vector<std::byte> address_;
+
+  struct Work {
+    MessageSender sender;
+    MessageReceiver receiver;
+    uint64_t told_delivered = 0;
+    uint64_t told_posted = 0;
+  };
+  Work work_;
+  HopLine line_;  ///< what its hop uses is above it
+  std::unique_ptr<SessionStream> stream_;
+  std::optional<SetupRequest> request_;  ///< that came before connect()
+
+  /// How it ends.
+  struct Ending {
+    Error error;
+    uint64_t sequence = 0;  ///< of the message that failed
+    bool told = false;
+    bool flushed = false;
+  };
+  fabric::PathState state_ = fabric::PathState::idle;
+  fabric::CompletionStatus cause_ = fabric::CompletionStatus::ok;
+  Ending ending_;
+  Timer deadline_;
+  Timer soon_;
+};
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,252 @@
+// How a relayed path comes into being.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "relay/relay_path.h"
+#include "relay/routes.h"
+
+namespace nccl_ha::relay {
+
+using fabric::CompletionStatus;
+using fabric::PathState;
+
+Result<std::unique_ptr<RelayPath>> RelayPath::make(Context& context, HopSource& hops,
+                                                   NextHops& next, const Options& own,
+                                                   const fabric::PathOptions& options,
+                                                   fabric::PathOwner* owner) {
+  std::unique_ptr<RelayPath> made(new RelayPath(context, hops, next, own, options, owner));
+  for (const fabric::Hop& hop : options.route) {
+    const auto node = node_of_hop(hop);
+    if (!node) {
+      return node.error();
+    }
+    made->relays_.push_back(*node);
+  }
+  if (made->relays_.size() > own.relays_max) {
+    return nccl_ha::fail(Errc::invalid_argument,
+                         fmt::format("a relayed path over {} hosts, at most {} are possible",
+                                     made->relays_.size(), own.relays_max));
+  }
+  made->options_.route = {};  // read, and not the caller's to keep
+  // Where the way is not known yet, it leads through one host at least.
+  made->traits_.hops = static_cast<uint8_t>(std::max<size_t>(made->relays_.size(), 1));
+  auto endpoints = PathEndpoints::of(context);
+  if (!endpoints) {
+    return endpoints.error();
+  }
+  made->endpoints_ = std::move(*endpoints);
+  made->local_ = {own.self, made->endpoints_->port(), made->endpoints_->enter(made.get())};
+  made->address_ = encode(made->local_);
+  return made;
+}
+
+RelayPath::RelayPath(Context& context, HopSource& hops, NextHops& next, const Options& own,
+                     const fabric::PathOptions& options, fabric::PathOwner* owner)
+    : context_(context),
+      hops_(hops),
+      next_(next),
+      own_(own),
+      options_(options),
+      owner_(owner),
+      work_{{hops.memory(), options.domain, options.writes_max},
+            {hops.memory(), options.domain, options.receives_max}},
+      line_(hops.memory()) {
+  deadline_.bind([](void* self) { static_cast<RelayPath*>(self)->on_deadline(); }, this);
+  soon_.bind([](void* self) { static_cast<RelayPath*>(self)->on_soon(); }, this);
+}
+
+RelayPath::~RelayPath() {
+  context_.timers().cancel(deadline_);
+  context_.timers().cancel(soon_);
+  if (endpoints_) {
+    endpoints_->leave(local_.token);
+  }
+  if (stream_) {
+    stream_->close();
+  }
+  line_.reset();
+}
+
+Result<void> RelayPath::connect(std::span<const std::byte> peer_address) {
+  if (state_ != PathState::idle) {
+    return nccl_ha::fail(Errc::invalid_usage, "relayed path: connect() called twice");
+  }
+  auto peer = decode_endpoint(peer_address);
+  if (!peer) {
+    return peer.error();
+  }
+  peer_ = *peer;
+  if (options_.active) {
+    if (auto dialled = dial(); !dialled) {
+      return dialled;
+    }
+  }
+  state_ = PathState::connecting;
+  const Duration limit =
+      options_.connect_limit > Duration(0)
+          ? options_.connect_limit
+          : Duration(std::chrono::milliseconds(context_.config().connect_timeout_ms));
+  context_.timers().arm(deadline_, context_.now() + limit);
+  if (request_) {
+    soon();  // an answer to it is no part of this call
+  }
+  return {};
+}
+
+Result<void> RelayPath::dial() {
+  if (relays_.empty()) {
+    relays_ = next_.relays_to(peer_.node);
+  }
+  if (relays_.empty()) {
+    return nccl_ha::fail(Errc::remote,
+                         fmt::format("no way over other hosts leads to {}", text(peer_.node)));
+  }
+  std::vector<NodeId> nodes{own_.self};
+  nodes.insert(nodes.end(), relays_.begin(), relays_.end());
+  nodes.push_back(peer_.node);
+  if (auto good = check_route(nodes, 0, own_.self, own_.relays_max); !good) {
+    return good;
+  }
+  const auto next = next_.find(relays_.front());
+  if (!next) {
+    return nccl_ha::fail(Errc::remote,
+                         fmt::format("no cable leads to relay {} any more", text(relays_.front())));
+  }
+  stream_.reset(new SessionStream(context_, this));
+  return stream_->dial(*next);
+}
+
+Result<void> RelayPath::make_hop(bool active, uint16_t slots, uint32_t chunk_bytes) {
+  if (auto made = line_.allocate(options_.domain, slots, chunk_bytes); !made) {
+    return made;
+  }
+  const auto local = stream_->local_address();
+  if (!local) {
+    return local.error();
+  }
+  fabric::PathOptions options = options_;
+  HopLine::size(options, line_.slots(), MessageSender::headers);
+  options.active = active;
+  auto hop = hops_.make_hop(context_, reinterpret_cast<const sockaddr*>(&*local), options, this);
+  if (!hop) {
+    return hop.error();
+  }
+  line_.take(std::move(*hop));
+  return {};
+}
+
+void RelayPath::on_session_open(SessionStream& stream) {
+  if (auto made = make_hop(true, own_.slots, own_.chunk_bytes); !made) {
+    break_path(CompletionStatus::device_fault, 0, made.error());
+    return;
+  }
+  SetupRequest request;
+  request.session = context_.random().next();
+  request.place = 1;
+  request.nodes.push_back(own_.self);
+  request.nodes.insert(request.nodes.end(), relays_.begin(), relays_.end());
+  request.nodes.push_back(peer_.node);
+  request.port = peer_.port;
+  request.token = peer_.token;
+  request.chunk_bytes = own_.chunk_bytes;
+  request.window = line_.window();
+  const auto address = line_.path()->local_address();
+  request.hop_address.assign(address.begin(), address.end());
+  request_ = request;
+  stream.send(request);
+}
+
+void RelayPath::on_session_message(SessionStream& stream, SessionMessage message) {
+  (void)stream;
+  if (state_ == PathState::error) {
+    return;
+  }
+  if (auto* refusal = std::get_if<SetupRefusal>(&message)) {
+    break_path(refusal->status, refusal->sequence, nccl_ha::fail(Errc::remote, refusal->text));
+    return;
+  }
+  const auto* ack = std::get_if<SetupAck>(&message);
+  const bool expected = ack != nullptr && options_.active && request_ && line_.path() != nullptr &&
+                        line_.path()->state() == PathState::idle &&
+                        ack->chunk_bytes <= own_.chunk_bytes;
+  Result<void> opened = expected ? line_.connect(ack->hop_address, ack->window, ack->chunk_bytes)
+                                 : nccl_ha::fail(Errc::remote, "an answer that nobody asked for");
+  if (!opened) {
+    break_path(CompletionStatus::device_fault, 0, opened.error());
+    return;
+  }
+  open(ack->chunk_bytes);
+}
+
+void RelayPath::on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) {
+  const bool wanted = !options_.active && !stream_ &&
+                      (state_ == PathState::idle || state_ == PathState::connecting);
+  if (!wanted) {
+    stream->send(SetupRefusal{CompletionStatus::flushed, 0,
+                              "the path that was asked for is not "
+                              "waiting for a peer"});
+    stream->close();
+    return;
+  }
+  stream_ = std::move(stream);
+  stream_->set_owner(this);
+  request_ = std::move(request);
+  if (state_ == PathState::connecting) {
+    soon();
+  }
+}
+
+void RelayPath::refuse(const std::string& why) {
+  stream_->send(SetupRefusal{CompletionStatus::device_fault, 0, why});
+}
+
+Result<void> RelayPath::accept() {
+  const SetupRequest& request = *request_;
+  auto good = check_route(request.nodes, request.nodes.size() - 1, own_.self, own_.relays_max);
+  if (good && request.nodes.front() != peer_.node) {
+    good = nccl_ha::fail(Errc::remote, "a host that is not the peer asks for this path");
+  }
+  const uint32_t chunk_bytes = std::min(request.chunk_bytes, own_.chunk_bytes);
+  if (good) {
+    good = make_hop(false, request.window.slots, chunk_bytes);
+  }
+  if (good) {
+    good = line_.connect(request.hop_address, request.window, chunk_bytes);
+  }
+  if (!good) {
+    return good;
+  }
+  open(chunk_bytes);
+  relays_.assign(request.nodes.rbegin() + 1, request.nodes.rend() - 1);
+  SetupAck ack;
+  ack.chunk_bytes = chunk_bytes;
+  ack.window = line_.window();
+  const auto address = line_.path()->local_address();
+  ack.hop_address.assign(address.begin(), address.end());
+  stream_->send(ack);
+  return {};
+}
+
+void RelayPath::open(uint32_t chunk_bytes) {
+  FrameLine line{own_.self, peer_.node, request_->session,
+                 static_cast<uint16_t>(request_->nodes.size() - 2), chunk_bytes};
+  work_.sender.open(line_, line);
+  std::swap(line.origin, line.destination);
+  work_.receiver.open(line_, line);
+}
+
+void RelayPath::on_session_lost(SessionStream& stream, const Error& error) {
+  (void)stream;
+  // Whoever held the route together is gone, and with it what it held.
+  break_path(CompletionStatus::retry_exceeded, 0, error);
+}
+
+void RelayPath::on_deadline() {
+  break_path(
+      CompletionStatus::retry_exceeded, 0,
+      nccl_ha::fail(Errc::timed_out, fmt::format("no path came about in time ({})", describe())));
+}
+
+}  // namespace nccl_ha::relay

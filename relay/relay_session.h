@@ -1,0 +1,94 @@
+// A session in a relay: two neighbours, a stream and a hop to each, and what goes from one to the
+// other.  An actor, as it ends in the midst of what happens on its hops.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+
+#include "relay/forwarder.h"
+#include "relay/hop_source.h"
+#include "relay/session_stream.h"
+#include "runtime/engine/actor.h"
+
+namespace nccl_ha::relay {
+
+/// What a relay allows, and how it passes on.
+struct RelayOptions {
+  NodeId self{};
+  size_t relays_max = 4;      ///< on a route
+  size_t sessions_max = 256;  ///< at a time; more are refused
+  uint32_t chunk_bytes = 65536;
+  uint16_t slots_max = 64;  ///< of that size, for each direction of a session
+  bool store = false;       ///< Forwarder::Options::store
+  Duration setup_limit = std::chrono::seconds(10);
+};
+
+class RelaySession final : public Actor, private fabric::PathOwner, private SessionStream::Owner {
+ public:
+  class Owner {
+   public:
+    /// Once; it is gone at the end of the turn.
+    virtual void on_session_end(RelaySession& session, const std::string& why) = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+  /// `request` came by `stream`, and its route leads through this host; the next one listens there.
+  RelaySession(HopSource& hops, const RelayOptions& options, Owner& owner,
+               std::unique_ptr<SessionStream> stream, SetupRequest request, const NextHop& next);
+  ~RelaySession() override;
+
+  const char* name() const override { return "relay-session"; }
+  void start(Context& context) override;
+  void on(const Message& message) override { (void)message; }
+  void stop() override { end({}, "this relay stops"); }
+
+  /// From the origin to the destination, and back.
+  const Forwarder::Counts& counts(size_t direction) const { return forwards_[direction].counts(); }
+  size_t memory_bytes() const {
+    return legs_[up].line.memory_bytes() + legs_[down].line.memory_bytes();
+  }
+  size_t waiting(size_t direction) const { return forwards_[direction].waiting(); }
+  bool carries() const { return phase_ == Phase::open; }
+  uint64_t number() const { return request_.session; }
+  /// Tells both neighbours why.
+  void end(const SetupRefusal& told, const std::string& why);
+
+ private:
+  enum class Phase : uint8_t { setting_up, open, ended };
+  enum Side : size_t { up, down };
+  struct Leg {
+    explicit Leg(fabric::Memory& memory) : line(memory) {}
+    HopLine line;
+    std::unique_ptr<SessionStream> stream;
+  };
+
+  void on_session_open(SessionStream& stream) override;
+  void on_session_message(SessionStream& stream, SessionMessage message) override;
+  void on_session_lost(SessionStream& stream, const Error& error) override;
+  void on_completion(const fabric::Completion& completion) override;
+  void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
+  void on_fence_failed(fabric::Path& path, const Error& error) override;
+  Result<void> make_hop(Side side);
+  Result<void> begin();
+  Result<void> open_down(const SetupAck& ack);
+  void open_forwarders();
+  void on_deadline();
+  Side side_of(const fabric::Path* path) const { return path == legs_[up].line.path() ? up : down; }
+
+  Context* context_ = nullptr;
+  HopSource& hops_;
+  RelayOptions options_;
+  Owner& owner_;
+  SetupRequest request_;
+  NextHop next_;
+  uint64_t domain_ = 0;
+  std::array<Leg, 2> legs_;
+  std::array<Forwarder, 2> forwards_;  ///< of what comes in at each leg
+  uint32_t chunk_bytes_ = 0;
+  Phase phase_ = Phase::setting_up;
+  Timer deadline_;
+};
+
+}  // namespace nccl_ha::relay

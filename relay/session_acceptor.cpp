@@ -1,0 +1,85 @@
+#include "relay/session_acceptor.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/log.h"
+
+namespace nccl_ha::relay {
+
+SessionAcceptor::SessionAcceptor(Context& context, Handler& handler)
+    : context_(context), handler_(handler) {
+  timer_.bind([](void* self) { static_cast<SessionAcceptor*>(self)->on_timer(); }, this);
+}
+
+SessionAcceptor::~SessionAcceptor() { context_.timers().cancel(timer_); }
+
+Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(Context& context,
+                                                                 const std::string& ports,
+                                                                 Handler& handler) {
+  std::unique_ptr<SessionAcceptor> made(new SessionAcceptor(context, handler));
+  auto acceptor = context.streams().listen_tcp(ports, &made->port_, made.get());
+  if (!acceptor) {
+    return acceptor.error();
+  }
+  made->acceptor_ = std::move(*acceptor);
+  return made;
+}
+
+void SessionAcceptor::on_accept(int fd) {
+  if (pending_.size() >= pending_max) {
+    ++refused_;
+    close(fd);
+    return;
+  }
+  std::unique_ptr<SessionStream> stream(new SessionStream(context_, this));
+  if (auto adopted = stream->adopt(fd); !adopted) {
+    NHA_LOG_WARN("a neighbour's stream is lost: {}", adopted.error().message());
+    return;
+  }
+  pending_.push_back({std::move(stream), context_.now() + patience});
+  context_.request_stream_turns(4);
+  if (!timer_.armed()) {
+    context_.timers().arm(timer_, pending_.back().until);
+  }
+}
+
+void SessionAcceptor::on_acceptor_error(const Error& error) {
+  NHA_LOG_WARN("no neighbour can ask for a relayed path any more: {}", error.message());
+}
+
+std::unique_ptr<SessionStream> SessionAcceptor::take(SessionStream& stream) {
+  const auto found = std::find_if(pending_.begin(), pending_.end(),
+                                  [&](const Pending& one) { return one.stream.get() == &stream; });
+  auto taken = std::move(found->stream);
+  pending_.erase(found);
+  return taken;
+}
+
+void SessionAcceptor::on_session_message(SessionStream& stream, SessionMessage message) {
+  auto taken = take(stream);
+  if (auto* request = std::get_if<SetupRequest>(&message)) {
+    handler_.on_request(std::move(taken), std::move(*request));
+  } else {
+    ++refused_;
+  }
+}
+
+void SessionAcceptor::on_session_lost(SessionStream& stream, const Error& error) {
+  (void)error;
+  ++refused_;
+  static_cast<void>(take(stream));
+}
+
+void SessionAcceptor::on_timer() {
+  const size_t before = pending_.size();
+  std::erase_if(pending_, [&](const Pending& one) { return one.until <= context_.now(); });
+  refused_ += before - pending_.size();
+  if (!pending_.empty()) {
+    context_.timers().arm(timer_, pending_.front().until);
+  }
+}
+
+}  // namespace nccl_ha::relay

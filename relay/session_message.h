@@ -1,0 +1,88 @@
+// What hosts on a route say to each other to set up a relayed path, on a stream from each to the
+// next.
+//
+// Header, little-endian: magic u32, version u8, kind u8, length u16 (of the whole message).  Then:
+//   setup request  session u64, place u8 (of the receiver on the route), nodes (count u8; u64
+//   each),
+//                  port u16 and token u64 of the destination, chunk bytes u32, slots, hop address
+//   setup ack      chunk bytes u32, slots, hop address
+//                  slots: address u64, key u32, bytes of each u32, count u16; of the sender
+//                  hop address: length u16, bytes
+//   refusal        status u8, sequence u64, text (length u8, bytes); whoever says it ends the
+//   session ping           nothing
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "relay/hop_line.h"
+#include "relay/node_id.h"
+#include "runtime/base/result.h"
+#include "runtime/fabric/completion_status.h"
+#include "runtime/fabric/path.h"
+
+namespace nccl_ha::relay {
+
+inline constexpr uint32_t session_magic = 0x5348414E;  // "NAHS"
+inline constexpr uint8_t session_version = 1;
+inline constexpr size_t session_header_bytes = 8;
+inline constexpr size_t session_message_max = 1024;
+inline constexpr size_t route_nodes_max = fabric::hops_max + 2;
+inline constexpr uint32_t chunk_bytes_min = 1024;
+inline constexpr uint32_t chunk_bytes_max = 1 << 20;
+
+/// Of a path's end: where the last relay finds the process that has it.
+struct PathEndpoint {
+  NodeId node{};
+  uint16_t port = 0;
+  uint64_t token = 0;
+};
+
+struct SetupRequest {
+  uint64_t session = 0;
+  uint8_t place = 0;  ///< of the receiver on the route
+  std::vector<NodeId> nodes;
+  uint16_t port = 0;
+  uint64_t token = 0;
+  uint32_t chunk_bytes = 0;  ///< no piece of a message may be longer
+  SlotWindow window;
+  std::vector<std::byte> hop_address;
+};
+
+struct SetupAck {
+  uint32_t chunk_bytes = 0;  ///< the least of all hosts on the route
+  SlotWindow window;
+  std::vector<std::byte> hop_address;
+};
+
+struct SetupRefusal {
+  fabric::CompletionStatus status = fabric::CompletionStatus::flushed;
+  uint64_t sequence = 0;  ///< of the receiver's message with which it happened; 0: none
+  std::string text;
+};
+
+struct SessionPing {};
+
+using SessionMessage = std::variant<SetupRequest, SetupAck, SetupRefusal, SessionPing>;
+
+/// A refusal's text is cut where it is too long.
+std::vector<std::byte> encode(const SessionMessage& message);
+/// Of a header that is all there: the length of the whole message.
+Result<size_t> session_message_length(std::span<const std::byte> header);
+Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes);
+
+// Path::local_address of a relayed path: magic u32, version u8, 0 u8, port u16, node u64, token
+// u64.
+inline constexpr size_t endpoint_bytes = 24;
+std::vector<std::byte> encode(const PathEndpoint& endpoint);
+Result<PathEndpoint> decode_endpoint(std::span<const std::byte> bytes);
+
+/// A node as PathOptions::route has it.
+fabric::Hop hop_of_node(NodeId node);
+Result<NodeId> node_of_hop(const fabric::Hop& hop);
+
+}  // namespace nccl_ha::relay

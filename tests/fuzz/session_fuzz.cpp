@@ -1,0 +1,101 @@
+// What neighbours on a route say to each other, and what travels on its hops.  The input is decoded
+// as each of them; then it goes to a relay's direction and to an end, with the session put in so
+// that it gets past the first gate.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "relay/forwarder.h"
+#include "relay/message_receiver.h"
+#include "relay/message_sender.h"
+#include "relay/session_message.h"
+#include "runtime/fabric/byte_order.h"
+
+namespace {
+
+using namespace nccl_ha;
+
+constexpr uint64_t session = 7;
+constexpr relay::NodeId here{1};
+constexpr relay::NodeId there{2};
+
+void feed_end(std::span<const std::byte> bytes) {
+  fabric::Memory memory;
+  relay::HopLine line(memory);
+  if (!line.allocate(1, relay::slots_min, 2048)) {
+    return;
+  }
+  relay::MessageReceiver receiver(memory, 1, 8);
+  relay::MessageSender sender(memory, 1, 8);
+  receiver.open(line, {there, here, session, 1, 2048});
+  std::vector<std::byte> place(512);
+  const uint32_t key = *memory.add(1, place.data(), place.size());
+  for (uint64_t i = 0; i < 8; ++i) {
+    static_cast<void>(receiver.post({i, place.data(), 512, key}));
+  }
+  for (size_t at = 0; at < bytes.size();) {
+    const size_t length = std::min<size_t>(bytes.size() - at, relay::frame_header_bytes + 64);
+    std::byte* slot = line.slot(0);
+    std::memcpy(slot, bytes.data() + at, length);
+    fabric::put(slot, 8, relay::number(there));
+    fabric::put(slot, 16, relay::number(here));
+    fabric::put(slot, 24, session);
+    at += length;
+    const auto frame = receiver.frame(0);
+    if (!frame) {
+      continue;
+    }
+    if (frame->kind == relay::FrameKind::ack) {
+      static_cast<void>(sender.on_ack(frame->sequence, frame->remote_address, [](const auto&) {
+        __builtin_trap();  // nothing was ever sent
+      }));
+    } else {
+      static_cast<void>(receiver.on_message(*frame, 0));
+    }
+  }
+  static_cast<void>(memory.remove(key));
+}
+
+void feed_relay(std::span<const std::byte> bytes) {
+  fabric::Memory memory;
+  relay::HopLine from(memory);
+  relay::HopLine to(memory);
+  if (!from.allocate(1, relay::slots_min, 2048)) {
+    return;
+  }
+  relay::Forwarder forwarder(from, to);
+  relay::Forwarder::Options options;
+  options.session = session;
+  options.origin = there;
+  options.destination = here;
+  options.hops = 2;
+  forwarder.open(options);
+  std::memcpy(from.slot(0), bytes.data(), std::min<size_t>(bytes.size(), 2048));
+  fabric::put(from.slot(0), 8, relay::number(there));
+  fabric::put(from.slot(0), 16, relay::number(here));
+  fabric::put(from.slot(0), 24, session);
+  static_cast<void>(forwarder.on_frame(0));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto bytes = std::as_bytes(std::span(data, size));
+  if (const auto message = relay::decode_session_message(bytes)) {
+    const auto again = encode(*message);
+    if (again.size() != size || std::memcmp(again.data(), data, size) != 0) {
+      __builtin_trap();  // what was accepted must be what was sent
+    }
+  }
+  if (const auto endpoint = relay::decode_endpoint(bytes)) {
+    const auto again = encode(*endpoint);
+    if (again.size() != size || std::memcmp(again.data(), data, size) != 0) {
+      __builtin_trap();
+    }
+  }
+  if (size > 0) {
+    feed_end(bytes);
+    feed_relay(bytes);
+  }
+  return 0;
+}

@@ -1,0 +1,172 @@
+// Whole connections over relayed paths: two opposite hosts of a ring of four, with a relay on
+// either way round.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+
+#include "relay/provider_hops.h"
+#include "relay/relay_factory.h"
+#include "relay/relay_node.h"
+#include "runtime/sim/world.h"
+#include "tests/support/sim_pair.h"
+#include "tools/sim/link.h"
+#include "tools/sim/traffic.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr size_t ring_hosts = 4;
+
+sim::Ip ring_address(size_t host, size_t cable) {
+  return sim::ip(10, static_cast<uint8_t>(cable + 1), 0, static_cast<uint8_t>(host + 1));
+}
+
+relay::NodeId ring_id(size_t host) { return relay::NodeId{host + 1}; }
+
+/// Cable i leads from host i to the next.
+class RingHops final : public relay::NextHops {
+ public:
+  RingHops(size_t host, std::array<relay::RelayNode*, ring_hosts>& nodes)
+      : host_(host), nodes_(nodes) {}
+  std::optional<relay::NextHop> find(relay::NodeId neighbour) const override {
+    const size_t after = (host_ + 1) % ring_hosts;
+    const size_t before = (host_ + ring_hosts - 1) % ring_hosts;
+    for (const size_t other : {after, before}) {
+      if (ring_id(other) == neighbour) {
+        const size_t cable = other == after ? host_ : other;
+        const uint16_t port = nodes_[other] != nullptr ? nodes_[other]->port() : uint16_t{1};
+        relay::NextHop found;
+        found.relay.storage = sim::Endpoint{ring_address(other, cable), port}.to_sockaddr();
+        found.local.storage = sim::Endpoint{ring_address(host_, cable), 0}.to_sockaddr();
+        found.relay.length = found.local.length = sizeof(sockaddr_in);
+        return found;
+      }
+    }
+    return std::nullopt;
+  }
+  /// One way round after the other.
+  std::vector<relay::NodeId> relays_to(relay::NodeId destination) override {
+    EXPECT_EQ(destination, ring_id((host_ + 2) % ring_hosts));
+    return {ring_id((host_ + (++asked_ % 2 == 1 ? 1 : 3)) % ring_hosts)};
+  }
+
+ private:
+  size_t host_;
+  size_t asked_ = 0;
+  std::array<relay::RelayNode*, ring_hosts>& nodes_;
+};
+
+class RelayFabric : public testing::Test {
+ protected:
+  RelayFabric() {
+    config_.fabric = "relay";
+    config_.dgram_paths = 1;
+    config_.counters_dir = "";
+  }
+  ~RelayFabric() override {
+    traffic_.reset();
+    link_.reset();
+  }
+  void SetUp() override {
+    for (size_t i = 0; i < ring_hosts; ++i) {
+      next_[i] = std::make_shared<RingHops>(i, nodes_);
+      relay::RelayPath::Options own;
+      own.self = ring_id(i);
+      world_.kinds.clear();
+      if (i % 2 == 0) {
+        world_.kinds.push_back(relay::relay_fabric(
+            next_[i], own,
+            [this,
+             i](const fabric::SocketAddress& local) -> Result<std::unique_ptr<fabric::PacketIo>> {
+              return world_.network().open_packets(sim::Endpoint::of(local.get()).ip, ties_[i]);
+            }));
+      }
+      auto process = world_.add_process(
+          {ring_address(i, i), ring_address(i, (i + ring_hosts - 1) % ring_hosts)}, config_);
+      ASSERT_TRUE(process) << process.error().message();
+      hosts_[i] = *process;
+      if (i % 2 == 1) {
+        hops_[i] = std::make_unique<relay::ProviderHops>(*hosts_[i]->provider);
+        relay::RelayOptions options;
+        options.self = ring_id(i);
+        auto node = std::make_unique<relay::RelayNode>(*hops_[i], *next_[i], options, "0");
+        nodes_[i] = node.get();
+        ASSERT_TRUE(hosts_[i]->engine->worker(0).adopt(std::move(node)));
+      }
+    }
+    static_cast<void>(world_.run_until([] { return false; }, milliseconds(1)));
+    link_ = std::make_unique<tools::SimLink>(world_, *hosts_[0], *hosts_[2], 5000);
+    ASSERT_TRUE(link_->wait_ready()) << link_->error();
+  }
+  void begin_traffic(uint64_t groups) {
+    tools::TransferPlan plan;
+    plan.groups = groups;
+    traffic_ = std::make_unique<tools::Traffic>(*link_, plan);
+  }
+  bool run_traffic(Duration limit) {
+    return world_.run_until([&] { return traffic_->step(); }, limit);
+  }
+  size_t carrying() const { return nodes_[1] != nullptr && !nodes_[1]->sessions().empty() ? 1 : 3; }
+  void kill(size_t host) {
+    nodes_[host] = nullptr;
+    world_.kill_process(*hosts_[host]);
+  }
+
+  std::array<relay::RelayNode*, ring_hosts> nodes_{};
+  std::array<std::shared_ptr<RingHops>, ring_hosts> next_;
+  std::array<std::unique_ptr<relay::ProviderHops>, ring_hosts> hops_;
+  std::array<sim::ProcessTiePtr, ring_hosts> ties_ = [] {
+    std::array<sim::ProcessTiePtr, ring_hosts> made;
+    for (auto& tie : made) {
+      tie = std::make_shared<sim::ProcessTie>();
+    }
+    return made;
+  }();
+  Config config_;
+  sim::World world_{11};
+  std::array<sim::Process*, ring_hosts> hosts_{};
+  std::unique_ptr<tools::SimLink> link_;
+  std::unique_ptr<tools::Traffic> traffic_;
+};
+
+TEST_F(RelayFabric, CarriesDataOfActorsThatDoNotNameIt) {
+  EXPECT_EQ(link_->sender().attachment().kind, relay::relay_kind);
+  begin_traffic(100);
+  EXPECT_TRUE(run_traffic(seconds(60)));
+  EXPECT_EQ(traffic_->outcome(), "");
+  uint64_t bytes = 0;
+  for (const size_t host : {1, 3}) {
+    for (const relay::RelaySession* session : nodes_[host]->sessions()) {
+      bytes += session->counts(0).bytes;
+    }
+  }
+  EXPECT_GT(bytes, 0U) << "no relay carried anything";
+}
+
+TEST_F(RelayFabric, GoesTheOtherWayRoundWhenItsRelayIsKilled) {
+  const ErrorsOnly quiet;
+  begin_traffic(1000);
+  ASSERT_FALSE(run_traffic(milliseconds(20)));
+  const size_t killed = carrying();
+  kill(killed);
+  EXPECT_TRUE(run_traffic(seconds(60)));
+  EXPECT_EQ(traffic_->outcome(), "");
+  EXPECT_FALSE(nodes_[4 - killed]->sessions().empty());
+}
+
+TEST_F(RelayFabric, EndsOnBothSidesWhenNoWayIsLeft) {
+  const ErrorsOnly quiet;
+  begin_traffic(1000);
+  ASSERT_FALSE(run_traffic(milliseconds(20)));
+  kill(1);
+  kill(3);
+  EXPECT_TRUE(run_traffic(end_bound(config_) + seconds(config_.connect_timeout_ms / 1000)));
+  EXPECT_NE(traffic_->outcome(), "") << "nothing can have arrived";
+}
+
+}  // namespace
+}  // namespace nccl_ha::test

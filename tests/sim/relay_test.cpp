@@ -1,0 +1,371 @@
+// Relayed paths on virtual time: what breaks on the way, who waits for whom, and what is late.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "runtime/base/random.h"
+#include "tests/support/path_harness.h"
+#include "tests/support/relay_line.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using fabric::Completion;
+using fabric::CompletionKind;
+using fabric::CompletionStatus;
+using fabric::PathState;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// One path over a line, with memory at both ends.
+struct RelayedPair {
+  struct End {
+    RecordingOwner owner;
+    std::vector<std::byte> bytes;
+    uint32_t key = 0;
+    std::unique_ptr<fabric::Path> path;
+  };
+  RelayedPair(RelayLine& line, size_t bytes, uint64_t domain, uint32_t receives = 128) {
+    for (size_t side = 0; side < 2; ++side) {
+      const size_t host = side == 0 ? 0 : line.hosts() - 1;
+      ends[side].bytes.resize(bytes);
+      ends[side].key =
+          *line.process(host).provider->memory().add(domain, ends[side].bytes.data(), bytes);
+      fabric::PathOptions options;
+      options.domain = domain;
+      options.writes_max = 128;
+      options.receives_max = receives;
+      options.active = side == 0;
+      ends[side].path = line.make_path(host, options, &ends[side].owner).value();
+    }
+  }
+  bool connect(RelayLine& line) {
+    EXPECT_TRUE(ends[0].path->connect(ends[1].path->local_address()));
+    EXPECT_TRUE(ends[1].path->connect(ends[0].path->local_address()));
+    return line.world().run_until([&] { return ready(); }, seconds(5));
+  }
+  bool ready() const {
+    return ends[0].path->state() == PathState::ready && ends[1].path->state() == PathState::ready;
+  }
+  Errc write(size_t from, uint64_t id, size_t bytes, size_t offset = 0) {
+    const size_t to = 1 - from;
+    fabric::WritePost post;
+    post.id = id;
+    post.gather_count = 1;
+    post.gathers[0] = {ends[from].bytes.data() + offset, static_cast<uint32_t>(bytes),
+                       ends[from].key};
+    post.remote_address = reinterpret_cast<uint64_t>(ends[to].bytes.data() + offset);
+    post.remote_key = ends[to].key;
+    post.has_immediate = true;
+    post.immediate = static_cast<uint32_t>(id);
+    return ends[from].path->post_write(post);
+  }
+  void receive(size_t side, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(ends[side].path->post_receive({i}), Errc::ok);
+    }
+  }
+  /// And its owner knows.
+  bool failed(size_t side) const {
+    const auto& states = ends[side].owner.states;
+    return std::find(states.begin(), states.end(), PathState::error) != states.end();
+  }
+  size_t completions(size_t side) const { return ends[side].owner.completions.size(); }
+  End ends[2];
+};
+
+void fill(std::vector<std::byte>& bytes, uint64_t seed) {
+  Random random(seed);
+  for (std::byte& one : bytes) {
+    one = static_cast<std::byte>(random.next());
+  }
+}
+
+RelayLine::Options over(size_t relays, uint64_t seed = 1) {
+  RelayLine::Options options;
+  options.relays = relays;
+  options.seed = seed;
+  return options;
+}
+
+TEST(RelaySim, CarriesBytesOverEightRelays) {
+  RelayLine::Options options = over(8);
+  options.relay.relays_max = 8;
+  options.relays_max = 8;
+  RelayLine line(options);
+  RelayedPair pair(line, 1 << 20, 1);
+  fill(pair.ends[0].bytes, 5);
+  ASSERT_TRUE(pair.connect(line));
+  EXPECT_EQ(pair.ends[0].path->traits().hops, 8);
+  pair.receive(1, 4);
+  for (uint64_t i = 0; i < 4; ++i) {
+    ASSERT_EQ(pair.write(0, i, 1 << 20), Errc::ok);
+  }
+  ASSERT_TRUE(line.world().run_until(
+      [&] { return pair.completions(0) == 4 && pair.completions(1) == 4; }, seconds(10)));
+  EXPECT_EQ(pair.ends[0].bytes, pair.ends[1].bytes);
+  for (size_t host = 1; host <= 8; ++host) {
+    ASSERT_EQ(line.node(host).sessions().size(), 1U);
+    EXPECT_EQ(line.node(host).sessions()[0]->counts(0).bytes, 4U << 20);
+  }
+}
+
+TEST(RelaySim, AKilledRelayEndsThePathOnBothSidesAtOnce) {
+  RelayLine line(over(3));
+  RelayedPair pair(line, 1 << 20, 1);
+  ASSERT_TRUE(pair.connect(line));
+  pair.receive(1, 100);
+  for (uint64_t i = 0; i < 20; ++i) {
+    ASSERT_EQ(pair.write(0, i, 1 << 20), Errc::ok);
+  }
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(1) > 2; }, seconds(5)));
+  line.kill(2);
+  // Its kernel closes the streams; the news goes from neighbour to neighbour.
+  ASSERT_TRUE(
+      line.world().run_until([&] { return pair.failed(0) && pair.failed(1); }, milliseconds(100)));
+  EXPECT_EQ(pair.ends[0].path->cause(), CompletionStatus::retry_exceeded);
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 20; }, milliseconds(100)));
+  EXPECT_TRUE(line.node(1).sessions().empty()) << "and nobody holds anything of it any more";
+  EXPECT_TRUE(line.node(3).sessions().empty());
+}
+
+TEST(RelaySim, ACutCableInTheMiddleEndsItAfterTheSilence) {
+  RelayLine line(over(2));
+  RelayedPair pair(line, 4096, 1);
+  ASSERT_TRUE(pair.connect(line));
+  line.cut(1);
+  ASSERT_TRUE(line.world().run_until(
+      [&] { return pair.failed(0) && pair.failed(1); },
+      relay::SessionStream::silence_max + 2 * relay::SessionStream::ping_apart));
+  EXPECT_FALSE(pair.ends[0].owner.last_error.what.empty());
+  EXPECT_FALSE(pair.ends[1].owner.last_error.what.empty());
+}
+
+TEST(RelaySim, AnEndThatFailsTakesTheSessionAlong) {
+  for (const size_t side : {0, 1}) {
+    RelayLine line(over(2));
+    RelayedPair pair(line, 4096, 1);
+    ASSERT_TRUE(pair.connect(line));
+    pair.ends[side].path->fail(fail(Errc::closed, "test"));
+    ASSERT_TRUE(line.world().run_until([&] { return pair.failed(1 - side); }, milliseconds(50)));
+    EXPECT_TRUE(line.node(1).sessions().empty());
+    EXPECT_TRUE(line.node(2).sessions().empty());
+  }
+}
+
+TEST(RelaySim, NothingThatARelayHoldsLandsAfterTheFence) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    RelayLine line(over(2, seed));
+    RelayedPair pair(line, 1 << 20, 1);
+    fill(pair.ends[0].bytes, seed);
+    ASSERT_TRUE(pair.connect(line));
+    pair.receive(1, 100);
+    for (uint64_t i = 0; i < 50; ++i) {
+      ASSERT_EQ(pair.write(0, i, 1 << 20), Errc::ok);
+    }
+    Random random(seed);
+    ASSERT_TRUE(line.world().run_until([&] { return pair.completions(1) >= 1; }, seconds(5)));
+    static_cast<void>(line.world().run_until([] { return false; },
+                                             std::chrono::microseconds(random.below(5000))));
+    const size_t held = line.node(1).sessions()[0]->waiting(0);
+    pair.ends[1].path->fail(fail(Errc::closed, "the fence"));
+    // All that it had posted is flushed: from now on the buffer is somebody else's.
+    ASSERT_TRUE(line.world().run_until([&] { return pair.completions(1) == 100; }, seconds(1)));
+    std::fill(pair.ends[1].bytes.begin(), pair.ends[1].bytes.end(), std::byte{0x11});
+    static_cast<void>(line.world().run_until([] { return false; }, seconds(5)));
+    EXPECT_TRUE(std::all_of(pair.ends[1].bytes.begin(), pair.ends[1].bytes.end(),
+                            [](std::byte one) { return one == std::byte{0x11}; }))
+        << seed << ", of which a relay held " << held;
+  }
+}
+
+TEST(RelaySim, WithEverySlotFullInBothDirectionsItStillGoesOn) {
+  // Both ends write as much as they can before either posts a receive: what is without one waits at
+  // its end, and the pieces of others fill what slots there are.
+  RelayLine::Options options = over(3);
+  options.chunk_bytes = 2048;
+  options.slots = relay::slots_min;
+  RelayLine line(options);
+  RelayedPair pair(line, 200000, 1);
+  fill(pair.ends[0].bytes, 1);
+  ASSERT_TRUE(pair.connect(line));
+  for (uint64_t i = 0; i < 100; ++i) {
+    ASSERT_EQ(pair.write(0, i, 100000), Errc::ok);
+    ASSERT_EQ(pair.write(1, i, 100000, 100000), Errc::ok);
+  }
+  static_cast<void>(line.world().run_until([] { return false; }, milliseconds(20)));
+  EXPECT_EQ(pair.completions(0) + pair.completions(1), 0U);
+  for (uint64_t i = 0; i < 100; ++i) {
+    pair.receive(0, 1);
+    pair.receive(1, 1);
+    ASSERT_TRUE(line.world().run_until(
+        [&] { return pair.completions(0) >= 2 * i + 2 && pair.completions(1) >= 2 * i + 2; },
+        seconds(5)))
+        << i << ": " << pair.ends[0].owner.last_error.message();
+  }
+  EXPECT_EQ(pair.ends[0].bytes, pair.ends[1].bytes);
+}
+
+TEST(RelaySim, AReceiverThatTakesNothingStallsNobodyElse) {
+  RelayLine line(over(1));
+  std::vector<std::unique_ptr<RelayedPair>> pairs;
+  for (uint64_t i = 0; i < 20; ++i) {
+    pairs.push_back(std::make_unique<RelayedPair>(line, 100000, i + 1));
+    ASSERT_TRUE(pairs.back()->connect(line)) << i;
+  }
+  ASSERT_EQ(line.node(1).sessions().size(), 20U);
+  // The first never posts a receive, and lives on for much longer than a dead peer does.
+  for (auto& pair : pairs) {
+    for (uint64_t i = 0; i < 50; ++i) {
+      ASSERT_EQ(pair->write(0, i, 100000), Errc::ok);
+    }
+  }
+  for (size_t i = 1; i < pairs.size(); ++i) {
+    pairs[i]->receive(1, 50);
+  }
+  ASSERT_TRUE(line.world().run_until(
+      [&] {
+        return std::all_of(pairs.begin() + 1, pairs.end(),
+                           [](const auto& pair) { return pair->completions(0) == 50; });
+      },
+      seconds(10)));
+  static_cast<void>(line.world().run_until([] { return false; }, seconds(15)));
+  EXPECT_TRUE(pairs[0]->ready());
+  EXPECT_EQ(pairs[0]->completions(0), 0U);
+  pairs[0]->receive(1, 50);
+  EXPECT_TRUE(line.world().run_until([&] { return pairs[0]->completions(0) == 50; }, seconds(5)));
+}
+
+TEST(RelaySim, MoreSessionsThanARelayAllowsAreRefusedWithAReason) {
+  RelayLine::Options options = over(1);
+  options.relay.sessions_max = 2;
+  RelayLine line(options);
+  std::vector<std::unique_ptr<RelayedPair>> pairs;
+  for (uint64_t i = 0; i < 2; ++i) {
+    pairs.push_back(std::make_unique<RelayedPair>(line, 4096, i + 1));
+    ASSERT_TRUE(pairs.back()->connect(line));
+  }
+  RelayedPair refused(line, 4096, 9);
+  EXPECT_FALSE(refused.connect(line));
+  EXPECT_TRUE(refused.failed(0));
+  EXPECT_NE(refused.ends[0].owner.last_error.what.find("2 paths already, which is its limit"),
+            std::string::npos)
+      << refused.ends[0].owner.last_error.what;
+  EXPECT_EQ(line.node(1).counts().refused, 1U);
+  pairs.clear();
+  ASSERT_TRUE(line.world().run_until([&] { return line.node(1).sessions().empty(); }, seconds(1)));
+  RelayedPair later(line, 4096, 10);
+  EXPECT_TRUE(later.connect(line)) << "what has ended makes room";
+}
+
+TEST(RelaySim, ARouteThatIsNoneIsRefused) {
+  RelayLine line(over(2));
+  fabric::PathOptions options;
+  RecordingOwner owner;
+  std::vector<fabric::Hop> route{relay::hop_of_node(RelayLine::id(2))};  // no cable from host 0
+  options.route = route;
+  options.active = true;
+  auto path = line.make_path_over(0, options, &owner);
+  ASSERT_TRUE(path);
+  const auto wrong = (*path)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, 1}));
+  ASSERT_FALSE(wrong);
+  EXPECT_NE(wrong.error().what.find("no cable leads to relay"), std::string::npos);
+
+  route = {relay::hop_of_node(RelayLine::id(1)), relay::hop_of_node(RelayLine::id(1))};
+  options.route = route;
+  auto round = line.make_path_over(0, options, &owner);
+  ASSERT_TRUE(round);
+  EXPECT_FALSE((*round)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, 1})))
+      << "the same host twice";
+
+  options.route = {};
+  auto unknown = line.make_path_over(0, options, &owner);
+  ASSERT_TRUE(unknown);
+  EXPECT_FALSE((*unknown)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, 1})))
+      << "nobody names a way";
+}
+
+TEST(RelaySim, APathWhosePeerIsGoneIsRefusedByItsProcess) {
+  RelayLine line(over(1));
+  RelayedPair pair(line, 4096, 1);
+  const auto address = pair.ends[1].path->local_address();
+  const std::vector<std::byte> there(address.begin(), address.end());
+  // Another path keeps the process listening.
+  RelayedPair other(line, 4096, 2);
+  pair.ends[1].path.reset();
+  ASSERT_TRUE(pair.ends[0].path->connect(there));
+  ASSERT_TRUE(line.world().run_until([&] { return pair.failed(0); }, seconds(2)));
+  EXPECT_NE(pair.ends[0].owner.last_error.what.find("does not end here any more"),
+            std::string::npos)
+      << pair.ends[0].owner.last_error.what;
+}
+
+TEST(RelaySim, AStoringRelayPassesWholeMessagesOn) {
+  for (const bool store : {false, true}) {
+    RelayLine::Options options = over(1);
+    options.relay.store = store;
+    options.chunk_bytes = 4096;
+    RelayLine line(options);
+    RelayedPair pair(line, 1 << 20, 1);
+    fill(pair.ends[0].bytes, 3);
+    ASSERT_TRUE(pair.connect(line));
+    pair.receive(1, 100);
+    // Whole in the relay's slots, and longer than those.
+    for (const size_t bytes : {size_t{40000}, size_t{1} << 20, size_t{1}, size_t{0}}) {
+      const size_t before = pair.completions(0);
+      ASSERT_EQ(pair.write(0, bytes, bytes), Errc::ok);
+      ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) > before; }, seconds(5)))
+          << bytes << " " << store;
+    }
+    EXPECT_EQ(pair.ends[0].bytes, pair.ends[1].bytes);
+  }
+}
+
+TEST(RelaySim, UnderLossEverythingArrivesOnceAndInOrder) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    RelayLine::Options options = over(1 + seed % 3, seed);
+    options.loss = 0.02;
+    options.chunk_bytes = 8192;
+    RelayLine line(options);
+    RelayedPair pair(line, 100000, 1);
+    ASSERT_TRUE(pair.connect(line)) << seed;
+    Random random(seed);
+    uint64_t posted = 0;
+    pair.receive(1, 100);
+    ASSERT_TRUE(line.world().run_until(
+        [&] {
+          while (posted < 100 && pair.write(0, posted, random.below(100000)) == Errc::ok) {
+            ++posted;
+          }
+          return pair.completions(0) == 100;
+        },
+        seconds(60)))
+        << seed;
+    for (uint64_t i = 0; i < 100; ++i) {
+      ASSERT_EQ(pair.ends[1].owner.completions[i].immediate, i);
+      ASSERT_EQ(pair.ends[0].owner.completions[i].id, i);
+    }
+  }
+}
+
+TEST(RelaySim, EqualSeedsGiveEqualRuns) {
+  uint64_t traces[2];
+  for (uint64_t& trace : traces) {
+    RelayLine::Options options = over(2, 77);
+    options.loss = 0.05;
+    RelayLine line(options);
+    RelayedPair pair(line, 100000, 1);
+    ASSERT_TRUE(pair.connect(line));
+    pair.receive(1, 20);
+    for (uint64_t i = 0; i < 20; ++i) {
+      ASSERT_EQ(pair.write(0, i, 100000), Errc::ok);
+    }
+    ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 20; }, seconds(20)));
+    trace = line.world().network().trace();
+  }
+  EXPECT_EQ(traces[0], traces[1]);
+}
+
+}  // namespace
+}  // namespace nccl_ha::test

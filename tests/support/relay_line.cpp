@@ -1,0 +1,137 @@
+#include "tests/support/relay_line.h"
+
+#include <array>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "relay/provider_hops.h"
+
+namespace nccl_ha::test {
+namespace {
+
+fabric::SocketAddress socket_address(sim::Ip ip, uint16_t port) {
+  fabric::SocketAddress made;
+  made.storage = sim::Endpoint{ip, port}.to_sockaddr();
+  made.length = sizeof(sockaddr_in);
+  return made;
+}
+
+}  // namespace
+
+class RelayLine::Neighbours final : public relay::NextHops {
+ public:
+  Neighbours(RelayLine& line, size_t host) : line_(line), host_(host) {}
+  std::optional<relay::NextHop> find(relay::NodeId neighbour) const override {
+    for (const size_t other : {host_ - 1, host_ + 1}) {
+      if (other < line_.hosts() && id(other) == neighbour) {
+        // A simulated network gives ports as it likes.  Hosts at the ends have no node.
+        const relay::RelayNode* node = line_.hosts_[other].node;
+        const size_t cable = std::min(host_, other);
+        return relay::NextHop{
+            socket_address(address(other, cable), node != nullptr ? node->port() : uint16_t{1}),
+            socket_address(address(host_, cable), 0)};
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  RelayLine& line_;
+  size_t host_;
+};
+
+Config RelayLine::quick_config() {
+  Config config;
+  config.connect_timeout_ms = 5000;
+  config.dgram_dead_ms = 3000;
+  config.counters_dir = "";
+  return config;
+}
+
+sim::Ip RelayLine::address(size_t host, size_t cable) {
+  return sim::ip(10, static_cast<uint8_t>(cable + 1), 0, static_cast<uint8_t>(host + 1));
+}
+
+RelayLine::RelayLine(const Options& options)
+    : options_(options), hosts_(options.relays + 2), world_(options.seed) {
+  world_.network().all.drop = options.loss;
+  world_.network().all.duplicate = options.loss;
+  world_.network().all.reorder = options.loss;
+  for (size_t i = 0; i < hosts_.size(); ++i) {
+    std::vector<sim::Ip> addresses;
+    if (i > 0) {
+      addresses.push_back(address(i, i - 1));
+    }
+    if (i + 1 < hosts_.size()) {
+      addresses.push_back(address(i, i));
+    }
+    auto process = world_.add_process(addresses, options.config);
+    if (!process) {
+      throw std::runtime_error(process.error().message());
+    }
+    Host& host = hosts_[i];
+    host.process = *process;
+    host.hops = std::make_unique<relay::ProviderHops>(*host.process->provider);
+    host.next = std::make_unique<Neighbours>(*this, i);
+    if (i > 0 && i + 1 < hosts_.size()) {
+      relay::RelayOptions relay = options.relay;
+      relay.self = id(i);
+      auto node = std::make_unique<relay::RelayNode>(*host.hops, *host.next, relay, "0");
+      host.node = node.get();
+      if (!host.process->engine->worker(0).adopt(std::move(node))) {
+        throw std::runtime_error("no place for a relay node");
+      }
+    }
+  }
+  static_cast<void>(world_.run_until([] { return false; }, std::chrono::milliseconds(1)));
+}
+
+RelayLine::~RelayLine() = default;
+
+Context& RelayLine::context(size_t host) {
+  return hosts_[host].process->engine->worker(0).context();
+}
+
+Result<std::unique_ptr<fabric::Path>> RelayLine::make_path(size_t host, fabric::PathOptions options,
+                                                           fabric::PathOwner* owner) {
+  std::vector<fabric::Hop> route;
+  for (size_t i = 1; i + 1 < hosts_.size(); ++i) {
+    route.push_back(relay::hop_of_node(id(host == 0 ? i : hosts_.size() - 1 - i)));
+  }
+  options.route = route;
+  return make_path_over(host, options, owner);
+}
+
+Result<std::unique_ptr<fabric::Path>> RelayLine::make_path_over(size_t host,
+                                                                const fabric::PathOptions& options,
+                                                                fabric::PathOwner* owner) {
+  relay::RelayPath::Options own;
+  own.self = id(host);
+  own.chunk_bytes = options_.chunk_bytes;
+  own.slots = options_.slots;
+  own.relays_max = options_.relays_max;
+  auto path = relay::RelayPath::make(context(host), *hosts_[host].hops, *hosts_[host].next, own,
+                                     options, owner);
+  if (!path) {
+    return path.error();
+  }
+  return std::unique_ptr<fabric::Path>(std::move(*path));
+}
+
+void RelayLine::cut(size_t cable, bool cut) {
+  sim::Link link = world_.network().all;
+  link.cut = cut;
+  world_.network().set_link(address(cable, cable), address(cable + 1, cable), link);
+  world_.network().set_link(address(cable + 1, cable), address(cable, cable), link);
+}
+
+void RelayLine::cut_all() {
+  for (size_t cable = 0; cable + 1 < hosts_.size(); ++cable) {
+    cut(cable);
+  }
+}
+
+void RelayLine::kill(size_t host) { world_.kill_process(*hosts_[host].process); }
+
+}  // namespace nccl_ha::test

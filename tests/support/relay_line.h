@@ -1,0 +1,69 @@
+// Hosts in a line on virtual time, each with a relay node but the two at the ends: what tests of
+// relayed paths need.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "relay/relay_node.h"
+#include "relay/relay_path.h"
+#include "runtime/sim/world.h"
+
+namespace nccl_ha::test {
+
+/// Host i has a cable to host i + 1, and each cable is a network of its own.
+class RelayLine {
+ public:
+  struct Options {
+    uint64_t seed = 1;
+    size_t relays = 1;
+    double loss = 0;  ///< of datagrams: dropped, doubled and out of order, each
+    relay::RelayOptions relay;
+    uint32_t chunk_bytes = 65536;  ///< of the ends, as the next two
+    uint16_t slots = 16;
+    size_t relays_max = 4;
+    Config config = quick_config();
+  };
+  /// Gives up on the silent within seconds.
+  static Config quick_config();
+  explicit RelayLine(const Options& options);
+  ~RelayLine();
+  RelayLine(const RelayLine&) = delete;
+  RelayLine& operator=(const RelayLine&) = delete;
+
+  size_t hosts() const { return hosts_.size(); }
+  sim::World& world() { return world_; }
+  sim::Process& process(size_t host) { return *hosts_[host].process; }
+  Context& context(size_t host);
+  relay::RelayNode& node(size_t host) { return *hosts_[host].node; }
+  static relay::NodeId id(size_t host) { return relay::NodeId{host + 1}; }
+
+  /// At the first or the last host, over all in between.  To be destroyed before the line.
+  Result<std::unique_ptr<fabric::Path>> make_path(size_t host, fabric::PathOptions options,
+                                                  fabric::PathOwner* owner);
+  /// Over what the options name.
+  Result<std::unique_ptr<fabric::Path>> make_path_over(size_t host,
+                                                       const fabric::PathOptions& options,
+                                                       fabric::PathOwner* owner);
+  void cut(size_t cable, bool cut = true);
+  void cut_all();
+  void kill(size_t host);
+
+ private:
+  /// The hosts beside it.
+  class Neighbours;
+  struct Host {
+    sim::Process* process = nullptr;
+    std::unique_ptr<relay::HopSource> hops;
+    std::unique_ptr<relay::NextHops> next;
+    relay::RelayNode* node = nullptr;  ///< its engine's
+  };
+  static sim::Ip address(size_t host, size_t cable);
+
+  Options options_;
+  std::vector<Host> hosts_;  // actors and paths use what is in it
+  sim::World world_;
+};
+
+}  // namespace nccl_ha::test
