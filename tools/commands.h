@@ -23,6 +23,9 @@ void add_check(CLI::App& app);
 /// Adds `nccl-ha lab`.
 void add_lab(CLI::App& app);
 
+/// Adds `nccl-ha agent`.
+void add_agent(CLI::App& app);
+
 /// Adds `nccl-ha sim`.
 void add_sim(CLI::App& app);
 
