@@ -52,11 +52,13 @@ TEST(AgentSettings, AllThatIsDocumentedIsRead) {
   const auto settings = AgentSettings::parse(R"({ // a comment
     "directory": "/run/x", "slots": 7, "processes": 8, "connections_per_process": 9,
     "users": [1000], "heartbeat_ms": 30, "drain_ms": 1500, "page": "",
-    "telemetry": {"listen": "[::1]:5", "allow": ["10.0.0.0/8", "fd00::/16"], "unauthenticated": true,
+    "telemetry": {"listen": "[::1]:5", "allow": ["10.0.0.0/8", "fd00::/16"],
+                  "unauthenticated": true,
                   "age_ms": 100},
     "reports": {"to": "10.0.0.1:6", "every_ms": 50},
     "rails": [{"interface": "a"}, {"interface": "b", "speed_mbps": 400000}],
-    "policy": {"gain": 2, "floor": 1, "ceiling": 1000, "backpressure_on": 200, "backpressure_off": 100,
+    "policy": {"gain": 2, "floor": 1, "ceiling": 1000,
+               "backpressure_on": 200, "backpressure_off": 100,
                "smoothing_ms": 0.5, "speed": 100, "speed_after_turns": 1, "backpressure_hold_ms": 2,
                "backpressure_hold_most_ms": 20, "fresh_ms": 10, "stale_ms": 90}})");
   ASSERT_TRUE(settings) << settings.error().message();
