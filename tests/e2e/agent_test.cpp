@@ -1,8 +1,6 @@
 // The transport agent as its clients and switches meet it: the built nccl-ha, real sockets.
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,9 +15,9 @@
 #include "runtime/base/random.h"
 #include "runtime/engine/engine.h"
 #include "tests/support/agent_process.h"
+#include "tests/support/agent_speaker.h"
 #include "tests/support/tool_runner.h"
 #include "tests/support/until.h"
-#include "tools/agent/keys.h"
 #include "tools/agent/telemetry_port.h"
 
 namespace nccl_ha::tests {
@@ -30,72 +28,10 @@ using std::chrono::milliseconds;
 using test::AgentProcess;
 using test::AgentSocket;
 using test::flow_to_host;
+using test::Seen;
+using test::Speaker;
 using test::until;
-
-/// Sends datagrams to the agent's telemetry port.
-class Wire {
- public:
-  explicit Wire(uint16_t port) {
-    to_.sin_family = AF_INET;
-    to_.sin_port = htons(port);
-    to_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    fd_ = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  }
-  ~Wire() { close(fd_); }
-  Wire(const Wire&) = delete;
-  Wire& operator=(const Wire&) = delete;
-  void send(std::span<const std::byte> bytes) const {
-    EXPECT_EQ(sendto(fd_, bytes.data(), bytes.size(), 0, reinterpret_cast<const sockaddr*>(&to_),
-                     sizeof to_),
-              static_cast<ssize_t>(bytes.size()));
-  }
-
- private:
-  int fd_;
-  sockaddr_in to_{};
-};
-
-/// A switch that says what it is told to.
-class Speaker {
- public:
-  explicit Speaker(const AgentProcess& agent)
-      : keys_(*tools::TelemetryKeys::read(agent.keys())), wire_(agent.telemetry_port()) {}
-  std::vector<std::byte> datagram(uint8_t rail, uint8_t level, const ha::Flow& flow = {}) {
-    TelemetryHeader header;
-    header.type = TelemetryType::congestion;
-    header.sender = 99;
-    header.number = ++number_;
-    header.stamp = tools::time_of_day();
-    header.key = keys_.newest();
-    CongestionEntry entry;
-    entry.flow = flow;
-    entry.rail = rail;
-    entry.level = level;
-    auto bytes = encode(header, std::span<const CongestionEntry>(&entry, 1), true);
-    keys_.sign(header.key, bytes);
-    return bytes;
-  }
-  void say(uint8_t rail, uint8_t level, const ha::Flow& flow = {}) {
-    wire_.send(datagram(rail, level, flow));
-  }
-  const Wire& wire() const { return wire_; }
-
- private:
-  tools::TelemetryKeys keys_;
-  Wire wire_;
-  uint64_t number_ = 0;
-};
-
-/// What the plugin sees of a flow, in the table itself.
-struct Seen {
-  explicit Seen(const AgentProcess& agent) : table(*HintTable::open(agent.directory(), 0)) {}
-  HintReading of(const AgentSocket::Answer& entered) const {
-    const auto place = decode_place(entered.payload);
-    SteadyClock clock;
-    return table->read(place->slot, place->flow, clock.now(), milliseconds(2000));
-  }
-  std::shared_ptr<const HintTable> table;
-};
+using test::Wire;
 
 uint64_t telemetry_count(const AgentProcess& agent, const char* name) {
   return agent.status()["telemetry"][name].get<uint64_t>();
@@ -148,6 +84,23 @@ TEST(Agent, ADatagramMovesTheShareWithinTenMilliseconds) {
   std::sort(ms.begin(), ms.end());
   std::printf("datagram to share: median %.2f ms, longest %.2f ms\n", ms[10], ms.back());
   EXPECT_LT(ms[10], 10);
+}
+
+TEST(Agent, WhatNamesAFlowGoesBeforeWhatIsSaidOfAll) {
+  AgentProcess agent(NHA_TOOL_FILE);
+  AgentSocket job(agent.socket_path());
+  ASSERT_TRUE(job.greet());
+  const auto one = job.enter(1, 1);
+  const auto other = job.enter(2, 2);
+  const ToolRun run =
+      run_program(NHA_TOOL_FILE, {"agent", "simulate-switch",
+                                  "0s sup 20; 0s sout 20; 0s sup 250 10.0.0.1 10.1.0.2", "--to",
+                                  "127.0.0.1:" + std::to_string(agent.telemetry_port()), "--listen",
+                                  "127.0.0.1:0", "--keys", agent.keys(), "--linger", "0.2", "-q"});
+  EXPECT_EQ(run.status, 0) << run.err;
+  const Seen seen(agent);
+  EXPECT_EQ(seen.of(*other).hint, (Hint{0, hint_layout::backpressure}));
+  EXPECT_EQ(seen.of(*one).hint, (Hint{512, 0}));
 }
 
 TEST(Agent, BackpressureStopsARailAndReleasesIt) {
@@ -499,69 +452,6 @@ TEST(Agent, AJobOutlivesAgentsThatAreKilled) {
     }
     agent.start();
   }
-}
-
-/// One request, answered to its end.
-std::string http(const AgentProcess& agent, const std::string& request) {
-  const std::string page = agent.status()["page"].get<std::string>();
-  const size_t colon = page.rfind(':');
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<uint16_t>(std::stoi(page.substr(colon + 1))));
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
-  const timeval limit{10, 0};
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  EXPECT_EQ(send(fd, request.data(), request.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(request.size()));
-  std::string answer;
-  std::array<char, 65536> bytes;
-  ssize_t got = 0;
-  while ((got = recv(fd, bytes.data(), bytes.size(), 0)) > 0) {
-    answer.append(bytes.data(), static_cast<size_t>(got));
-  }
-  close(fd);
-  return answer;
-}
-
-std::string http_get(const AgentProcess& agent, const std::string& path) {
-  return http(agent, "GET " + path + " HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
-}
-
-TEST(Agent, ServesItsPageMetricsAndStatus) {
-  AgentProcess agent(NHA_TOOL_FILE, R"("rails": [{"interface": "lo"}])");
-  AgentSocket job(agent.socket_path());
-  ASSERT_TRUE(job.greet());
-  ASSERT_EQ(job.enter(1, 2)->type, AgentMessage::entered);
-  const std::string page = http_get(agent, "/");
-  EXPECT_TRUE(page.starts_with("HTTP/1.1 200 OK")) << page.substr(0, 200);
-  EXPECT_NE(page.find("Transport agent"), std::string::npos);
-  EXPECT_EQ(page.find("http://"), page.find("http://www.w3.org/2000/svg"))
-      << "it loads nothing from elsewhere";
-  const std::string metrics = http_get(agent, "/metrics");
-  EXPECT_NE(metrics.find("# TYPE nccl_ha_agent_flow_share gauge"), std::string::npos) << metrics;
-  EXPECT_NE(
-      metrics.find("nccl_ha_agent_flow_share{source=\"10.0.0.1\",destination=\"10.1.0.2\"} 0.5"),
-      std::string::npos)
-      << metrics;
-  EXPECT_EQ(count(metrics, "# TYPE nccl_ha_agent_flow_congestion "), 1U);
-  EXPECT_NE(metrics.find("nccl_ha_agent_connections 1"), std::string::npos) << metrics;
-  const std::string status = http_get(agent, "/status.json?x=1");
-  EXPECT_EQ(json::parse(status.substr(status.find("\r\n\r\n") + 4))["connections"], 1);
-}
-
-TEST(Agent, ItsWebServerRefusesWhatIsNoRequestForIt) {
-  AgentProcess agent(NHA_TOOL_FILE);
-  EXPECT_TRUE(http_get(agent, "/other").starts_with("HTTP/1.1 404"));
-  EXPECT_TRUE(
-      http(agent, "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").starts_with("HTTP/1.1 405"));
-  EXPECT_TRUE(
-      http(agent, "GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n").starts_with("HTTP/1.1 403"));
-  EXPECT_TRUE(http(agent, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 403"));
-  EXPECT_TRUE(http(agent, "garbage\r\n\r\n").starts_with("HTTP/1.1 400"));
-  EXPECT_TRUE(http(agent, std::string(9000, 'x')).starts_with("HTTP/1.1 431"));
-  EXPECT_TRUE(http_get(agent, "/").starts_with("HTTP/1.1 200"));
 }
 
 // A share is gone on with by the next agent.

@@ -98,24 +98,42 @@ void FlowBoard::tell(uint32_t slot, const CongestionEntry& entry, Instant now) {
   decide(slot, now);
 }
 
-void FlowBoard::on_congestion(const CongestionEntry& entry, Instant now) {
-  if (entry.flow.source.family != 0 && entry.flow.destination.family != 0) {
-    if (const uint32_t* slot = registry_.slot_of(entry.flow)) {
-      tell(*slot, entry, now);
-    } else {
-      ++counts_.unmatched;
-    }
-    return;
-  }
+void FlowBoard::tell_all(const CongestionEntry& entry, const Named& named, Instant now) {
   bool any = false;
   for (const auto& [flow, slot] : registry_.all()) {
-    if (concerns(entry.flow.source, flow.source) &&
-        concerns(entry.flow.destination, flow.destination)) {
+    if (!concerns(entry.flow.source, flow.source) ||
+        !concerns(entry.flow.destination, flow.destination)) {
+      continue;
+    }
+    any = true;
+    if (std::find(named.begin(), named.end(), std::pair{slot, entry.rail}) == named.end()) {
       tell(slot, entry, now);
-      any = true;
     }
   }
   counts_.unmatched += any ? 0 : 1;
+}
+
+void FlowBoard::on_congestion(std::span<const CongestionEntry> entries, Instant now) {
+  const auto names_a_flow = [](const CongestionEntry& entry) {
+    return entry.flow.source.family != 0 && entry.flow.destination.family != 0;
+  };
+  Named named;
+  for (const CongestionEntry& entry : entries) {
+    if (!names_a_flow(entry)) {
+      continue;
+    }
+    if (const uint32_t* slot = registry_.slot_of(entry.flow)) {
+      tell(*slot, entry, now);
+      named.emplace_back(*slot, entry.rail);
+    } else {
+      ++counts_.unmatched;
+    }
+  }
+  for (const CongestionEntry& entry : entries) {
+    if (!names_a_flow(entry)) {
+      tell_all(entry, named, now);
+    }
+  }
 }
 
 void FlowBoard::decide(uint32_t slot, Instant now) {

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "actors/agent_protocol.h"
@@ -59,8 +61,9 @@ class FlowBoard {
   /// All that a process registered ends with it.
   void drop(ha::FlowRegistry::Client client, Instant now);
 
-  /// Hints change before this returns.
-  void on_congestion(const CongestionEntry& entry, Instant now);
+  /// A datagram's entries; what names a flow goes before what is said of all.  Hints change before
+  /// this returns.
+  void on_congestion(std::span<const CongestionEntry> entries, Instant now);
   /// What the host's own end of a rail looks like: counts beside what switches say.
   void set_local_level(size_t rail, uint8_t level) { local_[rail] = level; }
   /// Shares move and telemetry ages: every few milliseconds.
@@ -80,7 +83,10 @@ class FlowBoard {
   void write(uint32_t slot, Instant now);
   void begin(uint32_t slot, const FlowAnnouncement& announcement, Instant now);
   void end(const ha::FlowRegistry::Left& left, Instant now);
+  /// Flows and rails that a datagram has spoken of.
+  using Named = std::vector<std::pair<uint32_t, uint8_t>>;
   void tell(uint32_t slot, const CongestionEntry& entry, Instant now);
+  void tell_all(const CongestionEntry& entry, const Named& named, Instant now);
 
   std::unique_ptr<HintWriter> writer_;
   ha::FlowRegistry registry_;

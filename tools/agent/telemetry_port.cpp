@@ -136,9 +136,7 @@ void TelemetryPort::on_datagram(std::span<const std::byte> bytes, const sockaddr
   }
   ++counts_.taken;
   last_taken_ = context_->now();
-  for (const CongestionEntry& entry : *entries) {
-    board_->on_congestion(entry, last_taken_);
-  }
+  board_->on_congestion(*entries, last_taken_);
 }
 
 TelemetryHeader TelemetryPort::next_header(TelemetryType type) {
