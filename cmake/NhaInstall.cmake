@@ -8,3 +8,9 @@ install(FILES ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/LICENSE
         DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha)
 file(GLOB user_docs CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/docs/*.md)
 install(FILES ${user_docs} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/docs)
+file(GLOB docs_data CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/docs/*.json
+     ${CMAKE_SOURCE_DIR}/docs/*.png)
+install(FILES ${docs_data} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/docs)
+configure_file(${CMAKE_SOURCE_DIR}/tools/systemd/nccl-ha-agent.service.in
+               ${CMAKE_BINARY_DIR}/nccl-ha-agent.service @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/nccl-ha-agent.service DESTINATION lib/systemd/system)

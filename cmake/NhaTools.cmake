@@ -14,6 +14,21 @@ list(FILTER tool_hot EXCLUDE REGEX "/sim/command\\.cpp$")
 set(tool_cold ${tool_parts})
 list(REMOVE_ITEM tool_cold ${tool_hot})
 
+# The page that the agent serves is compiled in.
+set(page ${CMAKE_SOURCE_DIR}/tools/agent/page.html)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${page})
+file(READ ${page} NHA_AGENT_PAGE)
+set(page_source ${CMAKE_BINARY_DIR}/agent_page.cpp)
+file(CONFIGURE OUTPUT ${page_source} @ONLY CONTENT [=[
+#include "tools/agent/page.h"
+namespace nccl_ha::tools {
+const char* agent_page() {
+  return R"nha_page(@NHA_AGENT_PAGE@)nha_page";
+}
+}  // namespace nccl_ha::tools
+]=])
+list(APPEND tool_cold ${page_source})
+
 add_library(nha_tool_engines STATIC ${tool_hot})
 add_library(nha_tools STATIC ${tool_cold})
 target_compile_options(nha_tools PRIVATE $<$<CONFIG:Release>:-O1>)
@@ -35,7 +50,8 @@ foreach(source IN LISTS tool_cold)
   set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
 endforeach()
 target_link_libraries(nha_tool_engines PUBLIC nha_tools)
-target_link_libraries(nha_tools PUBLIC nha_tool_engines nha_tool_libraries nha_plugin nha_relay
+target_link_libraries(nha_tools PUBLIC nha_tool_engines nha_tool_libraries
+                                       nha_agent_libraries nha_plugin nha_relay
                                        nha_actors nha_ha nha_simulation nha_runtime)
 # How the program finds the plugin that is installed with it (tools/common/plugin_search.h).
 file(RELATIVE_PATH libraries_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})

@@ -21,6 +21,7 @@ int run_command_line(int argc, char** argv) {
   add_check(app);
   add_lab(app);
   add_relay(app);
+  add_agent(app);
   add_sim(app);
   try {
     app.parse(argc, argv);

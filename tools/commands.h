@@ -25,6 +25,8 @@ void add_lab(CLI::App& app);
 
 /// Adds `nccl-ha relay`.
 void add_relay(CLI::App& app);
+/// Adds `nccl-ha agent`.
+void add_agent(CLI::App& app);
 
 /// Adds `nccl-ha sim`.
 void add_sim(CLI::App& app);

@@ -12,11 +12,15 @@ _nccl_ha() {
   done
   COMPREPLY=()
   if [ -z "$command" ]; then
-    mapfile -t COMPREPLY < <(compgen -W "perf info check lab relay sim --help --version" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W "perf info check lab relay agent sim --help --version" -- "$current")
     return
   fi
   if [ "$command" = lab ]; then
     _nccl_ha_lab "$program" "$current"
+    return
+  fi
+  if [ "$command" = agent ]; then
+    _nccl_ha_agent "$program" "$current" "$previous"
     return
   fi
   case "$previous" in
@@ -66,6 +70,35 @@ _nccl_ha_lab() {
       ;;
     run:*)
       mapfile -t COMPREPLY < <(compgen -W "pair rails-4x2 islands ring-4 line-3 star-3" -- "$current")
+      ;;
+  esac
+}
+
+# So does the agent; without one it serves.
+_nccl_ha_agent() {
+  local program=$1 current=$2 previous=$3 verb= index
+  for ((index = 2; index < COMP_CWORD; index++)); do
+    case "${COMP_WORDS[index]}" in
+      status | simulate-switch | make-key) verb=${COMP_WORDS[index]}; break ;;
+    esac
+  done
+  case "$previous" in
+    --settings | --keys | make-key | --dir)
+      compopt -o filenames 2>/dev/null
+      mapfile -t COMPREPLY < <(compgen -f -- "$current")
+      return
+      ;;
+  esac
+  case "$verb:$current" in
+    *:-*)
+      mapfile -t COMPREPLY < <(compgen -W "$("$program" agent $verb --help 2>/dev/null |
+        grep -oE -- '--[a-z][a-z-]+' | sort -u)" -- "$current")
+      ;;
+    :*)
+      mapfile -t COMPREPLY < <(compgen -W "status simulate-switch make-key --settings --dir --check --help" -- "$current")
+      ;;
+    simulate-switch:*)
+      mapfile -t COMPREPLY < <(compgen -f -- "$current")
       ;;
   esac
 }

@@ -64,6 +64,8 @@ def project_files(root):
         relative = path.relative_to(root)
         if "corpus" in relative.parts or "__pycache__" in relative.parts:
             continue
+        if relative.parts[0] == "docs" and relative.suffix == ".png":
+            continue
         yield relative
 
 

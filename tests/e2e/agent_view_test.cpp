@@ -1,0 +1,140 @@
+// What the built nccl-ha agent shows and tells: its web server, its reports to the switch.
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "actors/telemetry_packet.h"
+#include "tests/support/agent_process.h"
+#include "tests/support/tool_runner.h"
+#include "tools/agent/keys.h"
+
+namespace nccl_ha::tests {
+namespace {
+
+using test::AgentProcess;
+using test::AgentSocket;
+
+/// One request, answered to its end.
+std::string http(const AgentProcess& agent, const std::string& request) {
+  const std::string page = agent.status()["page"].get<std::string>();
+  const size_t colon = page.rfind(':');
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(std::stoi(page.substr(colon + 1))));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  const timeval limit{10, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  EXPECT_EQ(send(fd, request.data(), request.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(request.size()));
+  std::string answer;
+  std::array<char, 65536> bytes;
+  ssize_t got = 0;
+  while ((got = recv(fd, bytes.data(), bytes.size(), 0)) > 0) {
+    answer.append(bytes.data(), static_cast<size_t>(got));
+  }
+  close(fd);
+  return answer;
+}
+
+std::string http_get(const AgentProcess& agent, const std::string& path) {
+  return http(agent, "GET " + path + " HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+}
+
+TEST(AgentPage, ServesItsPageMetricsAndStatus) {
+  AgentProcess agent(NHA_TOOL_FILE, R"("rails": [{"interface": "lo"}])");
+  AgentSocket job(agent.socket_path());
+  ASSERT_TRUE(job.greet());
+  ASSERT_EQ(job.enter(1, 2)->type, AgentMessage::entered);
+  const std::string page = http_get(agent, "/");
+  EXPECT_TRUE(page.starts_with("HTTP/1.1 200 OK")) << page.substr(0, 200);
+  EXPECT_NE(page.find("Transport agent"), std::string::npos);
+  EXPECT_EQ(page.find("http://"), page.find("http://www.w3.org/2000/svg"))
+      << "it loads nothing from elsewhere";
+  const std::string metrics = http_get(agent, "/metrics");
+  EXPECT_NE(metrics.find("# TYPE nccl_ha_agent_flow_share gauge"), std::string::npos) << metrics;
+  EXPECT_NE(
+      metrics.find("nccl_ha_agent_flow_share{source=\"10.0.0.1\",destination=\"10.1.0.2\"} 0.5"),
+      std::string::npos)
+      << metrics;
+  EXPECT_EQ(count(metrics, "# TYPE nccl_ha_agent_flow_congestion "), 1U);
+  EXPECT_NE(metrics.find("nccl_ha_agent_connections 1"), std::string::npos) << metrics;
+  const std::string status = http_get(agent, "/status.json?x=1");
+  EXPECT_EQ(nlohmann::json::parse(status.substr(status.find("\r\n\r\n") + 4))["connections"], 1);
+}
+
+TEST(AgentPage, ItsWebServerRefusesWhatIsNoRequestForIt) {
+  AgentProcess agent(NHA_TOOL_FILE);
+  EXPECT_TRUE(http_get(agent, "/other").starts_with("HTTP/1.1 404"));
+  EXPECT_TRUE(
+      http(agent, "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+  EXPECT_TRUE(
+      http(agent, "GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n").starts_with("HTTP/1.1 403"));
+  EXPECT_TRUE(http(agent, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 403"));
+  EXPECT_TRUE(http(agent, "garbage\r\n\r\n").starts_with("HTTP/1.1 400"));
+  EXPECT_TRUE(http(agent, std::string(9000, 'x')).starts_with("HTTP/1.1 431"));
+  EXPECT_TRUE(http_get(agent, "/").starts_with("HTTP/1.1 200"));
+}
+
+// What a switch hears: flows that begin and end, and what NICs do, signed.
+TEST(AgentReports, TheSwitchIsToldOfFlowsAndNics) {
+  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof at;
+  ASSERT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&at), length), 0);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length), 0);
+  const timeval limit{10, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  AgentProcess agent(NHA_TOOL_FILE, R"("rails": [{"interface": "lo"}],
+    "reports": {"every_ms": 20, "to": "127.0.0.1:)" +
+                                        std::to_string(ntohs(at.sin_port)) + "\"}");
+  const auto keys = tools::TelemetryKeys::read(agent.keys());
+  ASSERT_TRUE(keys);
+  uint64_t last_number = 0;
+  const auto hear = [&](TelemetryType type) {
+    std::array<std::byte, 2048> bytes;
+    for (int i = 0; i < 1000; ++i) {
+      const ssize_t got = recv(fd, bytes.data(), bytes.size(), 0);
+      if (got <= 0) {
+        return std::vector<std::byte>();
+      }
+      const auto datagram = std::span(std::as_const(bytes)).first(static_cast<size_t>(got));
+      const auto frame = parse_telemetry(datagram);
+      EXPECT_TRUE(frame && keys->verify(frame->header.key, frame->covered, frame->tag));
+      EXPECT_GT(frame->header.number, last_number);
+      last_number = frame->header.number;
+      if (frame->header.type == type) {
+        return std::vector<std::byte>(datagram.begin(), datagram.end());
+      }
+    }
+    return std::vector<std::byte>();
+  };
+  const auto report = hear(TelemetryType::nic_report);
+  const auto nics = decode_nic_reports(*parse_telemetry(report));
+  ASSERT_TRUE(nics);
+  EXPECT_EQ((*nics)[0].address.bytes[0], 127);
+  EXPECT_GE((*nics)[0].interval_us, 15000U);
+  auto job = std::make_unique<AgentSocket>(agent.socket_path());
+  ASSERT_TRUE(job->greet());
+  ASSERT_EQ(job->enter(1, 2)->type, AgentMessage::entered);
+  const auto begun = hear(TelemetryType::flow_begun);
+  EXPECT_EQ(decode_flow_notices(*parse_telemetry(begun))->at(0).flow, test::flow_to_host(2).flow);
+  job.reset();
+  const auto ended = hear(TelemetryType::flow_ended);
+  EXPECT_EQ(decode_flow_notices(*parse_telemetry(ended))->at(0).flow, test::flow_to_host(2).flow);
+  close(fd);
+}
+
+}  // namespace
+}  // namespace nccl_ha::tests
