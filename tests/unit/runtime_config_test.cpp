@@ -23,7 +23,8 @@ TEST(Config, DefaultsAreThoseOfTheTable) {
     EXPECT_EQ(view.origin, "default") << view.name;
     EXPECT_EQ(view.value, view.default_value) << view.name;
     EXPECT_FALSE(view.help.empty()) << view.name;
-    EXPECT_TRUE(view.name.starts_with("HA_NCCL_") || view.name.starts_with("NCCL_MESH_"))
+    EXPECT_TRUE(view.name.starts_with("HA_NCCL_") || view.name.starts_with("NCCL_MESH_") ||
+                view.name.starts_with("MPIB_"))
         << view.name;
   }
 }
