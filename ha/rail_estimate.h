@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "ha/mutation.h"
 #include "ha/windowed_best.h"
 #include "runtime/base/instant.h"
 
@@ -45,7 +46,7 @@ class RailEstimate {
 
   /// `open`: what was under way before.
   void on_posted(uint64_t bytes, uint64_t open, Instant now) {
-    last_bytes_ = bytes;
+    last_bytes_ = std::max<uint64_t>(bytes, 1);
     if (open == 0) {
       tried_at_ = optimism(now) < 1 ? ns_per_byte_ * optimism(now) : 0;
       limited_ = true;
@@ -60,6 +61,9 @@ class RailEstimate {
   }
 
   void on_delivered(uint64_t bytes, Instant now) {
+    if (mark_ == Instant{}) {
+      return;  // it was posted before anybody looked
+    }
     if (probing_) {
       probe_left_ -= std::min(probe_left_, bytes);
       if (probe_left_ == 0) {
@@ -70,7 +74,7 @@ class RailEstimate {
     delivered_ += bytes;
     last_at_ = now;
     const Duration took = now - mark_;
-    if (took >= sample_time) {
+    if (took >= sample_time && delivered_ != 0) {
       take_rate(took, now);
       mark_ = now;
       delivered_ = 0;
@@ -78,9 +82,10 @@ class RailEstimate {
     }
   }
 
-  /// What was under way will not be acknowledged: its path failed.
-  void on_lost() {
+  /// Some of what was under way will not be acknowledged: its path failed.
+  void on_lost(Instant now) {
     probing_ = false;
+    mark_ = now;
     limited_ = true;
     delivered_ = 0;
   }
@@ -90,9 +95,12 @@ class RailEstimate {
     if (open == 0) {
       return ns_per_byte_ * optimism(now);
     }
+    if (mark_ == Instant{}) {
+      return ns_per_byte_;
+    }
     // Nothing came for longer than it should take: it is slower than it was.
     const Duration waited = now - mark_ - (limited_ ? 2 * delay() : Duration{});
-    if (waited <= sample_time) [[likely]] {
+    if (waited <= sample_time || mutated(Mutation::silence_of_rail)) [[likely]] {
       return ns_per_byte_;
     }
     return std::max(ns_per_byte_, static_cast<double>(waited.count()) /
@@ -134,6 +142,9 @@ class RailEstimate {
       tried_at_ = 0;
     }
     if (!rates_.empty() && sample >= ns_per_byte_ && least <= ns_per_byte_) {
+      return;
+    }
+    if (mutated(Mutation::rates_not_measured)) {
       return;
     }
     rates_.add(now, rates_.empty() || sample < ns_per_byte_ ? sample : least);

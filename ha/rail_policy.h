@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "ha/mutation.h"
 #include "ha/rails.h"
 #include "runtime/base/instant.h"
 
@@ -63,7 +64,7 @@ class ShareAccumulator {
     owed_ += int64_t{parts} * bytes;
     const int64_t whole = int64_t{share_parts} * bytes;
     const bool takes = 2 * owed_ >= whole;
-    owed_ -= takes ? whole : 0;
+    owed_ = mutated(Mutation::share_not_owed) ? 0 : owed_ - (takes ? whole : 0);
     return takes;
   }
 

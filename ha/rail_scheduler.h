@@ -16,6 +16,7 @@
 #include <span>
 
 #include "ha/invariant.h"
+#include "ha/mutation.h"
 #include "ha/rail_estimate.h"
 #include "ha/rails.h"
 
@@ -55,8 +56,6 @@ class RailScheduler {
     double best = never;
     double best_free = never;
     std::optional<size_t> rail;
-    double rate = 0;
-    double all = static_cast<double>(waiting);
     for (size_t i = 0; i < rails.size() && i < estimates_.size(); ++i) {
       if (!rails[i].serves) {
         continue;
@@ -67,20 +66,18 @@ class RailScheduler {
       const double queue = static_cast<double>(rails[i].open) * cost;
       // The delay has the time of some bytes in it; of so few that this is no matter.
       const double finish = delay + queue + bytes * cost;
-      rate += 1 / cost;
-      all += static_cast<double>(rails[i].open);
       best = std::min(best, finish);
       const bool enough = estimate.measured() ? queue + bytes * cost >
                                                     2 * delay + static_cast<double>(slack.count())
                                               : rails[i].open + bytes > first_bytes;
-      const bool full = rails[i].open != 0 && enough;
+      const bool full = rails[i].open != 0 && enough && !mutated(Mutation::rail_never_full);
       if (!full && finish < best_free) {
         best_free = finish;
         rail = i;
       }
     }
     // Three fourths: so that what comes after it does not have to wait for it.
-    if (rail && best_free > best && best_free > 0.75 * all / rate) {
+    if (rail && best_free > best && best_free > 0.75 * time_for_all(rails, waiting, now)) {
       return std::nullopt;
     }
     return rail;
@@ -105,6 +102,19 @@ class RailScheduler {
   const char* broken() const { return invariants_.broken(); }
 
  private:
+  /// Until all that waits and is under way could be delivered, in nanoseconds.
+  double time_for_all(std::span<const Load> rails, uint64_t waiting, Instant now) const {
+    double rate = 0;
+    auto bytes = static_cast<double>(waiting);
+    for (size_t i = 0; i < rails.size() && i < estimates_.size(); ++i) {
+      if (rails[i].serves) {
+        rate += 1 / estimates_[i].ns_per_byte(rails[i].open, now);
+        bytes += static_cast<double>(rails[i].open);
+      }
+    }
+    return bytes / rate;
+  }
+
   std::array<RailEstimate, device_rails_max> estimates_;
   Invariants invariants_;
 };

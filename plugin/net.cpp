@@ -186,8 +186,14 @@ abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
       // A registration serves every connection on the same device, unless some fall back to
       // datagrams.
       out->reg_is_global &= provider.memory_is_global(at) ? 1 : 0;
-      out->max_comms =
-          std::min(out->max_comms, static_cast<int>(provider.connections_max(at, max_comms)));
+      // On SOUT and SUP a connection has queue pairs by other settings than elsewhere.
+      const Config& config = process.config();
+      const int64_t pairs = !listed->rails.sout_and_sup ? config.ib_qps
+                            : i == 0                    ? config.mpib_sout_qp
+                                                        : config.mpib_sup_qp;
+      const auto most = static_cast<int64_t>(provider.connections_max(at, max_comms));
+      out->max_comms = static_cast<int>(
+          std::min<int64_t>(out->max_comms, std::max<int64_t>(most * config.ib_qps / pairs, 1)));
     }
     out->force_flush = 0;
     out->speed_mbps =

@@ -219,7 +219,7 @@ void Connection::end_handshake() {
 
 bool Connection::rails_decided() const {
   const auto lanes = paths_.rail_lanes();
-  return rails_overdue_ ||
+  return rails_overdue_ || ha::mutated(ha::Mutation::rails_not_awaited) ||
          std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.decided; });
 }
 

@@ -6,6 +6,7 @@ namespace nccl_ha {
 
 void LaneChooser::begin(std::shared_ptr<ha::HintSource> hints) {
   hints_ = std::move(hints);
+  measures_ = state_.rails.rails != 0;
   const auto& devices = state_.provider.devices();
   for (size_t rail = 0; rail < state_.devices.count && rail <= state_.rails.rails; ++rail) {
     const int64_t mbps = devices[state_.devices.devices[rail]].speed_mbps;
@@ -134,19 +135,19 @@ size_t LaneChooser::on_another_rail(size_t not_on) const {
 }
 
 void LaneChooser::on_posted(const Lane& lane, uint64_t bytes) {
-  if (spreads_) {
+  if (measures_ && !lane.shadow) {
     scheduler_.estimate(lane.rail).on_posted(bytes, open_on(lane.rail), state_.context->now());
   }
 }
 
 void LaneChooser::on_delivered(const Lane& lane, uint64_t bytes, bool good) {
-  if (!spreads_ || lane.shadow) {
+  if (!measures_ || lane.shadow) {
     return;
   }
   if (good) {
     scheduler_.estimate(lane.rail).on_delivered(bytes, state_.context->now());
   } else {
-    scheduler_.estimate(lane.rail).on_lost();
+    scheduler_.estimate(lane.rail).on_lost(state_.context->now());
   }
 }
 

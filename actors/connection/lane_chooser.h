@@ -73,6 +73,7 @@ class LaneChooser {
   std::array<uint32_t, lanes_max> weights_{};  ///< of all lanes; 0: carries nothing
   ha::Rotation rotation_;
   bool spreads_ = false;
+  bool measures_ = false;  ///< there are several rails
   ha::RailScheduler scheduler_;
   ha::ShareAccumulator accumulator_;
 };

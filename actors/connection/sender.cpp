@@ -151,6 +151,9 @@ bool Sender::pick_lane() {
 bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys) {
   if (lane.on_other_rail()) {
     keys = {request.rail_keys[lane.rail - 1U], request.remote_rail_keys[lane.rail - 1U]};
+    if (ha::mutated(ha::Mutation::keys_of_first_rail)) {
+      keys = {request.key, request.remote_key};
+    }
     if (keys.local != 0 && keys.remote != 0) [[likely]] {
       return true;
     }

@@ -1,6 +1,7 @@
 // Several rails of one device: who carries what, and what becomes of it when one fails or is slow.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <functional>
 
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
@@ -67,6 +68,15 @@ TEST_P(Rails, WithinAnIslandDataTakesSup) {
   EXPECT_LT(carried(pair, 0), next_to_nothing);
   EXPECT_GE(carried(pair, 1), pair.bytes_wanted());
   EXPECT_EQ(pair.send_channel().counters().traffic_moves.get(), 0U);
+  // And clear-to-sends, of which each has 64 bytes.
+  const auto& network = pair.world().network();
+  const uint64_t back = network.carried(pair.receiver().addresses[0], pair.sender().addresses[0]);
+  tools::TransferPlan small;
+  small.groups = 500;
+  small.large = 0;
+  ASSERT_EQ(pair.transfer(small, seconds(60)), "");
+  EXPECT_LT(network.carried(pair.receiver().addresses[0], pair.sender().addresses[0]) - back,
+            500 * 64U / 2);
 }
 
 TEST_P(Rails, BetweenIslandsNothingEverTakesSup) {
@@ -130,18 +140,24 @@ TEST_P(Rails, UnequalRailsAddUp) {
   }
 }
 
-/// Moves messages of a megabyte for so long; bytes per second that were received.
+/// Moves messages of up to a megabyte, or so many bytes, for so long; bytes per second that were
+/// received.
 class Flow {
  public:
-  Flow(SimPair& pair, uint64_t seed) : pair_(pair) {
+  Flow(SimPair& pair, uint64_t seed, uint32_t bytes_max = 1 << 20) : pair_(pair) {
     tools::TransferPlan plan;
     plan.seed = seed;
     plan.groups = 100000;
     plan.grouped = 0;
     plan.large = 1;
-    plan.bytes_max = 1 << 20;
+    plan.bytes_max = bytes_max;
     plan.late_write_window = 16;
     traffic_ = std::make_unique<tools::Traffic>(pair.link(), plan);
+  }
+  /// False: that did not come in time.
+  bool run_until(const std::function<bool()>& done, Duration limit) {
+    return pair_.world().run_until([&] { return traffic_->step() || done(); }, limit) &&
+           !traffic_->is_wrong();
   }
   double rate(Duration time) {
     const uint64_t before = done();
@@ -207,6 +223,29 @@ TEST_P(Rails, FourRailsOfFourSpeedsAddUp) {
   Flow flow(pair, 23);
   flow.rate(milliseconds(300));
   EXPECT_GT(flow.rate(milliseconds(500)), 0.9 * 100e6);
+}
+
+/// Receives are open all the time, and what was announced over SOUT takes long.
+TEST_P(Rails, NoAnnouncementOvertakesAnother) {
+  Config config;
+  config.failback_ms = 100;
+  SimPair pair = make(30, config);
+  sim::Link slow = at_rate(100 * mega);
+  slow.delay = milliseconds(30);
+  set_rail(pair, 0, slow);
+  set_rail(pair, 1, at_rate(100 * mega));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  Flow flow(pair, 30, 100'000);
+  for (int round = 0; round < 3; ++round) {
+    flow.rate(milliseconds(50));
+    set_rail(pair, 1, dark());
+    flow.rate(milliseconds(800));
+    set_rail(pair, 1, at_rate(100 * mega));
+    ASSERT_TRUE(flow.run_until(
+        [&] { return pair.send_channel().counters().traffic_moves.get() % 2 == 0; }, seconds(10)));
+    EXPECT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
+  }
+  EXPECT_GE(pair.send_channel().counters().traffic_moves.get(), 6U);
 }
 
 /// What an agent would say.

@@ -159,11 +159,33 @@ TEST(RailEstimate, ASlowRailThatWasLeftAloneIsTriedAgainAndLessAndLessOften) {
   EXPECT_GT(last, 2 * first);
 }
 
+TEST(RailEstimate, MessagesWithoutBytesSayNothingOfTheRate) {
+  RailEstimate estimate;
+  Link link(estimate, 50'000'000);
+  link.load(200'000, milliseconds(100));
+  for (int i = 0; i < 100; ++i) {
+    link.post(0);
+    link.pass(microseconds(300));
+  }
+  EXPECT_NEAR(link.rate(), 50e6, 5e6);
+  link.post(100'000);
+  link.post(0);
+  link.pass(milliseconds(1));
+  EXPECT_GT(link.rate(), 0);
+}
+
+TEST(RailEstimate, WhatNobodySawBeingPostedSaysNothing) {
+  RailEstimate estimate;
+  estimate.on_delivered(1000, Instant(seconds(5)));
+  EXPECT_FALSE(estimate.measured());
+  EXPECT_GT(estimate.rate(1000, Instant(seconds(5))), 1'000'000U);
+}
+
 TEST(RailEstimate, WhatWasLostIsNotWaitedFor) {
   RailEstimate estimate;
   const Instant begin{seconds(1)};
   estimate.on_posted(1000, 0, begin);
-  estimate.on_lost();
+  estimate.on_lost(begin + milliseconds(1));
   estimate.on_posted(1000, 0, begin + seconds(1));
   estimate.on_delivered(1000, begin + seconds(1) + microseconds(300));
   EXPECT_EQ(estimate.delay(), microseconds(300));
