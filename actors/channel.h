@@ -24,14 +24,18 @@ enum class Phase : uint32_t { connecting, ready, failed };
 class Channel {
  public:
   /// `counters`, `side`: where it is counted, and as what until more is known.
-  Channel(uint64_t domain, fabric::Attachment at, const CounterPlace& counters, const char* side)
-      : domain_(domain), attachment_(at), counters_(counters, side) {}
+  /// `devices`: the first is that of `at`.
+  Channel(uint64_t domain, fabric::Attachment at, const CounterPlace& counters, const char* side,
+          const fabric::RailDevices& devices)
+      : domain_(domain), attachment_(at), devices_(devices), counters_(counters, side) {}
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
   uint64_t domain() const { return domain_; }
   /// Where memory for this connection is to be registered.
   const fabric::Attachment& attachment() const { return attachment_; }
+  /// The rails over which it may be read and written besides.
+  const fabric::RailDevices& devices() const { return devices_; }
 
   Phase phase() const { return phase_.load(std::memory_order_acquire); }
   /// Valid once phase() is failed; never changes afterwards.
@@ -72,6 +76,7 @@ class Channel {
  private:
   const uint64_t domain_;
   const fabric::Attachment attachment_;
+  const fabric::RailDevices devices_;
   CounterBlock<ConnectionCounters> counters_;
   alignas(64) std::atomic<Phase> phase_{Phase::connecting};
   bool established_ = false;  ///< written before phase_

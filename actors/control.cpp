@@ -70,6 +70,20 @@ class Writer {
       number(rail.address);
     }
   }
+  void terms(const ha::RailTerms& terms) {
+    number(static_cast<uint8_t>(terms.mode));
+    number(terms.rails);
+    number(terms.lanes);
+    number(terms.prefix_len);
+    number(terms.family);
+    number(terms.address);
+  }
+  void agreement(const Welcome& welcome) {
+    number(static_cast<uint8_t>(welcome.agreed.path_class));
+    number(welcome.agreed.rails);
+    number(welcome.agreed.lanes);
+    number(welcome.rail_ends);
+  }
   std::vector<std::byte> finish() {
     const auto length = static_cast<uint16_t>(out_.size() - control_header_bytes);
     std::memcpy(out_.data() + 6, &length, sizeof length);
@@ -164,6 +178,32 @@ class Reader {
     }
     return result;
   }
+  ha::RailTerms terms() {
+    ha::RailTerms terms;
+    terms.mode = static_cast<ha::RailMode>(below(ha::rail_modes));
+    terms.rails = below(ha::device_rails_max + 1);
+    terms.lanes = below(lanes_max + 1);
+    terms.prefix_len = below(129);
+    terms.family = number<uint8_t>();
+    terms.address = number<std::array<uint8_t, 16>>();
+    ok_ = ok_ && terms.rails != 0 && terms.lanes != 0 &&
+          (terms.family == 0 || terms.family == 4 || terms.family == 6);
+    return terms;
+  }
+  /// After the rails.
+  void agreement(Welcome& welcome) {
+    welcome.agreed.path_class = static_cast<ha::PathClass>(below(2));
+    welcome.agreed.rails = below(ha::device_rails_max);
+    welcome.agreed.lanes = below(lanes_max + 1);
+    welcome.rail_ends = number<std::array<uint8_t, ha::device_rails_max - 1>>();
+    const size_t lanes = size_t{welcome.agreed.rails} * welcome.agreed.lanes;
+    ok_ = ok_ && (welcome.agreed.rails == 0) == (lanes == 0) &&
+          lanes + welcome.paths.size() + welcome.shadows <= lanes_max &&
+          welcome.agreed.rails + welcome.shadows <= shadows_max;
+    for (size_t i = 0; ok_ && i < welcome.agreed.rails; ++i) {
+      ok_ = welcome.rail_ends[i] < welcome.rails.size();
+    }
+  }
   /// Anything else than 0 and 1 is bad.
   bool flag() {
     const auto value = number<uint8_t>();
@@ -256,6 +296,7 @@ std::vector<std::byte> encode(const Hello& hello) {
   out.number(hello.service_level);
   out.number(static_cast<uint8_t>(hello.backup));
   out.number(hello.shadows);
+  out.terms(hello.rails);
   out.text(hello.host, host_max);
   out.paths(hello.paths);
   return out.finish();
@@ -272,6 +313,7 @@ std::vector<std::byte> encode(const Welcome& welcome) {
   out.text(welcome.host, host_max);
   out.paths(welcome.paths);
   out.rails(welcome.rails);
+  out.agreement(welcome);
   return out.finish();
 }
 
@@ -339,6 +381,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   hello.service_level = in.number<uint8_t>();
   hello.backup = in.flag();
   hello.shadows = in.number<uint8_t>();
+  hello.rails = in.terms();
   hello.host = in.text(host_max);
   hello.paths = in.paths();
   return in.done() ? std::optional(hello) : std::nullopt;
@@ -359,6 +402,7 @@ std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
   welcome.host = in.text(host_max);
   welcome.paths = in.paths();
   welcome.rails = in.rails();
+  in.agreement(welcome);
   return in.done() ? std::optional(welcome) : std::nullopt;
 }
 

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "ha/ledger.h"
+#include "ha/rails.h"
 #include "ha/shadow.h"
 #include "runtime/base/result.h"
 #include "runtime/fabric/device.h"
@@ -29,13 +30,16 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 9;
+inline constexpr uint16_t control_version = 10;
 inline constexpr size_t control_header_bytes = 16;
 inline constexpr size_t control_payload_max = 6144;
 
 inline constexpr size_t paths_max = 8;    ///< that a handshake makes
-inline constexpr size_t shadows_max = 4;  ///< paths over other NICs, made later
-inline constexpr size_t lanes_max = paths_max + shadows_max;
+inline constexpr size_t shadows_max = 4;  ///< paths over NICs that stand by, made later
+/// The same over other rails of the device, beside so many paths of a handshake.
+constexpr size_t rail_lanes_max(size_t paths) { return 12 - paths; }
+inline constexpr size_t lanes_max = 16;
+static_assert(paths_max + rail_lanes_max(paths_max) + shadows_max == lanes_max);
 
 enum class ControlType : uint16_t {
   hello = 1,
@@ -108,6 +112,7 @@ struct Hello {
   uint8_t service_level = 0;
   bool backup = false;         ///< paths may be replaced: failover is on
   uint8_t shadows = 0;         ///< paths over other NICs that it would make, at most
+  ha::RailTerms rails;         ///< of its device
   std::string host;            ///< for logs
   std::vector<PathEnd> paths;  ///< 1 to paths_max
 };
@@ -122,6 +127,9 @@ struct Welcome {
   std::string host;
   std::vector<PathEnd> paths;   ///< as many as in the hello, in its order
   std::vector<ha::Rail> rails;  ///< where a shadow may end, at most ha::rails_max
+  ha::RailAgreement agreed;
+  /// Which of `rails` the device's are, from the second one on: as many as were agreed on.
+  std::array<uint8_t, ha::device_rails_max - 1> rail_ends{};
 };
 
 /// reject and failure
@@ -161,7 +169,7 @@ inline constexpr size_t report_positions_max = 8;
 struct PathOffer {
   uint8_t path = 0;
   uint32_t epoch = 0;
-  uint8_t rail = 0;        ///< rebuild of a shadow: which of the welcome's rails it is for
+  uint8_t rail = 0;        ///< rebuild on another NIC: which of the welcome's rails it is for
   uint32_t table_key = 0;  ///< of what the peer writes on this path: clear-to-sends or sizes
   PathEnd end;
 };

@@ -13,7 +13,7 @@ namespace nccl_ha {
 
 /// Entries of the ring that clear-to-sends are written into: twice those of all open groups.
 inline constexpr size_t cts_entries = 2 * receives_max * group_max;
-inline constexpr size_t cts_shadows = 4;  ///< paths over other NICs that an entry has keys for
+inline constexpr size_t cts_shadows = 4;  ///< NICs besides the first one that an entry has keys for
 /// Groups that may be found in memory before a completion tells of them.
 inline constexpr uint64_t cts_found_ahead_max = 8;
 
@@ -29,9 +29,10 @@ struct alignas(64) CtsEntry {
   uint8_t position;
   uint8_t no_speculative_placement;  ///< the buffer is polled while it is written
   uint8_t reserved;
-  /// Of the buffer on the device of each path over another NIC; 0: not told.
+  /// Of the buffer on another device each: first those of the other rails, in their order, then
+  /// those of the paths that stand by; 0: not told.
   std::array<uint32_t, cts_shadows> shadow_keys;
-  std::array<uint16_t, cts_shadows> shadow_epochs;  ///< of those paths, low bits
+  std::array<uint16_t, cts_shadows> shadow_epochs;  ///< of paths that stand by, low bits
   uint64_t check;                                   ///< of the fields before: see seal()
 
   /// Receiver, when everything else is in place.

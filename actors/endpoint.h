@@ -12,18 +12,20 @@ namespace nccl_ha {
 
 /// The connecting side.
 struct SendEndpoint {
-  SendEndpoint(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
+  SendEndpoint(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine,
+               const fabric::RailDevices& devices = {})
       : driver(worker, engine, false),
-        channel(domain, at, &driver, worker.context().counters().place()) {}
+        channel(domain, at, &driver, worker.context().counters().place(), devices) {}
   Driver driver;
   SendChannel channel;
 };
 
 /// The accepting side, whose receives wait for the peer's caller.
 struct ReceiveEndpoint {
-  ReceiveEndpoint(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine)
+  ReceiveEndpoint(uint64_t domain, fabric::Attachment at, Worker& worker, Engine& engine,
+                  const fabric::RailDevices& devices = {})
       : driver(worker, engine, true),
-        channel(domain, at, &driver, worker.context().counters().place()) {}
+        channel(domain, at, &driver, worker.context().counters().place(), devices) {}
   Driver driver;
   ReceiveChannel channel;
   std::atomic<ReceiveEndpoint*> next_ready{nullptr};  ///< link in the listener's queue

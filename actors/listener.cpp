@@ -54,12 +54,12 @@ void ListenChannel::fail(const Error& error) {
   }
 }
 
-Listener::Listener(fabric::Provider& provider, Engine& engine, int fd, size_t device,
-                   std::shared_ptr<ListenChannel> channel)
+Listener::Listener(fabric::Provider& provider, Engine& engine, int fd,
+                   const fabric::RailDevices& devices, std::shared_ptr<ListenChannel> channel)
     : provider_(provider),
       engine_(engine),
       fd_(fd),
-      device_(device),
+      devices_(devices),
       channel_(std::move(channel)) {}
 
 Listener::~Listener() {
@@ -95,8 +95,8 @@ void Listener::on_accept(int fd) {
     close(fd);
     return;
   }
-  const size_t worker = engine_.assign_worker(provider_.devices()[device_].numa_node, 1.0);
-  auto actor = make_receive_connection(provider_, engine_, worker, fd, device_, channel_);
+  const size_t worker = engine_.assign_worker(provider_.devices()[devices_.first()].numa_node, 1.0);
+  auto actor = make_receive_connection(provider_, engine_, worker, fd, devices_, channel_);
   if (auto adopted = engine_.worker(worker).adopt(std::move(actor)); !adopted) {
     channel_->fail(adopted.error());
   }

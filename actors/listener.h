@@ -63,8 +63,8 @@ class ListenChannel {
 class Listener final : public Actor, private AcceptorOwner {
  public:
   /// `fd` is bound and listening; ownership passes.
-  /// Connections are made at `device` of the provider.
-  Listener(fabric::Provider& provider, Engine& engine, int fd, size_t device,
+  /// Connections are made at `devices`.
+  Listener(fabric::Provider& provider, Engine& engine, int fd, const fabric::RailDevices& devices,
            std::shared_ptr<ListenChannel> channel);
   ~Listener() override;
   const char* name() const override { return "listener"; }
@@ -79,7 +79,7 @@ class Listener final : public Actor, private AcceptorOwner {
   fabric::Provider& provider_;
   Engine& engine_;
   int fd_;
-  const size_t device_;
+  const fabric::RailDevices devices_;
   std::shared_ptr<ListenChannel> channel_;
   Context* context_ = nullptr;
   std::unique_ptr<Acceptor> acceptor_;

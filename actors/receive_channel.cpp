@@ -7,8 +7,8 @@
 namespace nccl_ha {
 
 ReceiveChannel::ReceiveChannel(uint64_t domain, fabric::Attachment at, Driver* driver,
-                               const CounterPlace& counters)
-    : Channel(domain, at, counters, "receive") {
+                               const CounterPlace& counters, const fabric::RailDevices& devices)
+    : Channel(domain, at, counters, "receive", devices) {
   for (size_t i = 0; i < receives_max; ++i) {
     slots_[i].index = static_cast<uint16_t>(i);
     slots_[i].channel = this;

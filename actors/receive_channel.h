@@ -18,7 +18,7 @@ class ReceiveChannel final : public Channel {
 
   /// `driver`: of its requests; null: nobody calls test() for them.
   ReceiveChannel(uint64_t domain, fabric::Attachment at, Driver* driver = nullptr,
-                 const CounterPlace& counters = {});
+                 const CounterPlace& counters = {}, const fabric::RailDevices& devices = {});
 
   /// Caller.  A free slot to fill in, or nullptr; submit() puts it into the ring, and the
   /// driver is told next.

@@ -10,8 +10,12 @@
 #include "actors/request_limits.h"
 #include "ha/chunk_split.h"
 #include "ha/ledger.h"
+#include "ha/rails.h"
 
 namespace nccl_ha {
+
+/// Of a buffer on the devices of the other rails, in their order; 0: not known there.
+using RailKeys = std::array<uint32_t, ha::device_rails_max - 1>;
 
 enum class RequestState : uint32_t { free, pending, done };
 
@@ -37,6 +41,8 @@ struct SendRequest : Request {
   uint32_t position = 0;
   uint64_t remote_address = 0;
   uint32_t remote_key = 0;
+  RailKeys rail_keys{};
+  RailKeys remote_rail_keys{};
   bool no_speculative_placement = false;
   bool host_memory = true;
   // the actor's
@@ -50,6 +56,7 @@ struct ReceiveRequest : Request {
     uint32_t size = 0;
     uint32_t key = 0;
     int tag = 0;
+    RailKeys rail_keys{};
   };
   std::array<Buffer, group_max> buffers{};
   bool polled = false;

@@ -9,8 +9,8 @@
 namespace nccl_ha {
 
 SendChannel::SendChannel(uint64_t domain, fabric::Attachment at, Driver* driver,
-                         const CounterPlace& counters)
-    : Channel(domain, at, counters, "send") {
+                         const CounterPlace& counters, const fabric::RailDevices& devices)
+    : Channel(domain, at, counters, "send", devices) {
   for (size_t i = 0; i < sends_max; ++i) {
     slots_[i].index = static_cast<uint16_t>(i);
     slots_[i].is_send = true;
@@ -89,11 +89,12 @@ const CtsEntry* SendChannel::match(int tag) {
 }
 
 SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32_t size,
-                                 uint32_t key, bool host_memory) {
+                                 uint32_t key, bool host_memory, const RailKeys& rail_keys) {
   if (free_count_ == 0) {
     return nullptr;
   }
   SendRequest& request = slots_[free_[--free_count_]];
+  open_about_.store(sends_max - free_count_, std::memory_order_relaxed);
   request.data = static_cast<const std::byte*>(data);
   request.size = size;
   request.key = key;
@@ -101,6 +102,8 @@ SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32
   request.position = place.position;
   request.remote_address = place.address;
   request.remote_key = place.key;
+  request.rail_keys = rail_keys;
+  std::copy_n(place.shadow_keys.begin(), rail_keys.size(), request.remote_rail_keys.begin());
   request.no_speculative_placement = place.no_speculative_placement != 0;
   request.host_memory = host_memory;
   request.bytes[0] = size;
@@ -128,6 +131,7 @@ void SendChannel::release(SendRequest& request) {
   NHA_DASSERT(free_count_ < sends_max, "more requests released than there are");
   request.state.store(RequestState::free, std::memory_order_relaxed);
   free_[free_count_++] = request.index;
+  open_about_.store(sends_max - free_count_, std::memory_order_relaxed);
 }
 
 }  // namespace nccl_ha

@@ -19,7 +19,7 @@ class SendChannel final : public Channel {
  public:
   /// `driver`: of its requests; null: nobody calls test() for them.
   SendChannel(uint64_t domain, fabric::Attachment at, Driver* driver = nullptr,
-              const CounterPlace& counters = {});
+              const CounterPlace& counters = {}, const fabric::RailDevices& devices = {});
 
   /// Caller.  Finds the place for a message with `tag` in the oldest incomplete group.  nullptr:
   /// the peer has not posted a matching receive yet.
@@ -27,7 +27,7 @@ class SendChannel final : public Channel {
   /// Caller.  Takes the place found by match() and puts a request into the ring; nullptr when
   /// all slots are in use.  The driver is told next.
   SendRequest* submit(const CtsEntry& place, const void* data, uint32_t size, uint32_t key,
-                      bool host_memory = true);
+                      bool host_memory = true, const RailKeys& rail_keys = {});
   /// Caller.  Sends come in batches: what the next one writes is on its way to this processor
   /// before it is asked for.
   void prefetch_next();
@@ -37,6 +37,8 @@ class SendChannel final : public Channel {
   // Actor's side.
   bool next_submitted(uint16_t* index) { return submitted_.pop(index); }
   bool any_submitted() const { return submitted_.any(); }
+  /// How many requests the caller has open, about: whoever plans ahead may look at any time.
+  size_t open_about() const { return open_about_.load(std::memory_order_relaxed); }
   SendRequest& slot(uint16_t index) { return slots_[index]; }
   /// Of which the caller has submitted every send.
   uint64_t filled_groups() const { return group_.load(std::memory_order_acquire); }
@@ -70,6 +72,7 @@ class SendChannel final : public Channel {
   uint32_t taken_ = 0;                          ///< its positions already used
   std::array<uint16_t, sends_max> free_;
   size_t free_count_ = 0;
+  std::atomic<size_t> open_about_{0};  ///< sends_max - free_count_
 };
 
 }  // namespace nccl_ha

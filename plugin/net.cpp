@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include "actors/connection/send_side.h"
 #include "plugin/connect.h"
@@ -70,9 +71,10 @@ abi::NcclResult start_connect(int dev, int traffic_class,
                        "same plugin?"));
   }
   SendOptions options;
-  const fabric::NetDevice& device = process.devices()[static_cast<size_t>(dev)];
+  const fabric::RailDevices rails = process.devices().find(dev)->rails;
   fabric::Provider& provider = process.provider();
-  const auto kind = provider.kind_towards(static_cast<size_t>(dev), handle->fabric);
+  const fabric::NetDevice& device = provider.devices()[rails.first()];
+  const auto kind = provider.kind_towards(rails.first(), handle->fabric);
   if (!kind) {
     return report(fail(Errc::remote,
                        fmt::format("connect: HA_NCCL_FABRIC={}, but the peer uses {}: nccl-ha info "
@@ -83,8 +85,8 @@ abi::NcclResult start_connect(int dev, int traffic_class,
     NHA_LOG_INFO("the peer uses {}: this connection uses {}", provider.text(handle->fabric),
                  provider.text(*kind));
   }
-  const fabric::Attachment attachment{static_cast<size_t>(dev), *kind};
-  options.routes = plan_routes(process.interfaces(), device.control_interface, *handle);
+  const fabric::Attachment attachment{rails.first(), *kind};
+  options.routes = plan_routes(process.interfaces(), process.control_interface(device), *handle);
   options.traffic_class = traffic_class;
   options.nonce = handle->nonce;
   options.timeout = std::chrono::milliseconds(process.config().connect_timeout_ms);
@@ -100,7 +102,7 @@ abi::NcclResult start_connect(int dev, int traffic_class,
   const size_t index = (*engine)->assign_worker(device.numa_node, 1.0);
   Worker& worker = (*engine)->worker(index);
   auto endpoint =
-      std::make_shared<SendEndpoint>(process.next_domain(), attachment, worker, **engine);
+      std::make_shared<SendEndpoint>(process.next_domain(), attachment, worker, **engine, rails);
   auto address = worker.open_address(comm_credits);
   if (!address) {
     process.close();
@@ -158,35 +160,77 @@ abi::NcclResult net_devices(int* ndev) noexcept {
 
 abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
   return guarded([&] {
-    const size_t count = Process::instance().device_count();
-    if (dev < 0 || static_cast<size_t>(dev) >= count) {
-      return report(fail(Errc::invalid_argument,
-                         fmt::format("device {} does not exist; there are {}", dev, count)));
+    Process& process = Process::instance();
+    const auto listed = process.devices().find(dev);
+    if (process.device_count() == 0 || !listed) {
+      return report(
+          fail(Errc::invalid_argument,
+               fmt::format("device {} does not exist; there are {}", dev, process.device_count())));
     }
-    const fabric::NetDevice& device = Process::instance().devices()[static_cast<size_t>(dev)];
+    const fabric::Provider& provider = process.provider();
+    const fabric::NetDevice& device = provider.devices()[listed->rails.first()];
     // NCCL keeps these pointers for the life of the library.
     *out = {};
-    out->name = intern(device.name);
+    out->name = intern(listed->name);
     out->pci_path = device.pci_path.empty() ? nullptr : intern(device.pci_path);
     out->guid = device.guid;
-    out->ptr_support = abi::ptr_host | (device.peer_memory ? abi::ptr_cuda : 0) |
-                       (device.dmabuf ? abi::ptr_dmabuf : 0);
-    // A registration serves every connection on the same device, unless some fall back to
-    // datagrams.
-    const fabric::Provider& provider = Process::instance().provider();
-    out->reg_is_global = provider.memory_is_global(static_cast<size_t>(dev)) ? 1 : 0;
+    // What all its rails can do.
+    out->ptr_support = abi::ptr_host | abi::ptr_cuda | abi::ptr_dmabuf;
+    out->reg_is_global = 1;
+    out->max_comms = static_cast<int>(max_comms);
+    for (size_t i = 0; i < listed->rails.count; ++i) {
+      const size_t at = listed->rails.devices[i];
+      const fabric::NetDevice& rail = provider.devices()[at];
+      out->ptr_support &= abi::ptr_host | (rail.peer_memory ? abi::ptr_cuda : 0) |
+                          (rail.dmabuf ? abi::ptr_dmabuf : 0);
+      // A registration serves every connection on the same device, unless some fall back to
+      // datagrams.
+      out->reg_is_global &= provider.memory_is_global(at) ? 1 : 0;
+      // On SOUT and SUP a connection has queue pairs by other settings than elsewhere.
+      const Config& config = process.config();
+      const int64_t pairs = !listed->rails.sout_and_sup ? config.ib_qps
+                            : i == 0                    ? config.mpib_sout_qp
+                                                        : config.mpib_sup_qp;
+      const auto most = static_cast<int64_t>(provider.connections_max(at, max_comms));
+      out->max_comms = static_cast<int>(
+          std::min<int64_t>(out->max_comms, std::max<int64_t>(most * config.ib_qps / pairs, 1)));
+    }
     out->force_flush = 0;
-    out->speed_mbps = static_cast<int>(device.speed_mbps);
+    out->speed_mbps =
+        static_cast<int>(std::min<int64_t>(listed->speed_mbps, std::numeric_limits<int>::max()));
     out->port = device.port;
     out->latency_us = 0;
-    out->max_comms =
-        static_cast<int>(provider.connections_max(static_cast<size_t>(dev), max_comms));
+    out->member_count = static_cast<int>(listed->members.size());
+    std::copy_n(listed->members.begin(), std::min(listed->members.size(), out->members.size()),
+                out->members.begin());
     out->max_recvs = static_cast<int>(group_max);
     out->max_p2p_bytes = p2p_bytes_max;
     out->max_coll_bytes = coll_bytes_max;
     out->max_multi_request = 1;
     out->rail_id = -1;
     out->plane_id = -1;
+    return abi::NcclResult::success;
+  });
+}
+
+abi::NcclResult net_make_vdevice(int* dev, const int* members, int count) noexcept {
+  return guarded([&] {
+    *dev = -1;
+    Process& process = Process::instance();
+    if (process.device_count() == 0) {
+      return report(fail(Errc::invalid_usage, "makeVDevice: the plugin was not initialised"));
+    }
+    if (!process.config().enable_backup) {
+      return report(fail(Errc::invalid_usage,
+                         "makeVDevice: paths on other rails need HA_NCCL_ENABLE_BACKUP=1"));
+    }
+    const auto size = static_cast<size_t>(std::max(count, 0));
+    auto merged = process.devices().merge(std::span(members, size));
+    if (!merged) {
+      return report(merged.error());
+    }
+    *dev = *merged;
+    NHA_LOG_INFO("device {} is {}", *dev, process.devices().find(*dev)->name);
     return abi::NcclResult::success;
   });
 }
@@ -199,10 +243,11 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     if (dev < 0 || static_cast<size_t>(dev) >= process.device_count()) {
       return report(fail(Errc::invalid_argument, fmt::format("listen: no device {}", dev)));
     }
-    const fabric::NetDevice& device = process.devices()[static_cast<size_t>(dev)];
+    const fabric::RailDevices rails = process.devices().find(dev)->rails;
+    const fabric::NetDevice& device = process.provider().devices()[rails.first()];
     Handle content;
     content.fabric = device.kind;
-    content.addresses = handle_addresses(process.interfaces(), device.control_interface);
+    content.addresses = handle_addresses(process.interfaces(), process.control_interface(device));
     auto listening = open_listener(content.addresses, process.config().listen_ports);
     if (!listening) {
       return report(listening.error());
@@ -220,7 +265,7 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     comm->worker = &(*engine)->worker(index);
     comm->engine = *engine;
     auto actor = comm->worker->adopt(std::make_unique<Listener>(
-        process.provider(), **engine, listening->fd, static_cast<size_t>(dev), comm->channel));
+        process.provider(), **engine, listening->fd, rails, comm->channel));
     if (!actor) {
       process.close();
       return report(actor.error());

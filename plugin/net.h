@@ -5,6 +5,7 @@
 // Every out-parameter is written in every case.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -30,6 +31,8 @@ struct DeviceProperties {
   int max_multi_request;
   int16_t rail_id;
   int16_t plane_id;
+  int member_count;            ///< of what NCCL merged; 1: it is no such device
+  std::array<int, 4> members;  ///< their numbers, or its own
 };
 
 /// `ctx` is null for ABIs without contexts.
@@ -39,6 +42,8 @@ abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::L
 abi::NcclResult net_finalize(void* ctx) noexcept;
 abi::NcclResult net_devices(int* ndev) noexcept;
 abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept;
+/// Appends a device of `count` others; *dev: its number.
+abi::NcclResult net_make_vdevice(int* dev, const int* members, int count) noexcept;
 
 /// Writes all 128 bytes of `handle`.
 abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm) noexcept;

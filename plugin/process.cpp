@@ -80,16 +80,42 @@ Result<void> Process::initialize(abi::Logger logger) {
   if (!provider) {
     return refuse(provider.error());
   }
+  if (auto listed = devices_.begin(*config, (*provider)->devices()); !listed) {
+    return refuse(listed.error());
+  }
+  if (auto chosen = choose_oob_interface(*config, **provider); !chosen) {
+    return refuse(chosen.error());
+  }
   config_ = *config;
   provider_ = std::move(*provider);
   initialized_ = true;
   std::string names;
-  for (const fabric::NetDevice& device : devices()) {
-    names += fmt::format(" {}", device.name);
+  for (size_t i = 0; i < devices_.count(); ++i) {
+    names += fmt::format(" {}", devices_.find(static_cast<int>(i))->name);
   }
-  NHA_LOG_INFO("nccl-ha: using {} on{}; {}", provider_->text(devices().front().kind), names,
-               config_.use_progress_thread ? "progress threads" : "inline progress");
+  NHA_LOG_INFO("nccl-ha: using {} on{}; {}", provider_->text(provider_->devices().front().kind),
+               names, config_.use_progress_thread ? "progress threads" : "inline progress");
   return {};
+}
+
+Result<void> Process::choose_oob_interface(const Config& config, const fabric::Provider& provider) {
+  oob_interface_.reset();
+  if (config.mpib_oob_if.empty()) {
+    return {};
+  }
+  std::string known;
+  for (size_t i = 0; i < provider.interfaces().size(); ++i) {
+    const std::string& name = provider.interfaces()[i].name;
+    known += (known.empty() ? "" : ", ") + name;
+    if (name == config.mpib_oob_if) {
+      oob_interface_ = i;
+      return {};
+    }
+  }
+  return fail(Errc::invalid_argument,
+              fmt::format("MPIB_OOB_IF={}: no such interface is in use; there are {} "
+                          "(HA_NCCL_IFNAME may leave it out)",
+                          config.mpib_oob_if, known));
 }
 
 void Process::remove_context() {

@@ -10,12 +10,14 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "actors/endpoint.h"
 #include "actors/listener.h"
+#include "plugin/device_list.h"
 #include "plugin/net.h"
 #include "runtime/base/config.h"
 #include "runtime/engine/engine.h"
@@ -66,10 +68,15 @@ class Process {
   void shut_down();
 
   const Config& config() const { return config_; }
-  const std::vector<fabric::NetDevice>& devices() const { return provider_->devices(); }
+  /// What NCCL sees, of provider().devices().
+  DeviceList& devices() { return devices_; }
   /// What control connections use, best first.
   const std::vector<fabric::NetInterface>& interfaces() const { return provider_->interfaces(); }
-  size_t device_count() const { return provider_ ? provider_->devices().size() : 0; }
+  size_t device_count() const { return provider_ ? devices_.count() : 0; }
+  /// The interface of interfaces() whose addresses come first for control connections.
+  size_t control_interface(const fabric::NetDevice& device) const {
+    return oob_interface_.value_or(device.control_interface);
+  }
 
   /// Starts the engine if it is not running and counts one user.
   Result<Engine*> open();
@@ -90,11 +97,14 @@ class Process {
  private:
   Process() = default;
   void stop_locked();
+  Result<void> choose_oob_interface(const Config& config, const fabric::Provider& provider);
 
   std::mutex mutex_;
   bool initialized_ = false;
   Config config_;
   std::unique_ptr<fabric::Provider> provider_;
+  DeviceList devices_;
+  std::optional<size_t> oob_interface_;  ///< MPIB_OOB_IF
   std::unique_ptr<Engine> engine_;
   size_t users_ = 0;
   std::atomic<uint64_t> generation_{0};

@@ -1,6 +1,8 @@
 // The exported tables.  Each version is a thin translation onto plugin/net.h; what differs between
 // versions is spelled out here and nowhere else.
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <string_view>
 
 #include "plugin/edge.h"
@@ -70,8 +72,8 @@ NcclResult get_properties(int dev, Properties* out) {
   }
   if constexpr (requires { out->vprops; }) {
     out->force_flush = all.force_flush;
-    out->vprops.ndevs = 1;
-    out->vprops.devs[0] = dev;
+    out->vprops.ndevs = all.member_count;
+    std::copy_n(all.members.begin(), all.member_count, out->vprops.devs);
     out->max_p2p_bytes = all.max_p2p_bytes;
     out->max_coll_bytes = all.max_coll_bytes;
   }
@@ -83,6 +85,15 @@ NcclResult get_properties(int dev, Properties* out) {
     out->plane_id = all.plane_id;
   }
   return NcclResult::success;
+}
+
+template <class VDeviceProps>
+NcclResult make_vdevice(int* dev, VDeviceProps* props) {
+  return refuse_null(dev, "makeVDevice") || refuse_null(props, "makeVDevice")
+             ? NcclResult::invalid_argument
+             : net_make_vdevice(
+                   dev, props->devs,
+                   props->ndevs > static_cast<int>(std::size(props->devs)) ? -1 : props->ndevs);
 }
 
 NcclResult listen_context(void* ctx, int dev, void* handle, void** comm) {
@@ -241,7 +252,7 @@ NcclResult set_net_attr(void* ctx, NetAttr* attr) { return net_set_attr(ctx, att
 }  // namespace nccl_ha::plugin
 
 // Named members would need the declaration order anyway; NCCL's order is asserted in nccl_abi.h.
-// getDeviceMr and irecvConsumed are for device offload, makeVDevice for NIC fusion: absent.
+// getDeviceMr and irecvConsumed are for device offload: absent.
 #define NHA_EXPORT extern "C" __attribute__((visibility("default")))
 namespace nccl_ha::plugin {
 
@@ -333,7 +344,7 @@ const abi::NetV9 ncclNetPlugin_v9 = {
     .close_listen = close_listen,
     .get_device_mr = nullptr,
     .irecv_consumed = nullptr,
-    .make_vdevice = nullptr,
+    .make_vdevice = make_vdevice<VDevicePropsV9>,
 };
 
 NHA_EXPORT const abi::NetV10 ncclNetPlugin_v10;
@@ -357,13 +368,13 @@ const abi::NetV10 ncclNetPlugin_v10 = {
     .close_listen = close_listen,
     .get_device_mr = nullptr,
     .irecv_consumed = nullptr,
-    .make_vdevice = nullptr,
+    .make_vdevice = make_vdevice<VDevicePropsV9>,
 };
 
 namespace {
 
 /// v11 and v12 have the same shape.
-template <class Table, class Properties>
+template <class Table, class Properties, class VDeviceProps>
 constexpr Table table_with_context() {
   return {
       .name = plugin_name,
@@ -385,7 +396,7 @@ constexpr Table table_with_context() {
       .close_listen = close_listen,
       .get_device_mr = nullptr,
       .irecv_consumed = nullptr,
-      .make_vdevice = nullptr,
+      .make_vdevice = make_vdevice<VDeviceProps>,
       .finalize = finalize,
       .set_net_attr = set_net_attr,
   };
@@ -394,9 +405,9 @@ constexpr Table table_with_context() {
 }  // namespace
 
 NHA_EXPORT const abi::NetV11 ncclNetPlugin_v11;
-const abi::NetV11 ncclNetPlugin_v11 = table_with_context<NetV11, PropertiesV11>();
+const abi::NetV11 ncclNetPlugin_v11 = table_with_context<NetV11, PropertiesV11, VDevicePropsV9>();
 
 NHA_EXPORT const abi::NetV12 ncclNetPlugin_v12;
-const abi::NetV12 ncclNetPlugin_v12 = table_with_context<NetV12, PropertiesV12>();
+const abi::NetV12 ncclNetPlugin_v12 = table_with_context<NetV12, PropertiesV12, VDevicePropsV12>();
 
 }  // namespace nccl_ha::plugin

@@ -45,6 +45,11 @@ abi::NcclResult keep(Comm* comm, Result<fabric::Registration> registration, void
   if (mutated(Mutation::region_let_go)) {
     static_cast<void>(Process::instance().provider().remove_memory(*registration));
   }
+  const Channel& channel = channel_of(comm);
+  if (channel.devices().count > 1) {
+    Process::instance().provider().register_on_rails(channel.devices(), channel.domain(),
+                                                     *registration);
+  }
   std::lock_guard lock(comm->regions_mutex);
   comm->regions.push_back(*registration);
   *mhandle = &comm->regions.back();
@@ -157,8 +162,9 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
     return abi::NcclResult::invalid_argument;
   }
   const fabric::Registration& registration = registration_of(mhandle);
-  SendRequest* slot = channel.submit(*place, data, static_cast<uint32_t>(size),
-                                     registration.local_key, registration.host);
+  SendRequest* slot =
+      channel.submit(*place, data, static_cast<uint32_t>(size), registration.local_key,
+                     registration.host, registration.rail_local_keys);
   if (slot == nullptr) [[unlikely]] {
     driver.turn();
     return abi::NcclResult::success;
@@ -203,8 +209,9 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   slot->count = static_cast<uint8_t>(n);
   slot->polled = may_be_polled;
   for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+    const fabric::Registration& registration = registration_of(mhandles[i]);
     slot->buffers[i] = {static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
-                        registration_of(mhandles[i]).remote_key, tags[i]};
+                        registration.remote_key, tags[i], registration.rail_remote_keys};
   }
   channel.submit(*slot);
   for (size_t i = 0; phandles != nullptr && i < static_cast<size_t>(n); ++i) {
@@ -247,7 +254,8 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
     return abi::NcclResult::internal_error;
   }
   slot->buffers[0] = {static_cast<std::byte*>(data[last]), 0,
-                      registration_of(mhandles[last]).remote_key, 0};
+                      registration_of(mhandles[last]).remote_key, 0,
+                      registration_of(mhandles[last]).rail_remote_keys};
   channel.submit(*slot);
   driver.submit();
   *request = slot;

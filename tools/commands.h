@@ -25,6 +25,7 @@ void add_lab(CLI::App& app);
 
 /// Adds `nccl-ha relay`.
 void add_relay(CLI::App& app);
+
 /// Adds `nccl-ha agent`.
 void add_agent(CLI::App& app);
 

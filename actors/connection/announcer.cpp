@@ -15,6 +15,11 @@ Announcer::Announcer(const ConnectionParts& parts, const OpenReceives& groups)
       groups_(groups),
       ring_(std::make_unique<CtsRing>()) {}
 
+void Announcer::begin_rails() {
+  names_rails_ = state_.rails.rails != 0 && state_.traits.keys_per_device;
+  on_other_rails_ = ha::announces_on_others(state_.terms.mode, state_.rails);
+}
+
 bool Announcer::wrap() {
   if (!ha::mutated(ha::Mutation::wrapped_with_held)) {
     announce();  // one write ends where the ring does
@@ -44,6 +49,8 @@ bool Announcer::wrap() {
     entry.no_speculative_placement = request.polled ? 1 : 0;
     if (keys_wanted_) [[unlikely]] {
       name_keys(entry, buffer);
+    } else if (names_rails_) {
+      name_rail_keys(entry, buffer);
     }
     entry.seal();
   }
@@ -102,7 +109,7 @@ void Announcer::announce() {
 }
 
 void Announcer::want_keys() {
-  if (!keys_wanted_ && paths_.primary_usable()) {
+  if (!keys_wanted_ && paths_.own_usable()) {
     return;
   }
   const auto shadows = paths_.shadow_lanes();
@@ -116,14 +123,28 @@ void Announcer::want_keys() {
   }
 }
 
+/// Always, so that no message waits for a rail's keys; the device of a rail stays the same.
+void Announcer::name_rail_keys(CtsEntry& entry, const ReceiveRequest::Buffer& buffer) {
+  for (size_t i = 0; i < state_.rails.rails; ++i) {
+    uint32_t key = buffer.rail_keys[i];
+    if (key == 0) [[unlikely]] {
+      key = shadow_key(paths_.primaries() + i * state_.rails.lanes, buffer);
+    }
+    entry.shadow_keys[i] = key;
+  }
+}
+
 void Announcer::name_keys(CtsEntry& entry, const ReceiveRequest::Buffer& buffer) {
   entry.shadow_keys = {};
   entry.shadow_epochs = {};
-  for (size_t at = paths_.primaries(); at < paths_.size(); ++at) {
+  if (names_rails_) {
+    name_rail_keys(entry, buffer);
+  }
+  for (size_t at = paths_.own(); at < paths_.size(); ++at) {
     const Lane& lane = paths_.lane(at);
     if (names(lane)) {
-      entry.shadow_keys[lane.shadow_number] = shadow_key(at, buffer);
-      entry.shadow_epochs[lane.shadow_number] = static_cast<uint16_t>(lane.epoch);
+      entry.shadow_keys[lane.key_slot] = shadow_key(at, buffer);
+      entry.shadow_epochs[lane.key_slot] = static_cast<uint16_t>(lane.epoch);
     }
   }
 }
@@ -133,7 +154,10 @@ uint32_t Announcer::shadow_key(size_t at, const ReceiveRequest::Buffer& buffer) 
     return buffer.key;
   }
   const Lane& lane = paths_.lane(at);
-  if (lane.rejected) {
+  if (lane.on_other_rail() && buffer.rail_keys[lane.rail - 1U] != 0) {
+    return buffer.rail_keys[lane.rail - 1U];
+  }
+  if (lane.rejected || !lane.owned.path) {
     return 0;
   }
   auto keys = state_.provider.keys_on(lane.at, state_.domain, state_.attachment, buffer.key, false);
@@ -156,22 +180,37 @@ void Announcer::name_all_keys() {
   }
 }
 
+std::optional<size_t> Announcer::usable_lane() const {
+  std::optional<size_t> first;
+  for (size_t at = 0; at < paths_.size(); ++at) {
+    const Lane& lane = paths_.lane(at);
+    if (lane.usable && (!first || (on_other_rails_ && lane.on_other_rail() &&
+                                   !paths_.lane(*first).on_other_rail()))) {
+      first = at;
+    }
+  }
+  return first;
+}
+
+void Announcer::choose_lane() {
+  if (const auto lane = usable_lane(); lane && !anew_ && !paths_.lane(lane_).on_other_rail()) {
+    lane_ = *lane;
+  }
+}
+
 void Announcer::announce_again(bool peer_stopped) {
   if (!anew_) {
     return;
   }
   if (!paths_.lane(lane_).usable) {
-    const auto lanes = paths_.lanes();
-    const auto lane = std::find_if(lanes.begin(), lanes.end(),
-                                   [](const Lane& candidate) { return candidate.usable; });
-    if (lane == lanes.end() ||
-        (!peer_stopped && !ha::mutated(ha::Mutation::announced_before_stop))) {
+    const auto lane = usable_lane();
+    if (!lane || (!peer_stopped && !ha::mutated(ha::Mutation::announced_before_stop))) {
       return;
     }
     if (!state_.holds(peer_stopped, "announcements go again when those before cannot land")) {
       return;
     }
-    lane_ = static_cast<size_t>(lane - lanes.begin());
+    lane_ = *lane;
   }
   anew_ = false;
   batch_.forget();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "actors/connection/limits.h"
 #include "actors/connection/open_receives.h"
@@ -26,10 +27,15 @@ class Announcer {
   CtsRing& ring() { return *ring_; }
   /// Where the peer's ring is.
   void begin(uint64_t cts_address) { cts_address_ = cts_address; }
+  /// What both sides do with the device's other rails: before the first group.
+  void begin_rails();
 
   /// Before a group of so many buffers is added to the open ones: their entries lie side by side.
   /// False: the connection has failed.
   [[nodiscard]] bool make_room(uint32_t buffers) {
+    if (on_other_rails_ && groups_.all_complete()) {
+      choose_lane();
+    }
     return staged_ + buffers <= cts_entries || wrap();
   }
   /// Makes the entries of the group that was added last, and announces it if it cannot be held
@@ -67,8 +73,10 @@ class Announcer {
     named_ &= ha::mutated(ha::Mutation::keys_not_told_anew) ? named_ : ~bit_of(lane);
   }
   /// They are told for that lane, so that something may have come over it.
-  bool names(const Lane& lane) const { return (named_ & bit_of(lane)) != 0; }
-  /// Of a buffer on a fallback lane's device; 0: the device does not take it.
+  bool names(const Lane& lane) const {
+    return lane.on_other_rail() || (named_ & bit_of(lane)) != 0;
+  }
+  /// Of a buffer on the device of a lane elsewhere; 0: the device does not take it.
   uint32_t shadow_key(size_t lane, const ReceiveRequest::Buffer& buffer);
 
  private:
@@ -76,6 +84,10 @@ class Announcer {
   bool wrap();
   void post(uint64_t number, uint64_t groups, uint32_t first, uint32_t entries);
   static unsigned bit_of(const Lane& lane) { return 1U << lane.shadow_number; }
+  /// Where the next announcement goes while nothing is open, so that none before it is under way.
+  void choose_lane();
+  std::optional<size_t> usable_lane() const;
+  void name_rail_keys(CtsEntry& entry, const ReceiveRequest::Buffer& buffer);
   void name_keys(CtsEntry& entry, const ReceiveRequest::Buffer& buffer);
   void name_all_keys();
 
@@ -92,6 +104,8 @@ class Announcer {
   bool anew_ = false;
   bool keys_wanted_ = false;
   unsigned named_ = 0;                             ///< shadows, a bit each
+  bool names_rails_ = false;                       ///< their devices have keys of their own
+  bool on_other_rails_ = false;                    ///< announcements take those if they work
   std::array<uint16_t, cts_slots> first_entry_{};  ///< of each group
 };
 

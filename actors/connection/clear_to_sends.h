@@ -35,7 +35,11 @@ class ClearToSends {
   CtsRing& ring() { return *ring_; }
   const ShadowKeyTable& keys() const { return keys_; }
   /// From now on the keys that entries carry for a fallback path's device are noted.
-  void note_keys() { notes_keys_ = true; }
+  /// Theirs begin at `first_slot`.
+  void note_keys(size_t first_slot) {
+    notes_keys_ = true;
+    keys_.begin(first_slot);
+  }
 
   /// A write with immediate of kind clear_to_send came over a path of that epoch.
   [[gnu::always_inline]] Verdict take(const fabric::Completion& completion, uint32_t epoch,

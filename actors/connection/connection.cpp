@@ -12,13 +12,20 @@
 #include "runtime/engine/engine.h"
 
 namespace nccl_ha {
+namespace {
+
+/// A little more than an attempt to make a path may take.
+constexpr Duration rails_limit = std::chrono::seconds(4);
+
+}  // namespace
 
 Connection::Connection(fabric::Provider& provider, Engine& engine, size_t worker,
                        const MakeSide& make_side)
     : state_(*this, provider, engine),
       worker_index_(worker),
       side_(make_side({state_, paths_, control_, liveness_, failover_}, *this)) {
-  deadline_.bind([](void* self) { static_cast<Connection*>(self)->side_->on_deadline(); }, this);
+  deadline_.bind([](void* self) { static_cast<Connection*>(self)->on_deadline(); }, this);
+  rails_timer_.bind([](void* self) { static_cast<Connection*>(self)->on_rails_overdue(); }, this);
   linger_timer_.bind([](void* self) { static_cast<Connection*>(self)->look_whether_over(); }, this);
 }
 
@@ -31,6 +38,7 @@ Connection::~Connection() {
 void Connection::stop_timers() {
   if (state_.context != nullptr) {
     state_.context->timers().cancel(deadline_);
+    state_.context->timers().cancel(rails_timer_);
     state_.context->timers().cancel(linger_timer_);
   }
   failover_.stop();
@@ -142,6 +150,7 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
   }
   if (state_.ready()) {
     side_->on_lane_failed(at, error);
+    tell_usable();
     return;
   }
   // Whatever failed, also the only path: the peer's host may just not have got to it yet, and
@@ -202,14 +211,38 @@ void Connection::end_handshake() {
       side_->on_control(*message);
     }
   }
+  if (state_.live() && state_.rails.rails != 0) {
+    state_.context->timers().arm(rails_timer_, state_.context->now() + rails_limit);
+  }
   tell_usable();
 }
 
-/// The caller may use the connection from the moment on that there is a path.
+bool Connection::rails_decided() const {
+  const auto lanes = paths_.rail_lanes();
+  return rails_overdue_ || ha::mutated(ha::Mutation::rails_not_awaited) ||
+         std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.decided; });
+}
+
+void Connection::on_rails_overdue() {
+  rails_overdue_ = true;
+  tell_usable();
+}
+
+/// A connection that has a path does not fail for want of another rail.
+void Connection::on_deadline() {
+  on_rails_overdue();
+  if (state_.phase < ConnectionPhase::usable) {
+    side_->on_deadline();
+  }
+}
+
+/// The caller may use the connection from the moment on that there is a path, and that it is known
+/// which rails there are: where traffic is not to take the first one, no byte of it does.
 void Connection::tell_usable() {
-  if (state_.phase == ConnectionPhase::settled && paths_.any_usable()) {
+  if (state_.phase == ConnectionPhase::settled && paths_.any_usable() && rails_decided()) {
     state_.enter(ConnectionPhase::usable);
     state_.context->timers().cancel(deadline_);
+    state_.context->timers().cancel(rails_timer_);
     if (Channel* channel = side_->channel(); channel != nullptr && state_.counted.file) {
       channel->counter_block().rename(state_.context->counters().id(),
                                       fmt::format("{} {}", side_->name(), peer_text()));
@@ -221,6 +254,7 @@ void Connection::tell_usable() {
 void Connection::on_control(const ControlReader::Message& message) {
   if (!take_early(message)) [[likely]] {
     side_->on_control(message);
+    tell_usable();
   }
 }
 
@@ -248,7 +282,7 @@ bool Connection::take_early(const ControlReader::Message& message) {
   // Of a first path; or of a fallback path that was offered meanwhile and has failed since.
   const bool first = notice && notice->path < paths_.size();
   const bool known =
-      first ? notice->epoch == 0 : notice && notice->path < paths_.size() + state_.shadows;
+      first ? notice->epoch == 0 : notice && notice->path < paths_.size() + state_.later_lanes();
   if (!known || early_.size() >= 2 * lanes_max) {
     fail(malformed, true);
     return true;
@@ -275,8 +309,8 @@ void Connection::on_domain_up(const fabric::FailureDomain& domain) {
   side_->on_domain_up(domain);
   const bool better = domain.kind == fabric::FailureDomain::Kind::local_nic &&
                       paths_.backs_with_others() && paths_.could_back_up(domain.name);
-  for (size_t i = paths_.primaries(); better && i < paths_.size() && state_.live(); ++i) {
-    if (paths_.lane(i).usable && paths_.is_fallback(paths_.lane(i)) && paths_.primary_usable()) {
+  for (size_t i = paths_.own(); better && i < paths_.size() && state_.live(); ++i) {
+    if (paths_.lane(i).usable && paths_.is_fallback(paths_.lane(i)) && paths_.own_usable()) {
       side_->on_lane_failed(
           i, nccl_ha::fail(Errc::again, fmt::format("{} is back and could stand by", domain.name)));
     }

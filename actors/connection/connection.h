@@ -53,6 +53,7 @@ class Connection final : public Actor,
   void on_fence_failed(const Error& error) override { fail(error, true); }
   void on_late_completion(const fabric::Completion& completion) override;
   void on_work_back(size_t lane) override;
+  void on_lane_decided() override { tell_usable(); }
   // SideOwner
   void arm_deadline(Duration in) override;
   void end_handshake() override;
@@ -84,6 +85,10 @@ class Connection final : public Actor,
   void take_news(ConnectionMessage kind);
   bool take_early(const ControlReader::Message& message);
   void tell_usable();
+  /// The device's other rails have come up or failed, or have had their time.
+  bool rails_decided() const;
+  void on_rails_overdue();
+  void on_deadline();
   /// The connection is over; `words` (empty: confirms what was heard) leave over the stream and all
   /// paths that work, which go on for a bounded time.  `ends`: the actor ends with them.
   void part(std::vector<std::byte> words, const Error& why, bool ends);
@@ -104,6 +109,8 @@ class Connection final : public Actor,
   ha::CloseLinger linger_;
   bool ends_after_linger_ = false;  ///< the caller has closed: the actor ends with the linger
   Timer deadline_;                  ///< of the handshake
+  Timer rails_timer_;               ///< of paths on other rails, which the caller waits for
+  bool rails_overdue_ = false;
   Timer linger_timer_;
 };
 

@@ -30,6 +30,7 @@ void Failover::stop() {
 
 void Failover::take_down(size_t lane, const Error& why) {
   Lane& mine = paths_.lane(lane);
+  mine.decided = true;
   mine.counters->failed.add();
   if (mine.usable) {
     mine.set_usable(false);
@@ -57,6 +58,7 @@ void Failover::count_down(size_t lane) {
 
 void Failover::take_into_use(size_t lane) {
   Lane& mine = paths_.lane(lane);
+  mine.decided = true;
   mine.set_usable(true);
   control_.boxes().begin(mine);
   liveness_.begin(mine);
@@ -119,7 +121,7 @@ void Failover::watch_budget(bool in_need) {
   const auto before = budget_.ends();
   // Until the caller was told, its own time counts.
   budget_.need(in_need && state_.phase == ConnectionPhase::usable, state_.context->now());
-  if (paths_.primary_usable()) {
+  if (paths_.own_usable()) {
     budget_.served();
   }
   if (!state_.sound(budget_)) {

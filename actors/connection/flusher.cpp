@@ -43,7 +43,7 @@ void Flusher::flush(ReceiveRequest& request) {
   }
   const bool own = ask_primaries(request);
   const bool others =
-      !(own && ha::mutated(ha::Mutation::flushed_on_primary_only)) && ask_shadows(request);
+      !(own && ha::mutated(ha::Mutation::flushed_on_primary_only)) && ask_others(request);
   if (!state_.live()) {
     return;
   }
@@ -64,11 +64,17 @@ bool Flusher::ask_primaries(ReceiveRequest& request) {
   return false;
 }
 
-/// Each is on a NIC of its own.
-bool Flusher::ask_shadows(ReceiveRequest& request) {
+/// Each rail and each shadow is a NIC of its own.
+bool Flusher::ask_others(ReceiveRequest& request) {
   bool any = false;
-  for (size_t lane = paths_.primaries(); lane < paths_.size(); ++lane) {
-    any = (paths_.lane(lane).usable && ask(lane, request)) || any;
+  size_t asked_rail = 0;
+  for (size_t at = paths_.primaries(); at < paths_.size(); ++at) {
+    const Lane& lane = paths_.lane(at);
+    if (!lane.usable || (lane.on_other_rail() && lane.rail == asked_rail) || !ask(at, request)) {
+      continue;
+    }
+    asked_rail = lane.on_other_rail() ? lane.rail : asked_rail;
+    any = true;
   }
   return any;
 }

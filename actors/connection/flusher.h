@@ -34,7 +34,7 @@ class Flusher {
   /// False: nothing was asked, or can have come over it.
   bool ask(size_t lane, ReceiveRequest& request);
   bool ask_primaries(ReceiveRequest& request);
-  bool ask_shadows(ReceiveRequest& request);
+  bool ask_others(ReceiveRequest& request);
   bool post(size_t lane, ReceiveRequest& request);
   void wait(ReceiveRequest& request);
 

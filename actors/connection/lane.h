@@ -60,11 +60,13 @@ struct LaneTables {
 struct Lane {
   fabric::OwnedPath owned;    ///< path: null while there is none
   bool usable = false;        ///< new work may be posted
-  bool shadow = false;        ///< over other NICs than the connection's own
-  bool rejected = false;      ///< a shadow's device does not take the connection's memory
+  bool shadow = false;        ///< over NICs that stand by
+  bool rejected = false;      ///< elsewhere(): that device does not take the connection's memory
   bool foreign_keys = false;  ///< memory is named by keys of this lane's devices, told separately
-  bool decided = false;       ///< in the handshake: it came up, or failed
+  bool decided = false;       ///< before the connection is used: it came up, or failed
+  uint8_t rail = 0;           ///< of the connection's device; 0: the first one, or a shadow
   uint8_t shadow_number = 0;  ///< among the shadows, in the order in which they take over
+  uint8_t key_slot = 0;       ///< elsewhere(): its keys' place in a CtsEntry
   uint32_t epoch = 0;         ///< its state machine's, here for the data path
   uint32_t writes_open = 0;   ///< posted, not completed, with flushes, without unsignaled ones
   uint32_t credits_open = 0;  ///< receives posted and not completed
@@ -85,6 +87,10 @@ struct Lane {
     counters->usable.set(on ? 1 : 0);
   }
   fabric::Path& path() { return *owned.path; }
+  /// Over another NIC than the connection's first one.
+  bool elsewhere() const { return shadow || rail != 0; }
+  /// On another rail of the connection's device.
+  bool on_other_rail() const { return rail != 0; }
   ha::PathHealth::Open open() const { return {writes_open, control.heartbeats_open, bytes_open}; }
   bool drained() const { return writes_open == 0 && credits_open == 0; }
   /// Usable, and the peer takes control messages and heartbeats here.

@@ -16,7 +16,11 @@ inline constexpr uint64_t groups_apart_max = 48;
 inline constexpr uint32_t announced_together = 64;  ///< clear-to-send entries in one write, at most
 static_assert(groups_apart_max >= receives_max && groups_apart_max <= report_groups_max);
 static_assert(groups_apart_max < cts_slots);
-static_assert(shadows_max <= cts_shadows, "a clear-to-send has a key for each shadow");
+static_assert(
+    shadows_max <= cts_shadows && ha::device_rails_max <= cts_shadows,
+    "a clear-to-send has a key for each shadow or other rail, of which there are no more");
+static_assert(fabric::rails_per_device_max == ha::device_rails_max);
+static_assert(ha::ledger_chunks_max >= lanes_max, "a message may have a chunk for each lane");
 // Also with what was announced, found in memory and carried out, while nobody has looked at the
 // completion that tells of it: it must not meet a newer entry.
 static_assert((groups_apart_max + cts_found_ahead_max) * group_max + group_max <= cts_entries);

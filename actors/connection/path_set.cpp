@@ -47,6 +47,7 @@ void PathSet::clear() {
   lanes_ = {};  // with the boxes, which nobody writes any more
   count_ = 0;
   primaries_ = 0;
+  rail_lanes_ = 0;
 }
 
 bool PathSet::any_usable(std::span<const Lane> lanes) {
@@ -108,11 +109,23 @@ Result<void> PathSet::connect_first(const std::vector<PathEnd>& peers, uint32_t 
   return {};
 }
 
+void PathSet::add_rails(const ha::RailAgreement& agreed) {
+  for (size_t i = 0; i < size_t{agreed.rails} * agreed.lanes && count_ < lanes_.size(); ++i) {
+    Lane& lane = lanes_[count_++];
+    lane.rail = static_cast<uint8_t>(1 + i / agreed.lanes);
+    lane.key_slot = static_cast<uint8_t>(lane.rail - 1);
+    lane.at = state_.attachment;  // until it has a place of its own
+    ++rail_lanes_;
+  }
+}
+
 void PathSet::add_shadows(size_t count) {
   for (size_t i = 0; i < count && count_ < lanes_.size(); ++i) {
-    lanes_[count_].shadow = true;
-    lanes_[count_].at = state_.attachment;  // until it has a place of its own
-    lanes_[count_++].shadow_number = static_cast<uint8_t>(i);
+    Lane& lane = lanes_[count_++];
+    lane.shadow = true;
+    lane.shadow_number = static_cast<uint8_t>(i);
+    lane.key_slot = static_cast<uint8_t>(state_.rails.rails + i);
+    lane.at = state_.attachment;
   }
 }
 
@@ -126,8 +139,9 @@ void PathSet::name_counters(Lane& lane) {
   if (!state_.counted.file) {
     return;  // nobody looks
   }
-  const std::string label = fmt::format("{} {} {}", lane.shadow ? "shadow" : "path",
-                                        &lane - lanes_.data(), interface_of(lane));
+  const char* kind = lane.shadow ? "shadow" : "path";
+  const std::string label =
+      fmt::format("{} {} {}", kind, &lane - lanes_.data(), interface_of(lane));
   if (lane.counters.id() == 0) {
     lane.counters = CounterBlock<PathCounters>(state_.counted, label);
   } else {
@@ -165,10 +179,10 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   lane.control.confirm_due = false;
   flushes_acks_ = flushes_acks_ || !lane.traits.acknowledged_by_nic;
   // On one of the two hosts the NIC may be the primaries' own, which the other cannot know.
-  lane.foreign_keys = lane.shadow && state_.traits.keys_per_device;
+  lane.foreign_keys = lane.elsewhere() && state_.traits.keys_per_device;
   lane.rejected = lane.rejected && ha::mutated(ha::Mutation::rejection_kept);
   if (auto equipped = equip(lane); !equipped) {
-    lane.rejected = lane.shadow;
+    lane.rejected = lane.elsewhere();
     return equipped;
   }
   auto path = state_.provider.create_path(*state_.context, lane.at, as_sockaddr(lane.local),
@@ -305,6 +319,26 @@ void PathSet::post_owed_credits(Lane& lane) {
 void PathSet::find_places(size_t most) {
   places_ = state_.provider.places(state_.attachment);
   places_.resize(std::min(places_.size(), most));
+}
+
+std::optional<size_t> PathSet::place_of_rail(size_t rail) const {
+  const auto primary = IpAddress::from_sockaddr(as_sockaddr(local_));
+  for (size_t i = 0; i < places_.size() && rail < state_.devices.count; ++i) {
+    const fabric::Place& place = places_[i];
+    if (place.at.kind == state_.attachment.kind && place.number == state_.devices.devices[rail] &&
+        (place.address.family == 0 || !primary || place.address.family == primary->family)) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
+void PathSet::leave_rails_out() {
+  std::erase_if(places_, [&](const fabric::Place& place) {
+    const auto others = std::span(state_.devices.devices).first(state_.devices.count).subspan(1);
+    return place.at.kind == state_.attachment.kind &&
+           std::find(others.begin(), others.end(), place.number) != others.end();
+  });
 }
 
 std::vector<ha::Rail> PathSet::rails() const {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,15 +42,18 @@ class PathSet {
   /// Ends all paths and takes their memory back.
   void clear();
 
-  // The primaries come first, then the shadows.
+  // The primaries come first, then those on the device's other rails, then the shadows.
   size_t size() const { return count_; }
   size_t primaries() const { return primaries_; }
   Lane& lane(size_t at) { return lanes_[at]; }
   const Lane& lane(size_t at) const { return lanes_[at]; }
   std::span<Lane> lanes() { return std::span(lanes_).first(count_); }
   std::span<const Lane> lanes() const { return std::span(lanes_).first(count_); }
-  std::span<const Lane> primary_lanes() const { return std::span(lanes_).first(primaries_); }
-  std::span<const Lane> shadow_lanes() const { return lanes().subspan(primaries_); }
+  /// Over the connection's own device: the primaries and those on its other rails.
+  size_t own() const { return primaries_ + rail_lanes_; }
+  std::span<const Lane> own_lanes() const { return std::span(lanes_).first(own()); }
+  std::span<const Lane> rail_lanes() const { return own_lanes().subspan(primaries_); }
+  std::span<const Lane> shadow_lanes() const { return lanes().subspan(own()); }
   size_t index_of(const fabric::Path* path) const {
     size_t lane = 0;
     if (lanes_.front().owned.path.get() != path) [[unlikely]] {
@@ -62,7 +66,7 @@ class PathSet {
   }
   static bool any_usable(std::span<const Lane> lanes);
   bool any_usable() const { return any_usable(lanes()); }
-  bool primary_usable() const { return any_usable(primary_lanes()); }
+  bool own_usable() const { return any_usable(own_lanes()); }
   bool shadow_usable() const { return any_usable(shadow_lanes()); }
   bool other_usable(size_t lane) const {
     return any_usable(lanes().first(lane)) || any_usable(lanes().subspan(lane + 1));
@@ -70,14 +74,16 @@ class PathSet {
   /// How much has got through all paths; only differences mean something.
   uint64_t life() const;
 
-  /// Makes `count` lanes at the connection's own NIC; `local` is the stream's address.  With
+  /// Makes `count` lanes at the connection's own NIC, of datagrams at that address.  With
   /// failover a lane whose port or address is away begins without a path (Lane::early_failure).
   Result<void> make_first(const sockaddr_storage& local, size_t count);
   /// The peer's ends of those, in their order.
   Result<void> connect_first(const std::vector<PathEnd>& peers, uint32_t table_key);
-  /// Lanes for paths over other NICs, which there are none of yet.
+  /// Lanes for paths over the device's other rails, which there are none of yet; before shadows.
+  void add_rails(const ha::RailAgreement& agreed);
+  /// Lanes for paths over NICs that stand by, which there are none of yet.
   void add_shadows(size_t count);
-  /// The place of this host where a shadow's next path is made.
+  /// The place of this host where the next path of a lane elsewhere is made.
   void move_to(Lane& lane, const fabric::Place& place);
   /// A path for a lane, in place of the old one if there is one, where the lane says.
   Result<void> make(Lane& lane, Duration connect_limit);
@@ -111,6 +117,11 @@ class PathSet {
   /// Where paths of this connection may begin or end on this host.
   void find_places(size_t most);
   const std::vector<fabric::Place>& places() const { return places_; }
+  /// Which of them is on that rail of the connection's device; nothing: none that the primaries'
+  /// family of addresses leads to.
+  std::optional<size_t> place_of_rail(size_t rail) const;
+  /// Forgets those on rails besides the first: no path of this connection goes there.
+  void leave_rails_out();
   /// The same as they are compared and told, the primaries' marked.
   std::vector<ha::Rail> rails() const;
   /// Another fabric than the connection's own.
@@ -149,8 +160,9 @@ class PathSet {
   std::array<Lane, lanes_max> lanes_;
   size_t count_ = 0;
   size_t primaries_ = 0;
+  size_t rail_lanes_ = 0;
   bool flushes_acks_ = false;  ///< there is a path whose acknowledgements software sends
-  sockaddr_storage local_{};   ///< the stream's
+  sockaddr_storage local_{};   ///< the primaries'
   std::vector<fabric::Place> places_;
   std::vector<OwnMemory> memory_;
 };

@@ -20,7 +20,7 @@ ReceiveRecovery::ReceiveRecovery(const ConnectionParts& parts, Receiver& receive
 void ReceiveRecovery::begin() {
   for (const Lane& lane : paths_.lanes()) {
     using State = ha::ReceiverLane::State;
-    ha::ReceiverLane& one = lanes_.emplace_back(lane.shadow ? State::fenced : State::opening);
+    ha::ReceiverLane& one = lanes_.emplace_back(lane.elsewhere() ? State::fenced : State::opening);
     static_cast<void>(one.on_ready());
   }
 }
@@ -48,7 +48,8 @@ void ReceiveRecovery::on_path_message(const ControlReader::Message& message) {
   }
   const Error why = from_peer(notice->why);
   Lane& lane = paths_.lane(notice->path);
-  lane.rejected = lane.rejected || (notice->rejected && lane.shadow && notice->epoch == lane.epoch);
+  lane.rejected =
+      lane.rejected || (notice->rejected && lane.elsewhere() && notice->epoch == lane.epoch);
   if (message.type == ControlType::down) {
     take_steps(notice->path, lanes_[notice->path].on_down(notice->epoch), why);
   } else if (notice->epoch == lane.epoch) {
@@ -77,8 +78,9 @@ void ReceiveRecovery::open_again(size_t lane, const PathOffer& offer) {
     return;
   }
   mine.epoch = lanes_[lane].epoch();
-  if (mine.shadow) {
-    if (offer.rail >= paths_.places().size()) {
+  if (mine.elsewhere()) {
+    const auto own = paths_.place_of_rail(mine.rail);
+    if (offer.rail >= paths_.places().size() || (mine.on_other_rail() && own != offer.rail)) {
       state_.fail(fail(Errc::remote, "the peer wants a path to a port that was not offered"));
       return;
     }
@@ -91,7 +93,7 @@ void ReceiveRecovery::open_again(size_t lane, const PathOffer& offer) {
   if (!made) {
     if (mine.rejected) {
       failover_.count_rejected();
-    } else if (mine.shadow) {
+    } else if (mine.elsewhere()) {
       failover_.tell_shortage(made.error());
     }
     on_lane_failed(lane, made.error());

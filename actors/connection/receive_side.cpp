@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "actors/connection/connection.h"
+#include "actors/connection/rails.h"
 #include "actors/listener.h"
 #include "ha/mutation.h"
 #include "runtime/base/host.h"
@@ -27,15 +28,17 @@ constexpr Duration probe_after = std::chrono::milliseconds(100);
 }  // namespace
 
 std::unique_ptr<Actor> make_receive_connection(fabric::Provider& provider, Engine& engine,
-                                               size_t worker, int fd, size_t device,
+                                               size_t worker, int fd,
+                                               const fabric::RailDevices& devices,
                                                std::shared_ptr<ListenChannel> listener) {
   return std::make_unique<Connection>(
       provider, engine, worker, [&](const ConnectionParts& parts, SideOwner& owner) {
-        return std::make_unique<ReceiveSide>(parts, owner, fd, device, std::move(listener));
+        return std::make_unique<ReceiveSide>(parts, owner, fd, devices, std::move(listener));
       });
 }
 
-ReceiveSide::ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd, size_t device,
+ReceiveSide::ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd,
+                         const fabric::RailDevices& devices,
                          std::shared_ptr<ListenChannel> listener)
     : parts_(parts),
       state_(parts.state),
@@ -44,7 +47,8 @@ ReceiveSide::ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd,
       owner_(owner),
       fd_(fd),
       listener_(std::move(listener)) {
-  state_.attachment.device = device;
+  state_.attachment.device = devices.first();
+  state_.devices = devices;
   tail_timer_.bind([](void* self) { static_cast<ReceiveSide*>(self)->look_at_tail(); }, this);
 }
 
@@ -205,8 +209,8 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
   state_.service_level = hello.service_level & 15U;
   state_.domain = next_domain.fetch_add(1, std::memory_order_relaxed);
   owner_.arm_deadline(std::chrono::milliseconds(config.connect_timeout_ms));
-  endpoint_ = std::make_shared<ReceiveEndpoint>(state_.domain, state_.attachment,
-                                                state_.context->worker(), state_.engine);
+  endpoint_ = std::make_shared<ReceiveEndpoint>(
+      state_.domain, state_.attachment, state_.context->worker(), state_.engine, state_.devices);
   state_.count_in(endpoint_->channel.counter_block());
   receiver_.emplace(parts_, endpoint_->channel);
   receiver_->announcer().begin(hello.cts_address);
@@ -216,7 +220,8 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
     return local.error();
   }
   paths_.begin(receiver_->needs(state_.provider.needs_flushes(state_.attachment)));
-  if (auto made = paths_.make_first(*local, hello.paths.size()); !made) {
+  state_.terms = rail_terms(state_, *local);
+  if (auto made = paths_.make_first(first_address(state_, *local), hello.paths.size()); !made) {
     return made;
   }
   for (const Lane& lane : paths_.lanes()) {
@@ -230,10 +235,10 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
 void ReceiveSide::send_welcome(const Hello& hello) {
   paths_.find_places(ha::rails_max);
   const auto shadows = static_cast<uint8_t>(state_.context->config().shadow_paths);
-  state_.shadows = state_.backup
-                       ? std::min({hello.shadows, shadows, static_cast<uint8_t>(shadows_max)})
-                       : uint8_t{0};
   Welcome welcome;
+  agree_on_rails(hello, welcome);
+  const auto most = static_cast<uint8_t>(shadows_max - state_.rails.rails);
+  state_.shadows = state_.backup ? std::min({hello.shadows, shadows, most}) : uint8_t{0};
   welcome.rejoin = control_.rejoin_point();
   welcome.host = host_name();
   welcome.sizes_address = receiver_->sizes_address();
@@ -253,6 +258,23 @@ void ReceiveSide::send_welcome(const Hello& hello) {
   state_.context->request_stream_turns(1000);
 }
 
+/// This side decides, as both would; both use it so.
+void ReceiveSide::agree_on_rails(const Hello& hello, Welcome& welcome) {
+  state_.rails = ha::agree(hello.rails, state_.terms, rail_lanes_max(hello.paths.size()));
+  for (size_t rail = 1; rail <= state_.rails.rails; ++rail) {
+    const auto place = paths_.place_of_rail(rail);
+    if (!state_.backup || !place) {
+      state_.rails = {state_.rails.path_class, 0, 0};
+      break;
+    }
+    welcome.rail_ends[rail - 1] = static_cast<uint8_t>(*place);
+  }
+  welcome.agreed = state_.rails;
+  if (state_.rails.rails == 0 && state_.devices.sout_and_sup) {
+    paths_.leave_rails_out();
+  }
+}
+
 void ReceiveSide::on_settled() {
   auto address = state_.context->worker().open_address(4);
   if (!address) {
@@ -264,7 +286,9 @@ void ReceiveSide::on_settled() {
     return;
   }
   control_.remember_peer_address();
+  paths_.add_rails(state_.rails);
   paths_.add_shadows(state_.shadows);
+  receiver_->announcer().begin_rails();
   recovery_->begin();
   parts_.liveness.start();
   control_.send_confirm();

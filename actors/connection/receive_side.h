@@ -19,17 +19,18 @@ namespace nccl_ha {
 
 class ListenChannel;
 
-/// The actor that serves a connection that `fd` was accepted for, at `device` of the provider.  It
-/// takes the descriptor over; `worker` was assigned by the engine.
+/// The actor that serves a connection that `fd` was accepted for, at those devices.  It takes the
+/// descriptor over; `worker` was assigned by the engine.
 std::unique_ptr<Actor> make_receive_connection(fabric::Provider& provider, Engine& engine,
-                                               size_t worker, int fd, size_t device,
+                                               size_t worker, int fd,
+                                               const fabric::RailDevices& devices,
                                                std::shared_ptr<ListenChannel> listener);
 
 /// One thread.
 class ReceiveSide final : public Side {
  public:
-  ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd, size_t device,
-              std::shared_ptr<ListenChannel> listener);
+  ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd,
+              const fabric::RailDevices& devices, std::shared_ptr<ListenChannel> listener);
   ~ReceiveSide() override;
 
   const char* name() const override { return "receive-connection"; }
@@ -66,6 +67,7 @@ class ReceiveSide final : public Side {
   std::optional<Refusal> judge(const Hello& hello) const;
   Result<void> make_paths(const Hello& hello);
   void send_welcome(const Hello& hello);
+  void agree_on_rails(const Hello& hello, Welcome& welcome);
   void on_peer_closed(std::span<const std::byte> payload);
   void look_at_tail();
 

@@ -17,6 +17,9 @@ constexpr Duration reopen_interval = std::chrono::seconds(1);
 /// How often a shadow of another fabric gives way to a look for one of the own.
 constexpr Duration better_interval = std::chrono::minutes(5);
 
+/// A path over another rail is tried this often at most.
+constexpr Duration rail_interval = std::chrono::seconds(2);
+
 }  // namespace
 
 SendRecovery::SendRecovery(const ConnectionParts& parts, Sender& sender, Owner& owner)
@@ -50,7 +53,10 @@ void SendRecovery::begin() {
   lanes_.resize(paths_.size());
   for (size_t i = 0; i < lanes_.size(); ++i) {
     Recovery& one = lanes_[i];
-    if (paths_.lane(i).shadow) {
+    if (paths_.lane(i).on_other_rail()) {
+      one.lane = ha::SenderLane(ha::SenderLane::State::down);
+      one.backoff = ha::Backoff(std::chrono::milliseconds(20), rail_interval);
+    } else if (paths_.lane(i).shadow) {
       // The other host may have nothing at that end: tried for ever, but not often.
       one.lane = ha::SenderLane(ha::SenderLane::State::down);
       one.backoff = ha::Backoff(std::chrono::milliseconds(100), std::chrono::seconds(30));
@@ -61,13 +67,17 @@ void SendRecovery::begin() {
   choose_lanes();
 }
 
-void SendRecovery::make_shadows() {
+void SendRecovery::make_others() {
   if (paths_.backs_with_others()) {
     state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
   }
-  for (size_t i = paths_.primaries(); i < paths_.size(); ++i) {
+  for (size_t i = paths_.primaries(); i < paths_.own(); ++i) {
+    lanes_[i].reopen_at = state_.context->now();  // the caller waits for those
+  }
+  for (size_t i = paths_.own(); i < paths_.size(); ++i) {
     reopen_soon(i);
   }
+  arm_reopen();
 }
 
 void SendRecovery::on_lane_ready(size_t lane) {
@@ -104,7 +114,7 @@ void SendRecovery::on_suspect(std::span<const std::byte> payload) {
     return;
   }
   Lane& lane = paths_.lane(notice->path);
-  if (notice->rejected && lane.shadow &&
+  if (notice->rejected && lane.elsewhere() &&
       (notice->epoch == lane.epoch || ha::mutated(ha::Mutation::rejection_out_of_date))) {
     lane.rejected = true;
     reject_end(notice->path, ha::ShadowCandidates::End::remote, notice->why);
@@ -225,23 +235,30 @@ void SendRecovery::take_down(size_t lane, const Error& why) {
   state_.owner.on_work_back(lane);  // perhaps nothing was posted any more
 }
 
-/// As the lanes are now.  The primaries have rank 0, the shadows take over in their order.
+/// As the lanes are now.  The device's rails have ranks 0 and 1, the shadows take over in their
+/// order.
 ha::ServingSet::View SendRecovery::view() {
+  const ha::RailRanks ranks = ha::ranks_of(state_.terms.mode, state_.rails);
   for (size_t i = 0; i < paths_.size(); ++i) {
     const Lane& lane = paths_.lane(i);
     ha::ServingSet::Lane& seen = seen_[i];
     seen.usable = lane.usable;
-    seen.rank = static_cast<uint8_t>(lane.shadow ? 1 + i - paths_.primaries() : 0);
+    seen.rank = static_cast<uint8_t>(lane.shadow            ? ranks.shadows + i - paths_.own()
+                                     : lane.on_other_rail() ? ranks.others
+                                                            : ranks.first);
     seen.fallback = paths_.is_fallback(lane);
     seen.since = lanes_[i].usable_since;
   }
-  return {std::span(seen_).first(paths_.size()), state_.context->config().enable_failback,
+  // Between isolated rails that is no choice: within an island traffic belongs on SUP.
+  return {std::span(seen_).first(paths_.size()),
+          state_.context->config().enable_failback || ranks.first != 0,
           sender_.between_chunks() || ha::mutated(ha::Mutation::moved_within_a_chunk)};
 }
 
 /// Moves traffic if it is better off elsewhere.
 void SendRecovery::choose_lanes() {
-  if (!state_.live()) {
+  const bool awaits_rails = state_.rails.rails != 0 && state_.phase != ConnectionPhase::usable;
+  if (!state_.live() || awaits_rails) {
     return;
   }
   const auto step = serving_.look(view(), state_.context->now());
@@ -270,11 +287,14 @@ void SendRecovery::tell_move() {
   if (!state_.holds(!serving_.shares().empty(), "traffic moves to lanes that work")) {
     return;
   }
-  const bool to_shadow = serving_.rank() != 0;
   const size_t lane = serving_.shares().front().lane;
+  const bool to_shadow = paths_.lane(lane).shadow;
   state_.counters->traffic_moves.add();
   NHA_LOG_WARN("traffic to {} moved {} path {}: {}", state_.owner.peer_text(),
-               to_shadow ? "to the shadow" : "back to", lane, paths_.lane(lane).path().describe());
+               to_shadow              ? "to the shadow"
+               : serving_.rank() != 0 ? "to"
+                                      : "back to",
+               lane, paths_.lane(lane).path().describe());
   state_.note(TraceEvent::traffic_moved, lane, to_shadow ? 1 : 0);
 }
 
@@ -313,7 +333,12 @@ void SendRecovery::tell_failover(size_t lane, const Sender::TakenBack& counts) {
 
 void SendRecovery::reopen_soon(size_t lane) {
   Recovery& recovery = lanes_[lane];
-  recovery.reopen_at = state_.context->now() + recovery.backoff.next(state_.context->random());
+  const Lane& mine = paths_.lane(lane);
+  const Duration wait = recovery.backoff.next(state_.context->random());
+  // A shadow whose device takes no memory has others to try first; a rail has that one.
+  recovery.reopen_at =
+      state_.context->now() +
+      (mine.rejected && mine.on_other_rail() ? ha::ShadowCandidates::forget_after : wait);
   hasten();
   arm_reopen();
 }
@@ -343,9 +368,8 @@ void SendRecovery::look_for_better() {
     return;
   }
   state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
-  for (size_t lane = paths_.primaries(); lane < paths_.size() && state_.live(); ++lane) {
-    if (paths_.lane(lane).usable && paths_.is_fallback(paths_.lane(lane)) &&
-        paths_.primary_usable()) {
+  for (size_t lane = paths_.own(); lane < paths_.size() && state_.live(); ++lane) {
+    if (paths_.lane(lane).usable && paths_.is_fallback(paths_.lane(lane)) && paths_.own_usable()) {
       on_lane_failed(lane, fail(Errc::again, "it is looked whether RDMA could stand by again"));
     }
   }
@@ -394,11 +418,23 @@ bool SendRecovery::choose_place(size_t lane) {
   return true;
 }
 
+/// A rail's ends are always the same.
+bool SendRecovery::choose_rail_place(size_t lane) {
+  Lane& mine = paths_.lane(lane);
+  const auto place = paths_.place_of_rail(mine.rail);
+  if (!state_.holds(place.has_value(), "a rail that was agreed on has a place")) {
+    return false;
+  }
+  lanes_[lane].pair = {*place, rail_ends_[mine.rail - 1U]};
+  paths_.move_to(mine, paths_.places()[*place]);
+  return true;
+}
+
 void SendRecovery::reopen(size_t lane) {
   Lane& mine = paths_.lane(lane);
   Recovery& recovery = lanes_[lane];
   if (!state_.holds(!mine.usable, "a path that works is not made anew") ||
-      (mine.shadow && !choose_place(lane))) {
+      (mine.on_other_rail() && !choose_rail_place(lane)) || (mine.shadow && !choose_place(lane))) {
     return;
   }
   if (auto made = paths_.remake(mine); !made) {
@@ -419,11 +455,15 @@ void SendRecovery::give_up_new_path(size_t lane, const Error& why) {
   if (mine.rejected) {
     reject_end(lane, ha::ShadowCandidates::End::local, why.message());
     lanes_[lane].backoff.reset();
-  } else if (mine.shadow) {
+  } else if (mine.elsewhere()) {
     failover_.tell_shortage(why);
-    candidates_.pass_over(mine.shadow_number);
+    if (mine.shadow) {
+      candidates_.pass_over(mine.shadow_number);
+    }
   }
+  mine.decided = true;
   reopen_soon(lane);
+  state_.owner.on_lane_decided();
 }
 
 void SendRecovery::on_lane_address(size_t lane) {
@@ -446,7 +486,7 @@ void SendRecovery::offer(size_t lane) {
   PathOffer offer;
   offer.path = static_cast<uint8_t>(lane);
   offer.epoch = mine.epoch;
-  offer.rail = static_cast<uint8_t>(mine.shadow ? recovery.pair.remote : 0);
+  offer.rail = static_cast<uint8_t>(mine.elsewhere() ? recovery.pair.remote : 0);
   offer.table_key = mine.tables.written_key;
   offer.end = paths_.end_of(mine);
   parts_.control.send(encode(ControlType::rebuild, offer));
@@ -463,6 +503,12 @@ void SendRecovery::reject_end(size_t lane, ha::ShadowCandidates::End end, const 
   const ha::RailPair& pair = lanes_[lane].pair;
   if (here) {
     failover_.count_rejected();
+  }
+  if (paths_.lane(lane).on_other_rail()) {
+    NHA_LOG_WARN_LIMITED(
+        "path {} to {} is of no use for now, as a device {} does not take the memory: {}", lane,
+        state_.owner.peer_text(), here ? "of this host" : "of the peer", why);
+    return;
   }
   const bool first =
       candidates_.reject(end, here ? pair.local : pair.remote, state_.context->now());

@@ -38,15 +38,23 @@ class SendRecovery final : public Sender::Owner {
   ~SendRecovery() { stop(); }
   SendRecovery(const SendRecovery&) = delete;
   SendRecovery& operator=(const SendRecovery&) = delete;
-  /// Where shadows may begin and end, best first.
-  void set_candidates(std::vector<ha::RailPair> ranked) {
+  /// Where shadows may begin and end, best first; where the device's other rails end.
+  void set_candidates(std::vector<ha::RailPair> ranked,
+                      const std::array<uint8_t, ha::device_rails_max - 1>& rail_ends = {}) {
     candidates_ = ha::ShadowCandidates(std::move(ranked), shadows_max);
+    rail_ends_ = rail_ends;
   }
   bool any_candidate() const { return !candidates_.empty(); }
   /// The first paths have come up or failed.
   void begin();
-  /// Both sides are ready: what the first transfer did not need can be made.
-  void make_shadows();
+  /// Both sides are ready: what the handshake did not make can be made.
+  void make_others();
+  /// The caller is told: from now on traffic goes where it should.
+  void on_usable() {
+    if (state_.rails.rails != 0) {
+      choose_lanes();
+    }
+  }
   void stop();
 
   void on_lane_ready(size_t lane);
@@ -72,7 +80,7 @@ class SendRecovery final : public Sender::Owner {
     std::optional<Instant> reopen_at;
     uint64_t life_before = 0;  ///< the lane's `life` when it was taken into use
     Instant usable_since{};
-    ha::RailPair pair;       ///< a shadow's ends
+    ha::RailPair pair;       ///< the ends of a lane elsewhere
     bool unoffered = false;  ///< a new path waits for its address: the peer has not heard of it
     // Of the failure that is being dealt with.
     bool was_used = false;  ///< it met a path that was in use
@@ -100,6 +108,7 @@ class SendRecovery final : public Sender::Owner {
   void give_up_new_path(size_t lane, const Error& why);
   void offer(size_t lane);
   bool choose_place(size_t lane);
+  bool choose_rail_place(size_t lane);
   void look_for_better();
   void reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why);
 
@@ -111,6 +120,7 @@ class SendRecovery final : public Sender::Owner {
   Owner& owner_;
   std::vector<Recovery> lanes_;
   ha::ShadowCandidates candidates_;
+  std::array<uint8_t, ha::device_rails_max - 1> rail_ends_{};
   ha::ServingSet serving_;
   std::array<ha::ServingSet::Lane, lanes_max> seen_{};  ///< what view() shows
   Timer failback_timer_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "actors/connection/connection.h"
+#include "actors/connection/rails.h"
 #include "ha/mutation.h"
 #include "ha/shadow.h"
 #include "runtime/base/host.h"
@@ -58,6 +59,7 @@ void SendSide::stop() {
 void SendSide::begin() {
   state_.domain = channel_.domain();
   state_.attachment = channel_.attachment();
+  state_.devices = channel_.devices();
   state_.traits = state_.provider.traits(state_.attachment);
   state_.count_in(channel_.counter_block());
   paths_.begin(sender_.needs());
@@ -104,8 +106,8 @@ void SendSide::on_stream_open(Stream& stream) {
   };
   state_.traffic_class = decide(config.ib_traffic_class, 255);
   state_.service_level = decide(config.ib_service_level, 15);
-  if (auto made = paths_.make_first(*local, state_.provider.paths_wanted(state_.attachment));
-      !made) {
+  state_.terms = rail_terms(state_, *local);
+  if (auto made = paths_.make_first(first_address(state_, *local), first_paths(state_)); !made) {
     state_.fail(made.error());
     return;
   }
@@ -137,6 +139,7 @@ void SendSide::send_hello() {
   hello.rejoin = control_.rejoin_point();
   hello.backup = state_.context->config().enable_backup;
   hello.shadows = static_cast<uint8_t>(state_.context->config().shadow_paths);
+  hello.rails = state_.terms;
   hello.host = host_name();
   hello.paths = paths_.ends();
   said_hello_ = true;
@@ -194,6 +197,7 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
   state_.peer_host = welcome->host;
   state_.peer_process = welcome->rejoin.process.pid;
   sizes_address_ = welcome->sizes_address;
+  peer_address_ = first_rail_of(*welcome);
   const Config& config = state_.context->config();
   state_.backup = welcome->backup && config.enable_backup;
   if (state_.backup) {
@@ -201,7 +205,11 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
                               welcome->rejoin);
   }
   paths_.find_places(SIZE_MAX);
-  recovery_.set_candidates(ha::rank_shadows(paths_.rails(), welcome->rails));
+  if (!agree_on_rails(*welcome)) {
+    state_.fail(fail(Errc::remote, "the peer's welcome asks for rails that nobody offered"));
+    return;
+  }
+  recovery_.set_candidates(without_rails(state_, paths_, *welcome), welcome->rail_ends);
   state_.shadows =
       !recovery_.any_candidate() || config.shadow_paths == 0 ? uint8_t{0} : welcome->shadows;
   if (auto connected = paths_.connect_first(welcome->paths, welcome->sizes_key); !connected) {
@@ -211,19 +219,38 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
   owner_.end_handshake();
 }
 
+/// Which both sides do; false: the peer must not want that.
+bool SendSide::agree_on_rails(const Welcome& welcome) {
+  const ha::RailAgreement& agreed = welcome.agreed;
+  for (size_t rail = 1; rail <= agreed.rails; ++rail) {
+    if (!state_.backup || rail >= state_.terms.rails || agreed.lanes > state_.terms.lanes ||
+        !paths_.place_of_rail(rail)) {
+      return false;
+    }
+  }
+  if (agreed.rails != 0 && state_.terms.mode == ha::RailMode::isolated &&
+      agreed.path_class == ha::PathClass::inter_island) {
+    return false;
+  }
+  state_.rails = agreed;
+  return true;
+}
+
 void SendSide::on_settled() {
   if (state_.backup) {
     control_.remember_peer_address();
+    paths_.add_rails(state_.rails);
     paths_.add_shadows(state_.shadows);
   }
-  sender_.begin(sizes_address_);
+  sender_.begin(sizes_address_,
+                options_.hints ? options_.hints : agent_hints(state_, peer_address_));
   if (!state_.backup) {
     return;
   }
   recovery_.begin();
   parts_.liveness.start();
   if (peer_ready_ || ha::mutated(ha::Mutation::shadow_not_agreed)) {
-    recovery_.make_shadows();
+    recovery_.make_others();
   } else {
     watch_stream();
   }
@@ -231,13 +258,14 @@ void SendSide::on_settled() {
 
 void SendSide::on_confirm() {
   if (!std::exchange(peer_ready_, true) && state_.ready()) {
-    recovery_.make_shadows();
+    recovery_.make_others();
   }
 }
 
 void SendSide::on_usable() {
   NHA_LOG_INFO("connected to {} over {}", state_.owner.peer_text(), paths_.text());
   state_.note(TraceEvent::actor_opened, 0, 0);
+  recovery_.on_usable();
   endpoint_->driver.serve_by(&sender_);
   channel_.set_ready();
 }

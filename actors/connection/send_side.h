@@ -14,6 +14,7 @@
 #include "actors/endpoint.h"
 #include "actors/rejoin.h"
 #include "actors/route.h"
+#include "ha/flow.h"
 #include "ha/late_hello.h"
 #include "runtime/engine/timer_wheel.h"
 
@@ -23,7 +24,8 @@ struct SendOptions {
   std::vector<Route> routes;
   uint64_t nonce = 0;
   Duration timeout{};
-  int traffic_class = -1;  ///< asked for by NCCL; -1: none
+  int traffic_class = -1;                 ///< asked for by NCCL; -1: none
+  std::shared_ptr<ha::HintSource> hints;  ///< MPIB_MODE=1; null: the host's agent's
 };
 
 /// The actor that connects; `worker` was assigned by the engine.
@@ -80,6 +82,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void note_route_error(const Error& error);
   void send_hello();
   void on_welcome(std::span<const std::byte> payload);
+  bool agree_on_rails(const Welcome& welcome);
   void on_peer_closed(std::span<const std::byte> payload);
   std::vector<Rejoin::Way> rejoin_ways(const RejoinPoint& peer) const;
   bool waits_for_peer() const;
@@ -103,6 +106,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   bool peer_ready_ = false;
   ha::LateHello late_hello_;
   uint64_t sizes_address_ = 0;
+  ha::HostAddress peer_address_;  ///< of its first rail
   Timer stream_timer_;
   uint32_t unconfirmed_ = 0;  ///< the first message when last looked
   uint32_t heard_ = 0;        ///< the peer's next one then

@@ -22,7 +22,8 @@ Sender::Sender(const ConnectionParts& parts, Owner& owner, SendChannel& channel)
       channel_(channel),
       counters_(channel.counters()),
       announced_(channel),
-      records_(std::make_unique<SizeRecords>()) {}
+      records_(std::make_unique<SizeRecords>()),
+      chooser_(state_, paths_, channel) {}
 
 PathSet::Needs Sender::needs() {
   PathSet::Needs needs;
@@ -43,34 +44,23 @@ void Sender::adapt_to(const Lane& lane) {
       std::min({record_above_, lane.traits.end_apart_above, lane.owned.path->write_bytes_max()});
 }
 
-void Sender::begin(uint64_t sizes_address) {
+void Sender::begin(uint64_t sizes_address, std::shared_ptr<ha::HintSource> hints) {
   sizes_address_ = sizes_address;
+  chooser_.begin(std::move(hints));
   std::array<ha::ServingSet::Share, lanes_max> primaries{};
   for (size_t lane = 0; lane < paths_.primaries(); ++lane) {
     primaries[lane] = {static_cast<uint8_t>(lane), 1};
   }
   serve(std::span(primaries).first(paths_.primaries()));
   if (state_.traits.keys_per_device && !paths_.shadow_lanes().empty()) {
-    announced_.note_keys();
+    announced_.note_keys(state_.rails.rails);
   }
 }
 
 void Sender::serve(std::span<const ha::ServingSet::Share> shares) {
-  if (std::ranges::equal(shares, std::span(shares_).first(share_count_))) {
-    return;
-  }
-  share_count_ = shares.size();
-  weights_.fill(0);
-  for (size_t i = 0; i < share_count_; ++i) {
-    shares_[i] = shares[i];
-    weights_[shares[i].lane] = shares[i].weight;
-  }
-  for (size_t lane = 0; lane < paths_.size(); ++lane) {
-    paths_.lane(lane).counters->weight.set(weights_[lane]);
-  }
-  rotation_.begin(shares);
-  if (cursor_.request != nullptr && cursor_.offset == 0) {
-    cursor_.lane = lane_for(*cursor_.request, cursor_.chunk);
+  if (chooser_.serve(shares) && cursor_.request != nullptr && cursor_.offset == 0) {
+    cursor_.lane =
+        chooser_.spreads() ? LaneChooser::none : chooser_.lane_for(*cursor_.request, cursor_.chunk);
   }
 }
 
@@ -119,7 +109,8 @@ void Sender::pump() { post_all(); }
   if (!replay_.empty()) [[unlikely]] {
     const Chunk again = replay_.front();
     replay_.pop_front();
-    cursor_ = {&channel_.slot(again.request), again.chunk, again.chunk + 1U, 0, lane_in_turn()};
+    cursor_ = {&channel_.slot(again.request), again.chunk, again.chunk + 1U, 0,
+               chooser_.spreads() ? LaneChooser::none : chooser_.in_turn()};
     return true;
   }
   uint16_t index = 0;
@@ -131,53 +122,44 @@ void Sender::pump() { post_all(); }
 
 [[gnu::always_inline]] inline bool Sender::begin_request(uint16_t index) {
   SendRequest& request = channel_.slot(index);
-  if (share_count_ > 1 && request.size >= state_.context->config().ib_split_threshold) {
-    request.split.by_weight(request.size, std::span(weights_).first(paths_.size()));
+  if (chooser_.count() > 1) {
+    chooser_.cut(request);
   } else {
     request.split.whole(request.size);
   }
   request.ledger.begin(request.split.count());
   acknowledged_.begin(request.group, request.position);
-  cursor_ = {&request, 0, request.split.count(), 0, lane_for(request, 0)};
+  cursor_ = {&request, 0, request.split.count(), 0, chooser_.lane_for(request, 0)};
   counters_.sends.add();
   counters_.bytes_sent.add(request.size);
   state_.note(TraceEvent::transfer_posted, request.group, request.size);
   // False, and the connection has failed: nothing of it is posted.
   return state_.sound(request.split) && state_.sound(request.ledger) &&
-         state_.sound(acknowledged_) && state_.sound(rotation_);
+         state_.sound(acknowledged_) && state_.sound(chooser_);
 }
 
-[[gnu::always_inline]] inline size_t Sender::lane_in_turn() {
-  return share_count_ > 1 ? shares_[rotation_.next()].lane : shares_[0].lane;
-}
-
-/// That which the chunk was cut for, if it still carries data.
-[[gnu::always_inline]] inline size_t Sender::lane_for(const SendRequest& request, uint32_t chunk) {
-  if (request.split.count() > 1) {
-    const size_t lane = request.split.path(chunk);
-    if (weights_[lane] != 0) [[likely]] {
-      return lane;
-    }
-  }
-  return lane_in_turn();
-}
-
-/// Another lane for the chunk at hand; false when there is none that can be used.
+/// A lane for the chunk at hand, or another one; false: there is none that can be used, or it
+/// waits.
 bool Sender::pick_lane() {
-  for (size_t tried = 0; tried < share_count_; ++tried) {
-    cursor_.lane = lane_in_turn();
-    if (paths_.lane(cursor_.lane).usable) {
-      return true;
-    }
-  }
-  return false;
+  cursor_.lane = chooser_.spreads() ? chooser_.lane_for(*cursor_.request, cursor_.chunk)
+                                    : chooser_.any_usable();
+  return lane_works();
 }
 
 /// The keys of a request's memory on a lane over another device; false: the peer has not told its
 /// own yet, or the device does not take the memory.
 bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys) {
-  keys.remote =
-      announced_.keys().key(request.group, request.position, lane.shadow_number, lane.epoch);
+  if (lane.on_other_rail()) {
+    keys = {request.rail_keys[lane.rail - 1U], request.remote_rail_keys[lane.rail - 1U]};
+    if (ha::mutated(ha::Mutation::keys_of_first_rail)) {
+      keys = {request.key, request.remote_key};
+    }
+    if (keys.local != 0 && keys.remote != 0) [[likely]] {
+      return true;
+    }
+  } else {
+    keys.remote = announced_.keys().key(request.group, request.position, lane.key_slot, lane.epoch);
+  }
   if (request.size == 0) {
     return true;
   }
@@ -209,7 +191,7 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
 
 /// Posts the next piece of the chunk at hand; false when no path has room for it now.
 [[gnu::always_inline]] inline bool Sender::post_next() {
-  if (!paths_.lane(cursor_.lane).usable && !pick_lane()) [[unlikely]] {
+  if (!lane_works() && !pick_lane()) [[unlikely]] {
     return false;  // it waits for a path
   }
   SendRequest& request = *cursor_.request;
@@ -225,6 +207,11 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   if (lane.foreign_keys && !translate(request, lane, keys)) [[unlikely]] {
     if (!state_.live() || cursor_.offset != 0) {
       return false;  // the announcement that brings it goes on
+    }
+    if (lane.on_other_rail()) {
+      // The rail's device does not take the message's memory, there or here: the lane is given up.
+      cursor_.lane = chooser_.on_another_rail(cursor_.lane);
+      return cursor_.lane != LaneChooser::none;
     }
     // The peer names keys for the best lane that works, and none for what is worse: it saw the
     // better one come up before it saw that this shadow was needed.
@@ -246,6 +233,7 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
     if (path.post_write(post) != Errc::ok) {
       return false;
     }
+    chooser_.on_posted(lane, piece);
     ++lane.writes_open;
     lane.bytes_open += piece;
     lane.counters->writes.add();
@@ -279,6 +267,9 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   if (path.post_write(post) != Errc::ok) {
     return false;  // room comes with a completion; a broken path reports by itself
   }
+  if (!recorded) {
+    chooser_.on_posted(lane, bytes);
+  }
   ++lane.writes_open;
   lane.bytes_open += recorded ? 0 : bytes;
   lane.counters->writes.add();
@@ -294,7 +285,7 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   if (++cursor_.chunk == cursor_.end) {
     cursor_.request = nullptr;
   } else {
-    cursor_.lane = lane_for(*cursor_.request, cursor_.chunk);
+    cursor_.lane = chooser_.lane_for(*cursor_.request, cursor_.chunk);
   }
 }
 
@@ -326,6 +317,7 @@ void Sender::leave(size_t lane) {
     }
     --lane.writes_open;
     lane.bytes_open -= std::min<uint64_t>(lane.bytes_open, completion.bytes);
+    chooser_.on_delivered(lane, completion.bytes, good);
     (good ? lane.counters->writes_done : lane.counters->errors).add();
     if (good) {
       (ha::mutated(ha::Mutation::life_on_first_lane) ? paths_.lane(0) : lane).health.show_life();

@@ -10,6 +10,7 @@
 
 #include "actors/connection/clear_to_sends.h"
 #include "actors/connection/control_link.h"
+#include "actors/connection/lane_chooser.h"
 #include "actors/connection/liveness.h"
 #include "actors/connection/path_set.h"
 #include "actors/connection/side.h"
@@ -18,7 +19,7 @@
 #include "actors/server.h"
 #include "actors/size_records.h"
 #include "ha/ledger.h"
-#include "ha/rotation.h"
+#include "ha/rail_policy.h"
 #include "ha/serving_set.h"
 
 namespace nccl_ha {
@@ -55,7 +56,8 @@ class Sender final : public Server {
   /// A path was made: its device may have a smaller longest write, or reorder.
   void adapt_to(const Lane& lane);
   /// The connection is ready: where the sizes of recorded chunks are written, and who is served.
-  void begin(uint64_t sizes_address);
+  /// `hints` may be null.
+  void begin(uint64_t sizes_address, std::shared_ptr<ha::HintSource> hints = nullptr);
 
   /// The lanes that carry data from now on, in proportion to their weights.
   void serve(std::span<const ha::ServingSet::Share> shares);
@@ -94,7 +96,7 @@ class Sender final : public Server {
     uint32_t chunk = 0;
     uint32_t end = 0;     ///< the chunk after the last one to post
     uint32_t offset = 0;  ///< within the chunk: what plain writes have covered
-    size_t lane = 0;      ///< of the chunk
+    size_t lane = 0;      ///< of the chunk; LaneChooser::none: it is to be chosen
   };
   struct Chunk {
     uint16_t request = 0;
@@ -111,9 +113,10 @@ class Sender final : public Server {
   bool begin_request(uint16_t index);
   bool chunk_holds(const SendRequest& request);
   bool post_next();
+  bool lane_works() const {
+    return cursor_.lane != LaneChooser::none && paths_.lane(cursor_.lane).usable;
+  }
   bool pick_lane();
-  size_t lane_for(const SendRequest& request, uint32_t chunk);
-  size_t lane_in_turn();
   void end_chunk();
   [[gnu::noinline]] bool translate(const SendRequest& request, const Lane& lane, Keys& keys);
   void on_clear_to_send(const fabric::Completion& completion, Lane& lane);
@@ -132,10 +135,7 @@ class Sender final : public Server {
   uint64_t sizes_address_ = 0;
   uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
   Cursor cursor_;
-  size_t share_count_ = 0;
-  std::array<ha::ServingSet::Share, lanes_max> shares_{};
-  std::array<uint32_t, lanes_max> weights_{};  ///< of all lanes; 0: carries nothing
-  ha::Rotation rotation_;
+  LaneChooser chooser_;
   std::deque<Chunk> replay_;
   ha::AcknowledgementLog<cts_slots, group_max> acknowledged_;
 };

@@ -20,13 +20,15 @@ class ShadowKeyTable {
   /// that is a mixture of two writes tells nothing: the completion of the later one comes.
   void note(uint64_t number, std::span<const CtsEntry> entries) {
     for (size_t i = 0; i < entries.size(); ++i) {
-      if (names_any(entries[i])) [[unlikely]] {
+      if (names_any(entries[i])) {
         note(number, i, entries[ha::mutated(ha::Mutation::key_of_first_buffer) ? 0 : i]);
       }
     }
   }
 
-  /// For shadow number `shadow`; 0: not told yet for the path of that epoch.
+  /// The slots before that one are for rails, whose keys depend on no epoch (CtsEntry).
+  void begin(size_t first_slot) { first_slot_ = first_slot; }
+  /// For the shadow with that slot; 0: not told yet for the path of that epoch.
   uint32_t key(uint64_t number, uint32_t position, size_t shadow, uint32_t epoch) const {
     const Group& group = groups_[number % cts_slots];
     const Told& told = group.told[position];
@@ -44,9 +46,9 @@ class ShadowKeyTable {
     uint64_t number = UINT64_MAX;
     std::array<Told, group_max> told{};
   };
-  static bool names_any(const CtsEntry& entry) {
-    return std::any_of(entry.shadow_keys.begin(), entry.shadow_keys.end(),
-                       [](uint32_t key) { return key != 0; });
+  bool names_any(const CtsEntry& entry) const {
+    const auto keys = std::span(entry.shadow_keys).subspan(first_slot_);
+    return std::any_of(keys.begin(), keys.end(), [](uint32_t key) { return key != 0; });
   }
   [[gnu::noinline]] void note(uint64_t number, size_t position, const CtsEntry& there) {
     Group& group = groups_[number % cts_slots];
@@ -60,6 +62,7 @@ class ShadowKeyTable {
     }
   }
 
+  size_t first_slot_ = 0;
   std::array<Group, cts_slots> groups_{};
 };
 

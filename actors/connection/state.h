@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "ha/rails.h"
 #include "runtime/base/check.h"
 #include "runtime/base/result.h"
 #include "runtime/engine/actor.h"
@@ -43,6 +44,8 @@ class ConnectionOwner {
   virtual void on_late_completion(const fabric::Completion& completion) = 0;
   /// Work has come back from a lane that is out of use.
   virtual void on_work_back(size_t lane) = 0;
+  /// The first path on another rail has come up or failed.
+  virtual void on_lane_decided() = 0;
 
  protected:
   ~ConnectionOwner() = default;
@@ -64,8 +67,11 @@ struct ConnectionState {
   fabric::Attachment attachment;
   fabric::PathTraits traits;  ///< of `attachment`
   uint64_t domain = 0;
-  bool backup = false;  ///< both sides replace paths that fail
-  uint8_t shadows = 0;  ///< lanes over other NICs
+  bool backup = false;          ///< both sides replace paths that fail
+  uint8_t shadows = 0;          ///< lanes over NICs that stand by
+  fabric::RailDevices devices;  ///< of this side's device; the first is `attachment`'s
+  ha::RailTerms terms;          ///< what this side says of them
+  ha::RailAgreement rails;      ///< what both sides do
   uint8_t traffic_class = 0;
   uint8_t service_level = 0;
 
@@ -78,6 +84,8 @@ struct ConnectionState {
   std::string peer_host;  ///< empty: it has not said
   uint32_t peer_process = 0;
 
+  /// Lanes that are made when the handshake is over.
+  size_t later_lanes() const { return size_t{rails.rails} * rails.lanes + shadows; }
   /// Neither failed nor closed by either side.
   bool live() const { return phase <= ConnectionPhase::usable; }
   /// Live, and past the handshake: what fails is replaced.

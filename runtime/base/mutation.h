@@ -130,6 +130,15 @@ enum class Mutation : uint8_t {
   answer_not_awaited,  ///< who is told that the peer ends does not wait until its answer is there
   linger_for_ever,     ///< the wait for the peer has no end
   memory_left_open,    ///< paths that may still write memory of the caller's go on
+  // Of a device's rails:
+  sup_between_islands,  ///< isolated hosts make paths over SUP to other islands
+  sout_serves_too,      ///< SOUT carries data of isolated hosts where SUP works
+  rails_not_awaited,    ///< the caller is told before it is known which rails there are
+  keys_of_first_rail,   ///< memory on another rail is named by the keys of the first one
+  share_not_owed,       ///< what a share was rounded by is forgotten
+  rates_not_measured,   ///< rails are taken for what their devices say
+  silence_of_rail,      ///< a rail from which nothing comes is as fast as it was
+  rail_never_full,      ///< no rail ever has enough to do
   // Of what NCCL is told (tests/nccl/emulated/cases.py):
   done_too_early,     ///< test() says now and then that a receive is done which is not
   size_untold,        ///< test() says that nothing was received

@@ -1,6 +1,7 @@
 // Devices, where on them connections live, and where their paths may begin or end.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -43,6 +44,20 @@ struct NetDevice : DeviceFacts {
 struct Attachment {
   size_t device = 0;  ///< of Provider::devices()
   FabricKind kind{};
+};
+
+inline constexpr size_t rails_per_device_max = 4;
+
+/// The devices beneath one device of NCCL's, a rail each: connections live at the first one.
+struct RailDevices {
+  RailDevices(size_t only = 0) : devices{only} {}
+  size_t first() const { return devices.front(); }
+  bool operator==(const RailDevices&) const = default;
+
+  std::array<size_t, rails_per_device_max> devices{};  ///< of Provider::devices()
+  size_t count = 1;
+  bool sout_and_sup =
+      false;  ///< MPIB_HCA_SOUT and MPIB_HCA_SUP: the second may not reach all hosts
 };
 
 /// Where a path of some fabric may begin or end on this host.

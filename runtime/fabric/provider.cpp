@@ -133,8 +133,29 @@ size_t Provider::connections_max(size_t device, size_t most) const {
 Registration Provider::registration_at(const Attachment& at, bool host,
                                        const RegionKeys& keys) const {
   const PathTraits known = traits(at);
-  return {at.kind,   host,        keys.local_key,        keys.remote_key,
-          at.device, keys.handle, known.keys_per_device, known.placed_by_nic};
+  return {.kind = at.kind,
+          .host = host,
+          .local_key = keys.local_key,
+          .remote_key = keys.remote_key,
+          .device = at.device,
+          .handle = keys.handle,
+          .per_device = known.keys_per_device,
+          .placed_by_nic = known.placed_by_nic};
+}
+
+void Provider::register_on_rails(const RailDevices& devices, uint64_t domain,
+                                 Registration& registration) {
+  const Attachment at{registration.device, registration.kind};
+  for (size_t i = 1; registration.per_device && i < devices.count; ++i) {
+    auto keys = keys_on({devices.devices[i], at.kind}, domain, at, registration.local_key, true);
+    if (!keys) {
+      NHA_LOG_WARN_LIMITED("{} carries no data of some memory: {}",
+                           host_.devices[devices.devices[i]].name, keys.error().message());
+      continue;
+    }
+    registration.rail_local_keys[i - 1] = keys->local_key;
+    registration.rail_remote_keys[i - 1] = keys->remote_key;
+  }
 }
 
 Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain, void* base,

@@ -1,6 +1,7 @@
 // The kinds of fabric of this host behind one face: its devices, its memory, paths over them.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -24,6 +25,9 @@ struct Registration {
   uint64_t handle = 0;         ///< the provider's
   bool per_device = false;     ///< PathTraits::keys_per_device
   bool placed_by_nic = false;  ///< PathTraits::placed_by_nic, of paths made there
+  /// The keys at the devices of the other rails, in their order (register_on_rails); 0: none.
+  std::array<uint32_t, rails_per_device_max - 1> rail_local_keys{};
+  std::array<uint32_t, rails_per_device_max - 1> rail_remote_keys{};
   /// These keys are good for paths made there.
   bool serves(const Attachment& at) const {
     return kind == at.kind && (!per_device || device == at.device);
@@ -56,6 +60,10 @@ class Provider {
                                   bool gpu);
   Result<Registration> add_dmabuf(const Attachment& at, void* base, size_t length, uint64_t offset,
                                   int fd);
+  /// Registers what add_memory() or add_dmabuf() registered at the first of `devices` with the
+  /// others as well, so that nobody has to when data is to go there.  A device that does not take
+  /// it is told in the log, and gets no data of it.
+  void register_on_rails(const RailDevices& devices, uint64_t domain, Registration& registration);
   /// Any thread.  When it returns nobody touches the memory for this registration any more.
   Result<void> remove_memory(const Registration& registration);
   /// The keys by which `other` knows memory that `at` knows by `key`; registers it there the first

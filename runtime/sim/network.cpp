@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -124,6 +125,22 @@ std::optional<Instant> Network::next_event() const {
   return events_.empty() ? std::nullopt : std::optional(events_.due());
 }
 
+std::optional<Instant> Network::leave(Ip from, Ip to, const Link& way, size_t bytes) {
+  if (way.rate == 0) {
+    return now();
+  }
+  const auto time_of = [&](size_t size) {
+    return Duration(
+        static_cast<int64_t>(1e9 * static_cast<double>(size) / static_cast<double>(way.rate)));
+  };
+  Instant& busy = busy_until_[{from, to}];
+  if (busy > now() + time_of(way.queue_bytes)) {
+    return std::nullopt;
+  }
+  busy = std::max(busy, now()) + time_of(bytes);
+  return busy;
+}
+
 void Network::transmit(Endpoint from, Endpoint to, const std::vector<std::byte>& bytes) {
   ++counts_.packets;
   const Link& way = link(from.ip, to.ip);
@@ -135,13 +152,19 @@ void Network::transmit(Endpoint from, Endpoint to, const std::vector<std::byte>&
     ++counts_.dropped;
     return;
   }
+  carried_[{from.ip, to.ip}] += bytes.size();
+  const auto left = leave(from.ip, to.ip, way, bytes.size());
+  if (!left) {
+    ++counts_.dropped;
+    return;
+  }
   int copies = 1;
   if (random_.chance(way.duplicate)) {
     ++counts_.duplicated;
     copies = 2;
   }
   for (int i = 0; i < copies; ++i) {
-    Instant due = now() + way.delay;
+    Instant due = *left + way.delay;
     if (random_.chance(way.reorder)) {
       ++counts_.reordered;
       due += Duration(random_.below(static_cast<uint64_t>(4 * way.delay.count() + 1)));

@@ -28,7 +28,11 @@ namespace nccl_ha::sim {
 /// What happens on the way from one address to another (one direction).
 struct Link {
   Duration delay = std::chrono::microseconds(20);
-  double drop = 0;  ///< packets only, as the next two: streams retransmit beneath
+  /// Packets only: so many bytes per second leave, one after the other; 0: UDP's all at once, those
+  /// of an RDMA NIC as fast as that is.
+  uint64_t rate = 0;
+  size_t queue_bytes = 1 << 20;  ///< with `rate`: more of UDP's do not wait, and are dropped
+  double drop = 0;               ///< packets only, as the next two: streams retransmit beneath
   double duplicate = 0;
   double reorder = 0;
   bool cut = false;
@@ -109,6 +113,11 @@ class Network {
     uint64_t cut = 0;  ///< packets and stream segments that met a cut link or a vanished host
   };
   const Counts& counts() const { return counts_; }
+  /// Bytes of packets, datagrams or RDMA, that set out on that way.
+  uint64_t carried(Ip from, Ip to) const {
+    const auto found = carried_.find({from, to});
+    return found == carried_.end() ? 0 : found->second;
+  }
   /// Of all that was delivered so far, with times: equal runs have equal traces.
   uint64_t trace() const { return trace_; }
 
@@ -138,11 +147,15 @@ class Network {
   }
   void mix(uint64_t value);
   void transmit(Endpoint from, Endpoint to, const std::vector<std::byte>& bytes);
+  /// When what is sent now has left; nothing: the queue before the link is full.
+  std::optional<Instant> leave(Ip from, Ip to, const Link& way, size_t bytes);
 
   ManualClock& clock_;
   Random random_;
   EventQueue events_;
   std::map<std::pair<Ip, Ip>, Link> links_;
+  std::map<std::pair<Ip, Ip>, uint64_t> carried_;
+  std::map<std::pair<Ip, Ip>, Instant> busy_until_;  ///< of links with a rate
   std::set<Ip> gone_;
   std::map<Ip, Ip> host_of_;               ///< first address of a host by its others
   std::map<Endpoint, Arrivals> arrivals_;  ///< of the sockets that are open

@@ -50,7 +50,12 @@ void RdmaNic::transmit(Port& port, RdmaPacket& packet) {
     return;
   }
   const auto bytes = static_cast<int64_t>(packet.bytes.size() + header_bytes);
-  port.wire_free = std::max(port.wire_free, network_.now()) + Duration(bytes / bytes_per_ns + 1);
+  network_.carried_[{packet.from, packet.to}] += packet.bytes.size();
+  const Duration takes = way.rate == 0
+                             ? Duration(bytes / bytes_per_ns + 1)
+                             : Duration(static_cast<int64_t>(1e9 * static_cast<double>(bytes) /
+                                                             static_cast<double>(way.rate)));
+  port.wire_free = std::max(port.wire_free, network_.now()) + takes;
   if (random_.chance(way.drop)) {
     ++network_.counts_.dropped;
     ++conditions_.counts.lost;

@@ -17,8 +17,9 @@ namespace nccl_ha::sim {
 struct Process {
   Ip address = 0;  ///< the first of them, from which its streams come
   std::vector<Ip> addresses;
-  std::vector<RdmaNic*> nics;  ///< beneath the first addresses, the same one for all its ports
-  Ip management = 0;           ///< where its streams go first, if not 0; carries nothing else
+  std::vector<RdmaNic*> nics;   ///< beneath the first addresses, the same one for all its ports
+  fabric::RailDevices devices;  ///< of its connections
+  Ip management = 0;            ///< where its streams go first, if not 0; carries nothing else
   std::unique_ptr<fabric::Provider> provider;
   std::unique_ptr<Engine> engine;           ///< null: it is dead
   std::shared_ptr<ProcessTie> tie;          ///< to what its kernel gave it

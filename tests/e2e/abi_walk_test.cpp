@@ -178,7 +178,12 @@ struct Bound {
       EXPECT_EQ(of(table).irecv_consumed, nullptr);
     }
     if constexpr (requires(Table t) { t.make_vdevice; }) {
-      EXPECT_EQ(of(table).make_vdevice, nullptr) << "NIC fusion is not offered";
+      int device = 7;
+      EXPECT_NE(of(table).make_vdevice(&device, nullptr), NcclResult::success);
+      std::conditional_t<std::is_same_v<Table, NetV12>, VDevicePropsV12, VDevicePropsV9> members{};
+      members.ndevs = 2;  // twice the same one
+      EXPECT_NE(of(table).make_vdevice(&device, &members), NcclResult::success);
+      EXPECT_EQ(device, -1);
     }
     if constexpr (has_context) {
       NetAttr attributes{};

@@ -185,6 +185,16 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(memory_left_open,
                 "Fabrics/Unfinished.NothingIsSentFromMemoryThatTheCallerHasBack/*"),
 
+    // Rails of one device.
+    NHA_CHECKED(sup_between_islands, "Fabrics/Rails.BetweenIslandsNothingEverTakesSup/*"),
+    NHA_CHECKED(sout_serves_too, "Rails.TheFirstRailStandsByWhereIsolatedHostsHaveSup"),
+    NHA_CHECKED(rails_not_awaited, "Fabrics/Rails.WithinAnIslandDataTakesSup/*"),
+    NHA_CHECKED(keys_of_first_rail, "Fabrics/Rails.WithinAnIslandDataTakesSup/rdma"),
+    NHA_CHECKED(share_not_owed, "ShareAccumulator.PiecesOfAnySizeComeToTheShare"),
+    NHA_CHECKED(rates_not_measured, "RailEstimate.FindsTheRateOfALoadedRailWhateverTheDeviceSays"),
+    NHA_CHECKED(silence_of_rail, "RailEstimate.ARailThatIsSilentIsTakenForSlow"),
+    NHA_CHECKED(rail_never_full, "RailScheduler.LittleWaitsOnAnyRail"),
+
     // What NCCL is told.
     NHA_FOUND(done_too_early, By::nccl, 0, "UDP, RDMA"),
     NHA_FOUND(size_untold, By::nccl, 0, "RDMA into GPU memory"),

@@ -94,6 +94,7 @@ class BenchActor final : public Actor,
   void on_fence_failed(const Error& error) override { fail(error, true); }
   void on_late_completion(const fabric::Completion&) override {}
   void on_work_back(size_t lane) override { work_back.push_back(lane); }
+  void on_lane_decided() override {}
   // ControlLink::Owner
   void on_stream_open(Stream&) override {}
   void on_control(const ControlReader::Message& message) override {

@@ -116,7 +116,7 @@ TEST_F(ClearToSendsTest, KeysAreNotedFromTheMomentOnThatTheyAreWanted) {
   write(0, 0, 40);
   EXPECT_EQ(take(told(0, 0, 1)), Verdict::good);
   EXPECT_EQ(announced_->keys().key(0, 0, 0, 7), 0U);
-  announced_->note_keys();
+  announced_->note_keys(0);
   write(0, 0, 41);
   EXPECT_EQ(take(told(0, 0, 1)), Verdict::good);
   EXPECT_EQ(announced_->keys().key(0, 0, 0, 7), 41U);

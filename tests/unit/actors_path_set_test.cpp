@@ -89,7 +89,7 @@ TEST_F(PathSetTest, WhatIsUsableIsAskedOfPrimariesAndShadowsApart) {
   paths().add_shadows(1);
   EXPECT_FALSE(paths().any_usable());
   paths().lane(1).usable = true;
-  EXPECT_FALSE(paths().primary_usable());
+  EXPECT_FALSE(paths().own_usable());
   EXPECT_TRUE(paths().shadow_usable());
   EXPECT_TRUE(paths().other_usable(0));
   EXPECT_FALSE(paths().other_usable(1));

@@ -30,6 +30,27 @@ TEST(ChunkSplit, AMessageMayBeEmpty) {
   EXPECT_EQ(split.bytes(0), 0U);
 }
 
+TEST(ChunkSplit, EvenChunksAreAsLargeAsWasAskedOrAsFewAsThereMayBe) {
+  Random random(7);
+  for (int round = 0; round < 20000; ++round) {
+    const auto size = static_cast<uint32_t>(1 + random.below(round % 2 == 0 ? 5000 : UINT32_MAX));
+    const auto bytes = static_cast<uint32_t>(random.below(2 * uint64_t{size}));
+    ChunkSplit split;
+    split.even(size, bytes);
+    expect_covered(split, size);
+    ASSERT_EQ(split.broken(), nullptr);
+    ASSERT_LE(split.count(), ledger_chunks_max);
+    const uint32_t first = split.bytes(0);
+    EXPECT_GE(first, std::min(size, bytes));
+    for (uint32_t chunk = 0; chunk < split.count(); ++chunk) {
+      EXPECT_EQ(split.path(chunk), ChunkSplit::any);
+      EXPECT_TRUE(chunk + 1 == split.count() || split.bytes(chunk) == first);
+    }
+    // Not larger than it has to be.
+    EXPECT_LT(first, std::max<uint64_t>(bytes, (uint64_t{size} + 15) / 16) + ChunkSplit::unit);
+  }
+}
+
 TEST(ChunkSplit, WeightsAreKeptToTheNearestUnit) {
   Random random(2);
   for (int round = 0; round < 20000; ++round) {

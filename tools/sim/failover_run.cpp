@@ -32,6 +32,13 @@ class Chaos {
     early_cut_ = pair_.world().now() + microseconds(random_.below(400));
     pair_.world().network().stop_at(*early_cut_);
   }
+  /// As it is while nothing is wrong; the rails of one device have speeds of their own.
+  sim::Link usual(size_t rail) const {
+    static constexpr std::array<uint64_t, 4> rates{50'000'000, 20'000'000, 100'000'000, 5'000'000};
+    sim::Link link = usual_;
+    link.rate = run_.one_device ? rates[rail % rates.size()] : 0;
+    return link;
+  }
   void begin() {
     begun_ = true;
     next_ = pair_.world().now() + microseconds(random_.below(500));
@@ -48,7 +55,7 @@ class Chaos {
     const Instant now = pair_.world().now();
     for (size_t rail = 0; rail < lines_; ++rail) {
       if (healed_at_[rail] && now >= *healed_at_[rail]) {
-        pair_.set_links(usual_, usual_, rail);
+        pair_.set_links(usual(rail), usual(rail), rail);
         healed_at_[rail].reset();
         tell(fmt::format("rail {} healed", rail));
       }
@@ -131,7 +138,7 @@ class Chaos {
     if (gone_ == rail || healed_at_[rail]) {
       return;
     }
-    sim::Link heavy = usual_;
+    sim::Link heavy = usual(rail);
     heavy.delay = microseconds(1000 + random_.below(49000));
     pair_.set_links(heavy, heavy, rail);
     ++totals_.slow;
@@ -142,9 +149,9 @@ class Chaos {
                      lasts.count()));
   }
   void cut(Instant now) {
-    sim::Link dark = usual_;
-    dark.cut = true;
     const size_t rail = random_.below(lines_);
+    sim::Link dark = usual(rail);
+    dark.cut = true;
     if (gone_ == rail) {
       return;
     }
@@ -159,10 +166,11 @@ class Chaos {
     cut_for_a_while(now, rail);
   }
   void cut_for_a_while(Instant now, size_t rail) {
-    sim::Link dark = usual_;
+    const sim::Link light = usual(rail);
+    sim::Link dark = light;
     dark.cut = true;
     const uint64_t which = random_.below(3);
-    pair_.set_links(which == 1 ? usual_ : dark, which == 2 ? usual_ : dark, rail);
+    pair_.set_links(which == 1 ? light : dark, which == 2 ? light : dark, rail);
     ++(which == 0 ? totals_.cuts_both : which == 1 ? totals_.cuts_back : totals_.cuts_there);
     const auto lasts = milliseconds(random_.below(3000));
     healed_at_[rail] = now + lasts;
@@ -194,6 +202,44 @@ class Chaos {
   std::vector<std::optional<Instant>> port_up_at_;
   std::optional<size_t> gone_;  ///< a rail, for good
 };
+
+/// An agent that changes its mind, and is silent now and then.
+class RandomHints final : public ha::HintSource {
+ public:
+  explicit RandomHints(uint64_t seed) : random_(seed) {}
+  std::optional<uint32_t> parts(Instant now) override {
+    if (now >= next_) {
+      next_ = now + microseconds(random_.below(5000));
+      value_ = random_.chance(0.3)   ? std::nullopt
+               : random_.chance(0.3) ? std::optional(random_.chance(0.5) ? 1024U : 0U)
+                                     : std::optional(static_cast<uint32_t>(random_.below(1025)));
+    }
+    return value_;
+  }
+
+ private:
+  Random random_;
+  Instant next_{};
+  std::optional<uint32_t> value_;
+};
+
+/// How many lanes its connections have at most.
+size_t draw_device(const FailoverRun& run, Config& config, SimCables& cables) {
+  Random random(run.seed + 77);  // what else is drawn stays what it was
+  cables.one_device = true;
+  cables.sout_and_sup = run.rails == 2 && random.chance(0.6);
+  config.mpib_mode = random.chance(0.5) ? 1 : 0;
+  config.mpib_island_prefix_len = random.chance(0.2) ? 32 : 24;
+  config.mpib_sout_qp = static_cast<int64_t>(1 + random.below(2));
+  config.mpib_sup_qp = static_cast<int64_t>(1 + random.below(4));
+  config.mpib_direct_bytes = random.chance(0.5) ? 0 : 65536;
+  config.enable_failback = random.chance(0.5);
+  config.failback_ms = static_cast<int64_t>(random.below(500));
+  if (random.chance(0.5)) {
+    cables.hints = std::make_shared<RandomHints>(run.seed);
+  }
+  return 2 + 4 + run.shadows;  // a verdict on one that there is not means nothing
+}
 
 void add(FailoverTotals& totals, const FailoverRun& run, SimPair& pair) {
   totals.count(pair.send_channel());
@@ -251,7 +297,12 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
     config.failback_ms = static_cast<int64_t>(random.below(500));
     config.shadow_paths = static_cast<int64_t>(run.shadows);
   }
-  SimPair pair(run.seed, usual, config, {run.rails, run.rdma, run.spare});
+  SimCables cables{run.rails, run.rdma, run.spare};
+  size_t lanes = static_cast<size_t>(paths) + (backed ? run.shadows : 0);
+  if (run.one_device) {
+    lanes = draw_device(run, config, cables);
+  }
+  SimPair pair(run.seed, usual, config, cables);
   if (random.chance(0.5)) {
     pair.world().rdma().late = 0.02;
     pair.world().rdma().latest = microseconds(random.below(5000));
@@ -259,7 +310,10 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   if (run.begins) {
     run.begins(pair.world());
   }
-  Chaos chaos(pair, run, static_cast<size_t>(paths) + (backed ? run.shadows : 0), usual, *totals);
+  Chaos chaos(pair, run, lanes, usual, *totals);
+  for (size_t rail = 0; run.one_device && rail < run.rails; ++rail) {
+    pair.set_links(chaos.usual(rail), chaos.usual(rail), rail);
+  }
   if (backed && random.chance(0.3)) {
     chaos.meet_handshake();
   }

@@ -21,6 +21,8 @@ struct FailoverRun {
   size_t shadows = 1;  ///< that a connection keeps ready, where there are rails for them
   bool rdma = false;   ///< the rails are RDMA NICs
   bool spare = false;  ///< and there is an interface besides, over which datagrams may take over
+  /// The rails are those of one device, of unequal speed, SOUT and SUP or merged, in either mode.
+  bool one_device = false;
   /// Others than classic draw rails and NICs themselves.
   RunKind kind = RunKind::classic;
   /// Other kinds than classic: callers drive workers too (sim::World::callers_help).

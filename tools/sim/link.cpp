@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 
 #include <atomic>
+#include <utility>
 
 #include "actors/connection/send_side.h"
 
@@ -13,12 +14,13 @@ std::atomic<uint64_t> next_domain{1};
 
 }  // namespace
 
-SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port)
-    : world_(world), from_(from), to_(&to) {
+SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
+                 std::shared_ptr<ha::HintSource> hints)
+    : world_(world), from_(from), to_(&to), hints_(std::move(hints)) {
   const uint64_t nonce = world.random().next();
   listen_ = std::make_shared<ListenChannel>(nonce);
-  auto listener = std::make_unique<Listener>(*to.provider, *to.engine,
-                                             world.network().listen(to.address, port), 0, listen_);
+  auto listener = std::make_unique<Listener>(
+      *to.provider, *to.engine, world.network().listen(to.address, port), to.devices, listen_);
   auto actor = to.engine->worker(0).adopt(std::move(listener));
   if (actor) {
     listen_->attach(*actor);
@@ -53,13 +55,14 @@ void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
     add_route(from_.addresses[i], to_ == nullptr ? to : to_->addresses[i]);
   }
   options.nonce = nonce;
+  options.hints = hints_;
   Engine& engine = *from_.engine;
   const size_t index = engine.assign_worker(-1, 1.0);
   Worker& worker = engine.worker(index);
   options.timeout = std::chrono::milliseconds(worker.context().config().connect_timeout_ms);
   send_ = std::make_shared<SendEndpoint>(next_domain.fetch_add(1),
                                          fabric::Attachment{0, from_.provider->devices()[0].kind},
-                                         worker, engine);
+                                         worker, engine, from_.devices);
   auto address = worker.open_address(4);
   auto actor =
       worker.adopt(make_send_connection(*from_.provider, engine, index, send_, std::move(options)));
@@ -127,18 +130,20 @@ void SimLink::close_receiver() {
 }
 
 fabric::Registration SimLink::register_send(void* base, size_t bytes) {
-  return *from_.provider->add_memory(send_->channel.attachment(), send_->channel.domain(), base,
-                                     bytes, false);
+  fabric::Registration memory = *from_.provider->add_memory(
+      send_->channel.attachment(), send_->channel.domain(), base, bytes, false);
+  from_.provider->register_on_rails(send_->channel.devices(), send_->channel.domain(), memory);
+  return memory;
 }
 
 fabric::Registration SimLink::register_receive(void* base, size_t bytes, bool gpu) {
-  if (gpu) {
-    static const int stands_for_memory = eventfd(0, EFD_CLOEXEC);  // a simulated device wants one
-    return *to_->provider->add_dmabuf(receive_->channel.attachment(), base, bytes, 0,
-                                      stands_for_memory);
-  }
-  return *to_->provider->add_memory(receive_->channel.attachment(), receive_->channel.domain(),
-                                    base, bytes, false);
+  const ReceiveChannel& channel = receive_->channel;
+  static const int stands_for_memory = eventfd(0, EFD_CLOEXEC);  // a simulated device wants one
+  fabric::Registration memory =
+      gpu ? *to_->provider->add_dmabuf(channel.attachment(), base, bytes, 0, stands_for_memory)
+          : *to_->provider->add_memory(channel.attachment(), channel.domain(), base, bytes, false);
+  to_->provider->register_on_rails(channel.devices(), channel.domain(), memory);
+  return memory;
 }
 
 void SimLink::take_back_send(const fabric::Registration& memory) {

@@ -7,6 +7,7 @@
 
 #include "actors/endpoint.h"
 #include "actors/listener.h"
+#include "ha/rail_policy.h"
 #include "runtime/sim/world.h"
 
 namespace nccl_ha::tools {
@@ -14,7 +15,8 @@ namespace nccl_ha::tools {
 /// A listener at `to`, a connector at `from`.
 class SimLink {
  public:
-  SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port);
+  SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
+          std::shared_ptr<ha::HintSource> hints = nullptr);
   ~SimLink();
   /// Makes the connector only, towards any address.
   SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t port);
@@ -57,6 +59,7 @@ class SimLink {
   sim::World& world_;
   sim::Process& from_;
   sim::Process* to_ = nullptr;
+  std::shared_ptr<ha::HintSource> hints_;
   std::shared_ptr<ListenChannel> listen_;
   std::shared_ptr<SendEndpoint> send_;
   std::shared_ptr<ReceiveEndpoint> receive_;

@@ -4,7 +4,7 @@ namespace nccl_ha::tools {
 
 SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& config,
                  const SimCables& cables, const std::optional<Config>& receivers)
-    : world_(seed) {
+    : world_(seed), hints_(cables.hints) {
   world_.network().all = conditions;
   for (uint8_t i = 1; i <= 2; ++i) {
     std::vector<sim::Ip> addresses;
@@ -13,11 +13,16 @@ SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& confi
     }
     hosts_.push_back(*world_.add_process(addresses, i == 2 ? receivers.value_or(config) : config,
                                          cables.rdma ? cables.rails : 0, cables.traits));
+    fabric::RailDevices& devices = hosts_.back()->devices;
+    for (size_t rail = 1; cables.one_device && rail < cables.rails; ++rail) {
+      devices.devices[devices.count++] = rail;
+    }
+    devices.sout_and_sup = cables.sout_and_sup;
   }
 }
 
 bool SimPair::connect(const std::function<void()>& each_round) {
-  link_ = std::make_unique<SimLink>(world_, *hosts_[0], *hosts_[1], 5000);
+  link_ = std::make_unique<SimLink>(world_, *hosts_[0], *hosts_[1], 5000, hints_);
   return link_->wait_ready(each_round);
 }
 
@@ -45,8 +50,9 @@ void SimPair::post_receives(size_t count) {
     auto& bytes = memory_.emplace_back(1 << 20);
     ReceiveRequest* slot = link_->receiver().acquire();
     slot->count = 1;
-    slot->buffers[0] = {bytes.data(), static_cast<uint32_t>(bytes.size()),
-                        link_->register_receive(bytes.data(), bytes.size()).remote_key, 0};
+    const auto to = link_->register_receive(bytes.data(), bytes.size());
+    slot->buffers[0] = {bytes.data(), static_cast<uint32_t>(bytes.size()), to.remote_key, 0,
+                        to.rail_remote_keys};
     link_->receiver().submit(*slot);
     link_->receiver_driver().submit();
   }
@@ -58,8 +64,8 @@ bool SimPair::post_send(size_t bytes) {
   const CtsEntry* place = nullptr;
   if (!world_.run_until([&] { return (place = link_->sender().match(0)) != nullptr; },
                         std::chrono::seconds(5)) ||
-      link_->sender().submit(*place, source.data(), static_cast<uint32_t>(bytes), from.local_key) ==
-          nullptr) {
+      link_->sender().submit(*place, source.data(), static_cast<uint32_t>(bytes), from.local_key,
+                             true, from.rail_local_keys) == nullptr) {
     return false;
   }
   link_->sender_driver().submit();

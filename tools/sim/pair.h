@@ -15,9 +15,12 @@ namespace nccl_ha::tools {
 /// What lies between two hosts.
 struct SimCables {
   size_t rails = 1;
-  bool rdma = false;           ///< the rails are RDMA NICs
-  bool spare = false;          ///< an interface besides; a rail behind the others
-  sim::DeviceTraits traits{};  ///< of the NICs of both hosts
+  bool rdma = false;                        ///< the rails are RDMA NICs
+  bool spare = false;                       ///< an interface besides; a rail behind the others
+  sim::DeviceTraits traits{};               ///< of the NICs of both hosts
+  bool one_device = false;                  ///< the rails are those of one device
+  bool sout_and_sup = false;                ///< and so called
+  std::shared_ptr<ha::HintSource> hints{};  ///< the sender's; may be null
 };
 
 /// Two hosts and a link between them.
@@ -52,6 +55,7 @@ class SimPair {
   std::vector<std::vector<std::byte>> memory_;  // the engines may use it until they are gone
   sim::World world_;
   std::vector<sim::Process*> hosts_;
+  std::shared_ptr<ha::HintSource> hints_;
   std::unique_ptr<SimLink> link_;
   uint64_t bytes_wanted_ = 0;
   uint64_t places_found_ = 0;

@@ -96,7 +96,7 @@ void Traffic::post_receives() {
     for (size_t i = 0; i < posted.parts.size(); ++i) {
       Group::Part& part = posted.parts[i];
       slot->buffers[i] = {part.target.data(), static_cast<uint32_t>(part.target.size()),
-                          part.to->remote_key, part.tag};
+                          part.to->remote_key, part.tag, part.to->rail_remote_keys};
     }
     link_.receiver().submit(*slot);
     link_.receiver_driver().submit();
@@ -134,7 +134,8 @@ void Traffic::post_sends() {
       part.from = link_.register_send(part.source.data(), part.source.size());
     }
     SendRequest* request =
-        link_.sender().submit(*place, part.source.data(), part.sent, part.from->local_key);
+        link_.sender().submit(*place, part.source.data(), part.sent, part.from->local_key, true,
+                              part.from->rail_local_keys);
     if (request == nullptr) {
       link_.sender_driver().turn();
       return;

@@ -1,0 +1,154 @@
+#include "actors/connection/lane_chooser.h"
+
+#include <algorithm>
+
+namespace nccl_ha {
+
+void LaneChooser::begin(std::shared_ptr<ha::HintSource> hints) {
+  hints_ = std::move(hints);
+  measures_ = state_.rails.rails != 0;
+  const auto& devices = state_.provider.devices();
+  for (size_t rail = 0; rail < state_.devices.count && rail <= state_.rails.rails; ++rail) {
+    const int64_t mbps = devices[state_.devices.devices[rail]].speed_mbps;
+    scheduler_.begin(rail, static_cast<uint64_t>(std::max<int64_t>(mbps, 0)) * 125'000);
+  }
+}
+
+bool LaneChooser::serve(std::span<const ha::ServingSet::Share> shares) {
+  if (std::ranges::equal(shares, std::span(shares_).first(share_count_))) {
+    return false;
+  }
+  share_count_ = shares.size();
+  weights_.fill(0);
+  spreads_ = false;
+  for (size_t i = 0; i < share_count_; ++i) {
+    shares_[i] = shares[i];
+    weights_[shares[i].lane] = shares[i].weight;
+    spreads_ = spreads_ || paths_.lane(shares[i].lane).rail != paths_.lane(shares[0].lane).rail;
+  }
+  for (size_t lane = 0; lane < paths_.size(); ++lane) {
+    paths_.lane(lane).counters->weight.set(weights_[lane]);
+  }
+  rotation_.begin(shares);
+  return true;
+}
+
+LaneChooser::Rails LaneChooser::rails() const {
+  Rails rails;
+  for (size_t i = 0; i < share_count_; ++i) {
+    const Lane& lane = paths_.lane(shares_[i].lane);
+    if (lane.usable) {
+      rails[lane.rail].serves = true;
+      rails[lane.rail].open += lane.bytes_open;
+    }
+  }
+  return rails;
+}
+
+uint64_t LaneChooser::open_on(uint8_t rail) const {
+  uint64_t open = 0;
+  for (const Lane& lane : paths_.lanes()) {
+    open += lane.rail == rail && lane.usable ? lane.bytes_open : 0;
+  }
+  return open;
+}
+
+void LaneChooser::cut(SendRequest& request) {
+  if (share_count_ < 2 || request.size < state_.context->config().ib_split_threshold) {
+    request.split.whole(request.size);
+  } else if (spreads_) {
+    request.split.even(request.size,
+                       scheduler_.chunk_bytes(rails(), request.size, state_.context->now()));
+  } else {
+    request.split.by_weight(request.size, std::span(weights_).first(paths_.size()));
+  }
+}
+
+size_t LaneChooser::lane_for(const SendRequest& request, uint32_t chunk) {
+  if (spreads_) {
+    return spread(request, chunk);
+  }
+  if (request.split.count() > 1) {
+    const size_t lane = request.split.path(chunk);
+    if (lane < weights_.size() && weights_[lane] != 0) [[likely]] {
+      return lane;
+    }
+  }
+  return in_turn();
+}
+
+std::optional<uint32_t> LaneChooser::hinted_parts(const SendRequest& request) {
+  const ha::RailMode mode = state_.terms.mode;
+  if (mode == ha::RailMode::balanced) {
+    return std::nullopt;
+  }
+  return ha::supplementary_parts({request.size, mode, state_.rails.path_class,
+                                  static_cast<uint64_t>(state_.context->config().mpib_direct_bytes),
+                                  hints_ ? hints_->parts(state_.context->now()) : std::nullopt});
+}
+
+size_t LaneChooser::spread(const SendRequest& request, uint32_t chunk) {
+  const Rails all = rails();
+  const uint32_t bytes = request.split.bytes(chunk);
+  if (const auto parts = hinted_parts(request)) {
+    const size_t rail = accumulator_.next(*parts, bytes) ? 1 : 0;
+    return lane_on(all[rail].serves ? rail : 1 - rail);
+  }
+  // What else the caller has given is probably like this.
+  const uint64_t others = std::max<size_t>(channel_.open_about(), 1) - 1;
+  const uint64_t waiting = request.size - request.split.begin(chunk) + others * request.size;
+  const auto rail = scheduler_.pick(all, bytes, waiting, state_.context->now());
+  return rail ? lane_on(*rail) : none;
+}
+
+size_t LaneChooser::lane_on(size_t rail) const {
+  size_t best = none;
+  for (size_t i = 0; i < share_count_; ++i) {
+    const Lane& lane = paths_.lane(shares_[i].lane);
+    if (lane.usable && lane.rail == rail &&
+        (best == none || lane.bytes_open < paths_.lane(best).bytes_open)) {
+      best = shares_[i].lane;
+    }
+  }
+  return best;
+}
+
+size_t LaneChooser::any_usable() {
+  for (size_t tried = 0; tried < share_count_; ++tried) {
+    const size_t lane = in_turn();
+    if (paths_.lane(lane).usable) {
+      return lane;
+    }
+  }
+  return none;
+}
+
+size_t LaneChooser::on_another_rail(size_t not_on) const {
+  const uint8_t rail = paths_.lane(not_on).rail;
+  for (size_t i = 0; i < share_count_; ++i) {
+    const Lane& lane = paths_.lane(shares_[i].lane);
+    if (lane.usable && lane.rail != rail) {
+      return shares_[i].lane;
+    }
+  }
+  return none;
+}
+
+void LaneChooser::on_posted(const Lane& lane, uint64_t bytes) {
+  if (measures_ && !lane.shadow) {
+    scheduler_.estimate(lane.rail).on_posted(bytes, open_on(lane.rail), state_.context->now());
+  }
+}
+
+void LaneChooser::on_delivered(const Lane& lane, uint64_t bytes, bool good) {
+  if (!measures_ || lane.shadow) {
+    return;
+  }
+  if (good) {
+    scheduler_.estimate(lane.rail).on_delivered(bytes, state_.context->now());
+  } else {
+    scheduler_.estimate(lane.rail).on_lost(state_.context->now());
+  }
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,121 @@
+#include "plugin/device_list.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace nccl_ha::plugin {
+namespace {
+
+/// By the name of the device, without its port too, or by that of the interface beneath.
+Result<size_t> find_named(const char* variable, const std::string& name,
+                          std::span<const fabric::NetDevice> all) {
+  std::optional<size_t> found;
+  std::string known;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const fabric::NetDevice& one = all[i];
+    const std::string device = one.name.substr(0, one.name.find(':'));
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", one.name);
+    if (one.name == name || one.netdev == name) {
+      return i;
+    }
+    found = !found && device == name ? i : found;
+  }
+  if (found) {
+    return *found;
+  }
+  return fail(Errc::invalid_argument,
+              fmt::format("{}={}: no such device is in use; there are {} (nccl-ha info tells why)",
+                          variable, name, known));
+}
+
+}  // namespace
+
+Result<void> DeviceList::begin(const Config& config, std::span<const fabric::NetDevice> all) {
+  const bool paired = !config.mpib_hca_sout.empty() || !config.mpib_hca_sup.empty();
+  std::optional<size_t> sout;
+  std::optional<size_t> sup;
+  if (paired) {
+    if (config.mpib_hca_sout.empty() || config.mpib_hca_sup.empty()) {
+      return fail(Errc::invalid_argument,
+                  "of MPIB_HCA_SOUT and MPIB_HCA_SUP only one is set: set both, or neither");
+    }
+    auto first = find_named("MPIB_HCA_SOUT", config.mpib_hca_sout, all);
+    auto second = find_named("MPIB_HCA_SUP", config.mpib_hca_sup, all);
+    if (!first || !second) {
+      return !first ? first.error() : second.error();
+    }
+    if (*first == *second) {
+      return fail(Errc::invalid_argument,
+                  fmt::format("MPIB_HCA_SOUT and MPIB_HCA_SUP are both {}: they are to be two",
+                              all[*first].name));
+    }
+    sout = *first;
+    sup = *second;
+  }
+  std::lock_guard lock(mutex_);
+  devices_.clear();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i == sup) {
+      continue;
+    }
+    Device device;
+    device.rails = fabric::RailDevices(i);
+    device.name = all[i].name;
+    device.speed_mbps = all[i].speed_mbps;
+    device.members = {static_cast<int>(devices_.size())};
+    if (i == sout) {
+      device.rails.devices[device.rails.count++] = *sup;
+      device.rails.sout_and_sup = true;
+      device.name += "+" + all[*sup].name;
+      device.speed_mbps += all[*sup].speed_mbps;
+    }
+    devices_.push_back(std::move(device));
+  }
+  return {};
+}
+
+size_t DeviceList::count() const {
+  std::lock_guard lock(mutex_);
+  return devices_.size();
+}
+
+std::optional<DeviceList::Device> DeviceList::find(int device) const {
+  std::lock_guard lock(mutex_);
+  return device >= 0 && static_cast<size_t>(device) < devices_.size()
+             ? std::optional(devices_[static_cast<size_t>(device)])
+             : std::nullopt;
+}
+
+Result<int> DeviceList::merge(std::span<const int> members) {
+  std::lock_guard lock(mutex_);
+  if (members.size() < 2 || members.size() > fabric::rails_per_device_max ||
+      devices_.size() >= devices_max) {
+    return fail(Errc::invalid_argument,
+                fmt::format("makeVDevice: {} devices cannot be merged, 2 to {} can", members.size(),
+                            fabric::rails_per_device_max));
+  }
+  Device merged;
+  merged.rails.count = 0;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const int number = members[i];
+    const bool known = number >= 0 && static_cast<size_t>(number) < devices_.size();
+    if (!known || devices_[static_cast<size_t>(number)].rails.count != 1 ||
+        std::find(members.begin(), members.begin() + static_cast<ptrdiff_t>(i), number) !=
+            members.begin() + static_cast<ptrdiff_t>(i)) {
+      return fail(Errc::invalid_argument,
+                  fmt::format("makeVDevice: device {} cannot be a member: {}", number,
+                              known ? "it is one of several rails already, or named twice"
+                                    : "there is none"));
+    }
+    const Device& member = devices_[static_cast<size_t>(number)];
+    merged.rails.devices[merged.rails.count++] = member.rails.first();
+    merged.name += (i == 0 ? "" : "+") + member.name;
+    merged.speed_mbps += member.speed_mbps;
+    merged.members.push_back(number);
+  }
+  devices_.push_back(std::move(merged));
+  return static_cast<int>(devices_.size() - 1);
+}
+
+}  // namespace nccl_ha::plugin

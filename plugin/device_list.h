@@ -1,0 +1,44 @@
+// The devices that NCCL sees: those of the provider, or several of them as rails of one.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/base/config.h"
+#include "runtime/fabric/device.h"
+
+namespace nccl_ha::plugin {
+
+/// Numbers are NCCL's; a device that was listed keeps its number.  Any thread.
+class DeviceList {
+ public:
+  struct Device {
+    fabric::RailDevices rails;  ///< of the provider
+    std::string name;           ///< those of its rails, joined by +
+    int64_t speed_mbps = 0;     ///< of all its rails together
+    /// What NCCL merged, by its own numbers; one that it did not merge is its own only member.
+    std::vector<int> members;
+  };
+
+  /// One device for each of `all`, but one for MPIB_HCA_SOUT and MPIB_HCA_SUP together.  An error
+  /// says which of them is missing.
+  Result<void> begin(const Config& config, std::span<const fabric::NetDevice> all);
+  size_t count() const;
+  /// Nothing: there is no such device.
+  std::optional<Device> find(int device) const;
+  /// NCCL's makeVDevice: one more device, of two to four that were not merged before.  Its number.
+  Result<int> merge(std::span<const int> members);
+
+ private:
+  static constexpr size_t devices_max = 256;  ///< NCCL does not ask for so many
+
+  mutable std::mutex mutex_;
+  std::deque<Device> devices_;
+};
+
+}  // namespace nccl_ha::plugin

@@ -1,0 +1,365 @@
+// Several rails of one device: who carries what, and what becomes of it when one fails or is slow.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "tests/support/sim_pair.h"
+#include "tests/support/sim_seeds.h"
+#include "tools/sim/failover_run.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using tools::SimPair;
+
+constexpr uint64_t mega = 1'000'000;
+
+sim::Link at_rate(uint64_t rate) {
+  sim::Link link;
+  link.rate = rate;
+  return link;
+}
+void set_rail(SimPair& pair, size_t rail, const sim::Link& link) {
+  pair.set_links(link, link, rail);
+}
+sim::Link dark() {
+  sim::Link link;
+  link.cut = true;
+  return link;
+}
+
+/// That the sender's packets had in them, by rail.
+uint64_t carried(SimPair& pair, size_t rail) {
+  return pair.world().network().carried(pair.sender().addresses[rail],
+                                        pair.receiver().addresses[rail]);
+}
+/// Heartbeats, probes and control messages are no more.
+constexpr uint64_t next_to_nothing = 200'000;
+
+class Rails : public testing::TestWithParam<bool> {
+ protected:
+  static SimPair make(uint64_t seed, const Config& config, size_t rails = 2, bool named = true,
+                      std::shared_ptr<ha::HintSource> hints = nullptr) {
+    return SimPair(seed, {}, config,
+                   {.rails = rails,
+                    .rdma = GetParam(),
+                    .one_device = true,
+                    .sout_and_sup = named,
+                    .hints = std::move(hints)});
+  }
+  static std::string transfer(SimPair& pair, uint64_t seed, uint64_t groups = 20) {
+    tools::TransferPlan plan;
+    plan.seed = seed;
+    plan.groups = groups;
+    return pair.transfer(plan, seconds(60));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Fabrics, Rails, testing::Bool(), [](const auto& one) {
+  return std::string(one.param ? "rdma" : "datagrams");
+});
+
+/// Seed 000, table 3.4.
+TEST_P(Rails, WithinAnIslandDataTakesSup) {
+  SimPair pair = make(1, {});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  ASSERT_EQ(transfer(pair, 1), "");
+  EXPECT_LT(carried(pair, 0), next_to_nothing);
+  EXPECT_GE(carried(pair, 1), pair.bytes_wanted());
+  EXPECT_EQ(pair.send_channel().counters().traffic_moves.get(), 0U);
+  // And clear-to-sends, of which each has 64 bytes.
+  const auto& network = pair.world().network();
+  const uint64_t back = network.carried(pair.receiver().addresses[0], pair.sender().addresses[0]);
+  tools::TransferPlan small;
+  small.groups = 500;
+  small.large = 0;
+  ASSERT_EQ(pair.transfer(small, seconds(60)), "");
+  EXPECT_LT(network.carried(pair.receiver().addresses[0], pair.sender().addresses[0]) - back,
+            500 * 64U / 2);
+}
+
+TEST_P(Rails, BetweenIslandsNothingEverTakesSup) {
+  Config config;
+  config.mpib_island_prefix_len = 32;
+  config.origins["mpib_island_prefix_len"] = {};
+  SimPair pair = make(2, config);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  ASSERT_EQ(transfer(pair, 2), "");
+  pass(pair, seconds(10));
+  EXPECT_EQ(carried(pair, 1), 0U);
+  EXPECT_GE(carried(pair, 0), pair.bytes_wanted());
+  // And when SOUT fails there is nothing else.
+  set_rail(pair, 0, dark());
+  pass(pair, seconds(10));
+  EXPECT_EQ(carried(pair, 1), 0U);
+  EXPECT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
+}
+
+TEST_P(Rails, SoutTakesOverWithinAnIslandAndGivesBack) {
+  Config config;
+  config.failback_ms = 500;
+  SimPair pair = make(3, config);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& counters = pair.send_channel().counters();
+  ASSERT_EQ(transfer(pair, 3), "");
+  set_rail(pair, 1, dark());
+  const uint64_t sup = carried(pair, 1);
+  ASSERT_EQ(transfer(pair, 4), "");
+  EXPECT_EQ(counters.traffic_moves.get(), 1U);
+  EXPECT_GE(carried(pair, 0), pair.bytes_wanted());
+  EXPECT_LT(carried(pair, 1) - sup, pair.bytes_wanted());
+  set_rail(pair, 1, {});
+  ASSERT_TRUE(
+      pair.world().run_until([&] { return counters.traffic_moves.get() == 2; }, seconds(20)));
+  const uint64_t sout = carried(pair, 0);
+  ASSERT_EQ(transfer(pair, 5), "");
+  EXPECT_LT(carried(pair, 0) - sout, next_to_nothing);
+}
+
+TEST_P(Rails, UnequalRailsAddUp) {
+  for (const uint64_t part : {1U, 2U, 4U, 10U}) {
+    Config config;
+    config.ib_split_threshold = 65536;
+    SimPair pair = make(10 + part, config, 2, false);
+    set_rail(pair, 0, at_rate(50 * mega));
+    set_rail(pair, 1, at_rate(50 * mega / part));
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    tools::TransferPlan plan;
+    plan.seed = 10;
+    plan.groups = 120;
+    plan.grouped = 0;
+    plan.large = 1;
+    plan.bytes_max = 1 << 20;
+    const Instant begin = pair.world().now();
+    ASSERT_EQ(pair.transfer(plan, seconds(60)), "");
+    const double took = std::chrono::duration<double>(pair.world().now() - begin).count();
+    const double sum = 50e6 + 50e6 / static_cast<double>(part);
+    const double reached = static_cast<double>(pair.bytes_wanted()) / took / sum;
+    EXPECT_GT(reached, 0.92) << "1 to " << part;
+  }
+}
+
+/// Moves messages of up to a megabyte, or so many bytes, for so long; bytes per second that were
+/// received.
+class Flow {
+ public:
+  Flow(SimPair& pair, uint64_t seed, uint32_t bytes_max = 1 << 20) : pair_(pair) {
+    tools::TransferPlan plan;
+    plan.seed = seed;
+    plan.groups = 100000;
+    plan.grouped = 0;
+    plan.large = 1;
+    plan.bytes_max = bytes_max;
+    plan.late_write_window = 16;
+    traffic_ = std::make_unique<tools::Traffic>(pair.link(), plan);
+  }
+  /// False: that did not come in time.
+  bool run_until(const std::function<bool()>& done, Duration limit) {
+    return pair_.world().run_until([&] { return traffic_->step() || done(); }, limit) &&
+           !traffic_->is_wrong();
+  }
+  double rate(Duration time) {
+    const uint64_t before = done();
+    const Instant begin = pair_.world().now();
+    pair_.world().run_until([&] { return traffic_->step(); }, time);
+    EXPECT_FALSE(traffic_->is_wrong()) << traffic_->outcome();
+    return static_cast<double>(done() - before) /
+           std::chrono::duration<double>(pair_.world().now() - begin).count();
+  }
+
+ private:
+  uint64_t done() { return pair_.receive_channel().counters().bytes_received.get(); }
+  SimPair& pair_;
+  std::unique_ptr<tools::Traffic> traffic_;
+};
+
+TEST_P(Rails, ARailThatBecomesSlowLosesItsShareWithinATenthOfASecond) {
+  SimPair pair = make(21, {}, 2, false);
+  set_rail(pair, 0, at_rate(50 * mega));
+  set_rail(pair, 1, at_rate(50 * mega));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  Flow flow(pair, 21);
+  flow.rate(milliseconds(300));
+  EXPECT_GT(flow.rate(milliseconds(300)), 0.9 * 100e6);
+  set_rail(pair, 1, at_rate(5 * mega));
+  flow.rate(milliseconds(100));
+  EXPECT_GT(flow.rate(milliseconds(300)), 0.9 * 55e6);
+  EXPECT_EQ(pair.send_channel().counters().paths_down.get(), 0U) << "slow is not dead";
+  set_rail(pair, 1, at_rate(50 * mega));
+  flow.rate(milliseconds(1000));
+  EXPECT_GT(flow.rate(milliseconds(300)), 0.9 * 100e6) << "it is as fast again";
+}
+
+TEST_P(Rails, OneRailCutUnderLoadLeavesTheOtherAndComesBack) {
+  SimPair pair = make(22, {}, 2, false);
+  set_rail(pair, 0, at_rate(50 * mega));
+  set_rail(pair, 1, at_rate(50 * mega));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  SimPair alone = make(22, {}, 1, false);
+  set_rail(alone, 0, at_rate(50 * mega));
+  ASSERT_TRUE(alone.connect()) << alone.error();
+  Flow own(alone, 22);
+  own.rate(milliseconds(300));
+  const double survivor = own.rate(milliseconds(500));
+  Flow flow(pair, 22);
+  flow.rate(milliseconds(300));
+  for (const size_t rail : {1U, 0U}) {
+    set_rail(pair, rail, dark());
+    flow.rate(milliseconds(500));
+    EXPECT_GT(flow.rate(milliseconds(500)), 0.95 * survivor);
+    set_rail(pair, rail, at_rate(50 * mega));
+    flow.rate(seconds(3));
+    EXPECT_GT(flow.rate(milliseconds(300)), 0.9 * 100e6) << "rail " << rail << " is back";
+  }
+}
+
+TEST_P(Rails, FourRailsOfFourSpeedsAddUp) {
+  SimPair pair = make(23, {}, 4, false);
+  for (size_t rail = 0; rail < 4; ++rail) {
+    set_rail(pair, rail, at_rate((rail + 1) * 10 * mega));
+  }
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  Flow flow(pair, 23);
+  flow.rate(milliseconds(300));
+  EXPECT_GT(flow.rate(milliseconds(500)), 0.9 * 100e6);
+}
+
+/// Receives are open all the time, and what was announced over SOUT takes long.
+TEST_P(Rails, NoAnnouncementOvertakesAnother) {
+  Config config;
+  config.failback_ms = 100;
+  SimPair pair = make(30, config);
+  sim::Link slow = at_rate(100 * mega);
+  slow.delay = milliseconds(30);
+  set_rail(pair, 0, slow);
+  set_rail(pair, 1, at_rate(100 * mega));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  Flow flow(pair, 30, 100'000);
+  for (int round = 0; round < 3; ++round) {
+    flow.rate(milliseconds(50));
+    set_rail(pair, 1, dark());
+    flow.rate(milliseconds(800));
+    set_rail(pair, 1, at_rate(100 * mega));
+    ASSERT_TRUE(flow.run_until(
+        [&] { return pair.send_channel().counters().traffic_moves.get() % 2 == 0; }, seconds(10)));
+    EXPECT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
+  }
+  EXPECT_GE(pair.send_channel().counters().traffic_moves.get(), 6U);
+}
+
+/// What an agent would say.
+class FakeHints final : public ha::HintSource {
+ public:
+  std::optional<uint32_t> parts(Instant) override { return value; }
+  std::optional<uint32_t> value;
+};
+
+TEST_P(Rails, HintsGiveTheirSharesOfTheBytes) {
+  auto hints = std::make_shared<FakeHints>();
+  Config config;
+  config.mpib_mode = 1;
+  SimPair pair = make(24, config, 2, true, hints);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  for (const uint32_t hint : {0U, 256U, 512U, 1024U, 0U}) {
+    hints->value = hint;
+    const uint64_t before = carried(pair, 1);
+    ASSERT_EQ(transfer(pair, 24 + hint, 200), "");
+    const double share =
+        static_cast<double>(carried(pair, 1) - before) / static_cast<double>(pair.bytes_wanted());
+    EXPECT_NEAR(share, hint / 1024.0, 0.02) << hint << " parts";
+  }
+}
+
+TEST_P(Rails, BetweenIslandsTheAdvancedModeUsesBothAndSmallMessagesOne) {
+  auto hints = std::make_shared<FakeHints>();
+  hints->value = 1024;
+  Config config;
+  config.mpib_mode = 1;
+  config.mpib_island_prefix_len = 32;
+  SimPair pair = make(25, config, 2, true, hints);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  tools::TransferPlan plan;
+  plan.large = 0;
+  ASSERT_EQ(pair.transfer(plan, seconds(20)), "");
+  EXPECT_LT(carried(pair, 1), next_to_nothing);
+  plan.large = 1;
+  const uint64_t before = carried(pair, 0);
+  ASSERT_EQ(pair.transfer(plan, seconds(20)), "");
+  EXPECT_GT(carried(pair, 1), pair.bytes_wanted() / 2);
+  EXPECT_LT(carried(pair, 0) - before, pair.bytes_wanted() / 2);
+}
+
+TEST_P(Rails, WithoutAFreshHintMeasurementsDecide) {
+  Config config;
+  config.mpib_mode = 1;
+  SimPair pair = make(26, config, 2, true, std::make_shared<FakeHints>());
+  set_rail(pair, 0, at_rate(50 * mega));
+  set_rail(pair, 1, at_rate(25 * mega));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  Flow flow(pair, 26);
+  flow.rate(milliseconds(300));
+  EXPECT_GT(flow.rate(milliseconds(500)), 0.9 * 75e6);
+}
+
+/// The share of a rail that is gone goes to the other one, whatever the hint says.
+TEST_P(Rails, AHintedRailThatFailsIsReplaced) {
+  auto hints = std::make_shared<FakeHints>();
+  hints->value = 1024;
+  Config config;
+  config.mpib_mode = 1;
+  SimPair pair = make(27, config, 2, true, hints);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  set_rail(pair, 1, dark());
+  ASSERT_EQ(transfer(pair, 27), "");
+  hints->value = 0;
+  set_rail(pair, 1, {});
+  pass(pair, seconds(5));
+  set_rail(pair, 0, dark());
+  ASSERT_EQ(transfer(pair, 28), "");
+}
+
+TEST_P(Rails, ADeviceThatIsNotThereAtFirstHoldsNobodyUp) {
+  SimPair pair = make(28, {}, 2, false);
+  set_rail(pair, 1, dark());
+  const Instant begin = pair.world().now();
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  EXPECT_LT(pair.world().now() - begin, seconds(5));
+  ASSERT_EQ(transfer(pair, 28), "");
+  set_rail(pair, 1, {});
+  pass(pair, seconds(5));
+  const uint64_t before = carried(pair, 1);
+  ASSERT_EQ(transfer(pair, 29, 100), "");
+  EXPECT_GT(carried(pair, 1), before + next_to_nothing);
+}
+
+TEST_P(Rails, AHostWithOneRailTalksToOneWithTwo) {
+  for (const bool sender_has_two : {true, false}) {
+    SimPair pair = make(29, {}, 2, sender_has_two);
+    (sender_has_two ? pair.receiver() : pair.sender()).devices = {};
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    ASSERT_EQ(transfer(pair, 29), "");
+    EXPECT_LT(carried(pair, 1), next_to_nothing);
+  }
+}
+
+/// Paths die, or are only believed to, while all rails carry data and every byte is checked.
+TEST(SimRails, RailsFailWhileBytesAreChecked) {
+  const uint64_t runs = sim_seeds() / 4;
+  tools::FailoverTotals totals;
+  for (uint64_t seed = 1; seed <= runs; ++seed) {
+    tools::FailoverRun run;
+    run.seed = 11000000 + seed;
+    run.rails = seed % 3 == 0 ? 4 : 2;
+    run.shadows = 1;
+    run.rdma = seed % 2 != 0;
+    run.one_device = true;
+    ASSERT_EQ(tools::run_failovers(run, &totals), "") << "seed " << run.seed;
+  }
+  EXPECT_GT(totals.down, runs);
+  EXPECT_GT(totals.back, runs / 2);
+  EXPECT_GT(totals.chunks_again, 0U);
+}
+
+}  // namespace
+}  // namespace nccl_ha::test

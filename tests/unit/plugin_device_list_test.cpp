@@ -1,0 +1,111 @@
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+#include "plugin/device_list.h"
+
+namespace nccl_ha::plugin {
+namespace {
+
+class DeviceListTest : public testing::Test {
+ protected:
+  DeviceListTest() {
+    for (const char* name : {"mlx5_0:1", "mlx5_1:1", "mlx5_2:1", "mlx5_3:1", "mlx5_4:1"}) {
+      fabric::NetDevice device;
+      device.name = name;
+      device.netdev = "eth" + std::to_string(all_.size());
+      device.speed_mbps = 100000 * static_cast<int64_t>(all_.size() + 1);
+      all_.push_back(device);
+    }
+  }
+  Result<void> pair(const char* sout, const char* sup) {
+    config_.mpib_hca_sout = sout;
+    config_.mpib_hca_sup = sup;
+    return list_.begin(config_, all_);
+  }
+  Result<int> merge(std::vector<int> members) { return list_.merge(members); }
+
+  Config config_;
+  std::vector<fabric::NetDevice> all_;
+  DeviceList list_;
+};
+
+TEST_F(DeviceListTest, EachDeviceIsOneUnlessSomebodySaysOtherwise) {
+  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_EQ(list_.count(), 5U);
+  for (int i = 0; i < 5; ++i) {
+    const auto device = list_.find(i);
+    EXPECT_EQ(device->rails, fabric::RailDevices(static_cast<size_t>(i)));
+    EXPECT_EQ(device->members, std::vector<int>{i}) << "a plain device is its own only member";
+  }
+  EXPECT_FALSE(list_.find(5));
+  EXPECT_FALSE(list_.find(-1));
+}
+
+TEST_F(DeviceListTest, SoutAndSupAreOneDeviceInThePlaceOfSout) {
+  ASSERT_TRUE(pair("mlx5_1", "mlx5_0"));
+  ASSERT_EQ(list_.count(), 4U);
+  const auto device = list_.find(0);
+  EXPECT_EQ(device->name, "mlx5_1:1+mlx5_0:1");
+  EXPECT_EQ(device->rails.first(), 1U);
+  EXPECT_EQ(device->rails.devices[1], 0U);
+  EXPECT_EQ(device->rails.count, 2U);
+  EXPECT_TRUE(device->rails.sout_and_sup);
+  EXPECT_EQ(device->speed_mbps, 300000);
+  EXPECT_EQ(device->members, std::vector<int>{0});
+  EXPECT_EQ(list_.find(1)->name, "mlx5_2:1");
+  EXPECT_EQ(list_.find(1)->members, std::vector<int>{1});
+}
+
+TEST_F(DeviceListTest, TheyAreNamedByDevicePortOrInterface) {
+  for (const auto& [sout, sup] : {std::pair("mlx5_3:1", "eth4"), std::pair("eth3", "mlx5_4")}) {
+    ASSERT_TRUE(pair(sout, sup));
+    EXPECT_EQ(list_.find(3)->name, "mlx5_3:1+mlx5_4:1");
+  }
+}
+
+TEST_F(DeviceListTest, AWrongNameIsAnErrorThatSaysWhatThereIs) {
+  const auto missing = pair("mlx5_0", "mlx5_9");
+  ASSERT_FALSE(missing);
+  EXPECT_NE(missing.error().message().find("MPIB_HCA_SUP=mlx5_9"), std::string::npos);
+  EXPECT_NE(missing.error().message().find("mlx5_4:1"), std::string::npos);
+  EXPECT_FALSE(pair("mlx5_0", ""));
+  EXPECT_FALSE(pair("", "mlx5_0"));
+  EXPECT_FALSE(pair("mlx5_0", "eth0")) << "both are the same";
+}
+
+TEST_F(DeviceListTest, WhatIsMergedIsAppendedAndItsMembersStay) {
+  ASSERT_TRUE(list_.begin(config_, all_));
+  const auto two = merge({2, 0});
+  ASSERT_TRUE(two);
+  EXPECT_EQ(*two, 5);
+  const auto four = merge({0, 1, 2, 3});
+  ASSERT_TRUE(four);
+  EXPECT_EQ(*four, 6);
+  EXPECT_EQ(list_.count(), 7U);
+  EXPECT_EQ(list_.find(5)->name, "mlx5_2:1+mlx5_0:1");
+  EXPECT_EQ(list_.find(5)->members, (std::vector<int>{2, 0}));
+  EXPECT_EQ(list_.find(5)->rails.first(), 2U);
+  EXPECT_EQ(list_.find(5)->speed_mbps, 400000);
+  EXPECT_FALSE(list_.find(5)->rails.sout_and_sup);
+  EXPECT_EQ(list_.find(6)->rails.count, 4U);
+  EXPECT_EQ(list_.find(0)->rails.count, 1U);
+}
+
+TEST_F(DeviceListTest, WhatCannotBeMergedIsRefused) {
+  ASSERT_TRUE(pair("mlx5_0", "mlx5_1"));
+  EXPECT_FALSE(merge({}));
+  EXPECT_FALSE(merge({1}));
+  EXPECT_FALSE(merge({1, 1})) << "twice the same";
+  EXPECT_FALSE(merge({1, 4})) << "there are four";
+  EXPECT_FALSE(merge({-1, 1}));
+  EXPECT_FALSE(merge({0, 1})) << "it is two already";
+  EXPECT_FALSE(merge({1, 2, 3, 1, 2}));
+  EXPECT_EQ(list_.count(), 4U);
+  ASSERT_TRUE(merge({1, 2}));
+  EXPECT_FALSE(merge({4, 3})) << "a merged one is no member";
+}
+
+}  // namespace
+}  // namespace nccl_ha::plugin
