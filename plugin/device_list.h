@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -38,7 +37,7 @@ class DeviceList {
   static constexpr size_t devices_max = 256;  ///< NCCL does not ask for so many
 
   mutable std::mutex mutex_;
-  std::deque<Device> devices_;
+  std::vector<Device> devices_;
 };
 
 }  // namespace nccl_ha::plugin

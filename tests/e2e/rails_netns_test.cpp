@@ -112,8 +112,8 @@ double rate(const std::string& one, const std::string& other,
             const std::vector<std::string>& settings) {
   const ToolRun run = in_lab("pair", settings,
                              "if [ $RANK = 0 ]; then nccl-ha lab slow rail0 " + one +
-                                 "; nccl-ha lab slow rail1 " + other +
-                                 "; fi >/dev/null; sleep 0.3; exec nccl-ha perf pt2pt --reuse -c 0 "
+                                 " && nccl-ha lab slow rail1 " + other +
+                                 " || exit 9; fi >/dev/null; exec nccl-ha perf pt2pt --reuse -c 0 "
                                  "-b 8M -e 8M -w 4 -I 8 --timeout 90");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   const std::regex line(R"(8388608 +\d+ +\w+ +\w+ +-?\d+ +([0-9.]+))");

@@ -168,17 +168,20 @@ Result<KnownLab> running_lab(const std::string& name) {
     return fail(Errc::invalid_argument,
                 "no lab of this user runs; start one with `nccl-ha lab run`");
   }
-  if (name.empty() && running.size() == 1) {
+  // A program on a host means its own lab.
+  const char* own = std::getenv("NHA_LAB");
+  const std::string wanted = name.empty() && own != nullptr ? own : name;
+  if (wanted.empty() && running.size() == 1) {
     return running.front();
   }
   for (const KnownLab& lab : running) {
-    if (lab.name == name) {
+    if (lab.name == wanted) {
       return lab;
     }
   }
   return fail(Errc::invalid_argument,
-              name.empty() ? fmt::format("several labs run; say which with --lab: {}", names)
-                           : fmt::format("no lab '{}' runs; running: {}", name, names));
+              wanted.empty() ? fmt::format("several labs run; say which with --lab: {}", names)
+                             : fmt::format("no lab '{}' runs; running: {}", wanted, names));
 }
 
 namespace {
