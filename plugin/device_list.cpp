@@ -75,6 +75,11 @@ Result<void> DeviceList::begin(const Config& config, std::span<const fabric::Net
   return {};
 }
 
+void DeviceList::end() {
+  std::lock_guard lock(mutex_);
+  devices_ = decltype(devices_)();  // clear() would keep its room
+}
+
 size_t DeviceList::count() const {
   std::lock_guard lock(mutex_);
   return devices_.size();

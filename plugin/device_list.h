@@ -27,6 +27,8 @@ class DeviceList {
   /// One device for each of `all`, but one for MPIB_HCA_SOUT and MPIB_HCA_SUP together.  An error
   /// says which of them is missing.
   Result<void> begin(const Config& config, std::span<const fabric::NetDevice> all);
+  /// There are none any more, and no memory of them.
+  void end();
   size_t count() const;
   /// Nothing: there is no such device.
   std::optional<Device> find(int device) const;

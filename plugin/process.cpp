@@ -141,6 +141,7 @@ void Process::shut_down() {
   // Moved out, because assigning an empty value keeps the room of the old one.
   static_cast<void>(std::exchange(config_, {}));
   provider_.reset();
+  devices_.end();
   forget_interned();
 }
 
