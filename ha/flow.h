@@ -11,13 +11,13 @@ namespace nccl_ha::ha {
 struct HostAddress {
   uint8_t family = 0;               ///< 4 or 6; 0: none, or any
   std::array<uint8_t, 16> bytes{};  ///< the first 4 for IPv4, network order; the rest is 0
-  auto operator<=>(const HostAddress&) const = default;
+  auto operator<=>(const HostAddress&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 struct Flow {
   HostAddress source;
   HostAddress destination;
-  auto operator<=>(const Flow&) const = default;
+  auto operator<=>(const Flow&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// Names a flow in a table of hints.  FNV-1a (Fowler, Noll, Vo) of both addresses; never 0.  It

@@ -73,7 +73,8 @@ fabric::Provider::Kind relay_fabric(std::shared_ptr<NextHops> next,
                                     const RelayPath::Options& options,
                                     fabric::UdpFactory::PacketSource packets) {
   return
-      [=](const Config& config, fabric::FabricHost& host) -> std::unique_ptr<fabric::PathFactory> {
+      [next = std::move(next), options, packets = std::move(packets)](
+          const Config& config, fabric::FabricHost& host) -> std::unique_ptr<fabric::PathFactory> {
         auto opener = fabric::PortOpener::from(config, host.memory);
         if (!opener) {
           return nullptr;  // the standard kinds have said why

@@ -189,6 +189,21 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
                       "a chunk that was begun on a path ends there");
 }
 
+/// The message's memory has no keys on that lane; true: the chunk at hand goes elsewhere.
+bool Sender::on_no_keys(const Lane& lane) {
+  if (!state_.live() || cursor_.offset != 0) {
+    return false;  // the announcement that brings it goes on
+  }
+  if (lane.on_other_rail()) {
+    // The rail's device does not take the message's memory, there or here: the lane is given up.
+    cursor_.lane = chooser_.on_another_rail(cursor_.lane);
+    return cursor_.lane != LaneChooser::none;
+  }
+  // The peer names keys for the best lane that works, and none for what is worse: it saw the
+  // better one come up before it saw that this shadow was needed.
+  return owner_.give_way();
+}
+
 /// Posts the next piece of the chunk at hand; false when no path has room for it now.
 [[gnu::always_inline]] inline bool Sender::post_next() {
   if (!lane_works() && !pick_lane()) [[unlikely]] {
@@ -205,17 +220,7 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   const bool recorded = bytes > record_above_;
   Keys keys{request.key, request.remote_key};
   if (lane.foreign_keys && !translate(request, lane, keys)) [[unlikely]] {
-    if (!state_.live() || cursor_.offset != 0) {
-      return false;  // the announcement that brings it goes on
-    }
-    if (lane.on_other_rail()) {
-      // The rail's device does not take the message's memory, there or here: the lane is given up.
-      cursor_.lane = chooser_.on_another_rail(cursor_.lane);
-      return cursor_.lane != LaneChooser::none;
-    }
-    // The peer names keys for the best lane that works, and none for what is worse: it saw the
-    // better one come up before it saw that this shadow was needed.
-    return owner_.give_way();
+    return on_no_keys(lane);
   }
   Immediate immediate{ImmediateKind::data,       static_cast<uint32_t>(request.group),
                       request.position,          cursor_.chunk,

@@ -112,6 +112,7 @@ class Sender final : public Server {
   bool next_work();
   bool begin_request(uint16_t index);
   bool chunk_holds(const SendRequest& request);
+  bool on_no_keys(const Lane& lane);
   bool post_next();
   bool lane_works() const {
     return cursor_.lane != LaneChooser::none && paths_.lane(cursor_.lane).usable;
