@@ -42,7 +42,6 @@ class RdmaNic {
     uint64_t packets = 0;
     uint64_t lost = 0;          ///< packets that met a lossy or dead link, NIC or queue pair
     uint64_t sent_again = 0;    ///< packets
-    uint64_t timeouts = 0;      ///< after which a device sent again what nobody had answered
     uint64_t late = 0;          ///< completions that were held back
     uint64_t after_error = 0;   ///< packets that came for a queue pair in error or gone
     uint64_t lagging = 0;       ///< requests taken after modify_qp to ERR returned

@@ -277,7 +277,6 @@ void RdmaNic::on_timeout(uint32_t number) {
     break_pair(*pair, IBV_WC_RETRY_EXC_ERR);
     return;
   }
-  ++conditions_.counts.timeouts;
   pump(*pair);
 }
 
