@@ -167,6 +167,9 @@ void RdmaNic::break_pair(RdmaQueuePair& pair, ibv_wc_status first) {
 void RdmaNic::end_slowly(RdmaQueuePair& pair) {
   const auto most = static_cast<uint64_t>(verbs_.faults.error_lag.count());
   const bool responds = pair.state == IBV_QPS_RTR || pair.state == IBV_QPS_RTS;
+  if (pair.state == IBV_QPS_RTS && pair.requester.unanswered(network_.now()) >= stall) {
+    ++conditions_.counts.stalled;
+  }
   if (most == 0 || !responds || failed_) {
     if (!pair.lags) {
       break_pair(pair, IBV_WC_WR_FLUSH_ERR);

@@ -37,11 +37,17 @@ const fabric::verbs::Library& rdma_library();
 
 class RdmaNic {
  public:
+  /// Many round trips, and less than any limit by which silence is judged.
+  static constexpr Duration stall = std::chrono::milliseconds(10);
+
   /// What all NICs of a world count together.
   struct Counts {
     uint64_t packets = 0;
-    uint64_t lost = 0;          ///< packets that met a lossy or dead link, NIC or queue pair
-    uint64_t sent_again = 0;    ///< packets
+    uint64_t lost = 0;        ///< packets that met a lossy or dead link, NIC or queue pair
+    uint64_t sent_again = 0;  ///< packets
+    /// Times that a device waited for its own timeout, or a queue pair ended while its device had
+    /// waited for `stall` or more: a packet is lost, or its repetition came in the wrong order.
+    uint64_t stalled = 0;
     uint64_t late = 0;          ///< completions that were held back
     uint64_t after_error = 0;   ///< packets that came for a queue pair in error or gone
     uint64_t lagging = 0;       ///< requests taken after modify_qp to ERR returned

@@ -85,7 +85,7 @@ void RdmaNic::pump(RdmaQueuePair& pair) {
       break_pair(pair, IBV_WC_LOC_PROT_ERR);
       return;
     }
-    conditions_.counts.sent_again += requester.sent() ? 1 : 0;
+    conditions_.counts.sent_again += requester.sent(network_.now()) ? 1 : 0;
     send_packet(pair, packet);
     if (!requester.armed()) {
       arm_timeout(pair, requester.begin_timeout(network_.now()));
@@ -277,6 +277,7 @@ void RdmaNic::on_timeout(uint32_t number) {
     break_pair(*pair, IBV_WC_RETRY_EXC_ERR);
     return;
   }
+  ++conditions_.counts.stalled;
   pump(*pair);
 }
 

@@ -64,7 +64,10 @@ class RdmaRequester {
     });
   }
   /// It leaves.  True: not for the first time.
-  bool sent() {
+  bool sent(Instant now) {
+    if (idle()) {
+      unanswered_since_ = now;
+    }
     const bool again = to_send_ < highest_;
     highest_ = std::max(highest_, ++to_send_);
     NHA_DASSERT(to_send_ <= next_, "a packet of no work request was sent");
@@ -81,6 +84,7 @@ class RdmaRequester {
     to_send_ = std::max(to_send_, below);
     retries_ = 0;
     due_ = now + timeout_;
+    unanswered_since_ = now;
   }
   /// The oldest work request, once all of it is acknowledged.
   std::optional<RdmaWork> take_done() {
@@ -100,6 +104,8 @@ class RdmaRequester {
 
   // --- the timeout of the oldest unanswered packet
   bool idle() const { return confirmed_ == to_send_; }
+  /// How long nothing has been answered of what is under way.
+  Duration unanswered(Instant now) const { return idle() ? Duration(0) : now - unanswered_since_; }
   /// An event comes for it.
   bool armed() const { return armed_; }
   Instant due() const { return due_; }
@@ -135,6 +141,7 @@ class RdmaRequester {
   unsigned retries_max_ = 7;
   unsigned retries_ = 0;
   Instant due_{};
+  Instant unanswered_since_{};
   bool armed_ = false;
   Instant silent_until_{};
 };

@@ -114,15 +114,14 @@ double rate(const std::string& one, const std::string& other,
                              "if [ $RANK = 0 ]; then nccl-ha lab slow rail0 " + one +
                                  " && nccl-ha lab slow rail1 " + other +
                                  " || exit 9; fi >/dev/null; exec nccl-ha perf pt2pt --reuse -c 0 "
-                                 "-b 8M -e 8M -w 4 -I 8 --timeout 90");
+                                 "-b 8M -e 8M -w 4 -I 16 --timeout 90");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   const std::regex line(R"(8388608 +\d+ +\w+ +\w+ +-?\d+ +([0-9.]+))");
   std::smatch found;
   return std::regex_search(run.out, found, line) ? 8388608e6 / std::stod(found[1]) : 0;
 }
 
-/// The links, not the processors, are the limit.  Equal shares would make 0.67 of the sum, or less;
-/// what a quiet host measures is in docs/benchmarks.md.
+/// The links, not the processors, are the limit.  Equal shares would make 0.67 of the sum, or less.
 TEST(RailsInLab, UnequalRailsAddUpWithoutAnAgent) {
   const std::vector<std::string> both{"MPIB_HCA_SOUT=rail0", "MPIB_HCA_SUP=rail1", "MPIB_MODE=1",
                                       "MPIB_ISLAND_PREFIX_LEN=0"};
@@ -131,12 +130,12 @@ TEST(RailsInLab, UnequalRailsAddUpWithoutAnAgent) {
   for (const char* slower : {"200mbit", "100mbit", "40mbit"}) {
     const double second = rate("400mbit", slower, {"HA_NCCL_IFNAME=rail1"});
     double sum = 0;
-    for (int tries = 0; tries < 3 && sum <= 0.8 * (first + second); ++tries) {
+    for (int tries = 0; tries < 3 && sum <= 0.92 * (first + second); ++tries) {
       sum = std::max(sum, rate("400mbit", slower, both));  // the host may be busy elsewhere
     }
     EXPECT_GT(second, 3e6) << slower;
     EXPECT_LT(second, 0.6 * first) << slower;
-    EXPECT_GT(sum, 0.8 * (first + second))
+    EXPECT_GT(sum, 0.92 * (first + second))
         << slower << ": " << first << " and " << second << " make " << sum;
     RecordProperty(slower, std::to_string(sum / (first + second)));
   }
