@@ -156,46 +156,11 @@ std::optional<FlowPlace> decode_place(std::span<const std::byte> payload) {
   return in.done() ? std::optional(place) : std::nullopt;
 }
 
-bool AgentReader::feed(std::span<const std::byte> bytes) {
-  if (broken_) {
-    return false;
-  }
-  buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<ptrdiff_t>(consumed_));
-  consumed_ = 0;
-  buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
-  // Reject as early as the first wrong byte: nobody who speaks something else makes us wait for
-  // "the rest".
-  uint32_t magic = 0;
-  const size_t have = std::min(buffer_.size(), sizeof magic);
-  std::memcpy(&magic, buffer_.data(), have);
-  const uint32_t mask = have == sizeof magic ? UINT32_MAX : (1U << (8 * have)) - 1;
-  broken_ =
-      (magic & mask) != (agent_magic & mask) || buffer_.size() > 16 * size_t{agent_payload_max};
-  return !broken_;
-}
-
 std::optional<AgentReader::Message> AgentReader::next() {
-  const size_t have = buffer_.size() - consumed_;
-  if (broken_ || have < agent_header_bytes) {
-    return std::nullopt;
-  }
-  const std::span<const std::byte> all(buffer_);
-  FieldReader in(all.subspan(consumed_, agent_header_bytes));
-  const auto magic = in.number<uint32_t>();
-  const auto type = in.number<uint16_t>();
-  const auto length = in.number<uint16_t>();
-  const auto connection = in.number<uint64_t>();
-  if (magic != agent_magic || type < static_cast<uint16_t>(AgentMessage::hello) ||
-      type > static_cast<uint16_t>(AgentMessage::status_end) || length > agent_payload_max) {
-    broken_ = true;
-    return std::nullopt;
-  }
-  if (have < agent_header_bytes + length) {
-    return std::nullopt;
-  }
-  const auto payload = all.subspan(consumed_ + agent_header_bytes, length);
-  consumed_ += agent_header_bytes + length;
-  return Message{static_cast<AgentMessage>(type), connection, payload};
+  const auto frame = frames_.next();
+  return frame ? std::optional(
+                     Message{static_cast<AgentMessage>(frame->type), frame->number, frame->payload})
+               : std::nullopt;
 }
 
 }  // namespace nccl_ha

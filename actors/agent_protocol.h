@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "actors/frame_reader.h"
 #include "ha/flow.h"
 #include "runtime/base/result.h"
 
@@ -23,7 +24,7 @@ namespace nccl_ha {
 
 inline constexpr uint32_t agent_magic = 0x4148414E;
 inline constexpr uint16_t agent_version = 1;
-inline constexpr size_t agent_header_bytes = 16;
+inline constexpr size_t agent_header_bytes = FrameReader::header_bytes;
 inline constexpr size_t agent_payload_max = 16384;
 inline constexpr size_t agent_devices_max = 4;
 
@@ -99,15 +100,15 @@ class AgentReader {
     std::span<const std::byte> payload;
   };
   /// Appends; false when the stream is not ours (wrong magic, type or length).
-  bool feed(std::span<const std::byte> bytes);
+  bool feed(std::span<const std::byte> bytes) { return frames_.feed(bytes); }
   /// The next whole message; its payload is valid until the next call of feed() or next().
   std::optional<Message> next();
-  bool broken() const { return broken_; }
+  bool broken() const { return frames_.broken(); }
 
  private:
-  std::vector<std::byte> buffer_;
-  size_t consumed_ = 0;
-  bool broken_ = false;
+  static constexpr FrameReader::Rules rules{
+      agent_magic, static_cast<uint16_t>(AgentMessage::status_end), agent_payload_max};
+  FrameReader frames_{rules};
 };
 
 }  // namespace nccl_ha

@@ -464,52 +464,12 @@ std::optional<PathOffer> decode_offer(std::span<const std::byte> payload) {
   return in.done() ? std::optional(offer) : std::nullopt;
 }
 
-bool ControlReader::feed(std::span<const std::byte> bytes) {
-  if (broken_) {
-    return false;
-  }
-  buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<ptrdiff_t>(consumed_));
-  consumed_ = 0;
-  buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
-  // Reject as early as the first wrong byte: a peer nobody knows must not make us wait for "the
-  // rest".
-  uint32_t magic = 0;
-  const size_t have = std::min(buffer_.size(), sizeof magic);
-  std::memcpy(&magic, buffer_.data(), have);
-  const uint32_t mask = have == sizeof magic ? UINT32_MAX : (1U << (8 * have)) - 1;
-  if ((magic & mask) != (control_magic & mask) || buffer_.size() > 16 * control_payload_max) {
-    broken_ = true;
-  }
-  return !broken_;
-}
-
 std::optional<ControlReader::Message> ControlReader::next() {
-  const size_t have = buffer_.size() - consumed_;
-  if (broken_ || have < control_header_bytes) {
-    return std::nullopt;
-  }
-  const std::byte* in = buffer_.data() + consumed_;
-  uint32_t magic = 0;
-  uint16_t type = 0;
-  uint16_t length = 0;
-  std::memcpy(&magic, in, sizeof magic);
-  std::memcpy(&type, in + 4, sizeof type);
-  std::memcpy(&length, in + 6, sizeof length);
-  uint32_t number = 0;
-  uint32_t confirmed = 0;
-  std::memcpy(&number, in + 8, sizeof number);
-  std::memcpy(&confirmed, in + 12, sizeof confirmed);
-  if (magic != control_magic || type < static_cast<uint16_t>(ControlType::hello) ||
-      type > static_cast<uint16_t>(ControlType::ask) || length > control_payload_max) {
-    broken_ = true;
-    return std::nullopt;
-  }
-  if (have < control_header_bytes + length) {
-    return std::nullopt;
-  }
-  consumed_ += control_header_bytes + length;
-  return Message{static_cast<ControlType>(type), std::span(in + control_header_bytes, length),
-                 number, confirmed};
+  const auto frame = frames_.next();
+  return frame ? std::optional(Message{static_cast<ControlType>(frame->type), frame->payload,
+                                       static_cast<uint32_t>(frame->number),
+                                       static_cast<uint32_t>(frame->number >> 32)})
+               : std::nullopt;
 }
 
 }  // namespace nccl_ha

@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "actors/frame_reader.h"
 #include "ha/ledger.h"
 #include "ha/rails.h"
 #include "ha/shadow.h"
@@ -31,7 +32,7 @@ namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
 inline constexpr uint16_t control_version = 10;
-inline constexpr size_t control_header_bytes = 16;
+inline constexpr size_t control_header_bytes = FrameReader::header_bytes;
 inline constexpr size_t control_payload_max = 6144;
 
 inline constexpr size_t paths_max = 8;    ///< that a handshake makes
@@ -212,15 +213,15 @@ class ControlReader {
     uint32_t confirmed = 0;
   };
   /// Appends; false when the stream is not ours (wrong magic, type or length).
-  bool feed(std::span<const std::byte> bytes);
+  bool feed(std::span<const std::byte> bytes) { return frames_.feed(bytes); }
   /// The next whole message; its payload is valid until the next call of feed() or next().
   std::optional<Message> next();
-  bool broken() const { return broken_; }
+  bool broken() const { return frames_.broken(); }
 
  private:
-  std::vector<std::byte> buffer_;
-  size_t consumed_ = 0;
-  bool broken_ = false;
+  static constexpr FrameReader::Rules rules{control_magic, static_cast<uint16_t>(ControlType::ask),
+                                            control_payload_max};
+  FrameReader frames_{rules};
 };
 
 }  // namespace nccl_ha
