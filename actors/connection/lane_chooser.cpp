@@ -48,7 +48,7 @@ LaneChooser::Rails LaneChooser::rails() const {
 uint64_t LaneChooser::open_on(uint8_t rail) const {
   uint64_t open = 0;
   for (const Lane& lane : paths_.lanes()) {
-    open += lane.rail == rail && lane.usable ? lane.bytes_open : 0;
+    open += lane.rail == rail && lane.usable && !lane.shadow ? lane.bytes_open : 0;
   }
   return open;
 }
@@ -127,7 +127,7 @@ size_t LaneChooser::on_another_rail(size_t not_on) const {
   const uint8_t rail = paths_.lane(not_on).rail;
   for (size_t i = 0; i < share_count_; ++i) {
     const Lane& lane = paths_.lane(shares_[i].lane);
-    if (lane.usable && lane.rail != rail) {
+    if (lane.usable && !lane.rejected && lane.rail != rail) {
       return shares_[i].lane;
     }
   }

@@ -497,6 +497,23 @@ void SendRecovery::on_memory_rejected(size_t lane, const Error& why) {
   reject_end(lane, ha::ShadowCandidates::End::local, failover_.reject(lane, why).message());
 }
 
+void SendRecovery::on_rail_rejected(uint8_t rail) {
+  // A lane whose device here does not take the memory was rejected before, and said so.
+  const auto rejected = [&](const Lane& lane) {
+    return lane.on_other_rail() && lane.rail == rail && lane.rejected;
+  };
+  const bool here = std::ranges::any_of(paths_.lanes(), rejected);
+  for (size_t at = 0; at < paths_.size(); ++at) {
+    const Lane& lane = paths_.lane(at);
+    if (lane.on_other_rail() && lane.rail == rail && lane.usable && !lane.rejected) {
+      const Error why = fail(Errc::no_memory, here ? "as on another lane of the rail"
+                                                   : "the peer tells no key of a receive's");
+      reject_end(at, here ? ha::ShadowCandidates::End::local : ha::ShadowCandidates::End::remote,
+                 failover_.reject(at, why).message());
+    }
+  }
+}
+
 /// The pairs with that end of the lane are left alone for a while.
 void SendRecovery::reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why) {
   const bool here = end == ha::ShadowCandidates::End::local;

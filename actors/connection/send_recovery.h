@@ -69,6 +69,7 @@ class SendRecovery final : public Sender::Owner {
 
   // Sender::Owner
   void on_memory_rejected(size_t lane, const Error& why) override;
+  void on_rail_rejected(uint8_t rail) override;
   bool give_way() override;
 
  private:

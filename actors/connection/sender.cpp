@@ -195,7 +195,8 @@ bool Sender::on_no_keys(const Lane& lane) {
     return false;  // the announcement that brings it goes on
   }
   if (lane.on_other_rail()) {
-    // The rail's device does not take the message's memory, there or here: the lane is given up.
+    // All lanes at once: what is left of the rail would get the same chunk next.
+    owner_.on_rail_rejected(lane.rail);
     cursor_.lane = chooser_.on_another_rail(cursor_.lane);
     return cursor_.lane != LaneChooser::none;
   }

@@ -32,6 +32,9 @@ class Sender final : public Server {
    public:
     /// The device of that lane, a shadow's, does not take the caller's memory.
     virtual void on_memory_rejected(size_t lane, const Error& why) = 0;
+    /// Memory of a message is not known on another rail of the device, of this host or at the peer:
+    /// none of its lanes is of use for it.
+    virtual void on_rail_rejected(uint8_t rail) = 0;
     /// The peer tells no key for a chunk on a shadow: traffic goes to a better lane.  False: none
     /// works, and the key will come.
     virtual bool give_way() = 0;

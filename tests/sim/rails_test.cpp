@@ -117,6 +117,40 @@ TEST_P(Rails, SoutTakesOverWithinAnIslandAndGivesBack) {
   EXPECT_LT(carried(pair, 0) - sout, next_to_nothing);
 }
 
+/// What a memlock limit does at the receiver.
+TEST(RailsKeys, ARailThatThePeersMemoryIsNotKnownOnLeavesAllToTheOther) {
+  for (const bool at_sender : {false, true}) {
+    Config config;
+    SimPair pair(7, {}, config,
+                 {.rails = 2, .rdma = true, .one_device = true, .sout_and_sup = true});
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    auto& nic = *(at_sender ? pair.sender() : pair.receiver()).nics[1];
+    nic.verbs().faults[sim::Verb::register_memory] = 1;
+    tools::TransferPlan plan;
+    plan.seed = 7;
+    plan.groups = 20;
+    ASSERT_EQ(pair.transfer(plan, seconds(20)), "") << (at_sender ? "sender" : "receiver");
+    EXPECT_NE(nic.verbs().failures(sim::Verb::register_memory), 0U) << "nothing was refused";
+    EXPECT_GE(carried(pair, 0), pair.bytes_wanted());
+  }
+}
+
+/// Neither rail takes the chunk, and the turn ends all the same.
+TEST(RailsKeys, AChunkThatNoRailTakesWaitsForTheFirstOne) {
+  SimPair pair(8, {}, {}, {.rails = 3, .rdma = true, .one_device = true, .sout_and_sup = false});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  for (const size_t rail : {1U, 2U}) {
+    pair.sender().nics[rail]->verbs().faults[sim::Verb::register_memory] = 1;
+  }
+  set_rail(pair, 0, dark());
+  static_cast<void>(pair.world().run_until([] { return false; }, seconds(2)));
+  set_rail(pair, 0, {});
+  tools::TransferPlan plan;
+  plan.seed = 8;
+  plan.groups = 20;
+  ASSERT_EQ(pair.transfer(plan, seconds(60)), "");
+}
+
 TEST_P(Rails, UnequalRailsAddUp) {
   for (const uint64_t part : {1U, 2U, 4U, 10U}) {
     Config config;
