@@ -31,6 +31,10 @@ struct HeartbeatPace {
   }
   /// It is this connection's turn.
   bool due(uint64_t moment) const { return (moment + place) % stride() == 0; }
+  /// It was so at a moment after `last`, up to `moment`: a late turn leaves no heartbeat out.
+  bool due_since(uint64_t last, uint64_t moment) const {
+    return (moment + place) / stride() != (last + place) / stride();
+  }
   /// The first moment after `now` that is due.
   Instant next(Instant now) const {
     uint64_t at = moment(now) + 1;

@@ -103,7 +103,7 @@ void Liveness::on_timer() {
   if (interval != Duration(0)) {
     const ha::HeartbeatPace paced = pace();
     const uint64_t moment = paced.moment(now);
-    due = std::exchange(moment_, moment) != moment && paced.due(moment);
+    due = paced.due_since(std::exchange(moment_, moment), moment);
   }
   for (size_t i = 0; i < paths_.size() && state_.live(); ++i) {
     if (paths_.lane(i).carries_control()) {

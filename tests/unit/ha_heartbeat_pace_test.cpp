@@ -39,6 +39,15 @@ TEST(HeartbeatPace, ManyTakeTurnsAndLeaveNoMomentOut) {
   EXPECT_EQ(moments.size(), HeartbeatPace::stride_max);
 }
 
+TEST(HeartbeatPace, ALateLookFindsTheMomentThatItMissed) {
+  const HeartbeatPace pace = pace_of(512, 3);  // of 10: 7, 17, 27 ...
+  EXPECT_FALSE(pace.due_since(1007, 1007));
+  EXPECT_FALSE(pace.due_since(1007, 1016));
+  EXPECT_TRUE(pace.due_since(1016, 1017));
+  EXPECT_TRUE(pace.due_since(1008, 1019));
+  EXPECT_TRUE(pace_of(1, 3).due_since(1016, 1017));
+}
+
 TEST(HeartbeatPace, AMomentIsTheLastOneBefore) {
   EXPECT_EQ(pace_of(1, 0).moment(Instant(milliseconds(399))), 1U);
   EXPECT_EQ(pace_of(1, 0).moment(Instant(milliseconds(400))), 2U);
