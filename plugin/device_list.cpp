@@ -40,6 +40,11 @@ Result<void> DeviceList::begin(const Config& config, std::span<const fabric::Net
       return fail(Errc::invalid_argument,
                   "of MPIB_HCA_SOUT and MPIB_HCA_SUP only one is set: set both, or neither");
     }
+    if (!config.enable_backup) {
+      return fail(Errc::invalid_argument,
+                  "MPIB_HCA_SOUT and MPIB_HCA_SUP: paths on other rails need "
+                  "HA_NCCL_ENABLE_BACKUP=1");
+    }
     auto first = find_named("MPIB_HCA_SOUT", config.mpib_hca_sout, all);
     auto second = find_named("MPIB_HCA_SUP", config.mpib_hca_sup, all);
     if (!first || !second) {

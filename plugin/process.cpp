@@ -80,11 +80,12 @@ Result<void> Process::initialize(abi::Logger logger) {
   if (!provider) {
     return refuse(provider.error());
   }
-  if (auto listed = devices_.begin(*config, (*provider)->devices()); !listed) {
-    return refuse(listed.error());
-  }
   if (auto chosen = choose_oob_interface(*config, **provider); !chosen) {
     return refuse(chosen.error());
+  }
+  // Last: from here on numbers of devices are those of the new provider.
+  if (auto listed = devices_.begin(*config, (*provider)->devices()); !listed) {
+    return refuse(listed.error());
   }
   config_ = *config;
   provider_ = std::move(*provider);

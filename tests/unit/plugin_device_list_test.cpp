@@ -75,6 +75,13 @@ TEST_F(DeviceListTest, AWrongNameIsAnErrorThatSaysWhatThereIs) {
   EXPECT_FALSE(pair("mlx5_0", "eth0")) << "both are the same";
 }
 
+TEST_F(DeviceListTest, APairWithoutFailoverIsRefused) {
+  config_.enable_backup = false;
+  const auto refused = pair("mlx5_0", "mlx5_4");
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("HA_NCCL_ENABLE_BACKUP=1"), std::string::npos);
+}
+
 TEST_F(DeviceListTest, WhatIsMergedIsAppendedAndItsMembersStay) {
   ASSERT_TRUE(list_.begin(config_, all_));
   const auto two = merge({2, 0});
