@@ -56,7 +56,7 @@ void AgentClient::leave(Registration& registration) {
   if (registrations_.empty()) {
     drop_stream();  // its end says it for all of them
     backoff_.reset();
-  } else if (table_) {
+  } else if (table_ && !registration.refused_) {
     write(encode_agent(AgentMessage::leave, registration.id_));
   }
 }

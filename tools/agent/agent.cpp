@@ -67,6 +67,11 @@ Result<Config> engine_config() {
   return config;
 }
 
+/// Names come from other processes and hosts, and may be no UTF-8.
+std::string json_of(const AgentView& view) {
+  return status_of(view).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 std::optional<HttpAnswer> page_of(const AgentView& view, const std::string& path) {
   if (path == "/") {
     return HttpAnswer{"text/html; charset=utf-8", agent_page()};
@@ -75,7 +80,7 @@ std::optional<HttpAnswer> page_of(const AgentView& view, const std::string& path
     return HttpAnswer{"text/plain; version=0.0.4; charset=utf-8", metrics_of(view)};
   }
   if (path == "/status.json") {
-    return HttpAnswer{"application/json", status_of(view).dump()};
+    return HttpAnswer{"application/json", json_of(view)};
   }
   return std::nullopt;
 }
@@ -173,7 +178,7 @@ Result<int> run_agent(const std::string& settings_path, const AgentSettings& set
   auto reporter = std::make_unique<Reporter>(begun->board, *telemetry);
   auto registrations = std::make_unique<RegistrationPort>(
       begun->board, begun->registrations.release(), registration_limits(settings),
-      [&view] { return status_of(view).dump(); });
+      [&view] { return json_of(view); });
   AgentActors parts{begun->board, registrations.get(), telemetry.get(), nics.get(), reporter.get()};
   view.board = begun->board.get();
   view.registrations = parts.registrations;

@@ -238,13 +238,14 @@ bool RegistrationPort::answer(Place client, const AgentReader::Message& message)
         return say(client, encode_agent(AgentMessage::left, message.connection));
       }
       break;
-    case AgentMessage::ask_status:
+    case AgentMessage::ask_status: {
+      // In one piece: what waits already is limited, and a large host's status is more than that.
+      std::vector<std::byte> all;
       for (const auto& frame : encode_status(status_())) {
-        if (!say(client, frame)) {
-          return false;
-        }
+        all.insert(all.end(), frame.begin(), frame.end());
       }
-      return true;
+      return say(client, all);
+    }
     default:
       break;
   }

@@ -93,9 +93,10 @@ bool TelemetryPort::take_number(const TelemetryHeader& header) {
     case Verdict::from_the_future:
       ++counts_.out_of_time;
       NHA_LOG_WARN_LIMITED(
-          "agent: telemetry does not count whose stamp is {} ms from this host's clock: set both "
+          "agent: telemetry does not count whose stamp is {:.0f} ms from this host's clock: set "
+          "both "
           "clocks, or raise \"age_ms\"",
-          (header.stamp - time_of_day_()) / 1'000'000);
+          (static_cast<double>(header.stamp) - static_cast<double>(time_of_day_())) / 1e6);
       return false;
     case Verdict::too_many_senders:
       ++counts_.too_many;
