@@ -56,9 +56,11 @@ std::optional<Frame> decode_frame(std::span<const std::byte> bytes) {
   frame.flags = get<uint32_t>(in, 72);
   const bool carries = frame.kind == FrameKind::write || frame.kind == FrameKind::send;
   const uint64_t end = uint64_t{frame.offset} + frame.payload_bytes;
-  const bool fits = carries
-                        ? end <= frame.message_bytes && frame.last() == (end == frame.message_bytes)
-                        : frame.payload_bytes == 0;
+  const bool fits = carries ? end <= frame.message_bytes &&
+                                  frame.last() == (end == frame.message_bytes) &&
+                                  // A piece of nothing is no piece, but for a message of nothing.
+                                  (frame.payload_bytes != 0 || frame.message_bytes == 0)
+                            : frame.payload_bytes == 0;
   if (frame.payload_bytes > bytes.size() - frame_header_bytes || !fits || frame.hop > frame.hops ||
       (frame.flags & ~frame_flags) != 0) {
     return std::nullopt;

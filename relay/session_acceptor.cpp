@@ -47,7 +47,8 @@ void SessionAcceptor::on_accept(int fd) {
 }
 
 void SessionAcceptor::on_acceptor_error(const Error& error) {
-  NHA_LOG_WARN("no neighbour can ask for a relayed path any more: {}", error.message());
+  NHA_LOG_WARN_LIMITED("a neighbour that asks for a relayed path is not heard: {}",
+                       error.message());
 }
 
 std::unique_ptr<SessionStream> SessionAcceptor::take(SessionStream& stream) {

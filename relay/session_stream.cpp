@@ -46,6 +46,9 @@ void SessionStream::on_stream_open(Stream& stream) {
 
 void SessionStream::on_stream_data(Stream& stream, std::span<const std::byte> bytes) {
   (void)stream;
+  if (lost_) {
+    return;
+  }
   heard_ = context_.now();
   received_.insert(received_.end(), bytes.begin(), bytes.end());
   const auto alive = alive_;
@@ -101,7 +104,7 @@ void SessionStream::send(const SessionMessage& message) {
 
 void SessionStream::close() {
   context_.timers().cancel(timer_);
-  if (stream_ && !lost_) {
+  if (stream_ && !std::exchange(closed_, true)) {
     stream_->shutdown_then_close();
   }
   lost_ = true;

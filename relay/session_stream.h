@@ -62,6 +62,7 @@ class SessionStream final : private StreamOwner {
   Timer timer_;
   Instant heard_{};
   bool lost_ = false;
+  bool closed_ = false;  ///< this side has ended the stream
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

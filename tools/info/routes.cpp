@@ -253,7 +253,7 @@ void show_routes(const Config& config, const RoutesOptions& options) {
     const json out{{"self", relay::text(found.self)},        {"source", found.source},
                    {"shape", relay::to_text(shape)},         {"findings", wrong},
                    {"nodes", topology_json(found.topology)}, {"routes", table_json(table)}};
-    fmt::print("{}\n", out.dump(2));
+    fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
   }
   fmt::print("{}: {} host{}, {}\n\n{}", relay::to_text(shape), hosts, hosts == 1 ? "" : "s",
