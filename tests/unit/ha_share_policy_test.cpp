@@ -8,6 +8,7 @@
 
 #include "ha/share_policy.h"
 #include "runtime/base/random.h"
+#include "tests/support/sim_seeds.h"
 
 namespace nccl_ha::ha {
 namespace {
@@ -290,7 +291,7 @@ TEST(SharePolicyLoop, TheShareDoesNotOscillate) {
   for (const LoopTrouble& trouble : troubles) {
     for (const double second_rate : {1.0, 0.5, 0.25}) {
       double worst = 0;
-      for (uint64_t seed = 1; seed <= 20; ++seed) {
+      for (uint64_t seed = 1; seed <= test::sim_alike(20); ++seed) {
         FluidNetwork network;
         network.second_rate = second_rate;
         network.load = 0.95 * (1 + second_rate);
@@ -309,7 +310,7 @@ TEST(SharePolicyLoop, TheShareDoesNotOscillate) {
 TEST(SharePolicyLoop, BackpressureDoesNotFlap) {
   for (const LoopTrouble& trouble : troubles) {
     int worst = 0;
-    for (uint64_t seed = 1; seed <= 20; ++seed) {
+    for (uint64_t seed = 1; seed <= test::sim_alike(20); ++seed) {
       FluidNetwork network;
       network.load = 1.4;
       network.queue_max = 1;

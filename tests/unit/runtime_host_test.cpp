@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "runtime/base/host.h"
+#include "tests/support/sim_seeds.h"
 
 namespace nccl_ha {
 namespace {
@@ -27,7 +28,7 @@ TEST(Host, AProcessThatEndsWhileItIsAskedForIsNone) {
     }
   });
   uint32_t last = 0;
-  for (int i = 0; i < 400; ++i) {
+  for (uint64_t i = 0; i < test::sim_alike(400); ++i) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
