@@ -23,8 +23,12 @@ Discovery::Discovery(Identity identity, const Timing& timing, uint64_t seed,
       output_(output),
       neighbours_(identity_.node, identity_.incarnation, timing.neighbours, random_.next()),
       states_(nodes_max),
-      // Not that of an earlier life, which others may still know: they would keep what it said.
-      own_sequence_(random_.next() >> 24) {}
+      own_sequence_(first_sequence()) {}
+
+uint64_t Discovery::first_sequence() {
+  // Not that of an earlier life, which others may still know: they would keep what it said.
+  return random_.next() >> 24;
+}
 
 void Discovery::set_interfaces(const std::vector<MeshInterface>& interfaces, Instant now) {
   neighbours_.set_interfaces(interfaces, now);
@@ -123,8 +127,9 @@ void Discovery::on(const Neighbour& from, const StatesPacket& packet, Instant no
 }
 
 void Discovery::on_own_state(const LinkState& state, Instant now) {
-  // Of an earlier life, or of another host with our id: ours must be the newest.
-  if (state.sequence > own_sequence_ && state.sequence < sequence_max) {
+  // Of an earlier life, or of another host with our id: ours must be the newest.  After the highest
+  // number comes none: then it is taken back (originate()).
+  if (state.sequence > own_sequence_ && state.sequence <= sequence_max && now >= silent_until_) {
     own_sequence_ = state.sequence;
     originate_soon(now);
   }
@@ -203,7 +208,8 @@ void Discovery::send_floods(Instant now) {
 }
 
 void Discovery::originate_soon(Instant now) {
-  const Instant due = std::max(now + timing_.settle, last_originated_ + timing_.states_apart);
+  const Instant due =
+      std::max({now + timing_.settle, last_originated_ + timing_.states_apart, silent_until_});
   originate_due_ = std::min(originate_due_, due);
 }
 
@@ -232,19 +238,30 @@ std::vector<LinkRecord> Discovery::own_links() const {
 void Discovery::originate(Instant now) {
   LinkState state;
   state.origin = identity_.node;
-  state.sequence = ++own_sequence_;
-  state.lifetime_ms = static_cast<uint32_t>(
-      std::chrono::duration_cast<std::chrono::milliseconds>(timing_.lifetime).count());
-  state.relays = identity_.relays && !left_;
-  state.name = identity_.name;
-  state.addresses = identity_.addresses;
-  if (!left_) {
-    state.links = own_links();
-  }
+  state.name = clean_node_name(identity_.name);
   ++counts_.originated;
   last_originated_ = now;
-  const auto tenth = static_cast<uint64_t>(timing_.refresh.count() / 10);
-  originate_due_ = now + timing_.refresh - Duration(static_cast<int64_t>(random_.below(tenth + 1)));
+  if (own_sequence_ >= sequence_max) {
+    state.sequence = sequence_withdrawn;
+    state.lifetime_ms = withdrawn_lifetime_ms;
+    ++counts_.withdrawn;
+    own_sequence_ = first_sequence();
+    // By then nobody has it any more.
+    silent_until_ = now + std::chrono::milliseconds(withdrawn_lifetime_ms) + 2 * expire_apart;
+    originate_due_ = silent_until_;
+  } else {
+    state.sequence = ++own_sequence_;
+    state.lifetime_ms = static_cast<uint32_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(timing_.lifetime).count());
+    state.relays = identity_.relays && !left_;
+    state.addresses = identity_.addresses;
+    if (!left_) {
+      state.links = own_links();
+    }
+    const auto tenth = static_cast<uint64_t>(timing_.refresh.count() / 10);
+    originate_due_ =
+        now + timing_.refresh - Duration(static_cast<int64_t>(random_.below(tenth + 1)));
+  }
   states_.offer(state, now);
   flood(identity_.node, 0);
 }

@@ -60,6 +60,7 @@ class Discovery {
     uint64_t states_received = 0;
     uint64_t summaries_sent = 0;
     uint64_t originated = 0;  ///< link states of this host
+    uint64_t withdrawn = 0;   ///< of them: without a higher number to go on with
   };
 
   Discovery(Identity identity, const Timing& timing, uint64_t seed, DiscoveryOutput& output);
@@ -111,6 +112,7 @@ class Discovery {
   void send_floods(Instant now);
   void originate_soon(Instant now);
   void originate(Instant now);
+  uint64_t first_sequence();
   std::vector<LinkRecord> own_links() const;
 
   Identity identity_;
@@ -123,6 +125,7 @@ class Discovery {
   uint64_t own_sequence_ = 0;
   Instant last_originated_{};
   Instant originate_due_ = Instant::max();
+  Instant silent_until_{};  ///< what it took back must be forgotten first
   Instant expire_due_ = Instant::max();
   bool left_ = false;
   Counts counts_;

@@ -69,6 +69,13 @@ void DiscoveryActor::look_at_interfaces() {
   discovery_->set_interfaces(as_mesh_interfaces(own_), context_->now());
 }
 
+void DiscoveryActor::on(const Message& message) {
+  if (message.kind == relays) {
+    discovery_->set_relays(message.arg != 0, context_->now());
+    go_on();
+  }
+}
+
 void DiscoveryActor::on_link(const std::string& interface, bool up) {
   (void)interface;
   (void)up;
@@ -111,10 +118,12 @@ void DiscoveryActor::go_on() {
 }
 
 void DiscoveryActor::publish() {
-  if (published_ == discovery_->revision()) {
+  const uint64_t neighbours = discovery_->neighbours().revision();
+  if (published_ == discovery_->revision() && neighbours_published_ == neighbours) {
     return;
   }
   published_ = discovery_->revision();
+  neighbours_published_ = neighbours;
   auto view = std::make_shared<MeshView>();
   view->revision = published_;
   view->self = options_.identity.node;

@@ -32,13 +32,16 @@ class DiscoveryActor final : public Actor,
   };
   /// How often it looks at addresses, whose changes nobody tells.
   static constexpr Duration look_apart = std::chrono::seconds(5);
+  enum MessageKind : uint32_t {
+    relays,  ///< arg 1: paths of others may lead through this host from now on; 0: they may not
+  };
 
   explicit DiscoveryActor(Options options) : options_(std::move(options)) {}
   ~DiscoveryActor() override;
 
   const char* name() const override { return "discovery"; }
   void start(Context& context) override;
-  void on(const Message& message) override { (void)message; }
+  void on(const Message& message) override;
   void stop() override;
 
  private:
@@ -60,7 +63,8 @@ class DiscoveryActor final : public Actor,
   std::vector<fabric::NetInterface> own_;
   Timer timer_;
   Instant look_due_{};
-  uint64_t published_ = UINT64_MAX;  ///< revision
+  uint64_t published_ = UINT64_MAX;             ///< revision of what all hosts say
+  uint64_t neighbours_published_ = UINT64_MAX;  ///< and of the neighbours
 };
 
 }  // namespace nccl_ha::relay

@@ -20,6 +20,7 @@ void HopLine::size(fabric::PathOptions& options, uint16_t slots, uint32_t posts)
 
 Result<void> HopLine::allocate(uint64_t domain, uint16_t slots, uint32_t chunk_bytes) {
   slots_ = slots;
+  chunk_bytes_ = chunk_bytes;
   return memory_.allocate(domain, slots, frame_header_bytes + chunk_bytes);
 }
 
@@ -35,6 +36,7 @@ Result<void> HopLine::connect(std::span<const std::byte> address, const SlotWind
     return fail(Errc::remote, "a neighbour on the route has slots of an impossible size");
   }
   theirs_ = theirs;
+  chunk_bytes_ = chunk_bytes;
   // Before the first frame can come; both sides may use all of their slots and tell of as many.
   for (uint32_t i = 0; i < 2U * slots_; ++i) {
     if (!post_receive()) {
@@ -105,7 +107,8 @@ bool HopLine::on_sent(const fabric::Completion& completion) {
 }
 
 std::optional<Frame> HopLine::frame(uint32_t slot) const {
-  return decode_frame(std::span(memory_.place(slot), memory_.place_bytes()));
+  const auto frame = decode_frame(std::span(memory_.place(slot), memory_.place_bytes()));
+  return frame && frame->payload_bytes <= chunk_bytes_ ? frame : std::nullopt;
 }
 
 void HopLine::release() {

@@ -24,6 +24,10 @@ struct SlotWindow {
 };
 inline constexpr uint16_t slots_min = 4;
 inline constexpr uint16_t slots_max = 256;
+/// So many may a neighbour ask for, of a host that itself asks for `own`.
+constexpr uint16_t slots_accepted(uint16_t own) {
+  return static_cast<uint16_t>(own < slots_max / 4 ? 4 * own : slots_max);
+}
 
 class HopLine {
  public:
@@ -46,6 +50,8 @@ class HopLine {
   /// Connects the hop, whose other side has these slots.
   Result<void> connect(std::span<const std::byte> address, const SlotWindow& theirs,
                        uint32_t chunk_bytes);
+  /// No piece is longer from now on, in either direction: a host further on takes no longer ones.
+  void agree(uint32_t chunk_bytes) { chunk_bytes_ = chunk_bytes; }
 
   // out
   bool ready() const { return hop_.path && hop_.path->state() == fabric::PathState::ready; }
@@ -64,7 +70,7 @@ class HopLine {
   Arrival on_receive(const fabric::Completion& completion);
   /// A post that the hop has completed; false: it was none of the owner's.
   bool on_sent(const fabric::Completion& completion);
-  /// `bytes` behind the header at most, as the slot has no more.
+  /// nullopt: it is none, or its piece is longer than was agreed.
   std::optional<Frame> frame(uint32_t slot) const;
   std::byte* slot(uint32_t slot) { return memory_.place(slot); }
   fabric::Gather gather(uint32_t slot, size_t from, size_t length) {
@@ -92,8 +98,9 @@ class HopLine {
   fabric::OwnedPath hop_;
   SlotWindow theirs_;
   uint16_t slots_ = 0;
-  uint64_t sent_ = 0;        ///< frames
-  uint64_t peer_freed_ = 0;  ///< of them
+  uint32_t chunk_bytes_ = 0;  ///< of a frame's piece at most
+  uint64_t sent_ = 0;         ///< frames
+  uint64_t peer_freed_ = 0;   ///< of them
   uint64_t received_ = 0;
   uint64_t freed_ = 0;
   uint64_t told_ = 0;  ///< of the freed

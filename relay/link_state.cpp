@@ -9,7 +9,23 @@ namespace {
 
 constexpr uint8_t state_relays = 1;
 
+bool is_visible(char one) { return one > ' ' && one <= '~'; }
+
+bool in_range(const LinkState& state) {
+  if (state.sequence == sequence_withdrawn) {
+    return state.lifetime_ms <= withdrawn_lifetime_ms && state.links.empty();
+  }
+  return state.sequence <= sequence_max && state.lifetime_ms <= lifetime_max_ms;
+}
+
 }  // namespace
+
+std::string clean_node_name(std::string name) {
+  name.resize(std::min(name.size(), node_name_max));
+  std::replace_if(
+      name.begin(), name.end(), [](char one) { return !is_visible(one); }, '?');
+  return name;
+}
 
 std::vector<std::byte> encode(const LinkState& state) {
   WireWriter out;
@@ -60,10 +76,12 @@ Result<LinkState> decode_link_state(std::span<const std::byte> bytes) {
   if (!in.good() || !in.at_end()) {
     return fail(Errc::invalid_argument, "a link state of the wrong length");
   }
-  if (number(state.origin) == 0 || state.sequence > sequence_max ||
-      state.lifetime_ms > lifetime_max_ms || flags > state_relays || addresses > addresses_max ||
-      links > links_max) {
+  if (number(state.origin) == 0 || !in_range(state) || flags > state_relays ||
+      addresses > addresses_max || links > links_max) {
     return fail(Errc::invalid_argument, "a link state with a number out of range");
+  }
+  if (!std::all_of(state.name.begin(), state.name.end(), is_visible)) {
+    return fail(Errc::invalid_argument, "a link state whose name nobody should print");
   }
   return state;
 }

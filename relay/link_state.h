@@ -16,10 +16,15 @@ namespace nccl_ha::relay {
 // So that a host's whole state fits into one packet of an Ethernet's usual 1500 bytes.
 inline constexpr size_t links_max = 48;
 inline constexpr size_t addresses_max = 12;
-inline constexpr size_t node_name_max = 63;  ///< bytes
+inline constexpr size_t node_name_max = 63;  ///< bytes, each a visible character of ASCII
 /// A sequence number above it is no host's: at one per millisecond it takes more than 10^8 years.
 inline constexpr uint64_t sequence_max = uint64_t{1} << 62;
-inline constexpr uint32_t lifetime_max_ms = 24 * 3600 * 1000;
+/// Above all of them: a host takes back what was said in its name, with a number that it cannot go
+/// on from.  Forgotten soon, so that it can begin anew.
+inline constexpr uint64_t sequence_withdrawn = sequence_max + 1;
+inline constexpr uint32_t withdrawn_lifetime_ms = 10'000;
+/// What nobody renews is forgotten after so long, also where somebody invented it.
+inline constexpr uint32_t lifetime_max_ms = 600'000;
 
 /// One end of a cable: an interface of a host, and whom it hears there.
 struct LinkRecord {
@@ -45,6 +50,10 @@ struct LinkState {
 //   addresses (count u8; family u8, prefix u8, 4 or 16 bytes each),
 //   links (count u8; neighbour u64, interface u32, peer interface u32, speed u32 each)
 inline constexpr size_t lifetime_offset = 16;
+
+/// What a terminal or a page may show: other characters are replaced by '?', and what is too long
+/// is cut.
+std::string clean_node_name(std::string name);
 
 std::vector<std::byte> encode(const LinkState& state);
 /// The bytes and nothing else; what is refused says why.

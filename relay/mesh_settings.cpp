@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "runtime/base/host.h"
 
 namespace nccl_ha::relay {
@@ -36,7 +34,7 @@ RelayOptions relay_options(const Config& config, NodeId self) {
   options.relays_max = static_cast<size_t>(config.mesh_max_hops);
   options.sessions_max = static_cast<size_t>(config.mesh_sessions);
   options.chunk_bytes = static_cast<uint32_t>(config.mesh_chunk_bytes);
-  options.slots_max = static_cast<uint16_t>(std::min<int64_t>(4 * config.mesh_slots, slots_max));
+  options.slots_max = slots_accepted(static_cast<uint16_t>(config.mesh_slots));
   options.store = config.mesh_store;
   return options;
 }
@@ -49,7 +47,7 @@ Discovery::Identity mesh_identity(const std::vector<fabric::NetInterface>& own, 
   }
   identity.node = make_node_id(identity.addresses, machine_id());
   identity.incarnation = incarnation;
-  identity.name = host_name();
+  identity.name = clean_node_name(host_name());
   identity.relays = relays;
   return identity;
 }

@@ -30,10 +30,11 @@ void Neighbours::set_interfaces(const std::vector<MeshInterface>& interfaces, In
   }
   interfaces_ = interfaces;
   schedules_ = std::move(schedules);
-  std::erase_if(neighbours_, [&](const Neighbour& one) {
+  const size_t gone = std::erase_if(neighbours_, [&](const Neighbour& one) {
     return std::none_of(interfaces_.begin(), interfaces_.end(),
                         [&](const MeshInterface& own) { return own.number == one.interface; });
   });
+  revision_ += gone > 0 ? 1 : 0;
 }
 
 Neighbour* Neighbours::enter(uint32_t interface, const DiscoveryPacket& packet,
@@ -78,9 +79,11 @@ Neighbours::Change Neighbours::on_hello(uint32_t interface, const fabric::Socket
     return change;
   }
   const bool was_two_way = one->two_way;
+  const fabric::SocketAddress was_at = one->address;
   if (hello.leaves) {
     neighbours_.erase(neighbours_.begin() + (one - neighbours_.data()));
     change.down = was_two_way;
+    ++revision_;
     return change;
   }
   if (one->incarnation != packet.incarnation) {
@@ -108,6 +111,7 @@ Neighbours::Change Neighbours::on_hello(uint32_t interface, const fabric::Socket
   one->two_way = two_way;
   change.up = one->two_way && !was_two_way;
   change.down = !one->two_way && was_two_way;
+  revision_ += change.up || change.down || (two_way && !(one->address == was_at)) ? 1 : 0;
   return change;
 }
 
@@ -118,6 +122,7 @@ bool Neighbours::expire(Instant now) {
     lost = lost || (silent && one.two_way);
     return silent;
   });
+  revision_ += lost ? 1 : 0;
   return lost;
 }
 

@@ -74,6 +74,8 @@ class Neighbours {
   const std::vector<Neighbour>& all() const { return neighbours_; }
   std::vector<Neighbour>& all() { return neighbours_; }
 
+  /// Grows when somebody hears us now, does not any more, or is reached elsewhere.
+  uint64_t revision() const { return revision_; }
   uint64_t refused() const { return refused_; }        ///< more on one interface than heard_max
   uint64_t duplicates() const { return duplicates_; }  ///< hellos of another host with our id
   size_t memory_bytes() const;
@@ -94,6 +96,7 @@ class Neighbours {
   std::vector<MeshInterface> interfaces_;
   std::vector<Schedule> schedules_;  ///< of each interface
   std::vector<Neighbour> neighbours_;
+  uint64_t revision_ = 0;
   uint64_t refused_ = 0;
   uint64_t duplicates_ = 0;
 };

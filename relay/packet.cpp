@@ -122,7 +122,7 @@ Result<SummaryPacket> take_summary(WireReader& in) {
     entry.sequence = in.take<uint64_t>();
     const bool ascends = summary.entries.empty() || summary.entries.back().node < entry.node;
     if (!ascends || entry.node < summary.first || entry.node > summary.last ||
-        entry.sequence > sequence_max) {
+        entry.sequence > sequence_withdrawn) {
       return fail(Errc::invalid_argument, "a summary out of order");
     }
     summary.entries.push_back(entry);

@@ -11,8 +11,12 @@
 namespace nccl_ha::relay {
 
 RelayNode::RelayNode(HopSource& hops, const NextHops& next, const RelayOptions& options,
-                     std::string ports)
-    : hops_(hops), next_(next), options_(options), ports_(std::move(ports)) {}
+                     std::string ports, Tell tell)
+    : hops_(hops),
+      next_(next),
+      options_(options),
+      ports_(std::move(ports)),
+      tell_(std::move(tell)) {}
 
 void RelayNode::start(Context& context) {
   context_ = &context;
@@ -20,9 +24,12 @@ void RelayNode::start(Context& context) {
   if (!acceptor) {
     failure_ = acceptor.error();
     NHA_LOG_WARN("this host relays for nobody: {}", failure_.message());
-    return;
+  } else {
+    acceptor_ = std::move(*acceptor);
   }
-  acceptor_ = std::move(*acceptor);
+  if (tell_) {
+    tell_(acceptor_ != nullptr);
+  }
 }
 
 Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {

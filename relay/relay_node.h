@@ -1,6 +1,7 @@
 // The relay node: takes setup requests and passes on what others send.  One per worker that relays.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,8 +23,11 @@ class RelayNode final : public Actor,
     uint64_t frames = 0;   ///< of sessions that have ended
     uint64_t bytes = 0;    ///< the same
   };
+  /// On the node's thread: whether new sessions are taken, once at the start and when that changes.
+  using Tell = std::function<void(bool relays)>;
   /// `ports` as HA_NCCL_LISTEN_PORTS.  `hops` and `next` outlive the node and its sessions.
-  RelayNode(HopSource& hops, const NextHops& next, const RelayOptions& options, std::string ports);
+  RelayNode(HopSource& hops, const NextHops& next, const RelayOptions& options, std::string ports,
+            Tell tell = nullptr);
 
   const char* name() const override { return "relay-node"; }
   void start(Context& context) override;
@@ -45,6 +49,7 @@ class RelayNode final : public Actor,
   const NextHops& next_;
   RelayOptions options_;
   std::string ports_;
+  Tell tell_;
   Context* context_ = nullptr;
   std::unique_ptr<SessionAcceptor> acceptor_;
   std::vector<RelaySession*> sessions_;  ///< actors of this worker

@@ -208,6 +208,12 @@ Result<void> RelayPath::accept() {
   if (good && request.nodes.front() != peer_.node) {
     good = nccl_ha::fail(Errc::remote, "a host that is not the peer asks for this path");
   }
+  if (good && request.window.slots > slots_accepted(own_.slots)) {
+    good = nccl_ha::fail(
+        Errc::remote,
+        fmt::format("a path of {} slots, this process allows {} (NCCL_MESH_SLOTS, four times)",
+                    request.window.slots, slots_accepted(own_.slots)));
+  }
   const uint32_t chunk_bytes = std::min(request.chunk_bytes, own_.chunk_bytes);
   if (good) {
     good = make_hop(false, request.window.slots, chunk_bytes);

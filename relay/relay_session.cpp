@@ -111,7 +111,8 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
     return;
   }
   if (const auto* refusal = std::get_if<SetupRefusal>(&message)) {
-    end(*refusal, refusal->text);
+    // It failed at a message that this relay had sent there.
+    end(*refusal, refusal->text, &stream == legs_[up].stream.get() ? down : up);
     return;
   }
   const auto* ack = std::get_if<SetupAck>(&message);
@@ -127,6 +128,7 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
 
 Result<void> RelaySession::open_down(const SetupAck& ack) {
   chunk_bytes_ = ack.chunk_bytes;
+  legs_[up].line.agree(chunk_bytes_);  // what comes there has to fit into the slots further on
   return legs_[down].line.connect(ack.hop_address, ack.window, chunk_bytes_);
 }
 
@@ -178,7 +180,7 @@ void RelaySession::on_completion(const Completion& completion) {
   const Side side = side_of(completion.path);
   HopLine& line = legs_[side].line;
   // What is posted here came in at the other leg.
-  Forwarder& leaving = forwards_[side == up ? down : up];
+  Forwarder& leaving = forwards_[opposite(side)];
   const bool received = completion.kind == CompletionKind::receive ||
                         completion.kind == CompletionKind::receive_immediate;
   const HopLine::Arrival arrival = received ? line.on_receive(completion) : HopLine::Arrival{};
@@ -190,7 +192,7 @@ void RelaySession::on_completion(const Completion& completion) {
     if (completion.status != CompletionStatus::flushed) {
       end({completion.status, passed_on ? leaving.sequence_of(completion.id) : 0,
            std::string("a hop failed: ") + to_text(completion.status)},
-          to_text(completion.status));
+          to_text(completion.status), opposite(side));
     }
     return;  // the path's state is told too
   }
@@ -227,7 +229,7 @@ void RelaySession::on_deadline() {
       "the route did not come about in time");
 }
 
-void RelaySession::end(const SetupRefusal& told, const std::string& why) {
+void RelaySession::end(const SetupRefusal& told, const std::string& why, std::optional<Side> from) {
   if (phase_ == Phase::ended) {
     return;
   }
@@ -237,9 +239,15 @@ void RelaySession::end(const SetupRefusal& told, const std::string& why) {
   if (refusal.text.empty()) {
     refusal = {CompletionStatus::retry_exceeded, 0, why};
   }
-  for (Leg& leg : legs_) {
+  for (const Side side : {up, down}) {
+    Leg& leg = legs_[side];
     if (leg.stream) {
-      leg.stream->send(refusal);
+      SetupRefusal here = refusal;
+      if (from && from != side) {
+        here.status = CompletionStatus::flushed;  // what it has sent did not fail
+        here.sequence = 0;
+      }
+      leg.stream->send(here);
       leg.stream->close();
     }
     if (leg.line.path() != nullptr) {

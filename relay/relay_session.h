@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "relay/forwarder.h"
@@ -52,12 +53,14 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   size_t waiting(size_t direction) const { return forwards_[direction].waiting(); }
   bool carries() const { return phase_ == Phase::open; }
   uint64_t number() const { return request_.session; }
-  /// Tells both neighbours why.
-  void end(const SetupRefusal& told, const std::string& why);
+  enum Side : size_t { up, down };  ///< towards the origin, towards the destination
+  /// Tells both neighbours why.  The message that `told` names came in at `from`: the neighbour on
+  /// the other side knows another one by that number.
+  void end(const SetupRefusal& told, const std::string& why,
+           std::optional<Side> from = std::nullopt);
 
  private:
   enum class Phase : uint8_t { setting_up, open, ended };
-  enum Side : size_t { up, down };
   struct Leg {
     explicit Leg(fabric::Memory& memory) : line(memory) {}
     HopLine line;
@@ -75,6 +78,7 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   Result<void> open_down(const SetupAck& ack);
   void open_forwarders();
   void on_deadline();
+  static Side opposite(Side side) { return side == up ? down : up; }
   Side side_of(const fabric::Path* path) const { return path == legs_[up].line.path() ? up : down; }
 
   Context* context_ = nullptr;

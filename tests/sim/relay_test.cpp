@@ -7,6 +7,7 @@
 #include "runtime/base/random.h"
 #include "tests/support/path_harness.h"
 #include "tests/support/relay_line.h"
+#include "tests/support/sim_pair.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -257,6 +258,65 @@ TEST(RelaySim, MoreSessionsThanARelayAllowsAreRefusedWithAReason) {
   ASSERT_TRUE(line.world().run_until([&] { return line.node(1).sessions().empty(); }, seconds(1)));
   RelayedPair later(line, 4096, 10);
   EXPECT_TRUE(later.connect(line)) << "what has ended makes room";
+}
+
+TEST(RelaySim, AMessageThatFailsIsNamedToItsSenderOnly) {
+  RelayLine line(over(2));
+  RelayedPair pair(line, 4096, 1);
+  ASSERT_TRUE(pair.connect(line));
+  pair.receive(1, 10);
+  for (uint64_t i = 0; i < 5; ++i) {
+    ASSERT_EQ(pair.write(1, i, 64), Errc::ok);  // without a receive they wait
+  }
+  ASSERT_EQ(pair.write(0, 0, 64), Errc::ok);
+  ASSERT_EQ(pair.write(0, 1, 64), Errc::ok);
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 2; }, seconds(1)));
+  pair.ends[1].key += 1000;
+  ASSERT_EQ(pair.write(0, 2, 64), Errc::ok);
+  ASSERT_EQ(pair.write(0, 3, 64), Errc::ok);
+  ASSERT_TRUE(line.world().run_until(
+      [&] { return pair.completions(0) == 4 && pair.failed(1) && pair.completions(1) == 15; },
+      seconds(5)));
+  EXPECT_EQ(pair.ends[0].owner.completions[1].status, CompletionStatus::ok);
+  EXPECT_EQ(pair.ends[0].owner.completions[2].status, CompletionStatus::remote_access);
+  EXPECT_EQ(pair.ends[0].owner.completions[3].status, CompletionStatus::flushed);
+  EXPECT_EQ(pair.ends[1].path->cause(), CompletionStatus::flushed);
+  for (const Completion& one : pair.ends[1].owner.completions) {
+    EXPECT_TRUE(one.status == CompletionStatus::flushed ||
+                one.kind == CompletionKind::receive_immediate)
+        << one.id << ": what this side had sent did not fail";
+  }
+}
+
+TEST(RelaySim, TheShortestPiecesOfAllHostsFitEverywhere) {
+  RelayLine::Options options = over(3);
+  options.last_chunk_bytes = 4096;
+  RelayLine line(options);
+  RelayedPair pair(line, 1 << 20, 1);
+  fill(pair.ends[0].bytes, 9);
+  ASSERT_TRUE(pair.connect(line));
+  pair.receive(1, 1);
+  ASSERT_EQ(pair.write(0, 0, 1 << 20), Errc::ok);
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(1) == 1; }, seconds(5)));
+  EXPECT_EQ(pair.ends[0].bytes, pair.ends[1].bytes);
+  for (size_t host = 1; host <= 3; ++host) {
+    EXPECT_EQ(line.node(host).sessions()[0]->counts(0).frames, (1U << 20) / 4096 + 0U) << host;
+  }
+}
+
+TEST(RelaySim, AnEndTakesNoMoreSlotsThanItAllows) {
+  for (const uint16_t slots : {uint16_t{16}, uint16_t{17}}) {
+    RelayLine::Options options = over(1);
+    options.slots = slots;
+    options.last_slots = relay::slots_min;
+    RelayLine line(options);
+    RelayedPair pair(line, 4096, 1);
+    EXPECT_EQ(pair.connect(line), slots == 16);
+    if (slots != 16) {
+      EXPECT_NE(pair.ends[0].owner.last_error.what.find("NCCL_MESH_SLOTS"), std::string::npos)
+          << pair.ends[0].owner.last_error.what;
+    }
+  }
 }
 
 TEST(RelaySim, ARouteThatIsNoneIsRefused) {

@@ -111,6 +111,10 @@ Result<std::unique_ptr<fabric::Path>> RelayLine::make_path_over(size_t host,
   own.chunk_bytes = options_.chunk_bytes;
   own.slots = options_.slots;
   own.relays_max = options_.relays_max;
+  if (host + 1 == hosts_.size()) {
+    own.slots = options_.last_slots != 0 ? options_.last_slots : own.slots;
+    own.chunk_bytes = options_.last_chunk_bytes != 0 ? options_.last_chunk_bytes : own.chunk_bytes;
+  }
   auto path = relay::RelayPath::make(context(host), *hosts_[host].hops, *hosts_[host].next, own,
                                      options, owner);
   if (!path) {

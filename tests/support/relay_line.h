@@ -22,6 +22,8 @@ class RelayLine {
     relay::RelayOptions relay;
     uint32_t chunk_bytes = 65536;  ///< of the ends, as the next two
     uint16_t slots = 16;
+    uint16_t last_slots = 0;  ///< of the last host; 0: as the others
+    uint32_t last_chunk_bytes = 0;
     size_t relays_max = 4;
     Config config = quick_config();
   };
@@ -37,6 +39,8 @@ class RelayLine {
   sim::Process& process(size_t host) { return *hosts_[host].process; }
   Context& context(size_t host);
   relay::RelayNode& node(size_t host) { return *hosts_[host].node; }
+  relay::HopSource& hops(size_t host) { return *hosts_[host].hops; }
+  relay::NextHops& next(size_t host) { return *hosts_[host].next; }
   static relay::NodeId id(size_t host) { return relay::NodeId{host + 1}; }
 
   /// At the first or the last host, over all in between.  To be destroyed before the line.

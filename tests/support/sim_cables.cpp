@@ -5,10 +5,10 @@
 namespace nccl_ha::test {
 namespace {
 
-fabric::SocketAddress address_on_cable(size_t host, bool loopback) {
+fabric::SocketAddress address_on_cable(size_t host, bool loopback, bool moved) {
   IpAddress address;
-  address.bytes = {static_cast<uint8_t>(loopback ? 127 : 10), 0, static_cast<uint8_t>(host >> 8),
-                   static_cast<uint8_t>(host)};
+  address.bytes = {static_cast<uint8_t>(loopback ? 127 : 10), static_cast<uint8_t>(moved ? 1 : 0),
+                   static_cast<uint8_t>(host >> 8), static_cast<uint8_t>(host)};
   fabric::SocketAddress made;
   made.length = address.to_sockaddr(1, &made.storage);
   return made;
@@ -48,7 +48,8 @@ class SimCables::Links final : public relay::MeshLinks {
     for (; count < limit && !host.arrived.empty(); ++count) {
       const Arrived one = std::move(host.arrived.front());
       host.arrived.pop_front();
-      sink.on_packet(one.interface, address_on_cable(one.from, one.interface == 0),
+      sink.on_packet(one.interface,
+                     address_on_cable(one.from, one.interface == 0, cables_.hosts_[one.from].moved),
                      one.interface == 0, one.bytes);
     }
     if (!host.arrived.empty()) {

@@ -22,6 +22,8 @@ class SimCables {
 
   size_t add_cable(size_t one, size_t other);
   void cut(size_t cable, bool cut = true) { cables_[cable].cut = cut; }
+  /// What it sends comes from another address from now on.
+  void move(size_t host) { hosts_[host].moved = true; }
   /// Each host's links are made once.
   std::unique_ptr<relay::MeshLinks> links(size_t host);
   /// Those that are up: an interface is down while its cable is cut, if `seen`.
@@ -49,6 +51,7 @@ class SimCables {
     std::vector<std::pair<size_t, size_t>> plugs;  ///< cable and end, by interface - 1
     std::deque<Arrived> arrived;
     int fd = -1;
+    bool moved = false;
   };
   void deliver(size_t host, Arrived arrived);
 

@@ -1,6 +1,8 @@
 // Discovery on workers of a simulation, and how interfaces are chosen for it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "relay/discovery_actor.h"
 #include "relay/mesh_settings.h"
 #include "relay/shape.h"
@@ -36,8 +38,10 @@ class DiscoveryActors : public ::testing::Test {
       options.links = cables_.links(i);
       options.interfaces = [this, i] { return cables_.interfaces(i, seen_); };
       options.board = boards_[i];
-      ASSERT_TRUE((*process)->engine->worker(0).adopt(
-          std::make_unique<relay::DiscoveryActor>(std::move(options))));
+      const auto actor = (*process)->engine->worker(0).adopt(
+          std::make_unique<relay::DiscoveryActor>(std::move(options)));
+      ASSERT_TRUE(actor);
+      actors_.push_back(*actor);
       processes_.push_back(*process);
     }
   }
@@ -64,6 +68,7 @@ class DiscoveryActors : public ::testing::Test {
     return made;
   }();
   std::vector<sim::Process*> processes_;
+  std::vector<ActorId> actors_;
 };
 
 TEST_F(DiscoveryActors, PublishTheRingAndWhatBecomesOfIt) {
@@ -81,6 +86,40 @@ TEST_F(DiscoveryActors, AnInterfaceThatGoesTakesItsNeighbourAlong) {
   cables_.cut(0);
   // Nobody tells of links here, so that it is seen at the next look, if silence is not first.
   ASSERT_TRUE(all_see(Shape::line, relay::DiscoveryActor::look_apart + milliseconds(500)));
+}
+
+TEST_F(DiscoveryActors, PublishANeighbourThatSpeaksFromElsewhere) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  const auto speaks_from = [&](uint8_t second) {
+    const auto view = boards_[0]->read();
+    return std::any_of(view->neighbours.begin(), view->neighbours.end(),
+                       [&](const relay::Neighbour& one) {
+                         IpAddress address;
+                         address.bytes = {10, second, 0, 1};
+                         fabric::SocketAddress expected;
+                         expected.length = address.to_sockaddr(1, &expected.storage);
+                         return one.node == relay::NodeId{2} && one.address == expected;
+                       });
+  };
+  ASSERT_TRUE(speaks_from(0));
+  const uint64_t revision = boards_[0]->read()->revision;
+  cables_.move(1);
+  EXPECT_TRUE(world_.run_until([&] { return speaks_from(1); }, seconds(3)));
+  EXPECT_EQ(boards_[0]->read()->revision, revision) << "no host says anything new";
+}
+
+TEST_F(DiscoveryActors, TellOthersWhetherTheyRelay) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  const auto relays = [&](size_t seen_by) {
+    const relay::Topology& topology = boards_[seen_by]->read()->topology;
+    return topology.nodes()[*topology.find(relay::NodeId{3})].relays;
+  };
+  ASSERT_TRUE(relays(0));
+  for (const uint32_t on : {0U, 1U}) {
+    processes_[2]->engine->worker(0).post({actors_[2], relay::DiscoveryActor::relays, on});
+    EXPECT_TRUE(world_.run_until([&] { return relays(0) == (on != 0); }, milliseconds(500))) << on;
+    EXPECT_TRUE(world_.run_until([&] { return relays(1) == (on != 0); }, milliseconds(500))) << on;
+  }
 }
 
 TEST_F(DiscoveryActors, TellWhoAsksOnThisHostAndNobodyElse) {

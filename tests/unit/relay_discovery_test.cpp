@@ -108,6 +108,71 @@ TEST(Discovery, AHostThatComesBackReplacesWhatItSaidBefore) {
   }
 }
 
+/// As a neighbour's packet with that state of host `of`.
+void tell(MeshNetwork& network, size_t from, size_t to, size_t of, uint64_t sequence) {
+  relay::LinkState state;
+  state.origin = network.id(of);
+  state.sequence = sequence;
+  state.lifetime_ms = relay::lifetime_max_ms;
+  network.inject(
+      to, 1,
+      encode(relay::DiscoveryPacket{network.id(from), network.host(from).identity().incarnation,
+                                    relay::StatesPacket{{state}}}));
+}
+
+TEST(Discovery, AHostWhoseNumbersWereUsedUpComesBack) {
+  for (const uint64_t sequence : {relay::sequence_max - 1, relay::sequence_max}) {
+    MeshNetwork network(9);
+    add_ring(network, 4);
+    network.start_all(milliseconds(100));
+    network.run(milliseconds(100));
+    ASSERT_TRUE(converge(network, seconds(3)));
+    tell(network, 0, 1, 1, sequence);
+    tell(network, 3, 0, 1, sequence);
+    network.run(milliseconds(300));
+    // With one number left it answers once; the next time it has to take it back.
+    const Duration limit = network.timing.refresh + seconds(30);
+    ASSERT_TRUE(network.run_until([&] { return network.host(1).counts().withdrawn == 1; }, limit));
+    ASSERT_TRUE(network.run_until(
+        [&] {
+          const auto told = network.host(3).states().sequence(network.id(1));
+          return told != 0 && told < relay::sequence_max && network.converged();
+        },
+        seconds(25)))
+        << sequence;
+    // And that holds.
+    network.run(seconds(60));
+    EXPECT_TRUE(network.converged());
+    EXPECT_EQ(network.host(1).counts().withdrawn, 1U);
+  }
+}
+
+TEST(Discovery, WhoIsInventedIsForgottenAndThenThereIsRoom) {
+  MeshNetwork network(10);
+  network.add_hosts(3);
+  network.add_cable(0, 1);
+  network.add_cable(1, 2);
+  network.start(0);
+  network.start(1);
+  ASSERT_TRUE(converge(network, seconds(3)));
+  for (uint64_t i = 0; i < relay::Discovery::nodes_max; ++i) {
+    relay::LinkState state;
+    state.origin = relay::NodeId{1'000'000 + i};
+    state.sequence = 1;
+    state.lifetime_ms = relay::lifetime_max_ms;
+    network.inject(
+        1, 1,
+        encode(relay::DiscoveryPacket{network.id(0), network.host(0).identity().incarnation,
+                                      relay::StatesPacket{{state}}}));
+  }
+  network.run(seconds(5));
+  EXPECT_EQ(network.host(1).states().size(), relay::Discovery::nodes_max);
+  network.start(2);
+  network.run(milliseconds(relay::lifetime_max_ms) + seconds(10));
+  EXPECT_TRUE(network.converged()) << "in bounded time, whoever was invented";
+  EXPECT_EQ(network.host(1).states().size(), 3U);
+}
+
 TEST(Discovery, CablesInParallelAreKeptApart) {
   MeshNetwork network(6);
   network.add_hosts(2);

@@ -96,6 +96,12 @@ TEST(DiscoveryPackets, AnotherVersionIsNamed) {
 TEST(DiscoveryPackets, NumbersOutOfRangeAreRefused) {
   LinkState state = full_state();
   state.sequence = sequence_max + 1;
+  EXPECT_FALSE(decode_link_state(encode(state))) << "with links and a long life";
+  state.links.clear();
+  EXPECT_FALSE(decode_link_state(encode(state)));
+  state.lifetime_ms = withdrawn_lifetime_ms;
+  EXPECT_TRUE(decode_link_state(encode(state))) << "that takes back what was said";
+  state.sequence = sequence_withdrawn + 1;
   EXPECT_FALSE(decode_link_state(encode(state)));
   state = full_state();
   state.lifetime_ms = lifetime_max_ms + 1;
@@ -112,6 +118,19 @@ TEST(DiscoveryPackets, NumbersOutOfRangeAreRefused) {
   EXPECT_FALSE(decode_packet(encode({NodeId{9}, 1, disordered})));
   disordered.entries = {{NodeId{11}, 1}};
   EXPECT_FALSE(decode_packet(encode({NodeId{9}, 1, disordered})));
+}
+
+TEST(DiscoveryPackets, NamesThatNobodyShouldPrintAreRefused) {
+  for (const char* name : {"\x1b[2J", "a b", "a\n", "\xc3\x28", "\x7f"}) {
+    LinkState state = full_state();
+    state.name = name;
+    EXPECT_FALSE(decode_link_state(encode(state))) << name;
+    state.name = clean_node_name(name);
+    EXPECT_EQ(state.name.size(), std::string(name).size());
+    EXPECT_TRUE(decode_link_state(encode(state))) << state.name;
+  }
+  EXPECT_EQ(clean_node_name("h-1.example_2"), "h-1.example_2");
+  EXPECT_EQ(clean_node_name(std::string(300, 'x')).size(), node_name_max);
 }
 
 TEST(DiscoveryPackets, WhatAWriterPutsIsWhatItTook) {

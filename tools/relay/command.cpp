@@ -65,8 +65,9 @@ void serve(const Config& config) {
   relay::ProviderHops hops(*provider);
   const auto board = std::make_shared<relay::TopologyBoard>();
   relay::MeshRoutes routes(board, relay::route_options(config), port);
-  const auto identity = relay::mesh_identity(own, config.mesh_enable_relay,
-                                             static_cast<uint32_t>(os_random_u64() | 1));
+  // The relay node tells when it listens.
+  const auto identity =
+      relay::mesh_identity(own, false, static_cast<uint32_t>(os_random_u64() | 1));
   // One worker: all sessions of a host share its cables, and a thread fills those.
   Config engine_config = config;
   engine_config.use_progress_thread = true;
@@ -78,12 +79,15 @@ void serve(const Config& config) {
   discovery.links = std::move(links);
   discovery.interfaces = [spec = config.mesh_ifname] { return own_interfaces(spec); };
   discovery.board = board;
+  const ActorId announcer = refuse_relay.need(
+      engine->worker(0).adopt(std::make_unique<relay::DiscoveryActor>(std::move(discovery))));
   if (config.mesh_enable_relay) {
     refuse_relay.need(engine->worker(0).adopt(std::make_unique<relay::RelayNode>(
-        hops, routes, relay::relay_options(config, identity.node), std::to_string(port))));
+        hops, routes, relay::relay_options(config, identity.node), std::to_string(port),
+        [&worker = engine->worker(0), announcer](bool relays) {
+          worker.post({announcer, relay::DiscoveryActor::relays, relays ? 1U : 0U});
+        })));
   }
-  refuse_relay.need(
-      engine->worker(0).adopt(std::make_unique<relay::DiscoveryActor>(std::move(discovery))));
   fmt::print("relay node {} on port {}, {} interface{}\n", relay::text(identity.node), port,
              own.size(), own.size() == 1 ? "" : "s");
   std::fflush(stdout);

@@ -1,0 +1,102 @@
+// What a relay lets through, of a neighbour that may send anything.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "relay/forwarder.h"
+#include "tests/support/silent_path.h"
+
+namespace nccl_ha::relay {
+namespace {
+
+constexpr uint32_t chunk = 2048;
+constexpr NodeId from_node{1};
+constexpr NodeId to_node{2};
+
+/// Two hops that complete nothing, and a direction between them.
+class Forwarding : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (HopLine* line : {&from_, &to_}) {
+      ASSERT_TRUE(line->allocate(1, slots_min, chunk));
+      auto hop = std::make_unique<SilentPath>();
+      (line == &to_ ? out_ : in_) = hop.get();
+      line->take({nullptr, std::move(hop)});
+      ASSERT_TRUE(line->connect({}, {4096, 7, frame_header_bytes + chunk, slots_min}, chunk));
+    }
+    Forwarder::Options options;
+    options.session = 5;
+    options.origin = from_node;
+    options.destination = to_node;
+    options.hops = 2;
+    forwarder_.open(options);
+  }
+  Frame piece(uint32_t bytes) const {
+    Frame frame;
+    frame.kind = FrameKind::send;
+    frame.origin = from_node;
+    frame.destination = to_node;
+    frame.session = 5;
+    frame.hops = 2;
+    frame.payload_bytes = bytes;
+    frame.message_bytes = bytes;
+    frame.flags = frame_last;
+    return frame;
+  }
+  Result<void> arrive(const Frame& frame) {
+    fabric::Completion completion;
+    completion.has_immediate = true;
+    completion.immediate = arrived_;
+    const auto arrival = from_.on_receive(completion);
+    EXPECT_TRUE(arrival.slot);
+    ++arrived_;
+    encode(frame, from_.slot(*arrival.slot));
+    return forwarder_.on_frame(*arrival.slot);
+  }
+
+  fabric::Memory memory_;
+  HopLine from_{memory_};
+  HopLine to_{memory_};
+  SilentPath* in_ = nullptr;
+  SilentPath* out_ = nullptr;
+  Forwarder forwarder_{from_, to_};
+  uint32_t arrived_ = 0;
+};
+
+TEST_F(Forwarding, PassesOnWhatBelongsToTheSession) {
+  ASSERT_TRUE(arrive(piece(chunk)));
+  ASSERT_EQ(out_->posts.size(), 1U);
+  EXPECT_EQ(out_->posts[0].gathers[0].length, frame_header_bytes + chunk);
+  EXPECT_EQ(out_->posts[0].remote_address, 4096U);
+}
+
+TEST_F(Forwarding, APieceLongerThanWasAgreedIsRefused) {
+  // It fits into this host's slot, but not into the one of a host further on.
+  from_.agree(1024);
+  ASSERT_TRUE(arrive(piece(1024)));
+  EXPECT_FALSE(arrive(piece(1025)));
+  EXPECT_EQ(out_->posts.size(), 1U);
+}
+
+TEST_F(Forwarding, WhatBelongsToAnotherSessionIsRefused) {
+  const auto refused = [&](const auto& change) {
+    Frame frame = piece(8);
+    change(frame);
+    const bool good = arrive(frame).ok();
+    from_.release();
+    return !good;
+  };
+  EXPECT_TRUE(refused([](Frame& frame) { ++frame.session; }));
+  EXPECT_TRUE(refused([](Frame& frame) { frame.origin = NodeId{9}; }));
+  EXPECT_TRUE(refused([](Frame& frame) { frame.destination = NodeId{9}; }));
+  EXPECT_TRUE(refused([](Frame& frame) { frame.hop = 1; }));
+  EXPECT_TRUE(refused([](Frame& frame) { frame.hops = 3; }));
+  EXPECT_TRUE(refused([](Frame& frame) {
+    frame.kind = FrameKind::note;
+    frame.payload_bytes = 0;
+  })) << "a note is the last relay's to write";
+  EXPECT_TRUE(out_->posts.empty());
+}
+
+}  // namespace
+}  // namespace nccl_ha::relay

@@ -1,0 +1,60 @@
+// A relay node over sockets of this host.
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <future>
+
+#include "relay/relay_node.h"
+#include "runtime/engine/engine.h"
+
+namespace nccl_ha::relay {
+namespace {
+
+/// Of a host without neighbours.
+class NoHops final : public HopSource, public NextHops {
+ public:
+  Result<fabric::OwnedPath> make_hop(Context&, const sockaddr*, const fabric::PathOptions&,
+                                     fabric::PathOwner*) override {
+    return fail(Errc::invalid_usage, "no cable");
+  }
+  fabric::Memory& memory() override { return memory_; }
+  std::optional<NextHop> find(NodeId) const override { return std::nullopt; }
+
+ private:
+  fabric::Memory memory_;
+};
+
+/// Whether a node that is to listen on that port relays.
+bool relays_on(uint16_t port) {
+  NoHops none;
+  Config config;
+  config.use_progress_thread = true;
+  config.progress_threads = 1;
+  config.counters_dir = "";
+  std::promise<bool> told;
+  auto answer = told.get_future();
+  auto engine = Engine::start(config);
+  EXPECT_TRUE(engine);
+  EXPECT_TRUE((*engine)->worker(0).adopt(
+      std::make_unique<RelayNode>(none, none, RelayOptions{}, std::to_string(port),
+                                  [&](bool relays) { told.set_value(relays); })));
+  return answer.get();
+}
+
+TEST(RelayNode, SaysThatItRelaysForNobodyWhereItCannotListen) {
+  const int socket = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  ASSERT_EQ(bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(socket, 1), 0);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  EXPECT_FALSE(relays_on(ntohs(address.sin6_port)));
+  close(socket);
+  EXPECT_TRUE(relays_on(0));
+}
+
+}  // namespace
+}  // namespace nccl_ha::relay
