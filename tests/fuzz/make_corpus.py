@@ -191,6 +191,8 @@ def discovery():
     write("discovery", "summary", packet(3, struct.pack("<QQB", 0, 9, 2) + struct.pack("<QQQQ", 1, 1, 3, 9)))
     write("discovery", "request", packet(4, struct.pack("<BQQ", 2, 1, 3)))
     write("discovery", "query", packet(5, b""))
+    entry = struct.pack("<QIIHBB4B", 3, 1, 2, 18740, 4, 24, 10, 0, 0, 3)
+    write("discovery", "neighbours", packet(6, struct.pack("<IB", 1, 2) + entry + entry))
     write("discovery", "file", b"# four\nnode a 10.0.0.1/24 fe80::1 no-relay\nnode b 10.0.0.2\ncable a b 1000\n")
 
 
