@@ -163,7 +163,8 @@ size_t TimerWheel::advance(Instant now, size_t limit) {
   }
 }
 
-// Whoever sleeps until a slot begins wakes once more for each level that its first timer comes down.
+// Whoever sleeps until a slot begins wakes once more for each level that its first timer comes
+// down.
 uint64_t TimerWheel::refined(uint64_t begin) const {
   constexpr size_t looked_at = 64;
   const auto lowest = std::find_if(occupied_.begin(), occupied_.end(),

@@ -62,8 +62,8 @@ class TimerWheel {
   size_t expire(Instant now, size_t limit = std::numeric_limits<size_t>::max()) {
     return tick_of(now) <= current_ && !due_now_ ? 0 : advance(now, limit);
   }
-  /// Not later than the first deadline, rounded up to its tick, and mostly that; nullopt when nothing
-  /// is armed.
+  /// Not later than the first deadline, rounded up to its tick, and mostly that; nullopt when
+  /// nothing is armed.
   std::optional<Instant> next_deadline() const;
   size_t size() const { return size_; }
 

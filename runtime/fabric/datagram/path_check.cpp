@@ -40,8 +40,7 @@ void PathCheck::begin(uint32_t mtu_max, const SocketAddress& to, Instant deadlin
 }
 
 PathCheck::Round PathCheck::next_round() {
-  if (!full_answered_ &&
-      candidate_tries_ == (settled_ ? second_tries_max : candidate_tries_max) &&
+  if (!full_answered_ && candidate_tries_ == (settled_ ? second_tries_max : candidate_tries_max) &&
       candidate_ + 1 < candidates_.size()) {
     ++candidate_;
     candidate_tries_ = 0;

@@ -1,8 +1,8 @@
 // The connectivity check of a path (usnic's), which doubles as MTU discovery after RFC 8899.
 //
 // A small and a full-size datagram are sent until both come back: which of them do tells a firewall
-// or a missing route from a hop with a smaller MTU.  Sizes are tried from the largest down; once one
-// gets through the larger ones are tried again, since many paths that begin at once may overrun
+// or a missing route from a hop with a smaller MTU.  Sizes are tried from the largest down; once
+// one gets through the larger ones are tried again, since many paths that begin at once may overrun
 // the buffers of their hosts for a while.
 #pragma once
 
