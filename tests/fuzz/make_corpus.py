@@ -191,6 +191,11 @@ def discovery():
     write("discovery", "summary", packet(3, struct.pack("<QQB", 0, 9, 2) + struct.pack("<QQQQ", 1, 1, 3, 9)))
     write("discovery", "request", packet(4, struct.pack("<BQQ", 2, 1, 3)))
     write("discovery", "query", packet(5, b""))
+    write("seal", "keys", b"# two\n2 " + b"ab" * 32 + b"\n1 " + b"CD" * 32 + b" # older\n")
+    write("seal", "hello", struct.pack("<IBBHI", 0x5348414E, 1, 5, 44, 1) + bytes(range(32)))
+    write("seal", "hello_sealed", struct.pack("<IBBHI", 0x5348414E, 1, 5, 60, 1) + bytes(48))
+    write("seal", "query", struct.pack("<IBBHQII", 0x4D48414E, 1, 5, 24, 7, 1, 0) + struct.pack("<QI", 1, 1) + bytes(16))
+    write("seal", "nothing", bytes(52))
     write("discovery", "file", b"# four\nnode a 10.0.0.1/24 fe80::1 no-relay\nnode b 10.0.0.2\ncable a b 1000\n")
 
 
