@@ -14,6 +14,7 @@ std::string address_text(const sockaddr_storage& address);
 struct Route {
   sockaddr_storage to{};
   sockaddr_storage from{};  ///< ss_family 0: any
+  bool for_rejoin = false;  ///< only once there are paths
 };
 
 }  // namespace nccl_ha

@@ -106,6 +106,12 @@ class RailEstimate {
     return std::max(ns_per_byte_, static_cast<double>(waited.count()) /
                                       static_cast<double>(delivered_ + last_bytes_));
   }
+  /// Without what the rail may have become since it was last used.
+  double measured_ns_per_byte(uint64_t open, Instant now) const {
+    return open == 0 ? ns_per_byte_ : ns_per_byte(open, now);
+  }
+  /// Measurements so far.
+  uint32_t rates_seen() const { return rates_seen_; }
   /// Bytes per second.
   uint64_t rate(uint64_t open, Instant now) const {
     return static_cast<uint64_t>(1e9 / ns_per_byte(open, now));
@@ -130,6 +136,7 @@ class RailEstimate {
   }
 
   void take_rate(Duration took, Instant now) {
+    ++rates_seen_;
     const double sample = static_cast<double>(took.count()) / static_cast<double>(delivered_);
     // With the rail's delay in it: the rail is somewhere between.
     const auto bytes = static_cast<double>(delivered_);
@@ -156,6 +163,7 @@ class RailEstimate {
   WindowedBest<Duration, std::less<>> delays_{delay_window};
   double ns_per_byte_ = 1;
   double peak_ = 1;  ///< the best that was seen or promised
+  uint32_t rates_seen_ = 0;
   // The rate that is being taken.
   Instant mark_{};
   uint64_t delivered_ = 0;  ///< since mark_

@@ -45,6 +45,17 @@ const Rail* primary_of(std::span<const Rail> rails) {
   return found == rails.end() ? nullptr : &*found;
 }
 
+bool leads_anywhere(const Rail& mine, const Rail& theirs, const Rail* here) {
+  return here != nullptr && mine.kind != here->kind && mine.kind == theirs.kind &&
+         mine.family == 0 && theirs.family == 0;
+}
+
+/// What makes a pair better than others before all else: the lowest is best.
+unsigned rank_of(const Rail& mine, const Rail& theirs, const Rail* here) {
+  const bool other_kind = here != nullptr && mine.kind != here->kind;
+  return !other_kind ? 0 : leads_anywhere(mine, theirs, here) ? 1 : 2;
+}
+
 /// How many places after the primary it comes, going round.
 uint16_t steps_after(const Rail* primary, const Rail& rail) {
   return static_cast<uint16_t>(rail.number - (primary == nullptr ? 0 : primary->number));
@@ -72,7 +83,11 @@ uint8_t pci_distance(std::string_view one, std::string_view other) {
 std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const Rail> remote) {
   const Rail* here = primary_of(local);
   const Rail* there = primary_of(remote);
-  using Key = std::tuple<bool, bool, bool, unsigned, bool, uint16_t, uint16_t, size_t, size_t>;
+  const bool anywhere = std::any_of(local.begin(), local.end(), [&](const Rail& mine) {
+    return std::any_of(remote.begin(), remote.end(),
+                       [&](const Rail& theirs) { return leads_anywhere(mine, theirs, here); });
+  });
+  using Key = std::tuple<bool, unsigned, bool, unsigned, bool, uint16_t, uint16_t, size_t, size_t>;
   std::vector<std::pair<Key, RailPair>> ranked;
   for (size_t l = 0; l < local.size(); ++l) {
     for (size_t r = 0; r < remote.size(); ++r) {
@@ -83,12 +98,16 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
       if (mine.kind != theirs.kind || mine.family != theirs.family || (old_here && old_there)) {
         continue;
       }
-      const bool other_kind = here != nullptr && mine.kind != here->kind;
+      const bool own_kind = here == nullptr || mine.kind == here->kind;
+      if (anywhere && own_kind && !same_subnet(mine, theirs)) {
+        continue;
+      }
       const bool same_switch = here != nullptr && same_subnet(mine, *here);
-      ranked.emplace_back(Key{old_here || old_there, other_kind, !same_subnet(mine, theirs),
-                              unsigned{mine.distance} + theirs.distance, same_switch,
-                              steps_after(here, mine), steps_after(there, theirs), l, r},
-                          RailPair{l, r});
+      ranked.emplace_back(
+          Key{old_here || old_there, rank_of(mine, theirs, here), !same_subnet(mine, theirs),
+              unsigned{mine.distance} + theirs.distance, same_switch, steps_after(here, mine),
+              steps_after(there, theirs), l, r},
+          RailPair{l, r});
     }
   }
   std::sort(ranked.begin(), ranked.end(),

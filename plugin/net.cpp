@@ -14,6 +14,7 @@
 #include "plugin/edge.h"
 #include "plugin/process.h"
 #include "plugin/profiler.h"
+#include "relay/relay_factory.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
 #include "runtime/streams/listening.h"
@@ -61,34 +62,49 @@ void close_comm(Comm* comm, Driver& driver) {
   }
 }
 
-abi::NcclResult start_connect(int dev, int traffic_class,
-                              std::span<std::byte, handle_bytes> bytes) {
+/// From where the peer's listener is dialled, best first.
+std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& device, bool relayed) {
   Process& process = Process::instance();
-  const auto handle = read_handle(bytes);
-  if (!handle) {
-    return report(fail(Errc::invalid_argument,
-                       "connect: the peer's handle was not made by nccl-ha; do all ranks load the "
-                       "same plugin?"));
+  const auto& all = process.control_interfaces();
+  const size_t own = process.interfaces().size();
+  if (relayed) {
+    // No cable leads there, even where addresses look like it.
+    const size_t first = own < all.size() ? own : process.control_interface(device);
+    return plan_routes(all, first, handle);
   }
+  auto routes = plan_routes(process.interfaces(), process.control_interface(device), handle);
+  if (own < all.size()) {
+    for (Route& route : plan_routes(std::span(all).subspan(own), 0, handle)) {
+      route.for_rejoin = true;  // the first paths are made where the stream is
+      routes.push_back(route);
+    }
+  }
+  return routes;
+}
+
+abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
+                              std::span<std::byte, handle_bytes> bytes, bool relayed) {
+  Process& process = Process::instance();
   SendOptions options;
   const fabric::RailDevices rails = process.devices().find(dev)->rails;
   fabric::Provider& provider = process.provider();
   const fabric::NetDevice& device = provider.devices()[rails.first()];
-  const auto kind = provider.kind_towards(rails.first(), handle->fabric);
+  const auto kind = relayed ? std::optional(relay::relay_kind)
+                            : provider.kind_towards(rails.first(), handle.fabric);
   if (!kind) {
     return report(fail(Errc::remote,
                        fmt::format("connect: HA_NCCL_FABRIC={}, but the peer uses {}: nccl-ha info "
                                    "there says why; auto would use datagrams over UDP to it",
-                                   process.config().fabric, provider.text(handle->fabric))));
+                                   process.config().fabric, provider.text(handle.fabric))));
   }
-  if (*kind != device.kind) {
-    NHA_LOG_INFO("the peer uses {}: this connection uses {}", provider.text(handle->fabric),
+  if (*kind != device.kind && !relayed) {
+    NHA_LOG_INFO("the peer uses {}: this connection uses {}", provider.text(handle.fabric),
                  provider.text(*kind));
   }
   const fabric::Attachment attachment{rails.first(), *kind};
-  options.routes = plan_routes(process.interfaces(), process.control_interface(device), *handle);
+  options.routes = routes_to(handle, device, relayed);
   options.traffic_class = traffic_class;
-  options.nonce = handle->nonce;
+  options.nonce = handle.nonce;
   options.timeout = std::chrono::milliseconds(process.config().connect_timeout_ms);
   if (options.routes.empty()) {
     return report(fail(Errc::remote, fmt::format("connect: device {} has no address of a family "
@@ -118,6 +134,50 @@ abi::NcclResult start_connect(int dev, int traffic_class,
   set_handle_scratch(bytes, process.add_pending(endpoint));
   endpoint->driver.turn();
   return abi::NcclResult::success;
+}
+
+/// Starts when it is known which way leads to the peer; until then the handle holds the number of
+/// the one who waits, or none.
+abi::NcclResult look_for_way(int dev, int traffic_class, uint64_t id,
+                             std::span<std::byte, handle_bytes> bytes) {
+  using Reach = relay::ProcessMesh::Reach;
+  Process& process = Process::instance();
+  const auto handle = read_handle(bytes);
+  if (!handle) {
+    return report(fail(Errc::invalid_argument,
+                       "connect: the peer's handle was not made by nccl-ha; do all ranks load the "
+                       "same plugin?"));
+  }
+  const relay::ProcessMesh& mesh = process.mesh();
+  if (!mesh.takes_part()) {
+    return start_connect(dev, traffic_class, *handle, bytes, false);
+  }
+  // Discovery runs as long as somebody uses the engine.
+  auto engine = id == 0 ? process.open() : process.engine();
+  if (!engine) {
+    return report(engine.error());
+  }
+  const Instant now = SteadyClock().now();
+  const Instant until =
+      id == 0 ? now + mesh.patience(handle->addresses) : process.find_waiting(id).value_or(now);
+  const Reach reach = mesh.reach(handle->addresses, now);
+  if (reach == Reach::unknown && now < until) {
+    if (id == 0) {
+      set_handle_scratch(bytes, process.add_waiting(until));
+    } else {
+      (*engine)->assist_all();
+    }
+    return abi::NcclResult::success;
+  }
+  if (reach == Reach::unknown) {
+    NHA_LOG_INFO("no way over other hosts leads to {}, as far as is known here; known are {}",
+                 handle->addresses.front().text(), mesh.known_hosts());
+  }
+  process.remove_waiting(id);
+  set_handle_scratch(bytes, 0);
+  const auto result = start_connect(dev, traffic_class, *handle, bytes, reach == Reach::relays);
+  process.close();
+  return result;
 }
 
 }  // namespace
@@ -247,7 +307,8 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     const fabric::NetDevice& device = process.provider().devices()[rails.first()];
     Handle content;
     content.fabric = device.kind;
-    content.addresses = handle_addresses(process.interfaces(), process.control_interface(device));
+    content.addresses =
+        handle_addresses(process.control_interfaces(), process.control_interface(device));
     auto listening = open_listener(content.addresses, process.config().listen_ports);
     if (!listening) {
       return report(listening.error());
@@ -287,8 +348,8 @@ abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
     }
     const auto bytes = handle_span(handle);
     const uint64_t id = handle_scratch(bytes);
-    if (id == 0) {
-      return start_connect(dev, traffic_class_of(ctx, traffic_class), bytes);
+    if (id == 0 || process.find_waiting(id)) {
+      return look_for_way(dev, traffic_class_of(ctx, traffic_class), id, bytes);
     }
     auto endpoint = process.find_pending(id);
     if (!endpoint) {

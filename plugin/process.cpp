@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <new>
 #include <utility>
@@ -29,6 +30,20 @@ void log_to_nccl(void* context, LogLevel level, const char* file, int line, cons
                         : level == LogLevel::info ? abi::LogLevel::info
                                                   : abi::LogLevel::trace;
   logger(severity, log_subsystems, file, line, "NET/HA : %s", text);
+}
+
+/// Those of `all` that are up and not among `chosen`.
+void add_management(const std::vector<fabric::NetInterface>& all, std::string_view family,
+                    std::vector<fabric::NetInterface>& chosen) {
+  auto usable = fabric::select_interfaces(all, "", family);
+  for (size_t i = 0; usable && i < usable->size(); ++i) {
+    const fabric::NetInterface& one = (*usable)[i];
+    const bool known = std::any_of(chosen.begin(), chosen.end(),
+                                   [&](const auto& other) { return other.ifindex == one.ifindex; });
+    if (!known && !one.loopback) {
+      chosen.push_back(one);
+    }
+  }
 }
 
 __attribute__((destructor)) void at_unload() { Process::instance().shut_down(); }
@@ -71,12 +86,16 @@ Result<void> Process::initialize(abi::Logger logger) {
   if (!all) {
     return refuse(all.error());
   }
-  auto interfaces = fabric::select_interfaces(*all, config->ifname, config->socket_family);
+  auto mesh = relay::ProcessMesh::make(*config, *all);
+  if (!mesh) {
+    return refuse(mesh.error());
+  }
+  auto interfaces = choose_interfaces(*config, *all, **mesh);
   if (!interfaces) {
     return refuse(interfaces.error());
   }
-  auto provider =
-      fabric::Provider::make(*config, *interfaces, static_cast<size_t>(config->progress_threads));
+  auto provider = fabric::Provider::make(
+      *config, *interfaces, static_cast<size_t>(config->progress_threads), {{}, (*mesh)->kinds()});
   if (!provider) {
     return refuse(provider.error());
   }
@@ -89,6 +108,11 @@ Result<void> Process::initialize(abi::Logger logger) {
   }
   config_ = *config;
   provider_ = std::move(*provider);
+  mesh_ = std::move(*mesh);  // what the provider before had of the old one is gone
+  control_interfaces_ = provider_->interfaces();
+  if (mesh_->takes_part()) {
+    add_management(*all, config_.socket_family, control_interfaces_);
+  }
   initialized_ = true;
   std::string names;
   for (size_t i = 0; i < devices_.count(); ++i) {
@@ -97,6 +121,17 @@ Result<void> Process::initialize(abi::Logger logger) {
   NHA_LOG_INFO("nccl-ha: using {} on{}; {}", provider_->text(provider_->devices().front().kind),
                names, config_.use_progress_thread ? "progress threads" : "inline progress");
   return {};
+}
+
+/// In a mesh data goes over cables, and NCCL_SOCKET_IFNAME is for NCCL's own sockets.
+Result<std::vector<fabric::NetInterface>> Process::choose_interfaces(
+    const Config& config, const std::vector<fabric::NetInterface>& all,
+    const relay::ProcessMesh& mesh) const {
+  const auto origin = config.origins.find("ifname");
+  const bool named = origin != config.origins.end() && origin->second.variable == "HA_NCCL_IFNAME";
+  return mesh.takes_part() && !named
+             ? fabric::select_interfaces(mesh.interfaces(), "", config.socket_family)
+             : fabric::select_interfaces(all, config.ifname, config.socket_family);
 }
 
 Result<void> Process::choose_oob_interface(const Config& config, const fabric::Provider& provider) {
@@ -142,12 +177,15 @@ void Process::shut_down() {
   // Moved out, because assigning an empty value keeps the room of the old one.
   static_cast<void>(std::exchange(config_, {}));
   provider_.reset();
+  mesh_.reset();
+  control_interfaces_ = decltype(control_interfaces_)();
   devices_.end();
   forget_interned();
 }
 
 void Process::stop_locked() {
   pending_ = decltype(pending_)();  // clear() would keep its room
+  waiting_ = decltype(waiting_)();
   generation_.store(0, std::memory_order_release);
   engine_.reset();  // joins its threads
   users_ = 0;
@@ -164,10 +202,22 @@ Result<Engine*> Process::open() {
       NHA_LOG_ERROR("{}", engine.error().message());
       return engine.error();
     }
+    if (auto begun = mesh_->begin(**engine, *provider_, SteadyClock().now()); !begun) {
+      NHA_LOG_ERROR("{}", begun.error().message());
+      return begun.error();
+    }
     engine_ = std::move(*engine);
     generation_.store(++last_generation_, std::memory_order_release);
   }
   ++users_;
+  return engine_.get();
+}
+
+Result<Engine*> Process::engine() {
+  std::lock_guard lock(mutex_);
+  if (!engine_) {
+    return fail(Errc::invalid_usage, "the plugin was finalised while something was under way");
+  }
   return engine_.get();
 }
 
@@ -178,16 +228,21 @@ void Process::close() {
   }
 }
 
-uint64_t Process::add_pending(std::shared_ptr<SendEndpoint> endpoint) {
-  std::lock_guard lock(mutex_);
+uint64_t Process::next_id() {
   if (next_pending_ == 0) {
     next_pending_ = os_random_u64();
   }
   do {
     ++next_pending_;
   } while (next_pending_ == 0);
-  pending_.emplace(next_pending_, std::move(endpoint));
   return next_pending_;
+}
+
+uint64_t Process::add_pending(std::shared_ptr<SendEndpoint> endpoint) {
+  std::lock_guard lock(mutex_);
+  const uint64_t id = next_id();
+  pending_.emplace(id, std::move(endpoint));
+  return id;
 }
 
 std::shared_ptr<SendEndpoint> Process::find_pending(uint64_t id) {
@@ -199,6 +254,24 @@ std::shared_ptr<SendEndpoint> Process::find_pending(uint64_t id) {
 void Process::remove_pending(uint64_t id) {
   std::lock_guard lock(mutex_);
   pending_.erase(id);
+}
+
+uint64_t Process::add_waiting(Instant until) {
+  std::lock_guard lock(mutex_);
+  const uint64_t id = next_id();
+  waiting_.emplace(id, until);
+  return id;
+}
+
+std::optional<Instant> Process::find_waiting(uint64_t id) {
+  std::lock_guard lock(mutex_);
+  const auto found = waiting_.find(id);
+  return found == waiting_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void Process::remove_waiting(uint64_t id) {
+  std::lock_guard lock(mutex_);
+  waiting_.erase(id);
 }
 
 }  // namespace nccl_ha::plugin

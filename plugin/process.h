@@ -19,6 +19,7 @@
 #include "actors/listener.h"
 #include "plugin/device_list.h"
 #include "plugin/net.h"
+#include "relay/process_mesh.h"
 #include "runtime/base/config.h"
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
@@ -73,6 +74,12 @@ class Process {
   /// What control connections use, best first.
   const std::vector<fabric::NetInterface>& interfaces() const { return provider_->interfaces(); }
   size_t device_count() const { return provider_ ? devices_.count() : 0; }
+  /// The same and, where this process is part of a mesh, those for management, which no data goes
+  /// over: hosts without a cable between them meet there.
+  const std::vector<fabric::NetInterface>& control_interfaces() const {
+    return control_interfaces_;
+  }
+  relay::ProcessMesh& mesh() { return *mesh_; }
   /// The interface of interfaces() whose addresses come first for control connections.
   size_t control_interface(const fabric::NetDevice& device) const {
     return oob_interface_.value_or(device.control_interface);
@@ -80,6 +87,8 @@ class Process {
 
   /// Starts the engine if it is not running and counts one user.
   Result<Engine*> open();
+  /// For who is one of its users already.
+  Result<Engine*> engine();
   /// One user less.
   void close();
   /// Distinguishes engines that may have lived at the same address; 0 while none runs.
@@ -94,15 +103,26 @@ class Process {
   std::shared_ptr<SendEndpoint> find_pending(uint64_t id);
   void remove_pending(uint64_t id);
 
+  // Connects that wait until it is known which way leads to the peer, by numbers of the same kind.
+  uint64_t add_waiting(Instant until);
+  std::optional<Instant> find_waiting(uint64_t id);
+  void remove_waiting(uint64_t id);
+
  private:
   Process() = default;
   void stop_locked();
+  uint64_t next_id();
+  Result<std::vector<fabric::NetInterface>> choose_interfaces(
+      const Config& config, const std::vector<fabric::NetInterface>& all,
+      const relay::ProcessMesh& mesh) const;
   Result<void> choose_oob_interface(const Config& config, const fabric::Provider& provider);
 
   std::mutex mutex_;
   bool initialized_ = false;
   Config config_;
+  std::unique_ptr<relay::ProcessMesh> mesh_;  ///< outlives the provider and the engine
   std::unique_ptr<fabric::Provider> provider_;
+  std::vector<fabric::NetInterface> control_interfaces_;
   DeviceList devices_;
   std::optional<size_t> oob_interface_;  ///< MPIB_OOB_IF
   std::unique_ptr<Engine> engine_;
@@ -113,6 +133,7 @@ class Process {
   std::atomic<uint64_t> next_domain_{1};
   uint64_t next_pending_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<SendEndpoint>> pending_;
+  std::unordered_map<uint64_t, Instant> waiting_;
 };
 
 }  // namespace nccl_ha::plugin

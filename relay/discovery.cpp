@@ -328,7 +328,19 @@ std::vector<std::vector<std::byte>> Discovery::answer_query(Instant now) const {
   StatesWriter writer(identity_.node, identity_.incarnation);
   const std::vector<NodeId> nodes = states_.nodes();
   states_.write(nodes, now, writer);
-  return writer.take();
+  std::vector<std::vector<std::byte>> states = writer.take();
+  NeighboursPacket all;
+  all.states = static_cast<uint32_t>(states.size());
+  for (const Neighbour& one : neighbours_.all()) {
+    const auto address = IpAddress::from_sockaddr(one.address.get());
+    if (one.two_way && address && all.entries.size() < neighbours_per_packet_max) {
+      all.entries.push_back(
+          {one.node, one.interface, one.peer_interface, one.address.port(), *address});
+    }
+  }
+  states.insert(states.begin(),
+                encode(DiscoveryPacket{identity_.node, identity_.incarnation, std::move(all)}));
+  return states;
 }
 
 size_t Discovery::memory_bytes() const {

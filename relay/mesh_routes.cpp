@@ -1,44 +1,139 @@
 #include "relay/mesh_routes.h"
 
+#include <algorithm>
+
+#include "relay/topology_file.h"
+
 namespace nccl_ha::relay {
+namespace {
+
+/// How many hosts two ways have in common.
+size_t common(const Route& route, const std::vector<NodeId>& relays) {
+  return static_cast<size_t>(std::count_if(
+      route.nodes.begin() + 1, route.nodes.end() - 1,
+      [&](NodeId node) { return std::find(relays.begin(), relays.end(), node) != relays.end(); }));
+}
+
+}  // namespace
 
 std::optional<NextHop> MeshRoutes::find(NodeId neighbour) const {
   const auto view = board_->read();
   if (!view) {
     return std::nullopt;
   }
+  std::vector<const Neighbour*> cables;
   for (const Neighbour& one : view->neighbours) {
     if (one.node == neighbour) {
-      NextHop found;
-      found.relay = one.address;
-      found.relay.set_port(port_);
-      return found;
+      cables.push_back(&one);
     }
   }
-  return std::nullopt;
+  if (cables.empty()) {
+    return std::nullopt;
+  }
+  NextHop found;
+  found.relay = cables[turns_.fetch_add(1, std::memory_order_relaxed) % cables.size()]->address;
+  found.relay.set_port(port_);
+  return found;
 }
 
-std::vector<NodeId> MeshRoutes::relays_to(NodeId destination) {
-  const std::lock_guard lock(mutex_);
+std::optional<NodeId> MeshRoutes::self() const {
   const auto view = board_->read();
-  if (!view) {
-    return {};
-  }
-  if (view != view_) {
+  return view ? std::optional(view->self) : std::nullopt;
+}
+
+/// mutex_ is held.
+void MeshRoutes::look() {
+  const auto view = board_->read();
+  if (view && view != view_) {
     view_ = view;
     table_ = RouteTable::make(view->topology, view->self, options_);
   }
+}
+
+MeshRoutes::Ways& MeshRoutes::ways_of(const Key& key) {
+  const auto [found, is_new] = ways_.try_emplace(key);
+  if (is_new) {
+    oldest_.push_back(key);
+    if (oldest_.size() > connections_max) {
+      ways_.erase(oldest_.front());
+      oldest_.pop_front();
+    }
+  }
+  return found->second;
+}
+
+const Route* MeshRoutes::choose(const RouteEntry& entry, const Ways& ways, size_t number) {
+  std::vector<const Route*> free;
+  size_t sharing = 0;
+  for (size_t i = 0; i < entry.routes.size(); ++i) {
+    const Route& route = entry.routes[i];
+    if (route.relays() == 0) {
+      continue;  // whoever asks wants a way that is none of the cables
+    }
+    const NodeId first = route.nodes[1];
+    if (!ways[number].empty() && ways[number].front() == first) {
+      return &route;
+    }
+    const bool taken = std::any_of(ways.begin(), ways.end(), [&](const std::vector<NodeId>& way) {
+      return &way != &ways[number] && !way.empty() && way.front() == first;
+    });
+    if (!taken) {
+      free.push_back(&route);
+      sharing += i < entry.sharing ? 1 : 0;
+    }
+  }
+  if (free.empty()) {
+    return nullptr;
+  }
+  const bool first_of_all = std::all_of(ways.begin(), ways.end(),
+                                        [](const std::vector<NodeId>& way) { return way.empty(); });
+  if (first_of_all && sharing > 0 && sharing == entry.sharing) {
+    return free[rotations_[entry.destination].next(shares(entry))];
+  }
+  return *std::min_element(free.begin(), free.end(), [&](const Route* one, const Route* other) {
+    const auto in_common = [&](const Route& route) {
+      size_t sum = 0;
+      for (const std::vector<NodeId>& way : ways) {
+        sum += common(route, way);
+      }
+      return sum;
+    };
+    return in_common(*one) < in_common(*other);
+  });
+}
+
+std::vector<NodeId> MeshRoutes::relays_to(NodeId destination, const Way& way) {
+  const std::lock_guard lock(mutex_);
+  look();
   const RouteEntry* entry = table_.find(destination);
-  if (entry == nullptr || entry->routes.empty()) {
+  if (entry == nullptr || way.number >= ways_max) {
     return {};
   }
-  size_t chosen = rotations_[destination].next(shares(*entry));
-  if (entry->direct()) {
-    // Whoever asks wants a way that is none of the cables.
-    chosen = entry->routes.size() > 1 ? 1 : 0;
+  Ways& ways = ways_of({way.connection, destination});
+  const Route* chosen = choose(*entry, ways, way.number);
+  if (chosen == nullptr) {
+    return {};
   }
-  const std::vector<NodeId>& nodes = entry->routes[chosen].nodes;
-  return {nodes.begin() + 1, nodes.end() - 1};
+  ways[way.number].assign(chosen->nodes.begin() + 1, chosen->nodes.end() - 1);
+  return ways[way.number];
+}
+
+MeshRoutes::Reach MeshRoutes::reach(const std::vector<IpAddress>& addresses) {
+  const std::lock_guard lock(mutex_);
+  look();
+  const auto host = view_ ? find_host(view_->topology, addresses) : std::nullopt;
+  if (!host) {
+    return Reach::unknown;
+  }
+  const NodeId node = view_->topology.nodes()[*host].id;
+  if (node == view_->self) {
+    return Reach::itself;
+  }
+  const RouteEntry* entry = table_.find(node);
+  if (entry == nullptr || entry->routes.empty()) {
+    return Reach::none;
+  }
+  return entry->direct() ? Reach::cable : Reach::relays;
 }
 
 }  // namespace nccl_ha::relay

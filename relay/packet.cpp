@@ -11,6 +11,8 @@ constexpr uint8_t hello_leaves = 1;
 constexpr size_t length_offset = 6;
 constexpr size_t states_count_offset = discovery_header_bytes;
 constexpr size_t states_per_packet_max = 255;
+/// More than link states of 4,096 hosts need.
+constexpr uint32_t answer_packets_max = 8192;
 
 void put_header(WireWriter& out, PacketKind kind, NodeId sender, uint32_t incarnation) {
   out.put(discovery_magic);
@@ -70,6 +72,19 @@ PacketKind put_body(WireWriter& out, const QueryPacket& query) {
   (void)out;
   (void)query;
   return PacketKind::query;
+}
+
+PacketKind put_body(WireWriter& out, const NeighboursPacket& packet) {
+  out.put(packet.states);
+  out.put(static_cast<uint8_t>(packet.entries.size()));
+  for (const NeighboursPacket::Entry& entry : packet.entries) {
+    out.put(number(entry.node));
+    out.put(entry.interface);
+    out.put(entry.peer_interface);
+    out.put(entry.port);
+    out.put_address(entry.address);
+  }
+  return PacketKind::neighbours;
 }
 
 Result<HelloPacket> take_hello(WireReader& in) {
@@ -142,6 +157,25 @@ Result<RequestPacket> take_request(WireReader& in) {
   return request;
 }
 
+Result<NeighboursPacket> take_neighbours(WireReader& in) {
+  NeighboursPacket packet;
+  packet.states = in.take<uint32_t>();
+  const size_t count = in.take<uint8_t>();
+  if (count > neighbours_per_packet_max || packet.states > answer_packets_max) {
+    return fail(Errc::invalid_argument, "a list of neighbours with a number out of range");
+  }
+  for (size_t i = 0; i < count && in.good(); ++i) {
+    NeighboursPacket::Entry entry;
+    entry.node = NodeId{in.take<uint64_t>()};
+    entry.interface = in.take<uint32_t>();
+    entry.peer_interface = in.take<uint32_t>();
+    entry.port = in.take<uint16_t>();
+    entry.address = in.take_address();
+    packet.entries.push_back(entry);
+  }
+  return packet;
+}
+
 template <class Body>
 Result<void> set_body(DiscoveryPacket& packet, Result<Body> body) {
   if (!body) {
@@ -164,6 +198,8 @@ Result<void> take_body(DiscoveryPacket& packet, PacketKind kind, WireReader& in)
     case PacketKind::query:
       packet.body = QueryPacket{};
       return {};
+    case PacketKind::neighbours:
+      return set_body(packet, take_neighbours(in));
   }
   return fail(Errc::invalid_argument,
               fmt::format("a discovery packet of kind {}", static_cast<int>(kind)));

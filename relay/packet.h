@@ -8,6 +8,8 @@
 //   summary   first u64, last u64, count u8; node u64, sequence u64 each, ascending, in between
 //   request   count u8; node u64 each
 //   query     nothing: who runs on this host too asks for all that is known
+//   neighbours states u32, count u8; node u64, interface u32, peer interface u32, port u16,
+//             address (family u8, prefix u8, 4 or 16 bytes) each: the answer begins with it
 #pragma once
 
 #include <cstddef>
@@ -28,7 +30,14 @@ inline constexpr size_t discovery_header_bytes = 24;
 /// Any packet: 1500 bytes without the headers of IPv6 (40) and UDP (8), with room for a seal.
 inline constexpr size_t discovery_packet_max = 1412;
 
-enum class PacketKind : uint8_t { hello = 1, states = 2, summary = 3, request = 4, query = 5 };
+enum class PacketKind : uint8_t {
+  hello = 1,
+  states = 2,
+  summary = 3,
+  request = 4,
+  query = 5,
+  neighbours = 6
+};
 
 struct Heard {
   NodeId node{};
@@ -68,16 +77,33 @@ struct RequestPacket {
 
 struct QueryPacket {};
 
+/// Of the answer to a query the first one: who answers at the other ends of this host's cables, and
+/// how many packets with link states follow.
+struct NeighboursPacket {
+  struct Entry {
+    NodeId node{};
+    uint32_t interface = 0;       ///< of the host that tells
+    uint32_t peer_interface = 0;  ///< the neighbour's
+    uint16_t port = 0;
+    IpAddress address;  ///< the neighbour's; the scope of a link-local one is `interface`
+  };
+  uint32_t states = 0;  ///< packets
+  std::vector<Entry> entries;
+};
+
 struct DiscoveryPacket {
   NodeId sender{};
   uint32_t incarnation = 0;  ///< another one for each life of the sender's process
-  std::variant<HelloPacket, StatesPacket, SummaryPacket, RequestPacket, QueryPacket> body;
+  std::variant<HelloPacket, StatesPacket, SummaryPacket, RequestPacket, QueryPacket,
+               NeighboursPacket>
+      body;
 };
 
 // So many fit into a packet.
 inline constexpr size_t heard_max = links_max;
 inline constexpr size_t summary_entries_max = 80;
 inline constexpr size_t request_nodes_max = 160;
+inline constexpr size_t neighbours_per_packet_max = 36;
 
 /// The lists must not be longer than the limits above, and states must fit (StatesWriter).
 std::vector<std::byte> encode(const DiscoveryPacket& packet);

@@ -18,6 +18,8 @@ RelayFactory::RelayFactory(const Config& config, fabric::FabricHost& host,
                            std::shared_ptr<NextHops> next, const RelayPath::Options& options)
     : host_(host),
       asked_for_(config.fabric == setting()),
+      serves_all_(!fabric::fabric_is_forced(config)),
+      backs_(config.enable_backup && serves_all_),
       within_(for_hops(config), host, std::move(opener), std::move(packets)),
       next_(std::move(next)),
       options_(options) {}
@@ -41,12 +43,19 @@ fabric::PathTraits RelayFactory::traits(const fabric::NetDevice& device) const {
 
 void RelayFactory::add_places(const fabric::Attachment& of,
                               std::vector<fabric::Place>& places) const {
-  if (of.kind != kind()) {
-    return;
+  const fabric::NetDevice& device = host_.devices[of.device];
+  const bool own = of.kind == kind();
+  if (!own && (!backs_ || device.peer_memory || device.dmabuf)) {
+    return;  // what lies in a GPU is out of their reach
   }
-  within_.add_places({of.device, within_.kind()}, places);
-  for (fabric::Place& place : places) {
-    place.at.kind = kind();
+  const uint8_t first = own ? 1 : 0;
+  const uint8_t end = own ? ways_max : 1;
+  for (uint8_t way = first; way < end; ++way) {
+    fabric::Place place;
+    place.at = {of.device, kind(), way};
+    place.number = place_number(place.at, nullptr);
+    place.address.family = 0;
+    places.push_back(place);
   }
 }
 
@@ -54,9 +63,11 @@ Result<fabric::OwnedPath> RelayFactory::create_path(Context& context, const fabr
                                                     const sockaddr* local,
                                                     const fabric::PathOptions& options,
                                                     fabric::PathOwner* owner) {
-  (void)at;
   (void)local;
-  auto path = RelayPath::make(context, hops_, *next_, options_, options, owner);
+  RelayPath::Options own = options_;
+  own.way = at.way;
+  own.self = next_->self().value_or(own.self);
+  auto path = RelayPath::make(context, hops_, *next_, own, options, owner);
   if (!path) {
     return path.error();
   }

@@ -23,13 +23,23 @@ class RelayFactory final : public fabric::PathFactory {
   const char* text() const override { return "paths over other hosts"; }
   /// The interfaces, where HA_NCCL_FABRIC asks for this kind.
   std::vector<fabric::NetDevice> devices() const override;
+  /// A route begins at whatever cable leads there.
+  bool serves(const fabric::NetDevice& device) const override {
+    return device.kind == kind() || serves_all_;
+  }
   fabric::PathTraits traits(const fabric::NetDevice& device) const override;
+  /// Ways (Attachment::way), not ports: the further ones of a connection that lives here, one for a
+  /// connection with a cable of its own.
   void add_places(const fabric::Attachment& of, std::vector<fabric::Place>& places) const override;
   uint16_t place_number(const fabric::Attachment& at, const sockaddr* local) const override {
-    return within_.place_number(at, local);
+    (void)local;
+    return static_cast<uint16_t>(place_first + at.way);
   }
+  /// Of no NIC: which one it is, the route decides.
   std::string nic_of(const fabric::NetDevice& device, const sockaddr* local) const override {
-    return within_.nic_of(device, local);
+    (void)device;
+    (void)local;
+    return {};
   }
   /// `local` does not matter: the route decides by which cable the path begins.
   Result<fabric::OwnedPath> create_path(Context& context, const fabric::Attachment& at,
@@ -49,8 +59,13 @@ class RelayFactory final : public fabric::PathFactory {
     RelayFactory& factory_;
   };
 
+  /// Above the numbers of devices and interfaces.
+  static constexpr uint16_t place_first = 60000;
+
   fabric::FabricHost& host_;
   bool asked_for_;
+  bool serves_all_;  ///< HA_NCCL_FABRIC forces nothing
+  bool backs_;       ///< relayed paths stand by for others
   fabric::UdpFactory within_;
   Hops hops_{*this};
   std::shared_ptr<NextHops> next_;

@@ -97,7 +97,7 @@ Result<void> RelayPath::connect(std::span<const std::byte> peer_address) {
 
 Result<void> RelayPath::dial() {
   if (relays_.empty()) {
-    relays_ = next_.relays_to(peer_.node);
+    relays_ = next_.relays_to(peer_.node, {options_.domain, own_.way});
   }
   if (relays_.empty()) {
     return nccl_ha::fail(Errc::remote,

@@ -76,6 +76,11 @@ void Connection::on(const Message& message) {
         side_->on_lane_failed(message.arg, failover_.rejection());
       }
       return;
+    case ConnectionMessage::slow_rail:
+      if (state_.ready() && state_.backup) {
+        side_->on_slow_rail(message.arg);
+      }
+      return;
   }
 }
 

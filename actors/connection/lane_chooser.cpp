@@ -2,16 +2,32 @@
 
 #include <algorithm>
 
+#include "actors/connection_message.h"
+#include "runtime/base/log.h"
+
 namespace nccl_ha {
+namespace {
+
+constexpr Duration look_interval = std::chrono::milliseconds(20);
+
+}  // namespace
 
 void LaneChooser::begin(std::shared_ptr<ha::HintSource> hints) {
   hints_ = std::move(hints);
   measures_ = state_.rails.rails != 0;
-  const auto& devices = state_.provider.devices();
   for (size_t rail = 0; rail < state_.devices.count && rail <= state_.rails.rails; ++rail) {
-    const int64_t mbps = devices[state_.devices.devices[rail]].speed_mbps;
-    scheduler_.begin(rail, static_cast<uint64_t>(std::max<int64_t>(mbps, 0)) * 125'000);
+    scheduler_.begin(rail, promised(rail));
   }
+  const Config& config = state_.context->config();
+  stragglers_ = ha::Stragglers({.factor = static_cast<double>(config.straggler_factor),
+                                .time = std::chrono::milliseconds(config.straggler_ms),
+                                .fence = config.fence_stragglers,
+                                .after = std::chrono::milliseconds(config.failback_ms)});
+}
+
+uint64_t LaneChooser::promised(size_t rail) const {
+  const auto& device = state_.provider.devices()[state_.devices.devices[rail]];
+  return static_cast<uint64_t>(std::max<int64_t>(device.speed_mbps, 0)) * 125'000;
 }
 
 bool LaneChooser::serve(std::span<const ha::ServingSet::Share> shares) {
@@ -144,11 +160,63 @@ void LaneChooser::on_delivered(const Lane& lane, uint64_t bytes, bool good) {
   if (!measures_ || lane.shadow) {
     return;
   }
+  const Instant now = state_.context->now();
   if (good) {
-    scheduler_.estimate(lane.rail).on_delivered(bytes, state_.context->now());
+    scheduler_.estimate(lane.rail).on_delivered(bytes, now);
   } else {
-    scheduler_.estimate(lane.rail).on_lost(state_.context->now());
+    scheduler_.estimate(lane.rail).on_lost(now);
   }
+  if (spreads_ && now >= look_at_) [[unlikely]] {
+    look_at_ = now + look_interval;
+    look_for_stragglers(now);
+  }
+}
+
+void LaneChooser::look_for_stragglers(Instant now) {
+  const Rails serving = rails();
+  std::array<ha::Stragglers::Seen, ha::device_rails_max> seen{};
+  const size_t count = state_.rails.rails + size_t{1};
+  for (size_t rail = 0; rail < count; ++rail) {
+    const ha::RailEstimate& estimate = scheduler_.estimate(rail);
+    seen[rail] = {serving[rail].serves,
+                  estimate.measured() ? estimate.measured_ns_per_byte(serving[rail].open, now) : 0,
+                  promised(rail), estimate.rates_seen()};
+  }
+  const auto all = std::span(seen).first(count);
+  for (size_t rail = 0; rail < count; ++rail) {
+    const auto change = stragglers_.look(rail, all, now);
+    if (change == ha::Stragglers::Change::slow) {
+      tell_straggler(rail, ha::Stragglers::behind_best(rail, all));
+    } else if (change == ha::Stragglers::Change::well) {
+      NHA_LOG_WARN("rail {} of the connection to {} is no longer slow", rail,
+                   state_.owner.peer_text());
+    }
+  }
+}
+
+void LaneChooser::tell_straggler(size_t rail, double behind) {
+  const bool fenced = stragglers_.fenced(rail);
+  state_.counters->stragglers.add();
+  state_.counters->stragglers_fenced.add(fenced ? 1 : 0);
+  state_.note(TraceEvent::rail_slow, rail, fenced ? 1 : 0);
+  NHA_LOG_WARN(
+      "rail {} ({}) of the connection to {} is slow: for {} ms it has delivered {:.1f} times less "
+      "than it should beside the best one{}",
+      rail, state_.provider.devices()[state_.devices.devices[rail]].name, state_.owner.peer_text(),
+      state_.context->config().straggler_ms, behind,
+      fenced ? ", and is fenced off" : "; look at its cable, port and switch");
+  if (fenced) {
+    Message soon{};  // its lanes fail after this turn
+    soon.to = state_.id;
+    soon.kind = static_cast<uint32_t>(ConnectionMessage::slow_rail);
+    soon.arg = static_cast<uint32_t>(rail);
+    state_.context->send_self(soon);
+  }
+}
+
+void LaneChooser::release(size_t rail) {
+  stragglers_.release(rail, state_.context->now());
+  scheduler_.begin(rail, promised(rail));
 }
 
 }  // namespace nccl_ha

@@ -16,6 +16,7 @@
 #include "ha/rail_scheduler.h"
 #include "ha/rotation.h"
 #include "ha/serving_set.h"
+#include "ha/stragglers.h"
 
 namespace nccl_ha {
 
@@ -54,6 +55,9 @@ class LaneChooser {
   /// See ha/invariant.h.
   const char* broken() const { return rotation_.broken(); }
   const ha::RailScheduler& scheduler() const { return scheduler_; }
+  const ha::Stragglers& stragglers() const { return stragglers_; }
+  /// A rail that was fenced off for being slow gets its chance.
+  void release(size_t rail);
 
  private:
   using Rails = std::array<ha::RailScheduler::Load, ha::device_rails_max>;
@@ -61,6 +65,9 @@ class LaneChooser {
   uint64_t open_on(uint8_t rail) const;
   std::optional<uint32_t> hinted_parts(const SendRequest& request);
   size_t spread(const SendRequest& request, uint32_t chunk);
+  void look_for_stragglers(Instant now);
+  void tell_straggler(size_t rail, double behind);
+  uint64_t promised(size_t rail) const;
   /// That with the least under way.
   size_t lane_on(size_t rail) const;
 
@@ -76,6 +83,8 @@ class LaneChooser {
   bool measures_ = false;  ///< there are several rails
   ha::RailScheduler scheduler_;
   ha::ShareAccumulator accumulator_;
+  ha::Stragglers stragglers_;
+  Instant look_at_{};  ///< for stragglers
 };
 
 }  // namespace nccl_ha

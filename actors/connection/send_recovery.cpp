@@ -31,19 +31,22 @@ SendRecovery::SendRecovery(const ConnectionParts& parts, Sender& sender, Owner& 
       owner_(owner) {
   reopen_timer_.bind([](void* self) { static_cast<SendRecovery*>(self)->on_reopen_timer(); }, this);
   better_timer_.bind([](void* self) { static_cast<SendRecovery*>(self)->look_for_better(); }, this);
-  failback_timer_.bind(
-      [](void* self) {
-        auto* mine = static_cast<SendRecovery*>(self);
-        mine->choose_lanes();
-        mine->sender_.pump();
-      },
-      this);
+  for (Timer* timer : {&failback_timer_, &slow_timer_}) {
+    timer->bind(
+        [](void* self) {
+          auto* mine = static_cast<SendRecovery*>(self);
+          mine->choose_lanes();
+          mine->sender_.pump();
+        },
+        this);
+  }
 }
 
 void SendRecovery::stop() {
   if (state_.context != nullptr) {
     state_.context->timers().cancel(reopen_timer_);
     state_.context->timers().cancel(failback_timer_);
+    state_.context->timers().cancel(slow_timer_);
     state_.context->timers().cancel(better_timer_);
   }
 }
@@ -239,6 +242,8 @@ void SendRecovery::take_down(size_t lane, const Error& why) {
 /// order.
 ha::ServingSet::View SendRecovery::view() {
   const ha::RailRanks ranks = ha::ranks_of(state_.terms.mode, state_.rails);
+  const bool others = std::ranges::any_of(
+      paths_.lanes(), [&](const Lane& lane) { return lane.usable && !is_fenced_off(lane); });
   for (size_t i = 0; i < paths_.size(); ++i) {
     const Lane& lane = paths_.lane(i);
     ha::ServingSet::Lane& seen = seen_[i];
@@ -246,6 +251,7 @@ ha::ServingSet::View SendRecovery::view() {
     seen.rank = static_cast<uint8_t>(lane.shadow            ? ranks.shadows + i - paths_.own()
                                      : lane.on_other_rail() ? ranks.others
                                                             : ranks.first);
+    seen.weight = others && is_fenced_off(lane) ? 0 : 1;
     seen.fallback = paths_.is_fallback(lane);
     seen.since = lanes_[i].usable_since;
   }
@@ -261,6 +267,7 @@ void SendRecovery::choose_lanes() {
   if (!state_.live() || awaits_rails) {
     return;
   }
+  look_at_fenced_rails();
   const auto step = serving_.look(view(), state_.context->now());
   if (!state_.sound(serving_)) {
     return;
@@ -271,6 +278,52 @@ void SendRecovery::choose_lanes() {
   } else if (step == ha::ServingSet::Step::later) {
     state_.context->timers().cancel(failback_timer_);
     state_.context->timers().arm(failback_timer_, serving_.look_at());
+  }
+}
+
+bool SendRecovery::is_fenced_off(const Lane& lane) const {
+  return !lane.shadow && sender_.stragglers().fenced(lane.rail);
+}
+
+void SendRecovery::on_slow_rail(size_t rail) {
+  for (size_t at = 0; at < paths_.size() && state_.live(); ++at) {
+    const Lane& lane = paths_.lane(at);
+    if (lane.usable && lane.rail == rail && is_fenced_off(lane)) {
+      on_lane_failed(at, fail(Errc::again,
+                              "its rail is slow and is fenced off "
+                              "(HA_NCCL_FENCE_STRAGGLERS)"));
+    }
+  }
+}
+
+/// They come back when all their lanes have worked for long enough.
+void SendRecovery::look_at_fenced_rails() {
+  const Instant now = state_.context->now();
+  std::optional<Instant> next;
+  for (size_t rail = 0; rail <= state_.rails.rails; ++rail) {
+    if (!sender_.stragglers().fenced(rail)) {
+      continue;
+    }
+    bool whole = true;
+    Instant since{};
+    for (size_t at = 0; at < paths_.own(); ++at) {
+      if (paths_.lane(at).rail == rail) {
+        whole = whole && paths_.lane(at).usable;
+        since = std::max(since, lanes_[at].usable_since);
+      }
+    }
+    const Instant due = sender_.stragglers().due(rail, since);
+    if (whole && now >= due) {
+      sender_.release(rail);
+      NHA_LOG_WARN("rail {} of the connection to {}, which was slow, carries data again", rail,
+                   state_.owner.peer_text());
+    } else if (whole) {
+      next = next ? std::min(*next, due) : due;
+    }
+  }
+  state_.context->timers().cancel(slow_timer_);
+  if (next) {
+    state_.context->timers().arm(slow_timer_, *next);
   }
 }
 

@@ -62,6 +62,8 @@ class SendRecovery final : public Sender::Owner {
   void on_lane_drained(size_t lane);
   /// suspect, fenced or rebuilt
   void on_path_message(const ControlReader::Message& message);
+  /// What a rail holds that is fenced off for being slow goes again elsewhere.
+  void on_slow_rail(size_t rail);
   void on_domain_up(const fabric::FailureDomain& domain);
   void on_lane_address(size_t lane);
   /// Something of a lane's replacement is the peer's to say.
@@ -100,6 +102,8 @@ class SendRecovery final : public Sender::Owner {
   void choose_lanes();
   void tell_move();
   ha::ServingSet::View view();
+  bool is_fenced_off(const Lane& lane) const;
+  void look_at_fenced_rails();
 
   void reopen_soon(size_t lane);
   void hasten();
@@ -125,6 +129,7 @@ class SendRecovery final : public Sender::Owner {
   ha::ServingSet serving_;
   std::array<ha::ServingSet::Lane, lanes_max> seen_{};  ///< what view() shows
   Timer failback_timer_;
+  Timer slow_timer_;  ///< a rail that was slow may carry data again
   Timer better_timer_;
   Timer reopen_timer_;
 };

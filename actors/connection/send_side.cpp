@@ -81,6 +81,9 @@ void SendSide::note_route_error(const Error& error) {
 void SendSide::try_route() {
   state_.context->request_stream_turns(1000);
   for (; route_ < options_.routes.size(); ++route_) {
+    if (options_.routes[route_].for_rejoin) {
+      continue;
+    }
     const auto dialled = control_.dial(options_.routes[route_]);
     if (dialled) {
       late_hello_.on_dial(state_.context->now());

@@ -68,6 +68,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
     recovery_.on_lane_failed(lane, error);
   }
   void on_lane_drained(size_t lane) override { recovery_.on_lane_drained(lane); }
+  void on_slow_rail(size_t rail) override { recovery_.on_slow_rail(rail); }
   void on_domain_up(const fabric::FailureDomain& domain) override {
     recovery_.on_domain_up(domain);
   }

@@ -66,6 +66,9 @@ class Sender final : public Server {
   void serve(std::span<const ha::ServingSet::Share> shares);
   /// No chunk is half posted: it ends on the path where it began.
   bool between_chunks() const { return cursor_.request == nullptr || cursor_.offset == 0; }
+  /// Rails that are slow, by what this side measures.
+  const ha::Stragglers& stragglers() const { return chooser_.stragglers(); }
+  void release(size_t rail) { chooser_.release(rail); }
   /// A lane is being taken down: a chunk that is half posted there waits for the fence with all
   /// that the lane holds.
   void leave(size_t lane);

@@ -92,6 +92,8 @@ class Side {
   virtual void on_lane_ready(size_t lane) = 0;
   virtual void on_lane_failed(size_t lane, const Error& error) = 0;
   virtual void on_lane_drained(size_t lane) = 0;
+  /// A rail of the sender's is fenced off for being slow.
+  virtual void on_slow_rail(size_t rail) { (void)rail; }
   virtual void on_domain_up(const fabric::FailureDomain& domain) { (void)domain; }
   /// A new path of the lane has an address.
   virtual void on_lane_address(size_t lane) = 0;

@@ -139,6 +139,7 @@ enum class Mutation : uint8_t {
   rates_not_measured,   ///< rails are taken for what their devices say
   silence_of_rail,      ///< a rail from which nothing comes is as fast as it was
   rail_never_full,      ///< no rail ever has enough to do
+  slow_rail_serves,     ///< a rail that is slow is not fenced off though it should be
   // Of what NCCL is told (tests/nccl/emulated/cases.py):
   done_too_early,     ///< test() says now and then that a receive is done which is not
   size_untold,        ///< test() says that nothing was received

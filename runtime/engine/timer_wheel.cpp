@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "runtime/base/check.h"
 
@@ -162,6 +163,29 @@ size_t TimerWheel::advance(Instant now, size_t limit) {
   }
 }
 
+// Whoever sleeps until a slot begins wakes once more for each level that its first timer comes down.
+uint64_t TimerWheel::refined(uint64_t begin) const {
+  constexpr size_t looked_at = 64;
+  const auto lowest = std::find_if(occupied_.begin(), occupied_.end(),
+                                   [](uint64_t occupied) { return occupied != 0; });
+  const auto level = static_cast<size_t>(lowest - occupied_.begin());
+  if (level == 0 || level == levels) {
+    return begin;
+  }
+  const Timer& head = heads_[level][(begin >> (level_bits * level)) & slot_mask];
+  uint64_t first = std::numeric_limits<uint64_t>::max();
+  size_t seen = 0;
+  for (const Timer* timer = head.next_; timer != &head; timer = timer->next_) {
+    if (++seen > looked_at) {
+      return begin;
+    }
+    first = std::min(first, timer->due_tick_);
+  }
+  NHA_DASSERT(first >= begin, "a timer lies in a slot that begins after it is due");
+  // The top level's slots hold what is due in later rounds too.
+  return first < begin + (uint64_t{1} << (level_bits * level)) ? first : begin;
+}
+
 std::optional<Instant> TimerWheel::next_deadline() const {
   if (size_ == 0) {
     return std::nullopt;
@@ -170,7 +194,7 @@ std::optional<Instant> TimerWheel::next_deadline() const {
     return Instant(Duration(static_cast<int64_t>(current_ << tick_bits)));
   }
   const auto next = next_tick();
-  return next ? std::optional(Instant(Duration(static_cast<int64_t>(*next << tick_bits))))
+  return next ? std::optional(Instant(Duration(static_cast<int64_t>(refined(*next) << tick_bits))))
               : std::nullopt;
 }
 

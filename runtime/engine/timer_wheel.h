@@ -62,7 +62,8 @@ class TimerWheel {
   size_t expire(Instant now, size_t limit = std::numeric_limits<size_t>::max()) {
     return tick_of(now) <= current_ && !due_now_ ? 0 : advance(now, limit);
   }
-  /// Not later than the first deadline, rounded up to its tick; nullopt when nothing is armed.
+  /// Not later than the first deadline, rounded up to its tick, and mostly that; nullopt when nothing
+  /// is armed.
   std::optional<Instant> next_deadline() const;
   size_t size() const { return size_; }
 
@@ -90,6 +91,8 @@ class TimerWheel {
   size_t fire_slot(size_t slot, uint64_t last_order, size_t limit);
   /// First tick after current_ at which a slot of some level has to be looked at.
   std::optional<uint64_t> next_tick() const;
+  /// The same, later where the first timer of that slot is seen to be.
+  uint64_t refined(uint64_t begin) const;
 
   std::array<std::array<Timer, slots>, levels> heads_;  // circular lists
   std::array<uint64_t, levels> occupied_{};             // bit per slot

@@ -44,6 +44,7 @@ struct NetDevice : DeviceFacts {
 struct Attachment {
   size_t device = 0;  ///< of Provider::devices()
   FabricKind kind{};
+  uint8_t way = 0;  ///< of a path, where its kind has several to the same peer; 0: the first
 };
 
 inline constexpr size_t rails_per_device_max = 4;

@@ -206,6 +206,11 @@ std::optional<size_t> find_interface(const std::vector<NetInterface>& interfaces
                                      const sockaddr* address) {
   const auto wanted = IpAddress::from_sockaddr(address);
   for (size_t i = 0; wanted && i < interfaces.size(); ++i) {
+    // Where there are others, an interface's list leaves them out.
+    if (wanted->link_local() && wanted->scope_id != 0 &&
+        wanted->scope_id == static_cast<uint32_t>(interfaces[i].ifindex)) {
+      return i;
+    }
     for (const IpAddress& own : interfaces[i].addresses) {
       if (own.family == wanted->family && own.bytes == wanted->bytes) {
         return i;

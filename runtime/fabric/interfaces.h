@@ -38,7 +38,8 @@ Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterfa
                                                     std::string_view ifname_spec,
                                                     std::string_view family);
 
-/// Index of the interface that owns `address`; nullopt for a foreign one.
+/// Index of the interface that owns `address`, or that a link-local one names as its scope; nullopt
+/// for a foreign one.
 std::optional<size_t> find_interface(const std::vector<NetInterface>& interfaces,
                                      const sockaddr* address);
 /// `address` with the prefix length that an interface has for it, if one owns it.

@@ -34,7 +34,7 @@ Error uv_error(int code, const std::string& what) {
 
 class UvStreams;
 
-/// The part of a stream that lives until libuv has let go of its handles.
+/// The part of a stream that lives until libuv has let go of its handles and the Stream is gone.
 struct Core {
   union {
     uv_tcp_t tcp;
@@ -131,7 +131,7 @@ class UvStreams final : public StreamFactory {
 void on_handle_closed(uv_handle_t* handle) {
   auto* core = static_cast<Core*>(handle->data);
   core->factory->handle_closed();
-  if (--core->handles == 0) {
+  if (--core->handles == 0 && core->face == nullptr) {
     delete core;
   }
 }
@@ -209,7 +209,9 @@ class UvStream final : public Stream {
   ~UvStream() override {
     core_->face = nullptr;
     core_->owner = nullptr;
-    if (!core_->lingering) {
+    if (core_->handles == 0) {
+      delete core_;
+    } else if (!core_->lingering) {
       close_core(core_);
     }
   }

@@ -2,7 +2,8 @@
 // are connected, memory, processor time and datagrams while nobody calls, and how eight that are
 // busy share what there is beside the idle ones.
 //
-// usage: many_connections PLUGIN [PLUGIN...]     (as in nccl-ha perf; on the loopback interface)
+// usage: many_connections PLUGIN [PLUGIN...]     (as in nccl-ha perf; on the loopback interface;
+//        for `socket` LIBNCCL may name the libnccl.so.2 that it comes from)
 #include <poll.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -132,7 +133,8 @@ class Side {
     poll(nullptr, 0, static_cast<int>(1000 * idle_seconds));
     figures.datagrams = (datagrams() - sent) / seconds(clock_.now() - rest);
     figures.idle_percent = 100 * (processor_seconds() - used) / seconds(clock_.now() - rest);
-    figures.good = meet(in_, out_) && transfer(figures);
+    // Whoever is through first keeps its connections until the other one is.
+    figures.good = meet(in_, out_) && transfer(figures) && meet(in_, out_);
     return figures;
   }
 
@@ -240,8 +242,14 @@ class Side {
 };
 
 Figures run_side(const char* plugin, size_t connections, bool sends, int in, int out) {
-  auto library = NetLibrary::open(plugin, 0, "");
-  if (!library || !(*library)->api().init()) {
+  const char* libnccl = std::getenv("LIBNCCL");
+  auto library = NetLibrary::open(plugin, 0, libnccl == nullptr ? "" : libnccl);
+  if (!library) {
+    std::fprintf(stderr, "%s: %s\n", plugin, library.error().message().c_str());
+    return {};
+  }
+  if (auto begun = (*library)->api().init(); !begun) {
+    std::fprintf(stderr, "%s: %s\n", plugin, begun.error().message().c_str());
     return {};
   }
   return Side((*library)->api(), sends, in, out).measure(connections);
@@ -261,10 +269,7 @@ bool measure(const char* plugin, size_t connections) {
       const bool sends = side == 0;
       const Figures figures = sends ? run_side(plugin, connections, true, there[0], back[1])
                                     : run_side(plugin, connections, false, back[0], there[1]);
-      const bool told = put(result[1], &figures, sizeof figures);
-      // Until the other one is through as well.
-      static_cast<void>(meet(sends ? there[0] : back[0], sends ? back[1] : there[1]));
-      _exit(told ? 0 : 1);
+      _exit(put(result[1], &figures, sizeof figures) ? 0 : 1);
     }
   }
   close(result[1]);

@@ -196,6 +196,8 @@ def discovery():
     write("seal", "hello_sealed", struct.pack("<IBBHI", 0x5348414E, 1, 5, 60, 1) + bytes(48))
     write("seal", "query", struct.pack("<IBBHQII", 0x4D48414E, 1, 5, 24, 7, 1, 0) + struct.pack("<QI", 1, 1) + bytes(16))
     write("seal", "nothing", bytes(52))
+    entry = struct.pack("<QIIHBB4B", 3, 1, 2, 18740, 4, 24, 10, 0, 0, 3)
+    write("discovery", "neighbours", packet(6, struct.pack("<IB", 1, 2) + entry + entry))
     write("discovery", "file", b"# four\nnode a 10.0.0.1/24 fe80::1 no-relay\nnode b 10.0.0.2\ncable a b 1000\n")
 
 

@@ -194,6 +194,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(rates_not_measured, "RailEstimate.FindsTheRateOfALoadedRailWhateverTheDeviceSays"),
     NHA_CHECKED(silence_of_rail, "RailEstimate.ARailThatIsSilentIsTakenForSlow"),
     NHA_CHECKED(rail_never_full, "RailScheduler.LittleWaitsOnAnyRail"),
+    NHA_CHECKED(slow_rail_serves, "StragglersTest.WhatComesBackTooEarlyWaitsTwiceAsLong"),
 
     // What NCCL is told.
     NHA_FOUND(done_too_early, By::nccl, 0, "UDP, RDMA"),

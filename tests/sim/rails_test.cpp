@@ -225,6 +225,79 @@ TEST_P(Rails, ARailThatBecomesSlowLosesItsShareWithinATenthOfASecond) {
   EXPECT_GT(flow.rate(milliseconds(300)), 0.9 * 100e6) << "it is as fast again";
 }
 
+TEST_P(Rails, ARailThatStaysSlowIsToldAndGoesOn) {
+  SimPair pair = make(31, {}, 2, false);
+  set_rail(pair, 0, at_rate(50 * mega));
+  set_rail(pair, 1, at_rate(50 * mega));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& counters = pair.send_channel().counters();
+  Flow flow(pair, 31);
+  flow.rate(seconds(3));
+  EXPECT_EQ(counters.stragglers.get(), 0U);
+  set_rail(pair, 1, at_rate(5 * mega));
+  flow.rate(seconds(4));
+  EXPECT_EQ(counters.stragglers.get(), 1U);
+  EXPECT_EQ(counters.stragglers_fenced.get(), 0U);
+  EXPECT_EQ(counters.paths_down.get(), 0U);
+  const uint64_t before = carried(pair, 1);
+  flow.rate(seconds(2));
+  EXPECT_GT(carried(pair, 1), before + mega) << "it carries what it can";
+}
+
+TEST_P(Rails, AStragglerIsFencedOffAndComesBackByTheRulesOfFailback) {
+  Config config;
+  config.fence_stragglers = true;
+  config.failback_ms = 2000;
+  SimPair pair = make(32, config, 2, false);
+  set_rail(pair, 0, at_rate(50 * mega));
+  set_rail(pair, 1, at_rate(50 * mega));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  SimPair alone = make(32, {}, 1, false);
+  set_rail(alone, 0, at_rate(50 * mega));
+  ASSERT_TRUE(alone.connect()) << alone.error();
+  Flow own(alone, 32);
+  own.rate(milliseconds(300));
+  const double healthy = own.rate(seconds(1));
+  const auto& counters = pair.send_channel().counters();
+  Flow flow(pair, 32);
+  flow.rate(milliseconds(500));
+  set_rail(pair, 1, at_rate(2 * mega));
+  ASSERT_TRUE(flow.run_until([&] { return counters.stragglers_fenced.get() == 1; }, seconds(6)));
+  flow.rate(milliseconds(200));
+  const uint64_t before = carried(pair, 1);
+  const double rest = flow.rate(seconds(1));
+  EXPECT_LT(carried(pair, 1) - before, next_to_nothing) << "it is fenced off";
+  EXPECT_GT(rest, 0.95 * healthy) << "and disturbs nobody";
+  // As slow as before when it comes back: fenced off again, and for longer.
+  ASSERT_TRUE(flow.run_until([&] { return counters.stragglers_fenced.get() == 2; }, seconds(10)));
+  set_rail(pair, 1, at_rate(50 * mega));
+  flow.rate(seconds(3));
+  const uint64_t again = carried(pair, 1);
+  flow.rate(milliseconds(500));
+  EXPECT_LT(carried(pair, 1) - again, next_to_nothing) << "twice as long";
+  flow.rate(seconds(3));
+  EXPECT_GT(flow.rate(milliseconds(500)), 0.9 * 100e6) << "it is fast again, and serves";
+  EXPECT_EQ(counters.stragglers_fenced.get(), 2U);
+}
+
+TEST_P(Rails, AFencedRailServesWhenNothingElseIsLeft) {
+  Config config;
+  config.fence_stragglers = true;
+  config.failback_ms = 600000;
+  SimPair pair = make(33, config, 2, false);
+  set_rail(pair, 0, at_rate(50 * mega));
+  set_rail(pair, 1, at_rate(5 * mega));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& counters = pair.send_channel().counters();
+  Flow flow(pair, 33);
+  ASSERT_TRUE(flow.run_until([&] { return counters.stragglers_fenced.get() == 1; }, seconds(6)));
+  flow.rate(seconds(1));
+  set_rail(pair, 0, dark());
+  flow.rate(seconds(2));
+  EXPECT_GT(flow.rate(seconds(1)), 0.8 * 5e6);
+  EXPECT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
+}
+
 TEST_P(Rails, OneRailCutUnderLoadLeavesTheOtherAndComesBack) {
   SimPair pair = make(22, {}, 2, false);
   set_rail(pair, 0, at_rate(50 * mega));
@@ -393,6 +466,7 @@ TEST(SimRails, RailsFailWhileBytesAreChecked) {
   EXPECT_GT(totals.down, runs);
   EXPECT_GT(totals.back, runs / 2);
   EXPECT_GT(totals.chunks_again, 0U);
+  EXPECT_GT(totals.stragglers, 0U) << "no rail was slow for long";
 }
 
 }  // namespace

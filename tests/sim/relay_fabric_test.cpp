@@ -48,15 +48,14 @@ class RingHops final : public relay::NextHops {
     }
     return std::nullopt;
   }
-  /// One way round after the other.
-  std::vector<relay::NodeId> relays_to(relay::NodeId destination) override {
+  /// The first way goes by the next host, the other one by that before.
+  std::vector<relay::NodeId> relays_to(relay::NodeId destination, const relay::Way& way) override {
     EXPECT_EQ(destination, ring_id((host_ + 2) % ring_hosts));
-    return {ring_id((host_ + (++asked_ % 2 == 1 ? 1 : 3)) % ring_hosts)};
+    return {ring_id((host_ + (way.number == 0 ? 1 : 3)) % ring_hosts)};
   }
 
  private:
   size_t host_;
-  size_t asked_ = 0;
   std::array<relay::RelayNode*, ring_hosts>& nodes_;
 };
 

@@ -105,6 +105,25 @@ TEST(Shadow, AnotherFabricComesAfterTheOwnAndBeforeASharedEnd) {
   EXPECT_EQ(rank_shadows(local, local), (std::vector<RailPair>{{1, 1}}));
 }
 
+/// A ring: the primaries on one cable, each host's other NIC on a cable to somebody else, and paths
+/// over other hosts, which have no address.
+TEST(Shadow, WhereOtherHostsLeadThereNoRouterDoes) {
+  std::vector<Rail> local{rail(0, 0, 0, true), rail(1, 1)};
+  std::vector<Rail> remote{rail(0, 0, 0, true), rail(1, 2)};
+  EXPECT_EQ(rank_shadows(local, remote).front(), (RailPair{1, 1})) << "there may be a router";
+  Rail relayed = rail(60000, 0, pci_far);
+  relayed.kind = 4;
+  relayed.family = 0;
+  local.push_back(relayed);
+  EXPECT_EQ(rank_shadows(local, remote).front(), (RailPair{1, 1})) << "not both have them";
+  remote.push_back(relayed);
+  EXPECT_EQ(rank_shadows(local, remote), (std::vector<RailPair>{{2, 2}}));
+  local.push_back(rail(3, 3));
+  remote.push_back(rail(4, 3));
+  EXPECT_EQ(rank_shadows(local, remote), (std::vector<RailPair>{{3, 3}, {2, 2}}))
+      << "a cable comes first";
+}
+
 TEST(Shadow, ASingleNicOnBothSidesHasNone) {
   const std::vector<Rail> one{rail(0, 0, 0, true)};
   EXPECT_TRUE(rank_shadows(one, one).empty());

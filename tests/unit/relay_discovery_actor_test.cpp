@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "relay/discovery_actor.h"
+#include "relay/mesh_client.h"
 #include "relay/mesh_settings.h"
 #include "relay/shape.h"
 #include "runtime/sim/world.h"
@@ -126,10 +127,35 @@ TEST_F(DiscoveryActors, TellWhoAsksOnThisHostAndNobodyElse) {
   ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
   cables_.ask(1, encode(relay::DiscoveryPacket{relay::NodeId{77}, 1, relay::QueryPacket{}}));
   ASSERT_TRUE(world_.run_until([&] { return !cables_.answers().empty(); }, seconds(1)));
-  const auto packet = relay::decode_packet(cables_.answers().front());
-  ASSERT_TRUE(packet);
-  EXPECT_EQ(packet->sender, relay::NodeId{2});
-  EXPECT_EQ(std::get<relay::StatesPacket>(packet->body).states.size(), hosts);
+  ASSERT_EQ(cables_.answers().size(), 2U);
+  relay::MeshAnswer answer;
+  EXPECT_FALSE(answer.take(cables_.answers()[0])) << "one more packet follows";
+  const auto view = answer.take(cables_.answers()[1]);
+  ASSERT_TRUE(view);
+  EXPECT_EQ(view->self, relay::NodeId{2});
+  EXPECT_EQ(view->topology.nodes().size(), hosts);
+  EXPECT_EQ(view->topology.cable_count(), hosts);
+  ASSERT_EQ(view->neighbours.size(), 2U);
+  const auto& known = boards_[1]->read()->neighbours;
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(view->neighbours[i].node, known[i].node);
+    EXPECT_EQ(view->neighbours[i].interface, known[i].interface);
+    EXPECT_EQ(text(view->neighbours[i].address), text(known[i].address));
+  }
+}
+
+TEST_F(DiscoveryActors, AnAnswerOfWhichAPartIsLostIsNone) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  cables_.ask(1, encode(relay::DiscoveryPacket{relay::NodeId{77}, 1, relay::QueryPacket{}}));
+  ASSERT_TRUE(world_.run_until([&] { return !cables_.answers().empty(); }, seconds(1)));
+  ASSERT_EQ(cables_.answers().size(), 2U);
+  relay::MeshAnswer answer;
+  EXPECT_FALSE(answer.take(cables_.answers()[1])) << "its beginning is lost";
+  EXPECT_FALSE(answer.take(cables_.answers()[0]));
+  EXPECT_FALSE(answer.take(cables_.answers()[0])) << "its end is lost, and another one begins";
+  EXPECT_TRUE(answer.take(cables_.answers()[1]));
+  EXPECT_FALSE(answer.take(cables_.answers()[1])) << "more than there should be";
+  EXPECT_FALSE(answer.take({}));
 }
 
 TEST(MeshInterfaces, SlowOnesAreForManagement) {

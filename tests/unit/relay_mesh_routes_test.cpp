@@ -24,44 +24,152 @@ std::shared_ptr<MeshView> ring_view() {
   return view;
 }
 
-TEST(MeshRoutes, GoBothWaysRoundInTurn) {
+std::shared_ptr<MeshView> view_of(const char* cables) {
+  auto view = ring_view();
+  view->topology =
+      parse_topology_file(std::string("node a 10.0.0.1\nnode b 10.0.0.2\nnode c 10.0.0.3\n"
+                                      "node d 10.0.0.4\nnode e 10.0.0.5\n") +
+                              cables,
+                          "view")
+          .value();
+  return view;
+}
+
+const NodeId host_b = node_id_of_name("b");
+const NodeId host_c = node_id_of_name("c");
+const NodeId host_d = node_id_of_name("d");
+
+TEST(MeshRoutes, ConnectionsBeginBothWaysRoundInTurn) {
   const auto board = std::make_shared<TopologyBoard>();
   MeshRoutes routes(board, {}, 700);
-  EXPECT_TRUE(routes.relays_to(node_id_of_name("c")).empty()) << "nothing is known yet";
-  EXPECT_FALSE(routes.find(node_id_of_name("b")));
+  EXPECT_TRUE(routes.relays_to(host_c, {}).empty()) << "nothing is known yet";
+  EXPECT_FALSE(routes.find(host_b));
   board->publish(ring_view());
-  const auto first = routes.relays_to(node_id_of_name("c"));
-  const auto second = routes.relays_to(node_id_of_name("c"));
+  const auto first = routes.relays_to(host_c, {1, 0});
+  const auto second = routes.relays_to(host_c, {2, 0});
   ASSERT_EQ(first.size(), 1U);
   ASSERT_EQ(second.size(), 1U);
   EXPECT_NE(first, second);
-  EXPECT_EQ(routes.relays_to(node_id_of_name("c")), first);
-  EXPECT_EQ(routes.relays_to(node_id_of_name("b")),
-            (std::vector<NodeId>{node_id_of_name("d"), node_id_of_name("c")}))
+  EXPECT_EQ(routes.relays_to(host_c, {3, 0}), first);
+  EXPECT_EQ(routes.relays_to(host_c, {1, 0}), first) << "a connection keeps to its way";
+  EXPECT_EQ(routes.relays_to(host_c, {1, 1}), second) << "and its other way is the other one";
+  EXPECT_EQ(routes.relays_to(host_b, {1, 0}), (std::vector<NodeId>{host_d, host_c}))
       << "the way that is not the cable";
-  EXPECT_TRUE(routes.relays_to(NodeId{1}).empty());
+  EXPECT_TRUE(routes.relays_to(host_b, {1, 1}).empty()) << "there is no third one";
+  EXPECT_TRUE(routes.relays_to(NodeId{1}, {1, 0}).empty());
+  EXPECT_TRUE(routes.relays_to(host_c, {1, ways_max}).empty());
+}
+
+TEST(MeshRoutes, AWayThatIsLostWaitsForItsHostWhileTheOtherOneWorks) {
+  const auto board = std::make_shared<TopologyBoard>();
+  MeshRoutes routes(board, {}, 700);
+  board->publish(ring_view());
+  const auto first = routes.relays_to(host_c, {1, 0});
+  const auto second = routes.relays_to(host_c, {1, 1});
+  const bool over_b = first.front() == host_b;
+  board->publish(view_of(over_b ? "cable c d\ncable d a\n" : "cable a b\ncable b c\n"));
+  EXPECT_TRUE(routes.relays_to(host_c, {1, 0}).empty());
+  EXPECT_EQ(routes.relays_to(host_c, {1, 1}), second);
+  EXPECT_EQ(routes.relays_to(host_c, {2, 0}), second) << "a new connection takes what there is";
+  EXPECT_TRUE(routes.relays_to(host_c, {2, 1}).empty());
+  board->publish(ring_view());
+  EXPECT_EQ(routes.relays_to(host_c, {1, 0}), first);
+  EXPECT_EQ(routes.relays_to(host_c, {2, 1}), first);
+}
+
+TEST(MeshRoutes, AWayThatIsLostTakesAThirdHostIfThereIsOne) {
+  const auto board = std::make_shared<TopologyBoard>();
+  MeshRoutes routes(board, {}, 700);
+  board->publish(view_of("cable a b\ncable b c\ncable a d\ncable d c\n"));
+  const auto first = routes.relays_to(host_c, {1, 0});
+  ASSERT_FALSE(routes.relays_to(host_c, {1, 1}).empty());
+  board->publish(view_of(first.front() == host_b ? "cable a d\ncable d c\ncable a e\ncable e c\n"
+                                                 : "cable a b\ncable b c\ncable a e\ncable e c\n"));
+  EXPECT_EQ(routes.relays_to(host_c, {1, 0}), (std::vector<NodeId>{node_id_of_name("e")}));
+}
+
+TEST(MeshRoutes, AConnectionWithoutASecondWayTakesAny) {
+  const auto board = std::make_shared<TopologyBoard>();
+  MeshRoutes routes(board, {}, 700);
+  board->publish(ring_view());
+  const auto first = routes.relays_to(host_c, {1, 0});
+  board->publish(
+      view_of(first.front() == host_b ? "cable c d\ncable d a\n" : "cable a b\ncable b c\n"));
+  EXPECT_EQ(routes.relays_to(host_c, {1, 0}),
+            (std::vector<NodeId>{first.front() == host_b ? host_d : host_b}));
+}
+
+TEST(MeshRoutes, WithoutASplitAllBeginOneWayRound) {
+  const auto board = std::make_shared<TopologyBoard>();
+  RouteOptions options;
+  options.split = false;
+  MeshRoutes routes(board, options, 700);
+  board->publish(ring_view());
+  const auto first = routes.relays_to(host_c, {1, 0});
+  EXPECT_EQ(routes.relays_to(host_c, {2, 0}), first);
+  EXPECT_NE(routes.relays_to(host_c, {2, 1}), first);
+}
+
+TEST(MeshRoutes, TellHowAHostIsReached) {
+  using Reach = MeshRoutes::Reach;
+  const auto board = std::make_shared<TopologyBoard>();
+  RouteOptions options;
+  options.relays_max = 1;
+  MeshRoutes routes(board, options, 700);
+  const auto host = [](uint8_t number) {
+    IpAddress address;
+    address.bytes = {10, 0, 0, number};
+    return std::vector<IpAddress>{address};
+  };
+  EXPECT_EQ(routes.reach(host(2)), Reach::unknown);
+  EXPECT_FALSE(routes.self());
+  board->publish(view_of("cable a b\ncable b c\ncable c d\n"));
+  EXPECT_EQ(routes.self(), node_id_of_name("a"));
+  EXPECT_EQ(routes.reach(host(1)), Reach::itself);
+  EXPECT_EQ(routes.reach(host(2)), Reach::cable);
+  EXPECT_EQ(routes.reach(host(3)), Reach::relays);
+  EXPECT_EQ(routes.reach(host(4)), Reach::none) << "more hosts in between than are allowed";
+  EXPECT_EQ(routes.reach(host(5)), Reach::none) << "no cable";
+  EXPECT_EQ(routes.reach(host(9)), Reach::unknown);
+}
+
+TEST(MeshRoutes, TwoCablesToANeighbourTakeTurns) {
+  const auto board = std::make_shared<TopologyBoard>();
+  auto view = ring_view();
+  view->neighbours.push_back(view->neighbours.front());
+  IpAddress other;
+  other.bytes = {10, 0, 1, 2};
+  view->neighbours.back().address.length =
+      other.to_sockaddr(5, &view->neighbours.back().address.storage);
+  board->publish(view);
+  const MeshRoutes routes(board, {}, 700);
+  const auto one = routes.find(host_b);
+  const auto two = routes.find(host_b);
+  ASSERT_TRUE(one && two);
+  EXPECT_FALSE(one->relay == two->relay);
+  EXPECT_TRUE(routes.find(host_b)->relay == one->relay);
 }
 
 TEST(MeshRoutes, NeighboursAreAskedAtThePortOfRelayNodes) {
   const auto board = std::make_shared<TopologyBoard>();
   board->publish(ring_view());
   const MeshRoutes routes(board, {}, 700);
-  const auto next = routes.find(node_id_of_name("b"));
+  const auto next = routes.find(host_b);
   ASSERT_TRUE(next);
   EXPECT_EQ(next->relay.port(), 700);
   EXPECT_EQ(next->local.length, 0U) << "the kernel knows";
-  EXPECT_FALSE(routes.find(node_id_of_name("c")));
+  EXPECT_FALSE(routes.find(host_c));
 }
 
 TEST(MeshRoutes, FollowWhatIsKnown) {
   const auto board = std::make_shared<TopologyBoard>();
   MeshRoutes routes(board, {}, 700);
   board->publish(ring_view());
-  EXPECT_FALSE(routes.relays_to(node_id_of_name("c")).empty());
+  EXPECT_FALSE(routes.relays_to(host_c, {}).empty());
   auto cut = ring_view();
   cut->topology = parse_topology_file("node a 10.0.0.1\nnode c 10.0.0.3\n", "cut").value();
   board->publish(cut);
-  EXPECT_TRUE(routes.relays_to(node_id_of_name("c")).empty());
+  EXPECT_TRUE(routes.relays_to(host_c, {}).empty());
 }
 
 TEST(MeshSettings, OfARelayNode) {

@@ -48,11 +48,16 @@ std::vector<DiscoveryPacket> one_of_each() {
   }
   StatesPacket states;
   states.states.push_back(full_state());
-  return {{NodeId{9}, 1, hello},
-          {NodeId{9}, 1, states},
-          {NodeId{9}, 1, summary},
-          {NodeId{9}, 1, request},
-          {NodeId{9}, 1, QueryPacket{}}};
+  NeighboursPacket neighbours;
+  neighbours.states = 12;
+  for (uint64_t i = 0; i < neighbours_per_packet_max; ++i) {
+    NeighboursPacket::Entry entry{NodeId{i + 1}, 2, 3, 18740, {}};
+    entry.address.family = 6;
+    entry.address.bytes = {0xFE, 0x80};
+    neighbours.entries.push_back(entry);
+  }
+  return {{NodeId{9}, 1, hello},   {NodeId{9}, 1, neighbours}, {NodeId{9}, 1, states},
+          {NodeId{9}, 1, summary}, {NodeId{9}, 1, request},    {NodeId{9}, 1, QueryPacket{}}};
 }
 
 TEST(DiscoveryPackets, EachSurvivesTheWireAtItsLargest) {

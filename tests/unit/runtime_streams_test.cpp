@@ -70,6 +70,25 @@ TEST_F(UvStreamsTest, WritingToAPeerThatIsGoneDoesNotEndTheProcess) {
   EXPECT_EQ(sigismember(&pending, SIGPIPE), 0) << "it is left for the application";
 }
 
+TEST_F(UvStreamsTest, AStreamMayBeKeptLongAfterItWasClosed) {
+  stream_->shutdown_then_close();
+  EXPECT_TRUE(turn_until([&] { return streams_->open_handles() == 0; }));
+  const std::array<std::byte, 16> bytes{};
+  EXPECT_FALSE(stream_->write(bytes));
+  EXPECT_FALSE(stream_->local_address());
+  stream_->shutdown_then_close();
+  stream_.reset();
+  EXPECT_EQ(streams_->open_handles(), 0U);
+}
+
+TEST_F(UvStreamsTest, ClosingWhatThePeerHasEndedIsNoMatter) {
+  close(std::exchange(peer_, -1));
+  EXPECT_TRUE(turn_until([&] { return owner_.ended; }));
+  stream_->shutdown_then_close();
+  EXPECT_TRUE(turn_until([&] { return streams_->open_handles() == 0; }));
+  EXPECT_FALSE(stream_->write(std::array<std::byte, 1>{}));
+}
+
 TEST_F(UvStreamsTest, WhatThePeerSaidBeforeItClosedIsReadFirst) {
   const std::array<std::byte, 16> bytes{};
   ASSERT_EQ(write(peer_, bytes.data(), bytes.size()), 16);

@@ -120,6 +120,20 @@ TEST(TimerWheel, NextDeadlineIsNeverLaterThanTheFirstTimerByMoreThanATick) {
   EXPECT_FALSE(wheel.next_deadline());
 }
 
+TEST(TimerWheel, WhoeverSleepsUntilTheNextDeadlineWakesOnceForATimer) {
+  for (const Duration in : {Duration(microseconds(100)), Duration(milliseconds(7)),
+                            Duration(milliseconds(333)), Duration(seconds(3))}) {
+    TimerWheel wheel(start);
+    Alarm alarm;
+    Alarm later;
+    wheel.arm(later.timer, start + in + milliseconds(1));
+    wheel.arm(alarm.timer, start + in);
+    wheel.expire(*wheel.next_deadline());
+    EXPECT_EQ(alarm.rings, 1) << in.count() << " ns";
+    EXPECT_EQ(later.rings, 0);
+  }
+}
+
 TEST(TimerWheel, TiesFireInArmingOrderAcrossLevels) {
   TimerWheel wheel(start);
   std::vector<int> log;

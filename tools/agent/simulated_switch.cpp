@@ -26,6 +26,10 @@ void SimulatedSwitch::start(Context& context) {
   }
   endpoint_ = std::move(*endpoint);
   begun_ = context.now();
+  if (!options_.quiet) {
+    fmt::print("{:8.3f} s  is {} ns on the monotonic clock\n", 0.0,
+               begun_.time_since_epoch().count());
+  }
   speak();
 }
 

@@ -238,6 +238,8 @@ size_t draw_device(const FailoverRun& run, Config& config, SimCables& cables) {
   if (random.chance(0.5)) {
     cables.hints = std::make_shared<RandomHints>(run.seed);
   }
+  config.straggler_ms = 20;
+  config.fence_stragglers = random.chance(0.5);
   return 2 + 4 + run.shadows;  // a verdict on one that there is not means nothing
 }
 

@@ -9,6 +9,7 @@ void FailoverTotals::count(const Channel& channel) {
   down += counts.paths_down.get();
   back += counts.paths_back.get();
   moves += counts.traffic_moves.get();
+  stragglers += counts.stragglers_fenced.get();
   chunks_again += counts.chunks_again.get();
   bytes_again += counts.bytes_again.get();
   chunks_kept += counts.chunks_kept.get();

@@ -43,7 +43,8 @@ struct FailoverTotals {
   // what came of it
   uint64_t down = 0;  ///< paths given up, counted on each side
   uint64_t back = 0;
-  uint64_t moves = 0;  ///< of traffic, to another rail or back
+  uint64_t moves = 0;       ///< of traffic, to another rail or back
+  uint64_t stragglers = 0;  ///< rails fenced off for being slow
   uint64_t chunks_again = 0;
   uint64_t bytes_again = 0;
   uint64_t chunks_kept = 0;

@@ -12,6 +12,7 @@ namespace {
 constexpr Duration check_first = std::chrono::milliseconds(5);
 constexpr Duration check_longest = std::chrono::milliseconds(100);
 constexpr uint32_t candidate_tries_max = 4;
+constexpr uint32_t second_tries_max = 3;
 constexpr uint32_t udp_payload_max = 65507;
 // Common sizes between the interface's own and the smallest that IPv6 guarantees (RFC 8200).
 constexpr std::array<uint32_t, 5> mtu_ladder{9000, 4200, 1500, 1400, 1280};
@@ -39,14 +40,17 @@ void PathCheck::begin(uint32_t mtu_max, const SocketAddress& to, Instant deadlin
 }
 
 PathCheck::Round PathCheck::next_round() {
+  if (!full_answered_ &&
+      candidate_tries_ == (settled_ ? second_tries_max : candidate_tries_max) &&
+      candidate_ + 1 < candidates_.size()) {
+    ++candidate_;
+    candidate_tries_ = 0;
+    full_answered_ = settled_ == candidate_;
+  }
   Round round;
   round.attempt = attempt_;
   round.small = !small_answered_;
   if (!full_answered_) {
-    if (candidate_tries_ == candidate_tries_max && candidate_ + 1 < candidates_.size()) {
-      ++candidate_;
-      candidate_tries_ = 0;
-    }
     // Where nothing gets through, as during an outage, size is not to blame.
     candidate_tries_ += small_answered_ ? 1 : 0;
     round.full_bytes = datagram_bytes();
@@ -63,10 +67,16 @@ bool PathCheck::on_pong(const FrameHeader& header) {
     small_answered_ = true;
   } else if (!full_answered_ && header.immediate < candidates_.size() &&
              header.fragment_length == candidates_[header.immediate].datagram) {
-    full_answered_ = true;
-    candidate_ = header.immediate;
+    if (header.immediate == 0 || (settled_ && header.immediate < *settled_)) {
+      full_answered_ = true;
+      candidate_ = header.immediate;
+    } else if (!settled_) {
+      settled_ = header.immediate;
+      candidate_ = 0;
+      candidate_tries_ = 0;
+    }
   }
-  return small_answered_ && full_answered_;
+  return through();
 }
 
 const char* PathCheck::diagnosis() const {

@@ -1,7 +1,9 @@
 // The connectivity check of a path (usnic's), which doubles as MTU discovery after RFC 8899.
 //
 // A small and a full-size datagram are sent until both come back: which of them do tells a firewall
-// or a missing route from a hop with a smaller MTU.  Sizes are tried from the largest down.
+// or a missing route from a hop with a smaller MTU.  Sizes are tried from the largest down; once one
+// gets through the larger ones are tried again, since many paths that begin at once may overrun
+// the buffers of their hosts for a while.
 #pragma once
 
 #include <array>
@@ -19,7 +21,7 @@ class PathCheck {
   /// `mtu_max`: of the interfaces at both ends.
   void begin(uint32_t mtu_max, const SocketAddress& to, Instant deadline);
 
-  /// What to send now.
+  /// What to send now, unless it is through().
   struct Round {
     uint32_t attempt = 0;     ///< number of this round
     bool small = false;       ///< a ping that is a header only
@@ -28,6 +30,7 @@ class PathCheck {
     Duration wait{};          ///< until the next round
   };
   Round next_round();
+  bool through() const { return small_answered_ && full_answered_; }
   /// True: it is through.
   bool on_pong(const FrameHeader& header);
   bool expired(Instant now) const { return now >= deadline_; }
@@ -60,6 +63,7 @@ class PathCheck {
   std::vector<Candidate> candidates_;  // the largest first
   uint32_t candidate_ = 0;
   uint32_t candidate_tries_ = 0;
+  std::optional<uint32_t> settled_;  ///< got through after larger ones did not
   uint32_t attempt_ = 0;
   bool small_answered_ = false;
   bool full_answered_ = false;

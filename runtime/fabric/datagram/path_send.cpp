@@ -231,6 +231,9 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
   }
   if (!timer_.armed()) {
     arm_tail_probe();
+  } else if (outgoing_.empty() && !starved() && state_ == PathState::ready) {
+    // Nothing is left that could be lost; an idle path wakes nobody.
+    env_.timers->cancel(timer_);
   }
 }
 

@@ -1,0 +1,184 @@
+#include "relay/mesh_client.h"
+
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/random.h"
+
+namespace nccl_ha::relay {
+namespace {
+
+constexpr int query_hop_limit = 255;  // LinkSockets drops what has less
+constexpr size_t packet_bytes = 2048;
+
+Neighbour neighbour_of(const NeighboursPacket::Entry& entry) {
+  Neighbour made;
+  made.node = entry.node;
+  made.interface = entry.interface;
+  made.peer_interface = entry.peer_interface;
+  made.two_way = true;
+  IpAddress address = entry.address;
+  address.scope_id = address.link_local() ? entry.interface : 0;
+  made.address.length = address.to_sockaddr(entry.port, &made.address.storage);
+  return made;
+}
+
+}  // namespace
+
+std::shared_ptr<const MeshView> MeshAnswer::take(std::span<const std::byte> bytes) {
+  auto packet = decode_packet(bytes);
+  if (!packet) {
+    return nullptr;
+  }
+  if (const auto* neighbours = std::get_if<NeighboursPacket>(&packet->body)) {
+    missing_ = neighbours->states;
+    states_.clear();
+    first_ = std::move(*packet);
+  } else if (auto* states = std::get_if<StatesPacket>(&packet->body);
+             states != nullptr && first_ && missing_ > 0 && packet->sender == first_->sender &&
+             packet->incarnation == first_->incarnation) {
+    --missing_;
+    states_.insert(states_.end(), std::make_move_iterator(states->states.begin()),
+                   std::make_move_iterator(states->states.end()));
+  } else {
+    return nullptr;
+  }
+  if (missing_ > 0) {
+    return nullptr;
+  }
+  auto view = std::make_shared<MeshView>();
+  view->self = first_->sender;
+  view->topology = Topology::make(std::exchange(states_, {}));
+  for (const auto& entry : std::get<NeighboursPacket>(first_->body).entries) {
+    view->neighbours.push_back(neighbour_of(entry));
+  }
+  first_.reset();
+  return view;
+}
+
+Result<int> open_query_socket(uint16_t port) {
+  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) {
+    return fail(Errc::system, "cannot open a socket to ask the relay node", errno);
+  }
+  // A thousand hosts are a hundred packets at once.
+  const int bytes = 1 << 20;
+  static_cast<void>(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes));
+  static_cast<void>(setsockopt(fd, IPPROTO_IP, IP_TTL, &query_hop_limit, sizeof query_hop_limit));
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(port);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) {
+    const int error = errno;
+    close(fd);
+    return fail(Errc::system, "cannot ask the relay node of this host", error);
+  }
+  return fd;
+}
+
+bool send_query(int fd) {
+  const auto query = encode(DiscoveryPacket{NodeId{os_random_u64() | 1}, 1, QueryPacket{}});
+  return ::send(fd, query.data(), query.size(), MSG_NOSIGNAL) >= 0 || errno != ECONNREFUSED;
+}
+
+Result<std::shared_ptr<const MeshView>> ask_relay_node(uint16_t port, Duration patience) {
+  auto fd = open_query_socket(port);
+  if (!fd) {
+    return fd.error();
+  }
+  SteadyClock clock;
+  const Instant end = clock.now() + patience;
+  MeshAnswer answer;
+  std::shared_ptr<const MeshView> view;
+  bool there = send_query(*fd);
+  for (Instant now = clock.now(); there && !view && now < end; now = clock.now()) {
+    pollfd waiting{*fd, POLLIN, 0};
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - now).count();
+    if (poll(&waiting, 1, static_cast<int>(left)) <= 0) {
+      continue;
+    }
+    std::array<std::byte, packet_bytes> bytes;
+    const ssize_t got = recv(*fd, bytes.data(), bytes.size(), 0);
+    there = got >= 0 || errno == EAGAIN || errno == EINTR;
+    if (got >= 0) {
+      view = answer.take(std::span(bytes).first(static_cast<size_t>(got)));
+    }
+  }
+  close(*fd);
+  if (!view) {
+    return fail(Errc::timed_out,
+                fmt::format("another process of this host uses UDP port {} (NCCL_MESH_PORT) and "
+                            "does not tell what it knows: is it a relay node of nccl-ha?",
+                            port));
+  }
+  return view;
+}
+
+MeshClient::~MeshClient() { stop(); }
+
+void MeshClient::start(Context& context) {
+  context_ = &context;
+  timer_.bind([](void* self) { static_cast<MeshClient*>(self)->on_timer(); }, this);
+  heard_ = context.now();
+  auto fd = open_query_socket(options_.port);
+  if (fd) {
+    fd_ = *fd;
+    if (auto watch = context.streams().watch_fd(fd_, this)) {
+      watch_ = std::move(*watch);
+    }
+  }
+  if (!watch_) {
+    NHA_LOG_WARN("what the relay node of this host learns later is not heard");
+    return;
+  }
+  on_timer();
+}
+
+void MeshClient::on_readable(int fd) {
+  std::array<std::byte, packet_bytes> bytes;
+  for (ssize_t got = 0; (got = recv(fd, bytes.data(), bytes.size(), 0)) >= 0;) {
+    if (auto view = answer_.take(std::span(bytes).first(static_cast<size_t>(got)))) {
+      heard_ = context_->now();
+      told_silence_ = false;
+      options_.board->publish(std::move(view));
+    }
+  }
+}
+
+void MeshClient::on_timer() {
+  context_->timers().arm(timer_, context_->now() + options_.interval);
+  if (fd_ >= 0) {
+    static_cast<void>(send_query(fd_));
+  }
+  if (context_->now() - heard_ < options_.dead) {
+    return;
+  }
+  if (!std::exchange(told_silence_, true)) {
+    NHA_LOG_WARN("the relay node of this host does not answer any more; routes stay as they are");
+  }
+  if (options_.on_silence && options_.on_silence(*context_)) {
+    stop();
+    context_->remove_actor(id());
+  }
+}
+
+void MeshClient::stop() {
+  if (context_ != nullptr) {
+    context_->timers().cancel(timer_);
+  }
+  watch_.reset();
+  if (fd_ >= 0) {
+    close(std::exchange(fd_, -1));
+  }
+}
+
+}  // namespace nccl_ha::relay

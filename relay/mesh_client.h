@@ -1,0 +1,70 @@
+// What another process of this host knows of the mesh, asked for again and again.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "relay/packet.h"
+#include "relay/topology_board.h"
+#include "runtime/engine/actor.h"
+#include "runtime/engine/context.h"
+#include "runtime/streams/stream.h"
+
+namespace nccl_ha::relay {
+
+/// Puts the packets of one answer together.  Pure.
+class MeshAnswer {
+ public:
+  /// A view when the answer is whole.  What is no part of an answer is left out.
+  std::shared_ptr<const MeshView> take(std::span<const std::byte> packet);
+
+ private:
+  std::optional<DiscoveryPacket> first_;
+  std::vector<LinkState> states_;
+  uint32_t missing_ = 0;
+};
+
+/// A socket to whoever has that UDP port on this host.
+Result<int> open_query_socket(uint16_t port);
+/// Asks once; false: nobody has the port.
+bool send_query(int fd);
+
+/// Asks now and waits for the answer, at most `patience`; an error says what to look at.
+Result<std::shared_ptr<const MeshView>> ask_relay_node(uint16_t port, Duration patience);
+
+class MeshClient final : public Actor, private FdWatchOwner {
+ public:
+  struct Options {
+    uint16_t port = 0;
+    Duration interval = std::chrono::milliseconds(500);
+    Duration dead = std::chrono::milliseconds(2000);
+    std::shared_ptr<TopologyBoard> board;
+    /// Nobody has answered for `dead`; on the worker's thread, each time that is so.  True:
+    /// somebody else knows now, and this actor ends.
+    std::function<bool(Context& context)> on_silence;
+  };
+  explicit MeshClient(Options options) : options_(std::move(options)) {}
+  ~MeshClient() override;
+
+  const char* name() const override { return "mesh-client"; }
+  void start(Context& context) override;
+  void on(const Message& message) override { (void)message; }
+  void stop() override;
+
+ private:
+  void on_readable(int fd) override;
+  void on_timer();
+
+  Options options_;
+  Context* context_ = nullptr;
+  int fd_ = -1;
+  std::unique_ptr<FdWatch> watch_;
+  MeshAnswer answer_;
+  Instant heard_{};
+  bool told_silence_ = false;
+  Timer timer_;
+};
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,265 @@
+#include "relay/process_mesh.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "relay/discovery_actor.h"
+#include "relay/mesh_client.h"
+#include "relay/mesh_settings.h"
+#include "relay/relay_factory.h"
+#include "relay/relay_node.h"
+#include "relay/topology_file.h"
+#include "runtime/base/log.h"
+#include "runtime/base/random.h"
+
+namespace nccl_ha::relay {
+namespace {
+
+/// A relay node answers within milliseconds; a process that will relay later does not yet.
+constexpr Duration answer_limit = std::chrono::seconds(2);
+constexpr Duration answer_limit_of_others = std::chrono::milliseconds(200);
+/// A peer that discovery has not heard of by then is no part of the mesh.
+constexpr Duration patience_max = std::chrono::seconds(10);
+
+std::vector<fabric::NetInterface> own_interfaces(const std::string& spec) {
+  const auto all = fabric::list_interfaces();
+  return all ? select_mesh_interfaces(*all, spec) : std::vector<fabric::NetInterface>();
+}
+
+RelayPath::Options path_options(const Config& config) {
+  RelayPath::Options options;
+  options.chunk_bytes = static_cast<uint32_t>(config.mesh_chunk_bytes);
+  options.slots = static_cast<uint16_t>(config.mesh_slots);
+  options.relays_max = static_cast<size_t>(config.mesh_max_hops);
+  return options;
+}
+
+/// A host with cables alone; its neighbours where they and this one have a network in common.
+std::shared_ptr<const MeshView> fixed_view(Topology topology, uint32_t self) {
+  auto view = std::make_shared<MeshView>();
+  view->self = topology.nodes()[self].id;
+  for (const TopologyLink& link : topology.links(self)) {
+    const auto address = address_towards(topology.nodes()[self], topology.nodes()[link.node]);
+    if (!address) {
+      continue;
+    }
+    Neighbour made;
+    made.node = topology.nodes()[link.node].id;
+    made.interface = link.interface;
+    made.peer_interface = link.peer_interface;
+    made.two_way = true;
+    made.address.length = address->to_sockaddr(0, &made.address.storage);
+    view->neighbours.push_back(made);
+  }
+  view->topology = std::move(topology);
+  return view;
+}
+
+}  // namespace
+
+ProcessMesh::ProcessMesh(const Config& config, std::vector<fabric::NetInterface> own)
+    : config_(config),
+      own_(std::move(own)),
+      routes_(std::make_shared<MeshRoutes>(board_, route_options(config),
+                                           static_cast<uint16_t>(config.mesh_port))) {}
+
+Result<std::unique_ptr<ProcessMesh>> ProcessMesh::make(
+    const Config& config, const std::vector<fabric::NetInterface>& all) {
+  std::unique_ptr<ProcessMesh> made(
+      new ProcessMesh(config, select_mesh_interfaces(all, config.mesh_ifname)));
+  const std::string& how = config.mesh_relay;
+  if (how != "auto" && how != "inline" && how != "off") {
+    return fail(Errc::invalid_argument,
+                fmt::format("NCCL_MESH_RELAY={}: use auto, inline or off", how));
+  }
+  if (auto timing = discovery_timing(config); !timing) {
+    return timing.error();
+  }
+  if (how == "off" || !config.mesh_enable_relay || fabric::fabric_is_forced(config) ||
+      made->own_.empty()) {
+    return made;
+  }
+  auto chosen = config.mesh_topology_file.empty() ? made->choose_part() : made->use_file(all);
+  if (!chosen) {
+    return chosen.error();
+  }
+  return made;
+}
+
+Result<void> ProcessMesh::open_links(bool* port_taken) {
+  LinkSockets::Options options;
+  options.port = static_cast<uint16_t>(config_.mesh_port);
+  auto peers = parse_mesh_peers(config_.mesh_peers);
+  if (!peers) {
+    return peers.error();
+  }
+  options.peers = std::move(*peers);
+  auto links = LinkSockets::open(options, port_taken);
+  if (!links) {
+    return links.error();
+  }
+  links_ = std::move(*links);
+  return {};
+}
+
+Result<void> ProcessMesh::choose_part() {
+  const bool inlined = config_.mesh_relay == "inline";
+  bool taken = false;
+  auto opened = open_links(&taken);
+  if (opened) {
+    part_ = inlined ? Part::inlined : Part::none;
+    if (!inlined) {
+      links_.reset();
+    }
+    return {};
+  }
+  if (!taken) {
+    return inlined ? opened : Result<void>();
+  }
+  auto view = ask_relay_node(static_cast<uint16_t>(config_.mesh_port),
+                             inlined ? answer_limit_of_others : answer_limit);
+  if (view) {
+    board_->publish(std::move(*view));
+  } else if (!inlined) {
+    NHA_LOG_WARN("only hosts to which a cable leads are reached: {}", view.error().message());
+    return {};
+  }
+  part_ = Part::attached;
+  return {};
+}
+
+Result<void> ProcessMesh::use_file(const std::vector<fabric::NetInterface>& all) {
+  auto topology = read_topology_file(config_.mesh_topology_file);
+  if (!topology) {
+    return topology.error();
+  }
+  std::vector<IpAddress> addresses;
+  for (const fabric::NetInterface& one : all) {
+    if (!one.loopback) {
+      addresses.insert(addresses.end(), one.addresses.begin(), one.addresses.end());
+    }
+  }
+  const auto self = find_host(*topology, addresses);
+  if (!self) {
+    return fail(Errc::invalid_argument,
+                fmt::format("{}: no node has an address of this host, or several have: write its "
+                            "addresses behind its name",
+                            config_.mesh_topology_file));
+  }
+  board_->publish(fixed_view(std::move(*topology), *self));
+  fixed_ = true;
+  part_ = Part::inlined;
+  return {};
+}
+
+std::vector<fabric::Provider::Kind> ProcessMesh::kinds() const {
+  return takes_part()
+             ? std::vector<fabric::Provider::Kind>{relay_fabric(routes_, path_options(config_), {})}
+             : std::vector<fabric::Provider::Kind>();
+}
+
+/// Discovery, and the relay node of this process.
+std::vector<std::unique_ptr<Actor>> ProcessMesh::node(fabric::Provider& provider) {
+  hops_ = std::make_unique<ProviderHops>(provider);
+  const auto identity = mesh_identity(own_, true, static_cast<uint32_t>(os_random_u64() | 1));
+  const NodeId self = fixed_ ? routes_->self().value_or(identity.node) : identity.node;
+  std::vector<std::unique_ptr<Actor>> actors;
+  actors.push_back(std::make_unique<RelayNode>(*hops_, *routes_, relay_options(config_, self),
+                                               std::to_string(config_.mesh_port)));
+  if (!fixed_) {
+    DiscoveryActor::Options discovery;
+    discovery.identity = identity;
+    discovery.timing = *discovery_timing(config_);
+    discovery.links = std::move(links_);
+    discovery.interfaces = [spec = config_.mesh_ifname] { return own_interfaces(spec); };
+    discovery.board = board_;
+    actors.push_back(std::make_unique<DiscoveryActor>(std::move(discovery)));
+  }
+  return actors;
+}
+
+Result<void> ProcessMesh::begin(Engine& engine, fabric::Provider& provider, Instant now) {
+  began_ = now;
+  bool taken = false;
+  if (part_ == Part::inlined && !fixed_ && !links_) {
+    if (auto opened = open_links(&taken); !opened && !taken) {
+      return opened;
+    }
+  }
+  std::vector<std::unique_ptr<Actor>> actors;
+  if (part_ == Part::inlined && !taken) {
+    actors = node(provider);
+  } else if (takes_part()) {
+    MeshClient::Options client;
+    client.port = static_cast<uint16_t>(config_.mesh_port);
+    client.interval = std::chrono::milliseconds(config_.mesh_hello_ms);
+    client.dead = std::chrono::milliseconds(config_.mesh_dead_ms);
+    client.board = board_;
+    if (config_.mesh_relay == "inline") {
+      client.on_silence = [this, &provider](Context& context) {
+        bool other = false;
+        if (!open_links(&other)) {
+          return false;
+        }
+        NHA_LOG_INFO("this process relays for others from now on");
+        for (std::unique_ptr<Actor>& actor : node(provider)) {
+          context.add_actor(std::move(actor));
+        }
+        return true;
+      };
+    }
+    actors.push_back(std::make_unique<MeshClient>(std::move(client)));
+  }
+  for (std::unique_ptr<Actor>& actor : actors) {
+    if (auto adopted = engine.worker(0).adopt(std::move(actor)); !adopted) {
+      return adopted.error();
+    }
+  }
+  return {};
+}
+
+bool ProcessMesh::shares_subnet(const std::vector<IpAddress>& addresses) const {
+  return std::any_of(own_.begin(), own_.end(), [&](const fabric::NetInterface& one) {
+    return std::any_of(one.addresses.begin(), one.addresses.end(), [&](const IpAddress& mine) {
+      // Of link-local networks each cable has the same one.
+      return !mine.link_local() &&
+             std::any_of(addresses.begin(), addresses.end(),
+                         [&](const IpAddress& theirs) { return mine.same_subnet(theirs); });
+    });
+  });
+}
+
+ProcessMesh::Reach ProcessMesh::reach(const std::vector<IpAddress>& addresses, Instant now) const {
+  if (!takes_part()) {
+    return Reach::cable;
+  }
+  const auto known = routes_->reach(addresses);
+  if (known == MeshRoutes::Reach::cable || known == MeshRoutes::Reach::itself) {
+    return Reach::cable;
+  }
+  // Others may have told of the peer before its own cable was heard.
+  const bool early = shares_subnet(addresses) && now - began_ < patience(addresses);
+  return known == MeshRoutes::Reach::relays && !early ? Reach::relays : Reach::unknown;
+}
+
+Duration ProcessMesh::patience(const std::vector<IpAddress>& addresses) const {
+  return shares_subnet(addresses)
+             ? Duration(std::chrono::milliseconds(2 * config_.mesh_hello_ms))
+             : std::min<Duration>(patience_max,
+                                  std::chrono::milliseconds(config_.connect_timeout_ms / 2));
+}
+
+std::string ProcessMesh::known_hosts() const {
+  const auto view = board_->read();
+  std::string names;
+  for (size_t i = 0; view && i < view->topology.nodes().size(); ++i) {
+    const TopologyNode& host = view->topology.nodes()[i];
+    names += fmt::format("{}{}", names.empty() ? "" : ", ",
+                         host.name.empty() ? text(host.id) : host.name);
+  }
+  return names.empty() ? "none" : names;
+}
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,76 @@
+// The mesh as one process takes part in it: what it knows, how it learns that, and whether it
+// relays for others.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "relay/link_sockets.h"
+#include "relay/mesh_routes.h"
+#include "relay/provider_hops.h"
+#include "runtime/base/config.h"
+#include "runtime/engine/engine.h"
+#include "runtime/fabric/provider.h"
+
+namespace nccl_ha::relay {
+
+/// Owner's thread, unless stated otherwise.
+class ProcessMesh {
+ public:
+  enum class Part : uint8_t {
+    none,      ///< cables only
+    attached,  ///< another process of this host knows, and relays
+    inlined,   ///< this one does
+  };
+
+  /// Decides which part this process takes (NCCL_MESH_RELAY): none without
+  /// NCCL_MESH_ENABLE_RELAY, where HA_NCCL_FABRIC forces another kind of paths, and with `auto`
+  /// where nobody on this host relays.  Asks that one, which takes milliseconds, and two seconds
+  /// where there is no answer.
+  static Result<std::unique_ptr<ProcessMesh>> make(const Config& config,
+                                                   const std::vector<fabric::NetInterface>& all);
+  ProcessMesh(const ProcessMesh&) = delete;
+  ProcessMesh& operator=(const ProcessMesh&) = delete;
+
+  Part part() const { return part_; }
+  bool takes_part() const { return part_ != Part::none; }
+  /// Those with cables to neighbours.
+  const std::vector<fabric::NetInterface>& interfaces() const { return own_; }
+  /// For Provider::Sources::kinds; empty without a part.
+  std::vector<fabric::Provider::Kind> kinds() const;
+  /// The engine has started; it ends before this and before the provider.
+  Result<void> begin(Engine& engine, fabric::Provider& provider, Instant now);
+
+  enum class Reach : uint8_t {
+    cable,    ///< or it is this host, or whoever reads addresses knows better
+    relays,   ///< no cable leads there
+    unknown,  ///< for now
+  };
+  /// How a peer with these addresses is reached.  Any thread.
+  Reach reach(const std::vector<IpAddress>& addresses, Instant now) const;
+  /// For how long it makes sense to wait where that is unknown.  Any thread.
+  Duration patience(const std::vector<IpAddress>& addresses) const;
+  /// The hosts that are known, for messages.  Any thread.
+  std::string known_hosts() const;
+
+ private:
+  ProcessMesh(const Config& config, std::vector<fabric::NetInterface> own);
+  Result<void> choose_part();
+  Result<void> use_file(const std::vector<fabric::NetInterface>& all);
+  Result<void> open_links(bool* port_taken);
+  std::vector<std::unique_ptr<Actor>> node(fabric::Provider& provider);
+  bool shares_subnet(const std::vector<IpAddress>& addresses) const;
+
+  const Config config_;
+  Part part_ = Part::none;
+  std::vector<fabric::NetInterface> own_;  ///< those with cables
+  bool fixed_ = false;                     ///< NCCL_MESH_TOPOLOGY_FILE: nothing is discovered
+  std::shared_ptr<TopologyBoard> board_ = std::make_shared<TopologyBoard>();
+  std::shared_ptr<MeshRoutes> routes_;
+  std::unique_ptr<LinkSockets> links_;  ///< until discovery has them
+  std::unique_ptr<ProviderHops> hops_;
+  Instant began_{};
+};
+
+}  // namespace nccl_ha::relay

@@ -1,0 +1,155 @@
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "relay/mesh_client.h"
+#include "relay/process_mesh.h"
+#include "tests/support/log_lines.h"
+
+namespace nccl_ha::relay {
+namespace {
+
+using Part = ProcessMesh::Part;
+using Reach = ProcessMesh::Reach;
+using std::chrono::milliseconds;
+
+/// A UDP port that somebody has.
+class TakenPort {
+ public:
+  TakenPort() : fd_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in any{};
+    any.sin_family = AF_INET;
+    socklen_t length = sizeof any;
+    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&any), sizeof any), 0);
+    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&any), &length), 0);
+    port_ = ntohs(any.sin_port);
+  }
+  ~TakenPort() { release(); }
+  TakenPort(const TakenPort&) = delete;
+  TakenPort& operator=(const TakenPort&) = delete;
+  void release() {
+    if (fd_ >= 0) {
+      close(std::exchange(fd_, -1));
+    }
+  }
+  uint16_t port() const { return port_; }
+
+ private:
+  int fd_;
+  uint16_t port_ = 0;
+};
+
+class ProcessMeshTest : public testing::Test {
+ protected:
+  ProcessMeshTest() {
+    TakenPort free;
+    config_.mesh_port = free.port();
+    fabric::NetInterface one;
+    one.name = "cable0";
+    one.ifindex = 7;
+    one.up = true;
+    one.addresses = {address(1, 1)};
+    all_.push_back(one);
+  }
+  /// 10.0.NET.HOST
+  static IpAddress address(uint8_t net, uint8_t host) {
+    IpAddress made;
+    made.prefix_len = 24;
+    made.bytes = {10, 0, net, host};
+    return made;
+  }
+  Result<std::unique_ptr<ProcessMesh>> make() { return ProcessMesh::make(config_, all_); }
+  Part part() {
+    auto made = make();
+    EXPECT_TRUE(made) << made.error().message();
+    return made ? (*made)->part() : Part::none;
+  }
+  Config config_;
+  std::vector<fabric::NetInterface> all_;
+};
+
+TEST_F(ProcessMeshTest, TakesPartWhereItIsAskedTo) {
+  EXPECT_EQ(part(), Part::none) << "nobody relays on this host";
+  config_.mesh_relay = "inline";
+  EXPECT_EQ(part(), Part::inlined);
+  config_.fabric = "verbs";
+  EXPECT_EQ(part(), Part::none) << "nothing else is to be used";
+  config_.fabric = "auto";
+  config_.mesh_enable_relay = false;
+  EXPECT_EQ(part(), Part::none);
+  config_.mesh_enable_relay = true;
+  config_.mesh_relay = "off";
+  EXPECT_EQ(part(), Part::none);
+  config_.mesh_relay = "inline";
+  config_.mesh_ifname = "=other";
+  EXPECT_EQ(part(), Part::none) << "there are no cables";
+}
+
+TEST_F(ProcessMeshTest, AWrongSettingIsNamed) {
+  config_.mesh_relay = "outline";
+  auto made = make();
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().what, "NCCL_MESH_RELAY=outline: use auto, inline or off");
+  config_.mesh_relay = "inline";
+  config_.mesh_peers = "here";
+  EXPECT_FALSE(make());
+  config_.mesh_peers = "";
+  config_.mesh_dead_ms = 1;
+  EXPECT_FALSE(make());
+}
+
+TEST_F(ProcessMeshTest, WhoeverHasThePortAndDoesNotAnswerIsNoRelayNode) {
+  const test::LogLines log;
+  TakenPort taken;
+  config_.mesh_port = taken.port();
+  EXPECT_EQ(part(), Part::none);
+  EXPECT_EQ(log.count("does not tell what it knows"), 1U);
+  config_.mesh_relay = "inline";
+  EXPECT_EQ(part(), Part::attached) << "another process of the job, which will answer";
+}
+
+TEST_F(ProcessMeshTest, WithoutAPartEverybodyIsReachedAsBefore) {
+  auto mesh = make();
+  ASSERT_TRUE(mesh);
+  EXPECT_TRUE((*mesh)->kinds().empty());
+  EXPECT_EQ((*mesh)->reach({address(9, 9)}, Instant{}), Reach::cable);
+}
+
+TEST_F(ProcessMeshTest, ATopologyFileTellsTheWays) {
+  const std::string file = testing::TempDir() + "nha_topology_" + std::to_string(getpid());
+  std::ofstream(file) << "node a 10.0.1.1/24\nnode b 10.0.1.2/24 10.0.2.2/24\n"
+                         "node c 10.0.2.3/24\ncable a b\ncable b c\n";
+  config_.mesh_topology_file = file;
+  auto mesh = make();
+  ASSERT_TRUE(mesh) << mesh.error().message();
+  EXPECT_EQ((*mesh)->part(), Part::inlined);
+  EXPECT_EQ((*mesh)->known_hosts(), "a, b, c");
+  const Instant later = Instant{} + std::chrono::hours(1);
+  EXPECT_EQ((*mesh)->reach({address(1, 2)}, later), Reach::cable);
+  EXPECT_EQ((*mesh)->reach({address(2, 3)}, later), Reach::relays);
+  EXPECT_EQ((*mesh)->reach({address(7, 7)}, later), Reach::unknown);
+  EXPECT_EQ((*mesh)->kinds().size(), 1U);
+  // One that looks near is waited for less long, as there may be a cable that nobody has heard of.
+  EXPECT_EQ((*mesh)->patience({address(1, 9)}), milliseconds(2 * config_.mesh_hello_ms));
+  EXPECT_GT((*mesh)->patience({address(7, 7)}), milliseconds(2 * config_.mesh_hello_ms));
+  all_[0].addresses = {address(3, 3)};
+  EXPECT_FALSE(make()) << "this host is not in it";
+  std::filesystem::remove(file);
+  EXPECT_FALSE(make());
+}
+
+TEST(MeshAnswer, NobodyAtThePortIsKnownAtOnce) {
+  TakenPort taken;
+  taken.release();
+  SteadyClock clock;
+  const Instant before = clock.now();
+  EXPECT_FALSE(ask_relay_node(taken.port(), std::chrono::seconds(30)));
+  EXPECT_LT(clock.now() - before, std::chrono::seconds(10));
+}
+
+}  // namespace
+}  // namespace nccl_ha::relay
