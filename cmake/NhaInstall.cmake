@@ -11,6 +11,8 @@ install(FILES ${user_docs} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/docs
 file(GLOB docs_data CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/docs/*.json
      ${CMAKE_SOURCE_DIR}/docs/*.png)
 install(FILES ${docs_data} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/docs)
-configure_file(${CMAKE_SOURCE_DIR}/tools/systemd/nccl-ha-agent.service.in
-               ${CMAKE_BINARY_DIR}/nccl-ha-agent.service @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/nccl-ha-agent.service DESTINATION lib/systemd/system)
+foreach(service IN ITEMS nccl-ha-agent nccl-ha-relay)
+  configure_file(${CMAKE_SOURCE_DIR}/tools/systemd/${service}.service.in
+                 ${CMAKE_BINARY_DIR}/${service}.service @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/${service}.service DESTINATION lib/systemd/system)
+endforeach()

@@ -47,15 +47,21 @@ nha_require(NHA_VERBS_INCLUDE "infiniband/verbs.h" libibverbs-dev)
 add_library(nha_verbs INTERFACE)
 target_include_directories(nha_verbs SYSTEM INTERFACE ${NHA_VERBS_INCLUDE})
 
+# Cryptography: linked statically, as the plugin's process may carry its own copy. The archive is
+# compiled for programs, but refers to nothing that would tell.
+find_path(NHA_SODIUM_INCLUDE sodium.h)
+find_library(NHA_SODIUM_ARCHIVE NAMES libsodium.a)
+nha_require(NHA_SODIUM_INCLUDE "sodium.h" libsodium-dev)
+nha_require(NHA_SODIUM_ARCHIVE "libsodium.a (static libsodium)" libsodium-dev)
+add_library(nha_sodium INTERFACE)
+target_include_directories(nha_sodium SYSTEM INTERFACE ${NHA_SODIUM_INCLUDE})
+target_link_libraries(nha_sodium INTERFACE ${NHA_SODIUM_ARCHIVE})
+
 if(NOT NHA_FUZZ)
   find_path(NHA_CLI11_INCLUDE CLI/CLI.hpp)
   nha_require(NHA_CLI11_INCLUDE "CLI/CLI.hpp" libcli11-dev)
   find_path(NHA_JSON_INCLUDE nlohmann/json.hpp)
   nha_require(NHA_JSON_INCLUDE "nlohmann/json.hpp" nlohmann-json3-dev)
-  find_path(NHA_SODIUM_INCLUDE sodium.h)
-  find_library(NHA_SODIUM_ARCHIVE NAMES libsodium.a)
-  nha_require(NHA_SODIUM_INCLUDE "sodium.h" libsodium-dev)
-  nha_require(NHA_SODIUM_ARCHIVE "libsodium.a (static libsodium)" libsodium-dev)
   # Only what writes the text format: the rest of the package brings a web server.
   find_path(NHA_PROMETHEUS_INCLUDE prometheus/text_serializer.h)
   find_library(NHA_PROMETHEUS_CORE NAMES prometheus-cpp-core)
@@ -63,8 +69,8 @@ if(NOT NHA_FUZZ)
   nha_require(NHA_PROMETHEUS_CORE "libprometheus-cpp-core" prometheus-cpp-dev)
   add_library(nha_agent_libraries INTERFACE)
   target_include_directories(nha_agent_libraries SYSTEM
-                             INTERFACE ${NHA_SODIUM_INCLUDE} ${NHA_PROMETHEUS_INCLUDE})
-  target_link_libraries(nha_agent_libraries INTERFACE ${NHA_SODIUM_ARCHIVE} ${NHA_PROMETHEUS_CORE})
+                             INTERFACE ${NHA_PROMETHEUS_INCLUDE})
+  target_link_libraries(nha_agent_libraries INTERFACE nha_sodium ${NHA_PROMETHEUS_CORE})
   add_library(nha_tool_libraries INTERFACE)
   target_include_directories(nha_tool_libraries SYSTEM
                              INTERFACE ${NHA_CLI11_INCLUDE} ${NHA_JSON_INCLUDE})

@@ -55,7 +55,8 @@ void Discovery::receive(uint32_t interface, const fabric::SocketAddress& from,
                         std::span<const std::byte> bytes, Instant now) {
   ++counts_.packets_received;
   counts_.bytes_received += bytes.size();
-  const auto packet = decode_packet(bytes);
+  const auto opened = seal_.open(bytes, now);
+  const auto packet = opened ? decode_packet(*opened) : Result<DiscoveryPacket>(opened.error());
   if (!packet || left_) {
     counts_.refused += packet ? 0 : 1;
     return;
@@ -153,9 +154,10 @@ void Discovery::on(const Neighbour& from, const RequestPacket& packet, Instant n
 
 void Discovery::send(uint32_t interface, const fabric::SocketAddress* to,
                      std::span<const std::byte> bytes) {
+  const auto sealed = seal_.seal(bytes);
   ++counts_.packets_sent;
-  counts_.bytes_sent += bytes.size();
-  output_.send(interface, to, bytes);
+  counts_.bytes_sent += sealed.size();
+  output_.send(interface, to, sealed);
 }
 
 void Discovery::send_summaries(const Neighbour& to) {

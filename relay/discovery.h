@@ -14,6 +14,7 @@
 
 #include "relay/link_states.h"
 #include "relay/neighbours.h"
+#include "relay/packet_seal.h"
 #include "relay/topology.h"
 
 namespace nccl_ha::relay {
@@ -65,6 +66,8 @@ class Discovery {
 
   Discovery(Identity identity, const Timing& timing, uint64_t seed, DiscoveryOutput& output);
 
+  /// Packets are sealed with them, and those of others have to be; null: neither.
+  void set_keys(std::shared_ptr<const KeyRing> keys) { seal_.set_keys(std::move(keys)); }
   void set_interfaces(const std::vector<MeshInterface>& interfaces, Instant now);
   void set_addresses(std::vector<IpAddress> addresses, Instant now);
   /// Whether paths of others may lead through this host from now on.
@@ -84,6 +87,7 @@ class Discovery {
   const Neighbours& neighbours() const { return neighbours_; }
   const Identity& identity() const { return identity_; }
   const Counts& counts() const { return counts_; }
+  const PacketSeal::Counts& seal_counts() const { return seal_.counts(); }
   size_t memory_bytes() const;
 
   /// Everything that is known, as packets for somebody on this host who asked for it.
@@ -121,6 +125,7 @@ class Discovery {
   DiscoveryOutput& output_;
   Neighbours neighbours_;
   LinkStates states_;
+  PacketSeal seal_;
   std::map<Cable, Flood> floods_;
   uint64_t own_sequence_ = 0;
   Instant last_originated_{};

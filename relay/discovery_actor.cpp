@@ -49,8 +49,19 @@ void DiscoveryActor::start(Context& context) {
   if (auto watch = context.streams().watch_links(this)) {
     link_watch_ = std::move(*watch);
   }
+  look_at_key();
   look_at_interfaces();
   go_on();
+}
+
+void DiscoveryActor::look_at_key() {
+  if (options_.key == nullptr) {
+    return;
+  }
+  if (auto read = options_.key->refresh(); !read) {
+    NHA_LOG_WARN_LIMITED("the keys of before stay: {}", read.error().message());
+  }
+  discovery_->set_keys(options_.key->current());
 }
 
 void DiscoveryActor::look_at_interfaces() {
@@ -105,6 +116,7 @@ void DiscoveryActor::on_packet(uint32_t interface, const fabric::SocketAddress& 
 
 void DiscoveryActor::on_timer() {
   if (look_due_ <= context_->now()) {
+    look_at_key();
     look_at_interfaces();
   }
   go_on();

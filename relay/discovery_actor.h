@@ -29,8 +29,9 @@ class DiscoveryActor final : public Actor,
     /// Those with cables to neighbours, as they are now.
     std::function<std::vector<fabric::NetInterface>()> interfaces;
     std::shared_ptr<TopologyBoard> board;
+    std::shared_ptr<ClusterKey> key;  ///< null: anybody on a cable is a neighbour
   };
-  /// How often it looks at addresses, whose changes nobody tells.
+  /// How often it looks at addresses and at the key file, whose changes nobody tells.
   static constexpr Duration look_apart = std::chrono::seconds(5);
   enum MessageKind : uint32_t {
     relays,  ///< arg 1: paths of others may lead through this host from now on; 0: they may not
@@ -44,6 +45,9 @@ class DiscoveryActor final : public Actor,
   void on(const Message& message) override;
   void stop() override;
 
+  /// Null before start().  Worker's thread.
+  const Discovery* discovery() const { return discovery_ ? &*discovery_ : nullptr; }
+
  private:
   void on_readable(int fd) override;
   void on_link(const std::string& interface, bool up) override;
@@ -51,6 +55,7 @@ class DiscoveryActor final : public Actor,
                  std::span<const std::byte> packet) override;
   void on_timer();
   void look_at_interfaces();
+  void look_at_key();
   /// Does what is due, tells what has changed, and comes back in time.
   void go_on();
   void publish();

@@ -1,12 +1,24 @@
 #include "relay/forwarder.h"
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 namespace nccl_ha::relay {
 
-void Forwarder::open(const Options& options) {
+void Forwarder::open(const Options& options, std::shared_ptr<Egress> egress) {
   options_ = options;
   places_.resize(from_.slots());
+  egress_ = std::move(egress);
+  member_ = egress_ ? egress_->enter(this) : 0;
+}
+
+void Forwarder::close() {
+  released_ = 0;
+  waiting_.clear();
+  if (const auto egress = std::exchange(egress_, nullptr)) {
+    egress->leave(member_);
+  }
 }
 
 Result<void> Forwarder::on_frame(uint32_t slot) {
@@ -24,6 +36,10 @@ Result<void> Forwarder::on_frame(uint32_t slot) {
   place.frame.hop = static_cast<uint16_t>(frame->hop + 1);
   ++counts_.frames;
   counts_.bytes += frame->payload_bytes;
+  if (egress_) {
+    ++egress_->counters().frames;
+    egress_->counters().bytes += frame->payload_bytes;
+  }
   waiting_.push_back(slot);
   const bool whole = frame->last() || frame->kind == FrameKind::ack;
   if (!options_.store || whole || from_.full()) {
@@ -34,17 +50,43 @@ Result<void> Forwarder::on_frame(uint32_t slot) {
 }
 
 void Forwarder::pump() {
+  if (released_ == 0 || !to_.ready()) {
+    return;
+  }
+  if (egress_) {
+    egress_->want(member_);
+  } else {
+    pass_on(std::numeric_limits<uint64_t>::max());
+  }
+}
+
+FairShares::Taken Forwarder::pass_on(uint64_t bytes) {
+  FairShares::Taken taken;
   while (released_ > 0 && to_.ready()) {
-    if (!pass_on(waiting_.front())) {
+    Place& place = places_[waiting_.front()];
+    if (!place.counted && place.bytes() > bytes - taken.bytes) {
+      taken.more = true;
+      return taken;
+    }
+    const bool posted = post(waiting_.front());
+    if (!place.counted && (posted || place.posts > 0)) {
+      place.counted = true;
+      taken.bytes += place.bytes();
+    }
+    if (!posted) {
       ++counts_.waits;
-      return;
+      if (egress_) {
+        ++egress_->counters().waits;
+      }
+      return taken;
     }
     waiting_.pop_front();
     --released_;
   }
+  return taken;
 }
 
-bool Forwarder::pass_on(uint32_t slot) {
+bool Forwarder::post(uint32_t slot) {
   Place& place = places_[slot];
   if (place.frame.kind == FrameKind::write && options_.last()) {
     return write_through(slot);
@@ -96,6 +138,9 @@ void Forwarder::on_sent(uint64_t id) {
   Place& place = places_[id];
   if (--place.posts == 0 && place.leaving) {
     from_.release();
+    if (egress_) {
+      egress_->done(member_, place.bytes());
+    }
   }
   pump();
 }

@@ -8,8 +8,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <vector>
 
+#include "relay/egress.h"
 #include "relay/hop_line.h"
 
 namespace nccl_ha::relay {
@@ -34,14 +36,22 @@ class Forwarder {
 
   /// Of what comes by `from`; both outlive it.
   Forwarder(HopLine& from, HopLine& to) : from_(from), to_(to) {}
+  ~Forwarder() { close(); }
+  Forwarder(const Forwarder&) = delete;
+  Forwarder& operator=(const Forwarder&) = delete;
 
-  void open(const Options& options);
+  /// With an egress others have their turns too; without one everything leaves at once.
+  void open(const Options& options, std::shared_ptr<Egress> egress = nullptr);
+  /// Nothing leaves any more.
+  void close();
   /// A frame lies in that slot; an error: the neighbour breaks the rules.
   Result<void> on_frame(uint32_t slot);
   /// The next hop has completed a post of that id.
   void on_sent(uint64_t id);
-  /// Gives the next hop what it takes.
+  /// Gives the next hop what it takes, when it is this session's turn.
   void pump();
+  /// It is: frames of at most so many bytes.
+  FairShares::Taken pass_on(uint64_t bytes);
 
   /// Of the message to which a post of that id belonged.
   uint64_t sequence_of(uint64_t id) const { return places_[id].frame.sequence; }
@@ -54,8 +64,10 @@ class Forwarder {
     uint32_t posts = 0;    ///< that the next hop has not completed
     bool leaving = false;  ///< all of them are made
     bool written = false;  ///< its payload has been given to the next hop
+    bool counted = false;  ///< the egress knows that it is under way
+    size_t bytes() const { return frame_header_bytes + frame.payload_bytes; }
   };
-  bool pass_on(uint32_t slot);
+  bool post(uint32_t slot);
   bool write_through(uint32_t slot);
 
   HopLine& from_;
@@ -65,6 +77,8 @@ class Forwarder {
   std::deque<uint32_t> waiting_;  ///< slots, in the order in which their frames came
   size_t released_ = 0;           ///< so many of them may leave
   Counts counts_;
+  std::shared_ptr<Egress> egress_;
+  uint32_t member_ = 0;  ///< there
 };
 
 }  // namespace nccl_ha::relay

@@ -11,15 +11,17 @@ constexpr uint32_t immediate_count = 0x7FFFFFFF;
 
 }  // namespace
 
-void HopLine::size(fabric::PathOptions& options, uint16_t slots, uint32_t posts) {
+void HopLine::size(fabric::PathOptions& options, uint32_t posts) const {
   // A note of free slots tells of one at least, which is then used again before the next.
-  options.writes_max = posts + 2U * slots;
-  options.receives_max = 2U * slots;
+  options.writes_max = posts + slots_ + theirs_most_;
+  options.receives_max = uint32_t{slots_} + theirs_most_;
   options.receives_spare = 0;
 }
 
-Result<void> HopLine::allocate(uint64_t domain, uint16_t slots, uint32_t chunk_bytes) {
+Result<void> HopLine::allocate(uint64_t domain, uint16_t slots, uint32_t chunk_bytes,
+                               uint16_t theirs_most) {
   slots_ = slots;
+  theirs_most_ = theirs_most;
   chunk_bytes_ = chunk_bytes;
   return memory_.allocate(domain, slots, frame_header_bytes + chunk_bytes);
 }
@@ -31,14 +33,16 @@ SlotWindow HopLine::window() const {
 
 Result<void> HopLine::connect(std::span<const std::byte> address, const SlotWindow& theirs,
                               uint32_t chunk_bytes) {
-  // As many on both sides, so that either has receives enough for what the other one tells.
-  if (theirs.slots != slots_ || theirs.slot_bytes < frame_header_bytes + chunk_bytes) {
+  // No more than the hop was made for, so that either side has receives enough for what the other
+  // one tells.
+  if (theirs.slots < slots_min || theirs.slots > theirs_most_ ||
+      theirs.slot_bytes < frame_header_bytes + chunk_bytes) {
     return fail(Errc::remote, "a neighbour on the route has slots of an impossible size");
   }
   theirs_ = theirs;
   chunk_bytes_ = chunk_bytes;
-  // Before the first frame can come; both sides may use all of their slots and tell of as many.
-  for (uint32_t i = 0; i < 2U * slots_; ++i) {
+  // Before the first frame can come; both sides may use all slots and tell of as many.
+  for (uint32_t i = 0; i < uint32_t{slots_} + theirs_.slots; ++i) {
     if (!post_receive()) {
       return fail(Errc::internal, "a hop takes fewer receives than it was made for");
     }

@@ -39,11 +39,12 @@ class HopLine {
   HopLine(const HopLine&) = delete;
   HopLine& operator=(const HopLine&) = delete;
 
-  /// What a hop must be made with: of posts, `posts` are the owner's own beside one for each slot.
-  static void size(fabric::PathOptions& options, uint16_t slots, uint32_t posts);
+  /// What a hop must be made with: of posts, `posts` are the owner's own beside those for frames.
+  void size(fabric::PathOptions& options, uint32_t posts) const;
 
-  /// Slots for frames with pieces of at most that size.
-  Result<void> allocate(uint64_t domain, uint16_t slots, uint32_t chunk_bytes);
+  /// Slots for frames with pieces of at most that size.  The neighbour has at most `theirs_most`.
+  Result<void> allocate(uint64_t domain, uint16_t slots, uint32_t chunk_bytes,
+                        uint16_t theirs_most);
   void take(fabric::OwnedPath hop) { hop_ = std::move(hop); }
   fabric::Path* path() const { return hop_.path.get(); }
   SlotWindow window() const;
@@ -98,6 +99,7 @@ class HopLine {
   fabric::OwnedPath hop_;
   SlotWindow theirs_;
   uint16_t slots_ = 0;
+  uint16_t theirs_most_ = 0;
   uint32_t chunk_bytes_ = 0;  ///< of a frame's piece at most
   uint64_t sent_ = 0;         ///< frames
   uint64_t peer_freed_ = 0;   ///< of them

@@ -33,10 +33,20 @@ RelayOptions relay_options(const Config& config, NodeId self) {
   options.self = self;
   options.relays_max = static_cast<size_t>(config.mesh_max_hops);
   options.sessions_max = static_cast<size_t>(config.mesh_sessions);
+  options.sessions_per_host = static_cast<size_t>(config.mesh_sessions_per_host);
+  options.pool_bytes = static_cast<size_t>(config.mesh_pool_bytes);
+  options.flight_bytes = static_cast<uint64_t>(config.mesh_flight_bytes);
   options.chunk_bytes = static_cast<uint32_t>(config.mesh_chunk_bytes);
   options.slots_max = slots_accepted(static_cast<uint16_t>(config.mesh_slots));
   options.store = config.mesh_store;
   return options;
+}
+
+Result<std::shared_ptr<ClusterKey>> cluster_key(const Config& config) {
+  if (config.mesh_key_file.empty()) {
+    return std::shared_ptr<ClusterKey>();
+  }
+  return ClusterKey::open(config.mesh_key_file);
 }
 
 Discovery::Identity mesh_identity(const std::vector<fabric::NetInterface>& own, bool relays,

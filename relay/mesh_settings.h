@@ -16,6 +16,9 @@ RouteOptions route_options(const Config& config);
 
 RelayOptions relay_options(const Config& config, NodeId self);
 
+/// NCCL_MESH_KEY_FILE, read; null: there is none.
+Result<std::shared_ptr<ClusterKey>> cluster_key(const Config& config);
+
 /// Of this host.  `own`: select_mesh_interfaces().
 Discovery::Identity mesh_identity(const std::vector<fabric::NetInterface>& own, bool relays,
                                   uint32_t incarnation);

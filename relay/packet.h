@@ -27,8 +27,8 @@ namespace nccl_ha::relay {
 inline constexpr uint32_t discovery_magic = 0x4D48414E;  // "NAHM"
 inline constexpr uint8_t discovery_version = 1;
 inline constexpr size_t discovery_header_bytes = 24;
-/// Any packet: 1500 bytes without the headers of IPv6 (40) and UDP (8), rounded down.
-inline constexpr size_t discovery_packet_max = 1440;
+/// Any packet: 1500 bytes without the headers of IPv6 (40) and UDP (8), with room for a seal.
+inline constexpr size_t discovery_packet_max = 1412;
 
 enum class PacketKind : uint8_t {
   hello = 1,

@@ -4,12 +4,14 @@
 
 namespace nccl_ha::relay {
 
-Result<std::shared_ptr<PathEndpoints>> PathEndpoints::of(Context& context) {
+Result<std::shared_ptr<PathEndpoints>> PathEndpoints::of(Context& context,
+                                                         std::shared_ptr<const ClusterKey> key) {
   if (auto known = context.shared().find<PathEndpoints>()) {
     return known;
   }
   std::shared_ptr<PathEndpoints> made(new PathEndpoints(context));
-  auto acceptor = SessionAcceptor::listen(context, context.config().listen_ports, *made);
+  auto acceptor =
+      SessionAcceptor::listen(context, context.config().listen_ports, std::move(key), *made);
   if (!acceptor) {
     return acceptor.error();
   }

@@ -18,8 +18,9 @@ class PathEndpoints final : private SessionAcceptor::Handler {
    protected:
     ~Member() = default;
   };
-  /// That of the context's worker.
-  static Result<std::shared_ptr<PathEndpoints>> of(Context& context);
+  /// That of the context's worker, which has one key.
+  static Result<std::shared_ptr<PathEndpoints>> of(Context& context,
+                                                   std::shared_ptr<const ClusterKey> key);
 
   uint16_t port() const { return acceptor_->port(); }
   /// The token that the member's requests have.

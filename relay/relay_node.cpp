@@ -11,16 +11,27 @@
 namespace nccl_ha::relay {
 
 RelayNode::RelayNode(HopSource& hops, const NextHops& next, const RelayOptions& options,
-                     std::string ports, Tell tell)
+                     std::string ports, Tell tell, Drained drained)
     : hops_(hops),
       next_(next),
       options_(options),
       ports_(std::move(ports)),
-      tell_(std::move(tell)) {}
+      tell_(std::move(tell)),
+      drained_(std::move(drained)),
+      pool_(options.pool_bytes) {
+  drain_timer_.bind([](void* self) { static_cast<RelayNode*>(self)->drain_on(); }, this);
+}
+
+RelayNode::~RelayNode() {
+  if (context_ != nullptr) {
+    context_->timers().cancel(drain_timer_);
+  }
+}
 
 void RelayNode::start(Context& context) {
   context_ = &context;
-  auto acceptor = SessionAcceptor::listen(context, ports_, *this);
+  counters_ = {context.counters().place(), "relay"};
+  auto acceptor = SessionAcceptor::listen(context, ports_, options_.key, *this);
   if (!acceptor) {
     failure_ = acceptor.error();
     NHA_LOG_WARN("this host relays for nobody: {}", failure_.message());
@@ -32,7 +43,46 @@ void RelayNode::start(Context& context) {
   }
 }
 
+void RelayNode::on(const Message& message) {
+  if (message.kind == drain && !draining()) {
+    begin_draining(std::chrono::milliseconds(message.arg));
+  }
+}
+
+void RelayNode::begin_draining(Duration limit) {
+  NHA_LOG_INFO("the relay node ends: {} paths have {} ms to find another way", sessions_.size(),
+               std::chrono::duration_cast<std::chrono::milliseconds>(limit).count());
+  counters_->draining.set(1);
+  if (tell_) {
+    tell_(false);
+  }
+  // The first one later than the news that no way leads through here any more.
+  drain_apart_ = limit / static_cast<int64_t>(sessions_.size() + 1);
+  context_->timers().arm(drain_timer_,
+                         context_->now() + (sessions_.empty() ? Duration(0) : drain_apart_));
+}
+
+void RelayNode::drain_on() {
+  if (!sessions_.empty()) {
+    sessions_.front()->end({}, "the relay node ends");
+  }
+  if (!sessions_.empty()) {
+    context_->timers().arm(drain_timer_, context_->now() + drain_apart_);
+  } else if (const Drained drained = std::exchange(drained_, nullptr)) {
+    drained();
+  }
+}
+
+void RelayNode::show_pool() {
+  counters_->sessions.set(sessions_.size());
+  counters_->pool_bytes.set(pool_.used());
+  counters_->pool_bytes_most.raise_to(pool_.used());
+}
+
 Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
+  if (draining()) {
+    return fail(Errc::remote, "this relay ends and takes no more paths");
+  }
   if (auto good = check_route(request.nodes, request.place, options_.self, options_.relays_max);
       !good) {
     return good.error();
@@ -60,28 +110,70 @@ Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
   return *found;
 }
 
+Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request) {
+  const NodeId origin = request.nodes.front();
+  const auto of_host = static_cast<size_t>(
+      std::count_if(sessions_.begin(), sessions_.end(),
+                    [&](const RelaySession* one) { return one->origin() == origin; }));
+  if (of_host >= options_.sessions_per_host) {
+    return fail(Errc::no_memory,
+                fmt::format("this relay serves {} paths of host {} already, which is its limit for "
+                            "one host (NCCL_MESH_SESSIONS_PER_HOST)",
+                            of_host, text(origin)));
+  }
+  RelaySession::Share share;
+  share.chunk_bytes = std::min(request.chunk_bytes, options_.chunk_bytes);
+  share.slots = pool_.take(std::min(request.window.slots, options_.slots_max), share.chunk_bytes);
+  if (share.slots == 0) {
+    return fail(Errc::no_memory, fmt::format("this relay's {} bytes for paths are all in use "
+                                             "(NCCL_MESH_POOL_BYTES)",
+                                             pool_.bytes()));
+  }
+  share.egresses[RelaySession::up] = egress_to(request.nodes[request.place - 1U]);
+  share.egresses[RelaySession::down] = egress_to(request.nodes[request.place + 1U]);
+  return share;
+}
+
+std::shared_ptr<Egress> RelayNode::egress_to(NodeId neighbour) {
+  std::erase_if(egresses_, [&](const auto& one) {
+    return one.second.use_count() == 1 && one.first != neighbour;
+  });
+  auto& egress = egresses_[neighbour];
+  if (!egress) {
+    FairShares::Limits limits;
+    limits.quantum_bytes = frame_header_bytes + options_.chunk_bytes;
+    limits.flight_bytes = options_.flight_bytes;
+    egress = std::make_shared<Egress>(*context_, limits, *counters_);
+  }
+  return egress;
+}
+
 void RelayNode::on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) {
-  auto next = next_of(request);
-  if (!next) {
-    ++counts_.refused;
-    stream->send(SetupRefusal{fabric::CompletionStatus::retry_exceeded, 0, next.error().message()});
+  const auto next = next_of(request);
+  auto share = next ? share_of(request) : Result<RelaySession::Share>(next.error());
+  if (!share) {
+    ++counters_->refused;
+    stream->send(
+        SetupRefusal{fabric::CompletionStatus::retry_exceeded, 0, share.error().message()});
     stream->close();
     return;
   }
-  ++counts_.opened;
-  std::unique_ptr<RelaySession> made(
-      new RelaySession(hops_, options_, *this, std::move(stream), std::move(request), *next));
+  ++counters_->opened;
+  std::unique_ptr<RelaySession> made(new RelaySession(
+      hops_, options_, *this, std::move(stream), std::move(request), *next, std::move(*share)));
   sessions_.push_back(made.get());
+  show_pool();
   context_->add_actor(std::move(made));
 }
 
 void RelayNode::on_session_end(RelaySession& session, const std::string& why) {
   NHA_LOG_DEBUG("relay session {:016x} has ended: {}", session.number(), why);
   std::erase(sessions_, &session);
-  ++counts_.ended;
-  for (size_t direction = 0; direction < 2; ++direction) {
-    counts_.frames += session.counts(direction).frames;
-    counts_.bytes += session.counts(direction).bytes;
+  pool_.give_back(session.share().slots, session.share().chunk_bytes);
+  ++counters_->ended;
+  show_pool();
+  if (draining() && sessions_.empty()) {
+    context_->timers().arm(drain_timer_, context_->now());
   }
   context_->remove_actor(session.id());
 }

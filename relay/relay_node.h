@@ -2,13 +2,16 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "relay/relay_pool.h"
 #include "relay/relay_session.h"
 #include "relay/session_acceptor.h"
 #include "runtime/engine/actor.h"
+#include "runtime/telemetry/counter_file.h"
 
 namespace nccl_ha::relay {
 
@@ -16,44 +19,58 @@ class RelayNode final : public Actor,
                         private SessionAcceptor::Handler,
                         private RelaySession::Owner {
  public:
-  struct Counts {
-    uint64_t opened = 0;   ///< sessions that were begun
-    uint64_t ended = 0;    ///< of them
-    uint64_t refused = 0;  ///< requests for routes that are none, or too many
-    uint64_t frames = 0;   ///< of sessions that have ended
-    uint64_t bytes = 0;    ///< the same
+  enum MessageKind : uint32_t {
+    /// No session is taken any more, and those that are there end one after the other within arg
+    /// milliseconds, so that not all connections look for another way at once.
+    drain,
   };
   /// On the node's thread: whether new sessions are taken, once at the start and when that changes.
   using Tell = std::function<void(bool relays)>;
+  /// On the node's thread: it drains, and has no session any more.
+  using Drained = std::function<void()>;
   /// `ports` as HA_NCCL_LISTEN_PORTS.  `hops` and `next` outlive the node and its sessions.
   RelayNode(HopSource& hops, const NextHops& next, const RelayOptions& options, std::string ports,
-            Tell tell = nullptr);
+            Tell tell = nullptr, Drained drained = nullptr);
+  ~RelayNode() override;
 
   const char* name() const override { return "relay-node"; }
   void start(Context& context) override;
-  void on(const Message& message) override { (void)message; }
+  void on(const Message& message) override;
   void stop() override;
 
   /// 0: it does not listen; failure() says why.
   uint16_t port() const { return acceptor_ ? acceptor_->port() : uint16_t{0}; }
   const Error& failure() const { return failure_; }
-  const Counts& counts() const { return counts_; }
+  const RelayCounters& counts() const { return *counters_; }
+  bool draining() const { return counters_->draining != 0; }
   const std::vector<RelaySession*>& sessions() const { return sessions_; }
+  const RelayPool& pool() const { return pool_; }
 
  private:
   void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) override;
+  void on_unauthenticated() override { ++counters_->unauthenticated; }
   void on_session_end(RelaySession& session, const std::string& why) override;
+  void begin_draining(Duration limit);
+  void drain_on();
+  void show_pool();
   Result<NextHop> next_of(const SetupRequest& request) const;
+  Result<RelaySession::Share> share_of(const SetupRequest& request);
+  std::shared_ptr<Egress> egress_to(NodeId neighbour);
 
   HopSource& hops_;
   const NextHops& next_;
   RelayOptions options_;
   std::string ports_;
   Tell tell_;
+  Drained drained_;
+  RelayPool pool_;
+  std::map<NodeId, std::shared_ptr<Egress>> egresses_;  ///< by neighbour
   Context* context_ = nullptr;
   std::unique_ptr<SessionAcceptor> acceptor_;
   std::vector<RelaySession*> sessions_;  ///< actors of this worker
-  Counts counts_;
+  CounterBlock<RelayCounters> counters_;
+  Duration drain_apart_{};  ///< between the ends of sessions
+  Timer drain_timer_;
   Error failure_{};
 };
 

@@ -27,6 +27,7 @@ class RelayPath final : public fabric::Path,
     uint32_t chunk_bytes = 65536;
     uint16_t slots = 16;  ///< for frames, at each host on the way and for each direction
     size_t relays_max = 4;
+    std::shared_ptr<const ClusterKey> key;  ///< of relays and ends; null: they need none
     uint8_t way = 0;  ///< of its connection's (Way)
   };
   /// `hops` and `next` outlive the path.  PathOptions::route names the relays; where it names none,
@@ -59,7 +60,7 @@ class RelayPath final : public fabric::Path,
 
   // setting up (relay_path_setup.cpp)
   Result<void> dial();
-  Result<void> make_hop(bool active, uint16_t slots, uint32_t chunk_bytes);
+  Result<void> make_hop(bool active, uint16_t slots, uint32_t chunk_bytes, uint16_t theirs_most);
   Result<void> accept();
   void open(uint32_t chunk_bytes);
   void refuse(const std::string& why);

@@ -32,7 +32,7 @@ Result<std::unique_ptr<RelayPath>> RelayPath::make(Context& context, HopSource& 
   made->options_.route = {};  // read, and not the caller's to keep
   // Where the way is not known yet, it leads through one host at least.
   made->traits_.hops = static_cast<uint8_t>(std::max<size_t>(made->relays_.size(), 1));
-  auto endpoints = PathEndpoints::of(context);
+  auto endpoints = PathEndpoints::of(context, own.key);
   if (!endpoints) {
     return endpoints.error();
   }
@@ -114,12 +114,13 @@ Result<void> RelayPath::dial() {
     return nccl_ha::fail(Errc::remote,
                          fmt::format("no cable leads to relay {} any more", text(relays_.front())));
   }
-  stream_.reset(new SessionStream(context_, this));
+  stream_.reset(new SessionStream(context_, this, own_.key));
   return stream_->dial(*next);
 }
 
-Result<void> RelayPath::make_hop(bool active, uint16_t slots, uint32_t chunk_bytes) {
-  if (auto made = line_.allocate(options_.domain, slots, chunk_bytes); !made) {
+Result<void> RelayPath::make_hop(bool active, uint16_t slots, uint32_t chunk_bytes,
+                                 uint16_t theirs_most) {
+  if (auto made = line_.allocate(options_.domain, slots, chunk_bytes, theirs_most); !made) {
     return made;
   }
   const auto local = stream_->local_address();
@@ -127,7 +128,7 @@ Result<void> RelayPath::make_hop(bool active, uint16_t slots, uint32_t chunk_byt
     return local.error();
   }
   fabric::PathOptions options = options_;
-  HopLine::size(options, line_.slots(), MessageSender::headers);
+  line_.size(options, MessageSender::headers);
   options.active = active;
   auto hop = hops_.make_hop(context_, reinterpret_cast<const sockaddr*>(&*local), options, this);
   if (!hop) {
@@ -138,7 +139,7 @@ Result<void> RelayPath::make_hop(bool active, uint16_t slots, uint32_t chunk_byt
 }
 
 void RelayPath::on_session_open(SessionStream& stream) {
-  if (auto made = make_hop(true, own_.slots, own_.chunk_bytes); !made) {
+  if (auto made = make_hop(true, own_.slots, own_.chunk_bytes, own_.slots); !made) {
     break_path(CompletionStatus::device_fault, 0, made.error());
     return;
   }
@@ -208,15 +209,10 @@ Result<void> RelayPath::accept() {
   if (good && request.nodes.front() != peer_.node) {
     good = nccl_ha::fail(Errc::remote, "a host that is not the peer asks for this path");
   }
-  if (good && request.window.slots > slots_accepted(own_.slots)) {
-    good = nccl_ha::fail(
-        Errc::remote,
-        fmt::format("a path of {} slots, this process allows {} (NCCL_MESH_SLOTS, four times)",
-                    request.window.slots, slots_accepted(own_.slots)));
-  }
   const uint32_t chunk_bytes = std::min(request.chunk_bytes, own_.chunk_bytes);
   if (good) {
-    good = make_hop(false, request.window.slots, chunk_bytes);
+    good = make_hop(false, std::min(request.window.slots, slots_accepted(own_.slots)), chunk_bytes,
+                    request.window.slots);
   }
   if (good) {
     good = line_.connect(request.hop_address, request.window, chunk_bytes);

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 namespace nccl_ha::relay {
@@ -14,15 +13,15 @@ using fabric::PathState;
 
 RelaySession::RelaySession(HopSource& hops, const RelayOptions& options, Owner& owner,
                            std::unique_ptr<SessionStream> stream, SetupRequest request,
-                           const NextHop& next)
+                           const NextHop& next, Share share)
     : hops_(hops),
       options_(options),
       owner_(owner),
       request_(std::move(request)),
       next_(next),
+      share_(std::move(share)),
       legs_{Leg(hops.memory()), Leg(hops.memory())},
-      forwards_{Forwarder(legs_[up].line, legs_[down].line),
-                Forwarder(legs_[down].line, legs_[up].line)} {
+      forwards_{{{legs_[up].line, legs_[down].line}, {legs_[down].line, legs_[up].line}}} {
   legs_[up].stream = std::move(stream);
   deadline_.bind([](void* self) { static_cast<RelaySession*>(self)->on_deadline(); }, this);
 }
@@ -39,7 +38,7 @@ RelaySession::~RelaySession() {
 void RelaySession::start(Context& context) {
   context_ = &context;
   domain_ = context.random().next();
-  chunk_bytes_ = std::min(request_.chunk_bytes, options_.chunk_bytes);
+  chunk_bytes_ = share_.chunk_bytes;
   context.timers().arm(deadline_, context.now() + options_.setup_limit);
   legs_[up].stream->set_owner(this);
   if (auto begun = begin(); !begun) {
@@ -48,12 +47,12 @@ void RelaySession::start(Context& context) {
 }
 
 Result<void> RelaySession::begin() {
-  if (request_.window.slots > options_.slots_max) {
-    return fail(Errc::remote, fmt::format("a session of {} slots, this relay allows {}",
-                                          request_.window.slots, options_.slots_max));
-  }
-  for (Leg& leg : legs_) {
-    if (auto made = leg.line.allocate(domain_, request_.window.slots, chunk_bytes_); !made) {
+  for (const Side side : {up, down}) {
+    // The host before this one has the slots that it asked with, the next one at most as many as
+    // this one.
+    const uint16_t theirs_most = side == up ? request_.window.slots : share_.slots;
+    if (auto made = legs_[side].line.allocate(domain_, share_.slots, chunk_bytes_, theirs_most);
+        !made) {
       return made;
     }
   }
@@ -66,7 +65,7 @@ Result<void> RelaySession::begin() {
       !connected) {
     return connected;
   }
-  legs_[down].stream.reset(new SessionStream(*context_, this));
+  legs_[down].stream.reset(new SessionStream(*context_, this, options_.key));
   return legs_[down].stream->dial(next_);
 }
 
@@ -78,7 +77,7 @@ Result<void> RelaySession::make_hop(Side side) {
   fabric::PathOptions options;
   options.domain = domain_;
   // Beside frames, the pieces that go straight to their places.
-  HopLine::size(options, request_.window.slots, request_.window.slots);
+  legs_[side].line.size(options, share_.slots);
   options.active = side == down;
   options.connect_limit = options_.setup_limit;
   auto hop = hops_.make_hop(*context_, reinterpret_cast<const sockaddr*>(&*local), options, this);
@@ -140,10 +139,10 @@ void RelaySession::open_forwarders() {
   options.hops = static_cast<uint16_t>(request_.nodes.size() - 2);
   options.hop = static_cast<uint16_t>(request_.place - 1);
   options.store = options_.store;
-  forwards_[up].open(options);
+  forwards_[up].open(options, share_.egresses[down]);
   std::swap(options.origin, options.destination);
   options.hop = static_cast<uint16_t>(options.hops - 1 - options.hop);
-  forwards_[down].open(options);
+  forwards_[down].open(options, share_.egresses[up]);
 }
 
 void RelaySession::on_path_state(fabric::Path& path, PathState state, const Error& error) {
@@ -235,6 +234,9 @@ void RelaySession::end(const SetupRefusal& told, const std::string& why, std::op
   }
   phase_ = Phase::ended;
   context_->timers().cancel(deadline_);
+  for (Forwarder& forward : forwards_) {
+    forward.close();
+  }
   SetupRefusal refusal = told;
   if (refusal.text.empty()) {
     refusal = {CompletionStatus::retry_exceeded, 0, why};

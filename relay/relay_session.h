@@ -17,12 +17,16 @@ namespace nccl_ha::relay {
 /// What a relay allows, and how it passes on.
 struct RelayOptions {
   NodeId self{};
-  size_t relays_max = 4;      ///< on a route
-  size_t sessions_max = 256;  ///< at a time; more are refused
+  size_t relays_max = 4;           ///< on a route
+  size_t sessions_max = 256;       ///< at a time; more are refused
+  size_t sessions_per_host = 128;  ///< of them, those that begin at one host
   uint32_t chunk_bytes = 65536;
-  uint16_t slots_max = 64;  ///< of that size, for each direction of a session
-  bool store = false;       ///< Forwarder::Options::store
+  uint16_t slots_max = 64;                ///< of that size, for each direction of a session
+  size_t pool_bytes = size_t{256} << 20;  ///< RelayPool, for all of them
+  uint64_t flight_bytes = 4 << 20;        ///< FairShares, to each neighbour
+  bool store = false;                     ///< Forwarder::Options::store
   Duration setup_limit = std::chrono::seconds(10);
+  std::shared_ptr<const ClusterKey> key;  ///< that neighbours must have; null: they need none
 };
 
 class RelaySession final : public Actor, private fabric::PathOwner, private SessionStream::Owner {
@@ -35,9 +39,16 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
    protected:
     ~Owner() = default;
   };
+  /// What a session was given by its node.
+  struct Share {
+    uint16_t slots = 0;  ///< for each direction
+    uint32_t chunk_bytes = 0;
+    std::array<std::shared_ptr<Egress>, 2> egresses;  ///< by Side
+  };
   /// `request` came by `stream`, and its route leads through this host; the next one listens there.
   RelaySession(HopSource& hops, const RelayOptions& options, Owner& owner,
-               std::unique_ptr<SessionStream> stream, SetupRequest request, const NextHop& next);
+               std::unique_ptr<SessionStream> stream, SetupRequest request, const NextHop& next,
+               Share share);
   ~RelaySession() override;
 
   const char* name() const override { return "relay-session"; }
@@ -51,8 +62,13 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
     return legs_[up].line.memory_bytes() + legs_[down].line.memory_bytes();
   }
   size_t waiting(size_t direction) const { return forwards_[direction].waiting(); }
+  /// Frames that lie here: they wait, or the next hop has not acknowledged them.
+  uint64_t held(size_t direction) const { return legs_[direction].line.held(); }
   bool carries() const { return phase_ == Phase::open; }
   uint64_t number() const { return request_.session; }
+  NodeId origin() const { return request_.nodes.front(); }
+  NodeId destination() const { return request_.nodes.back(); }
+  const Share& share() const { return share_; }
   enum Side : size_t { up, down };  ///< towards the origin, towards the destination
   /// Tells both neighbours why.  The message that `told` names came in at `from`: the neighbour on
   /// the other side knows another one by that number.
@@ -87,6 +103,7 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   Owner& owner_;
   SetupRequest request_;
   NextHop next_;
+  Share share_;
   uint64_t domain_ = 0;
   std::array<Leg, 2> legs_;
   std::array<Forwarder, 2> forwards_;  ///< of what comes in at each leg

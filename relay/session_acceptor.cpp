@@ -9,17 +9,18 @@
 
 namespace nccl_ha::relay {
 
-SessionAcceptor::SessionAcceptor(Context& context, Handler& handler)
-    : context_(context), handler_(handler) {
+SessionAcceptor::SessionAcceptor(Context& context, std::shared_ptr<const ClusterKey> key,
+                                 Handler& handler)
+    : context_(context), key_(std::move(key)), handler_(handler) {
   timer_.bind([](void* self) { static_cast<SessionAcceptor*>(self)->on_timer(); }, this);
 }
 
 SessionAcceptor::~SessionAcceptor() { context_.timers().cancel(timer_); }
 
-Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(Context& context,
-                                                                 const std::string& ports,
-                                                                 Handler& handler) {
-  std::unique_ptr<SessionAcceptor> made(new SessionAcceptor(context, handler));
+Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(
+    Context& context, const std::string& ports, std::shared_ptr<const ClusterKey> key,
+    Handler& handler) {
+  std::unique_ptr<SessionAcceptor> made(new SessionAcceptor(context, std::move(key), handler));
   auto acceptor = context.streams().listen_tcp(ports, &made->port_, made.get());
   if (!acceptor) {
     return acceptor.error();
@@ -34,7 +35,7 @@ void SessionAcceptor::on_accept(int fd) {
     close(fd);
     return;
   }
-  std::unique_ptr<SessionStream> stream(new SessionStream(context_, this));
+  std::unique_ptr<SessionStream> stream(new SessionStream(context_, this, key_));
   if (auto adopted = stream->adopt(fd); !adopted) {
     NHA_LOG_WARN("a neighbour's stream is lost: {}", adopted.error().message());
     return;
@@ -69,7 +70,10 @@ void SessionAcceptor::on_session_message(SessionStream& stream, SessionMessage m
 }
 
 void SessionAcceptor::on_session_lost(SessionStream& stream, const Error& error) {
-  (void)error;
+  if (stream.unauthenticated()) {
+    handler_.on_unauthenticated();
+    NHA_LOG_WARN_LIMITED("a relayed path is refused: {}", error.message());
+  }
   ++refused_;
   static_cast<void>(take(stream));
 }

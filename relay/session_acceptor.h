@@ -15,6 +15,8 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
    public:
     /// The stream's owner is the handler's to set.
     virtual void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) = 0;
+    /// Somebody did not show the cluster's key.
+    virtual void on_unauthenticated() {}
 
    protected:
     ~Handler() = default;
@@ -26,6 +28,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
 
   /// On a port of `ports` (HA_NCCL_LISTEN_PORTS has the form).
   static Result<std::unique_ptr<SessionAcceptor>> listen(Context& context, const std::string& ports,
+                                                         std::shared_ptr<const ClusterKey> key,
                                                          Handler& handler);
   ~SessionAcceptor() override;
   SessionAcceptor(const SessionAcceptor&) = delete;
@@ -39,7 +42,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
     std::unique_ptr<SessionStream> stream;
     Instant until{};
   };
-  SessionAcceptor(Context& context, Handler& handler);
+  SessionAcceptor(Context& context, std::shared_ptr<const ClusterKey> key, Handler& handler);
   void on_accept(int fd) override;
   void on_acceptor_error(const Error& error) override;
   void on_session_open(SessionStream& stream) override { (void)stream; }
@@ -49,6 +52,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
   void on_timer();
 
   Context& context_;
+  std::shared_ptr<const ClusterKey> key_;
   Handler& handler_;
   std::unique_ptr<Acceptor> acceptor_;
   std::vector<Pending> pending_;

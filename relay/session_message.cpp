@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "relay/codec.h"
@@ -9,7 +10,7 @@
 namespace nccl_ha::relay {
 namespace {
 
-enum class SessionKind : uint8_t { request = 1, ack = 2, refusal = 3, ping = 4 };
+enum class SessionKind : uint8_t { request = 1, ack = 2, refusal = 3, ping = 4, hello = 5 };
 
 constexpr size_t session_length_offset = 6;
 constexpr uint32_t endpoint_magic = 0x4548414E;  // "NAHE"
@@ -63,6 +64,12 @@ SessionKind put_session(WireWriter& out, const SessionPing& ping) {
   (void)out;
   (void)ping;
   return SessionKind::ping;
+}
+
+SessionKind put_session(WireWriter& out, const SessionHello& hello) {
+  out.put(hello.key);
+  out.put_bytes(hello.nonce);
+  return SessionKind::hello;
 }
 
 SetupRequest take_setup(WireReader& in) {
@@ -137,6 +144,10 @@ Result<size_t> session_message_length(std::span<const std::byte> header) {
   return length;
 }
 
+void set_session_message_length(std::span<std::byte> message, size_t length) {
+  fabric::put(message.data(), session_length_offset, static_cast<uint16_t>(length));
+}
+
 Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes) {
   const auto length = session_message_length(bytes);
   if (!length) {
@@ -172,6 +183,14 @@ Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes) 
     }
     case SessionKind::ping:
       break;
+    case SessionKind::hello: {
+      SessionHello hello;
+      hello.key = in.take<uint32_t>();
+      const auto nonce = in.take_bytes(hello.nonce.size());
+      std::copy(nonce.begin(), nonce.end(), hello.nonce.begin());
+      message = SessionMessage(hello);
+      break;
+    }
     default:
       return fail(Errc::invalid_argument, "a relay message of an unknown kind");
   }

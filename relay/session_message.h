@@ -10,8 +10,11 @@
 //                  hop address: length u16, bytes
 //   refusal        status u8, sequence u64, text (length u8, bytes); whoever says it ends the
 //   session ping           nothing
+//   hello          key u32, nonce 32 bytes; first of all where there is a cluster key
+// A tag of 16 bytes follows where there is one (session_seal.h), and counts in the length.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -20,6 +23,7 @@
 #include <vector>
 
 #include "relay/hop_line.h"
+#include "relay/keyed_hash.h"
 #include "relay/node_id.h"
 #include "runtime/base/result.h"
 #include "runtime/fabric/completion_status.h"
@@ -67,12 +71,22 @@ struct SetupRefusal {
 
 struct SessionPing {};
 
-using SessionMessage = std::variant<SetupRequest, SetupAck, SetupRefusal, SessionPing>;
+/// "I have the cluster's key of that number, and this is what I make this stream's with."
+struct SessionHello {
+  using Nonce = std::array<std::byte, 32>;
+  uint32_t key = 0;
+  Nonce nonce{};
+};
+
+using SessionMessage =
+    std::variant<SetupRequest, SetupAck, SetupRefusal, SessionPing, SessionHello>;
 
 /// A refusal's text is cut where it is too long.
 std::vector<std::byte> encode(const SessionMessage& message);
 /// Of a header that is all there: the length of the whole message.
 Result<size_t> session_message_length(std::span<const std::byte> header);
+/// Writes another one into the header; `message` has one.
+void set_session_message_length(std::span<std::byte> message, size_t length);
 Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes);
 
 // Path::local_address of a relayed path: magic u32, version u8, 0 u8, port u16, node u64, token

@@ -2,9 +2,12 @@
 
 #include <utility>
 
+#include "runtime/fabric/byte_order.h"
+
 namespace nccl_ha::relay {
 
-SessionStream::SessionStream(Context& context, Owner* owner) : context_(context), owner_(owner) {
+SessionStream::SessionStream(Context& context, Owner* owner, std::shared_ptr<const ClusterKey> key)
+    : context_(context), owner_(owner), key_(std::move(key)) {
   timer_.bind([](void* self) { static_cast<SessionStream*>(self)->on_timer(); }, this);
 }
 
@@ -20,6 +23,7 @@ Result<void> SessionStream::dial(const NextHop& next) {
     return stream.error();
   }
   stream_ = std::move(*stream);
+  dials_ = true;
   return {};
 }
 
@@ -30,7 +34,19 @@ Result<void> SessionStream::adopt(int fd) {
   }
   stream_ = std::move(*stream);
   begin();
+  make_seal(false);
   return {};
+}
+
+void SessionStream::make_seal(bool dials) {
+  if (key_ == nullptr) {
+    return;
+  }
+  SessionHello::Nonce nonce;
+  for (size_t at = 0; at < nonce.size(); at += sizeof(uint64_t)) {
+    fabric::put(nonce.data(), at, context_.random().next());
+  }
+  seal_.emplace(key_->current(), dials, nonce);
 }
 
 void SessionStream::begin() {
@@ -41,7 +57,12 @@ void SessionStream::begin() {
 void SessionStream::on_stream_open(Stream& stream) {
   (void)stream;
   begin();
-  owner_->on_session_open(*this);
+  make_seal(true);
+  if (seal_) {
+    static_cast<void>(stream_->write(seal_->hello()));
+  } else {
+    owner_->on_session_open(*this);
+  }
 }
 
 void SessionStream::on_stream_data(Stream& stream, std::span<const std::byte> bytes) {
@@ -61,16 +82,80 @@ void SessionStream::on_stream_data(Stream& stream, std::span<const std::byte> by
     if (received_.size() < *length) {
       return;
     }
-    auto message = decode_session_message(std::span(received_).first(*length));
-    received_.erase(received_.begin(), received_.begin() + static_cast<ptrdiff_t>(*length));
-    if (!message) {
-      lose(message.error());
+    const auto end = received_.begin() + static_cast<ptrdiff_t>(*length);
+    const std::vector<std::byte> message(received_.begin(), end);
+    received_.erase(received_.begin(), end);
+    take(message);
+  }
+}
+
+void SessionStream::take(std::span<const std::byte> bytes) {
+  if (seal_ && !seal_->open()) {
+    if (auto shaken = shake_hands(bytes); !shaken) {
+      reject(shaken.error());
+    }
+    return;
+  }
+  std::vector<std::byte> unsealed;
+  if (seal_) {
+    auto opened = seal_->unseal(bytes);
+    if (!opened) {
+      reject(opened.error());
       return;
     }
-    if (!std::holds_alternative<SessionPing>(*message)) {
-      owner_->on_session_message(*this, std::move(*message));
-    }
+    unsealed = std::move(*opened);
+    bytes = unsealed;
   }
+  auto message = decode_session_message(bytes);
+  if (!message) {
+    lose(message.error());
+  } else if (std::holds_alternative<SessionHello>(*message)) {
+    reject(fail(Errc::remote, "this host has no cluster key (NCCL_MESH_KEY_FILE)"));
+  } else if (!std::holds_alternative<SessionPing>(*message)) {
+    owner_->on_session_message(*this, std::move(*message));
+  }
+}
+
+Result<void> SessionStream::shake_hands(std::span<const std::byte> bytes) {
+  // Who is dialled seals already its first message: what it says is believed when the seal is good.
+  const bool sealed = dials_ && bytes.size() >= session_header_bytes + tag_bytes;
+  std::vector<std::byte> plain(bytes.begin(), bytes.end() - (sealed ? tag_bytes : 0));
+  set_session_message_length(plain, plain.size());
+  const auto message = decode_session_message(plain);
+  if (message && std::holds_alternative<SessionHello>(*message)) {
+    return shake_hands(std::get<SessionHello>(*message), bytes);
+  }
+  const auto unsealed = decode_session_message(bytes);
+  if (unsealed && std::holds_alternative<SetupRefusal>(*unsealed)) {
+    return fail(Errc::remote, std::get<SetupRefusal>(*unsealed).text);
+  }
+  return fail(Errc::remote,
+              "a neighbour that does not show the cluster's key (NCCL_MESH_KEY_FILE)");
+}
+
+Result<void> SessionStream::shake_hands(const SessionHello& hello,
+                                        std::span<const std::byte> bytes) {
+  if (auto good = seal_->on_hello(hello); !good) {
+    return good;
+  }
+  if (!dials_) {
+    return stream_->write(seal_->hello());
+  }
+  if (auto sealed = seal_->unseal(bytes); !sealed) {
+    return sealed.error();
+  }
+  owner_->on_session_open(*this);
+  return {};
+}
+
+void SessionStream::reject(const Error& error) {
+  unauthenticated_ = true;
+  if (stream_ && !std::exchange(closed_, true)) {
+    static_cast<void>(stream_->write(
+        encode(SetupRefusal{fabric::CompletionStatus::retry_exceeded, 0, error.message()})));
+    stream_->shutdown_then_close();
+  }
+  lose(error);
 }
 
 void SessionStream::on_stream_closed(Stream& stream, const Error& error) {
@@ -96,9 +181,10 @@ void SessionStream::on_timer() {
 }
 
 void SessionStream::send(const SessionMessage& message) {
-  if (stream_ && !lost_) {
+  if (stream_ && !lost_ && (!seal_ || seal_->open())) {
     // A stream that takes no more is one whose neighbour reads nothing: its silence ends it.
-    static_cast<void>(stream_->write(encode(message)));
+    const auto bytes = encode(message);
+    static_cast<void>(stream_->write(seal_ ? seal_->seal(bytes) : bytes));
   }
 }
 

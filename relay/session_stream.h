@@ -3,10 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "relay/hop_source.h"
 #include "relay/session_message.h"
+#include "relay/session_seal.h"
 #include "runtime/engine/context.h"
 #include "runtime/streams/stream.h"
 
@@ -29,12 +31,13 @@ class SessionStream final : private StreamOwner {
   /// Silent for so long: the neighbour's process or host is gone.
   static constexpr Duration silence_max = std::chrono::milliseconds(2000);
 
-  SessionStream(Context& context, Owner* owner);
+  /// With a key, both sides show that they have it before anything else; null: they do not.
+  SessionStream(Context& context, Owner* owner, std::shared_ptr<const ClusterKey> key);
   ~SessionStream() override;
   SessionStream(const SessionStream&) = delete;
   SessionStream& operator=(const SessionStream&) = delete;
 
-  /// The owner hears that it is open, or lost.
+  /// The owner hears that it is open, which is when the other side has shown its key, or lost.
   Result<void> dial(const NextHop& next);
   /// Takes a connected socket.
   Result<void> adopt(int fd);
@@ -44,6 +47,8 @@ class SessionStream final : private StreamOwner {
   /// Sends what was written and closes; the owner hears nothing any more.
   void close();
 
+  /// Lost, because the other side did not show that it has the cluster's key.
+  bool unauthenticated() const { return unauthenticated_; }
   /// This host's own on the way to the neighbour.
   Result<sockaddr_storage> local_address();
 
@@ -53,10 +58,20 @@ class SessionStream final : private StreamOwner {
   void on_stream_closed(Stream& stream, const Error& error) override;
   void on_timer();
   void begin();
+  void make_seal(bool dials);
+  void take(std::span<const std::byte> bytes);
+  /// The other side's first message; false: it has none of our keys.
+  Result<void> shake_hands(std::span<const std::byte> bytes);
+  Result<void> shake_hands(const SessionHello& hello, std::span<const std::byte> bytes);
+  void reject(const Error& error);
   void lose(const Error& error);
 
   Context& context_;
   Owner* owner_;
+  std::shared_ptr<const ClusterKey> key_;
+  std::optional<SessionSeal> seal_;
+  bool dials_ = false;
+  bool unauthenticated_ = false;
   std::unique_ptr<Stream> stream_;
   std::vector<std::byte> received_;
   Timer timer_;

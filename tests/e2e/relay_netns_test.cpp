@@ -56,5 +56,44 @@ TEST_F(RelayNodes, OneOfAHostIsEnough) {
       << run.out << run.err;
 }
 
+TEST_F(RelayNodes, WithoutTheKeyNobodyJoinsAndADrainedNodeEnds) {
+  const std::string first = folder_ + "/first";
+  const std::string other = folder_ + "/other";
+  for (const std::string& file : {first, other}) {
+    ASSERT_EQ(run_program(NHA_TOOL_FILE, {"relay", "make-key", file}).status, 0);
+  }
+  EXPECT_EQ(run_program(NHA_TOOL_FILE, {"relay", "make-key", first}).status, 1) << "never anew";
+  // Of three hosts in a line the last one has another key.  Each goes when all have said what they
+  // see.
+  const std::string script =
+      "cd " + folder_ +
+      "; export NCCL_MESH_KEY_FILE=first; [ $RANK = 2 ] && export NCCL_MESH_KEY_FILE=other; "
+      "nccl-ha relay > $RANK.log & pid=$!; alive() { kill -0 $pid || exit 9; }; "
+      "until grep -q 'with the cluster' $RANK.log; do alive; done; "
+      "want=2; [ $RANK = 2 ] && want=1; "
+      "[ $RANK = 0 ] || until nccl-ha relay status --json | tee $RANK.json | "
+      "grep -q '\"forged\": [1-9]'; do alive; done; "
+      "until nccl-ha relay status --json | tee $RANK.json | grep -q \"\\\"hosts\\\": $want\"; do "
+      "alive; done; touch $RANK.heard; "
+      "until [ $(ls | grep -c heard) = 3 ]; do alive; done; "
+      "nccl-ha relay status | head -1; kill $pid; wait $pid; echo status $?";
+  const ToolRun run = run_program(
+      NHA_TOOL_FILE, {"lab", "run", "line-3", "-q", "--timeout", "60", "--", "sh", "-c", script});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, "] status 0"), 3U) << run.out << run.err;
+  EXPECT_EQ(count(run.out, "] relay node "), 3U) << run.out << run.err;
+}
+
+TEST_F(RelayNodes, AKeyFileThatOthersMayReadIsRefused) {
+  const std::string file = folder_ + "/keys";
+  ASSERT_EQ(run_program(NHA_TOOL_FILE, {"relay", "make-key", file}).status, 0);
+  std::filesystem::permissions(file, std::filesystem::perms::others_read,
+                               std::filesystem::perm_options::add);
+  const ToolRun run =
+      run_program("/usr/bin/env", {"NCCL_MESH_KEY_FILE=" + file, NHA_TOOL_FILE, "relay"});
+  EXPECT_EQ(run.status, 1);
+  EXPECT_NE(run.err.find("chmod 600"), std::string::npos) << run.err;
+}
+
 }  // namespace
 }  // namespace nccl_ha::tests

@@ -22,7 +22,7 @@ constexpr relay::NodeId there{2};
 void feed_end(std::span<const std::byte> bytes) {
   fabric::Memory memory;
   relay::HopLine line(memory);
-  if (!line.allocate(1, relay::slots_min, 2048)) {
+  if (!line.allocate(1, relay::slots_min, 2048, relay::slots_min)) {
     return;
   }
   relay::MessageReceiver receiver(memory, 1, 8);
@@ -60,7 +60,7 @@ void feed_relay(std::span<const std::byte> bytes) {
   fabric::Memory memory;
   relay::HopLine from(memory);
   relay::HopLine to(memory);
-  if (!from.allocate(1, relay::slots_min, 2048)) {
+  if (!from.allocate(1, relay::slots_min, 2048, relay::slots_min)) {
     return;
   }
   relay::Forwarder forwarder(from, to);

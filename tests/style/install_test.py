@@ -50,6 +50,7 @@ class Installed(unittest.TestCase):
                      "share/man/man1/nccl-ha-lab.1", "share/man/man1/nccl-ha-sim.1",
                      "share/man/man1/nccl-ha-relay.1", "share/doc/nccl-ha/docs/mesh.md",
                      "share/man/man1/nccl-ha-agent.1", "lib/systemd/system/nccl-ha-agent.service",
+                     "lib/systemd/system/nccl-ha-relay.service",
                      "share/doc/nccl-ha/docs/agent.md",
                      "share/doc/nccl-ha/docs/agent-dashboard.json",
                      "share/doc/nccl-ha/docs/lab.md",

@@ -77,11 +77,15 @@ RelayLine::RelayLine(const Options& options)
     if (i > 0 && i + 1 < hosts_.size()) {
       relay::RelayOptions relay = options.relay;
       relay.self = id(i);
-      auto node = std::make_unique<relay::RelayNode>(*host.hops, *host.next, relay, "0");
+      relay.key = options.keys[1];
+      auto node =
+          std::make_unique<relay::RelayNode>(*host.hops, *host.next, relay, "0", options.tell);
       host.node = node.get();
-      if (!host.process->engine->worker(0).adopt(std::move(node))) {
+      const auto actor = host.process->engine->worker(0).adopt(std::move(node));
+      if (!actor) {
         throw std::runtime_error("no place for a relay node");
       }
+      host.actor = *actor;
     }
   }
   static_cast<void>(world_.run_until([] { return false; }, std::chrono::milliseconds(1)));
@@ -94,22 +98,25 @@ Context& RelayLine::context(size_t host) {
 }
 
 Result<std::unique_ptr<fabric::Path>> RelayLine::make_path(size_t host, fabric::PathOptions options,
-                                                           fabric::PathOwner* owner) {
+                                                           fabric::PathOwner* owner,
+                                                           std::optional<uint16_t> slots) {
   std::vector<fabric::Hop> route;
   for (size_t i = 1; i + 1 < hosts_.size(); ++i) {
     route.push_back(relay::hop_of_node(id(host == 0 ? i : hosts_.size() - 1 - i)));
   }
   options.route = route;
-  return make_path_over(host, options, owner);
+  return make_path_over(host, options, owner, slots);
 }
 
 Result<std::unique_ptr<fabric::Path>> RelayLine::make_path_over(size_t host,
                                                                 const fabric::PathOptions& options,
-                                                                fabric::PathOwner* owner) {
+                                                                fabric::PathOwner* owner,
+                                                                std::optional<uint16_t> slots) {
   relay::RelayPath::Options own;
   own.self = id(host);
   own.chunk_bytes = options_.chunk_bytes;
-  own.slots = options_.slots;
+  own.slots = slots.value_or(options_.slots);
+  own.key = options_.keys[0];
   own.relays_max = options_.relays_max;
   if (host + 1 == hosts_.size()) {
     own.slots = options_.last_slots != 0 ? options_.last_slots : own.slots;
@@ -130,10 +137,22 @@ void RelayLine::cut(size_t cable, bool cut) {
   world_.network().set_link(address(cable + 1, cable), address(cable, cable), link);
 }
 
+void RelayLine::limit(size_t cable, uint64_t bytes_per_second) {
+  sim::Link link = world_.network().all;
+  link.rate = bytes_per_second;
+  world_.network().set_link(address(cable, cable), address(cable + 1, cable), link);
+  world_.network().set_link(address(cable + 1, cable), address(cable, cable), link);
+}
+
 void RelayLine::cut_all() {
   for (size_t cable = 0; cable + 1 < hosts_.size(); ++cable) {
     cut(cable);
   }
+}
+
+void RelayLine::drain(size_t host, uint32_t limit_ms) {
+  hosts_[host].process->engine->worker(0).post(
+      {hosts_[host].actor, relay::RelayNode::drain, limit_ms});
 }
 
 void RelayLine::kill(size_t host) { world_.kill_process(*hosts_[host].process); }

@@ -2,8 +2,10 @@
 // relayed paths need.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "relay/relay_node.h"
@@ -25,6 +27,9 @@ class RelayLine {
     uint16_t last_slots = 0;  ///< of the last host; 0: as the others
     uint32_t last_chunk_bytes = 0;
     size_t relays_max = 4;
+    /// Of the two ends and of the relays.
+    std::shared_ptr<relay::ClusterKey> keys[2];
+    std::function<void(bool)> tell;  ///< of all nodes
     Config config = quick_config();
   };
   /// Gives up on the silent within seconds.
@@ -39,19 +44,24 @@ class RelayLine {
   sim::Process& process(size_t host) { return *hosts_[host].process; }
   Context& context(size_t host);
   relay::RelayNode& node(size_t host) { return *hosts_[host].node; }
+  void drain(size_t host, uint32_t limit_ms);
   relay::HopSource& hops(size_t host) { return *hosts_[host].hops; }
   relay::NextHops& next(size_t host) { return *hosts_[host].next; }
   static relay::NodeId id(size_t host) { return relay::NodeId{host + 1}; }
 
   /// At the first or the last host, over all in between.  To be destroyed before the line.
+  /// `slots`: that many rather than those of all ends.
   Result<std::unique_ptr<fabric::Path>> make_path(size_t host, fabric::PathOptions options,
-                                                  fabric::PathOwner* owner);
+                                                  fabric::PathOwner* owner,
+                                                  std::optional<uint16_t> slots = std::nullopt);
   /// Over what the options name.
-  Result<std::unique_ptr<fabric::Path>> make_path_over(size_t host,
-                                                       const fabric::PathOptions& options,
-                                                       fabric::PathOwner* owner);
+  Result<std::unique_ptr<fabric::Path>> make_path_over(
+      size_t host, const fabric::PathOptions& options, fabric::PathOwner* owner,
+      std::optional<uint16_t> slots = std::nullopt);
   void cut(size_t cable, bool cut = true);
   void cut_all();
+  /// Both directions carry so much and no more.
+  void limit(size_t cable, uint64_t bytes_per_second);
   void kill(size_t host);
 
  private:
@@ -62,6 +72,7 @@ class RelayLine {
     std::unique_ptr<relay::HopSource> hops;
     std::unique_ptr<relay::NextHops> next;
     relay::RelayNode* node = nullptr;  ///< its engine's
+    ActorId actor;
   };
   static sim::Ip address(size_t host, size_t cable);
 

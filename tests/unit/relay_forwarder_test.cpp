@@ -18,7 +18,7 @@ class Forwarding : public testing::Test {
  protected:
   void SetUp() override {
     for (HopLine* line : {&from_, &to_}) {
-      ASSERT_TRUE(line->allocate(1, slots_min, chunk));
+      ASSERT_TRUE(line->allocate(1, slots_min, chunk, slots_min));
       auto hop = std::make_unique<SilentPath>();
       (line == &to_ ? out_ : in_) = hop.get();
       line->take({nullptr, std::move(hop)});

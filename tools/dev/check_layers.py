@@ -50,7 +50,8 @@ FOREIGN = [
     (re.compile(r"^(uv\.h|uv/.*)$"), {"runtime", "tests"}),
     (re.compile(r"^concurrentqueue/"), {"runtime", "tests"}),
     (re.compile(r"^infiniband/"), {"runtime", "tests"}),
-    (re.compile(r"^(CLI/|nlohmann/|sodium|prometheus/)"), {"tools", "tests"}),
+    (re.compile(r"^(CLI/|nlohmann/|prometheus/)"), {"tools", "tests"}),
+    (re.compile(r"^sodium"), {"tools", "tests", "relay"}),
     (re.compile(r"^gtest/"), {"tests"}),
 ]
 

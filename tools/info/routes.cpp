@@ -34,11 +34,13 @@ struct MeshSight {
 class ShortDiscovery final : private relay::MeshLinks::Sink {
  public:
   ShortDiscovery(relay::LinkSockets& sockets, const std::vector<fabric::NetInterface>& own,
-                 const relay::Discovery::Timing& timing)
+                 const relay::Discovery::Timing& timing,
+                 const std::shared_ptr<relay::ClusterKey>& key)
       : sockets_(sockets),
         discovery_(relay::mesh_identity(own, false, static_cast<uint32_t>(os_random_u64() | 1)),
                    timing, os_random_u64(), sockets),
         settled_(2 * timing.neighbours.hello) {
+    discovery_.set_keys(key ? key->current() : nullptr);
     sockets_.use(own);
     discovery_.set_interfaces(relay::as_mesh_interfaces(own), clock_.now());
   }
@@ -131,7 +133,7 @@ MeshSight sight_now(const Config& config, const std::vector<fabric::NetInterface
   if (!sockets) {
     refuse_routes(sockets.error());
   }
-  ShortDiscovery discovery(**sockets, own, timing);
+  ShortDiscovery discovery(**sockets, own, timing, refuse_routes.need(relay::cluster_key(config)));
   discovery.run(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(wait_s)));
   return discovery.sight();
 }

@@ -1,0 +1,79 @@
+// The keys that the hosts of a cluster have in common (NCCL_MESH_KEY_FILE): who has none of them
+// neither joins the topology nor relays.
+//
+// Several may be there at a time, so that they can be changed while everything runs: the first one
+// in the file makes tags, and all are accepted.  On each host the new one is added behind the old
+// one; when all have it, it is put before it; when all have that, the old one is removed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "relay/keyed_hash.h"
+#include "runtime/base/result.h"
+
+namespace nccl_ha::relay {
+
+class KeyRing {
+ public:
+  static constexpr size_t keys_max = 16;
+
+  /// A file of lines "NUMBER KEY", a number from 1 on and 64 hexadecimal digits; # begins a
+  /// comment. Others than its owner must not be able to read it.
+  static Result<KeyRing> read(const std::string& path);
+  static Result<KeyRing> parse(std::string_view text, const std::string& path);
+
+  void add(uint32_t number, const HashKey& key) {
+    signing_ = keys_.empty() ? number : signing_;
+    keys_[number] = key;
+  }
+  /// That with which this host makes tags; there must be one.
+  uint32_t signing() const { return signing_; }
+  const HashKey* find(uint32_t number) const {
+    const auto found = keys_.find(number);
+    return found == keys_.end() ? nullptr : &found->second;
+  }
+  size_t size() const { return keys_.size(); }
+
+ private:
+  std::map<uint32_t, HashKey> keys_;
+  uint32_t signing_ = 0;
+};
+
+/// A key file as it is now.  Any thread.
+class ClusterKey {
+ public:
+  /// An error: it cannot be used.
+  static Result<std::shared_ptr<ClusterKey>> open(const std::string& path);
+  /// For tests: no file.
+  explicit ClusterKey(KeyRing keys) : keys_(std::make_shared<const KeyRing>(std::move(keys))) {}
+
+  std::shared_ptr<const KeyRing> current() const {
+    const std::lock_guard lock(mutex_);
+    return keys_;
+  }
+  void set(KeyRing keys);
+  /// Reads the file if it has changed.  An error: what it says is no use, and the keys of before
+  /// stay.
+  Result<void> refresh();
+
+ private:
+  struct Version {
+    uint64_t inode = 0;
+    int64_t size = 0;
+    int64_t changed_ns = 0;
+    bool operator==(const Version&) const = default;
+  };
+  explicit ClusterKey(std::string path) : path_(std::move(path)) {}
+  Result<Version> version() const;
+
+  std::string path_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<const KeyRing> keys_;
+  Version version_;  ///< of the file that was read last, good or bad
+};
+
+}  // namespace nccl_ha::relay

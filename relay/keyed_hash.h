@@ -1,0 +1,25 @@
+// Hashes that only who has a key can make: BLAKE2b with a key (RFC 7693), of libsodium.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+namespace nccl_ha::relay {
+
+inline constexpr size_t hash_key_bytes = 32;
+inline constexpr size_t tag_bytes = 16;
+using HashKey = std::array<std::byte, hash_key_bytes>;
+using Tag = std::array<std::byte, tag_bytes>;
+
+/// `purpose`, a constant of a length of its own for each use, keeps one use's tags from another's.
+Tag make_tag(const HashKey& key, std::string_view purpose, std::span<const std::byte> first,
+             std::span<const std::byte> second = {});
+/// In the same time whatever `tag` is.
+bool same_tag(const Tag& expected, std::span<const std::byte> tag);
+/// A key for one use out of another key.
+HashKey derive_key(const HashKey& key, std::string_view purpose, std::span<const std::byte> first,
+                   std::span<const std::byte> second = {});
+
+}  // namespace nccl_ha::relay

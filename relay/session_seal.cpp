@@ -1,0 +1,66 @@
+#include "relay/session_seal.h"
+
+#include <algorithm>
+#include <array>
+
+#include "runtime/fabric/byte_order.h"
+
+namespace nccl_ha::relay {
+namespace {
+
+constexpr std::string_view purpose_stream = "key of a session's stream";
+constexpr std::string_view purpose_message = "message of a session";
+
+}  // namespace
+
+std::vector<std::byte> SessionSeal::hello() {
+  if (dials_) {
+    number_ = keys_->signing();
+    return encode(SessionHello{number_, nonce_});
+  }
+  return seal(encode(SessionHello{number_, nonce_}));
+}
+
+Result<void> SessionSeal::on_hello(const SessionHello& hello) {
+  const HashKey* key = keys_->find(hello.key);
+  if (key == nullptr || (dials_ && hello.key != number_)) {
+    return fail(Errc::remote,
+                "a neighbour whose cluster key is not known here (NCCL_MESH_KEY_FILE)");
+  }
+  number_ = hello.key;
+  const auto& dialler = dials_ ? nonce_ : hello.nonce;
+  const auto& dialled = dials_ ? hello.nonce : nonce_;
+  key_ = derive_key(*key, purpose_stream, dialler, dialled);
+  return {};
+}
+
+Tag SessionSeal::tag_of(bool from_dialler, uint64_t number,
+                        std::span<const std::byte> message) const {
+  std::array<std::byte, sizeof(uint64_t) + 1> place{};
+  fabric::put(place.data(), 0, number);
+  fabric::put(place.data(), sizeof(uint64_t), static_cast<uint8_t>(from_dialler));
+  return make_tag(*key_, purpose_message, place, message);
+}
+
+std::vector<std::byte> SessionSeal::seal(std::span<const std::byte> message) {
+  std::vector<std::byte> sealed(message.begin(), message.end());
+  set_session_message_length(sealed, message.size() + tag_bytes);
+  const Tag tag = tag_of(dials_, sent_++, sealed);
+  sealed.insert(sealed.end(), tag.begin(), tag.end());
+  return sealed;
+}
+
+Result<std::vector<std::byte>> SessionSeal::unseal(std::span<const std::byte> sealed) {
+  if (sealed.size() < session_header_bytes + tag_bytes ||
+      !same_tag(tag_of(!dials_, received_, sealed.first(sealed.size() - tag_bytes)),
+                sealed.last(tag_bytes))) {
+    return fail(Errc::remote,
+                "a message that is not of the neighbour, or whose key is not this host's");
+  }
+  ++received_;
+  std::vector<std::byte> message(sealed.begin(), sealed.end() - tag_bytes);
+  set_session_message_length(message, message.size());
+  return message;
+}
+
+}  // namespace nccl_ha::relay

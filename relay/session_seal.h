@@ -1,0 +1,50 @@
+// Shows both ends of a session's stream that the other one has the cluster's key, and that nobody
+// changed, repeated or left out a message.
+//
+// Who dials says hello with a number drawn at random; who is dialled answers with one of its own.
+// From both numbers and the cluster's key comes a key of this stream, of which each message after
+// the first one carries a tag, over which of the two says it, its place in order and itself.  Pure.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "relay/cluster_key.h"
+#include "relay/session_message.h"
+
+namespace nccl_ha::relay {
+
+class SessionSeal {
+ public:
+  /// `nonce` is drawn for this stream and no other.
+  SessionSeal(std::shared_ptr<const KeyRing> keys, bool dials, const SessionHello::Nonce& nonce)
+      : keys_(std::move(keys)), dials_(dials), nonce_(nonce) {}
+
+  /// The first message of this side, already as bytes: who is dialled says it after on_hello().
+  std::vector<std::byte> hello();
+  /// The other side's.  An error: it has no key of ours.
+  Result<void> on_hello(const SessionHello& hello);
+  /// There is a key: from now on all messages of either side are sealed.
+  bool open() const { return key_.has_value(); }
+
+  /// A message as it goes out.
+  std::vector<std::byte> seal(std::span<const std::byte> message);
+  /// One that came in, without what was added; an error: it is not the other side's next.
+  Result<std::vector<std::byte>> unseal(std::span<const std::byte> sealed);
+
+ private:
+  Tag tag_of(bool from_dialler, uint64_t number, std::span<const std::byte> message) const;
+
+  std::shared_ptr<const KeyRing> keys_;
+  bool dials_;
+  SessionHello::Nonce nonce_;
+  uint32_t number_ = 0;         ///< of the cluster's key
+  std::optional<HashKey> key_;  ///< of this stream
+  uint64_t sent_ = 0;
+  uint64_t received_ = 0;
+};
+
+}  // namespace nccl_ha::relay

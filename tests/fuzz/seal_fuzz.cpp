@@ -1,0 +1,73 @@
+// What somebody without the cluster's key may say to hosts that have one, and key files.  Nothing
+// that is made up is believed; of what was sealed no changed copy is.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "relay/packet_seal.h"
+#include "relay/session_seal.h"
+
+namespace {
+
+using namespace nccl_ha;
+
+std::shared_ptr<const relay::KeyRing> secret_keys() {
+  relay::KeyRing keys;
+  for (uint32_t number = 1; number <= 3; ++number) {
+    relay::HashKey key;
+    for (size_t i = 0; i < key.size(); ++i) {
+      key[i] = static_cast<std::byte>(i * 37 + number * 101);
+    }
+    keys.add(number, key);
+  }
+  return std::make_shared<const relay::KeyRing>(keys);
+}
+
+const std::shared_ptr<const relay::KeyRing> keys = secret_keys();
+constexpr Instant now{std::chrono::seconds(1)};
+
+void feed_packet(std::span<const std::byte> bytes) {
+  relay::PacketSeal receiver;
+  receiver.set_keys(keys);
+  if (receiver.open(bytes, now)) {
+    __builtin_trap();  // nobody has sealed that
+  }
+  relay::PacketSeal sender;
+  sender.set_keys(keys);
+  const auto sealed =
+      sender.seal(encode(relay::DiscoveryPacket{relay::NodeId{7}, 1, relay::QueryPacket{}}));
+  auto changed = sealed;
+  for (size_t i = 0; i < std::min(changed.size(), bytes.size()); ++i) {
+    changed[i] ^= bytes[i];
+  }
+  if (receiver.open(changed, now).ok() != (changed == sealed)) {
+    __builtin_trap();
+  }
+}
+
+void feed_session(std::span<const std::byte> bytes) {
+  for (const bool dials : {false, true}) {
+    relay::SessionSeal seal(keys, dials, {});
+    if (dials) {
+      static_cast<void>(seal.hello());
+    }
+    const auto message = relay::decode_session_message(bytes);
+    const auto* hello = message ? std::get_if<relay::SessionHello>(&*message) : nullptr;
+    if (!seal.on_hello(hello != nullptr ? *hello : relay::SessionHello{1, {}})) {
+      continue;
+    }
+    if (seal.unseal(bytes)) {
+      __builtin_trap();
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto bytes = std::as_bytes(std::span(data, size));
+  feed_packet(bytes);
+  feed_session(bytes);
+  static_cast<void>(relay::KeyRing::parse({reinterpret_cast<const char*>(data), size}, "file"));
+  return 0;
+}

@@ -1,0 +1,299 @@
+// Many sessions through one relay: what each gets, when memory runs out, who is let in, and how a
+// relay ends.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/support/relayed_pair.h"
+#include "tests/support/sim_pair.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using fabric::CompletionStatus;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// A relay before a cable that is the bottleneck, and pairs that always have something to send.
+class RelayShares : public testing::Test {
+ protected:
+  static constexpr size_t piece = 4096;
+  static constexpr uint64_t cable_rate = 100'000'000;  ///< bytes per second
+  struct Sender {
+    std::unique_ptr<RelayedPair> pair;
+    size_t message = 2 * piece;
+    size_t under_way = 8;  ///< messages
+    uint64_t posted = 0;
+    bool takes = true;  ///< its receiver posts receives
+  };
+  RelayShares() {
+    RelayLine::Options options;
+    options.chunk_bytes = piece;
+    options.relay.chunk_bytes = piece;
+    options.relay.flight_bytes = 256 << 10;
+    options.relay.sessions_per_host = 256;
+    line_ = std::make_unique<RelayLine>(options);
+    line_->limit(1, cable_rate);
+  }
+  Sender& add(std::optional<uint16_t> slots = std::nullopt, size_t message = 2 * piece,
+              size_t under_way = 8) {
+    Sender made;
+    made.message = message;
+    made.under_way = under_way;
+    made.pair = std::make_unique<RelayedPair>(*line_, message, senders_.size() + 1, 128, slots);
+    EXPECT_TRUE(made.pair->connect(*line_)) << senders_.size();
+    senders_.push_back(std::move(made));
+    return senders_.back();
+  }
+  void go_on(Sender& sender) {
+    const size_t done = sender.pair->completions(0);
+    while (sender.posted < done + sender.under_way) {
+      ASSERT_EQ(sender.pair->write(0, sender.posted, sender.message), Errc::ok);
+      if (sender.takes) {
+        sender.pair->receive(1, 1);
+      }
+      ++sender.posted;
+    }
+  }
+  /// Bytes of each that the relay has taken.
+  std::vector<double> carried() const {
+    std::vector<double> bytes;
+    for (const relay::RelaySession* session : line_->node(1).sessions()) {
+      bytes.push_back(static_cast<double>(session->counts(0).bytes));
+    }
+    return bytes;
+  }
+  /// In that time.
+  std::vector<double> run(Duration time) {
+    const Instant end = line_->world().network().now() + time;
+    const std::vector<double> before = carried();
+    static_cast<void>(line_->world().run_until(
+        [&] {
+          for (Sender& sender : senders_) {
+            go_on(sender);
+          }
+          return line_->world().network().now() >= end;
+        },
+        2 * time));
+    std::vector<double> bytes = carried();
+    for (size_t i = 0; i < senders_.size(); ++i) {
+      bytes[i] -= before[i];
+      EXPECT_TRUE(senders_[i].pair->ready()) << i;
+    }
+    return bytes;
+  }
+  std::unique_ptr<RelayLine> line_;
+  std::vector<Sender> senders_;  ///< end before the line
+};
+
+TEST_F(RelayShares, OfTwoHundredOneIsStalledAndOneFloods) {
+  for (size_t i = 0; i < 198; ++i) {
+    add();
+  }
+  ASSERT_EQ(line_->node(1).sessions().size(), 198U);
+  static_cast<void>(run(milliseconds(100)));
+  const auto alone = run(milliseconds(300));
+  // One whose receiver takes nothing, and one with all slots that a relay gives and long messages.
+  add().takes = false;
+  add(64, 64 * piece, 64);
+  static_cast<void>(run(milliseconds(100)));
+  const auto beside = run(milliseconds(300));
+  ASSERT_EQ(line_->node(1).sessions().size(), 200U);
+  const auto others = [](const std::vector<double>& bytes) {
+    return std::accumulate(bytes.begin(), bytes.begin() + 198, 0.0);
+  };
+  std::printf(
+      "198 others: %.1f MB alone, %.1f MB beside a flood of %.2f MB, %.2f of a fair share\n",
+      others(alone) / 1e6, others(beside) / 1e6, beside[199] / 1e6,
+      beside[199] / (others(beside) / 198));
+  EXPECT_GT(others(alone), 0.8 * 0.3 * cable_rate) << "the cable is full";
+  EXPECT_GT(others(beside), 0.9 * others(alone));
+  for (size_t i = 0; i < 198; ++i) {
+    EXPECT_GT(beside[i], 0.5 * others(alone) / 198) << i;
+  }
+  EXPECT_EQ(beside[198], 0);
+  EXPECT_GT(beside[199], 0);
+  // It has four times as many slots as the others have frames under way, and gets what they get.
+  EXPECT_LT(beside[199], 1.6 * others(beside) / 198);
+}
+
+TEST(RelayPoolSim, WhenMemoryRunsOutSessionsAreSlowerAndThenRefusedButNothingIsLost) {
+  RelayLine::Options options;
+  options.chunk_bytes = 4096;
+  options.relay.chunk_bytes = 4096;
+  options.relay.pool_bytes = relay::RelayPool::bytes_of(100, 4096);
+  RelayLine line(options);
+  line.limit(1, 50'000'000);
+  std::vector<std::unique_ptr<RelayedPair>> pairs;
+  bool refused = false;
+  while (!refused) {
+    auto pair = std::make_unique<RelayedPair>(line, 100'000, pairs.size() + 1);
+    fill(pair->ends[0].bytes, pairs.size());
+    EXPECT_TRUE(pair->ends[0].path->connect(pair->ends[1].path->local_address()));
+    EXPECT_TRUE(pair->ends[1].path->connect(pair->ends[0].path->local_address()));
+    ASSERT_TRUE(
+        line.world().run_until([&] { return pair->ready() || pair->failed(0); }, seconds(5)));
+    refused = pair->failed(0);
+    if (refused) {
+      EXPECT_NE(pair->ends[0].owner.last_error.what.find("NCCL_MESH_POOL_BYTES"), std::string::npos)
+          << pair->ends[0].owner.last_error.what;
+    } else {
+      pairs.push_back(std::move(pair));
+    }
+  }
+  EXPECT_GT(pairs.size(), 10U);
+  EXPECT_EQ(line.node(1).sessions().front()->share().slots, 12) << "an eighth of all";
+  EXPECT_EQ(line.node(1).sessions().back()->share().slots, relay::slots_min);
+  for (auto& pair : pairs) {
+    pair->receive(1, 20);
+    for (uint64_t i = 0; i < 20; ++i) {
+      ASSERT_EQ(pair->write(0, i, 100'000), Errc::ok);
+    }
+  }
+  uint64_t held_most = 0;  // of the one with the fewest slots
+  ASSERT_TRUE(line.world().run_until(
+      [&] {
+        held_most = std::max(held_most, line.node(1).sessions().back()->held(0));
+        return std::all_of(pairs.begin(), pairs.end(),
+                           [](const auto& pair) { return pair->completions(1) == 20; });
+      },
+      seconds(30)));
+  for (auto& pair : pairs) {
+    EXPECT_EQ(pair->ends[0].bytes, pair->ends[1].bytes);
+  }
+  EXPECT_LE(line.node(1).counts().pool_bytes_most, options.relay.pool_bytes);
+  EXPECT_EQ(held_most, relay::slots_min) << "nobody had to wait";
+  pairs.clear();
+  ASSERT_TRUE(line.world().run_until([&] { return line.node(1).sessions().empty(); }, seconds(1)));
+  EXPECT_EQ(line.node(1).counts().pool_bytes, 0U);
+}
+
+TEST(RelayPoolSim, OneHostDoesNotTakeAllSessions) {
+  RelayLine::Options options;
+  options.relay.sessions_per_host = 2;
+  RelayLine line(options);
+  std::vector<std::unique_ptr<RelayedPair>> pairs;
+  for (uint64_t i = 0; i < 2; ++i) {
+    pairs.push_back(std::make_unique<RelayedPair>(line, 4096, i + 1));
+    ASSERT_TRUE(pairs.back()->connect(line));
+  }
+  RelayedPair refused(line, 4096, 9);
+  EXPECT_FALSE(refused.connect(line));
+  EXPECT_NE(refused.ends[0].owner.last_error.what.find("NCCL_MESH_SESSIONS_PER_HOST"),
+            std::string::npos)
+      << refused.ends[0].owner.last_error.what;
+}
+
+std::shared_ptr<relay::ClusterKey> key_of(std::initializer_list<uint32_t> numbers) {
+  relay::KeyRing keys;
+  for (const uint32_t number : numbers) {
+    relay::HashKey key;
+    key.fill(static_cast<std::byte>(number));
+    keys.add(number, key);
+  }
+  return std::make_shared<relay::ClusterKey>(keys);
+}
+
+TEST(RelayKeys, WhoHasTheKeyRelaysAndNobodyElse) {
+  const ErrorsOnly quiet;
+  for (const auto& [ends, relays, lets] :
+       {std::tuple{key_of({1}), key_of({1}), true}, std::tuple{key_of({1}), key_of({1, 2}), true},
+        std::tuple{key_of({1, 2}), key_of({2}), false}, std::tuple{key_of({2}), key_of({1}), false},
+        std::tuple{std::shared_ptr<relay::ClusterKey>(), key_of({1}), false},
+        std::tuple{key_of({1}), std::shared_ptr<relay::ClusterKey>(), false}}) {
+    RelayLine::Options options;
+    options.relays = 2;
+    options.keys[0] = ends;
+    options.keys[1] = relays;
+    RelayLine line(options);
+    RelayedPair pair(line, 100'000, 1);
+    fill(pair.ends[0].bytes, 4);
+    ASSERT_EQ(pair.connect(line), lets);
+    EXPECT_EQ(line.node(1).counts().unauthenticated, lets ? 0U : 1U);
+    EXPECT_EQ(line.node(1).counts().opened, lets ? 1U : 0U);
+    if (!lets) {
+      EXPECT_NE(pair.ends[0].owner.last_error.what.find("key"), std::string::npos)
+          << pair.ends[0].owner.last_error.what;
+      continue;
+    }
+    pair.receive(1, 5);
+    for (uint64_t i = 0; i < 5; ++i) {
+      ASSERT_EQ(pair.write(0, i, 100'000), Errc::ok);
+    }
+    ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 5; }, seconds(5)));
+    EXPECT_EQ(pair.ends[0].bytes, pair.ends[1].bytes);
+    static_cast<void>(line.world().run_until([] { return false; }, seconds(10)));
+    EXPECT_TRUE(pair.ready()) << "they go on greeting each other";
+  }
+}
+
+TEST(RelayKeys, KeysChangeUnderSessions) {
+  RelayLine::Options options;
+  options.keys[0] = key_of({1});
+  options.keys[1] = key_of({1});
+  RelayLine line(options);
+  RelayedPair old(line, 4096, 1);
+  ASSERT_TRUE(old.connect(line));
+  const auto renew = [&](size_t which, const std::vector<uint32_t>& numbers) {
+    relay::KeyRing keys;
+    for (const uint32_t number : numbers) {
+      relay::HashKey key;
+      key.fill(static_cast<std::byte>(number));
+      keys.add(number, key);
+    }
+    options.keys[which]->set(keys);
+  };
+  uint64_t domain = 2;
+  const auto connects = [&] {
+    RelayedPair pair(line, 4096, domain++);
+    return pair.connect(line);
+  };
+  const std::pair<size_t, std::vector<uint32_t>> steps[] = {{0, {1, 2}}, {1, {1, 2}}, {1, {2, 1}},
+                                                            {0, {2, 1}}, {0, {2}},    {1, {2}}};
+  for (const auto& [which, numbers] : steps) {
+    renew(which, numbers);
+    EXPECT_TRUE(connects()) << domain;
+  }
+  renew(0, {1});
+  EXPECT_FALSE(connects()) << "the old one is no use any more";
+  EXPECT_TRUE(old.ready()) << "what goes on needs no new key";
+}
+
+TEST(RelayDrain, TakesNobodyTellsAllAndEndsSessionsOneByOne) {
+  std::vector<bool> told;
+  RelayLine::Options options;
+  options.tell = [&](bool relays) { told.push_back(relays); };
+  RelayLine line(options);
+  std::vector<std::unique_ptr<RelayedPair>> pairs;
+  for (uint64_t i = 0; i < 4; ++i) {
+    pairs.push_back(std::make_unique<RelayedPair>(line, 4096, i + 1));
+    ASSERT_TRUE(pairs.back()->connect(line));
+  }
+  const auto ended = [&] {
+    return std::count_if(pairs.begin(), pairs.end(),
+                         [](const auto& pair) { return pair->failed(0) && pair->failed(1); });
+  };
+  ASSERT_EQ(told, std::vector<bool>{true});
+  const Instant began = line.world().network().now();
+  line.drain(1, 1000);
+  ASSERT_TRUE(line.world().run_until([&] { return line.node(1).draining(); }, milliseconds(10)));
+  EXPECT_EQ(told, (std::vector<bool>{true, false}));
+  RelayedPair late(line, 4096, 9);
+  EXPECT_TRUE(late.ends[0].path->connect(late.ends[1].path->local_address()));
+  ASSERT_TRUE(line.world().run_until([&] { return late.failed(0); }, milliseconds(100)))
+      << "no new ones";
+  EXPECT_NE(late.ends[0].owner.last_error.what.find("takes no more paths"), std::string::npos)
+      << late.ends[0].owner.last_error.what;
+  std::vector<Duration> at;
+  for (int64_t i = 1; i <= 4; ++i) {
+    ASSERT_TRUE(line.world().run_until([&] { return ended() >= i; }, seconds(1))) << i;
+    at.push_back(line.world().network().now() - began);
+    EXPECT_NE(pairs[static_cast<size_t>(i - 1)]->ends[0].owner.last_error.what.find(
+                  "the relay node ends"),
+              std::string::npos);
+  }
+  EXPECT_LT(at.back(), milliseconds(1000));
+}
+
+}  // namespace
+}  // namespace nccl_ha::test

@@ -1,0 +1,82 @@
+// A path over a line of relays, with memory at both of its ends.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/base/random.h"
+#include "tests/support/path_harness.h"
+#include "tests/support/relay_line.h"
+
+namespace nccl_ha::test {
+
+struct RelayedPair {
+  struct End {
+    RecordingOwner owner;
+    std::vector<std::byte> bytes;
+    uint32_t key = 0;
+    std::unique_ptr<fabric::Path> path;
+  };
+  RelayedPair(RelayLine& line, size_t bytes, uint64_t domain, uint32_t receives = 128,
+              std::optional<uint16_t> slots = std::nullopt) {
+    for (size_t side = 0; side < 2; ++side) {
+      const size_t host = side == 0 ? 0 : line.hosts() - 1;
+      ends[side].bytes.resize(bytes);
+      ends[side].key =
+          *line.process(host).provider->memory().add(domain, ends[side].bytes.data(), bytes);
+      fabric::PathOptions options;
+      options.domain = domain;
+      options.writes_max = 128;
+      options.receives_max = receives;
+      options.active = side == 0;
+      ends[side].path = line.make_path(host, options, &ends[side].owner, slots).value();
+    }
+  }
+  bool connect(RelayLine& line) {
+    EXPECT_TRUE(ends[0].path->connect(ends[1].path->local_address()));
+    EXPECT_TRUE(ends[1].path->connect(ends[0].path->local_address()));
+    return line.world().run_until([&] { return ready(); }, std::chrono::seconds(5));
+  }
+  bool ready() const {
+    return ends[0].path->state() == fabric::PathState::ready &&
+           ends[1].path->state() == fabric::PathState::ready;
+  }
+  Errc write(size_t from, uint64_t id, size_t bytes, size_t offset = 0) {
+    const size_t to = 1 - from;
+    fabric::WritePost post;
+    post.id = id;
+    post.gather_count = 1;
+    post.gathers[0] = {ends[from].bytes.data() + offset, static_cast<uint32_t>(bytes),
+                       ends[from].key};
+    post.remote_address = reinterpret_cast<uint64_t>(ends[to].bytes.data() + offset);
+    post.remote_key = ends[to].key;
+    post.has_immediate = true;
+    post.immediate = static_cast<uint32_t>(id);
+    return ends[from].path->post_write(post);
+  }
+  void receive(size_t side, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(ends[side].path->post_receive({i}), Errc::ok);
+    }
+  }
+  /// And its owner knows.
+  bool failed(size_t side) const {
+    const auto& states = ends[side].owner.states;
+    return std::find(states.begin(), states.end(), fabric::PathState::error) != states.end();
+  }
+  size_t completions(size_t side) const { return ends[side].owner.completions.size(); }
+  End ends[2];
+};
+
+inline void fill(std::vector<std::byte>& bytes, uint64_t seed) {
+  Random random(seed);
+  for (std::byte& one : bytes) {
+    one = static_cast<std::byte>(random.next());
+  }
+}
+
+}  // namespace nccl_ha::test

@@ -1,0 +1,235 @@
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "relay/cluster_key.h"
+#include "relay/packet_seal.h"
+#include "relay/session_seal.h"
+
+namespace nccl_ha::relay {
+namespace {
+
+std::string hex_key(char digit) { return std::string(64, digit); }
+
+HashKey a_key(uint8_t fill) {
+  HashKey key;
+  key.fill(std::byte{fill});
+  return key;
+}
+
+std::shared_ptr<const KeyRing> ring_of(const std::vector<uint32_t>& numbers) {
+  KeyRing made;
+  for (const uint32_t number : numbers) {
+    made.add(number, a_key(static_cast<uint8_t>(number)));
+  }
+  return std::make_shared<const KeyRing>(made);
+}
+
+class KeyFile : public testing::Test {
+ protected:
+  KeyFile() {
+    std::string made = testing::TempDir() + "nha_keys_XXXXXX";
+    folder_ = mkdtemp(made.data());
+    path_ = folder_ + "/keys";
+  }
+  ~KeyFile() override { std::filesystem::remove_all(folder_); }
+  void write(const std::string& text, mode_t mode = 0600) {
+    std::ofstream(path_) << text;
+    chmod(path_.c_str(), mode);
+  }
+  std::string folder_;
+  std::string path_;
+};
+
+TEST_F(KeyFile, IsReadWhereOnlyItsOwnerCan) {
+  EXPECT_FALSE(KeyRing::read(path_));
+  write("# of the cluster\n2 " + hex_key('b') + "\n1 " + hex_key('A') +
+        " # for those that still say 1\n");
+  const auto keys = KeyRing::read(path_);
+  ASSERT_TRUE(keys) << keys.error().message();
+  EXPECT_EQ(keys->signing(), 2U) << "the first";
+  EXPECT_EQ(*keys->find(1), a_key(0xAA));
+  EXPECT_EQ(*keys->find(2), a_key(0xBB));
+  EXPECT_EQ(keys->find(3), nullptr);
+  for (const mode_t mode : {0640, 0604}) {
+    write("1 " + hex_key('a') + "\n", mode);
+    const auto refused = KeyRing::read(path_);
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().what.find("chmod 600"), std::string::npos) << refused.error().what;
+  }
+}
+
+TEST_F(KeyFile, LinesThatAreNoneAreNamed) {
+  for (const std::string& line :
+       {std::string("1"), "0 " + hex_key('a'), "x " + hex_key('a'), "1 " + hex_key('a') + "a",
+        "1 " + hex_key('g'), "1 " + hex_key('a') + " more", "-1 " + hex_key('a'),
+        "1 " + hex_key('a') + "\n1 " + hex_key('b')}) {
+    const auto refused = KeyRing::parse("\n" + line + "\n", "file");
+    ASSERT_FALSE(refused) << line;
+    EXPECT_NE(refused.error().what.find("file:"), std::string::npos) << refused.error().what;
+  }
+  EXPECT_FALSE(KeyRing::parse("# nothing\n", "file"));
+}
+
+TEST_F(KeyFile, IsReadAgainWhenItChangesAndKeptWhenItIsNoUse) {
+  write("1 " + hex_key('a') + "\n");
+  const auto key = ClusterKey::open(path_);
+  ASSERT_TRUE(key);
+  const auto before = (*key)->current();
+  EXPECT_TRUE((*key)->refresh());
+  EXPECT_EQ((*key)->current(), before) << "nothing was read";
+  write("1 " + hex_key('a') + "\n2 " + hex_key('b') + "\n");
+  EXPECT_TRUE((*key)->refresh());
+  EXPECT_EQ((*key)->current()->size(), 2U);
+  write("nonsense that is longer\n");
+  EXPECT_FALSE((*key)->refresh());
+  EXPECT_EQ((*key)->current()->size(), 2U);
+  EXPECT_TRUE((*key)->refresh()) << "told once";
+}
+
+std::vector<std::byte> hello_packet(uint32_t incarnation = 1) {
+  return encode(DiscoveryPacket{NodeId{9}, incarnation, HelloPacket{}});
+}
+
+constexpr Instant noon{std::chrono::seconds(1)};
+
+TEST(PacketSeals, AreTakenOnceByWhoHasTheKey) {
+  PacketSeal sender;
+  PacketSeal receiver;
+  sender.set_keys(ring_of({1}));
+  receiver.set_keys(ring_of({1, 2}));
+  const auto packet = hello_packet();
+  const auto sealed = sender.seal(packet);
+  const auto opened = receiver.open(sealed, noon);
+  ASSERT_TRUE(opened) << opened.error().message();
+  EXPECT_TRUE(std::equal(opened->begin(), opened->end(), packet.begin(), packet.end()));
+  EXPECT_FALSE(receiver.open(sealed, noon)) << "a repetition";
+  EXPECT_FALSE(receiver.open(sealed, noon + std::chrono::hours(9))) << "also a late one";
+  EXPECT_EQ(receiver.counts().repeated, 2U);
+  EXPECT_TRUE(receiver.open(sender.seal(packet), noon)) << "the same said anew";
+  EXPECT_FALSE(receiver.open(packet, noon)) << "without a seal";
+  PacketSeal other;
+  other.set_keys(ring_of({3}));
+  EXPECT_FALSE(receiver.open(other.seal(packet), noon));
+  other.set_keys(std::make_shared<const KeyRing>([] {
+    KeyRing keys;
+    keys.add(1, a_key(77));
+    return keys;
+  }()));
+  EXPECT_FALSE(receiver.open(other.seal(packet), noon)) << "another key of that number";
+  EXPECT_EQ(receiver.counts().forged, 3U);
+}
+
+TEST(PacketSeals, NoBitMayChangeAndNoByteBeMissing) {
+  PacketSeal sender;
+  sender.set_keys(ring_of({1}));
+  const auto sealed = sender.seal(hello_packet());
+  PacketSeal receiver;
+  receiver.set_keys(ring_of({1}));
+  for (size_t bit = 0; bit < 8 * sealed.size(); ++bit) {
+    auto changed = sealed;
+    changed[bit / 8] ^= std::byte{1} << (bit % 8);
+    ASSERT_FALSE(receiver.open(changed, noon)) << bit;
+  }
+  for (size_t length = 0; length < sealed.size(); ++length) {
+    ASSERT_FALSE(receiver.open(std::span(sealed).first(length), noon)) << length;
+  }
+  EXPECT_TRUE(receiver.open(sealed, noon));
+}
+
+TEST(PacketSeals, KeysChangeWithoutAGap) {
+  PacketSeal one;
+  PacketSeal other;
+  const auto both_hear = [&] {
+    return other.open(one.seal(hello_packet(1)), noon).ok() &&
+           one.open(other.seal(hello_packet(2)), noon).ok();
+  };
+  // Added on one, then on the other; then put first; then the old one goes.
+  const std::pair<std::vector<uint32_t>, std::vector<uint32_t>> steps[] = {
+      {{1}, {1}},       {{1, 2}, {1}}, {{1, 2}, {1, 2}}, {{2, 1}, {1, 2}},
+      {{2, 1}, {2, 1}}, {{2}, {2, 1}}, {{2}, {2}}};
+  for (const auto& [first, second] : steps) {
+    one.set_keys(ring_of(first));
+    other.set_keys(ring_of(second));
+    EXPECT_TRUE(both_hear());
+  }
+}
+
+/// Two ends of a stream that have said hello.
+struct Streams {
+  explicit Streams(uint8_t seed = 1,
+                   std::shared_ptr<const KeyRing> dialled_keys = ring_of({1, 2})) {
+    SessionHello::Nonce nonce{};
+    nonce[0] = std::byte{seed};
+    dialler.emplace(ring_of({1}), true, nonce);
+    nonce[1] = std::byte{1};
+    dialled.emplace(std::move(dialled_keys), false, nonce);
+  }
+  bool shake() {
+    const auto first = decode_session_message(dialler->hello());
+    if (!first || !dialled->on_hello(std::get<SessionHello>(*first))) {
+      return false;
+    }
+    answer = dialled->hello();
+    std::vector<std::byte> plain(answer.begin(), answer.end() - tag_bytes);
+    set_session_message_length(plain, plain.size());
+    const auto second = decode_session_message(plain);
+    return second && dialler->on_hello(std::get<SessionHello>(*second)) &&
+           dialler->unseal(answer).ok();
+  }
+  std::optional<SessionSeal> dialler;
+  std::optional<SessionSeal> dialled;
+  std::vector<std::byte> answer;
+};
+
+TEST(SessionSeals, CarryMessagesBothWaysInOrder) {
+  Streams streams;
+  ASSERT_TRUE(streams.shake());
+  const auto ping = encode(SessionPing{});
+  for (int i = 0; i < 3; ++i) {
+    const auto there = streams.dialled->unseal(streams.dialler->seal(ping));
+    const auto back = streams.dialler->unseal(streams.dialled->seal(ping));
+    ASSERT_TRUE(there && back);
+    EXPECT_EQ(*there, ping);
+    EXPECT_EQ(*back, ping);
+  }
+  const auto first = streams.dialler->seal(ping);
+  const auto second = streams.dialler->seal(ping);
+  EXPECT_FALSE(streams.dialled->unseal(second)) << "one is missing";
+  EXPECT_TRUE(streams.dialled->unseal(first));
+  EXPECT_FALSE(streams.dialled->unseal(first)) << "a repetition";
+  EXPECT_FALSE(streams.dialler->unseal(streams.dialler->seal(ping))) << "a reflection";
+  auto changed = streams.dialled->seal(ping);
+  changed[changed.size() - 1] ^= std::byte{1};
+  EXPECT_FALSE(streams.dialler->unseal(changed));
+  EXPECT_FALSE(streams.dialler->unseal(ping)) << "without a tag";
+}
+
+TEST(SessionSeals, WhatWasSaidOnAnotherStreamIsNoUse) {
+  Streams first;
+  ASSERT_TRUE(first.shake());
+  const auto recorded = first.dialler->seal(encode(SessionPing{}));
+  // The same first message, and the answer is another one.
+  Streams second;
+  SessionHello::Nonce fresh{};
+  fresh[5] = std::byte{5};
+  second.dialled.emplace(ring_of({1}), false, fresh);
+  ASSERT_TRUE(second.dialled->on_hello({1, {std::byte{1}}}));
+  EXPECT_FALSE(second.dialled->unseal(recorded));
+}
+
+TEST(SessionSeals, WhoHasNoKeyIsFoundOutOnBothSides) {
+  EXPECT_FALSE(Streams(1, ring_of({2})).shake()) << "who is dialled does not know the key";
+  Streams impostor(1, std::make_shared<const KeyRing>([] {
+                     KeyRing keys;
+                     keys.add(1, a_key(99));
+                     return keys;
+                   }()));
+  EXPECT_FALSE(impostor.shake()) << "who dials sees that the answer is of another key";
+}
+
+}  // namespace
+}  // namespace nccl_ha::relay

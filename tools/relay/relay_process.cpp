@@ -1,0 +1,243 @@
+#include "tools/relay/relay_process.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <future>
+#include <memory>
+#include <mutex>
+
+#include "relay/discovery_actor.h"
+#include "relay/link_sockets.h"
+#include "relay/mesh_routes.h"
+#include "relay/mesh_settings.h"
+#include "relay/provider_hops.h"
+#include "relay/relay_node.h"
+#include "runtime/base/random.h"
+#include "runtime/engine/engine.h"
+#include "runtime/fabric/provider.h"
+#include "runtime/streams/listening.h"
+#include "tools/agent/http_port.h"
+#include "tools/common/process.h"
+#include "tools/relay/relay_keeper.h"
+#include "tools/relay/relay_view.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+/// SIGTERM and SIGINT as a descriptor, for all threads that begin later.
+Result<Fd> relay_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  Fd fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd) {
+    return fail(Errc::system, "cannot wait for signals", errno);
+  }
+  return fd;
+}
+
+std::vector<fabric::NetInterface> mesh_interfaces(const std::string& spec) {
+  const auto all = fabric::list_interfaces();
+  return all ? relay::select_mesh_interfaces(*all, spec) : std::vector<fabric::NetInterface>();
+}
+
+/// The first word that the process is to end; later ones change nothing.
+class Ending {
+ public:
+  void tell() {
+    std::call_once(once_, [this] { told_.set_value(); });
+  }
+  void wait() { told_.get_future().get(); }
+
+ private:
+  std::once_flag once_;
+  std::promise<void> told_;
+};
+
+/// Who makes a view complete when the worker is there.
+class ViewBegins final : public Actor {
+ public:
+  explicit ViewBegins(RelayView& view) : view_(view) {}
+  const char* name() const override { return "relay-view"; }
+  void start(Context& context) override {
+    view_.context = &context;
+    view_.started = context.now();
+  }
+  void on(const Message& message) override { (void)message; }
+
+ private:
+  RelayView& view_;
+};
+
+/// What lives as long as the node.
+struct RelayParts {
+  std::unique_ptr<fabric::Provider> provider;
+  std::unique_ptr<relay::ProviderHops> hops;
+  std::shared_ptr<relay::TopologyBoard> board = std::make_shared<relay::TopologyBoard>();
+  std::unique_ptr<relay::MeshRoutes> routes;
+  std::shared_ptr<relay::ClusterKey> key;
+  RelayView view;
+  Ending ending;
+};
+
+Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& config,
+                                                              RelayParts& parts) {
+  relay::DiscoveryActor::Options options;
+  auto timing = relay::discovery_timing(config);
+  if (!timing) {
+    return timing.error();
+  }
+  options.timing = *timing;
+  const auto own = mesh_interfaces(config.mesh_ifname);
+  if (own.empty()) {
+    return fail(Errc::invalid_argument,
+                "no interface with cables to neighbours is up (NCCL_MESH_IFNAME)");
+  }
+  relay::LinkSockets::Options sockets;
+  sockets.port = static_cast<uint16_t>(config.mesh_port);
+  auto peers = relay::parse_mesh_peers(config.mesh_peers);
+  if (!peers) {
+    return peers.error();
+  }
+  sockets.peers = std::move(*peers);
+  auto links = relay::LinkSockets::open(sockets, nullptr);
+  if (!links) {
+    return links.error();
+  }
+  options.links = std::move(*links);
+  // The relay node tells when it listens.
+  options.identity = relay::mesh_identity(own, false, static_cast<uint32_t>(os_random_u64() | 1));
+  options.interfaces = [spec = config.mesh_ifname] { return mesh_interfaces(spec); };
+  options.board = parts.board;
+  options.key = parts.key;
+  parts.view.self = options.identity.node;
+  Config hops_config = config;
+  hops_config.fabric = "datagram";
+  auto provider = fabric::Provider::make(hops_config, own, 1);
+  if (!provider) {
+    return provider.error();
+  }
+  parts.provider = std::move(*provider);
+  parts.hops = std::make_unique<relay::ProviderHops>(*parts.provider);
+  parts.routes = std::make_unique<relay::MeshRoutes>(parts.board, relay::route_options(config),
+                                                     static_cast<uint16_t>(config.mesh_port));
+  return std::make_unique<relay::DiscoveryActor>(std::move(options));
+}
+
+Result<std::unique_ptr<HttpPort>> make_page(const Config& config, const RelayView& view) {
+  if (config.mesh_page.empty()) {
+    return std::unique_ptr<HttpPort>();
+  }
+  auto point = parse_point(config.mesh_page);
+  if (!point) {
+    return fail(Errc::invalid_argument, "NCCL_MESH_PAGE: " + point.error().what);
+  }
+  auto listening = open_listener(std::span(&point->address, 1), std::to_string(point->port));
+  if (!listening) {
+    return fail(Errc::system,
+                fmt::format("the page cannot be served at {} (NCCL_MESH_PAGE)", point->text()),
+                listening.error().sys);
+  }
+  return std::make_unique<HttpPort>(
+      listening->fd, *point, [&view](const std::string& path) { return relay_answer(view, path); });
+}
+
+/// Of a host that relays; the node's id.
+Result<ActorId> adopt_node(Worker& worker, const Config& config, RelayParts& parts,
+                           ActorId discovery) {
+  relay::RelayOptions options = relay::relay_options(config, parts.view.self);
+  options.key = parts.key;
+  auto node = std::make_unique<relay::RelayNode>(
+      *parts.hops, *parts.routes, options, std::to_string(config.mesh_port),
+      [&worker, discovery](bool relays) {
+        worker.post({discovery, relay::DiscoveryActor::relays, relays ? 1U : 0U});
+      },
+      [&parts] { parts.ending.tell(); });
+  parts.view.node = node.get();
+  return worker.adopt(std::move(node));
+}
+
+Result<void> adopt_rest(Worker& worker, RelayKeeper::Options keeper,
+                        std::unique_ptr<HttpPort> page) {
+  if (page) {
+    if (auto adopted = worker.adopt(std::move(page)); !adopted) {
+      return adopted.error();
+    }
+  }
+  auto adopted = worker.adopt(std::make_unique<RelayKeeper>(std::move(keeper)));
+  return adopted ? Result<void>() : Result<void>(adopted.error());
+}
+
+}  // namespace
+
+Result<void> run_relay(const Config& config) {
+  RelayParts parts;
+  auto key = relay::cluster_key(config);
+  if (!key) {
+    return key.error();
+  }
+  parts.key = std::move(*key);
+  parts.view.keyed = parts.key != nullptr;
+  auto discovery = make_discovery(config, parts);
+  if (!discovery) {
+    return discovery.error();
+  }
+  auto signals = relay_signals();
+  if (!signals) {
+    return signals.error();
+  }
+  auto page = make_page(config, parts.view);
+  if (!page) {
+    return page.error();
+  }
+  // One worker: all sessions of a host share its cables, and a thread fills those.
+  Config engine_config = config;
+  engine_config.use_progress_thread = true;
+  engine_config.progress_threads = 1;
+  auto engine = Engine::start(engine_config);
+  if (!engine) {
+    return engine.error();
+  }
+  Worker& worker = (*engine)->worker(0);
+  parts.view.discovery = discovery->get();
+  if (auto adopted = worker.adopt(std::make_unique<ViewBegins>(parts.view)); !adopted) {
+    return adopted.error();
+  }
+  const auto announcer = worker.adopt(std::move(*discovery));
+  if (!announcer) {
+    return announcer.error();
+  }
+  RelayKeeper::Options keeper;
+  if (config.mesh_enable_relay) {
+    const auto node = adopt_node(worker, config, parts, *announcer);
+    if (!node) {
+      return node.error();
+    }
+    keeper.node = *node;
+  }
+  keeper.signals = signals->release();
+  keeper.manager = ServiceManager::from_environment();
+  keeper.summary = "relay node " + relay::text(parts.view.self);
+  keeper.drain_ms = static_cast<uint32_t>(config.mesh_drain_ms);
+  keeper.finish = [&parts] { parts.ending.tell(); };
+  if (auto adopted = adopt_rest(worker, std::move(keeper), std::move(*page)); !adopted) {
+    return adopted;
+  }
+  fmt::print("relay node {} on port {}{}{}\n", relay::text(parts.view.self), config.mesh_port,
+             parts.key ? ", for hosts with the cluster's key" : "",
+             config.mesh_page.empty() ? "" : ", its page is at http://" + config.mesh_page + "/");
+  std::fflush(stdout);
+  parts.ending.wait();
+  // The engine's end says goodbye to neighbours and ends of paths.
+  engine->reset();
+  return {};
+}
+
+}  // namespace nccl_ha::tools

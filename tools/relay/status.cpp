@@ -1,0 +1,156 @@
+#include <fmt/format.h>
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/base/host.h"
+#include "tools/relay/relay_view.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+using RelayJson = nlohmann::json;
+
+/// What the node counts, by the names in counters.def.
+template <class Each>
+void each_relay_counter(const RelayView& view, const Each& each) {
+  if (view.node == nullptr) {
+    return;
+  }
+  const CounterScopeInfo& scope = counter_scopes()[static_cast<size_t>(CounterScope::relay)];
+  const auto* values = reinterpret_cast<const Counter*>(&view.node->counts());
+  for (size_t i = 0; i < scope.counters.size(); ++i) {
+    each(scope.counters[i], values[i].get());
+  }
+}
+
+RelayJson session_json(const relay::RelaySession& session) {
+  RelayJson out{{"session", fmt::format("{:016x}", session.number())},
+                {"from", relay::text(session.origin())},
+                {"to", relay::text(session.destination())},
+                {"open", session.carries()},
+                {"slots", session.share().slots},
+                {"chunk_bytes", session.share().chunk_bytes},
+                {"directions", RelayJson::array()}};
+  for (size_t direction = 0; direction < 2; ++direction) {
+    const relay::Forwarder::Counts& counts = session.counts(direction);
+    out["directions"].push_back({{"frames", counts.frames},
+                                 {"bytes", counts.bytes},
+                                 {"waits", counts.waits},
+                                 {"lying_here", session.held(direction)}});
+  }
+  return out;
+}
+
+}  // namespace
+
+nlohmann::json relay_status(const RelayView& view) {
+  RelayJson out{
+      {"version", NHA_VERSION},
+      {"host", host_name()},
+      {"pid", getpid()},
+      {"node", relay::text(view.self)},
+      {"uptime_s", std::chrono::duration<double>(view.context->now() - view.started).count()},
+      {"relays", view.node != nullptr && view.node->port() != 0},
+      {"port", view.node != nullptr ? view.node->port() : 0},
+      {"keyed", view.keyed},
+      {"counters", RelayJson::object()},
+      {"sessions", RelayJson::array()}};
+  each_relay_counter(
+      view, [&](const CounterInfo& info, uint64_t value) { out["counters"][info.name] = value; });
+  if (view.node != nullptr) {
+    out["pool_bytes"] = view.node->pool().bytes();
+    for (const relay::RelaySession* session : view.node->sessions()) {
+      out["sessions"].push_back(session_json(*session));
+    }
+  }
+  if (const relay::Discovery* discovery = view.discovery->discovery()) {
+    out["discovery"] = {{"hosts", discovery->states().size()},
+                        {"neighbours", discovery->neighbours().all().size()},
+                        {"packets_sent", discovery->counts().packets_sent},
+                        {"packets_received", discovery->counts().packets_received},
+                        {"refused", discovery->counts().refused},
+                        {"forged", discovery->seal_counts().forged},
+                        {"repeated", discovery->seal_counts().repeated}};
+  }
+  return out;
+}
+
+std::string relay_metrics(const RelayView& view) {
+  std::vector<prometheus::MetricFamily> families;
+  const auto add = [&](std::string name, const std::string& help, double value, bool sum) {
+    prometheus::MetricFamily family;
+    family.name = "nccl_ha_relay_" + std::move(name) + (sum ? "_total" : "");
+    family.help = help;
+    family.type = sum ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge;
+    prometheus::ClientMetric metric;
+    (sum ? metric.counter.value : metric.gauge.value) = value;
+    family.metric.push_back(metric);
+    families.push_back(std::move(family));
+  };
+  each_relay_counter(view, [&](const CounterInfo& info, uint64_t value) {
+    add(info.name, fmt::format("{}: {}", info.unit, info.help), static_cast<double>(value),
+        info.kind == CounterKind::sum);
+  });
+  add("up_seconds", "How long the node has run",
+      std::chrono::duration<double>(view.context->now() - view.started).count(), false);
+  if (const relay::Discovery* discovery = view.discovery->discovery()) {
+    add("hosts", "Hosts that are known", static_cast<double>(discovery->states().size()), false);
+    add("discovery_refused", "Packets that were no good, or of nobody known",
+        static_cast<double>(discovery->counts().refused), true);
+    add("discovery_forged", "Packets without the cluster's key",
+        static_cast<double>(discovery->seal_counts().forged), true);
+    add("discovery_repeated", "Packets that came before",
+        static_cast<double>(discovery->seal_counts().repeated), true);
+  }
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+std::string relay_page(const RelayView& view) {
+  // All that is in it is this process's own: numbers, and texts of this program.
+  std::string rows;
+  each_relay_counter(view, [&](const CounterInfo& info, uint64_t value) {
+    rows +=
+        fmt::format("<tr><td>{}<td class=n>{}<td>{}: {}\n", info.name, value, info.unit, info.help);
+  });
+  std::string sessions;
+  if (view.node != nullptr) {
+    for (const relay::RelaySession* session : view.node->sessions()) {
+      sessions += fmt::format("<tr><td>{}<td>{}<td class=n>{}<td class=n>{}<td>{}\n",
+                              relay::text(session->origin()), relay::text(session->destination()),
+                              session->counts(0).bytes, session->counts(1).bytes,
+                              session->carries() ? "open" : "being set up");
+    }
+  }
+  return fmt::format(
+      "<!doctype html><meta charset=utf-8><meta http-equiv=refresh content=2><title>nccl-ha relay "
+      "{0}</title><style>body{{font:14px system-ui,sans-serif;margin:2em}}td,th{{padding:2px "
+      "12px;text-align:left}}.n{{text-align:right}}</style><h1>Relay node {0}</h1><p>{1}, "
+      "{2}.</p><table>{3}</table><h2>Paths</h2><table><tr><th>from<th>to<th>bytes there<th>bytes "
+      "back<th>\n{4}</table><p><a href=/metrics>metrics</a>, <a href=/status.json>as JSON</a>",
+      relay::text(view.self),
+      view.node == nullptr     ? "This host does not relay"
+      : view.node->draining()  ? "It ends, and takes no more paths"
+      : view.node->port() == 0 ? "It cannot listen and relays for nobody"
+                               : "It relays",
+      view.keyed ? "for hosts with the cluster's key" : "for whoever is on one of its cables", rows,
+      sessions);
+}
+
+std::optional<HttpAnswer> relay_answer(const RelayView& view, const std::string& path) {
+  if (path == "/") {
+    return HttpAnswer{"text/html; charset=utf-8", relay_page(view)};
+  }
+  if (path == "/metrics") {
+    return HttpAnswer{"text/plain; version=0.0.4; charset=utf-8", relay_metrics(view)};
+  }
+  if (path == "/status.json") {
+    return HttpAnswer{"application/json",
+                      relay_status(view).dump(-1, ' ', false, RelayJson::error_handler_t::replace)};
+  }
+  return std::nullopt;
+}
+
+}  // namespace nccl_ha::tools
