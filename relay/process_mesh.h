@@ -51,6 +51,9 @@ class ProcessMesh {
   Reach reach(const std::vector<IpAddress>& addresses, Instant now) const;
   /// For how long it makes sense to wait where that is unknown.  Any thread.
   Duration patience(const std::vector<IpAddress>& addresses) const;
+  /// A neighbour answers at that link-local address on the interface that is its scope.  Any
+  /// thread.
+  bool hears(const sockaddr* peer) const;
   /// The hosts that are known, for messages.  Any thread.
   std::string known_hosts() const;
 
