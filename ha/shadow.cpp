@@ -39,6 +39,11 @@ bool same_subnet(const Rail& one, const Rail& other) {
   return true;
 }
 
+/// fe80::/10 (RFC 4291, 2.5.6).
+bool link_local(const Rail& rail) {
+  return rail.family == 6 && rail.address[0] == 0xFE && (rail.address[1] & 0xC0U) == 0x80;
+}
+
 const Rail* primary_of(std::span<const Rail> rails) {
   const auto found =
       std::find_if(rails.begin(), rails.end(), [](const Rail& rail) { return rail.primary; });
@@ -99,7 +104,8 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
         continue;
       }
       const bool own_kind = here == nullptr || mine.kind == here->kind;
-      if (anywhere && own_kind && !same_subnet(mine, theirs)) {
+      // Networks of link-local addresses look alike on each cable.
+      if (anywhere && own_kind && (!same_subnet(mine, theirs) || link_local(mine))) {
         continue;
       }
       const bool same_switch = here != nullptr && same_subnet(mine, *here);

@@ -42,10 +42,11 @@ struct RailPair {
 /// primaries dies with it, so it comes after those that share none; another fabric than the
 /// primaries' is slower, so it comes after their own, and first the one that leads to everybody
 /// (over other hosts: without an address at either end), where there is one: no router leads from
-/// cable to cable there, so that pairs of the own fabric in different subnets are left out.  A pair
-/// whose ends are in one subnet needs no router; then the PCI trees decide, then a subnet other
-/// than the primaries' (another switch), and then a rotation by number, so that equal devices share
-/// the load of backing each other up.  The same on every host that sees the same lists.
+/// cable to cable there, so that pairs of the own fabric in different subnets, or in those of
+/// link-local addresses, are left out.  A pair whose ends are in one subnet needs no router; then
+/// the PCI trees decide, then a subnet other than the primaries' (another switch), and then a
+/// rotation by number, so that equal devices share the load of backing each other up.  The same on
+/// every host that sees the same lists.
 std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const Rail> remote);
 
 }  // namespace nccl_ha::ha

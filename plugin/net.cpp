@@ -73,6 +73,13 @@ std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& devi
     return plan_routes(all, first, handle);
   }
   auto routes = plan_routes(process.interfaces(), process.control_interface(device), handle);
+  // Link-local networks look alike on each cable; who is heard on one, discovery knows.
+  std::erase_if(routes, [&](const Route& route) {
+    const auto* to = reinterpret_cast<const sockaddr*>(&route.to);
+    const auto address = IpAddress::from_sockaddr(to);
+    return process.mesh().takes_part() && address && address->link_local() &&
+           !process.mesh().hears(to);
+  });
   if (own < all.size()) {
     for (Route& route : plan_routes(std::span(all).subspan(own), 0, handle)) {
       route.for_rejoin = true;  // the first paths are made where the stream is

@@ -148,7 +148,6 @@ void MeshClient::on_readable(int fd) {
   for (ssize_t got = 0; (got = recv(fd, bytes.data(), bytes.size(), 0)) >= 0;) {
     if (auto view = answer_.take(std::span(bytes).first(static_cast<size_t>(got)))) {
       heard_ = context_->now();
-      told_silence_ = false;
       options_.board->publish(std::move(view));
     }
   }
@@ -161,9 +160,6 @@ void MeshClient::on_timer() {
   }
   if (context_->now() - heard_ < options_.dead) {
     return;
-  }
-  if (!std::exchange(told_silence_, true)) {
-    NHA_LOG_WARN("the relay node of this host does not answer any more; routes stay as they are");
   }
   if (options_.on_silence && options_.on_silence(*context_)) {
     stop();

@@ -63,7 +63,6 @@ class MeshClient final : public Actor, private FdWatchOwner {
   std::unique_ptr<FdWatch> watch_;
   MeshAnswer answer_;
   Instant heard_{};
-  bool told_silence_ = false;
   Timer timer_;
 };
 

@@ -28,8 +28,9 @@ std::vector<fabric::NetInterface> own_interfaces(const std::string& spec) {
   return all ? select_mesh_interfaces(*all, spec) : std::vector<fabric::NetInterface>();
 }
 
-RelayPath::Options path_options(const Config& config) {
+RelayPath::Options path_options(const Config& config, std::shared_ptr<const ClusterKey> key) {
   RelayPath::Options options;
+  options.key = std::move(key);
   options.chunk_bytes = static_cast<uint32_t>(config.mesh_chunk_bytes);
   options.slots = static_cast<uint16_t>(config.mesh_slots);
   options.relays_max = static_cast<size_t>(config.mesh_max_hops);
@@ -81,6 +82,11 @@ Result<std::unique_ptr<ProcessMesh>> ProcessMesh::make(
       made->own_.empty()) {
     return made;
   }
+  auto key = cluster_key(config);
+  if (!key) {
+    return key.error();
+  }
+  made->key_ = std::move(*key);
   auto chosen = config.mesh_topology_file.empty() ? made->choose_part() : made->use_file(all);
   if (!chosen) {
     return chosen.error();
@@ -156,18 +162,21 @@ Result<void> ProcessMesh::use_file(const std::vector<fabric::NetInterface>& all)
 
 std::vector<fabric::Provider::Kind> ProcessMesh::kinds() const {
   return takes_part()
-             ? std::vector<fabric::Provider::Kind>{relay_fabric(routes_, path_options(config_), {})}
+             ? std::vector<fabric::Provider::Kind>{relay_fabric(routes_, path_options(config_, key_), {})}
              : std::vector<fabric::Provider::Kind>();
 }
 
 /// Discovery, and the relay node of this process.
 std::vector<std::unique_ptr<Actor>> ProcessMesh::node(fabric::Provider& provider) {
   hops_ = std::make_unique<ProviderHops>(provider);
-  const auto identity = mesh_identity(own_, true, static_cast<uint32_t>(os_random_u64() | 1));
-  const NodeId self = fixed_ ? routes_->self().value_or(identity.node) : identity.node;
+  auto identity = mesh_identity(own_, true, static_cast<uint32_t>(os_random_u64() | 1));
+  const NodeId self = routes_->self().value_or(identity.node);  // as others know this host
+  identity.node = self;
   std::vector<std::unique_ptr<Actor>> actors;
-  actors.push_back(std::make_unique<RelayNode>(*hops_, *routes_, relay_options(config_, self),
-                                               std::to_string(config_.mesh_port)));
+  RelayOptions relayed = relay_options(config_, self);
+  relayed.key = key_;
+  actors.push_back(
+      std::make_unique<RelayNode>(*hops_, *routes_, relayed, std::to_string(config_.mesh_port)));
   if (!fixed_) {
     DiscoveryActor::Options discovery;
     discovery.identity = identity;
@@ -175,6 +184,7 @@ std::vector<std::unique_ptr<Actor>> ProcessMesh::node(fabric::Provider& provider
     discovery.links = std::move(links_);
     discovery.interfaces = [spec = config_.mesh_ifname] { return own_interfaces(spec); };
     discovery.board = board_;
+    discovery.key = key_;
     actors.push_back(std::make_unique<DiscoveryActor>(std::move(discovery)));
   }
   return actors;
@@ -197,13 +207,14 @@ Result<void> ProcessMesh::begin(Engine& engine, fabric::Provider& provider, Inst
     client.interval = std::chrono::milliseconds(config_.mesh_hello_ms);
     client.dead = std::chrono::milliseconds(config_.mesh_dead_ms);
     client.board = board_;
-    if (config_.mesh_relay == "inline") {
+    if (!fixed_) {
+      // Without discovery on it, this host would be lost to all others.
       client.on_silence = [this, &provider](Context& context) {
         bool other = false;
         if (!open_links(&other)) {
           return false;
         }
-        NHA_LOG_INFO("this process relays for others from now on");
+        NHA_LOG_WARN("the relay node of this host is gone: this process relays from now on");
         for (std::unique_ptr<Actor>& actor : node(provider)) {
           context.add_actor(std::move(actor));
         }
@@ -249,6 +260,17 @@ Duration ProcessMesh::patience(const std::vector<IpAddress>& addresses) const {
              ? Duration(std::chrono::milliseconds(2 * config_.mesh_hello_ms))
              : std::min<Duration>(patience_max,
                                   std::chrono::milliseconds(config_.connect_timeout_ms / 2));
+}
+
+bool ProcessMesh::hears(const sockaddr* peer) const {
+  const auto view = board_->read();
+  const auto wanted = IpAddress::from_sockaddr(peer);
+  return view && wanted &&
+         std::any_of(view->neighbours.begin(), view->neighbours.end(), [&](const Neighbour& one) {
+           const auto heard = IpAddress::from_sockaddr(one.address.get());
+           return heard && heard->family == wanted->family && heard->bytes == wanted->bytes &&
+                  one.interface == wanted->scope_id;
+         });
 }
 
 std::string ProcessMesh::known_hosts() const {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "relay/cluster_key.h"
 #include "relay/link_sockets.h"
 #include "relay/mesh_routes.h"
 #include "relay/provider_hops.h"
@@ -51,6 +52,9 @@ class ProcessMesh {
   Reach reach(const std::vector<IpAddress>& addresses, Instant now) const;
   /// For how long it makes sense to wait where that is unknown.  Any thread.
   Duration patience(const std::vector<IpAddress>& addresses) const;
+  /// A neighbour answers at that link-local address on the interface that is its scope.  Any
+  /// thread.
+  bool hears(const sockaddr* peer) const;
   /// The hosts that are known, for messages.  Any thread.
   std::string known_hosts() const;
 
@@ -63,6 +67,7 @@ class ProcessMesh {
   bool shares_subnet(const std::vector<IpAddress>& addresses) const;
 
   const Config config_;
+  std::shared_ptr<ClusterKey> key_;  ///< null: anybody may join
   Part part_ = Part::none;
   std::vector<fabric::NetInterface> own_;  ///< those with cables
   bool fixed_ = false;                     ///< NCCL_MESH_TOPOLOGY_FILE: nothing is discovered

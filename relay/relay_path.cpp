@@ -231,6 +231,7 @@ void RelayPath::break_path(CompletionStatus status, uint64_t sequence, const Err
   ending_.error = why;
   ending_.sequence = sequence != 0 ? sequence : ending_.sequence;
   context_.timers().cancel(deadline_);
+  context_.timers().cancel(redial_);
   if (stream_) {
     stream_->close();  // the neighbour ends what it holds, and tells the next one
   }

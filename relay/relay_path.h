@@ -60,6 +60,8 @@ class RelayPath final : public fabric::Path,
 
   // setting up (relay_path_setup.cpp)
   Result<void> dial();
+  void dial_again();
+  void look_again(const Error& why);
   Result<void> make_hop(bool active, uint16_t slots, uint32_t chunk_bytes, uint16_t theirs_most);
   Result<void> accept();
   void open(uint32_t chunk_bytes);
@@ -95,6 +97,7 @@ class RelayPath final : public fabric::Path,
   fabric::PathOwner* owner_;
   fabric::PathTraits traits_;
   std::vector<NodeId> relays_;
+  bool named_ = false;  ///< by whoever made the path, and not to be changed
   std::shared_ptr<PathEndpoints> endpoints_;
   PathEndpoint local_;
   PathEndpoint peer_;
@@ -123,6 +126,7 @@ class RelayPath final : public fabric::Path,
   Ending ending_;
   Timer deadline_;
   Timer soon_;
+  Timer redial_;
 };
 
 }  // namespace nccl_ha::relay

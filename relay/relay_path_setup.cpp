@@ -9,6 +9,9 @@
 
 namespace nccl_ha::relay {
 
+/// How often it is looked for a way while there is none: a host may be heard again.
+constexpr Duration redial_apart = std::chrono::milliseconds(100);
+
 using fabric::CompletionStatus;
 using fabric::PathState;
 
@@ -55,11 +58,13 @@ RelayPath::RelayPath(Context& context, HopSource& hops, NextHops& next, const Op
       line_(hops.memory()) {
   deadline_.bind([](void* self) { static_cast<RelayPath*>(self)->on_deadline(); }, this);
   soon_.bind([](void* self) { static_cast<RelayPath*>(self)->on_soon(); }, this);
+  redial_.bind([](void* self) { static_cast<RelayPath*>(self)->dial_again(); }, this);
 }
 
 RelayPath::~RelayPath() {
   context_.timers().cancel(deadline_);
   context_.timers().cancel(soon_);
+  context_.timers().cancel(redial_);
   if (endpoints_) {
     endpoints_->leave(local_.token);
   }
@@ -79,8 +84,13 @@ Result<void> RelayPath::connect(std::span<const std::byte> peer_address) {
   }
   peer_ = *peer;
   if (options_.active) {
-    if (auto dialled = dial(); !dialled) {
+    named_ = !relays_.empty();
+    const auto dialled = dial();
+    if (!dialled && named_) {
       return dialled;
+    }
+    if (!dialled) {
+      look_again(dialled.error());
     }
   }
   state_ = PathState::connecting;
@@ -116,6 +126,23 @@ Result<void> RelayPath::dial() {
   }
   stream_.reset(new SessionStream(context_, this, own_.key));
   return stream_->dial(*next);
+}
+
+/// Nobody else knows of it yet, so that another way may be taken.
+void RelayPath::dial_again() {
+  if (state_ != PathState::connecting || stream_) {
+    return;
+  }
+  relays_.clear();
+  if (const auto dialled = dial(); !dialled) {
+    look_again(dialled.error());
+  }
+}
+
+void RelayPath::look_again(const Error& why) {
+  ending_.error = why;
+  stream_.reset();
+  context_.timers().arm(redial_, context_.now() + redial_apart);
 }
 
 Result<void> RelayPath::make_hop(bool active, uint16_t slots, uint32_t chunk_bytes,
@@ -246,9 +273,11 @@ void RelayPath::on_session_lost(SessionStream& stream, const Error& error) {
 }
 
 void RelayPath::on_deadline() {
-  break_path(
-      CompletionStatus::retry_exceeded, 0,
-      nccl_ha::fail(Errc::timed_out, fmt::format("no path came about in time ({})", describe())));
+  const bool dialled = stream_ != nullptr || ending_.error.what.empty();
+  const Error why = nccl_ha::fail(
+      Errc::timed_out,
+      fmt::format("no path came about in time ({})", dialled ? describe() : ending_.error.what));
+  break_path(CompletionStatus::retry_exceeded, 0, why);
 }
 
 }  // namespace nccl_ha::relay

@@ -283,12 +283,44 @@ TEST(RelaySim, ARouteThatIsNoneIsRefused) {
   ASSERT_TRUE(round);
   EXPECT_FALSE((*round)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, 1})))
       << "the same host twice";
+}
 
-  options.route = {};
+TEST(RelaySim, AWayThatNobodyNamesIsLookedForInTime) {
+  RelayLine line(over(2));
+  fabric::PathOptions options;
+  RecordingOwner owner;
+  options.active = true;
+  options.connect_limit = seconds(2);
   auto unknown = line.make_path_over(0, options, &owner);
   ASSERT_TRUE(unknown);
-  EXPECT_FALSE((*unknown)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, 1})))
-      << "nobody names a way";
+  ASSERT_TRUE((*unknown)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, 1})));
+  const auto failed = [&] { return (*unknown)->state() == PathState::error; };
+  EXPECT_FALSE(line.world().run_until(failed, milliseconds(1900)));
+  EXPECT_TRUE(line.world().run_until([&] { return !owner.states.empty(); }, milliseconds(200)));
+  EXPECT_TRUE(failed());
+  EXPECT_NE(owner.last_error.what.find("no way over other hosts leads to"), std::string::npos)
+      << owner.last_error.what;
+}
+
+TEST(RelaySim, AWayThatIsThereLaterIsTaken) {
+  RelayLine line(over(1));
+  RecordingOwner owners[2];
+  std::unique_ptr<fabric::Path> ends[2];
+  for (size_t side = 0; side < 2; ++side) {
+    fabric::PathOptions options;
+    options.domain = 1;
+    options.active = side == 0;
+    options.connect_limit = seconds(3);
+    ends[side] = line.make_path_over(side == 0 ? 0 : 2, options, &owners[side]).value();
+  }
+  ASSERT_TRUE(ends[0]->connect(ends[1]->local_address()));
+  ASSERT_TRUE(ends[1]->connect(ends[0]->local_address()));
+  const auto ready = [&] {
+    return ends[0]->state() == PathState::ready && ends[1]->state() == PathState::ready;
+  };
+  EXPECT_FALSE(line.world().run_until(ready, seconds(1)));
+  line.tell_way(0, {RelayLine::id(1)});
+  EXPECT_TRUE(line.world().run_until(ready, seconds(1)));
 }
 
 TEST(RelaySim, APathWhosePeerIsGoneIsRefusedByItsProcess) {

@@ -35,6 +35,11 @@ class RelayLine::Neighbours final : public relay::NextHops {
     }
     return std::nullopt;
   }
+  std::vector<relay::NodeId> relays_to(relay::NodeId destination, const relay::Way& way) override {
+    (void)destination;
+    (void)way;
+    return line_.ways_[host_];
+  }
 
  private:
   RelayLine& line_;

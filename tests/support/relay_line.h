@@ -58,6 +58,8 @@ class RelayLine {
   Result<std::unique_ptr<fabric::Path>> make_path_over(
       size_t host, const fabric::PathOptions& options, fabric::PathOwner* owner,
       std::optional<uint16_t> slots = std::nullopt);
+  /// What a path of that host takes from now on where nobody names its route.
+  void tell_way(size_t host, std::vector<relay::NodeId> relays) { ways_[host] = std::move(relays); }
   void cut(size_t cable, bool cut = true);
   void cut_all();
   /// Both directions carry so much and no more.
@@ -77,7 +79,8 @@ class RelayLine {
   static sim::Ip address(size_t host, size_t cable);
 
   Options options_;
-  std::vector<Host> hosts_;  // actors and paths use what is in it
+  std::map<size_t, std::vector<relay::NodeId>> ways_;  ///< by the host where they begin
+  std::vector<Host> hosts_;                            // actors and paths use what is in it
   sim::World world_;
 };
 

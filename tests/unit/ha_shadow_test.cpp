@@ -124,6 +124,21 @@ TEST(Shadow, WhereOtherHostsLeadThereNoRouterDoes) {
       << "a cable comes first";
 }
 
+TEST(Shadow, LinkLocalNetworksAreNotTakenForOneWhereOtherHostsLeadThere) {
+  std::vector<Rail> rails{rail(0, 0, 0, true), rail(1, 1)};
+  for (Rail& one : rails) {
+    one.family = 6;
+    one.prefix_len = 64;
+    one.address = {0xFE, 0x80};
+  }
+  EXPECT_EQ(rank_shadows(rails, rails).front(), (RailPair{1, 1}));
+  Rail relayed = rail(60000, 0, pci_far);
+  relayed.kind = 4;
+  relayed.family = 0;
+  rails.push_back(relayed);
+  EXPECT_EQ(rank_shadows(rails, rails), (std::vector<RailPair>{{2, 2}}));
+}
+
 TEST(Shadow, ASingleNicOnBothSidesHasNone) {
   const std::vector<Rail> one{rail(0, 0, 0, true)};
   EXPECT_TRUE(rank_shadows(one, one).empty());

@@ -44,7 +44,9 @@ TEST(LabTopology, EveryKindHasTheLinksItsNameSays) {
   for (const auto& [name, hosts, links] :
        {Expected{"rails-2x1", 2, 1}, Expected{"rails-4x2", 4, 8}, Expected{"ring-5", 5, 5},
         Expected{"line-5", 5, 4}, Expected{"star-3", 4, 3}, Expected{"islands", 4, 8},
-        Expected{"islands-3", 6, 12}, Expected{"rails-1x2", 1, 2}}) {
+        Expected{"islands-3", 6, 12}, Expected{"rails-1x2", 1, 2}, Expected{"mesh-8", 8, 11},
+        Expected{"mesh-8-7", 8, 11}, Expected{"mesh-2", 2, 1}, Expected{"gb10-4", 4, 8},
+        Expected{"plan-ring", 4, 4}, Expected{"plan-line", 4, 3}}) {
     const auto made = parse_topology(name);
     ASSERT_TRUE(made) << name << ": " << made.error().message();
     EXPECT_EQ(made->hosts.size(), hosts) << name;
@@ -55,10 +57,70 @@ TEST(LabTopology, EveryKindHasTheLinksItsNameSays) {
   }
 }
 
+std::set<std::string> interfaces_of(const Topology& topology, size_t host) {
+  std::set<std::string> found;
+  for (const Port& port : topology.ports) {
+    if (port.host == host && !port.management) {
+      EXPECT_TRUE(found.insert(port.interface + " " + port.address).second);
+    }
+  }
+  return found;
+}
+
+/// Seed 002, 4.3.
+TEST(LabTopology, FourHostsAreNumberedAsThePlansSay) {
+  const auto ring = parse_topology("plan-ring").value();
+  const auto line = parse_topology("plan-line").value();
+  using Names = std::set<std::string>;
+  EXPECT_EQ(interfaces_of(ring, 0), (Names{"nic1 192.168.100.1", "nic2 192.168.101.1"}));
+  EXPECT_EQ(interfaces_of(ring, 1), (Names{"nic1 192.168.101.2", "nic2 192.168.102.2"}));
+  EXPECT_EQ(interfaces_of(ring, 3), (Names{"nic1 192.168.103.4", "nic2 192.168.100.4"}));
+  EXPECT_EQ(interfaces_of(line, 0), (Names{"nic1 192.168.100.1"}));
+  EXPECT_EQ(interfaces_of(line, 1), (Names{"nic1 192.168.100.2", "nic2 192.168.101.2"}));
+  EXPECT_EQ(interfaces_of(line, 3), (Names{"nic1 192.168.102.4"}));
+}
+
+TEST(LabTopology, ARandomMeshIsWholeAndRepeats) {
+  for (const char* name : {"mesh-8-1", "mesh-8-2", "mesh-40-3"}) {
+    const auto mesh = parse_topology(name).value();
+    std::set<size_t> reached{0};
+    for (bool more = true; more;) {
+      const size_t before = reached.size();
+      for (const Link& link : mesh.links) {
+        if (!link.to_switch()) {
+          const size_t one = mesh.ports[link.ports[0]].host;
+          const size_t other = mesh.ports[link.ports[1]].host;
+          EXPECT_NE(one, other);
+          if (reached.contains(one) || reached.contains(other)) {
+            reached.insert({one, other});
+          }
+        }
+      }
+      more = reached.size() != before;
+    }
+    EXPECT_EQ(reached.size(), mesh.hosts.size()) << name;
+    EXPECT_EQ(parse_topology(name)->links[3].name, mesh.links[3].name);
+  }
+}
+
+TEST(LabTopology, BothDevicesOfAPortLeadToOneNeighbour) {
+  const auto ring = parse_topology("gb10-4").value();
+  EXPECT_EQ(interfaces_of(ring, 2).size(), 4U);
+  const auto cable = ring.find("h4-h1", {});
+  ASSERT_TRUE(cable);
+  EXPECT_EQ(cable->size(), 2U);
+  for (const LinkChoice& half : *cable) {
+    EXPECT_EQ(ring.ports[ring.links[half.link].ports[0]].host, 3U);
+    EXPECT_EQ(ring.ports[ring.links[half.link].ports[1]].host, 0U);
+    EXPECT_EQ(ring.ports[ring.links[half.link].ports[0]].address, "");
+  }
+}
+
 TEST(LabTopology, RefusesWhatItCannotMake) {
-  for (const char* name :
-       {"", "cube", "ring-2", "ring-65", "ring-", "ring-x", "line-1", "star-0", "rails-0x1",
-        "rails-2x9", "rails-2", "rails-2x", "islands-0", "islands-"}) {
+  for (const char* name : {"",          "cube",     "ring-2",    "ring-65",   "ring-",   "ring-x",
+                           "line-1",    "star-0",   "rails-0x1", "rails-2x9", "rails-2", "rails-2x",
+                           "islands-0", "islands-", "mesh-1",    "mesh-65",   "mesh-8-", "mesh-",
+                           "gb10-2",    "gb10",     "plan",      "plan-star"}) {
     EXPECT_FALSE(parse_topology(name)) << name;
   }
 }

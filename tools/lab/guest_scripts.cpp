@@ -66,7 +66,8 @@ for port in $(option nha.port); do
     [ "$(<"$interface/address")" = "$mac" ] && found=${interface##*/}
   done
   [ -n "$found" ] || broken "there is no interface with address $mac"
-  ip link set "$found" name "$name" && ip addr add "$address/$length" dev "$name" &&
+  ip link set "$found" name "$name" &&
+    { [ -z "$address" ] || ip addr add "$address/$length" dev "$name"; } &&
     ip link set "$name" mtu "$mtu" up || broken "cannot set up interface $name"
   if [ "$management" = 0 ]; then
     rdma link add "rxe$devices" type rxe netdev "$name" || broken "cannot put Soft-RoCE on $name"

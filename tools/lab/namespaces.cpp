@@ -256,8 +256,11 @@ Result<void> Namespaces::wire_up() {
     fabric +=
         fmt::format("link set p{} addrgenmode none\nlink set p{} master b{}\nlink set p{} up\n", i,
                     i, topology_.links[port.link].medium, i);
-    inside_host[port.host] += fmt::format("addr add {}/{} dev {}\nlink set {} up\n", port.address,
-                                          port.prefix_len, name, name);
+    if (!port.address.empty()) {
+      inside_host[port.host] +=
+          fmt::format("addr add {}/{} dev {}\n", port.address, port.prefix_len, name);
+    }
+    inside_host[port.host] += fmt::format("link set {} up\n", name);
   }
   for (size_t host = 0; host < hosts_.size(); ++host) {
     // Not every kernel has IPv6.

@@ -385,7 +385,9 @@ Result<json> Supervisor::show() {
     entry["name"] = topology_.hosts[host];
     for (const Port& port : topology_.ports) {
       if (port.host == host) {
-        entry["interfaces"][port.interface] = fmt::format("{}/{}", port.address, port.prefix_len);
+        entry["interfaces"][port.interface] =
+            port.address.empty() ? std::string()
+                                 : fmt::format("{}/{}", port.address, port.prefix_len);
       }
     }
     hosts.push_back(std::move(entry));

@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
+#include <set>
+#include <utility>
+
+#include "runtime/base/random.h"
 
 namespace nccl_ha::tools::lab {
 namespace {
@@ -30,11 +35,18 @@ class Builder {
 
   void cable(const std::string& name, size_t net, std::array<size_t, 2> hosts,
              const std::array<std::string, 2>& interfaces) {
+    cable(name, name, hosts, interfaces,
+          {rail_address(net, hosts[0]), rail_address(net, hosts[1])});
+  }
+  void cable(const std::string& name, const std::string& group, std::array<size_t, 2> hosts,
+             const std::array<std::string, 2>& interfaces,
+             const std::array<std::string, 2>& addresses) {
     Link link;
-    link.name = link.group = name;
+    link.name = name;
+    link.group = group;
     link.medium = add_medium();
     for (size_t end = 0; end < 2; ++end) {
-      link.ports[end] = add_port(hosts[end], interfaces[end], rail_address(net, hosts[end]), 24);
+      link.ports[end] = add_port(hosts[end], interfaces[end], addresses[end], 24);
     }
     made_.links.push_back(link);
   }
@@ -90,6 +102,64 @@ Topology make_star(const std::string& name, size_t leaves) {
   Builder builder(name, leaves + 1);
   for (size_t leaf = 1; leaf <= leaves; ++leaf) {
     builder.cable("h1-" + host_name(leaf), leaf - 1, {0, leaf}, {"to-" + host_name(leaf), "to-h1"});
+  }
+  return builder.finish();
+}
+
+/// A tree drawn at random, and half as many more cables as there are hosts.
+Topology make_mesh(const std::string& name, size_t hosts, uint64_t seed) {
+  Builder builder(name, hosts);
+  Random random(seed);
+  std::set<std::pair<size_t, size_t>> cables;
+  for (size_t host = 1; host < hosts; ++host) {
+    cables.emplace(random.below(host), host);
+  }
+  const size_t most = std::min(hosts * (hosts - 1) / 2, hosts - 1 + hosts / 2);
+  while (cables.size() < most) {
+    const size_t one = random.below(hosts);
+    const size_t other = random.below(hosts);
+    if (one != other) {
+      cables.emplace(std::min(one, other), std::max(one, other));
+    }
+  }
+  size_t net = 0;
+  for (const auto& [one, other] : cables) {
+    builder.cable(host_name(one) + "-" + host_name(other), net++, {one, other},
+                  {"to-" + host_name(other), "to-" + host_name(one)});
+  }
+  return builder.finish();
+}
+
+/// A ring of boxes with two ports of two devices each, as DGX Spark has them: both devices of a
+/// host's second port lead to the next host's first one, and none has an IP address of its own.
+Topology make_gb10(const std::string& name, size_t hosts) {
+  Builder builder(name, hosts);
+  const std::array<std::array<std::string, 2>, 2> halves{
+      {{"enp1s0f1np1", "enp1s0f0np0"}, {"enP2p1s0f1np1", "enP2p1s0f0np0"}}};
+  for (size_t host = 0; host < hosts; ++host) {
+    const size_t next = (host + 1) % hosts;
+    const std::string cable = host_name(host) + "-" + host_name(next);
+    for (size_t half = 0; half < halves.size(); ++half) {
+      builder.cable(fmt::format("{}.{}", cable, half), cable, {host, next}, halves[half], {});
+    }
+  }
+  return builder.finish();
+}
+
+/// Four hosts with a subnet for each cable, NIC1 and NIC2, as people number them by hand.
+Topology make_plan(const std::string& name, bool closed) {
+  constexpr size_t hosts = 4;
+  Builder builder(name, hosts);
+  const auto address = [](size_t net, size_t host) {
+    return fmt::format("192.168.{}.{}", 100 + net, host + 1);
+  };
+  for (size_t cable = 0; cable + (closed ? 0 : 1) < hosts; ++cable) {
+    // In the line, the first host's only NIC is its first one; in the ring that leads to the last.
+    const size_t next = (cable + 1) % hosts;
+    const size_t net = closed ? (cable + 1) % hosts : cable;
+    const std::string link = host_name(cable) + "-" + host_name(next);
+    builder.cable(link, link, {cable, next}, {closed || cable > 0 ? "nic2" : "nic1", "nic1"},
+                  {address(net, cable), address(net, next)});
   }
   return builder.finish();
 }
@@ -235,6 +305,20 @@ Result<Topology> parse_topology(std::string_view name) {
         cross == std::string_view::npos ? std::nullopt : number(rest.substr(cross + 1));
     return hosts && rails ? make_rails(*hosts, *rails) : unknown(name);
   }
+  if (kind == "mesh") {
+    const size_t second = rest.find('-');
+    const auto hosts = number(rest.substr(0, second));
+    const auto seed =
+        second == std::string_view::npos ? size_t{1} : number(rest.substr(second + 1));
+    if (!hosts || !seed) {
+      return unknown(name);
+    }
+    return *hosts < 2 || *hosts > hosts_max ? Result<Topology>(out_of_range(name, 2, hosts_max))
+                                            : make_mesh(std::string(name), *hosts, *seed);
+  }
+  if (name == "plan-ring" || name == "plan-line") {
+    return make_plan(std::string(name), name == "plan-ring");
+  }
   const auto count = number(rest);
   if (!count && !(dash == std::string_view::npos && kind == "islands")) {
     return unknown(name);
@@ -245,6 +329,7 @@ Result<Topology> parse_topology(std::string_view name) {
     size_t most;
   };
   constexpr Range ranges[] = {{"islands", 1, hosts_max / 2},
+                              {"gb10", 3, hosts_max},
                               {"ring", 3, hosts_max},
                               {"line", 2, hosts_max},
                               {"star", 2, hosts_max - 1}};
@@ -259,6 +344,9 @@ Result<Topology> parse_topology(std::string_view name) {
   if (kind == "ring" || kind == "line") {
     return make_chain(std::string(name), *count, kind == "ring");
   }
+  if (kind == "gb10") {
+    return make_gb10(std::string(name), *count);
+  }
   if (kind == "star") {
     return make_star(std::string(name), *count);
   }
@@ -271,7 +359,10 @@ std::string topologies_help() {
          "  islands[-N] two islands of N hosts (default 2): a switch in each, one for all\n"
          "  ring-N      N hosts, a cable between neighbours, closed\n"
          "  line-N      the same, open\n"
-         "  star-N      N hosts, each with a cable to h1 in the middle";
+         "  star-N      N hosts, each with a cable to h1 in the middle\n"
+         "  mesh-N[-S]  N hosts, cables drawn at random by seed S (default 1)\n"
+         "  gb10-N      N boxes in a ring, two devices for each cable, no IP addresses there\n"
+         "  plan-ring, plan-line  four hosts, NIC1 and NIC2, subnets 192.168.100 to 103";
 }
 
 }  // namespace nccl_ha::tools::lab

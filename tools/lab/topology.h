@@ -20,7 +20,7 @@ inline constexpr size_t no_port = SIZE_MAX;
 struct Port {
   size_t host = 0;
   std::string interface;
-  std::string address;
+  std::string address;  ///< empty: none but the link-local one of IPv6
   unsigned prefix_len = 24;
   size_t link = 0;
   bool management = false;
@@ -66,7 +66,8 @@ struct Topology {
 /// for each rail.
 Result<Topology> make_rails(size_t hosts, size_t rails);
 
-/// Reads a topology's name: pair, rails-HxR, islands[-N], ring-N, line-N, star-N.
+/// Reads a topology's name: pair, rails-HxR, islands[-N], ring-N, line-N, star-N, mesh-N[-SEED],
+/// gb10-N, plan-ring, plan-line.
 Result<Topology> parse_topology(std::string_view name);
 
 /// The names that parse_topology() takes, for help texts: one line each.
