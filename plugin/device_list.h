@@ -24,8 +24,8 @@ class DeviceList {
     std::vector<int> members;
   };
 
-  /// One device for each of `all`, but one for MPIB_HCA_SOUT and MPIB_HCA_SUP together.  An error
-  /// says which of them is missing.
+  /// One device for each of `all`, but one for MPIB_HCA_SOUT and MPIB_HCA_SUP together, and one for
+  /// those that share a port.  An error says which of the first two is missing.
   Result<void> begin(const Config& config, std::span<const fabric::NetDevice> all);
   /// There are none any more, and no memory of them.
   void end();
