@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -18,6 +19,10 @@ constexpr Duration longest_wait = std::chrono::seconds(1);
 constexpr Duration settled = std::chrono::seconds(1);
 /// A full table may have room again.
 constexpr Duration refused_wait = std::chrono::seconds(5);
+/// So many heartbeats may be missed, where that takes longer than MPIB_AGENT_SILENCE_MS.
+constexpr int beats_missed = 4;
+/// Announcements without an answer: a stream keeps no more than it has to.
+constexpr size_t unanswered_max = 256;
 /// The first look at an agent's answers, while a handshake with it is under way.
 constexpr unsigned handshake_turns = 64;
 
@@ -44,7 +49,7 @@ std::unique_ptr<AgentClient::Registration> AgentClient::enter(FlowAnnouncement a
   registration->silence_max_ = std::chrono::milliseconds(context_.config().agent_silence_ms);
   registrations_.emplace(registration->id_, registration.get());
   if (table_) {
-    announce(*registration);
+    announce_more();
   } else if (!stream_ && !timer_.armed()) {
     context_.timers().arm(timer_, context_.now() + backoff_.next(context_.random()));
   }
@@ -56,18 +61,15 @@ void AgentClient::leave(Registration& registration) {
   if (registrations_.empty()) {
     drop_stream();  // its end says it for all of them
     backoff_.reset();
-  } else if (table_ && !registration.refused_) {
+  } else if (table_ && !registration.refused_ && registration.id_ <= told_to_) {
     write(encode_agent(AgentMessage::leave, registration.id_));
   }
 }
 
 void AgentClient::on_timer() {
   if (table_) {
-    for (const auto& [id, registration] : registrations_) {
-      if (registration->refused_ && !announce(*registration)) {
-        return;
-      }
-    }
+    retold_to_ = 0;
+    announce_more();
   } else if (stream_) {
     try_again(fail(Errc::timed_out, "it does not answer"));
   } else if (!registrations_.empty()) {
@@ -135,15 +137,35 @@ bool AgentClient::write(std::span<const std::byte> frame) {
 /// False: the stream is gone.
 bool AgentClient::announce(Registration& registration) {
   registration.refused_ = false;
+  ++unanswered_;
   return write(encode(registration.id_, registration.announcement_));
 }
 
-void AgentClient::announce_all() {
-  for (const auto& [id, registration] : registrations_) {
-    if (!announce(*registration)) {
+/// In portions: a job may have thousands.  Goes on with each answer.
+void AgentClient::announce_more() {
+  for (auto next = registrations_.upper_bound(told_to_);
+       next != registrations_.end() && unanswered_ < unanswered_max; ++next) {
+    told_to_ = next->first;
+    if (!announce(*next->second)) {
       return;
     }
   }
+  auto next = registrations_.upper_bound(retold_to_);
+  for (; next != registrations_.end() && next->first <= told_to_ && unanswered_ < unanswered_max;
+       ++next) {
+    retold_to_ = next->first;
+    if (next->second->refused_ && !announce(*next->second)) {
+      return;
+    }
+  }
+  if (next == registrations_.end() || next->first > told_to_) {
+    retold_to_ = UINT64_MAX;
+  }
+}
+
+void AgentClient::on_answer() {
+  unanswered_ -= std::min<size_t>(unanswered_, 1);
+  announce_more();
 }
 
 void AgentClient::on_stream_open(Stream& stream) {
@@ -218,9 +240,12 @@ void AgentClient::on_welcome(const AgentWelcome& welcome) {
   welcomed_at_ = context_.now();
   told_.clear();
   ++attachments_;
+  told_to_ = 0;
+  retold_to_ = UINT64_MAX;
+  unanswered_ = 0;
   NHA_LOG_INFO("the transport agent in {} (process {}) is told of {} connections", directory_,
                welcome.pid, registrations_.size());
-  announce_all();
+  announce_more();
 }
 
 void AgentClient::on_refusal(uint64_t connection, const AgentRefusal& refusal) {
@@ -230,20 +255,23 @@ void AgentClient::on_refusal(uint64_t connection, const AgentRefusal& refusal) {
   }
   NHA_LOG_WARN_LIMITED("the transport agent refuses a connection: {}", refusal.text);
   const auto found = registrations_.find(connection);
-  if (found == registrations_.end()) {
-    return;
+  if (found != registrations_.end()) {
+    found->second->table_.reset();
+    found->second->refused_ = true;
+    if (table_ && !timer_.armed()) {
+      context_.timers().arm(timer_, context_.now() + refused_wait);
+    }
   }
-  found->second->table_.reset();
-  found->second->refused_ = true;
-  if (!timer_.armed()) {
-    context_.timers().arm(timer_, context_.now() + refused_wait);
+  if (table_) {
+    on_answer();
   }
 }
 
 void AgentClient::on_place(uint64_t connection, const FlowPlace& place) {
   const auto found = registrations_.find(connection);
   if (found == registrations_.end()) {
-    return;  // it has left meanwhile
+    on_answer();  // it has left meanwhile
+    return;
   }
   Registration& registration = *found->second;
   if (place.generation != table_->generation() ||
@@ -253,6 +281,11 @@ void AgentClient::on_place(uint64_t connection, const FlowPlace& place) {
   }
   registration.table_ = table_;
   registration.place_ = place;
+  // An agent that beats slowly, as its settings say, is not silent for that.
+  registration.silence_max_ =
+      std::max<Duration>(std::chrono::milliseconds(context_.config().agent_silence_ms),
+                         beats_missed * table_->heartbeat_interval());
+  on_answer();
 }
 
 }  // namespace nccl_ha

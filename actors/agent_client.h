@@ -87,7 +87,8 @@ class AgentClient final : public std::enable_shared_from_this<AgentClient>, priv
   void drop_stream();
   bool write(std::span<const std::byte> frame);
   bool announce(Registration& registration);
-  void announce_all();
+  void announce_more();
+  void on_answer();
   void on_message(const AgentReader::Message& message);
   void on_welcome(const AgentWelcome& welcome);
   void on_refusal(uint64_t connection, const AgentRefusal& refusal);
@@ -105,6 +106,10 @@ class AgentClient final : public std::enable_shared_from_this<AgentClient>, priv
   std::unique_ptr<Stream> stream_;
   AgentReader reader_;
   std::shared_ptr<const HintTable> table_;  ///< of the agent that is connected; null: none is
+  // How far the agent was told of registrations, in the order of their ids.
+  uint64_t told_to_ = 0;
+  uint64_t retold_to_ = UINT64_MAX;  ///< the same for those that it refused; the largest: not now
+  size_t unanswered_ = 0;
   uint64_t attachments_ = 0;
   Instant welcomed_at_{};
   std::string told_;  ///< why there is none, as the log has it

@@ -40,6 +40,8 @@ class FlowRegistry {
   /// All of a client, which is gone; its flows that ended.
   std::vector<Left> drop(Client client);
 
+  /// Who has more keeps them.
+  void set_connections_per_client(uint32_t most) { limits_.connections_per_client = most; }
   size_t connections() const { return connections_; }
   size_t flows() const { return slot_of_.size(); }
   size_t free_slots() const { return free_.size(); }
@@ -56,7 +58,7 @@ class FlowRegistry {
   };
   Left release(uint32_t slot);
 
-  const Limits limits_;
+  Limits limits_;
   std::vector<Slot> slots_;
   std::deque<uint32_t> free_;  ///< the one that became free longest ago comes first
   std::map<Flow, uint32_t> slot_of_;

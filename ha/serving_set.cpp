@@ -25,19 +25,32 @@ std::optional<uint8_t> best_of(std::span<const Lane> lanes) {
   return best;
 }
 
-/// Since when all lanes of a rank work; nothing if one does not.
-std::optional<Instant> whole_since(std::span<const Lane> lanes, uint8_t rank) {
+/// Since when all lanes of a rank on one rail work; nothing if one does not, or carries nothing.
+std::optional<Instant> rail_since(std::span<const Lane> lanes, uint8_t rank, uint8_t rail) {
   Instant since{};
   for (const Lane& lane : lanes) {
-    if (lane.rank != rank) {
+    if (lane.rank != rank || lane.rail != rail) {
       continue;
     }
-    if (!lane.usable) {
+    if (!carries(lane)) {
       return std::nullopt;
     }
     since = std::max(since, lane.since);
   }
   return since;
+}
+
+/// Since when some rail of a rank is whole; nothing if none is.
+std::optional<Instant> whole_since(std::span<const Lane> lanes, uint8_t rank) {
+  std::optional<Instant> first;
+  for (const Lane& lane : lanes) {
+    const auto since =
+        lane.rank == rank ? rail_since(lanes, rank, lane.rail) : std::optional<Instant>{};
+    if (since && (!first || *since < *first)) {
+      first = since;
+    }
+  }
+  return first;
 }
 
 bool is_fallback(std::span<const Lane> lanes, uint8_t rank) {

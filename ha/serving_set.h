@@ -15,9 +15,9 @@ namespace nccl_ha::ha {
 /// Lanes have ranks: 0 are the primaries, 1 and up the shadows in the order in which they take
 /// over.  All lanes of one rank that work carry data, in proportion to their weights.  Traffic
 /// stays with its rank as long as one lane of it works, and goes back to a better one at once when
-/// none does or, where that is wanted, when all lanes of the better one have worked for long
-/// enough.  A return that was too early doubles what is long enough, so that a port that flaps
-/// costs less and less.  Takes the time from its caller.  One thread.
+/// none does or, where that is wanted, when all lanes of some rail of the better one have worked
+/// for long enough.  A return that was too early doubles what is long enough, so that a port that
+/// flaps costs less and less.  Takes the time from its caller.  One thread.
 class ServingSet {
  public:
   static constexpr size_t lanes_max = 16;
@@ -26,6 +26,7 @@ class ServingSet {
   struct Lane {
     bool usable = false;
     uint8_t rank = 0;
+    uint8_t rail = 0;       ///< lanes of one rail come back together, rails each for itself
     uint32_t weight = 1;    ///< 0: carries nothing
     bool fallback = false;  ///< over a slower fabric than the primaries': left when it can be
     Instant since{};        ///< usable since then

@@ -55,7 +55,8 @@ const char* SharePolicy::wrong_with(const Options& options) {
   return nullptr;
 }
 
-void SharePolicy::begin_with(uint32_t share) {
+void SharePolicy::begin_with(uint32_t share, Instant now) {
+  inherited_at_ = now;
   const double part = std::clamp(share, 1U, whole - 1) / static_cast<double>(whole);
   octaves_ = std::clamp(std::log2(part / (1 - part)), -options_.gain, options_.gain);
 }
@@ -174,10 +175,14 @@ SharePolicy::Decision SharePolicy::decide(Instant now) {
   for (Rail& rail : rails_) {
     release_pressure(rail, now);
   }
-  const double difference = (level(0, now) - level(1, now)) / level_max;
-  move(std::clamp(options_.gain * difference, -options_.gain, options_.gain), now);
+  const bool heard = rails_[0].heard || rails_[1].heard;
+  const bool inherited = !heard && inherited_at_ && now - *inherited_at_ < options_.stale_after;
+  if (!inherited) {
+    const double difference = (level(0, now) - level(1, now)) / level_max;
+    move(std::clamp(options_.gain * difference, -options_.gain, options_.gain), now);
+  }
   Decision decision;
-  decision.untold = weight(rails_[0], now) <= 0 && weight(rails_[1], now) <= 0;
+  decision.untold = !inherited && weight(rails_[0], now) <= 0 && weight(rails_[1], now) <= 0;
   decision.backpressure = rails_[0].pressed || rails_[1].pressed;
   if (rails_[0].pressed != rails_[1].pressed) {
     decision.share = rails_[1].pressed ? 0 : whole;

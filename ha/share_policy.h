@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "runtime/base/instant.h"
 
@@ -48,8 +49,9 @@ class SharePolicy {
   static const char* wrong_with(const Options& options);
 
   explicit SharePolicy(const Options& options) : options_(options) {}
-  /// From a share that was right a moment ago.
-  void begin_with(uint32_t share);
+  /// From a share that was right a moment ago: it holds until somebody says something, and for no
+  /// longer than what is said holds without a repetition.
+  void begin_with(uint32_t share, Instant now);
   void set_options(const Options& options) { options_ = options; }
 
   /// Somebody says how congested a rail of the flow is, 0 to 255.
@@ -93,6 +95,7 @@ class SharePolicy {
   Duration period_{};  ///< from the turn before the last to the last
   Instant moved_at_{};
   bool moved_ = false;
+  std::optional<Instant> inherited_at_;
 };
 
 }  // namespace nccl_ha::ha

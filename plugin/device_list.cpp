@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "runtime/fabric/port_halves.h"
+
 namespace nccl_ha::plugin {
 namespace {
 
@@ -27,6 +29,32 @@ Result<size_t> find_named(const char* variable, const std::string& name,
   return fail(Errc::invalid_argument,
               fmt::format("{}={}: no such device is in use; there are {} (nccl-ha info tells why)",
                           variable, name, known));
+}
+
+/// Which of them are one device; what somebody has named is as it was named.
+std::vector<std::vector<size_t>> groups_of(const Config& config,
+                                           std::span<const fabric::NetDevice> all,
+                                           std::optional<size_t> sout, std::optional<size_t> sup) {
+  std::vector<std::vector<size_t>> groups;
+  const bool join = config.join_port_halves && config.enable_backup;
+  for (std::vector<size_t> group : fabric::group_by_port(all)) {
+    std::vector<size_t> rest;
+    for (const size_t i : group) {
+      if (i == sout) {
+        groups.push_back({i, *sup});
+      } else if (i != sup) {
+        rest.push_back(i);
+      }
+    }
+    for (size_t i = 0; !join && i < rest.size(); ++i) {
+      groups.push_back({rest[i]});
+    }
+    if (join && !rest.empty()) {
+      groups.push_back(std::move(rest));
+    }
+  }
+  std::sort(groups.begin(), groups.end());  // each in the place of its first one
+  return groups;
 }
 
 }  // namespace
@@ -60,21 +88,17 @@ Result<void> DeviceList::begin(const Config& config, std::span<const fabric::Net
   }
   std::lock_guard lock(mutex_);
   devices_.clear();
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (i == sup) {
-      continue;
-    }
+  for (const std::vector<size_t>& group : groups_of(config, all, sout, sup)) {
     Device device;
-    device.rails = fabric::RailDevices(i);
-    device.name = all[i].name;
-    device.speed_mbps = all[i].speed_mbps;
-    device.members = {static_cast<int>(devices_.size())};
-    if (i == sout) {
-      device.rails.devices[device.rails.count++] = *sup;
-      device.rails.sout_and_sup = true;
-      device.name += "+" + all[*sup].name;
-      device.speed_mbps += all[*sup].speed_mbps;
+    device.rails.count = 0;
+    for (const size_t i : group) {
+      device.rails.devices[device.rails.count++] = i;
+      device.name += (device.name.empty() ? "" : "+") + all[i].name;
+      device.speed_mbps += all[i].speed_mbps;
     }
+    device.has_pci_path = !all[group.front()].pci_path.empty();
+    device.rails.sout_and_sup = group.front() == sout;
+    device.members = {static_cast<int>(devices_.size())};
     devices_.push_back(std::move(device));
   }
   return {};
@@ -119,6 +143,16 @@ Result<int> DeviceList::merge(std::span<const int> members) {
                                     : "there is none"));
     }
     const Device& member = devices_[static_cast<size_t>(number)];
+    if (!member.has_pci_path) {
+      // NCCL merges what it finds beside each other, puts the result below a bridge that does not
+      // exist, and then finds no way to it.
+      return fail(Errc::invalid_argument,
+                  fmt::format("makeVDevice: {} is no PCI device, and NCCL cannot place what it "
+                              "merges of those; MPIB_HCA_SOUT and MPIB_HCA_SUP make one device of "
+                              "two",
+                              member.name));
+    }
+    merged.has_pci_path = true;
     merged.rails.devices[merged.rails.count++] = member.rails.first();
     merged.name += (i == 0 ? "" : "+") + member.name;
     merged.speed_mbps += member.speed_mbps;

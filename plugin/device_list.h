@@ -20,12 +20,13 @@ class DeviceList {
     fabric::RailDevices rails;  ///< of the provider
     std::string name;           ///< those of its rails, joined by +
     int64_t speed_mbps = 0;     ///< of all its rails together
+    bool has_pci_path = false;  ///< NCCL knows where it is
     /// What NCCL merged, by its own numbers; one that it did not merge is its own only member.
     std::vector<int> members;
   };
 
-  /// One device for each of `all`, but one for MPIB_HCA_SOUT and MPIB_HCA_SUP together.  An error
-  /// says which of them is missing.
+  /// One device for each of `all`, but one for MPIB_HCA_SOUT and MPIB_HCA_SUP together, and one for
+  /// those that share a port.  An error says which of the first two is missing.
   Result<void> begin(const Config& config, std::span<const fabric::NetDevice> all);
   /// There are none any more, and no memory of them.
   void end();

@@ -294,7 +294,9 @@ abi::NcclResult net_make_vdevice(int* dev, const int* members, int count) noexce
     const auto size = static_cast<size_t>(std::max(count, 0));
     auto merged = process.devices().merge(std::span(members, size));
     if (!merged) {
-      return report(merged.error());
+      // NCCL tries by itself, and goes on with the devices as they are.
+      NHA_LOG_INFO("{}", merged.error().message());
+      return abi::NcclResult::invalid_usage;
     }
     *dev = *merged;
     NHA_LOG_INFO("device {} is {}", *dev, process.devices().find(*dev)->name);

@@ -251,6 +251,7 @@ ha::ServingSet::View SendRecovery::view() {
     seen.rank = static_cast<uint8_t>(lane.shadow            ? ranks.shadows + i - paths_.own()
                                      : lane.on_other_rail() ? ranks.others
                                                             : ranks.first);
+    seen.rail = lane.rail;
     seen.weight = others && is_fenced_off(lane) ? 0 : 1;
     seen.fallback = paths_.is_fallback(lane);
     seen.since = lanes_[i].usable_since;

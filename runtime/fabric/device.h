@@ -22,6 +22,8 @@ struct DeviceFacts {
   std::string pci_path;  ///< empty for a software device
   int numa_node = -1;
   int64_t speed_mbps = 0;
+  std::string switch_id;  ///< of the NIC that its port is on (PortIdentity); empty: not known
+  std::string port_name;  ///< of that port there
   int port = 1;
   bool peer_memory = false;  ///< GPU pointers can be registered
   bool dmabuf = false;       ///< GPU memory can be registered by DMA-BUF descriptor

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 
@@ -70,6 +71,17 @@ uint8_t prefix_length(const sockaddr* mask) {
   return static_cast<uint8_t>(bits);
 }
 
+std::string system_image(const std::string& device) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(device + "/infiniband", none)) {
+    const std::string guid = read_line(entry.path().string() + "/sys_image_guid");
+    if (guid.find_first_not_of("0:") != std::string::npos) {
+      return guid;
+    }
+  }
+  return "";
+}
+
 void read_sysfs(NetInterface& interface) {
   const std::string base = "/sys/class/net/" + interface.name;
   interface.mtu = static_cast<uint32_t>(read_number(base + "/mtu", 1500));
@@ -82,6 +94,7 @@ void read_sysfs(NetInterface& interface) {
   if (realpath((device + "/subsystem").c_str(), subsystem) != nullptr &&
       std::string_view(subsystem).ends_with("/pci") && realpath(device.c_str(), real) != nullptr) {
     interface.pci_path = real;
+    interface.port = read_port_identity(interface.name);
   }
 }
 
@@ -99,6 +112,17 @@ bool name_matches(std::string_view name, std::string_view spec, bool exact) {
 }
 
 }  // namespace
+
+PortIdentity read_port_identity(const std::string& interface, const std::string& classes) {
+  const std::string base = classes + "/net/" + interface;
+  PortIdentity identity;
+  identity.port_name = read_line(base + "/phys_port_name");
+  identity.switch_id = read_line(base + "/phys_switch_id");
+  if (identity.switch_id.empty()) {
+    identity.switch_id = system_image(base + "/device");
+  }
+  return identity;
+}
 
 Result<std::vector<NetInterface>> list_interfaces() {
   ifaddrs* list = nullptr;

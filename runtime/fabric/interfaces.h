@@ -13,6 +13,17 @@
 
 namespace nccl_ha::fabric {
 
+/// Which port of which NIC an interface is on: several PCI functions may be on one.
+struct PortIdentity {
+  /// Of the NIC: phys_switch_id, or where the driver has none the system image GUID of the RDMA
+  /// device on the same PCI function.  Empty: not known.
+  std::string switch_id;
+  std::string port_name;  ///< phys_port_name: "p0" is a port, "pf0vf1" a virtual function
+};
+/// `classes`: /sys/class, but for tests.
+PortIdentity read_port_identity(const std::string& interface,
+                                const std::string& classes = "/sys/class");
+
 struct NetInterface {
   std::string name;
   int ifindex = 0;
@@ -21,6 +32,7 @@ struct NetInterface {
   int64_t speed_mbps = 10000;        ///< 10^6 bit/s; 10000 when the driver does not say
   int numa_node = -1;
   std::string pci_path;  ///< in sysfs; empty when it is no PCI device
+  PortIdentity port;
   std::array<uint8_t, 6> mac{};
   uint64_t guid = 0;  ///< unique among hosts and interfaces
   bool loopback = false;

@@ -55,6 +55,10 @@ class HintTable {
   uint64_t generation() const { return generation_; }
   uint32_t slots() const { return slots_; }
   uint32_t pid() const { return pid_; }
+  /// How often the agent means to give one, as it says itself; at most 10 s.
+  Duration heartbeat_interval() const {
+    return std::chrono::milliseconds(std::min<uint32_t>(header().heartbeat_ms, 10000));
+  }
   /// When the agent last gave a heartbeat.
   Instant heartbeat() const {
     return Instant(Duration(header().heartbeat_ns.load(std::memory_order_acquire)));

@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <functional>
 #include <future>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -49,15 +47,10 @@ class Switch {
   std::future<ToolRun> played_;
 };
 
-bool slow_down(AgentLab& lab) {
-  return lab.lab().ask({"slow", "h1.sout", "800mbit"}).status == 0 &&
-         lab.lab().ask({"slow", "h1.sin", "800mbit"}).status == 0;
-}
-
 TEST(AgentInLab, HintsAreTheSharesOfBytesOnTheWire) {
   AgentLab lab(NHA_TOOL_FILE, "pt2pt --reuse -b 8M -e 8M -w 0 -I 120 --timeout 90");
   ASSERT_TRUE(lab.up());
-  ASSERT_TRUE(slow_down(lab));
+  ASSERT_TRUE(lab.slow_down("800mbit"));
   Switch talking(lab, "20s sup 0");
   for (const int hint : {0, 256, 512, 1024}) {
     ASSERT_TRUE(lab.settle(both(hint)));
@@ -85,60 +78,16 @@ std::optional<Instant> time_of(const ToolRun& played, const std::string& step) {
   return begun + Duration(static_cast<int64_t>(std::stod(played.out.substr(at)) * 1e9));
 }
 
-/// What was sent, by the kernel's counts, while a switch played.
-class Watched {
- public:
-  Watched(const AgentLab& lab, const std::string& script) {
-    std::atomic<bool> watch{true};
-    auto watching = std::async(std::launch::async, [&] {
-      while (watch) {
-        samples_.push_back(lab.sent());
-      }
-    });
-    played_ = lab.play(script);
-    watch = false;
-    watching.get();
-  }
-  const ToolRun& played() const { return played_; }
-  /// SUP's part between two times after a step.
-  double share(Instant step, Duration from, Duration to) const {
-    return share_of(at(step + to) - at(step + from));
-  }
-  /// After how many milliseconds the traffic of 2 ms had a share that `good` is true of; -1: never.
-  double ms_until(Instant step, const std::function<bool(double)>& good) const {
-    size_t first = 0;
-    for (const RailBytes& sample : samples_) {
-      while (sample.at - samples_[first].at > milliseconds(2)) {
-        ++first;
-      }
-      const RailBytes sent = sample - samples_[first];
-      if (samples_[first].at >= step && sent.sout + sent.sup > 0 && good(share_of(sent))) {
-        return static_cast<double>((sample.at - step).count()) * 1e-6;
-      }
-    }
-    return -1;
-  }
-
- private:
-  RailBytes at(Instant when) const {
-    const auto found =
-        std::lower_bound(samples_.begin(), samples_.end(), when,
-                         [](const RailBytes& sample, Instant time) { return sample.at < time; });
-    return found == samples_.end() ? samples_.back() : *found;
-  }
-
-  std::vector<RailBytes> samples_;
-  ToolRun played_;
-};
-
 TEST(AgentInLab, CongestionOnSupShiftsTrafficWithinTenMilliseconds) {
   AgentLab lab(NHA_TOOL_FILE, endless);
   std::vector<double> ms;
   for (int round = 0; round < 5; ++round) {
     ASSERT_TRUE(lab.up());
-    const Watched seen(lab, "0.5s sup 225");
-    const auto said = time_of(seen.played(), "rail 1 level 225");
-    ASSERT_TRUE(said) << seen.played().out << seen.played().err;
+    RailWatch seen(lab);
+    const ToolRun played = lab.play("0.5s sup 225");
+    seen.end();
+    const auto said = time_of(played, "rail 1 level 225");
+    ASSERT_TRUE(said) << played.out << played.err;
     EXPECT_NEAR(seen.share(*said, milliseconds(-100), Duration{}), 0.5, 0.05);
     ms.push_back(seen.ms_until(*said, [](double share) { return share < 0.4; }));
     lab.end_agent(SIGKILL, true);
@@ -152,10 +101,12 @@ TEST(AgentInLab, CongestionOnSupShiftsTrafficWithinTenMilliseconds) {
 TEST(AgentInLab, BackpressureEmptiesARailAndReleasesIt) {
   AgentLab lab(NHA_TOOL_FILE, endless);
   ASSERT_TRUE(lab.up());
-  const Watched seen(lab,
-                     "400ms sup 250; 800ms sup 0; 1300ms sout 250; 1700ms sout 0; 2100ms sout 0");
-  const auto said = time_of(seen.played(), "rail 1 level 250");
-  ASSERT_TRUE(said) << seen.played().out << seen.played().err;
+  RailWatch seen(lab);
+  const ToolRun played =
+      lab.play("400ms sup 250; 800ms sup 0; 1300ms sout 250; 1700ms sout 0; 2100ms sout 0");
+  seen.end();
+  const auto said = time_of(played, "rail 1 level 250");
+  ASSERT_TRUE(said) << played.out << played.err;
   EXPECT_GT(seen.share(*said, milliseconds(-200), Duration{}), 0.4);
   const double stopped = seen.ms_until(*said, [](double share) { return share < 0.02; });
   std::printf("SUP is empty after %.2f ms\n", stopped);
@@ -167,36 +118,6 @@ TEST(AgentInLab, BackpressureEmptiesARailAndReleasesIt) {
   EXPECT_LT(seen.share(*said, milliseconds(1600), milliseconds(1750)), 0.6) << "and released";
   EXPECT_GE(lab.status()["hints"]["backpressure"].get<int>(), 2);
 }
-
-/// Notes for how long a host's rails have sent nothing.
-class Pauses {
- public:
-  explicit Pauses(const AgentLab& lab)
-      : watching_(std::async(std::launch::async, [this, &lab] {
-          RailBytes last = lab.sent();
-          while (watch_) {
-            const RailBytes now = lab.sent();
-            if (now.sout + now.sup != last.sout + last.sup) {
-              longest_ = std::max(longest_, now.at - last.at);
-              last = now;
-            }
-          }
-        })) {}
-  ~Pauses() { longest(); }
-  /// Ends the watch.
-  Duration longest() {
-    watch_ = false;
-    if (watching_.valid()) {
-      watching_.get();
-    }
-    return longest_;
-  }
-
- private:
-  std::atomic<bool> watch_{true};
-  Duration longest_{};
-  std::future<void> watching_;
-};
 
 /// Every byte is checked; lasts about ten seconds on rails of 800 Mb/s.
 constexpr const char* checked = "pt2pt --reuse -b 8M -e 8M -w 0 -I 250 --timeout 90";
@@ -218,8 +139,8 @@ void begin_a_write(const AgentLab& lab, uint32_t slot) {
 TEST(AgentInLab, AgentsKilledInTheMiddleOfAWriteStopNoTraffic) {
   AgentLab lab(NHA_TOOL_FILE, checked);
   ASSERT_TRUE(lab.up());
-  ASSERT_TRUE(slow_down(lab));
-  Pauses pauses(lab);
+  ASSERT_TRUE(lab.slow_down("800mbit"));
+  RailWatch watch(lab);
   for (int round = 0; round < 4; ++round) {
     Switch talking(lab, "300ms sup 100");
     ASSERT_TRUE(until([&] {
@@ -236,7 +157,8 @@ TEST(AgentInLab, AgentsKilledInTheMiddleOfAWriteStopNoTraffic) {
     ASSERT_TRUE(lab.up()) << "the job registers with the next agent";
     EXPECT_EQ(lab.status()["slots"]["used"], 1);
   }
-  EXPECT_LT(pauses.longest(), pause_max);
+  watch.end();
+  EXPECT_LT(watch.longest_pause(), pause_max);
   const ToolRun ended = lab.lab().wait();
   EXPECT_EQ(ended.status, 0) << ended.out << ended.err;
   EXPECT_EQ(count(ended.out, "Out of bounds values : 0 OK"), 1U) << ended.out;
@@ -291,11 +213,11 @@ subprocess.check_call(switch + [sys.argv[2]])
 TEST(AgentInLab, HostileNeighboursStopNoTrafficAndLeaveNoSlot) {
   AgentLab lab(NHA_TOOL_FILE, checked);
   ASSERT_TRUE(lab.up());
-  ASSERT_TRUE(slow_down(lab));
+  ASSERT_TRUE(lab.slow_down("800mbit"));
   ASSERT_TRUE(lab.settle("\"slots\": 16"));
   lab.end_agent(SIGKILL, false);
   ASSERT_TRUE(lab.up());
-  Pauses pauses(lab);
+  RailWatch watch(lab);
   Switch talking(lab, "3s sup 0");
   const std::string socket = lab.folder() + "/0/agent.sock";
   crowd(socket, 2000);
@@ -327,7 +249,8 @@ TEST(AgentInLab, HostileNeighboursStopNoTrafficAndLeaveNoSlot) {
   EXPECT_GE(status["registrations"]["malformed"].get<int>(), 100);
   EXPECT_EQ(status["processes"], 1);
   talking.end();
-  EXPECT_LT(pauses.longest(), pause_max);
+  watch.end();
+  EXPECT_LT(watch.longest_pause(), pause_max);
   const ToolRun ended = lab.lab().wait();
   EXPECT_EQ(ended.status, 0) << ended.out << ended.err;
   EXPECT_EQ(count(ended.out, "Out of bounds values : 0 OK"), 1U) << ended.out;

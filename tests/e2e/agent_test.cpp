@@ -284,6 +284,22 @@ TEST(Agent, TelemetryOfBeforeItsStartDoesNotCount) {
   EXPECT_TRUE(until([&] { return telemetry_count(agent, "out_of_time") == 1; }));
 }
 
+TEST(Agent, TelemetryWithoutKeysIsTroubleUntilThereAreSome) {
+  const char* none = R"("telemetry": {"listen": "127.0.0.1:0"})";
+  AgentProcess agent(NHA_TOOL_FILE, none);
+  const auto trouble = [&] { return agent.status()["telemetry"]["trouble"].get<std::string>(); };
+  EXPECT_NE(trouble().find("there are no keys"), std::string::npos) << trouble();
+  agent.write_settings(none);
+  agent.signal(SIGHUP);
+  ASSERT_TRUE(until([&] { return agent.status()["reloads"] == 1; }));
+  EXPECT_NE(trouble().find("there are no keys"), std::string::npos) << "there are still none";
+  agent.write_settings(R"("telemetry": {"listen": "127.0.0.1:0", "keys": ")" + agent.keys() +
+                       "\"}");
+  agent.signal(SIGHUP);
+  ASSERT_TRUE(until([&] { return agent.status()["reloads"] == 2; }));
+  EXPECT_EQ(trouble(), "");
+}
+
 TEST(Agent, OnlySwitchesOnTheListAreHeard) {
   AgentProcess agent(NHA_TOOL_FILE,
                      R"("telemetry": {"listen": "127.0.0.1:0", "allow": ["10.0.0.0/8"],
@@ -344,12 +360,18 @@ TEST(Agent, SighupReadsSettingsAndBadOnesChangeNothing) {
   EXPECT_TRUE(until(settle));
   EXPECT_NE(agent.log().find("a restart is needed for a change of slots"), std::string::npos)
       << agent.log();
+  // What was not taken is named again, as it still is not in force.
+  agent.write_settings(R"("slots": 9, "connections_per_process": 1)");
+  agent.signal(SIGHUP);
+  ASSERT_TRUE(agent.hears("READY=1"));
+  EXPECT_EQ(count(agent.log(), "a restart is needed for a change of slots"), 2U) << agent.log();
+  EXPECT_EQ(job.enter(2, 2)->type, AgentMessage::refuse) << "connections_per_process is taken";
   agent.write_settings(R"("policy": {"flor": 1})");
   agent.signal(SIGHUP);
   ASSERT_TRUE(agent.hears("READY=1"));
   EXPECT_NE(agent.log().find("policy.flor: there is no such setting"), std::string::npos)
       << agent.log();
-  EXPECT_EQ(agent.status()["reloads"], 1);
+  EXPECT_EQ(agent.status()["reloads"], 2);
 }
 
 TEST(Agent, SigtermEndsInGoodOrderAndASecondAgentIsRefused) {

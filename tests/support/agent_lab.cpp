@@ -185,4 +185,74 @@ RailBytes AgentLab::sent_in(uint64_t bytes) const {
   return more;
 }
 
+bool AgentLab::slow_down(const std::string& rate) const {
+  return lab_->ask({"slow", "h1.sout", rate}).status == 0 &&
+         lab_->ask({"slow", "h1.sin", rate}).status == 0;
+}
+
+RailWatch::RailWatch(const AgentLab& lab)
+    : watching_(std::async(std::launch::async, [this, &lab] {
+        while (watch_) {
+          samples_.push_back(lab.sent());
+        }
+      })) {}
+
+void RailWatch::end() {
+  watch_ = false;
+  if (watching_.valid()) {
+    watching_.get();
+  }
+}
+
+RailBytes RailWatch::at(Instant moment) const {
+  const auto found =
+      std::lower_bound(samples_.begin(), samples_.end(), moment,
+                       [](const RailBytes& sample, Instant time) { return sample.at < time; });
+  return found == samples_.end() ? samples_.back() : *found;
+}
+
+double RailWatch::rate(Instant moment, Duration from, Duration to) const {
+  const RailBytes first = at(moment + from);
+  const RailBytes last = at(moment + to);
+  const RailBytes sent = last - first;
+  return static_cast<double>(sent.sout + sent.sup) /
+         std::max(1e-9, std::chrono::duration<double>(last.at - first.at).count());
+}
+
+double RailWatch::ms_until(Instant moment, const std::function<bool(double)>& good) const {
+  size_t first = 0;
+  for (const RailBytes& sample : samples_) {
+    while (sample.at - samples_[first].at > std::chrono::milliseconds(2)) {
+      ++first;
+    }
+    const RailBytes sent = sample - samples_[first];
+    if (samples_[first].at >= moment && sent.sout + sent.sup > 0 && good(share_of(sent))) {
+      return static_cast<double>((sample.at - moment).count()) * 1e-6;
+    }
+  }
+  return -1;
+}
+
+double RailWatch::ms_until_rate(Instant moment, Duration window, double rate) const {
+  for (const RailBytes& sample : samples_) {
+    if (sample.at >= moment && sample.at + window <= samples_.back().at &&
+        this->rate(sample.at, Duration{}, window) >= rate) {
+      return static_cast<double>((sample.at - moment).count()) * 1e-6;
+    }
+  }
+  return -1;
+}
+
+Duration RailWatch::longest_pause() const {
+  Duration longest{};
+  RailBytes last = samples_.front();
+  for (const RailBytes& sample : samples_) {
+    if (sample.sout + sample.sup != last.sout + last.sup) {
+      longest = std::max(longest, sample.at - last.at);
+      last = sample;
+    }
+  }
+  return longest;
+}
+
 }  // namespace nccl_ha::tests

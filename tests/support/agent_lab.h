@@ -1,7 +1,10 @@
 // Two hosts of one island with two rails and a transport agent each, under load, in a lab.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
+#include <future>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -31,6 +34,8 @@ class AgentLab {
   AgentLab(const AgentLab&) = delete;
   AgentLab& operator=(const AgentLab&) = delete;
 
+  /// Both rails of the sender carry so much: "400mbit".
+  bool slow_down(const std::string& rate) const;
   /// Waits until the sender's agent runs and knows its flow.
   bool up();
   /// JSON without braces for the sender's agent, whose settings are read again.  False: it did not
@@ -51,7 +56,7 @@ class AgentLab {
   /// Process of the sender's agent as seen from here; 0: none.
   int agent_process() const;
   const std::string& folder() const { return folder_; }
-  BackgroundLab& lab() { return *lab_; }
+  BackgroundLab& lab() const { return *lab_; }
 
  private:
   std::string run() const { return folder_ + "/0"; }
@@ -61,6 +66,35 @@ class AgentLab {
   std::string folder_;
   std::unique_ptr<BackgroundLab> lab_;
   int sender_ = 0;  ///< a process on the sending host
+};
+
+/// Notes what a lab's sender sends, all the time.
+class RailWatch {
+ public:
+  explicit RailWatch(const AgentLab& lab);
+  ~RailWatch() { end(); }
+  RailWatch(const RailWatch&) = delete;
+  RailWatch& operator=(const RailWatch&) = delete;
+  /// What follows is asked after this.
+  void end();
+  /// SUP's part between two times after a moment.
+  double share(Instant moment, Duration from, Duration to) const {
+    return share_of(at(moment + to) - at(moment + from));
+  }
+  /// Bytes per second of both rails between two times after a moment.
+  double rate(Instant moment, Duration from, Duration to) const;
+  /// After how many milliseconds the traffic of 2 ms had a share that `good` is true of; -1: never.
+  double ms_until(Instant moment, const std::function<bool(double)>& good) const;
+  /// After how many milliseconds the traffic of `window` had that rate; -1: never.
+  double ms_until_rate(Instant moment, Duration window, double rate) const;
+  /// The longest time in which nothing was sent, and something before and after it.
+  Duration longest_pause() const;
+  RailBytes at(Instant moment) const;
+
+ private:
+  std::vector<RailBytes> samples_;
+  std::atomic<bool> watch_{true};
+  std::future<void> watching_;
 };
 
 }  // namespace nccl_ha::tests

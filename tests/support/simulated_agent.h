@@ -31,14 +31,15 @@ class SimulatedAgent final : public Actor, private AcceptorOwner, private Stream
     newer         ///< speaks another version
   };
 
-  SimulatedAgent(const std::string& directory, int listener, Manner manner)
-      : directory_(directory), listener_(listener), manner_(manner) {}
+  SimulatedAgent(const std::string& directory, int listener, Manner manner,
+                 Duration heartbeat = std::chrono::milliseconds(20))
+      : directory_(directory), listener_(listener), manner_(manner), heartbeat_(heartbeat) {}
   const char* name() const override { return "simulated-agent"; }
   void start(Context& context) override {
     context_ = &context;
     auto place = AgentDirectory::make(directory_);
     ASSERT_TRUE(place) << place.error().message();
-    auto table = HintWriter::create(*place, {64, std::chrono::milliseconds(20)}, context.now());
+    auto table = HintWriter::create(*place, {64, heartbeat_}, context.now());
     ASSERT_TRUE(table) << table.error().message();
     writer = std::move(*table);
     auto acceptor = context.streams().adopt_listener(listener_, this);
@@ -144,6 +145,7 @@ class SimulatedAgent final : public Actor, private AcceptorOwner, private Stream
   const std::string directory_;
   const int listener_;
   Manner manner_;
+  const Duration heartbeat_;
   Context* context_ = nullptr;
   std::unique_ptr<Acceptor> acceptor_;
   std::list<Client> streams_;

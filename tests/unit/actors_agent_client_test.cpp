@@ -60,7 +60,7 @@ class AgentClientTest : public testing::Test {
     process_ = *process;
     const int listener =
         world_.network().listen_unix(host, directory_ + "/" + AgentDirectory::socket_name);
-    auto agent = std::make_unique<SimulatedAgent>(directory_, listener, manner);
+    auto agent = std::make_unique<SimulatedAgent>(directory_, listener, manner, heartbeat_);
     agent_ = agent.get();
     ASSERT_TRUE(process_->engine->worker(0).adopt(std::move(agent)));
     ASSERT_TRUE(world_.run_until([&] { return agent_->writer != nullptr; }, seconds(1)));
@@ -87,6 +87,7 @@ class AgentClientTest : public testing::Test {
   static constexpr sim::Ip host = sim::ip(10, 0, 0, 1);
   sim::World world_{7};
   std::string directory_;
+  Duration heartbeat_ = milliseconds(20);
   Registering* job_ = nullptr;
   sim::Process* process_ = nullptr;
   SimulatedAgent* agent_ = nullptr;
@@ -204,6 +205,52 @@ TEST_F(AgentClientTest, WhatNoTelemetrySpeaksOfIsLeftToTheConnection) {
   agent_->writer->write(slot, ha::flow_hash(one.flow), {0, hint_layout::backpressure},
                         world_.now());
   EXPECT_EQ(share(), 0U);
+}
+
+TEST_F(AgentClientTest, ThousandsAreToldInPortions) {
+  constexpr size_t many = 9000;
+  for (size_t i = 0; i < many; ++i) {
+    job_->enter(static_cast<uint8_t>(i));
+  }
+  start_agent();
+  ASSERT_TRUE(world_.run_until([&] { return registered(); }, seconds(20)));
+  EXPECT_EQ(agent_->streams_seen, 1U) << "no stream was given up";
+  EXPECT_EQ(agent_->connections.size(), many);
+  // Half of them leave while the next agent is told of the others.
+  kill_agent();
+  start_agent();
+  ASSERT_TRUE(world_.run_until([&] { return agent_->connections.size() > 100; }, seconds(2)));
+  job_->held.resize(many / 2);
+  ASSERT_TRUE(
+      world_.run_until([&] { return agent_->connections.size() == many / 2; }, seconds(20)));
+  pass(milliseconds(100));
+  EXPECT_TRUE(registered());
+  EXPECT_EQ(agent_->connections.size(), many / 2);
+  EXPECT_EQ(agent_->streams_seen, 1U);
+}
+
+TEST_F(AgentClientTest, ThousandsThatWereRefusedAskAgain) {
+  start_agent(Manner::refuses);
+  for (size_t i = 0; i < 1000; ++i) {
+    job_->enter(static_cast<uint8_t>(i));
+  }
+  pass(seconds(1));
+  EXPECT_TRUE(agent_->connections.empty());
+  agent_->set_manner(Manner::proper);
+  ASSERT_TRUE(world_.run_until([&] { return registered(); }, seconds(20)));
+  EXPECT_EQ(agent_->streams_seen, 1U);
+}
+
+TEST_F(AgentClientTest, AnAgentThatBeatsSlowlyIsNotSilent) {
+  heartbeat_ = seconds(1);
+  start_agent();
+  job_->enter(2);
+  ASSERT_TRUE(world_.run_until([&] { return registered(); }, seconds(1)));
+  agent_->writer->give_heartbeat(world_.now());
+  pass(milliseconds(3900));
+  EXPECT_EQ(share(), 256U);
+  pass(milliseconds(200));
+  EXPECT_EQ(share(), std::nullopt);
 }
 
 TEST_F(AgentClientTest, ManyConnectionsComeAndGo) {

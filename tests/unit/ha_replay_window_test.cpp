@@ -36,6 +36,8 @@ TEST(ReplayWindow, OldNumbersAndStampsDoNotCount) {
             ReplayWindow::Verdict::too_old);
   EXPECT_EQ(window.take(1, 5002, replay_begin + 6 * replay_second, replay_begin),
             ReplayWindow::Verdict::from_the_future);
+  EXPECT_EQ(window.take(1, 5003, INT64_MIN, replay_begin), ReplayWindow::Verdict::too_old);
+  EXPECT_EQ(window.take(1, 5003, INT64_MAX, replay_begin), ReplayWindow::Verdict::from_the_future);
   EXPECT_EQ(window.take(1, 5003, replay_begin - 1, replay_begin), ReplayWindow::Verdict::too_old)
       << "what came before this process began, nobody knows";
 }

@@ -75,6 +75,27 @@ TEST_F(ServingSetTest, NothingMovesToWhatDoesNotWork) {
   EXPECT_EQ(serving(), (std::vector<unsigned>{3}));
 }
 
+TEST_F(ServingSetTest, ARailThatIsDeadHoldsNoOtherRailUp) {
+  lanes_[1].rail = 1;
+  fail_primaries();
+  ASSERT_EQ(look(serving_start), Step::move);
+  set(0, true, serving_start + seconds(1));
+  EXPECT_EQ(look(serving_start + seconds(5)), Step::later);
+  EXPECT_EQ(set_.look_at(), serving_start + seconds(6));
+  EXPECT_EQ(look(serving_start + seconds(6)), Step::move);
+  EXPECT_EQ(serving(), (std::vector<unsigned>{0}));
+  set(1, true, serving_start + seconds(7));
+  EXPECT_EQ(look(serving_start + seconds(7)), Step::stay) << "it joins as soon as it works";
+  EXPECT_EQ(serving(), (std::vector<unsigned>{0, 1}));
+}
+
+TEST_F(ServingSetTest, TwoLanesOfARailComeBackTogether) {
+  fail_primaries();
+  ASSERT_EQ(look(serving_start), Step::move);
+  set(0, true, serving_start);
+  EXPECT_EQ(look(serving_start + seconds(60)), Step::stay);
+}
+
 TEST_F(ServingSetTest, GoesBackOnlyWhenAllOfTheBetterRankHaveWorkedForLongEnough) {
   fail_primaries();
   ASSERT_EQ(look(serving_start), Step::move);

@@ -161,9 +161,30 @@ TEST(SharePolicy, BackpressureIsNotKeptForEver) {
 TEST(SharePolicy, ItBeginsWhereAnotherAgentWas) {
   for (const uint32_t share : {0U, 100U, 512U, 900U, 1024U}) {
     SharePolicy policy({});
-    policy.begin_with(share);
+    policy.begin_with(share, policy_begin);
     EXPECT_NEAR(policy.decide(policy_begin).share, std::clamp(share, 60U, 964U), 100) << share;
   }
+}
+
+TEST(SharePolicy, WhatItBeganWithHoldsUntilSomebodySpeaksOrForTooLong) {
+  SharePolicy policy({});
+  policy.begin_with(100, policy_begin);
+  const uint32_t first = policy.decide(policy_begin).share;
+  for (int ms = 0; ms < 500; ms += 5) {
+    const auto decision = policy.decide(policy_begin + milliseconds(ms));
+    EXPECT_EQ(decision.share, first) << ms;
+    EXPECT_FALSE(decision.untold) << ms;
+  }
+  EXPECT_TRUE(policy.decide(policy_begin + milliseconds(500)).untold);
+  SharePolicy other({});
+  other.begin_with(100, policy_begin);
+  static_cast<void>(other.decide(policy_begin));
+  other.on_level(0, 0, policy_begin + milliseconds(10));
+  other.on_level(1, 0, policy_begin + milliseconds(10));
+  for (int ms = 10; ms < 60; ms += 5) {
+    static_cast<void>(other.decide(policy_begin + milliseconds(ms)));
+  }
+  EXPECT_NEAR(other.decide(policy_begin + milliseconds(60)).share, 512U, 20);
 }
 
 TEST(SharePolicy, OptionsThatMakeNoSenseAreNamed) {

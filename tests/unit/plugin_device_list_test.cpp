@@ -1,9 +1,15 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <tuple>
 #include <vector>
 
 #include "plugin/device_list.h"
+#include "runtime/fabric/interfaces.h"
 
 namespace nccl_ha::plugin {
 namespace {
@@ -15,6 +21,7 @@ class DeviceListTest : public testing::Test {
       fabric::NetDevice device;
       device.name = name;
       device.netdev = "eth" + std::to_string(all_.size());
+      device.pci_path = "/sys/devices/pci0000:00/" + device.netdev;
       device.speed_mbps = 100000 * static_cast<int64_t>(all_.size() + 1);
       all_.push_back(device);
     }
@@ -82,6 +89,96 @@ TEST_F(DeviceListTest, APairWithoutFailoverIsRefused) {
   EXPECT_NE(refused.error().message().find("HA_NCCL_ENABLE_BACKUP=1"), std::string::npos);
 }
 
+/// As on GB10: two ports, each behind two PCI functions.
+std::vector<fabric::NetDevice> two_split_ports() {
+  std::vector<fabric::NetDevice> all;
+  for (const auto& [name, port, slot] : {std::tuple("rocep1s0f0", "p0", "0000:01:00.0"),
+                                         std::tuple("rocep1s0f1", "p1", "0000:01:00.1"),
+                                         std::tuple("roceP2p1s0f0", "p0", "0002:01:00.0"),
+                                         std::tuple("roceP2p1s0f1", "p1", "0002:01:00.1")}) {
+    fabric::NetDevice device;
+    device.name = name;
+    device.pci_path = std::string("/sys/devices/") + slot;
+    device.switch_id = "4cbb:4700:0001:0203";
+    device.port_name = port;
+    device.speed_mbps = 100000;
+    all.push_back(device);
+  }
+  return all;
+}
+
+TEST_F(DeviceListTest, HalvesOfOnePortAreOneDevice) {
+  all_ = two_split_ports();
+  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_EQ(list_.count(), 2U);
+  EXPECT_EQ(list_.find(0)->name, "rocep1s0f0+roceP2p1s0f0");
+  EXPECT_EQ(list_.find(0)->rails.devices[1], 2U);
+  EXPECT_FALSE(list_.find(0)->rails.sout_and_sup) << "chunks go where they arrive first";
+  EXPECT_EQ(list_.find(0)->speed_mbps, 200000);
+  EXPECT_EQ(list_.find(1)->name, "rocep1s0f1+roceP2p1s0f1");
+  EXPECT_EQ(list_.find(1)->members, std::vector<int>{1});
+  EXPECT_FALSE(merge({0, 1})) << "they are several already";
+}
+
+TEST_F(DeviceListTest, HalvesStayApartWhereThatIsWantedOrTheyAreNamed) {
+  all_ = two_split_ports();
+  config_.join_port_halves = false;
+  ASSERT_TRUE(list_.begin(config_, all_));
+  EXPECT_EQ(list_.count(), 4U);
+  config_.join_port_halves = true;
+  config_.enable_backup = false;
+  ASSERT_TRUE(list_.begin(config_, all_));
+  EXPECT_EQ(list_.count(), 4U) << "further rails need failover";
+  config_.enable_backup = true;
+  ASSERT_TRUE(pair("rocep1s0f0", "rocep1s0f1"));
+  ASSERT_EQ(list_.count(), 3U);
+  EXPECT_EQ(list_.find(0)->name, "rocep1s0f0+rocep1s0f1");
+  EXPECT_TRUE(list_.find(0)->rails.sout_and_sup);
+  EXPECT_EQ(list_.find(1)->name, "roceP2p1s0f0");
+}
+
+TEST_F(DeviceListTest, WhatIsNotKnownToShareAPortDoesNot) {
+  const auto apart = [&](const std::function<void(fabric::NetDevice&)>& change) {
+    all_ = two_split_ports();
+    change(all_[2]);
+    EXPECT_TRUE(list_.begin(config_, all_));
+    return list_.count() == 3;
+  };
+  EXPECT_TRUE(apart([](auto& device) { device.switch_id = "another"; }));
+  EXPECT_TRUE(apart([](auto& device) { device.switch_id.clear(); }));
+  EXPECT_TRUE(apart([](auto& device) { device.port_name.clear(); }));
+  EXPECT_TRUE(apart([](auto& device) { device.port_name = "pf0vf1"; }));
+  EXPECT_TRUE(apart([](auto& device) { device.pci_path = "/sys/devices/0000:01:00.0"; }));
+  EXPECT_TRUE(apart([](auto& device) { device.pci_path.clear(); }));
+  EXPECT_TRUE(apart([](auto& device) { device.port = 2; }));
+  for (fabric::NetDevice& device : all_ = two_split_ports()) {
+    device.port_name = "pf0vf0";  // two virtual functions of one name are no halves
+    device.switch_id = "same";
+  }
+  ASSERT_TRUE(list_.begin(config_, all_));
+  EXPECT_EQ(list_.count(), 4U);
+}
+
+TEST(PortIdentity, IsReadFromTheInterfaceOrFromTheRdmaDeviceOnTheSameFunction) {
+  std::string folder = testing::TempDir() + "nha-port-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const auto write = [&](const std::string& file, const std::string& text) {
+    const std::filesystem::path path = folder + "/net/" + file;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text << "\n";
+  };
+  write("eth0/phys_port_name", "p1");
+  write("eth0/device/infiniband/mlx5_0/sys_image_guid", "0000:0000:0000:0000");
+  EXPECT_EQ(fabric::read_port_identity("eth0", folder).port_name, "p1");
+  EXPECT_EQ(fabric::read_port_identity("eth0", folder).switch_id, "") << "no GUID";
+  write("eth0/device/infiniband/mlx5_0/sys_image_guid", "4cbb:4700:0001:0203");
+  EXPECT_EQ(fabric::read_port_identity("eth0", folder).switch_id, "4cbb:4700:0001:0203");
+  write("eth0/phys_switch_id", "0302010000474bbc");
+  EXPECT_EQ(fabric::read_port_identity("eth0", folder).switch_id, "0302010000474bbc");
+  EXPECT_EQ(fabric::read_port_identity("eth1", folder).port_name, "");
+  std::filesystem::remove_all(folder);
+}
+
 TEST_F(DeviceListTest, WhatIsMergedIsAppendedAndItsMembersStay) {
   ASSERT_TRUE(list_.begin(config_, all_));
   const auto two = merge({2, 0});
@@ -98,6 +195,16 @@ TEST_F(DeviceListTest, WhatIsMergedIsAppendedAndItsMembersStay) {
   EXPECT_FALSE(list_.find(5)->rails.sout_and_sup);
   EXPECT_EQ(list_.find(6)->rails.count, 4U);
   EXPECT_EQ(list_.find(0)->rails.count, 1U);
+}
+
+TEST_F(DeviceListTest, WhatNcclCannotPlaceIsNotMerged) {
+  all_[1].pci_path.clear();
+  ASSERT_TRUE(list_.begin(config_, all_));
+  const auto refused = merge({0, 1});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("mlx5_1:1 is no PCI device"), std::string::npos);
+  EXPECT_EQ(list_.count(), 5U);
+  EXPECT_TRUE(merge({0, 2}));
 }
 
 TEST_F(DeviceListTest, WhatCannotBeMergedIsRefused) {

@@ -6,8 +6,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 
+#include "tools/agent/ask_agent.h"
 #include "tools/agent/http_port.h"
 #include "tools/agent/keys.h"
 #include "tools/agent/nic_sources.h"
@@ -137,6 +139,25 @@ TEST_F(AgentPartsTest, AKeyFileThatIsWrongIsRefusedWithTheLine) {
   }
   EXPECT_NE(TelemetryKeys::read(write("k", "1 " + key + "\n2 x\n")).error().what.find("k:2:"),
             std::string::npos);
+}
+
+TEST(AskAgent, WhatAnotherBuildSaysIsShownAsFarAsItIsKnown) {
+  using nlohmann::json;
+  for (const char* said :
+       {"{}", R"({"version": 7, "slots": [], "flows": [{}, 3, {"levels": [1], "share": "x"}]})",
+        R"({"telemetry": {"trouble": 1, "age_ms": "no"}, "rails": {"a": {}}, "flows": null})",
+        R"({"host": "h1", "flows": [{"source": "10.0.0.1", "share": 300,
+            "backpressure": [true, false]}]})"}) {
+    testing::internal::CaptureStdout();
+    print_agent(json::parse(said));
+    const std::string shown = testing::internal::GetCapturedStdout();
+    EXPECT_NE(shown.find("agent "), std::string::npos) << said;
+    if (std::string(said).find("300") != std::string::npos) {
+      EXPECT_NE(shown.find("on h1"), std::string::npos) << shown;
+      EXPECT_NE(shown.find("300   1024"), std::string::npos) << shown;
+      EXPECT_NE(shown.find("backpressure"), std::string::npos) << shown;
+    }
+  }
 }
 
 TEST(SwitchScript, StepsAreReadInTheOrderOfTheirTimes) {

@@ -56,6 +56,34 @@ Result<std::string> read_status(int fd, const std::string& path) {
   return no_answer(path, "it says something that no agent says");
 }
 
+// An agent of another build may leave out what this one asks for, or say it otherwise.
+
+const AnswerJson& part(const AnswerJson& json, const char* name) {
+  static const AnswerJson none;
+  const auto found = json.is_object() ? json.find(name) : json.end();
+  return found == json.end() ? none : *found;
+}
+
+const AnswerJson& item(const AnswerJson& json, size_t at) {
+  static const AnswerJson none;
+  return json.is_array() && at < json.size() ? json[at] : none;
+}
+
+std::string text_at(const AnswerJson& json, const char* name) {
+  const AnswerJson& value = part(json, name);
+  return value.is_string() ? value.get<std::string>() : "?";
+}
+
+double number_in(const AnswerJson& value) { return value.is_number() ? value.get<double>() : 0; }
+double number_at(const AnswerJson& json, const char* name) { return number_in(part(json, name)); }
+
+uint64_t count_at(const AnswerJson& json, const char* name) {
+  const AnswerJson& value = part(json, name);
+  return value.is_number_unsigned() ? value.get<uint64_t>() : 0;
+}
+
+bool is_set(const AnswerJson& value) { return value.is_boolean() && value.get<bool>(); }
+
 }  // namespace
 
 Result<nlohmann::json> ask_agent(const std::string& directory) {
@@ -93,42 +121,42 @@ Result<nlohmann::json> ask_agent(const std::string& directory) {
 }
 
 void print_agent(const nlohmann::json& status) {
-  const auto number = [](const AnswerJson& value) { return value.get<uint64_t>(); };
-  fmt::print(
-      "agent {} on {}, process {}, for {:.0f} s, in {}{}\n", status["version"].get<std::string>(),
-      status["host"].get<std::string>(), number(status["pid"]), status["uptime_s"].get<double>(),
-      status["directory"].get<std::string>(), status["draining"].get<bool>() ? ", draining" : "");
-  fmt::print("{} processes, {} connections, {} of {} slots\n", number(status["processes"]),
-             number(status["connections"]), number(status["slots"]["used"]),
-             number(status["slots"]["total"]));
-  const AnswerJson& telemetry = status["telemetry"];
-  fmt::print("telemetry on port {}: {} taken, {} refused{}\n", number(telemetry["port"]),
-             number(telemetry["taken"]),
-             number(telemetry["malformed"]) + number(telemetry["not_allowed"]) +
-                 number(telemetry["forged"]) + number(telemetry["repeated"]) +
-                 number(telemetry["out_of_time"]) + number(telemetry["too_many_senders"]),
-             telemetry.contains("age_ms")
-                 ? fmt::format(", the last one {:.0f} ms ago", telemetry["age_ms"].get<double>())
-                 : "");
-  if (const auto trouble = telemetry["trouble"].get<std::string>(); !trouble.empty()) {
-    fmt::print("  {}\n", trouble);
+  fmt::print("agent {} on {}, process {}, for {:.0f} s, in {}{}\n", text_at(status, "version"),
+             text_at(status, "host"), count_at(status, "pid"), number_at(status, "uptime_s"),
+             text_at(status, "directory"), is_set(part(status, "draining")) ? ", draining" : "");
+  fmt::print("{} processes, {} connections, {} of {} slots\n", count_at(status, "processes"),
+             count_at(status, "connections"), count_at(part(status, "slots"), "used"),
+             count_at(part(status, "slots"), "total"));
+  const AnswerJson& telemetry = part(status, "telemetry");
+  uint64_t refused = 0;
+  for (const char* why :
+       {"malformed", "not_allowed", "forged", "repeated", "out_of_time", "too_many_senders"}) {
+    refused += count_at(telemetry, why);
   }
-  for (const AnswerJson& rail : status["rails"]) {
+  fmt::print("telemetry on port {}: {} taken, {} refused{}\n", count_at(telemetry, "port"),
+             count_at(telemetry, "taken"), refused,
+             part(telemetry, "age_ms").is_number()
+                 ? fmt::format(", the last one {:.0f} ms ago", number_at(telemetry, "age_ms"))
+                 : "");
+  if (part(telemetry, "trouble").is_string() && text_at(telemetry, "trouble") != "") {
+    fmt::print("  {}\n", text_at(telemetry, "trouble"));
+  }
+  for (const AnswerJson& rail : part(status, "rails")) {
     fmt::print("rail {:<12} level {:>3}  out {:>10.3f} MB/s  in {:>10.3f} MB/s\n",
-               rail["interface"].get<std::string>(), rail.value("level", 0),
-               rail.value("bytes_out_per_s", 0.0) / 1e6, rail.value("bytes_in_per_s", 0.0) / 1e6);
+               text_at(rail, "interface"), count_at(rail, "level"),
+               number_at(rail, "bytes_out_per_s") / 1e6, number_at(rail, "bytes_in_per_s") / 1e6);
   }
   fmt::print("\n{:<20} {:<20} {:>5} {:>6} {:>6} {:>6} {:>6}  {}\n", "source", "destination",
              "conns", "share", "of", "sout", "sup", "state");
-  for (const AnswerJson& flow : status["flows"]) {
-    const bool pressed = flow["backpressure"][0].get<bool>() || flow["backpressure"][1].get<bool>();
-    fmt::print("{:<20} {:<20} {:>5} {:>6} {:>6} {:>6.0f} {:>6.0f}  {}\n",
-               flow["source"].get<std::string>(), flow["destination"].get<std::string>(),
-               number(flow["connections"]), number(flow["share"]), 1024,
-               flow["levels"][0].get<double>(), flow["levels"][1].get<double>(),
-               pressed                      ? "backpressure"
-               : flow["untold"].get<bool>() ? "no telemetry, own policy"
-                                            : "");
+  for (const AnswerJson& flow : part(status, "flows")) {
+    const AnswerJson& pressed = part(flow, "backpressure");
+    const AnswerJson& levels = part(flow, "levels");
+    fmt::print("{:<20} {:<20} {:>5} {:>6} {:>6} {:>6.0f} {:>6.0f}  {}\n", text_at(flow, "source"),
+               text_at(flow, "destination"), count_at(flow, "connections"), count_at(flow, "share"),
+               1024, number_in(item(levels, 0)), number_in(item(levels, 1)),
+               is_set(item(pressed, 0)) || is_set(item(pressed, 1)) ? "backpressure"
+               : is_set(part(flow, "untold"))                       ? "no telemetry, own policy"
+                                                                    : "");
   }
 }
 

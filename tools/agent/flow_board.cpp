@@ -52,9 +52,9 @@ void FlowBoard::begin(uint32_t slot, const FlowAnnouncement& announcement, Insta
                   now};
   const auto before =
       previous_ ? previous_->last_hint_of(ha::flow_hash(announcement.flow)) : std::nullopt;
-  if (before) {
+  if (before && (before->flags & hint_layout::untold) == 0) {
     // Its connections have split like that up to now.
-    state.policy.begin_with(before->share);
+    state.policy.begin_with(before->share, now);
   }
   flows_[slot] = std::move(state);
   flows_[slot]->decision = flows_[slot]->policy.decide(now);

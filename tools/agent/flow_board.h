@@ -69,6 +69,7 @@ class FlowBoard {
   /// Shares move and telemetry ages: every few milliseconds.
   void tick(Instant now);
   void give_heartbeat(Instant now) { writer_->give_heartbeat(now); }
+  void set_connections_per_client(uint32_t most) { registry_.set_connections_per_client(most); }
   void set_policy(const ha::SharePolicy::Options& policy);
 
   uint64_t generation() const { return writer_->generation(); }

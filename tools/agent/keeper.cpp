@@ -132,11 +132,10 @@ void Keeper::reload() {
     if (const std::string fixed = options_.settings.fixed_differences(*next); !fixed.empty()) {
       NHA_LOG_WARN("agent: a restart is needed for a change of {}", fixed);
     }
-    next->heartbeat = options_.settings.heartbeat;
-    next->telemetry = options_.settings.telemetry;
-    next->age_max = options_.settings.age_max;
+    next->keep_fixed(options_.settings);
     options_.settings = std::move(*next);
     actors_.board->set_policy(options_.settings.policy);
+    actors_.board->set_connections_per_client(options_.settings.connections_per_client);
     actors_.registrations->set_limits(registration_limits(options_.settings));
     actors_.telemetry->set_settings(options_.settings);
     actors_.nics->set_settings(options_.settings);

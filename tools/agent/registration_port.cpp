@@ -41,7 +41,8 @@ Result<int> open_agent_socket(const AgentDirectory& directory, bool everybody) {
     return refuse("cannot open a socket");
   }
   // Made under another name and renamed, so that there is no moment without one.
-  const std::string fresh = path + ".new";
+  // It is no longer than the socket's own name, which is known to fit.
+  const std::string fresh = directory.path() + "/agent.new";
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (fresh.size() >= sizeof address.sun_path) {

@@ -277,6 +277,15 @@ Result<AgentSettings> AgentSettings::read(const std::string& path) {
   return settings;
 }
 
+void AgentSettings::keep_fixed(const AgentSettings& in_force) {
+  directory = in_force.directory;
+  slots = in_force.slots;
+  heartbeat = in_force.heartbeat;
+  page = in_force.page;
+  telemetry = in_force.telemetry;
+  age_max = in_force.age_max;
+}
+
 std::string AgentSettings::fixed_differences(const AgentSettings& next) const {
   std::string out;
   const auto compare = [&out](const char* name, bool same) {

@@ -49,6 +49,8 @@ struct AgentSettings {
   static Result<AgentSettings> read(const std::string& path);
   /// The same of the text itself; keys are not read.
   static Result<AgentSettings> parse(const std::string& text);
+  /// Takes what needs a restart from the settings that are in force.
+  void keep_fixed(const AgentSettings& in_force);
   /// What cannot change while the agent runs and is another in `next`; empty: nothing.
   std::string fixed_differences(const AgentSettings& next) const;
 };

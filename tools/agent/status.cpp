@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "runtime/base/host.h"
 #include "runtime/telemetry/counter_reader.h"
@@ -110,8 +111,10 @@ StatusJson failovers_json(const std::string& directory) {
   if (directory.empty()) {
     return sums;
   }
+  std::set<uint32_t> seen;  // a process has a file for each copy of the plugin in it
   for (const CounterFileFound& found : find_counter_files(directory)) {
-    if (!found.running || !found.good || found.pid == static_cast<uint32_t>(getpid())) {
+    if (!found.running || !found.good || found.pid == static_cast<uint32_t>(getpid()) ||
+        !seen.insert(found.pid).second) {
       continue;
     }
     if (const auto files = read_counters_of(found.pid, directory)) {

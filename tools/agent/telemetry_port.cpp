@@ -54,6 +54,14 @@ void TelemetryPort::start(Context& context) {
         ntohs(local->ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(*local).sin6_port
                                            : reinterpret_cast<const sockaddr_in&>(*local).sin_port);
   }
+  look_for_keys();
+}
+
+void TelemetryPort::look_for_keys() {
+  if (!endpoint_) {
+    return;  // what is wrong has been said
+  }
+  trouble_.clear();
   if (settings_.keys.empty() && !settings_.unauthenticated) {
     trouble_ =
         "there are no keys, so no telemetry counts: name a file of them (\"telemetry\": {\"keys\": "
@@ -64,7 +72,7 @@ void TelemetryPort::start(Context& context) {
 
 void TelemetryPort::set_settings(const AgentSettings& settings) {
   settings_ = settings;
-  trouble_.clear();
+  look_for_keys();
 }
 
 bool TelemetryPort::allowed(const sockaddr* from) const {

@@ -66,6 +66,7 @@ class TelemetryPort final : public Actor, public TelemetrySender, private Datagr
 
  private:
   void on_datagram(std::span<const std::byte> bytes, const sockaddr* from) override;
+  void look_for_keys();
   bool allowed(const sockaddr* from) const;
   bool believed(const TelemetryFrame& frame) const;
   bool take_number(const TelemetryHeader& header);

@@ -12,6 +12,7 @@
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/interfaces.h"
+#include "runtime/fabric/port_halves.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/fabric/verbs/device.h"
 #include "tools/commands.h"
@@ -165,6 +166,27 @@ void print_interfaces(const std::vector<NetInterface>& all, const std::vector<Ne
   }
 }
 
+/// Devices that share a port, and what becomes of them.
+std::vector<std::string> port_halves_text(const Config& config,
+                                          const std::vector<fabric::NetDevice>& devices) {
+  std::vector<std::string> lines;
+  for (const std::vector<size_t>& group : fabric::group_by_port(devices)) {
+    std::string names;
+    for (const size_t i : group) {
+      names += (names.empty() ? "" : " and ") + devices[i].name;
+    }
+    if (group.size() > 1) {
+      const fabric::NetDevice& first = devices[group.front()];
+      lines.push_back(fmt::format(
+          "{} are behind one port, {} of NIC {}: {}", names, first.port_name, first.switch_id,
+          !config.join_port_halves ? "each is a device, as HA_NCCL_JOIN_PORT_HALVES=0 says"
+          : !config.enable_backup  ? "each is a device, as HA_NCCL_ENABLE_BACKUP=0 says"
+                                   : "one device of NCCL's"));
+    }
+  }
+  return lines;
+}
+
 /// Who drives connections, and why.
 std::string progress_text(const Config& config) {
   const ProcessorShare share = processor_share();
@@ -246,6 +268,7 @@ void show_host(const Config& config, bool as_json) {
                    {"fabric", (*provider)->setting(devices.front().kind)},
                    {"devices", device_list},
                    {"interfaces", interface_list},
+                   {"port_halves", port_halves_text(config, devices)},
                    {"rdma_notes", rdma->notes},
                    {"settings", settings_json(config)},
                    {"kernel",
@@ -264,6 +287,9 @@ void show_host(const Config& config, bool as_json) {
     fmt::print("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");
   }
   print_interfaces(*all, interfaces, config, !verbs);
+  for (const std::string& line : port_halves_text(config, devices)) {
+    fmt::print("  {}\n", line);
+  }
   if (!rdma->notes.empty()) {
     fmt::print("\nRDMA\n");
     for (const std::string& note : rdma->notes) {

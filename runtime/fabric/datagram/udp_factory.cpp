@@ -32,6 +32,8 @@ std::vector<NetDevice> UdpFactory::devices() const {
     device.pci_path = interface.pci_path;
     device.numa_node = interface.numa_node;
     device.speed_mbps = interface.speed_mbps;
+    device.switch_id = interface.port.switch_id;
+    device.port_name = interface.port.port_name;
     device.index = i;
     device.control_interface = i;
     devices.push_back(std::move(device));

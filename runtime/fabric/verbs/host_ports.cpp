@@ -40,6 +40,11 @@ RdmaPort describe(const UsablePort& usable) {
   port.dmabuf = usable.device->dmabuf();
   port.netdev = info.netdev;
   port.address = address_of(info);
+  if (!info.netdev.empty() && !info.pci_path.empty()) {
+    PortIdentity identity = read_port_identity(info.netdev);
+    port.switch_id = std::move(identity.switch_id);
+    port.port_name = std::move(identity.port_name);
+  }
   return port;
 }
 
