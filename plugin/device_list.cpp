@@ -37,7 +37,7 @@ std::vector<std::vector<size_t>> groups_of(const Config& config,
                                            std::optional<size_t> sout, std::optional<size_t> sup) {
   std::vector<std::vector<size_t>> groups;
   const bool join = config.join_port_halves && config.enable_backup;
-  for (std::vector<size_t> group : fabric::group_by_port(all)) {
+  for (const std::vector<size_t>& group : fabric::group_by_port(all)) {
     std::vector<size_t> rest;
     for (const size_t i : group) {
       if (i == sout) {

@@ -161,9 +161,9 @@ Result<void> ProcessMesh::use_file(const std::vector<fabric::NetInterface>& all)
 }
 
 std::vector<fabric::Provider::Kind> ProcessMesh::kinds() const {
-  return takes_part()
-             ? std::vector<fabric::Provider::Kind>{relay_fabric(routes_, path_options(config_, key_), {})}
-             : std::vector<fabric::Provider::Kind>();
+  return takes_part() ? std::vector<fabric::Provider::Kind>{relay_fabric(
+                            routes_, path_options(config_, key_), {})}
+                      : std::vector<fabric::Provider::Kind>();
 }
 
 /// Discovery, and the relay node of this process.

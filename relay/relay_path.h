@@ -28,7 +28,7 @@ class RelayPath final : public fabric::Path,
     uint16_t slots = 16;  ///< for frames, at each host on the way and for each direction
     size_t relays_max = 4;
     std::shared_ptr<const ClusterKey> key;  ///< of relays and ends; null: they need none
-    uint8_t way = 0;  ///< of its connection's (Way)
+    uint8_t way = 0;                        ///< of its connection's (Way)
   };
   /// `hops` and `next` outlive the path.  PathOptions::route names the relays; where it names none,
   /// connect() asks `next` for a way to the peer.

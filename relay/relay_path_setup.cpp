@@ -85,7 +85,7 @@ Result<void> RelayPath::connect(std::span<const std::byte> peer_address) {
   peer_ = *peer;
   if (options_.active) {
     named_ = !relays_.empty();
-    const auto dialled = dial();
+    auto dialled = dial();
     if (!dialled && named_) {
       return dialled;
     }

@@ -74,7 +74,7 @@ uint8_t prefix_length(const sockaddr* mask) {
 std::string system_image(const std::string& device) {
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(device + "/infiniband", none)) {
-    const std::string guid = read_line(entry.path().string() + "/sys_image_guid");
+    std::string guid = read_line(entry.path().string() + "/sys_image_guid");
     if (guid.find_first_not_of("0:") != std::string::npos) {
       return guid;
     }

@@ -138,7 +138,7 @@ void print_agent(const nlohmann::json& status) {
              part(telemetry, "age_ms").is_number()
                  ? fmt::format(", the last one {:.0f} ms ago", number_at(telemetry, "age_ms"))
                  : "");
-  if (part(telemetry, "trouble").is_string() && text_at(telemetry, "trouble") != "") {
+  if (part(telemetry, "trouble").is_string() && !text_at(telemetry, "trouble").empty()) {
     fmt::print("  {}\n", text_at(telemetry, "trouble"));
   }
   for (const AnswerJson& rail : part(status, "rails")) {
