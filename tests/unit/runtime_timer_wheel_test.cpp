@@ -131,6 +131,7 @@ TEST(TimerWheel, WhoeverSleepsUntilTheNextDeadlineWakesOnceForATimer) {
     wheel.expire(*wheel.next_deadline());
     EXPECT_EQ(alarm.rings, 1) << in.count() << " ns";
     EXPECT_EQ(later.rings, 0);
+    wheel.cancel(later.timer);
   }
 }
 
