@@ -62,6 +62,14 @@ void close_comm(Comm* comm, Driver& driver) {
   }
 }
 
+/// It is in a subnet of one of them.
+bool is_in_any(const IpAddress& address, std::span<const fabric::NetInterface> interfaces) {
+  return std::ranges::any_of(interfaces, [&](const fabric::NetInterface& one) {
+    return std::ranges::any_of(one.addresses,
+                               [&](const IpAddress& own) { return own.same_subnet(address); });
+  });
+}
+
 /// From where the peer's listener is dialled, best first.
 std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& device, bool relayed) {
   Process& process = Process::instance();
@@ -73,12 +81,14 @@ std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& devi
     return plan_routes(all, first, handle);
   }
   auto routes = plan_routes(process.interfaces(), process.control_interface(device), handle);
-  // Link-local networks look alike on each cable; who is heard on one, discovery knows.
+  // Link-local networks look alike on each cable; who is heard on one, discovery knows.  No cable
+  // leads to a management network: whoever dials there from one waits for nothing.
   std::erase_if(routes, [&](const Route& route) {
     const auto* to = reinterpret_cast<const sockaddr*>(&route.to);
     const auto address = IpAddress::from_sockaddr(to);
-    return process.mesh().takes_part() && address && address->link_local() &&
-           !process.mesh().hears(to);
+    return process.mesh().takes_part() && address &&
+           (address->link_local() ? !process.mesh().hears(to)
+                                  : is_in_any(*address, std::span(all).subspan(own)));
   });
   if (own < all.size()) {
     for (Route& route : plan_routes(std::span(all).subspan(own), 0, handle)) {
@@ -292,7 +302,12 @@ abi::NcclResult net_make_vdevice(int* dev, const int* members, int count) noexce
                          "makeVDevice: paths on other rails need HA_NCCL_ENABLE_BACKUP=1"));
     }
     const auto size = static_cast<size_t>(std::max(count, 0));
-    auto merged = process.devices().merge(std::span(members, size));
+    Result<int> merged = fail(Errc::invalid_usage,
+                              "makeVDevice: in a mesh without a switch devices lead to different "
+                              "hosts, so none are merged");
+    if (!process.mesh().takes_part()) {
+      merged = process.devices().merge(std::span(members, size));
+    }
     if (!merged) {
       // NCCL tries by itself, and goes on with the devices as they are.
       NHA_LOG_INFO("{}", merged.error().message());
