@@ -72,9 +72,11 @@ uint8_t prefix_length(const sockaddr* mask) {
 }
 
 std::string system_image(const std::string& device) {
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(device + "/infiniband", none)) {
-    std::string guid = read_line(entry.path().string() + "/sys_image_guid");
+  // A device may go while it is looked at, which is no exception here.
+  std::error_code gone;
+  std::filesystem::directory_iterator entry(device + "/infiniband", gone);
+  for (; !gone && entry != std::filesystem::directory_iterator(); entry.increment(gone)) {
+    std::string guid = read_line(entry->path().string() + "/sys_image_guid");
     if (guid.find_first_not_of("0:") != std::string::npos) {
       return guid;
     }
