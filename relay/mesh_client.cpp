@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "relay/discovery.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
 
@@ -46,6 +47,11 @@ std::shared_ptr<const MeshView> MeshAnswer::take(std::span<const std::byte> byte
              states != nullptr && first_ && missing_ > 0 && packet->sender == first_->sender &&
              packet->incarnation == first_->incarnation) {
     --missing_;
+    if (states_.size() + states->states.size() > Discovery::nodes_max) {
+      first_.reset();  // no answer of a relay node of ours
+      states_.clear();
+      return nullptr;
+    }
     states_.insert(states_.end(), std::make_move_iterator(states->states.begin()),
                    std::make_move_iterator(states->states.end()));
   } else {

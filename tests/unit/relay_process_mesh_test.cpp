@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "relay/discovery.h"
 #include "relay/mesh_client.h"
 #include "relay/process_mesh.h"
 #include "tests/support/log_lines.h"
@@ -140,6 +141,26 @@ TEST_F(ProcessMeshTest, ATopologyFileTellsTheWays) {
   EXPECT_FALSE(make()) << "this host is not in it";
   std::filesystem::remove(file);
   EXPECT_FALSE(make());
+}
+
+TEST(MeshAnswer, OfMoreHostsThanThereCanBeIsNone) {
+  const auto answer_of = [](size_t hosts) {
+    MeshAnswer answer;
+    NeighboursPacket first;
+    first.states = static_cast<uint32_t>(hosts);
+    EXPECT_FALSE(answer.take(encode(DiscoveryPacket{NodeId{1}, 1, first})));
+    std::shared_ptr<const MeshView> view;
+    for (size_t i = 0; i < hosts && !view; ++i) {
+      StatesPacket one;
+      one.states.emplace_back().origin = NodeId{i + 1};
+      one.states.back().sequence = 1;
+      one.states.back().lifetime_ms = 1000;
+      view = answer.take(encode(DiscoveryPacket{NodeId{1}, 1, one}));
+    }
+    return view;
+  };
+  EXPECT_TRUE(answer_of(Discovery::nodes_max));
+  EXPECT_FALSE(answer_of(Discovery::nodes_max + 1));
 }
 
 TEST(MeshAnswer, NobodyAtThePortIsKnownAtOnce) {
