@@ -7,41 +7,14 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 
-#include "relay/keyed_hash.h"
+#include "runtime/base/key_ring.h"
 #include "runtime/base/result.h"
 
 namespace nccl_ha::relay {
-
-class KeyRing {
- public:
-  static constexpr size_t keys_max = 16;
-
-  /// A file of lines "NUMBER KEY", a number from 1 on and 64 hexadecimal digits; # begins a
-  /// comment. Others than its owner must not be able to read it.
-  static Result<KeyRing> read(const std::string& path);
-  static Result<KeyRing> parse(std::string_view text, const std::string& path);
-
-  void add(uint32_t number, const HashKey& key) {
-    signing_ = keys_.empty() ? number : signing_;
-    keys_[number] = key;
-  }
-  /// That with which this host makes tags; there must be one.
-  uint32_t signing() const { return signing_; }
-  const HashKey* find(uint32_t number) const {
-    const auto found = keys_.find(number);
-    return found == keys_.end() ? nullptr : &found->second;
-  }
-  size_t size() const { return keys_.size(); }
-
- private:
-  std::map<uint32_t, HashKey> keys_;
-  uint32_t signing_ = 0;
-};
 
 /// A key file as it is now.  Any thread.
 class ClusterKey {

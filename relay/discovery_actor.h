@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "relay/cluster_key.h"
 #include "relay/mesh_links.h"
 #include "relay/topology_board.h"
 #include "runtime/engine/actor.h"

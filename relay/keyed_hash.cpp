@@ -7,8 +7,8 @@
 namespace nccl_ha::relay {
 namespace {
 
-static_assert(hash_key_bytes >= crypto_generichash_KEYBYTES_MIN &&
-              hash_key_bytes <= crypto_generichash_KEYBYTES_MAX &&
+static_assert(sizeof(HashKey) >= crypto_generichash_KEYBYTES_MIN &&
+              sizeof(HashKey) <= crypto_generichash_KEYBYTES_MAX &&
               tag_bytes >= crypto_generichash_BYTES_MIN);
 
 const unsigned char* octets(std::span<const std::byte> bytes) {

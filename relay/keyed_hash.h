@@ -6,11 +6,12 @@
 #include <span>
 #include <string_view>
 
+#include "runtime/base/key_ring.h"
+
 namespace nccl_ha::relay {
 
-inline constexpr size_t hash_key_bytes = 32;
 inline constexpr size_t tag_bytes = 16;
-using HashKey = std::array<std::byte, hash_key_bytes>;
+using HashKey = KeyRing::Key;
 using Tag = std::array<std::byte, tag_bytes>;
 
 /// `purpose`, a constant of a length of its own for each use, keeps one use's tags from another's.

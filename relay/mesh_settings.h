@@ -1,6 +1,7 @@
 // The settings of a mesh, checked.
 #pragma once
 
+#include "relay/cluster_key.h"
 #include "relay/discovery.h"
 #include "relay/relay_session.h"
 #include "relay/routes.h"

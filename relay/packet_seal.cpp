@@ -26,7 +26,7 @@ std::vector<std::byte> PacketSeal::seal(std::span<const std::byte> packet) {
   if (keys_ == nullptr) {
     return sealed;
   }
-  const uint32_t number = keys_->signing();
+  const uint32_t number = keys_->first();
   sealed.resize(packet.size() + packet_seal_bytes);
   fabric::put(sealed.data(), packet.size(), ++sent_);
   fabric::put(sealed.data(), packet.size() + sizeof(uint64_t), number);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ha/replay_window.h"
-#include "relay/cluster_key.h"
+#include "relay/keyed_hash.h"
 #include "relay/packet.h"
 
 namespace nccl_ha::relay {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "relay/cluster_key.h"
 #include "relay/session_acceptor.h"
 
 namespace nccl_ha::relay {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "relay/cluster_key.h"
 #include "relay/hop_source.h"
 #include "relay/message_receiver.h"
 #include "relay/message_sender.h"

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "relay/cluster_key.h"
 #include "relay/forwarder.h"
 #include "relay/hop_source.h"
 #include "relay/session_stream.h"

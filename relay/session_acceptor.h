@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "relay/cluster_key.h"
 #include "relay/session_stream.h"
 
 namespace nccl_ha::relay {

@@ -15,7 +15,7 @@ constexpr std::string_view purpose_message = "message of a session";
 
 std::vector<std::byte> SessionSeal::hello() {
   if (dials_) {
-    number_ = keys_->signing();
+    number_ = keys_->first();
     return encode(SessionHello{number_, nonce_});
   }
   return seal(encode(SessionHello{number_, nonce_}));

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "relay/cluster_key.h"
+#include "relay/keyed_hash.h"
 #include "relay/session_message.h"
 
 namespace nccl_ha::relay {

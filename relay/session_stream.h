@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "relay/cluster_key.h"
 #include "relay/hop_source.h"
 #include "relay/session_message.h"
 #include "relay/session_seal.h"

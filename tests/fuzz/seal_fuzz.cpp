@@ -11,8 +11,8 @@ namespace {
 
 using namespace nccl_ha;
 
-std::shared_ptr<const relay::KeyRing> secret_keys() {
-  relay::KeyRing keys;
+std::shared_ptr<const KeyRing> secret_keys() {
+  KeyRing keys;
   for (uint32_t number = 1; number <= 3; ++number) {
     relay::HashKey key;
     for (size_t i = 0; i < key.size(); ++i) {
@@ -20,10 +20,10 @@ std::shared_ptr<const relay::KeyRing> secret_keys() {
     }
     keys.add(number, key);
   }
-  return std::make_shared<const relay::KeyRing>(keys);
+  return std::make_shared<const KeyRing>(keys);
 }
 
-const std::shared_ptr<const relay::KeyRing> keys = secret_keys();
+const std::shared_ptr<const KeyRing> keys = secret_keys();
 constexpr Instant now{std::chrono::seconds(1)};
 
 void feed_packet(std::span<const std::byte> bytes) {
@@ -68,6 +68,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));
   feed_packet(bytes);
   feed_session(bytes);
-  static_cast<void>(relay::KeyRing::parse({reinterpret_cast<const char*>(data), size}, "file"));
+  static_cast<void>(KeyRing::parse({reinterpret_cast<const char*>(data), size}, "file"));
   return 0;
 }

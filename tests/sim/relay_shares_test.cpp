@@ -172,11 +172,8 @@ TEST(RelayPoolSim, OneHostDoesNotTakeAllSessions) {
   RelayLine::Options options;
   options.relay.sessions_per_host = 2;
   RelayLine line(options);
-  std::vector<std::unique_ptr<RelayedPair>> pairs;
-  for (uint64_t i = 0; i < 2; ++i) {
-    pairs.push_back(std::make_unique<RelayedPair>(line, 4096, i + 1));
-    ASSERT_TRUE(pairs.back()->connect(line));
-  }
+  const auto pairs = connected_pairs(line, 4096, 2);
+  ASSERT_EQ(pairs.size(), 2U);
   RelayedPair refused(line, 4096, 9);
   EXPECT_FALSE(refused.connect(line));
   EXPECT_NE(refused.ends[0].owner.last_error.what.find("NCCL_MESH_SESSIONS_PER_HOST"),
@@ -185,7 +182,7 @@ TEST(RelayPoolSim, OneHostDoesNotTakeAllSessions) {
 }
 
 std::shared_ptr<relay::ClusterKey> key_of(std::initializer_list<uint32_t> numbers) {
-  relay::KeyRing keys;
+  KeyRing keys;
   for (const uint32_t number : numbers) {
     relay::HashKey key;
     key.fill(static_cast<std::byte>(number));
@@ -235,7 +232,7 @@ TEST(RelayKeys, KeysChangeUnderSessions) {
   RelayedPair old(line, 4096, 1);
   ASSERT_TRUE(old.connect(line));
   const auto renew = [&](size_t which, const std::vector<uint32_t>& numbers) {
-    relay::KeyRing keys;
+    KeyRing keys;
     for (const uint32_t number : numbers) {
       relay::HashKey key;
       key.fill(static_cast<std::byte>(number));

@@ -179,11 +179,8 @@ TEST(RelaySim, MoreSessionsThanARelayAllowsAreRefusedWithAReason) {
   RelayLine::Options options = over(1);
   options.relay.sessions_max = 2;
   RelayLine line(options);
-  std::vector<std::unique_ptr<RelayedPair>> pairs;
-  for (uint64_t i = 0; i < 2; ++i) {
-    pairs.push_back(std::make_unique<RelayedPair>(line, 4096, i + 1));
-    ASSERT_TRUE(pairs.back()->connect(line));
-  }
+  auto pairs = connected_pairs(line, 4096, 2);
+  ASSERT_EQ(pairs.size(), 2U);
   RelayedPair refused(line, 4096, 9);
   EXPECT_FALSE(refused.connect(line));
   EXPECT_TRUE(refused.failed(0));

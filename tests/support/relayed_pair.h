@@ -72,6 +72,20 @@ struct RelayedPair {
   End ends[2];
 };
 
+/// So many, or fewer where one could not be connected.
+inline std::vector<std::unique_ptr<RelayedPair>> connected_pairs(RelayLine& line, size_t bytes,
+                                                                 uint64_t count) {
+  std::vector<std::unique_ptr<RelayedPair>> pairs;
+  while (pairs.size() < count) {
+    auto next = std::make_unique<RelayedPair>(line, bytes, pairs.size() + 1);
+    if (!next->connect(line)) {
+      break;
+    }
+    pairs.push_back(std::move(next));
+  }
+  return pairs;
+}
+
 inline void fill(std::vector<std::byte>& bytes, uint64_t seed) {
   Random random(seed);
   for (std::byte& one : bytes) {

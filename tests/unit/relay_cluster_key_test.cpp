@@ -8,6 +8,7 @@
 #include "relay/cluster_key.h"
 #include "relay/packet_seal.h"
 #include "relay/session_seal.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -30,18 +31,12 @@ std::shared_ptr<const KeyRing> ring_of(const std::vector<uint32_t>& numbers) {
 
 class KeyFile : public testing::Test {
  protected:
-  KeyFile() {
-    std::string made = testing::TempDir() + "nha_keys_XXXXXX";
-    folder_ = mkdtemp(made.data());
-    path_ = folder_ + "/keys";
-  }
-  ~KeyFile() override { std::filesystem::remove_all(folder_); }
   void write(const std::string& text, mode_t mode = 0600) {
     std::ofstream(path_) << text;
     chmod(path_.c_str(), mode);
   }
-  std::string folder_;
-  std::string path_;
+  tests::TemporaryFolder folder_;
+  const std::string path_{folder_.path() + "/keys"};
 };
 
 TEST_F(KeyFile, IsReadWhereOnlyItsOwnerCan) {
@@ -50,7 +45,7 @@ TEST_F(KeyFile, IsReadWhereOnlyItsOwnerCan) {
         " # for those that still say 1\n");
   const auto keys = KeyRing::read(path_);
   ASSERT_TRUE(keys) << keys.error().message();
-  EXPECT_EQ(keys->signing(), 2U) << "the first";
+  EXPECT_EQ(keys->first(), 2U);
   EXPECT_EQ(*keys->find(1), a_key(0xAA));
   EXPECT_EQ(*keys->find(2), a_key(0xBB));
   EXPECT_EQ(keys->find(3), nullptr);
