@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
 
 namespace nccl_ha::tests {
@@ -18,11 +19,6 @@ constexpr const char* all_bytes_right = "Out of bounds values : 0 OK";
 
 class Meshes : public ::testing::Test {
  protected:
-  Meshes() {
-    std::string made = testing::TempDir() + "nha_mesh_XXXXXX";
-    folder_ = mkdtemp(made.data());
-  }
-  ~Meshes() override { std::filesystem::remove_all(folder_); }
   /// Runs a shell line on every host; `how` is NCCL_MESH_RELAY.
   ToolRun run(const std::string& topology, const std::string& how, const std::string& command) {
     static int labs = 0;
@@ -30,15 +26,15 @@ class Meshes : public ::testing::Test {
                        {"lab", "run", topology, "-q", "--timeout", "110", "--name",
                         "mesh" + std::to_string(getpid()) + "." + std::to_string(labs++), "--env",
                         "NCCL_MESH_RELAY=" + how, "--env", "HA_NCCL_FABRIC=datagram", "--", "bash",
-                        "-c", "exec 2>&1; cd " + folder_ + "; " + command},
+                        "-c", "exec 2>&1; cd " + folder_.path() + "; " + command},
                        {}, std::chrono::seconds(120));
   }
   /// Each host runs a relay node, `pid`, until the command ends, and begins when all know `shape`.
   ToolRun run_with_nodes(const std::string& topology, const std::string& shape, size_t hosts,
                          const std::string& command) {
     return run(topology, "auto",
-               "nccl-ha relay > $RANK.log & pid=$!; "
-               "until grep -q 'relay node' $RANK.log; do kill -0 $pid || exit 9; sleep 0.05; done; "
+               ": > $RANK.log; nccl-ha relay >> $RANK.log & pid=$!; "
+               "grep -q 'relay node' <(tail -n +1 -f --pid=$pid $RANK.log) || exit 9; "
                "until nccl-ha info --routes 2>/dev/null | grep -q '" +
                    shape +
                    "'; do kill -0 $pid || exit 9; sleep 0.05; done; touch $RANK.ready; "
@@ -52,7 +48,7 @@ class Meshes : public ::testing::Test {
     EXPECT_EQ(run.status, 0) << run.out << run.err;
     EXPECT_EQ(count(run.out, all_bytes_right), operations) << run.out;
   }
-  std::string folder_;
+  TemporaryFolder folder_;
 };
 
 std::string perf(const std::string& operation, const std::string& more) {

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
 
 namespace nccl_ha::tests {
@@ -11,16 +12,11 @@ namespace {
 
 class RelayNodes : public ::testing::Test {
  protected:
-  RelayNodes() {
-    std::string made = testing::TempDir() + "nha_relay_XXXXXX";
-    folder_ = mkdtemp(made.data());
-  }
-  ~RelayNodes() override { std::filesystem::remove_all(folder_); }
   /// Each host runs a relay node, asks it until it says `what`, and goes when all have heard that.
   ToolRun run(const std::string& topology, const std::string& what, size_t hosts) {
     const std::string script =
-        "nccl-ha relay > $$.log & pid=$!; until grep -q 'relay node' $$.log; do "
-        "kill -0 $pid || exit 9; done; "
+        ": > $$.log; nccl-ha relay >> $$.log & pid=$!; "
+        "grep -q 'relay node' <(tail -n +1 -f --pid=$pid $$.log) || exit 9; "
         "until nccl-ha info --routes > $$.out 2>&1 && grep -q '" +
         what +
         "' $$.out; do "
@@ -29,10 +25,10 @@ class RelayNodes : public ::testing::Test {
         std::to_string(hosts) +
         " ]; do "
         "kill -0 $pid || exit 9; done; kill $pid; wait $pid; echo status $?";
-    return run_program(NHA_TOOL_FILE, {"lab", "run", topology, "-q", "--timeout", "60", "--", "sh",
-                                       "-c", "cd " + folder_ + "; " + script});
+    return run_program(NHA_TOOL_FILE, {"lab", "run", topology, "-q", "--timeout", "60", "--",
+                                       "bash", "-c", "cd " + folder_.path() + "; " + script});
   }
-  std::string folder_;
+  TemporaryFolder folder_;
 };
 
 TEST_F(RelayNodes, FindTheRingAndBothWaysRoundIt) {
@@ -48,7 +44,7 @@ TEST_F(RelayNodes, OneOfAHostIsEnough) {
   const ToolRun run = run_program(
       NHA_TOOL_FILE,
       {"lab", "run", "pair", "-q", "--timeout", "60", "--", "sh", "-c",
-       "cd " + folder_ +
+       "cd " + folder_.path() +
            "; nccl-ha relay > $$.log & pid=$!; until grep -q 'relay node' $$.log; do "
            "kill -0 $pid || exit 9; done; nccl-ha relay; echo second $?; kill $pid; wait $pid"});
   EXPECT_EQ(count(run.out, "second 1"), 2U) << run.out << run.err;
@@ -57,8 +53,8 @@ TEST_F(RelayNodes, OneOfAHostIsEnough) {
 }
 
 TEST_F(RelayNodes, WithoutTheKeyNobodyJoinsAndADrainedNodeEnds) {
-  const std::string first = folder_ + "/first";
-  const std::string other = folder_ + "/other";
+  const std::string first = folder_.path() + "/first";
+  const std::string other = folder_.path() + "/other";
   for (const std::string& file : {first, other}) {
     ASSERT_EQ(run_program(NHA_TOOL_FILE, {"relay", "make-key", file}).status, 0);
   }
@@ -66,7 +62,7 @@ TEST_F(RelayNodes, WithoutTheKeyNobodyJoinsAndADrainedNodeEnds) {
   // Of three hosts in a line the last one has another key.  Each goes when all have said what they
   // see.
   const std::string script =
-      "cd " + folder_ +
+      "cd " + folder_.path() +
       "; export NCCL_MESH_KEY_FILE=first; [ $RANK = 2 ] && export NCCL_MESH_KEY_FILE=other; "
       "nccl-ha relay > $RANK.log & pid=$!; alive() { kill -0 $pid || exit 9; }; "
       "until grep -q 'with the cluster' $RANK.log; do alive; done; "
@@ -85,7 +81,7 @@ TEST_F(RelayNodes, WithoutTheKeyNobodyJoinsAndADrainedNodeEnds) {
 }
 
 TEST_F(RelayNodes, AKeyFileThatOthersMayReadIsRefused) {
-  const std::string file = folder_ + "/keys";
+  const std::string file = folder_.path() + "/keys";
   ASSERT_EQ(run_program(NHA_TOOL_FILE, {"relay", "make-key", file}).status, 0);
   std::filesystem::permissions(file, std::filesystem::perms::others_read,
                                std::filesystem::perm_options::add);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/support/plugin_fixture.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
 
 namespace nccl_ha::test {
@@ -26,9 +27,6 @@ constexpr uint64_t total_bytes = 8 + 4096 + 100'000 + 1'000'000;
 class CountersEndToEnd : public PluginFixture {
  protected:
   void SetUp() override {
-    std::string pattern = "/dev/shm/nccl-ha-e2e-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
     setenv("HA_NCCL_COUNTERS_DIR", folder_.c_str(), 1);
     setenv("HA_NCCL_FABRIC", "datagram", 1);
     PluginFixture::SetUp();
@@ -37,7 +35,6 @@ class CountersEndToEnd : public PluginFixture {
     PluginFixture::TearDown();
     unsetenv("HA_NCCL_COUNTERS_DIR");
     unsetenv("HA_NCCL_FABRIC");
-    std::filesystem::remove_all(folder_);
   }
   ToolRun info(pid_t pid, bool as_json) const {
     std::vector<std::string> arguments{"info", "--pid", std::to_string(pid)};
@@ -90,7 +87,8 @@ class CountersEndToEnd : public PluginFixture {
     EXPECT_GT(sum(file, "poller", "busy_turns", "datagrams 127.0.0.1:"), 0U);
   }
 
-  std::string folder_;
+  tests::TemporaryFolder temporary_{"/dev/shm"};
+  const std::string folder_{temporary_.path()};
 };
 
 TEST_P(CountersEndToEnd, AgreeWithTheTraffic) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/support/guest_lab.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::tests {
 namespace {
@@ -109,16 +110,15 @@ TEST(RoceOneGuest, LoadsWithDevicesThatAreDownAndWithoutADeviceAndWithoutTheLibr
 }
 
 TEST(RoceLab, BringsBackOutputStatusAndSharedFiles) {
-  char folder[] = "/tmp/nha-shared-XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  const ToolRun run =
-      guests(NHA_TOOL_FILE,
-             {"--topology", "rails-3x1", "--no-check", "--share", folder, "--env", "WORD=a b'c"},
-             // Of a guest that measured its counter itself, time may run at another speed.
-             "rate=$(sed 's/.* tsc_early_khz=\\([0-9]*\\)\\([0-9][0-9][0-9]\\) .*/\\1.\\2/' "
-             "/proc/cmdline); dmesg | grep -q \"Detected $rate MHz\" && echo rate is told; "
-             "echo \"$WORD from $(hostname)\"; echo $RANK >&2; echo $NHA_LAB_HOST >" +
-                 std::string(folder) + "/$RANK; touch /etc/nha-must-not-appear; exit $RANK");
+  const TemporaryFolder folder;
+  const ToolRun run = guests(
+      NHA_TOOL_FILE,
+      {"--topology", "rails-3x1", "--no-check", "--share", folder.path(), "--env", "WORD=a b'c"},
+      // Of a guest that measured its counter itself, time may run at another speed.
+      "rate=$(sed 's/.* tsc_early_khz=\\([0-9]*\\)\\([0-9][0-9][0-9]\\) .*/\\1.\\2/' "
+      "/proc/cmdline); dmesg | grep -q \"Detected $rate MHz\" && echo rate is told; "
+      "echo \"$WORD from $(hostname)\"; echo $RANK >&2; echo $NHA_LAB_HOST >" +
+          folder.path() + "/$RANK; touch /etc/nha-must-not-appear; exit $RANK");
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   for (const char* host : {"h1", "h2", "h3"}) {
     const std::string line = std::string("] a b'c from ") + host + "\n";
@@ -130,9 +130,8 @@ TEST(RoceLab, BringsBackOutputStatusAndSharedFiles) {
   EXPECT_NE(run.err.find("[h3] 2\n"), std::string::npos) << run.err;
   EXPECT_NE(run.err.find("h1 0, h2 1, h3 2"), std::string::npos) << run.err;
   std::string word;
-  std::ifstream(std::filesystem::path(folder) / "2") >> word;
+  std::ifstream(std::filesystem::path(folder.path()) / "2") >> word;
   EXPECT_EQ(word, "h3");
-  std::filesystem::remove_all(folder);
   EXPECT_FALSE(std::filesystem::exists("/etc/nha-must-not-appear"));
 }
 

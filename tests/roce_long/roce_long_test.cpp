@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "tests/support/guest_lab.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::tests {
 namespace {
@@ -282,16 +283,14 @@ TEST(RoceTwoGuests, CheckTriesEveryRailAndSeesASmallMtu) {
 
 // A lab that is broken says so, instead of leaving the blame to what is tested in it.
 TEST(RoceLab, ABrokenLabIsNotTheCommandsFault) {
-  char folder[] = "/tmp/nha-broken-lab-XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  const auto program = std::filesystem::path(folder) / "ibv_rc_pingpong";
+  const TemporaryFolder folder;
+  const auto program = std::filesystem::path(folder.path()) / "ibv_rc_pingpong";
   std::ofstream(program) << "#!/bin/sh\necho 'no luck' >&2\nexit 1\n";
   std::filesystem::permissions(program, std::filesystem::perms::owner_all);
   std::string path = getenv("PATH");
-  path.insert(0, std::string(folder) + ":");
+  path.insert(0, folder.path() + ":");
   const ToolRun run =
       guests(NHA_TOOL_FILE, {"--guests", "2", "--rails", "1"}, "echo never", {{"PATH", path}});
-  std::filesystem::remove_all(folder);
   EXPECT_EQ(run.status, 125) << run.out << run.err;
   EXPECT_NE(run.err.find("the lab itself is broken: no luck"), std::string::npos) << run.err;
   EXPECT_EQ(run.out.find("never"), std::string::npos);

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "runtime/base/clock.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/until.h"
 
 namespace nccl_ha::tests {
@@ -48,9 +49,6 @@ double share_of(const RailBytes& sent) {
 }
 
 AgentLab::AgentLab(std::string tool, const std::string& perf) : tool_(std::move(tool)) {
-  std::string name = "/tmp/nha-agent-lab-XXXXXX";
-  EXPECT_NE(mkdtemp(name.data()), nullptr);
-  folder_ = name;
   EXPECT_EQ(run_program(tool_, {"agent", "make-key", folder_ + "/keys"}).status, 0);
   write_settings("");
   std::ofstream other(folder_ + "/1.json");
@@ -84,10 +82,7 @@ AgentLab::AgentLab(std::string tool, const std::string& perf) : tool_(std::move(
                                    folder_ + "/$RANK.json; done & exec nccl-ha perf " + perf});
 }
 
-AgentLab::~AgentLab() {
-  lab_.reset();
-  std::filesystem::remove_all(folder_);
-}
+AgentLab::~AgentLab() { lab_.reset(); }
 
 void AgentLab::write_settings(const std::string& more) const {
   std::ofstream file(folder_ + "/0.json");

@@ -12,6 +12,7 @@
 
 #include "runtime/base/instant.h"
 #include "tests/support/background_lab.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::tests {
 
@@ -63,7 +64,8 @@ class AgentLab {
   void write_settings(const std::string& more) const;
 
   const std::string tool_;
-  std::string folder_;
+  tests::TemporaryFolder temporary_;
+  const std::string folder_{temporary_.path()};
   std::unique_ptr<BackgroundLab> lab_;
   int sender_ = 0;  ///< a process on the sending host
 };

@@ -17,6 +17,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
 
 namespace nccl_ha::test {
@@ -39,9 +40,6 @@ bool readable(int fd) {
 }  // namespace
 
 AgentProcess::AgentProcess(const std::string& tool, const std::string& settings) : tool_(tool) {
-  std::string name = "/tmp/nha-agent-test-XXXXXX";
-  EXPECT_NE(mkdtemp(name.data()), nullptr);
-  folder_ = name;
   run_ = folder_ + "/run";
   keys_ = folder_ + "/keys";
   EXPECT_EQ(tests::run_program(tool_, {"agent", "make-key", keys_}).status, 0);
@@ -61,7 +59,6 @@ AgentProcess::~AgentProcess() {
   if (testing::Test::HasFailure()) {
     std::fprintf(stderr, "the agent's log:\n%s", log().c_str());
   }
-  std::filesystem::remove_all(folder_);
 }
 
 void AgentProcess::write_settings(const std::string& settings) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "actors/agent_protocol.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::test {
 
@@ -45,7 +46,8 @@ class AgentProcess {
 
  private:
   const std::string tool_;
-  std::string folder_;
+  tests::TemporaryFolder temporary_;
+  const std::string folder_{temporary_.path()};
   std::string run_;
   std::string keys_;
   int notices_ = -1;

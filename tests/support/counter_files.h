@@ -15,6 +15,7 @@
 
 #include "runtime/telemetry/counter_file.h"
 #include "runtime/telemetry/counter_reader.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::test {
 
@@ -23,13 +24,6 @@ namespace files = std::filesystem;
 /// A folder of its own for the files.
 class CounterFiles : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = "/dev/shm/nccl-ha-test-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { files::remove_all(folder_); }
-
   CounterFile::Options options(size_t blocks = 8) const { return {folder_, blocks, 1, 16}; }
   std::shared_ptr<CounterFile> make(size_t blocks = 8) const {
     return CounterFile::create(options(blocks));
@@ -81,7 +75,8 @@ class CounterFiles : public ::testing::Test {
     return status;
   }
 
-  std::string folder_;
+  tests::TemporaryFolder temporary_{"/dev/shm"};
+  const std::string folder_{temporary_.path()};
 };
 
 }  // namespace nccl_ha::test

@@ -7,6 +7,7 @@
 #include "runtime/telemetry/agent_directory.h"
 #include "tests/support/log_lines.h"
 #include "tests/support/simulated_agent.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha {
 namespace {
@@ -40,9 +41,6 @@ class Registering final : public Actor {
 class AgentClientTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string name = testing::TempDir() + "nha-agent-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    directory_ = name;
     Config config;
     config.agent_dir = directory_;
     auto job = world_.add_process(host, config);
@@ -52,7 +50,6 @@ class AgentClientTest : public testing::Test {
     ASSERT_TRUE((*job)->engine->worker(0).adopt(std::move(registering)));
     ASSERT_TRUE(world_.run_until([&] { return job_->client != nullptr; }, seconds(1)));
   }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
 
   void start_agent(Manner manner = Manner::proper) {
     auto process = world_.add_process(host, Config{});
@@ -85,8 +82,9 @@ class AgentClientTest : public testing::Test {
   }
 
   static constexpr sim::Ip host = sim::ip(10, 0, 0, 1);
+  tests::TemporaryFolder temporary_;
+  const std::string directory_{temporary_.path()};
   sim::World world_{7};
-  std::string directory_;
   Duration heartbeat_ = milliseconds(20);
   Registering* job_ = nullptr;
   sim::Process* process_ = nullptr;

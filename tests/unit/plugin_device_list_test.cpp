@@ -10,6 +10,7 @@
 
 #include "plugin/device_list.h"
 #include "runtime/fabric/interfaces.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::plugin {
 namespace {
@@ -160,8 +161,8 @@ TEST_F(DeviceListTest, WhatIsNotKnownToShareAPortDoesNot) {
 }
 
 TEST(PortIdentity, IsReadFromTheInterfaceOrFromTheRdmaDeviceOnTheSameFunction) {
-  std::string folder = testing::TempDir() + "nha-port-XXXXXX";
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const tests::TemporaryFolder temporary;
+  const std::string& folder = temporary.path();
   const auto write = [&](const std::string& file, const std::string& text) {
     const std::filesystem::path path = folder + "/net/" + file;
     std::filesystem::create_directories(path.parent_path());
@@ -176,7 +177,6 @@ TEST(PortIdentity, IsReadFromTheInterfaceOrFromTheRdmaDeviceOnTheSameFunction) {
   write("eth0/phys_switch_id", "0302010000474bbc");
   EXPECT_EQ(fabric::read_port_identity("eth0", folder).switch_id, "0302010000474bbc");
   EXPECT_EQ(fabric::read_port_identity("eth1", folder).port_name, "");
-  std::filesystem::remove_all(folder);
 }
 
 TEST_F(DeviceListTest, WhatIsMergedIsAppendedAndItsMembersStay) {

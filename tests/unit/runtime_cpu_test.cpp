@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "runtime/base/cpu.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha {
 namespace {
@@ -43,12 +44,6 @@ TEST(Cpu, PlansWorkersRoundRobin) {
 /// A root file system with what the kernel says of control groups.
 class Groups : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "nha_groups.XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
   void write(const std::string& path, const std::string& text) const {
     const std::filesystem::path file = root_ + "/" + path;
     std::filesystem::create_directories(file.parent_path());
@@ -56,7 +51,8 @@ class Groups : public testing::Test {
   }
   double quota() const { return processor_share(root_).quota; }
 
-  std::string root_;
+  tests::TemporaryFolder temporary_;
+  const std::string root_{temporary_.path()};
 };
 
 TEST_F(Groups, WithoutOneThereIsNoQuota) {

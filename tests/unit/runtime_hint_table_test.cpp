@@ -16,6 +16,7 @@
 #include "runtime/telemetry/agent_directory.h"
 #include "runtime/telemetry/hint_table.h"
 #include "runtime/telemetry/hint_writer.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha {
 namespace {
@@ -28,12 +29,6 @@ constexpr uint64_t hinted_flow = 77;
 
 class HintTableTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "nha-hints-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    path_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(path_); }
   std::unique_ptr<HintWriter> make(uint32_t slots = 8) {
     auto directory = AgentDirectory::make(path_);
     EXPECT_TRUE(directory) << directory.error().message();
@@ -55,7 +50,8 @@ class HintTableTest : public testing::Test {
     close(fd);
   }
 
-  std::string path_;
+  tests::TemporaryFolder temporary_;
+  const std::string path_{temporary_.path()};
 };
 
 TEST_F(HintTableTest, WhatIsWrittenIsRead) {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/support/temporary_folder.h"
 #include "tools/agent/ask_agent.h"
 #include "tools/agent/http_port.h"
 #include "tools/agent/keys.h"
@@ -22,12 +23,6 @@ namespace {
 
 class AgentPartsTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "nha-agent-parts-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string write(const std::string& name, const std::string& text, mode_t mode = 0600) {
     const std::string path = folder_ + "/" + name;
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());
@@ -36,7 +31,8 @@ class AgentPartsTest : public testing::Test {
     return path;
   }
 
-  std::string folder_;
+  tests::TemporaryFolder temporary_;
+  const std::string folder_{temporary_.path()};
 };
 
 TEST(AgentSettings, AnEmptyFileIsTheDefaults) {

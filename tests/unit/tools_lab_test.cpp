@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
 #include "tools/lab/forwarder.h"
 #include "tools/lab/guests.h"
@@ -269,13 +270,6 @@ TEST(LabGuests, AShellLineRunsTheCommandAsItWas) {
 /// Machines' ends of the forwarder's cables.
 class ForwarderTest : public testing::Test {
  protected:
-  void SetUp() override {
-    char name[] = "/tmp/nha-forwarder-XXXXXX";
-    ASSERT_NE(mkdtemp(name), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
   void start(const char* topology) {
     topology_ = *parse_topology(topology);
     for (size_t port = 0; port < topology_.ports.size(); ++port) {
@@ -316,7 +310,8 @@ class ForwarderTest : public testing::Test {
     return std::string(buffer, static_cast<size_t>(std::max<ssize_t>(got, 0)));
   }
 
-  std::filesystem::path directory_;
+  tests::TemporaryFolder temporary_;
+  const std::filesystem::path directory_{temporary_.path()};
   Topology topology_;
   std::vector<Fd> sockets_;
   Forwarder forwarder_;

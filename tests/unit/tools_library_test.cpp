@@ -9,6 +9,7 @@
 #include <fstream>
 #include <string>
 
+#include "tests/support/temporary_folder.h"
 #include "tools/common/elf_symbols.h"
 #include "tools/common/nccl_builtin.h"
 #include "tools/common/net_library.h"
@@ -156,9 +157,8 @@ TEST(ElfSymbols, version_tables_of_damaged_files_are_refused) {
 }
 
 TEST(PluginSearch, finds_the_plugin_of_a_build_and_of_an_installation) {
-  char name[] = "/tmp/nha_search_testXXXXXX";
-  ASSERT_NE(mkdtemp(name), nullptr);
-  const std::filesystem::path root = name;
+  const tests::TemporaryFolder temporary;
+  const std::filesystem::path root = temporary.path();
   const std::string bin = root / "bin";
   std::filesystem::create_directories(bin);
   EXPECT_FALSE(plugin_beside(bin)) << "there is none";
@@ -175,7 +175,6 @@ TEST(PluginSearch, finds_the_plugin_of_a_build_and_of_an_installation) {
     ASSERT_TRUE(found);
     EXPECT_EQ(found->file, file);
   }
-  std::filesystem::remove_all(root);
 }
 
 TEST(PluginSearch, tries_the_names_that_nccl_tries) {
