@@ -96,7 +96,7 @@ TEST(RailsInLab, SoutTakesOverWithinAnIslandWhenSupFails) {
   const ToolRun run =
       in_lab("islands-2", islands({"HA_NCCL_FAILBACK_MS=300"}),
              std::string("nccl-ha perf all_reduce -b 256K -e 256K -w 0 -I 20 --timeout 90 --fault "
-                         "'cut h1.sin --for 1s@500ms, slow sout 8gbit@4s'") +
+                         "'cut h1.sin --for 1s@500ms, slow sout 8gbit@7s'") +
                  tell_sent);
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, every_byte_right), 1U) << run.out;
