@@ -13,12 +13,12 @@
 namespace nccl_ha::tests {
 namespace {
 
-constexpr const char* verified = "Out of bounds values : 0 OK";
+constexpr const char* every_byte_right = "Out of bounds values : 0 OK";
 constexpr uint64_t moved = 24U << 20;
 
 /// Runs what h1 sends to h2, and tells what each rail of a host has sent by then.
 /// carry NAME SETTING...
-constexpr const char* carry = R"(exec 2>&1
+constexpr const char* carry = R"sh(exec 2>&1
 export MPIB_HCA_SOUT=rxe0 MPIB_HCA_SUP=rxe1
 sent() { cat /sys/class/net/$1/statistics/tx_bytes; }
 carry() {
@@ -27,20 +27,23 @@ carry() {
   env "$@" nccl-ha perf pt2pt --reuse -b 1M -e 1M -w 0 -I 24 --timeout 100 || exit 8
   echo "carried $name $(( $(sent rail0) - sout )) $(( $(sent rail1) - sup ))"
 }
-)";
+)sh";
 
 /// The rank that is given hints has an agent, and a switch that says one thing all the time.
 /// hinted NAME SETTINGS LEVELS SETTING...
-constexpr const char* hinted = R"(
+constexpr const char* hinted = R"sh(
 nccl-ha agent make-key /tmp/keys || exit 7
 hinted() {
   local name=$1 settings=$2 levels=$3; shift 3
   local dir=/tmp/agent.$name
   if [ $RANK = 0 ]; then
-    printf '{"directory": "%s", "page": "", "telemetry": {"listen": "127.0.0.1:7471", "keys": "/tmp/keys"}%s}' \
-      "$dir" "$settings" >$dir.json
+    echo '{"directory": "'$dir'", "page": ""'"$settings"', "telemetry":' >$dir.json
+    echo '{"listen": "127.0.0.1:7471", "keys": "/tmp/keys"}}' >>$dir.json
     nccl-ha agent --settings $dir.json & agent=$!
-    until nccl-ha agent status --dir $dir >/dev/null 2>&1; do kill -0 $agent || exit 6; sleep 0.1; done
+    until nccl-ha agent status --dir $dir >/dev/null 2>&1; do
+      kill -0 $agent || exit 6
+      sleep 0.1
+    done
     nccl-ha agent simulate-switch "0s sup 0; 0s sout 0; 0s $levels; 200s sup 0" --keys /tmp/keys &
     switch=$!
   fi
@@ -49,7 +52,7 @@ hinted() {
     kill $switch $agent; wait
   fi
 }
-)";
+)sh";
 
 using Sent = std::pair<uint64_t, uint64_t>;  ///< over SOUT and over SUP
 
@@ -91,7 +94,7 @@ TEST_P(RoceRails, EachModeTakesItsRails) {
                           "carry between MPIB_MODE=0 MPIB_ISLAND_PREFIX_LEN=32\n"
                           "carry both MPIB_MODE=1\n");
   EXPECT_EQ(ran.status, 0) << ran.out << ran.err;
-  EXPECT_EQ(count(ran.out, verified), 3U) << ran.out;
+  EXPECT_EQ(count(ran.out, every_byte_right), 3U) << ran.out;
   EXPECT_GE(count(ran.out, "rxe0+rxe1"), 3U) << "they were no device of two rails: " << ran.out;
   const auto sent = sent_by_h1(ran);
   ASSERT_EQ(sent.size(), 3U) << ran.out;
@@ -115,7 +118,7 @@ TEST_P(RoceRails, HintsAreTheSharesOfBytesAndPressureEmptiesARail) {
       "hinted pressed '' 'sup 250'\n";
   const ToolRun ran = run(script);
   EXPECT_EQ(ran.status, 0) << ran.out << ran.err;
-  EXPECT_EQ(count(ran.out, verified), 7U) << ran.out;
+  EXPECT_EQ(count(ran.out, every_byte_right), 7U) << ran.out;
   const auto sent = sent_by_h1(ran);
   ASSERT_EQ(sent.size(), 7U) << ran.out;
   for (const int hint : {0, 256, 512, 1024}) {
@@ -136,7 +139,7 @@ TEST_P(RoceRails, OneRailCutUnderLoadAndHealed) {
           "all_reduce -b 512K -e 512K -w 0 -I 60 --timeout 150 --fault 'cut rail1 --for 2s@2s, cut "
           "rail0 --for 2s@9s'");
   EXPECT_EQ(ran.status, 0) << ran.out << ran.err;
-  EXPECT_EQ(count(ran.out, verified), 1U) << ran.out;
+  EXPECT_EQ(count(ran.out, every_byte_right), 1U) << ran.out;
   EXPECT_GE(count(ran.out, " is down: "), 2U) << ran.out;
   EXPECT_GE(count(ran.out, " is back after "), 2U) << ran.out;
 }
