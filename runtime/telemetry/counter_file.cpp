@@ -369,7 +369,8 @@ void CounterFile::release(layout::Block* block) {
   const uint64_t what = block->what.load(relaxed);
   NHA_ASSERT(what == what_of(what, layout::BlockState::live), "a block is given back twice");
   block->sequence.fetch_add(1, std::memory_order_acq_rel);
-  block->what.store(what_of(what, layout::BlockState::ended), relaxed);
+  block->what.store(what_of(what, layout::BlockState::ended),
+                    std::memory_order_release);  // as in write()
   block->sequence.fetch_add(1, std::memory_order_acq_rel);
   free_.push_back(static_cast<uint32_t>(block - blocks_));
   process_->blocks_live.set(process_->blocks_live - 1);

@@ -1,54 +1,18 @@
 // Hosts without a switch in labs: whoever has no cable to a peer reaches it over others, and what
 // breaks is gone round.
 #include <gtest/gtest.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <filesystem>
 #include <string>
-#include <vector>
 
-#include "tests/support/temporary_folder.h"
-#include "tests/support/tool_runner.h"
+#include "tests/support/mesh_lab.h"
 
 namespace nccl_ha::tests {
 namespace {
 
-constexpr const char* all_bytes_right = "Out of bounds values : 0 OK";
-
 class Meshes : public ::testing::Test {
  protected:
-  /// Runs a shell line on every host; `how` is NCCL_MESH_RELAY.
-  ToolRun run(const std::string& topology, const std::string& how, const std::string& command) {
-    static int labs = 0;
-    return run_program(NHA_TOOL_FILE,
-                       {"lab", "run", topology, "-q", "--timeout", "110", "--name",
-                        "mesh" + std::to_string(getpid()) + "." + std::to_string(labs++), "--env",
-                        "NCCL_MESH_RELAY=" + how, "--env", "HA_NCCL_FABRIC=datagram", "--", "bash",
-                        "-c", "exec 2>&1; cd " + folder_.path() + "; " + command},
-                       {}, std::chrono::seconds(120));
-  }
-  /// Each host runs a relay node, `pid`, until the command ends, and begins when all know `shape`.
-  ToolRun run_with_nodes(const std::string& topology, const std::string& shape, size_t hosts,
-                         const std::string& command) {
-    return run(topology, "auto",
-               ": > $RANK.log; nccl-ha relay >> $RANK.log & pid=$!; "
-               "grep -q 'relay node' <(tail -n +1 -f --pid=$pid $RANK.log) || exit 9; "
-               "until nccl-ha info --routes 2>/dev/null | grep -q '" +
-                   shape +
-                   "'; do kill -0 $pid || exit 9; sleep 0.05; done; touch $RANK.ready; "
-                   "until [ $(ls | grep -c ready) = " +
-                   std::to_string(hosts) + " ]; do sleep 0.05; done; " + command +
-                   "; status=$?; touch $RANK.done; until [ $(ls | grep -c done) = " +
-                   std::to_string(hosts) +
-                   " ]; do sleep 0.05; done; kill $pid 2>/dev/null; wait $pid; exit $status");
-  }
-  static void expect_right(const ToolRun& run, size_t operations = 1) {
-    EXPECT_EQ(run.status, 0) << run.out << run.err;
-    EXPECT_EQ(count(run.out, all_bytes_right), operations) << run.out;
-  }
-  TemporaryFolder folder_;
+  MeshLab lab_{NHA_TOOL_FILE};
 };
 
 std::string perf(const std::string& operation, const std::string& more) {
@@ -66,14 +30,14 @@ std::string all_operations() {
 }
 
 TEST_F(Meshes, ARingOfFourDoesEveryOperationByItself) {
-  const ToolRun run = this->run("ring-4", "inline", all_operations());
+  const ToolRun run = lab_.run("ring-4", "inline", all_operations());
   expect_right(run, 6);
 }
 
 TEST_F(Meshes, ARingOfFourDoesEveryOperationBesideRelayNodes) {
-  const ToolRun run = run_with_nodes("ring-4", "ring: 4", 4,
-                                     perf("alltoall", "-b 1M -e 1M -I 4 -v") + " && " +
-                                         perf("all_reduce", "-b 8 -e 1M -f 512 -I 2"));
+  const ToolRun run = lab_.run_with_nodes("ring-4", "ring: 4", 4,
+                                          perf("alltoall", "-b 1M -e 1M -I 4 -v") + " && " +
+                                              perf("all_reduce", "-b 8 -e 1M -f 512 -I 2"));
   expect_right(run, 2);
   // Each host has an opposite one, and neighbours that stand by the other way round.
   EXPECT_GE(count(run.out, "connected to 198.19.0."), 4U) << run.out;
@@ -82,8 +46,8 @@ TEST_F(Meshes, ARingOfFourDoesEveryOperationBesideRelayNodes) {
 
 TEST_F(Meshes, WithoutRelaysOppositeHostsAreOutOfReach) {
   const ToolRun run =
-      this->run("ring-4", "off",
-                "export HA_NCCL_CONNECT_TIMEOUT_MS=3000; " + perf("alltoall", "-b 1M -e 1M -I 4"));
+      lab_.run("ring-4", "off",
+               "export HA_NCCL_CONNECT_TIMEOUT_MS=3000; " + perf("alltoall", "-b 1M -e 1M -I 4"));
   EXPECT_NE(run.status, 0) << run.out;
   EXPECT_GE(count(run.out, "no address of the peer can be reached"), 1U) << run.out;
   EXPECT_EQ(count(run.out, all_bytes_right), 0U);
@@ -91,15 +55,15 @@ TEST_F(Meshes, WithoutRelaysOppositeHostsAreOutOfReach) {
 
 TEST_F(Meshes, ACutCableIsGoneRound) {
   const ToolRun run =
-      this->run("ring-4", "inline",
-                perf("all_reduce", "-b 1M -e 1M -I 60 --fault 'cut h1-h2 --for 2s@200ms'"));
+      lab_.run("ring-4", "inline",
+               perf("all_reduce", "-b 1M -e 1M -I 60 --fault 'cut h1-h2 --for 2s@200ms'"));
   expect_right(run);
   EXPECT_GE(count(run.out, "fault 1: cut h1-h2"), 1U) << run.out;
   EXPECT_GE(count(run.out, "moved to the shadow path 1: relayed over "), 1U) << run.out;
 }
 
 TEST_F(Meshes, AKilledRelayIsGoneRound) {
-  const ToolRun run = run_with_nodes(
+  const ToolRun run = lab_.run_with_nodes(
       "ring-4", "ring: 4", 4,
       // Once data flows through it: what h2 sends to h3 is several megabytes then.
       "([ $RANK != 1 ] || { until [ $(cat /sys/class/net/to-h3/statistics/tx_bytes) -gt 4000000 ]; "
@@ -113,9 +77,9 @@ TEST_F(Meshes, AKilledRelayIsGoneRound) {
 TEST_F(Meshes, ALineThatIsCutEndsOnBothSides) {
   const auto began = std::chrono::steady_clock::now();
   const ToolRun run =
-      run_with_nodes("line-3", "line: 3", 3,
-                     "export HA_NCCL_RETRY_BUDGET_MS=3000; " +
-                         perf("alltoall", "-b 4M -e 4M -I 2000 --fault 'cut h2-h3@300ms'"));
+      lab_.run_with_nodes("line-3", "line: 3", 3,
+                          "export HA_NCCL_RETRY_BUDGET_MS=3000; " +
+                              perf("alltoall", "-b 4M -e 4M -I 2000 --fault 'cut h2-h3@300ms'"));
   EXPECT_NE(run.status, 0) << run.out;
   EXPECT_EQ(count(run.out, all_bytes_right), 0U) << run.out;
   EXPECT_FALSE(run.timed_out);

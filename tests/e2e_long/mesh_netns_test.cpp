@@ -1,0 +1,69 @@
+// All operations among hosts without a switch, in more shapes and with more hosts than the short
+// suite has time for.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <ostream>
+#include <string>
+
+#include "tests/support/mesh_lab.h"
+
+namespace nccl_ha::tests {
+namespace {
+
+constexpr size_t operations = 7;
+
+struct Shape {
+  const char* name;
+  size_t hosts;
+  /// Ordered pairs of hosts without a cable between them: so many connections must be relayed.
+  size_t without_cable;
+};
+
+std::string perf(const std::string& operation, const std::string& more) {
+  return "nccl-ha perf " + operation + " -w 0 --timeout 220 " + more;
+}
+
+/// From some bytes for each rank to several messages; the last one says how it was connected.
+std::string all_operations() {
+  std::string all;
+  for (const char* one :
+       {"pt2pt", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "sendrecv"}) {
+    all += perf(one, "-b 64 -e 1M -f 128 -I 2") + " && ";
+  }
+  return all + perf("alltoall", "-b 64 -e 1M -f 128 -I 2 -v");
+}
+
+void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
+
+/// Of jobs whose processes find each other and relay themselves.
+class MeshOf : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(MeshOf, EveryOperationIsRightAmongAllRanks) {
+  MeshLab lab(NHA_TOOL_FILE, std::chrono::seconds(225));
+  const ToolRun run = lab.run(GetParam().name, "inline", all_operations());
+  expect_right(run, operations);
+  // Hosts with a cable have that one, with a way over others behind it.
+  size_t relayed = 0;
+  for (size_t at = 0; (at = run.out.find("connected to ", at)) != std::string::npos; ++at) {
+    const size_t end = run.out.find('\n', at);
+    relayed += run.out.substr(at, end - at).find(" over relayed over ") != std::string::npos;
+  }
+  EXPECT_EQ(relayed, GetParam().without_cable) << run.out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, MeshOf,
+                         ::testing::Values(Shape{"ring-4", 4, 4}, Shape{"line-4", 4, 6},
+                                           Shape{"ring-8", 8, 40}, Shape{"star-5", 6, 20},
+                                           Shape{"mesh-8-1", 8, 34}, Shape{"mesh-8-7", 8, 34},
+                                           Shape{"plan-ring", 4, 4}, Shape{"plan-line", 4, 6}),
+                         [](const auto& shape) {
+                           std::string name = shape.param.name;
+                           for (char& one : name) {
+                             one = one == '-' ? '_' : one;
+                           }
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace nccl_ha::tests
