@@ -269,25 +269,8 @@ size_t LinkSockets::receive(Sink& sink, size_t limit) {
 }
 
 Result<std::vector<IpAddress>> parse_mesh_peers(std::string_view setting) {
-  std::vector<IpAddress> peers;
-  while (!setting.empty()) {
-    const size_t comma = std::min(setting.find(','), setting.size());
-    const std::string word(setting.substr(0, comma));
-    setting.remove_prefix(std::min(comma + 1, setting.size()));
-    IpAddress peer;
-    if (inet_pton(AF_INET, word.c_str(), peer.bytes.data()) != 1) {
-      peer.family = 6;
-      if (inet_pton(AF_INET6, word.c_str(), peer.bytes.data()) != 1) {
-        return fail(Errc::invalid_argument,
-                    fmt::format("NCCL_MESH_PEERS: '{}' is no address; write addresses separated "
-                                "by commas",
-                                word));
-      }
-    }
-    peer.prefix_len = peer.family == 6 ? 128 : 32;
-    peers.push_back(peer);
-  }
-  return peers;
+  auto peers = parse_addresses(setting);
+  return peers ? peers : fail(Errc::invalid_argument, "NCCL_MESH_PEERS: " + peers.error().what);
 }
 
 namespace {

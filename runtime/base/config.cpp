@@ -1,30 +1,18 @@
 #include "runtime/base/config.h"
 
-#include <algorithm>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <charconv>
 #include <cstdlib>
-#include <limits>
-#include <numeric>
+#include <utility>
 
-#include "runtime/base/log.h"
+#include "runtime/base/setting_rules.h"
 
 extern char** environ;
 
 namespace nccl_ha {
 namespace {
-
-constexpr std::string_view our_prefixes[] = {"HA_NCCL_", "MPIB_", "NCCL_MESH_"};
-
-struct Row {
-  const char* name;
-  const char* fallback;
-};
-constexpr Row rows[] = {
-#define NHA_SETTING(field, name, kind, value, low, high, unit, fallback, source, help) \
-  {name, fallback},
-#include "runtime/base/settings.def"
-#undef NHA_SETTING
-};
 
 std::string range_text(const bool&, int64_t, int64_t) { return "0 or 1"; }
 std::string range_text(const int64_t&, int64_t low, int64_t high) {
@@ -62,45 +50,14 @@ bool parse(const std::string& text, int64_t, int64_t, std::string* out) {
   return true;
 }
 
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t up = row[j];
-      row[j] = std::min({up + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0U : 1U)});
-      diagonal = up;
-    }
-  }
-  return row.back();
-}
-
 void warn_unknown(const Environment& environment, std::vector<std::string>* warnings) {
   for (const std::string& name : environment.names()) {
-    const bool ours =
-        std::any_of(std::begin(our_prefixes), std::end(our_prefixes),
-                    [&](std::string_view prefix) { return name.starts_with(prefix); });
-    const bool known = std::any_of(std::begin(rows), std::end(rows), [&](const Row& row) {
-      return name == row.name || name == row.fallback;
-    });
-    if (!ours || known) {
-      continue;
+    if (const auto meant = meant_setting(name)) {
+      warnings->push_back(
+          fmt::format("environment variable {} is not known and has no effect; did you mean {}? "
+                      "(nccl-ha info --env lists all)",
+                      name, *meant));
     }
-    const Row* nearest = &rows[0];
-    size_t best = std::numeric_limits<size_t>::max();
-    for (const Row& row : rows) {
-      const size_t distance = edit_distance(name, row.name);
-      if (distance < best) {
-        best = distance;
-        nearest = &row;
-      }
-    }
-    warnings->push_back(
-        fmt::format("environment variable {} is not known and has no effect; did "
-                    "you mean {}? (nccl-ha info --env lists all)",
-                    name, nearest->name));
   }
 }
 
@@ -132,42 +89,37 @@ std::vector<std::string> Environment::names() const {
 
 Result<Config> load_config(const Environment& environment, std::vector<std::string>* warnings) {
   Config config;
-  std::optional<Error> error;
+  std::vector<std::string> wrong;
   auto read = [&](const char* field, const char* name, const char* fallback, int64_t low,
-                  int64_t high, auto* out) {
+                  int64_t high, const char* unit, auto* out) {
     std::string variable = name;
     auto text = environment.get(variable);
     if (!text && *fallback != '\0') {
       variable = fallback;
       text = environment.get(variable);
+      if (text && text->empty()) {
+        return;  // NCCL takes an empty variable for none
+      }
     }
-    if (!text || error) {
+    if (!text) {
       return;
     }
     if (!parse(*text, low, high, out)) {
-      error =
-          fail(Errc::invalid_argument, fmt::format("{}={}: not a valid value; it must be {}",
-                                                   variable, *text, range_text(*out, low, high)));
+      wrong.push_back(fmt::format("{}={}: not a valid value; it must be {}{}{}", variable, *text,
+                                  range_text(*out, low, high), *unit == '\0' ? "" : " ", unit));
       return;
     }
     config.origins[field] = {variable};
   };
 #define NHA_SETTING(field, name, kind, value, low, high, unit, fallback, source, help) \
-  read(#field, name, fallback, low, high, &config.field);
+  read(#field, name, fallback, low, high, unit, &config.field);
 #include "runtime/base/settings.def"
 #undef NHA_SETTING
-  if (!error && (config.dgram_window & (config.dgram_window - 1)) != 0) {
-    error = fail(
-        Errc::invalid_argument,
-        fmt::format("HA_NCCL_DGRAM_WINDOW={}: it must be a power of two", config.dgram_window));
+  for (std::string& line : wrong_settings(config)) {
+    wrong.push_back(std::move(line));
   }
-  if (!error && config.dgram_mtu != 0 && config.dgram_mtu < 1280) {
-    error = fail(Errc::invalid_argument,
-                 fmt::format("HA_NCCL_DGRAM_MTU={}: it must be 0 (discover) or 1280..65535",
-                             config.dgram_mtu));
-  }
-  if (error) {
-    return *error;
+  if (!wrong.empty()) {
+    return fail(Errc::invalid_argument, fmt::format("{}", fmt::join(wrong, "; ")));
   }
   if (warnings != nullptr) {
     warn_unknown(environment, warnings);

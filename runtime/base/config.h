@@ -47,8 +47,10 @@ class Environment {
   std::optional<std::map<std::string, std::string>> variables_;
 };
 
-/// A bad value is an error that names variable, value and range.  Names with our prefixes that we
-/// do not know are put into `warnings` (may be null) with the nearest one that we do.
+/// The only place where settings are checked.  Bad values are an error that names each with its
+/// variable, value and range, or the setting that it contradicts (runtime/base/setting_rules.h).
+/// Names that look like ours and that we do not know are put into `warnings` (may be null) with the
+/// nearest one that we do.
 Result<Config> load_config(const Environment& environment, std::vector<std::string>* warnings);
 
 /// One row for people.

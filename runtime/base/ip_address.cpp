@@ -1,8 +1,11 @@
 #include "runtime/base/ip_address.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <netinet/in.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cstring>
 
 namespace nccl_ha {
@@ -76,6 +79,58 @@ Result<IpAddress> IpAddress::from_sockaddr(const sockaddr* address) {
     return result;
   }
   return fail(Errc::invalid_argument, "not an IP address");
+}
+
+Result<IpAddress> parse_address(std::string_view text) {
+  const std::string host(text);
+  IpAddress address;
+  if (inet_pton(AF_INET, host.c_str(), address.bytes.data()) == 1) {
+    address.prefix_len = 32;
+    return address;
+  }
+  if (inet_pton(AF_INET6, host.c_str(), address.bytes.data()) == 1) {
+    address.family = 6;
+    address.prefix_len = 128;
+    return address;
+  }
+  return fail(Errc::invalid_argument, fmt::format("'{}' is no IP address", text));
+}
+
+Result<std::vector<IpAddress>> parse_addresses(std::string_view text) {
+  std::vector<IpAddress> addresses;
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    auto address = parse_address(text.substr(0, comma));
+    if (!address) {
+      return fail(Errc::invalid_argument,
+                  address.error().what + "; write addresses separated by commas");
+    }
+    addresses.push_back(*address);
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return addresses;
+}
+
+Result<IpAddress> parse_address_range(std::string_view text) {
+  const size_t slash = text.find('/');
+  auto range = parse_address(text.substr(0, slash));
+  if (!range) {
+    return fail(Errc::invalid_argument,
+                fmt::format("'{}' is no address range; write it as 192.168.0.0/16", text));
+  }
+  if (slash != std::string_view::npos) {
+    const std::string_view bits = text.substr(slash + 1);
+    unsigned value = 0;
+    const auto [end, error] = std::from_chars(bits.data(), bits.data() + bits.size(), value);
+    if (error != std::errc{} || end != bits.data() + bits.size() || value > range->prefix_len) {
+      return fail(Errc::invalid_argument,
+                  fmt::format("'{}' is no address range: a prefix of 0..{} bits belongs behind the "
+                              "slash",
+                              text, range->prefix_len));
+    }
+    range->prefix_len = static_cast<uint8_t>(value);
+  }
+  return range;
 }
 
 }  // namespace nccl_ha

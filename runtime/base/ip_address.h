@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "runtime/base/result.h"
 
@@ -26,5 +28,14 @@ struct IpAddress {
   socklen_t to_sockaddr(uint16_t port, sockaddr_storage* out) const;
   static Result<IpAddress> from_sockaddr(const sockaddr* address);
 };
+
+/// "10.1.2.3" or "fe80::1", with the whole address as its prefix.
+Result<IpAddress> parse_address(std::string_view text);
+
+/// The same, separated by commas; "": none.
+Result<std::vector<IpAddress>> parse_addresses(std::string_view text);
+
+/// ADDRESS/BITS; without BITS the whole address.
+Result<IpAddress> parse_address_range(std::string_view text);
 
 }  // namespace nccl_ha

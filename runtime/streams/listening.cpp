@@ -8,28 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
+
+#include "runtime/base/port_range.h"
 
 namespace nccl_ha {
 namespace {
-
-Result<std::pair<uint32_t, uint32_t>> parse_ports(std::string_view text) {
-  const size_t dash = text.find('-');
-  auto number = [](std::string_view part) -> int64_t {
-    int64_t value = -1;
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
-    return error == std::errc{} && end == part.data() + part.size() ? value : -1;
-  };
-  const int64_t low = number(text.substr(0, dash));
-  const int64_t high = dash == std::string_view::npos ? low : number(text.substr(dash + 1));
-  if (low < 0 || high < low || high > 65535 || (low == 0 && high != 0)) {
-    return fail(Errc::invalid_argument,
-                fmt::format("HA_NCCL_LISTEN_PORTS={}: use a port, a range like 5000-5100, or 0 for "
-                            "any",
-                            text));
-  }
-  return std::pair(static_cast<uint32_t>(low), static_cast<uint32_t>(high));
-}
 
 /// 0 or an errno value.
 int listen_on(const IpAddress& address, uint16_t port, Listening* out) {
@@ -63,9 +46,10 @@ int listen_on(const IpAddress& address, uint16_t port, Listening* out) {
 }  // namespace
 
 Result<Listening> open_listener(std::span<const IpAddress> addresses, std::string_view ports) {
-  auto range = parse_ports(ports);
+  auto range = parse_port_range(ports);
   if (!range) {
-    return range.error();
+    return fail(Errc::invalid_argument,
+                fmt::format("HA_NCCL_LISTEN_PORTS={}: {}", ports, range.error().what));
   }
   // One address: bind to it alone.  Several: to all of the host's, since peers come in over
   // whichever of them they share a subnet with.
@@ -78,7 +62,7 @@ Result<Listening> open_listener(std::span<const IpAddress> addresses, std::strin
     bind_to.family = any6 ? 6 : 4;
   }
   int error = EADDRINUSE;
-  for (uint32_t port = range->first; port <= range->second && error == EADDRINUSE; ++port) {
+  for (uint32_t port = range->low; port <= range->high && error == EADDRINUSE; ++port) {
     Listening listening;
     error = listen_on(bind_to, static_cast<uint16_t>(port), &listening);
     if (error == 0) {

@@ -140,8 +140,8 @@ TEST(Failover, APeerThatNothingLeadsToEndsBothSidesAlsoOneThatOnlyWaits) {
 }
 
 TEST(Failover, ACutLongerThanTheBudgetIsAnError) {
-  const ToolRun run =
-      reduce("", {"HA_NCCL_RETRY_BUDGET_MS=500"}, {{"cut", "rail0", "--for", "20s"}});
+  const ToolRun run = reduce("", {"HA_NCCL_RETRY_BUDGET_MS=500", "HA_NCCL_RTO_MS=500"},
+                             {{"cut", "rail0", "--for", "20s"}});
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_GE(count(run.out, "no path came back within 500 ms (HA_NCCL_RETRY_BUDGET_MS)"), 1U)
       << run.out;

@@ -164,7 +164,7 @@ class DatagramSide final : public PathSide {
     options.dead_after = std::chrono::seconds(3);
     std::unique_ptr<fabric::PacketIo> io = std::make_unique<CutIo>(std::move(opened), &cut_);
     if (lossy_) {
-      fabric::FaultPlan plan;
+      FaultPlan plan;
       plan.drop = loss.drop;
       plan.duplicate = loss.duplicate;
       plan.reorder = loss.reorder;

@@ -91,6 +91,110 @@ TEST(Config, UnknownNamesGetTheNearestOne) {
   EXPECT_NE(warnings[0].find("did you mean HA_NCCL_PROGRESS_THREADS"), std::string::npos);
 }
 
+struct WrongSetting {
+  std::map<std::string, std::string> variables;
+  std::vector<const char*> said;
+};
+
+TEST(Config, WhatCannotBeReadOrContradictsAnotherSettingIsNamed) {
+  const WrongSetting wrong[] = {
+      {{{"HA_NCCL_LISTEN_PORTS", "70000"}}, {"HA_NCCL_LISTEN_PORTS=70000", "65535"}},
+      {{{"HA_NCCL_LISTEN_PORTS", "5100-5000"}}, {"HA_NCCL_LISTEN_PORTS=5100-5000", "lower one"}},
+      {{{"HA_NCCL_LISTEN_PORTS", "5000-"}}, {"HA_NCCL_LISTEN_PORTS=5000-"}},
+      {{{"HA_NCCL_LISTEN_PORTS", ""}}, {"HA_NCCL_LISTEN_PORTS="}},
+      {{{"HA_NCCL_LISTEN_PORTS", "0-9"}}, {"HA_NCCL_LISTEN_PORTS=0-9"}},
+      {{{"HA_NCCL_PROGRESS_CPUS", "0-2147483647"}},
+       {"HA_NCCL_PROGRESS_CPUS=0-2147483647", "0-3,8"}},
+      {{{"HA_NCCL_PROGRESS_CPUS", "3-1"}}, {"HA_NCCL_PROGRESS_CPUS=3-1"}},
+      {{{"HA_NCCL_PROGRESS_CPUS", "0,"}}, {"HA_NCCL_PROGRESS_CPUS=0,"}},
+      {{{"HA_NCCL_DGRAM_RTO_MIN_US", "900000"}, {"HA_NCCL_DGRAM_RTO_MAX_MS", "500"}},
+       {"HA_NCCL_DGRAM_RTO_MIN_US=900000", "HA_NCCL_DGRAM_RTO_MAX_MS=500"}},
+      {{{"HA_NCCL_DGRAM_RTO_MAX_MS", "50"}},
+       {"HA_NCCL_DGRAM_RTO_INIT_MS=100 (the default)", "HA_NCCL_DGRAM_RTO_MAX_MS=50"}},
+      {{{"HA_NCCL_RTO_MS", "5000"}, {"HA_NCCL_RETRY_BUDGET_MS", "2000"}},
+       {"HA_NCCL_RTO_MS=5000", "HA_NCCL_RETRY_BUDGET_MS=2000"}},
+      {{{"NCCL_MESH_DEAD_MS", "999"}},
+       {"NCCL_MESH_DEAD_MS=999", "twice", "NCCL_MESH_HELLO_MS=500 (the default)"}},
+      {{{"HA_NCCL_FABRIC", "rdma"}}, {"HA_NCCL_FABRIC=rdma", "auto, verbs, ud or datagram"}},
+      {{{"NCCL_MESH_RELAY", "on"}}, {"NCCL_MESH_RELAY=on", "auto, inline or off"}},
+      {{{"NCCL_MESH_TOPOLOGY", "torus"}}, {"NCCL_MESH_TOPOLOGY=torus", "ring"}},
+      {{{"NCCL_MESH_PEERS", "10.0.0.1,host"}}, {"NCCL_MESH_PEERS=10.0.0.1,host", "'host'"}},
+      {{{"NCCL_MESH_PAGE", "7473"}}, {"NCCL_MESH_PAGE=7473", "127.0.0.1:7473"}},
+      {{{"NCCL_MESH_PAGE", "127.0.0.1:99999"}}, {"NCCL_MESH_PAGE=127.0.0.1:99999"}},
+      {{{"HA_NCCL_DGRAM_FAULTS", "drop=2"}}, {"HA_NCCL_DGRAM_FAULTS=drop=2", "probability"}},
+      {{{"HA_NCCL_IB_ADDR_RANGE", "10.0.0.0/40"}}, {"HA_NCCL_IB_ADDR_RANGE=10.0.0.0/40", "0..32"}},
+      {{{"HA_NCCL_IB_HCA", "mlx5_0:x"}}, {"HA_NCCL_IB_HCA=mlx5_0:x", "1 to 255"}},
+      {{{"HA_NCCL_IFNAME", "eth0 eth1"}}, {"HA_NCCL_IFNAME=eth0 eth1", "commas"}},
+      {{{"HA_NCCL_IFNAME", "^"}}, {"HA_NCCL_IFNAME=^", "name"}},
+      {{{"HA_NCCL_COUNTERS_DIR", "shm"}}, {"HA_NCCL_COUNTERS_DIR=shm", "from / on"}},
+      {{{"MPIB_HCA_SUP", "mlx5_1"}}, {"MPIB_HCA_SUP=mlx5_1", "only one"}},
+      {{{"MPIB_HCA_SUP", "a"}, {"MPIB_HCA_SOUT", "a"}}, {"MPIB_HCA_SUP=a", "two"}},
+      {{{"HA_NCCL_RTO_MS", "1"}}, {"HA_NCCL_RTO_MS=1", "50..600000 ms"}},
+  };
+  for (const WrongSetting& one : wrong) {
+    auto config = load_config(Environment(one.variables), nullptr);
+    ASSERT_FALSE(config) << one.said.front();
+    EXPECT_EQ(config.code(), Errc::invalid_argument);
+    for (const char* part : one.said) {
+      EXPECT_NE(config.error().what.find(part), std::string::npos)
+          << part << ": " << config.error().what;
+    }
+  }
+}
+
+TEST(Config, SeveralMistakesAreSaidAtOnce) {
+  auto config = load_config(
+      with({{"HA_NCCL_PROGRESS_THREADS", "0"}, {"HA_NCCL_LISTEN_PORTS", "99999"}}), nullptr);
+  ASSERT_FALSE(config);
+  for (const char* part : {"HA_NCCL_PROGRESS_THREADS=0", "HA_NCCL_LISTEN_PORTS=99999"}) {
+    EXPECT_NE(config.error().what.find(part), std::string::npos) << config.error().what;
+  }
+}
+
+TEST(Config, TheNameThatWasSetIsBlamed) {
+  const std::pair<const char*, const char*> bad[] = {{"NCCL_SOCKET_FAMILY", "AF_INET7"},
+                                                     {"NCCL_IB_ADDR_RANGE", "ten"},
+                                                     {"NCCL_IB_TIMEOUT", "99"},
+                                                     {"NCCL_SOCKET_IFNAME", "eth0;eth1"}};
+  for (const auto& [name, value] : bad) {
+    auto config = load_config(with({{name, value}}), nullptr);
+    ASSERT_FALSE(config) << name;
+    EXPECT_TRUE(config.error().what.starts_with(std::string(name) + "=" + value))
+        << config.error().what;
+  }
+  EXPECT_TRUE(load_config(with({{"NCCL_IB_TIMEOUT", ""}}), nullptr)) << "NCCL takes it for none";
+}
+
+TEST(Config, NamesThatLookLikeOursAreWarnedAbout) {
+  const std::pair<const char*, const char*> near[] = {
+      {"NCCL_HA_RTO_MS", "HA_NCCL_RTO_MS"},
+      {"HA_NCL_RTO_MS", "HA_NCCL_RTO_MS"},
+      {"ha_nccl_rto_ms", "HA_NCCL_RTO_MS"},
+      {"Ha_Nccl_Fabric", "HA_NCCL_FABRIC"},
+      {"HANCCL_IFNAME", "HA_NCCL_IFNAME"},
+      {"nccl_mesh_port", "NCCL_MESH_PORT"},
+      {"NCCL_MESH_PORTS", "NCCL_MESH_PORT"},
+      {"mpib_mode", "MPIB_MODE"},
+      {"HA_NCCL_BACKUP", "HA_NCCL_ENABLE_BACKUP"},
+      {"HA_NNCL_HEARTBEAT_MS", "HA_NCCL_HEARTBEAT_MS"},
+      {"H_NCCL_RETRY_BUDGET_MS", "HA_NCCL_RETRY_BUDGET_MS"}};
+  for (const auto& [name, meant] : near) {
+    std::vector<std::string> warnings;
+    ASSERT_TRUE(load_config(with({{name, "1"}}), &warnings)) << name;
+    ASSERT_EQ(warnings.size(), 1U) << name;
+    EXPECT_NE(warnings[0].find(name), std::string::npos) << warnings[0];
+    EXPECT_NE(warnings[0].find(std::string("did you mean ") + meant + "?"), std::string::npos)
+        << warnings[0];
+  }
+  for (const char* others : {"NCCL_DEBUG", "NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_SOCKET_NTHREADS",
+                             "MPI_HOME", "MPIR_CVAR_X", "PATH", "HA", "nccl",
+                             "NCCL_IB_ADAPTIVE_ROUTING", "NHA_LAB", "HADOOP_HOME"}) {
+    std::vector<std::string> warnings;
+    static_cast<void>(load_config(with({{others, "1"}}), &warnings));
+    EXPECT_TRUE(warnings.empty()) << warnings.front();
+  }
+}
+
 TEST(Config, TheDocumentedTableIsTheTable) {
   std::ifstream in(NHA_SOURCE_DIR "/docs/configuration.md");
   ASSERT_TRUE(in) << "docs/configuration.md is missing; make it with nccl-ha info --markdown";

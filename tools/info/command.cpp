@@ -9,7 +9,6 @@
 #include "runtime/base/cpu.h"
 #include "runtime/base/log.h"
 #include "runtime/engine/engine.h"
-#include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/port_halves.h"
@@ -318,9 +317,6 @@ void run(const InfoOptions& options) {
   if (options.pid != 0) {
     show_counters(options.pid, config->counters_dir, options.as_json);
     return;
-  }
-  if (auto faults = fabric::parse_fault_plan(config->dgram_faults); !faults) {
-    refuse_info(faults.error());
   }
   if (options.routes) {
     show_routes(*config, options.mesh);

@@ -4,26 +4,14 @@
 
 #include <array>
 #include <memory>
-#include <string_view>
 #include <vector>
 
+#include "runtime/base/fault_plan.h"
 #include "runtime/base/random.h"
 #include "runtime/fabric/packet_io.h"
 #include "runtime/telemetry/recorder.h"
 
 namespace nccl_ha::fabric {
-
-struct FaultPlan {
-  double drop = 0;  ///< probability per datagram sent
-  double duplicate = 0;
-  double reorder = 0;   ///< held back until some later datagrams have gone
-  double ack_loss = 0;  ///< probability per datagram that starts with an acknowledgement frame
-  uint64_t seed = 1;
-  bool active() const { return drop > 0 || duplicate > 0 || reorder > 0 || ack_loss > 0; }
-};
-
-/// "drop=0.01,dup=0.01,reorder=0.02,ack_loss=0.1,seed=7"; every part optional, "" is no faults.
-Result<FaultPlan> parse_fault_plan(std::string_view text);
 
 class FaultIo final : public PacketIo {
  public:

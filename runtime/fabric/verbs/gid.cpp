@@ -1,10 +1,8 @@
 #include "runtime/fabric/verbs/gid.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <tuple>
 
 namespace nccl_ha::fabric::verbs {
@@ -28,35 +26,6 @@ IpAddress gid_address(const Gid& gid) {
 bool gid_link_local(const Gid& gid) { return gid[0] == 0xFE && (gid[1] & 0xC0) == 0x80; }
 
 std::string gid_text(const Gid& gid) { return gid_address(gid).text(); }
-
-Result<IpAddress> parse_address_range(std::string_view text) {
-  const size_t slash = text.find('/');
-  const std::string host(text.substr(0, slash));
-  IpAddress range;
-  if (inet_pton(AF_INET, host.c_str(), range.bytes.data()) == 1) {
-    range.family = 4;
-    range.prefix_len = 32;
-  } else if (inet_pton(AF_INET6, host.c_str(), range.bytes.data()) == 1) {
-    range.family = 6;
-    range.prefix_len = 128;
-  } else {
-    return fail(Errc::invalid_argument,
-                fmt::format("'{}' is no address range; write it as 192.168.0.0/16", text));
-  }
-  if (slash != std::string_view::npos) {
-    const std::string_view bits = text.substr(slash + 1);
-    unsigned value = 0;
-    const auto [end, error] = std::from_chars(bits.data(), bits.data() + bits.size(), value);
-    if (error != std::errc{} || end != bits.data() + bits.size() || value > range.prefix_len) {
-      return fail(Errc::invalid_argument,
-                  fmt::format("'{}' is no address range: a prefix of 0..{} bits belongs behind the "
-                              "slash",
-                              text, range.prefix_len));
-    }
-    range.prefix_len = static_cast<uint8_t>(value);
-  }
-  return range;
-}
 
 std::optional<GidEntry> select_gid(std::span<const GidEntry> table, const GidPreference& want) {
   const GidEntry* best = nullptr;

@@ -36,9 +36,6 @@ struct GidPreference {
   std::optional<IpAddress> range;  ///< only addresses inside (prefix_len says how many bits)
 };
 
-/// Parses HA_NCCL_IB_ADDR_RANGE: ADDRESS/BITS.
-Result<IpAddress> parse_address_range(std::string_view text);
-
 /// nullopt: none fits.  A preference orders what there is; only index and range exclude.  Among
 /// equals the lowest index wins, so that two processes choose alike.
 std::optional<GidEntry> select_gid(std::span<const GidEntry> table, const GidPreference& want);
