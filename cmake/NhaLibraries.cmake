@@ -67,10 +67,18 @@ if(NOT NHA_FUZZ)
   find_library(NHA_PROMETHEUS_CORE NAMES prometheus-cpp-core)
   nha_require(NHA_PROMETHEUS_INCLUDE "prometheus/text_serializer.h" prometheus-cpp-dev)
   nha_require(NHA_PROMETHEUS_CORE "libprometheus-cpp-core" prometheus-cpp-dev)
+  # Linked statically, so that the tool runs where only the kernel is (guests, containers).
+  find_path(NHA_NETLINK_INCLUDE netlink/genl/genl.h PATH_SUFFIXES libnl3)
+  find_library(NHA_NETLINK_ARCHIVE NAMES libnl-3.a)
+  find_library(NHA_NETLINK_GENERIC_ARCHIVE NAMES libnl-genl-3.a)
+  nha_require(NHA_NETLINK_INCLUDE "netlink/genl/genl.h" libnl-genl-3-dev)
+  nha_require(NHA_NETLINK_ARCHIVE "libnl-3.a (static libnl)" libnl-3-dev)
+  nha_require(NHA_NETLINK_GENERIC_ARCHIVE "libnl-genl-3.a (static libnl)" libnl-genl-3-dev)
   add_library(nha_agent_libraries INTERFACE)
   target_include_directories(nha_agent_libraries SYSTEM
-                             INTERFACE ${NHA_PROMETHEUS_INCLUDE})
-  target_link_libraries(nha_agent_libraries INTERFACE nha_sodium ${NHA_PROMETHEUS_CORE})
+                             INTERFACE ${NHA_PROMETHEUS_INCLUDE} ${NHA_NETLINK_INCLUDE})
+  target_link_libraries(nha_agent_libraries INTERFACE nha_sodium ${NHA_PROMETHEUS_CORE}
+                        ${NHA_NETLINK_GENERIC_ARCHIVE} ${NHA_NETLINK_ARCHIVE})
   add_library(nha_tool_libraries INTERFACE)
   target_include_directories(nha_tool_libraries SYSTEM
                              INTERFACE ${NHA_CLI11_INCLUDE} ${NHA_JSON_INCLUDE})

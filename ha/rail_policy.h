@@ -55,20 +55,26 @@ constexpr std::optional<uint32_t> supplementary_parts(const RailTransfer& transf
 /// both rails get their shares of bytes, interleaved and not in bursts.  One thread.
 class ShareAccumulator {
  public:
-  /// True: this piece goes to SUP.
-  bool next(uint32_t parts, uint32_t bytes) {
+  /// True: a piece of that size goes to SUP.
+  bool next(uint32_t parts, uint32_t bytes) const {
     if (parts == 0 || parts >= share_parts) {
-      owed_ = 0;  // all or nothing owes nothing: backpressure is heeded by the next piece
       return parts != 0;
     }
-    owed_ += int64_t{parts} * bytes;
-    const int64_t whole = int64_t{share_parts} * bytes;
-    const bool takes = 2 * owed_ >= whole;
-    owed_ = mutated(Mutation::share_not_owed) ? 0 : owed_ - (takes ? whole : 0);
-    return takes;
+    return 2 * (owed_ + int64_t{parts} * bytes) >= whole(bytes);
+  }
+  /// It has gone where next() said.
+  void take(uint32_t parts, uint32_t bytes) {
+    const bool takes = next(parts, bytes);
+    if (parts == 0 || parts >= share_parts || mutated(Mutation::share_not_owed)) {
+      owed_ = 0;  // all or nothing owes nothing: backpressure is heeded by the next piece
+      return;
+    }
+    owed_ += int64_t{parts} * bytes - (takes ? whole(bytes) : 0);
   }
 
  private:
+  static int64_t whole(uint32_t bytes) { return int64_t{share_parts} * bytes; }
+
   int64_t owed_ = 0;  ///< to SUP, in bytes times share_parts
 };
 

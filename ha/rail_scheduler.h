@@ -32,6 +32,8 @@ class RailScheduler {
   };
   /// Work is under way for so long, and twice the delay, before a rail has enough.
   static constexpr Duration slack = std::chrono::milliseconds(2);
+  /// The same for a rail that a hint has chosen: far less than heartbeats behind it may be late.
+  static constexpr Duration hinted_slack = std::chrono::milliseconds(10);
   /// As much is under way on a rail before anything is known of it.
   static constexpr uint64_t first_bytes = 256 * 1024;
   /// Smaller chunks cost more than they gain.
@@ -67,11 +69,7 @@ class RailScheduler {
       // The delay has the time of some bytes in it; of so few that this is no matter.
       const double finish = delay + queue + bytes * cost;
       best = std::min(best, finish);
-      const bool enough = estimate.measured() ? queue + bytes * cost >
-                                                    2 * delay + static_cast<double>(slack.count())
-                                              : rails[i].open + bytes > first_bytes;
-      const bool full = rails[i].open != 0 && enough && !mutated(Mutation::rail_never_full);
-      if (!full && finish < best_free) {
+      if (!full(i, rails[i].open, bytes, slack, now) && finish < best_free) {
         best_free = finish;
         rail = i;
       }
@@ -81,6 +79,13 @@ class RailScheduler {
       return std::nullopt;
     }
     return rail;
+  }
+
+  /// Whether a chunk may go to the rail that a hint has chosen for it; false: it waits, and the
+  /// rail has work under way.  A hint that gives a rail more than it carries costs time, not the
+  /// rail.
+  bool has_room(size_t rail, uint64_t open, uint32_t bytes, Instant now) const {
+    return !full(rail, open, bytes, hinted_slack, now);
   }
 
   /// How large the chunks of a message should be.
@@ -102,6 +107,18 @@ class RailScheduler {
   const char* broken() const { return invariants_.broken(); }
 
  private:
+  bool full(size_t rail, uint64_t open, uint32_t bytes, Duration room, Instant now) const {
+    if (open == 0 || mutated(Mutation::rail_never_full)) {
+      return false;
+    }
+    const RailEstimate& estimate = estimates_[rail];
+    if (!estimate.measured()) {
+      return open + bytes > first_bytes;
+    }
+    const double work = static_cast<double>(open + bytes) * estimate.ns_per_byte(open, now);
+    return work >
+           2 * static_cast<double>(estimate.delay().count()) + static_cast<double>(room.count());
+  }
   /// Until all that waits and is under way could be delivered, in nanoseconds.
   double time_for_all(std::span<const Load> rails, uint64_t waiting, Instant now) const {
     double rate = 0;

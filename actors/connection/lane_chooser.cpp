@@ -107,8 +107,13 @@ size_t LaneChooser::spread(const SendRequest& request, uint32_t chunk) {
   const Rails all = rails();
   const uint32_t bytes = request.split.bytes(chunk);
   if (const auto parts = hinted_parts(request)) {
-    const size_t rail = accumulator_.next(*parts, bytes) ? 1 : 0;
-    return lane_on(all[rail].serves ? rail : 1 - rail);
+    const size_t wanted = accumulator_.next(*parts, bytes) ? 1 : 0;
+    const size_t rail = all[wanted].serves ? wanted : 1 - wanted;
+    if (!scheduler_.has_room(rail, all[rail].open, bytes, state_.context->now())) {
+      return none;
+    }
+    accumulator_.take(*parts, bytes);
+    return lane_on(rail);
   }
   // What else the caller has given is probably like this.
   const uint64_t others = std::max<size_t>(channel_.open_about(), 1) - 1;

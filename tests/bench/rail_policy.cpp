@@ -57,13 +57,18 @@ double measure(size_t rails) {
 
 double measure_hint() {
   nccl_ha::ha::ShareAccumulator shares;
+  nccl_ha::ha::RailScheduler scheduler;
+  const nccl_ha::Instant now{std::chrono::seconds(1)};
   const double begin = spent_ns();
   uint64_t taken = 0;
   for (int i = 0; i < chunks; ++i) {
     const auto parts = nccl_ha::ha::supplementary_parts({1 << 20, nccl_ha::ha::RailMode::hinted,
                                                          nccl_ha::ha::PathClass::inter_island,
                                                          65536, static_cast<uint32_t>(i) & 1023U});
-    taken += parts && shares.next(*parts, chunk) ? 1U : 0U;
+    if (parts && scheduler.has_room(shares.next(*parts, chunk) ? 1 : 0, chunk, chunk, now)) {
+      shares.take(*parts, chunk);
+      ++taken;
+    }
   }
   const double took = spent_ns() - begin;
   return taken == 0 ? -1 : took / chunks;

@@ -70,6 +70,7 @@ class Rails {
     return 1e3 * static_cast<double>(rails_[rail].open) / static_cast<double>(rates_[rail]);
   }
   uint64_t carried(size_t rail) const { return carried_[rail]; }
+  Instant now() const { return now_; }
   RailScheduler scheduler;
 
  private:
@@ -122,6 +123,17 @@ TEST(RailScheduler, LittleWaitsOnAnyRail) {
     EXPECT_LT(rails.open_ms(0), 8);
     EXPECT_LT(rails.open_ms(1), 30);
   }
+}
+
+TEST(RailScheduler, AHintGivesARailNoMoreThanHeartbeatsCanWaitBehind) {
+  Rails rails({100'000'000, 10'000'000});
+  rails.run(milliseconds(300));
+  const Instant now = rails.now();
+  RailScheduler& scheduler = rails.scheduler;
+  EXPECT_TRUE(scheduler.has_room(1, 0, 1 << 20, now)) << "an idle rail takes anything";
+  EXPECT_TRUE(scheduler.has_room(1, 50'000, 32768, now));
+  EXPECT_FALSE(scheduler.has_room(1, 500'000, 32768, now)) << "50 ms of work";
+  EXPECT_TRUE(scheduler.has_room(0, 500'000, 32768, now)) << "5 ms of work";
 }
 
 /// What would arrive after all else could is not given to a slow rail.

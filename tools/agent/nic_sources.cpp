@@ -17,6 +17,7 @@
 #include <optional>
 #include <string_view>
 
+#include "tools/agent/ethtool_netlink.h"
 #include "tools/common/process.h"
 
 namespace nccl_ha::tools {
@@ -68,6 +69,26 @@ class DriverSource final : public NicSource {
   }
 
  private:
+  const std::string interface_;
+};
+
+/// What drivers tell under names that all of them share.
+class StandardSource final : public NicSource {
+ public:
+  StandardSource(std::unique_ptr<EthtoolNetlink> netlink, std::string interface)
+      : netlink_(std::move(netlink)), interface_(std::move(interface)) {}
+  std::string name() const override { return "ethtool netlink"; }
+  bool add(ha::NicReading& reading) override {
+    const auto statistics = netlink_->statistics(interface_);
+    if (!statistics) {
+      return false;
+    }
+    statistics->add_to(reading);
+    return true;
+  }
+
+ private:
+  const std::unique_ptr<EthtoolNetlink> netlink_;
   const std::string interface_;
 };
 
@@ -179,6 +200,12 @@ std::vector<std::unique_ptr<NicSource>> nic_sources(const std::string& interface
   sources.push_back(std::make_unique<KernelStatistics>(net + "/statistics"));
   if (driver_statistics(interface)) {
     sources.push_back(std::make_unique<DriverSource>(interface));
+  }
+  if (auto netlink = EthtoolNetlink::open()) {
+    const auto statistics = (*netlink)->statistics(interface);
+    if (statistics && !statistics->empty()) {
+      sources.push_back(std::make_unique<StandardSource>(std::move(*netlink), interface));
+    }
   }
   std::error_code error;
   for (const auto& device :

@@ -15,7 +15,7 @@ namespace nccl_ha::tools {
 class NicSource {
  public:
   virtual ~NicSource() = default;
-  /// For people: "sysfs", "ethtool", "rdma mlx5_0".
+  /// For people: "sysfs", "ethtool", "ethtool netlink", "rdma mlx5_0".
   virtual std::string name() const = 0;
   /// False: it has nothing to say, now at least.
   virtual bool add(ha::NicReading& reading) = 0;
