@@ -275,7 +275,7 @@ TEST_P(AgentLoop, SharesDoNotOscillate) {
       ASSERT_TRUE(loop.begin());
       loop.run(milliseconds(1000));
       const auto outcome = loop.run(milliseconds(1000));
-      const double sum = static_cast<double>(fast) * (1 + 1.0 / part);
+      const double sum = static_cast<double>(fast) * (1 + 1.0 / static_cast<double>(part));
       std::printf("%-20s 1 to %u: share %4.0f, deviation %4.1f, rate %.2f of both rails'\n",
                   trouble.name, static_cast<unsigned>(part), outcome.mean, outcome.deviation,
                   outcome.rate / sum);
