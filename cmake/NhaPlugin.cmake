@@ -8,7 +8,7 @@ if(plugin_kind STREQUAL "STATIC_LIBRARY")
   add_library(nccl-net-ha SHARED $<TARGET_OBJECTS:nha_plugin>)
   set_target_properties(nccl-net-ha PROPERTIES LINKER_LANGUAGE CXX NO_SONAME ON
                         LINK_DEPENDS ${exports})
-  target_link_libraries(nccl-net-ha PRIVATE nha_relay nha_actors nha_ha nha_runtime)
+  target_link_libraries(nccl-net-ha PRIVATE nha_version nha_relay nha_actors nha_ha nha_runtime)
   target_link_options(nccl-net-ha PRIVATE
     LINKER:--version-script=${exports} LINKER:-z,defs LINKER:--exclude-libs,ALL
     LINKER:-z,now)
@@ -19,7 +19,7 @@ if(plugin_kind STREQUAL "STATIC_LIBRARY")
     target_link_options(nccl-net-ha PRIVATE -static-libstdc++ -static-libgcc)
     target_sources(nccl-net-ha PRIVATE ${CMAKE_SOURCE_DIR}/cmake/plugin_runtime.cpp)
   endif()
-  install(TARGETS nccl-net-ha LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(TARGETS nccl-net-ha LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT plugin)
 else()
   message(STATUS "plugin/ has no sources: libnccl-net-ha.so is not built")
 endif()

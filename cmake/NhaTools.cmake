@@ -71,8 +71,8 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/ha/lane.cpp PROPERTIES
 
 if(tool_main IN_LIST tool_sources)
   add_executable(nccl-ha ${tool_main})
-  target_link_libraries(nccl-ha PRIVATE nha_lane_coverage nha_tools)
-  install(TARGETS nccl-ha RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  target_link_libraries(nccl-ha PRIVATE nha_version nha_lane_coverage nha_tools)
+  install(TARGETS nccl-ha RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
 else()
   message(STATUS "tools/main.cpp is missing: nccl-ha is not built")
 endif()

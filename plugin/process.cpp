@@ -11,6 +11,7 @@
 #include "plugin/profiler.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
+#include "runtime/base/version.h"
 
 namespace nccl_ha::plugin {
 namespace {
@@ -118,8 +119,9 @@ Result<void> Process::initialize(abi::Logger logger) {
   for (size_t i = 0; i < devices_.count(); ++i) {
     names += fmt::format(" {}", devices_.find(static_cast<int>(i))->name);
   }
-  NHA_LOG_INFO("nccl-ha: using {} on{}; {}", provider_->text(provider_->devices().front().kind),
-               names, config_.use_progress_thread ? "progress threads" : "inline progress");
+  NHA_LOG_INFO("nccl-ha {} ({}): using {} on{}; {}", version_number(), version_commit(),
+               provider_->text(provider_->devices().front().kind), names,
+               config_.use_progress_thread ? "progress threads" : "inline progress");
   return {};
 }
 

@@ -15,6 +15,13 @@
 namespace nccl_ha {
 namespace {
 
+/// The peer has told of its end of a path, over which nothing of it is heard.
+bool any_connects(std::span<const Lane> lanes) {
+  return std::any_of(lanes.begin(), lanes.end(), [](const Lane& lane) {
+    return lane.owned.path != nullptr && lane.owned.path->state() == fabric::PathState::connecting;
+  });
+}
+
 /// How long a message may wait for its confirmation before another way is tried.
 constexpr Duration unconfirmed_limit = std::chrono::milliseconds(250);
 
@@ -280,7 +287,12 @@ void SendSide::on_deadline() {
            fmt::format("connecting to {} took longer than {} ms "
                        "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
                        state_.owner.peer_text(), options_.timeout.count() / 1'000'000,
-                       !need.empty()        ? "no path came up, the last one: " + need
+                       !need.empty() ? "no path came up, the last one: " + need
+                       : any_connects(std::as_const(paths_).lanes())
+                           ? "the peer answers over TCP, but a path hears nothing "
+                             "of it: check that UDP is not filtered between the "
+                             "hosts and that the route back leads over the same "
+                             "network"
                        : said_hello_        ? "the peer does not answer: is its process alive?"
                        : paths_.size() != 0 ? "there is a TCP connection, but a path got no address"
                                             : "no TCP connection: check routes and firewalls")));

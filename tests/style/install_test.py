@@ -56,7 +56,9 @@ class Installed(unittest.TestCase):
                      "share/doc/nccl-ha/docs/lab.md",
                      "share/doc/nccl-ha/README.md",
                      "share/doc/nccl-ha/LICENSE", "share/doc/nccl-ha/docs/architecture.md",
-                     "share/bash-completion/completions/nccl-ha"]:
+                     "share/bash-completion/completions/nccl-ha",
+                     f"{LIBDIR}/pkgconfig/nccl-ha.pc",
+                     "share/doc/nccl-ha/examples/90-nccl-ha.conf"]:
             with self.subTest(name=name):
                 self.assertGreater((self.root / name).stat().st_size, 0)
 
@@ -103,6 +105,7 @@ class Installed(unittest.TestCase):
             text = page.read_text(encoding="utf-8")
             with self.subTest(page=page.name):
                 self.assertTrue(text.startswith(('.\\"', ".TH ")), "no .TH at the start")
+                self.assertRegex(text, r'\.TH \S+ 1 "\d{4}-\d\d-\d\d" "nccl-ha \d+\.\d+\.\d+"')
                 for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS"]:
                     self.assertIn(f'.SH {section}'.replace('"', ""), text.replace('"', ""))
 

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Makes the packages of a build and looks at them: contents, lintian, the same bytes twice, and
+that they install into an empty root and leave nothing behind.
+
+usage: package_test.py CPACK BUILD_DIR
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CPACK, BUILD = sys.argv[1:3]
+EPOCH = "1750000000"
+PACKAGES = {"libnccl-net-ha", "nccl-ha", "nccl-ha-dev"}
+
+
+def run(*command, **more):
+    return subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          check=False, **more)
+
+
+def output_of(*command, **more):
+    done = run(*command, **more)
+    assert done.returncode == 0, f"{command}: {done.stdout}"
+    return done.stdout
+
+
+def make(generator, folder):
+    """The packages of that kind, by file name."""
+    output_of(CPACK, "--config", f"{BUILD}/CPackConfig.cmake", "-G", generator, "-B", str(folder),
+              env=dict(os.environ, SOURCE_DATE_EPOCH=EPOCH))
+    return {path.name: path for path in folder.glob(f"*.{generator.lower()}")}
+
+
+def files_of(root):
+    return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
+
+
+class Packages(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = pathlib.Path(self.folder.name)
+
+    def twice(self, generator):
+        first = make(generator, self.path / "one")
+        second = make(generator, self.path / "two")
+        self.assertEqual(len(first), 3, first)
+        self.assertEqual(sorted(first), sorted(second))
+        for name, path in first.items():
+            with self.subTest(package=name):
+                self.assertEqual(path.read_bytes(), second[name].read_bytes(), "other bytes")
+        return list(first.values())
+
+    def check_tree(self, root, libraries):
+        library = root / "usr" / libraries / "libnccl-net-ha.so"
+        self.assertGreater(library.stat().st_size, 100000)
+        self.assertNotIn(".debug_info", output_of("readelf", "-SW", str(library)))
+        unit = (root / "usr/lib/systemd/system/nccl-ha-agent.service").read_text(encoding="utf-8")
+        self.assertIn("ExecStart=/usr/bin/nccl-ha agent", unit)
+        self.assertTrue((root / "usr/share/doc/nccl-ha/examples/90-nccl-ha.conf").exists())
+        # A program finds its plugin, wherever the root is.
+        found = output_of(str(root / "usr/bin/nccl-ha"), "info", "--json",
+                          env=dict(os.environ, HA_NCCL_FABRIC="datagram", HA_NCCL_IFNAME="lo"))
+        self.assertIn(str(library), found)
+        config = root / "usr" / libraries / "pkgconfig/nccl-ha.pc"
+        text = config.read_text(encoding="utf-8")
+        self.assertIn(f"libdir=/usr/{libraries}\n", text)
+        self.assertIn("prefix=/usr\n", text)
+        page = output_of("gzip", "-dc", str(root / "usr/share/man/man1/nccl-ha-check.1.gz"))
+        self.assertRegex(page, r'\.TH NCCL-HA-CHECK 1 "\d{4}-\d\d-\d\d" "nccl-ha \d+\.\d+\.\d+"')
+
+    @unittest.skipUnless(shutil.which("dpkg-deb") and shutil.which("dpkg-shlibdeps"),
+                         "dpkg is not installed")
+    def test_debian(self):
+        packages = self.twice("DEB")
+        fields = {}
+        for path in packages:
+            text = output_of("dpkg-deb", "--field", str(path))
+            fields[re.search(r"^Package: (.*)$", text, re.M).group(1)] = text
+        self.assertEqual(set(fields), PACKAGES)
+        depends = re.search(r"^Depends: (.*)$", fields["libnccl-net-ha"], re.M).group(1)
+        self.assertRegex(depends, r"^libc6 \(>= 2\.3[0-4]\)$", "the C library only, of 2.34 at most")
+        if shutil.which("lintian"):
+            done = run("lintian", "--allow-root", "--fail-on", "error,warning", "--tag-display-limit", "0",
+                       *map(str, packages))
+            self.assertEqual(done.returncode, 0, done.stdout)
+        root = self.path / "root"
+        (root / "var/lib/dpkg/updates").mkdir(parents=True)
+        (root / "var/lib/dpkg/info").mkdir()
+        (root / "var/lib/dpkg/status").touch()
+        dpkg = ["dpkg", f"--root={root}", "--force-depends", "--force-not-root", "--no-triggers",
+                f"--log={self.path}/log", "--force-script-chrootless"]
+        before = files_of(root / "usr") if (root / "usr").exists() else set()
+        output_of(*dpkg, "--install", *map(str, packages))
+        multiarch = output_of("dpkg-architecture", "-q", "DEB_HOST_MULTIARCH").strip()
+        self.check_tree(root, f"lib/{multiarch}")
+        output_of(*dpkg, "--purge", *sorted(PACKAGES))
+        left = files_of(root / "usr") if (root / "usr").exists() else set()
+        self.assertEqual(left - before, set())
+
+    @unittest.skipUnless(shutil.which("rpmbuild"), "rpmbuild is not installed")
+    def test_rpm(self):
+        packages = self.twice("RPM")
+        names = {output_of("rpm", "-qp", "--qf", "%{NAME}", str(path)) for path in packages}
+        self.assertEqual(names, {"libnccl-net-ha", "nccl-ha", "nccl-ha-devel"})
+        root = self.path / "root"
+        rpm = ["rpm", "--root", str(root), "--nodeps", "--noscripts"]
+        output_of(*rpm, "-i", *map(str, packages))
+        self.check_tree(root, "lib64")
+        output_of(*rpm, "-e", *sorted(names))
+        left = files_of(root / "usr") if (root / "usr").exists() else set()
+        self.assertEqual({path for path in left if "rpm" not in path}, set())
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
