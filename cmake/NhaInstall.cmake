@@ -32,3 +32,8 @@ install(FILES ${CMAKE_SOURCE_DIR}/tools/package/90-nccl-ha.conf
 configure_file(${CMAKE_SOURCE_DIR}/tools/package/nccl-ha.pc.in ${CMAKE_BINARY_DIR}/nccl-ha.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/nccl-ha.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
         COMPONENT dev)
+set(examples ${CMAKE_SOURCE_DIR}/tools/examples)
+install(PROGRAMS ${examples}/slurm-prolog ${examples}/collect-image
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/examples COMPONENT tools)
+install(FILES ${examples}/Containerfile ${examples}/kubernetes.yaml
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/examples COMPONENT tools)

@@ -20,6 +20,8 @@ nha_style_test(checkers_find_planted_faults
 if(TARGET nccl-ha AND TARGET nccl-net-ha)
   nha_style_test(install ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/install_test.py
                  ${CMAKE_COMMAND} ${CMAKE_BINARY_DIR} ${CMAKE_INSTALL_LIBDIR})
+  nha_style_test(examples ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/examples_test.py
+                 ${CMAKE_SOURCE_DIR} $<TARGET_FILE:nccl-ha> $<TARGET_FILE:nccl-net-ha>)
   nha_style_test(packages ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/package_test.py
                  ${CMAKE_CPACK_COMMAND} ${CMAKE_BINARY_DIR})
   # Packages are made four times: a minute.
