@@ -247,6 +247,15 @@ std::string_view without_reporter(std::string_view text) {
   return text;
 }
 
+uint64_t connection_key(const Hello& hello) {
+  // One listener may serve several connectors, one process may have several connections to it.
+  uint64_t key = hello.nonce ^ (hello.rejoin.token * 0x9E3779B97F4A7C15U) ^
+                 uint64_t { hello.rejoin.process.pid } << 32;
+  key = (key ^ (key >> 31)) * 0xBF58476D1CE4E5B9U;  // splitmix64's finaliser
+  key ^= key >> 29;
+  return key == 0 ? 1 : key;
+}
+
 Error from_peer(std::string_view text) {
   return fail(Errc::remote, std::string(peer_reports) + std::string(without_reporter(text)));
 }

@@ -118,6 +118,9 @@ struct Hello {
   std::vector<PathEnd> paths;  ///< 1 to paths_max
 };
 
+/// What both sides call the connection that begins with it, and no other one.
+uint64_t connection_key(const Hello& hello);
+
 struct Welcome {
   uint16_t version = control_version;
   RejoinPoint rejoin;

@@ -122,6 +122,13 @@ Result<void> Process::initialize(abi::Logger logger) {
   NHA_LOG_INFO("nccl-ha {} ({}): using {} on{}; {}", version_number(), version_commit(),
                provider_->text(provider_->devices().front().kind), names,
                config_.use_progress_thread ? "progress threads" : "inline progress");
+  std::string set;
+  for (const SettingView& setting : describe(config_)) {
+    if (setting.origin != "default") {
+      set += fmt::format(" {}={}", setting.name, setting.value);
+    }
+  }
+  NHA_LOG_INFO("nccl-ha: settings{}", set.empty() ? " at their defaults" : set);
   return {};
 }
 

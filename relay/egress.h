@@ -30,6 +30,7 @@ class Egress {
 
   const FairShares& shares() const { return shares_; }
   RelayCounters& counters() { return counters_; }
+  Recorder& recorder() { return context_.recorder(); }
 
  private:
   void serve();

@@ -39,6 +39,8 @@ Result<void> Forwarder::on_frame(uint32_t slot) {
   if (egress_) {
     ++egress_->counters().frames;
     egress_->counters().bytes += frame->payload_bytes;
+    egress_->recorder().note(TraceEvent::relay_chunk, member_, frame->payload_bytes,
+                             frame->session);
   }
   waiting_.push_back(slot);
   const bool whole = frame->last() || frame->kind == FrameKind::ack;

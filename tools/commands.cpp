@@ -23,6 +23,11 @@ int run_command_line(int argc, char** argv) {
   add_relay(app);
   add_agent(app);
   add_sim(app);
+  add_trace(app);
+  add_stat(app);
+  add_top(app);
+  add_tune(app);
+  add_report(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {

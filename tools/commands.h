@@ -32,4 +32,17 @@ void add_agent(CLI::App& app);
 /// Adds `nccl-ha sim`.
 void add_sim(CLI::App& app);
 
+/// Adds `nccl-ha trace`.
+void add_trace(CLI::App& app);
+
+/// Adds `nccl-ha stat` and `nccl-ha top`.
+void add_stat(CLI::App& app);
+void add_top(CLI::App& app);
+
+/// Adds `nccl-ha tune`.
+void add_tune(CLI::App& app);
+
+/// Adds `nccl-ha report`.
+void add_report(CLI::App& app);
+
 }  // namespace nccl_ha::tools

@@ -105,7 +105,7 @@ void Announcer::announce() {
     state_.fail(fail(Errc::internal, "a path refused a clear-to-send it has room for"));
     return;
   }
-  state_.note(TraceEvent::cts_sent, number, groups);
+  state_.note(TraceEvent::cts_sent, number, groups, lane_);
 }
 
 void Announcer::want_keys() {

@@ -93,6 +93,7 @@ class Connection final : public Actor,
   /// paths that work, which go on for a bounded time.  `ends`: the actor ends with them.
   void part(std::vector<std::byte> words, const Error& why, bool ends);
   void hear_last_words();
+  void tell_summary() const;
   void look_whether_over();
   void end_linger(const Error& why);
   void stop_timers();

@@ -15,6 +15,9 @@ void Connection::fail(const Error& error, bool tell_peer) {
   failure_ = error;
   NHA_LOG_WARN("connection to {} failed: {}", peer_text(), error.message());
   state_.note(TraceEvent::transfer_failed, static_cast<uint64_t>(error.code), 0);
+  if (told && error.code != Errc::closed) {
+    state_.ask_trace(TraceCause::failure);
+  }
   if (tell_peer || linger_.peer_ends()) {
     part(tell_peer ? encode(ControlType::failure, Refusal{error.code, error.what})
                    : std::vector<std::byte>(),
@@ -134,9 +137,27 @@ void Connection::finish() {
   control_.rejoin().stop();
   stop_timers();
   control_.end_stream();
+  tell_summary();
   paths_.fail_all(nccl_ha::fail(Errc::closed, "connection closed"));
   state_.note(TraceEvent::actor_closed, 0, 0);
   state_.context->remove_actor(id());
+}
+
+/// What became of it, in one line.
+void Connection::tell_summary() const {
+  const ConnectionCounters& counted = *state_.counters;
+  if (counted.sends + counted.receives == 0) {
+    return;  // nothing went over it
+  }
+  NHA_LOG_INFO(
+      "{} {} closed: {} sends ({} bytes), {} groups of receives ({} bytes); paths went down {} "
+      "times and came back {} times, the longest stall took {} ms, {} chunks went again ({} "
+      "bytes); "
+      "over {}",
+      side_->name(), peer_text(), counted.sends.get(), counted.bytes_sent.get(),
+      counted.receives.get(), counted.bytes_received.get(), counted.paths_down.get(),
+      counted.paths_back.get(), counted.longest_stall_ns.get() / 1'000'000,
+      counted.chunks_again.get(), counted.bytes_again.get(), paths_.text());
 }
 
 /// Memory of the caller's may be gone: only what the peer has heard counts.

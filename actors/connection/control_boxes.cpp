@@ -108,7 +108,12 @@ Errc ControlBoxes::post_mark(Lane& lane, uint64_t id) {
   post.has_immediate = true;
   post.immediate = ControlMark{0, static_cast<uint16_t>(sequencer_.expected()), lane.epoch}.pack();
   post.host_memory = true;
+  const Instant now = state_.context->clock().now();
   const Errc posted = lane.path().post_write(post);
+  if (posted == Errc::ok) {
+    state_.record(TraceEvent::mark_sent, lane.control.sent_numbers.next(lane.epoch), lane.epoch,
+                  paths_.at(lane), now);
+  }
   lane.writes_open += posted == Errc::ok ? 1 : 0;
   return posted;
 }
@@ -140,6 +145,7 @@ bool ControlBoxes::take_write(const fabric::Completion& completion, Lane& lane) 
     if (completion.id == heartbeat_id) {
       lane.health.show_life();
       lane.counters->heartbeats_answered.add();
+      state_.note(TraceEvent::heartbeat_answered, paths_.at(lane), 0);
     }
     push(lane);
   }
@@ -175,6 +181,10 @@ bool ControlBoxes::take(const fabric::Completion& completion, Lane& lane) {
   }
   ++control.marks;
   lane.counters->marks_received.add();
+  if (!message) {
+    state_.record(TraceEvent::mark_received, control.received_numbers.next(lane.epoch), lane.epoch,
+                  paths_.at(lane), state_.context->clock().now());
+  }
   if (!ha::mutated(ha::Mutation::control_credit_lost)) {
     paths_.replace_credit(lane);
   }

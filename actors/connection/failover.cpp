@@ -46,6 +46,7 @@ void Failover::take_down(size_t lane, const Error& why) {
   }
   set_need(why);
   state_.note(TraceEvent::path_down, lane, mine.epoch);
+  state_.note_step(RoundStep::taken_down, lane, mine.epoch);
   if (mine.owned.path) {
     mine.path().fail(why);
   }
@@ -61,6 +62,7 @@ void Failover::take_into_use(size_t lane) {
   mine.decided = true;
   mine.set_usable(true);
   control_.boxes().begin(mine);
+  state_.note_step(RoundStep::in_use, lane, mine.epoch);
   liveness_.begin(mine);
 }
 

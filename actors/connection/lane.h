@@ -39,6 +39,18 @@ struct LaneControl {
   std::array<uint32_t, ControlBox::slots> under_way{};
   uint32_t posted = 0;
   uint64_t marks = 0;  ///< heartbeats and control messages that came here
+  /// Heartbeats and confirmations of one epoch, in the order in which they are sent and arrive.
+  struct Numbers {
+    uint32_t epoch = UINT32_MAX;
+    uint32_t count = 0;
+    uint32_t next(uint32_t of_epoch) {
+      count = epoch == of_epoch ? count + 1 : 0;
+      epoch = of_epoch;
+      return count;
+    }
+  };
+  Numbers sent_numbers;
+  Numbers received_numbers;
   std::unique_ptr<ControlBox> box;
   uint32_t source_key = 0;
   uint32_t written_key = 0;

@@ -107,6 +107,10 @@ size_t LaneChooser::spread(const SendRequest& request, uint32_t chunk) {
   const Rails all = rails();
   const uint32_t bytes = request.split.bytes(chunk);
   if (const auto parts = hinted_parts(request)) {
+    if (*parts != parts_noted_) {
+      parts_noted_ = *parts;
+      state_.note(TraceEvent::hint, *parts, 1);
+    }
     const size_t wanted = accumulator_.next(*parts, bytes) ? 1 : 0;
     const size_t rail = all[wanted].serves ? wanted : 1 - wanted;
     if (!scheduler_.has_room(rail, all[rail].open, bytes, state_.context->now())) {

@@ -83,6 +83,7 @@ class LaneChooser {
   bool measures_ = false;  ///< there are several rails
   ha::RailScheduler scheduler_;
   ha::ShareAccumulator accumulator_;
+  uint32_t parts_noted_ = UINT32_MAX;  ///< the hint that the flight recorder has
   ha::Stragglers stragglers_;
   Instant look_at_{};  ///< for stragglers
 };

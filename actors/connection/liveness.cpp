@@ -132,6 +132,9 @@ void Liveness::check(size_t at, bool heartbeat_due) {
   if (std::exchange(lane.progress_seen, lane.path().progress()) != lane.path().progress()) {
     lane.health.show_progress();
   }
+  if (lane.writes_open != 0) {
+    state_.note(TraceEvent::queue_depth, lane.bytes_open, lane.writes_open, at);
+  }
   const Moment now = state_.context->moment();
   switch (lane.health.look(now, lane.open(), limits_of(state_.context->config()),
                            {paths_.other_usable(at), evidence_beside(lane)})) {

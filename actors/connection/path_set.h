@@ -54,6 +54,7 @@ class PathSet {
   std::span<const Lane> own_lanes() const { return std::span(lanes_).first(own()); }
   std::span<const Lane> rail_lanes() const { return own_lanes().subspan(primaries_); }
   std::span<const Lane> shadow_lanes() const { return lanes().subspan(own()); }
+  size_t at(const Lane& lane) const { return static_cast<size_t>(&lane - lanes_.data()); }
   size_t index_of(const fabric::Path* path) const {
     size_t lane = 0;
     if (lanes_.front().owned.path.get() != path) [[unlikely]] {

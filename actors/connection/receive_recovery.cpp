@@ -51,6 +51,7 @@ void ReceiveRecovery::on_path_message(const ControlReader::Message& message) {
   lane.rejected =
       lane.rejected || (notice->rejected && lane.elsewhere() && notice->epoch == lane.epoch);
   if (message.type == ControlType::down) {
+    state_.note_step(RoundStep::down_heard, notice->path, notice->epoch);
     take_steps(notice->path, lanes_[notice->path].on_down(notice->epoch), why);
   } else if (notice->epoch == lane.epoch) {
     on_lane_failed(notice->path, why);  // from the handshake, where it has no state to go down from
@@ -62,6 +63,7 @@ void ReceiveRecovery::on_rebuild(std::span<const std::byte> payload) {
   if (!failover_.is_of_ours(offer)) {
     return;
   }
+  state_.note_step(RoundStep::offer_heard, offer->path, offer->epoch);
   const ha::ReceiverSteps steps = lanes_[offer->path].on_rebuild(offer->epoch);
   if (steps.open) {
     open_again(offer->path, *offer);
@@ -117,6 +119,7 @@ void ReceiveRecovery::answer_offer(size_t lane) {
   answer.epoch = mine.epoch;
   answer.table_key = mine.tables.written_key;
   answer.end = paths_.end_of(mine);
+  state_.note_step(RoundStep::answer_said, lane, mine.epoch);
   control_.send(encode(ControlType::rebuilt, answer));
   state_.context->request_stream_turns(1000);
 }
@@ -154,6 +157,7 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
     failover_.take_down(lane, why);
   }
   if (steps.say_suspect) {
+    state_.note_step(RoundStep::suspect_said, lane, mine.epoch);
     control_.send(encode(ControlType::suspect, failover_.notice_of(lane, why)));
     state_.context->request_stream_turns(1000);
   }
@@ -164,6 +168,8 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
       return;
     }
     mine.counters->fenced.add();
+    state_.note_step(RoundStep::report_said, lane, mine.epoch);
+    state_.ask_trace(TraceCause::failover);
     control_.send(encode(FenceReport{static_cast<uint8_t>(lane), mine.epoch, report}));
     state_.context->request_stream_turns(1000);
   }

@@ -212,6 +212,8 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
   endpoint_ = std::make_shared<ReceiveEndpoint>(
       state_.domain, state_.attachment, state_.context->worker(), state_.engine, state_.devices);
   state_.count_in(endpoint_->channel.counter_block());
+  state_.name(connection_key(hello));
+  state_.note_heard(state_.counters->key);
   receiver_.emplace(parts_, endpoint_->channel);
   receiver_->announcer().begin(hello.cts_address);
   recovery_.emplace(parts_, *receiver_);
@@ -254,6 +256,7 @@ void ReceiveSide::send_welcome(const Hello& hello) {
   }
   welcome.paths = paths_.ends();
   welcome.rails = paths_.rails();
+  state_.note_said(state_.counters->key);
   control_.send_plain(encode(welcome));
   state_.context->request_stream_turns(1000);
 }
@@ -296,7 +299,7 @@ void ReceiveSide::on_settled() {
 
 void ReceiveSide::on_usable() {
   NHA_LOG_INFO("accepted {} over {}", state_.owner.peer_text(), paths_.text());
-  state_.note(TraceEvent::actor_opened, 1, 0);
+  state_.note(TraceEvent::actor_opened, 1, state_.counters->key);
   endpoint_->driver.attach(state_.id, std::move(address_));
   endpoint_->driver.serve_by(&*receiver_);
   endpoint_->channel.set_ready();

@@ -128,6 +128,8 @@ PathSet::Needs Receiver::needs(bool flushes) {
   request->chunk_count[0] = 1;
   request->bytes[0] = completion.bytes;
   count_bytes(lane, completion.bytes);
+  state_.note(TraceEvent::chunk_arrived, request->group, trace_chunk(completion.bytes, 0, 0, 1),
+              paths_.index_of(completion.path));
   finish_group(*request);
   return true;
 }
@@ -170,13 +172,16 @@ PathSet::Needs Receiver::needs(bool flushes) {
   request->chunk_count[position] = chunk_count;
   request->bytes[position] += bytes;
   count_bytes(lane, bytes);
+  state_.note(TraceEvent::chunk_arrived, request->group,
+              trace_chunk(bytes, position, immediate.chunk, chunk_count),
+              paths_.index_of(completion.path));
   if (request->arrived[position] == (1U << chunk_count) - 1 && --request->missing == 0) {
     finish_group(*request);
   }
 }
 
 [[gnu::always_inline]] inline void Receiver::finish_group(ReceiveRequest& request) {
-  state_.note(TraceEvent::transfer_completed, request.group, request.bytes[0]);
+  state_.note(TraceEvent::transfer_completed, request.group, request.bytes[0], request.count);
   const uint64_t number = request.group;
   if (!state_.holds(groups_.is_open(number, request), "a receive is done once, while it is open"))
       [[unlikely]] {

@@ -117,6 +117,7 @@ void SendRecovery::on_suspect(std::span<const std::byte> payload) {
     return;
   }
   Lane& lane = paths_.lane(notice->path);
+  state_.note_step(RoundStep::suspect_heard, notice->path, notice->epoch);
   if (notice->rejected && lane.elsewhere() &&
       (notice->epoch == lane.epoch || ha::mutated(ha::Mutation::rejection_out_of_date))) {
     lane.rejected = true;
@@ -131,6 +132,7 @@ void SendRecovery::on_fenced(std::span<const std::byte> payload) {
   if (!failover_.is_of_ours(report)) {
     return;
   }
+  state_.note_step(RoundStep::report_heard, report->path, report->epoch);
   Recovery& recovery = lanes_[report->path];
   if (!ha::mutated(ha::Mutation::first_report_kept) || report->epoch == 0) {
     recovery.report = std::move(report->arrived);
@@ -144,6 +146,7 @@ void SendRecovery::on_rebuilt(std::span<const std::byte> payload) {
     return;
   }
   const size_t lane = offer->path;
+  state_.note_step(RoundStep::answer_heard, lane, offer->epoch);
   const ha::SenderSteps steps = lanes_[lane].lane.on_rebuilt(offer->epoch);
   if (steps.connect) {
     if (auto connected = paths_.connect(paths_.lane(lane), offer->end, offer->table_key);
@@ -174,6 +177,7 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
     if (!state_.holds(failover_.drained(lane), "down is said when all work has come back")) {
       return;
     }
+    state_.note_step(RoundStep::down_said, lane, paths_.lane(lane).epoch);
     parts_.control.send(encode(ControlType::down, failover_.notice_of(lane, recovery.reason)));
     state_.context->request_stream_turns(1000);
   }
@@ -381,8 +385,9 @@ void SendRecovery::tell_failover(size_t lane, const Sender::TakenBack& counts) {
                      : fmt::format("path {} goes on", shares.front().lane),
       counts.chunks_again, counts.bytes_again, counts.chunks_kept, counts.bytes_kept);
   state_.note(TraceEvent::chunks_replayed, lane, counts.chunks_again);
-  state_.note(TraceEvent::failover, static_cast<uint64_t>(stall.count()) / 1000,
-              counts.bytes_again);
+  state_.note(TraceEvent::failover, static_cast<uint64_t>(stall.count()) / 1000, counts.bytes_again,
+              lane);
+  state_.ask_trace(TraceCause::failover);
 }
 
 void SendRecovery::reopen_soon(size_t lane) {
@@ -543,6 +548,7 @@ void SendRecovery::offer(size_t lane) {
   offer.rail = static_cast<uint8_t>(mine.elsewhere() ? recovery.pair.remote : 0);
   offer.table_key = mine.tables.written_key;
   offer.end = paths_.end_of(mine);
+  state_.note_step(RoundStep::offer_said, lane, mine.epoch);
   parts_.control.send(encode(ControlType::rebuild, offer));
   state_.context->request_stream_turns(1000);
 }
@@ -587,11 +593,6 @@ void SendRecovery::reject_end(size_t lane, ha::ShadowCandidates::End end, const 
     NHA_LOG_WARN("path {} to {} cannot take over through a device {}, another one is tried: {}",
                  lane, state_.owner.peer_text(), here ? "of this host" : "of the peer", why);
   }
-}
-
-bool SendRecovery::waits_for_peer() const {
-  return std::any_of(lanes_.begin(), lanes_.end(),
-                     [](const Recovery& one) { return one.lane.waits_for_peer(); });
 }
 
 }  // namespace nccl_ha

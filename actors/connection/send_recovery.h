@@ -1,6 +1,7 @@
 // The connecting side when a path fails: fence, judge what arrived, make a new path.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -67,7 +68,10 @@ class SendRecovery final : public Sender::Owner {
   void on_domain_up(const fabric::FailureDomain& domain);
   void on_lane_address(size_t lane);
   /// Something of a lane's replacement is the peer's to say.
-  bool waits_for_peer() const;
+  bool waits_for_peer() const {
+    return std::ranges::any_of(lanes_,
+                               [](const Recovery& one) { return one.lane.waits_for_peer(); });
+  }
 
   // Sender::Owner
   void on_memory_rejected(size_t lane, const Error& why) override;

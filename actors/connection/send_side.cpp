@@ -153,6 +153,8 @@ void SendSide::send_hello() {
   hello.host = host_name();
   hello.paths = paths_.ends();
   said_hello_ = true;
+  state_.name(connection_key(hello));
+  state_.note_said(state_.counters->key);
   late_hello_.on_hello(state_.context->now());
   control_.send_plain(encode(hello));
   state_.context->request_stream_turns(1000);
@@ -204,6 +206,7 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
                                  welcome->version, control_version)));
     return;
   }
+  state_.note_heard(state_.counters->key);
   state_.peer_host = welcome->host;
   state_.peer_process = welcome->rejoin.process.pid;
   sizes_address_ = welcome->sizes_address;
@@ -274,7 +277,7 @@ void SendSide::on_confirm() {
 
 void SendSide::on_usable() {
   NHA_LOG_INFO("connected to {} over {}", state_.owner.peer_text(), paths_.text());
-  state_.note(TraceEvent::actor_opened, 0, 0);
+  state_.note(TraceEvent::actor_opened, 0, state_.counters->key);
   recovery_.on_usable();
   endpoint_->driver.serve_by(&sender_);
   channel_.set_ready();

@@ -85,6 +85,8 @@ void Sender::acknowledge_all_below(uint64_t group) {
 
 [[gnu::always_inline]] inline void Sender::finish(SendRequest& request) {
   counters_.sends_done.add();
+  state_.note(TraceEvent::transfer_sent, request.group,
+              trace_chunk(request.size, request.position, 0, 0));
   request.state.store(RequestState::done, std::memory_order_release);
 }
 
@@ -132,7 +134,8 @@ void Sender::pump() { post_all(); }
   cursor_ = {&request, 0, request.split.count(), 0, chooser_.lane_for(request, 0)};
   counters_.sends.add();
   counters_.bytes_sent.add(request.size);
-  state_.note(TraceEvent::transfer_posted, request.group, request.size);
+  state_.note(TraceEvent::transfer_posted, request.group,
+              trace_chunk(request.size, request.position, 0, 0));
   // False, and the connection has failed: nothing of it is posted.
   return state_.sound(request.split) && state_.sound(request.ledger) &&
          state_.sound(acknowledged_) && state_.sound(chooser_);
@@ -282,6 +285,9 @@ bool Sender::on_no_keys(const Lane& lane) {
   lane.counters->bytes_sent.add(recorded ? 0 : bytes);
   liveness_.watch_work();
   request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
+  state_.note(TraceEvent::chunk_posted, request.group,
+              trace_chunk(bytes, request.position, cursor_.chunk, request.split.count()),
+              cursor_.lane);
   end_chunk();
   return state_.sound(request.ledger);
 }
@@ -354,6 +360,10 @@ void Sender::leave(size_t lane) {
     return;
   }
   SendRequest& request = channel_.slot(index);
+  state_.note(
+      TraceEvent::chunk_acked, request.group,
+      trace_chunk(request.split.bytes(chunk), request.position, chunk, request.split.count()),
+      lane);
   const bool last = request.ledger.acknowledge(chunk, lane);
   if (!state_.sound(request.ledger)) [[unlikely]] {
     return;

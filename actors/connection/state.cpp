@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,8 +25,13 @@ void dump_events(Context& context) {
   for (size_t i = events.size() - count; i < events.size(); ++i) {
     const RecordedEvent& event = events[i];
     const TraceEventInfo& info = describe(event.event);
-    NHA_LOG_ERROR("  {:.6f} ms actor {} {} {}={} {}={}", static_cast<double>(event.time_ns) / 1e6,
-                  event.actor, info.name, info.a, event.a, info.b, event.b);
+    std::string fields;
+    for (const TraceField& field : info.fields) {
+      fields +=
+          fmt::format(" {}={}", field.name, value_of(event, field.word, field.shift, field.bits));
+    }
+    NHA_LOG_ERROR("  {:.6f} ms actor {} {}{}", static_cast<double>(event.time_ns) / 1e6,
+                  event.actor, info.name, fields);
   }
 }
 

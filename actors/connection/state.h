@@ -9,13 +9,12 @@
 #include "runtime/base/result.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/context.h"
+#include "runtime/engine/engine.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/telemetry/counter_file.h"
 
 namespace nccl_ha {
-
-class Engine;
 
 /// How far a connection is.  Passed in this order; some may be left out, none comes again.
 enum class ConnectionPhase : uint8_t {
@@ -122,8 +121,36 @@ struct ConnectionState {
     return broken == nullptr;
   }
   void fail(const Error& error, bool tell_peer = true) { owner.fail(error, tell_peer); }
-  void note(TraceEvent event, uint64_t a, uint64_t b) const {
-    context->recorder().note(event, id.index, a, b);
+  void note(TraceEvent event, uint64_t a, uint64_t b, size_t c = 0) const {
+    context->recorder().note(event, id.index, a, b, static_cast<uint16_t>(c));
+  }
+  void note_step(RoundStep step, size_t lane, uint32_t epoch) const {
+    note(TraceEvent::round_part, static_cast<uint64_t>(step), epoch, lane);
+  }
+  /// What was noted up to now is worth keeping.
+  void ask_trace(TraceCause cause) const {
+    context->recorder().stamp(context->now());
+    engine.ask_trace(cause);
+  }
+  /// With a time of its own, which is not before it happened; for clocks of hosts to be compared
+  /// by.
+  void record(TraceEvent event, uint64_t a, uint64_t b, size_t c, Instant now) const {
+    context->recorder().record(event, id.index, a, b, now, static_cast<uint16_t>(c));
+  }
+  /// Both sides name the connection alike from the hello on.
+  void name(uint64_t key) {
+    counters->key.set(key);
+    counters->actor.set(id.index);
+  }
+  void note_said(uint64_t key) {
+    const Instant now = context->clock().now();
+    counters->said_ns.set(static_cast<uint64_t>(now.time_since_epoch().count()));
+    record(TraceEvent::handshake, 0, key, 0, now);
+  }
+  void note_heard(uint64_t key) {
+    const Instant now = context->clock().now();
+    counters->heard_ns.set(static_cast<uint64_t>(now.time_since_epoch().count()));
+    record(TraceEvent::handshake, 1, key, 0, now);
   }
 
   [[gnu::noinline, gnu::cold]] void on_broken(const char* what);

@@ -56,4 +56,20 @@ uint64_t pid_namespace() {
   return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
 }
 
+uint64_t clock_identity() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string text;
+  std::getline(file, text);
+  if (text.empty()) {
+    return 0;
+  }
+  struct stat info {};
+  const uint64_t where = stat("/proc/self/ns/time", &info) == 0 ? info.st_ino : 0;
+  uint64_t hash = 0xCBF29CE484222325U ^ where;  // FNV-1a (RFC 9923)
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3U;
+  }
+  return hash == 0 ? 1 : hash;
+}
+
 }  // namespace nccl_ha

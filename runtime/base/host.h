@@ -20,4 +20,12 @@ uint64_t process_start_ticks(uint32_t pid);
 /// Tells processes of one container from those of another that have the same numbers; 0: unknown.
 uint64_t pid_namespace();
 
+/// The same number in all processes for which CLOCK_MONOTONIC is one clock: those of one boot of
+/// one host, in one time namespace; 0: unknown.
+uint64_t clock_identity();
+
+/// The same number in all processes for which CLOCK_MONOTONIC is one clock: those of one boot of
+/// one host, in one time namespace; 0: unknown.
+uint64_t clock_identity();
+
 }  // namespace nccl_ha

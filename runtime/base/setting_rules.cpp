@@ -149,8 +149,9 @@ class Rules {
           std::pair("ib_hca", &config_.ib_hca)}) {
       names(field, *value, field == std::string_view("ib_hca"));
     }
-    for (const auto& [field, value] : {std::pair("counters_dir", &config_.counters_dir),
-                                       std::pair("agent_dir", &config_.agent_dir)}) {
+    for (const auto& [field, value] :
+         {std::pair("counters_dir", &config_.counters_dir),
+          std::pair("trace_dir", &config_.trace_dir), std::pair("agent_dir", &config_.agent_dir)}) {
       if (!value->empty() && value->front() != '/') {
         text(field, *value, "a folder's whole path is needed, from / on");
       }

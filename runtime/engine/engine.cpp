@@ -50,6 +50,8 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   engine->counters_.file =
       CounterFile::create({config.counters_dir, static_cast<size_t>(config.counters_blocks), count,
                            static_cast<size_t>(config.record_events)});
+  engine->trace_keeper_ =
+      TraceKeeper::start(engine->counters_.file, TraceKeeper::options_of(config));
   const bool threads_first = threads_drive(config);
   for (uint32_t i = 0; i < count; ++i) {
     auto slot = std::make_unique<WorkerSlot>();
@@ -151,6 +153,7 @@ Engine::~Engine() {
   for (auto& slot : slots_) {
     slot->worker->stop(stop_limit);
   }
+  trace_keeper_.reset();
   if (counters_.file) {
     counters_.file->remove();  // what outlives the engine counts on, for nobody
   }

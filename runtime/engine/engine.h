@@ -15,6 +15,7 @@
 #include "runtime/engine/parker.h"
 #include "runtime/engine/worker.h"
 #include "runtime/telemetry/counter_file.h"
+#include "runtime/telemetry/trace_keeper.h"
 
 namespace nccl_ha {
 
@@ -55,6 +56,12 @@ class Engine {
   Worker& worker(size_t index) { return *slots_[index]->worker; }
   /// Where counters are kept; its file is gone when the engine is.  In virtual time plain memory.
   const CounterPlace& counters() const { return counters_; }
+  /// Any thread: what the flight recorders hold is worth keeping.
+  void ask_trace(TraceCause cause) {
+    if (trace_keeper_) {
+      trace_keeper_->ask(cause);
+    }
+  }
 
   /// Any thread.  Chooses a worker for something that lives on `numa_node` (-1: anywhere) and adds
   /// `weight` to its load; unassign_worker() takes it off again.
@@ -254,6 +261,7 @@ class Engine {
   SteadyClock own_clock_;
   Clock& clock_;
   CounterPlace counters_;
+  std::unique_ptr<TraceKeeper> trace_keeper_;  ///< null: no dumps
   std::vector<std::unique_ptr<WorkerSlot>> slots_;
   Parker* fallback_parker_ = nullptr;  ///< the fallback thread's, as the next
   struct Fallback {

@@ -69,6 +69,7 @@ struct Plan {
   std::vector<layout::ScopeEntry> scopes;
   std::vector<layout::CounterEntry> counters;
   std::vector<layout::EventEntry> events;
+  std::vector<layout::FieldEntry> fields;
   std::string strings;
   size_t ring_capacity = 0;
   uint64_t first_slot = 0;  ///< of the first ring
@@ -93,8 +94,13 @@ void add_names(Plan& plan) {
   }
   for (size_t i = 0; i < trace_event_count(); ++i) {
     const TraceEventInfo& info = describe(static_cast<TraceEvent>(i));
-    plan.events.push_back(
-        {plan.text(info.name), plan.text(info.a), plan.text(info.b), plan.text(info.help)});
+    plan.events.push_back({plan.text(info.name), plan.text(info.help),
+                           static_cast<uint32_t>(plan.fields.size()),
+                           static_cast<uint32_t>(info.fields.size())});
+    for (const TraceField& field : info.fields) {
+      plan.fields.push_back({plan.text(field.name), plan.text(field.unit), plan.text(field.values),
+                             field.word | uint32_t{field.shift} << 8 | uint32_t{field.bits} << 16});
+    }
   }
 }
 
@@ -112,6 +118,7 @@ Plan make_plan(const CounterFile::Options& options) {
   header.scopes = section(plan.scopes.size(), sizeof(layout::ScopeEntry));
   header.counters = section(plan.counters.size(), sizeof(layout::CounterEntry));
   header.events = section(plan.events.size(), sizeof(layout::EventEntry));
+  header.fields = section(plan.fields.size(), sizeof(layout::FieldEntry));
   header.strings = section(plan.strings.size(), 1);
   header.blocks = section(options.blocks + 1, sizeof(layout::Block));  // one is the process's
   plan.ring_capacity = options.ring_events == 0 ? 0 : std::bit_ceil(options.ring_events);
@@ -132,6 +139,8 @@ Plan make_plan(const CounterFile::Options& options) {
   header.created_ns = now_ns(CLOCK_MONOTONIC);
   copy_text(header.build, NHA_VERSION);
   copy_text(header.program, program_name());
+  copy_text(header.host, host_name());
+  header.clock = clock_identity();
   return plan;
 }
 
@@ -143,6 +152,7 @@ void write_plan(const Plan& plan, std::byte* base) {
   copy(plan.header.scopes, plan.scopes.data());
   copy(plan.header.counters, plan.counters.data());
   copy(plan.header.events, plan.events.data());
+  copy(plan.header.fields, plan.fields.data());
   copy(plan.header.strings, plan.strings.data());
   auto* rings = reinterpret_cast<layout::Ring*>(base + plan.header.rings.offset);
   const uint64_t ring_bytes = aligned(plan.ring_capacity * sizeof(layout::RingSlot));

@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -49,6 +50,8 @@ class CounterFile {
   /// Takes the file away, unless this is a fork of the process that made it; blocks stay usable.
   void remove();
   const std::string& path() const { return path_; }
+  /// All of it, which is written to meanwhile.
+  std::span<const std::byte> bytes() const { return {base_, bytes_}; }
 
   /// A block with all counters 0; null when there is none left.  `label` is cut at
   /// counter_layout::label_bytes.

@@ -1,8 +1,10 @@
 // The file in which a process keeps its counters and flight recorders: all that writers and readers
 // agree on.
 //
-//   FileHeader | ScopeEntry... | CounterEntry... | EventEntry... | strings | Block... | Ring... |
-//   RingSlot... of each ring
+//   FileHeader | ScopeEntry... | CounterEntry... | EventEntry... | FieldEntry... | strings |
+//   Block... | Ring... | RingSlot... of each ring
+//
+// A dump (runtime/telemetry/trace_dump.h) is a copy of it without what was never used.
 //
 // Names, units and help are in the file, so that a reader of another build understands it.  All
 // numbers have the byte order of the host.  What is mapped by others while it is written consists
@@ -17,7 +19,7 @@
 namespace nccl_ha::counter_layout {
 
 inline constexpr std::array<char, 8> magic = {'n', 'h', 'a', 'c', 'n', 't', 'r', '\0'};
-inline constexpr uint32_t version = 1;
+inline constexpr uint32_t version = 2;
 
 /// Where a table is.
 struct Section {
@@ -39,15 +41,22 @@ struct FileHeader {
   uint32_t instance;  ///< among the files of this process
   std::array<char, 32> build;
   std::array<char, 32> program;
+  std::array<char, 64> host;
+  uint64_t clock;                ///< alike where CLOCK_MONOTONIC is the same clock; 0: unknown
+  int64_t dumped_realtime_ns;    ///< of a dump: CLOCK_REALTIME, and
+  int64_t dumped_ns;             ///< CLOCK_MONOTONIC; 0: this is no dump
+  std::array<char, 104> reason;  ///< of a dump
   Section scopes;
   Section counters;
   Section events;
+  Section fields;
   Section strings;
   Section blocks;
   Section rings;
 };
-static_assert(sizeof(Section) == 16 && sizeof(FileHeader) == 224 &&
-              offsetof(FileHeader, pid) == 56 && offsetof(FileHeader, scopes) == 128);
+static_assert(sizeof(Section) == 16 && sizeof(FileHeader) == 432 &&
+              offsetof(FileHeader, pid) == 56 && offsetof(FileHeader, host) == 128 &&
+              offsetof(FileHeader, scopes) == 320);
 
 // Texts are offsets into the strings, each of which ends with a NUL.
 struct ScopeEntry {
@@ -65,10 +74,18 @@ struct CounterEntry {
 /// What the flight recorder's events are called.
 struct EventEntry {
   uint32_t name;
-  uint32_t a;
-  uint32_t b;
   uint32_t help;
+  uint32_t first;  ///< of its fields
+  uint32_t count;  ///< at most fields_max
 };
+struct FieldEntry {
+  uint32_t name;
+  uint32_t unit;
+  uint32_t values;  ///< names separated by |, from 0 on
+  uint32_t where;   ///< word of the slot | lowest bit << 8 | bits << 16
+};
+inline constexpr size_t fields_max = 8;
+static_assert(sizeof(FieldEntry) == 16);
 static_assert(sizeof(ScopeEntry) == 16 && sizeof(CounterEntry) == 16 && sizeof(EventEntry) == 16);
 
 enum class BlockState : uint8_t {
@@ -99,7 +116,7 @@ static_assert(sizeof(Block) == 384 && offsetof(Block, label) == 40 &&
 /// An event.  `version` is odd while it is written, and 2n + 2 for event number n.
 struct RingSlot {
   std::atomic<uint64_t> version;
-  std::array<std::atomic<uint64_t>, 4> words;  ///< time; actor << 32 | event; a; b
+  std::array<std::atomic<uint64_t>, 4> words;  ///< time; actor << 32 | c << 16 | event; a; b
 };
 static_assert(sizeof(RingSlot) == 40);
 

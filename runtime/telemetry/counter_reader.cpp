@@ -20,7 +20,6 @@
 #include <utility>
 
 #include "runtime/base/host.h"
-#include "runtime/telemetry/recorder.h"
 
 namespace nccl_ha {
 
@@ -31,6 +30,8 @@ namespace {
 /// A block that is written all the time is left out after so many attempts.
 constexpr int attempts_max = 100;
 constexpr size_t text_max = 256;
+/// Of a flight recorder; HA_NCCL_RECORD_EVENTS allows no more.
+constexpr uint64_t ring_slots_max = uint64_t{1} << 24;
 
 /// What may be shown in a terminal.
 std::string printable(std::string_view text) {
@@ -49,21 +50,48 @@ Error damaged(const char* what) {
   return fail(Errc::invalid_argument, fmt::format("the file is damaged: {}", what));
 }
 
+std::vector<std::string> split(const std::string& text, char by) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; !text.empty() && begin <= text.size();) {
+    const size_t end = std::min(text.find(by, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
 /// A file whose header was found to be right, and tables whose bounds were.
 class View {
  public:
-  View(std::span<const std::byte> bytes, const layout::FileHeader& header)
-      : bytes_(bytes), header_(header) {}
+  /// With `damages`, what is wrong is noted there, and the rest is read.
+  View(std::span<const std::byte> bytes, const layout::FileHeader& header, EventsWanted events,
+       std::vector<std::string>* damages = nullptr)
+      : bytes_(bytes), header_(header), events_(events), damages_(damages) {}
 
   Result<CounterSnapshot> read() {
     const bool inside = holds<layout::ScopeEntry>(header_.scopes) &&
                         holds<layout::CounterEntry>(header_.counters) &&
-                        holds<layout::EventEntry>(header_.events) && holds<char>(header_.strings) &&
+                        holds<layout::EventEntry>(header_.events) &&
+                        holds<layout::FieldEntry>(header_.fields) && holds<char>(header_.strings) &&
                         holds<layout::Block>(header_.blocks) && holds<layout::Ring>(header_.rings);
     if (!inside) {
-      return damaged("a table lies outside of it");
+      if (auto bad = damage("a table lies outside of it"); !bad) {
+        return bad.error();
+      }
+      cut<layout::ScopeEntry>(header_.scopes);
+      cut<layout::CounterEntry>(header_.counters);
+      cut<layout::EventEntry>(header_.events);
+      cut<layout::FieldEntry>(header_.fields);
+      cut<char>(header_.strings);
+      cut<layout::Block>(header_.blocks);
+      cut<layout::Ring>(header_.rings);
     }
     CounterSnapshot out;
+    out.host = text_of(header_.host);
+    out.clock = header_.clock;
+    out.dumped_realtime_ns = header_.dumped_realtime_ns;
+    out.dumped_ns = header_.dumped_ns;
+    out.reason = text_of(header_.reason);
     out.pid = header_.pid;
     out.instance = header_.instance;
     out.created_realtime_ns = header_.created_realtime_ns;
@@ -71,6 +99,9 @@ class View {
     out.build = text_of(header_.build);
     out.program = text_of(header_.program);
     if (auto read = read_scopes(out); !read) {
+      return read.error();
+    }
+    if (auto read = read_kinds(out); !read) {
       return read.error();
     }
     for (uint32_t i = 0; i < header_.blocks.count; ++i) {
@@ -89,6 +120,26 @@ class View {
   }
 
  private:
+  Result<void> damage(const char* what) const {
+    if (damages_ == nullptr) {
+      return damaged(what);
+    }
+    if (damages_->empty() || damages_->back() != what) {
+      damages_->emplace_back(what);
+    }
+    return {};
+  }
+  /// Leaves of a table what lies inside.
+  template <class Entry>
+  void cut(layout::Section& section) const {
+    if (section.entry_bytes < sizeof(Entry) || section.entry_bytes % alignof(Entry) != 0 ||
+        section.offset % alignof(Entry) != 0 || section.offset > bytes_.size()) {
+      section = {0, 0, sizeof(Entry)};
+      return;
+    }
+    section.count = static_cast<uint32_t>(
+        std::min<uint64_t>(section.count, (bytes_.size() - section.offset) / section.entry_bytes));
+  }
   template <class Entry>
   bool holds(const layout::Section& section) const {
     return section.entry_bytes >= sizeof(Entry) && section.entry_bytes % alignof(Entry) == 0 &&
@@ -111,10 +162,13 @@ class View {
 
   Result<void> read_scopes(CounterSnapshot& out) const {
     for (uint32_t i = 0; i < header_.scopes.count; ++i) {
-      const auto entry = at<layout::ScopeEntry>(header_.scopes, i);
+      auto entry = at<layout::ScopeEntry>(header_.scopes, i);
       if (entry.count > layout::values_max || entry.first > header_.counters.count ||
           entry.count > header_.counters.count - entry.first) {
-        return damaged("a scope names counters that are not there");
+        if (auto bad = damage("a scope names counters that are not there"); !bad) {
+          return bad;
+        }
+        entry.count = 0;
       }
       CounterSnapshot::Scope scope{text(entry.name), text(entry.help), {}};
       for (uint32_t j = 0; j < entry.count; ++j) {
@@ -124,6 +178,29 @@ class View {
                                       counter.kind, static_cast<uint32_t>(CounterKind::most)))});
       }
       out.scopes.push_back(std::move(scope));
+    }
+    return {};
+  }
+
+  Result<void> read_kinds(CounterSnapshot& out) const {
+    for (uint32_t i = 0; i < header_.events.count; ++i) {
+      auto entry = at<layout::EventEntry>(header_.events, i);
+      if (entry.count > layout::fields_max || entry.first > header_.fields.count ||
+          entry.count > header_.fields.count - entry.first) {
+        if (auto bad = damage("an event names fields that are not there"); !bad) {
+          return bad;
+        }
+        entry.count = 0;
+      }
+      CounterSnapshot::EventKind kind{text(entry.name), text(entry.help), {}};
+      for (uint32_t j = 0; j < entry.count; ++j) {
+        const auto field = at<layout::FieldEntry>(header_.fields, entry.first + j);
+        kind.fields.push_back({text(field.name), text(field.unit), split(text(field.values), '|'),
+                               static_cast<uint8_t>(field.where),
+                               static_cast<uint8_t>(field.where >> 8),
+                               static_cast<uint8_t>(field.where >> 16)});
+      }
+      out.kinds.push_back(std::move(kind));
     }
     return {};
   }
@@ -156,7 +233,7 @@ class View {
       }
       if (state > static_cast<uint32_t>(layout::BlockState::ended) ||
           read.scope >= out.scopes.size()) {
-        return damaged("a block is of no known kind");
+        return damage("a block is of no known kind");
       }
       read.ended = state == static_cast<uint32_t>(layout::BlockState::ended);
       read.label = text_of(std::bit_cast<std::array<char, layout::label_bytes>>(words));
@@ -177,28 +254,29 @@ class View {
       return {};
     }
     if (!std::has_single_bit(read.capacity) || slots_offset % alignof(layout::RingSlot) != 0 ||
-        slots_offset > bytes_.size() ||
-        read.capacity > (bytes_.size() - slots_offset) / sizeof(layout::RingSlot)) {
-      return damaged("a flight recorder lies outside of it");
+        slots_offset > bytes_.size() || read.capacity > ring_slots_max) {
+      return damage("a flight recorder lies outside of it");
+    }
+    const uint64_t there =
+        std::min((bytes_.size() - slots_offset) / sizeof(layout::RingSlot), read.capacity);
+    if (there < read.capacity) {
+      if (auto bad = damage("the end of a flight recorder is missing"); !bad) {
+        return bad;
+      }
     }
     const auto* slots = reinterpret_cast<const layout::RingSlot*>(bytes_.data() + slots_offset);
     read.written = ring.written.load(std::memory_order_acquire);
-    for (const RecordedEvent& event : read_ring(slots, read.capacity, read.written)) {
-      CounterSnapshot::Event named{event.time_ns, event.actor, "?", event.a, event.b, "", ""};
-      if (const auto number = static_cast<uint32_t>(event.event); number < header_.events.count) {
-        const auto entry = at<layout::EventEntry>(header_.events, number);
-        named.name = text(entry.name);
-        named.a_name = text(entry.a);
-        named.b_name = text(entry.b);
-      }
-      read.events.push_back(std::move(named));
+    if (events_ == EventsWanted::yes) {
+      read.events = read_ring(slots, read.capacity, read.written, there);
     }
     out.rings.push_back(std::move(read));
     return {};
   }
 
   const std::span<const std::byte> bytes_;
-  const layout::FileHeader header_;
+  layout::FileHeader header_;
+  const EventsWanted events_;
+  std::vector<std::string>* const damages_;
 };
 
 struct Descriptor {
@@ -261,17 +339,19 @@ std::vector<std::string> names_in(const std::string& directory) {
   return names;
 }
 
-Result<CounterSnapshot> read_mapped(int fd, size_t bytes) {
+Result<CounterSnapshot> read_mapped(int fd, size_t bytes, EventsWanted events) {
   void* base = bytes == 0 ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) {
     return bytes == 0 ? damaged("it is empty") : fail(Errc::system, "cannot map it", errno);
   }
-  auto snapshot = parse_counters({static_cast<const std::byte*>(base), bytes});
+  auto snapshot = parse_counters({static_cast<const std::byte*>(base), bytes}, events);
   munmap(base, bytes);
   return snapshot;
 }
 
-Result<ProcessCounterFile> read_file(const std::string& path) {
+}  // namespace
+
+Result<ProcessCounterFile> read_counter_file(const std::string& path, EventsWanted events) {
   const auto refuse = [&path](const Error& error) {
     return fail(error.code, fmt::format("{}: {}", path, error.what), error.sys);
   };
@@ -297,15 +377,13 @@ Result<ProcessCounterFile> read_file(const std::string& path) {
   ProcessCounterFile out;
   out.path = path;
   out.running = may_run(&*header, file.fd);
-  auto snapshot = read_mapped(file.fd, static_cast<size_t>(info.st_size));
+  auto snapshot = read_mapped(file.fd, static_cast<size_t>(info.st_size), events);
   if (!snapshot) {
     return refuse(snapshot.error());
   }
   out.snapshot = std::move(*snapshot);
   return out;
 }
-
-}  // namespace
 
 Result<layout::FileHeader> parse_counter_header(std::span<const std::byte> bytes) {
   layout::FileHeader header{};
@@ -329,7 +407,21 @@ Result<layout::FileHeader> parse_counter_header(std::span<const std::byte> bytes
   return header;
 }
 
-Result<CounterSnapshot> parse_counters(std::span<const std::byte> bytes) {
+const CounterSnapshot::EventKind& CounterSnapshot::kind_of(const RecordedEvent& event) const {
+  static const EventKind unknown{"?", "", {}};
+  const auto number = static_cast<size_t>(event.event);
+  return number < kinds.size() ? kinds[number] : unknown;
+}
+
+std::string to_text(const CounterSnapshot::Field& field, const RecordedEvent& event) {
+  const uint64_t value = value_of(event, field.word, field.shift, field.bits);
+  if (value < field.values.size()) {
+    return field.values[value];
+  }
+  return fmt::format("{}{}{}", value, field.unit.empty() ? "" : " ", field.unit);
+}
+
+Result<CounterSnapshot> parse_counters(std::span<const std::byte> bytes, EventsWanted events) {
   const auto header = parse_counter_header(bytes);
   if (!header) {
     return header.error();
@@ -337,7 +429,19 @@ Result<CounterSnapshot> parse_counters(std::span<const std::byte> bytes) {
   if (header->file_bytes > bytes.size()) {
     return damaged("it is shorter than it says");
   }
-  return View(bytes.first(header->file_bytes), *header).read();
+  return View(bytes.first(header->file_bytes), *header, events).read();
+}
+
+Result<CounterSnapshot> salvage_counters(std::span<const std::byte> bytes,
+                                         std::vector<std::string>& damages) {
+  const auto header = parse_counter_header(bytes);
+  if (!header) {
+    return header.error();
+  }
+  if (header->file_bytes > bytes.size()) {
+    damages.emplace_back("it is shorter than it says: its end is missing");
+  }
+  return View(bytes, *header, EventsWanted::yes, &damages).read();
 }
 
 std::vector<CounterFileFound> find_counter_files(const std::string& directory) {
@@ -368,14 +472,14 @@ std::vector<CounterFileFound> find_counter_files(const std::string& directory) {
   return all;
 }
 
-Result<std::vector<ProcessCounterFile>> read_counters_of(uint32_t pid,
-                                                         const std::string& directory) {
+Result<std::vector<ProcessCounterFile>> read_counters_of(uint32_t pid, const std::string& directory,
+                                                         EventsWanted events) {
   std::vector<ProcessCounterFile> files;
   for (const std::string& name : names_in(directory)) {
     if (pid_of_name(name, ".counters") != pid) {
       continue;
     }
-    auto file = read_file(fmt::format("{}/{}", directory, name));
+    auto file = read_counter_file(fmt::format("{}/{}", directory, name), events);
     if (!file) {
       return file.error();
     }

@@ -12,6 +12,7 @@
 #include "runtime/base/result.h"
 #include "runtime/telemetry/counter_layout.h"
 #include "runtime/telemetry/counters.h"
+#include "runtime/telemetry/recorder.h"
 
 namespace nccl_ha {
 
@@ -37,20 +38,25 @@ struct CounterSnapshot {
     std::string label;
     std::vector<uint64_t> values;  ///< as many as the scope has counters
   };
-  struct Event {
-    int64_t time_ns = 0;
-    uint32_t actor = 0;
+  /// What an event of the recorder is called and holds, by the file.
+  struct Field {
     std::string name;
-    uint64_t a = 0;
-    uint64_t b = 0;
-    std::string a_name;  ///< what `a` holds; empty: nothing
-    std::string b_name;
+    std::string unit;
+    std::vector<std::string> values;  ///< names, from 0 on
+    uint8_t word = 0;                 ///< where it is in an event (value_of())
+    uint8_t shift = 0;
+    uint8_t bits = 0;
+  };
+  struct EventKind {
+    std::string name;
+    std::string help;
+    std::vector<Field> fields;
   };
   struct Ring {
     uint64_t owner = 0;  ///< id of the worker's block
     uint64_t written = 0;
     uint64_t capacity = 0;
-    std::vector<Event> events;  ///< those that are still there, oldest first
+    std::vector<RecordedEvent> events;  ///< those that are still there, oldest first
   };
 
   uint32_t pid = 0;
@@ -59,13 +65,34 @@ struct CounterSnapshot {
   int64_t created_ns = 0;  ///< of CLOCK_MONOTONIC, as all other times
   std::string build;
   std::string program;
+  std::string host;
+  uint64_t clock = 0;              ///< alike where created_ns is of the same clock; 0: unknown
+  int64_t dumped_realtime_ns = 0;  ///< 0: no dump, but the file of a process
+  int64_t dumped_ns = 0;
+  std::string reason;  ///< of a dump
   std::vector<Scope> scopes;
+  std::vector<EventKind> kinds;
   std::vector<Block> blocks;  ///< in the order of their ids; none that changed all the time
   std::vector<Ring> rings;
+
+  /// Of an event that this file does not describe: one without a name.
+  const EventKind& kind_of(const RecordedEvent& event) const;
 };
 
+/// What a field holds, with its unit or the name of its value.
+std::string to_text(const CounterSnapshot::Field& field, const RecordedEvent& event);
+
+/// What is read of a file.
+enum class EventsWanted : uint8_t { no, yes };
+
 /// `bytes` may be written to meanwhile and is aligned to 64, as a mapping is.
-Result<CounterSnapshot> parse_counters(std::span<const std::byte> bytes);
+Result<CounterSnapshot> parse_counters(std::span<const std::byte> bytes,
+                                       EventsWanted events = EventsWanted::yes);
+
+/// The same of what is damaged or was cut off: what can be read of it, and in `damages` what not.
+/// Without a header that can be read: an error.
+Result<CounterSnapshot> salvage_counters(std::span<const std::byte> bytes,
+                                         std::vector<std::string>& damages);
 
 /// The header of a file, if it is one of this layout; else what is wrong with it.
 Result<counter_layout::FileHeader> parse_counter_header(std::span<const std::byte> bytes);
@@ -88,7 +115,10 @@ struct ProcessCounterFile {
 };
 /// All files of a process, which may be gone.  None, or one that cannot be read: an error that says
 /// why.
-Result<std::vector<ProcessCounterFile>> read_counters_of(uint32_t pid,
-                                                         const std::string& directory);
+Result<std::vector<ProcessCounterFile>> read_counters_of(uint32_t pid, const std::string& directory,
+                                                         EventsWanted events = EventsWanted::yes);
+/// One file, by its name.
+Result<ProcessCounterFile> read_counter_file(const std::string& path,
+                                             EventsWanted events = EventsWanted::yes);
 
 }  // namespace nccl_ha

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "runtime/base/clock.h"
@@ -15,17 +16,26 @@ namespace nccl_ha {
 struct CounterPlace;
 
 enum class TraceEvent : uint16_t {
-#define NHA_EVENT(name, a, b, help) name,
+#define NHA_EVENT(name, ...) name,
 #include "runtime/telemetry/events.def"
 #undef NHA_EVENT
+};
+
+/// Some bits of an event, by name.
+struct TraceField {
+  const char* name;
+  const char* unit;    ///< empty: a plain number
+  const char* values;  ///< their names, from 0 on, separated by |; empty: they have none
+  uint8_t word;        ///< of counter_layout::RingSlot
+  uint8_t shift;
+  uint8_t bits;
 };
 
 /// Names for readers of a dump.
 struct TraceEventInfo {
   const char* name;
-  const char* a;
-  const char* b;
   const char* help;
+  std::span<const TraceField> fields;
 };
 const TraceEventInfo& describe(TraceEvent event);
 size_t trace_event_count();
@@ -34,11 +44,37 @@ struct RecordedEvent {
   int64_t time_ns = 0;  ///< of the recording thread's Clock
   uint32_t actor = 0;
   TraceEvent event{};
-  uint16_t reserved = 0;
+  uint16_t c = 0;
   uint64_t a = 0;
   uint64_t b = 0;
 };
 static_assert(sizeof(RecordedEvent) == 32);
+
+/// What a field of an event holds.
+uint64_t value_of(const RecordedEvent& event, unsigned word, unsigned shift, unsigned bits);
+
+/// Word b of events about chunks.
+constexpr uint64_t trace_chunk(uint32_t bytes, uint32_t position, uint32_t chunk, uint32_t of) {
+  return uint64_t{bytes} | uint64_t{position & 255U} << 32 | uint64_t{chunk & 255U} << 40 |
+         uint64_t{of & 255U} << 48;
+}
+
+/// Steps of a failover round (round_part), in the order of NHA_ROUND_STEPS.
+enum class RoundStep : uint8_t {
+  taken_down,
+  work_back,
+  down_said,
+  down_heard,
+  suspect_said,
+  suspect_heard,
+  report_said,
+  report_heard,
+  offer_said,
+  offer_heard,
+  answer_said,
+  answer_heard,
+  in_use,
+};
 
 /// Written by one thread, read by any.
 class Recorder {
@@ -48,14 +84,16 @@ class Recorder {
   /// In the file of `place`, for the worker whose block that names, if there is room.
   Recorder(const CounterPlace& place, size_t capacity);
 
-  void record(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b, Instant now) {
-    note(event, actor, a, b);
+  void record(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b, Instant now,
+              uint16_t c = 0) {
+    note(event, actor, a, b, c);
     stamp(now);
   }
   /// The same without a time: it gets that of the next stamp(), and until then readers do not see
   /// it.  A worker stamps when it has a reason to look at the clock, so that nobody waits for one:
   /// some microseconds late, or Worker::max_poll_gap() when its caller stops right there.
-  [[gnu::always_inline]] void note(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b) {
+  [[gnu::always_inline]] void note(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b,
+                                   uint16_t c = 0) {
     if (slots_ == nullptr) {
       return;
     }
@@ -63,7 +101,7 @@ class Recorder {
     counter_layout::RingSlot& slot = slots_[number & mask_];
     // Odd while being written; a reader that sees two different values throws its copy away.
     slot.version.store(2 * number + 1, std::memory_order_relaxed);
-    slot.words[1].store(uint64_t{actor} << 32 | static_cast<uint64_t>(event),
+    slot.words[1].store(uint64_t{actor} << 32 | uint64_t{c} << 16 | static_cast<uint64_t>(event),
                         std::memory_order_release);
     slot.words[2].store(a, std::memory_order_release);
     slot.words[3].store(b, std::memory_order_release);
@@ -100,7 +138,8 @@ class Recorder {
 
 /// The events still in a ring of which `written` were recorded, oldest first, without those being
 /// written.  Any thread, also of another process.
+/// Of the slots, `there` are in memory.
 std::vector<RecordedEvent> read_ring(const counter_layout::RingSlot* slots, uint64_t capacity,
-                                     uint64_t written);
+                                     uint64_t written, uint64_t there = UINT64_MAX);
 
 }  // namespace nccl_ha

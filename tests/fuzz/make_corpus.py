@@ -123,16 +123,18 @@ def handles():
     write("handle", "none", handle())
 
 
-def counter_file(version=1, blocks=2, ring_capacity=4, block_scope=0):
+def counter_file(version=2, blocks=2, ring_capacity=4, block_scope=0):
     """Two scopes, a worker with a ring and a connection, as runtime/telemetry/counter_layout.h has it."""
     strings, offsets = b"", {}
-    for text in ("worker", "connection", "turns", "bytes", "help", "path_down", "path", "epoch"):
-        offsets[text] = len(strings)
+    for text in ("worker", "connection", "turns", "bytes", "help", "path_down", "path", "epoch", "no", "names|of|values"):
+        offsets[text.split("|")[0]] = len(strings)
         strings += text.encode() + b"\0"
     at = lambda *texts: [offsets[text] for text in texts]
     scopes = struct.pack("<4I", *at("worker", "help"), 0, 1) + struct.pack("<4I", *at("connection", "help"), 1, 1)
     counters = struct.pack("<4I", *at("turns", "turns", "help"), 0) + struct.pack("<4I", *at("bytes", "bytes", "help"), 2)
-    events = struct.pack("<4I", *at("path_down", "path", "epoch", "help"))
+    events = struct.pack("<4I", *at("path_down", "help"), 0, 2)
+    fields = (struct.pack("<4I", *at("path", "no", "names"), 2 | 64 << 16) +
+              struct.pack("<4I", *at("epoch", "no", "no"), 3 | 8 << 8 | 16 << 16))
 
     def block(number, parent, scope, state, label):
         return (struct.pack("<5Q", 2, number, parent, scope | state << 32, 1000) + label.ljust(88, b"\0") +
@@ -144,29 +146,30 @@ def counter_file(version=1, blocks=2, ring_capacity=4, block_scope=0):
     def add(data, count, entry):
         nonlocal body
         body += bytes(-len(body) % 64)
-        tables.append((256 + len(body), count, entry))
+        tables.append((448 + len(body), count, entry))
         body += data
 
     add(scopes, 2, 16)
     add(counters, 2, 16)
     add(events, 1, 16)
+    add(fields, 2, 16)
     add(strings, len(strings), 1)
     add(block_table, blocks, 384)
-    ring_offset = 256 + len(body) + -len(body) % 64
+    ring_offset = 448 + len(body) + -len(body) % 64
     ring = struct.pack("<4Q", 3, ring_capacity, ring_offset + 64, 1) + bytes(32)
     slots = b"".join(struct.pack("<5Q", 2 * n + 2, 5000 + n, 7 << 32, n, n) for n in range(3)) + bytes(40)
     add(ring + slots, 1, 64)
-    header = struct.pack("<8sIIQQQqqII32s32s", b"nhacntr\0", version, 224, 256 + len(body), 1, 2, 3, 4, 5, 0,
-                         b"0.1.0", b"python3")
-    return header + b"".join(struct.pack("<QII", *table) for table in tables) + bytes(32) + body
+    header = struct.pack("<8sIIQQQqqII32s32s64sQqq104s", b"nhacntr\0", version, 432, 448 + len(body), 1, 2, 3, 4, 5,
+                         0, b"0.1.0", b"python3", b"host-a", 6, 7, 8, b"a path was replaced")
+    return header + b"".join(struct.pack("<QII", *table) for table in tables) + bytes(16) + body
 
 
 def counters():
     whole = counter_file()
     write("counters", "whole", whole)
-    write("counters", "header", whole[:224])
+    write("counters", "header", whole[:432])
     write("counters", "cut", whole[:len(whole) - 64])
-    write("counters", "other_version", counter_file(version=2))
+    write("counters", "other_version", counter_file(version=3))
     write("counters", "no_blocks", counter_file(blocks=0))
     write("counters", "wild_ring", counter_file(ring_capacity=1 << 60))
     write("counters", "wild_scope", counter_file(block_scope=9))

@@ -49,7 +49,9 @@ class Installed(unittest.TestCase):
                      "share/man/man1/nccl-ha-info.1", "share/man/man1/nccl-ha-check.1",
                      "share/man/man1/nccl-ha-lab.1", "share/man/man1/nccl-ha-sim.1",
                      "share/man/man1/nccl-ha-relay.1", "share/doc/nccl-ha/docs/mesh.md",
-                     "share/man/man1/nccl-ha-agent.1", "lib/systemd/system/nccl-ha-agent.service",
+                     "share/man/man1/nccl-ha-agent.1", "share/man/man1/nccl-ha-trace.1",
+                     "share/man/man1/nccl-ha-top.1", "share/man/man1/nccl-ha-stat.1",
+                     "share/man/man1/nccl-ha-tune.1", "share/man/man1/nccl-ha-report.1", "lib/systemd/system/nccl-ha-agent.service",
                      "lib/systemd/system/nccl-ha-relay.service",
                      "share/doc/nccl-ha/docs/agent.md",
                      "share/doc/nccl-ha/docs/agent-dashboard.json",
@@ -111,7 +113,8 @@ class Installed(unittest.TestCase):
 
     def test_man_pages_name_every_option(self):
         for command in ["perf", "info", "check", "lab run", "lab roce", "lab cut", "lab show", "agent",
-                        "agent status", "agent simulate-switch"]:
+                        "agent status", "agent simulate-switch", "trace show", "trace summary",
+                        "trace critical", "trace export", "trace plot", "stat", "top", "tune", "report"]:
             words = command.split()
             help_text = output_of(str(self.program), *words, "--help")
             page = (self.root / f"share/man/man1/nccl-ha-{words[0]}.1").read_text(encoding="utf-8")
@@ -123,7 +126,8 @@ class Installed(unittest.TestCase):
     def test_completion_knows_every_option(self):
         script = self.root / "share/bash-completion/completions/nccl-ha"
         for command in ["perf", "info", "check", "lab run", "lab roce", "lab cut", "agent",
-                        "agent status", "agent simulate-switch"]:
+                        "agent status", "agent simulate-switch", "trace show", "trace summary",
+                        "trace critical", "stat", "top", "tune", "report"]:
             words = command.split()
             help_text = output_of(str(self.program), *words, "--help")
             wanted = set(re.findall(r"--[a-z][a-z-]+", help_text))

@@ -239,10 +239,12 @@ TEST_F(CounterFileTest, AKilledProcessLeavesItsLastValuesAndEvents) {
   ASSERT_EQ(file.snapshot.rings.size(), 1U);
   EXPECT_EQ(file.snapshot.rings[0].owner, 2U);
   ASSERT_EQ(file.snapshot.rings[0].events.size(), 1U);
-  const CounterSnapshot::Event& event = file.snapshot.rings[0].events[0];
-  EXPECT_EQ(event.name, "path_down");
-  EXPECT_EQ(event.a_name, "path");
-  EXPECT_EQ(event.b_name, "epoch");
+  const RecordedEvent& event = file.snapshot.rings[0].events[0];
+  const CounterSnapshot::EventKind& kind = file.snapshot.kind_of(event);
+  EXPECT_EQ(kind.name, "path_down");
+  ASSERT_EQ(kind.fields.size(), 2U);
+  EXPECT_EQ(kind.fields[0].name, "path");
+  EXPECT_EQ(kind.fields[1].name, "epoch");
   EXPECT_EQ(event.time_ns, 1234);
   EXPECT_EQ(event.actor, 7U);
   EXPECT_EQ(event.a, 1U);
@@ -356,7 +358,7 @@ TEST_F(CounterFileTest, AnEngineShowsItsWorkersAndPollersAndTakesItsFileWithIt) 
   EXPECT_EQ(value(snapshot, block.parent, "actors"), 1U);
   EXPECT_EQ(find(snapshot, block.parent)->label, "worker 0");
   ASSERT_EQ(snapshot.rings.size(), 1U);
-  EXPECT_EQ(snapshot.rings[0].events.at(0).name, "worker_started");
+  EXPECT_EQ(snapshot.kind_of(snapshot.rings[0].events.at(0)).name, "worker_started");
   engine->reset();
   EXPECT_TRUE(names().empty());
 }

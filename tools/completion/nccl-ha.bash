@@ -12,11 +12,15 @@ _nccl_ha() {
   done
   COMPREPLY=()
   if [ -z "$command" ]; then
-    mapfile -t COMPREPLY < <(compgen -W "perf info check lab relay agent sim --help --version" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W "perf info check lab relay agent sim trace stat top tune report --help --version" -- "$current")
     return
   fi
   if [ "$command" = lab ]; then
     _nccl_ha_lab "$program" "$current"
+    return
+  fi
+  if [ "$command" = trace ]; then
+    _nccl_ha_trace "$program" "$current" "$previous"
     return
   fi
   if [ "$command" = agent ]; then
@@ -70,6 +74,31 @@ _nccl_ha_lab() {
       ;;
     run:*)
       mapfile -t COMPREPLY < <(compgen -W "pair rails-4x2 islands ring-4 line-3 star-3" -- "$current")
+      ;;
+  esac
+}
+
+# So has the trace.
+_nccl_ha_trace() {
+  local program=$1 current=$2 previous=$3 verb= index
+  for ((index = 2; index < COMP_CWORD; index++)); do
+    [ "${COMP_WORDS[index]}" = trace ] || { verb=${COMP_WORDS[index]}; break; }
+  done
+  case "$verb:$current" in
+    :*)
+      mapfile -t COMPREPLY < <(compgen -W "dump show summary export merge critical plot --help" -- "$current")
+      ;;
+    *:-*)
+      mapfile -t COMPREPLY < <(compgen -W "$("$program" trace "$verb" --help 2>/dev/null |
+        grep -oE -- '--[a-z][a-z-]+' | sort -u)" -- "$current")
+      ;;
+    *)
+      if [ "$previous" = --format ]; then
+        mapfile -t COMPREPLY < <(compgen -W "perfetto" -- "$current")
+      else
+        compopt -o filenames 2>/dev/null
+        mapfile -t COMPREPLY < <(compgen -f -- "$current")
+      fi
       ;;
   esac
 }

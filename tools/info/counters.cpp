@@ -86,13 +86,11 @@ json recorders_json(const CounterSnapshot& snapshot) {
   json recorders = json::array();
   for (const CounterSnapshot::Ring& ring : snapshot.rings) {
     json events = json::array();
-    for (const CounterSnapshot::Event& event : ring.events) {
-      json one{{"time_ns", event.time_ns}, {"name", event.name}, {"actor", event.actor}};
-      for (const auto& [name, value] :
-           {std::pair(event.a_name, event.a), std::pair(event.b_name, event.b)}) {
-        if (!name.empty()) {
-          one[name] = value;
-        }
+    for (const RecordedEvent& event : ring.events) {
+      const CounterSnapshot::EventKind& kind = snapshot.kind_of(event);
+      json one{{"time_ns", event.time_ns}, {"name", kind.name}, {"actor", event.actor}};
+      for (const CounterSnapshot::Field& field : kind.fields) {
+        one[field.name] = value_of(event, field.word, field.shift, field.bits);
       }
       events.push_back(std::move(one));
     }
@@ -174,11 +172,14 @@ class Table {
     fmt::print("{}  flight recorder: {} events, {} of them still there{}\n", indent, ring.written,
                events.size(), events.empty() ? "" : "; the last:");
     for (size_t i = events.size() - std::min(events.size(), events_shown); i < events.size(); ++i) {
-      const CounterSnapshot::Event& event = events[i];
-      fmt::print("{}    {}  {} actor {}{}{}\n", indent, time_text(snapshot_, event.time_ns),
-                 event.name, event.actor,
-                 event.a_name.empty() ? "" : fmt::format(" {} {}", event.a_name, event.a),
-                 event.b_name.empty() ? "" : fmt::format(" {} {}", event.b_name, event.b));
+      const RecordedEvent& event = events[i];
+      const CounterSnapshot::EventKind& kind = snapshot_.kind_of(event);
+      fmt::print("{}    {}  {} actor {}", indent, time_text(snapshot_, event.time_ns), kind.name,
+                 event.actor);
+      for (const CounterSnapshot::Field& field : kind.fields) {
+        fmt::print(" {} {}", field.name, nccl_ha::to_text(field, event));
+      }
+      fmt::print("\n");
     }
   }
 

@@ -177,6 +177,8 @@ void add_environment(CLI::App& perf, RawOptions& raw) {
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   perf.add_option("--json", o.json, "Write the results to this file; '-': to standard output");
+  perf.add_option("--plot", o.plot, "Draw bandwidth and time, or latency, over size into this SVG");
+  perf.add_option("--csv", o.csv, "Write a line for each size and plugin to this file");
   perf.add_flag("-v,--verbose", o.verbose, "Print the plugin's INFO lines and process numbers");
 }
 

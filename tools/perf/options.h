@@ -70,6 +70,8 @@ struct PerfOptions {
   uint32_t timeout_s = 300;
   uint64_t seed = 1;
   std::string json;           ///< empty: none; "-": standard output
+  std::string plot;           ///< SVG to draw; empty: none
+  std::string csv;            ///< file of rows; empty: none
   std::string faults;         ///< steps for the lab; empty: none
   uint32_t fault_rounds = 1;  ///< how often they are carried out
 };

@@ -15,6 +15,7 @@
 #include "tools/perf/children.h"
 #include "tools/perf/message.h"
 #include "tools/perf/neighbours.h"
+#include "tools/perf/pictures.h"
 #include "tools/perf/report.h"
 
 namespace nccl_ha::tools {
@@ -310,6 +311,9 @@ class Supervisor {
     ok = ok && wrong == 0;
     if (ready_) {
       print(footer_text(o_, ranks_, rows_, infos_, complete_));
+    }
+    if (ready_ && !save_pictures(o_, ranks_, rows_, infos_)) {
+      ok = false;
     }
     if (o_.json.empty()) {
       return ok;

@@ -1,0 +1,109 @@
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <thread>
+
+#include "runtime/telemetry/counter_reader.h"
+#include "runtime/telemetry/trace_keeper.h"
+#include "tests/support/counter_files.h"
+
+namespace nccl_ha {
+namespace {
+
+constexpr std::chrono::milliseconds an_hour(3'600'000);
+constexpr std::chrono::milliseconds no_time(0);
+
+class TraceKeeperTest : public test::CounterFiles {
+ protected:
+  std::unique_ptr<TraceKeeper> start(std::chrono::milliseconds interval, bool on_signal = false,
+                                     uint64_t bytes_max = 1 << 20) {
+    return TraceKeeper::start(file_, {folder_, interval, bytes_max, on_signal});
+  }
+  /// The reasons of all dumps.
+  std::vector<std::string> reasons() const {
+    std::vector<std::string> all;
+    for (const std::string& name : names()) {
+      if (name.ends_with(".trace")) {
+        const auto read = read_counter_file(folder_ + "/" + name);
+        EXPECT_TRUE(read) << read.error().message();
+        all.push_back(read ? read->snapshot.reason : "");
+      }
+    }
+    return all;
+  }
+  static void wait_for(const TraceKeeper& keeper, uint64_t dumps) {
+    while (keeper.written() < dumps) {
+      std::this_thread::yield();
+    }
+  }
+  static bool handles_signal() {
+    struct sigaction now {};
+    sigaction(SIGUSR2, nullptr, &now);
+    return now.sa_handler != SIG_DFL;
+  }
+
+  std::shared_ptr<CounterFile> file_ = make();
+};
+
+TEST_F(TraceKeeperTest, AFailoverIsDumped) {
+  const auto keeper = start(an_hour);
+  keeper->ask(TraceCause::failover);
+  wait_for(*keeper, 1);
+  EXPECT_EQ(reasons(), std::vector<std::string>{"a path was replaced"});
+}
+
+TEST_F(TraceKeeperTest, SoonAfterAnotherOneItIsNotButAFailureIs) {
+  auto keeper = start(an_hour);
+  keeper->ask(TraceCause::failover);
+  wait_for(*keeper, 1);
+  keeper->ask(TraceCause::failover);
+  keeper.reset();  // does what it was asked before it ends
+  EXPECT_EQ(reasons().size(), 1U);
+  keeper = start(an_hour);
+  keeper->ask(TraceCause::failure);
+  keeper.reset();
+  EXPECT_EQ(reasons().size(), 2U);
+}
+
+TEST_F(TraceKeeperTest, TheSignalDumpsAndIsLeftAsItWas) {
+  ASSERT_FALSE(handles_signal());
+  auto keeper = start(an_hour, true);
+  auto second = start(an_hour, true);
+  EXPECT_TRUE(handles_signal());
+  raise(SIGUSR2);
+  wait_for(*keeper, 1);
+  wait_for(*second, 1);
+  EXPECT_EQ(reasons().front(), "SIGUSR2");
+  keeper.reset();
+  EXPECT_TRUE(handles_signal());
+  second.reset();
+  EXPECT_FALSE(handles_signal());
+}
+
+volatile sig_atomic_t own_handler_ran = 0;
+
+TEST_F(TraceKeeperTest, AHandlerOfTheProcessStays) {
+  struct sigaction own {};
+  own.sa_handler = [](int) { own_handler_ran = 1; };
+  sigaction(SIGUSR2, &own, nullptr);
+  auto keeper = start(an_hour, true);
+  raise(SIGUSR2);
+  EXPECT_EQ(own_handler_ran, 1);
+  keeper.reset();
+  struct sigaction now {};
+  sigaction(SIGUSR2, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, own.sa_handler);
+  EXPECT_TRUE(reasons().empty());
+  signal(SIGUSR2, SIG_DFL);
+}
+
+TEST_F(TraceKeeperTest, WhereThereIsNoRoomThereIsNoDump) {
+  auto keeper = start(no_time, false, 100);
+  keeper->ask(TraceCause::failure);
+  keeper.reset();
+  EXPECT_TRUE(reasons().empty());
+  EXPECT_EQ(start(no_time, false, 0), nullptr);
+}
+
+}  // namespace
+}  // namespace nccl_ha

@@ -1,0 +1,226 @@
+#include "tools/common/chart.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+
+namespace nccl_ha::tools {
+namespace {
+
+constexpr double chart_width = 860;
+constexpr double chart_height = 340;
+constexpr double left_edge = 80;
+constexpr double right_edge = 20;
+constexpr double top_edge = 40;
+constexpr double bottom_edge = 50;
+constexpr double legend_row = 18;
+/// Told apart by the color-blind (Okabe and Ito, 2008).
+constexpr std::array colors = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                               "#e69f00", "#56b4e9", "#999999", "#b8a900"};
+
+std::string escaped_text(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<' || c == '>' || c == '&' || c == '"') {
+      out += fmt::format("&#{};", static_cast<int>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string size_tick(double value) {
+  constexpr std::array units = {"", "K", "M", "G", "T"};
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < units.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.4g}{}", value, units[unit]);
+}
+
+/// One axis: from values to places in the picture.
+class Scale {
+ public:
+  Scale(const ChartAxis& axis, double from, double to) : axis_(axis), from_(from), to_(to) {}
+
+  void see(double value) {
+    if (std::isfinite(value) && (!axis_.logarithmic || value > 0)) {
+      least_ = std::min(least_, value);
+      most_ = std::max(most_, value);
+    }
+  }
+  /// A linear axis begins at 0 if its values do not lie far from it.
+  void settle(bool from_zero) {
+    if (least_ > most_) {
+      least_ = axis_.logarithmic ? 1 : 0;
+      most_ = least_ + 1;
+    }
+    if (!axis_.logarithmic && from_zero) {
+      least_ = std::min(least_, 0.0);
+    }
+    if (most_ <= least_) {
+      most_ = axis_.logarithmic ? least_ * 2 : least_ + 1;
+    }
+  }
+  double place(double value) const {
+    const double part = axis_.logarithmic ? std::log2(value / least_) / std::log2(most_ / least_)
+                                          : (value - least_) / (most_ - least_);
+    return from_ + part * (to_ - from_);
+  }
+  bool shows(double value) const {
+    return std::isfinite(value) && (!axis_.logarithmic || value > 0);
+  }
+  std::vector<double> ticks() const {
+    std::vector<double> all;
+    if (axis_.logarithmic) {
+      const double octaves = std::log2(most_ / least_);
+      const double step = std::max(1.0, std::ceil(octaves / 10));
+      for (double power = std::ceil(std::log2(least_)); power <= std::log2(most_) + 1e-9;
+           power += step) {
+        all.push_back(std::exp2(power));
+      }
+      return all;
+    }
+    const double rough = (most_ - least_) / 6;
+    const double base = std::pow(10.0, std::floor(std::log10(rough)));
+    const double step = rough / base < 1.5 ? base
+                        : rough / base < 3 ? 2 * base
+                        : rough / base < 7 ? 5 * base
+                                           : 10 * base;
+    for (double tick = std::ceil(least_ / step) * step; tick <= most_ + step / 1000; tick += step) {
+      all.push_back(std::abs(tick) < step / 1000 ? 0 : tick);
+    }
+    return all;
+  }
+  std::string label(double value) const {
+    return axis_.bytes ? size_tick(value) : fmt::format("{:.4g}", value);
+  }
+
+ private:
+  const ChartAxis axis_;
+  const double from_;
+  const double to_;
+  double least_ = std::numeric_limits<double>::infinity();
+  double most_ = -std::numeric_limits<double>::infinity();
+};
+
+std::string draw_text(double x, double y, const char* anchor, const std::string& text,
+                      const char* more = "") {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y,
+                     anchor, more, escaped_text(text));
+}
+
+double height_of(const Chart& chart) {
+  return chart_height + legend_row * static_cast<double>((chart.series.size() + 1) / 2);
+}
+
+std::string draw_axes(const Chart& chart, const Scale& x, const Scale& y) {
+  const double bottom = chart_height - bottom_edge;
+  std::string out = draw_text(left_edge, top_edge - 18, "start", chart.title, " class=\"title\"");
+  for (const double tick : x.ticks()) {
+    out += fmt::format("<path class=\"grid\" d=\"M{:.1f} {:.1f}V{:.1f}\"/>\n", x.place(tick),
+                       top_edge, bottom);
+    out += draw_text(x.place(tick), bottom + 16, "middle", x.label(tick));
+  }
+  for (const double tick : y.ticks()) {
+    out += fmt::format("<path class=\"grid\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", left_edge,
+                       y.place(tick), chart_width - right_edge);
+    out += draw_text(left_edge - 6, y.place(tick) + 4, "end", y.label(tick));
+  }
+  out += draw_text((left_edge + chart_width) / 2, bottom + 34, "middle", chart.x.title);
+  out += draw_text(
+      0, 0, "middle", chart.y.title,
+      fmt::format(" transform=\"translate(18 {:.1f}) rotate(-90)\"", (top_edge + bottom) / 2)
+          .c_str());
+  return out;
+}
+
+std::string draw_series(const ChartSeries& series, size_t number, const Scale& x, const Scale& y) {
+  const char* color = colors[number % colors.size()];
+  std::string line;
+  std::string dots;
+  for (const auto& [at, value] : series.points) {
+    if (!x.shows(at) || !y.shows(value)) {
+      continue;
+    }
+    line += fmt::format("{}{:.1f} {:.1f}", line.empty() ? "M" : "L", x.place(at), y.place(value));
+    if (series.points.size() <= 40) {
+      dots += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.5\" fill=\"{}\"/>\n",
+                          x.place(at), y.place(value), color);
+    }
+  }
+  const double row = chart_height - 6 + legend_row * static_cast<double>(number / 2);
+  const double column = left_edge + (number % 2 == 0 ? 0 : (chart_width - left_edge) / 2);
+  const char* dash = series.dashed ? " stroke-dasharray=\"6 4\"" : "";
+  return fmt::format(
+             "<path class=\"line\" d=\"{}\" stroke=\"{}\"{}/>\n{}"
+             "<path class=\"line\" d=\"M{:.1f} {:.1f}h24\" stroke=\"{}\"{}/>\n",
+             line.empty() ? "M0 0" : line, color, dash, dots, column, row, color, dash) +
+         draw_text(column + 30, row + 4, "start", series.name);
+}
+
+std::string draw_chart(const Chart& chart) {
+  Scale x(chart.x, left_edge, chart_width - right_edge);
+  Scale y(chart.y, chart_height - bottom_edge, top_edge);
+  for (const ChartSeries& series : chart.series) {
+    for (const auto& [at, value] : series.points) {
+      x.see(at);
+      y.see(value);
+    }
+  }
+  x.settle(false);
+  y.settle(true);
+  std::string out = draw_axes(chart, x, y);
+  for (const ChartMark& mark : chart.marks) {
+    if (!x.shows(mark.x)) {
+      continue;
+    }
+    const double at = std::clamp(x.place(mark.x), left_edge, chart_width - right_edge);
+    out += fmt::format("<path class=\"mark\" d=\"M{:.1f} {:.1f}V{:.1f}\"/>\n", at, top_edge,
+                       chart_height - bottom_edge);
+    out += draw_text(at + 3, top_edge + 10, "start", mark.text, " class=\"mark-text\"");
+  }
+  for (size_t i = 0; i < chart.series.size(); ++i) {
+    out += draw_series(chart.series[i], i, x, y);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string svg_of(const std::vector<Chart>& charts) {
+  double height = 0;
+  std::string body;
+  for (const Chart& chart : charts) {
+    body +=
+        fmt::format("<g transform=\"translate(0 {:.1f})\">\n{}</g>\n", height, draw_chart(chart));
+    height += height_of(chart);
+  }
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
+      "height=\"{1:.0f}\">\n"
+      "<style>rect{{fill:#fff}}text{{font:12px sans-serif;fill:#222}}.title{{font-size:15px}}"
+      ".grid{{stroke:#ddd;fill:none}}.line{{fill:none;stroke-width:2}}"
+      ".mark{{stroke:#b00;stroke-dasharray:3 3;fill:none}}.mark-text{{fill:#b00;font-size:11px}}"
+      "@media (prefers-color-scheme:dark){{rect{{fill:#16181d}}text{{fill:#ddd}}"
+      ".grid{{stroke:#333}}.mark{{stroke:#f66}}.mark-text{{fill:#f66}}}}</style>\n"
+      "<rect width=\"100%\" height=\"100%\"/>\n{2}</svg>\n",
+      chart_width, height, body);
+}
+
+std::string write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  return file ? "" : fmt::format("cannot write {}: {}", path, std::strerror(errno));
+}
+
+}  // namespace nccl_ha::tools

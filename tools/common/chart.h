@@ -1,0 +1,39 @@
+// Line charts as SVG, with nothing to load and readable on a light and a dark page.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace nccl_ha::tools {
+
+struct ChartSeries {
+  std::string name;
+  std::vector<std::pair<double, double>> points;  ///< by x
+  bool dashed = false;
+};
+/// A vertical line with a word at it.
+struct ChartMark {
+  double x = 0;
+  std::string text;
+};
+struct ChartAxis {
+  std::string title;
+  bool logarithmic = false;  ///< to base 2; all values above 0
+  bool bytes = false;        ///< values are sizes: 4K, 1M
+};
+struct Chart {
+  std::string title;
+  ChartAxis x;
+  ChartAxis y;
+  std::vector<ChartSeries> series;
+  std::vector<ChartMark> marks;
+};
+
+/// Charts below each other in one picture.  Values that are not finite are left out.
+std::string svg_of(const std::vector<Chart>& charts);
+
+/// Writes a text into a file; what went wrong, or empty.
+std::string write_file(const std::string& path, const std::string& text);
+
+}  // namespace nccl_ha::tools

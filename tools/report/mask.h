@@ -1,0 +1,26 @@
+// Takes addresses and names of hosts out of text, the same one always by the same word.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace nccl_ha::tools {
+
+class AddressMask {
+ public:
+  /// A name to take out wherever it stands by itself; short ones would hit other words.
+  void add_host(const std::string& name);
+  /// IPv4 and IPv6 addresses, MAC addresses, GIDs and the hosts' names become address-1, host-1...
+  std::string mask(std::string_view text);
+
+ private:
+  std::string word_for(const std::string& what, const char* kind);
+
+  std::set<std::string, std::greater<>> hosts_;
+  std::map<std::string, std::string> words_;
+  std::map<std::string, size_t> counts_;
+};
+
+}  // namespace nccl_ha::tools

@@ -1,0 +1,17 @@
+// `nccl-ha stat`: all counters once, for programs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/top/reading.h"
+#include "tools/top/rows.h"
+#include "tools/top/sums.h"
+
+namespace nccl_ha::tools {
+
+/// Every counter of every block, in Prometheus's text format.
+std::string stat_prometheus(const CounterReading& reading);
+std::string stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums);
+
+}  // namespace nccl_ha::tools

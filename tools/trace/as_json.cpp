@@ -1,0 +1,96 @@
+#include <nlohmann/json.hpp>
+
+#include "tools/trace/critical.h"
+#include "tools/trace/summary.h"
+
+namespace nccl_ha::tools {
+
+using nlohmann::json;
+
+std::string summary_json(const Timeline& timeline, const TraceSummary& summary) {
+  json latencies = json::array();
+  for (const LatencyRow& row : summary.latencies) {
+    latencies.push_back({{"process", row.process},
+                         {"connection", row.connection},
+                         {"path", row.path},
+                         {"bytes_from", row.size_at_least},
+                         {"chunks", row.count},
+                         {"p50_ns", row.p50_ns},
+                         {"p90_ns", row.p90_ns},
+                         {"p99_ns", row.p99_ns},
+                         {"most_ns", row.most_ns}});
+  }
+  json paths = json::array();
+  for (const PathTime& row : summary.paths) {
+    paths.push_back({{"process", row.process},
+                     {"connection", row.connection},
+                     {"path", row.path},
+                     {"in_use_ns", row.up_ns},
+                     {"down_ns", row.down_ns},
+                     {"failures", row.failures},
+                     {"bytes", row.bytes}});
+  }
+  json stalls = json::array();
+  for (const TraceStall& stall : summary.stalls) {
+    const TraceConnection& connection = timeline.connection(stall.connection);
+    stalls.push_back({{"process", timeline.process_name(connection.process)},
+                      {"connection", connection.label},
+                      {"begin_ns", stall.begin_ns},
+                      {"took_ns", stall.end_ns - stall.begin_ns},
+                      {"cause", stall.cause}});
+  }
+  json workers = json::array();
+  for (const WorkerTime& row : summary.workers) {
+    workers.push_back({{"process", row.process},
+                       {"worker", row.worker},
+                       {"events", row.events},
+                       {"overwritten", row.lost},
+                       {"span_ns", row.span_ns},
+                       {"asleep_ns", row.asleep_ns},
+                       {"segments_resent", row.resent}});
+  }
+  json rounds = json::array();
+  for (const RoundSummary& round : summary.rounds) {
+    const TraceConnection& connection = timeline.connection(round.connection);
+    rounds.push_back({{"process", timeline.process_name(connection.process)},
+                      {"connection", connection.label},
+                      {"path", connection.path_name(round.path)},
+                      {"begin_ns", round.begin_ns},
+                      {"steps", round.steps}});
+  }
+  return json{{"begin_ns", timeline.begin_ns()},
+              {"end_ns", timeline.end_ns()},
+              {"latencies", latencies},
+              {"paths", paths},
+              {"workers", workers},
+              {"stalls", stalls},
+              {"rounds", rounds},
+              {"chunks_again", summary.chunks_again},
+              {"bytes_again", summary.bytes_again}}
+      .dump(2);
+}
+
+std::string critical_json(const CriticalResult& result) {
+  json paths = json::array();
+  for (const CriticalPath& row : result.paths) {
+    paths.push_back({{"from", row.from},
+                     {"to", row.to},
+                     {"path", row.path},
+                     {"time_ns", row.time_ns},
+                     {"chunks", row.chunks},
+                     {"median_ns", row.median_ns},
+                     {"times_others", row.times_others}});
+  }
+  json ranks = json::array();
+  for (const CriticalRank& row : result.ranks) {
+    ranks.push_back({{"process", row.process}, {"time_ns", row.time_ns}});
+  }
+  return json{{"span_ns", result.span_ns},
+              {"steps", result.steps},
+              {"paths", paths},
+              {"ranks", ranks},
+              {"verdict", result.verdict}}
+      .dump(2);
+}
+
+}  // namespace nccl_ha::tools

@@ -1,0 +1,187 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/base/config.h"
+#include "runtime/telemetry/trace_dump.h"
+#include "tools/commands.h"
+#include "tools/common/chart.h"
+#include "tools/common/refusal.h"
+#include "tools/trace/critical.h"
+#include "tools/trace/perfetto.h"
+#include "tools/trace/plot.h"
+#include "tools/trace/show.h"
+#include "tools/trace/sources.h"
+#include "tools/trace/summary.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+constexpr Refusal refuse_trace{"nccl-ha trace", 1};
+
+struct TraceOptions {
+  std::vector<std::string> names;
+  std::string output;
+  std::string format = "perfetto";
+  TraceFilter filter;
+  CriticalLimits limits;
+  double stall_ms = 10;
+  size_t bins = 100;
+  bool as_json = false;
+};
+
+std::string counters_dir() {
+  std::vector<std::string> warnings;
+  return refuse_trace.need(load_config(Environment{}, &warnings)).counters_dir;
+}
+
+Timeline timeline_of(const TraceOptions& options) {
+  Timeline timeline = Timeline::of(refuse_trace.need(read_traces(options.names, counters_dir())));
+  print_remarks(timeline);
+  if (timeline.moments().empty()) {
+    refuse_trace(fail(Errc::invalid_argument,
+                      "there are no events: the flight recorder was off "
+                      "(HA_NCCL_RECORD_EVENTS=0), or nothing has happened yet"));
+  }
+  return timeline;
+}
+
+void save(const std::string& path, const std::string& text, const char* what) {
+  if (const std::string wrong = write_file(path, text); !wrong.empty()) {
+    refuse_trace(fail(Errc::system, wrong));
+  }
+  fmt::print("{}: {} bytes of {}\n", path, text.size(), what);
+}
+
+/// Dumps of all that was named, in one file.
+std::vector<std::vector<std::byte>> all_dumps(const TraceOptions& options, const char* reason) {
+  std::vector<std::vector<std::byte>> all;
+  for (const std::string& name : options.names) {
+    for (auto& dump : refuse_trace.need(dumps_of(name, counters_dir(), reason))) {
+      all.push_back(std::move(dump));
+    }
+  }
+  return all;
+}
+
+void save_dumps(const TraceOptions& options, const std::vector<std::vector<std::byte>>& dumps) {
+  const std::string path = options.output.empty()
+                               ? fmt::format("nccl-ha-{}.trace", options.names.front())
+                               : options.output;
+  const auto bytes = dumps.size() == 1 ? dumps.front() : make_bundle(dumps);
+  if (auto written = write_trace(path, bytes); !written) {
+    refuse_trace(written.error());
+  }
+  fmt::print("{}: {} bytes, {} process{}\n", path, bytes.size(), dumps.size(),
+             dumps.size() == 1 ? "" : "es");
+}
+
+CLI::App* add_verb(CLI::App& trace, const std::shared_ptr<TraceOptions>& options, const char* name,
+                   const char* help) {
+  CLI::App* verb = trace.add_subcommand(name, help);
+  verb->add_option("FROM", options->names,
+                   "a process's number, a dump, or what a process left in HA_NCCL_COUNTERS_DIR")
+      ->required();
+  return verb;
+}
+
+void add_dump_and_merge(CLI::App& trace, const std::shared_ptr<TraceOptions>& options) {
+  CLI::App* dump = add_verb(trace, options, "dump", "keep what the flight recorders hold now");
+  dump->add_option("-o,--output", options->output, "file (nccl-ha-PID.trace)");
+  dump->callback([options] { save_dumps(*options, all_dumps(*options, "nccl-ha trace dump")); });
+  CLI::App* merge =
+      add_verb(trace, options, "merge",
+               "dumps of several hosts into one file, and how their clocks lie to each other");
+  merge->add_option("-o,--output", options->output, "file")->required();
+  merge->callback([options] {
+    const Timeline timeline =
+        Timeline::of(refuse_trace.need(read_traces(options->names, counters_dir())));
+    fmt::print("{}", clocks_text(timeline));
+    save_dumps(*options, all_dumps(*options, "nccl-ha trace merge"));
+  });
+}
+
+void add_show(CLI::App& trace, const std::shared_ptr<TraceOptions>& options) {
+  CLI::App* show = add_verb(trace, options, "show", "the events, one line each");
+  TraceFilter& filter = options->filter;
+  show->add_option("--event", filter.events, "only events of that name (several times)");
+  show->add_option("--process", filter.process, "only processes with that in host:pid");
+  show->add_option("--connection", filter.connection,
+                   "only connections with that in their name or key");
+  show->add_option("--path", filter.path, "only that path")->check(CLI::NonNegativeNumber);
+  show->add_option("--since", filter.since_s, "seconds before the last event")
+      ->check(CLI::NonNegativeNumber);
+  show->add_option("--last", filter.last, "only so many, the last ones");
+  show->callback([options] { print_moments(timeline_of(*options), options->filter); });
+}
+
+void add_analyses(CLI::App& trace, const std::shared_ptr<TraceOptions>& options) {
+  CLI::App* summary =
+      add_verb(trace, options, "summary",
+               "latencies, stalls and their causes, failovers, times in each state");
+  summary->add_flag("--json", options->as_json, "as JSON");
+  summary->add_option("--stall-ms", options->stall_ms, "what counts as a stall")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  summary->callback([options] {
+    const Timeline timeline = timeline_of(*options);
+    const auto all = summarize(timeline, static_cast<int64_t>(options->stall_ms * 1e6));
+    if (options->as_json) {
+      fmt::print("{}\n", summary_json(timeline, all));
+    } else {
+      print_summary(timeline, all);
+    }
+  });
+  CLI::App* critical =
+      add_verb(trace, options, "critical", "which rank and path held a collective up");
+  critical->add_flag("--json", options->as_json, "as JSON");
+  critical->add_option("--share", options->limits.share, "of the way that a culprit has at least")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  critical->add_option("--factor", options->limits.factor, "how many times longer it takes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  critical->callback([options] {
+    const CriticalResult result = critical_of(timeline_of(*options), options->limits);
+    if (options->as_json) {
+      fmt::print("{}\n", critical_json(result));
+    } else {
+      print_critical(result);
+    }
+  });
+}
+
+void add_pictures(CLI::App& trace, const std::shared_ptr<TraceOptions>& options) {
+  CLI::App* to = add_verb(trace, options, "export", "for other programs");
+  to->add_option("--format", options->format, "perfetto: opens in ui.perfetto.dev")
+      ->check(CLI::IsMember({"perfetto"}))
+      ->capture_default_str();
+  to->add_option("-o,--output", options->output, "file")->required();
+  to->callback(
+      [options] { save(options->output, perfetto_of(timeline_of(*options)), "track events"); });
+  CLI::App* plot = add_verb(trace, options, "plot", "throughput of each path over time, as SVG");
+  plot->add_option("-o,--output", options->output, "file")->required();
+  plot->add_option("--bins", options->bins, "steps of time")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  plot->callback(
+      [options] { save(options->output, plot_of(timeline_of(*options), options->bins), "SVG"); });
+}
+
+}  // namespace
+
+void add_trace(CLI::App& app) {
+  CLI::App* trace =
+      app.add_subcommand("trace", "What flight recorders hold: of processes, and of dumps");
+  trace->require_subcommand(1);
+  const auto options = std::make_shared<TraceOptions>();
+  add_dump_and_merge(*trace, options);
+  add_show(*trace, options);
+  add_analyses(*trace, options);
+  add_pictures(*trace, options);
+}
+
+}  // namespace nccl_ha::tools

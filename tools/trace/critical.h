@@ -1,0 +1,52 @@
+// `nccl-ha trace critical`: which rank and which path held a collective up.
+//
+// From the last completion back: a completion waited for the last chunk that arrived, that for its
+// path since it was posted, the post for the latest of what its process had to have before: a
+// receive, or the announcement of where it goes.  The time of each step belongs to a path or to a
+// process.  What takes much of that way and much longer than its like stands out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/trace/messages.h"
+#include "tools/trace/timeline.h"
+
+namespace nccl_ha::tools {
+
+struct CriticalLimits {
+  double share = 0.3;      ///< of the way that a culprit has at least
+  double factor = 2.5;     ///< and how many times longer than the others' median its chunks take
+  size_t chunks_min = 16;  ///< paths with fewer say nothing
+};
+
+/// A path with its time on the way, and how long its chunks take in general.
+struct CriticalPath {
+  std::string from;  ///< process
+  std::string to;
+  std::string path;
+  int64_t time_ns = 0;
+  size_t chunks = 0;
+  int64_t median_ns = 0;    ///< from posting to acknowledgement
+  double times_others = 0;  ///< that, by the median of the other paths
+};
+struct CriticalRank {
+  std::string process;
+  int64_t time_ns = 0;  ///< between what it had to have and what it did then
+};
+
+struct CriticalResult {
+  int64_t span_ns = 0;              ///< of the way, all together
+  std::vector<CriticalPath> paths;  ///< those with the most time come first
+  std::vector<CriticalRank> ranks;
+  size_t steps = 0;
+  std::string verdict;  ///< empty: nothing stands out
+};
+
+CriticalResult critical_of(const Timeline& timeline, const CriticalLimits& limits = {});
+void print_critical(const CriticalResult& result);
+std::string critical_json(const CriticalResult& result);
+
+}  // namespace nccl_ha::tools

@@ -1,0 +1,152 @@
+#include "tools/trace/messages.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace nccl_ha::tools {
+namespace {
+
+/// Of one damaged event no more messages come than can be open (cts_slots of actors/).
+constexpr uint64_t groups_at_once_max = 64;
+
+class MessageBook {
+ public:
+  explicit MessageBook(const Timeline& timeline) : timeline_(timeline) {}
+
+  std::vector<TraceMessage> read() {
+    for (const TraceMoment& moment : timeline_.moments()) {
+      if (moment.event && moment.connection >= 0) {
+        take(moment);
+      }
+    }
+    return std::move(messages_);
+  }
+
+ private:
+  uint64_t number(const TraceMoment& moment, std::string_view field) const {
+    return timeline_.value(moment, field).value_or(0);
+  }
+
+  /// Both sides' events of a connection come together by its key; one without is named by itself.
+  TraceMessage& at(const TraceMoment& moment, uint64_t group, uint32_t position) {
+    const auto side = static_cast<size_t>(moment.connection);
+    const TraceConnection& connection = timeline_.connections()[side];
+    const int32_t one =
+        connection.peer < 0 ? moment.connection : std::min(moment.connection, connection.peer);
+    const auto [found, made] =
+        index_.try_emplace(std::tuple(one, group, position), messages_.size());
+    if (made) {
+      TraceMessage fresh;
+      fresh.key = connection.key;
+      fresh.group = group;
+      fresh.position = position;
+      const int32_t other = connection.peer;
+      fresh.sender = connection.sender ? moment.connection : other;
+      fresh.receiver = connection.sender ? other : moment.connection;
+      messages_.push_back(std::move(fresh));
+    }
+    return messages_[found->second];
+  }
+
+  static TraceChunk& chunk_of(TraceMessage& message, uint32_t number, uint32_t bytes,
+                              int64_t TraceChunk::*moment) {
+    for (TraceChunk& chunk : message.chunks) {
+      if (chunk.number == number && chunk.*moment == unseen) {
+        return chunk;
+      }
+    }
+    TraceChunk fresh;
+    fresh.number = number;
+    fresh.bytes = bytes;
+    message.chunks.push_back(fresh);
+    return message.chunks.back();
+  }
+
+  void take_chunk(const TraceMoment& moment, int64_t TraceChunk::*when) {
+    TraceMessage& message =
+        at(moment, number(moment, "group"), static_cast<uint32_t>(number(moment, "position")));
+    TraceChunk& chunk = chunk_of(message, static_cast<uint32_t>(number(moment, "chunk")),
+                                 static_cast<uint32_t>(number(moment, "size")), when);
+    chunk.*when = moment.time_ns;
+    // What is posted anew on another path leaves the older one without an acknowledgement.
+    chunk.path = static_cast<uint32_t>(number(moment, "path"));
+    if (message.bytes == 0) {
+      message.bytes = chunk.bytes;
+    }
+  }
+
+  /// Of several postings of a chunk the last one is meant that is on the path.
+  void take_ack(const TraceMoment& moment, int64_t TraceChunk::*when) {
+    TraceMessage& message =
+        at(moment, number(moment, "group"), static_cast<uint32_t>(number(moment, "position")));
+    const auto chunk = static_cast<uint32_t>(number(moment, "chunk"));
+    const auto path = static_cast<uint32_t>(number(moment, "path"));
+    for (auto one = message.chunks.rbegin(); one != message.chunks.rend(); ++one) {
+      if (one->number == chunk && one->path == path && (*one).*when == unseen) {
+        (*one).*when = moment.time_ns;
+        return;
+      }
+    }
+    take_chunk(moment, when);
+  }
+
+  void take_announcement(const TraceMoment& moment, int64_t TraceMessage::*when) {
+    const uint64_t first = number(moment, "group");
+    const uint64_t groups = std::min(number(moment, "groups"), groups_at_once_max);
+    for (uint64_t group = first; group - first < groups; ++group) {
+      TraceMessage& message = at(moment, group, 0);
+      if (message.*when == unseen) {
+        message.*when = moment.time_ns;
+      }
+    }
+  }
+
+  void take(const TraceMoment& moment) {
+    switch (*moment.event) {
+      case TraceEvent::transfer_posted: {
+        TraceMessage& message =
+            at(moment, number(moment, "group"), static_cast<uint32_t>(number(moment, "position")));
+        message.begun_ns = moment.time_ns;
+        message.bytes = number(moment, "size");
+        break;
+      }
+      case TraceEvent::transfer_sent:
+        at(moment, number(moment, "group"), static_cast<uint32_t>(number(moment, "position")))
+            .sent_ns = moment.time_ns;
+        break;
+      case TraceEvent::transfer_completed:
+        at(moment, number(moment, "group"), 0).received_ns = moment.time_ns;
+        break;
+      case TraceEvent::chunk_posted:
+        take_chunk(moment, &TraceChunk::posted_ns);
+        break;
+      case TraceEvent::chunk_acked:
+        take_ack(moment, &TraceChunk::acked_ns);
+        break;
+      case TraceEvent::chunk_arrived:
+        take_ack(moment, &TraceChunk::arrived_ns);
+        break;
+      case TraceEvent::cts_sent:
+        take_announcement(moment, &TraceMessage::announced_ns);
+        break;
+      case TraceEvent::cts_received:
+        take_announcement(moment, &TraceMessage::heard_ns);
+        break;
+      default:
+        break;
+    }
+  }
+
+  const Timeline& timeline_;
+  std::vector<TraceMessage> messages_;
+  std::map<std::tuple<int32_t, uint64_t, uint32_t>, size_t> index_;
+};
+
+}  // namespace
+
+std::vector<TraceMessage> messages_of(const Timeline& timeline) {
+  return MessageBook(timeline).read();
+}
+
+}  // namespace nccl_ha::tools

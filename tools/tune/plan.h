@@ -1,0 +1,26 @@
+// What `nccl-ha tune` tries: one setting after the other, each on top of the best so far.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace nccl_ha::tools {
+
+/// Environment variables with their values.
+using TunedEnvironment = std::map<std::string, std::string>;
+
+struct TuneAxis {
+  std::string name;  ///< for the table
+  std::vector<TunedEnvironment> choices;
+};
+
+/// For a host with so many processors; `rdma`: with what only RDMA has.
+std::vector<TuneAxis> tune_axes(size_t processors, bool rdma);
+
+/// "A=1 B=2"; "the defaults" of none.
+std::string environment_text(const TunedEnvironment& environment);
+/// `base` with what `more` sets.
+TunedEnvironment merged(const TunedEnvironment& base, const TunedEnvironment& more);
+
+}  // namespace nccl_ha::tools
