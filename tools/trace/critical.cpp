@@ -15,6 +15,23 @@ constexpr size_t rows_shown = 8;
 /// Bounds the walk; a ring holds fewer events.
 constexpr size_t steps_max = 1'000'000;
 
+/// How long the chunk takes that is under way at a random moment: what was slow for a while weighs
+/// as much as its time, however many were fast before.
+int64_t time_weighted_median(const std::vector<int64_t>& sorted) {
+  int64_t sum = 0;
+  for (const int64_t time : sorted) {
+    sum += std::max<int64_t>(time, 0);
+  }
+  int64_t half = sum / 2;
+  for (const int64_t time : sorted) {
+    half -= std::max<int64_t>(time, 0);
+    if (half <= 0) {
+      return time;
+    }
+  }
+  return 0;
+}
+
 /// Whom a step is charged to: a path of a sender.
 using PathKey = std::tuple<uint32_t, std::string, std::string>;  // process, peer, path
 
@@ -48,13 +65,13 @@ class CriticalWalk {
       if (step_over(*message, process, now)) {
         continue;
       }
-      if (!paths_.empty()) {
-        break;
-      }
-      // Dumps are not taken in the same moment: the way begins where all of them have something.
-      ranks_.clear();
+      // What came before is not known, or was stamped late: the process itself goes further back.
       now = messages_[*message].received_ns;
-      last.second = now;
+      if (paths_.empty()) {
+        // Dumps are not taken in the same moment: the way begins where all of them have something.
+        ranks_.clear();
+        last.second = now;
+      }
     }
     result.span_ns = now == unseen || paths_.empty() ? 0 : last.second - now;
     fill(result, limits);
@@ -169,22 +186,14 @@ class CriticalWalk {
       std::sort(all.begin(), all.end());
       const auto& [process, to, path] = key;
       CriticalPath row{timeline_.process_name(process), to, path, 0, all.size(),
-                       nearest_rank(all, 0.5),          0};
+                       time_weighted_median(all),       0};
       const auto charged = paths_.find(key);
       row.time_ns = charged == paths_.end() ? 0 : charged->second;
       result.paths.push_back(std::move(row));
     }
     for (CriticalPath& row : result.paths) {
-      std::vector<int64_t> others;
-      for (const CriticalPath& other : result.paths) {
-        if (&other != &row && other.chunks >= limits.chunks_min) {
-          others.push_back(other.median_ns);
-        }
-      }
-      std::sort(others.begin(), others.end());
-      const int64_t usual = nearest_rank(others, 0.5);
-      row.times_others =
-          usual <= 0 ? 0 : static_cast<double>(row.median_ns) / static_cast<double>(usual);
+      row.times_others = beside_others(result.paths, row, limits, &CriticalPath::median_ns);
+      row.way_others = beside_others(result.paths, row, limits, &CriticalPath::time_ns);
     }
     std::stable_sort(
         result.paths.begin(), result.paths.end(),
@@ -198,23 +207,38 @@ class CriticalWalk {
     judge(result, limits);
   }
 
+  /// A value of a path by the median of the others', those that say something.
+  static double beside_others(const std::vector<CriticalPath>& all, const CriticalPath& row,
+                              const CriticalLimits& limits, int64_t CriticalPath::*value) {
+    std::vector<int64_t> others;
+    for (const CriticalPath& other : all) {
+      if (&other != &row && other.chunks >= limits.chunks_min) {
+        others.push_back(other.*value);
+      }
+    }
+    std::sort(others.begin(), others.end());
+    return others.empty()
+               ? 0
+               : static_cast<double>(row.*value) /
+                     static_cast<double>(std::max<int64_t>(nearest_rank(others, 0.5), 1));
+  }
+
   static void judge(CriticalResult& result, const CriticalLimits& limits) {
     const auto span = static_cast<double>(std::max<int64_t>(result.span_ns, 1));
     const CriticalPath* worst = nullptr;
     for (const CriticalPath& row : result.paths) {
       const double share = static_cast<double>(row.time_ns) / span;
-      if (share >= limits.share && row.times_others >= limits.factor &&
-          row.chunks >= limits.chunks_min &&
-          (worst == nullptr || row.times_others > worst->times_others)) {
+      if (share >= limits.share && row.way_others >= limits.factor && row.times_others > 1 &&
+          row.chunks >= limits.chunks_min && (worst == nullptr || row.time_ns > worst->time_ns)) {
         worst = &row;
       }
     }
     if (worst != nullptr) {
       result.verdict = fmt::format(
-          "{} of {} to {} held it up: {:.0f}% of the way, and its chunks take {:.1f} times as long "
-          "as those of other paths",
+          "{} of {} to {} held it up: {:.0f}% of the way, {:.1f} times as much as other paths; its "
+          "chunks take {:.1f} times as long",
           worst->path, worst->from, worst->to, 100 * static_cast<double>(worst->time_ns) / span,
-          worst->times_others);
+          worst->way_others, worst->times_others);
       return;
     }
     if (result.ranks.size() < 2) {
@@ -223,7 +247,8 @@ class CriticalWalk {
     const CriticalRank& first = result.ranks[0];
     const double share = static_cast<double>(first.time_ns) / span;
     const auto next = static_cast<double>(std::max<int64_t>(result.ranks[1].time_ns, 1));
-    if (share >= limits.share && static_cast<double>(first.time_ns) / next >= limits.factor) {
+    if (share >= limits.rank_share &&
+        static_cast<double>(first.time_ns) / next >= limits.rank_factor) {
       result.verdict = fmt::format(
           "{} itself held it up: for {:.0f}% of the way it had all it needed and did nothing "
           "with it",

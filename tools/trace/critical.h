@@ -17,8 +17,10 @@
 namespace nccl_ha::tools {
 
 struct CriticalLimits {
-  double share = 0.3;      ///< of the way that a culprit has at least
-  double factor = 2.5;     ///< and how many times longer than the others' median its chunks take
+  double share = 0.23;      ///< of the way that a culprit has at least
+  double factor = 2;        ///< and how many times the median of the others that is
+  double rank_share = 0.6;  ///< the same of a process: on a busy host some wait for a processor
+  double rank_factor = 4;
   size_t chunks_min = 16;  ///< paths with fewer say nothing
 };
 
@@ -31,6 +33,7 @@ struct CriticalPath {
   size_t chunks = 0;
   int64_t median_ns = 0;    ///< from posting to acknowledgement
   double times_others = 0;  ///< that, by the median of the other paths
+  double way_others = 0;    ///< `time_ns`, by the median of the other paths
 };
 struct CriticalRank {
   std::string process;
