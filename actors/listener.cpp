@@ -1,5 +1,6 @@
 #include "actors/listener.h"
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <utility>
@@ -7,6 +8,7 @@
 #include "actors/connection/receive_side.h"
 #include "runtime/base/log.h"
 #include "runtime/engine/engine.h"
+#include "runtime/fabric/port_halves.h"
 
 namespace nccl_ha {
 
@@ -55,11 +57,13 @@ void ListenChannel::fail(const Error& error) {
 }
 
 Listener::Listener(fabric::Provider& provider, Engine& engine, int fd,
-                   const fabric::RailDevices& devices, std::shared_ptr<ListenChannel> channel)
+                   const fabric::RailDevices& devices, std::shared_ptr<ListenChannel> channel,
+                   std::vector<fabric::RailDevices> ports)
     : provider_(provider),
       engine_(engine),
       fd_(fd),
       devices_(devices),
+      ports_(std::move(ports)),
       channel_(std::move(channel)) {}
 
 Listener::~Listener() {
@@ -88,6 +92,19 @@ void Listener::on(const Message& message) {
 
 void Listener::stop() { acceptor_.reset(); }
 
+fabric::RailDevices Listener::devices_of(int fd) const {
+  sockaddr_storage local{};
+  socklen_t length = sizeof local;
+  if (ports_.empty() || getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) != 0) {
+    return devices_;
+  }
+  const auto& interfaces = provider_.interfaces();
+  const auto nic = fabric::find_interface(interfaces, reinterpret_cast<const sockaddr*>(&local));
+  const auto found =
+      nic ? fabric::rails_at(ports_, provider_.devices(), interfaces[*nic].name) : std::nullopt;
+  return found.value_or(devices_);
+}
+
 void Listener::on_accept(int fd) {
   if (!channel_->enter()) {
     channel_->end_pending();
@@ -95,8 +112,9 @@ void Listener::on_accept(int fd) {
     close(fd);
     return;
   }
-  const size_t worker = engine_.assign_worker(provider_.devices()[devices_.first()].numa_node, 1.0);
-  auto actor = make_receive_connection(provider_, engine_, worker, fd, devices_, channel_);
+  const fabric::RailDevices devices = devices_of(fd);
+  const size_t worker = engine_.assign_worker(provider_.devices()[devices.first()].numa_node, 1.0);
+  auto actor = make_receive_connection(provider_, engine_, worker, fd, devices, channel_);
   if (auto adopted = engine_.worker(worker).adopt(std::move(actor)); !adopted) {
     channel_->fail(adopted.error());
   }

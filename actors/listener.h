@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <vector>
 
 #include "actors/endpoint.h"
 #include "runtime/engine/actor.h"
@@ -63,9 +64,10 @@ class ListenChannel {
 class Listener final : public Actor, private AcceptorOwner {
  public:
   /// `fd` is bound and listening; ownership passes.
-  /// Connections are made at `devices`.
+  /// Connections are made at `devices`; where there are `ports`, at that one of them at whose NIC
+  /// the peer arrived.
   Listener(fabric::Provider& provider, Engine& engine, int fd, const fabric::RailDevices& devices,
-           std::shared_ptr<ListenChannel> channel);
+           std::shared_ptr<ListenChannel> channel, std::vector<fabric::RailDevices> ports = {});
   ~Listener() override;
   const char* name() const override { return "listener"; }
   void start(Context& context) override;
@@ -75,11 +77,13 @@ class Listener final : public Actor, private AcceptorOwner {
  private:
   void on_accept(int fd) override;
   void on_acceptor_error(const Error& error) override;
+  fabric::RailDevices devices_of(int fd) const;
 
   fabric::Provider& provider_;
   Engine& engine_;
   int fd_;
   const fabric::RailDevices devices_;
+  const std::vector<fabric::RailDevices> ports_;
   std::shared_ptr<ListenChannel> channel_;
   Context* context_ = nullptr;
   std::unique_ptr<Acceptor> acceptor_;

@@ -121,6 +121,15 @@ std::optional<DeviceList::Device> DeviceList::find(int device) const {
              : std::nullopt;
 }
 
+std::vector<fabric::RailDevices> DeviceList::ports() const {
+  std::lock_guard lock(mutex_);
+  std::vector<fabric::RailDevices> ports;
+  for (const Device& device : devices_) {
+    ports.push_back(device.rails);
+  }
+  return ports;
+}
+
 Result<int> DeviceList::merge(std::span<const int> members) {
   std::lock_guard lock(mutex_);
   if (members.size() < 2 || members.size() > fabric::rails_per_device_max ||

@@ -33,6 +33,8 @@ class DeviceList {
   size_t count() const;
   /// Nothing: there is no such device.
   std::optional<Device> find(int device) const;
+  /// The rails of each.
+  std::vector<fabric::RailDevices> ports() const;
   /// NCCL's makeVDevice: one more device, of two to four that were not merged before.  Its number.
   Result<int> merge(std::span<const int> members);
 

@@ -17,6 +17,7 @@
 #include "relay/relay_factory.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
+#include "runtime/fabric/port_halves.h"
 #include "runtime/streams/listening.h"
 
 namespace nccl_ha::plugin {
@@ -99,13 +100,38 @@ std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& devi
   return routes;
 }
 
+/// Where a connection to the peer lives: in a mesh at the port whose cable leads there, whatever
+/// device NCCL asked for.
+fabric::RailDevices rails_towards(const fabric::RailDevices& asked, const Route& first) {
+  Process& process = Process::instance();
+  const auto nic =
+      fabric::find_interface(process.interfaces(), reinterpret_cast<const sockaddr*>(&first.from));
+  if (!process.mesh().takes_part() || !nic) {
+    return asked;
+  }
+  return fabric::rails_at(process.devices().ports(), process.provider().devices(),
+                          process.interfaces()[*nic].name)
+      .value_or(asked);
+}
+
 abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
                               std::span<std::byte, handle_bytes> bytes, bool relayed) {
   Process& process = Process::instance();
   SendOptions options;
-  const fabric::RailDevices rails = process.devices().find(dev)->rails;
+  const fabric::RailDevices asked = process.devices().find(dev)->rails;
   fabric::Provider& provider = process.provider();
-  const fabric::NetDevice& device = provider.devices()[rails.first()];
+  const auto& devices = provider.devices();
+  options.routes = routes_to(handle, devices[asked.first()], relayed);
+  options.traffic_class = traffic_class;
+  options.nonce = handle.nonce;
+  options.timeout = std::chrono::milliseconds(process.config().connect_timeout_ms);
+  if (options.routes.empty()) {
+    return report(fail(Errc::remote, fmt::format("connect: device {} has no address of a family "
+                                                 "that the peer has too",
+                                                 devices[asked.first()].name)));
+  }
+  const fabric::RailDevices rails = relayed ? asked : rails_towards(asked, options.routes.front());
+  const fabric::NetDevice& device = devices[rails.first()];
   const auto kind = relayed ? std::optional(relay::relay_kind)
                             : provider.kind_towards(rails.first(), handle.fabric);
   if (!kind) {
@@ -119,15 +145,6 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
                  provider.text(*kind));
   }
   const fabric::Attachment attachment{rails.first(), *kind};
-  options.routes = routes_to(handle, device, relayed);
-  options.traffic_class = traffic_class;
-  options.nonce = handle.nonce;
-  options.timeout = std::chrono::milliseconds(process.config().connect_timeout_ms);
-  if (options.routes.empty()) {
-    return report(fail(Errc::remote, fmt::format("connect: device {} has no address of a family "
-                                                 "that the peer has too",
-                                                 device.name)));
-  }
   auto engine = process.open();
   if (!engine) {
     return report(engine.error());
@@ -350,7 +367,9 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     comm->worker = &(*engine)->worker(index);
     comm->engine = *engine;
     auto actor = comm->worker->adopt(std::make_unique<Listener>(
-        process.provider(), **engine, listening->fd, rails, comm->channel));
+        process.provider(), **engine, listening->fd, rails, comm->channel,
+        process.mesh().takes_part() ? process.devices().ports()
+                                    : std::vector<fabric::RailDevices>()));
     if (!actor) {
       process.close();
       return report(actor.error());

@@ -55,6 +55,16 @@ if [ ! -x "$tool" ] || [ ! -f "$plugin" ]; then
     failed+=("build of preset release")
 fi
 
+# status 77: no cross-compiler, or no libraries to be had; it says which.
+arm64() {
+  local status=0
+  tools/dev/arm64_root || status=$?
+  [ $status -eq 77 ] && return 0
+  [ $status -eq 0 ] && cmake --preset arm64 --log-level=NOTICE >/dev/null &&
+    cmake --build --preset arm64 -j "$jobs" && ctest --preset arm64 -j "$jobs"
+}
+step "unit, contract, simulation and ABI suites of the arm64 build" arm64
+
 step "the contract suite between two guests and over lossy datagrams, the larger models" \
   ctest --preset long --output-on-failure
 
@@ -78,6 +88,14 @@ cuts() {
 step "100 cuts under all_reduce, with defaults and with a heartbeat of 10 ms" cuts
 step "40 cuts under all_reduce between two RoCE guests" cuts --guests
 
+mesh_cuts() {
+  local status=0
+  python3 tests/bench/mesh_cuts.py || status=$?
+  [ $status -eq 2 ] && { echo "not run here: tests/bench/mesh_cuts.py, see its message"; status=0; }
+  return $status
+}
+step "50 cuts and 50 killed relay nodes in a ring, a line that is cut" mesh_cuts
+
 step "no path is given up beside ten busy processes" \
   python3 tests/bench/busy.py --minutes "${NHA_BUSY_MINUTES:-60}"
 
@@ -98,6 +116,13 @@ for bench in build/release/bin/*_bench; do
     step "bench $(basename "$bench")" timeout 600 "$bench" "$plugin"
   fi
 done
+relay_hops() {
+  local status=0
+  timeout 1800 python3 tests/bench/relay_hops.py || status=$?
+  [ $status -eq 2 ] && { echo "not run here: tests/bench/relay_hops.py, see its message"; status=0; }
+  return $status
+}
+step "latency and bandwidth over relay nodes" relay_hops
 step "what failover costs while nothing fails" timeout 1200 python3 tests/bench/peace.py
 # status 77: no source of NCCL, or no headers of CUDA; it says which.
 emulated() {
@@ -106,6 +131,13 @@ emulated() {
   [ $status -eq 77 ] || return $status
 }
 step "NCCL's own host code over the plugin, without a GPU: all cases" emulated
+# status 77: nothing was built by the step before.
+ring_of_four() {
+  local status=0
+  tests/nccl/ring_of_four || status=$?
+  [ $status -eq 77 ] || return $status
+}
+step "NCCL's own host code on a ring of four without a switch" ring_of_four
 # The short list once more over the plugin with a sanitizer in it.
 sanitized() {
   local preset=$1 status=0

@@ -1,4 +1,5 @@
-// Devices that share a cable: PCI functions behind one port of a NIC.  Pure.
+// Devices that share a cable: PCI functions behind one port of a NIC, and which port a connection
+// uses.  Pure.
 //
 // A port that is faster than its PCI slots is reached by several functions, each a device with a
 // part of its speed: GB10's 200 Gb/s ports are two functions of four lanes each, and multi-host
@@ -7,6 +8,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -44,6 +46,26 @@ inline std::vector<std::vector<size_t>> group_by_port(std::span<const NetDevice>
     }
   }
   return groups;
+}
+
+/// Of `ports`, which are devices with their rails, the one that has that NIC beneath, which comes
+/// first in it, unless its rails are SOUT and SUP; nothing: none has.  For connections that begin
+/// where a cable leads to the peer.
+inline std::optional<RailDevices> rails_at(std::span<const RailDevices> ports,
+                                           std::span<const NetDevice> devices,
+                                           std::string_view nic) {
+  for (RailDevices port : ports) {
+    const std::span rails = std::span(port.devices).first(port.count);
+    const auto at = std::find_if(rails.begin(), rails.end(),
+                                 [&](size_t rail) { return nic_name(devices[rail]) == nic; });
+    if (at != rails.end()) {
+      if (!port.sout_and_sup) {
+        std::rotate(rails.begin(), at, at + 1);
+      }
+      return port;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace nccl_ha::fabric

@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "plugin/device_list.h"
 #include "runtime/fabric/interfaces.h"
+#include "runtime/fabric/port_halves.h"
 #include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::plugin {
@@ -119,6 +121,29 @@ TEST_F(DeviceListTest, HalvesOfOnePortAreOneDevice) {
   EXPECT_EQ(list_.find(1)->name, "rocep1s0f1+roceP2p1s0f1");
   EXPECT_EQ(list_.find(1)->members, std::vector<int>{1});
   EXPECT_FALSE(merge({0, 1})) << "they are several already";
+}
+
+TEST_F(DeviceListTest, APortIsFoundByTheNicBeneathWhichComesFirst) {
+  all_ = two_split_ports();
+  for (fabric::NetDevice& device : all_) {
+    device.netdev = "net-" + device.name;
+  }
+  ASSERT_TRUE(list_.begin(config_, all_));
+  const auto rails_of = [&](const char* nic) {
+    std::vector<std::string> names;
+    const auto found = fabric::rails_at(list_.ports(), all_, nic);
+    for (size_t i = 0; found && i < found->count; ++i) {
+      names.push_back(all_[found->devices[i]].name);
+    }
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(rails_of("net-rocep1s0f1"), (Names{"rocep1s0f1", "roceP2p1s0f1"}));
+  EXPECT_EQ(rails_of("net-roceP2p1s0f0"), (Names{"roceP2p1s0f0", "rocep1s0f0"}));
+  EXPECT_EQ(rails_of("eth0"), Names{});
+  // SOUT stays the first one of its device.
+  ASSERT_TRUE(pair("rocep1s0f0", "rocep1s0f1"));
+  EXPECT_EQ(rails_of("net-rocep1s0f1"), (Names{"rocep1s0f0", "rocep1s0f1"}));
 }
 
 TEST_F(DeviceListTest, HalvesStayApartWhereThatIsWantedOrTheyAreNamed) {

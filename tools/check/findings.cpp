@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 
 #include "runtime/base/cpu.h"
 #include "runtime/fabric/provider.h"
+#include "tools/common/mesh_sight.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -45,6 +47,9 @@ class Judge {
     gpu();
     speeds();
     shared_subnets();
+    for (const Miscabling& one : facts_.miscabled) {
+      add(Level::warning, one.what, one.remedy);
+    }
     if (facts_.rdma.ports.empty() || config_.fabric == "datagram") {
       datagram_buffers();
     }
@@ -345,6 +350,24 @@ std::optional<Finding> finding_from_json(const nlohmann::json& from) {
   return std::nullopt;
 }
 
+namespace {
+
+constexpr auto neighbours_answer_within = std::chrono::seconds(3);
+
+/// Where no host is found over cables nothing is said: perhaps nobody else looks now.
+std::vector<Miscabling> look_at_cabling(const Config& config,
+                                        const std::vector<NetInterface>& all) {
+  const std::vector<PortFunction> functions = list_port_functions();
+  if (functions.empty()) {
+    return {};
+  }
+  const auto mesh = look_at_mesh(config, all, neighbours_answer_within);
+  const auto self = mesh ? mesh->topology.find(mesh->self) : std::nullopt;
+  return self ? judge_cabling(mesh->topology, *self, functions) : std::vector<Miscabling>();
+}
+
+}  // namespace
+
 Result<HostFacts> look_at_host() {
   HostFacts facts;
   char name[256] = "?";
@@ -389,6 +412,7 @@ Result<HostFacts> look_at_host() {
   std::error_code error;
   facts.nvidia = std::filesystem::exists("/proc/driver/nvidia/version", error);
   facts.plugin = look_for_plugin(process_environment());
+  facts.miscabled = look_at_cabling(facts.config, *all);
   return facts;
 }
 

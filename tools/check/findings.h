@@ -9,6 +9,7 @@
 
 #include "runtime/base/config.h"
 #include "runtime/fabric/interfaces.h"
+#include "tools/common/cabling.h"
 #include "tools/common/host_view.h"
 #include "tools/common/plugin_search.h"
 
@@ -54,6 +55,7 @@ struct HostFacts {
   std::map<std::string, size_t> governors;  ///< frequency governor, number of processors
   bool nvidia = false;                      ///< the NVIDIA driver is loaded
   PluginSight plugin;
+  std::vector<Miscabling> miscabled;
 };
 
 /// Looks at this host.  An error where the settings are wrong or nothing can be used at all.

@@ -19,9 +19,9 @@ namespace {
 namespace fs = std::filesystem;
 
 /// RoCE's largest MTU of 4096 with its headers needs an Ethernet MTU above this.
-constexpr uint32_t roce_ethernet_mtu = 4200;
+constexpr uint32_t mtu_for_roce = 4200;
 
-int64_t read_number(const fs::path& file) {
+int64_t number_in(const fs::path& file) {
   std::ifstream in(file);
   int64_t value = 0;
   in >> value;
@@ -35,7 +35,7 @@ bool is_pci(const fs::path& interface) {
 }
 
 /// One port of the host: its functions, and whom each hears.
-struct Port {
+struct NicPort {
   struct Function {
     const PortFunction* own = nullptr;
     std::vector<const relay::TopologyLink*> cables;
@@ -58,13 +58,13 @@ struct Port {
   }
 };
 
-std::vector<Port> ports_of(const relay::Topology& topology, uint32_t self,
-                           std::span<const PortFunction> functions) {
-  std::map<std::pair<std::string, std::string>, Port> ports;
+std::vector<NicPort> ports_of(const relay::Topology& topology, uint32_t self,
+                              std::span<const PortFunction> functions) {
+  std::map<std::pair<std::string, std::string>, NicPort> ports;
   for (const PortFunction& one : functions) {
-    Port& port = ports[{one.port.switch_id, one.port.port_name}];
+    NicPort& port = ports[{one.port.switch_id, one.port.port_name}];
     port.name = one.port.port_name;
-    Port::Function function{&one, {}};
+    NicPort::Function function{&one, {}};
     for (const relay::TopologyLink& link : topology.links(self)) {
       if (link.interface == one.ifindex) {
         function.cables.push_back(&link);
@@ -72,7 +72,7 @@ std::vector<Port> ports_of(const relay::Topology& topology, uint32_t self,
     }
     port.functions.push_back(std::move(function));
   }
-  std::vector<Port> out;
+  std::vector<NicPort> out;
   for (auto& [key, port] : ports) {
     out.push_back(std::move(port));
   }
@@ -80,7 +80,7 @@ std::vector<Port> ports_of(const relay::Topology& topology, uint32_t self,
 }
 
 /// Of the end here, and of the cable as both ends see it.
-int64_t speed_of(const Port::Function& function) {
+int64_t speed_of(const NicPort::Function& function) {
   int64_t speed = function.own->speed_mbps;
   for (const relay::TopologyLink* cable : function.cables) {
     if (cable->speed_mbps != 0) {
@@ -90,12 +90,12 @@ int64_t speed_of(const Port::Function& function) {
   return speed;
 }
 
-void judge_port(const Port& port, std::vector<Miscabling>& found) {
+void judge_port(const NicPort& port, std::vector<Miscabling>& found) {
   int64_t fastest = 0;
-  for (const Port::Function& one : port.functions) {
+  for (const NicPort::Function& one : port.functions) {
     fastest = std::max(fastest, one.cables.empty() ? 0 : speed_of(one));
   }
-  for (const Port::Function& one : port.functions) {
+  for (const NicPort::Function& one : port.functions) {
     const std::string& name = one.own->interface;
     const std::string of =
         fmt::format("{}, one of {} ways to port {},", name, port.functions.size(), port.name);
@@ -117,7 +117,7 @@ void judge_port(const Port& port, std::vector<Miscabling>& found) {
           {fmt::format("{} has {} Mbit/s, another one {}", of, speed_of(one), fastest),
            fmt::format("compare `ethtool {}` on both hosts: cable, speed and FEC", name)});
     }
-    if (!one.cables.empty() && one.own->mtu < roce_ethernet_mtu) {
+    if (!one.cables.empty() && one.own->mtu < mtu_for_roce) {
       found.push_back({fmt::format("{} has an MTU of {}: RoCE's packets get a quarter of their "
                                    "largest size or less",
                                    name, one.own->mtu),
@@ -140,10 +140,10 @@ std::vector<PortFunction> list_port_functions(const std::string& classes) {
         !is_pci(entry->path())) {
       continue;
     }
-    one.ifindex = static_cast<uint32_t>(read_number(entry->path() / "ifindex"));
-    one.mtu = static_cast<uint32_t>(read_number(entry->path() / "mtu"));
-    one.speed_mbps = std::max<int64_t>(read_number(entry->path() / "speed"), 0);
-    one.carrier = read_number(entry->path() / "carrier") == 1;
+    one.ifindex = static_cast<uint32_t>(number_in(entry->path() / "ifindex"));
+    one.mtu = static_cast<uint32_t>(number_in(entry->path() / "mtu"));
+    one.speed_mbps = std::max<int64_t>(number_in(entry->path() / "speed"), 0);
+    one.carrier = number_in(entry->path() / "carrier") == 1;
     found.push_back(std::move(one));
   }
   std::sort(found.begin(), found.end(),
@@ -154,9 +154,9 @@ std::vector<PortFunction> list_port_functions(const std::string& classes) {
 std::vector<Miscabling> judge_cabling(const relay::Topology& topology, uint32_t self,
                                       std::span<const PortFunction> functions) {
   std::vector<Miscabling> found;
-  const std::vector<Port> ports = ports_of(topology, self, functions);
+  const std::vector<NicPort> ports = ports_of(topology, self, functions);
   std::map<uint32_t, std::vector<std::string>> ways;
-  for (const Port& port : ports) {
+  for (const NicPort& port : ports) {
     if (port.hears()) {
       judge_port(port, found);
     }

@@ -1,18 +1,16 @@
 #include "tools/info/routes.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 
-#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "relay/link_sockets.h"
 #include "relay/mesh_settings.h"
 #include "relay/shape.h"
-#include "relay/topology_file.h"
-#include "runtime/base/random.h"
+#include "tools/common/cabling.h"
+#include "tools/common/mesh_sight.h"
 #include "tools/common/refusal.h"
 #include "tools/info/drawing.h"
 
@@ -22,121 +20,6 @@ namespace {
 using nlohmann::json;
 
 constexpr Refusal refuse_routes{"nccl-ha info --routes", 1};
-
-/// What is known, and how it came.
-struct MeshSight {
-  relay::Topology topology;
-  relay::NodeId self{};
-  std::string source;
-};
-
-/// Discovery for a moment, without an engine.
-class ShortDiscovery final : private relay::MeshLinks::Sink {
- public:
-  ShortDiscovery(relay::LinkSockets& sockets, const std::vector<fabric::NetInterface>& own,
-                 const relay::Discovery::Timing& timing,
-                 const std::shared_ptr<relay::ClusterKey>& key)
-      : sockets_(sockets),
-        discovery_(relay::mesh_identity(own, false, static_cast<uint32_t>(os_random_u64() | 1)),
-                   timing, os_random_u64(), sockets),
-        settled_(2 * timing.neighbours.hello) {
-    discovery_.set_keys(key ? key->current() : nullptr);
-    sockets_.use(own);
-    discovery_.set_interfaces(relay::as_mesh_interfaces(own), clock_.now());
-  }
-  /// Until nothing has changed for two hellos, at most `limit`.
-  void run(Duration limit) {
-    const Instant end = clock_.now() + limit;
-    Instant changed = clock_.now();
-    uint64_t revision = 0;
-    for (Instant now = changed; now < end && now - changed < settled_; now = clock_.now()) {
-      discovery_.tick(now);
-      wait_until(std::min({discovery_.next_deadline(), end, changed + settled_}), now);
-      sockets_.receive(*this, SIZE_MAX);
-      if (revision != discovery_.revision()) {
-        revision = discovery_.revision();
-        changed = clock_.now();
-      }
-    }
-  }
-  MeshSight sight() {
-    MeshSight found{discovery_.topology(clock_.now()), discovery_.identity().node,
-                    "found out now; this host does not relay, as no relay node runs on it"};
-    discovery_.leave(clock_.now());
-    return found;
-  }
-
- private:
-  void on_packet(uint32_t interface, const fabric::SocketAddress& from, bool asked_here,
-                 std::span<const std::byte> packet) override {
-    if (!asked_here) {
-      discovery_.receive(interface, from, packet, clock_.now());
-    }
-  }
-  void wait_until(Instant until, Instant now) {
-    std::array<pollfd, 2> waiting{};
-    for (size_t i = 0; i < waiting.size(); ++i) {
-      waiting[i] = {sockets_.wait_fds()[i], POLLIN, 0};
-    }
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
-    poll(waiting.data(), waiting.size(), static_cast<int>(std::max<int64_t>(left, 0)));
-  }
-
-  SteadyClock clock_;
-  relay::LinkSockets& sockets_;
-  relay::Discovery discovery_;
-  Duration settled_;
-};
-
-MeshSight sight_of_file(const Config& config, const std::vector<fabric::NetInterface>& all) {
-  MeshSight found;
-  found.topology = refuse_routes.need(relay::read_topology_file(config.mesh_topology_file));
-  found.source = config.mesh_topology_file;
-  std::vector<IpAddress> addresses;
-  for (const fabric::NetInterface& one : all) {
-    if (!one.loopback) {
-      addresses.insert(addresses.end(), one.addresses.begin(), one.addresses.end());
-    }
-  }
-  const auto self = relay::find_host(found.topology, addresses);
-  if (!self) {
-    refuse_routes(fail(Errc::invalid_argument,
-                       fmt::format("{}: no node has an address of this host, or several have: "
-                                   "write its addresses behind its name",
-                                   config.mesh_topology_file)));
-  }
-  found.self = found.topology.nodes()[*self].id;
-  return found;
-}
-
-MeshSight sight_now(const Config& config, const std::vector<fabric::NetInterface>& all,
-                    double wait_s) {
-  const auto timing = refuse_routes.need(relay::discovery_timing(config));
-  const std::vector<fabric::NetInterface> own =
-      relay::select_mesh_interfaces(all, config.mesh_ifname);
-  if (own.empty()) {
-    refuse_routes(fail(Errc::invalid_argument,
-                       "no interface with cables to neighbours is up (NCCL_MESH_IFNAME)"));
-  }
-  relay::LinkSockets::Options options;
-  options.port = static_cast<uint16_t>(config.mesh_port);
-  options.peers = refuse_routes.need(relay::parse_mesh_peers(config.mesh_peers));
-  bool taken = false;
-  auto sockets = relay::LinkSockets::open(options, &taken);
-  if (taken) {
-    MeshSight found;
-    found.topology = relay::Topology::make(refuse_routes.need(
-        relay::ask_this_host(options.port, std::chrono::seconds(2), &found.self)));
-    found.source = "the relay node of this host";
-    return found;
-  }
-  if (!sockets) {
-    refuse_routes(sockets.error());
-  }
-  ShortDiscovery discovery(**sockets, own, timing, refuse_routes.need(relay::cluster_key(config)));
-  discovery.run(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(wait_s)));
-  return discovery.sight();
-}
 
 std::string way_text(const relay::Topology& topology, const relay::Route& route) {
   std::string out;
@@ -222,6 +105,14 @@ json topology_json(const relay::Topology& topology) {
   return nodes;
 }
 
+json cabling_json(const std::vector<Miscabling>& miscabled) {
+  json out = json::array();
+  for (const Miscabling& one : miscabled) {
+    out.push_back({{"what", one.what}, {"remedy", one.remedy}});
+  }
+  return out;
+}
+
 void write_svg(const std::string& file, const relay::Topology& topology, uint32_t self) {
   std::ofstream out(file);
   out << draw_svg(topology, self);
@@ -236,8 +127,9 @@ void write_svg(const std::string& file, const relay::Topology& topology, uint32_
 void show_routes(const Config& config, const RoutesOptions& options) {
   const auto expected = refuse_routes.need(relay::parse_shape(config.mesh_topology));
   const auto all = refuse_routes.need(fabric::list_interfaces());
-  const MeshSight found = config.mesh_topology_file.empty() ? sight_now(config, all, options.wait_s)
-                                                            : sight_of_file(config, all);
+  const auto wait =
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.wait_s));
+  const MeshSight found = refuse_routes.need(look_at_mesh(config, all, wait));
   const auto self = found.topology.find(found.self);
   if (!self) {
     refuse_routes(fail(Errc::internal, "this host is not part of its own topology"));
@@ -248,13 +140,15 @@ void show_routes(const Config& config, const RoutesOptions& options) {
   const size_t hosts = found.topology.component(*self).size();
   const auto wrong =
       expected ? relay::findings(found.topology, *self, *expected) : std::vector<std::string>();
+  const auto miscabled = judge_cabling(found.topology, *self, list_port_functions());
   if (!options.svg_file.empty()) {
     write_svg(options.svg_file, found.topology, *self);
   }
   if (options.as_json) {
     const json out{{"self", relay::text(found.self)},        {"source", found.source},
                    {"shape", relay::to_text(shape)},         {"findings", wrong},
-                   {"nodes", topology_json(found.topology)}, {"routes", table_json(table)}};
+                   {"nodes", topology_json(found.topology)}, {"routes", table_json(table)},
+                   {"cabling", cabling_json(miscabled)}};
     fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
   }
@@ -262,6 +156,9 @@ void show_routes(const Config& config, const RoutesOptions& options) {
              found.source, draw_text(found.topology, *self));
   for (const std::string& one : wrong) {
     fmt::print("\nwarning: {}\n", one);
+  }
+  for (const Miscabling& one : miscabled) {
+    fmt::print("\nwarning: {}\n  do: {}\n", one.what, one.remedy);
   }
   print_table(found.topology, table, limits);
 }

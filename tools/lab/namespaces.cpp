@@ -23,6 +23,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "tools/lab/pci_functions.h"
+
 namespace nccl_ha::tools::lab {
 namespace {
 
@@ -53,10 +55,14 @@ const char* make_spaces(const std::string& name) {
 }
 
 /// What the process does that keeps a host's namespaces: tells its number, then waits.
-[[noreturn]] void hold(const std::string& name, int leash, int report) {
+[[noreturn]] void hold(const Topology& topology, size_t host, int leash, int report) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (const char* problem = make_spaces(name)) {
+  if (const char* problem = make_spaces(topology.hosts[host])) {
     dprintf(report, "!cannot %s: %s", problem, strerror(errno));
+    _exit(1);
+  }
+  if (auto shown = show_hardware(topology, host); !shown) {
+    dprintf(report, "!%s", shown.error().message().c_str());
     _exit(1);
   }
   // Read from /proc as mounted inside: the number that other processes of the lab know it by.
@@ -187,7 +193,7 @@ Result<void> Namespaces::make_host(size_t host) {
   if (made.holder == 0) {
     containment_.let_go();
     leash->writer.reset();
-    hold(topology_.hosts[host], leash->reader.get(), report->writer.get());
+    hold(topology_, host, leash->reader.get(), report->writer.get());
   }
   made.leash = std::move(leash->writer);
   report->writer.reset();

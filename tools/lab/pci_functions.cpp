@@ -10,16 +10,19 @@
 #include <system_error>
 #include <vector>
 
+// A macro of <linux/fs.h>; others have constants of that name.
+#undef BLOCK_SIZE
+
 namespace nccl_ha::tools::lab {
 namespace {
 
-constexpr const char* classes = "/sys/class/net";
-constexpr const char* devices = "/sys/bus/pci/devices";
-constexpr const char* kernels = "/sys/devices/virtual/net";
+constexpr const char* class_folder = "/sys/class/net";
+constexpr const char* device_folder = "/sys/bus/pci/devices";
+constexpr const char* virtual_folder = "/sys/devices/virtual/net";
 
 /// What an interface's folder has of the kernel's own; it is looked up when it is read, as the
 /// interface comes later.
-constexpr const char* attributes[] = {
+constexpr const char* shown_attributes[] = {
     "address", "addr_len", "broadcast",  "carrier", "carrier_changes",  "carrier_down_count",
     "flags",   "ifindex",  "iflink",     "mtu",     "carrier_up_count", "operstate",
     "queues",  "speed",    "statistics", "type",    "duplex",           "dev_port"};
@@ -36,23 +39,24 @@ void write_line(const std::filesystem::path& file, const std::string& line) {
   out << line << '\n';
 }
 
-void show(const std::string& nic, const std::vector<PciFunction>& functions,
-          const std::vector<std::string>& others) {
-  const std::filesystem::path net = classes;
+void show_functions(const std::string& nic, const std::vector<PciFunction>& functions,
+                    const std::vector<std::string>& others) {
+  const std::filesystem::path net = class_folder;
   for (const std::string& other : others) {
-    std::filesystem::create_symlink(std::filesystem::path(kernels) / other, net / other);
+    std::filesystem::create_symlink(std::filesystem::path(virtual_folder) / other, net / other);
   }
   for (const PciFunction& function : functions) {
-    const auto device = std::filesystem::path(devices) / function.address;
+    const auto device = std::filesystem::path(device_folder) / function.address;
     const auto interface = net / function.interface;
     std::filesystem::create_directories(device / "net");
     std::filesystem::create_directory(interface);
     std::filesystem::create_symlink("/sys/bus/pci", device / "subsystem");
     std::filesystem::create_symlink(interface, device / "net" / function.interface);
     write_line(device / "numa_node", "-1");
-    for (const char* attribute : attributes) {
+    for (const char* attribute : shown_attributes) {
       std::filesystem::create_symlink(
-          std::filesystem::path(kernels) / function.interface / attribute, interface / attribute);
+          std::filesystem::path(virtual_folder) / function.interface / attribute,
+          interface / attribute);
     }
     std::filesystem::create_symlink(device, interface / "device");
     write_line(interface / "phys_switch_id", nic);
@@ -75,14 +79,14 @@ Result<void> show_hardware(const Topology& topology, size_t host) {
   if (functions.empty()) {
     return {};
   }
-  for (const char* folder : {classes, devices}) {
+  for (const char* folder : {class_folder, device_folder}) {
     if (mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0755") != 0) {
       return fail(Errc::system, fmt::format("cannot mount over {}", folder), errno);
     }
   }
   try {
     // The NIC has any number that other hosts' ones do not have.
-    show(fmt::format("{:012x}", host + 1), functions, others);
+    show_functions(fmt::format("{:012x}", host + 1), functions, others);
   } catch (const std::exception& error) {  // std::filesystem_error, std::ios_base::failure
     return fail(Errc::system, fmt::format("cannot make up PCI functions: {}", error.what()));
   }

@@ -51,6 +51,16 @@ class Builder {
     made_.links.push_back(link);
   }
 
+  /// The ends of the last cable are PCI functions, each of a port of its host's NIC.
+  void as_functions(const std::array<std::string, 2>& addresses,
+                    const std::array<std::string, 2>& nic_ports) {
+    for (size_t end = 0; end < 2; ++end) {
+      Port& port = made_.ports[made_.links.back().ports[end]];
+      port.pci_address = addresses[end];
+      port.nic_port = nic_ports[end];
+    }
+  }
+
   void to_switch(size_t medium, const std::string& group, size_t host, const std::string& interface,
                  const std::string& address, unsigned prefix_len) {
     Link link;
@@ -132,6 +142,7 @@ Topology make_mesh(const std::string& name, size_t hosts, uint64_t seed) {
 
 /// A ring of boxes with two ports of two devices each, as DGX Spark has them: both devices of a
 /// host's second port lead to the next host's first one, and none has an IP address of its own.
+/// The devices of a port are functions in two PCI domains.
 Topology make_gb10(const std::string& name, size_t hosts) {
   Builder builder(name, hosts);
   const std::array<std::array<std::string, 2>, 2> halves{
@@ -141,6 +152,10 @@ Topology make_gb10(const std::string& name, size_t hosts) {
     const std::string cable = host_name(host) + "-" + host_name(next);
     for (size_t half = 0; half < halves.size(); ++half) {
       builder.cable(fmt::format("{}.{}", cable, half), cable, {host, next}, halves[half], {});
+      const size_t domain = 2 * half;
+      builder.as_functions(
+          {fmt::format("{:04x}:01:00.1", domain), fmt::format("{:04x}:01:00.0", domain)},
+          {"p1", "p0"});
     }
   }
   return builder.finish();

@@ -24,6 +24,9 @@ struct Port {
   unsigned prefix_len = 24;
   size_t link = 0;
   bool management = false;
+  /// Where programs are to find that it is a PCI function: its address there and its NIC's port.
+  std::string pci_address;
+  std::string nic_port;
 };
 
 /// A cable.  It joins two ports, or one port and a switch.
