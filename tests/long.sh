@@ -55,16 +55,6 @@ if [ ! -x "$tool" ] || [ ! -f "$plugin" ]; then
     failed+=("build of preset release")
 fi
 
-# status 77: no cross-compiler, or no libraries to be had; it says which.
-arm64() {
-  local status=0
-  tools/dev/arm64_root || status=$?
-  [ $status -eq 77 ] && return 0
-  [ $status -eq 0 ] && cmake --preset arm64 --log-level=NOTICE >/dev/null &&
-    cmake --build --preset arm64 -j "$jobs" && ctest --preset arm64 -j "$jobs"
-}
-step "unit, contract, simulation and ABI suites of the arm64 build" arm64
-
 step "the contract suite between two guests and over lossy datagrams, the larger models" \
   ctest --preset long --output-on-failure
 
