@@ -11,6 +11,10 @@ endforeach()
 install(FILES ${CMAKE_SOURCE_DIR}/tools/completion/nccl-ha.bash
         DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME nccl-ha
         COMPONENT tools)
+install(FILES ${CMAKE_SOURCE_DIR}/tools/completion/_nccl-ha
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions COMPONENT tools)
+install(FILES ${CMAKE_SOURCE_DIR}/tools/completion/nccl-ha.fish
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT tools)
 install(FILES ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/LICENSE
         DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha COMPONENT tools)
 file(GLOB user_docs CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/docs/*.md)

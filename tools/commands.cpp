@@ -1,21 +1,145 @@
 #include "tools/commands.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
-#ifndef NHA_VERSION
-#define NHA_VERSION "unknown"
-#endif
+#include "runtime/base/version.h"
+#include "tools/common/nearest.h"
+#include "tools/common/output.h"
+#include "tools/common/refused.h"
 
 namespace nccl_ha::tools {
+namespace {
+
+/// A command line that cannot be used, or work that could not be done.
+constexpr int status_not_done = 2;
+
+/// The last of the subcommands that the words led to.
+const CLI::App& reached(const CLI::App& app) {
+  const CLI::App* at = &app;
+  for (auto subs = at->get_subcommands(); !subs.empty(); subs = at->get_subcommands()) {
+    at = subs.back();
+  }
+  return *at;
+}
+
+std::string command_of(const CLI::App& app) {
+  const CLI::App& at = reached(app);
+  std::string name = at.get_name();
+  for (const CLI::App* up = at.get_parent(); up != nullptr; up = up->get_parent()) {
+    name = up->get_name() + " " + name;
+  }
+  return name;
+}
+
+/// What could stand where `word` does.
+std::vector<std::string> words_of(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> known;
+  if (!word.starts_with('-')) {
+    for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; })) {
+      if (!one->get_group().empty()) {
+        known.push_back(one->get_name());
+      }
+    }
+    return known;
+  }
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      known.push_back("--" + name);
+    }
+  }
+  return known;
+}
+
+/// What nccl-tests has and perf has not, and what is there instead.
+constexpr std::pair<std::string_view, const char*> of_nccl_tests[] = {
+    {"-g", "there are no GPUs here; ranks are processes: --ranks"},
+    {"--ngpus", "there are no GPUs here; ranks are processes: --ranks"},
+    {"-t", "each rank is a process of its own: --ranks"},
+    {"--nthreads", "each rank is a process of its own: --ranks"},
+    {"-G", "there are no CUDA graphs without a GPU; leave it out"},
+    {"--cudagraph", "there are no CUDA graphs without a GPU; leave it out"},
+    {"-z", "nothing blocks here; leave it out"},
+    {"--blocking", "nothing blocks here; leave it out"},
+    {"-m", "iterations run back to back with -c 0; leave it out"},
+    {"-p", "ranks always begin at the same time; leave it out"},
+};
+
+/// What is wrong with the words of the command line.
+std::string wrong_words(const CLI::App& app, const CLI::ParseError& error) {
+  std::vector<std::string> unknown = app.remaining(true);
+  unknown.erase(std::remove(unknown.begin(), unknown.end(), "--"), unknown.end());
+  // Words after the one that is wrong were not looked at yet.
+  const std::string kind_of_error = error.get_name();
+  if (unknown.empty() || (kind_of_error != "ExtrasError" && kind_of_error != "RequiredError")) {
+    return error.what();
+  }
+  const std::string word = unknown.front().substr(0, unknown.front().find('='));
+  const CLI::App& at = reached(app);
+  for (const auto& [option, instead] : of_nccl_tests) {
+    if (at.get_name() == "perf" && word == option) {
+      return fmt::format("{} is an option of nccl-tests: {}", word, instead);
+    }
+  }
+  const bool subcommands = !at.get_subcommands([](const CLI::App*) { return true; }).empty();
+  const char* kind = word.starts_with('-') ? "option" : subcommands ? "command" : "argument";
+  return fmt::format("there is no {} '{}' here{}", kind, word,
+                     did_you_mean(word, words_of(at, word)));
+}
+
+/// Says why a command did not do its work.
+int not_done(const std::string& command, const std::string& why, const char* help, bool as_json,
+             int status) {
+  std::fprintf(stderr, "%s: %s\n%s", command.c_str(), why.c_str(), help);
+  if (as_json) {
+    print_failure(command, why);
+  }
+  return status;
+}
+
+int parse_and_run(CLI::App& app, int argc, char** argv) {
+  const bool as_json = asks_for_json(argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const Refused& refused) {
+    return not_done(refused.command(), refused.error(), "", as_json, refused.get_exit_code());
+  } catch (const CLI::RuntimeError& error) {
+    // The subcommand has printed what went wrong; only its status is left to pass on.
+    return error.get_exit_code();
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {
+      return app.exit(error);  // --help, --version
+    }
+    const std::string command = command_of(app);
+    const std::string help = fmt::format("`{} --help` tells what can be asked for.\n", command);
+    return not_done(command, wrong_words(app, error), help.c_str(), as_json, status_not_done);
+  } catch (const std::exception& error) {
+    return not_done("nccl-ha", error.what(), "", as_json, status_not_done);
+  }
+  return 0;
+}
+
+}  // namespace
 
 int run_command_line(int argc, char** argv) {
   CLI::App app{"Tools around libnccl-net-ha.so, a highly available network plugin for NCCL"};
   app.name("nccl-ha");
-  app.set_version_flag("--version", "nccl-ha " NHA_VERSION);
+  app.set_version_flag("--version",
+                       fmt::format("nccl-ha {} ({})", version_number(), version_commit()));
   app.require_subcommand(1);
-  app.footer("`nccl-ha SUBCOMMAND --help` describes one subcommand.");
+  app.footer(
+      "`nccl-ha SUBCOMMAND --help` describes one subcommand.\n"
+      "Exit status: 0 done, and nothing is wrong; 1 done, and something is wrong; 2 it could not "
+      "be "
+      "done.");
   add_perf(app);
   add_info(app);
   add_check(app);
@@ -28,18 +152,9 @@ int run_command_line(int argc, char** argv) {
   add_top(app);
   add_tune(app);
   add_report(app);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::RuntimeError& error) {
-    // The subcommand has printed what went wrong; only its status is left to pass on.
-    return error.get_exit_code();
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "nccl-ha: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  add_complete(app);
+  const int status = parse_and_run(app, argc, argv);
+  return finish_output() ? status : std::max(status, status_not_done);
 }
 
 }  // namespace nccl_ha::tools

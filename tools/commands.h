@@ -45,4 +45,7 @@ void add_tune(CLI::App& app);
 /// Adds `nccl-ha report`.
 void add_report(CLI::App& app);
 
+/// Adds `nccl-ha complete`, last: it completes the others.
+void add_complete(CLI::App& app);
+
 }  // namespace nccl_ha::tools

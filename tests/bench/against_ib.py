@@ -91,12 +91,12 @@ def main():
         for arguments in (BANDWIDTH, SINGLE) if thread == 0 else (BANDWIDTH,):
             goal = ">= 1.0" if thread == 0 else None
             for size in SIZES:
-                row = medians(options, bandwidth(size, arguments), thread, "busbw_gbps")
+                row = medians(options, bandwidth(size, arguments), thread, "busbw_gigabytes_per_s")
                 ours, theirs = row["plugins"]
                 holds = row["ratio"] >= 1.0
                 missed += goal is not None and not holds
                 line(f"{row['bytes'] >> 10} KiB{'' if arguments is BANDWIDTH else ' one by one'}, "
-                     f"progress thread {thread}", ours["busbw_gbps"], theirs["busbw_gbps"], "GB/s", row,
+                     f"progress thread {thread}", ours["busbw_gigabytes_per_s"], theirs["busbw_gigabytes_per_s"], "GB/s", row,
                      goal, holds, (ours["cpu_s_per_gb"], theirs["cpu_s_per_gb"]))
     return 1 if missed else 0
 

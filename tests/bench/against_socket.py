@@ -52,7 +52,7 @@ class Bench:
             values = ours["p50_us"], theirs["p50_us"]
             single = [a["p50_us"] / b["p50_us"] for a, b in zip(ours["rounds"], theirs["rounds"])]
         else:
-            values = ours["busbw_gbps"], theirs["busbw_gbps"]
+            values = ours["busbw_gigabytes_per_s"], theirs["busbw_gigabytes_per_s"]
             single = [b["time_us"] / a["time_us"] for a, b in zip(ours["rounds"], theirs["rounds"])]
         ratio = row["ratio"]
         verdict = ""

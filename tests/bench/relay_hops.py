@@ -92,7 +92,7 @@ def ours(options, relays):
     # The nodes of the ends take no part in it.
     ticks = sum(int(found[f"{host}.ticks"]) for host in range(1, relays + 1))
     gigabytes = ITERATIONS * 2**20 / 1e9
-    return {"gbps": bandwidth["algbw_gbps"], "us": latency["p50_us"], "ends": bandwidth["cpu_s_per_gb"],
+    return {"gbps": bandwidth["algbw_gigabytes_per_s"], "us": latency["p50_us"], "ends": bandwidth["cpu_s_per_gb"],
             "relays": ticks / 100 / gigabytes}
 
 

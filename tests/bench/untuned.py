@@ -44,7 +44,7 @@ class Table:
         row = self.bench.run([*BANDWIDTH, *arguments], self.bench.rounds)["results"][0]
         ours, theirs = row["plugins"]
         ratios = [b["time_us"] / a["time_us"] for a, b in zip(ours["rounds"], theirs["rounds"])]
-        self.line(f"{title}, GB/s", ours["busbw_gbps"], theirs["busbw_gbps"], ratios, 1.0, False)
+        self.line(f"{title}, GB/s", ours["busbw_gigabytes_per_s"], theirs["busbw_gigabytes_per_s"], ratios, 1.0, False)
         self.line(f"{title}, the worst turn", min(ratios), 1.0, [min(ratios)], LEAST_TURN, False)
 
     def latency(self, title, arguments, goal):

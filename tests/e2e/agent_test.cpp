@@ -377,14 +377,14 @@ TEST(Agent, SighupReadsSettingsAndBadOnesChangeNothing) {
 TEST(Agent, SigtermEndsInGoodOrderAndASecondAgentIsRefused) {
   AgentProcess agent(NHA_TOOL_FILE);
   const ToolRun second = run_program(NHA_TOOL_FILE, {"agent", "--settings", agent.settings_path()});
-  EXPECT_EQ(second.status, 1);
+  EXPECT_EQ(second.status, 2);
   EXPECT_NE(second.err.find("another agent serves in"), std::string::npos) << second.err;
   agent.signal(SIGTERM);
   EXPECT_TRUE(agent.hears("STOPPING=1"));
   EXPECT_EQ(agent.wait(), 0);
   const ToolRun status =
       run_program(NHA_TOOL_FILE, {"agent", "status", "--dir", agent.directory()});
-  EXPECT_EQ(status.status, 1);
+  EXPECT_EQ(status.status, 2);
   EXPECT_NE(status.err.find("does not run"), std::string::npos) << status.err;
 }
 

@@ -1,10 +1,15 @@
 // nccl-ha check on labs that are right and on labs that are not.
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/background_lab.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::tests {
 namespace {
@@ -99,8 +104,63 @@ TEST(Check, StartsItselfOnTheHostsGiven) {
   auto wrong = check;
   wrong[2] = "h1=198.19.0.1,h9=198.19.0.9";
   run = run_program(NHA_TOOL_FILE, wrong, environment);
+  EXPECT_EQ(run.status, 2);
+  EXPECT_NE(run.err.find("nothing could be started on h9"), std::string::npos) << run.err;
+}
+
+/// What takes the place of a remote shell: `text` with the host's name in $host and the command in
+/// "$@".
+std::string shell(const TemporaryFolder& folder, const std::string& text) {
+  const std::string file = folder.path() + "/shell";
+  std::ofstream(file) << "#!/bin/sh\nhost=$1; shift 2\n" << text << "\n";
+  std::filesystem::permissions(file, std::filesystem::perms::owner_all);
+  return file;
+}
+
+TEST(Check, ASilentShellIsNamedWhenTheTimeIsUp) {
+  const TemporaryFolder folder;
+  const ToolRun run =
+      run_program(NHA_TOOL_FILE,
+                  {"check", "--json", "--hosts", "h[1-2]=127.0.0.1", "--timeout", "2", "--ssh",
+                   shell(folder, R"([ "$host" = h1 ] || exec tail -f /dev/null; exec "$@")")},
+                  {{"HA_NCCL_IFNAME", "lo"}});
+  EXPECT_EQ(run.status, 2) << run.out << run.err;
+  EXPECT_NE(run.err.find("nothing runs on h2 yet"), std::string::npos) << run.err;
+  EXPECT_LT(run.took.count(), 30);
+  const json document = json::parse(run.out, nullptr, false);
+  ASSERT_TRUE(document.is_object()) << run.out;
+  EXPECT_EQ(document["ok"], false);
+}
+
+TEST(Check, RanksEndWithTheCommandThatStartedThem) {
+  const TemporaryFolder folder;
+  // The second never comes, so that the first waits; it is beyond the reach of signals.
+  const std::string file =
+      shell(folder, "[ $host = h1 ] || exec tail -f /dev/null\n\"$@\" <&0 &\necho $! > " +
+                        folder.path() + "/rank\nexec tail -f /dev/null");
+  const ToolRun run = run_program(
+      "/usr/bin/timeout", {"--foreground", "-s", "TERM", "2", NHA_TOOL_FILE, "check", "--hosts",
+                           "h[1-2]=127.0.0.1", "--timeout", "60", "--ssh", file});
   EXPECT_NE(run.status, 0);
-  EXPECT_NE(run.err.find("h9"), std::string::npos) << run.err;
+  pid_t rank = -1;
+  std::ifstream(folder.path() + "/rank") >> rank;
+  ASSERT_GT(rank, 0) << run.out << run.err;
+  const int handle = static_cast<int>(syscall(SYS_pidfd_open, rank, 0));
+  if (handle >= 0) {  // else it is gone already
+    pollfd ended{handle, POLLIN, 0};
+    EXPECT_EQ(poll(&ended, 1, 20'000), 1) << "rank " << rank << " still runs";
+    close(handle);
+  }
+}
+
+TEST(Check, SaysItInOneLine) {
+  const ToolRun run = run_program(NHA_TOOL_FILE, {"check", "--brief"},
+                                  {{"NCCL_NET_PLUGIN", "/none.so"}, {"HA_NCCL_IFNAME", "lo"}});
+  EXPECT_EQ(run.status, 1) << run.out;
+  EXPECT_EQ(count(run.out, "\n"), 1U) << run.out;
+  EXPECT_TRUE(run.out.starts_with("nccl-ha check failed: 1 errors, ")) << run.out;
+  EXPECT_NE(run.out.find("with NCCL_NET_PLUGIN=/none.so NCCL finds nothing"), std::string::npos)
+      << run.out;
 }
 
 TEST(Check, AloneItLooksAtThisHost) {

@@ -39,7 +39,8 @@ class Examples(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("shellcheck"), "shellcheck is not installed")
     def test_scripts_have_no_mistakes(self):
-        scripts = [EXAMPLES / "slurm-prolog", EXAMPLES / "collect-image"]
+        scripts = [EXAMPLES / "slurm-prolog", EXAMPLES / "collect-image",
+                   pathlib.Path(SOURCE) / "tools/completion/nccl-ha.bash"]
         done = run("shellcheck", "--shell=bash", *map(str, scripts))
         self.assertEqual(done.returncode, 0, done.stdout)
         done = run("shellcheck", "--shell=sh", str(scripts[0]))
@@ -47,7 +48,7 @@ class Examples(unittest.TestCase):
 
     def prolog(self, status, text):
         """Its status, and how scontrol was called."""
-        program = self.script("nccl-ha", f'[ "$*" = "check" ] || exit 9\n'
+        program = self.script("nccl-ha", f'[ "$*" = "check --brief" ] || exit 9\n'
                                          f'echo "{text}"\nexit {status}')
         calls = self.path / "calls"
         self.script("scontrol", f'printf "%s|" "$@" >> "{calls}"')
@@ -58,9 +59,9 @@ class Examples(unittest.TestCase):
 
     def test_a_node_that_fails_is_drained_with_the_reason(self):
         self.assertEqual(self.prolog(0, "nccl-ha check passed"), (0, ""))
-        status, calls = self.prolog(1, "host n7\n  warning: slow\n  error: rail1 is down")
+        status, calls = self.prolog(1, "nccl-ha check failed: rail1 is down")
         self.assertEqual((status, calls), (1, "update|NodeName=n7|State=DRAIN|"
-                                              "Reason=rail1 is down|"))
+                                              "Reason=nccl-ha check failed: rail1 is down|"))
 
     def test_the_real_check_speaks_to_the_prolog(self):
         self.script("scontrol", f'printf "%s|" "$@" > "{self.path}/calls"')

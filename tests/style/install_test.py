@@ -59,6 +59,8 @@ class Installed(unittest.TestCase):
                      "share/doc/nccl-ha/README.md",
                      "share/doc/nccl-ha/LICENSE", "share/doc/nccl-ha/docs/architecture.md",
                      "share/bash-completion/completions/nccl-ha",
+                     "share/zsh/site-functions/_nccl-ha",
+                     "share/fish/vendor_completions.d/nccl-ha.fish",
                      f"{LIBDIR}/pkgconfig/nccl-ha.pc",
                      "share/doc/nccl-ha/examples/90-nccl-ha.conf"]:
             with self.subTest(name=name):

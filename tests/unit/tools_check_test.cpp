@@ -1,12 +1,17 @@
 // What nccl-ha check makes of what it sees.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tools/check/compare.h"
 #include "tools/check/findings.h"
-#include "tools/check/hosts.h"
 #include "tools/check/pairs.h"
+#include "tools/common/remote_ranks.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -180,6 +185,44 @@ TEST(CheckFindings, GpuMemory) {
   EXPECT_NE(only_finding(facts).remedy.find("nvidia_peermem"), std::string::npos);
 }
 
+TEST(CheckFindings, ARailThatIsDownIsLost) {
+  HostFacts facts = good_host();
+  facts.rdma.ports.clear();
+  facts.config.fabric = "datagram";
+  facts.lost = {interface("ib2", {10, 0, 2, 1})};
+  Finding found = only_finding(facts);
+  EXPECT_EQ(found.level, Level::error);
+  EXPECT_NE(found.what.find("ib2 (10.0.2.1) is down: a rail is lost"), std::string::npos)
+      << found.what;
+  facts = good_host();
+  facts.lost = {interface("eth1", {192, 168, 1, 1})};
+  EXPECT_TRUE(judge(facts).empty()) << "RDMA carries the data";
+  facts.rdma.down.push_back(rdma_port("mlx5_2", "eth1").info);
+  EXPECT_EQ(judge(facts).size(), 2U) << "unless it is beneath a port that is down";
+}
+
+TEST(CheckFindings, FailoverThatIsOff) {
+  HostFacts facts = good_host();
+  facts.config.enable_backup = false;
+  EXPECT_EQ(only_finding(facts).level, Level::hint);
+  EXPECT_NE(only_finding(facts).what.find("HA_NCCL_ENABLE_BACKUP=0"), std::string::npos);
+}
+
+TEST(CheckFindings, WhatPciDevicesShare) {
+  const std::string root = "/sys/devices/pci0000:00/0000:00:01.0/";
+  EXPECT_EQ(shared_pci(root + "0000:01:00.0", root + "0000:01:00.1"), SharedPci::one_card);
+  EXPECT_EQ(shared_pci(root + "0000:01:00.0/0000:02:00.0/0000:03:00.0",
+                       root + "0000:01:00.0/0000:02:01.0/0000:04:00.0"),
+            SharedPci::one_switch);
+  EXPECT_EQ(shared_pci(root + "0000:01:00.0", "/sys/devices/pci0000:00/0000:00:02.0/0000:02:00.0"),
+            SharedPci::nothing);
+  EXPECT_EQ(shared_pci("", root + "0000:01:00.0"), SharedPci::nothing);
+  HostFacts facts = good_host();
+  facts.rdma.ports[0].info.pci_path = root + "0000:01:00.0/0000:02:00.0/0000:03:00.0";
+  facts.rdma.ports[1].info.pci_path = root + "0000:01:00.0/0000:02:01.0/0000:04:00.0";
+  EXPECT_NE(only_finding(facts).what.find("behind one PCI switch"), std::string::npos);
+}
+
 TEST(CheckFindings, RailsInOneSubnet) {
   HostFacts facts = good_host();
   facts.interfaces[2] = interface("ib1", {10, 0, 0, 2});
@@ -291,6 +334,149 @@ TEST(CheckPairs, ErrorsWarningsAndOutliersBecomeFindings) {
   EXPECT_EQ(found[0].level, Level::warning);
 }
 
+TEST(CheckPairs, LinesOfOnePairAreOneFindingAndGoodNewsNone) {
+  std::vector<PairResult> pairs{pair(0, 1, 10)};
+  pairs[0].warnings = {"path 0 of the connection to b is down: x",
+                       "path 0 of the connection to b is back after 5 ms: y"};
+  auto found = judge(pairs, {"a", "b"});
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].what.find("is back"), std::string::npos) << found[0].what;
+  pairs[0].warnings = {"one", "two"};
+  found = judge(pairs, {"a", "b"});
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_NE(found[0].what.find("one; two"), std::string::npos) << found[0].what;
+  pairs[0].error = "late";
+  EXPECT_EQ(judge(pairs, {"a", "b"}).size(), 1U) << "the error says it";
+}
+
+TEST(CheckPairs, TheRemedyFitsTheError) {
+  const auto remedy = [](const char* error) {
+    std::vector<PairResult> pairs{pair(0, 1, 10)};
+    pairs[0].error = error;
+    return judge(pairs, {"a", "b"}).at(0).remedy;
+  };
+  EXPECT_NE(remedy("cannot listen: Too many open files (limit 64)").find("ulimit -n"),
+            std::string::npos);
+  EXPECT_NE(remedy("cannot register; RLIMIT_MEMLOCK is 64 KiB").find("ulimit -l"),
+            std::string::npos);
+  EXPECT_NE(remedy("check that UDP is not filtered between").find("let UDP through"),
+            std::string::npos);
+  EXPECT_NE(remedy("no answer").find("check cable"), std::string::npos);
+}
+
+HostSheet sheet(const std::string& name, int number) {
+  HostSheet made;
+  made.name = name;
+  made.machine = name;
+  made.version = "1.0.0";
+  made.commit = "c";
+  made.protocol = 10;
+  made.settings = {
+      {"HA_NCCL_ENABLE_BACKUP", "1"}, {"HA_NCCL_IFNAME", "x" + name}, {"HA_NCCL_RTO_MS", "1000"}};
+  for (int rail = 0; rail < 2; ++rail) {
+    made.rails.push_back({"rail" + std::to_string(rail),
+                          {"10.0." + std::to_string(rail) + "." + std::to_string(number)},
+                          {"10.0." + std::to_string(rail) + ".0/24"},
+                          4200,
+                          100000});
+  }
+  return made;
+}
+
+std::vector<HostSheet> three_hosts() { return {sheet("a", 1), sheet("b", 2), sheet("c", 3)}; }
+
+/// The findings that a change to three good hosts makes.
+std::vector<Finding> found_after(const std::function<void(std::vector<HostSheet>&)>& change) {
+  std::vector<HostSheet> sheets = three_hosts();
+  change(sheets);
+  return compare(sheets, distinct_names(sheets));
+}
+
+void expect_one(const std::function<void(std::vector<HostSheet>&)>& change, Level level,
+                const std::vector<const char*>& parts) {
+  const auto found = found_after(change);
+  ASSERT_EQ(found.size(), 1U) << parts.front();
+  EXPECT_EQ(found[0].level, level) << found[0].what;
+  for (const char* part : parts) {
+    EXPECT_NE(found[0].what.find(part), std::string::npos) << part << ": " << found[0].what;
+  }
+  EXPECT_FALSE(found[0].remedy.empty());
+}
+
+TEST(CheckCompare, EqualHostsHaveNothingToSay) {
+  EXPECT_TRUE(found_after([](auto&) {}).empty());
+  EXPECT_TRUE(compare({}, {}).empty());
+}
+
+TEST(CheckCompare, VersionsAndSettings) {
+  using Sheets = std::vector<HostSheet>;
+  expect_one([](Sheets& s) { s[2].protocol = 9; }, Level::error, {"protocol", "9 on c"});
+  expect_one([](Sheets& s) { s[1].version = "0.9"; }, Level::warning, {"0.9 on b"});
+  expect_one([](Sheets& s) { s[1].commit = "d"; }, Level::hint, {"d on b"});
+  expect_one([](Sheets& s) { s[1].settings["HA_NCCL_ENABLE_BACKUP"] = "0"; }, Level::warning,
+             {"HA_NCCL_ENABLE_BACKUP differs", "0 on b"});
+  expect_one([](Sheets& s) { s[0].settings["HA_NCCL_RTO_MS"] = "50"; }, Level::hint,
+             {"HA_NCCL_RTO_MS", "50 on a"});
+  expect_one([](Sheets& s) { s[0].settings.erase("HA_NCCL_RTO_MS"); }, Level::hint,
+             {"HA_NCCL_RTO_MS", "(not known) on a"});
+}
+
+TEST(CheckCompare, AddressesAndNetworks) {
+  using Sheets = std::vector<HostSheet>;
+  expect_one([](Sheets& s) { s[2].rails[1].addresses = {"10.0.1.1"}; }, Level::error,
+             {"10.0.1.1", "a (rail1)", "c (rail1)"});
+  expect_one([](Sheets& s) { std::swap(s[1].rails[0], s[1].rails[1]); }, Level::error,
+             {"rails are crossed", "on b"});
+  expect_one(
+      [](Sheets& s) {
+        s[1].rails[1].addresses = {"10.0.0.99"};
+        s[1].rails[1].networks = {"10.0.0.0/24"};
+      },
+      Level::warning, {"rail0, rail1 of b are both in 10.0.0.0/24"});
+  expect_one(
+      [](Sheets& s) {
+        s[1].rails[1].addresses = {"10.9.0.2"};
+        s[1].rails[1].networks = {"10.9.0.0/24"};
+      },
+      Level::warning, {"rail1 of b is in 10.9.0.0/24, where no other host is"});
+  expect_one([](Sheets& s) { s[0].rails[0].mtu = 1500; }, Level::warning,
+             {"MTU differs in 10.0.0.0/24", "1500 bytes on a (rail0)"});
+  expect_one([](Sheets& s) { s[0].rails[0].speed_mbps = 25000; }, Level::warning,
+             {"speed differs", "25000 Mbit/s on a (rail0)"});
+}
+
+TEST(CheckCompare, ARingOfCablesIsNotCrossed) {
+  std::vector<HostSheet> ring{sheet("a", 1), sheet("b", 2), sheet("c", 3), sheet("d", 4)};
+  for (int i = 0; i < 4; ++i) {
+    for (int side = 0; side < 2; ++side) {
+      const int cable = (i + 3 * (1 - side)) % 4;
+      RailSheet& rail = ring[static_cast<size_t>(i)].rails[static_cast<size_t>(side)];
+      rail.networks = {"10.1." + std::to_string(cable) + ".0/24"};
+      rail.addresses = {"10.1." + std::to_string(cable) + "." + std::to_string(i + 1)};
+    }
+  }
+  EXPECT_TRUE(compare(ring, distinct_names(ring)).empty());
+}
+
+TEST(CheckCompare, NamesAndClocks) {
+  using Sheets = std::vector<HostSheet>;
+  expect_one([](Sheets& s) { s[1].clock_s = 90; }, Level::warning, {"clock of b is 90.0 s ahead"});
+  expect_one([](Sheets& s) { s[2].name = "a"; }, Level::warning,
+             {"ranks 0 and 2", "both called a"});
+  std::vector<HostSheet> sheets = three_hosts();
+  sheets[2].name = "a";
+  EXPECT_EQ(distinct_names(sheets), (std::vector<std::string>{"a#0", "b", "a#2"}));
+}
+
+TEST(CheckCompare, SheetsSurviveTheWayThroughJson) {
+  const HostSheet one = sheet("a", 1);
+  const auto back = sheet_from_json(to_json(one));
+  ASSERT_TRUE(back) << back.error().message();
+  EXPECT_EQ(to_json(*back), to_json(one));
+  EXPECT_FALSE(sheet_from_json(nlohmann::json::parse(R"({"name": 3})")));
+  EXPECT_FALSE(sheet_from_json(nlohmann::json::parse("[]")));
+}
+
 TEST(CheckPairs, SurviveTheWayThroughJson) {
   PairResult result = pair(1, 2, 3.5);
   result.error = "e";
@@ -325,12 +511,58 @@ TEST(CheckHosts, NamesAndAddresses) {
   }
 }
 
+TEST(CheckHosts, RangesStandForMany) {
+  const auto hosts = parse_hosts("n[08-10,12]x,h[1-2]=10.0.0.[11-12]");
+  ASSERT_TRUE(hosts) << hosts.error().message();
+  ASSERT_EQ(hosts->size(), 6U);
+  EXPECT_EQ((*hosts)[0].name, "n08x");
+  EXPECT_EQ((*hosts)[2].name, "n10x");
+  EXPECT_EQ((*hosts)[3].address, "n12x");
+  EXPECT_EQ((*hosts)[5].name, "h2");
+  EXPECT_EQ((*hosts)[5].address, "10.0.0.12");
+  for (const char* bad : {"n[1-", "n[3-1]", "n[a-b]", "n1]", "n[1-2]=10.0.0.1", "n[0-99999]",
+                          "a[1-100]b[1-100]", "n[1-2],n2"}) {
+    EXPECT_FALSE(parse_hosts(bad)) << bad;
+  }
+  EXPECT_NE(parse_hosts("").error().what.find("empty"), std::string::npos);
+}
+
+TEST(CheckHosts, FilesAndJobs) {
+  const std::string file = testing::TempDir() + "nha-hosts-" + std::to_string(getpid());
+  const auto with = [&](const char* text) {
+    std::ofstream(file) << text;
+    return read_hosts(file);
+  };
+  auto hosts = with("# all\na slots=4\n\nb:2\nc=10.0.0.3 # third\na\nn[1-2]\n");
+  ASSERT_TRUE(hosts) << hosts.error().message();
+  std::string names;
+  for (const NamedHost& host : *hosts) {
+    names += host.name + "/" + host.address + " ";
+  }
+  EXPECT_EQ(names, "a/a b/b c/10.0.0.3 n1/n1 n2/n2 ");
+  hosts = with("a\n$(reboot)\n");
+  ASSERT_FALSE(hosts);
+  EXPECT_NE(hosts.error().what.find(file + ":2"), std::string::npos) << hosts.error().what;
+  EXPECT_FALSE(with("a\n")) << "one is too few";
+  static_cast<void>(with("x\ny\n"));
+  const auto job = [&](const std::string& name, const std::string& value) {
+    return named_hosts("job", "", [=](const std::string& asked) {
+      return asked == name ? std::optional(value) : std::nullopt;
+    });
+  };
+  EXPECT_EQ(job("SLURM_JOB_NODELIST", "gpu[3-5]")->size(), 3U);
+  EXPECT_EQ((*job("PBS_NODEFILE", file))[1].name, "y");
+  EXPECT_NE(job("HOME", "/").error().what.find("no job"), std::string::npos);
+  std::remove(file.c_str());
+  EXPECT_FALSE(read_hosts(file));
+}
+
 TEST(CheckHosts, TheRemoteCommandIsSafeForAShell) {
   RemoteOptions options;
   options.hosts = *parse_hosts("a,b=10.0.0.2");
   options.shell = "ssh -o BatchMode=yes";
   options.program = "/usr/bin/nccl-ha";
-  options.arguments = {"--json"};
+  options.words = {"check", "--json"};
   setenv("HA_NCCL_TEST_WORD", "=rail0,^x", 1);
   const auto words = remote_command(options, 1);
   ASSERT_TRUE(words) << words.error().message();

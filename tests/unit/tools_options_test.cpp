@@ -233,8 +233,8 @@ TEST(Report, bandwidth_follows_from_size_and_median_time) {
     round.cpu_s = 4;
   }
   const Speeds s = speeds(options, 4, row, row.cells[0]);
-  EXPECT_DOUBLE_EQ(s.algbw_gbps, 1.0);
-  EXPECT_DOUBLE_EQ(s.busbw_gbps, 1.5);
+  EXPECT_DOUBLE_EQ(s.algbw_gigabytes_per_s, 1.0);
+  EXPECT_DOUBLE_EQ(s.busbw_gigabytes_per_s, 1.5);
   EXPECT_DOUBLE_EQ(s.cpu_s_per_gb, 2.0);
   EXPECT_DOUBLE_EQ(median({1, 2, 3, 10}), 2.5);
 }

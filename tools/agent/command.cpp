@@ -19,12 +19,14 @@
 #include "tools/agent/settings.h"
 #include "tools/agent/simulated_switch.h"
 #include "tools/commands.h"
+#include "tools/common/output.h"
 #include "tools/common/refusal.h"
+#include "tools/common/within.h"
 
 namespace nccl_ha::tools {
 namespace {
 
-constexpr Refusal refuse_agent{"nccl-ha agent", 1};
+constexpr Refusal refuse_agent{"nccl-ha agent", 2};
 
 struct AgentOptions {
   std::string settings;
@@ -78,7 +80,7 @@ void show_status(const AgentOptions& options) {
   }
   const nlohmann::json status = refuse_agent.need(ask_agent(directory));
   if (options.as_json) {
-    fmt::print("{}\n", status.dump(2));
+    print_document(document("agent status", status));
   } else {
     print_agent(status);
   }
@@ -145,15 +147,15 @@ void add_simulate_switch(CLI::App& agent, const std::shared_ptr<AgentOptions>& o
       ->capture_default_str();
   command->add_option("--keys", options->key_file, "File of keys; without it there are no tags");
   command->add_option("--every", options->every_ms, "Milliseconds between datagrams")
-      ->check(CLI::Range(0.05, 60000.0))
+      ->check(within(0.05, 60000.0, "ms"))
       ->capture_default_str();
   command->add_option("--linger", options->linger_s, "Seconds to go on behind the last step")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(within(0.0, 1e6, "seconds"))
       ->capture_default_str();
   command->add_option("--loss", options->loss, "Part of the datagrams that is not sent")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(within(0.0, 1.0));
   command->add_option("--noise", options->noise, "Added to each level, up to so much either way")
-      ->check(CLI::Range(0.0, 255.0));
+      ->check(within(0.0, 255.0));
   command->add_flag("-q,--quiet", options->quiet, "Print nothing but errors");
   command->callback([options] { simulate_switch(*options); });
 }

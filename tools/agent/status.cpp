@@ -6,12 +6,9 @@
 #include <set>
 
 #include "runtime/base/host.h"
+#include "runtime/base/version.h"
 #include "runtime/telemetry/counter_reader.h"
 #include "tools/agent/view.h"
-
-#ifndef NHA_VERSION
-#define NHA_VERSION "unknown"
-#endif
 
 namespace nccl_ha::tools {
 namespace {
@@ -134,7 +131,7 @@ nlohmann::json status_of(const AgentView& view) {
   const RegistrationPort::Counts& registrations = view.registrations->counts();
   const WorkerCounters& worker = *view.context->counters();
   StatusJson json{
-      {"version", NHA_VERSION},
+      {"version", version_number()},
       {"host", host_name()},
       {"pid", getpid()},
       {"uptime_s", in_seconds(view.context->now() - view.started)},

@@ -6,16 +6,19 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "tools/check/compare.h"
 #include "tools/check/findings.h"
-#include "tools/check/hosts.h"
 #include "tools/check/pairs.h"
+#include "tools/check/sheet.h"
 #include "tools/commands.h"
 #include "tools/common/environment.h"
+#include "tools/common/output.h"
 #include "tools/common/refusal.h"
+#include "tools/common/remote_ranks.h"
+#include "tools/common/within.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -30,13 +33,13 @@ constexpr uint64_t cookie = 0x636865636B;
 constexpr auto join_time = std::chrono::seconds(60);
 
 struct CheckOptions {
-  std::string hosts;
   RemoteOptions remote;
   std::string rendezvous;
   std::string plugin = "ha";
   double patience_s = 5;
   double timeout_s = 600;
   bool as_json = false;
+  bool brief = false;
   bool strict = false;
 };
 
@@ -46,6 +49,7 @@ constexpr Refusal refuse_check{"nccl-ha check", could_not_check};
 struct Report {
   std::vector<std::string> hosts;    ///< by rank
   std::vector<std::string> plugins;  ///< by rank: what NCCL would load there; empty: nothing
+  std::vector<HostSheet> sheets;     ///< by rank
   std::vector<std::vector<Finding>> of_host;
   std::vector<PairResult> pairs;
   std::vector<Finding> of_network;
@@ -82,7 +86,7 @@ void print_findings(const std::vector<Finding>& findings) {
 
 void print_report(const Report& report) {
   for (size_t rank = 0; rank < report.hosts.size(); ++rank) {
-    fmt::print("host {}\n", report.hosts[rank]);
+    fmt::print("host {}\n  {}\n", report.hosts[rank], versions_text(report.sheets[rank]));
     if (!report.plugins[rank].empty()) {
       fmt::print("  {}\n", report.plugins[rank]);
     }
@@ -110,6 +114,29 @@ void print_report(const Report& report) {
              report.count(Level::warning), report.count(Level::hint));
 }
 
+/// One line: the verdict, and the first thing that stands in the way.
+void print_brief(const Report& report, bool strict) {
+  std::string worst;
+  for (const Level level : {Level::error, Level::warning}) {
+    for (size_t rank = 0; rank < report.hosts.size(); ++rank) {
+      for (const Finding& one : report.of_host[rank]) {
+        if (worst.empty() && one.level == level) {
+          worst = fmt::format(": {}: {}", report.hosts[rank], one.what);
+        }
+      }
+    }
+    for (const Finding& one : report.of_network) {
+      if (worst.empty() && one.level == level) {
+        worst = ": " + one.what;
+      }
+    }
+  }
+  std::replace(worst.begin(), worst.end(), '\n', ' ');
+  fmt::print("nccl-ha check {}: {} errors, {} warnings, {} hints{}\n",
+             report.status(strict) == 0 ? "passed" : "failed", report.count(Level::error),
+             report.count(Level::warning), report.count(Level::hint), worst);
+}
+
 json findings_json(const std::vector<Finding>& findings) {
   json all = json::array();
   for (const Finding& finding : findings) {
@@ -121,9 +148,11 @@ json findings_json(const std::vector<Finding>& findings) {
 void print_json(const Report& report, bool strict) {
   json hosts = json::array();
   for (size_t rank = 0; rank < report.hosts.size(); ++rank) {
-    hosts.push_back({{"name", report.hosts[rank]},
-                     {"plugin", report.plugins[rank]},
-                     {"findings", findings_json(report.of_host[rank])}});
+    json host = to_json(report.sheets[rank]);
+    host["name"] = report.hosts[rank];
+    host["plugin"] = report.plugins[rank];
+    host["findings"] = findings_json(report.of_host[rank]);
+    hosts.push_back(std::move(host));
   }
   json pairs = json::array();
   for (const PairResult& pair : report.pairs) {
@@ -131,11 +160,23 @@ void print_json(const Report& report, bool strict) {
     entry["hosts"] = {report.hosts[pair.from], report.hosts[pair.to]};
     pairs.push_back(std::move(entry));
   }
-  const json out{{"hosts", std::move(hosts)},
-                 {"pairs", std::move(pairs)},
-                 {"network", findings_json(report.of_network)},
-                 {"ok", report.status(strict) == 0}};
-  fmt::print("{}\n", out.dump(2, ' ', false, json::error_handler_t::replace));
+  print_document(document("check", {{"hosts", std::move(hosts)},
+                                    {"pairs", std::move(pairs)},
+                                    {"network", findings_json(report.of_network)},
+                                    {"errors", report.count(Level::error)},
+                                    {"warnings", report.count(Level::warning)},
+                                    {"hints", report.count(Level::hint)},
+                                    {"ok", report.status(strict) == 0}}));
+}
+
+void print(const Report& report, const CheckOptions& options) {
+  if (options.as_json) {
+    print_json(report, options.strict);
+  } else if (options.brief) {
+    print_brief(report, options.strict);
+  } else {
+    print_report(report);
+  }
 }
 
 /// Where NCCL finds none, a finding says so.
@@ -150,27 +191,27 @@ std::string rank_text(const HostFacts& facts, const std::vector<Finding>& findin
   for (const PairResult& pair : pairs) {
     all.push_back(to_json(pair));
   }
-  const json text{{"host", facts.name},
-                  {"plugin", found_plugin(facts)},
+  const json text{{"plugin", found_plugin(facts)},
                   {"findings", findings_json(findings)},
                   {"devices", devices},
                   {"pairs", std::move(all)}};
   return text.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-Result<Report> collect(const std::vector<std::string>& texts) {
+Result<Report> collect(const std::vector<HostSheet>& sheets,
+                       const std::vector<std::string>& texts) {
   Report report;
   std::vector<PairResult> seen;
   std::vector<size_t> devices;
+  report.sheets = sheets;
+  report.hosts = distinct_names(sheets);
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     const json text = json::parse(texts[rank], nullptr, false);
-    if (!text.is_object() || !text.contains("host") || !text["host"].is_string() ||
-        !text.contains("plugin") || !text["plugin"].is_string() || !text.contains("findings") ||
-        !text.contains("pairs") || !text.contains("devices") ||
+    if (!text.is_object() || !text.contains("plugin") || !text["plugin"].is_string() ||
+        !text.contains("findings") || !text.contains("pairs") || !text.contains("devices") ||
         !text["devices"].is_number_unsigned()) {
       return fail(Errc::internal, fmt::format("what rank {} found cannot be read", rank));
     }
-    report.hosts.push_back(text["host"]);
     report.plugins.push_back(text["plugin"]);
     report.of_host.emplace_back();
     devices.push_back(text["devices"]);
@@ -188,25 +229,52 @@ Result<Report> collect(const std::vector<std::string>& texts) {
     }
   }
   report.pairs = merge(seen);
-  report.of_network = judge(report.pairs, report.hosts);
-  const std::vector<Finding> uneven = judge_device_counts(devices, report.hosts);
-  report.of_network.insert(report.of_network.end(), uneven.begin(), uneven.end());
+  report.of_network = compare(sheets, report.hosts);
+  for (const std::vector<Finding>& more :
+       {judge(report.pairs, report.hosts), judge_device_counts(devices, report.hosts)}) {
+    report.of_network.insert(report.of_network.end(), more.begin(), more.end());
+  }
   return report;
+}
+
+/// All ranks' sheets, by rank, with clocks that were read at one moment.
+Result<std::vector<HostSheet>> exchange_sheets(World& world, HostSheet own) {
+  if (auto together = world.barrier(); !together) {
+    return together.error();
+  }
+  own.clock_s = wall_clock_s();
+  auto texts = world.all_gather(to_json(own).dump(-1, ' ', false, json::error_handler_t::replace));
+  if (!texts) {
+    return texts.error();
+  }
+  std::vector<HostSheet> sheets;
+  for (const std::string& text : *texts) {
+    auto sheet = sheet_from_json(json::parse(text, nullptr, false));
+    if (!sheet) {
+      return sheet.error();
+    }
+    sheets.push_back(std::move(*sheet));
+  }
+  return sheets;
+}
+
+World::Options world_options(const CheckOptions& options, const LaunchedRank& place) {
+  SteadyClock clock;
+  World::Options made;
+  made.rank = place.rank;
+  made.size = place.world_size;
+  made.host = place.host;
+  made.port = place.port;
+  made.cookie = cookie;
+  made.deadline = clock.now() + Duration(static_cast<int64_t>(options.timeout_s * 1e9));
+  made.join_deadline = std::min(made.deadline, clock.now() + join_time);
+  return made;
 }
 
 /// This rank's part of a check between hosts.
 Result<int> check_network(const CheckOptions& options, const LaunchedRank& place) {
-  SteadyClock clock;
-  const Instant start = clock.now();
-  World::Options world_options;
-  world_options.rank = place.rank;
-  world_options.size = place.world_size;
-  world_options.host = place.host;
-  world_options.port = place.port;
-  world_options.cookie = cookie;
-  world_options.deadline = start + Duration(static_cast<int64_t>(options.timeout_s * 1e9));
-  world_options.join_deadline = std::min(world_options.deadline, start + join_time);
-  auto world = World::join(world_options);
+  watch_over_remote_rank();
+  auto world = World::join(world_options(options, place));
   if (!world) {
     return world.error();
   }
@@ -217,6 +285,10 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
   auto facts = look_at_host();
   if (!facts) {
     return give_up(facts.error());
+  }
+  auto sheets = exchange_sheets(**world, make_sheet(*facts));
+  if (!sheets) {
+    return give_up(sheets.error());
   }
   std::vector<Finding> findings = judge(*facts);
   const auto patience = Duration(static_cast<int64_t>(options.patience_s * 1e9));
@@ -237,16 +309,12 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
   if (!texts) {
     return texts.error();
   }
-  auto report = collect(*texts);
+  auto report = collect(*sheets, *texts);
   if (!report) {
     return report.error();
   }
   if (place.rank == 0) {
-    if (options.as_json) {
-      print_json(*report, options.strict);
-    } else {
-      print_report(*report);
-    }
+    print(*report, options);
   }
   // The same status on every host, so that a script may ask any of them.
   return report->status(options.strict);
@@ -256,33 +324,20 @@ int check_alone(const CheckOptions& options) {
   const HostFacts facts = refuse_check.need(look_at_host());
   Report report;
   report.hosts.push_back(facts.name);
+  report.sheets.push_back(make_sheet(facts));
   report.plugins.push_back(found_plugin(facts));
   report.of_host.push_back(judge(facts));
-  if (options.as_json) {
-    print_json(report, options.strict);
-  } else {
-    print_report(report);
-  }
+  print(report, options);
   return report.status(options.strict);
 }
 
 void run(CheckOptions& options) {
-  if (!options.hosts.empty()) {
-    options.remote.hosts = refuse_check.need(parse_hosts(options.hosts));
-    auto& arguments = options.remote.arguments;
-    arguments = {"--patience", fmt::format("{:g}", options.patience_s),
-                 "--timeout",  fmt::format("{:g}", options.timeout_s),
-                 "--plugin",   options.plugin};
-    if (options.as_json) {
-      arguments.emplace_back("--json");
-    }
-    if (options.strict) {
-      arguments.emplace_back("--strict");
-    }
-    if (options.remote.program.empty()) {
-      std::error_code error;
-      options.remote.program = std::filesystem::read_symlink("/proc/self/exe", error);
-    }
+  if (options.remote.given) {
+    options.remote.hosts = refuse_check.need(
+        named_hosts(options.remote.list, options.remote.file, process_environment()));
+    options.remote.words = words_to_pass_on();
+    options.remote.timeout_s = options.timeout_s;
+    options.remote.hold_output = options.as_json;
     throw CLI::RuntimeError(refuse_check.need(run_on_hosts(options.remote)));
   }
   const auto place = refuse_check.need(detect_launcher(process_environment(), options.rendezvous));
@@ -296,29 +351,20 @@ void add_check(CLI::App& app) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* check = app.add_subcommand(
       "check", "Look for what would keep a job from running well, and say what to do");
-  check->add_option("--hosts", options->hosts,
-                    "Hosts to try the network between, NAME or NAME=ADDRESS: a,b,c=10.0.0.3");
-  check
-      ->add_option("--ssh", options->remote.shell,
-                   "What starts a command on a host; it is given HOST -- COMMAND")
-      ->capture_default_str();
-  check->add_option("--program", options->remote.program,
-                    "nccl-ha on those hosts (default: where this one is)");
-  check->add_option("--port", options->remote.port, "TCP port of the first host to meet at")
-      ->check(CLI::Range(1024, 65000))
-      ->capture_default_str();
+  add_remote_options(*check, options->remote);
   check->add_option("--rendezvous", options->rendezvous, "HOST:PORT of rank 0 under a launcher");
   check->add_option("--plugin", options->plugin, "Plugin to use, as in nccl-ha perf")
       ->capture_default_str();
   check
       ->add_option("--patience", options->patience_s,
                    "Seconds that a connection may take before it counts as failed")
-      ->check(CLI::Range(0.1, 3600.0))
+      ->check(within(0.1, 3600.0, "seconds"))
       ->capture_default_str();
   check->add_option("--timeout", options->timeout_s, "Seconds for the whole check")
-      ->check(CLI::Range(1.0, 1e6))
+      ->check(within(1.0, 1e6, "seconds"))
       ->capture_default_str();
   check->add_flag("--json", options->as_json, "Print the findings as JSON");
+  check->add_flag("--brief", options->brief, "Print one line: the verdict and the worst finding");
   check->add_flag("--strict", options->strict, "Warnings count as errors for the exit status");
   check->footer(
       "Without --hosts and without a launcher only this host is looked at.\n"

@@ -46,6 +46,9 @@ class Judge {
     memlock();
     gpu();
     speeds();
+    lost_rails();
+    shared_hardware();
+    failover();
     shared_subnets();
     for (const Miscabling& one : facts_.miscabled) {
       add(Level::warning, one.what, one.remedy);
@@ -194,6 +197,78 @@ class Judge {
     }
   }
 
+  /// An interface with an address is meant to carry traffic; what is down carries none, and the
+  /// plugin does without it in silence.
+  void lost_rails() {
+    const auto is_beneath = [&](const NetInterface& interface) {
+      return std::any_of(facts_.rdma.down.begin(), facts_.rdma.down.end(),
+                         [&](const PortInfo& port) { return port.netdev == interface.name; });
+    };
+    for (const NetInterface& interface : facts_.lost) {
+      if (!facts_.rdma.ports.empty() && !is_beneath(interface)) {
+        continue;  // it would carry no data
+      }
+      add(Level::error,
+          fmt::format("{} ({}) is down: a rail is lost, and connections have one less to fail over "
+                      "to",
+                      interface.name, interface.addresses.front().text()),
+          fmt::format(
+              "check the cable and switch port and `ip link show {0}`; bring it up with `ip "
+              "link set {0} up`, or leave it out with HA_NCCL_IFNAME",
+              interface.name));
+    }
+    const bool only_loopback = !facts_.interfaces.empty() && facts_.rdma.ports.empty() &&
+                               std::all_of(facts_.interfaces.begin(), facts_.interfaces.end(),
+                                           [](const NetInterface& one) { return one.loopback; });
+    if (only_loopback && config_.ifname.empty()) {
+      add(Level::warning, "no network interface is up but loopback: no other host is reached",
+          "check cables and `ip address`");
+    }
+  }
+
+  struct Placed {
+    std::string name;
+    std::string pci_path;
+  };
+  std::vector<Placed> placed_rails() const {
+    std::vector<Placed> rails;
+    for (const ChosenPort& port : facts_.rdma.ports) {
+      rails.push_back({name_of(port.info), port.info.pci_path});
+    }
+    for (const NetInterface& interface : facts_.interfaces) {
+      if (facts_.rdma.ports.empty()) {
+        rails.push_back({interface.name, interface.pci_path});
+      }
+    }
+    return rails;
+  }
+
+  /// What takes two rails with it when it fails.
+  void shared_hardware() {
+    const std::vector<Placed> rails = placed_rails();
+    for (size_t i = 0; i < rails.size(); ++i) {
+      for (size_t j = i + 1; j < rails.size(); ++j) {
+        const SharedPci shared = shared_pci(rails[i].pci_path, rails[j].pci_path);
+        if (shared == SharedPci::one_switch) {
+          add(Level::hint,
+              fmt::format("{} and {} are behind one PCI switch: they share its bandwidth and fail "
+                          "with it",
+                          rails[i].name, rails[j].name),
+              "put the NICs into slots of different PCI roots, where the host has them");
+        }
+      }
+    }
+  }
+
+  void failover() {
+    if (!config_.enable_backup) {
+      add(Level::hint,
+          "failover is switched off (HA_NCCL_ENABLE_BACKUP=0): a path that fails ends its "
+          "connection, and the job",
+          "leave HA_NCCL_ENABLE_BACKUP at 1, unless that is wanted");
+    }
+  }
+
   bool carries_data(const NetInterface& interface) const {
     if (facts_.rdma.ports.empty()) {
       return true;
@@ -297,6 +372,35 @@ Ipv4Rules ipv4_rules(const std::string& interface) {
   return {effective("rp_filter"), effective("arp_ignore"), effective("arp_announce")};
 }
 
+/// A NIC's, or one end of a cable between namespaces: no bridge, tunnel or the like, which are down
+/// for as long as nobody is connected to them.
+bool has_a_cable(const NetInterface& interface) {
+  const std::string base = "/sys/class/net/" + interface.name;
+  std::error_code error;
+  return std::filesystem::exists(base + "/device", error) ||
+         std::filesystem::exists(base + "/bonding", error) ||
+         (read_number(base + "/iflink") >= 0 && read_number(base + "/iflink") != interface.ifindex);
+}
+
+/// Those that the settings would choose if they were up.
+std::vector<NetInterface> lost_interfaces(const std::vector<NetInterface>& all,
+                                          const Config& config) {
+  std::vector<NetInterface> as_if_up = all;
+  for (NetInterface& interface : as_if_up) {
+    interface.up = true;
+  }
+  std::vector<NetInterface> lost;
+  const auto wanted = fabric::select_interfaces(as_if_up, config.ifname, config.socket_family);
+  for (size_t i = 0; wanted && i < all.size(); ++i) {
+    const bool chosen = std::any_of(wanted->begin(), wanted->end(),
+                                    [&](const auto& one) { return one.name == all[i].name; });
+    if (!all[i].up && chosen && has_a_cable(all[i])) {
+      lost.push_back(all[i]);
+    }
+  }
+  return lost;
+}
+
 std::vector<int> nodes_of(const std::vector<int>& cpus) {
   std::set<int> nodes;
   for (const int cpu : cpus) {
@@ -330,6 +434,37 @@ const char* to_text(Level level) {
       return "hint";
   }
   return "unknown";
+}
+
+SharedPci shared_pci(const std::string& one, const std::string& other) {
+  if (one.empty() || other.empty()) {
+    return SharedPci::nothing;
+  }
+  // /sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0: a root, its bridges, the device at the end.
+  const auto bridges_of = [](const std::string& path) {
+    std::vector<std::string> parts;
+    for (const auto& part : std::filesystem::path(path)) {
+      const std::string text = part.string();
+      const bool address =
+          std::count(text.begin(), text.end(), ':') == 2 && text.find('.') != std::string::npos;
+      if (address) {
+        parts.push_back(text);
+      }
+    }
+    return parts;
+  };
+  const std::vector<std::string> a = bridges_of(one);
+  const std::vector<std::string> b = bridges_of(other);
+  if (a.empty() || b.empty()) {
+    return SharedPci::nothing;
+  }
+  const auto slot = [](const std::string& address) { return address.substr(0, address.find('.')); };
+  if (slot(a.back()) == slot(b.back())) {
+    return SharedPci::one_card;
+  }
+  // Beneath the root port there is at least the switch's own upstream port.
+  return a.size() > 2 && b.size() > 2 && a[0] == b[0] && a[1] == b[1] ? SharedPci::one_switch
+                                                                      : SharedPci::nothing;
 }
 
 nlohmann::json to_json(const Finding& finding) {
@@ -395,6 +530,7 @@ Result<HostFacts> look_at_host() {
     return chosen.error();
   }
   facts.interfaces = std::move(*chosen);
+  facts.lost = lost_interfaces(*all, facts.config);
   for (const NetInterface& interface : facts.interfaces) {
     facts.ipv4[interface.name] = ipv4_rules(interface.name);
   }

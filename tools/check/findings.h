@@ -44,7 +44,8 @@ struct HostFacts {
   Config config;
   std::vector<std::string> setting_warnings;
   std::vector<fabric::NetInterface> interfaces;  ///< those that the settings choose
-  std::map<std::string, Ipv4Rules> ipv4;         ///< by interface, what is in force
+  std::vector<fabric::NetInterface> lost;  ///< the settings would choose them, but they are down
+  std::map<std::string, Ipv4Rules> ipv4;   ///< by interface, what is in force
   RdmaView rdma;
   KernelSupport kernel;
   uint64_t memlock_bytes = memlock_unlimited;
@@ -57,6 +58,11 @@ struct HostFacts {
   PluginSight plugin;
   std::vector<Miscabling> miscabled;
 };
+
+/// What two PCI devices share beside the host.
+enum class SharedPci : uint8_t { nothing, one_card, one_switch };
+/// By their folders in sysfs; an empty one shares nothing.  Pure.
+SharedPci shared_pci(const std::string& one, const std::string& other);
 
 /// Looks at this host.  An error where the settings are wrong or nothing can be used at all.
 Result<HostFacts> look_at_host();

@@ -6,11 +6,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -27,9 +25,6 @@ constexpr int the_device = 0;  ///< there is no other, see CheckedDevice
 constexpr size_t small_bytes = 8;
 constexpr size_t large_bytes = 4 << 20;
 constexpr int small_rounds = 21;
-/// A pair that is so much worse than the median of all has something in its way.
-constexpr double outlier = 4;
-constexpr size_t outliers_from = 3;  ///< pairs on a device, for a median to mean something
 
 /// One rank's ends of the connections with one peer on one device.
 class Meeting {
@@ -261,17 +256,20 @@ class DeviceTrial {
       return library.error();
     }
     library_ = std::move(*library);
+    // A device may have gone since this host was looked at: that is what is looked for here.
     if (auto begun = library_->api().init(); !begun) {
-      return begun;
+      unusable_ = begun.error().message();
+      return {};
     }
     auto count = library_->api().devices();
     if (!count || *count < 1) {
-      return count ? fail(Errc::system,
-                          fmt::format("the plugin has no device {} any more", device.name))
-                   : count.error();
+      unusable_ = count ? fmt::format("the plugin has no device {} any more", device.name)
+                        : count.error().message();
     }
     return {};
   }
+  /// Why the device cannot be tried; empty: it can.
+  const std::string& unusable() const { return unusable_; }
 
   /// Every rank calls it, those without a partner too: they take part in the exchange.
   Result<void> meet(std::optional<uint32_t> partner, PairResult& result) {
@@ -339,55 +337,10 @@ class DeviceTrial {
   World& world_;
   Duration patience_;
   std::unique_ptr<NetLibrary> library_;
+  std::string unusable_;
   std::string variable_;
   std::optional<std::string> before_;
 };
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
-}
-
-void judge_outliers(const std::vector<PairResult>& pairs,
-                    const std::function<std::string(const PairResult&)>& name,
-                    std::vector<Finding>& found) {
-  std::map<int, std::vector<const PairResult*>> by_device;
-  for (const PairResult& pair : pairs) {
-    if (pair.error.empty()) {
-      by_device[pair.device].push_back(&pair);
-    }
-  }
-  for (const auto& [device, good] : by_device) {
-    if (good.size() < outliers_from) {
-      continue;
-    }
-    std::vector<double> times;
-    std::vector<double> rates;
-    for (const PairResult* pair : good) {
-      times.push_back(pair->round_trip_us);
-      rates.push_back(pair->gigabytes_per_s);
-    }
-    const double time = median(times);
-    const double rate = median(rates);
-    for (const PairResult* pair : good) {
-      if (pair->gigabytes_per_s * outlier < rate) {
-        found.push_back({Level::warning,
-                         fmt::format("{}: {:.3f} GB/s, the median of all pairs is {:.3f}",
-                                     name(*pair), pair->gigabytes_per_s, rate),
-                         "look for errors and discards on the ports between them, a link that came "
-                         "up slow, or a busy host; run the check again"});
-      } else if (pair->round_trip_us > time * outlier) {
-        found.push_back({Level::hint,
-                         fmt::format("{}: a round trip takes {:.1f} us, the median of all pairs "
-                                     "is {:.1f}",
-                                     name(*pair), pair->round_trip_us, time),
-                         "look at the route between them, and whether a host is busy; run the "
-                         "check again"});
-      }
-    }
-  }
-}
 
 }  // namespace
 
@@ -470,11 +423,17 @@ Result<std::vector<PairResult>> try_pairs(World& world, const std::string& plugi
       const bool take_part = partner && device < devices.size() && device < device_counts[*partner];
       PairResult result;
       result.device = static_cast<int>(device);
-      auto met = trial.meet(take_part ? partner : std::nullopt, result);
+      const bool usable = trial.unusable().empty();
+      auto met = trial.meet(take_part && usable ? partner : std::nullopt, result);
       if (!met) {
         return met.error();
       }
       if (take_part) {
+        if (!usable) {
+          result.from = std::min(world.rank(), *partner);
+          result.to = std::max(world.rank(), *partner);
+          result.error = trial.unusable();
+        }
         result.device_name = devices[device].name;
         results.push_back(std::move(result));
       }
@@ -508,54 +467,6 @@ std::vector<PairResult> merge(const std::vector<PairResult>& seen) {
     all.push_back(std::move(result));
   }
   return all;
-}
-
-std::vector<Finding> judge(const std::vector<PairResult>& pairs,
-                           const std::vector<std::string>& hosts) {
-  std::vector<Finding> found;
-  const auto name = [&](const PairResult& pair) {
-    return fmt::format("{} and {} on device {} ({})", hosts[pair.from], hosts[pair.to], pair.device,
-                       pair.device_name);
-  };
-  std::set<std::string> said;
-  for (const PairResult& pair : pairs) {
-    if (!pair.error.empty() && said.insert(name(pair)).second) {
-      found.push_back({Level::error, fmt::format("{}: {}", name(pair), pair.error),
-                       "check cable, switch port and VLAN of that rail, the addresses of both "
-                       "interfaces, and packet filters; `nccl-ha info` on both hosts shows what "
-                       "each would use"});
-    }
-    for (const std::string& warning : pair.warnings) {
-      if (said.insert(warning).second) {
-        found.push_back(
-            {Level::warning, fmt::format("{}: {}", name(pair), warning), "see the message"});
-      }
-    }
-  }
-  judge_outliers(pairs, name, found);
-  return found;
-}
-
-std::vector<Finding> judge_device_counts(const std::vector<size_t>& counts,
-                                         const std::vector<std::string>& hosts) {
-  const size_t most = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
-  std::map<size_t, std::vector<std::string>, std::greater<>> fewer;
-  for (size_t rank = 0; rank < counts.size(); ++rank) {
-    if (counts[rank] < most) {
-      fewer[counts[rank]].push_back(hosts[rank]);
-    }
-  }
-  std::vector<Finding> found;
-  found.reserve(fewer.size());
-  for (const auto& [count, names] : fewer) {
-    found.push_back({Level::warning,
-                     fmt::format("{} where other hosts have {} devices for the network: {}", count,
-                                 most, fmt::join(names, ", ")),
-                     "compare `nccl-ha info` there and on another host: a rail may be down or "
-                     "without an address, or a setting leaves it out; it is used by no connection "
-                     "of that host"});
-  }
-  return found;
 }
 
 }  // namespace nccl_ha::tools

@@ -1,13 +1,11 @@
 #include "tools/common/refusal.h"
 
-#include <CLI/Error.hpp>
-#include <cstdio>
+#include "tools/common/refused.h"
 
 namespace nccl_ha::tools {
 
 void Refusal::operator()(const Error& error) const {
-  std::fprintf(stderr, "%s: %s\n", command_, error.message().c_str());
-  throw CLI::RuntimeError(status_);
+  throw Refused(command_, error.message(), status_);
 }
 
 }  // namespace nccl_ha::tools

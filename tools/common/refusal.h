@@ -7,11 +7,12 @@
 
 namespace nccl_ha::tools {
 
-/// Prints an error with the command's name in front, and ends the command with a status.
+/// Ends a command with an error, with the command's name in front, and a status.
 class Refusal {
  public:
   constexpr Refusal(const char* command, int status) : command_(command), status_(status) {}
-  /// Throws CLI::RuntimeError, which main() turns into the status.
+  /// Throws Refused (tools/common/refused.h), which run_command_line() prints, also as JSON where
+  /// that was asked for.
   [[noreturn]] void operator()(const Error& error) const;
   /// The value, or the end.
   template <class T>

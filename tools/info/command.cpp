@@ -8,6 +8,7 @@
 #include "runtime/base/config.h"
 #include "runtime/base/cpu.h"
 #include "runtime/base/log.h"
+#include "runtime/base/version.h"
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/interfaces.h"
@@ -16,8 +17,10 @@
 #include "runtime/fabric/verbs/device.h"
 #include "tools/commands.h"
 #include "tools/common/host_view.h"
+#include "tools/common/output.h"
 #include "tools/common/plugin_search.h"
 #include "tools/common/refusal.h"
+#include "tools/common/within.h"
 #include "tools/info/counters.h"
 #include "tools/info/routes.h"
 
@@ -27,7 +30,7 @@ namespace {
 using fabric::NetInterface;
 using nlohmann::json;
 
-constexpr Refusal refuse_info{"nccl-ha info", 1};
+constexpr Refusal refuse_info{"nccl-ha info", 2};
 
 struct InfoOptions {
   bool env_only = false;
@@ -262,8 +265,7 @@ void show_host(const Config& config, bool as_json) {
     for (const NetInterface& interface : interfaces) {
       interface_list.push_back(interface_json(interface));
     }
-    const json out{{"version", NHA_VERSION},
-                   {"plugin", plugin_json(plugin)},
+    const json out{{"plugin", plugin_json(plugin)},
                    {"fabric", (*provider)->setting(devices.front().kind)},
                    {"devices", device_list},
                    {"interfaces", interface_list},
@@ -276,11 +278,11 @@ void show_host(const Config& config, bool as_json) {
                      {"socket_bytes_granted", kernel.granted_bytes},
                      {"udp_segmentation", kernel.segmentation},
                      {"udp_coalescing", kernel.coalescing}}}};
-    fmt::print("{}\n", out.dump(2));
+    print_document(document("info", out));
     return;
   }
-  fmt::print("nccl-ha {}, plugin ABI v6 to v12, fabric: {}\n\ndevices (what NCCL will see)\n",
-             NHA_VERSION, (*provider)->text(devices.front().kind));
+  fmt::print("nccl-ha {} ({}), plugin ABI v6 to v12, fabric: {}\n\ndevices (what NCCL will see)\n",
+             version_number(), version_commit(), (*provider)->text(devices.front().kind));
   if (verbs) {
     print_rdma(devices, *rdma);
     fmt::print("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");
@@ -324,7 +326,7 @@ void run(const InfoOptions& options) {
   }
   if (options.env_only) {
     if (options.as_json) {
-      fmt::print("{}\n", json{{"settings", settings_json(*config)}}.dump(2));
+      print_document(document("info --env", {{"settings", settings_json(*config)}}));
     } else {
       print_settings(*config);
     }
@@ -345,7 +347,7 @@ void add_info(CLI::App& app) {
   info->add_flag("--markdown", options->markdown, "the configuration page, as in docs/");
   info->add_option("--pid", options->pid,
                    "what this process counts, or has counted until it was killed")
-      ->check(CLI::Range(uint32_t{1}, uint32_t{INT32_MAX}))
+      ->check(within(uint32_t{1}, uint32_t{INT32_MAX}))
       ->excludes("--env", "--markdown");
   CLI::Option* routes =
       info->add_flag("--routes", options->routes,
@@ -356,7 +358,7 @@ void add_info(CLI::App& app) {
   info->add_option("--wait", options->mesh.wait_s,
                    "seconds to look for neighbours, where no relay node runs here")
       ->needs(routes)
-      ->check(CLI::Range(0.1, 600.0))
+      ->check(within(0.1, 600.0, "seconds"))
       ->capture_default_str();
   info->callback([options] {
     options->mesh.as_json = options->as_json;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/telemetry/counter_reader.h"
+#include "tools/common/output.h"
 #include "tools/common/refusal.h"
 
 namespace nccl_ha::tools {
@@ -17,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Refusal refuse_counters{"nccl-ha info", 1};
+constexpr Refusal refuse_counters{"nccl-ha info", 2};
 
 /// Of each flight recorder, in the table.
 constexpr size_t events_shown = 10;
@@ -209,7 +210,7 @@ void show_counters(uint32_t pid, const std::string& directory, bool as_json) {
     for (const ProcessCounterFile& file : files) {
       all.push_back(file_json(file));
     }
-    fmt::print("{}\n", json{{"version", NHA_VERSION}, {"files", all}}.dump(2));
+    print_document(document("info --pid", {{"files", all}}));
     return;
   }
   for (const ProcessCounterFile& file : files) {

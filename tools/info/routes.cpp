@@ -11,6 +11,7 @@
 #include "relay/shape.h"
 #include "tools/common/cabling.h"
 #include "tools/common/mesh_sight.h"
+#include "tools/common/output.h"
 #include "tools/common/refusal.h"
 #include "tools/info/drawing.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Refusal refuse_routes{"nccl-ha info --routes", 1};
+constexpr Refusal refuse_routes{"nccl-ha info --routes", 2};
 
 std::string way_text(const relay::Topology& topology, const relay::Route& route) {
   std::string out;
@@ -149,7 +150,7 @@ void show_routes(const Config& config, const RoutesOptions& options) {
                    {"shape", relay::to_text(shape)},         {"findings", wrong},
                    {"nodes", topology_json(found.topology)}, {"routes", table_json(table)},
                    {"cabling", cabling_json(miscabled)}};
-    fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    print_document(document("info --routes", out));
     return;
   }
   fmt::print("{}: {} host{}, {}\n\n{}", relay::to_text(shape), hosts, hosts == 1 ? "" : "s",

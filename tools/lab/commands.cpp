@@ -14,8 +14,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "tools/common/output.h"
 #include "tools/common/plugin_search.h"
 #include "tools/common/refusal.h"
+#include "tools/common/within.h"
 #include "tools/lab/guests.h"
 #include "tools/lab/namespaces.h"
 #include "tools/lab/rdma_check.h"
@@ -51,7 +53,8 @@ struct LabOptions {
   std::string host;
 };
 
-constexpr Refusal refuse_lab{"nccl-ha lab", status_lab_broken};
+constexpr Refusal refuse_lab{"nccl-ha lab", status_lab_broken};  ///< where a command was to run
+constexpr Refusal refuse_request{"nccl-ha lab", 2};
 
 void prepend(const char* variable, const std::string& entry, const char* otherwise) {
   const char* old = getenv(variable);
@@ -222,13 +225,13 @@ void print_lab(const json& lab) {
 }
 
 void ask(const LabOptions& options) {
-  const KnownLab lab = refuse_lab.need(running_lab(options.lab));
-  const json answer = refuse_lab.need(ask_lab(lab, to_json(options.request)));
+  const KnownLab lab = refuse_request.need(running_lab(options.lab));
+  const json answer = refuse_request.need(ask_lab(lab, to_json(options.request)));
   if (options.request.verb != Verb::show) {
     return;
   }
   if (options.as_json) {
-    fmt::print("{}\n", answer.dump(2));
+    print_document(document("lab show", answer));
   } else {
     print_lab(answer);
   }
@@ -242,6 +245,10 @@ void enter(const LabOptions& options) {
   for (const json& host : answer["hosts"]) {
     if (host["name"] != options.host) {
       continue;
+    }
+    if (host.value("killed", false)) {
+      refuse_lab(fail(Errc::invalid_usage,
+                      fmt::format("host {} of lab '{}' was killed", options.host, lab.name)));
     }
     if (!host.contains("process")) {
       refuse_lab(
@@ -280,10 +287,10 @@ void add_running(CLI::App& command, LabOptions& options) {
       .add_option("--env", options.environment, "NAME=VALUE for the command, or NAME as it is here")
       ->allow_extra_args(false);
   command.add_option("--mtu", options.mtu, "Bytes of the largest IP packet on all links")
-      ->check(CLI::Range(1280, 65000))
+      ->check(within(1280, 65000, "bytes"))
       ->capture_default_str();
   command.add_option("--timeout", options.timeout_s, "Seconds after which all is ended")
-      ->check(CLI::Range(1, 1000000))
+      ->check(within(1, 1000000, "seconds"))
       ->capture_default_str();
   command.add_flag("-q,--quiet", options.quiet, "Print only what the command prints, and errors");
   command.add_option("command", options.command, "Command and arguments, after --")->required();
@@ -307,10 +314,10 @@ void add_lab(CLI::App& app) {
   roce->add_option("--guests", options->guests, "Machines, 1 to 4 (default 2)");
   roce->add_option("--rails", options->rails, "RDMA interfaces of each (default 2)");
   roce->add_option("--cpus", options->guest.cpus, "Processors of a guest")
-      ->check(CLI::Range(1, 16))
+      ->check(within(1, 16, "processors"))
       ->capture_default_str();
   roce->add_option("--memory", options->guest.memory_mib, "MiB of a guest")
-      ->check(CLI::Range(256, 65536))
+      ->check(within(256, 65536, "MiB"))
       ->capture_default_str();
   roce->add_option("--share", options->guest.shared, "Directory that guests may write to")
       ->check(CLI::ExistingDirectory);

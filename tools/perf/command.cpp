@@ -1,13 +1,20 @@
 // nccl-ha perf: drives any NCCL network plugin without a GPU and checks every byte.
 #include <fmt/format.h>
+#include <strings.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 
+#include "runtime/fabric/interfaces.h"
 #include "tools/commands.h"
 #include "tools/common/environment.h"
+#include "tools/common/nearest.h"
 #include "tools/common/refusal.h"
+#include "tools/common/remote_ranks.h"
+#include "tools/common/within.h"
 #include "tools/perf/options.h"
 #include "tools/perf/supervisor.h"
 
@@ -17,6 +24,7 @@ namespace {
 /// What the command line holds as text until it is parsed.
 struct RawOptions {
   PerfOptions options;
+  RemoteOptions remote;
   std::string op = "all_reduce";
   std::string min_bytes = "8";
   std::string max_bytes = "16M";
@@ -32,12 +40,22 @@ struct RawOptions {
 
 constexpr Refusal refuse_perf{"nccl-ha perf", 2};
 
+/// Of "a, b, c".
+std::vector<std::string> words_in(const char* list) {
+  std::vector<std::string> words = CLI::detail::split(list, ',');
+  for (std::string& word : words) {
+    CLI::detail::trim(word);
+  }
+  return words;
+}
+
 template <class T>
 T need_name(std::optional<T> value, const std::string& text, const char* option,
             const char* choices) {
   if (!value) {
-    refuse_perf(fail(Errc::invalid_argument,
-                     fmt::format("{} {}: choose one of {}", option, text, choices)));
+    refuse_perf(
+        fail(Errc::invalid_argument, fmt::format("{} {}: choose one of {}{}", option, text, choices,
+                                                 did_you_mean(text, words_in(choices)))));
   }
   return *value;
 }
@@ -65,6 +83,12 @@ std::string operations_help() {
          "  torchrun --nnodes 2 --no-python nccl-ha perf alltoall --plugin ha\n";
 }
 
+/// NCCL_DEBUG=INFO asks NCCL for the same lines.
+bool debug_asks_for_info() {
+  const char* level = getenv("NCCL_DEBUG");
+  return level != nullptr && (strcasecmp(level, "INFO") == 0 || strcasecmp(level, "TRACE") == 0);
+}
+
 PerfOptions parse(const RawOptions& raw) {
   PerfOptions o = raw.options;
   o.op = need_name(parse_op(raw.op), raw.op, "operation",
@@ -78,6 +102,7 @@ PerfOptions parse(const RawOptions& raw) {
                      "int8, uint8, int32, int64, float, double");
   o.reduce_op = need_name(parse_reduce_op(raw.reduce_op), raw.reduce_op, "--op", "sum, min, max");
   o.check = raw.check != 0;
+  o.verbose = o.verbose || debug_asks_for_info();
   o.warmup = raw.warmup < 0 ? UINT64_MAX : static_cast<uint64_t>(raw.warmup);
   for (const std::string& text : raw.env) {
     o.plugin.environment.push_back(refuse_perf.need(parse_assignment(text)));
@@ -88,12 +113,37 @@ PerfOptions parse(const RawOptions& raw) {
   return o;
 }
 
-void run(const RawOptions& raw) {
+bool loopback_is_up() {
+  const auto all = fabric::list_interfaces();
+  return !all || std::any_of(all->begin(), all->end(),
+                             [](const auto& one) { return one.loopback && one.up; });
+}
+
+void run(RawOptions& raw) {
   PerfOptions options = parse(raw);
+  if (raw.remote.given) {
+    raw.remote.hosts =
+        refuse_perf.need(named_hosts(raw.remote.list, raw.remote.file, process_environment()));
+    raw.remote.words = words_to_pass_on();
+    raw.remote.timeout_s = static_cast<double>(options.timeout_s);
+    raw.remote.hold_output = options.json == "-";
+    throw CLI::RuntimeError(refuse_perf.need(run_on_hosts(raw.remote)));
+  }
+  watch_over_remote_rank();
   const auto launched =
       refuse_perf.need(detect_launcher(process_environment(), options.rendezvous));
   if (auto settled = settle(options, launched ? launched->world_size : options.ranks); !settled) {
     refuse_perf(settled.error());
+  }
+  if (!options.faults.empty() && getenv("NHA_LAB") == nullptr) {
+    refuse_perf(
+        fail(Errc::invalid_usage,
+             "--fault works on the hosts of a lab (`nccl-ha lab run`, `nccl-ha lab roce`)"));
+  }
+  if (!launched && !loopback_is_up()) {
+    refuse_perf(fail(Errc::system,
+                     "the loopback interface is down, and local ranks meet over it: ip link set lo "
+                     "up"));
   }
   if (const int status = supervise(options, launched); status != 0) {
     throw CLI::RuntimeError(status);
@@ -109,12 +159,13 @@ void add_measurement(CLI::App& perf, RawOptions& raw) {
       ->capture_default_str();
   perf.add_option("-i,--stepbytes", raw.step_bytes, "Each size is this much larger; wins over -f");
   perf.add_option("-I,--iters", o.iterations, "Measured iterations (default 20; latency 10000)")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1000000000}));
+      ->check(within(uint64_t{1}, uint64_t{1000000000}, "iterations"));
   perf.add_option("-w,--warmup", raw.warmup, "Iterations before them (default 5; latency 1000)")
-      ->check(CLI::Range(int64_t{0}, int64_t{1000000000}));
+      ->check(within(int64_t{0}, int64_t{1000000000}, "iterations"));
   perf.add_option("-c,--check", raw.check,
                   "1: check every byte of every iteration, each timed on its own; "
                   "0: no check, iterations back to back")
+      ->check(within(0, 1))
       ->capture_default_str();
   perf.add_option("-d,--type", raw.type, "int8, uint8, int32, int64, float or double")
       ->capture_default_str();
@@ -135,14 +186,14 @@ void add_measurement(CLI::App& perf, RawOptions& raw) {
   perf.add_flag("--spin", o.spin, "Do not yield the processor after a pass without progress");
   perf.add_option("--pause", o.pause_us,
                   "latency: microseconds between round trips, in which both sides come to rest")
-      ->check(CLI::Range(0U, 1000000000U))
+      ->check(within(0U, 1000000000U, "us"))
       ->capture_default_str();
   perf.add_flag("--send-first", o.send_first,
                 "latency: wait for the end of the send, then for the receive, as a caller does who "
                 "serves one request after the other");
   perf.add_option("--neighbours", o.neighbours,
                   "Busy processes beside the ranks, as data loaders are, for the whole run")
-      ->check(CLI::Range(0U, 1024U))
+      ->check(within(0U, 1024U, "processes"))
       ->capture_default_str();
   perf.add_option("--seed", o.seed, "Seed of the data")->capture_default_str();
 }
@@ -150,7 +201,7 @@ void add_measurement(CLI::App& perf, RawOptions& raw) {
 void add_environment(CLI::App& perf, RawOptions& raw) {
   PerfOptions& o = raw.options;
   perf.add_option("-n,--ranks", o.ranks, "Local ranks (ignored under MPI, Slurm and torchrun)")
-      ->check(CLI::Range(1, 512))
+      ->check(within(1, 512, "ranks"))
       ->capture_default_str();
   perf.add_option("--plugin", o.plugin.name,
                   "FILE[:SYMBOL], a bare name by NCCL's rules (ha: first beside this program), or "
@@ -160,21 +211,27 @@ void add_environment(CLI::App& perf, RawOptions& raw) {
   perf.add_option("--env", raw.env, "NAME=VALUE set in the ranks before the plugin is loaded")
       ->type_size(1)
       ->expected(1);
-  perf.add_option("--against", o.against.name, "A second plugin, run in turn; prints ratios");
-  perf.add_option("--abi-against", o.against.abi, "Its ABI version");
-  perf.add_option("--env-against", raw.env_against, "NAME=VALUE for it")->type_size(1)->expected(1);
-  perf.add_option("--rounds", o.rounds, "Turns per size (default 1; 5 with --against)");
+  CLI::Option* against =
+      perf.add_option("--against", o.against.name, "A second plugin, run in turn; prints ratios");
+  perf.add_option("--abi-against", o.against.abi, "Its ABI version")->needs(against);
+  perf.add_option("--env-against", raw.env_against, "NAME=VALUE for it")
+      ->type_size(1)
+      ->expected(1)
+      ->needs(against);
+  perf.add_option("--rounds", o.rounds, "Turns per size (default 1; 5 with --against)")
+      ->check(within(1, 100000, "rounds"));
   perf.add_option("--libnccl", o.libnccl, "libnccl.so.2 that 'socket' and 'ib' are taken from");
   perf.add_option("--device", o.device, "Device of the plugin to use")->capture_default_str();
+  add_remote_options(perf, raw.remote);
   perf.add_option("--rendezvous", o.rendezvous, "HOST:PORT of rank 0 under a launcher");
   perf.add_option("--fault", o.faults,
                   "In a lab: what to do to its links, and when, as in "
                   "'cut rail0 --for 1s@2s, lose rail1 1%@5s'; a time may be a range: 1s..2s");
   perf.add_option("--fault-rounds", o.fault_rounds, "How often; the run lasts as long")
-      ->check(CLI::Range(1, 500))
+      ->check(within(1, 500))
       ->capture_default_str();
   perf.add_option("--timeout", o.timeout_s, "Seconds after which the run is ended")
-      ->check(CLI::Range(1, 1000000))
+      ->check(within(1, 1000000, "seconds"))
       ->capture_default_str();
   perf.add_option("--json", o.json, "Write the results to this file; '-': to standard output");
   perf.add_option("--plot", o.plot, "Draw bandwidth and time, or latency, over size into this SVG");

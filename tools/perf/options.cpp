@@ -8,6 +8,11 @@
 #include "tools/perf/faults.h"
 
 namespace nccl_ha::tools {
+namespace {
+
+constexpr size_t sizes_max = 100'000;
+
+}  // namespace
 
 const char* to_text(OpKind op) {
   switch (op) {
@@ -104,7 +109,7 @@ Result<std::pair<std::string, std::string>> parse_assignment(std::string_view te
 std::vector<uint64_t> size_sweep(const PerfOptions& options) {
   std::vector<uint64_t> sizes;
   uint64_t size = options.min_bytes;
-  while (size <= options.max_bytes) {
+  while (size <= options.max_bytes && sizes.size() <= sizes_max) {
     sizes.push_back(size);
     uint64_t next = 0;
     if (options.step_bytes != 0) {
@@ -140,8 +145,8 @@ Result<void> check_ranges(const PerfOptions& options, uint32_t world_size) {
       options.min_bytes != options.max_bytes) {
     return refuse("--stepfactor must be at least 2");
   }
-  if (size_sweep(options).size() > 100000) {
-    return refuse("more than 100000 sizes: raise --stepbytes");
+  if (size_sweep(options).size() > sizes_max) {
+    return refuse(fmt::format("more than {} sizes: raise --stepbytes", sizes_max));
   }
   if (options.root >= world_size) {
     return refuse(

@@ -54,7 +54,7 @@ std::string perf_svg(const PerfOptions& options, uint32_t ranks, const std::vect
   }
   Chart bandwidth{"bus bandwidth: " + what, sizes, {"GB/s", false, false}, {}, {}};
   bandwidth.series = series_of(rows, plugins, "", false, [&](const Row& row, const Cell& cell) {
-    return speeds(options, ranks, row, cell).busbw_gbps;
+    return speeds(options, ranks, row, cell).busbw_gigabytes_per_s;
   });
   Chart time{"time: " + what, sizes, {"us", true, false}, {}, {}};
   time.series = series_of(rows, plugins, "", false,
@@ -79,7 +79,8 @@ std::string perf_csv(const PerfOptions& options, uint32_t ranks, const std::vect
       } else {
         const Speeds s = speeds(options, ranks, row, cell);
         out += fmt::format(",{:.3f},{:.4f},{:.4f},{:.4f},{}\n", cell.median_time_s() * 1e6,
-                           s.algbw_gbps, s.busbw_gbps, s.cpu_s_per_gb, cell.wrong());
+                           s.algbw_gigabytes_per_s, s.busbw_gigabytes_per_s, s.cpu_s_per_gb,
+                           cell.wrong());
       }
     }
   }

@@ -28,7 +28,7 @@ double average_busbw(const PerfOptions& options, uint32_t ranks, const std::vect
                      size_t plugin) {
   double sum = 0;
   for (const Row& row : rows) {
-    sum += speeds(options, ranks, row, row.cells[plugin]).busbw_gbps;
+    sum += speeds(options, ranks, row, row.cells[plugin]).busbw_gigabytes_per_s;
   }
   return rows.empty() ? 0 : sum / static_cast<double>(rows.size());
 }
@@ -115,8 +115,9 @@ Speeds speeds(const PerfOptions& options, uint32_t ranks, const Row& row, const 
   Speeds out;
   const double gigabytes = static_cast<double>(row.bytes) * 1e-9;
   if (const double time = cell.median_time_s(); time > 0) {
-    out.algbw_gbps = gigabytes / time;
-    out.busbw_gbps = out.algbw_gbps * bus_factor(options.op, ranks, options.bidirectional);
+    out.algbw_gigabytes_per_s = gigabytes / time;
+    out.busbw_gigabytes_per_s =
+        out.algbw_gigabytes_per_s * bus_factor(options.op, ranks, options.bidirectional);
   }
   if (gigabytes > 0) {
     out.cpu_s_per_gb = cell.median_cpu_s() / gigabytes;
@@ -183,7 +184,7 @@ std::string row_text(const PerfOptions& options, uint32_t ranks, const Row& row)
     } else {
       const Speeds s = speeds(options, ranks, row, cell);
       text += fmt::format(" {:>10.2f} {:>8.3f} {:>8.3f} {:>7} {:>8.3f}", cell.median_time_s() * 1e6,
-                          s.algbw_gbps, s.busbw_gbps, wrong, s.cpu_s_per_gb);
+                          s.algbw_gigabytes_per_s, s.busbw_gigabytes_per_s, wrong, s.cpu_s_per_gb);
     }
   }
   if (row.cells.size() == 2) {
@@ -264,8 +265,8 @@ nlohmann::json cell_json(const PerfOptions& options, uint32_t ranks, const Row& 
   }
   const Speeds s = speeds(options, ranks, row, cell);
   out["time_us"] = cell.median_time_s() * 1e6;
-  out["algbw_gbps"] = s.algbw_gbps;
-  out["busbw_gbps"] = s.busbw_gbps;
+  out["algbw_gigabytes_per_s"] = s.algbw_gigabytes_per_s;
+  out["busbw_gigabytes_per_s"] = s.busbw_gigabytes_per_s;
   out["cpu_s_per_gb"] = s.cpu_s_per_gb;
   return out;
 }
@@ -318,7 +319,7 @@ nlohmann::json report_json(const PerfOptions& options, uint32_t ranks, uint32_t 
   }
   if (!is_latency(options)) {
     for (size_t i = 0; i < plugins.size() && !rows.empty(); ++i) {
-      out["average_busbw_gbps"].push_back(average_busbw(options, ranks, rows, i));
+      out["average_busbw_gigabytes_per_s"].push_back(average_busbw(options, ranks, rows, i));
     }
   }
   return out;

@@ -57,8 +57,8 @@ struct Row {
 
 /// Derived numbers of one cell.
 struct Speeds {
-  double algbw_gbps = 0;  ///< 10^9 bytes per second
-  double busbw_gbps = 0;
+  double algbw_gigabytes_per_s = 0;  ///< 10^9 bytes per second
+  double busbw_gigabytes_per_s = 0;
   double cpu_s_per_gb = 0;  ///< processor time of all ranks per 10^9 bytes of the size column
 };
 Speeds speeds(const PerfOptions& options, uint32_t ranks, const Row& row, const Cell& cell);

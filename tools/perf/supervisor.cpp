@@ -12,6 +12,7 @@
 #include <new>
 #include <set>
 
+#include "tools/common/output.h"
 #include "tools/perf/children.h"
 #include "tools/perf/message.h"
 #include "tools/perf/neighbours.h"
@@ -322,7 +323,8 @@ class Supervisor {
       infos_.clear();
     }
     const std::string text =
-        report_json(o_, ranks_, hosts_, rows_, infos_, ok, errors_).dump(2) + "\n";
+        document("perf", report_json(o_, ranks_, hosts_, rows_, infos_, ok, errors_)).dump(2) +
+        "\n";
     if (o_.json == "-") {
       std::fwrite(text.data(), 1, text.size(), stdout);
       return ok;

@@ -9,6 +9,7 @@
 #include "runtime/base/config.h"
 #include "tools/agent/keys.h"
 #include "tools/commands.h"
+#include "tools/common/output.h"
 #include "tools/common/refusal.h"
 #include "tools/relay/ask_relay.h"
 #include "tools/relay/relay_process.h"
@@ -16,7 +17,7 @@
 namespace nccl_ha::tools {
 namespace {
 
-constexpr Refusal refuse_relay{"nccl-ha relay", 1};
+constexpr Refusal refuse_relay{"nccl-ha relay", 2};
 
 struct RelayCommandOptions {
   bool as_json = false;
@@ -36,7 +37,7 @@ void show_relay(const RelayCommandOptions& options) {
   const std::string point = relay_config().mesh_page;
   const auto status = refuse_relay.need(ask_relay(point));
   if (options.as_json) {
-    fmt::print("{}\n", status.dump(2));
+    print_document(document("relay status", status));
   } else {
     print_relay(status);
   }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/host.h"
+#include "runtime/base/version.h"
 #include "tools/relay/relay_view.h"
 
 namespace nccl_ha::tools {
@@ -48,7 +49,7 @@ RelayJson session_json(const relay::RelaySession& session) {
 
 nlohmann::json relay_status(const RelayView& view) {
   RelayJson out{
-      {"version", NHA_VERSION},
+      {"version", version_number()},
       {"host", host_name()},
       {"pid", getpid()},
       {"node", relay::text(view.self)},

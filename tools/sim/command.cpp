@@ -10,6 +10,7 @@
 
 #include "runtime/base/log.h"
 #include "tools/commands.h"
+#include "tools/common/within.h"
 #include "tools/sim/coverage.h"
 #include "tools/sim/failover_run.h"
 
@@ -180,23 +181,25 @@ void add_sim(CLI::App& app) {
       "sim", "Run the failover protocol on virtual time, with faults that a seed decides");
   command->add_option("--seeds", options->seeds, "Runs, with a seed each")
       ->capture_default_str()
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 40));
-  command->add_option("--first", options->first, "The first seed")->capture_default_str();
+      ->check(within(uint64_t{1}, uint64_t{1} << 40, "runs"));
+  command->add_option("--first", options->first, "The first seed")
+      ->check(within(uint64_t{1}, UINT64_MAX))
+      ->capture_default_str();
   command->add_option("--seed", options->only, "One run only, with a trace of what happened")
       ->excludes("--seeds")
       ->excludes("--first")
-      ->check(CLI::Range(uint64_t{1}, UINT64_MAX));
+      ->check(within(uint64_t{1}, UINT64_MAX));
   command
       ->add_option("--false-verdicts", options->suspicions,
                    "Part of the faults that are verdicts on a living path; the others are cuts")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(within(0.0, 1.0));
   command
       ->add_option("--callers-help", options->callers_help,
                    "Where there are progress threads callers drive workers too, and the two change "
                    "hands at this part of the threads' turns; not in classic runs")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(within(0.0, 1.0));
   command
       ->add_option("--fabric", options->fabric,
                    "What connects the hosts: two rails of datagrams or RDMA, RDMA with a spare "

@@ -80,7 +80,7 @@ TuneTrial measure(const TuneLoad& load, const std::string& axis, const TunedEnvi
   try {
     const json report = json::parse(ended->out);
     trial.ratios = ratios_of(report);
-    trial.busbw_gbps = report.at("average_busbw_gbps").at(0).get<double>();
+    trial.busbw_gbps = report.at("average_busbw_gigabytes_per_s").at(0).get<double>();
   } catch (const json::exception& error) {
     trial.failure = fmt::format("what perf printed cannot be read: {}", error.what());
   }

@@ -1,0 +1,261 @@
+// nccl-ha check on labs into which a fault was planted, and on labs of many shapes without one.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/tool_runner.h"
+
+namespace nccl_ha::tests {
+namespace {
+
+using nlohmann::json;
+
+struct Planted {
+  const char* name;
+  std::vector<const char*> said;  ///< parts of findings
+  const char* on_second = "";     ///< commands on h2 before its check; the first host waits for it
+  const char* script = "";        ///< of the lab
+  Environment environment = {};
+  int status = 1;
+  const char* topology = "pair";
+};
+
+void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
+
+/// The check's document, without the lab's prefix.
+json document_of(const ToolRun& run) {
+  std::string text;
+  size_t from = 0;
+  for (size_t end = run.out.find('\n'); end != std::string::npos; end = run.out.find('\n', from)) {
+    const std::string line = run.out.substr(from, end - from);
+    from = end + 1;
+    if (line.starts_with("[h1] ")) {
+      text += line.substr(5) + "\n";
+    }
+  }
+  return json::parse(text, nullptr, false);
+}
+
+/// Every finding's text, errors and warnings only unless `hints`.
+std::vector<std::string> findings_of(const json& document, bool hints) {
+  std::vector<std::string> all;
+  const auto add = [&](const json& list) {
+    for (const json& one : list) {
+      if (hints || one["level"] != "hint") {
+        all.push_back(one["what"]);
+      }
+    }
+  };
+  for (const json& host : document["hosts"]) {
+    add(host["findings"]);
+  }
+  add(document["network"]);
+  return all;
+}
+
+/// What every host of these labs says here: it is the machine's, not the lab's.
+bool is_of_the_machine(const std::string& finding) {
+  return finding.find("the kernel grants") != std::string::npos;
+}
+
+ToolRun lab_check(const std::string& topology, const std::string& script,
+                  const std::string& on_second, const Environment& environment,
+                  const std::vector<std::string>& more = {}) {
+  std::vector<std::string> all{
+      "lab", "run", topology, "-q", "--env", "HA_NCCL_FABRIC=datagram", "--timeout", "100"};
+  if (!script.empty()) {
+    all.insert(all.end(), {"--script", script});
+  }
+  for (const auto& [name, value] : environment) {
+    all.insert(all.end(), {"--env", name + "=" + value});
+  }
+  all.insert(all.end(), more.begin(), more.end());
+  all.insert(all.end(),
+             {"--", "sh", "-c",
+              "if [ \"$RANK\" = 1 ]; then " + (on_second.empty() ? std::string(":") : on_second) +
+                  "; fi; exec nccl-ha check --json --patience 3"});
+  return run_program(NHA_TOOL_FILE, all);
+}
+
+class PlantedFault : public ::testing::TestWithParam<Planted> {};
+
+TEST_P(PlantedFault, IsFoundAndNamed) {
+  const Planted& planted = GetParam();
+  const ToolRun run =
+      lab_check(planted.topology, planted.script, planted.on_second, planted.environment);
+  EXPECT_EQ(run.status, planted.status) << run.out << run.err;
+  const json document = document_of(run);
+  ASSERT_TRUE(document.is_object()) << run.out << run.err;
+  const auto found = document.contains("hosts") ? findings_of(document, true)
+                                                : std::vector{document.value("error", "")};
+  for (const char* part : planted.said) {
+    EXPECT_TRUE(
+        std::any_of(found.begin(), found.end(),
+                    [&](const std::string& one) { return one.find(part) != std::string::npos; }))
+        << part << " is not in " << document.dump(1);
+  }
+}
+
+const Planted planted_faults[] = {
+    {"first_rail_down", {"rail0 (198.18.0.2) is down: a rail is lost"}, "ip link set rail0 down"},
+    {"second_rail_down", {"rail1 (198.18.1.2) is down: a rail is lost"}, "ip link set rail1 down"},
+    {"rail_that_goes_meanwhile", {"device 1 (rail1)"}, "", "0s cut rail1"},
+    {"first_rail_silent", {"h1 and h2 on device 0 (rail0)"}, "", "0s cut rail0 --silent"},
+    {"second_rail_silent", {"h1 and h2 on device 1 (rail1)"}, "", "0s cut rail1 --silent"},
+    {"small_mtu_between_first",
+     {"using 1500. Check the MTU of the switches between"},
+     "",
+     "0s mtu rail0 1500",
+     {},
+     0},
+    {"small_mtu_between_second", {"(rail1): NET/HA : path"}, "", "0s mtu rail1 1500", {}, 0},
+    {"fewer_rails_on_one_host",
+     {"1 where other hosts have 2 devices for the network: h2"},
+     "ip link set rail1 down"},
+    {"rail_without_address_on_one_host",
+     {"1 where other hosts have 2 devices for the network: h2"},
+     "ip addr flush dev rail1",
+     "",
+     {},
+     0},
+    {"udp_blocked",
+     {"UDP is not filtered between the hosts"},
+     "nft add table ip t && nft 'add chain ip t in { type filter hook input priority 0; }' && "
+     "nft add rule ip t in iifname rail0 meta l4proto udp drop"},
+    {"udp_blocked_on_both_rails",
+     {"device 0 (rail0)", "device 1 (rail1)", "UDP is not filtered"},
+     "nft add table ip t && nft 'add chain ip t in { type filter hook input priority 0; }' && "
+     "nft add rule ip t in meta l4proto udp drop"},
+    {"tcp_blocked",
+     {"h1 and h2 on device 1 (rail1)"},
+     "nft add table ip t && nft 'add chain ip t in { type filter hook input priority 0; }' && "
+     "nft add rule ip t in iifname rail1 meta l4proto tcp drop"},
+    {"failover_off_on_one_host",
+     {"HA_NCCL_ENABLE_BACKUP differs: 0 on h2; 1 on h1"},
+     "export HA_NCCL_ENABLE_BACKUP=0",
+     "",
+     {},
+     0},
+    {"no_fallback_paths_on_one_host",
+     {"HA_NCCL_SHADOW_PATHS differs: 0 on h2; 1 on h1"},
+     "export HA_NCCL_SHADOW_PATHS=0",
+     "",
+     {},
+     0},
+    {"failover_off_everywhere",
+     {"failover is switched off"},
+     "",
+     "",
+     {{"HA_NCCL_ENABLE_BACKUP", "0"}},
+     0},
+    {"timeouts_differ",
+     {"settings differ between hosts: HA_NCCL_RTO_MS"},
+     "export HA_NCCL_RTO_MS=500",
+     "",
+     {},
+     0},
+    {"mesh_ports_differ", {"NCCL_MESH_PORT differs"}, "export NCCL_MESH_PORT=18741"},
+    {"address_of_another_host",
+     {"198.18.1.1 is the address of several: h1 (rail1), h2 (rail1)"},
+     "ip addr flush dev rail1 && ip addr add 198.18.1.1/24 dev rail1"},
+    {"rails_crossed",
+     {"rails are crossed: rail0 in 198.18.0.0/24, rail1 in 198.18.1.0/24 on h1"},
+     "ip addr flush dev rail0 && ip addr flush dev rail1 && ip addr add 198.18.1.2/24 dev rail0 && "
+     "ip addr add 198.18.0.2/24 dev rail1"},
+    {"both_rails_in_one_network",
+     {"rail0, rail1 of h2 are both in 198.18.0.0/24"},
+     "ip addr flush dev rail1 && ip addr add 198.18.0.77/24 dev rail1"},
+    {"mtu_of_one_interface",
+     {"the MTU differs in 198.18.0.0/24: 1500 bytes on h2 (rail0)"},
+     "ip link set rail0 mtu 1500",
+     "",
+     {},
+     0},
+    {"few_descriptors", {"Too many open files"}, "ulimit -n 24"},
+    {"setting_out_of_range",
+     {"HA_NCCL_RTO_MS=1: not a valid value"},
+     "export HA_NCCL_RTO_MS=1",
+     "",
+     {},
+     2},
+    {"setting_with_a_slip",
+     {"HA_NCL_RTO_MS is not known and has no effect"},
+     "export HA_NCL_RTO_MS=500",
+     "",
+     {},
+     0},
+    {"equal_names",
+     {"ranks 0 and 1 are on two hosts that are both called h1"},
+     "hostname h1",
+     "",
+     {},
+     0},
+    {"plugin_that_nccl_does_not_find",
+     {"with NCCL_NET_PLUGIN=/none.so NCCL finds nothing"},
+     "export NCCL_NET_PLUGIN=/none.so"},
+    {"rail_down_and_failover_off",
+     {"rail1 (198.18.1.2) is down", "HA_NCCL_ENABLE_BACKUP differs"},
+     "ip link set rail1 down; export HA_NCCL_ENABLE_BACKUP=0"},
+    {"small_mtu_and_address_twice",
+     {"using 1500", "198.18.1.1 is the address of several"},
+     "ip addr flush dev rail1 && ip addr add 198.18.1.1/24 dev rail1",
+     "0s mtu rail0 1500"},
+    {"no_cable_between_two", {"1 where other hosts have 2 devices"}, "", "", {}, 1, "line-3"},
+};
+
+INSTANTIATE_TEST_SUITE_P(Faults, PlantedFault, ::testing::ValuesIn(planted_faults),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+struct Healthy {
+  const char* name;
+  const char* topology;
+  Environment environment;
+  std::vector<std::string> more;
+};
+void PrintTo(const Healthy& healthy, std::ostream* out) { *out << healthy.name; }
+
+class HealthyLab : public ::testing::TestWithParam<Healthy> {};
+
+TEST_P(HealthyLab, HasNothingToSay) {
+  const Healthy& healthy = GetParam();
+  const ToolRun run = lab_check(healthy.topology, "", "", healthy.environment, healthy.more);
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  const json document = document_of(run);
+  ASSERT_TRUE(document.is_object() && document.contains("hosts")) << run.out << run.err;
+  EXPECT_GE(document["pairs"].size(), 1U);
+  for (const std::string& finding : findings_of(document, false)) {
+    EXPECT_TRUE(is_of_the_machine(finding)) << finding;
+  }
+}
+
+const Healthy healthy_labs[] = {
+    {"pair", "pair", {}, {}},
+    {"one_rail", "rails-2x1", {}, {}},
+    {"three_rails", "rails-2x3", {}, {}},
+    {"four_rails", "rails-2x4", {}, {}},
+    {"three_hosts", "rails-3x2", {}, {}},
+    {"three_hosts_one_rail", "rails-3x1", {}, {}},
+    {"four_hosts", "rails-4x2", {}, {}},
+    {"four_hosts_one_rail", "rails-4x1", {}, {}},
+    {"five_hosts", "rails-5x1", {}, {}},
+    {"small_mtu", "pair", {}, {"--mtu", "1500"}},
+    {"jumbo_frames", "pair", {}, {"--mtu", "9000"}},
+    {"least_mtu", "pair", {}, {"--mtu", "1280"}},
+    {"callers_drive", "pair", {{"HA_NCCL_USE_PROGRESS_THREAD", "0"}}, {}},
+    {"two_threads", "pair", {{"HA_NCCL_PROGRESS_THREADS", "2"}}, {}},
+    {"one_rail_chosen", "pair", {{"HA_NCCL_IFNAME", "=rail1"}}, {}},
+    {"rails_by_name", "pair", {{"HA_NCCL_IFNAME", "rail"}}, {}},
+    {"small_windows", "pair", {{"HA_NCCL_DGRAM_WINDOW", "64"}}, {}},
+    {"no_offload", "pair", {{"HA_NCCL_DGRAM_GSO", "0"}}, {}},
+    {"ports_in_a_range", "pair", {{"HA_NCCL_LISTEN_PORTS", "20000-20100"}}, {}},
+    {"quick_heartbeats", "pair", {{"HA_NCCL_HEARTBEAT_MS", "50"}}, {}},
+    {"no_fallback_paths", "pair", {{"HA_NCCL_SHADOW_PATHS", "0"}}, {}},
+    {"two_of_three_hosts", "rails-3x2", {}, {"--on", "h1,h2"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Shapes, HealthyLab, ::testing::ValuesIn(healthy_labs),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+}  // namespace
+}  // namespace nccl_ha::tests

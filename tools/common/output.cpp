@@ -1,0 +1,72 @@
+#include "tools/common/output.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "runtime/base/version.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[sizeof "2026-01-01T00:00:00Z"] = "";
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+}  // namespace
+
+nlohmann::json document(const std::string& command, nlohmann::json body) {
+  body.emplace("command", command);
+  body.emplace("version", version_number());
+  body.emplace("commit", version_commit());
+  body.emplace("date", utc_now());
+  return body;
+}
+
+void print_document(const nlohmann::json& whole) {
+  const std::string text = whole.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fputc('\n', stdout);
+}
+
+void print_failure(const std::string& command, const std::string& error) {
+  print_document(document(command, {{"ok", false}, {"error", error}}));
+}
+
+bool asks_for_json(int argc, const char* const* argv) {
+  const bool perf = argc > 1 && argv[1] == std::string_view("perf");
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "--") {
+      return false;
+    }
+    if (word == "--json=-" ||
+        (word == "--json" && (!perf || (i + 1 < argc && argv[i + 1] == std::string_view("-"))))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool finish_output() {
+  errno = 0;
+  const bool before = std::ferror(stdout) == 0;
+  if (std::fflush(stdout) == 0 && before) {
+    return true;
+  }
+  std::fprintf(stderr, "nccl-ha: standard output could not be written in full%s%s\n",
+               errno == 0 ? "" : ": ", errno == 0 ? "" : std::strerror(errno));
+  return false;
+}
+
+}  // namespace nccl_ha::tools

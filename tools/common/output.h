@@ -1,0 +1,26 @@
+// What every command that prints JSON prints alike.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace nccl_ha::tools {
+
+/// `body` with "command", "version", "commit" and "date" (UTC, ISO 8601), where it has none of its
+/// own.
+nlohmann::json document(const std::string& command, nlohmann::json body);
+
+/// Prints one document to standard output; what is no UTF-8 is replaced.
+void print_document(const nlohmann::json& whole);
+
+/// The document of a command that could not do its work: "ok" is false, "error" says why.
+void print_failure(const std::string& command, const std::string& error);
+
+/// The calling process's words ask for JSON on standard output: --json, of perf `--json -`.
+bool asks_for_json(int argc, const char* const* argv);
+
+/// Writes out what is buffered.  False, and a line on standard error, where standard output took
+/// less than all of it: a full disk, say.
+bool finish_output();
+
+}  // namespace nccl_ha::tools

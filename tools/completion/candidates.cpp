@@ -1,0 +1,211 @@
+#include "tools/completion/candidates.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "runtime/base/config.h"
+
+namespace nccl_ha::tools {
+namespace {
+
+using Words = std::vector<std::string>;
+
+const Words topologies{"pair", "rails-4x2", "islands", "ring-4", "line-3", "star-3", "gb10-4"};
+const Words types{"int8", "uint8", "int32", "int64", "float", "double"};
+const Words plugins{"ha", "socket", "ib", any_file};
+const Words kinds{"mixed",  "classic", "paths",  "streams", "pauses",
+                  "deaths", "closes",  "volume", "crowd",   "devices"};
+
+/// Where what an option takes is not free: by command and option, and by command and the number of
+/// the word after it.
+const std::map<std::pair<std::string, std::string>, Words> values{
+    {{"perf", "--type"}, types},
+    {{"perf", "-d"}, types},
+    {{"perf", "--op"}, {"sum", "min", "max"}},
+    {{"perf", "-o"}, {"sum", "min", "max"}},
+    {{"perf", "--plugin"}, plugins},
+    {{"perf", "--against"}, plugins},
+    {{"perf", "--libnccl"}, {any_file}},
+    {{"perf", "--json"}, {any_file}},
+    {{"perf", "--env"}, {"@setting"}},
+    {{"perf", "--env-against"}, {"@setting"}},
+    {{"perf", "1"},
+     {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv", "pt2pt",
+      "latency"}},
+    {{"check", "--plugin"}, plugins},
+    {{"check", "--program"}, {any_file}},
+    {{"check", "--hosts-file"}, {any_file}},
+    {{"info", "--svg"}, {any_file}},
+    {{"lab run", "1"}, topologies},
+    {{"lab run", "--env"}, {"@setting"}},
+    {{"lab roce", "--topology"}, topologies},
+    {{"lab roce", "--env"}, {"@setting"}},
+    {{"lab roce", "--share"}, {any_file}},
+    {{"lab cut", "1"}, {"@link"}},
+    {{"lab heal", "1"}, {"@link"}},
+    {{"lab slow", "1"}, {"@link"}},
+    {{"lab lose", "1"}, {"@link"}},
+    {{"lab mtu", "1"}, {"@link"}},
+    {{"lab kill", "1"}, {"@host"}},
+    {{"lab enter", "1"}, {"@host"}},
+    {{"lab clean", "1"}, {"@lab"}},
+    {{"agent", "--settings"}, {any_file}},
+    {{"agent", "--dir"}, {any_file}},
+    {{"agent status", "--dir"}, {any_file}},
+    {{"agent make-key", "1"}, {any_file}},
+    {{"agent simulate-switch", "--script"}, {any_file}},
+    {{"agent simulate-switch", "--keys"}, {any_file}},
+    {{"relay make-key", "1"}, {any_file}},
+    {{"sim", "--fabric"}, {"mixed", "datagram", "rdma", "spare"}},
+    {{"sim", "--kind"}, kinds},
+};
+
+/// The command that the words before the last one lead to, and what was said to it.
+struct Place {
+  const CLI::App* app = nullptr;
+  std::string command;          ///< "lab run"
+  std::string awaiting;         ///< the option whose value comes next; empty: none
+  size_t positionals = 0;       ///< so many came
+  std::set<std::string> given;  ///< options
+  bool foreign = false;         ///< behind --: somebody else's words
+};
+
+const CLI::Option* find_option(const CLI::App& app, const std::string& word) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->check_name(word)) {
+      return option;
+    }
+  }
+  return nullptr;
+}
+
+const CLI::App* find_subcommand(const CLI::App& app, const std::string& word) {
+  for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (one->get_name() == word) {
+      return one;
+    }
+  }
+  return nullptr;
+}
+
+Place walk(const CLI::App& app, const Words& words) {
+  Place place;
+  place.app = &app;
+  for (size_t i = 0; i + 1 < words.size() && !place.foreign; ++i) {
+    const std::string& word = words[i];
+    if (!place.awaiting.empty()) {
+      place.awaiting.clear();
+    } else if (word == "--") {
+      place.foreign = true;
+    } else if (word.starts_with('-')) {
+      const CLI::Option* option = find_option(*place.app, word.substr(0, word.find('=')));
+      place.given.insert(word.substr(0, word.find('=')));
+      if (option != nullptr && option->get_items_expected_max() > 0 &&
+          word.find('=') == std::string::npos) {
+        place.awaiting = word;
+      }
+    } else if (const CLI::App* sub = find_subcommand(*place.app, word);
+               sub != nullptr && place.positionals == 0) {
+      place.app = sub;
+      place.command += (place.command.empty() ? "" : " ") + word;
+      place.given.clear();
+    } else {
+      ++place.positionals;
+    }
+  }
+  return place;
+}
+
+Words settings() {
+  Words names;
+  for (const SettingView& view : describe(Config{})) {
+    names.push_back(view.name + "=");
+  }
+  return names;
+}
+
+/// With what stands for names that only this machine knows put in.
+Words filled_in(const Words& from, const CompletionSources& sources) {
+  Words out;
+  const auto add = [&](const Words& more) { out.insert(out.end(), more.begin(), more.end()); };
+  for (const std::string& word : from) {
+    if (word == "@link") {
+      add(sources.links());
+    } else if (word == "@host") {
+      add(sources.hosts());
+    } else if (word == "@lab") {
+      add(sources.labs());
+    } else if (word == "@setting") {
+      add(settings());
+    } else {
+      out.push_back(word);
+    }
+  }
+  return out;
+}
+
+Words options_of(const Place& place) {
+  Words out;
+  for (const CLI::Option* option : place.app->get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      if (!place.given.contains("--" + name) || option->get_expected_max() > 1) {
+        out.push_back("--" + name);
+      }
+    }
+  }
+  return out;
+}
+
+Words all_that_can_follow(const Place& place, const std::string& begun,
+                          const CompletionSources& sources) {
+  if (place.foreign) {
+    return {any_file};
+  }
+  if (!place.awaiting.empty()) {
+    if (place.awaiting == "--lab") {
+      return sources.labs();
+    }
+    const auto found = values.find({place.command, place.awaiting});
+    return found == values.end() ? Words{} : filled_in(found->second, sources);
+  }
+  if (begun.starts_with('-')) {
+    return options_of(place);
+  }
+  Words out;
+  if (place.positionals == 0) {
+    for (const CLI::App* one : place.app->get_subcommands([](const CLI::App*) { return true; })) {
+      if (!one->get_group().empty()) {
+        out.push_back(one->get_name());
+      }
+    }
+  }
+  const auto found = values.find({place.command, std::to_string(place.positionals + 1)});
+  if (found != values.end()) {
+    const Words more = filled_in(found->second, sources);
+    out.insert(out.end(), more.begin(), more.end());
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::string> completion_candidates(const CLI::App& app,
+                                               const std::vector<std::string>& words,
+                                               const CompletionSources& sources) {
+  const std::string& begun = words.back();
+  Words out;
+  for (std::string& word : all_that_can_follow(walk(app, words), begun, sources)) {
+    if (word == any_file || word.starts_with(begun)) {
+      out.push_back(std::move(word));
+    }
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+}  // namespace nccl_ha::tools
