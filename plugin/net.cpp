@@ -130,7 +130,9 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
                                                  "that the peer has too",
                                                  devices[asked.first()].name)));
   }
-  const fabric::RailDevices rails = relayed ? asked : rails_towards(asked, options.routes.front());
+  const fabric::RailDevices rails =
+      relayed ? fabric::RailDevices::ways_of(asked.first(), process.mesh().ways(handle.addresses))
+              : rails_towards(asked, options.routes.front());
   const fabric::NetDevice& device = devices[rails.first()];
   const auto kind = relayed ? std::optional(relay::relay_kind)
                             : provider.kind_towards(rails.first(), handle.fabric);

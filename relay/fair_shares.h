@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 
@@ -67,7 +68,8 @@ class FairShares {
       turns_.pop_front();
       members_[member].waits = false;
       members_[member].deficit += limits_.quantum_bytes;
-      const Taken taken = offer(member, members_[member].deficit);
+      const bool favoured = member == 0 && mutated(Mutation::first_one_favoured);
+      const Taken taken = offer(member, members_[member].deficit * (favoured ? 8 : 1));
       Member& one = members_[member];
       one.deficit = taken.more ? one.deficit - std::min(one.deficit, taken.bytes) : 0;
       if (taken.bytes > 0) {

@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "runtime/base/mutation.h"
+
 namespace nccl_ha::relay {
 
 void Forwarder::open(const Options& options, std::shared_ptr<Egress> egress) {
@@ -23,10 +25,11 @@ void Forwarder::close() {
 
 Result<void> Forwarder::on_frame(uint32_t slot) {
   const auto frame = from_.frame(slot);
-  const bool ours = frame && frame->session == options_.session &&
-                    frame->origin == options_.origin &&
-                    frame->destination == options_.destination && frame->hop == options_.hop &&
-                    frame->hops == options_.hops && frame->kind != FrameKind::note;
+  const bool anybody = frame && mutated(Mutation::frame_of_anybody);
+  const bool ours =
+      anybody || (frame && frame->session == options_.session && frame->origin == options_.origin &&
+                  frame->destination == options_.destination && frame->hop == options_.hop &&
+                  frame->hops == options_.hops && frame->kind != FrameKind::note);
   if (!ours) {
     return fail(Errc::remote, "a frame that does not belong to this session");
   }
@@ -84,6 +87,9 @@ FairShares::Taken Forwarder::pass_on(uint64_t bytes) {
     }
     waiting_.pop_front();
     --released_;
+    if (mutated(Mutation::slot_reused_early)) {
+      from_.release();
+    }
   }
   return taken;
 }
@@ -100,6 +106,9 @@ bool Forwarder::post(uint32_t slot) {
     return false;
   }
   ++place.posts;
+  if (mutated(Mutation::frame_passed_twice) && to_.post(&whole, 1, slot)) {
+    ++place.posts;
+  }
   place.leaving = true;
   return true;
 }
@@ -107,6 +116,10 @@ bool Forwarder::post(uint32_t slot) {
 bool Forwarder::write_through(uint32_t slot) {
   Place& place = places_[slot];
   const Frame& frame = place.frame;
+  if (mutated(Mutation::note_overtakes) && frame.last() && !place.leaving) {
+    place.leaving = true;
+    return post_note(slot) && write_through(slot);
+  }
   if (frame.payload_bytes > 0 && !place.written) {
     fabric::WritePost post;
     post.id = slot;
@@ -121,25 +134,34 @@ bool Forwarder::write_through(uint32_t slot) {
     ++place.posts;
     place.written = true;
   }
-  if (frame.last()) {
-    Frame note = frame;
-    note.kind = FrameKind::note;
-    note.payload_bytes = 0;
-    encode(note, from_.slot(slot));
-    const fabric::Gather header = from_.gather(slot, 0, frame_header_bytes);
-    if (!to_.post(&header, 1, slot)) {
-      return false;
-    }
-    ++place.posts;
+  if (frame.last() && !place.leaving && !post_note(slot)) {
+    return false;
   }
   place.leaving = true;
   return true;
 }
 
+bool Forwarder::post_note(uint32_t slot) {
+  Place& place = places_[slot];
+  Frame note = place.frame;
+  note.kind = FrameKind::note;
+  note.payload_bytes = 0;
+  encode(note, from_.slot(slot));
+  const fabric::Gather header = from_.gather(slot, 0, frame_header_bytes);
+  if (!to_.post(&header, 1, slot)) {
+    return false;
+  }
+  ++place.posts;
+  return true;
+}
+
 void Forwarder::on_sent(uint64_t id) {
   Place& place = places_[id];
+  const bool early = mutated(Mutation::slot_reused_early);  // done when it was posted
   if (--place.posts == 0 && place.leaving) {
-    from_.release();
+    if (!early) {
+      from_.release();
+    }
     if (egress_) {
       egress_->done(member_, place.bytes());
     }

@@ -69,6 +69,7 @@ class Forwarder {
   };
   bool post(uint32_t slot);
   bool write_through(uint32_t slot);
+  bool post_note(uint32_t slot);
 
   HopLine& from_;
   HopLine& to_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/base/mutation.h"
+
 namespace nccl_ha::relay {
 namespace {
 
@@ -118,7 +120,7 @@ std::optional<Frame> HopLine::frame(uint32_t slot) const {
 void HopLine::release() {
   ++freed_;
   // Seldom, as each costs a packet; but before the neighbour has to wait.
-  if (freed_ - told_ >= std::max<uint32_t>(slots_ / 4U, 1)) {
+  if (freed_ - told_ >= std::max<uint32_t>(slots_ / 4U, 1) && !mutated(Mutation::slots_untold)) {
     tell_free();
   }
 }

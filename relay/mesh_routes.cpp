@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relay/topology_file.h"
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -82,7 +83,7 @@ const Route* MeshRoutes::choose(const RouteEntry& entry, const Ways& ways, size_
       sharing += i < entry.sharing ? 1 : 0;
     }
   }
-  if (free.empty()) {
+  if (free.empty() || (mutated(Mutation::way_kept) && !ways[number].empty())) {
     return nullptr;
   }
   const bool first_of_all = std::all_of(ways.begin(), ways.end(),
@@ -118,18 +119,40 @@ std::vector<NodeId> MeshRoutes::relays_to(NodeId destination, const Way& way) {
   return ways[way.number];
 }
 
+const TopologyNode* MeshRoutes::host_at(const std::vector<IpAddress>& addresses) const {
+  const auto host = view_ ? find_host(view_->topology, addresses) : std::nullopt;
+  return host ? &view_->topology.nodes()[*host] : nullptr;
+}
+
+size_t MeshRoutes::ways(const std::vector<IpAddress>& addresses) {
+  const std::lock_guard lock(mutex_);
+  look();
+  const TopologyNode* host = host_at(addresses);
+  const RouteEntry* entry = host != nullptr ? table_.find(host->id) : nullptr;
+  if (entry == nullptr || entry->routes.empty() || entry->direct()) {
+    return 1;
+  }
+  std::vector<NodeId> firsts;
+  for (size_t i = 0; i < entry->sharing; ++i) {
+    const NodeId first = entry->routes[i].nodes[1];
+    if (std::find(firsts.begin(), firsts.end(), first) == firsts.end()) {
+      firsts.push_back(first);
+    }
+  }
+  return std::clamp<size_t>(firsts.size(), 1, ways_max);
+}
+
 MeshRoutes::Reach MeshRoutes::reach(const std::vector<IpAddress>& addresses) {
   const std::lock_guard lock(mutex_);
   look();
-  const auto host = view_ ? find_host(view_->topology, addresses) : std::nullopt;
-  if (!host) {
+  const TopologyNode* host = host_at(addresses);
+  if (host == nullptr) {
     return Reach::unknown;
   }
-  const NodeId node = view_->topology.nodes()[*host].id;
-  if (node == view_->self) {
+  if (host->id == view_->self) {
     return Reach::itself;
   }
-  const RouteEntry* entry = table_.find(node);
+  const RouteEntry* entry = table_.find(host->id);
   if (entry == nullptr || entry->routes.empty()) {
     return Reach::none;
   }

@@ -42,11 +42,15 @@ class MeshRoutes final : public NextHops {
   };
   /// How the host that has one of these addresses is reached.
   Reach reach(const std::vector<IpAddress>& addresses);
+  /// Over so many ways, each with a first host of its own, load goes at once to the host that has
+  /// one of these addresses: at most ways_max, and 1 where a cable leads there.
+  size_t ways(const std::vector<IpAddress>& addresses);
 
  private:
   using Ways = std::array<std::vector<NodeId>, ways_max>;  ///< the hosts in between; empty: unused
   using Key = std::pair<uint64_t, NodeId>;                 ///< connection, destination
   void look();
+  const TopologyNode* host_at(const std::vector<IpAddress>& addresses) const;
   Ways& ways_of(const Key& key);
   const Route* choose(const RouteEntry& entry, const Ways& ways, size_t number);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "runtime/base/mutation.h"
+
 namespace nccl_ha::relay {
 
 MessageSender::MessageSender(fabric::Memory& memory, uint64_t domain, uint32_t messages_max)
@@ -68,7 +70,8 @@ void MessageSender::pump() {
   while (hop_ != nullptr && next_ < tail_) {
     Message& message = at(next_);
     if (!message.begun) {
-      if (message.needs_receive() && receives_used_ >= peer_receives_) {
+      if (message.needs_receive() && receives_used_ >= peer_receives_ &&
+          !mutated(Mutation::receive_not_awaited)) {
         return;
       }
       receives_used_ += message.needs_receive() ? 1 : 0;

@@ -78,6 +78,11 @@ Result<std::unique_ptr<ProcessMesh>> ProcessMesh::make(
   if (auto timing = discovery_timing(config); !timing) {
     return timing.error();
   }
+  auto expected = parse_shape(config.mesh_topology);
+  if (!expected) {
+    return expected.error();
+  }
+  made->expected_ = *expected;
   if (how == "off" || !config.mesh_enable_relay || fabric::fabric_is_forced(config) ||
       made->own_.empty()) {
     return made;
@@ -246,6 +251,7 @@ ProcessMesh::Reach ProcessMesh::reach(const std::vector<IpAddress>& addresses, I
   if (!takes_part()) {
     return Reach::cable;
   }
+  tell_shape(now);
   const auto known = routes_->reach(addresses);
   if (known == MeshRoutes::Reach::cable || known == MeshRoutes::Reach::itself) {
     return Reach::cable;
@@ -253,6 +259,25 @@ ProcessMesh::Reach ProcessMesh::reach(const std::vector<IpAddress>& addresses, I
   // Others may have told of the peer before its own cable was heard.
   const bool early = shares_subnet(addresses) && now - began_ < patience(addresses);
   return known == MeshRoutes::Reach::relays && !early ? Reach::relays : Reach::unknown;
+}
+
+void ProcessMesh::tell_shape(Instant now) const {
+  // Not before all hosts have had the time to be heard.
+  const bool early = !fixed_ && now - began_ < std::chrono::milliseconds(2 * config_.mesh_hello_ms);
+  const auto view = expected_ && !early ? board_->read() : nullptr;
+  const auto self = view ? view->topology.find(view->self) : std::nullopt;
+  if (!self) {
+    return;
+  }
+  std::string wrong;
+  for (const std::string& one : findings(view->topology, *self, *expected_)) {
+    wrong += (wrong.empty() ? "" : "; ") + one;
+  }
+  const std::lock_guard lock(told_mutex_);
+  if (wrong != told_ && !wrong.empty()) {
+    NHA_LOG_WARN("{}", wrong);
+  }
+  told_ = wrong;
 }
 
 Duration ProcessMesh::patience(const std::vector<IpAddress>& addresses) const {

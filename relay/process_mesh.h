@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "relay/link_sockets.h"
 #include "relay/mesh_routes.h"
 #include "relay/provider_hops.h"
+#include "relay/shape.h"
 #include "runtime/base/config.h"
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
@@ -48,8 +51,11 @@ class ProcessMesh {
     relays,   ///< no cable leads there
     unknown,  ///< for now
   };
-  /// How a peer with these addresses is reached.  Any thread.
+  /// How a peer with these addresses is reached.  Where NCCL_MESH_TOPOLOGY names another shape than
+  /// the hosts have, the log says once what is missing.  Any thread.
   Reach reach(const std::vector<IpAddress>& addresses, Instant now) const;
+  /// Over so many ways at once load goes to a peer that is reached over relays.  Any thread.
+  size_t ways(const std::vector<IpAddress>& addresses) const { return routes_->ways(addresses); }
   /// For how long it makes sense to wait where that is unknown.  Any thread.
   Duration patience(const std::vector<IpAddress>& addresses) const;
   /// A neighbour answers at that link-local address on the interface that is its scope.  Any
@@ -64,6 +70,7 @@ class ProcessMesh {
   Result<void> use_file(const std::vector<fabric::NetInterface>& all);
   Result<void> open_links(bool* port_taken);
   std::vector<std::unique_ptr<Actor>> node(fabric::Provider& provider);
+  void tell_shape(Instant now) const;
   bool shares_subnet(const std::vector<IpAddress>& addresses) const;
 
   const Config config_;
@@ -76,6 +83,9 @@ class ProcessMesh {
   std::unique_ptr<LinkSockets> links_;  ///< until discovery has them
   std::unique_ptr<ProviderHops> hops_;
   Instant began_{};
+  std::optional<Shape> expected_;  ///< NCCL_MESH_TOPOLOGY
+  mutable std::mutex told_mutex_;
+  mutable std::string told_;  ///< what is wrong with the shape, as the log has it already
 };
 
 }  // namespace nccl_ha::relay

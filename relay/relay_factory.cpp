@@ -20,6 +20,7 @@ RelayFactory::RelayFactory(const Config& config, fabric::FabricHost& host,
       asked_for_(config.fabric == setting()),
       serves_all_(!fabric::fabric_is_forced(config)),
       backs_(config.enable_backup && serves_all_),
+      splits_(config.mesh_ring_split),
       within_(for_hops(config), host, std::move(opener), std::move(packets)),
       next_(std::move(next)),
       options_(options) {}

@@ -35,6 +35,7 @@ class RelayFactory final : public fabric::PathFactory {
     (void)local;
     return static_cast<uint16_t>(place_first + at.way);
   }
+  size_t ways_at_once() const override { return splits_ ? ways_max : 1; }
   /// Of no NIC: which one it is, the route decides.
   std::string nic_of(const fabric::NetDevice& device, const sockaddr* local) const override {
     (void)device;
@@ -66,6 +67,7 @@ class RelayFactory final : public fabric::PathFactory {
   bool asked_for_;
   bool serves_all_;  ///< HA_NCCL_FABRIC forces nothing
   bool backs_;       ///< relayed paths stand by for others
+  bool splits_;      ///< NCCL_MESH_RING_SPLIT
   fabric::UdpFactory within_;
   Hops hops_{*this};
   std::shared_ptr<NextHops> next_;

@@ -7,6 +7,7 @@
 
 #include "relay/routes.h"
 #include "runtime/base/log.h"
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 
@@ -80,7 +81,7 @@ void RelayNode::show_pool() {
 }
 
 Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
-  if (draining()) {
+  if (draining() && !mutated(Mutation::drain_takes_more)) {
     return fail(Errc::remote, "this relay ends and takes no more paths");
   }
   if (auto good = check_route(request.nodes, request.place, options_.self, options_.relays_max);
@@ -98,7 +99,8 @@ Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
         Errc::no_memory,
         fmt::format("this relay serves {} paths already, which is its limit", sessions_.size()));
   }
-  const NodeId next = request.nodes[request.place + 1U];
+  const NodeId next = mutated(Mutation::wrong_next_hop) ? request.nodes[request.place - 1U]
+                                                        : request.nodes[request.place + 1U];
   auto found = next_.find(next);
   if (!found) {
     return fail(Errc::remote, fmt::format("no cable leads from {} to {} any more",
@@ -169,7 +171,9 @@ void RelayNode::on_request(std::unique_ptr<SessionStream> stream, SetupRequest r
 void RelayNode::on_session_end(RelaySession& session, const std::string& why) {
   NHA_LOG_DEBUG("relay session {:016x} has ended: {}", session.number(), why);
   std::erase(sessions_, &session);
-  pool_.give_back(session.share().slots, session.share().chunk_bytes);
+  if (!mutated(Mutation::pool_kept)) {
+    pool_.give_back(session.share().slots, session.share().chunk_bytes);
+  }
   ++counters_->ended;
   show_pool();
   if (draining() && sessions_.empty()) {

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "runtime/base/mutation.h"
+
 namespace nccl_ha::relay {
 
 using fabric::Completion;
@@ -232,17 +234,18 @@ void RelayPath::break_path(CompletionStatus status, uint64_t sequence, const Err
   ending_.sequence = sequence != 0 ? sequence : ending_.sequence;
   context_.timers().cancel(deadline_);
   context_.timers().cancel(redial_);
-  if (stream_) {
+  if (stream_ && !mutated(Mutation::relay_not_told)) {
     stream_->close();  // the neighbour ends what it holds, and tells the next one
   }
-  if (line_.path() != nullptr) {
+  if (line_.path() != nullptr && !mutated(Mutation::relayed_fence_skipped)) {
     line_.path()->fail(why);
   }
   soon();
 }
 
 void RelayPath::flush_when_fenced() {
-  if (line_.in_hop() != 0 || ending_.flushed) {
+  const bool fenced = line_.in_hop() == 0 || mutated(Mutation::relayed_fence_skipped);
+  if (!fenced || ending_.flushed) {
     return;
   }
   ending_.flushed = true;

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "runtime/base/mutation.h"
+
 namespace nccl_ha::relay {
 
 using fabric::Completion;
@@ -126,6 +128,9 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
 }
 
 Result<void> RelaySession::open_down(const SetupAck& ack) {
+  if (mutated(Mutation::pieces_not_agreed)) {
+    return legs_[down].line.connect(ack.hop_address, ack.window, ack.chunk_bytes);
+  }
   chunk_bytes_ = ack.chunk_bytes;
   legs_[up].line.agree(chunk_bytes_);  // what comes there has to fit into the slots further on
   return legs_[down].line.connect(ack.hop_address, ack.window, chunk_bytes_);
@@ -219,6 +224,9 @@ void RelaySession::on_fence_failed(fabric::Path& path, const Error& error) {
 
 void RelaySession::on_session_lost(SessionStream& stream, const Error& error) {
   (void)stream;
+  if (mutated(Mutation::session_outlives_neighbour)) {
+    return;
+  }
   end({CompletionStatus::retry_exceeded, 0, "a neighbour of the relay is gone: " + error.message()},
       error.message());
 }
@@ -245,7 +253,7 @@ void RelaySession::end(const SetupRefusal& told, const std::string& why, std::op
     Leg& leg = legs_[side];
     if (leg.stream) {
       SetupRefusal here = refusal;
-      if (from && from != side) {
+      if (from && from != side && !mutated(Mutation::cause_told_to_both)) {
         here.status = CompletionStatus::flushed;  // what it has sent did not fail
         here.sequence = 0;
       }

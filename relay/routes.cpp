@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "runtime/base/mutation.h"
+
 namespace nccl_ha::relay {
 namespace {
 
@@ -206,7 +208,8 @@ size_t RouteRotation::next(std::span<const uint32_t> shares) {
 }
 
 Result<void> check_route(std::span<const NodeId> nodes, size_t at, NodeId self, size_t relays_max) {
-  if (nodes.size() < 2 || nodes.size() > relays_max + 2) {
+  const bool too_long = nodes.size() > relays_max + 2 && !mutated(Mutation::hop_limit_unheeded);
+  if (nodes.size() < 2 || too_long) {
     return fail(Errc::invalid_argument,
                 fmt::format("a route of {} hosts, at most {} may lie between its ends",
                             nodes.size(), relays_max));
@@ -216,8 +219,9 @@ Result<void> check_route(std::span<const NodeId> nodes, size_t at, NodeId self, 
   }
   std::vector<NodeId> sorted(nodes.begin(), nodes.end());
   std::sort(sorted.begin(), sorted.end());
-  if (number(sorted.front()) == 0 ||
-      std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+  const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end() &&
+                     !mutated(Mutation::loop_taken);
+  if (number(sorted.front()) == 0 || twice) {
     return fail(Errc::invalid_argument, "a route that leads through a host twice");
   }
   return {};

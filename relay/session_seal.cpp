@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "runtime/base/mutation.h"
 #include "runtime/fabric/byte_order.h"
 
 namespace nccl_ha::relay {
@@ -37,7 +38,7 @@ Result<void> SessionSeal::on_hello(const SessionHello& hello) {
 Tag SessionSeal::tag_of(bool from_dialler, uint64_t number,
                         std::span<const std::byte> message) const {
   std::array<std::byte, sizeof(uint64_t) + 1> place{};
-  fabric::put(place.data(), 0, number);
+  fabric::put(place.data(), 0, mutated(Mutation::repetitions_taken) ? uint64_t{0} : number);
   fabric::put(place.data(), sizeof(uint64_t), static_cast<uint8_t>(from_dialler));
   return make_tag(*key_, purpose_message, place, message);
 }

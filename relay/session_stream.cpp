@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/base/mutation.h"
 #include "runtime/fabric/byte_order.h"
 
 namespace nccl_ha::relay {
@@ -172,12 +173,14 @@ void SessionStream::lose(const Error& error) {
 }
 
 void SessionStream::on_timer() {
-  if (context_.now() - heard_ >= silence_max) {
+  if (context_.now() - heard_ >= silence_max && !mutated(Mutation::neighbours_silence_unheeded)) {
     lose(fail(Errc::timed_out, "the neighbour on the route is silent"));
     return;
   }
   context_.timers().arm(timer_, context_.now() + ping_apart);
-  send(SessionPing{});
+  if (!mutated(Mutation::pings_unsent)) {
+    send(SessionPing{});
+  }
 }
 
 void SessionStream::send(const SessionMessage& message) {

@@ -325,7 +325,9 @@ std::optional<size_t> PathSet::place_of_rail(size_t rail) const {
   const auto primary = IpAddress::from_sockaddr(as_sockaddr(local_));
   for (size_t i = 0; i < places_.size() && rail < state_.devices.count; ++i) {
     const fabric::Place& place = places_[i];
-    if (place.at.kind == state_.attachment.kind && place.number == state_.devices.devices[rail] &&
+    const bool its = state_.devices.are_ways ? place.at.way == rail
+                                             : place.number == state_.devices.devices[rail];
+    if (place.at.kind == state_.attachment.kind && its &&
         (place.address.family == 0 || !primary || place.address.family == primary->family)) {
       return i;
     }

@@ -28,14 +28,15 @@ class AgentHints final : public ha::HintSource {
 bool has_rails(const ConnectionState& state) {
   // A connection of another kind than its device's is a fallback over whatever there is.
   const auto& devices = state.provider.devices();
-  return state.devices.count > 1 && devices[state.devices.first()].kind == state.attachment.kind;
+  return state.devices.count > 1 &&
+         (state.devices.are_ways || devices[state.devices.first()].kind == state.attachment.kind);
 }
 
 }  // namespace
 
 sockaddr_storage first_address(const ConnectionState& state, const sockaddr_storage& stream) {
   const auto own = IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&stream));
-  if (!has_rails(state) || !own) {
+  if (!has_rails(state) || state.devices.are_ways || !own) {
     return stream;
   }
   for (const fabric::Place& place : state.provider.places(state.attachment)) {

@@ -140,6 +140,28 @@ enum class Mutation : uint8_t {
   silence_of_rail,      ///< a rail from which nothing comes is as fast as it was
   rail_never_full,      ///< no rail ever has enough to do
   slow_rail_serves,     ///< a rail that is slow is not fenced off though it should be
+  // Of relayed paths:
+  slots_untold,                ///< slots that are free again are not told of
+  frame_passed_twice,          ///< a relay passes a piece on twice
+  slot_reused_early,           ///< a relay gives a slot back when it has posted what is in it
+  frame_of_anybody,            ///< a relay passes on what belongs to another session
+  note_overtakes,              ///< the last relay tells of a message before its last piece
+  session_outlives_neighbour,  ///< a relay keeps a session whose neighbour is gone
+  cause_told_to_both,          ///< both ends hear that the message of one of them failed
+  pieces_not_agreed,  ///< a relay does not pass back that a host further on takes shorter pieces
+  neighbours_silence_unheeded,  ///< a neighbour on a route that is silent is waited for
+  pings_unsent,                 ///< neighbours on a route do not show that they run
+  repetitions_taken,            ///< a sealed message is taken again when it is repeated
+  hop_limit_unheeded,           ///< a route over too many hosts is taken
+  loop_taken,                   ///< a route that leads through a host twice is taken
+  wrong_next_hop,               ///< a relay asks the host before it for what the next one is to do
+  drain_takes_more,             ///< a relay that ends takes new sessions
+  pool_kept,              ///< a session that has ended keeps its part of the memory for sessions
+  receive_not_awaited,    ///< a message that needs a receive leaves before there is one
+  relay_not_told,         ///< an end that fails does not tell the relay
+  relayed_fence_skipped,  ///< an end that fails says that all is over while its last hop works
+  way_kept,  ///< a path waits for the host with which it began, though another one is free
+  first_one_favoured,  ///< one session gets more than the others in its turn
   // Of what NCCL is told (tests/nccl/emulated/cases.py):
   done_too_early,     ///< test() says now and then that a receive is done which is not
   size_untold,        ///< test() says that nothing was received

@@ -1,6 +1,7 @@
 // Devices, where on them connections live, and where their paths may begin or end.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -54,13 +55,22 @@ inline constexpr size_t rails_per_device_max = 4;
 /// The devices beneath one device of NCCL's, a rail each: connections live at the first one.
 struct RailDevices {
   RailDevices(size_t only = 0) : devices{only} {}
+  /// Of a connection whose kind has several ways to a peer, as many as serve at once.
+  static RailDevices ways_of(size_t device, size_t ways) {
+    RailDevices rails;
+    rails.devices.fill(device);
+    rails.count = std::clamp<size_t>(ways, 1, rails_per_device_max);
+    rails.are_ways = true;
+    return rails;
+  }
   size_t first() const { return devices.front(); }
   bool operator==(const RailDevices&) const = default;
 
   std::array<size_t, rails_per_device_max> devices{};  ///< of Provider::devices()
   size_t count = 1;
   bool sout_and_sup =
-      false;  ///< MPIB_HCA_SOUT and MPIB_HCA_SUP: the second may not reach all hosts
+      false;              ///< MPIB_HCA_SOUT and MPIB_HCA_SUP: the second may not reach all hosts
+  bool are_ways = false;  ///< rails are ways of the one device (Attachment::way)
 };
 
 /// Where a path of some fabric may begin or end on this host.

@@ -56,6 +56,9 @@ class PathFactory {
   virtual PathTraits traits(const NetDevice& device) const = 0;
   /// How many paths a connection begins with.
   virtual size_t paths_wanted() const { return 1; }
+  /// To so many ways of its own to the same peer (Attachment::way) a connection may give load at
+  /// once; 1: it has one, or the others stand by.
+  virtual size_t ways_at_once() const { return 1; }
   /// How many connections a device of this kind can have, if not `most`.
   virtual size_t connections_max(const NetDevice& device, size_t most) const {
     (void)device;

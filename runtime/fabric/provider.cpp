@@ -126,6 +126,13 @@ std::optional<FabricKind> Provider::kind_towards(size_t device, FabricKind peer)
   return std::nullopt;
 }
 
+RailDevices Provider::rails_of(FabricKind kind, const RailDevices& devices) const {
+  const PathFactory* found = find(kind);
+  return found != nullptr && found->ways_at_once() > 1
+             ? RailDevices::ways_of(devices.first(), found->ways_at_once())
+             : devices;
+}
+
 size_t Provider::connections_max(size_t device, size_t most) const {
   return factory({device, devices()[device].kind}).connections_max(devices()[device], most);
 }

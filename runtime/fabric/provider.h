@@ -72,6 +72,8 @@ class Provider {
                              uint32_t key, bool key_is_local);
   /// Before the first path: how a DMA-BUF descriptor is duplicated; -1 with errno where it is not.
   void use_duplicate(std::function<int(int fd)> duplicate) { duplicate_ = std::move(duplicate); }
+  /// The rails of a connection of that kind whose peer may use all of `devices`.
+  RailDevices rails_of(FabricKind kind, const RailDevices& devices) const;
   /// A registration serves every connection of the device, whatever its peer.
   bool memory_is_global(size_t device) const;
 

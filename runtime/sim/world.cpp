@@ -101,6 +101,9 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
       return std::make_unique<fabric::verbs::HostPorts>(std::move(ports), threads, board);
     };
   }
+  if (rdma == 0) {
+    sources.standard.rdma = [](fabric::NicBoard&) { return nullptr; };  // none of this machine's
+  }
   sources.standard.packets =
       [this, tie = process->tie](
           const fabric::SocketAddress& local) -> Result<std::unique_ptr<fabric::PacketIo>> {

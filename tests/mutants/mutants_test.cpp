@@ -154,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(All, Mutants, testing::ValuesIn(found_here()),
 TEST(Mutants, EachIsPlantedAndHasARowHereAndInTheDocument) {
   const std::filesystem::path top = NHA_SOURCE_DIR;
   std::string product;
-  for (const char* folder : {"actors", "ha", "plugin", "runtime"}) {
+  for (const char* folder : {"actors", "ha", "plugin", "relay", "runtime"}) {
     for (const auto& file : std::filesystem::recursive_directory_iterator(top / folder)) {
       if (file.is_regular_file()) {
         product += text_of(file.path());

@@ -98,7 +98,14 @@ class RelayFabric : public testing::Test {
       }
     }
     static_cast<void>(world_.run_until([] { return false; }, milliseconds(1)));
-    link_ = std::make_unique<tools::SimLink>(world_, *hosts_[0], *hosts_[2], 5000);
+    connect(1);
+  }
+  /// Opposite hosts, with load on so many ways at once.
+  void connect(size_t ways) {
+    traffic_.reset();
+    link_.reset();
+    hosts_[0]->devices = fabric::RailDevices::ways_of(0, ways);
+    link_ = std::make_unique<tools::SimLink>(world_, *hosts_[0], *hosts_[2], next_port_++);
     ASSERT_TRUE(link_->wait_ready()) << link_->error();
   }
   void begin_traffic(uint64_t groups) {
@@ -109,12 +116,43 @@ class RelayFabric : public testing::Test {
   bool run_traffic(Duration limit) {
     return world_.run_until([&] { return traffic_->step(); }, limit);
   }
+  /// Both ways of every cable carry so much and no more.
+  void limit(uint64_t bytes_per_second) {
+    sim::Link link = world_.network().all;
+    link.rate = bytes_per_second;
+    for (size_t host = 0; host < ring_hosts; ++host) {
+      const sim::Ip here = ring_address(host, host);
+      const sim::Ip there = ring_address((host + 1) % ring_hosts, host);
+      world_.network().set_link(here, there, link);
+      world_.network().set_link(there, here, link);
+    }
+  }
+  uint64_t carried_over(size_t host) const {
+    uint64_t bytes = 0;
+    for (const relay::RelaySession* session : nodes_[host]->sessions()) {
+      bytes += session->counts(0).bytes;
+    }
+    return bytes;
+  }
+  /// How long large messages take.
+  Duration time_of_large(uint64_t groups) {
+    tools::TransferPlan plan;
+    plan.groups = groups;
+    plan.bytes_max = 1 << 20;
+    plan.large = 1;
+    traffic_ = std::make_unique<tools::Traffic>(*link_, plan);
+    const Instant begin = world_.now();
+    EXPECT_TRUE(run_traffic(seconds(60)));
+    EXPECT_EQ(traffic_->outcome(), "");
+    return world_.now() - begin;
+  }
   size_t carrying() const { return nodes_[1] != nullptr && !nodes_[1]->sessions().empty() ? 1 : 3; }
   void kill(size_t host) {
     nodes_[host] = nullptr;
     world_.kill_process(*hosts_[host]);
   }
 
+  uint16_t next_port_ = 5000;
   std::array<relay::RelayNode*, ring_hosts> nodes_{};
   std::array<std::shared_ptr<RingHops>, ring_hosts> next_;
   std::array<std::unique_ptr<relay::ProviderHops>, ring_hosts> hops_;
@@ -137,13 +175,35 @@ TEST_F(RelayFabric, CarriesDataOfActorsThatDoNotNameIt) {
   begin_traffic(100);
   EXPECT_TRUE(run_traffic(seconds(60)));
   EXPECT_EQ(traffic_->outcome(), "");
-  uint64_t bytes = 0;
-  for (const size_t host : {1, 3}) {
-    for (const relay::RelaySession* session : nodes_[host]->sessions()) {
-      bytes += session->counts(0).bytes;
-    }
-  }
-  EXPECT_GT(bytes, 0U) << "no relay carried anything";
+  EXPECT_GT(carried_over(1), 0U) << "no relay carried anything";
+  EXPECT_EQ(carried_over(3), 0U) << "the other way round stands by";
+}
+
+TEST_F(RelayFabric, LoadGoesBothWaysRoundAtOnce) {
+  limit(100'000'000);
+  const Duration one_way = time_of_large(60);
+  const uint64_t before = carried_over(1);
+  ASSERT_EQ(carried_over(3), 0U);
+  connect(2);
+  const Duration both = time_of_large(60);
+  EXPECT_LT(both, one_way * 65 / 100);
+  const uint64_t one = carried_over(1) - before;
+  const uint64_t other = carried_over(3);
+  EXPECT_LT(one, 2 * other);
+  EXPECT_LT(other, 2 * one);
+}
+
+TEST_F(RelayFabric, OfTwoWaysWithLoadTheOtherOneGoesOn) {
+  const ErrorsOnly quiet;
+  limit(100'000'000);
+  connect(2);
+  begin_traffic(300);
+  ASSERT_FALSE(run_traffic(milliseconds(20))) << traffic_->outcome();
+  ASSERT_GT(carried_over(1), 0U);
+  ASSERT_GT(carried_over(3), 0U);
+  kill(1);
+  EXPECT_TRUE(run_traffic(seconds(60)));
+  EXPECT_EQ(traffic_->outcome(), "");
 }
 
 TEST_F(RelayFabric, GoesTheOtherWayRoundWhenItsRelayIsKilled) {

@@ -98,5 +98,27 @@ TEST_F(Forwarding, WhatBelongsToAnotherSessionIsRefused) {
   EXPECT_TRUE(out_->posts.empty());
 }
 
+TEST_F(Forwarding, TheLastRelayTellsOfAMessageBehindItsPieces) {
+  Forwarder::Options options;
+  options.session = 5;
+  options.origin = from_node;
+  options.destination = to_node;
+  options.hops = 1;
+  forwarder_.open(options);
+  Frame frame = piece(100);
+  frame.kind = FrameKind::write;
+  frame.hops = 1;
+  frame.remote_address = 12345;
+  frame.remote_key = 9;
+  ASSERT_TRUE(arrive(frame));
+  ASSERT_EQ(out_->posts.size(), 2U);
+  EXPECT_EQ(out_->posts[0].remote_address, 12345U) << "where the receiver wants it";
+  EXPECT_EQ(out_->posts[0].remote_key, 9U);
+  EXPECT_EQ(out_->posts[0].gathers[0].length, 100U);
+  EXPECT_FALSE(out_->posts[0].has_immediate);
+  EXPECT_EQ(out_->posts[1].remote_address, 4096U) << "the note, in the next slot";
+  EXPECT_EQ(out_->posts[1].gathers[0].length, frame_header_bytes);
+}
+
 }  // namespace
 }  // namespace nccl_ha::relay

@@ -133,6 +133,31 @@ TEST(MeshRoutes, TellHowAHostIsReached) {
   EXPECT_EQ(routes.reach(host(9)), Reach::unknown);
 }
 
+TEST(MeshRoutes, TellOverHowManyWaysLoadGoesAtOnce) {
+  IpAddress there;
+  there.bytes = {10, 0, 0, 3};
+  const auto ways = [&](const char* cables, const RouteOptions& options) {
+    const auto board = std::make_shared<TopologyBoard>();
+    board->publish(view_of(cables));
+    return MeshRoutes(board, options, 700).ways({there});
+  };
+  RouteOptions alone;
+  alone.split = false;
+  RouteOptions detour;
+  detour.detour_max = 1;
+  const char* ring = "cable a b\ncable b c\ncable c d\ncable d a\n";
+  EXPECT_EQ(ways(ring, {}), 2U);
+  EXPECT_EQ(ways(ring, alone), 1U) << "NCCL_MESH_RING_SPLIT=0";
+  const char* five = "cable a b\ncable b c\ncable c d\ncable d e\ncable e a\n";
+  EXPECT_EQ(ways(five, {}), 1U) << "the other way round is longer";
+  EXPECT_EQ(ways(five, detour), 2U);
+  EXPECT_EQ(ways("cable a b\ncable b c\n", {}), 1U);
+  EXPECT_EQ(ways("cable a c\ncable a b\ncable b c\n", detour), 1U) << "a cable leads there";
+  EXPECT_EQ(ways("cable a b\ncable b d\ncable b e\ncable d c\ncable e c\n", {}), 1U)
+      << "both begin with the same host";
+  EXPECT_EQ(ways("cable a b\n", {}), 1U) << "nothing leads there";
+}
+
 TEST(MeshRoutes, TwoCablesToANeighbourTakeTurns) {
   const auto board = std::make_shared<TopologyBoard>();
   auto view = ring_view();

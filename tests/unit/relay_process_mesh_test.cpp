@@ -101,6 +101,30 @@ TEST_F(ProcessMeshTest, AWrongSettingIsNamed) {
   config_.mesh_peers = "";
   config_.mesh_dead_ms = 1;
   EXPECT_FALSE(make());
+  config_.mesh_dead_ms = 2000;
+  config_.mesh_topology = "circle";
+  EXPECT_FALSE(make());
+}
+
+TEST_F(ProcessMeshTest, AnotherShapeThanIsExpectedIsToldOnce) {
+  const std::string file = testing::TempDir() + "nha_shape_" + std::to_string(getpid());
+  std::ofstream(file) << "node a 10.0.1.1/24\nnode b 10.0.1.2/24 10.0.2.2/24\n"
+                         "node c 10.0.2.3/24\ncable a b\ncable b c\n";
+  config_.mesh_topology_file = file;
+  for (const char* expected : {"line", "ring"}) {
+    const test::LogLines log;
+    config_.mesh_topology = expected;
+    auto mesh = make();
+    ASSERT_TRUE(mesh) << mesh.error().message();
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ((*mesh)->reach({address(2, 3)}, Instant{} + std::chrono::hours(1)), Reach::relays);
+    }
+    const bool other = std::string_view(expected) == "ring";
+    EXPECT_EQ(log.count("NCCL_MESH_TOPOLOGY expects a ring, but 3 hosts make a line"),
+              other ? 1U : 0U);
+    EXPECT_EQ(log.count("NCCL_MESH_TOPOLOGY expects"), other ? 1U : 0U);
+  }
+  std::filesystem::remove(file);
 }
 
 TEST_F(ProcessMeshTest, WhoeverHasThePortAndDoesNotAnswerIsNoRelayNode) {
