@@ -13,6 +13,7 @@
 #include "tools/common/within.h"
 #include "tools/sim/coverage.h"
 #include "tools/sim/failover_run.h"
+#include "tools/sim/mesh_run.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -25,6 +26,7 @@ struct SimOptions {
   double callers_help = 0;
   std::string fabric = "mixed";
   std::string kind = "mixed";
+  bool mesh = false;
 };
 
 FailoverRun run_of(const SimOptions& options, uint64_t seed) {
@@ -117,13 +119,14 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
 
 /// With the virtual time of the world that is `context`.
 void print_traced(const sim::World* world, const char* text) {
-  const auto now = world->now().time_since_epoch();
+  // Null: it is still being made.
+  const auto now = world == nullptr ? Duration() : world->now().time_since_epoch();
   fmt::print("{:12.3f} ms  {}\n", std::chrono::duration<double, std::milli>(now).count(), text);
 }
 
-int replay(const SimOptions& options) {
-  FailoverTotals totals;
-  FailoverRun run = run_of(options, options.only);
+/// Runs it with all that is logged.
+template <class Run>
+std::string run_traced(Run run, const std::function<std::string(const Run&)>& whole) {
   const sim::World* world = nullptr;
   run.begins = [&](const sim::World& begun) { world = &begun; };
   run.trace = [&](const std::string& what) { print_traced(world, what.c_str()); };
@@ -133,8 +136,82 @@ int replay(const SimOptions& options) {
       },
       &world);
   set_log_level(LogLevel::debug);
-  const std::string outcome = run_failovers(run, &totals);
+  std::string outcome = whole(run);
   set_log_sink(nullptr, nullptr);
+  return outcome;
+}
+
+void print_mesh_report(const SimOptions& options, const MeshTotals& totals, uint64_t violations,
+                       double real_seconds) {
+  const double simulated = std::chrono::duration<double>(totals.failovers.simulated).count();
+  const MeshFaultCounts& faults = totals.faults;
+  fmt::print("runs        {} (seeds {} to {}), {} with a violation\n", options.seeds, options.first,
+             options.first + options.seeds - 1, violations);
+  fmt::print("time        {:.2f} virtual hours in {:.1f} s\n", simulated / 3600, real_seconds);
+  fmt::print("meshes      {:.1f} hosts on average, {} at most\n",
+             static_cast<double>(totals.hosts) / static_cast<double>(options.seeds),
+             totals.hosts_most);
+  fmt::print("connections {}, {} of them over other hosts, {} with load on two ways at once\n",
+             totals.connections, totals.seen.over_relays, totals.seen.both_ways);
+  fmt::print("cables      {} cut, {} in one direction, {} slow\n", faults.cut, faults.cut_one_way,
+             faults.slow);
+  fmt::print("hosts       {} killed, {} drained, {} stood still\n", faults.killed, faults.drained,
+             faults.paused);
+  fmt::print("changes     {} cables and hosts added, {} gone for good\n", faults.added,
+             faults.for_good);
+  fmt::print("relays      {} sessions, {} more refused, {:.1f} MB passed on\n",
+             totals.seen.sessions, totals.seen.refused,
+             static_cast<double>(totals.seen.bytes) * 1e-6);
+  fmt::print(
+      "failovers   {} paths given up, {} replaced (counted on each side), the longest {} ms; {} "
+      "moves of traffic\n",
+      totals.failovers.down, totals.failovers.back,
+      totals.failovers.longest_stall.count() / 1'000'000, totals.failovers.moves);
+  fmt::print("messages    {} received; {} chunks sent again, {} found to have arrived\n",
+             totals.failovers.groups, totals.failovers.chunks_again, totals.failovers.chunks_kept);
+}
+
+int run_all_meshes(const SimOptions& options) {
+  set_log_level(LogLevel::error);
+  MeshTotals totals;
+  uint64_t violations = 0;
+  SteadyClock clock;
+  const Instant begin = clock.now();
+  for (uint64_t i = 0; i < options.seeds; ++i) {
+    MeshRun run;
+    run.seed = options.first + i;
+    const std::string outcome = run_mesh(run, &totals);
+    if (!outcome.empty()) {
+      ++violations;
+      fmt::print("seed {}: {} (`nccl-ha sim --mesh --seed {}` shows how)\n", run.seed, outcome,
+                 run.seed);
+      std::fflush(stdout);
+    }
+  }
+  print_mesh_report(options, totals, violations,
+                    std::chrono::duration<double>(clock.now() - begin).count());
+  return violations == 0 ? 0 : 1;
+}
+
+int replay_mesh(const SimOptions& options) {
+  MeshTotals totals;
+  MeshRun run;
+  run.seed = options.only;
+  const std::string outcome =
+      run_traced<MeshRun>(run, [&](const MeshRun& traced) { return run_mesh(traced, &totals); });
+  SimOptions one = options;
+  one.first = options.only;
+  one.seeds = 1;
+  print_mesh_report(one, totals, outcome.empty() ? 0 : 1, 0);
+  fmt::print("outcome     {}\n", outcome.empty() ? "every byte was right" : outcome);
+  return outcome.empty() ? 0 : 1;
+}
+
+int replay(const SimOptions& options) {
+  FailoverTotals totals;
+  const std::string outcome = run_traced<FailoverRun>(
+      run_of(options, options.only),
+      [&](const FailoverRun& traced) { return run_failovers(traced, &totals); });
   SimOptions one = options;
   one.first = options.only;
   one.seeds = 1;
@@ -214,9 +291,20 @@ void add_sim(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::IsMember({"mixed", "classic", "paths", "streams", "pauses", "deaths", "closes",
                              "crowd", "volume", "devices"}));
+  command
+      ->add_flag("--mesh", options->mesh,
+                 "Hosts cabled without a switch, up to 64 of them: cables and hosts come and go, "
+                 "and relays carry what no cable does")
+      ->excludes("--kind")
+      ->excludes("--fabric")
+      ->excludes("--false-verdicts")
+      ->excludes("--callers-help");
   command->footer("Ends with 0 when no run violated a guarantee of docs/protocol.md.");
   command->callback([options] {
-    const int status = options->only != 0 ? replay(*options) : run_all(*options);
+    const int status = options->mesh
+                           ? (options->only != 0 ? replay_mesh(*options) : run_all_meshes(*options))
+                       : options->only != 0 ? replay(*options)
+                                            : run_all(*options);
     if (status != 0) {
       throw CLI::RuntimeError(status);
     }

@@ -17,20 +17,19 @@ std::atomic<uint64_t> next_domain{1};
 SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
                  std::shared_ptr<ha::HintSource> hints)
     : world_(world), from_(from), to_(&to), hints_(std::move(hints)) {
-  const uint64_t nonce = world.random().next();
-  listen_ = std::make_shared<ListenChannel>(nonce);
-  auto listener = std::make_unique<Listener>(
-      *to.provider, *to.engine, world.network().listen(to.address, port), to.devices, listen_);
-  auto actor = to.engine->worker(0).adopt(std::move(listener));
-  if (actor) {
-    listen_->attach(*actor);
+  dial(to.address, port, listen(port));
+}
+
+SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
+                 const Dialling& how)
+    : world_(world), from_(from), to_(&to) {
+  Dialling at_port = how;
+  for (Route& route : at_port.routes) {
+    route.to =
+        sim::Endpoint{sim::Endpoint::of(reinterpret_cast<const sockaddr*>(&route.to)).ip, port}
+            .to_sockaddr();
   }
-  if (to.is_helped()) {
-    // A kernel's socket listens at once, this network's when its actor was started.
-    to.engine->give_to_callers(0);
-    to.engine->assist(to.engine->worker(0));
-  }
-  dial(to.address, port, nonce);
+  dial(at_port, listen(port));
 }
 
 SimLink::SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t port)
@@ -40,13 +39,32 @@ SimLink::SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t por
 
 SimLink::~SimLink() = default;
 
+/// The nonce that a connector has to show.
+uint64_t SimLink::listen(uint16_t port) {
+  const uint64_t nonce = world_.random().next();
+  listen_ = std::make_shared<ListenChannel>(nonce);
+  auto listener = std::make_unique<Listener>(*to_->provider, *to_->engine,
+                                             world_.network().listen(to_->address, port),
+                                             to_->devices, listen_);
+  auto actor = to_->engine->worker(0).adopt(std::move(listener));
+  if (actor) {
+    listen_->attach(*actor);
+  }
+  if (to_->is_helped()) {
+    // A kernel's socket listens at once, this network's when its actor was started.
+    to_->engine->give_to_callers(0);
+    to_->engine->assist(to_->engine->worker(0));
+  }
+  return nonce;
+}
+
 void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
-  SendOptions options;
+  Dialling how{from_.provider->devices()[0].kind, from_.devices, {}};
   const auto add_route = [&](sim::Ip own, sim::Ip there) {
     Route route;
     route.to = sim::Endpoint{there, port}.to_sockaddr();
     route.from = sim::Endpoint{own, 0}.to_sockaddr();
-    options.routes.push_back(route);
+    how.routes.push_back(route);
   };
   if (to_ != nullptr && from_.management != 0 && to_->management != 0) {
     add_route(from_.management, to_->management);
@@ -54,15 +72,20 @@ void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
   for (size_t i = 0; i < from_.addresses.size(); ++i) {
     add_route(from_.addresses[i], to_ == nullptr ? to : to_->addresses[i]);
   }
+  dial(how, nonce);
+}
+
+void SimLink::dial(const Dialling& how, uint64_t nonce) {
+  SendOptions options;
+  options.routes = how.routes;
   options.nonce = nonce;
   options.hints = hints_;
   Engine& engine = *from_.engine;
   const size_t index = engine.assign_worker(-1, 1.0);
   Worker& worker = engine.worker(index);
   options.timeout = std::chrono::milliseconds(worker.context().config().connect_timeout_ms);
-  send_ = std::make_shared<SendEndpoint>(next_domain.fetch_add(1),
-                                         fabric::Attachment{0, from_.provider->devices()[0].kind},
-                                         worker, engine, from_.devices);
+  send_ = std::make_shared<SendEndpoint>(next_domain.fetch_add(1), fabric::Attachment{0, how.kind},
+                                         worker, engine, how.devices);
   auto address = worker.open_address(4);
   auto actor =
       worker.adopt(make_send_connection(*from_.provider, engine, index, send_, std::move(options)));

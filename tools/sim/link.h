@@ -7,6 +7,7 @@
 
 #include "actors/endpoint.h"
 #include "actors/listener.h"
+#include "actors/route.h"
 #include "ha/rail_policy.h"
 #include "runtime/sim/world.h"
 
@@ -18,6 +19,14 @@ class SimLink {
   SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
           std::shared_ptr<ha::HintSource> hints = nullptr);
   ~SimLink();
+  /// How a connector dials that is not to try one address after the other.
+  struct Dialling {
+    fabric::FabricKind kind{};
+    fabric::RailDevices devices;
+    std::vector<Route> routes;  ///< without the port
+  };
+  SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
+          const Dialling& how);
   /// Makes the connector only, towards any address.
   SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t port);
 
@@ -55,7 +64,9 @@ class SimLink {
   void take_back_receive(const fabric::Registration& memory);
 
  private:
+  uint64_t listen(uint16_t port);
   void dial(sim::Ip to, uint16_t port, uint64_t nonce);
+  void dial(const Dialling& how, uint64_t nonce);
   sim::World& world_;
   sim::Process& from_;
   sim::Process* to_ = nullptr;

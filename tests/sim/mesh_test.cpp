@@ -1,0 +1,46 @@
+// Meshes that change while connections carry data (nccl-ha sim --mesh).
+#include <gtest/gtest.h>
+
+#include "tests/support/sim_pair.h"
+#include "tools/sim/mesh_run.h"
+
+namespace nccl_ha::test {
+namespace {
+
+std::string run_seed(uint64_t seed, tools::MeshTotals& totals) {
+  tools::MeshRun run;
+  run.seed = seed;
+  return tools::run_mesh(run, &totals);
+}
+
+TEST(Mesh, EveryByteIsRightWhateverHappensToCablesAndHosts) {
+  const ErrorsOnly quiet;
+  tools::MeshTotals totals;
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    EXPECT_EQ(run_seed(seed, totals), "") << "nccl-ha sim --mesh --seed " << seed;
+  }
+  EXPECT_GT(totals.hosts_most, 10U);
+  EXPECT_GT(totals.seen.over_relays, 0U);
+  EXPECT_GT(totals.seen.both_ways, 0U);
+  EXPECT_GT(totals.seen.bytes, 0U);
+  EXPECT_GT(totals.failovers.down, 0U);
+  EXPECT_GT(totals.failovers.back, 0U);
+  EXPECT_GT(totals.failovers.chunks_again, 0U);
+  for (const uint64_t happened :
+       {totals.faults.cut, totals.faults.cut_one_way, totals.faults.for_good, totals.faults.killed,
+        totals.faults.drained, totals.faults.paused, totals.faults.added, totals.faults.slow}) {
+    EXPECT_GT(happened, 0U);
+  }
+}
+
+TEST(Mesh, ASeedRepeatsExactly) {
+  const ErrorsOnly quiet;
+  tools::MeshTotals one;
+  tools::MeshTotals other;
+  EXPECT_EQ(run_seed(7, one), run_seed(7, other));
+  EXPECT_EQ(one.trace, other.trace);
+  EXPECT_EQ(one.failovers.packets, other.failovers.packets);
+}
+
+}  // namespace
+}  // namespace nccl_ha::test
