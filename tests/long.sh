@@ -68,7 +68,7 @@ simulate() {
 }
 step "100,000 simulated runs with failovers" simulate
 
-step "5,000 simulated meshes that change" "$tool" sim --mesh --seeds 5000
+step "1,000 simulated meshes that change" "$tool" sim --mesh --seeds 1000
 
 # On two namespaces, or in two guests; status 2: it could not be measured.
 cuts() {
