@@ -24,6 +24,11 @@ class Completion : public ::testing::Test {
     add_relay(app_);
     add_agent(app_);
     add_sim(app_);
+    add_trace(app_);
+    add_stat(app_);
+    add_top(app_);
+    add_tune(app_);
+    add_report(app_);
     add_complete(app_);
   }
   Words offered(const Words& words) const {
@@ -47,7 +52,8 @@ class Completion : public ::testing::Test {
 
 TEST_F(Completion, SubcommandsFirst) {
   const Words all = offered({""});
-  EXPECT_EQ(all, (Words{"agent", "check", "info", "lab", "perf", "relay", "sim"}))
+  EXPECT_EQ(all, (Words{"agent", "check", "info", "lab", "perf", "relay", "report", "sim", "stat",
+                        "top", "trace", "tune"}))
       << "and not the one that shells ask";
   EXPECT_EQ(offered({"pe"}), Words{"perf"});
   EXPECT_TRUE(offered({"zzz"}).empty());
@@ -58,6 +64,9 @@ TEST_F(Completion, WhatACommandTakes) {
   EXPECT_TRUE(offered({"perf", "all_reduce", "al"}).empty()) << "one operation is enough";
   EXPECT_EQ(offered({"perf", "all_reduce", "--ty"}), Words{"--type"});
   EXPECT_EQ(offered({"perf", "--type", "f"}), Words{"float"});
+  EXPECT_EQ(offered({"trace", "ex"}), Words{"export"});
+  EXPECT_EQ(offered({"trace", "export", "--format", ""}), Words{"perfetto"});
+  EXPECT_EQ(offered({"top", "--sort", "r"}), (Words{"rate", "received"}));
   EXPECT_EQ(offered({"perf", "-d", "dou"}), Words{"double"});
   EXPECT_TRUE(has(offered({"perf", "--plugin", "/tmp"}), any_file));
   EXPECT_TRUE(offered({"perf", "--iters", ""}).empty()) << "any number";

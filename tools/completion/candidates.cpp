@@ -17,6 +17,9 @@ using Words = std::vector<std::string>;
 const Words topologies{"pair", "rails-4x2", "islands", "ring-4", "line-3", "star-3", "gb10-4"};
 const Words types{"int8", "uint8", "int32", "int64", "float", "double"};
 const Words plugins{"ha", "socket", "ib", any_file};
+const Words operations{"all_reduce", "all_gather", "reduce_scatter", "broadcast",
+                       "alltoall",   "sendrecv",   "pt2pt",          "latency"};
+const Words orders{"name", "rate", "sent", "received", "open", "again"};
 const Words kinds{"mixed",  "classic", "paths",  "streams", "pauses",
                   "deaths", "closes",  "volume", "crowd",   "devices"};
 
@@ -33,9 +36,7 @@ const std::map<std::pair<std::string, std::string>, Words> values{
     {{"perf", "--json"}, {any_file}},
     {{"perf", "--env"}, {"@setting"}},
     {{"perf", "--env-against"}, {"@setting"}},
-    {{"perf", "1"},
-     {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv", "pt2pt",
-      "latency"}},
+    {{"perf", "1"}, operations},
     {{"check", "--plugin"}, plugins},
     {{"check", "--program"}, {any_file}},
     {{"check", "--hosts-file"}, {any_file}},
@@ -60,6 +61,32 @@ const std::map<std::pair<std::string, std::string>, Words> values{
     {{"agent simulate-switch", "--script"}, {any_file}},
     {{"agent simulate-switch", "--keys"}, {any_file}},
     {{"relay make-key", "1"}, {any_file}},
+    {{"report", "--output"}, {any_file}},
+    {{"report", "-o"}, {any_file}},
+    {{"report", "--log"}, {any_file}},
+    {{"perf", "--plot"}, {any_file}},
+    {{"perf", "--csv"}, {any_file}},
+    {{"stat", "--sort"}, orders},
+    {{"top", "--sort"}, orders},
+    {{"trace dump", "--output"}, {any_file}},
+    {{"trace dump", "-o"}, {any_file}},
+    {{"trace show", "1"}, {any_file}},
+    {{"trace summary", "1"}, {any_file}},
+    {{"trace merge", "1"}, {any_file}},
+    {{"trace merge", "--output"}, {any_file}},
+    {{"trace merge", "-o"}, {any_file}},
+    {{"trace critical", "1"}, {any_file}},
+    {{"trace export", "1"}, {any_file}},
+    {{"trace export", "--format"}, {"perfetto"}},
+    {{"trace export", "--output"}, {any_file}},
+    {{"trace export", "-o"}, {any_file}},
+    {{"trace plot", "1"}, {any_file}},
+    {{"trace plot", "--output"}, {any_file}},
+    {{"trace plot", "-o"}, {any_file}},
+    {{"tune", "1"}, operations},
+    {{"tune", "--plugin"}, plugins},
+    {{"tune", "--plot"}, {any_file}},
+    {{"tune", "--state"}, {any_file}},
     {{"sim", "--fabric"}, {"mixed", "datagram", "rdma", "spare"}},
     {{"sim", "--kind"}, kinds},
 };
