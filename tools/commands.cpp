@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -78,8 +79,10 @@ std::string wrong_words(const CLI::App& app, const CLI::ParseError& error) {
   std::vector<std::string> unknown = app.remaining(true);
   unknown.erase(std::remove(unknown.begin(), unknown.end(), "--"), unknown.end());
   // Words after the one that is wrong were not looked at yet.
-  const std::string kind_of_error = error.get_name();
-  if (unknown.empty() || (kind_of_error != "ExtrasError" && kind_of_error != "RequiredError")) {
+  // Its name is the command's where words are left over.
+  const auto kind_of_error = static_cast<CLI::ExitCodes>(error.get_exit_code());
+  if (unknown.empty() || (kind_of_error != CLI::ExitCodes::ExtrasError &&
+                          kind_of_error != CLI::ExitCodes::RequiredError)) {
     return error.what();
   }
   const std::string word = unknown.front().substr(0, unknown.front().find('='));
@@ -116,7 +119,12 @@ int parse_and_run(CLI::App& app, int argc, char** argv) {
     return error.get_exit_code();
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
-      return app.exit(error);  // --help, --version
+      // --help, --version.  Through stdio, so that it is noticed where the text could not be
+      // written.
+      std::ostringstream text;
+      const int status = app.exit(error, text, text);
+      std::fputs(text.str().c_str(), stdout);
+      return status;
     }
     const std::string command = command_of(app);
     const std::string help = fmt::format("`{} --help` tells what can be asked for.\n", command);

@@ -119,11 +119,11 @@ std::string shell(const TemporaryFolder& folder, const std::string& text) {
 
 TEST(Check, ASilentShellIsNamedWhenTheTimeIsUp) {
   const TemporaryFolder folder;
-  const ToolRun run =
-      run_program(NHA_TOOL_FILE,
-                  {"check", "--json", "--hosts", "h[1-2]=127.0.0.1", "--timeout", "2", "--ssh",
-                   shell(folder, R"([ "$host" = h1 ] || exec tail -f /dev/null; exec "$@")")},
-                  {{"HA_NCCL_IFNAME", "lo"}});
+  const ToolRun run = run_program(
+      NHA_TOOL_FILE,
+      {"check", "--json", "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--timeout", "2", "--ssh",
+       shell(folder, R"([ "$host" = h1 ] || exec tail -f /dev/null; exec "$@")")},
+      {{"HA_NCCL_IFNAME", "lo"}});
   EXPECT_EQ(run.status, 2) << run.out << run.err;
   EXPECT_NE(run.err.find("nothing runs on h2 yet"), std::string::npos) << run.err;
   EXPECT_LT(run.took.count(), 30);
@@ -140,7 +140,7 @@ TEST(Check, RanksEndWithTheCommandThatStartedThem) {
                         folder.path() + "/rank\nexec tail -f /dev/null");
   const ToolRun run = run_program(
       "/usr/bin/timeout", {"--foreground", "-s", "TERM", "2", NHA_TOOL_FILE, "check", "--hosts",
-                           "h[1-2]=127.0.0.1", "--timeout", "60", "--ssh", file});
+                           "h1=127.0.0.1,h2=127.0.0.1", "--timeout", "60", "--ssh", file});
   EXPECT_NE(run.status, 0);
   pid_t rank = -1;
   std::ifstream(folder.path() + "/rank") >> rank;

@@ -276,7 +276,7 @@ void expect_refused(std::vector<std::string> arguments, const std::vector<std::s
   }
 }
 
-TEST(BadInput, wrong_plugin_files_are_named) {
+TEST(PerfBadInput, wrong_plugin_files_are_named) {
   expect_refused({"sendrecv", "--plugin", "/no/such/file.so"},
                  {"/no/such/file.so", "No such file"});
   expect_refused({"sendrecv", "--plugin", "/etc/passwd"}, {"/etc/passwd", "not an ELF file"});
@@ -285,7 +285,7 @@ TEST(BadInput, wrong_plugin_files_are_named) {
                  {"no NCCL network plugin", "ncclNetPlugin_v12", "ncclNetPlugin_v6"});
 }
 
-TEST(BadInput, a_version_the_plugin_lacks_is_named_with_those_it_has) {
+TEST(PerfBadInput, a_version_the_plugin_lacks_is_named_with_those_it_has) {
   expect_refused({"sendrecv", "--plugin", corrupting_plugin(), "--abi", "12"},
                  {"has no ABI v12", "it offers v8"});
   expect_refused({"sendrecv", "--plugin", NHA_PLUGIN_FILE, "--abi", "13"}, {"--abi 13", "6 to 12"});
@@ -293,7 +293,7 @@ TEST(BadInput, a_version_the_plugin_lacks_is_named_with_those_it_has) {
                  {"no symbol nothing"});
 }
 
-TEST(BadInput, options_that_cannot_work_are_named) {
+TEST(PerfBadInput, options_that_cannot_work_are_named) {
   expect_refused({"dance"}, {"dance", "all_reduce"});
   expect_refused({"sendrecv", "-b", "8x"}, {"8x"});
   expect_refused({"broadcast", "-r", "7"}, {"--root 7"});
@@ -301,7 +301,7 @@ TEST(BadInput, options_that_cannot_work_are_named) {
   expect_refused({"sendrecv", "--env", "FOO"}, {"FOO"});
 }
 
-TEST(BadInput, what_the_plugin_says_about_a_bad_setting_is_passed_on) {
+TEST(PerfBadInput, what_the_plugin_says_about_a_bad_setting_is_passed_on) {
   expect_refused({"sendrecv", "--plugin", NHA_PLUGIN_FILE}, {"HA_NCCL_PROGRESS_THREADS"},
                  {{"HA_NCCL_PROGRESS_THREADS", "many"}});
   expect_refused({"sendrecv", "--plugin", NHA_PLUGIN_FILE}, {"nha_no_such_interface"},

@@ -41,7 +41,8 @@ TEST(Routes, ALineIsNoRing) {
 TEST(Routes, AWrongPeerIsNamed) {
   const ToolRun wrong = routes_in("pair", {}, {"NCCL_MESH_PEERS=h1"});
   EXPECT_NE(wrong.status, 0);
-  EXPECT_NE((wrong.out + wrong.err).find("NCCL_MESH_PEERS: 'h1' is no address"), std::string::npos)
+  EXPECT_NE((wrong.out + wrong.err).find("NCCL_MESH_PEERS=h1: 'h1' is no IP address"),
+            std::string::npos)
       << wrong.out << wrong.err;
 }
 

@@ -93,7 +93,7 @@ void AgentLab::write_settings(const std::string& more) const {
 
 nlohmann::json AgentLab::status() const {
   const ToolRun asked = run_program(tool_, {"agent", "status", "--json", "--dir", run()});
-  return nlohmann::json::parse(asked.out, nullptr, false);
+  return asked.status == 0 ? nlohmann::json::parse(asked.out, nullptr, false) : nlohmann::json();
 }
 
 int AgentLab::share() const {

@@ -47,7 +47,8 @@ ToolRun BackgroundLab::ask(std::vector<std::string> arguments) const {
 }
 
 json BackgroundLab::show() const {
-  return json::parse(ask({"show", "--json"}).out, nullptr, false);
+  const ToolRun shown = ask({"show", "--json"});
+  return shown.status == 0 ? json::parse(shown.out, nullptr, false) : json();
 }
 
 bool BackgroundLab::carried(const std::string& link, uint64_t bytes) {

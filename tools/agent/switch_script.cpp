@@ -45,7 +45,8 @@ Result<uint8_t> parse_rail(const std::string& text) {
 Result<SwitchStep> parse_step(const std::vector<std::string>& words) {
   if (words.size() != 3 && words.size() != 5) {
     return fail(Errc::invalid_argument,
-                "a step is TIME RAIL LEVEL, and perhaps SOURCE DESTINATION");
+                fmt::format("a step is TIME RAIL LEVEL, and perhaps SOURCE DESTINATION, not '{}'",
+                            fmt::join(words, " ")));
   }
   const auto at = parse_time(words[0]);
   const auto rail = parse_rail(words[1]);

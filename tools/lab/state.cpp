@@ -166,7 +166,8 @@ Result<KnownLab> running_lab(const std::string& name) {
   }
   if (running.empty()) {
     return fail(Errc::invalid_argument,
-                "no lab of this user runs; start one with `nccl-ha lab run`");
+                fmt::format("no lab of this user runs{}; start one with `nccl-ha lab run`",
+                            name.empty() ? "" : fmt::format(", so no '{}'", name)));
   }
   // A program on a host means its own lab.
   const char* own = std::getenv("NHA_LAB");
