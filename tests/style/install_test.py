@@ -132,7 +132,10 @@ class Installed(unittest.TestCase):
                         "trace critical", "stat", "top", "tune", "report"]:
             words = command.split()
             help_text = output_of(str(self.program), *words, "--help")
-            wanted = set(re.findall(r"--[a-z][a-z-]+", help_text))
+            # The text around them names options of other programs too.
+            names = " ".join(line.split()[0] for line in help_text.splitlines() if line.lstrip().startswith("-"))
+            wanted = set(re.findall(r"--[a-z][a-z-]+", names))
+            self.assertTrue(wanted)
             offered = output_of("bash", "-c", f'source "{script}"; COMP_WORDS=("{self.program}" {command} --);'
                                 f'COMP_CWORD={len(words) + 1}; _nccl_ha; '
                                 'printf "%s\\n" "${COMPREPLY[@]}"')
