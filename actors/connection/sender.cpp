@@ -208,6 +208,17 @@ bool Sender::on_no_keys(const Lane& lane) {
   return owner_.give_way();
 }
 
+namespace {
+
+[[gnu::always_inline]] inline void count_write(Lane& lane, uint32_t bytes) {
+  ++lane.writes_open;
+  lane.bytes_open += bytes;
+  lane.counters->writes.add();
+  lane.counters->bytes_sent.add(bytes);
+}
+
+}  // namespace
+
 /// Posts the next piece of the chunk at hand; false when no path has room for it now.
 [[gnu::always_inline]] inline bool Sender::post_next() {
   if (!lane_works() && !pick_lane()) [[unlikely]] {
@@ -243,10 +254,7 @@ bool Sender::on_no_keys(const Lane& lane) {
       return false;
     }
     chooser_.on_posted(lane, piece);
-    ++lane.writes_open;
-    lane.bytes_open += piece;
-    lane.counters->writes.add();
-    lane.counters->bytes_sent.add(piece);
+    count_write(lane, piece);
     cursor_.offset += piece;
     request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
     return true;
@@ -279,10 +287,7 @@ bool Sender::on_no_keys(const Lane& lane) {
   if (!recorded) {
     chooser_.on_posted(lane, bytes);
   }
-  ++lane.writes_open;
-  lane.bytes_open += recorded ? 0 : bytes;
-  lane.counters->writes.add();
-  lane.counters->bytes_sent.add(recorded ? 0 : bytes);
+  count_write(lane, recorded ? 0 : bytes);
   liveness_.watch_work();
   request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
   state_.note(TraceEvent::chunk_posted, request.group,

@@ -66,10 +66,10 @@ TuneTrial measure(const TuneLoad& load, const std::string& axis, const TunedEnvi
                                    "--json",
                                    "-"};
   for (const auto& [name, value] : candidate) {
-    command.insert(command.end(), {"--env", name + "=" + value});
+    command.insert(command.end(), {"--env", fmt::format("{}={}", name, value)});
   }
   for (const auto& [name, value] : against) {
-    command.insert(command.end(), {"--env-against", name + "=" + value});
+    command.insert(command.end(), {"--env-against", fmt::format("{}={}", name, value)});
   }
   const auto ended = run_process(command);
   if (!ended || ended->status != 0) {
