@@ -36,7 +36,7 @@ std::string command_of(const CLI::App& app) {
   const CLI::App& at = reached(app);
   std::string name = at.get_name();
   for (const CLI::App* up = at.get_parent(); up != nullptr; up = up->get_parent()) {
-    name = up->get_name() + " " + name;
+    name = fmt::format("{} {}", up->get_name(), name);
   }
   return name;
 }

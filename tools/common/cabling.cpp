@@ -73,6 +73,7 @@ std::vector<NicPort> ports_of(const relay::Topology& topology, uint32_t self,
     port.functions.push_back(std::move(function));
   }
   std::vector<NicPort> out;
+  out.reserve(ports.size());
   for (auto& [key, port] : ports) {
     out.push_back(std::move(port));
   }

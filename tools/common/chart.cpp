@@ -119,7 +119,8 @@ std::string draw_text(double x, double y, const char* anchor, const std::string&
 }
 
 double height_of(const Chart& chart) {
-  return chart_height + legend_row * static_cast<double>((chart.series.size() + 1) / 2);
+  const size_t rows = (chart.series.size() + 1) / 2;
+  return chart_height + legend_row * static_cast<double>(rows);
 }
 
 std::string draw_axes(const Chart& chart, const Scale& x, const Scale& y) {
@@ -157,7 +158,8 @@ std::string draw_series(const ChartSeries& series, size_t number, const Scale& x
                           x.place(at), y.place(value), color);
     }
   }
-  const double row = chart_height - 6 + legend_row * static_cast<double>(number / 2);
+  const auto legend_line = number / 2;
+  const double row = chart_height - 6 + legend_row * static_cast<double>(legend_line);
   const double column = left_edge + (number % 2 == 0 ? 0 : (chart_width - left_edge) / 2);
   const char* dash = series.dashed ? " stroke-dasharray=\"6 4\"" : "";
   return fmt::format(

@@ -59,6 +59,7 @@ std::string stat_prometheus(const CounterReading& reading) {
     }
   }
   std::vector<prometheus::MetricFamily> all;
+  all.reserve(families.size());
   for (auto& [name, family] : families) {
     all.push_back(std::move(family));
   }

@@ -245,7 +245,7 @@ std::vector<CounterRow> rows_of(const CounterReading& now, const CounterReading*
   return rows;
 }
 
-std::vector<CounterRow> arranged(std::vector<CounterRow> rows, const RowOrder& order) {
+std::vector<CounterRow> arranged(const std::vector<CounterRow>& rows, const RowOrder& order) {
   std::vector<RowTree> trees;
   for (size_t at = 0; at < rows.size();) {
     trees.emplace_back();

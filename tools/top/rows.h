@@ -39,6 +39,6 @@ struct RowOrder {
   std::string filter;         ///< part of the name of a row, of what it belongs to, or below it
 };
 /// Rows that pass, those with the largest values first among rows of one parent.
-std::vector<CounterRow> arranged(std::vector<CounterRow> rows, const RowOrder& order);
+std::vector<CounterRow> arranged(const std::vector<CounterRow>& rows, const RowOrder& order);
 
 }  // namespace nccl_ha::tools

@@ -54,6 +54,7 @@ std::string plot_of(const Timeline& timeline, size_t bins) {
     }
   }
   std::vector<std::pair<double, LineKey>> order;
+  order.reserve(lines.size());
   for (const auto& [key, line] : lines) {
     order.emplace_back(line.sum, key);
   }
