@@ -3,8 +3,10 @@
 // table says.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "actors/telemetry_packet.h"
@@ -270,7 +272,8 @@ TEST_P(AgentLoop, SharesDoNotOscillate) {
   };
   uint64_t seed = 100;
   for (const Trouble& trouble : troubles) {
-    for (const uint64_t part : {1U, 2U, 4U}) {
+    constexpr std::array<uint64_t, 3> parts{2, 1, 4};
+    for (const uint64_t part : std::span(parts).first(sim_alike(parts.size()))) {
       Loop loop(++seed, GetParam(), trouble, fast / part);
       ASSERT_TRUE(loop.begin());
       loop.run(milliseconds(1000));
