@@ -1,15 +1,12 @@
 // What the agent's hints cost a connection: one read for each message.  Prints one line per figure
 // with its goal; ends with 1 when a goal is missed.
-#include <stdlib.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <string>
 
 #include "runtime/base/clock.h"
 #include "runtime/telemetry/hint_table.h"
 #include "runtime/telemetry/hint_writer.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha {
 namespace {
@@ -37,16 +34,15 @@ double ns_each(Read&& read) {
 }
 
 int run() {
-  std::string name = "/tmp/nha-hint-bench-XXXXXX";
-  if (mkdtemp(name.data()) == nullptr) {
-    std::perror("mkdtemp");
+  const tests::TemporaryFolder folder;
+  SteadyClock clock;
+  const auto directory = AgentDirectory::make(folder.path());
+  if (!directory) {
+    std::printf("%s\n", directory.error().message().c_str());
     return 1;
   }
-  SteadyClock clock;
-  const auto directory = AgentDirectory::make(name);
   auto writer = HintWriter::create(*directory, {4096, std::chrono::milliseconds(20)}, clock.now());
-  const auto table = HintTable::open(name, 0);
-  std::filesystem::remove_all(name);
+  const auto table = HintTable::open(folder.path(), 0);
   if (!writer || !table) {
     std::printf("cannot make a table\n");
     return 1;

@@ -72,7 +72,7 @@ class TraceOfAJob : public ::testing::Test {
       const ToolRun stat = tool({"stat", "--json", "--interval", "0.1"});
       const json all = json::parse(stat.out, nullptr, false);
       json busy = json::array();
-      for (const json& row : all.is_discarded() ? json::array() : all["rows"]) {
+      for (const json& row : stat.status == 0 ? all["rows"] : json::array()) {
         if (row["kind"] == "connection" && row["bytes_sent"] > 10'000'000) {
           busy.push_back(row);
         }
@@ -118,6 +118,7 @@ TEST_F(TraceOfAJob, IsTheSameLiveDumpedAndAfterAKill) {
   const json way = json::parse(critical.out, nullptr, false);
   ASSERT_FALSE(way.is_discarded()) << critical.out << critical.err;
   EXPECT_GT(way["steps"], 10) << critical.out;
+  EXPECT_EQ(way["command"], "trace critical");
   const ToolRun exported = tool({"trace", "export", merged, "-o", merged + ".pftrace"});
   EXPECT_EQ(exported.status, 0) << exported.err;
   EXPECT_GT(fs::file_size(merged + ".pftrace"), 10'000U);
@@ -131,6 +132,7 @@ TEST_F(TraceOfAJob, IsTheSameLiveDumpedAndAfterAKill) {
   const json told = json::parse(summary.out, nullptr, false);
   ASSERT_FALSE(told.is_discarded()) << summary.err;
   EXPECT_FALSE(told["latencies"].empty());
+  EXPECT_EQ(told["command"], "trace summary");
 
   // Of a dump that was cut, what is there.
   const std::string cut = merged + ".cut";
@@ -141,7 +143,7 @@ TEST_F(TraceOfAJob, IsTheSameLiveDumpedAndAfterAKill) {
   EXPECT_NE(rest.err.find("the rest is read"), std::string::npos) << rest.err;
   std::ofstream(cut) << "not a dump";
   const ToolRun refused = tool({"trace", "show", cut});
-  EXPECT_EQ(refused.status, 1);
+  EXPECT_EQ(refused.status, 2);
   EXPECT_NE(refused.err.find("holds no counters of nccl-ha"), std::string::npos) << refused.err;
 }
 

@@ -22,20 +22,14 @@ namespace {
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& content) {
-    char name[] = "/tmp/nha_library_testXXXXXX";
-    const int fd = mkstemp(name);
-    EXPECT_GE(fd, 0) << "no temporary file can be made";
-    path_ = name;
-    std::ofstream(path_, std::ios::binary) << content;
-    close(fd);
+    std::ofstream file(path_, std::ios::binary);
+    EXPECT_TRUE(file << content << std::flush) << "no temporary file can be made";
   }
-  ~TemporaryFile() { unlink(path_.c_str()); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
   const std::string& path() const { return path_; }
 
  private:
-  std::string path_;
+  const tests::TemporaryFolder folder_;
+  const std::string path_ = folder_.path() + "/file";
 };
 
 // This test program itself is a good ELF file with a full symbol table.  With sanitizers it is
@@ -142,9 +136,9 @@ TEST(ElfSymbols, needed_versions_name_their_symbols) {
   for (const NeededVersion& one : *versions) {
     found = found ||
             (one.library == "libc.so.6" && one.version.starts_with("GLIBC_") &&
-             std::find(one.symbols.begin(), one.symbols.end(), "mkstemp") != one.symbols.end());
+             std::find(one.symbols.begin(), one.symbols.end(), "mkdtemp") != one.symbols.end());
   }
-  EXPECT_TRUE(found) << "this program calls mkstemp of libc.so.6";
+  EXPECT_TRUE(found) << "this program calls mkdtemp of libc.so.6";
 }
 
 TEST(ElfSymbols, version_tables_of_damaged_files_are_refused) {

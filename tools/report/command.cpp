@@ -25,7 +25,7 @@ namespace {
 
 namespace files = std::filesystem;
 
-constexpr Refusal refuse_report{"nccl-ha report", 1};
+constexpr Refusal refuse_report{"nccl-ha report", 2};
 /// Of a log the end is taken: that is where the trouble is.
 constexpr uint64_t log_bytes_max = uint64_t{32} << 20;
 
@@ -38,8 +38,13 @@ struct ReportOptions {
 /// A folder that is gone at the end.
 struct DraftFolder {
   DraftFolder() {
-    std::string name = (files::temp_directory_path() / "nccl-ha-report-XXXXXX").string();
-    path = mkdtemp(name.data()) == nullptr ? "" : name;
+    std::error_code error;
+    const files::path parent = files::temp_directory_path(error);
+    std::string name = (error ? files::path("/tmp") : parent) / "nccl-ha-report-XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) {
+      refuse_report(fail(Errc::system, fmt::format("no folder for the parts, {}", name), errno));
+    }
+    path = name;
   }
   ~DraftFolder() {
     std::error_code error;
@@ -130,9 +135,6 @@ void collect_traces(Collector& all, const std::string& program, const Config& co
 
 void make_report(const ReportOptions& options) {
   const DraftFolder folder;
-  if (folder.path.empty()) {
-    refuse_report(fail(Errc::system, "cannot make a folder for the parts", errno));
-  }
   std::vector<std::string> warnings;
   const Config config = refuse_report.need(load_config(Environment{}, &warnings));
   std::error_code error;

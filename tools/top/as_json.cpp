@@ -1,10 +1,11 @@
 #include <nlohmann/json.hpp>
 
+#include "tools/common/output.h"
 #include "tools/top/stat.h"
 
 namespace nccl_ha::tools {
 
-std::string stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums) {
+void print_stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums) {
   using nlohmann::json;
   json all = json::array();
   for (const CounterRow& row : rows) {
@@ -29,7 +30,8 @@ std::string stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums)
     }
     all.push_back(std::move(one));
   }
-  return json{{"rows", all}, {"sums", {{"checked", sums.checked}, {"wrong", sums.wrong}}}}.dump(2);
+  print_document(document(
+      "stat", {{"rows", all}, {"sums", {{"checked", sums.checked}, {"wrong", sums.wrong}}}}));
 }
 
 }  // namespace nccl_ha::tools

@@ -20,8 +20,8 @@
 namespace nccl_ha::tools {
 namespace {
 
-constexpr Refusal refuse_top{"nccl-ha top", 1};
-constexpr Refusal refuse_stat{"nccl-ha stat", 1};
+constexpr Refusal refuse_top{"nccl-ha top", 2};
+constexpr Refusal refuse_stat{"nccl-ha stat", 2};
 constexpr size_t plain_columns = 160;
 
 struct TopOptions {
@@ -56,7 +56,7 @@ void show_stat(const TopOptions& options) {
   const SumCheck sums = check_sums(now, before);
   const auto rows = arranged(rows_of(now, &before), options.order);
   if (options.as_json) {
-    fmt::print("{}\n", stat_json(rows, sums));
+    print_stat_json(rows, sums);
   } else {
     for (const std::string& line : table_lines(rows, plain_columns)) {
       fmt::print("{}\n", line);

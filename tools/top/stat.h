@@ -12,6 +12,6 @@ namespace nccl_ha::tools {
 
 /// Every counter of every block, in Prometheus's text format.
 std::string stat_prometheus(const CounterReading& reading);
-std::string stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums);
+void print_stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums);
 
 }  // namespace nccl_ha::tools

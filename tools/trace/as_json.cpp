@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "tools/common/output.h"
 #include "tools/trace/critical.h"
 #include "tools/trace/summary.h"
 
@@ -7,7 +8,7 @@ namespace nccl_ha::tools {
 
 using nlohmann::json;
 
-std::string summary_json(const Timeline& timeline, const TraceSummary& summary) {
+void print_summary_json(const Timeline& timeline, const TraceSummary& summary) {
   json latencies = json::array();
   for (const LatencyRow& row : summary.latencies) {
     latencies.push_back({{"process", row.process},
@@ -58,19 +59,18 @@ std::string summary_json(const Timeline& timeline, const TraceSummary& summary) 
                       {"begin_ns", round.begin_ns},
                       {"steps", round.steps}});
   }
-  return json{{"begin_ns", timeline.begin_ns()},
-              {"end_ns", timeline.end_ns()},
-              {"latencies", latencies},
-              {"paths", paths},
-              {"workers", workers},
-              {"stalls", stalls},
-              {"rounds", rounds},
-              {"chunks_again", summary.chunks_again},
-              {"bytes_again", summary.bytes_again}}
-      .dump(2);
+  print_document(document("trace summary", {{"begin_ns", timeline.begin_ns()},
+                                            {"end_ns", timeline.end_ns()},
+                                            {"latencies", latencies},
+                                            {"paths", paths},
+                                            {"workers", workers},
+                                            {"stalls", stalls},
+                                            {"rounds", rounds},
+                                            {"chunks_again", summary.chunks_again},
+                                            {"bytes_again", summary.bytes_again}}));
 }
 
-std::string critical_json(const CriticalResult& result) {
+void print_critical_json(const CriticalResult& result) {
   json paths = json::array();
   for (const CriticalPath& row : result.paths) {
     paths.push_back({{"from", row.from},
@@ -85,12 +85,11 @@ std::string critical_json(const CriticalResult& result) {
   for (const CriticalRank& row : result.ranks) {
     ranks.push_back({{"process", row.process}, {"time_ns", row.time_ns}});
   }
-  return json{{"span_ns", result.span_ns},
-              {"steps", result.steps},
-              {"paths", paths},
-              {"ranks", ranks},
-              {"verdict", result.verdict}}
-      .dump(2);
+  print_document(document("trace critical", {{"span_ns", result.span_ns},
+                                             {"steps", result.steps},
+                                             {"paths", paths},
+                                             {"ranks", ranks},
+                                             {"verdict", result.verdict}}));
 }
 
 }  // namespace nccl_ha::tools

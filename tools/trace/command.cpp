@@ -20,7 +20,7 @@
 namespace nccl_ha::tools {
 namespace {
 
-constexpr Refusal refuse_trace{"nccl-ha trace", 1};
+constexpr Refusal refuse_trace{"nccl-ha trace", 2};
 
 struct TraceOptions {
   std::vector<std::string> names;
@@ -130,7 +130,7 @@ void add_analyses(CLI::App& trace, const std::shared_ptr<TraceOptions>& options)
     const Timeline timeline = timeline_of(*options);
     const auto all = summarize(timeline, static_cast<int64_t>(options->stall_ms * 1e6));
     if (options->as_json) {
-      fmt::print("{}\n", summary_json(timeline, all));
+      print_summary_json(timeline, all);
     } else {
       print_summary(timeline, all);
     }
@@ -147,7 +147,7 @@ void add_analyses(CLI::App& trace, const std::shared_ptr<TraceOptions>& options)
   critical->callback([options] {
     const CriticalResult result = critical_of(timeline_of(*options), options->limits);
     if (options->as_json) {
-      fmt::print("{}\n", critical_json(result));
+      print_critical_json(result);
     } else {
       print_critical(result);
     }

@@ -50,6 +50,6 @@ struct CriticalResult {
 
 CriticalResult critical_of(const Timeline& timeline, const CriticalLimits& limits = {});
 void print_critical(const CriticalResult& result);
-std::string critical_json(const CriticalResult& result);
+void print_critical_json(const CriticalResult& result);
 
 }  // namespace nccl_ha::tools

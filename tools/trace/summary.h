@@ -65,7 +65,7 @@ struct TraceSummary {
 TraceSummary summarize(const Timeline& timeline, int64_t stall_ns);
 
 void print_summary(const Timeline& timeline, const TraceSummary& summary);
-std::string summary_json(const Timeline& timeline, const TraceSummary& summary);
+void print_summary_json(const Timeline& timeline, const TraceSummary& summary);
 
 /// The value below which that part of the sorted values lies (nearest rank); 0 of none.
 int64_t nearest_rank(const std::vector<int64_t>& sorted, double part);

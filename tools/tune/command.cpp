@@ -18,7 +18,7 @@
 namespace nccl_ha::tools {
 namespace {
 
-constexpr Refusal refuse_tune{"nccl-ha tune", 1};
+constexpr Refusal refuse_tune{"nccl-ha tune", 2};
 
 struct TuneOptions {
   TuneLoad load;
