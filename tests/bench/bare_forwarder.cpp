@@ -70,6 +70,9 @@ class Socket {
       std::perror("bare_forwarder: socket");
       std::exit(1);
     }
+    // Whoever sends to it waits for this line.
+    std::printf("bound\n");
+    std::fflush(stdout);
   }
   ~Socket() { close(fd_); }
   Socket(const Socket&) = delete;

@@ -126,7 +126,12 @@ def line(options):
     times = []
     for _ in range(options.ends):
         script = r"""
-[ $RANK = 0 ] && { sleep 4; nccl-ha lab cut h2-h3 > /dev/null && echo "cut $EPOCHREALTIME"; } &
+carried() { nccl-ha lab show --json | python3 -c '
+import json, sys
+print(max(way["bytes"] for link in json.load(sys.stdin)["links"] if link["name"] == "h2-h3"
+          for way in link["directions"]))'; }
+[ $RANK = 0 ] && { until [ $(carried) -gt 20000000 ]; do :; done
+                   nccl-ha lab cut h2-h3 > /dev/null && echo "cut $EPOCHREALTIME"; } &
 nccl-ha perf alltoall -b 1M -e 1M -I 100000 -w 0 --timeout 60
 echo "ended $? $EPOCHREALTIME"
 wait

@@ -56,9 +56,12 @@ before=198.18.$((RANK - 1)).$RANK next=198.18.$RANK.$((RANK + 2))
 for what in "source $next MEGABYTES SEGMENT" "ping $next 3000"; do
   name=${what%% *}
   case $RANK in
-    0) meet $name.up; sleep 0.3; bare_forwarder $what > $RANK.$name || exit 8 ;;
-    LAST) meet $name.up; bare_forwarder sink $before > $RANK.$name || exit 8 ;;
-    *) meet $name.up; bare_forwarder forward $before $next > $RANK.$name || exit 8 ;;
+    0) meet $name.up; bare_forwarder $what > $RANK.$name || exit 8 ;;
+    *) role="forward $before $next"; [ $RANK != LAST ] || role="sink $before"
+       : > $RANK.$name
+       bare_forwarder $role >> $RANK.$name & pid=$!
+       grep -q bound <(tail -n +1 -f --pid=$pid $RANK.$name) || exit 8
+       meet $name.up; wait $pid || exit 8 ;;
   esac
   meet $name.over
 done
