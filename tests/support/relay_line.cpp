@@ -25,11 +25,13 @@ class RelayLine::Neighbours final : public relay::NextHops {
   std::optional<relay::NextHop> find(relay::NodeId neighbour) const override {
     for (const size_t other : {host_ - 1, host_ + 1}) {
       if (other < line_.hosts() && id(other) == neighbour) {
-        // A simulated network gives ports as it likes.  Hosts at the ends have no node.
-        const relay::RelayNode* node = line_.hosts_[other].node;
+        // A simulated network gives ports as it likes.  Hosts at the ends have no node, and what is
+        // known of one that was killed stays known.
+        const Host& there = line_.hosts_[other];
         const size_t cable = std::min(host_, other);
         return relay::NextHop{
-            socket_address(address(other, cable), node != nullptr ? node->port() : uint16_t{1}),
+            socket_address(address(other, cable),
+                           there.node != nullptr ? there.node->port() : there.port),
             socket_address(address(host_, cable), 0)};
       }
     }
@@ -160,6 +162,12 @@ void RelayLine::drain(size_t host, uint32_t limit_ms) {
       {hosts_[host].actor, relay::RelayNode::drain, limit_ms});
 }
 
-void RelayLine::kill(size_t host) { world_.kill_process(*hosts_[host].process); }
+void RelayLine::kill(size_t host) {
+  if (hosts_[host].node != nullptr) {
+    hosts_[host].port = hosts_[host].node->port();
+  }
+  hosts_[host].node = nullptr;  // goes with its engine
+  world_.kill_process(*hosts_[host].process);
+}
 
 }  // namespace nccl_ha::test

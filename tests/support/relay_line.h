@@ -43,6 +43,7 @@ class RelayLine {
   sim::World& world() { return world_; }
   sim::Process& process(size_t host) { return *hosts_[host].process; }
   Context& context(size_t host);
+  /// Of a host between the ends that was not killed.
   relay::RelayNode& node(size_t host) { return *hosts_[host].node; }
   void drain(size_t host, uint32_t limit_ms);
   relay::HopSource& hops(size_t host) { return *hosts_[host].hops; }
@@ -73,7 +74,8 @@ class RelayLine {
     sim::Process* process = nullptr;
     std::unique_ptr<relay::HopSource> hops;
     std::unique_ptr<relay::NextHops> next;
-    relay::RelayNode* node = nullptr;  ///< its engine's
+    relay::RelayNode* node = nullptr;  ///< its engine's; none at the ends, or after kill()
+    uint16_t port = 1;                 ///< where a killed one listened
     ActorId actor;
   };
   static sim::Ip address(size_t host, size_t cable);
