@@ -55,6 +55,15 @@ if [ ! -x "$tool" ] || [ ! -f "$plugin" ]; then
     failed+=("build of preset release")
 fi
 
+# What the short suites leave to other presets: a sanitizer over the tools' own tests too.
+whole_asan() {
+  cmake --preset asan --log-level=NOTICE >/dev/null && cmake --build --preset asan -j "$jobs" &&
+    ctest --preset asan-whole -j "$jobs" --output-on-failure
+}
+step "everything under the address sanitizer" whole_asan
+
+step "clang-tidy over the tools" tools/dev/run_clang_tidy --tools -j "$jobs"
+
 step "the contract suite between two guests and over lossy datagrams, the larger models" \
   ctest --preset long --output-on-failure
 
