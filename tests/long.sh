@@ -55,12 +55,13 @@ if [ ! -x "$tool" ] || [ ! -f "$plugin" ]; then
     failed+=("build of preset release")
 fi
 
-# What the short suites leave to other presets: a sanitizer over the tools' own tests too.
-whole_asan() {
-  cmake --preset asan --log-level=NOTICE >/dev/null && cmake --build --preset asan -j "$jobs" &&
-    ctest --preset asan-whole -j "$jobs" --output-on-failure
+# With what tools/test leaves out.
+whole() {
+  cmake --preset "$1" --log-level=NOTICE >/dev/null && cmake --build --preset "$1" -j "$jobs" &&
+    ctest --preset "$1-whole" -j "$jobs" --output-on-failure
 }
-step "everything under the address sanitizer" whole_asan
+step "everything under the address sanitizer" whole asan
+step "everything under the thread sanitizer" whole tsan
 
 step "clang-tidy over the tools" tools/dev/run_clang_tidy --tools -j "$jobs"
 

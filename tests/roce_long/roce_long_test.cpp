@@ -16,6 +16,18 @@
 namespace nccl_ha::tests {
 namespace {
 
+/// Those that tests/roce leaves out.
+TEST(RoceTwoGuests, TheOtherOperationsAreRightOverRcAndUd) {
+  const ToolRun run =
+      guests(NHA_TOOL_FILE, {},
+             "for fabric in verbs ud; do "
+             "for op in all_gather reduce_scatter broadcast sendrecv; do HA_NCCL_FABRIC=$fabric "
+             "nccl-ha perf $op -n 2 -b 8 -e 256K -f 8 -I 2 -w 1 || exit 1; done; done");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, "Out of bounds values : 0 OK"), 2 * 4U) << run.out;
+  EXPECT_GE(count(run.out, "2 ranks on 2 hosts"), 2 * 4U) << run.out;
+}
+
 TEST(RoceTwoGuests, ContractHoldsOverRcAndUd) {
   // h2 has the second side; h1 runs the suite and ends it.
   const std::string tests = beside(NHA_TOOL_FILE, "nha_contract_tests");
