@@ -49,6 +49,12 @@ SendSide::SendSide(const ConnectionParts& parts, SideOwner& owner,
       sender_(parts, recovery_, channel_),
       recovery_(parts, sender_, *this) {
   stream_timer_.bind([](void* self) { static_cast<SendSide*>(self)->look_after_stream(); }, this);
+  route_timer_.bind([](void* self) { static_cast<SendSide*>(self)->on_route_timer(); }, this);
+  for (size_t i = 0; i < options_.routes.size(); ++i) {
+    if (!options_.routes[i].for_rejoin) {
+      rounds_.add(i);
+    }
+  }
 }
 
 SendSide::~SendSide() {
@@ -60,6 +66,7 @@ void SendSide::stop() {
   recovery_.stop();
   if (state_.context != nullptr) {
     state_.context->timers().cancel(stream_timer_);
+    state_.context->timers().cancel(route_timer_);
   }
 }
 
@@ -80,30 +87,45 @@ std::string SendSide::wanted_peer() const {
          (route.from.ss_family == 0 ? "" : " from " + address_text(route.from));
 }
 
-void SendSide::note_route_error(const Error& error) {
-  route_errors_ +=
-      fmt::format("{}{}: {}", route_errors_.empty() ? "" : "; ", wanted_peer(), error.message());
+void SendSide::note_route_error(const std::string& error) {
+  route_errors_ += fmt::format("{}{}: {}", route_errors_.empty() ? "" : "; ", wanted_peer(), error);
 }
 
 void SendSide::try_route() {
   state_.context->request_stream_turns(1000);
-  for (; route_ < options_.routes.size(); ++route_) {
-    if (options_.routes[route_].for_rejoin) {
-      continue;
-    }
+  while (const auto next = rounds_.current()) {
+    route_ = *next;
     const auto dialled = control_.dial(options_.routes[route_]);
     if (dialled) {
       late_hello_.on_dial(state_.context->now());
+      if (rounds_.any_other() && !ha::mutated(ha::Mutation::silent_route_kept)) {
+        state_.context->timers().arm(route_timer_, state_.context->now() + rounds_.patience());
+      }
       return;
     }
-    note_route_error(dialled.error());
+    note_route_error(dialled.error().message());
+    rounds_.on_error();
   }
   state_.fail(
       fail(Errc::remote, fmt::format("no address of the peer can be reached: {}", route_errors_)),
       false);
 }
 
+/// Nobody answers, which over a cut cable is all there is to hear.
+void SendSide::on_route_timer() {
+  if (state_.phase != ConnectionPhase::handshake) {
+    return;
+  }
+  if (rounds_.patience() == ha::RouteRounds::first_patience) {
+    note_route_error(fmt::format("no answer for {} ms", rounds_.patience().count() / 1'000'000));
+  }
+  control_.drop_stream();
+  rounds_.on_silence();
+  try_route();
+}
+
 void SendSide::on_stream_open(Stream& stream) {
+  state_.context->timers().cancel(route_timer_);
   auto local = stream.local_address();
   if (!local) {
     state_.fail(local.error());
@@ -285,28 +307,30 @@ void SendSide::on_usable() {
 
 void SendSide::on_deadline() {
   const std::string& need = parts_.failover.need();
-  state_.fail(
-      fail(Errc::timed_out,
-           fmt::format("connecting to {} took longer than {} ms "
-                       "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
-                       state_.owner.peer_text(), options_.timeout.count() / 1'000'000,
-                       !need.empty() ? "no path came up, the last one: " + need
-                       : any_connects(std::as_const(paths_).lanes())
-                           ? "the peer answers over TCP, but a path hears nothing "
-                             "of it: check that UDP is not filtered between the "
-                             "hosts and that the route back leads over the same "
-                             "network"
-                       : said_hello_        ? "the peer does not answer: is its process alive?"
-                       : paths_.size() != 0 ? "there is a TCP connection, but a path got no address"
-                                            : "no TCP connection: check routes and firewalls")));
+  state_.fail(fail(
+      Errc::timed_out,
+      fmt::format("connecting to {} took longer than {} ms "
+                  "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
+                  state_.owner.peer_text(), options_.timeout.count() / 1'000'000,
+                  !need.empty() ? "no path came up, the last one: " + need
+                  : any_connects(std::as_const(paths_).lanes())
+                      ? "the peer answers over TCP, but a path hears nothing "
+                        "of it: check that UDP is not filtered between the "
+                        "hosts and that the route back leads over the same "
+                        "network"
+                  : said_hello_        ? "the peer does not answer: is its process alive?"
+                  : paths_.size() != 0 ? "there is a TCP connection, but a path got no address"
+                  : route_errors_.empty()
+                      ? "no TCP connection: check routes and firewalls"
+                      : "no TCP connection: check routes and firewalls (" + route_errors_ + ")")));
 }
 
 void SendSide::on_peer_gone(const Error& error) {
-  if (!said_hello_ && route_ + 1 < options_.routes.size()) {
-    note_route_error(error);
+  if (!said_hello_ && options_.routes.size() > 1) {
+    note_route_error(error.message());
     control_.drop_stream();
     paths_.clear();
-    ++route_;
+    rounds_.on_error();
     try_route();
     return;
   }

@@ -16,6 +16,7 @@
 #include "actors/route.h"
 #include "ha/flow.h"
 #include "ha/late_hello.h"
+#include "ha/route_rounds.h"
 #include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
@@ -80,7 +81,8 @@ class SendSide final : public Side, private SendRecovery::Owner {
  private:
   void on_steps_taken() override;
   void try_route();
-  void note_route_error(const Error& error);
+  void on_route_timer();
+  void note_route_error(const std::string& error);
   void send_hello();
   void on_welcome(std::span<const std::byte> payload);
   bool agree_on_rails(const Welcome& welcome);
@@ -100,7 +102,9 @@ class SendSide final : public Side, private SendRecovery::Owner {
   const SendOptions options_;
   Sender sender_;
   SendRecovery recovery_;
-  size_t route_ = 0;
+  size_t route_ = 0;        ///< that was dialled last
+  ha::RouteRounds rounds_;  ///< of those that paths may be made over
+  Timer route_timer_;
   std::string route_errors_;
   bool said_hello_ = false;
   bool welcomed_ = false;

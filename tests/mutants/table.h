@@ -218,6 +218,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(relayed_fence_skipped, "RelaySim.NothingThatARelayHoldsLandsAfterTheFence"),
     NHA_CHECKED(way_kept, "MeshRoutes.AWayThatIsLostTakesAThirdHostIfThereIsOne"),
     NHA_CHECKED(first_one_favoured, "Sharing.AllGetTheSameWhateverTheirPieces"),
+    NHA_CHECKED(silent_route_kept, "SimHandshake.ARouteThatIsSilentLeavesItToTheNext"),
 
     // What NCCL is told.
     NHA_FOUND(done_too_early, By::nccl, 0, "UDP, RDMA"),

@@ -246,5 +246,61 @@ TEST(SimHandshake, WithoutFailoverAPortThatIsDownEndsItAtOnce) {
   }
 }
 
+/// Nothing that is sent there, or nothing that comes back, arrives.
+void cut_rail(SimPair& pair, size_t rail, bool there, bool back) {
+  sim::Link cut;
+  cut.cut = true;
+  pair.set_links(there ? cut : sim::Link{}, back ? cut : sim::Link{}, rail);
+}
+
+TEST(SimHandshake, ARouteThatIsSilentLeavesItToTheNext) {
+  for (const bool there : {true, false}) {
+    for (const bool back : {true, false}) {
+      SCOPED_TRACE(fmt::format("cut there {}, back {}", there, back));
+      SimPair pair(51, {}, {}, {.rails = 2});
+      cut_rail(pair, 0, there, back);
+      const Instant begin = pair.world().now();
+      ASSERT_TRUE(pair.connect()) << pair.error();
+      const Duration took = pair.world().now() - begin;
+      EXPECT_LE(took, seconds(3));
+      EXPECT_EQ(took >= seconds(2), there || back) << "the first route was not the silent one";
+      expect_transfers(pair);
+    }
+  }
+}
+
+TEST(SimHandshake, ARouteThatWasSilentIsTriedAgain) {
+  SimPair pair(52, {}, {}, {.rails = 2});
+  cut_rail(pair, 0, true, true);
+  cut_rail(pair, 1, true, true);
+  const Instant back = pair.world().now() + milliseconds(4500);
+  bool works = false;
+  ASSERT_TRUE(pair.connect([&] {
+    if (!works && pair.world().now() >= back) {
+      works = true;
+      cut_rail(pair, 0, false, false);
+    }
+  })) << pair.error();
+  EXPECT_TRUE(works) << "the fault did not happen";
+  EXPECT_LE(pair.world().now() - back, seconds(2));
+  expect_transfers(pair);
+}
+
+TEST(SimHandshake, WhereAllRoutesAreSilentTheyAreNamedWhenTheTimeIsUp) {
+  Config config;
+  config.connect_timeout_ms = 10000;
+  SimPair pair(53, {}, config, {.rails = 2});
+  cut_rail(pair, 0, true, true);
+  cut_rail(pair, 1, true, true);
+  const Instant begin = pair.world().now();
+  EXPECT_FALSE(pair.connect());
+  EXPECT_GE(pair.world().now() - begin, seconds(10));
+  EXPECT_LT(pair.world().now() - begin, milliseconds(10500));
+  for (const char* address : {"10.0.0.2 from 10.0.0.1: ", "10.1.0.2 from 10.1.0.1: "}) {
+    EXPECT_EQ(occurrences(pair.error(), address + std::string("no answer for 2000 ms")), 1U)
+        << pair.error();
+  }
+}
+
 }  // namespace
 }  // namespace nccl_ha::test

@@ -1,0 +1,58 @@
+// Which route to a peer a connector dials next, and how long it waits for an answer there.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <optional>
+
+#include "runtime/base/clock.h"
+
+namespace nccl_ha::ha {
+
+/// A route over a cable that is cut need not fail: what is sent there is lost, and nobody says so.
+/// A route that is silent comes again when the others have been tried, one that fails does not, and
+/// each round is more patient than the one before.  One thread.
+class RouteRounds {
+ public:
+  /// A SYN is sent again after a second (RFC 6298, 2.1): longer than that and a round trip.
+  static constexpr Duration first_patience = std::chrono::seconds(2);
+
+  /// Behind those there are.
+  void add(size_t route) { left_.push_back(route); }
+  /// The one to be dialled; nothing: each has failed.
+  std::optional<size_t> current() const {
+    return left_.empty() ? std::nullopt : std::optional(left_.front());
+  }
+  /// There is another one to go on to.
+  bool any_other() const { return left_.size() > 1; }
+  Duration patience() const { return patience_; }
+  void on_error() {
+    if (!left_.empty()) {
+      left_.pop_front();
+      end_round();
+    }
+  }
+  void on_silence() {
+    if (!left_.empty()) {
+      left_.push_back(left_.front());
+      left_.pop_front();
+      ++silent_;
+      end_round();
+    }
+  }
+
+ private:
+  void end_round() {
+    if (silent_ != 0 && silent_ >= left_.size()) {
+      silent_ = 0;
+      patience_ *= 2;
+    }
+  }
+
+  std::deque<size_t> left_;  ///< the silent ones of this round at the end
+  size_t silent_ = 0;        ///< so many
+  Duration patience_ = first_patience;
+};
+
+}  // namespace nccl_ha::ha
