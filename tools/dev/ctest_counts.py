@@ -21,11 +21,14 @@ def cases_of_part(case):
     passed = len(re.findall(r"^\[ +OK \] ", output, re.MULTILINE))
     failed = re.findall(r"^\[ +FAILED +\] (\S+?),? .*\(\d+ ms\)$", output, re.MULTILINE)
     skipped = re.findall(r"^\[ +SKIPPED +\] (\S+) \(\d+ ms\)$", output, re.MULTILINE)
-    if case.get("status") != "run" and not failed:
-        begun = re.findall(r"^\[ RUN +\] (\S+)", output, re.MULTILINE)
-        failed = [begun[-1] if begun else case.get("name")]
-    elif passed + len(skipped) == 0 and not failed:
-        failed = [f"{case.get('name')}: says of no case how it went"]
+    begun = len(re.findall(r"^\[ RUN +\] ", output, re.MULTILINE))
+    if begun != passed + len(failed) + len(skipped):
+        last = re.findall(r"^\[ RUN +\] (\S+)", output, re.MULTILINE)[-1]
+        failed.append(f"{last}, with which {case.get('name')} ended")
+    elif not re.search(r"^\[=+\] \d+ tests? from .* ran\.", output, re.MULTILINE):
+        failed.append(f"{case.get('name')}: ended early")
+    elif case.get("status") != "run" and not failed:
+        failed.append(f"{case.get('name')}: ended with an error after its cases")
     return passed, [f"{folder}.{name}" for name in failed], [f"{folder}.{name}" for name in skipped]
 
 
