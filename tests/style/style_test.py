@@ -10,6 +10,8 @@ import sys
 import tempfile
 import unittest
 
+import told_skips
+
 TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "dev"
 
 GOOD = {
@@ -177,5 +179,42 @@ class Compiler(unittest.TestCase):
         self.assertIn("runtime/x.cpp: not formatted", output)
 
 
+class Skips(unittest.TestCase):
+    """What is left out for want of a program must not look as if it had run."""
+
+    def status_and_output(self, body):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "some_test.py"
+            path.write_text("import unittest\nimport told_skips\n\n\nclass Some(unittest.TestCase):\n" + body +
+                            "\n\ntold_skips.main()\n", encoding="utf-8")
+            done = subprocess.run([sys.executable, str(path)], text=True, stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL, check=False,
+                                  env={"PYTHONPATH": str(pathlib.Path(__file__).resolve().parent)})
+            return done.returncode, done.stdout
+
+    LEFT_OUT = "    def test_a(self):\n        self.skipTest('no such program')\n"
+
+    def test_a_part_is_told(self):
+        self.assertEqual(self.status_and_output(self.LEFT_OUT + "    def test_b(self):\n        pass\n"),
+                         (0, "skipped: Some.test_a: no such program\n"))
+
+    def test_the_whole_has_a_status(self):
+        self.assertEqual(self.status_and_output(self.LEFT_OUT)[0], 77)
+
+    def test_a_failure_counts_more(self):
+        self.assertEqual(self.status_and_output(self.LEFT_OUT + "    def test_b(self):\n        self.fail()\n")[0], 1)
+
+    def test_they_are_counted(self):
+        report = ('<testsuite><testcase name="style.some" status="run"><system-out>.s\n'
+                  'skipped: Some.test_a: no such program\nOK\n</system-out></testcase></testsuite>')
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "report.xml"
+            path.write_text(report, encoding="utf-8")
+            done = subprocess.run([sys.executable, TOOLS / "ctest_counts.py", str(path), "release"],
+                                  text=True, stdout=subprocess.PIPE, check=True)
+        self.assertEqual(done.stdout,
+                         "passed 1\nskipped release: style.some: Some.test_a: no such program\n")
+
+
 if __name__ == "__main__":
-    unittest.main()
+    told_skips.main()

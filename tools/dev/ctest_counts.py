@@ -4,7 +4,8 @@
 usage: ctest_counts.py REPORT.xml PRESET
 
 A test named FOLDER.part_N_of_M is a process with many cases of GoogleTest: its output says which
-passed, and what ran when it ended early.
+passed, and what ran when it ended early.  Any other one may say 'skipped: CASE: WHY' of a part of
+what it runs.
 """
 import re
 import sys
@@ -57,6 +58,9 @@ def main():
             lines += [f"skipped {preset}: {one}" for one in skipped]
         elif status == "run":
             passed += 1
+            output = case.findtext("system-out") or ""
+            lines += [f"skipped {name}: {one}"
+                      for one in re.findall(r"^skipped: (.*)$", output, re.MULTILINE)]
         elif status == "notrun" or case.find("skipped") is not None:
             lines.append(f"skipped {name}")
         else:
