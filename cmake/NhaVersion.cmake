@@ -39,6 +39,15 @@ else()
   endif()
 endif()
 
+# A pull, a commit or a checkout configures anew with the next build.
+nha_git(nha_log rev-parse --git-path logs/HEAD)
+if(nha_log)
+  get_filename_component(nha_log "${nha_log}" ABSOLUTE BASE_DIR ${CMAKE_SOURCE_DIR})
+  if(EXISTS "${nha_log}")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${nha_log}")
+  endif()
+endif()
+
 set(NHA_COMMIT_SOURCE ${CMAKE_BINARY_DIR}/version_commit.cpp)
 file(CONFIGURE OUTPUT ${NHA_COMMIT_SOURCE} @ONLY CONTENT [=[
 #include "runtime/base/version.h"

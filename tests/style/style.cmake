@@ -4,7 +4,7 @@ set(style_tests "")
 
 function(nha_style_test name)
   add_test(NAME style.${name} COMMAND ${ARGN})
-  set_tests_properties(style.${name} PROPERTIES LABELS style TIMEOUT 300)
+  set_tests_properties(style.${name} PROPERTIES LABELS style TIMEOUT 300 SKIP_RETURN_CODE 77)
 endfunction()
 
 set(tool_dir ${CMAKE_SOURCE_DIR}/tools/dev)
@@ -17,6 +17,9 @@ set_tests_properties(style.headers PROPERTIES PROCESSORS 2 LABELS style_long TIM
                      ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}")
 nha_style_test(checkers_find_planted_faults
                ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/style_test.py)
+nha_style_test(version ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/version_test.py ${CMAKE_COMMAND}
+               ${CMAKE_SOURCE_DIR})
+set_tests_properties(style.version PROPERTIES LABELS style_long)  # it configures a tree six times
 if(TARGET nccl-ha AND TARGET nccl-net-ha)
   nha_style_test(install ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/install_test.py
                  ${CMAKE_COMMAND} ${CMAKE_BINARY_DIR} ${CMAKE_INSTALL_LIBDIR})
