@@ -6,6 +6,7 @@
 
 #include "relay/relay_path.h"
 #include "relay/routes.h"
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 
@@ -267,7 +268,11 @@ void RelayPath::open(uint32_t chunk_bytes) {
 }
 
 void RelayPath::on_session_lost(SessionStream& stream, const Error& error) {
-  (void)stream;
+  const bool asked_nobody = state_ == PathState::connecting && options_.active && !request_;
+  if (asked_nobody && !named_ && !stream.unauthenticated() && !mutated(Mutation::first_hop_kept)) {
+    look_again(error);  // over another cable or host, where there is one
+    return;
+  }
   // Whoever held the route together is gone, and with it what it held.
   break_path(CompletionStatus::retry_exceeded, 0, error);
 }

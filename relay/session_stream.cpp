@@ -25,6 +25,9 @@ Result<void> SessionStream::dial(const NextHop& next) {
   }
   stream_ = std::move(*stream);
   dials_ = true;
+  // What is dialled over a cable that is cut need not fail.
+  heard_ = context_.now();
+  context_.timers().arm(timer_, heard_ + silence_max);
   return {};
 }
 
@@ -51,6 +54,7 @@ void SessionStream::make_seal(bool dials) {
 }
 
 void SessionStream::begin() {
+  connected_ = true;
   heard_ = context_.now();
   context_.timers().arm(timer_, heard_ + ping_apart);
 }
@@ -175,6 +179,10 @@ void SessionStream::lose(const Error& error) {
 void SessionStream::on_timer() {
   if (context_.now() - heard_ >= silence_max && !mutated(Mutation::neighbours_silence_unheeded)) {
     lose(fail(Errc::timed_out, "the neighbour on the route is silent"));
+    return;
+  }
+  if (!connected_) {
+    context_.timers().arm(timer_, heard_ + silence_max);
     return;
   }
   context_.timers().arm(timer_, context_.now() + ping_apart);

@@ -29,7 +29,7 @@ class SessionStream final : private StreamOwner {
     ~Owner() = default;
   };
   static constexpr Duration ping_apart = std::chrono::milliseconds(500);
-  /// Silent for so long: the neighbour's process or host is gone.
+  /// Silent for so long, while dialled too: the neighbour's process or host is gone, or the cable.
   static constexpr Duration silence_max = std::chrono::milliseconds(2000);
 
   /// With a key, both sides show that they have it before anything else; null: they do not.
@@ -72,6 +72,7 @@ class SessionStream final : private StreamOwner {
   std::shared_ptr<const ClusterKey> key_;
   std::optional<SessionSeal> seal_;
   bool dials_ = false;
+  bool connected_ = false;
   bool unauthenticated_ = false;
   std::unique_ptr<Stream> stream_;
   std::vector<std::byte> received_;

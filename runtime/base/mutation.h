@@ -163,6 +163,7 @@ enum class Mutation : uint8_t {
   way_kept,  ///< a path waits for the host with which it began, though another one is free
   first_one_favoured,  ///< one session gets more than the others in its turn
   silent_route_kept,   ///< a connector waits for a route that is silent, though there is another
+  first_hop_kept,      ///< a path whose first relay cannot be reached looks for no other one
   // Of what NCCL is told (tests/nccl/emulated/cases.py):
   done_too_early,     ///< test() says now and then that a receive is done which is not
   size_untold,        ///< test() says that nothing was received

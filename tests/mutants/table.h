@@ -219,6 +219,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(way_kept, "MeshRoutes.AWayThatIsLostTakesAThirdHostIfThereIsOne"),
     NHA_CHECKED(first_one_favoured, "Sharing.AllGetTheSameWhateverTheirPieces"),
     NHA_CHECKED(silent_route_kept, "SimHandshake.ARouteThatIsSilentLeavesItToTheNext"),
+    NHA_CHECKED(first_hop_kept, "RelayFirstHop.OneThatIsSilentIsDialledAgain"),
 
     // What NCCL is told.
     NHA_FOUND(done_too_early, By::nccl, 0, "UDP, RDMA"),

@@ -11,6 +11,7 @@ namespace nccl_ha::test {
 namespace {
 
 using std::chrono::microseconds;
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 /// Between the host that begins and the one where it ends.
@@ -77,6 +78,58 @@ TEST_P(RelaySetup, AWayThatIsLostAtAnyMomentLeavesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(How, RelaySetup, testing::Values("killed", "cut"),
                          [](const auto& instance) { return std::string(instance.param); });
+
+/// A path that finds its way by itself, over the first relay.
+class RelayFirstHop : public testing::Test {
+ protected:
+  struct Path {
+    RecordingOwner owner;
+    std::unique_ptr<fabric::Path> path;
+  };
+  std::unique_ptr<Path> make(size_t host) {
+    auto made = std::make_unique<Path>();
+    fabric::PathOptions options;
+    options.domain = 1;
+    options.writes_max = 16;
+    options.receives_max = 16;
+    options.active = host == 0;
+    made->path = line_.make_path_over(host, options, &made->owner).value();
+    return made;
+  }
+  bool run(Path& one, Duration limit) {
+    return line_.world().run_until(
+        [&] { return one.path->state() != fabric::PathState::connecting; }, limit);
+  }
+  RelayLine line_{RelayLine::Options{}};
+};
+
+TEST_F(RelayFirstHop, OneThatIsSilentIsDialledAgain) {
+  line_.tell_way(0, {RelayLine::id(1)});
+  line_.cut(0);
+  auto from = make(0);
+  auto to = make(2);
+  ASSERT_TRUE(from->path->connect(to->path->local_address()));
+  ASSERT_TRUE(to->path->connect(from->path->local_address()));
+  // Retries of the first SYN are lost too; the next one would come after the path's time is up.
+  EXPECT_FALSE(run(*from, milliseconds(3500)));
+  line_.cut(0, false);
+  ASSERT_TRUE(run(*from, milliseconds(1400)));
+  EXPECT_EQ(from->path->state(), fabric::PathState::ready) << from->owner.last_error.what;
+}
+
+TEST_F(RelayFirstHop, OneThatRefusesIsNotTheEndEither) {
+  line_.tell_way(0, {RelayLine::id(1)});
+  auto to = make(2);
+  line_.kill(1);
+  auto from = make(0);
+  ASSERT_TRUE(from->path->connect(to->path->local_address()));
+  EXPECT_FALSE(run(*from, seconds(4))) << from->owner.last_error.what;
+  ASSERT_TRUE(run(*from, seconds(2)));
+  EXPECT_EQ(from->path->state(), fabric::PathState::error);
+  ASSERT_TRUE(line_.world().run_until([&] { return from->owner.states.size() != 0; }, seconds(1)));
+  EXPECT_NE(from->owner.last_error.what.find("no path came about in time"), std::string::npos)
+      << from->owner.last_error.what;
+}
 
 }  // namespace
 }  // namespace nccl_ha::test
