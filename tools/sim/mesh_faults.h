@@ -30,6 +30,7 @@ class MeshFaults {
   /// Each round.
   void step();
   bool over() const { return left_ == 0 && pending_ == 0; }
+  bool all_there() const { return pending_ == 0; }
   /// The part of the faults that have happened.
   double happened() const;
   const MeshFaultCounts& counts() const { return counts_; }

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
+#include <map>
 #include <set>
 
 namespace nccl_ha::tools {
@@ -14,6 +14,8 @@ using std::chrono::seconds;
 
 /// Late writes of old paths have come by then, and neighbours' silence has been noticed.
 constexpr Duration mesh_aftermath = seconds(6);
+/// Connections have come about by then, once nothing is wrong any more and the silent are known.
+constexpr Duration mesh_connect_max = seconds(10);
 /// All traffic takes less over the slowest cables, once nothing is wrong any more.
 constexpr Duration mesh_idle_max = seconds(45);
 
@@ -26,6 +28,7 @@ class MeshWatch {
       if (stage_.scenario().early) {
         faults_.step();
       }
+      look_at_connecting();
       return stage_.step_connecting();
     });
     if (ended) {
@@ -89,14 +92,27 @@ class MeshWatch {
   }
 
   void look_at_progress() {
-    if (!faults_.over()) {
-      return;
+    if (faults_.over()) {
+      expect_soon(mesh_idle_max, "connections do not get on, though everything has come back");
     }
-    if (!over_at_) {
-      over_at_ = stage_.now();
+  }
+
+  /// Where faults begin later, what is late is all that may be missing.
+  void look_at_connecting() {
+    if (stage_.scenario().early ? faults_.over() : faults_.all_there()) {
+      expect_soon(milliseconds(stage_.scenario().config.mesh_dead_ms) + mesh_connect_max,
+                  "connections do not come about, though everything is there");
     }
-    if (stage_.now() - *over_at_ > mesh_idle_max && wrong_.empty()) {
-      wrong_ = "connections do not get on, though everything has come back";
+  }
+
+  /// From the first call with that in mind.
+  void expect_soon(Duration within, const char* what) {
+    if (what != expected_) {
+      expected_ = what;
+      expected_since_ = stage_.now();
+    }
+    if (stage_.now() - expected_since_ > within && wrong_.empty()) {
+      wrong_ = what;
     }
   }
 
@@ -105,12 +121,17 @@ class MeshWatch {
       return;
     }
     look_due_ = stage_.now() + milliseconds(20);
+    const auto hops_max = static_cast<size_t>(stage_.scenario().config.mesh_max_hops);
+    std::map<uint64_t, size_t> hosts_of;
     for (size_t host = 0; host < stage_.scenario().hosts; ++host) {
       const relay::RelayNode* node = stage_.node(host);
       std::set<uint64_t> numbers;
       for (size_t i = 0; node != nullptr && i < node->sessions().size(); ++i) {
-        if (!numbers.insert(node->sessions()[i]->number()).second) {
+        const uint64_t number = node->sessions()[i]->number();
+        if (!numbers.insert(number).second) {
           wrong_ = fmt::format("a session goes through host {} twice", host);
+        } else if (++hosts_of[number] > hops_max) {
+          wrong_ = fmt::format("a session goes through more than {} hosts", hops_max);
         }
       }
     }
@@ -132,6 +153,7 @@ class MeshWatch {
       return stage_.world().livelock();
     }
     if (!wrong_.empty()) {
+      stage_.tell_views();
       return wrong_;
     }
     for (size_t i = 0; i < stage_.links().size(); ++i) {
@@ -179,7 +201,8 @@ class MeshWatch {
   MeshStage& stage_;
   MeshFaults& faults_;
   Instant look_due_{};
-  std::optional<Instant> over_at_;  ///< the last fault
+  const char* expected_ = nullptr;  ///< what is wrong if it lasts
+  Instant expected_since_{};
   std::string wrong_;
 };
 

@@ -283,6 +283,22 @@ void MeshStage::make_traffic(const std::function<double()>& released) {
   }
 }
 
+void MeshStage::tell_views() const {
+  for (size_t host = 0; host < hosts_.size(); ++host) {
+    const auto view = hosts_[host].board->read();
+    std::string known;
+    for (size_t i = 0; view && i < view->topology.nodes().size(); ++i) {
+      const relay::TopologyNode& node = view->topology.nodes()[i];
+      known += fmt::format("; {}{} to", relay::text(node.id), node.relays ? "" : " (no relay)");
+      for (const relay::TopologyLink& link : view->topology.links(static_cast<uint32_t>(i))) {
+        known += " " + relay::text(view->topology.nodes()[link.node].id);
+      }
+    }
+    tell(fmt::format("host {} has {} neighbours and knows{}", host,
+                     view ? view->neighbours.size() : 0, known.empty() ? " nothing" : known));
+  }
+}
+
 MeshStage::Seen MeshStage::seen() const {
   Seen seen = ended_;
   for (const Host& host : hosts_) {

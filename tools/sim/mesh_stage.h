@@ -62,6 +62,8 @@ class MeshStage {
   void make_traffic(const std::function<double()>& released);
   /// They are closed and gone; relays know nothing of them soon.
   void end_links();
+  /// What each host knows of the mesh.
+  void tell_views() const;
 
   struct Seen {
     uint64_t sessions = 0;  ///< that relays have opened
