@@ -32,7 +32,8 @@ class Channel {
   Channel& operator=(const Channel&) = delete;
 
   uint64_t domain() const { return domain_; }
-  /// Where memory for this connection is to be registered.
+  /// Where memory for this connection is to be registered.  As the next one final once phase() is
+  /// ready.
   const fabric::Attachment& attachment() const { return attachment_; }
   /// The rails over which it may be read and written besides.
   const fabric::RailDevices& devices() const { return devices_; }
@@ -45,6 +46,11 @@ class Channel {
   bool established() const { return established_; }
 
   // Actor's side.
+  /// Before it is ready: the connection's stream leads from there.
+  void move_to(fabric::Attachment at, const fabric::RailDevices& devices) {
+    attachment_ = at;
+    devices_ = devices;
+  }
   void set_established() {
     if (phase_.load(std::memory_order_relaxed) == Phase::connecting) {
       established_ = true;
@@ -75,8 +81,8 @@ class Channel {
 
  private:
   const uint64_t domain_;
-  const fabric::Attachment attachment_;
-  const fabric::RailDevices devices_;
+  fabric::Attachment attachment_;
+  fabric::RailDevices devices_;
   CounterBlock<ConnectionCounters> counters_;
   alignas(64) std::atomic<Phase> phase_{Phase::connecting};
   bool established_ = false;  ///< written before phase_

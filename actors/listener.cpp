@@ -5,10 +5,10 @@
 
 #include <utility>
 
+#include "actors/connection/rails.h"
 #include "actors/connection/receive_side.h"
 #include "runtime/base/log.h"
 #include "runtime/engine/engine.h"
-#include "runtime/fabric/port_halves.h"
 
 namespace nccl_ha {
 
@@ -98,11 +98,7 @@ fabric::RailDevices Listener::devices_of(int fd) const {
   if (ports_.empty() || getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) != 0) {
     return devices_;
   }
-  const auto& interfaces = provider_.interfaces();
-  const auto nic = fabric::find_interface(interfaces, reinterpret_cast<const sockaddr*>(&local));
-  const auto found =
-      nic ? fabric::rails_at(ports_, provider_.devices(), interfaces[*nic].name) : std::nullopt;
-  return found.value_or(devices_);
+  return rails_at_address(provider_, ports_, local).value_or(devices_);
 }
 
 void Listener::on_accept(int fd) {

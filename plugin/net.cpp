@@ -146,6 +146,10 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
     NHA_LOG_INFO("the peer uses {}: this connection uses {}", provider.text(handle.fabric),
                  provider.text(*kind));
   }
+  if (process.mesh().takes_part() && !relayed) {
+    options.ports = process.devices().ports();
+    options.peer_kind = handle.fabric;
+  }
   const fabric::Attachment attachment{rails.first(), *kind};
   auto engine = process.open();
   if (!engine) {

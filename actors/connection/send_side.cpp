@@ -124,11 +124,44 @@ void SendSide::on_route_timer() {
   try_route();
 }
 
+/// The first path begins where the stream does, which leads over another route than the first one
+/// where that failed.
+Result<void> SendSide::move_to_stream(const sockaddr_storage& local) {
+  const auto devices = rails_at_address(state_.provider, options_.ports, local);
+  if (!devices || devices->first() == state_.devices.first()) {
+    return {};
+  }
+  const auto kind = state_.provider.kind_towards(devices->first(), options_.peer_kind);
+  if (!kind) {
+    return fail(Errc::remote, fmt::format("device {} cannot talk to the peer's, which uses {}",
+                                          state_.provider.devices()[devices->first()].name,
+                                          state_.provider.text(options_.peer_kind)));
+  }
+  state_.devices = *devices;
+  state_.attachment = {devices->first(), *kind};
+  state_.traits = state_.provider.traits(state_.attachment);
+  channel_.move_to(state_.attachment, *devices);
+  return {};
+}
+
+/// Before the hello.
+void SendSide::on_route_error(const Error& error) {
+  note_route_error(error.message());
+  control_.drop_stream();
+  paths_.clear();
+  rounds_.on_error();
+  try_route();
+}
+
 void SendSide::on_stream_open(Stream& stream) {
   state_.context->timers().cancel(route_timer_);
   auto local = stream.local_address();
   if (!local) {
     state_.fail(local.error());
+    return;
+  }
+  if (auto moved = move_to_stream(*local); !moved) {
+    on_route_error(moved.error());
     return;
   }
   const Config& config = state_.context->config();
@@ -327,11 +360,7 @@ void SendSide::on_deadline() {
 
 void SendSide::on_peer_gone(const Error& error) {
   if (!said_hello_ && options_.routes.size() > 1) {
-    note_route_error(error.message());
-    control_.drop_stream();
-    paths_.clear();
-    rounds_.on_error();
-    try_route();
+    on_route_error(error);
     return;
   }
   if (said_hello_ && state_.peer_host.empty() && late_hello_.dial_again()) {

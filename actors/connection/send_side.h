@@ -25,7 +25,11 @@ struct SendOptions {
   std::vector<Route> routes;
   uint64_t nonce = 0;
   Duration timeout{};
-  int traffic_class = -1;                 ///< asked for by NCCL; -1: none
+  int traffic_class = -1;  ///< asked for by NCCL; -1: none
+  /// Where each cable leads to other hosts, the connection lives at that of these devices over
+  /// whose NIC its stream leads; empty: where its endpoint says.
+  std::vector<fabric::RailDevices> ports;
+  fabric::FabricKind peer_kind{};         ///< of the peer's device; only with `ports`
   std::shared_ptr<ha::HintSource> hints;  ///< MPIB_MODE=1; null: the host's agent's
 };
 
@@ -82,6 +86,8 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void on_steps_taken() override;
   void try_route();
   void on_route_timer();
+  void on_route_error(const Error& error);
+  Result<void> move_to_stream(const sockaddr_storage& local);
   void note_route_error(const std::string& error);
   void send_hello();
   void on_welcome(std::span<const std::byte> payload);

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "actors/connection/connection.h"
+#include "runtime/fabric/datagram/udp_factory.h"
+#include "runtime/sim/endpoint.h"
 #include "tests/support/sim_seeds.h"
 #include "tools/sim/pair.h"
 
@@ -266,6 +268,34 @@ TEST(SimHandshake, ARouteThatIsSilentLeavesItToTheNext) {
       EXPECT_EQ(took >= seconds(2), there || back) << "the first route was not the silent one";
       expect_transfers(pair);
     }
+  }
+}
+
+/// Two halves of a port, each with a cable's address: the device begins at the first one.
+TEST(SimHandshake, AConnectionLivesWhereItsStreamLeads) {
+  for (const bool cut : {false, true}) {
+    SCOPED_TRACE(cut);
+    SimPair pair(54, {}, {}, {.rails = 2, .one_device = true});
+    if (cut) {
+      cut_rail(pair, 0, true, true);
+    }
+    tools::SimLink::Dialling how;
+    how.kind = fabric::datagram_kind;
+    how.devices = pair.sender().devices;
+    how.ports = {how.devices};
+    for (size_t rail = 0; rail < 2; ++rail) {
+      Route& route = how.routes.emplace_back();
+      route.to = sim::Endpoint{pair.receiver().addresses[rail], 0}.to_sockaddr();
+      route.from = sim::Endpoint{pair.sender().addresses[rail], 0}.to_sockaddr();
+    }
+    tools::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+    const Instant begin = pair.world().now();
+    ASSERT_TRUE(link.wait_ready()) << link.error();
+    EXPECT_LE(pair.world().now() - begin, seconds(3));
+    const size_t rail = cut ? 1 : 0;
+    EXPECT_EQ(link.sender().attachment().device, rail);
+    EXPECT_EQ(link.sender().devices().devices[0], rail);
+    EXPECT_EQ(link.sender().devices().devices[1], 1 - rail);
   }
 }
 

@@ -59,7 +59,7 @@ uint64_t SimLink::listen(uint16_t port) {
 }
 
 void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
-  Dialling how{from_.provider->devices()[0].kind, from_.devices, {}};
+  Dialling how{from_.provider->devices()[0].kind, from_.devices, {}, {}};
   const auto add_route = [&](sim::Ip own, sim::Ip there) {
     Route route;
     route.to = sim::Endpoint{there, port}.to_sockaddr();
@@ -78,6 +78,8 @@ void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
 void SimLink::dial(const Dialling& how, uint64_t nonce) {
   SendOptions options;
   options.routes = how.routes;
+  options.ports = how.ports;
+  options.peer_kind = how.kind;
   options.nonce = nonce;
   options.hints = hints_;
   Engine& engine = *from_.engine;

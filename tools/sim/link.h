@@ -24,6 +24,7 @@ class SimLink {
     fabric::FabricKind kind{};
     fabric::RailDevices devices;
     std::vector<Route> routes;  ///< without the port
+    std::vector<fabric::RailDevices> ports{};
   };
   SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
           const Dialling& how);
