@@ -130,6 +130,11 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
                                                  "that the peer has too",
                                                  devices[asked.first()].name)));
   }
+  if (std::ranges::all_of(options.routes, &Route::for_rejoin)) {
+    return report(fail(Errc::remote,
+                       fmt::format("connect: no cable or relay leads to {}; known hosts: {}",
+                                   handle.addresses.front().text(), process.mesh().known_hosts())));
+  }
   const fabric::RailDevices rails =
       relayed ? fabric::RailDevices::ways_of(asked.first(), process.mesh().ways(handle.addresses))
               : rails_towards(asked, options.routes.front());
