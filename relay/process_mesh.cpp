@@ -266,14 +266,16 @@ void ProcessMesh::tell_shape(Instant now) const {
   const bool early = !fixed_ && now - began_ < std::chrono::milliseconds(2 * config_.mesh_hello_ms);
   const auto view = expected_ && !early ? board_->read() : nullptr;
   const auto self = view ? view->topology.find(view->self) : std::nullopt;
-  if (!self) {
+  const std::lock_guard lock(told_mutex_);
+  // Whoever waits for a peer asks again and again.
+  if (!self || view == judged_) {
     return;
   }
+  judged_ = view;
   std::string wrong;
   for (const std::string& one : findings(view->topology, *self, *expected_)) {
     wrong += (wrong.empty() ? "" : "; ") + one;
   }
-  const std::lock_guard lock(told_mutex_);
   if (wrong != told_ && !wrong.empty()) {
     NHA_LOG_WARN("{}", wrong);
   }

@@ -52,7 +52,7 @@ class ProcessMesh {
     unknown,  ///< for now
   };
   /// How a peer with these addresses is reached.  Where NCCL_MESH_TOPOLOGY names another shape than
-  /// the hosts have, the log says once what is missing.  Any thread.
+  /// the hosts have, the log says what is missing, again when that has changed.  Any thread.
   Reach reach(const std::vector<IpAddress>& addresses, Instant now) const;
   /// Over so many ways at once load goes to a peer that is reached over relays.  Any thread.
   size_t ways(const std::vector<IpAddress>& addresses) const { return routes_->ways(addresses); }
@@ -85,6 +85,7 @@ class ProcessMesh {
   Instant began_{};
   std::optional<Shape> expected_;  ///< NCCL_MESH_TOPOLOGY
   mutable std::mutex told_mutex_;
+  mutable std::shared_ptr<const MeshView> judged_;
   mutable std::string told_;  ///< what is wrong with the shape, as the log has it already
 };
 
