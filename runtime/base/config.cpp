@@ -115,13 +115,13 @@ Result<Config> load_config(const Environment& environment, std::vector<std::stri
   read(#field, name, fallback, low, high, unit, &config.field);
 #include "runtime/base/settings.def"
 #undef NHA_SETTING
-  for (std::string& line : wrong_settings(config)) {
-    wrong.push_back(std::move(line));
-  }
+  SettingFaults faults = wrong_settings(config);
+  wrong.insert(wrong.end(), faults.refused.begin(), faults.refused.end());
   if (!wrong.empty()) {
     return fail(Errc::invalid_argument, fmt::format("{}", fmt::join(wrong, "; ")));
   }
   if (warnings != nullptr) {
+    warnings->insert(warnings->end(), faults.warned.begin(), faults.warned.end());
     warn_unknown(environment, warnings);
   }
   return config;

@@ -100,12 +100,12 @@ class Rules {
  public:
   explicit Rules(const Config& config) : config_(config) {}
 
-  std::vector<std::string> run() {
+  SettingFaults run() {
     choices();
     lists();
     sizes();
     times();
-    return std::move(wrong_);
+    return {std::move(wrong_), std::move(warned_)};
   }
 
  private:
@@ -159,6 +159,12 @@ class Rules {
     page();
   }
 
+  /// The variable that was set is NCCL's own: a site may have a value there that NCCL puts up with.
+  bool is_of_nccl(std::string_view field) const {
+    const std::string name = name_of(config_, field);
+    return name.starts_with("NCCL_") && !name.starts_with("NCCL_MESH_");
+  }
+
   /// Prefixes or names of devices between commas; of RDMA devices a port may follow a colon.
   void names(std::string_view field, const std::string& value, bool ports) {
     std::string_view rest = value;
@@ -168,11 +174,17 @@ class Rules {
       text(field, value, "a name has to follow");
     }
     for (const char wrong : {' ', '\t', ';', '^', '='}) {
-      if (rest.find(wrong) != std::string_view::npos) {
-        text(field, value,
-             fmt::format("'{}' cannot be in a name; write names separated by commas, with ^ or = "
-                         "once in front of all",
-                         wrong));
+      if (rest.find(wrong) == std::string_view::npos) {
+        continue;
+      }
+      const std::string why = fmt::format(
+          "'{}' cannot be in a name; write names separated by commas, with ^ or = once in front of "
+          "all",
+          wrong);
+      if ((wrong == ' ' || wrong == '\t') && is_of_nccl(field)) {
+        warned_.push_back(fmt::format("{}={}: {}", name_of(config_, field), value, why));
+      } else {
+        text(field, value, why);
         return;
       }
     }
@@ -236,10 +248,13 @@ class Rules {
   void order(std::string_view low, int64_t low_value, int64_t low_unit, std::string_view high,
              int64_t high_value, int64_t high_unit, std::string_view why) {
     if (low_value * low_unit > high_value * high_unit) {
-      wrong_.push_back(fmt::format("{} must not be longer than {}: {}",
-                                   shown(config_, low, low_value), shown(config_, high, high_value),
-                                   why));
+      wrong_.push_back(too_long(low, low_value, high, high_value, why));
     }
+  }
+  std::string too_long(std::string_view low, int64_t low_value, std::string_view high,
+                       int64_t high_value, std::string_view why) const {
+    return fmt::format("{} must not be longer than {}: {}", shown(config_, low, low_value),
+                       shown(config_, high, high_value), why);
   }
 
   void times() {
@@ -249,9 +264,12 @@ class Rules {
           config_.dgram_rto_max_ms, ms, "they bound the same retransmission timeout");
     order("dgram_rto_init_ms", config_.dgram_rto_init_ms, ms, "dgram_rto_max_ms",
           config_.dgram_rto_max_ms, ms, "retransmission timeouts end there");
-    if (config_.enable_backup) {
-      order("rto_ms", config_.rto_ms, ms, "retry_budget_ms", config_.retry_budget_ms, ms,
-            "a connection would fail before its path is replaced");
+    if (config_.enable_backup && config_.rto_ms > config_.retry_budget_ms) {
+      // Who sets one of them knows of no conflict; a job without faults runs as before.
+      const bool both = is_set(config_, "rto_ms") && is_set(config_, "retry_budget_ms");
+      (both ? wrong_ : warned_)
+          .push_back(too_long("rto_ms", config_.rto_ms, "retry_budget_ms", config_.retry_budget_ms,
+                              "a connection would fail before its path is replaced"));
     }
     if (config_.mesh_dead_ms < 2 * config_.mesh_hello_ms) {
       wrong_.push_back(fmt::format(
@@ -263,6 +281,7 @@ class Rules {
 
   const Config& config_;
   std::vector<std::string> wrong_;
+  std::vector<std::string> warned_;
 };
 
 }  // namespace
@@ -282,7 +301,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-std::vector<std::string> wrong_settings(const Config& config) { return Rules(config).run(); }
+SettingFaults wrong_settings(const Config& config) { return Rules(config).run(); }
 
 std::optional<std::string> meant_setting(std::string_view variable) {
   const bool known = std::any_of(std::begin(rows), std::end(rows), [&](const Row& row) {

@@ -10,10 +10,17 @@
 
 namespace nccl_ha {
 
-/// One line for each setting whose text cannot be read, or that contradicts another one.  A line
-/// begins with the environment variable that was set, a fallback's name included, and its value.
+/// A line begins with the environment variable that was set, a fallback's name included, and its
+/// value.
+struct SettingFaults {
+  /// One for each setting whose text cannot be read, or that contradicts another one.
+  std::vector<std::string> refused;
+  /// What a job can run with: blanks in lists of NCCL's own variables, with which NCCL goes on, and
+  /// a retry budget that a default alone contradicts.
+  std::vector<std::string> warned;
+};
 /// Pure.
-std::vector<std::string> wrong_settings(const Config& config);
+SettingFaults wrong_settings(const Config& config);
 
 /// For an environment variable that is none of the settings' but looks as if it was meant to be
 /// one: the setting's name.  Pure.

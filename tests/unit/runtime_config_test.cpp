@@ -91,6 +91,24 @@ TEST(Config, UnknownNamesGetTheNearestOne) {
   EXPECT_NE(warnings[0].find("did you mean HA_NCCL_PROGRESS_THREADS"), std::string::npos);
 }
 
+TEST(Config, WhatASiteRanWithBeforeIsDoubtedOnly) {
+  const std::pair<std::map<std::string, std::string>, const char*> warned[] = {
+      {{{"HA_NCCL_RETRY_BUDGET_MS", "500"}},
+       "HA_NCCL_RTO_MS=1000 (the default) must not be longer than HA_NCCL_RETRY_BUDGET_MS=500"},
+      {{{"NCCL_SOCKET_IFNAME", "eth0, eth1"}}, "NCCL_SOCKET_IFNAME=eth0, eth1: ' ' cannot be"},
+      {{{"NCCL_IB_HCA", "=mlx5_0:1, mlx5_1:1"}}, "NCCL_IB_HCA==mlx5_0:1, mlx5_1:1: ' ' cannot be"},
+  };
+  for (const auto& [variables, said] : warned) {
+    std::vector<std::string> warnings;
+    const auto config = load_config(with(variables), &warnings);
+    ASSERT_TRUE(config) << config.error().message();
+    ASSERT_EQ(warnings.size(), 1U) << said;
+    EXPECT_TRUE(warnings[0].starts_with(said)) << warnings[0];
+  }
+  EXPECT_FALSE(load_config(with({{"NCCL_MESH_IFNAME", "a b"}}), nullptr)) << "it is none of NCCL's";
+  EXPECT_FALSE(load_config(with({{"NCCL_SOCKET_IFNAME", "a; b"}}), nullptr)) << "not the blank";
+}
+
 struct WrongSetting {
   std::map<std::string, std::string> variables;
   std::vector<const char*> said;
