@@ -127,6 +127,22 @@ class Installed(unittest.TestCase):
                 with self.subTest(command=command, option=option):
                     self.assertIn(option, page)
 
+    def test_bash_completes_what_follows_an_equals_sign(self):
+        script = self.root / "share/bash-completion/completions/nccl-ha"
+
+        def offered(*words):
+            # As bash takes a line apart, see COMP_WORDBREAKS.
+            text = " ".join(f"'{word}'" for word in (self.program, *words))
+            return output_of("bash", "-c", f'source "{script}"; COMP_WORDS=({text}); '
+                             f'COMP_CWORD={len(words)}; _nccl_ha; '
+                             'printf "%s\\n" "${COMPREPLY[@]}"').split()
+
+        self.assertEqual(offered("lab", "run", "--env", "=", "HA_NCCL_RTO"), ["HA_NCCL_RTO_MS="])
+        self.assertIn("HA_NCCL_RTO_MS=", offered("lab", "run", "--env", "="))
+        self.assertEqual(offered("perf", "--type", "=", "f"), ["float"])
+        self.assertEqual(offered("check", "--rendezvous", "h", ":", "1", "--str"), ["--strict"])
+        self.assertEqual(offered("lab", "ru"), ["run"])
+
     def test_completion_knows_every_option(self):
         script = self.root / "share/bash-completion/completions/nccl-ha"
         for command in ["perf", "info", "check", "lab run", "lab roce", "lab cut", "agent",

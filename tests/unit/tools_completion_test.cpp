@@ -75,6 +75,17 @@ TEST_F(Completion, WhatACommandTakes) {
   EXPECT_TRUE(offered({"info", "x"}).empty());
 }
 
+TEST_F(Completion, ValuesAfterAnEqualsSign) {
+  EXPECT_EQ(offered({"perf", "--type=f"}), Words{"--type=float"});
+  EXPECT_TRUE(has(offered({"lab", "run", "--env=HA_NCCL_RTO"}), "--env=HA_NCCL_RTO_MS="));
+  EXPECT_EQ(offered({"agent", "--settings="}), Words{any_file});
+  EXPECT_TRUE(offered({"perf", "--iters="}).empty()) << "any number";
+}
+
+TEST_F(Completion, WhatIsOfferedBelongsToSomething) {
+  EXPECT_EQ(places_without_a_meaning(app_), Words{});
+}
+
 TEST_F(Completion, NamesOfRunningLabs) {
   EXPECT_EQ(offered({"lab", "cut", ""}), (Words{"rail0", "rail1"}));
   EXPECT_EQ(offered({"lab", "cut", "--lab", ""}), (Words{"pair-1", "ring"}));

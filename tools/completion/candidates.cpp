@@ -1,5 +1,7 @@
 #include "tools/completion/candidates.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
@@ -58,7 +60,6 @@ const std::map<std::pair<std::string, std::string>, Words> values{
     {{"agent", "--dir"}, {any_file}},
     {{"agent status", "--dir"}, {any_file}},
     {{"agent make-key", "1"}, {any_file}},
-    {{"agent simulate-switch", "--script"}, {any_file}},
     {{"agent simulate-switch", "--keys"}, {any_file}},
     {{"relay make-key", "1"}, {any_file}},
     {{"report", "--output"}, {any_file}},
@@ -187,17 +188,30 @@ Words options_of(const Place& place) {
   return out;
 }
 
+Words values_of(const Place& place, const std::string& option, const CompletionSources& sources) {
+  if (option == "--lab") {
+    return sources.labs();
+  }
+  const auto found = values.find({place.command, option});
+  return found == values.end() ? Words{} : filled_in(found->second, sources);
+}
+
 Words all_that_can_follow(const Place& place, const std::string& begun,
                           const CompletionSources& sources) {
   if (place.foreign) {
     return {any_file};
   }
   if (!place.awaiting.empty()) {
-    if (place.awaiting == "--lab") {
-      return sources.labs();
+    return values_of(place, place.awaiting, sources);
+  }
+  if (const size_t equals = begun.find('='); begun.starts_with("--") && equals < begun.size()) {
+    Words out = values_of(place, begun.substr(0, equals), sources);
+    for (std::string& word : out) {
+      if (word != any_file) {
+        word.insert(0, begun, 0, equals + 1);
+      }
     }
-    const auto found = values.find({place.command, place.awaiting});
-    return found == values.end() ? Words{} : filled_in(found->second, sources);
+    return out;
   }
   if (begun.starts_with('-')) {
     return options_of(place);
@@ -218,7 +232,35 @@ Words all_that_can_follow(const Place& place, const std::string& begun,
   return out;
 }
 
+Words meaningless_values(const CLI::App& app) {
+  Words out;
+  for (const auto& [key, what] : values) {
+    const auto& [command, taker] = key;
+    const bool counted = !taker.starts_with('-');
+    Words words;
+    for (size_t from = 0; from < command.size();) {
+      const size_t end = std::min(command.find(' ', from), command.size());
+      words.push_back(command.substr(from, end - from));
+      from = end + 1;
+    }
+    words.emplace_back();
+    const Place place = walk(app, words);
+    const auto options = place.app->get_options();
+    const bool takes_words = std::any_of(options.begin(), options.end(),
+                                         [](const auto* one) { return one->get_positional(); });
+    if (place.command != command ||
+        (counted ? !takes_words : find_option(*place.app, taker) == nullptr)) {
+      out.push_back(fmt::format("{} {}", command, taker));
+    }
+  }
+  return out;
+}
+
 }  // namespace
+
+std::vector<std::string> places_without_a_meaning(const CLI::App& app) {
+  return meaningless_values(app);
+}
 
 std::vector<std::string> completion_candidates(const CLI::App& app,
                                                const std::vector<std::string>& words,

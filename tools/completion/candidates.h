@@ -21,6 +21,9 @@ struct CompletionSources {
   std::function<std::vector<std::string>()> hosts;  ///< of the labs that run
 };
 
+/// Commands and options for whose values there are candidates though `app` has none such.
+std::vector<std::string> places_without_a_meaning(const CLI::App& app);
+
 /// The words that can stand where `words.back()` is begun; `words` follow the program's name and
 /// are not empty.  Sorted, and all of them begin with that word, but for any_file.
 std::vector<std::string> completion_candidates(const CLI::App& app,
