@@ -132,6 +132,31 @@ TEST(Check, ASilentShellIsNamedWhenTheTimeIsUp) {
   EXPECT_EQ(document["ok"], false);
 }
 
+TEST(Check, ARankWithoutStandardInputSaysWhyItEnds) {
+  const TemporaryFolder folder;
+  const ToolRun run = run_program(NHA_TOOL_FILE,
+                                  {"check", "--json", "--hosts", "h1=127.0.0.1,h2=127.0.0.1",
+                                   "--ssh", shell(folder, R"(exec "$@" </dev/null)")},
+                                  {{"HA_NCCL_IFNAME", "lo"}});
+  EXPECT_EQ(run.status, 2) << run.out << run.err;
+  EXPECT_NE(run.err.find("standard input has ended"), std::string::npos) << run.err;
+  const json document = json::parse(run.out, nullptr, false);
+  ASSERT_TRUE(document.is_object()) << run.out;
+  EXPECT_EQ(document["ok"], false);
+}
+
+TEST(Check, MoreHostsThanTheSoftLimitOfOpenFilesAllows) {
+  const TemporaryFolder folder;
+  // Takes the place of the ranks too: each says that it runs, and what its own limit is.
+  const std::string file = shell(folder, "echo 'nccl-ha: this rank runs'; ulimit -Sn");
+  const ToolRun run =
+      run_program("/bin/sh", {"-c", R"(ulimit -Sn 32; exec "$@")", "sh", NHA_TOOL_FILE, "check",
+                              "--hosts", "h[01-20]", "--ssh", file});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(run.out, "32\n") << "a rank has the limit that it would have without --hosts";
+  EXPECT_EQ(count(run.err, ": 32\n"), 19U) << run.err;
+}
+
 TEST(Check, RanksEndWithTheCommandThatStartedThem) {
   const TemporaryFolder folder;
   // The second never comes, so that the first waits; it is beyond the reach of signals.

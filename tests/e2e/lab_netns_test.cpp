@@ -51,6 +51,15 @@ TEST(Lab, StatusesTellALimitFromABrokenLab) {
   EXPECT_NE(script.err.find("rail0, rail1"), std::string::npos) << script.err;
 }
 
+TEST(Lab, AFullDiskIsNoticed) {
+  const ToolRun run =
+      run_program("/bin/sh", {"-c", R"("$0" "$@" > /dev/full)", NHA_TOOL_FILE, "lab", "run", "pair",
+                              "-q", "--", "echo", "something"});
+  EXPECT_EQ(run.status, 2) << run.err;
+  EXPECT_NE(run.err.find("standard output could not be written in full"), std::string::npos)
+      << run.err;
+}
+
 TEST(Lab, OptionsThatMayBeRepeatedAre) {
   const ToolRun run =
       lab({"run", "pair", "--on", "h1", "--env", "A=1", "--env", "B=2 3", "--script",

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tools/common/bootstrap.h"
+#include "tools/common/shared_barrier.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -78,6 +79,39 @@ TEST(World, gathers_and_broadcasts_by_rank) {
         const auto told = (*world)->broadcast(rank == 0 ? "go" : "ignored");
         ASSERT_TRUE(told.ok());
         EXPECT_EQ(*told, "go");
+      }
+    });
+  }
+}
+
+TEST(World, only_rank_zero_gathers) {
+  Ranks ranks(3);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    ranks.start(rank, [rank](auto world) {
+      ASSERT_TRUE(world.ok()) << world.error().message();
+      // Together more than one message holds.
+      const auto all = (*world)->gather(std::string(9U << 20, 'a' + char(rank)));
+      ASSERT_TRUE(all.ok()) << all.error().message();
+      ASSERT_EQ(all->size(), rank == 0 ? 3U : 0U);
+      EXPECT_TRUE(rank != 0 || ((*all)[2][0] == 'c' && (*all)[2].size() == 9U << 20));
+      EXPECT_TRUE((*world)->broadcast("done").ok());
+    });
+  }
+}
+
+TEST(World, what_is_too_long_to_be_told_is_refused_by_who_tells_it) {
+  Ranks ranks(2);
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.start(rank, [rank](auto world) {
+      ASSERT_TRUE(world.ok()) << world.error().message();
+      const auto all = (*world)->all_gather(std::string(9U << 20, 'a'));
+      ASSERT_FALSE(all.ok());
+      const std::string why = all.error().message();
+      if (rank == 0) {
+        EXPECT_NE(why.find("rank 0 has 18874376 bytes to tell rank 1"), std::string::npos) << why;
+        (*world)->announce_failure(why);
+      } else {
+        EXPECT_NE(why.find("take fewer hosts"), std::string::npos) << why;
       }
     });
   }

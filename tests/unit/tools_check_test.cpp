@@ -1,9 +1,7 @@
 // What nccl-ha check makes of what it sees.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <cstdio>
-#include <fstream>
+#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -11,7 +9,6 @@
 #include "tools/check/compare.h"
 #include "tools/check/findings.h"
 #include "tools/check/pairs.h"
-#include "tools/common/remote_ranks.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -198,7 +195,13 @@ TEST(CheckFindings, ARailThatIsDownIsLost) {
   facts.lost = {interface("eth1", {192, 168, 1, 1})};
   EXPECT_TRUE(judge(facts).empty()) << "RDMA carries the data";
   facts.rdma.down.push_back(rdma_port("mlx5_2", "eth1").info);
-  EXPECT_EQ(judge(facts).size(), 2U) << "unless it is beneath a port that is down";
+  facts.rdma.down.back().state = "DOWN";
+  found = only_finding(facts);  // the port and what is above it are one fault with one remedy
+  EXPECT_EQ(found.level, Level::error);
+  EXPECT_NE(found.what.find("mlx5_2:"), std::string::npos) << found.what;
+  EXPECT_NE(found.what.find("(eth1) is DOWN: a rail is lost"), std::string::npos) << found.what;
+  EXPECT_NE(found.remedy.find("HA_NCCL_IB_HCA"), std::string::npos) << found.remedy;
+  EXPECT_EQ(found.remedy.find("HA_NCCL_IFNAME"), std::string::npos) << found.remedy;
 }
 
 TEST(CheckFindings, FailoverThatIsOff) {
@@ -307,11 +310,45 @@ TEST(CheckPairs, BothSidesSeeOnePair) {
   PairResult bad = pair(0, 1, 0);
   bad.error = "no way";
   bad.warnings = {"w"};
-  const auto merged = merge({pair(0, 1, 3), bad, pair(0, 2, 3), bad});
+  const auto merged = merge({pair(0, 1, 3), bad, pair(0, 2, 3), bad}, {"a", "b", "c"});
   ASSERT_EQ(merged.size(), 2U);
   EXPECT_EQ(merged[0].error, "no way");
   EXPECT_EQ(merged[0].warnings.size(), 1U);
   EXPECT_TRUE(merged[1].error.empty());
+}
+
+TEST(CheckPairs, ErrorsOfBothSidesAreTold) {
+  PairResult lower = pair(0, 1, 0);
+  lower.error = "the other side could not listen";
+  PairResult higher = pair(0, 1, 0);
+  higher.seen_by = 1;
+  higher.error = "cannot listen: Too many open files";
+  const std::vector<std::string> hosts{"a", "b"};
+  auto merged = merge({lower, higher}, hosts);
+  ASSERT_EQ(merged.size(), 1U);
+  EXPECT_EQ(merged[0].error,
+            "a: the other side could not listen; b: cannot listen: Too many open files");
+  EXPECT_NE(judge(merged, hosts).at(0).remedy.find("ulimit -n"), std::string::npos);
+  higher.error = lower.error;
+  EXPECT_EQ(merge({lower, higher}, hosts)[0].error, lower.error) << "once is enough";
+  higher.error.clear();
+  higher.warnings = {"cannot register memory; RLIMIT_MEMLOCK is 64 KiB"};
+  merged = merge({lower, higher}, hosts);
+  EXPECT_EQ(merged[0].error, lower.error);
+  const auto found = judge(merged, hosts);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_NE(found[0].remedy.find("ulimit -l"), std::string::npos) << "a warning names the cause";
+}
+
+TEST(CheckPairs, NumbersAreToldOnce) {
+  PairResult one = pair(0, 1, 3);
+  EXPECT_TRUE(is_worth_telling(one, 0));
+  EXPECT_FALSE(is_worth_telling(one, 1));
+  one.warnings = {"w"};
+  EXPECT_TRUE(is_worth_telling(one, 1));
+  one.warnings.clear();
+  one.error = "e";
+  EXPECT_TRUE(is_worth_telling(one, 1));
 }
 
 TEST(CheckPairs, ErrorsWarningsAndOutliersBecomeFindings) {
@@ -421,6 +458,25 @@ TEST(CheckCompare, VersionsAndSettings) {
              {"HA_NCCL_RTO_MS", "(not known) on a"});
 }
 
+TEST(CheckCompare, MeshPortsMatterWhereThereIsAMesh) {
+  const auto differ = [](std::vector<HostSheet>& hosts) {
+    for (HostSheet& host : hosts) {
+      host.settings["NCCL_MESH_PORT"] = "18740";
+    }
+    hosts[1].settings["NCCL_MESH_PORT"] = "18741";
+  };
+  expect_one(differ, Level::warning, {"NCCL_MESH_PORT differs"});
+  const auto found = found_after([&](std::vector<HostSheet>& hosts) {
+    differ(hosts);
+    // A line: a and c reach each other over b only.
+    hosts[0].rails.pop_back();
+    hosts[2].rails.erase(hosts[2].rails.begin());
+  });
+  EXPECT_TRUE(std::any_of(found.begin(), found.end(), [](const Finding& one) {
+    return one.level == Level::error && one.what.find("NCCL_MESH_PORT") != std::string::npos;
+  }));
+}
+
 TEST(CheckCompare, AddressesAndNetworks) {
   using Sheets = std::vector<HostSheet>;
   expect_one([](Sheets& s) { s[2].rails[1].addresses = {"10.0.1.1"}; }, Level::error,
@@ -474,6 +530,14 @@ TEST(CheckCompare, SheetsSurviveTheWayThroughJson) {
   ASSERT_TRUE(back) << back.error().message();
   EXPECT_EQ(to_json(*back), to_json(one));
   EXPECT_FALSE(sheet_from_json(nlohmann::json::parse(R"({"name": 3})")));
+  const auto old = sheet_from_json(nlohmann::json::parse(
+      R"({"name": "b", "version": "0.9", "commit": "d", "protocol": 9, "rails": [{"name": "r"}],
+          "of_later": 1})"));
+  ASSERT_TRUE(old) << old.error().message();
+  const auto found = compare({one, *old}, {"a", "b"});
+  EXPECT_TRUE(std::any_of(found.begin(), found.end(), [](const Finding& f) {
+    return f.what.find("different versions of the plugin's protocol") != std::string::npos;
+  })) << "that another version tells less of itself does not hide that it is another one";
   EXPECT_FALSE(sheet_from_json(nlohmann::json::parse("[]")));
 }
 
@@ -497,88 +561,6 @@ TEST(CheckPairs, HostsWithFewerDevicesAreNamed) {
   EXPECT_EQ(found[0].level, Level::warning);
   EXPECT_EQ(found[0].what, "1 where other hosts have 2 devices for the network: b, d");
   EXPECT_EQ(judge_device_counts({3, 1, 2, 3}, hosts).size(), 2U);
-}
-
-TEST(CheckHosts, NamesAndAddresses) {
-  const auto hosts = parse_hosts("a,b=10.0.0.2,c.example=fe80::1");
-  ASSERT_TRUE(hosts) << hosts.error().message();
-  EXPECT_EQ((*hosts)[0].address, "a");
-  EXPECT_EQ((*hosts)[1].name, "b");
-  EXPECT_EQ((*hosts)[1].address, "10.0.0.2");
-  EXPECT_EQ((*hosts)[2].address, "fe80::1");
-  for (const char* bad : {"a", "", "a,a", "a,", "a,b;rm", "-oProxyCommand=x,b", "a,b=", "a b,c"}) {
-    EXPECT_FALSE(parse_hosts(bad)) << bad;
-  }
-}
-
-TEST(CheckHosts, RangesStandForMany) {
-  const auto hosts = parse_hosts("n[08-10,12]x,h[1-2]=10.0.0.[11-12]");
-  ASSERT_TRUE(hosts) << hosts.error().message();
-  ASSERT_EQ(hosts->size(), 6U);
-  EXPECT_EQ((*hosts)[0].name, "n08x");
-  EXPECT_EQ((*hosts)[2].name, "n10x");
-  EXPECT_EQ((*hosts)[3].address, "n12x");
-  EXPECT_EQ((*hosts)[5].name, "h2");
-  EXPECT_EQ((*hosts)[5].address, "10.0.0.12");
-  for (const char* bad : {"n[1-", "n[3-1]", "n[a-b]", "n1]", "n[1-2]=10.0.0.1", "n[0-99999]",
-                          "a[1-100]b[1-100]", "n[1-2],n2"}) {
-    EXPECT_FALSE(parse_hosts(bad)) << bad;
-  }
-  EXPECT_NE(parse_hosts("").error().what.find("empty"), std::string::npos);
-}
-
-TEST(CheckHosts, FilesAndJobs) {
-  const std::string file = testing::TempDir() + "nha-hosts-" + std::to_string(getpid());
-  const auto with = [&](const char* text) {
-    std::ofstream(file) << text;
-    return read_hosts(file);
-  };
-  auto hosts = with("# all\na slots=4\n\nb:2\nc=10.0.0.3 # third\na\nn[1-2]\n");
-  ASSERT_TRUE(hosts) << hosts.error().message();
-  std::string names;
-  for (const NamedHost& host : *hosts) {
-    names += host.name + "/" + host.address + " ";
-  }
-  EXPECT_EQ(names, "a/a b/b c/10.0.0.3 n1/n1 n2/n2 ");
-  hosts = with("a\n$(reboot)\n");
-  ASSERT_FALSE(hosts);
-  EXPECT_NE(hosts.error().what.find(file + ":2"), std::string::npos) << hosts.error().what;
-  EXPECT_FALSE(with("a\n")) << "one is too few";
-  static_cast<void>(with("x\ny\n"));
-  const auto job = [&](const std::string& name, const std::string& value) {
-    return named_hosts("job", "", [=](const std::string& asked) {
-      return asked == name ? std::optional(value) : std::nullopt;
-    });
-  };
-  EXPECT_EQ(job("SLURM_JOB_NODELIST", "gpu[3-5]")->size(), 3U);
-  EXPECT_EQ((*job("PBS_NODEFILE", file))[1].name, "y");
-  EXPECT_NE(job("HOME", "/").error().what.find("no job"), std::string::npos);
-  std::remove(file.c_str());
-  EXPECT_FALSE(read_hosts(file));
-}
-
-TEST(CheckHosts, TheRemoteCommandIsSafeForAShell) {
-  RemoteOptions options;
-  options.hosts = *parse_hosts("a,b=10.0.0.2");
-  options.shell = "ssh -o BatchMode=yes";
-  options.program = "/usr/bin/nccl-ha";
-  options.words = {"check", "--json"};
-  setenv("HA_NCCL_TEST_WORD", "=rail0,^x", 1);
-  const auto words = remote_command(options, 1);
-  ASSERT_TRUE(words) << words.error().message();
-  EXPECT_EQ((*words)[0], "ssh");
-  EXPECT_EQ((*words)[3], "b");
-  EXPECT_EQ((*words)[4], "--");
-  const std::set<std::string> all(words->begin(), words->end());
-  for (const char* word : {"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=a", "MASTER_PORT=29400",
-                           "HA_NCCL_TEST_WORD==rail0,^x", "/usr/bin/nccl-ha", "--json"}) {
-    EXPECT_TRUE(all.contains(word)) << word;
-  }
-  setenv("HA_NCCL_TEST_WORD", "$(reboot)", 1);
-  EXPECT_FALSE(remote_command(options, 1));
-  unsetenv("HA_NCCL_TEST_WORD");
-  options.shell = "  ";
-  EXPECT_FALSE(remote_command(options, 0));
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ using nlohmann::json;
 /// Exit statuses.
 constexpr int found_errors = 1;
 constexpr int could_not_check = 2;
-/// Ranks of another run must not be taken for ours ("check" in ASCII).
-constexpr uint64_t cookie = 0x636865636B;
+/// Ranks of another run must not be taken for ours ("check2" in ASCII: the second way to talk).
+constexpr uint64_t cookie = 0x636865636B32;
 constexpr auto join_time = std::chrono::seconds(60);
 
 struct CheckOptions {
@@ -186,10 +186,12 @@ std::string found_plugin(const HostFacts& facts) {
 
 /// What every rank tells the first.
 std::string rank_text(const HostFacts& facts, const std::vector<Finding>& findings, size_t devices,
-                      const std::vector<PairResult>& pairs) {
+                      const std::vector<PairResult>& pairs, uint32_t rank) {
   json all = json::array();
   for (const PairResult& pair : pairs) {
-    all.push_back(to_json(pair));
+    if (is_worth_telling(pair, rank)) {
+      all.push_back(to_json(pair));
+    }
   }
   const json text{{"plugin", found_plugin(facts)},
                   {"findings", findings_json(findings)},
@@ -225,10 +227,11 @@ Result<Report> collect(const std::vector<HostSheet>& sheets,
       if (!pair || pair->from >= texts.size() || pair->to >= texts.size()) {
         return fail(Errc::internal, fmt::format("what rank {} found cannot be read", rank));
       }
+      pair->seen_by = static_cast<uint32_t>(rank);
       seen.push_back(std::move(*pair));
     }
   }
-  report.pairs = merge(seen);
+  report.pairs = merge(seen, report.hosts);
   report.of_network = compare(sheets, report.hosts);
   for (const std::vector<Finding>& more :
        {judge(report.pairs, report.hosts), judge_device_counts(devices, report.hosts)}) {
@@ -305,19 +308,25 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
   if (!pairs) {
     return give_up(pairs.error());
   }
-  auto texts = (*world)->all_gather(rank_text(*facts, findings, devices->size(), *pairs));
+  auto texts = (*world)->gather(rank_text(*facts, findings, devices->size(), *pairs, place.rank));
   if (!texts) {
-    return texts.error();
-  }
-  auto report = collect(*sheets, *texts);
-  if (!report) {
-    return report.error();
-  }
-  if (place.rank == 0) {
-    print(*report, options);
+    return give_up(texts.error());
   }
   // The same status on every host, so that a script may ask any of them.
-  return report->status(options.strict);
+  std::string status;
+  if (place.rank == 0) {
+    auto report = collect(*sheets, *texts);
+    if (!report) {
+      return give_up(report.error());
+    }
+    print(*report, options);
+    status = std::to_string(report->status(options.strict));
+  }
+  auto told = (*world)->broadcast(status);
+  if (!told) {
+    return told.error();
+  }
+  return std::atoi(told->c_str());
 }
 
 int check_alone(const CheckOptions& options) {

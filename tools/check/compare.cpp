@@ -38,7 +38,8 @@ constexpr Agreement agreements[] = {
     {"HA_NCCL_JOIN_PORT_HALVES", Level::warning, "devices of the hosts do not correspond"},
     {"MPIB_MODE", Level::warning, "hosts split their data differently"},
     {"MPIB_ISLAND_PREFIX_LEN", Level::warning, "hosts do not agree on who is in one island"},
-    {"NCCL_MESH_PORT", Level::error, "hosts do not find each other as neighbours"},
+    // Worse where hosts reach each other over others only.
+    {"NCCL_MESH_PORT", Level::warning, "hosts do not find each other as neighbours"},
     {"NCCL_MESH_ENABLE_RELAY", Level::warning,
      "a host that has 0 neither relays nor is relayed to"},
 };
@@ -141,6 +142,26 @@ class Comparison {
     }
   }
 
+  /// Two hosts, each with networks, that have none in common: relay nodes have to be between.
+  bool some_share_no_network() const {
+    std::vector<std::set<std::string>> of_hosts;
+    for (const HostSheet& sheet : sheets_) {
+      std::set<std::string> networks;
+      for (const RailSheet& rail : sheet.rails) {
+        networks.insert(rail.networks.begin(), rail.networks.end());
+      }
+      for (const std::set<std::string>& other : of_hosts) {
+        const bool common = std::any_of(networks.begin(), networks.end(),
+                                        [&](const auto& one) { return other.contains(one); });
+        if (!common && !networks.empty() && !other.empty()) {
+          return true;
+        }
+      }
+      of_hosts.push_back(std::move(networks));
+    }
+    return false;
+  }
+
   void settings() {
     std::set<std::string> others;
     for (const HostSheet& sheet : sheets_) {
@@ -157,7 +178,8 @@ class Comparison {
     for (const Agreement& one : agreements) {
       others.erase(one.variable);
       if (const auto apart = grouped(one.variable); !apart.empty()) {
-        add(one.level,
+        const bool of_mesh = one.variable == std::string_view("NCCL_MESH_PORT");
+        add(of_mesh && some_share_no_network() ? Level::error : one.level,
             fmt::format("{} differs: {}: {}", one.variable, text(apart), one.consequence),
             fmt::format("set {} to the same value on all hosts, in the job's environment or the "
                         "site's profile",

@@ -36,7 +36,7 @@ class Judge {
 
   std::vector<Finding> run() {
     for (const std::string& warning : facts_.setting_warnings) {
-      add(Level::warning, warning, "correct the name, or remove the variable");
+      add(Level::warning, warning, "correct the variable, or remove it");
     }
     plugin();
     rdma_presence();
@@ -65,6 +65,9 @@ class Judge {
     found_.push_back({level, std::move(what), std::move(remedy)});
   }
 
+  static constexpr const char* rail_is_lost =
+      ": a rail is lost, and connections have one less to fail over to";
+
   static std::string name_of(const PortInfo& port) {
     return fmt::format("RDMA port {}:{}{}", port.device, port.port,
                        port.netdev.empty() ? "" : " (" + port.netdev + ")");
@@ -87,15 +90,25 @@ class Judge {
     }
   }
 
+  bool rdma_is_wanted() const {
+    return fabric::fabric_is_forced(config_) || (config_.fabric == "auto" && !config_.ib_disable);
+  }
+
+  /// The interface of a port that is down has an address: it is meant to carry traffic.
+  bool is_lost_rail(const PortInfo& port) const {
+    return std::any_of(facts_.lost.begin(), facts_.lost.end(),
+                       [&](const NetInterface& one) { return one.name == port.netdev; });
+  }
+
   void rdma_presence() {
-    const bool forced = fabric::fabric_is_forced(config_);
-    const bool wanted = forced || (config_.fabric == "auto" && !config_.ib_disable);
-    if (!wanted) {
+    if (!rdma_is_wanted()) {
       return;
     }
+    const bool forced = fabric::fabric_is_forced(config_);
     for (const PortInfo& port : facts_.rdma.down) {
-      add(forced && facts_.rdma.ports.empty() ? Level::error : Level::warning,
-          fmt::format("{} is {}", name_of(port), port.state),
+      const bool lost = is_lost_rail(port);
+      add(lost || (forced && facts_.rdma.ports.empty()) ? Level::error : Level::warning,
+          fmt::format("{} is {}{}", name_of(port), port.state, lost ? rail_is_lost : ""),
           port.link == LinkLayer::infiniband
               ? "check the cable, and that a subnet manager runs (sminfo); or leave the port out "
                 "with HA_NCCL_IB_HCA"
@@ -205,13 +218,13 @@ class Judge {
                          [&](const PortInfo& port) { return port.netdev == interface.name; });
     };
     for (const NetInterface& interface : facts_.lost) {
-      if (!facts_.rdma.ports.empty() && !is_beneath(interface)) {
-        continue;  // it would carry no data
+      const bool beneath = is_beneath(interface);
+      if (beneath ? rdma_is_wanted() : !facts_.rdma.ports.empty()) {
+        continue;  // its port's finding tells of it, or it would carry no data
       }
       add(Level::error,
-          fmt::format("{} ({}) is down: a rail is lost, and connections have one less to fail over "
-                      "to",
-                      interface.name, interface.addresses.front().text()),
+          fmt::format("{} ({}) is down{}", interface.name, interface.addresses.front().text(),
+                      rail_is_lost),
           fmt::format(
               "check the cable and switch port and `ip link show {0}`; bring it up with `ip "
               "link set {0} up`, or leave it out with HA_NCCL_IFNAME",

@@ -115,9 +115,14 @@ std::vector<Finding> judge(const std::vector<PairResult>& pairs,
   std::set<std::string> said;
   for (const PairResult& pair : pairs) {
     if (!pair.error.empty() && said.insert(name(pair)).second) {
+      // What the plugin said on the way there is no finding of its own, but may name the cause.
+      std::string said_of_it = pair.error;
+      for (const std::string& warning : pair.warnings) {
+        said_of_it += is_good_news(warning) ? "" : "; " + warning;
+      }
       found.push_back(
-          {Level::error, fmt::format("{}: {}", name(pair), pair.error), remedy_for(pair.error)});
-      continue;  // what the plugin said on the way there is about the same
+          {Level::error, fmt::format("{}: {}", name(pair), pair.error), remedy_for(said_of_it)});
+      continue;
     }
     // Several lines about one pair are one finding; the first one is the cause.
     std::string lines;

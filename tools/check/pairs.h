@@ -1,5 +1,5 @@
-// Tries the network between hosts with the plugin itself: connections on every device, a small and
-// a large message each way.
+// Tries the network between hosts with the plugin itself: connections on every device, small and
+// large messages each way.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -23,11 +23,12 @@ struct PairResult {
   uint32_t from = 0;
   uint32_t to = 0;
   int device = 0;
+  uint32_t seen_by = 0;  ///< of both ranks the one that tells this
   std::string device_name;
   std::string error;                  ///< empty: it works
   std::vector<std::string> warnings;  ///< the plugin's
   double round_trip_us = 0;           ///< median of small messages
-  double gigabytes_per_s = 0;         ///< of the large message, both directions at once
+  double gigabytes_per_s = 0;         ///< median of large messages, both directions at once
 };
 nlohmann::json to_json(const PairResult& result);
 Result<PairResult> pair_from_json(const nlohmann::json& from);
@@ -49,8 +50,14 @@ Result<std::vector<PairResult>> try_pairs(World& world, const std::string& plugi
                                           const std::vector<CheckedDevice>& devices,
                                           Duration patience);
 
-/// One result for each pair and device out of what both sides saw: an error counts whoever had it.
-std::vector<PairResult> merge(const std::vector<PairResult>& seen);
+/// Whether rank 0 needs it: the numbers of the lower rank are enough, errors and warnings count of
+/// both.  Pure.
+bool is_worth_telling(const PairResult& result, uint32_t rank);
+
+/// One result for each pair and device out of what both sides saw: an error counts whoever had it,
+/// and two that differ are told with their hosts.  `hosts` by rank.  Pure.
+std::vector<PairResult> merge(const std::vector<PairResult>& seen,
+                              const std::vector<std::string>& hosts);
 
 /// What is wrong with the network; `hosts` by rank.  Pure.
 std::vector<Finding> judge(const std::vector<PairResult>& pairs,

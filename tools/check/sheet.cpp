@@ -81,18 +81,24 @@ json to_json(const HostSheet& sheet) {
 Result<HostSheet> sheet_from_json(const json& from) {
   try {
     HostSheet sheet;
+    // Another version may tell less or more of itself, and that they differ is to be said.
     sheet.name = from.at("name");
-    sheet.machine = from.at("machine");
     sheet.version = from.at("version");
     sheet.commit = from.at("commit");
     sheet.protocol = from.at("protocol");
-    sheet.kernel = from.at("kernel");
-    sheet.rdma_core = from.at("rdma_core");
-    sheet.clock_s = from.at("clock_s");
-    sheet.settings = from.at("settings");
-    for (const json& one : from.at("rails")) {
-      sheet.rails.push_back({one.at("name"), one.at("addresses"), one.at("networks"),
-                             one.at("mtu_bytes"), one.at("speed_mbps")});
+    sheet.machine = from.value("machine", sheet.name);
+    sheet.kernel = from.value("kernel", "");
+    sheet.rdma_core = from.value("rdma_core", "");
+    sheet.clock_s = from.value("clock_s", 0.0);
+    sheet.settings = from.value("settings", decltype(sheet.settings){});
+    for (const json& one : from.value("rails", json::array())) {
+      RailSheet rail;
+      rail.name = one.value("name", "");
+      rail.addresses = one.value("addresses", rail.addresses);
+      rail.networks = one.value("networks", rail.networks);
+      rail.mtu = one.value("mtu_bytes", rail.mtu);
+      rail.speed_mbps = one.value("speed_mbps", rail.speed_mbps);
+      sheet.rails.push_back(std::move(rail));
     }
     return sheet;
   } catch (const json::exception& error) {

@@ -8,7 +8,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -270,7 +269,8 @@ Result<void> World::greet(Peer& unknown, bool& settled) {
       body.rank >= options_.size) {
     return fail(Errc::invalid_argument,
                 fmt::format("a process introduced itself as rank {} of {} with other options than "
-                            "rank 0 of {}: start all ranks with the same command line",
+                            "rank 0 of {}: start all ranks with the same command line "
+                            "and the same version of nccl-ha",
                             body.rank, body.size, options_.size));
   }
   Peer& place = peers_[body.rank - 1];
@@ -344,6 +344,12 @@ void World::announce_failure(const std::string& why) {
 Result<void> World::send_to(Peer& peer, uint16_t type, const std::string& body) {
   if (failed_) {
     return fail(Errc::closed, failure_);
+  }
+  if (body.size() > body_max) {
+    return fail(Errc::invalid_argument,
+                fmt::format("rank {} has {} bytes to tell rank {}, and one message holds {}: take "
+                            "fewer hosts at a time",
+                            options_.rank, body.size(), peer.rank, body_max));
   }
   const std::string bytes = frame(type, body);
   size_t done = 0;
@@ -496,18 +502,32 @@ Result<std::string> World::broadcast(const std::string& from_zero) {
   return from_zero;
 }
 
+Result<std::vector<std::string>> World::gather(const std::string& mine) {
+  std::vector<std::string> texts;
+  if (options_.rank != 0) {
+    auto sent = send_to(peers_[0], data, mine);
+    return sent ? Result(std::move(texts)) : Result<std::vector<std::string>>(sent.error());
+  }
+  texts.push_back(mine);
+  for (Peer& peer : peers_) {
+    auto text = receive_from(peer);
+    if (!text) {
+      return text.error();
+    }
+    texts.push_back(std::move(*text));
+  }
+  return texts;
+}
+
 Result<std::vector<std::string>> World::all_gather(const std::string& mine) {
+  auto gathered = gather(mine);
+  if (!gathered) {
+    return gathered.error();
+  }
+  std::vector<std::string> texts = std::move(*gathered);
   // The texts travel back as one body: a table of lengths, then the texts.
   std::string all;
   if (options_.rank == 0) {
-    std::vector<std::string> texts{mine};
-    for (Peer& peer : peers_) {
-      auto text = receive_from(peer);
-      if (!text) {
-        return text.error();
-      }
-      texts.push_back(std::move(*text));
-    }
     for (const std::string& text : texts) {
       const auto length = static_cast<uint32_t>(text.size());
       all.append(reinterpret_cast<const char*>(&length), sizeof(length));
@@ -520,14 +540,10 @@ Result<std::vector<std::string>> World::all_gather(const std::string& mine) {
     }
     return texts;
   }
-  if (auto sent = send_to(peers_[0], data, mine); !sent) {
-    return sent.error();
-  }
   auto body = receive_from(peers_[0]);
   if (!body) {
     return body.error();
   }
-  std::vector<std::string> texts;
   size_t at = sizeof(uint32_t) * options_.size;
   for (uint32_t i = 0; i < options_.size; ++i) {
     uint32_t length = 0;
@@ -568,24 +584,6 @@ Result<void> World::check() {
   }
   if (now() > options_.deadline) {
     return fail(Errc::timed_out, "the time was up");
-  }
-  return {};
-}
-
-Result<void> SharedBarrier::wait(uint32_t count, const std::function<Result<void>()>& check) {
-  const uint32_t round = round_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
-    arrived_.store(0, std::memory_order_relaxed);
-    round_.store(round + 1, std::memory_order_release);
-    return {};
-  }
-  for (uint32_t spins = 1; round_.load(std::memory_order_acquire) == round; ++spins) {
-    sched_yield();
-    if (spins % 1024 == 0) {
-      if (auto checked = check(); !checked) {
-        return checked;
-      }
-    }
   }
   return {};
 }

@@ -2,9 +2,7 @@
 // in the middle.  It carries set-up, barriers and results; the measured traffic never uses it.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,6 +39,8 @@ class World {
   uint32_t size() const { return options_.size; }
   Instant deadline() const { return options_.deadline; }
 
+  /// Every rank's text, by rank, on rank 0; nothing on the others.
+  Result<std::vector<std::string>> gather(const std::string& mine);
   /// Every rank's text, by rank.
   Result<std::vector<std::string>> all_gather(const std::string& mine);
   /// Rank 0's text; what the others pass is ignored.
@@ -83,20 +83,6 @@ class World {
   bool failed_ = false;
   std::string failure_;
 };
-
-/// A barrier for processes of one host, in memory they share; a few hundred nanoseconds when every
-/// process has a core.
-class SharedBarrier {
- public:
-  /// Waits until `count` processes are here; `check` runs now and then and ends the wait with an
-  /// error.
-  Result<void> wait(uint32_t count, const std::function<Result<void>()>& check);
-
- private:
-  std::atomic<uint32_t> arrived_{0};
-  std::atomic<uint32_t> round_{0};
-};
-static_assert(std::atomic<uint32_t>::is_always_lock_free, "the barrier is shared by processes");
 
 /// A listening TCP socket on the loopback interface with a port of the system's choice.
 struct LoopbackListener {

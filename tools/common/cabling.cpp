@@ -42,6 +42,8 @@ struct NicPort {
   };
   std::string name;
   std::vector<Function> functions;
+  /// Each end of its cables hears one other end: there is no switch between.
+  bool cabled_directly = true;
 
   bool hears() const {
     return std::any_of(functions.begin(), functions.end(),
@@ -58,6 +60,13 @@ struct NicPort {
   }
 };
 
+/// How many other ends an interface of a host hears.
+ptrdiff_t ends_heard(const relay::Topology& topology, uint32_t node, uint32_t interface) {
+  const auto links = topology.links(node);
+  return std::count_if(links.begin(), links.end(),
+                       [&](const auto& link) { return link.interface == interface; });
+}
+
 std::vector<NicPort> ports_of(const relay::Topology& topology, uint32_t self,
                               std::span<const PortFunction> functions) {
   std::map<std::pair<std::string, std::string>, NicPort> ports;
@@ -70,6 +79,13 @@ std::vector<NicPort> ports_of(const relay::Topology& topology, uint32_t self,
         function.cables.push_back(&link);
       }
     }
+    port.cabled_directly =
+        port.cabled_directly &&
+        std::all_of(function.cables.begin(), function.cables.end(),
+                    [&](const relay::TopologyLink* cable) {
+                      return ends_heard(topology, self, one.ifindex) == 1 &&
+                             ends_heard(topology, cable->node, cable->peer_interface) == 1;
+                    });
     port.functions.push_back(std::move(function));
   }
   std::vector<NicPort> out;
@@ -160,6 +176,9 @@ std::vector<Miscabling> judge_cabling(const relay::Topology& topology, uint32_t 
   for (const NicPort& port : ports) {
     if (port.hears()) {
       judge_port(port, found);
+    }
+    if (!port.cabled_directly) {
+      continue;  // behind a switch all ports lead to all hosts
     }
     for (const uint32_t neighbour : port.neighbours()) {
       ways[neighbour].push_back(port.name);

@@ -33,7 +33,7 @@ struct Miscabling {
 /// What is wrong with the cables of `self`, as far as its own ports show it: a function of a port
 /// that hears nobody though another one of that port does, one that is slower than another one, an
 /// MTU that is too small for RoCE's largest packets, both ports to the same host while others have
-/// none.  Pure.
+/// none (not where a switch is between: there an end hears several others).  Pure.
 std::vector<Miscabling> judge_cabling(const relay::Topology& topology, uint32_t self,
                                       std::span<const PortFunction> functions);
 

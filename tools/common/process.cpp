@@ -13,8 +13,13 @@
 #include <cstdio>
 #include <cstring>
 
+#include "tools/common/output.h"
+
 namespace nccl_ha::tools {
 namespace {
+
+/// As every command that could not do its work.
+constexpr int status_not_written = 2;
 
 void reset_signals() {
   sigset_t none;
@@ -62,6 +67,10 @@ bool place_streams(const Place& place) {
       arguments.push_back(const_cast<char*>(argument.c_str()));
     }
     arguments.push_back(nullptr);
+    if (place.open_files) {
+      // Only now: what is closed by exec may be more than the program is allowed.
+      setrlimit(RLIMIT_NOFILE, &*place.open_files);
+    }
     execvp(arguments[0], arguments.data());
   }
   if (problem.empty()) {
@@ -100,8 +109,9 @@ std::vector<std::string> take_lines(std::string& text) {
 }
 
 void end_process(int status) {
+  const bool written = finish_output();
   std::fflush(nullptr);
-  _exit(status);
+  _exit(written ? status : std::max(status, status_not_written));
 }
 
 Fd watch_process(pid_t pid) { return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }

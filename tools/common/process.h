@@ -1,9 +1,11 @@
 // Descriptors, and other programs to run.
 #pragma once
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,7 +46,8 @@ bool read_some(int fd, std::string& into);
 /// Takes the whole lines out of `text`, without their ends.
 std::vector<std::string> take_lines(std::string& text);
 
-/// Ends this process at once, with what stdio holds written.  For one that has moved into another
+/// Ends this process at once, with what stdio holds written (or an error that says that standard
+/// output took not all, and a status of 2 at least).  For one that has moved into another
 /// process namespace: it cannot start threads any more, which a normal end may want to (a leak
 /// checker's does).
 [[noreturn]] void end_process(int status);
@@ -60,6 +63,7 @@ struct Place {
   int out = -1;
   int err = -1;
   std::vector<std::pair<int, int>> more;  ///< {descriptor here, descriptor there}
+  std::optional<rlimit> open_files;       ///< its limit; none: this process's
 };
 
 /// Starts a program that is looked up in PATH.  The child gets SIGTERM's and SIGPIPE's default

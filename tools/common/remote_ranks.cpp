@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -59,10 +60,10 @@ class Ranks {
   }
   ~Ranks() {
     for (Rank& rank : ranks_) {
-      rank.in.reset();  // the remote process sees it, whatever the shell does with the signal
       if (rank.pid > 0) {
         kill(rank.pid, SIGTERM);
       }
+      rank.in.reset();  // the remote process sees it, whatever the shell does with the signal
     }
     // One that does not heed that, a shell that hangs, is killed.
     SteadyClock clock;
@@ -74,7 +75,7 @@ class Ranks {
       pollfd ended{rank.pidfd.get(), POLLIN, 0};
       const auto left =
           std::chrono::duration_cast<std::chrono::milliseconds>(until - clock.now()).count();
-      if (poll(&ended, 1, static_cast<int>(std::max<int64_t>(left, 0))) != 1) {
+      if (!rank.pidfd || poll(&ended, 1, static_cast<int>(std::max<int64_t>(left, 0))) != 1) {
         kill(rank.pid, SIGKILL);
       }
       waitpid(rank.pid, nullptr, 0);
@@ -84,6 +85,9 @@ class Ranks {
   Ranks& operator=(const Ranks&) = delete;
 
   Result<int> run() {
+    if (auto room = make_room(); !room) {
+      return room.error();
+    }
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (auto started = start(rank); !started) {
         return started.error();
@@ -107,6 +111,11 @@ class Ranks {
     loop_.run();
     if (error_) {
       return *error_;
+    }
+    if (options_.hold_output && held_.empty()) {
+      return fail(Errc::remote, fmt::format("the rank on {} ended with status {} and printed "
+                                            "nothing: what it said on standard error tells why",
+                                            options_.hosts[0].name, status_));
     }
     std::fwrite(held_.data(), 1, held_.size(), stdout);
     return status_;
@@ -140,6 +149,18 @@ class Ranks {
     loop_.stop();
   }
 
+  /// Each rank holds three descriptors here: what the system allows may be more than what a login
+  /// gives (often 1024).
+  Result<void> make_room() {
+    if (getrlimit(RLIMIT_NOFILE, &descriptors_) != 0) {
+      return fail(Errc::system, "cannot read the limit of open files", errno);
+    }
+    rlimit more = descriptors_;
+    more.rlim_cur = more.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &more);  // where it is refused, a rank that finds none left says so
+    return {};
+  }
+
   Result<void> start(size_t number) {
     auto words = remote_command(options_, number);
     auto out = make_pipe();
@@ -155,6 +176,7 @@ class Ranks {
       prctl(PR_SET_PDEATHSIG, SIGTERM);
       return {};
     };
+    place.open_files = descriptors_;  // a rank is to see what it would see without this program
     auto pid = start_process(*words, place);
     if (!pid) {
       return pid.error();
@@ -162,6 +184,13 @@ class Ranks {
     Rank& rank = ranks_[number];
     rank.pid = *pid;
     rank.pidfd = watch_process(rank.pid);
+    if (!rank.pidfd) {
+      return fail(Errc::system,
+                  fmt::format("cannot watch the process that starts the rank on {} (pidfd_open "
+                              "needs Linux 5.3, and a container's filter that lets it through)",
+                              options_.hosts[number].name),
+                  errno);
+    }
     rank.in = std::move(in->writer);
     rank.out = std::move(out->reader);
     fcntl(rank.out.get(), F_SETFL, O_NONBLOCK);
@@ -238,6 +267,7 @@ class Ranks {
   const RemoteOptions& options_;
   Loop loop_;
   std::vector<Rank> ranks_;
+  rlimit descriptors_{};  ///< as this program was started with
   std::string held_;
   std::optional<Error> error_;
   int status_ = 0;
@@ -344,6 +374,12 @@ void watch_over_remote_rank() {
     do {
       got = read(STDIN_FILENO, &byte, 1);
     } while (got > 0 || (got < 0 && errno == EINTR));
+    constexpr std::string_view why =
+        "nccl-ha: standard input has ended, so that whoever started this rank counts as gone; what "
+        "starts a command on a host must keep its standard input open (ssh without -n, docker exec "
+        "with -i, no pdsh)\n";
+    signal(SIGPIPE, SIG_IGN);
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, why.data(), why.size());
     _exit(own_status_max);
   }).detach();
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tools/common/bootstrap.h"
+#include "tools/common/shared_barrier.h"
 #include "tools/perf/options.h"
 
 namespace nccl_ha::tools {
