@@ -42,7 +42,7 @@ endif()
 
 # Options every sanitizer run needs; tests/CMakeLists.txt puts them into each test's environment.
 if(NHA_SANITIZE MATCHES "thread")
-  set(NHA_TEST_ENVIRONMENT "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
+  set(NHA_TEST_ENVIRONMENT "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=${CMAKE_SOURCE_DIR}/tests/support/tsan.supp")
 elseif(NHA_SANITIZE MATCHES "address")
   set(NHA_TEST_ENVIRONMENT "ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1")
 endif()
