@@ -65,8 +65,11 @@ step "everything under the thread sanitizer" whole tsan
 
 step "clang-tidy over the tools" tools/dev/run_clang_tidy --tools -j "$jobs"
 
-step "the contract suite between two guests and over lossy datagrams, the larger models" \
-  ctest --preset long --output-on-failure
+# Mistakes planted into the product, guests, models, bounds in milliseconds.
+slow_suites() {
+  cmake --build --preset release -j "$jobs" --target slow_suites && ctest --preset long --output-on-failure
+}
+step "the suites that a build leaves out unless they are asked for" slow_suites
 
 # Two processes with seeds of their own, one of them with fewer false verdicts and more real faults.
 simulate() {

@@ -16,16 +16,36 @@
 namespace nccl_ha::tests {
 namespace {
 
-/// Those that tests/roce leaves out.
-TEST(RoceTwoGuests, TheOtherOperationsAreRightOverRcAndUd) {
-  const ToolRun run =
-      guests(NHA_TOOL_FILE, {},
-             "for fabric in verbs ud; do "
-             "for op in all_gather reduce_scatter broadcast sendrecv; do HA_NCCL_FABRIC=$fabric "
-             "nccl-ha perf $op -n 2 -b 8 -e 256K -f 8 -I 2 -w 1 || exit 1; done; done");
+// And where one rank is told to use what the other one is told not to, both say so.
+TEST(RoceTwoGuests, OperationsAreRightOverRcAndUdAndAForcedFabricThatThePeerLacksIsAnError) {
+  const ToolRun run = guests(
+      NHA_TOOL_FILE, {},
+      "for fabric in verbs ud; do "
+      "for op in all_reduce alltoall pt2pt all_gather reduce_scatter broadcast sendrecv; do "
+      "HA_NCCL_FABRIC=$fabric nccl-ha perf $op -n 2 -b 8 -e 256K -f 8 -I 2 -w 1 || exit 1; "
+      "done; done; "
+      "if [ $RANK = 1 ]; then export HA_NCCL_FABRIC=verbs; else export HA_NCCL_FABRIC=datagram; "
+      "fi; nccl-ha perf pt2pt -b 8 -e 8 -I 1 2>&1 && exit 9; exit 0");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
-  EXPECT_EQ(count(run.out, "Out of bounds values : 0 OK"), 2 * 4U) << run.out;
-  EXPECT_GE(count(run.out, "2 ranks on 2 hosts"), 2 * 4U) << run.out;
+  EXPECT_EQ(count(run.out, "Out of bounds values : 0 OK"), 2 * 7U) << run.out;
+  EXPECT_GE(count(run.out, "2 ranks on 2 hosts"), 2 * 7U) << run.out;
+  EXPECT_NE(run.err.find("every link was tried"), std::string::npos) << run.err;
+  EXPECT_GE(count(run.out, "the peer wants datagrams over UDP, but rxe0 on h2 uses RDMA"), 2U)
+      << run.out;
+}
+
+// Its memory has to be known to the other device, and flushes go to both.  Emulated processors are
+// too slow to be impatient with: only the lost carrier shall move traffic.
+TEST(RoceTwoGuests, ARailThatIsGoneForGoodMovesTrafficToTheOtherDevice) {
+  const ToolRun run = reduce_in_guests(NHA_TOOL_FILE, "gone", "2",
+                                       {"HA_NCCL_IB_FLUSH=1", "HA_NCCL_SOFT_TIMEOUT_MS=5000",
+                                        "HA_NCCL_HEARTBEAT_MS=2000", "HA_NCCL_RTO_MS=5000"},
+                                       "40", {{"cut", "rail0"}});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, "Out of bounds values : 0 OK"), 1U) << run.out;
+  EXPECT_GE(count(run.out, "port error; check cable and switch"), 2U) << run.out;
+  EXPECT_GE(count(run.out, " moved to the shadow path 1: RoCE rxe1"), 2U) << run.out;
+  EXPECT_EQ(count(run.out, " is back after "), 0U) << run.out;
 }
 
 TEST(RoceTwoGuests, ContractHoldsOverRcAndUd) {
