@@ -15,9 +15,6 @@ void Connection::fail(const Error& error, bool tell_peer) {
   failure_ = error;
   NHA_LOG_WARN("connection to {} failed: {}", peer_text(), error.message());
   state_.note(TraceEvent::transfer_failed, static_cast<uint64_t>(error.code), 0);
-  if (told && error.code != Errc::closed) {
-    state_.ask_trace(TraceCause::failure);
-  }
   if (tell_peer || linger_.peer_ends()) {
     part(tell_peer ? encode(ControlType::failure, Refusal{error.code, error.what})
                    : std::vector<std::byte>(),
@@ -25,6 +22,9 @@ void Connection::fail(const Error& error, bool tell_peer) {
   } else {
     stop_timers();
     end_linger(error);
+  }
+  if (told && error.code != Errc::closed) {
+    state_.ask_trace(TraceCause::failure);  // after what the peer waits for
   }
   if (Channel* channel = side_->channel(); channel != nullptr) {
     channel->set_failed(error);

@@ -79,6 +79,7 @@ void Failover::log_back(size_t lane) {
   NHA_LOG_WARN("path {} of the connection to {} is back after {} ms: {}", lane,
                state_.owner.peer_text(), stall.count() / 1'000'000, path);
   state_.note(TraceEvent::path_up, lane, static_cast<uint64_t>(stall.count()));
+  state_.ask_trace(TraceCause::failover);  // the round is whole now
 }
 
 bool Failover::drained(size_t lane) const {

@@ -169,8 +169,8 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
     }
     mine.counters->fenced.add();
     state_.note_step(RoundStep::report_said, lane, mine.epoch);
-    state_.ask_trace(TraceCause::failover);
     control_.send(encode(FenceReport{static_cast<uint8_t>(lane), mine.epoch, report}));
+    state_.ask_trace(TraceCause::failover);  // after what the peer waits for
     state_.context->request_stream_turns(1000);
   }
   if (steps.use) {

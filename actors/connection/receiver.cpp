@@ -129,7 +129,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
   request->bytes[0] = completion.bytes;
   count_bytes(lane, completion.bytes);
   state_.note(TraceEvent::chunk_arrived, request->group, trace_chunk(completion.bytes, 0, 0, 1),
-              paths_.index_of(completion.path));
+              paths_.at(lane));
   finish_group(*request);
   return true;
 }
@@ -173,8 +173,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
   request->bytes[position] += bytes;
   count_bytes(lane, bytes);
   state_.note(TraceEvent::chunk_arrived, request->group,
-              trace_chunk(bytes, position, immediate.chunk, chunk_count),
-              paths_.index_of(completion.path));
+              trace_chunk(bytes, position, immediate.chunk, chunk_count), paths_.at(lane));
   if (request->arrived[position] == (1U << chunk_count) - 1 && --request->missing == 0) {
     finish_group(*request);
   }

@@ -24,8 +24,4 @@ uint64_t pid_namespace();
 /// one host, in one time namespace; 0: unknown.
 uint64_t clock_identity();
 
-/// The same number in all processes for which CLOCK_MONOTONIC is one clock: those of one boot of
-/// one host, in one time namespace; 0: unknown.
-uint64_t clock_identity();
-
 }  // namespace nccl_ha

@@ -1,13 +1,11 @@
 #include "runtime/engine/engine.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/base/own_thread.h"
 #include "runtime/engine/thread.h"
 #include "runtime/streams/uv_streams.h"
 
@@ -50,6 +48,12 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   engine->counters_.file =
       CounterFile::create({config.counters_dir, static_cast<size_t>(config.counters_blocks), count,
                            static_cast<size_t>(config.record_events)});
+  if (!engine->counters_.file && !config.trace_dir.empty() && config.trace_mb != 0) {
+    NHA_LOG_WARN(
+        "HA_NCCL_TRACE_DIR={} gets no dumps: they are copies of the file of counters, and there is "
+        "none (HA_NCCL_COUNTERS_DIR)",
+        config.trace_dir);
+  }
   engine->trace_keeper_ =
       TraceKeeper::start(engine->counters_.file, TraceKeeper::options_of(config));
   const bool threads_first = threads_drive(config);
@@ -169,14 +173,6 @@ size_t Engine::assign_worker(int numa_node, double weight) {
 void Engine::unassign_worker(size_t worker, double weight) {
   std::lock_guard lock(load_mutex_);
   loads_[worker].load -= weight;
-}
-
-void Engine::prepare_thread(const char* name) {
-  // The job's signals belong to the job's threads.
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, nullptr);
-  pthread_setname_np(pthread_self(), name);
 }
 
 void Engine::wake_sleeper(WorkerSlot& slot) {

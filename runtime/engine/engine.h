@@ -252,7 +252,6 @@ class Engine {
   [[gnu::noinline]] void wake_sleeper(WorkerSlot& slot);
   /// Puts the calling thread to sleep unless there is work; false: there was.
   bool park(WorkerSlot& slot);
-  static void prepare_thread(const char* name);
 
   Config config_;
   const Mode mode_;

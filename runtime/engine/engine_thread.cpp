@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/own_thread.h"
 #include "runtime/engine/engine.h"
 
 namespace nccl_ha {

@@ -122,7 +122,14 @@ Plan make_plan(const CounterFile::Options& options) {
   header.strings = section(plan.strings.size(), 1);
   header.blocks = section(options.blocks + 1, sizeof(layout::Block));  // one is the process's
   plan.ring_capacity = options.ring_events == 0 ? 0 : std::bit_ceil(options.ring_events);
-  const uint64_t ring_bytes = aligned(plan.ring_capacity * sizeof(layout::RingSlot));
+  const auto bytes_of_ring = [&plan] {
+    return aligned(plan.ring_capacity * sizeof(layout::RingSlot));
+  };
+  // A short recorder of each worker tells more than long ones of some.
+  while (options.rings * bytes_of_ring() > CounterFile::rings_bytes_max && plan.ring_capacity > 1) {
+    plan.ring_capacity /= 2;
+  }
+  const uint64_t ring_bytes = bytes_of_ring();
   const size_t rings =
       ring_bytes == 0 ? 0
                       : std::min<size_t>(options.rings, CounterFile::rings_bytes_max / ring_bytes);
@@ -228,6 +235,12 @@ std::shared_ptr<CounterFile> CounterFile::create(const Options& options) {
   }
   clean(options.directory, dead_files_max,
         std::min(dead_bytes_max, file_system_bytes(options.directory) / 8));
+  if (const size_t capacity = make_plan(options).ring_capacity; capacity < options.ring_events) {
+    NHA_LOG_INFO(
+        "each of {} flight recorders keeps {} events instead of {}: together they take {} MiB at "
+        "most (HA_NCCL_RECORD_EVENTS, HA_NCCL_PROGRESS_THREADS)",
+        options.rings, capacity, options.ring_events, rings_bytes_max >> 20);
+  }
   auto file = try_create(options);
   if (!file && file.error().sys == ENOSPC) {
     clean(options.directory, 0, 0);  // the living come first

@@ -2,27 +2,28 @@
 // it is asked to by a signal.
 //
 // A thread of its own sleeps until somebody asks, so that whoever moves data only says that there
-// is something to keep.
+// is something to keep.  A disk or a server that does not answer holds up that thread and nobody
+// else: it is left behind then.
 #pragma once
 
-#include <signal.h>
-
-#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 
 #include "runtime/base/config.h"
 #include "runtime/base/result.h"
 #include "runtime/telemetry/counter_file.h"
+#include "runtime/telemetry/trace_dump.h"
+#include "runtime/telemetry/trace_schedule.h"
+#include "runtime/telemetry/trace_signal.h"
 
 namespace nccl_ha {
-
-/// Why a dump is made.
-enum class TraceCause : uint8_t { failure, failover, signal };
 
 class TraceKeeper {
  public:
@@ -31,6 +32,13 @@ class TraceKeeper {
     std::chrono::milliseconds interval{};  ///< between two dumps that nobody asked for
     uint64_t bytes_max = 0;                ///< of all dumps of this user in it
     bool on_signal = true;                 ///< SIGUSR2
+    /// The directory may be one that stops answering.  The library stays loaded then, as it could
+    /// not be unloaded around a thread that hangs (runtime/base/own_thread.h).
+    bool may_hang = false;
+    std::chrono::milliseconds settle{50};        ///< TraceSchedule::Limits
+    std::chrono::milliseconds stop_limit{2000};  ///< for what is still to be written at the end
+    std::function<Result<void>(const std::string& path, std::span<const std::byte>)> write =
+        write_trace;
   };
   static Options options_of(const Config& config);
 
@@ -38,7 +46,7 @@ class TraceKeeper {
   /// failed.
   static std::unique_ptr<TraceKeeper> start(std::shared_ptr<CounterFile> file,
                                             const Options& options);
-  /// Writes what was asked for before.
+  /// Writes what was asked for before, also what was to wait.  Takes Options::stop_limit at most.
   ~TraceKeeper();
   TraceKeeper(const TraceKeeper&) = delete;
   TraceKeeper& operator=(const TraceKeeper&) = delete;
@@ -47,26 +55,15 @@ class TraceKeeper {
   void ask(TraceCause cause);
 
   /// How many dumps were written.
-  uint64_t written() const { return written_.load(std::memory_order_acquire); }
+  uint64_t written() const;
 
  private:
-  TraceKeeper(std::shared_ptr<CounterFile> file, const Options& options, int fd);
-  void run();
-  void write(uint64_t causes);
-  void take_signal();
-  void leave_signal();
+  class Writer;
+  explicit TraceKeeper(std::shared_ptr<Writer> writer);
 
-  const std::shared_ptr<CounterFile> file_;
-  const Options options_;
-  const int fd_;  ///< of eventfd(2): the thread sleeps on it
+  const std::shared_ptr<Writer> writer_;  ///< shared with the thread
   const int owner_pid_;
-  std::atomic<uint32_t> causes_{0};  ///< bits of TraceCause
-  std::atomic<bool> stopping_{false};
-  std::atomic<uint64_t> written_{0};
-  std::optional<std::chrono::steady_clock::time_point> last_failure_;
-  std::optional<std::chrono::steady_clock::time_point> last_failover_;
-  uint64_t left_out_ = 0;  ///< since the last one, by the limit of the rate
-  size_t signal_place_ = SIZE_MAX;
+  std::optional<TraceSignal> signal_;
   std::thread thread_;
 };
 

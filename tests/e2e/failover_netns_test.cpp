@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "tests/support/background_lab.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::tests {
 namespace {
@@ -54,11 +57,30 @@ ToolRun reduce(const std::string& before, const std::vector<std::string>& settin
   return lab.wait();
 }
 
+/// Dumps in `folder` made for that reason that name each of `parts`.
+size_t dumps_with(const std::string& folder, const std::string& reason,
+                  const std::vector<std::string>& parts) {
+  size_t found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string file = entry.path().string();
+    const ToolRun summary = run_program(NHA_TOOL_FILE, {"trace", "summary", file});
+    const ToolRun events = run_program(NHA_TOOL_FILE, {"trace", "show", file});
+    const bool all = std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
+      return count(events.out, part) > 0;
+    });
+    found += all && count(summary.out, reason) > 0 ? 1 : 0;
+  }
+  return found;
+}
+
 class FailoverModes : public testing::TestWithParam<bool> {};
 
 TEST_P(FailoverModes, CutsUnderAReductionCostTimeOnly) {
+  const TemporaryFolder dumps;
   const ToolRun run =
-      reduce("", {GetParam() ? "HA_NCCL_USE_PROGRESS_THREAD=1" : "HA_NCCL_USE_PROGRESS_THREAD=0"},
+      reduce("",
+             {GetParam() ? "HA_NCCL_USE_PROGRESS_THREAD=1" : "HA_NCCL_USE_PROGRESS_THREAD=0",
+              "HA_NCCL_TRACE_DIR=" + dumps.path()},
              {{"cut", "rail0", "--for", "700ms"},
               {"cut", "rail0", "--silent", "--from", "h1", "--for", "700ms"},
               {"cut", "rail0", "--silent", "--from", "h2", "--for", "700ms"},
@@ -68,6 +90,11 @@ TEST_P(FailoverModes, CutsUnderAReductionCostTimeOnly) {
   EXPECT_GE(count(run.out, " is down: "), 8U) << "each cut, on both sides: " << run.out;
   EXPECT_GE(count(run.out, " is back after "), 8U) << run.out;
   EXPECT_GE(count(run.out, " go again, "), 4U) << run.out;
+  // The last dump of a rank is made at its end; what it sent and what it got is in it.
+  EXPECT_GE(dumps_with(dumps.path(), "a path was replaced",
+                       {"failover", "path_up", "in_use", "answer_heard", "report_said"}),
+            2U)
+      << "one of each host";
 }
 
 TEST_P(FailoverModes, SeveralPathsOfOneConnection) {

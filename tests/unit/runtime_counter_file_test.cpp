@@ -288,17 +288,33 @@ TEST_F(CounterFileTest, WhatIsNoFileOfOursIsLeftAlone) {
   EXPECT_EQ(names().size(), 5U) << "it may be on its way, until it is a minute old";
 }
 
-TEST_F(CounterFileTest, RingsThatDoNotFitArePlainMemory) {
+TEST_F(CounterFileTest, RingsThatDoNotFitAreShorterAndWhoComesLaterHasPlainMemory) {
   const auto file = CounterFile::create({folder_, 8, 2, 1U << 17});  // 5 MiB each
   ASSERT_TRUE(file);
   const CounterBlock<WorkerCounters> worker({file, 0}, "worker 0");
   Recorder first(worker.place(), 1U << 17);
   Recorder second(worker.place(), 1U << 17);
-  second.record(TraceEvent::cts_sent, 1, 2, 3, Instant{});
-  EXPECT_EQ(second.snapshot().size(), 1U);
+  EXPECT_EQ(first.capacity(), 1U << 16);
+  EXPECT_EQ(second.capacity(), 1U << 16);
+  Recorder third(worker.place(), 1U << 17);
+  third.record(TraceEvent::cts_sent, 1, 2, 3, Instant{});
+  EXPECT_EQ(third.snapshot().size(), 1U);
   const CounterSnapshot snapshot = read();
-  EXPECT_EQ(snapshot.rings.size(), 1U);
+  EXPECT_EQ(snapshot.rings.size(), 2U);
   EXPECT_EQ(value(snapshot, 1, "rings_refused"), 1U);
+}
+
+TEST_F(CounterFileTest, EveryWorkerHasARingHoweverLongTheyAreToBe) {
+  for (const size_t workers : {1U, 12U, 13U, 64U}) {
+    for (const size_t events : {16'384U, 131'073U, 16'777'216U}) {
+      const auto file = CounterFile::create({folder_, 8, workers, events});
+      ASSERT_TRUE(file);
+      for (size_t i = 0; i < workers; ++i) {
+        ASSERT_NE(file->take_ring(i + 1).ring, nullptr) << workers << " " << events << " " << i;
+      }
+      EXPECT_LE(file->bytes().size(), CounterFile::rings_bytes_max + (1U << 17));
+    }
+  }
 }
 
 /// Finds something every third time.

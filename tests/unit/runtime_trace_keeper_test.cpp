@@ -1,8 +1,14 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <new>
 #include <thread>
 
+#include "runtime/base/clock.h"
 #include "runtime/telemetry/counter_reader.h"
 #include "runtime/telemetry/trace_keeper.h"
 #include "tests/support/counter_files.h"
@@ -52,17 +58,80 @@ TEST_F(TraceKeeperTest, AFailoverIsDumped) {
   EXPECT_EQ(reasons(), std::vector<std::string>{"a path was replaced"});
 }
 
-TEST_F(TraceKeeperTest, SoonAfterAnotherOneItIsNotButAFailureIs) {
+TEST_F(TraceKeeperTest, SoonAfterAnotherOneItWaitsButAFailureDoesNot) {
   auto keeper = start(an_hour);
   keeper->ask(TraceCause::failover);
   wait_for(*keeper, 1);
   keeper->ask(TraceCause::failover);
-  keeper.reset();  // does what it was asked before it ends
-  EXPECT_EQ(reasons().size(), 1U);
-  keeper = start(an_hour);
   keeper->ask(TraceCause::failure);
+  wait_for(*keeper, 2);
+  keeper->ask(TraceCause::failover);
+  keeper->ask(TraceCause::failure);
+  keeper.reset();  // does what it was asked before it ends
+  EXPECT_EQ(reasons().size(), 3U);
+}
+
+TEST_F(TraceKeeperTest, WhatWaitsIsWrittenWhenItsTimeCame) {
+  const auto keeper = start(std::chrono::milliseconds(100));
+  keeper->ask(TraceCause::failure);
+  wait_for(*keeper, 1);
+  const Instant first = SteadyClock().now();
+  keeper->ask(TraceCause::failure);
+  wait_for(*keeper, 2);
+  EXPECT_LT(std::chrono::milliseconds(50), SteadyClock().now() - first);
+}
+
+/// A disk that does not answer until it is told to.
+struct Hanging {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool reached = false;
+  bool answers = false;
+  bool ended = false;
+
+  Result<void> write() {
+    std::unique_lock lock(mutex);
+    reached = true;
+    changed.notify_all();
+    changed.wait(lock, [this] { return answers; });
+    ended = true;
+    changed.notify_all();
+    return {};
+  }
+};
+
+TEST_F(TraceKeeperTest, ADiskThatHangsHoldsUpNobody) {
+  const auto disk = std::make_shared<Hanging>();
+  TraceKeeper::Options options{folder_, an_hour, 1 << 20, false, true};
+  options.stop_limit = std::chrono::milliseconds(10);
+  options.write = [disk](const std::string&, std::span<const std::byte>) { return disk->write(); };
+  auto keeper = TraceKeeper::start(file_, options);
+  keeper->ask(TraceCause::failure);
+  {
+    std::unique_lock lock(disk->mutex);
+    disk->changed.wait(lock, [&] { return disk->reached; });
+  }
+  testing::internal::CaptureStderr();
   keeper.reset();
-  EXPECT_EQ(reasons().size(), 2U);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("is still being written to " + folder_),
+            std::string::npos);
+  std::unique_lock lock(disk->mutex);
+  EXPECT_FALSE(disk->ended);
+  disk->answers = true;
+  disk->changed.notify_all();
+  disk->changed.wait(lock, [&] { return disk->ended; });
+}
+
+TEST_F(TraceKeeperTest, WithoutMemoryThereIsNoDumpAndTheJobGoesOn) {
+  TraceKeeper::Options options{folder_, an_hour, 1 << 20, false};
+  options.write = [](const std::string&, std::span<const std::byte>) -> Result<void> {
+    throw std::bad_alloc();
+  };
+  auto keeper = TraceKeeper::start(file_, options);
+  keeper->ask(TraceCause::failure);
+  testing::internal::CaptureStderr();
+  keeper.reset();
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("there is no memory"), std::string::npos);
 }
 
 TEST_F(TraceKeeperTest, TheSignalDumpsAndIsLeftAsItWas) {

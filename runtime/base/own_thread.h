@@ -1,0 +1,15 @@
+// Threads that the plugin adds to a process that is not its own.
+#pragma once
+
+namespace nccl_ha {
+
+/// Called by such a thread before all else: the job's signals go to the job's threads.  `name` is
+/// cut at 15 characters.
+void prepare_thread(const char* name);
+
+/// The shared library that this code is in stays in memory until the process ends, so that a
+/// thread of it may be left behind.  Any thread; takes the loader's lock.  False: it cannot be
+/// kept, as the library is being unloaded.
+bool keep_code_loaded();
+
+}  // namespace nccl_ha
