@@ -105,8 +105,11 @@ struct CounterFileFound {
   int64_t made_ns = 0;  ///< CLOCK_REALTIME
   uint64_t bytes = 0;
 };
+/// Whose files are looked for; those of others are for root only.
+enum class CounterOwner : uint8_t { this_user, anybody };
 /// Those in a directory that belong to this user; also what was left in the middle of making one.
-std::vector<CounterFileFound> find_counter_files(const std::string& directory);
+std::vector<CounterFileFound> find_counter_files(const std::string& directory,
+                                                 CounterOwner owner = CounterOwner::this_user);
 
 struct ProcessCounterFile {
   std::string path;

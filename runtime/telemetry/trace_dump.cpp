@@ -25,7 +25,24 @@ namespace {
 
 /// More than any process's file has.
 constexpr uint64_t trace_bytes_max = uint64_t{1} << 30;
+/// Of the counters of 160,000 connections and paths.
+constexpr uint64_t counters_bytes_max = uint64_t{64} << 20;
 constexpr int copies_max = 100;
+/// A draft that nobody has written to for so long was left by who was killed; the clock of a file
+/// server may be wrong by some of it.
+constexpr int64_t unfinished_ns = 600'000'000'000;
+constexpr std::string_view draft_ending = ".tmp";
+
+/// A mapping is aligned like this.
+struct alignas(64) Line {
+  std::byte bytes[64];
+};
+
+/// As write_trace() names them.
+bool is_draft(std::string_view name) {
+  return name.ends_with(draft_ending) &&
+         name.find(std::string(trace_ending) + ".") != std::string_view::npos;
+}
 
 int64_t read_clock(clockid_t clock) {
   timespec time{};
@@ -154,6 +171,7 @@ class Copier {
     const layout::Section made{to_.size(), static_cast<uint32_t>(used.size()),
                                sizeof(layout::Ring)};
     to_.resize(to_.size() + used.size() * sizeof(layout::Ring));
+    uint64_t slots_left = from_.size() / sizeof(layout::RingSlot);
     for (size_t i = 0; i < used.size(); ++i) {
       const std::byte* ring = at(header_.rings, used[i]);
       const uint64_t capacity = load(ring + offsetof(layout::Ring, capacity));
@@ -162,6 +180,11 @@ class Copier {
           capacity > (from_.size() - slots) / sizeof(layout::RingSlot)) {
         return cannot_copy("a flight recorder lies outside of it");
       }
+      // Each has slots of its own: a copy is no larger than what it is of.
+      if (capacity > slots_left) {
+        return cannot_copy("its flight recorders lie over each other");
+      }
+      slots_left -= capacity;
       add_ring(made.offset + i * sizeof(layout::Ring), ring, from_.data() + slots, capacity);
     }
     return made;
@@ -190,6 +213,69 @@ class Copier {
   std::vector<std::byte> to_;
 };
 
+/// As many bytes as are there.
+std::vector<Line> read_front(int fd, size_t size) {
+  std::vector<Line> lines((size + sizeof(Line) - 1) / sizeof(Line));
+  auto* to = reinterpret_cast<char*>(lines.data());
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t got = pread(fd, to + done, size - done, static_cast<off_t>(done));
+    if (got == 0 || (got < 0 && errno != EINTR)) {
+      break;
+    }
+    done += got > 0 ? static_cast<size_t>(got) : 0;
+  }
+  return lines;
+}
+
+/// A block that changed between two readings may be half of one and half of the other.
+void leave_out_changed(std::span<std::byte> bytes, std::span<const std::byte> later,
+                       const layout::Section& blocks) {
+  for (size_t i = 0; i < blocks.count; ++i) {
+    const size_t at = blocks.offset + i * sizeof(layout::Block);
+    if (load(bytes.data() + at) != load(later.data() + at)) {
+      set_word(bytes.data() + at, 1);  // readers leave it out
+    }
+  }
+}
+
+Result<std::vector<std::byte>> counters_in(int fd, std::string_view reason) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    return fail(Errc::invalid_argument, "it is no regular file");
+  }
+  const auto all = static_cast<uint64_t>(info.st_size);
+  const std::vector<Line> head = read_front(fd, sizeof(layout::FileHeader));
+  auto header = parse_counter_header(
+      std::as_bytes(std::span(head)).first(std::min<uint64_t>(all, sizeof(layout::FileHeader))));
+  if (!header) {
+    return header.error();
+  }
+  header->rings.count = 0;
+  uint64_t end = sizeof(layout::FileHeader);
+  for (auto section :
+       {&layout::FileHeader::scopes, &layout::FileHeader::counters, &layout::FileHeader::events,
+        &layout::FileHeader::fields, &layout::FileHeader::strings, &layout::FileHeader::blocks}) {
+    const layout::Section& one = (*header).*section;
+    end = std::max<uint64_t>(end, one.offset + uint64_t{one.count} * one.entry_bytes);
+  }
+  if (end > all) {
+    return cannot_copy("a table lies outside of it");
+  }
+  if (end > counters_bytes_max) {
+    return fail(Errc::invalid_argument, "it has more counters than are passed on");
+  }
+  std::vector<Line> lines = read_front(fd, end);
+  const std::vector<Line> later = read_front(fd, end);
+  const auto bytes = std::as_writable_bytes(std::span(lines));
+  if (!inside(bytes, header->blocks, sizeof(layout::Block))) {
+    return cannot_copy("a table lies outside of it");
+  }
+  leave_out_changed(bytes, std::as_bytes(std::span(later)), header->blocks);
+  header->file_bytes = end;
+  return Copier(bytes.first(end), *header).copy(reason);
+}
+
 }  // namespace
 
 Result<std::vector<std::byte>> copy_counters(std::span<const std::byte> bytes,
@@ -204,8 +290,21 @@ Result<std::vector<std::byte>> copy_counters(std::span<const std::byte> bytes,
   return Copier(bytes.first(header->file_bytes), *header).copy(reason);
 }
 
+Result<std::vector<std::byte>> copy_counter_file(const std::string& path, std::string_view reason) {
+  const auto refuse = [&path](const Error& error) {
+    return fail(error.code, fmt::format("{}: {}", path, error.what), error.sys);
+  };
+  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) {
+    return refuse(fail(Errc::system, "cannot open it", errno));
+  }
+  auto copy = counters_in(fd, reason);
+  close(fd);
+  return copy ? std::move(copy) : refuse(copy.error());
+}
+
 Result<void> write_trace(const std::string& path, std::span<const std::byte> bytes) {
-  const std::string draft = fmt::format("{}.{:016x}.tmp", path, os_random_u64());
+  const std::string draft = fmt::format("{}.{:016x}{}", path, os_random_u64(), draft_ending);
   const auto refuse = [&](const char* what) {
     const int error = errno;
     ::unlink(draft.c_str());
@@ -276,19 +375,26 @@ void make_room_for_traces(const std::string& directory, uint64_t bytes_max, uint
   std::vector<Found> all;
   std::error_code error;
   uint64_t sum = more;
+  const int64_t now = read_clock(CLOCK_REALTIME);
   for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
+    const bool draft = is_draft(name);
     struct stat info {};
-    if (!name.starts_with("nccl-ha-") || !name.ends_with(trace_ending) ||
+    if (!name.starts_with("nccl-ha-") || !(draft || name.ends_with(trace_ending)) ||
         lstat(entry->path().c_str(), &info) != 0 || !S_ISREG(info.st_mode) ||
         info.st_uid != geteuid()) {
       continue;
     }
-    all.push_back({entry->path().string(),
-                   int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec,
-                   static_cast<uint64_t>(info.st_size)});
-    sum += all.back().bytes;
+    const int64_t made = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
+    if (draft && now - made > unfinished_ns) {
+      ::unlink(entry->path().c_str());
+      continue;
+    }
+    sum += static_cast<uint64_t>(info.st_size);
+    if (!draft) {  // what somebody is writing counts, and stays
+      all.push_back({entry->path().string(), made, static_cast<uint64_t>(info.st_size)});
+    }
   }
   std::sort(all.begin(), all.end(), [](const Found& a, const Found& b) { return a.made < b.made; });
   for (size_t i = 0; i < all.size() && sum > bytes_max; ++i) {

@@ -26,6 +26,10 @@ inline constexpr std::string_view trace_ending = ".trace";
 Result<std::vector<std::byte>> copy_counters(std::span<const std::byte> bytes,
                                              std::string_view reason);
 
+/// Counters only, without flight recorders, of a process's file.  It is read and not mapped, so
+/// that an owner who cuts it short meanwhile stops nobody.  Any thread.
+Result<std::vector<std::byte>> copy_counter_file(const std::string& path, std::string_view reason);
+
 /// Into a new file, which appears under its name when it is complete.
 Result<void> write_trace(const std::string& path, std::span<const std::byte> bytes);
 

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/agent_process.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
 
@@ -122,6 +123,11 @@ TEST_F(TraceOfAJob, IsTheSameLiveDumpedAndAfterAKill) {
   const ToolRun exported = tool({"trace", "export", merged, "-o", merged + ".pftrace"});
   EXPECT_EQ(exported.status, 0) << exported.err;
   EXPECT_GT(fs::file_size(merged + ".pftrace"), 10'000U);
+  // Somebody else's reader of the encoding, with the field numbers of the published schema.
+  const ToolRun read = run_program("python3", {NHA_SOURCE_DIR "/tools/dev/read_track_events.py",
+                                               merged + ".pftrace", "-o", merged + ".picture.svg"});
+  EXPECT_EQ(read.status, 0) << read.out << read.err;
+  EXPECT_GT(fs::file_size(merged + ".picture.svg"), 1000U);
   EXPECT_EQ(tool({"trace", "plot", merged, "-o", merged + ".svg"}).status, 0);
 
   end_job();  // SIGKILL, in the middle of all_reduce
@@ -145,6 +151,35 @@ TEST_F(TraceOfAJob, IsTheSameLiveDumpedAndAfterAKill) {
   const ToolRun refused = tool({"trace", "show", cut});
   EXPECT_EQ(refused.status, 2);
   EXPECT_NE(refused.err.find("holds no counters of nccl-ha"), std::string::npos) << refused.err;
+}
+
+TEST_F(TraceOfAJob, IsTheSameThroughTheAgentsOfItsHosts) {
+  ASSERT_GE(busy_connections().size(), 2U);
+  const test::AgentProcess agent(NHA_TOOL_FILE);
+  const std::string page = agent.status()["page"].get<std::string>();
+  const size_t colon = page.rfind(':');
+  const std::string port = std::to_string(std::stoi(page.substr(colon + 1)));
+  const ToolRun run = tool({"stat", "--json", "--interval", "0.1", "--agent-port", port, "--hosts",
+                            "127.0.0.1,gone=127.0.0.9"});
+  EXPECT_EQ(run.status, 0) << run.err;
+  const json told = json::parse(run.out, nullptr, false);
+  ASSERT_FALSE(told.is_discarded()) << run.out << run.err;
+  size_t busy = 0;
+  for (const json& row : told["rows"]) {
+    busy += row["kind"] == "connection" && row["bytes_sent"] > 10'000'000 && row["sent_per_s"] > 0
+                ? 1
+                : 0;
+  }
+  EXPECT_GE(busy, 2U) << run.out;
+  ASSERT_EQ(told["unreadable"].size(), 1U);
+  EXPECT_NE(run.err.find("agent of 127.0.0.9, port " + port + ": cannot be reached"),
+            std::string::npos)
+      << run.err;
+  const ToolRun top = tool(
+      {"top", "--count", "1", "--interval", "0.1", "--agent-port", port, "--hosts", "127.0.0.1"});
+  EXPECT_NE(top.out.find("send-connection"), std::string::npos) << top.out << top.err;
+  const ToolRun nobody = tool({"stat", "--agent-port", port, "--hosts", "127.0.0.9"});
+  EXPECT_EQ(nobody.status, 2) << nobody.out;
 }
 
 }  // namespace

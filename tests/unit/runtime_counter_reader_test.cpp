@@ -7,6 +7,7 @@
 
 #include "runtime/telemetry/counter_reader.h"
 #include "runtime/telemetry/recorder.h"
+#include "runtime/telemetry/trace_dump.h"
 #include "tests/support/counter_files.h"
 
 namespace nccl_ha {
@@ -110,6 +111,34 @@ TEST_F(CounterReaderTest, ARingOutsideOfTheFileIsDamage) {
   EXPECT_NE(parse(words).find("flight recorder"), std::string::npos) << parse(words);
   ring->capacity = 3;
   EXPECT_NE(parse(words).find("flight recorder"), std::string::npos) << parse(words);
+}
+
+TEST_F(CounterReaderTest, RecordersThatLieOverEachOtherAreDamage) {
+  constexpr uint32_t recorders = 64;
+  const auto file = CounterFile::create({folder_, 8, recorders, 16});
+  Words words(files::file_size(file->path()) / 8);
+  std::ifstream(file->path(), std::ios::binary)
+      .read(reinterpret_cast<char*>(words.data()), static_cast<std::streamsize>(words.size() * 8));
+  ASSERT_EQ(header(words).rings.count, recorders);
+  auto* rings =
+      reinterpret_cast<counter_layout::Ring*>(words.data() + header(words).rings.offset / 8);
+  for (uint32_t i = 0; i < recorders; ++i) {
+    rings[i].owner.store(1);
+    rings[i].capacity = 512;
+    rings[i].slots_offset = 64;
+    rings[i].written.store(512);
+  }
+  EXPECT_NE(parse(words).find("over each other"), std::string::npos) << parse(words);
+  std::vector<std::string> damages;
+  const auto salvaged = salvage_counters(words.bytes(), damages);
+  ASSERT_TRUE(salvaged);
+  size_t events = 0;
+  for (const auto& ring : salvaged->rings) {
+    events += ring.events.size();
+  }
+  EXPECT_LE(events * sizeof(counter_layout::RingSlot), words.size() * 8);
+  EXPECT_FALSE(damages.empty());
+  EXPECT_FALSE(copy_counters(words.bytes(), "a test"));
 }
 
 TEST_F(CounterReaderTest, LabelsCannotReachTheTerminal) {

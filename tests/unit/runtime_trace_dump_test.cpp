@@ -60,6 +60,30 @@ TEST_F(TraceDumpTest, HoldsWhatTheFileHoldsAndLittleMore) {
   EXPECT_EQ(snapshot.rings[0].written, 40U);
 }
 
+TEST_F(TraceDumpTest, OfAFileThatOthersOwnTheCountersAreReadWithoutAMapping) {
+  fill();
+  const auto found = find_counter_files(folder_, CounterOwner::anybody);
+  ASSERT_EQ(found.size(), 1U);
+  const auto bytes = copy_counter_file(found[0].path, "a test");
+  ASSERT_TRUE(bytes) << bytes.error().message();
+  const std::string path = folder_ + "/nccl-ha-1-2.trace";
+  ASSERT_TRUE(write_trace(path, *bytes));
+  const auto read = read_counter_file(path);
+  ASSERT_TRUE(read) << read.error().message();
+  EXPECT_EQ(read->snapshot.blocks.size(), 3U);
+  EXPECT_EQ(value(read->snapshot, connection_.id(), "key"), 77U);
+  EXPECT_TRUE(read->snapshot.rings.empty());
+  const std::string cut = folder_ + "/cut";
+  files::copy_file(found[0].path, cut);
+  files::resize_file(cut, 1000);
+  const auto wrong = copy_counter_file(cut, "a test");
+  ASSERT_FALSE(wrong);
+  EXPECT_NE(wrong.error().message().find(cut + ": the file is damaged"), std::string::npos)
+      << wrong.error().message();
+  EXPECT_FALSE(copy_counter_file(folder_ + "/none", "a test"));
+  EXPECT_FALSE(copy_counter_file(folder_, "a test"));
+}
+
 TEST_F(TraceDumpTest, EventsSayWhatTheirWordsHold) {
   fill();
   const auto read = read_counter_file(dump());
@@ -110,6 +134,27 @@ TEST_F(TraceDumpTest, TheOldestDumpsMakeRoom) {
   EXPECT_TRUE(files::exists(folder_ + "/nccl-ha-1-2.trace"));
   EXPECT_TRUE(files::exists(folder_ + "/nccl-ha-1-3.trace"));
   EXPECT_TRUE(files::exists(folder_ + "/other.trace"));
+}
+
+TEST_F(TraceDumpTest, DraftsOfWhoWasKilledGoAndThoseOfOthersCount) {
+  const auto make = [this](const std::string& name, int minutes) {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path) << std::string(1000, 'x');
+    files::last_write_time(path,
+                           files::file_time_type::clock::now() - std::chrono::minutes(minutes));
+    return path;
+  };
+  const std::string left = make("nccl-ha-1-2-0.trace.0123456789abcdef.tmp", 11);
+  const std::string under_way = make("nccl-ha-1-3-0.trace.0123456789abcdef.tmp", 1);
+  const std::string counters = make("nccl-ha-1-0123456789abcdef.tmp", 11);
+  const std::string older = make("nccl-ha-1-4-0.trace", 9);
+  const std::string newer = make("nccl-ha-1-5-0.trace", 8);
+  make_room_for_traces(folder_, 3000, 1000);
+  EXPECT_FALSE(files::exists(left));
+  EXPECT_TRUE(files::exists(under_way));
+  EXPECT_TRUE(files::exists(counters)) << "CounterFile knows whether its process is there";
+  EXPECT_FALSE(files::exists(older));
+  EXPECT_TRUE(files::exists(newer));
 }
 
 TEST_F(TraceDumpTest, ErrorsSayWhichFile) {

@@ -21,6 +21,7 @@
 #include "tools/agent/http_port.h"
 #include "tools/agent/keeper.h"
 #include "tools/agent/page.h"
+#include "tools/agent/processes.h"
 #include "tools/agent/view.h"
 #include "tools/common/process.h"
 
@@ -72,7 +73,8 @@ std::string json_of(const AgentView& view) {
   return status_of(view).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-std::optional<HttpAnswer> page_of(const AgentView& view, const std::string& path) {
+std::optional<HttpAnswer> page_of(const AgentView& view, const std::string& counters_dir,
+                                  const std::string& path) {
   if (path == "/") {
     return HttpAnswer{"text/html; charset=utf-8", agent_page()};
   }
@@ -81,6 +83,9 @@ std::optional<HttpAnswer> page_of(const AgentView& view, const std::string& path
   }
   if (path == "/status.json") {
     return HttpAnswer{"application/json", json_of(view)};
+  }
+  if (path == "/counters") {
+    return HttpAnswer{"application/octet-stream", counters_of_processes(counters_dir)};
   }
   return std::nullopt;
 }
@@ -201,7 +206,9 @@ Result<int> run_agent(const std::string& settings_path, const AgentSettings& set
   if (settings.page) {
     actors.push_back(
         std::make_unique<HttpPort>(begun->page.release(), *settings.page,
-                                   [&view](const std::string& at) { return page_of(view, at); }));
+                                   [&view, dir = config->counters_dir](const std::string& at) {
+                                     return page_of(view, dir, at);
+                                   }));
   }
   if (auto adopted = adopt_all((*engine)->worker(0), std::move(actors)); !adopted) {
     return adopted.error();

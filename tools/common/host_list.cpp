@@ -104,20 +104,23 @@ Result<void> add_hosts(const std::string& part, const std::string& source,
   return {};
 }
 
-Result<std::vector<NamedHost>> counted(std::vector<NamedHost> hosts, const std::string& source) {
-  if (hosts.size() < 2 || hosts.size() > hosts_max) {
-    return fail(Errc::invalid_argument,
-                fmt::format("{}: give 2 to {} hosts, not {}", source, hosts_max, hosts.size()));
+Result<std::vector<NamedHost>> counted(std::vector<NamedHost> hosts, const std::string& source,
+                                       size_t least) {
+  if (hosts.size() < least || hosts.size() > hosts_max) {
+    return fail(Errc::invalid_argument, fmt::format("{}: give {} to {} hosts, not {}", source,
+                                                    least, hosts_max, hosts.size()));
   }
   return hosts;
 }
 
 }  // namespace
 
-Result<std::vector<NamedHost>> parse_hosts(const std::string& text, const std::string& source) {
+Result<std::vector<NamedHost>> parse_hosts(const std::string& text, const std::string& source,
+                                           size_t least) {
   std::vector<NamedHost> hosts;
   if (text.empty()) {
-    return fail(Errc::invalid_argument, source + " is empty: name 2 hosts or more");
+    return fail(Errc::invalid_argument,
+                fmt::format("{} is empty: name {} hosts or more", source, least));
   }
   for (const std::string& part : parts_of(text)) {
     if (auto added = add_hosts(part, source, hosts); !added) {
@@ -130,10 +133,10 @@ Result<std::vector<NamedHost>> parse_hosts(const std::string& text, const std::s
       return fail(Errc::invalid_argument, fmt::format("{}: {} is there twice", source, host.name));
     }
   }
-  return counted(std::move(hosts), source);
+  return counted(std::move(hosts), source, least);
 }
 
-Result<std::vector<NamedHost>> read_hosts(const std::string& file) {
+Result<std::vector<NamedHost>> read_hosts(const std::string& file, size_t least) {
   std::ifstream in(file);
   if (!in) {
     return fail(Errc::system, fmt::format("cannot read the hosts in {}", file), errno);
@@ -163,18 +166,18 @@ Result<std::vector<NamedHost>> read_hosts(const std::string& file) {
       }
     }
   }
-  return counted(std::move(hosts), file);
+  return counted(std::move(hosts), file, least);
 }
 
-Result<std::vector<NamedHost>> job_hosts(const GetEnv& get) {
+Result<std::vector<NamedHost>> job_hosts(const GetEnv& get, size_t least) {
   for (const char* variable : {"SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
     if (const auto list = get(variable)) {
-      return parse_hosts(*list, variable);
+      return parse_hosts(*list, variable, least);
     }
   }
   for (const char* variable : {"PBS_NODEFILE", "LSB_DJOB_HOSTFILE"}) {
     if (const auto file = get(variable)) {
-      return read_hosts(*file);
+      return read_hosts(*file, least);
     }
   }
   return fail(Errc::invalid_argument,
@@ -183,8 +186,11 @@ Result<std::vector<NamedHost>> job_hosts(const GetEnv& get) {
 }
 
 Result<std::vector<NamedHost>> named_hosts(const std::string& list, const std::string& file,
-                                           const GetEnv& get) {
-  return !file.empty() ? read_hosts(file) : list == "job" ? job_hosts(get) : parse_hosts(list);
+                                           const GetEnv& get, size_t least) {
+  if (!file.empty()) {
+    return read_hosts(file, least);
+  }
+  return list == "job" ? job_hosts(get, least) : parse_hosts(list, "--hosts", least);
 }
 
 }  // namespace nccl_ha::tools

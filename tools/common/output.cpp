@@ -14,6 +14,15 @@
 namespace nccl_ha::tools {
 namespace {
 
+/// errno of the first write to standard output that failed; 0: none did, or none said why.
+int output_error = 0;
+
+void note_output(bool written) {
+  if (!written && output_error == 0) {
+    output_error = errno;
+  }
+}
+
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -33,10 +42,14 @@ nlohmann::json document(const std::string& command, nlohmann::json body) {
   return body;
 }
 
+std::string document_text(const nlohmann::json& whole) {
+  return whole.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
 void print_document(const nlohmann::json& whole) {
-  const std::string text = whole.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fputc('\n', stdout);
+  const std::string text = document_text(whole);
+  errno = 0;
+  note_output(std::fwrite(text.data(), 1, text.size(), stdout) == text.size());
 }
 
 void print_failure(const std::string& command, const std::string& error) {
@@ -58,12 +71,18 @@ bool asks_for_json(int argc, const char* const* argv) {
   return false;
 }
 
-bool finish_output() {
+void flush_output() {
   errno = 0;
+  note_output(std::fflush(stdout) == 0);
+}
+
+bool finish_output() {
   const bool before = std::ferror(stdout) == 0;
-  if (std::fflush(stdout) == 0 && before) {
+  flush_output();
+  if (std::ferror(stdout) == 0 && before) {
     return true;
   }
+  errno = output_error;
   std::fprintf(stderr, "nccl-ha: standard output could not be written in full%s%s\n",
                errno == 0 ? "" : ": ", errno == 0 ? "" : std::strerror(errno));
   return false;

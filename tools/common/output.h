@@ -10,6 +10,8 @@ namespace nccl_ha::tools {
 /// own.
 nlohmann::json document(const std::string& command, nlohmann::json body);
 
+/// With a newline at its end; what is no UTF-8 is replaced.
+std::string document_text(const nlohmann::json& whole);
 /// Prints one document to standard output; what is no UTF-8 is replaced.
 void print_document(const nlohmann::json& whole);
 
@@ -19,7 +21,9 @@ void print_failure(const std::string& command, const std::string& error);
 /// The calling process's words ask for JSON on standard output: --json, of perf `--json -`.
 bool asks_for_json(int argc, const char* const* argv);
 
-/// Writes out what is buffered.  False, and a line on standard error, where standard output took
+/// Writes out what is buffered; finish_output() tells of what went wrong.
+void flush_output();
+/// The same at the end.  False, and a line on standard error, where standard output took
 /// less than all of it: a full disk, say.
 bool finish_output();
 

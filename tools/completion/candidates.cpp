@@ -43,6 +43,8 @@ const std::map<std::pair<std::string, std::string>, Words> values{
     {{"check", "--program"}, {any_file}},
     {{"check", "--hosts-file"}, {any_file}},
     {{"info", "--svg"}, {any_file}},
+    {{"top", "--hosts-file"}, {any_file}},
+    {{"stat", "--hosts-file"}, {any_file}},
     {{"lab run", "1"}, topologies},
     {{"lab run", "--env"}, {"@setting"}},
     {{"lab roce", "--topology"}, topologies},

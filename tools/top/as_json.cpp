@@ -5,7 +5,8 @@
 
 namespace nccl_ha::tools {
 
-void print_stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums) {
+void print_stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums,
+                     const std::vector<std::string>& unreadable) {
   using nlohmann::json;
   json all = json::array();
   for (const CounterRow& row : rows) {
@@ -30,8 +31,9 @@ void print_stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums) 
     }
     all.push_back(std::move(one));
   }
-  print_document(document(
-      "stat", {{"rows", all}, {"sums", {{"checked", sums.checked}, {"wrong", sums.wrong}}}}));
+  print_document(document("stat", {{"rows", all},
+                                   {"unreadable", unreadable},
+                                   {"sums", {{"checked", sums.checked}, {"wrong", sums.wrong}}}}));
 }
 
 }  // namespace nccl_ha::tools

@@ -5,6 +5,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,7 +15,11 @@
 
 #include "runtime/base/config.h"
 #include "tools/commands.h"
+#include "tools/common/environment.h"
+#include "tools/common/host_list.h"
+#include "tools/common/output.h"
 #include "tools/common/refusal.h"
+#include "tools/top/agents.h"
 #include "tools/top/screen.h"
 #include "tools/top/stat.h"
 
@@ -23,6 +29,7 @@ namespace {
 constexpr Refusal refuse_top{"nccl-ha top", 2};
 constexpr Refusal refuse_stat{"nccl-ha stat", 2};
 constexpr size_t plain_columns = 160;
+constexpr std::chrono::milliseconds agent_limit{3000};
 
 struct TopOptions {
   std::vector<uint32_t> pids;
@@ -31,6 +38,9 @@ struct TopOptions {
   uint64_t count = 0;
   bool as_json = false;
   bool prometheus = false;
+  std::string hosts;
+  std::string host_file;
+  uint16_t agent_port = 7470;
 };
 
 std::string directory_of(const Refusal& refuse) {
@@ -42,13 +52,33 @@ std::string directory_of(const Refusal& refuse) {
 void pause_for(double seconds) { poll(nullptr, 0, static_cast<int>(seconds * 1000)); }
 
 CounterReading reading_of(const TopOptions& options, const Refusal& refuse) {
+  if (!options.hosts.empty() || !options.host_file.empty()) {
+    std::vector<AgentPlace> agents;
+    for (const NamedHost& host :
+         refuse.need(named_hosts(options.hosts, options.host_file, process_environment(), 1))) {
+      agents.push_back({host.address, options.agent_port});
+    }
+    return read_agents(agents, agent_limit);
+  }
   return refuse.need(read_all_counters(directory_of(refuse), options.pids));
+}
+
+/// Says which processes are left out; with nothing else to show it ends with status 2.
+void complain(const CounterReading& reading) {
+  flush_output();
+  for (const std::string& file : reading.unreadable) {
+    fmt::print(stderr, "nccl-ha stat: left out {}\n", file);
+  }
+  if (reading.files.empty() && !reading.unreadable.empty()) {
+    throw CLI::RuntimeError(2);
+  }
 }
 
 void show_stat(const TopOptions& options) {
   const CounterReading before = reading_of(options, refuse_stat);
   if (options.prometheus) {
     fmt::print("{}", stat_prometheus(before));
+    complain(before);
     return;
   }
   pause_for(options.interval_s);
@@ -56,12 +86,12 @@ void show_stat(const TopOptions& options) {
   const SumCheck sums = check_sums(now, before);
   const auto rows = arranged(rows_of(now, &before), options.order);
   if (options.as_json) {
-    print_stat_json(rows, sums);
+    print_stat_json(rows, sums, now.unreadable);
   } else {
     for (const std::string& line : table_lines(rows, plain_columns)) {
       fmt::print("{}\n", line);
     }
-    if (rows.empty()) {
+    if (rows.empty() && now.unreadable.empty()) {
       fmt::print("no process of this user has the plugin loaded\n");
     }
     fmt::print("{}\n", sums_line(sums));
@@ -69,6 +99,7 @@ void show_stat(const TopOptions& options) {
       fmt::print("  {}\n", wrong);
     }
   }
+  complain(now);
   if (!sums.wrong.empty()) {
     throw CLI::RuntimeError(1);
   }
@@ -89,6 +120,9 @@ class TopPage {
         "nccl-ha top: {} processes, every {} s; sorted by {}{}; {}", now.files.size(),
         options_.interval_s, order_.sort,
         order_.filter.empty() ? "" : fmt::format(", only {}", order_.filter), sums_line(sums)));
+    if (!now.unreadable.empty()) {
+      lines.front() += fmt::format("; {} cannot be read", now.unreadable.size());
+    }
     auto table =
         table_lines(arranged(rows_of(now, before_ ? &*before_ : nullptr), order_), columns);
     lines.push_back(table.front());
@@ -171,6 +205,15 @@ void add_common(CLI::App& command, const std::shared_ptr<TopOptions>& options) {
                      "only what has that in its name, with all below and above it");
   command.add_option("--interval", options->interval_s, "seconds between two readings")
       ->check(CLI::Range(0.05, 3600.0))
+      ->capture_default_str();
+  auto* hosts = command.add_option(
+      "--hosts", options->hosts,
+      "processes of these hosts by their agents: NAME or NAME=ADDRESS,...; node[1-8]; job");
+  auto* file = command.add_option("--hosts-file", options->host_file, "a host on each line");
+  hosts->excludes(file)->excludes("--pid");
+  file->excludes("--pid");
+  command.add_option("--agent-port", options->agent_port, "where agents serve their page")
+      ->check(CLI::Range(1, 65535))
       ->capture_default_str();
 }
 

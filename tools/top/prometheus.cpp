@@ -15,10 +15,12 @@ namespace {
 std::vector<prometheus::ClientMetric::Label> labels_of(
     const CounterSnapshot& snapshot, const CounterSnapshot::Block& block,
     const std::map<uint64_t, const CounterSnapshot::Block*>& by_id) {
-  std::vector<prometheus::ClientMetric::Label> labels{{"host", snapshot.host},
-                                                      {"pid", std::to_string(snapshot.pid)},
-                                                      {"program", snapshot.program},
-                                                      {"id", std::to_string(block.id)}};
+  std::vector<prometheus::ClientMetric::Label> labels{
+      {"host", snapshot.host},
+      {"pid", std::to_string(snapshot.pid)},
+      {"instance", std::to_string(snapshot.instance)},
+      {"program", snapshot.program},
+      {"id", std::to_string(block.id)}};
   const CounterSnapshot::Block* at = &block;
   while (at != nullptr) {
     labels.push_back({snapshot.scopes[at->scope].name, at->label});

@@ -29,8 +29,15 @@ Result<CounterReading> read_all_counters(const std::string& counters_dir,
   if (!pids.empty()) {
     return reading;
   }
-  for (const CounterFileFound& found : find_counter_files(counters_dir)) {
-    if (!found.running || !found.good) {
+  for (const CounterFileFound& found : find_counter_files(counters_dir, CounterOwner::anybody)) {
+    if (!found.running) {
+      continue;
+    }
+    if (!found.good) {
+      if (found.path.ends_with(".counters")) {  // else it is being made
+        reading.unreadable.push_back(
+            fmt::format("{}: of another version of the plugin, or damaged", found.path));
+      }
       continue;
     }
     auto file = read_counter_file(found.path, EventsWanted::no);

@@ -12,6 +12,8 @@ namespace nccl_ha::tools {
 
 /// Every counter of every block, in Prometheus's text format.
 std::string stat_prometheus(const CounterReading& reading);
-void print_stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums);
+/// `unreadable`: files of processes that run, with why they cannot be read.
+void print_stat_json(const std::vector<CounterRow>& rows, const SumCheck& sums,
+                     const std::vector<std::string>& unreadable);
 
 }  // namespace nccl_ha::tools

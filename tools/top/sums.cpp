@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <string>
+#include <vector>
 
 namespace nccl_ha::tools {
 namespace {
@@ -26,6 +28,7 @@ void check_process(const CounterSnapshot& now, const CounterSnapshot& before, Su
     uint64_t received = 0;
     bool all_steady = true;
     size_t paths = 0;
+    std::vector<std::string> overdone;
     for (const auto& path : now.blocks) {
       if (path.parent != connection.id || now.scopes[path.scope].name != "path") {
         continue;
@@ -35,14 +38,15 @@ void check_process(const CounterSnapshot& now, const CounterSnapshot& before, Su
       sent += value_in(now, path, "bytes_sent");
       received += value_in(now, path, "bytes_received");
       if (value_in(now, path, "writes_done") > value_in(now, path, "writes")) {
-        out.wrong.push_back(fmt::format("{} {} {}: more writes are done than were posted",
-                                        process_text(now), connection.label, path.label));
+        overdone.push_back(fmt::format("{} {} {}: more writes are done than were posted",
+                                       process_text(now), connection.label, path.label));
       }
     }
     if (!all_steady || paths == 0) {
       continue;
     }
     ++out.checked;
+    out.wrong.insert(out.wrong.end(), overdone.begin(), overdone.end());
     if (received != value("bytes_received")) {
       out.wrong.push_back(fmt::format("{} {}: {} bytes received, {} over its paths",
                                       process_text(now), connection.label, value("bytes_received"),
