@@ -16,6 +16,11 @@ foreach(source IN LISTS fuzz_sources)
     nha_test_environment(replay.${corpus})
   endif()
 endforeach()
+# The tools are no part of preset fuzz: what reads dumps is built here by itself.
+file(GLOB trace_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/trace/*.cpp)
+list(FILTER trace_sources EXCLUDE REGEX "/(command|as_json)\\.cpp$")
+target_sources(traces_fuzz PRIVATE ${trace_sources} ${CMAKE_SOURCE_DIR}/tools/common/chart.cpp)
+set_target_properties(traces_fuzz PROPERTIES UNITY_BUILD OFF)
 if(NHA_FUZZ)
   # Coverage feedback must reach the code under test, not only the entry point.
   foreach(library IN ITEMS nha_runtime nha_ha nha_actors nha_relay nha_plugin nha_test_fabric)

@@ -99,11 +99,16 @@ std::string wrong_words(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 /// Says why a command did not do its work.
-int not_done(const std::string& command, const std::string& why, const char* help, bool as_json,
-             int status) {
+int not_done(const CLI::App& app, const std::string& command, const std::string& why,
+             const char* help, bool as_json, int status) {
   std::fprintf(stderr, "%s: %s\n%s", command.c_str(), why.c_str(), help);
   if (as_json) {
-    print_failure(command, why);
+    // "trace critical", as in what the command prints where it works.
+    std::string name = command_of(app);
+    if (const size_t space = name.find(' '); space != std::string::npos) {
+      name.erase(0, space + 1);
+    }
+    print_failure(name, why);
   }
   return status;
 }
@@ -113,7 +118,7 @@ int parse_and_run(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const Refused& refused) {
-    return not_done(refused.command(), refused.error(), "", as_json, refused.get_exit_code());
+    return not_done(app, refused.command(), refused.error(), "", as_json, refused.get_exit_code());
   } catch (const CLI::RuntimeError& error) {
     // The subcommand has printed what went wrong; only its status is left to pass on.
     return error.get_exit_code();
@@ -128,9 +133,9 @@ int parse_and_run(CLI::App& app, int argc, char** argv) {
     }
     const std::string command = command_of(app);
     const std::string help = fmt::format("`{} --help` tells what can be asked for.\n", command);
-    return not_done(command, wrong_words(app, error), help.c_str(), as_json, status_not_done);
+    return not_done(app, command, wrong_words(app, error), help.c_str(), as_json, status_not_done);
   } catch (const std::exception& error) {
-    return not_done("nccl-ha", error.what(), "", as_json, status_not_done);
+    return not_done(app, "nccl-ha", error.what(), "", as_json, status_not_done);
   }
   return 0;
 }

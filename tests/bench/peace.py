@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""What failover costs while nothing fails: the plugin with it against the plugin without it.
+"""What failover, or recorders and counters, cost while nothing fails: the plugin with them against
+the plugin without them.
 
-usage: peace.py [--build DIR] [--rounds N] [--repeats N] [--quick]
+usage: peace.py [--of failover|telemetry] [--build DIR] [--rounds N] [--repeats N] [--quick]
 
 Both run in turn within one run, two processes on the loopback interface, and over RDMA, where datagrams stand by, two
 processes in an emulated guest. Where the scheduler puts
@@ -22,6 +23,9 @@ LATENCY = ["latency", "-b", "8", "-e", "8"]
 # NCCL's default timeout: with 14, Soft-RoCE repeats what merely waits in a slow machine.
 GUEST = ["lab", "roce", "--guests", "1", "--cpus", "2", "--no-check", "--quiet", "--timeout", "280", "--env",
          "HA_NCCL_IB_HCA=rxe0", "--env", "HA_NCCL_IB_TIMEOUT=20", "--", "nccl-ha"]
+# Settings that take out what is measured.
+OFF = {"failover": ["HA_NCCL_ENABLE_BACKUP=0"],
+       "telemetry": ["HA_NCCL_COUNTERS_DIR=", "HA_NCCL_RECORD_EVENTS=0"]}
 BANDWIDTH = ["pt2pt", "-b", "64M", "-e", "64M", "--step", "512K", "--depth", "8", "--reuse", "-c", "0",
              "-w", "2"]
 
@@ -36,15 +40,16 @@ class Bench:
         self.plugin = str(options.build / "lib" / "libnccl-net-ha.so")
         self.rounds = options.rounds
         self.repeats = options.repeats
+        self.off = OFF[options.of]
         self.missed = 0
         self.host = []  # what of the tool's command line comes before the measurement
 
     def ratio(self, arguments, field, thread, off):
-        """Of the second one to the first; `off`: that is without failover."""
+        """Of the second one to the first; `off`: that one is without what is measured."""
         command = [str(self.tool), *self.host, "perf", *arguments, "--plugin", self.plugin, "--against",
                    self.plugin, "--rounds", str(self.rounds), "--timeout", "240", "--json", "-"]
         if off:  # settings given here are the first one's
-            command += ["--env", "HA_NCCL_ENABLE_BACKUP=0"]
+            command += [word for setting in self.off for word in ("--env", setting)]
         environment = dict(os.environ, HA_NCCL_USE_PROGRESS_THREAD=thread)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False,
                               env=environment)
@@ -90,6 +95,7 @@ class Bench:
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent.parent
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--of", choices=OFF, default="failover", help="what is left out on one side")
     parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "release",
                         help="build folder with bin/nccl-ha and lib/libnccl-net-ha.so")
     parser.add_argument("--rounds", type=int, default=31, help="turns of each side per run")

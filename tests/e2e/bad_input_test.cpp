@@ -304,11 +304,14 @@ TEST_F(BadInput, SettingsAreRefusedAlikeByWhateverReadsThem) {
 }
 
 TEST_F(BadInput, JsonIsOneDocumentWhateverGoesWrong) {
-  for (const char* words : {"check --json --hosts a", "check --json --frobnicate",
-                            "check --json --hosts a,b --ssh false", "info --json --pid 2147483646",
-                            "lab show --json --lab bad-input", "perf frobnicate --json -",
-                            "perf all_reduce --json - -n 1", "relay status --json extra",
-                            "agent status --json --dir /does/not/exist"}) {
+  for (const char* words :
+       {"check --json --hosts a", "check --json --frobnicate",
+        "check --json --hosts a,b --ssh false", "info --json --pid 2147483646",
+        "lab show --json --lab bad-input", "perf frobnicate --json -",
+        "perf all_reduce --json - -n 1", "relay status --json extra",
+        "agent status --json --dir /does/not/exist", "stat --json --pid 2147483646",
+        "stat --json --sort frobnicate", "trace summary --json /does/not/exist",
+        "trace critical --json /does/not/exist"}) {
     SCOPED_TRACE(words);
     const ToolRun run = run_program(NHA_TOOL_FILE, words_of(words));
     EXPECT_EQ(run.status, 2) << run.err;
@@ -318,13 +321,18 @@ TEST_F(BadInput, JsonIsOneDocumentWhateverGoesWrong) {
     for (const char* key : {"command", "version", "commit", "date", "error"}) {
       EXPECT_FALSE(document.value(key, "").empty()) << key;
     }
+    // The same name as where it works.
+    const std::string command = document.value("command", "");
+    EXPECT_EQ(std::string(words).substr(0, command.size()), command);
     EXPECT_NE(run.err.find(document["error"].get<std::string>()), std::string::npos) << run.err;
   }
 }
 
 TEST_F(BadInput, AFullDiskIsNoticed) {
-  for (const char* words : {"info --env", "info --markdown", "check --json", "check", "--help",
-                            "lab list --help", "--version", "info --env --json"}) {
+  for (const char* words :
+       {"info --env", "info --markdown", "check --json", "check", "--help", "lab list --help",
+        "--version", "info --env --json", "stat", "stat --json --interval 0.05", "trace --help",
+        "report --help", "tune --help"}) {
     SCOPED_TRACE(words);
     std::vector<std::string> command{"-c", R"("$0" "$@" > /dev/full)", NHA_TOOL_FILE};
     for (const std::string& word : words_of(words)) {

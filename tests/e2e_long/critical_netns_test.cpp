@@ -69,6 +69,7 @@ class CriticalInALab : public ::testing::TestWithParam<int> {
     merge.insert(merge.end(), files.begin(), files.end());
     EXPECT_EQ(tool(merge).status, 0);
     const ToolRun run = tool({"trace", "critical", merged});
+    table_ = run.out;
     lab.ask({"stop"});
     lab.wait();
     const size_t end = run.out.find_last_not_of('\n');
@@ -77,6 +78,7 @@ class CriticalInALab : public ::testing::TestWithParam<int> {
   }
 
   TemporaryFolder folder_;
+  std::string table_;  ///< what critical printed
 };
 
 TEST_P(CriticalInALab, NamesThePathThatWasSlowed) {
@@ -88,10 +90,12 @@ TEST_P(CriticalInALab, NamesThePathThatWasSlowed) {
   const std::string own = "h" + std::to_string(host) + ":";
   EXPECT_TRUE(said.starts_with("path 0 rail0 of " + before) ||
               said.starts_with("path 0 rail0 of " + own))
-      << "slowed: " << own << " said: " << said;
+      << "slowed: " << own << " said: " << table_;
 }
 
-TEST_P(CriticalInALab, NamesNothingInPeace) { EXPECT_EQ(verdict(""), "nothing stands out"); }
+TEST_P(CriticalInALab, NamesNothingInPeace) {
+  EXPECT_EQ(verdict(""), "nothing stands out") << table_;
+}
 
 INSTANTIATE_TEST_SUITE_P(Runs, CriticalInALab, ::testing::Range(1, 11));
 

@@ -65,9 +65,10 @@ std::string perf_svg(const PerfOptions& options, uint32_t ranks, const std::vect
 std::string perf_csv(const PerfOptions& options, uint32_t ranks, const std::vector<Row>& rows,
                      const std::vector<PluginInfo>& plugins) {
   const bool latency = options.op == OpKind::latency;
-  std::string out = latency ? "operation,ranks,plugin,bytes,min_us,p50_us,mean_us,p99_us,wrong\n"
-                            : "operation,ranks,plugin,bytes,time_us,algbw_gbps,busbw_gbps,"
-                              "cpu_s_per_gb,wrong\n";
+  std::string out =
+      latency ? "operation,ranks,plugin,bytes,min_us,p50_us,mean_us,p99_us,wrong\n"
+              : "operation,ranks,plugin,bytes,time_us,algbw_gigabytes_per_s,busbw_gigabytes_per_s,"
+                "cpu_s_per_gb,wrong\n";
   for (const Row& row : rows) {
     for (size_t i = 0; i < row.cells.size(); ++i) {
       const Cell& cell = row.cells[i];

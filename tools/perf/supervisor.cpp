@@ -322,9 +322,8 @@ class Supervisor {
     if (!ready_) {
       infos_.clear();
     }
-    const std::string text =
-        document("perf", report_json(o_, ranks_, hosts_, rows_, infos_, ok, errors_)).dump(2) +
-        "\n";
+    const std::string text = document_text(
+        document("perf", report_json(o_, ranks_, hosts_, rows_, infos_, ok, errors_)));
     if (o_.json == "-") {
       std::fwrite(text.data(), 1, text.size(), stdout);
       return ok;

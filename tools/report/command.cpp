@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/config.h"
@@ -19,6 +20,7 @@
 #include "tools/common/refusal.h"
 #include "tools/report/mask.h"
 #include "tools/top/reading.h"
+#include "tools/trace/sources.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -55,7 +57,8 @@ struct DraftFolder {
   std::string path;
 };
 
-/// Collects files into a folder; what cannot be had is noted and left out.
+/// Collects texts and dumps; what cannot be had is noted and left out.  Texts are written at the
+/// end: then the names of all hosts are known that a mask takes out.
 class Collector {
  public:
   Collector(std::string folder, bool masked) : folder_(std::move(folder)), masked_(masked) {
@@ -63,10 +66,9 @@ class Collector {
   }
 
   AddressMask& mask() { return mask_; }
-  void text(const std::string& name, const std::string& content) {
-    const std::string wrong =
-        write_file(folder_ + "/" + name, masked_ ? mask_.mask(content) : content);
-    note(name, wrong);
+  void text(const std::string& name, std::string content) {
+    mask_.add_hosts_of(content);
+    texts_.emplace_back(name, std::move(content));
   }
   /// What a program prints.
   void output_of(const std::string& name, const std::vector<std::string>& command) {
@@ -86,8 +88,11 @@ class Collector {
     file.seekg(0, std::ios::end);
     const auto size = static_cast<uint64_t>(std::max<std::streamoff>(file.tellg(), 0));
     file.seekg(static_cast<std::streamoff>(size > log_bytes_max ? size - log_bytes_max : 0));
-    const std::string content((std::istreambuf_iterator<char>(file)), {});
-    text(fmt::format("log-{}-{}", ++logs_, files::path(path).filename().string()), content);
+    std::string content((std::istreambuf_iterator<char>(file)), {});
+    // A log's name may hold that of its host.
+    text(masked_ ? fmt::format("log-{}.txt", ++logs_)
+                 : fmt::format("log-{}-{}", ++logs_, files::path(path).filename().string()),
+         std::move(content));
   }
   /// A dump holds addresses in its labels, so with a mask its text is taken.
   void trace(const std::string& program, const std::string& from, const std::string& name) {
@@ -98,9 +103,26 @@ class Collector {
     }
     output_of(name + ".summary.txt", {program, "trace", "summary", from});
   }
-  void end() { text("missing.txt", missing_.empty() ? "nothing is missing\n" : missing_); }
+  /// The hosts of a dump.
+  void add_hosts_in(const std::string& dump, const std::string& counters_dir) {
+    if (const auto sources = read_traces({dump}, counters_dir)) {
+      for (const TraceSource& source : *sources) {
+        mask_.add_host(source.snapshot.host);
+      }
+    }
+  }
+  void end() {
+    for (const auto& [name, content] : texts_) {
+      write(name, content);
+    }
+    write("missing.txt", missing_.empty() ? "nothing is missing\n" : missing_);
+  }
 
  private:
+  void write(const std::string& name, const std::string& content) {
+    note(name, write_file(folder_ + "/" + (masked_ ? mask_.mask(name) : name),
+                          masked_ ? mask_.mask(content) : content));
+  }
   void note(const std::string& name, const std::string& wrong) {
     if (!wrong.empty()) {
       missing_ += fmt::format("{}: {}\n", name, wrong);
@@ -109,6 +131,7 @@ class Collector {
   const std::string folder_;
   const bool masked_;
   AddressMask mask_;
+  std::vector<std::pair<std::string, std::string>> texts_;  ///< name and content
   std::string missing_;
   size_t logs_ = 0;
 };
@@ -120,7 +143,9 @@ void collect_traces(Collector& all, const std::string& program, const Config& co
   }
   for (const ProcessCounterFile& file : reading->files) {
     all.mask().add_host(file.snapshot.host);
-    all.trace(program, file.path, fmt::format("process-{}.trace", file.snapshot.pid));
+    // A process may have several files: one of each copy of the plugin.
+    all.trace(program, file.path,
+              fmt::format("process-{}-{}.trace", file.snapshot.pid, file.snapshot.instance));
   }
   const std::string folder = config.trace_dir.empty() ? config.counters_dir : config.trace_dir;
   std::error_code error;
@@ -128,6 +153,7 @@ void collect_traces(Collector& all, const std::string& program, const Config& co
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (name.starts_with("nccl-ha-") && name.ends_with(trace_ending)) {
+      all.add_hosts_in(entry->path().string(), config.counters_dir);
       all.trace(program, entry->path().string(), name);
     }
   }

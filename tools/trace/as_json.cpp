@@ -8,6 +8,32 @@ namespace nccl_ha::tools {
 
 using nlohmann::json;
 
+namespace {
+
+/// How the clocks lie to each other, and what could not be read.
+json clocks_of(const Timeline& timeline) {
+  json all = json::array();
+  const ClockTable& clocks = timeline.clocks();
+  for (uint32_t i = 0; i < timeline.processes().size(); ++i) {
+    all.push_back({{"process", timeline.process_name(i)},
+                   {"shift_ns", clocks.shift_ns(i)},
+                   {"bound_ns", clocks.bound_ns(i) < 0 ? json() : json(clocks.bound_ns(i))},
+                   {"messages", clocks.messages(i)}});
+  }
+  return all;
+}
+json damages_of(const Timeline& timeline) {
+  json all = json::array();
+  for (const TraceSource& source : timeline.processes()) {
+    for (const std::string& damage : source.damages) {
+      all.push_back({{"file", source.name}, {"damage", damage}});
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
 void print_summary_json(const Timeline& timeline, const TraceSummary& summary) {
   json latencies = json::array();
   for (const LatencyRow& row : summary.latencies) {
@@ -61,6 +87,9 @@ void print_summary_json(const Timeline& timeline, const TraceSummary& summary) {
   }
   print_document(document("trace summary", {{"begin_ns", timeline.begin_ns()},
                                             {"end_ns", timeline.end_ns()},
+                                            {"clocks", clocks_of(timeline)},
+                                            {"clocks_contradict", timeline.clocks().contradicted()},
+                                            {"damages", damages_of(timeline)},
                                             {"latencies", latencies},
                                             {"paths", paths},
                                             {"workers", workers},
@@ -70,7 +99,7 @@ void print_summary_json(const Timeline& timeline, const TraceSummary& summary) {
                                             {"bytes_again", summary.bytes_again}}));
 }
 
-void print_critical_json(const CriticalResult& result) {
+void print_critical_json(const Timeline& timeline, const CriticalResult& result) {
   json paths = json::array();
   for (const CriticalPath& row : result.paths) {
     paths.push_back({{"from", row.from},
@@ -79,17 +108,25 @@ void print_critical_json(const CriticalResult& result) {
                      {"time_ns", row.time_ns},
                      {"chunks", row.chunks},
                      {"median_ns", row.median_ns},
-                     {"times_others", row.times_others}});
+                     {"times_others", row.times_others},
+                     {"sustained_ns", row.sustained_ns},
+                     {"sustained_others", row.sustained_others},
+                     {"way_others", row.way_others}});
   }
   json ranks = json::array();
   for (const CriticalRank& row : result.ranks) {
-    ranks.push_back({{"process", row.process}, {"time_ns", row.time_ns}});
+    ranks.push_back({{"process", row.process}, {"time_ns", row.time_ns}, {"gaps_ns", row.gaps_ns}});
   }
-  print_document(document("trace critical", {{"span_ns", result.span_ns},
-                                             {"steps", result.steps},
-                                             {"paths", paths},
-                                             {"ranks", ranks},
-                                             {"verdict", result.verdict}}));
+  print_document(
+      document("trace critical", {{"span_ns", result.span_ns},
+                                  {"steps", result.steps},
+                                  {"paths", paths},
+                                  {"ranks", ranks},
+                                  {"clocks", clocks_of(timeline)},
+                                  {"clocks_contradict", timeline.clocks().contradicted()},
+                                  {"damages", damages_of(timeline)},
+                                  {"unsure", result.unsure},
+                                  {"verdict", result.verdict}}));
 }
 
 }  // namespace nccl_ha::tools

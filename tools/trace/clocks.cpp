@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 
 namespace nccl_ha::tools {
@@ -43,6 +42,14 @@ ClockTable::ClockTable(const std::vector<Process>& processes) {
       group_.push_back(places_.size());
       places_.emplace_back();
     }
+    Place& place = places_[group_.back()];
+    if (processes[i].events != 0) {
+      const auto begin = static_cast<double>(processes[i].first_ns);
+      const auto end = static_cast<double>(processes[i].last_ns);
+      place.first_ns = place.recorded ? std::min(place.first_ns, begin) : begin;
+      place.last_ns = place.recorded ? std::max(place.last_ns, end) : end;
+      place.recorded = true;
+    }
     if (processes[i].events > processes[reference_].events) {
       reference_ = i;
     }
@@ -59,22 +66,29 @@ void ClockTable::add(const Message& message) {
 }
 
 /// The closest limits from all messages, each as much further as the clocks may have drifted
-/// between it and the middle of them.
+/// between it and the middle of what was recorded.
 void ClockTable::relate(const Pair& pair, const std::vector<Message>& all) {
   const auto forth = [&](const Message& one) { return group_[one.from] == pair.first; };
-  int64_t first = std::numeric_limits<int64_t>::max();
-  int64_t last = 0;
-  for (const Message& message : all) {
-    const int64_t at = forth(message) ? message.sent_ns : message.received_ns;
-    first = std::min(first, at);
-    last = std::max(last, at);
+  const Place& mine = places_[pair.first];
+  const Place& its = places_[pair.second];
+  // How far the second is ahead, roughly: one message is enough to have its events on the first's
+  // clock, as events lie seconds apart where drift is of account.
+  const Message& any = all.front();
+  const double roughly = static_cast<double>(any.received_ns) - static_cast<double>(any.sent_ns);
+  const double ahead = forth(any) ? roughly : -roughly;
+  double first = mine.first_ns;
+  double last = mine.last_ns;
+  if (its.recorded) {
+    first = mine.recorded ? std::min(first, its.first_ns - ahead) : its.first_ns - ahead;
+    last = mine.recorded ? std::max(last, its.last_ns - ahead) : its.last_ns - ahead;
   }
-  const int64_t middle = first + (last - first) / 2;
+  const double middle = first + (last - first) / 2;
   std::optional<int64_t> at_most;
   std::optional<int64_t> at_least;
   for (const Message& message : all) {
     const int64_t at = forth(message) ? message.sent_ns : message.received_ns;
-    const auto slack = static_cast<int64_t>(std::abs(static_cast<double>(at - middle)) * drift);
+    const auto slack = static_cast<int64_t>(std::min(
+        std::abs(static_cast<double>(at) - middle) * drift, static_cast<double>(plausible_ns)));
     if (forth(message)) {
       const int64_t limit = message.received_ns - message.sent_ns + slack;
       at_most = at_most ? std::min(*at_most, limit) : limit;
@@ -91,9 +105,19 @@ void ClockTable::relate(const Pair& pair, const std::vector<Message>& all) {
     return;
   }
   // Moments far from the middle are as much further off.
-  const auto apart = static_cast<int64_t>(static_cast<double>(last - middle) * drift);
-  relations_[pair] = {*at_least + (*at_most - *at_least) / 2,
-                      (*at_most - *at_least + 1) / 2 + apart, all.size()};
+  const int64_t found = *at_least + (*at_most - *at_least) / 2;
+  double furthest = 0;
+  const auto look_at = [&](const Place& place, double shift) {
+    if (place.recorded) {
+      furthest = std::max({furthest, std::abs(place.first_ns - shift - middle),
+                           std::abs(place.last_ns - shift - middle)});
+    }
+  };
+  look_at(mine, 0);
+  look_at(its, static_cast<double>(found));
+  const auto apart =
+      static_cast<int64_t>(std::min(furthest * drift, static_cast<double>(plausible_ns)));
+  relations_[pair] = {found, (*at_most - *at_least + 1) / 2 + apart, all.size()};
 }
 
 void ClockTable::spread_from(size_t clock, const std::vector<bool>& done) {
@@ -103,9 +127,22 @@ void ClockTable::spread_from(size_t clock, const std::vector<bool>& done) {
     }
     const size_t other = pair.first == clock ? pair.second : pair.first;
     const int64_t ahead = pair.first == clock ? relation.ahead_ns : -relation.ahead_ns;
-    const int64_t bound = places_[clock].bound_ns + relation.bound_ns;
-    if (!done[other] && (places_[other].bound_ns < 0 || bound < places_[other].bound_ns)) {
-      places_[other] = {places_[clock].shift_ns - ahead, bound, relation.messages};
+    const Place& from = places_[clock];
+    Place& to = places_[other];
+    // Where the other has events beyond those of the clock between, that one has drifted as well.
+    double beyond = 0;
+    if (clock != group_[reference_] && from.recorded && to.recorded) {
+      const auto there = static_cast<double>(ahead);
+      beyond = std::max(
+          {0.0, from.first_ns - (to.first_ns - there), (to.last_ns - there) - from.last_ns});
+    }
+    const auto drifted =
+        static_cast<int64_t>(std::min(beyond * drift, static_cast<double>(plausible_ns)));
+    const int64_t bound = from.bound_ns + relation.bound_ns + drifted;
+    if (!done[other] && (to.bound_ns < 0 || bound < to.bound_ns)) {
+      to.shift_ns = from.shift_ns - ahead;
+      to.bound_ns = bound;
+      to.messages = relation.messages;
     }
   }
 }

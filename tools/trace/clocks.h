@@ -4,7 +4,9 @@
 // that B's clock is ahead of A's by at most b - a, one back says by how much at least.  Between the
 // two lies the truth: the middle is taken, and half of their distance is the bound of its error.
 // That is Cristian's method (Probabilistic clock synchronization, 1989) with the best of all
-// messages, which heartbeats and handshakes leave in the flight recorders.
+// messages, which heartbeats and handshakes leave in the flight recorders.  Clocks drift: the
+// middle is that of the events that are to be placed, and each message is worth as much less as it
+// lies away from there.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +27,8 @@ class ClockTable {
   struct Process {
     uint64_t clock = 0;  ///< processes with the same number share it; 0: unknown
     size_t events = 0;
+    int64_t first_ns = 0;  ///< of the events, of its own clock
+    int64_t last_ns = 0;
   };
   struct Message {
     uint32_t from = 0;
@@ -43,7 +47,8 @@ class ClockTable {
 
   /// To add to a process's times to have them on the clock of the reference.
   int64_t shift_ns(uint32_t process) const { return places_[group_[process]].shift_ns; }
-  /// How far that may be wrong; -1: nothing is known, and the shift is 0.
+  /// How far that may be wrong at any event that was recorded; -1: nothing is known, and the shift
+  /// is 0.
   int64_t bound_ns(uint32_t process) const { return places_[group_[process]].bound_ns; }
   /// The process with the most events.
   uint32_t reference() const { return reference_; }
@@ -57,6 +62,9 @@ class ClockTable {
     int64_t shift_ns = 0;
     int64_t bound_ns = -1;
     size_t messages = 0;
+    bool recorded = false;  ///< there are events
+    double first_ns = 0;    ///< of them, of its own clock
+    double last_ns = 0;
   };
   /// Of two clocks: how far the second is ahead, and how exactly.
   struct Relation {

@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/config.h"
@@ -67,10 +70,28 @@ std::vector<std::vector<std::byte>> all_dumps(const TraceOptions& options, const
   return all;
 }
 
+/// "nccl-ha-PID.trace" of one process; of anything else a name is needed.  What is there already is
+/// not replaced by a name that nobody gave.
+std::string output_of(const TraceOptions& options) {
+  if (!options.output.empty()) {
+    return options.output;
+  }
+  const std::string& name = options.names.front();
+  if (options.names.size() != 1 || name.find_first_not_of("0123456789") != std::string::npos) {
+    refuse_trace(fail(Errc::invalid_argument,
+                      "only of the number of one process a name follows: say with -o where to"));
+  }
+  std::string path = fmt::format("nccl-ha-{}.trace", name);
+  std::error_code error;
+  if (std::filesystem::exists(path, error)) {
+    refuse_trace(fail(Errc::invalid_argument,
+                      fmt::format("{} is there already: name another file with -o", path)));
+  }
+  return path;
+}
+
 void save_dumps(const TraceOptions& options, const std::vector<std::vector<std::byte>>& dumps) {
-  const std::string path = options.output.empty()
-                               ? fmt::format("nccl-ha-{}.trace", options.names.front())
-                               : options.output;
+  const std::string& path = options.output;
   const auto bytes = dumps.size() == 1 ? dumps.front() : make_bundle(dumps);
   if (auto written = write_trace(path, bytes); !written) {
     refuse_trace(written.error());
@@ -91,16 +112,26 @@ CLI::App* add_verb(CLI::App& trace, const std::shared_ptr<TraceOptions>& options
 void add_dump_and_merge(CLI::App& trace, const std::shared_ptr<TraceOptions>& options) {
   CLI::App* dump = add_verb(trace, options, "dump", "keep what the flight recorders hold now");
   dump->add_option("-o,--output", options->output, "file (nccl-ha-PID.trace)");
-  dump->callback([options] { save_dumps(*options, all_dumps(*options, "nccl-ha trace dump")); });
+  dump->callback([options] {
+    options->output = output_of(*options);
+    save_dumps(*options, all_dumps(*options, "nccl-ha trace dump"));
+  });
   CLI::App* merge =
       add_verb(trace, options, "merge",
                "dumps of several hosts into one file, and how their clocks lie to each other");
   merge->add_option("-o,--output", options->output, "file")->required();
   merge->callback([options] {
-    const Timeline timeline =
-        Timeline::of(refuse_trace.need(read_traces(options->names, counters_dir())));
-    fmt::print("{}", clocks_text(timeline));
-    save_dumps(*options, all_dumps(*options, "nccl-ha trace merge"));
+    // Of processes that run, the clocks are told of what is saved: they are read once.
+    std::vector<std::vector<std::byte>> all;
+    std::vector<TraceSource> sources;
+    for (const std::string& name : options->names) {
+      auto dumps = refuse_trace.need(dumps_of(name, counters_dir(), "nccl-ha trace merge"));
+      auto read = refuse_trace.need(read_dumps(name, dumps));
+      std::move(dumps.begin(), dumps.end(), std::back_inserter(all));
+      std::move(read.begin(), read.end(), std::back_inserter(sources));
+    }
+    fmt::print("{}", clocks_text(Timeline::of(std::move(sources))));
+    save_dumps(*options, all);
   });
 }
 
@@ -141,13 +172,19 @@ void add_analyses(CLI::App& trace, const std::shared_ptr<TraceOptions>& options)
   critical->add_option("--share", options->limits.share, "of the way that a culprit has at least")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  critical->add_option("--factor", options->limits.factor, "how many times longer it takes")
+  critical
+      ->add_option("--factor", options->limits.factor,
+                   "how many times more of the way it has than other paths")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  critical->add_option("--slower", options->limits.slower, "how many times longer its chunks take")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   critical->callback([options] {
-    const CriticalResult result = critical_of(timeline_of(*options), options->limits);
+    const Timeline timeline = timeline_of(*options);
+    const CriticalResult result = critical_of(timeline, options->limits);
     if (options->as_json) {
-      print_critical_json(result);
+      print_critical_json(timeline, result);
     } else {
       print_critical(result);
     }

@@ -32,6 +32,23 @@ int64_t time_weighted_median(const std::vector<int64_t>& sorted) {
   return 0;
 }
 
+/// What chunks in a row take where they take most: the largest median of `run` that follow each
+/// other.  A processor that was busy elsewhere holds up a few at a time, a slow path all of them.
+int64_t sustained(std::vector<std::pair<int64_t, int64_t>> posted_and_took, size_t run) {
+  std::sort(posted_and_took.begin(), posted_and_took.end());
+  int64_t most = 0;
+  std::vector<int64_t> some(run);
+  for (size_t i = 0; i + run <= posted_and_took.size(); i += run / 2) {
+    for (size_t k = 0; k < run; ++k) {
+      some[k] = posted_and_took[i + k].second;
+    }
+    const auto middle = some.begin() + static_cast<ptrdiff_t>(run / 2);
+    std::nth_element(some.begin(), middle, some.end());
+    most = std::max(most, *middle);
+  }
+  return most;
+}
+
 /// Whom a step is charged to: a path of a sender.
 using PathKey = std::tuple<uint32_t, std::string, std::string>;  // process, peer, path
 
@@ -48,6 +65,12 @@ class CriticalWalk {
     for (auto& [process, all] : done_) {
       std::sort(all.begin(), all.end());
     }
+    for (size_t i = 0; i < messages_.size(); ++i) {
+      if (messages_[i].receiver >= 0) {
+        groups_[{messages_[i].receiver, messages_[i].group}].push_back(i);
+      }
+    }
+    all_done_ = done_;
   }
 
   CriticalResult walk(const CriticalLimits& limits) {
@@ -74,11 +97,14 @@ class CriticalWalk {
       }
     }
     result.span_ns = now == unseen || paths_.empty() ? 0 : last.second - now;
-    fill(result, limits);
+    fill(result, limits, now, last.second);
     return result;
   }
 
  private:
+  /// Of each process: when its receives were done, and which they are.
+  using Done = std::map<uint32_t, std::vector<std::pair<int64_t, size_t>>>;
+
   std::pair<uint32_t, int64_t> last_completion() const {
     std::map<uint32_t, int64_t> ends;
     for (const TraceMoment& moment : timeline_.moments()) {
@@ -113,9 +139,9 @@ class CriticalWalk {
   }
 
   /// Of a process: when the latest receive before a moment was done.
-  int64_t last_done_before(uint32_t process, int64_t now) const {
-    const auto found = done_.find(process);
-    if (found == done_.end()) {
+  static int64_t last_done_before(const Done& done, uint32_t process, int64_t now) {
+    const auto found = done.find(process);
+    if (found == done.end()) {
       return unseen;
     }
     const auto at =
@@ -136,32 +162,95 @@ class CriticalWalk {
     ranks_[process] += std::max<int64_t>(time, 0);
   }
 
-  /// From a message's completion to what its sender had to have before; false: that is not known.
-  bool step_over(size_t index, uint32_t& process, int64_t& now) {
-    const TraceMessage& message = messages_[index];
+  static const TraceChunk* last_chunk(const TraceMessage& message) {
     const TraceChunk* last = nullptr;
     for (const TraceChunk& chunk : message.chunks) {
       if (chunk.arrived_ns != unseen && (last == nullptr || chunk.arrived_ns > last->arrived_ns)) {
         last = &chunk;
       }
     }
+    return last;
+  }
+
+  /// The buffers of a group are done together: the one counts whose last chunk came last.
+  size_t last_buffer(size_t index) const {
+    size_t latest = index;
+    int64_t arrived = unseen;
+    const auto group = groups_.find({messages_[index].receiver, messages_[index].group});
+    if (group == groups_.end()) {
+      return index;
+    }
+    for (const size_t one : group->second) {
+      const TraceChunk* last = last_chunk(messages_[one]);
+      if (last != nullptr && last->arrived_ns > arrived) {
+        latest = one;
+        arrived = last->arrived_ns;
+      }
+    }
+    return latest;
+  }
+
+  /// Of each process: between what it had to have and its sends, of those begun from `begin` on.
+  std::map<uint32_t, int64_t> gaps_between(int64_t begin, int64_t end) const {
+    std::map<uint32_t, int64_t> gaps;
+    for (const TraceMessage& message : messages_) {
+      if (message.sender < 0 || message.begun_ns == unseen || message.begun_ns < begin ||
+          message.begun_ns > end) {
+        continue;
+      }
+      const uint32_t sender = timeline_.connection(message.sender).process;
+      int64_t had = last_done_before(all_done_, sender, message.begun_ns);
+      if (message.heard_ns != unseen && message.heard_ns <= message.begun_ns) {
+        had = std::max(had, message.heard_ns);
+      }
+      if (had != unseen) {
+        gaps[sender] += message.begun_ns - had;
+      }
+    }
+    return gaps;
+  }
+
+  /// Why the way says nothing; empty: it does.
+  std::string unsure_because(const CriticalResult& result) const {
+    const auto steps = static_cast<int64_t>(std::max<size_t>(result.steps, 1));
+    for (const auto& [process, time] : ranks_) {
+      const int64_t bound = timeline_.clocks().bound_ns(process);
+      if (bound < 0) {
+        return fmt::format("nothing can be said: how the clock of {} lies to the others is unknown",
+                           timeline_.process_name(process));
+      }
+      if (bound > result.span_ns / steps) {
+        return fmt::format(
+            "nothing can be said: the clock of {} is known to {}, and a step takes {}",
+            timeline_.process_name(process), duration_text(bound),
+            duration_text(result.span_ns / steps));
+      }
+    }
+    return "";
+  }
+
+  /// From a message's completion to what its sender had to have before; false: that is not known.
+  bool step_over(size_t index, uint32_t& process, int64_t& now) {
+    const TraceMessage& whole = messages_[index];
+    const TraceMessage& message = messages_[last_buffer(index)];
+    const TraceChunk* last = last_chunk(message);
     if (last == nullptr || message.sender < 0 || last->posted_ns == unseen ||
         message.begun_ns == unseen) {
       return false;
     }
     // A chunk that waits for room waits for its path.
     paths_[key_of(message, last->path)] +=
-        std::max<int64_t>(message.received_ns - message.begun_ns, 0);
+        std::max<int64_t>(whole.received_ns - message.begun_ns, 0);
     const uint32_t sender = timeline_.connection(message.sender).process;
-    const int64_t had = last_done_before(sender, message.begun_ns);
-    if (message.announced_ns != unseen && message.heard_ns != unseen &&
-        message.heard_ns <= message.begun_ns && message.heard_ns > had) {
+    const int64_t had = last_done_before(done_, sender, message.begun_ns);
+    if (whole.announced_ns != unseen && whole.heard_ns != unseen &&
+        whole.heard_ns <= message.begun_ns && whole.heard_ns > had) {
       // The sender was ready, and waited for the receiver to say where it goes.
-      charge_rank(sender, message.begun_ns - message.heard_ns);
-      if (message.announced_ns >= now) {
+      charge_rank(sender, message.begun_ns - whole.heard_ns);
+      if (whole.announced_ns >= now) {
         return false;
       }
-      now = message.announced_ns;
+      now = whole.announced_ns;
       process = timeline_.connection(message.receiver).process;
       return true;
     }
@@ -173,54 +262,71 @@ class CriticalWalk {
     return true;
   }
 
-  void fill(CriticalResult& result, const CriticalLimits& limits) {
-    std::map<PathKey, std::vector<int64_t>> times;
+  void fill(CriticalResult& result, const CriticalLimits& limits, int64_t begin, int64_t end) {
+    std::map<PathKey, std::vector<std::pair<int64_t, int64_t>>> times;  // posted, and what it took
     for (const TraceMessage& message : messages_) {
       for (const TraceChunk& chunk : message.chunks) {
         if (message.sender >= 0 && chunk.posted_ns != unseen && chunk.acked_ns != unseen) {
-          times[key_of(message, chunk.path)].push_back(chunk.acked_ns - chunk.posted_ns);
+          times[key_of(message, chunk.path)].emplace_back(chunk.posted_ns,
+                                                          chunk.acked_ns - chunk.posted_ns);
         }
       }
     }
-    for (auto& [key, all] : times) {
+    for (const auto& [key, chunks] : times) {
+      std::vector<int64_t> all;
+      for (const auto& [posted, took] : chunks) {
+        all.push_back(took);
+      }
       std::sort(all.begin(), all.end());
       const auto& [process, to, path] = key;
-      CriticalPath row{timeline_.process_name(process), to, path, 0, all.size(),
-                       time_weighted_median(all),       0};
+      CriticalPath row;
+      row.from = timeline_.process_name(process);
+      row.to = to;
+      row.path = path;
+      row.chunks = all.size();
+      row.median_ns = time_weighted_median(all);
+      row.sustained_ns = sustained(chunks, limits.chunks_min);
       const auto charged = paths_.find(key);
       row.time_ns = charged == paths_.end() ? 0 : charged->second;
       result.paths.push_back(std::move(row));
     }
     for (CriticalPath& row : result.paths) {
       row.times_others = beside_others(result.paths, row, limits, &CriticalPath::median_ns);
+      row.sustained_others = beside_others(result.paths, row, limits, &CriticalPath::sustained_ns);
       row.way_others = beside_others(result.paths, row, limits, &CriticalPath::time_ns);
     }
     std::stable_sort(
         result.paths.begin(), result.paths.end(),
         [](const CriticalPath& a, const CriticalPath& b) { return a.time_ns > b.time_ns; });
+    result.unsure = paths_.empty() ? "" : unsure_because(result);
+    auto gaps = gaps_between(begin, end);
+    for (const auto& [process, gap] : gaps) {
+      ranks_.try_emplace(process, 0);
+    }
     for (const auto& [process, time] : ranks_) {
-      result.ranks.push_back({timeline_.process_name(process), time});
+      result.ranks.push_back({timeline_.process_name(process), time, gaps[process]});
     }
     std::stable_sort(
         result.ranks.begin(), result.ranks.end(),
         [](const CriticalRank& a, const CriticalRank& b) { return a.time_ns > b.time_ns; });
-    judge(result, limits);
+    if (result.unsure.empty()) {
+      judge(result, limits);
+    }
   }
 
-  /// A value of a path by the median of the others', those that say something.
+  /// A value of a path by the median of the others', of those that say something; 0 of none.
   static double beside_others(const std::vector<CriticalPath>& all, const CriticalPath& row,
                               const CriticalLimits& limits, int64_t CriticalPath::*value) {
     std::vector<int64_t> others;
     for (const CriticalPath& other : all) {
-      if (&other != &row && other.chunks >= limits.chunks_min) {
+      if (&other != &row && other.chunks >= limits.chunks_min && other.*value > 0) {
         others.push_back(other.*value);
       }
     }
     std::sort(others.begin(), others.end());
     return others.empty()
                ? 0
-               : static_cast<double>(row.*value) /
-                     static_cast<double>(std::max<int64_t>(nearest_rank(others, 0.5), 1));
+               : static_cast<double>(row.*value) / static_cast<double>(nearest_rank(others, 0.5));
   }
 
   static void judge(CriticalResult& result, const CriticalLimits& limits) {
@@ -228,17 +334,22 @@ class CriticalWalk {
     const CriticalPath* worst = nullptr;
     for (const CriticalPath& row : result.paths) {
       const double share = static_cast<double>(row.time_ns) / span;
-      if (share >= limits.share && row.way_others >= limits.factor && row.times_others > 1 &&
-          row.chunks >= limits.chunks_min && (worst == nullptr || row.time_ns > worst->time_ns)) {
+      const bool more = row.way_others == 0 || row.way_others >= limits.factor;
+      if (share >= limits.share && more && row.times_others >= limits.slower &&
+          row.sustained_others >= limits.slower && row.chunks >= limits.chunks_min &&
+          (worst == nullptr || row.time_ns > worst->time_ns)) {
         worst = &row;
       }
     }
     if (worst != nullptr) {
+      const std::string more =
+          worst->way_others == 0
+              ? "no other path has a part of it"
+              : fmt::format("{:.1f} times as much as other paths", worst->way_others);
       result.verdict = fmt::format(
-          "{} of {} to {} held it up: {:.0f}% of the way, {:.1f} times as much as other paths; its "
-          "chunks take {:.1f} times as long",
+          "{} of {} to {} held it up: {:.0f}% of the way, {}; its chunks take {:.1f} times as long",
           worst->path, worst->from, worst->to, 100 * static_cast<double>(worst->time_ns) / span,
-          worst->way_others, worst->times_others);
+          more, worst->times_others);
       return;
     }
     if (result.ranks.size() < 2) {
@@ -247,8 +358,16 @@ class CriticalWalk {
     const CriticalRank& first = result.ranks[0];
     const double share = static_cast<double>(first.time_ns) / span;
     const auto next = static_cast<double>(std::max<int64_t>(result.ranks[1].time_ns, 1));
+    // Where all compute alike, the way may go over one of them alone.
+    std::vector<int64_t> gaps;
+    for (size_t i = 1; i < result.ranks.size(); ++i) {
+      gaps.push_back(result.ranks[i].gaps_ns);
+    }
+    std::sort(gaps.begin(), gaps.end());
+    const auto others = static_cast<double>(std::max<int64_t>(nearest_rank(gaps, 0.5), 1));
     if (share >= limits.rank_share &&
-        static_cast<double>(first.time_ns) / next >= limits.rank_factor) {
+        static_cast<double>(first.time_ns) / next >= limits.rank_factor &&
+        static_cast<double>(first.gaps_ns) / others >= limits.rank_factor) {
       result.verdict = fmt::format(
           "{} itself held it up: for {:.0f}% of the way it had all it needed and did nothing "
           "with it",
@@ -258,7 +377,9 @@ class CriticalWalk {
 
   const Timeline& timeline_;
   const std::vector<TraceMessage> messages_;
-  std::map<uint32_t, std::vector<std::pair<int64_t, size_t>>> done_;
+  Done done_;      ///< receives that were not walked over
+  Done all_done_;  ///< all of them
+  std::map<std::pair<int32_t, uint64_t>, std::vector<size_t>> groups_;  ///< by receiver and group
   std::map<PathKey, int64_t> paths_;
   std::map<uint32_t, int64_t> ranks_;
 };
@@ -285,7 +406,9 @@ void print_critical(const CriticalResult& result) {
     fmt::print("  {:>5.1f}% {:>10}  {}\n", 100 * static_cast<double>(row.time_ns) / span,
                duration_text(row.time_ns), row.process);
   }
-  fmt::print("\n{}\n", result.verdict.empty() ? "nothing stands out" : result.verdict);
+  fmt::print("\n{}\n", !result.unsure.empty()   ? result.unsure
+                       : result.verdict.empty() ? "nothing stands out"
+                                                : result.verdict);
 }
 
 }  // namespace nccl_ha::tools

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 
 namespace nccl_ha::tools {
 namespace {
 
 /// Of one damaged event no more messages come than can be open (cts_slots of actors/).
 constexpr uint64_t groups_at_once_max = 64;
+/// No chunk goes again more often in earnest; a damaged file may say so.
+constexpr size_t postings_looked_at = 64;
 
 class MessageBook {
  public:
@@ -49,18 +52,28 @@ class MessageBook {
     return messages_[found->second];
   }
 
-  static TraceChunk& chunk_of(TraceMessage& message, uint32_t number, uint32_t bytes,
-                              int64_t TraceChunk::*moment) {
-    for (TraceChunk& chunk : message.chunks) {
-      if (chunk.number == number && chunk.*moment == unseen) {
-        return chunk;
+  /// Of a message (its index) and a chunk's number: where its postings are in TraceMessage::chunks.
+  using ChunkKey = std::pair<size_t, uint32_t>;
+
+  TraceChunk& chunk_of(TraceMessage& message, uint32_t number, uint32_t bytes,
+                       int64_t TraceChunk::*moment) {
+    std::vector<size_t>& postings = postings_[{index_of(message), number}];
+    for (size_t i = postings.size() - std::min(postings.size(), postings_looked_at);
+         i < postings.size(); ++i) {
+      TraceChunk& known = message.chunks[postings[i]];
+      if (known.*moment == unseen) {
+        return known;
       }
     }
     TraceChunk fresh;
     fresh.number = number;
     fresh.bytes = bytes;
+    postings.push_back(message.chunks.size());
     message.chunks.push_back(fresh);
     return message.chunks.back();
+  }
+  size_t index_of(const TraceMessage& message) const {
+    return static_cast<size_t>(&message - messages_.data());
   }
 
   void take_chunk(const TraceMoment& moment, int64_t TraceChunk::*when) {
@@ -82,9 +95,11 @@ class MessageBook {
         at(moment, number(moment, "group"), static_cast<uint32_t>(number(moment, "position")));
     const auto chunk = static_cast<uint32_t>(number(moment, "chunk"));
     const auto path = static_cast<uint32_t>(number(moment, "path"));
-    for (auto one = message.chunks.rbegin(); one != message.chunks.rend(); ++one) {
-      if (one->number == chunk && one->path == path && (*one).*when == unseen) {
-        (*one).*when = moment.time_ns;
+    const std::vector<size_t>& postings = postings_[{index_of(message), chunk}];
+    for (size_t i = 0; i < std::min(postings.size(), postings_looked_at); ++i) {
+      TraceChunk& posted = message.chunks[postings[postings.size() - 1 - i]];
+      if (posted.path == path && posted.*when == unseen) {
+        posted.*when = moment.time_ns;
         return;
       }
     }
@@ -141,6 +156,7 @@ class MessageBook {
   const Timeline& timeline_;
   std::vector<TraceMessage> messages_;
   std::map<std::tuple<int32_t, uint64_t, uint32_t>, size_t> index_;
+  std::map<ChunkKey, std::vector<size_t>> postings_;
 };
 
 }  // namespace

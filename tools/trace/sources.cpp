@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <memory>
 #include <utility>
 
 #include "runtime/telemetry/trace_dump.h"
@@ -95,13 +97,18 @@ Result<std::vector<std::span<const std::byte>>> parse_bundle(std::span<const std
     return fail(Errc::invalid_argument, "the file is damaged: it names dumps that are not there");
   }
   std::vector<std::span<const std::byte>> dumps;
+  uint64_t end = 0;  // of the one before: each byte belongs to one dump at most
   for (size_t i = 0; i < count; ++i) {
     const uint64_t begin = word_at(bytes, bundle_head + i * bundle_entry);
     const uint64_t size = word_at(bytes, bundle_head + i * bundle_entry + 8);
     if (begin % 64 != 0 || begin > bytes.size()) {
       return fail(Errc::invalid_argument, "the file is damaged: a dump lies outside of it");
     }
+    if (begin < end) {
+      return fail(Errc::invalid_argument, "the file is damaged: its dumps lie over each other");
+    }
     dumps.push_back(bytes.subspan(begin, std::min<uint64_t>(size, bytes.size() - begin)));
+    end = begin + dumps.back().size();
   }
   return dumps;
 }
@@ -159,6 +166,26 @@ Result<TraceSource> read_dump(const std::string& name, std::span<const std::byte
   return source;
 }
 
+Result<std::vector<TraceSource>> read_dumps(const std::string& name,
+                                            const std::vector<std::vector<std::byte>>& dumps) {
+  std::vector<TraceSource> all;
+  for (const auto& dump : dumps) {
+    // Atomics and tables are read in place.
+    const auto aligned = std::make_unique<std::byte[]>(dump.size() + 64);
+    auto* begin = aligned.get();
+    begin += (64 - reinterpret_cast<uintptr_t>(begin) % 64) % 64;
+    std::copy(dump.begin(), dump.end(), begin);
+    auto source =
+        read_dump(dumps.size() == 1 ? name : fmt::format("{}[{}]", name, &dump - dumps.data()),
+                  {begin, dump.size()});
+    if (!source) {
+      return source.error();
+    }
+    all.push_back(std::move(*source));
+  }
+  return all;
+}
+
 Result<std::vector<TraceSource>> read_traces(const std::vector<std::string>& names,
                                              const std::string& counters_dir) {
   std::vector<TraceSource> all;
@@ -167,20 +194,11 @@ Result<std::vector<TraceSource>> read_traces(const std::vector<std::string>& nam
     if (!dumps) {
       return dumps.error();
     }
-    for (const auto& dump : *dumps) {
-      // Atomics and tables are read in place.
-      const auto aligned = std::make_unique<std::byte[]>(dump.size() + 64);
-      auto* begin = aligned.get();
-      begin += (64 - reinterpret_cast<uintptr_t>(begin) % 64) % 64;
-      std::copy(dump.begin(), dump.end(), begin);
-      auto source =
-          read_dump(dumps->size() == 1 ? name : fmt::format("{}[{}]", name, &dump - dumps->data()),
-                    {begin, dump.size()});
-      if (!source) {
-        return source.error();
-      }
-      all.push_back(std::move(*source));
+    auto sources = read_dumps(name, *dumps);
+    if (!sources) {
+      return sources.error();
     }
+    std::move(sources->begin(), sources->end(), std::back_inserter(all));
   }
   return all;
 }

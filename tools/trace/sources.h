@@ -16,6 +16,10 @@ namespace nccl_ha::tools {
 Result<std::vector<TraceSource>> read_traces(const std::vector<std::string>& names,
                                              const std::string& counters_dir);
 
+/// What all dumps of a name say.
+Result<std::vector<TraceSource>> read_dumps(const std::string& name,
+                                            const std::vector<std::vector<std::byte>>& dumps);
+
 /// What one dump's bytes say, as far as it can be read; `bytes` is aligned to 64.
 Result<TraceSource> read_dump(const std::string& name, std::span<const std::byte> bytes);
 

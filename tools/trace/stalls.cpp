@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <utility>
 
 namespace nccl_ha::tools {
 namespace {
@@ -73,9 +75,11 @@ std::string cause_of(const Timeline& timeline, int32_t connection, int64_t begin
   return "nothing came from the peer";
 }
 
-/// Of one sender: how much is under way, and since when nothing moved.
+/// Of one sender: what is under way, and since when nothing moved.  A chunk that went again counts
+/// once, and what a failover found to be there already is over with its send.
 struct Progress {
-  size_t open = 0;
+  using Send = std::pair<uint64_t, uint64_t>;  // group, position
+  std::map<Send, std::set<uint64_t>> open;     ///< chunks
   int64_t last_ns = 0;
 };
 
@@ -85,24 +89,38 @@ std::vector<TraceStall> stalls_of(const Timeline& timeline, int64_t least_ns) {
   std::map<int32_t, Progress> senders;
   std::vector<TraceStall> stalls;
   for (const TraceMoment& moment : timeline.moments()) {
-    if (moment.connection < 0 || !moment.event) {
+    if (moment.connection < 0 ||
+        (moment.event != TraceEvent::chunk_posted && moment.event != TraceEvent::chunk_acked &&
+         moment.event != TraceEvent::transfer_sent)) {
       continue;
     }
     Progress& one = senders[moment.connection];
+    const Progress::Send send(timeline.value(moment, "group").value_or(0),
+                              timeline.value(moment, "position").value_or(0));
+    const uint64_t chunk = timeline.value(moment, "chunk").value_or(0);
     if (moment.event == TraceEvent::chunk_posted) {
-      one.last_ns = one.open == 0 ? moment.time_ns : one.last_ns;
-      ++one.open;
-    } else if (moment.event == TraceEvent::chunk_acked) {
-      if (one.open != 0 && moment.time_ns - one.last_ns >= least_ns) {
-        stalls.push_back({moment.connection, one.last_ns, moment.time_ns, ""});
-      }
-      one.open -= one.open == 0 ? 0 : 1;
-      one.last_ns = moment.time_ns;
+      one.last_ns = one.open.empty() ? moment.time_ns : one.last_ns;
+      one.open[send].insert(chunk);
+      continue;
+    }
+    if (!one.open.empty() && moment.time_ns - one.last_ns >= least_ns) {
+      stalls.push_back({moment.connection, one.last_ns, moment.time_ns, ""});
+    }
+    one.last_ns = moment.time_ns;
+    const auto found = one.open.find(send);
+    if (found == one.open.end()) {
+      continue;
+    }
+    found->second.erase(chunk);
+    if (moment.event == TraceEvent::transfer_sent || found->second.empty()) {
+      one.open.erase(found);
     }
   }
   for (const auto& [connection, one] : senders) {
-    if (one.open != 0 && timeline.end_ns() - one.last_ns >= least_ns) {
-      stalls.push_back({connection, one.last_ns, timeline.end_ns(), ""});
+    // What another process recorded later says nothing of this one.
+    const int64_t end = timeline.end_ns(timeline.connection(connection).process);
+    if (!one.open.empty() && end - one.last_ns >= least_ns) {
+      stalls.push_back({connection, one.last_ns, end, ""});
     }
   }
   for (TraceStall& stall : stalls) {

@@ -53,8 +53,8 @@ class PathClock {
     }
     std::vector<PathTime> rows;
     for (auto& [key, one] : paths_) {
-      close(one, timeline_.end_ns());
       const TraceConnection& connection = timeline_.connection(key.first);
+      close(one, timeline_.end_ns(connection.process));
       one.row.process = timeline_.process_name(connection.process);
       one.row.connection = connection.label;
       one.row.path = connection.path_name(key.second);

@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 namespace nccl_ha::tools {
@@ -36,6 +37,29 @@ std::optional<TraceEvent> event_by_name(const std::string& name) {
     }
   }
   return std::nullopt;
+}
+
+/// Of several dumps of one process the newest, which holds most of what the others do.
+std::vector<TraceSource> newest_of_each(std::vector<TraceSource> sources) {
+  using Process = std::tuple<std::string, uint64_t, uint32_t, uint32_t, int64_t>;
+  std::map<Process, size_t> known;
+  std::vector<TraceSource> kept;
+  for (TraceSource& source : sources) {
+    const CounterSnapshot& one = source.snapshot;
+    const auto [found, fresh] = known.try_emplace(
+        Process(one.host, one.clock, one.pid, one.instance, one.created_ns), kept.size());
+    if (fresh) {
+      kept.push_back(std::move(source));
+      continue;
+    }
+    TraceSource& other = kept[found->second];
+    if (one.dumped_ns > other.snapshot.dumped_ns) {
+      std::swap(source, other);
+    }
+    other.damages.push_back(
+        fmt::format("{} is an older dump of the same process, and left out", source.name));
+  }
+  return kept;
 }
 
 }  // namespace
@@ -75,7 +99,7 @@ std::string TraceConnection::path_name(uint32_t path) const {
 
 Timeline Timeline::of(std::vector<TraceSource> sources) {
   Timeline made;
-  made.processes_ = std::move(sources);
+  made.processes_ = newest_of_each(std::move(sources));
   made.known_.resize(made.processes_.size());
   for (uint32_t i = 0; i < made.processes_.size(); ++i) {
     for (const auto& kind : made.processes_[i].snapshot.kinds) {
@@ -183,11 +207,15 @@ void Timeline::add_moments(uint32_t process) {
 void Timeline::compare_clocks() {
   std::vector<ClockTable::Process> seen;
   for (const TraceSource& source : processes_) {
-    size_t events = 0;
+    ClockTable::Process one{source.snapshot.clock, 0, 0, 0};
     for (const auto& ring : source.snapshot.rings) {
-      events += ring.events.size();
+      for (const RecordedEvent& event : ring.events) {
+        one.first_ns = one.events == 0 ? event.time_ns : std::min(one.first_ns, event.time_ns);
+        one.last_ns = one.events == 0 ? event.time_ns : std::max(one.last_ns, event.time_ns);
+        ++one.events;
+      }
     }
-    seen.push_back({source.snapshot.clock, events});
+    seen.push_back(one);
   }
   clocks_ = ClockTable(seen);
   using Mark = std::array<uint64_t, 5>;  // side, key, path, epoch, number
@@ -235,6 +263,10 @@ void Timeline::align() {
   std::stable_sort(
       moments_.begin(), moments_.end(),
       [](const TraceMoment& a, const TraceMoment& b) { return a.time_ns < b.time_ns; });
+  ends_.assign(processes_.size(), 0);
+  for (const TraceMoment& moment : moments_) {
+    ends_[moment.process] = moment.time_ns;
+  }
 }
 
 std::string Timeline::process_name(uint32_t process) const {

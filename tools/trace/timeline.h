@@ -77,6 +77,8 @@ class Timeline {
   std::string date(int64_t time_ns) const;
   int64_t begin_ns() const { return moments_.empty() ? 0 : moments_.front().time_ns; }
   int64_t end_ns() const { return moments_.empty() ? 0 : moments_.back().time_ns; }
+  /// The last event of a process; 0 if it has none.
+  int64_t end_ns(uint32_t process) const { return ends_[process]; }
 
  private:
   void find_connections(uint32_t process);
@@ -88,6 +90,7 @@ class Timeline {
   std::vector<TraceSource> processes_;
   std::vector<TraceConnection> connections_;
   std::vector<TraceMoment> moments_;
+  std::vector<int64_t> ends_;  ///< of each process
   ClockTable clocks_;
   /// Of each process: what its kinds of events are here.
   std::vector<std::vector<std::optional<TraceEvent>>> known_;

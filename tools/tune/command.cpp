@@ -34,8 +34,9 @@ class Tuner {
  public:
   explicit Tuner(const TuneOptions& options)
       : options_(options),
-        known_(options.anew ? std::vector<TuneTrial>() : load_trials(options.state)) {
-    for (TuneAxis& axis : tune_axes(processor_share().usable(), options.rdma)) {
+        known_(options.anew ? std::vector<TuneTrial>()
+                            : load_trials(options.state, load_text(options.load))) {
+    for (TuneAxis& axis : tune_axes(processor_share().usable(), usable_cpus(), options.rdma)) {
       if (options.axes.empty() ||
           std::ranges::find(options.axes, axis.name) != options.axes.end()) {
         steps_ += axis.choices.size();
@@ -127,6 +128,11 @@ class Tuner {
 
   /// A run of its own decides: of many that were tried one is lucky.
   void conclude() {
+    if (std::ranges::none_of(trials_, [](const TuneTrial& one) { return one.failure.empty(); })) {
+      refuse_tune(fail(Errc::system,
+                       trials_.empty() ? "there was nothing to try"
+                                       : "nothing could be measured: " + trials_.front().failure));
+    }
     if (best_.empty()) {
       fmt::print("\nrecommended: the defaults; nothing was certainly faster\n");
     } else {
@@ -142,6 +148,10 @@ class Tuner {
         for (const auto& [name, value] : best_) {
           fmt::print("export {}={}\n", name, value);
         }
+      } else if (!proof.failure.empty()) {
+        fmt::print(
+            "\nrecommended: the defaults; what seemed faster could not be measured in a run of its "
+            "own\n");
       } else {
         fmt::print("\nrecommended: the defaults; what seemed faster was not in a run of its own\n");
       }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "runtime/base/host.h"
 #include "tools/common/process.h"
 
 namespace nccl_ha::tools {
@@ -37,11 +38,27 @@ std::vector<double> ratios_of(const json& report) {
   return logs;
 }
 
+/// Whether a file ends in the middle of a line: its writer was interrupted.
+bool ends_torn(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file || file.tellg() <= 0) {
+    return false;
+  }
+  file.seekg(-1, std::ios::end);
+  return file.get() != '\n';
+}
+
 }  // namespace
+
+std::string load_text(const TuneLoad& load) {
+  return fmt::format("{} -n {} -b {} -e {} -I {} --rounds {} --plugin {}, nccl-ha {} on {}",
+                     load.operation, load.ranks, load.min_bytes, load.max_bytes, load.iterations,
+                     load.rounds, load.plugin, NHA_VERSION, host_name());
+}
 
 TuneTrial measure(const TuneLoad& load, const std::string& axis, const TunedEnvironment& candidate,
                   const TunedEnvironment& against) {
-  TuneTrial trial{axis, candidate, against, {}, 0, ""};
+  TuneTrial trial{axis, candidate, against, {}, 0, "", load_text(load)};
   std::vector<std::string> command{load.program,
                                    "perf",
                                    load.operation,
@@ -87,14 +104,22 @@ TuneTrial measure(const TuneLoad& load, const std::string& axis, const TunedEnvi
   return trial;
 }
 
-std::vector<TuneTrial> load_trials(const std::string& path) {
+std::vector<TuneTrial> load_trials(const std::string& path, const std::string& of) {
   std::vector<TuneTrial> trials;
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     try {
       const json one = json::parse(line);
-      trials.push_back({one.at("axis"), one.at("candidate"), one.at("against"), one.at("ratios"),
-                        one.at("busbw_gbps"), one.at("failure")});
+      TuneTrial trial{one.at("axis"),
+                      one.at("candidate"),
+                      one.at("against"),
+                      one.at("ratios"),
+                      one.at("busbw_gigabytes_per_s"),
+                      one.at("failure"),
+                      one.at("of")};
+      if (trial.of == of && trial.failure.empty()) {
+        trials.push_back(std::move(trial));
+      }
     } catch (const json::exception&) {
       continue;  // it was interrupted while it wrote that
     }
@@ -103,14 +128,17 @@ std::vector<TuneTrial> load_trials(const std::string& path) {
 }
 
 std::string append_trial(const std::string& path, const TuneTrial& trial) {
+  const bool torn = ends_torn(path);
   std::ofstream file(path, std::ios::app);
-  file << json{{"axis", trial.axis},
+  file << (torn ? "\n" : "")
+       << json{{"axis", trial.axis},
                {"candidate", trial.candidate},
                {"against", trial.against},
                {"ratios", trial.ratios},
-               {"busbw_gbps", trial.busbw_gbps},
-               {"failure", trial.failure}}
-              .dump()
+               {"busbw_gigabytes_per_s", trial.busbw_gbps},
+               {"failure", trial.failure},
+               {"of", trial.of}}
+              .dump(-1, ' ', false, json::error_handler_t::replace)
        << "\n";
   file.close();
   return file ? "" : fmt::format("cannot write {}: {}", path, std::strerror(errno));

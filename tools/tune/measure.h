@@ -29,14 +29,19 @@ struct TuneTrial {
   std::vector<double> ratios;  ///< candidate's bandwidth by the other's, over all sizes; per round
   double busbw_gbps = 0;       ///< the candidate's, on average
   std::string failure;         ///< why there are none
+  std::string of;              ///< what was measured, and where (load_text)
 };
+
+/// All that makes trials comparable: the load, this program's version and the host.
+std::string load_text(const TuneLoad& load);
 
 /// A setting that does not work is a trial with a failure, not an error.
 TuneTrial measure(const TuneLoad& load, const std::string& axis, const TunedEnvironment& candidate,
                   const TunedEnvironment& against);
 
-/// What was measured before, from the lines of a file; a line that is damaged is left out.
-std::vector<TuneTrial> load_trials(const std::string& path);
+/// What was measured before of the same load, from the lines of a file.  Left out are damaged
+/// lines, and failures: what did not work may work now.
+std::vector<TuneTrial> load_trials(const std::string& path, const std::string& of);
 /// Adds a line to it; what went wrong, or empty.
 std::string append_trial(const std::string& path, const TuneTrial& trial);
 

@@ -1,12 +1,20 @@
 #include "tools/tune/plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
 namespace nccl_ha::tools {
 
-std::vector<TuneAxis> tune_axes(size_t processors, bool rdma) {
+namespace {
+
+/// "8,9,10".
+std::string list_of(std::span<const int> cpus) { return fmt::format("{}", fmt::join(cpus, ",")); }
+
+}  // namespace
+
+std::vector<TuneAxis> tune_axes(size_t processors, std::span<const int> cpus, bool rdma) {
   const auto one = [](const char* name, const std::string& value) {
     return TunedEnvironment{{name, value}};
   };
@@ -20,11 +28,10 @@ std::vector<TuneAxis> tune_axes(size_t processors, bool rdma) {
     counts.choices.push_back(one("HA_NCCL_PROGRESS_THREADS", std::to_string(count)));
   }
   axes.push_back(counts);
-  if (processors > 2) {
-    axes.push_back(
-        {"pinning",
-         {one("HA_NCCL_PROGRESS_CPUS", std::to_string(processors - 1)),
-          one("HA_NCCL_PROGRESS_CPUS", fmt::format("{}-{}", processors / 2, processors - 1))}});
+  if (cpus.size() > 2) {
+    axes.push_back({"pinning",
+                    {one("HA_NCCL_PROGRESS_CPUS", list_of(cpus.last(1))),
+                     one("HA_NCCL_PROGRESS_CPUS", list_of(cpus.subspan(cpus.size() / 2)))}});
   }
   axes.push_back({"idle policy",
                   {one("HA_NCCL_IDLE_SPIN_US", "0"), one("HA_NCCL_IDLE_SPIN_US", "20"),

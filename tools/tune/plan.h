@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,8 +16,9 @@ struct TuneAxis {
   std::vector<TunedEnvironment> choices;
 };
 
-/// For a host with so many processors; `rdma`: with what only RDMA has.
-std::vector<TuneAxis> tune_axes(size_t processors, bool rdma);
+/// For so many processors that work at the same time, of these numbers (usable_cpus); `rdma`: with
+/// what only RDMA has.
+std::vector<TuneAxis> tune_axes(size_t processors, std::span<const int> cpus, bool rdma);
 
 /// "A=1 B=2"; "the defaults" of none.
 std::string environment_text(const TunedEnvironment& environment);
