@@ -87,7 +87,7 @@ class MemoryRun {
   using Key = std::tuple<uint32_t, uint32_t, uint32_t>;  // from, to, channel
 
   Encoding encoding() const {
-    return encoding_for(options_.type, reduces(options_.op), options_.ranks);
+    return encoding_for(options_.type, reduces(options_.op), ReduceOp::sum, options_.ranks);
   }
 
   bool queues_empty() const {

@@ -41,7 +41,7 @@ struct RawOptions {
 constexpr Refusal refuse_perf{"nccl-ha perf", 2};
 
 /// Of "a, b, c".
-std::vector<std::string> words_in(const char* list) {
+std::vector<std::string> words_in(const std::string& list) {
   std::vector<std::string> words = CLI::detail::split(list, ',');
   for (std::string& word : words) {
     CLI::detail::trim(word);
@@ -51,7 +51,7 @@ std::vector<std::string> words_in(const char* list) {
 
 template <class T>
 T need_name(std::optional<T> value, const std::string& text, const char* option,
-            const char* choices) {
+            const std::string& choices) {
   if (!value) {
     refuse_perf(
         fail(Errc::invalid_argument, fmt::format("{} {}: choose one of {}{}", option, text, choices,
@@ -98,9 +98,8 @@ PerfOptions parse(const RawOptions& raw) {
   o.max_bytes = refuse_perf.need(parse_bytes(raw.max_bytes));
   o.step_bytes = refuse_perf.need(parse_bytes(raw.step_bytes));
   o.message_bytes = refuse_perf.need(parse_bytes(raw.message_bytes));
-  o.type = need_name(parse_type(raw.type), raw.type, "--type",
-                     "int8, uint8, int32, int64, float, double");
-  o.reduce_op = need_name(parse_reduce_op(raw.reduce_op), raw.reduce_op, "--op", "sum, min, max");
+  o.type = need_name(parse_type(raw.type), raw.type, "--datatype", type_names());
+  o.reduce_op = need_name(parse_reduce_op(raw.reduce_op), raw.reduce_op, "--op", reduce_op_names());
   o.check = raw.check != 0;
   o.verbose = o.verbose || debug_asks_for_info();
   o.warmup = raw.warmup < 0 ? UINT64_MAX : static_cast<uint64_t>(raw.warmup);
@@ -167,9 +166,10 @@ void add_measurement(CLI::App& perf, RawOptions& raw) {
                   "0: no check, iterations back to back")
       ->check(within(0, 1))
       ->capture_default_str();
-  perf.add_option("-d,--type", raw.type, "int8, uint8, int32, int64, float or double")
+  perf.add_option("-d,--datatype,--type", raw.type, "Elements: " + type_names())
       ->capture_default_str();
-  perf.add_option("-o,--op", raw.reduce_op, "Reduction: sum, min or max")->capture_default_str();
+  perf.add_option("-o,--op", raw.reduce_op, "Reduction: " + reduce_op_names())
+      ->capture_default_str();
   perf.add_option("-r,--root", o.root, "Root of a broadcast")->capture_default_str();
   perf.add_option("--step", raw.message_bytes, "Bytes of one message (NCCL's step)")
       ->capture_default_str();

@@ -152,6 +152,14 @@ Result<void> check_ranges(const PerfOptions& options, uint32_t world_size) {
     return refuse(
         fmt::format("--root {} does not exist: ranks are 0 to {}", options.root, world_size - 1));
   }
+  if (reduces(options.op) && options.reduce_op != ReduceOp::min &&
+      options.reduce_op != ReduceOp::max && options.reduce_op != ReduceOp::prod &&
+      world_size > exact_ranks_max(options.type)) {
+    return refuse(fmt::format(
+        "--op {} of {} is exact, and so can be checked, with at most {} "
+        "ranks: take float",
+        to_text(options.reduce_op), to_text(options.type), exact_ranks_max(options.type)));
+  }
   const size_t element = type_size(options.type);
   if (options.message_bytes < element || options.message_bytes % element != 0 ||
       options.message_bytes > (1U << 30)) {

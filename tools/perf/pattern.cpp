@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
+
+#include "tools/perf/half.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -37,22 +40,6 @@ void fill_raw(std::span<std::byte> out, size_t offset, StreamKey key) {
   }
 }
 
-template <class T>
-void fill_float(std::span<std::byte> out, size_t offset, StreamKey key, unsigned bits) {
-  constexpr size_t per_word = 8 / sizeof(T);
-  constexpr unsigned lane_bits = 64 / per_word;
-  const int64_t middle = int64_t{1} << (bits - 1);
-  for (size_t done = 0; done < out.size(); done += sizeof(T)) {
-    const size_t element = (offset + done) / sizeof(T);
-    uint64_t lane = word(key, element / per_word);
-    if constexpr (per_word > 1) {
-      lane = (lane >> (lane_bits * (element % per_word))) & 0xffffffffULL;
-    }
-    const T value = static_cast<T>(static_cast<int64_t>(lane >> (lane_bits - bits)) - middle);
-    std::memcpy(out.data() + done, &value, sizeof(T));
-  }
-}
-
 /// Calls f with a value of the type's C++ counterpart.
 template <class F>
 decltype(auto) with_type(DataType type, F&& f) {
@@ -63,8 +50,16 @@ decltype(auto) with_type(DataType type, F&& f) {
       return f(uint8_t{});
     case DataType::int32:
       return f(int32_t{});
+    case DataType::uint32:
+      return f(uint32_t{});
     case DataType::int64:
       return f(int64_t{});
+    case DataType::uint64:
+      return f(uint64_t{});
+    case DataType::half:
+      return f(Half{});
+    case DataType::bfloat16:
+      return f(Bfloat16{});
     case DataType::float32:
       return f(float{});
     case DataType::float64:
@@ -73,14 +68,86 @@ decltype(auto) with_type(DataType type, F&& f) {
   __builtin_unreachable();
 }
 
+/// Bits of the largest whole number up to which all are exact; 0 for integers, which wrap around.
+template <class T>
+constexpr unsigned mantissa_bits() {
+  if constexpr (std::is_same_v<T, Half>) {
+    return 11;
+  } else if constexpr (std::is_same_v<T, Bfloat16>) {
+    return 8;
+  } else if constexpr (std::is_same_v<T, float>) {
+    return 24;
+  } else {
+    return std::is_same_v<T, double> ? 48 : 0;  // 53, and numbers that print well
+  }
+}
+
+/// Largest exponent of two whose inverse is a normal number as well.
+template <class T>
+constexpr uint32_t exponent_limit() {
+  if constexpr (std::is_same_v<T, Half>) {
+    return 14;
+  } else {
+    return std::is_same_v<T, double> ? 1022 : 126;
+  }
+}
+
+/// The nearest T of a number that a float holds, or a double where T is one.
+template <class T>
+T from_double(double value) {
+  if constexpr (std::is_same_v<T, double>) {
+    return value;
+  } else {
+    return static_cast<T>(static_cast<float>(value));
+  }
+}
+
+template <class T>
+T element_of(uint64_t lane, unsigned lane_bits, const Encoding& encoding) {
+  if (encoding.kind == Encoding::Kind::whole_numbers) {
+    const int64_t middle = int64_t{1} << (encoding.bits - 1);
+    return from_double<T>(
+        static_cast<double>(static_cast<int64_t>(lane >> (lane_bits - encoding.bits)) - middle));
+  }
+  const uint64_t choices = 2 * uint64_t{encoding.exponent_max} + 1;
+  const auto exponent =
+      static_cast<int>((lane >> 1) % choices) - static_cast<int>(encoding.exponent_max);
+  const double size = std::ldexp(1.0, exponent);
+  return from_double<T>((lane & 1) != 0 ? -size : size);
+}
+
+template <class T>
+void fill_numbers(std::span<std::byte> out, size_t offset, StreamKey key,
+                  const Encoding& encoding) {
+  constexpr size_t per_word = 8 / sizeof(T);
+  constexpr unsigned lane_bits = 64 / per_word;
+  for (size_t done = 0; done < out.size(); done += sizeof(T)) {
+    const size_t element = (offset + done) / sizeof(T);
+    uint64_t lane = word(key, element / per_word);
+    if constexpr (per_word > 1) {
+      lane = (lane >> (lane_bits * (element % per_word))) & ((uint64_t{1} << lane_bits) - 1);
+    }
+    const T value = element_of<T>(lane, lane_bits, encoding);
+    std::memcpy(out.data() + done, &value, sizeof(T));
+  }
+}
+
+/// Integers wrap around instead of overflowing.
+template <class T, class F>
+T calculate(T a, T b, F f) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
+  } else {
+    return static_cast<T>(f(a, b));
+  }
+}
 template <class T>
 T add(T a, T b) {
-  if constexpr (std::is_integral_v<T>) {
-    using U = std::make_unsigned_t<T>;  // wraps instead of overflowing
-    return static_cast<T>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
-  } else {
-    return a + b;
-  }
+  return calculate(a, b, [](auto x, auto y) { return x + y; });
+}
+template <class T>
+T multiply(T a, T b) {
+  return calculate(a, b, [](auto x, auto y) { return x * y; });
 }
 
 template <class T, class F>
@@ -103,8 +170,10 @@ void fold(std::span<std::byte> total, std::span<const std::byte> more, ReduceOp 
     std::memcpy(&left, total.data() + at, sizeof(T));
     std::memcpy(&right, more.data() + at, sizeof(T));
     T value = left;
-    if (op == ReduceOp::sum) {
+    if (op == ReduceOp::sum || op == ReduceOp::avg) {
       value = add(left, right);
+    } else if (op == ReduceOp::prod) {
+      value = multiply(left, right);
     } else if ((op == ReduceOp::max) == (right > left)) {
       value = right;
     }
@@ -130,8 +199,16 @@ const char* to_text(DataType type) {
       return "uint8";
     case DataType::int32:
       return "int32";
+    case DataType::uint32:
+      return "uint32";
     case DataType::int64:
       return "int64";
+    case DataType::uint64:
+      return "uint64";
+    case DataType::half:
+      return "half";
+    case DataType::bfloat16:
+      return "bfloat16";
     case DataType::float32:
       return "float";
     case DataType::float64:
@@ -144,32 +221,51 @@ const char* to_text(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
       return "sum";
+    case ReduceOp::prod:
+      return "prod";
     case ReduceOp::min:
       return "min";
     case ReduceOp::max:
       return "max";
+    case ReduceOp::avg:
+      return "avg";
   }
   return "?";
 }
 
-std::optional<DataType> parse_type(std::string_view text) {
-  for (const DataType type : {DataType::int8, DataType::uint8, DataType::int32, DataType::int64,
-                              DataType::float32, DataType::float64}) {
-    if (text == to_text(type)) {
-      return type;
+namespace {
+
+template <class Name>
+std::optional<Name> parse_name(std::string_view text, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (text == to_text(static_cast<Name>(i))) {
+      return static_cast<Name>(i);
     }
   }
   return std::nullopt;
 }
 
-std::optional<ReduceOp> parse_reduce_op(std::string_view text) {
-  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::min, ReduceOp::max}) {
-    if (text == to_text(op)) {
-      return op;
-    }
+template <class Name>
+std::string all_names(int count) {
+  std::string all;
+  for (int i = 0; i < count; ++i) {
+    all += fmt::format("{}{}", i == 0 ? "" : ", ", to_text(static_cast<Name>(i)));
   }
-  return std::nullopt;
+  return all;
 }
+
+}  // namespace
+
+std::optional<DataType> parse_type(std::string_view text) {
+  return parse_name<DataType>(text, data_types);
+}
+
+std::optional<ReduceOp> parse_reduce_op(std::string_view text) {
+  return parse_name<ReduceOp>(text, reduce_ops);
+}
+
+std::string type_names() { return all_names<DataType>(data_types); }
+std::string reduce_op_names() { return all_names<ReduceOp>(reduce_ops); }
 
 size_t type_size(DataType type) {
   return with_type(type, [](auto value) { return sizeof(value); });
@@ -179,30 +275,46 @@ StreamKey stream_key(uint64_t seed, uint32_t rank, uint64_t iteration) {
   return {mix(mix(mix(seed + golden) + rank + 1) + iteration + 1)};
 }
 
-Encoding encoding_for(DataType type, bool reduces, uint32_t ranks) {
-  if (!reduces || (type != DataType::float32 && type != DataType::float64)) {
-    return {};
-  }
-  // A sum of `ranks` numbers needs log2(ranks) bits more than one of them.
-  const auto growth = static_cast<unsigned>(std::bit_width(ranks));
-  const unsigned mantissa = type == DataType::float32 ? 24 : 48;
-  const unsigned bits = std::max(2U, mantissa > growth ? mantissa - growth : 2U);
-  return {type == DataType::float32 ? Encoding::Kind::float32 : Encoding::Kind::float64,
-          static_cast<uint8_t>(bits)};
+Encoding encoding_for(DataType type, bool reduces, ReduceOp op, uint32_t ranks) {
+  return with_type(type, [&](auto zero) -> Encoding {
+    using T = decltype(zero);
+    if (!reduces || mantissa_bits<T>() == 0) {
+      return {};
+    }
+    Encoding encoding;
+    encoding.type = type;
+    if (op == ReduceOp::prod) {
+      encoding.kind = Encoding::Kind::powers_of_two;
+      encoding.exponent_max = static_cast<uint16_t>(exponent_limit<T>() / ranks);
+      return encoding;
+    }
+    // A sum of `ranks` numbers needs log2(ranks) bits more than one of them.
+    const auto growth = static_cast<unsigned>(std::bit_width(ranks));
+    encoding.kind = Encoding::Kind::whole_numbers;
+    encoding.bits = static_cast<uint8_t>(
+        std::max(2U, mantissa_bits<T>() > growth ? mantissa_bits<T>() - growth : 2U));
+    return encoding;
+  });
+}
+
+uint32_t exact_ranks_max(DataType type) {
+  return with_type(type, [](auto zero) -> uint32_t {
+    constexpr unsigned bits = mantissa_bits<decltype(zero)>();
+    // Elements of the least width, 2 bits, go down to -2.
+    return bits == 0 || bits > 31 ? UINT32_MAX : 1U << (bits - 1);
+  });
 }
 
 void fill_stream(std::span<std::byte> out, size_t offset, StreamKey key, Encoding encoding) {
-  switch (encoding.kind) {
-    case Encoding::Kind::raw:
-      fill_raw(out, offset, key);
-      break;
-    case Encoding::Kind::float32:
-      fill_float<float>(out, offset, key, encoding.bits);
-      break;
-    case Encoding::Kind::float64:
-      fill_float<double>(out, offset, key, encoding.bits);
-      break;
+  if (encoding.kind == Encoding::Kind::raw) {
+    fill_raw(out, offset, key);
+    return;
   }
+  with_type(encoding.type, [&](auto zero) {
+    if constexpr (mantissa_bits<decltype(zero)>() != 0) {
+      fill_numbers<decltype(zero)>(out, offset, key, encoding);
+    }
+  });
 }
 
 void reduce(void* result, const void* first, const void* second, size_t bytes, DataType type,
@@ -211,14 +323,37 @@ void reduce(void* result, const void* first, const void* second, size_t bytes, D
     using T = decltype(zero);
     switch (op) {
       case ReduceOp::sum:
+      case ReduceOp::avg:
         apply<T>(result, first, second, bytes, [](T a, T b) { return add(a, b); });
         break;
+      case ReduceOp::prod:
+        apply<T>(result, first, second, bytes, [](T a, T b) { return multiply(a, b); });
+        break;
       case ReduceOp::min:
-        apply<T>(result, first, second, bytes, [](T a, T b) { return std::min(a, b); });
+        apply<T>(result, first, second, bytes, [](T a, T b) { return b < a ? b : a; });
         break;
       case ReduceOp::max:
-        apply<T>(result, first, second, bytes, [](T a, T b) { return std::max(a, b); });
+        apply<T>(result, first, second, bytes, [](T a, T b) { return a < b ? b : a; });
         break;
+    }
+  });
+}
+
+void finish_average(std::span<std::byte> sums, DataType type, uint32_t ranks) {
+  with_type(type, [&](auto zero) {
+    using T = decltype(zero);
+    for (size_t at = 0; at < sums.size(); at += sizeof(T)) {
+      T value{};
+      std::memcpy(&value, sums.data() + at, sizeof(T));
+      if constexpr (std::is_integral_v<T>) {
+        using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+        value = static_cast<T>(static_cast<Wide>(value) / static_cast<Wide>(ranks));
+      } else {
+        // Of 16 bits: the quotient of two floats, rounded twice, is still the nearest.
+        using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+        value = static_cast<T>(static_cast<Wide>(value) / static_cast<Wide>(ranks));
+      }
+      std::memcpy(sums.data() + at, &value, sizeof(T));
     }
   });
 }
@@ -232,6 +367,9 @@ void Checker::reference(std::span<std::byte> out, const Expected& expected, size
     const std::span<std::byte> more(one.data(), out.size());
     fill_stream(more, at, stream_key(seed_, expected.ranks[i], iteration), encoding_);
     with_type(type_, [&](auto zero) { fold<decltype(zero)>(out, more, op_); });
+  }
+  if (op_ == ReduceOp::avg && expected.ranks.size() > 1) {
+    finish_average(out, type_, static_cast<uint32_t>(expected.ranks.size()));
   }
 }
 

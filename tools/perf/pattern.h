@@ -17,15 +17,31 @@
 namespace nccl_ha::tools {
 
 /// Element types of a reduction; for operations that only copy they give the element size.
-enum class DataType : uint8_t { int8, uint8, int32, int64, float32, float64 };
+enum class DataType : uint8_t {
+  int8,
+  uint8,
+  int32,
+  uint32,
+  int64,
+  uint64,
+  half,
+  bfloat16,
+  float32,
+  float64
+};
+inline constexpr int data_types = 10;
 
-/// Reductions with exactly predictable results.
-enum class ReduceOp : uint8_t { sum, min, max };
+/// Reductions with exactly predictable results.  avg is a sum that finish_average() divides.
+enum class ReduceOp : uint8_t { sum, prod, min, max, avg };
+inline constexpr int reduce_ops = 5;
 
 const char* to_text(DataType type);
 const char* to_text(ReduceOp op);
 std::optional<DataType> parse_type(std::string_view text);
 std::optional<ReduceOp> parse_reduce_op(std::string_view text);
+/// "int8, uint8, ...": all types; and all reductions.
+std::string type_names();
+std::string reduce_op_names();
 /// Bytes of one element.
 size_t type_size(DataType type);
 
@@ -37,22 +53,31 @@ StreamKey stream_key(uint64_t seed, uint32_t rank, uint64_t iteration);
 
 /// How stream words become elements.  Integers and copies take the words' bytes as they are.
 /// Floating-point elements of a reduction are whole numbers of `bits` bits around zero, few enough
-/// that a sum over all ranks is exact whatever the order.
+/// that a sum over all ranks is exact whatever the order; those of a product are powers of two with
+/// a sign, whose exponents are -`exponent_max` to `exponent_max`.
 struct Encoding {
-  enum class Kind : uint8_t { raw, float32, float64 } kind = Kind::raw;
+  enum class Kind : uint8_t { raw, whole_numbers, powers_of_two } kind = Kind::raw;
+  DataType type = DataType::float32;
   uint8_t bits = 0;
+  uint16_t exponent_max = 0;
 };
 /// The encoding for an operation over `ranks` ranks.
-Encoding encoding_for(DataType type, bool reduces, uint32_t ranks);
+Encoding encoding_for(DataType type, bool reduces, ReduceOp op, uint32_t ranks);
+
+/// Most ranks whose sums of this type are exact.
+uint32_t exact_ranks_max(DataType type);
 
 /// Writes bytes [offset, offset + out.size()) of a stream.  For float encodings offset and size are
 /// multiples of the element size.
 void fill_stream(std::span<std::byte> out, size_t offset, StreamKey key, Encoding encoding);
 
 /// result = first `op` second, element by element; `bytes` is a multiple of the element size and
-/// the ranges may only overlap when they are equal.  Integer sums wrap around.
+/// the ranges may only overlap when they are equal.  Integer sums and products wrap around.
 void reduce(void* result, const void* first, const void* second, size_t bytes, DataType type,
             ReduceOp op);
+
+/// Divides sums over `ranks` ranks, element by element; integers lose their fraction, as NCCL's do.
+void finish_average(std::span<std::byte> sums, DataType type, uint32_t ranks);
 
 /// What a part of an output buffer must hold: bytes [stream_offset, stream_offset + bytes) of one
 /// stream, or of several reduced element by element.

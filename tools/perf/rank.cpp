@@ -254,7 +254,7 @@ class Rank {
       return transfer.error();
     }
     const auto expected = expected_output(p, size);
-    const Encoding encoding = encoding_for(o_.type, reduces(o_.op), p.ranks);
+    const Encoding encoding = encoding_for(o_.type, reduces(o_.op), o_.reduce_op, p.ranks);
     const Checker checker(o_.seed, o_.type, o_.reduce_op, encoding);
     (*transfer)->set_comparing(o_.check);
     Measured out;
@@ -293,6 +293,7 @@ class Rank {
         return fail(done.code(),
                     fmt::format("iteration {} of {}: {}", i, total, done.error().message()));
       }
+      average(expected);
       const Instant end = clock.now();
       if (i >= o_.warmup) {
         seconds += std::chrono::duration<double>(end - begin).count();
@@ -320,6 +321,17 @@ class Rank {
     out.time_s = seconds / static_cast<double>(out.iterations);
     out.cpu_s = cpu / static_cast<double>(out.iterations);
     return out;
+  }
+
+  /// What is left of an average after its sum.
+  void average(const std::vector<Expected>& parts) {
+    if (!reduces(o_.op) || o_.reduce_op != ReduceOp::avg) {
+      return;
+    }
+    for (const Expected& part : parts) {
+      finish_average(memory_->span(Buffer::out).subspan(part.offset, part.bytes), o_.type,
+                     setup_.world.size);
+    }
   }
 
   /// Rank 0 looks after the faults.

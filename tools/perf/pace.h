@@ -1,0 +1,24 @@
+// How many iterations fit into a time.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace nccl_ha::tools {
+
+/// Iterations to run before the clock is looked at again, for a run of `seconds` of which
+/// `elapsed_s` have passed with `done` iterations.  0: it is over.  At least one is run; each batch
+/// is at most as large as all before it, so that a slow begin does not decide for the rest.
+inline uint64_t next_batch(uint64_t done, double elapsed_s, double seconds) {
+  if (done == 0) {
+    return 1;
+  }
+  if (elapsed_s >= seconds) {
+    return 0;
+  }
+  const double left =
+      elapsed_s > 0 ? static_cast<double>(done) * (seconds - elapsed_s) / elapsed_s : 1e18;
+  return static_cast<uint64_t>(std::clamp(left, 1.0, static_cast<double>(done)));
+}
+
+}  // namespace nccl_ha::tools
