@@ -111,7 +111,7 @@ for rate in 0.01 0.05; do
       step "$operation, $rate of packets lost, doubled and reordered, progress thread $((1 - inline))" \
         env HA_NCCL_DGRAM_FAULTS="drop=$rate,dup=$rate,reorder=$rate,ack_loss=$rate,seed=$RANDOM" \
         HA_NCCL_USE_PROGRESS_THREAD=$((1 - inline)) NCCL_SOCKET_IFNAME=lo \
-        timeout 300 "$tool" perf "$operation" -n 3 -b 1 -e 4M -f 8 --plugin "$plugin"
+        timeout 300 "$tool" perf "$operation" --ranks 3 -b 1 -e 4M -f 8 --plugin "$plugin"
     done
   done
 done

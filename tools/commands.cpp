@@ -71,7 +71,21 @@ constexpr std::pair<std::string_view, const char*> of_nccl_tests[] = {
     {"-z", "nothing blocks here; leave it out"},
     {"--blocking", "nothing blocks here; leave it out"},
     {"-m", "iterations run back to back with -c 0; leave it out"},
+    {"--agg_iters", "iterations run back to back with -c 0; leave it out"},
     {"-p", "ranks always begin at the same time; leave it out"},
+    {"--parallel_init", "ranks always begin at the same time; leave it out"},
+    {"-y", "there are no streams without a GPU; leave it out"},
+    {"--stream_null", "there are no streams without a GPU; leave it out"},
+    {"-a", "the time shown is always the slowest rank's; leave it out"},
+    {"--average", "the time shown is always the slowest rank's; leave it out"},
+    {"-N", "turns at each size: --rounds"},
+    {"--run_cycles", "turns at each size: --rounds"},
+    {"-C", "the column cpu is always there; leave it out"},
+    {"--report_cputime", "the column cpu is always there; leave it out"},
+    {"-R", "memory is always registered; leave it out"},
+    {"--local_register", "memory is always registered; leave it out"},
+    {"-J", "results as JSON: --json"},
+    {"--output_file", "results as JSON: --json"},
 };
 
 /// What is wrong with the words of the command line.

@@ -25,7 +25,7 @@ SETTINGS = ["HA_NCCL_FABRIC=datagram"]
 def command(tool, turn):
     settings = SETTINGS + [f"HA_NCCL_USE_PROGRESS_THREAD={turn // 2 % 2}"]
     if turn % 2 == 0:
-        return "one path", ["env", *settings, "HA_NCCL_IFNAME=lo", str(tool), *PERF, "-n", "2",
+        return "one path", ["env", *settings, "HA_NCCL_IFNAME=lo", str(tool), *PERF, "--ranks", "2",
                             "--plugin", str(tool.parents[1] / "lib/libnccl-net-ha.so")]
     named = [part for one in settings for part in ("--env", one)]
     return "two rails", [str(tool), "lab", "run", "pair", "-q", "--timeout", "300", *named, "--",

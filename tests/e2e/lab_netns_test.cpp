@@ -80,7 +80,7 @@ TEST(Lab, HostsSeeTheirOwnNetworkOnly) {
 
 TEST(Lab, RunsAReductionOverItsRails) {
   const ToolRun run = lab({"run", "pair", "-q", "--env", "HA_NCCL_FABRIC=datagram", "--", "nccl-ha",
-                           "perf", "all_reduce", "-n", "2", "-b", "8", "-e", "256K"});
+                           "perf", "all_reduce", "--ranks", "2", "-b", "8", "-e", "256K"});
   EXPECT_EQ(run.status, 0) << run.err;
   EXPECT_NE(run.out.find("Out of bounds values : 0 OK"), std::string::npos) << run.out;
 }

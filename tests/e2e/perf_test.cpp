@@ -1,10 +1,13 @@
 // nccl-ha perf with libnccl-net-ha.so, as a user runs it.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -88,16 +91,17 @@ class Operations : public testing::TestWithParam<OperationAndThread> {};
 TEST_P(Operations, are_exact_for_odd_sizes_and_several_ranks) {
   const auto [op, progress_thread] = GetParam();
   for (const char* ranks : rank_counts) {
-    const json report = good_report({op, "-n", ranks, "-b", "0", "-e", "2000000", "-f", "37", "-d",
-                                     "int8", "-I", "3", "-w", "1", "--plugin", NHA_PLUGIN_FILE},
-                                    {{"HA_NCCL_USE_PROGRESS_THREAD", progress_thread}});
+    const json report =
+        good_report({op, "--ranks", ranks, "-b", "0", "-e", "2000000", "-f", "37", "-d", "int8",
+                     "-I", "3", "-w", "1", "--plugin", NHA_PLUGIN_FILE},
+                    {{"HA_NCCL_USE_PROGRESS_THREAD", progress_thread}});
     ASSERT_EQ(report["results"].size(), 6U) << ranks << " ranks";
     EXPECT_EQ(report["plugins"][0]["name"], "HA");
   }
 }
 
 TEST(DefaultPlugin, is_the_one_of_this_build) {
-  const json report = good_report({"all_reduce", "-n", "2", "-b", "64", "-e", "64", "-I", "2"},
+  const json report = good_report({"all_reduce", "--ranks", "2", "-b", "64", "-e", "64", "-I", "2"},
                                   {{"LD_LIBRARY_PATH", ""}});
   EXPECT_TRUE(std::filesystem::equivalent(report["plugins"][0]["file"].get<std::string>(),
                                           NHA_PLUGIN_FILE));
@@ -120,9 +124,10 @@ TEST_P(Loss, does_not_change_a_single_byte) {
   const std::string faults = "drop=" + p + ",dup=" + p + ",reorder=" + p + ",seed=1";
   // Ethernet's packet size gives thousands of packets to lose; the default here is loopback's.
   for (const char* mtu : {"1500", "0"}) {
-    const ToolRun run = perf({op, "-n", "3", "-b", "5", "-e", "2000000", "-f", "600", "-d", "int8",
-                              "-I", "3", "-w", "1", "--plugin", NHA_PLUGIN_FILE, "--json", "-"},
-                             {{"HA_NCCL_DGRAM_FAULTS", faults}, {"HA_NCCL_DGRAM_MTU", mtu}});
+    const ToolRun run =
+        perf({op, "--ranks", "3", "-b", "5", "-e", "2000000", "-f", "600", "-d", "int8", "-I", "3",
+              "-w", "1", "--plugin", NHA_PLUGIN_FILE, "--json", "-"},
+             {{"HA_NCCL_DGRAM_FAULTS", faults}, {"HA_NCCL_DGRAM_MTU", mtu}});
     ASSERT_EQ(run.status, 0) << said(run);
     EXPECT_TRUE(contains(run.err, "fault injection is on")) << "nothing was lost: " << said(run);
     const json report = json::parse(run.out, nullptr, false);
@@ -139,10 +144,10 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST(Types, and_reductions_are_exact) {
-  for (const char* type : {"int8", "int32", "float", "double"}) {
-    for (const char* op : {"sum", "max"}) {
-      good_report({"all_reduce", "-n", "3", "-b", "700000", "-e", "700000", "-d", type, "-o", op,
-                   "-I", "2", "-w", "0", "--plugin", NHA_PLUGIN_FILE});
+  for (const char* type : {"int8", "int32", "half", "bfloat16", "float", "double"}) {
+    for (const char* op : {"sum", "avg"}) {
+      good_report({"all_reduce", "--ranks", "3", "-b", "700000", "-e", "700000", "-d", type, "-o",
+                   op, "-I", "2", "-w", "0", "--plugin", NHA_PLUGIN_FILE});
     }
   }
 }
@@ -165,14 +170,14 @@ TEST(Modes, groups_channels_reuse_and_both_directions_are_exact) {
                                        "--step", "65536",  "--plugin", NHA_PLUGIN_FILE};
   const std::vector<std::vector<std::string>> modes{
       {"sendrecv", "--group", "8"},
-      {"alltoall", "-n", "3", "--group", "3"},
+      {"alltoall", "--ranks", "3", "--group", "3"},
       {"pt2pt", "--group", "5", "--bidirectional"},
-      {"all_reduce", "-n", "3", "--conns", "4"},
-      {"alltoall", "-n", "3", "--conns", "2"},
+      {"all_reduce", "--ranks", "3", "--conns", "4"},
+      {"alltoall", "--ranks", "3", "--conns", "2"},
       {"pt2pt", "--reuse", "--bidirectional"},
-      {"sendrecv", "-n", "3", "--reuse", "--conns", "2"},
-      {"broadcast", "-n", "3", "-r", "2", "--depth", "1"},
-      {"all_gather", "-n", "3", "--depth", "32"},
+      {"sendrecv", "--ranks", "3", "--reuse", "--conns", "2"},
+      {"broadcast", "--ranks", "3", "-r", "2", "--depth", "1"},
+      {"all_gather", "--ranks", "3", "--depth", "32"},
   };
   for (auto mode : modes) {
     SCOPED_TRACE(mode[0] + " " + mode[1] + " " + mode[2]);
@@ -223,9 +228,100 @@ TEST(Against, runs_both_in_turn_and_prints_the_ratio) {
   EXPECT_GT(row["ratio"].get<double>(), 0.0);
 }
 
+TEST(Seconds, run_each_size_that_long_and_no_longer) {
+  for (const char* op : {"pt2pt", "latency"}) {
+    const json report = good_report({op, "-b", "1024", "-e", "1024", "--seconds", "0.3", "-w", "1",
+                                     "--plugin", NHA_PLUGIN_FILE});
+    EXPECT_EQ(report["seconds"], 0.3);
+    const json& round = report["results"][0]["plugins"][0]["rounds"][0];
+    EXPECT_GE(round["iterations"].get<uint64_t>(), 2U) << op;
+    EXPECT_GT(round["p50_us"].get<double>(), 0.0) << op;
+    EXPECT_LE(round["p99_us"].get<double>(), round["max_us"].get<double>()) << op;
+  }
+}
+
+TEST(Device, is_chosen_by_its_name) {
+  const json report = good_report(
+      {"sendrecv", "-b", "8", "-e", "8", "-n", "1", "--device", "lo", "--plugin", NHA_PLUGIN_FILE});
+  EXPECT_EQ(report["plugins"][0]["device"], "lo");
+}
+
+TEST(Baseline, is_compared_with_size_by_size) {
+  const auto file = std::filesystem::temp_directory_path() /
+                    ("nha-baseline-" + std::to_string(getpid()) + ".json");
+  const std::vector<std::string> common{"sendrecv", "-b", "8",        "-e",           "8",
+                                        "-n",       "2",  "--plugin", NHA_PLUGIN_FILE};
+  auto first = common;
+  first.insert(first.end(), {"--rounds", "4", "--json", file});
+  EXPECT_EQ(perf(first).status, 0);
+  auto second = common;
+  second.insert(second.end(), {"--baseline", file});
+  const json report = good_report(second);
+  const ToolRun table = perf(second);
+  std::filesystem::remove(file);
+  ASSERT_EQ(report["baseline"]["sizes"].size(), 1U) << report.dump(1);
+  EXPECT_GT(report["baseline"]["sizes"][0]["ratio"].get<double>(), 0.0);
+  EXPECT_EQ(report["results"][0]["plugins"][0]["rounds"].size(), 5U) << "enough by default";
+  EXPECT_TRUE(contains(table.out, "now/then")) << said(table);
+  EXPECT_TRUE(contains(table.out, file)) << said(table);
+}
+
+/// perf that gets a signal as soon as a line of its table is there; what it printed and its status.
+std::pair<std::string, int> interrupted_by(int signal, const std::string& json_file) {
+  int out[2];
+  EXPECT_EQ(pipe(out), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(out[1], STDOUT_FILENO);
+    close(out[0]);
+    close(out[1]);
+    // Two sizes, of which the second takes minutes.
+    execl(NHA_TOOL_FILE, NHA_TOOL_FILE, "perf", "pt2pt", "-b", "8", "-e", "64M", "-i", "67108856",
+          "-n", "2000", "-w", "0", "-c", "0", "--timeout", "100", "--plugin", NHA_PLUGIN_FILE,
+          "--json", json_file.c_str(), nullptr);
+    _exit(127);
+  }
+  close(out[1]);
+  std::string said;
+  bool sent = false;
+  char part[4096];
+  for (ssize_t got = 0; (got = read(out[0], part, sizeof part)) > 0;) {
+    said.append(part, static_cast<size_t>(got));
+    if (!sent && contains(said, "\n            8 ")) {
+      kill(child, signal);
+      sent = true;
+    }
+  }
+  close(out[0]);
+  EXPECT_TRUE(sent);
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return {said, status};
+}
+
+TEST(Interrupt, keeps_the_averages_of_what_was_measured) {
+  const auto file = std::filesystem::temp_directory_path() /
+                    ("nha-interrupted-" + std::to_string(getpid()) + ".json");
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const auto [said, status] = interrupted_by(signal, file);
+    ASSERT_TRUE(WIFEXITED(status)) << said;
+    EXPECT_EQ(WEXITSTATUS(status), 1) << said;
+    EXPECT_TRUE(contains(said, "INCOMPLETE")) << said;
+    EXPECT_TRUE(contains(said, "Avg bus bandwidth")) << said;
+    std::ifstream stream(file);
+    const json report = json::parse(stream, nullptr, false);
+    ASSERT_TRUE(report.is_object()) << said;
+    EXPECT_EQ(report["results"].size(), 1U) << report.dump(1);
+    EXPECT_FALSE(report["ok"].get<bool>());
+    EXPECT_TRUE(contains(report["errors"][0], "interrupted at pt2pt 67108864 bytes"))
+        << report["errors"].dump();
+    std::filesystem::remove(file);
+  }
+}
+
 TEST(Table, has_the_columns_of_nccl_tests) {
-  const ToolRun run = perf(
-      {"all_reduce", "-n", "2", "-b", "8", "-e", "1M", "-f", "32", "--plugin", NHA_PLUGIN_FILE});
+  const ToolRun run = perf({"all_reduce", "--ranks", "2", "-b", "8", "-e", "1M", "-f", "32",
+                            "--plugin", NHA_PLUGIN_FILE});
   EXPECT_EQ(run.status, 0) << said(run);
   for (const char* word : {"size", "count", "type", "redop", "root", "time", "algbw", "busbw",
                            "#wrong", "Avg bus bandwidth", " 262144 "}) {
@@ -328,8 +424,8 @@ class Corruption : public testing::TestWithParam<const char*> {};
 // One bit in one message of one iteration, timed ones included.
 TEST_P(Corruption, of_a_single_byte_is_found) {
   for (const char* message : {"flip:1", "flip:7", "flip:23"}) {
-    const ToolRun run = misdeed(message, {GetParam(), "-n", "3", "-b", "200000", "-e", "200000",
-                                          "--step", "32768", "-I", "5", "-w", "2"});
+    const ToolRun run = misdeed(message, {GetParam(), "--ranks", "3", "-b", "200000", "-e",
+                                          "200000", "--step", "32768", "-I", "5", "-w", "2"});
     EXPECT_EQ(run.status, 1) << message << "\n" << said(run);
     EXPECT_TRUE(contains(run.out, "FAILED")) << said(run);
     EXPECT_TRUE(contains(run.err, "wrong elements")) << said(run);
@@ -362,7 +458,7 @@ TEST(Corruption, a_wrong_size_is_found) {
 
 TEST(Failure, of_a_call_ends_the_run_with_call_rank_and_code) {
   const ToolRun run =
-      misdeed("error:5", {"sendrecv", "-n", "3", "-b", "1M", "-e", "1M", "--step", "65536"});
+      misdeed("error:5", {"sendrecv", "--ranks", "3", "-b", "1M", "-e", "1M", "--step", "65536"});
   EXPECT_EQ(run.status, 1) << said(run);
   EXPECT_TRUE(contains(run.err, "test of Corrupting gave ncclRemoteError")) << said(run);
   EXPECT_LT(run.took.count(), 30.0);
@@ -370,7 +466,7 @@ TEST(Failure, of_a_call_ends_the_run_with_call_rank_and_code) {
 
 TEST(Failure, a_rank_killed_in_the_middle_of_a_transfer_ends_the_run_at_once) {
   const ToolRun run =
-      misdeed("die:40", {"sendrecv", "-n", "3", "-b", "32M", "-e", "32M", "-I", "1000"});
+      misdeed("die:40", {"sendrecv", "--ranks", "3", "-b", "32M", "-e", "32M", "-I", "1000"});
   EXPECT_EQ(run.status, 1) << said(run);
   EXPECT_TRUE(contains(run.err, "was killed by signal 9")) << said(run);
   // It really was in the middle: the rank itself counted what it had in flight.

@@ -34,8 +34,8 @@ class TraceOfAJob : public ::testing::Test {
       const int nowhere = open_nowhere();
       dup2(nowhere, STDOUT_FILENO);
       dup2(nowhere, STDERR_FILENO);
-      execl(NHA_TOOL_FILE, NHA_TOOL_FILE, "perf", "all_reduce", "-n", "2", "-b", "1M", "-e", "1M",
-            "-I", "1000000", "-c", "0", "--plugin", NHA_PLUGIN_FILE, nullptr);
+      execl(NHA_TOOL_FILE, NHA_TOOL_FILE, "perf", "all_reduce", "--ranks", "2", "-b", "1M", "-e",
+            "1M", "-I", "1000000", "-c", "0", "--plugin", NHA_PLUGIN_FILE, nullptr);
       _exit(127);
     }
     setpgid(job_, job_);

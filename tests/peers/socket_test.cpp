@@ -28,8 +28,8 @@ json socket_report(std::vector<std::string> arguments) {
 class Socket : public testing::TestWithParam<const char*> {};
 
 TEST_P(Socket, carries_every_operation_exactly) {
-  const json report = socket_report(
-      {GetParam(), "-n", "3", "-b", "0", "-e", "2000000", "-f", "37", "-d", "int8", "-I", "2"});
+  const json report = socket_report({GetParam(), "--ranks", "3", "-b", "0", "-e", "2000000", "-f",
+                                     "37", "-d", "int8", "-I", "2"});
   ASSERT_TRUE(report.contains("results"));
   EXPECT_EQ(report["wrong"], 0);
   EXPECT_EQ(report["results"].size(), 6U);

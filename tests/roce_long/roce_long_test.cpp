@@ -22,7 +22,7 @@ TEST(RoceTwoGuests, OperationsAreRightOverRcAndUdAndAForcedFabricThatThePeerLack
       NHA_TOOL_FILE, {},
       "for fabric in verbs ud; do "
       "for op in all_reduce alltoall pt2pt all_gather reduce_scatter broadcast sendrecv; do "
-      "HA_NCCL_FABRIC=$fabric nccl-ha perf $op -n 2 -b 8 -e 256K -f 8 -I 2 -w 1 || exit 1; "
+      "HA_NCCL_FABRIC=$fabric nccl-ha perf $op --ranks 2 -b 8 -e 256K -f 8 -I 2 -w 1 || exit 1; "
       "done; done; "
       "if [ $RANK = 1 ]; then export HA_NCCL_FABRIC=verbs; else export HA_NCCL_FABRIC=datagram; "
       "fi; nccl-ha perf pt2pt -b 8 -e 8 -I 1 2>&1 && exit 9; exit 0");

@@ -171,6 +171,28 @@ TEST(Launcher, mpich_style_variables_work) {
   EXPECT_EQ((*found)->host, "::1");
 }
 
+TEST(Launcher, mpi_between_hosts_meets_where_the_job_or_mpirun_says) {
+  const std::map<std::string, std::string> open_mpi{{"OMPI_COMM_WORLD_RANK", "3"},
+                                                    {"OMPI_COMM_WORLD_SIZE", "4"},
+                                                    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+  const auto host_with = [&](const std::string& name, const std::string& value) {
+    auto all = open_mpi;
+    all[name] = value;
+    const auto place = detect_launcher(table(all), "");
+    return place ? (*place)->host : "refused: " + place.error().message();
+  };
+  EXPECT_EQ(host_with("SLURM_JOB_NODELIST", "gpu[03-05]"), "gpu03");
+  EXPECT_EQ(host_with("OMPI_MCA_orte_hnp_uri", "312475648.0;tcp://10.0.0.5,192.168.1.5:45343"),
+            "10.0.0.5");
+  EXPECT_EQ(host_with("OMPI_MCA_orte_hnp_uri", "312475648.0;tcp://10.0.0.5:45343"), "10.0.0.5");
+  for (const char* odd : {"", ";tcp://", ";tcp://,", "x;tcp://:1", "312475648.0;ud://1.2:3"}) {
+    EXPECT_NE(host_with("OMPI_MCA_orte_hnp_uri", odd).find("pass --rendezvous"), std::string::npos)
+        << odd;
+  }
+  EXPECT_EQ(host_with("MASTER_ADDR", "head"), "head") << "it wins";
+}
+
 TEST(Launcher, nonsense_is_an_error_that_names_the_variable) {
   for (const auto& [rank, size] :
        {std::pair("x", "2"), std::pair("0", "two"), std::pair("2", "2"), std::pair("-1", "2")}) {

@@ -18,6 +18,7 @@
 #include "tools/common/output.h"
 #include "tools/common/refusal.h"
 #include "tools/common/remote_ranks.h"
+#include "tools/common/terminal.h"
 #include "tools/common/within.h"
 
 namespace nccl_ha::tools {
@@ -71,11 +72,19 @@ struct Report {
   }
 };
 
+std::string shown(Level level) {
+  if (level == Level::hint) {
+    return to_text(level);
+  }
+  return painted(to_text(level), level == Level::error ? Colour::red : Colour::yellow,
+                 shows_colour(stdout));
+}
+
 void print_findings(const std::vector<Finding>& findings) {
   for (const Level level : {Level::error, Level::warning, Level::hint}) {
     for (const Finding& finding : findings) {
       if (finding.level == level) {
-        fmt::print("  {}: {}\n    do: {}\n", to_text(level), finding.what, finding.remedy);
+        fmt::print("  {}: {}\n    do: {}\n", shown(level), finding.what, finding.remedy);
       }
     }
   }

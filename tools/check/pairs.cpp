@@ -15,6 +15,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/random.h"
 #include "runtime/fabric/provider.h"
+#include "tools/common/terminal.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -447,15 +448,23 @@ Result<std::vector<PairResult>> try_pairs(World& world, const std::string& plugi
     device_counts.push_back(static_cast<size_t>(std::atoi(count.c_str())));
   }
   std::vector<PairResult> results;
-  for (size_t device = 0; device < *std::max_element(device_counts.begin(), device_counts.end());
-       ++device) {
+  ProgressLine progress;
+  const size_t most = *std::max_element(device_counts.begin(), device_counts.end());
+  const auto all_meetings = meetings(world.rank(), world.size());
+  for (size_t device = 0; device < most; ++device) {
     DeviceTrial trial(world, patience);
     if (device < devices.size()) {
       if (auto opened = trial.open(plugin, devices[device]); !opened) {
         return opened.error();
       }
     }
-    for (const auto& partner : meetings(world.rank(), world.size())) {
+    for (size_t at = 0; at < all_meetings.size(); ++at) {
+      const auto& partner = all_meetings[at];
+      if (world.rank() == 0 && progress.due()) {
+        progress.show(
+            fmt::format("trying connections between {} hosts: {}%", world.size(),
+                        (device * all_meetings.size() + at) * 100 / (most * all_meetings.size())));
+      }
       const bool take_part = partner && device < devices.size() && device < device_counts[*partner];
       PairResult result;
       result.device = static_cast<int>(device);

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "tools/common/host_list.h"
+
 namespace nccl_ha::tools {
 namespace {
 
@@ -119,6 +121,32 @@ uint16_t job_port(const GetEnv& get) {
   return static_cast<uint16_t>(port_base + hash % port_span);
 }
 
+/// Open MPI 4 tells its processes where mpirun is: "JOB;tcp://ADDRESS,ADDRESS:PORT".
+std::optional<std::string> host_of_mpirun(const GetEnv& get) {
+  const std::string uri = get("OMPI_MCA_orte_hnp_uri").value_or("");
+  constexpr std::string_view scheme = ";tcp://";
+  const size_t at = uri.find(scheme);
+  if (at == std::string::npos) {
+    return std::nullopt;
+  }
+  const size_t from = at + scheme.size();
+  const size_t end = uri.find_first_of(",:;", from);
+  return end == std::string::npos || end == from ? std::nullopt
+                                                 : std::optional(uri.substr(from, end - from));
+}
+
+/// Rank 0's, as far as it is told: ranks are placed from the first host of a job on, and outside of
+/// one mpirun begins where it runs itself.
+std::optional<std::string> first_host(const LaunchedRank& place, const GetEnv& get) {
+  if (const auto list = get("SLURM_STEP_NODELIST"); list && place.launcher == "Slurm") {
+    return first_slurm_host(*list);
+  }
+  if (const auto hosts = job_hosts(get); hosts && !hosts->empty()) {
+    return hosts->front().address;
+  }
+  return host_of_mpirun(get);
+}
+
 Result<void> find_address(LaunchedRank& place, const GetEnv& get) {
   place.port = job_port(get);
   uint32_t port = 0;
@@ -138,11 +166,9 @@ Result<void> find_address(LaunchedRank& place, const GetEnv& get) {
     place.host = "127.0.0.1";
     return {};
   }
-  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
-    if (const auto list = get(name); list && place.launcher == "Slurm") {
-      place.host = first_slurm_host(*list);
-      return {};
-    }
+  if (const auto host = first_host(place, get)) {
+    place.host = *host;
+    return {};
   }
   return fail(Errc::invalid_argument,
               fmt::format("{} started this rank but names no address of rank 0: pass --rendezvous "

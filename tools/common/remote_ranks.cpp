@@ -24,6 +24,7 @@
 
 #include "tools/common/loop.h"
 #include "tools/common/process.h"
+#include "tools/common/terminal.h"
 #include "tools/common/within.h"
 
 extern char** environ;
@@ -108,7 +109,9 @@ class Ranks {
                           options_.timeout_s,
                           hosts_where([](const Rank& rank) { return rank.pid > 0; })));
     });
+    show_progress(begun);
     loop_.run();
+    progress_.clear();
     if (error_) {
       return *error_;
     }
@@ -122,6 +125,20 @@ class Ranks {
   }
 
  private:
+  /// Once all have begun: until then a shell may ask for a password on the same line.
+  void show_progress(Instant begun) {
+    const bool all =
+        std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.started; });
+    if (all && progress_.due()) {
+      const auto at_work = std::count_if(ranks_.begin(), ranks_.end(),
+                                         [](const Rank& rank) { return rank.pid > 0; });
+      progress_.show(fmt::format(
+          "{} of {} hosts at work, {} s", at_work, ranks_.size(),
+          std::chrono::duration_cast<std::chrono::seconds>(loop_.now() - begun).count()));
+    }
+    loop_.at(loop_.now() + std::chrono::milliseconds(500), [this, begun] { show_progress(begun); });
+  }
+
   struct Rank {
     pid_t pid = -1;
     Fd pidfd;
@@ -214,6 +231,7 @@ class Ranks {
   }
 
   void print_lines(size_t number) {
+    progress_.clear();
     for (const std::string& line : take_lines(ranks_[number].text)) {
       if (line == started_mark) {
         ranks_[number].started = true;
@@ -266,6 +284,7 @@ class Ranks {
 
   const RemoteOptions& options_;
   Loop loop_;
+  ProgressLine progress_;
   std::vector<Rank> ranks_;
   rlimit descriptors_{};  ///< as this program was started with
   std::string held_;

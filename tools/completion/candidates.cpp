@@ -17,7 +17,9 @@ namespace {
 using Words = std::vector<std::string>;
 
 const Words topologies{"pair", "rails-4x2", "islands", "ring-4", "line-3", "star-3", "gb10-4"};
-const Words types{"int8", "uint8", "int32", "int64", "float", "double"};
+const Words types{"int8",   "uint8", "int32",    "uint32", "int64",
+                  "uint64", "half",  "bfloat16", "float",  "double"};
+const Words reductions{"sum", "prod", "min", "max", "avg"};
 const Words plugins{"ha", "socket", "ib", any_file};
 const Words operations{"all_reduce", "all_gather", "reduce_scatter", "broadcast",
                        "alltoall",   "sendrecv",   "pt2pt",          "latency"};
@@ -28,14 +30,16 @@ const Words kinds{"mixed",  "classic", "paths",  "streams", "pauses",
 /// Where what an option takes is not free: by command and option, and by command and the number of
 /// the word after it.
 const std::map<std::pair<std::string, std::string>, Words> values{
+    {{"perf", "--datatype"}, types},
     {{"perf", "--type"}, types},
     {{"perf", "-d"}, types},
-    {{"perf", "--op"}, {"sum", "min", "max"}},
-    {{"perf", "-o"}, {"sum", "min", "max"}},
+    {{"perf", "--op"}, reductions},
+    {{"perf", "-o"}, reductions},
     {{"perf", "--plugin"}, plugins},
     {{"perf", "--against"}, plugins},
     {{"perf", "--libnccl"}, {any_file}},
     {{"perf", "--json"}, {any_file}},
+    {{"perf", "--baseline"}, {any_file}},
     {{"perf", "--env"}, {"@setting"}},
     {{"perf", "--env-against"}, {"@setting"}},
     {{"perf", "1"}, operations},

@@ -15,10 +15,8 @@ using nlohmann::json;
 
 constexpr double significant = 0.05;
 
-bool is_latency(const PerfOptions& options) { return options.op == OpKind::latency; }
-
 const char* unit_of_rounds(const PerfOptions& options) {
-  return is_latency(options) ? "p50_us" : "time_us";
+  return options.op == OpKind::latency ? "p50_us" : "time_us";
 }
 
 const char* verdict(const Compared& one) {
@@ -42,9 +40,9 @@ Result<Baseline> Baseline::read(const std::string& path, const PerfOptions& opti
   }
   const json document = json::parse(file, nullptr, false);
   if (document.is_discarded()) {
-    return fail(Errc::invalid_argument,
-                fmt::format("--baseline {}: no JSON; take a file that `nccl-ha perf --json` wrote",
-                            path));
+    return fail(
+        Errc::invalid_argument,
+        fmt::format("--baseline {}: no JSON; take a file that `nccl-ha perf --json` wrote", path));
   }
   return of(document, path, options, ranks);
 }
@@ -61,8 +59,8 @@ Result<Baseline> Baseline::of(const json& document, const std::string& path,
       return refuse(fmt::format("it is of {}, not of {}", operation, to_text(options.op)));
     }
     if (document.at("ranks").get<uint32_t>() != ranks) {
-      return refuse(fmt::format("it is of {} ranks, not of {}",
-                                document.at("ranks").get<uint32_t>(), ranks));
+      return refuse(
+          fmt::format("it is of {} ranks, not of {}", document.at("ranks").get<uint32_t>(), ranks));
     }
     for (const json& row : document.at("results")) {
       std::vector<double>& rounds = out.rounds_us_[row.at("bytes").get<uint64_t>()];
@@ -91,7 +89,7 @@ std::vector<Compared> Baseline::compare(const PerfOptions& options,
     }
     std::vector<double> now;
     for (const Round& round : row.cells.front().rounds) {
-      now.push_back(is_latency(options) ? round.p50_us : round.time_s * 1e6);
+      now.push_back(options.op == OpKind::latency ? round.p50_us : round.time_s * 1e6);
     }
     Compared one;
     one.bytes = row.bytes;
@@ -110,16 +108,16 @@ std::string compared_text(const Baseline& baseline, const std::vector<Compared>&
   if (all.empty()) {
     return text + "# no size is in both\n";
   }
-  text += fmt::format("# {:>11} {:>10} {:>10} {:>8} {:>7}\n", "size", "now", "then", "now/then",
-                      "p");
+  text +=
+      fmt::format("# {:>11} {:>10} {:>10} {:>8} {:>7}\n", "size", "now", "then", "now/then", "p");
   for (const Compared& one : all) {
     text += fmt::format("# {:>11} {:>10.2f} {:>10.2f} {:>8.3f} {:>7.3f} {}\n", one.bytes,
                         one.now_us, one.then_us, one.ratio, one.p, verdict(one));
   }
-  return text +
-         fmt::format("# Times in us, medians of rounds; p by the rank-sum test over the rounds, a\n"
-                     "# difference below {}; each side needs {} rounds or more\n",
-                     significant, rank_sum_least);
+  return text + fmt::format(
+                    "# Times in us, medians of rounds; p by the rank-sum test over the rounds, a\n"
+                    "# difference below {}; each side needs {} rounds or more\n",
+                    significant, rank_sum_least);
 }
 
 json compared_json(const Baseline& baseline, const std::vector<Compared>& all) {

@@ -27,8 +27,7 @@ class Baseline {
  public:
   /// Reads the file of `--json`.  One that cannot be read, or that is of another operation or
   /// another number of ranks, is an error.
-  static Result<Baseline> read(const std::string& path, const PerfOptions& options,
-                               uint32_t ranks);
+  static Result<Baseline> read(const std::string& path, const PerfOptions& options, uint32_t ranks);
   /// The same of a document; errors name `path`.
   static Result<Baseline> of(const nlohmann::json& document, const std::string& path,
                              const PerfOptions& options, uint32_t ranks);

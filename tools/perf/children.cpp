@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,7 +29,37 @@ int milliseconds_until(Instant deadline) {
 
 }  // namespace
 
-Children::~Children() { kill_all(); }
+Children::~Children() {
+  kill_all();
+  if (signals_ >= 0) {
+    ::close(signals_);
+  }
+}
+
+Result<void> Children::watch_signals() {
+  sigset_t ends;
+  sigemptyset(&ends);
+  sigaddset(&ends, SIGINT);
+  sigaddset(&ends, SIGTERM);
+  signals_ = signalfd(-1, &ends, SFD_CLOEXEC);
+  if (signals_ < 0) {
+    return fail(Errc::system, "cannot watch for signals", errno);
+  }
+  // Ranks inherit it: a terminal's SIGINT comes to them as well, and is not theirs to judge.
+  sigprocmask(SIG_BLOCK, &ends, nullptr);
+  return {};
+}
+
+void Children::take_signal() {
+  interrupted_ = true;
+  signalfd_siginfo taken;
+  [[maybe_unused]] const ssize_t got = read(signals_, &taken, sizeof taken);
+  sigset_t ends;
+  sigemptyset(&ends);
+  sigaddset(&ends, SIGINT);
+  sigaddset(&ends, SIGTERM);
+  sigprocmask(SIG_UNBLOCK, &ends, nullptr);
+}
 
 Result<void> Children::start(size_t group, RankSetup setup) {
   int pair[2];
@@ -97,14 +128,19 @@ std::vector<std::string> Children::reasons() const {
 }
 
 std::optional<RankMessage> Children::next(Instant deadline) {
-  while (!failed() && !all_ended()) {
+  while (!failed() && !all_ended() && !interrupted_) {
     std::vector<pollfd> wait;
     for (const Child& child : children_) {
       wait.push_back({child.fd, POLLIN, 0});  // ended ones have -1, which poll passes over
     }
+    wait.push_back({signals_, POLLIN, 0});
     const int left = milliseconds_until(deadline);
     const int ready = poll(wait.data(), wait.size(), left);
     if (ready == 0 && milliseconds_until(deadline) == 0) {
+      return std::nullopt;
+    }
+    if (ready > 0 && wait.back().revents != 0) {
+      take_signal();
       return std::nullopt;
     }
     for (size_t i = 0; i < children_.size() && ready > 0; ++i) {

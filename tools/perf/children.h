@@ -39,6 +39,12 @@ class Children {
   /// Gives the ranks of the failed group until `deadline` to end and to say why, then kills all.
   void abort(Instant deadline);
 
+  /// From here on SIGINT and SIGTERM end next(), and no more the process; a second one does.
+  Result<void> watch_signals();
+  bool interrupted() const { return interrupted_; }
+  /// Ends all ranks at once.
+  void kill_all();
+
   bool failed() const { return !deaths_.empty() || !primary_.empty() || !secondary_.empty(); }
   bool all_ended() const;
   /// Why the run failed, the causes before the consequences.
@@ -56,8 +62,10 @@ class Children {
   };
   std::optional<RankMessage> read_from(Child& child);
   void reap(Child& child);
-  void kill_all();
+  void take_signal();
 
+  int signals_ = -1;  ///< a signalfd
+  bool interrupted_ = false;
   std::vector<Child> children_;
   std::vector<std::string> deaths_;
   std::vector<std::string> primary_;

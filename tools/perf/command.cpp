@@ -15,6 +15,7 @@
 #include "tools/common/refusal.h"
 #include "tools/common/remote_ranks.h"
 #include "tools/common/within.h"
+#include "tools/perf/baseline.h"
 #include "tools/perf/options.h"
 #include "tools/perf/supervisor.h"
 
@@ -77,10 +78,16 @@ std::string operations_help() {
   }
   return text +
          "\nExamples:\n"
-         "  nccl-ha perf all_reduce -n 4 -b 8 -e 64M --plugin ./libnccl-net-ha.so\n"
+         "  nccl-ha perf all_reduce --ranks 4 -b 8 -e 64M --plugin ./libnccl-net-ha.so\n"
          "  nccl-ha perf pt2pt -b 64M -e 64M --plugin ha --against socket\n"
          "  nccl-ha perf latency -b 8 -e 8 --plugin ha --env HA_NCCL_USE_PROGRESS_THREAD=0\n"
-         "  torchrun --nnodes 2 --no-python nccl-ha perf alltoall --plugin ha\n";
+         "  nccl-ha perf all_reduce --seconds 2 --baseline before.json\n"
+         "  torchrun --nnodes 2 --no-python nccl-ha perf alltoall --plugin ha\n"
+         "\nThe options that nccl-tests has mean here what they mean there: -n iterations, -w, "
+         "-b,\n"
+         "-e, -f, -i, -c, -d, -o, -r, -T. Its others are refused with a word on what is there\n"
+         "instead. The table is 94 columns wide, 127 with --percentiles; --against adds a second\n"
+         "plugin's.\n";
 }
 
 /// NCCL_DEBUG=INFO asks NCCL for the same lines.
@@ -144,7 +151,12 @@ void run(RawOptions& raw) {
                      "the loopback interface is down, and local ranks meet over it: ip link set lo "
                      "up"));
   }
-  if (const int status = supervise(options, launched); status != 0) {
+  std::optional<Baseline> baseline;
+  if (!options.baseline.empty()) {
+    baseline = refuse_perf.need(
+        Baseline::read(options.baseline, options, launched ? launched->world_size : options.ranks));
+  }
+  if (const int status = supervise(options, launched, std::move(baseline)); status != 0) {
     throw CLI::RuntimeError(status);
   }
 }
@@ -157,9 +169,14 @@ void add_measurement(CLI::App& perf, RawOptions& raw) {
   perf.add_option("-f,--stepfactor", o.step_factor, "Each size is this many times the one before")
       ->capture_default_str();
   perf.add_option("-i,--stepbytes", raw.step_bytes, "Each size is this much larger; wins over -f");
-  perf.add_option("-I,--iters", o.iterations, "Measured iterations (default 20; latency 10000)")
-      ->check(within(uint64_t{1}, uint64_t{1000000000}, "iterations"));
-  perf.add_option("-w,--warmup", raw.warmup, "Iterations before them (default 5; latency 1000)")
+  CLI::Option* iterations = perf.add_option("-n,-I,--iters", o.iterations,
+                                            "Measured iterations (default 20; latency 10000)")
+                                ->check(within(uint64_t{1}, uint64_t{1000000000}, "iterations"));
+  perf.add_option("--seconds", o.seconds, "Run each size this long instead")
+      ->check(within(0.001, 1000000.0, "seconds"))
+      ->excludes(iterations);
+  perf.add_option("-w,--warmup,--warmup_iters", raw.warmup,
+                  "Iterations before them (default 5; latency 1000)")
       ->check(within(int64_t{0}, int64_t{1000000000}, "iterations"));
   perf.add_option("-c,--check", raw.check,
                   "1: check every byte of every iteration, each timed on its own; "
@@ -200,7 +217,7 @@ void add_measurement(CLI::App& perf, RawOptions& raw) {
 
 void add_environment(CLI::App& perf, RawOptions& raw) {
   PerfOptions& o = raw.options;
-  perf.add_option("-n,--ranks", o.ranks, "Local ranks (ignored under MPI, Slurm and torchrun)")
+  perf.add_option("--ranks", o.ranks, "Local ranks (ignored under MPI, Slurm and torchrun)")
       ->check(within(1, 512, "ranks"))
       ->capture_default_str();
   perf.add_option("--plugin", o.plugin.name,
@@ -221,20 +238,26 @@ void add_environment(CLI::App& perf, RawOptions& raw) {
   perf.add_option("--rounds", o.rounds, "Turns per size (default 1; 5 with --against)")
       ->check(within(1, 100000, "rounds"));
   perf.add_option("--libnccl", o.libnccl, "libnccl.so.2 that 'socket' and 'ib' are taken from");
-  perf.add_option("--device", o.device, "Device of the plugin to use")->capture_default_str();
+  perf.add_option("--device", o.device, "Device of the plugin to use: its number or name")
+      ->capture_default_str();
   add_remote_options(perf, raw.remote);
-  perf.add_option("--rendezvous", o.rendezvous, "HOST:PORT of rank 0 under a launcher");
+  perf.add_option("--rendezvous", o.rendezvous,
+                  "HOST:PORT of rank 0 under a launcher (TCP; --against takes the next one too)");
   perf.add_option("--fault", o.faults,
                   "In a lab: what to do to its links, and when, as in "
                   "'cut rail0 --for 1s@2s, lose rail1 1%@5s'; a time may be a range: 1s..2s");
   perf.add_option("--fault-rounds", o.fault_rounds, "How often; the run lasts as long")
       ->check(within(1, 500))
       ->capture_default_str();
-  perf.add_option("--timeout", o.timeout_s, "Seconds after which the run is ended")
+  perf.add_option("-T,--timeout", o.timeout_s, "Seconds after which the run is ended")
       ->check(within(1, 1000000, "seconds"))
       ->capture_default_str();
   perf.add_option("--json", o.json, "Write the results to this file; '-': to standard output");
   perf.add_option("--plot", o.plot, "Draw bandwidth and time, or latency, over size into this SVG");
+  perf.add_flag("--percentiles", o.percentiles,
+                "Add p50, p99 and maximum of the iterations' times to the table");
+  perf.add_option("--baseline", o.baseline,
+                  "Compare with the earlier run whose --json this file is; 5 rounds by default");
   perf.add_option("--csv", o.csv, "Write a line for each size and plugin to this file");
   perf.add_flag("-v,--verbose", o.verbose, "Print the plugin's INFO lines and process numbers");
 }

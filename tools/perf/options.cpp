@@ -181,6 +181,29 @@ Result<void> check_ranges(const PerfOptions& options, uint32_t world_size) {
   return {};
 }
 
+/// A run that cannot end in time is refused before it begins.
+Result<void> check_time(const PerfOptions& options) {
+  if (options.seconds == 0) {
+    return {};
+  }
+  if (!options.faults.empty()) {
+    return fail(Errc::invalid_argument,
+                "--seconds goes not with --fault, whose runs last as long as the faults");
+  }
+  const double plugins = options.against.name.empty() ? 1 : 2;
+  const double least = options.seconds * static_cast<double>(size_sweep(options).size()) *
+                       static_cast<double>(options.rounds) * plugins;
+  if (least >= static_cast<double>(options.timeout_s)) {
+    return fail(
+        Errc::invalid_argument,
+        fmt::format("{} sizes, {} round{} and {} plugin{} of --seconds {} take {:.0f} s and "
+                    "more: raise --timeout, which is {} s",
+                    size_sweep(options).size(), options.rounds, options.rounds == 1 ? "" : "s",
+                    plugins, plugins == 1 ? "" : "s", options.seconds, least, options.timeout_s));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<void> settle(PerfOptions& options, uint32_t world_size) {
@@ -232,9 +255,9 @@ Result<void> settle(PerfOptions& options, uint32_t world_size) {
     options.warmup = latency ? 1000 : 5;
   }
   if (options.rounds == 0) {
-    options.rounds = options.against.name.empty() ? 1 : 5;
+    options.rounds = options.against.name.empty() && options.baseline.empty() ? 1 : 5;
   }
-  return {};
+  return check_time(options);
 }
 
 }  // namespace nccl_ha::tools

@@ -49,13 +49,14 @@ struct PerfOptions {
   uint64_t step_factor = 2;
   uint64_t step_bytes = 0;       ///< not 0: arithmetic steps instead of factors
   uint64_t iterations = 0;       ///< 0: the operation's default
+  double seconds = 0;            ///< not 0: how long each size runs, instead of iterations
   uint64_t warmup = UINT64_MAX;  ///< UINT64_MAX: the operation's default
-  uint32_t rounds = 0;           ///< 0: 1, or 5 with --against
+  uint32_t rounds = 0;           ///< 0: 1, or 5 with --against or --baseline
   bool check = true;
   DataType type = DataType::float32;
   ReduceOp reduce_op = ReduceOp::sum;
   uint32_t root = 0;
-  int device = 0;
+  std::string device = "0";  ///< its number or name
   uint32_t conns = 1;
   uint64_t message_bytes = 512 << 10;
   uint32_t depth = 8;
@@ -67,11 +68,13 @@ struct PerfOptions {
   bool send_first = false;  ///< latency: the send is waited for before the receive
   uint32_t neighbours = 0;  ///< busy processes beside the ranks
   bool verbose = false;
+  bool percentiles = false;  ///< of iterations, in the table
   uint32_t timeout_s = 300;
   uint64_t seed = 1;
   std::string json;           ///< empty: none; "-": standard output
   std::string plot;           ///< SVG to draw; empty: none
   std::string csv;            ///< file of rows; empty: none
+  std::string baseline;       ///< JSON of an earlier run; empty: none
   std::string faults;         ///< steps for the lab; empty: none
   uint32_t fault_rounds = 1;  ///< how often they are carried out
 };

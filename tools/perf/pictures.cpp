@@ -65,10 +65,10 @@ std::string perf_svg(const PerfOptions& options, uint32_t ranks, const std::vect
 std::string perf_csv(const PerfOptions& options, uint32_t ranks, const std::vector<Row>& rows,
                      const std::vector<PluginInfo>& plugins) {
   const bool latency = options.op == OpKind::latency;
-  std::string out =
-      latency ? "operation,ranks,plugin,bytes,min_us,p50_us,mean_us,p99_us,wrong\n"
-              : "operation,ranks,plugin,bytes,time_us,algbw_gigabytes_per_s,busbw_gigabytes_per_s,"
-                "cpu_s_per_gb,wrong\n";
+  std::string out = latency ? "operation,ranks,plugin,bytes,min_us,p50_us,mean_us,p99_us,wrong\n"
+                            : "operation,ranks,plugin,bytes,time_us,"
+                              "algbw_gigabytes_per_s,busbw_gigabytes_per_s,cpu_s_per_gb,wrong,"
+                              "p50_us,p99_us,max_us\n";
   for (const Row& row : rows) {
     for (size_t i = 0; i < row.cells.size(); ++i) {
       const Cell& cell = row.cells[i];
@@ -79,9 +79,10 @@ std::string perf_csv(const PerfOptions& options, uint32_t ranks, const std::vect
                            cell.median_mean_us(), cell.median_p99_us(), cell.wrong());
       } else {
         const Speeds s = speeds(options, ranks, row, cell);
-        out += fmt::format(",{:.3f},{:.4f},{:.4f},{:.4f},{}\n", cell.median_time_s() * 1e6,
-                           s.algbw_gigabytes_per_s, s.busbw_gigabytes_per_s, s.cpu_s_per_gb,
-                           cell.wrong());
+        out += fmt::format(",{:.3f},{:.4f},{:.4f},{:.4f},{},{:.3f},{:.3f},{:.3f}\n",
+                           cell.median_time_s() * 1e6, s.algbw_gigabytes_per_s,
+                           s.busbw_gigabytes_per_s, s.cpu_s_per_gb, cell.wrong(),
+                           cell.median_p50_us(), cell.median_p99_us(), cell.max_us());
       }
     }
   }

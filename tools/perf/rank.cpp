@@ -14,6 +14,7 @@
 #include "tools/common/net_library.h"
 #include "tools/perf/latency.h"
 #include "tools/perf/links.h"
+#include "tools/perf/pace.h"
 #include "tools/perf/plan.h"
 #include "tools/perf/transfer.h"
 
@@ -30,7 +31,7 @@ struct Measured {
   double time_s = 0;  ///< mean per iteration
   double cpu_s = 0;   ///< mean per iteration, all threads
   CheckResult check;
-  std::vector<double> samples_us;  ///< latency only
+  std::vector<double> samples_us;  ///< of each iteration; for latency half a round trip
   uint64_t iterations = 0;
   std::vector<FaultReport> faults;
 };
@@ -90,16 +91,9 @@ class Rank {
       return fail(Errc::system, fmt::format("{} reports no device{}", api.name(),
                                             hint_of(last_plugin_warning())));
     }
-    if (o_.device < 0 || o_.device >= *count) {
-      return fail(Errc::invalid_argument, fmt::format("--device {} does not exist: {} reports "
-                                                      "devices 0 to {}",
-                                                      o_.device, api.name(), *count - 1));
+    if (auto found = find_device(*count); !found) {
+      return found;
     }
-    auto device = api.properties(o_.device);
-    if (!device) {
-      return device.error();
-    }
-    device_ = *device;
     if (static_cast<int>(o_.group) > device_.max_recvs) {
       return fail(Errc::invalid_argument,
                   fmt::format("--group {}: {} receives at most {} messages in one request",
@@ -111,6 +105,25 @@ class Rank {
                               device_.max_message_bytes));
     }
     return {};
+  }
+
+  /// By number or name; a name that is a number is one.
+  Result<void> find_device(int count) {
+    std::string names;
+    for (int number = 0; number < count; ++number) {
+      auto device = library_->api().properties(number);
+      if (!device) {
+        return device.error();
+      }
+      if (o_.device == std::to_string(number) || o_.device == device->name) {
+        device_ = *device;
+        device_number_ = number;
+        return {};
+      }
+      names += fmt::format("{}{} ({})", number == 0 ? "" : ", ", number, device->name);
+    }
+    return fail(Errc::invalid_argument, fmt::format("--device {} does not exist: {} has {}",
+                                                    o_.device, library_->api().name(), names));
   }
 
   static std::string hint_of(const std::string& warning) {
@@ -149,8 +162,8 @@ class Rank {
     }
     memory_ = std::move(*memory);
     auto links_up =
-        LinkSet::open(*world_, library_->api(), o_.device, links(o_.op, p.ranks, o_.bidirectional),
-                      p.channels, *memory_, o_.spin);
+        LinkSet::open(*world_, library_->api(), device_number_,
+                      links(o_.op, p.ranks, o_.bidirectional), p.channels, *memory_, o_.spin);
     if (!links_up) {
       return links_up.error();
     }
@@ -268,8 +281,16 @@ class Rank {
     if (!o_.faults.empty()) {
       (*transfer)->note_gaps();
     }
-    const uint64_t total = o_.warmup + o_.iterations;
+    uint64_t total = o_.warmup + (o_.seconds > 0 ? 0 : o_.iterations);
+    begin_ = clock.now();
     for (uint64_t i = 0;; ++i, ++iteration_) {
+      if (o_.seconds > 0 && i == total) {
+        auto more = next_batch_of_all(i - o_.warmup);
+        if (!more) {
+          return more.error();
+        }
+        total += *more;
+      }
       auto more = goes_on(i, total, faults->get());
       if (!more) {
         return more.error();
@@ -296,7 +317,9 @@ class Rank {
       average(expected);
       const Instant end = clock.now();
       if (i >= o_.warmup) {
-        seconds += std::chrono::duration<double>(end - begin).count();
+        const double took = std::chrono::duration<double>(end - begin).count();
+        seconds += took;
+        out.samples_us.push_back(took * 1e6);
         cpu += process_cpu_seconds() - cpu_begin;
       }
       (*transfer)->compare_rest();
@@ -321,6 +344,21 @@ class Rank {
     out.time_s = seconds / static_cast<double>(out.iterations);
     out.cpu_s = cpu / static_cast<double>(out.iterations);
     return out;
+  }
+
+  /// Rank 0 decides for all, by its clock since the first measured iteration.
+  Result<uint64_t> next_batch_of_all(uint64_t done) {
+    SteadyClock clock;
+    if (done == 0) {
+      begin_ = clock.now();
+    }
+    const double elapsed_s = std::chrono::duration<double>(clock.now() - begin_).count();
+    auto said = world_->broadcast(
+        setup_.world.rank == 0 ? std::to_string(next_batch(done, elapsed_s, o_.seconds)) : "");
+    if (!said) {
+      return said.error();
+    }
+    return std::strtoull(said->c_str(), nullptr, 10);
   }
 
   /// What is left of an average after its sum.
@@ -373,7 +411,19 @@ class Rank {
     l.send_first = o_.send_first;
     l.pause = std::chrono::microseconds(o_.pause_us);
     l.seed = o_.seed;
-    for (const uint64_t iterations : {o_.warmup, o_.iterations}) {
+    uint64_t iterations = o_.warmup;
+    for (bool warm = false;; warm = true) {
+      if (warm) {
+        auto more = next_iterations(out.iterations);
+        if (!more) {
+          return more.error();
+        }
+        iterations = *more;
+        out.iterations += iterations;
+        if (iterations == 0) {
+          break;
+        }
+      }
       l.iterations = iterations;
       l.first_iteration = iteration_;
       iteration_ += iterations;
@@ -391,15 +441,32 @@ class Rank {
       if (out.check.first_finding.empty()) {
         out.check.first_finding = result->check.first_finding;
       }
-      out.cpu_s = result->cpu_s / static_cast<double>(std::max<uint64_t>(iterations, 1));
-      out.samples_us = std::move(result->half_round_trips_us);
+      if (warm) {
+        out.cpu_s += result->cpu_s;
+        out.samples_us.insert(out.samples_us.end(), result->half_round_trips_us.begin(),
+                              result->half_round_trips_us.end());
+      }
     }
+    out.cpu_s /= static_cast<double>(std::max<uint64_t>(out.iterations, 1));
     return out;
+  }
+
+  /// The measured iterations of latency: all at once, or batches while there is time.
+  Result<uint64_t> next_iterations(uint64_t done) {
+    if (o_.seconds > 0) {
+      return next_batch_of_all(done);
+    }
+    return done == 0 ? o_.iterations : 0;
   }
 
   void report_progress(Instant now, uint64_t done, uint64_t total) {
     if (setup_.report_progress && setup_.world.rank == 0 && now >= next_progress_) {
       next_progress_ = now + progress_interval;
+      if (o_.seconds > 0) {
+        const double part = std::chrono::duration<double>(now - begin_).count() / o_.seconds;
+        done = static_cast<uint64_t>(std::min(part, 1.0) * 1000);
+        total = 1000;
+      }
       send_to_parent({{"type", "progress"}, {"done", done}, {"of", total}});
     }
   }
@@ -407,12 +474,15 @@ class Rank {
   // Combines what all ranks measured and sends it to the parent from rank 0: the slowest rank's
   // time, everybody's processor time and wrong elements.
   Result<void> publish(uint64_t requested, const Geometry& size, Measured& mine) {
-    json local{{"time", mine.time_s}, {"cpu", mine.cpu_s}, {"wrong", mine.check.wrong}};
+    json local{{"time", mine.time_s},
+               {"cpu", mine.cpu_s},
+               {"wrong", mine.check.wrong},
+               {"iterations", mine.iterations}};
     if (mine.check.wrong > 0) {
       local["finding"] = fmt::format("rank {}, byte {} of the output: {}", setup_.world.rank,
                                      mine.check.first_offset, mine.check.first_finding);
     }
-    if (setup_.world.rank == 0 && o_.op == OpKind::latency) {
+    if (!mine.samples_us.empty() && (setup_.world.rank == 0 || o_.op != OpKind::latency)) {
       const LatencySummary s = summarize(std::move(mine.samples_us));
       local["latency"] = {{"min_us", s.min_us},
                           {"p50_us", s.p50_us},
@@ -444,8 +514,9 @@ class Rank {
         result["finding"] = one["finding"];
       }
       if (one.contains("latency")) {
-        result["latency"] = one["latency"];
+        take_slowest(result["latency"], one["latency"]);
       }
+      result["iterations"] = one["iterations"];
     }
     result["time_s"] = time;
     result["cpu_s"] = cpu;
@@ -456,6 +527,16 @@ class Rank {
     }
     send_to_parent(result);
     return {};
+  }
+
+  /// Each number of the slowest rank.
+  static void take_slowest(json& of_all, const json& of_one) {
+    if (of_all.is_null()) {
+      of_all = json::object();
+    }
+    for (const auto& [name, value] : of_one.items()) {
+      of_all[name] = std::max(of_all.value(name, 0.0), value.get<double>());
+    }
   }
 
   Result<void> close() {
@@ -483,10 +564,12 @@ class Rank {
   std::unique_ptr<World> world_;
   std::unique_ptr<NetLibrary> library_;
   NetDevice device_;
+  int device_number_ = 0;
   std::unique_ptr<BufferSet> memory_;
   std::unique_ptr<LinkSet> links_;
   IdleCheck check_ = [this] { return world_->check(); };
   uint64_t iteration_ = 0;
+  Instant begin_{};  ///< of what is measured
   Instant next_progress_{};
   std::string activity_;
 };

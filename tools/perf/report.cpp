@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "tools/common/terminal.h"
 #include "tools/perf/faults.h"
 #include "tools/perf/plan.h"
 
@@ -63,10 +64,14 @@ std::string columns_text(const PerfOptions& options, size_t plugins) {
       names += fmt::format(" {:>9} {:>9} {:>9} {:>9} {:>7}", "min", "p50", "mean", "p99", "#wrong");
       units += fmt::format(" {:>9} {:>9} {:>9} {:>9} {:>7}", "(us)", "(us)", "(us)", "(us)", "");
     } else {
-      names +=
-          fmt::format(" {:>10} {:>8} {:>8} {:>7} {:>8}", "time", "algbw", "busbw", "#wrong", "cpu");
-      units +=
-          fmt::format(" {:>10} {:>8} {:>8} {:>7} {:>8}", "(us)", "(GB/s)", "(GB/s)", "", "(s/GB)");
+      names += fmt::format(" {:>10}", "time");
+      units += fmt::format(" {:>10}", "(us)");
+      if (options.percentiles) {
+        names += fmt::format(" {:>10} {:>10} {:>10}", "p50", "p99", "max");
+        units += fmt::format(" {:>10} {:>10} {:>10}", "(us)", "(us)", "(us)");
+      }
+      names += fmt::format(" {:>8} {:>8} {:>7} {:>8}", "algbw", "busbw", "#wrong", "cpu");
+      units += fmt::format(" {:>8} {:>8} {:>7} {:>8}", "(GB/s)", "(GB/s)", "", "(s/GB)");
     }
   }
   if (plugins == 2) {
@@ -106,6 +111,13 @@ double Cell::min_us() const {
   }
   return lowest;
 }
+double Cell::max_us() const {
+  double highest = 0;
+  for (const Round& round : rounds) {
+    highest = std::max(highest, round.max_us);
+  }
+  return highest;
+}
 uint64_t Cell::wrong() const {
   return std::accumulate(rounds.begin(), rounds.end(), uint64_t{0},
                          [](uint64_t sum, const Round& r) { return sum + r.wrong; });
@@ -141,11 +153,12 @@ std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hos
       fmt::format("# nccl-ha perf {}: {} ranks on {} host{}, {}\n", to_text(options.op), ranks,
                   hosts, hosts == 1 ? "" : "s", describe(options.op));
   text += fmt::format(
-      "# {} iterations after {} for warm-up, {} round{}, messages of {} bytes, {} "
+      "# {} after {} for warm-up, {} round{}, messages of {} bytes, {} "
       "in flight, {} connection{} per pair, {}\n",
-      options.iterations, options.warmup, options.rounds,
-      options.rounds == 1 ? "" : "s, medians shown", options.message_bytes, options.depth,
-      options.conns, options.conns == 1 ? "" : "s",
+      options.seconds > 0 ? fmt::format("{} s of iterations", options.seconds)
+                          : fmt::format("{} iterations", options.iterations),
+      options.warmup, options.rounds, options.rounds == 1 ? "" : "s, medians shown",
+      options.message_bytes, options.depth, options.conns, options.conns == 1 ? "" : "s",
       options.check ? "every byte checked" : "NOT checked");
   if (options.send_first) {
     text += "# a send is waited for before the receive\n";
@@ -166,6 +179,17 @@ std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hos
   return text + "#\n" + columns_text(options, plugins.size());
 }
 
+size_t table_width(const PerfOptions& options, size_t plugins) {
+  return columns_text(options, plugins).find('\n');
+}
+
+std::string width_text(size_t table, size_t columns) {
+  if (columns == 0 || columns >= table) {
+    return {};
+  }
+  return fmt::format("# the table is {} columns wide, this terminal {}\n", table, columns);
+}
+
 std::string row_text(const PerfOptions& options, uint32_t ranks, const Row& row) {
   std::string text;
   if (is_latency(options)) {
@@ -183,8 +207,13 @@ std::string row_text(const PerfOptions& options, uint32_t ranks, const Row& row)
                           cell.median_p50_us(), cell.median_mean_us(), cell.median_p99_us(), wrong);
     } else {
       const Speeds s = speeds(options, ranks, row, cell);
-      text += fmt::format(" {:>10.2f} {:>8.3f} {:>8.3f} {:>7} {:>8.3f}", cell.median_time_s() * 1e6,
-                          s.algbw_gigabytes_per_s, s.busbw_gigabytes_per_s, wrong, s.cpu_s_per_gb);
+      text += fmt::format(" {:>10.2f}", cell.median_time_s() * 1e6);
+      if (options.percentiles) {
+        text += fmt::format(" {:>10.2f} {:>10.2f} {:>10.2f}", cell.median_p50_us(),
+                            cell.median_p99_us(), cell.max_us());
+      }
+      text += fmt::format(" {:>8.3f} {:>8.3f} {:>7} {:>8.3f}", s.algbw_gigabytes_per_s,
+                          s.busbw_gigabytes_per_s, wrong, s.cpu_s_per_gb);
     }
   }
   if (row.cells.size() == 2) {
@@ -220,11 +249,15 @@ std::string footer_text(const PerfOptions& options, uint32_t ranks, const std::v
                         const std::vector<PluginInfo>& plugins, bool complete) {
   std::string text;
   const uint64_t wrong = total_wrong(rows);
+  const char* verdict = wrong > 0        ? "FAILED"
+                        : !complete      ? "INCOMPLETE"
+                        : !options.check ? "NOT CHECKED"
+                                         : "OK";
+  const Colour colour = wrong > 0                   ? Colour::red
+                        : complete && options.check ? Colour::green
+                                                    : Colour::yellow;
   text += fmt::format("# Out of bounds values : {} {}\n", wrong,
-                      wrong > 0        ? "FAILED"
-                      : !complete      ? "INCOMPLETE"
-                      : !options.check ? "NOT CHECKED"
-                                       : "OK");
+                      painted(verdict, colour, shows_colour(stdout)));
   if (!is_latency(options) && !rows.empty()) {
     for (size_t i = 0; i < plugins.size(); ++i) {
       text +=
@@ -241,11 +274,11 @@ nlohmann::json cell_json(const PerfOptions& options, uint32_t ranks, const Row& 
                          const Cell& cell) {
   nlohmann::json out;
   for (const Round& r : cell.rounds) {
-    nlohmann::json one{{"time_us", r.time_s * 1e6}, {"cpu_us", r.cpu_s * 1e6}, {"wrong", r.wrong}};
-    if (is_latency(options)) {
-      one = {{"min_us", r.min_us}, {"p50_us", r.p50_us}, {"mean_us", r.mean_us},
-             {"p99_us", r.p99_us}, {"max_us", r.max_us}, {"cpu_us", r.cpu_s * 1e6},
-             {"wrong", r.wrong}};
+    nlohmann::json one{{"min_us", r.min_us}, {"p50_us", r.p50_us},        {"mean_us", r.mean_us},
+                       {"p99_us", r.p99_us}, {"max_us", r.max_us},        {"cpu_us", r.cpu_s * 1e6},
+                       {"wrong", r.wrong},   {"iterations", r.iterations}};
+    if (!is_latency(options)) {
+      one["time_us"] = r.time_s * 1e6;
     }
     for (const auto& [what, stall_ms] : r.faults) {
       one["faults"].push_back({{"what", what}, {"stall_ms", stall_ms}});
@@ -265,6 +298,9 @@ nlohmann::json cell_json(const PerfOptions& options, uint32_t ranks, const Row& 
   }
   const Speeds s = speeds(options, ranks, row, cell);
   out["time_us"] = cell.median_time_s() * 1e6;
+  out["p50_us"] = cell.median_p50_us();
+  out["p99_us"] = cell.median_p99_us();
+  out["max_us"] = cell.max_us();
   out["algbw_gigabytes_per_s"] = s.algbw_gigabytes_per_s;
   out["busbw_gigabytes_per_s"] = s.busbw_gigabytes_per_s;
   out["cpu_s_per_gb"] = s.cpu_s_per_gb;
@@ -280,7 +316,8 @@ nlohmann::json report_json(const PerfOptions& options, uint32_t ranks, uint32_t 
                      {"ranks", ranks},
                      {"hosts", hosts},
                      {"type", to_text(options.type)},
-                     {"iterations", options.iterations},
+                     {"iterations", options.seconds > 0 ? 0 : options.iterations},
+                     {"seconds", options.seconds},
                      {"warmup", options.warmup},
                      {"message_bytes", options.message_bytes},
                      {"depth", options.depth},

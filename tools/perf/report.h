@@ -26,8 +26,9 @@ struct Round {
   double time_s = 0;
   double cpu_s = 0;
   uint64_t wrong = 0;
+  uint64_t iterations = 0;
   std::string finding;
-  double min_us = 0;  ///< latency only, as the next four
+  double min_us = 0;  ///< of iterations, as the next four: each of the slowest rank
   double p50_us = 0;
   double mean_us = 0;
   double p99_us = 0;
@@ -45,6 +46,7 @@ struct Cell {
   double median_p99_us() const;
   double min_us() const;
   double median_mean_us() const;
+  double max_us() const;
   uint64_t wrong() const;
 };
 
@@ -69,6 +71,10 @@ double ratio(const PerfOptions& options, const Row& row);
 
 std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hosts,
                         const std::vector<PluginInfo>& plugins);
+/// Of the table, in columns.
+size_t table_width(const PerfOptions& options, size_t plugins);
+/// A line that says so if a terminal of `columns` (0: none) is narrower; or nothing.
+std::string width_text(size_t table, size_t columns);
 std::string row_text(const PerfOptions& options, uint32_t ranks, const Row& row);
 /// What the faults of a run cost; empty when there were none.
 std::string faults_text(const Round& round);

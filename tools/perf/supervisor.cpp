@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <set>
 
 #include "tools/common/output.h"
+#include "tools/common/terminal.h"
 #include "tools/perf/children.h"
 #include "tools/perf/message.h"
 #include "tools/perf/neighbours.h"
@@ -58,7 +60,7 @@ class SharedBarrierPage {
 /// Ranks that were started with other options must not be taken for ours.
 uint64_t options_hash(const PerfOptions& o, size_t group) {
   const std::string text = fmt::format(
-      "{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", o.faults,
+      "{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", o.faults, o.seconds,
       static_cast<int>(o.op), o.min_bytes, o.max_bytes, o.step_factor, o.step_bytes, o.iterations,
       o.warmup, o.rounds, o.check, static_cast<int>(o.type), static_cast<int>(o.reduce_op), o.root,
       o.conns, o.message_bytes, o.depth, o.group, o.bidirectional, o.reuse, o.seed, group);
@@ -71,8 +73,9 @@ uint64_t options_hash(const PerfOptions& o, size_t group) {
 
 class Supervisor {
  public:
-  Supervisor(const PerfOptions& options, const std::optional<LaunchedRank>& launched)
-      : o_(options), launched_(launched) {
+  Supervisor(const PerfOptions& options, const std::optional<LaunchedRank>& launched,
+             std::optional<Baseline> baseline)
+      : o_(options), launched_(launched), baseline_(std::move(baseline)) {
     SteadyClock clock;
     start_ = clock.now();
     deadline_ = start_ + std::chrono::seconds(o_.timeout_s);
@@ -88,7 +91,9 @@ class Supervisor {
   int run() {
     bool ok = start_neighbours() && start_all() && (directs() ? direct() : true) && wait_for_end();
     clear_progress();
-    if (!ok) {
+    if (children_.interrupted()) {
+      keep_what_there_is();
+    } else if (!ok) {
       explain();
     }
     if (directs()) {
@@ -104,6 +109,10 @@ class Supervisor {
   bool all_local() const { return !launched_ || launched_->local_size == launched_->world_size; }
 
   bool start_neighbours() {
+    if (auto watched = children_.watch_signals(); !watched) {
+      errors_.push_back(watched.error().message());
+      return false;
+    }
     auto started = neighbours_.start(o_.neighbours);
     if (!started) {
       errors_.push_back(started.error().message());
@@ -199,6 +208,7 @@ class Supervisor {
     }
     ready_ = true;
     print(header_text(o_, ranks_, hosts_, infos_));
+    print(width_text(table_width(o_, plugins_.size()), terminal_columns()));
     for (const uint64_t bytes : size_sweep(o_)) {
       if (!run_size(bytes)) {
         return false;
@@ -212,7 +222,8 @@ class Supervisor {
 
   // A and B take turns, so that what changes on the machine meanwhile meets both.
   bool run_size(uint64_t bytes) {
-    Row row;
+    Row& row = unfinished_;
+    row = {};
     row.cells.resize(plugins_.size());
     for (uint32_t round = 0; round < o_.rounds; ++round) {
       for (size_t group = 0; group < plugins_.size(); ++group) {
@@ -228,12 +239,36 @@ class Supervisor {
         row.cells[group].rounds.push_back(round_of(*result));
       }
     }
-    clear_progress();
-    print(row_text(o_, ranks_, row));
-    print(faults_text(row.cells.front().rounds.back()));
-    report_wrong(row);
-    rows_.push_back(std::move(row));
+    finish_row();
     return true;
+  }
+
+  void finish_row() {
+    clear_progress();
+    print(row_text(o_, ranks_, unfinished_));
+    print(faults_text(unfinished_.cells.front().rounds.back()));
+    report_wrong(unfinished_);
+    rows_.push_back(std::move(unfinished_));
+    unfinished_ = {};
+  }
+
+  /// After a SIGINT: rounds that are complete count, of a size that is not as well.
+  void keep_what_there_is() {
+    children_.kill_all();
+    const bool some = !unfinished_.cells.empty() &&
+                      std::all_of(unfinished_.cells.begin(), unfinished_.cells.end(),
+                                  [](const Cell& cell) { return !cell.rounds.empty(); });
+    if (some) {
+      finish_row();
+    }
+    errors_.push_back(fmt::format("interrupted{}{}", current_.empty() ? "" : " at ", current_));
+    std::fprintf(stderr, "nccl-ha perf: %s\n", errors_.back().c_str());
+  }
+
+  /// Of the terminal that the table goes to; 0: to none.
+  static size_t terminal_columns() {
+    winsize size{};
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
   }
 
   static Round round_of(const json& result) {
@@ -241,6 +276,7 @@ class Supervisor {
     round.time_s = result["time_s"];
     round.cpu_s = result["cpu_s"];
     round.wrong = result["wrong"];
+    round.iterations = result["iterations"];
     round.finding = result.value("finding", "");
     if (result.contains("faults")) {
       for (const json& fault : result["faults"]) {
@@ -313,6 +349,10 @@ class Supervisor {
     if (ready_) {
       print(footer_text(o_, ranks_, rows_, infos_, complete_));
     }
+    const auto compared = baseline_ ? baseline_->compare(o_, rows_) : std::vector<Compared>();
+    if (ready_ && baseline_) {
+      print(compared_text(*baseline_, compared));
+    }
     if (ready_ && !save_pictures(o_, ranks_, rows_, infos_)) {
       ok = false;
     }
@@ -322,8 +362,11 @@ class Supervisor {
     if (!ready_) {
       infos_.clear();
     }
-    const std::string text = document_text(
-        document("perf", report_json(o_, ranks_, hosts_, rows_, infos_, ok, errors_)));
+    json report = report_json(o_, ranks_, hosts_, rows_, infos_, ok, errors_);
+    if (baseline_) {
+      report["baseline"] = compared_json(*baseline_, compared);
+    }
+    const std::string text = document_text(document("perf", std::move(report)));
     if (o_.json == "-") {
       std::fwrite(text.data(), 1, text.size(), stdout);
       return ok;
@@ -348,44 +391,39 @@ class Supervisor {
   void show_progress(const json& message) {
     const uint64_t of = message["of"];
     const uint64_t done = message["done"];
-    std::fprintf(stderr, "\r\033[K%s, %u%%", current_.c_str(),
-                 static_cast<unsigned>(of == 0 ? 0 : done * 100 / of));
-    std::fflush(stderr);
-    progress_shown_ = true;
+    progress_.show(fmt::format("{}, {}%", current_, of == 0 ? 0 : done * 100 / of));
   }
 
-  void clear_progress() {
-    if (progress_shown_) {
-      std::fputs("\r\033[K", stderr);
-      progress_shown_ = false;
-    }
-  }
+  void clear_progress() { progress_.clear(); }
 
   const PerfOptions& o_;
   const std::optional<LaunchedRank>& launched_;
+  std::optional<Baseline> baseline_;
   Instant start_;
   Instant deadline_;
   uint32_t ranks_ = 0;
   uint32_t hosts_ = 1;
   bool terminal_ = false;
-  bool progress_shown_ = false;
   bool ready_ = false;
   bool complete_ = false;
   std::array<SharedBarrierPage, 2> barriers_;
   std::vector<PluginChoice> plugins_;
   std::vector<PluginInfo> infos_;
   std::vector<Row> rows_;
+  Row unfinished_;
   std::vector<std::string> errors_;
   std::vector<RankMessage> kept_;
   std::string current_;
+  ProgressLine progress_;
   Neighbours neighbours_;
   Children children_;
 };
 
 }  // namespace
 
-int supervise(const PerfOptions& options, const std::optional<LaunchedRank>& launched) {
-  return Supervisor(options, launched).run();
+int supervise(const PerfOptions& options, const std::optional<LaunchedRank>& launched,
+              std::optional<Baseline> baseline) {
+  return Supervisor(options, launched, std::move(baseline)).run();
 }
 
 }  // namespace nccl_ha::tools

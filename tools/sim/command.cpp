@@ -10,6 +10,7 @@
 
 #include "runtime/base/log.h"
 #include "tools/commands.h"
+#include "tools/common/terminal.h"
 #include "tools/common/within.h"
 #include "tools/sim/coverage.h"
 #include "tools/sim/failover_run.h"
@@ -171,23 +172,34 @@ void print_mesh_report(const SimOptions& options, const MeshTotals& totals, uint
              totals.failovers.groups, totals.failovers.chunks_again, totals.failovers.chunks_kept);
 }
 
+void show_progress(ProgressLine& progress, uint64_t done, uint64_t of, uint64_t violations) {
+  if (progress.due()) {
+    progress.show(fmt::format("{} of {} runs, {}%, {} with a violation", done, of, done * 100 / of,
+                              violations));
+  }
+}
+
 int run_all_meshes(const SimOptions& options) {
   set_log_level(LogLevel::error);
   MeshTotals totals;
   uint64_t violations = 0;
   SteadyClock clock;
   const Instant begin = clock.now();
+  ProgressLine progress;
   for (uint64_t i = 0; i < options.seeds; ++i) {
+    show_progress(progress, i, options.seeds, violations);
     MeshRun run;
     run.seed = options.first + i;
     const std::string outcome = run_mesh(run, &totals);
     if (!outcome.empty()) {
       ++violations;
+      progress.clear();
       fmt::print("seed {}: {} (`nccl-ha sim --mesh --seed {}` shows how)\n", run.seed, outcome,
                  run.seed);
       std::fflush(stdout);
     }
   }
+  progress.clear();
   print_mesh_report(options, totals, violations,
                     std::chrono::duration<double>(clock.now() - begin).count());
   return violations == 0 ? 0 : 1;
@@ -227,7 +239,9 @@ int run_all(const SimOptions& options) {
   KindTimes times;
   SteadyClock clock;
   const Instant begin = clock.now();
+  ProgressLine progress;
   for (uint64_t i = 0; i < options.seeds; ++i) {
+    show_progress(progress, i, options.seeds, violations);
     const FailoverRun run = run_of(options, options.first + i);
     KindTime& time = times[static_cast<size_t>(run.kind)];
     const double before = processor_seconds();
@@ -237,6 +251,7 @@ int run_all(const SimOptions& options) {
     if (!outcome.empty()) {
       ++violations;
       ++time.violations;
+      progress.clear();
       fmt::print("seed {} ({}): {} (`nccl-ha sim --seed {}{}{}` shows how)\n", run.seed,
                  to_text(run.kind), outcome, run.seed,
                  options.kind == "mixed" ? "" : " --kind " + options.kind,
@@ -244,6 +259,7 @@ int run_all(const SimOptions& options) {
       std::fflush(stdout);
     }
   }
+  progress.clear();
   print_kinds(times);
   print_report(options, totals, violations,
                std::chrono::duration<double>(clock.now() - begin).count());

@@ -62,7 +62,7 @@ TuneTrial measure(const TuneLoad& load, const std::string& axis, const TunedEnvi
   std::vector<std::string> command{load.program,
                                    "perf",
                                    load.operation,
-                                   "-n",
+                                   "--ranks",
                                    std::to_string(load.ranks),
                                    "-b",
                                    load.min_bytes,
