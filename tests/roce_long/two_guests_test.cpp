@@ -20,7 +20,7 @@ constexpr const char* few_operations = "all_reduce alltoall pt2pt";
 constexpr size_t operations = 3;
 std::string operations_over(const std::string& fabric, const std::string& names) {
   return "for op in " + names + "; do HA_NCCL_FABRIC=" + fabric +
-         " nccl-ha perf $op -n 2 -b 8 -e 256K -f 8 -I 2 -w 1 || exit 1; done; ";
+         " nccl-ha perf $op --ranks 2 -b 8 -e 256K -f 8 -I 2 -w 1 || exit 1; done; ";
 }
 
 // Guests take longer to start than most of what runs in them, so what needs the same ones shares
@@ -59,8 +59,8 @@ TEST(RoceTwoGuests, ARailThatIsGoneForGoodMovesTrafficToTheOtherDevice) {
 /// with an error.
 std::string loads(const std::string& before) {
   return "{ " + before +
-         "; } || exit 9; nccl-ha perf all_reduce -n 2 -b 8 -e 64K -I 1 -w 0 || exit 8; "
-         "HA_NCCL_FABRIC=verbs nccl-ha perf all_reduce -n 2 -b 8 -e 64K -I 1 2>&1 && exit 7; ";
+         "; } || exit 9; nccl-ha perf all_reduce --ranks 2 -b 8 -e 64K -I 1 -w 0 || exit 8; "
+         "HA_NCCL_FABRIC=verbs nccl-ha perf all_reduce --ranks 2 -b 8 -e 64K -I 1 2>&1 && exit 7; ";
 }
 
 }  // namespace
