@@ -1,6 +1,10 @@
 #include "plugin/edge.h"
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <cstddef>
+#include <exception>
 #include <mutex>
 #include <new>
 #include <set>
@@ -46,6 +50,29 @@ std::set<std::string>& texts() {
 }
 
 }  // namespace
+
+void prepare_to_throw() {
+  // Volatile, or the call is left out: the compiler takes it for one without an effect.
+  [[maybe_unused]] const void* volatile place = __cxxabiv1::__cxa_get_globals();
+}
+
+void report_exception() noexcept {
+  try {
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      NHA_LOG_ERROR(
+          "out of memory; limits are RLIMIT_AS (ulimit -v) and a control group's memory.max");
+    } catch (const std::exception& error) {
+      NHA_LOG_ERROR("internal error: {}", error.what());
+    } catch (...) {
+      NHA_LOG_ERROR("internal error of unknown kind");
+    }
+  } catch (...) {
+    constexpr char line[] = "nccl-ha: error: out of memory, also for a log line (ulimit -v)\n";
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, sizeof line - 1);
+  }
+}
 
 const char* intern(const std::string& text) {
   std::lock_guard lock(texts_mutex);

@@ -1,8 +1,6 @@
 // The boundary to NCCL: error codes, wrong pointers, exceptions.
 #pragma once
 
-#include <exception>
-#include <new>
 #include <string>
 
 #include "plugin/nccl_abi.h"
@@ -23,17 +21,21 @@ const char* intern(const std::string& text);
 /// Frees what intern() kept; its pointers die.  At unload only.
 void forget_interned();
 
+/// Gives this thread what it needs to throw: the C library ends the process when the first
+/// exception of a thread finds no memory for it.
+void prepare_to_throw();
+
+/// Logs the exception that is being handled, also where there is no memory left for a log line.
+void report_exception() noexcept;
+
 /// Runs `body`; no exception passes NCCL's C interface.
 template <class Body>
 abi::NcclResult guarded(Body&& body) noexcept {
+  prepare_to_throw();
   try {
     return body();
-  } catch (const std::bad_alloc&) {
-    NHA_LOG_ERROR("out of memory");
-  } catch (const std::exception& error) {
-    NHA_LOG_ERROR("internal error: {}", error.what());
   } catch (...) {
-    NHA_LOG_ERROR("internal error of unknown kind");
+    report_exception();
   }
   return abi::NcclResult::internal_error;
 }

@@ -186,7 +186,7 @@ const Planted planted_faults[] = {
      "",
      {},
      0},
-    {"few_descriptors", {"Too many open files"}, "ulimit -n 24"},
+    {"few_descriptors", {"Too many open files"}, "ulimit -n 20"},
     {"setting_out_of_range",
      {"HA_NCCL_RTO_MS=1: not a valid value"},
      "export HA_NCCL_RTO_MS=1",

@@ -1,11 +1,11 @@
-// The plugin under every limit of its host process, from nothing up in small steps: an error that
-// names what is short, or a connection; never a signal, a hang or the end of the process.
+// The plugin under limits of its host process on threads and locked memory, from nothing up: an
+// error that names what is short, or a connection; never a signal, a hang or the end of the
+// process.
 #include <grp.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <string>
 
 #include "tests/support/one_life.h"
@@ -17,12 +17,6 @@ namespace {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
 constexpr uid_t nobody_else = 64123;  ///< a user who runs nothing here
-
-size_t mapped_bytes() {
-  size_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  return pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-}
 
 struct Outcomes {
   int refused = 0;
@@ -42,7 +36,7 @@ class EveryLimit : public ::testing::TestWithParam<std::tuple<bool, From>> {
 
   /// One life under `limit`; `prepare` runs first in the child.
   void live(
-      decltype(RLIMIT_AS) what, const std::function<rlim_t()>& limit, Outcomes& all,
+      decltype(RLIMIT_NPROC) what, const std::function<rlim_t()>& limit, Outcomes& all,
       const std::function<void()>& prepare = [] {}) const {
     Told told;
     const int status = in_child(&told, [&](Told& out) {
@@ -68,20 +62,6 @@ class EveryLimit : public ::testing::TestWithParam<std::tuple<bool, From>> {
     }
   }
 };
-
-TEST_P(EveryLimit, AddressSpace) {
-  constexpr size_t step = 256 << 10;
-  constexpr size_t most = 1024;
-  Outcomes all;
-  for (size_t more = 0; more < most && all.worked < 8; ++more) {
-    SCOPED_TRACE(std::to_string(more * step) + " bytes more");
-    live(
-        RLIMIT_AS, [&] { return mapped_bytes() + more * step; }, all);
-    ASSERT_FALSE(HasFatalFailure());
-  }
-  EXPECT_GE(all.refused, 2) << "the limit was never felt";
-  EXPECT_GE(all.worked, 8) << "not even with " << most * step << ": " << all.last_error;
-}
 
 TEST_P(EveryLimit, Processes) {
   Outcomes all;

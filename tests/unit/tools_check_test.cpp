@@ -54,6 +54,7 @@ HostFacts good_host() {
   facts.kernel.granted_bytes = 1LL << 30;
   facts.kernel.segmentation = true;
   facts.cpus_usable = 64;
+  facts.cpus = {0, 1, 2, 3};
   facts.cpus_online = 64;
   facts.cpu_nodes = {0, 1};
   facts.governors = {{"performance", 64}};
@@ -561,6 +562,16 @@ TEST(CheckPairs, HostsWithFewerDevicesAreNamed) {
   EXPECT_EQ(found[0].level, Level::warning);
   EXPECT_EQ(found[0].what, "1 where other hosts have 2 devices for the network: b, d");
   EXPECT_EQ(judge_device_counts({3, 1, 2, 3}, hosts).size(), 2U);
+}
+
+TEST(CheckFindings, ProcessorsThatAreNotThereAreNamed) {
+  HostFacts facts = good_host();
+  facts.config.progress_cpus = "1-2,9";
+  const Finding found = only_finding(facts);
+  EXPECT_EQ(found.level, Level::warning);
+  EXPECT_EQ(found.what, "HA_NCCL_PROGRESS_CPUS=1-2,9: this process may not use 9, but 0, 1, 2, 3");
+  facts.config.progress_cpus = "1-2";
+  EXPECT_TRUE(judge(facts).empty());
 }
 
 }  // namespace

@@ -353,6 +353,7 @@ class Judge {
                       facts_.cpus_online, names),
           "cpupower frequency-set -g performance: latency varies less");
     }
+    look_at_cpu_list();
     const auto workers = static_cast<size_t>(std::max<int64_t>(config_.progress_threads, 1));
     if (config_.use_progress_thread && facts_.cpus_usable <= workers) {
       add(Level::hint,
@@ -360,6 +361,24 @@ class Judge {
                       workers == 1 ? "" : "s", facts_.cpus_usable,
                       facts_.cpus_usable == 1 ? "" : "s"),
           "NCCL's threads do the work; give each rank more processors for overlap");
+    }
+  }
+
+  void look_at_cpu_list() {
+    // One that cannot be read is the settings' own finding.
+    const auto listed = parse_cpu_list(config_.progress_cpus);
+    std::string missing;
+    for (const int cpu : listed ? *listed : std::vector<int>()) {
+      if (std::find(facts_.cpus.begin(), facts_.cpus.end(), cpu) == facts_.cpus.end()) {
+        missing += fmt::format("{}{}", missing.empty() ? "" : ", ", cpu);
+      }
+    }
+    if (!missing.empty()) {
+      add(Level::warning,
+          fmt::format("HA_NCCL_PROGRESS_CPUS={}: this process may not use {}, but {}",
+                      config_.progress_cpus, missing, fmt::join(facts_.cpus, ", ")),
+          "name processors that are there and that the job is given (taskset, cpuset of the "
+          "container, Slurm's binding); a progress thread without one is not pinned");
     }
   }
 
@@ -555,6 +574,7 @@ Result<HostFacts> look_at_host() {
   facts.may_lock = may_lock_memory();
   const std::vector<int> cpus = usable_cpus();
   facts.cpus_usable = processor_share().usable();
+  facts.cpus = usable_cpus();
   facts.cpus_online = static_cast<size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
   facts.cpu_nodes = nodes_of(cpus);
   facts.governors = governors();

@@ -51,6 +51,7 @@ struct HostFacts {
   uint64_t memlock_bytes = memlock_unlimited;
   bool may_lock = false;  ///< CAP_IPC_LOCK: the limit does not count
   size_t cpus_usable = 1;
+  std::vector<int> cpus;  ///< by number, those that this process may use
   size_t cpus_online = 1;
   std::vector<int> cpu_nodes;               ///< NUMA nodes of the usable processors
   std::map<std::string, size_t> governors;  ///< frequency governor, number of processors

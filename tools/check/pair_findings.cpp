@@ -63,6 +63,38 @@ const char* remedy_for(const std::string& said) {
          "packet filters; `nccl-ha info` on both hosts shows what each would use";
 }
 
+/// A host that no other reaches on two rails or more, while they reach each other there: its cables
+/// may be where those of the other rail belong.
+void judge_cables(const std::vector<PairResult>& pairs, const std::vector<std::string>& hosts,
+                  std::vector<Finding>& found) {
+  std::map<uint32_t, std::map<std::string, bool>> reached;  // by host and device
+  std::set<std::string> works_somewhere;
+  for (const PairResult& pair : pairs) {
+    for (const uint32_t host : {pair.from, pair.to}) {
+      reached[host][pair.device_name] |= pair.error.empty();
+    }
+    if (pair.error.empty()) {
+      works_somewhere.insert(pair.device_name);
+    }
+  }
+  for (const auto& [host, devices] : reached) {
+    std::vector<std::string> lost;
+    for (const auto& [device, works] : devices) {
+      if (!works && works_somewhere.count(device) != 0) {
+        lost.push_back(device);
+      }
+    }
+    if (lost.size() >= 2) {
+      found.push_back({Level::error,
+                       fmt::format("{} is reached by nobody on {}, where the others reach each "
+                                   "other: its cables may be swapped",
+                                   hosts[host], fmt::join(lost, " and ")),
+                       "compare where they lead: `ip neigh`, `lldpctl`, the switches' tables of "
+                       "addresses; or its interfaces have each other's addresses"});
+    }
+  }
+}
+
 void judge_outliers(const std::vector<PairResult>& pairs,
                     const std::function<std::string(const PairResult&)>& name,
                     std::vector<Finding>& found) {
@@ -136,6 +168,7 @@ std::vector<Finding> judge(const std::vector<PairResult>& pairs,
           {Level::warning, fmt::format("{}: {}", name(pair), lines), remedy_for(lines)});
     }
   }
+  judge_cables(pairs, hosts, found);
   judge_outliers(pairs, name, found);
   return found;
 }
