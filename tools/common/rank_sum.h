@@ -1,6 +1,7 @@
 // Whether two groups of measurements differ.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 namespace nccl_ha::tools {
