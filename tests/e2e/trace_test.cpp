@@ -124,8 +124,9 @@ TEST_F(TraceOfAJob, IsTheSameLiveDumpedAndAfterAKill) {
   EXPECT_EQ(exported.status, 0) << exported.err;
   EXPECT_GT(fs::file_size(merged + ".pftrace"), 10'000U);
   // Somebody else's reader of the encoding, with the field numbers of the published schema.
-  const ToolRun read = run_program("python3", {NHA_SOURCE_DIR "/tools/dev/read_track_events.py",
-                                               merged + ".pftrace", "-o", merged + ".picture.svg"});
+  const ToolRun read =
+      run_program("/usr/bin/env", {"python3", NHA_SOURCE_DIR "/tools/dev/read_track_events.py",
+                                   merged + ".pftrace", "-o", merged + ".picture.svg"});
   EXPECT_EQ(read.status, 0) << read.out << read.err;
   EXPECT_GT(fs::file_size(merged + ".picture.svg"), 1000U);
   EXPECT_EQ(tool({"trace", "plot", merged, "-o", merged + ".svg"}).status, 0);
