@@ -32,6 +32,8 @@ list(APPEND tool_cold ${page_source})
 add_library(nha_tool_engines STATIC ${tool_hot})
 add_library(nha_tools STATIC ${tool_cold})
 target_compile_options(nha_tools PRIVATE $<$<CONFIG:Release>:-O1>)
+# Times and counts in a damaged or hostile dump may be anything: sums of them say nothing, and wrap.
+target_compile_options(nha_tools PRIVATE -fwrapv)
 # CLI11 and the JSON library are headers only, and compiling what is used of them takes most of the
 # time: where several sources are compiled as one, those that use the same are together.
 set_target_properties(nha_tools PROPERTIES UNITY_BUILD_MODE GROUP)

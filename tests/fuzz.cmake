@@ -21,6 +21,7 @@ file(GLOB trace_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/trace/*.cpp)
 list(FILTER trace_sources EXCLUDE REGEX "/(command|as_json)\\.cpp$")
 target_sources(traces_fuzz PRIVATE ${trace_sources} ${CMAKE_SOURCE_DIR}/tools/common/chart.cpp)
 set_target_properties(traces_fuzz PROPERTIES UNITY_BUILD OFF)
+target_compile_options(traces_fuzz PRIVATE -fwrapv)  # as the tools (cmake/NhaTools.cmake)
 if(NHA_FUZZ)
   # Coverage feedback must reach the code under test, not only the entry point.
   foreach(library IN ITEMS nha_runtime nha_ha nha_actors nha_relay nha_plugin nha_test_fabric)
