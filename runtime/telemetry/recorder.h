@@ -1,6 +1,7 @@
 // Flight recorder: a ring of the last events of one thread, for dumps after something went wrong.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -108,7 +109,10 @@ class Recorder {
   }
   /// How many wait for that.
   uint64_t unstamped() const { return noted_ - stamped_; }
+  /// The time of a turn may be older than the one of a stamp() in between: of one thread, times
+  /// never go back.
   void stamp(Instant now) {
+    now = last_stamp_ = std::max(last_stamp_, now);
     for (; stamped_ != noted_; ++stamped_) {
       counter_layout::RingSlot& slot = slots_[stamped_ & mask_];
       slot.words[0].store(static_cast<uint64_t>(now.time_since_epoch().count()),
@@ -134,6 +138,7 @@ class Recorder {
   uint64_t mask_;
   uint64_t noted_ = 0;
   uint64_t stamped_ = 0;
+  Instant last_stamp_{};
 };
 
 /// The events still in a ring of which `written` were recorded, oldest first, without those being

@@ -46,6 +46,17 @@ TEST(Recorder, ANoteIsSeenWithTheTimeOfTheStamp) {
   EXPECT_EQ(events[1].time_ns, 500);
 }
 
+TEST(Recorder, TimesOfOneThreadNeverGoBack) {
+  Recorder recorder(8);
+  recorder.record(TraceEvent::cts_sent, 1, 10, 0, Instant(Duration(500)));
+  recorder.record(TraceEvent::cts_sent, 1, 11, 0, Instant(Duration(430)));  // read before
+  recorder.record(TraceEvent::cts_sent, 1, 12, 0, Instant(Duration(501)));
+  const auto events = recorder.snapshot();
+  ASSERT_EQ(events.size(), 3U);
+  EXPECT_EQ(events[1].time_ns, 500);
+  EXPECT_EQ(events[2].time_ns, 501);
+}
+
 TEST(Recorder, ZeroCapacityRecordsNothing) {
   Recorder recorder(0);
   recorder.record(TraceEvent::cts_sent, 1, 2, 3, Instant{});

@@ -248,7 +248,7 @@ class PerfettoWriter {
 
   void add_message(const TraceMessage& message) {
     const uint64_t flow = ++last_flow_ << 8;
-    if (message.sender >= 0 && message.begun_ns != unseen && message.sent_ns != unseen) {
+    if (message.sender >= 0 && message.begun_ns != unseen && message.sent_ns >= message.begun_ns) {
       std::vector<uint64_t> flows;
       for (const TraceChunk& chunk : message.chunks) {
         flows.push_back(flow + (chunk.number & 255U));
@@ -276,7 +276,7 @@ class PerfettoWriter {
         packets_.push_back({chunk.arrived_ns, 1, std::move(event)});
       }
     }
-    if (message.receiver >= 0 && message.announced_ns != unseen && message.received_ns != unseen &&
+    if (message.receiver >= 0 && message.announced_ns != unseen && message.received_ns >= message.announced_ns &&
         message.position == 0) {
       const uint64_t track = row_of(request_tracks_[message.receiver], message.receiver, "receives",
                                     message.announced_ns, message.received_ns);
