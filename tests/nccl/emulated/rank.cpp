@@ -19,6 +19,8 @@
 //   --slow S     names each operation that takes longer
 //   --register 1 registers the operations' buffers with the communicator (NCCL_LOCAL_REGISTER=1)
 //   --blocking 0 calls return before they are done
+//   --cables I   NCCL's own sockets carry data over interfaces I only; ranks meet over those that
+//                NCCL_SOCKET_IFNAME names
 //   --graph 1    asks for a graph to capture operations in, which is refused, and goes on without
 #include <signal.h>
 #include <unistd.h>
@@ -56,6 +58,7 @@ struct Options {
   bool graph = false;
   bool growth = false;
   bool registers = false;
+  std::string cables;
 };
 
 std::vector<std::string> parts_of(const std::string& text) {
@@ -116,6 +119,8 @@ void set(Options& options, const std::string& name, const std::string& text) {
     options.registers = text == "1";
   } else if (name == "--growth") {
     options.growth = text == "1";
+  } else if (name == "--cables") {
+    options.cables = text;
   } else {
     die("no such option: " + name);
   }
@@ -126,6 +131,9 @@ class Rank {
   explicit Rank(Options options) : options_(std::move(options)) {}
 
   void run() {
+    if (!options_.cables.empty()) {
+      leave_data_to(options_.cables);
+    }
     for (int cycle = 0; cycle < options_.cycles; ++cycle) {
       std::vector<Comm> comms = make_comms();
       if (options_.abort_after >= 0) {
@@ -150,6 +158,14 @@ class Rank {
     return {options_.limit, options_.blocking, options_.registers, [this] { maybe_die(); },
             [this](const std::vector<Comm>& comms, const Operation& operation, ncclResult_t error,
                    Seconds after) { failed(comms, operation, error, after); }};
+  }
+
+  /// NCCL has one setting for both.  It reads it for the meeting place once, with the first id, and
+  /// for data when the first communicator is made.
+  static void leave_data_to(const std::string& interfaces) {
+    ncclUniqueId unused{};
+    NHA_NEED(ncclGetUniqueId(&unused));
+    setenv("NCCL_SOCKET_IFNAME", interfaces.c_str(), 1);
   }
 
   ncclUniqueId shared_id(Rendezvous::Others others = Rendezvous::Others::all_there) {
