@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "tests/support/mesh_lab.h"
@@ -62,17 +64,32 @@ TEST_F(Meshes, ACutCableIsGoneRound) {
   EXPECT_GE(count(run.out, "moved to the shadow path 1: relayed over "), 1U) << run.out;
 }
 
+/// The number behind `what` in the output; 0 where there is none.
+uint64_t number_behind(const ToolRun& run, const std::string& what) {
+  const size_t at = run.out.find(what);
+  return at == std::string::npos ? 0
+                                 : std::strtoull(run.out.c_str() + at + what.size(), nullptr, 10);
+}
+
 TEST_F(Meshes, AKilledRelayIsGoneRound) {
   const ToolRun run = lab_.run_with_nodes(
       "ring-4", "ring: 4", 4,
-      // Once data flows through it: what h2 sends to h3 is several megabytes then.
-      "([ $RANK != 1 ] || { until [ $(cat /sys/class/net/to-h3/statistics/tx_bytes) -gt 4000000 ]; "
-      "do sleep 0.05; done; kill -KILL $pid && echo killed; } & " +
-          perf("alltoall", "-b 1M -e 1M -I 100") + ")");
+      // h1 and h3 reach each other over the nodes of h2, which dies in the midst of it, and of h4.
+      "(frames() { nccl-ha relay status --json | sed -n '/\"frames\"/{s/[^0-9]//g;p;q}'; }; "
+      "if [ $RANK = 1 ]; then { until [ $(frames) -gt 40 ]; do kill -0 $pid || exit; done; "
+      "echo carried $(frames); kill -KILL $pid && : > killed; } & "
+      "elif [ $RANK = 3 ]; then { until [ -e killed ]; do sleep 0.01; done; "
+      "echo other one then $(frames); } & fi; watcher=$!; " +
+          perf("alltoall", "-b 1M -e 1M -I 100") +
+          "; status=$?; if [ $RANK = 1 ] || [ $RANK = 3 ]; then wait $watcher; fi; "
+          "[ $RANK != 3 ] || echo other one at the end $(frames); exit $status)");
   expect_right(run);
-  EXPECT_EQ(count(run.out, "] killed"), 1U) << run.out;
+  EXPECT_GT(number_behind(run, "] carried "), 40U) << run.out;
   // Load is on both ways round, so that what is left goes on where it is.
   EXPECT_GE(count(run.out, " is down: the neighbour ended the session"), 1U) << run.out;
+  const uint64_t then = number_behind(run, "] other one then ");
+  EXPECT_GT(number_behind(run, "] other one at the end "), then) << run.out;
+  EXPECT_GT(then, 0U) << "nobody looked: " << run.out;
 }
 
 TEST_F(Meshes, ALineThatIsCutEndsOnBothSides) {
