@@ -18,6 +18,8 @@ namespace {
 
 // NCCL's subsystem bits: initialisation and network.
 constexpr unsigned long log_subsystems = 0x1 | 0x10;
+/// At its end a process waits at most so long for paths of others that lead through it.
+constexpr Duration leave_limit = std::chrono::milliseconds(200);
 
 std::atomic<abi::Logger> nccl_logger{nullptr};
 
@@ -196,6 +198,10 @@ void Process::stop_locked() {
   pending_ = decltype(pending_)();  // clear() would keep its room
   waiting_ = decltype(waiting_)();
   generation_.store(0, std::memory_order_release);
+  if (engine_) {
+    mesh_->leave(*engine_,
+                 std::min<Duration>(leave_limit, std::chrono::milliseconds(config_.mesh_drain_ms)));
+  }
   engine_.reset();  // joins its threads
   users_ = 0;
 }

@@ -172,16 +172,13 @@ std::vector<fabric::Provider::Kind> ProcessMesh::kinds() const {
 }
 
 /// Discovery, and the relay node of this process.
-std::vector<std::unique_ptr<Actor>> ProcessMesh::node(fabric::Provider& provider) {
+Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
+                                    const Adopt& adopt) {
   hops_ = std::make_unique<ProviderHops>(provider);
   auto identity = mesh_identity(own_, true, static_cast<uint32_t>(os_random_u64() | 1));
   const NodeId self = routes_->self().value_or(identity.node);  // as others know this host
   identity.node = self;
-  std::vector<std::unique_ptr<Actor>> actors;
-  RelayOptions relayed = relay_options(config_, self);
-  relayed.key = key_;
-  actors.push_back(
-      std::make_unique<RelayNode>(*hops_, *routes_, relayed, std::to_string(config_.mesh_port)));
+  RelayNode::Tell tell;
   if (!fixed_) {
     DiscoveryActor::Options discovery;
     discovery.identity = identity;
@@ -190,9 +187,25 @@ std::vector<std::unique_ptr<Actor>> ProcessMesh::node(fabric::Provider& provider
     discovery.interfaces = [spec = config_.mesh_ifname] { return own_interfaces(spec); };
     discovery.board = board_;
     discovery.key = key_;
-    actors.push_back(std::make_unique<DiscoveryActor>(std::move(discovery)));
+    const auto adopted = adopt(std::make_unique<DiscoveryActor>(std::move(discovery)));
+    if (!adopted) {
+      return adopted.error();
+    }
+    tell = [&worker, to = *adopted](bool relays) {
+      worker.post({to, DiscoveryActor::relays, relays ? 1U : 0U});
+    };
   }
-  return actors;
+  RelayOptions relayed = relay_options(config_, self);
+  relayed.key = key_;
+  const auto adopted = adopt(
+      std::make_unique<RelayNode>(*hops_, *routes_, relayed, std::to_string(config_.mesh_port),
+                                  std::move(tell), [this] { on_drained(); }));
+  if (!adopted) {
+    return adopted.error();
+  }
+  const std::lock_guard lock(node_mutex_);
+  node_ = *adopted;
+  return {};
 }
 
 Result<void> ProcessMesh::begin(Engine& engine, fabric::Provider& provider, Instant now) {
@@ -203,37 +216,58 @@ Result<void> ProcessMesh::begin(Engine& engine, fabric::Provider& provider, Inst
       return opened;
     }
   }
-  std::vector<std::unique_ptr<Actor>> actors;
+  Worker& worker = engine.worker(0);
+  {
+    const std::lock_guard lock(node_mutex_);
+    node_.reset();
+    drained_ = false;
+  }
   if (part_ == Part::inlined && !taken) {
-    actors = node(provider);
-  } else if (takes_part()) {
-    MeshClient::Options client;
-    client.port = static_cast<uint16_t>(config_.mesh_port);
-    client.interval = std::chrono::milliseconds(config_.mesh_hello_ms);
-    client.dead = std::chrono::milliseconds(config_.mesh_dead_ms);
-    client.board = board_;
-    if (!fixed_) {
-      // Without discovery on it, this host would be lost to all others.
-      client.on_silence = [this, &provider](Context& context) {
-        bool other = false;
-        if (!open_links(&other)) {
-          return false;
-        }
-        NHA_LOG_WARN("the relay node of this host is gone: this process relays from now on");
-        for (std::unique_ptr<Actor>& actor : node(provider)) {
-          context.add_actor(std::move(actor));
-        }
-        return true;
-      };
-    }
-    actors.push_back(std::make_unique<MeshClient>(std::move(client)));
+    return make_node(provider, worker,
+                     [&](std::unique_ptr<Actor> actor) { return worker.adopt(std::move(actor)); });
   }
-  for (std::unique_ptr<Actor>& actor : actors) {
-    if (auto adopted = engine.worker(0).adopt(std::move(actor)); !adopted) {
-      return adopted.error();
-    }
+  if (!takes_part()) {
+    return {};
   }
-  return {};
+  MeshClient::Options client;
+  client.port = static_cast<uint16_t>(config_.mesh_port);
+  client.interval = std::chrono::milliseconds(config_.mesh_hello_ms);
+  client.dead = std::chrono::milliseconds(config_.mesh_dead_ms);
+  client.board = board_;
+  if (!fixed_) {
+    // Without discovery on it, this host would be lost to all others.
+    client.on_silence = [this, &provider, &worker](Context& context) {
+      bool other = false;
+      if (!open_links(&other)) {
+        return false;
+      }
+      NHA_LOG_WARN("the relay node of this host is gone: this process relays from now on");
+      return make_node(provider, worker,
+                       [&](std::unique_ptr<Actor> actor) {
+                         return Result<ActorId>(context.add_actor(std::move(actor)));
+                       })
+          .ok();
+    };
+  }
+  const auto adopted = worker.adopt(std::make_unique<MeshClient>(std::move(client)));
+  return adopted ? Result<void>() : Result<void>(adopted.error());
+}
+
+void ProcessMesh::leave(Engine& engine, Duration limit) {
+  std::unique_lock lock(node_mutex_);
+  if (!node_) {
+    return;
+  }
+  const auto within = std::chrono::duration_cast<std::chrono::milliseconds>(limit);
+  engine.worker(0).post({*node_, RelayNode::drain, static_cast<uint32_t>(within.count())});
+  node_drained_.wait_for(lock, limit, [this] { return drained_; });
+  node_.reset();
+}
+
+void ProcessMesh::on_drained() {
+  const std::lock_guard lock(node_mutex_);
+  drained_ = true;
+  node_drained_.notify_all();
 }
 
 bool ProcessMesh::shares_subnet(const std::vector<IpAddress>& addresses) const {

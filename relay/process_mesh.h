@@ -2,6 +2,8 @@
 // relays for others.
 #pragma once
 
+#include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,6 +47,10 @@ class ProcessMesh {
   std::vector<fabric::Provider::Kind> kinds() const;
   /// The engine has started; it ends before this and before the provider.
   Result<void> begin(Engine& engine, fabric::Provider& provider, Instant now);
+  /// Before the engine ends.  Where this process relays, all hosts hear that no way leads through
+  /// here any more, and paths of others end one after the other: returns when none is left, after
+  /// `limit` at the latest.  Else at once.
+  void leave(Engine& engine, Duration limit);
 
   enum class Reach : uint8_t {
     cable,    ///< or it is this host, or whoever reads addresses knows better
@@ -69,7 +75,9 @@ class ProcessMesh {
   Result<void> choose_part();
   Result<void> use_file(const std::vector<fabric::NetInterface>& all);
   Result<void> open_links(bool* port_taken);
-  std::vector<std::unique_ptr<Actor>> node(fabric::Provider& provider);
+  using Adopt = std::function<Result<ActorId>(std::unique_ptr<Actor>)>;
+  Result<void> make_node(fabric::Provider& provider, Worker& worker, const Adopt& adopt);
+  void on_drained();
   void tell_shape(Instant now) const;
   bool shares_subnet(const std::vector<IpAddress>& addresses) const;
 
@@ -87,6 +95,10 @@ class ProcessMesh {
   mutable std::mutex told_mutex_;
   mutable std::shared_ptr<const MeshView> judged_;
   mutable std::string told_;  ///< what is wrong with the shape, as the log has it already
+  std::mutex node_mutex_;
+  std::condition_variable node_drained_;
+  std::optional<ActorId> node_;  ///< the relay node of this process
+  bool drained_ = false;         ///< it has no path of others any more
 };
 
 }  // namespace nccl_ha::relay

@@ -51,8 +51,10 @@ void RelayNode::on(const Message& message) {
 }
 
 void RelayNode::begin_draining(Duration limit) {
-  NHA_LOG_INFO("the relay node ends: {} paths have {} ms to find another way", sessions_.size(),
-               std::chrono::duration_cast<std::chrono::milliseconds>(limit).count());
+  if (!sessions_.empty()) {
+    NHA_LOG_INFO("the relay node ends: {} paths have {} ms to find another way", sessions_.size(),
+                 std::chrono::duration_cast<std::chrono::milliseconds>(limit).count());
+  }
   counters_->draining.set(1);
   if (tell_) {
     tell_(false);

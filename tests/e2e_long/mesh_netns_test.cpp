@@ -65,5 +65,31 @@ INSTANTIATE_TEST_SUITE_P(Shapes, MeshOf,
                            return name;
                          });
 
+/// h1 and h3 reach each other over h2, where a job relays itself and ends, and over the node of h4.
+const std::string job_on_h2_and_another =
+    "if [ $RANK = 1 ]; then "
+    "env -u RANK -u WORLD_SIZE -u LOCAL_RANK NCCL_MESH_RELAY=inline "
+    "nccl-ha perf pt2pt --ranks 2 -b 64K -e 64K --seconds 8 -w 0 -v; status=$?; "
+    "else nccl-ha relay > $RANK.log & pid=$!; "
+    "grep -q 'relay node' <(tail -n +1 -f --pid=$pid $RANK.log) || exit 9; "
+    "until nccl-ha info --routes 2>/dev/null | grep -q 'ring: 4'; do "
+    "kill -0 $pid || exit 9; sleep 0.05; done; status=0; "
+    "[ $RANK = 3 ] || { RANK=$((RANK / 2)) WORLD_SIZE=2 "
+    "nccl-ha perf pt2pt -b 1M -e 1M --seconds 14 -w 0 -v; status=$?; }; fi; "
+    "touch $RANK.done; until [ $(ls | grep -c done) = 4 ]; do sleep 0.05; done; "
+    "[ $RANK = 1 ] || kill $pid; exit $status";
+
+TEST(MeshOfJobs, AProcessThatEndsSendsPathsOfOthersAnotherWay) {
+  MeshLab lab(NHA_TOOL_FILE);
+  const ToolRun run = lab.run("ring-4", "auto", job_on_h2_and_another);
+  expect_right(run, 2);
+  const size_t ends = run.out.find("the relay node ends: ");
+  ASSERT_NE(ends, std::string::npos) << "no path of others led through it: " << run.out;
+  EXPECT_EQ(run.out.rfind("[h2]", ends), run.out.rfind('\n', ends) + 1) << run.out;
+  EXPECT_GE(count(run.out, " is down: the relay node ends"), 1U) << run.out;
+  EXPECT_EQ(count(run.out, " is down: the neighbour ended the session"), 0U) << run.out;
+  EXPECT_GE(count(run.out, ", path 1 goes on"), 1U) << run.out;
+}
+
 }  // namespace
 }  // namespace nccl_ha::tests

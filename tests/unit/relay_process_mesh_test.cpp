@@ -9,6 +9,8 @@
 #include "relay/discovery.h"
 #include "relay/mesh_client.h"
 #include "relay/process_mesh.h"
+#include "runtime/engine/engine.h"
+#include "runtime/fabric/provider.h"
 #include "tests/support/log_lines.h"
 
 namespace nccl_ha::relay {
@@ -165,6 +167,25 @@ TEST_F(ProcessMeshTest, ATopologyFileTellsTheWays) {
   EXPECT_FALSE(make()) << "this host is not in it";
   std::filesystem::remove(file);
   EXPECT_FALSE(make());
+}
+
+TEST_F(ProcessMeshTest, WithoutPathsOfOthersItLeavesAtOnce) {
+  config_.mesh_relay = "inline";
+  config_.progress_threads = 1;
+  auto mesh = make();
+  ASSERT_TRUE(mesh) << mesh.error().message();
+  auto provider = fabric::Provider::make(config_, {}, 1, {{}, (*mesh)->kinds()});
+  ASSERT_TRUE(provider) << provider.error().message();
+  SteadyClock clock;
+  for (int life = 0; life < 2; ++life) {
+    auto engine = Engine::start(config_);
+    ASSERT_TRUE(engine) << engine.error().message();
+    ASSERT_TRUE((*mesh)->begin(**engine, **provider, clock.now()));
+    const Instant before = clock.now();
+    (*mesh)->leave(**engine, std::chrono::seconds(60));
+    (*mesh)->leave(**engine, std::chrono::seconds(60));
+    EXPECT_LT(clock.now() - before, std::chrono::seconds(20));
+  }
 }
 
 TEST(MeshAnswer, OfMoreHostsThanThereCanBeIsNone) {
