@@ -185,6 +185,10 @@ void run_guests(LabOptions& options, bool topology_given) {
                                                  guests_max, topology.hosts.size())));
   }
   SupervisorOptions supervised = supervisor_options(topology, options);
+  // Datagrams may use the management network when all else is gone; for a mesh it is no cable.
+  if (getenv("HA_NCCL_IFNAME") == nullptr && getenv("NCCL_MESH_IFNAME") == nullptr) {
+    supervised.environment.emplace("NCCL_MESH_IFNAME", "^mgmt,lo");
+  }
   put_own_directory_first();
   // Fetching a kernel needs the network that the lab is about to leave.
   options.guest.kernel = refuse_lab.need(prepare_kernel(options.guest.cache));
