@@ -276,8 +276,8 @@ class PerfettoWriter {
         packets_.push_back({chunk.arrived_ns, 1, std::move(event)});
       }
     }
-    if (message.receiver >= 0 && message.announced_ns != unseen && message.received_ns >= message.announced_ns &&
-        message.position == 0) {
+    if (message.receiver >= 0 && message.announced_ns != unseen &&
+        message.received_ns >= message.announced_ns && message.position == 0) {
       const uint64_t track = row_of(request_tracks_[message.receiver], message.receiver, "receives",
                                     message.announced_ns, message.received_ns);
       slice(track, fmt::format("receive {}", message.group), message.announced_ns,
