@@ -13,6 +13,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options(-fno-tree-slp-vectorize)
 endif()
 
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  # Files are named from the top of the tree: the same bytes come out of every folder.
+  add_compile_options(-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=)
+endif()
+
 include_directories(${CMAKE_SOURCE_DIR})
 add_compile_definitions(NHA_VERSION="${PROJECT_VERSION}")
 

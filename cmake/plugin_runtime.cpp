@@ -1,5 +1,6 @@
 // What GCC's own libraries, linked into the plugin, take from the process that loads it: functions
-// of newer C libraries than the oldest we support (GLIBC_2.34), and memory at load.
+// of newer C libraries than the oldest we support (GLIBC_2.34), memory at load, and the process
+// itself where a thread's first exception finds no memory.
 //
 // libstdc++ and libgcc come as archives made for the C library of the build host and refer to what
 // is new there. Definitions of our own take the place of those functions; they are hidden, so that
@@ -23,6 +24,16 @@ namespace {
 // The pool is 72 KiB that libstdc++ allocates at load and leaves to the end of the process. The
 // lowest priority that is not reserved comes after all other destructors of this library.
 [[gnu::destructor(101)]] void free_exception_pool() { __gnu_cxx::__freeres(); }
+
+/// What is kept of a thread's exceptions (Itanium C++ ABI: Exception Handling, 2.2.2).
+struct ExceptionGlobals {
+  void* caught = nullptr;
+  unsigned int uncaught = 0;
+};
+
+// A part of each thread. libstdc++ has it where the C library makes room at a thread's first
+// exception, and ends the process if that exception is that there is no memory.
+[[gnu::tls_model("initial-exec")]] thread_local ExceptionGlobals exception_globals;
 
 #ifdef DLFO_STRUCT_HAS_EH_DBASE
 
@@ -58,6 +69,13 @@ int look_into(dl_phdr_info* object, size_t, void* context) {
 }  // namespace
 
 extern "C" {
+
+[[gnu::visibility("hidden"), gnu::used]] void* __cxa_get_globals() noexcept {
+  return &exception_globals;
+}
+[[gnu::visibility("hidden"), gnu::used]] void* __cxa_get_globals_fast() noexcept {
+  return &exception_globals;
+}
 
 #ifdef DLFO_STRUCT_HAS_EH_DBASE
 /// GLIBC_2.35, for libgcc's unwinder: the object that `address` lies in. It only asks for

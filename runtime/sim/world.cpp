@@ -121,6 +121,8 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
   }
   process->worker_waits_until.resize(threads);
   process->thread_due.resize(threads);
+  process->seen_turns.resize(threads);
+  process->called_at.resize(threads);
   process->engine = Engine::start_virtual(
       own, clock_, random_.next(),
       [&, tie = process->tie] {
@@ -229,10 +231,10 @@ size_t World::turn_helped(Process& process, size_t worker) {
 
 /// Somebody turns the worker as soon as there is something to do.
 bool World::turns_soon(const Process& process, size_t worker) const {
-  return process.is_inline() ? process.called
-         : process.is_helped()
-             ? process.called || (awake(process, worker) && now() >= process.thread_due[worker])
-             : awake(process, worker);
+  return process.is_inline()   ? process.called_at[worker]
+         : process.is_helped() ? process.called_at[worker] ||
+                                     (awake(process, worker) && now() >= process.thread_due[worker])
+                               : awake(process, worker);
 }
 
 /// Inline mode: the fallback thread, when it is due or was woken; whether it did anything.
@@ -257,22 +259,22 @@ bool World::turn_fallback(Process& process) {
 /// Before the workers' turns of a round: who was turned by callers since the last one.
 void World::observe_callers() {
   for (auto& process : processes_) {
-    if (process->is_inline() || process->is_helped()) {
-      process->called = process->seen_turns != turns_of(*process);
-    }
-    // Callers ask on; where no thread runs they will turn the worker.
-    for (size_t i = 0; process->is_helped() && i < process->engine->worker_count(); ++i) {
-      process->called = process->called || (calls(*process) && !awake(*process, i));
+    process->called = false;
+    for (size_t i = 0;
+         (process->is_inline() || process->is_helped()) && i < process->engine->worker_count();
+         ++i) {
+      // Callers ask on; where no thread runs they will turn the worker.
+      process->called_at[i] = process->engine->worker(i).turns() != process->seen_turns[i] ||
+                              (process->is_helped() && calls(*process) && !awake(*process, i));
+      process->called = process->called || process->called_at[i];
     }
   }
 }
 
-uint64_t World::turns_of(const Process& process) {
-  uint64_t turns = 0;
+void World::remember_turns(Process& process) {
   for (size_t i = 0; i < process.engine->worker_count(); ++i) {
-    turns += process.engine->worker(i).turns();
+    process.seen_turns[i] = process.engine->worker(i).turns();
   }
-  return turns;
 }
 
 size_t World::turn_workers() {
@@ -280,7 +282,7 @@ size_t World::turn_workers() {
   for (auto& process : processes_) {
     if (process->is_inline()) {
       work += awake(*process, 0) && turn_fallback(*process) ? 1 : 0;
-      process->seen_turns = turns_of(*process);
+      remember_turns(*process);
       continue;
     }
     for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
@@ -289,7 +291,7 @@ size_t World::turn_workers() {
       }
     }
     if (process->is_helped()) {
-      process->seen_turns = turns_of(*process);
+      remember_turns(*process);
     }
   }
   return work;

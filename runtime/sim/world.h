@@ -27,10 +27,11 @@ struct Process {
   std::vector<Instant> worker_waits_until;  ///< of each worker: gets no processor before
   Instant callers_away_until{};             ///< nobody calls its engine before
   Instant fallback_due{};  ///< inline mode: the fallback thread rests until then, or until woken
-  bool fallback_sleeps = false;     ///< and what arrives wakes it
-  uint64_t seen_turns = 0;          ///< inline mode: of its workers, after the last round
-  bool called = false;              ///< inline mode: callers turned them in this round
-  std::vector<Instant> thread_due;  ///< of each worker whose callers help: when its thread looks
+  bool fallback_sleeps = false;      ///< and what arrives wakes it
+  std::vector<uint64_t> seen_turns;  ///< of each worker, after the last round
+  std::vector<bool> called_at;       ///< callers turned that worker in this round
+  bool called = false;               ///< any of them
+  std::vector<Instant> thread_due;   ///< of each worker whose callers help: when its thread looks
   bool is_inline() const { return engine && engine->mode() == Engine::Mode::inline_turns; }
   bool is_helped() const { return engine && engine->mode() == Engine::Mode::threads; }
 };
@@ -113,7 +114,7 @@ class World {
   bool all_idle();
   Instant next_moment(Instant limit);
   void observe_callers();
-  static uint64_t turns_of(const Process& process);
+  static void remember_turns(Process& process);
   bool goes_round(uint64_t rounds_here, bool fruitless);
 
   uint64_t rounds_ = 0;

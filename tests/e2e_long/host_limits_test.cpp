@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <string>
 
 #include "tests/support/one_life.h"
@@ -98,6 +99,25 @@ TEST_P(EveryLimit, LockedMemory) {
     ASSERT_FALSE(HasFatalFailure());
   }
   EXPECT_EQ(all.refused, 0) << all.last_error;
+}
+
+/// Bytes of address space that this process has.
+rlim_t address_space() {
+  std::ifstream pages("/proc/self/statm");
+  rlim_t count = 0;
+  pages >> count;
+  return count * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
+}
+
+TEST_P(EveryLimit, AddressSpace) {
+  Outcomes all;
+  for (rlim_t more = 0; more <= 64U << 20; more += 1U << 20) {
+    SCOPED_TRACE(std::to_string(more >> 20) + " MiB more than it has");
+    live(
+        RLIMIT_AS, [&] { return address_space() + more; }, all);
+    ASSERT_FALSE(HasFatalFailure());
+  }
+  EXPECT_GE(all.refused, 1) << "the limit was never felt";
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, EveryLimit,

@@ -14,13 +14,15 @@ class DatagramPath;
 
 class CompletionQueue {
  public:
-  /// A path that can have so many completions at once comes, so that push() never allocates.
+  /// A path that can have so many completions at once comes, so that push() never allocates. Throws
+  /// std::bad_alloc, and the queue is as before.
   void reserve(size_t count) {
-    need_ += count;
-    if (ring_.size() >= need_) {
+    if (ring_.size() >= need_ + count) {
+      need_ += count;
       return;
     }
-    std::vector<Completion> larger(std::max<size_t>(need_ * 2, 1024));
+    std::vector<Completion> larger(std::max<size_t>((need_ + count) * 2, 1024));
+    need_ += count;
     for (size_t i = 0; i < count_; ++i) {
       larger[i] = ring_[(head_ + i) % ring_.size()];
     }

@@ -5,8 +5,8 @@
 namespace nccl_ha::fabric {
 
 void PathEnvironment::enter(DatagramPath& path) {
+  completions.reserve(path.completions_max());  // without memory for that nothing has happened
   paths.enter(path, path.id(), path.fallback());
-  completions.reserve(path.completions_max());
   wake();
 }
 

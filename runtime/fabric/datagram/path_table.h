@@ -18,11 +18,19 @@ class PathTable {
   static constexpr uint32_t index_bits = 20;
   static constexpr uint32_t index_mask = (1U << index_bits) - 1;
 
-  /// For the next path that enters; nullopt: there is no place.
+  /// For the next path that enters; nullopt: there is no place.  Throws std::bad_alloc, and the
+  /// table is as before; nothing else here allocates.
   std::optional<uint32_t> next_id(Random& random) {
     if (free_.empty()) {
       if (paths_.size() > index_mask) {
         return std::nullopt;
+      }
+      const size_t places = paths_.size() + 1;
+      if (paths_.capacity() < places || generations_.capacity() < places ||
+          free_.capacity() < places) {
+        paths_.reserve(2 * places);
+        generations_.reserve(2 * places);
+        free_.reserve(2 * places);
       }
       free_.push_back(static_cast<uint32_t>(paths_.size()));
       paths_.push_back(nullptr);
