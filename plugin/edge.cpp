@@ -1,6 +1,5 @@
 #include "plugin/edge.h"
 
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -50,11 +49,6 @@ std::set<std::string>& texts() {
 }
 
 }  // namespace
-
-void prepare_to_throw() {
-  // Volatile, or the call is left out: the compiler takes it for one without an effect.
-  [[maybe_unused]] const void* volatile place = __cxxabiv1::__cxa_get_globals();
-}
 
 void report_exception() noexcept {
   try {

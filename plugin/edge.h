@@ -21,17 +21,12 @@ const char* intern(const std::string& text);
 /// Frees what intern() kept; its pointers die.  At unload only.
 void forget_interned();
 
-/// Gives this thread what it needs to throw: the C library ends the process when the first
-/// exception of a thread finds no memory for it.
-void prepare_to_throw();
-
 /// Logs the exception that is being handled, also where there is no memory left for a log line.
 void report_exception() noexcept;
 
 /// Runs `body`; no exception passes NCCL's C interface.
 template <class Body>
 abi::NcclResult guarded(Body&& body) noexcept {
-  prepare_to_throw();
   try {
     return body();
   } catch (...) {

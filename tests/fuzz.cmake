@@ -14,6 +14,7 @@ foreach(source IN LISTS fuzz_sources)
              COMMAND ${fuzzer} ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/corpus/${corpus})
     set_tests_properties(replay.${corpus} PROPERTIES LABELS replay TIMEOUT 120)
     nha_test_environment(replay.${corpus})
+    add_dependencies(short_suites ${fuzzer})
   endif()
 endforeach()
 # The tools are no part of preset fuzz: what reads dumps is built here by itself.

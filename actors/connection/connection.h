@@ -43,6 +43,7 @@ class Connection final : public Actor,
   void on(const Message& message) override;
   void stop() override;
   bool lingers() const override { return state_.phase != ConnectionPhase::gone; }
+  void on_no_memory() override;
 
  private:
   // ConnectionOwner

@@ -32,6 +32,15 @@ void Connection::fail(const Error& error, bool tell_peer) {
   side_->on_failure(error, told);
 }
 
+void Connection::on_no_memory() {
+  const Error error = nccl_ha::fail(Errc::no_memory, "out of memory");
+  // The caller first: what else there is to do may find no memory either.
+  if (Channel* channel = side_->channel(); state_.live() && channel != nullptr) {
+    channel->set_failed(error);
+  }
+  fail(error, true);
+}
+
 /// The peer's last words: no more than what it said first.
 void Connection::refused(const std::optional<Refusal>& refusal) {
   hear_last_words();

@@ -39,6 +39,9 @@ class Actor {
   virtual void on(const Message& message) = 0;
   /// At engine stop, before destruction: say goodbye, release streams.
   virtual void stop() {}
+  /// Memory ran out in the middle of something of its worker's, perhaps its own, and what was half
+  /// done then nobody knows.  May throw std::bad_alloc.
+  virtual void on_no_memory() {}
   /// After stop(): it still has something to say, and removes itself when that is done.  It is
   /// destroyed without that when the engine's time for that is over.
   virtual bool lingers() const { return false; }

@@ -109,7 +109,12 @@ size_t TimerWheel::fire_slot(size_t slot, uint64_t last_order, size_t limit) {
     unlink(timer);
     --size_;
     ++fired;
-    timer.fire_(timer.owner_);
+    try {
+      timer.fire_(timer.owner_);
+    } catch (...) {
+      due_now_ = true;  // others of this slot fire with the next call
+      throw;
+    }
   }
   return fired;
 }

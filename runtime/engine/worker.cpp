@@ -212,16 +212,31 @@ void Worker::assert_owner() const {
 
 void Worker::deliver(const Message& message) {
   counters_->messages.add();
-  if (message.kind == adopt_kind) {
-    take_over(message);
-    return;
+  static_cast<void>(survive([&] {
+    if (message.kind == adopt_kind) {
+      take_over(message);
+    } else if (Actor* actor = find(message.to); actor != nullptr) {
+      actor->on(message);
+    } else {
+      counters_->dropped_messages.add();
+    }
+    return 1U;
+  }));
+}
+
+/// The host's process goes on, and so does the worker: whoever was half way through something
+/// fails.
+void Worker::on_no_memory() {
+  counters_->out_of_memory.add();
+  for (Slot& slot : slots_) {
+    if (slot.alive) {
+      try {
+        slot.actor->on_no_memory();
+      } catch (const std::bad_alloc&) {
+        continue;  // it has done as much as it could
+      }
+    }
   }
-  Actor* actor = find(message.to);
-  if (actor == nullptr) {
-    counters_->dropped_messages.add();
-    return;
-  }
-  actor->on(message);
 }
 
 unsigned Worker::turn() {
@@ -250,14 +265,14 @@ unsigned Worker::timed_part(Turn kind) {
       publish_turns();
     }
     if (full || pacer_.take_timers_due(now, relaxed())) {
-      work += static_cast<unsigned>(timers_.expire(now));
+      work += survive([&] { return static_cast<unsigned>(timers_.expire(now)); });
       if (!full && pacer_.take_streams_due(now)) {
         pacer_.want_stream_turns(1);
       }
     }
   }
   if (full ? pacer_.take_full_turn_streams_due() : pacer_.take_stream_turn()) {
-    work += streams_->turn();
+    work += survive([&] { return streams_->turn(); });
     update_poll_gap();
     publish_turns();
   }
@@ -322,7 +337,7 @@ void Worker::publish_turns() {
 
 bool Worker::may_sleep() {
   // libuv registers what it watches only when its loop runs: once more before anybody sleeps on it.
-  if (streams_->turn() != 0) {
+  if (survive([&] { return streams_->turn(); }) != 0) {
     return false;
   }
   publish_turns();

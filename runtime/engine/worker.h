@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -157,6 +158,9 @@ class Worker final : private Context {
   void take_over(const Message& message);
   void reap();
   void pollers_changed();
+  template <class Call>
+  unsigned survive(Call&& call);
+  void on_no_memory();
   void update_poll_gap();
   Result<ActorId> reserve();
   Actor* find(ActorId id);
@@ -214,10 +218,21 @@ template <Worker::Turn kind, class First>
   return work;
 }
 
+/// An exception that memory is out ends here: no thread of the host's may end by it.
+template <class Call>
+[[gnu::always_inline]] inline unsigned Worker::survive(Call&& call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    on_no_memory();
+    return 1;
+  }
+}
+
 inline unsigned Worker::poll(size_t at) {
   Poller* const poller = pollers_[at].poller;
   ++pollers_[at].turns;
-  const unsigned work = poller->poll(turn_clock_);
+  const unsigned work = survive([&] { return poller->poll(turn_clock_); });
   if (work != 0 && at < pollers_.size() && pollers_[at].poller == poller) {
     ++pollers_[at].busy_turns;
   }
@@ -231,7 +246,7 @@ template <Worker::Turn kind>
   for (size_t i = 0; i < pollers_.size(); ++i) {
     Poller& poller = *pollers_[i].poller;
     if (kind == Turn::push) {
-      work += poller.wants_push() ? poller.push(turn_clock_) : 0;
+      work += poller.wants_push() ? survive([&] { return poller.push(turn_clock_); }) : 0;
     } else {
       work += kind == Turn::quick && poller.backed_off() ? 0 : poll(i);
     }

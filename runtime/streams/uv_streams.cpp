@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -98,6 +99,9 @@ class UvStreams final : public StreamFactory {
       guard.emplace();
     }
     uv_run(&loop_, UV_RUN_NOWAIT);
+    if (std::exchange(out_of_memory_, false)) {
+      throw std::bad_alloc();
+    }
     return events_;
   }
   int wait_fd() const override { return uv_backend_fd(&loop_); }
@@ -112,6 +116,15 @@ class UvStreams final : public StreamFactory {
 
   uv_loop_t* loop() { return &loop_; }
   void happened() { ++events_; }
+  /// No exception goes through libuv, which is C: turn() throws it on.
+  template <class Call>
+  void call_owner(Call&& call) {
+    try {
+      call();
+    } catch (const std::bad_alloc&) {
+      out_of_memory_ = true;
+    }
+  }
   void write_begun() { ++writes_; }
   void write_ended() { --writes_; }
   void handle_opened(size_t count) { handles_ += count; }
@@ -124,7 +137,8 @@ class UvStreams final : public StreamFactory {
   const Duration unanswered_;
   bool made_ = false;
   unsigned events_ = 0;
-  size_t writes_ = 0;  ///< that libuv has not reported on
+  bool out_of_memory_ = false;  ///< in a callback of this turn
+  size_t writes_ = 0;           ///< that libuv has not reported on
   size_t handles_ = 0;
 };
 
@@ -157,7 +171,9 @@ void end_stream(Core* core, const Error& error) {
   core->ended = true;
   core->open = false;
   if (core->owner != nullptr) {
-    core->owner->on_stream_closed(*core->face, error);  // may destroy the Stream
+    core->factory->call_owner([&] {
+      core->owner->on_stream_closed(*core->face, error);  // may destroy the Stream
+    });
   }
 }
 
@@ -171,8 +187,10 @@ void on_read(uv_stream_t* stream, ssize_t got, const uv_buf_t* buffer) {
   core->factory->happened();
   if (got > 0) {
     if (core->owner != nullptr && core->face != nullptr && !core->lingering) {
-      core->owner->on_stream_data(*core->face,
-                                  std::as_bytes(std::span(buffer->base, static_cast<size_t>(got))));
+      core->factory->call_owner([&] {
+        core->owner->on_stream_data(
+            *core->face, std::as_bytes(std::span(buffer->base, static_cast<size_t>(got))));
+      });
     }
   } else if (got < 0) {
     uv_read_stop(stream);
@@ -199,7 +217,7 @@ void on_connected(uv_connect_t* request, int status) {
     return;
   }
   if (core->owner != nullptr && core->face != nullptr) {
-    core->owner->on_stream_open(*core->face);
+    core->factory->call_owner([&] { core->owner->on_stream_open(*core->face); });
   }
 }
 
@@ -326,7 +344,7 @@ class UvFdWatch final : public FdWatch {
       uv_poll_stop(poll);  // an error that stays would come back with every turn
     }
     if (state->owner != nullptr) {
-      state->owner->on_readable(state->fd);
+      state->factory->call_owner([&] { state->owner->on_readable(state->fd); });
     }
   }
 
@@ -541,8 +559,10 @@ Result<std::unique_ptr<DatagramEndpoint>> UvStreams::bind_datagram(const sockadd
           auto* self = static_cast<UvDatagram::State*>(udp->data);
           self->factory->happened();
           if (got >= 0 && from != nullptr && self->owner != nullptr) {
-            self->owner->on_datagram(
-                std::as_bytes(std::span(buffer->base, static_cast<size_t>(got))), from);
+            self->factory->call_owner([&] {
+              self->owner->on_datagram(
+                  std::as_bytes(std::span(buffer->base, static_cast<size_t>(got))), from);
+            });
           }
         });
   }

@@ -98,6 +98,42 @@ TEST(SimWorld, SeveralWorkersPerProcess) {
   EXPECT_EQ(pair.transfer(plan, seconds(20)), "");
 }
 
+struct Ending final : StreamOwner {
+  void on_stream_open(Stream&) override {}
+  void on_stream_data(Stream&, std::span<const std::byte>) override {}
+  void on_stream_closed(Stream&, const Error&) override { ended = true; }
+  bool ended = false;
+};
+
+struct Resident final : Actor {
+  const char* name() const override { return "resident"; }
+  void start(Context&) override {}
+  void on(const Message&) override {}
+};
+
+/// Whoever calls one worker does nothing for another one.
+TEST(SimWorld, AWorkerThatNobodyTurnsHearsOfNoStream) {
+  Config config;
+  config.progress_threads = 2;
+  config.use_progress_thread = false;
+  sim::World world(3);
+  sim::Process& process = **world.add_process(ip(10, 0, 0, 1), config);
+  ASSERT_TRUE(world.add_process(ip(10, 0, 0, 2), config));
+  world.starve(process, 0, seconds(2));  // its fallback thread, which looks after those with actors
+  process.engine->worker(1).context().add_actor(std::make_unique<Resident>());
+  Ending ending;
+  const sockaddr_storage nobody = sim::Endpoint{ip(10, 0, 0, 2), 9}.to_sockaddr();
+  const auto stream = process.engine->worker(1).context().streams().connect_tcp(
+      reinterpret_cast<const sockaddr*>(&nobody), nullptr, &ending);
+  ASSERT_TRUE(stream);
+  const auto calls_the_other = [&] {
+    process.engine->worker(0).quick_turn();
+    return ending.ended;
+  };
+  EXPECT_FALSE(world.run_until(calls_the_other, seconds(1)));
+  EXPECT_TRUE(world.run_until(calls_the_other, seconds(2)));
+}
+
 /// A path that fails fails its connection.
 Config without_backup() {
   Config config;

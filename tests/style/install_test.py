@@ -106,6 +106,13 @@ class Installed(unittest.TestCase):
         self.assertEqual([name for name in names if not ENTRY_POINT.match(name)], [])
         self.assertEqual(len(names), 7, names)
 
+    def test_the_folder_of_the_build_is_not_in_it(self):
+        """The same bytes come out of every folder."""
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(BUILD))).encode()
+        for file in [self.library, self.program]:
+            with self.subTest(file=file.name):
+                self.assertEqual(file.read_bytes().count(folder), 0)
+
     def test_man_pages_have_no_mistakes(self):
         for page in sorted((self.root / "share/man/man1").glob("*.1")):
             text = page.read_text(encoding="utf-8")

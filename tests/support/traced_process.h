@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -52,10 +53,16 @@ class TracedProcess {
   }
   void at(int64_t time, TraceEvent event, uint32_t actor, uint64_t a, uint64_t b = 0,
           uint16_t c = 0) {
-    recorder_.record(event, actor, a, b, Instant(Duration(time + ahead_)), c);
+    events_.push_back({time + ahead_, actor, event, c, a, b});
   }
   /// As `nccl-ha trace` reads it; blocks began before all events.
-  tools::TraceSource source() const {
+  tools::TraceSource source() {
+    std::stable_sort(
+        events_.begin(), events_.end(),
+        [](const RecordedEvent& x, const RecordedEvent& y) { return x.time_ns < y.time_ns; });
+    for (const RecordedEvent& one : std::exchange(events_, {})) {
+      recorder_.record(one.event, one.actor, one.a, one.b, Instant(Duration(one.time_ns)), one.c);
+    }
     auto bytes = copy_counters(file_->bytes(), "a test");
     EXPECT_TRUE(bytes);
     auto* header = reinterpret_cast<counter_layout::FileHeader*>(bytes->data());
@@ -84,6 +91,7 @@ class TracedProcess {
   const uint32_t pid_;
   uint64_t clock_;
   const int64_t ahead_;
+  std::vector<RecordedEvent> events_;  ///< not recorded yet: of one thread, times never go back
 };
 
 }  // namespace nccl_ha::test

@@ -231,6 +231,28 @@ TEST_F(Fence, WorkThatFailedSaysNothingOfTheWorkBeforeIt) {
   }
 }
 
+// A write names its memory: no receive of the peer's can be too small for it.
+TEST_F(Fence, AWriteThatThePeersDeviceTakesForInvalidIsTheDevicesFault) {
+  make();
+  Side& side = sides_[0];
+  posted_ids.clear();
+  ibv_context_ops& ops = side.device->context()->ops;
+  post_send_before = ops.post_send;
+  ops.post_send = [](ibv_qp* pair, ibv_send_wr* request, ibv_send_wr** bad) {
+    posted_ids.push_back(request->wr_id);
+    return post_send_before(pair, request, bad);
+  };
+  sides_[1].nic->set_port(false);  // nothing arrives
+  fabric::WritePost write;
+  write.last = true;
+  ASSERT_EQ(side.path->post_write(write), Errc::ok);
+  ASSERT_EQ(posted_ids.size(), 1U);
+  report_one(side, posted_ids[0]);
+  given_back.status = IBV_WC_REM_INV_REQ_ERR;
+  EXPECT_TRUE(run([&] { return side.path->state() == PathState::error; }, milliseconds(1)));
+  EXPECT_EQ(side.path->cause(), CompletionStatus::device_fault);
+}
+
 TEST_F(Fence, AReceiveThatCameBackSaysNothingOfThoseBeforeIt) {
   make();
   Side& side = sides_[1];

@@ -18,6 +18,9 @@ struct Owner final : StreamOwner {
   void on_stream_open(Stream& stream) override { (void)stream; }
   void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override {
     (void)stream;
+    if (std::exchange(out_of_memory, false)) {
+      throw std::bad_alloc();
+    }
     received += bytes.size();
   }
   void on_stream_closed(Stream& stream, const Error& error) override {
@@ -26,6 +29,7 @@ struct Owner final : StreamOwner {
     why = error;
   }
   size_t received = 0;
+  bool out_of_memory = false;
   bool ended = false;
   Error why;
 };
@@ -68,6 +72,18 @@ TEST_F(UvStreamsTest, WritingToAPeerThatIsGoneDoesNotEndTheProcess) {
   sigset_t pending;
   sigpending(&pending);
   EXPECT_EQ(sigismember(&pending, SIGPIPE), 0) << "it is left for the application";
+}
+
+TEST_F(UvStreamsTest, AnOwnerWithoutMemoryEndsTheTurnAndNothingElse) {
+  owner_.out_of_memory = true;
+  ASSERT_EQ(write(peer_, "12345", 5), 5);
+  const auto turns = [&] {
+    streams_->turn();
+    return false;
+  };
+  EXPECT_THROW(until(turns), std::bad_alloc);
+  ASSERT_EQ(write(peer_, "678", 3), 3);
+  EXPECT_TRUE(turn_until([&] { return owner_.received == 3; }));
 }
 
 TEST_F(UvStreamsTest, AStreamMayBeKeptLongAfterItWasClosed) {

@@ -29,6 +29,9 @@ class Chore final : public Poller {
   std::string name() const override { return "chore"; }
   unsigned poll(Clock& time) override {
     ++polls;
+    if (std::exchange(out_of_memory, false)) {
+      throw std::bad_alloc();
+    }
     if (asks) {
       static_cast<void>(time.now());
     }
@@ -44,6 +47,7 @@ class Chore final : public Poller {
   unsigned pushes = 0;
   unsigned work = 0;
   bool asks = false;
+  bool out_of_memory = false;
   Duration wanted_gap = milliseconds(50);
 
   void set_backed_off(bool on) { back_off(on); }
@@ -55,11 +59,22 @@ class Listening final : public Actor {
   const char* name() const override { return "listening"; }
   void start(Context& context) override { context_ = &context; }
   void on(const Message& message) override {
+    if (out_of_memory) {
+      throw std::bad_alloc();
+    }
     heard = message.a;
     context_->recorder().note(TraceEvent::cts_sent, id().index, message.a, 0);
   }
   void stop() override {}
+  void on_no_memory() override {
+    ++told;
+    if (out_of_memory) {
+      throw std::bad_alloc();
+    }
+  }
   uint64_t heard = 0;
+  bool out_of_memory = false;
+  unsigned told = 0;  ///< that memory ran out
 
  private:
   Context* context_ = nullptr;
@@ -78,6 +93,47 @@ class WorkerTest : public testing::Test {
   Chore chore_;
   Worker worker_;
 };
+
+TEST_F(WorkerTest, MemoryThatRunsOutIsToldToAllActorsAndTheWorkerGoesOn) {
+  auto owned = std::make_unique<Listening>();
+  Listening& first = *owned;
+  const ActorId to_first = worker_.context().add_actor(std::move(owned));
+  owned = std::make_unique<Listening>();
+  Listening& second = *owned;
+  const ActorId to_second = worker_.context().add_actor(std::move(owned));
+  const auto tell = [&](const ActorId& to, uint64_t what) {
+    Message message;
+    message.to = to;
+    message.a = what;
+    worker_.context().send_self(message);
+  };
+  first.out_of_memory = true;
+  tell(to_first, 1);
+  tell(to_second, 2);
+  static_cast<void>(worker_.turn());
+  EXPECT_EQ(first.told, 1U);
+  EXPECT_EQ(second.told, 1U);
+  EXPECT_EQ(second.heard, 2U);
+  EXPECT_EQ(worker_.context().counters()->out_of_memory.get(), 1U);
+  // Of a timer and of a poller, too.
+  first.out_of_memory = false;
+  int fired = 0;
+  Timer thrower;
+  thrower.bind([](void*) { throw std::bad_alloc(); }, nullptr);
+  Timer counting;
+  counting.bind([](void* count) { ++*static_cast<int*>(count); }, &fired);
+  const Instant due = clock_.base + milliseconds(5);
+  worker_.context().timers().arm(thrower, due);
+  worker_.context().timers().arm(counting, due);
+  clock_.base += milliseconds(6);
+  static_cast<void>(worker_.turn());
+  static_cast<void>(worker_.turn());
+  EXPECT_EQ(fired, 1);
+  EXPECT_EQ(second.told, 2U);
+  chore_.out_of_memory = true;
+  static_cast<void>(worker_.turn());
+  EXPECT_EQ(second.told, 3U);
+}
 
 TEST_F(WorkerTest, AFullTurnReadsTheClockOnce) {
   chore_.asks = true;

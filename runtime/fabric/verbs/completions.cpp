@@ -91,8 +91,13 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   if (!sends_.holds(ahead)) {
     return;  // taken back before
   }
-  const CompletionStatus status = status_of(wc.status);
+  CompletionStatus status = status_of(wc.status);
   if (status != CompletionStatus::ok) [[unlikely]] {
+    if (wc.status == IBV_WC_REM_INV_REQ_ERR && sends_.at(position).kind == CompletionKind::write) {
+      // A write names its memory and meets no receive that might be too small: the peer's device
+      // has taken packets for what they are not, as Soft-RoCE does after losses.
+      status = CompletionStatus::device_fault;
+    }
     fail_for(status, wc, &sends_.at(position));
   }
   // Success answers for all before it.  A failure does not: what nobody asked a completion for may
