@@ -18,6 +18,7 @@ struct Ranked {
 
 Ranked ranked(const std::vector<double>& first, const std::vector<double>& second) {
   std::vector<std::pair<double, bool>> all;
+  all.reserve(first.size() + second.size());
   for (const double value : first) {
     all.emplace_back(value, true);
   }

@@ -259,6 +259,18 @@ class Rank {
     }
   }
 
+  /// Checked iterations are timed one by one from a common start; others run back to back.
+  Result<void> prepare(uint64_t i, const PlanOptions& p, const Geometry& size,
+                       const Encoding& encoding) {
+    if (o_.check || i == 0) {
+      fill(p, size, encoding);
+    }
+    if (o_.check || i == 0 || i == o_.warmup) {
+      return fence();
+    }
+    return {};
+  }
+
   Result<Measured> measure(const Geometry& size) {
     const PlanOptions p = plan_options();
     TransferOptions t{p.rank, o_.depth, o_.group, o_.spin, o_.type, o_.reduce_op};
@@ -299,14 +311,8 @@ class Rank {
         out.iterations = i - o_.warmup;
         break;
       }
-      if (o_.check || i == 0) {
-        fill(p, size, encoding);
-      }
-      // Checked iterations are timed one by one from a common start; others run back to back.
-      if (o_.check || i == 0 || i == o_.warmup) {
-        if (auto met = fence(); !met) {
-          return met.error();
-        }
+      if (auto met = prepare(i, p, size, encoding); !met) {
+        return met.error();
       }
       const double cpu_begin = process_cpu_seconds();
       const Instant begin = clock.now();

@@ -190,6 +190,7 @@ Result<std::string> http_body(const std::string& answer) {
 CounterReading read_agents(const std::vector<AgentPlace>& agents, std::chrono::milliseconds limit) {
   const SteadyTime until = std::chrono::steady_clock::now() + limit;
   std::vector<std::unique_ptr<Question>> questions;
+  questions.reserve(agents.size());
   for (const AgentPlace& agent : agents) {
     questions.push_back(std::make_unique<Question>(agent));
   }
