@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <new>
 
 #include "actors/request_watcher.h"
 #include "runtime/base/result.h"
@@ -64,7 +65,11 @@ class Channel {
   /// The first failure stays.
   void set_failed(const Error& error) {
     if (phase_.load(std::memory_order_relaxed) != Phase::failed) {
-      failure_ = error;
+      try {
+        failure_ = error;
+      } catch (const std::bad_alloc&) {
+        failure_.code = error.code;  // without its text
+      }
       phase_.store(Phase::failed, std::memory_order_release);
     }
   }

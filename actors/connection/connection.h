@@ -93,6 +93,8 @@ class Connection final : public Actor,
   /// The connection is over; `words` (empty: confirms what was heard) leave over the stream and all
   /// paths that work, which go on for a bounded time.  `ends`: the actor ends with them.
   void part(std::vector<std::byte> words, const Error& why, bool ends);
+  template <class Call>
+  void say_last(Call&& call);
   void hear_last_words();
   void tell_summary() const;
   void look_whether_over();

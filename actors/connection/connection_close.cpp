@@ -1,4 +1,5 @@
 // The end of a connection: its failure, its last words, and the peer's.
+#include <new>
 #include <utility>
 
 #include "actors/connection/connection.h"
@@ -32,13 +33,25 @@ void Connection::fail(const Error& error, bool tell_peer) {
   side_->on_failure(error, told);
 }
 
+/// Where there is no memory for a line in the log and last words, without them: the peer finds out
+/// by itself.  The caller hears of it when no path writes into memory any more, as ever.
 void Connection::on_no_memory() {
   const Error error = nccl_ha::fail(Errc::no_memory, "out of memory");
-  // The caller first: what else there is to do may find no memory either.
-  if (Channel* channel = side_->channel(); state_.live() && channel != nullptr) {
-    channel->set_failed(error);
+  const bool told = state_.phase == ConnectionPhase::usable;
+  try {
+    fail(error, true);
+  } catch (const std::bad_alloc&) {
+    if (!state_.live()) {
+      return;
+    }
+    failure_ = error;
+    stop_timers();
+    end_linger(error);
+    if (Channel* channel = side_->channel(); channel != nullptr) {
+      channel->set_failed(error);
+    }
+    side_->on_failure(error, told);
   }
-  fail(error, true);
 }
 
 /// The peer's last words: no more than what it said first.
@@ -88,6 +101,16 @@ void Connection::stop() {
   }
 }
 
+/// For want of memory nothing is said, and the end takes its course.
+template <class Call>
+void Connection::say_last(Call&& call) {
+  try {
+    call();
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+}
+
 /// Nothing of the connection goes on but what makes the peer know.
 void Connection::part(std::vector<std::byte> words, const Error& why, bool ends) {
   const bool lingers = state_.backup && state_.ready();
@@ -95,7 +118,7 @@ void Connection::part(std::vector<std::byte> words, const Error& why, bool ends)
   stop_timers();
   if (!lingers) {
     if (!words.empty()) {
-      control_.send_plain(words);
+      say_last([&] { control_.send_plain(words); });
     }
     end_linger(why);
     return;
@@ -108,11 +131,13 @@ void Connection::part(std::vector<std::byte> words, const Error& why, bool ends)
     }
   }
   linger_.begin(state_.context->now());
-  if (words.empty()) {
-    control_.send_confirm();
-  } else {
-    control_.send(std::move(words));
-  }
+  say_last([&] {
+    if (words.empty()) {
+      control_.send_confirm();
+    } else {
+      control_.send(std::move(words));
+    }
+  });
   state_.context->timers().arm(linger_timer_, linger_.until());
   state_.context->request_stream_turns(1000);
   look_whether_over();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 
 #include "actors/connection/limits.h"
 #include "ha/error_class.h"
@@ -289,7 +290,11 @@ void PathSet::fail_all(const Error& why) {
   for (Lane& lane : lanes()) {
     lane.set_usable(false);
     if (lane.owned.path) {
-      lane.path().fail(why);
+      try {
+        lane.path().fail(why);
+      } catch (const std::bad_alloc&) {
+        continue;  // it has ended, and for telling so there was no memory
+      }
     }
   }
 }

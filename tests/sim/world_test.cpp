@@ -134,6 +134,37 @@ TEST(SimWorld, AWorkerThatNobodyTurnsHearsOfNoStream) {
   EXPECT_TRUE(world.run_until(calls_the_other, seconds(2)));
 }
 
+struct Poor final : Actor {
+  const char* name() const override { return "poor"; }
+  void start(Context&) override {}
+  void on(const Message&) override { throw std::bad_alloc(); }
+};
+
+/// Where memory runs out in the middle of something, every connection of that worker ends, on both
+/// sides and with its reason, and the process goes on.
+TEST(SimWorld, MemoryThatRunsOutEndsConnectionsAndNotTheProcess) {
+  SimPair pair(6, {});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pair.post_receives(4);
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
+  Engine& engine = *pair.sender().engine;
+  for (size_t i = 0; i < engine.worker_count(); ++i) {
+    Context& context = engine.worker(i).context();
+    const ActorId poor = context.add_actor(std::make_unique<Poor>());
+    context.send_self(Message{poor});
+  }
+  EXPECT_TRUE(pair.world().run_until(
+      [&] {
+        return pair.send_channel().phase() == Phase::failed &&
+               pair.receive_channel().phase() == Phase::failed;
+      },
+      seconds(15)));
+  EXPECT_EQ(pair.send_channel().failure().code, Errc::no_memory);
+  EXPECT_NE(pair.receive_channel().failure().what.find("out of memory"), std::string::npos)
+      << pair.receive_channel().failure().what;
+  EXPECT_GT(engine.worker(0).context().counters()->out_of_memory.get(), 0U);
+}
+
 /// A path that fails fails its connection.
 Config without_backup() {
   Config config;

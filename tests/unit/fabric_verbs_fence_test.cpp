@@ -201,10 +201,7 @@ void report_one(Side& side, uint64_t id) {
 
 std::vector<uint64_t> posted_ids;
 
-// A device in error may keep what was posted before the error and give back what came after it.
-TEST_F(Fence, WorkThatFailedSaysNothingOfTheWorkBeforeIt) {
-  make();
-  Side& side = sides_[0];
+void note_posted_sends(Side& side) {
   posted_ids.clear();
   ibv_context_ops& ops = side.device->context()->ops;
   post_send_before = ops.post_send;
@@ -212,6 +209,13 @@ TEST_F(Fence, WorkThatFailedSaysNothingOfTheWorkBeforeIt) {
     posted_ids.push_back(request->wr_id);
     return post_send_before(pair, request, bad);
   };
+}
+
+// A device in error may keep what was posted before the error and give back what came after it.
+TEST_F(Fence, WorkThatFailedSaysNothingOfTheWorkBeforeIt) {
+  make();
+  Side& side = sides_[0];
+  note_posted_sends(side);
   sides_[1].nic->set_port(false);  // nothing arrives
   for (uint64_t id = 1; id <= 3; ++id) {
     fabric::WritePost write;
@@ -235,13 +239,7 @@ TEST_F(Fence, WorkThatFailedSaysNothingOfTheWorkBeforeIt) {
 TEST_F(Fence, AWriteThatThePeersDeviceTakesForInvalidIsTheDevicesFault) {
   make();
   Side& side = sides_[0];
-  posted_ids.clear();
-  ibv_context_ops& ops = side.device->context()->ops;
-  post_send_before = ops.post_send;
-  ops.post_send = [](ibv_qp* pair, ibv_send_wr* request, ibv_send_wr** bad) {
-    posted_ids.push_back(request->wr_id);
-    return post_send_before(pair, request, bad);
-  };
+  note_posted_sends(side);
   sides_[1].nic->set_port(false);  // nothing arrives
   fabric::WritePost write;
   write.last = true;
