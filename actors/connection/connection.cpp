@@ -31,7 +31,7 @@ Connection::Connection(fabric::Provider& provider, Engine& engine, size_t worker
 
 Connection::~Connection() {
   stop_timers();
-  paths_.clear();  // they speak to the side, and use its memory
+  paths_.end();  // they speak to the side, and use its memory
   state_.engine.unassign_worker(worker_index_, 1.0);
 }
 

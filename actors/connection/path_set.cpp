@@ -37,14 +37,22 @@ const sockaddr* as_sockaddr(const sockaddr_storage& address) {
 
 }  // namespace
 
-void PathSet::clear() {
+void PathSet::end() noexcept {
   for (Lane& lane : lanes_) {
     lane.owned.reset();
   }
   for (const OwnMemory& own : memory_) {
-    static_cast<void>(state_.provider.remove_memory(own.registration));
+    try {
+      static_cast<void>(state_.provider.remove_memory(own.registration));
+    } catch (const std::bad_alloc&) {
+      continue;  // still registered, but the paths that could write there are gone
+    }
   }
   memory_.clear();
+}
+
+void PathSet::clear() {
+  end();
   lanes_ = {};  // with the boxes, which nobody writes any more
   count_ = 0;
   primaries_ = 0;

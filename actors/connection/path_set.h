@@ -35,11 +35,13 @@ class PathSet {
   };
 
   explicit PathSet(ConnectionState& state) : state_(state) {}
-  ~PathSet() { clear(); }
+  ~PathSet() { end(); }
   PathSet(const PathSet&) = delete;
   PathSet& operator=(const PathSet&) = delete;
   void begin(const Needs& needs) { needs_ = needs; }
-  /// Ends all paths and takes their memory back.
+  /// Ends all paths and takes their memory back, for good.  Needs no memory itself.
+  void end() noexcept;
+  /// The same, and others can be made.
   void clear();
 
   // The primaries come first, then those on the device's other rails, then the shadows.

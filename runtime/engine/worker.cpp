@@ -48,6 +48,7 @@ Worker::Worker(const Options& options, const Config& config, Clock& clock,
   for (size_t i = options.actors_max; i > 0; --i) {
     free_slots_.push_back(static_cast<uint32_t>(i - 1));
   }
+  leaving_.reserve(options.actors_max);  // whoever goes needs no memory for it
   owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 

@@ -212,7 +212,10 @@ template <Worker::Turn kind, class First>
     work += timed_part(kind);
   }
   if (pending_work_) [[unlikely]] {
-    end_turn();
+    work += survive([&] {
+      end_turn();
+      return 0U;
+    });
   }
   busy_turns_ += work != 0 ? 1 : 0;
   return work;

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <new>
 
 namespace nccl_ha::fabric {
 
@@ -30,12 +31,12 @@ Result<uint32_t> Memory::add(uint64_t domain, void* base, size_t length) {
     if (used_ == (1U << index_bits)) {
       return fail(Errc::no_memory, "memory registration: 1048576 regions are registered already");
     }
-    index = used_++;
-    if (index % chunk_entries == 0) {
+    if (used_ % chunk_entries == 0) {
+      generation_.resize(used_ + chunk_entries, 1);
       owned_.push_back(std::make_unique<Chunk>());
-      generation_.resize(generation_.size() + chunk_entries, 1);
-      chunks_[index / chunk_entries].store(owned_.back().get(), std::memory_order_release);
+      chunks_[used_ / chunk_entries].store(owned_.back().get(), std::memory_order_release);
     }
+    index = used_++;  // once there is memory for it
   }
   Entry& slot = (*owned_[index / chunk_entries])[index % chunk_entries];
   slot.domain.store(domain, std::memory_order_relaxed);
@@ -48,7 +49,6 @@ Result<uint32_t> Memory::add(uint64_t domain, void* base, size_t length) {
 }
 
 Result<void> Memory::remove(uint32_t key) {
-  std::vector<std::pair<MemoryGuard*, uint64_t>> inside;
   std::unique_lock lock(mutex_);
   const uint32_t index = key & ((1U << index_bits) - 1);
   if (key == 0 || index >= used_) {
@@ -71,8 +71,12 @@ Result<void> Memory::remove(uint32_t key) {
   }
   uint32_t next = (generation_[index] + 1) & ((1U << (32 - index_bits)) - 1);
   generation_[index] = next == 0 ? 1 : next;
-  free_.push_back(index);
   --live_;
+  try {
+    free_.push_back(index);
+  } catch (const std::bad_alloc&) {
+    return {};  // the key is dead all the same, and its place stays unused
+  }
   return {};
 }
 
