@@ -336,6 +336,7 @@ std::vector<std::byte> encode(ControlType type, const Refusal& refusal) {
 std::vector<std::byte> encode(const CloseNotice& notice) {
   Writer out(ControlType::close);
   out.number(notice.groups_completed);
+  out.number(notice.eager_arrived);
   return out.finish();
 }
 
@@ -429,6 +430,7 @@ std::optional<CloseNotice> decode_close(std::span<const std::byte> payload) {
   Reader in(payload);
   CloseNotice notice;
   notice.groups_completed = in.number<uint64_t>();
+  notice.eager_arrived = in.number<uint64_t>();
   return in.done() ? std::optional(notice) : std::nullopt;
 }
 

@@ -31,7 +31,7 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 10;
+inline constexpr uint16_t control_version = 11;
 inline constexpr size_t control_header_bytes = FrameReader::header_bytes;
 inline constexpr size_t control_payload_max = 6144;
 
@@ -124,7 +124,7 @@ uint64_t connection_key(const Hello& hello);
 struct Welcome {
   uint16_t version = control_version;
   RejoinPoint rejoin;
-  uint64_t sizes_address = 0;  ///< where the sender writes SizeRecords
+  uint64_t sizes_address = 0;  ///< where the sender writes DataTables
   uint32_t sizes_key = 0;
   bool backup = false;  ///< both sides want it
   uint8_t shadows = 0;  ///< as many as both sides want
@@ -150,6 +150,8 @@ std::string_view without_reporter(std::string_view text);
 struct CloseNotice {
   /// Every group below was received whole; of a sender: every send of it was done.
   uint64_t groups_completed = 0;
+  /// Of a sender: every eager message below has arrived.
+  uint64_t eager_arrived = 0;
 };
 
 /// suspect and down

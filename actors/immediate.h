@@ -49,6 +49,10 @@ struct Immediate {
   static constexpr uint64_t group_distance(uint32_t low_bits, uint64_t group_number) {
     return (group_number - low_bits) & ((1U << group_bits) - 1);
   }
+  /// By how much it lies behind it.
+  static constexpr uint64_t group_distance_ahead(uint32_t low_bits, uint64_t group_number) {
+    return (low_bits - group_number) & ((1U << group_bits) - 1);
+  }
   static constexpr bool same_group(uint32_t low_bits, uint64_t group_number) {
     return low_bits == (group_number & ((1U << group_bits) - 1));
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 #include "ha/mutation.h"
 #include "runtime/base/check.h"
@@ -74,6 +75,13 @@ size_t SendChannel::publish_there(std::span<CtsEntry> entries) {
 }
 
 const CtsEntry* SendChannel::match(int tag) {
+  if (unplaced_count_ != 0 && !ha::mutated(ha::Mutation::eager_overtaken)) {
+    place_eager();
+  }
+  return place_for(tag);
+}
+
+inline const CtsEntry* SendChannel::place_for(int tag) const {
   const uint64_t number = group_.load(std::memory_order_relaxed);
   if (number >= published_.load(std::memory_order_acquire)) {
     return nullptr;
@@ -88,13 +96,87 @@ const CtsEntry* SendChannel::match(int tag) {
   return nullptr;
 }
 
+inline void SendChannel::take(const CtsEntry& place) {
+  taken_ |= 1U << place.position;
+  if (taken_ == (1U << place.count) - 1) {
+    taken_ = 0;
+    group_.store(place.group + 1, std::memory_order_release);
+  }
+}
+
+/// As the receiver does it: of those with one tag the first one that was sent gets the first place
+/// with that tag.  Whatever is sent after them comes after them.
+void SendChannel::place_eager() {
+  for (size_t i = 0; i < unplaced_count_;) {
+    const CtsEntry* place = place_for(unplaced_[i].tag);
+    if (place == nullptr) {
+      ++i;
+      continue;
+    }
+    take(*place);
+    const bool filled = taken_ == 0;
+    std::copy(unplaced_.begin() + i + 1, unplaced_.begin() + unplaced_count_,
+              unplaced_.begin() + i);
+    --unplaced_count_;
+    if (filled) {
+      i = 0;  // the next group may have a place for those that were passed over
+    }
+  }
+}
+
+SendRequest* SendChannel::submit_eager(const CtsEntry* place, int tag, const void* data,
+                                       size_t size) {
+  const uint64_t number = eager_count_;
+  if (staged_ == nullptr || size > eager_bytes_ || free_count_ == 0) {
+    return nullptr;
+  }
+  if (number >= eager_slots && !slot_is_free(number) &&
+      !ha::mutated(ha::Mutation::eager_slot_reused)) {
+    return nullptr;
+  }
+  EagerSlot& slot = staged_->eager[number % eager_slots];
+  slot.head = {group_.load(std::memory_order_relaxed), tag, static_cast<uint16_t>(size)};
+  if (place != nullptr) {
+    slot.head.position = place->position;
+    take(*place);
+  } else if (slot.head.group == published_.load(std::memory_order_acquire)) {
+    unplaced_[unplaced_count_++] = {number, tag};
+  } else {
+    return nullptr;  // it has no place in a group that is not full, and waits until that is
+  }
+  if (size != 0) {
+    std::memcpy(slot.data.data(), data, size);
+  }
+  SendRequest& request = take_slot();
+  request.size = static_cast<uint32_t>(size);
+  request.bytes[0] = request.size;
+  ++eager_count_;
+  request.state.store(RequestState::done, std::memory_order_relaxed);
+  eager_submitted_.store(eager_count_, std::memory_order_release);
+  return &request;
+}
+
+/// The message that was in its slot before has arrived, and the peer has told of its place: it has
+/// been copied from there.
+bool SendChannel::slot_is_free(uint64_t number) const {
+  const uint64_t before = number - eager_slots;
+  return eager_arrived_[number % eager_slots].load(std::memory_order_acquire) == before + 1 &&
+         std::none_of(unplaced_.begin(), unplaced_.begin() + unplaced_count_,
+                      [&](const Unplaced& one) { return one.number == before; });
+}
+
+inline SendRequest& SendChannel::take_slot() {
+  SendRequest& request = slots_[free_[--free_count_]];
+  open_about_.store(sends_max - free_count_, std::memory_order_relaxed);
+  return request;
+}
+
 SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32_t size,
                                  uint32_t key, bool host_memory, const RailKeys& rail_keys) {
   if (free_count_ == 0) {
     return nullptr;
   }
-  SendRequest& request = slots_[free_[--free_count_]];
-  open_about_.store(sends_max - free_count_, std::memory_order_relaxed);
+  SendRequest& request = take_slot();
   request.data = static_cast<const std::byte*>(data);
   request.size = size;
   request.key = key;
@@ -108,11 +190,7 @@ SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32
   request.host_memory = host_memory;
   request.bytes[0] = size;
   request.state.store(RequestState::pending, std::memory_order_relaxed);
-  taken_ |= 1U << place.position;
-  if (taken_ == (1U << place.count) - 1) {
-    taken_ = 0;
-    group_.store(place.group + 1, std::memory_order_release);
-  }
+  take(place);
   submitted_.push(request.index);
   return &request;
 }

@@ -5,10 +5,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 
 #include "actors/channel.h"
 #include "actors/cts_entry.h"
+#include "actors/eager.h"
 #include "actors/index_ring.h"
 #include "actors/request.h"
 
@@ -28,6 +31,12 @@ class SendChannel final : public Channel {
   /// all slots are in use.  The driver is told next.
   SendRequest* submit(const CtsEntry& place, const void* data, uint32_t size, uint32_t key,
                       bool host_memory = true, const RailKeys& rail_keys = {});
+  /// Caller.  Copies a small message of host memory, which the actor gives away at once; the
+  /// request is done.  `place`: what match() found; null: nothing.  nullptr: not this one, or not
+  /// now.
+  SendRequest* submit_eager(const CtsEntry* place, int tag, const void* data, size_t size);
+  /// Caller.  Of an eager message, at most; 0: none is.
+  size_t eager_bytes() const { return eager_bytes_; }
   /// Caller.  Sends come in batches: what the next one writes is on its way to this processor
   /// before it is asked for.
   void prefetch_next();
@@ -35,6 +44,17 @@ class SendChannel final : public Channel {
   size_t open() const { return sends_max - free_count_; }
 
   // Actor's side.
+  /// Before the connection is ready: where eager messages are copied to, and of how many bytes they
+  /// are at most.
+  void allow_eager(std::shared_ptr<DataTables> staged, uint32_t bytes) {
+    staged_ = std::move(staged);
+    eager_bytes_ = bytes;
+  }
+  uint64_t eager_submitted() const { return eager_submitted_.load(std::memory_order_acquire); }
+  /// The peer has it: its slot may be used again once its place is known.
+  void eager_arrived(uint64_t number) {
+    eager_arrived_[number % eager_slots].store(number + 1, std::memory_order_release);
+  }
   bool next_submitted(uint16_t* index) { return submitted_.pop(index); }
   bool any_submitted() const { return submitted_.any(); }
   /// How many requests the caller has open, about: whoever plans ahead may look at any time.
@@ -60,6 +80,16 @@ class SendChannel final : public Channel {
   [[nodiscard]] static size_t known_group(std::span<const CtsEntry> entries, uint64_t number);
 
  private:
+  /// An eager message of which the caller does not know the place.
+  struct Unplaced {
+    uint64_t number = 0;
+    int tag = 0;
+  };
+  void place_eager();
+  const CtsEntry* place_for(int tag) const;
+  void take(const CtsEntry& place);
+  SendRequest& take_slot();
+  bool slot_is_free(uint64_t number) const;
   size_t publish_there(std::span<CtsEntry> entries);
 
   std::array<SendRequest, sends_max> slots_;
@@ -70,9 +100,17 @@ class SendChannel final : public Channel {
   // caller only, but for group_
   alignas(64) std::atomic<uint64_t> group_{0};  ///< the group being filled
   uint32_t taken_ = 0;                          ///< its positions already used
+  std::shared_ptr<DataTables> staged_;          ///< null: there are no eager messages
+  uint32_t eager_bytes_ = 0;
+  uint64_t eager_count_ = 0;
+  size_t unplaced_count_ = 0;
+  std::array<Unplaced, eager_slots> unplaced_{};  ///< in their order
   std::array<uint16_t, sends_max> free_;
   size_t free_count_ = 0;
   std::atomic<size_t> open_about_{0};  ///< sends_max - free_count_
+  alignas(64) std::atomic<uint64_t> eager_submitted_{0};
+  /// Of each slot: the number after that of the last message that arrived.
+  std::array<std::atomic<uint64_t>, eager_slots> eager_arrived_{};
 };
 
 }  // namespace nccl_ha

@@ -56,6 +56,36 @@ abi::NcclResult keep(Comm* comm, Result<fabric::Registration> registration, void
   return abi::NcclResult::success;
 }
 
+/// What NCCL gives isend().
+struct Message {
+  void* data;
+  size_t size;
+  int tag;
+  void* mhandle;
+  void* phandle;
+};
+
+/// A small message leaves whether there is a place for it or not.  False: not this one, or not now.
+bool send_eager(const SendComm& send, const CtsEntry* place, const Message& message,
+                void** request) {
+  SendChannel& channel = send.endpoint->channel;
+  if (message.size > channel.eager_bytes() ||
+      (message.size != 0 &&
+       (message.mhandle == nullptr || !registration_of(message.mhandle).host))) {
+    return false;
+  }
+  SendRequest* slot = channel.submit_eager(place, message.tag, message.data, message.size);
+  if (slot == nullptr) {
+    return false;
+  }
+  if (message.phandle != nullptr) {
+    start_event(channel, *slot, 0, message.phandle, message.size, message.tag);
+  }
+  *request = slot;
+  send.endpoint->driver.submit();
+  return true;
+}
+
 /// Only where that mistake is planted.
 bool forgotten(const Request* request) {
   static const Request* lost = nullptr;
@@ -147,7 +177,9 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
     driver.wait_for_cts([&] { return channel.match(tag) != nullptr; });
     place = channel.match(tag);
     if (place == nullptr) {
-      return abi::NcclResult::success;  // the peer has not posted yet: NCCL asks again
+      // The peer has not posted yet: NCCL asks again.
+      static_cast<void>(send_eager(*send, nullptr, {data, size, tag, mhandle, phandle}, request));
+      return abi::NcclResult::success;
     }
   }
   if (size > place->size) [[unlikely]] {
@@ -160,6 +192,10 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   if (mhandle == nullptr && size != 0) [[unlikely]] {
     NHA_LOG_WARN("isend: the buffer was not registered (null memory handle)");
     return abi::NcclResult::invalid_argument;
+  }
+  if (size <= channel.eager_bytes() &&
+      send_eager(*send, place, {data, size, tag, mhandle, phandle}, request)) {
+    return abi::NcclResult::success;
   }
   const fabric::Registration& registration = registration_of(mhandle);
   SendRequest* slot =

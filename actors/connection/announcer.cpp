@@ -220,7 +220,10 @@ void Announcer::announce_again(bool peer_stopped) {
   if (keys_wanted_ && state_.live()) {
     name_all_keys();
   }
-  uint64_t number = groups_.completed();
+  // An eager message completes a group of which the sender may not have heard.
+  uint64_t number = ha::mutated(ha::Mutation::eager_not_renewed)
+                        ? groups_.completed()
+                        : std::min(known_, groups_.completed());
   while (number < groups_.posted() && state_.live()) {
     // As many in one write as lie side by side.
     const uint32_t first = first_entry_[number % cts_slots];

@@ -1,6 +1,7 @@
 // Tells the sender where its messages may be written: clear-to-sends.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +34,7 @@ class Announcer {
   /// Before a group of so many buffers is added to the open ones: their entries lie side by side.
   /// False: the connection has failed.
   [[nodiscard]] bool make_room(uint32_t buffers) {
-    if (on_other_rails_ && groups_.all_complete()) {
+    if (on_other_rails_ && groups_.all_complete() && known_ == groups_.posted()) {
       choose_lane();
     }
     return staged_ + buffers <= cts_entries || wrap();
@@ -56,6 +57,8 @@ class Announcer {
 
   // When a path fails.
   size_t lane() const { return lane_; }  ///< announcements keep their order by taking one lane
+  /// The sender knows of every group below.
+  void note_known(uint64_t groups) { known_ = std::max(known_, groups); }
   /// What is open has to be announced anew: that lane failed, or keys became known.
   void renew() { anew_ = true; }
   /// Does so over a lane that is usable, if that was asked for.  `peer_stopped`: what this side
@@ -100,6 +103,7 @@ class Announcer {
   uint64_t cts_address_ = 0;
   uint32_t staged_ = 0;                                         ///< where the next entry goes
   ha::AnnouncementBatch batch_{announced_together, group_max};  ///< of entries before that
+  uint64_t known_ = 0;  ///< to the sender: every group below
   size_t lane_ = 0;
   bool anew_ = false;
   bool keys_wanted_ = false;

@@ -61,6 +61,7 @@ class Connection final : public Actor,
   void refused(const std::optional<Refusal>& why) override;
   void part_with_peer(const Error& why) override;
   void close() override;
+  void on_all_sent() override;
   void finish() override;
   // ControlLink::Owner
   void on_stream_open(Stream& stream) override { side_->on_stream_open(stream); }
@@ -68,6 +69,7 @@ class Connection final : public Actor,
   void on_confirm() override { side_->on_confirm(); }
   void on_last_words() override { hear_last_words(); }
   void on_peer_left() override { linger_.on_peer_left(); }
+  bool peer_may_leave() const override { return side_->peer_may_leave(); }
   void on_heard() override { look_whether_over(); }
   void on_unconfirmed() override { side_->on_unconfirmed(); }
   void on_stream_lost(const Error& why) override { side_->on_stream_lost(why); }
@@ -111,6 +113,7 @@ class Connection final : public Actor,
   std::vector<std::vector<std::byte>> early_;  ///< of the peer's, before this side was ready
   Error failure_{};                            ///< for a peer that comes back after it
   ha::CloseLinger linger_;
+  bool closed_ = false;             ///< by the caller, or by the end of the engine
   bool ends_after_linger_ = false;  ///< the caller has closed: the actor ends with the linger
   Timer deadline_;                  ///< of the handshake
   Timer rails_timer_;               ///< of paths on other rails, which the caller waits for

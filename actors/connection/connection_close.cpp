@@ -16,6 +16,7 @@ void Connection::fail(const Error& error, bool tell_peer) {
   failure_ = error;
   NHA_LOG_WARN("connection to {} failed: {}", peer_text(), error.message());
   state_.note(TraceEvent::transfer_failed, static_cast<uint64_t>(error.code), 0);
+  ends_after_linger_ = closed_;
   if (tell_peer || linger_.peer_ends()) {
     part(tell_peer ? encode(ControlType::failure, Refusal{error.code, error.what})
                    : std::vector<std::byte>(),
@@ -76,12 +77,21 @@ void Connection::part_with_peer(const Error& why) {
 }
 
 void Connection::close() {
-  if (state_.live()) {
+  closed_ = true;
+  if (state_.live() && side_->waits_to_close() && !ha::mutated(ha::Mutation::eager_left_behind)) {
+    state_.context->request_stream_turns(1000);
+  } else if (state_.live()) {
     part(encode(side_->last_words()), nccl_ha::fail(Errc::closed, "connection closed"), true);
   } else if (state_.lingers()) {
     ends_after_linger_ = true;
   } else {
     finish();
+  }
+}
+
+void Connection::on_all_sent() {
+  if (closed_ && state_.live()) {
+    close();
   }
 }
 
@@ -114,7 +124,7 @@ void Connection::say_last(Call&& call) {
 /// Nothing of the connection goes on but what makes the peer know.
 void Connection::part(std::vector<std::byte> words, const Error& why, bool ends) {
   const bool lingers = state_.backup && state_.ready();
-  ends_after_linger_ = ends;
+  ends_after_linger_ = ends || closed_;
   stop_timers();
   if (!lingers) {
     if (!words.empty()) {
@@ -184,14 +194,16 @@ void Connection::tell_summary() const {
     return;  // nothing went over it
   }
   NHA_LOG_INFO(
-      "{} {} closed: {} sends ({} bytes), {} groups of receives ({} bytes); paths went down {} "
+      "{} {} closed: {} sends ({} bytes, {} of them eager), {} groups of receives ({} bytes, {} "
+      "messages before their receive); paths went down {} "
       "times and came back {} times, the longest stall took {} ms, {} chunks went again ({} "
       "bytes); "
       "over {}",
       side_->name(), peer_text(), counted.sends.get(), counted.bytes_sent.get(),
-      counted.receives.get(), counted.bytes_received.get(), counted.paths_down.get(),
-      counted.paths_back.get(), counted.longest_stall_ns.get() / 1'000'000,
-      counted.chunks_again.get(), counted.bytes_again.get(), paths_.text());
+      counted.eager_sends.get(), counted.receives.get(), counted.bytes_received.get(),
+      counted.eager_early.get(), counted.paths_down.get(), counted.paths_back.get(),
+      counted.longest_stall_ns.get() / 1'000'000, counted.chunks_again.get(),
+      counted.bytes_again.get(), paths_.text());
 }
 
 /// Memory of the caller's may be gone: only what the peer has heard counts.

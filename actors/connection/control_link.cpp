@@ -254,6 +254,11 @@ void ControlLink::on_stream_closed(Stream& stream, const Error& error) {
     owner_.on_heard();
     return;
   }
+  if (state_.live() && owner_.peer_may_leave()) {
+    stream_.reset();
+    owner_.on_peer_left();
+    return;
+  }
   if (!state_.live()) {
     return;
   }

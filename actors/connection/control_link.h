@@ -39,6 +39,8 @@ class ControlLink final : private StreamOwner,
     virtual void on_last_words() = 0;
     /// While it lingers: the peer closed the stream in good order.
     virtual void on_peer_left() = 0;
+    /// The peer has closed, and what it sent before is still being dealt with.
+    virtual bool peer_may_leave() const = 0;
     /// Messages, or the end of the stream, were dealt with.
     virtual void on_heard() = 0;
     /// A message for the peer waits to be confirmed.

@@ -82,7 +82,7 @@ void LaneChooser::cut(SendRequest& request) {
 
 size_t LaneChooser::lane_for(const SendRequest& request, uint32_t chunk) {
   if (spreads_) {
-    return spread(request, chunk);
+    return spread(request.size, request.split.begin(chunk), request.split.bytes(chunk));
   }
   if (request.split.count() > 1) {
     const size_t lane = request.split.path(chunk);
@@ -93,20 +93,20 @@ size_t LaneChooser::lane_for(const SendRequest& request, uint32_t chunk) {
   return in_turn();
 }
 
-std::optional<uint32_t> LaneChooser::hinted_parts(const SendRequest& request) {
+std::optional<uint32_t> LaneChooser::hinted_parts(uint32_t size) {
   const ha::RailMode mode = state_.terms.mode;
   if (mode == ha::RailMode::balanced) {
     return std::nullopt;
   }
-  return ha::supplementary_parts({request.size, mode, state_.rails.path_class,
+  return ha::supplementary_parts({size, mode, state_.rails.path_class,
                                   static_cast<uint64_t>(state_.context->config().mpib_direct_bytes),
                                   hints_ ? hints_->parts(state_.context->now()) : std::nullopt});
 }
 
-size_t LaneChooser::spread(const SendRequest& request, uint32_t chunk) {
+/// A chunk of so many bytes, which begins there in a message of that size.
+size_t LaneChooser::spread(uint32_t size, uint32_t begin, uint32_t bytes) {
   const Rails all = rails();
-  const uint32_t bytes = request.split.bytes(chunk);
-  if (const auto parts = hinted_parts(request)) {
+  if (const auto parts = hinted_parts(size)) {
     if (*parts != parts_noted_) {
       parts_noted_ = *parts;
       state_.note(TraceEvent::hint, *parts, 1);
@@ -121,7 +121,7 @@ size_t LaneChooser::spread(const SendRequest& request, uint32_t chunk) {
   }
   // What else the caller has given is probably like this.
   const uint64_t others = std::max<size_t>(channel_.open_about(), 1) - 1;
-  const uint64_t waiting = request.size - request.split.begin(chunk) + others * request.size;
+  const uint64_t waiting = uint64_t{size} - begin + others * size;
   const auto rail = scheduler_.pick(all, bytes, waiting, state_.context->now());
   return rail ? lane_on(*rail) : none;
 }

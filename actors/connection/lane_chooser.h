@@ -43,6 +43,8 @@ class LaneChooser {
   /// For a chunk of a message that was cut before, which may have been for other lanes.  Among
   /// rails each call is a decision, and `none` is one.
   size_t lane_for(const SendRequest& request, uint32_t chunk);
+  /// For a message of so many bytes that is not cut, likewise.
+  size_t lane_for(uint32_t bytes) { return spreads_ ? spread(bytes, 0, bytes) : in_turn(); }
   size_t in_turn() { return share_count_ > 1 ? shares_[rotation_.next()].lane : shares_[0].lane; }
   /// Another one than was chosen, as that does not work; `none`: nothing does.
   size_t any_usable();
@@ -63,8 +65,8 @@ class LaneChooser {
   using Rails = std::array<ha::RailScheduler::Load, ha::device_rails_max>;
   Rails rails() const;
   uint64_t open_on(uint8_t rail) const;
-  std::optional<uint32_t> hinted_parts(const SendRequest& request);
-  size_t spread(const SendRequest& request, uint32_t chunk);
+  std::optional<uint32_t> hinted_parts(uint32_t size);
+  size_t spread(uint32_t size, uint32_t begin, uint32_t bytes);
   void look_for_stragglers(Instant now);
   void tell_straggler(size_t rail, double behind);
   uint64_t promised(size_t rail) const;

@@ -215,7 +215,7 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
   state_.count_in(endpoint_->channel.counter_block());
   state_.name(connection_key(hello));
   state_.note_heard(state_.counters->key);
-  receiver_.emplace(parts_, endpoint_->channel);
+  receiver_.emplace(parts_, static_cast<Receiver::Owner&>(*this), endpoint_->channel);
   receiver_->announcer().begin(hello.cts_address);
   recovery_.emplace(parts_, *receiver_);
   auto local = control_.stream()->local_address();
@@ -348,6 +348,7 @@ void ReceiveSide::on_peer_closed(std::span<const std::byte> payload) {
   const auto notice = decode_close(payload);
   if (state_.ready() && notice && notice->groups_completed <= receiver_->groups().posted()) {
     tail_.begin(notice->groups_completed, state_.context->now());
+    eager_expected_ = notice->eager_arrived;
   }
   look_at_tail();
 }
@@ -361,6 +362,32 @@ void ReceiveSide::look_at_tail() {
     state_.context->timers().arm(tail_timer_, now + ha::CloseTail::interval);
     return;
   }
+  if (tail_.under_way() && receiver_->eager().taken() < eager_expected_ &&
+      !ha::mutated(ha::Mutation::eager_forgotten)) {
+    stay_alone();
+    return;
+  }
+  end_with_peer();
+}
+
+/// The receives for that may come at any time, and nobody has to be there for them.
+void ReceiveSide::stay_alone() {
+  alone_ = true;
+  receiver_->stay_alone();
+  parts_.liveness.stop();
+  parts_.failover.stop();
+  on_posted_alone();
+}
+
+/// Receives for which nothing is there stay empty for ever.
+void ReceiveSide::on_posted_alone() {
+  if (state_.live() &&
+      (receiver_->eager().taken() >= eager_expected_ || !receiver_->groups().all_complete())) {
+    end_with_peer();
+  }
+}
+
+void ReceiveSide::end_with_peer() {
   tail_.end();
   const bool told = state_.phase == ConnectionPhase::usable;
   const Error why = fail(Errc::remote, "the peer closed the connection");

@@ -27,7 +27,7 @@ std::unique_ptr<Actor> make_receive_connection(fabric::Provider& provider, Engin
                                                std::shared_ptr<ListenChannel> listener);
 
 /// One thread.
-class ReceiveSide final : public Side {
+class ReceiveSide final : public Side, private Receiver::Owner {
  public:
   ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd,
               const fabric::RailDevices& devices, std::shared_ptr<ListenChannel> listener);
@@ -46,13 +46,16 @@ class ReceiveSide final : public Side {
   void on_failure(const Error& error, bool told) override;
   void on_peer_gone(const Error& error) override;
   void on_stream_lost(const Error& why) override;
+  bool peer_may_leave() const override { return tail_.under_way(); }
   bool takes_streams() const override { return true; }
   CloseNotice last_words() const override;
   bool exposed(const Lane& lane, bool closing) const override;
   std::string wanted_peer() const override { return "a peer"; }
   void on_lane_ready(size_t lane) override { recovery_->on_lane_ready(lane); }
   void on_lane_failed(size_t lane, const Error& error) override {
-    recovery_->on_lane_failed(lane, error);
+    if (!alone_) {  // else nobody is there who would make another one
+      recovery_->on_lane_failed(lane, error);
+    }
   }
   void on_lane_drained(size_t lane) override { recovery_->on_lane_drained(lane); }
   bool told_paths() const override { return told_paths_; }
@@ -70,6 +73,10 @@ class ReceiveSide final : public Side {
   void agree_on_rails(const Hello& hello, Welcome& welcome);
   void on_peer_closed(std::span<const std::byte> payload);
   void look_at_tail();
+  void on_posted_alone() override;
+  /// The sender has left, and what it sent before waits here for its receives.
+  void stay_alone();
+  void end_with_peer();
 
   ConnectionParts parts_;
   ConnectionState& state_;
@@ -88,6 +95,8 @@ class ReceiveSide final : public Side {
   std::optional<ReceiveRecovery> recovery_;
   Address<Message> address_;  ///< the driver's, until the caller is told of it
   ha::CloseTail tail_;
+  uint64_t eager_expected_ = 0;  ///< messages that the sender knows to have arrived
+  bool alone_ = false;
   Timer tail_timer_;
 };
 

@@ -1,28 +1,34 @@
 #include "actors/connection/receiver.h"
 
+#include <fmt/format.h>
+
+#include <optional>
+#include <span>
+
 #include "actors/immediate.h"
 #include "ha/mutation.h"
 
 namespace nccl_ha {
 
-Receiver::Receiver(const ConnectionParts& parts, ReceiveChannel& channel)
+Receiver::Receiver(const ConnectionParts& parts, Owner& owner, ReceiveChannel& channel)
     : state_(parts.state),
       paths_(parts.paths),
       boxes_(parts.control.boxes()),
+      owner_(owner),
       channel_(channel),
       counters_(channel.counters()),
       announcer_(parts, groups_),
       flusher_(parts, channel, announcer_),
-      sizes_(std::make_unique<SizeRecords>()) {}
+      tables_(new DataTables) {}  // uninitialised: pages that are not used are not there
 
 PathSet::Needs Receiver::needs(bool flushes) {
   PathSet::Needs needs;
   needs.owner = this;
   needs.source = announcer_.ring().data();
   needs.source_bytes = sizeof announcer_.ring();
-  needs.written = sizes_.get();
-  needs.written_bytes = sizeof *sizes_;
-  needs.receives = static_cast<uint32_t>(sends_max);
+  needs.written = tables_.get();
+  needs.written_bytes = data_table_bytes(state_.traits);
+  needs.receives = static_cast<uint32_t>(sends_max + eager_slots);
   needs.flushes = flushes;
   return needs;
 }
@@ -47,11 +53,15 @@ PathSet::Needs Receiver::needs(bool flushes) {
       return;
     }
   }
+  if (alone_) [[unlikely]] {
+    owner_.on_posted_alone();
+    return;
+  }
   announcer_.announce_if_due();
 }
 
 [[gnu::always_inline]] inline void Receiver::begin_request(ReceiveRequest& request) {
-  if (!announcer_.make_room(request.count)) {
+  if (!alone_ && !announcer_.make_room(request.count)) {
     return;
   }
   request.group = groups_.add(request);
@@ -60,7 +70,113 @@ PathSet::Needs Receiver::needs(bool flushes) {
   request.arrived = {};
   request.chunk_count = {};
   request.bytes = {};
-  announcer_.stage(request);
+  // Before it is announced: what the announcement tells of a slot is that it is free.
+  const bool whole = eager_.any() && take_eager(request);
+  if (!state_.live()) [[unlikely]] {
+    return;
+  }
+  if (!alone_) [[likely]] {
+    announcer_.stage(request);
+  }
+  if (whole) {
+    note_whole(request);
+  }
+}
+
+namespace {
+
+/// Of an eager message in that group; nothing: it has none there.
+std::optional<uint32_t> place_of(const EagerHead& head, const ReceiveRequest& request) {
+  if (head.is_placed()) {
+    const bool there = head.group == request.group && head.position < request.count &&
+                       request.buffers[head.position].tag == head.tag &&
+                       request.arrived[head.position] == 0;
+    return there ? std::optional<uint32_t>(head.position) : std::nullopt;
+  }
+  if (head.group > request.group && !ha::mutated(ha::Mutation::eager_base_unheeded)) {
+    return std::nullopt;
+  }
+  for (uint32_t position = 0; position < request.count; ++position) {
+    if (request.buffers[position].tag == head.tag && request.arrived[position] == 0) {
+      return position;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+/// What was sent with one tag goes to the receives with that tag in their order, as the sender
+/// places it (SendChannel::place_eager).
+[[gnu::noinline]] bool Receiver::take_eager(ReceiveRequest& request) {
+  for (uint64_t number = eager_.begin(); number != eager_.end() && request.missing != 0; ++number) {
+    const EagerArrivals::Message& message = eager_.at(number);
+    const auto position =
+        message.here && !message.taken ? place_of(message.head, request) : std::nullopt;
+    if (position && !copy_eager(request, *position, number)) {
+      return false;
+    }
+  }
+  return request.missing == 0;
+}
+
+/// False, and the connection has failed: the receive is too small, or its memory is not there.
+bool Receiver::copy_eager(ReceiveRequest& request, uint32_t position, uint64_t number) {
+  const uint32_t bytes = eager_.at(number).head.bytes;
+  const ReceiveRequest::Buffer& buffer = request.buffers[position];
+  if (bytes > buffer.size) {
+    state_.fail(fail(Errc::invalid_usage,
+                     fmt::format("a send of {} bytes (tag {}) meets a receive of {}: the two ranks "
+                                 "disagree about the size",
+                                 bytes, buffer.tag, buffer.size)));
+    return false;
+  }
+  const std::byte* from = tables_->eager[number % eager_slots].data.data();
+  if (bytes != 0 && !state_.provider.memory().write(buffer.key, state_.domain,
+                                                    reinterpret_cast<uint64_t>(buffer.data),
+                                                    std::span(from, bytes), request.polled)) {
+    state_.fail(fail(Errc::invalid_usage, "a receive's memory was deregistered while it was open"));
+    return false;
+  }
+  eager_.take(number);
+  request.arrived[position] = 1;
+  request.chunk_count[position] = 1;
+  request.bytes[position] = bytes;
+  --request.missing;
+  return true;
+}
+
+[[gnu::noinline]] void Receiver::on_eager(const fabric::Completion& completion, const Lane& lane) {
+  const uint32_t low_bits = Immediate::unpack(completion.immediate).group;
+  const EagerSlot& slot = tables_->eager[low_bits % eager_slots];
+  const auto verdict =
+      takes_eager(state_.traits) && Immediate::same_epoch(completion.immediate, lane.epoch)
+          ? eager_.arrive(low_bits, completion.bytes, slot)
+          : EagerArrivals::Verdict::malformed;
+  if (verdict == EagerArrivals::Verdict::malformed ||
+      (verdict == EagerArrivals::Verdict::fresh &&
+       eager_.newest().head.known_groups() > groups_.posted())) {
+    state_.fail(fail(Errc::remote, "the peer sent a malformed eager message"));
+    return;
+  }
+  if (verdict == EagerArrivals::Verdict::known) {
+    return;
+  }
+  count_bytes(lane, eager_.newest().head.bytes);
+  announcer_.note_known(eager_.newest().head.known_groups());
+  state_.note(TraceEvent::chunk_arrived, groups_.completed(),
+              trace_chunk(eager_.newest().head.bytes, 0, 0, 1), paths_.at(lane));
+  counters_.eager_received.add();
+  for (uint64_t number = groups_.completed(); eager_.any() && number < groups_.posted(); ++number) {
+    ReceiveRequest* request = groups_.at(number);
+    if (request != nullptr && take_eager(*request)) {
+      note_whole(*request);
+    }
+    if (!state_.live()) {
+      return;
+    }
+  }
+  counters_.eager_early.add(eager_.any() ? 1 : 0);
 }
 
 [[gnu::hot, gnu::noinline]] void Receiver::on_completion(const fabric::Completion& completion) {
@@ -98,7 +214,9 @@ PathSet::Needs Receiver::needs(bool flushes) {
       lane.counters->receives.add();
       lane.health.show_life();
       if (!take_whole(completion, lane)) {
-        on_data(completion, lane);
+        completion.has_immediate&& EagerMark::marks(completion.immediate)
+            ? on_eager(completion, lane)
+            : on_data(completion, lane);
       }
       break;
   }
@@ -127,6 +245,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
   request->arrived[0] = 1;
   request->chunk_count[0] = 1;
   request->bytes[0] = completion.bytes;
+  announcer_.note_known(request->group + 1);
   count_bytes(lane, completion.bytes);
   state_.note(TraceEvent::chunk_arrived, request->group, trace_chunk(completion.bytes, 0, 0, 1),
               paths_.at(lane));
@@ -157,7 +276,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
   if (good && immediate.kind == ImmediateKind::recorded) {
     const uint64_t of =
         ha::mutated(ha::Mutation::sizes_of_oldest_group) ? groups_.completed() : request->group;
-    bytes = sizes_->bytes[of % cts_slots][position][immediate.chunk];
+    bytes = tables_->sizes.bytes[of % cts_slots][position][immediate.chunk];
   }
   if (!good || bytes > request->buffers[position].size - request->bytes[position]) {
     state_.fail(fail(Errc::remote, "the peer completed a receive that is not open"));
@@ -171,6 +290,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
   }
   request->chunk_count[position] = chunk_count;
   request->bytes[position] += bytes;
+  announcer_.note_known(request->group + 1);
   count_bytes(lane, bytes);
   state_.note(TraceEvent::chunk_arrived, request->group,
               trace_chunk(bytes, position, immediate.chunk, chunk_count), paths_.at(lane));
@@ -179,7 +299,16 @@ PathSet::Needs Receiver::needs(bool flushes) {
   }
 }
 
+/// A group of which the sender waits for the end.
 [[gnu::always_inline]] inline void Receiver::finish_group(ReceiveRequest& request) {
+  note_whole(request);
+  if (groups_.all_complete()) {
+    // Nothing else is expected, so the caller may make no more calls for a while.
+    paths_.flush_acks();
+  }
+}
+
+[[gnu::always_inline]] inline void Receiver::note_whole(ReceiveRequest& request) {
   state_.note(TraceEvent::transfer_completed, request.group, request.bytes[0], request.count);
   const uint64_t number = request.group;
   if (!state_.holds(groups_.is_open(number, request), "a receive is done once, while it is open"))
@@ -191,10 +320,8 @@ PathSet::Needs Receiver::needs(bool flushes) {
   if (groups_.complete(number)) [[unlikely]] {
     take_submitted();
   }
-  announcer_.announce_if_short();
-  if (groups_.all_complete()) {
-    // Nothing else is expected, so the caller may make no more calls for a while.
-    paths_.flush_acks();
+  if (!alone_) [[likely]] {
+    announcer_.announce_if_short();
   }
 }
 

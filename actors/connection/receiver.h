@@ -7,27 +7,40 @@
 
 #include "actors/connection/announcer.h"
 #include "actors/connection/control_link.h"
+#include "actors/connection/eager_arrivals.h"
 #include "actors/connection/flusher.h"
 #include "actors/connection/open_receives.h"
 #include "actors/connection/path_set.h"
 #include "actors/connection/side.h"
 #include "actors/connection/state.h"
+#include "actors/eager.h"
 #include "actors/receive_channel.h"
 #include "actors/server.h"
-#include "actors/size_records.h"
 
 namespace nccl_ha {
 
 /// What has to be given up or announced once more others decide (ReceiveRecovery).  One thread.
 class Receiver final : public Server {
  public:
-  Receiver(const ConnectionParts& parts, ReceiveChannel& channel);
+  class Owner {
+   public:
+    /// After the sender has left: receives were posted, or took what it had sent before.
+    virtual void on_posted_alone() = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+
+  Receiver(const ConnectionParts& parts, Owner& owner, ReceiveChannel& channel);
 
   /// The tables that paths are made for.
   PathSet::Needs needs(bool flushes);
   /// Where the sender writes SizeRecords.
-  uint64_t sizes_address() const { return reinterpret_cast<uint64_t>(sizes_.get()); }
+  uint64_t sizes_address() const { return reinterpret_cast<uint64_t>(tables_.get()); }
   const OpenReceives& groups() const { return groups_; }
+  const EagerArrivals& eager() const { return eager_; }
+  /// The sender has left: it is told of no receive any more.
+  void stay_alone() { alone_ = true; }
   Announcer& announcer() { return announcer_; }
   Flusher& flusher() { return flusher_; }
   /// Takes what the caller has submitted, as far as there is room.
@@ -47,20 +60,28 @@ class Receiver final : public Server {
 
  private:
   void begin_request(ReceiveRequest& request);
+  void on_eager(const fabric::Completion& completion, const Lane& lane);
+  /// Gives the group what has come for it; true: it has all of it.
+  [[nodiscard]] bool take_eager(ReceiveRequest& request);
+  [[nodiscard]] bool copy_eager(ReceiveRequest& request, uint32_t position, uint64_t number);
   bool take_whole(const fabric::Completion& completion, const Lane& lane);
   void on_data(const fabric::Completion& completion, const Lane& lane);
   void count_bytes(const Lane& lane, uint32_t bytes);
   void finish_group(ReceiveRequest& request);
+  void note_whole(ReceiveRequest& request);
 
   ConnectionState& state_;
   PathSet& paths_;
   ControlBoxes& boxes_;
+  Owner& owner_;
   ReceiveChannel& channel_;
   ConnectionCounters& counters_;
   OpenReceives groups_;
   Announcer announcer_;
   Flusher flusher_;
-  std::unique_ptr<SizeRecords> sizes_;  ///< the peer writes it
+  EagerArrivals eager_;
+  std::unique_ptr<DataTables> tables_;  ///< the peer writes it
+  bool alone_ = false;
 };
 
 }  // namespace nccl_ha

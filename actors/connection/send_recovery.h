@@ -30,6 +30,8 @@ class SendRecovery final : public Sender::Owner {
    public:
     /// What waits for the peer may have changed.
     virtual void on_steps_taken() = 0;
+    /// The last eager message has arrived.
+    virtual void on_all_sent() = 0;
 
    protected:
     ~Owner() = default;
@@ -77,6 +79,7 @@ class SendRecovery final : public Sender::Owner {
   void on_memory_rejected(size_t lane, const Error& why) override;
   void on_rail_rejected(uint8_t rail) override;
   bool give_way() override;
+  void on_eager_arrived() override { owner_.on_all_sent(); }
 
  private:
   /// How the replacement of a lane's path is going.

@@ -141,6 +141,7 @@ Result<void> SendSide::move_to_stream(const sockaddr_storage& local) {
   state_.attachment = {devices->first(), *kind};
   state_.traits = state_.provider.traits(state_.attachment);
   channel_.move_to(state_.attachment, *devices);
+  paths_.begin(sender_.needs());
   return {};
 }
 
@@ -383,7 +384,10 @@ void SendSide::on_peer_gone(const Error& error) {
 }
 
 /// A caller whose requests are all done may close; one who gives up in the middle promises nothing.
-CloseNotice SendSide::last_words() const { return {sender_.idle() ? channel_.filled_groups() : 0}; }
+CloseNotice SendSide::last_words() const {
+  return sender_.idle() ? CloseNotice{channel_.filled_groups(), sender_.eager_done()}
+                        : CloseNotice{};
+}
 
 /// The receiver closed after its last group.  Its acknowledgements may have been lost with it, so
 /// what it says it received counts as acknowledged; anything later will never arrive.

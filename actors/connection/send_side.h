@@ -63,6 +63,8 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void on_stream_back() override;
   bool takes_streams() const override { return false; }
   CloseNotice last_words() const override;
+  /// For what the caller believes sent, unless it gives up in the middle.
+  bool waits_to_close() const override { return sender_.eager_open() && sender_.idle(); }
   bool exposed(const Lane& lane, bool closing) const override {
     (void)closing;
     return lane.bytes_open != 0;
@@ -84,6 +86,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
 
  private:
   void on_steps_taken() override;
+  void on_all_sent() override { owner_.on_all_sent(); }
   void try_route();
   void on_route_timer();
   void on_route_error(const Error& error);

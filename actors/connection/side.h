@@ -40,6 +40,8 @@ class SideOwner {
   virtual void part_with_peer(const Error& why) = 0;
   /// As if the caller had closed.
   virtual void close() = 0;
+  /// There is nothing any more for which a close would wait.
+  virtual void on_all_sent() = 0;
   /// The actor ends at once.
   virtual void finish() = 0;
 
@@ -78,10 +80,15 @@ class Side {
   /// Also while it lingers.
   virtual void on_stream_lost(const Error& why) = 0;
   virtual void on_stream_back() {}
+  /// The peer has closed, and what it sent before is still being dealt with: the end of its stream
+  /// means nothing.
+  virtual bool peer_may_leave() const { return false; }
   /// May the peer's rejoin become the connection's stream?
   virtual bool takes_streams() const = 0;
   /// What the peer is told when this side closes.
   virtual CloseNotice last_words() const = 0;
+  /// Something has to arrive before this side says that it closes.
+  virtual bool waits_to_close() const { return false; }
   /// Memory that the caller may have back could be read or written through that lane; `closing`:
   /// by the caller's own wish.
   virtual bool exposed(const Lane& lane, bool closing) const = 0;

@@ -130,6 +130,16 @@ enum class Mutation : uint8_t {
   answer_not_awaited,  ///< who is told that the peer ends does not wait until its answer is there
   linger_for_ever,     ///< the wait for the peer has no end
   memory_left_open,    ///< paths that may still write memory of the caller's go on
+  // Of eager messages:
+  eager_out_of_order,   ///< a receive takes one before another one that was sent earlier has come
+  eager_left_behind,    ///< who closes does not wait until they have arrived
+  eager_not_renewed,    ///< what they completed is not announced again
+  eager_overtaken,      ///< what is sent later gets the place of one that has none yet
+  eager_base_unheeded,  ///< a receive takes one that was sent for a later one
+  eager_slot_reused,    ///< a slot is written again before what was in it has a place
+  eager_taken_twice,    ///< one that comes again after a failover is taken again
+  eager_not_repeated,   ///< one that a lane had when it failed counts as arrived
+  eager_forgotten,      ///< those that wait for their receive end with the sender
   // Of a device's rails:
   sup_between_islands,  ///< isolated hosts make paths over SUP to other islands
   sout_serves_too,      ///< SOUT carries data of isolated hosts where SUP works

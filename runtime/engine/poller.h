@@ -37,8 +37,10 @@ class Poller {
   bool backed_off() const { return backed_off_; }
   /// It has got work to do: to be polled with each turn again.
   void wake() { backed_off_ = false; }
-  /// There may be something for push() to do.
-  bool wants_push() const { return pending_work_ && !backed_off_; }
+  /// There may be something for push() to do.  `leisure`: what was posted is answered late.
+  bool wants_push(bool leisure) const {
+    return pending_work_ && !backed_off_ && !(leisure && gathers_);
+  }
 
  protected:
   /// Whatever gives it work to do ends it (wake).
@@ -46,6 +48,9 @@ class Poller {
 
   /// There is something to do besides looking; whoever always means to be asked leaves it alone.
   bool pending_work_ = true;
+  /// What is posted with leisure waits for the next turn of any kind, and leaves with what is
+  /// posted until then.
+  bool gathers_ = false;
 
  private:
   bool backed_off_ = false;

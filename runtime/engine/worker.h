@@ -134,7 +134,7 @@ class Worker final : private Context {
   template <Turn kind, class First>
   unsigned cycle(First&& first, bool leisure);
   template <Turn kind>
-  unsigned poll_pollers();
+  unsigned poll_pollers(bool leisure);
   template <Turn kind>
   bool timed_part_is_due(unsigned work, bool leisure);
   [[gnu::noinline]] unsigned timed_part(Turn kind);
@@ -207,7 +207,7 @@ template <Worker::Turn kind, class First>
       [[unlikely]] {
     work += take_messages();
   }
-  work += poll_pollers<kind>();
+  work += poll_pollers<kind>(leisure);
   if (timed_part_is_due<kind>(work, leisure)) [[unlikely]] {
     work += timed_part(kind);
   }
@@ -244,12 +244,12 @@ inline unsigned Worker::poll(size_t at) {
 
 /// A poller may remove itself and others.  Who has backed off is asked with the time only.
 template <Worker::Turn kind>
-[[gnu::always_inline]] inline unsigned Worker::poll_pollers() {
+[[gnu::always_inline]] inline unsigned Worker::poll_pollers([[maybe_unused]] bool leisure) {
   unsigned work = 0;
   for (size_t i = 0; i < pollers_.size(); ++i) {
     Poller& poller = *pollers_[i].poller;
     if (kind == Turn::push) {
-      work += poller.wants_push() ? survive([&] { return poller.push(turn_clock_); }) : 0;
+      work += poller.wants_push(leisure) ? survive([&] { return poller.push(turn_clock_); }) : 0;
     } else {
       work += kind == Turn::quick && poller.backed_off() ? 0 : poll(i);
     }

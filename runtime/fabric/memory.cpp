@@ -3,7 +3,10 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
+
+#include "runtime/fabric/copy_lines.h"
 
 namespace nccl_ha::fabric {
 
@@ -92,6 +95,21 @@ std::byte* Memory::resolve(uint32_t key, uint64_t domain, uint64_t address, uint
     return nullptr;
   }
   return reinterpret_cast<std::byte*>(address);
+}
+
+bool Memory::write(uint32_t key, uint64_t domain, uint64_t address,
+                   std::span<const std::byte> bytes, bool polled) const {
+  const std::lock_guard lock(mutex_);  // a key is made invalid under it
+  std::byte* to = resolve(key, domain, address, bytes.size());
+  if (to == nullptr) {
+    return false;
+  }
+  if (polled) {
+    copy_lines(to, bytes.data(), bytes.size());
+  } else {
+    std::memcpy(to, bytes.data(), bytes.size());
+  }
+  return true;
 }
 
 void Memory::attach(MemoryGuard* guard) {

@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "runtime/base/result.h"
@@ -45,6 +46,11 @@ class Memory {
   /// Inside a guard only: the address itself when [address, address + length) lies in the region
   /// of `key` and the region belongs to `domain`; else nullptr.
   std::byte* resolve(uint32_t key, uint64_t domain, uint64_t address, uint64_t length) const;
+
+  /// Any thread.  Copies to [address, address + bytes.size()) if that is as resolve() wants it;
+  /// line by line where somebody polls it.  remove() waits for the end of it.
+  [[nodiscard]] bool write(uint32_t key, uint64_t domain, uint64_t address,
+                           std::span<const std::byte> bytes, bool polled) const;
 
   /// Any thread, before the worker's first stretch / after its last.
   void attach(MemoryGuard* guard);

@@ -21,19 +21,38 @@ TEST_P(Transfer, EverySizeArrives) {
   }
 }
 
+/// Of messages that wait for their receive.
+constexpr size_t above_eager = 10000;
+
 TEST_P(Transfer, NoRequestBeforeThePeerHasPosted) {
   Connection c = open_connection();
-  auto buffer = make_buffer(c, 64);
+  auto buffer = make_buffer(c, 2 * above_eager);
   for (int i = 0; i < 2000; ++i) {
     void* request = reinterpret_cast<void*>(0xBAD);
-    ASSERT_EQ(api().isend(c.send, buffer->data(), 8, 0, buffer->send_key, &request),
+    ASSERT_EQ(api().isend(c.send, buffer->data(), above_eager, 0, buffer->send_key, &request),
               NcclResult::success);
     ASSERT_EQ(request, nullptr) << "there is no receive to send to; *request must be written";
   }
-  void* receive = post_recv(c, *buffer, 32, 8);
-  void* send = post_send(c, *buffer, 0, 8);
+  void* receive = post_recv(c, *buffer, above_eager, above_eager);
+  void* send = post_send(c, *buffer, 0, above_eager);
   EXPECT_TRUE(finish(send));
   EXPECT_TRUE(finish(receive));
+}
+
+TEST_P(Transfer, SmallMessagesLeaveBeforeThePeerHasPosted) {
+  Connection c = open_connection();
+  auto out = make_buffer(c, 64);
+  auto in = make_buffer(c, 64);
+  for (int i = 0; i < 3; ++i) {
+    out->bytes[0] = static_cast<unsigned char>(i);
+    ASSERT_TRUE(finish(post_send(c, *out, 0, 1)));  // and the memory is used for something else
+  }
+  for (int i = 0; i < 3; ++i) {
+    int size = -1;
+    ASSERT_TRUE(finish(post_recv(c, *in, 0, 64), &size));
+    EXPECT_EQ(size, 1);
+    EXPECT_EQ(in->bytes[0], i);
+  }
 }
 
 TEST_P(Transfer, ASmallerSendReportsItsOwnSize) {
@@ -50,12 +69,12 @@ TEST_P(Transfer, ASmallerSendReportsItsOwnSize) {
 
 TEST_P(Transfer, ALargerSendIsAnErrorOnBothSidesAndNobodyHangs) {
   Connection c = open_connection();
-  auto buffer = make_buffer(c, 4096);
-  void* receive = post_recv(c, *buffer, 0, 100);
+  auto buffer = make_buffer(c, 2 * above_eager);
+  void* receive = post_recv(c, *buffer, 0, above_eager - 1);
   NcclResult result = NcclResult::success;
   void* request = nullptr;
   ASSERT_TRUE(until([&] {
-    result = api().isend(c.send, buffer->data(), 101, 0, buffer->send_key, &request);
+    result = api().isend(c.send, buffer->data(), above_eager, 0, buffer->send_key, &request);
     return result != NcclResult::success || request != nullptr;
   }));
   EXPECT_EQ(result, NcclResult::invalid_usage);
@@ -74,12 +93,27 @@ TEST_P(Transfer, ALargerSendIsAnErrorOnBothSidesAndNobodyHangs) {
             NcclResult::success);
 }
 
+TEST_P(Transfer, ALargerSendThatLeftBeforeItsReceiveIsAnErrorOnBothSides) {
+  Connection c = open_connection();
+  auto buffer = make_buffer(c, 4096);
+  ASSERT_TRUE(finish(post_send(c, *buffer, 0, 101)));
+  void* receive = post_recv(c, *buffer, 0, 100);
+  EXPECT_EQ(finish_with_error(receive), NcclResult::invalid_usage);
+  void* request = nullptr;
+  NcclResult result = NcclResult::success;
+  EXPECT_TRUE(until([&] {
+    result = api().isend(c.send, buffer->data(), 8, 0, buffer->send_key, &request);
+    return result != NcclResult::success;
+  })) << "the sender hears that its peer failed";
+  EXPECT_EQ(result, NcclResult::remote_error);
+}
+
 TEST_P(Transfer, GroupsAreMatchedByTagWhateverTheOrder) {
   Connection c = open_connection();
   std::mt19937 random(7);
   for (int n = 1; n <= 8; ++n) {
     auto in = make_buffer(c, 8 * 1000);
-    auto out = make_buffer(c, 8 * 1000);
+    auto out = make_buffer(c, above_eager);
     for (size_t i = 0; i < out->bytes.size(); ++i) {
       out->bytes[i] = static_cast<unsigned char>(random());
     }
@@ -111,7 +145,7 @@ TEST_P(Transfer, GroupsAreMatchedByTagWhateverTheOrder) {
     for (const size_t i : order) {
       // Wrong tags never match.
       void* wrong = nullptr;
-      EXPECT_EQ(api().isend(c.send, out->data(), 10, 55, out->send_key, &wrong),
+      EXPECT_EQ(api().isend(c.send, out->data(), above_eager, 55, out->send_key, &wrong),
                 NcclResult::success);
       EXPECT_EQ(wrong, nullptr);
       sends.push_back(post_send(c, *out, i * 1000, 1000 - i, static_cast<int>(100 + i)));

@@ -185,6 +185,19 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(memory_left_open,
                 "Fabrics/Unfinished.NothingIsSentFromMemoryThatTheCallerHasBack/*"),
 
+    // Eager messages.
+    NHA_CHECKED(eager_out_of_order, "Arrivals.NoneIsTakenBeforeAllThatWereSentEarlierHaveCome"),
+    NHA_CHECKED(eager_left_behind, "SimEager.WhoClosesWaitsUntilTheyHaveArrived"),
+    NHA_CHECKED(
+        eager_not_renewed,
+        "AnnouncerTest.WhatEagerMessagesCompletedGoesAgainAsLongAsTheSenderMayNotHaveHeardOfIt"),
+    NHA_CHECKED(eager_overtaken, "EagerChannel.WhatIsSentLaterComesAfterThoseWithoutAPlace"),
+    NHA_CHECKED(eager_base_unheeded, "SimEager.OneThatOvertakesAnEarlierMessageDoesNotGetItsPlace"),
+    NHA_CHECKED(eager_slot_reused, "EagerChannel.ASlotIsFreeWhenItsMessageHasArrivedAndHasAPlace"),
+    NHA_CHECKED(eager_taken_twice, "Arrivals.OneThatComesAgainIsKnown"),
+    NHA_CHECKED(eager_not_repeated, "SimEager.AFailoverRepeatsWhatMayNotHaveArrived"),
+    NHA_CHECKED(eager_forgotten, "SimEager.AReceiverGetsWhatWasSentBeforeItsPeerLeft"),
+
     // Rails of one device.
     NHA_CHECKED(sup_between_islands, "Fabrics/Rails.BetweenIslandsNothingEverTakesSup/*"),
     NHA_CHECKED(sout_serves_too, "Rails.TheFirstRailStandsByWhereIsolatedHostsHaveSup"),

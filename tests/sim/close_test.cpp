@@ -22,14 +22,6 @@ void silence_receiver(SimPair& pair, bool both = false) {
   pair.set_links(both ? dark : sim::Link{}, dark, 0);
 }
 
-size_t actors(sim::Process& process) {
-  size_t count = 0;
-  for (size_t i = 0; i < process.engine->worker_count(); ++i) {
-    count += process.engine->worker(i).actor_count();
-  }
-  return count;
-}
-
 struct Fabric {
   const char* name;
   tools::SimCables cables;

@@ -108,6 +108,7 @@ class BenchActor final : public Actor,
   void on_stream_lost(const Error&) override {}
   void on_stream_back() override {}
   bool takes_streams() const override { return false; }
+  bool peer_may_leave() const override { return false; }
   const Error& failure() const override { return failure_; }
   void on_refused(const Refusal&) override {}
   void on_peer_gone(const Error& why) override { fail(why, true); }

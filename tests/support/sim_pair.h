@@ -14,6 +14,15 @@ inline void pass(tools::SimPair& pair, Duration time) {
   static_cast<void>(pair.world().run_until([] { return false; }, time));
 }
 
+/// That live in a process.
+inline size_t actors(sim::Process& process) {
+  size_t count = 0;
+  for (size_t i = 0; i < process.engine->worker_count(); ++i) {
+    count += process.engine->worker(i).actor_count();
+  }
+  return count;
+}
+
 /// Within this a side ends whose peer's host has gone, or to which nothing leads any more: it asks,
 /// gives the path up though nothing tells whether the peer runs, and nobody answers for as long as
 /// the budget lasts.

@@ -92,6 +92,7 @@ TEST_F(AnnouncerTest, AfterALaneFailedAllThatIsOpenGoesOverAnotherOneOnceThePeer
   post();
   post(2);
   static_cast<void>(groups_.complete(0));
+  announcer_->note_known(1);  // by the data that completed it
   bench_->paths.lane(0).usable = false;
   announcer_->renew();
   announcer_->announce_again(false);
@@ -101,6 +102,19 @@ TEST_F(AnnouncerTest, AfterALaneFailedAllThatIsOpenGoesOverAnotherOneOnceThePeer
   EXPECT_EQ(announcer_->lane(), 1U);
   announcer_->announce_again(true);
   EXPECT_EQ(told(1).size(), 1U) << "once";
+}
+
+TEST_F(AnnouncerTest, WhatEagerMessagesCompletedGoesAgainAsLongAsTheSenderMayNotHaveHeardOfIt) {
+  post();
+  post(2);
+  post();
+  static_cast<void>(groups_.complete(0));
+  static_cast<void>(groups_.complete(1));
+  announcer_->note_known(1);
+  bench_->paths.lane(0).usable = false;
+  announcer_->renew();
+  announcer_->announce_again(true);
+  EXPECT_EQ(told(1), (std::vector<Told>{{1, 1, 3}}));
 }
 
 TEST_F(AnnouncerTest, NothingIsLostThatIsPostedWhileThereIsNoLane) {

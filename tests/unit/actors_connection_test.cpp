@@ -41,6 +41,7 @@ class FakeSide final : public Side {
   void on_peer_gone(const Error&) override {}
   void on_stream_lost(const Error&) override {}
   bool takes_streams() const override { return false; }
+  bool peer_may_leave() const override { return false; }
   CloseNotice last_words() const override { return {}; }
   bool exposed(const Lane&, bool) const override { return false; }
   std::string wanted_peer() const override { return "nobody"; }

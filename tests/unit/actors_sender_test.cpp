@@ -26,6 +26,7 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
   Sender::Owner& owner() { return *this; }
   void on_memory_rejected(size_t lane, const Error&) override { rejected_.push_back(lane); }
   void on_rail_rejected(uint8_t) override {}
+  void on_eager_arrived() override {}
   bool give_way() override {
     ++asked_to_give_way_;
     return false;

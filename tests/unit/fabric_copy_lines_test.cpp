@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/fabric/datagram/copy.h"
+#include "runtime/fabric/copy_lines.h"
 
 namespace nccl_ha::fabric {
 namespace {

@@ -19,6 +19,15 @@ struct Traffic::Group {
     std::optional<fabric::Registration> from;
     std::optional<fabric::Registration> to;
   };
+  /// Small ones leave also without a place.
+  static SendRequest* send(SendChannel& channel, const CtsEntry* place, const Part& part) {
+    SendRequest* request = channel.submit_eager(place, part.tag, part.source.data(), part.sent);
+    return request != nullptr || place == nullptr
+               ? request
+               : channel.submit(*place, part.source.data(), part.sent, part.from->local_key, true,
+                                part.from->rail_local_keys);
+  }
+
   uint64_t number = 0;
   std::vector<Part> parts;
   std::vector<size_t> order;  ///< in which the sender fills them
@@ -30,7 +39,13 @@ struct Traffic::Group {
 };
 
 Traffic::Traffic(SimLink& link, const TransferPlan& plan)
-    : link_(link), plan_(plan), shape_(plan.seed), random_(~plan.seed) {}
+    : link_(link),
+      plan_(plan),
+      // Half of all senders do not wait for receives, of which few are posted at a time then.
+      ahead_(plan.released || plan.seed % 2 == 0 ? 0 : eager_slots),
+      posted_max_(ahead_ == 0 ? receives_max : 1 + plan.seed / 2 % 3),
+      shape_(plan.seed),
+      random_(~plan.seed) {}
 
 Traffic::~Traffic() {
   for (auto& group : groups_) {
@@ -82,14 +97,21 @@ void Traffic::make_group() {
   groups_.push_back(std::move(made));
 }
 
+void Traffic::make_groups(uint64_t end) {
+  while (first_ + groups_.size() < end) {
+    make_group();
+  }
+}
+
 void Traffic::post_receives() {
   const uint64_t released = plan_.released ? plan_.released() : plan_.groups;
-  while (receives_posted_ < std::min<uint64_t>(released, plan_.groups)) {
+  while (receives_posted_ < std::min<uint64_t>(released, plan_.groups) &&
+         receives_posted_ - receives_done_ < posted_max_) {
     ReceiveRequest* slot = link_.receiver().acquire();
     if (slot == nullptr) {
       return;
     }
-    make_group();
+    make_groups(receives_posted_ + 1);
     Group& posted = group(receives_posted_++);
     slot->count = static_cast<uint8_t>(posted.parts.size());
     slot->polled = random_.chance(0.2);
@@ -122,20 +144,20 @@ const CtsEntry* Traffic::place_for(int tag) {
 }
 
 void Traffic::post_sends() {
-  while (send_group_ < receives_posted_) {
+  const uint64_t ahead = link_.receiver_lives() ? ahead_ : 0;
+  while (send_group_ < std::min<uint64_t>(plan_.groups, receives_posted_ + ahead)) {
+    make_groups(send_group_ + 1);
     Group& filled = group(send_group_);
     const size_t at = filled.order[send_position_];
     Group::Part& part = filled.parts[at];
     const CtsEntry* place = place_for(part.tag);
-    if (place == nullptr) {
-      return;
-    }
     if (!part.from) {
       part.from = link_.register_send(part.source.data(), part.source.size());
     }
-    SendRequest* request =
-        link_.sender().submit(*place, part.source.data(), part.sent, part.from->local_key, true,
-                              part.from->rail_local_keys);
+    SendRequest* request = Group::send(link_.sender(), place, part);
+    if (request == nullptr && place == nullptr) {
+      return;
+    }
     if (request == nullptr) {
       link_.sender_driver().turn();
       return;

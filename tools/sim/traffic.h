@@ -59,6 +59,7 @@ class Traffic {
  private:
   struct Group;
   void make_group();
+  void make_groups(uint64_t end);
   Group& group(uint64_t number) { return *groups_[number - first_]; }
   void post_receives();
   void post_sends();
@@ -78,6 +79,8 @@ class Traffic {
 
   SimLink& link_;
   TransferPlan plan_;
+  uint64_t ahead_;       ///< groups that may be sent before they are posted
+  uint64_t posted_max_;  ///< open receives
   Random shape_;
   Random random_;
   std::deque<std::unique_ptr<Group>> groups_;  ///< from number first_ on

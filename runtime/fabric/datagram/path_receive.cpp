@@ -6,7 +6,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/mutation.h"
-#include "runtime/fabric/datagram/copy.h"
+#include "runtime/fabric/copy_lines.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 
 namespace nccl_ha::fabric {

@@ -22,6 +22,7 @@ DatagramPort::DatagramPort(std::unique_ptr<PacketIo> io, const DatagramOptions& 
                            const Environment& environment, uint32_t interface_mtu)
     : env_(environment, options, std::move(io), interface_mtu, *this) {
   env_.memory->attach(&env_.guard.guard());
+  gathers_ = true;
 }
 
 DatagramPort::~DatagramPort() {
@@ -90,6 +91,13 @@ unsigned DatagramPort::poll(Clock& time) {
   }
   back_off_if_idle();
   return work;
+}
+
+unsigned DatagramPort::push(Clock& time) {
+  const Instant now = time.now();
+  env_.now = now;
+  env_.stage.io().tick(now);
+  return progress_sends();
 }
 
 inline void DatagramPort::back_off_if_idle() {

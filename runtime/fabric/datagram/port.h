@@ -31,6 +31,7 @@ class DatagramPort final : public Poller, private PacketSink {
     return "datagrams " + text(env_.stage.io().local(Channel::command));
   }
   unsigned poll(Clock& time) override;
+  unsigned push(Clock& time) override;
   Duration max_poll_gap() const override;
   std::optional<Instant> next_deadline() override;
   size_t wait_fds(std::span<int> out) const override;

@@ -95,7 +95,7 @@ unsigned DatagramPort::progress_acks() {
   AckLink* one = env_.stage.any_command() ? env_.acks.first() : nullptr;
   for (size_t looked_at = 0; one != nullptr && looked_at < piggyback_lookups_max; ++looked_at) {
     AckLink* next = one->next;
-    if (env_.stage.last_command_goes_to(one->path.peer_command())) {
+    if (env_.stage.any_command_goes_to(one->path.peer_command())) {
       one->path.send_ack();
       ++count;
     }

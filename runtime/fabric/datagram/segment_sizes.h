@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "runtime/fabric/datagram/copy.h"
+#include "runtime/fabric/copy_lines.h"
 #include "runtime/fabric/datagram/wire.h"
 
 namespace nccl_ha::fabric {

@@ -30,14 +30,13 @@ void SendStage::command(const SocketAddress& to, const FrameHeader& header,
   const size_t bytes = header_bytes + payload.size();
   NHA_DASSERT(bytes <= command_bytes_, "frame too large for the command channel");
   SendBatch& batch = command_;
-  size_t slot = batch.count;
-  // Frames to the same peer share a datagram, whichever of its paths they belong to.
-  const bool shares = slot != 0 && batch.message_bytes[slot - 1] + bytes <= command_bytes_ &&
-                      *batch.messages[slot - 1].to == to;
-  if (shares) {
-    --slot;
+  // Frames to the same peer share a datagram, whichever of its paths they belong to, and keep their
+  // order.
+  size_t slot = last_to(to);
+  if (slot != batch.count && batch.message_bytes[slot] + bytes <= command_bytes_) {
     ++statistics_.frames_bundled;
   } else {
+    slot = batch.count;
     if (slot == SendBatch::messages_max) {
       flush(Channel::command);
       slot = 0;
@@ -53,6 +52,14 @@ void SendStage::command(const SocketAddress& to, const FrameHeader& header,
   }
   batch.message_bytes[slot] += bytes;
   batch.parts[slot] = {batch.copies[slot].data(), batch.message_bytes[slot]};
+}
+
+size_t SendStage::last_to(const SocketAddress& to) const {
+  size_t slot = command_.count;
+  while (slot != 0 && !(*command_.messages[slot - 1].to == to)) {
+    --slot;
+  }
+  return slot == 0 ? command_.count : slot - 1;
 }
 
 void SendStage::data(const SocketAddress& to, Segment& segment, const FrameHeader& header,

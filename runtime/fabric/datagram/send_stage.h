@@ -58,15 +58,16 @@ class SendStage {
 
   bool empty() const { return command_.empty() && data_.empty(); }
   bool any_command() const { return !command_.empty(); }
-  /// The last datagram of the command channel goes there, and could take more along.
-  bool last_command_goes_to(const SocketAddress& to) const {
-    return any_command() && *command_.messages[command_.count - 1].to == to;
-  }
+  /// A datagram of the command channel goes there, and could take more along.
+  bool any_command_goes_to(const SocketAddress& to) const { return last_to(to) != command_.count; }
   /// The largest datagram of the command channel.
   size_t command_bytes() const { return command_bytes_; }
   PacketIo& io() const { return *io_; }
 
  private:
+  /// The last datagram of the command channel that goes there; their number if none does.
+  size_t last_to(const SocketAddress& to) const;
+
   std::unique_ptr<PacketIo> io_;
   DatagramPortCounters& statistics_;
   size_t command_bytes_;
