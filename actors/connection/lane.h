@@ -99,6 +99,13 @@ struct Lane {
     counters->usable.set(on ? 1 : 0);
   }
   fabric::Path& path() { return *owned.path; }
+  /// A write was posted; `head`: of its bytes, those that are none of a message.
+  void count_write(uint32_t bytes, uint32_t head = 0) {
+    ++writes_open;
+    bytes_open += bytes;
+    counters->writes.add();
+    counters->bytes_sent.add(bytes - head);
+  }
   /// Over another NIC than the connection's first one.
   bool elsewhere() const { return shadow || rail != 0; }
   /// On another rail of the connection's device.

@@ -385,7 +385,7 @@ void SendSide::on_peer_gone(const Error& error) {
 
 /// A caller whose requests are all done may close; one who gives up in the middle promises nothing.
 CloseNotice SendSide::last_words() const {
-  return sender_.idle() ? CloseNotice{channel_.filled_groups(), sender_.eager_done()}
+  return sender_.idle() ? CloseNotice{channel_.filled_groups(), sender_.eager().done()}
                         : CloseNotice{};
 }
 

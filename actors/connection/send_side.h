@@ -64,7 +64,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   bool takes_streams() const override { return false; }
   CloseNotice last_words() const override;
   /// For what the caller believes sent, unless it gives up in the middle.
-  bool waits_to_close() const override { return sender_.eager_open() && sender_.idle(); }
+  bool waits_to_close() const override { return sender_.eager().any_open() && sender_.idle(); }
   bool exposed(const Lane& lane, bool closing) const override {
     (void)closing;
     return lane.bytes_open != 0;

@@ -10,10 +10,6 @@ namespace {
 
 // A write that announces nothing: the chunk's last one answers for it.
 constexpr uint64_t piece_id = UINT64_MAX;
-// Of an eager message in slot n: this and n.  A chunk's is below.
-constexpr uint64_t eager_id = uint64_t{1} << 32;
-
-bool is_eager(uint64_t id) { return id - eager_id < eager_slots; }
 
 }  // namespace
 
@@ -27,7 +23,8 @@ Sender::Sender(const ConnectionParts& parts, Owner& owner, SendChannel& channel)
       counters_(channel.counters()),
       announced_(channel),
       tables_(new DataTables),  // uninitialised: pages that are not used are not there
-      chooser_(state_, paths_, channel) {}
+      chooser_(state_, paths_, channel),
+      eager_(parts, channel, chooser_, *tables_) {}
 
 PathSet::Needs Sender::needs() {
   PathSet::Needs needs;
@@ -50,6 +47,7 @@ void Sender::adapt_to(const Lane& lane) {
 
 void Sender::begin(uint64_t sizes_address, std::shared_ptr<ha::HintSource> hints) {
   sizes_address_ = sizes_address;
+  eager_.begin(sizes_address);
   const auto eager_bytes = static_cast<uint32_t>(state_.context->config().eager_bytes);
   if (takes_eager(state_.traits) && eager_bytes != 0) {
     channel_.allow_eager(tables_, eager_bytes);
@@ -105,8 +103,8 @@ void Sender::acknowledge_all_below(uint64_t group) {
 }
 
 [[gnu::always_inline]] inline void Sender::post_all() {
-  if (eager_waits_ || channel_.eager_submitted() != eager_taken_) {
-    post_eager();
+  if (eager_.due()) {
+    eager_.post();
   }
   while (state_.live() && (cursor_.request != nullptr || next_work())) {
     if (!post_next()) {
@@ -219,18 +217,6 @@ bool Sender::on_no_keys(const Lane& lane) {
   return owner_.give_way();
 }
 
-namespace {
-
-/// `head`: of the bytes, those that are none of a message.
-[[gnu::always_inline]] inline void count_write(Lane& lane, uint32_t bytes, uint32_t head = 0) {
-  ++lane.writes_open;
-  lane.bytes_open += bytes;
-  lane.counters->writes.add();
-  lane.counters->bytes_sent.add(bytes - head);
-}
-
-}  // namespace
-
 /// Posts the next piece of the chunk at hand; false when no path has room for it now.
 [[gnu::always_inline]] inline bool Sender::post_next() {
   if (!lane_works() && !pick_lane()) [[unlikely]] {
@@ -266,7 +252,7 @@ namespace {
       return false;
     }
     chooser_.on_posted(lane, piece);
-    count_write(lane, piece);
+    lane.count_write(piece);
     cursor_.offset += piece;
     request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
     return true;
@@ -299,7 +285,7 @@ namespace {
   if (!recorded) {
     chooser_.on_posted(lane, bytes);
   }
-  count_write(lane, recorded ? 0 : bytes);
+  lane.count_write(recorded ? 0 : bytes);
   liveness_.watch_work();
   request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
   state_.note(TraceEvent::chunk_posted, request.group,
@@ -350,12 +336,14 @@ void Sender::leave(size_t lane) {
     (good ? lane.counters->writes_done : lane.counters->errors).add();
     if (good) {
       (ha::mutated(ha::Mutation::life_on_first_lane) ? paths_.lane(0) : lane).health.show_life();
-      if (is_eager(completion.id)) {
-        on_eager_acknowledged(completion.id, at);
+      if (EagerSends::is_of(completion.id)) {
+        if (eager_.on_acknowledged(completion.id, at)) {
+          owner_.on_eager_arrived();
+        }
       } else if (completion.id != piece_id) {
         on_acknowledged(completion.id, at);
       }
-      if (cursor_.request != nullptr || eager_waits_) [[unlikely]] {
+      if (cursor_.request != nullptr || eager_.due()) [[unlikely]] {
         pump();
       }
     }
@@ -367,93 +355,6 @@ void Sender::leave(size_t lane) {
   }
   if (!lane.usable) [[unlikely]] {
     state_.owner.on_work_back(at);
-  }
-}
-
-/// What the caller gave away, and what a lane that was fenced may not have brought.
-[[gnu::noinline]] void Sender::post_eager() {
-  for (; eager_taken_ != channel_.eager_submitted(); ++eager_taken_) {
-    Eager& message = eager_[eager_taken_ % eager_slots];
-    const EagerHead& head = tables_->eager[eager_taken_ % eager_slots].head;
-    if (!state_.holds(!message.open, "a slot holds one eager message at a time")) {
-      return;
-    }
-    // Those before it that have no place yet come first.
-    const uint64_t group = head.is_placed() ? head.group : std::max(head.group, eager_group_);
-    message = {eager_taken_, group, ha::ChunkLedger::nobody, true};
-    eager_group_ = group + 1;
-    counters_.sends.add();
-    counters_.eager_sends.add();
-    counters_.bytes_sent.add(head.bytes);
-    state_.note(TraceEvent::transfer_posted, message.group, trace_chunk(head.bytes, 0, 0, 0));
-  }
-  eager_waits_ = false;
-  for (uint64_t number = eager_done_; number != eager_taken_; ++number) {
-    Eager& message = eager_[number % eager_slots];
-    if (message.open && message.lane == ha::ChunkLedger::nobody && !post_eager(message)) {
-      eager_waits_ = true;
-      return;
-    }
-  }
-}
-
-/// A lane, if there is one with room for it.
-size_t Sender::lane_for_eager(uint32_t bytes) {
-  const size_t lane = chooser_.lane_for(bytes);
-  return lane == LaneChooser::none || paths_.lane(lane).usable ? lane : chooser_.any_usable();
-}
-
-/// False: there is no room, or no path.
-bool Sender::post_eager(Eager& message) {
-  const size_t slot = message.number % eager_slots;
-  const EagerSlot& staged = tables_->eager[slot];
-  const uint32_t bytes = sizeof staged.head + staged.head.bytes;
-  const size_t at = lane_for_eager(bytes);
-  if (at == LaneChooser::none) {
-    return false;
-  }
-  Lane& lane = paths_.lane(at);
-  const auto* from = reinterpret_cast<const std::byte*>(&staged);
-  fabric::WritePost post;
-  post.id = eager_id + slot;
-  post.gather_count = 1;
-  post.gathers[0] = {from, bytes, lane.tables.source_key};
-  post.remote_address =
-      sizes_address_ +
-      static_cast<uint64_t>(from - reinterpret_cast<const std::byte*>(tables_.get()));
-  post.remote_key = lane.tables.table_key;
-  post.has_immediate = true;
-  post.immediate = EagerMark{static_cast<uint32_t>(message.number), lane.epoch}.pack();
-  post.host_memory = true;
-  post.last = true;
-  if (lane.path().post_write(post) != Errc::ok) {
-    return false;
-  }
-  chooser_.on_posted(lane, bytes);
-  count_write(lane, bytes, sizeof staged.head);
-  liveness_.watch_work();
-  message.lane = static_cast<uint8_t>(at);
-  state_.note(TraceEvent::chunk_posted, message.group, trace_chunk(staged.head.bytes, 0, 0, 1), at);
-  return true;
-}
-
-[[gnu::noinline]] void Sender::on_eager_acknowledged(uint64_t id, size_t lane) {
-  Eager& message = eager_[id - eager_id];
-  if (!state_.holds(message.open && message.lane == lane,
-                    "an eager message is acknowledged once, by the lane that holds it")) {
-    return;
-  }
-  const uint32_t bytes = tables_->eager[id - eager_id].head.bytes;
-  message.open = false;
-  counters_.sends_done.add();
-  state_.note(TraceEvent::chunk_acked, message.group, trace_chunk(bytes, 0, 0, 1), lane);
-  state_.note(TraceEvent::transfer_sent, message.group, trace_chunk(bytes, 0, 0, 0));
-  channel_.eager_arrived(message.number);
-  while (eager_done_ != eager_taken_ && !eager_[eager_done_ % eager_slots].open) {
-    ++eager_done_;
-  }
-  if (!eager_open()) {
-    owner_.on_eager_arrived();
   }
 }
 
@@ -538,16 +439,7 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
                      "memory; what was to be sent may have changed since"));
     return counts;
   }
-  for (Eager& message : eager_) {
-    if (message.open && message.lane == lane && !ha::mutated(ha::Mutation::eager_not_repeated)) {
-      // Perhaps it has arrived.  The receiver knows it by its number, and its slot holds nothing
-      // else.
-      message.lane = ha::ChunkLedger::nobody;
-      eager_waits_ = true;
-      ++counts.chunks_again;
-      counts.bytes_again += tables_->eager[message.number % eager_slots].head.bytes;
-    }
-  }
+  counts.chunks_again = eager_.take_back(lane, counts.bytes_again);
   for (uint16_t index = 0; index < sends_max; ++index) {
     SendRequest& request = channel_.slot(index);
     if (request.state.load(std::memory_order_acquire) != RequestState::pending) {

@@ -10,6 +10,7 @@
 
 #include "actors/connection/clear_to_sends.h"
 #include "actors/connection/control_link.h"
+#include "actors/connection/eager_sends.h"
 #include "actors/connection/lane_chooser.h"
 #include "actors/connection/liveness.h"
 #include "actors/connection/path_set.h"
@@ -83,10 +84,7 @@ class Sender final : public Server {
   void acknowledge_all_below(uint64_t group);
   /// Nothing that was submitted is open.
   bool idle() const;
-  /// Eager messages that the peer is not known to have, though the caller may believe them sent.
-  bool eager_open() const { return eager_done_ != channel_.eager_submitted(); }
-  /// How many eager messages the peer has, without a gap.
-  uint64_t eager_done() const { return eager_done_; }
+  const EagerSends& eager() const { return eager_; }
 
   // Server
   void on_submitted() override;
@@ -118,13 +116,6 @@ class Sender final : public Server {
     uint32_t local = 0;
     uint32_t remote = 0;
   };
-  /// A message in a slot.
-  struct Eager {
-    uint64_t number = 0;
-    uint64_t group = 0;  ///< that it is probably for, by which traces name it
-    uint8_t lane = ha::ChunkLedger::nobody;
-    bool open = false;  ///< the peer is not known to have it
-  };
   void finish(SendRequest& request);
   void note_news(const ClearToSends::News& news);
   void post_all();
@@ -141,10 +132,6 @@ class Sender final : public Server {
   [[gnu::noinline]] bool translate(const SendRequest& request, const Lane& lane, Keys& keys);
   void on_clear_to_send(const fabric::Completion& completion, Lane& lane);
   void on_acknowledged(uint64_t id, size_t lane);
-  void post_eager();
-  [[nodiscard]] bool post_eager(Eager& message);
-  size_t lane_for_eager(uint32_t bytes);
-  void on_eager_acknowledged(uint64_t id, size_t lane);
   [[nodiscard]] bool has_left(const SendRequest& request, size_t lane);
 
   ConnectionState& state_;
@@ -159,12 +146,8 @@ class Sender final : public Server {
   uint64_t sizes_address_ = 0;          ///< of those
   uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
   Cursor cursor_;
-  std::array<Eager, eager_slots> eager_{};
-  uint64_t eager_taken_ = 0;  ///< of the caller
-  uint64_t eager_done_ = 0;   ///< every one below has arrived
-  uint64_t eager_group_ = 0;  ///< after that of the last one
-  bool eager_waits_ = false;  ///< some wait for room or for a path
   LaneChooser chooser_;
+  EagerSends eager_;
   std::deque<Chunk> replay_;
   ha::AcknowledgementLog<cts_slots, group_max> acknowledged_;
 };
