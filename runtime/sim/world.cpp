@@ -263,9 +263,7 @@ void World::observe_callers() {
     for (size_t i = 0;
          (process->is_inline() || process->is_helped()) && i < process->engine->worker_count();
          ++i) {
-      // Callers ask on; where no thread runs they will turn the worker.
-      process->called_at[i] = process->engine->worker(i).turns() != process->seen_turns[i] ||
-                              (process->is_helped() && calls(*process) && !awake(*process, i));
+      process->called_at[i] = process->engine->worker(i).turns() != process->seen_turns[i];
       process->called = process->called || process->called_at[i];
     }
   }
@@ -323,6 +321,9 @@ Instant World::next_moment(Instant limit) {
     for (size_t i = 0; process->engine && i < process->engine->worker_count(); ++i) {
       if (process->is_helped() && awake(*process, i) && now() < process->thread_due[i]) {
         wake = std::min(wake, process->thread_due[i]);
+      }
+      if (process->is_helped() && calls(*process) && !awake(*process, i)) {
+        wake = std::min(wake, now() + call_interval);  // who asks again turns it
       }
       const auto deadline =
           turns_soon(*process, i) ? process->engine->worker(i).next_deadline() : std::nullopt;

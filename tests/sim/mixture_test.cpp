@@ -76,6 +76,20 @@ TEST(SimMixture, ThreadsWithCallersThatHelp) {
   EXPECT_GT(totals.down, runs);
 }
 
+/// In each a worker without a processor, whose callers had nothing to ask for, heard of streams or
+/// was waited for without end.
+TEST(SimMixture, SeedsWithCallersThatHelpThatFoundSomething) {
+  for (const uint64_t seed : {6000080, 6000239, 6000302}) {
+    FailoverTotals totals;
+    FailoverRun run = tools::mixed_run(seed);
+    run.kind = RunKind::pauses;
+    run.callers_help = 0.2;
+    EXPECT_EQ(tools::run_failovers(run, &totals), "")
+        << "nccl-ha sim --callers-help 0.2 --kind pauses --seed " << seed;
+    EXPECT_GT(totals.starved, 0U);
+  }
+}
+
 TEST(SimMixture, SettingsDrawnForEachHost) {
   const uint64_t runs = sim_seeds() / 8;
   const FailoverTotals totals = run_kind(RunKind::paths, runs);

@@ -134,6 +134,35 @@ TEST(SimWorld, AWorkerThatNobodyTurnsHearsOfNoStream) {
   EXPECT_TRUE(world.run_until(calls_the_other, seconds(2)));
 }
 
+/// Callers that may help turn nothing while they have nothing to ask for.
+TEST(SimWorld, AWorkerWhoseThreadDoesNotRunWaitsForACallerThatAsks) {
+  sim::World world(4);
+  world.callers_help = 1e-9;  // its thread looks as if it did not run when it does not
+  sim::Process& process = **world.add_process(ip(10, 0, 0, 1), {});
+  ASSERT_TRUE(world.add_process(ip(10, 0, 0, 2), {}));
+  world.starve(process, 0, seconds(2));
+  Worker& worker = process.engine->worker(0);
+  Ending ending;
+  const sockaddr_storage nobody = sim::Endpoint{ip(10, 0, 0, 2), 9}.to_sockaddr();
+  const auto stream = worker.context().streams().connect_tcp(
+      reinterpret_cast<const sockaddr*>(&nobody), nullptr, &ending);
+  ASSERT_TRUE(stream);
+  bool expired = false;
+  Timer timer;
+  timer.bind([](void* self) { *static_cast<bool*>(self) = true; }, &expired);
+  worker.context().timers().arm(timer, world.now() + std::chrono::milliseconds(10));
+  EXPECT_FALSE(world.run_until([&] { return ending.ended || expired; }, seconds(1)));
+  EXPECT_EQ(world.livelock(), "");
+  Engine::Caller caller;
+  const auto asks = [&] {
+    static_cast<void>(process.engine->turn(*process.engine->slot_of(worker), caller));
+    return ending.ended && expired;
+  };
+  EXPECT_TRUE(world.run_until(asks, std::chrono::milliseconds(100)));
+  EXPECT_GT(worker.statistics().taken_over, 0U);
+  worker.context().timers().cancel(timer);
+}
+
 struct Poor final : Actor {
   const char* name() const override { return "poor"; }
   void start(Context&) override {}

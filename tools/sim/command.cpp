@@ -252,10 +252,12 @@ int run_all(const SimOptions& options) {
       ++violations;
       ++time.violations;
       progress.clear();
-      fmt::print("seed {} ({}): {} (`nccl-ha sim --seed {}{}{}` shows how)\n", run.seed,
-                 to_text(run.kind), outcome, run.seed,
-                 options.kind == "mixed" ? "" : " --kind " + options.kind,
-                 options.fabric == "mixed" ? "" : " --fabric " + options.fabric);
+      fmt::print(
+          "seed {} ({}): {} (`nccl-ha sim --seed {}{}{}{}` shows how)\n", run.seed,
+          to_text(run.kind), outcome, run.seed,
+          options.kind == "mixed" ? "" : " --kind " + options.kind,
+          options.fabric == "mixed" ? "" : " --fabric " + options.fabric,
+          options.callers_help == 0 ? "" : fmt::format(" --callers-help {}", options.callers_help));
       std::fflush(stdout);
     }
   }
