@@ -120,6 +120,9 @@ Result<std::shared_ptr<const MeshView>> ask_relay_node(uint16_t port, Duration p
     }
   }
   close(*fd);
+  if (!view && !there) {
+    return fail(Errc::remote, fmt::format("nobody on this host has UDP port {}", port));
+  }
   if (!view) {
     return fail(Errc::timed_out,
                 fmt::format("another process of this host uses UDP port {} (NCCL_MESH_PORT) and "
@@ -134,7 +137,6 @@ MeshClient::~MeshClient() { stop(); }
 void MeshClient::start(Context& context) {
   context_ = &context;
   timer_.bind([](void* self) { static_cast<MeshClient*>(self)->on_timer(); }, this);
-  heard_ = context.now();
   auto fd = open_query_socket(options_.port);
   if (fd) {
     fd_ = *fd;
@@ -153,7 +155,7 @@ void MeshClient::on_readable(int fd) {
   std::array<std::byte, packet_bytes> bytes;
   for (ssize_t got = 0; (got = recv(fd, bytes.data(), bytes.size(), 0)) >= 0;) {
     if (auto view = answer_.take(std::span(bytes).first(static_cast<size_t>(got)))) {
-      heard_ = context_->now();
+      unanswered_ = 0;
       options_.board->publish(std::move(view));
     }
   }
@@ -161,15 +163,16 @@ void MeshClient::on_readable(int fd) {
 
 void MeshClient::on_timer() {
   context_->timers().arm(timer_, context_->now() + options_.interval);
-  if (fd_ >= 0) {
-    static_cast<void>(send_query(fd_));
-  }
-  if (context_->now() - heard_ < options_.dead) {
-    return;
-  }
-  if (options_.on_silence && options_.on_silence(*context_)) {
+  // Questions are counted, not time: what this thread has slept through, nobody was asked.
+  const bool silent = unanswered_ * options_.interval >= options_.dead;
+  if (silent && options_.on_silence && options_.on_silence(*context_)) {
     stop();
     context_->remove_actor(id());
+    return;
+  }
+  ++unanswered_;
+  if (fd_ >= 0) {
+    static_cast<void>(send_query(fd_));
   }
 }
 

@@ -31,7 +31,8 @@ Result<int> open_query_socket(uint16_t port);
 /// Asks once; false: nobody has the port.
 bool send_query(int fd);
 
-/// Asks now and waits for the answer, at most `patience`; an error says what to look at.
+/// Asks now and waits for the answer, at most `patience`; an error says what to look at.  It is
+/// Errc::remote where nobody has the port, which is known at once.
 Result<std::shared_ptr<const MeshView>> ask_relay_node(uint16_t port, Duration patience);
 
 class MeshClient final : public Actor, private FdWatchOwner {
@@ -41,8 +42,8 @@ class MeshClient final : public Actor, private FdWatchOwner {
     Duration interval = std::chrono::milliseconds(500);
     Duration dead = std::chrono::milliseconds(2000);
     std::shared_ptr<TopologyBoard> board;
-    /// Nobody has answered for `dead`; on the worker's thread, each time that is so.  True:
-    /// somebody else knows now, and this actor ends.
+    /// No question of the last `dead` was answered; on the worker's thread, each time that is so.
+    /// True: somebody else knows now, and this actor ends.
     std::function<bool(Context& context)> on_silence;
   };
   explicit MeshClient(Options options) : options_(std::move(options)) {}
@@ -62,7 +63,7 @@ class MeshClient final : public Actor, private FdWatchOwner {
   int fd_ = -1;
   std::unique_ptr<FdWatch> watch_;
   MeshAnswer answer_;
-  Instant heard_{};
+  int64_t unanswered_ = 0;  ///< questions since the last answer
   Timer timer_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "relay/piece_size.h"
 #include "runtime/base/host.h"
 
 namespace nccl_ha::relay {
@@ -36,7 +37,7 @@ RelayOptions relay_options(const Config& config, NodeId self) {
   options.sessions_per_host = static_cast<size_t>(config.mesh_sessions_per_host);
   options.pool_bytes = static_cast<size_t>(config.mesh_pool_bytes);
   options.flight_bytes = static_cast<uint64_t>(config.mesh_flight_bytes);
-  options.chunk_bytes = static_cast<uint32_t>(config.mesh_chunk_bytes);
+  options.chunk_bytes = piece_bytes(static_cast<uint32_t>(config.mesh_chunk_bytes));
   options.slots_max = slots_accepted(static_cast<uint16_t>(config.mesh_slots));
   options.store = config.mesh_store;
   return options;

@@ -8,6 +8,7 @@
 #include "relay/discovery_actor.h"
 #include "relay/mesh_client.h"
 #include "relay/mesh_settings.h"
+#include "relay/piece_size.h"
 #include "relay/relay_factory.h"
 #include "relay/relay_node.h"
 #include "relay/topology_file.h"
@@ -31,7 +32,7 @@ std::vector<fabric::NetInterface> own_interfaces(const std::string& spec) {
 RelayPath::Options path_options(const Config& config, std::shared_ptr<const ClusterKey> key) {
   RelayPath::Options options;
   options.key = std::move(key);
-  options.chunk_bytes = static_cast<uint32_t>(config.mesh_chunk_bytes);
+  options.chunk_bytes = piece_bytes(static_cast<uint32_t>(config.mesh_chunk_bytes));
   options.slots = static_cast<uint16_t>(config.mesh_slots);
   options.relays_max = static_cast<size_t>(config.mesh_max_hops);
   return options;
@@ -118,23 +119,20 @@ Result<void> ProcessMesh::open_links(bool* port_taken) {
 Result<void> ProcessMesh::choose_part() {
   const bool inlined = config_.mesh_relay == "inline";
   bool taken = false;
-  auto opened = open_links(&taken);
-  if (opened) {
-    part_ = inlined ? Part::inlined : Part::none;
-    if (!inlined) {
-      links_.reset();
-    }
-    return {};
+  auto opened = inlined ? open_links(&taken) : Result<void>();
+  if (inlined && !taken) {
+    part_ = opened ? Part::inlined : Part::none;
+    return opened;
   }
-  if (!taken) {
-    return inlined ? opened : Result<void>();
-  }
+  // Who only asks does not take the port, not even for a moment: a relay node may be about to.
   auto view = ask_relay_node(static_cast<uint16_t>(config_.mesh_port),
                              inlined ? answer_limit_of_others : answer_limit);
   if (view) {
     board_->publish(std::move(*view));
   } else if (!inlined) {
-    NHA_LOG_WARN("only hosts to which a cable leads are reached: {}", view.error().message());
+    if (view.error().code == Errc::timed_out) {
+      NHA_LOG_WARN("only hosts to which a cable leads are reached: {}", view.error().message());
+    }
     return {};
   }
   part_ = Part::attached;

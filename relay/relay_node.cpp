@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "relay/routes.h"
@@ -10,6 +11,12 @@
 #include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
+namespace {
+
+/// Until a node that was killed has ended its port is not free, and nobody tells when it is.
+constexpr Duration listen_apart = std::chrono::milliseconds(100);
+
+}  // namespace
 
 RelayNode::RelayNode(HopSource& hops, const NextHops& next, const RelayOptions& options,
                      std::string ports, Tell tell, Drained drained)
@@ -21,26 +28,41 @@ RelayNode::RelayNode(HopSource& hops, const NextHops& next, const RelayOptions& 
       drained_(std::move(drained)),
       pool_(options.pool_bytes) {
   drain_timer_.bind([](void* self) { static_cast<RelayNode*>(self)->drain_on(); }, this);
+  listen_timer_.bind([](void* self) { static_cast<RelayNode*>(self)->listen(); }, this);
 }
 
 RelayNode::~RelayNode() {
   if (context_ != nullptr) {
     context_->timers().cancel(drain_timer_);
+    context_->timers().cancel(listen_timer_);
   }
 }
 
 void RelayNode::start(Context& context) {
   context_ = &context;
   counters_ = {context.counters().place(), "relay"};
-  auto acceptor = SessionAcceptor::listen(context, ports_, options_.key, *this);
-  if (!acceptor) {
-    failure_ = acceptor.error();
-    NHA_LOG_WARN("this host relays for nobody: {}", failure_.message());
-  } else {
-    acceptor_ = std::move(*acceptor);
+  listen();
+  if (tell_ && acceptor_ == nullptr) {
+    tell_(false);
   }
-  if (tell_) {
-    tell_(acceptor_ != nullptr);
+}
+
+void RelayNode::listen() {
+  auto acceptor = SessionAcceptor::listen(*context_, ports_, options_.key, *this);
+  if (acceptor) {
+    acceptor_ = std::move(*acceptor);
+    failure_ = {};
+    if (tell_ && !draining()) {
+      tell_(true);
+    }
+    return;
+  }
+  if (failure_.what.empty()) {
+    NHA_LOG_WARN("this host relays for nobody: {}", acceptor.error().message());
+  }
+  failure_ = acceptor.error();
+  if (failure_.sys == EADDRINUSE) {
+    context_->timers().arm(listen_timer_, context_->now() + listen_apart);
   }
 }
 
@@ -185,6 +207,7 @@ void RelayNode::on_session_end(RelaySession& session, const std::string& why) {
 }
 
 void RelayNode::stop() {
+  context_->timers().cancel(listen_timer_);
   acceptor_.reset();
   while (!sessions_.empty()) {
     sessions_.back()->end({}, "the relay node stops");

@@ -38,7 +38,7 @@ class RelayNode final : public Actor,
   void on(const Message& message) override;
   void stop() override;
 
-  /// 0: it does not listen; failure() says why.
+  /// 0: it does not listen, and tries again where somebody has the port; failure() says why.
   uint16_t port() const { return acceptor_ ? acceptor_->port() : uint16_t{0}; }
   const Error& failure() const { return failure_; }
   const RelayCounters& counts() const { return *counters_; }
@@ -50,6 +50,7 @@ class RelayNode final : public Actor,
   void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) override;
   void on_unauthenticated() override { ++counters_->unauthenticated; }
   void on_session_end(RelaySession& session, const std::string& why) override;
+  void listen();
   void begin_draining(Duration limit);
   void drain_on();
   void show_pool();
@@ -71,6 +72,7 @@ class RelayNode final : public Actor,
   CounterBlock<RelayCounters> counters_;
   Duration drain_apart_{};  ///< between the ends of sessions
   Timer drain_timer_;
+  Timer listen_timer_;
   Error failure_{};
 };
 

@@ -52,6 +52,23 @@ TEST_F(RelayNodes, OneOfAHostIsEnough) {
       << run.out << run.err;
 }
 
+TEST_F(RelayNodes, BeginsWhereSomebodyHasItsPortsForAMoment) {
+  // On h1 `info --routes` has the UDP port, on h2 another node the page's, which is killed.
+  const ToolRun run = run_program(
+      NHA_TOOL_FILE,
+      {"lab", "run", "pair", "-q", "--timeout", "60", "--", "bash", "-c",
+       "cd " + folder_.path() +
+           "; taken() { until grep -q \":$(printf %04X $1) \" /proc/net/udp; do "
+           "kill -0 $other || exit 9; done; }; "
+           "said() { until grep -q 'relay node' $1; do kill -0 $2 || exit 8; done; }; "
+           "if [ $RANK = 0 ]; then nccl-ha info --routes > 0.info & other=$!; taken 18740; "
+           "nccl-ha relay > 0.log & pid=$!; said 0.log $pid; wait $other; "
+           "else NCCL_MESH_PORT=18741 nccl-ha relay > 1.other & other=$!; said 1.other $other; "
+           "nccl-ha relay > 1.log & pid=$!; taken 18740; "
+           "kill -KILL $other; said 1.log $pid; fi; kill $pid; wait $pid; echo status $?"});
+  EXPECT_EQ(count(run.out, "] status 0"), 2U) << run.out << run.err;
+}
+
 TEST_F(RelayNodes, WithoutTheKeyNobodyJoinsAndADrainedNodeEnds) {
   const std::string first = folder_.path() + "/first";
   const std::string other = folder_.path() + "/other";

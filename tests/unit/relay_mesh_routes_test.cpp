@@ -2,6 +2,7 @@
 
 #include "relay/mesh_routes.h"
 #include "relay/mesh_settings.h"
+#include "relay/piece_size.h"
 #include "relay/topology_file.h"
 
 namespace nccl_ha::relay {
@@ -204,8 +205,27 @@ TEST(MeshSettings, OfARelayNode) {
   const RelayOptions options = relay_options(config, NodeId{3});
   EXPECT_EQ(options.self, NodeId{3});
   EXPECT_EQ(options.slots_max, slots_max) << "not more than there can be";
-  EXPECT_EQ(options.chunk_bytes, 65536U);
+  EXPECT_EQ(options.chunk_bytes, 59904U);
   EXPECT_TRUE(options.store);
+}
+
+TEST(MeshSettings, PiecesFillRunsOfDatagrams) {
+  // Segments of a path over cables with that MTU, IPv6 and IPv4, and what a run of them holds
+  // (runtime/fabric/datagram).
+  constexpr uint32_t run_bytes_max = 65000;
+  constexpr uint32_t segment_header_bytes = 64;
+  for (const uint32_t mtu : {1500U, 2044U, 4200U, 9000U}) {
+    for (const uint32_t headers : {48U, 28U}) {
+      const uint32_t segment = (mtu - headers - segment_header_bytes) / 64 * 64;
+      const uint32_t run = run_bytes_max / (segment + segment_header_bytes) * segment;
+      EXPECT_LE(piece_bytes(65536) + frame_header_bytes, run) << mtu;
+      EXPECT_GT(piece_bytes(65536), run / 20 * 19) << mtu << ": there is room for more";
+    }
+  }
+  for (const uint32_t most : {1024U, 40000U, 59904U, 131072U, 1048576U}) {
+    EXPECT_LE(piece_bytes(most), most);
+    EXPECT_GE(piece_bytes(most), most - most / 8);
+  }
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include "tests/support/counter_files.h"
 #include "tests/support/log_lines.h"
 
+#undef BLOCK_SIZE  // of <sys/mount.h>; concurrentqueue has a constant of that name
+
 namespace nccl_ha {
 namespace {
 

@@ -13,6 +13,7 @@
 
 #include "relay/discovery_actor.h"
 #include "relay/link_sockets.h"
+#include "relay/mesh_client.h"
 #include "relay/mesh_routes.h"
 #include "relay/mesh_settings.h"
 #include "relay/provider_hops.h"
@@ -23,11 +24,19 @@
 #include "runtime/streams/listening.h"
 #include "tools/agent/http_port.h"
 #include "tools/common/process.h"
+#include "tools/relay/port_wait.h"
 #include "tools/relay/relay_keeper.h"
 #include "tools/relay/relay_view.h"
 
 namespace nccl_ha::tools {
 namespace {
+
+constexpr Duration ports_free_within = std::chrono::seconds(5);
+/// A relay node, and a process that relays itself, answer within milliseconds.
+constexpr Duration answers_within = std::chrono::milliseconds(100);
+
+/// Somebody on this host knows the mesh and tells of it: that one keeps the port.
+bool told_by_another(uint16_t port) { return relay::ask_relay_node(port, answers_within).ok(); }
 
 /// SIGTERM and SIGINT as a descriptor, for all threads that begin later.
 Result<Fd> relay_signals() {
@@ -87,7 +96,7 @@ struct RelayParts {
   Ending ending;
 };
 
-Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& config,
+Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& config, PortWait& ports,
                                                               RelayParts& parts) {
   relay::DiscoveryActor::Options options;
   auto timing = relay::discovery_timing(config);
@@ -107,7 +116,8 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
     return peers.error();
   }
   sockets.peers = std::move(*peers);
-  auto links = relay::LinkSockets::open(sockets, nullptr);
+  auto links = ports.open([&] { return relay::LinkSockets::open(sockets, nullptr); },
+                          [&] { return told_by_another(sockets.port); });
   if (!links) {
     return links.error();
   }
@@ -131,7 +141,8 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   return std::make_unique<relay::DiscoveryActor>(std::move(options));
 }
 
-Result<std::unique_ptr<HttpPort>> make_page(const Config& config, const RelayView& view) {
+Result<std::unique_ptr<HttpPort>> make_page(const Config& config, PortWait& ports,
+                                            const RelayView& view) {
   if (config.mesh_page.empty()) {
     return std::unique_ptr<HttpPort>();
   }
@@ -139,7 +150,9 @@ Result<std::unique_ptr<HttpPort>> make_page(const Config& config, const RelayVie
   if (!point) {
     return fail(Errc::invalid_argument, "NCCL_MESH_PAGE: " + point.error().what);
   }
-  auto listening = open_listener(std::span(&point->address, 1), std::to_string(point->port));
+  auto listening = ports.open(
+      [&] { return open_listener(std::span(&point->address, 1), std::to_string(point->port)); },
+      [] { return false; });
   if (!listening) {
     return fail(Errc::system,
                 fmt::format("the page cannot be served at {} (NCCL_MESH_PAGE)", point->text()),
@@ -185,22 +198,30 @@ Result<void> run_relay(const Config& config) {
   }
   parts.key = std::move(*key);
   parts.view.keyed = parts.key != nullptr;
-  auto discovery = make_discovery(config, parts);
+  SteadyClock clock;
+  PortWait ports(clock, ports_free_within);
+  auto discovery = make_discovery(config, ports, parts);
   if (!discovery) {
     return discovery.error();
   }
+  auto page = make_page(config, ports, parts.view);
+  if (!page) {
+    return page.error();
+  }
+  // Not before: while it waits for ports, a signal is to end it.
   auto signals = relay_signals();
   if (!signals) {
     return signals.error();
-  }
-  auto page = make_page(config, parts.view);
-  if (!page) {
-    return page.error();
   }
   // One worker: all sessions of a host share its cables, and a thread fills those.
   Config engine_config = config;
   engine_config.use_progress_thread = true;
   engine_config.progress_threads = 1;
+  // Who yields its processor beside busy threads gets it back after a time slice of theirs; who
+  // sleeps is woken by the packet that it waits for.
+  if (!config.origins.contains("idle_yield_us")) {
+    engine_config.idle_yield_us = 0;
+  }
   auto engine = Engine::start(engine_config);
   if (!engine) {
     return engine.error();

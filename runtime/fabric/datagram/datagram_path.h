@@ -52,6 +52,7 @@ class DatagramPath final : public Path {
   uint64_t domain() const { return options_.domain; }
   bool fallback() const { return options_.fallback; }
   const SocketAddress& peer_command() const { return ends_.peer().command; }
+  const SocketAddress& peer_data() const { return ends_.peer().data; }
   ReadyLink& ready_link() { return ready_link_; }
   size_t completions_max() const { return requests_.capacity() + receives_.capacity(); }
   /// There is a segment to send, and window and credits allow it.

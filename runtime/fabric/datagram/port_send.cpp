@@ -11,6 +11,9 @@ namespace {
 // What one pass may send before the receive side gets its turn again.
 constexpr size_t pass_bytes_max = 512 * 1024;
 constexpr size_t piggyback_lookups_max = 16;
+// A path whose turn is over may complete a run with so many segments: what a run costs beside its
+// bytes is paid once for it, here and at the receiver.
+constexpr unsigned run_rest_max = 64;
 
 }  // namespace
 
@@ -36,12 +39,18 @@ unsigned DatagramPort::progress_resends() {
   return count;
 }
 
-/// At most `room` bytes, or little more.
+/// At most `room` bytes, or the rest of a run more.
 unsigned DatagramPort::send_from(DatagramPath& path, size_t room, size_t* bytes) {
   const uint64_t before = path.statistics().bytes_sent;
+  const unsigned burst_max = env_.options.burst;
   unsigned burst = 0;
-  while (burst < env_.options.burst && path.statistics().bytes_sent - before < room &&
-         path.sendable() && path.send_next()) {
+  const auto has_turn = [&] {
+    return burst < burst_max && path.statistics().bytes_sent - before < room;
+  };
+  const auto completes_run = [&] {
+    return burst != 0 && burst < burst_max + run_rest_max && env_.stage.run_grows(path.peer_data());
+  };
+  while ((has_turn() || completes_run()) && path.sendable() && path.send_next()) {
     ++burst;
   }
   *bytes += static_cast<size_t>(path.statistics().bytes_sent - before);

@@ -80,17 +80,11 @@ void SendStage::data(const SocketAddress& to, Segment& segment, const FrameHeade
 
   // Segmentation offload: equal segments of one path follow each other in one call; a shorter one
   // ends the run.
-  if (batch.count != 0 && offload_ && io_->segmentation_offload()) {
-    OutDatagram& last = batch.messages[batch.count - 1];
-    const size_t total = batch.message_bytes[batch.count - 1];
-    if (last.to == &to && last.segment_bytes != 0 && bytes <= last.segment_bytes &&
-        total % last.segment_bytes == 0 && total / last.segment_bytes < run_segments_max &&
-        total + bytes <= run_bytes_max) {
-      last.part_count += part_count;
-      batch.message_bytes[batch.count - 1] += bytes;
-      batch.message_of[frame] = static_cast<uint8_t>(batch.count - 1);
-      return;
-    }
+  if (run_takes(to, bytes)) {
+    batch.messages[batch.count - 1].part_count += part_count;
+    batch.message_bytes[batch.count - 1] += bytes;
+    batch.message_of[frame] = static_cast<uint8_t>(batch.count - 1);
+    return;
   }
   const bool may_grow = bytes * 2 <= run_bytes_max;
   batch.messages[batch.count] = {&to, parts, part_count,
@@ -98,6 +92,21 @@ void SendStage::data(const SocketAddress& to, Segment& segment, const FrameHeade
   batch.message_bytes[batch.count] = bytes;
   batch.message_of[frame] = static_cast<uint8_t>(batch.count);
   ++batch.count;
+}
+
+bool SendStage::run_takes(const SocketAddress& to, size_t bytes) const {
+  if (data_.count == 0 || !offload_ || !io_->segmentation_offload()) {
+    return false;
+  }
+  const OutDatagram& last = data_.messages[data_.count - 1];
+  const size_t total = data_.message_bytes[data_.count - 1];
+  return last.to == &to && last.segment_bytes != 0 && bytes <= last.segment_bytes &&
+         total % last.segment_bytes == 0 && total / last.segment_bytes < run_segments_max &&
+         total + bytes <= run_bytes_max;
+}
+
+bool SendStage::run_grows(const SocketAddress& to) const {
+  return data_.count != 0 && run_takes(to, data_.messages[data_.count - 1].segment_bytes);
 }
 
 bool SendStage::probe(const SocketAddress& to, const FrameHeader& header, size_t payload_bytes) {

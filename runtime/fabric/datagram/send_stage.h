@@ -18,7 +18,7 @@ namespace nccl_ha::fabric {
 /// Datagrams being gathered for one channel, sent with one call.
 struct SendBatch {
   static constexpr size_t messages_max = 16;
-  static constexpr size_t frames_max = 64;
+  static constexpr size_t frames_max = 192;       ///< several whole runs of small packets
   static constexpr size_t datagram_bytes = 1216;  ///< of the command channel, fits any IPv6 path
 
   bool empty() const { return count == 0; }
@@ -51,6 +51,8 @@ class SendStage {
                std::span<const std::byte> payload);
   void data(const SocketAddress& to, Segment& segment, const FrameHeader& header,
             std::span<const iovec> payload);
+  /// The last run goes there, and one more of its segments would still be part of it.
+  bool run_grows(const SocketAddress& to) const;
   /// Sent at once, in a datagram of its own; false: it did not leave.
   bool probe(const SocketAddress& to, const FrameHeader& header, size_t payload_bytes);
   /// Segments that the kernel did not take are given back to their paths, to be sent again.
@@ -67,6 +69,7 @@ class SendStage {
  private:
   /// The last datagram of the command channel that goes there; their number if none does.
   size_t last_to(const SocketAddress& to) const;
+  bool run_takes(const SocketAddress& to, size_t bytes) const;
 
   std::unique_ptr<PacketIo> io_;
   DatagramPortCounters& statistics_;
