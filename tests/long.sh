@@ -71,6 +71,15 @@ slow_suites() {
 }
 step "the suites that a build leaves out unless they are asked for" slow_suites
 
+# status 77: not run here, with a line that says why.
+if_it_can() {
+  local status=0
+  "$@" || status=$?
+  [ $status -eq 77 ] || return $status
+}
+step "a cross-build for arm64: packages, and suites under emulation" if_it_can tests/arm64 -j "$jobs"
+step "the same bytes from two folders" if_it_can tests/reproducible -j "$jobs"
+
 # Two processes with seeds of their own, one of them with fewer false verdicts and more real faults.
 simulate() {
   local status=0

@@ -19,6 +19,7 @@ struct Planted {
   Environment environment = {};
   int status = 1;
   const char* topology = "pair";
+  const char* swapped = "";  ///< interfaces that have each other's cable
 };
 
 void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
@@ -82,8 +83,12 @@ class PlantedFault : public ::testing::TestWithParam<Planted> {};
 
 TEST_P(PlantedFault, IsFoundAndNamed) {
   const Planted& planted = GetParam();
+  std::vector<std::string> more;
+  if (*planted.swapped != '\0') {
+    more = {"--swap", planted.swapped};
+  }
   const ToolRun run =
-      lab_check(planted.topology, planted.script, planted.on_second, planted.environment);
+      lab_check(planted.topology, planted.script, planted.on_second, planted.environment, more);
   EXPECT_EQ(run.status, planted.status) << run.out << run.err;
   const json document = document_of(run);
   ASSERT_TRUE(document.is_object()) << run.out << run.err;
@@ -177,6 +182,25 @@ const Planted planted_faults[] = {
      {"rails are crossed: rail0 in 198.18.0.0/24, rail1 in 198.18.1.0/24 on h1"},
      "ip addr flush dev rail0 && ip addr flush dev rail1 && ip addr add 198.18.1.2/24 dev rail0 && "
      "ip addr add 198.18.0.2/24 dev rail1"},
+    // Linux answers for an address on whatever interface it is asked, so that all of it works.
+    {"cables_swapped_on_one_of_three_hosts",
+     {"the cables of h2 are swapped: what is sent to 198.18.0.2 (rail0 of h2) arrives at rail1, "
+      "what is sent to 198.18.1.2 (rail1 of h2) arrives at rail0"},
+     "",
+     "",
+     {},
+     1,
+     "rails-3x2",
+     "h2.rail0,h2.rail1"},
+    {"cables_swapped_where_addresses_keep_to_their_interface",
+     {"the cables of h2 are swapped: what is sent to 198.18.0.1 (rail0 of h1) arrives at rail1",
+      "h1 and h2 on device 0 (rail0)"},
+     "sysctl -q -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.rp_filter=1",
+     "",
+     {},
+     1,
+     "rails-3x2",
+     "h2.rail0,h2.rail1"},
     {"both_rails_in_one_network",
      {"rail0, rail1 of h2 are both in 198.18.0.0/24"},
      "ip addr flush dev rail1 && ip addr add 198.18.0.77/24 dev rail1"},

@@ -2,7 +2,9 @@
 """Makes the packages of a build and looks at them: contents, lintian, the same bytes twice, and
 that they install into an empty root and leave nothing behind.
 
-usage: package_test.py CPACK BUILD_DIR
+usage: package_test.py CPACK BUILD_DIR [MULTIARCH EMULATOR...]
+
+MULTIARCH, as aarch64-linux-gnu, is what a cross-build is for; EMULATOR runs its programs.
 """
 import os
 import pathlib
@@ -16,6 +18,11 @@ import unittest
 import told_skips
 
 CPACK, BUILD = sys.argv[1:3]
+FOREIGN = sys.argv[3] if len(sys.argv) > 3 else ""
+EMULATOR = sys.argv[4:]
+MACHINES = {"": os.uname().machine, "aarch64-linux-gnu": "aarch64"}
+ELF_NAMES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
+DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
 EPOCH = "1750000000"
 PACKAGES = {"libnccl-net-ha", "nccl-ha", "nccl-ha-dev"}
 
@@ -62,11 +69,12 @@ class Packages(unittest.TestCase):
         library = root / "usr" / libraries / "libnccl-net-ha.so"
         self.assertGreater(library.stat().st_size, 100000)
         self.assertNotIn(".debug_info", output_of("readelf", "-SW", str(library)))
+        self.check_binaries(library, root / "usr/bin/nccl-ha")
         unit = (root / "usr/lib/systemd/system/nccl-ha-agent.service").read_text(encoding="utf-8")
         self.assertIn("ExecStart=/usr/bin/nccl-ha agent", unit)
         self.assertTrue((root / "usr/share/doc/nccl-ha/examples/90-nccl-ha.conf").exists())
         # A program finds its plugin, wherever the root is.
-        found = output_of(str(root / "usr/bin/nccl-ha"), "info", "--json",
+        found = output_of(*EMULATOR, str(root / "usr/bin/nccl-ha"), "info", "--json",
                           env=dict(os.environ, HA_NCCL_FABRIC="datagram", HA_NCCL_IFNAME="lo"))
         self.assertIn(str(library), found)
         config = root / "usr" / libraries / "pkgconfig/nccl-ha.pc"
@@ -75,6 +83,18 @@ class Packages(unittest.TestCase):
         self.assertIn("prefix=/usr\n", text)
         page = output_of("gzip", "-dc", str(root / "usr/share/man/man1/nccl-ha-check.1.gz"))
         self.assertRegex(page, r'\.TH NCCL-HA-CHECK 1 "\d{4}-\d\d-\d\d" "nccl-ha \d+\.\d+\.\d+"')
+
+    def check_binaries(self, library, program):
+        machine = ELF_NAMES.get(MACHINES[FOREIGN], "")
+        for file in (library, program):
+            self.assertRegex(output_of("readelf", "-hW", str(file)), f"Machine: +{machine}")
+        table = output_of("nm", "-D", "--defined-only", str(library))
+        names = {line.split()[-1].split("@")[0] for line in table.splitlines() if line.strip()}
+        self.assertEqual(names, {f"ncclNetPlugin_v{version}" for version in range(6, 13)})
+        versions = {tuple(map(int, version.split("."))) for version in
+                    re.findall(r"GLIBC_([0-9.]+)", output_of("readelf", "-VW", str(library)))}
+        self.assertTrue(versions)
+        self.assertLessEqual(max(versions), (2, 34))
 
     @unittest.skipUnless(shutil.which("dpkg-deb") and shutil.which("dpkg-shlibdeps"),
                          "dpkg is not installed")
@@ -87,6 +107,9 @@ class Packages(unittest.TestCase):
         self.assertEqual(set(fields), PACKAGES)
         depends = re.search(r"^Depends: (.*)$", fields["libnccl-net-ha"], re.M).group(1)
         self.assertRegex(depends, r"^libc6 \(>= 2\.3[0-4]\)$", "the C library only, of 2.34 at most")
+        if MACHINES[FOREIGN] in DEBIAN_NAMES:
+            for text in fields.values():
+                self.assertIn(f"\nArchitecture: {DEBIAN_NAMES[MACHINES[FOREIGN]]}\n", text)
         if shutil.which("lintian"):
             done = run("lintian", "--allow-root", "--fail-on", "error,warning", "--tag-display-limit", "0",
                        *map(str, packages))
@@ -98,10 +121,10 @@ class Packages(unittest.TestCase):
         (root / "var/lib/dpkg/info").mkdir()
         (root / "var/lib/dpkg/status").touch()
         dpkg = ["dpkg", f"--root={root}", "--force-depends", "--force-not-root", "--no-triggers",
-                f"--log={self.path}/log", "--force-script-chrootless"]
+                f"--log={self.path}/log", "--force-script-chrootless", "--force-architecture"]
         before = files_of(root / "usr") if (root / "usr").exists() else set()
         output_of(*dpkg, "--install", *map(str, packages))
-        multiarch = output_of("dpkg-architecture", "-q", "DEB_HOST_MULTIARCH").strip()
+        multiarch = FOREIGN or output_of("dpkg-architecture", "-q", "DEB_HOST_MULTIARCH").strip()
         self.check_tree(root, f"lib/{multiarch}")
         output_of(*dpkg, "--purge", *sorted(PACKAGES))
         left = files_of(root / "usr") if (root / "usr").exists() else set()
@@ -113,7 +136,9 @@ class Packages(unittest.TestCase):
         names = {output_of("rpm", "-qp", "--qf", "%{NAME}", str(path)) for path in packages}
         self.assertEqual(names, {"libnccl-net-ha", "nccl-ha", "nccl-ha-devel"})
         root = self.path / "root"
-        rpm = ["rpm", "--root", str(root), "--nodeps", "--noscripts"]
+        machines = {output_of("rpm", "-qp", "--qf", "%{ARCH}", str(path)) for path in packages}
+        self.assertEqual(machines, {MACHINES[FOREIGN]})
+        rpm = ["rpm", "--root", str(root), "--nodeps", "--noscripts", "--ignorearch"]
         output_of(*rpm, "-i", *map(str, packages))
         self.check_tree(root, "lib64")
         output_of(*rpm, "-e", *sorted(names))

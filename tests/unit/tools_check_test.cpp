@@ -416,7 +416,8 @@ HostSheet sheet(const std::string& name, int number) {
                           {"10.0." + std::to_string(rail) + "." + std::to_string(number)},
                           {"10.0." + std::to_string(rail) + ".0/24"},
                           4200,
-                          100000});
+                          100000,
+                          ""});
   }
   return made;
 }

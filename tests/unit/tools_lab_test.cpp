@@ -140,6 +140,21 @@ TEST(LabTopology, NamesMeanLinksGroupsAndInterfaces) {
   EXPECT_EQ((*named_by_end)[0].link, 0U);
 }
 
+TEST(LabTopology, ASwappedCableLeadsToTheOtherSwitch) {
+  auto rails = parse_topology("rails-3x2").value();
+  const auto medium = [&](const char* name) {
+    return rails.links[rails.find(name, {})->front().link].medium;
+  };
+  ASSERT_NE(medium("h1.rail0"), medium("h1.rail1"));
+  ASSERT_TRUE(rails.swap("h3.rail0", "h3.rail1"));
+  EXPECT_EQ(medium("h3.rail0"), medium("h1.rail1"));
+  EXPECT_EQ(medium("h3.rail1"), medium("h1.rail0"));
+  EXPECT_EQ(medium("h2.rail0"), medium("h1.rail0")) << "the others stay";
+  EXPECT_FALSE(rails.swap("h3.rail0", "h3.rail2")) << "there is none";
+  EXPECT_FALSE(rails.swap("rail0", "rail1")) << "of which host";
+  EXPECT_FALSE(parse_topology("pair").value().swap("h2.rail0", "h2.rail1")) << "no switch";
+}
+
 TEST(LabTopology, SidesChooseDirections) {
   const auto pair = parse_topology("pair");
   const auto rails = parse_topology("rails-3x1");

@@ -11,6 +11,7 @@
 
 #include "tools/check/compare.h"
 #include "tools/check/findings.h"
+#include "tools/check/neighbours.h"
 #include "tools/check/pairs.h"
 #include "tools/check/sheet.h"
 #include "tools/commands.h"
@@ -205,7 +206,8 @@ std::string rank_text(const HostFacts& facts, const std::vector<Finding>& findin
   const json text{{"plugin", found_plugin(facts)},
                   {"findings", findings_json(findings)},
                   {"devices", devices},
-                  {"pairs", std::move(all)}};
+                  {"pairs", std::move(all)},
+                  {"neighbours", to_json(read_neighbours())}};
   return text.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -214,6 +216,7 @@ Result<Report> collect(const std::vector<HostSheet>& sheets,
   Report report;
   std::vector<PairResult> seen;
   std::vector<size_t> devices;
+  std::vector<std::vector<Neighbour>> neighbours;
   report.sheets = sheets;
   report.hosts = distinct_names(sheets);
   for (size_t rank = 0; rank < texts.size(); ++rank) {
@@ -226,6 +229,7 @@ Result<Report> collect(const std::vector<HostSheet>& sheets,
     report.plugins.push_back(text["plugin"]);
     report.of_host.emplace_back();
     devices.push_back(text["devices"]);
+    neighbours.push_back(neighbours_from_json(text.value("neighbours", json::array())));
     for (const json& entry : text["findings"]) {
       if (auto finding = finding_from_json(entry)) {
         report.of_host.back().push_back(std::move(*finding));
@@ -243,7 +247,8 @@ Result<Report> collect(const std::vector<HostSheet>& sheets,
   report.pairs = merge(seen, report.hosts);
   report.of_network = compare(sheets, report.hosts);
   for (const std::vector<Finding>& more :
-       {judge(report.pairs, report.hosts), judge_device_counts(devices, report.hosts)}) {
+       {judge_neighbours(sheets, neighbours, report.hosts), judge(report.pairs, report.hosts),
+        judge_device_counts(devices, report.hosts)}) {
     report.of_network.insert(report.of_network.end(), more.begin(), more.end());
   }
   return report;

@@ -1,6 +1,7 @@
 #include "tools/check/sheet.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <time.h>
@@ -28,6 +29,9 @@ std::string network_of(IpAddress address) {
 }
 
 void add_addresses(RailSheet& rail, const fabric::NetInterface& interface) {
+  if (interface.mac != decltype(interface.mac){}) {
+    rail.mac = fmt::format("{:02x}", fmt::join(interface.mac, ":"));
+  }
   for (const IpAddress& address : interface.addresses) {
     if (!address.link_local() && !address.loopback()) {
       rail.addresses.push_back(address.text());
@@ -69,7 +73,8 @@ json to_json(const HostSheet& sheet) {
                      {"addresses", rail.addresses},
                      {"networks", rail.networks},
                      {"mtu_bytes", rail.mtu},
-                     {"speed_mbps", rail.speed_mbps}});
+                     {"speed_mbps", rail.speed_mbps},
+                     {"mac", rail.mac}});
   }
   return {{"name", sheet.name},           {"machine", sheet.machine},
           {"version", sheet.version},     {"commit", sheet.commit},
@@ -98,6 +103,7 @@ Result<HostSheet> sheet_from_json(const json& from) {
       rail.networks = one.value("networks", rail.networks);
       rail.mtu = one.value("mtu_bytes", rail.mtu);
       rail.speed_mbps = one.value("speed_mbps", rail.speed_mbps);
+      rail.mac = one.value("mac", rail.mac);
       sheet.rails.push_back(std::move(rail));
     }
     return sheet;
@@ -138,7 +144,7 @@ HostSheet make_sheet(const HostFacts& facts) {
   }
   if (facts.rdma.ports.empty() || facts.config.fabric == "datagram") {
     for (const fabric::NetInterface& interface : facts.interfaces) {
-      RailSheet rail{interface.name, {}, {}, interface.mtu, interface.speed_mbps};
+      RailSheet rail{interface.name, {}, {}, interface.mtu, interface.speed_mbps, {}};
       add_addresses(rail, interface);
       sheet.rails.push_back(std::move(rail));
     }

@@ -18,6 +18,7 @@ struct RailSheet {
   std::vector<std::string> networks;  ///< of those addresses, as in 10.0.0.0/24
   int64_t mtu = 0;                    ///< bytes: of RDMA the path's, else the interface's
   int64_t speed_mbps = 0;             ///< 10^6 bit/s
+  std::string mac;                    ///< as in 02:00:00:00:00:01; empty: none
 };
 
 struct HostSheet {

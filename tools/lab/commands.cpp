@@ -37,6 +37,7 @@ struct LabOptions {
   std::string on;
   std::vector<std::string> environment;
   std::vector<std::string> script;
+  std::vector<std::string> swaps;
   std::vector<std::string> command;
   double timeout_s = 600;
   unsigned mtu = 4200;
@@ -92,6 +93,19 @@ std::vector<size_t> chosen_hosts(const Topology& topology, const std::string& on
     hosts.push_back(host);
   }
   return hosts;
+}
+
+void swap_cables(Topology& topology, const LabOptions& options) {
+  for (const std::string& pair : options.swaps) {
+    const size_t comma = pair.find(',');
+    if (comma == std::string::npos) {
+      refuse_lab(fail(Errc::invalid_argument,
+                      fmt::format("--swap {}: two interfaces, as in h3.rail0,h3.rail1", pair)));
+    }
+    if (auto made = topology.swap(pair.substr(0, comma), pair.substr(comma + 1)); !made) {
+      refuse_lab(made.error());
+    }
+  }
 }
 
 /// Each --script is a file's name or the steps themselves.
@@ -151,7 +165,8 @@ std::string lab_name(const LabOptions& options, const Topology& topology) {
 }
 
 void run_namespaces(const LabOptions& options) {
-  const Topology topology = refuse_lab.need(parse_topology(options.topology));
+  Topology topology = refuse_lab.need(parse_topology(options.topology));
+  swap_cables(topology, options);
   SupervisorOptions supervised = supervisor_options(topology, options);
   // The management network is there for rendezvous; data belongs on the rails.
   if (getenv("HA_NCCL_IFNAME") == nullptr) {
@@ -175,15 +190,16 @@ void run_guests(LabOptions& options, bool topology_given) {
                     "a topology says how many guests and rails there are; give it, or --guests and "
                     "--rails"));
   }
-  const Topology topology =
-      topology_given ? refuse_lab.need(parse_topology(options.topology))
-                     : refuse_lab.need(make_rails(options.guests > 0 ? options.guests : 2,
-                                                  options.rails > 0 ? options.rails : 2));
+  Topology topology = topology_given
+                          ? refuse_lab.need(parse_topology(options.topology))
+                          : refuse_lab.need(make_rails(options.guests > 0 ? options.guests : 2,
+                                                       options.rails > 0 ? options.rails : 2));
   if (topology.hosts.size() > guests_max) {
     refuse_lab(
         fail(Errc::invalid_argument, fmt::format("a lab of guests has 1 to {} of them, not {}",
                                                  guests_max, topology.hosts.size())));
   }
+  swap_cables(topology, options);
   SupervisorOptions supervised = supervisor_options(topology, options);
   // Datagrams may use the management network when all else is gone; for a mesh it is no cable.
   if (getenv("HA_NCCL_IFNAME") == nullptr && getenv("NCCL_MESH_IFNAME") == nullptr) {
@@ -286,6 +302,10 @@ void add_running(CLI::App& command, LabOptions& options) {
       .add_option("--script", options.script,
                   "Steps while the command runs: '2s cut rail0; 5s heal rail0', or a file of "
                   "such lines")
+      ->allow_extra_args(false);
+  command
+      .add_option("--swap", options.swaps,
+                  "Two interfaces whose cables are in each other's switch: h3.rail0,h3.rail1")
       ->allow_extra_args(false);
   command
       .add_option("--env", options.environment, "NAME=VALUE for the command, or NAME as it is here")

@@ -88,6 +88,7 @@ Result<void> make_pair(Fd& here, Fd& there) {
 
 std::string mac_of(size_t port) { return fmt::format("52:54:00:4e:48:{:02x}", port + 1); }
 
+#if defined(__x86_64__)
 /// The rate of cpu_ticks() by the steady clock, to some 10 parts in a million.
 uint64_t ticks_per_ms() {
   struct Sample {
@@ -116,6 +117,7 @@ uint64_t ticks_per_ms() {
   return (end.ticks - begin.ticks) * 1'000'000 /
          static_cast<uint64_t>((end.time - begin.time).count());
 }
+#endif
 
 }  // namespace
 

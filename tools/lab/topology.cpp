@@ -283,6 +283,26 @@ Result<std::vector<LinkChoice>> Topology::find(std::string_view wanted, const Si
   return chosen;
 }
 
+Result<void> Topology::swap(std::string_view one, std::string_view other) {
+  std::array<size_t, 2> chosen{};
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const std::string_view wanted = i == 0 ? one : other;
+    auto found = find(wanted, {});
+    if (!found) {
+      return found.error();
+    }
+    if (found->size() != 1 || !links[found->front().link].to_switch()) {
+      return fail(Errc::invalid_argument,
+                  fmt::format("the cable of '{}' cannot be swapped: it has to be one interface, as "
+                              "h3.rail0, with a switch at the other end",
+                              wanted));
+    }
+    chosen[i] = found->front().link;
+  }
+  std::swap(links[chosen[0]].medium, links[chosen[1]].medium);
+  return {};
+}
+
 Result<Topology> make_rails(size_t hosts, size_t rails) {
   if (hosts < 1 || hosts > hosts_max || rails < 1 || rails > rails_max) {
     return fail(Errc::invalid_argument,

@@ -63,6 +63,9 @@ struct Topology {
   Result<size_t> host(std::string_view wanted) const;
   /// The links that `wanted` names: a link, a group (rail0), or an interface (h1.rail0).
   Result<std::vector<LinkChoice>> find(std::string_view wanted, const Side& side) const;
+  /// Each of two interfaces (h3.rail0, h3.rail1) gets the other's cable: it is plugged into the
+  /// other's switch.  An error where one has no switch.
+  Result<void> swap(std::string_view one, std::string_view other);
 };
 
 /// Makes `hosts` hosts with `rails` rails each; two hosts are joined by cables, more by a switch

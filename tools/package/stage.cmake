@@ -12,6 +12,10 @@ else()
   set(libraries lib)
 endif()
 
+# Whatever umask whoever builds has, others may read what is installed.
+set(readable OWNER_READ OWNER_WRITE GROUP_READ WORLD_READ)
+set(searchable ${readable} OWNER_EXECUTE GROUP_EXECUTE WORLD_EXECUTE)
+
 foreach(component IN LISTS components)
   set(usr ${component}/usr)
   foreach(what IN ITEMS libnccl-net-ha.so pkgconfig)
@@ -94,6 +98,9 @@ ${package}: maintscript-calls-ldconfig *
 ${package}: embedded-library *
 ")
     endif()
-    file(WRITE ${usr}/share/lintian/overrides/${package} "${overrides}")
+    set(lintian ${usr}/share/lintian/overrides/${package})
+    file(WRITE ${lintian} "${overrides}")
+    file(CHMOD ${doc}/copyright ${doc}/changelog.Debian.gz ${lintian} PERMISSIONS ${readable})
   endif()
+  file(CHMOD_RECURSE ${component} DIRECTORY_PERMISSIONS ${searchable})
 endforeach()
