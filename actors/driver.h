@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "actors/connection_message.h"
@@ -25,7 +26,11 @@ class Driver {
  public:
   /// `answered_late`: what is submitted waits for the peer's caller.
   Driver(Worker& worker, Engine& engine, bool answered_late)
-      : engine_(engine), slot_(engine.slot_of(worker)), answered_late_(answered_late) {}
+      : engine_(engine),
+        slot_(engine.slot_of(worker)),
+        recorders_(engine.caller_recorders()),
+        worker_index_(worker.context().worker_index()),
+        answered_late_(answered_late) {}
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
@@ -37,6 +42,18 @@ class Driver {
   }
   /// Callers may have to drive the worker, or always do.
   bool callers_turn() const { return slot_ != nullptr; }
+  /// For the flight recorder, as trace_request() says `what`.  Before submit(), and when test()
+  /// tells for the first time that a request is done.
+  void note_asked(uint64_t group, uint64_t what) {
+    if (CallerRecorder* mine = recorders_ ? recorders_->mine() : nullptr) {
+      mine->note_asked(actor_.index, worker_index_, group, what);
+    }
+  }
+  void note_noticed(uint64_t group, uint64_t what) {
+    if (CallerRecorder* mine = recorders_ ? recorders_->mine() : nullptr) {
+      mine->note_noticed(actor_.index, worker_index_, group, what);
+    }
+  }
   /// Requests lie in the channel's ring.
   void submit() {
     if (slot_ == nullptr) {
@@ -102,7 +119,9 @@ class Driver {
   Engine& engine_;
   Engine::WorkerSlot* const slot_;  ///< where callers turn the worker; null: they never do
   Engine::Caller caller_;           ///< the caller's
-  Server* server_ = nullptr;        ///< read and written by whoever turns the worker
+  const std::shared_ptr<CallerRecorders> recorders_;
+  const uint32_t worker_index_;
+  Server* server_ = nullptr;  ///< read and written by whoever turns the worker
   const bool answered_late_;
   ActorId actor_{};
   Address<Message> address_;

@@ -36,6 +36,7 @@ ReceiveRequest* ReceiveChannel::acquire() {
 }
 
 [[gnu::hot]] void ReceiveChannel::submit(ReceiveRequest& request) {
+  next_group_ += request.is_flush ? 0 : 1;
   request.state.store(RequestState::pending, std::memory_order_relaxed);
   submitted_.push(request.index);
 }

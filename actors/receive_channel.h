@@ -26,6 +26,8 @@ class ReceiveChannel final : public Channel {
   /// The same for a flush; those have slots of their own, because a flush cannot be put off.
   ReceiveRequest* acquire_flush();
   void submit(ReceiveRequest& request);
+  /// Caller.  The number that the actor gives to the group of the next receive.
+  uint64_t next_group() const { return next_group_; }
   void release(ReceiveRequest& request);
   size_t open() const { return receives_max - free_count_; }
 
@@ -38,6 +40,7 @@ class ReceiveChannel final : public Channel {
   IndexRing<slot_count> submitted_;
   alignas(64) std::array<uint16_t, receives_max> free_;
   size_t free_count_ = 0;
+  uint64_t next_group_ = 0;
   std::array<uint16_t, flushes_max> free_flushes_;
   size_t free_flush_count_ = 0;
 };

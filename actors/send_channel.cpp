@@ -150,6 +150,9 @@ SendRequest* SendChannel::submit_eager(const CtsEntry* place, int tag, const voi
   SendRequest& request = take_slot();
   request.size = static_cast<uint32_t>(size);
   request.bytes[0] = request.size;
+  // Traces name an unplaced one by the group that it is probably for.
+  request.group = slot.head.group + (place == nullptr ? unplaced_count_ - 1 : 0);
+  request.position = place == nullptr ? 0 : place->position;
   ++eager_count_;
   request.state.store(RequestState::done, std::memory_order_relaxed);
   eager_submitted_.store(eager_count_, std::memory_order_release);

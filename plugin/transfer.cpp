@@ -56,6 +56,24 @@ abi::NcclResult keep(Comm* comm, Result<fabric::Registration> registration, void
   return abi::NcclResult::success;
 }
 
+/// For the flight recorder.  A flush is of no group: it is named by its slot.
+[[gnu::always_inline]] inline uint64_t group_of(const Request& request) {
+  if (request.is_send) {
+    return static_cast<const SendRequest&>(request).group;
+  }
+  const auto& receive = static_cast<const ReceiveRequest&>(request);
+  return receive.is_flush ? request.index : receive.group;
+}
+[[gnu::always_inline]] inline uint64_t described(const Request& request) {
+  if (request.is_send) {
+    return trace_request(TraceRequest::send, request.bytes[0],
+                         static_cast<const SendRequest&>(request).position);
+  }
+  const auto& receive = static_cast<const ReceiveRequest&>(request);
+  return receive.is_flush ? trace_request(TraceRequest::flush, 0, 0)
+                          : trace_request(TraceRequest::receive, request.bytes[0], 0);
+}
+
 /// What NCCL gives isend().
 struct Message {
   void* data;
@@ -81,6 +99,7 @@ bool send_eager(const SendComm& send, const CtsEntry* place, const Message& mess
   if (message.phandle != nullptr) {
     start_event(channel, *slot, 0, message.phandle, message.size, message.tag);
   }
+  send.endpoint->driver.note_asked(slot->group, described(*slot));
   *request = slot;
   send.endpoint->driver.submit();
   return true;
@@ -208,6 +227,7 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   if (phandle != nullptr) {
     start_event(channel, *slot, 0, phandle, size, tag);
   }
+  driver.note_asked(slot->group, described(*slot));
   *request = slot;
   driver.submit();  // inline: on its way before the caller does something else
   channel.prefetch_next();
@@ -249,6 +269,8 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
     slot->buffers[i] = {static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
                         registration.remote_key, tags[i], registration.rail_remote_keys};
   }
+  driver.note_asked(channel.next_group(),
+                    trace_request(TraceRequest::receive, slot->buffers[0].size, 0));
   channel.submit(*slot);
   for (size_t i = 0; phandles != nullptr && i < static_cast<size_t>(n); ++i) {
     if (phandles[i] != nullptr) {
@@ -292,6 +314,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
   slot->buffers[0] = {static_cast<std::byte*>(data[last]), 0,
                       registration_of(mhandles[last]).remote_key, 0,
                       registration_of(mhandles[last]).rail_remote_keys};
+  driver.note_asked(group_of(*slot), described(*slot));
   channel.submit(*slot);
   driver.submit();
   *request = slot;
@@ -340,6 +363,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
     return abi::NcclResult::success;
   }
   *done = 1;
+  base->driver->note_noticed(group_of(*base), described(*base));
   if (channel.watcher != nullptr) [[unlikely]] {
     channel.watcher->ended(*base, true);
   }

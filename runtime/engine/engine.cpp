@@ -45,9 +45,12 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   std::unique_ptr<Engine> engine(new Engine(config, mode, nullptr));
   const auto count = static_cast<size_t>(config.progress_threads);
   engine->loads_ = plan_workers(count, *cpus);
-  engine->counters_.file =
-      CounterFile::create({config.counters_dir, static_cast<size_t>(config.counters_blocks), count,
-                           static_cast<size_t>(config.record_events)});
+  engine->counters_.file = CounterFile::create(
+      {config.counters_dir, static_cast<size_t>(config.counters_blocks), count,
+       static_cast<size_t>(config.record_events), static_cast<size_t>(config.record_callers)});
+  if (engine->counters_.file && config.record_events != 0 && config.record_callers != 0) {
+    engine->caller_recorders_ = std::make_shared<CallerRecorders>(engine->counters_);
+  }
   if (!engine->counters_.file && !config.trace_dir.empty() && config.trace_mb != 0) {
     NHA_LOG_WARN(
         "HA_NCCL_TRACE_DIR={} gets no dumps: they are copies of the file of counters, and there is "

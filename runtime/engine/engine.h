@@ -14,6 +14,7 @@
 #include "runtime/engine/idle.h"
 #include "runtime/engine/parker.h"
 #include "runtime/engine/worker.h"
+#include "runtime/telemetry/caller_recorders.h"
 #include "runtime/telemetry/counter_file.h"
 #include "runtime/telemetry/trace_keeper.h"
 
@@ -56,6 +57,8 @@ class Engine {
   Worker& worker(size_t index) { return *slots_[index]->worker; }
   /// Where counters are kept; its file is gone when the engine is.  In virtual time plain memory.
   const CounterPlace& counters() const { return counters_; }
+  /// Of the threads that call NCCL's entry points; null: they record nothing.
+  const std::shared_ptr<CallerRecorders>& caller_recorders() const { return caller_recorders_; }
   /// Any thread: what the flight recorders hold is worth keeping.
   void ask_trace(TraceCause cause) {
     if (trace_keeper_) {
@@ -260,6 +263,7 @@ class Engine {
   SteadyClock own_clock_;
   Clock& clock_;
   CounterPlace counters_;
+  std::shared_ptr<CallerRecorders> caller_recorders_;
   std::unique_ptr<TraceKeeper> trace_keeper_;  ///< null: no dumps
   std::vector<std::unique_ptr<WorkerSlot>> slots_;
   Parker* fallback_parker_ = nullptr;  ///< the fallback thread's, as the next

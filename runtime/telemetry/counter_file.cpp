@@ -71,8 +71,18 @@ struct Plan {
   std::vector<layout::EventEntry> events;
   std::vector<layout::FieldEntry> fields;
   std::string strings;
-  size_t ring_capacity = 0;
-  uint64_t first_slot = 0;  ///< of the first ring
+  size_t ring_capacity = 0;  ///< of workers
+  size_t worker_rings = 0;   ///< the others are callers'
+  uint64_t first_slot = 0;   ///< of the first ring
+
+  size_t capacity_of(size_t ring) const {
+    return ring < worker_rings ? ring_capacity : caller_capacity();
+  }
+  size_t caller_capacity() const { return std::max<size_t>(ring_capacity / 2, 1); }
+  static uint64_t bytes_of(size_t capacity) { return aligned(capacity * sizeof(layout::RingSlot)); }
+  uint64_t bytes_of_rings(size_t workers, size_t callers) const {
+    return workers * bytes_of(ring_capacity) + callers * bytes_of(caller_capacity());
+  }
 
   uint32_t text(const char* value) {
     const auto at = static_cast<uint32_t>(strings.size());
@@ -122,20 +132,21 @@ Plan make_plan(const CounterFile::Options& options) {
   header.strings = section(plan.strings.size(), 1);
   header.blocks = section(options.blocks + 1, sizeof(layout::Block));  // one is the process's
   plan.ring_capacity = options.ring_events == 0 ? 0 : std::bit_ceil(options.ring_events);
-  const auto bytes_of_ring = [&plan] {
-    return aligned(plan.ring_capacity * sizeof(layout::RingSlot));
-  };
-  // A short recorder of each worker tells more than long ones of some.
-  while (options.rings * bytes_of_ring() > CounterFile::rings_bytes_max && plan.ring_capacity > 1) {
+  // A short recorder of each thread tells more than long ones of some.
+  while (plan.bytes_of_rings(options.rings, options.caller_rings) > CounterFile::rings_bytes_max &&
+         plan.ring_capacity > 1) {
     plan.ring_capacity /= 2;
   }
-  const uint64_t ring_bytes = bytes_of_ring();
-  const size_t rings =
-      ring_bytes == 0 ? 0
-                      : std::min<size_t>(options.rings, CounterFile::rings_bytes_max / ring_bytes);
-  header.rings = section(rings, sizeof(layout::Ring));
+  size_t callers = 0;
+  if (plan.ring_capacity != 0) {
+    const uint64_t each = Plan::bytes_of(plan.ring_capacity);
+    plan.worker_rings = std::min<size_t>(options.rings, CounterFile::rings_bytes_max / each);
+    const uint64_t left = CounterFile::rings_bytes_max - plan.worker_rings * each;
+    callers = std::min<size_t>(options.caller_rings, left / Plan::bytes_of(plan.caller_capacity()));
+  }
+  header.rings = section(plan.worker_rings + callers, sizeof(layout::Ring));
   plan.first_slot = end;
-  header.file_bytes = end + rings * ring_bytes;
+  header.file_bytes = end + plan.bytes_of_rings(plan.worker_rings, callers);
   header.magic = layout::magic;
   header.version = layout::version;
   header.header_bytes = sizeof header;
@@ -162,10 +173,11 @@ void write_plan(const Plan& plan, std::byte* base) {
   copy(plan.header.fields, plan.fields.data());
   copy(plan.header.strings, plan.strings.data());
   auto* rings = reinterpret_cast<layout::Ring*>(base + plan.header.rings.offset);
-  const uint64_t ring_bytes = aligned(plan.ring_capacity * sizeof(layout::RingSlot));
+  uint64_t slots = plan.first_slot;
   for (uint32_t i = 0; i < plan.header.rings.count; ++i) {
-    rings[i].capacity = plan.ring_capacity;
-    rings[i].slots_offset = plan.first_slot + i * ring_bytes;
+    rings[i].capacity = plan.capacity_of(i);
+    rings[i].slots_offset = slots;
+    slots += Plan::bytes_of(rings[i].capacity);
   }
 }
 
@@ -237,8 +249,9 @@ std::shared_ptr<CounterFile> CounterFile::create(const Options& options) {
         std::min(dead_bytes_max, file_system_bytes(options.directory) / 8));
   if (const size_t capacity = make_plan(options).ring_capacity; capacity < options.ring_events) {
     NHA_LOG_INFO(
-        "each of {} flight recorders keeps {} events instead of {}: together they take {} MiB at "
-        "most (HA_NCCL_RECORD_EVENTS, HA_NCCL_PROGRESS_THREADS)",
+        "each of {} flight recorders keeps {} events instead of {}: they take {} MiB all together "
+        "at "
+        "most (HA_NCCL_RECORD_EVENTS, HA_NCCL_RECORD_CALLERS, HA_NCCL_PROGRESS_THREADS)",
         options.rings, capacity, options.ring_events, rings_bytes_max >> 20);
   }
   auto file = try_create(options);
@@ -295,15 +308,16 @@ Result<std::shared_ptr<CounterFile>> CounterFile::try_create(const Options& opti
     return refuse("cannot name a file", error);
   }
   return std::shared_ptr<CounterFile>(
-      new CounterFile(base, bytes, std::exchange(made.fd, -1), std::move(name)));
+      new CounterFile(base, bytes, std::exchange(made.fd, -1), std::move(name), plan.worker_rings));
 }
 
-CounterFile::CounterFile(void* base, size_t bytes, int fd, std::string path)
+CounterFile::CounterFile(void* base, size_t bytes, int fd, std::string path, size_t worker_rings)
     : base_(static_cast<std::byte*>(base)),
       bytes_(bytes),
       fd_(fd),
       path_(std::move(path)),
-      owner_pid_(getpid()) {
+      owner_pid_(getpid()),
+      worker_rings_(worker_rings) {
   const auto& header = *reinterpret_cast<const layout::FileHeader*>(base_);
   blocks_ = reinterpret_cast<layout::Block*>(base_ + header.blocks.offset);
   rings_ = reinterpret_cast<layout::Ring*>(base_ + header.rings.offset);
@@ -408,16 +422,18 @@ void CounterFile::rename(layout::Block* block, uint64_t parent, std::string_view
   write(*block, block->id.load(relaxed), parent, block->what.load(relaxed), label, false);
 }
 
-CounterFile::RingPlace CounterFile::take_ring(uint64_t owner) {
+CounterFile::RingPlace CounterFile::take_ring(uint64_t owner, RingKind kind) {
   if (!is_owner()) {
     return {};
   }
   std::lock_guard lock(mutex_);
-  if (rings_taken_ == ring_count_) {
-    process_->rings_refused.add();
+  const bool of_worker = kind == RingKind::worker;
+  size_t& taken = of_worker ? rings_taken_ : caller_rings_taken_;
+  if (taken == (of_worker ? worker_rings_ : ring_count_ - worker_rings_)) {
+    (of_worker ? process_->rings_refused : process_->callers_refused).add();
     return {};
   }
-  layout::Ring& ring = rings_[rings_taken_++];
+  layout::Ring& ring = rings_[(of_worker ? 0 : worker_rings_) + taken++];
   ring.owner.store(owner, std::memory_order_release);
   return {&ring, reinterpret_cast<layout::RingSlot*>(base_ + ring.slots_offset)};
 }

@@ -27,10 +27,11 @@ namespace nccl_ha {
 class CounterFile {
  public:
   struct Options {
-    std::string directory;   ///< empty: no file
-    size_t blocks = 4096;    ///< room for so many
-    size_t rings = 0;        ///< flight recorders
-    size_t ring_events = 0;  ///< of each; rounded up to a power of two
+    std::string directory;    ///< empty: no file
+    size_t blocks = 4096;     ///< room for so many
+    size_t rings = 0;         ///< flight recorders
+    size_t ring_events = 0;   ///< of each; rounded up to a power of two
+    size_t caller_rings = 0;  ///< more of them, half as long
   };
   /// All rings of a file together take no more; those without room are plain memory.
   static constexpr size_t rings_bytes_max = 8U << 20;
@@ -64,11 +65,12 @@ class CounterFile {
     counter_layout::Ring* ring = nullptr;  ///< null: no room
     counter_layout::RingSlot* slots = nullptr;
   };
-  /// For a worker; `owner` is the id of its block.  It stays taken.
-  RingPlace take_ring(uint64_t owner);
+  enum class RingKind : uint8_t { worker, caller };
+  /// `owner` is the id of a block.  It stays taken.
+  RingPlace take_ring(uint64_t owner, RingKind kind = RingKind::worker);
 
  private:
-  CounterFile(void* base, size_t bytes, int fd, std::string path);
+  CounterFile(void* base, size_t bytes, int fd, std::string path, size_t worker_rings);
   static Result<std::shared_ptr<CounterFile>> try_create(const Options& options);
   bool is_owner() const;
   void write(counter_layout::Block& block, uint64_t id, uint64_t parent, uint64_t what,
@@ -82,11 +84,13 @@ class CounterFile {
   counter_layout::Block* blocks_;
   counter_layout::Ring* rings_;
   size_t ring_count_ = 0;
+  const size_t worker_rings_;  ///< the first of them
   ProcessCounters* process_ = nullptr;
 
   std::mutex mutex_;
   std::deque<uint32_t> free_;  ///< the one that was given back longest ago comes first
-  size_t rings_taken_ = 0;
+  size_t rings_taken_ = 0;     ///< of workers
+  size_t caller_rings_taken_ = 0;
   uint64_t last_id_ = 0;
   bool shortage_told_ = false;
   bool removed_ = false;

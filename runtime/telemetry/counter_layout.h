@@ -126,7 +126,7 @@ struct alignas(64) Ring {
       written;                  ///< events since the beginning; number n lies in slot n % capacity
   uint64_t capacity;            ///< slots, a power of two
   uint64_t slots_offset;        ///< from the beginning of the file
-  std::atomic<uint64_t> owner;  ///< id of the worker's block; 0: not in use
+  std::atomic<uint64_t> owner;  ///< id of the worker's or caller's block; 0: not in use
 };
 static_assert(sizeof(Ring) == 64 && offsetof(Ring, owner) == 24);
 

@@ -53,7 +53,7 @@ struct CounterSnapshot {
     std::vector<Field> fields;
   };
   struct Ring {
-    uint64_t owner = 0;  ///< id of the worker's block
+    uint64_t owner = 0;  ///< id of the worker's or caller's block
     uint64_t written = 0;
     uint64_t capacity = 0;
     std::vector<RecordedEvent> events;  ///< those that are still there, oldest first

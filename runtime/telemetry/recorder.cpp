@@ -22,6 +22,12 @@ namespace {
   TraceField { name, unit, values, 1, 16, 16 }
 #define NHA_PART(shift, bits, name, unit) \
   TraceField { name, unit, "", 3, shift, bits }
+#define NHA_NAMED(shift, bits, name, values) \
+  TraceField { name, "", values, 3, shift, bits }
+// As trace_request() packs it.
+#define NHA_REQUEST                                                  \
+  NHA_PART(0, 32, "size", "bytes"), NHA_PART(32, 8, "position", ""), \
+      NHA_NAMED(40, 8, "what", "send|receive|flush")
 // As trace_chunk() packs it.
 #define NHA_CHUNK                                                                                  \
   NHA_PART(0, 32, "size", "bytes"), NHA_PART(32, 8, "position", ""), NHA_PART(40, 8, "chunk", ""), \
@@ -93,6 +99,10 @@ void Recorder::use_plain_memory(size_t capacity) {
 }
 
 Recorder::Recorder(size_t capacity) { use_plain_memory(capacity); }
+
+Recorder::Recorder(counter_layout::Ring* ring, counter_layout::RingSlot* slots,
+                   std::shared_ptr<void> memory)
+    : memory_(std::move(memory)), ring_(ring), slots_(slots), mask_(ring->capacity - 1) {}
 
 Recorder::Recorder(const CounterPlace& place, size_t capacity) {
   const bool wanted = place.file && place.parent != 0 && capacity != 0;

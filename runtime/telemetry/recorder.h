@@ -60,6 +60,14 @@ constexpr uint64_t trace_chunk(uint32_t bytes, uint32_t position, uint32_t chunk
          uint64_t{of & 255U} << 48;
 }
 
+/// Of request_asked and request_noticed.
+enum class TraceRequest : uint8_t { send, receive, flush };
+/// Word b of these events.
+constexpr uint64_t trace_request(TraceRequest what, uint32_t bytes, uint32_t position) {
+  return uint64_t{bytes} | uint64_t{position & 255U} << 32 |
+         uint64_t{static_cast<uint8_t>(what)} << 40;
+}
+
 /// Steps of a failover round (round_part), in the order of NHA_ROUND_STEPS.
 enum class RoundStep : uint8_t {
   taken_down,
@@ -84,6 +92,9 @@ class Recorder {
   explicit Recorder(size_t capacity);
   /// In the file of `place`, for the worker whose block that names, if there is room.
   Recorder(const CounterPlace& place, size_t capacity);
+  /// In a ring that lives as long as `memory`.
+  Recorder(counter_layout::Ring* ring, counter_layout::RingSlot* slots,
+           std::shared_ptr<void> memory);
 
   void record(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b, Instant now,
               uint16_t c = 0) {

@@ -2,16 +2,18 @@
 """What failover, or recorders and counters, cost while nothing fails: the plugin with them against
 the plugin without them.
 
-usage: peace.py [--of failover|telemetry] [--build DIR] [--rounds N] [--repeats N] [--quick]
+usage: peace.py [--of failover|telemetry] [--build DIR] [--rounds N] [--repeats N] [--quick] [--no-guest]
 
 Both run in turn within one run, two processes on the loopback interface, and over RDMA, where datagrams stand by, two
 processes in an emulated guest. Where the scheduler puts
 four threads on two processors decides more than anything else, so each side is what its fastest third
-of the turns needs at the median. The same plugin against itself tells what noise makes of a ratio of one. Exit status: 0 when the goals hold (latency at most 1.02, bandwidth at least 0.99,
+of the turns needs at the median. The same plugin against itself tells what noise makes of a ratio of one. Behind a ratio is
+the standard error of the median of its runs. Exit status: 0 when the goals hold (latency at most 1.02, bandwidth at least 0.99,
 each within twice what the noise alone did), 1 when one does not, 2 when it could not be measured.
 """
 import argparse
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -70,9 +72,10 @@ class Bench:
             costs.append(self.ratio(arguments, field, thread, True))
         noise = statistics.median(noises)
         cost = statistics.median(costs)
+        error = 1.2533 * statistics.stdev(costs) / math.sqrt(len(costs)) if len(costs) > 1 else 0.0
         holds = cost <= limit + 2 * noise
         self.missed += not holds
-        print(f"{title:<46} {cost:6.3f}  noise {noise:5.3f}  goal {limit:.2f}  "
+        print(f"{title:<46} {cost:6.3f} +-{error:<5.3f}  noise {noise:5.3f}  goal {limit:.2f}  "
               f"{'holds' if holds else 'MISSED'}{'' if cost <= limit else ' within the noise' if holds else ''}",
               flush=True)
 
@@ -101,6 +104,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=31, help="turns of each side per run")
     parser.add_argument("--repeats", type=int, default=5, help="runs per line, of which the median counts")
     parser.add_argument("--quick", action="store_true", help="fewer iterations")
+    parser.add_argument("--no-guest", action="store_true", help="not over RDMA")
     options = parser.parse_args()
     bench = Bench(options)
     if not bench.tool.exists():
@@ -109,7 +113,9 @@ def main():
         return 2
     print(f"# {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, {options.repeats} runs of {options.rounds} turns each")
     bench.measure(options.quick)
-    if shutil.which("qemu-system-x86_64"):
+    if options.no_guest:
+        pass
+    elif shutil.which("qemu-system-x86_64"):
         bench.measure_guest()
     else:
         print("not run here: in a guest (qemu-system-x86_64 is missing)")

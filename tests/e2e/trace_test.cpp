@@ -141,6 +141,32 @@ TEST_F(TraceOfAJob, IsTheSameLiveDumpedAndAfterAKill) {
   EXPECT_FALSE(told["latencies"].empty());
   EXPECT_EQ(told["command"], "trace summary");
 
+  // What is read is never written over, and what nobody has is said.
+  const std::string dump = files(".trace").front();
+  const auto size = fs::file_size(dump);
+  for (const std::string verb : {"plot", "export", "merge", "dump"}) {
+    const ToolRun over = tool({"trace", verb, dump, "-o", dump});
+    EXPECT_EQ(over.status, 2) << verb;
+    EXPECT_NE(over.err.find("that is what is read"), std::string::npos) << verb << over.err;
+  }
+  EXPECT_EQ(fs::file_size(dump), size);
+  const ToolRun misspelt = tool({"trace", "show", dump, "--event", "chunk_postd"});
+  EXPECT_EQ(misspelt.status, 2);
+  EXPECT_NE(misspelt.err.find("chunk_posted"), std::string::npos) << misspelt.err;
+  const ToolRun nothing = tool({"trace", "show", dump, "--connection", "to nowhere"});
+  EXPECT_EQ(nothing.status, 0);
+  EXPECT_EQ(nothing.out, "");
+  EXPECT_NE(nothing.err.find("passes the filters"), std::string::npos) << nothing.err;
+
+  // NCCL's thread has its own recorder, which says when it asked and when it noticed.
+  EXPECT_GT(count(last.out, "caller "), 10U) << last.out;
+  ASSERT_FALSE(told["calls"].empty());
+  for (const json& row : told["calls"]) {
+    EXPECT_GT(row["queued"]["count"], 100) << row;
+    EXPECT_GT(row["unnoticed"]["count"], 100) << row;
+    EXPECT_LT(row["queued"]["p50_ns"], 1'000'000'000) << row;
+  }
+
   // Of a dump that was cut, what is there.
   const std::string cut = merged + ".cut";
   fs::copy_file(files(".trace").front(), cut);

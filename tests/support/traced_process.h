@@ -26,9 +26,12 @@ inline constexpr int64_t msec = 1'000'000;
 class TracedProcess {
  public:
   TracedProcess(const std::string& folder, uint32_t pid, int64_t ahead)
-      : file_(CounterFile::create({folder, 64, 1, 4096})),
+      : file_(CounterFile::create({folder, 64, 1, 4096, 1})),
         worker_({file_, 0}, "worker 0"),
+        caller_({file_, 0}, "caller 1"),
         recorder_(worker_.place(), 4096),
+        caller_ring_(file_->take_ring(caller_.id(), CounterFile::RingKind::caller)),
+        caller_recorder_(caller_ring_.ring, caller_ring_.slots, file_),
         pid_(pid),
         clock_(pid),
         ahead_(ahead) {}
@@ -55,14 +58,14 @@ class TracedProcess {
           uint16_t c = 0) {
     events_.push_back({time + ahead_, actor, event, c, a, b});
   }
+  /// Of the thread that calls NCCL's entry points.
+  void call(int64_t time, TraceEvent event, uint32_t actor, uint64_t a, uint64_t b) {
+    calls_.push_back({time + ahead_, actor, event, 0, a, b});
+  }
   /// As `nccl-ha trace` reads it; blocks began before all events.
   tools::TraceSource source() {
-    std::stable_sort(
-        events_.begin(), events_.end(),
-        [](const RecordedEvent& x, const RecordedEvent& y) { return x.time_ns < y.time_ns; });
-    for (const RecordedEvent& one : std::exchange(events_, {})) {
-      recorder_.record(one.event, one.actor, one.a, one.b, Instant(Duration(one.time_ns)), one.c);
-    }
+    record(recorder_, std::exchange(events_, {}));
+    record(caller_recorder_, std::exchange(calls_, {}));
     auto bytes = copy_counters(file_->bytes(), "a test");
     EXPECT_TRUE(bytes);
     auto* header = reinterpret_cast<counter_layout::FileHeader*>(bytes->data());
@@ -83,15 +86,29 @@ class TracedProcess {
   }
 
  private:
+  static void record(Recorder& recorder, std::vector<RecordedEvent> events) {
+    std::stable_sort(
+        events.begin(), events.end(),
+        [](const RecordedEvent& x, const RecordedEvent& y) { return x.time_ns < y.time_ns; });
+    for (const RecordedEvent& one : events) {
+      recorder.record(one.event, one.actor, one.a, one.b, Instant(Duration(one.time_ns)), one.c);
+    }
+  }
+
   std::shared_ptr<CounterFile> file_;
   CounterBlock<WorkerCounters> worker_;
+  CounterBlock<CallerCounters> caller_;
   Recorder recorder_;
+  CounterFile::RingPlace caller_ring_;
+  Recorder caller_recorder_;
   std::vector<CounterBlock<ConnectionCounters>> connections_;
   std::vector<CounterBlock<PathCounters>> paths_;
   const uint32_t pid_;
   uint64_t clock_;
   const int64_t ahead_;
-  std::vector<RecordedEvent> events_;  ///< not recorded yet: of one thread, times never go back
+  // Not recorded yet: of one thread, times never go back.
+  std::vector<RecordedEvent> events_;
+  std::vector<RecordedEvent> calls_;
 };
 
 }  // namespace nccl_ha::test

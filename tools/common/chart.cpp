@@ -57,17 +57,26 @@ class Scale {
       most_ = std::max(most_, value);
     }
   }
-  /// A linear axis begins at 0 if its values do not lie far from it.
-  void settle(bool from_zero) {
+  /// `vertical`: the axis begins and ends at a tick, so that no line lies on the frame.
+  void settle(bool vertical) {
     if (least_ > most_) {
       least_ = axis_.logarithmic ? 1 : 0;
       most_ = least_ + 1;
     }
-    if (!axis_.logarithmic && from_zero) {
+    if (!axis_.logarithmic && vertical && axis_.from_zero) {
       least_ = std::min(least_, 0.0);
     }
     if (most_ <= least_) {
       most_ = axis_.logarithmic ? least_ * 2 : least_ + 1;
+    }
+    if (vertical && axis_.logarithmic) {
+      const auto all = round_numbers(least_, most_);
+      least_ = all.front();
+      most_ = all.back();
+    } else if (vertical) {
+      const double step = linear_step();
+      least_ = std::floor(least_ / step + 1e-9) * step;
+      most_ = std::ceil(most_ / step - 1e-9) * step;
     }
   }
   double place(double value) const {
@@ -80,6 +89,9 @@ class Scale {
   }
   std::vector<double> ticks() const {
     std::vector<double> all;
+    if (axis_.logarithmic && !axis_.bytes) {
+      return round_numbers(least_, most_);
+    }
     if (axis_.logarithmic) {
       const double octaves = std::log2(most_ / least_);
       const double step = std::max(1.0, std::ceil(octaves / 10));
@@ -89,22 +101,51 @@ class Scale {
       }
       return all;
     }
-    const double rough = (most_ - least_) / 6;
-    const double base = std::pow(10.0, std::floor(std::log10(rough)));
-    const double step = rough / base < 1.5 ? base
-                        : rough / base < 3 ? 2 * base
-                        : rough / base < 7 ? 5 * base
-                                           : 10 * base;
+    const double step = linear_step();
     for (double tick = std::ceil(least_ / step) * step; tick <= most_ + step / 1000; tick += step) {
       all.push_back(std::abs(tick) < step / 1000 ? 0 : tick);
     }
     return all;
   }
   std::string label(double value) const {
-    return axis_.bytes ? size_tick(value) : fmt::format("{:.4g}", value);
+    return axis_.bytes ? size_tick(value) : fmt::format("{:.7g}", value);
   }
 
  private:
+  double linear_step() const {
+    const double rough = (most_ - least_) / 6;
+    const double base = std::pow(10.0, std::floor(std::log10(rough)));
+    return rough / base < 1.5 ? base
+           : rough / base < 3 ? 2 * base
+           : rough / base < 7 ? 5 * base
+                              : 10 * base;
+  }
+  /// 1, 2, 5 and 10 of each power of ten, or only the powers where those are many: from the last
+  /// that is not above `least` to the first that is not below `most`.
+  static std::vector<double> round_numbers(double least, double most) {
+    constexpr double many_decades = 3;
+    const bool all_of_them = std::log10(most / least) < many_decades;
+    std::vector<double> numbers;
+    for (double power = std::pow(10.0, std::floor(std::log10(least))); std::isfinite(power);
+         power *= 10) {
+      for (const double factor : {1.0, 2.0, 5.0}) {
+        if (factor > 1 && !all_of_them) {
+          continue;
+        }
+        const double number = factor * power;
+        if (number <= least * (1 + 1e-9)) {
+          numbers.assign(1, number);
+        } else {
+          numbers.push_back(number);
+        }
+        if (number >= most * (1 - 1e-9) && numbers.size() > 1) {
+          return numbers;
+        }
+      }
+    }
+    return {least, most};
+  }
+
   const ChartAxis axis_;
   const double from_;
   const double to_;
@@ -119,7 +160,9 @@ std::string draw_text(double x, double y, const char* anchor, const std::string&
 }
 
 double height_of(const Chart& chart) {
-  const size_t rows = (chart.series.size() + 1) / 2;
+  const auto named = static_cast<size_t>(std::ranges::count_if(
+      chart.series, [](const ChartSeries& one) { return !one.name.empty(); }));
+  const size_t rows = (named + 1) / 2;
   return chart_height + legend_row * static_cast<double>(rows);
 }
 
@@ -144,8 +187,10 @@ std::string draw_axes(const Chart& chart, const Scale& x, const Scale& y) {
   return out;
 }
 
-std::string draw_series(const ChartSeries& series, size_t number, const Scale& x, const Scale& y) {
-  const char* color = colors[number % colors.size()];
+/// `legend`: its place there.
+std::string draw_series(const ChartSeries& series, size_t color_number, size_t legend,
+                        const Scale& x, const Scale& y) {
+  const char* color = colors[color_number % colors.size()];
   std::string line;
   std::string dots;
   for (const auto& [at, value] : series.points) {
@@ -158,15 +203,17 @@ std::string draw_series(const ChartSeries& series, size_t number, const Scale& x
                           x.place(at), y.place(value), color);
     }
   }
-  const auto legend_line = number / 2;
-  const double row = chart_height - 6 + legend_row * static_cast<double>(legend_line);
-  const double column = left_edge + (number % 2 == 0 ? 0 : (chart_width - left_edge) / 2);
   const char* dash = series.dashed ? " stroke-dasharray=\"6 4\"" : "";
-  return fmt::format(
-             "<path class=\"line\" d=\"{}\" stroke=\"{}\"{}/>\n{}"
-             "<path class=\"line\" d=\"M{:.1f} {:.1f}h24\" stroke=\"{}\"{}/>\n",
-             line.empty() ? "M0 0" : line, color, dash, dots, column, row, color, dash) +
-         draw_text(column + 30, row + 4, "start", series.name);
+  std::string out = fmt::format("<path class=\"line\" d=\"{}\" stroke=\"{}\"{}/>\n{}",
+                                line.empty() ? "M0 0" : line, color, dash, dots);
+  if (!series.name.empty()) {
+    const double row = chart_height - 6 + legend_row * static_cast<double>(legend / 2);
+    const double column = left_edge + (legend % 2 == 0 ? 0 : (chart_width - left_edge) / 2);
+    out += fmt::format("<path class=\"line\" d=\"M{:.1f} {:.1f}h24\" stroke=\"{}\"{}/>\n", column,
+                       row, color, dash);
+    out += draw_text(column + 30, row + 4, "start", series.name);
+  }
+  return out;
 }
 
 std::string draw_chart(const Chart& chart) {
@@ -190,8 +237,15 @@ std::string draw_chart(const Chart& chart) {
                        chart_height - bottom_edge);
     out += draw_text(at + 3, top_edge + 10, "start", mark.text, " class=\"mark-text\"");
   }
-  for (size_t i = 0; i < chart.series.size(); ++i) {
-    out += draw_series(chart.series[i], i, x, y);
+  std::vector<size_t> colors_of;
+  size_t own_colors = 0;
+  size_t legend = 0;
+  for (const ChartSeries& series : chart.series) {
+    const auto like = static_cast<size_t>(series.same_color_as);
+    colors_of.push_back(series.same_color_as >= 0 && like < colors_of.size() ? colors_of[like]
+                                                                             : own_colors++);
+    out += draw_series(series, colors_of.back(), legend, x, y);
+    legend += series.name.empty() ? 0 : 1;
   }
   return out;
 }

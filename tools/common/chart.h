@@ -8,9 +8,10 @@
 namespace nccl_ha::tools {
 
 struct ChartSeries {
-  std::string name;
+  std::string name;                               ///< empty: it is not in the legend
   std::vector<std::pair<double, double>> points;  ///< by x
   bool dashed = false;
+  int same_color_as = -1;  ///< a series before it; -1: it has a color of its own
 };
 /// A vertical line with a word at it.
 struct ChartMark {
@@ -19,8 +20,9 @@ struct ChartMark {
 };
 struct ChartAxis {
   std::string title;
-  bool logarithmic = false;  ///< to base 2; all values above 0
+  bool logarithmic = false;  ///< all values above 0
   bool bytes = false;        ///< values are sizes: 4K, 1M
+  bool from_zero = true;     ///< y, linear: 0 is in the picture
 };
 struct Chart {
   std::string title;

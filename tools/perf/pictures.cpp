@@ -10,8 +10,12 @@
 namespace nccl_ha::tools {
 namespace {
 
-std::string plugin_label(const std::vector<PluginInfo>& plugins, size_t index) {
-  return index < plugins.size() ? plugins[index].name : fmt::format("plugin {}", index + 1);
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    out += c == '"' ? "\"\"" : std::string(1, c);
+  }
+  return out + "\"";
 }
 
 /// One value of each size, of each plugin.
@@ -45,9 +49,11 @@ std::string perf_svg(const PerfOptions& options, uint32_t ranks, const std::vect
     Chart latency{"half round trip: " + what, sizes, {"us", true, false}, {}, {}};
     latency.series = series_of(rows, plugins, " p50", false,
                                [](const Row&, const Cell& cell) { return cell.median_p50_us(); });
+    int of = 0;
     for (ChartSeries& tail :
          series_of(rows, plugins, " p99", true,
                    [](const Row&, const Cell& cell) { return cell.median_p99_us(); })) {
+      tail.same_color_as = of++;
       latency.series.push_back(std::move(tail));
     }
     return svg_of({latency});
@@ -72,8 +78,8 @@ std::string perf_csv(const PerfOptions& options, uint32_t ranks, const std::vect
   for (const Row& row : rows) {
     for (size_t i = 0; i < row.cells.size(); ++i) {
       const Cell& cell = row.cells[i];
-      out += fmt::format("{},{},\"{}\",{}", to_text(options.op), ranks, plugin_label(plugins, i),
-                         row.bytes);
+      out += fmt::format("{},{},{},{}", to_text(options.op), ranks,
+                         quoted(plugin_label(plugins, i)), row.bytes);
       if (latency) {
         out += fmt::format(",{:.3f},{:.3f},{:.3f},{:.3f},{}\n", cell.min_us(), cell.median_p50_us(),
                            cell.median_mean_us(), cell.median_p99_us(), cell.wrong());

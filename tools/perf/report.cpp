@@ -147,6 +147,18 @@ double ratio(const PerfOptions& options, const Row& row) {
   return b > 0 ? a / b : 0;
 }
 
+std::string plugin_label(const std::vector<PluginInfo>& plugins, size_t index) {
+  if (index >= plugins.size()) {
+    return fmt::format("plugin {}", index + 1);
+  }
+  const PluginInfo& one = plugins[index];
+  return fmt::format("{}{}{}{}",
+                     plugins.size() == 1 ? ""
+                     : index == 0        ? "A: "
+                                         : "B: ",
+                     one.name, one.settings.empty() ? "" : ", ", one.settings);
+}
+
 std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hosts,
                         const std::vector<PluginInfo>& plugins) {
   std::string text =
@@ -172,9 +184,9 @@ std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hos
   }
   for (size_t i = 0; i < plugins.size(); ++i) {
     const PluginInfo& p = plugins[i];
-    text += fmt::format("# {}: {} v{} from {}, device {} ({} Mb/s)\n",
+    text += fmt::format("# {}: {} v{} from {}, device {} ({} Mb/s){}{}\n",
                         plugins.size() == 1 ? "plugin" : (i == 0 ? "A" : "B"), p.name, p.abi,
-                        p.file, p.device, p.speed_mbps);
+                        p.file, p.device, p.speed_mbps, p.settings.empty() ? "" : ", ", p.settings);
   }
   return text + "#\n" + columns_text(options, plugins.size());
 }
@@ -262,7 +274,7 @@ std::string footer_text(const PerfOptions& options, uint32_t ranks, const std::v
     for (size_t i = 0; i < plugins.size(); ++i) {
       text +=
           fmt::format("# Avg bus bandwidth    : {:.4f}{}\n", average_busbw(options, ranks, rows, i),
-                      plugins.size() == 1 ? "" : fmt::format(" ({})", plugins[i].name));
+                      plugins.size() == 1 ? "" : fmt::format(" ({})", plugin_label(plugins, i)));
     }
   }
   return text;
@@ -342,7 +354,8 @@ nlohmann::json report_json(const PerfOptions& options, uint32_t ranks, uint32_t 
                               {"file", p.file},
                               {"abi", p.abi},
                               {"device", p.device},
-                              {"speed_mbps", p.speed_mbps}});
+                              {"speed_mbps", p.speed_mbps},
+                              {"settings", p.settings}});
   }
   for (const Row& row : rows) {
     nlohmann::json one{{"bytes", row.bytes}, {"count", row.count}};

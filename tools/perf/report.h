@@ -19,7 +19,10 @@ struct PluginInfo {
   int abi = 0;
   std::string device;
   int speed_mbps = 0;
+  std::string settings;  ///< that were given for it alone: "NAME=VALUE NAME=VALUE"
 };
+/// One of several by its letter, as in the table, with what is set for it: "A: HA", "B: HA, X=1".
+std::string plugin_label(const std::vector<PluginInfo>& plugins, size_t index);
 
 /// One round of one plugin at one size.
 struct Round {

@@ -195,14 +195,27 @@ class Supervisor {
     return std::nullopt;
   }
 
+  static std::string settings_of(const PluginChoice& plugin) {
+    std::string text;
+    for (const auto& [name, value] : plugin.environment) {
+      text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value);
+    }
+    return text;
+  }
+
   bool direct() {
     for (size_t group = 0; group < plugins_.size(); ++group) {
       auto ready = await(group, "ready");
       if (!ready) {
         return false;
       }
-      infos_[group] = {plugins_[group].name, (*ready)["plugin"], (*ready)["file"],
-                       (*ready)["abi"],      (*ready)["device"], (*ready)["speed_mbps"]};
+      infos_[group] = {plugins_[group].name,
+                       (*ready)["plugin"],
+                       (*ready)["file"],
+                       (*ready)["abi"],
+                       (*ready)["device"],
+                       (*ready)["speed_mbps"],
+                       settings_of(plugins_[group])};
       const std::set<std::string> hosts = (*ready)["hosts"];
       hosts_ = static_cast<uint32_t>(hosts.size());
     }

@@ -34,6 +34,51 @@ json damages_of(const Timeline& timeline) {
 
 }  // namespace
 
+namespace {
+
+json spread_json(const Spread& spread) {
+  return {{"count", spread.count},
+          {"p50_ns", spread.p50_ns},
+          {"p99_ns", spread.p99_ns},
+          {"most_ns", spread.most_ns}};
+}
+
+json calls_json(const std::vector<CallRow>& calls) {
+  json all = json::array();
+  for (const CallRow& row : calls) {
+    all.push_back({{"process", row.process},
+                   {"connection", row.connection},
+                   {"requests", row.requests},
+                   {"queued", spread_json(row.queued)},
+                   {"unnoticed", spread_json(row.unnoticed)},
+                   {"flushes", spread_json(row.flushes)},
+                   {"not_taken", row.not_taken.count},
+                   {"not_taken_for_ns", row.not_taken.oldest_ns},
+                   {"not_noticed", row.not_noticed.count},
+                   {"not_noticed_for_ns", row.not_noticed.oldest_ns}});
+  }
+  return all;
+}
+
+json threads_json(const std::vector<ThreadTime>& threads) {
+  json all = json::array();
+  for (const ThreadTime& row : threads) {
+    json one{{"process", row.process},
+             {"thread", row.thread},
+             {"events", row.events},
+             {"overwritten", row.lost},
+             {"span_ns", row.span_ns}};
+    if (!row.caller) {
+      one["asleep_ns"] = row.asleep_ns;
+      one["segments_resent"] = row.resent;
+    }
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+}  // namespace
+
 void print_summary_json(const Timeline& timeline, const TraceSummary& summary) {
   json latencies = json::array();
   for (const LatencyRow& row : summary.latencies) {
@@ -66,16 +111,6 @@ void print_summary_json(const Timeline& timeline, const TraceSummary& summary) {
                       {"took_ns", stall.end_ns - stall.begin_ns},
                       {"cause", stall.cause}});
   }
-  json workers = json::array();
-  for (const WorkerTime& row : summary.workers) {
-    workers.push_back({{"process", row.process},
-                       {"worker", row.worker},
-                       {"events", row.events},
-                       {"overwritten", row.lost},
-                       {"span_ns", row.span_ns},
-                       {"asleep_ns", row.asleep_ns},
-                       {"segments_resent", row.resent}});
-  }
   json rounds = json::array();
   for (const RoundSummary& round : summary.rounds) {
     const TraceConnection& connection = timeline.connection(round.connection);
@@ -92,7 +127,8 @@ void print_summary_json(const Timeline& timeline, const TraceSummary& summary) {
                                             {"damages", damages_of(timeline)},
                                             {"latencies", latencies},
                                             {"paths", paths},
-                                            {"workers", workers},
+                                            {"threads", threads_json(summary.threads)},
+                                            {"calls", calls_json(summary.calls)},
                                             {"stalls", stalls},
                                             {"rounds", rounds},
                                             {"chunks_again", summary.chunks_again},

@@ -30,6 +30,10 @@ bool is_of_connection(TraceEvent event) {
   }
 }
 
+bool is_of_caller(TraceEvent event) {
+  return event == TraceEvent::request_asked || event == TraceEvent::request_noticed;
+}
+
 ClockTable::ClockTable(const std::vector<Process>& processes) {
   std::map<uint64_t, size_t> known;
   for (uint32_t i = 0; i < processes.size(); ++i) {

@@ -21,6 +21,8 @@ namespace nccl_ha::tools {
 
 /// Whether an event's actor is the number of a connection.
 bool is_of_connection(TraceEvent event);
+/// It is of a thread that calls NCCL's entry points, and names the connection's worker.
+bool is_of_caller(TraceEvent event);
 
 class ClockTable {
  public:

@@ -52,7 +52,19 @@ Timeline timeline_of(const TraceOptions& options) {
   return timeline;
 }
 
-void save(const std::string& path, const std::string& text, const char* what) {
+/// What is read is not written over: it may be all that is left of what happened.
+void spare_sources(const TraceOptions& options) {
+  for (const std::string& name : options.names) {
+    std::error_code error;
+    if (std::filesystem::equivalent(name, options.output, error)) {
+      refuse_trace(fail(Errc::invalid_argument,
+                        fmt::format("-o {}: that is what is read; name another file", name)));
+    }
+  }
+}
+
+void save(const TraceOptions& options, const std::string& text, const char* what) {
+  const std::string& path = options.output;
   if (const std::string wrong = write_file(path, text); !wrong.empty()) {
     refuse_trace(fail(Errc::system, wrong));
   }
@@ -114,6 +126,7 @@ void add_dump_and_merge(CLI::App& trace, const std::shared_ptr<TraceOptions>& op
   dump->add_option("-o,--output", options->output, "file (nccl-ha-PID.trace)");
   dump->callback([options] {
     options->output = output_of(*options);
+    spare_sources(*options);
     save_dumps(*options, all_dumps(*options, "nccl-ha trace dump"));
   });
   CLI::App* merge =
@@ -121,6 +134,7 @@ void add_dump_and_merge(CLI::App& trace, const std::shared_ptr<TraceOptions>& op
                "dumps of several hosts into one file, and how their clocks lie to each other");
   merge->add_option("-o,--output", options->output, "file")->required();
   merge->callback([options] {
+    spare_sources(*options);
     // Of processes that run, the clocks are told of what is saved: they are read once.
     std::vector<std::vector<std::byte>> all;
     std::vector<TraceSource> sources;
@@ -146,7 +160,13 @@ void add_show(CLI::App& trace, const std::shared_ptr<TraceOptions>& options) {
   show->add_option("--since", filter.since_s, "seconds before the last event")
       ->check(CLI::NonNegativeNumber);
   show->add_option("--last", filter.last, "only so many, the last ones");
-  show->callback([options] { print_moments(timeline_of(*options), options->filter); });
+  show->callback([options] {
+    const Timeline timeline = timeline_of(*options);
+    if (const std::string wrong = unknown_events(timeline, options->filter); !wrong.empty()) {
+      refuse_trace(fail(Errc::invalid_argument, wrong));
+    }
+    print_moments(timeline, options->filter);
+  });
 }
 
 void add_analyses(CLI::App& trace, const std::shared_ptr<TraceOptions>& options) {
@@ -197,15 +217,19 @@ void add_pictures(CLI::App& trace, const std::shared_ptr<TraceOptions>& options)
       ->check(CLI::IsMember({"perfetto"}))
       ->capture_default_str();
   to->add_option("-o,--output", options->output, "file")->required();
-  to->callback(
-      [options] { save(options->output, perfetto_of(timeline_of(*options)), "track events"); });
+  to->callback([options] {
+    spare_sources(*options);
+    save(*options, perfetto_of(timeline_of(*options)), "track events");
+  });
   CLI::App* plot = add_verb(trace, options, "plot", "throughput of each path over time, as SVG");
   plot->add_option("-o,--output", options->output, "file")->required();
   plot->add_option("--bins", options->bins, "steps of time")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  plot->callback(
-      [options] { save(options->output, plot_of(timeline_of(*options), options->bins), "SVG"); });
+  plot->callback([options] {
+    spare_sources(*options);
+    save(*options, plot_of(timeline_of(*options), options->bins), "SVG");
+  });
 }
 
 }  // namespace

@@ -117,6 +117,17 @@ class MessageBook {
     }
   }
 
+  void take_request(const TraceMoment& moment, int64_t TraceMessage::*of_send,
+                    int64_t TraceMessage::*of_receive) {
+    const auto what = static_cast<TraceRequest>(number(moment, "what"));
+    const auto position = static_cast<uint32_t>(number(moment, "position"));
+    if (what == TraceRequest::send) {
+      at(moment, number(moment, "group"), position).*of_send = moment.time_ns;
+    } else if (what == TraceRequest::receive) {
+      at(moment, number(moment, "group"), 0).*of_receive = moment.time_ns;
+    }
+  }
+
   void take(const TraceMoment& moment) {
     switch (*moment.event) {
       case TraceEvent::transfer_posted: {
@@ -126,6 +137,12 @@ class MessageBook {
         message.bytes = number(moment, "size");
         break;
       }
+      case TraceEvent::request_asked:
+        take_request(moment, &TraceMessage::asked_ns, &TraceMessage::receive_asked_ns);
+        break;
+      case TraceEvent::request_noticed:
+        take_request(moment, &TraceMessage::noticed_ns, &TraceMessage::receive_noticed_ns);
+        break;
       case TraceEvent::transfer_sent:
         at(moment, number(moment, "group"), static_cast<uint32_t>(number(moment, "position")))
             .sent_ns = moment.time_ns;

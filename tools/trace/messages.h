@@ -29,12 +29,16 @@ struct TraceMessage {
   uint64_t group = 0;
   uint32_t position = 0;
   uint64_t bytes = 0;
-  int64_t announced_ns = unseen;   ///< the receiver said where it goes
-  int64_t heard_ns = unseen;       ///< and the sender had heard it
-  int64_t begun_ns = unseen;       ///< the sender took the send
-  int64_t sent_ns = unseen;        ///< all of it was acknowledged
-  int64_t received_ns = unseen;    ///< the whole group is there
-  std::vector<TraceChunk> chunks;  ///< in the order in which they were seen first
+  int64_t asked_ns = unseen;            ///< NCCL asked for the send
+  int64_t announced_ns = unseen;        ///< the receiver said where it goes
+  int64_t heard_ns = unseen;            ///< and the sender had heard it
+  int64_t begun_ns = unseen;            ///< the sender took the send
+  int64_t sent_ns = unseen;             ///< all of it was acknowledged
+  int64_t noticed_ns = unseen;          ///< and NCCL was told so
+  int64_t received_ns = unseen;         ///< the whole group is there
+  int64_t receive_asked_ns = unseen;    ///< NCCL asked for the group of receives
+  int64_t receive_noticed_ns = unseen;  ///< and was told that it is there
+  std::vector<TraceChunk> chunks;       ///< in the order in which they were seen first
 };
 
 /// In the order in which they were seen first.

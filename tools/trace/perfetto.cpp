@@ -49,10 +49,17 @@ constexpr uint64_t type_counter = 4;
 constexpr uint64_t state_cleared = 1;
 }  // namespace schema
 
+// What comes first of the same moment: ends, then beginnings, then ends of slices that take no
+// time, and last the beginnings of what follows them.
+constexpr int end_order = 0;
+constexpr int begin_order = 1;
+constexpr int empty_end_order = 2;
+constexpr int follower_order = 3;
+
 /// An event of the trace, to be sorted by time.
 struct Packet {
   int64_t time_ns = 0;
-  int order = 0;  ///< of the same moment ends come first
+  int order = 0;  ///< of the same moment
   ProtoWriter event;
 };
 
@@ -119,7 +126,7 @@ class PerfettoWriter {
         ProtoWriter thread;
         thread.number(schema::thread_pid, number_of(i));
         thread.number(schema::thread_tid, number_of(i) * 1000 + ring);
-        thread.text(schema::thread_name, fmt::format("worker {}", ring));
+        thread.text(schema::thread_name, timeline_.threads(i)[ring].name);
         ProtoWriter track;
         thread_tracks_[{i, ring}] = ++last_track_;
         track.number(schema::track_uuid, last_track_);
@@ -153,19 +160,25 @@ class PerfettoWriter {
     return found->second;
   }
 
-  /// Slices of one track lie within each other, chunks under way beside each other: each gets the
-  /// first track of its path that is free.
-  uint64_t path_track(int32_t connection, uint32_t path, int64_t begin, int64_t end) {
-    auto& rows = path_tracks_[{connection, path}];
+  using Rows = std::vector<std::pair<uint64_t, int64_t>>;  ///< track, and until when it is in use
+  uint64_t row_of(Rows& rows, int32_t connection, std::string_view name, int64_t begin,
+                  int64_t end) {
+    const int64_t busy_until = end > begin ? end : begin + 1;  // one without duration has it too
     for (auto& [track, until] : rows) {
       if (until <= begin) {
-        until = end;
+        until = busy_until;
         return track;
       }
     }
-    const std::string name = timeline_.connection(connection).path_name(path);
-    rows.emplace_back(named_track(connection_track(connection), name), end);
+    rows.emplace_back(named_track(connection_track(connection), std::string(name)), busy_until);
     return rows.back().first;
+  }
+
+  /// Slices of one track lie within each other, chunks under way beside each other: each gets the
+  /// first track of its path that is free.
+  uint64_t path_track(int32_t connection, uint32_t path, int64_t begin, int64_t end) {
+    return row_of(path_tracks_[{connection, path}], connection,
+                  timeline_.connection(connection).path_name(path), begin, end);
   }
 
   uint64_t depth_track(int32_t connection, uint32_t path) {
@@ -200,7 +213,8 @@ class PerfettoWriter {
   }
 
   void slice(uint64_t track, std::string_view name, int64_t begin, int64_t end,
-             const TraceMessage& message, const std::vector<uint64_t>& flows) {
+             const TraceMessage& message, const std::vector<uint64_t>& flows,
+             int order = begin_order) {
     ProtoWriter event = begin_event(schema::type_begin, track, name);
     annotate(event, "group", message.group);
     annotate(event, "position", message.position);
@@ -209,8 +223,9 @@ class PerfettoWriter {
     for (const uint64_t flow : flows) {
       event.fixed(schema::event_flow, flow);
     }
-    packets_.push_back({begin, 1, std::move(event)});
-    packets_.push_back({end, begin == end ? 2 : 0, begin_event(schema::type_end, track, "")});
+    packets_.push_back({begin, order, std::move(event)});
+    packets_.push_back({end, begin == end ? empty_end_order : end_order,
+                        begin_event(schema::type_end, track, "")});
   }
 
   /// What is no part of a message: on its thread, or on its connection if it is about one.
@@ -220,14 +235,18 @@ class PerfettoWriter {
       ProtoWriter event =
           begin_event(schema::type_counter, depth_track(moment.connection, path), "");
       event.number(schema::event_counter, timeline_.value(moment, "open").value_or(0));
-      packets_.push_back({moment.time_ns, 1, std::move(event)});
+      packets_.push_back({moment.time_ns, begin_order, std::move(event)});
+      return;
+    }
+    if (moment.event && is_of_caller(*moment.event)) {
+      add_call(moment);
       return;
     }
     if (moment.event && is_of_message(*moment.event)) {
       return;
     }
     const uint64_t track = moment.connection >= 0 ? connection_track(moment.connection)
-                                                  : thread_tracks_[{moment.process, moment.worker}];
+                                                  : thread_tracks_[{moment.process, moment.thread}];
     const CounterSnapshot::EventKind& kind = timeline_.kind(moment);
     ProtoWriter event = begin_event(schema::type_instant, track, kind.name);
     for (const CounterSnapshot::Field& field : kind.fields) {
@@ -237,7 +256,21 @@ class PerfettoWriter {
         annotate(event, field.name, to_text(field, moment.raw));
       }
     }
-    packets_.push_back({moment.time_ns, 1, std::move(event)});
+    packets_.push_back({moment.time_ns, begin_order, std::move(event)});
+  }
+
+  /// On its thread, with what it is about.
+  void add_call(const TraceMoment& moment) {
+    const CounterSnapshot::EventKind& kind = timeline_.kind(moment);
+    ProtoWriter event = begin_event(schema::type_instant,
+                                    thread_tracks_[{moment.process, moment.thread}], kind.name);
+    for (const CounterSnapshot::Field& field : kind.fields) {
+      annotate(event, field.name, to_text(field, moment.raw));
+    }
+    if (moment.connection >= 0) {
+      annotate(event, "connection", timeline_.connection(moment.connection).label);
+    }
+    packets_.push_back({moment.time_ns, begin_order, std::move(event)});
   }
 
   static bool is_of_message(TraceEvent event) {
@@ -246,18 +279,48 @@ class PerfettoWriter {
            event == TraceEvent::chunk_acked || event == TraceEvent::chunk_arrived;
   }
 
+  /// A request on the tracks of its connection: queued, under way, done and not noticed.
+  struct Request {
+    const char* name;
+    const char* rows;
+    int32_t connection;
+    int64_t asked_ns;
+    int64_t begun_ns;
+    int64_t ended_ns;
+    int64_t noticed_ns;
+  };
+  void add_request(const TraceMessage& message, const Request& one,
+                   const std::vector<uint64_t>& flows) {
+    if (one.connection < 0 || one.begun_ns == unseen || one.ended_ns < one.begun_ns) {
+      return;
+    }
+    const bool queued = one.asked_ns != unseen && one.asked_ns < one.begun_ns;
+    const bool late = one.noticed_ns > one.ended_ns;  // unseen is less than all
+    const uint64_t track =
+        row_of(request_tracks_[one.connection], one.connection, one.rows,
+               queued ? one.asked_ns : one.begun_ns, late ? one.noticed_ns : one.ended_ns);
+    if (queued) {
+      slice(track, fmt::format("queued {}", message.group), one.asked_ns, one.begun_ns, message,
+            {});
+    }
+    slice(track, fmt::format("{} {}", one.name, message.group), one.begun_ns, one.ended_ns, message,
+          flows);
+    if (late) {
+      slice(track, fmt::format("not noticed {}", message.group), one.ended_ns, one.noticed_ns,
+            message, {}, follower_order);
+    }
+  }
+
   void add_message(const TraceMessage& message) {
     const uint64_t flow = ++last_flow_ << 8;
-    if (message.sender >= 0 && message.begun_ns != unseen && message.sent_ns >= message.begun_ns) {
-      std::vector<uint64_t> flows;
-      for (const TraceChunk& chunk : message.chunks) {
-        flows.push_back(flow + (chunk.number & 255U));
-      }
-      const uint64_t track = row_of(request_tracks_[message.sender], message.sender, "sends",
-                                    message.begun_ns, message.sent_ns);
-      slice(track, fmt::format("send {}", message.group), message.begun_ns, message.sent_ns,
-            message, flows);
+    std::vector<uint64_t> flows;
+    for (const TraceChunk& chunk : message.chunks) {
+      flows.push_back(flow + (chunk.number & 255U));
     }
+    add_request(message,
+                {"send", "sends", message.sender, message.asked_ns, message.begun_ns,
+                 message.sent_ns, message.noticed_ns},
+                flows);
     for (const TraceChunk& chunk : message.chunks) {
       const int64_t end = chunk.acked_ns != unseen ? chunk.acked_ns : chunk.arrived_ns;
       if (message.sender >= 0 && chunk.posted_ns != unseen && end != unseen &&
@@ -273,28 +336,15 @@ class PerfettoWriter {
         annotate(event, "bytes", uint64_t{chunk.bytes});
         annotate(event, "path", timeline_.connection(message.receiver).path_name(chunk.path));
         event.fixed(schema::event_flow, flow + (chunk.number & 255U));
-        packets_.push_back({chunk.arrived_ns, 1, std::move(event)});
+        packets_.push_back({chunk.arrived_ns, begin_order, std::move(event)});
       }
     }
-    if (message.receiver >= 0 && message.announced_ns != unseen &&
-        message.received_ns >= message.announced_ns && message.position == 0) {
-      const uint64_t track = row_of(request_tracks_[message.receiver], message.receiver, "receives",
-                                    message.announced_ns, message.received_ns);
-      slice(track, fmt::format("receive {}", message.group), message.announced_ns,
-            message.received_ns, message, {});
+    if (message.position == 0) {
+      add_request(message,
+                  {"receive", "receives", message.receiver, message.receive_asked_ns,
+                   message.announced_ns, message.received_ns, message.receive_noticed_ns},
+                  {});
     }
-  }
-
-  using Rows = std::vector<std::pair<uint64_t, int64_t>>;  ///< track, and until when it is in use
-  uint64_t row_of(Rows& rows, int32_t connection, const char* name, int64_t begin, int64_t end) {
-    for (auto& [track, until] : rows) {
-      if (until <= begin) {
-        until = end;
-        return track;
-      }
-    }
-    rows.emplace_back(named_track(connection_track(connection), name), end);
-    return rows.back().first;
   }
 
   const Timeline& timeline_;

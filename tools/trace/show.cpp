@@ -1,9 +1,11 @@
 #include "tools/trace/show.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 
 namespace nccl_ha::tools {
 namespace {
@@ -46,8 +48,8 @@ std::vector<const TraceMoment*> filtered(const Timeline& timeline, const TraceFi
 
 std::string moment_text(const Timeline& timeline, const TraceMoment& moment) {
   const CounterSnapshot::EventKind& kind = timeline.kind(moment);
-  std::string text = fmt::format("{} worker {} {}", timeline.process_name(moment.process),
-                                 moment.worker, kind.name);
+  std::string text = fmt::format("{} {} {}", timeline.process_name(moment.process),
+                                 timeline.thread(moment).name, kind.name);
   for (const CounterSnapshot::Field& field : kind.fields) {
     if (field.name == "key") {
       text +=
@@ -64,9 +66,29 @@ std::string moment_text(const Timeline& timeline, const TraceMoment& moment) {
   return text;
 }
 
+std::string unknown_events(const Timeline& timeline, const TraceFilter& filter) {
+  std::set<std::string> known;
+  for (const TraceSource& source : timeline.processes()) {
+    for (const CounterSnapshot::EventKind& kind : source.snapshot.kinds) {
+      known.insert(kind.name);
+    }
+  }
+  for (const std::string& name : filter.events) {
+    if (!known.contains(name)) {
+      return fmt::format("--event {}: there are {}", name, fmt::join(known, ", "));
+    }
+  }
+  return "";
+}
+
 void print_moments(const Timeline& timeline, const TraceFilter& filter) {
-  for (const TraceMoment* moment : filtered(timeline, filter)) {
+  const auto shown = filtered(timeline, filter);
+  for (const TraceMoment* moment : shown) {
     fmt::print("{}  {}\n", timeline.date(moment->time_ns), moment_text(timeline, *moment));
+  }
+  if (shown.empty()) {
+    fmt::print(stderr, "nccl-ha trace: none of {} events passes the filters\n",
+               timeline.moments().size());
   }
 }
 

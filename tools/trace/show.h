@@ -24,6 +24,8 @@ std::vector<const TraceMoment*> filtered(const Timeline& timeline, const TraceFi
 /// One line, without the time.
 std::string moment_text(const Timeline& timeline, const TraceMoment& moment);
 
+/// Of names of events that the filter has and no process knows: what there are; else empty.
+std::string unknown_events(const Timeline& timeline, const TraceFilter& filter);
 void print_moments(const Timeline& timeline, const TraceFilter& filter);
 /// What is wrong with the sources, and how their clocks lie; to stderr.
 void print_remarks(const Timeline& timeline);

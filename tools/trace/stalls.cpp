@@ -32,7 +32,7 @@ Circumstances look(const Timeline& timeline, int32_t connection, int64_t begin, 
       continue;
     }
     const bool own = moment.connection == connection;
-    const bool own_worker = moment.worker == one.worker;
+    const bool own_worker = moment.thread == one.worker;
     switch (*moment.event) {
       case TraceEvent::path_down:
         seen.paths_down += own ? 1 : 0;

@@ -109,17 +109,18 @@ class PathClock {
   std::map<std::pair<int32_t, uint32_t>, State> paths_;
 };
 
-std::vector<WorkerTime> workers_of(const Timeline& timeline) {
-  std::map<std::pair<uint32_t, uint32_t>, WorkerTime> rows;
+std::vector<ThreadTime> threads_of(const Timeline& timeline) {
+  std::map<std::pair<uint32_t, uint32_t>, ThreadTime> rows;
   std::map<std::pair<uint32_t, uint32_t>, int64_t> first;
   for (const TraceMoment& moment : timeline.moments()) {
-    const std::pair key(moment.process, moment.worker);
-    WorkerTime& row = rows[key];
+    const std::pair key(moment.process, moment.thread);
+    ThreadTime& row = rows[key];
     if (row.events++ == 0) {
       first[key] = moment.time_ns;
-      const auto& ring = timeline.processes()[moment.process].snapshot.rings[moment.worker];
+      const auto& ring = timeline.processes()[moment.process].snapshot.rings[moment.thread];
       row.process = timeline.process_name(moment.process);
-      row.worker = moment.worker;
+      row.thread = timeline.thread(moment).name;
+      row.caller = timeline.thread(moment).caller;
       row.lost = ring.written > ring.events.size() ? ring.written - ring.events.size() : 0;
     }
     row.span_ns = moment.time_ns - first[key];
@@ -128,7 +129,7 @@ std::vector<WorkerTime> workers_of(const Timeline& timeline) {
     }
     row.resent += moment.event == TraceEvent::segment_resent ? 1 : 0;
   }
-  std::vector<WorkerTime> all;
+  std::vector<ThreadTime> all;
   for (auto& [key, row] : rows) {
     row.asleep_ns = std::min(row.asleep_ns, row.span_ns);
     all.push_back(std::move(row));
@@ -171,27 +172,32 @@ std::vector<RoundSummary> rounds_of(const Timeline& timeline) {
   return rounds;
 }
 
-void print_latencies(const TraceSummary& summary) {
-  fmt::print(
-      "\nfrom posting a chunk to its acknowledgement\n"
-      "  {:<24} {:<40} {:<18} {:>10} {:>8} {:>10} {:>10} {:>10} {:>10}\n",
-      "process", "connection", "path", "bytes from", "chunks", "p50", "p90", "p99", "most");
+void print_latencies(const TraceSummary& summary, const NameWidths& widths) {
+  const auto line = [&widths](const auto& process, const auto& connection, const auto& path,
+                              const auto&... columns) {
+    fmt::print("  {:<{}} {:<{}} {:<{}} {:>10} {:>8} {:>10} {:>10} {:>10} {:>10}\n", process,
+               widths.process, connection, widths.connection, path, widths.path, columns...);
+  };
+  fmt::print("\nfrom posting a chunk to its acknowledgement\n");
+  line("process", "connection", "path", "bytes from", "chunks", "p50", "p90", "p99", "most");
   for (const LatencyRow& row : summary.latencies) {
-    fmt::print("  {:<24} {:<40} {:<18} {:>10} {:>8} {:>10} {:>10} {:>10} {:>10}\n", row.process,
-               row.connection, row.path, bytes_text(row.size_at_least), row.count,
-               duration_text(row.p50_ns), duration_text(row.p90_ns), duration_text(row.p99_ns),
-               duration_text(row.most_ns));
+    line(row.process, row.connection, row.path, bytes_text(row.size_at_least), row.count,
+         duration_text(row.p50_ns), duration_text(row.p90_ns), duration_text(row.p99_ns),
+         duration_text(row.most_ns));
   }
 }
 
-void print_paths(const TraceSummary& summary) {
-  fmt::print(
-      "\ntime of each path in each state\n  {:<24} {:<40} {:<18} {:>10} {:>10} {:>9} {:>12}\n",
-      "process", "connection", "path", "in use", "down", "failures", "bytes");
+void print_paths(const TraceSummary& summary, const NameWidths& widths) {
+  const auto line = [&widths](const auto& process, const auto& connection, const auto& path,
+                              const auto&... columns) {
+    fmt::print("  {:<{}} {:<{}} {:<{}} {:>10} {:>10} {:>9} {:>12}\n", process, widths.process,
+               connection, widths.connection, path, widths.path, columns...);
+  };
+  fmt::print("\ntime of each path in each state\n");
+  line("process", "connection", "path", "in use", "down", "failures", "bytes");
   for (const PathTime& row : summary.paths) {
-    fmt::print("  {:<24} {:<40} {:<18} {:>10} {:>10} {:>9} {:>12}\n", row.process, row.connection,
-               row.path, duration_text(row.up_ns), duration_text(row.down_ns), row.failures,
-               bytes_text(row.bytes));
+    line(row.process, row.connection, row.path, duration_text(row.up_ns),
+         duration_text(row.down_ns), row.failures, bytes_text(row.bytes));
   }
 }
 
@@ -199,7 +205,7 @@ void print_trouble(const Timeline& timeline, const TraceSummary& summary) {
   fmt::print("\nsent again: {} chunks ({}) after failovers", summary.chunks_again,
              bytes_text(summary.bytes_again));
   size_t resent = 0;
-  for (const WorkerTime& row : summary.workers) {
+  for (const ThreadTime& row : summary.threads) {
     resent += row.resent;
   }
   fmt::print(", {} segments of datagram paths\n", resent);
@@ -240,8 +246,9 @@ TraceSummary summarize(const Timeline& timeline, int64_t stall_ns) {
   TraceSummary summary;
   const std::vector<TraceMessage> messages = messages_of(timeline);
   summary.latencies = latencies_of(timeline, messages);
+  summary.calls = calls_of(timeline, messages);
   summary.paths = PathClock(timeline).read();
-  summary.workers = workers_of(timeline);
+  summary.threads = threads_of(timeline);
   summary.stalls = stalls_of(timeline, stall_ns);
   summary.rounds = rounds_of(timeline);
   for (const TraceMoment& moment : timeline.moments()) {
@@ -264,15 +271,18 @@ void print_summary(const Timeline& timeline, const TraceSummary& summary) {
   fmt::print("events from {} to {} ({})\n", timeline.date(timeline.begin_ns()),
              timeline.date(timeline.end_ns()),
              duration_text(timeline.end_ns() - timeline.begin_ns()));
-  for (const WorkerTime& row : summary.workers) {
-    fmt::print("  {} worker {}: {} events over {}, {} older ones overwritten, asleep {:.0f}%\n",
-               row.process, row.worker, row.events, duration_text(row.span_ns), row.lost,
-               row.span_ns == 0
-                   ? 0.0
-                   : 100.0 * static_cast<double>(row.asleep_ns) / static_cast<double>(row.span_ns));
+  for (const ThreadTime& row : summary.threads) {
+    fmt::print("  {} {}: {} events over {}, {} older ones overwritten", row.process, row.thread,
+               row.events, duration_text(row.span_ns), row.lost);
+    const double span = static_cast<double>(std::max<int64_t>(row.span_ns, 1));
+    fmt::print("{}\n", row.caller ? ""
+                                  : fmt::format(", asleep {:.0f}%",
+                                                100.0 * static_cast<double>(row.asleep_ns) / span));
   }
-  print_latencies(summary);
-  print_paths(summary);
+  const NameWidths widths = name_widths(timeline);
+  print_calls(summary.calls, widths);
+  print_latencies(summary, widths);
+  print_paths(summary, widths);
   print_trouble(timeline, summary);
 }
 

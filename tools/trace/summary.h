@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/trace/calls.h"
 #include "tools/trace/messages.h"
 #include "tools/trace/stalls.h"
 #include "tools/trace/timeline.h"
@@ -34,9 +35,10 @@ struct PathTime {
   uint64_t bytes = 0;  ///< acknowledged at a sender, arrived at a receiver
 };
 
-struct WorkerTime {
+struct ThreadTime {
   std::string process;
-  uint32_t worker = 0;
+  std::string thread;
+  bool caller = false;
   size_t events = 0;
   uint64_t lost = 0;  ///< events that were overwritten before
   int64_t span_ns = 0;
@@ -55,7 +57,8 @@ struct RoundSummary {
 struct TraceSummary {
   std::vector<LatencyRow> latencies;
   std::vector<PathTime> paths;
-  std::vector<WorkerTime> workers;
+  std::vector<ThreadTime> threads;
+  std::vector<CallRow> calls;
   std::vector<TraceStall> stalls;
   std::vector<RoundSummary> rounds;
   uint64_t chunks_again = 0;

@@ -18,8 +18,8 @@ int64_t wrapping_sum(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
 }
 
-/// Of "path 3 eth0" or "shadow 3 eth0".
-std::optional<uint32_t> number_of_path(const std::string& label) {
+/// Of "path 3 eth0", "shadow 3 eth0" or "worker 3".
+std::optional<uint32_t> number_in(const std::string& label) {
   const size_t space = label.find(' ');
   if (space == std::string::npos) {
     return std::nullopt;
@@ -75,6 +75,18 @@ uint64_t counter_of(const CounterSnapshot& snapshot, const CounterSnapshot::Bloc
   return 0;
 }
 
+NameWidths name_widths(const Timeline& timeline) {
+  NameWidths widths;
+  for (const TraceConnection& one : timeline.connections()) {
+    widths.process = std::max(widths.process, timeline.process_name(one.process).size());
+    widths.connection = std::max(widths.connection, one.label.size());
+    for (const auto& [number, label] : one.paths) {
+      widths.path = std::max(widths.path, label.size());
+    }
+  }
+  return widths;
+}
+
 std::string duration_text(int64_t ns) {
   const auto value = static_cast<double>(ns);
   const double size = std::abs(value);
@@ -105,6 +117,7 @@ Timeline Timeline::of(std::vector<TraceSource> sources) {
     for (const auto& kind : made.processes_[i].snapshot.kinds) {
       made.known_[i].push_back(event_by_name(kind.name));
     }
+    made.find_threads(i);
     made.find_connections(i);
   }
   made.find_peers();
@@ -114,6 +127,21 @@ Timeline Timeline::of(std::vector<TraceSource> sources) {
   made.compare_clocks();
   made.align();
   return made;
+}
+
+void Timeline::find_threads(uint32_t process) {
+  const CounterSnapshot& snapshot = processes_[process].snapshot;
+  std::map<uint64_t, const CounterSnapshot::Block*> blocks;
+  for (const CounterSnapshot::Block& block : snapshot.blocks) {
+    blocks[block.id] = &block;
+  }
+  std::vector<TraceThread>& all = threads_.emplace_back();
+  for (const CounterSnapshot::Ring& ring : snapshot.rings) {
+    const auto owner = blocks.find(ring.owner);
+    const bool known = owner != blocks.end() && !owner->second->label.empty();
+    all.push_back({known ? owner->second->label : fmt::format("thread {}", all.size()),
+                   known && snapshot.scopes[owner->second->scope].name == "caller"});
+  }
 }
 
 void Timeline::find_connections(uint32_t process) {
@@ -142,7 +170,7 @@ void Timeline::find_connections(uint32_t process) {
       connections_.push_back(std::move(one));
     } else if (scope == "path") {
       const auto owner = by_block.find(block.parent);  // parents are older
-      const auto number = number_of_path(block.label);
+      const auto number = number_in(block.label);
       if (owner != by_block.end() && number) {
         connections_[owner->second].paths[*number] = block.label;
       }
@@ -179,18 +207,29 @@ void Timeline::add_moments(uint32_t process) {
       by_actor[{connection(i).worker, connection(i).actor}].push_back(i);
     }
   }
+  std::map<uint32_t, uint32_t> ring_of_worker;
+  for (uint32_t ring = 0; ring < snapshot.rings.size(); ++ring) {
+    const TraceThread& thread = threads_[process][ring];
+    const auto number = thread.caller ? std::nullopt : number_in(thread.name);
+    ring_of_worker.try_emplace(number.value_or(ring), ring);
+  }
   for (uint32_t ring = 0; ring < snapshot.rings.size(); ++ring) {
     for (const RecordedEvent& raw : snapshot.rings[ring].events) {
       TraceMoment moment;
       moment.time_ns = raw.time_ns;
       moment.process = process;
-      moment.worker = ring;
+      moment.thread = ring;
       moment.raw = raw;
       const auto kind = static_cast<size_t>(raw.event);
       if (kind < known_[process].size()) {
         moment.event = known_[process][kind];
       }
-      const auto sides = by_actor.find({ring, raw.actor});
+      uint32_t worker = ring;
+      if (moment.event && is_of_caller(*moment.event)) {
+        const auto named = ring_of_worker.find(raw.c);
+        worker = named == ring_of_worker.end() ? ring : named->second;
+      }
+      const auto sides = by_actor.find({worker, raw.actor});
       if (moment.event && is_of_connection(*moment.event) && sides != by_actor.end()) {
         for (const int32_t side : sides->second) {
           if (connection(side).began_ns <= raw.time_ns) {

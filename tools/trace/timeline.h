@@ -25,11 +25,17 @@ struct TraceSource {
 struct TraceMoment {
   int64_t time_ns = 0;
   uint32_t process = 0;     ///< in Timeline::processes
-  uint32_t worker = 0;      ///< among the rings of the process
+  uint32_t thread = 0;      ///< among the rings of the process
   int32_t connection = -1;  ///< in Timeline::connections; -1: none
   /// What this program knows it as; none when the file comes from one that knows others.
   std::optional<TraceEvent> event;
   RecordedEvent raw;
+};
+
+/// Who wrote a ring.
+struct TraceThread {
+  std::string name;     ///< "worker 0", "caller 4711 (python)"
+  bool caller = false;  ///< of NCCL's entry points
 };
 
 /// One side of a connection.
@@ -61,6 +67,10 @@ class Timeline {
     return connections_[static_cast<size_t>(index)];
   }
   const std::vector<TraceMoment>& moments() const { return moments_; }  ///< by time
+  const TraceThread& thread(const TraceMoment& moment) const {
+    return threads_[moment.process][moment.thread];
+  }
+  const std::vector<TraceThread>& threads(uint32_t process) const { return threads_[process]; }
   const ClockTable& clocks() const { return clocks_; }
 
   /// "host:pid".
@@ -81,6 +91,7 @@ class Timeline {
   int64_t end_ns(uint32_t process) const { return ends_[process]; }
 
  private:
+  void find_threads(uint32_t process);
   void find_connections(uint32_t process);
   void find_peers();
   void add_moments(uint32_t process);
@@ -88,6 +99,7 @@ class Timeline {
   void align();
 
   std::vector<TraceSource> processes_;
+  std::vector<std::vector<TraceThread>> threads_;  ///< of each process, a ring each
   std::vector<TraceConnection> connections_;
   std::vector<TraceMoment> moments_;
   std::vector<int64_t> ends_;  ///< of each process
@@ -95,6 +107,14 @@ class Timeline {
   /// Of each process: what its kinds of events are here.
   std::vector<std::vector<std::optional<TraceEvent>>> known_;
 };
+
+/// How wide the columns of a table are that name processes, their connections and paths.
+struct NameWidths {
+  size_t process = 7;
+  size_t connection = 10;
+  size_t path = 4;
+};
+NameWidths name_widths(const Timeline& timeline);
 
 /// A number of the counters of a block, by name; 0 when there is none.
 uint64_t counter_of(const CounterSnapshot& snapshot, const CounterSnapshot::Block& block,

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -13,6 +14,7 @@
 #include "tools/commands.h"
 #include "tools/common/chart.h"
 #include "tools/common/refusal.h"
+#include "tools/common/remote_ranks.h"
 #include "tools/tune/measure.h"
 
 namespace nccl_ha::tools {
@@ -22,12 +24,33 @@ constexpr Refusal refuse_tune{"nccl-ha tune", 2};
 
 struct TuneOptions {
   TuneLoad load;
+  RemoteOptions remote;
   std::string state = "nccl-ha-tune.jsonl";
   std::string plot;
   std::vector<std::string> axes;
   bool rdma = false;
   bool anew = false;
 };
+
+std::vector<std::string> words_for_perf(const RemoteOptions& remote) {
+  std::vector<std::string> words = remote.list.empty()
+                                       ? std::vector<std::string>{"--hosts-file", remote.file}
+                                       : std::vector<std::string>{"--hosts", remote.list};
+  words.insert(words.end(), {"--ssh", remote.shell, "--port", std::to_string(remote.port)});
+  if (!remote.program.empty()) {
+    words.insert(words.end(), {"--program", remote.program});
+  }
+  return words;
+}
+
+/// What on_interrupt() says; a signal's handler may only write.
+std::string interrupted_text;
+
+void on_interrupt(int number) {
+  static_cast<void>(!write(STDERR_FILENO, interrupted_text.data(), interrupted_text.size()));
+  signal(number, SIG_DFL);
+  raise(number);
+}
 
 /// Goes through the plan; what a file has already is not measured again.
 class Tuner {
@@ -53,6 +76,12 @@ class Tuner {
   }
 
   void run() {
+    interrupted_text =
+        fmt::format("{}nccl-ha tune: interrupted; the same command goes on from what is in {}\n",
+                    isatty(STDERR_FILENO) != 0 ? "\r\033[K" : "", options_.state);
+    if (signal(SIGINT, on_interrupt) == SIG_IGN) {
+      signal(SIGINT, SIG_IGN);
+    }
     fmt::print("{:<20} {:<44} {:>8} {:>7}  {}\n", "", "setting", "GB/s", "ratio",
                "95% interval of the ratio to the best before");
     for (const TuneAxis& axis : axes_) {
@@ -64,6 +93,7 @@ class Tuner {
     }
     end_progress();
     conclude();
+    signal(SIGINT, SIG_DFL);
   }
 
  private:
@@ -164,12 +194,12 @@ class Tuner {
   void draw() const {
     Chart chart{"bandwidth of what was tried, by the best before it",
                 {"trial", false, false},
-                {"ratio", false, false},
+                {"ratio", false, false, false},
                 {},
                 {}};
     ChartSeries mean{"ratio", {}, false};
-    ChartSeries low{"95% interval", {}, true};
-    ChartSeries high{"", {}, true};
+    ChartSeries low{"95% interval", {}, true, 0};
+    ChartSeries high{"", {}, true, 0};
     for (size_t i = 0; i < trials_.size(); ++i) {
       const RatioEstimate estimate = estimate_ratio(trials_[i].ratios);
       if (trials_[i].failure.empty()) {
@@ -202,7 +232,8 @@ class Tuner {
 void add_tune(CLI::App& app) {
   const auto options = std::make_shared<TuneOptions>();
   CLI::App* tune = app.add_subcommand(
-      "tune", "Tries settings on this host under load, and recommends what is certainly faster");
+      "tune",
+      "Tries settings under load, on this host or on several, and recommends what is faster");
   TuneLoad& load = options->load;
   tune->add_option("operation", load.operation, "an operation of nccl-ha perf")
       ->capture_default_str();
@@ -227,7 +258,11 @@ void add_tune(CLI::App& app) {
       ->capture_default_str();
   tune->add_flag("--anew", options->anew, "forget what is in it");
   tune->add_option("--plot", options->plot, "draw the ratios into this SVG");
+  add_remote_options(*tune, options->remote);
   tune->callback([options] {
+    if (options->remote.given) {
+      options->load.hosts = words_for_perf(options->remote);
+    }
     std::error_code error;
     options->load.program = std::filesystem::read_symlink("/proc/self/exe", error).string();
     Tuner(*options).run();

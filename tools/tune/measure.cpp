@@ -1,6 +1,9 @@
 #include "tools/tune/measure.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <signal.h>
+#include <sys/prctl.h>
 
 #include <cerrno>
 #include <cmath>
@@ -51,8 +54,10 @@ bool ends_torn(const std::string& path) {
 }  // namespace
 
 std::string load_text(const TuneLoad& load) {
-  return fmt::format("{} -n {} -b {} -e {} -I {} --rounds {} --plugin {}, nccl-ha {} on {}",
-                     load.operation, load.ranks, load.min_bytes, load.max_bytes, load.iterations,
+  const std::string where = load.hosts.empty() ? fmt::format("-n {}", load.ranks)
+                                               : fmt::format("{}", fmt::join(load.hosts, " "));
+  return fmt::format("{} {} -b {} -e {} -I {} --rounds {} --plugin {}, nccl-ha {} on {}",
+                     load.operation, where, load.min_bytes, load.max_bytes, load.iterations,
                      load.rounds, load.plugin, NHA_VERSION, host_name());
 }
 
@@ -62,8 +67,6 @@ TuneTrial measure(const TuneLoad& load, const std::string& axis, const TunedEnvi
   std::vector<std::string> command{load.program,
                                    "perf",
                                    load.operation,
-                                   "--ranks",
-                                   std::to_string(load.ranks),
                                    "-b",
                                    load.min_bytes,
                                    "-e",
@@ -82,13 +85,21 @@ TuneTrial measure(const TuneLoad& load, const std::string& axis, const TunedEnvi
                                    std::to_string(load.rounds),
                                    "--json",
                                    "-"};
+  if (load.hosts.empty()) {
+    command.insert(command.end(), {"--ranks", std::to_string(load.ranks)});
+  }
+  command.insert(command.end(), load.hosts.begin(), load.hosts.end());
   for (const auto& [name, value] : candidate) {
     command.insert(command.end(), {"--env", fmt::format("{}={}", name, value)});
   }
   for (const auto& [name, value] : against) {
     command.insert(command.end(), {"--env-against", fmt::format("{}={}", name, value)});
   }
-  const auto ended = run_process(command);
+  // Who ends tune does not want its load to go on.
+  const auto ended = run_process(command, "", []() -> Result<void> {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    return {};
+  });
   if (!ended || ended->status != 0) {
     trial.failure = ended ? ended->err.substr(0, ended->err.find('\n')) : ended.error().message();
     trial.failure = trial.failure.empty() ? "perf failed without a word" : trial.failure;

@@ -14,7 +14,8 @@ struct TuneLoad {
   std::string program;  ///< nccl-ha itself
   std::string plugin = "ha";
   std::string operation = "all_reduce";
-  uint32_t ranks = 2;
+  uint32_t ranks = 2;              ///< local ones
+  std::vector<std::string> hosts;  ///< words of perf's that say where ranks run instead; or none
   std::string min_bytes = "64K";
   std::string max_bytes = "4M";
   uint32_t rounds = 7;
