@@ -25,8 +25,8 @@ std::string label_of(int thread) {
 
 }  // namespace
 
-constinit thread_local CallerRecorders::Latest CallerRecorders::latest_;
-std::atomic<uint64_t> CallerRecorders::last_number_{0};
+constinit thread_local CallerRecorders::Latest CallerRecorders::latest;
+std::atomic<uint64_t> CallerRecorders::last_number{0};
 
 CallerRecorder* CallerRecorders::find() {
   const auto thread = static_cast<int>(syscall(SYS_gettid));

@@ -59,10 +59,10 @@ class CallerRecorders {
 
   /// The calling thread's; null: there was none left when it came.
   CallerRecorder* mine() {
-    if (latest_.of != number_) [[unlikely]] {
-      latest_ = {number_, find()};
+    if (latest.of != number_) [[unlikely]] {
+      latest = {number_, find()};
     }
-    return latest_.recorder;
+    return latest.recorder;
   }
 
  private:
@@ -75,10 +75,10 @@ class CallerRecorders {
     CallerRecorder* recorder = nullptr;
   };
   // NCCL opens the plugin with dlopen(), where this is found by a call unless it says so.
-  [[gnu::tls_model("initial-exec")]] static constinit thread_local Latest latest_;
-  static std::atomic<uint64_t> last_number_;
+  [[gnu::tls_model("initial-exec")]] static constinit thread_local Latest latest;
+  static std::atomic<uint64_t> last_number;
 
-  const uint64_t number_ = last_number_.fetch_add(1, std::memory_order_relaxed) + 1;
+  const uint64_t number_ = last_number.fetch_add(1, std::memory_order_relaxed) + 1;
   const CounterPlace place_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<CallerRecorder>> recorders_;

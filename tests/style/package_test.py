@@ -138,8 +138,8 @@ class Packages(unittest.TestCase):
         root = self.path / "root"
         machines = {output_of("rpm", "-qp", "--qf", "%{ARCH}", str(path)) for path in packages}
         self.assertEqual(machines, {MACHINES[FOREIGN]})
-        rpm = ["rpm", "--root", str(root), "--nodeps", "--noscripts", "--ignorearch"]
-        output_of(*rpm, "-i", *map(str, packages))
+        rpm = ["rpm", "--root", str(root), "--nodeps", "--noscripts"]
+        output_of(*rpm, "--ignorearch", "-i", *map(str, packages))
         self.check_tree(root, "lib64")
         output_of(*rpm, "-e", *sorted(names))
         left = files_of(root / "usr") if (root / "usr").exists() else set()
