@@ -75,6 +75,8 @@ struct EagerMark {
     return (bits & named) == EagerMark{}.pack();
   }
 };
+static_assert(Immediate::groups_told_apart % eager_slots == 0,
+              "low bits of a number name its slot");
 static_assert(EagerMark::marks(EagerMark{8191, 63}.pack()));
 static_assert(!EagerMark::marks(Immediate{ImmediateKind::data, 1, 0, 1, 1}.pack()));
 static_assert(!EagerMark::marks(Immediate{ImmediateKind::data, 1, 0, 0, 0}.pack()));

@@ -93,8 +93,8 @@ class Connection final : public Actor,
   void on_rails_overdue();
   void on_deadline();
   /// The connection is over; `words` (empty: confirms what was heard) leave over the stream and all
-  /// paths that work, which go on for a bounded time.  `ends`: the actor ends with them.
-  void part(std::vector<std::byte> words, const Error& why, bool ends);
+  /// paths that work, which go on for a bounded time.
+  void part(std::vector<std::byte> words, const Error& why);
   template <class Call>
   void say_last(Call&& call);
   void hear_last_words();
@@ -113,10 +113,9 @@ class Connection final : public Actor,
   std::vector<std::vector<std::byte>> early_;  ///< of the peer's, before this side was ready
   Error failure_{};                            ///< for a peer that comes back after it
   ha::CloseLinger linger_;
-  bool closed_ = false;             ///< by the caller, or by the end of the engine
-  bool ends_after_linger_ = false;  ///< the caller has closed: the actor ends with the linger
-  Timer deadline_;                  ///< of the handshake
-  Timer rails_timer_;               ///< of paths on other rails, which the caller waits for
+  bool closed_ = false;  ///< by the caller or the end of the engine: the actor ends with the linger
+  Timer deadline_;       ///< of the handshake
+  Timer rails_timer_;    ///< of paths on other rails, which the caller waits for
   bool rails_overdue_ = false;
   Timer linger_timer_;
 };

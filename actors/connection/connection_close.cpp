@@ -16,11 +16,10 @@ void Connection::fail(const Error& error, bool tell_peer) {
   failure_ = error;
   NHA_LOG_WARN("connection to {} failed: {}", peer_text(), error.message());
   state_.note(TraceEvent::transfer_failed, static_cast<uint64_t>(error.code), 0);
-  ends_after_linger_ = closed_;
   if (tell_peer || linger_.peer_ends()) {
     part(tell_peer ? encode(ControlType::failure, Refusal{error.code, error.what})
                    : std::vector<std::byte>(),
-         error, false);
+         error);
   } else {
     stop_timers();
     end_linger(error);
@@ -73,7 +72,7 @@ void Connection::hear_last_words() {
 
 void Connection::part_with_peer(const Error& why) {
   hear_last_words();
-  part({}, why, false);
+  part({}, why);
 }
 
 void Connection::close() {
@@ -81,10 +80,8 @@ void Connection::close() {
   if (state_.live() && side_->waits_to_close() && !ha::mutated(ha::Mutation::eager_left_behind)) {
     state_.context->request_stream_turns(1000);
   } else if (state_.live()) {
-    part(encode(side_->last_words()), nccl_ha::fail(Errc::closed, "connection closed"), true);
-  } else if (state_.lingers()) {
-    ends_after_linger_ = true;
-  } else {
+    part(encode(side_->last_words()), nccl_ha::fail(Errc::closed, "connection closed"));
+  } else if (!state_.lingers()) {
     finish();
   }
 }
@@ -122,9 +119,8 @@ void Connection::say_last(Call&& call) {
 }
 
 /// Nothing of the connection goes on but what makes the peer know.
-void Connection::part(std::vector<std::byte> words, const Error& why, bool ends) {
+void Connection::part(std::vector<std::byte> words, const Error& why) {
   const bool lingers = state_.backup && state_.ready();
-  ends_after_linger_ = ends || closed_;
   stop_timers();
   if (!lingers) {
     if (!words.empty()) {
@@ -135,7 +131,8 @@ void Connection::part(std::vector<std::byte> words, const Error& why, bool ends)
   }
   state_.enter(ConnectionPhase::lingering);
   for (Lane& lane : paths_.lanes()) {
-    if (lane.usable && side_->exposed(lane, ends) && !ha::mutated(ha::Mutation::memory_left_open)) {
+    if (lane.usable && side_->exposed(lane, closed_) &&
+        !ha::mutated(ha::Mutation::memory_left_open)) {
       lane.set_usable(false);
       lane.path().fail(why);
     }
@@ -162,7 +159,7 @@ void Connection::look_whether_over() {
 }
 
 void Connection::end_linger(const Error& why) {
-  if (ends_after_linger_) {
+  if (closed_) {
     finish();
     return;
   }

@@ -372,7 +372,6 @@ void ReceiveSide::look_at_tail() {
 
 /// The receives for that may come at any time, and nobody has to be there for them.
 void ReceiveSide::stay_alone() {
-  alone_ = true;
   receiver_->stay_alone();
   parts_.liveness.stop();
   parts_.failover.stop();

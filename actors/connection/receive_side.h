@@ -53,7 +53,7 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   std::string wanted_peer() const override { return "a peer"; }
   void on_lane_ready(size_t lane) override { recovery_->on_lane_ready(lane); }
   void on_lane_failed(size_t lane, const Error& error) override {
-    if (!alone_) {  // else nobody is there who would make another one
+    if (!receiver_->alone()) {  // else nobody is there who would make another one
       recovery_->on_lane_failed(lane, error);
     }
   }
@@ -96,7 +96,6 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   Address<Message> address_;  ///< the driver's, until the caller is told of it
   ha::CloseTail tail_;
   uint64_t eager_expected_ = 0;  ///< messages that the sender knows to have arrived
-  bool alone_ = false;
   Timer tail_timer_;
 };
 

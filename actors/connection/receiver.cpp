@@ -19,7 +19,11 @@ Receiver::Receiver(const ConnectionParts& parts, Owner& owner, ReceiveChannel& c
       counters_(channel.counters()),
       announcer_(parts, groups_),
       flusher_(parts, channel, announcer_),
-      tables_(new DataTables) {}  // uninitialised: pages that are not used are not there
+      tables_(new DataTables) {  // uninitialised: pages that are not used are not there
+  state_.provider.memory().attach(&guard_);
+}
+
+Receiver::~Receiver() { state_.provider.memory().detach(&guard_); }
 
 PathSet::Needs Receiver::needs(bool flushes) {
   PathSet::Needs needs;
@@ -132,7 +136,7 @@ bool Receiver::copy_eager(ReceiveRequest& request, uint32_t position, uint64_t n
     return false;
   }
   const std::byte* from = tables_->eager[number % eager_slots].data.data();
-  if (bytes != 0 && !state_.provider.memory().write(buffer.key, state_.domain,
+  if (bytes != 0 && !state_.provider.memory().write(guard_, buffer.key, state_.domain,
                                                     reinterpret_cast<uint64_t>(buffer.data),
                                                     std::span(from, bytes), request.polled)) {
     state_.fail(fail(Errc::invalid_usage, "a receive's memory was deregistered while it was open"));
@@ -146,6 +150,19 @@ bool Receiver::copy_eager(ReceiveRequest& request, uint32_t position, uint64_t n
   return true;
 }
 
+/// The sender can have heard of the groups that it knows, and its place, if it names one, is free.
+bool Receiver::is_possible(const EagerHead& head) const {
+  if (head.known_groups() > groups_.posted()) {
+    return false;
+  }
+  if (!head.is_placed()) {
+    return true;
+  }
+  const ReceiveRequest* request =
+      head.group >= groups_.completed() ? groups_.at(head.group) : nullptr;
+  return request != nullptr && place_of(head, *request).has_value();
+}
+
 [[gnu::noinline]] void Receiver::on_eager(const fabric::Completion& completion, const Lane& lane) {
   const uint32_t low_bits = Immediate::unpack(completion.immediate).group;
   const EagerSlot& slot = tables_->eager[low_bits % eager_slots];
@@ -154,8 +171,7 @@ bool Receiver::copy_eager(ReceiveRequest& request, uint32_t position, uint64_t n
           ? eager_.arrive(low_bits, completion.bytes, slot)
           : EagerArrivals::Verdict::malformed;
   if (verdict == EagerArrivals::Verdict::malformed ||
-      (verdict == EagerArrivals::Verdict::fresh &&
-       eager_.newest().head.known_groups() > groups_.posted())) {
+      (verdict == EagerArrivals::Verdict::fresh && !is_possible(eager_.newest().head))) {
     state_.fail(fail(Errc::remote, "the peer sent a malformed eager message"));
     return;
   }
@@ -164,7 +180,7 @@ bool Receiver::copy_eager(ReceiveRequest& request, uint32_t position, uint64_t n
   }
   count_bytes(lane, eager_.newest().head.bytes);
   announcer_.note_known(eager_.newest().head.known_groups());
-  state_.note(TraceEvent::chunk_arrived, groups_.completed(),
+  state_.note(TraceEvent::chunk_arrived, eager_.newest().head.group,
               trace_chunk(eager_.newest().head.bytes, 0, 0, 1), paths_.at(lane));
   counters_.eager_received.add();
   for (uint64_t number = groups_.completed(); eager_.any() && number < groups_.posted(); ++number) {

@@ -32,6 +32,9 @@ class Receiver final : public Server {
   };
 
   Receiver(const ConnectionParts& parts, Owner& owner, ReceiveChannel& channel);
+  ~Receiver();
+  Receiver(const Receiver&) = delete;
+  Receiver& operator=(const Receiver&) = delete;
 
   /// The tables that paths are made for.
   PathSet::Needs needs(bool flushes);
@@ -41,6 +44,7 @@ class Receiver final : public Server {
   const EagerArrivals& eager() const { return eager_; }
   /// The sender has left: it is told of no receive any more.
   void stay_alone() { alone_ = true; }
+  bool alone() const { return alone_; }
   Announcer& announcer() { return announcer_; }
   Flusher& flusher() { return flusher_; }
   /// Takes what the caller has submitted, as far as there is room.
@@ -61,6 +65,7 @@ class Receiver final : public Server {
  private:
   void begin_request(ReceiveRequest& request);
   void on_eager(const fabric::Completion& completion, const Lane& lane);
+  bool is_possible(const EagerHead& head) const;
   /// Gives the group what has come for it; true: it has all of it.
   [[nodiscard]] bool take_eager(ReceiveRequest& request);
   [[nodiscard]] bool copy_eager(ReceiveRequest& request, uint32_t position, uint64_t number);
@@ -80,6 +85,7 @@ class Receiver final : public Server {
   Announcer announcer_;
   Flusher flusher_;
   EagerArrivals eager_;
+  fabric::MemoryGuard guard_;           ///< of copies
   std::unique_ptr<DataTables> tables_;  ///< the peer writes it
   bool alone_ = false;
 };

@@ -97,19 +97,17 @@ std::byte* Memory::resolve(uint32_t key, uint64_t domain, uint64_t address, uint
   return reinterpret_cast<std::byte*>(address);
 }
 
-bool Memory::write(uint32_t key, uint64_t domain, uint64_t address,
+bool Memory::write(MemoryGuard& guard, uint32_t key, uint64_t domain, uint64_t address,
                    std::span<const std::byte> bytes, bool polled) const {
-  const std::lock_guard lock(mutex_);  // a key is made invalid under it
+  guard.enter();
   std::byte* to = resolve(key, domain, address, bytes.size());
-  if (to == nullptr) {
-    return false;
-  }
-  if (polled) {
+  if (to != nullptr && polled) {
     copy_lines(to, bytes.data(), bytes.size());
-  } else {
+  } else if (to != nullptr) {
     std::memcpy(to, bytes.data(), bytes.size());
   }
-  return true;
+  guard.exit();
+  return to != nullptr;
 }
 
 void Memory::attach(MemoryGuard* guard) {

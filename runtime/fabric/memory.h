@@ -47,9 +47,10 @@ class Memory {
   /// of `key` and the region belongs to `domain`; else nullptr.
   std::byte* resolve(uint32_t key, uint64_t domain, uint64_t address, uint64_t length) const;
 
-  /// Any thread.  Copies to [address, address + bytes.size()) if that is as resolve() wants it;
-  /// line by line where somebody polls it.  remove() waits for the end of it.
-  [[nodiscard]] bool write(uint32_t key, uint64_t domain, uint64_t address,
+  /// On the thread of `guard`, which is attached and not entered.  Copies to
+  /// [address, address + bytes.size()) if that is as resolve() wants it; line by line where
+  /// somebody polls it.  remove() waits for the end of it.
+  [[nodiscard]] bool write(MemoryGuard& guard, uint32_t key, uint64_t domain, uint64_t address,
                            std::span<const std::byte> bytes, bool polled) const;
 
   /// Any thread, before the worker's first stretch / after its last.
