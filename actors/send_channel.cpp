@@ -75,15 +75,18 @@ size_t SendChannel::publish_there(std::span<CtsEntry> entries) {
 }
 
 const CtsEntry* SendChannel::match(int tag) {
+  // Asked once: a group that is published meanwhile would have a place for this message, though not
+  // for those before it.
+  const uint64_t published = published_.load(std::memory_order_acquire);
   if (unplaced_count_ != 0 && !ha::mutated(ha::Mutation::eager_overtaken)) {
-    place_eager();
+    place_eager(published);
   }
-  return place_for(tag);
+  return place_for(tag, published);
 }
 
-inline const CtsEntry* SendChannel::place_for(int tag) const {
+inline const CtsEntry* SendChannel::place_for(int tag, uint64_t published) const {
   const uint64_t number = group_.load(std::memory_order_relaxed);
-  if (number >= published_.load(std::memory_order_acquire)) {
+  if (number >= published) {
     return nullptr;
   }
   const auto& group = groups_[number % cts_slots];
@@ -106,9 +109,9 @@ inline void SendChannel::take(const CtsEntry& place) {
 
 /// As the receiver does it: of those with one tag the first one that was sent gets the first place
 /// with that tag.  Whatever is sent after them comes after them.
-void SendChannel::place_eager() {
+void SendChannel::place_eager(uint64_t published) {
   for (size_t i = 0; i < unplaced_count_;) {
-    const CtsEntry* place = place_for(unplaced_[i].tag);
+    const CtsEntry* place = place_for(unplaced_[i].tag, published);
     if (place == nullptr) {
       ++i;
       continue;

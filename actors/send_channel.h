@@ -85,8 +85,8 @@ class SendChannel final : public Channel {
     uint64_t number = 0;
     int tag = 0;
   };
-  void place_eager();
-  const CtsEntry* place_for(int tag) const;
+  void place_eager(uint64_t published);
+  const CtsEntry* place_for(int tag, uint64_t published) const;
   void take(const CtsEntry& place);
   SendRequest& take_slot();
   bool slot_is_free(uint64_t number) const;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "actors/connection/eager_arrivals.h"
@@ -14,7 +16,7 @@ namespace nccl_ha {
 namespace {
 
 /// Entries of group `number` with one buffer for each tag.
-std::vector<CtsEntry> group_of(uint64_t number, std::vector<int> tags) {
+std::vector<CtsEntry> group_with(uint64_t number, const std::vector<int>& tags) {
   std::vector<CtsEntry> entries(tags.size());
   for (size_t i = 0; i < tags.size(); ++i) {
     entries[i].group = number;
@@ -34,7 +36,7 @@ class EagerChannel : public testing::Test {
     return channel_->submit_eager(channel_->match(tag), tag, text.data(), text.size());
   }
   void announce(uint64_t number, std::vector<int> tags) {
-    ASSERT_EQ(channel_->publish(group_of(number, tags)), tags.size());
+    ASSERT_EQ(channel_->publish(group_with(number, tags)), tags.size());
   }
 
   std::shared_ptr<DataTables> tables_ = std::make_shared<DataTables>();
@@ -101,6 +103,52 @@ TEST_F(EagerChannel, ASlotIsFreeWhenItsMessageHasArrivedAndHasAPlace) {
   EXPECT_EQ(send(1), nullptr) << "that one is still under way";
   channel_->eager_arrived(1);
   EXPECT_NE(send(1), nullptr);
+}
+
+/// Whatever the worker publishes while the caller looks: message n, of one tag, is for group n.
+TEST_F(EagerChannel, NoneOvertakesWhileTheWorkerPublishes) {
+  constexpr uint64_t messages = 300'000;
+  std::atomic<uint64_t> sent{0};
+  std::atomic<bool> failed{false};
+  std::thread worker([&] {
+    for (uint64_t group = 0, arrived = 0; group < messages && !failed.load();) {
+      for (; arrived != channel_->eager_submitted(); ++arrived) {
+        channel_->eager_arrived(arrived);
+      }
+      // Now before the message is there, now after it.
+      if (group < sent.load() + group % 3) {
+        failed = channel_->publish(group_with(group, {1})) != 1;
+        ++group;
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  });
+  uint64_t eager = 0;
+  uint64_t unplaced = 0;
+  while (sent.load() < messages && !failed.load()) {
+    const CtsEntry* place = channel_->match(1);
+    if (place != nullptr && place->group != sent.load()) {
+      ADD_FAILURE() << "message " << sent << " got the place of message " << place->group;
+      failed = true;
+    }
+    SendRequest* request = channel_->submit_eager(place, 1, "", 0);
+    eager += request != nullptr ? 1 : 0;
+    unplaced += request != nullptr && place == nullptr ? 1 : 0;
+    if (request == nullptr && place != nullptr) {
+      request = channel_->submit(*place, nullptr, 0, 0);
+      uint16_t index = 0;
+      ASSERT_TRUE(channel_->next_submitted(&index));
+    }
+    if (request != nullptr) {
+      channel_->release(*request);
+      ++sent;
+    }
+  }
+  worker.join();
+  EXPECT_FALSE(failed.load());
+  EXPECT_GT(eager, 1000U);
+  EXPECT_GT(unplaced, 1000U);
 }
 
 TEST_F(EagerChannel, NothingIsCopiedWhereItIsNotAllowed) {
