@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -158,7 +159,16 @@ void idle_turn() {
   report("idle turn of a worker without ports", ns_since(begin) / turns, "ns", 200, true);
 }
 
-void quiet(abi::LogLevel, unsigned long, const char*, int, const char*, ...) {}
+/// NCCL's: warnings only.
+void log(abi::LogLevel level, unsigned long, const char*, int, const char* format, ...) {
+  if (level == abi::LogLevel::warn) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    std::fputc('\n', stderr);
+  }
+}
 
 #define REQUIRE(call)                                           \
   do {                                                          \
@@ -181,7 +191,7 @@ void request_cost(const char* plugin) {
   }
   void* context = nullptr;
   abi::CommConfig config{-1};
-  REQUIRE(net->init(&context, 1, &config, quiet, nullptr));
+  REQUIRE(net->init(&context, 1, &config, log, nullptr));
   char handle[abi::handle_max_bytes];
   void* listening = nullptr;
   REQUIRE(net->listen(context, 0, handle, &listening));

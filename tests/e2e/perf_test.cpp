@@ -404,6 +404,17 @@ TEST(PerfBadInput, options_that_cannot_work_are_named) {
   expect_refused({"sendrecv", "--env", "FOO"}, {"FOO"});
 }
 
+TEST(PerfBadInput, each_of_several_settings_reaches_the_plugin) {
+  for (const bool first : {true, false}) {  // the bad one
+    std::vector<std::string> arguments{"sendrecv", "--plugin", NHA_PLUGIN_FILE};
+    for (const bool bad : {first, !first}) {
+      arguments.insert(arguments.end(),
+                       {"--env", bad ? "HA_NCCL_PROGRESS_THREADS=many" : "HA_NCCL_DEBUG=0"});
+    }
+    expect_refused(arguments, {"HA_NCCL_PROGRESS_THREADS"});
+  }
+}
+
 TEST(PerfBadInput, what_the_plugin_says_about_a_bad_setting_is_passed_on) {
   expect_refused({"sendrecv", "--plugin", NHA_PLUGIN_FILE}, {"HA_NCCL_PROGRESS_THREADS"},
                  {{"HA_NCCL_PROGRESS_THREADS", "many"}});

@@ -225,15 +225,14 @@ void add_environment(CLI::App& perf, RawOptions& raw) {
                   "NCCL's own 'socket' or 'ib'")
       ->capture_default_str();
   perf.add_option("--abi", o.plugin.abi, "ABI version to use instead of the newest (6 to 12)");
-  perf.add_option("--env", raw.env, "NAME=VALUE set in the ranks before the plugin is loaded")
-      ->type_size(1)
-      ->expected(1);
+  perf.add_option("--env", raw.env,
+                  "NAME=VALUE set in the ranks before the plugin is loaded; may be repeated")
+      ->allow_extra_args(false);
   CLI::Option* against =
       perf.add_option("--against", o.against.name, "A second plugin, run in turn; prints ratios");
   perf.add_option("--abi-against", o.against.abi, "Its ABI version")->needs(against);
-  perf.add_option("--env-against", raw.env_against, "NAME=VALUE for it")
-      ->type_size(1)
-      ->expected(1)
+  perf.add_option("--env-against", raw.env_against, "NAME=VALUE for it; may be repeated")
+      ->allow_extra_args(false)
       ->needs(against);
   perf.add_option("--rounds", o.rounds, "Turns per size (default 1; 5 with --against)")
       ->check(within(1, 100000, "rounds"));
