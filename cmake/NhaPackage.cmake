@@ -15,6 +15,7 @@ set(CPACK_GENERATOR DEB)
 set(CPACK_COMPONENTS_ALL plugin tools dev)
 set(CPACK_COMPONENTS_GROUPING IGNORE)
 set(CPACK_PRE_BUILD_SCRIPTS ${CMAKE_SOURCE_DIR}/tools/package/stage.cmake)
+set(CPACK_POST_BUILD_SCRIPTS ${CMAKE_SOURCE_DIR}/tools/package/archive.cmake)
 
 set(plugin_text "network plugin for NCCL that survives faults of NICs, cables and relays
  NCCL loads it where NCCL_NET_PLUGIN=ha is set. It keeps jobs running when a
@@ -88,7 +89,8 @@ foreach(component IN ITEMS PLUGIN TOOLS DEV)
   set(CPACK_RPM_${component}_PACKAGE_DESCRIPTION "${${lower}_text}")
 endforeach()
 
-# What stage.cmake has to know.
+# What stage.cmake and archive.cmake have to know.
+set(CPACK_NHA_AR "${CMAKE_AR}")
 set(CPACK_NHA_MULTIARCH "${CMAKE_LIBRARY_ARCHITECTURE}")
 set(CPACK_NHA_LIBDIR "${CMAKE_INSTALL_LIBDIR}")
 set(CPACK_NHA_PREFIX "${CMAKE_INSTALL_PREFIX}")

@@ -29,15 +29,24 @@ const char* agent_page() {
 ]=])
 list(APPEND tool_cold ${page_source})
 
+# What several commands and the tests' support use is a library of its own: a build of suites that no command
+# takes part in needs no more.
+set(tool_base ${tool_cold})
+list(FILTER tool_base INCLUDE REGEX "/tools/(common|trace)/")
+list(REMOVE_ITEM tool_cold ${tool_base})
+
 add_library(nha_tool_engines STATIC ${tool_hot})
+add_library(nha_tool_base STATIC ${tool_base})
 add_library(nha_tools STATIC ${tool_cold})
-target_compile_options(nha_tools PRIVATE $<$<CONFIG:Release>:-O1>)
+foreach(library IN ITEMS nha_tool_base nha_tools)
+  target_compile_options(${library} PRIVATE $<$<CONFIG:Release>:-O1>)
+endforeach()
 # Times and counts in a damaged or hostile dump may be anything: sums of them say nothing, and wrap.
-target_compile_options(nha_tools PRIVATE -fwrapv)
+target_compile_options(nha_tool_base PRIVATE -fwrapv)
 # CLI11 and the JSON library are headers only, and compiling what is used of them takes most of the
 # time: where several sources are compiled as one, those that use the same are together.
-set_target_properties(nha_tools PROPERTIES UNITY_BUILD_MODE GROUP)
-foreach(source IN LISTS tool_cold)
+set_target_properties(nha_tool_base nha_tools PROPERTIES UNITY_BUILD_MODE GROUP)
+foreach(source IN LISTS tool_base tool_cold)
   file(STRINGS ${source} command_line REGEX "^#include <CLI/" LIMIT_COUNT 1)
   file(STRINGS ${source} json REGEX "^#include <nlohmann/|perf/message\\.h" LIMIT_COUNT 1)
   if(command_line)
@@ -52,16 +61,16 @@ foreach(source IN LISTS tool_cold)
   set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
 endforeach()
 target_link_libraries(nha_tool_engines PUBLIC nha_tools)
-target_link_libraries(nha_tools PUBLIC nha_tool_engines nha_tool_libraries
-                                       nha_agent_libraries nha_plugin nha_relay
-                                       nha_actors nha_ha nha_simulation nha_runtime)
+target_link_libraries(nha_tool_base PUBLIC nha_tool_libraries nha_plugin nha_relay nha_actors nha_ha nha_simulation
+                                           nha_runtime)
+target_link_libraries(nha_tools PUBLIC nha_tool_engines nha_tool_base nha_agent_libraries)
 # How the program finds the plugin that is installed with it (tools/common/plugin_search.h).
 file(RELATIVE_PATH libraries_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
 set(multiarch "")
 if(CMAKE_LIBRARY_ARCHITECTURE)
   set(multiarch ../lib/${CMAKE_LIBRARY_ARCHITECTURE})
 endif()
-target_compile_definitions(nha_tools PRIVATE
+target_compile_definitions(nha_tool_base PRIVATE
   NHA_LIBRARIES_FROM_PROGRAM="${libraries_from_program}" NHA_MULTIARCH="${multiarch}")
 
 # Simulations count what lanes have seen (ha/lane_coverage.h).  The linker takes these functions and

@@ -126,7 +126,8 @@ TEST(ElfSymbols, damaged_headers_do_no_harm) {
     static_cast<void>(find_elf_symbols(file.path(), ElfTable::full, {"main"}).ok());
     put(head[at]);
   }
-  EXPECT_TRUE(find_elf_symbols(file.path(), ElfTable::full, {"main"}).ok()) << "all was put back";
+  const auto again = find_elf_symbols(file.path(), ElfTable::full, {"main"});
+  EXPECT_TRUE(again.ok()) << "all was put back: " << again.error().message();
 }
 
 TEST(ElfSymbols, needed_versions_name_their_symbols) {

@@ -99,7 +99,7 @@ const std::map<std::pair<std::string, std::string>, Words> values{
 };
 
 /// The command that the words before the last one lead to, and what was said to it.
-struct Place {
+struct PlaceInLine {
   const CLI::App* app = nullptr;
   std::string command;          ///< "lab run"
   std::string awaiting;         ///< the option whose value comes next; empty: none
@@ -126,8 +126,8 @@ const CLI::App* find_subcommand(const CLI::App& app, const std::string& word) {
   return nullptr;
 }
 
-Place walk(const CLI::App& app, const Words& words) {
-  Place place;
+PlaceInLine walk(const CLI::App& app, const Words& words) {
+  PlaceInLine place;
   place.app = &app;
   for (size_t i = 0; i + 1 < words.size() && !place.foreign; ++i) {
     const std::string& word = words[i];
@@ -182,7 +182,7 @@ Words filled_in(const Words& from, const CompletionSources& sources) {
   return out;
 }
 
-Words options_of(const Place& place) {
+Words options_of(const PlaceInLine& place) {
   Words out;
   for (const CLI::Option* option : place.app->get_options()) {
     for (const std::string& name : option->get_lnames()) {
@@ -194,7 +194,8 @@ Words options_of(const Place& place) {
   return out;
 }
 
-Words values_of(const Place& place, const std::string& option, const CompletionSources& sources) {
+Words values_of(const PlaceInLine& place, const std::string& option,
+                const CompletionSources& sources) {
   if (option == "--lab") {
     return sources.labs();
   }
@@ -202,7 +203,7 @@ Words values_of(const Place& place, const std::string& option, const CompletionS
   return found == values.end() ? Words{} : filled_in(found->second, sources);
 }
 
-Words all_that_can_follow(const Place& place, const std::string& begun,
+Words all_that_can_follow(const PlaceInLine& place, const std::string& begun,
                           const CompletionSources& sources) {
   if (place.foreign) {
     return {any_file};
@@ -250,7 +251,7 @@ Words meaningless_values(const CLI::App& app) {
       from = end + 1;
     }
     words.emplace_back();
-    const Place place = walk(app, words);
+    const PlaceInLine place = walk(app, words);
     const auto options = place.app->get_options();
     const bool takes_words = std::any_of(options.begin(), options.end(),
                                          [](const auto* one) { return one->get_positional(); });
