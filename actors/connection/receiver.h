@@ -32,7 +32,7 @@ class Receiver final : public Server {
   };
 
   Receiver(const ConnectionParts& parts, Owner& owner, ReceiveChannel& channel);
-  ~Receiver();
+  ~Receiver() override;
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;
 
