@@ -38,11 +38,10 @@ list(REMOVE_ITEM tool_cold ${tool_base})
 add_library(nha_tool_engines STATIC ${tool_hot})
 add_library(nha_tool_base STATIC ${tool_base})
 add_library(nha_tools STATIC ${tool_cold})
-foreach(library IN ITEMS nha_tool_base nha_tools)
-  target_compile_options(${library} PRIVATE $<$<CONFIG:Release>:-O1>)
-endforeach()
 # Times and counts in a damaged or hostile dump may be anything: sums of them say nothing, and wrap.
-target_compile_options(nha_tool_base PRIVATE -fwrapv)
+foreach(library IN ITEMS nha_tool_base nha_tools)
+  target_compile_options(${library} PRIVATE $<$<CONFIG:Release>:-O1> -fwrapv)
+endforeach()
 # CLI11 and the JSON library are headers only, and compiling what is used of them takes most of the
 # time: where several sources are compiled as one, those that use the same are together.
 set_target_properties(nha_tool_base nha_tools PROPERTIES UNITY_BUILD_MODE GROUP)

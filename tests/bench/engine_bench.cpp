@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -23,6 +22,7 @@
 #include "runtime/telemetry/caller_recorders.h"
 #include "runtime/telemetry/counter_file.h"
 #include "runtime/telemetry/recorder.h"
+#include "tools/common/net_library_tables.h"
 
 namespace nccl_ha {
 namespace {
@@ -159,17 +159,6 @@ void idle_turn() {
   report("idle turn of a worker without ports", ns_since(begin) / turns, "ns", 200, true);
 }
 
-/// NCCL's: warnings only.
-void log(abi::LogLevel level, unsigned long, const char*, int, const char* format, ...) {
-  if (level == abi::LogLevel::warn) {
-    va_list arguments;
-    va_start(arguments, format);
-    std::vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    std::fputc('\n', stderr);
-  }
-}
-
 #define REQUIRE(call)                                           \
   do {                                                          \
     if ((call) != abi::NcclResult::success) {                   \
@@ -191,7 +180,7 @@ void request_cost(const char* plugin) {
   }
   void* context = nullptr;
   abi::CommConfig config{-1};
-  REQUIRE(net->init(&context, 1, &config, log, nullptr));
+  REQUIRE(net->init(&context, 1, &config, tools::plugin_logger(), nullptr));
   char handle[abi::handle_max_bytes];
   void* listening = nullptr;
   REQUIRE(net->listen(context, 0, handle, &listening));

@@ -66,8 +66,10 @@ INSTANTIATE_TEST_SUITE_P(Modes, ShadowModes,
                          });
 
 TEST(Shadow, TrafficGoesBackWhereThatIsWanted) {
-  const ToolRun run = reduce("cut rail0 --silent --for 500ms@300ms, slow rail1 8gbit@6s",
-                             {"HA_NCCL_ENABLE_FAILBACK=1", "HA_NCCL_FAILBACK_MS=500"});
+  const ToolRun run = reduce("cut rail0 --silent --for 500ms@300ms, slow rail1 8gbit@3500ms",
+                             {"HA_NCCL_ENABLE_FAILBACK=1", "HA_NCCL_FAILBACK_MS=500",
+                              "HA_NCCL_DEBUG=2", "NCCL_DEBUG=INFO"},
+                             "-v");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_GE(count(run.out, moved), 1U) << run.out;

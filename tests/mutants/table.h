@@ -52,7 +52,6 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(old_epoch_kept, By::datagrams, 50),
     NHA_FOUND(one_chunk_remembered, By::datagrams, 50),
     NHA_FOUND(messages_taken_twice, By::rdma, 50),
-    NHA_FOUND(backlog_withheld, By::rdma, 600),
     NHA_FOUND(confirmed_too_early, By::rdma, 50),
     NHA_FOUND(keys_of_own_nic, By::rdma, 50),
     NHA_FOUND(keys_not_awaited, By::rdma, 400),
@@ -90,6 +89,7 @@ inline constexpr Planted all_planted[] = {
                 "BackedOffPortPair.ASegmentThatComesTwiceIsAcknowledgedAgain"),
 
     // Control messages and mailboxes.
+    NHA_CHECKED(backlog_withheld, "ControlLinkTest.APathThatComesUpIsGivenWhatIsUnconfirmed"),
     NHA_CHECKED(box_overrun, "ControlLinkTest.AMessageIsWrittenOverOneThatThePeerHasTaken"),
     NHA_CHECKED(confirmed_on_stream_only, "ControlLinkTest.WhatWasTakenIsConfirmedOverThePathsToo"),
     NHA_FOUND(rejoined_without_backlog, By::spare, 10),

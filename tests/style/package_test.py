@@ -38,10 +38,10 @@ def output_of(*command, **more):
     return done.stdout
 
 
-def make(generator, folder):
+def make(generator, folder, umask=0o022):
     """The packages of that kind, by file name."""
     output_of(CPACK, "--config", f"{BUILD}/CPackConfig.cmake", "-G", generator, "-B", str(folder),
-              env=dict(os.environ, SOURCE_DATE_EPOCH=EPOCH))
+              env=dict(os.environ, SOURCE_DATE_EPOCH=EPOCH), umask=umask)
     return {path.name: path for path in folder.glob(f"*.{generator.lower()}")}
 
 
@@ -57,7 +57,7 @@ class Packages(unittest.TestCase):
 
     def twice(self, generator):
         first = make(generator, self.path / "one")
-        second = make(generator, self.path / "two")
+        second = make(generator, self.path / "two", umask=0o077)
         self.assertEqual(len(first), 3, first)
         self.assertEqual(sorted(first), sorted(second))
         for name, path in first.items():

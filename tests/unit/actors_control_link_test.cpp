@@ -77,6 +77,19 @@ TEST_F(ControlLinkTest, AMessageIsWrittenOverOneThatThePeerHasTaken) {
   EXPECT_TRUE(bench_->failures.empty());
 }
 
+/// The path before took some of it along when it failed; the stream may be gone too.
+TEST_F(ControlLinkTest, APathThatComesUpIsGivenWhatIsUnconfirmed) {
+  for (int i = 0; i < 3; ++i) {
+    bench_->control.send(notice());
+  }
+  complete_writes();
+  arrive(ControlMark{0, 2, 0}, 0);
+  ASSERT_EQ(written(), (std::vector<unsigned>{1, 2, 3}));
+  bench_->control.boxes().begin(bench_->paths.lane(0));
+  EXPECT_EQ(written(), (std::vector<unsigned>{1, 2, 3, 2, 3})) << "1 is confirmed";
+  EXPECT_TRUE(bench_->failures.empty());
+}
+
 /// A lane that was slow leaves out what was confirmed meanwhile.  The write before in the same
 /// place may still be repeated, over what would be written there now.
 TEST_F(ControlLinkTest, APlaceIsNotWrittenWhileAnOlderWriteToItIsUnderWay) {

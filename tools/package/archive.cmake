@@ -12,9 +12,9 @@ foreach(package IN LISTS CPACK_PACKAGE_FILES)
   string(REGEX MATCHALL "[^\n]+" members "${members}")
   execute_process(COMMAND ${CPACK_NHA_AR} x ${package} WORKING_DIRECTORY ${folder}
                   COMMAND_ERROR_IS_FATAL ANY)
-  file(REMOVE ${package})
   # q: in this order; D: no owner, time or mode of this machine; S: no table of symbols.
-  execute_process(COMMAND ${CPACK_NHA_AR} qcDS ${package} ${members} WORKING_DIRECTORY ${folder}
+  execute_process(COMMAND ${CPACK_NHA_AR} qcDS package ${members} WORKING_DIRECTORY ${folder}
                   COMMAND_ERROR_IS_FATAL ANY)
+  file(COPY_FILE ${folder}/package ${package})
 endforeach()
 file(REMOVE_RECURSE ${folder})
