@@ -4,6 +4,8 @@
 #include <link.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 namespace nccl_ha {
 
@@ -12,6 +14,11 @@ void prepare_thread(const char* name) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, nullptr);
   pthread_setname_np(pthread_self(), name);
+}
+
+void give_precedence() {
+  constexpr int niceness = 10;  // a weight of 110, where that of 0 is 1024: sched(7)
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), niceness);  // Linux: of a thread
 }
 
 bool keep_code_loaded() {

@@ -126,6 +126,7 @@ std::optional<uint32_t> TraceKeeper::Writer::wait_for_causes(int limit) {
 
 void TraceKeeper::Writer::run() {
   prepare_thread("nha-trace");
+  give_precedence();  // a failover is dumped while its rounds still go on
   bool stopping = false;
   while (!stopping) {
     // First: what was asked for before the end is seen with it.

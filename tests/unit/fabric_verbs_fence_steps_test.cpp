@@ -33,6 +33,14 @@ class FenceSteps : public testing::Test {
     }
   }
 
+  /// The process does not run for a while.
+  void starve() {
+    lost_.on_turn(clock_.now());
+    clock_.advance(3 * LostTime::allowance / 2);
+    lost_.on_turn(clock_.now());
+    timers_.expire(clock_.now());
+  }
+
   ManualClock clock_;
   TimerWheel timers_{Instant(seconds(1))};
   LostTime lost_;
@@ -77,12 +85,43 @@ TEST_F(FenceSteps, WhatComesBackLateSavesTheDestruction) {
   EXPECT_EQ(fence_.move(true), Outcome::returned);
 }
 
+TEST_F(FenceSteps, WaitsLongerWhereTheProcessDoesNotRun) {
+  fence_.begin(returned_);
+  while (fence_.took() < 16 * options_.flush_wait) {
+    starve();
+    ASSERT_FALSE(fence_.moves(false)) << "after " << fence_.took().count() << " ns";
+  }
+  pass(2 * options_.flush_wait);
+  ASSERT_TRUE(fence_.moves(false)) << "the process runs again";
+  EXPECT_EQ(fence_.move(false), Outcome::must_destroy);
+}
+
+TEST_F(FenceSteps, DoesNotWaitForEverWhereTheProcessNeverRuns) {
+  fence_.begin(returned_);
+  while (fence_.took() < 25 * options_.flush_wait) {
+    starve();
+  }
+  EXPECT_TRUE(fence_.moves(false));
+}
+
+TEST_F(FenceSteps, WhatComesBackDuringTheDestructionIsEnough) {
+  fence_.begin(returned_);
+  pass(2 * options_.flush_wait);
+  ASSERT_EQ(fence_.move(false), Outcome::must_destroy);
+  EXPECT_EQ(fence_.await(std::make_shared<Destruction>()), Outcome::open);
+  EXPECT_FALSE(fence_.moves(false));
+  ASSERT_TRUE(fence_.moves(true));
+  EXPECT_EQ(fence_.move(true), Outcome::returned);
+  EXPECT_TRUE(fence_.closed());
+  EXPECT_EQ(timers_.size(), 0U);
+}
+
 TEST_F(FenceSteps, NothingIsWaitedForWhereTheQueuePairRefusesToStop) {
   fence_.begin(returned_);
   fence_.stop_waiting();
   EXPECT_EQ(timers_.size(), 0U);
   ASSERT_TRUE(fence_.moves(false));
-  EXPECT_EQ(fence_.move(false), Outcome::must_destroy);
+  EXPECT_EQ(fence_.move(true), Outcome::must_destroy) << "what is back says nothing of the rest";
 }
 
 TEST_F(FenceSteps, ClosesWhenTheDestructionIsDone) {
@@ -92,7 +131,7 @@ TEST_F(FenceSteps, ClosesWhenTheDestructionIsDone) {
   const auto destruction = std::make_shared<Destruction>();
   EXPECT_EQ(fence_.await(destruction), Outcome::open);
   pass(seconds(1));
-  EXPECT_FALSE(fence_.moves(true)) << "what comes back proves nothing any more";
+  EXPECT_FALSE(fence_.moves(true)) << "what comes back proves nothing";
   destruction->result = 0;
   ASSERT_TRUE(fence_.moves(false));
   EXPECT_EQ(fence_.move(false), Outcome::destroyed);

@@ -12,6 +12,10 @@ namespace {
 /// Between looks at whether a queue pair is gone.
 constexpr Duration destruction_interval = std::chrono::microseconds(500);
 
+/// Where this process does not get to run, what a device does in software does not either: it has
+/// so many times as long, which is less than a destruction under such load takes.
+constexpr int patience_when_starved = 20;
+
 }  // namespace
 
 Fence::~Fence() { services_.timers->cancel(timer_); }
@@ -20,6 +24,7 @@ void Fence::begin(uint32_t returned) {
   NHA_ASSERT(state_ == State::none, "a queue pair breaks once");
   begun_ = services_.moment();
   seen_returned_ = returned;
+  seen_lost_ = begun_.lost;
   if (options_.flush_wait == Duration(0)) {
     state_ = State::overdue;
   } else {
@@ -32,6 +37,7 @@ void Fence::stop_waiting() {
   NHA_ASSERT(state_ == State::flushing || state_ == State::overdue, "nothing is waited for");
   services_.timers->cancel(timer_);
   state_ = State::overdue;
+  in_error_ = false;
 }
 
 bool Fence::moves(bool all_returned) const {
@@ -41,7 +47,7 @@ bool Fence::moves(bool all_returned) const {
     case State::overdue:
       return true;
     case State::destroying:
-      return result() != Destruction::open;
+      return proven(all_returned) || result() != Destruction::open;
     case State::none:
     case State::closed:
     case State::failed:
@@ -56,13 +62,16 @@ Fence::Outcome Fence::move(bool all_returned) {
       NHA_DASSERT(all_returned, "the device still has work");
       return end(State::closed, Outcome::returned);
     case State::overdue:
-      if (all_returned) {  // while nobody looked
+      if (proven(all_returned)) {  // while nobody looked
         return end(State::closed, Outcome::returned);
       }
       return mutated(Mutation::queue_pair_not_stopped) || mutated(Mutation::fence_by_time)
                  ? end(State::closed, Outcome::destroyed)
                  : Outcome::must_destroy;
     case State::destroying:
+      if (proven(all_returned)) {
+        return end(State::closed, Outcome::returned);
+      }
       error_ = result();
       NHA_DASSERT(error_ != Destruction::open, "the destruction is still under way");
       return error_ != 0 && !mutated(Mutation::destruction_unasked)
@@ -101,10 +110,14 @@ Fence::Outcome Fence::check(uint32_t returned) {
 
 /// A slow device, or a starved host, takes its time with a long queue.
 Fence::Outcome Fence::check_flush(uint32_t returned) {
-  if (std::exchange(seen_returned_, returned) == returned) {
-    state_ = State::overdue;
-  } else {
+  const Duration lost = services_.lost_time();
+  const bool moved = std::exchange(seen_returned_, returned) != returned;
+  const bool starved = std::exchange(seen_lost_, lost) != lost &&
+                       took() < patience_when_starved * options_.flush_wait;
+  if (moved || starved) {
     services_.timers->arm(timer_, services_.clock->now() + options_.flush_wait);
+  } else {
+    state_ = State::overdue;
   }
   return Outcome::open;
 }

@@ -3,8 +3,9 @@
 // In ERR the device takes nothing of the peer's any more and gives back what it was given; when all
 // of that is here, nothing can land.  Some devices keep a part: Soft-RoCE never looks again at
 // receives that are posted after the change, whence nothing is posted any more.  Then the queue
-// pair is destroyed: once that has returned nothing can land either.  Time by itself proves
-// nothing.
+// pair is destroyed: once that has returned nothing can land either.  Whichever of the two comes
+// first is enough: Soft-RoCE destroys a queue pair only when the interface has let go of its
+// packets, and one without a link keeps them for seconds.  Time by itself proves nothing.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,7 @@ class Fence {
   /// The queue pair is broken.  `returned` counts what has come back; only differences mean
   /// something.
   void begin(uint32_t returned);
-  /// The queue pair would not go to ERR: nothing need come back.
+  /// The queue pair would not go to ERR: nothing need come back, and what does proves nothing.
   void stop_waiting();
 
   /// There is something for move() to do.
@@ -69,6 +70,7 @@ class Fence {
     failed,
   };
   int result() const;
+  bool proven(bool all_returned) const { return all_returned && in_error_; }
   Outcome check_flush(uint32_t returned);
   Outcome check_destruction();
   Outcome end(State state, Outcome outcome);
@@ -76,8 +78,10 @@ class Fence {
   const PortServices& services_;
   const Options& options_;
   State state_ = State::none;
+  bool in_error_ = true;
   Moment begun_{};
   uint32_t seen_returned_ = 0;
+  Duration seen_lost_{};
   std::shared_ptr<const Destruction> destruction_;
   Instant destruction_deadline_{};
   int error_ = 0;

@@ -19,14 +19,15 @@ inline void give_way(std::chrono::nanoseconds duration) {
   ppoll(nullptr, 0, &time, nullptr);
 }
 
-/// Called after each look in vain: at first it only yields.
+/// Called after each look in vain: at first it only yields, later it takes next to no processor
+/// from those that it waits for.
 class Patience {
  public:
   void look_in_vain() {
     if (++looks_ < 64) {
       sched_yield();
     } else {
-      give_way(std::chrono::microseconds(20));
+      give_way(std::chrono::microseconds(looks_ < 128 ? 20 : 1000));
     }
   }
   unsigned looks() const { return looks_; }
