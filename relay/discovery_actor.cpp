@@ -1,6 +1,7 @@
 #include "relay/discovery_actor.h"
 
 #include <algorithm>
+#include <utility>
 #include <variant>
 
 #include "runtime/base/log.h"
@@ -84,6 +85,9 @@ void DiscoveryActor::on(const Message& message) {
   if (message.kind == relays) {
     discovery_->set_relays(message.arg != 0, context_->now());
     go_on();
+  } else if (message.kind == leave) {
+    stop();
+    context_->remove_actor(id());
   }
 }
 
@@ -106,8 +110,15 @@ void DiscoveryActor::on_packet(uint32_t interface, const fabric::SocketAddress& 
     discovery_->receive(interface, from, packet, context_->now());
     return;
   }
-  const auto query = decode_packet(packet);
-  if (query && std::holds_alternative<QueryPacket>(query->body)) {
+  const auto asked = decode_packet(packet);
+  if (!asked) {
+    return;
+  }
+  if (std::holds_alternative<HandOverPacket>(asked->body) && options_.on_hand_over) {
+    handing_over_ = true;
+    std::exchange(options_.on_hand_over, nullptr)();
+  }
+  if (std::holds_alternative<QueryPacket>(asked->body) && !handing_over_) {
     for (const auto& answer : discovery_->answer_query(context_->now())) {
       options_.links->answer(from, answer);
     }

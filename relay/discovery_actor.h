@@ -31,11 +31,15 @@ class DiscoveryActor final : public Actor,
     std::function<std::vector<fabric::NetInterface>()> interfaces;
     std::shared_ptr<TopologyBoard> board;
     std::shared_ptr<ClusterKey> key;  ///< null: anybody on a cable is a neighbour
+    /// A relay node begins on this host and wants the port.  Once, on the worker's thread; from then
+    /// on nobody of this host is answered.  Null: this one stays, as it is of a node.
+    std::function<void()> on_hand_over;
   };
   /// How often it looks at addresses and at the key file, whose changes nobody tells.
   static constexpr Duration look_apart = std::chrono::seconds(5);
   enum MessageKind : uint32_t {
     relays,  ///< arg 1: paths of others may lead through this host from now on; 0: they may not
+    leave,   ///< neighbours are told, the port is free at the end of the turn, and so is the actor
   };
 
   explicit DiscoveryActor(Options options) : options_(std::move(options)) {}
@@ -69,6 +73,7 @@ class DiscoveryActor final : public Actor,
   std::vector<fabric::NetInterface> own_;
   Timer timer_;
   Instant look_due_{};
+  bool handing_over_ = false;
   uint64_t published_ = UINT64_MAX;             ///< revision of what all hosts say
   uint64_t neighbours_published_ = UINT64_MAX;  ///< and of the neighbours
 };

@@ -96,12 +96,12 @@ FairShares::Taken Forwarder::pass_on(uint64_t bytes) {
 
 bool Forwarder::post(uint32_t slot) {
   Place& place = places_[slot];
-  if (place.frame.kind == FrameKind::write && options_.last()) {
+  if (place.frame.kind == FrameKind::write && options_.last() && to_.place().direct) {
     return write_through(slot);
   }
   encode(place.frame, from_.slot(slot));
   const fabric::Gather whole =
-      from_.gather(slot, 0, frame_header_bytes + place.frame.payload_bytes);
+      from_.gather(slot, 0, frame_header_bytes + place.frame.payload_bytes, to_);
   if (!to_.post(&whole, 1, slot)) {
     return false;
   }
@@ -124,7 +124,7 @@ bool Forwarder::write_through(uint32_t slot) {
     fabric::WritePost post;
     post.id = slot;
     post.gather_count = 1;
-    post.gathers[0] = from_.gather(slot, frame_header_bytes, frame.payload_bytes);
+    post.gathers[0] = from_.gather(slot, frame_header_bytes, frame.payload_bytes, to_);
     post.remote_address = frame.remote_address;
     post.remote_key = frame.remote_key;
     post.no_speculative_placement = (frame.flags & frame_exact) != 0;
@@ -147,7 +147,7 @@ bool Forwarder::post_note(uint32_t slot) {
   note.kind = FrameKind::note;
   note.payload_bytes = 0;
   encode(note, from_.slot(slot));
-  const fabric::Gather header = from_.gather(slot, 0, frame_header_bytes);
+  const fabric::Gather header = from_.gather(slot, 0, frame_header_bytes, to_);
   if (!to_.post(&header, 1, slot)) {
     return false;
   }

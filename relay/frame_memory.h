@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "relay/hop_source.h"
+#include "runtime/base/check.h"
 #include "runtime/base/result.h"
-#include "runtime/fabric/memory.h"
 #include "runtime/fabric/path.h"
 
 namespace nccl_ha::relay {
@@ -13,43 +14,72 @@ namespace nccl_ha::relay {
 /// Destroyed when no path uses it any more.
 class FrameMemory {
  public:
-  explicit FrameMemory(fabric::Memory& memory) : memory_(memory) {}
+  explicit FrameMemory(HopSource& hops) : hops_(hops) {}
   ~FrameMemory() { release(); }
   FrameMemory(const FrameMemory&) = delete;
   FrameMemory& operator=(const FrameMemory&) = delete;
 
-  Result<void> allocate(uint64_t domain, size_t places, size_t place_bytes) {
+  /// Anew; no hop knows it.
+  void allocate(size_t places, size_t place_bytes) {
     release();
-    bytes_.resize(places * place_bytes);
+    bytes_.assign(places * place_bytes, std::byte{0});
     place_bytes_ = place_bytes;
-    auto key = memory_.add(domain, bytes_.data(), bytes_.size());
-    if (!key) {
-      return key.error();
+  }
+  /// Hops there may use it from now on; any number of times.  `domain` as theirs, for all places.
+  Result<void> enter(const HopPlace& place, uint64_t domain) {
+    if (find(place) != nullptr) {
+      return {};
     }
-    key_ = *key;
+    auto made = hops_.add_memory(place, domain, bytes_.data(), bytes_.size());
+    if (!made) {
+      return made.error();
+    }
+    entries_.push_back({place, *made});
     return {};
   }
   std::byte* place(size_t index) { return bytes_.data() + index * place_bytes_; }
   const std::byte* place(size_t index) const { return bytes_.data() + index * place_bytes_; }
   size_t place_bytes() const { return place_bytes_; }
-  uint32_t key() const { return key_; }
   size_t bytes() const { return bytes_.size(); }
-  fabric::Gather gather(size_t index, size_t from, size_t length) {
-    return {place(index) + from, static_cast<uint32_t>(length), key_};
+  /// For a neighbour that writes by a hop there.
+  uint32_t remote_key(const HopPlace& of) const { return keys(of).remote_key; }
+  /// For a hop there to write from.
+  fabric::Gather gather(size_t index, size_t from, size_t length, const HopPlace& of) const {
+    return {place(index) + from, static_cast<uint32_t>(length), keys(of).local_key};
   }
 
  private:
-  void release() {
-    if (key_ != 0) {
-      static_cast<void>(memory_.remove(key_));
-      key_ = 0;
+  struct Entry {
+    HopPlace place;
+    fabric::Registration keys;
+  };
+  /// One table serves all kinds that the processor writes for.
+  const Entry* find(const HopPlace& place) const {
+    for (const Entry& entry : entries_) {
+      const bool same = entry.place.at.kind == place.at.kind &&
+                        entry.place.at.device == place.at.device && !place.direct;
+      if (entry.place.direct == place.direct && (place.direct || same)) {
+        return &entry;
+      }
     }
+    return nullptr;
+  }
+  const fabric::Registration& keys(const HopPlace& of) const {
+    const Entry* found = find(of);
+    NHA_ASSERT(found != nullptr, "a hop uses only memory that it was made known to");
+    return found->keys;
+  }
+  void release() {
+    for (const Entry& entry : entries_) {
+      hops_.remove_memory(entry.keys);
+    }
+    entries_.clear();
   }
 
-  fabric::Memory& memory_;
+  HopSource& hops_;
   std::vector<std::byte> bytes_;
   size_t place_bytes_ = 0;
-  uint32_t key_ = 0;  ///< 0: not registered
+  std::vector<Entry> entries_;
 };
 
 }  // namespace nccl_ha::relay

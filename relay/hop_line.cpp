@@ -20,16 +20,16 @@ void HopLine::size(fabric::PathOptions& options, uint32_t posts) const {
   options.receives_spare = 0;
 }
 
-Result<void> HopLine::allocate(uint64_t domain, uint16_t slots, uint32_t chunk_bytes,
-                               uint16_t theirs_most) {
+void HopLine::allocate(uint16_t slots, uint32_t chunk_bytes, uint16_t theirs_most) {
   slots_ = slots;
   theirs_most_ = theirs_most;
   chunk_bytes_ = chunk_bytes;
-  return memory_.allocate(domain, slots, frame_header_bytes + chunk_bytes);
+  counts_ = {};
+  memory_.allocate(slots, frame_header_bytes + chunk_bytes);
 }
 
 SlotWindow HopLine::window() const {
-  return {reinterpret_cast<uint64_t>(memory_.place(0)), memory_.key(),
+  return {reinterpret_cast<uint64_t>(memory_.place(0)), memory_.remote_key(place_),
           static_cast<uint32_t>(memory_.place_bytes()), slots_};
 }
 
@@ -54,7 +54,7 @@ Result<void> HopLine::connect(std::span<const std::byte> address, const SlotWind
 
 bool HopLine::post_receive() {
   const bool posted = hop_.path->post_receive({}) == Errc::ok;
-  receives_in_hop_ += posted ? 1 : 0;
+  counts_.receives_in_hop += posted ? 1 : 0;
   return posted;
 }
 
@@ -66,14 +66,14 @@ bool HopLine::post(const fabric::Gather* gathers, uint32_t count, uint64_t id) {
   write.id = id;
   write.gather_count = count;
   std::copy_n(gathers, count, std::begin(write.gathers));
-  write.remote_address = theirs_.address + sent_ % theirs_.slots * theirs_.slot_bytes;
+  write.remote_address = theirs_.address + counts_.sent % theirs_.slots * theirs_.slot_bytes;
   write.remote_key = theirs_.key;
   write.has_immediate = true;
-  write.immediate = static_cast<uint32_t>(sent_ & immediate_count);
+  write.immediate = static_cast<uint32_t>(counts_.sent & immediate_count);
   if (!post_beside(write)) {
     return false;
   }
-  ++sent_;
+  ++counts_.sent;
   return true;
 }
 
@@ -81,12 +81,12 @@ bool HopLine::post_beside(const fabric::WritePost& post) {
   if (hop_.path->post_write(post) != Errc::ok) {
     return false;
   }
-  ++posts_in_hop_;
+  ++counts_.posts_in_hop;
   return true;
 }
 
 HopLine::Arrival HopLine::on_receive(const fabric::Completion& completion) {
-  --receives_in_hop_;
+  --counts_.receives_in_hop;
   if (completion.status != fabric::CompletionStatus::ok) {
     return {};
   }
@@ -94,21 +94,21 @@ HopLine::Arrival HopLine::on_receive(const fabric::Completion& completion) {
   const uint32_t count = completion.immediate & immediate_count;
   if ((completion.immediate & immediate_credit) != 0) {
     // Counts go round after 2^31; what is meant is near what was told before.
-    const uint32_t more = (count - static_cast<uint32_t>(peer_freed_)) & immediate_count;
-    if (more > sent_ - peer_freed_) {
+    const uint32_t more = (count - static_cast<uint32_t>(counts_.peer_freed)) & immediate_count;
+    if (more > counts_.sent - counts_.peer_freed) {
       return {std::nullopt, true};
     }
-    peer_freed_ += more;
+    counts_.peer_freed += more;
     return {};
   }
-  if (count != (received_ & immediate_count) || held() >= slots_) {
+  if (count != (counts_.received & immediate_count) || held() >= slots_) {
     return {std::nullopt, true};
   }
-  return {static_cast<uint32_t>(received_++ % slots_), false};
+  return {static_cast<uint32_t>(counts_.received++ % slots_), false};
 }
 
 bool HopLine::on_sent(const fabric::Completion& completion) {
-  --posts_in_hop_;
+  --counts_.posts_in_hop;
   return completion.id != credit_id;
 }
 
@@ -118,9 +118,9 @@ std::optional<Frame> HopLine::frame(uint32_t slot) const {
 }
 
 void HopLine::release() {
-  ++freed_;
+  ++counts_.freed;
   // Seldom, as each costs a packet; but before the neighbour has to wait.
-  if (freed_ - told_ >= std::max<uint32_t>(slots_ / 4U, 1) && !mutated(Mutation::slots_untold)) {
+  if (counts_.freed - counts_.told >= std::max<uint32_t>(slots_ / 4U, 1) && !mutated(Mutation::slots_untold)) {
     tell_free();
   }
 }
@@ -129,9 +129,9 @@ void HopLine::tell_free() {
   fabric::WritePost write;
   write.id = credit_id;
   write.has_immediate = true;
-  write.immediate = immediate_credit | static_cast<uint32_t>(freed_ & immediate_count);
+  write.immediate = immediate_credit | static_cast<uint32_t>(counts_.freed & immediate_count);
   if (post_beside(write)) {
-    told_ = freed_;
+    counts_.told = counts_.freed;
   }
 }
 

@@ -3,11 +3,13 @@
 // Each side has slots for what comes in, of which it tells the other where they are; the other one
 // writes a frame straight into the next slot, with an immediate that says so, and no more frames
 // than there are free slots.  Slots are used and become free in order, so that a count tells which.
-// One thread.
+// What carries the hop is the path's business: datagrams, or a queue pair.  One thread.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "relay/frame.h"
 #include "relay/frame_memory.h"
@@ -34,7 +36,7 @@ class HopLine {
   /// Of the posts that tell of free slots; no other id of the hop's may be it.
   static constexpr uint64_t credit_id = UINT64_MAX;
 
-  explicit HopLine(fabric::Memory& memory) : memory_(memory) {}
+  explicit HopLine(HopSource& hops) : memory_(hops) {}
   ~HopLine() { reset(); }
   HopLine(const HopLine&) = delete;
   HopLine& operator=(const HopLine&) = delete;
@@ -42,11 +44,20 @@ class HopLine {
   /// What a hop must be made with: of posts, `posts` are the owner's own beside those for frames.
   void size(fabric::PathOptions& options, uint32_t posts) const;
 
-  /// Slots for frames with pieces of at most that size.  The neighbour has at most `theirs_most`.
-  Result<void> allocate(uint64_t domain, uint16_t slots, uint32_t chunk_bytes,
-                        uint16_t theirs_most);
-  void take(fabric::OwnedPath hop) { hop_ = std::move(hop); }
+  /// Slots for frames with pieces of at most that size, for a hop that has yet to be made.  The
+  /// neighbour has at most `theirs_most`.
+  void allocate(uint16_t slots, uint32_t chunk_bytes, uint16_t theirs_most);
+  /// Hops there, this one or one by which frames go on, reach the slots from now on.
+  Result<void> enter(const HopPlace& place, uint64_t domain) {
+    return memory_.enter(place, domain);
+  }
+  /// `place`, which has been entered, is where it was made.
+  void take(fabric::OwnedPath hop, const HopPlace& place) {
+    hop_ = std::move(hop);
+    place_ = place;
+  }
   fabric::Path* path() const { return hop_.path.get(); }
+  const HopPlace& place() const { return place_; }
   SlotWindow window() const;
   /// Connects the hop, whose other side has these slots.
   Result<void> connect(std::span<const std::byte> address, const SlotWindow& theirs,
@@ -56,7 +67,7 @@ class HopLine {
 
   // out
   bool ready() const { return hop_.path && hop_.path->state() == fabric::PathState::ready; }
-  bool room() const { return sent_ - peer_freed_ < theirs_.slots; }
+  bool room() const { return counts_.sent - counts_.peer_freed < theirs_.slots; }
   /// Writes one frame into the next slot; false: not now.
   bool post(const fabric::Gather* gathers, uint32_t count, uint64_t id);
   /// Writes elsewhere; false: not now.
@@ -74,19 +85,20 @@ class HopLine {
   /// nullopt: it is none, or its piece is longer than was agreed.
   std::optional<Frame> frame(uint32_t slot) const;
   std::byte* slot(uint32_t slot) { return memory_.place(slot); }
-  fabric::Gather gather(uint32_t slot, size_t from, size_t length) {
-    return memory_.gather(slot, from, length);
+  /// For another hop to write it from.
+  fabric::Gather gather(uint32_t slot, size_t from, size_t length, const HopLine& by) const {
+    return memory_.gather(slot, from, length, by.place_);
   }
   /// The oldest slot with a frame is free again.
   void release();
   uint16_t slots() const { return slots_; }
   /// Frames that were not released.
-  uint64_t held() const { return received_ - freed_; }
+  uint64_t held() const { return counts_.received - counts_.freed; }
   /// The neighbour knows of no free slot.
-  bool full() const { return received_ - told_ >= slots_; }
+  bool full() const { return counts_.received - counts_.told >= slots_; }
 
   /// Posts that the hop has not completed: 0 once it is in error says that nobody touches anything.
-  size_t in_hop() const { return posts_in_hop_ + receives_in_hop_; }
+  size_t in_hop() const { return counts_.posts_in_hop + counts_.receives_in_hop; }
   size_t memory_bytes() const { return memory_.bytes(); }
   /// At the end of a turn.
   void reset() { hop_.reset(); }
@@ -97,17 +109,33 @@ class HopLine {
 
   FrameMemory memory_;
   fabric::OwnedPath hop_;
+  HopPlace place_;
   SlotWindow theirs_;
   uint16_t slots_ = 0;
   uint16_t theirs_most_ = 0;
   uint32_t chunk_bytes_ = 0;  ///< of a frame's piece at most
-  uint64_t sent_ = 0;         ///< frames
-  uint64_t peer_freed_ = 0;   ///< of them
-  uint64_t received_ = 0;
-  uint64_t freed_ = 0;
-  uint64_t told_ = 0;  ///< of the freed
-  size_t posts_in_hop_ = 0;
-  size_t receives_in_hop_ = 0;
+  /// Of the hop there is.
+  struct Counts {
+    uint64_t sent = 0;        ///< frames
+    uint64_t peer_freed = 0;  ///< of them
+    uint64_t received = 0;
+    uint64_t freed = 0;
+    uint64_t told = 0;  ///< of the freed
+    size_t posts_in_hop = 0;
+    size_t receives_in_hop = 0;
+  };
+  Counts counts_;
 };
+
+/// Setting a session up has ended: if it was when a device at this side's end of the hop, for which
+/// this side had asked, was to come up, another attempt is made without it.
+inline void avoid_if_asked(HopSource& hops, const HopLine& line, Instant now,
+                           const std::string& why) {
+  const fabric::Path* path = line.path();
+  if (path != nullptr && path->state() != fabric::PathState::idle &&
+      path->state() != fabric::PathState::ready) {
+    hops.avoid(line.place(), now, why);
+  }
+}
 
 }  // namespace nccl_ha::relay

@@ -2,27 +2,67 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "relay/node_id.h"
 #include "runtime/engine/context.h"
 #include "runtime/fabric/memory.h"
 #include "runtime/fabric/path.h"
+#include "runtime/fabric/provider.h"
 #include "runtime/fabric/socket_address.h"
 
 namespace nccl_ha::relay {
+
+/// Where a hop begins on this host, and what carries it.
+struct HopPlace {
+  fabric::Attachment at;
+  /// The processor writes what comes, by keys that are good for hops of every such kind and that
+  /// programs know memory by.  Else a device does, by keys of its own: it reaches slots, and what
+  /// is in them is copied from there.
+  bool direct = true;
+};
 
 /// Owner's threads; outlives the paths.
 class HopSource {
  public:
   virtual ~HopSource() = default;
-  /// A path that begins at this host's address `local`.
-  virtual Result<fabric::OwnedPath> make_hop(Context& context, const sockaddr* local,
+  /// What a path may be that begins at this host's address `local`, the best first.  The last one
+  /// is what every host has.
+  virtual std::vector<HopPlace> places(const sockaddr* local, Instant now) const = 0;
+  /// A hop there did not come up for `why`: for a while it is none of places().  What every host
+  /// has stays.
+  virtual void avoid(const HopPlace& place, Instant now, const std::string& why) = 0;
+  virtual Result<fabric::OwnedPath> make_hop(Context& context, const HopPlace& place,
+                                             const sockaddr* local,
                                              const fabric::PathOptions& options,
                                              fabric::PathOwner* owner) = 0;
-  /// That such paths know.
+  /// For hops there, both to write from and to be written to.  `domain` as theirs.
+  virtual Result<fabric::Registration> add_memory(const HopPlace& place, uint64_t domain,
+                                                  void* base, size_t bytes) = 0;
+  /// When it returns no hop touches the memory by these keys any more.
+  virtual void remove_memory(const fabric::Registration& registration) = 0;
+  /// That programs register theirs with, and direct hops know.
   virtual fabric::Memory& memory() = 0;
 };
+
+/// For a hop there to come up, of the time for the whole route, 0: the path's own.  A device that is
+/// not up by then leaves time for another attempt without it.
+constexpr Duration hop_limit(const HopPlace& place, Duration route) {
+  constexpr Duration of_device = std::chrono::seconds(3);
+  return place.direct || (route != Duration(0) && route < of_device) ? route : of_device;
+}
+
+/// The first place of a kind that a neighbour names; nullopt: there is none.
+inline std::optional<HopPlace> place_of_kind(const std::vector<HopPlace>& places,
+                                             fabric::FabricKind kind) {
+  for (const HopPlace& place : places) {
+    if (place.at.kind == kind) {
+      return place;
+    }
+  }
+  return std::nullopt;
+}
 
 /// A neighbour on one of the cables to it.
 struct NextHop {

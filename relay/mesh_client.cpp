@@ -32,6 +32,13 @@ Neighbour neighbour_of(const NeighboursPacket::Entry& entry) {
   return made;
 }
 
+/// False: nobody has the port.
+template <class Body>
+bool send_packet(int fd, const Body& body) {
+  const auto bytes = encode(DiscoveryPacket{NodeId{os_random_u64() | 1}, 1, body});
+  return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) >= 0 || errno != ECONNREFUSED;
+}
+
 }  // namespace
 
 std::shared_ptr<const MeshView> MeshAnswer::take(std::span<const std::byte> bytes) {
@@ -91,9 +98,13 @@ Result<int> open_query_socket(uint16_t port) {
   return fd;
 }
 
-bool send_query(int fd) {
-  const auto query = encode(DiscoveryPacket{NodeId{os_random_u64() | 1}, 1, QueryPacket{}});
-  return ::send(fd, query.data(), query.size(), MSG_NOSIGNAL) >= 0 || errno != ECONNREFUSED;
+bool send_query(int fd) { return send_packet(fd, QueryPacket{}); }
+
+void ask_for_place(uint16_t port) {
+  if (const auto fd = open_query_socket(port)) {
+    static_cast<void>(send_packet(*fd, HandOverPacket{}));
+    close(*fd);
+  }
 }
 
 Result<std::shared_ptr<const MeshView>> ask_relay_node(uint16_t port, Duration patience) {

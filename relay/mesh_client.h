@@ -31,6 +31,10 @@ Result<int> open_query_socket(uint16_t port);
 /// Asks once; false: nobody has the port.
 bool send_query(int fd);
 
+/// A relay node begins: asks a process that has the port for want of a node to give it up, which
+/// takes a moment.  Whoever has it for good does not heed that.
+void ask_for_place(uint16_t port);
+
 /// Asks now and waits for the answer, at most `patience`; an error says what to look at.  It is
 /// Errc::remote where nobody has the port, which is known at once.
 Result<std::shared_ptr<const MeshView>> ask_relay_node(uint16_t port, Duration patience);

@@ -1,6 +1,9 @@
 #include "relay/message_receiver.h"
 
 #include <cstring>
+#include <span>
+
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 
@@ -38,6 +41,7 @@ MessageReceiver::Outcome MessageReceiver::on_message(const Frame& frame, uint32_
     case FrameKind::send:
       return on_piece(frame, slot);
     case FrameKind::write:
+      return on_written_piece(frame, slot);
     case FrameKind::ack:
       break;
   }
@@ -45,9 +49,31 @@ MessageReceiver::Outcome MessageReceiver::on_message(const Frame& frame, uint32_
 }
 
 MessageReceiver::Outcome MessageReceiver::on_note(const Frame& frame) {
-  if (arrived_bytes_ != 0) {
+  const bool expected = arrived_bytes_ == 0 && hop_->place().direct;
+  return expected ? written(frame) : Outcome{Outcome::Kind::wrong, {}};
+}
+
+/// Its bytes are where they belong, all of them with the last piece.
+MessageReceiver::Outcome MessageReceiver::on_written_piece(const Frame& frame, uint32_t slot) {
+  const bool lacks_receive = frame.has_immediate() && receives_.empty();
+  if (hop_->place().direct || frame.offset != arrived_bytes_ || lacks_receive) {
     return {Outcome::Kind::wrong, {}};
   }
+  const std::span<const std::byte> bytes(hop_->slot(slot) + frame_header_bytes,
+                                         frame.payload_bytes);
+  if (!bytes.empty() && !memory_.write(guard_, frame.remote_key, domain_, frame.remote_address,
+                                       bytes, (frame.flags & frame_exact) != 0)) {
+    return {Outcome::Kind::refused, {}};
+  }
+  arrived_bytes_ += frame.payload_bytes;
+  if (!frame.last() && !mutated(Mutation::piece_is_message)) {
+    return {};
+  }
+  arrived_bytes_ = 0;
+  return written(frame);
+}
+
+MessageReceiver::Outcome MessageReceiver::written(const Frame& frame) {
   if (!frame.has_immediate()) {
     ++delivered_;
     return {};

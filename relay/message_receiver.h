@@ -1,8 +1,9 @@
 // The receiving half of a relayed path's end: posted receives meet the messages that the last hop
 // has brought.
 //
-// Writes are in the receiver's memory before their note arrives; sends come piece by piece and are
-// copied to where they belong.  One thread; calls nobody but the hop.
+// By a direct hop writes are in the receiver's memory before their note arrives.  Sends come piece by
+// piece and are copied to where they belong, and so are writes that come by a device.  One thread;
+// calls nobody but the hop.
 #pragma once
 
 #include <cstdint>
@@ -39,10 +40,11 @@ class MessageReceiver {
       too_long,  ///< the receive is shorter than the message; it is taken
       wrong,     ///< no message that the other end may send now
       lost,      ///< the receive's memory is not registered any more; it is taken
+      refused,   ///< a write's address or key is none of this path's; no receive is taken
     } kind = Kind::nothing;
     fabric::Completion completion{};
   };
-  /// A note, or a piece of a send, which lies in that slot.
+  /// A note, or a piece of a message, which lies in that slot.
   Outcome on_message(const Frame& frame, uint32_t slot);
 
   uint64_t delivered() const { return delivered_; }
@@ -54,6 +56,8 @@ class MessageReceiver {
  private:
   Outcome on_note(const Frame& frame);
   Outcome on_piece(const Frame& frame, uint32_t slot);
+  Outcome on_written_piece(const Frame& frame, uint32_t slot);
+  Outcome written(const Frame& frame);
   Outcome taken(Outcome::Kind kind, const Frame& frame);
 
   fabric::Memory& memory_;
@@ -64,7 +68,7 @@ class MessageReceiver {
   fabric::PostedReceives receives_;
   uint64_t posted_ = 0;
   uint64_t delivered_ = 0;
-  uint32_t arrived_bytes_ = 0;  ///< of the send that is coming in
+  uint32_t arrived_bytes_ = 0;  ///< of the message that is coming in piece by piece
 };
 
 }  // namespace nccl_ha::relay

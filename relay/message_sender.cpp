@@ -2,22 +2,38 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 
-MessageSender::MessageSender(fabric::Memory& memory, uint64_t domain, uint32_t messages_max)
-    : headers_(memory),
+MessageSender::MessageSender(HopSource& hops, uint64_t domain, uint32_t messages_max)
+    : memory_(hops.memory()),
+      domain_(domain),
+      headers_(hops),
       sequence_of_(headers),
       messages_max_(messages_max),
       messages_(std::bit_ceil(std::max(messages_max, 1U))),
       mask_(messages_.size() - 1) {
-  if (headers_.allocate(domain, headers, frame_header_bytes)) {
-    for (uint32_t header = 0; header < headers; ++header) {
-      free_.push_back(header);
-    }
+  memory_.attach(&guard_);
+}
+
+MessageSender::~MessageSender() { memory_.detach(&guard_); }
+
+Result<void> MessageSender::open(HopLine& hop, const FrameLine& line) {
+  const bool copies = !hop.place().direct;
+  headers_.allocate(headers, frame_header_bytes + (copies ? line.chunk_bytes : 0));
+  if (auto entered = headers_.enter(hop.place(), domain_); !entered) {
+    return entered;
   }
+  free_.clear();
+  for (uint32_t header = 0; header < headers; ++header) {
+    free_.push_back(header);
+  }
+  hop_ = &hop;
+  line_ = line;
+  return {};
 }
 
 Errc MessageSender::push(const fabric::WritePost& post) {
@@ -67,7 +83,7 @@ Errc MessageSender::push(Message message) {
 }
 
 void MessageSender::pump() {
-  while (hop_ != nullptr && next_ < tail_) {
+  while (hop_ != nullptr && next_ < tail_ && lost_ == 0) {
     Message& message = at(next_);
     if (!message.begun) {
       if (message.needs_receive() && receives_used_ >= peer_receives_ &&
@@ -127,16 +143,35 @@ bool MessageSender::post_frame(const Frame& made, const fabric::Gather* payload)
   frame.hops = line_.hops;
   const uint32_t header = free_.back();
   encode(frame, headers_.place(header));
-  fabric::Gather gathers[2] = {headers_.gather(header, 0, frame_header_bytes), {}};
-  if (payload != nullptr) {
-    gathers[1] = *payload;
+  fabric::Gather gathers[2] = {headers_.gather(header, 0, frame_header_bytes, hop_->place()), {}};
+  uint32_t count = 1;
+  if (payload != nullptr && hop_->place().direct) {
+    gathers[count++] = *payload;
+  } else if (payload != nullptr && hop_->room()) {
+    if (!copy(*payload, headers_.place(header) + frame_header_bytes)) {
+      lost_ = frame.sequence;
+      return false;
+    }
+    gathers[0].length += payload->length;
   }
-  if (!hop_->post(gathers, payload != nullptr ? 2 : 1, header)) {
+  if (!hop_->post(gathers, count, header)) {
     return false;
   }
   free_.pop_back();
   sequence_of_[header] = frame.kind == FrameKind::ack ? 0 : frame.sequence;
   return true;
+}
+
+/// False: the memory is not registered any more.
+bool MessageSender::copy(const fabric::Gather& piece, std::byte* to) {
+  guard_.enter();
+  const std::byte* from = memory_.resolve(
+      piece.key, domain_, reinterpret_cast<uint64_t>(piece.address), piece.length);
+  if (from != nullptr) {
+    std::memcpy(to, from, piece.length);
+  }
+  guard_.exit();
+  return from != nullptr;
 }
 
 bool MessageSender::send_ack(uint64_t delivered, uint64_t receives) {

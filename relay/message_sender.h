@@ -2,7 +2,8 @@
 // and keeps them until the other end has them.
 //
 // A message that needs a receive is not begun before the other end has told of one, so that nothing
-// waits inside the relays for what a program does.  One thread; calls nobody but the hop.
+// waits inside the relays for what a program does.  Where a device carries the hop, which does not
+// know the program's memory, pieces are copied first.  One thread; calls nobody but the hop.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +32,20 @@ class MessageSender {
   static constexpr uint32_t headers = 32;
   static constexpr uint32_t ack_headers = 4;
 
-  MessageSender(fabric::Memory& memory, uint64_t domain, uint32_t messages_max);
+  MessageSender(HopSource& hops, uint64_t domain, uint32_t messages_max);
+  ~MessageSender();
+  MessageSender(const MessageSender&) = delete;
+  MessageSender& operator=(const MessageSender&) = delete;
 
   Errc push(const fabric::WritePost& post);
   Errc push(const fabric::SendPost& post);
 
   /// Frames leave by that hop from now on.
-  void open(HopLine& hop, const FrameLine& line) {
-    hop_ = &hop;
-    line_ = line;
-  }
+  Result<void> open(HopLine& hop, const FrameLine& line);
   /// Gives the hop what it takes.
   void pump();
+  /// Of the message whose memory is not registered any more, with which all ends; 0: of none.
+  uint64_t lost() const { return lost_; }
   /// False: too many are under way, try again when one has been sent.
   bool send_ack(uint64_t delivered, uint64_t receives);
   /// The hop is done with a frame.  The message that it was part of; 0: none.
@@ -93,10 +96,14 @@ class MessageSender {
   Errc push(Message message);
   bool post_piece(Message& message);
   bool post_frame(const Frame& frame, const fabric::Gather* payload);
+  bool copy(const fabric::Gather& piece, std::byte* to);
 
+  fabric::Memory& memory_;
+  fabric::MemoryGuard guard_;
+  const uint64_t domain_;
   HopLine* hop_ = nullptr;
   FrameLine line_;
-  FrameMemory headers_;
+  FrameMemory headers_;  ///< and the pieces behind them, where these are copied
   std::vector<uint32_t> free_;         ///< headers
   std::vector<uint64_t> sequence_of_;  ///< of each header's message; 0: an ack
   uint32_t acks_ = 0;                  ///< headers of one
@@ -111,6 +118,7 @@ class MessageSender {
   uint32_t offset_ = 0;
   uint64_t receives_used_ = 0;
   uint64_t peer_receives_ = 0;
+  uint64_t lost_ = 0;
 };
 
 }  // namespace nccl_ha::relay

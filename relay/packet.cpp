@@ -74,6 +74,12 @@ PacketKind put_body(WireWriter& out, const QueryPacket& query) {
   return PacketKind::query;
 }
 
+PacketKind put_body(WireWriter& out, const HandOverPacket& wish) {
+  (void)out;
+  (void)wish;
+  return PacketKind::hand_over;
+}
+
 PacketKind put_body(WireWriter& out, const NeighboursPacket& packet) {
   out.put(packet.states);
   out.put(static_cast<uint8_t>(packet.entries.size()));
@@ -197,6 +203,9 @@ Result<void> take_body(DiscoveryPacket& packet, PacketKind kind, WireReader& in)
       return set_body(packet, take_request(in));
     case PacketKind::query:
       packet.body = QueryPacket{};
+      return {};
+    case PacketKind::hand_over:
+      packet.body = HandOverPacket{};
       return {};
     case PacketKind::neighbours:
       return set_body(packet, take_neighbours(in));

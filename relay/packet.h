@@ -8,6 +8,8 @@
 //   summary   first u64, last u64, count u8; node u64, sequence u64 each, ascending, in between
 //   request   count u8; node u64 each
 //   query     nothing: who runs on this host too asks for all that is known
+//   hand_over nothing: a relay node begins on this host and wants the port, which a process has that
+//             relays for want of a node
 //   neighbours states u32, count u8; node u64, interface u32, peer interface u32, port u16,
 //             address (family u8, prefix u8, 4 or 16 bytes) each: the answer begins with it
 #pragma once
@@ -36,7 +38,8 @@ enum class PacketKind : uint8_t {
   summary = 3,
   request = 4,
   query = 5,
-  neighbours = 6
+  neighbours = 6,
+  hand_over = 7
 };
 
 struct Heard {
@@ -77,6 +80,8 @@ struct RequestPacket {
 
 struct QueryPacket {};
 
+struct HandOverPacket {};
+
 /// Of the answer to a query the first one: who answers at the other ends of this host's cables, and
 /// how many packets with link states follow.
 struct NeighboursPacket {
@@ -95,7 +100,7 @@ struct DiscoveryPacket {
   NodeId sender{};
   uint32_t incarnation = 0;  ///< another one for each life of the sender's process
   std::variant<HelloPacket, StatesPacket, SummaryPacket, RequestPacket, QueryPacket,
-               NeighboursPacket>
+               NeighboursPacket, HandOverPacket>
       body;
 };
 

@@ -23,6 +23,8 @@ constexpr Duration answer_limit = std::chrono::seconds(2);
 constexpr Duration answer_limit_of_others = std::chrono::milliseconds(200);
 /// A peer that discovery has not heard of by then is no part of the mesh.
 constexpr Duration patience_max = std::chrono::seconds(10);
+/// A relay node that begins waits for five seconds (tools/relay).
+constexpr Duration hand_over_limit = std::chrono::milliseconds(500);
 
 std::vector<fabric::NetInterface> own_interfaces(const std::string& spec) {
   const auto all = fabric::list_interfaces();
@@ -185,10 +187,12 @@ Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
     discovery.interfaces = [spec = config_.mesh_ifname] { return own_interfaces(spec); };
     discovery.board = board_;
     discovery.key = key_;
+    discovery.on_hand_over = [this, &worker] { hand_over(worker); };
     const auto adopted = adopt(std::make_unique<DiscoveryActor>(std::move(discovery)));
     if (!adopted) {
       return adopted.error();
     }
+    discovery_ = *adopted;
     tell = [&worker, to = *adopted](bool relays) {
       worker.post({to, DiscoveryActor::relays, relays ? 1U : 0U});
     };
@@ -197,12 +201,14 @@ Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
   relayed.key = key_;
   const auto adopted = adopt(
       std::make_unique<RelayNode>(*hops_, *routes_, relayed, std::to_string(config_.mesh_port),
-                                  std::move(tell), [this] { on_drained(); }));
+                                  std::move(tell),
+                                  [this, &provider, &worker] { on_drained(provider, worker); }));
   if (!adopted) {
     return adopted.error();
   }
   const std::lock_guard lock(node_mutex_);
   node_ = *adopted;
+  drained_ = false;
   return {};
 }
 
@@ -220,6 +226,7 @@ Result<void> ProcessMesh::begin(Engine& engine, fabric::Provider& provider, Inst
     node_.reset();
     drained_ = false;
   }
+  handing_over_ = false;
   if (part_ == Part::inlined && !taken) {
     return make_node(provider, worker,
                      [&](std::unique_ptr<Actor> actor) { return worker.adopt(std::move(actor)); });
@@ -227,6 +234,11 @@ Result<void> ProcessMesh::begin(Engine& engine, fabric::Provider& provider, Inst
   if (!takes_part()) {
     return {};
   }
+  const auto adopted = worker.adopt(make_client(provider, worker));
+  return adopted ? Result<void>() : Result<void>(adopted.error());
+}
+
+std::unique_ptr<MeshClient> ProcessMesh::make_client(fabric::Provider& provider, Worker& worker) {
   MeshClient::Options client;
   client.port = static_cast<uint16_t>(config_.mesh_port);
   client.interval = std::chrono::milliseconds(config_.mesh_hello_ms);
@@ -247,8 +259,32 @@ Result<void> ProcessMesh::begin(Engine& engine, fabric::Provider& provider, Inst
           .ok();
     };
   }
-  const auto adopted = worker.adopt(std::make_unique<MeshClient>(std::move(client)));
-  return adopted ? Result<void>() : Result<void>(adopted.error());
+  return std::make_unique<MeshClient>(std::move(client));
+}
+
+/// Their connections find other ways, or this host's again when its node relays.
+void ProcessMesh::hand_over(Worker& worker) {
+  const std::lock_guard lock(node_mutex_);
+  if (!node_) {
+    return;  // this process leaves anyway
+  }
+  NHA_LOG_WARN("a relay node begins on this host: this process relays no more");
+  handing_over_ = true;
+  const auto within = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::min<Duration>(hand_over_limit, std::chrono::milliseconds(config_.mesh_drain_ms)));
+  worker.post({*node_, RelayNode::drain, static_cast<uint32_t>(within.count())});
+}
+
+void ProcessMesh::give_place(fabric::Provider& provider, Worker& worker) {
+  Context& context = worker.context();
+  {
+    const std::lock_guard lock(node_mutex_);
+    if (node_) {
+      context.remove_actor(*std::exchange(node_, std::nullopt));
+    }
+  }
+  context.send_self({*discovery_, DiscoveryActor::leave});
+  context.add_actor(make_client(provider, worker));
 }
 
 void ProcessMesh::leave(Engine& engine, Duration limit) {
@@ -262,10 +298,15 @@ void ProcessMesh::leave(Engine& engine, Duration limit) {
   node_.reset();
 }
 
-void ProcessMesh::on_drained() {
-  const std::lock_guard lock(node_mutex_);
-  drained_ = true;
-  node_drained_.notify_all();
+void ProcessMesh::on_drained(fabric::Provider& provider, Worker& worker) {
+  {
+    const std::lock_guard lock(node_mutex_);
+    drained_ = true;
+    node_drained_.notify_all();
+  }
+  if (std::exchange(handing_over_, false)) {
+    give_place(provider, worker);
+  }
 }
 
 bool ProcessMesh::shares_subnet(const std::vector<IpAddress>& addresses) const {

@@ -21,6 +21,8 @@
 
 namespace nccl_ha::relay {
 
+class MeshClient;
+
 /// Owner's thread, unless stated otherwise.
 class ProcessMesh {
  public:
@@ -77,7 +79,11 @@ class ProcessMesh {
   Result<void> open_links(bool* port_taken);
   using Adopt = std::function<Result<ActorId>(std::unique_ptr<Actor>)>;
   Result<void> make_node(fabric::Provider& provider, Worker& worker, const Adopt& adopt);
-  void on_drained();
+  std::unique_ptr<MeshClient> make_client(fabric::Provider& provider, Worker& worker);
+  // A relay node begins on this host while this process relays.  Worker's thread.
+  void hand_over(Worker& worker);
+  void give_place(fabric::Provider& provider, Worker& worker);
+  void on_drained(fabric::Provider& provider, Worker& worker);
   void tell_shape(Instant now) const;
   bool shares_subnet(const std::vector<IpAddress>& addresses) const;
 
@@ -99,6 +105,8 @@ class ProcessMesh {
   std::condition_variable node_drained_;
   std::optional<ActorId> node_;  ///< the relay node of this process
   bool drained_ = false;         ///< it has no path of others any more
+  std::optional<ActorId> discovery_;  ///< of this process.  Worker's thread
+  bool handing_over_ = false;         ///< to a node that has begun.  Worker's thread
 };
 
 }  // namespace nccl_ha::relay

@@ -1,25 +1,42 @@
-// Hops over the datagrams of a provider, which every host has.
+// Hops over what a provider has: the RDMA device beneath the cable, and datagrams, which every host
+// has.
 #pragma once
 
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
 #include "relay/hop_source.h"
-#include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/provider.h"
 
 namespace nccl_ha::relay {
 
 class ProviderHops final : public HopSource {
  public:
-  /// The provider outlives it.
-  explicit ProviderHops(fabric::Provider& provider) : provider_(provider) {}
-  Result<fabric::OwnedPath> make_hop(Context& context, const sockaddr* local,
+  /// The provider outlives it, and so does the factory that makes hops of datagrams, if it is not
+  /// one of the provider's own.
+  explicit ProviderHops(fabric::Provider& provider, fabric::PathFactory* datagrams = nullptr)
+      : provider_(provider), datagrams_(datagrams) {}
+
+  std::vector<HopPlace> places(const sockaddr* local, Instant now) const override;
+  void avoid(const HopPlace& place, Instant now, const std::string& why) override;
+  Result<fabric::OwnedPath> make_hop(Context& context, const HopPlace& place, const sockaddr* local,
                                      const fabric::PathOptions& options,
-                                     fabric::PathOwner* owner) override {
-    return provider_.create_path(context, {0, fabric::datagram_kind}, local, options, owner);
-  }
+                                     fabric::PathOwner* owner) override;
+  Result<fabric::Registration> add_memory(const HopPlace& place, uint64_t domain, void* base,
+                                          size_t bytes) override;
+  void remove_memory(const fabric::Registration& registration) override;
   fabric::Memory& memory() override { return provider_.memory(); }
 
  private:
+  bool avoided(size_t device, Instant now) const;
+  bool lies_above(const fabric::Attachment& at, const IpAddress& address) const;
+
   fabric::Provider& provider_;
+  fabric::PathFactory* datagrams_;
+  mutable std::mutex mutex_;
+  std::map<size_t, Instant> avoided_;  ///< devices, until when
 };
 
 }  // namespace nccl_ha::relay

@@ -68,17 +68,11 @@ Result<fabric::OwnedPath> RelayFactory::create_path(Context& context, const fabr
   RelayPath::Options own = options_;
   own.way = at.way;
   own.self = next_->self().value_or(own.self);
-  auto path = RelayPath::make(context, hops_, *next_, own, options, owner);
+  auto path = RelayPath::make(context, *hops_, *next_, own, options, owner);
   if (!path) {
     return path.error();
   }
   return fabric::OwnedPath{nullptr, std::move(*path)};
-}
-
-Result<fabric::OwnedPath> RelayFactory::Hops::make_hop(Context& context, const sockaddr* local,
-                                                       const fabric::PathOptions& options,
-                                                       fabric::PathOwner* owner) {
-  return factory_.within_.create_path(context, {0, fabric::datagram_kind}, local, options, owner);
 }
 
 fabric::Provider::Kind relay_fabric(std::shared_ptr<NextHops> next,

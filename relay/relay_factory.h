@@ -1,9 +1,10 @@
-// Relayed paths as a kind of fabric (Provider::Sources::kinds).  Hops are datagrams over UDP.
+// Relayed paths as a kind of fabric (Provider::Sources::kinds), made over the other kinds.
 #pragma once
 
 #include <memory>
+#include <optional>
 
-#include "relay/hop_source.h"
+#include "relay/provider_hops.h"
 #include "relay/relay_path.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/provider.h"
@@ -18,6 +19,7 @@ class RelayFactory final : public fabric::PathFactory {
                fabric::UdpFactory::PacketSource packets, std::shared_ptr<NextHops> next,
                const RelayPath::Options& options);
 
+  void begin(fabric::Provider& provider) override { hops_.emplace(provider, &within_); }
   fabric::FabricKind kind() const override { return relay_kind; }
   const char* setting() const override { return "relay"; }
   const char* text() const override { return "paths over other hosts"; }
@@ -48,18 +50,6 @@ class RelayFactory final : public fabric::PathFactory {
                                         fabric::PathOwner* owner) override;
 
  private:
-  class Hops final : public HopSource {
-   public:
-    explicit Hops(RelayFactory& factory) : factory_(factory) {}
-    Result<fabric::OwnedPath> make_hop(Context& context, const sockaddr* local,
-                                       const fabric::PathOptions& options,
-                                       fabric::PathOwner* owner) override;
-    fabric::Memory& memory() override { return factory_.host_.memory; }
-
-   private:
-    RelayFactory& factory_;
-  };
-
   /// Above the numbers of devices and interfaces.
   static constexpr uint16_t place_first = 60000;
 
@@ -69,7 +59,7 @@ class RelayFactory final : public fabric::PathFactory {
   bool backs_;       ///< relayed paths stand by for others
   bool splits_;      ///< NCCL_MESH_RING_SPLIT
   fabric::UdpFactory within_;
-  Hops hops_{*this};
+  std::optional<ProviderHops> hops_;  ///< from begin() on
   std::shared_ptr<NextHops> next_;
   RelayPath::Options options_;
 };

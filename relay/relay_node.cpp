@@ -88,8 +88,10 @@ void RelayNode::begin_draining(Duration limit) {
 }
 
 void RelayNode::drain_on() {
-  if (!sessions_.empty()) {
-    sessions_.front()->end({}, "the relay node ends");
+  const auto next =
+      std::find_if(sessions_.begin(), sessions_.end(), [](const auto* one) { return !one->ended(); });
+  if (next != sessions_.end()) {
+    (*next)->end({}, "the relay node ends");
   }
   if (!sessions_.empty()) {
     context_->timers().arm(drain_timer_, context_->now() + drain_apart_);
@@ -210,7 +212,7 @@ void RelayNode::stop() {
   context_->timers().cancel(listen_timer_);
   acceptor_.reset();
   while (!sessions_.empty()) {
-    sessions_.back()->end({}, "the relay node stops");
+    sessions_.back()->stop();
   }
 }
 

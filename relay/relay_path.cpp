@@ -20,7 +20,7 @@ Errc RelayPath::push(const Post& post) {
   }
   const Errc pushed = work_.sender.push(post);
   if (pushed == Errc::ok && state_ == PathState::ready) {
-    work_.sender.pump();
+    pump();
   }
   return pushed;
 }
@@ -63,6 +63,15 @@ std::string RelayPath::describe() const {
   return fmt::format("relayed over {} to {}{}{}", over, text(peer_.node),
                      line_.path() != nullptr ? ", first hop " : "",
                      line_.path() != nullptr ? line_.path()->describe() : "");
+}
+
+void RelayPath::pump() {
+  work_.sender.pump();
+  if (const uint64_t lost = work_.sender.lost()) {
+    break_path(CompletionStatus::local_protection, lost,
+               nccl_ha::fail(Errc::invalid_usage,
+                             "memory that is to be sent is not registered any more"));
+  }
 }
 
 void RelayPath::ack() {
@@ -120,7 +129,19 @@ void RelayPath::become_ready() {
   owner_->on_path_state(*this, state_, {});
   if (state_ == PathState::ready) {
     ack();
-    work_.sender.pump();
+    pump();
+  }
+}
+
+void RelayPath::on_path_address(fabric::Path& path) {
+  (void)path;
+  if (state_ != PathState::connecting || !stream_) {
+    return;
+  }
+  if (options_.active) {
+    ask();
+  } else {
+    answer();
   }
 }
 
@@ -155,7 +176,7 @@ void RelayPath::on_completion(const Completion& completion) {
   }
   if (state_ == PathState::ready) {
     ack();
-    work_.sender.pump();
+    pump();
   }
 }
 
@@ -193,6 +214,9 @@ bool RelayPath::on_outcome(MessageReceiver::Outcome outcome) {
     case Kind::lost:
       status = CompletionStatus::local_protection;
       break;
+    case Kind::refused:
+      refuse_write();
+      return true;
   }
   outcome.completion.status = status;
   if (status != CompletionStatus::ok) {
@@ -207,6 +231,16 @@ bool RelayPath::on_outcome(MessageReceiver::Outcome outcome) {
   }
   owner_->on_completion(outcome.completion);
   return true;
+}
+
+/// As a device would: the sender's write fails, and nothing that was posted here.
+void RelayPath::refuse_write() {
+  if (stream_) {
+    stream_->send(SetupRefusal{CompletionStatus::remote_access, work_.receiver.delivered() + 1,
+                               "the receiver knows no such memory"});
+  }
+  break_path(CompletionStatus::flushed, 0,
+             nccl_ha::fail(Errc::remote, "the peer writes to memory that is not this path's"));
 }
 
 void RelayPath::complete(const MessageSender::Message& message, CompletionStatus status) {
@@ -227,6 +261,9 @@ void RelayPath::fail(const Error& why) { break_path(CompletionStatus::flushed, 0
 void RelayPath::break_path(CompletionStatus status, uint64_t sequence, const Error& why) {
   if (state_ == PathState::error) {
     return;
+  }
+  if (state_ == PathState::connecting && options_.active) {
+    avoid_if_asked(hops_, line_, context_.now(), why.message());
   }
   state_ = PathState::error;
   cause_ = status;

@@ -63,9 +63,16 @@ class RelayPath final : public fabric::Path,
   Result<void> dial();
   void dial_again();
   void look_again(const Error& why);
-  Result<void> make_hop(bool active, uint16_t slots, uint32_t chunk_bytes, uint16_t theirs_most);
+  Result<std::vector<HopPlace>> places();
+  Result<void> make_hop(const HopPlace& place, uint16_t slots, uint32_t chunk_bytes,
+                        uint16_t theirs_most);
+  Result<void> make_first_hop();
+  void ask();
+  bool asks_again(const SetupRefusal& refusal);
   Result<void> accept();
-  void open(uint32_t chunk_bytes);
+  void wait_for_other_kind();
+  void answer();
+  Result<void> open(uint32_t chunk_bytes);
   void refuse(const std::string& why);
   void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) override;
   void on_session_open(SessionStream& stream) override;
@@ -77,9 +84,12 @@ class RelayPath final : public fabric::Path,
   void on_completion(const fabric::Completion& completion) override;
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
   void on_fence_failed(fabric::Path& path, const Error& error) override;
+  void on_path_address(fabric::Path& path) override;
+  void pump();
   void become_ready();
   bool on_frame(uint32_t slot);
   bool on_outcome(MessageReceiver::Outcome outcome);
+  void refuse_write();
 
   template <class Post>
   Errc push(const Post& post);
@@ -105,6 +115,9 @@ class RelayPath final : public fabric::Path,
   std::vector<std::byte> address_;
 
   struct Work {
+    Work(HopSource& hops, const fabric::PathOptions& options)
+        : sender(hops, options.domain, options.writes_max),
+          receiver(hops.memory(), options.domain, options.receives_max) {}
     MessageSender sender;
     MessageReceiver receiver;
     uint64_t told_delivered = 0;
@@ -114,6 +127,8 @@ class RelayPath final : public fabric::Path,
   HopLine line_;  ///< what its hop uses is above it
   std::unique_ptr<SessionStream> stream_;
   std::optional<SetupRequest> request_;  ///< that came before connect()
+  size_t choice_ = 0;                    ///< of the places where the first hop may begin
+  uint32_t agreed_chunk_bytes_ = 0;
 
   /// How it ends.
   struct Ending {

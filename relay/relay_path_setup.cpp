@@ -54,9 +54,8 @@ RelayPath::RelayPath(Context& context, HopSource& hops, NextHops& next, const Op
       own_(own),
       options_(options),
       owner_(owner),
-      work_{{hops.memory(), options.domain, options.writes_max},
-            {hops.memory(), options.domain, options.receives_max}},
-      line_(hops.memory()) {
+      work_(hops, options),
+      line_(hops) {
   deadline_.bind([](void* self) { static_cast<RelayPath*>(self)->on_deadline(); }, this);
   soon_.bind([](void* self) { static_cast<RelayPath*>(self)->on_soon(); }, this);
   redial_.bind([](void* self) { static_cast<RelayPath*>(self)->dial_again(); }, this);
@@ -135,6 +134,7 @@ void RelayPath::dial_again() {
     return;
   }
   relays_.clear();
+  choice_ = 0;
   if (const auto dialled = dial(); !dialled) {
     look_again(dialled.error());
   }
@@ -146,10 +146,19 @@ void RelayPath::look_again(const Error& why) {
   context_.timers().arm(redial_, context_.now() + redial_apart);
 }
 
-Result<void> RelayPath::make_hop(bool active, uint16_t slots, uint32_t chunk_bytes,
+Result<std::vector<HopPlace>> RelayPath::places() {
+  const auto local = stream_->local_address();
+  if (!local) {
+    return local.error();
+  }
+  return hops_.places(reinterpret_cast<const sockaddr*>(&*local), context_.now());
+}
+
+Result<void> RelayPath::make_hop(const HopPlace& place, uint16_t slots, uint32_t chunk_bytes,
                                  uint16_t theirs_most) {
-  if (auto made = line_.allocate(options_.domain, slots, chunk_bytes, theirs_most); !made) {
-    return made;
+  line_.allocate(slots, chunk_bytes, theirs_most);
+  if (auto entered = line_.enter(place, options_.domain); !entered) {
+    return entered;
   }
   const auto local = stream_->local_address();
   if (!local) {
@@ -157,20 +166,40 @@ Result<void> RelayPath::make_hop(bool active, uint16_t slots, uint32_t chunk_byt
   }
   fabric::PathOptions options = options_;
   line_.size(options, MessageSender::headers);
-  options.active = active;
-  auto hop = hops_.make_hop(context_, reinterpret_cast<const sockaddr*>(&*local), options, this);
+  options.connect_limit = hop_limit(place, options_.connect_limit);
+  auto hop = hops_.make_hop(context_, place, reinterpret_cast<const sockaddr*>(&*local), options,
+                            this);
   if (!hop) {
     return hop.error();
   }
-  line_.take(std::move(*hop));
+  line_.take(std::move(*hop), place);
   return {};
 }
 
-void RelayPath::on_session_open(SessionStream& stream) {
-  if (auto made = make_hop(true, own_.slots, own_.chunk_bytes, own_.slots); !made) {
-    break_path(CompletionStatus::device_fault, 0, made.error());
-    return;
+/// The best that is left, where one that cannot be made leaves the next one.
+Result<void> RelayPath::make_first_hop() {
+  const auto known = places();
+  if (!known) {
+    return known.error();
   }
+  Result<void> made = nccl_ha::fail(Errc::internal, "a cable without any kind of hop");
+  choice_ = std::min(choice_, known->size() - 1);  // some may be left out since
+  for (; !made && choice_ < known->size(); choice_ += made ? 0 : 1) {
+    made = make_hop((*known)[choice_], own_.slots, own_.chunk_bytes, own_.slots);
+  }
+  return made;
+}
+
+void RelayPath::on_session_open(SessionStream& stream) {
+  (void)stream;
+  if (auto made = make_first_hop(); !made) {
+    break_path(CompletionStatus::device_fault, 0, made.error());
+  } else if (line_.path()->address_ready()) {
+    ask();
+  }
+}
+
+void RelayPath::ask() {
   SetupRequest request;
   request.session = context_.random().next();
   request.place = 1;
@@ -180,11 +209,27 @@ void RelayPath::on_session_open(SessionStream& stream) {
   request.port = peer_.port;
   request.token = peer_.token;
   request.chunk_bytes = own_.chunk_bytes;
+  request.kind = line_.place().at.kind;
   request.window = line_.window();
   const auto address = line_.path()->local_address();
   request.hop_address.assign(address.begin(), address.end());
   request_ = request;
-  stream.send(request);
+  stream_->send(request);
+}
+
+/// The neighbour has no hop of that kind.
+bool RelayPath::asks_again(const SetupRefusal& refusal) {
+  const bool idle = line_.path() != nullptr && line_.path()->state() == PathState::idle;
+  if (!refusal.other_kind || !options_.active || !request_ || !idle) {
+    return false;
+  }
+  line_.reset();
+  request_.reset();
+  ++choice_;
+  if (const auto dialled = dial(); !dialled) {
+    break_path(CompletionStatus::device_fault, 0, dialled.error());
+  }
+  return true;
 }
 
 void RelayPath::on_session_message(SessionStream& stream, SessionMessage message) {
@@ -193,6 +238,9 @@ void RelayPath::on_session_message(SessionStream& stream, SessionMessage message
     return;
   }
   if (auto* refusal = std::get_if<SetupRefusal>(&message)) {
+    if (asks_again(*refusal)) {
+      return;
+    }
     break_path(refusal->status, refusal->sequence, nccl_ha::fail(Errc::remote, refusal->text));
     return;
   }
@@ -202,11 +250,12 @@ void RelayPath::on_session_message(SessionStream& stream, SessionMessage message
                         ack->chunk_bytes <= own_.chunk_bytes;
   Result<void> opened = expected ? line_.connect(ack->hop_address, ack->window, ack->chunk_bytes)
                                  : nccl_ha::fail(Errc::remote, "an answer that nobody asked for");
+  if (opened) {
+    opened = open(ack->chunk_bytes);
+  }
   if (!opened) {
     break_path(CompletionStatus::device_fault, 0, opened.error());
-    return;
   }
-  open(ack->chunk_bytes);
 }
 
 void RelayPath::on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) {
@@ -237,34 +286,63 @@ Result<void> RelayPath::accept() {
   if (good && request.nodes.front() != peer_.node) {
     good = nccl_ha::fail(Errc::remote, "a host that is not the peer asks for this path");
   }
-  const uint32_t chunk_bytes = std::min(request.chunk_bytes, own_.chunk_bytes);
-  if (good) {
-    good = make_hop(false, std::min(request.window.slots, slots_accepted(own_.slots)), chunk_bytes,
-                    request.window.slots);
+  const auto known = good ? places() : Result<std::vector<HopPlace>>(good.error());
+  if (!known) {
+    return known.error();
+  }
+  const auto place = place_of_kind(*known, request.kind);
+  agreed_chunk_bytes_ = std::min(request.chunk_bytes, own_.chunk_bytes);
+  if (place) {
+    good = make_hop(*place, std::min(request.window.slots, slots_accepted(own_.slots)),
+                    agreed_chunk_bytes_, request.window.slots);
+  }
+  if (place && good) {
+    good = line_.connect(request.hop_address, request.window, agreed_chunk_bytes_);
+  }
+  if (!place || (!good && !place->direct)) {
+    wait_for_other_kind();
+    return {};
   }
   if (good) {
-    good = line_.connect(request.hop_address, request.window, chunk_bytes);
+    good = open(agreed_chunk_bytes_);
   }
   if (!good) {
     return good;
   }
-  open(chunk_bytes);
   relays_.assign(request.nodes.rbegin() + 1, request.nodes.rend() - 1);
+  if (line_.path()->address_ready()) {
+    answer();
+  }
+  return {};
+}
+
+/// The neighbour is to ask again.
+void RelayPath::wait_for_other_kind() {
+  stream_->send(SetupRefusal{CompletionStatus::device_fault, 0, "no such hop at that cable", true});
+  stream_->close();
+  stream_.reset();
+  line_.reset();
+  request_.reset();
+}
+
+void RelayPath::answer() {
   SetupAck ack;
-  ack.chunk_bytes = chunk_bytes;
+  ack.chunk_bytes = agreed_chunk_bytes_;
   ack.window = line_.window();
   const auto address = line_.path()->local_address();
   ack.hop_address.assign(address.begin(), address.end());
   stream_->send(ack);
-  return {};
 }
 
-void RelayPath::open(uint32_t chunk_bytes) {
+Result<void> RelayPath::open(uint32_t chunk_bytes) {
   FrameLine line{own_.self, peer_.node, request_->session,
                  static_cast<uint16_t>(request_->nodes.size() - 2), chunk_bytes};
-  work_.sender.open(line_, line);
+  if (auto opened = work_.sender.open(line_, line); !opened) {
+    return opened;
+  }
   std::swap(line.origin, line.destination);
   work_.receiver.open(line_, line);
+  return {};
 }
 
 void RelayPath::on_session_lost(SessionStream& stream, const Error& error) {

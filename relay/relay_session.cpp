@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/base/mutation.h"
@@ -13,6 +14,10 @@ using fabric::CompletionKind;
 using fabric::CompletionStatus;
 using fabric::PathState;
 
+/// How long the slots of a session that has ended are kept for a device that does not let go of
+/// them.  After that its queue pair and their registration go, with which it loses them.
+constexpr Duration fence_limit = std::chrono::seconds(5);
+
 RelaySession::RelaySession(HopSource& hops, const RelayOptions& options, Owner& owner,
                            std::unique_ptr<SessionStream> stream, SetupRequest request,
                            const NextHop& next, Share share)
@@ -22,7 +27,7 @@ RelaySession::RelaySession(HopSource& hops, const RelayOptions& options, Owner& 
       request_(std::move(request)),
       next_(next),
       share_(std::move(share)),
-      legs_{Leg(hops.memory()), Leg(hops.memory())},
+      legs_{Leg(hops), Leg(hops)},
       forwards_{{{legs_[up].line, legs_[down].line}, {legs_[down].line, legs_[up].line}}} {
   legs_[up].stream = std::move(stream);
   deadline_.bind([](void* self) { static_cast<RelaySession*>(self)->on_deadline(); }, this);
@@ -44,49 +49,76 @@ void RelaySession::start(Context& context) {
   context.timers().arm(deadline_, context.now() + options_.setup_limit);
   legs_[up].stream->set_owner(this);
   if (auto begun = begin(); !begun) {
-    end({CompletionStatus::device_fault, 0, begun.error().message()}, begun.error().message());
+    const Error& error = begun.error();
+    end({CompletionStatus::device_fault, 0, error.message(), error.code == Errc::again},
+        error.message());
   }
 }
 
+/// Errc::again: it is to be asked with a hop of another kind.
 Result<void> RelaySession::begin() {
   for (const Side side : {up, down}) {
     // The host before this one has the slots that it asked with, the next one at most as many as
     // this one.
     const uint16_t theirs_most = side == up ? request_.window.slots : share_.slots;
-    if (auto made = legs_[side].line.allocate(domain_, share_.slots, chunk_bytes_, theirs_most);
-        !made) {
-      return made;
-    }
+    legs_[side].line.allocate(share_.slots, chunk_bytes_, theirs_most);
   }
-  if (auto made = make_hop(up); !made) {
-    return made;
+  const auto known = places(up);
+  if (!known) {
+    return known.error();
+  }
+  const auto place = place_of_kind(*known, request_.kind);
+  if (!place) {
+    return fail(Errc::again, "this relay has no such hop at that cable");
+  }
+  if (auto made = make_hop(up, *place); !made) {
+    return place->direct ? made : fail(Errc::again, made.error().message());
   }
   open_forwarders();
   // The host before this one learns the address last, so that it is the one that connects second.
   if (auto connected = legs_[up].line.connect(request_.hop_address, request_.window, chunk_bytes_);
       !connected) {
-    return connected;
+    return place->direct ? connected : fail(Errc::again, connected.error().message());
   }
+  return dial_down();
+}
+
+Result<void> RelaySession::dial_down() {
   legs_[down].stream.reset(new SessionStream(*context_, this, options_.key));
   return legs_[down].stream->dial(next_);
 }
 
-Result<void> RelaySession::make_hop(Side side) {
+Result<std::vector<HopPlace>> RelaySession::places(Side side) {
   const auto local = legs_[side].stream->local_address();
   if (!local) {
     return local.error();
+  }
+  return hops_.places(reinterpret_cast<const sockaddr*>(&*local), context_->now());
+}
+
+Result<void> RelaySession::make_hop(Side side, const HopPlace& place) {
+  const auto local = legs_[side].stream->local_address();
+  if (!local) {
+    return local.error();
+  }
+  // What comes by one hop leaves by the other.
+  for (Leg& leg : legs_) {
+    if (auto entered = leg.line.enter(place, domain_); !entered) {
+      return entered;
+    }
   }
   fabric::PathOptions options;
   options.domain = domain_;
   // Beside frames, the pieces that go straight to their places.
   legs_[side].line.size(options, share_.slots);
   options.active = side == down;
-  options.connect_limit = options_.setup_limit;
-  auto hop = hops_.make_hop(*context_, reinterpret_cast<const sockaddr*>(&*local), options, this);
+  options.connect_limit = hop_limit(place, options_.setup_limit);
+  auto hop = hops_.make_hop(*context_, place, reinterpret_cast<const sockaddr*>(&*local), options,
+                            this);
   if (!hop) {
     return hop.error();
   }
-  legs_[side].line.take(std::move(*hop));
+  legs_[side].line.take(std::move(*hop), place);
   return {};
 }
 
@@ -94,17 +126,65 @@ void RelaySession::on_session_open(SessionStream& stream) {
   if (phase_ != Phase::setting_up) {
     return;
   }
-  if (auto made = make_hop(down); !made) {
-    end({CompletionStatus::device_fault, 0, made.error().message()}, made.error().message());
-    return;
+  (void)stream;
+  if (auto asked = ask_down(); !asked) {
+    end({CompletionStatus::device_fault, 0, asked.error().message()},
+        asked.error().message());
   }
+}
+
+/// By the best hop that is left, where one that cannot be made leaves the next one.
+Result<void> RelaySession::ask_down() {
+  const auto known = places(down);
+  if (!known) {
+    return known.error();
+  }
+  Result<void> made = fail(Errc::internal, "a cable without any kind of hop");
+  choice_ = std::min(choice_, known->size() - 1);  // some may be left out since
+  for (; !made && choice_ < known->size(); choice_ += made ? 0 : 1) {
+    made = make_hop(down, (*known)[choice_]);
+  }
+  if (made && legs_[down].line.path()->address_ready()) {
+    ask();
+  }
+  return made;
+}
+
+void RelaySession::ask() {
   SetupRequest request = request_;
   request.place = static_cast<uint8_t>(request_.place + 1);
   request.chunk_bytes = chunk_bytes_;
+  request.kind = legs_[down].line.place().at.kind;
   request.window = legs_[down].line.window();
   const auto address = legs_[down].line.path()->local_address();
   request.hop_address.assign(address.begin(), address.end());
-  stream.send(request);
+  legs_[down].stream->send(request);
+}
+
+void RelaySession::on_path_address(fabric::Path& path) {
+  if (phase_ != Phase::setting_up) {
+    return;
+  }
+  if (side_of(&path) == down) {
+    ask();
+  } else {
+    answer();
+  }
+}
+
+/// When the way from here on is open, and the neighbour can be told where its hop ends.
+void RelaySession::answer() {
+  const fabric::Path& hop = *legs_[up].line.path();
+  if (!down_open_ || !hop.address_ready()) {
+    return;
+  }
+  SetupAck ack;
+  ack.chunk_bytes = chunk_bytes_;
+  ack.window = legs_[up].line.window();
+  const auto address = hop.local_address();
+  ack.hop_address.assign(address.begin(), address.end());
+  legs_[up].stream->send(ack);
+  forwards_[up].pump();
 }
 
 void RelaySession::on_session_message(SessionStream& stream, SessionMessage message) {
@@ -112,6 +192,17 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
     return;
   }
   if (const auto* refusal = std::get_if<SetupRefusal>(&message)) {
+    const bool down_asked = &stream == legs_[down].stream.get() && !down_open_;
+    if (refusal->other_kind && down_asked && legs_[down].line.path() != nullptr &&
+        legs_[down].line.path()->state() == PathState::idle && !mutated(Mutation::kind_insisted)) {
+      legs_[down].line.reset();
+      ++choice_;
+      if (auto dialled = dial_down(); !dialled) {
+        end({CompletionStatus::device_fault, 0, dialled.error().message()},
+            dialled.error().message());
+      }
+      return;
+    }
     // It failed at a message that this relay had sent there.
     end(*refusal, refusal->text, &stream == legs_[up].stream.get() ? down : up);
     return;
@@ -123,7 +214,8 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
   const Result<void> opened =
       expected ? open_down(*ack) : fail(Errc::remote, "an answer that nobody asked for");
   if (!opened) {
-    end({CompletionStatus::device_fault, 0, opened.error().message()}, opened.error().message());
+    end({CompletionStatus::device_fault, 0, opened.error().message()},
+        opened.error().message());
   }
 }
 
@@ -157,8 +249,9 @@ void RelaySession::on_path_state(fabric::Path& path, PathState state, const Erro
   const Side side = side_of(&path);
   if (state == PathState::error) {
     // Completions tell which message it was; they come before it where there is one.
+    const bool other_kind = side == up && !down_open_ && !legs_[up].line.place().direct;
     end({path.cause() == CompletionStatus::ok ? CompletionStatus::flushed : path.cause(), 0,
-         error.message()},
+         error.message(), other_kind},
         error.message());
     return;
   }
@@ -166,13 +259,8 @@ void RelaySession::on_path_state(fabric::Path& path, PathState state, const Erro
     return;
   }
   if (side == down) {
-    SetupAck ack;
-    ack.chunk_bytes = chunk_bytes_;
-    ack.window = legs_[up].line.window();
-    const auto address = legs_[up].line.path()->local_address();
-    ack.hop_address.assign(address.begin(), address.end());
-    legs_[up].stream->send(ack);
-    forwards_[up].pump();
+    down_open_ = true;
+    answer();
   } else {
     phase_ = Phase::open;
     context_->timers().cancel(deadline_);
@@ -190,6 +278,9 @@ void RelaySession::on_completion(const Completion& completion) {
   const HopLine::Arrival arrival = received ? line.on_receive(completion) : HopLine::Arrival{};
   const bool passed_on = !received && line.on_sent(completion);
   if (phase_ == Phase::ended) {
+    if (idle()) {
+      tell_end();
+    }
     return;
   }
   if (completion.status != CompletionStatus::ok) {
@@ -227,11 +318,16 @@ void RelaySession::on_session_lost(SessionStream& stream, const Error& error) {
   if (mutated(Mutation::session_outlives_neighbour)) {
     return;
   }
-  end({CompletionStatus::retry_exceeded, 0, "a neighbour of the relay is gone: " + error.message()},
+  end({CompletionStatus::retry_exceeded, 0,
+       "a neighbour of the relay is gone: " + error.message()},
       error.message());
 }
 
 void RelaySession::on_deadline() {
+  if (phase_ == Phase::ended) {
+    tell_end();
+    return;
+  }
   end({CompletionStatus::retry_exceeded, 0, "the route did not come about in time"},
       "the route did not come about in time");
 }
@@ -240,6 +336,9 @@ void RelaySession::end(const SetupRefusal& told, const std::string& why, std::op
   if (phase_ == Phase::ended) {
     return;
   }
+  if (phase_ == Phase::setting_up && !down_open_) {
+    avoid_if_asked(hops_, legs_[down].line, context_->now(), why);
+  }
   phase_ = Phase::ended;
   context_->timers().cancel(deadline_);
   for (Forwarder& forward : forwards_) {
@@ -247,7 +346,7 @@ void RelaySession::end(const SetupRefusal& told, const std::string& why, std::op
   }
   SetupRefusal refusal = told;
   if (refusal.text.empty()) {
-    refusal = {CompletionStatus::retry_exceeded, 0, why};
+    refusal = {CompletionStatus::retry_exceeded, 0, why, refusal.other_kind};
   }
   for (const Side side : {up, down}) {
     Leg& leg = legs_[side];
@@ -257,6 +356,7 @@ void RelaySession::end(const SetupRefusal& told, const std::string& why, std::op
         here.status = CompletionStatus::flushed;  // what it has sent did not fail
         here.sequence = 0;
       }
+      here.other_kind = refusal.other_kind && side == up;
       leg.stream->send(here);
       leg.stream->close();
     }
@@ -264,7 +364,32 @@ void RelaySession::end(const SetupRefusal& told, const std::string& why, std::op
       leg.line.path()->fail(fail(Errc::closed, why));
     }
   }
-  owner_.on_session_end(*this, why);
+  why_ = why;
+  if (idle()) {
+    tell_end();
+  } else {
+    context_->timers().arm(deadline_, context_->now() + fence_limit);
+  }
+}
+
+/// No device writes to the slots any more, or reads them.  What the processor carries ends with the
+/// hop.
+bool RelaySession::idle() const {
+  return std::all_of(legs_.begin(), legs_.end(), [](const Leg& leg) {
+    return leg.line.path() == nullptr || leg.line.place().direct || leg.line.in_hop() == 0;
+  });
+}
+
+void RelaySession::tell_end() {
+  context_->timers().cancel(deadline_);
+  if (!std::exchange(told_, true)) {
+    owner_.on_session_end(*this, why_);
+  }
+}
+
+void RelaySession::stop() {
+  end({}, "this relay stops");
+  tell_end();
 }
 
 }  // namespace nccl_ha::relay

@@ -55,7 +55,8 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   const char* name() const override { return "relay-session"; }
   void start(Context& context) override;
   void on(const Message& message) override { (void)message; }
-  void stop() override { end({}, "this relay stops"); }
+  /// At once, whatever its hops still hold.
+  void stop() override;
 
   /// From the origin to the destination, and back.
   const Forwarder::Counts& counts(size_t direction) const { return forwards_[direction].counts(); }
@@ -66,20 +67,28 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   /// Frames that lie here: they wait, or the next hop has not acknowledged them.
   uint64_t held(size_t direction) const { return legs_[direction].line.held(); }
   bool carries() const { return phase_ == Phase::open; }
+  bool ended() const { return phase_ == Phase::ended; }
   uint64_t number() const { return request_.session; }
   NodeId origin() const { return request_.nodes.front(); }
   NodeId destination() const { return request_.nodes.back(); }
   const Share& share() const { return share_; }
   enum Side : size_t { up, down };  ///< towards the origin, towards the destination
+  /// What carries the hop on that side; of a session that carries.
+  fabric::FabricKind hop_kind(Side side) const { return legs_[side].line.place().at.kind; }
+  /// For people; empty: there is none yet.
+  std::string hop_text(Side side) const {
+    return legs_[side].line.path() != nullptr ? legs_[side].line.path()->describe() : "";
+  }
   /// Tells both neighbours why.  The message that `told` names came in at `from`: the neighbour on
-  /// the other side knows another one by that number.
+  /// the other side knows another one by that number.  The owner hears of it when no device touches
+  /// its slots any more.
   void end(const SetupRefusal& told, const std::string& why,
            std::optional<Side> from = std::nullopt);
 
  private:
   enum class Phase : uint8_t { setting_up, open, ended };
   struct Leg {
-    explicit Leg(fabric::Memory& memory) : line(memory) {}
+    explicit Leg(HopSource& hops) : line(hops) {}
     HopLine line;
     std::unique_ptr<SessionStream> stream;
   };
@@ -90,8 +99,16 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   void on_completion(const fabric::Completion& completion) override;
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
   void on_fence_failed(fabric::Path& path, const Error& error) override;
-  Result<void> make_hop(Side side);
+  void on_path_address(fabric::Path& path) override;
+  Result<std::vector<HopPlace>> places(Side side);
+  Result<void> make_hop(Side side, const HopPlace& place);
   Result<void> begin();
+  Result<void> dial_down();
+  Result<void> ask_down();
+  void ask();
+  void answer();
+  void tell_end();
+  bool idle() const;
   Result<void> open_down(const SetupAck& ack);
   void open_forwarders();
   void on_deadline();
@@ -110,6 +127,10 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   std::array<Forwarder, 2> forwards_;  ///< of what comes in at each leg
   uint32_t chunk_bytes_ = 0;
   Phase phase_ = Phase::setting_up;
+  size_t choice_ = 0;      ///< of the places where the hop down may begin
+  bool down_open_ = false; ///< the neighbour there has answered, and its hop is ready
+  std::string why_;        ///< it has ended
+  bool told_ = false;
   Timer deadline_;
 };
 

@@ -43,6 +43,7 @@ SessionKind put_session(WireWriter& out, const SetupRequest& request) {
   out.put(request.port);
   out.put(request.token);
   out.put(request.chunk_bytes);
+  out.put(static_cast<uint8_t>(request.kind));
   put_hop(out, request.window, request.hop_address);
   return SessionKind::request;
 }
@@ -56,6 +57,7 @@ SessionKind put_session(WireWriter& out, const SetupAck& ack) {
 SessionKind put_session(WireWriter& out, const SetupRefusal& refusal) {
   out.put(static_cast<uint8_t>(refusal.status));
   out.put(refusal.sequence);
+  out.put(static_cast<uint8_t>(refusal.other_kind ? 1 : 0));
   out.put_text(refusal.text);
   return SessionKind::refusal;
 }
@@ -83,6 +85,7 @@ SetupRequest take_setup(WireReader& in) {
   request.port = in.take<uint16_t>();
   request.token = in.take<uint64_t>();
   request.chunk_bytes = in.take<uint32_t>();
+  request.kind = fabric::FabricKind{in.take<uint8_t>()};
   request.hop_address = take_hop(in, request.window);
   return request;
 }
@@ -174,7 +177,12 @@ Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes) 
       const auto status = in.take<uint8_t>();
       refusal.status = fabric::CompletionStatus{status};
       refusal.sequence = in.take<uint64_t>();
+      const auto other_kind = in.take<uint8_t>();
+      refusal.other_kind = other_kind == 1;
       refusal.text = in.take_text(255);
+      if (other_kind > 1) {
+        return fail(Errc::invalid_argument, "a refusal with a flag out of range");
+      }
       if (status > static_cast<uint8_t>(fabric::CompletionStatus::device_fault) || status == 0) {
         return fail(Errc::invalid_argument, "a refusal with an unknown status");
       }

@@ -4,12 +4,14 @@
 // Header, little-endian: magic u32, version u8, kind u8, length u16 (of the whole message).  Then:
 //   setup request  session u64, place u8 (of the receiver on the route), nodes (count u8; u64
 //   each),
-//                  port u16 and token u64 of the destination, chunk bytes u32, slots, hop address
+//                  port u16 and token u64 of the destination, chunk bytes u32, what carries the hop
+//                  (FabricKind) u8, slots, hop address
 //   setup ack      chunk bytes u32, slots, hop address
 //                  slots: address u64, key u32, bytes of each u32, count u16; of the sender
 //                  hop address: length u16, bytes
-//   refusal        status u8, sequence u64, text (length u8, bytes); whoever says it ends the
-//   session ping           nothing
+//   refusal        status u8, sequence u64, other kind u8, text (length u8, bytes); whoever says it
+//                  ends the session
+//   ping           nothing
 //   hello          key u32, nonce 32 bytes; first of all where there is a cluster key
 // A tag of 16 bytes follows where there is one (session_seal.h), and counts in the length.
 #pragma once
@@ -32,7 +34,7 @@
 namespace nccl_ha::relay {
 
 inline constexpr uint32_t session_magic = 0x5348414E;  // "NAHS"
-inline constexpr uint8_t session_version = 1;
+inline constexpr uint8_t session_version = 2;
 inline constexpr size_t session_header_bytes = 8;
 inline constexpr size_t session_message_max = 1024;
 inline constexpr size_t route_nodes_max = fabric::hops_max + 2;
@@ -53,6 +55,7 @@ struct SetupRequest {
   uint16_t port = 0;
   uint64_t token = 0;
   uint32_t chunk_bytes = 0;  ///< no piece of a message may be longer
+  fabric::FabricKind kind{};  ///< of the hop between sender and receiver
   SlotWindow window;
   std::vector<std::byte> hop_address;
 };
@@ -67,6 +70,7 @@ struct SetupRefusal {
   fabric::CompletionStatus status = fabric::CompletionStatus::flushed;
   uint64_t sequence = 0;  ///< of the receiver's message with which it happened; 0: none
   std::string text;
+  bool other_kind = false;  ///< to be asked again with a hop of another kind
 };
 
 struct SessionPing {};

@@ -156,6 +156,8 @@ enum class Mutation : uint8_t {
   slot_reused_early,           ///< a relay gives a slot back when it has posted what is in it
   frame_of_anybody,            ///< a relay passes on what belongs to another session
   note_overtakes,              ///< the last relay tells of a message before its last piece
+  kind_insisted,               ///< a relay does not ask again with another kind of hop
+  piece_is_message,            ///< a written message is there with its first piece
   session_outlives_neighbour,  ///< a relay keeps a session whose neighbour is gone
   cause_told_to_both,          ///< both ends hear that the message of one of them failed
   pieces_not_agreed,  ///< a relay does not pass back that a host further on takes shorter pieces

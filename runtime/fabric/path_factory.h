@@ -21,6 +21,8 @@
 
 namespace nccl_ha::fabric {
 
+class Provider;
+
 /// What the factories of a provider share.  It outlives them.
 struct FabricHost {
   size_t workers = 0;
@@ -39,6 +41,9 @@ class PathFactory {
   PathFactory() = default;
   PathFactory(const PathFactory&) = delete;
   PathFactory& operator=(const PathFactory&) = delete;
+
+  /// Once, before the first path is made: all kinds are there, for one that is made over others.
+  virtual void begin(Provider& provider) { (void)provider; }
 
   virtual FabricKind kind() const = 0;
   /// What HA_NCCL_FABRIC calls it.

@@ -53,6 +53,9 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
     return known.error();
   }
   provider->choose_devices();
+  for (const auto& kind : provider->kinds_) {
+    kind->begin(*provider);
+  }
   for (size_t i = 0; config.enable_backup && i < provider->devices().size(); ++i) {
     const Attachment at{i, provider->devices()[i].kind};
     provider->keeps_regions_ = provider->keeps_regions_ || provider->places(at).size() > 1;

@@ -114,7 +114,7 @@ def relays(options):
                      options.faults)
     if found is None:
         return False
-    # On a busy machine a job's process may relay itself before the node is back, and goes on doing so.
+    # On a busy machine a job's process may relay itself before the node is back and has taken over again.
     marks = {host: iter(re.findall(rf"\[{host}\] (killed the relay node|no relay node)", found[1]))
              for host in ("h2", "h4")}
     met = [fault for fault in found[0]

@@ -566,6 +566,12 @@ std::vector<Provider> providers() {
       Provider{"relay", [] { return make_relay_harness(7, 1, 0, false); }},
       Provider{"relay_three_lossy", [] { return make_relay_harness(8, 3, 0.01, false); }},
       Provider{"relay_storing", [] { return make_relay_harness(9, 2, 0, true); }},
+      Provider{"relay_rc", [] { return make_relay_harness(10, 2, 0, false, RelayHops::rc); }},
+      Provider{"relay_ud", [] { return make_relay_harness(11, 1, 0, false, RelayHops::ud); }},
+      Provider{"relay_rc_first",
+               [] { return make_relay_harness(12, 3, 0, false, RelayHops::rc_first); }},
+      Provider{"relay_rc_last",
+               [] { return make_relay_harness(13, 2, 0, false, RelayHops::rc_last); }},
       Provider{"udp", [] { return make_udp_harness(0, 0, 0, 0); }},
       Provider{"udp_mtu1500", [] { return make_udp_harness(0, 0, 0, 1500); }},
       Provider{"udp_lossy", [] { return make_udp_harness(0.05, 0.05, 0.05, 0); }}};

@@ -91,5 +91,27 @@ TEST(MeshOfJobs, AProcessThatEndsSendsPathsOfOthersAnotherWay) {
   EXPECT_GE(count(run.out, ", path 1 goes on"), 1U) << run.out;
 }
 
+/// The node of h2 dies; a process of the job takes its place, until a node begins again.
+const std::string node_that_comes_back =
+    "( frames() { nccl-ha relay status --json | sed -n '/\"frames\"/{s/[^0-9]//g;p;q}'; }; "
+    "said() { until grep -q \"$1\" $2; do kill -0 $job || exit 7; sleep 0.05; done; }; "
+    "NCCL_MESH_DEAD_MS=1000 nccl-ha perf alltoall -b 1M -e 1M -w 0 -v --seconds 20 --timeout 90 "
+    "> $RANK.job 2>&1 & job=$!; "
+    "if [ $RANK = 1 ]; then until [ $(frames) -gt 40 ]; do kill -0 $job || exit 7; done; "
+    "kill -KILL $pid; said 'relays from now on' $RANK.job; "
+    ": > again.log; nccl-ha relay >> again.log & again=$!; said 'relay node' again.log; "
+    "said 'relays no more' $RANK.job; "
+    "until [ $(frames) -gt 40 ]; do kill -0 $job || exit 7; done; echo carried again $(frames); fi; "
+    "wait $job; status=$?; cat $RANK.job; "
+    "[ $RANK != 1 ] || { kill $again; wait $again; }; exit $status )";
+
+TEST(MeshOfJobs, AProcessThatTookANodesPlaceGivesItBack) {
+  MeshLab lab(NHA_TOOL_FILE);
+  const ToolRun run = lab.run_with_nodes("ring-4", "ring: 4", 4, node_that_comes_back);
+  expect_right(run);
+  EXPECT_EQ(count(run.out, "the relay node of this host is gone"), 1U) << run.out;
+  EXPECT_EQ(count(run.out, "[h2] carried again"), 1U) << run.out;
+}
+
 }  // namespace
 }  // namespace nccl_ha::tests

@@ -10,6 +10,7 @@
 #include "relay/message_sender.h"
 #include "relay/session_message.h"
 #include "runtime/fabric/byte_order.h"
+#include "tests/support/memory_hops.h"
 
 namespace {
 
@@ -19,14 +20,15 @@ constexpr uint64_t session = 7;
 constexpr relay::NodeId here{1};
 constexpr relay::NodeId there{2};
 
-void feed_end(std::span<const std::byte> bytes) {
-  fabric::Memory memory;
-  relay::HopLine line(memory);
-  if (!line.allocate(1, relay::slots_min, 2048, relay::slots_min)) {
-    return;
-  }
+/// Over a hop by which the processor writes, or a device.
+void feed_end(std::span<const std::byte> bytes, bool direct) {
+  test::MemoryHops hops;
+  fabric::Memory& memory = hops.memory();
+  relay::HopLine line(hops);
+  line.allocate(relay::slots_min, 2048, relay::slots_min);
+  line.take({}, {{}, direct});
   relay::MessageReceiver receiver(memory, 1, 8);
-  relay::MessageSender sender(memory, 1, 8);
+  relay::MessageSender sender(hops, 1, 8);
   receiver.open(line, {there, here, session, 1, 2048});
   std::vector<std::byte> place(512);
   const uint32_t key = *memory.add(1, place.data(), place.size());
@@ -57,12 +59,10 @@ void feed_end(std::span<const std::byte> bytes) {
 }
 
 void feed_relay(std::span<const std::byte> bytes) {
-  fabric::Memory memory;
-  relay::HopLine from(memory);
-  relay::HopLine to(memory);
-  if (!from.allocate(1, relay::slots_min, 2048, relay::slots_min)) {
-    return;
-  }
+  test::MemoryHops hops;
+  relay::HopLine from(hops);
+  relay::HopLine to(hops);
+  from.allocate(relay::slots_min, 2048, relay::slots_min);
   relay::Forwarder forwarder(from, to);
   relay::Forwarder::Options options;
   options.session = session;
@@ -94,7 +94,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   }
   if (size > 0) {
-    feed_end(bytes);
+    feed_end(bytes, true);
+    feed_end(bytes, false);
     feed_relay(bytes);
   }
   return 0;

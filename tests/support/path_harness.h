@@ -128,10 +128,19 @@ std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, dou
 /// The verbs fabric over simulated NICs.  Nothing is lost: a refusal is not repeated.
 std::unique_ptr<PathHarness> make_sim_verbs_harness(uint64_t seed, double duplicate,
                                                     double reorder);
-/// Datagrams over so many relays in a line, on virtual time; lost, doubled and out of order on each
+/// What hops between neighbours are.
+enum class RelayHops : uint8_t {
+  datagrams,
+  rc,
+  ud,
+  rc_first,  ///< over three relays: then hosts that have none, whatever the host before them has
+  rc_last,   ///< over two relays: datagrams to the first
+};
+/// Over so many relays in a line, on virtual time; lost, doubled and out of order on each
 /// cable.  `store`: a relay passes messages on as a whole.
 std::unique_ptr<PathHarness> make_relay_harness(uint64_t seed, size_t relays, double loss,
-                                                bool store);
+                                                bool store,
+                                                RelayHops hops = RelayHops::datagrams);
 std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, double reorder,
                                               uint32_t mtu);
 

@@ -1,5 +1,7 @@
 // The contract suite over a relay: three simulated processes in a line, real engines, virtual time.
 
+#include <array>
+
 #include "tests/support/path_harness.h"
 #include "tests/support/relay_line.h"
 
@@ -46,8 +48,25 @@ class RelayHarness final : public PathHarness {
 }  // namespace
 
 std::unique_ptr<PathHarness> make_relay_harness(uint64_t seed, size_t relays, double loss,
-                                                bool store) {
+                                                bool store, RelayHops hops) {
   RelayLine::Options options;
+  options.rdma = [hops](size_t host) -> size_t {
+    switch (hops) {
+      case RelayHops::datagrams:
+        return 0;
+      case RelayHops::rc:
+      case RelayHops::ud:
+        return 2;
+      case RelayHops::rc_first:
+        return std::array<size_t, 5>{1, 1, 2, 0, 0}.at(host);
+      case RelayHops::rc_last:
+        return std::array<size_t, 4>{0, 2, 2, 1}.at(host);
+    }
+    return 0;
+  };
+  if (hops == RelayHops::ud) {
+    options.config.fabric = "ud";
+  }
   options.seed = seed;
   options.relays = relays;
   options.loss = loss;

@@ -1,5 +1,6 @@
 #include "tests/support/relay_line.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <stdexcept>
@@ -73,7 +74,8 @@ RelayLine::RelayLine(const Options& options)
     if (i + 1 < hosts_.size()) {
       addresses.push_back(address(i, i));
     }
-    auto process = world_.add_process(addresses, options.config);
+    const size_t rdma = options.rdma ? std::min(options.rdma(i), addresses.size()) : 0;
+    auto process = world_.add_process(addresses, options.config, rdma);
     if (!process) {
       throw std::runtime_error(process.error().message());
     }

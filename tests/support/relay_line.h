@@ -30,6 +30,9 @@ class RelayLine {
     /// Of the two ends and of the relays.
     std::shared_ptr<relay::ClusterKey> keys[2];
     std::function<void(bool)> tell;  ///< of all nodes
+    /// Of a host's cables, from the one to the host before it on, so many are RDMA NICs'; empty:
+    /// none.
+    std::function<size_t(size_t host)> rdma;
     Config config = quick_config();
   };
   /// Gives up on the silent within seconds.

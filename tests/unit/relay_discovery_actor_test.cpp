@@ -20,6 +20,7 @@ using std::chrono::seconds;
 class DiscoveryActors : public ::testing::Test {
  protected:
   static constexpr size_t hosts = 4;
+  static constexpr size_t stands_in = 2;  ///< for a relay node; the others are of one
   std::unique_ptr<SimCables> cables_at_;  ///< links, which actors own, use it
   sim::World world_{1};
   SimCables& cables_ = *(cables_at_ = std::make_unique<SimCables>(world_.network(), hosts));
@@ -39,6 +40,9 @@ class DiscoveryActors : public ::testing::Test {
       options.links = cables_.links(i);
       options.interfaces = [this, i] { return cables_.interfaces(i, seen_); };
       options.board = boards_[i];
+      if (i == stands_in) {
+        options.on_hand_over = [this] { ++handed_over_; };
+      }
       const auto actor = (*process)->engine->worker(0).adopt(
           std::make_unique<relay::DiscoveryActor>(std::move(options)));
       ASSERT_TRUE(actor);
@@ -60,6 +64,7 @@ class DiscoveryActors : public ::testing::Test {
         },
         limit);
   }
+  int handed_over_ = 0;
   bool seen_ = false;  ///< hosts see when a cable is cut
   std::vector<std::shared_ptr<relay::TopologyBoard>> boards_ = [] {
     std::vector<std::shared_ptr<relay::TopologyBoard>> made(hosts);
@@ -142,6 +147,26 @@ TEST_F(DiscoveryActors, TellWhoAsksOnThisHostAndNobodyElse) {
     EXPECT_EQ(view->neighbours[i].interface, known[i].interface);
     EXPECT_EQ(text(view->neighbours[i].address), text(known[i].address));
   }
+}
+
+TEST_F(DiscoveryActors, ANodeThatBeginsGetsAPlaceThatIsHeldForOneAndNoOther) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  const auto wish = encode(relay::DiscoveryPacket{relay::NodeId{77}, 1, relay::HandOverPacket{}});
+  const auto query = encode(relay::DiscoveryPacket{relay::NodeId{77}, 1, relay::QueryPacket{}});
+  for (const size_t host : {size_t{1}, stands_in}) {
+    cables_.ask(host, wish);
+    cables_.ask(host, wish);
+    cables_.ask(host, query);
+  }
+  ASSERT_TRUE(world_.run_until([&] { return handed_over_ > 0; }, seconds(1)));
+  world_.run_until([] { return false; }, milliseconds(100));
+  EXPECT_EQ(handed_over_, 1);
+  EXPECT_EQ(cables_.answers().size(), 2U) << "the node answers, whoever leaves does not";
+  processes_[stands_in]->engine->worker(0).post(
+      {actors_[stands_in], relay::DiscoveryActor::leave});
+  EXPECT_TRUE(world_.run_until(
+      [&] { return boards_[1]->read()->neighbours.size() == 1; }, milliseconds(500)))
+      << "its neighbours are told";
 }
 
 TEST_F(DiscoveryActors, AnAnswerOfWhichAPartIsLostIsNone) {

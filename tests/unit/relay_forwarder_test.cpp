@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "relay/forwarder.h"
+#include "tests/support/memory_hops.h"
 #include "tests/support/silent_path.h"
 
 namespace nccl_ha::relay {
@@ -18,10 +19,11 @@ class Forwarding : public testing::Test {
  protected:
   void SetUp() override {
     for (HopLine* line : {&from_, &to_}) {
-      ASSERT_TRUE(line->allocate(1, slots_min, chunk, slots_min));
+      line->allocate(slots_min, chunk, slots_min);
+      ASSERT_TRUE(line->enter({}, 1));
       auto hop = std::make_unique<SilentPath>();
       (line == &to_ ? out_ : in_) = hop.get();
-      line->take({nullptr, std::move(hop)});
+      line->take({nullptr, std::move(hop)}, {});
       ASSERT_TRUE(line->connect({}, {4096, 7, frame_header_bytes + chunk, slots_min}, chunk));
     }
     Forwarder::Options options;
@@ -54,9 +56,9 @@ class Forwarding : public testing::Test {
     return forwarder_.on_frame(*arrival.slot);
   }
 
-  fabric::Memory memory_;
-  HopLine from_{memory_};
-  HopLine to_{memory_};
+  test::MemoryHops hops_;
+  HopLine from_{hops_};
+  HopLine to_{hops_};
   SilentPath* in_ = nullptr;
   SilentPath* out_ = nullptr;
   Forwarder forwarder_{from_, to_};

@@ -1,12 +1,18 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <memory>
+#include <utility>
 
 #include "relay/discovery.h"
+#include "relay/link_sockets.h"
 #include "relay/mesh_client.h"
 #include "relay/process_mesh.h"
 #include "runtime/engine/engine.h"
@@ -186,6 +192,60 @@ TEST_F(ProcessMeshTest, WithoutPathsOfOthersItLeavesAtOnce) {
     (*mesh)->leave(**engine, std::chrono::seconds(60));
     EXPECT_LT(clock.now() - before, std::chrono::seconds(20));
   }
+}
+
+/// Within ten seconds.
+bool comes_true(const std::function<bool()>& condition) {
+  SteadyClock clock;
+  for (const Instant end = clock.now() + std::chrono::seconds(10); clock.now() < end;) {
+    if (condition()) {
+      return true;
+    }
+    sched_yield();
+  }
+  return false;
+}
+
+/// The sockets of a relay node that has begun; nullptr: the port is not given up.
+std::unique_ptr<LinkSockets> take_place(uint16_t port) {
+  std::unique_ptr<LinkSockets> taken;
+  comes_true([&] {
+    ask_for_place(port);
+    LinkSockets::Options options;
+    options.port = port;
+    auto links = LinkSockets::open(options, nullptr);
+    taken = links ? std::move(*links) : nullptr;
+    return taken != nullptr;
+  });
+  return taken;
+}
+
+TEST_F(ProcessMeshTest, GivesItsPlaceToARelayNodeThatBeginsAndTakesItAgainWhenThatIsGone) {
+  const test::LogLines log;
+  config_.mesh_relay = "inline";
+  config_.progress_threads = 1;
+  config_.mesh_hello_ms = 20;
+  config_.mesh_dead_ms = 60;
+  auto mesh = make();
+  ASSERT_TRUE(mesh) << mesh.error().message();
+  auto provider = fabric::Provider::make(config_, {}, 1, {{}, (*mesh)->kinds()});
+  ASSERT_TRUE(provider) << provider.error().message();
+  SteadyClock clock;
+  auto engine = Engine::start(config_);
+  ASSERT_TRUE(engine) << engine.error().message();
+  ASSERT_TRUE((*mesh)->begin(**engine, **provider, clock.now()));
+  const auto port = static_cast<uint16_t>(config_.mesh_port);
+  for (size_t life = 1; life <= 2; ++life) {
+    ASSERT_TRUE(comes_true([&] { return ask_relay_node(port, milliseconds(100)).ok(); }))
+        << "this process relays";
+    const auto node = take_place(port);
+    ASSERT_TRUE(node);
+    EXPECT_EQ(log.count("a relay node begins on this host: this process relays no more"), life);
+    EXPECT_EQ(log.count("the relay node of this host is gone"), life - 1);
+    pollfd asked{node->wait_fds()[1], POLLIN, 0};  // IPv4's
+    EXPECT_EQ(poll(&asked, 1, 10000), 1) << "the process asks the node";
+  }
+  (*mesh)->leave(**engine, std::chrono::seconds(60));
 }
 
 TEST(MeshAnswer, OfMoreHostsThanThereCanBeIsNone) {

@@ -10,22 +10,15 @@
 
 #include "relay/relay_node.h"
 #include "runtime/engine/engine.h"
+#include "tests/support/memory_hops.h"
 
 namespace nccl_ha::relay {
 namespace {
 
 /// Of a host without neighbours.
-class NoHops final : public HopSource, public NextHops {
+class Nobody final : public NextHops {
  public:
-  Result<fabric::OwnedPath> make_hop(Context&, const sockaddr*, const fabric::PathOptions&,
-                                     fabric::PathOwner*) override {
-    return fail(Errc::invalid_usage, "no cable");
-  }
-  fabric::Memory& memory() override { return memory_; }
   std::optional<NextHop> find(NodeId) const override { return std::nullopt; }
-
- private:
-  fabric::Memory memory_;
 };
 
 TEST(RelayNode, RelaysForNobodyUntilItCanListen) {
@@ -37,7 +30,8 @@ TEST(RelayNode, RelaysForNobodyUntilItCanListen) {
   socklen_t length = sizeof address;
   ASSERT_EQ(getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length), 0);
 
-  NoHops none;
+  test::MemoryHops hops;
+  Nobody nobody;
   Config config;
   config.use_progress_thread = true;
   config.progress_threads = 1;
@@ -47,7 +41,7 @@ TEST(RelayNode, RelaysForNobodyUntilItCanListen) {
   auto engine = Engine::start(config);
   ASSERT_TRUE(engine);
   ASSERT_TRUE((*engine)->worker(0).adopt(std::make_unique<RelayNode>(
-      none, none, RelayOptions{}, std::to_string(ntohs(address.sin6_port)),
+      hops, nobody, RelayOptions{}, std::to_string(ntohs(address.sin6_port)),
       [&](bool relays) { told.at(next++).set_value(relays); })));
   EXPECT_FALSE(told[0].get_future().get());
   close(socket);

@@ -87,6 +87,9 @@ void print_relay(const nlohmann::json& status) {
                  static_cast<double>(direction.value("bytes", uint64_t{0})) / 1e6);
     }
     fmt::print("  {}\n", session.value("open", false) ? "" : "being set up");
+    for (const nlohmann::json& hop : session.value("hops", nlohmann::json::array())) {
+      fmt::print("    by {}\n", hop.is_string() ? hop.get<std::string>() : std::string());
+    }
   }
 }
 

@@ -32,11 +32,15 @@ namespace nccl_ha::tools {
 namespace {
 
 constexpr Duration ports_free_within = std::chrono::seconds(5);
-/// A relay node, and a process that relays itself, answer within milliseconds.
+/// A relay node answers within milliseconds.
 constexpr Duration answers_within = std::chrono::milliseconds(100);
 
-/// Somebody on this host knows the mesh and tells of it: that one keeps the port.
-bool told_by_another(uint16_t port) { return relay::ask_relay_node(port, answers_within).ok(); }
+/// Another node on this host knows the mesh and tells of it: that one keeps the port.  A process of
+/// a job that has it gives it up, and does not answer any more.
+bool told_by_another(uint16_t port) {
+  relay::ask_for_place(port);
+  return relay::ask_relay_node(port, answers_within).ok();
+}
 
 /// SIGTERM and SIGINT as a descriptor, for all threads that begin later.
 Result<Fd> relay_signals() {
@@ -129,7 +133,9 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   options.key = parts.key;
   parts.view.self = options.identity.node;
   Config hops_config = config;
-  hops_config.fabric = "datagram";
+  if (config.fabric == "relay") {
+    hops_config.fabric = "auto";  // hops lead to neighbours
+  }
   auto provider = fabric::Provider::make(hops_config, own, 1);
   if (!provider) {
     return provider.error();

@@ -34,6 +34,9 @@ RelayJson session_json(const relay::RelaySession& session) {
                 {"open", session.carries()},
                 {"slots", session.share().slots},
                 {"chunk_bytes", session.share().chunk_bytes},
+                {"hops",
+                 {session.hop_text(relay::RelaySession::up),
+                  session.hop_text(relay::RelaySession::down)}},
                 {"directions", RelayJson::array()}};
   for (size_t direction = 0; direction < 2; ++direction) {
     const relay::Forwarder::Counts& counts = session.counts(direction);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/base/mutation.h"
@@ -57,7 +58,15 @@ inline CompletionStatus status_of(ibv_wc_status status) {
 
 [[gnu::cold, gnu::noinline]] void VerbsPath::fail_for(CompletionStatus status, const ibv_wc& wc,
                                                       const SendRing::Slot* slot) {
-  break_path(status, explain(wc, slot));
+  const bool flushed = status == CompletionStatus::flushed;
+  if (state_ != PathState::error) {
+    presumed_ = flushed;
+    break_path(status, explain(wc, slot));
+  } else if (std::exchange(presumed_, presumed_ && flushed) && !flushed) {
+    // Devices order sends and receives as they like: of one failure the consequence came first.
+    cause_ = status;
+    error_ = explain(wc, slot);
+  }
 }
 
 [[gnu::always_inline]] inline void VerbsPath::finish_send(CompletionStatus status) {

@@ -120,6 +120,7 @@ class VerbsPath final : public Path {
   PathState state_ = PathState::idle;
   Error error_;
   CompletionStatus cause_ = CompletionStatus::ok;
+  bool presumed_ = false;  ///< flushed work was all that told of a failure so far
   Handshake handshake_;
   FlushQueue flushes_;
   QueuePair pair_;  // gone before that of the flushes

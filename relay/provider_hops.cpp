@@ -1,0 +1,104 @@
+#include "relay/provider_hops.h"
+
+#include <algorithm>
+
+#include "runtime/base/log.h"
+#include "runtime/fabric/datagram/udp_factory.h"
+
+namespace nccl_ha::relay {
+namespace {
+
+/// Long enough that a device which never works costs connections little, and short enough that one
+/// which works again is used.
+constexpr Duration avoided_for = std::chrono::seconds(60);
+
+bool has(const fabric::NetInterface& interface, const IpAddress& address) {
+  return std::any_of(
+      interface.addresses.begin(), interface.addresses.end(), [&](const IpAddress& own) {
+        // Link-local networks of all cables look the same.
+        const bool there = !own.link_local() ||
+                           interface.ifindex == static_cast<int>(address.scope_id);
+        return own.family == address.family && own.bytes == address.bytes && there;
+      });
+}
+
+}  // namespace
+
+std::vector<HopPlace> ProviderHops::places(const sockaddr* local, Instant now) const {
+  std::vector<HopPlace> found;
+  const auto address = IpAddress::from_sockaddr(local);
+  for (size_t i = 0; address && i < provider_.devices().size(); ++i) {
+    const fabric::Attachment at{i, provider_.devices()[i].kind};
+    const bool own = !provider_.is_universal(at.kind) && provider_.traits(at).hops == 0;
+    if (own && lies_above(at, *address) && !avoided(i, now)) {
+      found.push_back({at, !provider_.traits(at).keys_per_device});
+    }
+  }
+  found.push_back({{0, fabric::datagram_kind}, true});
+  return found;
+}
+
+void ProviderHops::avoid(const HopPlace& place, Instant now, const std::string& why) {
+  if (provider_.is_universal(place.at.kind)) {
+    return;
+  }
+  NHA_LOG_WARN("a hop over {} did not come up, datagrams are used there for {} s: {}",
+               provider_.devices()[place.at.device].name, avoided_for / std::chrono::seconds(1),
+               why);
+  const std::lock_guard lock(mutex_);
+  avoided_[place.at.device] = now + avoided_for;
+}
+
+bool ProviderHops::avoided(size_t device, Instant now) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = avoided_.find(device);
+  return found != avoided_.end() && now < found->second;
+}
+
+/// The device's interface, or its port, has that address.
+bool ProviderHops::lies_above(const fabric::Attachment& at, const IpAddress& address) const {
+  const auto& interfaces = provider_.interfaces();
+  const std::string& netdev = provider_.devices()[at.device].netdev;
+  const bool by_interface =
+      std::any_of(interfaces.begin(), interfaces.end(), [&](const fabric::NetInterface& one) {
+        return one.name == netdev && has(one, address);
+      });
+  const auto places = provider_.places(at);
+  return by_interface ||
+         std::any_of(places.begin(), places.end(), [&](const fabric::Place& place) {
+           return place.at.kind == at.kind && place.at.device == at.device &&
+                  place.address.family == address.family && place.address.bytes == address.bytes &&
+                  !address.link_local();
+         });
+}
+
+Result<fabric::OwnedPath> ProviderHops::make_hop(Context& context, const HopPlace& place,
+                                                 const sockaddr* local,
+                                                 const fabric::PathOptions& options,
+                                                 fabric::PathOwner* owner) {
+  return datagrams_ != nullptr && place.at.kind == fabric::datagram_kind
+             ? datagrams_->create_path(context, place.at, local, options, owner)
+             : provider_.create_path(context, place.at, local, options, owner);
+}
+
+Result<fabric::Registration> ProviderHops::add_memory(const HopPlace& place, uint64_t domain,
+                                                      void* base, size_t bytes) {
+  if (!place.direct) {
+    return provider_.add_memory(place.at, domain, base, bytes, false);
+  }
+  auto key = provider_.memory().add(domain, base, bytes);
+  if (!key) {
+    return key.error();
+  }
+  fabric::Registration made;
+  made.kind = place.at.kind;
+  made.local_key = *key;
+  made.remote_key = *key;
+  return made;
+}
+
+void ProviderHops::remove_memory(const fabric::Registration& registration) {
+  static_cast<void>(provider_.remove_memory(registration));
+}
+
+}  // namespace nccl_ha::relay
