@@ -31,8 +31,8 @@ class DiscoveryActor final : public Actor,
     std::function<std::vector<fabric::NetInterface>()> interfaces;
     std::shared_ptr<TopologyBoard> board;
     std::shared_ptr<ClusterKey> key;  ///< null: anybody on a cable is a neighbour
-    /// A relay node begins on this host and wants the port.  Once, on the worker's thread; from then
-    /// on nobody of this host is answered.  Null: this one stays, as it is of a node.
+    /// A relay node begins on this host and wants the port.  Once, on the worker's thread; from
+    /// then on nobody of this host is answered.  Null: this one stays, as it is of a node.
     std::function<void()> on_hand_over;
   };
   /// How often it looks at addresses and at the key file, whose changes nobody tells.

@@ -120,7 +120,8 @@ std::optional<Frame> HopLine::frame(uint32_t slot) const {
 void HopLine::release() {
   ++counts_.freed;
   // Seldom, as each costs a packet; but before the neighbour has to wait.
-  if (counts_.freed - counts_.told >= std::max<uint32_t>(slots_ / 4U, 1) && !mutated(Mutation::slots_untold)) {
+  if (counts_.freed - counts_.told >= std::max<uint32_t>(slots_ / 4U, 1) &&
+      !mutated(Mutation::slots_untold)) {
     tell_free();
   }
 }

@@ -46,8 +46,8 @@ class HopSource {
   virtual fabric::Memory& memory() = 0;
 };
 
-/// For a hop there to come up, of the time for the whole route, 0: the path's own.  A device that is
-/// not up by then leaves time for another attempt without it.
+/// For a hop there to come up, of the time for the whole route, 0: the path's own.  A device that
+/// is not up by then leaves time for another attempt without it.
 constexpr Duration hop_limit(const HopPlace& place, Duration route) {
   constexpr Duration of_device = std::chrono::seconds(3);
   return place.direct || (route != Duration(0) && route < of_device) ? route : of_device;

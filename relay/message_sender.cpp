@@ -165,8 +165,8 @@ bool MessageSender::post_frame(const Frame& made, const fabric::Gather* payload)
 /// False: the memory is not registered any more.
 bool MessageSender::copy(const fabric::Gather& piece, std::byte* to) {
   guard_.enter();
-  const std::byte* from = memory_.resolve(
-      piece.key, domain_, reinterpret_cast<uint64_t>(piece.address), piece.length);
+  const std::byte* from =
+      memory_.resolve(piece.key, domain_, reinterpret_cast<uint64_t>(piece.address), piece.length);
   if (from != nullptr) {
     std::memcpy(to, from, piece.length);
   }

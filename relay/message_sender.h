@@ -103,7 +103,7 @@ class MessageSender {
   const uint64_t domain_;
   HopLine* hop_ = nullptr;
   FrameLine line_;
-  FrameMemory headers_;  ///< and the pieces behind them, where these are copied
+  FrameMemory headers_;                ///< and the pieces behind them, where these are copied
   std::vector<uint32_t> free_;         ///< headers
   std::vector<uint64_t> sequence_of_;  ///< of each header's message; 0: an ack
   uint32_t acks_ = 0;                  ///< headers of one

@@ -8,7 +8,8 @@
 //   summary   first u64, last u64, count u8; node u64, sequence u64 each, ascending, in between
 //   request   count u8; node u64 each
 //   query     nothing: who runs on this host too asks for all that is known
-//   hand_over nothing: a relay node begins on this host and wants the port, which a process has that
+//   hand_over nothing: a relay node begins on this host and wants the port, which a process has
+//   that
 //             relays for want of a node
 //   neighbours states u32, count u8; node u64, interface u32, peer interface u32, port u16,
 //             address (family u8, prefix u8, 4 or 16 bytes) each: the answer begins with it

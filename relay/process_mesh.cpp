@@ -199,10 +199,9 @@ Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
   }
   RelayOptions relayed = relay_options(config_, self);
   relayed.key = key_;
-  const auto adopted = adopt(
-      std::make_unique<RelayNode>(*hops_, *routes_, relayed, std::to_string(config_.mesh_port),
-                                  std::move(tell),
-                                  [this, &provider, &worker] { on_drained(provider, worker); }));
+  const auto adopted = adopt(std::make_unique<RelayNode>(
+      *hops_, *routes_, relayed, std::to_string(config_.mesh_port), std::move(tell),
+      [this, &provider, &worker] { on_drained(provider, worker); }));
   if (!adopted) {
     return adopted.error();
   }

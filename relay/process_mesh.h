@@ -103,8 +103,8 @@ class ProcessMesh {
   mutable std::string told_;  ///< what is wrong with the shape, as the log has it already
   std::mutex node_mutex_;
   std::condition_variable node_drained_;
-  std::optional<ActorId> node_;  ///< the relay node of this process
-  bool drained_ = false;         ///< it has no path of others any more
+  std::optional<ActorId> node_;       ///< the relay node of this process
+  bool drained_ = false;              ///< it has no path of others any more
   std::optional<ActorId> discovery_;  ///< of this process.  Worker's thread
   bool handing_over_ = false;         ///< to a node that has begun.  Worker's thread
 };

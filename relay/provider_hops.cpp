@@ -1,6 +1,9 @@
 #include "relay/provider_hops.h"
 
+#include <net/if.h>
+
 #include <algorithm>
+#include <string>
 
 #include "runtime/base/log.h"
 #include "runtime/fabric/datagram/udp_factory.h"
@@ -12,14 +15,12 @@ namespace {
 /// which works again is used.
 constexpr Duration avoided_for = std::chrono::seconds(60);
 
-bool has(const fabric::NetInterface& interface, const IpAddress& address) {
-  return std::any_of(
-      interface.addresses.begin(), interface.addresses.end(), [&](const IpAddress& own) {
-        // Link-local networks of all cables look the same.
-        const bool there = !own.link_local() ||
-                           interface.ifindex == static_cast<int>(address.scope_id);
-        return own.family == address.family && own.bytes == address.bytes && there;
-      });
+/// Link-local networks of all cables look the same, but name the interface.
+std::string interface_of(const IpAddress& address) {
+  char name[IF_NAMESIZE] = {};
+  const bool named = address.link_local() && address.scope_id != 0 &&
+                     if_indextoname(address.scope_id, name) != nullptr;
+  return named ? name : "";
 }
 
 }  // namespace
@@ -55,21 +56,26 @@ bool ProviderHops::avoided(size_t device, Instant now) const {
   return found != avoided_.end() && now < found->second;
 }
 
-/// The device's interface, or its port, has that address.
+/// The device's port, or the interface beneath it, has that address.
 bool ProviderHops::lies_above(const fabric::Attachment& at, const IpAddress& address) const {
-  const auto& interfaces = provider_.interfaces();
   const std::string& netdev = provider_.devices()[at.device].netdev;
-  const bool by_interface =
-      std::any_of(interfaces.begin(), interfaces.end(), [&](const fabric::NetInterface& one) {
-        return one.name == netdev && has(one, address);
-      });
+  if (address.link_local()) {
+    return !netdev.empty() && interface_of(address) == netdev;
+  }
+  const auto same = [&](const IpAddress& own) {
+    return own.family == address.family && own.bytes == address.bytes;
+  };
+  const auto& interfaces = provider_.interfaces();
+  const auto beneath =
+      std::find_if(interfaces.begin(), interfaces.end(),
+                   [&](const fabric::NetInterface& one) { return one.name == netdev; });
+  if (beneath != interfaces.end()) {
+    return std::any_of(beneath->addresses.begin(), beneath->addresses.end(), same);
+  }
   const auto places = provider_.places(at);
-  return by_interface ||
-         std::any_of(places.begin(), places.end(), [&](const fabric::Place& place) {
-           return place.at.kind == at.kind && place.at.device == at.device &&
-                  place.address.family == address.family && place.address.bytes == address.bytes &&
-                  !address.link_local();
-         });
+  return std::any_of(places.begin(), places.end(), [&](const fabric::Place& place) {
+    return place.at.kind == at.kind && place.at.device == at.device && same(place.address);
+  });
 }
 
 Result<fabric::OwnedPath> ProviderHops::make_hop(Context& context, const HopPlace& place,

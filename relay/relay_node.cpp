@@ -88,8 +88,8 @@ void RelayNode::begin_draining(Duration limit) {
 }
 
 void RelayNode::drain_on() {
-  const auto next =
-      std::find_if(sessions_.begin(), sessions_.end(), [](const auto* one) { return !one->ended(); });
+  const auto next = std::find_if(sessions_.begin(), sessions_.end(),
+                                 [](const auto* one) { return !one->ended(); });
   if (next != sessions_.end()) {
     (*next)->end({}, "the relay node ends");
   }

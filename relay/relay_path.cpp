@@ -68,9 +68,9 @@ std::string RelayPath::describe() const {
 void RelayPath::pump() {
   work_.sender.pump();
   if (const uint64_t lost = work_.sender.lost()) {
-    break_path(CompletionStatus::local_protection, lost,
-               nccl_ha::fail(Errc::invalid_usage,
-                             "memory that is to be sent is not registered any more"));
+    break_path(
+        CompletionStatus::local_protection, lost,
+        nccl_ha::fail(Errc::invalid_usage, "memory that is to be sent is not registered any more"));
   }
 }
 

@@ -167,8 +167,8 @@ Result<void> RelayPath::make_hop(const HopPlace& place, uint16_t slots, uint32_t
   fabric::PathOptions options = options_;
   line_.size(options, MessageSender::headers);
   options.connect_limit = hop_limit(place, options_.connect_limit);
-  auto hop = hops_.make_hop(context_, place, reinterpret_cast<const sockaddr*>(&*local), options,
-                            this);
+  auto hop =
+      hops_.make_hop(context_, place, reinterpret_cast<const sockaddr*>(&*local), options, this);
   if (!hop) {
     return hop.error();
   }

@@ -113,8 +113,8 @@ Result<void> RelaySession::make_hop(Side side, const HopPlace& place) {
   legs_[side].line.size(options, share_.slots);
   options.active = side == down;
   options.connect_limit = hop_limit(place, options_.setup_limit);
-  auto hop = hops_.make_hop(*context_, place, reinterpret_cast<const sockaddr*>(&*local), options,
-                            this);
+  auto hop =
+      hops_.make_hop(*context_, place, reinterpret_cast<const sockaddr*>(&*local), options, this);
   if (!hop) {
     return hop.error();
   }
@@ -128,8 +128,7 @@ void RelaySession::on_session_open(SessionStream& stream) {
   }
   (void)stream;
   if (auto asked = ask_down(); !asked) {
-    end({CompletionStatus::device_fault, 0, asked.error().message()},
-        asked.error().message());
+    end({CompletionStatus::device_fault, 0, asked.error().message()}, asked.error().message());
   }
 }
 
@@ -214,8 +213,7 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
   const Result<void> opened =
       expected ? open_down(*ack) : fail(Errc::remote, "an answer that nobody asked for");
   if (!opened) {
-    end({CompletionStatus::device_fault, 0, opened.error().message()},
-        opened.error().message());
+    end({CompletionStatus::device_fault, 0, opened.error().message()}, opened.error().message());
   }
 }
 
@@ -318,8 +316,7 @@ void RelaySession::on_session_lost(SessionStream& stream, const Error& error) {
   if (mutated(Mutation::session_outlives_neighbour)) {
     return;
   }
-  end({CompletionStatus::retry_exceeded, 0,
-       "a neighbour of the relay is gone: " + error.message()},
+  end({CompletionStatus::retry_exceeded, 0, "a neighbour of the relay is gone: " + error.message()},
       error.message());
 }
 

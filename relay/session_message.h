@@ -54,7 +54,7 @@ struct SetupRequest {
   std::vector<NodeId> nodes;
   uint16_t port = 0;
   uint64_t token = 0;
-  uint32_t chunk_bytes = 0;  ///< no piece of a message may be longer
+  uint32_t chunk_bytes = 0;   ///< no piece of a message may be longer
   fabric::FabricKind kind{};  ///< of the hop between sender and receiver
   SlotWindow window;
   std::vector<std::byte> hop_address;

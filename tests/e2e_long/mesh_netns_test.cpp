@@ -101,7 +101,8 @@ const std::string node_that_comes_back =
     "kill -KILL $pid; said 'relays from now on' $RANK.job; "
     ": > again.log; nccl-ha relay >> again.log & again=$!; said 'relay node' again.log; "
     "said 'relays no more' $RANK.job; "
-    "until [ $(frames) -gt 40 ]; do kill -0 $job || exit 7; done; echo carried again $(frames); fi; "
+    "until [ $(frames) -gt 40 ]; do kill -0 $job || exit 7; done; echo carried again $(frames); "
+    "fi; "
     "wait $job; status=$?; cat $RANK.job; "
     "[ $RANK != 1 ] || { kill $again; wait $again; }; exit $status )";
 

@@ -139,8 +139,7 @@ enum class RelayHops : uint8_t {
 /// Over so many relays in a line, on virtual time; lost, doubled and out of order on each
 /// cable.  `store`: a relay passes messages on as a whole.
 std::unique_ptr<PathHarness> make_relay_harness(uint64_t seed, size_t relays, double loss,
-                                                bool store,
-                                                RelayHops hops = RelayHops::datagrams);
+                                                bool store, RelayHops hops = RelayHops::datagrams);
 std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, double reorder,
                                               uint32_t mtu);
 

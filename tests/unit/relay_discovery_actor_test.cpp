@@ -162,10 +162,9 @@ TEST_F(DiscoveryActors, ANodeThatBeginsGetsAPlaceThatIsHeldForOneAndNoOther) {
   world_.run_until([] { return false; }, milliseconds(100));
   EXPECT_EQ(handed_over_, 1);
   EXPECT_EQ(cables_.answers().size(), 2U) << "the node answers, whoever leaves does not";
-  processes_[stands_in]->engine->worker(0).post(
-      {actors_[stands_in], relay::DiscoveryActor::leave});
-  EXPECT_TRUE(world_.run_until(
-      [&] { return boards_[1]->read()->neighbours.size() == 1; }, milliseconds(500)))
+  processes_[stands_in]->engine->worker(0).post({actors_[stands_in], relay::DiscoveryActor::leave});
+  EXPECT_TRUE(world_.run_until([&] { return boards_[1]->read()->neighbours.size() == 1; },
+                               milliseconds(500)))
       << "its neighbours are told";
 }
 

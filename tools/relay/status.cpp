@@ -28,16 +28,16 @@ void each_relay_counter(const RelayView& view, const Each& each) {
 }
 
 RelayJson session_json(const relay::RelaySession& session) {
-  RelayJson out{{"session", fmt::format("{:016x}", session.number())},
-                {"from", relay::text(session.origin())},
-                {"to", relay::text(session.destination())},
-                {"open", session.carries()},
-                {"slots", session.share().slots},
-                {"chunk_bytes", session.share().chunk_bytes},
-                {"hops",
-                 {session.hop_text(relay::RelaySession::up),
-                  session.hop_text(relay::RelaySession::down)}},
-                {"directions", RelayJson::array()}};
+  RelayJson out{
+      {"session", fmt::format("{:016x}", session.number())},
+      {"from", relay::text(session.origin())},
+      {"to", relay::text(session.destination())},
+      {"open", session.carries()},
+      {"slots", session.share().slots},
+      {"chunk_bytes", session.share().chunk_bytes},
+      {"hops",
+       {session.hop_text(relay::RelaySession::up), session.hop_text(relay::RelaySession::down)}},
+      {"directions", RelayJson::array()}};
   for (size_t direction = 0; direction < 2; ++direction) {
     const relay::Forwarder::Counts& counts = session.counts(direction);
     out["directions"].push_back({{"frames", counts.frames},
