@@ -563,18 +563,12 @@ std::vector<Provider> providers() {
                [] { return make_memory_harness(6, 0.01, 0.01, 0.02, 1500, true); }},
       Provider{"sim_rc", [] { return make_sim_verbs_harness(4, 0, 0); }},
       Provider{"sim_rc_reordering", [] { return make_sim_verbs_harness(5, 0.05, 0.05); }},
-      Provider{"relay", [] { return make_relay_harness(7, 1, 0, false); }},
-      Provider{"relay_three_lossy", [] { return make_relay_harness(8, 3, 0.01, false); }},
-      Provider{"relay_storing", [] { return make_relay_harness(9, 2, 0, true); }},
-      Provider{"relay_rc", [] { return make_relay_harness(10, 2, 0, false, RelayHops::rc); }},
-      Provider{"relay_ud", [] { return make_relay_harness(11, 1, 0, false, RelayHops::ud); }},
-      Provider{"relay_rc_first",
-               [] { return make_relay_harness(12, 3, 0, false, RelayHops::rc_first); }},
-      Provider{"relay_rc_last",
-               [] { return make_relay_harness(13, 2, 0, false, RelayHops::rc_last); }},
       Provider{"udp", [] { return make_udp_harness(0, 0, 0, 0); }},
       Provider{"udp_mtu1500", [] { return make_udp_harness(0, 0, 0, 1500); }},
       Provider{"udp_lossy", [] { return make_udp_harness(0.05, 0.05, 0.05, 0); }}};
+  for (const auto& [name, make] : relay_harnesses()) {
+    all.push_back({name, make});
+  }
   // With the far side in another machine: HOST:PORT where nha_contract_peer serves it.
   if (const char* peer = getenv("NHA_CONTRACT_PEER")) {
     const std::string text = peer;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/clock.h"
@@ -128,18 +129,8 @@ std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, dou
 /// The verbs fabric over simulated NICs.  Nothing is lost: a refusal is not repeated.
 std::unique_ptr<PathHarness> make_sim_verbs_harness(uint64_t seed, double duplicate,
                                                     double reorder);
-/// What hops between neighbours are.
-enum class RelayHops : uint8_t {
-  datagrams,
-  rc,
-  ud,
-  rc_first,  ///< over three relays: then hosts that have none, whatever the host before them has
-  rc_last,   ///< over two relays: datagrams to the first
-};
-/// Over so many relays in a line, on virtual time; lost, doubled and out of order on each
-/// cable.  `store`: a relay passes messages on as a whole.
-std::unique_ptr<PathHarness> make_relay_harness(uint64_t seed, size_t relays, double loss,
-                                                bool store, RelayHops hops = RelayHops::datagrams);
+/// Over relays in a line, on virtual time, by hops of several kinds.
+std::vector<std::pair<const char*, HarnessFactory>> relay_harnesses();
 std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, double reorder,
                                               uint32_t mtu);
 

@@ -45,33 +45,55 @@ class RelayHarness final : public PathHarness {
   bool lossy_;
 };
 
+/// What hops between neighbours are.
+enum class Hops : uint8_t {
+  datagrams,
+  rc,
+  ud,
+  rc_first,  ///< over three relays: then hosts that have none, whatever the host before them has
+  rc_last,   ///< over two relays: datagrams to the first
+};
+
+size_t rdma_cables(Hops hops, size_t host) {
+  switch (hops) {
+    case Hops::datagrams:
+      return 0;
+    case Hops::rc:
+    case Hops::ud:
+      return 2;
+    case Hops::rc_first:
+      return std::array<size_t, 5>{1, 1, 2, 0, 0}.at(host);
+    case Hops::rc_last:
+      return std::array<size_t, 4>{0, 2, 2, 1}.at(host);
+  }
+  return 0;
+}
+
+/// `loss`: lost, doubled and out of order on each cable.  `store`: a relay passes messages on as a
+/// whole.
+HarnessFactory over(size_t relays, uint64_t seed, Hops hops, double loss = 0, bool store = false) {
+  return [=] {
+    RelayLine::Options options;
+    options.seed = seed;
+    options.relays = relays;
+    options.loss = loss;
+    options.relay.store = store;
+    options.rdma = [hops](size_t host) { return rdma_cables(hops, host); };
+    options.config.fabric = hops == Hops::ud ? "ud" : "auto";
+    return std::make_unique<RelayHarness>(options, loss > 0);
+  };
+}
+
 }  // namespace
 
-std::unique_ptr<PathHarness> make_relay_harness(uint64_t seed, size_t relays, double loss,
-                                                bool store, RelayHops hops) {
-  RelayLine::Options options;
-  options.rdma = [hops](size_t host) -> size_t {
-    switch (hops) {
-      case RelayHops::datagrams:
-        return 0;
-      case RelayHops::rc:
-      case RelayHops::ud:
-        return 2;
-      case RelayHops::rc_first:
-        return std::array<size_t, 5>{1, 1, 2, 0, 0}.at(host);
-      case RelayHops::rc_last:
-        return std::array<size_t, 4>{0, 2, 2, 1}.at(host);
-    }
-    return 0;
-  };
-  if (hops == RelayHops::ud) {
-    options.config.fabric = "ud";
-  }
-  options.seed = seed;
-  options.relays = relays;
-  options.loss = loss;
-  options.relay.store = store;
-  return std::make_unique<RelayHarness>(options, loss > 0);
+std::vector<std::pair<const char*, HarnessFactory>> relay_harnesses() {
+  return {{"relay", over(1, 7, Hops::datagrams)},
+          {"relay_three_lossy", over(3, 8, Hops::datagrams, 0.01)},
+          {"relay_storing", over(2, 9, Hops::datagrams, 0, true)},
+          {"relay_rc", over(2, 10, Hops::rc)},
+          {"relay_ud", over(1, 11, Hops::ud)},
+          {"relay_rc_first", over(3, 12, Hops::rc_first)},
+          {"relay_rc_last", over(2, 13, Hops::rc_last)}};
 }
 
 }  // namespace nccl_ha::test
