@@ -6,8 +6,8 @@ usage: against_nccl_failover.py [--repeats N] [--faults NAME,...] [--variants NA
   --repeats   of each fault with each variant (default 20)
   --faults    default: all; --list names them
   --variants  ours, failover (NCCL's own, with failover and port recovery on), defaults (NCCL's own)
-  --json      where results are kept, one line each (default: build/nccl/failover/results.jsonl); what
-              is in there is not measured again
+  --json      where results are kept, one line each (default: tests/nccl/failover/results-VERSION.jsonl, of
+              NCCL's version); what is in there is not measured again
   --nccl      what run_emulated built from NCCL's source (default: the newest below build/nccl)
   --seed      of the random moments (default: drawn, and printed)
   --table     only prints the table of what --json holds
@@ -105,7 +105,7 @@ def to_do(results, options):
 
 def measure(results, options, todo):
     """One lab, as long as it lasts; how many results came, and what ended it."""
-    logs = options.json.parent / "logs"
+    logs = BUILT / "failover" / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     plan = logs / "plan.json"
     plan.write_text(json.dumps({
@@ -133,7 +133,7 @@ def measure(results, options, todo):
                 if not said.startswith("RESULT "):
                     print(f"  {said}", flush=True)
                     continue
-                result = {**json.loads(said[len("RESULT "):]), **about}
+                result = {**shortened(json.loads(said[len("RESULT "):])), **about}
                 results.add(result)
                 came += 1
                 print(time.strftime("%H:%M:%S ") + text_of(result), flush=True)
@@ -141,6 +141,12 @@ def measure(results, options, todo):
             lab.terminate()
             raise
     return came, lab.returncode
+
+
+def shortened(result):
+    """What is kept: milliseconds are enough, and logs are not."""
+    return {key: round(value, 3) if isinstance(value, float) else value
+            for key, value in result.items() if key != "log"}
 
 
 def text_of(result):
@@ -235,7 +241,7 @@ def options_of(arguments):
     parser.add_argument("--faults", type=named(faults.ALL_FAULTS), default=list(faults.ALL_FAULTS))
     parser.add_argument("--variants", type=named(faults.ALL_VARIANTS),
                         default=list(faults.ALL_VARIANTS))
-    parser.add_argument("--json", type=pathlib.Path, default=BUILT / "failover" / "results.jsonl")
+    parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--nccl", type=pathlib.Path, default=newest_nccl())
     parser.add_argument("--plugin", type=pathlib.Path,
                         default=ROOT / "build/release/lib/libnccl-net-ha.so")
@@ -244,6 +250,8 @@ def options_of(arguments):
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(arguments)
+    version = options.nccl.name if options.nccl is not None else "unknown"
+    options.json = options.json or HERE / "failover" / f"results-{version}.jsonl"
     for name in ("json", "nccl", "plugin", "tool"):
         if getattr(options, name) is not None:
             setattr(options, name, getattr(options, name).resolve())
