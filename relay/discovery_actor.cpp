@@ -1,7 +1,6 @@
 #include "relay/discovery_actor.h"
 
 #include <algorithm>
-#include <utility>
 #include <variant>
 
 #include "runtime/base/log.h"
@@ -114,9 +113,9 @@ void DiscoveryActor::on_packet(uint32_t interface, const fabric::SocketAddress& 
   if (!asked) {
     return;
   }
-  if (std::holds_alternative<HandOverPacket>(asked->body) && options_.on_hand_over) {
-    handing_over_ = true;
-    std::exchange(options_.on_hand_over, nullptr)();
+  if (std::holds_alternative<HandOverPacket>(asked->body) && options_.on_hand_over &&
+      !handing_over_) {
+    handing_over_ = options_.on_hand_over();
   }
   if (std::holds_alternative<QueryPacket>(asked->body) && !handing_over_) {
     for (const auto& answer : discovery_->answer_query(context_->now())) {

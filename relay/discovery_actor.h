@@ -31,9 +31,10 @@ class DiscoveryActor final : public Actor,
     std::function<std::vector<fabric::NetInterface>()> interfaces;
     std::shared_ptr<TopologyBoard> board;
     std::shared_ptr<ClusterKey> key;  ///< null: anybody on a cable is a neighbour
-    /// A relay node begins on this host and wants the port.  Once, on the worker's thread; from
-    /// then on nobody of this host is answered.  Null: this one stays, as it is of a node.
-    std::function<void()> on_hand_over;
+    /// A relay node begins on this host and wants the port.  On the worker's thread.  True: it will
+    /// have it; from then on this is not called any more, and nobody of this host is answered.
+    /// Null: this one stays, as it is of a node.
+    std::function<bool()> on_hand_over;
   };
   /// How often it looks at addresses and at the key file, whose changes nobody tells.
   static constexpr Duration look_apart = std::chrono::seconds(5);

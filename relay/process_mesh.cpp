@@ -187,12 +187,15 @@ Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
     discovery.interfaces = [spec = config_.mesh_ifname] { return own_interfaces(spec); };
     discovery.board = board_;
     discovery.key = key_;
-    discovery.on_hand_over = [this, &worker] { hand_over(worker); };
+    discovery.on_hand_over = [this, &worker] { return hand_over(worker); };
     const auto adopted = adopt(std::make_unique<DiscoveryActor>(std::move(discovery)));
     if (!adopted) {
       return adopted.error();
     }
-    discovery_ = *adopted;
+    {
+      const std::lock_guard lock(node_mutex_);
+      discovery_ = *adopted;
+    }
     tell = [&worker, to = *adopted](bool relays) {
       worker.post({to, DiscoveryActor::relays, relays ? 1U : 0U});
     };
@@ -208,6 +211,7 @@ Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
   const std::lock_guard lock(node_mutex_);
   node_ = *adopted;
   drained_ = false;
+  handing_over_ = false;
   return {};
 }
 
@@ -224,8 +228,8 @@ Result<void> ProcessMesh::begin(Engine& engine, fabric::Provider& provider, Inst
     const std::lock_guard lock(node_mutex_);
     node_.reset();
     drained_ = false;
+    handing_over_ = false;
   }
-  handing_over_ = false;
   if (part_ == Part::inlined && !taken) {
     return make_node(provider, worker,
                      [&](std::unique_ptr<Actor> actor) { return worker.adopt(std::move(actor)); });
@@ -262,25 +266,23 @@ std::unique_ptr<MeshClient> ProcessMesh::make_client(fabric::Provider& provider,
 }
 
 /// Their connections find other ways, or this host's again when its node relays.
-void ProcessMesh::hand_over(Worker& worker) {
+bool ProcessMesh::hand_over(Worker& worker) {
   const std::lock_guard lock(node_mutex_);
   if (!node_) {
-    return;  // this process leaves anyway
+    return false;  // it has not begun yet, or leaves anyway
   }
   NHA_LOG_WARN("a relay node begins on this host: this process relays no more");
   handing_over_ = true;
   const auto within = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::min<Duration>(hand_over_limit, std::chrono::milliseconds(config_.mesh_drain_ms)));
   worker.post({*node_, RelayNode::drain, static_cast<uint32_t>(within.count())});
+  return true;
 }
 
 void ProcessMesh::give_place(fabric::Provider& provider, Worker& worker) {
   Context& context = worker.context();
-  {
-    const std::lock_guard lock(node_mutex_);
-    if (node_) {
-      context.remove_actor(*std::exchange(node_, std::nullopt));
-    }
+  if (node_) {
+    context.remove_actor(*std::exchange(node_, std::nullopt));
   }
   context.send_self({*discovery_, DiscoveryActor::leave});
   context.add_actor(make_client(provider, worker));
@@ -298,11 +300,9 @@ void ProcessMesh::leave(Engine& engine, Duration limit) {
 }
 
 void ProcessMesh::on_drained(fabric::Provider& provider, Worker& worker) {
-  {
-    const std::lock_guard lock(node_mutex_);
-    drained_ = true;
-    node_drained_.notify_all();
-  }
+  const std::lock_guard lock(node_mutex_);
+  drained_ = true;
+  node_drained_.notify_all();
   if (std::exchange(handing_over_, false)) {
     give_place(provider, worker);
   }

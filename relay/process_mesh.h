@@ -81,8 +81,8 @@ class ProcessMesh {
   Result<void> make_node(fabric::Provider& provider, Worker& worker, const Adopt& adopt);
   std::unique_ptr<MeshClient> make_client(fabric::Provider& provider, Worker& worker);
   // A relay node begins on this host while this process relays.  Worker's thread.
-  void hand_over(Worker& worker);
-  void give_place(fabric::Provider& provider, Worker& worker);
+  bool hand_over(Worker& worker);
+  void give_place(fabric::Provider& provider, Worker& worker);  ///< with the lock held
   void on_drained(fabric::Provider& provider, Worker& worker);
   void tell_shape(Instant now) const;
   bool shares_subnet(const std::vector<IpAddress>& addresses) const;
@@ -101,12 +101,12 @@ class ProcessMesh {
   mutable std::mutex told_mutex_;
   mutable std::shared_ptr<const MeshView> judged_;
   mutable std::string told_;  ///< what is wrong with the shape, as the log has it already
-  std::mutex node_mutex_;
+  std::mutex node_mutex_;     ///< of what follows
   std::condition_variable node_drained_;
   std::optional<ActorId> node_;       ///< the relay node of this process
   bool drained_ = false;              ///< it has no path of others any more
-  std::optional<ActorId> discovery_;  ///< of this process.  Worker's thread
-  bool handing_over_ = false;         ///< to a node that has begun.  Worker's thread
+  std::optional<ActorId> discovery_;  ///< of this process
+  bool handing_over_ = false;         ///< to a node that has begun
 };
 
 }  // namespace nccl_ha::relay

@@ -41,7 +41,10 @@ class DiscoveryActors : public ::testing::Test {
       options.interfaces = [this, i] { return cables_.interfaces(i, seen_); };
       options.board = boards_[i];
       if (i == stands_in) {
-        options.on_hand_over = [this] { ++handed_over_; };
+        options.on_hand_over = [this] {
+          ++asked_for_place_;
+          return gives_place_;
+        };
       }
       const auto actor = (*process)->engine->worker(0).adopt(
           std::make_unique<relay::DiscoveryActor>(std::move(options)));
@@ -64,7 +67,8 @@ class DiscoveryActors : public ::testing::Test {
         },
         limit);
   }
-  int handed_over_ = 0;
+  int asked_for_place_ = 0;
+  bool gives_place_ = true;
   bool seen_ = false;  ///< hosts see when a cable is cut
   std::vector<std::shared_ptr<relay::TopologyBoard>> boards_ = [] {
     std::vector<std::shared_ptr<relay::TopologyBoard>> made(hosts);
@@ -158,14 +162,27 @@ TEST_F(DiscoveryActors, ANodeThatBeginsGetsAPlaceThatIsHeldForOneAndNoOther) {
     cables_.ask(host, wish);
     cables_.ask(host, query);
   }
-  ASSERT_TRUE(world_.run_until([&] { return handed_over_ > 0; }, seconds(1)));
+  ASSERT_TRUE(world_.run_until([&] { return asked_for_place_ > 0; }, seconds(1)));
   world_.run_until([] { return false; }, milliseconds(100));
-  EXPECT_EQ(handed_over_, 1);
+  EXPECT_EQ(asked_for_place_, 1);
   EXPECT_EQ(cables_.answers().size(), 2U) << "the node answers, whoever leaves does not";
   processes_[stands_in]->engine->worker(0).post({actors_[stands_in], relay::DiscoveryActor::leave});
   EXPECT_TRUE(world_.run_until([&] { return boards_[1]->read()->neighbours.size() == 1; },
                                milliseconds(500)))
       << "its neighbours are told";
+}
+
+TEST_F(DiscoveryActors, WhoeverCannotGiveItsPlaceYetIsAskedAgain) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  const auto wish = encode(relay::DiscoveryPacket{relay::NodeId{77}, 1, relay::HandOverPacket{}});
+  gives_place_ = false;
+  cables_.ask(stands_in, wish);
+  cables_.ask(stands_in, wish);
+  cables_.ask(stands_in,
+              encode(relay::DiscoveryPacket{relay::NodeId{77}, 1, relay::QueryPacket{}}));
+  ASSERT_TRUE(world_.run_until([&] { return !cables_.answers().empty(); }, seconds(1)))
+      << "it still answers";
+  EXPECT_EQ(asked_for_place_, 2);
 }
 
 TEST_F(DiscoveryActors, AnAnswerOfWhichAPartIsLostIsNone) {
