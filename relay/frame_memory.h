@@ -56,9 +56,9 @@ class FrameMemory {
   /// One table serves all kinds that the processor writes for.
   const Entry* find(const HopPlace& place) const {
     for (const Entry& entry : entries_) {
-      const bool same = entry.place.at.kind == place.at.kind &&
-                        entry.place.at.device == place.at.device && !place.direct;
-      if (entry.place.direct == place.direct && (place.direct || same)) {
+      const bool same_device =
+          entry.place.at.kind == place.at.kind && entry.place.at.device == place.at.device;
+      if (entry.place.direct ? place.direct : !place.direct && same_device) {
         return &entry;
       }
     }

@@ -24,7 +24,6 @@ void HopLine::allocate(uint16_t slots, uint32_t chunk_bytes, uint16_t theirs_mos
   slots_ = slots;
   theirs_most_ = theirs_most;
   chunk_bytes_ = chunk_bytes;
-  counts_ = {};
   memory_.allocate(slots, frame_header_bytes + chunk_bytes);
 }
 

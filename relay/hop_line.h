@@ -100,8 +100,11 @@ class HopLine {
   /// Posts that the hop has not completed: 0 once it is in error says that nobody touches anything.
   size_t in_hop() const { return counts_.posts_in_hop + counts_.receives_in_hop; }
   size_t memory_bytes() const { return memory_.bytes(); }
-  /// At the end of a turn.
-  void reset() { hop_.reset(); }
+  /// At the end of a turn, or before it was connected.
+  void reset() {
+    hop_.reset();
+    counts_ = {};
+  }
 
  private:
   void tell_free();
@@ -127,14 +130,14 @@ class HopLine {
   Counts counts_;
 };
 
-/// Setting a session up has ended: if it was when a device at this side's end of the hop, for which
-/// this side had asked, was to come up, another attempt is made without it.
-inline void avoid_if_asked(HopSource& hops, const HopLine& line, Instant now,
-                           const std::string& why) {
+/// Setting a session up has failed, and not because this side ended it: if it was when the hop to
+/// that neighbour, for which this side had asked, was to come up, another one is asked for next.
+inline void blame_hop(HopSource& hops, const HopLine& line, NodeId neighbour, Instant now,
+                      const std::string& why) {
   const fabric::Path* path = line.path();
   if (path != nullptr && path->state() != fabric::PathState::idle &&
       path->state() != fabric::PathState::ready) {
-    hops.avoid(line.place(), now, why);
+    hops.avoid(line.place(), neighbour, now, why);
   }
 }
 

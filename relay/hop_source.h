@@ -29,10 +29,12 @@ class HopSource {
   virtual ~HopSource() = default;
   /// What a path may be that begins at this host's address `local`, the best first.  The last one
   /// is what every host has.
-  virtual std::vector<HopPlace> places(const sockaddr* local, Instant now) const = 0;
-  /// A hop there did not come up for `why`: for a while it is none of places().  What every host
-  /// has stays.
-  virtual void avoid(const HopPlace& place, Instant now, const std::string& why) = 0;
+  virtual std::vector<HopPlace> places(const sockaddr* local) const = 0;
+  /// A hop from there to that neighbour, for which this host had asked, did not come up: for a
+  /// while it asks with other ones.  What every host has is never avoided.
+  virtual void avoid(const HopPlace& place, NodeId neighbour, Instant now,
+                     const std::string& why) = 0;
+  virtual bool avoids(const HopPlace& place, NodeId neighbour, Instant now) const = 0;
   virtual Result<fabric::OwnedPath> make_hop(Context& context, const HopPlace& place,
                                              const sockaddr* local,
                                              const fabric::PathOptions& options,
@@ -51,6 +53,23 @@ class HopSource {
 constexpr Duration hop_limit(const HopPlace& place, Duration route) {
   constexpr Duration of_device = std::chrono::seconds(3);
   return place.direct || (route != Duration(0) && route < of_device) ? route : of_device;
+}
+
+/// Makes a hop to that neighbour at the best of `places` from number `choice` on, which is then the
+/// number of the one that was taken: `make(place)` fails where there can be none.
+template <class Make>
+Result<void> make_best_hop(const HopSource& hops, const std::vector<HopPlace>& places,
+                           NodeId neighbour, Instant now, size_t& choice, const Make& make) {
+  Result<void> made = fail(Errc::internal, "a cable without any kind of hop");
+  for (; choice < places.size(); ++choice) {
+    if (!hops.avoids(places[choice], neighbour, now)) {
+      made = make(places[choice]);
+    }
+    if (made) {
+      break;
+    }
+  }
+  return made;
 }
 
 /// The first place of a kind that a neighbour names; nullopt: there is none.

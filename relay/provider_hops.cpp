@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/base/log.h"
+#include "runtime/base/mutation.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 
 namespace nccl_ha::relay {
@@ -25,13 +26,13 @@ std::string interface_of(const IpAddress& address) {
 
 }  // namespace
 
-std::vector<HopPlace> ProviderHops::places(const sockaddr* local, Instant now) const {
+std::vector<HopPlace> ProviderHops::places(const sockaddr* local) const {
   std::vector<HopPlace> found;
   const auto address = IpAddress::from_sockaddr(local);
   for (size_t i = 0; address && i < provider_.devices().size(); ++i) {
     const fabric::Attachment at{i, provider_.devices()[i].kind};
     const bool own = !provider_.is_universal(at.kind) && provider_.traits(at).hops == 0;
-    if (own && lies_above(at, *address) && !avoided(i, now)) {
+    if (own && lies_above(at, *address)) {
       found.push_back({at, !provider_.traits(at).keys_per_device});
     }
   }
@@ -39,21 +40,24 @@ std::vector<HopPlace> ProviderHops::places(const sockaddr* local, Instant now) c
   return found;
 }
 
-void ProviderHops::avoid(const HopPlace& place, Instant now, const std::string& why) {
+void ProviderHops::avoid(const HopPlace& place, NodeId neighbour, Instant now,
+                         const std::string& why) {
   if (provider_.is_universal(place.at.kind)) {
     return;
   }
-  NHA_LOG_WARN("a hop over {} did not come up, datagrams are used there for {} s: {}",
-               provider_.devices()[place.at.device].name, avoided_for / std::chrono::seconds(1),
-               why);
+  NHA_LOG_WARN("a hop over {} to {} did not come up, datagrams are used there for {} s: {}",
+               provider_.devices()[place.at.device].name, text(neighbour),
+               avoided_for / std::chrono::seconds(1), why);
   const std::lock_guard lock(mutex_);
-  avoided_[place.at.device] = now + avoided_for;
+  std::erase_if(avoided_, [&](const auto& one) { return one.second <= now; });
+  avoided_[{place.at.device, neighbour}] = now + avoided_for;
 }
 
-bool ProviderHops::avoided(size_t device, Instant now) const {
+bool ProviderHops::avoids(const HopPlace& place, NodeId neighbour, Instant now) const {
   const std::lock_guard lock(mutex_);
-  const auto found = avoided_.find(device);
-  return found != avoided_.end() && now < found->second;
+  const auto found = avoided_.find({place.at.device, neighbour});
+  return !mutated(Mutation::hop_never_avoided) && !provider_.is_universal(place.at.kind) &&
+         found != avoided_.end() && now < found->second;
 }
 
 /// The device's port, or the interface beneath it, has that address.

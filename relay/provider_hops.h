@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "relay/hop_source.h"
@@ -19,8 +20,9 @@ class ProviderHops final : public HopSource {
   explicit ProviderHops(fabric::Provider& provider, fabric::PathFactory* datagrams = nullptr)
       : provider_(provider), datagrams_(datagrams) {}
 
-  std::vector<HopPlace> places(const sockaddr* local, Instant now) const override;
-  void avoid(const HopPlace& place, Instant now, const std::string& why) override;
+  std::vector<HopPlace> places(const sockaddr* local) const override;
+  void avoid(const HopPlace& place, NodeId neighbour, Instant now, const std::string& why) override;
+  bool avoids(const HopPlace& place, NodeId neighbour, Instant now) const override;
   Result<fabric::OwnedPath> make_hop(Context& context, const HopPlace& place, const sockaddr* local,
                                      const fabric::PathOptions& options,
                                      fabric::PathOwner* owner) override;
@@ -30,13 +32,12 @@ class ProviderHops final : public HopSource {
   fabric::Memory& memory() override { return provider_.memory(); }
 
  private:
-  bool avoided(size_t device, Instant now) const;
   bool lies_above(const fabric::Attachment& at, const IpAddress& address) const;
 
   fabric::Provider& provider_;
   fabric::PathFactory* datagrams_;
   mutable std::mutex mutex_;
-  std::map<size_t, Instant> avoided_;  ///< devices, until when
+  std::map<std::pair<size_t, NodeId>, Instant> avoided_;  ///< devices and neighbours, until when
 };
 
 }  // namespace nccl_ha::relay

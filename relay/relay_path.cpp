@@ -111,6 +111,7 @@ void RelayPath::on_soon() {
 
 void RelayPath::on_path_state(fabric::Path& path, PathState state, const Error& error) {
   if (state == PathState::error) {
+    blame_first_hop(error);
     // Which message it was, the hop's completions tell, if it was one.
     break_path(path.cause(), ending_.sequence, error);
     return;
@@ -142,6 +143,12 @@ void RelayPath::on_path_address(fabric::Path& path) {
     ask();
   } else {
     answer();
+  }
+}
+
+void RelayPath::blame_first_hop(const Error& why) {
+  if (state_ == PathState::connecting && options_.active) {
+    blame_hop(hops_, line_, relays_.front(), context_.now(), why.message());
   }
 }
 
@@ -261,9 +268,6 @@ void RelayPath::fail(const Error& why) { break_path(CompletionStatus::flushed, 0
 void RelayPath::break_path(CompletionStatus status, uint64_t sequence, const Error& why) {
   if (state_ == PathState::error) {
     return;
-  }
-  if (state_ == PathState::connecting && options_.active) {
-    avoid_if_asked(hops_, line_, context_.now(), why.message());
   }
   state_ = PathState::error;
   cause_ = status;

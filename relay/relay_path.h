@@ -85,6 +85,7 @@ class RelayPath final : public fabric::Path,
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
   void on_fence_failed(fabric::Path& path, const Error& error) override;
   void on_path_address(fabric::Path& path) override;
+  void blame_first_hop(const Error& why);
   void pump();
   void become_ready();
   bool on_frame(uint32_t slot);

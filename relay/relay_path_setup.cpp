@@ -151,7 +151,7 @@ Result<std::vector<HopPlace>> RelayPath::places() {
   if (!local) {
     return local.error();
   }
-  return hops_.places(reinterpret_cast<const sockaddr*>(&*local), context_.now());
+  return hops_.places(reinterpret_cast<const sockaddr*>(&*local));
 }
 
 Result<void> RelayPath::make_hop(const HopPlace& place, uint16_t slots, uint32_t chunk_bytes,
@@ -182,12 +182,10 @@ Result<void> RelayPath::make_first_hop() {
   if (!known) {
     return known.error();
   }
-  Result<void> made = nccl_ha::fail(Errc::internal, "a cable without any kind of hop");
-  choice_ = std::min(choice_, known->size() - 1);  // some may be left out since
-  for (; !made && choice_ < known->size(); choice_ += made ? 0 : 1) {
-    made = make_hop((*known)[choice_], own_.slots, own_.chunk_bytes, own_.slots);
-  }
-  return made;
+  return make_best_hop(hops_, *known, relays_.front(), context_.now(), choice_,
+                       [this](const HopPlace& place) {
+                         return make_hop(place, own_.slots, own_.chunk_bytes, own_.slots);
+                       });
 }
 
 void RelayPath::on_session_open(SessionStream& stream) {
@@ -241,7 +239,9 @@ void RelayPath::on_session_message(SessionStream& stream, SessionMessage message
     if (asks_again(*refusal)) {
       return;
     }
-    break_path(refusal->status, refusal->sequence, nccl_ha::fail(Errc::remote, refusal->text));
+    const Error why = nccl_ha::fail(Errc::remote, refusal->text);
+    blame_first_hop(why);
+    break_path(refusal->status, refusal->sequence, why);
     return;
   }
   const auto* ack = std::get_if<SetupAck>(&message);
@@ -351,6 +351,7 @@ void RelayPath::on_session_lost(SessionStream& stream, const Error& error) {
     look_again(error);  // over another cable or host, where there is one
     return;
   }
+  blame_first_hop(error);
   // Whoever held the route together is gone, and with it what it held.
   break_path(CompletionStatus::retry_exceeded, 0, error);
 }
@@ -360,6 +361,7 @@ void RelayPath::on_deadline() {
   const Error why = nccl_ha::fail(
       Errc::timed_out,
       fmt::format("no path came about in time ({})", dialled ? describe() : ending_.error.what));
+  blame_first_hop(why);
   break_path(CompletionStatus::retry_exceeded, 0, why);
 }
 

@@ -93,7 +93,7 @@ Result<std::vector<HopPlace>> RelaySession::places(Side side) {
   if (!local) {
     return local.error();
   }
-  return hops_.places(reinterpret_cast<const sockaddr*>(&*local), context_->now());
+  return hops_.places(reinterpret_cast<const sockaddr*>(&*local));
 }
 
 Result<void> RelaySession::make_hop(Side side, const HopPlace& place) {
@@ -138,11 +138,8 @@ Result<void> RelaySession::ask_down() {
   if (!known) {
     return known.error();
   }
-  Result<void> made = fail(Errc::internal, "a cable without any kind of hop");
-  choice_ = std::min(choice_, known->size() - 1);  // some may be left out since
-  for (; !made && choice_ < known->size(); choice_ += made ? 0 : 1) {
-    made = make_hop(down, (*known)[choice_]);
-  }
+  auto made = make_best_hop(hops_, *known, next_node(), context_->now(), choice_,
+                            [this](const HopPlace& place) { return make_hop(down, place); });
   if (made && legs_[down].line.path()->address_ready()) {
     ask();
   }
@@ -202,6 +199,9 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
       }
       return;
     }
+    if (down_asked) {
+      blame_down(refusal->text);
+    }
     // It failed at a message that this relay had sent there.
     end(*refusal, refusal->text, &stream == legs_[up].stream.get() ? down : up);
     return;
@@ -246,6 +246,9 @@ void RelaySession::on_path_state(fabric::Path& path, PathState state, const Erro
   }
   const Side side = side_of(&path);
   if (state == PathState::error) {
+    if (side == down) {
+      blame_down(error.message());
+    }
     // Completions tell which message it was; they come before it where there is one.
     const bool other_kind = side == up && !down_open_ && !legs_[up].line.place().direct;
     end({path.cause() == CompletionStatus::ok ? CompletionStatus::flushed : path.cause(), 0,
@@ -306,15 +309,23 @@ void RelaySession::on_completion(const Completion& completion) {
   }
 }
 
+void RelaySession::blame_down(const std::string& why) {
+  if (phase_ == Phase::setting_up && !down_open_) {
+    blame_hop(hops_, legs_[down].line, next_node(), context_->now(), why);
+  }
+}
+
 void RelaySession::on_fence_failed(fabric::Path& path, const Error& error) {
   (void)path;
   end({CompletionStatus::device_fault, 0, error.message()}, error.message());
 }
 
 void RelaySession::on_session_lost(SessionStream& stream, const Error& error) {
-  (void)stream;
   if (mutated(Mutation::session_outlives_neighbour)) {
     return;
+  }
+  if (&stream == legs_[down].stream.get()) {
+    blame_down(error.message());
   }
   end({CompletionStatus::retry_exceeded, 0, "a neighbour of the relay is gone: " + error.message()},
       error.message());
@@ -325,6 +336,7 @@ void RelaySession::on_deadline() {
     tell_end();
     return;
   }
+  blame_down("the route did not come about in time");
   end({CompletionStatus::retry_exceeded, 0, "the route did not come about in time"},
       "the route did not come about in time");
 }
@@ -332,9 +344,6 @@ void RelaySession::on_deadline() {
 void RelaySession::end(const SetupRefusal& told, const std::string& why, std::optional<Side> from) {
   if (phase_ == Phase::ended) {
     return;
-  }
-  if (phase_ == Phase::setting_up && !down_open_) {
-    avoid_if_asked(hops_, legs_[down].line, context_->now(), why);
   }
   phase_ = Phase::ended;
   context_->timers().cancel(deadline_);

@@ -107,8 +107,10 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   Result<void> ask_down();
   void ask();
   void answer();
+  void blame_down(const std::string& why);
   void tell_end();
   bool idle() const;
+  NodeId next_node() const { return request_.nodes[request_.place + 1U]; }
   Result<void> open_down(const SetupAck& ack);
   void open_forwarders();
   void on_deadline();

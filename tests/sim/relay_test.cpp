@@ -94,27 +94,7 @@ TEST(RelaySim, AnEndThatFailsTakesTheSessionAlong) {
 
 TEST(RelaySim, NothingThatARelayHoldsLandsAfterTheFence) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
-    RelayLine line(over(2, seed));
-    RelayedPair pair(line, 1 << 20, 1);
-    fill(pair.ends[0].bytes, seed);
-    ASSERT_TRUE(pair.connect(line));
-    pair.receive(1, 100);
-    for (uint64_t i = 0; i < 50; ++i) {
-      ASSERT_EQ(pair.write(0, i, 1 << 20), Errc::ok);
-    }
-    Random random(seed);
-    ASSERT_TRUE(line.world().run_until([&] { return pair.completions(1) >= 1; }, seconds(5)));
-    static_cast<void>(line.world().run_until([] { return false; },
-                                             std::chrono::microseconds(random.below(5000))));
-    const size_t held = line.node(1).sessions()[0]->waiting(0);
-    pair.ends[1].path->fail(fail(Errc::closed, "the fence"));
-    // All that it had posted is flushed: from now on the buffer is somebody else's.
-    ASSERT_TRUE(line.world().run_until([&] { return pair.completions(1) == 100; }, seconds(1)));
-    std::fill(pair.ends[1].bytes.begin(), pair.ends[1].bytes.end(), std::byte{0x11});
-    static_cast<void>(line.world().run_until([] { return false; }, seconds(5)));
-    EXPECT_TRUE(std::all_of(pair.ends[1].bytes.begin(), pair.ends[1].bytes.end(),
-                            [](std::byte one) { return one == std::byte{0x11}; }))
-        << seed << ", of which a relay held " << held;
+    expect_nothing_late(over(2, seed));
   }
 }
 

@@ -7,8 +7,9 @@ namespace nccl_ha::test {
 
 class MemoryHops final : public relay::HopSource {
  public:
-  std::vector<relay::HopPlace> places(const sockaddr*, Instant) const override { return {{}}; }
-  void avoid(const relay::HopPlace&, Instant, const std::string&) override {}
+  std::vector<relay::HopPlace> places(const sockaddr*) const override { return {{}}; }
+  void avoid(const relay::HopPlace&, relay::NodeId, Instant, const std::string&) override {}
+  bool avoids(const relay::HopPlace&, relay::NodeId, Instant) const override { return false; }
   Result<fabric::OwnedPath> make_hop(Context&, const relay::HopPlace&, const sockaddr*,
                                      const fabric::PathOptions&, fabric::PathOwner*) override {
     return fail(Errc::invalid_usage, "no cable");

@@ -93,4 +93,31 @@ inline void fill(std::vector<std::byte>& bytes, uint64_t seed) {
   }
 }
 
+/// A receiver fails its path in the midst of messages, at a moment that the seed draws: when all
+/// that it had posted is flushed, its buffer is somebody else's.
+inline void expect_nothing_late(const RelayLine::Options& options) {
+  RelayLine line(options);
+  RelayedPair pair(line, 1 << 20, 1);
+  fill(pair.ends[0].bytes, options.seed);
+  ASSERT_TRUE(pair.connect(line));
+  pair.receive(1, 100);
+  for (uint64_t i = 0; i < 50; ++i) {
+    ASSERT_EQ(pair.write(0, i, 1 << 20), Errc::ok);
+  }
+  Random random(options.seed);
+  ASSERT_TRUE(
+      line.world().run_until([&] { return pair.completions(1) >= 1; }, std::chrono::seconds(5)));
+  static_cast<void>(
+      line.world().run_until([] { return false; }, std::chrono::microseconds(random.below(5000))));
+  const size_t held = line.node(1).sessions()[0]->waiting(0);
+  pair.ends[1].path->fail(fail(Errc::closed, "the fence"));
+  ASSERT_TRUE(
+      line.world().run_until([&] { return pair.completions(1) == 100; }, std::chrono::seconds(1)));
+  std::fill(pair.ends[1].bytes.begin(), pair.ends[1].bytes.end(), std::byte{0x11});
+  static_cast<void>(line.world().run_until([] { return false; }, std::chrono::seconds(5)));
+  EXPECT_TRUE(std::all_of(pair.ends[1].bytes.begin(), pair.ends[1].bytes.end(),
+                          [](std::byte one) { return one == std::byte{0x11}; }))
+      << options.seed << ", of which a relay held " << held;
+}
+
 }  // namespace nccl_ha::test
