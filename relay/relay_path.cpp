@@ -147,7 +147,8 @@ void RelayPath::on_path_address(fabric::Path& path) {
 }
 
 void RelayPath::blame_first_hop(const Error& why) {
-  if (state_ == PathState::connecting && options_.active) {
+  const bool asked = line_.path() != nullptr;  // else there may be no way, and no neighbour
+  if (state_ == PathState::connecting && options_.active && asked) {
     blame_hop(hops_, line_, relays_.front(), context_.now(), why.message());
   }
 }
