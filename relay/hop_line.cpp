@@ -11,6 +11,10 @@ namespace {
 constexpr uint32_t immediate_credit = 0x80000000;
 constexpr uint32_t immediate_count = 0x7FFFFFFF;
 
+/// For an answer from beyond the relays to take an acknowledgement along.  Slots are no reason for
+/// hurry, there are others.
+constexpr Duration ack_leisure = std::chrono::microseconds(250);
+
 }  // namespace
 
 void HopLine::size(fabric::PathOptions& options, uint32_t posts) const {
@@ -18,6 +22,7 @@ void HopLine::size(fabric::PathOptions& options, uint32_t posts) const {
   options.writes_max = posts + slots_ + theirs_most_;
   options.receives_max = uint32_t{slots_} + theirs_most_;
   options.receives_spare = 0;
+  options.ack_leisure = ack_leisure;
 }
 
 void HopLine::allocate(uint16_t slots, uint32_t chunk_bytes, uint16_t theirs_most) {
@@ -60,6 +65,9 @@ bool HopLine::post_receive() {
 bool HopLine::post(const fabric::Gather* gathers, uint32_t count, uint64_t id) {
   if (!room()) {
     return false;
+  }
+  if (counts_.freed - counts_.told >= std::max<uint32_t>(slots_ / 8U, 1)) {
+    tell_free();  // travels along
   }
   fabric::WritePost write;
   write.id = id;
@@ -119,8 +127,7 @@ std::optional<Frame> HopLine::frame(uint32_t slot) const {
 void HopLine::release() {
   ++counts_.freed;
   // Seldom, as each costs a packet; but before the neighbour has to wait.
-  if (counts_.freed - counts_.told >= std::max<uint32_t>(slots_ / 4U, 1) &&
-      !mutated(Mutation::slots_untold)) {
+  if (counts_.freed - counts_.told >= std::max<uint32_t>(slots_ / 2U, 1)) {
     tell_free();
   }
 }
@@ -130,7 +137,7 @@ void HopLine::tell_free() {
   write.id = credit_id;
   write.has_immediate = true;
   write.immediate = immediate_credit | static_cast<uint32_t>(counts_.freed & immediate_count);
-  if (post_beside(write)) {
+  if (!mutated(Mutation::slots_untold) && post_beside(write)) {
     counts_.told = counts_.freed;
   }
 }

@@ -82,21 +82,24 @@ Errc MessageSender::push(Message message) {
   return Errc::ok;
 }
 
-void MessageSender::pump() {
+bool MessageSender::pump() {
+  bool left = false;
   while (hop_ != nullptr && next_ < tail_ && lost_ == 0) {
     Message& message = at(next_);
     if (!message.begun) {
       if (message.needs_receive() && receives_used_ >= peer_receives_ &&
           !mutated(Mutation::receive_not_awaited)) {
-        return;
+        return left;
       }
       receives_used_ += message.needs_receive() ? 1 : 0;
       message.begun = true;
     }
     if (free_.size() <= ack_headers - acks_ || !post_piece(message)) {
-      return;
+      return left;
     }
+    left = true;
   }
+  return left;
 }
 
 bool MessageSender::post_piece(Message& message) {

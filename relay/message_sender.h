@@ -42,8 +42,8 @@ class MessageSender {
 
   /// Frames leave by that hop from now on.
   Result<void> open(HopLine& hop, const FrameLine& line);
-  /// Gives the hop what it takes.
-  void pump();
+  /// Gives the hop what it takes; true: something left.
+  bool pump();
   /// Of the message whose memory is not registered any more, with which all ends; 0: of none.
   uint64_t lost() const { return lost_; }
   /// False: too many are under way, try again when one has been sent.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/base/mutation.h"
@@ -12,6 +13,9 @@ using fabric::Completion;
 using fabric::CompletionKind;
 using fabric::CompletionStatus;
 using fabric::PathState;
+
+/// Messages of which the other end is told with one frame.
+constexpr uint64_t acks_together = 8;
 
 template <class Post>
 Errc RelayPath::push(const Post& post) {
@@ -35,7 +39,7 @@ Errc RelayPath::post_receive(const fabric::ReceivePost& post) {
   }
   const Errc posted = work_.receiver.post(post);
   if (posted == Errc::ok && state_ == PathState::ready) {
-    soon();  // together with those that follow
+    owe_ack();
   }
   return posted;
 }
@@ -50,6 +54,7 @@ void RelayPath::failure_domains(fabric::FailureDomains& domains) const {
 }
 
 void RelayPath::flush_acks() {
+  ack();
   if (line_.path() != nullptr) {
     line_.path()->flush_acks();
   }
@@ -66,7 +71,9 @@ std::string RelayPath::describe() const {
 }
 
 void RelayPath::pump() {
-  work_.sender.pump();
+  if (work_.sender.pump()) {
+    ack();  // travels along
+  }
   if (const uint64_t lost = work_.sender.lost()) {
     break_path(
         CompletionStatus::local_protection, lost,
@@ -77,11 +84,25 @@ void RelayPath::pump() {
 void RelayPath::ack() {
   const uint64_t delivered = work_.receiver.delivered();
   const uint64_t posted = work_.receiver.posted();
-  if (state_ == PathState::ready &&
-      (delivered != work_.told_delivered || posted != work_.told_posted) &&
+  if (state_ == PathState::ready && (delivered != told_.delivered || posted != told_.posted) &&
       work_.sender.send_ack(delivered, posted)) {
-    work_.told_delivered = delivered;
-    work_.told_posted = posted;
+    told_.delivered = delivered;
+    told_.posted = posted;
+    context_.timers().cancel(told_.later);
+  }
+}
+
+/// At once where the other end may wait for it: for a message of which it has sent many, or for a
+/// receive.
+void RelayPath::owe_ack() {
+  const uint64_t delivered = work_.receiver.delivered() - told_.delivered;
+  const uint64_t posted = work_.receiver.posted() - told_.posted;
+  if (delivered >= acks_together || posted >= std::max(options_.receives_max / 4, 1U)) {
+    soon();  // together with those that follow
+  } else if ((delivered != 0 || posted != 0) && !told_.later.armed() &&
+             !mutated(Mutation::owed_ack_forgotten)) {
+    context_.timers().arm(told_.later, context_.now() + std::chrono::microseconds(
+                                                            context_.config().dgram_ack_delay_us));
   }
 }
 
@@ -183,7 +204,7 @@ void RelayPath::on_completion(const Completion& completion) {
                nccl_ha::fail(Errc::remote, "something came that the other end did not send"));
   }
   if (state_ == PathState::ready) {
-    ack();
+    owe_ack();
     pump();
   }
 }
@@ -271,11 +292,12 @@ void RelayPath::break_path(CompletionStatus status, uint64_t sequence, const Err
     return;
   }
   state_ = PathState::error;
-  cause_ = status;
+  ending_.cause = status;
   ending_.error = why;
   ending_.sequence = sequence != 0 ? sequence : ending_.sequence;
   context_.timers().cancel(deadline_);
   context_.timers().cancel(redial_);
+  context_.timers().cancel(told_.later);
   if (stream_ && !mutated(Mutation::relay_not_told)) {
     stream_->close();  // the neighbour ends what it holds, and tells the next one
   }
@@ -291,7 +313,7 @@ void RelayPath::flush_when_fenced() {
     return;
   }
   ending_.flushed = true;
-  work_.sender.flush(ending_.sequence, cause_,
+  work_.sender.flush(ending_.sequence, ending_.cause,
                      [&](const MessageSender::Message& message, CompletionStatus status) {
                        complete(message, status);
                      });

@@ -42,7 +42,7 @@ class RelayPath final : public fabric::Path,
   std::span<const std::byte> local_address() const override { return address_; }
   Result<void> connect(std::span<const std::byte> peer_address) override;
   fabric::PathState state() const override { return state_; }
-  fabric::CompletionStatus cause() const override { return cause_; }
+  fabric::CompletionStatus cause() const override { return ending_.cause; }
   Errc post_write(const fabric::WritePost& post) override;
   Errc post_send(const fabric::SendPost& post) override;
   Errc post_receive(const fabric::ReceivePost& post) override;
@@ -95,6 +95,7 @@ class RelayPath final : public fabric::Path,
   template <class Post>
   Errc push(const Post& post);
   void ack();
+  void owe_ack();
   void soon();
   void on_soon();
   void complete(const MessageSender::Message& message, fabric::CompletionStatus status);
@@ -121,10 +122,15 @@ class RelayPath final : public fabric::Path,
           receiver(hops.memory(), options.domain, options.receives_max) {}
     MessageSender sender;
     MessageReceiver receiver;
-    uint64_t told_delivered = 0;
-    uint64_t told_posted = 0;
   };
   Work work_;
+  /// What the other end was told of it last, and when it is told next at the latest.
+  struct Told {
+    uint64_t delivered = 0;
+    uint64_t posted = 0;
+    Timer later;
+  };
+  Told told_;
   HopLine line_;  ///< what its hop uses is above it
   std::unique_ptr<SessionStream> stream_;
   std::optional<SetupRequest> request_;  ///< that came before connect()
@@ -134,12 +140,12 @@ class RelayPath final : public fabric::Path,
   /// How it ends.
   struct Ending {
     Error error;
+    fabric::CompletionStatus cause = fabric::CompletionStatus::ok;
     uint64_t sequence = 0;  ///< of the message that failed
     bool told = false;
     bool flushed = false;
   };
   fabric::PathState state_ = fabric::PathState::idle;
-  fabric::CompletionStatus cause_ = fabric::CompletionStatus::ok;
   Ending ending_;
   Timer deadline_;
   Timer soon_;

@@ -58,6 +58,7 @@ RelayPath::RelayPath(Context& context, HopSource& hops, NextHops& next, const Op
       line_(hops) {
   deadline_.bind([](void* self) { static_cast<RelayPath*>(self)->on_deadline(); }, this);
   soon_.bind([](void* self) { static_cast<RelayPath*>(self)->on_soon(); }, this);
+  told_.later.bind([](void* self) { static_cast<RelayPath*>(self)->ack(); }, this);
   redial_.bind([](void* self) { static_cast<RelayPath*>(self)->dial_again(); }, this);
 }
 
@@ -65,6 +66,7 @@ RelayPath::~RelayPath() {
   context_.timers().cancel(deadline_);
   context_.timers().cancel(soon_);
   context_.timers().cancel(redial_);
+  context_.timers().cancel(told_.later);
   if (endpoints_) {
     endpoints_->leave(local_.token);
   }

@@ -156,6 +156,7 @@ enum class Mutation : uint8_t {
   slot_reused_early,           ///< a relay gives a slot back when it has posted what is in it
   frame_of_anybody,            ///< a relay passes on what belongs to another session
   note_overtakes,              ///< the last relay tells of a message before its last piece
+  owed_ack_forgotten,          ///< what the end of a route may tell later it never tells
   hop_never_avoided,           ///< a device that does not connect is asked for again and again
   kind_insisted,               ///< a relay does not ask again with another kind of hop
   piece_is_message,            ///< a written message is there with its first piece

@@ -1,6 +1,7 @@
 // The limit of a machine for bytes that pass hosts in between: what a relay's sockets carry when
 // nobody looks at what is in it.  The same kind of sockets as a datagram path has, with the
-// kernel's segmentation and coalescing, a window in place of a protocol, one thread each.
+// kernel's segmentation and coalescing, a window in place of a protocol, one thread each.  The ends
+// wait as NCCL's do, which look and yield, and go through as much memory; a forwarder sleeps.
 //
 // usage: bare_forwarder forward BEFORE NEXT          copies what comes from either to the other one
 //        bare_forwarder sink BEFORE                  acknowledges
@@ -12,6 +13,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/udp.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -23,6 +25,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +35,7 @@ namespace {
 
 constexpr uint16_t port = 18790;
 constexpr size_t window_bytes = size_t{1} << 20;  ///< the receive buffer holds several of them
+constexpr size_t memory_bytes = size_t{8} << 20;  ///< of eight messages of 1 MiB
 constexpr int buffer_bytes = 8 << 20;
 constexpr size_t datagram_bytes = 65536;
 constexpr size_t segments_most = 44;
@@ -55,9 +59,12 @@ sockaddr_in address_of(const char* text) {
   return address;
 }
 
+/// How somebody waits for what comes.
+enum class Wait : uint8_t { asleep, yielding };
+
 class Socket {
  public:
-  Socket() : fd_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
+  explicit Socket(Wait wait) : wait_(wait), fd_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in any{};
     any.sin_family = AF_INET;
     any.sin_port = htons(port);
@@ -79,7 +86,7 @@ class Socket {
   Socket& operator=(const Socket&) = delete;
 
   /// Bytes of one or several datagrams that came together, `segment` bytes each but the last one.
-  size_t receive(std::vector<char>& into, sockaddr_in& from, uint16_t& segment) {
+  size_t receive(std::span<char> into, sockaddr_in& from, uint16_t& segment) {
     alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
     iovec part{into.data(), into.size()};
     msghdr message{};
@@ -89,7 +96,7 @@ class Socket {
     message.msg_iovlen = 1;
     message.msg_control = control.data();
     message.msg_controllen = control.size();
-    const ssize_t got = recvmsg(fd_, &message, 0);
+    const ssize_t got = wait_ == Wait::asleep ? recvmsg(fd_, &message, 0) : poll(message);
     if (got <= 0) {
       std::fprintf(stderr, "bare_forwarder: nothing came: %s\n", std::strerror(errno));
       std::exit(2);
@@ -129,6 +136,24 @@ class Socket {
   }
 
  private:
+  ssize_t poll(msghdr& message) const {
+    const nccl_ha::Instant begin = clock_.now();
+    const msghdr fresh = message;
+    for (uint32_t looks = 1;; ++looks) {
+      message = fresh;
+      const ssize_t got = recvmsg(fd_, &message, MSG_DONTWAIT);
+      const bool none = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+      const bool late =
+          looks % 1024 == 0 && clock_.now() - begin > std::chrono::seconds(patience.tv_sec);
+      if (!none || late) {
+        return got;
+      }
+      sched_yield();
+    }
+  }
+
+  mutable nccl_ha::SteadyClock clock_;
+  const Wait wait_;
   int fd_;
 };
 
@@ -141,7 +166,7 @@ double processor_seconds() {
   return of(used.ru_utime) + of(used.ru_stime);
 }
 
-Header header_of(const std::vector<char>& data, size_t bytes) {
+Header header_of(std::span<const char> data, size_t bytes) {
   Header header;
   if (bytes >= sizeof header) {
     std::memcpy(&header, data.data(), sizeof header);
@@ -150,7 +175,7 @@ Header header_of(const std::vector<char>& data, size_t bytes) {
 }
 
 void forward(const sockaddr_in& before, const sockaddr_in& next) {
-  Socket socket;
+  Socket socket(Wait::asleep);
   std::vector<char> data(datagram_bytes);
   for (bool over = false; !over;) {
     sockaddr_in from{};
@@ -164,12 +189,15 @@ void forward(const sockaddr_in& before, const sockaddr_in& next) {
 }
 
 void sink(const sockaddr_in& before) {
-  Socket socket;
-  std::vector<char> data(datagram_bytes);
+  Socket socket(Wait::yielding);
+  std::vector<char> memory(memory_bytes);
+  size_t place = 0;
   Header answer;
   for (; answer.kind != Kind::end;) {
     sockaddr_in from{};
     uint16_t segment = 0;
+    const std::span<char> data(memory.data() + place, datagram_bytes);
+    place = (place + datagram_bytes) % memory_bytes;
     const size_t bytes = socket.receive(data, from, segment);
     answer.kind = header_of(data, bytes).kind;
     answer.bytes += bytes;
@@ -198,18 +226,21 @@ void say_end(Socket& socket, const sockaddr_in& next, std::vector<char>& data) {
 }
 
 double source(const sockaddr_in& next, uint64_t bytes, uint16_t segment) {
-  Socket socket;
+  Socket socket(Wait::yielding);
   std::vector<char> answers(datagram_bytes);
   // The header is that of every segment's kind: plain data.
-  const std::vector<char> data(std::min(segments_most, size_t{65000} / segment) * segment);
+  const std::vector<char> memory(memory_bytes);
+  const size_t run = std::min(segments_most, size_t{65000} / segment) * segment;
+  size_t place = 0;
   nccl_ha::SteadyClock clock;
   const nccl_ha::Instant begin = clock.now();
   uint64_t sent = 0;
   uint64_t arrived = 0;
   while (arrived < bytes) {
-    while (sent < bytes && sent - arrived + data.size() <= window_bytes) {
-      socket.send(data.data(), data.size(), next, segment);
-      sent += data.size();
+    while (sent < bytes && sent - arrived + run <= window_bytes) {
+      socket.send(memory.data() + place, run, next, segment);
+      place = place + 2 * run <= memory_bytes ? place + run : 0;
+      sent += run;
     }
     arrived = std::max(arrived, await_answer(socket, answers).bytes);
   }
@@ -219,7 +250,7 @@ double source(const sockaddr_in& next, uint64_t bytes, uint16_t segment) {
 }
 
 double ping(const sockaddr_in& next, size_t count) {
-  Socket socket;
+  Socket socket(Wait::yielding);
   std::vector<char> answers(datagram_bytes);
   Header ping;
   ping.kind = Kind::ping;

@@ -214,6 +214,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(slot_reused_early, "RelaySim.WhatIsSentAgainIsWhatCame"),
     NHA_CHECKED(frame_of_anybody, "Forwarding.WhatBelongsToAnotherSessionIsRefused"),
     NHA_CHECKED(note_overtakes, "Forwarding.TheLastRelayTellsOfAMessageBehindItsPieces"),
+    NHA_CHECKED(owed_ack_forgotten, "RelaySim.AMessageWithoutAnAnswerIsAcknowledgedSoon"),
     NHA_CHECKED(hop_never_avoided, "RelayKinds.ADeviceThatDoesNotConnectIsAvoidedForAWhile"),
     NHA_CHECKED(kind_insisted, "RelayKinds.EachCableHasWhatBothOfItsHostsHave"),
     NHA_CHECKED(piece_is_message, "RelayKinds.QueuePairsAllTheWay"),

@@ -49,6 +49,51 @@ TEST(RelaySim, CarriesBytesOverEightRelays) {
   }
 }
 
+TEST(RelaySim, AMessageWithoutAnAnswerIsAcknowledgedSoon) {
+  RelayLine line(over(1));
+  RelayedPair pair(line, 4096, 1);
+  ASSERT_TRUE(pair.connect(line));
+  pair.receive(1, 64);
+  static_cast<void>(line.world().run_until([] { return false; }, milliseconds(10)));
+  ASSERT_EQ(pair.write(0, 7, 64), Errc::ok);
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(1) == 1; }, milliseconds(5)));
+  EXPECT_EQ(pair.completions(0), 0U);
+  EXPECT_TRUE(line.world().run_until([&] { return pair.completions(0) == 1; }, milliseconds(1)));
+}
+
+TEST(RelaySim, AnAnswerTakesAlongWhatIsOwed) {
+  RelayLine line(over(1));
+  RelayedPair pair(line, 4096, 1);
+  ASSERT_TRUE(pair.connect(line));
+  constexpr uint64_t rounds = 24;
+  for (size_t side = 0; side < 2; ++side) {
+    pair.receive(side, rounds);
+  }
+  pair.ends[1].owner.hook = [&](const Completion& completion) {
+    if (completion.kind == CompletionKind::receive_immediate) {
+      EXPECT_EQ(pair.write(1, 1000 + completion.immediate, 64, 1024), Errc::ok);
+    }
+  };
+  static_cast<void>(line.world().run_until([] { return false; }, milliseconds(10)));
+  const uint64_t before = line.world().network().counts().packets;
+  for (uint64_t round = 0; round < rounds; ++round) {
+    const size_t answers =
+        pair.ends[0].owner.count(CompletionKind::receive_immediate, CompletionStatus::ok);
+    ASSERT_EQ(pair.write(0, round, 64), Errc::ok);
+    ASSERT_TRUE(line.world().run_until(
+        [&] {
+          return pair.ends[0].owner.count(CompletionKind::receive_immediate, CompletionStatus::ok) >
+                 answers;
+        },
+        milliseconds(5)));
+  }
+  // Two cables there and two back; discovery is none of this line's.
+  EXPECT_LE(line.world().network().counts().packets - before, rounds * 4 + 2);
+  static_cast<void>(line.world().run_until([] { return false; }, milliseconds(5)));
+  EXPECT_EQ(pair.completions(0), 2 * rounds);
+  EXPECT_EQ(pair.completions(1), 2 * rounds);
+}
+
 TEST(RelaySim, AKilledRelayEndsThePathOnBothSidesAtOnce) {
   RelayLine line(over(3));
   RelayedPair pair(line, 1 << 20, 1);

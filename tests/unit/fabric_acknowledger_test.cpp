@@ -11,8 +11,8 @@ using std::chrono::milliseconds;
 
 class AcknowledgerTest : public testing::Test {
  protected:
-  void arrive(uint32_t sequence) {
-    acks_.on_arrival(1000 + sequence);
+  void arrive(uint32_t sequence, bool end = false) {
+    acks_.on_arrival(1000 + sequence, end);
     window_.arrive(sequence, {});
   }
   bool owed() const { return env().acks.first() != nullptr || urgent() != 0; }
@@ -30,7 +30,7 @@ class AcknowledgerTest : public testing::Test {
   std::unique_ptr<DatagramPath> path_ = world_.make_path();
   DatagramPathCounters statistics_;
   ReceiveWindow window_{64};
-  Acknowledger acks_{world_.env, *path_, statistics_};
+  Acknowledger acks_{world_.env, *path_, statistics_, Duration(0)};
 };
 
 TEST_F(AcknowledgerTest, WhatIsNotUrgentWaitsForAFrameToTravelOn) {
@@ -78,6 +78,35 @@ TEST_F(AcknowledgerTest, ManyArrivalsAreNotKeptWaiting) {
   EXPECT_FALSE(acks_.many());
 }
 
+TEST_F(AcknowledgerTest, WhoHasLeisureIsAcknowledgedLaterAndBehindOthers) {
+  const std::unique_ptr<DatagramPath> patient = world_.make_path();
+  Acknowledger later(env(), *patient, statistics_, microseconds(100));
+  later.owe(false);
+  world_.advance(microseconds(60));
+  arrive(0);
+  acks_.owe(false);
+  const Duration delay = env().options.ack_delay;
+  ASSERT_LT(delay, microseconds(90));
+  for (uint32_t i = 0; i < env().options.ack_every; ++i) {
+    EXPECT_FALSE(later.many());
+    later.on_arrival(i, false);
+  }
+  EXPECT_FALSE(later.many()) << "parts of something long";
+  for (uint32_t i = 0; i < env().options.ack_every; ++i) {
+    EXPECT_FALSE(later.many());
+    later.on_arrival(i, true);
+  }
+  EXPECT_TRUE(later.many()) << "each of which was posted for itself";
+  ASSERT_NE(env().acks.first(), nullptr);
+  EXPECT_EQ(&env().acks.first()->path, path_.get());
+  EXPECT_TRUE(env().acks.due(env().now + delay));
+  acks_.settle();
+  ASSERT_NE(env().acks.first(), nullptr);
+  EXPECT_EQ(&env().acks.first()->path, patient.get());
+  EXPECT_FALSE(env().acks.due(env().now + microseconds(39) + delay));
+  EXPECT_TRUE(env().acks.due(env().now + microseconds(40) + delay));
+}
+
 TEST_F(AcknowledgerTest, HurryingConcernsWhatArrived) {
   acks_.hurry();
   EXPECT_FALSE(owed());
@@ -111,7 +140,7 @@ TEST_F(AcknowledgerTest, AnEchoThatWasHeldForTooLongIsNone) {
 
 TEST_F(AcknowledgerTest, LeavesNothingBehind) {
   {
-    Acknowledger other(env(), *path_, statistics_);
+    Acknowledger other(env(), *path_, statistics_, Duration(0));
     other.owe(true);
     other.owe(false);
     EXPECT_TRUE(owed());

@@ -42,10 +42,15 @@ class AckList {
     }
     one.delayed = true;
     one.deadline = deadline;
-    one.next = nullptr;
+    // Most have the same delay, and belong at the end.
     one.previous = tail_;
-    (tail_ != nullptr ? tail_->next : head_) = &one;
-    tail_ = &one;
+    while (one.previous != nullptr && one.previous->deadline > deadline) {
+      one.previous = one.previous->previous;
+    }
+    AckLink*& after = one.previous != nullptr ? one.previous->next : head_;
+    one.next = after;
+    after = &one;
+    (one.next != nullptr ? one.next->previous : tail_) = &one;
   }
   /// Nothing is owed any more.
   void settle(AckLink& one) {

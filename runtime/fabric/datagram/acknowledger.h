@@ -13,20 +13,29 @@ namespace nccl_ha::fabric {
 
 class Acknowledger {
  public:
-  Acknowledger(PathEnvironment& environment, DatagramPath& path, DatagramPathCounters& statistics)
-      : env_(environment), statistics_(statistics), link_(path) {}
+  /// `leisure`: PathOptions::ack_leisure.
+  Acknowledger(PathEnvironment& environment, DatagramPath& path, DatagramPathCounters& statistics,
+               Duration leisure)
+      : env_(environment),
+        statistics_(statistics),
+        link_(path),
+        delay_(environment.options.ack_delay + leisure),
+        every_(leisure > Duration(0) ? 8 * environment.options.ack_every
+                                     : environment.options.ack_every) {}
   ~Acknowledger() { env_.acks.forget(link_); }
   Acknowledger(const Acknowledger&) = delete;
   Acknowledger& operator=(const Acknowledger&) = delete;
 
-  /// A new segment came, which its sender sent at `sent_us`.
-  void on_arrival(uint32_t sent_us) {
+  /// A new segment came, which its sender sent at `sent_us`.  `end`: the last of what was posted.
+  void on_arrival(uint32_t sent_us, bool end) {
     echo_us_ = sent_us;
     echo_at_ = env_.now;
     have_echo_ = true;
     ++arrivals_;
+    ends_ += end ? 1 : 0;
   }
-  bool many() const { return arrivals_ >= env_.options.ack_every; }
+  /// A delay would leave the sender with little room.
+  bool many() const { return arrivals_ >= every_ || ends_ >= env_.options.ack_every; }
   /// Segments were delivered, or could not be.  A sender without credits waits for news of some.
   void on_credits(uint32_t credits) {
     if (credits == 0) {
@@ -43,7 +52,7 @@ class Acknowledger {
     if (urgent) {
       env_.acks.urge(link_);
     } else {
-      env_.acks.delay(link_, env_.now + env_.options.ack_delay);
+      env_.acks.delay(link_, env_.now + delay_);
     }
   }
   /// What is owed leaves before the pass ends.
@@ -74,6 +83,7 @@ class Acknowledger {
   /// Nothing is owed, nor has to be said.
   void settle() {
     arrivals_ = 0;
+    ends_ = 0;
     env_.acks.settle(link_);
   }
 
@@ -98,10 +108,13 @@ class Acknowledger {
   PathEnvironment& env_;
   DatagramPathCounters& statistics_;
   AckLink link_;
+  const Duration delay_;
+  const uint32_t every_;  ///< arrivals
   uint32_t echo_us_ = 0;  ///< the peer's time of the newest segment
   Instant echo_at_{};     ///< when that came
   bool have_echo_ = false;
   uint32_t arrivals_ = 0;        ///< segments that no frame has acknowledged
+  uint32_t ends_ = 0;            ///< of them: the last ones of what was posted
   bool credits_closed_ = false;  ///< the peer was left without
 };
 

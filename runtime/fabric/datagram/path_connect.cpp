@@ -45,7 +45,7 @@ DatagramPath::DatagramPath(PathEnvironment& environment, const PathOptions& opti
                environment.options.window),
       incoming_(environment.options.window),
       receives_(options.receives_max),
-      acks_(environment, *this, statistics_) {
+      acks_(environment, *this, statistics_, options.ack_leisure) {
   timer_.bind([](void* self) { static_cast<DatagramPath*>(self)->on_timer(); }, this);
   env_.enter(*this);
 }

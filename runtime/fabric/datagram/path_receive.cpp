@@ -127,7 +127,7 @@ void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte>
   ++statistics_.segments_received;
   statistics_.bytes_received += header.payload_length;
   (in_place ? statistics_.bytes_direct : statistics_.bytes_copied) += header.payload_length;
-  acks_.on_arrival(header.sent_us);
+  acks_.on_arrival(header.sent_us, (header.flags & flag_last) != 0);
   const bool had_gap = incoming_.gap();
   const bool in_order = incoming_.arrive(header.sequence, std::move(segment));
   if (in_order) {
