@@ -14,7 +14,11 @@ constexpr int64_t unproven_ns_per_byte = 200;
 /// Work may take this many times as long as it lately did.
 constexpr int64_t usual_times = 4;
 
-/// What is usual is forgotten by this share with each look.
+/// A path that was given up may be silent this many times as long before it is again.
+constexpr int64_t patience_times = 2;
+
+/// What is usual is forgotten by this share with each look, patience with each that finds work
+/// answered.
 constexpr int64_t forgotten_share = 32;
 
 /// The peer is asked when this share of the limit has passed; that leaves as much time for its
@@ -45,6 +49,9 @@ PathHealth::Finding PathHealth::look(const Moment& now, const Open& open, const 
                      "a path is silent for longer than it may be");
     invariants_.hold(witnessed() || silent >= limits.unwitnessed,
                      "silence without a witness has its own limit");
+    if (!mutated(Mutation::no_patience)) {
+      patience_ = std::max(patience_, patience_times * silent);
+    }
     return Finding::silent;
   }
   const bool again = asked_ && silent - asked_->after < allowed_ / asked_share;
@@ -86,6 +93,9 @@ void PathHealth::on_answer(const Moment& now, const Open& open, const Limits& li
   if (answered && silent < limits.soft_timeout / 2) {
     bytes_proven_ = std::max(bytes_proven_, bytes_seen_);
   }
+  if (answered && worked_) {  // what stands by does not show how long work takes
+    patience_ -= patience_ / forgotten_share;
+  }
   suspect_ = suspect_ && !answered;
   // Its own heartbeats are no traffic: there is at most one of them between two looks.
   moved_ = life_ - life_seen_ > 1;
@@ -102,9 +112,11 @@ void PathHealth::on_answer(const Moment& now, const Open& open, const Limits& li
 
 Duration PathHealth::limit(const Open& open, const Limits& limits, bool other_usable) const {
   const Duration alone = limits.alone + for_bytes(open);
-  if (!other_usable) {
-    return alone;
-  }
+  return std::max(std::min(patience_, limits.unwitnessed),
+                  other_usable ? usual_limit(open, limits, alone) : alone);
+}
+
+Duration PathHealth::usual_limit(const Open& open, const Limits& limits, Duration alone) const {
   // Looked at with the third one after it, whichever of the two comes a moment early.
   const Duration missed = limits.heartbeat == Duration(0)
                               ? limits.alone

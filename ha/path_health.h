@@ -48,7 +48,9 @@ class PathHealth {
     uint64_t bytes = 0;   ///< of data
   };
 
-  /// A path was taken into use.  What is known of its network's speed stays known.
+  /// A path was taken into use.  What is known of its network's speed stays known, and that it was
+  /// silent: where nothing is wrong but that the network is slow, each path that takes the other's
+  /// place would else be given up before the same work is done.
   void begin(const Moment& now) {
     alive_at_ = now;
     waited_ = false;
@@ -106,6 +108,8 @@ class PathHealth {
   bool witnessed() const { return asked_ && asked_->witnessed_after; }
   /// The longest that it lately stayed silent under work: a decaying maximum.
   Duration usual_silence() const { return silence_; }
+  /// So long it may be silent in any case, as it was given up for less before.
+  Duration patience() const { return patience_; }
   /// See ha/invariant.h.
   const char* broken() const { return invariants_.broken(); }
 
@@ -115,6 +119,7 @@ class PathHealth {
   /// For a large write, which completes as a whole, on a slow network long after it was posted.
   Duration for_bytes(const Open& open) const;
   bool judge(Duration silent, const Elsewhere& elsewhere);
+  Duration usual_limit(const Open& open, const Limits& limits, Duration alone) const;
 
   /// The peer was asked, on every way, whether it runs.
   struct Asked {
@@ -134,6 +139,7 @@ class PathHealth {
   uint64_t bytes_seen_ = 0;    ///< open at the last look
   uint64_t bytes_proven_ = 0;  ///< so many at once did not keep it silent for long
   Duration silence_{};
+  Duration patience_{};
   std::optional<Asked> asked_;
   Duration allowed_{};
   Invariants invariants_;

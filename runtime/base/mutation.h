@@ -113,6 +113,7 @@ enum class Mutation : uint8_t {
   kept_receives_forgotten,  ///< a receive that came back tells that all before it did
   // Of witnesses and of fallback paths that are rejected:
   no_witness_needed,      ///< silence is enough for a verdict, whether the peer runs or not
+  no_patience,            ///< a path that was given up too early is given up as early again
   witness_of_before,      ///< what came before the peer was asked shows that it runs
   asked_for_ever,         ///< a path that answered is judged by what was asked before
   lost_time_counts,       ///< silence lasts also while this process does not run

@@ -161,6 +161,7 @@ inline constexpr Planted all_planted[] = {
     // Witnesses, and fallback paths that are rejected.
     NHA_CHECKED(no_witness_needed,
                 "PathHealth.WithoutAWitnessTheVerdictTakesLongerHoweverManyPathsThereAre"),
+    NHA_CHECKED(no_patience, "PathHealth.WhatWasGivenUpMayBeSilentForLongerWhenItIsBack"),
     NHA_CHECKED(witness_of_before, "PathHealth.WhatCameBeforeThePeerWasAskedIsNoWitness"),
     NHA_CHECKED(asked_for_ever, "PathHealth.APeerThatRunsAgainIsGivenTimeToAnswerThisPathToo"),
     NHA_CHECKED(lost_time_counts, "PathHealth.TimeInWhichThisProcessDidNotRunIsNotCounted"),

@@ -32,6 +32,17 @@ TEST(Mesh, EveryByteIsRightWhateverHappensToCablesAndHosts) {
   }
 }
 
+/// In both a cable is slow, and whole messages wait in four to six hosts: longer than a path may be
+/// silent that has another one beside it.
+TEST(Mesh, AWayThatIsSlowIsNotGivenUpForEver) {
+  const ErrorsOnly quiet;
+  for (const uint64_t seed : {5511, 5899}) {
+    tools::MeshTotals totals;
+    EXPECT_EQ(run_seed(seed, totals), "") << "nccl-ha sim --mesh --seed " << seed;
+    EXPECT_LT(totals.failovers.down, 100U) << seed;
+  }
+}
+
 TEST(Mesh, ASeedRepeatsExactly) {
   const ErrorsOnly quiet;
   tools::MeshTotals one;

@@ -132,7 +132,7 @@ TEST(PathHealth, MuchDataMayTakeLongUntilThePathHasProvenItself) {
   ASSERT_TRUE(unproven);
   EXPECT_EQ(*unproven, milliseconds(900)) << "100 ms, and 200 ns for each of four million bytes";
   watch.health.begin(watch.moment());
-  watch.answer(large, milliseconds(5), 2);
+  watch.answer(large, milliseconds(5), 150);  // until it is forgotten that it was given up
   const auto proven = watch.silent_after(large, seconds(2));
   ASSERT_TRUE(proven);
   EXPECT_EQ(*proven, milliseconds(100));
@@ -195,6 +195,30 @@ TEST(PathHealth, ANewPathBeginsWithoutTheOldOnesSilence) {
   EXPECT_FALSE(watch.health.suspected());
   EXPECT_EQ(watch.health.usual_silence(), Duration(0));
   EXPECT_EQ(watch.health.alive_at(), watch.now);
+}
+
+TEST(PathHealth, WhatWasGivenUpMayBeSilentForLongerWhenItIsBack) {
+  Watch watch;
+  watch.answer(work, milliseconds(1), 10);
+  Duration before{};
+  for (const milliseconds most :
+       {milliseconds(100), milliseconds(200), milliseconds(400), milliseconds(800),
+        milliseconds(1600), milliseconds(3000), milliseconds(3000)}) {
+    watch.health.begin(watch.moment());
+    watch.answer(work, milliseconds(1));
+    const auto silent = watch.silent_after(work, seconds(4));
+    ASSERT_TRUE(silent);
+    EXPECT_GE(*silent, before) << "nothing but slow, it would be given up for ever";
+    EXPECT_GE(*silent, most * 3 / 4);
+    EXPECT_LE(*silent, most + milliseconds(10)) << "three times that of a path without another one";
+    before = *silent;
+  }
+  watch.health.begin(watch.moment());
+  watch.answer(heartbeat, milliseconds(1), 100);
+  EXPECT_GT(watch.health.patience(), milliseconds(1000)) << "nobody knows how long work takes";
+  watch.answer(work, milliseconds(1), 150);
+  EXPECT_LT(watch.health.patience(), milliseconds(100));
+  EXPECT_EQ(watch.silent_after(work, seconds(1)), milliseconds(100)) << "it has worked for a while";
 }
 
 TEST(PathHealth, TheOnlyPathMayBeSilentForLonger) {
