@@ -21,6 +21,10 @@ constexpr int64_t patience_times = 2;
 /// answered.
 constexpr int64_t forgotten_share = 32;
 
+/// Patience is forgotten by this share of the time in which no work is answered: paths that take
+/// turns keep it, one that stands by has forgotten it after half a minute at most (3 s of it).
+constexpr int64_t forgotten_idle_share = 8;
+
 /// The peer is asked when this share of the limit has passed; that leaves as much time for its
 /// answer.
 constexpr int64_t asked_share = 2;
@@ -50,7 +54,8 @@ PathHealth::Finding PathHealth::look(const Moment& now, const Open& open, const 
     invariants_.hold(witnessed() || silent >= limits.unwitnessed,
                      "silence without a witness has its own limit");
     if (!mutated(Mutation::no_patience)) {
-      patience_ = std::max(patience_, patience_times * silent);
+      patience_ =
+          std::max(patience_, std::min<Duration>(patience_times * silent, limits.unwitnessed));
     }
     return Finding::silent;
   }
@@ -93,9 +98,9 @@ void PathHealth::on_answer(const Moment& now, const Open& open, const Limits& li
   if (answered && silent < limits.soft_timeout / 2) {
     bytes_proven_ = std::max(bytes_proven_, bytes_seen_);
   }
-  if (answered && worked_) {  // what stands by does not show how long work takes
-    patience_ -= patience_ / forgotten_share;
-  }
+  // What stands by does not show how long work takes.
+  patience_ -= answered && worked_ ? patience_ / forgotten_share
+                                   : std::min(patience_, silent / forgotten_idle_share);
   suspect_ = suspect_ && !answered;
   // Its own heartbeats are no traffic: there is at most one of them between two looks.
   moved_ = life_ - life_seen_ > 1;
@@ -112,8 +117,7 @@ void PathHealth::on_answer(const Moment& now, const Open& open, const Limits& li
 
 Duration PathHealth::limit(const Open& open, const Limits& limits, bool other_usable) const {
   const Duration alone = limits.alone + for_bytes(open);
-  return std::max(std::min(patience_, limits.unwitnessed),
-                  other_usable ? usual_limit(open, limits, alone) : alone);
+  return std::max(patience_, other_usable ? usual_limit(open, limits, alone) : alone);
 }
 
 Duration PathHealth::usual_limit(const Open& open, const Limits& limits, Duration alone) const {

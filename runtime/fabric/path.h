@@ -124,8 +124,8 @@ struct PathOptions {
   bool active = false;
   bool flushes = false;   ///< post_flush will be used
   bool fallback = false;  ///< it will carry next to nothing unless other paths fail
-  /// What the peer has posted may complete there so much later than usual, where that saves
-  /// packets: a fabric whose NICs acknowledge takes no notice.
+  /// What is posted may complete so much later than usual where that saves packets; both ends have
+  /// the same.  A fabric whose NICs acknowledge takes no notice.
   Duration ack_leisure{};
   /// For connecting, and for an address that has to be asked for; 0: HA_NCCL_CONNECT_TIMEOUT_MS.
   Duration connect_limit{};

@@ -147,7 +147,7 @@ TEST(Parker, ANapEndsWithAWakeAndNotWithADescriptor) {
 TEST(Mailbox, NoWakeUpIsLost) {
   // A receiver that sleeps whenever it sees nothing; a sender that mostly sends one at a time, so
   // that nearly every message meets a receiver about to fall asleep.
-  constexpr uint32_t messages = 300'000;
+  constexpr uint32_t messages = 1'000'000;
   auto parker = Parker::make();
   ASSERT_TRUE(parker);
   Mailbox<Parcel> mailbox(4, 1, parker->get());

@@ -20,8 +20,7 @@ class Acknowledger {
         statistics_(statistics),
         link_(path),
         delay_(environment.options.ack_delay + leisure),
-        every_(leisure > Duration(0) ? 8 * environment.options.ack_every
-                                     : environment.options.ack_every) {}
+        every_(environment.options.ack_every * (leisure > Duration(0) ? leisurely_times : 1)) {}
   ~Acknowledger() { env_.acks.forget(link_); }
   Acknowledger(const Acknowledger&) = delete;
   Acknowledger& operator=(const Acknowledger&) = delete;
@@ -34,6 +33,8 @@ class Acknowledger {
     ++arrivals_;
     ends_ += end ? 1 : 0;
   }
+  /// How long an acknowledgement may wait, here and at the peer.
+  Duration delay() const { return delay_; }
   /// A delay would leave the sender with little room.
   bool many() const { return arrivals_ >= every_ || ends_ >= env_.options.ack_every; }
   /// Segments were delivered, or could not be.  A sender without credits waits for news of some.
@@ -88,6 +89,10 @@ class Acknowledger {
   }
 
  private:
+  /// Parts of a long write are acknowledged so many times less often: still a small share of the
+  /// window (HA_NCCL_DGRAM_WINDOW), and each acknowledgement is a packet.
+  static constexpr uint32_t leisurely_times = 8;
+
   void write(FrameHeader& header, const ReceiveWindow& window) {
     header.sent_us = env_.now_us();
     header.flags |= flag_ack;

@@ -284,7 +284,7 @@ void DatagramPath::arm_tail_probe() {
   if (state_ != PathState::ready || (outgoing_.empty() && !starved())) {
     return;
   }
-  env_.timers->arm(timer_, env_.now + network_.tail_wait(env_.options.ack_delay));
+  env_.timers->arm(timer_, env_.now + network_.tail_wait(acks_.delay()));
 }
 
 void DatagramPath::send_tail_probe() {
@@ -300,7 +300,7 @@ void DatagramPath::send_tail_probe() {
   if (outgoing_.empty()) {
     return;
   }
-  const Duration wait = network_.tail_wait(env_.options.ack_delay);
+  const Duration wait = network_.tail_wait(acks_.delay());
   if (env_.now - silence_.since() < wait) {
     env_.timers->arm(timer_, silence_.since() + wait);
     return;
