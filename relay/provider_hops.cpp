@@ -86,9 +86,12 @@ Result<fabric::OwnedPath> ProviderHops::make_hop(Context& context, const HopPlac
                                                  const sockaddr* local,
                                                  const fabric::PathOptions& options,
                                                  fabric::PathOwner* owner) {
-  return datagrams_ != nullptr && place.at.kind == fabric::datagram_kind
-             ? datagrams_->create_path(context, place.at, local, options, owner)
-             : provider_.create_path(context, place.at, local, options, owner);
+  if (datagrams_ == nullptr || place.at.kind != fabric::datagram_kind) {
+    return provider_.create_path(context, place.at, local, options, owner);
+  }
+  fabric::PathOptions own = options;
+  own.nic = datagrams_->nic_of({}, local);
+  return datagrams_->create_path(context, place.at, local, own, owner);
 }
 
 Result<fabric::Registration> ProviderHops::add_memory(const HopPlace& place, uint64_t domain,

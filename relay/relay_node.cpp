@@ -41,6 +41,9 @@ RelayNode::~RelayNode() {
 void RelayNode::start(Context& context) {
   context_ = &context;
   counters_ = {context.counters().place(), "relay"};
+  if (auto watch = context.streams().watch_links(this)) {
+    link_watch_ = std::move(*watch);
+  }
   listen();
   if (tell_ && acceptor_ == nullptr) {
     tell_(false);
@@ -69,6 +72,16 @@ void RelayNode::listen() {
 void RelayNode::on(const Message& message) {
   if (message.kind == drain && !draining()) {
     begin_draining(std::chrono::milliseconds(message.arg));
+  }
+}
+
+/// The ends of a path would find out by its silence, much later.
+void RelayNode::on_link(const std::string& interface, bool up) {
+  if (up || mutated(Mutation::link_not_told)) {
+    return;
+  }
+  for (RelaySession* session : std::vector(sessions_)) {
+    session->on_link_lost(interface);
   }
 }
 
@@ -211,6 +224,7 @@ void RelayNode::on_session_end(RelaySession& session, const std::string& why) {
 void RelayNode::stop() {
   context_->timers().cancel(listen_timer_);
   acceptor_.reset();
+  link_watch_.reset();
   while (!sessions_.empty()) {
     sessions_.back()->stop();
   }

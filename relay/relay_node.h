@@ -11,13 +11,15 @@
 #include "relay/relay_session.h"
 #include "relay/session_acceptor.h"
 #include "runtime/engine/actor.h"
+#include "runtime/streams/stream.h"
 #include "runtime/telemetry/counter_file.h"
 
 namespace nccl_ha::relay {
 
 class RelayNode final : public Actor,
                         private SessionAcceptor::Handler,
-                        private RelaySession::Owner {
+                        private RelaySession::Owner,
+                        private LinkWatchOwner {
  public:
   enum MessageKind : uint32_t {
     /// No session is taken any more, and those that are there end one after the other within arg
@@ -50,6 +52,7 @@ class RelayNode final : public Actor,
   void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) override;
   void on_unauthenticated() override { ++counters_->unauthenticated; }
   void on_session_end(RelaySession& session, const std::string& why) override;
+  void on_link(const std::string& interface, bool up) override;
   void listen();
   void begin_draining(Duration limit);
   void drain_on();
@@ -70,7 +73,8 @@ class RelayNode final : public Actor,
   std::unique_ptr<SessionAcceptor> acceptor_;
   std::vector<RelaySession*> sessions_;  ///< actors of this worker
   CounterBlock<RelayCounters> counters_;
-  Duration drain_apart_{};  ///< between the ends of sessions
+  Duration drain_apart_{};                 ///< between the ends of sessions
+  std::unique_ptr<LinkWatch> link_watch_;  ///< null: nobody tells of links
   Timer drain_timer_;
   Timer listen_timer_;
   Error failure_{};

@@ -128,6 +128,10 @@ void RelayPath::on_soon() {
     return;
   }
   ack();
+  if (const auto trouble = std::exchange(trouble_, std::nullopt);
+      trouble && state_ == PathState::ready) {
+    owner_->on_path_trouble(*this, *trouble);
+  }
 }
 
 void RelayPath::on_path_state(fabric::Path& path, PathState state, const Error& error) {

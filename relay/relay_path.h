@@ -69,6 +69,8 @@ class RelayPath final : public fabric::Path,
   Result<void> make_first_hop();
   void ask();
   bool asks_again(const SetupRefusal& refusal);
+  void on_refusal(const SetupRefusal& refusal);
+  Result<void> on_ack(const SetupAck& ack);
   Result<void> accept();
   void wait_for_other_kind();
   void answer();
@@ -134,6 +136,7 @@ class RelayPath final : public fabric::Path,
   HopLine line_;  ///< what its hop uses is above it
   std::unique_ptr<SessionStream> stream_;
   std::optional<SetupRequest> request_;  ///< that came before connect()
+  std::optional<Error> trouble_;         ///< further on, which the owner has not heard of
   size_t choice_ = 0;                    ///< of the places where the first hop may begin
   uint32_t agreed_chunk_bytes_ = 0;
 

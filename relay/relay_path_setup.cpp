@@ -232,31 +232,45 @@ bool RelayPath::asks_again(const SetupRefusal& refusal) {
   return true;
 }
 
+void RelayPath::on_refusal(const SetupRefusal& refusal) {
+  if (!asks_again(refusal)) {
+    const Error why = nccl_ha::fail(Errc::remote, refusal.text);
+    blame_first_hop(why);
+    break_path(refusal.status, refusal.sequence, why);
+  }
+}
+
+Result<void> RelayPath::on_ack(const SetupAck& ack) {
+  const bool expected = options_.active && request_ && line_.path() != nullptr &&
+                        line_.path()->state() == PathState::idle &&
+                        ack.chunk_bytes <= own_.chunk_bytes;
+  if (!expected) {
+    return nccl_ha::fail(Errc::remote, "an answer that nobody asked for");
+  }
+  if (auto connected = line_.connect(ack.hop_address, ack.window, ack.chunk_bytes); !connected) {
+    return connected;
+  }
+  return open(ack.chunk_bytes);
+}
+
 void RelayPath::on_session_message(SessionStream& stream, SessionMessage message) {
   (void)stream;
   if (state_ == PathState::error) {
     return;
   }
-  if (auto* refusal = std::get_if<SetupRefusal>(&message)) {
-    if (asks_again(*refusal)) {
-      return;
-    }
-    const Error why = nccl_ha::fail(Errc::remote, refusal->text);
-    blame_first_hop(why);
-    break_path(refusal->status, refusal->sequence, why);
-    return;
+  Result<void> good;
+  if (const auto* refusal = std::get_if<SetupRefusal>(&message)) {
+    on_refusal(*refusal);
+  } else if (const auto* trouble = std::get_if<SessionTrouble>(&message)) {
+    trouble_ = nccl_ha::fail(Errc::remote, trouble->text);
+    soon();  // the owner may end the path, and this stream with it
+  } else if (const auto* ack = std::get_if<SetupAck>(&message)) {
+    good = on_ack(*ack);
+  } else {
+    good = nccl_ha::fail(Errc::remote, "an answer that nobody asked for");
   }
-  const auto* ack = std::get_if<SetupAck>(&message);
-  const bool expected = ack != nullptr && options_.active && request_ && line_.path() != nullptr &&
-                        line_.path()->state() == PathState::idle &&
-                        ack->chunk_bytes <= own_.chunk_bytes;
-  Result<void> opened = expected ? line_.connect(ack->hop_address, ack->window, ack->chunk_bytes)
-                                 : nccl_ha::fail(Errc::remote, "an answer that nobody asked for");
-  if (opened) {
-    opened = open(ack->chunk_bytes);
-  }
-  if (!opened) {
-    break_path(CompletionStatus::device_fault, 0, opened.error());
+  if (!good) {
+    break_path(CompletionStatus::device_fault, 0, good.error());
   }
 }
 

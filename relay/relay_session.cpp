@@ -206,6 +206,13 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
     end(*refusal, refusal->text, &stream == legs_[up].stream.get() ? down : up);
     return;
   }
+  if (std::holds_alternative<SessionTrouble>(message)) {
+    const Side from = &stream == legs_[up].stream.get() ? up : down;
+    if (phase_ == Phase::open) {
+      legs_[opposite(from)].stream->send(message);
+    }
+    return;
+  }
   const auto* ack = std::get_if<SetupAck>(&message);
   const fabric::Path* hop = legs_[down].line.path();
   const bool expected = ack != nullptr && &stream == legs_[down].stream.get() && hop != nullptr &&
@@ -307,6 +314,19 @@ void RelaySession::on_completion(const Completion& completion) {
   if (!good) {
     end({CompletionStatus::device_fault, 0, good.error().message()}, good.error().message());
   }
+}
+
+void RelaySession::on_link_lost(const std::string& interface) {
+  const auto lost = [&](Side side) {
+    fabric::FailureDomains domains;
+    legs_[side].line.path()->failure_domains(domains);
+    return fabric::contains(domains, {fabric::FailureDomain::Kind::local_nic, interface});
+  };
+  if (phase_ != Phase::open || lost(up) == lost(down)) {
+    return;  // over one interface both ways: nobody can be told
+  }
+  legs_[lost(up) ? down : up].stream->send(
+      SessionTrouble{fmt::format("{} of relay {} has no link", interface, text(options_.self))});
 }
 
 void RelaySession::blame_down(const std::string& why) {

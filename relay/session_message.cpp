@@ -10,7 +10,14 @@
 namespace nccl_ha::relay {
 namespace {
 
-enum class SessionKind : uint8_t { request = 1, ack = 2, refusal = 3, ping = 4, hello = 5 };
+enum class SessionKind : uint8_t {
+  request = 1,
+  ack = 2,
+  refusal = 3,
+  ping = 4,
+  hello = 5,
+  trouble = 6,
+};
 
 constexpr size_t session_length_offset = 6;
 constexpr uint32_t endpoint_magic = 0x4548414E;  // "NAHE"
@@ -60,6 +67,11 @@ SessionKind put_session(WireWriter& out, const SetupRefusal& refusal) {
   out.put(static_cast<uint8_t>(refusal.other_kind ? 1 : 0));
   out.put_text(refusal.text);
   return SessionKind::refusal;
+}
+
+SessionKind put_session(WireWriter& out, const SessionTrouble& trouble) {
+  out.put_text(trouble.text);
+  return SessionKind::trouble;
 }
 
 SessionKind put_session(WireWriter& out, const SessionPing& ping) {
@@ -189,6 +201,9 @@ Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes) 
       message = SessionMessage(std::move(refusal));
       break;
     }
+    case SessionKind::trouble:
+      message = SessionMessage(SessionTrouble{in.take_text(255)});
+      break;
     case SessionKind::ping:
       break;
     case SessionKind::hello: {

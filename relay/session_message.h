@@ -11,6 +11,7 @@
 //                  hop address: length u16, bytes
 //   refusal        status u8, sequence u64, other kind u8, text (length u8, bytes); whoever says it
 //                  ends the session
+//   trouble        text (length u8, bytes): nothing gets through behind whoever said it first
 //   ping           nothing
 //   hello          key u32, nonce 32 bytes; first of all where there is a cluster key
 // A tag of 16 bytes follows where there is one (session_seal.h), and counts in the length.
@@ -34,7 +35,7 @@
 namespace nccl_ha::relay {
 
 inline constexpr uint32_t session_magic = 0x5348414E;  // "NAHS"
-inline constexpr uint8_t session_version = 2;
+inline constexpr uint8_t session_version = 3;
 inline constexpr size_t session_header_bytes = 8;
 inline constexpr size_t session_message_max = 1024;
 inline constexpr size_t route_nodes_max = fabric::hops_max + 2;
@@ -73,6 +74,12 @@ struct SetupRefusal {
   bool other_kind = false;  ///< to be asked again with a hop of another kind
 };
 
+/// A cable further on has no link; the session goes on, as it may be back soon.  Goes from relay to
+/// relay to the end on this side.
+struct SessionTrouble {
+  std::string text;
+};
+
 struct SessionPing {};
 
 /// "I have the cluster's key of that number, and this is what I make this stream's with."
@@ -83,9 +90,9 @@ struct SessionHello {
 };
 
 using SessionMessage =
-    std::variant<SetupRequest, SetupAck, SetupRefusal, SessionPing, SessionHello>;
+    std::variant<SetupRequest, SetupAck, SetupRefusal, SessionTrouble, SessionPing, SessionHello>;
 
-/// A refusal's text is cut where it is too long.
+/// A text is cut where it is too long.
 std::vector<std::byte> encode(const SessionMessage& message);
 /// Of a header that is all there: the length of the whole message.
 Result<size_t> session_message_length(std::span<const std::byte> header);

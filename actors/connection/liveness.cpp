@@ -223,19 +223,34 @@ bool Liveness::is_suspicious(const Lane& lane, const fabric::FailureDomains& dom
   });
 }
 
-/// Asks at once where others found no answer.
-void Liveness::on_suspicion(const fabric::FailureDomains& domains, const std::string& peer) {
-  if (state_.context->config().heartbeat_ms == 0) {
-    return;
-  }
-  for (Lane& lane : paths_.lanes()) {
-    if (!lane.carries_control() || lane.health.suspected() || !state_.live() ||
-        !is_suspicious(lane, domains, peer)) {
-      continue;
-    }
+/// Asks at once whether it still answers.
+void Liveness::probe(Lane& lane) {
+  if (lane.carries_control() && !lane.health.suspected() &&
+      state_.context->config().heartbeat_ms != 0) {
     lane.health.suspect();
     send_heartbeat(lane);
     arm();
+  }
+}
+
+/// Where others found no answer.
+void Liveness::on_suspicion(const fabric::FailureDomains& domains, const std::string& peer) {
+  for (Lane& lane : paths_.lanes()) {
+    if (state_.live() && is_suspicious(lane, domains, peer)) {
+      probe(lane);
+    }
+  }
+}
+
+/// As of a NIC without a link: alone, a path waits.
+void Liveness::on_trouble(size_t lane, const Error& why) {
+  if (!state_.ready() || !paths_.lane(lane).usable) {
+    return;
+  }
+  if (paths_.other_usable(lane) || ha::mutated(ha::Mutation::lone_path_in_trouble)) {
+    owner_.on_lane_failed(lane, why);
+  } else {
+    probe(paths_.lane(lane));  // another one may be usable soon
   }
 }
 

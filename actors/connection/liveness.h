@@ -47,6 +47,8 @@ class Liveness final : private NicMonitor::Member {
       arm();
     }
   }
+  /// A host on the lane's way says that nothing gets through behind it for now.
+  void on_trouble(size_t lane, const Error& why);
   /// When the connection is over.
   void stop();
 
@@ -65,6 +67,7 @@ class Liveness final : private NicMonitor::Member {
   bool is_suspicious(const Lane& lane, const fabric::FailureDomains& domains,
                      const std::string& peer) const;
   void probe_all();
+  void probe(Lane& lane);
   void send_heartbeat(Lane& lane);
 
   Owner& owner_;

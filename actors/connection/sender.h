@@ -94,6 +94,9 @@ class Sender final : public Server {
     state_.owner.on_path_state(path, state, error);
   }
   void on_path_address(fabric::Path& path) override { state_.owner.on_path_address(path); }
+  void on_path_trouble(fabric::Path& path, const Error& why) override {
+    state_.owner.on_path_trouble(path, why);
+  }
   void on_fence_failed(fabric::Path& path, const Error& error) override {
     (void)path;
     state_.owner.on_fence_failed(error);

@@ -148,6 +148,12 @@ class PathOwner {
   /// address_ready() has become true.  Never called where it is true from the beginning, nor from
   /// inside create_path() or connect().
   virtual void on_path_address(Path& path) { (void)path; }
+  /// A host on the way says that nothing gets through behind it for now.  The path goes on, and
+  /// carries again when that is over.
+  virtual void on_path_trouble(Path& path, const Error& why) {
+    (void)path;
+    (void)why;
+  }
   /// A path in `error` cannot be closed: what is outstanding will never complete, and what the peer
   /// wrote may still land.
   virtual void on_fence_failed(Path& path, const Error& error) = 0;

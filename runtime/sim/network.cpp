@@ -200,6 +200,19 @@ std::unique_ptr<StreamFactory> Network::make_streams(Ip local, ProcessTiePtr tie
 
 int Network::make_event() { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }
 
+void Network::tell_link(Ip local, const std::string& interface, bool up) {
+  for (const auto& [number, watching] : link_watches_) {
+    if (watching.factory->local_ == local) {
+      watching.factory->inbox_.emplace_back([this, number = number, interface, up] {
+        if (const auto found = link_watches_.find(number); found != link_watches_.end()) {
+          found->second.owner->on_link(interface, up);
+        }
+      });
+    }
+  }
+  stop_at(now());
+}
+
 void Network::readable(int fd) {
   if (const auto found = watching_.find(fd); found != watching_.end()) {
     found->second.factory->tell_readable(fd);

@@ -90,6 +90,9 @@ class Network {
   static int make_event();
   /// Whoever watches it is told.
   void readable(int fd);
+  /// Whoever watches links in processes whose first address is `local` is told in its next turn.
+  /// What the link carries is set_link()'s business.
+  void tell_link(Ip local, const std::string& interface, bool up);
 
   // --- the scheduler's
   /// Time does not jump over this moment.
@@ -126,6 +129,7 @@ class Network {
   friend class Tcp;
   friend class SimStreams;
   friend class SimFdWatch;
+  friend class SimLinkWatch;
   friend class RdmaNic;
   friend struct RdmaFunctions;
 
@@ -137,6 +141,11 @@ class Network {
   struct Watching {
     SimStreams* factory = nullptr;
     FdWatchOwner* owner = nullptr;
+  };
+
+  struct LinkWatching {
+    SimStreams* factory = nullptr;
+    LinkWatchOwner* owner = nullptr;
   };
 
   void at(Instant due, std::function<void()> what);
@@ -160,6 +169,8 @@ class Network {
   std::map<Ip, Ip> host_of_;               ///< first address of a host by its others
   std::map<Endpoint, Arrivals> arrivals_;  ///< of the sockets that are open
   std::map<int, Watching> watching_;
+  std::map<uint64_t, LinkWatching> link_watches_;  ///< in the order in which they began
+  uint64_t next_link_watch_ = 1;
   std::map<std::pair<Ip, std::string>, Endpoint> unix_;  ///< what a host's UNIX sockets lead to
   std::map<Ip, RdmaNic*> rdma_;
   Tcp tcp_{*this};

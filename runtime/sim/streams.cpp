@@ -96,6 +96,22 @@ void SimStreams::tell_readable(int fd) {
   });
 }
 
+class SimLinkWatch final : public LinkWatch {
+ public:
+  SimLinkWatch(Network& network, uint64_t number) : network_(network), number_(number) {}
+  ~SimLinkWatch() override { network_.link_watches_.erase(number_); }
+
+ private:
+  Network& network_;
+  const uint64_t number_;
+};
+
+Result<std::unique_ptr<LinkWatch>> SimStreams::watch_links(LinkWatchOwner* owner) {
+  const uint64_t number = network_.next_link_watch_++;
+  network_.link_watches_[number] = {this, owner};
+  return std::unique_ptr<LinkWatch>(std::make_unique<SimLinkWatch>(network_, number));
+}
+
 unsigned SimStreams::turn() {
   unsigned count = 0;
   // What the callbacks cause comes in the next turn, as with real sockets.

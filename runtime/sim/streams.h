@@ -45,6 +45,7 @@ class SimStreams final : public StreamFactory {
   Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
                                                           DatagramOwner* owner) override;
   Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) override;
+  Result<std::unique_ptr<LinkWatch>> watch_links(LinkWatchOwner* owner) override;
   unsigned turn() override;
   size_t open_handles() const override { return 0; }
   /// Its watcher hears of it in the next turn.
@@ -52,6 +53,7 @@ class SimStreams final : public StreamFactory {
 
  private:
   friend class Tcp;
+  friend class Network;
 
   Network& network_;
   const Ip local_;

@@ -24,9 +24,11 @@ constexpr Duration call_interval = std::chrono::microseconds(200);
 constexpr uint64_t fruitless_rounds_max = 1'000'000;
 constexpr uint64_t rounds_max = 50'000'000;
 
+std::string interface_name(size_t number) { return "sim" + std::to_string(number); }
+
 fabric::NetInterface interface_of(Ip address, size_t number) {
   fabric::NetInterface interface;
-  interface.name = "sim" + std::to_string(number);
+  interface.name = interface_name(number);
   interface.ifindex = static_cast<int>(number) + 1;
   interface.mtu = 9000;
   interface.guid = address;
@@ -171,6 +173,13 @@ void World::power_on(Process& process) {
     network_.come_back(address);
   }
   network_.come_back(process.management);
+}
+
+void World::tell_link(const Process& process, Ip address, bool up) {
+  const auto own = std::find(process.addresses.begin(), process.addresses.end(), address);
+  NHA_ASSERT(own != process.addresses.end(), "an interface of that process");
+  const auto number = static_cast<size_t>(own - process.addresses.begin());
+  network_.tell_link(process.address, interface_name(number), up);
 }
 
 void World::pause(Process& process, Instant until) {

@@ -69,6 +69,8 @@ class World {
   void power_off(Process& process);
   /// The host can be reached again; nothing runs on it, and its kernel knows of no connection.
   void power_on(Process& process);
+  /// The process hears that its interface of that address has got or lost its link.
+  void tell_link(const Process& process, Ip address, bool up);
   /// The process gets no processor until then (SIGSTOP, a busy host): its workers make no turn,
   /// while its host's kernel and NICs go on.  A later call replaces an earlier one.
   void pause(Process& process, Instant until);

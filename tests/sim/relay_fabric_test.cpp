@@ -146,6 +146,19 @@ class RelayFabric : public testing::Test {
     EXPECT_EQ(traffic_->outcome(), "");
     return world_.now() - begin;
   }
+  /// Of the two hosts only that one hears of it.
+  void cut(size_t cable, size_t host, bool cut) {
+    const sim::Ip here = ring_address(cable, cable);
+    const sim::Ip there = ring_address((cable + 1) % ring_hosts, cable);
+    sim::Link link = world_.network().all;
+    link.cut = cut;
+    world_.network().set_link(here, there, link);
+    world_.network().set_link(there, here, link);
+    world_.tell_link(*hosts_[host], ring_address(host, cable), !cut);
+  }
+  /// From that relay to the host in which connections end.
+  static size_t cable_behind(size_t relay) { return relay == 1 ? 1 : 2; }
+  static size_t cable_before(size_t relay) { return relay == 1 ? 0 : 3; }
   size_t carrying() const { return nodes_[1] != nullptr && !nodes_[1]->sessions().empty() ? 1 : 3; }
   void kill(size_t host) {
     nodes_[host] = nullptr;
@@ -215,6 +228,40 @@ TEST_F(RelayFabric, GoesTheOtherWayRoundWhenItsRelayIsKilled) {
   EXPECT_TRUE(run_traffic(seconds(60)));
   EXPECT_EQ(traffic_->outcome(), "");
   EXPECT_FALSE(nodes_[4 - killed]->sessions().empty());
+}
+
+TEST_F(RelayFabric, GoesTheOtherWayRoundWhenACableHasNoLink) {
+  const ErrorsOnly quiet;
+  for (const bool own : {true, false}) {
+    connect(1);
+    begin_traffic(1000);
+    ASSERT_FALSE(run_traffic(milliseconds(20)));
+    const size_t relay = carried_over(1) > carried_over(3) ? 1 : 3;
+    const size_t cable = own ? cable_before(relay) : cable_behind(relay);
+    const uint64_t before = carried_over(4 - relay);
+    cut(cable, own ? 0 : relay, true);
+    ASSERT_FALSE(run_traffic(milliseconds(30))) << "sooner than any silence would tell";
+    EXPECT_GT(carried_over(4 - relay), before) << own;
+    cut(cable, own ? 0 : relay, false);
+    EXPECT_TRUE(run_traffic(seconds(60)));
+    EXPECT_EQ(traffic_->outcome(), "");
+  }
+}
+
+TEST_F(RelayFabric, TheLastWayWaitsForACableThatHasNoLinkForAMoment) {
+  const ErrorsOnly quiet;
+  kill(3);
+  begin_traffic(5000);
+  ASSERT_FALSE(run_traffic(milliseconds(100)));
+  ASSERT_EQ(nodes_[1]->sessions().size(), 1U);
+  const uint64_t session = nodes_[1]->sessions()[0]->number();
+  cut(cable_behind(1), 1, true);
+  ASSERT_FALSE(run_traffic(milliseconds(30)));
+  cut(cable_behind(1), 1, false);
+  EXPECT_TRUE(run_traffic(seconds(60)));
+  EXPECT_EQ(traffic_->outcome(), "");
+  ASSERT_EQ(nodes_[1]->sessions().size(), 1U);
+  EXPECT_EQ(nodes_[1]->sessions()[0]->number(), session) << "and is not made anew";
 }
 
 TEST_F(RelayFabric, EndsOnBothSidesWhenNoWayIsLeft) {

@@ -124,6 +124,38 @@ TEST(RelaySim, ACutCableInTheMiddleEndsItAfterTheSilence) {
   EXPECT_FALSE(pair.ends[1].owner.last_error.what.empty());
 }
 
+TEST(RelaySim, BothEndsHearOfACableInTheMiddleWithoutALink) {
+  for (const size_t rdma : {0, 2}) {
+    RelayLine::Options options = over(3);
+    options.rdma = [rdma](size_t) { return rdma; };
+    RelayLine line(options);
+    RelayedPair pair(line, 4096, 1);
+    ASSERT_TRUE(pair.connect(line));
+    static_cast<void>(line.world().run_until([] { return false; }, milliseconds(10)));
+    line.unplug(1);
+    ASSERT_TRUE(line.world().run_until(
+        [&] {
+          return !pair.ends[0].owner.troubles.empty() && !pair.ends[1].owner.troubles.empty();
+        },
+        milliseconds(2)))
+        << rdma;
+    EXPECT_NE(pair.ends[0].owner.troubles[0].what.find(text(RelayLine::id(1))), std::string::npos)
+        << pair.ends[0].owner.troubles[0].what;
+    EXPECT_NE(pair.ends[1].owner.troubles[0].what.find(text(RelayLine::id(2))), std::string::npos)
+        << pair.ends[1].owner.troubles[0].what;
+    static_cast<void>(line.world().run_until([] { return false; }, milliseconds(200)));
+    line.unplug(1, false);
+    pair.receive(1, 1);
+    ASSERT_EQ(pair.write(0, 1, 4096), Errc::ok);
+    EXPECT_TRUE(line.world().run_until([&] { return pair.completions(0) == 1; }, seconds(2)))
+        << "a cable that is back carries on";
+    for (const auto& end : pair.ends) {
+      EXPECT_EQ(end.owner.troubles.size(), 1U);
+      EXPECT_EQ(end.path->state(), PathState::ready);
+    }
+  }
+}
+
 TEST(RelaySim, AnEndThatFailsTakesTheSessionAlong) {
   for (const size_t side : {0, 1}) {
     RelayLine line(over(2));

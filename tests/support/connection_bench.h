@@ -90,6 +90,10 @@ class BenchActor final : public Actor,
   }
   std::string peer_text() const override { return "a peer"; }
   void on_path_state(fabric::Path&, fabric::PathState, const Error&) override {}
+  void on_path_trouble(fabric::Path& path, const Error& why) override {
+    (void)path;
+    (void)why;
+  }
   void on_path_address(fabric::Path&) override {}
   void on_fence_failed(const Error& error) override { fail(error, true); }
   void on_late_completion(const fabric::Completion&) override {}

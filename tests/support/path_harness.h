@@ -28,6 +28,7 @@ class RecordingOwner final : public fabric::PathOwner {
       last_error = error;
     }
   }
+  void on_path_trouble(fabric::Path&, const Error& why) override { troubles.push_back(why); }
   void on_fence_failed(fabric::Path&, const Error& error) override { fence_error = error; }
   size_t count(fabric::CompletionKind kind, fabric::CompletionStatus status) const {
     size_t n = 0;
@@ -38,6 +39,7 @@ class RecordingOwner final : public fabric::PathOwner {
   }
   std::vector<fabric::Completion> completions;
   std::vector<fabric::PathState> states;
+  std::vector<Error> troubles;
   Error last_error{};
   Error fence_error{};
   std::function<void(const fabric::Completion&)> hook;

@@ -146,6 +146,13 @@ void RelayLine::cut(size_t cable, bool cut) {
   world_.network().set_link(address(cable + 1, cable), address(cable, cable), link);
 }
 
+void RelayLine::unplug(size_t cable, bool unplugged) {
+  cut(cable, unplugged);
+  for (const size_t host : {cable, cable + 1}) {
+    world_.tell_link(process(host), address(host, cable), !unplugged);
+  }
+}
+
 void RelayLine::limit(size_t cable, uint64_t bytes_per_second) {
   sim::Link link = world_.network().all;
   link.rate = bytes_per_second;

@@ -65,6 +65,8 @@ class RelayLine {
   /// What a path of that host takes from now on where nobody names its route.
   void tell_way(size_t host, std::vector<relay::NodeId> relays) { ways_[host] = std::move(relays); }
   void cut(size_t cable, bool cut = true);
+  /// The same, and both hosts hear of it.
+  void unplug(size_t cable, bool unplugged = true);
   void cut_all();
   /// Both directions carry so much and no more.
   void limit(size_t cable, uint64_t bytes_per_second);

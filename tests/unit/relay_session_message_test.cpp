@@ -36,7 +36,7 @@ TEST(SessionMessages, EachSurvivesTheWire) {
   const std::vector<SessionMessage> all{
       long_request(), an_ack(),
       SetupRefusal{fabric::CompletionStatus::remote_access, 5, std::string(255, 'x')},
-      SessionPing{}};
+      SessionTrouble{std::string(255, 'x')}, SessionPing{}};
   for (const SessionMessage& message : all) {
     const auto bytes = encode(message);
     EXPECT_LE(bytes.size(), session_message_max);
@@ -82,7 +82,7 @@ TEST(SessionMessages, AnotherVersionIsNamed) {
   bytes[4] = std::byte{session_version + 1};
   const auto length = session_message_length(bytes);
   ASSERT_FALSE(length);
-  EXPECT_NE(length.error().what.find("speaks version 3, this one 2"), std::string::npos);
+  EXPECT_NE(length.error().what.find("speaks version 4, this one 3"), std::string::npos);
 }
 
 TEST(PathEndpoints, AreExactlyWhatWasWritten) {
