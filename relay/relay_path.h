@@ -137,8 +137,11 @@ class RelayPath final : public fabric::Path,
   std::unique_ptr<SessionStream> stream_;
   std::optional<SetupRequest> request_;  ///< that came before connect()
   std::optional<Error> trouble_;         ///< further on, which the owner has not heard of
-  size_t choice_ = 0;                    ///< of the places where the first hop may begin
-  uint32_t agreed_chunk_bytes_ = 0;
+  struct Setup {
+    size_t choice = 0;         ///< of the places where the first hop may begin
+    uint32_t chunk_bytes = 0;  ///< that was agreed
+  };
+  Setup setup_;
 
   /// How it ends.
   struct Ending {

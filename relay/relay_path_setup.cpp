@@ -136,7 +136,7 @@ void RelayPath::dial_again() {
     return;
   }
   relays_.clear();
-  choice_ = 0;
+  setup_.choice = 0;
   if (const auto dialled = dial(); !dialled) {
     look_again(dialled.error());
   }
@@ -184,7 +184,7 @@ Result<void> RelayPath::make_first_hop() {
   if (!known) {
     return known.error();
   }
-  return make_best_hop(hops_, *known, relays_.front(), context_.now(), choice_,
+  return make_best_hop(hops_, *known, relays_.front(), context_.now(), setup_.choice,
                        [this](const HopPlace& place) {
                          return make_hop(place, own_.slots, own_.chunk_bytes, own_.slots);
                        });
@@ -225,7 +225,7 @@ bool RelayPath::asks_again(const SetupRefusal& refusal) {
   }
   line_.reset();
   request_.reset();
-  ++choice_;
+  ++setup_.choice;
   if (const auto dialled = dial(); !dialled) {
     break_path(CompletionStatus::device_fault, 0, dialled.error());
   }
@@ -307,20 +307,20 @@ Result<void> RelayPath::accept() {
     return known.error();
   }
   const auto place = place_of_kind(*known, request.kind);
-  agreed_chunk_bytes_ = std::min(request.chunk_bytes, own_.chunk_bytes);
+  setup_.chunk_bytes = std::min(request.chunk_bytes, own_.chunk_bytes);
   if (place) {
     good = make_hop(*place, std::min(request.window.slots, slots_accepted(own_.slots)),
-                    agreed_chunk_bytes_, request.window.slots);
+                    setup_.chunk_bytes, request.window.slots);
   }
   if (place && good) {
-    good = line_.connect(request.hop_address, request.window, agreed_chunk_bytes_);
+    good = line_.connect(request.hop_address, request.window, setup_.chunk_bytes);
   }
   if (!place || (!good && !place->direct)) {
     wait_for_other_kind();
     return {};
   }
   if (good) {
-    good = open(agreed_chunk_bytes_);
+    good = open(setup_.chunk_bytes);
   }
   if (!good) {
     return good;
@@ -343,7 +343,7 @@ void RelayPath::wait_for_other_kind() {
 
 void RelayPath::answer() {
   SetupAck ack;
-  ack.chunk_bytes = agreed_chunk_bytes_;
+  ack.chunk_bytes = setup_.chunk_bytes;
   ack.window = line_.window();
   const auto address = line_.path()->local_address();
   ack.hop_address.assign(address.begin(), address.end());
