@@ -136,7 +136,9 @@ TEST(RailsInLab, UnequalRailsAddUpWithoutAnAgent) {
     const double second = rate("400mbit", slower, {"HA_NCCL_IFNAME=rail1"}, 4);
     double sum = 0;
     for (int tries = 0; tries < 3 && sum <= 0.92 * (first + second); ++tries) {
-      sum = std::max(sum, rate("400mbit", slower, both));  // the host may be busy elsewhere
+      // The host may be busy elsewhere; and of a few transfers the first ones, before rates are
+      // known, weigh much.
+      sum = std::max(sum, rate("400mbit", slower, both, 40));
     }
     EXPECT_GT(second, 3e6) << slower;
     EXPECT_LT(second, 0.6 * first) << slower;
