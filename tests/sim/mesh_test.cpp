@@ -26,8 +26,9 @@ TEST(Mesh, EveryByteIsRightWhateverHappensToCablesAndHosts) {
   EXPECT_GT(totals.failovers.down, 0U);
   EXPECT_GT(totals.failovers.back, 0U);
   for (const uint64_t happened :
-       {totals.faults.cut, totals.faults.cut_one_way, totals.faults.for_good, totals.faults.killed,
-        totals.faults.drained, totals.faults.paused, totals.faults.added, totals.faults.slow}) {
+       {totals.faults.cut, totals.faults.pulled, totals.faults.cut_one_way, totals.faults.for_good,
+        totals.faults.killed, totals.faults.drained, totals.faults.paused, totals.faults.added,
+        totals.faults.slow}) {
     EXPECT_GT(happened, 0U);
   }
 }

@@ -154,8 +154,8 @@ void print_mesh_report(const SimOptions& options, const MeshTotals& totals, uint
              totals.hosts_most);
   fmt::print("connections {}, {} of them over other hosts, {} with load on two ways at once\n",
              totals.connections, totals.seen.over_relays, totals.seen.both_ways);
-  fmt::print("cables      {} cut, {} in one direction, {} slow\n", faults.cut, faults.cut_one_way,
-             faults.slow);
+  fmt::print("cables      {} cut, {} of them with news of it, {} in one direction, {} slow\n",
+             faults.cut, faults.pulled, faults.cut_one_way, faults.slow);
   fmt::print("hosts       {} killed, {} drained, {} stood still\n", faults.killed, faults.drained,
              faults.paused);
   fmt::print("changes     {} cables and hosts added, {} gone for good\n", faults.added,

@@ -11,6 +11,7 @@ using std::chrono::milliseconds;
 
 void MeshFaultCounts::operator+=(const MeshFaultCounts& other) {
   cut += other.cut;
+  pulled += other.pulled;
   cut_one_way += other.cut_one_way;
   for_good += other.for_good;
   killed += other.killed;
@@ -23,6 +24,7 @@ void MeshFaultCounts::operator+=(const MeshFaultCounts& other) {
 MeshFaults::MeshFaults(MeshStage& stage)
     : stage_(stage),
       random_(stage.scenario().seed * 2654435761U + 17),
+      pulls_(stage.scenario().seed),
       remains_(mesh_at_first(stage.scenario())),
       away_(stage.scenario().cables.size()),
       busy_(stage.scenario().hosts),
@@ -143,14 +145,22 @@ void MeshFaults::cut_cable() {
   away_[cable] = true;
   const bool both = random_.chance(0.6);
   const bool there = !both && random_.chance(0.5);
+  const bool pulled = both && pulls_.chance(0.5);
   ++(both ? counts_.cut : counts_.cut_one_way);
   stage_.set_cable(cable, there, !both && !there);
+  if (pulled) {
+    ++counts_.pulled;
+    stage_.tell_link(cable, false);
+  }
   const bool stays = may_stay_away(&MeshRemains::cables, cable);
-  stage_.tell(fmt::format("cable {} is cut{}{}", cable, both ? "" : " in one direction",
-                          stays ? " for good" : ""));
+  stage_.tell(fmt::format("cable {} is {}{}{}", cable, pulled ? "pulled" : "cut",
+                          both ? "" : " in one direction", stays ? " for good" : ""));
   if (!stays) {
-    back_later([this, cable] {
+    back_later([this, cable, pulled] {
       stage_.set_cable(cable, true, true);
+      if (pulled) {
+        stage_.tell_link(cable, true);
+      }
       away_[cable] = false;
       stage_.tell(fmt::format("cable {} works again", cable));
     });

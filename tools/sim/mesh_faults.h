@@ -12,6 +12,7 @@ namespace nccl_ha::tools {
 /// Things that happened.
 struct MeshFaultCounts {
   uint64_t cut = 0;          ///< cables, in both directions
+  uint64_t pulled = 0;       ///< of them, those of which the hosts at their ends hear
   uint64_t cut_one_way = 0;  ///< in one
   uint64_t for_good = 0;     ///< of those and of hosts, that stayed away
   uint64_t killed = 0;       ///< hosts that relay, without a word
@@ -52,6 +53,7 @@ class MeshFaults {
 
   MeshStage& stage_;
   Random random_;
+  Random pulls_;            ///< what it draws changes nothing that random_ does
   MeshRemains remains_;     ///< all but what has gone for good, or has not come yet
   std::vector<bool> away_;  ///< cables
   std::vector<bool> busy_;  ///< hosts that are about to end, or away

@@ -198,6 +198,15 @@ void MeshStage::set_cable(size_t number, bool there, bool back) {
   world_.network().set_link(address(number, cable.other), address(number, cable.one), link);
 }
 
+void MeshStage::tell_link(size_t number, bool up) {
+  const MeshScenario::Cable& cable = scenario_.cables[number];
+  for (const size_t host : {cable.one, cable.other}) {
+    if (const sim::Process* process = hosts_[host].process) {
+      world_.tell_link(*process, address(number, host), up);
+    }
+  }
+}
+
 void MeshStage::slow_cable(size_t number, Duration delay) {
   const MeshScenario::Cable& cable = scenario_.cables[number];
   sim::Link link = scenario_.usual;

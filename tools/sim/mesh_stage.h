@@ -48,6 +48,8 @@ class MeshStage {
   void drain(size_t host, Duration within);
   /// In one direction or both.
   void set_cable(size_t cable, bool there, bool back);
+  /// The hosts at its ends hear that it has got or lost its link.
+  void tell_link(size_t cable, bool up);
   /// Both directions take that much longer.
   void slow_cable(size_t cable, Duration delay);
   bool is_on(size_t host) const { return hosts_[host].process != nullptr; }
