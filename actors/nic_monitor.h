@@ -29,7 +29,7 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
     ~Member() = default;
   };
 
-  /// That of the context's worker.  Where nobody tells of links (a simulated network) the members
+  /// That of the context's worker.  Where nobody tells of links the members
   /// still tell each other.  They keep it; the board outlives it.
   static std::shared_ptr<NicMonitor> of(Context& context, fabric::NicBoard& board);
   ~NicMonitor() override;

@@ -90,7 +90,9 @@ Result<fabric::OwnedPath> ProviderHops::make_hop(Context& context, const HopPlac
     return provider_.create_path(context, place.at, local, options, owner);
   }
   fabric::PathOptions own = options;
-  own.nic = datagrams_->nic_of({}, local);
+  if (!mutated(Mutation::hop_nic_unnamed)) {
+    own.nic = datagrams_->nic_of({}, local);
+  }
   return datagrams_->create_path(context, place.at, local, own, owner);
 }
 

@@ -43,6 +43,8 @@ void RelayNode::start(Context& context) {
   counters_ = {context.counters().place(), "relay"};
   if (auto watch = context.streams().watch_links(this)) {
     link_watch_ = std::move(*watch);
+  } else {
+    NHA_LOG_DEBUG("links are not watched: {}", watch.error().message());
   }
   listen();
   if (tell_ && acceptor_ == nullptr) {
@@ -80,8 +82,12 @@ void RelayNode::on_link(const std::string& interface, bool up) {
   if (up || mutated(Mutation::link_not_told)) {
     return;
   }
+  size_t told = 0;
   for (RelaySession* session : std::vector(sessions_)) {
-    session->on_link_lost(interface);
+    told += session->on_link_down(interface) ? 1U : 0U;
+  }
+  if (told != 0) {
+    NHA_LOG_WARN_LIMITED("{} has no link: the ends of {} paths are told", interface, told);
   }
 }
 

@@ -128,9 +128,9 @@ void RelayPath::on_soon() {
     return;
   }
   ack();
-  if (const auto trouble = std::exchange(trouble_, std::nullopt);
-      trouble && state_ == PathState::ready) {
-    owner_->on_path_trouble(*this, *trouble);
+  if (state_ == PathState::ready && link_down_) {
+    const Error why = *std::exchange(link_down_, std::nullopt);
+    owner_->on_path_link_down(*this, why);  // it may end the path
   }
 }
 
@@ -156,6 +156,9 @@ void RelayPath::become_ready() {
   if (state_ == PathState::ready) {
     ack();
     pump();
+  }
+  if (link_down_) {
+    soon();
   }
 }
 

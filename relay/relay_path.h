@@ -136,7 +136,7 @@ class RelayPath final : public fabric::Path,
   HopLine line_;  ///< what its hop uses is above it
   std::unique_ptr<SessionStream> stream_;
   std::optional<SetupRequest> request_;  ///< that came before connect()
-  std::optional<Error> trouble_;         ///< further on, which the owner has not heard of
+  std::optional<Error> link_down_;       ///< a cable further on; the owner has not heard of it
   struct Setup {
     size_t choice = 0;         ///< of the places where the first hop may begin
     uint32_t chunk_bytes = 0;  ///< that was agreed

@@ -261,8 +261,8 @@ void RelayPath::on_session_message(SessionStream& stream, SessionMessage message
   Result<void> good;
   if (const auto* refusal = std::get_if<SetupRefusal>(&message)) {
     on_refusal(*refusal);
-  } else if (const auto* trouble = std::get_if<SessionTrouble>(&message)) {
-    trouble_ = nccl_ha::fail(Errc::remote, trouble->text);
+  } else if (const auto* link_down = std::get_if<SessionLinkDown>(&message)) {
+    link_down_ = nccl_ha::fail(Errc::remote, link_down->text);
     soon();  // the owner may end the path, and this stream with it
   } else if (const auto* ack = std::get_if<SetupAck>(&message)) {
     good = on_ack(*ack);

@@ -206,7 +206,7 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
     end(*refusal, refusal->text, &stream == legs_[up].stream.get() ? down : up);
     return;
   }
-  if (std::holds_alternative<SessionTrouble>(message)) {
+  if (std::holds_alternative<SessionLinkDown>(message)) {
     const Side from = &stream == legs_[up].stream.get() ? up : down;
     if (phase_ == Phase::open) {
       legs_[opposite(from)].stream->send(message);
@@ -316,17 +316,19 @@ void RelaySession::on_completion(const Completion& completion) {
   }
 }
 
-void RelaySession::on_link_lost(const std::string& interface) {
+bool RelaySession::on_link_down(const std::string& interface) {
   const auto lost = [&](Side side) {
     fabric::FailureDomains domains;
     legs_[side].line.path()->failure_domains(domains);
     return fabric::contains(domains, {fabric::FailureDomain::Kind::local_nic, interface});
   };
   if (phase_ != Phase::open || lost(up) == lost(down)) {
-    return;  // over one interface both ways: nobody can be told
+    return false;  // over one interface both ways: nobody can be told
   }
-  legs_[lost(up) ? down : up].stream->send(
-      SessionTrouble{fmt::format("{} of relay {} has no link", interface, text(options_.self))});
+  const Side other = lost(up) ? down : up;
+  legs_[other].stream->send(
+      SessionLinkDown{fmt::format("{} of relay {} has no link", interface, text(options_.self))});
+  return true;
 }
 
 void RelaySession::blame_down(const std::string& why) {

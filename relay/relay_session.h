@@ -79,8 +79,9 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   std::string hop_text(Side side) const {
     return legs_[side].line.path() != nullptr ? legs_[side].line.path()->describe() : "";
   }
-  /// An interface of this host has no link: whoever is on the other side is told.
-  void on_link_lost(const std::string& interface);
+  /// An interface of this host has no link: if one of the two hops is over it, the neighbour on the
+  /// other side is told.
+  bool on_link_down(const std::string& interface);
   /// Tells both neighbours why.  The message that `told` names came in at `from`: the neighbour on
   /// the other side knows another one by that number.  The owner hears of it when no device touches
   /// its slots any more.

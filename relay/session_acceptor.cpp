@@ -72,6 +72,8 @@ void SessionAcceptor::on_session_message(SessionStream& stream, SessionMessage m
 void SessionAcceptor::on_session_lost(SessionStream& stream, const Error& error) {
   if (stream.unauthenticated()) {
     handler_.on_unauthenticated();
+  }
+  if (stream.unauthenticated() || stream.misunderstood()) {
     NHA_LOG_WARN_LIMITED("a relayed path is refused: {}", error.message());
   }
   ++refused_;

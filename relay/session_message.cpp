@@ -16,7 +16,7 @@ enum class SessionKind : uint8_t {
   refusal = 3,
   ping = 4,
   hello = 5,
-  trouble = 6,
+  link_down = 6,
 };
 
 constexpr size_t session_length_offset = 6;
@@ -69,9 +69,9 @@ SessionKind put_session(WireWriter& out, const SetupRefusal& refusal) {
   return SessionKind::refusal;
 }
 
-SessionKind put_session(WireWriter& out, const SessionTrouble& trouble) {
-  out.put_text(trouble.text);
-  return SessionKind::trouble;
+SessionKind put_session(WireWriter& out, const SessionLinkDown& link_down) {
+  out.put_text(link_down.text);
+  return SessionKind::link_down;
 }
 
 SessionKind put_session(WireWriter& out, const SessionPing& ping) {
@@ -201,8 +201,8 @@ Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes) 
       message = SessionMessage(std::move(refusal));
       break;
     }
-    case SessionKind::trouble:
-      message = SessionMessage(SessionTrouble{in.take_text(255)});
+    case SessionKind::link_down:
+      message = SessionMessage(SessionLinkDown{in.take_text(255)});
       break;
     case SessionKind::ping:
       break;

@@ -11,7 +11,7 @@
 //                  hop address: length u16, bytes
 //   refusal        status u8, sequence u64, other kind u8, text (length u8, bytes); whoever says it
 //                  ends the session
-//   trouble        text (length u8, bytes): nothing gets through behind whoever said it first
+//   link down      text (length u8, bytes): a cable of a relay in that direction has no link
 //   ping           nothing
 //   hello          key u32, nonce 32 bytes; first of all where there is a cluster key
 // A tag of 16 bytes follows where there is one (session_seal.h), and counts in the length.
@@ -74,9 +74,9 @@ struct SetupRefusal {
   bool other_kind = false;  ///< to be asked again with a hop of another kind
 };
 
-/// A cable further on has no link; the session goes on, as it may be back soon.  Goes from relay to
-/// relay to the end on this side.
-struct SessionTrouble {
+/// A cable of the sender, or of a relay beyond it, has no link.  The session goes on, as the link
+/// may be back soon.  Each relay passes it on, away from the cable, up to the end of the path.
+struct SessionLinkDown {
   std::string text;
 };
 
@@ -90,7 +90,7 @@ struct SessionHello {
 };
 
 using SessionMessage =
-    std::variant<SetupRequest, SetupAck, SetupRefusal, SessionTrouble, SessionPing, SessionHello>;
+    std::variant<SetupRequest, SetupAck, SetupRefusal, SessionLinkDown, SessionPing, SessionHello>;
 
 /// A text is cut where it is too long.
 std::vector<std::byte> encode(const SessionMessage& message);

@@ -81,7 +81,8 @@ void SessionStream::on_stream_data(Stream& stream, std::span<const std::byte> by
   while (*alive && !lost_ && received_.size() >= session_header_bytes) {
     const auto length = session_message_length(received_);
     if (!length) {
-      lose(length.error());
+      misunderstood_ = true;
+      refuse(length.error());
       return;
     }
     if (received_.size() < *length) {
@@ -155,6 +156,11 @@ Result<void> SessionStream::shake_hands(const SessionHello& hello,
 
 void SessionStream::reject(const Error& error) {
   unauthenticated_ = true;
+  refuse(error);
+}
+
+/// Another version finds ours in the header, and says so.
+void SessionStream::refuse(const Error& error) {
   if (stream_ && !std::exchange(closed_, true)) {
     static_cast<void>(stream_->write(
         encode(SetupRefusal{fabric::CompletionStatus::retry_exceeded, 0, error.message()})));

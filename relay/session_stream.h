@@ -50,6 +50,8 @@ class SessionStream final : private StreamOwner {
 
   /// Lost, because the other side did not show that it has the cluster's key.
   bool unauthenticated() const { return unauthenticated_; }
+  /// Lost, because the other side speaks another version, or is no relay node.
+  bool misunderstood() const { return misunderstood_; }
   /// This host's own on the way to the neighbour.
   Result<sockaddr_storage> local_address();
 
@@ -65,6 +67,7 @@ class SessionStream final : private StreamOwner {
   Result<void> shake_hands(std::span<const std::byte> bytes);
   Result<void> shake_hands(const SessionHello& hello, std::span<const std::byte> bytes);
   void reject(const Error& error);
+  void refuse(const Error& error);
   void lose(const Error& error);
 
   Context& context_;
@@ -74,6 +77,7 @@ class SessionStream final : private StreamOwner {
   bool dials_ = false;
   bool connected_ = false;
   bool unauthenticated_ = false;
+  bool misunderstood_ = false;
   std::unique_ptr<Stream> stream_;
   std::vector<std::byte> received_;
   Timer timer_;

@@ -51,8 +51,8 @@ class Connection final : public Actor,
   std::string peer_text() const override;
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
   void on_path_address(fabric::Path& path) override;
-  void on_path_trouble(fabric::Path& path, const Error& why) override {
-    liveness_.on_trouble(paths_.index_of(&path), why);
+  void on_path_link_down(fabric::Path& path, const Error& why) override {
+    liveness_.on_link_down(paths_.index_of(&path), why);
   }
   void on_fence_failed(const Error& error) override { fail(error, true); }
   void on_late_completion(const fabric::Completion& completion) override;

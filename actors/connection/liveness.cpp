@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ha/mutation.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha {
 namespace {
@@ -242,15 +243,19 @@ void Liveness::on_suspicion(const fabric::FailureDomains& domains, const std::st
   }
 }
 
-/// As of a NIC without a link: alone, a path waits.
-void Liveness::on_trouble(size_t lane, const Error& why) {
-  if (!state_.ready() || !paths_.lane(lane).usable) {
+/// Alone, a path waits, as the link may be back before anybody had to know.  It is asked at once
+/// whether it answers, so that one that comes up beside it meanwhile takes over soon.
+void Liveness::on_link_down(size_t lane, const Error& why) {
+  if (!state_.ready() || !state_.backup || !paths_.lane(lane).usable ||
+      ha::mutated(ha::Mutation::link_down_unheeded)) {
     return;
   }
-  if (paths_.other_usable(lane) || ha::mutated(ha::Mutation::lone_path_in_trouble)) {
+  if (paths_.other_usable(lane) || ha::mutated(ha::Mutation::lone_path_given_up)) {
     owner_.on_lane_failed(lane, why);
   } else {
-    probe(paths_.lane(lane));  // another one may be usable soon
+    NHA_LOG_INFO("path {} of the connection to {} is the only one and waits: {}", lane,
+                 state_.owner.peer_text(), why.message());
+    probe(paths_.lane(lane));
   }
 }
 

@@ -21,7 +21,8 @@ class Liveness final : private NicMonitor::Member {
  public:
   class Owner {
    public:
-    /// A usable lane is given up, because it was silent or its NIC has no link.
+    /// A usable lane is given up, because it was silent, or its NIC or a cable further on has no
+    /// link.
     virtual void on_lane_failed(size_t lane, const Error& why) = 0;
     virtual void on_domain_up(const fabric::FailureDomain& domain) = 0;
 
@@ -47,8 +48,8 @@ class Liveness final : private NicMonitor::Member {
       arm();
     }
   }
-  /// A host on the lane's way says that nothing gets through behind it for now.
-  void on_trouble(size_t lane, const Error& why);
+  /// A host between the lane's two ends says that a cable of its own has no link.
+  void on_link_down(size_t lane, const Error& why);
   /// When the connection is over.
   void stop();
 

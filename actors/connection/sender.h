@@ -94,8 +94,8 @@ class Sender final : public Server {
     state_.owner.on_path_state(path, state, error);
   }
   void on_path_address(fabric::Path& path) override { state_.owner.on_path_address(path); }
-  void on_path_trouble(fabric::Path& path, const Error& why) override {
-    state_.owner.on_path_trouble(path, why);
+  void on_path_link_down(fabric::Path& path, const Error& why) override {
+    state_.owner.on_path_link_down(path, why);
   }
   void on_fence_failed(fabric::Path& path, const Error& error) override {
     (void)path;

@@ -38,7 +38,7 @@ class ConnectionOwner {
   // From the path owner that the data path is.
   virtual void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) = 0;
   virtual void on_path_address(fabric::Path& path) = 0;
-  virtual void on_path_trouble(fabric::Path& path, const Error& why) = 0;
+  virtual void on_path_link_down(fabric::Path& path, const Error& why) = 0;
   virtual void on_fence_failed(const Error& error) = 0;
   /// A completion when the connection is not live.
   virtual void on_late_completion(const fabric::Completion& completion) = 0;

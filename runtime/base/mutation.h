@@ -176,11 +176,13 @@ enum class Mutation : uint8_t {
   relay_not_told,         ///< an end that fails does not tell the relay
   relayed_fence_skipped,  ///< an end that fails says that all is over while its last hop works
   way_kept,  ///< a path waits for the host with which it began, though another one is free
-  first_one_favoured,    ///< one session gets more than the others in its turn
-  silent_route_kept,     ///< a connector waits for a route that is silent, though there is another
-  lone_path_in_trouble,  ///< a path whose cable has no link for a moment is given up though alone
-  link_not_told,         ///< a relay does not tell that a cable of its host has no link
-  first_hop_kept,        ///< a path whose first relay cannot be reached looks for no other one
+  first_one_favoured,  ///< one session gets more than the others in its turn
+  silent_route_kept,   ///< a connector waits for a route that is silent, though there is another
+  lone_path_given_up,  ///< a path whose cable has no link for a moment is given up though alone
+  link_down_unheeded,  ///< an end that hears so goes on as before
+  hop_nic_unnamed,     ///< a path's own first hop does not know its NIC
+  link_not_told,       ///< a relay does not tell that a cable of its host has no link
+  first_hop_kept,      ///< a path whose first relay cannot be reached looks for no other one
   // Of what NCCL is told (tests/nccl/emulated/cases.py):
   done_too_early,     ///< test() says now and then that a receive is done which is not
   size_untold,        ///< test() says that nothing was received

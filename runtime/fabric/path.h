@@ -135,7 +135,8 @@ struct PathOptions {
   /// choice.  Read when the path is made, and not later.
   std::span<const Hop> route;
   uint64_t counted_under = 0;  ///< id of the block of counters that the path's own belong to
-  std::string nic;  ///< the local one, as FailureDomain names it; the provider fills it in
+  std::string
+      nic;  ///< the local one, as FailureDomain names it; whoever knows the interface fills it in
 };
 
 /// Receives what happens on a path, on the path's thread.  Never called from inside a post.
@@ -148,9 +149,9 @@ class PathOwner {
   /// address_ready() has become true.  Never called where it is true from the beginning, nor from
   /// inside create_path() or connect().
   virtual void on_path_address(Path& path) { (void)path; }
-  /// A host on the way says that nothing gets through behind it for now.  The path goes on, and
-  /// carries again when that is over.
-  virtual void on_path_trouble(Path& path, const Error& why) {
+  /// A host between the two ends says that a cable of its own has no link.  The path goes on, and
+  /// carries again when the link is back.
+  virtual void on_path_link_down(Path& path, const Error& why) {
     (void)path;
     (void)why;
   }

@@ -48,6 +48,9 @@ void KernelLinks::take(const nlmsghdr& message) {
     return;
   }
   const auto* info = static_cast<const ifinfomsg*>(NLMSG_DATA(&message));
+  if (info->ifi_family == AF_BRIDGE) {
+    return;  // of an interface as a bridge's port: one that leaves the bridge goes on
+  }
   auto left = static_cast<uint32_t>(message.nlmsg_len - NLMSG_LENGTH(sizeof *info));
   for (const rtattr* attribute = IFLA_RTA(info); RTA_OK(attribute, left);
        attribute = RTA_NEXT(attribute, left)) {

@@ -8,6 +8,7 @@ runtime/telemetry/counter_layout.h and runtime/telemetry/hint_layout.h. Run it a
 changes; what libFuzzer finds on top of these seeds stays beside them under its own names.
 """
 import pathlib
+import re
 import struct
 
 CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
@@ -277,11 +278,14 @@ def telemetry():
 
 
 def session():
-    def message(kind, body):
-        return struct.pack("<IBBH", 0x5348414E, 1, kind, 8 + len(body)) + body
+    header = (CORPUS.parents[2] / "relay" / "session_message.h").read_text(encoding="utf-8")
+    version = int(re.search(r"session_version = (\d+);", header)[1])
+    chunk = 4096
 
-    def hop(chunk=4096):
-        return struct.pack("<IQIIH", chunk, 8192, 3, chunk + 80, 16) + struct.pack("<H", 72) + bytes(72)
+    def message(kind, body):
+        return struct.pack("<IBBH", 0x5348414E, version, kind, 8 + len(body)) + body
+
+    hop = struct.pack("<QIIHH", 8192, 3, chunk + 80, 16, 72) + bytes(72)
 
     def frame(kind, payload=b"", flags=1, sequence=1, message_bytes=None, offset=0, hop=0, hops=2, address=4096):
         size = len(payload) if message_bytes is None else message_bytes
@@ -289,11 +293,14 @@ def session():
                            address, 9, size, offset, 5, flags, 0) + payload
 
     nodes = b"".join(struct.pack("<Q", node) for node in (1, 2, 3))
-    write("session", "request", message(1, struct.pack("<QBB", 77, 1, 3) + nodes + struct.pack("<HQ", 4711, 99) + hop()))
-    write("session", "ack", message(2, hop()))
-    write("session", "refusal", message(3, struct.pack("<BQB", 2, 5, 4) + b"gone"))
+    write("session", "request", message(1, struct.pack("<QBB", 77, 1, 3) + nodes +
+                                        struct.pack("<HQIB", 4711, 99, chunk, 1) + hop))
+    write("session", "ack", message(2, struct.pack("<I", chunk) + hop))
+    write("session", "refusal", message(3, struct.pack("<BQBB", 2, 5, 1, 4) + b"gone"))
     write("session", "ping", message(4, b""))
-    write("session", "endpoint", struct.pack("<IBBHQQ", 0x4548414E, 1, 0, 4711, 3, 99))
+    write("session", "hello", message(5, struct.pack("<I", 7) + bytes(range(32))))
+    write("session", "link_down", message(6, b"\4down"))
+    write("session", "endpoint", struct.pack("<IBBHQQ", 0x4548414E, version, 0, 4711, 3, 99))
     write("session", "write", frame(1, b"x" * 64))
     write("session", "piece", frame(1, b"x" * 64, flags=0, message_bytes=100))
     write("session", "note", frame(2, flags=3, hop=1, hops=1))

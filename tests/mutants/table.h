@@ -237,8 +237,9 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(way_kept, "MeshRoutes.AWayThatIsLostTakesAThirdHostIfThereIsOne"),
     NHA_CHECKED(first_one_favoured, "Sharing.AllGetTheSameWhateverTheirPieces"),
     NHA_CHECKED(silent_route_kept, "SimHandshake.ARouteThatIsSilentLeavesItToTheNext"),
-    NHA_CHECKED(lone_path_in_trouble,
-                "RelayFabric.TheLastWayWaitsForACableThatHasNoLinkForAMoment"),
+    NHA_CHECKED(lone_path_given_up, "RelayFabric.TheLastWayWaitsForACableThatHasNoLinkForAMoment"),
+    NHA_CHECKED(link_down_unheeded, "RelayFabric.GoesTheOtherWayRoundWhenACableHasNoLink"),
+    NHA_CHECKED(hop_nic_unnamed, "RelayFabric.GoesTheOtherWayRoundWhenACableHasNoLink"),
     NHA_CHECKED(link_not_told, "RelaySim.BothEndsHearOfACableInTheMiddleWithoutALink"),
     NHA_CHECKED(first_hop_kept, "RelayFirstHop.OneThatIsSilentIsDialledAgain"),
 

@@ -135,14 +135,14 @@ TEST(RelaySim, BothEndsHearOfACableInTheMiddleWithoutALink) {
     line.unplug(1);
     ASSERT_TRUE(line.world().run_until(
         [&] {
-          return !pair.ends[0].owner.troubles.empty() && !pair.ends[1].owner.troubles.empty();
+          return !pair.ends[0].owner.links_down.empty() && !pair.ends[1].owner.links_down.empty();
         },
         milliseconds(2)))
         << rdma;
-    EXPECT_NE(pair.ends[0].owner.troubles[0].what.find(text(RelayLine::id(1))), std::string::npos)
-        << pair.ends[0].owner.troubles[0].what;
-    EXPECT_NE(pair.ends[1].owner.troubles[0].what.find(text(RelayLine::id(2))), std::string::npos)
-        << pair.ends[1].owner.troubles[0].what;
+    EXPECT_NE(pair.ends[0].owner.links_down[0].what.find(text(RelayLine::id(1))), std::string::npos)
+        << pair.ends[0].owner.links_down[0].what;
+    EXPECT_NE(pair.ends[1].owner.links_down[0].what.find(text(RelayLine::id(2))), std::string::npos)
+        << pair.ends[1].owner.links_down[0].what;
     static_cast<void>(line.world().run_until([] { return false; }, milliseconds(200)));
     line.unplug(1, false);
     pair.receive(1, 1);
@@ -150,7 +150,7 @@ TEST(RelaySim, BothEndsHearOfACableInTheMiddleWithoutALink) {
     EXPECT_TRUE(line.world().run_until([&] { return pair.completions(0) == 1; }, seconds(2)))
         << "a cable that is back carries on";
     for (const auto& end : pair.ends) {
-      EXPECT_EQ(end.owner.troubles.size(), 1U);
+      EXPECT_EQ(end.owner.links_down.size(), 1U);
       EXPECT_EQ(end.path->state(), PathState::ready);
     }
   }

@@ -90,7 +90,7 @@ class BenchActor final : public Actor,
   }
   std::string peer_text() const override { return "a peer"; }
   void on_path_state(fabric::Path&, fabric::PathState, const Error&) override {}
-  void on_path_trouble(fabric::Path& path, const Error& why) override {
+  void on_path_link_down(fabric::Path& path, const Error& why) override {
     (void)path;
     (void)why;
   }

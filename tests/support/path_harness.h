@@ -28,7 +28,7 @@ class RecordingOwner final : public fabric::PathOwner {
       last_error = error;
     }
   }
-  void on_path_trouble(fabric::Path&, const Error& why) override { troubles.push_back(why); }
+  void on_path_link_down(fabric::Path&, const Error& why) override { links_down.push_back(why); }
   void on_fence_failed(fabric::Path&, const Error& error) override { fence_error = error; }
   size_t count(fabric::CompletionKind kind, fabric::CompletionStatus status) const {
     size_t n = 0;
@@ -39,7 +39,7 @@ class RecordingOwner final : public fabric::PathOwner {
   }
   std::vector<fabric::Completion> completions;
   std::vector<fabric::PathState> states;
-  std::vector<Error> troubles;
+  std::vector<Error> links_down;
   Error last_error{};
   Error fence_error{};
   std::function<void(const fabric::Completion&)> hook;

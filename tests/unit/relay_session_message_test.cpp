@@ -1,6 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
 
 #include "relay/frame.h"
 #include "relay/session_message.h"
@@ -36,7 +40,7 @@ TEST(SessionMessages, EachSurvivesTheWire) {
   const std::vector<SessionMessage> all{
       long_request(), an_ack(),
       SetupRefusal{fabric::CompletionStatus::remote_access, 5, std::string(255, 'x')},
-      SessionTrouble{std::string(255, 'x')}, SessionPing{}};
+      SessionLinkDown{std::string(255, 'x')}, SessionPing{}};
   for (const SessionMessage& message : all) {
     const auto bytes = encode(message);
     EXPECT_LE(bytes.size(), session_message_max);
@@ -54,6 +58,21 @@ TEST(SessionMessages, EachSurvivesTheWire) {
       }
     }
   }
+}
+
+/// Else the fuzzer would begin with what is refused at its header (tests/fuzz/make_corpus.py).
+TEST(SessionMessages, TheSeedsOfTheFuzzerAreOfThisVersion) {
+  const auto seed = [](const char* name) {
+    std::ifstream file(std::string(NHA_SOURCE_DIR "/tests/fuzz/corpus/session/") + name,
+                       std::ios::binary);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+    return std::vector<std::byte>(bytes, bytes + text.size());
+  };
+  for (const char* name : {"request", "ack", "refusal", "ping", "hello", "link_down"}) {
+    EXPECT_TRUE(decode_session_message(seed(name))) << name;
+  }
+  EXPECT_TRUE(decode_endpoint(seed("endpoint")));
 }
 
 TEST(SessionMessages, NumbersOutOfRangeAreRefused) {
