@@ -307,7 +307,8 @@ class Runner:
                 if not key.startswith(("NCCL_", "HA_NCCL_", "NHA_"))}
         kept.update(RANK=str(rank), WORLD_SIZE=str(case.ranks), MASTER_ADDR="127.0.0.1",
                     MASTER_PORT=str(port), **more)
-        if self.forgets_plugins and re.search("--(cycles|rebuild)", case.arguments):
+        again = case.program == "one_process" or re.search("--(cycles|rebuild)", case.arguments)
+        if self.forgets_plugins and again:
             kept.setdefault("NCCL_NET_PLUGIN_REF_COUNT", "1")
         if case.events >= 0:
             kept["NCCL_PROFILER_PLUGIN"] = str(self.build / "libnet_events.so")

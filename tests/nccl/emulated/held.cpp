@@ -2,6 +2,7 @@
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -18,6 +19,11 @@ size_t entries_of(const char* folder) {
 bool Held::more_than(const Held& earlier) const {
   return descriptors > earlier.descriptors || mappings > earlier.mappings ||
          threads > earlier.threads;
+}
+
+Held Held::least(const Held& other) const {
+  return {std::min(descriptors, other.descriptors), std::min(mappings, other.mappings),
+          std::min(threads, other.threads)};
 }
 
 std::string Held::text() const {

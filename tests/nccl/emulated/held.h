@@ -12,6 +12,8 @@ struct Held {
   size_t threads = 0;
 
   bool more_than(const Held& earlier) const;
+  /// Of each the lesser.
+  Held least(const Held& other) const;
   std::string text() const;
 };
 

@@ -223,22 +223,29 @@ class Rank {
     say("destroyed in %.3f s", since(start).count());
   }
 
-  /// What a process needs once is there after two cycles.
+  /// What a process needs once is there after two cycles.  How many threads a pool has varies from
+  /// cycle to cycle, so that the least of the first half counts, and of the second one.
   void look_for_growth(int cycles) {
+    const Held now = held_by_process();
     if (cycles == 2) {
-      held_early_ = held_by_process();
+      held_early_ = now;
+    } else if (cycles > 2 && cycles <= options_.cycles / 2) {
+      held_early_ = held_early_.least(now);
+    } else if (cycles == options_.cycles / 2 + 1) {
+      held_late_ = now;
+    } else if (cycles > 2) {
+      held_late_ = held_late_.least(now);
     }
     if (cycles > 2 && cycles == options_.cycles) {
-      Held now = held_by_process();
       // Threads of streams and of NCCL may still be on their way out.
       for (const auto start = Clock::now();
-           now.more_than(held_early_) && since(start) < std::chrono::seconds(5);) {
+           held_late_.more_than(held_early_) && since(start) < std::chrono::seconds(5);) {
         give_way(std::chrono::milliseconds(50));
-        now = held_by_process();
+        held_late_ = held_late_.least(held_by_process());
       }
-      say("after 2 cycles: %s; after %d: %s", held_early_.text().c_str(), cycles,
-          now.text().c_str());
-      if (now.more_than(held_early_)) {
+      say("after 2 cycles or more: %s; after more than %d: %s", held_early_.text().c_str(),
+          cycles / 2, held_late_.text().c_str());
+      if (held_late_.more_than(held_early_)) {
         die("the process holds more after each cycle");
       }
     }
@@ -366,6 +373,7 @@ class Rank {
   std::vector<double> durations_;  ///< of the operations that were right
   int round_ = 0;
   Held held_early_;
+  Held held_late_;
 };
 
 }  // namespace
