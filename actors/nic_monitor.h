@@ -29,8 +29,8 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
     ~Member() = default;
   };
 
-  /// That of the context's worker.  Where nobody tells of links the members
-  /// still tell each other.  They keep it; the board outlives it.
+  /// That of the context's worker.  Where nobody tells of links the members still tell each other.
+  /// They keep it; the board outlives it.
   static std::shared_ptr<NicMonitor> of(Context& context, fabric::NicBoard& board);
   ~NicMonitor() override;
   void enter(Member* member) { members_.push_back(member); }

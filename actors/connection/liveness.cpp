@@ -224,21 +224,24 @@ bool Liveness::is_suspicious(const Lane& lane, const fabric::FailureDomains& dom
   });
 }
 
+/// It was not asked already, and can be.
+bool Liveness::may_be_asked(const Lane& lane) const {
+  return lane.carries_control() && !lane.health.suspected() &&
+         state_.context->config().heartbeat_ms != 0;
+}
+
 /// Asks at once whether it still answers.
-void Liveness::probe(Lane& lane) {
-  if (lane.carries_control() && !lane.health.suspected() &&
-      state_.context->config().heartbeat_ms != 0) {
-    lane.health.suspect();
-    send_heartbeat(lane);
-    arm();
-  }
+void Liveness::ask(Lane& lane) {
+  lane.health.suspect();
+  send_heartbeat(lane);
+  arm();
 }
 
 /// Where others found no answer.
 void Liveness::on_suspicion(const fabric::FailureDomains& domains, const std::string& peer) {
   for (Lane& lane : paths_.lanes()) {
-    if (state_.live() && is_suspicious(lane, domains, peer)) {
-      probe(lane);
+    if (may_be_asked(lane) && state_.live() && is_suspicious(lane, domains, peer)) {
+      ask(lane);
     }
   }
 }
@@ -252,10 +255,10 @@ void Liveness::on_link_down(size_t lane, const Error& why) {
   }
   if (paths_.other_usable(lane) || ha::mutated(ha::Mutation::lone_path_given_up)) {
     owner_.on_lane_failed(lane, why);
-  } else {
+  } else if (may_be_asked(paths_.lane(lane))) {
     NHA_LOG_INFO("path {} of the connection to {} is the only one and waits: {}", lane,
                  state_.owner.peer_text(), why.message());
-    probe(paths_.lane(lane));
+    ask(paths_.lane(lane));
   }
 }
 

@@ -68,7 +68,8 @@ class Liveness final : private NicMonitor::Member {
   bool is_suspicious(const Lane& lane, const fabric::FailureDomains& domains,
                      const std::string& peer) const;
   void probe_all();
-  void probe(Lane& lane);
+  bool may_be_asked(const Lane& lane) const;
+  void ask(Lane& lane);
   void send_heartbeat(Lane& lane);
 
   Owner& owner_;

@@ -135,8 +135,7 @@ struct PathOptions {
   /// choice.  Read when the path is made, and not later.
   std::span<const Hop> route;
   uint64_t counted_under = 0;  ///< id of the block of counters that the path's own belong to
-  std::string
-      nic;  ///< the local one, as FailureDomain names it; whoever knows the interface fills it in
+  std::string nic;  ///< the local one, as FailureDomain names it; whoever knows it fills it in
 };
 
 /// Receives what happens on a path, on the path's thread.  Never called from inside a post.

@@ -25,6 +25,14 @@ class Nobody final : public NextHops {
   std::optional<NextHop> find(NodeId) const override { return std::nullopt; }
 };
 
+Config one_thread() {
+  Config config;
+  config.use_progress_thread = true;
+  config.progress_threads = 1;
+  config.counters_dir = "";
+  return config;
+}
+
 TEST(RelayNode, RelaysForNobodyUntilItCanListen) {
   const int socket = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in6 address{};
@@ -36,13 +44,9 @@ TEST(RelayNode, RelaysForNobodyUntilItCanListen) {
 
   test::MemoryHops hops;
   Nobody nobody;
-  Config config;
-  config.use_progress_thread = true;
-  config.progress_threads = 1;
-  config.counters_dir = "";
   std::array<std::promise<bool>, 2> told;
   size_t next = 0;
-  auto engine = Engine::start(config);
+  auto engine = Engine::start(one_thread());
   ASSERT_TRUE(engine);
   ASSERT_TRUE((*engine)->worker(0).adopt(std::make_unique<RelayNode>(
       hops, nobody, RelayOptions{}, std::to_string(ntohs(address.sin6_port)),
@@ -55,13 +59,9 @@ TEST(RelayNode, RelaysForNobodyUntilItCanListen) {
 TEST(RelayNode, TellsANeighbourOfAnotherVersionWhy) {
   test::MemoryHops hops;
   Nobody nobody;
-  Config config;
-  config.use_progress_thread = true;
-  config.progress_threads = 1;
-  config.counters_dir = "";
   const test::ErrorsOnly quiet;
   std::promise<bool> listens;
-  auto engine = Engine::start(config);
+  auto engine = Engine::start(one_thread());
   ASSERT_TRUE(engine);
   auto node = std::make_unique<RelayNode>(hops, nobody, RelayOptions{}, "0",
                                           [&](bool relays) { listens.set_value(relays); });
