@@ -135,14 +135,13 @@ TEST(RailsInLab, UnequalRailsAddUpWithoutAnAgent) {
   for (const char* slower : {"200mbit", "100mbit", "40mbit"}) {
     const double second = rate("400mbit", slower, {"HA_NCCL_IFNAME=rail1"}, 4);
     double sum = 0;
-    for (int tries = 0; tries < 3 && sum <= 0.92 * (first + second); ++tries) {
-      // The host may be busy elsewhere; and of a few transfers the first ones, before rates are
-      // known, weigh much.
+    for (int tries = 0; tries < 3 && sum <= 0.97 * (first + second); ++tries) {
+      // The host may be busy elsewhere.  A sixth of a second may be lost before rates are known.
       sum = std::max(sum, rate("400mbit", slower, both, 40));
     }
     EXPECT_GT(second, 3e6) << slower;
     EXPECT_LT(second, 0.6 * first) << slower;
-    EXPECT_GT(sum, 0.92 * (first + second))
+    EXPECT_GT(sum, 0.97 * (first + second))
         << slower << ": " << first << " and " << second << " make " << sum;
     RecordProperty(slower, std::to_string(sum / (first + second)));
   }

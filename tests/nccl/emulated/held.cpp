@@ -21,9 +21,9 @@ bool Held::more_than(const Held& earlier) const {
          threads > earlier.threads;
 }
 
-Held Held::least(const Held& other) const {
-  return {std::min(descriptors, other.descriptors), std::min(mappings, other.mappings),
-          std::min(threads, other.threads)};
+void Held::allow_for_pool(const Held& other) {
+  mappings = std::min(mappings, other.mappings);
+  threads = std::min(threads, other.threads);
 }
 
 std::string Held::text() const {

@@ -12,8 +12,9 @@ struct Held {
   size_t threads = 0;
 
   bool more_than(const Held& earlier) const;
-  /// Of each the lesser.
-  Held least(const Held& other) const;
+  /// Threads of a pool, and their stacks, vary from one moment to the next: the lesser number of
+  /// both counts.
+  void allow_for_pool(const Held& other);
   std::string text() const;
 };
 
