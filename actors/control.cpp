@@ -365,6 +365,12 @@ std::vector<std::byte> encode(const FenceReport& report) {
   return out.finish();
 }
 
+std::vector<std::byte> encode(const LinkNotice& notice) {
+  Writer out(ControlType::link_back);
+  out.number(notice.rail);
+  return out.finish();
+}
+
 std::vector<std::byte> encode(ControlType type, const PathOffer& offer) {
   Writer out(type);
   out.number(offer.path);
@@ -473,6 +479,13 @@ std::optional<PathOffer> decode_offer(std::span<const std::byte> payload) {
   offer.table_key = in.number<uint32_t>();
   offer.end = in.path();
   return in.done() ? std::optional(offer) : std::nullopt;
+}
+
+std::optional<LinkNotice> decode_link_back(std::span<const std::byte> payload) {
+  Reader in(payload);
+  LinkNotice notice;
+  notice.rail = in.below(ha::rails_max);
+  return in.done() ? std::optional(notice) : std::nullopt;
 }
 
 std::optional<ControlReader::Message> ControlReader::next() {

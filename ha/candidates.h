@@ -18,8 +18,9 @@ namespace nccl_ha::ha {
 
 /// The ranked pairs (rank_shadows), of which each shadow of a connection takes one in turn.  No two
 /// shadows share an end, as they would fail together.  A pair that cannot be joined makes room for
-/// the next one; an end whose device does not take the connection's memory is rejected with all its
-/// pairs, until that is forgotten.  Takes the time from its caller.  One thread.
+/// the next one; one that has worked is tried again between any two others, as what it lacks may be
+/// back.  An end whose device does not take the connection's memory is rejected with all its pairs,
+/// until that is forgotten.  Takes the time from its caller.  One thread.
 class ShadowCandidates {
  public:
   /// A rejected end is tried again after so long, and after twice as long with each further time.
@@ -38,9 +39,12 @@ class ShadowCandidates {
   std::optional<RailPair> choose(size_t shadow, Instant now) {
     Shadow& mine = shadows_[shadow];
     mine.holds.reset();
+    if (mine.proven == mine.current && !available(pairs_[mine.current], now)) {
+      mine.current = mine.after;
+    }
     for (size_t i = 0; i < pairs_.size(); ++i) {
       const size_t at = (mine.current + i) % pairs_.size();
-      if (free_at(pairs_[at]) <= now && !taken(pairs_[at])) {
+      if (available(pairs_[at], now)) {
         invariants_.hold(is_alone(shadow, pairs_[at]), "no two shadows share an end");
         mine.current = at;
         mine.holds = pairs_[at];
@@ -58,10 +62,48 @@ class ShadowCandidates {
     }
     return first;
   }
-  /// The pair at hand could not be joined.
-  void pass_over(size_t shadow) {
+  /// The pair at hand was joined.
+  void worked(size_t shadow) {
     Shadow& mine = shadows_[shadow];
-    mine.current = pairs_.empty() ? 0 : (mine.current + 1) % pairs_.size();
+    mine.after = 0;
+    if (!mutated(Mutation::proven_pair_forgotten)) {
+      mine.proven = mine.current;
+    }
+  }
+  /// The pair at hand could not be joined.  `urgent`: the connection has no path at all, and what
+  /// is missing most is a pair that nobody has tried.
+  void pass_over(size_t shadow, bool urgent = false) {
+    Shadow& mine = shadows_[shadow];
+    if (pairs_.empty()) {
+      return;
+    }
+    if (urgent) {
+      mine.current = following(mine.current);
+      return;
+    }
+    if (mine.proven == mine.current) {
+      mine.current = mine.after == mine.current ? following(mine.after) : mine.after;
+      return;
+    }
+    mine.after = following(mine.current);
+    mine.current = mine.proven.value_or(mine.after);
+  }
+  /// An end works again, for all that its host knows: the pair that worked last, if it has that
+  /// end, or else the best one that has it, is the next to try, unless the one at hand is better.
+  /// True: it is another one now.
+  bool turn_to(size_t shadow, End end, size_t rail, Instant now) {
+    Shadow& mine = shadows_[shadow];
+    std::optional<size_t> wanted;
+    for (size_t at = 0; at < pairs_.size() && !(wanted && wanted == mine.proven); ++at) {
+      const RailPair& pair = pairs_[at];
+      const bool its = (end == End::local ? pair.local : pair.remote) == rail;
+      if (its && free_at(pair) <= now && is_alone(shadow, pair) && (!wanted || mine.proven == at)) {
+        wanted = at;
+      }
+    }
+    const bool better = wanted && (*wanted < mine.current || wanted == mine.proven) &&
+                        !mutated(Mutation::links_turn_nothing);
+    return better && std::exchange(mine.current, *wanted) != *wanted;
   }
   /// The better ones may be back.
   void begin_anew(size_t shadow) { shadows_[shadow].current = 0; }
@@ -97,6 +139,8 @@ class ShadowCandidates {
 
   struct Shadow {
     size_t current = 0;
+    std::optional<size_t> proven;  ///< the last one that was joined
+    size_t after = 0;              ///< the next one to try beside it
     std::optional<RailPair> holds;
   };
   bool taken(const RailPair& pair) const {
@@ -105,6 +149,11 @@ class ShadowCandidates {
              !mutated(Mutation::shadows_share_an_end);
     });
   }
+
+  bool available(const RailPair& pair, Instant now) const {
+    return free_at(pair) <= now && !taken(pair);
+  }
+  size_t following(size_t at) const { return (at + 1) % pairs_.size(); }
 
   bool is_alone(size_t shadow, const RailPair& pair) const {
     for (size_t i = 0; i < shadows_.size(); ++i) {

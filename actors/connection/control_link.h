@@ -97,8 +97,10 @@ class ControlLink final : private StreamOwner,
   /// Asks the peer, over the stream, for a sign that it runs.
   void send_ask();
   bool any_unconfirmed() const { return sequencer_.first_open() != sequencer_.next(); }
-  /// What of this side's is not confirmed, and what is expected of the peer; both only grow.
+  /// What of this side's is not confirmed, its next message, and what is expected of the peer; all
+  /// only grow.
   uint32_t first_unconfirmed() const { return sequencer_.first_open(); }
+  uint32_t next_number() const { return sequencer_.next(); }
   uint32_t expected() const { return sequencer_.expected(); }
   uint64_t stream_messages() const { return stream_messages_; }
 

@@ -388,6 +388,12 @@ std::string PathSet::interface_of(const Lane& lane) const {
   return state_.provider.nic_of(lane.at, as_sockaddr(lane.local));
 }
 
+std::string PathSet::interface_of(const fabric::Place& place) const {
+  sockaddr_storage address{};
+  const bool known = place.address.to_sockaddr(0, &address);
+  return state_.provider.nic_of(place.at, known ? as_sockaddr(address) : nullptr);
+}
+
 fabric::FailureDomains PathSet::domains_of(const Lane& lane) const {
   fabric::FailureDomains domains;
   if (lane.owned.path) {

@@ -120,6 +120,8 @@ class PathSet {
   /// Where paths of this connection may begin or end on this host.
   void find_places(size_t most);
   const std::vector<fabric::Place>& places() const { return places_; }
+  /// What the NIC of a place is called on this host.
+  std::string interface_of(const fabric::Place& place) const;
   /// Which of them is on that rail of the connection's device; nothing: none that the primaries'
   /// family of addresses leads to.
   std::optional<size_t> place_of_rail(size_t rail) const;

@@ -1,5 +1,7 @@
 #include "actors/connection/receive_recovery.h"
 
+#include <algorithm>
+
 #include "ha/mutation.h"
 
 namespace nccl_ha {
@@ -122,6 +124,27 @@ void ReceiveRecovery::answer_offer(size_t lane) {
   state_.note_step(RoundStep::answer_said, lane, mine.epoch);
   control_.send(encode(ControlType::rebuilt, answer));
   state_.context->request_stream_turns(1000);
+}
+
+void ReceiveRecovery::on_domain_up(const fabric::FailureDomain& domain) {
+  const auto lanes = paths_.lanes();
+  const bool missed = std::ranges::any_of(lanes, [](const Lane& lane) { return !lane.usable; });
+  if (!state_.ready() || !state_.backup || !missed ||
+      domain.kind != fabric::FailureDomain::Kind::local_nic ||
+      ha::mutated(ha::Mutation::link_back_untold)) {
+    return;
+  }
+  const auto& places = paths_.places();
+  for (size_t i = 0; i < std::min(places.size(), link_told_.size()) && state_.live(); ++i) {
+    // What the peer has not taken yet it hears later than this: a link that comes and goes fills no
+    // queue.
+    if (link_told_[i] < control_.first_unconfirmed() &&
+        paths_.interface_of(places[i]) == domain.name) {
+      link_told_[i] = control_.next_number();
+      control_.send(encode(LinkNotice{static_cast<uint8_t>(i)}));
+      state_.context->request_stream_turns(1000);
+    }
+  }
 }
 
 /// The sender takes what a report does not name for lost, and what it names for arrived.

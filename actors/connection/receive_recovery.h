@@ -28,6 +28,8 @@ class ReceiveRecovery {
   /// down, suspect or rebuild
   void on_path_message(const ControlReader::Message& message);
   void on_lane_address(size_t lane);
+  /// The sender makes paths anew, and cannot know of this host's links.
+  void on_domain_up(const fabric::FailureDomain& domain);
 
  private:
   void answer_offer(size_t lane);
@@ -43,6 +45,8 @@ class ReceiveRecovery {
   Receiver& receiver_;
   std::vector<ha::ReceiverLane> lanes_;
   std::array<bool, lanes_max> unanswered_{};  ///< a new path waits for its address to be told
+  /// Of each place, the number of the message that told of its link.
+  std::array<uint32_t, ha::rails_max> link_told_{};
 };
 
 }  // namespace nccl_ha

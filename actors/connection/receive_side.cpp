@@ -149,6 +149,7 @@ void ReceiveSide::on_control(const ControlReader::Message& message) {
     case ControlType::present:
     case ControlType::absent:
     case ControlType::ask:
+    case ControlType::link_back:
       state_.fail(fail(Errc::remote, "unexpected message on the control stream"));
       return;
   }

@@ -58,6 +58,11 @@ class ReceiveSide final : public Side, private Receiver::Owner {
     }
   }
   void on_lane_drained(size_t lane) override { recovery_->on_lane_drained(lane); }
+  void on_domain_up(const fabric::FailureDomain& domain) override {
+    if (recovery_) {
+      recovery_->on_domain_up(domain);
+    }
+  }
   bool told_paths() const override { return told_paths_; }
   void on_first_address() override;
   void on_lane_address(size_t lane) override { recovery_->on_lane_address(lane); }

@@ -9,18 +9,6 @@
 #include "runtime/base/log.h"
 
 namespace nccl_ha {
-namespace {
-
-/// How long an attempt to replace a path waits at most while there is none.
-constexpr Duration reopen_interval = std::chrono::seconds(1);
-
-/// How often a shadow of another fabric gives way to a look for one of the own.
-constexpr Duration better_interval = std::chrono::minutes(5);
-
-/// A path over another rail is tried this often at most.
-constexpr Duration rail_interval = std::chrono::seconds(2);
-
-}  // namespace
 
 SendRecovery::SendRecovery(const ConnectionParts& parts, Sender& sender, Owner& owner)
     : parts_(parts),
@@ -28,9 +16,8 @@ SendRecovery::SendRecovery(const ConnectionParts& parts, Sender& sender, Owner& 
       paths_(parts.paths),
       failover_(parts.failover),
       sender_(sender),
-      owner_(owner) {
-  reopen_timer_.bind([](void* self) { static_cast<SendRecovery*>(self)->on_reopen_timer(); }, this);
-  better_timer_.bind([](void* self) { static_cast<SendRecovery*>(self)->look_for_better(); }, this);
+      owner_(owner),
+      renewal_(*this, parts, sender) {
   for (Timer* timer : {&failback_timer_, &slow_timer_}) {
     timer->bind(
         [](void* self) {
@@ -43,11 +30,10 @@ SendRecovery::SendRecovery(const ConnectionParts& parts, Sender& sender, Owner& 
 }
 
 void SendRecovery::stop() {
+  renewal_.stop();
   if (state_.context != nullptr) {
-    state_.context->timers().cancel(reopen_timer_);
     state_.context->timers().cancel(failback_timer_);
     state_.context->timers().cancel(slow_timer_);
-    state_.context->timers().cancel(better_timer_);
   }
 }
 
@@ -55,32 +41,14 @@ void SendRecovery::begin() {
   serving_ = ha::ServingSet(std::chrono::milliseconds(state_.context->config().failback_ms));
   lanes_.resize(paths_.size());
   for (size_t i = 0; i < lanes_.size(); ++i) {
-    Recovery& one = lanes_[i];
-    if (paths_.lane(i).on_other_rail()) {
-      one.lane = ha::SenderLane(ha::SenderLane::State::down);
-      one.backoff = ha::Backoff(std::chrono::milliseconds(20), rail_interval);
-    } else if (paths_.lane(i).shadow) {
-      // The other host may have nothing at that end: tried for ever, but not often.
-      one.lane = ha::SenderLane(ha::SenderLane::State::down);
-      one.backoff = ha::Backoff(std::chrono::milliseconds(100), std::chrono::seconds(30));
+    if (paths_.lane(i).elsewhere()) {
+      lanes_[i].lane = ha::SenderLane(ha::SenderLane::State::down);
     } else {
-      static_cast<void>(one.lane.on_ready());
+      static_cast<void>(lanes_[i].lane.on_ready());
     }
   }
+  renewal_.begin();
   choose_lanes();
-}
-
-void SendRecovery::make_others() {
-  if (paths_.backs_with_others()) {
-    state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
-  }
-  for (size_t i = paths_.primaries(); i < paths_.own(); ++i) {
-    lanes_[i].reopen_at = state_.context->now();  // the caller waits for those
-  }
-  for (size_t i = paths_.own(); i < paths_.size(); ++i) {
-    reopen_soon(i);
-  }
-  arm_reopen();
 }
 
 void SendRecovery::on_lane_ready(size_t lane) {
@@ -88,11 +56,9 @@ void SendRecovery::on_lane_ready(size_t lane) {
 }
 
 void SendRecovery::on_lane_failed(size_t lane, const Error& error) {
-  if (std::exchange(lanes_[lane].unoffered, false)) {
-    give_up_new_path(lane, error);  // the peer has not heard of it
-    return;
+  if (!renewal_.fail_unoffered(lane, error)) {
+    take_steps(lane, lanes_[lane].lane.on_failed(), error);
   }
-  take_steps(lane, lanes_[lane].lane.on_failed(), error);
 }
 
 void SendRecovery::on_lane_drained(size_t lane) {
@@ -121,7 +87,7 @@ void SendRecovery::on_suspect(std::span<const std::byte> payload) {
   if (notice->rejected && lane.elsewhere() &&
       (notice->epoch == lane.epoch || ha::mutated(ha::Mutation::rejection_out_of_date))) {
     lane.rejected = true;
-    reject_end(notice->path, ha::ShadowCandidates::End::remote, notice->why);
+    renewal_.reject_end(notice->path, ha::ShadowCandidates::End::remote, notice->why);
   }
   take_steps(notice->path, lanes_[notice->path].lane.on_suspect(notice->epoch),
              from_peer(notice->why));
@@ -186,9 +152,10 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
     apply_report(lane);
   }
   if (steps.reopen && state_.live()) {
-    reopen_soon(lane);
+    renewal_.reopen_soon(lane);
   }
   if (steps.use) {
+    renewal_.on_lane_up(lane);
     failover_.take_into_use(lane);
     recovery.life_before = paths_.lane(lane).health.life();
     recovery.usable_since = state_.context->now();
@@ -206,31 +173,20 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
 void SendRecovery::take_down(size_t lane, const Error& why) {
   Recovery& recovery = lanes_[lane];
   Lane& mine = paths_.lane(lane);
+  const bool carried = mine.health.life() != recovery.life_before;
   bool spent = false;
   recovery.reason = why;
+  renewal_.on_lane_down(lane, carried);
   if (mine.usable) {
     // A lane that nobody needed has failed nobody.
     const bool needed = serving_.serves(lane);
-    const bool carried = mine.health.life() != recovery.life_before;
     recovery.was_used = true;
     recovery.alive_at = mine.health.alive_at();
     recovery.down_at = state_.context->now();
     spent = !mine.rejected && !failover_.budget().on_failed(carried, needed);
-    if (carried) {
-      recovery.backoff.reset();  // else it comes up and fails in a loop: less and less often
-    }
-    if (paths_.is_fallback(mine)) {
-      candidates_.begin_anew(mine.shadow_number);  // the better ones may have come back meanwhile
-    }
-  } else if (mine.shadow && !mine.rejected) {
-    candidates_.pass_over(mine.shadow_number);
-  }
-  if (mine.rejected) {
-    recovery.backoff.reset();  // it says nothing of the next one
   }
   failover_.take_down(lane, why);
-  hasten();
-  arm_reopen();
+  renewal_.hasten();
   sender_.leave(lane);
   if (spent) {
     state_.fail(
@@ -390,209 +346,10 @@ void SendRecovery::tell_failover(size_t lane, const Sender::TakenBack& counts) {
   state_.ask_trace(TraceCause::failover);
 }
 
-void SendRecovery::reopen_soon(size_t lane) {
-  Recovery& recovery = lanes_[lane];
-  const Lane& mine = paths_.lane(lane);
-  const Duration wait = recovery.backoff.next(state_.context->random());
-  // A shadow whose device takes no memory has others to try first; a rail has that one.
-  recovery.reopen_at =
-      state_.context->now() +
-      (mine.rejected && mine.on_other_rail() ? ha::ShadowCandidates::forget_after : wait);
-  hasten();
-  arm_reopen();
-}
-
-/// A shadow is tried seldom, but not when there is nothing else.
-void SendRecovery::hasten() {
-  for (Recovery& one : lanes_) {
-    if (one.reopen_at && !paths_.any_usable()) {
-      one.reopen_at = std::min(*one.reopen_at, state_.context->now() + reopen_interval);
-    }
-  }
-}
-
-/// What waits for that is tried at once.
-void SendRecovery::on_domain_up(const fabric::FailureDomain& domain) {
-  for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
-    if (lanes_[lane].reopen_at && paths_.is_in(paths_.lane(lane), domain)) {
-      lanes_[lane].reopen_at = state_.context->now();
-      arm_reopen();
-    }
-  }
-}
-
-/// An RDMA port that could be the shadow instead may be there by now.
-void SendRecovery::look_for_better() {
-  if (!state_.live()) {
-    return;
-  }
-  state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
-  for (size_t lane = paths_.own(); lane < paths_.size() && state_.live(); ++lane) {
-    if (paths_.lane(lane).usable && paths_.is_fallback(paths_.lane(lane)) && paths_.own_usable()) {
-      on_lane_failed(lane, fail(Errc::again, "it is looked whether RDMA could stand by again"));
-    }
-  }
-}
-
-void SendRecovery::arm_reopen() {
-  std::optional<Instant> first;
-  for (const Recovery& one : lanes_) {
-    if (one.reopen_at && (!first || *one.reopen_at < *first)) {
-      first = one.reopen_at;
-    }
-  }
-  state_.context->timers().cancel(reopen_timer_);
-  if (first) {
-    state_.context->timers().arm(reopen_timer_, *first);
-  }
-}
-
-// A timer of its own, because a path must not be destroyed while it reports.
-void SendRecovery::on_reopen_timer() {
-  const Instant now = state_.context->now();
-  for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
-    if (lanes_[lane].reopen_at && *lanes_[lane].reopen_at <= now) {
-      lanes_[lane].reopen_at.reset();
-      reopen(lane);
-    }
-  }
-  if (state_.live()) {
-    arm_reopen();
-  }
-}
-
-/// False: there is no pair of ends for a shadow for now.
-bool SendRecovery::choose_place(size_t lane) {
-  const Instant now = state_.context->now();
-  const auto pair = candidates_.choose(paths_.lane(lane).shadow_number, now);
-  if (!state_.sound(candidates_)) {
-    return false;
-  }
-  if (!pair) {
-    lanes_[lane].reopen_at = candidates_.next_at(now);
-    return false;
-  }
-  lanes_[lane].pair = *pair;
-  paths_.move_to(paths_.lane(lane), paths_.places()[pair->local]);
-  return true;
-}
-
-/// A rail's ends are always the same.
-bool SendRecovery::choose_rail_place(size_t lane) {
-  Lane& mine = paths_.lane(lane);
-  const auto place = paths_.place_of_rail(mine.rail);
-  if (!state_.holds(place.has_value(), "a rail that was agreed on has a place")) {
-    return false;
-  }
-  lanes_[lane].pair = {*place, rail_ends_[mine.rail - 1U]};
-  paths_.move_to(mine, paths_.places()[*place]);
-  return true;
-}
-
-void SendRecovery::reopen(size_t lane) {
-  Lane& mine = paths_.lane(lane);
-  Recovery& recovery = lanes_[lane];
-  if (!state_.holds(!mine.usable, "a path that works is not made anew") ||
-      (mine.on_other_rail() && !choose_rail_place(lane)) || (mine.shadow && !choose_place(lane))) {
-    return;
-  }
-  if (auto made = paths_.remake(mine); !made) {
-    mine.owned.reset();
-    give_up_new_path(lane, made.error());
-    return;
-  }
-  sender_.adapt_to(mine);
-  recovery.unoffered = true;
-  on_lane_address(lane);
-}
-
-/// It cannot be made yet.
-void SendRecovery::give_up_new_path(size_t lane, const Error& why) {
-  Lane& mine = paths_.lane(lane);
-  NHA_LOG_DEBUG("path {} to {} cannot be made yet: {}", lane, state_.owner.peer_text(),
-                why.message());
-  if (mine.rejected) {
-    reject_end(lane, ha::ShadowCandidates::End::local, why.message());
-    lanes_[lane].backoff.reset();
-  } else if (mine.elsewhere()) {
-    failover_.tell_shortage(why);
-    if (mine.shadow) {
-      candidates_.pass_over(mine.shadow_number);
-    }
-  }
-  mine.decided = true;
-  reopen_soon(lane);
-  state_.owner.on_lane_decided();
-}
-
-void SendRecovery::on_lane_address(size_t lane) {
-  if (lanes_[lane].unoffered && paths_.lane(lane).path().address_ready()) {
-    lanes_[lane].unoffered = false;
-    offer(lane);
-  }
-}
-
-/// Tells the peer of a new path.
-void SendRecovery::offer(size_t lane) {
-  Lane& mine = paths_.lane(lane);
-  Recovery& recovery = lanes_[lane];
-  recovery.lane.reopened();
-  if (!state_.sound(recovery.lane) ||
-      !state_.holds(recovery.lane.epoch() == mine.epoch + 1, "a new path has the next epoch")) {
-    return;
-  }
-  mine.epoch = recovery.lane.epoch();
-  PathOffer offer;
-  offer.path = static_cast<uint8_t>(lane);
-  offer.epoch = mine.epoch;
-  offer.rail = static_cast<uint8_t>(mine.elsewhere() ? recovery.pair.remote : 0);
-  offer.table_key = mine.tables.written_key;
-  offer.end = paths_.end_of(mine);
-  state_.note_step(RoundStep::offer_said, lane, mine.epoch);
-  parts_.control.send(encode(ControlType::rebuild, offer));
-  state_.context->request_stream_turns(1000);
-}
-
-void SendRecovery::on_memory_rejected(size_t lane, const Error& why) {
-  reject_end(lane, ha::ShadowCandidates::End::local, failover_.reject(lane, why).message());
-}
-
-void SendRecovery::on_rail_rejected(uint8_t rail) {
-  // A lane whose device here does not take the memory was rejected before, and said so.
-  const auto rejected = [&](const Lane& lane) {
-    return lane.on_other_rail() && lane.rail == rail && lane.rejected;
-  };
-  const bool here = std::ranges::any_of(paths_.lanes(), rejected);
-  for (size_t at = 0; at < paths_.size(); ++at) {
-    const Lane& lane = paths_.lane(at);
-    if (lane.on_other_rail() && lane.rail == rail && lane.usable && !lane.rejected) {
-      const Error why = fail(Errc::no_memory, here ? "as on another lane of the rail"
-                                                   : "the peer tells no key of a receive's");
-      reject_end(at, here ? ha::ShadowCandidates::End::local : ha::ShadowCandidates::End::remote,
-                 failover_.reject(at, why).message());
-    }
-  }
-}
-
-/// The pairs with that end of the lane are left alone for a while.
-void SendRecovery::reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why) {
-  const bool here = end == ha::ShadowCandidates::End::local;
-  const ha::RailPair& pair = lanes_[lane].pair;
-  if (here) {
-    failover_.count_rejected();
-  }
-  if (paths_.lane(lane).on_other_rail()) {
-    NHA_LOG_WARN_LIMITED(
-        "path {} to {} is of no use for now, as a device {} does not take the memory: {}", lane,
-        state_.owner.peer_text(), here ? "of this host" : "of the peer", why);
-    return;
-  }
-  const bool first =
-      candidates_.reject(end, here ? pair.local : pair.remote, state_.context->now());
-  if (state_.sound(candidates_) && first) {
-    NHA_LOG_WARN("path {} to {} cannot take over through a device {}, another one is tried: {}",
-                 lane, state_.owner.peer_text(), here ? "of this host" : "of the peer", why);
-  }
+std::optional<uint32_t> SendRecovery::on_path_made(size_t lane) {
+  ha::SenderLane& mine = lanes_[lane].lane;
+  mine.reopened();
+  return state_.sound(mine) ? std::optional(mine.epoch()) : std::nullopt;
 }
 
 }  // namespace nccl_ha

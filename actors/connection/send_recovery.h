@@ -1,4 +1,5 @@
-// The connecting side when a path fails: fence, judge what arrived, make a new path.
+// The connecting side when a path fails: fence, judge what arrived, move traffic, have a new path
+// made.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "actors/connection/path_renewal.h"
 #include "actors/connection/sender.h"
 #include "actors/connection/side.h"
 #include "actors/control.h"
-#include "ha/backoff.h"
-#include "ha/candidates.h"
 #include "ha/lane.h"
 #include "ha/ledger.h"
 #include "ha/serving_set.h"
@@ -22,9 +22,9 @@
 
 namespace nccl_ha {
 
-/// Drives a ha::SenderLane for each lane, decides when paths are made anew, and which lanes carry
-/// traffic (ha::ServingSet).  One thread.
-class SendRecovery final : public Sender::Owner {
+/// Drives a ha::SenderLane for each lane, and decides which lanes carry traffic (ha::ServingSet).
+/// One thread.
+class SendRecovery final : public Sender::Owner, private PathRenewal::Owner {
  public:
   class Owner {
    public:
@@ -41,17 +41,9 @@ class SendRecovery final : public Sender::Owner {
   ~SendRecovery() { stop(); }
   SendRecovery(const SendRecovery&) = delete;
   SendRecovery& operator=(const SendRecovery&) = delete;
-  /// Where shadows may begin and end, best first; where the device's other rails end.
-  void set_candidates(std::vector<ha::RailPair> ranked,
-                      const std::array<uint8_t, ha::device_rails_max - 1>& rail_ends = {}) {
-    candidates_ = ha::ShadowCandidates(std::move(ranked), shadows_max);
-    rail_ends_ = rail_ends;
-  }
-  bool any_candidate() const { return !candidates_.empty(); }
+  PathRenewal& renewal() { return renewal_; }
   /// The first paths have come up or failed.
   void begin();
-  /// Both sides are ready: what the handshake did not make can be made.
-  void make_others();
   /// The caller is told: from now on traffic goes where it should.
   void on_usable() {
     if (state_.rails.rails != 0) {
@@ -61,14 +53,12 @@ class SendRecovery final : public Sender::Owner {
   void stop();
 
   void on_lane_ready(size_t lane);
-  void on_lane_failed(size_t lane, const Error& error);
+  void on_lane_failed(size_t lane, const Error& error) override;
   void on_lane_drained(size_t lane);
   /// suspect, fenced or rebuilt
   void on_path_message(const ControlReader::Message& message);
   /// What a rail holds that is fenced off for being slow goes again elsewhere.
   void on_slow_rail(size_t rail);
-  void on_domain_up(const fabric::FailureDomain& domain);
-  void on_lane_address(size_t lane);
   /// Something of a lane's replacement is the peer's to say.
   bool waits_for_peer() const {
     return std::ranges::any_of(lanes_,
@@ -76,8 +66,10 @@ class SendRecovery final : public Sender::Owner {
   }
 
   // Sender::Owner
-  void on_memory_rejected(size_t lane, const Error& why) override;
-  void on_rail_rejected(uint8_t rail) override;
+  void on_memory_rejected(size_t lane, const Error& why) override {
+    renewal_.on_memory_rejected(lane, why);
+  }
+  void on_rail_rejected(uint8_t rail) override { renewal_.on_rail_rejected(rail); }
   bool give_way() override;
   void on_eager_arrived() override { owner_.on_all_sent(); }
 
@@ -86,18 +78,20 @@ class SendRecovery final : public Sender::Owner {
   struct Recovery {
     ha::SenderLane lane;
     ha::ArrivalReport report;
-    ha::Backoff backoff{std::chrono::milliseconds(20), std::chrono::seconds(1)};
-    std::optional<Instant> reopen_at;
     uint64_t life_before = 0;  ///< the lane's `life` when it was taken into use
     Instant usable_since{};
-    ha::RailPair pair;       ///< the ends of a lane elsewhere
-    bool unoffered = false;  ///< a new path waits for its address: the peer has not heard of it
     // Of the failure that is being dealt with.
     bool was_used = false;  ///< it met a path that was in use
     Error reason;
     Instant alive_at{};  ///< the last heartbeat that was seen
     Instant down_at{};
   };
+
+  // PathRenewal::Owner
+  std::optional<uint32_t> on_path_made(size_t lane) override;
+  bool is_opening(size_t lane) const override {
+    return lanes_[lane].lane.state() == ha::SenderLane::State::opening;
+  }
 
   void on_suspect(std::span<const std::byte> payload);
   void on_fenced(std::span<const std::byte> payload);
@@ -112,18 +106,6 @@ class SendRecovery final : public Sender::Owner {
   bool is_fenced_off(const Lane& lane) const;
   void look_at_fenced_rails();
 
-  void reopen_soon(size_t lane);
-  void hasten();
-  void arm_reopen();
-  void on_reopen_timer();
-  void reopen(size_t lane);
-  void give_up_new_path(size_t lane, const Error& why);
-  void offer(size_t lane);
-  bool choose_place(size_t lane);
-  bool choose_rail_place(size_t lane);
-  void look_for_better();
-  void reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why);
-
   ConnectionParts parts_;
   ConnectionState& state_;
   PathSet& paths_;
@@ -131,14 +113,11 @@ class SendRecovery final : public Sender::Owner {
   Sender& sender_;
   Owner& owner_;
   std::vector<Recovery> lanes_;
-  ha::ShadowCandidates candidates_;
-  std::array<uint8_t, ha::device_rails_max - 1> rail_ends_{};
+  PathRenewal renewal_;
   ha::ServingSet serving_;
   std::array<ha::ServingSet::Lane, lanes_max> seen_{};  ///< what view() shows
   Timer failback_timer_;
   Timer slow_timer_;  ///< a rail that was slow may carry data again
-  Timer better_timer_;
-  Timer reopen_timer_;
 };
 
 }  // namespace nccl_ha

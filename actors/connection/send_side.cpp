@@ -233,6 +233,9 @@ void SendSide::on_control(const ControlReader::Message& message) {
     case ControlType::rebuilt:
       recovery_.on_path_message(message);
       return;
+    case ControlType::link_back:
+      recovery_.renewal().on_link_back(message.payload);
+      return;
     case ControlType::hello:
     case ControlType::down:
     case ControlType::rebuild:
@@ -278,9 +281,11 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
     state_.fail(fail(Errc::remote, "the peer's welcome asks for rails that nobody offered"));
     return;
   }
-  recovery_.set_candidates(without_rails(state_, paths_, *welcome), welcome->rail_ends);
-  state_.shadows =
-      !recovery_.any_candidate() || config.shadow_paths == 0 ? uint8_t{0} : welcome->shadows;
+  recovery_.renewal().set_candidates(without_rails(state_, paths_, *welcome), welcome->rail_ends);
+  recovery_.renewal().set_first_end(welcome->rails);
+  state_.shadows = !recovery_.renewal().any_candidate() || config.shadow_paths == 0
+                       ? uint8_t{0}
+                       : welcome->shadows;
   if (auto connected = paths_.connect_first(welcome->paths, welcome->sizes_key); !connected) {
     state_.fail(connected.error());
     return;
@@ -319,7 +324,7 @@ void SendSide::on_settled() {
   recovery_.begin();
   parts_.liveness.start();
   if (peer_ready_ || ha::mutated(ha::Mutation::shadow_not_agreed)) {
-    recovery_.make_others();
+    recovery_.renewal().make_others();
   } else {
     watch_stream();
   }
@@ -327,7 +332,7 @@ void SendSide::on_settled() {
 
 void SendSide::on_confirm() {
   if (!std::exchange(peer_ready_, true) && state_.ready()) {
-    recovery_.make_others();
+    recovery_.renewal().make_others();
   }
 }
 

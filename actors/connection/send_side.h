@@ -77,11 +77,11 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void on_lane_drained(size_t lane) override { recovery_.on_lane_drained(lane); }
   void on_slow_rail(size_t rail) override { recovery_.on_slow_rail(rail); }
   void on_domain_up(const fabric::FailureDomain& domain) override {
-    recovery_.on_domain_up(domain);
+    recovery_.renewal().on_domain_up(domain);
   }
   bool told_paths() const override { return said_hello_; }
   void on_first_address() override;
-  void on_lane_address(size_t lane) override { recovery_.on_lane_address(lane); }
+  void on_lane_address(size_t lane) override { recovery_.renewal().on_lane_address(lane); }
   void stop() override;
 
  private:

@@ -119,6 +119,8 @@ enum class Mutation : uint8_t {
   lost_time_counts,       ///< silence lasts also while this process does not run
   nic_speaks_for_host,    ///< what a NIC acknowledges shows that the peer's process runs
   rejection_unheeded,     ///< an end that was rejected is chosen again
+  proven_pair_forgotten,  ///< a fallback path that fails takes no NICs again that served before
+  links_turn_nothing,     ///< NICs whose link is back are not the next ones to be tried
   shadows_share_an_end,   ///< two fallback paths of a connection lie on one NIC
   keys_not_told_anew,     ///< the keys of a fallback path that was replaced are not told again
   best_shadow_not_named,  ///< keys are told for the first fallback path that was needed only
@@ -126,6 +128,8 @@ enum class Mutation : uint8_t {
   rejection_untold,       ///< the peer does not hear of it
   rejection_out_of_date,  ///< it is taken for the path that came after
   rejection_kept,         ///< a path made anew counts as rejected like the one before
+  link_back_untold,       ///< the peer does not hear that a NIC here has its link again
+  link_back_unheeded,     ///< who hears that goes on waiting
   // Of the end of a connection:
   words_not_awaited,   ///< who closes does not wait for the confirmation
   answer_not_awaited,  ///< who is told that the peer ends does not wait until its answer is there

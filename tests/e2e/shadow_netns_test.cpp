@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -96,6 +97,19 @@ TEST(Shadow, WithoutItAConnectionWaitsForItsOwnNic) {
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_EQ(count(run.out, moved), 0U) << run.out;
   EXPECT_GE(count(run.out, " is back after "), 2U) << run.out;
+}
+
+// The standby's cable is out for longer than one attempt lasts, and between the rails there is no
+// way.  A host whose ARP had no answer asks again after a second.
+TEST(Shadow, ARailThatWasOutForLongCarriesWhenTheOtherOneFails) {
+  const ToolRun run = reduce("cut rail1 --for 4s@300ms, cut rail0 --for 3s@6500ms", {});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, verified), 1U) << run.out;
+  EXPECT_GE(count(run.out, "rail1 has no link"), 1U) << run.out;
+  std::smatch stall;
+  const std::regex second(R"(# fault 2: cut rail0[^\n]*: stall ([\d.]+) ms)");
+  ASSERT_TRUE(std::regex_search(run.out, stall, second)) << run.out;
+  EXPECT_LT(std::stod(stall[1]), 1500) << run.out;
 }
 
 TEST(Shadow, FaultsNeedALab) {

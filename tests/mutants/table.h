@@ -83,7 +83,7 @@ inline constexpr Planted all_planted[] = {
         selective_one_off,
         "BackedOffPortPair.ASegmentThatIsLostGoesAgainWhenLaterOnesAreSelectivelyAcknowledged"),
     NHA_FOUND(done_a_segment_early, By::datagrams, 20),
-    NHA_FOUND(place_is_enough, By::closes, 120),
+    NHA_FOUND(place_is_enough, By::closes, 600),
     NHA_CHECKED(lines_end_first, "CopyLines.WhoSeesTheEndOfALineSeesAllOfIt"),
     NHA_CHECKED(duplicate_not_answered,
                 "BackedOffPortPair.ASegmentThatComesTwiceIsAcknowledgedAgain"),
@@ -168,6 +168,9 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(nic_speaks_for_host,
                 "SimLiveness.AnIdleProcessThatPausesGivesUpNoPathAndIsNotGivenUp"),
     NHA_CHECKED(rejection_unheeded, "ShadowCandidates.ARejectedEndTakesAllItsPairsWithIt"),
+    NHA_CHECKED(proven_pair_forgotten,
+                "ShadowCandidates.APairThatHasWorkedIsTriedAgainBetweenAnyTwoOthers"),
+    NHA_CHECKED(links_turn_nothing, "ShadowLinks.StandsByAgainSoonAfterTheSendersLink"),
     NHA_CHECKED(shadows_share_an_end, "ShadowCandidates.TwoShadowsShareNoEnd"),
     NHA_CHECKED(keys_not_told_anew,
                 "Fabrics/Shadows.AReceiveThatWasOpenWhenAShadowWasReplacedCanBeWrittenOverIt/rdma"),
@@ -177,6 +180,8 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(rejection_untold, "Sides/RefusedFallback.TheNextCandidateTakesOver/1"),
     NHA_FOUND(rejection_out_of_date, By::survives),
     NHA_CHECKED(rejection_kept, "Sides/RefusedFallback.TheNextCandidateTakesOver/0"),
+    NHA_CHECKED(link_back_untold, "ShadowLinks.StandsByAgainSoonAfterTheReceiversLink"),
+    NHA_CHECKED(link_back_unheeded, "ShadowLinks.StandsByAgainSoonAfterTheReceiversLink"),
 
     // The end of a connection.
     NHA_CHECKED(words_not_awaited, "CloseLinger.WhoClosesWaitsForTheConfirmation"),

@@ -143,6 +143,111 @@ TEST_P(Shadows, WhatThereIsNoRailForIsMissedByNobody) {
   EXPECT_EQ(pair.send_channel().counters().traffic_moves.get(), 1U);
 }
 
+/// Two rails without a router between them, of which the second one stands by and fails for a
+/// while.
+class ShadowLinks : public testing::Test {
+ protected:
+  void SetUp() override {
+    const sim::Link cut{.cut = true};
+    for (size_t rail = 0; rail < 2; ++rail) {
+      const sim::Ip here = pair_.sender().addresses[rail];
+      const sim::Ip there = pair_.receiver().addresses[1 - rail];
+      pair_.world().network().set_link(here, there, cut);
+      pair_.world().network().set_link(there, here, cut);
+    }
+    ASSERT_TRUE(pair_.connect()) << pair_.error();
+    pass(pair_, seconds(2));
+  }
+  void tell(sim::Process& host, bool up) { pair_.world().tell_link(host, host.addresses[1], up); }
+  /// The standby's rail; both hosts are told of its end.
+  void outage(Duration time) {
+    const uint64_t down = counters().paths_down.get();
+    set_rail(pair_, 1, true);
+    tell(pair_.sender(), false);
+    tell(pair_.receiver(), false);
+    pass(pair_, time);
+    ASSERT_EQ(counters().paths_down.get(), down + 1) << "the fault did not happen";
+    set_rail(pair_, 1, false);
+  }
+  Duration back_after() {
+    const Instant begin = pair_.world().now();
+    const uint64_t down = counters().paths_down.get();
+    EXPECT_TRUE(
+        pair_.world().run_until([&] { return counters().paths_back.get() == down; }, seconds(120)));
+    return pair_.world().now() - begin;
+  }
+  const ConnectionCounters& counters() { return pair_.send_channel().counters(); }
+
+  static constexpr Duration soon = std::chrono::milliseconds(200);
+  SimPair pair_{97, {}, shadows_config(1), {.rails = 2}};
+};
+
+TEST_F(ShadowLinks, StandsByAgainSoonAfterTheSendersLink) {
+  for (const Duration time : {seconds(1), seconds(4), seconds(7), seconds(11), seconds(60)}) {
+    outage(time);
+    tell(pair_.sender(), true);
+    EXPECT_LE(back_after(), soon) << time.count();
+    pass(pair_, seconds(5));
+  }
+}
+
+TEST_F(ShadowLinks, StandsByAgainSoonAfterTheReceiversLink) {
+  for (const Duration time : {seconds(1), seconds(4), seconds(7), seconds(11), seconds(60)}) {
+    outage(time);
+    tell(pair_.receiver(), true);
+    EXPECT_LE(back_after(), soon) << time.count();
+    pass(pair_, seconds(5));
+  }
+}
+
+/// Whoever is told first tries before the other end can answer.
+TEST_F(ShadowLinks, OneEndMayHearOfItBeforeTheOther) {
+  for (const bool sender_first : {true, false}) {
+    for (const Duration time : {seconds(1), seconds(4), seconds(7), seconds(60)}) {
+      tell(sender_first ? pair_.sender() : pair_.receiver(), true);
+      outage(time);
+      tell(sender_first ? pair_.sender() : pair_.receiver(), true);
+      set_rail(pair_, 1, true);
+      pass(pair_, seconds(1));
+      set_rail(pair_, 1, false);
+      tell(sender_first ? pair_.receiver() : pair_.sender(), true);
+      EXPECT_LE(back_after(), soon) << time.count();
+      pass(pair_, seconds(5));
+    }
+  }
+}
+
+/// A switch that forwards nothing leaves the links of both hosts as they are.
+TEST_F(ShadowLinks, StandsByAgainWithinSecondsWhereNobodyIsTold) {
+  for (const Duration time : {seconds(4), seconds(60), seconds(600)}) {
+    set_rail(pair_, 1, true);
+    pass(pair_, time);
+    ASSERT_GT(counters().paths_down.get(), 0U) << "the fault did not happen";
+    set_rail(pair_, 1, false);
+    EXPECT_LE(back_after(), seconds(14)) << time.count();
+    pass(pair_, seconds(5));
+  }
+}
+
+/// While nothing of it can be confirmed.
+TEST_F(ShadowLinks, ALinkThatComesAndGoesFillsNoQueue) {
+  const auto dark = [&](bool cut) {
+    set_rail(pair_, 0, cut);
+    set_rail(pair_, 1, cut);
+  };
+  dark(true);
+  pass(pair_, seconds(2));
+  for (int i = 0; i < 2000; ++i) {
+    tell(pair_.receiver(), i % 2 == 0);
+    pass(pair_, std::chrono::milliseconds(1));
+  }
+  ASSERT_GT(counters().paths_down.get(), 0U) << "the fault did not happen";
+  dark(false);
+  tools::TransferPlan plan;
+  plan.seed = 97;
+  EXPECT_EQ(pair_.transfer(plan, seconds(20)), "");
+}
+
 TEST(SimShadows, RailsFailWhileBytesAreChecked) {
   const uint64_t runs = sim_seeds() / 8;
   FailoverTotals totals;

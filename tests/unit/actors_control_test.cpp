@@ -237,6 +237,9 @@ TEST(Control, WhatIsSaidOfAPathComesBackAsItWas) {
         EXPECT_EQ(back.end.address.bytes[2], std::byte{9});
       },
       decode_offer);
+  expect_cut_short_is_refused(
+      encode(LinkNotice{5}), [](const LinkNotice& back) { EXPECT_EQ(back.rail, 5); },
+      decode_link_back);
 }
 
 TEST(Control, TheRailsOfAWelcomeComeBackAsTheyWere) {
@@ -285,6 +288,8 @@ TEST(Control, NumbersBeyondTheirSetsAreRefused) {
   const auto notice = encode(ControlType::down, PathNotice{0, 1, false, ""});
   EXPECT_FALSE(decode_notice(damaged(notice, 0, lanes_max)));
   EXPECT_FALSE(decode_notice(damaged(notice, 5, 2)));
+  EXPECT_FALSE(decode_link_back(damaged(encode(LinkNotice{}), 0, ha::rails_max)));
+  EXPECT_TRUE(decode_link_back(damaged(encode(LinkNotice{}), 0, ha::rails_max - 1)));
   FenceReport report{0, 1, {}};
   report.arrived.groups = {{false, {1, 2}}};
   EXPECT_FALSE(decode_report(damaged(encode(report), 0, lanes_max)));

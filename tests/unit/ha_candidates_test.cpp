@@ -94,5 +94,100 @@ TEST(ShadowCandidates, TheEndsOfBothHostsAreKeptApart) {
   EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 1}));
 }
 
+RailPair next(ShadowCandidates& candidates) {
+  candidates.pass_over(0);
+  return candidates.choose(0, candidates_start).value();
+}
+
+TEST(ShadowCandidates, APairThatHasWorkedIsTriedAgainBetweenAnyTwoOthers) {
+  ShadowCandidates candidates = four();
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  ASSERT_EQ(next(candidates), (RailPair{2, 2}));
+  candidates.worked(0);
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2})) << "the same at first";
+  for (int round = 0; round < 2; ++round) {
+    for (const RailPair& other : {RailPair{1, 1}, RailPair{1, 2}, RailPair{2, 1}}) {
+      EXPECT_EQ(next(candidates), other);
+      EXPECT_EQ(next(candidates), (RailPair{2, 2}));
+    }
+  }
+}
+
+TEST(ShadowCandidates, WithoutAPathAllHaveTheirTurnInOrder) {
+  ShadowCandidates candidates = four();
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  candidates.worked(0);
+  for (const RailPair& pair : {RailPair{2, 2}, RailPair{1, 2}, RailPair{2, 1}, RailPair{1, 1}}) {
+    candidates.pass_over(0, true);
+    EXPECT_EQ(candidates.choose(0, candidates_start), pair);
+  }
+}
+
+TEST(ShadowCandidates, TheLastOneThatHasWorkedIsTheOne) {
+  ShadowCandidates candidates = four();
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  candidates.worked(0);
+  ASSERT_EQ(next(candidates), (RailPair{2, 2}));
+  candidates.worked(0);
+  EXPECT_EQ(next(candidates), (RailPair{1, 1}));
+  EXPECT_EQ(next(candidates), (RailPair{2, 2}));
+  EXPECT_EQ(next(candidates), (RailPair{1, 2}));
+}
+
+TEST(ShadowCandidates, TheOnlyPairIsTriedAgain) {
+  ShadowCandidates candidates({{1, 1}}, 1);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  candidates.worked(0);
+  EXPECT_EQ(next(candidates), (RailPair{1, 1}));
+  EXPECT_EQ(next(candidates), (RailPair{1, 1}));
+}
+
+TEST(ShadowCandidates, BesideOneThatHasWorkedAndIsRejectedAllOthersHaveTheirTurn) {
+  ShadowCandidates candidates({{1, 1}, {2, 2}, {3, 3}}, 1);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  candidates.worked(0);
+  candidates.reject(End::local, 1, candidates_start);
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(next(candidates), (RailPair{2, 2}));
+    EXPECT_EQ(next(candidates), (RailPair{3, 3}));
+  }
+}
+
+TEST(ShadowCandidates, AnEndWhoseLinkIsBackGivesItsBestPairTheNextTurn) {
+  ShadowCandidates candidates = four();
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  ASSERT_EQ(next(candidates), (RailPair{2, 2}));
+  EXPECT_FALSE(candidates.turn_to(0, End::local, 2, candidates_start)) << "it is at hand";
+  EXPECT_FALSE(candidates.turn_to(0, End::local, 7, candidates_start)) << "there is none";
+  EXPECT_TRUE(candidates.turn_to(0, End::remote, 1, candidates_start));
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  EXPECT_FALSE(candidates.turn_to(0, End::local, 2, candidates_start))
+      << "what is at hand is better";
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+}
+
+TEST(ShadowCandidates, AnEndWhoseLinkIsBackGivesThePairThatHasWorkedTheNextTurn) {
+  ShadowCandidates candidates = four();
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  ASSERT_EQ(next(candidates), (RailPair{2, 2}));
+  candidates.worked(0);
+  ASSERT_EQ(next(candidates), (RailPair{1, 1}));
+  EXPECT_TRUE(candidates.turn_to(0, End::remote, 2, candidates_start));
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+}
+
+TEST(ShadowCandidates, ALinkChangesNothingOfWhatIsRejectedOrTaken) {
+  ShadowCandidates candidates = four();
+  ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{1, 1}));
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+  EXPECT_FALSE(candidates.turn_to(0, End::local, 1, candidates_start)) << "the other shadow's";
+  ShadowCandidates rejected = four();
+  ASSERT_EQ(rejected.choose(0, candidates_start), (RailPair{1, 1}));
+  rejected.reject(End::remote, 1, candidates_start);
+  ASSERT_EQ(rejected.choose(0, candidates_start), (RailPair{2, 2}));
+  EXPECT_FALSE(rejected.turn_to(0, End::remote, 1, candidates_start));
+  EXPECT_TRUE(rejected.turn_to(0, End::remote, 1, candidates_start + first_wait));
+}
+
 }  // namespace
 }  // namespace nccl_ha::ha

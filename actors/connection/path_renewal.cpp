@@ -1,0 +1,368 @@
+#include "actors/connection/path_renewal.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ha/mutation.h"
+#include "runtime/base/log.h"
+
+namespace nccl_ha {
+namespace {
+
+/// How long an attempt to replace a path waits at most while there is none.
+constexpr Duration reopen_interval = std::chrono::seconds(1);
+
+/// How often a shadow of another fabric gives way to a look for one of the own.
+constexpr Duration better_interval = std::chrono::minutes(5);
+
+/// A path over another rail is tried this often at most.
+constexpr Duration rail_interval = std::chrono::seconds(2);
+
+/// So is a shadow that has stood by before: what it lacks may come back without a word.
+constexpr Duration shadow_interval = std::chrono::seconds(5);
+
+}  // namespace
+
+PathRenewal::PathRenewal(Owner& owner, const ConnectionParts& parts, Sender& sender)
+    : owner_(owner),
+      state_(parts.state),
+      paths_(parts.paths),
+      control_(parts.control),
+      failover_(parts.failover),
+      sender_(sender) {
+  reopen_timer_.bind([](void* self) { static_cast<PathRenewal*>(self)->on_reopen_timer(); }, this);
+  better_timer_.bind([](void* self) { static_cast<PathRenewal*>(self)->look_for_better(); }, this);
+}
+
+void PathRenewal::stop() {
+  if (state_.context != nullptr) {
+    state_.context->timers().cancel(reopen_timer_);
+    state_.context->timers().cancel(better_timer_);
+  }
+}
+
+void PathRenewal::begin() {
+  lanes_.resize(paths_.size());
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    if (paths_.lane(i).on_other_rail()) {
+      lanes_[i].backoff = ha::Backoff(std::chrono::milliseconds(20), rail_interval);
+    } else if (paths_.lane(i).shadow) {
+      // The other host may have nothing at that end: tried for ever, but not often.
+      lanes_[i].backoff = ha::Backoff(std::chrono::milliseconds(100), std::chrono::seconds(30));
+    }
+  }
+}
+
+void PathRenewal::make_others() {
+  if (paths_.backs_with_others()) {
+    state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
+  }
+  for (size_t i = paths_.primaries(); i < paths_.own(); ++i) {
+    lanes_[i].reopen_at = state_.context->now();  // the caller waits for those
+  }
+  for (size_t i = paths_.own(); i < paths_.size(); ++i) {
+    reopen_soon(i);
+  }
+  arm_reopen();
+}
+
+void PathRenewal::on_lane_up(size_t lane) {
+  Next& next = lanes_[lane];
+  const Lane& mine = paths_.lane(lane);
+  next.link_back = false;
+  if (!mine.shadow || paths_.is_fallback(mine)) {
+    return;  // one of another fabric does not come before those of the own one
+  }
+  candidates_.worked(mine.shadow_number);
+  if (!std::exchange(next.stood_by, true)) {
+    next.backoff = ha::Backoff(std::chrono::milliseconds(100), shadow_interval);
+  }
+}
+
+void PathRenewal::on_lane_down(size_t lane, bool carried) {
+  const Lane& mine = paths_.lane(lane);
+  if (mine.usable) {
+    if (carried) {
+      lanes_[lane].backoff.reset();  // else it comes up and fails in a loop: less and less often
+    }
+    if (paths_.is_fallback(mine)) {
+      candidates_.begin_anew(mine.shadow_number);  // the better ones may have come back meanwhile
+    }
+  } else if (mine.shadow && !mine.rejected) {
+    pass_over(lane);
+  }
+  if (mine.rejected) {
+    lanes_[lane].backoff.reset();  // it says nothing of the next one
+  }
+}
+
+bool PathRenewal::fail_unoffered(size_t lane, const Error& why) {
+  if (!std::exchange(lanes_[lane].unoffered, false)) {
+    return false;
+  }
+  give_up_new_path(lane, why);
+  return true;
+}
+
+void PathRenewal::reopen_soon(size_t lane) {
+  Next& next = lanes_[lane];
+  const Lane& mine = paths_.lane(lane);
+  const Duration wait = next.backoff.next(state_.context->random());
+  // A shadow whose device takes no memory has others to try first; a rail has that one.
+  next.reopen_at =
+      state_.context->now() +
+      (mine.rejected && mine.on_other_rail() ? ha::ShadowCandidates::forget_after : wait);
+  hasten();
+}
+
+/// A shadow is tried seldom, but not when there is nothing else.
+void PathRenewal::hasten() {
+  for (Next& one : lanes_) {
+    if (one.reopen_at && !paths_.any_usable()) {
+      one.reopen_at = std::min(*one.reopen_at, state_.context->now() + reopen_interval);
+    }
+  }
+  arm_reopen();
+}
+
+void PathRenewal::on_domain_up(const fabric::FailureDomain& domain) {
+  const bool nic = domain.kind == fabric::FailureDomain::Kind::local_nic;
+  for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
+    const Lane& mine = paths_.lane(lane);
+    if (mine.usable) {
+      continue;
+    }
+    bool elsewhere = false;
+    for (size_t i = 0; mine.shadow && nic && i < paths_.places().size() && !elsewhere; ++i) {
+      elsewhere = paths_.interface_of(paths_.places()[i]) == domain.name &&
+                  candidates_.turn_to(mine.shadow_number, ha::ShadowCandidates::End::local, i,
+                                      state_.context->now());
+    }
+    if (elsewhere || paths_.is_in(mine, domain)) {
+      try_at_once(lane, elsewhere);
+    }
+  }
+}
+
+void PathRenewal::on_link_back(std::span<const std::byte> payload) {
+  const auto notice = decode_link_back(payload);
+  if (!notice) {
+    state_.fail(fail(Errc::remote, "malformed message about a link on the control stream"));
+    return;
+  }
+  for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
+    const Lane& mine = paths_.lane(lane);
+    if (mine.usable || ha::mutated(ha::Mutation::link_back_unheeded)) {
+      continue;
+    }
+    const bool elsewhere =
+        mine.shadow && candidates_.turn_to(mine.shadow_number, ha::ShadowCandidates::End::remote,
+                                           notice->rail, state_.context->now());
+    if (elsewhere || end_of(lane) == notice->rail) {
+      try_at_once(lane, elsewhere);
+    }
+  }
+}
+
+/// Where the lane's path ends, among what the peer offered.
+size_t PathRenewal::end_of(size_t lane) const {
+  return paths_.lane(lane).elsewhere() ? lanes_[lane].pair.remote : first_end_;
+}
+
+/// An attempt that is under way elsewhere is given up for it; one that is under way there goes on,
+/// and should it fail nevertheless, it began too early.
+void PathRenewal::try_at_once(size_t lane, bool elsewhere) {
+  Next& next = lanes_[lane];
+  next.backoff.reset();
+  next.link_back = true;
+  if (next.reopen_at) {
+    next.reopen_at = state_.context->now();
+    arm_reopen();
+  } else if (elsewhere && owner_.is_opening(lane)) {
+    owner_.on_lane_failed(lane, fail(Errc::again, "a better NIC has its link again"));
+    next.link_back = true;
+  }
+}
+
+/// The next pair of ends is tried, unless the one at hand only now has its links.
+void PathRenewal::pass_over(size_t lane) {
+  if (!std::exchange(lanes_[lane].link_back, false)) {
+    candidates_.pass_over(paths_.lane(lane).shadow_number, !paths_.any_usable());
+  }
+}
+
+/// An RDMA port that could be the shadow instead may be there by now.
+void PathRenewal::look_for_better() {
+  if (!state_.live()) {
+    return;
+  }
+  state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
+  for (size_t lane = paths_.own(); lane < paths_.size() && state_.live(); ++lane) {
+    if (paths_.lane(lane).usable && paths_.is_fallback(paths_.lane(lane)) && paths_.own_usable()) {
+      owner_.on_lane_failed(lane,
+                            fail(Errc::again, "it is looked whether RDMA could stand by again"));
+    }
+  }
+}
+
+void PathRenewal::arm_reopen() {
+  std::optional<Instant> first;
+  for (const Next& one : lanes_) {
+    if (one.reopen_at && (!first || *one.reopen_at < *first)) {
+      first = one.reopen_at;
+    }
+  }
+  state_.context->timers().cancel(reopen_timer_);
+  if (first) {
+    state_.context->timers().arm(reopen_timer_, *first);
+  }
+}
+
+// A timer of its own, because a path must not be destroyed while it reports.
+void PathRenewal::on_reopen_timer() {
+  const Instant now = state_.context->now();
+  for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
+    if (lanes_[lane].reopen_at && *lanes_[lane].reopen_at <= now) {
+      lanes_[lane].reopen_at.reset();
+      reopen(lane);
+    }
+  }
+  if (state_.live()) {
+    arm_reopen();
+  }
+}
+
+/// False: there is no pair of ends for a shadow for now.
+bool PathRenewal::choose_place(size_t lane) {
+  const Instant now = state_.context->now();
+  const auto pair = candidates_.choose(paths_.lane(lane).shadow_number, now);
+  if (!state_.sound(candidates_)) {
+    return false;
+  }
+  if (!pair) {
+    lanes_[lane].reopen_at = candidates_.next_at(now);
+    return false;
+  }
+  lanes_[lane].pair = *pair;
+  paths_.move_to(paths_.lane(lane), paths_.places()[pair->local]);
+  return true;
+}
+
+/// A rail's ends are always the same.
+bool PathRenewal::choose_rail_place(size_t lane) {
+  Lane& mine = paths_.lane(lane);
+  const auto place = paths_.place_of_rail(mine.rail);
+  if (!state_.holds(place.has_value(), "a rail that was agreed on has a place")) {
+    return false;
+  }
+  lanes_[lane].pair = {*place, rail_ends_[mine.rail - 1U]};
+  paths_.move_to(mine, paths_.places()[*place]);
+  return true;
+}
+
+void PathRenewal::reopen(size_t lane) {
+  Lane& mine = paths_.lane(lane);
+  Next& next = lanes_[lane];
+  if (!state_.holds(!mine.usable, "a path that works is not made anew") ||
+      (mine.on_other_rail() && !choose_rail_place(lane)) || (mine.shadow && !choose_place(lane))) {
+    return;
+  }
+  if (auto made = paths_.remake(mine); !made) {
+    mine.owned.reset();
+    give_up_new_path(lane, made.error());
+    return;
+  }
+  sender_.adapt_to(mine);
+  next.unoffered = true;
+  on_lane_address(lane);
+}
+
+/// It cannot be made yet.
+void PathRenewal::give_up_new_path(size_t lane, const Error& why) {
+  Lane& mine = paths_.lane(lane);
+  NHA_LOG_DEBUG("path {} to {} cannot be made yet: {}", lane, state_.owner.peer_text(),
+                why.message());
+  if (mine.rejected) {
+    reject_end(lane, ha::ShadowCandidates::End::local, why.message());
+    lanes_[lane].backoff.reset();
+  } else if (mine.elsewhere()) {
+    failover_.tell_shortage(why);
+    if (mine.shadow) {
+      pass_over(lane);
+    }
+  }
+  mine.decided = true;
+  reopen_soon(lane);
+  state_.owner.on_lane_decided();
+}
+
+void PathRenewal::on_lane_address(size_t lane) {
+  if (lanes_[lane].unoffered && paths_.lane(lane).path().address_ready()) {
+    lanes_[lane].unoffered = false;
+    offer(lane);
+  }
+}
+
+/// Tells the peer of a new path.
+void PathRenewal::offer(size_t lane) {
+  Lane& mine = paths_.lane(lane);
+  Next& next = lanes_[lane];
+  const std::optional<uint32_t> epoch = owner_.on_path_made(lane);
+  if (!epoch || !state_.holds(*epoch == mine.epoch + 1, "a new path has the next epoch")) {
+    return;
+  }
+  mine.epoch = *epoch;
+  PathOffer offer;
+  offer.path = static_cast<uint8_t>(lane);
+  offer.epoch = mine.epoch;
+  offer.rail = static_cast<uint8_t>(mine.elsewhere() ? next.pair.remote : 0);
+  offer.table_key = mine.tables.written_key;
+  offer.end = paths_.end_of(mine);
+  state_.note_step(RoundStep::offer_said, lane, mine.epoch);
+  control_.send(encode(ControlType::rebuild, offer));
+  state_.context->request_stream_turns(1000);
+}
+
+void PathRenewal::on_memory_rejected(size_t lane, const Error& why) {
+  reject_end(lane, ha::ShadowCandidates::End::local, failover_.reject(lane, why).message());
+}
+
+void PathRenewal::on_rail_rejected(uint8_t rail) {
+  // A lane whose device here does not take the memory was rejected before, and said so.
+  const auto rejected = [&](const Lane& lane) {
+    return lane.on_other_rail() && lane.rail == rail && lane.rejected;
+  };
+  const bool here = std::ranges::any_of(paths_.lanes(), rejected);
+  for (size_t at = 0; at < paths_.size(); ++at) {
+    const Lane& lane = paths_.lane(at);
+    if (lane.on_other_rail() && lane.rail == rail && lane.usable && !lane.rejected) {
+      const Error why = fail(Errc::no_memory, here ? "as on another lane of the rail"
+                                                   : "the peer tells no key of a receive's");
+      reject_end(at, here ? ha::ShadowCandidates::End::local : ha::ShadowCandidates::End::remote,
+                 failover_.reject(at, why).message());
+    }
+  }
+}
+
+/// The pairs with that end of the lane are left alone for a while.
+void PathRenewal::reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why) {
+  const bool here = end == ha::ShadowCandidates::End::local;
+  const ha::RailPair& pair = lanes_[lane].pair;
+  if (here) {
+    failover_.count_rejected();
+  }
+  if (paths_.lane(lane).on_other_rail()) {
+    NHA_LOG_WARN_LIMITED(
+        "path {} to {} is of no use for now, as a device {} does not take the memory: {}", lane,
+        state_.owner.peer_text(), here ? "of this host" : "of the peer", why);
+    return;
+  }
+  const bool first =
+      candidates_.reject(end, here ? pair.local : pair.remote, state_.context->now());
+  if (state_.sound(candidates_) && first) {
+    NHA_LOG_WARN("path {} to {} cannot take over through a device {}, another one is tried: {}",
+                 lane, state_.owner.peer_text(), here ? "of this host" : "of the peer", why);
+  }
+}
+
+}  // namespace nccl_ha

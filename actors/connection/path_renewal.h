@@ -1,0 +1,117 @@
+// When a lane of the connecting side gets its next path, and between which ends.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "actors/connection/sender.h"
+#include "actors/connection/side.h"
+#include "ha/backoff.h"
+#include "ha/candidates.h"
+#include "runtime/engine/timer_wheel.h"
+
+namespace nccl_ha {
+
+/// Waits after a failure (ha::Backoff), but not where a link is back; chooses the ends of a shadow
+/// (ha::ShadowCandidates), makes the path and offers it to the peer.  One thread.
+class PathRenewal {
+ public:
+  class Owner {
+   public:
+    /// The lane's path, or the attempt to make one, is given up.
+    virtual void on_lane_failed(size_t lane, const Error& why) = 0;
+    /// The lane's next path is to be offered: its epoch; nothing when the connection has failed.
+    virtual std::optional<uint32_t> on_path_made(size_t lane) = 0;
+    /// It was offered, and both sides find out whether packets get through.
+    virtual bool is_opening(size_t lane) const = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+
+  PathRenewal(Owner& owner, const ConnectionParts& parts, Sender& sender);
+  ~PathRenewal() { stop(); }
+  PathRenewal(const PathRenewal&) = delete;
+  PathRenewal& operator=(const PathRenewal&) = delete;
+  /// Where shadows may begin and end, best first; where the device's other rails end.
+  void set_candidates(std::vector<ha::RailPair> ranked,
+                      const std::array<uint8_t, ha::device_rails_max - 1>& rail_ends = {}) {
+    candidates_ = ha::ShadowCandidates(std::move(ranked), shadows_max);
+    rail_ends_ = rail_ends;
+  }
+  /// Where the first paths end, among what the peer offered.
+  void set_first_end(std::span<const ha::Rail> rails) {
+    const auto first = std::ranges::find_if(rails, &ha::Rail::primary);
+    first_end_ = static_cast<size_t>(first - rails.begin());
+  }
+  bool any_candidate() const { return !candidates_.empty(); }
+  /// The first paths have come up or failed.
+  void begin();
+  /// Both sides are ready: what the handshake did not make can be made.
+  void make_others();
+  void stop();
+
+  void on_lane_up(size_t lane);
+  /// Its path, or the attempt to make one, has failed and is about to be taken down; `carried`:
+  /// something got through.
+  void on_lane_down(size_t lane, bool carried);
+  /// True: the peer has not heard of the new path, which is given up.
+  bool fail_unoffered(size_t lane, const Error& why);
+  void reopen_soon(size_t lane);
+  /// Where no path is left, what waits for long is tried earlier.
+  void hasten();
+  /// A new path of the lane has an address.
+  void on_lane_address(size_t lane);
+  /// What waits for a link that is back is tried at once: one of this host's, or of the peer's.
+  void on_domain_up(const fabric::FailureDomain& domain);
+  void on_link_back(std::span<const std::byte> payload);
+
+  // A device does not take the connection's memory.
+  void on_memory_rejected(size_t lane, const Error& why);
+  void on_rail_rejected(uint8_t rail);
+  void reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why);
+
+ private:
+  /// The next path of a lane.
+  struct Next {
+    ha::Backoff backoff{std::chrono::milliseconds(20), std::chrono::seconds(1)};
+    std::optional<Instant> reopen_at;
+    ha::RailPair pair;       ///< the ends of a lane elsewhere
+    bool unoffered = false;  ///< it waits for its address: the peer has not heard of it
+    bool stood_by = false;   ///< a shadow: it has been usable
+    bool link_back = false;  ///< since then no attempt has failed
+  };
+
+  size_t end_of(size_t lane) const;
+  void try_at_once(size_t lane, bool elsewhere);
+  void pass_over(size_t lane);
+  void arm_reopen();
+  void on_reopen_timer();
+  void reopen(size_t lane);
+  void give_up_new_path(size_t lane, const Error& why);
+  void offer(size_t lane);
+  bool choose_place(size_t lane);
+  bool choose_rail_place(size_t lane);
+  void look_for_better();
+
+  Owner& owner_;
+  ConnectionState& state_;
+  PathSet& paths_;
+  ControlLink& control_;
+  Failover& failover_;
+  Sender& sender_;
+  std::vector<Next> lanes_;
+  ha::ShadowCandidates candidates_;
+  std::array<uint8_t, ha::device_rails_max - 1> rail_ends_{};
+  size_t first_end_ = SIZE_MAX;
+  Timer better_timer_;
+  Timer reopen_timer_;
+};
+
+}  // namespace nccl_ha
