@@ -54,7 +54,12 @@ NicMonitor::~NicMonitor() {
   }
 }
 
+/// A kernel repeats the state of a link when anything else of the interface changes.
 void NicMonitor::on_link(const std::string& nic, bool up) {
+  const auto [known, first] = links_.try_emplace(nic, up);
+  if (!first && std::exchange(known->second, up) == up) {
+    return;
+  }
   tell({fabric::FailureDomain::Kind::local_nic, nic}, up);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,6 +57,7 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
   Address<Message> to_ear_;  ///< under the board's lock
   std::atomic<bool> told_{false};
   std::unique_ptr<LinkWatch> watch_;
+  std::map<std::string, bool> links_;  ///< of each NIC, whether it has one: the last that was heard
   std::vector<Member*> members_;
 };
 

@@ -26,6 +26,8 @@ class ShadowCandidates {
   /// A rejected end is tried again after so long, and after twice as long with each further time.
   static constexpr Duration forget_after = std::chrono::seconds(30);
   static constexpr unsigned doublings_max = 6;
+  /// Links that are back give a shadow another pair not more often than this: three attempts.
+  static constexpr Duration turn_interval = std::chrono::seconds(9);
 
   enum class End : uint8_t { local, remote };
 
@@ -39,6 +41,7 @@ class ShadowCandidates {
   std::optional<RailPair> choose(size_t shadow, Instant now) {
     Shadow& mine = shadows_[shadow];
     mine.holds.reset();
+    mine.joined = false;
     if (mine.proven == mine.current && !available(pairs_[mine.current], now)) {
       mine.current = mine.after;
     }
@@ -47,8 +50,8 @@ class ShadowCandidates {
       if (available(pairs_[at], now)) {
         invariants_.hold(is_alone(shadow, pairs_[at]), "no two shadows share an end");
         mine.current = at;
-        mine.holds = pairs_[at];
-        return mine.holds;
+        mine.holds = at;
+        return pairs_[at];
       }
     }
     return std::nullopt;
@@ -62,9 +65,11 @@ class ShadowCandidates {
     }
     return first;
   }
-  /// The pair at hand was joined.
+  /// The pair that was chosen was joined.
   void worked(size_t shadow) {
     Shadow& mine = shadows_[shadow];
+    mine.current = mine.holds.value_or(mine.current);
+    mine.joined = true;
     mine.after = 0;
     if (!mutated(Mutation::proven_pair_forgotten)) {
       mine.proven = mine.current;
@@ -77,7 +82,7 @@ class ShadowCandidates {
     if (pairs_.empty()) {
       return;
     }
-    if (urgent) {
+    if (urgent && !mutated(Mutation::proven_pair_insisted)) {
       mine.current = following(mine.current);
       return;
     }
@@ -88,23 +93,55 @@ class ShadowCandidates {
     mine.after = following(mine.current);
     mine.current = mine.proven.value_or(mine.after);
   }
-  /// An end works again, for all that its host knows: the pair that worked last, if it has that
-  /// end, or else the best one that has it, is the next to try, unless the one at hand is better.
-  /// True: it is another one now.
-  bool turn_to(size_t shadow, End end, size_t rail, Instant now) {
+  /// Whether links that are back change what a shadow tries next.
+  enum class Turn : uint8_t {
+    none,     ///< no
+    at_hand,  ///< no, but the pair at hand has one of them
+    turned,   ///< another pair is at hand now
+  };
+  /// Ends have their links back.  Of the pairs with such an end the one that worked last, or else
+  /// the best, has the next turn, unless a better one is being tried whose own link came back just
+  /// before (`promising`).  Not more often than turn_interval: an end that comes and goes does not
+  /// keep the others from their turns.  A shadow that merely tries an end of that pair has to give
+  /// it up (lost()).
+  template <class IsBack>
+  Turn turn_to(size_t shadow, End end, IsBack is_back, Instant now, bool promising) {
     Shadow& mine = shadows_[shadow];
     std::optional<size_t> wanted;
-    for (size_t at = 0; at < pairs_.size() && !(wanted && wanted == mine.proven); ++at) {
+    for (size_t at = 0; at < pairs_.size(); ++at) {
       const RailPair& pair = pairs_[at];
-      const bool its = (end == End::local ? pair.local : pair.remote) == rail;
-      if (its && free_at(pair) <= now && is_alone(shadow, pair) && (!wanted || mine.proven == at)) {
+      if (is_back(end == End::local ? pair.local : pair.remote) && free_at(pair) <= now &&
+          may_take(shadow, pair, now) && (!wanted || mine.proven == at)) {
         wanted = at;
       }
     }
-    const bool better = wanted && (*wanted < mine.current || wanted == mine.proven) &&
-                        !mutated(Mutation::links_turn_nothing);
-    return better && std::exchange(mine.current, *wanted) != *wanted;
+    if (!wanted || mutated(Mutation::links_turn_nothing)) {
+      return Turn::none;
+    }
+    const bool at_hand = *wanted == mine.current;
+    if (!at_hand && ((promising && *wanted > mine.current && wanted != mine.proven) ||
+                     now < mine.may_turn_at)) {
+      return Turn::none;
+    }
+    if (!at_hand) {
+      mine.may_turn_at = now + turn_interval;
+      if (mine.proven != mine.current) {
+        mine.after = mine.current;  // goes on there later
+      }
+      mine.current = *wanted;
+    }
+    mine.holds = wanted;
+    mine.keeps_until = now + turn_interval;
+    for (size_t i = 0; i < shadows_.size(); ++i) {
+      if (i != shadow && holds_end_of(shadows_[i], pairs_[*wanted])) {
+        shadows_[i].holds.reset();
+        shadows_[i].lost = true;
+      }
+    }
+    return at_hand ? Turn::at_hand : Turn::turned;
   }
+  /// What the shadow tries is another one's now.  Once.
+  bool lost(size_t shadow) { return std::exchange(shadows_[shadow].lost, false); }
   /// The better ones may be back.
   void begin_anew(size_t shadow) { shadows_[shadow].current = 0; }
   /// The device at that end does not take the connection's memory.  True: for the first time.
@@ -138,27 +175,41 @@ class ShadowCandidates {
   }
 
   struct Shadow {
-    size_t current = 0;
+    size_t current = 0;            ///< at hand: to be tried next, or being tried
     std::optional<size_t> proven;  ///< the last one that was joined
     size_t after = 0;              ///< the next one to try beside it
-    std::optional<RailPair> holds;
+    std::optional<size_t> holds;   ///< chosen: not for others
+    bool joined = false;           ///< and it works, for all that is known
+    bool lost = false;             ///< another one has it
+    Instant may_turn_at = Instant::min();
+    Instant keeps_until = Instant::min();  ///< its link came back just before
   };
+  bool holds_end_of(const Shadow& one, const RailPair& pair) const {
+    return one.holds &&
+           (pairs_[*one.holds].local == pair.local || pairs_[*one.holds].remote == pair.remote);
+  }
   bool taken(const RailPair& pair) const {
     return std::any_of(shadows_.begin(), shadows_.end(), [&](const Shadow& one) {
-      return one.holds && (one.holds->local == pair.local || one.holds->remote == pair.remote) &&
-             !mutated(Mutation::shadows_share_an_end);
+      return holds_end_of(one, pair) && !mutated(Mutation::shadows_share_an_end);
     });
   }
-
   bool available(const RailPair& pair, Instant now) const {
     return free_at(pair) <= now && !taken(pair);
   }
+  /// No other shadow works over an end of the pair, or is about to.
+  bool may_take(size_t shadow, const RailPair& pair, Instant now) const {
+    for (size_t i = 0; i < shadows_.size(); ++i) {
+      const Shadow& other = shadows_[i];
+      if (i != shadow && holds_end_of(other, pair) && (other.joined || now < other.keeps_until)) {
+        return false;
+      }
+    }
+    return true;
+  }
   size_t following(size_t at) const { return (at + 1) % pairs_.size(); }
-
   bool is_alone(size_t shadow, const RailPair& pair) const {
     for (size_t i = 0; i < shadows_.size(); ++i) {
-      const auto& other = shadows_[i].holds;
-      if (i != shadow && other && (other->local == pair.local || other->remote == pair.remote)) {
+      if (i != shadow && holds_end_of(shadows_[i], pair)) {
         return false;
       }
     }

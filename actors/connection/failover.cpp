@@ -44,7 +44,9 @@ void Failover::take_down(size_t lane, const Error& why) {
   if (mine.rejected) {
     budget_.resume();
   }
-  set_need(why);
+  if (why.code != Errc::again) {
+    set_need(why);  // what was given up for another one is not to blame
+  }
   state_.note(TraceEvent::path_down, lane, mine.epoch);
   state_.note_step(RoundStep::taken_down, lane, mine.epoch);
   if (mine.owned.path) {

@@ -69,7 +69,7 @@ void PathRenewal::make_others() {
 void PathRenewal::on_lane_up(size_t lane) {
   Next& next = lanes_[lane];
   const Lane& mine = paths_.lane(lane);
-  next.link_back = false;
+  next.link_back = next.turned = next.again = false;
   if (!mine.shadow || paths_.is_fallback(mine)) {
     return;  // one of another fabric does not come before those of the own one
   }
@@ -93,6 +93,7 @@ void PathRenewal::on_lane_down(size_t lane, bool carried) {
   }
   if (mine.rejected) {
     lanes_[lane].backoff.reset();  // it says nothing of the next one
+    lanes_[lane].link_back = false;
   }
 }
 
@@ -126,20 +127,22 @@ void PathRenewal::hasten() {
 }
 
 void PathRenewal::on_domain_up(const fabric::FailureDomain& domain) {
-  const bool nic = domain.kind == fabric::FailureDomain::Kind::local_nic;
+  std::vector<size_t> back;  // places of this host
+  for (size_t i = 0;
+       domain.kind == fabric::FailureDomain::Kind::local_nic && i < paths_.places().size(); ++i) {
+    if (paths_.interface_of(paths_.places()[i]) == domain.name) {
+      back.push_back(i);
+    }
+  }
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
     const Lane& mine = paths_.lane(lane);
     if (mine.usable) {
       continue;
     }
-    bool elsewhere = false;
-    for (size_t i = 0; mine.shadow && nic && i < paths_.places().size() && !elsewhere; ++i) {
-      elsewhere = paths_.interface_of(paths_.places()[i]) == domain.name &&
-                  candidates_.turn_to(mine.shadow_number, ha::ShadowCandidates::End::local, i,
-                                      state_.context->now());
-    }
-    if (elsewhere || paths_.is_in(mine, domain)) {
-      try_at_once(lane, elsewhere);
+    if (mine.shadow && !back.empty()) {
+      turn(lane, ha::ShadowCandidates::End::local, back);
+    } else if (paths_.is_in(mine, domain)) {
+      try_at_once(lane);
     }
   }
 }
@@ -155,38 +158,62 @@ void PathRenewal::on_link_back(std::span<const std::byte> payload) {
     if (mine.usable || ha::mutated(ha::Mutation::link_back_unheeded)) {
       continue;
     }
-    const bool elsewhere =
-        mine.shadow && candidates_.turn_to(mine.shadow_number, ha::ShadowCandidates::End::remote,
-                                           notice->rail, state_.context->now());
-    if (elsewhere || end_of(lane) == notice->rail) {
-      try_at_once(lane, elsewhere);
+    const size_t end = mine.on_other_rail() ? lanes_[lane].pair.remote : first_end_;
+    if (mine.shadow) {
+      turn(lane, ha::ShadowCandidates::End::remote, {notice->rail});
+    } else if (end == notice->rail) {
+      try_at_once(lane);
     }
   }
 }
 
-/// Where the lane's path ends, among what the peer offered.
-size_t PathRenewal::end_of(size_t lane) const {
-  return paths_.lane(lane).elsewhere() ? lanes_[lane].pair.remote : first_end_;
+/// A shadow takes the ends whose links are back; an attempt over others is given up for them.
+void PathRenewal::turn(size_t lane, ha::ShadowCandidates::End end,
+                       const std::vector<size_t>& back) {
+  using Turn = ha::ShadowCandidates::Turn;
+  Next& next = lanes_[lane];
+  const bool under_way = next.unoffered || owner_.is_opening(lane);
+  const Turn turn = candidates_.turn_to(
+      paths_.lane(lane).shadow_number, end,
+      [&](size_t place) { return std::ranges::find(back, place) != back.end(); },
+      state_.context->now(), under_way && next.link_back);
+  if (turn == Turn::none) {
+    return;
+  }
+  try_at_once(lane);
+  if (turn == Turn::turned && under_way && !ha::mutated(ha::Mutation::worse_attempt_kept)) {
+    next.turned = true;
+    owner_.on_lane_failed(lane, fail(Errc::again, "another NIC has its link again"));
+  }
+  for (size_t i = paths_.own(); i < lanes_.size() && state_.live(); ++i) {
+    if (candidates_.lost(paths_.lane(i).shadow_number) &&
+        (lanes_[i].unoffered || owner_.is_opening(i))) {
+      owner_.on_lane_failed(i, fail(Errc::again, "another path takes its NIC"));
+    }
+  }
 }
 
-/// An attempt that is under way elsewhere is given up for it; one that is under way there goes on,
-/// and should it fail nevertheless, it began too early.
-void PathRenewal::try_at_once(size_t lane, bool elsewhere) {
+/// An attempt that is under way goes on; should it fail nevertheless, it began too early.
+void PathRenewal::try_at_once(size_t lane) {
   Next& next = lanes_[lane];
   next.backoff.reset();
   next.link_back = true;
   if (next.reopen_at) {
     next.reopen_at = state_.context->now();
     arm_reopen();
-  } else if (elsewhere && owner_.is_opening(lane)) {
-    owner_.on_lane_failed(lane, fail(Errc::again, "a better NIC has its link again"));
-    next.link_back = true;
   }
 }
 
-/// The next pair of ends is tried, unless the one at hand only now has its links.
+/// The next pair of ends is tried.  The same once more where its link came back while it was being
+/// tried; not while the connection has no path, and another pair may have one.
 void PathRenewal::pass_over(size_t lane) {
-  if (!std::exchange(lanes_[lane].link_back, false)) {
+  Next& next = lanes_[lane];
+  if (std::exchange(next.turned, false)) {
+    return;  // it is at hand already
+  }
+  next.again = std::exchange(next.link_back, false) && !next.again && paths_.any_usable() &&
+               !ha::mutated(ha::Mutation::early_attempt_counts);
+  if (!next.again) {
     candidates_.pass_over(paths_.lane(lane).shadow_number, !paths_.any_usable());
   }
 }
@@ -285,6 +312,7 @@ void PathRenewal::give_up_new_path(size_t lane, const Error& why) {
   if (mine.rejected) {
     reject_end(lane, ha::ShadowCandidates::End::local, why.message());
     lanes_[lane].backoff.reset();
+    lanes_[lane].link_back = false;
   } else if (mine.elsewhere()) {
     failover_.tell_shortage(why);
     if (mine.shadow) {

@@ -86,10 +86,12 @@ class PathRenewal {
     bool unoffered = false;  ///< it waits for its address: the peer has not heard of it
     bool stood_by = false;   ///< a shadow: it has been usable
     bool link_back = false;  ///< since then no attempt has failed
+    bool again = false;      ///< a shadow tries its pair once more
+    bool turned = false;     ///< the next pair of a shadow is chosen already
   };
 
-  size_t end_of(size_t lane) const;
-  void try_at_once(size_t lane, bool elsewhere);
+  void turn(size_t lane, ha::ShadowCandidates::End end, const std::vector<size_t>& back);
+  void try_at_once(size_t lane);
   void pass_over(size_t lane);
   void arm_reopen();
   void on_reopen_timer();

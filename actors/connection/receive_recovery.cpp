@@ -136,8 +136,7 @@ void ReceiveRecovery::on_domain_up(const fabric::FailureDomain& domain) {
   }
   const auto& places = paths_.places();
   for (size_t i = 0; i < std::min(places.size(), link_told_.size()) && state_.live(); ++i) {
-    // What the peer has not taken yet it hears later than this: a link that comes and goes fills no
-    // queue.
+    // One message about a place at a time: a link that comes and goes fills no queue.
     if (link_told_[i] < control_.first_unconfirmed() &&
         paths_.interface_of(places[i]) == domain.name) {
       link_told_[i] = control_.next_number();

@@ -120,6 +120,9 @@ enum class Mutation : uint8_t {
   nic_speaks_for_host,    ///< what a NIC acknowledges shows that the peer's process runs
   rejection_unheeded,     ///< an end that was rejected is chosen again
   proven_pair_forgotten,  ///< a fallback path that fails takes no NICs again that served before
+  proven_pair_insisted,   ///< they have every second turn also where no path is left
+  worse_attempt_kept,  ///< an attempt over other NICs is not given up for those whose link is back
+  early_attempt_counts,   ///< an attempt that began before the link was back passes its NICs over
   links_turn_nothing,     ///< NICs whose link is back are not the next ones to be tried
   shadows_share_an_end,   ///< two fallback paths of a connection lie on one NIC
   keys_not_told_anew,     ///< the keys of a fallback path that was replaced are not told again

@@ -106,10 +106,11 @@ TEST(Shadow, ARailThatWasOutForLongCarriesWhenTheOtherOneFails) {
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_GE(count(run.out, "rail1 has no link"), 1U) << run.out;
+  EXPECT_GE(count(run.out, moved), 2U) << "one for each connection: " << run.out;
   std::smatch stall;
   const std::regex second(R"(# fault 2: cut rail0[^\n]*: stall ([\d.]+) ms)");
   ASSERT_TRUE(std::regex_search(run.out, stall, second)) << run.out;
-  EXPECT_LT(std::stod(stall[1]), 1500) << run.out;
+  EXPECT_LT(std::stod(stall[1]), 700) << run.out;
 }
 
 TEST(Shadow, FaultsNeedALab) {

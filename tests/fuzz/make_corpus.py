@@ -67,7 +67,7 @@ def packets():
     write("packet", "address", address + bytes(72 - len(address)))
 
 
-VERSION = 7  # control_version
+VERSION = 12  # control_version
 
 
 def message(kind, payload):
@@ -85,12 +85,16 @@ def control():
     rails = b"\2" + rail + rail
     process = struct.pack("<IQ", 1000, 123456)
     rejoin = struct.pack("<HQ", 40001, 99) + process + b"\4" + bytes([198, 18, 0, 1]) + bytes(12)
-    hello = struct.pack("<HQQI", VERSION, 42, 4096, 3) + rejoin + struct.pack("<BBBBB", 1, 0, 0, 1, 1) + host + paths
-    hello_rdma = struct.pack("<HQQI", VERSION, 42, 4096, 3) + rejoin + struct.pack("<BBBBB", 2, 106, 3, 1, 1) + host + rdma
+    terms = struct.pack("<BBBBB", 0, 1, 1, 0, 0) + bytes(16)
+    isolated = struct.pack("<BBBBB", 1, 2, 2, 24, 4) + bytes([198, 18, 0, 1]) + bytes(12)
+    agreement = struct.pack("<BBB", 0, 1, 2) + bytes([1, 0, 0])
+    hello = struct.pack("<HQQI", VERSION, 42, 4096, 3) + rejoin + struct.pack("<BBBBB", 1, 0, 0, 1, 1) + terms + host + paths
+    hello_rdma = (struct.pack("<HQQI", VERSION, 42, 4096, 3) + rejoin + struct.pack("<BBBBB", 2, 106, 3, 1, 1) + isolated
+                  + host + rdma)
     hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
-    welcome = struct.pack("<H", VERSION) + rejoin + struct.pack("<QIBB", 4096, 9, 1, 1) + host + paths + rails
+    welcome = struct.pack("<H", VERSION) + rejoin + struct.pack("<QIBB", 4096, 9, 1, 1) + host + paths + rails + agreement
     refusal = struct.pack("<BH", 1, 9) + b"not yours"
-    close = struct.pack("<Q", 12)
+    close = struct.pack("<QQ", 12, 3)
     notice = struct.pack("<BIBH", 2, 7, 1, 4) + b"dead"
     # Two groups: one of two buffers, one that is whole.
     fenced = struct.pack("<BIQB", 2, 7, 100, 2) + struct.pack("<BBHH", 0, 2, 0x8001, 0) + struct.pack("<BB", 1, 0)
@@ -101,7 +105,7 @@ def control():
               "rebuilt": (10, offer), "confirm": (11, b""),
               "rejoin": (12, struct.pack("<Q", 99) + process), "leave": (13, b""),
               "probe": (14, struct.pack("<Q", 99) + process), "present": (15, process), "absent": (16, process),
-              "ask": (17, b"")}
+              "ask": (17, b""), "link_back": (18, b"\1")}
     for name, (kind, body) in bodies.items():
         write("control", name, message(kind, body))
         write("control", f"{name}_body", body)

@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <string>
 
 #include "actors/connection/lane.h"
 #include "actors/control.h"
@@ -267,6 +270,35 @@ TEST(Control, TheRailsOfAWelcomeComeBackAsTheyWere) {
   last.prefix_len = 129;
   const auto whole = encode(welcome);
   EXPECT_FALSE(decode_welcome(std::span(whole).subspan(control_header_bytes)));
+}
+
+/// Else the fuzzer would begin with what is refused at its first bytes (tests/fuzz/make_corpus.py).
+TEST(Control, TheSeedsOfTheFuzzerAreOfThisVersion) {
+  const auto seed = [](const std::string& name) {
+    std::ifstream file(NHA_SOURCE_DIR "/tests/fuzz/corpus/control/" + name + "_body",
+                       std::ios::binary);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+    return std::vector<std::byte>(bytes, bytes + text.size());
+  };
+  for (const char* name : {"hello", "hello_rdma"}) {
+    const auto hello = decode_hello(seed(name));
+    ASSERT_TRUE(hello) << name;
+    EXPECT_EQ(hello->version, control_version) << name;
+    EXPECT_FALSE(hello->paths.empty()) << name;
+  }
+  const auto welcome = decode_welcome(seed("welcome"));
+  ASSERT_TRUE(welcome);
+  EXPECT_EQ(welcome->version, control_version);
+  EXPECT_FALSE(welcome->rails.empty());
+  EXPECT_TRUE(decode_refusal(seed("failure")));
+  EXPECT_TRUE(decode_close(seed("close")));
+  EXPECT_TRUE(decode_notice(seed("suspect")));
+  EXPECT_TRUE(decode_report(seed("fenced")));
+  EXPECT_TRUE(decode_offer(seed("rebuild")));
+  EXPECT_TRUE(decode_call(seed("rejoin")));
+  EXPECT_TRUE(decode_process(seed("present")));
+  EXPECT_TRUE(decode_link_back(seed("link_back")));
 }
 
 TEST(Control, NumbersTravelInTheHeader) {

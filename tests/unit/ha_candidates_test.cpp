@@ -153,16 +153,22 @@ TEST(ShadowCandidates, BesideOneThatHasWorkedAndIsRejectedAllOthersHaveTheirTurn
   }
 }
 
+using Turn = ShadowCandidates::Turn;
+
+/// The link of one end is back.
+Turn turn_to(ShadowCandidates& candidates, End end, size_t rail, Instant now = candidates_start,
+             bool promising = false) {
+  return candidates.turn_to(
+      0, end, [&](size_t one) { return one == rail; }, now, promising);
+}
+
 TEST(ShadowCandidates, AnEndWhoseLinkIsBackGivesItsBestPairTheNextTurn) {
   ShadowCandidates candidates = four();
   ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
   ASSERT_EQ(next(candidates), (RailPair{2, 2}));
-  EXPECT_FALSE(candidates.turn_to(0, End::local, 2, candidates_start)) << "it is at hand";
-  EXPECT_FALSE(candidates.turn_to(0, End::local, 7, candidates_start)) << "there is none";
-  EXPECT_TRUE(candidates.turn_to(0, End::remote, 1, candidates_start));
-  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
-  EXPECT_FALSE(candidates.turn_to(0, End::local, 2, candidates_start))
-      << "what is at hand is better";
+  EXPECT_EQ(turn_to(candidates, End::local, 2), Turn::at_hand);
+  EXPECT_EQ(turn_to(candidates, End::local, 7), Turn::none);
+  EXPECT_EQ(turn_to(candidates, End::remote, 1), Turn::turned);
   EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
 }
 
@@ -172,21 +178,94 @@ TEST(ShadowCandidates, AnEndWhoseLinkIsBackGivesThePairThatHasWorkedTheNextTurn)
   ASSERT_EQ(next(candidates), (RailPair{2, 2}));
   candidates.worked(0);
   ASSERT_EQ(next(candidates), (RailPair{1, 1}));
-  EXPECT_TRUE(candidates.turn_to(0, End::remote, 2, candidates_start));
+  EXPECT_EQ(turn_to(candidates, End::remote, 2, candidates_start, true), Turn::turned);
   EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+}
+
+TEST(ShadowCandidates, AWorsePairHasItsTurnUnlessTheOneBeingTriedIsPromising) {
+  for (const bool promising : {true, false}) {
+    ShadowCandidates candidates = four();
+    ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+    EXPECT_EQ(turn_to(candidates, End::local, 2, candidates_start, promising),
+              promising ? Turn::none : Turn::turned);
+    EXPECT_EQ(candidates.choose(0, candidates_start),
+              promising ? (RailPair{1, 1}) : (RailPair{2, 2}));
+  }
+}
+
+TEST(ShadowCandidates, AnEndThatComesAndGoesHasOneTurnInAWhile) {
+  ShadowCandidates candidates({{1, 1}, {2, 2}, {3, 3}}, 1);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  ASSERT_EQ(next(candidates), (RailPair{2, 2}));
+  ASSERT_EQ(turn_to(candidates, End::local, 1), Turn::turned);
+  EXPECT_EQ(next(candidates), (RailPair{2, 2}));
+  EXPECT_EQ(turn_to(candidates, End::local, 1), Turn::none);
+  EXPECT_EQ(next(candidates), (RailPair{3, 3}));
+  const Instant later = candidates_start + ShadowCandidates::turn_interval;
+  EXPECT_EQ(turn_to(candidates, End::local, 1, later - Duration(1)), Turn::none);
+  EXPECT_EQ(turn_to(candidates, End::local, 1, later), Turn::turned);
+}
+
+TEST(ShadowCandidates, WhatWasInterruptedGoesOnAfterThePairThatHasWorked) {
+  ShadowCandidates candidates({{1, 1}, {2, 2}, {3, 3}}, 1);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  candidates.worked(0);
+  ASSERT_EQ(next(candidates), (RailPair{2, 2}));
+  ASSERT_EQ(next(candidates), (RailPair{1, 1}));
+  ASSERT_EQ(next(candidates), (RailPair{3, 3}));
+  ASSERT_EQ(turn_to(candidates, End::local, 1), Turn::turned);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  EXPECT_EQ(next(candidates), (RailPair{3, 3}));
 }
 
 TEST(ShadowCandidates, ALinkChangesNothingOfWhatIsRejectedOrTaken) {
   ShadowCandidates candidates = four();
   ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{1, 1}));
   ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
-  EXPECT_FALSE(candidates.turn_to(0, End::local, 1, candidates_start)) << "the other shadow's";
+  candidates.worked(1);
+  EXPECT_EQ(turn_to(candidates, End::local, 1), Turn::none) << "the other shadow's";
   ShadowCandidates rejected = four();
   ASSERT_EQ(rejected.choose(0, candidates_start), (RailPair{1, 1}));
   rejected.reject(End::remote, 1, candidates_start);
   ASSERT_EQ(rejected.choose(0, candidates_start), (RailPair{2, 2}));
-  EXPECT_FALSE(rejected.turn_to(0, End::remote, 1, candidates_start));
-  EXPECT_TRUE(rejected.turn_to(0, End::remote, 1, candidates_start + first_wait));
+  EXPECT_EQ(turn_to(rejected, End::remote, 1), Turn::none);
+  EXPECT_EQ(turn_to(rejected, End::remote, 1, candidates_start + first_wait), Turn::turned);
+}
+
+TEST(ShadowCandidates, OnlyOneShadowTurnsToAPair) {
+  ShadowCandidates candidates({{1, 1}, {2, 2}, {3, 3}}, 2);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{2, 2}));
+  const auto third = [](size_t rail) { return rail == 3; };
+  EXPECT_EQ(candidates.turn_to(0, End::local, third, candidates_start, false), Turn::turned);
+  EXPECT_EQ(candidates.turn_to(1, End::local, third, candidates_start, false), Turn::none);
+  EXPECT_FALSE(candidates.lost(1));
+}
+
+TEST(ShadowCandidates, AlsoToOneThatWasToTryItNext) {
+  ShadowCandidates candidates({{1, 1}, {2, 2}, {1, 3}}, 2);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  candidates.pass_over(0);
+  ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{2, 2}));
+  EXPECT_EQ(turn_to(candidates, End::local, 2), Turn::at_hand);
+  EXPECT_TRUE(candidates.lost(1));
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+}
+
+TEST(ShadowCandidates, AShadowThatOnlyTriesAnEndLosesItToOneThatTurnsThere) {
+  for (const bool works : {false, true}) {
+    ShadowCandidates candidates({{1, 1}, {2, 2}, {1, 2}, {2, 1}}, 2);
+    ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+    ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{2, 2}));
+    if (works) {
+      candidates.worked(1);
+    }
+    EXPECT_EQ(turn_to(candidates, End::remote, 2), works ? Turn::none : Turn::turned);
+    EXPECT_EQ(candidates.lost(1), !works);
+    EXPECT_FALSE(candidates.lost(1)) << "once";
+    EXPECT_EQ(candidates.choose(0, candidates_start), works ? (RailPair{1, 1}) : (RailPair{2, 2}));
+    EXPECT_EQ(candidates.choose(1, candidates_start), works ? (RailPair{2, 2}) : (RailPair{1, 1}));
+  }
 }
 
 }  // namespace
