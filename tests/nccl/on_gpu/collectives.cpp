@@ -146,7 +146,7 @@ size_t every_operation(ncclComm_t comm, cudaStream_t stream) {
   Check<int32_t> ints(comm, stream, ncclInt32, "int32");
   Check<uint8_t> bytes(comm, stream, ncclUint8, "uint8");
   for (const size_t count :
-       {size_t{1}, size_t{1000}, size_t{65536}, size_t{1000003}, size_t{4} << 20}) {
+       {size_t{1}, size_t{1000}, size_t{65536}, size_t{1000003}, size_t{16} << 20}) {
     floats.run(count);
     ints.run(count);
     bytes.run(count);
