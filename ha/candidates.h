@@ -26,8 +26,11 @@ class ShadowCandidates {
   /// A rejected end is tried again after so long, and after twice as long with each further time.
   static constexpr Duration forget_after = std::chrono::seconds(30);
   static constexpr unsigned doublings_max = 6;
-  /// Links that are back give a shadow another pair not more often than this: three attempts.
-  static constexpr Duration turn_interval = std::chrono::seconds(9);
+  /// Links that are back give a shadow another pair not more often than this: an attempt takes at
+  /// most 3 s, so that two others have theirs in between.
+  static constexpr Duration turn_interval = std::chrono::seconds(12);
+  /// What works comes up within milliseconds; ARP takes a second.
+  static constexpr Duration most_of_an_attempt = std::chrono::seconds(1);
 
   enum class End : uint8_t { local, remote };
 
@@ -36,25 +39,36 @@ class ShadowCandidates {
       : pairs_(std::move(ranked)), shadows_(shadows) {}
 
   bool empty() const { return pairs_.empty(); }
-  /// The next pair for a shadow to try: the one at hand unless it is to be left alone.  Nothing:
-  /// all are rejected or share an end with another shadow's, until next_at().
+  /// The pair for a shadow to try.  Nothing: all are rejected or share an end with another
+  /// shadow's, until next_at().
   std::optional<RailPair> choose(size_t shadow, Instant now) {
     Shadow& mine = shadows_[shadow];
-    mine.holds.reset();
+    const std::optional<size_t> before = std::exchange(mine.holds, std::nullopt);
     mine.joined = false;
-    if (mine.proven == mine.current && !available(pairs_[mine.current], now)) {
-      mine.current = mine.after;
+    if (mine.inserted && !available(pairs_[*mine.inserted], now)) {
+      mine.inserted.reset();
     }
-    for (size_t i = 0; i < pairs_.size(); ++i) {
-      const size_t at = (mine.current + i) % pairs_.size();
-      if (available(pairs_[at], now)) {
-        invariants_.hold(is_alone(shadow, pairs_[at]), "no two shadows share an end");
-        mine.current = at;
-        mine.holds = at;
-        return pairs_[at];
+    if (mine.inserted && (mine.urged || mine.in_turn)) {
+      mine.holds = std::exchange(mine.inserted, std::nullopt);
+      mine.in_turn = mine.urged = false;
+    } else {
+      for (size_t i = 0; i < pairs_.size() && !mine.holds; ++i) {
+        const size_t at = (mine.next + i) % pairs_.size();
+        if (available(pairs_[at], now)) {
+          mine.holds = mine.next = at;
+          mine.in_turn = true;
+        }
       }
     }
-    return std::nullopt;
+    if (!mine.holds) {
+      return std::nullopt;
+    }
+    invariants_.hold(is_alone(shadow, pairs_[*mine.holds]), "no two shadows share an end");
+    mine.chosen_at = now;
+    if (mine.holds != before) {
+      mine.keeps_until = Instant::min();
+    }
+    return pairs_[*mine.holds];
   }
   /// When a shadow for which there is nothing may look again.
   Instant next_at(Instant now) const {
@@ -65,47 +79,63 @@ class ShadowCandidates {
     }
     return first;
   }
-  /// The pair that was chosen was joined.
-  void worked(size_t shadow) {
+  /// The pair that was chosen was joined; `own`: over the fabric of the connection, which is
+  /// remembered.
+  void worked(size_t shadow, bool own = true) {
     Shadow& mine = shadows_[shadow];
-    mine.current = mine.holds.value_or(mine.current);
+    if (!mine.holds) {
+      return;
+    }
     mine.joined = true;
-    mine.after = 0;
-    if (!mutated(Mutation::proven_pair_forgotten)) {
-      mine.proven = mine.current;
+    mine.next = 0;
+    mine.in_turn = false;
+    insert(mine, *mine.holds, true);  // the same at first when it fails
+    if (own && !mutated(Mutation::proven_pair_forgotten)) {
+      mine.proven = mine.holds;
     }
   }
-  /// The pair at hand could not be joined.  `urgent`: the connection has no path at all, and what
-  /// is missing most is a pair that nobody has tried.
+  /// The pair that was chosen could not be joined.  `urgent`: the connection has no path at all,
+  /// and what is missing most is a pair that nobody has tried.
   void pass_over(size_t shadow, bool urgent = false) {
     Shadow& mine = shadows_[shadow];
     if (pairs_.empty()) {
       return;
     }
-    if (urgent && !mutated(Mutation::proven_pair_insisted)) {
-      mine.current = following(mine.current);
-      return;
+    const size_t failed = mine.holds.value_or(mine.next);
+    mine.keeps_until = Instant::min();
+    if (mine.inserted == failed) {
+      mine.inserted.reset();
+      mine.urged = false;
     }
-    if (mine.proven == mine.current) {
-      mine.current = mine.after == mine.current ? following(mine.after) : mine.after;
-      return;
+    if (mine.in_turn || mine.next == failed) {
+      mine.next = following(failed);
     }
-    mine.after = following(mine.current);
-    mine.current = mine.proven.value_or(mine.after);
+    if (mine.proven && mine.proven != failed && mine.in_turn && !mine.inserted &&
+        (!urgent || mutated(Mutation::proven_pair_insisted))) {
+      insert(mine, *mine.proven, false);
+    }
   }
-  /// Whether links that are back change what a shadow tries next.
+  /// It could not be joined either, but has one more attempt.
+  void repeat(size_t shadow) {
+    if (const auto held = shadows_[shadow].holds) {
+      insert(shadows_[shadow], *held, true);
+    }
+  }
+  /// What links that are back mean for a shadow.
   enum class Turn : uint8_t {
-    none,     ///< no
-    at_hand,  ///< no, but the pair at hand has one of them
-    turned,   ///< another pair is at hand now
+    none,     ///< nothing for now
+    at_once,  ///< a pair with one of them is to be tried, or is being tried
+    instead,  ///< of the one that is being tried, which is to be given up
   };
   /// Ends have their links back.  Of the pairs with such an end the one that worked last, or else
-  /// the best, has the next turn, unless a better one is being tried whose own link came back just
-  /// before (`promising`).  Not more often than turn_interval: an end that comes and goes does not
-  /// keep the others from their turns.  A shadow that merely tries an end of that pair has to give
-  /// it up (lost()).
+  /// the best, comes next, before those whose turn it is.  What is being tried (`under_way`) is
+  /// given up for it, unless its own link came back just before (`promising`) and it is the better
+  /// one or worked last.  Both not more often than each turn_interval, and the turns of the others
+  /// go on where they were, so that an end that comes and goes keeps nobody from them.  A shadow
+  /// that merely tries an end of that pair loses it.
   template <class IsBack>
-  Turn turn_to(size_t shadow, End end, IsBack is_back, Instant now, bool promising) {
+  Turn turn_to(size_t shadow, End end, IsBack is_back, Instant now, bool under_way,
+               bool promising = false) {
     Shadow& mine = shadows_[shadow];
     std::optional<size_t> wanted;
     for (size_t at = 0; at < pairs_.size(); ++at) {
@@ -118,32 +148,40 @@ class ShadowCandidates {
     if (!wanted || mutated(Mutation::links_turn_nothing)) {
       return Turn::none;
     }
-    const bool at_hand = *wanted == mine.current;
-    if (!at_hand && ((promising && *wanted > mine.current && wanted != mine.proven) ||
-                     now < mine.may_turn_at)) {
-      return Turn::none;
+    const std::optional<size_t> tried = under_way ? mine.holds : std::nullopt;
+    if (tried == wanted) {
+      mine.keeps_until = now + turn_interval;
+      return Turn::at_once;
     }
-    if (!at_hand) {
-      mine.may_turn_at = now + turn_interval;
-      if (mine.proven != mine.current) {
-        mine.after = mine.current;  // goes on there later
-      }
-      mine.current = *wanted;
+    const bool stays =
+        promising && tried && wanted != mine.proven && (*tried < *wanted || tried == mine.proven);
+    if (stays || (now < mine.may_turn_at && !mutated(Mutation::turns_without_end))) {
+      insert(mine, *wanted, mine.urged);
+      return under_way ? Turn::none : Turn::at_once;
     }
+    if (tried && mine.in_turn && now - mine.chosen_at > most_of_an_attempt) {
+      mine.next = following(*tried);  // it has had its turn
+    }
+    mine.may_turn_at = mine.keeps_until = now + turn_interval;
+    insert(mine, *wanted, true);
     mine.holds = wanted;
-    mine.keeps_until = now + turn_interval;
     for (size_t i = 0; i < shadows_.size(); ++i) {
       if (i != shadow && holds_end_of(shadows_[i], pairs_[*wanted])) {
         shadows_[i].holds.reset();
         shadows_[i].lost = true;
       }
     }
-    return at_hand ? Turn::at_hand : Turn::turned;
+    return under_way ? Turn::instead : Turn::at_once;
   }
   /// What the shadow tries is another one's now.  Once.
   bool lost(size_t shadow) { return std::exchange(shadows_[shadow].lost, false); }
   /// The better ones may be back.
-  void begin_anew(size_t shadow) { shadows_[shadow].current = 0; }
+  void begin_anew(size_t shadow) {
+    Shadow& mine = shadows_[shadow];
+    mine.next = 0;
+    mine.inserted.reset();
+    mine.urged = false;
+  }
   /// The device at that end does not take the connection's memory.  True: for the first time.
   bool reject(End end, size_t rail, Instant now) {
     auto& ends = rejected_[static_cast<size_t>(end)];
@@ -175,15 +213,22 @@ class ShadowCandidates {
   }
 
   struct Shadow {
-    size_t current = 0;            ///< at hand: to be tried next, or being tried
-    std::optional<size_t> proven;  ///< the last one that was joined
-    size_t after = 0;              ///< the next one to try beside it
-    std::optional<size_t> holds;   ///< chosen: not for others
-    bool joined = false;           ///< and it works, for all that is known
-    bool lost = false;             ///< another one has it
+    size_t next = 0;                 ///< whose turn it is
+    std::optional<size_t> inserted;  ///< to be tried before that
+    bool urged = false;              ///< also right after another one that was inserted
+    bool in_turn = true;             ///< what is held was not inserted
+    std::optional<size_t> proven;    ///< the last one that was joined
+    std::optional<size_t> holds;     ///< chosen: not for others
+    Instant chosen_at = Instant::min();
+    bool joined = false;  ///< it works, for all that is known
+    bool lost = false;    ///< another shadow has it
     Instant may_turn_at = Instant::min();
     Instant keeps_until = Instant::min();  ///< its link came back just before
   };
+  static void insert(Shadow& shadow, size_t pair, bool urged) {
+    shadow.inserted = pair;
+    shadow.urged = urged;
+  }
   bool holds_end_of(const Shadow& one, const RailPair& pair) const {
     return one.holds &&
            (pairs_[*one.holds].local == pair.local || pairs_[*one.holds].remote == pair.remote);

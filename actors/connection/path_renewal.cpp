@@ -70,10 +70,14 @@ void PathRenewal::on_lane_up(size_t lane) {
   Next& next = lanes_[lane];
   const Lane& mine = paths_.lane(lane);
   next.link_back = next.turned = next.again = false;
-  if (!mine.shadow || paths_.is_fallback(mine)) {
-    return;  // one of another fabric does not come before those of the own one
+  if (!mine.shadow) {
+    return;
   }
-  candidates_.worked(mine.shadow_number);
+  // One of another fabric does not come before those of the own one.
+  candidates_.worked(mine.shadow_number, !paths_.is_fallback(mine));
+  if (paths_.is_fallback(mine)) {
+    return;
+  }
   if (!std::exchange(next.stood_by, true)) {
     next.backoff = ha::Backoff(std::chrono::milliseconds(100), shadow_interval);
   }
@@ -127,10 +131,12 @@ void PathRenewal::hasten() {
 }
 
 void PathRenewal::on_domain_up(const fabric::FailureDomain& domain) {
-  std::vector<size_t> back;  // places of this host
-  for (size_t i = 0;
-       domain.kind == fabric::FailureDomain::Kind::local_nic && i < paths_.places().size(); ++i) {
-    if (paths_.interface_of(paths_.places()[i]) == domain.name) {
+  // Of the own fabric: for another one nothing is given up.
+  std::vector<size_t> back;
+  const bool nic = domain.kind == fabric::FailureDomain::Kind::local_nic;
+  for (size_t i = 0; nic && i < paths_.places().size(); ++i) {
+    const fabric::Place& place = paths_.places()[i];
+    if (place.at.kind == state_.attachment.kind && paths_.interface_of(place) == domain.name) {
       back.push_back(i);
     }
   }
@@ -158,8 +164,8 @@ void PathRenewal::on_link_back(std::span<const std::byte> payload) {
     if (mine.usable || ha::mutated(ha::Mutation::link_back_unheeded)) {
       continue;
     }
-    const size_t end = mine.on_other_rail() ? lanes_[lane].pair.remote : first_end_;
-    if (mine.shadow) {
+    const size_t end = mine.elsewhere() ? lanes_[lane].pair.remote : first_end_;
+    if (mine.shadow && notice->rail < own_ends_.size() && own_ends_[notice->rail]) {
       turn(lane, ha::ShadowCandidates::End::remote, {notice->rail});
     } else if (end == notice->rail) {
       try_at_once(lane);
@@ -176,18 +182,24 @@ void PathRenewal::turn(size_t lane, ha::ShadowCandidates::End end,
   const Turn turn = candidates_.turn_to(
       paths_.lane(lane).shadow_number, end,
       [&](size_t place) { return std::ranges::find(back, place) != back.end(); },
-      state_.context->now(), under_way && next.link_back);
+      state_.context->now(), under_way, next.link_back);
   if (turn == Turn::none) {
     return;
   }
   try_at_once(lane);
-  if (turn == Turn::turned && under_way && !ha::mutated(ha::Mutation::worse_attempt_kept)) {
+  if (turn == Turn::instead && !ha::mutated(ha::Mutation::worse_attempt_kept)) {
     next.turned = true;
+    next.again = false;
     owner_.on_lane_failed(lane, fail(Errc::again, "another NIC has its link again"));
   }
   for (size_t i = paths_.own(); i < lanes_.size() && state_.live(); ++i) {
-    if (candidates_.lost(paths_.lane(i).shadow_number) &&
-        (lanes_[i].unoffered || owner_.is_opening(i))) {
+    if (!candidates_.lost(paths_.lane(i).shadow_number)) {
+      continue;
+    }
+    if (!state_.holds(!paths_.lane(i).usable, "a shadow that works keeps its NICs")) {
+      return;
+    }
+    if (lanes_[i].unoffered || owner_.is_opening(i)) {
       owner_.on_lane_failed(i, fail(Errc::again, "another path takes its NIC"));
     }
   }
@@ -213,8 +225,11 @@ void PathRenewal::pass_over(size_t lane) {
   }
   next.again = std::exchange(next.link_back, false) && !next.again && paths_.any_usable() &&
                !ha::mutated(ha::Mutation::early_attempt_counts);
-  if (!next.again) {
-    candidates_.pass_over(paths_.lane(lane).shadow_number, !paths_.any_usable());
+  const size_t shadow = paths_.lane(lane).shadow_number;
+  if (next.again) {
+    candidates_.repeat(shadow);
+  } else {
+    candidates_.pass_over(shadow, !paths_.any_usable());
   }
 }
 

@@ -45,10 +45,13 @@ class PathRenewal {
     candidates_ = ha::ShadowCandidates(std::move(ranked), shadows_max);
     rail_ends_ = rail_ends;
   }
-  /// Where the first paths end, among what the peer offered.
-  void set_first_end(std::span<const ha::Rail> rails) {
+  /// What the peer offered: where paths may end, and the first ones do.
+  void set_ends(std::span<const ha::Rail> rails) {
     const auto first = std::ranges::find_if(rails, &ha::Rail::primary);
     first_end_ = static_cast<size_t>(first - rails.begin());
+    for (const ha::Rail& rail : rails) {
+      own_ends_.push_back(rail.kind == static_cast<uint8_t>(state_.attachment.kind));
+    }
   }
   bool any_candidate() const { return !candidates_.empty(); }
   /// The first paths have come up or failed.
@@ -112,6 +115,7 @@ class PathRenewal {
   ha::ShadowCandidates candidates_;
   std::array<uint8_t, ha::device_rails_max - 1> rail_ends_{};
   size_t first_end_ = SIZE_MAX;
+  std::vector<bool> own_ends_;  ///< of the own fabric
   Timer better_timer_;
   Timer reopen_timer_;
 };

@@ -282,7 +282,7 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
     return;
   }
   recovery_.renewal().set_candidates(without_rails(state_, paths_, *welcome), welcome->rail_ends);
-  recovery_.renewal().set_first_end(welcome->rails);
+  recovery_.renewal().set_ends(welcome->rails);
   state_.shadows = !recovery_.renewal().any_candidate() || config.shadow_paths == 0
                        ? uint8_t{0}
                        : welcome->shadows;

@@ -123,6 +123,7 @@ enum class Mutation : uint8_t {
   proven_pair_insisted,   ///< they have every second turn also where no path is left
   worse_attempt_kept,  ///< an attempt over other NICs is not given up for those whose link is back
   early_attempt_counts,   ///< an attempt that began before the link was back passes its NICs over
+  turns_without_end,      ///< a link that comes and goes has every turn
   links_turn_nothing,     ///< NICs whose link is back are not the next ones to be tried
   shadows_share_an_end,   ///< two fallback paths of a connection lie on one NIC
   keys_not_told_anew,     ///< the keys of a fallback path that was replaced are not told again

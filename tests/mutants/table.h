@@ -174,6 +174,8 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(worse_attempt_kept, "Rails/ShadowLinks.StandsByAgainSoonAfterTheSendersLink/2of2"),
     NHA_CHECKED(early_attempt_counts,
                 "Rails/ShadowLinks.TriesAgainAtOnceWhereTheNetworkIsLaterThanTheLink/2of2"),
+    NHA_CHECKED(turns_without_end,
+                "ShadowCandidates.AnEndThatComesAndGoesLeavesTheOthersTheirTurns"),
     NHA_CHECKED(links_turn_nothing, "Rails/ShadowLinks.StandsByAgainSoonAfterTheSendersLink/2of2"),
     NHA_CHECKED(shadows_share_an_end, "ShadowCandidates.TwoShadowsShareNoEnd"),
     NHA_CHECKED(keys_not_told_anew,

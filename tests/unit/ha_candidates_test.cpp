@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "ha/candidates.h"
 
 namespace nccl_ha::ha {
@@ -157,18 +160,27 @@ using Turn = ShadowCandidates::Turn;
 
 /// The link of one end is back.
 Turn turn_to(ShadowCandidates& candidates, End end, size_t rail, Instant now = candidates_start,
-             bool promising = false) {
+             bool under_way = true, bool promising = false) {
   return candidates.turn_to(
-      0, end, [&](size_t one) { return one == rail; }, now, promising);
+      0, end, [&](size_t one) { return one == rail; }, now, under_way, promising);
 }
 
 TEST(ShadowCandidates, AnEndWhoseLinkIsBackGivesItsBestPairTheNextTurn) {
   ShadowCandidates candidates = four();
   ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
   ASSERT_EQ(next(candidates), (RailPair{2, 2}));
-  EXPECT_EQ(turn_to(candidates, End::local, 2), Turn::at_hand);
+  EXPECT_EQ(turn_to(candidates, End::local, 2), Turn::at_once) << "it is being tried";
   EXPECT_EQ(turn_to(candidates, End::local, 7), Turn::none);
-  EXPECT_EQ(turn_to(candidates, End::remote, 1), Turn::turned);
+  EXPECT_EQ(turn_to(candidates, End::remote, 1), Turn::instead);
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  EXPECT_EQ(next(candidates), (RailPair{2, 2})) << "goes on there";
+}
+
+TEST(ShadowCandidates, WhatWaitsTriesThePairWhoseLinkIsBack) {
+  ShadowCandidates candidates = four();
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  candidates.pass_over(0);
+  EXPECT_EQ(turn_to(candidates, End::remote, 1, candidates_start, false), Turn::at_once);
   EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
 }
 
@@ -178,7 +190,7 @@ TEST(ShadowCandidates, AnEndWhoseLinkIsBackGivesThePairThatHasWorkedTheNextTurn)
   ASSERT_EQ(next(candidates), (RailPair{2, 2}));
   candidates.worked(0);
   ASSERT_EQ(next(candidates), (RailPair{1, 1}));
-  EXPECT_EQ(turn_to(candidates, End::remote, 2, candidates_start, true), Turn::turned);
+  EXPECT_EQ(turn_to(candidates, End::remote, 2, candidates_start, true, true), Turn::instead);
   EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
 }
 
@@ -186,50 +198,83 @@ TEST(ShadowCandidates, AWorsePairHasItsTurnUnlessTheOneBeingTriedIsPromising) {
   for (const bool promising : {true, false}) {
     ShadowCandidates candidates = four();
     ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
-    EXPECT_EQ(turn_to(candidates, End::local, 2, candidates_start, promising),
-              promising ? Turn::none : Turn::turned);
-    EXPECT_EQ(candidates.choose(0, candidates_start),
-              promising ? (RailPair{1, 1}) : (RailPair{2, 2}));
+    EXPECT_EQ(turn_to(candidates, End::local, 2, candidates_start, true, promising),
+              promising ? Turn::none : Turn::instead);
+    EXPECT_EQ(promising ? next(candidates) : candidates.choose(0, candidates_start).value(),
+              (RailPair{2, 2}))
+        << "else it comes next";
   }
 }
 
-TEST(ShadowCandidates, AnEndThatComesAndGoesHasOneTurnInAWhile) {
-  ShadowCandidates candidates({{1, 1}, {2, 2}, {3, 3}}, 1);
+TEST(ShadowCandidates, ThePairThatHasWorkedAndIsPromisingIsNotGivenUp) {
+  ShadowCandidates candidates = four();
   ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
   ASSERT_EQ(next(candidates), (RailPair{2, 2}));
-  ASSERT_EQ(turn_to(candidates, End::local, 1), Turn::turned);
-  EXPECT_EQ(next(candidates), (RailPair{2, 2}));
-  EXPECT_EQ(turn_to(candidates, End::local, 1), Turn::none);
-  EXPECT_EQ(next(candidates), (RailPair{3, 3}));
-  const Instant later = candidates_start + ShadowCandidates::turn_interval;
-  EXPECT_EQ(turn_to(candidates, End::local, 1, later - Duration(1)), Turn::none);
-  EXPECT_EQ(turn_to(candidates, End::local, 1, later), Turn::turned);
+  candidates.worked(0);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+  EXPECT_EQ(turn_to(candidates, End::local, 1, candidates_start, true, true), Turn::none);
 }
 
-TEST(ShadowCandidates, WhatWasInterruptedGoesOnAfterThePairThatHasWorked) {
-  ShadowCandidates candidates({{1, 1}, {2, 2}, {3, 3}}, 1);
+/// Each attempt lasts three seconds; news of the first end's link comes all the time.
+TEST(ShadowCandidates, AnEndThatComesAndGoesLeavesTheOthersTheirTurns) {
+  for (const bool urgent : {true, false}) {
+    for (const bool proven : {true, false}) {
+      for (int every_ms = 100; every_ms < 4000; every_ms += 100) {
+        ShadowCandidates candidates({{1, 1}, {2, 2}, {3, 3}, {4, 4}, {5, 5}}, 1);
+        std::vector<int> tries(6);
+        Instant begun = candidates_start;
+        RailPair tried = candidates.choose(0, begun).value();
+        if (proven) {
+          candidates.worked(0);
+          tried = next(candidates);
+        }
+        for (Instant now = begun; now < candidates_start + seconds(120);
+             now += std::chrono::milliseconds(100)) {
+          if ((now - candidates_start) % std::chrono::milliseconds(every_ms) == Duration(0) &&
+              turn_to(candidates, End::local, 1, now) == Turn::instead) {
+            tries[tried.local] += now - begun >= seconds(1) ? 1 : 0;
+            begun = now;
+            tried = candidates.choose(0, now).value();
+          }
+          if (now - begun >= seconds(3)) {
+            ++tries[tried.local];
+            candidates.pass_over(0, urgent);
+            begun = now;
+            tried = candidates.choose(0, now).value();
+          }
+        }
+        EXPECT_GE(*std::min_element(tries.begin() + 1, tries.end()), 2)
+            << urgent << proven << " every " << every_ms;
+      }
+    }
+  }
+}
+
+TEST(ShadowCandidates, OneMoreAttemptIsOverTheSamePair) {
+  ShadowCandidates candidates = four();
   ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
-  candidates.worked(0);
-  ASSERT_EQ(next(candidates), (RailPair{2, 2}));
-  ASSERT_EQ(next(candidates), (RailPair{1, 1}));
-  ASSERT_EQ(next(candidates), (RailPair{3, 3}));
-  ASSERT_EQ(turn_to(candidates, End::local, 1), Turn::turned);
-  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
-  EXPECT_EQ(next(candidates), (RailPair{3, 3}));
+  ASSERT_EQ(turn_to(candidates, End::local, 2), Turn::instead);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+  candidates.repeat(0);
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+  EXPECT_EQ(next(candidates), (RailPair{1, 1})) << "its turn was interrupted";
 }
 
 TEST(ShadowCandidates, ALinkChangesNothingOfWhatIsRejectedOrTaken) {
-  ShadowCandidates candidates = four();
-  ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{1, 1}));
-  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
-  candidates.worked(1);
-  EXPECT_EQ(turn_to(candidates, End::local, 1), Turn::none) << "the other shadow's";
+  for (const bool own : {true, false}) {
+    ShadowCandidates candidates = four();
+    ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{1, 1}));
+    ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+    candidates.worked(1, own);
+    EXPECT_EQ(turn_to(candidates, End::local, 1), Turn::none) << "the other shadow's";
+    EXPECT_FALSE(candidates.lost(1));
+  }
   ShadowCandidates rejected = four();
   ASSERT_EQ(rejected.choose(0, candidates_start), (RailPair{1, 1}));
   rejected.reject(End::remote, 1, candidates_start);
   ASSERT_EQ(rejected.choose(0, candidates_start), (RailPair{2, 2}));
   EXPECT_EQ(turn_to(rejected, End::remote, 1), Turn::none);
-  EXPECT_EQ(turn_to(rejected, End::remote, 1, candidates_start + first_wait), Turn::turned);
+  EXPECT_EQ(turn_to(rejected, End::remote, 1, candidates_start + first_wait), Turn::instead);
 }
 
 TEST(ShadowCandidates, OnlyOneShadowTurnsToAPair) {
@@ -237,19 +282,9 @@ TEST(ShadowCandidates, OnlyOneShadowTurnsToAPair) {
   ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
   ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{2, 2}));
   const auto third = [](size_t rail) { return rail == 3; };
-  EXPECT_EQ(candidates.turn_to(0, End::local, third, candidates_start, false), Turn::turned);
-  EXPECT_EQ(candidates.turn_to(1, End::local, third, candidates_start, false), Turn::none);
+  EXPECT_EQ(candidates.turn_to(0, End::local, third, candidates_start, true), Turn::instead);
+  EXPECT_EQ(candidates.turn_to(1, End::local, third, candidates_start, true), Turn::none);
   EXPECT_FALSE(candidates.lost(1));
-}
-
-TEST(ShadowCandidates, AlsoToOneThatWasToTryItNext) {
-  ShadowCandidates candidates({{1, 1}, {2, 2}, {1, 3}}, 2);
-  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
-  candidates.pass_over(0);
-  ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{2, 2}));
-  EXPECT_EQ(turn_to(candidates, End::local, 2), Turn::at_hand);
-  EXPECT_TRUE(candidates.lost(1));
-  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
 }
 
 TEST(ShadowCandidates, AShadowThatOnlyTriesAnEndLosesItToOneThatTurnsThere) {
@@ -260,7 +295,7 @@ TEST(ShadowCandidates, AShadowThatOnlyTriesAnEndLosesItToOneThatTurnsThere) {
     if (works) {
       candidates.worked(1);
     }
-    EXPECT_EQ(turn_to(candidates, End::remote, 2), works ? Turn::none : Turn::turned);
+    EXPECT_EQ(turn_to(candidates, End::remote, 2), works ? Turn::none : Turn::instead);
     EXPECT_EQ(candidates.lost(1), !works);
     EXPECT_FALSE(candidates.lost(1)) << "once";
     EXPECT_EQ(candidates.choose(0, candidates_start), works ? (RailPair{1, 1}) : (RailPair{2, 2}));
