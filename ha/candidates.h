@@ -46,7 +46,7 @@ class ShadowCandidates {
     const std::optional<size_t> before = std::exchange(mine.holds, std::nullopt);
     mine.joined = false;
     if (mine.inserted && !available(pairs_[*mine.inserted], now)) {
-      mine.inserted.reset();
+      drop_inserted(mine);
     }
     if (mine.inserted && (mine.urged || mine.in_turn)) {
       mine.holds = std::exchange(mine.inserted, std::nullopt);
@@ -80,12 +80,13 @@ class ShadowCandidates {
     return first;
   }
   /// The pair that was chosen was joined; `own`: over the fabric of the connection, which is
-  /// remembered.
-  void worked(size_t shadow, bool own = true) {
+  /// remembered.  True: of the own fabric it is the first one.
+  bool worked(size_t shadow, bool own = true) {
     Shadow& mine = shadows_[shadow];
     if (!mine.holds) {
-      return;
+      return false;
     }
+    const bool first = own && !mine.proven;
     mine.joined = true;
     mine.next = 0;
     mine.in_turn = false;
@@ -93,6 +94,7 @@ class ShadowCandidates {
     if (own && !mutated(Mutation::proven_pair_forgotten)) {
       mine.proven = mine.holds;
     }
+    return first;
   }
   /// The pair that was chosen could not be joined.  `urgent`: the connection has no path at all,
   /// and what is missing most is a pair that nobody has tried.
@@ -104,8 +106,7 @@ class ShadowCandidates {
     const size_t failed = mine.holds.value_or(mine.next);
     mine.keeps_until = Instant::min();
     if (mine.inserted == failed) {
-      mine.inserted.reset();
-      mine.urged = false;
+      drop_inserted(mine);
     }
     if (mine.in_turn || mine.next == failed) {
       mine.next = following(failed);
@@ -156,7 +157,12 @@ class ShadowCandidates {
     const bool stays =
         promising && tried && wanted != mine.proven && (*tried < *wanted || tried == mine.proven);
     if (stays || (now < mine.may_turn_at && !mutated(Mutation::turns_without_end))) {
-      insert(mine, *wanted, mine.urged);
+      const bool waits = mine.urged && (mine.inserted == mine.proven ||
+                                        (mine.inserted < wanted && wanted != mine.proven));
+      if (!waits) {  // else a better one would lose its turn, as links come back one after the
+                     // other
+        insert(mine, *wanted, mine.urged);
+      }
       return under_way ? Turn::none : Turn::at_once;
     }
     if (tried && mine.in_turn && now - mine.chosen_at > most_of_an_attempt) {
@@ -179,8 +185,7 @@ class ShadowCandidates {
   void begin_anew(size_t shadow) {
     Shadow& mine = shadows_[shadow];
     mine.next = 0;
-    mine.inserted.reset();
-    mine.urged = false;
+    drop_inserted(mine);
   }
   /// The device at that end does not take the connection's memory.  True: for the first time.
   bool reject(End end, size_t rail, Instant now) {
@@ -228,6 +233,10 @@ class ShadowCandidates {
   static void insert(Shadow& shadow, size_t pair, bool urged) {
     shadow.inserted = pair;
     shadow.urged = urged;
+  }
+  static void drop_inserted(Shadow& shadow) {
+    shadow.inserted.reset();
+    shadow.urged = false;
   }
   bool holds_end_of(const Shadow& one, const RailPair& pair) const {
     return one.holds &&

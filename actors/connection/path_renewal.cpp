@@ -70,15 +70,8 @@ void PathRenewal::on_lane_up(size_t lane) {
   Next& next = lanes_[lane];
   const Lane& mine = paths_.lane(lane);
   next.link_back = next.turned = next.again = false;
-  if (!mine.shadow) {
-    return;
-  }
   // One of another fabric does not come before those of the own one.
-  candidates_.worked(mine.shadow_number, !paths_.is_fallback(mine));
-  if (paths_.is_fallback(mine)) {
-    return;
-  }
-  if (!std::exchange(next.stood_by, true)) {
+  if (mine.shadow && candidates_.worked(mine.shadow_number, !paths_.is_fallback(mine))) {
     next.backoff = ha::Backoff(std::chrono::milliseconds(100), shadow_interval);
   }
 }

@@ -87,7 +87,6 @@ class PathRenewal {
     std::optional<Instant> reopen_at;
     ha::RailPair pair;       ///< the ends of a lane elsewhere
     bool unoffered = false;  ///< it waits for its address: the peer has not heard of it
-    bool stood_by = false;   ///< a shadow: it has been usable
     bool link_back = false;  ///< since then no attempt has failed
     bool again = false;      ///< a shadow tries its pair once more
     bool turned = false;     ///< the next pair of a shadow is chosen already

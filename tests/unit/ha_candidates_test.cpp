@@ -250,6 +250,20 @@ TEST(ShadowCandidates, AnEndThatComesAndGoesLeavesTheOthersTheirTurns) {
   }
 }
 
+TEST(ShadowCandidates, LinksThatComeBackOneAfterTheOtherLeaveTheBetterPairItsTurn) {
+  for (const bool better_first : {true, false}) {
+    ShadowCandidates candidates({{1, 1}, {2, 2}, {3, 3}}, 1);
+    ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+    candidates.pass_over(0);
+    EXPECT_EQ(turn_to(candidates, End::local, better_first ? 2 : 3, candidates_start, false),
+              Turn::at_once);
+    EXPECT_EQ(turn_to(candidates, End::local, better_first ? 3 : 2, candidates_start, false),
+              Turn::at_once);
+    EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+    EXPECT_EQ(next(candidates), (RailPair{3, 3}));
+  }
+}
+
 TEST(ShadowCandidates, OneMoreAttemptIsOverTheSamePair) {
   ShadowCandidates candidates = four();
   ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
