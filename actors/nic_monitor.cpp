@@ -32,8 +32,10 @@ std::shared_ptr<NicMonitor> NicMonitor::of(Context& context, fabric::NicBoard& b
   auto watch = context.streams().watch_links(made.get());
   if (watch) {
     made->watch_ = std::move(*watch);
-  } else {
-    NHA_LOG_DEBUG("links are not watched: {}", watch.error().message());
+  } else if (watch.error().code != Errc::invalid_usage) {
+    NHA_LOG_WARN(
+        "a cable that is pulled is found out by silence only, as links are not watched: {}",
+        watch.error().message());
   }
   auto address = context.worker().open_address(1);
   if (address) {

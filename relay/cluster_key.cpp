@@ -14,7 +14,8 @@ Result<ClusterKey::Version> ClusterKey::version() const {
     return fail(Errc::system, fmt::format("cannot read the cluster's keys in {}", path_), errno);
   }
   return Version{info.st_ino, info.st_size,
-                 int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec};
+                 int64_t{info.st_ctim.tv_sec} * 1'000'000'000 + info.st_ctim.tv_nsec, info.st_mode,
+                 info.st_uid};
 }
 
 Result<std::shared_ptr<ClusterKey>> ClusterKey::open(const std::string& path) {
@@ -44,9 +45,15 @@ Result<void> ClusterKey::refresh() {
     if (*now == version_) {
       return {};
     }
-    version_ = *now;
   }
   auto keys = KeyRing::read(path_);
+  if (!keys && keys.error().code == Errc::system) {
+    return keys.error();  // it says nothing of the file, which is read again next time
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    version_ = *now;
+  }
   if (!keys) {
     return keys.error();
   }

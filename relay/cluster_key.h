@@ -38,6 +38,8 @@ class ClusterKey {
     uint64_t inode = 0;
     int64_t size = 0;
     int64_t changed_ns = 0;
+    uint32_t mode = 0;  ///< who may read it decides whether it is used
+    uint32_t owner = 0;
     bool operator==(const Version&) const = default;
   };
   explicit ClusterKey(std::string path) : path_(std::move(path)) {}
@@ -46,7 +48,7 @@ class ClusterKey {
   std::string path_;
   mutable std::mutex mutex_;
   std::shared_ptr<const KeyRing> keys_;
-  Version version_;  ///< of the file that was read last, good or bad
+  Version version_;  ///< of the file that was judged last, good or bad
 };
 
 }  // namespace nccl_ha::relay

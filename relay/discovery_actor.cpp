@@ -66,11 +66,15 @@ void DiscoveryActor::look_at_key() {
 
 void DiscoveryActor::look_at_interfaces() {
   look_due_ = context_->now() + look_apart;
-  std::vector<fabric::NetInterface> now = options_.interfaces();
-  if (same_interfaces(now, own_)) {
+  auto now = options_.interfaces();
+  if (!now) {
+    NHA_LOG_WARN_LIMITED("the cables of before are taken for there: {}", now.error().message());
     return;
   }
-  own_ = std::move(now);
+  if (same_interfaces(*now, own_)) {
+    return;
+  }
+  own_ = std::move(*now);
   options_.links->use(own_);
   std::vector<IpAddress> addresses;
   for (const fabric::NetInterface& one : own_) {
@@ -93,8 +97,8 @@ void DiscoveryActor::on(const Message& message) {
 void DiscoveryActor::on_link(const std::string& interface, bool up) {
   (void)interface;
   (void)up;
-  look_at_interfaces();
-  go_on();
+  look_due_ = context_->now();  // once for all that is told together
+  context_->timers().arm(timer_, look_due_);
 }
 
 void DiscoveryActor::on_readable(int fd) {

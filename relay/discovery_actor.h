@@ -27,8 +27,9 @@ class DiscoveryActor final : public Actor,
     Discovery::Identity identity;
     Discovery::Timing timing;
     std::unique_ptr<MeshLinks> links;
-    /// Those with cables to neighbours, as they are now.
-    std::function<std::vector<fabric::NetInterface>()> interfaces;
+    /// Those with cables to neighbours, as they are now.  An error: those of before are still
+    /// there.
+    std::function<Result<std::vector<fabric::NetInterface>>()> interfaces;
     std::shared_ptr<TopologyBoard> board;
     std::shared_ptr<ClusterKey> key;  ///< null: anybody on a cable is a neighbour
     /// A relay node begins on this host and wants the port.  On the worker's thread.  True: it will

@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
+#include "runtime/base/log.h"
 #include "runtime/base/random.h"
 
 namespace nccl_ha::relay {
@@ -137,6 +139,20 @@ void send_out(int fd, uint32_t interface, const fabric::SocketAddress& to,
   static_cast<void>(sendmsg(fd, &message, MSG_NOSIGNAL));
 }
 
+ipv6_mreq membership_v6(int interface) {
+  ipv6_mreq v6{};
+  std::memcpy(&v6.ipv6mr_multiaddr, group_v6().bytes.data(), 16);
+  v6.ipv6mr_interface = static_cast<unsigned>(interface);
+  return v6;
+}
+
+ip_mreqn membership_v4(int interface) {
+  ip_mreqn v4{};
+  std::memcpy(&v4.imr_multiaddr, group_v4().bytes.data(), 4);
+  v4.imr_ifindex = interface;
+  return v4;
+}
+
 bool is_loopback(const fabric::SocketAddress& from) {
   const auto address = IpAddress::from_sockaddr(from.get());
   return address && address->loopback();
@@ -176,18 +192,31 @@ LinkSockets::~LinkSockets() {
 }
 
 void LinkSockets::use(const std::vector<fabric::NetInterface>& interfaces) {
-  interfaces_.clear();
+  // A socket has room for few memberships (igmp_max_memberships), also of interfaces that are gone.
+  for (const auto& [number, gone] : std::exchange(interfaces_, {})) {
+    const int index = gone.ifindex;
+    const auto same = [index](const auto& one) { return one.ifindex == index; };
+    if (std::ranges::none_of(interfaces, same)) {
+      const ipv6_mreq v6 = membership_v6(index);
+      static_cast<void>(setsockopt(v6_, IPPROTO_IPV6, IPV6_LEAVE_GROUP, &v6, sizeof v6));
+      const ip_mreqn v4 = membership_v4(index);
+      static_cast<void>(setsockopt(v4_, IPPROTO_IP, IP_DROP_MEMBERSHIP, &v4, sizeof v4));
+    }
+  }
   for (const fabric::NetInterface& one : interfaces) {
     interfaces_[static_cast<uint32_t>(one.ifindex)] = one;
     // Who is in a group already stays in it; who cannot enter it is heard through the other one.
-    ipv6_mreq v6{};
-    std::memcpy(&v6.ipv6mr_multiaddr, group_v6().bytes.data(), 16);
-    v6.ipv6mr_interface = static_cast<unsigned>(one.ifindex);
-    static_cast<void>(setsockopt(v6_, IPPROTO_IPV6, IPV6_JOIN_GROUP, &v6, sizeof v6));
-    ip_mreqn v4{};
-    std::memcpy(&v4.imr_multiaddr, group_v4().bytes.data(), 4);
-    v4.imr_ifindex = one.ifindex;
-    static_cast<void>(setsockopt(v4_, IPPROTO_IP, IP_ADD_MEMBERSHIP, &v4, sizeof v4));
+    const ipv6_mreq v6 = membership_v6(one.ifindex);
+    const bool by_v6 =
+        setsockopt(v6_, IPPROTO_IPV6, IPV6_JOIN_GROUP, &v6, sizeof v6) == 0 || errno == EADDRINUSE;
+    const ip_mreqn v4 = membership_v4(one.ifindex);
+    const bool by_v4 =
+        setsockopt(v4_, IPPROTO_IP, IP_ADD_MEMBERSHIP, &v4, sizeof v4) == 0 || errno == EADDRINUSE;
+    if (!by_v4 && !by_v6) {
+      NHA_LOG_WARN_LIMITED(
+          "neighbours over {} are not heard by multicast: {} (net.ipv4.igmp_max_memberships?)",
+          one.name, std::strerror(errno));
+    }
   }
 }
 

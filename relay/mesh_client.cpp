@@ -148,18 +148,25 @@ MeshClient::~MeshClient() { stop(); }
 void MeshClient::start(Context& context) {
   context_ = &context;
   timer_.bind([](void* self) { static_cast<MeshClient*>(self)->on_timer(); }, this);
+  on_timer();
+}
+
+/// What fails now, for want of descriptors, may not fail next time.
+void MeshClient::open() {
   auto fd = open_query_socket(options_.port);
-  if (fd) {
-    fd_ = *fd;
-    if (auto watch = context.streams().watch_fd(fd_, this)) {
-      watch_ = std::move(*watch);
-    }
-  }
-  if (!watch_) {
-    NHA_LOG_WARN("what the relay node of this host learns later is not heard");
+  if (!fd) {
+    NHA_LOG_WARN_LIMITED("what the relay node of this host learns is not heard: {}",
+                         fd.error().message());
     return;
   }
-  on_timer();
+  if (auto watch = context_->streams().watch_fd(*fd, this)) {
+    fd_ = *fd;
+    watch_ = std::move(*watch);
+  } else {
+    NHA_LOG_WARN_LIMITED("what the relay node of this host learns is not heard: {}",
+                         watch.error().message());
+    close(*fd);
+  }
 }
 
 void MeshClient::on_readable(int fd) {
@@ -181,8 +188,11 @@ void MeshClient::on_timer() {
     context_->remove_actor(id());
     return;
   }
-  ++unanswered_;
+  if (fd_ < 0) {
+    open();
+  }
   if (fd_ >= 0) {
+    ++unanswered_;
     static_cast<void>(send_query(fd_));
   }
 }

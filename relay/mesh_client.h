@@ -61,6 +61,7 @@ class MeshClient final : public Actor, private FdWatchOwner {
  private:
   void on_readable(int fd) override;
   void on_timer();
+  void open();
 
   Options options_;
   Context* context_ = nullptr;

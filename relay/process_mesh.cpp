@@ -26,9 +26,12 @@ constexpr Duration patience_max = std::chrono::seconds(10);
 /// A relay node that begins waits for five seconds (tools/relay).
 constexpr Duration hand_over_limit = std::chrono::milliseconds(500);
 
-std::vector<fabric::NetInterface> own_interfaces(const std::string& spec) {
+Result<std::vector<fabric::NetInterface>> own_interfaces(const std::string& spec) {
   const auto all = fabric::list_interfaces();
-  return all ? select_mesh_interfaces(*all, spec) : std::vector<fabric::NetInterface>();
+  if (!all) {
+    return all.error();
+  }
+  return select_mesh_interfaces(*all, spec);
 }
 
 RelayPath::Options path_options(const Config& config, std::shared_ptr<const ClusterKey> key) {

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "ha/error_class.h"
 #include "relay/routes.h"
 #include "runtime/base/log.h"
 #include "runtime/base/mutation.h"
@@ -43,8 +44,10 @@ void RelayNode::start(Context& context) {
   counters_ = {context.counters().place(), "relay"};
   if (auto watch = context.streams().watch_links(this)) {
     link_watch_ = std::move(*watch);
-  } else {
-    NHA_LOG_DEBUG("links are not watched: {}", watch.error().message());
+  } else if (watch.error().code != Errc::invalid_usage) {
+    NHA_LOG_WARN(
+        "a cable that is pulled is found out by silence only, as links are not watched: {}",
+        watch.error().message());
   }
   listen();
   if (tell_ && acceptor_ == nullptr) {
@@ -66,7 +69,7 @@ void RelayNode::listen() {
     NHA_LOG_WARN("this host relays for nobody: {}", acceptor.error().message());
   }
   failure_ = acceptor.error();
-  if (failure_.sys == EADDRINUSE) {
+  if (failure_.sys == EADDRINUSE || ha::is_shortage(failure_.sys)) {
     context_->timers().arm(listen_timer_, context_->now() + listen_apart);
   }
 }

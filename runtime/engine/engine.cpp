@@ -302,7 +302,7 @@ Engine::Rest Engine::poll_workers() {
     slot->worker->context().request_stream_turns(1);
   }
   const bool sleeps = work == 0 && sleepy;
-  if (sleeps && own.changed && !virtual_) {
+  if (sleeps && (own.changed || !fallback_parker_->whole()) && !virtual_) {
     // While every worker is held, so that nobody closes one of these.
     fallback_parker_->watch(fds);
     own.changed = false;

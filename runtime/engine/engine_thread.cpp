@@ -53,7 +53,7 @@ bool Engine::park(WorkerSlot& slot) {
     slot.busy.store(false, std::memory_order_release);
     return false;
   }
-  if (slot.watched_version != worker.wait_version()) {
+  if (slot.watched_version != worker.wait_version() || !slot.parker->whole()) {
     slot.watched_version = worker.wait_version();
     slot.parker->watch(worker.wait_fds());
   }

@@ -8,9 +8,15 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
+
+#include "runtime/base/log.h"
 
 namespace nccl_ha {
 namespace {
+
+/// How long a thread sleeps while it does not hear of something that it waits for.
+constexpr int half_deaf_ms = 1;
 
 /// Milliseconds, rounded up: waking before the deadline would only spin until it.
 int timeout_until(Instant deadline, Instant now) {
@@ -72,14 +78,25 @@ void Parker::watch(const std::vector<int>& fds) {
   if (shrinks) {
     static_cast<void>(renew());
   }
+  int error = 0;
   for (const int fd : fds) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.fd = fd;
     // A number may have been closed and reused since: adding again is refused then, which is fine
     // for one that is still the same.
-    static_cast<void>(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event));
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0 && errno != EEXIST) {
+      error = errno;
+    }
   }
+  if (error != 0 && whole_) {
+    NHA_LOG_WARN(
+        "a progress thread cannot sleep until something comes, and looks every millisecond "
+        "instead: "
+        "{} (fs.epoll.max_user_watches?)",
+        std::strerror(error));
+  }
+  whole_ = error == 0;
   fds_ = fds;
 }
 
@@ -96,7 +113,10 @@ void Parker::wait_until(Instant deadline, Instant now) {
 }
 
 void Parker::sleep(std::optional<Instant> deadline, Instant now) {
-  const int timeout_ms = deadline ? timeout_until(*deadline, now) : -1;
+  int timeout_ms = deadline ? timeout_until(*deadline, now) : -1;
+  if (!whole_) {
+    timeout_ms = deadline ? std::min(timeout_ms, half_deaf_ms) : half_deaf_ms;
+  }
   std::array<epoll_event, 16> events;
   const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout_ms);
   for (int i = 0; i < count; ++i) {

@@ -18,8 +18,11 @@ class Parker final : public Waker {
   Parker& operator=(const Parker&) = delete;
 
   void wake() override;
-  /// Replaces the set of descriptors to sleep on.  None of `fds` may be closed meanwhile.
+  /// Replaces the set of descriptors to sleep on.  None of `fds` may be closed meanwhile.  Where
+  /// the kernel refuses one (fs.epoll.max_user_watches), sleeps are short.
   void watch(const std::vector<int>& fds);
+  /// All of them are watched.
+  bool whole() const { return whole_; }
   /// Sleeps until woken, until a descriptor is readable, or until the deadline.
   void sleep(std::optional<Instant> deadline, Instant now);
   /// The same, whatever becomes of the descriptors: whoever is busy with them needs no help.
@@ -33,6 +36,7 @@ class Parker final : public Waker {
   int epoll_ = -1;
   int event_ = -1;
   std::vector<int> fds_;
+  bool whole_ = true;
 };
 
 }  // namespace nccl_ha

@@ -142,6 +142,7 @@ Result<std::vector<NetInterface>> list_interfaces() {
     }
     if (entry->ifa_addr->sa_family == AF_PACKET) {
       const auto* link = reinterpret_cast<const sockaddr_ll*>(entry->ifa_addr);
+      interface.ifindex = link->sll_ifindex;
       std::copy_n(link->sll_addr, std::min<size_t>(link->sll_halen, 6), interface.mac.begin());
       continue;
     }
@@ -163,7 +164,9 @@ Result<std::vector<NetInterface>> list_interfaces() {
     if (addresses.empty()) {
       continue;
     }
-    interface.ifindex = static_cast<int>(if_nametoindex(name.c_str()));
+    if (interface.ifindex == 0) {  // it has no link layer of its own
+      interface.ifindex = static_cast<int>(if_nametoindex(name.c_str()));
+    }
     read_sysfs(interface);
     interface.guid = make_guid(interface);
     interfaces.push_back(std::move(interface));

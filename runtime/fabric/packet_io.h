@@ -92,6 +92,8 @@ class PacketIo {
   /// File descriptors that become readable when packets wait; -1 where there is none.
   virtual int wait_fd(Channel channel) const = 0;
   virtual uint64_t kernel_drops() const { return 0; }
+  /// Nothing moves here any more, now and later: who needs packets makes another one.
+  virtual bool broken() { return false; }
 };
 
 }  // namespace nccl_ha::fabric

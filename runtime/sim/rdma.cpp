@@ -121,6 +121,14 @@ void RdmaNic::fail_for_good(bool forgets) {
   }
 }
 
+void RdmaNic::break_datagrams() {
+  for (const auto& [number, pair] : pairs_) {
+    if (pair->qp_type == IBV_QPT_UD) {
+      break_pair(*pair, IBV_WC_WR_FLUSH_ERR);
+    }
+  }
+}
+
 const RdmaNic::Port* RdmaNic::port_of(Ip address) const {
   const auto found = std::find_if(ports_.begin(), ports_.end(),
                                   [&](const Port& port) { return port.address == address; });

@@ -96,6 +96,8 @@ class RdmaNic {
   /// not yet reported.
   void fail_for_good(bool forgets = false);
   bool failed() const { return failed_; }
+  /// Its queue pairs of datagrams move to error, as Soft-RoCE's do when one finds no route.
+  void break_datagrams();
   /// How its calls fail, and what it does within the rules.
   VerbFaults& verbs() { return verbs_; }
   /// Of a descriptor, as the kernel of its host does it.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <unistd.h>
 #include <uv.h>
 
@@ -336,19 +337,33 @@ class UvFdWatch final : public FdWatch {
       delete state;
     });
   }
-  static void on_readable(uv_poll_t* poll, int status, int events) {
-    (void)events;
+  static void on_readable(uv_poll_t* poll, int status, int /*events*/) {
     auto* state = static_cast<State*>(poll->data);
     state->factory->happened();
+    // An error of a socket ends when it is read; one that stays would come back with every turn.
+    const int tries = status < 0 ? 4 : 1;
     if (status < 0) {
-      uv_poll_stop(poll);  // an error that stays would come back with every turn
+      uv_poll_stop(poll);
     }
-    if (state->owner != nullptr) {
-      state->factory->call_owner([&] { state->owner->on_readable(state->fd); });
+    for (int i = 0; i < tries && state->owner != nullptr; ++i) {
+      state->factory->call_owner([state] { state->owner->on_readable(state->fd); });
+      if (status < 0 && state->owner != nullptr && !has_error(state->fd)) {
+        uv_poll_start(poll, UV_READABLE, on_readable);
+        return;
+      }
+    }
+    if (status < 0 && state->owner != nullptr) {
+      state->factory->call_owner(
+          [] { NHA_LOG_WARN("a descriptor has an error that stays: it is not read any more"); });
     }
   }
 
  private:
+  static bool has_error(int fd) {
+    pollfd asked{fd, 0, 0};
+    return ::poll(&asked, 1, 0) > 0;
+  }
+
   State* state_;
 };
 

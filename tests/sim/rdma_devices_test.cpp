@@ -133,6 +133,31 @@ TEST(SimRdmaDevices, DatagramsOfRdmaDevicesCarryTheEngine) {
   EXPECT_GT(lost, 20U);
 }
 
+/// Two connections share the queue pairs, and each is made anew at its own time.
+TEST(SimRdmaDevices, QueuePairsOfDatagramsThatBreakAreMadeAnew) {
+  for (const bool sender : {false, true}) {
+    SCOPED_TRACE(sender);
+    Config config = device_config();
+    config.fabric = "ud";
+    config.dgram_paths = 1;
+    config.progress_threads = 1;
+    SimPair pair(7, {}, config, {.rails = 1, .rdma = true});
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    tools::SimLink other(pair.world(), pair.sender(), pair.receiver(), 5001);
+    ASSERT_TRUE(other.wait_ready()) << other.error();
+    (sender ? pair.sender() : pair.receiver()).nics[0]->break_datagrams();
+    auto& first = pair.send_channel().counters();
+    auto& second = other.sender().counters();
+    EXPECT_TRUE(pair.world().run_until(
+        [&] { return first.paths_back.get() == 1 && second.paths_back.get() == 1; }, seconds(10)));
+    EXPECT_EQ(first.paths_down.get(), 1U);
+    EXPECT_EQ(second.paths_down.get(), 1U);
+    tools::TransferPlan plan;
+    plan.groups = 10;
+    EXPECT_EQ(pair.transfer(plan, seconds(10)), "");
+  }
+}
+
 TEST(SimRdmaDevices, WhatIsWrittenIsSeenPieceByPiece) {
   const ErrorsOnly errors_only;
   uint64_t pieces = 0;

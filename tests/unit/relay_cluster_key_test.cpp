@@ -85,6 +85,18 @@ TEST_F(KeyFile, IsReadAgainWhenItChangesAndKeptWhenItIsNoUse) {
   EXPECT_TRUE((*key)->refresh()) << "told once";
 }
 
+TEST_F(KeyFile, IsReadAgainWhenItsModeIsPutRight) {
+  write("1 " + hex_key('a') + "\n");
+  const auto key = ClusterKey::open(path_);
+  ASSERT_TRUE(key);
+  write("1 " + hex_key('a') + "\n2 " + hex_key('b') + "\n", 0644);
+  EXPECT_FALSE((*key)->refresh());
+  EXPECT_EQ((*key)->current()->size(), 1U);
+  ASSERT_EQ(chmod(path_.c_str(), 0600), 0);
+  EXPECT_TRUE((*key)->refresh());
+  EXPECT_EQ((*key)->current()->size(), 2U);
+}
+
 std::vector<std::byte> hello_packet(uint32_t incarnation = 1) {
   return encode(DiscoveryPacket{NodeId{9}, incarnation, HelloPacket{}});
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "relay/discovery_actor.h"
 #include "relay/mesh_client.h"
@@ -38,7 +39,13 @@ class DiscoveryActors : public ::testing::Test {
       options.identity.incarnation = static_cast<uint32_t>(i + 1);
       options.identity.name = "h" + std::to_string(i);
       options.links = cables_.links(i);
-      options.interfaces = [this, i] { return cables_.interfaces(i, seen_); };
+      options.interfaces = [this, i]() -> Result<std::vector<fabric::NetInterface>> {
+        if (unlisted_) {
+          ++not_listed_;
+          return fail(Errc::system, "the interfaces cannot be listed", EMFILE);
+        }
+        return cables_.interfaces(i, seen_);
+      };
       options.board = boards_[i];
       if (i == stands_in) {
         options.on_hand_over = [this] {
@@ -69,7 +76,9 @@ class DiscoveryActors : public ::testing::Test {
   }
   int asked_for_place_ = 0;
   bool gives_place_ = true;
-  bool seen_ = false;  ///< hosts see when a cable is cut
+  bool seen_ = false;      ///< hosts see when a cable is cut
+  bool unlisted_ = false;  ///< hosts cannot look at all
+  size_t not_listed_ = 0;
   std::vector<std::shared_ptr<relay::TopologyBoard>> boards_ = [] {
     std::vector<std::shared_ptr<relay::TopologyBoard>> made(hosts);
     for (auto& board : made) {
@@ -96,6 +105,15 @@ TEST_F(DiscoveryActors, AnInterfaceThatGoesTakesItsNeighbourAlong) {
   cables_.cut(0);
   // Nobody tells of links here, so that it is seen at the next look, if silence is not first.
   ASSERT_TRUE(all_see(Shape::line, relay::DiscoveryActor::look_apart + milliseconds(500)));
+}
+
+TEST_F(DiscoveryActors, CablesThatCannotBeLookedAtAreStillThere) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  unlisted_ = true;
+  EXPECT_FALSE(world_.run_until([&] { return boards_[0]->read()->neighbours.size() != 2; },
+                                2 * relay::DiscoveryActor::look_apart));
+  EXPECT_GE(not_listed_, hosts);
+  EXPECT_TRUE(all_see(Shape::ring, seconds(0)));
 }
 
 TEST_F(DiscoveryActors, PublishANeighbourThatSpeaksFromElsewhere) {

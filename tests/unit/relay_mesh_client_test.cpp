@@ -91,6 +91,34 @@ TEST_F(MeshClientTest, ANodeThatAnswersNoQuestionIsGone) {
   EXPECT_EQ(board_->read()->self, NodeId{7});
 }
 
+TEST_F(MeshClientTest, ANodeThatComesBackAtItsPortIsHeard) {
+  EXPECT_EQ(asked(false), 1);
+  sockaddr_in place{};
+  socklen_t length = sizeof place;
+  ASSERT_EQ(getsockname(node_, reinterpret_cast<sockaddr*>(&place), &length), 0);
+  close(node_);
+  for (int i = 0; i < 4; ++i) {
+    pass(interval);  // each question is refused
+    for (int turn = 0; turn < 100; ++turn) {
+      engine_->worker(0).turn();
+    }
+  }
+  const int silences = silences_;
+  EXPECT_GE(silences, 1);
+  node_ = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  ASSERT_EQ(bind(node_, reinterpret_cast<sockaddr*>(&place), sizeof place), 0);
+  int heard = 0;
+  for (int i = 0; i < 4 && heard == 0; ++i) {  // the refusal of an earlier one may come late
+    pass(interval);
+    heard = asked(true);
+  }
+  EXPECT_EQ(heard, 1);
+  for (int i = 0; i < 1000 && !board_->read(); ++i) {
+    engine_->worker(0).turn();
+  }
+  EXPECT_TRUE(board_->read()) << "what it says is not heard";
+}
+
 TEST_F(MeshClientTest, WhatThisThreadSleepsThroughIsNoSilence) {
   EXPECT_EQ(asked(true), 1);
   for (int i = 0; i < 3; ++i) {

@@ -88,17 +88,20 @@ void Keeper::beat() {
 }
 
 void Keeper::tick() {
+  context_->timers().arm(tick_timer_, context_->now() + tick_every);  // whatever comes of it
+  if (actors_.registrations->failed()) {
+    end(1);  // it begins after this one, and has said why
+    return;
+  }
   actors_.board->tick(context_->now());
   if (view_.draining && (actors_.registrations->clients() == 0 || context_->now() >= drained_by_)) {
     end(0);
-    return;
   }
-  context_->timers().arm(tick_timer_, context_->now() + tick_every);
 }
 
 void Keeper::sample() {
-  history_.sample(*actors_.board);
   context_->timers().arm(sample_timer_, context_->now() + sample_every);
+  history_.sample(*actors_.board);
 }
 
 void Keeper::stroke_watchdog() {

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/fabric/interfaces.h"
 
 namespace nccl_ha::tools {
 namespace {
+
+/// How often it is looked what there is of an interface.
+constexpr Duration look_apart = std::chrono::seconds(10);
 
 NicMeter::Rail open_rail(const RailSettings& settings) {
   NicMeter::Rail rail;
@@ -62,7 +66,8 @@ NicMeter::NicMeter(std::shared_ptr<FlowBoard> board, TelemetrySender& sender,
 void NicMeter::set_settings(const AgentSettings& settings) {
   every_ = settings.report_every;
   for (size_t i = 0; i < rails_.size(); ++i) {
-    rails_[i] = open_rail(settings.rails[i]);
+    settings_[i] = settings.rails[i];
+    rails_[i] = open_rail(settings_[i]);
     board_->set_local_level(i, 0);
   }
 }
@@ -102,14 +107,35 @@ void NicMeter::measure_rail(Rail& rail, Instant now) {
   rail.reading = reading;
 }
 
+/// A NIC may get its driver, its address or its speed after the agent has begun, and another driver
+/// later.
+void NicMeter::look_again_if_due(size_t i, Instant now) {
+  Rail& rail = rails_[i];
+  if (now - rail.looked_at < look_apart) {
+    return;
+  }
+  rail.looked_at = now;
+  Rail fresh = open_rail(settings_[i]);
+  if (fresh.address.family != 0) {  // else it has none, or could not be looked at
+    rail.address = fresh.address;
+    rail.speed_mbps = fresh.speed_mbps;
+  }
+  if (rail.silent || fresh.sources.size() > rail.sources.size()) {
+    rail.sources = std::move(fresh.sources);
+    rail.reading.reset();  // of others
+  }
+}
+
 void NicMeter::measure() {
   const Instant now = context_->now();
+  context_->timers().arm(timer_, now + every_);  // whatever comes of it
   std::vector<NicReport> reports;
   for (size_t i = 0; i < rails_.size(); ++i) {
     Rail& rail = rails_[i];
     if (rail.interface.empty()) {
       continue;
     }
+    look_again_if_due(i, now);
     measure_rail(rail, now);
     board_->set_local_level(i, rail.load ? rail.load->level : 0);
     if (rail.load) {
@@ -117,7 +143,6 @@ void NicMeter::measure() {
     }
   }
   sender_.send_reports(reports);
-  context_->timers().arm(timer_, now + every_);
 }
 
 }  // namespace nccl_ha::tools

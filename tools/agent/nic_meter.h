@@ -28,6 +28,7 @@ class NicMeter final : public Actor {
     std::optional<ha::NicReading> reading;
     std::optional<ha::NicLoad> load;
     bool silent = false;  ///< no source says anything: the interface is gone
+    Instant looked_at{};  ///< what there is of it: address, speed, sources
   };
 
   NicMeter(std::shared_ptr<FlowBoard> board, TelemetrySender& sender,
@@ -42,10 +43,12 @@ class NicMeter final : public Actor {
  private:
   void measure();
   void measure_rail(Rail& rail, Instant now);
+  void look_again_if_due(size_t i, Instant now);
 
   std::shared_ptr<FlowBoard> board_;
   TelemetrySender& sender_;
   Duration every_;
+  std::array<RailSettings, 2> settings_;
   std::array<Rail, 2> rails_;
   Context* context_ = nullptr;
   Timer timer_;

@@ -116,6 +116,17 @@ class RdmaSource final : public NicSource {
   const std::string folder_;
 };
 
+/// Of a folder that may go while it is read.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> entries;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    entries.push_back(at->path());
+  }
+  return entries;
+}
+
 bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
@@ -207,12 +218,9 @@ std::vector<std::unique_ptr<NicSource>> nic_sources(const std::string& interface
       sources.push_back(std::make_unique<StandardSource>(std::move(*netlink), interface));
     }
   }
-  std::error_code error;
-  for (const auto& device :
-       std::filesystem::directory_iterator(net + "/device/infiniband", error)) {
-    const std::string name = device.path().filename();
-    for (const auto& port : std::filesystem::directory_iterator(device.path() / "ports", error)) {
-      sources.push_back(std::make_unique<RdmaSource>(name, port.path()));
+  for (const auto& device : entries_of(net + "/device/infiniband")) {
+    for (const auto& port : entries_of(device / "ports")) {
+      sources.push_back(std::make_unique<RdmaSource>(device.filename(), port));
     }
   }
   return sources;

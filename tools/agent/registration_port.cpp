@@ -83,6 +83,7 @@ void RegistrationPort::start(Context& context) {
   auto acceptor = context.streams().adopt_listener(std::exchange(listener_, -1), this);
   if (!acceptor) {
     NHA_LOG_ERROR("agent: no process can register: {}", acceptor.error().message());
+    failed_ = true;
     return;
   }
   acceptor_ = std::move(*acceptor);

@@ -55,6 +55,8 @@ class RegistrationPort final : public Actor, private AcceptorOwner, private Stre
   void on(const Message& message) override { (void)message; }
   void stop() override;
   void set_limits(const Limits& limits) { limits_ = limits; }
+  /// It cannot let any process in, and has said why.
+  bool failed() const { return failed_; }
   /// No process is let in any more.
   void close_door() { acceptor_.reset(); }
   const Counts& counts() const { return counts_; }
@@ -95,6 +97,7 @@ class RegistrationPort final : public Actor, private AcceptorOwner, private Stre
   const std::function<std::string()> status_;
   Context* context_ = nullptr;
   std::unique_ptr<Acceptor> acceptor_;
+  bool failed_ = false;
   std::list<Client> clients_;
   ha::FlowRegistry::Client last_id_ = 0;
   Timer timer_;

@@ -35,12 +35,12 @@ void Reporter::stop() {
 }
 
 void Reporter::tell_all() {
+  context_->timers().arm(repeat_timer_, context_->now() + repeat_every);  // whatever comes of it
   flush();
   for (const auto& [flow, slot] : board_->registry().all()) {
     begun_.push_back({flow, 2});
   }
   flush();
-  context_->timers().arm(repeat_timer_, context_->now() + repeat_every);
 }
 
 void Reporter::on_flow_begun(const ha::Flow& flow) {

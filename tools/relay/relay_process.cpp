@@ -56,9 +56,12 @@ Result<Fd> relay_signals() {
   return fd;
 }
 
-std::vector<fabric::NetInterface> mesh_interfaces(const std::string& spec) {
+Result<std::vector<fabric::NetInterface>> mesh_interfaces(const std::string& spec) {
   const auto all = fabric::list_interfaces();
-  return all ? relay::select_mesh_interfaces(*all, spec) : std::vector<fabric::NetInterface>();
+  if (!all) {
+    return all.error();
+  }
+  return relay::select_mesh_interfaces(*all, spec);
 }
 
 /// The first word that the process is to end; later ones change nothing.
@@ -109,7 +112,10 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   }
   options.timing = *timing;
   const auto own = mesh_interfaces(config.mesh_ifname);
-  if (own.empty()) {
+  if (!own) {
+    return own.error();
+  }
+  if (own->empty()) {
     return fail(Errc::invalid_argument,
                 "no interface with cables to neighbours is up (NCCL_MESH_IFNAME)");
   }
@@ -127,7 +133,7 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   }
   options.links = std::move(*links);
   // The relay node tells when it listens.
-  options.identity = relay::mesh_identity(own, false, static_cast<uint32_t>(os_random_u64() | 1));
+  options.identity = relay::mesh_identity(*own, false, static_cast<uint32_t>(os_random_u64() | 1));
   options.interfaces = [spec = config.mesh_ifname] { return mesh_interfaces(spec); };
   options.board = parts.board;
   options.key = parts.key;
@@ -136,7 +142,7 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   if (config.fabric == "relay") {
     hops_config.fabric = "auto";  // hops lead to neighbours
   }
-  auto provider = fabric::Provider::make(hops_config, own, 1);
+  auto provider = fabric::Provider::make(hops_config, *own, 1);
   if (!provider) {
     return provider.error();
   }

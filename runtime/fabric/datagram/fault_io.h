@@ -44,6 +44,7 @@ class FaultIo final : public PacketIo {
   size_t datagram_bytes_max() const override { return inner_->datagram_bytes_max(); }
   bool prepare_sleep() override { return inner_->prepare_sleep(); }
   uint64_t kernel_drops() const override { return inner_->kernel_drops(); }
+  bool broken() override { return inner_->broken(); }
 
  private:
   struct Held {

@@ -40,7 +40,8 @@ Result<OwnedPath> PortOpener::create_path(Context& context, std::weak_ptr<Datagr
 Result<std::shared_ptr<DatagramPort>> PortOpener::port(Context& context,
                                                        std::weak_ptr<DatagramPort>& slot,
                                                        uint32_t mtu, const Open& open) {
-  if (auto known = slot.lock()) {
+  // Paths on a broken one may hold it for long, each until it is made anew itself.
+  if (auto known = slot.lock(); known && !known->io().broken()) {
     return known;
   }
   auto opened = open();

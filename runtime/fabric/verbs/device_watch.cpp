@@ -33,14 +33,20 @@ EventEffect effect_of(ibv_event_type type) {
   }
 }
 
-DeviceWatch::~DeviceWatch() { device_->watched.store(false, std::memory_order_release); }
+DeviceWatch::~DeviceWatch() {
+  if (!failed_) {
+    device_->watched.store(false, std::memory_order_release);
+  }
+}
 
 void DeviceWatch::start(Context& context) {
   context_ = &context;
   auto watch = context.streams().watch_fd(device_->context()->async_fd, this);
   if (!watch) {
-    NHA_LOG_WARN("RDMA device {}: its events cannot be watched: {}", device_->name(),
-                 watch.error().message());
+    NHA_LOG_WARN_LIMITED("RDMA device {}: its events cannot be watched: {}", device_->name(),
+                         watch.error().message());
+    failed_ = true;
+    device_->watched.store(false, std::memory_order_release);  // the next one tries again
     return;
   }
   watch_ = std::move(*watch);

@@ -48,6 +48,7 @@ class DeviceWatch final : public Actor, private FdWatchOwner {
   Tell tell_;
   Context* context_ = nullptr;
   std::unique_ptr<FdWatch> watch_;
+  bool failed_ = false;  ///< another one may watch meanwhile
 };
 
 }  // namespace nccl_ha::fabric::verbs

@@ -250,6 +250,7 @@ void UdIo::reclaim(ChannelState& channel) {
       const ibv_wc& completion = completions[static_cast<size_t>(i)];
       channel.out.done = completion.wr_id + 1;
       if (completion.status != IBV_WC_SUCCESS) [[unlikely]] {
+        broken_ = true;  // sending ends with the first error (IBTA 10.3.1.7)
         NHA_LOG_WARN_LIMITED("RDMA device {}: a datagram was not sent: {}", device_->name(),
                              library_.completion.status_text(completion.status));
       }
@@ -366,7 +367,7 @@ size_t UdIo::receive(Channel which, PacketSink& sink, size_t limit) {
   for (size_t i = 0; i < count; ++i) {
     deliver(channel, completions[i], sink);
   }
-  if (count != 0) {
+  if (count != 0 && !broken_) {
     post_receives(channel);
   }
   return count;
@@ -375,6 +376,7 @@ size_t UdIo::receive(Channel which, PacketSink& sink, size_t limit) {
 void UdIo::deliver(ChannelState& channel, const ibv_wc& completion, PacketSink& sink) {
   // Receives complete in the order of their posts.
   ++channel.in.done;
+  broken_ = broken_ || completion.status == IBV_WC_WR_FLUSH_ERR;
   if (completion.status != IBV_WC_SUCCESS || completion.byte_len < route_header_bytes) {
     return;
   }
@@ -419,6 +421,13 @@ void UdIo::tick(Instant now) {
       take_events(channel);
     }
   }
+}
+
+bool UdIo::broken() {
+  for (ChannelState& channel : channels_) {
+    reclaim(channel);  // else it is looked at only when room is needed
+  }
+  return broken_;
 }
 
 bool UdIo::prepare_sleep() {

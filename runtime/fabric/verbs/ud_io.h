@@ -32,6 +32,7 @@ class UdIo final : public PacketIo {
   size_t receive(Channel channel, PacketSink& sink, size_t limit) override;
   void tick(Instant now) override;
   bool prepare_sleep() override;
+  bool broken() override;
   SocketAddress local(Channel channel) const override;
   size_t receive_buffer_bytes() const override;
   bool segmentation_offload() const override { return false; }
@@ -94,6 +95,7 @@ class UdIo final : public PacketIo {
   size_t last_way_ = 0;
   Instant now_{};
   bool armed_ = false;
+  bool broken_ = false;  ///< a queue pair is in error, where it stays
 };
 
 }  // namespace nccl_ha::fabric::verbs
