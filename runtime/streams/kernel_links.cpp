@@ -97,11 +97,13 @@ class KernelLinks final : public LinkWatch, public WatchedFd {
 void KernelLinks::on_readable(int fd) {
   alignas(nlmsghdr) char buffer[32768];
   constexpr int burst = 8;
+  constexpr int errors_max = 4;  // one that stays is the watch's affair
+  int errors = 0;
   const std::shared_ptr<const bool> alive = this->alive();
   // Until all is read where something was lost: meanwhile nothing is added.
   for (int i = 0; *alive && (i < burst || lost_); ++i) {
     const ssize_t got = recv(fd, buffer, sizeof buffer, MSG_DONTWAIT | MSG_TRUNC);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+    if (got < 0 && errno == EAGAIN) {
       if (std::exchange(lost_, false)) {
         look_again();
       }
@@ -109,6 +111,9 @@ void KernelLinks::on_readable(int fd) {
     }
     if (got <= 0 || static_cast<size_t>(got) > sizeof buffer) {
       lost_ = true;  // ENOBUFS, as a rule
+      if (got <= 0 && ++errors == errors_max) {
+        return;
+      }
       continue;
     }
     auto left = static_cast<uint32_t>(got);
