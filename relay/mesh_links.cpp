@@ -22,6 +22,14 @@ std::vector<fabric::NetInterface> select_mesh_interfaces(
   return std::move(*chosen);
 }
 
+Result<std::vector<fabric::NetInterface>> list_mesh_interfaces(std::string_view spec) {
+  const auto all = fabric::list_interfaces();
+  if (!all) {
+    return all.error();
+  }
+  return select_mesh_interfaces(*all, spec);
+}
+
 std::vector<MeshInterface> as_mesh_interfaces(const std::vector<fabric::NetInterface>& own) {
   std::vector<MeshInterface> out;
   for (const fabric::NetInterface& one : own) {

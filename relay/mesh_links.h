@@ -17,6 +17,9 @@ namespace nccl_ha::relay {
 std::vector<fabric::NetInterface> select_mesh_interfaces(
     const std::vector<fabric::NetInterface>& all, std::string_view spec);
 
+/// The same of those that this host has now; an error: it cannot tell.
+Result<std::vector<fabric::NetInterface>> list_mesh_interfaces(std::string_view spec);
+
 /// As discovery knows them.
 std::vector<MeshInterface> as_mesh_interfaces(const std::vector<fabric::NetInterface>& own);
 

@@ -7,6 +7,7 @@
 
 #include "relay/discovery_actor.h"
 #include "relay/mesh_client.h"
+#include "relay/mesh_links.h"
 #include "relay/mesh_settings.h"
 #include "relay/piece_size.h"
 #include "relay/relay_factory.h"
@@ -25,14 +26,6 @@ constexpr Duration answer_limit_of_others = std::chrono::milliseconds(200);
 constexpr Duration patience_max = std::chrono::seconds(10);
 /// A relay node that begins waits for five seconds (tools/relay).
 constexpr Duration hand_over_limit = std::chrono::milliseconds(500);
-
-Result<std::vector<fabric::NetInterface>> own_interfaces(const std::string& spec) {
-  const auto all = fabric::list_interfaces();
-  if (!all) {
-    return all.error();
-  }
-  return select_mesh_interfaces(*all, spec);
-}
 
 RelayPath::Options path_options(const Config& config, std::shared_ptr<const ClusterKey> key) {
   RelayPath::Options options;
@@ -187,7 +180,7 @@ Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
     discovery.identity = identity;
     discovery.timing = *discovery_timing(config_);
     discovery.links = std::move(links_);
-    discovery.interfaces = [spec = config_.mesh_ifname] { return own_interfaces(spec); };
+    discovery.interfaces = [spec = config_.mesh_ifname] { return list_mesh_interfaces(spec); };
     discovery.board = board_;
     discovery.key = key_;
     discovery.on_hand_over = [this, &worker] { return hand_over(worker); };

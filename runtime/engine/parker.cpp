@@ -92,8 +92,7 @@ void Parker::watch(const std::vector<int>& fds) {
   if (error != 0 && whole_) {
     NHA_LOG_WARN(
         "a progress thread cannot sleep until something comes, and looks every millisecond "
-        "instead: "
-        "{} (fs.epoll.max_user_watches?)",
+        "instead: {} (fs.epoll.max_user_watches?)",
         std::strerror(error));
   }
   whole_ = error == 0;

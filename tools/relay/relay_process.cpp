@@ -14,6 +14,7 @@
 #include "relay/discovery_actor.h"
 #include "relay/link_sockets.h"
 #include "relay/mesh_client.h"
+#include "relay/mesh_links.h"
 #include "relay/mesh_routes.h"
 #include "relay/mesh_settings.h"
 #include "relay/provider_hops.h"
@@ -54,14 +55,6 @@ Result<Fd> relay_signals() {
     return fail(Errc::system, "cannot wait for signals", errno);
   }
   return fd;
-}
-
-Result<std::vector<fabric::NetInterface>> mesh_interfaces(const std::string& spec) {
-  const auto all = fabric::list_interfaces();
-  if (!all) {
-    return all.error();
-  }
-  return relay::select_mesh_interfaces(*all, spec);
 }
 
 /// The first word that the process is to end; later ones change nothing.
@@ -111,7 +104,7 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
     return timing.error();
   }
   options.timing = *timing;
-  const auto own = mesh_interfaces(config.mesh_ifname);
+  const auto own = relay::list_mesh_interfaces(config.mesh_ifname);
   if (!own) {
     return own.error();
   }
@@ -134,7 +127,7 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   options.links = std::move(*links);
   // The relay node tells when it listens.
   options.identity = relay::mesh_identity(*own, false, static_cast<uint32_t>(os_random_u64() | 1));
-  options.interfaces = [spec = config.mesh_ifname] { return mesh_interfaces(spec); };
+  options.interfaces = [spec = config.mesh_ifname] { return relay::list_mesh_interfaces(spec); };
   options.board = parts.board;
   options.key = parts.key;
   parts.view.self = options.identity.node;
