@@ -5,11 +5,9 @@
 // Needs the right to make network namespaces; the build leaves this file out, and says so, where
 // that is not allowed.
 #include <gtest/gtest.h>
-#include <net/if.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,8 +15,8 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 
+#include "tests/support/own_network.h"
 #include "tests/support/pipe_io.h"
 #include "tests/support/plugin_fixture.h"
 
@@ -33,34 +31,6 @@ bool shell(const std::string& command) { return std::system(command.c_str()) == 
 /// The subnet 10.77.N.0/24 that two hosts share.
 std::string subnet(size_t a, size_t b) { return "10.77." + std::to_string(a + b); }
 std::string interface_to(size_t peer) { return "tri" + std::to_string(peer); }
-
-/// The kernel takes up to a second to notice that both ends of a cable are up.
-bool carrier_comes(const std::string& interface) {
-  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  ifreq request{};
-  interface.copy(request.ifr_name, IFNAMSIZ - 1);
-  const bool up = until([&] {
-    return ioctl(fd, SIOCGIFFLAGS, &request) == 0 && (request.ifr_flags & IFF_RUNNING) != 0;
-  });
-  close(fd);
-  return up;
-}
-
-/// A namespace of its own; without root one that belongs to a user namespace.
-bool enter_supervisor_namespace() {
-  if (geteuid() == 0) {
-    return true;
-  }
-  const auto user = std::to_string(getuid());
-  const auto group = std::to_string(getgid());
-  if (unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) {
-    return false;
-  }
-  std::ofstream("/proc/self/setgroups") << "deny";
-  std::ofstream("/proc/self/uid_map") << "0 " + user + " 1";
-  std::ofstream("/proc/self/gid_map") << "0 " + group + " 1";
-  return geteuid() == 0;
-}
 
 /// Sockets between every two hosts, for the handles.
 using Wires = std::array<std::array<int, hosts>, hosts>;
@@ -169,7 +139,7 @@ int host_main(size_t self, int control, const Wires& wires) {
     return 4;
   }
   for (size_t peer = 0; peer < hosts; ++peer) {
-    if (peer != self && !carrier_comes(interface_to(peer))) {
+    if (peer != self && !link_becomes(interface_to(peer), true)) {
       return 4;
     }
   }
@@ -281,7 +251,8 @@ TEST_P(Triangle, EachPairFindsItsOwnSubnetFromWhateverDevice) {
   const pid_t supervisor = fork();
   if (supervisor == 0) {
     alarm(150);
-    _exit(enter_supervisor_namespace() ? run_triangle() : 22);
+    // As root each host has a namespace anyway.
+    _exit(geteuid() == 0 || enter_namespaces(CLONE_NEWNET) ? run_triangle() : 22);
   }
   int status = 0;
   ASSERT_EQ(waitpid(supervisor, &status, 0), supervisor);

@@ -18,6 +18,23 @@
 
 namespace nccl_ha::test {
 
+/// This process goes into new namespaces of those kinds (unshare(2)), where it may do everything in
+/// them; without the right to make them, as root of a user namespace.
+inline bool enter_namespaces(int kinds) {
+  const std::string user = std::to_string(geteuid());
+  const std::string group = std::to_string(getegid());
+  if (unshare(kinds) == 0) {
+    return true;
+  }
+  if (unshare(CLONE_NEWUSER | kinds) != 0) {
+    return false;
+  }
+  std::ofstream("/proc/self/setgroups") << "deny";
+  std::ofstream("/proc/self/uid_map") << "0 " + user + " 1";
+  std::ofstream("/proc/self/gid_map") << "0 " + group + " 1";
+  return geteuid() == 0;
+}
+
 /// Runs `body` in a child with a network namespace of its own, where expectations may be used; how
 /// the child ends, 0 if all of them held.  Needs the right to make namespaces, as the build finds
 /// out for *_netns_test.cpp.
@@ -25,14 +42,7 @@ inline int in_own_network(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(110);
-    const std::string user = std::to_string(geteuid());
-    const std::string group = std::to_string(getegid());
-    if (unshare(CLONE_NEWNET) != 0) {
-      EXPECT_EQ(unshare(CLONE_NEWUSER | CLONE_NEWNET), 0);
-      std::ofstream("/proc/self/setgroups") << "deny";
-      std::ofstream("/proc/self/uid_map") << "0 " + user + " 1";
-      std::ofstream("/proc/self/gid_map") << "0 " + group + " 1";
-    }
+    EXPECT_TRUE(enter_namespaces(CLONE_NEWNET));
     if (!testing::Test::HasFailure()) {
       body();
     }
