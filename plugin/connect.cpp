@@ -7,15 +7,6 @@ namespace {
 
 using fabric::NetInterface;
 
-bool is_loopback(const IpAddress& address) {
-  if (address.family == 4) {
-    return address.bytes[0] == 127;
-  }
-  return std::all_of(address.bytes.begin(), address.bytes.begin() + 15,
-                     [](uint8_t b) { return b == 0; }) &&
-         address.bytes[15] == 1;
-}
-
 Route make_route(const IpAddress& to, uint16_t port, const IpAddress* from) {
   Route route;
   IpAddress target = to;
@@ -25,6 +16,20 @@ Route make_route(const IpAddress& to, uint16_t port, const IpAddress* from) {
   }
   static_cast<void>(target.to_sockaddr(port, &route.to));
   return route;
+}
+
+/// An address that this host has as well, as each has that of its containers' bridge, leads to
+/// itself; all of them are those of another process of this host.
+std::vector<IpAddress> addresses_of_peer(std::span<const NetInterface> devices,
+                                         const std::vector<IpAddress>& told) {
+  std::vector<IpAddress> others = told;
+  std::erase_if(others, [&](const IpAddress& to) {
+    return std::ranges::any_of(devices, [&](const NetInterface& own) {
+      return std::ranges::any_of(own.addresses,
+                                 [&](const IpAddress& one) { return one.same_as(to); });
+    });
+  });
+  return others.empty() ? told : others;
 }
 
 }  // namespace
@@ -40,8 +45,9 @@ std::vector<Route> plan_routes(std::span<const NetInterface> devices, size_t dev
   }
   std::vector<Route> routes;
   std::vector<const IpAddress*> shared;
+  const std::vector<IpAddress> peer = addresses_of_peer(devices, handle.addresses);
   for (const NetInterface* local : order) {
-    for (const IpAddress& to : handle.addresses) {
+    for (const IpAddress& to : peer) {
       for (const IpAddress& from : local->addresses) {
         if (from.family == to.family && from.same_subnet(to)) {
           routes.push_back(make_route(to, handle.port, &from));
@@ -50,12 +56,12 @@ std::vector<Route> plan_routes(std::span<const NetInterface> devices, size_t dev
       }
     }
   }
-  for (const IpAddress& to : handle.addresses) {
-    if (std::find(shared.begin(), shared.end(), &to) != shared.end() || is_loopback(to)) {
+  for (const IpAddress& to : peer) {
+    if (std::find(shared.begin(), shared.end(), &to) != shared.end() || to.loopback()) {
       continue;
     }
     for (const IpAddress& from : devices[device].addresses) {
-      if (from.family == to.family && !is_loopback(from)) {
+      if (from.family == to.family && !from.loopback()) {
         routes.push_back(make_route(to, handle.port, &from));
       }
     }

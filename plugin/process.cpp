@@ -43,7 +43,7 @@ void add_management(const std::vector<fabric::NetInterface>& all, std::string_vi
     const fabric::NetInterface& one = (*usable)[i];
     const bool known = std::any_of(chosen.begin(), chosen.end(),
                                    [&](const auto& other) { return other.ifindex == one.ifindex; });
-    if (!known && !one.loopback) {
+    if (!known && !one.loopback && one.up) {
       chosen.push_back(one);
     }
   }
@@ -93,7 +93,11 @@ Result<void> Process::initialize(abi::Logger logger) {
   if (!mesh) {
     return refuse(mesh.error());
   }
-  auto interfaces = choose_interfaces(*config, *all, **mesh);
+  fabric::SelectionNotes notes;
+  auto interfaces = choose_interfaces(*config, *all, **mesh, notes);
+  for (const std::string& warning : notes.warnings) {
+    NHA_LOG_WARN("{}", warning);
+  }
   if (!interfaces) {
     return refuse(interfaces.error());
   }
@@ -137,12 +141,17 @@ Result<void> Process::initialize(abi::Logger logger) {
 /// In a mesh data goes over cables, and NCCL_SOCKET_IFNAME is for NCCL's own sockets.
 Result<std::vector<fabric::NetInterface>> Process::choose_interfaces(
     const Config& config, const std::vector<fabric::NetInterface>& all,
-    const relay::ProcessMesh& mesh) const {
+    const relay::ProcessMesh& mesh, fabric::SelectionNotes& notes) const {
   const auto origin = config.origins.find("ifname");
   const bool named = origin != config.origins.end() && origin->second.variable == "HA_NCCL_IFNAME";
-  return mesh.takes_part() && !named
-             ? fabric::select_interfaces(mesh.interfaces(), "", config.socket_family)
-             : fabric::select_interfaces(all, config.ifname, config.socket_family);
+  if (!mesh.takes_part() || named) {
+    return fabric::select_interfaces(all, config.ifname, config.socket_family, &notes);
+  }
+  std::string cables = "=";
+  for (const fabric::NetInterface& one : mesh.interfaces()) {
+    cables += one.name + ",";
+  }
+  return fabric::select_interfaces(mesh.interfaces(), cables, config.socket_family, &notes);
 }
 
 Result<void> Process::choose_oob_interface(const Config& config, const fabric::Provider& provider) {

@@ -114,7 +114,7 @@ class Process {
   uint64_t next_id();
   Result<std::vector<fabric::NetInterface>> choose_interfaces(
       const Config& config, const std::vector<fabric::NetInterface>& all,
-      const relay::ProcessMesh& mesh) const;
+      const relay::ProcessMesh& mesh, fabric::SelectionNotes& notes) const;
   Result<void> choose_oob_interface(const Config& config, const fabric::Provider& provider);
 
   std::mutex mutex_;

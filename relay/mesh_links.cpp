@@ -10,7 +10,10 @@ std::vector<fabric::NetInterface> select_mesh_interfaces(
   if (!chosen) {
     return {};
   }
-  std::erase_if(*chosen, [](const fabric::NetInterface& one) { return one.loopback || !one.up; });
+  const fabric::LinkClass best = chosen->front().leads_to;
+  std::erase_if(*chosen, [&](const fabric::NetInterface& one) {
+    return one.loopback || !one.up || (spec.empty() && one.leads_to != best);
+  });
   if (spec.empty()) {
     int64_t fastest = 0;
     for (const fabric::NetInterface& one : *chosen) {

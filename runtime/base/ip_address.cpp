@@ -39,6 +39,10 @@ bool IpAddress::link_local() const {
   return family == 6 && bytes[0] == 0xFE && (bytes[1] & 0xC0) == 0x80;
 }
 
+bool IpAddress::self_assigned() const {
+  return link_local() || (family == 4 && bytes[0] == 169 && bytes[1] == 254);
+}
+
 socklen_t IpAddress::to_sockaddr(uint16_t port, sockaddr_storage* out) const {
   *out = {};
   if (family == 6) {

@@ -19,11 +19,17 @@ struct IpAddress {
   uint32_t scope_id = 0;            ///< IPv6 link-local only
   std::array<uint8_t, 16> bytes{};  ///< the first 4 for IPv4, network order
 
+  /// The same address, whatever its prefix.
+  bool same_as(const IpAddress& other) const {
+    return family == other.family && bytes == other.bytes;
+  }
   std::string text() const;
   /// By this address's prefix; false across families.
   bool same_subnet(const IpAddress& other) const;
   bool loopback() const;
-  bool link_local() const;
+  bool link_local() const;  ///< fe80::/10 (RFC 4291)
+  /// Without a network that anybody has set up: link-local, or 169.254/16 (RFC 3927).
+  bool self_assigned() const;
   /// Fills `out`, returns the length.
   socklen_t to_sockaddr(uint16_t port, sockaddr_storage* out) const;
   static Result<IpAddress> from_sockaddr(const sockaddr* address);

@@ -1,24 +1,19 @@
 #include "runtime/fabric/interfaces.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
+#include <fmt/format.h>
 #include <limits.h>
-#include <net/if.h>
-#include <netinet/in.h>
-#include <netpacket/packet.h>
 #include <stdlib.h>
 
 #include <algorithm>
-#include <bit>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
+#include <iterator>
+#include <span>
+#include <system_error>
+#include <tuple>
 
 #include "runtime/base/host.h"
-#include "runtime/base/log.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -59,18 +54,6 @@ uint64_t make_guid(const NetInterface& interface) {
   return value == 0 ? 1 : value;
 }
 
-uint8_t prefix_length(const sockaddr* mask) {
-  if (mask == nullptr) {
-    return 0;
-  }
-  const auto address = IpAddress::from_sockaddr(mask);
-  int bits = 0;
-  for (const uint8_t byte : address ? address->bytes : std::array<uint8_t, 16>{}) {
-    bits += std::popcount(byte);
-  }
-  return static_cast<uint8_t>(bits);
-}
-
 std::string system_image(const std::string& device) {
   // A device may go while it is looked at, which is no exception here.
   std::error_code gone;
@@ -86,31 +69,144 @@ std::string system_image(const std::string& device) {
 
 void read_sysfs(NetInterface& interface) {
   const std::string base = "/sys/class/net/" + interface.name;
-  interface.mtu = static_cast<uint32_t>(read_number(base + "/mtu", 1500));
   const int64_t speed = read_number(base + "/speed", -1);
   interface.speed_mbps = speed > 0 ? speed : unknown_speed_mbps;
   interface.numa_node = static_cast<int>(read_number(base + "/device/numa_node", -1));
   char real[PATH_MAX];
   const std::string device = base + "/device";
   char subsystem[PATH_MAX];
-  if (realpath((device + "/subsystem").c_str(), subsystem) != nullptr &&
-      std::string_view(subsystem).ends_with("/pci") && realpath(device.c_str(), real) != nullptr) {
+  if (realpath((device + "/subsystem").c_str(), subsystem) == nullptr ||
+      realpath(device.c_str(), real) == nullptr) {
+    return;
+  }
+  const std::string_view bus(subsystem);
+  if (bus.ends_with("/pci") || bus.ends_with("/auxiliary")) {
     interface.pci_path = real;
+    if (bus.ends_with("/auxiliary")) {  // a sub-function, below its PCI function
+      interface.pci_path = std::filesystem::path(real).parent_path();
+    }
     interface.port = read_port_identity(interface.name);
   }
 }
 
-bool name_matches(std::string_view name, std::string_view spec, bool exact) {
-  while (!spec.empty()) {
-    const size_t comma = spec.find(',');
-    std::string_view part = spec.substr(0, comma);
-    spec = comma == std::string_view::npos ? std::string_view{} : spec.substr(comma + 1);
-    part = part.substr(0, part.find(':'));  // a port, meant for other transports
-    if (!part.empty() && (exact ? name == part : name.starts_with(part))) {
-      return true;
+/// The names of NCCL_SOCKET_IFNAME, taken apart.
+struct Names {
+  explicit Names(std::string_view spec) {
+    exclude = spec.starts_with('^');
+    spec.remove_prefix(exclude ? 1 : 0);
+    exact = spec.starts_with('=');
+    spec.remove_prefix(exact ? 1 : 0);
+    while (!spec.empty()) {
+      const size_t comma = spec.find(',');
+      std::string_view part = spec.substr(0, comma);
+      spec = comma == std::string_view::npos ? std::string_view{} : spec.substr(comma + 1);
+      part = part.substr(0, part.find(':'));  // a port, meant for other transports, or a label
+      if (!part.empty()) {
+        parts.push_back(part);
+      }
     }
   }
-  return false;
+  bool fits(std::string_view part, std::string_view name) const {
+    return exact ? name == part : name.starts_with(part);
+  }
+  bool fits(std::string_view part, const NetInterface& one) const {
+    return fits(part, one.name) ||
+           std::ranges::any_of(one.other_names, [&](const auto& name) { return fits(part, name); });
+  }
+  bool name(const NetInterface& one) const {
+    return std::ranges::any_of(parts, [&](std::string_view part) { return fits(part, one); });
+  }
+  /// It or something beneath it.
+  bool name_any_of(const NetInterface& one) const {
+    return name(one) || std::ranges::any_of(one.lies_on, [&](const std::string& beneath) {
+             return std::ranges::any_of(parts,
+                                        [&](std::string_view part) { return fits(part, beneath); });
+           });
+  }
+  /// Nothing in particular is asked for.
+  bool any() const { return parts.empty() || exclude; }
+
+  bool exclude = false;
+  bool exact = false;
+  std::vector<std::string_view> parts;
+};
+
+/// So many at most stand by without being offered: hosts of containers have hundreds.
+constexpr size_t standbys_max = 8;
+
+bool only_loopback(const NetInterface& one) {
+  return one.loopback && one.addresses.front().loopback();
+}
+
+/// Why `one` is not used at all, where nothing in particular is asked for; empty: it may be used.
+std::string useless(const NetInterface& one) {
+  if (only_loopback(one)) {
+    return "loopback is used only when nothing else is up";
+  }
+  if (one.is_port) {
+    return "it is a port of a bridge or bond";
+  }
+  if (one.leads_to == LinkClass::internal) {
+    return "it leads to no other host (a bridge or a cable of containers)";
+  }
+  return "";
+}
+
+/// The lowest are offered.
+unsigned rank_of(const NetInterface& one) {
+  const bool local = one.only_self_assigned();
+  switch (one.leads_to) {
+    case LinkClass::nic:
+      return local ? 3 : 0;
+    case LinkClass::pair:
+      return local ? 4 : 1;
+    case LinkClass::routed:
+      return 2;
+    case LinkClass::tunnel:
+      return 5;
+    case LinkClass::internal:
+      break;
+  }
+  return 6;
+}
+
+/// Marks which of `chosen` are offered, and says why the others are not.
+void choose_offered(std::vector<NetInterface>& chosen, bool named) {
+  unsigned best = UINT32_MAX;
+  int64_t fastest = 0;
+  for (const NetInterface& one : chosen) {
+    if (one.up) {
+      best = std::min(best, rank_of(one));
+    }
+  }
+  for (const NetInterface& one : chosen) {
+    fastest = one.up && rank_of(one) == best ? std::max(fastest, one.speed_mbps) : fastest;
+  }
+  // Where two share a cable the one that is nearer to it is offered.
+  std::ranges::stable_sort(chosen, {}, [](const NetInterface& one) {
+    return std::tuple(!one.up, one.only_self_assigned(), one.lies_on.size(), one.ifindex);
+  });
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    NetInterface& one = chosen[i];
+    // A cable between two hosts often has no network of its own, and is faster than those that do.
+    const bool fast_cable = best == 0 && rank_of(one) == 3 && one.speed_mbps >= fastest;
+    const auto offered = std::span(chosen).first(i);
+    const auto same = std::ranges::find_if(offered, [&](const NetInterface& other) {
+      return other.offered && other.shares_cable(one);
+    });
+    if (!one.up) {
+      one.why_not = "it is down";
+    } else if (!named && rank_of(one) != best && !fast_cable) {
+      one.why_not = fmt::format("it only stands by: {}{}", to_text(one.leads_to),
+                                one.only_self_assigned() ? " with link-local addresses" : "");
+    } else if (same != offered.end()) {
+      one.why_not = fmt::format("it only stands by: its cable is that of {}", same->name);
+    }
+    one.offered = one.why_not.empty();
+  }
+  std::ranges::stable_sort(chosen, {}, [](const NetInterface& one) {
+    return std::tuple(!one.offered, one.offered ? 0 : rank_of(one), !one.up, one.ifindex);
+  });
 }
 
 }  // namespace
@@ -126,100 +222,153 @@ PortIdentity read_port_identity(const std::string& interface, const std::string&
   return identity;
 }
 
-Result<std::vector<NetInterface>> list_interfaces() {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) {
-    return fail(Errc::system, "cannot list the network interfaces", errno);
-  }
-  std::map<std::string, NetInterface> found;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    NetInterface& interface = found[entry->ifa_name];
-    interface.name = entry->ifa_name;
-    interface.up = (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & IFF_RUNNING) != 0;
-    interface.loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
-    if (entry->ifa_addr == nullptr) {
-      continue;
-    }
-    if (entry->ifa_addr->sa_family == AF_PACKET) {
-      const auto* link = reinterpret_cast<const sockaddr_ll*>(entry->ifa_addr);
-      interface.ifindex = link->sll_ifindex;
-      std::copy_n(link->sll_addr, std::min<size_t>(link->sll_halen, 6), interface.mac.begin());
-      continue;
-    }
-    if (auto address = IpAddress::from_sockaddr(entry->ifa_addr)) {
-      address->prefix_len = prefix_length(entry->ifa_netmask);
-      interface.addresses.push_back(*address);
-    }
-  }
-  freeifaddrs(list);
+bool NetInterface::shares_cable(const NetInterface& other) const {
+  return std::ranges::any_of(cables, [&](uint64_t cable) {
+    return std::ranges::find(other.cables, cable) != other.cables.end();
+  });
+}
+
+std::vector<NetInterface> make_interfaces(const LinkList& list) {
+  const LinkTree tree(list.links);
   std::vector<NetInterface> interfaces;
-  for (auto& [name, interface] : found) {
-    auto& addresses = interface.addresses;
-    std::stable_sort(addresses.begin(), addresses.end(), [](const auto& a, const auto& b) {
-      return std::pair(a.link_local(), a.family) < std::pair(b.link_local(), b.family);
+  for (const Link& link : list.links) {
+    std::vector<LinkAddress> addresses;
+    std::ranges::copy_if(list.addresses, std::back_inserter(addresses),
+                         [&](const LinkAddress& one) { return one.index == link.index; });
+    std::ranges::stable_sort(addresses, {}, [](const LinkAddress& one) {
+      return std::tuple(one.address.loopback(), one.address.self_assigned(), one.temporary,
+                        one.address.family);
     });
-    if (!addresses.empty() && !addresses.front().link_local()) {
-      std::erase_if(addresses, [](const IpAddress& a) { return a.link_local(); });
-    }
     if (addresses.empty()) {
       continue;
     }
-    if (interface.ifindex == 0) {  // it has no link layer of its own
-      interface.ifindex = static_cast<int>(if_nametoindex(name.c_str()));
+    NetInterface interface;
+    interface.name = link.name;
+    interface.other_names = link.other_names;
+    interface.ifindex = link.index;
+    interface.mtu = link.mtu;
+    interface.mac = link.mac;
+    interface.loopback = link.loopback;
+    interface.up = link.up;
+    interface.leads_to = tree.class_of(link);
+    interface.is_port = tree.is_port(link);
+    interface.cables = tree.cables_of(link);
+    for (const Link* beneath : tree.beneath(link)) {
+      interface.lies_on.push_back(beneath->name);
     }
-    read_sysfs(interface);
+    for (const LinkAddress& one : addresses) {
+      if (one.address.loopback() == addresses.front().address.loopback()) {
+        interface.addresses.push_back(one.address);
+      }
+    }
     interface.guid = make_guid(interface);
     interfaces.push_back(std::move(interface));
   }
-  std::sort(interfaces.begin(), interfaces.end(),
-            [](const auto& a, const auto& b) { return a.ifindex < b.ifindex; });
+  std::ranges::sort(interfaces, {}, &NetInterface::ifindex);
+  return interfaces;
+}
+
+Result<std::vector<NetInterface>> list_interfaces() {
+  auto list = list_links();
+  if (!list) {
+    return list.error();
+  }
+  std::vector<NetInterface> interfaces = make_interfaces(*list);
+  for (NetInterface& interface : interfaces) {
+    read_sysfs(interface);
+  }
   return interfaces;
 }
 
 Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterface>& all,
                                                     std::string_view ifname_spec,
-                                                    std::string_view family) {
+                                                    std::string_view family,
+                                                    SelectionNotes* notes) {
   if (!family.empty() && family != "AF_INET" && family != "AF_INET6") {
     return fail(Errc::invalid_argument,
                 fmt::format("HA_NCCL_SOCKET_FAMILY={}: use AF_INET or AF_INET6", family));
   }
-  const bool exclude = ifname_spec.starts_with('^');
-  std::string_view names = exclude ? ifname_spec.substr(1) : ifname_spec;
-  const bool exact = names.starts_with('=');
-  names = exact ? names.substr(1) : names;
-
+  const Names names(ifname_spec);
+  SelectionNotes unheard;
+  SelectionNotes& said = notes == nullptr ? unheard : *notes;
   std::vector<NetInterface> chosen;
-  std::string available;
-  auto collect = [&](bool loopback) {
+  const auto leave_out = [&](NetInterface one, std::string why) {
+    one.offered = false;
+    one.why_not = std::move(why);
+    said.left_out.push_back(std::move(one));
+  };
+  const auto collect = [&](bool last_resort) {
     for (const NetInterface& interface : all) {
-      const bool named = name_matches(interface.name, names, exact);
-      const bool bridge =
-          interface.name.starts_with("docker") || interface.name.starts_with("virbr");
-      const bool wanted =
-          ifname_spec.empty() || exclude
-              ? interface.loopback == loopback && !(bridge && !exclude) && !(exclude && named)
-              : named;
-      if (!wanted || !interface.up) {
-        continue;
-      }
-      NetInterface usable = interface;
-      if (!family.empty()) {
-        std::erase_if(usable.addresses, [&](const IpAddress& address) {
-          return address.family != (family == "AF_INET6" ? 6 : 4);
-        });
-      }
-      if (!usable.addresses.empty()) {
-        chosen.push_back(std::move(usable));
+      NetInterface one = interface;
+      std::erase_if(one.addresses, [&](const IpAddress& address) {
+        return !family.empty() && address.family != (family == "AF_INET6" ? 6 : 4);
+      });
+      const std::string why = names.any() && !last_resort ? useless(interface) : "";
+      if (names.exclude ? names.name_any_of(one) : !names.parts.empty() && !names.name(one)) {
+        leave_out(std::move(one), fmt::format("'{}' leaves it out", ifname_spec));
+      } else if (one.addresses.empty()) {
+        leave_out(std::move(one), fmt::format("it has no {} address", family));
+      } else if (!why.empty()) {
+        leave_out(std::move(one), why);
+      } else {
+        chosen.push_back(std::move(one));
       }
     }
+    return std::ranges::any_of(chosen, &NetInterface::up);
   };
-  collect(false);
-  if (chosen.empty() && (ifname_spec.empty() || exclude)) {
+  if (!collect(false) && names.any()) {
+    said.left_out.clear();
+    chosen.clear();
     collect(true);
+    // Loopback comes after whatever might lead anywhere.
+    if (std::ranges::any_of(chosen,
+                            [](const auto& one) { return one.up && !only_loopback(one); })) {
+      std::erase_if(chosen, only_loopback);
+    }
   }
-  if (!chosen.empty()) {
+  for (const std::string_view part : names.parts) {
+    const auto known =
+        std::ranges::find_if(all, [&](const NetInterface& one) { return names.fits(part, one); });
+    if (!names.exclude && (known == all.end() || !known->up)) {
+      said.warnings.push_back(
+          fmt::format("HA_NCCL_IFNAME (or NCCL_SOCKET_IFNAME) names {}, {}: {}", part,
+                      known == all.end() ? "and this host has no such interface with an address"
+                                         : "which is down",
+                      known == all.end() ? "see ip address" : "it is used as soon as it is up"));
+    }
+  }
+  // An address that two interfaces have names neither of them.
+  for (size_t i = 0; i < chosen.size();) {
+    const auto before = std::span(chosen).first(i);
+    const auto twin = std::ranges::find_if(before, [&](const NetInterface& other) {
+      return !chosen[i].only_self_assigned() &&
+             other.addresses.front().same_as(chosen[i].addresses.front());
+    });
+    if (twin == before.end()) {
+      ++i;
+      continue;
+    }
+    leave_out(std::move(chosen[i]), fmt::format("it has the address of {}", twin->name));
+    chosen.erase(chosen.begin() + static_cast<ptrdiff_t>(i));
+  }
+  if (std::ranges::any_of(chosen, &NetInterface::up)) {
+    choose_offered(chosen, !names.any());
+    const auto offered = static_cast<size_t>(std::ranges::count_if(chosen, &NetInterface::offered));
+    // The host's ends of containers' cables have nothing but link-local addresses.
+    for (size_t i = offered; i < chosen.size();) {
+      const bool container = chosen[i].leads_to == LinkClass::pair &&
+                             chosen[i].only_self_assigned() &&
+                             chosen.front().leads_to == LinkClass::nic;
+      if (!container && i < offered + standbys_max) {
+        ++i;
+        continue;
+      }
+      leave_out(std::move(chosen[i]), container ? "it leads to a container" : "others stand by");
+      chosen.erase(chosen.begin() + static_cast<ptrdiff_t>(i));
+    }
     return chosen;
   }
+  std::string available;
   for (const NetInterface& interface : all) {
     available += fmt::format("{}{} ({}{})", available.empty() ? "" : ", ", interface.name,
                              interface.addresses.front().text(), interface.up ? "" : ", down");
@@ -231,17 +380,26 @@ Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterfa
                   ifname_spec, family, available.empty() ? "none with an address" : available));
 }
 
+Result<std::vector<NetInterface>> select_offered(const std::vector<NetInterface>& all,
+                                                 std::string_view ifname_spec,
+                                                 std::string_view family) {
+  auto chosen = select_interfaces(all, ifname_spec, family);
+  if (chosen) {
+    std::erase_if(*chosen, [](const NetInterface& one) { return !one.offered; });
+  }
+  return chosen;
+}
+
 std::optional<size_t> find_interface(const std::vector<NetInterface>& interfaces,
                                      const sockaddr* address) {
   const auto wanted = IpAddress::from_sockaddr(address);
   for (size_t i = 0; wanted && i < interfaces.size(); ++i) {
-    // Where there are others, an interface's list leaves them out.
     if (wanted->link_local() && wanted->scope_id != 0 &&
         wanted->scope_id == static_cast<uint32_t>(interfaces[i].ifindex)) {
       return i;
     }
     for (const IpAddress& own : interfaces[i].addresses) {
-      if (own.family == wanted->family && own.bytes == wanted->bytes) {
+      if (own.same_as(*wanted)) {
         return i;
       }
     }
@@ -252,7 +410,7 @@ std::optional<size_t> find_interface(const std::vector<NetInterface>& interfaces
 IpAddress with_prefix(const std::vector<NetInterface>& interfaces, IpAddress address) {
   for (const NetInterface& own : interfaces) {
     for (const IpAddress& one : own.addresses) {
-      if (one.family == address.family && one.bytes == address.bytes) {
+      if (one.same_as(address)) {
         address.prefix_len = one.prefix_len;
       }
     }

@@ -7,8 +7,20 @@
 namespace nccl_ha::fabric {
 
 bool FabricHost::beneath_device(const NetInterface& own) const {
-  return std::any_of(devices.begin(), devices.end(),
-                     [&](const NetDevice& device) { return device.netdev == own.name; });
+  return std::any_of(devices.begin(), devices.end(), [&](const NetDevice& device) {
+    return device.netdev == own.name ||
+           std::any_of(interfaces.begin(), interfaces.end(), [&](const NetInterface& other) {
+             return device.netdev == other.name && own.shares_cable(other);
+           });
+  });
+}
+
+size_t FabricHost::cable_of(size_t interface) const {
+  size_t first = 0;
+  while (first < interface && !interfaces[first].shares_cable(interfaces[interface])) {
+    ++first;
+  }
+  return first;
 }
 
 Result<RegionKeys> PathFactory::add_memory(const NetDevice& device, const RegionOrigin& origin) {

@@ -31,8 +31,10 @@ struct FabricHost {
   Memory memory;                         ///< of all kinds without keys_per_device
   NicBoard nics;
 
-  /// A device is this interface, or lies above it.
+  /// A device is this interface, or shares its cable.
   bool beneath_device(const NetInterface& own) const;
+  /// One number for all interfaces that share a cable, of those in `interfaces`: the first one's.
+  size_t cable_of(size_t interface) const;
 };
 
 class PathFactory {

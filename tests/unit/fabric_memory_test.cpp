@@ -116,20 +116,21 @@ std::string names(const Result<std::vector<NetInterface>>& list) {
 }
 
 TEST(Interfaces, FollowsNcclsRules) {
-  const std::vector<NetInterface> all{
+  std::vector<NetInterface> all{
       make("lo", "127.0.0.1", 8),        make("eth0", "10.0.0.1", 24),
       make("eth1", "10.0.1.1", 24),      make("eth10", "10.0.2.1", 24),
       make("docker0", "172.17.0.1", 16), make("ib0", "10.9.0.1", 24, false)};
-  EXPECT_EQ(names(select_interfaces(all, "", "")), "eth0 eth1 eth10");
-  EXPECT_EQ(names(select_interfaces(all, "eth1", "")), "eth1 eth10") << "a prefix";
-  EXPECT_EQ(names(select_interfaces(all, "=eth1", "")), "eth1");
-  EXPECT_EQ(names(select_interfaces(all, "^eth1", "")), "eth0 docker0");
-  EXPECT_EQ(names(select_interfaces(all, "^=eth1", "")), "eth0 eth10 docker0");
-  EXPECT_EQ(names(select_interfaces(all, "lo", "")), "lo");
-  EXPECT_EQ(names(select_interfaces(all, "eth0:5000,docker", "")), "eth0 docker0");
-  EXPECT_EQ(names(select_interfaces(all, "ib0", "")), "error") << "it is down";
-  EXPECT_EQ(names(select_interfaces(all, "", "AF_INET6")), "error");
-  EXPECT_EQ(names(select_interfaces({make("lo", "127.0.0.1", 8)}, "", "")), "lo");
+  all[4].leads_to = LinkClass::internal;
+  EXPECT_EQ(names(select_offered(all, "", "")), "eth0 eth1 eth10");
+  EXPECT_EQ(names(select_offered(all, "eth1", "")), "eth1 eth10") << "a prefix";
+  EXPECT_EQ(names(select_offered(all, "=eth1", "")), "eth1");
+  EXPECT_EQ(names(select_offered(all, "^eth1", "")), "eth0");
+  EXPECT_EQ(names(select_offered(all, "^=eth1", "")), "eth0 eth10");
+  EXPECT_EQ(names(select_offered(all, "lo", "")), "lo");
+  EXPECT_EQ(names(select_offered(all, "eth0:5000,docker", "")), "eth0 docker0");
+  EXPECT_EQ(names(select_offered(all, "ib0", "")), "error") << "it is down";
+  EXPECT_EQ(names(select_offered(all, "", "AF_INET6")), "error");
+  EXPECT_EQ(names(select_offered({make("lo", "127.0.0.1", 8)}, "", "")), "lo");
   auto missing = select_interfaces(all, "nope", "");
   ASSERT_FALSE(missing);
   EXPECT_NE(missing.error().what.find("eth0 (10.0.0.1)"), std::string::npos);

@@ -404,16 +404,6 @@ Ipv4Rules ipv4_rules(const std::string& interface) {
   return {effective("rp_filter"), effective("arp_ignore"), effective("arp_announce")};
 }
 
-/// A NIC's, or one end of a cable between namespaces: no bridge, tunnel or the like, which are down
-/// for as long as nobody is connected to them.
-bool has_a_cable(const NetInterface& interface) {
-  const std::string base = "/sys/class/net/" + interface.name;
-  std::error_code error;
-  return std::filesystem::exists(base + "/device", error) ||
-         std::filesystem::exists(base + "/bonding", error) ||
-         (read_number(base + "/iflink") >= 0 && read_number(base + "/iflink") != interface.ifindex);
-}
-
 /// Those that the settings would choose if they were up.
 std::vector<NetInterface> lost_interfaces(const std::vector<NetInterface>& all,
                                           const Config& config) {
@@ -422,11 +412,11 @@ std::vector<NetInterface> lost_interfaces(const std::vector<NetInterface>& all,
     interface.up = true;
   }
   std::vector<NetInterface> lost;
-  const auto wanted = fabric::select_interfaces(as_if_up, config.ifname, config.socket_family);
+  const auto wanted = fabric::select_offered(as_if_up, config.ifname, config.socket_family);
   for (size_t i = 0; wanted && i < all.size(); ++i) {
     const bool chosen = std::any_of(wanted->begin(), wanted->end(),
                                     [&](const auto& one) { return one.name == all[i].name; });
-    if (!all[i].up && chosen && has_a_cable(all[i])) {
+    if (!all[i].up && chosen && all[i].leads_to <= fabric::LinkClass::pair) {
       lost.push_back(all[i]);
     }
   }
@@ -557,7 +547,7 @@ Result<HostFacts> look_at_host() {
   if (!all) {
     return all.error();
   }
-  auto chosen = fabric::select_interfaces(*all, facts.config.ifname, facts.config.socket_family);
+  auto chosen = fabric::select_offered(*all, facts.config.ifname, facts.config.socket_family);
   if (!chosen) {
     return chosen.error();
   }

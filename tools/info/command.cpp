@@ -41,22 +41,6 @@ struct InfoOptions {
   RoutesOptions mesh;
 };
 
-std::string why_not(const NetInterface& interface, const Config& config) {
-  if (!interface.up) {
-    return "it is down";
-  }
-  if (!config.ifname.empty()) {
-    return fmt::format("it does not match '{}'", config.ifname);
-  }
-  if (interface.loopback) {
-    return "loopback is used only when nothing else is up";
-  }
-  if (!config.socket_family.empty()) {
-    return fmt::format("it has no {} address", config.socket_family);
-  }
-  return "container bridges are left out";
-}
-
 std::string addresses_text(const NetInterface& interface) {
   std::string out;
   for (const IpAddress& address : interface.addresses) {
@@ -76,7 +60,9 @@ json interface_json(const NetInterface& interface) {
           {"speed_mbps", interface.speed_mbps},
           {"numa_node", interface.numa_node},
           {"pci_path", interface.pci_path},
-          {"guid", fmt::format("{:016x}", interface.guid)}};
+          {"guid", fmt::format("{:016x}", interface.guid)},
+          {"offered", interface.offered},
+          {"why_not", interface.why_not}};
 }
 
 std::string gid_summary(const ChosenPort& port) {
@@ -151,20 +137,20 @@ void print_rdma(const std::vector<fabric::NetDevice>& devices, const RdmaView& r
   }
 }
 
-void print_interfaces(const std::vector<NetInterface>& all, const std::vector<NetInterface>& chosen,
-                      const Config& config, bool numbered) {
+void print_interfaces(const std::vector<NetInterface>& chosen, const fabric::SelectionNotes& notes,
+                      bool numbered) {
   for (size_t i = 0; i < chosen.size(); ++i) {
     const NetInterface& d = chosen[i];
-    fmt::print("  {} {:<12} {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}\n",
-               numbered ? std::to_string(i) : "+", d.name, addresses_text(d), d.mtu, d.speed_mbps,
-               d.numa_node, d.guid, d.pci_path.empty() ? "" : "  ", d.pci_path);
+    fmt::print("  {} {:<12} {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}{}{}\n",
+               numbered && d.offered ? std::to_string(i) : "+", d.name, addresses_text(d), d.mtu,
+               d.speed_mbps, d.numa_node, d.guid, d.pci_path.empty() ? "" : "  ", d.pci_path,
+               d.why_not.empty() ? "" : "  ", d.why_not);
   }
-  for (const NetInterface& d : all) {
-    const bool used = std::any_of(chosen.begin(), chosen.end(),
-                                  [&](const NetInterface& c) { return c.name == d.name; });
-    if (!used) {
-      fmt::print("  - {:<12} {}  not used: {}\n", d.name, addresses_text(d), why_not(d, config));
-    }
+  for (const NetInterface& d : notes.left_out) {
+    fmt::print("  - {:<12} {}  not used: {}\n", d.name, addresses_text(d), d.why_not);
+  }
+  for (const std::string& warning : notes.warnings) {
+    fmt::print("  warning: {}\n", warning);
   }
 }
 
@@ -239,7 +225,8 @@ void show_host(const Config& config, bool as_json) {
   if (!all) {
     refuse_info(all.error());
   }
-  auto chosen = fabric::select_interfaces(*all, config.ifname, config.socket_family);
+  fabric::SelectionNotes notes;
+  auto chosen = fabric::select_interfaces(*all, config.ifname, config.socket_family, &notes);
   if (!chosen) {
     refuse_info(chosen.error());
   }
@@ -287,7 +274,7 @@ void show_host(const Config& config, bool as_json) {
     print_rdma(devices, *rdma);
     fmt::print("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");
   }
-  print_interfaces(*all, interfaces, config, !verbs);
+  print_interfaces(interfaces, notes, !verbs);
   for (const std::string& line : port_halves_text(config, devices)) {
     fmt::print("  {}\n", line);
   }

@@ -24,6 +24,9 @@ std::vector<NetDevice> UdpFactory::devices() const {
   std::vector<NetDevice> devices;
   for (size_t i = 0; i < host_.interfaces.size() && !forced_; ++i) {
     const NetInterface& interface = host_.interfaces[i];
+    if (!interface.offered) {
+      break;  // those that only stand by come last
+    }
     NetDevice device;
     device.kind = kind();
     device.name = interface.name;
@@ -56,18 +59,18 @@ void UdpFactory::add_places(const Attachment& of, std::vector<Place>& places) co
   }
   // Numbers of devices are taken where those are not the interfaces themselves.
   const size_t first_number = own ? 0 : host_.devices.size();
-  for (size_t i = 0; i < host_.interfaces.size(); ++i) {
-    const NetInterface& interface = host_.interfaces[i];
-    if (!own && host_.beneath_device(interface)) {
-      continue;  // it dies with what it should replace, or is tried as what lies above it
-    }
-    for (const uint8_t family : {uint8_t{4}, uint8_t{6}}) {
-      const auto first = std::find_if(interface.addresses.begin(), interface.addresses.end(),
-                                      [&](const IpAddress& one) { return one.family == family; });
-      if (first != interface.addresses.end()) {
+  // The peer is told the first ones only, so the best address of each comes before all others.
+  size_t longest = 0;
+  for (const NetInterface& interface : host_.interfaces) {
+    longest = std::max(longest, interface.addresses.size());
+  }
+  for (size_t rank = 0; rank < longest; ++rank) {
+    for (size_t i = 0; i < host_.interfaces.size(); ++i) {
+      const NetInterface& interface = host_.interfaces[i];
+      if (rank < interface.addresses.size() && (own || !host_.beneath_device(interface))) {
         places.push_back({{of.device, kind()},
-                          static_cast<uint16_t>(first_number + i),
-                          *first,
+                          static_cast<uint16_t>(first_number + host_.cable_of(i)),
+                          interface.addresses[rank],
                           interface.pci_path});
       }
     }
@@ -76,7 +79,8 @@ void UdpFactory::add_places(const Attachment& of, std::vector<Place>& places) co
 
 uint16_t UdpFactory::place_number(const Attachment& at, const sockaddr* local) const {
   (void)at;
-  return static_cast<uint16_t>(find_interface(host_.interfaces, local).value_or(UINT16_MAX));
+  const auto own = find_interface(host_.interfaces, local);
+  return own ? static_cast<uint16_t>(host_.cable_of(*own)) : UINT16_MAX;
 }
 
 std::string UdpFactory::nic_of(const NetDevice& device, const sockaddr* local) const {
