@@ -60,15 +60,18 @@ class Writer {
   }
   void rails(const std::vector<ha::Rail>& rails) {
     number<uint8_t>(static_cast<uint8_t>(rails.size()));
-    for (const ha::Rail& rail : rails) {
-      number(rail.kind);
-      number(rail.number);
-      number(static_cast<uint8_t>(rail.primary));
-      number(rail.distance);
-      number(rail.family);
-      number(rail.prefix_len);
-      number(rail.address);
+    for (const ha::Rail& one : rails) {
+      rail(one);
     }
+  }
+  void rail(const ha::Rail& rail) {
+    number(rail.kind);
+    number(rail.number);
+    number(static_cast<uint8_t>(rail.primary));
+    number(rail.distance);
+    number(rail.family);
+    number(rail.prefix_len);
+    number(rail.address);
   }
   void terms(const ha::RailTerms& terms) {
     number(static_cast<uint8_t>(terms.mode));
@@ -166,17 +169,22 @@ class Reader {
   }
   std::vector<ha::Rail> rails() {
     std::vector<ha::Rail> result(below(ha::rails_max + 1));
-    for (ha::Rail& rail : result) {
-      rail.kind = number<uint8_t>();
-      rail.number = number<uint16_t>();
-      rail.primary = flag();
-      rail.distance = number<uint8_t>();
-      rail.family = number<uint8_t>();
-      rail.prefix_len = below(129);
-      rail.address = number<std::array<uint8_t, 16>>();
-      ok_ = ok_ && (rail.family == 0 || rail.family == 4 || rail.family == 6);
+    for (ha::Rail& one : result) {
+      one = rail();
     }
     return result;
+  }
+  ha::Rail rail() {
+    ha::Rail rail;
+    rail.kind = number<uint8_t>();
+    rail.number = number<uint16_t>();
+    rail.primary = flag();
+    rail.distance = number<uint8_t>();
+    rail.family = number<uint8_t>();
+    rail.prefix_len = below(129);
+    rail.address = number<std::array<uint8_t, 16>>();
+    ok_ = ok_ && (rail.family == 0 || rail.family == 4 || rail.family == 6);
+    return rail;
   }
   ha::RailTerms terms() {
     ha::RailTerms terms;
@@ -371,6 +379,13 @@ std::vector<std::byte> encode(const LinkNotice& notice) {
   return out.finish();
 }
 
+std::vector<std::byte> encode(const EndNotice& notice) {
+  Writer out(ControlType::end);
+  out.number(notice.place);
+  out.rail(notice.rail);
+  return out.finish();
+}
+
 std::vector<std::byte> encode(ControlType type, const PathOffer& offer) {
   Writer out(type);
   out.number(offer.path);
@@ -485,6 +500,14 @@ std::optional<LinkNotice> decode_link_back(std::span<const std::byte> payload) {
   Reader in(payload);
   LinkNotice notice;
   notice.rail = in.below(ha::rails_max);
+  return in.done() ? std::optional(notice) : std::nullopt;
+}
+
+std::optional<EndNotice> decode_end(std::span<const std::byte> payload) {
+  Reader in(payload);
+  EndNotice notice;
+  notice.place = in.below(ha::rails_max);
+  notice.rail = in.rail();
   return in.done() ? std::optional(notice) : std::nullopt;
 }
 

@@ -31,7 +31,7 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 12;
+inline constexpr uint16_t control_version = 13;
 inline constexpr size_t control_header_bytes = FrameReader::header_bytes;
 inline constexpr size_t control_payload_max = 6144;
 
@@ -49,19 +49,20 @@ enum class ControlType : uint16_t {
   close = 4,
   failure = 5,
   // Of one path, the n-th of the connection (docs/protocol.md, "Failover"):
-  suspect = 6,    ///< receiver: my side of it failed
-  down = 7,       ///< sender: I have closed my side
-  fenced = 8,     ///< receiver: mine is closed too, and this had arrived
-  rebuild = 9,    ///< sender: a new one begins here
-  rebuilt = 10,   ///< receiver: and ends here
-  confirm = 11,   ///< nothing but its header
-  rejoin = 12,    ///< first on a stream that takes the place of the connection's
-  retire = 13,    ///< last on a stream whose place was taken: its end means nothing
-  probe = 14,     ///< first on a stream that only asks whether the connection is known there
-  present = 15,   ///< it is: the answer to rejoin and probe
-  absent = 16,    ///< it is not
-  ask = 17,       ///< over a stream: answered by `confirm` at once, to show that the peer runs
-  link_back = 18  ///< receiver: a NIC of mine where paths may end has its link again
+  suspect = 6,     ///< receiver: my side of it failed
+  down = 7,        ///< sender: I have closed my side
+  fenced = 8,      ///< receiver: mine is closed too, and this had arrived
+  rebuild = 9,     ///< sender: a new one begins here
+  rebuilt = 10,    ///< receiver: and ends here
+  confirm = 11,    ///< nothing but its header
+  rejoin = 12,     ///< first on a stream that takes the place of the connection's
+  retire = 13,     ///< last on a stream whose place was taken: its end means nothing
+  probe = 14,      ///< first on a stream that only asks whether the connection is known there
+  present = 15,    ///< it is: the answer to rejoin and probe
+  absent = 16,     ///< it is not
+  ask = 17,        ///< over a stream: answered by `confirm` at once, to show that the peer runs
+  link_back = 18,  ///< receiver: a NIC of mine where paths may end has its link again
+  end = 19,        ///< receiver: a place of mine where paths may end has another address, or is new
 };
 
 /// A process among all that its host has run.
@@ -186,6 +187,12 @@ struct LinkNotice {
   uint8_t rail = 0;  ///< which of the welcome's rails
 };
 
+/// end
+struct EndNotice {
+  uint8_t place = 0;  ///< which of the welcome's rails, or the next one
+  ha::Rail rail;
+};
+
 std::vector<std::byte> encode_confirm();
 std::vector<std::byte> encode_retire();
 std::vector<std::byte> encode_ask();
@@ -203,6 +210,7 @@ std::vector<std::byte> encode(ControlType type, const PathNotice& notice);
 std::vector<std::byte> encode(const FenceReport& report);
 std::vector<std::byte> encode(ControlType type, const PathOffer& offer);
 std::vector<std::byte> encode(const LinkNotice& notice);
+std::vector<std::byte> encode(const EndNotice& notice);
 
 std::optional<Hello> decode_hello(std::span<const std::byte> payload);
 std::optional<Welcome> decode_welcome(std::span<const std::byte> payload);
@@ -212,6 +220,7 @@ std::optional<PathNotice> decode_notice(std::span<const std::byte> payload);
 std::optional<FenceReport> decode_report(std::span<const std::byte> payload);
 std::optional<PathOffer> decode_offer(std::span<const std::byte> payload);
 std::optional<LinkNotice> decode_link_back(std::span<const std::byte> payload);
+std::optional<EndNotice> decode_end(std::span<const std::byte> payload);
 
 /// Writes number and confirmation into an encoded message.
 void set_numbers(std::span<std::byte> frame, uint32_t number, uint32_t confirmed);
@@ -232,8 +241,8 @@ class ControlReader {
   bool broken() const { return frames_.broken(); }
 
  private:
-  static constexpr FrameReader::Rules rules{
-      control_magic, static_cast<uint16_t>(ControlType::link_back), control_payload_max};
+  static constexpr FrameReader::Rules rules{control_magic, static_cast<uint16_t>(ControlType::end),
+                                            control_payload_max};
   FrameReader frames_{rules};
 };
 

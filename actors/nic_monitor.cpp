@@ -117,6 +117,13 @@ void NicMonitor::read_board() {
       case fabric::NicNotice::Kind::suspect:
         tell_suspicion(nullptr, notice.domains, notice.peer);
         break;
+      case fabric::NicNotice::Kind::renewed: {
+        const std::vector<Member*> told = members_;
+        for (Member* member : told) {
+          member->on_interfaces_renewed();
+        }
+        break;
+      }
     }
   }
 }

@@ -25,6 +25,8 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
     virtual void on_domain_up(const fabric::FailureDomain& domain) = 0;
     /// Somebody else's path through these to host `peer` was silent for too long.
     virtual void on_suspicion(const fabric::FailureDomains& domains, const std::string& peer) = 0;
+    /// This host's interfaces have changed (Provider::interfaces).
+    virtual void on_interfaces_renewed() {}
 
    protected:
     ~Member() = default;
@@ -45,6 +47,7 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
   class Subscriber;
   NicMonitor(Context& context, fabric::NicBoard& board) : context_(context), board_(board) {}
   void on_link(const std::string& nic, bool up) override;
+  void on_interfaces() override { board_.ask_renewal(); }
   void on_notice() override;
   void read_board();
   void tell(const fabric::FailureDomain& domain, bool up);

@@ -70,6 +70,23 @@ class ShadowCandidates {
     }
     return pairs_[*mine.holds];
   }
+  /// The places of either host have changed: what is known of pairs that are still there stays.
+  void renew(std::vector<RailPair> ranked) {
+    const std::vector<RailPair> before = std::exchange(pairs_, std::move(ranked));
+    const auto find_again = [&](std::optional<size_t>& pair) {
+      const auto found =
+          pair ? std::find(pairs_.begin(), pairs_.end(), before[*pair]) : pairs_.end();
+      pair = found == pairs_.end() ? std::nullopt
+                                   : std::optional(static_cast<size_t>(found - pairs_.begin()));
+    };
+    for (Shadow& shadow : shadows_) {
+      find_again(shadow.inserted);
+      find_again(shadow.proven);
+      find_again(shadow.holds);
+      shadow.next = 0;
+      shadow.urged = shadow.urged && shadow.inserted;
+    }
+  }
   /// When a shadow for which there is nothing may look again.
   Instant next_at(Instant now) const {
     Instant first = Instant::max();
@@ -77,7 +94,7 @@ class ShadowCandidates {
       const Instant at = free_at(pair);
       first = std::min(first, at > now ? at : now + forget_after);
     }
-    return first;
+    return pairs_.empty() ? now + forget_after : first;
   }
   /// The pair that was chosen was joined; `own`: over the fabric of the connection, which is
   /// remembered.  True: of the own fabric it is the first one.

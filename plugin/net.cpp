@@ -74,14 +74,15 @@ bool is_in_any(const IpAddress& address, std::span<const fabric::NetInterface> i
 /// From where the peer's listener is dialled, best first.
 std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& device, bool relayed) {
   Process& process = Process::instance();
-  const auto& all = process.control_interfaces();
-  const size_t own = process.interfaces().size();
+  const auto interfaces = process.interfaces();
+  const auto all = process.control_interfaces();
+  const size_t own = interfaces->size();
   if (relayed) {
     // No cable leads there, even where addresses look like it.
     const size_t first = own < all.size() ? own : process.control_interface(device);
     return plan_routes(all, first, handle);
   }
-  auto routes = plan_routes(process.interfaces(), process.control_interface(device), handle);
+  auto routes = plan_routes(*interfaces, process.control_interface(device), handle);
   // Link-local networks look alike on each cable; who is heard on one, discovery knows.  No cable
   // leads to a management network: whoever dials there from one waits for nothing.
   std::erase_if(routes, [&](const Route& route) {
@@ -104,13 +105,14 @@ std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& devi
 /// device NCCL asked for.
 fabric::RailDevices rails_towards(const fabric::RailDevices& asked, const Route& first) {
   Process& process = Process::instance();
+  const auto interfaces = process.interfaces();
   const auto nic =
-      fabric::find_interface(process.interfaces(), reinterpret_cast<const sockaddr*>(&first.from));
+      fabric::find_interface(*interfaces, reinterpret_cast<const sockaddr*>(&first.from));
   if (!process.mesh().takes_part() || !nic) {
     return asked;
   }
   return fabric::rails_at(process.devices().ports(), process.provider().devices(),
-                          process.interfaces()[*nic].name)
+                          (*interfaces)[*nic].name)
       .value_or(asked);
 }
 

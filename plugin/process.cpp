@@ -36,17 +36,20 @@ void log_to_nccl(void* context, LogLevel level, const char* file, int line, cons
 }
 
 /// Those of `all` that are up and not among `chosen`.
-void add_management(const std::vector<fabric::NetInterface>& all, std::string_view family,
-                    std::vector<fabric::NetInterface>& chosen) {
+std::vector<fabric::NetInterface> management(const std::vector<fabric::NetInterface>& all,
+                                             std::string_view family,
+                                             const std::vector<fabric::NetInterface>& chosen) {
+  std::vector<fabric::NetInterface> others;
   auto usable = fabric::select_interfaces(all, "", family);
   for (size_t i = 0; usable && i < usable->size(); ++i) {
     const fabric::NetInterface& one = (*usable)[i];
     const bool known = std::any_of(chosen.begin(), chosen.end(),
                                    [&](const auto& other) { return other.ifindex == one.ifindex; });
     if (!known && !one.loopback && one.up) {
-      chosen.push_back(one);
+      others.push_back(one);
     }
   }
+  return others;
 }
 
 __attribute__((destructor)) void at_unload() { Process::instance().shut_down(); }
@@ -116,9 +119,10 @@ Result<void> Process::initialize(abi::Logger logger) {
   config_ = *config;
   provider_ = std::move(*provider);
   mesh_ = std::move(*mesh);  // what the provider before had of the old one is gone
-  control_interfaces_ = provider_->interfaces();
+  provider_->follow_kernel();
+  management_.clear();
   if (mesh_->takes_part()) {
-    add_management(*all, config_.socket_family, control_interfaces_);
+    management_ = management(*all, config_.socket_family, *provider_->interfaces());
   }
   initialized_ = true;
   std::string names;
@@ -160,8 +164,9 @@ Result<void> Process::choose_oob_interface(const Config& config, const fabric::P
     return {};
   }
   std::string known;
-  for (size_t i = 0; i < provider.interfaces().size(); ++i) {
-    const std::string& name = provider.interfaces()[i].name;
+  const auto interfaces = provider.interfaces();
+  for (size_t i = 0; i < interfaces->size(); ++i) {
+    const std::string& name = (*interfaces)[i].name;
     known += (known.empty() ? "" : ", ") + name;
     if (name == config.mpib_oob_if) {
       oob_interface_ = i;
@@ -172,6 +177,12 @@ Result<void> Process::choose_oob_interface(const Config& config, const fabric::P
               fmt::format("MPIB_OOB_IF={}: no such interface is in use; there are {} "
                           "(HA_NCCL_IFNAME may leave it out)",
                           config.mpib_oob_if, known));
+}
+
+std::vector<fabric::NetInterface> Process::control_interfaces() const {
+  std::vector<fabric::NetInterface> all = *provider_->interfaces();
+  all.insert(all.end(), management_.begin(), management_.end());
+  return all;
 }
 
 void Process::remove_context() {
@@ -198,7 +209,7 @@ void Process::shut_down() {
   static_cast<void>(std::exchange(config_, {}));
   provider_.reset();
   mesh_.reset();
-  control_interfaces_ = decltype(control_interfaces_)();
+  management_ = decltype(management_)();
   devices_.end();
   forget_interned();
 }

@@ -72,13 +72,13 @@ class Process {
   /// What NCCL sees, of provider().devices().
   DeviceList& devices() { return devices_; }
   /// What control connections use, best first.
-  const std::vector<fabric::NetInterface>& interfaces() const { return provider_->interfaces(); }
+  std::shared_ptr<const fabric::InterfaceTable::List> interfaces() const {
+    return provider_->interfaces();
+  }
   size_t device_count() const { return provider_ ? devices_.count() : 0; }
   /// The same and, where this process is part of a mesh, those for management, which no data goes
   /// over: hosts without a cable between them meet there.
-  const std::vector<fabric::NetInterface>& control_interfaces() const {
-    return control_interfaces_;
-  }
+  std::vector<fabric::NetInterface> control_interfaces() const;
   relay::ProcessMesh& mesh() { return *mesh_; }
   /// The interface of interfaces() whose addresses come first for control connections.
   size_t control_interface(const fabric::NetDevice& device) const {
@@ -122,7 +122,7 @@ class Process {
   Config config_;
   std::unique_ptr<relay::ProcessMesh> mesh_;  ///< outlives the provider and the engine
   std::unique_ptr<fabric::Provider> provider_;
-  std::vector<fabric::NetInterface> control_interfaces_;
+  std::vector<fabric::NetInterface> management_;
   DeviceList devices_;
   std::optional<size_t> oob_interface_;  ///< MPIB_OOB_IF
   std::unique_ptr<Engine> engine_;

@@ -66,14 +66,12 @@ bool ProviderHops::lies_above(const fabric::Attachment& at, const IpAddress& add
   if (address.link_local()) {
     return !netdev.empty() && interface_of(address) == netdev;
   }
-  const auto same = [&](const IpAddress& own) {
-    return own.family == address.family && own.bytes == address.bytes;
-  };
-  const auto& interfaces = provider_.interfaces();
+  const auto same = [&](const IpAddress& own) { return own.same_as(address); };
+  const auto interfaces = provider_.interfaces();
   const auto beneath =
-      std::find_if(interfaces.begin(), interfaces.end(),
+      std::find_if(interfaces->begin(), interfaces->end(),
                    [&](const fabric::NetInterface& one) { return one.name == netdev; });
-  if (beneath != interfaces.end()) {
+  if (beneath != interfaces->end()) {
     return std::any_of(beneath->addresses.begin(), beneath->addresses.end(), same);
   }
   const auto places = provider_.places(at);

@@ -25,6 +25,7 @@ class Liveness final : private NicMonitor::Member {
     /// link.
     virtual void on_lane_failed(size_t lane, const Error& why) = 0;
     virtual void on_domain_up(const fabric::FailureDomain& domain) = 0;
+    virtual void on_interfaces_renewed() {}
 
    protected:
     ~Owner() = default;
@@ -58,6 +59,7 @@ class Liveness final : private NicMonitor::Member {
   void on_domain_down(const fabric::FailureDomain& domain) override;
   void on_domain_up(const fabric::FailureDomain& domain) override;
   void on_suspicion(const fabric::FailureDomains& domains, const std::string& peer) override;
+  void on_interfaces_renewed() override { owner_.on_interfaces_renewed(); }
 
   void arm();
   ha::HeartbeatPace pace() const;

@@ -123,6 +123,28 @@ void PathRenewal::hasten() {
   arm_reopen();
 }
 
+void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails) {
+  const auto shares = [&](const ha::RailPair& pair) {
+    return paths_.is_primary(pair.local) ||
+           (pair.remote < rails.size() && rails[pair.remote].primary);
+  };
+  const bool separate = !ranked.empty() && !shares(ranked.front());
+  candidates_.renew(std::move(ranked));
+  set_ends(rails);
+  for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
+    const Lane& mine = paths_.lane(lane);
+    if (!mine.usable) {
+      lanes_[lane].backoff.reset();
+      if (lanes_[lane].reopen_at) {
+        lanes_[lane].reopen_at = state_.context->now();
+      }
+    } else if (mine.shadow && separate && shares(lanes_[lane].pair) && paths_.own_usable()) {
+      owner_.on_lane_failed(lane, fail(Errc::again, "a NIC of its own could stand by now"));
+    }
+  }
+  arm_reopen();
+}
+
 void PathRenewal::on_domain_up(const fabric::FailureDomain& domain) {
   // Of the own fabric: for another one nothing is given up.
   std::vector<size_t> back;

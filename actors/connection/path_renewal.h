@@ -47,12 +47,15 @@ class PathRenewal {
   }
   /// What the peer offered: where paths may end, and the first ones do.
   void set_ends(std::span<const ha::Rail> rails) {
+    own_ends_.clear();
     const auto first = std::ranges::find_if(rails, &ha::Rail::primary);
     first_end_ = static_cast<size_t>(first - rails.begin());
     for (const ha::Rail& rail : rails) {
       own_ends_.push_back(rail.kind == static_cast<uint8_t>(state_.attachment.kind));
     }
   }
+  /// Places of either host have changed: what waits is tried at once, over what there is now.
+  void renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails);
   bool any_candidate() const { return !candidates_.empty(); }
   /// The first paths have come up or failed.
   void begin();

@@ -74,6 +74,7 @@ uint64_t PathSet::life() const {
 Result<void> PathSet::make_first(const sockaddr_storage& local, size_t count) {
   NHA_DASSERT(count_ == 0 && count >= 1 && count <= paths_max, "first paths are made once");
   local_ = local;
+  local_number_ = state_.provider.place_number(state_.attachment, as_sockaddr(local_));
   primaries_ = count_ = count;
   // What the check of a path found out is known in time for the message of whoever gives up.
   const Config& config = state_.context->config();
@@ -211,7 +212,28 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   return {};
 }
 
-Result<void> PathSet::remake(Lane& lane) { return make(lane, rebuild_limit); }
+Result<void> PathSet::remake(Lane& lane) {
+  if (!lane.elsewhere()) {
+    renew_local(lane);
+  }
+  return make(lane, rebuild_limit);
+}
+
+/// Its NIC may have another address than when the connection began.
+void PathSet::renew_local(Lane& lane) {
+  const auto before = IpAddress::from_sockaddr(as_sockaddr(local_));
+  const fabric::Place* best = nullptr;
+  for (const fabric::Place& place : places_) {
+    const bool its = place.at.kind == lane.at.kind && place.number == local_number_ && before &&
+                     place.address.family == before->family;
+    if (its && (best == nullptr || place.address.same_as(*before))) {
+      best = &place;
+    }
+  }
+  if (best != nullptr && !ha::mutated(ha::Mutation::primary_keeps_address)) {
+    static_cast<void>(best->address.to_sockaddr(0, &lane.local));
+  }
+}
 
 /// Makes this connection's own memory known to the lane's device.
 Result<void> PathSet::equip(Lane& lane) {
@@ -330,8 +352,54 @@ void PathSet::post_owed_credits(Lane& lane) {
 }
 
 void PathSet::find_places(size_t most) {
-  places_ = state_.provider.places(state_.attachment);
-  places_.resize(std::min(places_.size(), most));
+  places_most_ = most;
+  places_ = look_for_places();
+}
+
+std::vector<fabric::Place> PathSet::look_for_places() const {
+  std::vector<fabric::Place> places = state_.provider.places(state_.attachment);
+  if (without_rails_) {
+    const auto others = std::span(state_.devices.devices).first(state_.devices.count).subspan(1);
+    std::erase_if(places, [&](const fabric::Place& place) {
+      return place.at.kind == state_.attachment.kind &&
+             std::find(others.begin(), others.end(), place.number) != others.end();
+    });
+  }
+  places.resize(std::min(places.size(), places_most_));
+  return places;
+}
+
+std::vector<size_t> PathSet::renew_places() {
+  const auto of_same_nic = [](const fabric::Place& one, const fabric::Place& other) {
+    return one.at.kind == other.at.kind && one.at.device == other.at.device &&
+           one.at.way == other.at.way && one.number == other.number &&
+           one.address.family == other.address.family;
+  };
+  const auto same = [&](const fabric::Place& one, const fabric::Place& other) {
+    return of_same_nic(one, other) && one.address == other.address;
+  };
+  // What is as it was keeps its place; an address that is gone makes room for a new one of its NIC.
+  std::vector<fabric::Place> now = look_for_places();
+  std::vector<bool> kept(places_.size());
+  for (size_t i = 0; i < places_.size(); ++i) {
+    kept[i] = std::erase_if(now, [&](const auto& one) { return same(one, places_[i]); }) != 0;
+  }
+  std::vector<size_t> changed;
+  for (const fabric::Place& place : now) {
+    size_t at = 0;
+    while (at < places_.size() && (kept[at] || !of_same_nic(places_[at], place))) {
+      ++at;
+    }
+    if (at == places_.size() && at == std::min<size_t>(places_most_, ha::rails_max)) {
+      continue;  // for more there is no room
+    }
+    places_.resize(std::max(places_.size(), at + 1));
+    kept.resize(places_.size());
+    places_[at] = place;
+    kept[at] = true;
+    changed.push_back(at);
+  }
+  return changed;
 }
 
 std::optional<size_t> PathSet::place_of_rail(size_t rail) const {
@@ -349,23 +417,19 @@ std::optional<size_t> PathSet::place_of_rail(size_t rail) const {
 }
 
 void PathSet::leave_rails_out() {
-  std::erase_if(places_, [&](const fabric::Place& place) {
-    const auto others = std::span(state_.devices.devices).first(state_.devices.count).subspan(1);
-    return place.at.kind == state_.attachment.kind &&
-           std::find(others.begin(), others.end(), place.number) != others.end();
-  });
+  without_rails_ = true;
+  places_ = look_for_places();
 }
 
 std::vector<ha::Rail> PathSet::rails() const {
-  const uint16_t primary = state_.provider.place_number(state_.attachment, as_sockaddr(local_));
   const auto first = std::find_if(places_.begin(), places_.end(),
-                                  [&](const auto& place) { return place.number == primary; });
+                                  [&](const auto& place) { return place.number == local_number_; });
   std::vector<ha::Rail> rails;
   for (const fabric::Place& place : places_) {
     ha::Rail rail;
     rail.kind = static_cast<uint8_t>(place.at.kind);
     rail.number = place.number;
-    rail.primary = place.number == primary;
+    rail.primary = place.number == local_number_;
     rail.distance = rail.primary ? uint8_t{0}
                                  : ha::pci_distance(first == places_.end() ? "" : first->pci_path,
                                                     place.pci_path);

@@ -119,7 +119,14 @@ class PathSet {
 
   /// Where paths of this connection may begin or end on this host.
   void find_places(size_t most);
+  /// This host's interfaces have changed: each place that is still there has its address of now,
+  /// and new ones come last.  Those that are not as they were.
+  std::vector<size_t> renew_places();
   const std::vector<fabric::Place>& places() const { return places_; }
+  /// That of the primaries' NIC.
+  bool is_primary(size_t place) const {
+    return place < places_.size() && places_[place].number == local_number_;
+  }
   /// What the NIC of a place is called on this host.
   std::string interface_of(const fabric::Place& place) const;
   /// Which of them is on that rail of the connection's device; nothing: none that the primaries'
@@ -151,6 +158,8 @@ class PathSet {
     const void* base;
   };
   Result<void> equip(Lane& lane);
+  std::vector<fabric::Place> look_for_places() const;
+  void renew_local(Lane& lane);
   void name_counters(Lane& lane);
   /// The keys of own memory on a lane's device.
   Result<fabric::Registration> register_memory(const fabric::Attachment& at, void* base,
@@ -166,8 +175,11 @@ class PathSet {
   size_t count_ = 0;
   size_t primaries_ = 0;
   size_t rail_lanes_ = 0;
-  bool flushes_acks_ = false;  ///< there is a path whose acknowledgements software sends
-  sockaddr_storage local_{};   ///< the primaries'
+  bool flushes_acks_ = false;           ///< there is a path whose acknowledgements software sends
+  sockaddr_storage local_{};            ///< the primaries'
+  uint16_t local_number_ = UINT16_MAX;  ///< of its place
+  size_t places_most_ = SIZE_MAX;
+  bool without_rails_ = false;
   std::vector<fabric::Place> places_;
   std::vector<OwnMemory> memory_;
 };

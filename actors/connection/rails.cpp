@@ -36,11 +36,11 @@ bool has_rails(const ConnectionState& state) {
 std::optional<fabric::RailDevices> rails_at_address(const fabric::Provider& provider,
                                                     std::span<const fabric::RailDevices> ports,
                                                     const sockaddr_storage& local) {
-  const auto& interfaces = provider.interfaces();
-  const auto nic =
-      ports.empty() ? std::nullopt
-                    : fabric::find_interface(interfaces, reinterpret_cast<const sockaddr*>(&local));
-  return nic ? fabric::rails_at(ports, provider.devices(), interfaces[*nic].name) : std::nullopt;
+  const auto interfaces = provider.interfaces();
+  const auto nic = ports.empty() ? std::nullopt
+                                 : fabric::find_interface(
+                                       *interfaces, reinterpret_cast<const sockaddr*>(&local));
+  return nic ? fabric::rails_at(ports, provider.devices(), (*interfaces)[*nic].name) : std::nullopt;
 }
 
 sockaddr_storage first_address(const ConnectionState& state, const sockaddr_storage& stream) {
@@ -121,17 +121,17 @@ std::shared_ptr<ha::HintSource> agent_hints(const ConnectionState& state,
 }
 
 std::vector<ha::RailPair> without_rails(const ConnectionState& state, const PathSet& paths,
-                                        const Welcome& welcome) {
-  std::vector<ha::RailPair> pairs = ha::rank_shadows(paths.rails(), welcome.rails);
+                                        const PeerEnds& peer) {
+  std::vector<ha::RailPair> pairs = ha::rank_shadows(paths.rails(), peer.rails);
   std::vector<size_t> here;
   const fabric::RailDevices& devices = state.devices;
-  const size_t end = devices.sout_and_sup ? devices.count : welcome.agreed.rails + size_t{1};
+  const size_t end = devices.sout_and_sup ? devices.count : peer.agreed.rails + size_t{1};
   for (size_t rail = 1; rail < end; ++rail) {
     if (const auto place = paths.place_of_rail(rail)) {
       here.push_back(*place);
     }
   }
-  const auto there = std::span(welcome.rail_ends).first(welcome.agreed.rails);
+  const auto there = std::span(peer.of_rails).first(peer.agreed.rails);
   std::erase_if(pairs, [&](const ha::RailPair& pair) {
     return std::find(here.begin(), here.end(), pair.local) != here.end() ||
            std::find(there.begin(), there.end(), pair.remote) != there.end();

@@ -3,7 +3,9 @@
 
 #include <sys/socket.h>
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -43,9 +45,16 @@ ha::HostAddress first_rail_of(const Welcome& welcome);
 std::shared_ptr<ha::HintSource> agent_hints(const ConnectionState& state,
                                             const ha::HostAddress& peer);
 
+/// Where paths may end at the peer's, as it has told.
+struct PeerEnds {
+  std::vector<ha::Rail> rails;
+  std::array<uint8_t, ha::device_rails_max - 1> of_rails{};  ///< Welcome::rail_ends
+  ha::RailAgreement agreed;
+};
+
 /// Where paths may stand by, best first (ha::rank_shadows): on no rail of the device's of either
 /// side besides the first that is a lane already, or may not lead to the peer.
 std::vector<ha::RailPair> without_rails(const ConnectionState& state, const PathSet& paths,
-                                        const Welcome& welcome);
+                                        const PeerEnds& peer);
 
 }  // namespace nccl_ha

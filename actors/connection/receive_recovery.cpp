@@ -146,6 +146,18 @@ void ReceiveRecovery::on_domain_up(const fabric::FailureDomain& domain) {
   }
 }
 
+void ReceiveRecovery::tell_ends() {
+  if (lanes_.empty() || !state_.live() || !state_.backup) {
+    return;
+  }
+  const std::vector<size_t> changed = paths_.renew_places();
+  const std::vector<ha::Rail> rails = paths_.rails();
+  for (size_t i = 0; i < changed.size() && !ha::mutated(ha::Mutation::ends_untold); ++i) {
+    control_.send(encode(EndNotice{static_cast<uint8_t>(changed[i]), rails[changed[i]]}));
+    state_.context->request_stream_turns(1000);
+  }
+}
+
 /// The sender takes what a report does not name for lost, and what it names for arrived.
 bool ReceiveRecovery::names_all(const ha::ArrivalReport& report) {
   const OpenReceives& groups = receiver_.groups();

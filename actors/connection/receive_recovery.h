@@ -30,6 +30,8 @@ class ReceiveRecovery {
   void on_lane_address(size_t lane);
   /// The sender makes paths anew, and cannot know of this host's links.
   void on_domain_up(const fabric::FailureDomain& domain);
+  /// The peer hears of the places whose addresses have changed since it was told of them.
+  void tell_ends();
 
  private:
   void answer_offer(size_t lane);

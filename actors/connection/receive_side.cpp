@@ -150,6 +150,7 @@ void ReceiveSide::on_control(const ControlReader::Message& message) {
     case ControlType::absent:
     case ControlType::ask:
     case ControlType::link_back:
+    case ControlType::end:
       state_.fail(fail(Errc::remote, "unexpected message on the control stream"));
       return;
   }
@@ -296,6 +297,7 @@ void ReceiveSide::on_settled() {
   receiver_->announcer().begin_rails();
   recovery_->begin();
   parts_.liveness.start();
+  recovery_->tell_ends();  // of what changed meanwhile
   control_.send_confirm();
 }
 

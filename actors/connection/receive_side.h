@@ -58,6 +58,11 @@ class ReceiveSide final : public Side, private Receiver::Owner {
     }
   }
   void on_lane_drained(size_t lane) override { recovery_->on_lane_drained(lane); }
+  void on_interfaces_renewed() override {
+    if (recovery_) {
+      recovery_->tell_ends();
+    }
+  }
   void on_domain_up(const fabric::FailureDomain& domain) override {
     if (recovery_) {
       recovery_->on_domain_up(domain);

@@ -236,6 +236,9 @@ void SendSide::on_control(const ControlReader::Message& message) {
     case ControlType::link_back:
       recovery_.renewal().on_link_back(message.payload);
       return;
+    case ControlType::end:
+      on_end(message.payload);
+      return;
     case ControlType::hello:
     case ControlType::down:
     case ControlType::rebuild:
@@ -281,16 +284,35 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
     state_.fail(fail(Errc::remote, "the peer's welcome asks for rails that nobody offered"));
     return;
   }
-  recovery_.renewal().set_candidates(without_rails(state_, paths_, *welcome), welcome->rail_ends);
+  ends_ = {welcome->rails, welcome->rail_ends, welcome->agreed};
+  recovery_.renewal().set_candidates(without_rails(state_, paths_, ends_), ends_.of_rails);
   recovery_.renewal().set_ends(welcome->rails);
-  state_.shadows = !recovery_.renewal().any_candidate() || config.shadow_paths == 0
-                       ? uint8_t{0}
-                       : welcome->shadows;
+  // Also where no pair of NICs can take over yet: one may come.
+  state_.shadows = config.shadow_paths == 0 ? uint8_t{0} : welcome->shadows;
   if (auto connected = paths_.connect_first(welcome->paths, welcome->sizes_key); !connected) {
     state_.fail(connected.error());
     return;
   }
   owner_.end_handshake();
+}
+
+void SendSide::on_end(std::span<const std::byte> payload) {
+  const auto notice = decode_end(payload);
+  if (!notice || !state_.backup || notice->place > ends_.rails.size()) {
+    state_.fail(fail(Errc::remote, "malformed message about an address on the control stream"));
+    return;
+  }
+  ends_.rails.resize(std::max<size_t>(ends_.rails.size(), notice->place + size_t{1}));
+  ends_.rails[notice->place] = notice->rail;
+  if (!ha::mutated(ha::Mutation::end_unheeded)) {
+    recovery_.renewal().renew(without_rails(state_, paths_, ends_), ends_.rails);
+  }
+}
+
+void SendSide::on_interfaces_renewed() {
+  if (state_.live() && state_.backup && welcomed_ && !paths_.renew_places().empty()) {
+    recovery_.renewal().renew(without_rails(state_, paths_, ends_), ends_.rails);
+  }
 }
 
 /// Which both sides do; false: the peer must not want that.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "actors/connection/rails.h"
 #include "actors/connection/send_recovery.h"
 #include "actors/connection/sender.h"
 #include "actors/connection/side.h"
@@ -76,6 +77,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   }
   void on_lane_drained(size_t lane) override { recovery_.on_lane_drained(lane); }
   void on_slow_rail(size_t rail) override { recovery_.on_slow_rail(rail); }
+  void on_interfaces_renewed() override;
   void on_domain_up(const fabric::FailureDomain& domain) override {
     recovery_.renewal().on_domain_up(domain);
   }
@@ -95,6 +97,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void send_hello();
   void on_welcome(std::span<const std::byte> payload);
   bool agree_on_rails(const Welcome& welcome);
+  void on_end(std::span<const std::byte> payload);
   void on_peer_closed(std::span<const std::byte> payload);
   std::vector<Rejoin::Way> rejoin_ways(const RejoinPoint& peer) const;
   bool waits_for_peer() const;
@@ -117,6 +120,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   std::string route_errors_;
   bool said_hello_ = false;
   bool welcomed_ = false;
+  PeerEnds ends_;
   bool peer_ready_ = false;
   ha::LateHello late_hello_;
   uint64_t sizes_address_ = 0;

@@ -102,6 +102,8 @@ class Side {
   /// A rail of the sender's is fenced off for being slow.
   virtual void on_slow_rail(size_t rail) { (void)rail; }
   virtual void on_domain_up(const fabric::FailureDomain& domain) { (void)domain; }
+  /// Where paths may begin or end on this host has changed.
+  virtual void on_interfaces_renewed() {}
   /// A new path of the lane has an address.
   virtual void on_lane_address(size_t lane) = 0;
   /// All timers end.

@@ -19,6 +19,7 @@ struct IpAddress {
   uint32_t scope_id = 0;            ///< IPv6 link-local only
   std::array<uint8_t, 16> bytes{};  ///< the first 4 for IPv4, network order
 
+  bool operator==(const IpAddress&) const = default;
   /// The same address, whatever its prefix.
   bool same_as(const IpAddress& other) const {
     return family == other.family && bytes == other.bytes;

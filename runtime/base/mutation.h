@@ -134,6 +134,9 @@ enum class Mutation : uint8_t {
   rejection_kept,         ///< a path made anew counts as rejected like the one before
   link_back_untold,       ///< the peer does not hear that a NIC here has its link again
   link_back_unheeded,     ///< who hears that goes on waiting
+  ends_untold,            ///< the peer does not hear that a place here has another address
+  end_unheeded,           ///< who hears that goes on with the old one
+  primary_keeps_address,  ///< a first path is made anew at the address that its NIC had before
   // Of the end of a connection:
   words_not_awaited,   ///< who closes does not wait for the confirmation
   answer_not_awaited,  ///< who is told that the peer ends does not wait until its answer is there

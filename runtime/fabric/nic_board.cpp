@@ -42,4 +42,20 @@ std::vector<NicNotice> NicBoard::take(Reader* reader) {
   return {notices.begin(), notices.end()};
 }
 
+void NicBoard::ask_renewal() {
+  std::function<void()> renew;
+  {
+    std::lock_guard lock(mutex_);
+    renew = renew_;
+  }
+  if (renew) {
+    renew();
+  }
+}
+
+void NicBoard::renew_by(std::function<void()> renew) {
+  std::lock_guard lock(mutex_);
+  renew_ = std::move(renew);
+}
+
 }  // namespace nccl_ha::fabric

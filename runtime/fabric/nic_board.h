@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ struct NicNotice {
     down,     ///< they carry nothing now
     up,       ///< they may carry again
     suspect,  ///< a path through all of these to host `peer` was silent for too long
+    renewed,  ///< interfaces have other addresses, or have come: of no domain in particular
   };
   Kind kind = Kind::suspect;
   FailureDomains domains;
@@ -44,6 +46,12 @@ class NicBoard {
   void post(const NicNotice& notice, const Reader* from = nullptr);
   std::vector<NicNotice> take(Reader* reader);
 
+  /// The kernel has told of addresses or links that came, went or changed: whoever keeps the list
+  /// of interfaces looks again.
+  void ask_renewal();
+  /// By what; null: by nothing any more.
+  void renew_by(std::function<void()> renew);
+
  private:
   /// A reader who does not read loses the oldest: they are hints, and a hint that old is no help.
   static constexpr size_t kept_max = 64;
@@ -53,6 +61,7 @@ class NicBoard {
   };
   std::mutex mutex_;
   std::vector<Subscription> subscriptions_;
+  std::function<void()> renew_;
 };
 
 }  // namespace nccl_ha::fabric

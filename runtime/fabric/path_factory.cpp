@@ -7,15 +7,16 @@
 namespace nccl_ha::fabric {
 
 bool FabricHost::beneath_device(const NetInterface& own) const {
+  const auto all = interfaces.now();
   return std::any_of(devices.begin(), devices.end(), [&](const NetDevice& device) {
     return device.netdev == own.name ||
-           std::any_of(interfaces.begin(), interfaces.end(), [&](const NetInterface& other) {
+           std::any_of(all->begin(), all->end(), [&](const NetInterface& other) {
              return device.netdev == other.name && own.shares_cable(other);
            });
   });
 }
 
-size_t FabricHost::cable_of(size_t interface) const {
+size_t FabricHost::cable_of(const InterfaceTable::List& interfaces, size_t interface) {
   size_t first = 0;
   while (first < interface && !interfaces[first].shares_cable(interfaces[interface])) {
     ++first;

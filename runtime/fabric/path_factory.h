@@ -1,7 +1,8 @@
 // A kind of fabric as the provider sees it.  A kind is added by registering a factory
 // (Provider::Sources::kinds): nobody else names it.
 //
-// Any thread, unless stated otherwise; what a factory answers stays the same for its life.
+// Any thread, unless stated otherwise; what a factory answers stays the same for its life, but for
+// places, which change with the interfaces.
 #pragma once
 
 #include <sys/socket.h>
@@ -13,7 +14,7 @@
 #include "runtime/base/config.h"
 #include "runtime/engine/context.h"
 #include "runtime/fabric/device.h"
-#include "runtime/fabric/interfaces.h"
+#include "runtime/fabric/interface_table.h"
 #include "runtime/fabric/memory.h"
 #include "runtime/fabric/nic_board.h"
 #include "runtime/fabric/path.h"
@@ -26,15 +27,15 @@ class Provider;
 /// What the factories of a provider share.  It outlives them.
 struct FabricHost {
   size_t workers = 0;
-  std::vector<NetInterface> interfaces;  ///< in order of use, once the devices are chosen
-  std::vector<NetDevice> devices;        ///< of the chosen kind
-  Memory memory;                         ///< of all kinds without keys_per_device
+  InterfaceTable interfaces;       ///< in order of use, once the devices are chosen
+  std::vector<NetDevice> devices;  ///< of the chosen kind
+  Memory memory;                   ///< of all kinds without keys_per_device
   NicBoard nics;
 
   /// A device is this interface, or shares its cable.
   bool beneath_device(const NetInterface& own) const;
-  /// One number for all interfaces that share a cable, of those in `interfaces`: the first one's.
-  size_t cable_of(size_t interface) const;
+  /// One number for all interfaces that share a cable: the first one's.
+  static size_t cable_of(const InterfaceTable::List& interfaces, size_t interface);
 };
 
 class PathFactory {

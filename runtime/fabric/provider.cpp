@@ -25,6 +25,7 @@ Error descriptor_not_kept(int error) {
 }  // namespace
 
 Provider::~Provider() {
+  host_.nics.renew_by(nullptr);
   kinds_.clear();  // they use what the host has
 }
 
@@ -33,7 +34,9 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
                                                  size_t workers, const Sources& sources) {
   std::unique_ptr<Provider> provider(new Provider);
   provider->duplicate_ = [](int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); };
-  provider->host_.interfaces = std::move(interfaces);
+  provider->host_.interfaces.set(std::move(interfaces));
+  provider->ifname_ = config.ifname;
+  provider->family_ = config.socket_family;
   provider->host_.workers = workers;
   provider->forced_ = fabric_is_forced(config);
   provider->flushes_always_ = config.ib_flush != 0;
@@ -71,10 +74,39 @@ void Provider::choose_devices() {
     }
     if (!kind->universal()) {
       // Control connections better not share the fate of the rail they look after.
-      std::stable_partition(host_.interfaces.begin(), host_.interfaces.end(),
+      InterfaceTable::List list = *host_.interfaces.now();
+      std::stable_partition(list.begin(), list.end(),
                             [&](const NetInterface& own) { return !host_.beneath_device(own); });
+      host_.interfaces.set(std::move(list));
     }
     return;
+  }
+}
+
+void Provider::follow_kernel() {
+  host_.nics.renew_by([this] {
+    Look none = Look::none;
+    if (!look_.compare_exchange_strong(none, Look::under_way)) {
+      look_.store(Look::once_more);  // the one under way may have missed what is new
+      return;
+    }
+    errands_.add([this] {
+      Look done = Look::under_way;
+      do {
+        look_.store(Look::under_way);
+        if (const auto all = list_interfaces()) {
+          renew_interfaces(*all);
+        }
+        done = Look::under_way;
+      } while (!look_.compare_exchange_strong(done, Look::none));
+    });
+  });
+}
+
+void Provider::renew_interfaces(const std::vector<NetInterface>& all) {
+  const auto chosen = select_interfaces(all, ifname_, family_);
+  if (host_.interfaces.renew(chosen ? *chosen : std::vector<NetInterface>())) {
+    host_.nics.post({NicNotice::Kind::renewed, {}, {}});
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "runtime/engine/context.h"
 #include "runtime/fabric/path_factory.h"
 #include "runtime/fabric/standard_kinds.h"
+#include "runtime/fabric/verbs/errands.h"
 
 namespace nccl_ha::fabric {
 
@@ -50,7 +52,12 @@ class Provider {
   ~Provider();
 
   /// Any thread.
-  const std::vector<NetInterface>& interfaces() const { return host_.interfaces; }
+  std::shared_ptr<const InterfaceTable::List> interfaces() const { return host_.interfaces.now(); }
+  /// From now on the interfaces are listed again when the kernel tells of changes (NicBoard), on a
+  /// thread of its own.  Once, before the first connection.
+  void follow_kernel();
+  /// These are this host's interfaces now: connections hear of it where it matters to them.
+  void renew_interfaces(const std::vector<NetInterface>& all);
   const std::vector<NetDevice>& devices() const { return host_.devices; }
   Memory& memory() { return host_.memory; }
   NicBoard& nics() { return host_.nics; }
@@ -120,6 +127,9 @@ class Provider {
   const NetDevice& device(const Attachment& at) const { return host_.devices[at.device]; }
   Registration registration_at(const Attachment& at, bool host, const RegionKeys& keys) const;
 
+  /// Listing the interfaces after news of the kernel's.
+  enum class Look : uint8_t { none, under_way, once_more };
+
   FabricHost host_;
   std::vector<std::unique_ptr<PathFactory>> kinds_;
   std::function<int(int)> duplicate_;
@@ -127,6 +137,10 @@ class Provider {
   bool keeps_regions_ = false;   ///< a connection may need memory on another device
   bool forced_ = false;          ///< fabric_is_forced
   bool flushes_always_ = false;  ///< HA_NCCL_IB_FLUSH
+  std::string ifname_;           ///< HA_NCCL_IFNAME
+  std::string family_;           ///< HA_NCCL_SOCKET_FAMILY
+  std::atomic<Look> look_{Look::none};
+  verbs::Errands errands_{false};  ///< last: they use the rest
 };
 
 }  // namespace nccl_ha::fabric

@@ -25,7 +25,7 @@ void RdmaFactory::add_places(const Attachment& of, std::vector<Place>& places) c
     if (device.kind == kind()) {
       places.push_back({{i, kind()},
                         static_cast<uint16_t>(i),
-                        with_prefix(host_.interfaces, ports_->at(device.index).address),
+                        with_prefix(*host_.interfaces.now(), ports_->at(device.index).address),
                         device.pci_path});
     }
   }

@@ -90,8 +90,10 @@ class KernelLinks final : public LinkWatch, public WatchedFd {
   void look_again();
 
   LinkWatchOwner* owner_;
-  Links links_;        ///< as last told; what there is at first is not told
-  bool lost_ = false;  ///< there was no room for news, and is none until all is read
+  Links links_;                       ///< as last told; what there is at first is not told
+  std::map<int, std::string> names_;  ///< by index, of those that were told of
+  bool lost_ = false;                 ///< there was no room for news, and is none until all is read
+  bool renewed_ = false;              ///< on_interfaces() is due
 };
 
 void KernelLinks::on_readable(int fd) {
@@ -104,7 +106,10 @@ void KernelLinks::on_readable(int fd) {
   for (int i = 0; *alive && (i < burst || lost_); ++i) {
     const ssize_t got = recv(fd, buffer, sizeof buffer, MSG_DONTWAIT | MSG_TRUNC);
     if (got < 0 && errno == EAGAIN) {
-      if (std::exchange(lost_, false)) {
+      if (std::exchange(renewed_, false)) {
+        owner_->on_interfaces();
+      }
+      if (*alive && std::exchange(lost_, false)) {
         look_again();
       }
       return;
@@ -125,6 +130,7 @@ void KernelLinks::on_readable(int fd) {
 }
 
 void KernelLinks::take(const nlmsghdr& message) {
+  renewed_ = renewed_ || message.nlmsg_type == RTM_NEWADDR || message.nlmsg_type == RTM_DELADDR;
   if ((message.nlmsg_type != RTM_NEWLINK && message.nlmsg_type != RTM_DELLINK) ||
       message.nlmsg_len < NLMSG_LENGTH(sizeof(ifinfomsg))) {
     return;
@@ -141,10 +147,18 @@ void KernelLinks::take(const nlmsghdr& message) {
       const std::string name(text, strnlen(text, RTA_PAYLOAD(attribute)));
       const bool there = message.nlmsg_type == RTM_NEWLINK;
       const bool up = there && works(info->ifi_flags);
+      std::string& known = names_[info->ifi_index];
+      if (known != name) {
+        renewed_ = true;
+        links_.erase(known);  // renamed, or its number was another one's
+        known = name;
+      }
       if (there) {
         links_[name] = up;
       } else {
         links_.erase(name);
+        names_.erase(info->ifi_index);
+        renewed_ = true;
       }
       owner_->on_link(name, up);
       return;
@@ -180,6 +194,9 @@ void KernelLinks::look_again() {
   for (size_t i = 0; i < changed.size() && *alive; ++i) {
     owner_->on_link(changed[i].first, changed[i].second);
   }
+  if (*alive) {
+    owner_->on_interfaces();
+  }
 }
 
 }  // namespace
@@ -192,7 +209,7 @@ Result<std::unique_ptr<LinkWatch>> watch_kernel_links(StreamFactory& factory,
   }
   sockaddr_nl address{};
   address.nl_family = AF_NETLINK;
-  address.nl_groups = RTMGRP_LINK;
+  address.nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
   if (bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     const int error = errno;
     close(fd);

@@ -73,6 +73,8 @@ class LinkWatchOwner {
   virtual ~LinkWatchOwner() = default;
   /// An interface got or lost its carrier, was taken up or down, or went away.
   virtual void on_link(const std::string& interface, bool up) = 0;
+  /// Addresses or interfaces came, went, or have another name or number.
+  virtual void on_interfaces() {}
 };
 
 class LinkWatch {

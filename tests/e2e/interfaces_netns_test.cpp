@@ -19,13 +19,15 @@ namespace {
 struct NicSituation {
   std::string name;
   std::string setup;
-  std::string fault = "cut rail0 --for 3s@1s";
+  std::string fault = "cut rail0 --for 1200ms@900ms";
   /// The job goes on over the shadow; else it waits until its own NIC is back.
   bool moves = true;
   /// Carries while rail0 is cut.
   std::string carrier = "rail1";
   std::string later = "true";
+  std::string devices = "rail0 rail1";  ///< that NCCL is offered
 };
+void PrintTo(const NicSituation& situation, std::ostream* out) { *out << situation.name; }
 
 /// A bridge as containers have, with a carrier; `address` is the bridge's.
 std::string a_bridge(const std::string& name, const std::string& address) {
@@ -60,17 +62,42 @@ const std::vector<NicSituation> nic_situations = {
      "ip link set rail1 down; ip addr flush dev rail1; "
      "ip link add link rail0 name mv0 type macvlan mode bridge; "
      "ip addr add 198.18.7.$N/24 dev mv0; ip link set mv0 up; ",
-     "cut rail0 --for 800ms@1s", false, "rail0"},
+     "cut rail0 --for 800ms@1s", false, "rail0", "true", "rail0"},
     {"LinkLocalAddressesOnly", no_ipv4},
     {"Ipv6Only", no_ipv4 + "ip addr add 2001:db8::$N/64 dev rail0 nodad; "
                            "ip addr add 2001:db8:1::$N/64 dev rail1 nodad; "},
-    {"DhcpHasFailedOnOne", "ip addr flush dev rail1; ip addr add 169.254.7.$N/16 dev rail1; "},
+    {"DhcpHasFailedOnOne", "ip addr flush dev rail1; ip addr add 169.254.7.$N/16 dev rail1; ",
+     "cut rail0 --for 1200ms@900ms", true, "rail1", "true", "rail0"},
     {"HostRoutes",
      "for i in 0 1; do ip -4 addr flush dev rail$i; ip addr add 10.9.$i.$N/32 dev rail$i; "
      "ip route add 10.9.$i.$M/32 dev rail$i src 10.9.$i.$N; done; "},
     {"ATunnel",
      "ip link add vx0 type vxlan id 7 dstport 4789 remote 198.18.0.$M dev rail0; "
      "ip addr add 10.8.0.$N/24 dev vx0; ip link set vx0 up; "},
+    {"DownAtTheStart", "ip link set rail1 down; ", "cut rail0 --for 1200ms@2s", true, "rail1",
+     "sleep 0.4; ip link set rail1 up", "rail0"},
+    {"AnAddressComesLater", "ip addr flush dev rail1; ", "cut rail0 --for 1200ms@2s", true, "rail1",
+     "sleep 0.4; ip addr add 198.18.1.$N/24 dev rail1", "rail0"},
+    {"TheStandbysAddressChanges", "", "cut rail0 --for 1200ms@3s", true, "rail1",
+     "sleep 0.6; ip addr flush dev rail1; ip addr add 198.18.9.$N/24 dev rail1"},
+    {"TheStandbysAddressChangesOnOneHost", "", "cut rail0 --for 1200ms@3s", true, "rail1",
+     "sleep 0.6; [ $N = 2 ] && { ip addr del 198.18.1.2/24 dev rail1; "
+     "ip addr add 198.18.1.77/24 dev rail1; }"},
+    {"TheStandbyLosesItsAddress", "", "cut rail0 --for 1200ms@3s", true, "rail1",
+     "sleep 0.6; [ $N = 2 ] && ip addr del 198.18.1.2/24 dev rail1"},
+    {"ItIsRenamed", "", "cut rail0 --for 1200ms@3s", true, "blue",
+     "sleep 0.4; ip link set rail1 down; ip link set rail1 name blue; ip link set blue up"},
+    {"ItWasInAnotherNamespace",
+     "unshare -n sleep 30 & P=$!; sleep 0.2; ip link set rail1 netns $P; ",
+     "cut rail0 --for 1200ms@3s", true, "rail1",
+     "sleep 0.5; nsenter -t $P -n ip link set rail1 netns $$; "
+     "ip addr add 198.18.1.$N/24 dev rail1; ip link set rail1 up",
+     "rail0"},
+    {"ItGoesAndComesBack", "unshare -n sleep 30 & P=$!; sleep 0.2; ", "cut rail0 --for 1200ms@3s",
+     true, "rail1",
+     "sleep 0.5; ip link set rail1 netns $P; sleep 0.3; ip link add x type bridge; "
+     "nsenter -t $P -n ip link set rail1 netns $$; ip addr add 198.18.1.$N/24 dev rail1; "
+     "ip link set rail1 up"},
     {"ATap",
      "ip tuntap add tap0 mode tap; ip addr add 10.7.0.$N/24 dev tap0; "
      "ip link set tap0 up; "},
@@ -113,6 +140,9 @@ TEST_P(Nics, CarryWhatIsTheirs) {
   const ToolRun run = run_nics(situation, threads ? "1" : "0");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, "Out of bounds values : 0 OK"), 1U) << run.out;
+  EXPECT_NE(run.out.find("using datagrams over UDP on " + situation.devices + ";"),
+            std::string::npos)
+      << run.out;
   EXPECT_EQ(count(run.out, " moved to the shadow path") != 0, situation.moves) << run.out;
   const std::regex stall(R"(# fault 1: cut rail0[^\n]*: stall ([\d.]+) ms)");
   std::smatch found;

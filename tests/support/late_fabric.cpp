@@ -191,7 +191,7 @@ class LateFactory final : public fabric::PathFactory {
     for (const fabric::Hop& hop : options.route) {
       hosts.emplace_back(reinterpret_cast<const char*>(hop.bytes.data()), hop.length);
     }
-    const auto interface = fabric::find_interface(host_.interfaces, local);
+    const auto interface = fabric::find_interface(*host_.interfaces.now(), local);
     if (paths_.through_hosts && interface) {
       hosts.push_back("host" + std::to_string(*interface));
     }

@@ -59,7 +59,7 @@ class Host {
 
   std::string names(bool offered) const {
     std::string text;
-    for (const NetInterface& one : provider->interfaces()) {
+    for (const NetInterface& one : *provider->interfaces()) {
       if (one.offered == offered) {
         text += (text.empty() ? "" : " ") + one.name;
       }
@@ -503,7 +503,7 @@ TEST(Interfaces, EachSituationHasItsDevicesAndItsShadow) {
     EXPECT_EQ(here.names(false), situation.stands_by);
     EXPECT_EQ(here.provider->devices().size(),
               static_cast<size_t>(
-                  std::ranges::count_if(here.provider->interfaces(), &NetInterface::offered)));
+                  std::ranges::count_if(*here.provider->interfaces(), &NetInterface::offered)));
     EXPECT_EQ(shadow_between(here, there), situation.shadow);
     std::string warnings;
     for (const std::string& warning : here.notes.warnings) {
@@ -511,7 +511,7 @@ TEST(Interfaces, EachSituationHasItsDevicesAndItsShadow) {
     }
     EXPECT_EQ(warnings.empty(), *situation.warning == '\0') << warnings;
     EXPECT_NE(warnings.find(situation.warning), std::string::npos) << warnings;
-    for (const NetInterface& one : here.provider->interfaces()) {
+    for (const NetInterface& one : *here.provider->interfaces()) {
       EXPECT_EQ(one.offered, one.why_not.empty()) << one.name << ": " << one.why_not;
     }
     for (const NetInterface& one : here.notes.left_out) {

@@ -239,7 +239,7 @@ void show_host(const Config& config, bool as_json) {
     refuse_info(provider.error());
   }
   const std::vector<fabric::NetDevice>& devices = (*provider)->devices();
-  const std::vector<NetInterface>& interfaces = (*provider)->interfaces();  // in order of use
+  const std::vector<NetInterface> interfaces = *(*provider)->interfaces();  // in order of use
   const bool verbs = devices.front().kind != fabric::datagram_kind;
   const KernelSupport kernel = probe_kernel(config);
   const PluginSight plugin = look_for_plugin(process_environment());

@@ -127,7 +127,7 @@ void MeshStage::start(size_t number) {
   discovery.identity.relays = false;  // until the node says that it listens
   discovery.timing = *relay::discovery_timing(scenario_.config);
   discovery.links = std::make_unique<SimMeshLinks>(plugs_, host.addresses, host.process->tie);
-  discovery.interfaces = [own = host.process->provider->interfaces()] { return own; };
+  discovery.interfaces = [own = *host.process->provider->interfaces()] { return own; };
   discovery.board = host.board;
   host.discovery_actor =
       *worker.adopt(std::make_unique<relay::DiscoveryActor>(std::move(discovery)));

@@ -22,8 +22,9 @@ UdpFactory::UdpFactory(const Config& config, FabricHost& host, PortOpener opener
 
 std::vector<NetDevice> UdpFactory::devices() const {
   std::vector<NetDevice> devices;
-  for (size_t i = 0; i < host_.interfaces.size() && !forced_; ++i) {
-    const NetInterface& interface = host_.interfaces[i];
+  const auto interfaces = host_.interfaces.now();
+  for (size_t i = 0; i < interfaces->size() && !forced_; ++i) {
+    const NetInterface& interface = (*interfaces)[i];
     if (!interface.offered) {
       break;  // those that only stand by come last
     }
@@ -60,16 +61,17 @@ void UdpFactory::add_places(const Attachment& of, std::vector<Place>& places) co
   // Numbers of devices are taken where those are not the interfaces themselves.
   const size_t first_number = own ? 0 : host_.devices.size();
   // The peer is told the first ones only, so the best address of each comes before all others.
+  const auto interfaces = host_.interfaces.now();
   size_t longest = 0;
-  for (const NetInterface& interface : host_.interfaces) {
+  for (const NetInterface& interface : *interfaces) {
     longest = std::max(longest, interface.addresses.size());
   }
   for (size_t rank = 0; rank < longest; ++rank) {
-    for (size_t i = 0; i < host_.interfaces.size(); ++i) {
-      const NetInterface& interface = host_.interfaces[i];
+    for (size_t i = 0; i < interfaces->size(); ++i) {
+      const NetInterface& interface = (*interfaces)[i];
       if (rank < interface.addresses.size() && (own || !host_.beneath_device(interface))) {
         places.push_back({{of.device, kind()},
-                          static_cast<uint16_t>(first_number + host_.cable_of(i)),
+                          static_cast<uint16_t>(first_number + FabricHost::cable_of(*interfaces, i)),
                           interface.addresses[rank],
                           interface.pci_path});
       }
@@ -79,14 +81,16 @@ void UdpFactory::add_places(const Attachment& of, std::vector<Place>& places) co
 
 uint16_t UdpFactory::place_number(const Attachment& at, const sockaddr* local) const {
   (void)at;
-  const auto own = find_interface(host_.interfaces, local);
-  return own ? static_cast<uint16_t>(host_.cable_of(*own)) : UINT16_MAX;
+  const auto interfaces = host_.interfaces.now();
+  const auto own = find_interface(*interfaces, local);
+  return own ? static_cast<uint16_t>(FabricHost::cable_of(*interfaces, *own)) : UINT16_MAX;
 }
 
 std::string UdpFactory::nic_of(const NetDevice& device, const sockaddr* local) const {
   (void)device;
-  const auto own = find_interface(host_.interfaces, local);
-  return own ? host_.interfaces[*own].name : std::string();
+  const auto interfaces = host_.interfaces.now();
+  const auto own = find_interface(*interfaces, local);
+  return own ? (*interfaces)[*own].name : std::string();
 }
 
 Result<OwnedPath> UdpFactory::create_path(Context& context, const Attachment& at,
@@ -97,9 +101,10 @@ Result<OwnedPath> UdpFactory::create_path(Context& context, const Attachment& at
   if (!ip) {
     return ip.error();
   }
-  const auto index = find_interface(host_.interfaces, local);
+  const auto interfaces = host_.interfaces.now();
+  const auto index = find_interface(*interfaces, local);
   // An address of an interface that is not ours to use (a loopback alias, say) still works.
-  const uint32_t mtu = index ? host_.interfaces[*index].mtu : 1500;
+  const uint32_t mtu = index ? (*interfaces)[*index].mtu : 1500;
   SocketAddress address;
   address.length = ip->to_sockaddr(0, &address.storage);
   std::vector<Slot>& slots = ports_[context.worker_index()];

@@ -1,0 +1,81 @@
+#include "runtime/fabric/interface_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace nccl_ha::fabric {
+namespace {
+
+bool is_port_of(const NetInterface& one, const NetInterface& before) {
+  return !before.pci_path.empty() && one.pci_path == before.pci_path &&
+         one.port.port_name == before.port.port_name && one.lies_on.size() == before.lies_on.size();
+}
+
+bool has_name_of(const NetInterface& one, const NetInterface& before) {
+  return one.name == before.name && (before.pci_path.empty() || one.pci_path.empty());
+}
+
+bool has_mac_of(const NetInterface& one, const NetInterface& before) {
+  return before.mac != decltype(before.mac){} && one.mac == before.mac &&
+         one.leads_to == before.leads_to && one.lies_on.size() == before.lies_on.size();
+}
+
+bool differ(const NetInterface& one, const NetInterface& other) {
+  return one.name != other.name || one.ifindex != other.ifindex || one.mtu != other.mtu ||
+         one.addresses != other.addresses || one.cables != other.cables;
+}
+
+}  // namespace
+
+std::vector<NetInterface> renewed(const std::vector<NetInterface>& before,
+                                  const std::vector<NetInterface>& now) {
+  std::vector<NetInterface> list = before;
+  std::vector<bool> found(before.size());
+  std::vector<bool> taken(now.size());
+  for (auto* const fits : {is_port_of, has_name_of, has_mac_of}) {
+    for (size_t i = 0; i < before.size(); ++i) {
+      for (size_t at = 0; at < now.size() && !found[i]; ++at) {
+        if (taken[at] || !fits(now[at], before[i])) {
+          continue;
+        }
+        found[i] = taken[at] = true;
+        list[i] = now[at];
+        list[i].guid = before[i].guid;  // NCCL knows the device by it
+        list[i].offered = before[i].offered;
+        list[i].why_not = before[i].why_not;
+      }
+    }
+  }
+  for (size_t i = 0; i < before.size(); ++i) {
+    list[i].up = list[i].up && found[i];
+  }
+  for (size_t at = 0; at < now.size(); ++at) {
+    if (!taken[at]) {
+      list.push_back(now[at]);
+      list.back().offered = false;
+      list.back().why_not = "it came when the job had begun";
+    }
+  }
+  return list;
+}
+
+void InterfaceTable::set(List list) {
+  std::lock_guard lock(mutex_);
+  list_ = std::make_shared<const List>(std::move(list));
+}
+
+std::shared_ptr<const InterfaceTable::List> InterfaceTable::now() const {
+  std::lock_guard lock(mutex_);
+  return list_;
+}
+
+bool InterfaceTable::renew(const List& now) {
+  std::lock_guard lock(mutex_);
+  List list = renewed(*list_, now);
+  const bool changed =
+      !std::ranges::equal(list, *list_, [](const auto& a, const auto& b) { return !differ(a, b); });
+  list_ = std::make_shared<const List>(std::move(list));
+  return changed;
+}
+
+}  // namespace nccl_ha::fabric
