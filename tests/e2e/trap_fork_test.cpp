@@ -429,5 +429,59 @@ INSTANTIATE_TEST_SUITE_P(Modes, Orphans, ::testing::Bool(), [](const auto& insta
   return instance.param ? std::string("threads") : std::string("inline");
 });
 
+class Handlers : public PluginFixture {};
+
+struct sigaction saved_action;
+std::atomic<int> chained{0};
+void chaining_handler(int number) {
+  chained.fetch_add(1);
+  saved_action.sa_handler(number);
+}
+
+TEST_P(Handlers, WhoChainedTheSignalHandlerMayCallItAfterUnloading) {
+  tests::TemporaryFolder temporary("/dev/shm");
+  setenv("HA_NCCL_COUNTERS_DIR", temporary.path().c_str(), 1);
+  exchange(open_connection(), 100, 1);
+  struct sigaction mine {};
+  mine.sa_handler = chaining_handler;
+  ASSERT_EQ(sigaction(SIGUSR2, &mine, &saved_action), 0);
+  ASSERT_NE(saved_action.sa_handler, SIG_DFL) << "the plugin has no handler";
+  chained = 0;
+  raise(SIGUSR2);
+  unload();  // expects that it is gone
+  raise(SIGUSR2);
+  EXPECT_EQ(chained.load(), 2);
+  // Restored, as by somebody who wanted the signal for a while only.
+  ASSERT_EQ(sigaction(SIGUSR2, &saved_action, nullptr), 0);
+  raise(SIGUSR2);
+  // The plugin that comes next knows its own.
+  load();
+  exchange(open_connection(), 100, 2);
+  raise(SIGUSR2);
+  unload();
+  struct sigaction now {};
+  ASSERT_EQ(sigaction(SIGUSR2, nullptr, &now), 0);
+  EXPECT_EQ(now.sa_handler, SIG_DFL);
+  unsetenv("HA_NCCL_COUNTERS_DIR");
+}
+
+TEST_P(Handlers, UnloadingAndLoadingAgainMapsNothingMore) {
+  tests::TemporaryFolder temporary("/dev/shm");
+  setenv("HA_NCCL_COUNTERS_DIR", temporary.path().c_str(), 1);
+  for (int round = 0; round < 4; ++round) {
+    exchange(open_connection(), 100, 1);
+    unload();
+    EXPECT_LE(mappings_of("nha-trace-signal"), 5U) << "in round " << round;
+    load();
+  }
+  EXPECT_GT(mappings_of("nha-trace-signal"), 0U);
+  unsetenv("HA_NCCL_COUNTERS_DIR");
+}
+
+INSTANTIATE_TEST_SUITE_P(Abi, Handlers,
+                         ::testing::Combine(::testing::Values(abi_without_contexts, abi_of_traps),
+                                            ::testing::Bool()),
+                         instance_name);
+
 }  // namespace
 }  // namespace nccl_ha::test
