@@ -8,6 +8,7 @@
 #include "actors/connection/rails.h"
 #include "actors/connection/receive_side.h"
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 #include "runtime/engine/engine.h"
 
 namespace nccl_ha {
@@ -66,11 +67,7 @@ Listener::Listener(fabric::Provider& provider, Engine& engine, int fd,
       ports_(std::move(ports)),
       channel_(std::move(channel)) {}
 
-Listener::~Listener() {
-  if (fd_ >= 0) {
-    close(fd_);
-  }
-}
+Listener::~Listener() { close_fd(fd_); }
 
 void Listener::start(Context& context) {
   context_ = &context;
@@ -105,7 +102,7 @@ void Listener::on_accept(int fd) {
   if (!channel_->enter()) {
     channel_->end_pending();
     NHA_LOG_WARN_LIMITED("listener: too many unfinished connections, turning a new one away");
-    close(fd);
+    close_fd(fd);
     return;
   }
   const fabric::RailDevices devices = devices_of(fd);

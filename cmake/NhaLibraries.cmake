@@ -15,19 +15,27 @@ nha_require(NHA_LIBUV_INCLUDE "uv.h" libuv1-dev)
 nha_require(NHA_LIBUV_ARCHIVE "libuv_a.a (static libuv)" libuv1-dev)
 # Debian compiles the archive for programs. It also fits into a shared library but for one thing: it
 # refers to four variables of the C library as if they lay in the same file. A copy of the archive
-# refers to variables of ours instead (cmake/libuv_globals.cpp).
+# refers to variables of ours instead, and to functions of ours for what has to do with descriptors
+# (cmake/libuv_globals.cpp).
 set(libuv_archive ${CMAKE_BINARY_DIR}/archive/libuv_for_nha.a)
 add_custom_command(OUTPUT ${libuv_archive}
   COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/archive
   COMMAND ${CMAKE_OBJCOPY} --redefine-sym environ=nha_uv_environ
           --redefine-sym __environ=nha_uv_environ_too
           --redefine-sym stderr=nha_uv_stderr
-          --redefine-sym in6addr_any=nha_uv_in6addr_any ${NHA_LIBUV_ARCHIVE} ${libuv_archive}
+          --redefine-sym in6addr_any=nha_uv_in6addr_any
+          --redefine-sym socket=nha_uv_socket --redefine-sym pipe2=nha_uv_pipe2
+          --redefine-sym epoll_create1=nha_uv_epoll_create1 --redefine-sym eventfd=nha_uv_eventfd
+          --redefine-sym open64=nha_uv_open64 --redefine-sym __open64_2=nha_uv_open64_2
+          --redefine-sym syscall=nha_uv_syscall
+          --redefine-sym pthread_atfork=nha_uv_pthread_atfork
+          ${NHA_LIBUV_ARCHIVE} ${libuv_archive}
   DEPENDS ${NHA_LIBUV_ARCHIVE} VERBATIM)
 add_custom_target(nha_libuv_archive DEPENDS ${libuv_archive})
 add_library(nha_libuv STATIC ${CMAKE_SOURCE_DIR}/cmake/libuv_globals.cpp)
 add_dependencies(nha_libuv nha_libuv_archive)
 target_include_directories(nha_libuv SYSTEM INTERFACE ${NHA_LIBUV_INCLUDE})
+target_include_directories(nha_libuv PRIVATE ${CMAKE_SOURCE_DIR})
 target_link_libraries(nha_libuv INTERFACE ${libuv_archive} $<TARGET_FILE:nha_libuv>
                       Threads::Threads ${CMAKE_DL_LIBS})
 

@@ -2,7 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -66,6 +71,24 @@ void report_exception() noexcept {
     constexpr char line[] = "nccl-ha: error: out of memory, also for a log line (ulimit -v)\n";
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, sizeof line - 1);
   }
+}
+
+constinit std::atomic<uint64_t> state_owner{0};
+
+void refuse_fork(const char* call) noexcept {
+  static constinit std::atomic<uint64_t> told{0};  // to which process
+  if (told.exchange(process_life()) == process_life()) {
+    return;
+  }
+  std::array<char, 512> line{};
+  const int length = std::snprintf(
+      line.data(), line.size(),
+      "nccl-ha: error: %s: process %d was forked after NCCL was initialised; connections and "
+      "devices belong to its parent, which goes on. Fork before NCCL is initialised, or start a "
+      "new program (Python: multiprocessing with \"spawn\")\n",
+      call, getpid());
+  [[maybe_unused]] const ssize_t written =
+      write(STDERR_FILENO, line.data(), static_cast<size_t>(std::max(length, 0)));
 }
 
 const char* intern(const std::string& text) {

@@ -16,6 +16,7 @@
 #include "plugin/profiler.h"
 #include "relay/relay_factory.h"
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 #include "runtime/base/random.h"
 #include "runtime/fabric/port_halves.h"
 #include "runtime/streams/listening.h"
@@ -231,11 +232,11 @@ abi::NcclResult look_for_way(int dev, int traffic_class, uint64_t id,
 
 abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::Logger logger,
                          abi::ProfilerCallback profiler) noexcept {
-  return guarded([&] {
+  if (ctx != nullptr) {
+    *ctx = nullptr;
+  }
+  return guarded("init", [&] {
     (void)comm_id;
-    if (ctx != nullptr) {
-      *ctx = nullptr;
-    }
     if (auto ready = Process::instance().initialize(logger); !ready) {
       return to_nccl(ready.error().code);
     }
@@ -250,7 +251,7 @@ abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::L
 }
 
 abi::NcclResult net_finalize(void* ctx) noexcept {
-  return guarded([&] {
+  return guarded("finalize", [&] {
     if (is_context(ctx)) {
       Process::instance().remove_context();
     }
@@ -259,14 +260,16 @@ abi::NcclResult net_finalize(void* ctx) noexcept {
 }
 
 abi::NcclResult net_devices(int* ndev) noexcept {
-  return guarded([&] {
+  *ndev = 0;
+  return guarded("devices", [&] {
     *ndev = static_cast<int>(Process::instance().device_count());
     return abi::NcclResult::success;
   });
 }
 
 abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
-  return guarded([&] {
+  *out = {};
+  return guarded("getProperties", [&] {
     Process& process = Process::instance();
     const auto listed = process.devices().find(dev);
     if (process.device_count() == 0 || !listed) {
@@ -277,7 +280,6 @@ abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
     const fabric::Provider& provider = process.provider();
     const fabric::NetDevice& device = provider.devices()[listed->rails.first()];
     // NCCL keeps these pointers for the life of the library.
-    *out = {};
     out->name = intern(listed->name);
     out->pci_path = device.pci_path.empty() ? nullptr : intern(device.pci_path);
     out->guid = device.guid;
@@ -321,8 +323,8 @@ abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
 }
 
 abi::NcclResult net_make_vdevice(int* dev, const int* members, int count) noexcept {
-  return guarded([&] {
-    *dev = -1;
+  *dev = -1;
+  return guarded("makeVDevice", [&] {
     Process& process = Process::instance();
     if (process.device_count() == 0) {
       return report(fail(Errc::invalid_usage, "makeVDevice: the plugin was not initialised"));
@@ -350,9 +352,9 @@ abi::NcclResult net_make_vdevice(int* dev, const int* members, int count) noexce
 }
 
 abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm) noexcept {
-  return guarded([&] {
+  *listen_comm = nullptr;
+  return guarded("listen", [&] {
     (void)ctx;
-    *listen_comm = nullptr;
     Process& process = Process::instance();
     if (dev < 0 || static_cast<size_t>(dev) >= process.device_count()) {
       return report(fail(Errc::invalid_argument, fmt::format("listen: no device {}", dev)));
@@ -369,7 +371,7 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     }
     auto engine = process.open();
     if (!engine) {
-      close(listening->fd);
+      close_fd(listening->fd);
       return report(engine.error());
     }
     content.port = listening->port;
@@ -396,8 +398,8 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
 
 abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
                             void** send_comm) noexcept {
-  return guarded([&] {
-    *send_comm = nullptr;
+  *send_comm = nullptr;
+  return guarded("connect", [&] {
     Process& process = Process::instance();
     if (dev < 0 || static_cast<size_t>(dev) >= process.device_count()) {
       return report(fail(Errc::invalid_argument, fmt::format("connect: no device {}", dev)));
@@ -443,8 +445,8 @@ abi::NcclResult net_connect(void* ctx, int dev, int traffic_class, void* handle,
 }
 
 abi::NcclResult net_accept(void* listen_comm, void** recv_comm) noexcept {
-  return guarded([&] {
-    *recv_comm = nullptr;
+  *recv_comm = nullptr;
+  return guarded("accept", [&] {
     auto* comm = as<ListenComm>(listen_comm, CommKind::listen, "accept");
     if (comm == nullptr) {
       return abi::NcclResult::internal_error;
@@ -473,7 +475,7 @@ abi::NcclResult net_accept(void* listen_comm, void** recv_comm) noexcept {
 }
 
 abi::NcclResult net_close_send(void* comm) noexcept {
-  return guarded([&] {
+  return guarded("closeSend", [&] {
     auto* send = as<SendComm>(comm, CommKind::send, "closeSend");
     if (send == nullptr) {
       return abi::NcclResult::internal_error;
@@ -485,7 +487,7 @@ abi::NcclResult net_close_send(void* comm) noexcept {
 }
 
 abi::NcclResult net_close_recv(void* comm) noexcept {
-  return guarded([&] {
+  return guarded("closeRecv", [&] {
     auto* receive = as<ReceiveComm>(comm, CommKind::receive, "closeRecv");
     if (receive == nullptr) {
       return abi::NcclResult::internal_error;
@@ -497,7 +499,7 @@ abi::NcclResult net_close_recv(void* comm) noexcept {
 }
 
 abi::NcclResult net_close_listen(void* comm) noexcept {
-  return guarded([&] {
+  return guarded("closeListen", [&] {
     auto* listen = as<ListenComm>(comm, CommKind::listen, "closeListen");
     if (listen == nullptr) {
       return abi::NcclResult::internal_error;

@@ -10,6 +10,7 @@
 #include "plugin/edge.h"
 #include "plugin/profiler.h"
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 #include "runtime/base/random.h"
 #include "runtime/base/version.h"
 
@@ -65,7 +66,23 @@ Process& Process::instance() {
 }
 
 Result<void> Process::initialize(abi::Logger logger) {
+  own_state();  // before the lock: a fork may come at any time
   std::lock_guard lock(mutex_);
+  auto ready = initialize_locked(logger);
+  settle_owner_locked();
+  return ready;
+}
+
+/// Settings and devices alone are a fork's as well as this process's.
+void Process::settle_owner_locked() {
+  if (engine_ == nullptr && !OwnFds().any()) {
+    disown_state();
+  } else {
+    own_state();
+  }
+}
+
+Result<void> Process::initialize_locked(abi::Logger logger) {
   if (logger != nullptr) {
     nccl_logger.store(logger, std::memory_order_release);
     set_log_sink(log_to_nccl, nullptr);
@@ -193,9 +210,13 @@ void Process::remove_context() {
   stop_locked();
   forget_profiler();
   initialized_ = false;  // the next init reads settings and devices again
+  settle_owner_locked();
 }
 
 void Process::shut_down() {
+  if (in_fork()) {
+    return;
+  }
   std::lock_guard lock(mutex_);
   nccl_logger.store(nullptr, std::memory_order_release);
   forget_profiler();
@@ -227,7 +248,9 @@ void Process::stop_locked() {
 }
 
 Result<Engine*> Process::open() {
+  own_state();  // before the lock, and once more: somebody else may just have settled it
   std::lock_guard lock(mutex_);
+  own_state();
   if (!initialized_) {
     return fail(Errc::invalid_usage, "the plugin was not initialised");
   }

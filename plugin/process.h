@@ -65,7 +65,8 @@ class Process {
   /// v11 and later count contexts; the last one stops the threads once nothing is open.
   void add_context() { contexts_.fetch_add(1, std::memory_order_relaxed); }
   void remove_context();
-  /// Stops all threads whatever is open and gives back what the process held.  At unload.
+  /// Stops all threads whatever is open and gives back what the process held.  At unload.  In a
+  /// fork nothing: what it has a copy of is left as it is.
   void shut_down();
 
   const Config& config() const { return config_; }
@@ -110,6 +111,8 @@ class Process {
 
  private:
   Process() = default;
+  Result<void> initialize_locked(abi::Logger logger);
+  void settle_owner_locked();
   void stop_locked();
   uint64_t next_id();
   Result<std::vector<fabric::NetInterface>> choose_interfaces(

@@ -117,8 +117,8 @@ bool forgotten(const Request* request) {
 }  // namespace
 
 abi::NcclResult net_reg_mr(void* comm, void* data, size_t size, int type, void** mhandle) noexcept {
-  return guarded([&] {
-    *mhandle = nullptr;
+  *mhandle = nullptr;
+  return guarded("regMr", [&] {
     Comm* base = any_comm(comm);
     if (base == nullptr) {
       return abi::NcclResult::internal_error;
@@ -138,9 +138,9 @@ abi::NcclResult net_reg_mr(void* comm, void* data, size_t size, int type, void**
 
 abi::NcclResult net_reg_mr_dmabuf(void* comm, void* data, size_t size, int type, uint64_t offset,
                                   int fd, void** mhandle) noexcept {
-  return guarded([&] {
+  *mhandle = nullptr;
+  return guarded("regMrDmaBuf", [&] {
     (void)type;  // the descriptor says what it is
-    *mhandle = nullptr;
     Comm* base = any_comm(comm);
     if (base == nullptr) {
       return abi::NcclResult::internal_error;
@@ -153,7 +153,7 @@ abi::NcclResult net_reg_mr_dmabuf(void* comm, void* data, size_t size, int type,
 }
 
 abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
-  return guarded([&] {
+  return guarded("deregMr", [&] {
     Comm* base = any_comm(comm);
     if (base == nullptr) {
       return abi::NcclResult::internal_error;
@@ -182,6 +182,9 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
 [[gnu::hot]] abi::NcclResult net_isend(void* comm, void* data, size_t size, int tag, void* mhandle,
                                        void* phandle, void** request) noexcept {
   *request = nullptr;
+  if (called_in_fork("isend")) [[unlikely]] {
+    return abi::NcclResult::invalid_usage;
+  }
   auto* send = static_cast<SendComm*>(comm);
   if (comm == nullptr || send->kind != CommKind::send) [[unlikely]] {
     return abi::NcclResult::internal_error;
@@ -238,6 +241,9 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
                                        const int* tags, void** mhandles, void** phandles,
                                        bool may_be_polled, void** request) noexcept {
   *request = nullptr;
+  if (called_in_fork("irecv")) [[unlikely]] {
+    return abi::NcclResult::invalid_usage;
+  }
   auto* receive = static_cast<ReceiveComm*>(comm);
   if (comm == nullptr || receive->kind != CommKind::receive) [[unlikely]] {
     return abi::NcclResult::internal_error;
@@ -285,6 +291,9 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
 abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, void** mhandles,
                            void** request) noexcept {
   *request = nullptr;
+  if (called_in_fork("iflush")) [[unlikely]] {
+    return abi::NcclResult::invalid_usage;
+  }
   auto* receive = static_cast<ReceiveComm*>(comm);
   if (comm == nullptr || receive->kind != CommKind::receive) [[unlikely]] {
     return abi::NcclResult::internal_error;
@@ -323,6 +332,9 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
 
 [[gnu::hot]] abi::NcclResult net_test(void* request, int* done, int* sizes) noexcept {
   *done = 0;
+  if (called_in_fork("test")) [[unlikely]] {
+    return abi::NcclResult::invalid_usage;
+  }
   auto* base = static_cast<Request*>(request);
   if (base == nullptr) [[unlikely]] {
     NHA_LOG_ERROR("test: called with a null request");

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 #include "runtime/base/random.h"
 
 namespace nccl_ha::relay {
@@ -49,7 +50,8 @@ fabric::SocketAddress socket_address_of(const IpAddress& address, uint16_t port,
 }
 
 Result<int> open_socket(int family, uint16_t port) {
-  const int fd = socket(family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int fd =
+      make_fd([&] { return socket(family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (fd < 0) {
     return fail(Errc::system, "cannot open a socket for discovery", errno);
   }
@@ -73,7 +75,7 @@ Result<int> open_socket(int family, uint16_t port) {
   const fabric::SocketAddress local = socket_address_of(any, port, 0);
   if (!good || bind(fd, local.get(), local.length) != 0) {
     const int error = errno;
-    close(fd);
+    close_fd(fd);
     return fail(Errc::system, fmt::format("cannot use UDP port {} for discovery", port), error);
   }
   return fd;
@@ -184,11 +186,8 @@ Result<std::unique_ptr<LinkSockets>> LinkSockets::open(const Options& options, b
 }
 
 LinkSockets::~LinkSockets() {
-  for (const int fd : {v6_, v4_}) {
-    if (fd >= 0) {
-      close(fd);
-    }
-  }
+  close_fd(v6_);
+  close_fd(v4_);
 }
 
 void LinkSockets::use(const std::vector<fabric::NetInterface>& interfaces) {
@@ -326,7 +325,8 @@ class Answers {
 Result<std::vector<LinkState>> ask_this_host(uint16_t port, Duration patience, NodeId* self) {
   // What comes after the last packet of an answer is silence; on one host it is short.
   constexpr int silence_ms = 100;
-  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int fd =
+      make_fd([] { return socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (fd < 0) {
     return fail(Errc::system, "cannot open a socket to ask the relay node", errno);
   }
@@ -353,7 +353,7 @@ Result<std::vector<LinkState>> ask_this_host(uint16_t port, Duration patience, N
     answers.take(std::span(bytes).first(static_cast<size_t>(got)));
     wait_ms = silence_ms;
   }
-  close(fd);
+  close_fd(fd);
   if (answers.found.empty()) {
     return fail(Errc::timed_out,
                 fmt::format("another process of this host uses UDP port {} (NCCL_MESH_PORT) and "

@@ -12,6 +12,7 @@
 
 #include "relay/discovery.h"
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 #include "runtime/base/random.h"
 
 namespace nccl_ha::relay {
@@ -78,7 +79,8 @@ std::shared_ptr<const MeshView> MeshAnswer::take(std::span<const std::byte> byte
 }
 
 Result<int> open_query_socket(uint16_t port) {
-  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int fd =
+      make_fd([] { return socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (fd < 0) {
     return fail(Errc::system, "cannot open a socket to ask the relay node", errno);
   }
@@ -92,7 +94,7 @@ Result<int> open_query_socket(uint16_t port) {
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) {
     const int error = errno;
-    close(fd);
+    close_fd(fd);
     return fail(Errc::system, "cannot ask the relay node of this host", error);
   }
   return fd;
@@ -103,7 +105,7 @@ bool send_query(int fd) { return send_packet(fd, QueryPacket{}); }
 void ask_for_place(uint16_t port) {
   if (const auto fd = open_query_socket(port)) {
     static_cast<void>(send_packet(*fd, HandOverPacket{}));
-    close(*fd);
+    close_fd(*fd);
   }
 }
 
@@ -130,7 +132,7 @@ Result<std::shared_ptr<const MeshView>> ask_relay_node(uint16_t port, Duration p
       view = answer.take(std::span(bytes).first(static_cast<size_t>(got)));
     }
   }
-  close(*fd);
+  close_fd(*fd);
   if (!view && !there) {
     return fail(Errc::remote, fmt::format("nobody on this host has UDP port {}", port));
   }
@@ -165,7 +167,7 @@ void MeshClient::open() {
   } else {
     NHA_LOG_WARN_LIMITED("what the relay node of this host learns is not heard: {}",
                          watch.error().message());
-    close(*fd);
+    close_fd(*fd);
   }
 }
 
@@ -202,9 +204,7 @@ void MeshClient::stop() {
     context_->timers().cancel(timer_);
   }
   watch_.reset();
-  if (fd_ >= 0) {
-    close(std::exchange(fd_, -1));
-  }
+  close_fd(std::exchange(fd_, -1));
 }
 
 }  // namespace nccl_ha::relay

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 
 namespace nccl_ha::relay {
 
@@ -32,7 +33,7 @@ Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(
 void SessionAcceptor::on_accept(int fd) {
   if (pending_.size() >= pending_max) {
     ++refused_;
-    close(fd);
+    close_fd(fd);
     return;
   }
   std::unique_ptr<SessionStream> stream(new SessionStream(context_, this, key_));

@@ -13,6 +13,7 @@
 #include "ha/mutation.h"
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 #include "runtime/engine/engine.h"
 
 namespace nccl_ha {
@@ -57,9 +58,7 @@ ReceiveSide::~ReceiveSide() {
   if (endpoint_) {
     endpoint_->driver.serve_by(nullptr);
   }
-  if (fd_ >= 0) {
-    close(fd_);
-  }
+  close_fd(fd_);
   if (!welcome_) {
     listener_->end_pending();
   }

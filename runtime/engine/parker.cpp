@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 
 namespace nccl_ha {
 namespace {
@@ -29,7 +30,7 @@ int timeout_until(Instant deadline, Instant now) {
 
 Result<std::unique_ptr<Parker>> Parker::make() {
   std::unique_ptr<Parker> parker(new Parker);
-  parker->event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  parker->event_ = make_fd([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (parker->event_ < 0 || !parker->renew()) {
     return fail(Errc::system, "cannot create what a progress thread sleeps on", errno);
   }
@@ -37,12 +38,8 @@ Result<std::unique_ptr<Parker>> Parker::make() {
 }
 
 Parker::~Parker() {
-  if (epoll_ >= 0) {
-    close(epoll_);
-  }
-  if (event_ >= 0) {
-    close(event_);
-  }
+  close_fd(epoll_);
+  close_fd(event_);
 }
 
 void Parker::wake() {
@@ -52,19 +49,15 @@ void Parker::wake() {
 }
 
 bool Parker::renew() {
-  const int fresh = epoll_create1(EPOLL_CLOEXEC);
+  const int fresh = make_fd([] { return epoll_create1(EPOLL_CLOEXEC); });
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = event_;
   if (fresh < 0 || epoll_ctl(fresh, EPOLL_CTL_ADD, event_, &event) != 0) {
-    if (fresh >= 0) {
-      close(fresh);
-    }
+    close_fd(fresh);
     return false;
   }
-  if (epoll_ >= 0) {
-    close(epoll_);
-  }
+  close_fd(epoll_);
   epoll_ = fresh;
   return true;
 }

@@ -11,6 +11,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -242,7 +243,7 @@ Result<Registration> Provider::add_dmabuf(const Attachment& at, void* base, size
   }
   if (keeps_regions_) {
     // Without a descriptor of our own it cannot be registered elsewhere; only a failover misses it.
-    origin.dmabuf_fd = duplicate_(fd);
+    origin.dmabuf_fd = make_fd([&] { return duplicate_(fd); });
     origin.not_kept = origin.dmabuf_fd < 0 ? errno : 0;
     regions_.add(at.device, *keys, origin);
   }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "runtime/base/mutation.h"
+#include "runtime/base/own_fd.h"
 
 namespace nccl_ha::fabric {
 
@@ -16,7 +17,7 @@ void RegionRegistry::add(size_t device, const RegionKeys& keys, const RegionOrig
   } else if (entry.origin.not_kept != 0) {
     entry.origin = origin;  // there may be a descriptor this time
   } else if (origin.dmabuf_fd >= 0) {
-    close(origin.dmabuf_fd);
+    close_fd(origin.dmabuf_fd);
   }
 }
 
@@ -32,7 +33,7 @@ std::vector<std::pair<RegionRegistry::Elsewhere, RegionKeys>> RegionRegistry::re
   std::vector<std::pair<Elsewhere, RegionKeys>> elsewhere(entry.elsewhere.begin(),
                                                           entry.elsewhere.end());
   if (entry.origin.dmabuf_fd >= 0) {
-    close(entry.origin.dmabuf_fd);
+    close_fd(entry.origin.dmabuf_fd);
   }
   local_key_of_remote_.erase({device, entry.remote_key});
   by_local_key_.erase(found);

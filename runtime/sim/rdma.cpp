@@ -26,6 +26,7 @@ RdmaNic::RdmaNic(Network& network, Conditions& conditions, uint64_t seed,
       context_(std::make_unique<Context>()),
       device_(std::make_unique<Device>()) {
   context_->nic = this;
+  context_->cmd_fd = -1;
   context_->async_fd = network_.make_event();
   device_->nic = this;
   for (const Ip address : addresses) {

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "runtime/base/own_fd.h"
 #include "runtime/streams/watched_fd.h"
 
 namespace nccl_ha {
@@ -24,7 +25,8 @@ void FdAcceptor::on_readable(int listening) {
   constexpr int burst = 16;
   const std::shared_ptr<const bool> alive = this->alive();
   for (int i = 0; i < burst && *alive; ++i) {
-    const int fd = accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int fd =
+        make_fd([&] { return accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
     if (fd >= 0) {
       owner_->on_accept(fd);
       continue;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 #include "runtime/streams/watched_fd.h"
 
 namespace nccl_ha {
@@ -55,7 +56,7 @@ std::optional<std::vector<std::string>> interface_names() {
 /// As they are; one whose state is not told is as `before`.  nullopt: nothing can be told.
 std::optional<Links> links_now(const Links& before) {
   const auto names = interface_names();
-  const int fd = names ? socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+  const int fd = names ? make_fd([] { return socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0); }) : -1;
   if (fd < 0) {
     return std::nullopt;
   }
@@ -75,7 +76,7 @@ std::optional<Links> links_now(const Links& before) {
       links.insert(*known);
     }
   }
-  close(fd);
+  close_fd(fd);
   return links;
 }
 
@@ -203,7 +204,8 @@ void KernelLinks::look_again() {
 
 Result<std::unique_ptr<LinkWatch>> watch_kernel_links(StreamFactory& factory,
                                                       LinkWatchOwner* owner) {
-  const int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE);
+  const int fd = make_fd(
+      [] { return socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE); });
   if (fd < 0) {
     return fail(Errc::system, "cannot open a netlink socket", errno);
   }
@@ -212,7 +214,7 @@ Result<std::unique_ptr<LinkWatch>> watch_kernel_links(StreamFactory& factory,
   address.nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
   if (bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     const int error = errno;
-    close(fd);
+    close_fd(fd);
     return fail(Errc::system, "cannot hear of links", error);
   }
   auto watch = std::make_unique<KernelLinks>(fd, owner);  // looks when news is heard already

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 
+#include "runtime/base/own_fd.h"
 #include "runtime/base/port_range.h"
 
 namespace nccl_ha {
@@ -16,8 +17,10 @@ namespace {
 
 /// 0 or an errno value.
 int listen_on(const IpAddress& address, uint16_t port, Listening* out) {
-  const int fd = socket(address.family == 6 ? AF_INET6 : AF_INET,
-                        SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  const int fd = make_fd([&] {
+    return socket(address.family == 6 ? AF_INET6 : AF_INET,
+                  SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  });
   if (fd < 0) {
     return errno;
   }
@@ -33,7 +36,7 @@ int listen_on(const IpAddress& address, uint16_t port, Listening* out) {
   if (bind(fd, name, length) != 0 || listen(fd, SOMAXCONN) != 0 ||
       getsockname(fd, name, &length) != 0) {
     const int error = errno;
-    close(fd);
+    close_fd(fd);
     return error;
   }
   out->fd = fd;

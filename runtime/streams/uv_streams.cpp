@@ -16,6 +16,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 #include "runtime/streams/fd_acceptor.h"
 #include "runtime/streams/kernel_links.h"
 #include "runtime/streams/listening.h"
@@ -492,11 +493,12 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_unix(const std::string& path,
 }
 
 Result<std::unique_ptr<Stream>> UvStreams::adopt_fd(int fd, StreamOwner* owner) {
+  OwnFds().add(fd);
   sockaddr_storage name{};
   socklen_t length = sizeof name;
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
     const int error = errno;
-    close(fd);
+    close_fd(fd);
     return fail(Errc::system, "not a socket", error);
   }
   const bool is_pipe = name.ss_family == AF_UNIX;
@@ -504,7 +506,7 @@ Result<std::unique_ptr<Stream>> UvStreams::adopt_fd(int fd, StreamOwner* owner) 
   auto stream = std::make_unique<UvStream>(core);
   int code = is_pipe ? uv_pipe_open(&core->uv.pipe, fd) : uv_tcp_open(&core->uv.tcp, fd);
   if (code != 0) {
-    close(fd);
+    close_fd(fd);
     return uv_error(code, "cannot use an accepted connection");
   }
   if (!is_pipe) {

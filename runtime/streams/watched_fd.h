@@ -1,11 +1,10 @@
 // A descriptor of one's own under a watch.
 #pragma once
 
-#include <unistd.h>
-
 #include <memory>
 #include <utility>
 
+#include "runtime/base/own_fd.h"
 #include "runtime/streams/stream.h"
 
 namespace nccl_ha {
@@ -13,10 +12,10 @@ namespace nccl_ha {
 /// Closes the descriptor at its end.  What reads it may be destroyed by those that it tells.
 class WatchedFd : private FdWatchOwner {
  public:
-  explicit WatchedFd(int fd) : fd_(fd) {}
+  explicit WatchedFd(int fd) : fd_(OwnFds().add(fd)) {}
   ~WatchedFd() override {
     watch_.reset();  // the descriptor must outlive it
-    close(fd_);
+    close_fd(fd_);
     *alive_ = false;
   }
   WatchedFd(const WatchedFd&) = delete;

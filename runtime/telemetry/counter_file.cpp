@@ -21,6 +21,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 #include "runtime/base/random.h"
 #include "runtime/telemetry/counter_reader.h"
 #include "runtime/telemetry/recorder.h"
@@ -228,9 +229,7 @@ int allocate(int fd, uint64_t bytes) {
 /// Closes, and unlinks what is not finished, unless released.
 struct Unfinished {
   ~Unfinished() {
-    if (fd >= 0) {
-      close(fd);
-    }
+    close_fd(fd);
     if (!path.empty()) {
       ::unlink(path.c_str());
     }
@@ -277,7 +276,8 @@ Result<std::shared_ptr<CounterFile>> CounterFile::try_create(const Options& opti
   Unfinished made;
   const std::string path =
       fmt::format("{}/nccl-ha-{}-{:016x}.tmp", options.directory, plan.header.pid, os_random_u64());
-  made.fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  made.fd = make_fd(
+      [&] { return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600); });
   if (made.fd < 0) {
     return refuse("cannot make a file", errno);
   }
@@ -294,6 +294,7 @@ Result<std::shared_ptr<CounterFile>> CounterFile::try_create(const Options& opti
   if (base == MAP_FAILED) {
     return refuse("cannot map a file", errno);
   }
+  static_cast<void>(madvise(base, bytes, MADV_DONTFORK));  // a fork counts nothing here
   // It appears under its name when it is complete.
   std::string name;
   int error = EEXIST;
@@ -316,7 +317,6 @@ CounterFile::CounterFile(void* base, size_t bytes, int fd, std::string path, siz
       bytes_(bytes),
       fd_(fd),
       path_(std::move(path)),
-      owner_pid_(getpid()),
       worker_rings_(worker_rings) {
   const auto& header = *reinterpret_cast<const layout::FileHeader*>(base_);
   blocks_ = reinterpret_cast<layout::Block*>(base_ + header.blocks.offset);
@@ -334,14 +334,14 @@ CounterFile::CounterFile(void* base, size_t bytes, int fd, std::string path, siz
 
 CounterFile::~CounterFile() {
   remove();
-  munmap(base_, bytes_);
-  close(fd_);
+  if (owner_.here()) {
+    munmap(base_, bytes_);
+  }
+  close_fd(fd_);
 }
 
-bool CounterFile::is_owner() const { return getpid() == owner_pid_; }
-
 void CounterFile::remove() {
-  if (is_owner() && !std::exchange(removed_, true)) {
+  if (owner_.here() && !std::exchange(removed_, true)) {
     ::unlink(path_.c_str());
   }
 }
@@ -372,7 +372,7 @@ void CounterFile::write(layout::Block& block, uint64_t id, uint64_t parent, uint
 }
 
 layout::Block* CounterFile::acquire(CounterScope scope, uint64_t parent, std::string_view label) {
-  if (!is_owner()) {
+  if (!owner_.here()) {
     return nullptr;
   }
   std::lock_guard lock(mutex_);
@@ -398,7 +398,7 @@ layout::Block* CounterFile::acquire(CounterScope scope, uint64_t parent, std::st
 }
 
 void CounterFile::release(layout::Block* block) {
-  if (!is_owner()) {
+  if (!owner_.here()) {
     return;
   }
   std::lock_guard lock(mutex_);
@@ -414,7 +414,7 @@ void CounterFile::release(layout::Block* block) {
 }
 
 void CounterFile::rename(layout::Block* block, uint64_t parent, std::string_view label) {
-  if (!is_owner()) {
+  if (!owner_.here()) {
     return;
   }
   std::lock_guard lock(mutex_);
@@ -423,7 +423,7 @@ void CounterFile::rename(layout::Block* block, uint64_t parent, std::string_view
 }
 
 CounterFile::RingPlace CounterFile::take_ring(uint64_t owner, RingKind kind) {
-  if (!is_owner()) {
+  if (!owner_.here()) {
     return {};
   }
   std::lock_guard lock(mutex_);

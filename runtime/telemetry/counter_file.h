@@ -16,6 +16,7 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/base/process_life.h"
 #include "runtime/base/result.h"
 #include "runtime/telemetry/counter_layout.h"
 #include "runtime/telemetry/counters.h"
@@ -72,7 +73,6 @@ class CounterFile {
  private:
   CounterFile(void* base, size_t bytes, int fd, std::string path, size_t worker_rings);
   static Result<std::shared_ptr<CounterFile>> try_create(const Options& options);
-  bool is_owner() const;
   void write(counter_layout::Block& block, uint64_t id, uint64_t parent, uint64_t what,
              std::string_view label, bool clear);
 
@@ -80,7 +80,7 @@ class CounterFile {
   const size_t bytes_;
   const int fd_;  ///< locked for as long as the process lives
   std::string path_;
-  const int owner_pid_;
+  const MadeHere owner_;
   counter_layout::Block* blocks_;
   counter_layout::Ring* rings_;
   size_t ring_count_ = 0;

@@ -104,10 +104,11 @@ Result<std::shared_ptr<const HintTable>> HintTable::open(const std::string& dire
       !good) {
     return fail(good.error().code, fmt::format("{}: {}", path, good.error().what));
   }
-  const void* base = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file.fd, 0);
+  void* base = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file.fd, 0);
   if (base == MAP_FAILED) {
     return refuse("cannot map the table of hints", errno);
   }
+  static_cast<void>(madvise(base, bytes, MADV_DONTFORK));
   std::shared_ptr<const HintTable> table(new HintTable(base, bytes));
   if (generation != 0 && table->generation() != generation) {
     return fail(Errc::again, fmt::format("{}: it is another agent's", path));
@@ -122,7 +123,11 @@ HintTable::HintTable(const void* base, size_t bytes)
       slots_(header().slots),
       pid_(header().pid) {}
 
-HintTable::~HintTable() { munmap(const_cast<void*>(base_), bytes_); }
+HintTable::~HintTable() {
+  if (owner_.here()) {
+    munmap(const_cast<void*>(base_), bytes_);
+  }
+}
 
 std::optional<Hint> HintTable::last_hint_of(uint64_t flow) const {
   // With the moment of the last heartbeat as the time, no silence is too long.

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "runtime/base/instant.h"
+#include "runtime/base/process_life.h"
 #include "runtime/base/result.h"
 #include "runtime/telemetry/hint_layout.h"
 
@@ -113,6 +114,7 @@ class HintTable {
   const uint64_t generation_;
   const uint32_t slots_;
   const uint32_t pid_;
+  const MadeHere owner_;
 };
 
 /// Whether a file that begins so, with so many bytes, is one of this layout.

@@ -18,6 +18,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 #include "runtime/base/own_thread.h"
 
 namespace nccl_ha {
@@ -56,7 +57,7 @@ class TraceKeeper::Writer {
         fd_(fd),
         pid_(getpid()),
         schedule_({options.interval, options.settle}) {}
-  ~Writer() { close(fd_); }
+  ~Writer() { close_fd(fd_); }
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
 
@@ -209,7 +210,7 @@ std::unique_ptr<TraceKeeper> TraceKeeper::start(std::shared_ptr<CounterFile> fil
   if (!file || options.directory.empty() || options.bytes_max == 0) {
     return nullptr;
   }
-  const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  const int fd = make_fd([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (fd < 0) {
     NHA_LOG_WARN("no flight recorder will be dumped: {}",
                  fail(Errc::system, "there is no descriptor for it", errno).message());
@@ -232,15 +233,14 @@ std::unique_ptr<TraceKeeper> TraceKeeper::start(std::shared_ptr<CounterFile> fil
   return keeper;
 }
 
-TraceKeeper::TraceKeeper(std::shared_ptr<Writer> writer)
-    : writer_(std::move(writer)), owner_pid_(getpid()) {}
+TraceKeeper::TraceKeeper(std::shared_ptr<Writer> writer) : writer_(std::move(writer)) {}
 
 TraceKeeper::~TraceKeeper() {
   signal_.reset();
   if (!thread_.joinable()) {
     return;
   }
-  if (getpid() != owner_pid_) {
+  if (!owner_.here()) {
     thread_.detach();  // a fork has no such thread
     return;
   }

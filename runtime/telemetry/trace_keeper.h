@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "runtime/base/config.h"
+#include "runtime/base/process_life.h"
 #include "runtime/base/result.h"
 #include "runtime/telemetry/counter_file.h"
 #include "runtime/telemetry/trace_dump.h"
@@ -62,7 +63,7 @@ class TraceKeeper {
   explicit TraceKeeper(std::shared_ptr<Writer> writer);
 
   const std::shared_ptr<Writer> writer_;  ///< shared with the thread
-  const int owner_pid_;
+  const MadeHere owner_;
   std::optional<TraceSignal> signal_;
   std::thread thread_;
 };

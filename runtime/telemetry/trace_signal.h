@@ -1,10 +1,13 @@
 // SIGUSR2 of this process, which asks for a dump.
 //
-// The signal is the process's: a handler that it has stays, and so does one that it gets later.
+// The signal is the process's: a handler that it has stays, and so does one that it gets later,
+// which may call ours whenever it likes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "runtime/base/process_life.h"
 
 namespace nccl_ha {
 
@@ -21,11 +24,12 @@ class TraceSignal {
   TraceSignal(const TraceSignal&) = delete;
   TraceSignal& operator=(const TraceSignal&) = delete;
 
-  /// False: the process has a handler of its own, or too many listen; nothing will tick.
+  /// False: the process has a handler of its own, too many listen, or the system loads no handler
+  /// (trace_signal.cpp); nothing will tick.
   bool heard() const { return place_ != SIZE_MAX; }
 
  private:
-  const int owner_pid_;
+  const MadeHere owner_;
   size_t place_ = SIZE_MAX;
 };
 

@@ -130,9 +130,9 @@ TEST(Edge, EveryErrorHasItsCode) {
 }
 
 TEST(Edge, ExceptionsDoNotPass) {
-  const auto bad_alloc = guarded([]() -> abi::NcclResult { throw std::bad_alloc(); });
+  const auto bad_alloc = guarded("call", []() -> abi::NcclResult { throw std::bad_alloc(); });
   EXPECT_EQ(bad_alloc, abi::NcclResult::internal_error);
-  EXPECT_EQ(guarded([]() -> abi::NcclResult { throw 5; }), abi::NcclResult::internal_error);
+  EXPECT_EQ(guarded("call", []() -> abi::NcclResult { throw 5; }), abi::NcclResult::internal_error);
 }
 
 }  // namespace

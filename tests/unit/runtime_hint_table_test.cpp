@@ -204,6 +204,30 @@ TEST_F(HintTableTest, NoReaderSeesHalfOfAWrite) {
   reader.join();
 }
 
+TEST_F(HintTableTest, AForkDoesNotHaveIt) {
+  const auto writer = make();
+  auto table = open();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::ifstream maps("/proc/self/maps");
+    std::string line;
+    bool mapped = false;
+    while (std::getline(maps, line)) {
+      // The agent's own, which may be written, is in this process too.
+      mapped = mapped ||
+               (line.find(path_) != std::string::npos && line.find(" rw-s ") == std::string::npos);
+    }
+    table.reset();
+    _exit(mapped ? 1 : 0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  writer->write(0, hinted_flow, {1, 0}, hints_begin);
+  EXPECT_TRUE(table->read(0, hinted_flow, hints_begin, hint_silence).fresh());
+}
+
 // Whatever state SIGKILL leaves, readers end, and the next agent takes over.
 TEST_F(HintTableTest, SigkillWhileItWritesAllTheTime) {
   for (int round = 0; round < 20; ++round) {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -47,7 +48,7 @@ bool queue_full(int error) { return error == EAGAIN || error == EWOULDBLOCK || e
 Result<std::unique_ptr<UdpIo>> UdpIo::open(const Options& options) {
   std::unique_ptr<UdpIo> io(new UdpIo);
   io->offload_ = options.offload;
-  io->both_ = epoll_create1(EPOLL_CLOEXEC);
+  io->both_ = make_fd([] { return epoll_create1(EPOLL_CLOEXEC); });
   if (io->both_ < 0) {
     return fail(Errc::system, "cannot watch UDP sockets", errno);
   }
@@ -81,7 +82,8 @@ Result<std::unique_ptr<UdpIo>> UdpIo::open(const Options& options) {
 
 Result<void> UdpIo::open_channel(ChannelState* channel, const Options& options) {
   const int family = options.bind.storage.ss_family;
-  channel->fd = socket(family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  channel->fd =
+      make_fd([&] { return socket(family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   if (channel->fd < 0) {
     return fail(Errc::system, "cannot open a UDP socket", errno);
   }
@@ -111,13 +113,9 @@ Result<void> UdpIo::open_channel(ChannelState* channel, const Options& options) 
 
 UdpIo::~UdpIo() {
   for (const ChannelState& channel : channels_) {
-    if (channel.fd >= 0) {
-      close(channel.fd);
-    }
+    close_fd(channel.fd);
   }
-  if (both_ >= 0) {
-    close(both_);
-  }
+  close_fd(both_);
 }
 
 PacketIo::Channels UdpIo::waiting() {

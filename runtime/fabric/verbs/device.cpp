@@ -16,6 +16,7 @@
 #include <fstream>
 
 #include "runtime/base/log.h"
+#include "runtime/base/own_fd.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {
@@ -152,9 +153,14 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
   auto refuse = [&](const char* what) {
     return fail(Errc::system, fmt::format("RDMA device {}: cannot {}", opened->name_, what), errno);
   };
-  opened->context_ = library.device.open(device);
-  if (opened->context_ == nullptr) {
-    return refuse("open it");
+  {
+    OwnFds own;
+    opened->context_ = library.device.open(device);
+    if (opened->context_ == nullptr) {
+      return refuse("open it");
+    }
+    own.add(opened->context_->cmd_fd);
+    own.add(opened->context_->async_fd);
   }
   if (library.device.query(opened->context_, &opened->attributes_) != 0) {
     return refuse("query it");
@@ -188,7 +194,40 @@ Device::~Device() {
     static_cast<void>(library_.memory.free_domain(pd_));
   }
   if (context_ != nullptr) {
+    OwnFds own;
+    own.remove(context_->cmd_fd);
+    own.remove(context_->async_fd);
     static_cast<void>(library_.device.close(context_));
+  }
+}
+
+Result<ibv_comp_channel*> Device::open_channel() const {
+  ibv_comp_channel* channel = nullptr;
+  {
+    OwnFds own;
+    channel = library_.completion.create_channel(context_);
+    if (channel == nullptr) {
+      return fail(Errc::system,
+                  fmt::format("RDMA device {}: cannot create a completion channel", name_), errno);
+    }
+    own.add(channel->fd);
+  }
+  const int flags = fcntl(channel->fd, F_GETFL);
+  if (flags < 0 || fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+    const int error = errno;
+    close_channel(channel);
+    return fail(Errc::system,
+                fmt::format("RDMA device {}: cannot make a completion channel non-blocking", name_),
+                error);
+  }
+  return channel;
+}
+
+void Device::close_channel(ibv_comp_channel* channel) const {
+  if (channel != nullptr) {
+    OwnFds own;
+    own.remove(channel->fd);
+    static_cast<void>(library_.completion.destroy_channel(channel));
   }
 }
 

@@ -72,6 +72,11 @@ class Device {
   const ibv_device_attr& attributes() const { return attributes_; }
   unsigned port_count() const { return attributes_.phys_port_cnt; }
 
+  /// Its descriptor does not block.  The caller's, for close_channel().
+  Result<ibv_comp_channel*> open_channel() const;
+  /// Null is allowed.
+  void close_channel(ibv_comp_channel* channel) const;
+
   /// Asks the device now; a flap may have changed everything but the name.
   Result<PortInfo> query(uint8_t port) const;
 

@@ -1,11 +1,9 @@
 #include "runtime/fabric/verbs/errands.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/own_thread.h"
 #include "runtime/engine/thread.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -29,13 +27,7 @@ void Errands::add(std::function<void()> errand) {
   std::unique_lock lock(mutex_);
   waiting_.push_back(std::move(errand));
   if (idle_ < waiting_.size() && threads_.size() < threads_max) {
-    // The job's signals are not for this thread.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     auto thread = start_thread([this] { run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (thread) {
       threads_.push_back(std::move(*thread));
     } else if (threads_.empty()) {
@@ -57,6 +49,7 @@ bool Errands::drain(Duration limit) {
 }
 
 void Errands::run() {
+  prepare_thread("nha-errand");
   std::unique_lock lock(mutex_);
   while (true) {
     ++idle_;

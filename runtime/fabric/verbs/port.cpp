@@ -39,17 +39,11 @@ std::string Port::name() const {
 Result<std::shared_ptr<Port>> Port::open(const std::shared_ptr<Device>& device, uint8_t number,
                                          const Options& options, const Environment& environment) {
   std::shared_ptr<Port> port(new Port(device, number, options, environment));
-  Device& opened = port->device();
-  port->channel_ = opened.library().completion.create_channel(opened.context());
-  if (port->channel_ == nullptr) {
-    return fail(Errc::system,
-                fmt::format("RDMA device {}: cannot create a completion channel", opened.name()),
-                errno);
+  auto channel = device->open_channel();
+  if (!channel) {
+    return channel.error();
   }
-  const int flags = fcntl(port->channel_->fd, F_GETFL);
-  if (flags < 0 || fcntl(port->channel_->fd, F_SETFL, flags | O_NONBLOCK) != 0) {
-    return fail(Errc::system, "cannot make a completion channel non-blocking", errno);
-  }
+  port->channel_ = *channel;
   if (auto scratch = port->env_.scratch.open(); !scratch) {
     return scratch.error();
   }
@@ -65,9 +59,7 @@ Port::~Port() {
     }
     static_cast<void>(calls.destroy_queue(queue.cq));
   }
-  if (channel_ != nullptr) {
-    static_cast<void>(calls.destroy_channel(channel_));
-  }
+  env_.device->close_channel(channel_);
 }
 
 Result<size_t> Port::find_queue(uint32_t entries) {

@@ -1,6 +1,5 @@
 #include "runtime/fabric/verbs/ud_io.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -89,9 +88,7 @@ void UdIo::close_channel(ChannelState& channel) {
       static_cast<void>(library_.completion.destroy_queue(cq));
     }
   }
-  if (channel.events != nullptr) {
-    static_cast<void>(library_.completion.destroy_channel(channel.events));
-  }
+  device_->close_channel(channel.events);
   for (const Slots* slots : {&channel.out, &channel.in}) {
     if (slots->region.mr != nullptr) {
       device_->remove(slots->region);
@@ -120,14 +117,11 @@ Result<void> UdIo::open_channel(ChannelState& channel, uint32_t slots, uint32_t 
   if (auto made = make_slots(channel.in, slots, datagram_bytes + route_header_bytes); !made) {
     return made;
   }
-  channel.events = library_.completion.create_channel(device_->context());
-  if (channel.events == nullptr) {
-    return cannot("create a completion channel", errno);
+  auto events = device_->open_channel();
+  if (!events) {
+    return events.error();
   }
-  const int flags = fcntl(channel.events->fd, F_GETFL);
-  if (flags < 0 || fcntl(channel.events->fd, F_SETFL, flags | O_NONBLOCK) != 0) {
-    return cannot("make a completion channel non-blocking", errno);
-  }
+  channel.events = *events;
   const int entries = static_cast<int>(slots);
   channel.send_cq =
       library_.completion.create_queue(device_->context(), entries, nullptr, nullptr, 0);

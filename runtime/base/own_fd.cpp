@@ -1,0 +1,109 @@
+#include "runtime/base/own_fd.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+
+#include "runtime/base/process_life.h"
+
+namespace nccl_ha {
+namespace {
+
+constexpr size_t word_bits = 64;
+/// A process has no more descriptors unless fs.nr_open was raised; those beyond stay with a fork.
+constexpr size_t fds_max = size_t{1} << 20;
+constexpr long fork_patience_ns = 100'000'000;
+
+// A fork may come out of a signal handler of a thread that holds it.
+constinit pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+// Under the mutex.
+std::array<uint64_t, fds_max / word_bits> owned;
+size_t words_used = 0;
+bool forks_are_seen = false;
+bool fork_has_mutex = false;
+
+/// Waits for so long only: a lock of the program's that its own handlers take may be held by
+/// somebody who waits for this one.
+void before_fork() {
+  timespec until{};
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += fork_patience_ns;
+  until.tv_sec += until.tv_nsec / 1'000'000'000;
+  until.tv_nsec %= 1'000'000'000;
+  fork_has_mutex = pthread_mutex_timedlock(&mutex, &until) == 0;
+}
+
+void after_fork_in_parent() {
+  if (fork_has_mutex) {
+    fork_has_mutex = false;
+    pthread_mutex_unlock(&mutex);
+  }
+}
+
+/// Async-signal-safe: other threads of the parent may have held any lock.
+void after_fork_in_child() {
+  mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+  fork_has_mutex = false;
+  end_life();
+  for (size_t i = 0; i < words_used; ++i) {
+    for (uint64_t bits = owned[i]; bits != 0; bits &= bits - 1) {
+      close(static_cast<int>(i * word_bits + static_cast<size_t>(std::countr_zero(bits))));
+    }
+    owned[i] = 0;
+  }
+  words_used = 0;
+}
+
+}  // namespace
+
+OwnFds::OwnFds() { pthread_mutex_lock(&mutex); }
+
+OwnFds::~OwnFds() { pthread_mutex_unlock(&mutex); }
+
+int OwnFds::add(int fd) {
+  if (fd < 0 || static_cast<size_t>(fd) >= fds_max) {
+    return fd;
+  }
+  if (!forks_are_seen) {
+    // The C library forgets it when this library is unloaded.
+    forks_are_seen = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+  }
+  const size_t word = static_cast<size_t>(fd) / word_bits;
+  words_used = std::max(words_used, word + 1);
+  owned[word] |= uint64_t{1} << static_cast<size_t>(fd) % word_bits;
+  return fd;
+}
+
+bool OwnFds::remove(int fd) {
+  if (fd < 0) {
+    return false;
+  }
+  if (static_cast<size_t>(fd) >= fds_max) {
+    return true;
+  }
+  uint64_t& word = owned[static_cast<size_t>(fd) / word_bits];
+  const uint64_t bit = uint64_t{1} << static_cast<size_t>(fd) % word_bits;
+  const bool was = (word & bit) != 0;
+  word &= ~bit;
+  return was;
+}
+
+bool OwnFds::any() const {
+  return std::any_of(owned.begin(), owned.begin() + static_cast<ptrdiff_t>(words_used),
+                     [](uint64_t word) { return word != 0; });
+}
+
+void close_fd(int fd) {
+  OwnFds own;
+  if (own.remove(fd)) {
+    close(fd);
+  }
+}
+
+}  // namespace nccl_ha

@@ -1,0 +1,34 @@
+// The descriptors that belong to the library: a child of fork(2) closes its copies before it runs,
+// so that a connection ends with the process that made it.  What exec(2) starts has none of them,
+// as all of them close on exec.
+#pragma once
+
+namespace nccl_ha {
+
+/// While it lives no fork begins (but for one that has waited for 0.1 s), so that a child knows of
+/// each descriptor that it has.  Any thread; nests.
+class OwnFds {
+ public:
+  OwnFds();
+  ~OwnFds();
+  OwnFds(const OwnFds&) = delete;
+  OwnFds& operator=(const OwnFds&) = delete;
+
+  /// `fd`, which is the library's from now on; one below 0 is an error and stays one.
+  int add(int fd);
+  /// Before it is closed.  False: it is not the library's, as in a fork that closed its copy.
+  bool remove(int fd);
+  bool any() const;
+};
+
+/// What `make` opens, or its error with its errno.
+template <class Make>
+int make_fd(Make&& make) {
+  OwnFds own;
+  return own.add(make());
+}
+
+/// close(2) of what make_fd() gave; nothing for any other number, also where a fork asks.
+void close_fd(int fd);
+
+}  // namespace nccl_ha

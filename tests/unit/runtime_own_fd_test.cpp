@@ -1,0 +1,182 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "runtime/base/own_fd.h"
+#include "runtime/base/process_life.h"
+#include "runtime/streams/uv_streams.h"
+#include "tests/support/until.h"
+
+namespace nccl_ha {
+namespace {
+
+using Steady = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+bool is_open(int fd) { return fcntl(fd, F_GETFD) >= 0; }
+int make_event() {
+  return make_fd([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
+}
+pid_t bare_clone() { return static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0)); }
+
+/// Whether `holds` is true in a child.
+bool in_child(const std::function<bool()>& holds, pid_t (*make)() = fork) {
+  const pid_t child = make();
+  if (child == 0) {
+    alarm(20);
+    _exit(holds() ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return status == 0;
+}
+
+TEST(OwnFds, AChildHasNoneOfThem) {
+  const int ours = make_event();
+  const int others = eventfd(0, EFD_CLOEXEC);
+  ASSERT_TRUE(is_open(ours) && is_open(others));
+  EXPECT_TRUE(in_child([&] { return !is_open(ours) && is_open(others); }));
+  EXPECT_TRUE(is_open(ours));
+  close_fd(ours);
+  EXPECT_FALSE(is_open(ours));
+  close_fd(others);
+  EXPECT_TRUE(is_open(others)) << "closed what is not the library's";
+  close(others);
+}
+
+TEST(OwnFds, AChildClosesNothingThatHasAnOldNumber) {
+  const int ours = make_event();
+  EXPECT_TRUE(in_child([&] {
+    const bool reused = dup2(STDERR_FILENO, ours) == ours;  // the child's own
+    close_fd(ours);                                         // by an object of its parent's
+    return reused && is_open(ours);
+  }));
+  close_fd(ours);
+}
+
+TEST(OwnFds, WhatIsNoLongerTheirsStaysInAChild) {
+  const int given_away = make_event();
+  {
+    OwnFds own;
+    EXPECT_TRUE(own.remove(given_away));
+    EXPECT_FALSE(own.remove(given_away));
+  }
+  EXPECT_TRUE(in_child([&] { return is_open(given_away); }));
+  close(given_away);
+}
+
+TEST(OwnFds, AnErrorStaysOne) {
+  errno = 0;
+  EXPECT_EQ(make_fd([] {
+              errno = EMFILE;
+              return -1;
+            }),
+            -1);
+  EXPECT_EQ(errno, EMFILE);
+  close_fd(-1);
+}
+
+TEST(OwnFds, AForkWaitsForOneThatIsBeingMade) {
+  std::atomic<int> making{-1};
+  std::thread maker([&] {
+    static_cast<void>(make_fd([&] {
+      const int fd = eventfd(0, EFD_CLOEXEC);
+      making = fd;
+      usleep(30'000);  // the fork begins between the descriptor and its note
+      return fd;
+    }));
+  });
+  ASSERT_TRUE(test::until([&] { return making.load() >= 0; }));
+  EXPECT_TRUE(in_child([&] { return !is_open(making); }));
+  maker.join();
+  EXPECT_TRUE(is_open(making));
+  close_fd(making);
+}
+
+TEST(OwnFds, AForkDoesNotWaitForEver) {
+  std::atomic<bool> held{false};
+  std::atomic<bool> ends{false};
+  std::thread holder([&] {
+    OwnFds own;
+    held = true;
+    while (!ends.load()) {
+      usleep(1000);
+    }
+  });
+  ASSERT_TRUE(test::until([&] { return held.load(); }));
+  const auto begun = Steady::now();
+  EXPECT_TRUE(in_child([] {
+    const int fd = make_event();  // its lock is its own
+    close_fd(fd);
+    return fd >= 0;
+  }));
+  EXPECT_LT(Steady::now() - begun, milliseconds(5000));
+  ends = true;
+  holder.join();
+}
+
+TEST(OwnFds, AForkOutOfItsOwnHandsGoesOn) {
+  OwnFds own;  // as where a signal handler forks
+  EXPECT_TRUE(in_child([] { return true; }));
+}
+
+TEST(OwnFds, LibuvsAreAmongThem) {
+  ASSERT_TRUE(make_uv_streams());  // the first one makes what libuv keeps for all loops
+  std::array<int, 2> pair{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()), 0);
+  std::array<bool, 1024> before{};
+  for (int fd = 0; fd < 1024; ++fd) {
+    before[static_cast<size_t>(fd)] = is_open(fd);
+  }
+  auto streams = make_uv_streams();
+  ASSERT_TRUE(streams);
+  auto stream = (*streams)->adopt_fd(pair[0], nullptr);
+  ASSERT_TRUE(stream);
+  EXPECT_TRUE(in_child([&] {
+    bool gone = !is_open(pair[0]);
+    for (int fd = 0; fd < 1024; ++fd) {
+      gone = gone && (before[static_cast<size_t>(fd)] || !is_open(fd));
+    }
+    return gone;
+  }));
+  stream->reset();
+  streams->reset();
+  EXPECT_FALSE(is_open(pair[0]));
+  for (int fd = 0; fd < 1024; ++fd) {
+    EXPECT_TRUE(before[static_cast<size_t>(fd)] || !is_open(fd)) << fd;
+  }
+  close(pair[1]);
+}
+
+TEST(ProcessLife, IsAnotherInEachFork) {
+  const uint64_t mine = process_life();
+  const MadeHere made;
+  EXPECT_EQ(process_life(), mine);
+  for (pid_t (*make)() : std::array<pid_t (*)(), 2>{fork, bare_clone}) {
+    EXPECT_TRUE(in_child(
+        [&] {
+          const uint64_t childs = process_life();
+          const MadeHere by_child;
+          const bool differs = childs != mine && !made.here() && by_child.here();
+          return differs && in_child([&] {
+                   return process_life() != childs && process_life() != mine && !by_child.here();
+                 });
+        },
+        make));
+  }
+  EXPECT_TRUE(made.here());
+}
+
+}  // namespace
+}  // namespace nccl_ha
