@@ -15,6 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static_cast<void>(decode_report(bytes));
   static_cast<void>(decode_offer(bytes));
   static_cast<void>(decode_link_back(bytes));
+  static_cast<void>(decode_end(bytes));
   static_cast<void>(decode_call(bytes));
   static_cast<void>(decode_process(bytes));
   ControlReader reader;

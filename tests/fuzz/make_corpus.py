@@ -67,7 +67,7 @@ def packets():
     write("packet", "address", address + bytes(72 - len(address)))
 
 
-VERSION = 12  # control_version
+VERSION = 13  # control_version
 
 
 def message(kind, payload):
@@ -105,7 +105,8 @@ def control():
               "rebuilt": (10, offer), "confirm": (11, b""),
               "rejoin": (12, struct.pack("<Q", 99) + process), "leave": (13, b""),
               "probe": (14, struct.pack("<Q", 99) + process), "present": (15, process), "absent": (16, process),
-              "ask": (17, b""), "link_back": (18, b"\1")}
+              "ask": (17, b""), "link_back": (18, b"\1"),
+              "end": (19, b"\1" + rail)}
     for name, (kind, body) in bodies.items():
         write("control", name, message(kind, body))
         write("control", f"{name}_body", body)

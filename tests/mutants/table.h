@@ -189,6 +189,10 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(link_back_untold, "Rails/ShadowLinks.StandsByAgainSoonAfterTheReceiversLink/2of2"),
     NHA_CHECKED(link_back_unheeded,
                 "Rails/ShadowLinks.StandsByAgainSoonAfterTheReceiversLink/2of2"),
+    NHA_CHECKED(ends_untold, "Hosts/RenewedInterfaces.AStandbyStandsByAtItsNewAddress/1"),
+    NHA_CHECKED(end_unheeded, "Hosts/RenewedInterfaces.AStandbyStandsByAtItsNewAddress/1"),
+    NHA_CHECKED(primary_keeps_address,
+                "Hosts/RenewedInterfaces.AFirstPathComesBackAtItsNewAddress/*"),
 
     // The end of a connection.
     NHA_CHECKED(words_not_awaited, "CloseLinger.WhoClosesWaitsForTheConfirmation"),

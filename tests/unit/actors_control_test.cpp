@@ -243,6 +243,18 @@ TEST(Control, WhatIsSaidOfAPathComesBackAsItWas) {
   expect_cut_short_is_refused(
       encode(LinkNotice{5}), [](const LinkNotice& back) { EXPECT_EQ(back.rail, 5); },
       decode_link_back);
+  EndNotice moved{3, {}};
+  moved.rail.number = 9;
+  moved.rail.family = 6;
+  moved.rail.prefix_len = 64;
+  moved.rail.address[15] = 7;
+  expect_cut_short_is_refused(
+      encode(moved),
+      [&](const EndNotice& back) {
+        EXPECT_EQ(back.place, 3);
+        EXPECT_EQ(back.rail, moved.rail);
+      },
+      decode_end);
 }
 
 TEST(Control, TheRailsOfAWelcomeComeBackAsTheyWere) {
@@ -299,6 +311,7 @@ TEST(Control, TheSeedsOfTheFuzzerAreOfThisVersion) {
   EXPECT_TRUE(decode_call(seed("rejoin")));
   EXPECT_TRUE(decode_process(seed("present")));
   EXPECT_TRUE(decode_link_back(seed("link_back")));
+  EXPECT_TRUE(decode_end(seed("end")));
 }
 
 TEST(Control, NumbersTravelInTheHeader) {
@@ -322,6 +335,8 @@ TEST(Control, NumbersBeyondTheirSetsAreRefused) {
   EXPECT_FALSE(decode_notice(damaged(notice, 5, 2)));
   EXPECT_FALSE(decode_link_back(damaged(encode(LinkNotice{}), 0, ha::rails_max)));
   EXPECT_TRUE(decode_link_back(damaged(encode(LinkNotice{}), 0, ha::rails_max - 1)));
+  EXPECT_FALSE(decode_end(damaged(encode(EndNotice{}), 0, ha::rails_max)));
+  EXPECT_FALSE(decode_end(damaged(encode(EndNotice{}), 6, 5))) << "no family of addresses";
   FenceReport report{0, 1, {}};
   report.arrived.groups = {{false, {1, 2}}};
   EXPECT_FALSE(decode_report(damaged(encode(report), 0, lanes_max)));

@@ -520,6 +520,60 @@ TEST(Interfaces, EachSituationHasItsDevicesAndItsShadow) {
   }
 }
 
+NetInterface nic(const char* name, int index, uint8_t mac, const char* address,
+                 const char* pci_path = "") {
+  NetInterface one;
+  one.name = name;
+  one.ifindex = index;
+  one.mac = {2, 0, 0, 0, 0, mac};
+  one.up = true;
+  one.pci_path = pci_path;
+  one.addresses.push_back(*parse_address(address));
+  return one;
+}
+
+TEST(Interfaces, KeepTheirPlaceWhateverTheirNumberNameOrAddress) {
+  std::vector<NetInterface> before = {
+      nic("eth0", 2, 1, "10.0.0.1", "/pci/a"), nic("eth1", 3, 2, "10.0.1.1", "/pci/b"),
+      nic("veth0", 4, 3, "10.0.2.1"), nic("veth1", 5, 4, "10.0.3.1")};
+  before[0].guid = 7;
+  const std::vector<NetInterface> now = {
+      nic("eth0", 12, 2, "10.0.1.9", "/pci/b"),  // the names were swapped
+      nic("eth1", 13, 1, "10.0.0.1", "/pci/a"), nic("veth0", 14, 9, "10.0.2.1"),
+      nic("blue", 15, 4, "10.0.3.1"), nic("eth9", 16, 8, "10.0.9.1")};
+  const auto list = renewed(before, now);
+  ASSERT_EQ(list.size(), 5U);
+  EXPECT_EQ(list[0].name, "eth1");
+  EXPECT_EQ(list[0].ifindex, 13);
+  EXPECT_EQ(list[0].guid, 7U) << "NCCL knows it by that";
+  EXPECT_EQ(list[1].name, "eth0");
+  EXPECT_EQ(list[1].addresses.front().text(), "10.0.1.9");
+  EXPECT_EQ(list[2].ifindex, 14) << "another device of that name";
+  EXPECT_EQ(list[3].name, "blue") << "by its MAC address";
+  EXPECT_EQ(list[4].name, "eth9");
+  EXPECT_FALSE(list[4].offered);
+  EXPECT_FALSE(list[4].why_not.empty());
+  const auto gone = renewed(before, {});
+  ASSERT_EQ(gone.size(), 4U);
+  EXPECT_FALSE(gone[0].up);
+  EXPECT_EQ(gone[0].addresses, before[0].addresses) << "it may come back";
+}
+
+TEST(Interfaces, OnlyWhatPathsDependOnIsAChange) {
+  InterfaceTable table;
+  const std::vector<NetInterface> first = {nic("eth0", 2, 1, "10.0.0.1")};
+  table.set(first);
+  const auto held = table.now();
+  EXPECT_FALSE(table.renew(first));
+  std::vector<NetInterface> next = first;
+  next[0].up = false;  // links are told of by themselves
+  EXPECT_FALSE(table.renew(next));
+  next[0].addresses.front().bytes[3] = 9;
+  EXPECT_TRUE(table.renew(next));
+  EXPECT_EQ(table.now()->front().addresses.front().text(), "10.0.0.9");
+  EXPECT_EQ(held->front().addresses.front().text(), "10.0.0.1") << "what is held stays";
+}
+
 TEST(Interfaces, AreListedAsTheKernelHasThem) {
   const auto all = list_interfaces();
   ASSERT_TRUE(all) << all.error().message();
