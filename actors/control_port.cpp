@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "actors/route.h"
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
 
@@ -13,6 +14,11 @@ namespace {
 
 constexpr size_t unauthenticated_max = 256;
 constexpr Duration answer_limit = std::chrono::seconds(5);
+
+std::string text_of_peer(Stream& stream) {
+  const auto address = stream.peer_address();
+  return address ? address_text(*address) : "an unknown address";
+}
 
 }  // namespace
 
@@ -96,13 +102,15 @@ void ControlPort::on_stream_data(Stream& stream, std::span<const std::byte> byte
   Unauthenticated caller = std::move(*peer);
   unauthenticated_.erase(peer);
   if (!call) {
-    NHA_LOG_WARN_LIMITED("control port: rejected an unauthenticated peer");
+    NHA_LOG_WARN_LIMITED("control port: rejected an unauthenticated peer at {}",
+                         text_of_peer(*caller.stream));
     return;
   }
   const RejoinCall whom = call.value_or(RejoinCall{});
   const auto member = members_.find(whom.token);
   if (member == members_.end() || whom.process != process_) {
-    NHA_LOG_DEBUG("control port: asked for a connection that is gone");
+    NHA_LOG_DEBUG("control port: {} asks for a connection that is gone",
+                  text_of_peer(*caller.stream));
     answer_and_close(std::move(caller.stream), encode(ControlType::absent, process_));
     return;
   }

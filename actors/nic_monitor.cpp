@@ -38,12 +38,14 @@ std::shared_ptr<NicMonitor> NicMonitor::of(Context& context, fabric::NicBoard& b
         watch.error().message());
   }
   auto address = context.worker().open_address(1);
-  if (address) {
+  auto subscriber = address ? context.add_actor(std::make_unique<Subscriber>(made))
+                            : Result<ActorId>(address.error());
+  if (subscriber) {
     made->to_ear_ = std::move(*address);
-    made->subscriber_ = context.add_actor(std::make_unique<Subscriber>(made));
+    made->subscriber_ = *subscriber;
     board.enter(made.get());
   } else {
-    NHA_LOG_WARN("what other threads learn of NICs is not heard: {}", address.error().message());
+    NHA_LOG_WARN("what other threads learn of NICs is not heard: {}", subscriber.error().message());
   }
   context.shared().put(made);
   return made;
@@ -66,6 +68,10 @@ void NicMonitor::on_link(const std::string& nic, bool up) {
 }
 
 void NicMonitor::tell(const fabric::FailureDomain& domain, bool up) {
+  if (domain.kind == fabric::FailureDomain::Kind::local_nic) {
+    up ? static_cast<void>(without_link_.erase(domain.name))
+       : static_cast<void>(without_link_.insert(domain.name));
+  }
   // A member may leave when it is told.
   const std::vector<Member*> told = members_;
   for (Member* member : told) {

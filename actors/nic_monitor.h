@@ -5,6 +5,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,8 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
   ~NicMonitor() override;
   void enter(Member* member) { members_.push_back(member); }
   void unsubscribe(Member* member) { std::erase(members_, member); }
+  /// False: the NIC lost its link, was taken down or failed, and no more was heard of it.
+  bool has_link(const std::string& nic) const { return !without_link_.contains(nic); }
   /// Of this worker.
   size_t members() const { return members_.size(); }
   /// Tells all but `from`, of this worker and of the others.
@@ -61,6 +64,7 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
   std::atomic<bool> told_{false};
   std::unique_ptr<LinkWatch> watch_;
   std::map<std::string, bool> links_;  ///< of each NIC, whether it has one: the last that was heard
+  std::set<std::string> without_link_;
   std::vector<Member*> members_;
 };
 

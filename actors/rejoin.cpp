@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "actors/route.h"
 #include "ha/mutation.h"
 #include "runtime/base/log.h"
 #include "runtime/fabric/interfaces.h"
@@ -147,7 +148,8 @@ void Rejoin::attempt() {
 }
 
 void Rejoin::on_answer(Answer answer, const Error& what) {
-  NHA_LOG_DEBUG("control connection, attempt {}: {}", redial_.tried(), what.message());
+  NHA_LOG_DEBUG("control connection to {}, attempt {}: {}", address_text(way().to), redial_.tried(),
+                what.message());
   drop_attempt();
   context_->timers().cancel(timer_);
   const auto next = redial_.on_answer(answer, way().proven, owner_.life(), context_->now());

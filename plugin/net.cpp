@@ -72,6 +72,14 @@ bool is_in_any(const IpAddress& address, std::span<const fabric::NetInterface> i
   });
 }
 
+std::vector<IpAddress> own_addresses() {
+  std::vector<IpAddress> all;
+  for (const fabric::NetInterface& one : Process::instance().control_interfaces()) {
+    all.insert(all.end(), one.addresses.begin(), one.addresses.end());
+  }
+  return all;
+}
+
 /// From where the peer's listener is dialled, best first.
 std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& device, bool relayed) {
   Process& process = Process::instance();
@@ -125,13 +133,15 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
   fabric::Provider& provider = process.provider();
   const auto& devices = provider.devices();
   options.routes = routes_to(handle, devices[asked.first()], relayed);
+  options.families_apart = families_apart(own_addresses(), handle.addresses);
   options.traffic_class = traffic_class;
   options.nonce = handle.nonce;
   options.timeout = std::chrono::milliseconds(process.config().connect_timeout_ms);
   if (options.routes.empty()) {
-    return report(fail(Errc::remote, fmt::format("connect: device {} has no address of a family "
-                                                 "that the peer has too",
-                                                 devices[asked.first()].name)));
+    return report(
+        fail(Errc::remote, fmt::format("connect: device {} has no way to an address of "
+                                       "the peer; {}",
+                                       devices[asked.first()].name, options.families_apart)));
   }
   if (std::ranges::all_of(options.routes, &Route::for_rejoin)) {
     return report(fail(Errc::remote,
@@ -362,6 +372,9 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     const fabric::RailDevices rails = process.devices().find(dev)->rails;
     const fabric::NetDevice& device = process.provider().devices()[rails.first()];
     Handle content;
+    if (auto secret = os_random(&content.nonce, sizeof content.nonce); !secret) {
+      return report(secret.error());
+    }
     content.fabric = device.kind;
     content.addresses =
         handle_addresses(process.control_interfaces(), process.control_interface(device));
@@ -375,7 +388,6 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
       return report(engine.error());
     }
     content.port = listening->port;
-    content.nonce = os_random_u64();
     auto comm = std::make_unique<ListenComm>(process.generation());
     comm->channel = std::make_shared<ListenChannel>(content.nonce);
     const size_t index = (*engine)->assign_worker(device.numa_node, 0.0);

@@ -2,7 +2,7 @@
 
 #include <sodium.h>
 
-#include "runtime/base/check.h"
+#include "runtime/base/random.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -17,9 +17,13 @@ const unsigned char* octets(std::span<const std::byte> bytes) {
 
 void keyed_hash(const HashKey& key, std::string_view purpose, std::span<const std::byte> first,
                 std::span<const std::byte> second, std::span<std::byte> out) {
-  // Chooses the fastest implementation for this processor, once for the process.
-  static const bool usable = sodium_init() >= 0;
-  NHA_ASSERT(usable, "libsodium can be used");
+  // Chooses the fastest implementation for this processor, once for the process; hashes are the
+  // same without.  Where it finds no random bytes it ends the process.
+  static const bool chosen = [] {
+    char byte = 0;
+    return os_random(&byte, 1).ok() && sodium_init() >= 0;
+  }();
+  static_cast<void>(chosen);
   crypto_generichash_state state;
   crypto_generichash_init(&state, octets(key), key.size(), out.size());
   for (const auto part : {std::as_bytes(std::span(purpose)), first, second}) {

@@ -251,10 +251,9 @@ std::unique_ptr<MeshClient> ProcessMesh::make_client(fabric::Provider& provider,
         return false;
       }
       NHA_LOG_WARN("the relay node of this host is gone: this process relays from now on");
-      return make_node(provider, worker,
-                       [&](std::unique_ptr<Actor> actor) {
-                         return Result<ActorId>(context.add_actor(std::move(actor)));
-                       })
+      return make_node(
+                 provider, worker,
+                 [&](std::unique_ptr<Actor> actor) { return context.add_actor(std::move(actor)); })
           .ok();
     };
   }
@@ -281,7 +280,9 @@ void ProcessMesh::give_place(fabric::Provider& provider, Worker& worker) {
     context.remove_actor(*std::exchange(node_, std::nullopt));
   }
   context.send_self({*discovery_, DiscoveryActor::leave});
-  context.add_actor(make_client(provider, worker));
+  if (auto added = context.add_actor(make_client(provider, worker)); !added) {
+    NHA_LOG_WARN("this process hears of no more routes: {}", added.error().message());
+  }
 }
 
 void ProcessMesh::leave(Engine& engine, Duration limit) {

@@ -208,12 +208,20 @@ void RelayNode::on_request(std::unique_ptr<SessionStream> stream, SetupRequest r
     stream->close();
     return;
   }
-  ++counters_->opened;
+  const auto [slots, chunk_bytes] = std::pair(share->slots, share->chunk_bytes);
   std::unique_ptr<RelaySession> made(new RelaySession(
       hops_, options_, *this, std::move(stream), std::move(request), *next, std::move(*share)));
   sessions_.push_back(made.get());
   show_pool();
-  context_->add_actor(std::move(made));
+  if (auto added = context_->add_actor(std::move(made)); !added) {
+    NHA_LOG_WARN("cannot relay for one more connection: {}", added.error().message());
+    sessions_.pop_back();
+    pool_.give_back(slots, chunk_bytes);
+    ++counters_->refused;
+    show_pool();
+    return;
+  }
+  ++counters_->opened;
 }
 
 void RelayNode::on_session_end(RelaySession& session, const std::string& why) {

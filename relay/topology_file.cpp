@@ -42,28 +42,6 @@ std::optional<T> number_of(std::string_view word, T most) {
   return whole && value <= most ? std::optional(value) : std::nullopt;
 }
 
-std::optional<IpAddress> address_of(std::string_view word) {
-  const size_t slash = word.find('/');
-  const std::string host(word.substr(0, slash));
-  IpAddress address;
-  if (inet_pton(AF_INET, host.c_str(), address.bytes.data()) == 1) {
-    address.prefix_len = 32;
-  } else if (inet_pton(AF_INET6, host.c_str(), address.bytes.data()) == 1) {
-    address.family = 6;
-    address.prefix_len = 128;
-  } else {
-    return std::nullopt;
-  }
-  if (slash != std::string_view::npos) {
-    const auto prefix = number_of<uint8_t>(word.substr(slash + 1), address.prefix_len);
-    if (!prefix) {
-      return std::nullopt;
-    }
-    address.prefix_len = *prefix;
-  }
-  return address;
-}
-
 /// Takes one line after the other.
 class FileReader {
  public:
@@ -106,7 +84,7 @@ class FileReader {
         state.relays = false;
         continue;
       }
-      const auto address = address_of(words[i]);
+      const auto address = parse_address_range(words[i]);
       if (!address) {
         return wrong(fmt::format("'{}' is no address", words[i].substr(0, 60)));
       }

@@ -49,6 +49,7 @@ void Connection::start(Context& context) {
   state_.context = &context;
   state_.id = id();
   failover_.begin(context.config());
+  liveness_.watch_links();
   side_->begin();
 }
 
@@ -117,12 +118,20 @@ void Connection::arm_deadline(Duration in) {
   state_.context->timers().arm(deadline_, state_.context->now() + in);
 }
 
-std::string Connection::peer_text() const {
+std::string Connection::peer_name() const {
   const std::string address = control_.peer_address();
   const std::string& known = address.empty() ? side_->wanted_peer() : address;
   return state_.peer_host.empty()
              ? known
              : fmt::format("{} ({}, pid {})", known, state_.peer_host, state_.peer_process);
+}
+
+/// Several connections lead to one peer, also over one device.
+std::string Connection::peer_text() const {
+  const uint64_t key = state_.counters->key.get();
+  return fmt::format(
+      "{} by {} #{}", peer_name(), state_.provider.devices()[state_.attachment.device].name,
+      key != 0 ? fmt::format("{:016x}", key) : fmt::format("{}.{}", worker_index_, id().index));
 }
 
 void Connection::on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) {
@@ -250,7 +259,7 @@ void Connection::tell_usable() {
     state_.context->timers().cancel(rails_timer_);
     if (Channel* channel = side_->channel(); channel != nullptr && state_.counted.file) {
       channel->counter_block().rename(state_.context->counters().id(),
-                                      fmt::format("{} {}", side_->name(), peer_text()));
+                                      fmt::format("{} {}", side_->name(), peer_name()));
     }
     side_->on_usable();
   }

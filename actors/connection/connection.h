@@ -48,6 +48,7 @@ class Connection final : public Actor,
  private:
   // ConnectionOwner
   void fail(const Error& error, bool tell_peer) override;
+  std::string peer_name() const;
   std::string peer_text() const override;
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
   void on_path_address(fabric::Path& path) override;

@@ -143,9 +143,10 @@ void Failover::watch_budget(bool in_need) {
 }
 
 void Failover::on_budget_spent() {
-  state_.fail(fail(Errc::remote, fmt::format("no path came back within {} ms "
-                                             "(HA_NCCL_RETRY_BUDGET_MS); the last failed with: {}",
-                                             state_.context->config().retry_budget_ms, need_)));
+  state_.fail(
+      fail(Errc::remote, fmt::format("no path came back within {} ms (HA_NCCL_RETRY_BUDGET_MS); {}",
+                                     state_.context->config().retry_budget_ms,
+                                     liveness_.after_links("the last failed with: " + need_))));
 }
 
 bool Failover::knows(size_t lane) {

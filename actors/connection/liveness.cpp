@@ -1,9 +1,13 @@
 #include "actors/connection/liveness.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "ha/mutation.h"
@@ -36,6 +40,29 @@ Liveness::~Liveness() {
   if (nics_) {
     nics_->unsubscribe(this);
   }
+}
+
+void Liveness::watch_links() {
+  if (state_.context->config().enable_backup) {
+    links_ = NicMonitor::of(*state_.context, state_.provider.nics());
+  }
+}
+
+std::string Liveness::after_links(const std::string& what, const sockaddr* local) const {
+  std::set<std::string> own{state_.provider.nic_of(state_.attachment, local)};
+  for (const Lane& lane : std::as_const(paths_).lanes()) {
+    own.insert(paths_.interface_of(lane));
+  }
+  own.erase("");
+  std::set<std::string> dead;
+  std::copy_if(own.begin(), own.end(), std::inserter(dead, dead.end()),
+               [&](const std::string& nic) { return links_ && !links_->has_link(nic); });
+  if (dead.empty()) {
+    return what;
+  }
+  const std::string text = fmt::format("{} of this host {} no link: check cables and switch ports",
+                                       fmt::join(dead, " and "), dead.size() == 1 ? "has" : "have");
+  return dead == own || what.empty() ? text : text + "; " + what;
 }
 
 void Liveness::start() {

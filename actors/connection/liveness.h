@@ -36,8 +36,14 @@ class Liveness final : private NicMonitor::Member {
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
 
+  /// From the connection's start on; where failover is on, links are watched for what is said.
+  void watch_links();
   /// From now on, where failover is on.
   void start();
+  /// What a message says was the matter, behind the NICs of this host that have no link; alone
+  /// these, if they are all that the connection has: then nothing else is to blame.  `local`: an
+  /// address that its stream was to come from; null: none besides the lanes'.
+  std::string after_links(const std::string& what, const sockaddr* local = nullptr) const;
   /// A lane came into use: its silence before counts no more.
   void begin(Lane& lane);
   /// Gives a heartbeat on every path that is in use.
@@ -81,7 +87,8 @@ class Liveness final : private NicMonitor::Member {
   Timer timer_;
   uint64_t moment_ = 0;  ///< of the last look (HeartbeatPace)
   bool watched_idle_ = false;
-  std::shared_ptr<NicMonitor> nics_;  ///< null: not started
+  std::shared_ptr<NicMonitor> links_;  ///< null: not watched
+  std::shared_ptr<NicMonitor> nics_;   ///< null: not started
 };
 
 }  // namespace nccl_ha

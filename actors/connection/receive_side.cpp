@@ -101,10 +101,11 @@ void ReceiveSide::on_deadline() {
     return;
   }
   const std::string& need = parts_.failover.need();
+  const std::string why =
+      parts_.liveness.after_links(need.empty() ? "" : "no path came up, the last one: " + need);
   state_.fail(
-      fail(Errc::timed_out,
-           fmt::format("handshake with {} did not finish in time{}{}", state_.owner.peer_text(),
-                       need.empty() ? "" : "; no path came up, the last one: ", need)));
+      fail(Errc::timed_out, fmt::format("handshake with {} did not finish in time{}{}",
+                                        state_.owner.peer_text(), why.empty() ? "" : "; ", why)));
 }
 
 void ReceiveSide::on_peer_gone(const Error& error) {

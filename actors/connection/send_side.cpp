@@ -107,7 +107,7 @@ void SendSide::try_route() {
     rounds_.on_error();
   }
   state_.fail(
-      fail(Errc::remote, fmt::format("no address of the peer can be reached: {}", route_errors_)),
+      fail(Errc::remote, "no address of the peer can be reached: " + out_of_reach(route_errors_)),
       false);
 }
 
@@ -366,24 +366,44 @@ void SendSide::on_usable() {
   channel_.set_ready();
 }
 
-void SendSide::on_deadline() {
+std::string SendSide::out_of_reach(const std::string& why) const {
+  const std::string& apart = options_.families_apart;
+  return apart.empty() || why.empty() ? apart + why : apart + "; " + why;
+}
+
+std::string SendSide::what_is_missing() const {
   const std::string& need = parts_.failover.need();
+  if (!need.empty()) {
+    return "no path came up, the last one: " + need;
+  }
+  if (any_connects(std::as_const(paths_).lanes())) {
+    return "the peer answers over TCP, but a path hears nothing of it: check that UDP is not "
+           "filtered between the hosts and that the route back leads over the same network";
+  }
+  if (said_hello_) {
+    return "the peer does not answer: is its process alive?";
+  }
+  if (paths_.size() != 0) {
+    return "there is a TCP connection, but a path got no address";
+  }
+  if (!options_.families_apart.empty()) {
+    return "no TCP connection: " + out_of_reach(route_errors_);
+  }
+  return "no TCP connection: check routes and firewalls" +
+         (route_errors_.empty() ? "" : " (" + route_errors_ + ")");
+}
+
+void SendSide::on_deadline() {
+  const Route& route = options_.routes[std::min(route_, options_.routes.size() - 1)];
   state_.fail(fail(
       Errc::timed_out,
       fmt::format("connecting to {} took longer than {} ms "
                   "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
                   state_.owner.peer_text(), options_.timeout.count() / 1'000'000,
-                  !need.empty() ? "no path came up, the last one: " + need
-                  : any_connects(std::as_const(paths_).lanes())
-                      ? "the peer answers over TCP, but a path hears nothing "
-                        "of it: check that UDP is not filtered between the "
-                        "hosts and that the route back leads over the same "
-                        "network"
-                  : said_hello_        ? "the peer does not answer: is its process alive?"
-                  : paths_.size() != 0 ? "there is a TCP connection, but a path got no address"
-                  : route_errors_.empty()
-                      ? "no TCP connection: check routes and firewalls"
-                      : "no TCP connection: check routes and firewalls (" + route_errors_ + ")")));
+                  parts_.liveness.after_links(
+                      what_is_missing(), route.from.ss_family == 0
+                                             ? nullptr
+                                             : reinterpret_cast<const sockaddr*>(&route.from)))));
 }
 
 void SendSide::on_peer_gone(const Error& error) {
@@ -406,7 +426,8 @@ void SendSide::on_peer_gone(const Error& error) {
       fail(Errc::remote,
            refused ? std::string("the peer closed the connection during the handshake: its listen "
                                  "is gone, or what answered is no nccl-ha")
-                   : fmt::format("the peer is gone: {}", error.message())),
+           : said_hello_ ? fmt::format("the peer is gone: {}", error.message())
+                         : out_of_reach(error.message())),
       false);
 }
 

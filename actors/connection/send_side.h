@@ -24,6 +24,7 @@ namespace nccl_ha {
 
 struct SendOptions {
   std::vector<Route> routes;
+  std::string families_apart;  ///< why none of them may lead anywhere; empty: they may
   uint64_t nonce = 0;
   Duration timeout{};
   int traffic_class = -1;  ///< asked for by NCCL; -1: none
@@ -93,6 +94,10 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void on_route_timer();
   void on_route_error(const Error& error);
   Result<void> move_to_stream(const sockaddr_storage& local);
+  /// `why` no address was reached, behind what says it best.
+  std::string out_of_reach(const std::string& why) const;
+  /// For a connection that did not come up in time.
+  std::string what_is_missing() const;
   void note_route_error(const std::string& error);
   void send_hello();
   void on_welcome(std::span<const std::byte> payload);

@@ -32,7 +32,9 @@ class ConnectionOwner {
   /// The first failure is final: published, told to the peer if that is wanted, and what every
   /// later call of the user's gets.  Does nothing when the connection is not live.
   virtual void fail(const Error& error, bool tell_peer) = 0;
-  /// For messages: address, host and process of the peer as far as they are known.
+  /// For messages: address, host and process of the peer as far as they are known, this side's
+  /// device, and a number that no other connection has: that which both hosts count it under, and
+  /// before they have agreed on one "worker.actor".
   virtual std::string peer_text() const = 0;
 
   // From the path owner that the data path is.

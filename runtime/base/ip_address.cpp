@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <net/if.h>
 #include <netinet/in.h>
 
 #include <algorithm>
@@ -9,6 +10,18 @@
 #include <cstring>
 
 namespace nccl_ha {
+namespace {
+
+bool link_local_bytes(const std::array<uint8_t, 16>& bytes) {
+  return bytes[0] == 0xFE && (bytes[1] & 0xC0) == 0x80;
+}
+
+bool parse_number(std::string_view text, uint32_t most, uint32_t* out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
+  return error == std::errc{} && end == text.data() + text.size() && *out <= most;
+}
+
+}  // namespace
 
 std::string IpAddress::text() const {
   char buffer[INET6_ADDRSTRLEN] = "?";
@@ -35,9 +48,7 @@ bool IpAddress::loopback() const {
   return family == 6 ? bytes == v6_loopback : bytes[0] == 127;
 }
 
-bool IpAddress::link_local() const {
-  return family == 6 && bytes[0] == 0xFE && (bytes[1] & 0xC0) == 0x80;
-}
+bool IpAddress::link_local() const { return family == 6 && link_local_bytes(bytes); }
 
 bool IpAddress::self_assigned() const {
   return link_local() || (family == 4 && bytes[0] == 169 && bytes[1] == 254);
@@ -86,18 +97,68 @@ Result<IpAddress> IpAddress::from_sockaddr(const sockaddr* address) {
 }
 
 Result<IpAddress> parse_address(std::string_view text) {
-  const std::string host(text);
+  const std::string_view bare = without_brackets(text);
+  const size_t percent = bare.find('%');
+  const std::string host(bare.substr(0, percent));
+  const std::string zone(percent == std::string_view::npos ? "" : bare.substr(percent + 1));
   IpAddress address;
-  if (inet_pton(AF_INET, host.c_str(), address.bytes.data()) == 1) {
+  if (percent == std::string_view::npos && bare.size() == text.size() &&
+      inet_pton(AF_INET, host.c_str(), address.bytes.data()) == 1) {
     address.prefix_len = 32;
     return address;
   }
-  if (inet_pton(AF_INET6, host.c_str(), address.bytes.data()) == 1) {
-    address.family = 6;
-    address.prefix_len = 128;
-    return address;
+  if (inet_pton(AF_INET6, host.c_str(), address.bytes.data()) != 1 ||
+      (percent != std::string_view::npos && (zone.empty() || !link_local_bytes(address.bytes)))) {
+    return fail(Errc::invalid_argument, fmt::format("'{}' is no IP address", text));
   }
-  return fail(Errc::invalid_argument, fmt::format("'{}' is no IP address", text));
+  address.family = 6;
+  address.prefix_len = 128;
+  if (!zone.empty() && !parse_number(zone, UINT32_MAX, &address.scope_id)) {
+    address.scope_id = if_nametoindex(zone.c_str());
+    if (address.scope_id == 0) {
+      return fail(Errc::invalid_argument,
+                  fmt::format("'{}': this host has no interface '{}'", text, zone));
+    }
+  }
+  return address;
+}
+
+std::string_view without_brackets(std::string_view host) {
+  return host.size() > 2 && host.starts_with('[') && host.ends_with(']')
+             ? host.substr(1, host.size() - 2)
+             : host;
+}
+
+std::string families_apart(std::span<const IpAddress> own, std::span<const IpAddress> peers) {
+  const auto any_like = [&](const IpAddress& one) {
+    return std::any_of(peers.begin(), peers.end(),
+                       [&](const IpAddress& other) { return other.family == one.family; });
+  };
+  if (own.empty() || peers.empty() || std::any_of(own.begin(), own.end(), any_like)) {
+    return "";
+  }
+  return fmt::format(
+      "this host uses IPv{} only ({}) and the peer IPv{} only ({}): give both an address of one "
+      "family, or set NCCL_SOCKET_FAMILY (AF_INET or AF_INET6) alike on both",
+      own.front().family, own.front().text(), peers.front().family, peers.front().text());
+}
+
+Result<HostPort> parse_host_port(std::string_view text, uint16_t port_max) {
+  const size_t colon = text.rfind(':');
+  const std::string_view host = without_brackets(text.substr(0, colon));
+  if (colon == std::string_view::npos || host.empty() ||
+      host.find_first_of("[]") != std::string_view::npos) {
+    return fail(Errc::invalid_argument,
+                fmt::format("'{}' is not of the form HOST:PORT, as in 10.0.0.1:7471 or "
+                            "[fd00::1]:7471",
+                            text));
+  }
+  uint32_t port = 0;
+  if (!parse_number(text.substr(colon + 1), port_max, &port)) {
+    return fail(Errc::invalid_argument,
+                fmt::format("'{}': the port is not a number from 0 to {}", text, port_max));
+  }
+  return HostPort{std::string(host), static_cast<uint16_t>(port)};
 }
 
 Result<std::vector<IpAddress>> parse_addresses(std::string_view text) {
@@ -124,9 +185,8 @@ Result<IpAddress> parse_address_range(std::string_view text) {
   }
   if (slash != std::string_view::npos) {
     const std::string_view bits = text.substr(slash + 1);
-    unsigned value = 0;
-    const auto [end, error] = std::from_chars(bits.data(), bits.data() + bits.size(), value);
-    if (error != std::errc{} || end != bits.data() + bits.size() || value > range->prefix_len) {
+    uint32_t value = 0;
+    if (!parse_number(bits, range->prefix_len, &value)) {
       return fail(Errc::invalid_argument,
                   fmt::format("'{}' is no address range: a prefix of 0..{} bits belongs behind the "
                               "slash",

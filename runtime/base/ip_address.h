@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,8 +37,23 @@ struct IpAddress {
   static Result<IpAddress> from_sockaddr(const sockaddr* address);
 };
 
-/// "10.1.2.3" or "fe80::1", with the whole address as its prefix.
+/// "10.1.2.3", "fe80::1%eth0" or "[fd00::1]", with the whole address as its prefix.  Behind %
+/// stands an interface of this host, or the number of one.
 Result<IpAddress> parse_address(std::string_view text);
+
+/// Without the brackets that a host may have around it: "[fd00::1]" as "fd00::1".
+std::string_view without_brackets(std::string_view host);
+
+/// Where `own` and `peers` have no address family in common: which has which, and what to do; else
+/// empty.
+std::string families_apart(std::span<const IpAddress> own, std::span<const IpAddress> peers);
+
+struct HostPort {
+  std::string host;  ///< a name or an address, without brackets
+  uint16_t port = 0;
+};
+/// "name:123", "10.1.2.3:123" or "[fe80::1%eth0]:123".
+Result<HostPort> parse_host_port(std::string_view text, uint16_t port_max = UINT16_MAX);
 
 /// The same, separated by commas; "": none.
 Result<std::vector<IpAddress>> parse_addresses(std::string_view text);

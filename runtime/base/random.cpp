@@ -1,11 +1,16 @@
 #include "runtime/base/random.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/auxv.h>
 #include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <bit>
 #include <cerrno>
-
-#include "runtime/base/check.h"
+#include <cstring>
 
 namespace nccl_ha {
 
@@ -46,26 +51,72 @@ uint64_t Random::below(uint64_t n) {
 
 double Random::unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
 
-Result<void> os_random(void* out, size_t bytes) {
+namespace {
+
+/// Fills `out` by `take`, which gives as read(2) does; false: errno says why not.
+template <class Take>
+bool fill(void* out, size_t bytes, Take&& take) {
   auto* at = static_cast<unsigned char*>(out);
   while (bytes > 0) {
-    const ssize_t got = getrandom(at, bytes, 0);
-    if (got < 0) {
-      if (errno == EINTR) {
-        continue;
-      }
-      return fail(Errc::system, "the kernel gives no random bytes", errno);
+    const ssize_t got = take(at, bytes);
+    if (got > 0) {
+      at += got;
+      bytes -= static_cast<size_t>(got);
+    } else if (got == 0 || errno != EINTR) {
+      return false;
     }
-    at += got;
-    bytes -= static_cast<size_t>(got);
   }
-  return {};
+  return true;
+}
+
+/// Of 16 random bytes that the kernel gave this program when it began.  Other numbers with each
+/// call, in each process that forks off, and in each copy of this library.
+uint64_t random_of_exec() {
+  static std::atomic<uint64_t> calls{0};
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  uint64_t words[2] = {};
+  if (const auto* given = reinterpret_cast<const void*>(getauxval(AT_RANDOM)); given != nullptr) {
+    std::memcpy(words, given, sizeof words);
+  }
+  uint64_t mixed = words[0];
+  for (const uint64_t more :
+       {words[1], static_cast<uint64_t>(getpid()), reinterpret_cast<uint64_t>(&calls),
+        calls.fetch_add(1),
+        static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec)}) {
+    mixed = Random(mixed ^ more).next();
+  }
+  return mixed;
+}
+
+}  // namespace
+
+Result<void> os_random(void* out, size_t bytes) {
+  if (fill(out, bytes, [](void* at, size_t wanted) { return getrandom(at, wanted, 0); })) {
+    return {};
+  }
+  // A seccomp filter may refuse the call.
+  const int refused = errno;
+  const int file = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+  const bool filled = file >= 0 && fill(out, bytes, [file](void* at, size_t wanted) {
+                        return read(file, at, wanted);
+                      });
+  const int unread = errno;
+  if (file >= 0) {
+    close(file);
+  }
+  if (filled) {
+    return {};
+  }
+  return fail(Errc::system,
+              fmt::format("there are no random bytes here: getrandom(2) is refused ({}), and "
+                          "/dev/urandom cannot be read ({}); allow one of them in this container",
+                          std::strerror(refused), std::strerror(unread)));
 }
 
 uint64_t os_random_u64() {
   uint64_t value = 0;
-  NHA_ASSERT(os_random(&value, sizeof value), "getrandom failed");
-  return value;
+  return os_random(&value, sizeof value) ? value : random_of_exec();
 }
 
 }  // namespace nccl_ha

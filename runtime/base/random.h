@@ -25,8 +25,11 @@ class Random {
   uint64_t state_[4];
 };
 
-/// Unpredictable bytes from the kernel.
+/// Unpredictable bytes from the kernel: getrandom(2), or /dev/urandom where that is refused.  An
+/// error says that there are neither.
 Result<void> os_random(void* out, size_t bytes);
+/// For names, numbers and seeds, which have to differ: there is always one, also where the kernel
+/// gives no bytes.  What nobody may guess takes os_random().
 uint64_t os_random_u64();
 
 }  // namespace nccl_ha

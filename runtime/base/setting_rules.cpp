@@ -211,14 +211,8 @@ class Rules {
     if (value.empty()) {
       return;
     }
-    const size_t colon = value.rfind(':');
-    auto port = colon == std::string::npos ? Result<PortRange>(fail(Errc::invalid_argument, ""))
-                                           : parse_port_range(value.substr(colon + 1));
-    std::string host = value.substr(0, colon);
-    if (host.starts_with('[') && host.ends_with(']')) {
-      host = host.substr(1, host.size() - 2);
-    }
-    if (!port || port->low != port->high || !parse_address(host)) {
+    const auto point = parse_host_port(value);
+    if (!point || !parse_address(point->host)) {
       text("mesh_page", value, "an address and a port are needed, as in 127.0.0.1:7473");
     }
   }

@@ -51,8 +51,9 @@ class Context {
   /// What the actors of this worker share.
   SharedObjects& shared() { return shared_; }
 
-  /// Adopts an actor on this worker; start() runs before this returns.
-  virtual ActorId add_actor(std::unique_ptr<Actor> actor) = 0;
+  /// Adopts an actor on this worker; start() runs before this returns.  An error when the worker
+  /// has its greatest number of them: the actor is destroyed then.
+  virtual Result<ActorId> add_actor(std::unique_ptr<Actor> actor) = 0;
   /// No message reaches it any more; destroyed at the end of this turn.
   virtual void remove_actor(ActorId id) = 0;
   virtual void add_poller(Poller* poller) = 0;

@@ -1,5 +1,6 @@
 #include "runtime/engine/worker.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -61,8 +62,9 @@ Result<ActorId> Worker::reserve() {
   std::lock_guard lock(reserve_mutex_);
   if (free_slots_.empty()) {
     return fail(Errc::no_memory,
-                "too many connections for one progress thread; use more of them "
-                "(HA_NCCL_PROGRESS_THREADS)");
+                fmt::format("progress thread {} has {} connections and listens, and room for no "
+                            "more; use more threads (HA_NCCL_PROGRESS_THREADS)",
+                            worker_index(), slots_.size()));
   }
   const uint32_t index = free_slots_.back();
   free_slots_.pop_back();
@@ -127,16 +129,18 @@ void Worker::take_over(const Message& message) {
   slot.actor->start(*this);
 }
 
-ActorId Worker::add_actor(std::unique_ptr<Actor> actor) {
+Result<ActorId> Worker::add_actor(std::unique_ptr<Actor> actor) {
   assert_owner();
   auto id = reserve();
-  NHA_ASSERT(id.ok(), "no room for an actor");
+  if (!id) {
+    return id.error();
+  }
   actor->id_ = *id;
   Message message{};
   message.to = *id;
   message.a = reinterpret_cast<uint64_t>(actor.release());
   take_over(message);
-  return *id;
+  return id;
 }
 
 inline Actor* Worker::find(ActorId id) {

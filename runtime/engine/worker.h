@@ -109,7 +109,7 @@ class Worker final : private Context {
   static constexpr Duration overrun_threshold = std::chrono::milliseconds(20);
 
   // Context
-  ActorId add_actor(std::unique_ptr<Actor> actor) override;
+  Result<ActorId> add_actor(std::unique_ptr<Actor> actor) override;
   void remove_actor(ActorId id) override;
   void add_poller(Poller* poller) override;
   void remove_poller(Poller* poller) override;

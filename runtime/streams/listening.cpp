@@ -11,6 +11,7 @@
 
 #include "runtime/base/own_fd.h"
 #include "runtime/base/port_range.h"
+#include "runtime/streams/local_ports.h"
 
 namespace nccl_ha {
 namespace {
@@ -71,6 +72,13 @@ Result<Listening> open_listener(std::span<const IpAddress> addresses, std::strin
     if (error == 0) {
       return listening;
     }
+  }
+  if (error == EADDRINUSE && range->low == 0) {
+    return fail(Errc::system,
+                fmt::format("cannot listen: this host has no free TCP port ({}); widen that range, "
+                            "or see with `ss -tan` who holds its ports",
+                            local_ports_text()),
+                error);
   }
   if (error == EADDRINUSE) {
     return fail(

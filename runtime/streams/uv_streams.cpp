@@ -20,6 +20,7 @@
 #include "runtime/streams/fd_acceptor.h"
 #include "runtime/streams/kernel_links.h"
 #include "runtime/streams/listening.h"
+#include "runtime/streams/local_ports.h"
 #include "runtime/streams/sigpipe.h"
 #include "runtime/streams/uv_loop_probe.h"
 
@@ -209,7 +210,7 @@ void on_connected(uv_connect_t* request, int status) {
     return;
   }
   if (status != 0) {
-    end_stream(core, uv_error(status, "cannot connect"));
+    end_stream(core, connect_error(-status));
     return;
   }
   core->open = true;
@@ -469,13 +470,12 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_tcp(const sockaddr* to, const
                                                        StreamOwner* owner) {
   Core* core = make_core(false, owner);
   auto stream = std::make_unique<UvStream>(core);
-  int code = from == nullptr ? 0 : uv_tcp_bind(&core->uv.tcp, from, 0);
-  core->connect.data = core;
-  if (code == 0) {
-    code = uv_tcp_connect(&core->connect, &core->uv.tcp, to, on_connected);
+  if (const int code = from == nullptr ? 0 : uv_tcp_bind(&core->uv.tcp, from, 0); code != 0) {
+    return uv_error(code, "cannot connect from that address of this host");
   }
-  if (code != 0) {
-    return uv_error(code, "cannot connect");
+  core->connect.data = core;
+  if (const int code = uv_tcp_connect(&core->connect, &core->uv.tcp, to, on_connected); code != 0) {
+    return connect_error(-code);
   }
   core->connecting = true;
   tune_tcp(&core->uv.tcp, unanswered_);

@@ -14,7 +14,7 @@
 #include <system_error>
 #include <utility>
 
-#include "runtime/base/random.h"
+#include "runtime/base/whole_file.h"
 #include "runtime/telemetry/counter_reader.h"
 
 namespace nccl_ha {
@@ -31,7 +31,6 @@ constexpr int copies_max = 100;
 /// A draft that nobody has written to for so long was left by who was killed; the clock of a file
 /// server may be wrong by some of it.
 constexpr int64_t unfinished_ns = 600'000'000'000;
-constexpr std::string_view draft_ending = ".tmp";
 
 /// A mapping is aligned like this.
 struct alignas(64) Line {
@@ -304,29 +303,7 @@ Result<std::vector<std::byte>> copy_counter_file(const std::string& path, std::s
 }
 
 Result<void> write_trace(const std::string& path, std::span<const std::byte> bytes) {
-  const std::string draft = fmt::format("{}.{:016x}{}", path, os_random_u64(), draft_ending);
-  const auto refuse = [&](const char* what) {
-    const int error = errno;
-    ::unlink(draft.c_str());
-    return fail(Errc::system, fmt::format("{} {}", what, path), error);
-  };
-  const int fd = open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) {
-    return refuse("cannot make");
-  }
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t wrote = write(fd, bytes.data() + done, bytes.size() - done);
-    if (wrote < 0 && errno != EINTR) {
-      close(fd);
-      return refuse("cannot write");
-    }
-    done += wrote > 0 ? static_cast<size_t>(wrote) : 0;
-  }
-  if (close(fd) != 0 || rename(draft.c_str(), path.c_str()) != 0) {
-    return refuse("cannot write");
-  }
-  return {};
+  return replace_file(path, bytes, trace_mode);
 }
 
 Result<TraceBytes> TraceBytes::load(const std::string& path) {

@@ -30,7 +30,11 @@ Result<std::vector<std::byte>> copy_counters(std::span<const std::byte> bytes,
 /// that an owner who cuts it short meanwhile stops nobody.  Any thread.
 Result<std::vector<std::byte>> copy_counter_file(const std::string& path, std::string_view reason);
 
-/// Into a new file, which appears under its name when it is complete.
+/// What is in a dump is its owner's.
+inline constexpr unsigned trace_mode = 0600;
+
+/// Into a new file, which appears under its name when it is complete.  What has that name is
+/// replaced: its folder may be one that others write to.
 Result<void> write_trace(const std::string& path, std::span<const std::byte> bytes);
 
 /// All bytes of a dump, aligned to 64.

@@ -108,6 +108,21 @@ TEST(Check, StartsItselfOnTheHostsGiven) {
   EXPECT_NE(run.err.find("nothing could be started on h9"), std::string::npos) << run.err;
 }
 
+TEST(Check, HostsWithoutAnAddressFamilyInCommonAreToldWhichHasWhich) {
+  const ToolRun run = run_program(
+      NHA_TOOL_FILE, {"lab", "run", "rails-2x1", "-q", "--env", "HA_NCCL_IFNAME=^mgmt,lo", "--env",
+                      "HA_NCCL_FABRIC=datagram", "--", "sh", "-c",
+                      "PATH=$PATH:/sbin:/usr/sbin; if [ $RANK = 0 ]; then ip -6 addr flush dev "
+                      "rail0; else ip -4 addr flush dev rail0; ip addr add fd00:1::2/64 dev rail0 "
+                      "nodad; fi; exec nccl-ha check --plugin " NHA_PLUGIN_FILE " --patience 4"});
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_EQ(count(run.out, "and the peer IPv6 only (fd00:1::2): give both"), 1U) << run.out;
+  EXPECT_EQ(count(run.out, "this host uses IPv6 only (fd00:1::2) and the peer IPv4 only"), 1U)
+      << run.out;
+  EXPECT_GE(count(run.out, "set NCCL_SOCKET_FAMILY alike on all hosts"), 1U) << run.out;
+  EXPECT_EQ(count(run.out, "check cable"), 0U) << run.out;
+}
+
 /// What takes the place of a remote shell: `text` with the host's name in $host and the command in
 /// "$@".
 std::string shell(const TemporaryFolder& folder, const std::string& text) {

@@ -174,5 +174,28 @@ TEST(Failover, ACutLongerThanTheBudgetIsAnError) {
       << run.out;
 }
 
+TEST(Failover, CablesThatStayPulledAreWhatIsBlamed) {
+  const ToolRun run = run_program(NHA_TOOL_FILE, {"lab",       "run",
+                                                  "pair",      "-q",
+                                                  "--env",     "HA_NCCL_IFNAME=^mgmt,lo",
+                                                  "--env",     "HA_NCCL_FABRIC=datagram",
+                                                  "--env",     "HA_NCCL_RETRY_BUDGET_MS=1000",
+                                                  "--script",  "1s cut rail0; 1s cut rail1",
+                                                  "--",        "nccl-ha",
+                                                  "perf",      "all_reduce",
+                                                  "-b",        "64K",
+                                                  "-e",        "64K",
+                                                  "-I",        "1000000",
+                                                  "--timeout", "40"});
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  const std::string said = run.out + run.err;
+  EXPECT_GE(count(said,
+                  "no path came back within 1000 ms (HA_NCCL_RETRY_BUDGET_MS); rail0 and "
+                  "rail1 of this host have no link: check cables and switch ports"),
+            2U)
+      << "on both sides: " << said;
+  EXPECT_EQ(count(said, "UDP is not filtered"), 0U) << said;
+}
+
 }  // namespace
 }  // namespace nccl_ha::tests

@@ -120,7 +120,7 @@ TEST(SimWorld, AWorkerThatNobodyTurnsHearsOfNoStream) {
   sim::Process& process = **world.add_process(ip(10, 0, 0, 1), config);
   ASSERT_TRUE(world.add_process(ip(10, 0, 0, 2), config));
   world.starve(process, 0, seconds(2));  // its fallback thread, which looks after those with actors
-  process.engine->worker(1).context().add_actor(std::make_unique<Resident>());
+  ASSERT_TRUE(process.engine->worker(1).context().add_actor(std::make_unique<Resident>()));
   Ending ending;
   const sockaddr_storage nobody = sim::Endpoint{ip(10, 0, 0, 2), 9}.to_sockaddr();
   const auto stream = process.engine->worker(1).context().streams().connect_tcp(
@@ -179,7 +179,7 @@ TEST(SimWorld, MemoryThatRunsOutEndsConnectionsAndNotTheProcess) {
   Engine& engine = *pair.sender().engine;
   for (size_t i = 0; i < engine.worker_count(); ++i) {
     Context& context = engine.worker(i).context();
-    const ActorId poor = context.add_actor(std::make_unique<Poor>());
+    const ActorId poor = *context.add_actor(std::make_unique<Poor>());
     context.send_self(Message{poor});
   }
   EXPECT_TRUE(pair.world().run_until(

@@ -137,9 +137,11 @@ class BenchActor final : public Actor,
 /// Usable, with some lanes.
 class ConnectionBench : public testing::Test {
  protected:
-  explicit ConnectionBench(size_t lanes = 1) : lanes_(lanes) {}
+  explicit ConnectionBench(size_t lanes = 1,
+                           std::vector<sim::Ip> addresses = {sim::ip(10, 0, 0, 1)})
+      : lanes_(lanes), addresses_(std::move(addresses)) {}
   void SetUp() override {
-    auto process = world_.add_process(sim::ip(10, 0, 0, 1), Config{});
+    auto process = world_.add_process(addresses_, Config{});
     ASSERT_TRUE(process);
     engine_ = (*process)->engine.get();
     auto made = std::make_unique<BenchActor>(*(*process)->provider, *engine_, lanes_);
@@ -188,6 +190,7 @@ class ConnectionBench : public testing::Test {
 
  private:
   size_t lanes_;
+  std::vector<sim::Ip> addresses_;  ///< an interface each
 };
 
 }  // namespace nccl_ha

@@ -76,5 +76,56 @@ TEST_F(FailoverTest, ARejectedLaneSaysSoToThePeer) {
   EXPECT_FALSE(failover().notice_of(0, failover().rejection()).rejected);
 }
 
+/// Two lanes, each over an interface of its own.
+class LinksOfAConnection : public ConnectionBench {
+ protected:
+  LinksOfAConnection() : ConnectionBench(2, {sim::ip(10, 0, 0, 1), sim::ip(10, 0, 1, 1)}) {}
+  void SetUp() override {
+    ConnectionBench::SetUp();
+    act([&] { bench_->liveness.watch_links(); });
+    for (size_t i = 0; i < 2; ++i) {
+      Lane& lane = bench_->paths.lane(i);
+      lane.local = sim::Endpoint{sim::ip(10, 0, static_cast<uint8_t>(i), 1), 0}.to_sockaddr();
+      nics_[i] = bench_->paths.interface_of(lane);
+      ASSERT_FALSE(nics_[i].empty());
+    }
+    ASSERT_NE(nics_[0], nics_[1]);
+  }
+  void tell(fabric::NicNotice::Kind kind, const std::string& nic) {
+    bench_->state.provider.nics().post({kind, {{fabric::FailureDomain::Kind::local_nic, nic}}, ""});
+    pass(milliseconds(1));
+  }
+  std::string nics_[2];
+};
+
+TEST_F(LinksOfAConnection, AreNamedBeforeAnythingElseIsBlamed) {
+  using Kind = fabric::NicNotice::Kind;
+  const std::string guess = "check that UDP is not filtered";
+  const auto said = [&] { return bench_->liveness.after_links(guess); };
+  const std::string remedy = " no link: check cables and switch ports";
+  EXPECT_EQ(said(), guess);
+  tell(Kind::down, "eth9");
+  EXPECT_EQ(said(), guess) << "it is none of this connection";
+  tell(Kind::down, nics_[1]);
+  EXPECT_EQ(said(), nics_[1] + " of this host has" + remedy + "; " + guess);
+  tell(Kind::down, nics_[0]);
+  EXPECT_EQ(said(), nics_[0] + " and " + nics_[1] + " of this host have" + remedy);
+  tell(Kind::up, nics_[1]);
+  EXPECT_EQ(said(), nics_[0] + " of this host has" + remedy + "; " + guess);
+}
+
+TEST_F(LinksOfAConnection, EndItWithTheirNames) {
+  act([&] { bench_->failover.take_down(0, fail(Errc::remote, "check that UDP is not filtered")); });
+  tell(fabric::NicNotice::Kind::down, nics_[0]);
+  tell(fabric::NicNotice::Kind::down, nics_[1]);
+  act([&] { bench_->failover.watch_budget(true); });
+  pass(milliseconds(Config{}.retry_budget_ms + 1));
+  ASSERT_EQ(bench_->failures.size(), 1U);
+  const std::string& failure = bench_->failures.front();
+  EXPECT_NE(failure.find("HA_NCCL_RETRY_BUDGET_MS"), std::string::npos) << failure;
+  EXPECT_NE(failure.find("have no link"), std::string::npos) << failure;
+  EXPECT_EQ(failure.find("UDP"), std::string::npos) << failure;
+}
+
 }  // namespace
 }  // namespace nccl_ha

@@ -4,8 +4,10 @@
 #include <memory>
 #include <vector>
 
+#include "actors/nic_monitor.h"
 #include "runtime/engine/worker.h"
 #include "runtime/streams/uv_streams.h"
+#include "tests/support/log_lines.h"
 
 namespace nccl_ha {
 namespace {
@@ -97,10 +99,10 @@ class WorkerTest : public testing::Test {
 TEST_F(WorkerTest, MemoryThatRunsOutIsToldToAllActorsAndTheWorkerGoesOn) {
   auto owned = std::make_unique<Listening>();
   Listening& first = *owned;
-  const ActorId to_first = worker_.context().add_actor(std::move(owned));
+  const ActorId to_first = *worker_.context().add_actor(std::move(owned));
   owned = std::make_unique<Listening>();
   Listening& second = *owned;
-  const ActorId to_second = worker_.context().add_actor(std::move(owned));
+  const ActorId to_second = *worker_.context().add_actor(std::move(owned));
   const auto tell = [&](const ActorId& to, uint64_t what) {
     Message message;
     message.to = to;
@@ -388,6 +390,27 @@ TEST_F(WorkerTest, WhatIsPostedWaitsForNobodyAndComesInOrderHoweverMuchItIs) {
     worker_.context().remove_actor(*id);
     static_cast<void>(worker_.turn());
   }
+}
+
+TEST(WorkerRoom, OneActorTooManyIsAnErrorAndWhatNeedsOneGoesOnWithout) {
+  const Config config;
+  CountingClock clock;
+  Worker::Options options;
+  options.actors_max = 1;
+  Worker worker(options, config, clock, *make_uv_streams());
+  fabric::NicBoard board;
+  ASSERT_TRUE(worker.context().add_actor(std::make_unique<Listening>()));
+  const auto none = worker.context().add_actor(std::make_unique<Listening>());
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.code(), Errc::no_memory);
+  EXPECT_NE(none.error().what.find("HA_NCCL_PROGRESS_THREADS"), std::string::npos);
+  EXPECT_FALSE(worker.adopt(std::make_unique<Listening>()));
+  const test::LogLines log;
+  const auto monitor = NicMonitor::of(worker.context(), board);
+  ASSERT_NE(monitor, nullptr);
+  EXPECT_EQ(log.count("what other threads learn of NICs is not heard"), 1U);
+  board.post({fabric::NicNotice::Kind::down, {}, ""});
+  static_cast<void>(worker.turn());
 }
 
 }  // namespace

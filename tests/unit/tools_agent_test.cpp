@@ -89,7 +89,7 @@ TEST(AgentSettings, WhatIsWrongIsNamed) {
            {R"({"slots": "7"})", "slots: a number"},
            {R"({"page": "localhost:1"})", "page: 'localhost' is no IP address"},
            {R"({"page": "127.0.0.1:70000"})", "page:"},
-           {R"({"telemetry": {"allow": ["10.0.0.0/33"]}})", "the prefix is no length"},
+           {R"({"telemetry": {"allow": ["10.0.0.0/33"]}})", "a prefix of 0..32 bits"},
            {R"({"telemetry": {"keys": 1}})", "telemetry.keys: a text"},
            {R"({"telemetry": 1})", "an object"},
            {R"({"policy": {"floor": 900, "ceiling": 100}})", "floor and ceiling"},

@@ -51,6 +51,36 @@ TEST(CheckPairs, AHostThatAllItsRailsLoseMayHaveSwappedCables) {
       << "nobody reaches anybody: something else is wrong";
 }
 
+TEST(CheckPairs, TheRemedyIsThatOfWhatWasSaid) {
+  struct Row {
+    const char* said;
+    const char* advice;
+    const char* not_advice;
+  };
+  constexpr Row rows[] = {
+      {"no path came up: check that UDP is not filtered", "let UDP through", "check cable"},
+      {"this host uses IPv4 only (10.0.0.1) and the peer IPv6 only (fd00::2): give both an address "
+       "of one family, or set NCCL_SOCKET_FAMILY",
+       "NCCL_SOCKET_FAMILY", "check cable"},
+      {"cannot connect: this host has no free TCP port (net.ipv4.ip_local_port_range is 1 to 2)",
+       "net.ipv4.ip_local_port_range", "cable"},
+      {"no free TCP port in HA_NCCL_LISTEN_PORTS=5000", "HA_NCCL_LISTEN_PORTS", "cable"},
+      {"eth0 of this host has no link: check cables and switch ports", "has no link", "UDP"},
+      {"eth0 and eth1 of this host have no link: check cables", "has no link", "filter"},
+      {"cannot open a socket: Too many open files", "limit of open files", "check cable"},
+      {"no address of the peer can be reached: No route to host", "check cable", "UDP through"},
+  };
+  for (const Row& row : rows) {
+    PairResult pair;
+    pair.to = 1;
+    pair.error = row.said;
+    const auto found = judge({pair}, {"a", "b"});
+    ASSERT_EQ(found.size(), 1U) << row.said;
+    EXPECT_NE(found[0].remedy.find(row.advice), std::string::npos) << found[0].remedy;
+    EXPECT_EQ(found[0].remedy.find(row.not_advice), std::string::npos) << found[0].remedy;
+  }
+}
+
 std::string address_of(size_t host, size_t rail) { return fmt::format("10.0.{}.{}", rail, host); }
 std::string mac_of(size_t host, size_t rail) {
   return fmt::format("02:00:00:00:{:02}:{:02}", rail, host);

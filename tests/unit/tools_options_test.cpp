@@ -190,7 +190,10 @@ TEST(Launcher, mpi_between_hosts_meets_where_the_job_or_mpirun_says) {
     EXPECT_NE(host_with("OMPI_MCA_orte_hnp_uri", odd).find("pass --rendezvous"), std::string::npos)
         << odd;
   }
+  EXPECT_EQ(host_with("OMPI_MCA_orte_hnp_uri", "312475648.0;tcp6://[fd00::5,fd01::5]:45343"),
+            "fd00::5");
   EXPECT_EQ(host_with("MASTER_ADDR", "head"), "head") << "it wins";
+  EXPECT_EQ(host_with("MASTER_ADDR", "[fe80::1%eth0]"), "fe80::1%eth0");
 }
 
 TEST(Launcher, nonsense_is_an_error_that_names_the_variable) {

@@ -26,6 +26,16 @@ TEST(CheckHosts, NamesAndAddresses) {
   }
 }
 
+TEST(CheckHosts, AddressesMayStandInBrackets) {
+  const auto hosts = parse_hosts("[fd00::1],b=[fe80::2%eth0],n[1-2]");
+  ASSERT_TRUE(hosts) << hosts.error().message();
+  ASSERT_EQ(hosts->size(), 4U);
+  EXPECT_EQ((*hosts)[0].name, "fd00::1");
+  EXPECT_EQ((*hosts)[0].address, "fd00::1");
+  EXPECT_EQ((*hosts)[1].address, "fe80::2%eth0");
+  EXPECT_EQ((*hosts)[3].name, "n2");
+}
+
 TEST(CheckHosts, RangesStandForMany) {
   const auto hosts = parse_hosts("n[08-10,12]x,h[1-2]=10.0.0.[11-12]");
   ASSERT_TRUE(hosts) << hosts.error().message();
@@ -55,6 +65,12 @@ TEST(CheckHosts, FilesAndJobs) {
     names += host.name + "/" + host.address + " ";
   }
   EXPECT_EQ(names, "a/a b/b c/10.0.0.3 n1/n1 n2/n2 ");
+  hosts = with("[fd00::1]:4\n[fd00::2] slots=2\nfd00::3\n");
+  ASSERT_TRUE(hosts) << hosts.error().message();
+  ASSERT_EQ(hosts->size(), 3U);
+  EXPECT_EQ((*hosts)[0].address, "fd00::1");
+  EXPECT_EQ((*hosts)[1].address, "fd00::2");
+  EXPECT_EQ((*hosts)[2].address, "fd00::3");
   hosts = with("a\n$(reboot)\n");
   ASSERT_FALSE(hosts);
   EXPECT_NE(hosts.error().what.find(file + ":2"), std::string::npos) << hosts.error().what;

@@ -60,10 +60,10 @@ bool names_an_address(const std::string& host) {
   std::string name = host;
   if (!name.empty() && name.front() == '[') {
     const size_t end = name.find(']');
-    return end != std::string::npos && parse_network(name.substr(1, end - 1)).ok();
+    return end != std::string::npos && parse_address(name.substr(1, end - 1)).ok();
   }
   name = name.substr(0, name.find(':'));
-  return same_text(name, "localhost") || parse_network(name).ok();
+  return same_text(name, "localhost") || parse_address(name).ok();
 }
 
 HttpPort::HttpPort(int listener, const SocketPoint& at, Pages pages)

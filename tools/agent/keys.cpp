@@ -11,6 +11,7 @@
 
 #include "actors/telemetry_packet.h"
 #include "runtime/base/check.h"
+#include "runtime/base/random.h"
 #include "tools/common/process.h"
 
 namespace nccl_ha::tools {
@@ -23,11 +24,23 @@ const unsigned char* octets(std::span<const std::byte> bytes) {
   return reinterpret_cast<const unsigned char*>(bytes.data());
 }
 
+/// Where it finds no random bytes the library ends the process: looked for before.
+Result<void> begin_sodium() {
+  char byte = 0;
+  if (auto random = os_random(&byte, 1); !random) {
+    return random;
+  }
+  if (sodium_init() < 0) {
+    return fail(Errc::system, "libsodium cannot be used here");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<TelemetryKeys> TelemetryKeys::read(const std::string& path) {
-  if (sodium_init() < 0) {
-    return fail(Errc::system, "libsodium cannot be used here");
+  if (auto ready = begin_sodium(); !ready) {
+    return ready.error();
   }
   auto read = KeyRing::read(path);
   if (!read) {
@@ -37,8 +50,8 @@ Result<TelemetryKeys> TelemetryKeys::read(const std::string& path) {
 }
 
 Result<void> TelemetryKeys::make(const std::string& path) {
-  if (sodium_init() < 0) {
-    return fail(Errc::system, "libsodium cannot be used here");
+  if (auto ready = begin_sodium(); !ready) {
+    return ready;
   }
   std::array<unsigned char, crypto_auth_KEYBYTES> key{};
   crypto_auth_keygen(key.data());

@@ -155,7 +155,7 @@ Result<void> read_telemetry(ObjectReader& in, AgentSettings& settings) {
     if (!value.is_string()) {
       return fail(Errc::invalid_argument, "networks are texts, as in \"10.0.0.0/8\"");
     }
-    auto network = parse_network(value.get<std::string>());
+    auto network = parse_address_range(value.get<std::string>());
     if (!network) {
       return network.error();
     }
@@ -218,9 +218,9 @@ void read_users(ObjectReader& in, AgentSettings& settings) {
 
 Result<AgentSettings> AgentSettings::parse(const std::string& text) {
   AgentSettings settings;
-  settings.telemetry = SocketPoint{*parse_network("0.0.0.0"), 7471};
-  settings.page = SocketPoint{*parse_network("127.0.0.1"), 7470};
-  settings.allow = {*parse_network("127.0.0.0/8"), *parse_network("::1")};
+  settings.telemetry = SocketPoint{*parse_address("0.0.0.0"), 7471};
+  settings.page = SocketPoint{*parse_address("127.0.0.1"), 7470};
+  settings.allow = {*parse_address_range("127.0.0.0/8"), *parse_address("::1")};
   AgentJson json = AgentJson::object();
   if (!text.empty()) {
     json = AgentJson::parse(text, nullptr, false, true);

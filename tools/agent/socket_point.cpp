@@ -1,36 +1,10 @@
 #include "tools/agent/socket_point.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
 namespace nccl_ha::tools {
-namespace {
-
-Result<IpAddress> parse_ip(const std::string& text) {
-  IpAddress address;
-  if (inet_pton(AF_INET, text.c_str(), address.bytes.data()) == 1) {
-    address.family = 4;
-    address.prefix_len = 32;
-    return address;
-  }
-  if (inet_pton(AF_INET6, text.c_str(), address.bytes.data()) == 1) {
-    address.family = 6;
-    address.prefix_len = 128;
-    return address;
-  }
-  return fail(Errc::invalid_argument, fmt::format("'{}' is no IP address", text));
-}
-
-bool parse_whole(const std::string& text, unsigned most, unsigned* out) {
-  const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
-  return error == std::errc{} && at == text.data() + text.size() && *out <= most;
-}
-
-}  // namespace
-
 sockaddr_storage SocketPoint::to_sockaddr() const {
   sockaddr_storage storage{};
   address.to_sockaddr(port, &storage);
@@ -43,35 +17,15 @@ std::string SocketPoint::text() const {
 }
 
 Result<SocketPoint> parse_point(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  std::string host = text.substr(0, colon);
-  unsigned port = 0;
-  if (colon == std::string::npos || !parse_whole(text.substr(colon + 1), 65535, &port)) {
-    return fail(Errc::invalid_argument,
-                fmt::format("'{}': an address and a port are needed, as in 127.0.0.1:7471", text));
+  const auto point = parse_host_port(text);
+  if (!point) {
+    return point.error();
   }
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
-  auto address = parse_ip(host);
+  auto address = parse_address(point->host);
   if (!address) {
     return address.error();
   }
-  return SocketPoint{*address, static_cast<uint16_t>(port)};
-}
-
-Result<IpAddress> parse_network(const std::string& text) {
-  const size_t slash = text.find('/');
-  auto address = parse_ip(text.substr(0, slash));
-  if (!address || slash == std::string::npos) {
-    return address;
-  }
-  unsigned length = 0;
-  if (!parse_whole(text.substr(slash + 1), address->prefix_len, &length)) {
-    return fail(Errc::invalid_argument, fmt::format("'{}': the prefix is no length", text));
-  }
-  address->prefix_len = static_cast<uint8_t>(length);
-  return address;
+  return SocketPoint{*address, point->port};
 }
 
 ha::HostAddress host_address(const IpAddress& address) { return {address.family, address.bytes}; }

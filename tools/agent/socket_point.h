@@ -19,8 +19,6 @@ struct SocketPoint {
 };
 /// "10.0.0.1:7471" or "[fd00::1]:7471".
 Result<SocketPoint> parse_point(const std::string& text);
-/// "10.0.0.0/8", "fd00::/8" or an address alone.
-Result<IpAddress> parse_network(const std::string& text);
 
 ha::HostAddress host_address(const IpAddress& address);
 IpAddress ip_address(const ha::HostAddress& address);

@@ -59,7 +59,7 @@ Result<SwitchStep> parse_step(const std::vector<std::string>& words) {
   }
   SwitchStep step{*at, *rail, *level, {}};
   for (size_t i = 3; i < words.size(); ++i) {
-    auto address = parse_network(words[i]);
+    auto address = parse_address_range(words[i]);
     if (!address) {
       return address.error();
     }

@@ -52,6 +52,20 @@ const char* remedy_for(const std::string& said) {
     return "raise the limits of threads and memory on that host (ulimit -u, ulimit -v, the control "
            "group's); the network is not to blame";
   }
+  if (has_any(said, {"NCCL_SOCKET_FAMILY"})) {
+    return "give both hosts an address of one family on that rail, or set NCCL_SOCKET_FAMILY alike "
+           "on all hosts; cables and filters are not to blame";
+  }
+  if (has_any(said, {"has no free TCP port"})) {
+    return "widen net.ipv4.ip_local_port_range on that host with sysctl, or end what holds its "
+           "ports; the network is not to blame";
+  }
+  if (has_any(said, {"HA_NCCL_LISTEN_PORTS="})) {
+    return "widen HA_NCCL_LISTEN_PORTS, or set it to 0; the network is not to blame";
+  }
+  if (has_any(said, {"has no link", "have no link"})) {
+    return "check the cable and switch port of the interface that has no link, and `ip link show`";
+  }
   if (has_any(said, {"UDP is not filtered"})) {
     return "let UDP through between the hosts on that rail, both ways: look at nft list ruleset, "
            "iptables -S, security groups and switches' access lists";

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -13,6 +12,8 @@
 
 #include <algorithm>
 #include <cstring>
+
+#include "tools/common/resolve.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -88,32 +89,6 @@ Result<int> listen_on_port(uint16_t port) {
                             "HOST:PORT",
                             port),
                 error);
-  }
-  return fd;
-}
-
-/// One attempt to connect to one address; -1 with errno set when it failed.
-int connect_once(const addrinfo& address, int timeout_ms) {
-  const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) {
-    return -1;
-  }
-  int error = 0;
-  if (connect(fd, address.ai_addr, address.ai_addrlen) != 0) {
-    error = errno;
-    if (error == EINPROGRESS) {
-      pollfd wait{fd, POLLOUT, 0};
-      socklen_t length = sizeof(error);
-      error = ETIMEDOUT;
-      if (poll(&wait, 1, timeout_ms) == 1) {
-        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-      }
-    }
-  }
-  if (error != 0) {
-    ::close(fd);
-    errno = error;
-    return -1;
   }
   return fd;
 }
@@ -283,36 +258,12 @@ Result<void> World::greet(Peer& unknown, bool& settled) {
 }
 
 Result<void> World::join_as_member() {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const std::string port = std::to_string(options_.port);
-  if (const int error = getaddrinfo(options_.host.c_str(), port.c_str(), &hints, &list);
-      error != 0) {
-    return fail(Errc::invalid_argument, fmt::format("cannot resolve the address {} of rank 0: {}",
-                                                    options_.host, gai_strerror(error)));
+  const auto fd = dial_root(options_.rank, options_.host, options_.port, options_.join_deadline);
+  if (!fd) {
+    return fd.error();
   }
-  int fd = -1;
-  int error = 0;
-  while (fd < 0 && now() < options_.join_deadline) {
-    for (const addrinfo* a = list; a != nullptr && fd < 0; a = a->ai_next) {
-      fd = connect_once(*a, std::min(5000, milliseconds_left(options_.join_deadline)));
-      error = fd < 0 ? errno : 0;
-    }
-    if (fd < 0) {
-      // Rank 0 may not listen yet, and nothing here would tell when it does: ask again shortly.
-      poll(nullptr, 0, 50);
-    }
-  }
-  freeaddrinfo(list);
-  if (fd < 0) {
-    return fail(Errc::timed_out,
-                fmt::format("rank {} cannot reach rank 0 at {} port {}", options_.rank,
-                            options_.host, options_.port),
-                error);
-  }
-  set_no_delay(fd);
-  peers_.push_back({0, fd, {}});
+  set_no_delay(*fd);
+  peers_.push_back({0, *fd, {}});
   const Hello introduction{options_.cookie, options_.rank, options_.size};
   return send_to(peers_[0], hello,
                  std::string(reinterpret_cast<const char*>(&introduction), sizeof(introduction)));

@@ -272,11 +272,4 @@ std::string svg_of(const std::vector<Chart>& charts) {
       chart_width, height, body);
 }
 
-std::string write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  return file ? "" : fmt::format("cannot write {}: {}", path, std::strerror(errno));
-}
-
 }  // namespace nccl_ha::tools

@@ -35,7 +35,4 @@ struct Chart {
 /// Charts below each other in one picture.  Values that are not finite are left out.
 std::string svg_of(const std::vector<Chart>& charts);
 
-/// Writes a text into a file; what went wrong, or empty.
-std::string write_file(const std::string& path, const std::string& text);
-
 }  // namespace nccl_ha::tools

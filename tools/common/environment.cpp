@@ -5,7 +5,9 @@
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
+#include "runtime/base/ip_address.h"
 #include "tools/common/host_list.h"
 
 namespace nccl_ha::tools {
@@ -92,20 +94,12 @@ Result<std::optional<LaunchedRank>> read_numbers(const GetEnv& get) {
 }
 
 Result<void> take_rendezvous(LaunchedRank& place, const std::string& text) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0) {
-    return fail(Errc::invalid_argument,
-                fmt::format("--rendezvous {} is not of the form HOST:PORT", text));
+  auto point = parse_host_port(text, 65534);
+  if (!point) {
+    return fail(Errc::invalid_argument, "--rendezvous " + point.error().what);
   }
-  auto port = number("--rendezvous port", text.substr(colon + 1), 65534);
-  if (!port) {
-    return port.error();
-  }
-  place.host = text.substr(0, colon);
-  if (place.host.starts_with('[') && place.host.ends_with(']')) {
-    place.host = place.host.substr(1, place.host.size() - 2);
-  }
-  place.port = static_cast<uint16_t>(*port);
+  place.host = std::move(point->host);
+  place.port = point->port;
   return {};
 }
 
@@ -121,18 +115,20 @@ uint16_t job_port(const GetEnv& get) {
   return static_cast<uint16_t>(port_base + hash % port_span);
 }
 
-/// Open MPI 4 tells its processes where mpirun is: "JOB;tcp://ADDRESS,ADDRESS:PORT".
+/// Open MPI 4 tells its processes where mpirun is: "JOB;tcp://ADDRESS,ADDRESS:PORT", or
+/// "JOB;tcp6://[ADDRESS,ADDRESS]:PORT".
 std::optional<std::string> host_of_mpirun(const GetEnv& get) {
   const std::string uri = get("OMPI_MCA_orte_hnp_uri").value_or("");
-  constexpr std::string_view scheme = ";tcp://";
-  const size_t at = uri.find(scheme);
-  if (at == std::string::npos) {
-    return std::nullopt;
+  for (const auto& [scheme, ends] :
+       {std::pair<std::string_view, const char*>{";tcp://", ",:;"}, {";tcp6://[", ",]"}}) {
+    const size_t at = uri.find(scheme);
+    const size_t from = at + scheme.size();
+    const size_t end = at == std::string::npos ? at : uri.find_first_of(ends, from);
+    if (end != std::string::npos && end != from) {
+      return uri.substr(from, end - from);
+    }
   }
-  const size_t from = at + scheme.size();
-  const size_t end = uri.find_first_of(",:;", from);
-  return end == std::string::npos || end == from ? std::nullopt
-                                                 : std::optional(uri.substr(from, end - from));
+  return std::nullopt;
 }
 
 /// Rank 0's, as far as it is told: ranks are placed from the first host of a job on, and outside of
@@ -159,7 +155,7 @@ Result<void> find_address(LaunchedRank& place, const GetEnv& get) {
     place.port = static_cast<uint16_t>(port > 65500 ? port - 17 : port + 17);
   }
   if (const auto host = get("MASTER_ADDR")) {
-    place.host = *host;
+    place.host = without_brackets(*host);
     return {};
   }
   if (place.local_size == place.world_size) {

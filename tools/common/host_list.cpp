@@ -11,6 +11,8 @@
 #include <set>
 #include <string_view>
 
+#include "runtime/base/ip_address.h"
+
 namespace nccl_ha::tools {
 namespace {
 
@@ -38,8 +40,13 @@ std::optional<unsigned> number(std::string_view text) {
                                                                   : std::nullopt;
 }
 
-/// "node[08-10]x" as node08x, node09x, node10x; nothing for what cannot be read.
+/// "node[08-10]x" as node08x, node09x, node10x, and "[fd00::1]" as fd00::1; nothing for what cannot
+/// be read.
 std::optional<std::vector<std::string>> expand(const std::string& text) {
+  if (const std::string_view bare = without_brackets(text);
+      bare.size() != text.size() && bare.find(':') != std::string_view::npos) {
+    return std::vector{std::string(bare)};
+  }
   const size_t open = text.find('[');
   if (open == std::string::npos) {
     return text.find(']') == std::string::npos ? std::optional(std::vector{text}) : std::nullopt;
@@ -152,8 +159,9 @@ Result<std::vector<NamedHost>> read_hosts(const std::string& file, size_t least)
       continue;
     }
     std::string word = line.substr(begin, line.find_first_of(" \t\r", begin) - begin);
-    const size_t colon = word.find(':');
-    if (colon != std::string::npos && colon == word.rfind(':') && number(word.substr(colon + 1))) {
+    const size_t colon = word.rfind(':');
+    if (colon != std::string::npos && number(word.substr(colon + 1)) &&
+        (colon == word.find(':') || word[colon - 1] == ']')) {
       word.resize(colon);  // MPICH's number of ranks
     }
     std::vector<NamedHost> some;

@@ -1,6 +1,8 @@
 #include "tools/common/output.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -69,6 +71,14 @@ bool asks_for_json(int argc, const char* const* argv) {
     }
   }
   return false;
+}
+
+std::FILE* beside(const std::string& path) {
+  struct stat named {};
+  struct stat out {};
+  const bool same = stat(path.c_str(), &named) == 0 && fstat(STDOUT_FILENO, &out) == 0 &&
+                    named.st_dev == out.st_dev && named.st_ino == out.st_ino;
+  return same ? stderr : stdout;
 }
 
 void flush_output() {

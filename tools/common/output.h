@@ -1,6 +1,7 @@
 // What every command that prints JSON prints alike.
 #pragma once
 
+#include <cstdio>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -20,6 +21,10 @@ void print_failure(const std::string& command, const std::string& error);
 
 /// The calling process's words ask for JSON on standard output: --json, of perf `--json -`.
 bool asks_for_json(int argc, const char* const* argv);
+
+/// Where to say what was written into `path`: standard output, or standard error where that is
+/// what `path` leads to.
+std::FILE* beside(const std::string& path);
 
 /// Writes out what is buffered; finish_output() tells of what went wrong.
 void flush_output();

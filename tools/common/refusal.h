@@ -1,6 +1,7 @@
 // How a subcommand gives up before it has begun.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "runtime/base/result.h"
@@ -20,7 +21,9 @@ class Refusal {
     if (!result) {
       (*this)(result.error());
     }
-    return std::move(result).value();
+    if constexpr (!std::is_void_v<T>) {
+      return std::move(result).value();
+    }
   }
 
  private:

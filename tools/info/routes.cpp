@@ -4,11 +4,11 @@
 
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "relay/mesh_settings.h"
 #include "relay/shape.h"
+#include "runtime/base/whole_file.h"
 #include "tools/common/cabling.h"
 #include "tools/common/mesh_sight.h"
 #include "tools/common/output.h"
@@ -114,15 +114,6 @@ json cabling_json(const std::vector<Miscabling>& miscabled) {
   return out;
 }
 
-void write_svg(const std::string& file, const relay::Topology& topology, uint32_t self) {
-  std::ofstream out(file);
-  out << draw_svg(topology, self);
-  out.close();
-  if (!out) {
-    refuse_routes(fail(Errc::system, fmt::format("cannot write {}", file), errno));
-  }
-}
-
 }  // namespace
 
 void show_routes(const Config& config, const RoutesOptions& options) {
@@ -143,7 +134,7 @@ void show_routes(const Config& config, const RoutesOptions& options) {
       expected ? relay::findings(found.topology, *self, *expected) : std::vector<std::string>();
   const auto miscabled = judge_cabling(found.topology, *self, list_port_functions());
   if (!options.svg_file.empty()) {
-    write_svg(options.svg_file, found.topology, *self);
+    refuse_routes.need(write_file(options.svg_file, draw_svg(found.topology, *self)));
   }
   if (options.as_json) {
     const json out{{"self", relay::text(found.self)},        {"source", found.source},

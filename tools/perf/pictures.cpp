@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "runtime/base/whole_file.h"
 #include "tools/common/chart.h"
 
 namespace nccl_ha::tools {
@@ -99,9 +100,9 @@ bool save_pictures(const PerfOptions& options, uint32_t ranks, const std::vector
                    const std::vector<PluginInfo>& plugins) {
   bool good = true;
   const auto save = [&good](const std::string& path, const std::string& text) {
-    const std::string wrong = path.empty() ? "" : write_file(path, text);
-    if (!wrong.empty()) {
-      std::fprintf(stderr, "nccl-ha perf: %s\n", wrong.c_str());
+    const auto written = path.empty() ? Result<void>() : write_file(path, text);
+    if (!written) {
+      std::fprintf(stderr, "nccl-ha perf: %s\n", written.error().message().c_str());
       good = false;
     }
   };

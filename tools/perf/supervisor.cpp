@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <fstream>
 #include <new>
 #include <set>
 
+#include "runtime/base/whole_file.h"
 #include "tools/common/output.h"
 #include "tools/common/terminal.h"
 #include "tools/perf/children.h"
@@ -384,11 +384,8 @@ class Supervisor {
       std::fwrite(text.data(), 1, text.size(), stdout);
       return ok;
     }
-    std::ofstream file(o_.json);
-    file << text;
-    file.close();
-    if (!file) {
-      std::fprintf(stderr, "nccl-ha perf: cannot write %s\n", o_.json.c_str());
+    if (auto written = write_file(o_.json, text); !written) {
+      std::fprintf(stderr, "nccl-ha perf: %s\n", written.error().message().c_str());
       return false;
     }
     return ok;

@@ -13,9 +13,10 @@
 
 #include "runtime/base/config.h"
 #include "runtime/base/host.h"
+#include "runtime/base/whole_file.h"
 #include "runtime/telemetry/trace_dump.h"
 #include "tools/commands.h"
-#include "tools/common/chart.h"
+#include "tools/common/output.h"
 #include "tools/common/process.h"
 #include "tools/common/refusal.h"
 #include "tools/report/mask.h"
@@ -120,8 +121,9 @@ class Collector {
 
  private:
   void write(const std::string& name, const std::string& content) {
-    note(name, write_file(folder_ + "/" + (masked_ ? mask_.mask(name) : name),
-                          masked_ ? mask_.mask(content) : content));
+    const auto written = write_file(folder_ + "/" + (masked_ ? mask_.mask(name) : name),
+                                    masked_ ? mask_.mask(content) : content);
+    note(name, written ? "" : written.error().message());
   }
   void note(const std::string& name, const std::string& wrong) {
     if (!wrong.empty()) {
@@ -182,14 +184,15 @@ void make_report(const ReportOptions& options) {
     all.copy_log(log);
   }
   all.end();
-  refuse_report.need(
-      must_run({"tar", "-czf", files::absolute(options.output).string(), "-C", folder.path, "."}));
+  const std::string archive =
+      refuse_report.need(must_run({"tar", "-czf", "-", "-C", folder.path, "."}));
+  refuse_report.need(write_file(options.output, archive));
   size_t parts = 0;
   for ([[maybe_unused]] const auto& entry : files::directory_iterator(folder.path)) {
     ++parts;
   }
-  fmt::print("{}: {} files, {} bytes{}\n", options.output, parts, files::file_size(options.output),
-             options.mask ? "; addresses and names of hosts are masked" : "");
+  fmt::print(beside(options.output), "{}: {} files, {} bytes{}\n", options.output, parts,
+             archive.size(), options.mask ? "; addresses and names of hosts are masked" : "");
 }
 
 }  // namespace

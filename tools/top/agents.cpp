@@ -1,7 +1,6 @@
 #include "tools/top/agents.h"
 
 #include <fmt/format.h>
-#include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "tools/common/process.h"
+#include "tools/common/resolve.h"
 #include "tools/trace/sources.h"
 
 namespace nccl_ha::tools {
@@ -24,25 +24,17 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 constexpr size_t answer_max = size_t{256} << 20;
 constexpr std::string_view end_of_head = "\r\n\r\n";
 
-struct FreeAddresses {
-  void operator()(addrinfo* first) const { freeaddrinfo(first); }
-};
-
 /// One question to one agent, a step at each event of its socket.
 class Question {
  public:
   explicit Question(const AgentPlace& place) : place_(place) {
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_STREAM;
-    addrinfo* found = nullptr;
-    const int wrong =
-        getaddrinfo(place.host.c_str(), std::to_string(place.port).c_str(), &hints, &found);
-    if (wrong != 0) {
-      end(gai_strerror(wrong));
+    auto found = resolve(place.host, place.port);
+    if (!found) {
+      end(found.error().message());
       return;
     }
-    addresses_.reset(found);
-    next_ = found;
+    addresses_ = std::move(*found);
+    next_ = addresses_.get();
     request_ =
         fmt::format("GET /counters HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", place.host);
     dial();
@@ -143,7 +135,7 @@ class Question {
   }
 
   const AgentPlace place_;
-  std::unique_ptr<addrinfo, FreeAddresses> addresses_;
+  Addresses addresses_;
   const addrinfo* next_ = nullptr;
   Fd socket_;
   int refused_ = 0;  ///< errno of the last address

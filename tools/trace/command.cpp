@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "runtime/base/config.h"
+#include "runtime/base/whole_file.h"
 #include "runtime/telemetry/trace_dump.h"
 #include "tools/commands.h"
-#include "tools/common/chart.h"
+#include "tools/common/output.h"
 #include "tools/common/refusal.h"
 #include "tools/trace/critical.h"
 #include "tools/trace/perfetto.h"
@@ -65,10 +66,10 @@ void spare_sources(const TraceOptions& options) {
 
 void save(const TraceOptions& options, const std::string& text, const char* what) {
   const std::string& path = options.output;
-  if (const std::string wrong = write_file(path, text); !wrong.empty()) {
-    refuse_trace(fail(Errc::system, wrong));
+  if (auto written = write_file(path, text); !written) {
+    refuse_trace(written.error());
   }
-  fmt::print("{}: {} bytes of {}\n", path, text.size(), what);
+  fmt::print(beside(path), "{}: {} bytes of {}\n", path, text.size(), what);
 }
 
 /// Dumps of all that was named, in one file.
@@ -105,10 +106,10 @@ std::string output_of(const TraceOptions& options) {
 void save_dumps(const TraceOptions& options, const std::vector<std::vector<std::byte>>& dumps) {
   const std::string& path = options.output;
   const auto bytes = dumps.size() == 1 ? dumps.front() : make_bundle(dumps);
-  if (auto written = write_trace(path, bytes); !written) {
+  if (auto written = write_file(path, bytes, trace_mode); !written) {
     refuse_trace(written.error());
   }
-  fmt::print("{}: {} bytes, {} process{}\n", path, bytes.size(), dumps.size(),
+  fmt::print(beside(path), "{}: {} bytes, {} process{}\n", path, bytes.size(), dumps.size(),
              dumps.size() == 1 ? "" : "es");
 }
 
@@ -144,7 +145,7 @@ void add_dump_and_merge(CLI::App& trace, const std::shared_ptr<TraceOptions>& op
       std::move(dumps.begin(), dumps.end(), std::back_inserter(all));
       std::move(read.begin(), read.end(), std::back_inserter(sources));
     }
-    fmt::print("{}", clocks_text(Timeline::of(std::move(sources))));
+    fmt::print(beside(options->output), "{}", clocks_text(Timeline::of(std::move(sources))));
     save_dumps(*options, all);
   });
 }

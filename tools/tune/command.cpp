@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/base/cpu.h"
+#include "runtime/base/whole_file.h"
 #include "tools/commands.h"
 #include "tools/common/chart.h"
 #include "tools/common/refusal.h"
@@ -213,8 +214,8 @@ class Tuner {
       }
     }
     chart.series = {mean, low, high};
-    if (const std::string wrong = write_file(options_.plot, svg_of({chart})); !wrong.empty()) {
-      refuse_tune(fail(Errc::system, wrong));
+    if (auto written = write_file(options_.plot, svg_of({chart})); !written) {
+      refuse_tune(written.error());
     }
   }
 

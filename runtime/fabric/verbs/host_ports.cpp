@@ -156,7 +156,11 @@ void HostPorts::watch_device(Context& context, const UsablePort& usable) {
       }
     }
   };
-  context.add_actor(std::make_unique<DeviceWatch>(usable.device, tell));
+  if (auto added = context.add_actor(std::make_unique<DeviceWatch>(usable.device, tell)); !added) {
+    usable.device->watched.store(false, std::memory_order_release);  // for another worker
+    NHA_LOG_WARN("a port of {} that loses its link is found out by silence only: {}",
+                 usable.device->name(), added.error().message());
+  }
 }
 
 }  // namespace nccl_ha::fabric::verbs
