@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/base/check.h"
+#include "runtime/base/egress.h"
 #include "runtime/base/log.h"
 #include "runtime/streams/fd_acceptor.h"
 #include "runtime/streams/kernel_links.h"
@@ -470,6 +471,10 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_tcp(const sockaddr* to, const
   auto stream = std::make_unique<UvStream>(core);
   int code = from == nullptr ? 0 : uv_tcp_bind(&core->uv.tcp, from, 0);
   core->connect.data = core;
+  uv_os_fd_t fd = -1;
+  if (code == 0 && uv_fileno(&core->uv.handle, &fd) == 0) {
+    choose_own_nic(fd, from, to);
+  }
   if (code == 0) {
     code = uv_tcp_connect(&core->connect, &core->uv.tcp, to, on_connected);
   }
