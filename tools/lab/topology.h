@@ -72,7 +72,7 @@ struct Topology {
 /// for each rail.
 Result<Topology> make_rails(size_t hosts, size_t rails);
 
-/// Reads a topology's name: pair, rails-HxR, islands[-N], ring-N, line-N, star-N, mesh-N[-SEED],
+/// Reads a topology's name: pair, rails-HxR, flat-HxR, islands[-N], ring-N, line-N, star-N, mesh-N[-SEED],
 /// gb10-N, plan-ring, plan-line.
 Result<Topology> parse_topology(std::string_view name);
 
