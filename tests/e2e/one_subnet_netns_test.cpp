@@ -68,11 +68,12 @@ TEST_P(OneSubnet, WhatStandsByLeavesByItsOwnNic) {
 }
 
 // The switch loses its ports to rail0, later those to rail1, whatever the carrier at the hosts is.
-// The first cut comes after what the peers learned by ARP may have been put right.
+// The first cut comes after what the peers learned by ARP may have been put right, the second one
+// after path 0 has had time to come back.
 TEST_P(OneSubnet, EitherNicMayGo) {
   const ToolRun run = run_flat(GetParam(),
-                               "exec $perf -I 40 --fault 'cut rail0 --silent --for 3s@3s, "
-                               "cut rail1 --silent --for 3s@9s, slow rail0 8gbit@14s'");
+                               "exec $perf -I 40 --fault 'cut rail0 --silent --for 2s@3s, "
+                               "cut rail1 --silent --for 2s@15s, slow rail0 8gbit@18s'");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_EQ(count(run.out, " moved to the shadow path 1"), 2U)

@@ -27,7 +27,9 @@ constexpr size_t send_batch = 16;
 constexpr int loopback_interface = 1;  // in every network namespace
 /// The kernel asks for a neighbour at 0, 1 and 2 s; who hears it may not believe it before 1 s.
 constexpr Duration announcement_takes = std::chrono::seconds(3);
-/// After a path was made.
+/// Streams that leave by another NIC may teach the neighbours the wrong one anew.
+constexpr unsigned announcements_until_told = 3;
+/// After a path was made, or something went astray.
 constexpr Duration arrivals_are_watched = std::chrono::seconds(10);
 
 std::string numeric_host(const SocketAddress& address) {
@@ -368,6 +370,7 @@ void UdpIo::begin_watching() {
   if (channels_[0].local.storage.ss_family == AF_INET && !watches_arrivals_) {
     watches_arrivals_ = true;
     announced_at_.reset();
+    announcements_ = 0;
     set_option(channels_[0].fd, IPPROTO_IP, IP_PKTINFO, 1);
   }
 }
@@ -410,23 +413,26 @@ ssize_t UdpIo::receive_alone(int fd) {
 /// that must leave by that NIC and goes to an address of this host's other NIC the kernel asks
 /// there who has it: who hears the question learns who asks.
 void UdpIo::on_stray(int interface, const SocketAddress& from) {
+  watches_until_ = now_ + arrivals_are_watched;
   if (announced_at_ && now_ < *announced_at_ + announcement_takes) {
     return;
   }
+  announced_at_ = now_;
   ifreq other{};
   interface_name(interface).copy(other.ifr_name, IFNAMSIZ - 1);
-  if (announced_at_ || ioctl(channels_[0].fd, SIOCGIFADDR, &other) != 0) {
-    if (!std::exchange(stray_told_, true)) {
-      NHA_LOG_WARN(
-          "what is sent to {} ({}) arrives at {}, from {} for one: paths to that address and to {} "
-          "fail together. Give each NIC a subnet of its own, or: sysctl -w "
-          "net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2",
-          numeric_host(channels_[0].local), interface_name(own_nic_), interface_name(interface),
-          numeric_host(from), interface_name(interface));
-    }
+  const bool possible = ioctl(channels_[0].fd, SIOCGIFADDR, &other) == 0;
+  if ((!possible || ++announcements_ > announcements_until_told) &&
+      !std::exchange(stray_told_, true)) {
+    NHA_LOG_WARN(
+        "what is sent to {} ({}) arrives at {}, from {} for one: paths to that address and to {} "
+        "fail together. Give each NIC a subnet of its own, or: sysctl -w "
+        "net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2",
+        numeric_host(channels_[0].local), interface_name(own_nic_), interface_name(interface),
+        numeric_host(from), interface_name(interface));
+  }
+  if (!possible) {
     return;
   }
-  announced_at_ = now_;
   NHA_LOG_DEBUG("what is sent to {} ({}) arrives at {}: telling its NIC to the neighbours",
                 numeric_host(channels_[0].local), interface_name(own_nic_),
                 interface_name(interface));

@@ -79,6 +79,7 @@ class UdpIo final : public PacketIo {
   std::optional<Instant> watches_until_;
   Instant now_{};
   std::optional<Instant> announced_at_;
+  unsigned announcements_ = 0;  ///< since the watch began
   bool stray_told_ = false;
 };
 
