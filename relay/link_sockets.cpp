@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/base/egress.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
 #include "runtime/base/random.h"
@@ -91,14 +92,8 @@ Arrival arrival_of(msghdr& message) {
   Arrival arrival;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
        part = CMSG_NXTHDR(&message, part)) {
-    if (part->cmsg_level == IPPROTO_IPV6 && part->cmsg_type == IPV6_PKTINFO) {
-      in6_pktinfo info{};
-      std::memcpy(&info, CMSG_DATA(part), sizeof info);
-      arrival.interface = info.ipi6_ifindex;
-    } else if (part->cmsg_level == IPPROTO_IP && part->cmsg_type == IP_PKTINFO) {
-      in_pktinfo info{};
-      std::memcpy(&info, CMSG_DATA(part), sizeof info);
-      arrival.interface = static_cast<uint32_t>(info.ipi_ifindex);
+    if (const int interface = PacketInfo::interface_in(*part); interface != 0) {
+      arrival.interface = static_cast<uint32_t>(interface);
     } else if ((part->cmsg_level == IPPROTO_IPV6 && part->cmsg_type == IPV6_HOPLIMIT) ||
                (part->cmsg_level == IPPROTO_IP && part->cmsg_type == IP_TTL)) {
       std::memcpy(&arrival.hop_limit, CMSG_DATA(part), sizeof arrival.hop_limit);
@@ -111,32 +106,16 @@ Arrival arrival_of(msghdr& message) {
 void send_out(int fd, uint32_t interface, const fabric::SocketAddress& to,
               std::span<const std::byte> packet) {
   iovec part{const_cast<std::byte*>(packet.data()), packet.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(in6_pktinfo))] = {};
+  alignas(cmsghdr) char control[PacketInfo::bytes_max];
+  IpAddress any;
+  any.family = to.storage.ss_family == AF_INET6 ? 6 : 4;
   msghdr message{};
   message.msg_name = const_cast<sockaddr*>(to.get());
   message.msg_namelen = to.length;
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* head = CMSG_FIRSTHDR(&message);
-  if (to.storage.ss_family == AF_INET6) {
-    in6_pktinfo info{};
-    info.ipi6_ifindex = interface;
-    head->cmsg_level = IPPROTO_IPV6;
-    head->cmsg_type = IPV6_PKTINFO;
-    head->cmsg_len = CMSG_LEN(sizeof info);
-    std::memcpy(CMSG_DATA(head), &info, sizeof info);
-    message.msg_controllen = CMSG_SPACE(sizeof info);
-  } else {
-    in_pktinfo info{};
-    info.ipi_ifindex = static_cast<int>(interface);
-    head->cmsg_level = IPPROTO_IP;
-    head->cmsg_type = IP_PKTINFO;
-    head->cmsg_len = CMSG_LEN(sizeof info);
-    std::memcpy(CMSG_DATA(head), &info, sizeof info);
-    message.msg_controllen = CMSG_SPACE(sizeof info);
-  }
+  message.msg_controllen = PacketInfo::write(control, static_cast<int>(interface), any);
   // What cannot be sent now is repeated: hellos by the clock, the rest by comparing digests.
   static_cast<void>(sendmsg(fd, &message, MSG_NOSIGNAL));
 }

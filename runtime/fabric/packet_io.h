@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "runtime/base/clock.h"
@@ -81,6 +82,17 @@ class PacketIo {
   virtual Channels waiting() { return {true, true}; }
   /// Called once per pass with the time; lets delayed packets go.
   virtual void tick(Instant now) { (void)now; }
+
+  /// How what is sent to a peer leaves this host.
+  struct Egress {
+    bool by_own_nic = false;  ///< for SocketAddress::by_own_nic of the peer
+    std::string other_nic;    ///< by this interface, not by that of the local address
+  };
+  /// Asked once for each path; `peer` is the other end's data channel.
+  virtual Egress egress(const SocketAddress& peer) {
+    (void)peer;
+    return {};
+  }
 
   virtual SocketAddress local(Channel channel) const = 0;
   virtual size_t receive_buffer_bytes() const = 0;

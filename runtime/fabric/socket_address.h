@@ -23,6 +23,9 @@ static_assert(sizeof(UdAddress) <= sizeof(sockaddr_storage));
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
+  /// What is sent there leaves by the NIC of the sender's address, whatever comes first among the
+  /// host's routes (PacketIo::egress).
+  bool by_own_nic = false;
 
   static SocketAddress from_ud(const UdAddress& from) {
     SocketAddress made;
@@ -49,7 +52,8 @@ struct SocketAddress {
     }
   }
   bool operator==(const SocketAddress& other) const {
-    return length == other.length && std::memcmp(&storage, &other.storage, length) == 0;
+    return length == other.length && by_own_nic == other.by_own_nic &&
+           std::memcmp(&storage, &other.storage, length) == 0;
   }
 };
 

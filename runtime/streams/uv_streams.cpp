@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/base/check.h"
+#include "runtime/base/egress.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
 #include "runtime/streams/fd_acceptor.h"
@@ -474,6 +475,9 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_tcp(const sockaddr* to, const
     return uv_error(code, "cannot connect from that address of this host");
   }
   core->connect.data = core;
+  if (uv_os_fd_t fd = -1; uv_fileno(&core->uv.handle, &fd) == 0) {
+    choose_own_nic(fd, from, to);
+  }
   if (const int code = uv_tcp_connect(&core->connect, &core->uv.tcp, to, on_connected); code != 0) {
     return connect_error(-code);
   }

@@ -243,6 +243,13 @@ TEST(CheckFindings, RailsInOneSubnet) {
   EXPECT_TRUE(judge(facts).empty()) << "no rail is on it";
 }
 
+TEST(CheckFindings, ARailWhosePacketsLeaveByAnother) {
+  HostFacts facts = good_host();
+  facts.leaves_by["ib1"] = "ib0";
+  EXPECT_EQ(only_finding(facts).level, Level::warning);
+  EXPECT_NE(only_finding(facts).what.find("the address of ib1 leaves by ib0"), std::string::npos);
+}
+
 TEST(CheckFindings, DatagramBuffersCountWithoutRdma) {
   HostFacts facts = good_host();
   facts.kernel.granted_bytes = 212992;

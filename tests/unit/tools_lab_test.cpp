@@ -118,11 +118,26 @@ TEST(LabTopology, BothDevicesOfAPortLeadToOneNeighbour) {
 }
 
 TEST(LabTopology, RefusesWhatItCannotMake) {
-  for (const char* name : {"",          "cube",     "ring-2",    "ring-65",   "ring-",   "ring-x",
-                           "line-1",    "star-0",   "rails-0x1", "rails-2x9", "rails-2", "rails-2x",
-                           "islands-0", "islands-", "mesh-1",    "mesh-65",   "mesh-8-", "mesh-",
-                           "gb10-2",    "gb10",     "plan",      "plan-star"}) {
+  for (const char* name :
+       {"",        "cube",     "ring-2",    "ring-65",   "ring-",   "ring-x",
+        "line-1",  "star-0",   "rails-0x1", "rails-2x9", "rails-2", "rails-2x",
+        "flat-2",  "flat-2x9", "islands-0", "islands-",  "mesh-1",  "mesh-65",
+        "mesh-8-", "mesh-",    "gb10-2",    "gb10",      "plan",    "plan-star"}) {
     EXPECT_FALSE(parse_topology(name)) << name;
+  }
+}
+
+TEST(LabTopology, RailsOfAFlatOneAreInOneSwitchAndOneSubnet) {
+  const auto flat = parse_topology("flat-2x2");
+  ASSERT_TRUE(flat);
+  const auto rails = flat->find("rail0", {}).value();
+  ASSERT_EQ(rails.size(), 2U);
+  for (const char* name : {"h1.rail0", "h1.rail1", "h2.rail0", "h2.rail1"}) {
+    const auto found = flat->find(name, {});
+    ASSERT_TRUE(found) << name;
+    const Link& link = flat->links[found->front().link];
+    EXPECT_EQ(link.medium, flat->links[rails.front().link].medium) << name;
+    EXPECT_EQ(flat->ports[link.ports[0]].prefix_len, 16U) << name;
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <linux/capability.h>
+#include <net/if.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include <set>
 
 #include "runtime/base/cpu.h"
+#include "runtime/base/egress.h"
 #include "runtime/fabric/provider.h"
 #include "tools/common/mesh_sight.h"
 
@@ -50,6 +52,7 @@ class Judge {
     shared_hardware();
     failover();
     shared_subnets();
+    shared_ways_out();
     for (const Miscabling& one : facts_.miscabled) {
       add(Level::warning, one.what, one.remedy);
     }
@@ -322,6 +325,19 @@ class Judge {
     }
   }
 
+  /// The plugin chooses the NIC of an address wherever the routes let it.
+  void shared_ways_out() {
+    for (const auto& [interface, other] : facts_.leaves_by) {
+      add(Level::warning,
+          fmt::format("what is sent from the address of {} leaves by {}, as the routes say: both "
+                      "fail together",
+                      interface, other),
+          fmt::format("use a subnet for each rail, or give {} a route that is as good as that of "
+                      "{}: look at `ip rule` and `ip route`, for IPv6 at the metrics",
+                      interface, other));
+    }
+  }
+
   void datagram_buffers() {
     if (facts_.kernel.granted_bytes >= 0 &&
         facts_.kernel.granted_bytes < config_.dgram_socket_bytes) {
@@ -391,6 +407,25 @@ bool may_lock_memory() {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct data[2] = {};
   return syscall(SYS_capget, &header, data) == 0 && (data[0].effective & (1U << CAP_IPC_LOCK)) != 0;
+}
+
+/// Asks for a neighbour's address; it does not matter whether there is one.
+std::string other_way_out(const NetInterface& interface) {
+  for (const IpAddress& own : interface.addresses) {
+    const size_t bits = own.family == 6 ? 128 : 32;
+    if (own.link_local() || own.prefix_len == 0 || own.prefix_len >= bits) {
+      continue;
+    }
+    IpAddress neighbour = own;
+    neighbour.bytes[bits / 8 - 1] ^= 1U;
+    const Egress egress = find_egress(own, neighbour);
+    char name[IF_NAMESIZE] = "";
+    if (egress.kind == Egress::Kind::other &&
+        if_indextoname(static_cast<unsigned>(egress.interface), name) != nullptr) {
+      return name;
+    }
+  }
+  return "";
 }
 
 Ipv4Rules ipv4_rules(const std::string& interface) {
@@ -555,6 +590,9 @@ Result<HostFacts> look_at_host() {
   facts.lost = lost_interfaces(*all, facts.config);
   for (const NetInterface& interface : facts.interfaces) {
     facts.ipv4[interface.name] = ipv4_rules(interface.name);
+    if (const std::string other = other_way_out(interface); !other.empty()) {
+      facts.leaves_by[interface.name] = other;
+    }
   }
   facts.kernel = probe_kernel(facts.config);
   rlimit limit{};

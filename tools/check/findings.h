@@ -46,6 +46,8 @@ struct HostFacts {
   std::vector<fabric::NetInterface> interfaces;  ///< those that the settings choose
   std::vector<fabric::NetInterface> lost;  ///< the settings would choose them, but they are down
   std::map<std::string, Ipv4Rules> ipv4;   ///< by interface, what is in force
+  /// By interface, which other one takes what is sent from its address into its own subnet.
+  std::map<std::string, std::string> leaves_by;
   RdmaView rdma;
   KernelSupport kernel;
   uint64_t memlock_bytes = memlock_unlimited;

@@ -215,6 +215,31 @@ Error out_of_range(std::string_view name, size_t least, size_t most) {
               fmt::format("topology '{}': the number must be {} to {}", name, least, most));
 }
 
+Result<void> check_rails(size_t hosts, size_t rails) {
+  if (hosts < 1 || hosts > hosts_max || rails < 1 || rails > rails_max) {
+    return fail(Errc::invalid_argument,
+                fmt::format("a lab of rails has 1 to {} hosts and 1 to {} rails, not {} and {}",
+                            hosts_max, rails_max, hosts, rails));
+  }
+  return {};
+}
+
+/// All of them in one switch and one subnet, as where nobody planned for several rails.
+Result<Topology> make_flat(size_t hosts, size_t rails) {
+  if (auto fits = check_rails(hosts, rails); !fits) {
+    return fits.error();
+  }
+  Builder builder(fmt::format("flat-{}x{}", hosts, rails), hosts);
+  const size_t medium = builder.add_medium();
+  for (size_t rail = 0; rail < rails; ++rail) {
+    const std::string name = fmt::format("rail{}", rail);
+    for (size_t host = 0; host < hosts; ++host) {
+      builder.to_switch(medium, name, host, name, rail_address(rail, host), 16);
+    }
+  }
+  return builder.finish();
+}
+
 }  // namespace
 
 std::string Topology::management_address(size_t host) const {
@@ -304,10 +329,8 @@ Result<void> Topology::swap(std::string_view one, std::string_view other) {
 }
 
 Result<Topology> make_rails(size_t hosts, size_t rails) {
-  if (hosts < 1 || hosts > hosts_max || rails < 1 || rails > rails_max) {
-    return fail(Errc::invalid_argument,
-                fmt::format("a lab of rails has 1 to {} hosts and 1 to {} rails, not {} and {}",
-                            hosts_max, rails_max, hosts, rails));
+  if (auto fits = check_rails(hosts, rails); !fits) {
+    return fits.error();
   }
   Builder builder(hosts == 2 && rails == 2 ? "pair" : fmt::format("rails-{}x{}", hosts, rails),
                   hosts);
@@ -333,12 +356,14 @@ Result<Topology> parse_topology(std::string_view name) {
   const std::string_view kind = name.substr(0, dash);
   const std::string_view rest =
       dash == std::string_view::npos ? std::string_view() : name.substr(dash + 1);
-  if (kind == "rails") {
+  if (kind == "rails" || kind == "flat") {
     const size_t cross = rest.find('x');
     const auto hosts = number(rest.substr(0, cross));
     const auto rails =
         cross == std::string_view::npos ? std::nullopt : number(rest.substr(cross + 1));
-    return hosts && rails ? make_rails(*hosts, *rails) : unknown(name);
+    return !hosts || !rails  ? unknown(name)
+           : kind == "rails" ? make_rails(*hosts, *rails)
+                             : make_flat(*hosts, *rails);
   }
   if (kind == "mesh") {
     const size_t second = rest.find('-');
@@ -391,6 +416,7 @@ Result<Topology> parse_topology(std::string_view name) {
 std::string topologies_help() {
   return "  pair        two hosts, two rails\n"
          "  rails-HxR   H hosts with R rails (two hosts: cables; more: a switch for each rail)\n"
+         "  flat-HxR    the same hosts and rails in one switch and one subnet\n"
          "  islands[-N] two islands of N hosts (default 2): a switch in each, one for all\n"
          "  ring-N      N hosts, a cable between neighbours, closed\n"
          "  line-N      the same, open\n"

@@ -72,8 +72,8 @@ struct Topology {
 /// for each rail.
 Result<Topology> make_rails(size_t hosts, size_t rails);
 
-/// Reads a topology's name: pair, rails-HxR, islands[-N], ring-N, line-N, star-N, mesh-N[-SEED],
-/// gb10-N, plan-ring, plan-line.
+/// Reads a topology's name: pair, rails-HxR, flat-HxR, islands[-N], ring-N, line-N, star-N,
+/// mesh-N[-SEED], gb10-N, plan-ring, plan-line.
 Result<Topology> parse_topology(std::string_view name);
 
 /// The names that parse_topology() takes, for help texts: one line each.

@@ -37,6 +37,7 @@ class FaultIo final : public PacketIo {
   }
   Channels waiting() override { return inner_->waiting(); }
   void tick(Instant now) override;
+  Egress egress(const SocketAddress& peer) override { return inner_->egress(peer); }
   SocketAddress local(Channel channel) const override { return inner_->local(channel); }
   size_t receive_buffer_bytes() const override { return inner_->receive_buffer_bytes(); }
   bool segmentation_offload() const override { return false; }  // faults hit single datagrams

@@ -68,6 +68,7 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
                          "datagram path: the peer's address block is malformed or of another "
                          "address family");
   }
+  ends_.leave_by(env_.stage.io().egress(ends_.peer().data));
   const WireAddress& local = ends_.local();
   const WireAddress& peer = ends_.peer();
   const uint32_t window = std::min(local.window, peer.window);
@@ -152,6 +153,7 @@ void DatagramPath::finish_check() {
         "using {}. Check the MTU of the switches between, or set HA_NCCL_DGRAM_MTU={}",
         describe(), check_.mtu_max(), check_.mtu(), check_.mtu());
   }
+  ends_.tell_other_nic(options_.nic);
   env_.timers->cancel(timer_);
   state_ = PathState::ready;
   counters_.rename(options_.counted_under, describe());

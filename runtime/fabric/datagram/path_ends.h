@@ -8,6 +8,7 @@
 
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/failure_domain.h"
+#include "runtime/fabric/packet_io.h"
 
 namespace nccl_ha::fabric {
 
@@ -22,6 +23,10 @@ class PathEnds {
   const WireAddress& peer() const { return peer_; }
   /// False: the bytes are malformed, or of another family of addresses.
   bool set_peer(std::span<const std::byte> bytes);
+  /// How what is sent there leaves.
+  void leave_by(const PacketIo::Egress& egress);
+  /// The path came up: a wrong NIC is logged, once for each two addresses in this process.
+  void tell_other_nic(const std::string& local_nic) const;
 
   /// Of a frame to the peer.
   FrameHeader header(FrameType type) const {
@@ -32,7 +37,8 @@ class PathEnds {
     return header;
   }
 
-  /// The NICs at both ends, the peer's as soon as it is known.
+  /// The NICs at both ends, the peer's as soon as it is known, and the one that what is sent leaves
+  /// by if it is another.
   void failure_domains(const std::string& local_nic, FailureDomains& domains) const;
   std::string describe() const;
 
@@ -40,6 +46,7 @@ class PathEnds {
   WireAddress local_;
   std::array<std::byte, wire_address_bytes> local_bytes_{};
   WireAddress peer_;
+  std::string other_nic_;  ///< PacketIo::Egress::other_nic
   bool peer_known_ = false;
 };
 

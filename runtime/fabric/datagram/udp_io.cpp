@@ -2,14 +2,17 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/udp.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -22,11 +25,24 @@ constexpr size_t command_batch = 16;
 constexpr size_t command_bytes = 2048;
 constexpr size_t data_bytes = 65536;
 constexpr size_t send_batch = 16;
+constexpr int loopback_interface = 1;  // in every network namespace
+/// The kernel asks for a neighbour at 0, 1 and 2 s; who hears it may not believe it before 1 s.
+constexpr Duration announcement_takes = std::chrono::seconds(3);
+/// Streams that leave by another NIC may teach the neighbours the wrong one anew.
+constexpr unsigned announcements_until_told = 3;
+/// After a path was made, or something went astray.
+constexpr Duration arrivals_are_watched = std::chrono::seconds(10);
 
 std::string numeric_host(const SocketAddress& address) {
   char host[64] = "?";
   getnameinfo(address.get(), address.length, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
   return host;
+}
+
+std::string interface_name(int index) {
+  char name[IF_NAMESIZE] = "";
+  return if_indextoname(static_cast<unsigned>(index), name) == nullptr ? fmt::format("{}", index)
+                                                                       : std::string(name);
 }
 
 void set_option(int fd, int level, int name, int value) {
@@ -128,34 +144,40 @@ PacketIo::Channels UdpIo::waiting() {
   return waiting;
 }
 
+void UdpIo::prepare(msghdr& header, Control& control, const OutDatagram& datagram) const {
+  header = {};
+  header.msg_name = const_cast<sockaddr*>(datagram.to->get());
+  header.msg_namelen = datagram.to->length;
+  header.msg_iov = datagram.parts;
+  header.msg_iovlen = datagram.part_count;
+  size_t bytes = 0;
+  if (datagram.to->by_own_nic) {
+    bytes = own_nic_info_bytes_;
+    std::memcpy(control.bytes, own_nic_info_.bytes, bytes);
+  }
+  if (datagram.segment_bytes != 0) {
+    auto* part = reinterpret_cast<cmsghdr*>(control.bytes + bytes);
+    part->cmsg_level = SOL_UDP;
+    part->cmsg_type = UDP_SEGMENT;
+    part->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+    std::memcpy(CMSG_DATA(part), &datagram.segment_bytes, sizeof(uint16_t));
+    bytes += CMSG_SPACE(sizeof(uint16_t));
+  }
+  if (bytes != 0) {
+    header.msg_control = control.bytes;
+    header.msg_controllen = bytes;
+  }
+}
+
 size_t UdpIo::send(Channel channel, std::span<OutDatagram> out) {
   const int fd = channels_[static_cast<size_t>(channel)].fd;
   std::array<mmsghdr, send_batch> messages;
-  union Control {
-    char bytes[CMSG_SPACE(sizeof(uint16_t))];
-    cmsghdr align;
-  };
   std::array<Control, send_batch> controls;
   size_t done = 0;
   while (done < out.size()) {
     const size_t count = std::min(out.size() - done, send_batch);
     for (size_t i = 0; i < count; ++i) {
-      OutDatagram& datagram = out[done + i];
-      msghdr& header = messages[i].msg_hdr;
-      header = {};
-      header.msg_name = const_cast<sockaddr*>(datagram.to->get());
-      header.msg_namelen = datagram.to->length;
-      header.msg_iov = datagram.parts;
-      header.msg_iovlen = datagram.part_count;
-      if (datagram.segment_bytes != 0) {
-        header.msg_control = controls[i].bytes;
-        header.msg_controllen = sizeof controls[i].bytes;
-        cmsghdr* control = CMSG_FIRSTHDR(&header);
-        control->cmsg_level = SOL_UDP;
-        control->cmsg_type = UDP_SEGMENT;
-        control->cmsg_len = CMSG_LEN(sizeof(uint16_t));
-        std::memcpy(CMSG_DATA(control), &datagram.segment_bytes, sizeof(uint16_t));
-      }
+      prepare(messages[i].msg_hdr, controls[i], out[done + i]);
     }
     // One message needs no batch call; sendmsg is the shorter way into the kernel.
     const int sent =
@@ -195,10 +217,12 @@ size_t UdpIo::send(Channel channel, std::span<OutDatagram> out) {
 /// Cuts where the kernel does not.  False: the socket is full; what has left is sent again.
 bool UdpIo::send_segments(int fd, const OutDatagram& datagram) {
   bool full = false;
-  split_datagram(datagram, [&](const std::vector<std::byte>& bytes) {
-    full = full || (sendto(fd, bytes.data(), bytes.size(), MSG_DONTWAIT, datagram.to->get(),
-                           datagram.to->length) < 0 &&
-                    queue_full(errno));
+  split_datagram(datagram, [&](std::vector<std::byte> bytes) {
+    iovec part{bytes.data(), bytes.size()};
+    msghdr header;
+    Control control;
+    prepare(header, control, {datagram.to, &part, 1, 0, datagram.probe});
+    full = full || (sendmsg(fd, &header, MSG_DONTWAIT) < 0 && queue_full(errno));
   });
   return !full;
 }
@@ -211,7 +235,9 @@ size_t UdpIo::receive_command(PacketSink& sink, size_t limit) {
   const int fd = channels_[0].fd;
   if (!busy_) {
     // In a quiet moment a packet comes alone, and a plain recv is its fastest way in.
-    const ssize_t got = recv(fd, buffer_.data(), command_bytes, MSG_DONTWAIT | MSG_TRUNC);
+    const ssize_t got = watches_arrivals_
+                            ? receive_alone(fd)
+                            : recv(fd, buffer_.data(), command_bytes, MSG_DONTWAIT | MSG_TRUNC);
     if (got < 0) {
       return 0;
     }
@@ -314,6 +340,107 @@ bool UdpIo::read_data(int fd, PacketSink& sink, size_t segment) {
     sink.packet(std::span(buffer_.data() + offset, std::min(segment, total - offset)));
   }
   return true;
+}
+
+PacketIo::Egress UdpIo::egress(const SocketAddress& peer) {
+  using Kind = nccl_ha::Egress::Kind;
+  const auto from = IpAddress::from_sockaddr(channels_[0].local.get());
+  const auto to = IpAddress::from_sockaddr(peer.get());
+  if (!from || !to || from->link_local()) {
+    return {};  // a link-local address names its interface itself
+  }
+  const nccl_ha::Egress found = find_egress(*from, *to);
+  if (found.kind == Kind::own || found.kind == Kind::chosen) {
+    // Also where the routes lead there today: those of another NIC may come first when its link is
+    // back.
+    own_nic_ = found.own;
+    own_nic_info_bytes_ = PacketInfo::write(own_nic_info_.bytes, own_nic_, *from);
+    begin_watching();
+    return {true, {}};
+  }
+  return {false, found.kind == Kind::other ? interface_name(found.interface) : std::string()};
+}
+
+/// With ARP a host answers for its addresses on any NIC, unless told otherwise, so that the peer
+/// may have learned a wrong one.
+void UdpIo::begin_watching() {
+  watches_until_.reset();
+  if (channels_[0].local.storage.ss_family == AF_INET && !watches_arrivals_) {
+    watches_arrivals_ = true;
+    announced_at_.reset();
+    announcements_ = 0;
+    set_option(channels_[0].fd, IPPROTO_IP, IP_PKTINFO, 1);
+  }
+}
+
+void UdpIo::watch_arrivals(Instant now) {
+  now_ = now;
+  if (!watches_until_) {
+    watches_until_ = now + arrivals_are_watched;
+  } else if (now >= *watches_until_) {
+    watches_arrivals_ = false;
+    set_option(channels_[0].fd, IPPROTO_IP, IP_PKTINFO, 0);
+  }
+}
+
+/// One packet of the command channel, with a look at the NIC that it came by.
+ssize_t UdpIo::receive_alone(int fd) {
+  SocketAddress from;
+  iovec part{buffer_.data(), command_bytes};
+  Control control;
+  msghdr header{};
+  header.msg_name = from.get();
+  header.msg_namelen = sizeof from.storage;
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control.bytes;
+  header.msg_controllen = sizeof control.bytes;
+  const ssize_t got = recvmsg(fd, &header, MSG_DONTWAIT | MSG_TRUNC);
+  for (cmsghdr* c = got < 0 ? nullptr : CMSG_FIRSTHDR(&header); c != nullptr;
+       c = CMSG_NXTHDR(&header, c)) {
+    const int interface = PacketInfo::interface_in(*c);
+    if (interface != 0 && interface != own_nic_ && interface != loopback_interface) {
+      from.length = header.msg_namelen;
+      on_stray(interface, from);
+    }
+  }
+  return got;
+}
+
+/// Tells the neighbours, without privileges, which NIC the local address is at.  For a datagram
+/// that must leave by that NIC and goes to an address of this host's other NIC the kernel asks
+/// there who has it: who hears the question learns who asks.
+void UdpIo::on_stray(int interface, const SocketAddress& from) {
+  watches_until_ = now_ + arrivals_are_watched;
+  if (announced_at_ && now_ < *announced_at_ + announcement_takes) {
+    return;
+  }
+  announced_at_ = now_;
+  ifreq other{};
+  interface_name(interface).copy(other.ifr_name, IFNAMSIZ - 1);
+  const bool possible = ioctl(channels_[0].fd, SIOCGIFADDR, &other) == 0;
+  if ((!possible || ++announcements_ > announcements_until_told) &&
+      !std::exchange(stray_told_, true)) {
+    NHA_LOG_WARN(
+        "what is sent to {} ({}) arrives at {}, from {} for one: paths to that address and to {} "
+        "fail together. Give each NIC a subnet of its own, or: sysctl -w "
+        "net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2",
+        numeric_host(channels_[0].local), interface_name(own_nic_), interface_name(interface),
+        numeric_host(from), interface_name(interface));
+  }
+  if (!possible) {
+    return;
+  }
+  NHA_LOG_DEBUG("what is sent to {} ({}) arrives at {}: telling its NIC to the neighbours",
+                numeric_host(channels_[0].local), interface_name(own_nic_),
+                interface_name(interface));
+  SocketAddress to;
+  std::memcpy(&to.storage, &other.ifr_addr, sizeof(sockaddr_in));
+  to.length = sizeof(sockaddr_in);
+  to.set_port(channels_[0].local.port());
+  to.by_own_nic = true;
+  OutDatagram nothing{&to, nullptr, 0, 0, true};
+  static_cast<void>(send(Channel::command, std::span(&nothing, 1)));
 }
 
 }  // namespace nccl_ha::fabric
