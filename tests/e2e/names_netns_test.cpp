@@ -32,11 +32,6 @@ int with_hosts_file(const std::string& hosts, const std::function<void()>& body)
   });
 }
 
-std::string content_of(const std::string& path) {
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 /// Rank 1 first, and once it has said that it does not know rank 0's host, the name and rank 0.
 void meet_by_a_late_name(const std::string& hosts, const std::string& folder,
                          const std::string& command) {
@@ -62,7 +57,7 @@ void meet_by_a_late_name(const std::string& hosts, const std::string& folder,
 }
 
 TEST(LateNames, PerfAndCheckWaitForThem) {
-  for (const std::string command :
+  for (const std::string& command :
        {std::string("perf all_reduce -b 8 -e 8 -I 2 --plugin " NHA_PLUGIN_FILE),
         std::string("check --plugin " NHA_PLUGIN_FILE)}) {
     const TemporaryFolder folder;

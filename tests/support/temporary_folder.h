@@ -4,10 +4,18 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <system_error>
 
 namespace nccl_ha::tests {
+
+/// All that a file holds.
+inline std::string content_of(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 /// Empty; gone with all that is in it when this goes.
 class TemporaryFolder {
