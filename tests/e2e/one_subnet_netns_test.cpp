@@ -12,7 +12,7 @@
 namespace nccl_ha::tests {
 namespace {
 
-constexpr const char* every_byte_right = "Out of bounds values : 0 OK";
+constexpr const char* all_bytes_right = "Out of bounds values : 0 OK";
 
 struct Mode {
   const char* name;
@@ -61,7 +61,7 @@ TEST_P(OneSubnet, WhatStandsByLeavesByItsOwnNic) {
       "before=$(sent rail1); $perf --seconds 2 && "
       "echo \"rail1 sent $(($(sent rail1) - before > 100 ? 1 : 0)) times a hundred packets\"");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
-  EXPECT_EQ(count(run.out, every_byte_right), 1U) << run.out;
+  EXPECT_EQ(count(run.out, all_bytes_right), 1U) << run.out;
   EXPECT_EQ(count(run.out, "rail1 sent 1 times a hundred packets"), 2U)
       << "on each host: " << run.out;
   EXPECT_EQ(count(run.out, "fail together"), 0U) << run.out;
@@ -75,7 +75,7 @@ TEST_P(OneSubnet, EitherNicMayGo) {
                                "exec $perf -I 40 --fault 'cut rail0 --silent --for 2s@3s, "
                                "cut rail1 --silent --for 2s@15s, slow rail0 8gbit@18s'");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
-  EXPECT_EQ(count(run.out, every_byte_right), 1U) << run.out;
+  EXPECT_EQ(count(run.out, all_bytes_right), 1U) << run.out;
   EXPECT_EQ(count(run.out, " moved to the shadow path 1"), 2U)
       << "one for each connection: " << run.out;
   for (const int fault : {1, 2}) {
@@ -91,7 +91,7 @@ TEST_P(OneSubnet, WhatSharesANicSaysSo) {
   const ToolRun run = run_flat(
       GetParam(), "ip " + family + "route del " + subnet + " dev rail1; $perf --seconds 2");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
-  EXPECT_EQ(count(run.out, every_byte_right), 1U) << run.out;
+  EXPECT_EQ(count(run.out, all_bytes_right), 1U) << run.out;
   EXPECT_EQ(count(run.out, "leaves by rail0, as the routes say"), 2U)
       << "once on each host: " << run.out;
   EXPECT_GE(count(run.out, " by another NIC, rail0"), 2U) << run.out;
