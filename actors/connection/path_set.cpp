@@ -13,10 +13,6 @@
 namespace nccl_ha {
 namespace {
 
-/// What one attempt to replace a path may take: the peer's address may have changed meanwhile,
-/// which the next attempt finds out.
-constexpr Duration rebuild_limit = std::chrono::seconds(3);
-
 /// Places for control messages and for heartbeats beside the data.
 constexpr uint32_t control_posts = ControlBox::slots + 2;
 
@@ -211,8 +207,6 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   return {};
 }
 
-Result<void> PathSet::remake(Lane& lane) { return make(lane, rebuild_limit); }
-
 /// Makes this connection's own memory known to the lane's device.
 Result<void> PathSet::equip(Lane& lane) {
   auto source = register_memory(lane.at, needs_.source, needs_.source_bytes);
@@ -329,9 +323,9 @@ void PathSet::post_owed_credits(Lane& lane) {
   }
 }
 
-void PathSet::find_places(size_t most) {
+void PathSet::find_places() {
   places_ = state_.provider.places(state_.attachment);
-  places_.resize(std::min(places_.size(), most));
+  places_.resize(std::min(places_.size(), ha::rails_max));
 }
 
 std::optional<size_t> PathSet::place_of_rail(size_t rail) const {

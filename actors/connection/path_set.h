@@ -14,7 +14,7 @@
 #include "actors/connection/lane.h"
 #include "actors/connection/state.h"
 #include "actors/control.h"
-#include "ha/shadow.h"
+#include "ha/candidates.h"
 
 namespace nccl_ha {
 
@@ -89,9 +89,7 @@ class PathSet {
   /// The place of this host where the next path of a lane elsewhere is made.
   void move_to(Lane& lane, const fabric::Place& place);
   /// A path for a lane, in place of the old one if there is one, where the lane says.
-  Result<void> make(Lane& lane, Duration connect_limit);
-  /// The same for a lane that is to be used again.
-  Result<void> remake(Lane& lane);
+  Result<void> make(Lane& lane, Duration connect_limit = ha::ShadowCandidates::longest_attempt);
   Result<void> connect(Lane& lane, const PathEnd& peer, uint32_t table_key);
   /// What the peer is told of a lane; without an address, why there is none.
   PathEnd end_of(Lane& lane) const;
@@ -117,8 +115,8 @@ class PathSet {
     }
   }
 
-  /// Where paths of this connection may begin or end on this host.
-  void find_places(size_t most);
+  /// Where paths of this connection may begin or end on this host, at most ha::rails_max.
+  void find_places();
   const std::vector<fabric::Place>& places() const { return places_; }
   /// What the NIC of a place is called on this host.
   std::string interface_of(const fabric::Place& place) const;
