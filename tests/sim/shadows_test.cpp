@@ -422,6 +422,15 @@ TEST_P(HopelessPairs, TheStandbyIsThereWithinASecondNevertheless) {
   EXPECT_LE(stall_after({0}), std::chrono::milliseconds(100)) << "nothing has to be looked for";
 }
 
+/// The traffic's path and the standby are cut at once, and the control stream with them; a third
+/// NIC leads there.  First a stream is dialled over each way, with 10 ms between two, then the
+/// paths sweep.
+TEST_P(HopelessPairs, WithoutAnyPathTheNextOneIsThereWithinTwoSecondsOfTheVerdict) {
+  ASSERT_TRUE(pair_->connect()) << pair_->error();
+  pass(*pair_, seconds(2));
+  EXPECT_LE(stall_after({0, hopeless() + 1}), seconds(2));
+}
+
 TEST(SimShadows, RailsFailWhileBytesAreChecked) {
   const uint64_t runs = sim_seeds() / 8;
   FailoverTotals totals;
