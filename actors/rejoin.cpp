@@ -16,8 +16,6 @@
 namespace nccl_ha {
 namespace {
 
-/// What an attempt may take; a way beneath which the network is gone does not answer at all.
-constexpr Duration dial_limit = std::chrono::seconds(1);
 constexpr size_t ways_max = 64;
 
 const sockaddr* any_or(const sockaddr_storage& address) {
@@ -144,7 +142,7 @@ void Rejoin::attempt() {
   }
   stream_ = std::move(*made);
   context_->request_stream_turns(1000);
-  context_->timers().arm(timer_, context_->now() + dial_limit);
+  context_->timers().arm(timer_, context_->now() + redial_.limit());
 }
 
 void Rejoin::on_answer(Answer answer, const Error& what) {

@@ -12,15 +12,18 @@
 #include "ha/invariant.h"
 #include "ha/mutation.h"
 #include "ha/shadow.h"
+#include "ha/sweep.h"
 #include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
 
 /// The ranked pairs (rank_shadows), of which each shadow of a connection takes one in turn.  No two
-/// shadows share an end, as they would fail together.  A pair that cannot be joined makes room for
-/// the next one; one that has worked is tried again between any two others, as what it lacks may be
-/// back.  An end whose device does not take the connection's memory is rejected with all its pairs,
-/// until that is forgotten.  Takes the time from its caller.  One thread.
+/// shadows share the NIC of an end, as they would fail together.  A pair that cannot be joined
+/// makes room for the next one; one that has worked is tried again between any two others, as what
+/// it lacks may be back.  A NIC that does not take the connection's memory is rejected with all its
+/// pairs, until that is forgotten.  A shadow goes through the pairs in sweeps: the first one gives
+/// each pair a moment, later ones give more, and its caller waits between two of them.  Takes the
+/// time from its caller.  One thread.
 class ShadowCandidates {
  public:
   /// A rejected end is tried again after so long, and after twice as long with each further time.
@@ -31,6 +34,8 @@ class ShadowCandidates {
   static constexpr Duration turn_interval = std::chrono::seconds(12);
   /// What works comes up within milliseconds; ARP takes a second.
   static constexpr Duration most_of_an_attempt = std::chrono::seconds(1);
+  /// The peer's address may have changed meanwhile, which the next attempt finds out.
+  static constexpr Duration longest_attempt = std::chrono::seconds(3);
 
   enum class End : uint8_t { local, remote };
 
@@ -45,7 +50,7 @@ class ShadowCandidates {
     Shadow& mine = shadows_[shadow];
     const std::optional<size_t> before = std::exchange(mine.holds, std::nullopt);
     mine.joined = false;
-    if (mine.inserted && !available(pairs_[*mine.inserted], now)) {
+    if (mine.inserted && !available(shadow, *mine.inserted, now)) {
       drop_inserted(mine);
     }
     if (mine.inserted && (mine.urged || mine.in_turn)) {
@@ -54,7 +59,7 @@ class ShadowCandidates {
     } else {
       for (size_t i = 0; i < pairs_.size() && !mine.holds; ++i) {
         const size_t at = (mine.next + i) % pairs_.size();
-        if (available(pairs_[at], now)) {
+        if (available(shadow, at, now)) {
           mine.holds = mine.next = at;
           mine.in_turn = true;
         }
@@ -63,8 +68,9 @@ class ShadowCandidates {
     if (!mine.holds) {
       return std::nullopt;
     }
-    invariants_.hold(is_alone(shadow, pairs_[*mine.holds]), "no two shadows share an end");
+    invariants_.hold(!holds_another(shadow, pairs_[*mine.holds]), "no two shadows share an end");
     mine.chosen_at = now;
+    begin_attempt(mine);
     if (mine.holds != before) {
       mine.keeps_until = Instant::min();
     }
@@ -83,9 +89,44 @@ class ShadowCandidates {
       find_again(shadow.inserted);
       find_again(shadow.proven);
       find_again(shadow.holds);
-      shadow.next = 0;
       shadow.urged = shadow.urged && shadow.inserted;
     }
+    for (size_t i = 0; i < shadows_.size(); ++i) {
+      begin_sweeps(i);
+    }
+  }
+  /// How long the attempt over the pair that was chosen may take.
+  Duration limit(size_t shadow) const { return shadows_[shadow].limit; }
+  /// After pass_over(): another pair has its turn in this sweep.  Otherwise the sweep has ended,
+  /// for a pair that has worked with a full attempt (not where it is `urgent`), and the next one
+  /// begins.
+  bool sweeps_on(size_t shadow, Instant now, bool urgent) {
+    Shadow& mine = shadows_[shadow];
+    if (mine.inserted && available(shadow, *mine.inserted, now)) {
+      return true;
+    }
+    for (size_t at = mine.next; at < pairs_.size() && !mine.swept; ++at) {
+      if (available(shadow, at, now)) {
+        return true;
+      }
+    }
+    if (mine.proven && !mine.proven_had_all && !urgent && available(shadow, *mine.proven, now) &&
+        !mutated(Mutation::proven_pair_hurried)) {
+      mine.swept = true;
+      insert(mine, *mine.proven, true);
+      return true;
+    }
+    const unsigned sweeps = mine.sweeps + 1;
+    begin_sweeps(shadow);
+    mine.sweeps = sweeps;
+    return mutated(Mutation::sweeps_without_wait);
+  }
+  /// All pairs have their turn anew, from the best one on and with short attempts.
+  void begin_sweeps(size_t shadow) {
+    Shadow& mine = shadows_[shadow];
+    mine.next = 0;
+    mine.sweeps = 0;
+    mine.swept = mine.proven_had_all = mine.in_turn = false;
   }
   /// When a shadow for which there is nothing may look again.
   Instant next_at(Instant now) const {
@@ -105,8 +146,7 @@ class ShadowCandidates {
     }
     const bool first = own && !mine.proven;
     mine.joined = true;
-    mine.next = 0;
-    mine.in_turn = false;
+    begin_sweeps(shadow);
     insert(mine, *mine.holds, true);  // the same at first when it fails
     if (own && !mutated(Mutation::proven_pair_forgotten)) {
       mine.proven = mine.holds;
@@ -126,7 +166,7 @@ class ShadowCandidates {
       drop_inserted(mine);
     }
     if (mine.in_turn || mine.next == failed) {
-      mine.next = following(failed);
+      turn_past(mine, failed);
     }
     if (mine.proven && mine.proven != failed && mine.in_turn && !mine.inserted &&
         (!urgent || mutated(Mutation::proven_pair_insisted))) {
@@ -145,12 +185,12 @@ class ShadowCandidates {
     at_once,  ///< a pair with one of them is to be tried, or is being tried
     instead,  ///< of the one that is being tried, which is to be given up
   };
-  /// Ends have their links back.  Of the pairs with such an end the one that worked last, or else
-  /// the best, comes next, before those whose turn it is.  What is being tried (`under_way`) is
-  /// given up for it, unless its own link came back just before (`promising`) and it is the better
-  /// one or worked last.  Both not more often than each turn_interval, and the turns of the others
-  /// go on where they were, so that an end that comes and goes keeps nobody from them.  A shadow
-  /// that merely tries an end of that pair loses it.
+  /// NICs (RailPair::local_nic, remote_nic) have their links back.  Of the pairs with such an end
+  /// the one that worked last, or else the best, comes next, before those whose turn it is.  What
+  /// is being tried (`under_way`) is given up for it, unless its own link came back just before
+  /// (`promising`) and it is the better one or worked last.  Both not more often than each
+  /// turn_interval, and the turns of the others go on where they were, so that an end that comes
+  /// and goes keeps nobody from them.  A shadow that merely tries an end of that pair loses it.
   template <class IsBack>
   Turn turn_to(size_t shadow, End end, IsBack is_back, Instant now, bool under_way,
                bool promising = false) {
@@ -158,8 +198,8 @@ class ShadowCandidates {
     std::optional<size_t> wanted;
     for (size_t at = 0; at < pairs_.size(); ++at) {
       const RailPair& pair = pairs_[at];
-      if (is_back(end == End::local ? pair.local : pair.remote) && free_at(pair) <= now &&
-          may_take(shadow, pair, now) && (!wanted || mine.proven == at)) {
+      if (is_back(nic_of(pair, end)) && free_at(pair) <= now && may_take(shadow, pair, now) &&
+          (!wanted || mine.proven == at)) {
         wanted = at;
       }
     }
@@ -183,13 +223,13 @@ class ShadowCandidates {
       return under_way ? Turn::none : Turn::at_once;
     }
     if (tried && mine.in_turn && now - mine.chosen_at > most_of_an_attempt) {
-      mine.next = following(*tried);  // it has had its turn
+      turn_past(mine, *tried);  // it has had its turn
     }
     mine.may_turn_at = mine.keeps_until = now + turn_interval;
     insert(mine, *wanted, true);
     mine.holds = wanted;
     for (size_t i = 0; i < shadows_.size(); ++i) {
-      if (i != shadow && holds_end_of(shadows_[i], pairs_[*wanted])) {
+      if (i != shadow && holds_nic_of(shadows_[i], pairs_[*wanted])) {
         shadows_[i].holds.reset();
         shadows_[i].lost = true;
       }
@@ -200,15 +240,14 @@ class ShadowCandidates {
   bool lost(size_t shadow) { return std::exchange(shadows_[shadow].lost, false); }
   /// The better ones may be back.
   void begin_anew(size_t shadow) {
-    Shadow& mine = shadows_[shadow];
-    mine.next = 0;
-    drop_inserted(mine);
+    begin_sweeps(shadow);
+    drop_inserted(shadows_[shadow]);
   }
-  /// The device at that end does not take the connection's memory.  True: for the first time.
-  bool reject(End end, size_t rail, Instant now) {
-    auto& ends = rejected_[static_cast<size_t>(end)];
-    ends.resize(std::max(ends.size(), rail + 1));
-    Rejection& one = ends[rail];
+  /// The NIC at that end does not take the connection's memory.  True: for the first time.
+  bool reject(End end, size_t nic, Instant now) {
+    auto& nics = rejected_[static_cast<size_t>(end)];
+    nics.resize(std::max(nics.size(), nic + 1));
+    Rejection& one = nics[nic];
     if (!mutated(Mutation::rejection_unheeded)) {
       one.free_at = mutated(Mutation::rejection_for_ever)
                         ? Instant::max()
@@ -226,12 +265,18 @@ class ShadowCandidates {
     unsigned times = 0;
     Instant free_at = Instant::min();
   };
-  Instant free_at(End end, size_t rail) const {
-    const auto& ends = rejected_[static_cast<size_t>(end)];
-    return rail < ends.size() ? ends[rail].free_at : Instant::min();
+  static size_t nic_of(const RailPair& pair, End end) {
+    return mutated(Mutation::ends_by_address) ? (end == End::local ? pair.local : pair.remote)
+           : end == End::local                ? pair.local_nic
+                                              : pair.remote_nic;
+  }
+  Instant free_at(const RailPair& pair, End end) const {
+    const auto& nics = rejected_[static_cast<size_t>(end)];
+    const size_t nic = nic_of(pair, end);
+    return nic < nics.size() ? nics[nic].free_at : Instant::min();
   }
   Instant free_at(const RailPair& pair) const {
-    return std::max(free_at(End::local, pair.local), free_at(End::remote, pair.remote));
+    return std::max(free_at(pair, End::local), free_at(pair, End::remote));
   }
 
   struct Shadow {
@@ -241,6 +286,10 @@ class ShadowCandidates {
     bool in_turn = true;             ///< what is held was not inserted
     std::optional<size_t> proven;    ///< the last one that was joined
     std::optional<size_t> holds;     ///< chosen: not for others
+    unsigned sweeps = 0;             ///< that have ended
+    bool swept = false;              ///< all have had their turn in this one
+    bool proven_had_all = false;     ///< a full attempt in this one
+    Duration limit = longest_attempt;
     Instant chosen_at = Instant::min();
     bool joined = false;  ///< it works, for all that is known
     bool lost = false;    ///< another shadow has it
@@ -255,36 +304,42 @@ class ShadowCandidates {
     shadow.inserted.reset();
     shadow.urged = false;
   }
-  bool holds_end_of(const Shadow& one, const RailPair& pair) const {
-    return one.holds &&
-           (pairs_[*one.holds].local == pair.local || pairs_[*one.holds].remote == pair.remote);
+  bool holds_nic_of(const Shadow& one, const RailPair& pair) const {
+    return one.holds && (nic_of(pairs_[*one.holds], End::local) == nic_of(pair, End::local) ||
+                         nic_of(pairs_[*one.holds], End::remote) == nic_of(pair, End::remote));
   }
-  bool taken(const RailPair& pair) const {
-    return std::any_of(shadows_.begin(), shadows_.end(), [&](const Shadow& one) {
-      return holds_end_of(one, pair) && !mutated(Mutation::shadows_share_an_end);
-    });
+  bool holds_another(size_t shadow, const RailPair& pair) const {
+    for (size_t i = 0; i < shadows_.size(); ++i) {
+      if (i != shadow && holds_nic_of(shadows_[i], pair)) {
+        return true;
+      }
+    }
+    return false;
   }
-  bool available(const RailPair& pair, Instant now) const {
-    return free_at(pair) <= now && !taken(pair);
+  bool available(size_t shadow, size_t at, Instant now) const {
+    return free_at(pairs_[at]) <= now &&
+           (!holds_another(shadow, pairs_[at]) || mutated(Mutation::shadows_share_an_end));
   }
-  /// No other shadow works over an end of the pair, or is about to.
+  /// No other shadow works over a NIC of the pair, or is about to.
   bool may_take(size_t shadow, const RailPair& pair, Instant now) const {
     for (size_t i = 0; i < shadows_.size(); ++i) {
       const Shadow& other = shadows_[i];
-      if (i != shadow && holds_end_of(other, pair) && (other.joined || now < other.keeps_until)) {
+      if (i != shadow && holds_nic_of(other, pair) && (other.joined || now < other.keeps_until)) {
         return false;
       }
     }
     return true;
   }
   size_t following(size_t at) const { return (at + 1) % pairs_.size(); }
-  bool is_alone(size_t shadow, const RailPair& pair) const {
-    for (size_t i = 0; i < shadows_.size(); ++i) {
-      if (i != shadow && holds_end_of(shadows_[i], pair)) {
-        return false;
-      }
-    }
-    return true;
+  void turn_past(Shadow& shadow, size_t at) const {
+    shadow.next = following(at);
+    shadow.swept = shadow.swept || shadow.next == 0;
+  }
+  void begin_attempt(Shadow& mine) const {
+    const bool proven = mine.holds == mine.proven;
+    const bool last = proven && !mine.in_turn && mine.swept;
+    mine.limit = last ? longest_attempt : Sweep::limit(pairs_.size(), mine.sweeps, longest_attempt);
+    mine.proven_had_all = mine.proven_had_all || (proven && mine.limit == longest_attempt);
   }
 
   std::vector<RailPair> pairs_;

@@ -6,13 +6,13 @@
 #include <cstdint>
 
 #include "ha/peer_verdict.h"
+#include "ha/sweep.h"
 #include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
 
-/// Goes through the ways one after the other, quickly as long as there are others, and from the
-/// beginning after a pause; stays with one that tells the most (PeerVerdict).  Takes the time from
-/// its caller.  One thread.
+/// Goes through the ways one after the other, in sweeps (ha/sweep.h) with a pause between; stays
+/// with one that tells the most (PeerVerdict).  Takes the time from its caller.  One thread.
 class Redial {
  public:
   using Answer = PeerVerdict::Answer;
@@ -23,6 +23,8 @@ class Redial {
 
   /// Between ways of which the first one failed at once.
   static constexpr Duration next_way = std::chrono::milliseconds(10);
+  /// A way beneath which the network is gone does not answer at all.
+  static constexpr Duration longest_dial = std::chrono::seconds(1);
 
   /// Dialling begins with way `first` of `ways`; what was found out before means nothing any more.
   void begin(size_t ways, size_t first) {
@@ -30,6 +32,7 @@ class Redial {
     ways_ = ways;
     way_ = first;
     tried_ = 0;
+    sweeps_ = 0;
   }
   /// The list of ways has changed, which now begins with the best one.
   void reorder(size_t ways) {
@@ -42,6 +45,10 @@ class Redial {
   size_t way() const { return way_; }
   size_t tried() const { return tried_; }  ///< ways, since the last pause
   void on_dial() { ++tried_; }
+  /// What dialling way() may take: where it is the only one, nothing else waits for it.
+  Duration limit() const {
+    return ways_ == 1 ? longest_dial : Sweep::limit(ways_, sweeps_, longest_dial);
+  }
   /// How dialling way() ended.  `proven`, `life`: as PeerVerdict::on_answer() has them.
   [[nodiscard]] Next on_answer(Answer answer, bool proven, uint64_t life, Instant now) {
     if (verdict_.on_answer(answer, proven, life, now)) {
@@ -54,6 +61,7 @@ class Redial {
       }
     }
     tried_ = 0;
+    ++sweeps_;
     return {false, verdict_.pause()};
   }
 
@@ -62,6 +70,7 @@ class Redial {
   size_t ways_ = 1;
   size_t way_ = 0;
   size_t tried_ = 0;
+  unsigned sweeps_ = 0;
 };
 
 }  // namespace nccl_ha::ha

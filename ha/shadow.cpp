@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "ha/mutation.h"
+
 namespace nccl_ha::ha {
 namespace {
 
@@ -39,9 +41,29 @@ bool same_subnet(const Rail& one, const Rail& other) {
   return true;
 }
 
-/// fe80::/10 (RFC 4291, 2.5.6).
+/// fe80::/10 (RFC 4291, 2.5.6) and 169.254.0.0/16 (RFC 3927).
 bool link_local(const Rail& rail) {
-  return rail.family == 6 && rail.address[0] == 0xFE && (rail.address[1] & 0xC0U) == 0x80;
+  return rail.family == 6 ? rail.address[0] == 0xFE && (rail.address[1] & 0xC0U) == 0x80
+                          : rail.family == 4 && rail.address[0] == 169 && rail.address[1] == 254;
+}
+
+bool same_address(const Rail& one, const Rail& other) {
+  return one.family != 0 && one.family == other.family && one.address == other.address;
+}
+
+/// Each address of either list is one of the other.
+bool one_host(std::span<const Rail> local, std::span<const Rail> remote) {
+  const auto has = [](std::span<const Rail> rails, const Rail& wanted) {
+    return wanted.family == 0 ||
+           std::ranges::any_of(rails, [&](const Rail& rail) { return same_address(rail, wanted); });
+  };
+  return std::ranges::all_of(local, [&](const Rail& rail) { return has(remote, rail); }) &&
+         std::ranges::all_of(remote, [&](const Rail& rail) { return has(local, rail); });
+}
+
+/// How likely packets get from one end to the other: the lowest is best.
+unsigned reach_of(const Rail& mine, const Rail& theirs) {
+  return link_local(mine) || link_local(theirs) ? 2 : same_subnet(mine, theirs) ? 0 : 1;
 }
 
 const Rail* primary_of(std::span<const Rail> rails) {
@@ -92,7 +114,9 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
     return std::any_of(remote.begin(), remote.end(),
                        [&](const Rail& theirs) { return leads_anywhere(mine, theirs, here); });
   });
-  using Key = std::tuple<bool, unsigned, bool, unsigned, bool, uint16_t, uint16_t, size_t, size_t>;
+  const bool apart = !one_host(local, remote) && !mutated(Mutation::own_address_paired);
+  using Key =
+      std::tuple<bool, unsigned, unsigned, unsigned, bool, uint16_t, uint16_t, size_t, size_t>;
   std::vector<std::pair<Key, RailPair>> ranked;
   for (size_t l = 0; l < local.size(); ++l) {
     for (size_t r = 0; r < remote.size(); ++r) {
@@ -100,7 +124,8 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
       const Rail& theirs = remote[r];
       const bool old_here = here != nullptr && mine.number == here->number;
       const bool old_there = there != nullptr && theirs.number == there->number;
-      if (mine.kind != theirs.kind || mine.family != theirs.family || (old_here && old_there)) {
+      if (mine.kind != theirs.kind || mine.family != theirs.family || (old_here && old_there) ||
+          (apart && same_address(mine, theirs))) {
         continue;
       }
       const bool own_kind = here == nullptr || mine.kind == here->kind;
@@ -110,10 +135,10 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
       }
       const bool same_switch = here != nullptr && same_subnet(mine, *here);
       ranked.emplace_back(
-          Key{old_here || old_there, rank_of(mine, theirs, here), !same_subnet(mine, theirs),
+          Key{old_here || old_there, rank_of(mine, theirs, here), reach_of(mine, theirs),
               unsigned{mine.distance} + theirs.distance, same_switch, steps_after(here, mine),
               steps_after(there, theirs), l, r},
-          RailPair{l, r});
+          RailPair{l, r, nic_of(local, l), nic_of(remote, r)});
     }
   }
   std::sort(ranked.begin(), ranked.end(),

@@ -31,11 +31,26 @@ inline constexpr size_t rails_max = 24;  ///< of one host, on the wire
 uint8_t pci_distance(std::string_view one, std::string_view other);
 inline constexpr uint8_t pci_far = 250;
 
+/// Where the device of a place is first in its list: what places of one NIC have in common.
+template <class Places>
+size_t nic_of(const Places& places, size_t place) {
+  size_t first = 0;
+  while (places[first].number != places[place].number) {
+    ++first;
+  }
+  return first;
+}
+
 /// Two ends, by their places in the lists.
 struct RailPair {
   size_t local = 0;
   size_t remote = 0;
-  bool operator==(const RailPair&) const = default;
+  size_t local_nic = local;  ///< nic_of() the place
+  size_t remote_nic = remote;
+  /// The places say which NICs they are.
+  bool operator==(const RailPair& other) const {
+    return local == other.local && remote == other.remote;
+  }
 };
 
 /// The pairs that may back the primaries up, best first.  A pair that shares an end with the
@@ -43,10 +58,13 @@ struct RailPair {
 /// primaries' is slower, so it comes after their own, and first the one that leads to everybody
 /// (over other hosts: without an address at either end), where there is one: no router leads from
 /// cable to cable there, so that pairs of the own fabric in different subnets, or in those of
-/// link-local addresses, are left out.  A pair whose ends are in one subnet needs no router; then
-/// the PCI trees decide, then a subnet other than the primaries' (another switch), and then a
-/// rotation by number, so that equal devices share the load of backing each other up.  The same on
-/// every host that sees the same lists.
+/// link-local addresses, are left out.  A pair whose ends are in one subnet needs no router; one of
+/// link-local addresses comes last, as these look alike on each cable.  Then the PCI trees decide,
+/// then a subnet other than the primaries' (another switch), and then a rotation by number, so that
+/// equal devices share the load of backing each other up.  An address that both hosts have (a
+/// container bridge's) leads each of them to itself: two ends with the same one are a pair only
+/// where both are one host, which has all its addresses in common with itself.  The same on every
+/// host that sees the same lists.
 std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const Rail> remote);
 
 }  // namespace nccl_ha::ha

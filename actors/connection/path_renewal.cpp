@@ -5,6 +5,7 @@
 
 #include "ha/mutation.h"
 #include "runtime/base/log.h"
+#include "runtime/engine/worker.h"
 
 namespace nccl_ha {
 namespace {
@@ -20,6 +21,10 @@ constexpr Duration rail_interval = std::chrono::seconds(2);
 
 /// So is a shadow that has stood by before: what it lacks may come back without a word.
 constexpr Duration shadow_interval = std::chrono::seconds(5);
+
+/// So much of a worker's time is left between two attempts of a sweep for each of its actors: that
+/// of making a path and of the messages about it, many times over.
+constexpr Duration sweep_pace = std::chrono::microseconds(500);
 
 }  // namespace
 
@@ -69,7 +74,8 @@ void PathRenewal::make_others() {
 void PathRenewal::on_lane_up(size_t lane) {
   Next& next = lanes_[lane];
   const Lane& mine = paths_.lane(lane);
-  next.link_back = next.turned = next.again = false;
+  next.link_back = next.turned = next.again = urgent_ = false;
+  next.give_up_at.reset();
   // One of another fabric does not come before those of the own one.
   if (mine.shadow && candidates_.worked(mine.shadow_number, !paths_.is_fallback(mine))) {
     next.backoff = ha::Backoff(std::chrono::milliseconds(100), shadow_interval);
@@ -105,7 +111,7 @@ bool PathRenewal::fail_unoffered(size_t lane, const Error& why) {
 void PathRenewal::reopen_soon(size_t lane) {
   Next& next = lanes_[lane];
   const Lane& mine = paths_.lane(lane);
-  const Duration wait = next.backoff.next(state_.context->random());
+  const Duration wait = wait_of(lane);
   // A shadow whose device takes no memory has others to try first; a rail has that one.
   next.reopen_at =
       state_.context->now() +
@@ -113,8 +119,51 @@ void PathRenewal::reopen_soon(size_t lane) {
   hasten();
 }
 
+/// Within a sweep the next pair follows at once, but for what all connections of the worker need.
+Duration PathRenewal::wait_of(size_t lane) {
+  Next& next = lanes_[lane];
+  Random& random = state_.context->random();
+  if (!std::exchange(next.passed, false) ||
+      !candidates_.sweeps_on(paths_.lane(lane).shadow_number, state_.context->now(),
+                             !paths_.any_usable())) {
+    return next.backoff.next(random);
+  }
+  const auto pace = static_cast<uint64_t>(sweep_pace.count()) *
+                    std::max<size_t>(state_.context->worker().actor_count(), 1);
+  return Duration(pace / 2 + random.below(pace));
+}
+
+/// What a shadow tries at length, or waits for, is for times when there is a path.
+void PathRenewal::sweep_anew() {
+  const Instant now = state_.context->now();
+  for (size_t i = paths_.own(); i < lanes_.size(); ++i) {
+    Next& next = lanes_[i];
+    candidates_.begin_sweeps(paths_.lane(i).shadow_number);
+    if (next.reopen_at) {
+      next.reopen_at = now;
+    }
+    if (!next.link_back && (next.unoffered || owner_.is_opening(i))) {
+      next.give_up_at = now + ha::Sweep::attempt_max;
+    }
+  }
+}
+
+void PathRenewal::give_up_long_attempts() {
+  for (size_t i = 0; i < lanes_.size() && state_.live(); ++i) {
+    if (lanes_[i].give_up_at && *lanes_[i].give_up_at <= state_.context->now()) {
+      lanes_[i].give_up_at.reset();
+      if (lanes_[i].unoffered || owner_.is_opening(i)) {
+        owner_.on_lane_failed(i, fail(Errc::again, "no path is left, and other NICs are tried"));
+      }
+    }
+  }
+}
+
 /// A shadow is tried seldom, but not when there is nothing else.
 void PathRenewal::hasten() {
+  if (!paths_.any_usable() && !std::exchange(urgent_, true)) {
+    sweep_anew();
+  }
   for (Next& one : lanes_) {
     if (one.reopen_at && !paths_.any_usable()) {
       one.reopen_at = std::min(*one.reopen_at, state_.context->now() + reopen_interval);
@@ -176,13 +225,15 @@ void PathRenewal::on_link_back(std::span<const std::byte> payload) {
   }
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
     const Lane& mine = paths_.lane(lane);
-    if (mine.usable || ha::mutated(ha::Mutation::link_back_unheeded)) {
+    if (mine.usable || notice->rail >= end_nics_.size() ||
+        ha::mutated(ha::Mutation::link_back_unheeded)) {
       continue;
     }
+    const size_t nic = end_nics_[notice->rail];
     const size_t end = mine.elsewhere() ? lanes_[lane].pair.remote : first_end_;
-    if (mine.shadow && notice->rail < own_ends_.size() && own_ends_[notice->rail]) {
-      turn(lane, ha::ShadowCandidates::End::remote, {notice->rail});
-    } else if (end == notice->rail) {
+    if (mine.shadow && own_ends_[notice->rail]) {
+      turn(lane, ha::ShadowCandidates::End::remote, {nic});
+    } else if (end < end_nics_.size() && end_nics_[end] == nic) {
       try_at_once(lane);
     }
   }
@@ -232,13 +283,16 @@ void PathRenewal::try_at_once(size_t lane) {
 }
 
 /// The next pair of ends is tried.  The same once more where its link came back while it was being
-/// tried; not while the connection has no path, and another pair may have one.
+/// tried; not while the connection has no path, and another pair may have one, unless the attempt
+/// was a short one.
 void PathRenewal::pass_over(size_t lane) {
   Next& next = lanes_[lane];
   if (std::exchange(next.turned, false)) {
     return;  // it is at hand already
   }
-  next.again = std::exchange(next.link_back, false) && !next.again && paths_.any_usable() &&
+  next.passed = true;
+  next.again = std::exchange(next.link_back, false) && !next.again &&
+               (paths_.any_usable() || next.limit < ha::ShadowCandidates::longest_attempt) &&
                !ha::mutated(ha::Mutation::early_attempt_counts);
   const size_t shadow = paths_.lane(lane).shadow_number;
   if (next.again) {
@@ -265,8 +319,8 @@ void PathRenewal::look_for_better() {
 void PathRenewal::arm_reopen() {
   std::optional<Instant> first;
   for (const Next& one : lanes_) {
-    if (one.reopen_at && (!first || *one.reopen_at < *first)) {
-      first = one.reopen_at;
+    for (const auto& due : {one.reopen_at, one.give_up_at}) {
+      first = due && (!first || *due < *first) ? due : first;
     }
   }
   state_.context->timers().cancel(reopen_timer_);
@@ -284,6 +338,7 @@ void PathRenewal::on_reopen_timer() {
       reopen(lane);
     }
   }
+  give_up_long_attempts();
   if (state_.live()) {
     arm_reopen();
   }
@@ -317,6 +372,14 @@ bool PathRenewal::choose_rail_place(size_t lane) {
   return true;
 }
 
+/// Where a link came back, or may be about to, all that an attempt may need.
+Duration PathRenewal::limit_of(size_t lane) const {
+  const Next& next = lanes_[lane];
+  const Lane& mine = paths_.lane(lane);
+  return mine.shadow && !next.link_back && !next.again ? candidates_.limit(mine.shadow_number)
+                                                       : ha::ShadowCandidates::longest_attempt;
+}
+
 void PathRenewal::reopen(size_t lane) {
   Lane& mine = paths_.lane(lane);
   Next& next = lanes_[lane];
@@ -324,7 +387,9 @@ void PathRenewal::reopen(size_t lane) {
       (mine.on_other_rail() && !choose_rail_place(lane)) || (mine.shadow && !choose_place(lane))) {
     return;
   }
-  if (auto made = paths_.remake(mine); !made) {
+  next.limit = limit_of(lane);
+  next.give_up_at.reset();
+  if (auto made = paths_.make(mine, next.limit); !made) {
     mine.owned.reset();
     give_up_new_path(lane, made.error());
     return;
@@ -416,7 +481,7 @@ void PathRenewal::reject_end(size_t lane, ha::ShadowCandidates::End end, const s
     return;
   }
   const bool first =
-      candidates_.reject(end, here ? pair.local : pair.remote, state_.context->now());
+      candidates_.reject(end, here ? pair.local_nic : pair.remote_nic, state_.context->now());
   if (state_.sound(candidates_) && first) {
     NHA_LOG_WARN("path {} to {} cannot take over through a device {}, another one is tried: {}",
                  lane, state_.owner.peer_text(), here ? "of this host" : "of the peer", why);

@@ -48,10 +48,12 @@ class PathRenewal {
   /// What the peer offered: where paths may end, and the first ones do.
   void set_ends(std::span<const ha::Rail> rails) {
     own_ends_.clear();
+    end_nics_.clear();
     const auto first = std::ranges::find_if(rails, &ha::Rail::primary);
     first_end_ = static_cast<size_t>(first - rails.begin());
-    for (const ha::Rail& rail : rails) {
-      own_ends_.push_back(rail.kind == static_cast<uint8_t>(state_.attachment.kind));
+    for (size_t place = 0; place < rails.size(); ++place) {
+      end_nics_.push_back(ha::nic_of(rails, place));
+      own_ends_.push_back(rails[place].kind == static_cast<uint8_t>(state_.attachment.kind));
     }
   }
   /// Places of either host have changed: what waits is tried at once, over what there is now.
@@ -70,7 +72,7 @@ class PathRenewal {
   /// True: the peer has not heard of the new path, which is given up.
   bool fail_unoffered(size_t lane, const Error& why);
   void reopen_soon(size_t lane);
-  /// Where no path is left, what waits for long is tried earlier.
+  /// Where no path is left, what waits for long is tried earlier, and shadows sweep anew.
   void hasten();
   /// A new path of the lane has an address.
   void on_lane_address(size_t lane);
@@ -88,11 +90,14 @@ class PathRenewal {
   struct Next {
     ha::Backoff backoff{std::chrono::milliseconds(20), std::chrono::seconds(1)};
     std::optional<Instant> reopen_at;
-    ha::RailPair pair;       ///< the ends of a lane elsewhere
-    bool unoffered = false;  ///< it waits for its address: the peer has not heard of it
-    bool link_back = false;  ///< since then no attempt has failed
-    bool again = false;      ///< a shadow tries its pair once more
-    bool turned = false;     ///< the next pair of a shadow is chosen already
+    ha::RailPair pair;                  ///< the ends of a lane elsewhere
+    bool unoffered = false;             ///< it waits for its address: the peer has not heard of it
+    bool link_back = false;             ///< since then no attempt has failed
+    bool again = false;                 ///< a shadow tries its pair once more
+    bool turned = false;                ///< the next pair of a shadow is chosen already
+    bool passed = false;                ///< a shadow's last attempt, over whose pair it goes on
+    Duration limit{};                   ///< of the attempt
+    std::optional<Instant> give_up_at;  ///< where that is too long
   };
 
   void turn(size_t lane, ha::ShadowCandidates::End end, const std::vector<size_t>& back);
@@ -104,6 +109,10 @@ class PathRenewal {
   void give_up_new_path(size_t lane, const Error& why);
   void offer(size_t lane);
   bool choose_place(size_t lane);
+  Duration limit_of(size_t lane) const;
+  Duration wait_of(size_t lane);
+  void sweep_anew();
+  void give_up_long_attempts();
   bool choose_rail_place(size_t lane);
   void look_for_better();
 
@@ -117,7 +126,9 @@ class PathRenewal {
   ha::ShadowCandidates candidates_;
   std::array<uint8_t, ha::device_rails_max - 1> rail_ends_{};
   size_t first_end_ = SIZE_MAX;
-  std::vector<bool> own_ends_;  ///< of the own fabric
+  std::vector<size_t> end_nics_;  ///< of the peer's places (ha::nic_of)
+  std::vector<bool> own_ends_;    ///< of the own fabric
+  bool urgent_ = false;           ///< no path is left
   Timer better_timer_;
   Timer reopen_timer_;
 };

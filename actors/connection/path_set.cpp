@@ -13,10 +13,6 @@
 namespace nccl_ha {
 namespace {
 
-/// What one attempt to replace a path may take: the peer's address may have changed meanwhile,
-/// which the next attempt finds out.
-constexpr Duration rebuild_limit = std::chrono::seconds(3);
-
 /// Places for control messages and for heartbeats beside the data.
 constexpr uint32_t control_posts = ControlBox::slots + 2;
 
@@ -163,6 +159,9 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   if (!state_.holds(!lane.usable, "a path that carries traffic is not replaced")) {
     return nccl_ha::fail(Errc::internal, "the path before is still in use");
   }
+  if (!lane.elsewhere()) {
+    renew_local(lane);
+  }
   name_counters(lane);
   lane.traits = state_.provider.traits(lane.at);
   fabric::PathOptions options;
@@ -210,13 +209,6 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
     }
   }
   return {};
-}
-
-Result<void> PathSet::remake(Lane& lane) {
-  if (!lane.elsewhere()) {
-    renew_local(lane);
-  }
-  return make(lane, rebuild_limit);
 }
 
 /// Its NIC may have another address than when the connection began.
@@ -351,10 +343,7 @@ void PathSet::post_owed_credits(Lane& lane) {
   }
 }
 
-void PathSet::find_places(size_t most) {
-  places_most_ = most;
-  places_ = look_for_places();
-}
+void PathSet::find_places() { places_ = look_for_places(); }
 
 std::vector<fabric::Place> PathSet::look_for_places() const {
   std::vector<fabric::Place> places = state_.provider.places(state_.attachment);
@@ -365,7 +354,7 @@ std::vector<fabric::Place> PathSet::look_for_places() const {
              std::find(others.begin(), others.end(), place.number) != others.end();
     });
   }
-  places.resize(std::min(places.size(), places_most_));
+  places.resize(std::min(places.size(), ha::rails_max));
   return places;
 }
 
@@ -390,7 +379,7 @@ std::vector<size_t> PathSet::renew_places() {
     while (at < places_.size() && (kept[at] || !of_same_nic(places_[at], place))) {
       ++at;
     }
-    if (at == places_.size() && at == std::min<size_t>(places_most_, ha::rails_max)) {
+    if (at == places_.size() && at == ha::rails_max) {
       continue;  // for more there is no room
     }
     places_.resize(std::max(places_.size(), at + 1));

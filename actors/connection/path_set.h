@@ -14,7 +14,7 @@
 #include "actors/connection/lane.h"
 #include "actors/connection/state.h"
 #include "actors/control.h"
-#include "ha/shadow.h"
+#include "ha/candidates.h"
 
 namespace nccl_ha {
 
@@ -89,9 +89,7 @@ class PathSet {
   /// The place of this host where the next path of a lane elsewhere is made.
   void move_to(Lane& lane, const fabric::Place& place);
   /// A path for a lane, in place of the old one if there is one, where the lane says.
-  Result<void> make(Lane& lane, Duration connect_limit);
-  /// The same for a lane that is to be used again.
-  Result<void> remake(Lane& lane);
+  Result<void> make(Lane& lane, Duration connect_limit = ha::ShadowCandidates::longest_attempt);
   Result<void> connect(Lane& lane, const PathEnd& peer, uint32_t table_key);
   /// What the peer is told of a lane; without an address, why there is none.
   PathEnd end_of(Lane& lane) const;
@@ -117,8 +115,8 @@ class PathSet {
     }
   }
 
-  /// Where paths of this connection may begin or end on this host.
-  void find_places(size_t most);
+  /// Where paths of this connection may begin or end on this host, at most ha::rails_max.
+  void find_places();
   /// This host's interfaces have changed: each place that is still there has its address of now,
   /// and new ones come last.  Those that are not as they were.
   std::vector<size_t> renew_places();
@@ -178,7 +176,6 @@ class PathSet {
   bool flushes_acks_ = false;           ///< there is a path whose acknowledgements software sends
   sockaddr_storage local_{};            ///< the primaries'
   uint16_t local_number_ = UINT16_MAX;  ///< of its place
-  size_t places_most_ = SIZE_MAX;
   bool without_rails_ = false;
   std::vector<fabric::Place> places_;
   std::vector<OwnMemory> memory_;

@@ -122,19 +122,23 @@ std::shared_ptr<ha::HintSource> agent_hints(const ConnectionState& state,
 
 std::vector<ha::RailPair> without_rails(const ConnectionState& state, const PathSet& paths,
                                         const PeerEnds& peer) {
-  std::vector<ha::RailPair> pairs = ha::rank_shadows(paths.rails(), peer.rails);
+  const std::vector<ha::Rail> own = paths.rails();
+  std::vector<ha::RailPair> pairs = ha::rank_shadows(own, peer.rails);
   std::vector<size_t> here;
   const fabric::RailDevices& devices = state.devices;
   const size_t end = devices.sout_and_sup ? devices.count : peer.agreed.rails + size_t{1};
   for (size_t rail = 1; rail < end; ++rail) {
     if (const auto place = paths.place_of_rail(rail)) {
-      here.push_back(*place);
+      here.push_back(ha::nic_of(own, *place));
     }
   }
-  const auto there = std::span(peer.of_rails).first(peer.agreed.rails);
+  std::vector<size_t> there;
+  for (const uint8_t place : std::span(peer.of_rails).first(peer.agreed.rails)) {
+    there.push_back(ha::nic_of(peer.rails, place));
+  }
   std::erase_if(pairs, [&](const ha::RailPair& pair) {
-    return std::find(here.begin(), here.end(), pair.local) != here.end() ||
-           std::find(there.begin(), there.end(), pair.remote) != there.end();
+    return std::ranges::find(here, pair.local_nic) != here.end() ||
+           std::ranges::find(there, pair.remote_nic) != there.end();
   });
   return pairs;
 }

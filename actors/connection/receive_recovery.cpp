@@ -90,7 +90,7 @@ void ReceiveRecovery::open_again(size_t lane, const PathOffer& offer) {
     }
     paths_.move_to(mine, paths_.places()[offer.rail]);
   }
-  auto made = paths_.remake(mine);
+  auto made = paths_.make(mine);
   if (made) {
     made = paths_.connect(mine, offer.end, offer.table_key);
   }
@@ -136,8 +136,9 @@ void ReceiveRecovery::on_domain_up(const fabric::FailureDomain& domain) {
   }
   const auto& places = paths_.places();
   for (size_t i = 0; i < std::min(places.size(), link_told_.size()) && state_.live(); ++i) {
-    // One message about a place at a time: a link that comes and goes fills no queue.
-    if (link_told_[i] < control_.first_unconfirmed() &&
+    // One message about a NIC at a time: a link that comes and goes fills no queue.
+    const bool first = ha::nic_of(places, i) == i || ha::mutated(ha::Mutation::ends_by_address);
+    if (first && link_told_[i] < control_.first_unconfirmed() &&
         paths_.interface_of(places[i]) == domain.name) {
       link_told_[i] = control_.next_number();
       control_.send(encode(LinkNotice{static_cast<uint8_t>(i)}));

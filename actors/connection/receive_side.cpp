@@ -238,7 +238,7 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
 }
 
 void ReceiveSide::send_welcome(const Hello& hello) {
-  paths_.find_places(ha::rails_max);
+  paths_.find_places();
   const auto shadows = static_cast<uint8_t>(state_.context->config().shadow_paths);
   Welcome welcome;
   agree_on_rails(hello, welcome);

@@ -279,7 +279,7 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
     control_.rejoin().prepare(*state_.context, ControlType::rejoin, rejoin_ways(welcome->rejoin),
                               welcome->rejoin);
   }
-  paths_.find_places(SIZE_MAX);
+  paths_.find_places();
   if (!agree_on_rails(*welcome)) {
     state_.fail(fail(Errc::remote, "the peer's welcome asks for rails that nobody offered"));
     return;

@@ -123,6 +123,11 @@ enum class Mutation : uint8_t {
   proven_pair_insisted,   ///< they have every second turn also where no path is left
   worse_attempt_kept,  ///< an attempt over other NICs is not given up for those whose link is back
   early_attempt_counts,   ///< an attempt that began before the link was back passes its NICs over
+  attempts_always_full,   ///< a pair of NICs that leads nowhere holds the others up for 3 s
+  sweeps_without_wait,    ///< all pairs are tried again and again without a pause
+  proven_pair_hurried,    ///< one that has worked gets no more time than those that never did
+  ends_by_address,        ///< two addresses of one NIC are taken for two NICs
+  own_address_paired,     ///< an address that both hosts have is taken for a way between them
   turns_without_end,      ///< a link that comes and goes has every turn
   links_turn_nothing,     ///< NICs whose link is back are not the next ones to be tried
   shadows_share_an_end,   ///< two fallback paths of a connection lie on one NIC

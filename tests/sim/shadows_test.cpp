@@ -1,6 +1,12 @@
 // Several fallback paths of one connection, each over a rail of its own.
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ha/sweep.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
 #include "tools/sim/failover_run.h"
@@ -351,6 +357,78 @@ TEST(FirstRailsLink, IsTriedAtOnceWhereThePeerTellsOfIt) {
     EXPECT_EQ(counters.paths_back.get(), down + 1) << i;
     pass(pair, seconds(2));
   }
+}
+
+/// Hosts with addresses that lead nowhere (bridges, other networks) before those that lead to the
+/// peer: `hopeless` NICs after the first, then two that work.  No router is between NICs.
+class HopelessPairs : public testing::TestWithParam<std::tuple<bool, size_t>> {
+ protected:
+  HopelessPairs() {
+    pair_.emplace(100, sim::Link{}, shadows_config(1),
+                  tools::SimCables{.rails = hopeless() + 3, .rdma = std::get<0>(GetParam())});
+    const auto& here = pair_->sender().addresses;
+    const auto& there = pair_->receiver().addresses;
+    for (size_t one = 0; one < here.size(); ++one) {
+      for (size_t other = 0; other < there.size(); ++other) {
+        if (one != other || (one >= 1 && one <= hopeless())) {
+          sim::Link link;
+          link.cut = true;
+          pair_->world().network().set_link(here[one], there[other], link);
+          pair_->world().network().set_link(there[other], here[one], link);
+        }
+      }
+    }
+  }
+  static size_t hopeless() { return std::get<1>(GetParam()); }
+  /// Those rails are cut: how long after the verdict on the last of their paths all has arrived.
+  Duration stall_after(const std::vector<size_t>& cut) {
+    const uint64_t lost = lost_packets();
+    const auto& counters = pair_->send_channel().counters();
+    Instant verdict{};
+    for (const size_t rail : cut) {
+      set_rail(*pair_, rail, true);
+    }
+    tools::TransferPlan plan;
+    plan.seed = 100;
+    plan.each_round = [&] {
+      if (verdict == Instant{} && counters.paths_down.get() == cut.size()) {
+        verdict = pair_->world().now();
+      }
+    };
+    EXPECT_EQ(pair_->transfer(plan, seconds(20)), "");
+    EXPECT_EQ(counters.traffic_moves.get(), 1U);
+    EXPECT_EQ(counters.paths_down.get(), cut.size());
+    EXPECT_GT(lost_packets(), lost) << "the fault did not happen";
+    return pair_->world().now() - verdict;
+  }
+  uint64_t lost_packets() {
+    return pair_->world().network().counts().cut + pair_->world().rdma().counts.lost;
+  }
+
+  /// The sweep's own, and what messages and pauses between its attempts take.
+  static constexpr Duration sweep = ha::Sweep::first + std::chrono::milliseconds(200);
+  std::optional<SimPair> pair_;
+};
+INSTANTIATE_TEST_SUITE_P(Fabrics, HopelessPairs,
+                         testing::Combine(testing::Bool(), testing::Values(0, 4, 20)),
+                         [](const auto& one) {
+                           return std::string(std::get<0>(one.param) ? "rdma" : "datagrams") +
+                                  std::to_string(std::get<1>(one.param));
+                         });
+
+TEST_P(HopelessPairs, TheStandbyIsThereWithinASecondNevertheless) {
+  ASSERT_TRUE(pair_->connect()) << pair_->error();
+  pass(*pair_, hopeless() == 0 ? std::chrono::milliseconds(50) : sweep);
+  EXPECT_LE(stall_after({0}), std::chrono::milliseconds(100)) << "nothing has to be looked for";
+}
+
+/// The traffic's path and the standby are cut at once, and the control stream with them; a third
+/// NIC leads there.  First a stream is dialled over each way, with 10 ms between two, then the
+/// paths sweep.
+TEST_P(HopelessPairs, WithoutAnyPathTheNextOneIsThereWithinTwoSecondsOfTheVerdict) {
+  ASSERT_TRUE(pair_->connect()) << pair_->error();
+  pass(*pair_, seconds(2));
+  EXPECT_LE(stall_after({0, hopeless() + 1}), seconds(2));
 }
 
 TEST(SimShadows, RailsFailWhileBytesAreChecked) {

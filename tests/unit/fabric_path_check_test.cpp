@@ -39,13 +39,13 @@ class PathCheckTest : public testing::Test {
       if (check_.through()) {
         return true;
       }
-      if (round.small && small && check_.on_pong(pong_of(header_bytes, round.attempt))) {
+      if (round.small && small && check_.on_pong(pong_of(header_bytes, round.attempt), Instant{})) {
         return true;
       }
       if (round.full_bytes != 0) {
         sizes_.push_back(round.full_bytes);
         if (round.full_bytes <= way_max &&
-            check_.on_pong(pong_of(round.full_bytes, round.candidate))) {
+            check_.on_pong(pong_of(round.full_bytes, round.candidate), Instant{})) {
           return true;
         }
       }
@@ -95,7 +95,7 @@ TEST_F(PathCheckTest, TellsAFilterFromASize) {
   PathCheck other;
   other.begin(1500, address_of(AF_INET), Instant(seconds(10)));
   const PathCheck::Round round = other.next_round();
-  EXPECT_FALSE(other.on_pong(pong_of(round.full_bytes, round.candidate)));
+  EXPECT_FALSE(other.on_pong(pong_of(round.full_bytes, round.candidate), Instant{}));
   EXPECT_TRUE(other.next_round().small) << "that one has not come back";
   EXPECT_EQ(other.next_round().full_bytes, 0U);
   EXPECT_NE(std::string(other.diagnosis()).find("command port"), std::string::npos);
@@ -103,10 +103,10 @@ TEST_F(PathCheckTest, TellsAFilterFromASize) {
 
 TEST_F(PathCheckTest, AnAnswerCountsForTheSizeThatItWasAskedWith) {
   static_cast<void>(check_.next_round());
-  EXPECT_FALSE(check_.on_pong(pong_of(header_bytes, 0)));
-  EXPECT_FALSE(check_.on_pong(pong_of(8972, 1))) << "not that candidate's";
-  EXPECT_FALSE(check_.on_pong(pong_of(8972, 1000))) << "no candidate's";
-  EXPECT_TRUE(check_.on_pong(pong_of(8972, 0)));
+  EXPECT_FALSE(check_.on_pong(pong_of(header_bytes, 0), Instant{}));
+  EXPECT_FALSE(check_.on_pong(pong_of(8972, 1), Instant{})) << "not that candidate's";
+  EXPECT_FALSE(check_.on_pong(pong_of(8972, 1000), Instant{})) << "no candidate's";
+  EXPECT_TRUE(check_.on_pong(pong_of(8972, 0), Instant{}));
 }
 
 TEST_F(PathCheckTest, RoundsComeLessOftenInTime) {
@@ -120,6 +120,27 @@ TEST_F(PathCheckTest, RoundsComeLessOftenInTime) {
   EXPECT_EQ(before, milliseconds(100));
   EXPECT_FALSE(check_.expired(Instant(seconds(10)) - milliseconds(1)));
   EXPECT_TRUE(check_.expired(Instant(seconds(10))));
+}
+
+TEST(PathCheck, WhereAnythingGetsThroughTheSearchForTheSizeHasItsTime) {
+  for (const bool answered : {true, false}) {
+    PathCheck check;
+    const Instant begin{seconds(5)};
+    Instant now = begin;
+    check.begin(9000, address_of(AF_INET), begin + milliseconds(25));
+    while (!check.expired(now) && !check.through()) {
+      const PathCheck::Round round = check.next_round();
+      if (round.small && answered) {
+        static_cast<void>(check.on_pong(pong_of(header_bytes, round.attempt), now));
+      }
+      if (answered && round.full_bytes != 0 && round.full_bytes <= 1252) {
+        static_cast<void>(check.on_pong(pong_of(round.full_bytes, round.candidate), now));
+      }
+      now += round.wait;
+    }
+    EXPECT_TRUE(!answered || check.mtu() == 1280) << "the smallest";
+    EXPECT_LE(now - begin, answered ? milliseconds(1600) : milliseconds(65));
+  }
 }
 
 TEST(PathCheck, KnowsTheHeadersOfEachKindOfNetwork) {

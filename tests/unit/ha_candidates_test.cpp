@@ -317,5 +317,140 @@ TEST(ShadowCandidates, AShadowThatOnlyTriesAnEndLosesItToOneThatTurnsThere) {
   }
 }
 
+/// Attempts over pairs that lead nowhere until a sweep has ended: how long each may take.
+std::vector<Duration> limits_of_sweep(ShadowCandidates& candidates, bool urgent = false) {
+  std::vector<Duration> limits;
+  do {
+    static_cast<void>(candidates.choose(0, candidates_start));
+    limits.push_back(candidates.limit(0));
+    candidates.pass_over(0, urgent);
+  } while (candidates.sweeps_on(0, candidates_start, urgent) && limits.size() < 10000);
+  return limits;
+}
+
+std::vector<RailPair> pairs_of(size_t count) {
+  std::vector<RailPair> pairs;
+  for (size_t i = 0; i < count; ++i) {
+    pairs.push_back({i, i});
+  }
+  return pairs;
+}
+
+Duration sum(const std::vector<Duration>& limits) {
+  Duration all{};
+  for (const Duration one : limits) {
+    all += one;
+  }
+  return all;
+}
+
+TEST(ShadowSweeps, TheFirstOneIsOverBeforeASecondIs) {
+  for (size_t count = 1; count <= 24; ++count) {
+    ShadowCandidates candidates(pairs_of(count), 1);
+    const auto limits = limits_of_sweep(candidates);
+    EXPECT_EQ(limits.size(), count);
+    EXPECT_LE(sum(limits), Sweep::first) << count;
+    EXPECT_GE(*std::min_element(limits.begin(), limits.end()), Sweep::attempt_min);
+  }
+}
+
+TEST(ShadowSweeps, EachOneGivesAllPairsMoreTimeUpToTheLongest) {
+  for (const size_t count : {1U, 4U, 20U, 576U}) {
+    ShadowCandidates candidates(pairs_of(count), 1);
+    Duration before{};
+    for (int sweep = 0; sweep < 10; ++sweep) {
+      const auto limits = limits_of_sweep(candidates);
+      ASSERT_EQ(limits.size(), count) << "each has one turn";
+      EXPECT_EQ(std::count(limits.begin(), limits.end(), limits.front()),
+                static_cast<ptrdiff_t>(count));
+      EXPECT_TRUE(limits.front() > before || before == ShadowCandidates::longest_attempt);
+      before = limits.front();
+    }
+    EXPECT_EQ(before, ShadowCandidates::longest_attempt);
+  }
+}
+
+TEST(ShadowSweeps, APairThatWorksBeginsThemAnew) {
+  ShadowCandidates candidates(pairs_of(4), 1);
+  const Duration first = limits_of_sweep(candidates).front();
+  EXPECT_GT(limits_of_sweep(candidates).front(), first);
+  ASSERT_TRUE(candidates.choose(0, candidates_start));
+  candidates.worked(0);
+  EXPECT_EQ(limits_of_sweep(candidates).front(), first);
+}
+
+/// Between the others it has what they have, so that it holds none of them up.
+TEST(ShadowSweeps, APairThatHasWorkedHasOneFullAttemptAtTheEndOfEach) {
+  for (const size_t count : {1U, 2U, 4U, 20U}) {
+    for (const size_t proven : {size_t{0}, count / 2, count - 1}) {
+      ShadowCandidates candidates(pairs_of(count), 1);
+      for (size_t i = 0; i < proven; ++i) {
+        ASSERT_TRUE(candidates.choose(0, candidates_start));
+        candidates.pass_over(0);
+      }
+      ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{proven, proven}));
+      candidates.worked(0);
+      for (int sweep = 0; sweep < 2; ++sweep) {
+        const auto limits = limits_of_sweep(candidates);
+        EXPECT_EQ(limits.back(), ShadowCandidates::longest_attempt);
+        EXPECT_EQ(std::count(limits.begin(), limits.end(), limits.back()), 1);
+        EXPECT_LE(limits.size(), 2 * count + 1);
+      }
+    }
+  }
+}
+
+TEST(ShadowSweeps, WhereNoPathIsLeftNoneIsHeldUpByAFullAttempt) {
+  ShadowCandidates candidates(pairs_of(20), 1);
+  ASSERT_TRUE(candidates.choose(0, candidates_start));
+  candidates.worked(0);
+  const auto limits = limits_of_sweep(candidates, true);
+  EXPECT_LE(sum(limits), Sweep::first + Sweep::attempt_min * 2);
+}
+
+TEST(ShadowSweeps, WhatOthersHoldAtTheEndOfOneIsNotWaitedForWithoutAPause) {
+  ShadowCandidates candidates({{1, 1}, {2, 2}, {2, 3}, {3, 2}}, 2);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{2, 2}));
+  candidates.worked(1);
+  EXPECT_EQ(limits_of_sweep(candidates).size(), 1U);
+  EXPECT_EQ(limits_of_sweep(candidates).size(), 1U);
+}
+
+/// Places 1 and 2 of either host are addresses of one NIC, as are 3 and 4.
+ShadowCandidates two_addresses_each() {
+  return ShadowCandidates({{1, 1, 1, 1}, {2, 2, 1, 1}, {3, 3, 3, 3}, {4, 4, 3, 3}, {1, 3, 1, 3}},
+                          2);
+}
+
+TEST(ShadowCandidates, TwoShadowsShareNoNicOverTwoOfItsAddresses) {
+  ShadowCandidates candidates = two_addresses_each();
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  EXPECT_EQ(candidates.choose(1, candidates_start), (RailPair{3, 3}));
+  candidates.pass_over(1);
+  EXPECT_EQ(candidates.choose(1, candidates_start), (RailPair{4, 4}));
+  candidates.pass_over(1);
+  EXPECT_EQ(candidates.choose(1, candidates_start), (RailPair{3, 3}));
+}
+
+TEST(ShadowCandidates, ARejectedNicTakesAllItsAddressesWithIt) {
+  ShadowCandidates candidates = two_addresses_each();
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  EXPECT_TRUE(candidates.reject(End::local, 1, candidates_start));
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{3, 3}));
+}
+
+TEST(ShadowCandidates, ANicWhoseLinkIsBackGivesTheAddressThatHasWorkedTheNextTurn) {
+  ShadowCandidates candidates = two_addresses_each();
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  ASSERT_EQ(next(candidates), (RailPair{2, 2}));
+  candidates.worked(0);
+  ASSERT_EQ(next(candidates), (RailPair{1, 1}));
+  ASSERT_EQ(next(candidates), (RailPair{2, 2}));
+  ASSERT_EQ(next(candidates), (RailPair{3, 3}));
+  EXPECT_EQ(turn_to(candidates, End::remote, 1), Turn::instead);
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{2, 2}));
+}
+
 }  // namespace
 }  // namespace nccl_ha::ha

@@ -71,5 +71,24 @@ TEST(Redial, WhatWasRefusedBeforeItBeganSaysNothing) {
       redial.on_answer(Answer::refused, true, 0, redial_start + PeerVerdict::refusals_apart).dead);
 }
 
+/// Where most lead nowhere, as from bridges of containers.
+TEST(Redial, WaysThatDoNotAnswerHoldTheOthersUpForLessThanASecond) {
+  Redial redial;
+  redial.begin(24, 0);
+  Duration all{};
+  for (int i = 0; i < 23; ++i) {
+    redial.on_dial();
+    all += redial.limit();
+    all += redial.on_answer(Answer::silence, false, 0, redial_start).in;
+  }
+  EXPECT_LE(all, std::chrono::seconds(1));
+  for (int i = 0; i < 3 * 24; ++i) {
+    static_cast<void>(fails(redial, Answer::silence));
+  }
+  EXPECT_EQ(redial.limit(), Redial::longest_dial) << "ARP takes a second";
+  redial.begin(1, 0);
+  EXPECT_EQ(redial.limit(), Redial::longest_dial) << "it holds nothing up";
+}
+
 }  // namespace
 }  // namespace nccl_ha::ha

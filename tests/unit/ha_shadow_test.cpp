@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
+#include <vector>
 
 #include "ha/shadow.h"
 
@@ -153,6 +156,94 @@ TEST(Shadow, InfiniBandHasNoAddressesToCompare) {
     one.address = {};
   }
   EXPECT_EQ(rank_shadows(local, local).front(), (RailPair{1, 1}));
+}
+
+/// Another address of the same NIC.
+Rail also(Rail one, uint8_t family, std::array<uint8_t, 16> address, uint8_t prefix_len) {
+  one.family = family;
+  one.prefix_len = prefix_len;
+  one.address = address;
+  return one;
+}
+
+const std::array<uint8_t, 16> bridge{172, 17, 0, 1};
+std::array<uint8_t, 16> link_local_v6(uint8_t last) {
+  std::array<uint8_t, 16> address{0xFE, 0x80};
+  address[15] = last;
+  return address;
+}
+
+/// As the bridges of containers have.
+TEST(Shadow, AnAddressThatBothHostsHaveIsNoWayBetweenThem) {
+  std::vector<Rail> local{rail(0, 0, 0, true), also(rail(1, 9), 4, bridge, 16)};
+  std::vector<Rail> remote{rail(0, 0, 0, true), also(rail(1, 9), 4, bridge, 16)};
+  remote[0].address[3] = 77;
+  EXPECT_TRUE(rank_shadows(local, remote).size() == 2) << "one end of each is the primaries'";
+  for (const RailPair& pair : rank_shadows(local, remote)) {
+    EXPECT_FALSE(pair == (RailPair{1, 1}));
+  }
+  for (std::vector<Rail>* rails : {&local, &remote}) {
+    rails->push_back(also(rails->back(), 6, link_local_v6(1), 64));
+  }
+  for (const RailPair& pair : rank_shadows(local, remote)) {
+    EXPECT_FALSE(pair == (RailPair{2, 2})) << "of whatever family";
+  }
+}
+
+TEST(Shadow, TwoProcessesOfOneHostHaveAllTheirAddressesInCommon) {
+  std::vector<Rail> local{rail(0, 0, 0, true), rail(1, 1), rail(2, 2)};
+  std::vector<Rail> remote = local;
+  remote[0].primary = false;
+  remote[1].primary = true;
+  EXPECT_EQ(rank_shadows(local, remote).front(), (RailPair{2, 2}));
+}
+
+TEST(Shadow, OfTheAddressesOfTwoNicsThoseInOneSubnetComeFirstAndLinkLocalOnesLast) {
+  for (const bool v4 : {true, false}) {
+    const auto last = [&](uint8_t host) {
+      return v4 ? std::array<uint8_t, 16>{169, 254, 3, host} : link_local_v6(host);
+    };
+    const auto host = [&](uint8_t number, uint8_t other_subnet) {
+      const Rail nic = rail(1, 1);
+      std::vector<Rail> rails{
+          rail(0, 0, 0, true), also(nic, v4 ? 4 : 6, last(number), v4 ? 16 : 64),
+          also(nic, 4, {10, 7, other_subnet, number}, 24), also(nic, 4, {10, 8, 8, number}, 24)};
+      rails[0].address[3] = number;
+      return rails;
+    };
+    const auto ranked = rank_shadows(host(1, 1), host(2, 2));
+    const auto place = [&](size_t local, size_t remote) {
+      return std::find(ranked.begin(), ranked.end(), RailPair{local, remote}) - ranked.begin();
+    };
+    EXPECT_EQ(place(3, 3), 0) << "one subnet";
+    EXPECT_LT(place(2, 2), place(1, 1)) << "a router may lead there";
+    EXPECT_LT(static_cast<size_t>(place(1, 1)), ranked.size());
+  }
+}
+
+TEST(Shadow, LinkLocalAddressesComeAfterTheOthersOfFartherNics) {
+  const auto host = [](uint8_t number) {
+    std::vector<Rail> rails{rail(0, 0, 0, true), also(rail(1, 1, 2), 6, link_local_v6(number), 64),
+                            rail(1, 1, 2), rail(2, 2, 8)};
+    for (Rail& one : rails) {
+      one.address[3] = number;
+    }
+    return rails;
+  };
+  const auto ranked = rank_shadows(host(1), host(2));
+  ASSERT_GE(ranked.size(), 3U);
+  EXPECT_EQ(ranked[0], (RailPair{2, 2}));
+  EXPECT_EQ(ranked[1], (RailPair{3, 3}));
+}
+
+TEST(Shadow, APairSaysWhichNicsItsPlacesAre) {
+  const std::vector<Rail> local{rail(0, 0, 0, true), rail(60000, 1), rail(60000, 2), rail(7, 3)};
+  EXPECT_EQ(nic_of(local, 2), 1U);
+  EXPECT_EQ(nic_of(local, 3), 3U);
+  for (const RailPair& pair : rank_shadows(local, local)) {
+    EXPECT_EQ(pair.local_nic, nic_of(local, pair.local));
+    EXPECT_EQ(pair.remote_nic, nic_of(local, pair.remote));
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/base/check.h"
 
@@ -11,6 +12,8 @@ namespace {
 
 constexpr Duration check_first = std::chrono::milliseconds(5);
 constexpr Duration check_longest = std::chrono::milliseconds(100);
+/// All sizes with all their tries, where each but the smallest gets lost.
+constexpr Duration search_longest = std::chrono::milliseconds(1500);
 constexpr uint32_t candidate_tries_max = 4;
 constexpr uint32_t second_tries_max = 3;
 constexpr uint32_t udp_payload_max = 65507;
@@ -61,7 +64,10 @@ PathCheck::Round PathCheck::next_round() {
   return round;
 }
 
-bool PathCheck::on_pong(const FrameHeader& header) {
+bool PathCheck::on_pong(const FrameHeader& header, Instant now) {
+  if (!std::exchange(answered_, true)) {
+    deadline_ = std::max(deadline_, now + search_longest);
+  }
   if (header.fragment_length == header_bytes) {
     small_answered_ = true;
   } else if (!full_answered_ && header.immediate < candidates_.size() &&

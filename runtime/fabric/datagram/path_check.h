@@ -31,8 +31,8 @@ class PathCheck {
   };
   Round next_round();
   bool through() const { return small_answered_ && full_answered_; }
-  /// True: it is through.
-  bool on_pong(const FrameHeader& header);
+  /// True: it is through.  Once anything gets through, the search for the size has its time.
+  bool on_pong(const FrameHeader& header, Instant now);
   bool expired(Instant now) const { return now >= deadline_; }
 
   /// The size that got through, or is being tried: bytes of an IP packet, and of its payload.
@@ -65,6 +65,7 @@ class PathCheck {
   uint32_t candidate_tries_ = 0;
   std::optional<uint32_t> settled_;  ///< got through after larger ones did not
   uint32_t attempt_ = 0;
+  bool answered_ = false;  ///< by any pong
   bool small_answered_ = false;
   bool full_answered_ = false;
   Instant deadline_{};

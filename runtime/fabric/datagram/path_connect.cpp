@@ -140,7 +140,7 @@ void DatagramPath::on_pong(const FrameHeader& header) {
   if (elapsed < plausible_us) {
     network_.on_sample(std::chrono::microseconds(elapsed));
   }
-  if (check_.on_pong(header)) {
+  if (check_.on_pong(header, env_.now)) {
     finish_check();
   }
 }
