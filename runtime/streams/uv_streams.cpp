@@ -305,7 +305,6 @@ void UvStream::shutdown_then_close() {
     return;
   }
   core_->lingering = true;
-  core_->shutdown.data = core_;
   const int code =
       uv_shutdown(&core_->shutdown, &core_->uv.stream, [](uv_shutdown_t* request, int) {
         // Everything is in the kernel's hands, FIN included; the peer's own FIN need not be
@@ -445,8 +444,7 @@ Core* UvStreams::make_core(bool is_pipe, StreamOwner* owner) {
     uv_tcp_init(&loop_, &core->uv.tcp);
   }
   uv_timer_init(&loop_, &core->timer);
-  core->uv.handle.data = core;
-  core->timer.data = core;
+  core->uv.handle.data = core->timer.data = core->connect.data = core->shutdown.data = core;
   handle_opened(2);
   return core;
 }
@@ -470,9 +468,7 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_tcp(const sockaddr* to, const
   Core* core = make_core(false, owner);
   auto stream = std::make_unique<UvStream>(core);
   int code = from == nullptr ? 0 : uv_tcp_bind(&core->uv.tcp, from, 0);
-  core->connect.data = core;
-  uv_os_fd_t fd = -1;
-  if (code == 0 && uv_fileno(&core->uv.handle, &fd) == 0) {
+  if (uv_os_fd_t fd = -1; code == 0 && uv_fileno(&core->uv.handle, &fd) == 0) {
     choose_own_nic(fd, from, to);
   }
   if (code == 0) {
@@ -490,7 +486,6 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_unix(const std::string& path,
                                                         StreamOwner* owner) {
   Core* core = make_core(true, owner);
   auto stream = std::make_unique<UvStream>(core);
-  core->connect.data = core;
   core->connecting = true;
   uv_pipe_connect(&core->connect, &core->uv.pipe, path.c_str(), on_connected);
   return std::unique_ptr<Stream>(std::move(stream));
