@@ -51,14 +51,16 @@ bool same_address(const Rail& one, const Rail& other) {
   return one.family != 0 && one.family == other.family && one.address == other.address;
 }
 
+bool has_address(std::span<const Rail> rails, const Rail& wanted) {
+  return std::ranges::any_of(rails, [&](const Rail& rail) { return same_address(rail, wanted); });
+}
+
 /// Each address of either list is one of the other.
 bool one_host(std::span<const Rail> local, std::span<const Rail> remote) {
-  const auto has = [](std::span<const Rail> rails, const Rail& wanted) {
-    return wanted.family == 0 ||
-           std::ranges::any_of(rails, [&](const Rail& rail) { return same_address(rail, wanted); });
+  const auto in = [](std::span<const Rail> rails) {
+    return [rails](const Rail& one) { return one.family == 0 || has_address(rails, one); };
   };
-  return std::ranges::all_of(local, [&](const Rail& rail) { return has(remote, rail); }) &&
-         std::ranges::all_of(remote, [&](const Rail& rail) { return has(local, rail); });
+  return std::ranges::all_of(local, in(remote)) && std::ranges::all_of(remote, in(local));
 }
 
 /// How likely packets get from one end to the other: the lowest is best.
@@ -125,7 +127,7 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
       const bool old_here = here != nullptr && mine.number == here->number;
       const bool old_there = there != nullptr && theirs.number == there->number;
       if (mine.kind != theirs.kind || mine.family != theirs.family || (old_here && old_there) ||
-          (apart && same_address(mine, theirs))) {
+          (apart && (has_address(remote, mine) || has_address(local, theirs)))) {
         continue;
       }
       const bool own_kind = here == nullptr || mine.kind == here->kind;

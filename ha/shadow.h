@@ -62,8 +62,8 @@ struct RailPair {
 /// link-local addresses comes last, as these look alike on each cable.  Then the PCI trees decide,
 /// then a subnet other than the primaries' (another switch), and then a rotation by number, so that
 /// equal devices share the load of backing each other up.  An address that both hosts have (a
-/// container bridge's) leads each of them to itself: two ends with the same one are a pair only
-/// where both are one host, which has all its addresses in common with itself.  The same on every
+/// container bridge's) leads each of them to itself: it is no end, but where both are one host,
+/// which has all its addresses in common with itself.  The same on every
 /// host that sees the same lists.
 std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const Rail> remote);
 

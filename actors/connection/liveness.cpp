@@ -48,7 +48,8 @@ void Liveness::watch_links() {
   }
 }
 
-std::string Liveness::after_links(const std::string& what, const sockaddr* local) const {
+std::string Liveness::after_links(const std::string& what, bool known,
+                                  const sockaddr* local) const {
   std::set<std::string> own{state_.provider.nic_of(state_.attachment, local)};
   for (const Lane& lane : std::as_const(paths_).lanes()) {
     own.insert(paths_.interface_of(lane));
@@ -62,7 +63,7 @@ std::string Liveness::after_links(const std::string& what, const sockaddr* local
   }
   const std::string text = fmt::format("{} of this host {} no link: check cables and switch ports",
                                        fmt::join(dead, " and "), dead.size() == 1 ? "has" : "have");
-  return dead == own || what.empty() ? text : text + "; " + what;
+  return (dead == own && !known) || what.empty() ? text : text + "; " + what;
 }
 
 void Liveness::start() {

@@ -41,9 +41,10 @@ class Liveness final : private NicMonitor::Member {
   /// From now on, where failover is on.
   void start();
   /// What a message says was the matter, behind the NICs of this host that have no link; alone
-  /// these, if they are all that the connection has: then nothing else is to blame.  `local`: an
+  /// these, if they are all that the connection has and no cause is `known`.  `local`: an
   /// address that its stream was to come from; null: none besides the lanes'.
-  std::string after_links(const std::string& what, const sockaddr* local = nullptr) const;
+  std::string after_links(const std::string& what, bool known = false,
+                          const sockaddr* local = nullptr) const;
   /// A lane came into use: its silence before counts no more.
   void begin(Lane& lane);
   /// Gives a heartbeat on every path that is in use.

@@ -101,8 +101,8 @@ void ReceiveSide::on_deadline() {
     return;
   }
   const std::string& need = parts_.failover.need();
-  const std::string why =
-      parts_.liveness.after_links(need.empty() ? "" : "no path came up, the last one: " + need);
+  const std::string why = parts_.liveness.after_links(
+      need.empty() ? "" : "no path came up, the last one: " + need, true);
   state_.fail(
       fail(Errc::timed_out, fmt::format("handshake with {} did not finish in time{}{}",
                                         state_.owner.peer_text(), why.empty() ? "" : "; ", why)));

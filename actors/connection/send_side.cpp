@@ -395,15 +395,15 @@ std::string SendSide::what_is_missing() const {
 
 void SendSide::on_deadline() {
   const Route& route = options_.routes[std::min(route_, options_.routes.size() - 1)];
-  state_.fail(fail(
-      Errc::timed_out,
-      fmt::format("connecting to {} took longer than {} ms "
-                  "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
-                  state_.owner.peer_text(), options_.timeout.count() / 1'000'000,
-                  parts_.liveness.after_links(
-                      what_is_missing(), route.from.ss_family == 0
-                                             ? nullptr
-                                             : reinterpret_cast<const sockaddr*>(&route.from)))));
+  state_.fail(fail(Errc::timed_out,
+                   fmt::format("connecting to {} took longer than {} ms "
+                               "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
+                               state_.owner.peer_text(), options_.timeout.count() / 1'000'000,
+                               parts_.liveness.after_links(
+                                   what_is_missing(), !parts_.failover.need().empty(),
+                                   route.from.ss_family == 0
+                                       ? nullptr
+                                       : reinterpret_cast<const sockaddr*>(&route.from)))));
 }
 
 void SendSide::on_peer_gone(const Error& error) {

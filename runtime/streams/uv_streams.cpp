@@ -307,7 +307,6 @@ void UvStream::shutdown_then_close() {
     return;
   }
   core_->lingering = true;
-  core_->shutdown.data = core_;
   const int code =
       uv_shutdown(&core_->shutdown, &core_->uv.stream, [](uv_shutdown_t* request, int) {
         // Everything is in the kernel's hands, FIN included; the peer's own FIN need not be
@@ -447,8 +446,7 @@ Core* UvStreams::make_core(bool is_pipe, StreamOwner* owner) {
     uv_tcp_init(&loop_, &core->uv.tcp);
   }
   uv_timer_init(&loop_, &core->timer);
-  core->uv.handle.data = core;
-  core->timer.data = core;
+  core->uv.handle.data = core->timer.data = core->connect.data = core->shutdown.data = core;
   handle_opened(2);
   return core;
 }
@@ -474,7 +472,6 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_tcp(const sockaddr* to, const
   if (const int code = from == nullptr ? 0 : uv_tcp_bind(&core->uv.tcp, from, 0); code != 0) {
     return uv_error(code, "cannot connect from that address of this host");
   }
-  core->connect.data = core;
   if (uv_os_fd_t fd = -1; uv_fileno(&core->uv.handle, &fd) == 0) {
     choose_own_nic(fd, from, to);
   }
@@ -490,7 +487,6 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_unix(const std::string& path,
                                                         StreamOwner* owner) {
   Core* core = make_core(true, owner);
   auto stream = std::make_unique<UvStream>(core);
-  core->connect.data = core;
   core->connecting = true;
   uv_pipe_connect(&core->connect, &core->uv.pipe, path.c_str(), on_connected);
   return std::unique_ptr<Stream>(std::move(stream));

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "runtime/base/own_fd.h"
 #include "runtime/fabric/region_registry.h"
 
 namespace nccl_ha::fabric {
@@ -64,8 +65,9 @@ TEST_F(RegionBookTest, AFailureIsPassedOnAndTriedAgain) {
 }
 
 TEST_F(RegionBookTest, ADescriptorLivesAsLongAsTheRegion) {
-  const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  const int second = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const auto null = [] { return open("/dev/null", O_RDONLY | O_CLOEXEC); };
+  const int fd = make_fd(null);
+  const int second = make_fd(null);
   ASSERT_GE(fd, 0);
   book_.add(0, {10, 11, 0}, {nullptr, 4, true, fd, 8});
   book_.add(0, {10, 11, 0}, {nullptr, 4, true, second, 8});

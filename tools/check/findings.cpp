@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <linux/capability.h>
-#include <net/if.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -15,8 +14,8 @@
 #include <set>
 
 #include "runtime/base/cpu.h"
-#include "runtime/base/egress.h"
 #include "runtime/fabric/provider.h"
+#include "tools/check/interface_facts.h"
 #include "tools/common/mesh_sight.h"
 
 namespace nccl_ha::tools {
@@ -407,36 +406,6 @@ bool may_lock_memory() {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct data[2] = {};
   return syscall(SYS_capget, &header, data) == 0 && (data[0].effective & (1U << CAP_IPC_LOCK)) != 0;
-}
-
-/// Asks for a neighbour's address; it does not matter whether there is one.
-std::string other_way_out(const NetInterface& interface) {
-  for (const IpAddress& own : interface.addresses) {
-    const size_t bits = own.family == 6 ? 128 : 32;
-    if (own.link_local() || own.prefix_len == 0 || own.prefix_len >= bits) {
-      continue;
-    }
-    IpAddress neighbour = own;
-    neighbour.bytes[bits / 8 - 1] ^= 1U;
-    const Egress egress = find_egress(own, neighbour);
-    char name[IF_NAMESIZE] = "";
-    if (egress.kind == Egress::Kind::other &&
-        if_indextoname(static_cast<unsigned>(egress.interface), name) != nullptr) {
-      return name;
-    }
-  }
-  return "";
-}
-
-Ipv4Rules ipv4_rules(const std::string& interface) {
-  // Of the general value and the interface's own, the larger counts (kernel: ip-sysctl).
-  const auto effective = [&](const char* name) {
-    const auto value = [&](const std::string& where) {
-      return read_number(fmt::format("/proc/sys/net/ipv4/conf/{}/{}", where, name));
-    };
-    return std::max(value("all"), value(interface));
-  };
-  return {effective("rp_filter"), effective("arp_ignore"), effective("arp_announce")};
 }
 
 /// Those that the settings would choose if they were up.

@@ -1,0 +1,18 @@
+// What the kernel does with packets of an interface.
+#pragma once
+
+#include <string>
+
+#include "runtime/fabric/interfaces.h"
+#include "tools/check/findings.h"
+
+namespace nccl_ha::tools {
+
+/// The other interface that takes what is sent from an address of this one into its own subnet;
+/// empty: there is none, or the plugin can choose the own one.
+std::string other_way_out(const fabric::NetInterface& interface);
+
+/// What is in force there.
+Ipv4Rules ipv4_rules(const std::string& interface);
+
+}  // namespace nccl_ha::tools
