@@ -43,7 +43,10 @@ class ShadowCandidates {
   ShadowCandidates(std::vector<RailPair> ranked, size_t shadows)
       : pairs_(std::move(ranked)), shadows_(shadows) {}
 
-  bool empty() const { return pairs_.empty(); }
+  /// Nothing: there are none.
+  std::optional<RailPair> best() const {
+    return pairs_.empty() ? std::nullopt : std::optional(pairs_.front());
+  }
   /// The pair for a shadow to try.  Nothing: all are rejected or share an end with another
   /// shadow's, until next_at().
   std::optional<RailPair> choose(size_t shadow, Instant now) {

@@ -59,9 +59,7 @@ void PathRenewal::begin() {
 }
 
 void PathRenewal::make_others() {
-  if (paths_.backs_with_others()) {
-    state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
-  }
+  state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
   for (size_t i = paths_.primaries(); i < paths_.own(); ++i) {
     lanes_[i].reopen_at = state_.context->now();  // the caller waits for those
   }
@@ -88,7 +86,7 @@ void PathRenewal::on_lane_down(size_t lane, bool carried) {
     if (carried) {
       lanes_[lane].backoff.reset();  // else it comes up and fails in a loop: less and less often
     }
-    if (paths_.is_fallback(mine)) {
+    if (paths_.is_fallback(mine) || could_be_separate(lane)) {
       candidates_.begin_anew(mine.shadow_number);  // the better ones may have come back meanwhile
     }
   } else if (mine.shadow && !mine.rejected) {
@@ -173,25 +171,37 @@ void PathRenewal::hasten() {
 }
 
 void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails) {
-  const auto shares = [&](const ha::RailPair& pair) {
-    return paths_.is_primary(pair.local) ||
-           (pair.remote < rails.size() && rails[pair.remote].primary);
-  };
-  const bool separate = !ranked.empty() && !shares(ranked.front());
   candidates_.renew(std::move(ranked));
   set_ends(rails);
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
-    const Lane& mine = paths_.lane(lane);
-    if (!mine.usable) {
-      lanes_[lane].backoff.reset();
-      if (lanes_[lane].reopen_at) {
-        lanes_[lane].reopen_at = state_.context->now();
+    Next& next = lanes_[lane];
+    const bool under_way = next.unoffered || owner_.is_opening(lane);
+    if (!paths_.lane(lane).usable) {
+      next.backoff.reset();
+      if (next.reopen_at) {
+        next.reopen_at = state_.context->now();
       }
-    } else if (mine.shadow && separate && shares(lanes_[lane].pair) && paths_.own_usable()) {
+    }
+    if ((paths_.lane(lane).usable || under_way) && could_be_separate(lane) && paths_.own_usable()) {
       owner_.on_lane_failed(lane, fail(Errc::again, "a NIC of its own could stand by now"));
     }
   }
   arm_reopen();
+}
+
+bool PathRenewal::shares_a_nic(const ha::RailPair& pair) const {
+  const auto is_first = [&](size_t place) {
+    return place < end_nics_.size() && first_end_ < end_nics_.size() &&
+           end_nics_[place] == end_nics_[first_end_];
+  };
+  return paths_.is_primary(pair.local) || is_first(pair.remote);
+}
+
+/// A shadow that fails with the first path, though there is a pair that need not.
+bool PathRenewal::could_be_separate(size_t lane) const {
+  const auto best = candidates_.best();
+  return paths_.lane(lane).shadow && best && !shares_a_nic(*best) &&
+         shares_a_nic(lanes_[lane].pair);
 }
 
 void PathRenewal::on_domain_up(const fabric::FailureDomain& domain) {
@@ -302,16 +312,18 @@ void PathRenewal::pass_over(size_t lane) {
   }
 }
 
-/// An RDMA port that could be the shadow instead may be there by now.
+/// An RDMA port, or a NIC that the first path does not use, may be there by now.
 void PathRenewal::look_for_better() {
   if (!state_.live()) {
     return;
   }
   state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
   for (size_t lane = paths_.own(); lane < paths_.size() && state_.live(); ++lane) {
-    if (paths_.lane(lane).usable && paths_.is_fallback(paths_.lane(lane)) && paths_.own_usable()) {
-      owner_.on_lane_failed(lane,
-                            fail(Errc::again, "it is looked whether RDMA could stand by again"));
+    const Lane& mine = paths_.lane(lane);
+    if (mine.usable && paths_.own_usable() &&
+        ((paths_.backs_with_others() && paths_.is_fallback(mine)) || could_be_separate(lane))) {
+      owner_.on_lane_failed(
+          lane, fail(Errc::again, "checking whether a better path can become the standby"));
     }
   }
 }

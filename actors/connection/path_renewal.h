@@ -58,7 +58,6 @@ class PathRenewal {
   }
   /// Places of either host have changed: what waits is tried at once, over what there is now.
   void renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails);
-  bool any_candidate() const { return !candidates_.empty(); }
   /// The first paths have come up or failed.
   void begin();
   /// Both sides are ready: what the handshake did not make can be made.
@@ -109,6 +108,8 @@ class PathRenewal {
   void give_up_new_path(size_t lane, const Error& why);
   void offer(size_t lane);
   bool choose_place(size_t lane);
+  bool shares_a_nic(const ha::RailPair& pair) const;
+  bool could_be_separate(size_t lane) const;
   Duration limit_of(size_t lane) const;
   Duration wait_of(size_t lane);
   void sweep_anew();

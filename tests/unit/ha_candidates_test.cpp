@@ -32,7 +32,7 @@ TEST(ShadowCandidates, ThePairAtHandStaysUntilItIsPassedOver) {
 
 TEST(ShadowCandidates, NonePassesOverToNothing) {
   ShadowCandidates none({}, 1);
-  EXPECT_TRUE(none.empty());
+  EXPECT_FALSE(none.best());
   none.pass_over(0);
   EXPECT_EQ(none.choose(0, candidates_start), std::nullopt);
 }
