@@ -11,9 +11,9 @@
 
 #include "runtime/base/config.h"
 #include "runtime/engine/context.h"
+#include "runtime/fabric/errands.h"
 #include "runtime/fabric/path_factory.h"
 #include "runtime/fabric/standard_kinds.h"
-#include "runtime/fabric/verbs/errands.h"
 
 namespace nccl_ha::fabric {
 
@@ -140,7 +140,7 @@ class Provider {
   std::string ifname_;           ///< HA_NCCL_IFNAME
   std::string family_;           ///< HA_NCCL_SOCKET_FAMILY
   std::atomic<Look> look_{Look::none};
-  verbs::Errands errands_{false};  ///< last: they use the rest
+  Errands errands_{false};  ///< last: they use the rest
 };
 
 }  // namespace nccl_ha::fabric

@@ -118,7 +118,6 @@ class UvStreams final : public StreamFactory {
   }
   size_t open_handles() const override { return handles_; }
 
-  uv_loop_t* loop() { return &loop_; }
   void happened() { ++events_; }
   /// No exception goes through libuv, which is C: turn() throws it on.
   template <class Call>
@@ -458,8 +457,7 @@ void tune_tcp(uv_tcp_t* tcp, Duration unanswered) {
   if (uv_fileno(reinterpret_cast<uv_handle_t*>(tcp), &fd) == 0) {
     const auto ms = static_cast<int>(unanswered.count() / 1'000'000);
     static_cast<void>(setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms));
-    // libuv leaves the kernel's 75 s, so that a stream which a firewall forgot would seem to live
-    // for that long.
+    // libuv leaves the kernel's 75 s, for which a stream that a firewall forgot would seem to live.
     static_cast<void>(
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &keepalive_seconds, sizeof keepalive_seconds));
   }

@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -17,6 +18,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <new>
 #include <set>
 #include <string>
 #include <thread>
@@ -26,6 +28,7 @@
 #include "tests/support/pipe_io.h"
 #include "tests/support/plugin_fixture.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/until.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -104,6 +107,7 @@ class Forks : public PluginFixture {
     const auto begun = Steady::now();
     for (unsigned char round = 0; !HasFailure(); ++round) {
       exchange(connection_, 100'000, round);
+      rounds_->fetch_add(1);
       ended = ended || waitpid(child, &status, WNOHANG) == child;
       if (ended && round >= 3) {
         break;
@@ -166,6 +170,10 @@ class Forks : public PluginFixture {
   tests::TemporaryFolder temporary_{"/dev/shm"};
   std::set<std::string> before_;
   Connection connection_;
+  /// Of the job, in memory that children share.
+  std::atomic<unsigned>* const rounds_ =
+      new (mmap(nullptr, sizeof(std::atomic<unsigned>), PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS, -1, 0)) std::atomic<unsigned>(0);
 };
 
 TEST_P(Forks, TheChildExits) {
@@ -218,7 +226,8 @@ TEST_P(Forks, TheChildLivesOnWithNothingOfItsParents) {
   beside([&] {
     EXPECT_EQ(new_descriptors(), std::set<std::string>());
     EXPECT_EQ(mappings_of(temporary_.path()), 0U);
-    usleep(200'000);  // while the job goes on
+    const unsigned begun = rounds_->load();
+    EXPECT_TRUE(until([&] { return rounds_->load() > begun + 20; })) << "the job stands still";
   });
 }
 

@@ -5,9 +5,9 @@
 #include <atomic>
 #include <thread>
 
-#include "runtime/fabric/verbs/errands.h"
+#include "runtime/fabric/errands.h"
 
-namespace nccl_ha::fabric::verbs {
+namespace nccl_ha::fabric {
 namespace {
 
 TEST(Errands, RunOnAnotherThread) {
@@ -42,4 +42,4 @@ TEST(Errands, WithoutAThreadTheCallerRunsThem) {
 #endif
 
 }  // namespace
-}  // namespace nccl_ha::fabric::verbs
+}  // namespace nccl_ha::fabric

@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -89,15 +90,21 @@ TEST(OwnFds, AnErrorStaysOne) {
 
 TEST(OwnFds, AForkWaitsForOneThatIsBeingMade) {
   std::atomic<int> making{-1};
+  std::atomic<bool> forking{false};
   std::thread maker([&] {
     static_cast<void>(make_fd([&] {
       const int fd = eventfd(0, EFD_CLOEXEC);
       making = fd;
-      usleep(30'000);  // the fork begins between the descriptor and its note
+      // The fork begins between the descriptor and its note.
+      EXPECT_TRUE(test::until([&] { return forking.load(); }));
+      for (int i = 0; i < 10'000; ++i) {
+        sched_yield();
+      }
       return fd;
     }));
   });
   ASSERT_TRUE(test::until([&] { return making.load() >= 0; }));
+  forking = true;
   EXPECT_TRUE(in_child([&] { return !is_open(making); }));
   maker.join();
   EXPECT_TRUE(is_open(making));
@@ -110,9 +117,7 @@ TEST(OwnFds, AForkDoesNotWaitForEver) {
   std::thread holder([&] {
     OwnFds own;
     held = true;
-    while (!ends.load()) {
-      usleep(1000);
-    }
+    ends.wait(false);
   });
   ASSERT_TRUE(test::until([&] { return held.load(); }));
   const auto begun = Steady::now();
@@ -123,6 +128,7 @@ TEST(OwnFds, AForkDoesNotWaitForEver) {
   }));
   EXPECT_LT(Steady::now() - begun, milliseconds(5000));
   ends = true;
+  ends.notify_one();
   holder.join();
 }
 

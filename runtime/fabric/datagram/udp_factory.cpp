@@ -70,8 +70,9 @@ void UdpFactory::add_places(const Attachment& of, std::vector<Place>& places) co
     for (size_t i = 0; i < interfaces->size(); ++i) {
       const NetInterface& interface = (*interfaces)[i];
       if (rank < interface.addresses.size() && (own || !host_.beneath_device(interface))) {
+        const size_t number = first_number + FabricHost::cable_of(*interfaces, i);
         places.push_back({{of.device, kind()},
-                          static_cast<uint16_t>(first_number + FabricHost::cable_of(*interfaces, i)),
+                          static_cast<uint16_t>(number),
                           interface.addresses[rank],
                           interface.pci_path});
       }

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <memory>
 
-#include "runtime/fabric/verbs/errands.h"
+#include "runtime/fabric/errands.h"
 #include "runtime/fabric/verbs/library.h"
 
 namespace nccl_ha::fabric::verbs {

@@ -12,7 +12,7 @@
 #include <mutex>
 #include <vector>
 
-#include "runtime/fabric/verbs/errands.h"
+#include "runtime/fabric/errands.h"
 #include "runtime/fabric/verbs/library.h"
 
 namespace nccl_ha::fabric::verbs {

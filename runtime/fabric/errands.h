@@ -11,7 +11,7 @@
 
 #include "runtime/base/clock.h"
 
-namespace nccl_ha::fabric::verbs {
+namespace nccl_ha::fabric {
 
 /// A few threads, which start when there is something to do and end with it.  Any thread.
 class Errands {
@@ -43,4 +43,4 @@ class Errands {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace nccl_ha::fabric::verbs
+}  // namespace nccl_ha::fabric

@@ -1,4 +1,4 @@
-#include "runtime/fabric/verbs/errands.h"
+#include "runtime/fabric/errands.h"
 
 #include <utility>
 
@@ -6,7 +6,7 @@
 #include "runtime/base/own_thread.h"
 #include "runtime/engine/thread.h"
 
-namespace nccl_ha::fabric::verbs {
+namespace nccl_ha::fabric {
 
 Errands::~Errands() {
   {
@@ -69,4 +69,4 @@ void Errands::run() {
   }
 }
 
-}  // namespace nccl_ha::fabric::verbs
+}  // namespace nccl_ha::fabric
