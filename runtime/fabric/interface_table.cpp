@@ -47,14 +47,29 @@ std::vector<NetInterface> renewed(const std::vector<NetInterface>& before,
     }
   }
   for (size_t i = 0; i < before.size(); ++i) {
-    list[i].up = list[i].up && found[i];
+    if (!found[i]) {
+      list[i].up = false;
+      list[i].ifindex = 0;  // the kernel may give it to another one
+    }
   }
   for (size_t at = 0; at < now.size(); ++at) {
-    if (!taken[at]) {
-      list.push_back(now[at]);
-      list.back().offered = false;
-      list.back().why_not = "it came when the job had begun";
+    if (taken[at]) {
+      continue;
     }
+    // Hosts of containers have new interfaces all the time: the list stays short.
+    size_t place = 0;
+    while (place < before.size() && (found[place] || before[place].offered)) {
+      ++place;
+    }
+    if (place == before.size()) {
+      list.push_back(now[at]);
+      place = list.size() - 1;
+    } else {
+      list[place] = now[at];
+      found[place] = true;
+    }
+    list[place].offered = false;
+    list[place].why_not = "it came when the job had begun";
   }
   return list;
 }

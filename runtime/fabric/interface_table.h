@@ -12,11 +12,12 @@ namespace nccl_ha::fabric {
 
 /// What has become of `before`: each in its place, with what changed of it, found again by its port
 /// of a PCI device, its name or its MAC address; then those that have come since, which only stand
-/// by.  One that is gone stays as it was, but down.  `now`: select_interfaces() of today.  Pure.
+/// by.  One that is gone stays as it was, but down, and without a number; if it was not offered,
+/// one that comes takes its place.  `now`: select_interfaces() of today.  Pure.
 std::vector<NetInterface> renewed(const std::vector<NetInterface>& before,
                                   const std::vector<NetInterface>& now);
 
-/// Places in the list never change their NIC.  Any thread.
+/// A place in the list keeps its NIC for as long as there is one.  Any thread.
 class InterfaceTable {
  public:
   using List = std::vector<NetInterface>;

@@ -557,6 +557,17 @@ TEST(Interfaces, KeepTheirPlaceWhateverTheirNumberNameOrAddress) {
   ASSERT_EQ(gone.size(), 4U);
   EXPECT_FALSE(gone[0].up);
   EXPECT_EQ(gone[0].addresses, before[0].addresses) << "it may come back";
+  EXPECT_EQ(gone[0].ifindex, 0);
+  // As where containers come and go.
+  auto lasting = before;
+  for (int i = 0; i < 100; ++i) {
+    auto today = before;
+    today.push_back(nic(("pod" + std::to_string(i)).c_str(), 100 + i, static_cast<uint8_t>(100 + i),
+                        "10.0.50.1"));
+    lasting = renewed(lasting, today);
+  }
+  ASSERT_EQ(lasting.size(), 5U);
+  EXPECT_EQ(lasting[4].name, "pod99");
 }
 
 TEST(Interfaces, OnlyWhatPathsDependOnIsAChange) {
