@@ -48,6 +48,21 @@ TEST(RoceTwoGuests, ARailThatIsGoneForGoodMovesTrafficToTheOtherDevice) {
   EXPECT_EQ(count(run.out, " is back after "), 0U) << run.out;
 }
 
+// Nothing is set against ARP on the wrong port; the second rail's cable goes when the first one is
+// back.
+TEST(RoceTwoGuests, OfTwoRailsInOneSubnetEitherMayGo) {
+  const ToolRun run =
+      guests(NHA_TOOL_FILE, {"--topology", "flat-2x2", "--no-check"},
+             "exec nccl-ha perf all_reduce -b 256K -e 256K -w 0 -I 60 --timeout 180 -v --fault "
+             "'cut rail0 --for 4s@12s..12500ms, cut rail1 --for 4s@24s..24500ms' 2>&1");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out, "Out of bounds values : 0 OK"), 1U) << run.out;
+  EXPECT_GE(count(run.out, " stands by: RoCE rxe1:1 198.18.1."), 4U) << run.out;
+  EXPECT_GE(count(run.out, " moved to the shadow path 1: RoCE rxe1"), 2U) << run.out;
+  EXPECT_GE(count(run.out, " moved back to path 0: RoCE rxe0"), 2U) << run.out;
+  EXPECT_EQ(count(run.out, ": stall "), 2U) << run.out;
+}
+
 TEST(RoceTwoGuests, ContractHoldsOverRcAndUd) {
   // h2 has the second side; h1 runs the suite and ends it.
   const std::string tests = beside(NHA_TOOL_FILE, "nha_contract_tests");
