@@ -141,7 +141,10 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
     return report(
         fail(Errc::remote, fmt::format("connect: device {} has no way to an address of "
                                        "the peer; {}",
-                                       devices[asked.first()].name, options.families_apart)));
+                                       devices[asked.first()].name,
+                                       options.families_apart.empty()
+                                           ? "it has no address of a family that the peer has too"
+                                           : options.families_apart)));
   }
   if (std::ranges::all_of(options.routes, &Route::for_rejoin)) {
     return report(fail(Errc::remote,

@@ -66,8 +66,9 @@ Process& Process::instance() {
 }
 
 Result<void> Process::initialize(abi::Logger logger) {
-  own_state();  // before the lock: a fork may come at any time
+  own_state();  // before the lock, and once more: somebody else may just have settled it
   std::lock_guard lock(mutex_);
+  own_state();
   auto ready = initialize_locked(logger);
   settle_owner_locked();
   return ready;
@@ -244,6 +245,9 @@ void Process::stop_locked() {
                  std::min<Duration>(leave_limit, std::chrono::milliseconds(config_.mesh_drain_ms)));
   }
   engine_.reset();  // joins its threads
+  if (provider_) {
+    provider_->rest();  // so does this
+  }
   users_ = 0;
 }
 

@@ -59,7 +59,9 @@ void PathRenewal::begin() {
 }
 
 void PathRenewal::make_others() {
-  state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
+  if (paths_.backs_with_others()) {
+    state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
+  }
   for (size_t i = paths_.primaries(); i < paths_.own(); ++i) {
     lanes_[i].reopen_at = state_.context->now();  // the caller waits for those
   }
@@ -182,7 +184,8 @@ void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Ra
         next.reopen_at = state_.context->now();
       }
     }
-    if ((paths_.lane(lane).usable || under_way) && could_be_separate(lane) && paths_.own_usable()) {
+    if ((paths_.lane(lane).usable || under_way) && could_be_separate(lane) && paths_.own_usable() &&
+        !owner_.serves(lane)) {
       owner_.on_lane_failed(lane, fail(Errc::again, "a NIC of its own could stand by now"));
     }
   }
@@ -312,7 +315,7 @@ void PathRenewal::pass_over(size_t lane) {
   }
 }
 
-/// An RDMA port, or a NIC that the first path does not use, may be there by now.
+/// An RDMA port that could be the shadow instead may be there by now.
 void PathRenewal::look_for_better() {
   if (!state_.live()) {
     return;
@@ -320,10 +323,9 @@ void PathRenewal::look_for_better() {
   state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
   for (size_t lane = paths_.own(); lane < paths_.size() && state_.live(); ++lane) {
     const Lane& mine = paths_.lane(lane);
-    if (mine.usable && paths_.own_usable() &&
-        ((paths_.backs_with_others() && paths_.is_fallback(mine)) || could_be_separate(lane))) {
+    if (mine.usable && paths_.is_fallback(mine) && paths_.own_usable()) {
       owner_.on_lane_failed(
-          lane, fail(Errc::again, "checking whether a better path can become the standby"));
+          lane, fail(Errc::again, "checking whether an RDMA path can become the standby"));
     }
   }
 }

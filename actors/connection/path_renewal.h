@@ -30,6 +30,8 @@ class PathRenewal {
     virtual std::optional<uint32_t> on_path_made(size_t lane) = 0;
     /// It was offered, and both sides find out whether packets get through.
     virtual bool is_opening(size_t lane) const = 0;
+    /// It carries traffic.
+    virtual bool serves(size_t lane) const = 0;
 
    protected:
     ~Owner() = default;

@@ -214,16 +214,27 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
 /// Its NIC may have another address than when the connection began.
 void PathSet::renew_local(Lane& lane) {
   const auto before = IpAddress::from_sockaddr(as_sockaddr(local_));
-  const fabric::Place* best = nullptr;
-  for (const fabric::Place& place : places_) {
-    const bool its = place.at.kind == lane.at.kind && place.number == local_number_ && before &&
-                     place.address.family == before->family;
-    if (its && (best == nullptr || place.address.same_as(*before))) {
-      best = &place;
+  if (!before || places_.empty() || ha::mutated(ha::Mutation::primary_keeps_address)) {
+    return;
+  }
+  std::optional<IpAddress> now;
+  const auto interfaces = state_.provider.interfaces();
+  for (const fabric::NetInterface& one : *interfaces) {
+    const auto its = std::ranges::find_if(
+        one.addresses, [&](const IpAddress& address) { return address.same_as(*before); });
+    if (one.ifindex != 0 && its != one.addresses.end()) {
+      now = *its;  // its number may be another one
     }
   }
-  if (best != nullptr && !ha::mutated(ha::Mutation::primary_keeps_address)) {
-    static_cast<void>(best->address.to_sockaddr(0, &lane.local));
+  for (size_t i = 0; i < places_.size() && !(now && now->same_subnet(*before)); ++i) {
+    const fabric::Place& place = places_[i];
+    if (place.at.kind == lane.at.kind && place.number == local_number_ &&
+        place.address.family == before->family && (!now || place.address.same_subnet(*before))) {
+      now = place.address;
+    }
+  }
+  if (now) {
+    static_cast<void>(now->to_sockaddr(0, &lane.local));
   }
 }
 

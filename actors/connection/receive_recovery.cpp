@@ -1,6 +1,7 @@
 #include "actors/connection/receive_recovery.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ha/mutation.h"
 
@@ -151,12 +152,24 @@ void ReceiveRecovery::tell_ends() {
   if (lanes_.empty() || !state_.live() || !state_.backup) {
     return;
   }
-  const std::vector<size_t> changed = paths_.renew_places();
-  const std::vector<ha::Rail> rails = paths_.rails();
-  for (size_t i = 0; i < changed.size() && !ha::mutated(ha::Mutation::ends_untold); ++i) {
-    control_.send(encode(EndNotice{static_cast<uint8_t>(changed[i]), rails[changed[i]]}));
-    state_.context->request_stream_turns(1000);
+  for (const size_t place : paths_.renew_places()) {
+    ends_untold_.insert(place);
   }
+  say_ends();
+}
+
+/// Addresses that come and go while the peer confirms nothing fill no queue.
+void ReceiveRecovery::say_ends() {
+  constexpr uint32_t unconfirmed_most = 64;
+  if (ends_untold_.empty() || ha::mutated(ha::Mutation::ends_untold) ||
+      control_.next_number() - control_.first_unconfirmed() > unconfirmed_most) {
+    return;
+  }
+  const std::vector<ha::Rail> rails = paths_.rails();
+  for (const size_t place : std::exchange(ends_untold_, {})) {
+    control_.send(encode(EndNotice{static_cast<uint8_t>(place), rails[place]}));
+  }
+  state_.context->request_stream_turns(1000);
 }
 
 /// The sender takes what a report does not name for lost, and what it names for arrived.
@@ -209,6 +222,7 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
     state_.context->request_stream_turns(1000);
   }
   if (steps.use) {
+    say_ends();
     failover_.take_into_use(lane);
     failover_.log_back(lane);
     if (control_.stream() != nullptr) {

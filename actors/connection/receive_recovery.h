@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -34,6 +35,7 @@ class ReceiveRecovery {
   void tell_ends();
 
  private:
+  void say_ends();
   void answer_offer(size_t lane);
   void on_rebuild(std::span<const std::byte> payload);
   void open_again(size_t lane, const PathOffer& offer);
@@ -49,6 +51,7 @@ class ReceiveRecovery {
   std::array<bool, lanes_max> unanswered_{};  ///< a new path waits for its address to be told
   /// Of each place, the number of the message that told of its link.
   std::array<uint32_t, ha::rails_max> link_told_{};
+  std::set<size_t> ends_untold_;  ///< places with another address than the peer knows
 };
 
 }  // namespace nccl_ha

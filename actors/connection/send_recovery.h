@@ -89,6 +89,7 @@ class SendRecovery final : public Sender::Owner, private PathRenewal::Owner {
 
   // PathRenewal::Owner
   std::optional<uint32_t> on_path_made(size_t lane) override;
+  bool serves(size_t lane) const override { return serving_.serves(lane); }
   bool is_opening(size_t lane) const override {
     return lanes_[lane].lane.state() == ha::SenderLane::State::opening;
   }

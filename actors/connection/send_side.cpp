@@ -345,6 +345,7 @@ void SendSide::on_settled() {
   }
   recovery_.begin();
   parts_.liveness.start();
+  on_interfaces_renewed();  // of what changed meanwhile
   if (peer_ready_ || ha::mutated(ha::Mutation::shadow_not_agreed)) {
     recovery_.renewal().make_others();
   } else {

@@ -10,6 +10,8 @@
 namespace nccl_ha {
 namespace {
 
+constexpr int loopback_interface = 1;  // in each network namespace
+
 /// The kernel's answer to a question for a route.
 struct Route {
   bool local = false;
@@ -69,7 +71,8 @@ Egress find_egress(const IpAddress& from, const IpAddress& to) {
   Egress egress;
   const auto owner = find_route(nullptr, from, 0, Wanted::written);
   const auto first = owner && owner->local ? find_route(&from, to, 0, Wanted::taken) : std::nullopt;
-  if (!first) {
+  // What the loopback interface has belongs to the host: its packets leave as the routes say.
+  if (!first || (owner->interface == loopback_interface && !first->local)) {
     return egress;
   }
   egress.own = owner->interface;

@@ -14,7 +14,8 @@ namespace nccl_ha {
 
 struct Egress {
   enum class Kind : uint8_t {
-    unknown,  ///< there is no route, or the kernel refuses the question
+    unknown,  ///< there is no route, the source is the host's own and no NIC's (on `lo`), or the
+              ///< kernel refuses the question
     local,    ///< the destination is on this host
     own,      ///< by the interface that has the source address
     chosen,   ///< by that one if each packet names it (PacketInfo), else by another one

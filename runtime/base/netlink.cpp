@@ -42,7 +42,10 @@ Result<Conversation::Next> Conversation::read(const nlmsghdr& message, bool dump
                                               const std::function<void(const nlmsghdr&)>& take) {
   interrupted_ = interrupted_ || (message.nlmsg_flags & NLM_F_DUMP_INTR) != 0;
   if (message.nlmsg_type == NLMSG_DONE) {
-    return Next::done;
+    const int* error = header_of<int>(message);  // of a dump that broke off
+    return error == nullptr || *error >= 0
+               ? Result<Next>(Next::done)
+               : fail(Errc::system, "the kernel broke a list of the network off", -*error);
   }
   if (message.nlmsg_type == NLMSG_ERROR) {
     const auto* error = header_of<nlmsgerr>(message);

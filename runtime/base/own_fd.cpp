@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +27,9 @@ constinit pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 std::array<uint64_t, fds_max / word_bits> owned;
 size_t words_used = 0;
 bool forks_are_seen = false;
-bool fork_has_mutex = false;
+unsigned fork_locks = 0;  ///< of `fork_holder`
+// The thread whose fork has the mutex; forks of two threads overlap.
+constinit std::atomic<pid_t> fork_holder{0};
 
 /// Waits for so long only: a lock of the program's that its own handlers take may be held by
 /// somebody who waits for this one.
@@ -36,12 +39,17 @@ void before_fork() {
   until.tv_nsec += fork_patience_ns;
   until.tv_sec += until.tv_nsec / 1'000'000'000;
   until.tv_nsec %= 1'000'000'000;
-  fork_has_mutex = pthread_mutex_timedlock(&mutex, &until) == 0;
+  if (pthread_mutex_timedlock(&mutex, &until) == 0) {
+    ++fork_locks;
+    fork_holder.store(gettid(), std::memory_order_relaxed);
+  }
 }
 
 void after_fork_in_parent() {
-  if (fork_has_mutex) {
-    fork_has_mutex = false;
+  if (fork_holder.load(std::memory_order_relaxed) == gettid()) {
+    if (--fork_locks == 0) {
+      fork_holder.store(0, std::memory_order_relaxed);
+    }
     pthread_mutex_unlock(&mutex);
   }
 }
@@ -49,7 +57,8 @@ void after_fork_in_parent() {
 /// Async-signal-safe: other threads of the parent may have held any lock.
 void after_fork_in_child() {
   mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-  fork_has_mutex = false;
+  fork_locks = 0;
+  fork_holder.store(0, std::memory_order_relaxed);
   end_life();
   for (size_t i = 0; i < words_used; ++i) {
     for (uint64_t bits = owned[i]; bits != 0; bits &= bits - 1) {

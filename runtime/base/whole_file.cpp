@@ -129,15 +129,26 @@ bool of_disk(int error) {
 
 Result<void> write_file(const std::string& path, std::span<const std::byte> bytes, mode_t mode) {
   const End end = follow(path);
-  const int fd = open_what_is_there(path, end);
-  if (fd < 0) {
-    const int error = errno == ENOENT ? replace(end.at, bytes, mode, nullptr) : errno;
+  int fd = open_what_is_there(path, end);
+  if (fd < 0 && errno == ENOENT && end.at.path() == path) {
+    const int error = replace(end.at, bytes, mode, nullptr);
     return error == 0 ? Result<void>() : cannot_write(path, error);
   }
+  if (fd < 0 && errno == ENOENT) {
+    fd = open(path.c_str(), O_WRONLY | O_CREAT | O_NOCTTY | O_CLOEXEC, mode);  // behind a link
+  }
+  if (fd < 0) {
+    return cannot_write(path, errno);
+  }
   struct stat known {};
+  struct stat found {};
   int error = fstat(fd, &known) == 0 ? 0 : errno;
-  if (error == 0 && S_ISREG(known.st_mode) && !end.descriptor) {
-    const int kept = replace(end.at, bytes, mode, &known);
+  // Links may have changed since they were followed: only what the kernel opened is replaced.
+  const bool same = lstat(end.at.path().c_str(), &found) == 0 && found.st_dev == known.st_dev &&
+                    found.st_ino == known.st_ino;
+  if (error == 0 && S_ISREG(known.st_mode) && !end.descriptor && same) {
+    const bool is_private = (mode & 077) == 0;
+    const int kept = replace(end.at, bytes, mode, is_private ? nullptr : &known);
     if (kept == 0 || of_disk(kept)) {
       close(fd);
       return kept == 0 ? Result<void>() : cannot_write(path, kept);

@@ -20,6 +20,13 @@ bool has_mac_of(const NetInterface& one, const NetInterface& before) {
          one.leads_to == before.leads_to && one.lies_on.size() == before.lies_on.size();
 }
 
+/// While nothing else is up, also these are chosen.
+bool leads_nowhere(const NetInterface& one, const std::vector<NetInterface>& before) {
+  const bool to_container = one.leads_to == LinkClass::pair && one.only_self_assigned() &&
+                            !before.empty() && before.front().leads_to == LinkClass::nic;
+  return one.loopback || one.leads_to == LinkClass::internal || to_container;
+}
+
 bool differ(const NetInterface& one, const NetInterface& other) {
   return one.name != other.name || one.ifindex != other.ifindex || one.mtu != other.mtu ||
          one.addresses != other.addresses || one.cables != other.cables;
@@ -53,7 +60,7 @@ std::vector<NetInterface> renewed(const std::vector<NetInterface>& before,
     }
   }
   for (size_t at = 0; at < now.size(); ++at) {
-    if (taken[at]) {
+    if (taken[at] || leads_nowhere(now[at], before)) {
       continue;
     }
     // Hosts of containers have new interfaces all the time: the list stays short.

@@ -393,18 +393,22 @@ Result<std::vector<NetInterface>> select_offered(const std::vector<NetInterface>
 std::optional<size_t> find_interface(const std::vector<NetInterface>& interfaces,
                                      const sockaddr* address) {
   const auto wanted = IpAddress::from_sockaddr(address);
+  std::optional<size_t> gone;
   for (size_t i = 0; wanted && i < interfaces.size(); ++i) {
+    const NetInterface& one = interfaces[i];
     if (wanted->link_local() && wanted->scope_id != 0 &&
-        wanted->scope_id == static_cast<uint32_t>(interfaces[i].ifindex)) {
+        wanted->scope_id == static_cast<uint32_t>(one.ifindex)) {
       return i;
     }
-    for (const IpAddress& own : interfaces[i].addresses) {
-      if (own.same_as(*wanted)) {
+    if (std::ranges::any_of(one.addresses,
+                            [&](const IpAddress& own) { return own.same_as(*wanted); })) {
+      if (one.ifindex != 0) {
         return i;
       }
+      gone = gone ? gone : i;  // its addresses may be another one's by now
     }
   }
-  return std::nullopt;
+  return gone;
 }
 
 IpAddress with_prefix(const std::vector<NetInterface>& interfaces, IpAddress address) {

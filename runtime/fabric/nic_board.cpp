@@ -22,9 +22,13 @@ void NicBoard::post(const NicNotice& notice, const Reader* from) {
     if (subscription.reader == from) {
       continue;
     }
-    subscription.notices.push_back(notice);
-    if (subscription.notices.size() > kept_max) {
-      subscription.notices.pop_front();
+    auto& notices = subscription.notices;
+    const auto is_hint = [](const NicNotice& one) { return one.kind != NicNotice::Kind::renewed; };
+    if (is_hint(notice) || std::ranges::all_of(notices, is_hint)) {
+      notices.push_back(notice);
+    }
+    if (notices.size() > kept_max) {
+      notices.erase(std::ranges::find_if(notices, is_hint));
     }
     subscription.reader->on_notice();
   }

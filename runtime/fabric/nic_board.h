@@ -53,7 +53,8 @@ class NicBoard {
   void renew_by(std::function<void()> renew);
 
  private:
-  /// A reader who does not read loses the oldest: they are hints, and a hint that old is no help.
+  /// A reader who does not read loses the oldest hints, which are no help by then; that interfaces
+  /// were renewed it hears, once for several times.
   static constexpr size_t kept_max = 64;
   struct Subscription {
     Reader* reader = nullptr;

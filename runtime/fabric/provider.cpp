@@ -86,12 +86,17 @@ void Provider::choose_devices() {
 
 void Provider::follow_kernel() {
   host_.nics.renew_by([this] {
-    Look none = Look::none;
-    if (!look_.compare_exchange_strong(none, Look::under_way)) {
-      look_.store(Look::once_more);  // the one under way may have missed what is new
-      return;
+    Look before = Look::none;
+    while (!look_.compare_exchange_weak(before,
+                                        before == Look::none ? Look::under_way : Look::once_more)) {
     }
-    errands_.add([this] {
+    if (before != Look::none) {
+      return;  // what is under way may have missed what is new, and looks once more
+    }
+    if (!errands_) {
+      errands_ = std::make_unique<Errands>(false);
+    }
+    errands_->add([this] {
       Look done = Look::under_way;
       do {
         look_.store(Look::under_way);

@@ -56,6 +56,8 @@ class Provider {
   /// From now on the interfaces are listed again when the kernel tells of changes (NicBoard), on a
   /// thread of its own.  Once, before the first connection.
   void follow_kernel();
+  /// Ends that thread until the kernel tells of the next change.  While nobody can: no engine runs.
+  void rest() { errands_.reset(); }
   /// These are this host's interfaces now: connections hear of it where it matters to them.
   void renew_interfaces(const std::vector<NetInterface>& all);
   const std::vector<NetDevice>& devices() const { return host_.devices; }
@@ -140,7 +142,7 @@ class Provider {
   std::string ifname_;           ///< HA_NCCL_IFNAME
   std::string family_;           ///< HA_NCCL_SOCKET_FAMILY
   std::atomic<Look> look_{Look::none};
-  Errands errands_{false};  ///< last: they use the rest
+  std::unique_ptr<Errands> errands_;  ///< last: they use the rest; of who has set `look_`
 };
 
 }  // namespace nccl_ha::fabric

@@ -48,8 +48,8 @@ const Case cases[] = {
      "ip route add default via 10.9.0.1 dev eth0; "
      "ip route add default via 10.9.0.1 dev eth1 metric 10",
      "10.9.0.11", "10.77.0.1", Kind::chosen, "eth1"},
-    {"an_address_of_no_NIC", "ip addr add 10.5.0.1/32 dev lo", "10.5.0.1", "10.9.0.20", Kind::other,
-     "eth0"},
+    {"an_address_of_no_NIC", "ip addr add 10.5.0.1/32 dev lo", "10.5.0.1", "10.9.0.20",
+     Kind::unknown, ""},
     {"a_rule_leads_elsewhere",
      "ip rule add from 10.9.0.11 lookup 7; ip route add 10.9.0.0/24 dev eth0 table 7", "10.9.0.11",
      "10.9.0.20", Kind::other, "eth0"},

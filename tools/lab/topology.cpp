@@ -359,11 +359,11 @@ Result<Topology> parse_topology(std::string_view name) {
   if (kind == "rails" || kind == "flat") {
     const size_t cross = rest.find('x');
     const auto hosts = number(rest.substr(0, cross));
-    const auto rails =
-        cross == std::string_view::npos ? std::nullopt : number(rest.substr(cross + 1));
-    return !hosts || !rails  ? unknown(name)
-           : kind == "rails" ? make_rails(*hosts, *rails)
-                             : make_flat(*hosts, *rails);
+    const auto rails = number(rest.substr(std::min(cross, rest.size() - 1) + 1));
+    if (!hosts || !rails) {
+      return unknown(name);
+    }
+    return kind == "rails" ? make_rails(*hosts, *rails) : make_flat(*hosts, *rails);
   }
   if (kind == "mesh") {
     const size_t second = rest.find('-');
