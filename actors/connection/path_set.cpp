@@ -220,9 +220,10 @@ void PathSet::renew_local(Lane& lane) {
   std::optional<IpAddress> now;
   const auto interfaces = state_.provider.interfaces();
   for (const fabric::NetInterface& one : *interfaces) {
+    const std::vector<IpAddress> all = one.all_addresses();
     const auto its = std::ranges::find_if(
-        one.addresses, [&](const IpAddress& address) { return address.same_as(*before); });
-    if (one.ifindex != 0 && its != one.addresses.end()) {
+        all, [&](const IpAddress& address) { return address.same_as(*before); });
+    if (one.ifindex != 0 && its != all.end()) {
       now = *its;  // its number may be another one
     }
   }

@@ -147,8 +147,9 @@ Result<void> write_file(const std::string& path, std::span<const std::byte> byte
   const bool same = lstat(end.at.path().c_str(), &found) == 0 && found.st_dev == known.st_dev &&
                     found.st_ino == known.st_ino;
   if (error == 0 && S_ISREG(known.st_mode) && !end.descriptor && same) {
-    const bool is_private = (mode & 077) == 0;
-    const int kept = replace(end.at, bytes, mode, is_private ? nullptr : &known);
+    // What is for its owner only is not written into a file that somebody else has put there.
+    const bool foreign = (mode & 077) == 0 && known.st_uid != geteuid();
+    const int kept = replace(end.at, bytes, mode, foreign ? nullptr : &known);
     if (kept == 0 || of_disk(kept)) {
       close(fd);
       return kept == 0 ? Result<void>() : cannot_write(path, kept);

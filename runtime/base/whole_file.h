@@ -19,8 +19,8 @@ inline constexpr std::string_view draft_ending = ".tmp";
 /// keeps its owner and permissions; links to it are followed and stay.  Anything else (a device, a
 /// FIFO, a descriptor below /dev/fd) is written into, and so is a file that cannot be replaced: its
 /// folder may be closed to this user, or its owner another one.  `mode`: of a new file, less the
-/// umask; one that leaves nothing to others also counts for what is replaced, and the file is the
-/// caller's then.  Blocks as write(2) does; any thread.
+/// umask; where it leaves nothing to others, what replaces another user's file is the caller's.
+/// Blocks as write(2) does; any thread.
 Result<void> write_file(const std::string& path, std::span<const std::byte> bytes,
                         mode_t mode = 0666);
 Result<void> write_file(const std::string& path, std::string_view text);

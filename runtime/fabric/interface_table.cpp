@@ -29,7 +29,8 @@ bool leads_nowhere(const NetInterface& one, const std::vector<NetInterface>& bef
 
 bool differ(const NetInterface& one, const NetInterface& other) {
   return one.name != other.name || one.ifindex != other.ifindex || one.mtu != other.mtu ||
-         one.addresses != other.addresses || one.cables != other.cables;
+         one.addresses != other.addresses || one.link_local != other.link_local ||
+         one.cables != other.cables;
 }
 
 }  // namespace

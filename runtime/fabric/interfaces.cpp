@@ -12,6 +12,7 @@
 #include <span>
 #include <system_error>
 #include <tuple>
+#include <utility>
 
 #include "runtime/base/host.h"
 
@@ -228,6 +229,12 @@ bool NetInterface::shares_cable(const NetInterface& other) const {
   });
 }
 
+std::vector<IpAddress> NetInterface::all_addresses() const {
+  std::vector<IpAddress> all = addresses;
+  all.insert(all.end(), link_local.begin(), link_local.end());
+  return all;
+}
+
 std::vector<NetInterface> make_interfaces(const LinkList& list) {
   const LinkTree tree(list.links);
   std::vector<NetInterface> interfaces;
@@ -257,8 +264,9 @@ std::vector<NetInterface> make_interfaces(const LinkList& list) {
       interface.lies_on.push_back(beneath->name);
     }
     for (const LinkAddress& one : addresses) {
+      const bool spare = one.address.link_local() && !addresses.front().address.link_local();
       if (one.address.loopback() == addresses.front().address.loopback()) {
-        interface.addresses.push_back(one.address);
+        (spare ? interface.link_local : interface.addresses).push_back(one.address);
       }
     }
     interface.guid = make_guid(interface);
@@ -300,9 +308,14 @@ Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterfa
   const auto collect = [&](bool last_resort) {
     for (const NetInterface& interface : all) {
       NetInterface one = interface;
-      std::erase_if(one.addresses, [&](const IpAddress& address) {
+      const auto is_other = [&](const IpAddress& address) {
         return !family.empty() && address.family != (family == "AF_INET6" ? 6 : 4);
-      });
+      };
+      std::erase_if(one.addresses, is_other);
+      std::erase_if(one.link_local, is_other);
+      if (one.addresses.empty()) {
+        one.addresses = std::exchange(one.link_local, {});
+      }
       const std::string why = names.any() && !last_resort ? useless(interface) : "";
       if (names.exclude ? names.name_any_of(one) : !names.parts.empty() && !names.name(one)) {
         leave_out(std::move(one), fmt::format("'{}' leaves it out", ifname_spec));

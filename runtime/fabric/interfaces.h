@@ -29,10 +29,12 @@ struct NetInterface {
   std::string name;
   std::vector<std::string> other_names;
   int ifindex = 0;
-  /// Those to try first come first: of networks before link-local ones, IPv4 before IPv6.
+  /// Those to try first come first: of networks before 169.254/16, IPv4 before IPv6; link-local
+  /// ones of IPv6 only when there is no other.
   std::vector<IpAddress> addresses;
-  uint32_t mtu = 1500;         ///< bytes
-  int64_t speed_mbps = 10000;  ///< 10^6 bit/s; 10000 when the driver does not say
+  std::vector<IpAddress> link_local;  ///< the others: a standby may be there, but nobody dials them
+  uint32_t mtu = 1500;                ///< bytes
+  int64_t speed_mbps = 10000;         ///< 10^6 bit/s; 10000 when the driver does not say
   int numa_node = -1;
   std::string pci_path;  ///< in sysfs; empty when it is no PCI device
   PortIdentity port;
@@ -49,6 +51,7 @@ struct NetInterface {
 
   /// It has no address that somebody gave it.
   bool only_self_assigned() const { return addresses.empty() || addresses.front().self_assigned(); }
+  std::vector<IpAddress> all_addresses() const;
   /// Both end with one cable.
   bool shares_cable(const NetInterface& other) const;
 };

@@ -62,18 +62,20 @@ void UdpFactory::add_places(const Attachment& of, std::vector<Place>& places) co
   const size_t first_number = own ? 0 : host_.devices.size();
   // The peer is told the first ones only, so the best address of each comes before all others.
   const auto interfaces = host_.interfaces.now();
+  std::vector<std::vector<IpAddress>> addresses;
   size_t longest = 0;
   for (const NetInterface& interface : *interfaces) {
-    longest = std::max(longest, interface.addresses.size());
+    addresses.push_back(interface.all_addresses());
+    longest = std::max(longest, addresses.back().size());
   }
   for (size_t rank = 0; rank < longest; ++rank) {
     for (size_t i = 0; i < interfaces->size(); ++i) {
       const NetInterface& interface = (*interfaces)[i];
-      if (rank < interface.addresses.size() && (own || !host_.beneath_device(interface))) {
+      if (rank < addresses[i].size() && (own || !host_.beneath_device(interface))) {
         const size_t number = first_number + FabricHost::cable_of(*interfaces, i);
         places.push_back({{of.device, kind()},
                           static_cast<uint16_t>(number),
-                          interface.addresses[rank],
+                          addresses[i][rank],
                           interface.pci_path});
       }
     }
