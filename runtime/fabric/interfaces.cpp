@@ -210,6 +210,62 @@ void choose_offered(std::vector<NetInterface>& chosen, bool named) {
   });
 }
 
+void leave_out(std::vector<NetInterface>& left_out, NetInterface one, std::string why) {
+  one.offered = false;
+  one.why_not = std::move(why);
+  left_out.push_back(std::move(one));
+}
+
+/// Of names that nothing here has, or that is down.
+void warn_of_names(const std::vector<NetInterface>& all, const Names& names,
+                   std::vector<std::string>& warnings) {
+  for (const std::string_view part : names.parts) {
+    const auto known =
+        std::ranges::find_if(all, [&](const NetInterface& one) { return names.fits(part, one); });
+    if (!names.exclude && (known == all.end() || !known->up)) {
+      warnings.push_back(
+          fmt::format("HA_NCCL_IFNAME (or NCCL_SOCKET_IFNAME) names {}, {}: {}", part,
+                      known == all.end() ? "and this host has no such interface with an address"
+                                         : "which is down",
+                      known == all.end() ? "see ip address" : "it is used as soon as it is up"));
+    }
+  }
+}
+
+/// An address that two interfaces have names neither of them.
+void leave_twins_out(std::vector<NetInterface>& chosen, std::vector<NetInterface>& left_out) {
+  for (size_t i = 0; i < chosen.size();) {
+    const auto before = std::span(chosen).first(i);
+    const auto twin = std::ranges::find_if(before, [&](const NetInterface& other) {
+      return !chosen[i].only_self_assigned() &&
+             other.addresses.front().same_as(chosen[i].addresses.front());
+    });
+    if (twin == before.end()) {
+      ++i;
+      continue;
+    }
+    leave_out(left_out, std::move(chosen[i]), fmt::format("it has the address of {}", twin->name));
+    chosen.erase(chosen.begin() + static_cast<ptrdiff_t>(i));
+  }
+}
+
+/// The host's ends of containers' cables have nothing but link-local addresses, and may be many.
+void limit_standbys(std::vector<NetInterface>& chosen, std::vector<NetInterface>& left_out) {
+  const auto offered = static_cast<size_t>(std::ranges::count_if(chosen, &NetInterface::offered));
+  for (size_t i = offered; i < chosen.size();) {
+    const bool container = chosen[i].leads_to == LinkClass::pair &&
+                           chosen[i].only_self_assigned() &&
+                           chosen.front().leads_to == LinkClass::nic;
+    if (!container && i < offered + standbys_max) {
+      ++i;
+      continue;
+    }
+    leave_out(left_out, std::move(chosen[i]),
+              container ? "it leads to a container" : "others stand by");
+    chosen.erase(chosen.begin() + static_cast<ptrdiff_t>(i));
+  }
+}
+
 }  // namespace
 
 PortIdentity read_port_identity(const std::string& interface, const std::string& classes) {
@@ -300,11 +356,6 @@ Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterfa
   SelectionNotes unheard;
   SelectionNotes& said = notes == nullptr ? unheard : *notes;
   std::vector<NetInterface> chosen;
-  const auto leave_out = [&](NetInterface one, std::string why) {
-    one.offered = false;
-    one.why_not = std::move(why);
-    said.left_out.push_back(std::move(one));
-  };
   const auto collect = [&](bool last_resort) {
     for (const NetInterface& interface : all) {
       NetInterface one = interface;
@@ -318,11 +369,11 @@ Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterfa
       }
       const std::string why = names.any() && !last_resort ? useless(interface) : "";
       if (names.exclude ? names.name_any_of(one) : !names.parts.empty() && !names.name(one)) {
-        leave_out(std::move(one), fmt::format("'{}' leaves it out", ifname_spec));
+        leave_out(said.left_out, std::move(one), fmt::format("'{}' leaves it out", ifname_spec));
       } else if (one.addresses.empty()) {
-        leave_out(std::move(one), fmt::format("it has no {} address", family));
+        leave_out(said.left_out, std::move(one), fmt::format("it has no {} address", family));
       } else if (!why.empty()) {
-        leave_out(std::move(one), why);
+        leave_out(said.left_out, std::move(one), why);
       } else {
         chosen.push_back(std::move(one));
       }
@@ -339,46 +390,11 @@ Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterfa
       std::erase_if(chosen, only_loopback);
     }
   }
-  for (const std::string_view part : names.parts) {
-    const auto known =
-        std::ranges::find_if(all, [&](const NetInterface& one) { return names.fits(part, one); });
-    if (!names.exclude && (known == all.end() || !known->up)) {
-      said.warnings.push_back(
-          fmt::format("HA_NCCL_IFNAME (or NCCL_SOCKET_IFNAME) names {}, {}: {}", part,
-                      known == all.end() ? "and this host has no such interface with an address"
-                                         : "which is down",
-                      known == all.end() ? "see ip address" : "it is used as soon as it is up"));
-    }
-  }
-  // An address that two interfaces have names neither of them.
-  for (size_t i = 0; i < chosen.size();) {
-    const auto before = std::span(chosen).first(i);
-    const auto twin = std::ranges::find_if(before, [&](const NetInterface& other) {
-      return !chosen[i].only_self_assigned() &&
-             other.addresses.front().same_as(chosen[i].addresses.front());
-    });
-    if (twin == before.end()) {
-      ++i;
-      continue;
-    }
-    leave_out(std::move(chosen[i]), fmt::format("it has the address of {}", twin->name));
-    chosen.erase(chosen.begin() + static_cast<ptrdiff_t>(i));
-  }
+  warn_of_names(all, names, said.warnings);
+  leave_twins_out(chosen, said.left_out);
   if (std::ranges::any_of(chosen, &NetInterface::up)) {
     choose_offered(chosen, !names.any());
-    const auto offered = static_cast<size_t>(std::ranges::count_if(chosen, &NetInterface::offered));
-    // The host's ends of containers' cables have nothing but link-local addresses.
-    for (size_t i = offered; i < chosen.size();) {
-      const bool container = chosen[i].leads_to == LinkClass::pair &&
-                             chosen[i].only_self_assigned() &&
-                             chosen.front().leads_to == LinkClass::nic;
-      if (!container && i < offered + standbys_max) {
-        ++i;
-        continue;
-      }
-      leave_out(std::move(chosen[i]), container ? "it leads to a container" : "others stand by");
-      chosen.erase(chosen.begin() + static_cast<ptrdiff_t>(i));
-    }
+    limit_standbys(chosen, said.left_out);
     return chosen;
   }
   std::string available;
