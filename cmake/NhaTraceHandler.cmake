@@ -1,7 +1,7 @@
 # The handler of SIGUSR2 as a shared object in a header of bytes (runtime/telemetry/trace_signal.cpp).
 # Made when the build is configured, so that whoever only reads the sources finds the header too.
-# It needs nothing but the C library that the process has, and no option of this build: sanitizers,
-# coverage and link-time optimisation have no place in a signal handler.
+# It needs nothing but the C library that the process has, and no option of this build: coverage,
+# link-time optimisation and other sanitizers than of threads have no place in a signal handler.
 
 set(handler_name "libnha-trace-signal.so.1")
 set(generated ${CMAKE_BINARY_DIR}/generated)
@@ -13,8 +13,12 @@ set(handler_target "")
 if(CMAKE_CXX_COMPILER_TARGET)
   set(handler_target --target=${CMAKE_CXX_COMPILER_TARGET})
 endif()
+set(handler_sanitizer "")
+if(NHA_SANITIZE MATCHES "thread")
+  set(handler_sanitizer -fsanitize=thread)  # it must see what orders a write before a close
+endif()
 execute_process(
-  COMMAND ${CMAKE_CXX_COMPILER} ${handler_target} -std=c++20 -O2 -fPIC -shared -nostdlib -s
+  COMMAND ${CMAKE_CXX_COMPILER} ${handler_target} ${handler_sanitizer} -std=c++20 -O2 -fPIC -shared -nostdlib -s
           -fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -fno-stack-protector
           -I${CMAKE_SOURCE_DIR} -Wl,-soname,${handler_name} -Wl,--build-id=none
           -Wl,-z,now -Wl,-z,noseparate-code -o ${handler_object} ${handler_source}

@@ -26,7 +26,6 @@ constinit pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 // Under the mutex.
 std::array<uint64_t, fds_max / word_bits> owned;
 size_t words_used = 0;
-bool forks_are_seen = false;
 unsigned fork_locks = 0;  ///< of `fork_holder`
 // The thread whose fork has the mutex; forks of two threads overlap.
 constinit std::atomic<pid_t> fork_holder{0};
@@ -69,6 +68,10 @@ void after_fork_in_child() {
   words_used = 0;
 }
 
+// Before any lock of it can be held.  The C library forgets it when this library is unloaded.
+[[maybe_unused]] const bool forks_are_seen =
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+
 }  // namespace
 
 OwnFds::OwnFds() { pthread_mutex_lock(&mutex); }
@@ -78,10 +81,6 @@ OwnFds::~OwnFds() { pthread_mutex_unlock(&mutex); }
 int OwnFds::add(int fd) {
   if (fd < 0 || static_cast<size_t>(fd) >= fds_max) {
     return fd;
-  }
-  if (!forks_are_seen) {
-    // The C library forgets it when this library is unloaded.
-    forks_are_seen = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
   }
   const size_t word = static_cast<size_t>(fd) / word_bits;
   words_used = std::max(words_used, word + 1);

@@ -15,7 +15,7 @@ namespace nccl_ha::tests {
 namespace {
 
 /// Two hosts with two rails, in which `setup` runs first: N is the number of the host, M that of
-/// the other one; `later` runs beside the job.
+/// the other one; `later` runs beside the job, once its log has a line with `after`.
 struct NicSituation {
   std::string name;
   std::string setup;
@@ -26,6 +26,7 @@ struct NicSituation {
   std::string carrier = "rail1";
   std::string later = "true";
   std::string devices = "rail0 rail1";  ///< that NCCL is offered
+  std::string after = "using datagrams";
 };
 void PrintTo(const NicSituation& situation, std::ostream* out) { *out << situation.name; }
 
@@ -35,6 +36,16 @@ std::string a_bridge(const std::string& name, const std::string& address) {
          name + "q; ip link set " + name + "p master " + name + " up; ip link set " + name +
          "q up; ip addr add " + address + " dev " + name + "; ip link set " + name + " up; ";
 }
+
+/// Waits until the job has said it; reads from a pipe, which ends with the shell.
+std::string logged(const std::string& line) {
+  return "tail -n +1 -F --pid=$$ $LOG | grep -qm1 '" + line + "'; ";
+}
+
+/// P is a process that lives in it.
+const std::string other_namespace =
+    "coproc IN_IT { exec unshare -n bash -c 'echo; exec sleep 50'; }; P=$IN_IT_PID; "
+    "read -u ${IN_IT[0]}; ";
 
 const std::string no_ipv4 = "ip -4 addr flush dev rail0; ip -4 addr flush dev rail1; ";
 
@@ -75,29 +86,31 @@ const std::vector<NicSituation> nic_situations = {
      "ip link add vx0 type vxlan id 7 dstport 4789 remote 198.18.0.$M dev rail0; "
      "ip addr add 10.8.0.$N/24 dev vx0; ip link set vx0 up; "},
     {"DownAtTheStart", "ip link set rail1 down; ", "cut rail0 --for 1200ms@2s", true, "rail1",
-     "sleep 0.4; ip link set rail1 up", "rail0"},
+     "ip link set rail1 up", "rail0"},
     {"AnAddressComesLater", "ip addr flush dev rail1; ", "cut rail0 --for 1200ms@2s", true, "rail1",
-     "sleep 0.4; ip addr add 198.18.1.$N/24 dev rail1", "rail0"},
+     "ip addr add 198.18.1.$N/24 dev rail1", "rail0"},
     {"TheStandbysAddressChanges", "", "cut rail0 --for 1200ms@3s", true, "rail1",
-     "sleep 0.6; ip addr flush dev rail1; ip addr add 198.18.9.$N/24 dev rail1"},
+     "ip addr flush dev rail1; ip addr add 198.18.9.$N/24 dev rail1", "rail0 rail1", "stands by"},
     {"TheStandbysAddressChangesOnOneHost", "", "cut rail0 --for 1200ms@3s", true, "rail1",
-     "sleep 0.6; [ $N = 2 ] && { ip addr del 198.18.1.2/24 dev rail1; "
-     "ip addr add 198.18.1.77/24 dev rail1; }"},
+     "[ $N = 2 ] && { ip addr del 198.18.1.2/24 dev rail1; "
+     "ip addr add 198.18.1.77/24 dev rail1; }",
+     "rail0 rail1", "stands by"},
     {"TheStandbyLosesItsAddress", "", "cut rail0 --for 1200ms@3s", true, "rail1",
-     "sleep 0.6; [ $N = 2 ] && ip addr del 198.18.1.2/24 dev rail1"},
+     "[ $N = 2 ] && ip addr del 198.18.1.2/24 dev rail1", "rail0 rail1", "stands by"},
     {"ItIsRenamed", "", "cut rail0 --for 1200ms@3s", true, "blue",
-     "sleep 0.4; ip link set rail1 down; ip link set rail1 name blue; ip link set blue up"},
+     "ip link set rail1 down; ip link set rail1 name blue; ip link set blue up", "rail0 rail1",
+     "stands by"},
     {"ItWasInAnotherNamespace",
-     "unshare -n sleep 30 & P=$!; sleep 0.2; ip link set rail1 netns $P; ",
+     other_namespace + "ip link set rail1 netns $P; ",
      "cut rail0 --for 1200ms@3s", true, "rail1",
-     "sleep 0.5; nsenter -t $P -n ip link set rail1 netns $$; "
+     "nsenter -t $P -n ip link set rail1 netns $$; "
      "ip addr add 198.18.1.$N/24 dev rail1; ip link set rail1 up",
      "rail0"},
-    {"ItGoesAndComesBack", "unshare -n sleep 30 & P=$!; sleep 0.2; ", "cut rail0 --for 1200ms@3s",
-     true, "rail1",
-     "sleep 0.5; ip link set rail1 netns $P; sleep 0.3; ip link add x type bridge; "
-     "nsenter -t $P -n ip link set rail1 netns $$; ip addr add 198.18.1.$N/24 dev rail1; "
-     "ip link set rail1 up"},
+    {"ItGoesAndComesBack", other_namespace, "cut rail0 --for 1200ms@3s", true, "rail1",
+     "ip link set rail1 netns $P; " + logged("path 1 .* is down") +
+         "ip link add x type bridge; nsenter -t $P -n ip link set rail1 netns $$; "
+         "ip addr add 198.18.1.$N/24 dev rail1; ip link set rail1 up",
+     "rail0 rail1", "stands by"},
     {"ATap",
      "ip tuntap add tap0 mode tap; ip addr add 10.7.0.$N/24 dev tap0; "
      "ip link set tap0 up; "},
@@ -116,11 +129,12 @@ std::map<std::string, uint64_t> sent_by(const std::string& out) {
 ToolRun run_nics(const NicSituation& situation, const std::string& threads) {
   static int labs = 0;
   const std::string job =
-      "N=$((RANK + 1)); M=$((2 - RANK)); " + situation.setup + "(" + situation.later +
+      "N=$((RANK + 1)); M=$((2 - RANK)); LOG=$(mktemp); " + situation.setup + "(" +
+      logged(situation.after) + situation.later +
       ") >/dev/null 2>&1 & nccl-ha perf all_reduce -b 256K -e 256K -w 0 -I 20 --timeout 50 --fault "
       "'" +
       situation.fault +
-      "' -v 2>&1; status=$?; for i in /sys/class/net/*; do echo sent $RANK ${i##*/} "
+      "' -v 2>&1 | tee $LOG; status=${PIPESTATUS[0]}; rm $LOG; for i in /sys/class/net/*; do echo sent $RANK ${i##*/} "
       "$(cat $i/statistics/tx_bytes); done; exit $status";
   return run_program(NHA_TOOL_FILE,
                      {"lab", "run", "pair", "-q", "--timeout", "55", "--name",
