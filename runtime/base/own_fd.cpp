@@ -55,8 +55,11 @@ void after_fork_in_parent() {
 
 /// Async-signal-safe: other threads of the parent may have held any lock.
 void after_fork_in_child() {
+  // The C library refuses, as the thread has another number here; a tool that follows locks hears.
+  for (; fork_locks != 0; --fork_locks) {
+    pthread_mutex_unlock(&mutex);
+  }
   mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-  fork_locks = 0;
   fork_holder.store(0, std::memory_order_relaxed);
   end_life();
   for (size_t i = 0; i < words_used; ++i) {

@@ -15,21 +15,11 @@
 namespace nccl_ha::tests {
 namespace {
 
-/// What a job reduces: some seconds at the rate of its link, so that a busy machine cannot end it
-/// before its cuts.
-#if defined(__SANITIZE_THREAD__)
-constexpr uint64_t megabytes = 60;  // it does not reach that rate
-#else
-constexpr uint64_t megabytes = 300;
-#endif
-constexpr const char* slow_link = "0s slow rail0 400mbit";
-
-/// Two hosts that reduce `megabytes` over rail0, during which `cut` happens again and again.
-ToolRun reduce(const std::string& before, const std::vector<std::string>& settings,
-               const std::vector<std::vector<std::string>>& cuts) {
-  static int labs = 0;
-  std::vector<std::string> arguments{"run", "pair",     "-q",     "--timeout",
-                                     "110", "--script", slow_link};
+/// Two hosts that reduce over rail0, at the rate of a slow link, until `faults` are over.
+ToolRun reduce_over_one_rail(const std::string& before, const std::vector<std::string>& settings,
+                             const std::string& faults) {
+  std::vector<std::string> arguments{"lab",       "run", "pair",     "-q",
+                                     "--timeout", "110", "--script", "0s slow rail0 400mbit"};
   for (const std::string& setting : settings) {
     arguments.insert(arguments.end(), {"--env", setting});
   }
@@ -39,22 +29,11 @@ ToolRun reduce(const std::string& before, const std::vector<std::string>& settin
        {"HA_NCCL_FABRIC=datagram", "HA_NCCL_IFNAME=rail0", "HA_NCCL_RTO_MS=100"}) {
     arguments.insert(arguments.end(), {"--env", setting});
   }
-  const std::string perf = before + "exec nccl-ha perf all_reduce -b 1M -e 1M -w 0 -I " +
-                           std::to_string(megabytes) + " --timeout 100 2>&1";
+  const std::string perf = before +
+                           "exec nccl-ha perf all_reduce -b 1M -e 1M -w 0 --timeout 100 --fault '" +
+                           faults + "' 2>&1";
   arguments.insert(arguments.end(), {"--", "bash", "-c", perf});
-  BackgroundLab lab(NHA_TOOL_FILE,
-                    "failover" + std::to_string(getpid()) + "." + std::to_string(labs++),
-                    arguments);
-  // By what has crossed the cable a cut is in the middle of a transfer, and the cut before it is
-  // over.  Asking takes time too, so most of the transfer lies behind the last one.
-  const uint64_t between = megabytes * 1'000'000 / (5 * cuts.size() + 5);
-  uint64_t crossed = 0;
-  for (const std::vector<std::string>& cut : cuts) {
-    EXPECT_TRUE(lab.carried("rail0", crossed + between));
-    EXPECT_EQ(lab.ask(cut).status, 0);
-    crossed = lab.carried("rail0");
-  }
-  return lab.wait();
+  return run_program(NHA_TOOL_FILE, arguments);
 }
 
 /// Dumps in `folder` made for that reason that name each of `parts`.
@@ -77,14 +56,13 @@ class FailoverModes : public testing::TestWithParam<bool> {};
 
 TEST_P(FailoverModes, CutsUnderAReductionCostTimeOnly) {
   const TemporaryFolder dumps;
-  const ToolRun run =
-      reduce("",
-             {GetParam() ? "HA_NCCL_USE_PROGRESS_THREAD=1" : "HA_NCCL_USE_PROGRESS_THREAD=0",
-              "HA_NCCL_TRACE_DIR=" + dumps.path()},
-             {{"cut", "rail0", "--for", "700ms"},
-              {"cut", "rail0", "--silent", "--from", "h1", "--for", "700ms"},
-              {"cut", "rail0", "--silent", "--from", "h2", "--for", "700ms"},
-              {"cut", "rail0", "--silent", "--for", "700ms"}});
+  const ToolRun run = reduce_over_one_rail(
+      "",
+      {GetParam() ? "HA_NCCL_USE_PROGRESS_THREAD=1" : "HA_NCCL_USE_PROGRESS_THREAD=0",
+       "HA_NCCL_TRACE_DIR=" + dumps.path()},
+      "cut rail0 --for 700ms@500ms, cut rail0 --silent --from h1 --for 700ms@2500ms, "
+      "cut rail0 --silent --from h2 --for 700ms@4500ms, "
+      "cut rail0 --silent --for 700ms@6500ms");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, "Out of bounds values : 0 OK"), 1U) << run.out;
   EXPECT_GE(count(run.out, " is down: "), 8U) << "each cut, on both sides: " << run.out;
@@ -98,11 +76,11 @@ TEST_P(FailoverModes, CutsUnderAReductionCostTimeOnly) {
 }
 
 TEST_P(FailoverModes, SeveralPathsOfOneConnection) {
-  const ToolRun run =
-      reduce("",
-             {GetParam() ? "HA_NCCL_USE_PROGRESS_THREAD=1" : "HA_NCCL_USE_PROGRESS_THREAD=0",
-              "HA_NCCL_DGRAM_PATHS=3"},
-             {{"cut", "rail0", "--for", "600ms"}, {"cut", "rail0", "--silent", "--for", "600ms"}});
+  const ToolRun run = reduce_over_one_rail(
+      "",
+      {GetParam() ? "HA_NCCL_USE_PROGRESS_THREAD=1" : "HA_NCCL_USE_PROGRESS_THREAD=0",
+       "HA_NCCL_DGRAM_PATHS=3"},
+      "cut rail0 --for 600ms@500ms, cut rail0 --silent --for 600ms@2500ms");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, "Out of bounds values : 0 OK"), 1U) << run.out;
   // Which of the three have work under way at that moment is chance.
@@ -116,8 +94,9 @@ INSTANTIATE_TEST_SUITE_P(Modes, FailoverModes, testing::Bool(), [](const auto& i
 
 TEST(Failover, WhereOneSideHasItOffACutIsAnErrorOnBoth) {
   // HA_NCCL_RTO_MS counts only where failover is on, and either side may be the one that waits.
-  const ToolRun run = reduce("[ $RANK = 1 ] && export HA_NCCL_ENABLE_BACKUP=0; ",
-                             {"HA_NCCL_DGRAM_DEAD_MS=200"}, {{"cut", "rail0", "--for", "3s"}});
+  const ToolRun run =
+      reduce_over_one_rail("[ $RANK = 1 ] && export HA_NCCL_ENABLE_BACKUP=0; ",
+                           {"HA_NCCL_DGRAM_DEAD_MS=200"}, "cut rail0 --for 3s@500ms");
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_EQ(count(run.out, " is down: "), 0U) << run.out;
   EXPECT_GE(count(run.out, "gave ncclRemoteError"), 1U) << run.out;
@@ -167,8 +146,8 @@ TEST(Failover, APeerThatNothingLeadsToEndsBothSidesAlsoOneThatOnlyWaits) {
 }
 
 TEST(Failover, ACutLongerThanTheBudgetIsAnError) {
-  const ToolRun run = reduce("", {"HA_NCCL_RETRY_BUDGET_MS=500", "HA_NCCL_RTO_MS=500"},
-                             {{"cut", "rail0", "--for", "20s"}});
+  const ToolRun run = reduce_over_one_rail(
+      "", {"HA_NCCL_RETRY_BUDGET_MS=500", "HA_NCCL_RTO_MS=500"}, "cut rail0 --for 20s@500ms");
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_GE(count(run.out, "no path came back within 500 ms (HA_NCCL_RETRY_BUDGET_MS)"), 1U)
       << run.out;

@@ -100,8 +100,7 @@ const std::vector<NicSituation> nic_situations = {
     {"ItIsRenamed", "", "cut rail0 --for 1200ms@3s", true, "blue",
      "ip link set rail1 down; ip link set rail1 name blue; ip link set blue up", "rail0 rail1",
      "stands by"},
-    {"ItWasInAnotherNamespace",
-     other_namespace + "ip link set rail1 netns $P; ",
+    {"ItWasInAnotherNamespace", other_namespace + "ip link set rail1 netns $P; ",
      "cut rail0 --for 1200ms@3s", true, "rail1",
      "nsenter -t $P -n ip link set rail1 netns $$; "
      "ip addr add 198.18.1.$N/24 dev rail1; ip link set rail1 up",
@@ -134,7 +133,8 @@ ToolRun run_nics(const NicSituation& situation, const std::string& threads) {
       ") >/dev/null 2>&1 & nccl-ha perf all_reduce -b 256K -e 256K -w 0 -I 20 --timeout 50 --fault "
       "'" +
       situation.fault +
-      "' -v 2>&1 | tee $LOG; status=${PIPESTATUS[0]}; rm $LOG; for i in /sys/class/net/*; do echo sent $RANK ${i##*/} "
+      "' -v 2>&1 | tee $LOG; status=${PIPESTATUS[0]}; rm $LOG; for i in /sys/class/net/*; do echo "
+      "sent $RANK ${i##*/} "
       "$(cat $i/statistics/tx_bytes); done; exit $status";
   return run_program(NHA_TOOL_FILE,
                      {"lab", "run", "pair", "-q", "--timeout", "55", "--name",
