@@ -43,7 +43,9 @@ std::shared_ptr<NicMonitor> NicMonitor::of(Context& context, fabric::NicBoard& b
   if (subscriber) {
     made->to_ear_ = std::move(*address);
     made->subscriber_ = *subscriber;
-    board.enter(made.get());
+    if (board.enter(made.get())) {
+      board.ask_renewal();  // of what changed before somebody heard the kernel
+    }
   } else {
     NHA_LOG_WARN("what other threads learn of NICs is not heard: {}", subscriber.error().message());
   }

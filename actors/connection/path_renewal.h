@@ -58,7 +58,6 @@ class PathRenewal {
       own_ends_.push_back(rails[place].kind == static_cast<uint8_t>(state_.attachment.kind));
     }
   }
-  bool any_candidate() const { return candidates_.best().has_value(); }
   /// Places of either host have changed: what waits is tried at once, over what there is now.
   void renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails);
   /// The first paths have come up or failed.

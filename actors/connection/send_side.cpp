@@ -287,9 +287,8 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
   ends_ = {welcome->rails, welcome->rail_ends, welcome->agreed};
   recovery_.renewal().set_candidates(without_rails(state_, paths_, ends_), ends_.of_rails);
   recovery_.renewal().set_ends(welcome->rails);
-  state_.shadows = !recovery_.renewal().any_candidate() || config.shadow_paths == 0
-                       ? uint8_t{0}
-                       : welcome->shadows;
+  // Also where no pair of NICs can take over yet: one may come.
+  state_.shadows = config.shadow_paths == 0 ? uint8_t{0} : welcome->shadows;
   if (auto connected = paths_.connect_first(welcome->paths, welcome->sizes_key); !connected) {
     state_.fail(connected.error());
     return;

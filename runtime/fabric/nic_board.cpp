@@ -5,9 +5,10 @@
 
 namespace nccl_ha::fabric {
 
-void NicBoard::enter(Reader* reader) {
+bool NicBoard::enter(Reader* reader) {
   std::lock_guard lock(mutex_);
   subscriptions_.push_back({reader, {}});
+  return subscriptions_.size() == 1;
 }
 
 void NicBoard::unsubscribe(Reader* reader) {

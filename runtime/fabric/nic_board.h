@@ -38,8 +38,8 @@ class NicBoard {
     ~Reader() = default;
   };
 
-  /// Everything that is posted from now on.
-  void enter(Reader* reader);
+  /// Everything that is posted from now on.  True: it is the only one.
+  bool enter(Reader* reader);
   /// on_notice() is not running any more when it returns, and does not run again.
   void unsubscribe(Reader* reader);
   /// To all readers but `from`.

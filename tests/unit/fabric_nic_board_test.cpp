@@ -19,8 +19,8 @@ TEST(NicBoard, TellsEverybodyButTheOneWhoPosted) {
   NicBoard board;
   CountingReader one;
   CountingReader other;
-  board.enter(&one);
-  board.enter(&other);
+  EXPECT_TRUE(board.enter(&one));
+  EXPECT_FALSE(board.enter(&other));
   board.post({NicNotice::Kind::suspect, nic("rail0"), "node2"}, &one);
   EXPECT_EQ(one.told, 0);
   EXPECT_EQ(other.told, 1);
