@@ -1,7 +1,10 @@
 #include "actors/control.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+
+#include "runtime/base/keyed_hash.h"
 
 namespace nccl_ha {
 namespace {
@@ -53,7 +56,7 @@ class Writer {
   }
   void rejoin(const RejoinPoint& point) {
     number(point.port);
-    number(point.token);
+    number(point.token.told());
     process(point.process);
     number(point.family);
     number(point.address);
@@ -160,7 +163,7 @@ class Reader {
   RejoinPoint rejoin() {
     RejoinPoint point;
     point.port = number<uint16_t>();
-    point.token = number<uint64_t>();
+    point.token = Secret::heard(number<uint64_t>());
     point.process = process();
     point.family = number<uint8_t>();
     point.address = number<std::array<uint8_t, 16>>();
@@ -257,10 +260,15 @@ std::string_view without_reporter(std::string_view text) {
 
 uint64_t connection_key(const Hello& hello) {
   // One listener may serve several connectors, one process may have several connections to it.
-  uint64_t key = hello.nonce ^ (hello.rejoin.token * 0x9E3779B97F4A7C15U) ^
-                 uint64_t { hello.rejoin.process.pid } << 32;
-  key = (key ^ (key >> 31)) * 0xBF58476D1CE4E5B9U;  // splitmix64's finaliser
-  key ^= key >> 29;
+  // Logs show it, and it must not show the token.
+  HashKey secret{};
+  const std::array<uint64_t, 2> parts = {hello.nonce, hello.rejoin.token.told()};
+  static_assert(sizeof parts <= sizeof secret);
+  std::memcpy(secret.data(), parts.data(), sizeof parts);
+  const Tag tag = make_tag(secret, "name of a connection",
+                           std::as_bytes(std::span(&hello.rejoin.process.pid, 1)));
+  uint64_t key = 0;
+  std::memcpy(&key, tag.data(), sizeof key);
   return key == 0 ? 1 : key;
 }
 
@@ -276,7 +284,7 @@ std::vector<std::byte> encode_ask() { return Writer(ControlType::ask).finish(); 
 
 std::vector<std::byte> encode(ControlType type, const RejoinCall& call) {
   Writer out(type);
-  out.number(call.token);
+  out.number(call.token.told());
   out.process(call.process);
   return out.finish();
 }
@@ -290,7 +298,7 @@ std::vector<std::byte> encode(ControlType type, const ProcessId& process) {
 std::optional<RejoinCall> decode_call(std::span<const std::byte> payload) {
   Reader in(payload);
   RejoinCall call;
-  call.token = in.number<uint64_t>();
+  call.token = Secret::heard(in.number<uint64_t>());
   call.process = in.process();
   return in.done() ? std::optional(call) : std::nullopt;
 }

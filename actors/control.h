@@ -25,6 +25,7 @@
 #include "ha/rails.h"
 #include "ha/shadow.h"
 #include "runtime/base/result.h"
+#include "runtime/base/secret.h"
 #include "runtime/fabric/device.h"
 #include "runtime/fabric/path.h"
 
@@ -75,7 +76,7 @@ struct ProcessId {
 /// Where one end of a connection takes a new control stream, and answers whether it is still there.
 struct RejoinPoint {
   uint16_t port = 0;  ///< 0: nowhere
-  uint64_t token = 0;
+  Secret token;
   ProcessId process;
   /// Its own address of the control stream: the peer sees another one behind address translation.
   uint8_t family = 0;  ///< 4 or 6; 0: unknown
@@ -84,7 +85,7 @@ struct RejoinPoint {
 
 /// rejoin and probe: whom it is for
 struct RejoinCall {
-  uint64_t token = 0;
+  Secret token;
   ProcessId process;
 };
 

@@ -53,11 +53,11 @@ ControlPort::ControlPort(Context& context) : context_(context), process_(own_pro
 
 ControlPort::~ControlPort() { context_.timers().cancel(timer_); }
 
-uint64_t ControlPort::enter(Member* member) {
-  uint64_t token = 0;
+Secret ControlPort::enter(Member* member) {
+  Secret token;
   do {
-    token = context_.random().next();
-  } while (token == 0 || !members_.emplace(token, member).second);
+    token = context_.secrets().draw();
+  } while (!members_.emplace(token, member).second);
   return token;
 }
 
@@ -111,7 +111,10 @@ void ControlPort::on_stream_data(Stream& stream, std::span<const std::byte> byte
   if (member == members_.end() || whom.process != process_) {
     NHA_LOG_DEBUG("control port: {} asks for a connection that is gone",
                   text_of_peer(*caller.stream));
-    answer_and_close(std::move(caller.stream), encode(ControlType::absent, process_));
+    // Who does not know this process is not told of it.
+    answer_and_close(
+        std::move(caller.stream),
+        encode(ControlType::absent, whom.process == process_ ? process_ : ProcessId{}));
     return;
   }
   member->second->on_call(type, std::move(caller.stream), std::move(caller.reader));

@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "actors/control.h"
+#include "runtime/base/secret.h"
 #include "runtime/engine/context.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/streams/stream.h"
@@ -44,8 +45,8 @@ class ControlPort final : private AcceptorOwner, private StreamOwner {
   uint16_t port() const { return port_; }
   const ProcessId& process() const { return process_; }
   /// The token by which the peer names the member.
-  uint64_t enter(Member* member);
-  void remove(uint64_t token) { members_.erase(token); }
+  Secret enter(Member* member);
+  void remove(Secret token) { members_.erase(token); }
 
  private:
   struct Unauthenticated {
@@ -65,7 +66,7 @@ class ControlPort final : private AcceptorOwner, private StreamOwner {
   std::unique_ptr<Acceptor> acceptor_;
   uint16_t port_ = 0;
   const ProcessId process_;
-  std::map<uint64_t, Member*> members_;
+  std::map<Secret, Member*> members_;
   std::list<Unauthenticated> unauthenticated_;
   Timer timer_;
 };

@@ -11,7 +11,7 @@
 #include "plugin/profiler.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 #include "runtime/base/version.h"
 
 namespace nccl_ha::plugin {
@@ -292,7 +292,7 @@ void Process::close() {
 
 uint64_t Process::next_id() {
   if (next_pending_ == 0) {
-    next_pending_ = os_random_u64();
+    next_pending_ = kernel_secrets().draw().told();
   }
   do {
     ++next_pending_;

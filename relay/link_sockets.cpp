@@ -15,7 +15,7 @@
 #include "runtime/base/egress.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -315,7 +315,8 @@ Result<std::vector<LinkState>> ask_this_host(uint16_t port, Duration patience, N
   IpAddress loopback;
   loopback.bytes = {127, 0, 0, 1};
   const fabric::SocketAddress to = socket_address_of(loopback, port, 0);
-  const auto query = encode(DiscoveryPacket{NodeId{os_random_u64() | 1}, 1, QueryPacket{}});
+  const auto query =
+      encode(DiscoveryPacket{NodeId{kernel_secrets().draw().told() | 1}, 1, QueryPacket{}});
   Answers answers;
   int wait_ms =
       static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(patience).count());

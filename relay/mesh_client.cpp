@@ -13,7 +13,7 @@
 #include "relay/discovery.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -36,7 +36,7 @@ Neighbour neighbour_of(const NeighboursPacket::Entry& entry) {
 /// False: nobody has the port.
 template <class Body>
 bool send_packet(int fd, const Body& body) {
-  const auto bytes = encode(DiscoveryPacket{NodeId{os_random_u64() | 1}, 1, body});
+  const auto bytes = encode(DiscoveryPacket{NodeId{kernel_secrets().draw().told() | 1}, 1, body});
   return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) >= 0 || errno != ECONNREFUSED;
 }
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "ha/replay_window.h"
-#include "relay/keyed_hash.h"
 #include "relay/packet.h"
+#include "runtime/base/keyed_hash.h"
 
 namespace nccl_ha::relay {
 

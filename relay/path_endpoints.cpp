@@ -20,12 +20,11 @@ Result<std::shared_ptr<PathEndpoints>> PathEndpoints::of(Context& context,
   return made;
 }
 
-uint64_t PathEndpoints::enter(Member* member) {
-  uint64_t token = 0;
-  while (token == 0 || members_.contains(token)) {
-    token = context_.random().next();
-  }
-  members_[token] = member;
+Secret PathEndpoints::enter(Member* member) {
+  Secret token;
+  do {
+    token = context_.secrets().draw();
+  } while (!members_.emplace(token, member).second);
   return token;
 }
 

@@ -7,6 +7,7 @@
 
 #include "relay/cluster_key.h"
 #include "relay/session_acceptor.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha::relay {
 
@@ -25,8 +26,8 @@ class PathEndpoints final : private SessionAcceptor::Handler {
 
   uint16_t port() const { return acceptor_->port(); }
   /// The token that the member's requests have.
-  uint64_t enter(Member* member);
-  void leave(uint64_t token) { members_.erase(token); }
+  Secret enter(Member* member);
+  void leave(Secret token) { members_.erase(token); }
 
  private:
   explicit PathEndpoints(Context& context) : context_(context) {}
@@ -34,7 +35,7 @@ class PathEndpoints final : private SessionAcceptor::Handler {
 
   Context& context_;
   std::unique_ptr<SessionAcceptor> acceptor_;
-  std::map<uint64_t, Member*> members_;  ///< by token
+  std::map<Secret, Member*> members_;  ///< by token
 };
 
 }  // namespace nccl_ha::relay

@@ -14,7 +14,7 @@
 #include "relay/relay_node.h"
 #include "relay/topology_file.h"
 #include "runtime/base/log.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -171,7 +171,8 @@ std::vector<fabric::Provider::Kind> ProcessMesh::kinds() const {
 Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
                                     const Adopt& adopt) {
   hops_ = std::make_unique<ProviderHops>(provider);
-  auto identity = mesh_identity(own_, true, static_cast<uint32_t>(os_random_u64() | 1));
+  auto identity =
+      mesh_identity(own_, true, static_cast<uint32_t>(kernel_secrets().draw().told() | 1));
   const NodeId self = routes_->self().value_or(identity.node);  // as others know this host
   identity.node = self;
   RelayNode::Tell tell;

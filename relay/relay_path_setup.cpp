@@ -201,7 +201,7 @@ void RelayPath::on_session_open(SessionStream& stream) {
 
 void RelayPath::ask() {
   SetupRequest request;
-  request.session = context_.random().next();
+  request.session = context_.secrets().draw().told();
   request.place = 1;
   request.nodes.push_back(own_.self);
   request.nodes.insert(request.nodes.end(), relays_.begin(), relays_.end());

@@ -44,7 +44,7 @@ RelaySession::~RelaySession() {
 
 void RelaySession::start(Context& context) {
   context_ = &context;
-  domain_ = context.random().next();
+  domain_ = context.secrets().draw().told();
   chunk_bytes_ = share_.chunk_bytes;
   context.timers().arm(deadline_, context.now() + options_.setup_limit);
   legs_[up].stream->set_owner(this);

@@ -48,7 +48,7 @@ SessionKind put_session(WireWriter& out, const SetupRequest& request) {
     out.put(number(node));
   }
   out.put(request.port);
-  out.put(request.token);
+  out.put(request.token.told());
   out.put(request.chunk_bytes);
   out.put(static_cast<uint8_t>(request.kind));
   put_hop(out, request.window, request.hop_address);
@@ -95,7 +95,7 @@ SetupRequest take_setup(WireReader& in) {
     request.nodes.push_back(NodeId{in.take<uint64_t>()});
   }
   request.port = in.take<uint16_t>();
-  request.token = in.take<uint64_t>();
+  request.token = Secret::heard(in.take<uint64_t>());
   request.chunk_bytes = in.take<uint32_t>();
   request.kind = fabric::FabricKind{in.take<uint8_t>()};
   request.hop_address = take_hop(in, request.window);
@@ -230,7 +230,7 @@ std::vector<std::byte> encode(const PathEndpoint& endpoint) {
   out.put(uint8_t{0});
   out.put(endpoint.port);
   out.put(number(endpoint.node));
-  out.put(endpoint.token);
+  out.put(endpoint.token.told());
   return out.take();
 }
 
@@ -242,7 +242,7 @@ Result<PathEndpoint> decode_endpoint(std::span<const std::byte> bytes) {
   PathEndpoint endpoint;
   endpoint.port = in.take<uint16_t>();
   endpoint.node = NodeId{in.take<uint64_t>()};
-  endpoint.token = in.take<uint64_t>();
+  endpoint.token = Secret::heard(in.take<uint64_t>());
   if (!in.good() || !in.at_end() || magic != endpoint_magic || version != session_version ||
       zero != 0 || endpoint.port == 0 || number(endpoint.node) == 0) {
     return fail(Errc::invalid_argument, "not the address of a relayed path");

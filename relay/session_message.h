@@ -13,7 +13,8 @@
 //                  ends the session
 //   link down      text (length u8, bytes): a cable of a relay in that direction has no link
 //   ping           nothing
-//   hello          key u32, nonce 32 bytes; first of all where there is a cluster key
+//   hello          key u32, nonce 32 bytes; first of all where there is a cluster key, of which the
+//                  tag of the first one is
 // A tag of 16 bytes follows where there is one (session_seal.h), and counts in the length.
 #pragma once
 
@@ -26,16 +27,17 @@
 #include <vector>
 
 #include "relay/hop_line.h"
-#include "relay/keyed_hash.h"
 #include "relay/node_id.h"
+#include "runtime/base/keyed_hash.h"
 #include "runtime/base/result.h"
+#include "runtime/base/secret.h"
 #include "runtime/fabric/completion_status.h"
 #include "runtime/fabric/path.h"
 
 namespace nccl_ha::relay {
 
 inline constexpr uint32_t session_magic = 0x5348414E;  // "NAHS"
-inline constexpr uint8_t session_version = 3;
+inline constexpr uint8_t session_version = 4;
 inline constexpr size_t session_header_bytes = 8;
 inline constexpr size_t session_message_max = 1024;
 inline constexpr size_t route_nodes_max = fabric::hops_max + 2;
@@ -46,7 +48,7 @@ inline constexpr uint32_t chunk_bytes_max = 1 << 20;
 struct PathEndpoint {
   NodeId node{};
   uint16_t port = 0;
-  uint64_t token = 0;
+  Secret token;
 };
 
 struct SetupRequest {
@@ -54,7 +56,7 @@ struct SetupRequest {
   uint8_t place = 0;  ///< of the receiver on the route
   std::vector<NodeId> nodes;
   uint16_t port = 0;
-  uint64_t token = 0;
+  Secret token;
   uint32_t chunk_bytes = 0;   ///< no piece of a message may be longer
   fabric::FabricKind kind{};  ///< of the hop between sender and receiver
   SlotWindow window;

@@ -11,20 +11,36 @@ namespace {
 
 constexpr std::string_view purpose_stream = "key of a session's stream";
 constexpr std::string_view purpose_message = "message of a session";
+constexpr std::string_view purpose_hello = "hello";
+
+std::vector<std::byte> with_room_for_tag(std::span<const std::byte> message) {
+  std::vector<std::byte> bytes(message.begin(), message.end());
+  set_session_message_length(bytes, message.size() + tag_bytes);
+  return bytes;
+}
 
 }  // namespace
 
 std::vector<std::byte> SessionSeal::hello() {
   if (dials_) {
     number_ = keys_->first();
-    return encode(SessionHello{number_, nonce_});
+    std::vector<std::byte> proven = with_room_for_tag(encode(SessionHello{number_, nonce_}));
+    const Tag tag = make_tag(*keys_->find(number_), purpose_hello, proven);
+    proven.insert(proven.end(), tag.begin(), tag.end());
+    return proven;
   }
   return seal(encode(SessionHello{number_, nonce_}));
 }
 
-Result<void> SessionSeal::on_hello(const SessionHello& hello) {
+Result<void> SessionSeal::on_hello(const SessionHello& hello, std::span<const std::byte> sealed) {
   const HashKey* key = keys_->find(hello.key);
-  if (key == nullptr || (dials_ && hello.key != number_)) {
+  const auto proven = [&] {
+    return sealed.size() > tag_bytes &&
+           same_tag(make_tag(*key, purpose_hello, sealed.first(sealed.size() - tag_bytes)),
+                    sealed.last(tag_bytes));
+  };
+  if (key == nullptr || (dials_ && hello.key != number_) ||
+      (!dials_ && !proven() && !mutated(Mutation::hello_unproven))) {
     return fail(Errc::remote,
                 "a neighbour whose cluster key is not known here (NCCL_MESH_KEY_FILE)");
   }
@@ -44,8 +60,7 @@ Tag SessionSeal::tag_of(bool from_dialler, uint64_t number,
 }
 
 std::vector<std::byte> SessionSeal::seal(std::span<const std::byte> message) {
-  std::vector<std::byte> sealed(message.begin(), message.end());
-  set_session_message_length(sealed, message.size() + tag_bytes);
+  std::vector<std::byte> sealed = with_room_for_tag(message);
   const Tag tag = tag_of(dials_, sent_++, sealed);
   sealed.insert(sealed.end(), tag.begin(), tag.end());
   return sealed;

@@ -1,9 +1,10 @@
 // Shows both ends of a session's stream that the other one has the cluster's key, and that nobody
 // changed, repeated or left out a message.
 //
-// Who dials says hello with a number drawn at random; who is dialled answers with one of its own.
-// From both numbers and the cluster's key comes a key of this stream, of which each message after
-// the first one carries a tag, over which of the two says it, its place in order and itself.  Pure.
+// Who dials says hello with a number drawn at random and the cluster key's tag; who is dialled
+// answers only that, with a number of its own.  From both numbers and the cluster's key comes a key
+// of this stream, of which each message after the first one carries a tag, over which of the two
+// says it, its place in order and itself.  Pure.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 #include <span>
 #include <vector>
 
-#include "relay/keyed_hash.h"
 #include "relay/session_message.h"
+#include "runtime/base/keyed_hash.h"
 
 namespace nccl_ha::relay {
 
@@ -25,8 +26,8 @@ class SessionSeal {
 
   /// The first message of this side, already as bytes: who is dialled says it after on_hello().
   std::vector<std::byte> hello();
-  /// The other side's.  An error: it has no key of ours.
-  Result<void> on_hello(const SessionHello& hello);
+  /// The other side's, and its message as it came.  An error: it has no key of ours.
+  Result<void> on_hello(const SessionHello& hello, std::span<const std::byte> sealed);
   /// There is a key: from now on all messages of either side are sealed.
   bool open() const { return key_.has_value(); }
 

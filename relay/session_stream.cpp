@@ -47,9 +47,7 @@ void SessionStream::make_seal(bool dials) {
     return;
   }
   SessionHello::Nonce nonce;
-  for (size_t at = 0; at < nonce.size(); at += sizeof(uint64_t)) {
-    fabric::put(nonce.data(), at, context_.random().next());
-  }
+  context_.secrets().fill(nonce);
   seal_.emplace(key_->current(), dials, nonce);
 }
 
@@ -123,8 +121,8 @@ void SessionStream::take(std::span<const std::byte> bytes) {
 }
 
 Result<void> SessionStream::shake_hands(std::span<const std::byte> bytes) {
-  // Who is dialled seals already its first message: what it says is believed when the seal is good.
-  const bool sealed = dials_ && bytes.size() >= session_header_bytes + tag_bytes;
+  // Both seal already their first message: what it says is believed when the seal is good.
+  const bool sealed = bytes.size() >= session_header_bytes + tag_bytes;
   std::vector<std::byte> plain(bytes.begin(), bytes.end() - (sealed ? tag_bytes : 0));
   set_session_message_length(plain, plain.size());
   const auto message = decode_session_message(plain);
@@ -141,7 +139,7 @@ Result<void> SessionStream::shake_hands(std::span<const std::byte> bytes) {
 
 Result<void> SessionStream::shake_hands(const SessionHello& hello,
                                         std::span<const std::byte> bytes) {
-  if (auto good = seal_->on_hello(hello); !good) {
+  if (auto good = seal_->on_hello(hello, bytes); !good) {
     return good;
   }
   if (!dials_) {

@@ -148,7 +148,7 @@ class ControlLink final : private StreamOwner,
   uint64_t stream_messages_ = 0;  ///< taken from streams
   bool confirm_due_ = false;
   std::shared_ptr<ControlPort> port_;  ///< where the peer may come back; may be null
-  uint64_t rejoin_token_ = 0;
+  Secret rejoin_token_;
 };
 
 }  // namespace nccl_ha

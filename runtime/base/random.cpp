@@ -2,12 +2,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/auxv.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -69,26 +66,6 @@ bool fill(void* out, size_t bytes, Take&& take) {
   return true;
 }
 
-/// Of 16 random bytes that the kernel gave this program when it began.  Other numbers with each
-/// call, in each process that forks off, and in each copy of this library.
-uint64_t random_of_exec() {
-  static std::atomic<uint64_t> calls{0};
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  uint64_t words[2] = {};
-  if (const auto* given = reinterpret_cast<const void*>(getauxval(AT_RANDOM)); given != nullptr) {
-    std::memcpy(words, given, sizeof words);
-  }
-  uint64_t mixed = words[0];
-  for (const uint64_t more :
-       {words[1], static_cast<uint64_t>(getpid()), reinterpret_cast<uint64_t>(&calls),
-        calls.fetch_add(1),
-        static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec)}) {
-    mixed = Random(mixed ^ more).next();
-  }
-  return mixed;
-}
-
 }  // namespace
 
 Result<void> os_random(void* out, size_t bytes) {
@@ -112,11 +89,6 @@ Result<void> os_random(void* out, size_t bytes) {
               fmt::format("there are no random bytes here: getrandom(2) is refused ({}), and "
                           "/dev/urandom cannot be read ({}); allow one of them in this container",
                           std::strerror(refused), std::strerror(unread)));
-}
-
-uint64_t os_random_u64() {
-  uint64_t value = 0;
-  return os_random(&value, sizeof value) ? value : random_of_exec();
 }
 
 }  // namespace nccl_ha

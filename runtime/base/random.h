@@ -1,4 +1,5 @@
-// Pseudo-random numbers that repeat from a seed, and true ones for nonces and tokens.
+// Pseudo-random numbers that repeat from a seed, for jitter and tests, and the kernel's bytes. What
+// a stranger must not guess takes a SecretSource (secret.h).
 #pragma once
 
 #include <cstddef>
@@ -28,8 +29,5 @@ class Random {
 /// Unpredictable bytes from the kernel: getrandom(2), or /dev/urandom where that is refused.  An
 /// error says that there are neither.
 Result<void> os_random(void* out, size_t bytes);
-/// For names, numbers and seeds, which have to differ: there is always one, also where the kernel
-/// gives no bytes.  What nobody may guess takes os_random().
-uint64_t os_random_u64();
 
 }  // namespace nccl_ha

@@ -14,7 +14,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha {
 namespace {
@@ -96,8 +96,9 @@ int open_what_is_there(const std::string& path, const End& end) {
 /// A new file beside `at`, which becomes it.  `known`: what is there.  0 or an errno value.
 int replace(const Place& at, std::span<const std::byte> bytes, mode_t mode,
             const struct stat* known) {
-  const std::string draft = fmt::format(
-      "{}{}.{:016x}{}", at.folder, at.name.substr(0, name_part_max), os_random_u64(), draft_ending);
+  const std::string draft =
+      fmt::format("{}{}.{:016x}{}", at.folder, at.name.substr(0, name_part_max),
+                  kernel_secrets().draw().told(), draft_ending);
   const int fd = open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                       known == nullptr ? mode : 0600);
   if (fd < 0) {

@@ -7,6 +7,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/config.h"
 #include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/poller.h"
 #include "runtime/engine/shared_objects.h"
@@ -33,7 +34,9 @@ class Context {
   Clock& turn_clock() { return turn_clock_; }
   /// A fresh reading, for what must not be a turn old.
   Clock& clock() { return clock_; }
+  /// For jitter; what a stranger must not guess is drawn from secrets().
   Random& random() { return random_; }
+  SecretSource& secrets() { return secrets_; }
   TimerWheel& timers() { return timers_; }
   Recorder& recorder() { return recorder_; }
   /// The worker's own; what lives on it has its blocks below that.
@@ -67,13 +70,14 @@ class Context {
 
  protected:
   Context(Worker& worker, uint32_t index, const Config& config, Clock& clock, uint64_t seed,
-          const CounterPlace& place)
+          SecretSource& secrets, const CounterPlace& place)
       : worker_(worker),
         index_(index),
         config_(config),
         clock_(clock),
         turn_clock_(clock),
         random_(seed),
+        secrets_(secrets),
         timers_(turn_clock_.now()),
         counters_(place, "worker " + std::to_string(index)),
         recorder_(counters_.place(), static_cast<size_t>(config.record_events)) {}
@@ -84,6 +88,7 @@ class Context {
   Clock& clock_;
   TurnClock turn_clock_;
   Random random_;
+  SecretSource& secrets_;
   TimerWheel timers_;
   CounterBlock<WorkerCounters> counters_;
   Recorder recorder_;

@@ -78,7 +78,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
     slot->taken = mode == Mode::threads && !threads_first ? Taken::shared : Taken::back;
     Worker::Options options;
     options.index = i;
-    options.seed = os_random_u64();
+    options.seed = kernel_secrets().draw().told();
     options.ticks = true;
     options.counters = engine->counters_;
     options.waker = slot->sleeper;
@@ -109,7 +109,8 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
 }
 
 std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock, uint64_t seed,
-                                              const StreamSource& streams, bool callers_help) {
+                                              const StreamSource& streams, bool callers_help,
+                                              SecretSource& secrets) {
   const Mode mode = !config.use_progress_thread ? Mode::inline_turns
                     : callers_help              ? Mode::threads
                                                 : Mode::virtual_time;
@@ -122,6 +123,7 @@ std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock
     Worker::Options options;
     options.index = i;
     options.seed = seeds.next();
+    options.secrets = &secrets;
     if (mode != Mode::virtual_time && i == 0) {
       auto parker = Parker::make();
       NHA_ASSERT(parker.ok(), "a simulated process needs two descriptors");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/base/cpu.h"
+#include "runtime/base/secret.h"
 #include "runtime/engine/drive_policy.h"
 #include "runtime/engine/idle.h"
 #include "runtime/engine/parker.h"
@@ -40,13 +41,15 @@ class Engine {
   /// Threads run when this returns.  `config` is copied.
   static Result<std::unique_ptr<Engine>> start(const Config& config);
   /// Virtual time: one process of a simulation, all on the caller's thread.  `clock` is the
-  /// simulation's; workers draw their randomness from `seed`; `streams` makes each its network.
-  /// With HA_NCCL_USE_PROGRESS_THREAD=0 the mode is inline_turns, and whoever owns the time calls
+  /// simulation's; workers draw their randomness from `seed` and their secrets from `secrets`,
+  /// which outlives the engine; `streams` makes each its network. With
+  /// HA_NCCL_USE_PROGRESS_THREAD=0 the mode is inline_turns, and whoever owns the time calls
   /// turn_fallback() instead; with `callers_help` it is threads, and turn_thread().
   using StreamSource = std::function<std::unique_ptr<StreamFactory>()>;
   static std::unique_ptr<Engine> start_virtual(const Config& config, Clock& clock, uint64_t seed,
                                                const StreamSource& streams,
-                                               bool callers_help = false);
+                                               bool callers_help = false,
+                                               SecretSource& secrets = kernel_secrets());
   /// Stops: actors say goodbye, streams are flushed (at most two seconds), threads are joined.
   ~Engine();
   Engine(const Engine&) = delete;

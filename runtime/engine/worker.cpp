@@ -34,7 +34,8 @@ Duration stream_period(const Config& config) {
 
 Worker::Worker(const Options& options, const Config& config, Clock& clock,
                std::unique_ptr<StreamFactory> streams)
-    : Context(*this, options.index, config, clock, options.seed, options.counters),
+    : Context(*this, options.index, config, clock, options.seed, *options.secrets,
+              options.counters),
       mailbox_(std::make_shared<Mailbox<Message>>(
           options.senders_max * credits_per_sender + post_credits, options.senders_max,
           options.waker)),

@@ -16,6 +16,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/cpu.h"
+#include "runtime/base/secret.h"
 #include "runtime/base/slot_table.h"
 #include "runtime/engine/context.h"
 #include "runtime/engine/mailbox.h"
@@ -29,6 +30,7 @@ class Worker final : private Context {
   struct Options {
     uint32_t index = 0;
     uint64_t seed = 1;
+    SecretSource* secrets = &kernel_secrets();
     size_t actors_max = 8192;
     size_t senders_max = 4096;
     Waker* waker = nullptr;  ///< woken by messages from other threads

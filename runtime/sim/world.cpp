@@ -125,12 +125,13 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
   process->thread_due.resize(threads);
   process->seen_turns.resize(threads);
   process->called_at.resize(threads);
+  process->secrets = std::make_unique<SimSecrets>(random_.next());
   process->engine = Engine::start_virtual(
       own, clock_, random_.next(),
       [&, tie = process->tie] {
         return network_.make_streams(address, tie, unanswered_limit(own));
       },
-      callers_help > 0);
+      callers_help > 0, *process->secrets);
   processes_.push_back(std::move(process));
   return processes_.back().get();
 }

@@ -10,6 +10,7 @@
 #include "runtime/fabric/provider.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma.h"
+#include "runtime/sim/secrets.h"
 
 namespace nccl_ha::sim {
 
@@ -21,6 +22,7 @@ struct Process {
   fabric::RailDevices devices;  ///< of its connections
   Ip management = 0;            ///< where its streams go first, if not 0; carries nothing else
   std::unique_ptr<fabric::Provider> provider;
+  std::unique_ptr<SimSecrets> secrets;
   std::unique_ptr<Engine> engine;           ///< null: it is dead
   std::shared_ptr<ProcessTie> tie;          ///< to what its kernel gave it
   Instant paused_until{};                   ///< none of its threads runs before

@@ -22,7 +22,7 @@
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 #include "runtime/telemetry/counter_reader.h"
 #include "runtime/telemetry/recorder.h"
 
@@ -274,8 +274,8 @@ Result<std::shared_ptr<CounterFile>> CounterFile::try_create(const Options& opti
     return fail(Errc::system, fmt::format("{} in {}", what, options.directory), error);
   };
   Unfinished made;
-  const std::string path =
-      fmt::format("{}/nccl-ha-{}-{:016x}.tmp", options.directory, plan.header.pid, os_random_u64());
+  const std::string path = fmt::format("{}/nccl-ha-{}-{:016x}.tmp", options.directory,
+                                       plan.header.pid, kernel_secrets().draw().told());
   made.fd = make_fd(
       [&] { return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600); });
   if (made.fd < 0) {

@@ -11,7 +11,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/host.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha {
 
@@ -58,7 +58,7 @@ Result<std::unique_ptr<HintWriter>> HintWriter::create(const AgentDirectory& dir
   header->version = hint_layout::version;
   header->header_bytes = sizeof *header;
   header->file_bytes = bytes;
-  header->generation = os_random_u64() | 1U;  // never 0
+  header->generation = kernel_secrets().draw().told() | 1U;  // never 0
   header->created_ns = now.time_since_epoch().count();
   header->process_start = process_start_ticks();
   header->pid = static_cast<uint32_t>(getpid());

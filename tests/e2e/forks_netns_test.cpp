@@ -14,7 +14,7 @@ constexpr unsigned forks_at_least = 10;
 
 /// On each of `ranks`: all children ended as they should, and there were some.
 void expect_forks(const std::string& out, size_t ranks) {
-  const std::regex line(R"(forking_net: (\d+) children ended well, (\d+) did not)");
+  const std::regex line(R"(forks: (\d+) children ended well, (\d+) did not)");
   size_t found = 0;
   for (std::sregex_iterator at(out.begin(), out.end(), line), end; at != end; ++at) {
     ++found;
@@ -25,7 +25,9 @@ void expect_forks(const std::string& out, size_t ranks) {
 }
 
 const std::string perf_that_forks =
-    "nccl-ha perf all_reduce -w 0 --timeout 90 --plugin " NHA_MODULE_DIR "/forking_net.so ";
+    "export NHA_INNER_PLUGIN=" NHA_PLUGIN_FILE
+    " NHA_MISDEED=fork:1; "
+    "nccl-ha perf all_reduce -w 0 --timeout 90 --plugin " NHA_MODULE_DIR "/corrupting_net.so ";
 
 class JobsThatFork : public ::testing::TestWithParam<const char*> {
  protected:

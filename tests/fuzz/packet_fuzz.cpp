@@ -11,6 +11,7 @@
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/wire.h"
+#include "runtime/sim/secrets.h"
 #include "tests/support/memory_network.h"
 #include "tests/support/path_harness.h"
 
@@ -19,14 +20,14 @@ namespace {
 using namespace nccl_ha;
 
 struct World {
-  World() : network(1), timers(clock.now()), random(1), buffer(1 << 16) {
+  World() : network(1), timers(clock.now()), secrets(1), buffer(1 << 16) {
     clock.set(Instant(std::chrono::seconds(1)));
     network.set_time(clock.now());
     fabric::DatagramPort::Environment environment;
     environment.memory = &memory;
     environment.clock = &clock;
     environment.timers = &timers;
-    environment.random = &random;
+    environment.secrets = &secrets;
     fabric::DatagramOptions options;
     options.window = 64;
     auto io = network.open();
@@ -44,7 +45,7 @@ struct World {
     static_cast<void>(path->connect(address));
     const auto decoded = fabric::decode_address(address);
     id = decoded->path;
-    token = decoded->token;
+    token = decoded->token.told();
     key = *memory.add(1, buffer.data(), buffer.size());
     for (uint64_t i = 0; i < 8; ++i) {
       static_cast<void>(path->post_receive({i, buffer.data(), 4096, key}));
@@ -60,7 +61,7 @@ struct World {
   test::MemoryNetwork network;
   fabric::Memory memory;
   TimerWheel timers;
-  Random random;
+  sim::SimSecrets secrets;
   test::RecordingOwner owner;
   std::vector<std::byte> buffer;
   std::unique_ptr<fabric::DatagramPort> port;

@@ -246,6 +246,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(pieces_not_agreed, "RelaySim.TheShortestPiecesOfAllHostsFitEverywhere"),
     NHA_CHECKED(neighbours_silence_unheeded, "RelaySim.ACutCableInTheMiddleEndsItAfterTheSilence"),
     NHA_CHECKED(pings_unsent, "RelaySim.AReceiverThatTakesNothingStallsNobodyElse"),
+    NHA_CHECKED(hello_unproven, "SessionSeals.WhoHasNotShownTheKeyHearsNothing"),
     NHA_CHECKED(repetitions_taken, "SessionSeals.CarryMessagesBothWaysInOrder"),
     NHA_CHECKED(hop_limit_unheeded, "Routes.WhatComesFromOutsideIsChecked"),
     NHA_CHECKED(loop_taken, "Routes.WhatComesFromOutsideIsChecked"),

@@ -9,17 +9,24 @@
 //   die    the process kills itself with SIGKILL, at the first message from there on that leaves
 //          other receives in flight
 //   error  test() fails
+//   fork   from there on the process forks all the time, and says at its end what became of that
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 #include <string>
+#include <thread>
 
 #include "plugin/nccl_abi.h"
 
@@ -27,6 +34,65 @@ namespace nccl_ha::tests {
 namespace {
 
 using abi::NcclResult;
+
+constexpr unsigned child_limit_s = 20;  ///< SIGALRM ends a child that hangs
+constexpr int between_ms = 10;
+
+[[noreturn]] void live_as_a_child(unsigned kind) {
+  alarm(child_limit_s);
+  const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  dup2(nowhere, STDOUT_FILENO);  // what the parent has not written yet is the parent's
+  switch (kind % 4) {
+    case 0:
+      exit(0);
+    case 1:
+      _exit(0);
+    case 2:
+      execl("/bin/true", "true", nullptr);
+      _exit(1);
+    default:
+      poll(nullptr, 0, 300);  // longer than a silence that counts
+      exit(0);
+  }
+}
+
+/// Forks all the time, as a program does that starts helpers: the children do what children do, one
+/// thing after the other.  At the end it says how many ended as they should.
+class Forking {
+ public:
+  Forking() : thread_([this] { run(); }) {}
+  ~Forking() {
+    if (getpid() != process_) {
+      new (&thread_) std::thread();  // it is not here
+      return;
+    }
+    ends_.store(true);
+    thread_.join();
+    std::fprintf(stderr, "forks: %u children ended well, %u did not\n", good_, bad_);
+  }
+  Forking(const Forking&) = delete;
+  Forking& operator=(const Forking&) = delete;
+
+ private:
+  void run() {
+    for (unsigned kind = 0; !ends_.load(); ++kind) {
+      const pid_t child = fork();
+      if (child == 0) {
+        live_as_a_child(kind);
+      }
+      int status = -1;
+      const bool good = child > 0 && waitpid(child, &status, 0) == child && status == 0;
+      ++(good ? good_ : bad_);
+      poll(nullptr, 0, between_ms);
+    }
+  }
+
+  const pid_t process_ = getpid();
+  std::atomic<bool> ends_{false};
+  unsigned good_ = 0;
+  unsigned bad_ = 0;
+  std::thread thread_;
+};
 
 struct State {
   const abi::NetV8* inner = nullptr;
@@ -108,6 +174,8 @@ NcclResult misbehave(State& s, const State::Pending& message, int* done, int* si
     // Tells the test that the transfer was under way.
     std::fprintf(stderr, "dying with %zu receives in flight\n", s.pending.size());
     kill(getpid(), SIGKILL);
+  } else if (s.action == "fork") {
+    static const Forking forking;
   }
   return NcclResult::success;
 }

@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/random.h"
 #include "runtime/engine/poller.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/path_environment.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/packet_io.h"
+#include "runtime/sim/secrets.h"
 #include "tests/support/path_harness.h"
 
 namespace nccl_ha::test {
@@ -53,7 +53,7 @@ class KeepingIo final : public fabric::PacketIo {
 
 struct DatagramEnvironment {
   explicit DatagramEnvironment(const fabric::DatagramOptions& options = {})
-      : env({&memory, &clock, &timers, &random}, options, std::make_unique<KeepingIo>(sent, full),
+      : env({&memory, &clock, &timers, &secrets}, options, std::make_unique<KeepingIo>(sent, full),
             1500, poller) {
     advance(std::chrono::seconds(1));
   }
@@ -63,7 +63,7 @@ struct DatagramEnvironment {
   }
   std::unique_ptr<fabric::DatagramPath> make_path(const fabric::PathOptions& options = {}) {
     return std::make_unique<fabric::DatagramPath>(env, options, &owner,
-                                                  env.paths.next_id(random).value());
+                                                  env.paths.next_id(secrets).value());
   }
 
   class Idler final : public Poller {
@@ -74,7 +74,7 @@ struct DatagramEnvironment {
   ManualClock clock;
   fabric::Memory memory;
   TimerWheel timers{Instant{}};
-  Random random{1};
+  sim::SimSecrets secrets{1};
   Idler poller;
   RecordingOwner owner;
   KeepingIo::Datagrams sent;

@@ -10,6 +10,7 @@
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/udp_io.h"
 #include "runtime/fabric/verbs/ud_io.h"
+#include "runtime/sim/secrets.h"
 #include "tests/support/memory_network.h"
 #include "tests/support/path_verbs.h"
 
@@ -26,12 +27,12 @@ std::atomic<uint64_t> next_domain{1};
 struct Host {
   Host(Clock& clock, std::unique_ptr<fabric::PacketIo> io, const DatagramOptions& options,
        uint64_t seed, uint32_t mtu)
-      : timers(clock.now()), random(seed) {
+      : timers(clock.now()), secrets(seed) {
     DatagramPort::Environment environment;
     environment.memory = &memory;
     environment.clock = &clock;
     environment.timers = &timers;
-    environment.random = &random;
+    environment.secrets = &secrets;
     port = std::make_unique<DatagramPort>(std::move(io), options, environment, mtu);
   }
   unsigned turn(Clock& clock) {
@@ -40,7 +41,7 @@ struct Host {
   }
   fabric::Memory memory;
   TimerWheel timers;
-  Random random;
+  sim::SimSecrets secrets;
   std::unique_ptr<DatagramPort> port;
 };
 

@@ -11,6 +11,7 @@
 #include "runtime/fabric/verbs/verbs_path.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma.h"
+#include "runtime/sim/secrets.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -27,7 +28,7 @@ class VerbsSide final : public PathSide {
     verbs::Port::Environment environment;
     environment.clock = &clock_;
     environment.timers = &timers_;
-    environment.random = &random_;
+    environment.secrets = &secrets_;
     auto port = verbs::Port::open(device_, usable.info.port, options, environment);
     if (!port) {
       throw std::runtime_error(port.error().message());
@@ -86,7 +87,7 @@ class VerbsSide final : public PathSide {
   Config config_;
   Clock& clock_;
   TimerWheel timers_{clock_.now()};
-  Random random_{11};
+  sim::SimSecrets secrets_{11};
   verbs::GidPreference want_;
   std::shared_ptr<verbs::Device> device_;
   std::shared_ptr<verbs::Port> port_;

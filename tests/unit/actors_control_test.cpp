@@ -18,7 +18,7 @@ Hello sample_hello() {
   hello.nonce = 0x0123456789ABCDEF;
   hello.cts_address = 0x7F00;
   hello.cts_key = 3;
-  hello.rejoin = {40001, 99, {4, 5}, 4, {10, 0, 0, 1}};
+  hello.rejoin = {40001, Secret::heard(99), {4, 5}, 4, {10, 0, 0, 1}};
   hello.host = "node\n17";
   const std::array<std::byte, 72> bytes{std::byte{1}, std::byte{2}};
   hello.kind = fabric::FabricKind{2};
@@ -120,10 +120,10 @@ TEST(Control, WhatThePeerSaysIsReportedOnceHoweverOftenItWasPassedOn) {
 
 TEST(Control, CallsAndAnswersRoundTrip) {
   const ProcessId process{4711, uint64_t{1} << 40};
-  const auto call = encode(ControlType::probe, RejoinCall{99, process});
+  const auto call = encode(ControlType::probe, RejoinCall{Secret::heard(99), process});
   const auto back = decode_call(std::span(call).subspan(control_header_bytes));
   ASSERT_TRUE(back);
-  EXPECT_EQ(back->token, 99U);
+  EXPECT_EQ(back->token.told(), 99U);
   EXPECT_EQ(back->process, process);
   const auto answer = encode(ControlType::present, process);
   EXPECT_EQ(decode_process(std::span(answer).subspan(control_header_bytes)), process);

@@ -12,7 +12,7 @@ namespace {
 using std::chrono::seconds;
 
 constexpr ProcessId peer_process{4711, 7};
-constexpr uint64_t peer_token = 99;
+constexpr Secret peer_token = Secret::heard(99);
 
 /// Answers whoever calls with `present`, in the name of `process`.
 class Answering final : public Actor, private AcceptorOwner, private StreamOwner {

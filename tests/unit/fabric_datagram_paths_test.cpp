@@ -7,12 +7,12 @@
 #include <span>
 #include <vector>
 
-#include "runtime/base/random.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/packet_io.h"
+#include "runtime/sim/secrets.h"
 #include "tests/support/memory_network.h"
 
 namespace nccl_ha::fabric {
@@ -45,7 +45,7 @@ class BackedOffPort : public testing::Test, private PathOwner {
   BackedOffPort() {
     clock_.set(Instant(seconds(1)));
     port_.emplace(std::make_unique<QuietIo>(&looks_), DatagramOptions{},
-                  DatagramPort::Environment{&memory_, &clock_, &timers_, &random_, nullptr}, 1500);
+                  DatagramPort::Environment{&memory_, &clock_, &timers_, &secrets_, nullptr}, 1500);
   }
   std::unique_ptr<Path> make(bool fallback) {
     PathOptions options;
@@ -68,7 +68,7 @@ class BackedOffPort : public testing::Test, private PathOwner {
   ManualClock clock_;
   Memory memory_;
   TimerWheel timers_{Instant(seconds(1))};
-  Random random_{1};
+  sim::SimSecrets secrets_{1};
   std::optional<DatagramPort> port_;
 };
 
@@ -139,9 +139,9 @@ class CountingIo final : public PacketIo {
 struct StandbyEnd final : PathOwner {
   StandbyEnd(std::unique_ptr<PacketIo> io, Clock& clock, uint64_t seed,
              const DatagramOptions& settings)
-      : random(seed),
+      : secrets(seed),
         port(std::make_unique<CountingIo>(std::move(io), &looks), settings,
-             DatagramPort::Environment{&memory, &clock, &timers, &random, nullptr}, 1500) {
+             DatagramPort::Environment{&memory, &clock, &timers, &secrets, nullptr}, 1500) {
     PathOptions options;
     options.fallback = true;
     path = std::move(*port.create_path(options, this));
@@ -152,7 +152,7 @@ struct StandbyEnd final : PathOwner {
 
   Memory memory;
   TimerWheel timers{Instant(seconds(1))};
-  Random random;
+  sim::SimSecrets secrets;
   unsigned looks = 0;
   unsigned completions = 0;
   DatagramPort port;

@@ -4,11 +4,11 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/base/random.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/packet_io.h"
+#include "runtime/sim/secrets.h"
 #include "tests/support/memory_network.h"
 
 namespace nccl_ha::fabric {
@@ -51,9 +51,9 @@ class RunIo final : public PacketIo {
 
 struct RunEnd final : PathOwner {
   RunEnd(std::unique_ptr<PacketIo> io, Clock& clock, uint64_t seed)
-      : random(seed),
+      : secrets(seed),
         port(std::make_unique<RunIo>(std::move(io), &runs), DatagramOptions{},
-             DatagramPort::Environment{&memory, &clock, &timers, &random, nullptr}, 1500),
+             DatagramPort::Environment{&memory, &clock, &timers, &secrets, nullptr}, 1500),
         path(std::move(*port.create_path({}, this))) {}
   void on_completion(const Completion&) override { ++completions; }
   void on_path_state(Path&, PathState, const Error&) override {}
@@ -61,7 +61,7 @@ struct RunEnd final : PathOwner {
 
   Memory memory;
   TimerWheel timers{Instant(seconds(1))};
-  Random random;
+  sim::SimSecrets secrets;
   std::vector<size_t> runs;
   unsigned completions = 0;
   DatagramPort port;

@@ -97,7 +97,7 @@ TEST(Wire, SequenceOrderSurvivesTheWrap) {
 WireAddress sample_address() {
   WireAddress address;
   address.path = 5;
-  address.token = 6;
+  address.token = Secret::heard(6);
   address.mtu = 9000;
   address.socket_bytes = 1 << 20;
   address.window = 1024;
@@ -120,7 +120,7 @@ TEST(Wire, AddressBlocksRoundTripAndAreChecked) {
   ASSERT_TRUE(got);
   EXPECT_TRUE(got->command == address.command);
   EXPECT_TRUE(got->data == address.data);
-  EXPECT_EQ(got->token, 6U);
+  EXPECT_EQ(got->token.told(), 6U);
   EXPECT_EQ(got->mtu, 9000U);
   for (const auto& [field, value] : std::map<std::string, uint32_t>{
            {"mtu", 100}, {"window", 1000}, {"window", 1 << 20}, {"tiny", 5000}}) {

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <memory>
 
-#include "runtime/base/random.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/port.h"
+#include "runtime/sim/secrets.h"
 #include "tests/support/memory_network.h"
 
 namespace nccl_ha::fabric {
@@ -58,7 +58,7 @@ class WayOut : public testing::Test, private PathOwner {
     seen_.answer = answer;
     port_ = std::make_unique<DatagramPort>(
         std::make_unique<RoutedIo>(network_.open(), &seen_), DatagramOptions{},
-        DatagramPort::Environment{&memory_, &clock_, &timers_, &random_, nullptr}, 1500);
+        DatagramPort::Environment{&memory_, &clock_, &timers_, &secrets_, nullptr}, 1500);
     PathOptions options;
     options.nic = "eth1";
     auto path = std::move(*port_->create_path(options, this));
@@ -74,7 +74,7 @@ class WayOut : public testing::Test, private PathOwner {
   ManualClock clock_;
   Memory memory_;
   TimerWheel timers_{Instant(seconds(1))};
-  Random random_{1};
+  sim::SimSecrets secrets_{1};
   test::MemoryNetwork network_{1};
   RoutedIo::Seen seen_;
   std::unique_ptr<DatagramPort> port_;

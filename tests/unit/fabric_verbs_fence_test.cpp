@@ -14,6 +14,7 @@
 #include "runtime/fabric/verbs/port.h"
 #include "runtime/sim/network.h"
 #include "runtime/sim/rdma.h"
+#include "runtime/sim/secrets.h"
 #include "tests/support/path_harness.h"
 #include "tests/support/until.h"
 
@@ -36,7 +37,7 @@ int (*post_send_before)(ibv_qp*, ibv_send_wr*, ibv_send_wr**) = nullptr;
 struct Side {
   RecordingOwner owner;
   TimerWheel timers{Instant(seconds(1))};
-  Random random{7};
+  sim::SimSecrets secrets{7};
   std::unique_ptr<sim::RdmaNic> nic;
   std::shared_ptr<fabric::verbs::Device> device;
   std::shared_ptr<fabric::verbs::Port> port;
@@ -58,7 +59,7 @@ class Fence : public testing::Test {
       fabric::verbs::Port::Environment environment;
       environment.clock = &clock_;
       environment.timers = &side.timers;
-      environment.random = &side.random;
+      environment.secrets = &side.secrets;
       auto port = fabric::verbs::Port::open(usable->device, 1, options, environment);
       ASSERT_TRUE(port);
       side.port = std::move(*port);

@@ -176,16 +176,17 @@ struct Streams {
     dialled.emplace(std::move(dialled_keys), false, nonce);
   }
   bool shake() {
-    const auto first = decode_session_message(dialler->hello());
-    if (!first || !dialled->on_hello(std::get<SessionHello>(*first))) {
+    if (!hear(*dialled, dialler->hello())) {
       return false;
     }
     answer = dialled->hello();
-    std::vector<std::byte> plain(answer.begin(), answer.end() - tag_bytes);
+    return hear(*dialler, answer) && dialler->unseal(answer).ok();
+  }
+  static bool hear(SessionSeal& seal, const std::vector<std::byte>& sealed) {
+    std::vector<std::byte> plain(sealed.begin(), sealed.end() - tag_bytes);
     set_session_message_length(plain, plain.size());
-    const auto second = decode_session_message(plain);
-    return second && dialler->on_hello(std::get<SessionHello>(*second)) &&
-           dialler->unseal(answer).ok();
+    const auto hello = decode_session_message(plain);
+    return hello && seal.on_hello(std::get<SessionHello>(*hello), sealed).ok();
   }
   std::optional<SessionSeal> dialler;
   std::optional<SessionSeal> dialled;
@@ -224,7 +225,7 @@ TEST(SessionSeals, WhatWasSaidOnAnotherStreamIsNoUse) {
   SessionHello::Nonce fresh{};
   fresh[5] = std::byte{5};
   second.dialled.emplace(ring_of({1}), false, fresh);
-  ASSERT_TRUE(second.dialled->on_hello({1, {std::byte{1}}}));
+  ASSERT_TRUE(Streams::hear(*second.dialled, first.dialler->hello()));
   EXPECT_FALSE(second.dialled->unseal(recorded));
 }
 
@@ -236,6 +237,21 @@ TEST(SessionSeals, WhoHasNoKeyIsFoundOutOnBothSides) {
                      return keys;
                    }()));
   EXPECT_FALSE(impostor.shake()) << "who dials sees that the answer is of another key";
+}
+
+TEST(SessionSeals, WhoHasNotShownTheKeyHearsNothing) {
+  Streams streams;
+  const auto proven = streams.dialler->hello();
+  for (size_t i = 0; i < tag_bytes; ++i) {
+    auto guessed = proven;
+    guessed[guessed.size() - 1 - i] ^= std::byte{1};
+    EXPECT_FALSE(Streams::hear(*streams.dialled, guessed));
+  }
+  const auto bare = encode(SessionHello{1, {}});
+  EXPECT_FALSE(streams.dialled->on_hello({1, {}}, bare));
+  EXPECT_FALSE(streams.dialled->on_hello({1, {}}, {}));
+  EXPECT_FALSE(streams.dialled->open());
+  EXPECT_TRUE(Streams::hear(*streams.dialled, proven));
 }
 
 }  // namespace

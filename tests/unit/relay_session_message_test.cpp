@@ -21,7 +21,7 @@ SetupRequest long_request() {
     request.nodes.push_back(NodeId{i + 1});
   }
   request.port = 4711;
-  request.token = 99;
+  request.token = Secret::heard(99);
   request.chunk_bytes = 65536;
   request.window = {4096, 3, 65536 + frame_header_bytes, 16};
   request.hop_address.resize(fabric::path_address_max, std::byte{7});
@@ -105,7 +105,7 @@ TEST(SessionMessages, AnotherVersionIsNamed) {
 }
 
 TEST(PathEndpoints, AreExactlyWhatWasWritten) {
-  const PathEndpoint endpoint{NodeId{5}, 80, 6};
+  const PathEndpoint endpoint{NodeId{5}, 80, Secret::heard(6)};
   auto bytes = encode(endpoint);
   ASSERT_EQ(bytes.size(), endpoint_bytes);
   const auto decoded = decode_endpoint(bytes);
@@ -115,8 +115,8 @@ TEST(PathEndpoints, AreExactlyWhatWasWritten) {
   EXPECT_EQ(decoded->token, endpoint.token);
   bytes.push_back({});
   EXPECT_FALSE(decode_endpoint(bytes));
-  EXPECT_FALSE(decode_endpoint(encode(PathEndpoint{NodeId{5}, 0, 6}))) << "no port";
-  EXPECT_FALSE(decode_endpoint(encode(PathEndpoint{NodeId{0}, 80, 6}))) << "nobody";
+  EXPECT_FALSE(decode_endpoint(encode(PathEndpoint{NodeId{5}, 0, Secret::heard(6)}))) << "no port";
+  EXPECT_FALSE(decode_endpoint(encode(PathEndpoint{NodeId{0}, 80, Secret::heard(6)}))) << "nobody";
   EXPECT_EQ(*node_of_hop(hop_of_node(NodeId{9})), NodeId{9});
   EXPECT_FALSE(node_of_hop(fabric::Hop{}));
 }

@@ -13,8 +13,9 @@
 #include <functional>
 #include <set>
 
-#include "relay/keyed_hash.h"
+#include "runtime/base/keyed_hash.h"
 #include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha {
 namespace {
@@ -53,7 +54,7 @@ int in_fork(const std::function<bool()>& body) {
 bool differ() {
   std::set<uint64_t> seen;
   for (int i = 0; i < 1000; ++i) {
-    seen.insert(os_random_u64());
+    seen.insert(kernel_secrets().draw().told());
   }
   return seen.size() == 1000;
 }
@@ -84,13 +85,12 @@ TEST(OsRandom, WithoutEitherIsAnErrorForSecretsAndNumbersGoOn) {
 }
 
 TEST(OsRandom, HashesNeedNone) {
-  const relay::HashKey key{};
+  const HashKey key{};
   const std::string_view text = "text";
-  const auto tag = relay::make_tag(key, "purpose", std::as_bytes(std::span(text)));
+  const auto tag = make_tag(key, "purpose", std::as_bytes(std::span(text)));
   EXPECT_EQ(in_fork([&] {
               return refuse_getrandom() && refuse_files() &&
-                     relay::same_tag(
-                         tag, relay::make_tag(key, "purpose", std::as_bytes(std::span(text))));
+                     same_tag(tag, make_tag(key, "purpose", std::as_bytes(std::span(text))));
             }),
             0);
 }

@@ -10,6 +10,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
 #include "runtime/base/result.h"
+#include "runtime/base/secret.h"
 #include "runtime/telemetry/recorder.h"
 
 namespace nccl_ha {
@@ -189,7 +190,7 @@ TEST(Random, RepeatsFromASeedAndIsUniform) {
   EXPECT_EQ(a.below(0), 0U);
   EXPECT_FALSE(a.chance(0));
   EXPECT_TRUE(a.chance(1));
-  EXPECT_NE(os_random_u64(), os_random_u64());
+  EXPECT_NE(kernel_secrets().draw().told(), kernel_secrets().draw().told());
 }
 
 TEST(Result, CarriesValueOrError) {

@@ -6,13 +6,13 @@
 #include <cstdio>
 #include <utility>
 
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 #include "tools/agent/telemetry_port.h"
 
 namespace nccl_ha::tools {
 
 SimulatedSwitch::SimulatedSwitch(Options options)
-    : options_(std::move(options)), id_(os_random_u64()) {
+    : options_(std::move(options)), id_(kernel_secrets().draw().told()) {
   timer_.bind([](void* self) { static_cast<SimulatedSwitch*>(self)->speak(); }, this);
 }
 

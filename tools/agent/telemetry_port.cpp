@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -34,7 +34,7 @@ TelemetryPort::TelemetryPort(std::shared_ptr<FlowBoard> board, const AgentSettin
       settings_(settings),
       time_of_day_(std::move(now)),
       window_({settings.age_max, senders_max}, time_of_day_()),
-      own_id_(os_random_u64()) {}
+      own_id_(kernel_secrets().draw().told()) {}
 
 void TelemetryPort::start(Context& context) {
   context_ = &context;

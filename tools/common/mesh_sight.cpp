@@ -10,7 +10,7 @@
 #include "relay/link_sockets.h"
 #include "relay/mesh_settings.h"
 #include "relay/topology_file.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -24,8 +24,9 @@ class ShortDiscovery final : private relay::MeshLinks::Sink {
                  const relay::Discovery::Timing& timing,
                  const std::shared_ptr<relay::ClusterKey>& key)
       : sockets_(sockets),
-        discovery_(relay::mesh_identity(own, false, static_cast<uint32_t>(os_random_u64() | 1)),
-                   timing, os_random_u64(), sockets),
+        discovery_(relay::mesh_identity(own, false,
+                                        static_cast<uint32_t>(kernel_secrets().draw().told() | 1)),
+                   timing, kernel_secrets().draw().told(), sockets),
         settled_(2 * timing.neighbours.hello) {
     discovery_.set_keys(key ? key->current() : nullptr);
     sockets_.use(own);

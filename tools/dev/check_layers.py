@@ -51,7 +51,7 @@ FOREIGN = [
     (re.compile(r"^concurrentqueue/"), {"runtime", "tests"}),
     (re.compile(r"^infiniband/"), {"runtime", "tests"}),
     (re.compile(r"^(CLI/|nlohmann/|prometheus/)"), {"tools", "tests"}),
-    (re.compile(r"^sodium"), {"tools", "tests", "relay"}),
+    (re.compile(r"^sodium"), {"tools", "tests", "runtime"}),
     (re.compile(r"^gtest/"), {"tests"}),
 ]
 

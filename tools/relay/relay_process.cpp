@@ -19,7 +19,7 @@
 #include "relay/mesh_settings.h"
 #include "relay/provider_hops.h"
 #include "relay/relay_node.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/streams/listening.h"
@@ -126,7 +126,8 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   }
   options.links = std::move(*links);
   // The relay node tells when it listens.
-  options.identity = relay::mesh_identity(*own, false, static_cast<uint32_t>(os_random_u64() | 1));
+  options.identity =
+      relay::mesh_identity(*own, false, static_cast<uint32_t>(kernel_secrets().draw().told() | 1));
   options.interfaces = [spec = config.mesh_ifname] { return relay::list_mesh_interfaces(spec); };
   options.board = parts.board;
   options.key = parts.key;

@@ -48,7 +48,7 @@ class DatagramPath final : public Path {
 
   // For the port, which pulls segments and acknowledgements out of its paths, inside its guard.
   uint32_t id() const { return id_; }
-  uint64_t token() const { return ends_.local().token; }
+  uint64_t token() const { return ends_.local().token.told(); }
   uint64_t domain() const { return options_.domain; }
   bool fallback() const { return options_.fallback; }
   const SocketAddress& peer_command() const { return ends_.peer().command; }

@@ -18,7 +18,7 @@ WireAddress own_address(const PathEnvironment& env, uint32_t id) {
   address.command = env.stage.io().local(Channel::command);
   address.data = env.stage.io().local(Channel::data);
   address.path = id;
-  address.token = env.random->next();
+  address.token = env.secrets->draw();
   address.mtu = options.mtu != 0 ? std::min(options.mtu, env.interface_mtu) : env.interface_mtu;
   address.socket_bytes = static_cast<uint32_t>(
       std::clamp<size_t>(env.stage.io().receive_buffer_bytes(), 4096, UINT32_MAX));

@@ -33,7 +33,7 @@ class PathEnds {
     FrameHeader header;
     header.type = type;
     header.path = peer_.path;
-    header.token = peer_.token;
+    header.token = peer_.token.told();
     return header;
   }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha::fabric {
 
@@ -20,7 +20,7 @@ class PathTable {
 
   /// For the next path that enters; nullopt: there is no place.  Throws std::bad_alloc, and the
   /// table is as before; nothing else here allocates.
-  std::optional<uint32_t> next_id(Random& random) {
+  std::optional<uint32_t> next_id(SecretSource& secrets) {
     if (free_.empty()) {
       if (paths_.size() > index_mask) {
         return std::nullopt;
@@ -34,7 +34,7 @@ class PathTable {
       }
       free_.push_back(static_cast<uint32_t>(paths_.size()));
       paths_.push_back(nullptr);
-      generations_.push_back(static_cast<uint16_t>(random.below(generation_mask + 1)));
+      generations_.push_back(static_cast<uint16_t>(secrets.bits(32) & generation_mask));
     }
     const uint32_t index = free_.front();
     generations_[index] = static_cast<uint16_t>((generations_[index] + 1) & generation_mask);

@@ -35,7 +35,7 @@ Result<std::unique_ptr<Path>> DatagramPort::create_path(const PathOptions& optio
   if (options.writes_max == 0 || options.writes_max > 65536 || options.receives_max > 65536) {
     return fail(Errc::invalid_argument, "path options: 1..65536 writes and 0..65536 receives");
   }
-  const auto id = env_.paths.next_id(*env_.random);
+  const auto id = env_.paths.next_id(*env_.secrets);
   if (!id) {
     return fail(Errc::no_memory, "datagram port: too many paths");
   }

@@ -59,7 +59,7 @@ Result<std::shared_ptr<DatagramPort>> PortOpener::port(Context& context,
   environment.clock = &context.clock();
   environment.timers = &context.timers();
   environment.lost = &context.lost_time();
-  environment.random = &context.random();
+  environment.secrets = &context.secrets();
   environment.recorder = &context.recorder();
   environment.counters = context.counters().place();
   auto* raw = new DatagramPort(std::move(io), options_, environment, mtu);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "runtime/base/clock.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/memory.h"
 #include "runtime/telemetry/counter_file.h"
@@ -14,7 +14,7 @@ struct PortServices {
   Memory* memory = nullptr;
   Clock* clock = nullptr;
   TimerWheel* timers = nullptr;
-  Random* random = nullptr;
+  SecretSource* secrets = nullptr;
   Recorder* recorder = nullptr;    ///< may be null
   const LostTime* lost = nullptr;  ///< time in which nobody could look; may be null
   CounterPlace counters = {};

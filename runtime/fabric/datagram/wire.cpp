@@ -145,7 +145,7 @@ void encode(const WireAddress& address, std::span<std::byte, wire_address_bytes>
   put_socket(p + 24, address.data);
   // Both sockets share the IP address (both queue pairs GID and LID); the second one's address
   // bytes would be redundant, so the remaining fields take the space behind its port.
-  put<uint64_t>(p, 28, address.token);
+  put<uint64_t>(p, 28, address.token.told());
   put<uint32_t>(p, 36, address.path);
   put<uint32_t>(p, 40, address.mtu);
   put<uint32_t>(p, 44, address.socket_bytes);
@@ -174,7 +174,7 @@ std::optional<WireAddress> decode_address(std::span<const std::byte> bytes) {
     address.data.set_port(get<uint16_t>(p, 26));
     data_ok = address.data.port() != 0;
   }
-  address.token = get<uint64_t>(p, 28);
+  address.token = Secret::heard(get<uint64_t>(p, 28));
   address.path = get<uint32_t>(p, 36);
   address.mtu = get<uint32_t>(p, 40);
   address.socket_bytes = get<uint32_t>(p, 44);

@@ -22,6 +22,7 @@
 #include <optional>
 #include <span>
 
+#include "runtime/base/secret.h"
 #include "runtime/fabric/socket_address.h"
 
 namespace nccl_ha::fabric {
@@ -51,7 +52,7 @@ struct FrameHeader {
   FrameType type = FrameType::ack;
   uint8_t flags = 0;
   uint32_t path = 0;
-  uint64_t token = 0;
+  uint64_t token = 0;         ///< told() of the path's
   uint32_t sequence = 0;      ///< of this segment; in ack, ping and pong unused
   uint32_t acknowledge = 0;   ///< next sequence expected: everything below has arrived
   uint16_t credits = 0;       ///< segments that may be sent beyond `acknowledge`
@@ -81,7 +82,7 @@ struct WireAddress {
   SocketAddress command;
   SocketAddress data;
   uint32_t path = 0;
-  uint64_t token = 0;
+  Secret token;
   uint32_t mtu = 0;           ///< interface MTU, bytes of IP packet
   uint32_t socket_bytes = 0;  ///< receive buffer of the data socket
   uint32_t window = 0;        ///< segments

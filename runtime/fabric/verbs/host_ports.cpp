@@ -92,7 +92,7 @@ Result<OwnedPath> HostPorts::create_path(Context& context, size_t port, const Pa
     environment.clock = &context.turn_clock();
     environment.timers = &context.timers();
     environment.lost = &context.lost_time();
-    environment.random = &context.random();
+    environment.secrets = &context.secrets();
     environment.counters = context.counters().place();
     auto made =
         Port::open(usable.device, usable.info.port, Options::from(context.config()), environment);

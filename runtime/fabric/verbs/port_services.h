@@ -2,7 +2,7 @@
 #pragma once
 
 #include "runtime/base/clock.h"
-#include "runtime/base/random.h"
+#include "runtime/base/secret.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/telemetry/counter_file.h"
 
@@ -12,7 +12,7 @@ namespace nccl_ha::fabric::verbs {
 struct PortServices {
   Clock* clock = nullptr;  ///< the turn's
   TimerWheel* timers = nullptr;
-  Random* random = nullptr;
+  SecretSource* secrets = nullptr;
   const LostTime* lost = nullptr;  ///< time in which nobody could look; may be null
   CounterPlace counters = {};
 

@@ -11,6 +11,11 @@
 #include "runtime/base/mutation.h"
 
 namespace nccl_ha::fabric::verbs {
+namespace {
+
+constexpr unsigned packet_sequence_bits = 24;
+
+}  // namespace
 
 VerbsPath::VerbsPath(PathEnvironment& environment, const PathOptions& options, PathOwner* owner,
                      const PathPlace& place)
@@ -59,7 +64,7 @@ Result<void> VerbsPath::open(const GidPreference& want) {
   static_cast<void>(
       device.library().device.query_port(device.context(), env_.port_number, &port_attributes));
   write_max_ = port_attributes.max_msg_sz;
-  ends_.set_local(pair_.get()->qp_num, static_cast<uint32_t>(env_.random->next()));
+  ends_.set_local(pair_.get()->qp_num, env_.secrets->bits(packet_sequence_bits));
   if (env_.options.ece && device.library().queue_pair.query_ece != nullptr) {
     query_ece();
   }

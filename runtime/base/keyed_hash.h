@@ -8,7 +8,7 @@
 
 #include "runtime/base/key_ring.h"
 
-namespace nccl_ha::relay {
+namespace nccl_ha {
 
 inline constexpr size_t tag_bytes = 16;
 using HashKey = KeyRing::Key;
@@ -23,4 +23,4 @@ bool same_tag(const Tag& expected, std::span<const std::byte> tag);
 HashKey derive_key(const HashKey& key, std::string_view purpose, std::span<const std::byte> first,
                    std::span<const std::byte> second = {});
 
-}  // namespace nccl_ha::relay
+}  // namespace nccl_ha

@@ -1,10 +1,10 @@
-#include "relay/keyed_hash.h"
+#include "runtime/base/keyed_hash.h"
 
 #include <sodium.h>
 
 #include "runtime/base/random.h"
 
-namespace nccl_ha::relay {
+namespace nccl_ha {
 namespace {
 
 static_assert(sizeof(HashKey) >= crypto_generichash_KEYBYTES_MIN &&
@@ -53,4 +53,4 @@ HashKey derive_key(const HashKey& key, std::string_view purpose, std::span<const
   return derived;
 }
 
-}  // namespace nccl_ha::relay
+}  // namespace nccl_ha
