@@ -7,11 +7,12 @@ namespace nccl_ha {
 
 /// Messages to a connection actor.
 enum class ConnectionMessage : uint32_t {
-  doorbell = 1,   ///< there is news of the caller's: Driver::take_news() says which
-  suspect = 2,    ///< somebody knows that path `arg` is not to be trusted
-  inbox = 3,      ///< the actor to itself: control messages came over a path
-  rejected = 4,   ///< the actor to itself: lane `arg` cannot be used, as Connection::reject() said
-  slow_rail = 5,  ///< the actor to itself: rail `arg` is fenced off for being slow
+  doorbell = 1,    ///< there is news of the caller's: Driver::take_news() says which
+  suspect = 2,     ///< somebody knows that path `arg` is not to be trusted
+  inbox = 3,       ///< the actor to itself: control messages came over a path
+  rejected = 4,    ///< the actor to itself: lane `arg` cannot be used, as Connection::reject() said
+  slow_rail = 5,   ///< the actor to itself: rail `arg` is fenced off for being slow
+  turned_out = 6,  ///< of the listener: unless the peer has said who it is, it gives way to others
 };
 
 /// What the caller has to say, a bit each.

@@ -63,13 +63,19 @@ Secret ControlPort::enter(Member* member) {
 
 void ControlPort::on_accept(int fd) {
   auto stream = context_.streams().adopt_fd(fd, this);
-  if (!stream || unauthenticated_.size() >= unauthenticated_max) {
-    NHA_LOG_WARN_LIMITED(
-        "control port: cannot take a connection: {}",
-        stream ? std::string("too many unfinished ones") : stream.error().message());
+  if (!stream) {
+    NHA_LOG_WARN_LIMITED("control port: cannot take a connection: {}", stream.error().message());
     return;
   }
-  unauthenticated_.push_back({std::move(*stream), {}, context_.now()});
+  const Origin origin = Origin::of((*stream)->peer_address());
+  if (unauthenticated_.size() >= unauthenticated_max) {
+    const auto out =
+        unauthenticated_.begin() + static_cast<ptrdiff_t>(who_gives_way(unauthenticated_, origin));
+    NHA_LOG_WARN_LIMITED("control port: {} unfinished connections, turning out the one from {}",
+                         unauthenticated_.size(), text_of_peer(*out->stream));
+    unauthenticated_.erase(out);
+  }
+  unauthenticated_.push_back({origin, std::move(*stream), {}, context_.now()});
   context_.request_stream_turns(1000);
   if (unauthenticated_.size() == 1) {
     context_.timers().arm(timer_, context_.now() + answer_limit);
@@ -80,7 +86,7 @@ void ControlPort::on_acceptor_error(const Error& error) {
   NHA_LOG_WARN_LIMITED("control port: accepting connections fails: {}", error.message());
 }
 
-std::list<ControlPort::Unauthenticated>::iterator ControlPort::find(const Stream& stream) {
+std::vector<ControlPort::Unauthenticated>::iterator ControlPort::find(const Stream& stream) {
   return std::find_if(unauthenticated_.begin(), unauthenticated_.end(),
                       [&](const Unauthenticated& one) { return one.stream.get() == &stream; });
 }

@@ -2,19 +2,20 @@
 // connection is still known.
 //
 // One listening socket for all connections of a worker.  The first message of a stream names the
-// connection and this process; who names another one is told that it is absent, and an
-// unauthenticated peer has a few seconds and is rejected.
+// connection and this process; who names another one is told that it is absent.  An unauthenticated
+// peer has a few seconds, and less where there are many of them (runtime/streams/door.h).
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "actors/control.h"
 #include "runtime/base/secret.h"
 #include "runtime/engine/context.h"
 #include "runtime/engine/timer_wheel.h"
+#include "runtime/streams/door.h"
 #include "runtime/streams/stream.h"
 
 namespace nccl_ha {
@@ -50,6 +51,7 @@ class ControlPort final : private AcceptorOwner, private StreamOwner {
 
  private:
   struct Unauthenticated {
+    Origin origin;
     std::unique_ptr<Stream> stream;
     ControlReader reader;
     Instant since;
@@ -59,7 +61,7 @@ class ControlPort final : private AcceptorOwner, private StreamOwner {
   void on_stream_open(Stream& stream) override { (void)stream; }
   void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
   void on_stream_closed(Stream& stream, const Error& error) override;
-  std::list<Unauthenticated>::iterator find(const Stream& stream);
+  std::vector<Unauthenticated>::iterator find(const Stream& stream);
   void turn_out_the_late();
 
   Context& context_;
@@ -67,7 +69,7 @@ class ControlPort final : private AcceptorOwner, private StreamOwner {
   uint16_t port_ = 0;
   const ProcessId process_;
   std::map<Secret, Member*> members_;
-  std::list<Unauthenticated> unauthenticated_;
+  std::vector<Unauthenticated> unauthenticated_;  ///< who came first first
   Timer timer_;
 };
 

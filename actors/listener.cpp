@@ -3,10 +3,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "actors/connection/rails.h"
 #include "actors/connection/receive_side.h"
+#include "actors/connection_message.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
 #include "runtime/engine/engine.h"
@@ -50,6 +52,32 @@ std::shared_ptr<ReceiveEndpoint> ListenChannel::take() {
   return std::exchange(first->self, nullptr);
 }
 
+std::optional<ListenChannel::Guest> ListenChannel::enter(const Origin& origin, uint64_t* place) {
+  std::lock_guard lock(waiting_mutex_);
+  std::optional<Guest> out;
+  if (waiting_.size() >= waiting_max) {
+    const auto one = waiting_.begin() + static_cast<ptrdiff_t>(who_gives_way(waiting_, origin));
+    out = one->guest;
+    waiting_.erase(one);
+  }
+  *place = ++places_;
+  waiting_.push_back({origin, *place, {}});
+  return out;
+}
+
+void ListenChannel::attach(uint64_t place, const Guest& guest) {
+  std::lock_guard lock(waiting_mutex_);
+  const auto one = std::ranges::find(waiting_, place, &Waiting::place);
+  if (one != waiting_.end()) {
+    one->guest = guest;
+  }
+}
+
+void ListenChannel::leave(uint64_t place) {
+  std::lock_guard lock(waiting_mutex_);
+  std::erase_if(waiting_, [&](const Waiting& one) { return one.place == place; });
+}
+
 void ListenChannel::fail(const Error& error) {
   if (!failing_.exchange(true, std::memory_order_acq_rel)) {
     failure_ = error;
@@ -89,6 +117,13 @@ void Listener::on(const Message& message) {
 
 void Listener::stop() { acceptor_.reset(); }
 
+Origin Listener::origin_of(int fd) {
+  sockaddr_storage peer{};
+  socklen_t length = sizeof peer;
+  return getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0 ? Origin::of(peer)
+                                                                           : Origin{};
+}
+
 fabric::RailDevices Listener::devices_of(int fd) const {
   sockaddr_storage local{};
   socklen_t length = sizeof local;
@@ -99,16 +134,20 @@ fabric::RailDevices Listener::devices_of(int fd) const {
 }
 
 void Listener::on_accept(int fd) {
-  if (!channel_->enter()) {
-    channel_->end_pending();
-    NHA_LOG_WARN_LIMITED("listener: too many unfinished connections, turning a new one away");
-    close_fd(fd);
-    return;
+  uint64_t place = 0;
+  if (const auto out = channel_->enter(origin_of(fd), &place)) {
+    NHA_LOG_WARN_LIMITED("listener: too many unfinished connections, turning one out");
+    Message message{};
+    message.to = out->actor;
+    message.kind = static_cast<uint32_t>(ConnectionMessage::turned_out);
+    engine_.worker(out->worker).post(message);
   }
   const fabric::RailDevices devices = devices_of(fd);
   const size_t worker = engine_.assign_worker(provider_.devices()[devices.first()].numa_node, 1.0);
-  auto actor = make_receive_connection(provider_, engine_, worker, fd, devices, channel_);
-  if (auto adopted = engine_.worker(worker).adopt(std::move(actor)); !adopted) {
+  auto actor = make_receive_connection(provider_, engine_, worker, fd, devices, channel_, place);
+  if (auto adopted = engine_.worker(worker).adopt(std::move(actor)); adopted) {
+    channel_->attach(place, {worker, *adopted});
+  } else {
     channel_->fail(adopted.error());
   }
 }

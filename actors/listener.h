@@ -3,12 +3,15 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <vector>
 
 #include "actors/endpoint.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/context.h"
 #include "runtime/fabric/provider.h"
+#include "runtime/streams/door.h"
 #include "runtime/streams/stream.h"
 
 namespace nccl_ha {
@@ -32,10 +35,16 @@ class ListenChannel {
   /// Queues a ready connection; false when the listener is closed already.
   bool offer(std::shared_ptr<ReceiveEndpoint> endpoint);
   void fail(const Error& error);
-  /// An unauthenticated peer may hold a place for a while; bounded, so that many cannot starve the
-  /// real peer.
-  bool enter() { return pending_.fetch_add(1, std::memory_order_relaxed) < pending_max; }
-  void end_pending() { pending_.fetch_sub(1, std::memory_order_relaxed); }
+  /// A half-made connection and its worker.
+  struct Guest {
+    size_t worker = 0;
+    ActorId actor;
+  };
+  /// A peer that has not shown yet that it knows the nonce has a place for a while.  Who gives way
+  /// for it, if anybody does (runtime/streams/door.h).  `place`: its place.
+  std::optional<Guest> enter(const Origin& origin, uint64_t* place);
+  void attach(uint64_t place, const Guest& guest);
+  void leave(uint64_t place);
 
   // Caller's side.
   /// The oldest ready connection, or null.  One caller thread at a time.
@@ -49,11 +58,18 @@ class ListenChannel {
   ActorId actor() const { return actor_; }
 
  private:
-  static constexpr uint32_t pending_max = 256;
+  static constexpr size_t waiting_max = 256;
+  struct Waiting {
+    Origin origin;
+    uint64_t place = 0;
+    Guest guest;
+  };
   const uint64_t nonce_;
   std::atomic<ReceiveEndpoint*> ready_{nullptr};  // newest first
   ReceiveEndpoint* ordered_ = nullptr;            // caller's: oldest first
-  std::atomic<uint32_t> pending_{0};
+  std::mutex waiting_mutex_;
+  std::vector<Waiting> waiting_;  ///< who came first first
+  uint64_t places_ = 0;           ///< that were given
   std::atomic<bool> closed_{false};
   std::atomic<bool> failing_{false};
   std::atomic<bool> failed_{false};
@@ -77,6 +93,7 @@ class Listener final : public Actor, private AcceptorOwner {
  private:
   void on_accept(int fd) override;
   void on_acceptor_error(const Error& error) override;
+  static Origin origin_of(int fd);
   fabric::RailDevices devices_of(int fd) const;
 
   fabric::Provider& provider_;

@@ -3,9 +3,11 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <optional>
 
+#include "ha/backoff.h"
 #include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
@@ -42,6 +44,17 @@ class RouteRounds {
     }
   }
 
+  /// The peer took the stream and ended it before it answered.  How long until the next dial, over
+  /// another route if there is one.
+  Duration on_early_end(Random& random) {
+    ++early_ends_;
+    if (any_other()) {
+      on_silence();
+    }
+    return early_pause_.next(random);
+  }
+  uint32_t early_ends() const { return early_ends_; }
+
  private:
   void end_round() {
     if (silent_ != 0 && silent_ >= left_.size()) {
@@ -53,6 +66,8 @@ class RouteRounds {
   std::deque<size_t> left_;  ///< the silent ones of this round at the end
   size_t silent_ = 0;        ///< so many
   Duration patience_ = first_patience;
+  Backoff early_pause_{std::chrono::milliseconds(20), std::chrono::seconds(1)};
+  uint32_t early_ends_ = 0;
 };
 
 }  // namespace nccl_ha::ha

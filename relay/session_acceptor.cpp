@@ -31,17 +31,17 @@ Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(
 }
 
 void SessionAcceptor::on_accept(int fd) {
-  if (pending_.size() >= pending_max) {
-    ++refused_;
-    close_fd(fd);
-    return;
-  }
   std::unique_ptr<SessionStream> stream(new SessionStream(context_, this, key_));
   if (auto adopted = stream->adopt(fd); !adopted) {
     NHA_LOG_WARN("a neighbour's stream is lost: {}", adopted.error().message());
     return;
   }
-  pending_.push_back({std::move(stream), context_.now() + patience});
+  const auto origin = Origin::of(stream->peer_address());
+  if (pending_.size() >= pending_max) {
+    ++refused_;
+    pending_.erase(pending_.begin() + static_cast<ptrdiff_t>(who_gives_way(pending_, origin)));
+  }
+  pending_.push_back({origin, std::move(stream), context_.now() + patience});
   context_.request_stream_turns(4);
   if (!timer_.armed()) {
     context_.timers().arm(timer_, pending_.back().until);

@@ -7,6 +7,7 @@
 
 #include "relay/cluster_key.h"
 #include "relay/session_stream.h"
+#include "runtime/streams/door.h"
 
 namespace nccl_ha::relay {
 
@@ -22,7 +23,8 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
    protected:
     ~Handler() = default;
   };
-  /// Neighbours that have not said yet what they want; more than that are not heard.
+  /// Neighbours that have not said yet what they want; for more than that others give way
+  /// (runtime/streams/door.h).
   static constexpr size_t pending_max = 64;
   /// How long one may take to say it.
   static constexpr Duration patience = std::chrono::milliseconds(5000);
@@ -40,6 +42,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
 
  private:
   struct Pending {
+    Origin origin;
     std::unique_ptr<SessionStream> stream;
     Instant until{};
   };

@@ -82,6 +82,11 @@ void Connection::on(const Message& message) {
         side_->on_slow_rail(message.arg);
       }
       return;
+    case ConnectionMessage::turned_out:
+      if (state_.live()) {
+        side_->on_turned_out();
+      }
+      return;
   }
 }
 

@@ -31,23 +31,25 @@ constexpr Duration probe_after = std::chrono::milliseconds(100);
 std::unique_ptr<Actor> make_receive_connection(fabric::Provider& provider, Engine& engine,
                                                size_t worker, int fd,
                                                const fabric::RailDevices& devices,
-                                               std::shared_ptr<ListenChannel> listener) {
+                                               std::shared_ptr<ListenChannel> listener,
+                                               uint64_t place) {
   return std::make_unique<Connection>(
       provider, engine, worker, [&](const ConnectionParts& parts, SideOwner& owner) {
-        return std::make_unique<ReceiveSide>(parts, owner, fd, devices, std::move(listener));
+        return std::make_unique<ReceiveSide>(parts, owner, fd, devices, std::move(listener), place);
       });
 }
 
 ReceiveSide::ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd,
                          const fabric::RailDevices& devices,
-                         std::shared_ptr<ListenChannel> listener)
+                         std::shared_ptr<ListenChannel> listener, uint64_t place)
     : parts_(parts),
       state_(parts.state),
       paths_(parts.paths),
       control_(parts.control),
       owner_(owner),
       fd_(fd),
-      listener_(std::move(listener)) {
+      listener_(std::move(listener)),
+      place_(place) {
   state_.attachment.device = devices.first();
   state_.devices = devices;
   tail_timer_.bind([](void* self) { static_cast<ReceiveSide*>(self)->look_at_tail(); }, this);
@@ -59,9 +61,7 @@ ReceiveSide::~ReceiveSide() {
     endpoint_->driver.serve_by(nullptr);
   }
   close_fd(fd_);
-  if (!welcome_) {
-    listener_->end_pending();
-  }
+  listener_->leave(place_);
 }
 
 void ReceiveSide::stop() {
@@ -87,6 +87,12 @@ void ReceiveSide::reject_peer(const char* why) {
   NHA_LOG_WARN_LIMITED("listener: rejected an unauthenticated peer at {}: {}",
                        state_.owner.peer_text(), why);
   owner_.finish();
+}
+
+void ReceiveSide::on_turned_out() {
+  if (!welcome_) {
+    reject_peer("others wait for its place");
+  }
 }
 
 void ReceiveSide::on_deadline() {
@@ -178,7 +184,7 @@ void ReceiveSide::on_hello(std::span<const std::byte> payload) {
   state_.peer_host = hello->host;
   state_.peer_process = hello->rejoin.process.pid;
   welcome_ = true;
-  listener_->end_pending();
+  listener_->leave(place_);
   if (const auto refusal = judge(*hello)) {
     control_.send_plain(encode(ControlType::reject, *refusal));
     state_.fail(fail(Errc::remote, refusal->text), false);

@@ -24,13 +24,15 @@ class ListenChannel;
 std::unique_ptr<Actor> make_receive_connection(fabric::Provider& provider, Engine& engine,
                                                size_t worker, int fd,
                                                const fabric::RailDevices& devices,
-                                               std::shared_ptr<ListenChannel> listener);
+                                               std::shared_ptr<ListenChannel> listener,
+                                               uint64_t place);
 
 /// One thread.
 class ReceiveSide final : public Side, private Receiver::Owner {
  public:
   ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd,
-              const fabric::RailDevices& devices, std::shared_ptr<ListenChannel> listener);
+              const fabric::RailDevices& devices, std::shared_ptr<ListenChannel> listener,
+              uint64_t place);
   ~ReceiveSide() override;
 
   const char* name() const override { return "receive-connection"; }
@@ -40,6 +42,7 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   void on_stream_open(Stream& stream) override { (void)stream; }
   void on_control(const ControlReader::Message& message) override;
   void on_deadline() override;
+  void on_turned_out() override;
   void on_settled() override;
   void on_usable() override;
   void on_doorbell() override { receiver_->take_submitted(); }
@@ -95,6 +98,7 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   SideOwner& owner_;
   int fd_;  ///< until begin()
   const std::shared_ptr<ListenChannel> listener_;
+  const uint64_t place_;        ///< there, until the peer has shown the nonce
   std::optional<Hello> hello_;  ///< the peer's, until the welcome answers it
   bool told_paths_ = false;     ///< the welcome was sent
   bool welcome_ = false;        ///< the peer knew the nonce

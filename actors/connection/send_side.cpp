@@ -50,6 +50,7 @@ SendSide::SendSide(const ConnectionParts& parts, SideOwner& owner,
       recovery_(parts, sender_, *this) {
   stream_timer_.bind([](void* self) { static_cast<SendSide*>(self)->look_after_stream(); }, this);
   route_timer_.bind([](void* self) { static_cast<SendSide*>(self)->on_route_timer(); }, this);
+  again_timer_.bind([](void* self) { static_cast<SendSide*>(self)->try_route(); }, this);
   for (size_t i = 0; i < options_.routes.size(); ++i) {
     if (!options_.routes[i].for_rejoin) {
       rounds_.add(i);
@@ -67,6 +68,7 @@ void SendSide::stop() {
   if (state_.context != nullptr) {
     state_.context->timers().cancel(stream_timer_);
     state_.context->timers().cancel(route_timer_);
+    state_.context->timers().cancel(again_timer_);
   }
 }
 
@@ -97,7 +99,6 @@ void SendSide::try_route() {
     route_ = *next;
     const auto dialled = control_.dial(options_.routes[route_]);
     if (dialled) {
-      late_hello_.on_dial(state_.context->now());
       if (rounds_.any_other() && !ha::mutated(ha::Mutation::silent_route_kept)) {
         state_.context->timers().arm(route_timer_, state_.context->now() + rounds_.patience());
       }
@@ -211,7 +212,6 @@ void SendSide::send_hello() {
   said_hello_ = true;
   state_.name(connection_key(hello));
   state_.note_said(state_.counters->key);
-  late_hello_.on_hello(state_.context->now());
   control_.send_plain(encode(hello));
   state_.context->request_stream_turns(1000);
 }
@@ -381,6 +381,13 @@ std::string SendSide::what_is_missing() const {
     return "the peer answers over TCP, but a path hears nothing of it: check that UDP is not "
            "filtered between the hosts and that the route back leads over the same network";
   }
+  if (rounds_.early_ends() != 0) {
+    return fmt::format(
+        "{} times the peer closed the connection before it answered: too many wait at its door, "
+        "its "
+        "listen is gone, or what answers is no nccl-ha",
+        rounds_.early_ends());
+  }
   if (said_hello_) {
     return "the peer does not answer: is its process alive?";
   }
@@ -408,28 +415,35 @@ void SendSide::on_deadline() {
 }
 
 void SendSide::on_peer_gone(const Error& error) {
-  if (!said_hello_ && options_.routes.size() > 1) {
+  const bool was_open = said_hello_ || paths_.size() != 0;
+  if (was_open && !welcomed_ && !ha::mutated(ha::Mutation::turned_out_for_good)) {
+    dial_again(error);
+    return;
+  }
+  if (!was_open && options_.routes.size() > 1) {
     on_route_error(error);
     return;
   }
-  if (said_hello_ && state_.peer_host.empty() && late_hello_.dial_again()) {
-    NHA_LOG_INFO("connecting to {} again: this process stood still for {} ms",
-                 state_.owner.peer_text(), late_hello_.took().count() / 1'000'000);
-    said_hello_ = false;
-    control_.drop_stream();
-    paths_.clear();
-    try_route();
-    return;
-  }
-  const bool refused =
-      said_hello_ && state_.phase == ConnectionPhase::handshake && error.code == Errc::closed;
   state_.fail(
       fail(Errc::remote,
-           refused ? std::string("the peer closed the connection during the handshake: its listen "
-                                 "is gone, or what answered is no nccl-ha")
+           rounds_.early_ends() != 0
+               ? std::string("the peer closed the connection during the handshake: its listen is "
+                             "gone, or what answered is no nccl-ha")
            : said_hello_ ? fmt::format("the peer is gone: {}", error.message())
                          : out_of_reach(error.message())),
       false);
+}
+
+/// A listener that many unknown peers besiege may have taken this side for one of them, as may one
+/// that this process kept waiting.
+void SendSide::dial_again(const Error& error) {
+  NHA_LOG_DEBUG("connecting to {} again, as the stream ended before the welcome: {}",
+                state_.owner.peer_text(), error.message());
+  said_hello_ = false;
+  control_.drop_stream();
+  paths_.clear();
+  const Duration pause = rounds_.on_early_end(state_.context->random());
+  state_.context->timers().arm(again_timer_, state_.context->now() + pause);
 }
 
 /// A caller whose requests are all done may close; one who gives up in the middle promises nothing.

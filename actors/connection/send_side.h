@@ -16,7 +16,6 @@
 #include "actors/rejoin.h"
 #include "actors/route.h"
 #include "ha/flow.h"
-#include "ha/late_hello.h"
 #include "ha/route_rounds.h"
 #include "runtime/engine/timer_wheel.h"
 
@@ -98,6 +97,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   std::string out_of_reach(const std::string& why) const;
   /// For a connection that did not come up in time.
   std::string what_is_missing() const;
+  void dial_again(const Error& error);
   void note_route_error(const std::string& error);
   void send_hello();
   void on_welcome(std::span<const std::byte> payload);
@@ -122,12 +122,12 @@ class SendSide final : public Side, private SendRecovery::Owner {
   size_t route_ = 0;        ///< that was dialled last
   ha::RouteRounds rounds_;  ///< of those that paths may be made over
   Timer route_timer_;
+  Timer again_timer_;
   std::string route_errors_;
   bool said_hello_ = false;
   bool welcomed_ = false;
   PeerEnds ends_;
   bool peer_ready_ = false;
-  ha::LateHello late_hello_;
   uint64_t sizes_address_ = 0;
   ha::HostAddress peer_address_;  ///< of its first rail
   Timer stream_timer_;

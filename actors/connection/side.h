@@ -66,6 +66,8 @@ class Side {
   virtual void on_first_address() = 0;
   /// The handshake took too long.
   virtual void on_deadline() = 0;
+  /// Others who wait at the listener need the place, unless the peer has said who it is.
+  virtual void on_turned_out() {}
   /// The first paths have come up or failed: from now on what fails is replaced.
   virtual void on_settled() = 0;
   /// There is a path: the caller is told.  Once.

@@ -182,6 +182,8 @@ enum class Mutation : uint8_t {
   pieces_not_agreed,  ///< a relay does not pass back that a host further on takes shorter pieces
   neighbours_silence_unheeded,  ///< a neighbour on a route that is silent is waited for
   pings_unsent,                 ///< neighbours on a route do not show that they run
+  oldest_gives_way,             ///< at a full door the first one, whoever crowds it
+  turned_out_for_good,          ///< a stream that ends before the welcome is not dialled again
   hello_unproven,               ///< a hello that has no tag of the cluster's key is answered
   repetitions_taken,            ///< a sealed message is taken again when it is repeated
   hop_limit_unheeded,           ///< a route over too many hosts is taken

@@ -1,5 +1,5 @@
 // Pseudo-random numbers that repeat from a seed, for jitter and tests, and the kernel's bytes. What
-// a stranger must not guess takes a SecretSource (secret.h).
+// an unknown peer must not guess takes a SecretSource (secret.h).
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What a stranger must not guess: tokens, nonces, numbers that packets begin with.  A source of
-// their own fills them, never the generator of jitter, of which four outputs tell all others.
+// What an unknown peer must not guess: tokens, nonces, numbers that packets begin with.  A source
+// of their own fills them, never the generator of jitter, of which four outputs tell all others.
 #pragma once
 
 #include <compare>

@@ -34,7 +34,7 @@ class Context {
   Clock& turn_clock() { return turn_clock_; }
   /// A fresh reading, for what must not be a turn old.
   Clock& clock() { return clock_; }
-  /// For jitter; what a stranger must not guess is drawn from secrets().
+  /// For jitter; what an unknown peer must not guess is drawn from secrets().
   Random& random() { return random_; }
   SecretSource& secrets() { return secrets_; }
   TimerWheel& timers() { return timers_; }

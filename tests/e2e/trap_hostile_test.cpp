@@ -1,6 +1,7 @@
 // Unknown peers, garbage and dead peers against the real library.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -13,6 +14,8 @@
 #include <random>
 #include <set>
 #include <sstream>
+#include <thread>
+#include <vector>
 
 #include "actors/control.h"
 #include "tests/support/plugin_fixture.h"
@@ -80,7 +83,7 @@ TEST_P(Hostile, UnknownPeersAreRejectedAndTheRealPeerStillConnects) {
       // What only the peers of a connection that is ready say.
       as_chars(encode_retire()),
       as_chars(encode_confirm()),
-      as_chars(encode(ControlType::rejoin, RejoinCall{1, {}})),
+      as_chars(encode(ControlType::rejoin, RejoinCall{Secret::heard(1), {}})),
   };
   tools::NetHandle handle{};
   auto listening = api().listen(0, handle);
@@ -102,6 +105,40 @@ TEST_P(Hostile, UnknownPeersAreRejectedAndTheRealPeerStillConnects) {
   EXPECT_TRUE(api().close_listen(*listening));
   close(silent);
   close(mute);
+}
+
+TEST_P(Hostile, ACrowdAtTheDoorKeepsNobodyOut) {
+  tools::NetHandle handle{};
+  auto listening = api().listen(0, handle);
+  ASSERT_TRUE(listening);
+  constexpr size_t crowd_size = 400;
+  constexpr size_t at_the_door = 256;
+  std::vector<int> crowd;
+  for (size_t i = 0; i < crowd_size; ++i) {
+    crowd.push_back(connect_tcp(handle_port(handle)));
+    ASSERT_GE(crowd.back(), 0);
+  }
+  // Those who came first have given way to those who came later.
+  EXPECT_TRUE(turned_away(crowd[crowd_size - at_the_door - 1], *listening));
+  char byte = 0;
+  EXPECT_LT(recv(crowd.back(), &byte, 1, MSG_DONTWAIT), 0);
+  EXPECT_EQ(errno, EAGAIN) << "the door is not full";
+  // More come all the time.
+  std::atomic<bool> ends{false};
+  std::thread more([&] {
+    for (size_t i = 0; !ends.load(); i = (i + 1) % crowd.size()) {
+      close(crowd[i]);
+      crowd[i] = connect_tcp(handle_port(handle));
+      sched_yield();
+    }
+  });
+  real_peers_still_connect(*listening, handle);
+  ends.store(true);
+  more.join();
+  for (const int fd : crowd) {
+    close(fd);
+  }
+  EXPECT_TRUE(api().close_listen(*listening));
 }
 
 TEST_P(Hostile, ASilentStrangerIsTurnedAwayInTime) {

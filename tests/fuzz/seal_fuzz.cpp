@@ -14,7 +14,7 @@ using namespace nccl_ha;
 std::shared_ptr<const KeyRing> secret_keys() {
   KeyRing keys;
   for (uint32_t number = 1; number <= 3; ++number) {
-    relay::HashKey key;
+    HashKey key;
     for (size_t i = 0; i < key.size(); ++i) {
       key[i] = static_cast<std::byte>(i * 37 + number * 101);
     }

@@ -149,6 +149,39 @@ TEST(SimHandshake, APeerThatIsKilledInItEndsIt) {
   }
 }
 
+void expect_transfers(SimPair& pair) {
+  TransferPlan plan;
+  plan.groups = 10;
+  EXPECT_EQ(pair.transfer(plan, seconds(30)), "");
+}
+
+TEST(SimHandshake, AStreamThatEndsBeforeTheWelcomeIsDialledAgain) {
+  SimPair undisturbed(55, {});
+  ASSERT_TRUE(undisturbed.connect()) << undisturbed.error();
+  const Duration takes = undisturbed.world().now() - Instant(seconds(1));
+  uint64_t ended = 0;
+  for (const bool reset : {false, true}) {
+    // Up to the middle of it, where the hello has been said.
+    for (int point = 1; point <= 15; ++point) {
+      SCOPED_TRACE(fmt::format("{} at point {}", reset ? "reset" : "end", point));
+      SimPair pair(55, {});
+      const Instant at = pair.world().now() + takes * point / 30;
+      bool done = false;
+      ASSERT_TRUE(pair.connect([&] {
+        if (!done && pair.world().now() >= at) {
+          done = true;
+          pair.world().network().tcp().end_flows(pair.sender().addresses[0],
+                                                 pair.receiver().addresses[0], reset);
+        }
+      })) << pair.error();
+      EXPECT_LE(pair.world().now() - at, seconds(3));
+      ended += done ? 1 : 0;
+      expect_transfers(pair);
+    }
+  }
+  EXPECT_GE(ended, 20U) << "the fault hardly ever happened";
+}
+
 enum class Where { sender, receiver, both };
 
 void set_ports(SimPair& pair, Where where, bool up) {
@@ -158,12 +191,6 @@ void set_ports(SimPair& pair, Where where, bool up) {
   if (where != Where::sender) {
     pair.receiver().nics[0]->set_port(up);
   }
-}
-
-void expect_transfers(SimPair& pair) {
-  TransferPlan plan;
-  plan.groups = 10;
-  EXPECT_EQ(pair.transfer(plan, seconds(30)), "");
 }
 
 TEST(SimHandshake, APortThatIsDownWhenItBeginsLeavesItToTheOtherRail) {

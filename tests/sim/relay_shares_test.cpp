@@ -184,7 +184,7 @@ TEST(RelayPoolSim, OneHostDoesNotTakeAllSessions) {
 std::shared_ptr<relay::ClusterKey> key_of(std::initializer_list<uint32_t> numbers) {
   KeyRing keys;
   for (const uint32_t number : numbers) {
-    relay::HashKey key;
+    HashKey key;
     key.fill(static_cast<std::byte>(number));
     keys.add(number, key);
   }
@@ -234,7 +234,7 @@ TEST(RelayKeys, KeysChangeUnderSessions) {
   const auto renew = [&](size_t which, const std::vector<uint32_t>& numbers) {
     KeyRing keys;
     for (const uint32_t number : numbers) {
-      relay::HashKey key;
+      HashKey key;
       key.fill(static_cast<std::byte>(number));
       keys.add(number, key);
     }

@@ -101,7 +101,7 @@ TEST(SessionMessages, AnotherVersionIsNamed) {
   bytes[4] = std::byte{session_version + 1};
   const auto length = session_message_length(bytes);
   ASSERT_FALSE(length);
-  EXPECT_NE(length.error().what.find("speaks version 4, this one 3"), std::string::npos);
+  EXPECT_NE(length.error().what.find("speaks version 5, this one 4"), std::string::npos);
 }
 
 TEST(PathEndpoints, AreExactlyWhatWasWritten) {

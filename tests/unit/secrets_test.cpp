@@ -1,5 +1,5 @@
-// What a stranger must not guess, out of a process as it runs: nobody who sees some of it can tell
-// the rest.
+// What an unknown peer must not guess, out of a process as it runs: nobody who sees some of it can
+// tell the rest.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -191,7 +191,7 @@ void SecretsOfAWorker::collect_paths() {
   }
 }
 
-/// As a stranger gets them: out of the first message of a session, on the wire.
+/// As an unknown peer gets them: out of the first message of a session, on the wire.
 void SecretsOfAWorker::collect_nonces() {
   KeyRing keys;
   keys.add(1, {});
