@@ -96,12 +96,23 @@ TEST(SessionMessages, NumbersOutOfRangeAreRefused) {
       encode(SetupRefusal{fabric::CompletionStatus{200}, 0, "of no status"})));
 }
 
+TEST(SessionMessages, TextsOfOthersArePrintable) {
+  const std::string text = "a\x1b[2J\nb\x7f\xff c";
+  const auto refusal =
+      decode_session_message(encode(SetupRefusal{fabric::CompletionStatus::flushed, 0, text}));
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(std::get<SetupRefusal>(*refusal).text, "a?[2J?b?? c");
+  const auto down = decode_session_message(encode(SessionLinkDown{text}));
+  ASSERT_TRUE(down);
+  EXPECT_EQ(std::get<SessionLinkDown>(*down).text, "a?[2J?b?? c");
+}
+
 TEST(SessionMessages, AnotherVersionIsNamed) {
   auto bytes = encode(SessionMessage(SessionPing{}));
   bytes[4] = std::byte{session_version + 1};
   const auto length = session_message_length(bytes);
   ASSERT_FALSE(length);
-  EXPECT_NE(length.error().what.find("speaks version 4, this one 3"), std::string::npos);
+  EXPECT_NE(length.error().what.find("speaks version 5, this one 4"), std::string::npos);
 }
 
 TEST(PathEndpoints, AreExactlyWhatWasWritten) {
