@@ -218,4 +218,11 @@ Result<sockaddr_storage> SessionStream::local_address() {
   return stream_->local_address();
 }
 
+Result<sockaddr_storage> SessionStream::peer_address() {
+  if (!stream_) {
+    return fail(Errc::invalid_usage, "a session's stream without a neighbour");
+  }
+  return stream_->peer_address();
+}
+
 }  // namespace nccl_ha::relay

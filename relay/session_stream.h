@@ -54,6 +54,8 @@ class SessionStream final : private StreamOwner {
   bool misunderstood() const { return misunderstood_; }
   /// This host's own on the way to the neighbour.
   Result<sockaddr_storage> local_address();
+  /// Where it speaks from.
+  Result<sockaddr_storage> peer_address();
 
  private:
   void on_stream_open(Stream& stream) override;
