@@ -278,7 +278,7 @@ TEST(Discovery, WhoIsInventedGivesWay) {
   network.run(seconds(5));
   EXPECT_EQ(network.host(1).states().size(), relay::Discovery::nodes_max);
   network.start(2);
-  EXPECT_TRUE(network.run_until(
+  ASSERT_TRUE(network.run_until(
       [&] {
         const relay::Topology seen = network.host(0).topology(network.now());
         return seen.component(*seen.find(network.id(0))).size() == 3;
