@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "runtime/base/mutation.h"
+
 namespace nccl_ha::relay {
 namespace {
 
@@ -22,16 +24,17 @@ Discovery::Discovery(Identity identity, const Timing& timing, uint64_t seed,
       random_(seed),
       output_(output),
       neighbours_(identity_.node, identity_.incarnation, timing.neighbours, random_.next()),
-      states_(nodes_max),
+      states_(nodes_max, identity_.node),
       own_sequence_(first_sequence()) {}
 
 uint64_t Discovery::first_sequence() {
   // Not that of an earlier life, which others may still know: they would keep what it said.
-  return random_.next() >> 24;
+  return random_.next() % (sequence_jump_max / 2);
 }
 
 void Discovery::set_interfaces(const std::vector<MeshInterface>& interfaces, Instant now) {
   neighbours_.set_interfaces(interfaces, now);
+  std::erase_if(answered_, [&](const auto& one) { return one.second <= now; });
   if (expire_due_ == Instant::max()) {
     expire_due_ = now + expire_apart;
     last_originated_ = now - timing_.states_apart;
@@ -65,9 +68,13 @@ void Discovery::receive(uint32_t interface, const fabric::SocketAddress& from,
     on_hello(interface, from, *packet, *hello, now);
     return;
   }
-  // It may know before us that both directions work.
-  const Neighbour* known = neighbours_.find(interface, packet->sender, packet->incarnation);
-  if (known == nullptr) {
+  Neighbour* known = neighbours_.find(interface, *packet);
+  if (known == nullptr || !comes_from(*known, from)) {
+    ++counts_.refused;
+    return;
+  }
+  if (!known->two_way && !mutated(Mutation::outsider_answered)) {
+    known->asked = true;  // it may know before us that both directions work
     ++counts_.refused;
     return;
   }
@@ -88,27 +95,30 @@ void Discovery::on_hello(uint32_t interface, const fabric::SocketAddress& from,
   if (change.up || change.down) {
     originate_soon(now);
   }
-  if (change.up && identity_.node < packet.sender) {
-    // One of the two begins; its summary makes the other one send what is missing, both ways.
-    if (const Neighbour* one = neighbours_.find(interface, packet.sender, packet.incarnation)) {
-      send_summaries(*one);
-    }
+  Neighbour* one = neighbours_.find(interface, packet);
+  if (one == nullptr) {
     return;
   }
-  compare_digests(interface, packet);
+  if (change.up && (identity_.node < packet.sender || std::exchange(one->asked, false))) {
+    // One of the two begins; its summary makes the other one send what is missing, both ways.
+    send_summaries(*one, now);
+    return;
+  }
+  compare_digests(*one, now);
 }
 
-void Discovery::compare_digests(uint32_t interface, const DiscoveryPacket& packet) {
-  Neighbour* one = neighbours_.find(interface, packet.sender, packet.incarnation);
-  if (one == nullptr || !one->two_way || one->digest == states_.digest()) {
-    if (one != nullptr) {
-      one->differs = 0;
-    }
-    return;
-  }
-  if (++one->differs >= differs_before_summary) {
-    one->differs = 0;
-    send_summaries(*one);
+/// With a key the seal says it.  Else whoever is on another cable could not answer from there.
+bool Discovery::comes_from(const Neighbour& one, const fabric::SocketAddress& from) const {
+  const auto address = IpAddress::from_sockaddr(from.get());
+  return seal_.keyed() || (address && one.speaks_from(*address));
+}
+
+void Discovery::compare_digests(Neighbour& one, Instant now) {
+  if (!one.two_way || one.digest == states_.digest()) {
+    one.differs = 0;
+  } else if (++one.differs >= differs_before_summary) {
+    one.differs = 0;
+    send_summaries(one, now);
   }
 }
 
@@ -120,17 +130,49 @@ void Discovery::on(const Neighbour& from, const StatesPacket& packet, Instant no
       on_own_state(state, now);
       continue;
     }
-    const LinkStates::Verdict verdict = states_.offer(state, now);
+    const Neighbour* itself = neighbours_.two_way(state.origin);
+    const bool first_hand = itself != nullptr && from.node == state.origin;
+    if (itself != nullptr && !first_hand && !mutated(Mutation::hearsay_believed)) {
+      on_hearsay(*itself, state, now);
+      continue;
+    }
+    const LinkStates::Verdict verdict = states_.offer(state, now, first_hand);
     if (verdict == LinkStates::Verdict::changed || verdict == LinkStates::Verdict::renewed) {
       flood(state.origin, interface);
     }
   }
 }
 
+/// A neighbour speaks for itself; it hears of what others say in its name, and outdoes that.  Where
+/// its cable is cut it cannot: then that is believed when it is no neighbour any more.
+void Discovery::on_hearsay(const Neighbour& itself, const LinkState& state, Instant now) {
+  if (state.sequence <= states_.sequence(state.origin)) {
+    return;
+  }
+  ++counts_.hearsay;
+  hearsay_[state.origin] = state;
+  answer(itself, encode(packet(itself.interface, StatesPacket{{state}})), now);
+}
+
+void Discovery::believe_hearsay(Instant now) {
+  std::erase_if(hearsay_, [&](const auto& entry) {
+    const auto& [node, state] = entry;
+    if (neighbours_.two_way(node) != nullptr) {
+      return state.sequence <= states_.sequence(node);
+    }
+    const LinkStates::Verdict verdict = states_.offer(state, now);
+    if (verdict == LinkStates::Verdict::changed || verdict == LinkStates::Verdict::renewed) {
+      flood(node, 0);
+    }
+    return true;
+  });
+}
+
 void Discovery::on_own_state(const LinkState& state, Instant now) {
-  // Of an earlier life, or of another host with our id: ours must be the newest.  After the highest
-  // number comes none: then it is taken back (originate()).
-  if (state.sequence > own_sequence_ && state.sequence <= sequence_max && now >= silent_until_) {
+  // Of an earlier life, or of another host with our id: ours must be the newest.
+  if (state.sequence > own_sequence_ && state.sequence < sequence_max &&
+      (state.sequence - own_sequence_ <= sequence_outdone_max ||
+       mutated(Mutation::any_jump_believed))) {
     own_sequence_ = state.sequence;
     originate_soon(now);
   }
@@ -138,18 +180,25 @@ void Discovery::on_own_state(const LinkState& state, Instant now) {
 
 void Discovery::on(const Neighbour& from, const SummaryPacket& packet, Instant now) {
   const LinkStates::Difference difference = states_.compare(packet);
-  send_states(from, difference.they_lack, now);
+  for (const auto& bytes : states_for(from, difference.they_lack, now)) {
+    answer(from, bytes, now);
+  }
   for (size_t at = 0; at < difference.we_lack.size(); at += request_nodes_max) {
     const size_t count = std::min(request_nodes_max, difference.we_lack.size() - at);
     const auto begin = difference.we_lack.begin() + static_cast<ptrdiff_t>(at);
     RequestPacket request{{begin, begin + static_cast<ptrdiff_t>(count)}};
-    const auto bytes = encode(DiscoveryPacket{identity_.node, identity_.incarnation, request});
-    send(from.interface, &from.address, bytes);
+    answer(from, encode(this->packet(from.interface, std::move(request))), now);
   }
 }
 
 void Discovery::on(const Neighbour& from, const RequestPacket& packet, Instant now) {
-  send_states(from, packet.nodes, now);
+  for (const auto& bytes : states_for(from, packet.nodes, now)) {
+    answer(from, bytes, now);
+  }
+}
+
+DiscoveryPacket Discovery::packet(uint32_t interface, decltype(DiscoveryPacket::body) body) const {
+  return {identity_.node, identity_.incarnation, std::move(body), interface};
 }
 
 void Discovery::send(uint32_t interface, const fabric::SocketAddress* to,
@@ -160,27 +209,37 @@ void Discovery::send(uint32_t interface, const fabric::SocketAddress* to,
   output_.send(interface, to, sealed);
 }
 
-void Discovery::send_summaries(const Neighbour& to) {
+void Discovery::answer(const Neighbour& to, std::span<const std::byte> bytes, Instant now) {
+  Instant& paid = answered_[to.interface];
+  paid = std::max(paid, now);
+  if (paid - now > static_cast<int64_t>(answer_burst) * answer_per_byte &&
+      !mutated(Mutation::answers_unbounded)) {
+    ++counts_.withheld;  // digests go on to differ: what is missing is asked for again
+    return;
+  }
+  paid += static_cast<int64_t>(bytes.size()) * answer_per_byte;
+  send(to.interface, &to.address, bytes);
+}
+
+void Discovery::send_summaries(const Neighbour& to, Instant now) {
   for (SummaryPacket& summary : states_.summaries()) {
     ++counts_.summaries_sent;
-    send(to.interface, &to.address,
-         encode(DiscoveryPacket{identity_.node, identity_.incarnation, std::move(summary)}));
+    answer(to, encode(packet(to.interface, std::move(summary))), now);
   }
 }
 
-void Discovery::send_states(const Neighbour& to, std::span<const NodeId> nodes, Instant now) {
-  StatesWriter writer(identity_.node, identity_.incarnation);
+std::vector<std::vector<std::byte>> Discovery::states_for(const Neighbour& to,
+                                                          std::span<const NodeId> nodes,
+                                                          Instant now) const {
+  StatesWriter writer(identity_.node, identity_.incarnation, to.interface);
   states_.write(nodes, now, writer);
-  for (const auto& packet : writer.take()) {
-    send(to.interface, &to.address, packet);
-  }
+  return writer.take();
 }
 
 void Discovery::flood(NodeId node, uint32_t not_on) {
-  // Whoever else is on the interface that it came by has it from there.  Those who may not hear us
-  // get it too: when they do, their summary was the last thing that they needed.
+  // Whoever else is on the interface that it came by has it from there.
   for (const Neighbour& one : neighbours_.all()) {
-    if (one.interface != not_on) {
+    if (one.interface != not_on && one.two_way) {
       floods_[{one.interface, one.node}].nodes.push_back(node);
     }
   }
@@ -192,7 +251,7 @@ void Discovery::send_floods(Instant now) {
     Flood& flood = entry->second;
     const auto to =
         std::find_if(neighbours_.all().begin(), neighbours_.all().end(), [&](const Neighbour& one) {
-          return one.interface == cable.first && one.node == cable.second;
+          return one.interface == cable.first && one.node == cable.second && one.two_way;
         });
     if (to == neighbours_.all().end()) {
       entry = floods_.erase(entry);
@@ -201,7 +260,9 @@ void Discovery::send_floods(Instant now) {
     if (!flood.nodes.empty() && flood.last + timing_.floods_apart <= now) {
       std::sort(flood.nodes.begin(), flood.nodes.end());
       flood.nodes.erase(std::unique(flood.nodes.begin(), flood.nodes.end()), flood.nodes.end());
-      send_states(*to, flood.nodes, now);
+      for (const auto& bytes : states_for(*to, flood.nodes, now)) {
+        send(to->interface, &to->address, bytes);
+      }
       flood.nodes.clear();
       flood.last = now;
     }
@@ -210,8 +271,7 @@ void Discovery::send_floods(Instant now) {
 }
 
 void Discovery::originate_soon(Instant now) {
-  const Instant due =
-      std::max({now + timing_.settle, last_originated_ + timing_.states_apart, silent_until_});
+  const Instant due = std::max(now + timing_.settle, last_originated_ + timing_.states_apart);
   originate_due_ = std::min(originate_due_, due);
 }
 
@@ -243,36 +303,24 @@ void Discovery::originate(Instant now) {
   state.name = clean_node_name(identity_.name);
   ++counts_.originated;
   last_originated_ = now;
-  if (own_sequence_ >= sequence_max) {
-    state.sequence = sequence_withdrawn;
-    state.lifetime_ms = withdrawn_lifetime_ms;
-    ++counts_.withdrawn;
-    own_sequence_ = first_sequence();
-    // By then nobody has it any more.
-    silent_until_ = now + std::chrono::milliseconds(withdrawn_lifetime_ms) + 2 * expire_apart;
-    originate_due_ = silent_until_;
-  } else {
-    state.sequence = ++own_sequence_;
-    state.lifetime_ms = static_cast<uint32_t>(
-        std::chrono::duration_cast<std::chrono::milliseconds>(timing_.lifetime).count());
-    state.relays = identity_.relays && !left_;
-    state.addresses = identity_.addresses;
-    if (!left_) {
-      state.links = own_links();
-    }
-    const auto tenth = static_cast<uint64_t>(timing_.refresh.count() / 10);
-    originate_due_ =
-        now + timing_.refresh - Duration(static_cast<int64_t>(random_.below(tenth + 1)));
+  state.sequence = ++own_sequence_;
+  state.lifetime_ms = static_cast<uint32_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(timing_.lifetime).count());
+  state.relays = identity_.relays && !left_;
+  state.addresses = identity_.addresses;
+  if (!left_) {
+    state.links = own_links();
   }
-  states_.offer(state, now);
+  const auto tenth = static_cast<uint64_t>(timing_.refresh.count() / 10);
+  originate_due_ = now + timing_.refresh - Duration(static_cast<int64_t>(random_.below(tenth + 1)));
+  states_.offer(state, now, true);
   flood(identity_.node, 0);
 }
 
 void Discovery::send_hellos(Instant now) {
   for (const uint32_t interface : neighbours_.due(now)) {
     send(interface, nullptr,
-         encode(DiscoveryPacket{identity_.node, identity_.incarnation,
-                                neighbours_.hello_for(interface, states_.digest(), false)}));
+         encode(packet(interface, neighbours_.hello_for(interface, states_.digest(), false))));
   }
 }
 
@@ -283,6 +331,7 @@ void Discovery::tick(Instant now) {
   if (neighbours_.expire(now)) {
     originate_soon(now);
   }
+  believe_hearsay(now);
   if (expire_due_ <= now) {
     expire_due_ = now + expire_apart;
     states_.expire(now);
@@ -319,13 +368,12 @@ void Discovery::leave(Instant now) {
   send_floods(now);
   for (const MeshInterface& own : neighbours_.interfaces()) {
     send(own.number, nullptr,
-         encode(DiscoveryPacket{identity_.node, identity_.incarnation,
-                                neighbours_.hello_for(own.number, states_.digest(), true)}));
+         encode(packet(own.number, neighbours_.hello_for(own.number, states_.digest(), true))));
   }
 }
 
 std::vector<std::vector<std::byte>> Discovery::answer_query(Instant now) const {
-  StatesWriter writer(identity_.node, identity_.incarnation);
+  StatesWriter writer(identity_.node, identity_.incarnation, 0);
   const std::vector<NodeId> nodes = states_.nodes();
   states_.write(nodes, now, writer);
   std::vector<std::vector<std::byte>> states = writer.take();
@@ -338,8 +386,7 @@ std::vector<std::vector<std::byte>> Discovery::answer_query(Instant now) const {
           {one.node, one.interface, one.peer_interface, one.address.port(), *address});
     }
   }
-  states.insert(states.begin(),
-                encode(DiscoveryPacket{identity_.node, identity_.incarnation, std::move(all)}));
+  states.insert(states.begin(), encode(packet(0, std::move(all))));
   return states;
 }
 

@@ -51,17 +51,25 @@ class Discovery {
     Duration lifetime = std::chrono::seconds(400);
   };
   static constexpr size_t nodes_max = 4096;
+  /// Whoever is on an interface draws answers of so many bytes at once, and of as many a second as
+  /// answer_per_byte allows: names are free to invent, cables are not.
+  static constexpr size_t answer_burst = 4 << 20;
+  static constexpr Duration answer_per_byte = std::chrono::microseconds(1);
+  /// A number in this host's name up to so far above its own is outdone.  What is further away no
+  /// host believes that knows this one.
+  static constexpr uint64_t sequence_outdone_max = 16 * sequence_jump_max;
 
   struct Counts {
     uint64_t packets_sent = 0;
     uint64_t bytes_sent = 0;
     uint64_t packets_received = 0;
     uint64_t bytes_received = 0;
-    uint64_t refused = 0;  ///< not decoded, or from nobody that we know
+    uint64_t refused = 0;  ///< not decoded, or from nobody who hears us
     uint64_t states_received = 0;
     uint64_t summaries_sent = 0;
     uint64_t originated = 0;  ///< link states of this host
-    uint64_t withdrawn = 0;   ///< of them: without a higher number to go on with
+    uint64_t hearsay = 0;     ///< newer states of a neighbour that another host told
+    uint64_t withheld = 0;    ///< packets that were too much for an interface
   };
 
   Discovery(Identity identity, const Timing& timing, uint64_t seed, DiscoveryOutput& output);
@@ -107,10 +115,17 @@ class Discovery {
   void on_hello(uint32_t interface, const fabric::SocketAddress& from,
                 const DiscoveryPacket& packet, const HelloPacket& hello, Instant now);
   void on_own_state(const LinkState& state, Instant now);
-  void compare_digests(uint32_t interface, const DiscoveryPacket& packet);
+  void on_hearsay(const Neighbour& itself, const LinkState& state, Instant now);
+  void believe_hearsay(Instant now);
+  void compare_digests(Neighbour& one, Instant now);
+  bool comes_from(const Neighbour& one, const fabric::SocketAddress& from) const;
   void send(uint32_t interface, const fabric::SocketAddress* to, std::span<const std::byte> bytes);
-  void send_summaries(const Neighbour& to);
-  void send_states(const Neighbour& to, std::span<const NodeId> nodes, Instant now);
+  DiscoveryPacket packet(uint32_t interface, decltype(DiscoveryPacket::body) body) const;
+  /// As long as there is no flood of them.
+  void answer(const Neighbour& to, std::span<const std::byte> bytes, Instant now);
+  void send_summaries(const Neighbour& to, Instant now);
+  std::vector<std::vector<std::byte>> states_for(const Neighbour& to, std::span<const NodeId> nodes,
+                                                 Instant now) const;
   void send_hellos(Instant now);
   void flood(NodeId node, uint32_t not_on);
   void send_floods(Instant now);
@@ -127,10 +142,11 @@ class Discovery {
   LinkStates states_;
   PacketSeal seal_;
   std::map<Cable, Flood> floods_;
+  std::map<NodeId, LinkState> hearsay_;   ///< of neighbours, newer than what they said themselves
+  std::map<uint32_t, Instant> answered_;  ///< by interface: when its answers will have been paid
   uint64_t own_sequence_ = 0;
   Instant last_originated_{};
   Instant originate_due_ = Instant::max();
-  Instant silent_until_{};  ///< what it took back must be forgotten first
   Instant expire_due_ = Instant::max();
   bool left_ = false;
   Counts counts_;

@@ -102,6 +102,8 @@ class NextHops {
   virtual ~NextHops() = default;
   /// Any thread.  nullopt: it is no neighbour.
   virtual std::optional<NextHop> find(NodeId neighbour) const = 0;
+  /// Any thread.  Whoever speaks from `from` is that neighbour, on a cable to it.
+  virtual bool is_at(NodeId neighbour, const IpAddress& from) const = 0;
   /// Any thread.  What this host is called; nullopt: whoever uses it knows better.
   virtual std::optional<NodeId> self() const { return std::nullopt; }
   /// Any thread.  The hosts on the way of a new path that nobody has named a route for, in order;

@@ -12,9 +12,6 @@ constexpr uint8_t state_relays = 1;
 bool is_visible(char one) { return one > ' ' && one <= '~'; }
 
 bool in_range(const LinkState& state) {
-  if (state.sequence == sequence_withdrawn) {
-    return state.lifetime_ms <= withdrawn_lifetime_ms && state.links.empty();
-  }
   return state.sequence <= sequence_max && state.lifetime_ms <= lifetime_max_ms;
 }
 

@@ -19,10 +19,9 @@ inline constexpr size_t addresses_max = 12;
 inline constexpr size_t node_name_max = 63;  ///< bytes, each a visible character of ASCII
 /// A sequence number above it is no host's: at one per millisecond it takes more than 10^8 years.
 inline constexpr uint64_t sequence_max = uint64_t{1} << 62;
-/// Above all of them: a host takes back what was said in its name, with a number that it cannot go
-/// on from.  Forgotten soon, so that it can begin anew.
-inline constexpr uint64_t sequence_withdrawn = sequence_max + 1;
-inline constexpr uint32_t withdrawn_lifetime_ms = 10'000;
+/// How far apart two numbers of one host can be: a life of its process begins below half of that,
+/// and goes on by at most ten a second.
+inline constexpr uint64_t sequence_jump_max = uint64_t{1} << 32;
 /// What nobody renews is forgotten after so long, also where somebody invented it.
 inline constexpr uint32_t lifetime_max_ms = 600'000;
 

@@ -2,8 +2,16 @@
 
 #include <algorithm>
 
+#include "relay/topology.h"
+#include "runtime/base/mutation.h"
+
 namespace nccl_ha::relay {
 namespace {
+
+/// Within that time a host's number may go up by sequence_jump_max once.
+constexpr Duration jump_apart = std::chrono::seconds(10);
+/// While there is no room, who is joined to this host is looked at so often.
+constexpr Duration joined_apart = std::chrono::seconds(1);
 
 /// Added up over all hosts; the last step of splitmix64 spreads each over all bits.
 uint64_t digest_of(NodeId node, uint64_t sequence) {
@@ -22,13 +30,64 @@ bool says_the_same(const std::vector<std::byte>& one, const std::vector<std::byt
 
 }  // namespace
 
-LinkStates::Verdict LinkStates::offer(const LinkState& state, Instant now) {
+/// Further than that no life of its host has come since: somebody invented it.
+bool LinkStates::believable(const Stored& known, uint64_t sequence, Instant now) {
+  const auto jumps = static_cast<uint64_t>(1 + (now - known.heard) / jump_apart);
+  return mutated(Mutation::any_jump_believed) ||
+         (sequence - known.sequence) / sequence_jump_max < jumps;
+}
+
+/// Who is invented gives way to whoever is not.
+bool LinkStates::make_room(const LinkState& state, Instant now) {
+  if (states_.size() < nodes_max_) {
+    return true;
+  }
+  if (now >= joined_due_) {
+    joined_due_ = now + joined_apart;
+    joined_.clear();
+    const Topology topology = Topology::make(decoded(now));
+    if (const auto own = topology.find(self_)) {
+      for (const uint32_t node : topology.component(*own)) {
+        joined_.insert(topology.nodes()[node].id);
+      }
+    }
+  }
+  const auto names_it = [&](const LinkRecord& link) {
+    const auto peer = states_.find(link.neighbour);
+    const auto theirs = joined_.contains(link.neighbour) && peer != states_.end()
+                            ? decode_link_state(peer->second.encoded)
+                            : Result<LinkState>(fail(Errc::invalid_argument, "no neighbour"));
+    return theirs &&
+           std::any_of(theirs->links.begin(), theirs->links.end(), [&](const LinkRecord& back) {
+             return back.neighbour == state.origin && back.interface == link.peer_interface &&
+                    back.peer_interface == link.interface;
+           });
+  };
+  auto oldest = states_.end();
+  for (auto one = states_.begin(); one != states_.end(); ++one) {
+    if (!joined_.contains(one->first) &&
+        (oldest == states_.end() || one->second.heard < oldest->second.heard)) {
+      oldest = one;
+    }
+  }
+  if (oldest == states_.end() || mutated(Mutation::invented_hosts_stay) ||
+      std::none_of(state.links.begin(), state.links.end(), names_it)) {
+    return false;
+  }
+  digest_ -= digest_of(oldest->first, oldest->second.sequence);
+  states_.erase(oldest);
+  joined_.insert(state.origin);
+  return true;
+}
+
+LinkStates::Verdict LinkStates::offer(const LinkState& state, Instant now, bool from_itself) {
   const auto found = states_.find(state.origin);
   if (found != states_.end() && state.sequence <= found->second.sequence) {
     return state.sequence == found->second.sequence ? Verdict::known : Verdict::older;
   }
   const bool is_new = found == states_.end();
-  if (state.lifetime_ms == 0 || (is_new && states_.size() >= nodes_max_)) {
+  if (state.lifetime_ms == 0 || (is_new && !make_room(state, now)) ||
+      (!is_new && !from_itself && !believable(found->second, state.sequence, now))) {
     ++refused_;
     return Verdict::refused;
   }
@@ -38,6 +97,7 @@ LinkStates::Verdict LinkStates::offer(const LinkState& state, Instant now) {
   digest_ += digest_of(state.origin, state.sequence) -
              (is_new ? 0 : digest_of(state.origin, stored.sequence));
   stored.sequence = state.sequence;
+  stored.heard = now;
   stored.expires = now + std::chrono::milliseconds(state.lifetime_ms);
   stored.encoded = std::move(encoded);
   revision_ += changed ? 1 : 0;

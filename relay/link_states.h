@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -17,17 +18,19 @@ namespace nccl_ha::relay {
 
 class LinkStates {
  public:
-  /// Hosts beyond `nodes_max` are not entered.
-  explicit LinkStates(size_t nodes_max) : nodes_max_(nodes_max) {}
+  /// Beyond `nodes_max` hosts, one that two-way cables join to `self` takes the place of one that
+  /// none do; others are not entered.
+  LinkStates(size_t nodes_max, NodeId self) : nodes_max_(nodes_max), self_(self) {}
 
   enum class Verdict : uint8_t {
     changed,  ///< newer, and it says something else
     renewed,  ///< newer, and it says the same
     known,    ///< what we have
     older,    ///< we know better
-    refused,  ///< too many hosts, or no lifetime left
+    refused,  ///< too many hosts, no lifetime left, or a number that the host cannot have reached
   };
-  Verdict offer(const LinkState& state, Instant now);
+  /// `from_itself`: its own host said it, which knows how far it has come.
+  Verdict offer(const LinkState& state, Instant now, bool from_itself = false);
   /// Forgets what was not renewed in time; true: some.
   bool expire(Instant now);
 
@@ -59,12 +62,18 @@ class LinkStates {
  private:
   struct Stored {
     uint64_t sequence = 0;
+    Instant heard{};
     Instant expires{};
     std::vector<std::byte> encoded;
   };
   static uint32_t lifetime_left(const Stored& stored, Instant now);
+  static bool believable(const Stored& known, uint64_t sequence, Instant now);
+  bool make_room(const LinkState& state, Instant now);
 
   size_t nodes_max_;
+  NodeId self_;
+  std::set<NodeId> joined_;  ///< by two-way cables to this host, when last looked at
+  Instant joined_due_{};
   std::map<NodeId, Stored> states_;
   uint64_t digest_ = 0;
   uint64_t revision_ = 0;

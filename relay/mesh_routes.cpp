@@ -1,6 +1,7 @@
 #include "relay/mesh_routes.h"
 
 #include <algorithm>
+#include <span>
 
 #include "relay/topology_file.h"
 #include "runtime/base/mutation.h"
@@ -35,6 +36,20 @@ std::optional<NextHop> MeshRoutes::find(NodeId neighbour) const {
   found.relay = cables[turns_.fetch_add(1, std::memory_order_relaxed) % cables.size()]->address;
   found.relay.set_port(port_);
   return found;
+}
+
+bool MeshRoutes::is_at(NodeId neighbour, const IpAddress& from) const {
+  const auto view = board_->read();
+  const auto node = view ? view->topology.find(neighbour) : std::nullopt;
+  const auto own =
+      node ? std::span(view->topology.nodes()[*node].addresses) : std::span<const IpAddress>();
+  const bool told =
+      std::any_of(own.begin(), own.end(), [&](const IpAddress& one) { return one.same_as(from); });
+  return view &&
+         std::any_of(view->neighbours.begin(), view->neighbours.end(), [&](const Neighbour& one) {
+           return one.node == neighbour && (told || one.speaks_from(from)) &&
+                  (!from.link_local() || from.scope_id == one.interface);
+         });
 }
 
 std::optional<NodeId> MeshRoutes::self() const {

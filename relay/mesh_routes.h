@@ -27,6 +27,8 @@ class MeshRoutes final : public NextHops {
 
   /// Several cables to one neighbour take turns.
   std::optional<NextHop> find(NodeId neighbour) const override;
+  /// By an address from which discovery hears it, or one that it tells of itself.
+  bool is_at(NodeId neighbour, const IpAddress& from) const override;
   std::optional<NodeId> self() const override;
   /// A connection's first way by the routes' shares (RouteRotation), each further one over as few
   /// hosts of the others as possible.  A way keeps to its first host as long as a route begins

@@ -4,6 +4,7 @@
 
 #include "relay/piece_size.h"
 #include "runtime/base/host.h"
+#include "runtime/base/log.h"
 
 namespace nccl_ha::relay {
 
@@ -48,6 +49,14 @@ Result<std::shared_ptr<ClusterKey>> cluster_key(const Config& config) {
     return std::shared_ptr<ClusterKey>();
   }
   return ClusterKey::open(config.mesh_key_file);
+}
+
+void warn_without(const std::shared_ptr<ClusterKey>& key) {
+  if (key == nullptr) {
+    NHA_LOG_WARN(
+        "no key of the cluster is set (NCCL_MESH_KEY_FILE): any host on a cable of this one can "
+        "join the mesh, change its routes, and read and change what it relays");
+  }
 }
 
 Discovery::Identity mesh_identity(const std::vector<fabric::NetInterface>& own, bool relays,

@@ -19,6 +19,8 @@ RelayOptions relay_options(const Config& config, NodeId self);
 
 /// NCCL_MESH_KEY_FILE, read; null: there is none.
 Result<std::shared_ptr<ClusterKey>> cluster_key(const Config& config);
+/// For a process that relays: the log says so where there is none.
+void warn_without(const std::shared_ptr<ClusterKey>& key);
 
 /// Of this host.  `own`: select_mesh_interfaces().
 Discovery::Identity mesh_identity(const std::vector<fabric::NetInterface>& own, bool relays,

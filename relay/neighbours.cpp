@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/base/mutation.h"
+
 namespace nccl_ha::relay {
 namespace {
 
@@ -37,32 +39,52 @@ void Neighbours::set_interfaces(const std::vector<MeshInterface>& interfaces, In
   revision_ += gone > 0 ? 1 : 0;
 }
 
-Neighbour* Neighbours::enter(uint32_t interface, const DiscoveryPacket& packet,
-                             uint32_t peer_interface) {
+Neighbour* Neighbours::enter(uint32_t interface, const DiscoveryPacket& packet, Instant now) {
   const bool ours = std::any_of(interfaces_.begin(), interfaces_.end(),
                                 [&](const MeshInterface& own) { return own.number == interface; });
-  if (!ours) {
-    return nullptr;
-  }
-  const auto known = std::find_if(neighbours_.begin(), neighbours_.end(), [&](const auto& one) {
-    return one.interface == interface && one.node == packet.sender &&
-           one.peer_interface == peer_interface;
-  });
-  if (known != neighbours_.end()) {
-    return &*known;
-  }
-  const auto there = std::count_if(neighbours_.begin(), neighbours_.end(),
-                                   [&](const auto& one) { return one.interface == interface; });
-  if (static_cast<size_t>(there) >= heard_max) {
-    ++refused_;
-    return nullptr;
+  Neighbour* known = find(interface, packet);
+  if (!ours || known != nullptr || !make_room(interface)) {
+    return known;
   }
   Neighbour made;
   made.node = packet.sender;
+  made.incarnation = packet.incarnation;
   made.interface = interface;
-  made.peer_interface = peer_interface;
+  made.peer_interface = packet.interface;
+  made.since = now;
   neighbours_.push_back(made);
+  // The first hello of a life of a neighbour's process, which knows nothing, is answered at once,
+  // so that both know each other after one round trip.
+  answer_soon(interface, now);
   return &neighbours_.back();
+}
+
+/// Names are free to invent: whoever does not hear us gives way, the oldest first.
+bool Neighbours::make_room(uint32_t interface) {
+  const auto there = std::count_if(neighbours_.begin(), neighbours_.end(),
+                                   [&](const auto& one) { return one.interface == interface; });
+  if (static_cast<size_t>(there) < heard_max) {
+    return true;
+  }
+  ++refused_;
+  auto oldest = neighbours_.end();
+  for (auto one = neighbours_.begin(); one != neighbours_.end(); ++one) {
+    if (one->interface == interface && !one->two_way &&
+        (oldest == neighbours_.end() || one->since < oldest->since)) {
+      oldest = one;
+    }
+  }
+  if (oldest == neighbours_.end() || mutated(Mutation::neighbours_never_give_way)) {
+    return false;
+  }
+  neighbours_.erase(oldest);
+  return true;
+}
+
+bool Neighbour::speaks_from(const IpAddress& from) const {
+  const auto same = [&](const IpAddress& one) { return one.same_as(from); };
+  const auto first = IpAddress::from_sockaddr(address.get());
+  return (first && same(*first)) || std::any_of(addresses.begin(), addresses.end(), same);
 }
 
 Neighbours::Change Neighbours::on_hello(uint32_t interface, const fabric::SocketAddress& from,
@@ -74,10 +96,16 @@ Neighbours::Change Neighbours::on_hello(uint32_t interface, const fabric::Socket
     duplicates_ += packet.incarnation == incarnation_ ? 0 : 1;
     return change;
   }
-  Neighbour* one = enter(interface, packet, hello.interface);
-  if (one == nullptr) {
+  const bool names_us = std::find(hello.heard.begin(), hello.heard.end(),
+                                  Heard{self_, incarnation_, interface}) != hello.heard.end();
+  if (hello.leaves && !names_us && !mutated(Mutation::any_goodbye_taken)) {
     return change;
   }
+  Neighbour* one = hello.leaves ? find(interface, packet) : enter(interface, packet, now);
+  if (one == nullptr || (hello.number < one->number && !mutated(Mutation::old_hello_taken))) {
+    return change;
+  }
+  one->number = hello.number;
   const bool was_two_way = one->two_way;
   const fabric::SocketAddress was_at = one->address;
   if (hello.leaves) {
@@ -85,15 +113,6 @@ Neighbours::Change Neighbours::on_hello(uint32_t interface, const fabric::Socket
     change.down = was_two_way;
     ++revision_;
     return change;
-  }
-  if (one->incarnation != packet.incarnation) {
-    // Another life of its process, which knows nothing.  The first hello of a neighbour is answered
-    // at once, so that both know each other after one round trip.
-    one->incarnation = packet.incarnation;
-    one->two_way = false;
-    one->address = from;
-    one->differs = 0;
-    answer_soon(interface, now);
   }
   if (now - one->heard > one->dead / 2) {
     one->address = from;  // it may speak from several; the one that goes on is kept
@@ -103,16 +122,34 @@ Neighbours::Change Neighbours::on_hello(uint32_t interface, const fabric::Socket
   }
   one->dead = std::clamp<Duration>(std::chrono::milliseconds(hello.dead_ms), dead_min, dead_max);
   one->digest = hello.digest;
-  const bool two_way = std::find(hello.heard.begin(), hello.heard.end(),
-                                 Heard{self_, incarnation_, interface}) != hello.heard.end();
-  if (two_way && !one->two_way) {
+  if (const auto own = IpAddress::from_sockaddr(from.get());
+      own && names_us && !one->speaks_from(*own) && one->addresses.size() < addresses_max) {
+    one->addresses.push_back(*own);
+  }
+  if (names_us && !one->two_way) {
     answer_soon(interface, now);  // it may not know that yet
   }
-  one->two_way = two_way;
+  one->two_way = names_us;
   change.up = one->two_way && !was_two_way;
   change.down = !one->two_way && was_two_way;
-  revision_ += change.up || change.down || (two_way && !(one->address == was_at)) ? 1 : 0;
+  revision_ += change.up || change.down || (names_us && !(one->address == was_at)) ? 1 : 0;
+  if (change.up) {
+    change.down = end_earlier_lives(interface, packet);
+  }
   return change;
+}
+
+/// True: one of them heard us.
+bool Neighbours::end_earlier_lives(uint32_t interface, const DiscoveryPacket& packet) {
+  bool heard = false;
+  std::erase_if(neighbours_, [&](const Neighbour& one) {
+    const bool earlier = one.interface == interface && one.node == packet.sender &&
+                         one.peer_interface == packet.interface &&
+                         one.incarnation != packet.incarnation;
+    heard = heard || (earlier && one.two_way);
+    return earlier;
+  });
+  return heard;
 }
 
 bool Neighbours::expire(Instant now) {
@@ -152,9 +189,9 @@ std::vector<uint32_t> Neighbours::due(Instant now) {
   return due;
 }
 
-HelloPacket Neighbours::hello_for(uint32_t interface, uint64_t digest, bool leaves) const {
+HelloPacket Neighbours::hello_for(uint32_t interface, uint64_t digest, bool leaves) {
   HelloPacket hello;
-  hello.interface = interface;
+  hello.number = ++hellos_;
   hello.hello_ms = milliseconds_of(timing_.hello);
   hello.dead_ms = milliseconds_of(timing_.dead);
   hello.leaves = leaves;
@@ -178,9 +215,19 @@ Instant Neighbours::next_deadline() const {
   return next;
 }
 
-Neighbour* Neighbours::find(uint32_t interface, NodeId node, uint32_t incarnation) {
+Neighbour* Neighbours::find(uint32_t interface, const DiscoveryPacket& packet) {
   for (Neighbour& one : neighbours_) {
-    if (one.interface == interface && one.node == node && one.incarnation == incarnation) {
+    if (one.interface == interface && one.node == packet.sender &&
+        one.incarnation == packet.incarnation && one.peer_interface == packet.interface) {
+      return &one;
+    }
+  }
+  return nullptr;
+}
+
+const Neighbour* Neighbours::two_way(NodeId node) const {
+  for (const Neighbour& one : neighbours_) {
+    if (one.node == node && one.two_way) {
       return &one;
     }
   }

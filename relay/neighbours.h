@@ -30,11 +30,17 @@ struct Neighbour {
   uint32_t interface = 0;       ///< ours
   uint32_t peer_interface = 0;  ///< its own
   fabric::SocketAddress address;
-  bool two_way = false;  ///< it hears us too
+  std::vector<IpAddress> addresses;  ///< from which it said that it hears us
+  bool two_way = false;              ///< it hears us too
+  bool asked = false;                ///< it said more than hello before that was known
+  uint64_t number = 0;               ///< of its newest hello
+  Instant since{};
   Instant heard{};
   Duration dead{};       ///< silent for so long: gone
   uint64_t digest = 0;   ///< what it last told
   unsigned differs = 0;  ///< hellos in a row whose digest was not ours
+
+  bool speaks_from(const IpAddress& from) const;
 };
 
 class Neighbours {
@@ -58,7 +64,9 @@ class Neighbours {
     bool down = false;  ///< it did, and does not any more
     bool operator==(const Change&) const = default;
   };
-  /// From `from`, on interface `interface` of ours.
+  /// From `from`, on interface `interface` of ours.  Another life of a neighbour takes the place of
+  /// the one before, and a goodbye counts, when it names this host's present incarnation: one that
+  /// was recorded before does not.
   Change on_hello(uint32_t interface, const fabric::SocketAddress& from,
                   const DiscoveryPacket& packet, const HelloPacket& hello, Instant now);
   /// Those that were silent for too long are gone; true: some of them heard us.
@@ -66,17 +74,21 @@ class Neighbours {
 
   /// The interfaces whose hello is due; counts as sent.
   std::vector<uint32_t> due(Instant now);
-  HelloPacket hello_for(uint32_t interface, uint64_t digest, bool leaves) const;
+  HelloPacket hello_for(uint32_t interface, uint64_t digest, bool leaves);
   Instant next_deadline() const;
 
-  /// Null: nobody whom we hear.
-  Neighbour* find(uint32_t interface, NodeId node, uint32_t incarnation);
+  /// Who says `packet`; null: nobody whom we hear.
+  Neighbour* find(uint32_t interface, const DiscoveryPacket& packet);
+  /// On whichever cable; null: it does not hear us.
+  const Neighbour* two_way(NodeId node) const;
   const std::vector<Neighbour>& all() const { return neighbours_; }
   std::vector<Neighbour>& all() { return neighbours_; }
 
   /// Grows when somebody hears us now, does not any more, or is reached elsewhere.
   uint64_t revision() const { return revision_; }
-  uint64_t refused() const { return refused_; }        ///< more on one interface than heard_max
+  /// More on one interface than heard_max: each took the place of one that does not hear us, or
+  /// was not heard.
+  uint64_t refused() const { return refused_; }
   uint64_t duplicates() const { return duplicates_; }  ///< hellos of another host with our id
   size_t memory_bytes() const;
 
@@ -85,7 +97,9 @@ class Neighbours {
     Instant last{};
     Instant next{};
   };
-  Neighbour* enter(uint32_t interface, const DiscoveryPacket& packet, uint32_t peer_interface);
+  Neighbour* enter(uint32_t interface, const DiscoveryPacket& packet, Instant now);
+  bool make_room(uint32_t interface);
+  bool end_earlier_lives(uint32_t interface, const DiscoveryPacket& packet);
   void answer_soon(uint32_t interface, Instant now);
   Duration jittered();
 
@@ -96,6 +110,7 @@ class Neighbours {
   std::vector<MeshInterface> interfaces_;
   std::vector<Schedule> schedules_;  ///< of each interface
   std::vector<Neighbour> neighbours_;
+  uint64_t hellos_ = 0;
   uint64_t revision_ = 0;
   uint64_t refused_ = 0;
   uint64_t duplicates_ = 0;

@@ -14,18 +14,19 @@ constexpr size_t states_per_packet_max = 255;
 /// More than link states of 4,096 hosts need.
 constexpr uint32_t answer_packets_max = 8192;
 
-void put_header(WireWriter& out, PacketKind kind, NodeId sender, uint32_t incarnation) {
+void put_header(WireWriter& out, PacketKind kind, NodeId sender, uint32_t incarnation,
+                uint32_t interface) {
   out.put(discovery_magic);
   out.put(discovery_version);
   out.put(static_cast<uint8_t>(kind));
   out.put(uint16_t{0});
   out.put(number(sender));
   out.put(incarnation);
-  out.put(uint32_t{0});
+  out.put(interface);
 }
 
 PacketKind put_body(WireWriter& out, const HelloPacket& hello) {
-  out.put(hello.interface);
+  out.put(hello.number);
   out.put(hello.hello_ms);
   out.put(hello.dead_ms);
   out.put(hello.leaves ? hello_leaves : uint8_t{0});
@@ -95,7 +96,7 @@ PacketKind put_body(WireWriter& out, const NeighboursPacket& packet) {
 
 Result<HelloPacket> take_hello(WireReader& in) {
   HelloPacket hello;
-  hello.interface = in.take<uint32_t>();
+  hello.number = in.take<uint64_t>();
   hello.hello_ms = in.take<uint16_t>();
   hello.dead_ms = in.take<uint16_t>();
   const auto flags = in.take<uint8_t>();
@@ -143,7 +144,7 @@ Result<SummaryPacket> take_summary(WireReader& in) {
     entry.sequence = in.take<uint64_t>();
     const bool ascends = summary.entries.empty() || summary.entries.back().node < entry.node;
     if (!ascends || entry.node < summary.first || entry.node > summary.last ||
-        entry.sequence > sequence_withdrawn) {
+        entry.sequence > sequence_max) {
       return fail(Errc::invalid_argument, "a summary out of order");
     }
     summary.entries.push_back(entry);
@@ -218,7 +219,7 @@ Result<void> take_body(DiscoveryPacket& packet, PacketKind kind, WireReader& in)
 
 std::vector<std::byte> encode(const DiscoveryPacket& packet) {
   WireWriter out;
-  put_header(out, PacketKind::query, packet.sender, packet.incarnation);
+  put_header(out, PacketKind::query, packet.sender, packet.incarnation, packet.interface);
   const PacketKind kind =
       std::visit([&](const auto& body) { return put_body(out, body); }, packet.body);
   out.put_at(length_offset - 1, static_cast<uint8_t>(kind));
@@ -235,7 +236,7 @@ Result<DiscoveryPacket> decode_packet(std::span<const std::byte> bytes) {
   DiscoveryPacket packet;
   packet.sender = NodeId{in.take<uint64_t>()};
   packet.incarnation = in.take<uint32_t>();
-  const auto zero = in.take<uint32_t>();
+  packet.interface = in.take<uint32_t>();
   if (!in.good() || magic != discovery_magic) {
     return fail(Errc::invalid_argument, "no discovery packet");
   }
@@ -243,8 +244,7 @@ Result<DiscoveryPacket> decode_packet(std::span<const std::byte> bytes) {
     return fail(Errc::invalid_argument, fmt::format("a discovery packet of version {}, this is {}",
                                                     version, discovery_version));
   }
-  if (length != bytes.size() || length > discovery_packet_max || zero != 0 ||
-      number(packet.sender) == 0) {
+  if (length != bytes.size() || length > discovery_packet_max || number(packet.sender) == 0) {
     return fail(Errc::invalid_argument, "a discovery packet with a wrong header");
   }
   if (auto body = take_body(packet, kind, in); !body) {
@@ -264,7 +264,7 @@ void StatesWriter::add(std::span<const std::byte> encoded, uint32_t lifetime_ms)
   if (packets_.empty() || packets_.back().size() + more > discovery_packet_max ||
       count_of(packets_.back()) == states_per_packet_max) {
     WireWriter out;
-    put_header(out, PacketKind::states, sender_, incarnation_);
+    put_header(out, PacketKind::states, sender_, incarnation_, interface_);
     out.put(uint8_t{0});
     packets_.push_back(out.take());
   }

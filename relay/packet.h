@@ -1,9 +1,10 @@
 // The packets of discovery.
 //
 // Header, little-endian: magic u32, version u8, kind u8, length u16 (of the whole packet), sender
-// u64, its incarnation u32, 0 u32.  Then by kind:
-//   hello     interface u32, hello ms u16, dead ms u16, flags u8 (1: it leaves), digest u64, count
-//             u8, of those heard there: node u64, incarnation u32, interface u32
+// u64, its incarnation u32, its interface u32 on which it says this (0: to a process of its host).
+// Then by kind:
+//   hello     number u64, hello ms u16, dead ms u16, flags u8 (1: it leaves), digest u64, count u8,
+//             of those heard there: node u64, incarnation u32, interface u32
 //   states    count u8; length u16 and a link state each
 //   summary   first u64, last u64, count u8; node u64, sequence u64 each, ascending, in between
 //   request   count u8; node u64 each
@@ -28,7 +29,7 @@
 namespace nccl_ha::relay {
 
 inline constexpr uint32_t discovery_magic = 0x4D48414E;  // "NAHM"
-inline constexpr uint8_t discovery_version = 1;
+inline constexpr uint8_t discovery_version = 2;
 inline constexpr size_t discovery_header_bytes = 24;
 /// Any packet: 1500 bytes without the headers of IPv6 (40) and UDP (8), with room for a seal.
 inline constexpr size_t discovery_packet_max = 1412;
@@ -52,7 +53,7 @@ struct Heard {
 
 /// "I am here, and these I hear."  Whoever finds itself among them knows that both directions work.
 struct HelloPacket {
-  uint32_t interface = 0;
+  uint64_t number = 0;  ///< of those of its sender, ascending
   uint16_t hello_ms = 0;
   uint16_t dead_ms = 0;  ///< silent for so long: gone
   bool leaves = false;
@@ -103,6 +104,7 @@ struct DiscoveryPacket {
   std::variant<HelloPacket, StatesPacket, SummaryPacket, RequestPacket, QueryPacket,
                NeighboursPacket, HandOverPacket>
       body;
+  uint32_t interface = 0;  ///< the sender's own number of the one on which it says this
 };
 
 // So many fit into a packet.
@@ -118,7 +120,9 @@ Result<DiscoveryPacket> decode_packet(std::span<const std::byte> bytes);
 /// Puts encoded link states into as few packets as they need.
 class StatesWriter {
  public:
-  StatesWriter(NodeId sender, uint32_t incarnation) : sender_(sender), incarnation_(incarnation) {}
+  /// `interface`: as a packet's.
+  StatesWriter(NodeId sender, uint32_t incarnation, uint32_t interface)
+      : sender_(sender), incarnation_(incarnation), interface_(interface) {}
   /// `lifetime_ms` replaces the one in the bytes.
   void add(std::span<const std::byte> encoded, uint32_t lifetime_ms);
   std::vector<std::vector<std::byte>> take();
@@ -126,6 +130,7 @@ class StatesWriter {
  private:
   NodeId sender_;
   uint32_t incarnation_;
+  uint32_t interface_;
   std::vector<std::vector<std::byte>> packets_;
 };
 

@@ -26,6 +26,7 @@ class PacketSeal {
     uint64_t repeated = 0;  ///< or too old to tell
   };
   PacketSeal();
+  bool keyed() const { return keys_ != nullptr; }
   /// Null: packets are as they are.
   void set_keys(std::shared_ptr<const KeyRing> keys) { keys_ = std::move(keys); }
 

@@ -170,6 +170,7 @@ std::vector<fabric::Provider::Kind> ProcessMesh::kinds() const {
 /// Discovery, and the relay node of this process.
 Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
                                     const Adopt& adopt) {
+  warn_without(key_);
   hops_ = std::make_unique<ProviderHops>(provider);
   auto identity =
       mesh_identity(own_, true, static_cast<uint32_t>(kernel_secrets().draw().told() | 1));

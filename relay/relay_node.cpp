@@ -128,16 +128,27 @@ void RelayNode::show_pool() {
   counters_->pool_bytes_most.raise_to(pool_.used());
 }
 
-Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
-  if (draining() && !mutated(Mutation::drain_takes_more)) {
-    return fail(Errc::remote, "this relay ends and takes no more paths");
-  }
+/// Names are free to invent: only the neighbour's own address shows that it asks.
+Result<void> RelayNode::check_asker(SessionStream& stream, const SetupRequest& request) const {
   if (auto good = check_route(request.nodes, request.place, options_.self, options_.relays_max);
       !good) {
     return good.error();
   }
-  if (!next_.find(request.nodes[request.place - 1U])) {
-    return fail(Errc::remote, "a host asks that is no neighbour");
+  const NodeId asker = request.nodes[request.place - 1U];
+  const auto socket = stream.peer_address();
+  const auto from = socket ? IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&*socket))
+                           : Result<IpAddress>(socket.error());
+  if (!from || (!next_.is_at(asker, *from) && !mutated(Mutation::outsider_served))) {
+    return fail(Errc::remote,
+                fmt::format("{} asks in the name of {}, which is no neighbour at that address",
+                            from ? from->text() : "a host", text(asker)));
+  }
+  return {};
+}
+
+Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
+  if (draining() && !mutated(Mutation::drain_takes_more)) {
+    return fail(Errc::remote, "this relay ends and takes no more paths");
   }
   if (request.place + 1U >= request.nodes.size()) {
     return fail(Errc::invalid_argument, "a route that ends at a relay");
@@ -161,23 +172,33 @@ Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
 }
 
 Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request) {
-  const NodeId origin = request.nodes.front();
-  const auto of_host = static_cast<size_t>(
-      std::count_if(sessions_.begin(), sessions_.end(),
-                    [&](const RelaySession* one) { return one->origin() == origin; }));
-  if (of_host >= options_.sessions_per_host) {
-    return fail(Errc::no_memory,
-                fmt::format("this relay serves {} paths of host {} already, which is its limit for "
-                            "one host (NCCL_MESH_SESSIONS_PER_HOST)",
-                            of_host, text(origin)));
+  // Where a path begins its neighbour only says; a neighbour has shown that it is one.
+  const NodeId asker = request.nodes[request.place - 1U];
+  size_t count = 0;
+  size_t bytes = 0;
+  for (const RelaySession* one : sessions_) {
+    const bool same = mutated(Mutation::limits_per_origin) ? one->origin() == request.nodes.front()
+                                                           : one->asker() == asker;
+    count += same ? 1U : 0U;
+    bytes += same ? RelayPool::bytes_of(one->share().slots, one->share().chunk_bytes) : 0U;
   }
+  if (count >= options_.sessions_per_host) {
+    return fail(Errc::no_memory,
+                fmt::format("this relay serves {} paths of neighbour {} already, which is its "
+                            "limit for one (NCCL_MESH_SESSIONS_PER_HOST)",
+                            count, text(asker)));
+  }
+  const size_t sessions = std::max<size_t>(options_.sessions_max, 1);
+  const size_t most = pool_.bytes() * std::min(options_.sessions_per_host, sessions) / sessions;
   RelaySession::Share share;
   share.chunk_bytes = std::min(request.chunk_bytes, options_.chunk_bytes);
-  share.slots = pool_.take(std::min(request.window.slots, options_.slots_max), share.chunk_bytes);
+  share.slots = pool_.take(std::min(request.window.slots, options_.slots_max), share.chunk_bytes,
+                           most - std::min(most, bytes));
   if (share.slots == 0) {
-    return fail(Errc::no_memory, fmt::format("this relay's {} bytes for paths are all in use "
-                                             "(NCCL_MESH_POOL_BYTES)",
-                                             pool_.bytes()));
+    return fail(Errc::no_memory,
+                fmt::format("of this relay's {} bytes for paths (NCCL_MESH_POOL_BYTES) {} are in "
+                            "use, {} of the {} of neighbour {}",
+                            pool_.bytes(), pool_.used(), bytes, most, text(asker)));
   }
   share.egresses[RelaySession::up] = egress_to(request.nodes[request.place - 1U]);
   share.egresses[RelaySession::down] = egress_to(request.nodes[request.place + 1U]);
@@ -199,7 +220,8 @@ std::shared_ptr<Egress> RelayNode::egress_to(NodeId neighbour) {
 }
 
 void RelayNode::on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) {
-  const auto next = next_of(request);
+  const auto asks = check_asker(*stream, request);
+  const auto next = asks ? next_of(request) : Result<NextHop>(asks.error());
   auto share = next ? share_of(request) : Result<RelaySession::Share>(next.error());
   if (!share) {
     ++counters_->refused;

@@ -57,6 +57,7 @@ class RelayNode final : public Actor,
   void begin_draining(Duration limit);
   void drain_on();
   void show_pool();
+  Result<void> check_asker(SessionStream& stream, const SetupRequest& request) const;
   Result<NextHop> next_of(const SetupRequest& request) const;
   Result<RelaySession::Share> share_of(const SetupRequest& request);
   std::shared_ptr<Egress> egress_to(NodeId neighbour);

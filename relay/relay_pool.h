@@ -25,9 +25,10 @@ class RelayPool {
   static size_t bytes_of(uint16_t slots, uint32_t chunk_bytes) {
     return size_t{2} * slots * (frame_header_bytes + chunk_bytes);
   }
-  /// How many of the slots that it asks for a session gets; 0: there is no room for it.
-  uint16_t take(uint16_t asked, uint32_t chunk_bytes) {
-    const size_t free = bytes_ - used_;
+  /// How many of the slots that it asks for a session gets; 0: there is no room for it, or `left`
+  /// bytes of its neighbour's share are not enough.
+  uint16_t take(uint16_t asked, uint32_t chunk_bytes, size_t left = SIZE_MAX) {
+    const size_t free = std::min(bytes_ - used_, left);
     const size_t each = bytes_of(1, chunk_bytes);
     const auto fit = std::max<size_t>(free / part_max / each, slots_min);
     const auto slots = static_cast<uint16_t>(std::min<size_t>(asked, fit));

@@ -20,7 +20,7 @@ struct RelayOptions {
   NodeId self{};
   size_t relays_max = 4;           ///< on a route
   size_t sessions_max = 256;       ///< at a time; more are refused
-  size_t sessions_per_host = 128;  ///< of them, those that begin at one host
+  size_t sessions_per_host = 128;  ///< of them, those of one neighbour; so much of memory too
   uint32_t chunk_bytes = 65536;
   uint16_t slots_max = 64;                ///< of that size, for each direction of a session
   size_t pool_bytes = size_t{256} << 20;  ///< RelayPool, for all of them
@@ -70,6 +70,8 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   bool ended() const { return phase_ == Phase::ended; }
   uint64_t number() const { return request_.session; }
   NodeId origin() const { return request_.nodes.front(); }
+  /// The neighbour that asked for it.
+  NodeId asker() const { return request_.nodes[request_.place - 1U]; }
   NodeId destination() const { return request_.nodes.back(); }
   const Share& share() const { return share_; }
   enum Side : size_t { up, down };  ///< towards the origin, towards the destination

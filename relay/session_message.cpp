@@ -86,6 +86,14 @@ SessionKind put_session(WireWriter& out, const SessionHello& hello) {
   return SessionKind::hello;
 }
 
+/// It goes to logs, of which another host must not write lines or colours.
+std::string take_printable(WireReader& in) {
+  std::string text = in.take_text(255);
+  std::replace_if(
+      text.begin(), text.end(), [](char one) { return one < ' ' || one > '~'; }, '?');
+  return text;
+}
+
 SetupRequest take_setup(WireReader& in) {
   SetupRequest request;
   request.session = in.take<uint64_t>();
@@ -191,7 +199,7 @@ Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes) 
       refusal.sequence = in.take<uint64_t>();
       const auto other_kind = in.take<uint8_t>();
       refusal.other_kind = other_kind == 1;
-      refusal.text = in.take_text(255);
+      refusal.text = take_printable(in);
       if (other_kind > 1) {
         return fail(Errc::invalid_argument, "a refusal with a flag out of range");
       }
@@ -202,7 +210,7 @@ Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes) 
       break;
     }
     case SessionKind::link_down:
-      message = SessionMessage(SessionLinkDown{in.take_text(255)});
+      message = SessionMessage(SessionLinkDown{take_printable(in)});
       break;
     case SessionKind::ping:
       break;

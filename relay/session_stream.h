@@ -54,6 +54,7 @@ class SessionStream final : private StreamOwner {
   bool misunderstood() const { return misunderstood_; }
   /// This host's own on the way to the neighbour.
   Result<sockaddr_storage> local_address();
+  /// Where it speaks from.
   Result<sockaddr_storage> peer_address();
 
  private:

@@ -202,6 +202,17 @@ enum class Mutation : uint8_t {
   hop_nic_unnamed,     ///< a path's own first hop does not know its NIC
   link_not_told,       ///< a relay does not tell that a cable of its host has no link
   first_hop_kept,      ///< a path whose first relay cannot be reached looks for no other one
+  // Of discovery, and of whom relays listen to:
+  neighbours_never_give_way,  ///< an interface full of names has no room for a neighbour
+  any_goodbye_taken,          ///< a goodbye counts though it was said to an earlier life
+  old_hello_taken,            ///< a hello counts that is older than the newest
+  any_jump_believed,          ///< a number counts that its host cannot have reached
+  hearsay_believed,           ///< others may speak for a neighbour
+  outsider_answered,          ///< whoever says hello is told all that is known
+  answers_unbounded,          ///< and as often as it asks
+  invented_hosts_stay,        ///< hosts that no cable leads to take the room of others
+  outsider_served,            ///< a relay serves whoever uses a neighbour's name
+  limits_per_origin,          ///< a relay's limits are for whatever origin a request names
   // Of what NCCL is told (tests/nccl/emulated/cases.py):
   done_too_early,     ///< test() says now and then that a receive is done which is not
   size_untold,        ///< test() says that nothing was received

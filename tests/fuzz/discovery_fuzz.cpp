@@ -25,17 +25,20 @@ void feed(std::span<const std::byte> bytes) {
   relay::Discovery discovery({self, 1, "self", {}, true}, {}, 1, output);
   Instant now{std::chrono::seconds(1)};
   discovery.set_interfaces({{1, "one", 1000}, {2, "two", 1000}}, now);
-  const fabric::SocketAddress from;
+  fabric::SocketAddress from;
+  nccl_ha::IpAddress address;
+  address.bytes = {10, 0, 0, 2};
+  from.length = address.to_sockaddr(1, &from.storage);
   relay::HelloPacket hello;
-  hello.interface = 1;
   hello.dead_ms = 60000;
   hello.heard = {{self, 1, 1}};
-  discovery.receive(1, from, encode(relay::DiscoveryPacket{neighbour, 1, hello}), now);
+  discovery.receive(1, from, encode(relay::DiscoveryPacket{neighbour, 1, hello, 1}), now);
   discovery.tick(now);
   std::vector<std::byte> packet(bytes.begin(), bytes.end());
   if (packet.size() >= relay::discovery_header_bytes) {
     fabric::put(packet.data(), 8, relay::number(neighbour));
     fabric::put(packet.data(), 16, uint32_t{1});
+    fabric::put(packet.data(), 20, uint32_t{1});
   }
   discovery.receive(1, from, packet, now);
   for (int i = 0; i < 4; ++i) {

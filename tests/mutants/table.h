@@ -267,6 +267,16 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(hop_nic_unnamed, "RelayFabric.GoesTheOtherWayRoundWhenACableHasNoLink"),
     NHA_CHECKED(link_not_told, "RelaySim.BothEndsHearOfACableInTheMiddleWithoutALink"),
     NHA_CHECKED(first_hop_kept, "RelayFirstHop.OneThatIsSilentIsDialledAgain"),
+    NHA_CHECKED(neighbours_never_give_way, "Discovery.NamesWithoutACableGiveWayToANeighbour"),
+    NHA_CHECKED(any_goodbye_taken, "Neighbours.WhatWasRecordedBeforeARestartChangesNothing"),
+    NHA_CHECKED(old_hello_taken, "Neighbours.WhatWasRecordedBeforeARestartChangesNothing"),
+    NHA_CHECKED(any_jump_believed, "Discovery.ANumberThatNoLifeReachesIsNotBelieved"),
+    NHA_CHECKED(hearsay_believed, "Discovery.ANeighbourSpeaksForItself"),
+    NHA_CHECKED(outsider_answered, "Discovery.OnlyWhoHearsUsIsAnswered"),
+    NHA_CHECKED(answers_unbounded, "Discovery.OnlyWhoHearsUsIsAnswered"),
+    NHA_CHECKED(invented_hosts_stay, "Discovery.WhoIsInventedGivesWay"),
+    NHA_CHECKED(outsider_served, "RelayAskers.OnlyTheNeighbourItselfIsServed"),
+    NHA_CHECKED(limits_per_origin, "RelayAskers.WhoInventsOriginsHasOneShare"),
 
     // What NCCL is told.
     NHA_FOUND(done_too_early, By::nccl, 0, "UDP, RDMA"),

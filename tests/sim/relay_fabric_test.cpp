@@ -48,6 +48,10 @@ class RingHops final : public relay::NextHops {
     }
     return std::nullopt;
   }
+  bool is_at(relay::NodeId neighbour, const IpAddress& from) const override {
+    const auto known = find(neighbour);
+    return known && IpAddress::from_sockaddr(known->relay.get())->same_as(from);
+  }
   /// The first way goes by the next host, the other one by that before.
   std::vector<relay::NodeId> relays_to(relay::NodeId destination, const relay::Way& way) override {
     EXPECT_EQ(destination, ring_id((host_ + 2) % ring_hosts));

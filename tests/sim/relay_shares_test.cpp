@@ -4,6 +4,8 @@
 
 #include <numeric>
 
+#include "runtime/fabric/datagram/udp_factory.h"
+#include "runtime/fabric/datagram/wire.h"
 #include "tests/support/relayed_pair.h"
 #include "tests/support/sim_pair.h"
 
@@ -122,6 +124,7 @@ TEST(RelayPoolSim, WhenMemoryRunsOutSessionsAreSlowerAndThenRefusedButNothingIsL
   options.chunk_bytes = 4096;
   options.relay.chunk_bytes = 4096;
   options.relay.pool_bytes = relay::RelayPool::bytes_of(100, 4096);
+  options.relay.sessions_per_host = options.relay.sessions_max;
   RelayLine line(options);
   line.limit(1, 50'000'000);
   std::vector<std::unique_ptr<RelayedPair>> pairs;
@@ -179,6 +182,87 @@ TEST(RelayPoolSim, OneHostDoesNotTakeAllSessions) {
   EXPECT_NE(refused.ends[0].owner.last_error.what.find("NCCL_MESH_SESSIONS_PER_HOST"),
             std::string::npos)
       << refused.ends[0].owner.last_error.what;
+}
+
+/// Asks a relay for a session, with whatever route.
+class RelayAsker final : public relay::SessionStream::Owner {
+ public:
+  RelayAsker(RelayLine& line, size_t host, size_t relay, std::vector<relay::NodeId> nodes,
+             uint8_t place)
+      : stream_(line.context(host), this, nullptr) {
+    request_.nodes = std::move(nodes);
+    request_.place = place;
+    request_.port = 1;
+    request_.chunk_bytes = 65536;
+    request_.kind = fabric::datagram_kind;
+    request_.window = {4096, 3, 65536 + relay::frame_header_bytes, 64};
+    fabric::WireAddress hop;
+    hop.command.storage = hop.data.storage = sim::Endpoint{sim::ip(10, 1, 0, 1), 1}.to_sockaddr();
+    hop.command.length = hop.data.length = sizeof(sockaddr_in);
+    hop.mtu = 1500;
+    hop.socket_bytes = 1 << 20;
+    hop.window = 64;
+    hop.tiny_bytes = 768;
+    request_.hop_address.resize(fabric::wire_address_bytes);
+    encode(hop, std::span<std::byte, fabric::wire_address_bytes>(request_.hop_address));
+    EXPECT_TRUE(stream_.dial(*line.next(host).find(RelayLine::id(relay))));
+  }
+  const std::string& refusal() const { return refusal_; }
+
+ private:
+  void on_session_open(relay::SessionStream& stream) override { stream.send(request_); }
+  void on_session_message(relay::SessionStream&, relay::SessionMessage message) override {
+    if (const auto* refusal = std::get_if<relay::SetupRefusal>(&message)) {
+      refusal_ = refusal->text;
+    }
+  }
+  void on_session_lost(relay::SessionStream&, const Error&) override {}
+
+  relay::SetupRequest request_;
+  std::string refusal_;
+  relay::SessionStream stream_;
+};
+
+TEST(RelayAskers, OnlyTheNeighbourItselfIsServed) {
+  RelayLine line({});
+  const auto id = [](size_t host) { return RelayLine::id(host); };
+  const RelayAsker invented(line, 0, 1, {relay::NodeId{99}, id(1), id(2)}, 1);
+  const RelayAsker other(line, 0, 1, {id(2), id(1), id(0)}, 1);
+  EXPECT_TRUE(line.world().run_until(
+      [&] { return !invented.refusal().empty() && !other.refusal().empty(); }, seconds(5)));
+  EXPECT_NE(invented.refusal().find("is no neighbour at that address"), std::string::npos);
+  EXPECT_NE(other.refusal().find("is no neighbour at that address"), std::string::npos)
+      << other.refusal();
+  EXPECT_EQ(line.node(1).counts().opened, 0U) << "nothing was dialled";
+}
+
+TEST(RelayAskers, WhoInventsOriginsHasOneShare) {
+  RelayLine::Options options;
+  options.relay.sessions_max = 6;
+  options.relay.sessions_per_host = 3;
+  for (const bool memory : {false, true}) {
+    options.relay.pool_bytes = relay::RelayPool::bytes_of(memory ? 16 : 1000, 65536);
+    RelayLine line(options);
+    std::vector<std::unique_ptr<RelayAsker>> askers;
+    for (size_t i = 0; i < 6; ++i) {
+      askers.push_back(std::make_unique<RelayAsker>(
+          line, 0, 1,
+          std::vector{relay::NodeId{100 + i}, RelayLine::id(0), RelayLine::id(1), RelayLine::id(2)},
+          uint8_t{2}));
+    }
+    const auto answered = [&] {
+      return std::all_of(askers.begin(), askers.end(),
+                         [](const auto& one) { return !one->refusal().empty(); });
+    };
+    EXPECT_TRUE(line.world().run_until(answered, seconds(5)));
+    // Two with the fewest slots fill half of the memory; else three are as many as it may have.
+    EXPECT_EQ(line.node(1).counts().opened, memory ? 2U : 3U);
+    EXPECT_LE(line.node(1).counts().pool_bytes_most, options.relay.pool_bytes / 2);
+    EXPECT_NE(askers.back()->refusal().find(memory ? "NCCL_MESH_POOL_BYTES"
+                                                   : "NCCL_MESH_SESSIONS_PER_HOST"),
+              std::string::npos)
+        << askers.back()->refusal();
+  }
 }
 
 std::shared_ptr<relay::ClusterKey> key_of(std::initializer_list<uint32_t> numbers) {

@@ -105,8 +105,9 @@ void MeshNetwork::deliver(size_t host, uint32_t interface, size_t from,
   }
 }
 
-void MeshNetwork::inject(size_t host, uint32_t interface, std::span<const std::byte> bytes) {
-  deliver(host, interface, hosts_.size(), {bytes.begin(), bytes.end()});
+void MeshNetwork::inject(size_t host, uint32_t interface, std::span<const std::byte> bytes,
+                         std::optional<size_t> from) {
+  deliver(host, interface, from.value_or(hosts_.size()), {bytes.begin(), bytes.end()});
 }
 
 void MeshNetwork::wake_later(Host& host) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "relay/discovery.h"
@@ -47,7 +48,9 @@ class MeshNetwork {
   relay::NodeId id(size_t host) const { return hosts_[host].id; }
   bool on(size_t host) const { return hosts_[host].discovery != nullptr; }
   size_t size() const { return hosts_.size(); }
-  void inject(size_t host, uint32_t interface, std::span<const std::byte> bytes);
+  /// From the address of host `from`; nullopt: of none.
+  void inject(size_t host, uint32_t interface, std::span<const std::byte> bytes,
+              std::optional<size_t> from = std::nullopt);
 
   /// Each host that is on knows exactly the hosts and cables that it can reach, and of others the
   /// same as all those.

@@ -38,6 +38,12 @@ class RelayLine::Neighbours final : public relay::NextHops {
     }
     return std::nullopt;
   }
+  bool is_at(relay::NodeId neighbour, const IpAddress& from) const override {
+    const auto known = find(neighbour);
+    const auto there = known ? IpAddress::from_sockaddr(known->relay.get())
+                             : Result<IpAddress>(fail(Errc::remote, "no neighbour"));
+    return there && there->same_as(from);
+  }
   std::vector<relay::NodeId> relays_to(relay::NodeId destination, const relay::Way& way) override {
     (void)destination;
     (void)way;

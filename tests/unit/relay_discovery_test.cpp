@@ -108,46 +108,163 @@ TEST(Discovery, AHostThatComesBackReplacesWhatItSaidBefore) {
   }
 }
 
-/// As a neighbour's packet with that state of host `of`.
-void tell(MeshNetwork& network, size_t from, size_t to, size_t of, uint64_t sequence) {
-  relay::LinkState state;
-  state.origin = network.id(of);
-  state.sequence = sequence;
-  state.lifetime_ms = relay::lifetime_max_ms;
+/// What `from` says to `to` on its interface `interface`, from its own `peer_interface`.
+void say_from(MeshNetwork& network, size_t from, size_t to, uint32_t interface,
+              uint32_t peer_interface, decltype(relay::DiscoveryPacket::body) body) {
+  const relay::Discovery::Identity& own = network.host(from).identity();
   network.inject(
-      to, 1,
-      encode(relay::DiscoveryPacket{network.id(from), network.host(from).identity().incarnation,
-                                    relay::StatesPacket{{state}}}));
+      to, interface,
+      encode(relay::DiscoveryPacket{own.node, own.incarnation, std::move(body), peer_interface}),
+      from);
 }
 
-TEST(Discovery, AHostWhoseNumbersWereUsedUpComesBack) {
-  for (const uint64_t sequence : {relay::sequence_max - 1, relay::sequence_max}) {
-    MeshNetwork network(9);
-    add_ring(network, 4);
-    network.start_all(milliseconds(100));
-    network.run(milliseconds(100));
-    ASSERT_TRUE(converge(network, seconds(3)));
-    tell(network, 0, 1, 1, sequence);
-    tell(network, 3, 0, 1, sequence);
-    network.run(milliseconds(300));
-    // With one number left it answers once; the next time it has to take it back.
-    const Duration limit = network.timing.refresh + seconds(30);
-    ASSERT_TRUE(network.run_until([&] { return network.host(1).counts().withdrawn == 1; }, limit));
-    ASSERT_TRUE(network.run_until(
-        [&] {
-          const auto told = network.host(3).states().sequence(network.id(1));
-          return told != 0 && told < relay::sequence_max && network.converged();
-        },
-        seconds(25)))
-        << sequence;
-    // And that holds.
-    network.run(seconds(60));
+relay::StatesPacket empty_state_of(relay::NodeId origin, uint64_t sequence) {
+  relay::LinkState state;
+  state.origin = origin;
+  state.sequence = sequence;
+  state.lifetime_ms = relay::lifetime_max_ms;
+  return {{state}};
+}
+
+/// Hosts 0, 1, 2 and 3 in a line, which know each other: the last one is to say what is not so.
+/// Interface 1 of each but host 0 leads to the host before it.
+void begin_line_of_four(MeshNetwork& network) {
+  network.add_hosts(4);
+  for (size_t i = 0; i + 1 < 4; ++i) {
+    network.add_cable(i, i + 1);
+  }
+  network.start_all(milliseconds(100));
+  network.run(milliseconds(100));
+  ASSERT_TRUE(converge(network, seconds(3)));
+}
+
+uint64_t known_number(MeshNetwork& network, size_t at, size_t of) {
+  return network.host(at).states().sequence(network.id(of));
+}
+
+/// Host 3 says it to host 2.
+void tell(MeshNetwork& network, size_t of, uint64_t sequence) {
+  say_from(network, 3, 2, 2, 1, empty_state_of(network.id(of), sequence));
+}
+
+TEST(Discovery, ANeighbourSpeaksForItself) {
+  MeshNetwork network(9);
+  begin_line_of_four(network);
+  const uint64_t said = known_number(network, 2, 1);
+  tell(network, 1, said + 7);
+  EXPECT_EQ(known_number(network, 2, 1), said) << "host 1 has not said it";
+  EXPECT_EQ(network.host(2).topology(network.now()).cable_count(), 3U);
+  EXPECT_EQ(network.host(2).counts().hearsay, 1U);
+  // It hears of that, so that hosts further away believe it again.
+  EXPECT_TRUE(
+      network.run_until([&] { return known_number(network, 3, 1) > said + 7; }, seconds(1)));
+  EXPECT_TRUE(converge(network, seconds(3)));
+}
+
+TEST(Discovery, ANumberThatNoLifeReachesIsNotBelieved) {
+  MeshNetwork network(9);
+  begin_line_of_four(network);
+  const uint64_t said = known_number(network, 2, 0);
+  for (const uint64_t sequence : {said + relay::sequence_jump_max, relay::sequence_max}) {
+    tell(network, 0, sequence);
+    EXPECT_EQ(known_number(network, 2, 0), said) << sequence;
+    say_from(network, 1, 0, 1, 1, empty_state_of(network.id(0), relay::sequence_max));
+    network.run(seconds(2));
     EXPECT_TRUE(network.converged());
-    EXPECT_EQ(network.host(1).counts().withdrawn, 1U);
+    EXPECT_LT(known_number(network, 0, 0), relay::sequence_max);
   }
 }
 
-TEST(Discovery, WhoIsInventedIsForgottenAndThenThereIsRoom) {
+TEST(Discovery, WhatIsSaidInAHostsNameIsOutdone) {
+  MeshNetwork network(9);
+  begin_line_of_four(network);
+  for (int i = 0; i < 5; ++i) {
+    const uint64_t said = known_number(network, 2, 0) + relay::sequence_jump_max / 2;
+    tell(network, 0, said);
+    EXPECT_EQ(known_number(network, 2, 0), said) << "nobody else can know";
+    EXPECT_TRUE(
+        network.run_until([&] { return known_number(network, 2, 0) > said; }, milliseconds(500)));
+    EXPECT_TRUE(converge(network, seconds(3)));
+    network.run(seconds(20));
+  }
+}
+
+TEST(Discovery, OnlyWhoHearsUsIsAnswered) {
+  MeshNetwork network(9);
+  begin_line_of_four(network);
+  const relay::NodeId outsider{4711};
+  relay::HelloPacket hello;
+  hello.dead_ms = 60000;
+  relay::RequestPacket request;
+  request.nodes.assign(relay::request_nodes_max, network.id(0));
+  const auto ask = [&](int times) {
+    const auto bytes = encode(relay::DiscoveryPacket{outsider, 1, request, 5});
+    for (int i = 0; i < times; ++i) {
+      network.inject(0, 1, bytes);
+    }
+  };
+  network.inject(0, 1, encode(relay::DiscoveryPacket{outsider, 1, hello, 5}));
+  uint64_t before = network.host(0).counts().bytes_sent;
+  ask(100);
+  EXPECT_EQ(network.host(0).counts().bytes_sent, before);
+  hello.number = 1;
+  hello.heard = {{network.id(0), network.host(0).identity().incarnation, 1}};
+  network.inject(0, 1, encode(relay::DiscoveryPacket{outsider, 1, hello, 5}));
+  before = network.host(0).counts().bytes_sent;
+  ask(1);
+  EXPECT_GT(network.host(0).counts().bytes_sent, before + 5000);
+  // But no more than so much, from one interface, and nothing for another address.
+  ask(2000);
+  EXPECT_GT(network.host(0).counts().bytes_sent, before + relay::Discovery::answer_burst / 2);
+  EXPECT_LT(network.host(0).counts().bytes_sent, before + relay::Discovery::answer_burst + 5000);
+  EXPECT_GT(network.host(0).counts().withheld, 0U);
+  network.run(seconds(5));
+  before = network.host(0).counts().bytes_sent;
+  network.inject(0, 1, encode(relay::DiscoveryPacket{outsider, 1, request, 5}), 3);
+  EXPECT_EQ(network.host(0).counts().bytes_sent, before);
+  EXPECT_EQ(network.host(2).topology(network.now()).cable_count(), 3U);
+}
+
+TEST(Neighbours, WhatWasRecordedBeforeARestartChangesNothing) {
+  const relay::NodeId self{1};
+  const relay::NodeId peer{2};
+  constexpr uint32_t incarnation = 10;
+  relay::Neighbours neighbours(self, incarnation, {}, 1);
+  Instant now{seconds(1)};
+  neighbours.set_interfaces({{1, "one", 1000}}, now);
+  fabric::SocketAddress from;
+  IpAddress address;
+  address.bytes = {10, 0, 0, 2};
+  from.length = address.to_sockaddr(1, &from.storage);
+  using Change = relay::Neighbours::Change;
+  const auto hears = [&](uint32_t life, uint64_t number, uint32_t ours, bool leaves = false) {
+    relay::HelloPacket hello;
+    hello.number = number;
+    hello.dead_ms = 2000;
+    hello.leaves = leaves;
+    if (ours != 0) {
+      hello.heard = {{self, ours, 1}};
+    }
+    return neighbours.on_hello(1, from, relay::DiscoveryPacket{peer, life, hello, 3}, hello, now);
+  };
+  EXPECT_EQ(hears(5, 40, 9), Change{}) << "it heard an earlier life of ours";
+  EXPECT_EQ(hears(5, 41, incarnation), (Change{true, false}));
+  for (uint64_t number = 0; number < 41; ++number) {
+    EXPECT_EQ(hears(5, number, number < 20 ? 0 : 9), Change{}) << number;
+    EXPECT_EQ(hears(4, number, 9), Change{}) << "of an earlier life of its own";
+  }
+  EXPECT_EQ(hears(5, 42, 9, true), Change{}) << "a goodbye to an earlier life";
+  EXPECT_EQ(hears(4, 42, 9, true), Change{});
+  ASSERT_NE(neighbours.two_way(peer), nullptr);
+  EXPECT_EQ(neighbours.two_way(peer)->incarnation, 5U);
+  EXPECT_EQ(hears(6, 1, 0), Change{}) << "another life that has not heard us yet";
+  EXPECT_EQ(hears(6, 2, incarnation), (Change{true, true})) << "takes the place";
+  EXPECT_EQ(neighbours.all().size(), 1U);
+  EXPECT_EQ(hears(6, 3, incarnation, true), (Change{false, true}));
+  EXPECT_TRUE(neighbours.all().empty());
+}
+
+TEST(Discovery, WhoIsInventedGivesWay) {
   MeshNetwork network(10);
   network.add_hosts(3);
   network.add_cable(0, 1);
@@ -156,18 +273,19 @@ TEST(Discovery, WhoIsInventedIsForgottenAndThenThereIsRoom) {
   network.start(1);
   ASSERT_TRUE(converge(network, seconds(3)));
   for (uint64_t i = 0; i < relay::Discovery::nodes_max; ++i) {
-    relay::LinkState state;
-    state.origin = relay::NodeId{1'000'000 + i};
-    state.sequence = 1;
-    state.lifetime_ms = relay::lifetime_max_ms;
-    network.inject(
-        1, 1,
-        encode(relay::DiscoveryPacket{network.id(0), network.host(0).identity().incarnation,
-                                      relay::StatesPacket{{state}}}));
+    say_from(network, 0, 1, 1, 1, empty_state_of(relay::NodeId{1'000'000 + i}, 1));
   }
   network.run(seconds(5));
   EXPECT_EQ(network.host(1).states().size(), relay::Discovery::nodes_max);
   network.start(2);
+  ASSERT_TRUE(network.run_until(
+      [&] {
+        const relay::Topology seen = network.host(0).topology(network.now());
+        return seen.component(*seen.find(network.id(0))).size() == 3;
+      },
+      seconds(10), milliseconds(100)))
+      << "a host with a cable has no room";
+  EXPECT_EQ(network.host(0).states().size(), relay::Discovery::nodes_max);
   network.run(milliseconds(relay::lifetime_max_ms) + seconds(10));
   EXPECT_TRUE(network.converged()) << "in bounded time, whoever was invented";
   EXPECT_EQ(network.host(1).states().size(), 3U);
@@ -239,12 +357,14 @@ TEST(Discovery, GarbageAndPacketsOfNobodyChangeNothing) {
   network.run(milliseconds(1));
   ASSERT_TRUE(converge(network, seconds(2)));
   const uint64_t revision = network.host(0).revision();
+  const uint64_t before = network.host(0).counts().refused;
   relay::StatesPacket states;
   states.states.push_back({relay::NodeId{99}, 1, 1000, true, "forged", {}, {}});
   network.inject(0, 1, encode(relay::DiscoveryPacket{relay::NodeId{98}, 1, states}));
   network.inject(0, 1, encode(relay::DiscoveryPacket{network.id(1), 4711, states}));
   network.inject(0, 1, {});
-  EXPECT_EQ(network.host(0).counts().refused, 3U);
+  say_from(network, 1, 0, 1, 7, states);  // on another link of host 1, and recorded there
+  EXPECT_EQ(network.host(0).counts().refused, before + 4);
   EXPECT_EQ(network.host(0).revision(), revision);
   network.run(seconds(5));
   EXPECT_EQ(network.host(0).revision(), revision);
@@ -266,6 +386,30 @@ TEST(Discovery, MoreNeighboursThanAHelloCanNameAreCounted) {
   EXPECT_EQ(network.host(0).neighbours().refused(), 5U);
   network.run(seconds(3));
   EXPECT_TRUE(network.host(0).neighbours().all().empty());
+}
+
+TEST(Discovery, NamesWithoutACableGiveWayToANeighbour) {
+  MeshNetwork network(10);
+  network.add_hosts(2);
+  network.add_cable(0, 1);
+  network.start(0);
+  network.run(milliseconds(1));
+  uint64_t name = 1000;
+  const auto invent = [&] {
+    for (size_t i = 0; i < relay::heard_max; ++i) {
+      relay::HelloPacket hello;
+      hello.dead_ms = 60000;
+      network.inject(0, 1, encode(relay::DiscoveryPacket{relay::NodeId{++name}, 1, hello}));
+    }
+  };
+  invent();
+  network.start(1);
+  for (int i = 0; i < 20; ++i) {
+    network.run(milliseconds(100));
+    invent();
+  }
+  ASSERT_NE(network.host(0).neighbours().two_way(network.id(1)), nullptr);
+  EXPECT_TRUE(network.converged());
 }
 
 TEST(Discovery, RandomMeshesWithChurnConvergeAgain) {

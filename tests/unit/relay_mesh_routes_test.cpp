@@ -176,6 +176,31 @@ TEST(MeshRoutes, TwoCablesToANeighbourTakeTurns) {
   EXPECT_TRUE(routes.find(host_b)->relay == one->relay);
 }
 
+TEST(MeshRoutes, ANeighbourIsAtItsOwnAddressesOnly) {
+  auto board = std::make_shared<TopologyBoard>();
+  const auto view = ring_view();
+  view->neighbours[0].interface = 4;
+  IpAddress heard = *parse_address("fe80::2");
+  view->neighbours[0].addresses.push_back(heard);
+  IpAddress untold;
+  untold.bytes = {10, 0, 0, 9};
+  view->neighbours[0].address.length = untold.to_sockaddr(5, &view->neighbours[0].address.storage);
+  board->publish(view);
+  const MeshRoutes routes(board, {}, 18740);
+  IpAddress told;
+  told.bytes = {10, 0, 0, 2};
+  EXPECT_TRUE(routes.is_at(host_b, told)) << "it tells so itself";
+  EXPECT_TRUE(routes.is_at(host_b, untold)) << "it is heard from there";
+  heard.scope_id = 4;
+  EXPECT_TRUE(routes.is_at(host_b, heard));
+  heard.scope_id = 5;
+  EXPECT_FALSE(routes.is_at(host_b, heard)) << "on another cable";
+  EXPECT_FALSE(routes.is_at(host_d, told));
+  told.bytes = {10, 0, 0, 4};
+  EXPECT_FALSE(routes.is_at(host_b, told)) << "that is another host";
+  EXPECT_FALSE(routes.is_at(host_d, told)) << "no neighbour";
+}
+
 TEST(MeshRoutes, NeighboursAreAskedAtThePortOfRelayNodes) {
   const auto board = std::make_shared<TopologyBoard>();
   board->publish(ring_view());

@@ -28,7 +28,7 @@ LinkState full_state() {
 
 std::vector<DiscoveryPacket> one_of_each() {
   HelloPacket hello;
-  hello.interface = 3;
+  hello.number = 3;
   hello.hello_ms = 500;
   hello.dead_ms = 2000;
   hello.leaves = true;
@@ -56,8 +56,8 @@ std::vector<DiscoveryPacket> one_of_each() {
     entry.address.bytes = {0xFE, 0x80};
     neighbours.entries.push_back(entry);
   }
-  return {{NodeId{9}, 1, hello},   {NodeId{9}, 1, neighbours}, {NodeId{9}, 1, states},
-          {NodeId{9}, 1, summary}, {NodeId{9}, 1, request},    {NodeId{9}, 1, QueryPacket{}}};
+  return {{NodeId{9}, 1, hello, 3}, {NodeId{9}, 1, neighbours}, {NodeId{9}, 1, states},
+          {NodeId{9}, 1, summary},  {NodeId{9}, 1, request},    {NodeId{9}, 1, QueryPacket{}}};
 }
 
 TEST(DiscoveryPackets, EachSurvivesTheWireAtItsLargest) {
@@ -95,18 +95,12 @@ TEST(DiscoveryPackets, AnotherVersionIsNamed) {
   bytes[4] = std::byte{discovery_version + 1};
   const auto decoded = decode_packet(bytes);
   ASSERT_FALSE(decoded);
-  EXPECT_NE(decoded.error().what.find("version 2"), std::string::npos) << decoded.error().what;
+  EXPECT_NE(decoded.error().what.find("version 3"), std::string::npos) << decoded.error().what;
 }
 
 TEST(DiscoveryPackets, NumbersOutOfRangeAreRefused) {
   LinkState state = full_state();
   state.sequence = sequence_max + 1;
-  EXPECT_FALSE(decode_link_state(encode(state))) << "with links and a long life";
-  state.links.clear();
-  EXPECT_FALSE(decode_link_state(encode(state)));
-  state.lifetime_ms = withdrawn_lifetime_ms;
-  EXPECT_TRUE(decode_link_state(encode(state))) << "that takes back what was said";
-  state.sequence = sequence_withdrawn + 1;
   EXPECT_FALSE(decode_link_state(encode(state)));
   state = full_state();
   state.lifetime_ms = lifetime_max_ms + 1;
@@ -144,7 +138,7 @@ TEST(DiscoveryPackets, WhatAWriterPutsIsWhatItTook) {
   small.lifetime_ms = 1000;
   small.name = "small";
   std::vector<LinkState> taken;
-  StatesWriter writer(NodeId{4}, 2);
+  StatesWriter writer(NodeId{4}, 2, 5);
   for (uint64_t i = 0; i < 300; ++i) {
     LinkState state = i % 50 == 0 ? full_state() : small;
     state.origin = NodeId{i + 1};

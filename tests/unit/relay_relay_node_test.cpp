@@ -23,6 +23,7 @@ namespace {
 class Nobody final : public NextHops {
  public:
   std::optional<NextHop> find(NodeId) const override { return std::nullopt; }
+  bool is_at(NodeId, const IpAddress&) const override { return false; }
 };
 
 Config one_thread() {

@@ -96,6 +96,17 @@ TEST(SessionMessages, NumbersOutOfRangeAreRefused) {
       encode(SetupRefusal{fabric::CompletionStatus{200}, 0, "of no status"})));
 }
 
+TEST(SessionMessages, TextsOfOthersArePrintable) {
+  const std::string text = "a\x1b[2J\nb\x7f\xff c";
+  const auto refusal =
+      decode_session_message(encode(SetupRefusal{fabric::CompletionStatus::flushed, 0, text}));
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(std::get<SetupRefusal>(*refusal).text, "a?[2J?b?? c");
+  const auto down = decode_session_message(encode(SessionLinkDown{text}));
+  ASSERT_TRUE(down);
+  EXPECT_EQ(std::get<SessionLinkDown>(*down).text, "a?[2J?b?? c");
+}
+
 TEST(SessionMessages, AnotherVersionIsNamed) {
   auto bytes = encode(SessionMessage(SessionPing{}));
   bytes[4] = std::byte{session_version + 1};

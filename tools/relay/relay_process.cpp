@@ -204,6 +204,7 @@ Result<void> run_relay(const Config& config) {
   }
   parts.key = std::move(*key);
   parts.view.keyed = parts.key != nullptr;
+  relay::warn_without(parts.key);
   SteadyClock clock;
   PortWait ports(clock, ports_free_within);
   auto discovery = make_discovery(config, ports, parts);

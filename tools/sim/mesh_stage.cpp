@@ -33,6 +33,9 @@ class MeshStage::Hops final : public relay::NextHops {
     }
     return found;
   }
+  bool is_at(relay::NodeId neighbour, const IpAddress& from) const override {
+    return own().routes->is_at(neighbour, from);
+  }
   std::optional<relay::NodeId> self() const override { return id(host_); }
   std::vector<relay::NodeId> relays_to(relay::NodeId destination, const relay::Way& way) override {
     return own().routes->relays_to(destination, way);
