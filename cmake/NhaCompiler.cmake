@@ -16,6 +16,25 @@ endif()
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   # Files are named from the top of the tree: the same bytes come out of every folder.
   add_compile_options(-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=)
+
+  # What makes a mistake in memory the end of the process instead of somebody's way in
+  # (tests/style/hardening_test.py). tests/CMakeLists.txt takes back what needs optimisation.
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS "-O1 -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3")
+  check_cxx_source_compiles("#include <features.h>
+static_assert(__USE_FORTIFY_LEVEL == 3);
+int main() {}" NHA_FORTIFY_3)
+  unset(CMAKE_REQUIRED_FLAGS)
+  set(fortify 2)
+  if(NHA_FORTIFY_3)
+    set(fortify 3)
+  endif()
+  add_compile_options(-fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=${fortify})
+  if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+    add_compile_options(-fcf-protection)
+  elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+    add_compile_options(-mbranch-protection=standard)
+  endif()
 endif()
 
 include_directories(${CMAKE_SOURCE_DIR})

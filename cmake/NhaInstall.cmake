@@ -31,6 +31,8 @@ foreach(service IN ITEMS nccl-ha-agent nccl-ha-relay)
           COMPONENT tools)
 endforeach()
 
+install(FILES ${CMAKE_SOURCE_DIR}/tools/systemd/nccl-ha.sysusers.conf
+        DESTINATION lib/sysusers.d RENAME nccl-ha.conf COMPONENT tools)
 install(FILES ${CMAKE_SOURCE_DIR}/tools/package/90-nccl-ha.conf
         DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/examples COMPONENT tools)
 configure_file(${CMAKE_SOURCE_DIR}/tools/package/nccl-ha.pc.in ${CMAKE_BINARY_DIR}/nccl-ha.pc @ONLY)

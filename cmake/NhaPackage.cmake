@@ -55,6 +55,7 @@ set(CPACK_DEBIAN_PLUGIN_DESCRIPTION "${plugin_text}")
 set(CPACK_DEBIAN_PLUGIN_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_PLUGIN_PACKAGE_SUGGESTS "nccl-ha, libibverbs1, ibverbs-providers")
 set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME nccl-ha)
+set(CPACK_DEBIAN_TOOLS_PACKAGE_CONTROL_EXTRA ${CMAKE_SOURCE_DIR}/tools/package/postinst)
 set(CPACK_DEBIAN_TOOLS_DESCRIPTION "${tools_text}")
 set(CPACK_DEBIAN_TOOLS_PACKAGE_RECOMMENDS "libnccl-net-ha (= ${PROJECT_VERSION}-1), iproute2, nftables")
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME nccl-ha-dev)
@@ -78,9 +79,11 @@ set(CPACK_RPM_EXCLUDE_FROM_AUTO_FILELIST_ADDITION
     /usr/share/zsh /usr/share/zsh/site-functions /usr/share/fish /usr/share/fish/vendor_completions.d
     /usr/share/bash-completion /usr/share/bash-completion/completions /usr/share/man
     /usr/share/man/man1 /usr/share/doc /usr/share/pkgconfig /usr/lib/systemd /usr/lib/systemd/system
+    /usr/lib/sysusers.d
     /usr/lib64/pkgconfig)
 set(CPACK_RPM_PLUGIN_PACKAGE_NAME libnccl-net-ha)
 set(CPACK_RPM_TOOLS_PACKAGE_NAME nccl-ha)
+set(CPACK_RPM_TOOLS_POST_INSTALL_SCRIPT_FILE ${CMAKE_SOURCE_DIR}/tools/package/postinst)
 set(CPACK_RPM_DEV_PACKAGE_NAME nccl-ha-devel)
 foreach(component IN ITEMS PLUGIN TOOLS DEV)
   string(TOLOWER ${component} lower)

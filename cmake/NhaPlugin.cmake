@@ -11,7 +11,7 @@ if(plugin_kind STREQUAL "STATIC_LIBRARY")
   target_link_libraries(nccl-net-ha PRIVATE nha_version nha_relay nha_actors nha_ha nha_runtime)
   target_link_options(nccl-net-ha PRIVATE
     LINKER:--version-script=${exports} LINKER:-z,defs LINKER:--exclude-libs,ALL
-    LINKER:-z,now)
+    LINKER:-z,relro LINKER:-z,now)
   if(NHA_LINK_TIME_OPTIMIZATION)
     target_link_options(nccl-net-ha PRIVATE -flto=auto)
   endif()

@@ -41,6 +41,8 @@ add_library(nha_tools STATIC ${tool_cold})
 # Times and counts in a damaged or hostile dump may be anything: sums of them say nothing, and wrap.
 foreach(library IN ITEMS nha_tool_base nha_tools)
   target_compile_options(${library} PRIVATE $<$<CONFIG:Release>:-O1> -fwrapv)
+  # What reads files, messages and pages; the data path, which the plugin shares, goes without.
+  target_compile_definitions(${library} PRIVATE $<$<CONFIG:Release>:_GLIBCXX_ASSERTIONS>)
 endforeach()
 # CLI11 and the JSON library are headers only, and compiling what is used of them takes most of the
 # time: where several sources are compiled as one, those that use the same are together.
@@ -82,6 +84,7 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/ha/lane.cpp PROPERTIES
 if(tool_main IN_LIST tool_sources)
   add_executable(nccl-ha ${tool_main})
   target_link_libraries(nccl-ha PRIVATE nha_version nha_lane_coverage nha_tools)
+  target_link_options(nccl-ha PRIVATE LINKER:-z,relro LINKER:-z,now $<$<CONFIG:Release>:-pie>)
   install(TARGETS nccl-ha RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
 else()
   message(STATUS "tools/main.cpp is missing: nccl-ha is not built")

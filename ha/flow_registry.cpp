@@ -11,7 +11,7 @@ FlowRegistry::FlowRegistry(const Limits& limits) : limits_(limits), slots_(limit
 }
 
 Result<FlowRegistry::Entered> FlowRegistry::enter(Client client, uint64_t connection,
-                                                  const Flow& flow) {
+                                                  const Flow& flow, User user) {
   if (flow.source.family == 0 || flow.destination.family == 0) {
     return fail(Errc::invalid_argument, "a flow has a source and a destination address");
   }
@@ -37,7 +37,18 @@ Result<FlowRegistry::Entered> FlowRegistry::enter(Client client, uint64_t connec
                                        " slots for flows are taken; start the agent with more "
                                        "(\"slots\" in its settings)");
     }
+    const auto taken = taken_.find(user);
+    const size_t own_slots = taken == taken_.end() ? 0 : taken->second;
+    if (user != 0 && !within_share(own_slots, flows() - own_slots, limits_.slots)) {
+      return fail(Errc::no_memory,
+                  "user " + std::to_string(user) + " has " + std::to_string(own_slots) + " of " +
+                      std::to_string(limits_.slots) +
+                      " slots for flows, and the others are kept for other users; start the agent "
+                      "with more (\"slots\" in its settings)");
+    }
     entered = {free_.front(), true};
+    slots_[entered.slot].user = user;
+    ++taken_[user];
     free_.pop_front();
     slot_of_.emplace(flow, entered.slot);
     slots_[entered.slot].flow = flow;
@@ -55,6 +66,9 @@ FlowRegistry::Left FlowRegistry::release(uint32_t slot) {
   const Left left{at.flow, slot, --at.connections == 0};
   if (left.last) {
     slot_of_.erase(at.flow);
+    if (--taken_[at.user] == 0) {
+      taken_.erase(at.user);
+    }
     free_.push_back(slot);
   }
   return left;

@@ -11,11 +11,18 @@
 
 namespace nccl_ha::ha {
 
+/// Whether a user who holds `own` of `total` may have one more, when others hold `others`: at most
+/// half of what those leave, so that something is left for who comes next.
+constexpr bool within_share(size_t own, size_t others, size_t total) {
+  return others < total && own < (total - others + 1) / 2;
+}
+
 /// All connections of a flow share a slot.  A slot that becomes free is used again as late as can
 /// be.  Owner thread only.
 class FlowRegistry {
  public:
   using Client = uint64_t;  ///< a process, by the number that the agent gave it
+  using User = uint32_t;    ///< by its number; 0, which is root, has no share but all
   struct Limits {
     uint32_t slots = 4096;
     uint32_t connections_per_client = 16384;
@@ -32,9 +39,10 @@ class FlowRegistry {
 
   explicit FlowRegistry(const Limits& limits);
 
-  /// no_memory: no slot is free, or the client has too many connections; invalid_argument: the
-  /// client has one of that number, or the flow has no addresses.  Nothing changes then.
-  Result<Entered> enter(Client client, uint64_t connection, const Flow& flow);
+  /// no_memory: no slot is free, the user's share of them is taken, or the client has too many
+  /// connections; invalid_argument: the client has one of that number, or the flow has no
+  /// addresses. Nothing changes then.  A slot is of the user who took it, until its flow ends.
+  Result<Entered> enter(Client client, uint64_t connection, const Flow& flow, User user = 0);
   /// invalid_argument: the client has no such connection.
   Result<Left> leave(Client client, uint64_t connection);
   /// All of a client, which is gone; its flows that ended.
@@ -55,6 +63,7 @@ class FlowRegistry {
   struct Slot {
     Flow flow;
     uint32_t connections = 0;
+    User user = 0;
   };
   Left release(uint32_t slot);
 
@@ -62,6 +71,7 @@ class FlowRegistry {
   std::vector<Slot> slots_;
   std::deque<uint32_t> free_;  ///< the one that became free longest ago comes first
   std::map<Flow, uint32_t> slot_of_;
+  std::map<User, size_t> taken_;                            ///< slots
   std::map<Client, std::map<uint64_t, uint32_t>> clients_;  ///< slots of their connections
   size_t connections_ = 0;
 };

@@ -51,6 +51,21 @@ uint64_t process_start_ticks() { return start_ticks_of("self", true); }
 
 uint64_t process_start_ticks(uint32_t pid) { return start_ticks_of(std::to_string(pid), false); }
 
+std::optional<uid_t> process_owner(uint32_t pid) {
+  // Not the owner of the folder below /proc: that is root for who has capabilities by a file.
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.starts_with("Uid:")) {
+      uid_t real = 0;
+      uid_t effective = 0;
+      std::istringstream numbers(line.substr(4));
+      return numbers >> real >> effective ? std::optional(effective) : std::nullopt;
+    }
+  }
+  return std::nullopt;
+}
+
 uint64_t pid_namespace() {
   struct stat info {};
   return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;

@@ -1,7 +1,10 @@
 // Who we are, for logs and for peers.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace nccl_ha {
@@ -16,6 +19,9 @@ uint64_t process_start_ticks();
 /// The same of another process of this host; 0 when there is none, or only what is left of one that
 /// nobody has waited for.
 uint64_t process_start_ticks(uint32_t pid);
+
+/// Whose another process is, by its effective user; nullopt: there is none of that number.
+std::optional<uid_t> process_owner(uint32_t pid);
 
 /// Tells processes of one container from those of another that have the same numbers; 0: unknown.
 uint64_t pid_namespace();

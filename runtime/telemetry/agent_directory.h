@@ -17,8 +17,8 @@ class AgentDirectory {
   /// The setting MPIB_AGENT_DIR, or, where that is empty, /run/mpib if it is there, else /tmp/mpib.
   static std::string chosen(const std::string& setting);
   /// Errc::system with ENOENT: there is none, so no agent.  invalid_argument: it is not to be
-  /// trusted, for it is no directory, belongs to neither root nor this user, or others may write to
-  /// it.
+  /// trusted, for it is no directory, belongs to neither root nor this user (below /run: to
+  /// anybody, as only root makes folders there), or others may write to it.
   static Result<AgentDirectory> open(const std::string& path);
   /// For the agent itself: makes it if it is missing.  It must be this user's.
   static Result<AgentDirectory> make(const std::string& path);

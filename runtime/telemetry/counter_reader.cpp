@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 #include <utility>
 
 #include "runtime/base/host.h"
+#include "runtime/telemetry/counter_bytes.h"
 
 namespace nccl_ha {
 
@@ -345,14 +345,12 @@ std::vector<std::string> names_in(const std::string& directory) {
   return names;
 }
 
-Result<CounterSnapshot> read_mapped(int fd, size_t bytes, EventsWanted events) {
-  void* base = bytes == 0 ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) {
-    return bytes == 0 ? damaged("it is empty") : fail(Errc::system, "cannot map it", errno);
-  }
-  auto snapshot = parse_counters({static_cast<const std::byte*>(base), bytes}, events);
-  munmap(base, bytes);
-  return snapshot;
+bool of_this_user(const struct stat& info) { return info.st_uid == geteuid(); }
+
+/// Of another user's file that may be read all the same: whether it can be of the process that it
+/// names, which made it for its user only.
+bool counts_for(const struct stat& info, const std::optional<uid_t>& process_owner) {
+  return (info.st_mode & 077) == 0 && process_owner == info.st_uid;
 }
 
 }  // namespace
@@ -372,18 +370,15 @@ Result<ProcessCounterFile> read_counter_file(const std::string& path, EventsWant
   if (fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     return refuse(fail(Errc::invalid_argument, "it is no regular file"));
   }
-  if (info.st_uid != geteuid() && geteuid() != 0) {
-    return refuse(
-        fail(Errc::invalid_argument, "it belongs to another user: ask as that user or as root"));
-  }
-  const auto header = read_header(file.fd);
-  if (!header) {
-    return refuse(header.error());
+  const auto bytes = CounterBytes::read(file.fd, events);
+  if (!bytes) {
+    return refuse(bytes.error());
   }
   ProcessCounterFile out;
   out.path = path;
-  out.running = may_run(&*header, file.fd);
-  auto snapshot = read_mapped(file.fd, static_cast<size_t>(info.st_size), events);
+  const auto header = parse_counter_header(bytes->bytes());
+  out.running = header && may_run(&*header, file.fd);
+  auto snapshot = parse_counters(bytes->bytes(), events);
   if (!snapshot) {
     return refuse(snapshot.error());
   }
@@ -452,7 +447,6 @@ Result<CounterSnapshot> salvage_counters(std::span<const std::byte> bytes,
 
 std::vector<CounterFileFound> find_counter_files(const std::string& directory, CounterOwner owner) {
   std::vector<CounterFileFound> all;
-  const bool of_all = owner == CounterOwner::anybody && geteuid() == 0;
   for (const std::string& name : names_in(directory)) {
     const auto finished = pid_of_name(name, ".counters");
     const auto pid = finished ? finished : pid_of_name(name, ".tmp");
@@ -465,10 +459,14 @@ std::vector<CounterFileFound> find_counter_files(const std::string& directory, C
     const Descriptor file(open_to_read(found.path));
     struct stat info {};
     if (file.fd < 0 || fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode) ||
-        (!of_all && info.st_uid != geteuid())) {
+        (!of_this_user(info) &&
+         (owner == CounterOwner::this_user || !counts_for(info, process_owner(*pid))))) {
       continue;
     }
     const auto header = read_header(file.fd);
+    if (header && header->pid != *pid && !of_this_user(info)) {
+      continue;
+    }
     found.good = finished && header.ok();
     found.running = may_run(header ? &*header : nullptr, file.fd);
     found.bytes = static_cast<uint64_t>(info.st_blocks) * 512;
@@ -482,18 +480,37 @@ std::vector<CounterFileFound> find_counter_files(const std::string& directory, C
 Result<std::vector<ProcessCounterFile>> read_counters_of(uint32_t pid, const std::string& directory,
                                                          EventsWanted events) {
   std::vector<ProcessCounterFile> files;
+  const auto foreign = [pid](const std::string& path) {
+    return fail(Errc::invalid_argument,
+                fmt::format("{}: it belongs to another user than process {}", path, pid));
+  };
+  std::optional<Error> wrong;  // with another user's file, which is no reason to see nothing
+  const auto owner = process_owner(pid);
   for (const std::string& name : names_in(directory)) {
     if (pid_of_name(name, ".counters") != pid) {
       continue;
     }
-    auto file = read_counter_file(fmt::format("{}/{}", directory, name), events);
-    if (!file) {
-      return file.error();
+    const std::string path = fmt::format("{}/{}", directory, name);
+    struct stat info {};
+    const bool own = lstat(path.c_str(), &info) == 0 && of_this_user(info);
+    if (!own && ((info.st_mode & 077) != 0 || (owner && *owner != info.st_uid))) {
+      wrong = foreign(path);
+      continue;
     }
-    files.push_back(std::move(*file));
+    auto file = read_counter_file(path, events);
+    if (file && (own || file->snapshot.pid == pid)) {
+      files.push_back(std::move(*file));
+    } else if (own) {
+      return file.error();
+    } else {
+      wrong = file ? foreign(path) : file.error();
+    }
   }
   if (!files.empty()) {
     return files;
+  }
+  if (wrong) {
+    return *wrong;
   }
   const bool runs = kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM;
   return fail(Errc::invalid_argument,

@@ -105,9 +105,11 @@ struct CounterFileFound {
   int64_t made_ns = 0;  ///< CLOCK_REALTIME
   uint64_t bytes = 0;
 };
-/// Whose files are looked for; those of others are for root only.
+/// Whose files are looked for.  Of others, whom root may read, those count that only their owner
+/// may read and whose owner is that of the process they name: nobody speaks for another user's
+/// process.
 enum class CounterOwner : uint8_t { this_user, anybody };
-/// Those in a directory that belong to this user; also what was left in the middle of making one.
+/// Those in a directory; also what was left in the middle of making one.
 std::vector<CounterFileFound> find_counter_files(const std::string& directory,
                                                  CounterOwner owner = CounterOwner::this_user);
 
@@ -116,8 +118,8 @@ struct ProcessCounterFile {
   bool running = false;  ///< false: the process is gone, and these are its last values
   CounterSnapshot snapshot;
 };
-/// All files of a process, which may be gone.  None, or one that cannot be read: an error that says
-/// why.
+/// All files of a process, which may be gone.  None, or one of this user that cannot be read: an
+/// error that says why.  While the process runs, files of others than its owner are left out.
 Result<std::vector<ProcessCounterFile>> read_counters_of(uint32_t pid, const std::string& directory,
                                                          EventsWanted events = EventsWanted::yes);
 /// One file, by its name.

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "runtime/base/whole_file.h"
+#include "runtime/telemetry/counter_bytes.h"
 #include "runtime/telemetry/counter_reader.h"
 
 namespace nccl_ha {
@@ -25,17 +26,10 @@ namespace {
 
 /// More than any process's file has.
 constexpr uint64_t trace_bytes_max = uint64_t{1} << 30;
-/// Of the counters of 160,000 connections and paths.
-constexpr uint64_t counters_bytes_max = uint64_t{64} << 20;
 constexpr int copies_max = 100;
 /// A draft that nobody has written to for so long was left by who was killed; the clock of a file
 /// server may be wrong by some of it.
 constexpr int64_t unfinished_ns = 600'000'000'000;
-
-/// A mapping is aligned like this.
-struct alignas(64) Line {
-  std::byte bytes[64];
-};
 
 /// As write_trace() names them.
 bool is_draft(std::string_view name) {
@@ -212,69 +206,6 @@ class Copier {
   std::vector<std::byte> to_;
 };
 
-/// As many bytes as are there.
-std::vector<Line> read_front(int fd, size_t size) {
-  std::vector<Line> lines((size + sizeof(Line) - 1) / sizeof(Line));
-  auto* to = reinterpret_cast<char*>(lines.data());
-  size_t done = 0;
-  while (done < size) {
-    const ssize_t got = pread(fd, to + done, size - done, static_cast<off_t>(done));
-    if (got == 0 || (got < 0 && errno != EINTR)) {
-      break;
-    }
-    done += got > 0 ? static_cast<size_t>(got) : 0;
-  }
-  return lines;
-}
-
-/// A block that changed between two readings may be half of one and half of the other.
-void leave_out_changed(std::span<std::byte> bytes, std::span<const std::byte> later,
-                       const layout::Section& blocks) {
-  for (size_t i = 0; i < blocks.count; ++i) {
-    const size_t at = blocks.offset + i * sizeof(layout::Block);
-    if (load(bytes.data() + at) != load(later.data() + at)) {
-      set_word(bytes.data() + at, 1);  // readers leave it out
-    }
-  }
-}
-
-Result<std::vector<std::byte>> counters_in(int fd, std::string_view reason) {
-  struct stat info {};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    return fail(Errc::invalid_argument, "it is no regular file");
-  }
-  const auto all = static_cast<uint64_t>(info.st_size);
-  const std::vector<Line> head = read_front(fd, sizeof(layout::FileHeader));
-  auto header = parse_counter_header(
-      std::as_bytes(std::span(head)).first(std::min<uint64_t>(all, sizeof(layout::FileHeader))));
-  if (!header) {
-    return header.error();
-  }
-  header->rings.count = 0;
-  uint64_t end = sizeof(layout::FileHeader);
-  for (auto section :
-       {&layout::FileHeader::scopes, &layout::FileHeader::counters, &layout::FileHeader::events,
-        &layout::FileHeader::fields, &layout::FileHeader::strings, &layout::FileHeader::blocks}) {
-    const layout::Section& one = (*header).*section;
-    end = std::max<uint64_t>(end, one.offset + uint64_t{one.count} * one.entry_bytes);
-  }
-  if (end > all) {
-    return cannot_copy("a table lies outside of it");
-  }
-  if (end > counters_bytes_max) {
-    return fail(Errc::invalid_argument, "it has more counters than are passed on");
-  }
-  std::vector<Line> lines = read_front(fd, end);
-  const std::vector<Line> later = read_front(fd, end);
-  const auto bytes = std::as_writable_bytes(std::span(lines));
-  if (!inside(bytes, header->blocks, sizeof(layout::Block))) {
-    return cannot_copy("a table lies outside of it");
-  }
-  leave_out_changed(bytes, std::as_bytes(std::span(later)), header->blocks);
-  header->file_bytes = end;
-  return Copier(bytes.first(end), *header).copy(reason);
-}
-
 }  // namespace
 
 Result<std::vector<std::byte>> copy_counters(std::span<const std::byte> bytes,
@@ -289,7 +220,8 @@ Result<std::vector<std::byte>> copy_counters(std::span<const std::byte> bytes,
   return Copier(bytes.first(header->file_bytes), *header).copy(reason);
 }
 
-Result<std::vector<std::byte>> copy_counter_file(const std::string& path, std::string_view reason) {
+Result<std::vector<std::byte>> copy_counter_file(const std::string& path, std::string_view reason,
+                                                 EventsWanted events) {
   const auto refuse = [&path](const Error& error) {
     return fail(error.code, fmt::format("{}: {}", path, error.what), error.sys);
   };
@@ -297,8 +229,12 @@ Result<std::vector<std::byte>> copy_counter_file(const std::string& path, std::s
   if (fd < 0) {
     return refuse(fail(Errc::system, "cannot open it", errno));
   }
-  auto copy = counters_in(fd, reason);
+  const auto bytes = CounterBytes::read(fd, events);
   close(fd);
+  if (!bytes) {
+    return refuse(bytes.error());
+  }
+  auto copy = copy_counters(bytes->bytes(), reason);
   return copy ? std::move(copy) : refuse(copy.error());
 }
 

@@ -15,6 +15,7 @@
 
 #include "runtime/base/result.h"
 #include "runtime/telemetry/counter_file.h"
+#include "runtime/telemetry/counter_reader.h"
 
 namespace nccl_ha {
 
@@ -26,9 +27,10 @@ inline constexpr std::string_view trace_ending = ".trace";
 Result<std::vector<std::byte>> copy_counters(std::span<const std::byte> bytes,
                                              std::string_view reason);
 
-/// Counters only, without flight recorders, of a process's file.  It is read and not mapped, so
-/// that an owner who cuts it short meanwhile stops nobody.  Any thread.
-Result<std::vector<std::byte>> copy_counter_file(const std::string& path, std::string_view reason);
+/// The same of a process's file, which is read and not mapped: an owner who cuts it short meanwhile
+/// stops nobody.  Any thread.
+Result<std::vector<std::byte>> copy_counter_file(const std::string& path, std::string_view reason,
+                                                 EventsWanted events = EventsWanted::no);
 
 /// What is in a dump is its owner's.
 inline constexpr unsigned trace_mode = 0600;

@@ -340,6 +340,64 @@ TEST(Agent, AProcessOfAnotherUserIsRefusedWithAReason) {
   EXPECT_NE(agent.log().find("user 4712 may not register"), std::string::npos) << agent.log();
 }
 
+TEST(Agent, AUserLeavesPlacesAndSlotsForOthers) {
+  if (geteuid() != 0) {
+    return;  // nobody else to be
+  }
+  AgentProcess agent(NHA_TOOL_FILE, "\"processes\": 8, \"slots\": 8");
+  std::filesystem::permissions(std::filesystem::path(agent.directory()).parent_path(),
+                               std::filesystem::perms(0755));
+  std::array<int, 2> result{};
+  std::array<int, 2> end{};
+  ASSERT_TRUE(pipe(result.data()) == 0 && pipe(end.data()) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    close(end[1]);
+    std::array<char, 2> counts{};
+    std::vector<std::unique_ptr<AgentSocket>> jobs;
+    for (int i = 0; i < 8 && (i != 0 || setuid(4711) == 0); ++i) {
+      jobs.push_back(std::make_unique<AgentSocket>(agent.socket_path()));
+      counts[0] = static_cast<char>(counts[0] + (jobs.back()->greet() ? 1 : 0));
+    }
+    for (uint16_t to = 1; to <= 8 && !jobs.empty(); ++to) {
+      const auto entered = jobs.front()->enter(to, to);
+      const bool in = entered && entered->type == AgentMessage::entered;
+      counts[1] = static_cast<char>(counts[1] + (in ? 1 : 0));
+    }
+    char none = 0;
+    static_cast<void>(!write(result[1], counts.data(), counts.size()) || read(end[0], &none, 1));
+    _exit(0);
+  }
+  std::array<char, 2> counts{};
+  ASSERT_EQ(read(result[0], counts.data(), counts.size()), 2);
+  EXPECT_EQ(counts, (std::array<char, 2>{4, 4})) << "half of either";
+  AgentSocket other(agent.socket_path());
+  EXPECT_TRUE(other.greet());
+  const auto entered = other.enter(1, 100);
+  EXPECT_TRUE(entered && entered->type == AgentMessage::entered);
+  for (const int fd : {result[0], result[1], end[0], end[1]}) {
+    close(fd);
+  }
+  waitpid(child, nullptr, 0);
+  EXPECT_NE(agent.log().find("kept for other users"), std::string::npos) << agent.log();
+}
+
+TEST(Agent, AStreamIsToldTheStatusOnce) {
+  AgentProcess agent(NHA_TOOL_FILE);
+  AgentSocket job(agent.socket_path());
+  const auto question = encode_agent(AgentMessage::ask_status, 0);
+  std::vector<std::byte> many;
+  for (int i = 0; i < 500; ++i) {
+    many.insert(many.end(), question.begin(), question.end());
+  }
+  ASSERT_TRUE(job.send(many));
+  int ends = 0;
+  while (const auto answer = job.receive()) {
+    ends += answer->type == AgentMessage::status_end ? 1 : 0;
+  }
+  EXPECT_EQ(ends, 1);
+}
+
 TEST(Agent, SighupReadsSettingsAndBadOnesChangeNothing) {
   AgentProcess agent(NHA_TOOL_FILE);
   AgentSocket job(agent.socket_path());

@@ -1,20 +1,28 @@
 // What the built nccl-ha agent shows and tells: its web server, its reports to the switch.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "actors/telemetry_packet.h"
+#include "runtime/telemetry/counter_file.h"
 #include "tests/support/agent_process.h"
+#include "tests/support/counter_process.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
+#include "tests/support/until.h"
 #include "tools/agent/keys.h"
+#include "tools/trace/sources.h"
 
 namespace nccl_ha::tests {
 namespace {
@@ -22,8 +30,7 @@ namespace {
 using test::AgentProcess;
 using test::AgentSocket;
 
-/// One request, answered to its end.
-std::string http(const AgentProcess& agent, const std::string& request) {
+int connect_to_page(const AgentProcess& agent) {
   const std::string page = agent.status()["page"].get<std::string>();
   const size_t colon = page.rfind(':');
   sockaddr_in to{};
@@ -32,6 +39,12 @@ std::string http(const AgentProcess& agent, const std::string& request) {
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  return fd;
+}
+
+/// One request, answered to its end.
+std::string http(const AgentProcess& agent, const std::string& request) {
+  const int fd = connect_to_page(agent);
   const timeval limit{10, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   EXPECT_EQ(send(fd, request.data(), request.size(), MSG_NOSIGNAL),
@@ -83,6 +96,43 @@ TEST(AgentPage, ItsWebServerRefusesWhatIsNoRequestForIt) {
   EXPECT_TRUE(http(agent, "garbage\r\n\r\n").starts_with("HTTP/1.1 400"));
   EXPECT_TRUE(http(agent, std::string(9000, 'x')).starts_with("HTTP/1.1 431"));
   EXPECT_TRUE(http_get(agent, "/").starts_with("HTTP/1.1 200"));
+}
+
+TEST(AgentPage, WhoAsksForNothingGivesItsPlaceToWhoComesNext) {
+  AgentProcess agent(NHA_TOOL_FILE);
+  std::vector<int> slow;
+  for (int i = 0; i < 40; ++i) {
+    slow.push_back(connect_to_page(agent));
+    EXPECT_EQ(send(slow.back(), "GET", 3, MSG_NOSIGNAL), 3);
+  }
+  EXPECT_TRUE(http_get(agent, "/").starts_with("HTTP/1.1 200"));
+  for (const int fd : slow) {
+    close(fd);
+  }
+}
+
+// As root: the counters of a process of another user.
+TEST(AgentPage, TellsTheCountersOfItsOwnUserUnlessASettingSaysOtherwise) {
+  const bool root = geteuid() == 0;
+  const TemporaryFolder folder("/dev/shm");
+  const std::string path(folder.path());
+  const auto own = CounterFile::create({path, 8, 1, 16});
+  ASSERT_NE(own, nullptr);
+  const test::CounterProcess other(path, root ? uid_t{65534} : geteuid());
+  ASSERT_TRUE(other.ready());
+  setenv("HA_NCCL_COUNTERS_DIR", path.c_str(), 1);
+  AgentProcess agent(NHA_TOOL_FILE);
+  unsetenv("HA_NCCL_COUNTERS_DIR");
+  const auto told = [&] {
+    const std::string answer = http_get(agent, "/counters");
+    const std::string body = answer.substr(answer.find("\r\n\r\n") + 4);
+    const auto dumps = tools::parse_bundle(std::as_bytes(std::span(body)));
+    return dumps ? dumps->size() : 0;
+  };
+  EXPECT_EQ(told(), root ? 2U : 3U) << "this process, the agent, and the other if it is alike";
+  agent.write_settings(R"("counters_of_all_users": true)");
+  agent.signal(SIGHUP);
+  EXPECT_TRUE(test::until([&] { return told() == 3; }));
 }
 
 // What a switch hears: flows that begin and end, and what NICs do, signed.

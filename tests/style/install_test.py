@@ -55,6 +55,7 @@ class Installed(unittest.TestCase):
                      "share/man/man1/nccl-ha-top.1", "share/man/man1/nccl-ha-stat.1",
                      "share/man/man1/nccl-ha-tune.1", "share/man/man1/nccl-ha-report.1", "lib/systemd/system/nccl-ha-agent.service",
                      "lib/systemd/system/nccl-ha-relay.service",
+                     "lib/sysusers.d/nccl-ha.conf",
                      "share/doc/nccl-ha/docs/agent.md",
                      "share/doc/nccl-ha/docs/agent-dashboard.json",
                      "share/doc/nccl-ha/docs/lab.md",

@@ -73,6 +73,8 @@ class Packages(unittest.TestCase):
         unit = (root / "usr/lib/systemd/system/nccl-ha-agent.service").read_text(encoding="utf-8")
         self.assertIn("ExecStart=/usr/bin/nccl-ha agent", unit)
         self.assertTrue((root / "usr/share/doc/nccl-ha/examples/90-nccl-ha.conf").exists())
+        users = (root / "usr/lib/sysusers.d/nccl-ha.conf").read_text(encoding="utf-8")
+        self.assertIn(f"u {re.search('^User=(.*)$', unit, re.M).group(1)} ", users)
         # A program finds its plugin, wherever the root is.
         found = output_of(*EMULATOR, str(root / "usr/bin/nccl-ha"), "info", "--json",
                           env=dict(os.environ, HA_NCCL_FABRIC="datagram", HA_NCCL_IFNAME="lo"))

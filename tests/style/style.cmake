@@ -23,6 +23,12 @@ set_tests_properties(style.version PROPERTIES LABELS style_long)  # it configure
 if(TARGET nccl-ha AND TARGET nccl-net-ha)
   nha_style_test(install ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/install_test.py
                  ${CMAKE_COMMAND} ${CMAKE_BINARY_DIR} ${CMAKE_INSTALL_LIBDIR})
+  if(CMAKE_BUILD_TYPE STREQUAL "Release")
+    nha_style_test(hardening ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/hardening_test.py
+                   $<TARGET_FILE:nccl-net-ha> $<TARGET_FILE:nccl-ha> ${CMAKE_ARCHIVE_OUTPUT_DIRECTORY})
+  endif()
+  nha_style_test(units ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/units_test.py
+                 ${CMAKE_BINARY_DIR}/nccl-ha-agent.service ${CMAKE_BINARY_DIR}/nccl-ha-relay.service)
   nha_style_test(completion ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/completion_test.py
                  $<TARGET_FILE:nccl-ha> ${CMAKE_SOURCE_DIR}/tools/completion)
   nha_style_test(examples ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/examples_test.py

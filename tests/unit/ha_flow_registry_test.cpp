@@ -46,6 +46,28 @@ TEST(FlowRegistry, BothDirectionsAreFlowsOfTheirOwn) {
   EXPECT_NE(flow_hash({flow_host(1), flow_host(2)}), flow_hash({flow_host(2), flow_host(1)}));
 }
 
+TEST(FlowRegistry, AUserLeavesSlotsForOthers) {
+  FlowRegistry registry({8, 100});
+  const auto slots_of = [&](FlowRegistry::User user, uint8_t from) {
+    size_t taken = 0;
+    for (uint8_t i = 0; i < 20; ++i) {
+      taken += registry.enter(user, i, flow_to(static_cast<uint8_t>(from + i)), user) ? 1U : 0U;
+    }
+    return taken;
+  };
+  EXPECT_EQ(slots_of(1000, 10), 4U);
+  const auto refused = registry.enter(1000, 99, flow_to(9), 1000);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().what.find("kept for other users"), std::string::npos);
+  EXPECT_TRUE(registry.enter(1000, 98, flow_to(10), 1000)) << "a flow that is there needs no slot";
+  EXPECT_EQ(slots_of(1001, 40), 2U);
+  EXPECT_EQ(slots_of(1002, 70), 1U);
+  registry.drop(1000);
+  EXPECT_EQ(registry.flows(), 3U);
+  EXPECT_EQ(slots_of(1003, 100), 3U);
+  EXPECT_EQ(slots_of(0, 130), 2U) << "root takes what there is";
+}
+
 TEST(FlowRegistry, AFullTableIsAClearAnswerAndHasRoomAgain) {
   FlowRegistry registry({2, 100});
   ASSERT_TRUE(registry.enter(1, 1, flow_to(2)));

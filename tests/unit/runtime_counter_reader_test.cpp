@@ -1,14 +1,18 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <fstream>
 #include <span>
+#include <thread>
 
 #include "runtime/telemetry/counter_reader.h"
 #include "runtime/telemetry/recorder.h"
 #include "runtime/telemetry/trace_dump.h"
 #include "tests/support/counter_files.h"
+#include "tests/support/counter_process.h"
 
 namespace nccl_ha {
 namespace {
@@ -179,6 +183,81 @@ TEST_F(CounterReaderTest, AFileOfAnotherUserIsRefused) {
     _exit(other && refused ? 0 : 1);
   });
   EXPECT_EQ(status, 0);
+}
+
+// A mapping of what its owner cuts off ends its reader by SIGBUS.
+TEST_F(CounterReaderTest, AnOwnerWhoCutsAFileShortMeanwhileStopsNoReader) {
+  const auto file = make();
+  const std::string path = file->path();
+  const std::string copy = folder_ + "/nccl-ha-1-7.counters";
+  files::copy_file(path, copy);
+  const auto whole = files::file_size(path);
+  const int status = in_fork([&] {
+    std::atomic<bool> ends{false};
+    std::thread owner([&] {
+      while (!ends) {
+        static_cast<void>(truncate(copy.c_str(), 0));
+        files::copy_file(path, copy, files::copy_options::overwrite_existing);
+      }
+    });
+    int good = 0;
+    int bad = 0;
+    while ((good < 20 || bad < 20) && good + bad < 100000) {
+      const auto read = read_counter_file(copy);
+      const auto copied = copy_counter_file(copy, "a test", EventsWanted::yes);
+      ++(read && copied ? good : bad);
+    }
+    ends = true;
+    owner.join();
+    _exit(good >= 20 && bad >= 20 ? 0 : 1);
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(files::file_size(path), whole);
+}
+
+// As root: a file of one user that names the process of another.
+TEST_F(CounterReaderTest, NobodySpeaksForTheProcessOfAnotherUser) {
+  constexpr uid_t user = 65534;
+  const auto file = make();
+  const auto pid = static_cast<uint32_t>(getpid());
+  const std::string planted = fmt::format("{}/nccl-ha-{}-9.counters", folder_, pid);
+  files::copy_file(file->path(), planted);
+  ASSERT_EQ(chmod(planted.c_str(), 0600), 0);
+  const bool root = geteuid() == 0;
+  ASSERT_EQ(chown(planted.c_str(), root ? user : geteuid(), gid_t(-1)), 0);
+  const size_t known = root ? 1 : 2;  // who is not root has nobody else's files
+  EXPECT_EQ(find_counter_files(folder_, CounterOwner::anybody).size(), known);
+  const auto own = read_counters_of(pid, folder_);
+  ASSERT_TRUE(own) << own.error().message();
+  EXPECT_EQ(own->size(), known);
+  files::rename(planted, fmt::format("{}/nccl-ha-{}-9.counters", folder_, getppid()));
+  const auto of_parent = read_counters_of(static_cast<uint32_t>(getppid()), folder_);
+  EXPECT_EQ(of_parent.ok(), !root);
+  if (!of_parent) {
+    EXPECT_NE(of_parent.error().what.find("belongs to another user"), std::string::npos);
+  }
+}
+
+TEST_F(CounterReaderTest, RootCountsTheFilesThatProcessesOfOtherUsersMadeForThemselves) {
+  const bool root = geteuid() == 0;
+  const auto file = make();
+  const test::CounterProcess other(folder_, root ? uid_t{65534} : geteuid());
+  ASSERT_TRUE(other.ready());
+  const std::string path = fmt::format("{}/nccl-ha-{}-0.counters", folder_, other.pid());
+  const auto found = [&](CounterOwner owner) { return find_counter_files(folder_, owner).size(); };
+  EXPECT_EQ(found(CounterOwner::anybody), 2U);
+  EXPECT_EQ(found(CounterOwner::this_user), root ? 1U : 2U);
+  EXPECT_TRUE(read_counters_of(static_cast<uint32_t>(other.pid()), folder_));
+  ASSERT_EQ(chmod(path.c_str(), 0644), 0);
+  EXPECT_EQ(found(CounterOwner::anybody), root ? 1U : 2U) << "no process of ours makes such a file";
+  ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  // A header that names a process of somebody else.
+  std::fstream header(path, std::ios::in | std::ios::out | std::ios::binary);
+  header.seekp(offsetof(counter_layout::FileHeader, pid));
+  const auto self = static_cast<uint32_t>(getpid());
+  header.write(reinterpret_cast<const char*>(&self), sizeof self).flush();
+  EXPECT_EQ(found(CounterOwner::anybody), root ? 1U : 2U);
+  EXPECT_EQ(read_counters_of(static_cast<uint32_t>(other.pid()), folder_).ok(), !root);
 }
 
 }  // namespace

@@ -175,6 +175,25 @@ TEST_F(HintTableTest, ADirectoryThatOthersMayWriteToIsRefused) {
   }
 }
 
+// A service's user owns the folder that systemd makes for it.
+TEST_F(HintTableTest, BelowRunADirectoryIsOfWhomRootGaveItTo) {
+  if (geteuid() != 0) {
+    return;  // only root makes folders there
+  }
+  const tests::TemporaryFolder given("/run");
+  const std::string path(given.path());
+  const std::string inside = path + "/mpib";
+  ASSERT_EQ(mkdir(inside.c_str(), 0755), 0);
+  ASSERT_TRUE(chmod(path.c_str(), 0755) == 0 && chown(path.c_str(), 65534, 65534) == 0 &&
+              chown(inside.c_str(), 65534, 65534) == 0);
+  const auto directory = AgentDirectory::open(path);
+  ASSERT_TRUE(directory) << directory.error().message();
+  EXPECT_EQ(directory->owner(), 65534U);
+  EXPECT_EQ(AgentDirectory::open(inside).code(), Errc::invalid_argument) << "its owner made it";
+  ASSERT_EQ(chmod(path.c_str(), 0775), 0);
+  EXPECT_EQ(AgentDirectory::open(path).code(), Errc::invalid_argument);
+}
+
 // Both halves of a state are written with the same number, so a mixture is seen.
 TEST_F(HintTableTest, NoReaderSeesHalfOfAWrite) {
   const auto writer = make();

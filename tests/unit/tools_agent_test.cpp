@@ -43,13 +43,29 @@ TEST(AgentSettings, AnEmptyFileIsTheDefaults) {
   EXPECT_TRUE(settings->page->address.loopback());
   EXPECT_EQ(settings->telemetry->port, 7471);
   EXPECT_FALSE(settings->unauthenticated);
+  EXPECT_FALSE(settings->all_counters);
   EXPECT_EQ(settings->allow.size(), 2U);
+}
+
+TEST(AgentSettings, AServiceIsForEverybodyAndAPersonsAgentForThatPerson) {
+  if (geteuid() != 0) {
+    EXPECT_EQ(AgentSettings::parse("")->all_users, geteuid() < 1000);
+    return;  // nobody else to be
+  }
+  for (const auto& [user, all] :
+       {std::pair{uid_t{0}, true}, std::pair{uid_t{999}, true}, std::pair{uid_t{1000}, false}}) {
+    ASSERT_EQ(seteuid(user), 0);
+    const bool all_users = AgentSettings::parse("")->all_users;
+    ASSERT_EQ(seteuid(0), 0);
+    EXPECT_EQ(all_users, all) << user;
+  }
 }
 
 TEST(AgentSettings, AllThatIsDocumentedIsRead) {
   const auto settings = AgentSettings::parse(R"({ // a comment
     "directory": "/run/x", "slots": 7, "processes": 8, "connections_per_process": 9,
-    "users": [1000], "heartbeat_ms": 30, "drain_ms": 1500, "page": "",
+    "users": [1000], "counters_of_all_users": true,
+    "heartbeat_ms": 30, "drain_ms": 1500, "page": "",
     "telemetry": {"listen": "[::1]:5", "allow": ["10.0.0.0/8", "fd00::/16"],
                   "unauthenticated": true,
                   "age_ms": 100},
@@ -66,6 +82,7 @@ TEST(AgentSettings, AllThatIsDocumentedIsRead) {
   EXPECT_EQ(settings->connections_per_client, 9U);
   EXPECT_FALSE(settings->all_users);
   EXPECT_EQ(settings->users, std::vector<uid_t>{1000});
+  EXPECT_TRUE(settings->all_counters);
   EXPECT_EQ(settings->heartbeat, std::chrono::milliseconds(30));
   EXPECT_EQ(settings->drain, std::chrono::milliseconds(1500));
   EXPECT_FALSE(settings->page);

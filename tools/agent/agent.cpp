@@ -85,7 +85,8 @@ std::optional<HttpAnswer> page_of(const AgentView& view, const std::string& coun
     return HttpAnswer{"application/json", json_of(view)};
   }
   if (path == "/counters") {
-    return HttpAnswer{"application/octet-stream", counters_of_processes(counters_dir)};
+    return HttpAnswer{"application/octet-stream",
+                      counters_of_processes(counters_dir, view.counters_of)};
   }
   return std::nullopt;
 }

@@ -29,8 +29,9 @@ FlowBoard::FlowBoard(std::unique_ptr<HintWriter> writer, uint32_t connections_pe
       flows_(writer_->slots()) {}
 
 Result<FlowPlace> FlowBoard::enter(ha::FlowRegistry::Client client, uint64_t connection,
-                                   const FlowAnnouncement& announcement, Instant now) {
-  const auto entered = registry_.enter(client, connection, announcement.flow);
+                                   const FlowAnnouncement& announcement, Instant now,
+                                   ha::FlowRegistry::User user) {
+  const auto entered = registry_.enter(client, connection, announcement.flow, user);
   if (!entered) {
     ++counts_.refused;
     return entered.error();

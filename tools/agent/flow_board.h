@@ -56,7 +56,8 @@ class FlowBoard {
 
   void set_observer(FlowObserver* observer) { observer_ = observer; }
   Result<FlowPlace> enter(ha::FlowRegistry::Client client, uint64_t connection,
-                          const FlowAnnouncement& announcement, Instant now);
+                          const FlowAnnouncement& announcement, Instant now,
+                          ha::FlowRegistry::User user = 0);
   Result<void> leave(ha::FlowRegistry::Client client, uint64_t connection, Instant now);
   /// All that a process registered ends with it.
   void drop(ha::FlowRegistry::Client client, Instant now);

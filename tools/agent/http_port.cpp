@@ -97,8 +97,7 @@ void HttpPort::stop() {
 
 void HttpPort::on_accept(int fd) {
   if (clients_.size() >= clients_max) {
-    close(fd);
-    return;
+    clients_.pop_front();  // the one that has waited longest has still asked for nothing
   }
   auto stream = context_->streams().adopt_fd(fd, this);
   if (!stream) {

@@ -38,6 +38,7 @@ void Keeper::start(Context& context) {
   context_ = &context;
   view_.context = &context;
   view_.started = context.now();
+  show_counters();
   auto watch = context.streams().watch_fd(options_.signals, this);
   if (!watch) {
     NHA_LOG_ERROR("agent: signals cannot be heard: {}", watch.error().message());
@@ -80,6 +81,11 @@ void Keeper::end(int status) {
   if (!std::exchange(ended_, true)) {
     options_.finish(status);
   }
+}
+
+void Keeper::show_counters() {
+  view_.counters_of =
+      options_.settings.all_counters ? CounterOwner::anybody : CounterOwner::this_user;
 }
 
 void Keeper::beat() {
@@ -137,6 +143,7 @@ void Keeper::reload() {
     }
     next->keep_fixed(options_.settings);
     options_.settings = std::move(*next);
+    show_counters();
     actors_.board->set_policy(options_.settings.policy);
     actors_.board->set_connections_per_client(options_.settings.connections_per_client);
     actors_.registrations->set_limits(registration_limits(options_.settings));

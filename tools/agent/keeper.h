@@ -64,6 +64,8 @@ class Keeper final : public Actor, private FdWatchOwner {
   void drain();
   void end(int status);
   std::string summary() const;
+  /// Whose, as the settings say.
+  void show_counters();
 
   Options options_;
   AgentActors actors_;

@@ -112,6 +112,16 @@ Result<void> RegistrationPort::admit(int fd, PeerCredentials& who) const {
                             "its settings)",
                             who.uid));
   }
+  const auto own = static_cast<size_t>(
+      std::count_if(clients_.begin(), clients_.end(),
+                    [&](const Client& client) { return client.who.uid == who.uid; }));
+  if (share_of(who) != 0 && clients_.size() < limits_.clients &&
+      !ha::within_share(own, clients_.size() - own, limits_.clients)) {
+    return fail(Errc::no_memory,
+                fmt::format("{} processes of user {} are registered, and the other places are kept "
+                            "for other users (\"processes\" in the agent's settings)",
+                            own, who.uid));
+  }
   if (clients_.size() >= limits_.clients) {
     return fail(Errc::no_memory,
                 fmt::format("{} processes are registered, and no more may (\"processes\" in the "
@@ -119,6 +129,10 @@ Result<void> RegistrationPort::admit(int fd, PeerCredentials& who) const {
                             clients_.size()));
   }
   return {};
+}
+
+ha::FlowRegistry::User RegistrationPort::share_of(const PeerCredentials& who) {
+  return who.uid == geteuid() ? 0 : who.uid;
 }
 
 size_t RegistrationPort::clients() const {
@@ -241,6 +255,10 @@ bool RegistrationPort::answer(Place client, const AgentReader::Message& message)
       }
       break;
     case AgentMessage::ask_status: {
+      if (client->asked) {
+        break;
+      }
+      client->asked = true;
       // In one piece: what waits already is limited, and a large host's status is more than that.
       std::vector<std::byte> all;
       for (const auto& frame : encode_status(status_())) {
@@ -261,7 +279,8 @@ bool RegistrationPort::answer_enter(Place client, const AgentReader::Message& me
     ++counts_.malformed;
     return refuse(client, fail(Errc::invalid_argument, "a registration that is malformed"));
   }
-  const auto place = board_->enter(client->id, message.connection, *announcement, context_->now());
+  const auto place = board_->enter(client->id, message.connection, *announcement, context_->now(),
+                                   share_of(client->who));
   if (!place) {
     NHA_LOG_WARN_LIMITED("agent: a connection of process {} is refused: {}", client->who.pid,
                          place.error().what);

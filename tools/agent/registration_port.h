@@ -72,6 +72,7 @@ class RegistrationPort final : public Actor, private AcceptorOwner, private Stre
     std::string host;
     Instant since{};
     bool known = false;  ///< it has said hello
+    bool asked = false;  ///< for the status, which a stream is told once
     size_t connections = 0;
   };
   using Place = std::list<Client>::iterator;
@@ -82,6 +83,8 @@ class RegistrationPort final : public Actor, private AcceptorOwner, private Stre
   void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
   void on_stream_closed(Stream& stream, const Error& error) override;
   Result<void> admit(int fd, PeerCredentials& who) const;
+  /// The user whose share of slots and places counts; 0: nobody's, for root and the agent's own.
+  static ha::FlowRegistry::User share_of(const PeerCredentials& who);
   /// False: the client is gone.
   bool answer(Place client, const AgentReader::Message& message);
   bool answer_enter(Place client, const AgentReader::Message& message);

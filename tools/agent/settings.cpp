@@ -203,8 +203,11 @@ Result<void> read_rail(const AgentJson& value, RailSettings& rail) {
   return in.finish();
 }
 
+/// Of a service, which is for all users of its host; people's own begin there (login.defs).
+constexpr uid_t first_person = 1000;
+
 void read_users(ObjectReader& in, AgentSettings& settings) {
-  settings.all_users = geteuid() == 0 && !in.has("users");
+  settings.all_users = geteuid() < first_person && !in.has("users");
   in.each("users", 256, [&](const AgentJson& value) -> Result<void> {
     if (!value.is_number_unsigned()) {
       return fail(Errc::invalid_argument, "users are numbers, as `id -u` tells");
@@ -239,6 +242,7 @@ Result<AgentSettings> AgentSettings::parse(const std::string& text) {
   in.whole("connections_per_process", 1, 1 << 20, settings.connections_per_client);
   in.whole("processes", 1, 1 << 20, settings.clients);
   read_users(in, settings);
+  in.flag("counters_of_all_users", settings.all_counters);
   in.milliseconds("heartbeat_ms", 1, 10000, settings.heartbeat);
   in.milliseconds("drain_ms", 0, 86400000, settings.drain);
   in.parsed("page", [&](const std::string& value) { return take_point(value, settings.page); });

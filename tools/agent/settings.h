@@ -34,6 +34,7 @@ struct AgentSettings {
   uint32_t clients = 4096;
   std::vector<uid_t> users;      ///< whose processes may register, besides root and this user
   bool all_users = false;        ///< anybody's may
+  bool all_counters = false;     ///< /counters is of all users, not of this one only
   std::vector<IpAddress> allow;  ///< switches
   std::string key_file;
   TelemetryKeys keys;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/engine/context.h"
+#include "runtime/telemetry/counter_reader.h"
 #include "tools/agent/flow_board.h"
 #include "tools/agent/nic_meter.h"
 #include "tools/agent/registration_port.h"
@@ -27,6 +28,7 @@ struct AgentView {
   Instant started{};
   uint64_t reloads = 0;
   bool draining = false;
+  CounterOwner counters_of = CounterOwner::this_user;  ///< whose /counters has
 };
 
 /// With what the failovers of this host's jobs have been, as their counters say.

@@ -1,13 +1,8 @@
 #include "tools/trace/sources.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <iterator>
 #include <memory>
@@ -35,34 +30,6 @@ uint64_t word_at(std::span<const std::byte> bytes, size_t at) {
   uint64_t word = 0;
   std::memcpy(&word, bytes.data() + at, sizeof word);
   return word;
-}
-
-/// A process writes into its file, so a dump of it is made.
-Result<std::vector<std::byte>> copy_of_process(const std::string& path, std::string_view reason) {
-  const auto refuse = [&path](const Error& error) {
-    return fail(error.code, fmt::format("{}: {}", path, error.what), error.sys);
-  };
-  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  struct stat info {};
-  if (fd < 0 || fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) {
-    const int error = errno;
-    if (fd >= 0) {
-      close(fd);
-    }
-    return refuse(fail(Errc::invalid_argument, "cannot open it", error));
-  }
-  const auto size = static_cast<size_t>(info.st_size);
-  void* base = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
-  close(fd);
-  if (base == MAP_FAILED) {
-    return refuse(fail(Errc::system, "cannot map it", errno));
-  }
-  auto copy = copy_counters({static_cast<const std::byte*>(base), size}, reason);
-  munmap(base, size);
-  if (!copy) {
-    return refuse(copy.error());
-  }
-  return copy;
 }
 
 std::vector<std::byte> as_vector(std::span<const std::byte> bytes) {
@@ -131,7 +98,7 @@ Result<std::vector<std::vector<std::byte>>> dumps_of(const std::string& name,
     files.push_back(name);
   }
   for (const std::string& file : files) {
-    auto copy = copy_of_process(file, reason);
+    auto copy = copy_counter_file(file, reason, EventsWanted::yes);
     if (!copy) {
       return copy.error();
     }
