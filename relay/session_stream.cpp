@@ -6,6 +6,20 @@
 #include "runtime/fabric/byte_order.h"
 
 namespace nccl_ha::relay {
+namespace {
+
+Result<SessionMessage> without_tag(std::span<const std::byte> sealed) {
+  const bool has_one = sealed.size() >= session_header_bytes + tag_bytes;
+  std::vector<std::byte> plain(sealed.begin(), sealed.end() - (has_one ? tag_bytes : 0));
+  set_session_message_length(plain, plain.size());
+  return decode_session_message(plain);
+}
+
+bool says_hello(const Result<SessionMessage>& message) {
+  return message && std::holds_alternative<SessionHello>(*message);
+}
+
+}  // namespace
 
 SessionStream::SessionStream(Context& context, Owner* owner, std::shared_ptr<const ClusterKey> key)
     : context_(context), owner_(owner), key_(std::move(key)) {
@@ -111,10 +125,10 @@ void SessionStream::take(std::span<const std::byte> bytes) {
     bytes = unsealed;
   }
   auto message = decode_session_message(bytes);
-  if (!message) {
-    lose(message.error());
-  } else if (std::holds_alternative<SessionHello>(*message)) {
+  if (says_hello(message) || (!seal_ && says_hello(without_tag(bytes)))) {
     reject(fail(Errc::remote, "this host has no cluster key (NCCL_MESH_KEY_FILE)"));
+  } else if (!message) {
+    lose(message.error());
   } else if (!std::holds_alternative<SessionPing>(*message)) {
     owner_->on_session_message(*this, std::move(*message));
   }
@@ -122,11 +136,7 @@ void SessionStream::take(std::span<const std::byte> bytes) {
 
 Result<void> SessionStream::shake_hands(std::span<const std::byte> bytes) {
   // Both seal already their first message: what it says is believed when the seal is good.
-  const bool sealed = bytes.size() >= session_header_bytes + tag_bytes;
-  std::vector<std::byte> plain(bytes.begin(), bytes.end() - (sealed ? tag_bytes : 0));
-  set_session_message_length(plain, plain.size());
-  const auto message = decode_session_message(plain);
-  if (message && std::holds_alternative<SessionHello>(*message)) {
+  if (const auto message = without_tag(bytes); says_hello(message)) {
     return shake_hands(std::get<SessionHello>(*message), bytes);
   }
   const auto unsealed = decode_session_message(bytes);

@@ -23,6 +23,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <string>
@@ -36,7 +37,7 @@ namespace {
 using abi::NcclResult;
 
 constexpr unsigned child_limit_s = 20;  ///< SIGALRM ends a child that hangs
-constexpr int between_ms = 10;
+constexpr int between_ms = 100;
 
 [[noreturn]] void live_as_a_child(unsigned kind) {
   alarm(child_limit_s);
@@ -105,6 +106,9 @@ struct State {
     int size;
   };
   std::map<void*, Pending> pending;
+  /// Ends with the first connection that is closed: where a thread is in exit(3) or atexit(3) no
+  /// child can exit, as the C library leaves it their lock.
+  std::unique_ptr<Forking> forking;
 };
 
 State& state() {
@@ -175,7 +179,7 @@ NcclResult misbehave(State& s, const State::Pending& message, int* done, int* si
     std::fprintf(stderr, "dying with %zu receives in flight\n", s.pending.size());
     kill(getpid(), SIGKILL);
   } else if (s.action == "fork") {
-    static const Forking forking;
+    s.forking = std::make_unique<Forking>();
   }
   return NcclResult::success;
 }
@@ -203,8 +207,14 @@ NcclResult test(void* request, int* done, int* sizes) {
   return now ? misbehave(s, message, done, sizes) : result;
 }
 
-NcclResult close_send(void* comm) { return state().inner->close_send(comm); }
-NcclResult close_recv(void* comm) { return state().inner->close_recv(comm); }
+NcclResult close_send(void* comm) {
+  state().forking.reset();
+  return state().inner->close_send(comm);
+}
+NcclResult close_recv(void* comm) {
+  state().forking.reset();
+  return state().inner->close_recv(comm);
+}
 NcclResult close_listen(void* comm) { return state().inner->close_listen(comm); }
 
 }  // namespace
