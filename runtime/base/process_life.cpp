@@ -14,7 +14,7 @@ constexpr size_t page_max = 65536;  // of the systems that there are
 /// One whole page of it, wherever the loader puts it, is this library's alone.
 std::array<std::byte, 2 * page_max> room;
 constinit std::atomic<uint64_t> uncleared{0};
-constinit std::atomic<uint64_t> last{0};  // copied by a fork, which counts on
+constinit std::atomic<uint64_t> last_life{0};  // copied by a fork, which counts on
 
 /// Null where the kernel refuses: a sandbox, or Linux before 4.14.
 std::atomic<uint64_t>* cleared_in_forks() {
@@ -44,7 +44,7 @@ uint64_t begin_life() noexcept {
     }
   }
   uint64_t known = 0;
-  const uint64_t next = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  const uint64_t next = last_life.fetch_add(1, std::memory_order_relaxed) + 1;
   return place->compare_exchange_strong(known, next, std::memory_order_relaxed) ? next : known;
 }
 

@@ -2,7 +2,6 @@
 // of their own fills them, never the generator of jitter, of which four outputs tell all others.
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,7 +18,8 @@ class Secret {
   /// For a message to whom it is meant for; not for logs.
   constexpr uint64_t told() const { return bits_; }
   constexpr explicit operator bool() const { return bits_ != 0; }
-  friend constexpr auto operator<=>(Secret, Secret) = default;
+  friend constexpr bool operator==(Secret, Secret) = default;
+  friend constexpr bool operator<(Secret one, Secret other) { return one.bits_ < other.bits_; }
 
  private:
   friend class SecretSource;

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <ranges>
+#include <tuple>
 
 #include "runtime/base/ip_address.h"
 #include "runtime/base/mutation.h"
@@ -19,7 +19,10 @@ namespace nccl_ha {
 struct Origin {
   uint8_t family = 0;
   std::array<uint8_t, 8> bytes{};
-  auto operator<=>(const Origin&) const = default;
+  bool operator==(const Origin&) const = default;
+  bool operator<(const Origin& other) const {
+    return std::tie(family, bytes) < std::tie(other.family, other.bytes);
+  }
 
   /// Of who has no such address: one for all.
   static Origin of(const Result<sockaddr_storage>& peer) {
