@@ -53,6 +53,22 @@ void after_fork_in_parent() {
   }
 }
 
+constinit std::atomic<uint64_t> list_life{0};  ///< of the process whose list it is; 0: nobody's yet
+
+/// A clone(2) that is no fork(2) runs no handler, and a thread that is not here may have the mutex.
+/// Nothing is closed, as such a clone may share the descriptors with its parent.
+void see_clone() {
+  const uint64_t here = process_life();
+  const uint64_t before = list_life.exchange(here, std::memory_order_relaxed);
+  if (before != here && before != 0) {
+    mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+    fork_locks = 0;
+    fork_holder.store(0, std::memory_order_relaxed);
+    owned = {};
+    words_used = 0;
+  }
+}
+
 /// Async-signal-safe: other threads of the parent may have held any lock.
 void after_fork_in_child() {
   // The C library refuses, as the thread has another number here; a tool that follows locks hears.
@@ -62,6 +78,7 @@ void after_fork_in_child() {
   mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
   fork_holder.store(0, std::memory_order_relaxed);
   end_life();
+  list_life.store(process_life(), std::memory_order_relaxed);
   for (size_t i = 0; i < words_used; ++i) {
     for (uint64_t bits = owned[i]; bits != 0; bits &= bits - 1) {
       close(static_cast<int>(i * word_bits + static_cast<size_t>(std::countr_zero(bits))));
@@ -77,7 +94,10 @@ void after_fork_in_child() {
 
 }  // namespace
 
-OwnFds::OwnFds() { pthread_mutex_lock(&mutex); }
+OwnFds::OwnFds() {
+  see_clone();
+  pthread_mutex_lock(&mutex);
+}
 
 OwnFds::~OwnFds() { pthread_mutex_unlock(&mutex); }
 

@@ -80,7 +80,7 @@ TEST_P(OneSubnet, EitherNicMayGo) {
       << "one for each connection: " << run.out;
   for (const int fault : {1, 2}) {
     EXPECT_GE(stall_of(run.out, fault), 0) << run.out;
-    EXPECT_LT(stall_of(run.out, fault), 1500) << "as long as the cut: " << run.out;
+    EXPECT_LT(stall_of(run.out, fault), 700) << run.out;
   }
 }
 

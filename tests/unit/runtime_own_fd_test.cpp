@@ -153,6 +153,31 @@ TEST(OwnFds, AForkDoesNotWaitForEver) {
   holder.join();
 }
 
+TEST(OwnFds, ACloneWaitsForNoThreadOfItsParents) {
+  const int ours = make_event();
+  std::atomic<bool> held{false};
+  std::atomic<bool> ends{false};
+  std::thread holder([&] {
+    OwnFds own;
+    held = true;
+    ends.wait(false);
+  });
+  ASSERT_TRUE(test::until([&] { return held.load(); }));
+  EXPECT_TRUE(in_child(
+      [&] {
+        const int fd = make_event();
+        const bool made = is_open(fd);
+        close_fd(fd);
+        close_fd(ours);  // its parent's, with whom it may share it
+        return made && !is_open(fd) && is_open(ours);
+      },
+      bare_clone));
+  ends = true;
+  ends.notify_one();
+  holder.join();
+  close_fd(ours);
+}
+
 TEST(OwnFds, AForkOutOfItsOwnHandsGoesOn) {
   OwnFds own;  // as where a signal handler forks
   EXPECT_TRUE(in_child([] { return true; }));
