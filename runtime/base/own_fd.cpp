@@ -21,8 +21,11 @@ constexpr size_t word_bits = 64;
 constexpr size_t fds_max = size_t{1} << 20;
 constexpr long fork_patience_ns = 100'000'000;
 
-// A fork may come out of a signal handler of a thread that holds it.
-constinit pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+// A fork may come out of a signal handler of a thread that holds it.  The second is for a clone:
+// a tool that follows locks has the first one down as its parent's.
+constinit std::array<pthread_mutex_t, 2> mutexes{
+    {PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP}};
+constinit std::atomic<pthread_mutex_t*> mutex{mutexes.data()};
 // Under the mutex.
 std::array<uint64_t, fds_max / word_bits> owned;
 size_t words_used = 0;
@@ -38,7 +41,7 @@ void before_fork() {
   until.tv_nsec += fork_patience_ns;
   until.tv_sec += until.tv_nsec / 1'000'000'000;
   until.tv_nsec %= 1'000'000'000;
-  if (pthread_mutex_timedlock(&mutex, &until) == 0) {
+  if (pthread_mutex_timedlock(mutex, &until) == 0) {
     ++fork_locks;
     fork_holder.store(gettid(), std::memory_order_relaxed);
   }
@@ -49,7 +52,7 @@ void after_fork_in_parent() {
     if (--fork_locks == 0) {
       fork_holder.store(0, std::memory_order_relaxed);
     }
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(mutex);
   }
 }
 
@@ -61,7 +64,9 @@ void see_clone() {
   const uint64_t here = process_life();
   const uint64_t before = list_life.exchange(here, std::memory_order_relaxed);
   if (before != here && before != 0) {
-    mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+    pthread_mutex_t& other = mutexes[mutex == mutexes.data() ? 1 : 0];
+    other = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+    mutex = &other;
     fork_locks = 0;
     fork_holder.store(0, std::memory_order_relaxed);
     owned = {};
@@ -73,9 +78,9 @@ void see_clone() {
 void after_fork_in_child() {
   // The C library refuses, as the thread has another number here; a tool that follows locks hears.
   for (; fork_locks != 0; --fork_locks) {
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(mutex);
   }
-  mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+  *mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
   fork_holder.store(0, std::memory_order_relaxed);
   end_life();
   list_life.store(process_life(), std::memory_order_relaxed);
@@ -96,10 +101,10 @@ void after_fork_in_child() {
 
 OwnFds::OwnFds() {
   see_clone();
-  pthread_mutex_lock(&mutex);
+  pthread_mutex_lock(mutex);
 }
 
-OwnFds::~OwnFds() { pthread_mutex_unlock(&mutex); }
+OwnFds::~OwnFds() { pthread_mutex_unlock(mutex); }
 
 int OwnFds::add(int fd) {
   if (fd < 0 || static_cast<size_t>(fd) >= fds_max) {
