@@ -6,9 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include "relay/cluster_key.h"
 #include "relay/mesh_links.h"
 #include "relay/topology_board.h"
+#include "runtime/base/key_file.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/context.h"
 #include "runtime/streams/stream.h"
@@ -31,7 +31,7 @@ class DiscoveryActor final : public Actor,
     /// there.
     std::function<Result<std::vector<fabric::NetInterface>>()> interfaces;
     std::shared_ptr<TopologyBoard> board;
-    std::shared_ptr<ClusterKey> key;  ///< null: anybody on a cable is a neighbour
+    std::shared_ptr<KeyFile> key;  ///< null: anybody on a cable is a neighbour
     /// A relay node begins on this host and wants the port.  On the worker's thread.  True: it will
     /// have it; from then on this is not called any more, and nobody of this host is answered.
     /// Null: this one stays, as it is of a node.

@@ -44,14 +44,14 @@ RelayOptions relay_options(const Config& config, NodeId self) {
   return options;
 }
 
-Result<std::shared_ptr<ClusterKey>> cluster_key(const Config& config) {
+Result<std::shared_ptr<KeyFile>> cluster_key(const Config& config) {
   if (config.mesh_key_file.empty()) {
-    return std::shared_ptr<ClusterKey>();
+    return std::shared_ptr<KeyFile>();
   }
-  return ClusterKey::open(config.mesh_key_file);
+  return KeyFile::open(config.mesh_key_file);
 }
 
-void warn_without(const std::shared_ptr<ClusterKey>& key) {
+void warn_without(const std::shared_ptr<KeyFile>& key) {
   if (key == nullptr) {
     NHA_LOG_WARN(
         "no key of the cluster is set (NCCL_MESH_KEY_FILE): any host on a cable of this one can "

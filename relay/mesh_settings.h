@@ -1,11 +1,11 @@
 // The settings of a mesh, checked.
 #pragma once
 
-#include "relay/cluster_key.h"
 #include "relay/discovery.h"
 #include "relay/relay_session.h"
 #include "relay/routes.h"
 #include "runtime/base/config.h"
+#include "runtime/base/key_file.h"
 #include "runtime/fabric/interfaces.h"
 
 namespace nccl_ha::relay {
@@ -18,9 +18,9 @@ RouteOptions route_options(const Config& config);
 RelayOptions relay_options(const Config& config, NodeId self);
 
 /// NCCL_MESH_KEY_FILE, read; null: there is none.
-Result<std::shared_ptr<ClusterKey>> cluster_key(const Config& config);
+Result<std::shared_ptr<KeyFile>> cluster_key(const Config& config);
 /// For a process that relays: the log says so where there is none.
-void warn_without(const std::shared_ptr<ClusterKey>& key);
+void warn_without(const std::shared_ptr<KeyFile>& key);
 
 /// Of this host.  `own`: select_mesh_interfaces().
 Discovery::Identity mesh_identity(const std::vector<fabric::NetInterface>& own, bool relays,

@@ -5,7 +5,7 @@
 namespace nccl_ha::relay {
 
 Result<std::shared_ptr<PathEndpoints>> PathEndpoints::of(Context& context,
-                                                         std::shared_ptr<const ClusterKey> key) {
+                                                         std::shared_ptr<const KeyFile> key) {
   if (auto known = context.shared().find<PathEndpoints>()) {
     return known;
   }

@@ -5,8 +5,8 @@
 #include <map>
 #include <memory>
 
-#include "relay/cluster_key.h"
 #include "relay/session_acceptor.h"
+#include "runtime/base/key_file.h"
 #include "runtime/base/secret.h"
 
 namespace nccl_ha::relay {
@@ -22,7 +22,7 @@ class PathEndpoints final : private SessionAcceptor::Handler {
   };
   /// That of the context's worker, which has one key.
   static Result<std::shared_ptr<PathEndpoints>> of(Context& context,
-                                                   std::shared_ptr<const ClusterKey> key);
+                                                   std::shared_ptr<const KeyFile> key);
 
   uint16_t port() const { return acceptor_->port(); }
   /// The token that the member's requests have.

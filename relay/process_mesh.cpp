@@ -27,7 +27,7 @@ constexpr Duration patience_max = std::chrono::seconds(10);
 /// A relay node that begins waits for five seconds (tools/relay).
 constexpr Duration hand_over_limit = std::chrono::milliseconds(500);
 
-RelayPath::Options path_options(const Config& config, std::shared_ptr<const ClusterKey> key) {
+RelayPath::Options path_options(const Config& config, std::shared_ptr<const KeyFile> key) {
   RelayPath::Options options;
   options.key = std::move(key);
   options.chunk_bytes = piece_bytes(static_cast<uint32_t>(config.mesh_chunk_bytes));

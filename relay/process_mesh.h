@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "relay/cluster_key.h"
 #include "relay/link_sockets.h"
 #include "relay/mesh_routes.h"
 #include "relay/provider_hops.h"
 #include "relay/shape.h"
 #include "runtime/base/config.h"
+#include "runtime/base/key_file.h"
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
 
@@ -88,7 +88,7 @@ class ProcessMesh {
   bool shares_subnet(const std::vector<IpAddress>& addresses) const;
 
   const Config config_;
-  std::shared_ptr<ClusterKey> key_;  ///< null: anybody may join
+  std::shared_ptr<KeyFile> key_;  ///< null: anybody may join
   Part part_ = Part::none;
   std::vector<fabric::NetInterface> own_;  ///< those with cables
   bool fixed_ = false;                     ///< NCCL_MESH_TOPOLOGY_FILE: nothing is discovered

@@ -7,10 +7,10 @@
 #include <optional>
 #include <string>
 
-#include "relay/cluster_key.h"
 #include "relay/forwarder.h"
 #include "relay/hop_source.h"
 #include "relay/session_stream.h"
+#include "runtime/base/key_file.h"
 #include "runtime/engine/actor.h"
 
 namespace nccl_ha::relay {
@@ -27,7 +27,7 @@ struct RelayOptions {
   uint64_t flight_bytes = 4 << 20;        ///< FairShares, to each neighbour
   bool store = false;                     ///< Forwarder::Options::store
   Duration setup_limit = std::chrono::seconds(10);
-  std::shared_ptr<const ClusterKey> key;  ///< that neighbours must have; null: they need none
+  std::shared_ptr<const KeyFile> key;  ///< that neighbours must have; null: they need none
 };
 
 class RelaySession final : public Actor, private fabric::PathOwner, private SessionStream::Owner {

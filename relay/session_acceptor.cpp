@@ -10,7 +10,7 @@
 
 namespace nccl_ha::relay {
 
-SessionAcceptor::SessionAcceptor(Context& context, std::shared_ptr<const ClusterKey> key,
+SessionAcceptor::SessionAcceptor(Context& context, std::shared_ptr<const KeyFile> key,
                                  Handler& handler)
     : context_(context), key_(std::move(key)), handler_(handler) {
   timer_.bind([](void* self) { static_cast<SessionAcceptor*>(self)->on_timer(); }, this);
@@ -18,9 +18,10 @@ SessionAcceptor::SessionAcceptor(Context& context, std::shared_ptr<const Cluster
 
 SessionAcceptor::~SessionAcceptor() { context_.timers().cancel(timer_); }
 
-Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(
-    Context& context, const std::string& ports, std::shared_ptr<const ClusterKey> key,
-    Handler& handler) {
+Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(Context& context,
+                                                                 const std::string& ports,
+                                                                 std::shared_ptr<const KeyFile> key,
+                                                                 Handler& handler) {
   std::unique_ptr<SessionAcceptor> made(new SessionAcceptor(context, std::move(key), handler));
   auto acceptor = context.streams().listen_tcp(ports, &made->port_, made.get());
   if (!acceptor) {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "relay/cluster_key.h"
 #include "relay/session_stream.h"
+#include "runtime/base/key_file.h"
 #include "runtime/streams/door.h"
 
 namespace nccl_ha::relay {
@@ -31,7 +31,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
 
   /// On a port of `ports` (HA_NCCL_LISTEN_PORTS has the form).
   static Result<std::unique_ptr<SessionAcceptor>> listen(Context& context, const std::string& ports,
-                                                         std::shared_ptr<const ClusterKey> key,
+                                                         std::shared_ptr<const KeyFile> key,
                                                          Handler& handler);
   ~SessionAcceptor() override;
   SessionAcceptor(const SessionAcceptor&) = delete;
@@ -46,7 +46,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
     std::unique_ptr<SessionStream> stream;
     Instant until{};
   };
-  SessionAcceptor(Context& context, std::shared_ptr<const ClusterKey> key, Handler& handler);
+  SessionAcceptor(Context& context, std::shared_ptr<const KeyFile> key, Handler& handler);
   void on_accept(int fd) override;
   void on_acceptor_error(const Error& error) override;
   void on_session_open(SessionStream& stream) override { (void)stream; }
@@ -56,7 +56,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
   void on_timer();
 
   Context& context_;
-  std::shared_ptr<const ClusterKey> key_;
+  std::shared_ptr<const KeyFile> key_;
   Handler& handler_;
   std::unique_ptr<Acceptor> acceptor_;
   std::vector<Pending> pending_;

@@ -21,7 +21,7 @@ bool says_hello(const Result<SessionMessage>& message) {
 
 }  // namespace
 
-SessionStream::SessionStream(Context& context, Owner* owner, std::shared_ptr<const ClusterKey> key)
+SessionStream::SessionStream(Context& context, Owner* owner, std::shared_ptr<const KeyFile> key)
     : context_(context), owner_(owner), key_(std::move(key)) {
   timer_.bind([](void* self) { static_cast<SessionStream*>(self)->on_timer(); }, this);
 }

@@ -6,10 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include "relay/cluster_key.h"
 #include "relay/hop_source.h"
 #include "relay/session_message.h"
 #include "relay/session_seal.h"
+#include "runtime/base/key_file.h"
 #include "runtime/engine/context.h"
 #include "runtime/streams/stream.h"
 
@@ -33,7 +33,7 @@ class SessionStream final : private StreamOwner {
   static constexpr Duration silence_max = std::chrono::milliseconds(2000);
 
   /// With a key, both sides show that they have it before anything else; null: they do not.
-  SessionStream(Context& context, Owner* owner, std::shared_ptr<const ClusterKey> key);
+  SessionStream(Context& context, Owner* owner, std::shared_ptr<const KeyFile> key);
   ~SessionStream() override;
   SessionStream(const SessionStream&) = delete;
   SessionStream& operator=(const SessionStream&) = delete;
@@ -74,7 +74,7 @@ class SessionStream final : private StreamOwner {
 
   Context& context_;
   Owner* owner_;
-  std::shared_ptr<const ClusterKey> key_;
+  std::shared_ptr<const KeyFile> key_;
   std::optional<SessionSeal> seal_;
   bool dials_ = false;
   bool connected_ = false;

@@ -134,6 +134,9 @@ class Rules {
     one_of("mesh_relay", config_.mesh_relay, {"auto", "inline", "off"});
     one_of("mesh_topology", config_.mesh_topology,
            {"auto", "", "full", "ring", "line", "star", "partial"});
+    if (config_.encrypt && config_.key_file.empty()) {
+      text("encrypt", "1", "HA_NCCL_KEY_FILE has to name a file with keys");
+    }
   }
 
   void lists() {

@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
-#include "relay/cluster_key.h"
 #include "relay/mesh_client.h"
+#include "runtime/base/key_file.h"
 #include "runtime/engine/engine.h"
 #include "runtime/streams/uv_streams.h"
 #include "tests/support/process_limit.h"
@@ -30,7 +30,7 @@ TEST(RelayHostLimits, AKeyFileThatCouldNotBeReadIsReadLater) {
     chmod(path.c_str(), 0600);
   };
   write("1 " + std::string(64, 'a') + "\n");
-  const auto key = ClusterKey::open(path);
+  const auto key = KeyFile::open(path);
   ASSERT_TRUE(key);
   write("1 " + std::string(64, 'a') + "\n2 " + std::string(64, 'b') + "\n");
   {

@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "relay/cluster_key.h"
 #include "relay/packet_seal.h"
 #include "relay/session_seal.h"
+#include "runtime/base/key_file.h"
 #include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::relay {
@@ -29,7 +29,7 @@ std::shared_ptr<const KeyRing> ring_of(const std::vector<uint32_t>& numbers) {
   return std::make_shared<const KeyRing>(made);
 }
 
-class KeyFile : public testing::Test {
+class KeyFileTest : public testing::Test {
  protected:
   void write(const std::string& text, mode_t mode = 0600) {
     std::ofstream(path_) << text;
@@ -39,7 +39,7 @@ class KeyFile : public testing::Test {
   const std::string path_{folder_.path() + "/keys"};
 };
 
-TEST_F(KeyFile, IsReadWhereOnlyItsOwnerCan) {
+TEST_F(KeyFileTest, IsReadWhereOnlyItsOwnerCan) {
   EXPECT_FALSE(KeyRing::read(path_));
   write("# of the cluster\n2 " + hex_key('b') + "\n1 " + hex_key('A') +
         " # for those that still say 1\n");
@@ -57,7 +57,7 @@ TEST_F(KeyFile, IsReadWhereOnlyItsOwnerCan) {
   }
 }
 
-TEST_F(KeyFile, LinesThatAreNoneAreNamed) {
+TEST_F(KeyFileTest, LinesThatAreNoneAreNamed) {
   for (const std::string& line :
        {std::string("1"), "0 " + hex_key('a'), "x " + hex_key('a'), "1 " + hex_key('a') + "a",
         "1 " + hex_key('g'), "1 " + hex_key('a') + " more", "-1 " + hex_key('a'),
@@ -69,9 +69,9 @@ TEST_F(KeyFile, LinesThatAreNoneAreNamed) {
   EXPECT_FALSE(KeyRing::parse("# nothing\n", "file"));
 }
 
-TEST_F(KeyFile, IsReadAgainWhenItChangesAndKeptWhenItIsNoUse) {
+TEST_F(KeyFileTest, IsReadAgainWhenItChangesAndKeptWhenItIsNoUse) {
   write("1 " + hex_key('a') + "\n");
-  const auto key = ClusterKey::open(path_);
+  const auto key = KeyFile::open(path_);
   ASSERT_TRUE(key);
   const auto before = (*key)->current();
   EXPECT_TRUE((*key)->refresh());
@@ -85,9 +85,9 @@ TEST_F(KeyFile, IsReadAgainWhenItChangesAndKeptWhenItIsNoUse) {
   EXPECT_TRUE((*key)->refresh()) << "told once";
 }
 
-TEST_F(KeyFile, IsReadAgainWhenItsModeIsPutRight) {
+TEST_F(KeyFileTest, IsReadAgainWhenItsModeIsPutRight) {
   write("1 " + hex_key('a') + "\n");
-  const auto key = ClusterKey::open(path_);
+  const auto key = KeyFile::open(path_);
   ASSERT_TRUE(key);
   write("1 " + hex_key('a') + "\n2 " + hex_key('b') + "\n", 0644);
   EXPECT_FALSE((*key)->refresh());

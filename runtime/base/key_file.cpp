@@ -1,4 +1,4 @@
-#include "relay/cluster_key.h"
+#include "runtime/base/key_file.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -6,33 +6,33 @@
 #include <cerrno>
 #include <utility>
 
-namespace nccl_ha::relay {
+namespace nccl_ha {
 
-Result<ClusterKey::Version> ClusterKey::version() const {
+Result<KeyFile::Version> KeyFile::version() const {
   struct stat info {};
   if (stat(path_.c_str(), &info) != 0) {
-    return fail(Errc::system, fmt::format("cannot read the cluster's keys in {}", path_), errno);
+    return fail(Errc::system, fmt::format("cannot read the keys in {}", path_), errno);
   }
   return Version{info.st_ino, info.st_size,
                  int64_t{info.st_ctim.tv_sec} * 1'000'000'000 + info.st_ctim.tv_nsec, info.st_mode,
                  info.st_uid};
 }
 
-Result<std::shared_ptr<ClusterKey>> ClusterKey::open(const std::string& path) {
-  std::shared_ptr<ClusterKey> made(new ClusterKey(path));
+Result<std::shared_ptr<KeyFile>> KeyFile::open(const std::string& path) {
+  std::shared_ptr<KeyFile> made(new KeyFile(path));
   if (auto read = made->refresh(); !read) {
     return read.error();
   }
   return made;
 }
 
-void ClusterKey::set(KeyRing keys) {
+void KeyFile::set(KeyRing keys) {
   auto made = std::make_shared<const KeyRing>(std::move(keys));
   const std::lock_guard lock(mutex_);
   keys_ = std::move(made);
 }
 
-Result<void> ClusterKey::refresh() {
+Result<void> KeyFile::refresh() {
   if (path_.empty()) {
     return {};
   }
@@ -61,4 +61,4 @@ Result<void> ClusterKey::refresh() {
   return {};
 }
 
-}  // namespace nccl_ha::relay
+}  // namespace nccl_ha

@@ -1,9 +1,9 @@
-// The keys that the hosts of a cluster have in common (NCCL_MESH_KEY_FILE): who has none of them
-// neither joins the topology nor relays.
+// A file of keys that hosts have in common, as it is now: NCCL_MESH_KEY_FILE says who joins the
+// topology and relays, HA_NCCL_KEY_FILE between whom a job's connections are.
 //
-// Several may be there at a time, so that they can be changed while everything runs: the first one
-// in the file makes tags, and all are accepted.  On each host the new one is added behind the old
-// one; when all have it, it is put before it; when all have that, the old one is removed.
+// Several keys may be there at a time, so that they can be changed while everything runs: the first
+// one in the file makes tags, and all are accepted.  On each host the new one is added behind the
+// old one; when all have it, it is put before it; when all have that, the old one is removed.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@
 #include "runtime/base/key_ring.h"
 #include "runtime/base/result.h"
 
-namespace nccl_ha::relay {
+namespace nccl_ha {
 
-/// A key file as it is now.  Any thread.
-class ClusterKey {
+/// Any thread.
+class KeyFile {
  public:
   /// An error: it cannot be used.
-  static Result<std::shared_ptr<ClusterKey>> open(const std::string& path);
+  static Result<std::shared_ptr<KeyFile>> open(const std::string& path);
   /// For tests: no file.
-  explicit ClusterKey(KeyRing keys) : keys_(std::make_shared<const KeyRing>(std::move(keys))) {}
+  explicit KeyFile(KeyRing keys) : keys_(std::make_shared<const KeyRing>(std::move(keys))) {}
 
   std::shared_ptr<const KeyRing> current() const {
     const std::lock_guard lock(mutex_);
@@ -42,7 +42,7 @@ class ClusterKey {
     uint32_t owner = 0;
     bool operator==(const Version&) const = default;
   };
-  explicit ClusterKey(std::string path) : path_(std::move(path)) {}
+  explicit KeyFile(std::string path) : path_(std::move(path)) {}
   Result<Version> version() const;
 
   std::string path_;
@@ -51,4 +51,4 @@ class ClusterKey {
   Version version_;  ///< of the file that was judged last, good or bad
 };
 
-}  // namespace nccl_ha::relay
+}  // namespace nccl_ha
