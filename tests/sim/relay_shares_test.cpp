@@ -265,14 +265,14 @@ TEST(RelayAskers, WhoInventsOriginsHasOneShare) {
   }
 }
 
-std::shared_ptr<relay::KeyFile> key_of(std::initializer_list<uint32_t> numbers) {
+std::shared_ptr<KeyFile> key_of(std::initializer_list<uint32_t> numbers) {
   KeyRing keys;
   for (const uint32_t number : numbers) {
     HashKey key;
     key.fill(static_cast<std::byte>(number));
     keys.add(number, key);
   }
-  return std::make_shared<relay::KeyFile>(keys);
+  return std::make_shared<KeyFile>(keys);
 }
 
 TEST(RelayKeys, WhoHasTheKeyRelaysAndNobodyElse) {
@@ -280,8 +280,8 @@ TEST(RelayKeys, WhoHasTheKeyRelaysAndNobodyElse) {
   for (const auto& [ends, relays, lets] :
        {std::tuple{key_of({1}), key_of({1}), true}, std::tuple{key_of({1}), key_of({1, 2}), true},
         std::tuple{key_of({1, 2}), key_of({2}), false}, std::tuple{key_of({2}), key_of({1}), false},
-        std::tuple{std::shared_ptr<relay::KeyFile>(), key_of({1}), false},
-        std::tuple{key_of({1}), std::shared_ptr<relay::KeyFile>(), false}}) {
+        std::tuple{std::shared_ptr<KeyFile>(), key_of({1}), false},
+        std::tuple{key_of({1}), std::shared_ptr<KeyFile>(), false}}) {
     RelayLine::Options options;
     options.relays = 2;
     options.keys[0] = ends;

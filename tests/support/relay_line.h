@@ -28,7 +28,7 @@ class RelayLine {
     uint32_t last_chunk_bytes = 0;
     size_t relays_max = 4;
     /// Of the two ends and of the relays.
-    std::shared_ptr<relay::KeyFile> keys[2];
+    std::shared_ptr<KeyFile> keys[2];
     std::function<void(bool)> tell;  ///< of all nodes
     /// Of a host's cables, from the one to the host before it on, so many are RDMA NICs'; empty:
     /// none.

@@ -195,7 +195,7 @@ void SecretsOfAWorker::collect_paths() {
 void SecretsOfAWorker::collect_nonces() {
   KeyRing keys;
   keys.add(1, {});
-  const auto key = std::make_shared<const relay::KeyFile>(std::move(keys));
+  const auto key = std::make_shared<const KeyFile>(std::move(keys));
   const int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   auto address = loopback();
   ASSERT_EQ(bind(listening, address.get(), address.length), 0);

@@ -21,7 +21,7 @@ constexpr auto answer_within = std::chrono::seconds(2);
 class ShortDiscovery final : private relay::MeshLinks::Sink {
  public:
   ShortDiscovery(relay::LinkSockets& sockets, const std::vector<fabric::NetInterface>& own,
-                 const relay::Discovery::Timing& timing, const std::shared_ptr<relay::KeyFile>& key)
+                 const relay::Discovery::Timing& timing, const std::shared_ptr<KeyFile>& key)
       : sockets_(sockets),
         discovery_(relay::mesh_identity(own, false,
                                         static_cast<uint32_t>(kernel_secrets().draw().told() | 1)),

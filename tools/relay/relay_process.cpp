@@ -91,7 +91,7 @@ struct RelayParts {
   std::unique_ptr<relay::ProviderHops> hops;
   std::shared_ptr<relay::TopologyBoard> board = std::make_shared<relay::TopologyBoard>();
   std::unique_ptr<relay::MeshRoutes> routes;
-  std::shared_ptr<relay::KeyFile> key;
+  std::shared_ptr<KeyFile> key;
   RelayView view;
   Ending ending;
 };
