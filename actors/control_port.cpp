@@ -62,7 +62,7 @@ Secret ControlPort::enter(Member* member) {
 }
 
 void ControlPort::on_accept(int fd) {
-  auto stream = context_.streams().adopt_fd(fd, this);
+  auto stream = context_.peer_streams().adopt_fd(fd, this);
   if (!stream) {
     NHA_LOG_WARN_LIMITED("control port: cannot take a connection: {}", stream.error().message());
     return;

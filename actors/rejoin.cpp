@@ -134,8 +134,8 @@ void Rejoin::attempt() {
   } else {
     reinterpret_cast<sockaddr_in*>(&to)->sin_port = htons(peer_.port);
   }
-  auto made = context_->streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to),
-                                              any_or(way().from), this);
+  auto made = context_->peer_streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to),
+                                                   any_or(way().from), this);
   if (!made) {
     on_answer(Answer::silence, made.error());
     return;

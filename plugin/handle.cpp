@@ -8,6 +8,7 @@ namespace {
 
 constexpr uint32_t handle_magic = 0x6C4E4148;
 constexpr uint16_t handle_version = 2;
+constexpr unsigned flag_sealed = 128;
 constexpr size_t fabric_offset = 17;
 constexpr size_t addresses_offset = 18;
 constexpr size_t scratch_offset = 120;
@@ -32,7 +33,7 @@ void write_handle(const Handle& handle, std::span<std::byte, handle_bytes> out) 
     offset += 1 + length;
     ++count;
   }
-  out[16] = static_cast<std::byte>(count);
+  out[16] = static_cast<std::byte>(count | (handle.sealed ? flag_sealed : 0));
   out[fabric_offset] = static_cast<std::byte>(handle.fabric);
 }
 
@@ -52,7 +53,8 @@ std::optional<Handle> read_handle(std::span<const std::byte, handle_bytes> in) {
     return std::nullopt;
   }
   size_t offset = addresses_offset;
-  const auto count = std::to_integer<size_t>(in[16]);
+  handle.sealed = (std::to_integer<unsigned>(in[16]) & flag_sealed) != 0;
+  const size_t count = std::to_integer<unsigned>(in[16]) & ~flag_sealed;
   for (size_t i = 0; i < count; ++i) {
     if (offset >= scratch_offset) {
       return std::nullopt;

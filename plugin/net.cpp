@@ -209,6 +209,13 @@ abi::NcclResult look_for_way(int dev, int traffic_class, uint64_t id,
                        "connect: the peer's handle was not made by nccl-ha; do all ranks load the "
                        "same plugin?"));
   }
+  if (handle->sealed == process.config().key_file.empty()) {
+    return report(fail(Errc::remote,
+                       fmt::format("connect: HA_NCCL_KEY_FILE is set {} and not {}: set it on both "
+                                   "hosts, or on none",
+                                   handle->sealed ? "at the peer" : "here",
+                                   handle->sealed ? "here" : "at the peer")));
+  }
   const relay::ProcessMesh& mesh = process.mesh();
   if (!mesh.takes_part()) {
     return start_connect(dev, traffic_class, *handle, bytes, false);
@@ -379,6 +386,7 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
       return report(secret.error());
     }
     content.fabric = device.kind;
+    content.sealed = !process.config().key_file.empty();
     content.addresses =
         handle_addresses(process.control_interfaces(), process.control_interface(device));
     auto listening = open_listener(content.addresses, process.config().listen_ports);

@@ -30,8 +30,8 @@ ControlLink::~ControlLink() {
 Result<void> ControlLink::dial(const Route& route) {
   const auto* from =
       route.from.ss_family == 0 ? nullptr : reinterpret_cast<const sockaddr*>(&route.from);
-  auto stream = state_.context->streams().connect_tcp(reinterpret_cast<const sockaddr*>(&route.to),
-                                                      from, this);
+  auto stream = state_.context->peer_streams().connect_tcp(
+      reinterpret_cast<const sockaddr*>(&route.to), from, this);
   if (!stream) {
     return stream.error();
   }
@@ -40,7 +40,7 @@ Result<void> ControlLink::dial(const Route& route) {
 }
 
 Result<void> ControlLink::adopt(int fd) {
-  auto stream = state_.context->streams().adopt_fd(fd, this);
+  auto stream = state_.context->peer_streams().adopt_fd(fd, this);
   if (!stream) {
     return stream.error();
   }

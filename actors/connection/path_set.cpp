@@ -177,6 +177,7 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   options.traffic_class = state_.traffic_class;
   options.service_level = state_.service_level;
   options.connect_limit = connect_limit;
+  options.shared = state_.shared;
   options.counted_under = lane.counters.id();
   lane.owned.reset();
   lane.writes_open = 0;

@@ -83,7 +83,7 @@ void ReceiveSide::begin() {
   }
 }
 
-void ReceiveSide::reject_peer(const char* why) {
+void ReceiveSide::reject_peer(std::string_view why) {
   NHA_LOG_WARN_LIMITED("listener: rejected an unauthenticated peer at {}: {}",
                        state_.owner.peer_text(), why);
   owner_.finish();
@@ -116,7 +116,7 @@ void ReceiveSide::on_deadline() {
 
 void ReceiveSide::on_peer_gone(const Error& error) {
   if (!welcome_) {
-    reject_peer("it closed or sent something else than a hello");
+    reject_peer("it closed or sent something else than a hello: " + error.message());
     return;
   }
   state_.fail(fail(Errc::remote, fmt::format("the peer is gone: {}", error.message())), false);
@@ -217,6 +217,7 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
   state_.traffic_class = hello.traffic_class;
   state_.service_level = hello.service_level & 15U;
   state_.domain = next_domain.fetch_add(1, std::memory_order_relaxed);
+  state_.share(*control_.stream());
   owner_.arm_deadline(std::chrono::milliseconds(config.connect_timeout_ms));
   endpoint_ = std::make_shared<ReceiveEndpoint>(
       state_.domain, state_.attachment, state_.context->worker(), state_.engine, state_.devices);

@@ -77,7 +77,7 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   void stop() override;
 
  private:
-  void reject_peer(const char* why);
+  void reject_peer(std::string_view why);
   void on_hello(std::span<const std::byte> payload);
   /// What the peer is refused for; nullopt: nothing.
   std::optional<Refusal> judge(const Hello& hello) const;

@@ -166,6 +166,7 @@ void SendSide::on_stream_open(Stream& stream) {
     on_route_error(moved.error());
     return;
   }
+  state_.share(stream);
   const Config& config = state_.context->config();
   auto decide = [&](int64_t setting, int max) {
     return static_cast<uint8_t>(setting >= 0 ? setting
@@ -384,9 +385,8 @@ std::string SendSide::what_is_missing() const {
   if (rounds_.early_ends() != 0) {
     return fmt::format(
         "{} times the peer closed the connection before it answered: too many wait at its door, "
-        "its "
-        "listen is gone, or what answers is no nccl-ha",
-        rounds_.early_ends());
+        "its listen is gone, or what answers is no nccl-ha ({})",
+        rounds_.early_ends(), early_end_);
   }
   if (said_hello_) {
     return "the peer does not answer: is its process alive?";
@@ -415,7 +415,8 @@ void SendSide::on_deadline() {
 }
 
 void SendSide::on_peer_gone(const Error& error) {
-  const bool was_open = said_hello_ || paths_.size() != 0;
+  // A sealed stream may end before it is open for this side.
+  const bool was_open = said_hello_ || paths_.size() != 0 || error.code == Errc::closed;
   if (was_open && !welcomed_ && !ha::mutated(ha::Mutation::turned_out_for_good)) {
     dial_again(error);
     return;
@@ -440,6 +441,7 @@ void SendSide::dial_again(const Error& error) {
   NHA_LOG_DEBUG("connecting to {} again, as the stream ended before the welcome: {}",
                 state_.owner.peer_text(), error.message());
   said_hello_ = false;
+  early_end_ = error.message();
   control_.drop_stream();
   paths_.clear();
   const Duration pause = rounds_.on_early_end(state_.context->random());

@@ -124,6 +124,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   Timer route_timer_;
   Timer again_timer_;
   std::string route_errors_;
+  std::string early_end_;  ///< the last one's error
   bool said_hello_ = false;
   bool welcomed_ = false;
   PeerEnds ends_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "ha/rails.h"
@@ -69,11 +70,12 @@ struct ConnectionState {
   fabric::Attachment attachment;
   fabric::PathTraits traits;  ///< of `attachment`
   uint64_t domain = 0;
-  bool backup = false;          ///< both sides replace paths that fail
-  uint8_t shadows = 0;          ///< lanes over NICs that stand by
-  fabric::RailDevices devices;  ///< of this side's device; the first is `attachment`'s
-  ha::RailTerms terms;          ///< what this side says of them
-  ha::RailAgreement rails;      ///< what both sides do
+  std::optional<SharedKey> shared;  ///< with the peer, of the connection's first stream
+  bool backup = false;              ///< both sides replace paths that fail
+  uint8_t shadows = 0;              ///< lanes over NICs that stand by
+  fabric::RailDevices devices;      ///< of this side's device; the first is `attachment`'s
+  ha::RailTerms terms;              ///< what this side says of them
+  ha::RailAgreement rails;          ///< what both sides do
   uint8_t traffic_class = 0;
   uint8_t service_level = 0;
 
@@ -95,6 +97,12 @@ struct ConnectionState {
     return phase == ConnectionPhase::settled || phase == ConnectionPhase::usable;
   }
   bool lingers() const { return phase == ConnectionPhase::lingering; }
+  /// Of the stream over which the first paths are agreed on; later ones take its place only.
+  void share(const Stream& stream) {
+    if (const SharedKey* key = stream.shared_key()) {
+      shared = *key;
+    }
+  }
   /// What the peer says is of interest.
   bool hears() const { return live() || lingers(); }
   void count_in(const CounterBlock<ConnectionCounters>& block) {

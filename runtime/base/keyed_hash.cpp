@@ -17,13 +17,7 @@ const unsigned char* octets(std::span<const std::byte> bytes) {
 
 void keyed_hash(const HashKey& key, std::string_view purpose, std::span<const std::byte> first,
                 std::span<const std::byte> second, std::span<std::byte> out) {
-  // Chooses the fastest implementation for this processor, once for the process; hashes are the
-  // same without.  Where it finds no random bytes it ends the process.
-  static const bool chosen = [] {
-    char byte = 0;
-    return os_random(&byte, 1).ok() && sodium_init() >= 0;
-  }();
-  static_cast<void>(chosen);
+  choose_sodium();
   crypto_generichash_state state;
   crypto_generichash_init(&state, octets(key), key.size(), out.size());
   for (const auto part : {std::as_bytes(std::span(purpose)), first, second}) {
@@ -33,6 +27,15 @@ void keyed_hash(const HashKey& key, std::string_view purpose, std::span<const st
 }
 
 }  // namespace
+
+void choose_sodium() {
+  // Where sodium_init() finds no random bytes it ends the process.
+  static const bool chosen = [] {
+    char byte = 0;
+    return os_random(&byte, 1).ok() && sodium_init() >= 0;
+  }();
+  static_cast<void>(chosen);
+}
 
 Tag make_tag(const HashKey& key, std::string_view purpose, std::span<const std::byte> first,
              std::span<const std::byte> second) {

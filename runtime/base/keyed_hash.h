@@ -14,6 +14,10 @@ inline constexpr size_t tag_bytes = 16;
 using HashKey = KeyRing::Key;
 using Tag = std::array<std::byte, tag_bytes>;
 
+/// The fastest implementation for this processor, once for the process; results are the same
+/// without.
+void choose_sodium();
+
 /// `purpose`, a constant of a length of its own for each use, keeps one use's tags from another's.
 Tag make_tag(const HashKey& key, std::string_view purpose, std::span<const std::byte> first,
              std::span<const std::byte> second = {});

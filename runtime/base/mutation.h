@@ -57,6 +57,10 @@ enum class Mutation : uint8_t {
   place_is_enough,         ///< a packet is taken by whatever path has the old one's place
   lines_end_first,         ///< the end of a line that a reader polls is copied before the line
   duplicate_not_answered,  ///< a segment that came twice is not acknowledged again
+  frame_tag_unchecked,     ///< a sealed frame's tag is not looked at
+  frames_repeated,         ///< a sealed frame counts as often as it comes
+  greeting_unproven,       ///< who dials a sealed stream need not show the key
+  records_repeated,        ///< a record of a sealed stream is taken again
   // Of control messages and mailboxes.
   box_overrun,               ///< a message is written over one that the peer may not have read
   confirmed_on_stream_only,  ///< confirmations do not go over paths

@@ -3,15 +3,18 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/config.h"
+#include "runtime/base/key_file.h"
 #include "runtime/base/random.h"
 #include "runtime/base/secret.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/poller.h"
 #include "runtime/engine/shared_objects.h"
 #include "runtime/engine/timer_wheel.h"
+#include "runtime/streams/peer_streams.h"
 #include "runtime/streams/stream.h"
 #include "runtime/telemetry/counter_file.h"
 #include "runtime/telemetry/recorder.h"
@@ -43,6 +46,8 @@ class Context {
   const CounterBlock<WorkerCounters>& counters() const { return counters_; }
   const Config& config() const { return config_; }
   StreamFactory& streams() { return *streams_; }
+  /// To and from processes of the same job.
+  PeerStreams peer_streams() { return {*streams_, keys_, config_.encrypt, secrets_}; }
   Worker& worker() { return worker_; }
   uint32_t worker_index() const { return index_; }
 
@@ -70,7 +75,7 @@ class Context {
 
  protected:
   Context(Worker& worker, uint32_t index, const Config& config, Clock& clock, uint64_t seed,
-          SecretSource& secrets, const CounterPlace& place)
+          SecretSource& secrets, std::shared_ptr<KeyFile> keys, const CounterPlace& place)
       : worker_(worker),
         index_(index),
         config_(config),
@@ -78,6 +83,7 @@ class Context {
         turn_clock_(clock),
         random_(seed),
         secrets_(secrets),
+        keys_(std::move(keys)),
         timers_(turn_clock_.now()),
         counters_(place, "worker " + std::to_string(index)),
         recorder_(counters_.place(), static_cast<size_t>(config.record_events)) {}
@@ -89,6 +95,7 @@ class Context {
   TurnClock turn_clock_;
   Random random_;
   SecretSource& secrets_;
+  const std::shared_ptr<KeyFile> keys_;  ///< of the job; null: it has none
   TimerWheel timers_;
   CounterBlock<WorkerCounters> counters_;
   Recorder recorder_;

@@ -36,11 +36,30 @@ Duration unanswered_limit(const Config& config) {
   return config.enable_backup ? least + std::chrono::milliseconds(config.retry_budget_ms) : least;
 }
 
+namespace {
+
+Result<std::shared_ptr<KeyFile>> job_keys(const Config& config) {
+  if (config.key_file.empty()) {
+    return std::shared_ptr<KeyFile>();
+  }
+  auto keys = KeyFile::open(config.key_file);
+  if (!keys) {
+    return fail(keys.error().code, "HA_NCCL_KEY_FILE: " + keys.error().what, keys.error().sys);
+  }
+  return keys;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
   const Mode mode = config.use_progress_thread ? Mode::threads : Mode::inline_turns;
   auto cpus = parse_cpu_list(config.progress_cpus);
   if (!cpus) {
     return fail(Errc::invalid_argument, "HA_NCCL_PROGRESS_CPUS: " + cpus.error().what);
+  }
+  const auto keys = job_keys(config);
+  if (!keys) {
+    return keys.error();
   }
   std::unique_ptr<Engine> engine(new Engine(config, mode, nullptr));
   const auto count = static_cast<size_t>(config.progress_threads);
@@ -80,6 +99,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Config& config) {
     options.index = i;
     options.seed = kernel_secrets().draw().told();
     options.ticks = true;
+    options.keys = *keys;
     options.counters = engine->counters_;
     options.waker = slot->sleeper;
     slot->worker =
@@ -118,12 +138,15 @@ std::unique_ptr<Engine> Engine::start_virtual(const Config& config, Clock& clock
   const auto count = static_cast<size_t>(config.progress_threads);
   engine->loads_.resize(count);
   Random seeds(seed);
+  const auto keys = job_keys(config);
+  NHA_ASSERT(keys.ok(), "the key file of a simulated process cannot be used");
   for (uint32_t i = 0; i < count; ++i) {
     auto slot = std::make_unique<WorkerSlot>();
     Worker::Options options;
     options.index = i;
     options.seed = seeds.next();
     options.secrets = &secrets;
+    options.keys = *keys;
     if (mode != Mode::virtual_time && i == 0) {
       auto parker = Parker::make();
       NHA_ASSERT(parker.ok(), "a simulated process needs two descriptors");

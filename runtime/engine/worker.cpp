@@ -34,7 +34,7 @@ Duration stream_period(const Config& config) {
 
 Worker::Worker(const Options& options, const Config& config, Clock& clock,
                std::unique_ptr<StreamFactory> streams)
-    : Context(*this, options.index, config, clock, options.seed, *options.secrets,
+    : Context(*this, options.index, config, clock, options.seed, *options.secrets, options.keys,
               options.counters),
       mailbox_(std::make_shared<Mailbox<Message>>(
           options.senders_max * credits_per_sender + post_credits, options.senders_max,

@@ -31,6 +31,7 @@ class Worker final : private Context {
     uint32_t index = 0;
     uint64_t seed = 1;
     SecretSource* secrets = &kernel_secrets();
+    std::shared_ptr<KeyFile> keys;  ///< HA_NCCL_KEY_FILE; null: none
     size_t actors_max = 8192;
     size_t senders_max = 4096;
     Waker* waker = nullptr;  ///< woken by messages from other threads

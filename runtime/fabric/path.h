@@ -10,9 +10,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
+#include "runtime/base/aead.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/result.h"
 #include "runtime/fabric/completion_status.h"
@@ -134,6 +136,9 @@ struct PathOptions {
   /// The hosts in between, the nearest first, at most hops_max; empty: none, or the fabric's
   /// choice.  Read when the path is made, and not later.
   std::span<const Hop> route;
+  /// What both ends know and nobody else: frames that the processor sends carry tags by it.  A
+  /// fabric whose devices send takes no notice.
+  std::optional<SharedKey> shared;
   uint64_t counted_under = 0;  ///< id of the block of counters that the path's own belong to
   std::string nic;  ///< the local one, as FailureDomain names it; whoever knows it fills it in
 };

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/base/aead.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/result.h"
 
@@ -39,6 +40,8 @@ class Stream {
   virtual void shutdown_then_close() = 0;
   virtual Result<sockaddr_storage> local_address() = 0;
   virtual Result<sockaddr_storage> peer_address() = 0;
+  /// What both ends of an open one have in common and nobody else; null: it is not sealed.
+  virtual const SharedKey* shared_key() const { return nullptr; }
 };
 
 class AcceptorOwner {

@@ -565,7 +565,15 @@ std::vector<Provider> providers() {
       Provider{"sim_rc_reordering", [] { return make_sim_verbs_harness(5, 0.05, 0.05); }},
       Provider{"udp", [] { return make_udp_harness(0, 0, 0, 0); }},
       Provider{"udp_mtu1500", [] { return make_udp_harness(0, 0, 0, 1500); }},
-      Provider{"udp_lossy", [] { return make_udp_harness(0.05, 0.05, 0.05, 0); }}};
+      Provider{"udp_lossy", [] { return make_udp_harness(0.05, 0.05, 0.05, 0); }},
+      Provider{"memory_sealed",
+               [] {
+                 return make_sealed_harness(make_memory_harness(7, 0.05, 0.05, 0.05, 1500), false);
+               }},
+      Provider{"udp_sealed",
+               [] { return make_sealed_harness(make_udp_harness(0, 0, 0, 0), false); }},
+      Provider{"udp_encrypted_lossy",
+               [] { return make_sealed_harness(make_udp_harness(0.05, 0.05, 0.05, 0), true); }}};
   for (const auto& [name, make] : relay_harnesses()) {
     all.push_back({name, make});
   }

@@ -14,7 +14,7 @@ import struct
 CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
 
 PUT, SEND, ACK, PING, PONG, PROBE, REFUSE = range(1, 8)
-LAST, IMMEDIATE, EXACT, ACKNOWLEDGES, ECHO = 1, 2, 4, 8, 16
+LAST, IMMEDIATE, EXACT, ACKNOWLEDGES, ECHO, SEALED = 1, 2, 4, 8, 16, 32
 
 
 def write(target, name, data):
@@ -46,12 +46,16 @@ def packets():
     }
     for name, data in single.items():
         write("packet", name, data)
-    # A first byte (bit 0: data channel, bit 1: aim at registered memory) and a datagram size, then
+    # A first byte (bit 0: data channel, bit 1: aim at registered memory, bit 2: a sealed path) and a datagram size, then
     # datagrams of that size.
     for name, data in single.items():
         size = (len(data) - 64 + 7) // 8
         for gate in (0, 1, 3):
             write("packet", f"live_{gate}_{name}", bytes([gate, size]) + data)
+    for name, data in single.items():
+        sealed = data[:3] + bytes([data[3] | SEALED]) + data[4:] + struct.pack("<Q", 1) + bytes(16)
+        for gate in (4, 7):
+            write("packet", f"live_{gate}_{name}", bytes([gate, (len(sealed) - 64 + 7) // 8]) + sealed)
     parts = [frame(PUT, (LAST | IMMEDIATE) if i == 3 else 0, sequence=i, payload=body[:256], length=1024,
                    offset=256 * i, key=1, address=8192, immediate=2) for i in range(4)]
     write("packet", "live_fragment", bytes([3, 32]) + b"".join(parts))
@@ -205,6 +209,10 @@ def discovery():
     write("seal", "hello_sealed", struct.pack("<IBBHI", 0x5348414E, 1, 5, 60, 1) + bytes(48))
     write("seal", "query", struct.pack("<IBBHQII", 0x4D48414E, 2, 5, 24, 7, 1, 0) + struct.pack("<QI", 1, 1) + bytes(16))
     write("seal", "nothing", bytes(52))
+    greeting = struct.pack("<IHHI", 0x5341484E, 1, 0, 1) + bytes(48)
+    write("seal", "greeting", greeting)
+    write("seal", "greeting_and_record", greeting + struct.pack("<H", 4) + bytes(20))
+    write("seal", "record", struct.pack("<H", 4) + bytes(20))
     entry = struct.pack("<QIIHBB4B", 3, 1, 2, 18740, 4, 24, 10, 0, 0, 3)
     write("discovery", "neighbours", packet(6, struct.pack("<IB", 1, 2) + entry + entry))
     write("discovery", "file", b"# four\nnode a 10.0.0.1/24 fe80::1 no-relay\nnode b 10.0.0.2\ncable a b 1000\n")

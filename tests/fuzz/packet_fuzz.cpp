@@ -20,7 +20,8 @@ namespace {
 using namespace nccl_ha;
 
 struct World {
-  World() : network(1), timers(clock.now()), secrets(1), buffer(1 << 16) {
+  /// `sealed`: with a key that nobody else has.
+  explicit World(bool sealed) : network(1), timers(clock.now()), secrets(1), buffer(1 << 16) {
     clock.set(Instant(std::chrono::seconds(1)));
     network.set_time(clock.now());
     fabric::DatagramPort::Environment environment;
@@ -38,6 +39,9 @@ struct World {
     sizes.domain = 1;
     sizes.writes_max = 16;
     sizes.receives_max = 16;
+    if (sealed) {
+      sizes.shared = SharedKey{{std::byte{7}}, false};
+    }
     path = port->create_path(sizes, &owner).value();
     // Connected to itself: its own address is as good as a peer's.
     auto self = path->local_address();
@@ -89,7 +93,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) {
     return 0;
   }
-  World world;
+  const bool sealed = (data[0] & 4) != 0;
+  World world(sealed);
   world.turn();
   const bool on_data = (data[0] & 1) != 0;
   const size_t step = 64 + static_cast<size_t>(data[1]) * 8;
@@ -112,6 +117,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   for (int i = 0; i < 4; ++i) {
     world.turn();
+  }
+  if (sealed &&
+      static_cast<const fabric::DatagramPath&>(*world.path).statistics().segments_received != 0) {
+    __builtin_trap();  // nobody has sealed that
   }
   if (const auto wrong = static_cast<const fabric::DatagramPath&>(*world.path).self_check()) {
     std::fprintf(stderr, "%s\n", wrong->c_str());

@@ -6,6 +6,7 @@
 
 #include "relay/packet_seal.h"
 #include "relay/session_seal.h"
+#include "runtime/streams/stream_seal.h"
 
 namespace {
 
@@ -62,12 +63,39 @@ void feed_session(std::span<const std::byte> bytes) {
   }
 }
 
+/// Before a stream is open nothing that is made up opens it; behind that no made-up record is
+/// taken, whatever came before it.
+void feed_stream(std::span<const std::byte> bytes) {
+  for (const bool dials : {false, true}) {
+    StreamSeal alone(keys, dials, false, {});
+    if (dials) {
+      static_cast<void>(alone.greet());
+    }
+    static_cast<void>(alone.hear(bytes));
+    if (alone.open()) {
+      __builtin_trap();
+    }
+    StreamSeal dialler(keys, true, bytes.size() % 2 == 0, {});
+    StreamSeal dialled(keys, false, false, {std::byte{1}});
+    auto greeted = dialled.hear(dialler.greet());
+    if (!greeted || !dialler.hear(greeted->answer)) {
+      __builtin_trap();
+    }
+    StreamSeal& hearer = dials ? dialler : dialled;
+    const auto heard = hearer.hear(bytes);
+    if (heard && !heard->bytes.empty()) {
+      __builtin_trap();
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));
   feed_packet(bytes);
   feed_session(bytes);
+  feed_stream(bytes);
   static_cast<void>(KeyRing::parse({reinterpret_cast<const char*>(data), size}, "file"));
   return 0;
 }

@@ -275,6 +275,10 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(outsider_answered, "Discovery.OnlyWhoHearsUsIsAnswered"),
     NHA_CHECKED(answers_unbounded, "Discovery.OnlyWhoHearsUsIsAnswered"),
     NHA_CHECKED(invented_hosts_stay, "Discovery.WhoIsInventedGivesWay"),
+    NHA_CHECKED(frame_tag_unchecked, "FrameSeal.NoBitOfAFrameChanges"),
+    NHA_CHECKED(frames_repeated, "FrameSeal.EachCountsOnceAlsoWhereTheyOvertakeEachOther"),
+    NHA_CHECKED(greeting_unproven, "StreamSeals.WhoHasNotShownTheKeyHearsNothing"),
+    NHA_CHECKED(records_repeated, "StreamSeals.NoBitChangesNoRecordComesTwiceAndNoneIsLeftOut"),
     NHA_CHECKED(outsider_served, "RelayAskers.OnlyTheNeighbourItselfIsServed"),
     NHA_CHECKED(limits_per_origin, "RelayAskers.WhoInventsOriginsHasOneShare"),
 

@@ -123,6 +123,25 @@ class MemoryHarness final : public PathHarness {
   bool fallback_;
 };
 
+class SealedHarness final : public PathHarness {
+ public:
+  SealedHarness(std::unique_ptr<PathHarness> inner, bool encrypts)
+      : inner_(std::move(inner)), encrypts_(encrypts) {}
+  std::unique_ptr<End> make_end(int side, fabric::PathOptions options) override {
+    options.shared = SharedKey{{std::byte{1}, std::byte{2}}, encrypts_};
+    return inner_->make_end(side, options);
+  }
+  bool run_until(const std::function<bool()>& done, Duration limit) override {
+    return inner_->run_until(done, limit);
+  }
+  bool lossy() const override { return inner_->lossy(); }
+  void cut() override { inner_->cut(); }
+
+ private:
+  std::unique_ptr<PathHarness> inner_;
+  bool encrypts_;
+};
+
 /// Drops everything once told to.
 class CutIo final : public fabric::PacketIo {
  public:
@@ -212,6 +231,11 @@ std::unique_ptr<PathSide> make_ud_side(size_t index, const DatagramSide::Loss& l
 std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, double duplicate,
                                                  double reorder, uint32_t mtu, bool fallback) {
   return std::make_unique<MemoryHarness>(seed, drop, duplicate, reorder, mtu, fallback);
+}
+
+std::unique_ptr<PathHarness> make_sealed_harness(std::unique_ptr<PathHarness> inner,
+                                                 bool encrypts) {
+  return std::make_unique<SealedHarness>(std::move(inner), encrypts);
 }
 
 std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, double reorder,

@@ -128,6 +128,8 @@ using HarnessFactory = std::function<std::unique_ptr<PathHarness>()>;
 std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, double duplicate,
                                                  double reorder, uint32_t mtu,
                                                  bool fallback = false);
+/// The paths of another one, whose frames are sealed.
+std::unique_ptr<PathHarness> make_sealed_harness(std::unique_ptr<PathHarness> inner, bool encrypts);
 /// The verbs fabric over simulated NICs.  Nothing is lost: a refusal is not repeated.
 std::unique_ptr<PathHarness> make_sim_verbs_harness(uint64_t seed, double duplicate,
                                                     double reorder);

@@ -8,7 +8,7 @@ namespace {
 SegmentSizes sizes_for(uint32_t mtu, uint32_t datagram_bytes) {
   SegmentSizes sizes;
   sizes.set_tiny(768);
-  sizes.set_mtu(mtu, datagram_bytes);
+  sizes.set_mtu(mtu, datagram_bytes - static_cast<uint32_t>(header_bytes));
   return sizes;
 }
 

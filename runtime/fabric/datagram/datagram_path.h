@@ -50,6 +50,11 @@ class DatagramPath final : public Path {
   uint32_t id() const { return id_; }
   uint64_t token() const { return ends_.local().token.told(); }
   uint64_t domain() const { return options_.domain; }
+  /// The path's frames are sealed.
+  bool sealed() const { return options_.shared.has_value(); }
+  /// The payload of a whole frame; nullopt: it is not the peer's, or came before.
+  std::optional<std::span<const std::byte>> open(const FrameHeader& header,
+                                                 std::span<const std::byte> frame);
   bool fallback() const { return options_.fallback; }
   const SocketAddress& peer_command() const { return ends_.peer().command; }
   const SocketAddress& peer_data() const { return ends_.peer().data; }
@@ -93,6 +98,9 @@ class DatagramPath final : public Path {
     }
   }
   bool transmit(Segment& segment, Channel channel);
+  void send_command(const FrameHeader& header, std::span<const std::byte> payload = {}) {
+    env_.stage.command(peer_command(), header, payload, seal_ ? &*seal_ : nullptr);
+  }
   FrameHeader header_for(const Segment& segment, const WorkRequest& request);
   void handle_ack(const FrameHeader& header, std::span<const std::byte> selective);
   Duration sample_of(const FrameHeader& header);
@@ -121,12 +129,17 @@ class DatagramPath final : public Path {
   void break_path(CompletionStatus first, const Error& why);
   void flush_requests(CompletionStatus first);
   Duration connect_limit() const;
+  /// Bytes of a frame beside its payload.
+  uint32_t overhead() const {
+    return static_cast<uint32_t>(header_bytes + (sealed() ? seal_bytes : 0));
+  }
 
   PathEnvironment& env_;
   PathOwner* owner_;
   const PathOptions options_;
   const uint32_t id_;
   PathEnds ends_;
+  std::optional<FrameSeal> seal_;  ///< from connect() on
   PathState state_ = PathState::idle;
   Error error_;
   CompletionStatus cause_ = CompletionStatus::ok;

@@ -12,7 +12,7 @@ namespace nccl_ha::fabric {
 namespace {
 
 /// What a path tells its peer of this end.
-WireAddress own_address(const PathEnvironment& env, uint32_t id) {
+WireAddress own_address(const PathEnvironment& env, uint32_t id, size_t overhead) {
   const DatagramOptions& options = env.options;
   WireAddress address;
   address.command = env.stage.io().local(Channel::command);
@@ -24,7 +24,7 @@ WireAddress own_address(const PathEnvironment& env, uint32_t id) {
       std::clamp<size_t>(env.stage.io().receive_buffer_bytes(), 4096, UINT32_MAX));
   address.window = options.window;
   address.tiny_bytes =
-      std::min(options.tiny_bytes, static_cast<uint32_t>(env.stage.command_bytes() - header_bytes));
+      std::min(options.tiny_bytes, static_cast<uint32_t>(env.stage.command_bytes() - overhead));
   return address;
 }
 
@@ -36,7 +36,7 @@ DatagramPath::DatagramPath(PathEnvironment& environment, const PathOptions& opti
       owner_(owner),
       options_(options),
       id_(id),
-      ends_(own_address(environment, id)),
+      ends_(own_address(environment, id, overhead())),
       counters_({environment.counters.file, options.counted_under},
                 "datagrams " + text(ends_.local().command)),
       requests_(options.writes_max),
@@ -67,6 +67,9 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
     return nccl_ha::fail(Errc::invalid_argument,
                          "datagram path: the peer's address block is malformed or of another "
                          "address family");
+  }
+  if (options_.shared) {
+    seal_.emplace(*options_.shared, ends_.local(), ends_.peer());
   }
   ends_.leave_by(env_.stage.io().egress(ends_.peer().data));
   const WireAddress& local = ends_.local();
@@ -104,14 +107,14 @@ void DatagramPath::send_check() {
   if (round.small) {
     header.immediate = round.attempt;
     header.fragment_length = header_bytes;
-    env_.stage.command(peer_command(), header, {});
+    send_command(header);
   }
   if (round.full_bytes != 0) {
-    const size_t padding = round.full_bytes - header_bytes;
+    const size_t padding = round.full_bytes - overhead();
     header.payload_length = static_cast<uint16_t>(padding);
     header.fragment_length = round.full_bytes;
     header.immediate = round.candidate;
-    static_cast<void>(env_.stage.probe(ends_.peer().data, header, padding));
+    static_cast<void>(env_.stage.probe(ends_.peer().data, header, seal_ ? &*seal_ : nullptr));
   }
   env_.timers->arm(timer_, env_.now + round.wait);
 }
@@ -126,9 +129,10 @@ void DatagramPath::on_ping(const FrameHeader& header) {
   answer.sent_us = env_.now_us();
   answer.flags = flag_echo;
   answer.echo_us = header.sent_us;
-  answer.fragment_length = header.payload_length + static_cast<uint32_t>(header_bytes);
+  answer.fragment_length =
+      header.payload_length == 0 ? header_bytes : header.payload_length + overhead();
   answer.immediate = header.immediate;
-  env_.stage.command(peer_command(), answer, {});
+  send_command(answer);
 }
 
 void DatagramPath::on_pong(const FrameHeader& header) {
@@ -146,7 +150,7 @@ void DatagramPath::on_pong(const FrameHeader& header) {
 }
 
 void DatagramPath::finish_check() {
-  sizes_.set_mtu(check_.mtu(), check_.datagram_bytes());
+  sizes_.set_mtu(check_.mtu(), check_.datagram_bytes() - overhead());
   if (check_.mtu() < check_.mtu_max()) {
     NHA_LOG_WARN(
         "path {}: datagrams of {} bytes get lost on the way although both interfaces allow them; "

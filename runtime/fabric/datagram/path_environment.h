@@ -47,8 +47,9 @@ struct PathEnvironment : PortServices {
   CompletionQueue completions;
   SendStage stage;
   Activity activity;
-  const uint32_t interface_mtu;  ///< bytes of an IP packet, or of a datagram where there is no IP
-  bool acks_due = false;         ///< acknowledgements must leave before this pass ends
+  std::vector<std::byte> opened;  ///< payload of the frame at hand, where it came encrypted
+  const uint32_t interface_mtu;   ///< bytes of an IP packet, or of a datagram where there is no IP
+  bool acks_due = false;          ///< acknowledgements must leave before this pass ends
 
   /// The clock is read anew.
   void refresh() { now = clock->now(); }

@@ -16,6 +16,21 @@ constexpr size_t selective_bytes_max = 128;
 
 }  // namespace
 
+std::optional<std::span<const std::byte>> DatagramPath::open(const FrameHeader& header,
+                                                             std::span<const std::byte> frame) {
+  if (!seal_) {
+    return std::nullopt;  // a peer's early ping, which it sends again
+  }
+  if (seal_->encrypts()) {
+    env_.opened.resize(std::max<size_t>(env_.opened.size(), header.payload_length));
+  }
+  const auto payload = (header.flags & flag_sealed) != 0
+                           ? seal_->open(frame, env_.opened)
+                           : std::optional<std::span<const std::byte>>();
+  env_.statistics.forged += payload ? 0 : 1;
+  return payload;
+}
+
 void DatagramPath::on_frame(const FrameHeader& header, std::span<const std::byte> payload) {
   if (state_ == PathState::error) {
     return;
@@ -147,7 +162,7 @@ void DatagramPath::refuse(const FrameHeader& header) {
   answer.key = header.key;
   answer.address = header.address;
   answer.sent_us = env_.now_us();
-  env_.stage.command(peer_command(), answer, {});
+  send_command(answer);
 }
 
 void DatagramPath::deliver() {
@@ -233,7 +248,7 @@ void DatagramPath::send_ack() {
   FrameHeader header = ends_.header(FrameType::ack);
   header.payload_length = static_cast<uint16_t>(bytes);
   acks_.acknowledge(header, incoming_);
-  env_.stage.command(peer_command(), header, std::span(bitmap.data(), bytes));
+  send_command(header, std::span(bitmap.data(), bytes));
 }
 
 }  // namespace nccl_ha::fabric

@@ -155,9 +155,10 @@ bool DatagramPath::transmit(Segment& segment, Channel channel) {
       std::memcpy(copy.data() + bytes, parts[i].iov_base, parts[i].iov_len);
       bytes += parts[i].iov_len;
     }
-    env_.stage.command(peer_command(), header, std::span(copy.data(), bytes));
+    send_command(header, std::span(copy.data(), bytes));
   } else {
-    env_.stage.data(ends_.peer().data, segment, header, std::span(parts, count));
+    env_.stage.data(ends_.peer().data, segment, header, std::span(parts, count),
+                    seal_ ? &*seal_ : nullptr);
   }
   return true;
 }
@@ -293,7 +294,7 @@ void DatagramPath::send_tail_probe() {
     // nothing.
     FrameHeader probe = ends_.header(FrameType::probe);
     acks_.piggyback(probe, incoming_);
-    env_.stage.command(peer_command(), probe, {});
+    send_command(probe);
     env_.timers->arm(timer_, env_.now + std::max<Duration>(network_.rto(), probe_period));
     return;
   }

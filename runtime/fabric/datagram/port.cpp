@@ -192,10 +192,14 @@ void DatagramPort::packet(std::span<const std::byte> datagram) {
       ++env_.statistics.malformed;
       return;
     }
-    const size_t bytes = header_bytes + header->payload_length;
+    const size_t bytes = header->frame_bytes();
     DatagramPath* path = find(*header);
-    if (path != nullptr) {
-      path->on_frame(*header, datagram.subspan(header_bytes, header->payload_length));
+    std::optional payload = datagram.subspan(header_bytes, header->payload_length);
+    if (path != nullptr && path->sealed()) [[unlikely]] {
+      payload = path->open(*header, datagram.first(bytes));
+    }
+    if (path != nullptr && payload) {
+      path->on_frame(*header, *payload);
       // Fast receive: the first packet of a pass, in order and tiny, is handed on before any of
       // the bookkeeping that follows it (acknowledgements, statistics, other packets).
       if (first && header->type == FrameType::put && env_.completions.count() == 1 &&
@@ -221,7 +225,8 @@ Placement DatagramPort::place(std::span<const std::byte> head, size_t total, siz
     return {};
   }
   DatagramPath* path = find(*header);
-  if (path == nullptr || !path->takes(header->sequence)) {
+  // Of a sealed frame nothing is anywhere before its tag was looked at.
+  if (path == nullptr || path->sealed() || !path->takes(header->sequence)) {
     return {};
   }
   const size_t bytes = placement_.plan(*header, total, segment,

@@ -13,10 +13,10 @@ class SegmentSizes {
  public:
   /// Both ends send messages up to this size on the command channel.
   void set_tiny(uint32_t bytes_max) { tiny_max_ = bytes_max; }
-  /// What the way to the peer takes.
-  void set_mtu(uint32_t mtu, uint32_t datagram_bytes) {
+  /// What the way to the peer takes: bytes of an IP packet, and of payload in it.
+  void set_mtu(uint32_t mtu, uint32_t payload_max) {
     mtu_ = mtu;
-    payload_max_ = (datagram_bytes - static_cast<uint32_t>(header_bytes)) / line_bytes * line_bytes;
+    payload_max_ = payload_max / line_bytes * line_bytes;
   }
 
   uint32_t mtu() const { return mtu_; }

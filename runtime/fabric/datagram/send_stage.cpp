@@ -14,7 +14,7 @@ namespace {
 // the largest UDP datagram.
 constexpr size_t run_segments_max = 60;
 constexpr size_t run_bytes_max = 65000;
-constexpr size_t zeros_bytes = 65536;
+constexpr size_t encrypted_bytes_max = 512 * 1024;
 
 }  // namespace
 
@@ -22,12 +22,12 @@ SendStage::SendStage(std::unique_ptr<PacketIo> io, bool offload, DatagramPortCou
     : io_(std::move(io)),
       statistics_(statistics),
       command_bytes_(std::min(io_->datagram_bytes_max(), SendBatch::datagram_bytes)),
-      offload_(offload),
-      zeros_(zeros_bytes) {}
+      offload_(offload) {}
 
-void SendStage::command(const SocketAddress& to, const FrameHeader& header,
-                        std::span<const std::byte> payload) {
-  const size_t bytes = header_bytes + payload.size();
+void SendStage::command(const SocketAddress& to, FrameHeader header,
+                        std::span<const std::byte> payload, FrameSeal* seal) {
+  header.flags |= seal != nullptr ? flag_sealed : 0;
+  const size_t bytes = header.frame_bytes();
   NHA_DASSERT(bytes <= command_bytes_, "frame too large for the command channel");
   SendBatch& batch = command_;
   // Frames to the same peer share a datagram, whichever of its paths they belong to, and keep their
@@ -50,6 +50,9 @@ void SendStage::command(const SocketAddress& to, const FrameHeader& header,
   if (!payload.empty()) {
     std::memcpy(out + header_bytes, payload.data(), payload.size());
   }
+  if (seal != nullptr) {
+    seal->close(std::span(out, bytes));
+  }
   batch.message_bytes[slot] += bytes;
   batch.parts[slot] = {batch.copies[slot].data(), batch.message_bytes[slot]};
 }
@@ -62,19 +65,31 @@ size_t SendStage::last_to(const SocketAddress& to) const {
   return slot == 0 ? command_.count : slot - 1;
 }
 
-void SendStage::data(const SocketAddress& to, Segment& segment, const FrameHeader& header,
-                     std::span<const iovec> payload) {
+void SendStage::data(const SocketAddress& to, Segment& segment, FrameHeader header,
+                     std::span<const iovec> payload, FrameSeal* seal) {
   SendBatch& batch = data_;
-  const size_t bytes = header_bytes + header.payload_length;
-  if (batch.frame_count == SendBatch::frames_max || (batch.count == SendBatch::messages_max)) {
+  header.flags |= seal != nullptr ? flag_sealed : 0;
+  const size_t bytes = header.frame_bytes();
+  const bool encrypts = seal != nullptr && seal->encrypts();
+  if (batch.frame_count == SendBatch::frames_max || batch.count == SendBatch::messages_max ||
+      (encrypts && encrypted_bytes_ + bytes > encrypted_bytes_max)) {
     flush(Channel::data);
   }
   const size_t frame = batch.frame_count++;
   encode(header, batch.headers[frame].data());
   iovec* parts = batch.parts.data() + batch.part_count;
-  parts[0] = {batch.headers[frame].data(), header_bytes};
-  std::copy(payload.begin(), payload.end(), parts + 1);
-  const size_t part_count = payload.size() + 1;
+  size_t part_count = 1;
+  if (encrypts) {
+    parts[0] = encrypted(batch.headers[frame], payload, bytes, *seal);
+  } else {
+    parts[0] = {batch.headers[frame].data(), header_bytes};
+    std::copy(payload.begin(), payload.end(), parts + 1);
+    part_count += payload.size();
+    if (seal != nullptr) {
+      seal->close(std::span(parts, part_count), batch.seals[frame]);
+      parts[part_count++] = {batch.seals[frame].data(), seal_bytes};
+    }
+  }
   batch.part_count += part_count;
   batch.segments[frame] = &segment;
 
@@ -94,6 +109,20 @@ void SendStage::data(const SocketAddress& to, Segment& segment, const FrameHeade
   ++batch.count;
 }
 
+/// The whole frame: what is encrypted cannot stay where it is the user's.
+iovec SendStage::encrypted(std::span<const std::byte> header, std::span<const iovec> payload,
+                           size_t bytes, FrameSeal& seal) {
+  encrypted_.resize(encrypted_bytes_max);
+  std::byte* const frame = encrypted_.data() + encrypted_bytes_;
+  std::byte* end = std::ranges::copy(header, frame).out;
+  for (const iovec& part : payload) {
+    end = std::copy_n(static_cast<const std::byte*>(part.iov_base), part.iov_len, end);
+  }
+  seal.close(std::span(frame, bytes));
+  encrypted_bytes_ += bytes;
+  return {frame, bytes};
+}
+
 bool SendStage::run_takes(const SocketAddress& to, size_t bytes) const {
   if (data_.count == 0 || !offload_ || !io_->segmentation_offload()) {
     return false;
@@ -109,12 +138,15 @@ bool SendStage::run_grows(const SocketAddress& to) const {
   return data_.count != 0 && run_takes(to, data_.messages[data_.count - 1].segment_bytes);
 }
 
-bool SendStage::probe(const SocketAddress& to, const FrameHeader& header, size_t payload_bytes) {
+bool SendStage::probe(const SocketAddress& to, FrameHeader header, FrameSeal* seal) {
   flush(Channel::data);
-  std::array<std::byte, header_bytes> bytes;
-  encode(header, bytes.data());
-  std::array<iovec, 2> parts{iovec{bytes.data(), header_bytes},
-                             iovec{zeros_.data(), payload_bytes}};
+  header.flags |= seal != nullptr ? flag_sealed : 0;
+  probe_.assign(header.frame_bytes(), std::byte{0});
+  encode(header, probe_.data());
+  if (seal != nullptr) {
+    seal->close(probe_);
+  }
+  std::array<iovec, 1> parts{iovec{probe_.data(), probe_.size()}};
   OutDatagram out{&to, parts.data(), parts.size(), 0, true};
   ++statistics_.datagrams_sent;
   return io_->send(Channel::data, std::span(&out, 1)) == 1;
@@ -146,6 +178,9 @@ void SendStage::flush(Channel channel) {
   batch.count = 0;
   batch.frame_count = 0;
   batch.part_count = 0;
+  if (channel == Channel::data) {
+    encrypted_bytes_ = 0;
+  }
 }
 
 }  // namespace nccl_ha::fabric

@@ -13,7 +13,7 @@ constexpr uint16_t ud_family = 16;
 constexpr bool valid_queue_pair(uint32_t number) { return number > 1 && number < 0xFFFFFF; }
 
 constexpr uint8_t known_flags =
-    flag_last | flag_immediate | flag_no_speculation | flag_ack | flag_echo;
+    flag_last | flag_immediate | flag_no_speculation | flag_ack | flag_echo | flag_sealed;
 
 void put_socket(std::byte* out, const SocketAddress& address) {
   std::memset(out, 0, 24);
@@ -122,7 +122,7 @@ std::optional<FrameHeader> decode(std::span<const std::byte> available, size_t t
   header.immediate = get<uint32_t>(in, 48);
   header.key = get<uint32_t>(in, 52);
   header.address = get<uint64_t>(in, 56);
-  if ((header.flags & ~known_flags) != 0 || header.payload_length > total_length - header_bytes) {
+  if ((header.flags & ~known_flags) != 0 || header.frame_bytes() > total_length) {
     return std::nullopt;
   }
   if (header.type == FrameType::put || header.type == FrameType::send) {

@@ -11,6 +11,8 @@
 //                               26  u16 ack_delay_us     44  u32 fragment_offset
 //                               28  u32 sent_us
 //
+// A frame with flag_sealed has seal_bytes more behind its payload (frame_seal.h).
+//
 // `path` and `token` name the receiving path; both were chosen by the receiver and told to the
 // sender over the connection's control stream, so a packet of somebody else, of an earlier process
 // on the port or of a closed path does not pass.
@@ -28,6 +30,7 @@
 namespace nccl_ha::fabric {
 
 inline constexpr size_t header_bytes = 64;
+inline constexpr size_t seal_bytes = 24;
 inline constexpr uint16_t wire_magic = 0x484E;  // version 1
 
 enum class FrameType : uint8_t {
@@ -46,6 +49,7 @@ enum FrameFlag : uint8_t {
   flag_no_speculation = 4,  ///< the destination is polled: see WritePost::no_speculative_placement
   flag_ack = 8,             ///< acknowledge, credits and ack_delay_us are valid
   flag_echo = 16,           ///< echo_us is valid
+  flag_sealed = 32,         ///< a seal follows the payload
 };
 
 struct FrameHeader {
@@ -66,6 +70,10 @@ struct FrameHeader {
   uint32_t immediate = 0;
   uint32_t key = 0;
   uint64_t address = 0;  ///< where the fragment's first byte belongs
+
+  size_t frame_bytes() const {
+    return header_bytes + payload_length + ((flags & flag_sealed) != 0 ? seal_bytes : 0);
+  }
 };
 
 void encode(const FrameHeader& header, std::byte* out);
