@@ -26,9 +26,7 @@ struct Provider {
   HarnessFactory make;
 };
 
-std::ostream& operator<<(std::ostream& out, const Provider& provider) {
-  return out << provider.name;
-}
+void PrintTo(const Provider& provider, std::ostream* out) { *out << provider.name; }
 
 std::vector<std::byte> pattern(size_t bytes, uint64_t seed) {
   Random random(seed);
@@ -565,16 +563,11 @@ std::vector<Provider> providers() {
       Provider{"sim_rc_reordering", [] { return make_sim_verbs_harness(5, 0.05, 0.05); }},
       Provider{"udp", [] { return make_udp_harness(0, 0, 0, 0); }},
       Provider{"udp_mtu1500", [] { return make_udp_harness(0, 0, 0, 1500); }},
-      Provider{"udp_lossy", [] { return make_udp_harness(0.05, 0.05, 0.05, 0); }},
-      Provider{"memory_sealed",
-               [] {
-                 return make_sealed_harness(make_memory_harness(7, 0.05, 0.05, 0.05, 1500), false);
-               }},
-      Provider{"udp_sealed",
-               [] { return make_sealed_harness(make_udp_harness(0, 0, 0, 0), false); }},
-      Provider{"udp_encrypted_lossy",
-               [] { return make_sealed_harness(make_udp_harness(0.05, 0.05, 0.05, 0), true); }}};
+      Provider{"udp_lossy", [] { return make_udp_harness(0.05, 0.05, 0.05, 0); }}};
   for (const auto& [name, make] : relay_harnesses()) {
+    all.push_back({name, make});
+  }
+  for (const auto& [name, make] : sealed_harnesses()) {
     all.push_back({name, make});
   }
   // With the far side in another machine: HOST:PORT where nha_contract_peer serves it.
@@ -583,9 +576,8 @@ std::vector<Provider> providers() {
     const size_t colon = text.rfind(':');
     const auto port = static_cast<uint16_t>(std::atoi(text.c_str() + colon + 1));
     for (const char* name : rdma_providers) {
-      all.push_back({name, [name, host = text.substr(0, colon), port] {
-                       return make_remote_harness(name, host, port);
-                     }});
+      const std::string host = text.substr(0, colon);
+      all.push_back({name, [=] { return make_remote_harness(name, host, port); }});
     }
     return all;
   }

@@ -233,11 +233,6 @@ std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, dou
   return std::make_unique<MemoryHarness>(seed, drop, duplicate, reorder, mtu, fallback);
 }
 
-std::unique_ptr<PathHarness> make_sealed_harness(std::unique_ptr<PathHarness> inner,
-                                                 bool encrypts) {
-  return std::make_unique<SealedHarness>(std::move(inner), encrypts);
-}
-
 std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, double reorder,
                                               uint32_t mtu) {
   DatagramOptions options;
@@ -256,6 +251,18 @@ std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, dou
     return std::make_unique<DatagramSide>(std::move(*opened), index, loss, options, 65536);
   };
   return std::make_unique<PairHarness>(side(0), side(1));
+}
+
+std::vector<std::pair<const char*, HarnessFactory>> sealed_harnesses() {
+  const auto sealed = [](std::unique_ptr<PathHarness> inner, bool encrypts) {
+    return std::make_unique<SealedHarness>(std::move(inner), encrypts);
+  };
+  return {
+      {"memory_sealed",
+       [=] { return sealed(make_memory_harness(7, 0.05, 0.05, 0.05, 1500), false); }},
+      {"udp_sealed", [=] { return sealed(make_udp_harness(0, 0, 0, 0), false); }},
+      {"udp_encrypted_lossy", [=] { return sealed(make_udp_harness(0.05, 0.05, 0.05, 0), true); }},
+  };
 }
 
 std::unique_ptr<PathSide> make_rdma_side(const std::string& provider, size_t index) {

@@ -128,13 +128,13 @@ using HarnessFactory = std::function<std::unique_ptr<PathHarness>()>;
 std::unique_ptr<PathHarness> make_memory_harness(uint64_t seed, double drop, double duplicate,
                                                  double reorder, uint32_t mtu,
                                                  bool fallback = false);
-/// The paths of another one, whose frames are sealed.
-std::unique_ptr<PathHarness> make_sealed_harness(std::unique_ptr<PathHarness> inner, bool encrypts);
 /// The verbs fabric over simulated NICs.  Nothing is lost: a refusal is not repeated.
 std::unique_ptr<PathHarness> make_sim_verbs_harness(uint64_t seed, double duplicate,
                                                     double reorder);
 /// Over relays in a line, on virtual time, by hops of several kinds.
 std::vector<std::pair<const char*, HarnessFactory>> relay_harnesses();
+/// Datagrams whose frames are sealed, or encrypted.
+std::vector<std::pair<const char*, HarnessFactory>> sealed_harnesses();
 std::unique_ptr<PathHarness> make_udp_harness(double drop, double duplicate, double reorder,
                                               uint32_t mtu);
 
