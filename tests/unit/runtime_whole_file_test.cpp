@@ -31,7 +31,7 @@ mode_t mode_of(const std::string& path) {
 }
 
 /// Whether it says yes in a fork, which may change what a process is allowed to.
-bool in_fork(const std::function<bool()>& body) {
+bool read_in_fork(const std::function<bool()>& body) {
   const pid_t child = fork();
   if (child == 0) {
     _exit(body() ? 0 : 1);
@@ -148,7 +148,7 @@ TEST_F(WholeFile, InAClosedFolderOnlyWhatIsThereIsWritten) {
   put("file", "a longer text than the new one");
   chmod(in_folder("file").c_str(), 0666);
   chmod(folder_.path().c_str(), 0555);
-  EXPECT_TRUE(in_fork([this] {
+  EXPECT_TRUE(read_in_fork([this] {
     // Root may write anywhere.
     if (geteuid() == 0 && seteuid(65534) != 0) {
       return false;
@@ -164,7 +164,7 @@ TEST_F(WholeFile, InAClosedFolderOnlyWhatIsThereIsWritten) {
 
 TEST_F(WholeFile, WhereThereIsNoRoomWhatWasThereStays) {
   put("file", "old");
-  EXPECT_TRUE(in_fork([this] {
+  EXPECT_TRUE(read_in_fork([this] {
     signal(SIGXFSZ, SIG_IGN);
     const rlimit few{100, 100};
     setrlimit(RLIMIT_FSIZE, &few);
