@@ -104,6 +104,13 @@ class NextHops {
   virtual std::optional<NextHop> find(NodeId neighbour) const = 0;
   /// Any thread.  Whoever speaks from `from` is that neighbour, on a cable to it.
   virtual bool is_at(NodeId neighbour, const IpAddress& from) const = 0;
+  /// Any thread.  The neighbour's node has not begun anew since that incarnation, as far as is
+  /// known.
+  virtual bool lives(NodeId neighbour, uint32_t incarnation) const {
+    (void)neighbour;
+    (void)incarnation;
+    return true;
+  }
   /// Any thread.  What this host is called; nullopt: whoever uses it knows better.
   virtual std::optional<NodeId> self() const { return std::nullopt; }
   /// Any thread.  The hosts on the way of a new path that nobody has named a route for, in order;

@@ -150,6 +150,9 @@ MeshClient::~MeshClient() { stop(); }
 void MeshClient::start(Context& context) {
   context_ = &context;
   timer_.bind([](void* self) { static_cast<MeshClient*>(self)->on_timer(); }, this);
+  if (options_.tickets != nullptr) {
+    asker_.emplace(options_.port, context.secrets());
+  }
   on_timer();
 }
 
@@ -197,6 +200,17 @@ void MeshClient::on_timer() {
     ++unanswered_;
     static_cast<void>(send_query(fd_));
   }
+  if (asker_) {
+    ask_for_ticket();
+  }
+}
+
+/// The answer is looked at with the next question: it seldom differs.
+void MeshClient::ask_for_ticket() {
+  if (const auto ticket = asker_->take()) {
+    options_.tickets->add(*ticket);
+  }
+  static_cast<void>(asker_->ask());
 }
 
 void MeshClient::stop() {
@@ -205,6 +219,7 @@ void MeshClient::stop() {
   }
   watch_.reset();
   close_fd(std::exchange(fd_, -1));
+  asker_.reset();
 }
 
 }  // namespace nccl_ha::relay

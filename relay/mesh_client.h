@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "relay/packet.h"
+#include "relay/ticket_socket.h"
 #include "relay/topology_board.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/context.h"
@@ -46,6 +47,8 @@ class MeshClient final : public Actor, private FdWatchOwner {
     Duration interval = std::chrono::milliseconds(500);
     Duration dead = std::chrono::milliseconds(2000);
     std::shared_ptr<TopologyBoard> board;
+    /// Of a process without the cluster's key, which asks for them too; null: it needs none.
+    std::shared_ptr<Tickets> tickets;
     /// No question of the last `dead` was answered; on the worker's thread, each time that is so.
     /// True: somebody else knows now, and this actor ends.
     std::function<bool(Context& context)> on_silence;
@@ -62,12 +65,14 @@ class MeshClient final : public Actor, private FdWatchOwner {
   void on_readable(int fd) override;
   void on_timer();
   void open();
+  void ask_for_ticket();
 
   Options options_;
   Context* context_ = nullptr;
   int fd_ = -1;
   std::unique_ptr<FdWatch> watch_;
   MeshAnswer answer_;
+  std::optional<TicketAsker> asker_;
   int64_t unanswered_ = 0;  ///< questions since the last answer
   Timer timer_;
 };

@@ -52,6 +52,15 @@ bool MeshRoutes::is_at(NodeId neighbour, const IpAddress& from) const {
          });
 }
 
+bool MeshRoutes::lives(NodeId neighbour, uint32_t incarnation) const {
+  const auto view = board_->read();
+  return view &&
+         std::any_of(view->neighbours.begin(), view->neighbours.end(), [&](const Neighbour& one) {
+           // A topology file says nothing of lives.
+           return one.node == neighbour && (one.incarnation == incarnation || one.incarnation == 0);
+         });
+}
+
 std::optional<NodeId> MeshRoutes::self() const {
   const auto view = board_->read();
   return view ? std::optional(view->self) : std::nullopt;

@@ -29,6 +29,7 @@ class MeshRoutes final : public NextHops {
   std::optional<NextHop> find(NodeId neighbour) const override;
   /// By an address from which discovery hears it, or one that it tells of itself.
   bool is_at(NodeId neighbour, const IpAddress& from) const override;
+  bool lives(NodeId neighbour, uint32_t incarnation) const override;
   std::optional<NodeId> self() const override;
   /// A connection's first way by the routes' shares (RouteRotation), each further one over as few
   /// hosts of the others as possible.  A way keeps to its first host as long as a route begins

@@ -1,17 +1,16 @@
 #include "relay/path_endpoints.h"
 
-#include <utility>
+#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 
 Result<std::shared_ptr<PathEndpoints>> PathEndpoints::of(Context& context,
-                                                         std::shared_ptr<const KeyFile> key) {
+                                                         const SessionKeys& keys) {
   if (auto known = context.shared().find<PathEndpoints>()) {
     return known;
   }
-  std::shared_ptr<PathEndpoints> made(new PathEndpoints(context));
-  auto acceptor =
-      SessionAcceptor::listen(context, context.config().listen_ports, std::move(key), *made);
+  std::shared_ptr<PathEndpoints> made(new PathEndpoints(context, keys));
+  auto acceptor = SessionAcceptor::listen(context, context.config().listen_ports, keys, *made);
   if (!acceptor) {
     return acceptor.error();
   }
@@ -30,7 +29,9 @@ Secret PathEndpoints::enter(Member* member) {
 
 void PathEndpoints::on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) {
   const auto found = members_.find(request.token);
-  if (found == members_.end() || request.place + 1U != request.nodes.size()) {
+  const bool relayed =
+      keys_.is_relay(stream->ticket()) || mutated(Mutation::process_taken_for_relay);
+  if (found == members_.end() || !relayed || request.place + 1U != request.nodes.size()) {
     stream->send(SetupRefusal{fabric::CompletionStatus::flushed, 0,
                               "the path that was asked for does not end here any more"});
     stream->close();

@@ -4,9 +4,9 @@
 
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "relay/session_acceptor.h"
-#include "runtime/base/key_file.h"
 #include "runtime/base/secret.h"
 
 namespace nccl_ha::relay {
@@ -20,9 +20,8 @@ class PathEndpoints final : private SessionAcceptor::Handler {
    protected:
     ~Member() = default;
   };
-  /// That of the context's worker, which has one key.
-  static Result<std::shared_ptr<PathEndpoints>> of(Context& context,
-                                                   std::shared_ptr<const KeyFile> key);
+  /// That of the context's worker, which has the same keys for all.
+  static Result<std::shared_ptr<PathEndpoints>> of(Context& context, const SessionKeys& keys);
 
   uint16_t port() const { return acceptor_->port(); }
   /// The token that the member's requests have.
@@ -30,10 +29,11 @@ class PathEndpoints final : private SessionAcceptor::Handler {
   void leave(Secret token) { members_.erase(token); }
 
  private:
-  explicit PathEndpoints(Context& context) : context_(context) {}
+  PathEndpoints(Context& context, SessionKeys keys) : context_(context), keys_(std::move(keys)) {}
   void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) override;
 
   Context& context_;
+  SessionKeys keys_;
   std::unique_ptr<SessionAcceptor> acceptor_;
   std::map<Secret, Member*> members_;  ///< by token
 };

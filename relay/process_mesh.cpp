@@ -27,9 +27,9 @@ constexpr Duration patience_max = std::chrono::seconds(10);
 /// A relay node that begins waits for five seconds (tools/relay).
 constexpr Duration hand_over_limit = std::chrono::milliseconds(500);
 
-RelayPath::Options path_options(const Config& config, std::shared_ptr<const KeyFile> key) {
+RelayPath::Options path_options(const Config& config, SessionKeys keys) {
   RelayPath::Options options;
-  options.key = std::move(key);
+  options.keys = std::move(keys);
   options.chunk_bytes = piece_bytes(static_cast<uint32_t>(config.mesh_chunk_bytes));
   options.slots = static_cast<uint16_t>(config.mesh_slots);
   options.relays_max = static_cast<size_t>(config.mesh_max_hops);
@@ -134,7 +134,23 @@ Result<void> ProcessMesh::choose_part() {
     return {};
   }
   part_ = Part::attached;
+  const auto origin = config_.origins.find("mesh_key_file");
+  const bool of_job =
+      origin != config_.origins.end() && origin->second.variable != "NCCL_MESH_KEY_FILE";
+  if (key_ == nullptr || of_job) {
+    ask_for_ticket();
+  }
   return {};
+}
+
+/// A node without a key has none to give, and needs none.
+void ProcessMesh::ask_for_ticket() {
+  TicketAsker asker(static_cast<uint16_t>(config_.mesh_port), kernel_secrets());
+  if (const auto ticket = asker.wait(answer_limit_of_others)) {
+    tickets_->add(*ticket);
+    key_ = nullptr;  // a job's own is not the cluster's
+    NHA_LOG_INFO("the relay node of this host vouches for this process");
+  }
 }
 
 Result<void> ProcessMesh::use_file(const std::vector<fabric::NetInterface>& all) {
@@ -163,7 +179,7 @@ Result<void> ProcessMesh::use_file(const std::vector<fabric::NetInterface>& all)
 
 std::vector<fabric::Provider::Kind> ProcessMesh::kinds() const {
   return takes_part() ? std::vector<fabric::Provider::Kind>{relay_fabric(
-                            routes_, path_options(config_, key_), {})}
+                            routes_, path_options(config_, {key_, tickets_}), {})}
                       : std::vector<fabric::Provider::Kind>();
 }
 
@@ -245,9 +261,16 @@ std::unique_ptr<MeshClient> ProcessMesh::make_client(fabric::Provider& provider,
   client.interval = std::chrono::milliseconds(config_.mesh_hello_ms);
   client.dead = std::chrono::milliseconds(config_.mesh_dead_ms);
   client.board = board_;
+  client.tickets = key_ == nullptr ? tickets_ : nullptr;
   if (!fixed_) {
     // Without discovery on it, this host would be lost to all others.
     client.on_silence = [this, &provider, &worker](Context& context) {
+      if (key_ == nullptr && tickets_->newest()) {
+        NHA_LOG_WARN_LIMITED(
+            "the relay node of this host is gone, and this process has no key of the cluster "
+            "(NCCL_MESH_KEY_FILE) to take its place: it waits for the node");
+        return false;
+      }
       bool other = false;
       if (!open_links(&other)) {
         return false;

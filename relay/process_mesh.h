@@ -14,6 +14,7 @@
 #include "relay/mesh_routes.h"
 #include "relay/provider_hops.h"
 #include "relay/shape.h"
+#include "relay/ticket.h"
 #include "runtime/base/config.h"
 #include "runtime/base/key_file.h"
 #include "runtime/engine/engine.h"
@@ -75,6 +76,7 @@ class ProcessMesh {
  private:
   ProcessMesh(const Config& config, std::vector<fabric::NetInterface> own);
   Result<void> choose_part();
+  void ask_for_ticket();
   Result<void> use_file(const std::vector<fabric::NetInterface>& all);
   Result<void> open_links(bool* port_taken);
   using Adopt = std::function<Result<ActorId>(std::unique_ptr<Actor>)>;
@@ -88,7 +90,8 @@ class ProcessMesh {
   bool shares_subnet(const std::vector<IpAddress>& addresses) const;
 
   const Config config_;
-  std::shared_ptr<KeyFile> key_;  ///< null: anybody may join
+  std::shared_ptr<KeyFile> key_;  ///< null: anybody may join, or the host's node vouches
+  std::shared_ptr<Tickets> tickets_ = std::make_shared<Tickets>();  ///< for want of key_
   Part part_ = Part::none;
   std::vector<fabric::NetInterface> own_;  ///< those with cables
   bool fixed_ = false;                     ///< NCCL_MESH_TOPOLOGY_FILE: nothing is discovered

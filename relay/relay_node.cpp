@@ -17,6 +17,14 @@ namespace {
 /// Until a node that was killed has ended its port is not free, and nobody tells when it is.
 constexpr Duration listen_apart = std::chrono::milliseconds(100);
 
+/// What one user of a host, who has `own` of the `all` that are taken, may have of `total`: three
+/// quarters of what the others leave, so that something is left for who comes next.
+constexpr size_t part_of_user(size_t own, size_t all, size_t total) {
+  const size_t others = all - own;
+  const size_t left = total - std::min(total, others);
+  return left - left / 4;
+}
+
 }  // namespace
 
 RelayNode::RelayNode(HopSource& hops, const NextHops& next, const RelayOptions& options,
@@ -56,7 +64,7 @@ void RelayNode::start(Context& context) {
 }
 
 void RelayNode::listen() {
-  auto acceptor = SessionAcceptor::listen(*context_, ports_, options_.key, *this);
+  auto acceptor = SessionAcceptor::listen(*context_, ports_, {options_.key}, *this);
   if (acceptor) {
     acceptor_ = std::move(*acceptor);
     failure_ = {};
@@ -143,6 +151,25 @@ Result<void> RelayNode::check_asker(SessionStream& stream, const SetupRequest& r
                 fmt::format("{} asks in the name of {}, which is no neighbour at that address",
                             from ? from->text() : "a host", text(asker)));
   }
+  return check_ticket(stream.ticket(), request);
+}
+
+/// A process for which its node vouches begins paths of that host; it relays for nobody.
+Result<void> RelayNode::check_ticket(const Ticket& ticket, const SetupRequest& request) const {
+  if (!ticket.given()) {
+    return {};
+  }
+  const bool begins = request.place == 1 && request.nodes.front() == ticket.node;
+  if (!begins && !mutated(Mutation::process_taken_for_relay)) {
+    return fail(Errc::remote, fmt::format("a process of {} asks for a path that does not begin "
+                                          "there",
+                                          text(ticket.node)));
+  }
+  if (!next_.lives(ticket.node, ticket.incarnation) && !mutated(Mutation::ticket_outlives_node)) {
+    return fail(Errc::remote,
+                fmt::format("a process of {} has a ticket of a relay node that has ended",
+                            text(ticket.node)));
+  }
   return {};
 }
 
@@ -171,16 +198,23 @@ Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
   return *found;
 }
 
-Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request) {
+Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request, const Ticket& ticket) {
   // Where a path begins its neighbour only says; a neighbour has shown that it is one.
   const NodeId asker = request.nodes[request.place - 1U];
   size_t count = 0;
   size_t bytes = 0;
+  size_t users_count = 0;  // of them, those of the asking process's user
+  size_t users_bytes = 0;
   for (const RelaySession* one : sessions_) {
     const bool same = mutated(Mutation::limits_per_origin) ? one->origin() == request.nodes.front()
                                                            : one->asker() == asker;
+    const bool users = same && one->share().ticket.given() == ticket.given() &&
+                       one->share().ticket.user == ticket.user;
+    const size_t its = RelayPool::bytes_of(one->share().slots, one->share().chunk_bytes);
     count += same ? 1U : 0U;
-    bytes += same ? RelayPool::bytes_of(one->share().slots, one->share().chunk_bytes) : 0U;
+    bytes += same ? its : 0U;
+    users_count += users ? 1U : 0U;
+    users_bytes += users ? its : 0U;
   }
   if (count >= options_.sessions_per_host) {
     return fail(Errc::no_memory,
@@ -188,12 +222,23 @@ Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request) {
                             "limit for one (NCCL_MESH_SESSIONS_PER_HOST)",
                             count, text(asker)));
   }
+  const bool alone = !ticket.given() || mutated(Mutation::users_not_shared);
+  if (!alone && users_count >= part_of_user(users_count, count, options_.sessions_per_host)) {
+    return fail(
+        Errc::no_memory,
+        fmt::format("this relay serves {} paths of user {} of neighbour {} already, and the "
+                    "others are kept for other users (NCCL_MESH_SESSIONS_PER_HOST)",
+                    users_count, ticket.user, text(asker)));
+  }
   const size_t sessions = std::max<size_t>(options_.sessions_max, 1);
   const size_t most = pool_.bytes() * std::min(options_.sessions_per_host, sessions) / sessions;
+  const size_t users_most = alone ? most : part_of_user(users_bytes, bytes, most);
   RelaySession::Share share;
+  share.ticket = ticket;
   share.chunk_bytes = std::min(request.chunk_bytes, options_.chunk_bytes);
-  share.slots = pool_.take(std::min(request.window.slots, options_.slots_max), share.chunk_bytes,
-                           most - std::min(most, bytes));
+  share.slots = pool_.take(
+      std::min(request.window.slots, options_.slots_max), share.chunk_bytes,
+      alone ? most - std::min(most, bytes) : users_most - std::min(users_most, users_bytes));
   if (share.slots == 0) {
     return fail(Errc::no_memory,
                 fmt::format("of this relay's {} bytes for paths (NCCL_MESH_POOL_BYTES) {} are in "
@@ -222,7 +267,8 @@ std::shared_ptr<Egress> RelayNode::egress_to(NodeId neighbour) {
 void RelayNode::on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) {
   const auto asks = check_asker(*stream, request);
   const auto next = asks ? next_of(request) : Result<NextHop>(asks.error());
-  auto share = next ? share_of(request) : Result<RelaySession::Share>(next.error());
+  auto share =
+      next ? share_of(request, stream->ticket()) : Result<RelaySession::Share>(next.error());
   if (!share) {
     ++counters_->refused;
     stream->send(

@@ -58,8 +58,9 @@ class RelayNode final : public Actor,
   void drain_on();
   void show_pool();
   Result<void> check_asker(SessionStream& stream, const SetupRequest& request) const;
+  Result<void> check_ticket(const Ticket& ticket, const SetupRequest& request) const;
   Result<NextHop> next_of(const SetupRequest& request) const;
-  Result<RelaySession::Share> share_of(const SetupRequest& request);
+  Result<RelaySession::Share> share_of(const SetupRequest& request, const Ticket& ticket);
   std::shared_ptr<Egress> egress_to(NodeId neighbour);
 
   HopSource& hops_;

@@ -14,7 +14,6 @@
 #include "relay/message_receiver.h"
 #include "relay/message_sender.h"
 #include "relay/path_endpoints.h"
-#include "runtime/base/key_file.h"
 
 namespace nccl_ha::relay {
 
@@ -28,8 +27,8 @@ class RelayPath final : public fabric::Path,
     uint32_t chunk_bytes = 65536;
     uint16_t slots = 16;  ///< for frames, at each host on the way and for each direction
     size_t relays_max = 4;
-    std::shared_ptr<const KeyFile> key;  ///< of relays and ends; null: they need none
-    uint8_t way = 0;                     ///< of its connection's (Way)
+    SessionKeys keys;  ///< of relays and ends; none: they need none
+    uint8_t way = 0;   ///< of its connection's (Way)
   };
   /// `hops` and `next` outlive the path.  PathOptions::route names the relays; where it names none,
   /// connect() asks `next` for a way to the peer.

@@ -36,12 +36,13 @@ Result<std::unique_ptr<RelayPath>> RelayPath::make(Context& context, HopSource& 
   made->options_.route = {};  // read, and not the caller's to keep
   // Where the way is not known yet, it leads through one host at least.
   made->traits_.hops = static_cast<uint8_t>(std::max<size_t>(made->relays_.size(), 1));
-  auto endpoints = PathEndpoints::of(context, own.key);
+  auto endpoints = PathEndpoints::of(context, own.keys);
   if (!endpoints) {
     return endpoints.error();
   }
   made->endpoints_ = std::move(*endpoints);
-  made->local_ = {own.self, made->endpoints_->port(), made->endpoints_->enter(made.get())};
+  made->local_ = {own.self, made->endpoints_->port(), made->endpoints_->enter(made.get()),
+                  own.keys.own()};
   made->address_ = encode(made->local_);
   return made;
 }
@@ -126,7 +127,7 @@ Result<void> RelayPath::dial() {
     return nccl_ha::fail(Errc::remote,
                          fmt::format("no cable leads to relay {} any more", text(relays_.front())));
   }
-  stream_.reset(new SessionStream(context_, this, own_.key));
+  stream_.reset(new SessionStream(context_, this, own_.keys));
   return stream_->dial(*next);
 }
 
@@ -208,6 +209,7 @@ void RelayPath::ask() {
   request.nodes.push_back(peer_.node);
   request.port = peer_.port;
   request.token = peer_.token;
+  request.ticket = peer_.ticket;
   request.chunk_bytes = own_.chunk_bytes;
   request.kind = line_.place().at.kind;
   request.window = line_.window();

@@ -84,8 +84,9 @@ Result<void> RelaySession::begin() {
 }
 
 Result<void> RelaySession::dial_down() {
-  legs_[down].stream.reset(new SessionStream(*context_, this, options_.key));
-  return legs_[down].stream->dial(next_);
+  legs_[down].stream.reset(new SessionStream(*context_, this, {options_.key}));
+  const bool last = request_.place + 2U == request_.nodes.size();
+  return legs_[down].stream->dial(next_, last ? request_.ticket : Ticket{});
 }
 
 Result<std::vector<HopPlace>> RelaySession::places(Side side) {

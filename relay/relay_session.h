@@ -44,6 +44,7 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   struct Share {
     uint16_t slots = 0;  ///< for each direction
     uint32_t chunk_bytes = 0;
+    Ticket ticket;  ///< of the process that asked; none: a relay has, or a process with the key
     std::array<std::shared_ptr<Egress>, 2> egresses;  ///< by Side
   };
   /// `request` came by `stream`, and its route leads through this host; the next one listens there.

@@ -10,9 +10,8 @@
 
 namespace nccl_ha::relay {
 
-SessionAcceptor::SessionAcceptor(Context& context, std::shared_ptr<const KeyFile> key,
-                                 Handler& handler)
-    : context_(context), key_(std::move(key)), handler_(handler) {
+SessionAcceptor::SessionAcceptor(Context& context, SessionKeys keys, Handler& handler)
+    : context_(context), keys_(std::move(keys)), handler_(handler) {
   timer_.bind([](void* self) { static_cast<SessionAcceptor*>(self)->on_timer(); }, this);
 }
 
@@ -20,9 +19,9 @@ SessionAcceptor::~SessionAcceptor() { context_.timers().cancel(timer_); }
 
 Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(Context& context,
                                                                  const std::string& ports,
-                                                                 std::shared_ptr<const KeyFile> key,
+                                                                 SessionKeys keys,
                                                                  Handler& handler) {
-  std::unique_ptr<SessionAcceptor> made(new SessionAcceptor(context, std::move(key), handler));
+  std::unique_ptr<SessionAcceptor> made(new SessionAcceptor(context, std::move(keys), handler));
   auto acceptor = context.streams().listen_tcp(ports, &made->port_, made.get());
   if (!acceptor) {
     return acceptor.error();
@@ -32,7 +31,7 @@ Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(Context& contex
 }
 
 void SessionAcceptor::on_accept(int fd) {
-  std::unique_ptr<SessionStream> stream(new SessionStream(context_, this, key_));
+  std::unique_ptr<SessionStream> stream(new SessionStream(context_, this, keys_));
   if (auto adopted = stream->adopt(fd); !adopted) {
     NHA_LOG_WARN("a neighbour's stream is lost: {}", adopted.error().message());
     return;

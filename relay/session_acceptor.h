@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "relay/session_stream.h"
-#include "runtime/base/key_file.h"
 #include "runtime/streams/door.h"
 
 namespace nccl_ha::relay {
@@ -31,8 +30,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
 
   /// On a port of `ports` (HA_NCCL_LISTEN_PORTS has the form).
   static Result<std::unique_ptr<SessionAcceptor>> listen(Context& context, const std::string& ports,
-                                                         std::shared_ptr<const KeyFile> key,
-                                                         Handler& handler);
+                                                         SessionKeys keys, Handler& handler);
   ~SessionAcceptor() override;
   SessionAcceptor(const SessionAcceptor&) = delete;
   SessionAcceptor& operator=(const SessionAcceptor&) = delete;
@@ -46,7 +44,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
     std::unique_ptr<SessionStream> stream;
     Instant until{};
   };
-  SessionAcceptor(Context& context, std::shared_ptr<const KeyFile> key, Handler& handler);
+  SessionAcceptor(Context& context, SessionKeys keys, Handler& handler);
   void on_accept(int fd) override;
   void on_acceptor_error(const Error& error) override;
   void on_session_open(SessionStream& stream) override { (void)stream; }
@@ -56,7 +54,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
   void on_timer();
 
   Context& context_;
-  std::shared_ptr<const KeyFile> key_;
+  SessionKeys keys_;
   Handler& handler_;
   std::unique_ptr<Acceptor> acceptor_;
   std::vector<Pending> pending_;

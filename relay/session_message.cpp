@@ -49,6 +49,7 @@ SessionKind put_session(WireWriter& out, const SetupRequest& request) {
   }
   out.put(request.port);
   out.put(request.token.told());
+  put_ticket(out, request.ticket);
   out.put(request.chunk_bytes);
   out.put(static_cast<uint8_t>(request.kind));
   put_hop(out, request.window, request.hop_address);
@@ -81,7 +82,7 @@ SessionKind put_session(WireWriter& out, const SessionPing& ping) {
 }
 
 SessionKind put_session(WireWriter& out, const SessionHello& hello) {
-  out.put(hello.key);
+  put_ticket(out, hello.ticket);
   out.put_bytes(hello.nonce);
   return SessionKind::hello;
 }
@@ -104,6 +105,7 @@ SetupRequest take_setup(WireReader& in) {
   }
   request.port = in.take<uint16_t>();
   request.token = Secret::heard(in.take<uint64_t>());
+  request.ticket = take_ticket(in);
   request.chunk_bytes = in.take<uint32_t>();
   request.kind = fabric::FabricKind{in.take<uint8_t>()};
   request.hop_address = take_hop(in, request.window);
@@ -216,7 +218,7 @@ Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes) 
       break;
     case SessionKind::hello: {
       SessionHello hello;
-      hello.key = in.take<uint32_t>();
+      hello.ticket = take_ticket(in);
       const auto nonce = in.take_bytes(hello.nonce.size());
       std::copy(nonce.begin(), nonce.end(), hello.nonce.begin());
       message = SessionMessage(hello);
@@ -239,6 +241,7 @@ std::vector<std::byte> encode(const PathEndpoint& endpoint) {
   out.put(endpoint.port);
   out.put(number(endpoint.node));
   out.put(endpoint.token.told());
+  put_ticket(out, endpoint.ticket);
   return out.take();
 }
 
@@ -251,6 +254,7 @@ Result<PathEndpoint> decode_endpoint(std::span<const std::byte> bytes) {
   endpoint.port = in.take<uint16_t>();
   endpoint.node = NodeId{in.take<uint64_t>()};
   endpoint.token = Secret::heard(in.take<uint64_t>());
+  endpoint.ticket = take_ticket(in);
   if (!in.good() || !in.at_end() || magic != endpoint_magic || version != session_version ||
       zero != 0 || endpoint.port == 0 || number(endpoint.node) == 0) {
     return fail(Errc::invalid_argument, "not the address of a relayed path");

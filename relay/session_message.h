@@ -4,8 +4,8 @@
 // Header, little-endian: magic u32, version u8, kind u8, length u16 (of the whole message).  Then:
 //   setup request  session u64, place u8 (of the receiver on the route), nodes (count u8; u64
 //   each),
-//                  port u16 and token u64 of the destination, chunk bytes u32, what carries the hop
-//                  (FabricKind) u8, slots, hop address
+//                  port u16, token u64 and ticket (ticket.h) of the destination, chunk bytes u32,
+//                  what carries the hop (FabricKind) u8, slots, hop address
 //   setup ack      chunk bytes u32, slots, hop address
 //                  slots: address u64, key u32, bytes of each u32, count u16; of the sender
 //                  hop address: length u16, bytes
@@ -13,8 +13,8 @@
 //                  ends the session
 //   link down      text (length u8, bytes): a cable of a relay in that direction has no link
 //   ping           nothing
-//   hello          key u32, nonce 32 bytes; first of all where there is a cluster key, of which the
-//                  tag of the first one is
+//   hello          ticket (ticket.h), nonce 32 bytes; first of all where there is a key, of which
+//                  the tag of the first one is
 // A tag of 16 bytes follows where there is one (session_seal.h), and counts in the length.
 #pragma once
 
@@ -28,6 +28,7 @@
 
 #include "relay/hop_line.h"
 #include "relay/node_id.h"
+#include "relay/ticket.h"
 #include "runtime/base/keyed_hash.h"
 #include "runtime/base/result.h"
 #include "runtime/base/secret.h"
@@ -37,7 +38,7 @@
 namespace nccl_ha::relay {
 
 inline constexpr uint32_t session_magic = 0x5348414E;  // "NAHS"
-inline constexpr uint8_t session_version = 4;
+inline constexpr uint8_t session_version = 5;
 inline constexpr size_t session_header_bytes = 8;
 inline constexpr size_t session_message_max = 1024;
 inline constexpr size_t route_nodes_max = fabric::hops_max + 2;
@@ -49,6 +50,7 @@ struct PathEndpoint {
   NodeId node{};
   uint16_t port = 0;
   Secret token;
+  Ticket ticket;  ///< with which the relay dials; none: the process has the cluster's key
 };
 
 struct SetupRequest {
@@ -57,6 +59,7 @@ struct SetupRequest {
   std::vector<NodeId> nodes;
   uint16_t port = 0;
   Secret token;
+  Ticket ticket;              ///< of PathEndpoint, as the two before it
   uint32_t chunk_bytes = 0;   ///< no piece of a message may be longer
   fabric::FabricKind kind{};  ///< of the hop between sender and receiver
   SlotWindow window;
@@ -84,10 +87,10 @@ struct SessionLinkDown {
 
 struct SessionPing {};
 
-/// "I have the cluster's key of that number, and this is what I make this stream's with."
+/// "I have that key, the cluster's or a ticket's, and this is what I make this stream's with."
 struct SessionHello {
   using Nonce = std::array<std::byte, 32>;
-  uint32_t key = 0;
+  Ticket ticket;
   Nonce nonce{};
 };
 
@@ -103,8 +106,8 @@ void set_session_message_length(std::span<std::byte> message, size_t length);
 Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes);
 
 // Path::local_address of a relayed path: magic u32, version u8, 0 u8, port u16, node u64, token
-// u64.
-inline constexpr size_t endpoint_bytes = 24;
+// u64, ticket.
+inline constexpr size_t endpoint_bytes = 24 + ticket_bytes;
 std::vector<std::byte> encode(const PathEndpoint& endpoint);
 Result<PathEndpoint> decode_endpoint(std::span<const std::byte> bytes);
 

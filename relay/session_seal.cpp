@@ -21,33 +21,35 @@ std::vector<std::byte> with_room_for_tag(std::span<const std::byte> message) {
 
 }  // namespace
 
-std::vector<std::byte> SessionSeal::hello() {
+Result<std::vector<std::byte>> SessionSeal::hello() {
+  if (!named_) {
+    return fail(Errc::remote, "the key that the neighbour's ticket is made with is not known here");
+  }
   if (dials_) {
-    number_ = keys_->first();
-    std::vector<std::byte> proven = with_room_for_tag(encode(SessionHello{number_, nonce_}));
-    const Tag tag = make_tag(*keys_->find(number_), purpose_hello, proven);
+    std::vector<std::byte> proven = with_room_for_tag(encode(SessionHello{named_->ticket, nonce_}));
+    const Tag tag = make_tag(named_->key, purpose_hello, proven);
     proven.insert(proven.end(), tag.begin(), tag.end());
     return proven;
   }
-  return seal(encode(SessionHello{number_, nonce_}));
+  return seal(encode(SessionHello{named_->ticket, nonce_}));
 }
 
 Result<void> SessionSeal::on_hello(const SessionHello& hello, std::span<const std::byte> sealed) {
-  const HashKey* key = keys_->find(hello.key);
+  const auto named = dials_ ? named_ : keys_.find(hello.ticket);
   const auto proven = [&] {
     return sealed.size() > tag_bytes &&
-           same_tag(make_tag(*key, purpose_hello, sealed.first(sealed.size() - tag_bytes)),
+           same_tag(make_tag(named->key, purpose_hello, sealed.first(sealed.size() - tag_bytes)),
                     sealed.last(tag_bytes));
   };
-  if (key == nullptr || (dials_ && hello.key != number_) ||
+  if (!named || (dials_ && hello.ticket != named->ticket) ||
       (!dials_ && !proven() && !mutated(Mutation::hello_unproven))) {
     return fail(Errc::remote,
-                "a neighbour whose cluster key is not known here (NCCL_MESH_KEY_FILE)");
+                "a neighbour whose cluster key or ticket is not known here (NCCL_MESH_KEY_FILE)");
   }
-  number_ = hello.key;
+  named_ = named;
   const auto& dialler = dials_ ? nonce_ : hello.nonce;
   const auto& dialled = dials_ ? hello.nonce : nonce_;
-  key_ = derive_key(*key, purpose_stream, dialler, dialled);
+  key_ = derive_key(named->key, purpose_stream, dialler, dialled);
   return {};
 }
 

@@ -1,35 +1,41 @@
-// Shows both ends of a session's stream that the other one has the cluster's key, and that nobody
-// changed, repeated or left out a message.
+// Shows both ends of a session's stream that the other one has the cluster's key or a ticket made
+// with it, and that nobody changed, repeated or left out a message.
 //
-// Who dials says hello with a number drawn at random and the cluster key's tag; who is dialled
-// answers only that, with a number of its own.  From both numbers and the cluster's key comes a key
+// Who dials says hello with a number drawn at random and the tag of the key that it names; who is
+// dialled answers only that, with a number of its own.  From both numbers and that key comes a key
 // of this stream, of which each message after the first one carries a tag, over which of the two
 // says it, its place in order and itself.  Pure.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "relay/session_message.h"
+#include "relay/ticket.h"
 #include "runtime/base/keyed_hash.h"
 
 namespace nccl_ha::relay {
 
 class SessionSeal {
  public:
-  /// `nonce` is drawn for this stream and no other.
-  SessionSeal(std::shared_ptr<const KeyRing> keys, bool dials, const SessionHello::Nonce& nonce)
-      : keys_(std::move(keys)), dials_(dials), nonce_(nonce) {}
+  /// `nonce` is drawn for this stream and no other.  `peer`: the ticket of who is dialled.
+  SessionSeal(SealKeys keys, bool dials, const SessionHello::Nonce& nonce, const Ticket& peer = {})
+      : keys_(std::move(keys)),
+        dials_(dials),
+        nonce_(nonce),
+        named_(dials ? keys_.to_dial(peer) : std::nullopt) {}
 
   /// The first message of this side, already as bytes: who is dialled says it after on_hello().
-  std::vector<std::byte> hello();
+  /// An error: there is no key to say it with.
+  Result<std::vector<std::byte>> hello();
   /// The other side's, and its message as it came.  An error: it has no key of ours.
   Result<void> on_hello(const SessionHello& hello, std::span<const std::byte> sealed);
   /// There is a key: from now on all messages of either side are sealed.
   bool open() const { return key_.has_value(); }
+  /// Whose ticket the stream is sealed with, once it is open; none: with the cluster's key.
+  Ticket ticket() const { return open() ? named_->ticket : Ticket{}; }
 
   /// A message as it goes out.
   std::vector<std::byte> seal(std::span<const std::byte> message);
@@ -39,11 +45,11 @@ class SessionSeal {
  private:
   Tag tag_of(bool from_dialler, uint64_t number, std::span<const std::byte> message) const;
 
-  std::shared_ptr<const KeyRing> keys_;
+  SealKeys keys_;
   bool dials_;
   SessionHello::Nonce nonce_;
-  uint32_t number_ = 0;         ///< of the cluster's key
-  std::optional<HashKey> key_;  ///< of this stream
+  std::optional<NamedKey> named_;  ///< by the dialler
+  std::optional<HashKey> key_;     ///< of this stream
   uint64_t sent_ = 0;
   uint64_t received_ = 0;
 };

@@ -21,8 +21,8 @@ bool says_hello(const Result<SessionMessage>& message) {
 
 }  // namespace
 
-SessionStream::SessionStream(Context& context, Owner* owner, std::shared_ptr<const KeyFile> key)
-    : context_(context), owner_(owner), key_(std::move(key)) {
+SessionStream::SessionStream(Context& context, Owner* owner, SessionKeys keys)
+    : context_(context), owner_(owner), keys_(std::move(keys)) {
   timer_.bind([](void* self) { static_cast<SessionStream*>(self)->on_timer(); }, this);
 }
 
@@ -31,7 +31,7 @@ SessionStream::~SessionStream() {
   *alive_ = false;
 }
 
-Result<void> SessionStream::dial(const NextHop& next) {
+Result<void> SessionStream::dial(const NextHop& next, const Ticket& peer) {
   const sockaddr* from = next.local.length != 0 ? next.local.get() : nullptr;
   auto stream = context_.streams().connect_tcp(next.relay.get(), from, this);
   if (!stream) {
@@ -39,6 +39,7 @@ Result<void> SessionStream::dial(const NextHop& next) {
   }
   stream_ = std::move(*stream);
   dials_ = true;
+  peer_ = peer;
   // What is dialled over a cable that is cut need not fail.
   heard_ = context_.now();
   context_.timers().arm(timer_, heard_ + silence_max);
@@ -57,12 +58,12 @@ Result<void> SessionStream::adopt(int fd) {
 }
 
 void SessionStream::make_seal(bool dials) {
-  if (key_ == nullptr) {
+  if (!keys_) {
     return;
   }
   SessionHello::Nonce nonce;
   context_.secrets().fill(nonce);
-  seal_.emplace(key_->current(), dials, nonce);
+  seal_.emplace(keys_.now(), dials, nonce, peer_);
 }
 
 void SessionStream::begin() {
@@ -75,10 +76,12 @@ void SessionStream::on_stream_open(Stream& stream) {
   (void)stream;
   begin();
   make_seal(true);
-  if (seal_) {
-    static_cast<void>(stream_->write(seal_->hello()));
-  } else {
+  if (!seal_) {
     owner_->on_session_open(*this);
+  } else if (auto hello = seal_->hello()) {
+    static_cast<void>(stream_->write(*hello));
+  } else {
+    reject(hello.error());
   }
 }
 
@@ -126,7 +129,9 @@ void SessionStream::take(std::span<const std::byte> bytes) {
   }
   auto message = decode_session_message(bytes);
   if (says_hello(message) || (!seal_ && says_hello(without_tag(bytes)))) {
-    reject(fail(Errc::remote, "this host has no cluster key (NCCL_MESH_KEY_FILE)"));
+    reject(
+        fail(Errc::remote,
+             "this host has no cluster key (NCCL_MESH_KEY_FILE), and no ticket of a relay node"));
   } else if (!message) {
     lose(message.error());
   } else if (!std::holds_alternative<SessionPing>(*message)) {
@@ -144,7 +149,8 @@ Result<void> SessionStream::shake_hands(std::span<const std::byte> bytes) {
     return fail(Errc::remote, std::get<SetupRefusal>(*unsealed).text);
   }
   return fail(Errc::remote,
-              "a neighbour that does not show the cluster's key (NCCL_MESH_KEY_FILE)");
+              "a neighbour that does not show the cluster's key (NCCL_MESH_KEY_FILE), or a ticket "
+              "of the relay node of its host");
 }
 
 Result<void> SessionStream::shake_hands(const SessionHello& hello,
@@ -153,7 +159,8 @@ Result<void> SessionStream::shake_hands(const SessionHello& hello,
     return good;
   }
   if (!dials_) {
-    return stream_->write(seal_->hello());
+    const auto answer = seal_->hello();
+    return answer ? stream_->write(*answer) : answer.error();
   }
   if (auto sealed = seal_->unseal(bytes); !sealed) {
     return sealed.error();

@@ -9,7 +9,6 @@
 #include "relay/hop_source.h"
 #include "relay/session_message.h"
 #include "relay/session_seal.h"
-#include "runtime/base/key_file.h"
 #include "runtime/engine/context.h"
 #include "runtime/streams/stream.h"
 
@@ -32,14 +31,15 @@ class SessionStream final : private StreamOwner {
   /// Silent for so long, while dialled too: the neighbour's process or host is gone, or the cable.
   static constexpr Duration silence_max = std::chrono::milliseconds(2000);
 
-  /// With a key, both sides show that they have it before anything else; null: they do not.
-  SessionStream(Context& context, Owner* owner, std::shared_ptr<const KeyFile> key);
+  /// With a key, both sides show that they have it before anything else; without, they do not.
+  SessionStream(Context& context, Owner* owner, SessionKeys keys);
   ~SessionStream() override;
   SessionStream(const SessionStream&) = delete;
   SessionStream& operator=(const SessionStream&) = delete;
 
   /// The owner hears that it is open, which is when the other side has shown its key, or lost.
-  Result<void> dial(const NextHop& next);
+  /// `peer`: the ticket of the process there, if it has one.
+  Result<void> dial(const NextHop& next, const Ticket& peer = {});
   /// Takes a connected socket.
   Result<void> adopt(int fd);
   void set_owner(Owner* owner) { owner_ = owner; }
@@ -50,6 +50,8 @@ class SessionStream final : private StreamOwner {
 
   /// Lost, because the other side did not show that it has the cluster's key.
   bool unauthenticated() const { return unauthenticated_; }
+  /// Of the process that a stream is sealed for; none: both sides have the cluster's key, or none.
+  Ticket ticket() const { return seal_ ? seal_->ticket() : Ticket{}; }
   /// Lost, because the other side speaks another version, or is no relay node.
   bool misunderstood() const { return misunderstood_; }
   /// This host's own on the way to the neighbour.
@@ -74,7 +76,8 @@ class SessionStream final : private StreamOwner {
 
   Context& context_;
   Owner* owner_;
-  std::shared_ptr<const KeyFile> key_;
+  SessionKeys keys_;
+  Ticket peer_;
   std::optional<SessionSeal> seal_;
   bool dials_ = false;
   bool connected_ = false;

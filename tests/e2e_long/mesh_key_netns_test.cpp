@@ -1,4 +1,5 @@
-// A mesh with a cluster key, whole: jobs that have it run, and one that has not is rejected.
+// A mesh with a cluster key, whole: jobs run that have it or beside nodes that have it, and one
+// with another key is rejected.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -40,12 +41,23 @@ TEST_F(KeyedMesh, WithTheKeyAJobRuns) {
   EXPECT_EQ(count(run.out, "\"opened\": 0"), 0U) << run.out;
 }
 
-TEST_F(KeyedMesh, AProcessWithoutTheKeyIsRejectedAndCounted) {
-  const ToolRun run = this->run("[ $RANK != 2 ] || unset NCCL_MESH_KEY_FILE; ");
+TEST_F(KeyedMesh, ProcessesWithoutTheKeyHaveTicketsOfTheirNodes) {
+  const ToolRun run = this->run("[ $RANK = 0 ] || unset NCCL_MESH_KEY_FILE; ");
+  expect_right(run);
+  EXPECT_GE(count(run.out, "over relayed over "), 2U) << run.out;
+  EXPECT_EQ(count(run.out, "\"unauthenticated\": 0"), 1U) << run.out;
+  EXPECT_EQ(count(run.out, "\"opened\": 0"), 0U) << run.out;
+}
+
+TEST_F(KeyedMesh, AProcessWithAnotherKeyIsRejectedAndCounted) {
+  const std::string other = folder_.path() + "/other";
+  ASSERT_EQ(run_program(NHA_TOOL_FILE, {"relay", "make-key", other}).status, 0);
+  const ToolRun run = this->run("[ $RANK != 2 ] || export NCCL_MESH_KEY_FILE=" + other + "; ");
   EXPECT_NE(run.status, 0) << run.out;
   EXPECT_FALSE(run.timed_out);
   EXPECT_EQ(count(run.out, all_bytes_right), 0U) << run.out;
-  EXPECT_GE(count(run.out, "a neighbour that does not show the cluster's key"), 1U) << run.out;
+  EXPECT_GE(count(run.out, "a neighbour whose cluster key or ticket is not known here"), 1U)
+      << run.out;
   EXPECT_EQ(count(run.out, "\"unauthenticated\": "), 1U) << run.out;
   EXPECT_EQ(count(run.out, "\"unauthenticated\": 0"), 0U) << "nothing was counted: " << run.out;
 }

@@ -299,6 +299,7 @@ def session():
         return struct.pack("<IBBH", 0x5348414E, version, kind, 8 + len(body)) + body
 
     hop = struct.pack("<QIIHH", 8192, 3, chunk + 80, 16, 72) + bytes(72)
+    ticket = struct.pack("<IQII", 7, 3, 5, 1000) + bytes(range(16))
 
     def frame(kind, payload=b"", flags=1, sequence=1, message_bytes=None, offset=0, hop=0, hops=2, address=4096):
         size = len(payload) if message_bytes is None else message_bytes
@@ -307,13 +308,13 @@ def session():
 
     nodes = b"".join(struct.pack("<Q", node) for node in (1, 2, 3))
     write("session", "request", message(1, struct.pack("<QBB", 77, 1, 3) + nodes +
-                                        struct.pack("<HQIB", 4711, 99, chunk, 1) + hop))
+                                        struct.pack("<HQ", 4711, 99) + ticket + struct.pack("<IB", chunk, 1) + hop))
     write("session", "ack", message(2, struct.pack("<I", chunk) + hop))
     write("session", "refusal", message(3, struct.pack("<BQBB", 2, 5, 1, 4) + b"gone"))
     write("session", "ping", message(4, b""))
-    write("session", "hello", message(5, struct.pack("<I", 7) + bytes(range(32))))
+    write("session", "hello", message(5, ticket + bytes(range(32))))
     write("session", "link_down", message(6, b"\4down"))
-    write("session", "endpoint", struct.pack("<IBBHQQ", 0x4548414E, version, 0, 4711, 3, 99))
+    write("session", "endpoint", struct.pack("<IBBHQQ", 0x4548414E, version, 0, 4711, 3, 99) + ticket)
     write("session", "write", frame(1, b"x" * 64))
     write("session", "piece", frame(1, b"x" * 64, flags=0, message_bytes=100))
     write("session", "note", frame(2, flags=3, hop=1, hops=1))

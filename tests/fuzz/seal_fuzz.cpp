@@ -46,15 +46,17 @@ void feed_packet(std::span<const std::byte> bytes) {
   }
 }
 
-void feed_session(std::span<const std::byte> bytes) {
+relay::NamedKey secret_ticket() {
+  return relay::make_named_key(*keys->find(1), {1, relay::NodeId{7}, 1, 1000, {}});
+}
+
+/// `own`: with the cluster's keys, or a ticket of a process.
+void feed_session(std::span<const std::byte> bytes, const relay::SealKeys& own) {
   for (const bool dials : {false, true}) {
-    relay::SessionSeal seal(keys, dials, {});
-    if (dials) {
-      static_cast<void>(seal.hello());
-    }
+    relay::SessionSeal seal(own, dials, {});
     const auto message = relay::decode_session_message(bytes);
     const auto* hello = message ? std::get_if<relay::SessionHello>(&*message) : nullptr;
-    if (!seal.on_hello(hello != nullptr ? *hello : relay::SessionHello{1, {}}, bytes)) {
+    if (!seal.on_hello(hello != nullptr ? *hello : relay::SessionHello{{.key = 1}, {}}, bytes)) {
       continue;
     }
     if (!dials || seal.unseal(bytes)) {
@@ -94,8 +96,15 @@ void feed_stream(std::span<const std::byte> bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));
   feed_packet(bytes);
+<<<<<<< HEAD
   feed_session(bytes);
   feed_stream(bytes);
+=======
+  feed_session(bytes, keys);
+  const auto tickets = std::make_shared<relay::Tickets>();
+  tickets->add(secret_ticket());
+  feed_session(bytes, std::shared_ptr<const relay::Tickets>(tickets));
+>>>>>>> vouch
   static_cast<void>(KeyRing::parse({reinterpret_cast<const char*>(data), size}, "file"));
   return 0;
 }

@@ -281,6 +281,10 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(records_repeated, "StreamSeals.NoBitChangesNoRecordComesTwiceAndNoneIsLeftOut"),
     NHA_CHECKED(outsider_served, "RelayAskers.OnlyTheNeighbourItselfIsServed"),
     NHA_CHECKED(limits_per_origin, "RelayAskers.WhoInventsOriginsHasOneShare"),
+    NHA_CHECKED(process_taken_for_relay,
+                "RelayTickets.AProcessRelaysForNobodyAndSpeaksForNoOtherHost"),
+    NHA_CHECKED(ticket_outlives_node, "RelayTickets.OfANodeThatHasEndedAreNoUse"),
+    NHA_CHECKED(users_not_shared, "RelayTickets.OneUserOfAHostLeavesSomethingForAnother"),
 
     // What NCCL is told.
     NHA_FOUND(done_too_early, By::nccl, 0, "UDP, RDMA"),

@@ -188,11 +188,13 @@ TEST(RelayPoolSim, OneHostDoesNotTakeAllSessions) {
 class RelayAsker final : public relay::SessionStream::Owner {
  public:
   RelayAsker(RelayLine& line, size_t host, size_t relay, std::vector<relay::NodeId> nodes,
-             uint8_t place)
-      : stream_(line.context(host), this, nullptr) {
+             uint8_t place, relay::SessionKeys keys = {},
+             const relay::PathEndpoint& end = {{}, 1, {}, {}})
+      : stream_(line.context(host), this, std::move(keys)) {
     request_.nodes = std::move(nodes);
     request_.place = place;
-    request_.port = 1;
+    request_.port = end.port;
+    request_.token = end.token;
     request_.chunk_bytes = 65536;
     request_.kind = fabric::datagram_kind;
     request_.window = {4096, 3, 65536 + relay::frame_header_bytes, 64};
@@ -205,7 +207,11 @@ class RelayAsker final : public relay::SessionStream::Owner {
     hop.tiny_bytes = 768;
     request_.hop_address.resize(fabric::wire_address_bytes);
     encode(hop, std::span<std::byte, fabric::wire_address_bytes>(request_.hop_address));
-    EXPECT_TRUE(stream_.dial(*line.next(host).find(RelayLine::id(relay))));
+    auto next = *line.next(host).find(RelayLine::id(relay));
+    if (number(end.node) != 0) {
+      next.relay.set_port(end.port);  // the process itself
+    }
+    EXPECT_TRUE(stream_.dial(next));
   }
   const std::string& refusal() const { return refusal_; }
 
@@ -305,6 +311,146 @@ TEST(RelayKeys, WhoHasTheKeyRelaysAndNobodyElse) {
     EXPECT_EQ(pair.ends[0].bytes, pair.ends[1].bytes);
     static_cast<void>(line.world().run_until([] { return false; }, seconds(10)));
     EXPECT_TRUE(pair.ready()) << "they go on greeting each other";
+  }
+}
+
+/// What the node of `host` would give a process of `user`.
+relay::NamedKey ticket_of(size_t host, uint32_t user = 1000, uint32_t incarnation = 0,
+                          uint32_t key = 1) {
+  HashKey cluster;
+  cluster.fill(static_cast<std::byte>(key));
+  return relay::make_named_key(cluster, {key, RelayLine::id(host), incarnation, user, {}});
+}
+
+std::shared_ptr<relay::Tickets> tickets_of(const relay::NamedKey& ticket) {
+  auto tickets = std::make_shared<relay::Tickets>();
+  tickets->add(ticket);
+  return tickets;
+}
+
+TEST(RelayTickets, AProcessWithoutTheKeyIsRelayedBetweenNodesThatHaveIt) {
+  for (const auto& [first, last] : {std::pair{true, false}, {false, true}, {true, true}}) {
+    RelayLine::Options options;
+    options.relays = 2;
+    options.keys[0] = key_of({1, 2});
+    options.keys[1] = key_of({2, 1});
+    options.tickets[0] = first ? tickets_of(ticket_of(0)) : nullptr;
+    options.tickets[1] = last ? tickets_of(ticket_of(3)) : nullptr;
+    RelayLine line(options);
+    RelayedPair pair(line, 100'000, 1);
+    fill(pair.ends[0].bytes, 4);
+    ASSERT_TRUE(pair.connect(line)) << first << last;
+    pair.receive(1, 5);
+    for (uint64_t i = 0; i < 5; ++i) {
+      ASSERT_EQ(pair.write(0, i, 100'000), Errc::ok);
+    }
+    ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 5; }, seconds(5)));
+    EXPECT_EQ(pair.ends[0].bytes, pair.ends[1].bytes);
+    EXPECT_EQ(line.node(1).sessions()[0]->share().ticket.given(), first);
+    static_cast<void>(line.world().run_until([] { return false; }, seconds(10)));
+    EXPECT_TRUE(pair.ready()) << "they go on greeting each other";
+  }
+}
+
+TEST(RelayTickets, WrongOnesAreRefused) {
+  const ErrorsOnly quiet;
+  const relay::NamedKey mine = ticket_of(0);
+  relay::NamedKey changed = mine;
+  changed.ticket.user = 0;
+  const relay::NamedKey refused[] = {ticket_of(0, 1000, 0, 9), changed, ticket_of(0, 1000, 5),
+                                     ticket_of(1)};
+  for (const relay::NamedKey& wrong : refused) {
+    RelayLine::Options options;
+    options.keys[1] = key_of({1});
+    options.tickets[0] = tickets_of(wrong);
+    options.tickets[1] = tickets_of(ticket_of(2));
+    RelayLine line(options);
+    RelayedPair pair(line, 4096, 1);
+    EXPECT_FALSE(pair.connect(line));
+    EXPECT_TRUE(pair.failed(0));
+    EXPECT_EQ(line.node(1).counts().opened, 0U) << "nothing was dialled";
+  }
+  // The peer was told of one that this process does not have.
+  RelayLine::Options options;
+  options.keys[1] = key_of({1});
+  options.tickets[0] = tickets_of(mine);
+  options.tickets[1] = tickets_of({ticket_of(2).ticket, mine.key});
+  RelayLine line(options);
+  RelayedPair pair(line, 4096, 1);
+  EXPECT_FALSE(pair.connect(line));
+  EXPECT_EQ(line.node(1).counts().opened, 1U);
+}
+
+TEST(RelayTickets, OfANodeThatHasEndedAreNoUse) {
+  const ErrorsOnly quiet;
+  RelayLine::Options options;
+  options.keys[0] = options.keys[1] = key_of({1});
+  options.incarnation = 6;
+  for (const uint32_t incarnation : {5U, 6U}) {
+    options.tickets[0] = tickets_of(ticket_of(0, 1000, incarnation));
+    RelayLine line(options);
+    RelayedPair pair(line, 4096, 1);
+    EXPECT_EQ(pair.connect(line), incarnation == 6);
+    EXPECT_EQ(pair.ends[0].owner.last_error.what.find("that has ended") != std::string::npos,
+              incarnation == 5)
+        << pair.ends[0].owner.last_error.what;
+  }
+}
+
+TEST(RelayTickets, AProcessRelaysForNobodyAndSpeaksForNoOtherHost) {
+  const ErrorsOnly quiet;
+  RelayLine::Options options;
+  options.keys[0] = options.keys[1] = key_of({1});
+  RelayLine line(options);
+  const auto id = [](size_t host) { return RelayLine::id(host); };
+  const relay::SessionKeys own{nullptr, tickets_of(ticket_of(0))};
+  const relay::SessionKeys others{nullptr, tickets_of(ticket_of(2))};
+  const RelayAsker relays(line, 0, 1, {relay::NodeId{99}, id(0), id(1), id(2)}, 2, own);
+  const RelayAsker other(line, 0, 1, {id(0), id(1), id(2)}, 1, others);
+  // Right at a process that has the key, and with the token of a path there.
+  RelayedPair pair(line, 4096, 1);
+  const auto end = *relay::decode_endpoint(pair.ends[1].path->local_address());
+  const RelayAsker last(line, 1, 2, {id(0), id(1), id(2)}, 2, {nullptr, tickets_of(ticket_of(1))},
+                        end);
+  EXPECT_TRUE(line.world().run_until(
+      [&] {
+        return !relays.refusal().empty() && !other.refusal().empty() && !last.refusal().empty();
+      },
+      seconds(5)));
+  EXPECT_NE(relays.refusal().find("does not begin there"), std::string::npos) << relays.refusal();
+  EXPECT_NE(other.refusal().find("does not begin there"), std::string::npos) << other.refusal();
+  EXPECT_NE(last.refusal().find("does not end here"), std::string::npos) << last.refusal();
+  EXPECT_EQ(line.node(1).counts().opened, 0U) << "nothing was dialled";
+}
+
+TEST(RelayTickets, OneUserOfAHostLeavesSomethingForAnother) {
+  const ErrorsOnly quiet;
+  for (const bool memory : {false, true}) {
+    RelayLine::Options options;
+    options.keys[1] = key_of({1});
+    options.relay.sessions_per_host = options.relay.sessions_max = memory ? 256 : 4;
+    options.relay.pool_bytes = relay::RelayPool::bytes_of(memory ? 32 : 1000, 65536);
+    RelayLine line(options);
+    const std::vector route{RelayLine::id(0), RelayLine::id(1), RelayLine::id(2)};
+    std::vector<std::unique_ptr<RelayAsker>> askers;
+    for (const uint32_t user : {1U, 1U, 1U, 1U, 1U, 1U, 1U, 1U, 2U}) {
+      askers.push_back(std::make_unique<RelayAsker>(
+          line, 0, 1, route, uint8_t{1},
+          relay::SessionKeys{nullptr, tickets_of(ticket_of(0, user))}));
+    }
+    EXPECT_TRUE(line.world().run_until(
+        [&] {
+          return std::all_of(askers.begin(), askers.end(),
+                             [](const auto& one) { return !one->refusal().empty(); });
+        },
+        seconds(5)));
+    const auto refused = [&](size_t asker) {
+      return askers[asker]->refusal().find(memory ? "NCCL_MESH_POOL_BYTES" : "of user 1") !=
+             std::string::npos;
+    };
+    EXPECT_FALSE(refused(0)) << askers[0]->refusal();
+    EXPECT_TRUE(refused(7)) << askers[7]->refusal();
+    EXPECT_FALSE(refused(8)) << "the other user has its share: " << askers[8]->refusal();
   }
 }
 

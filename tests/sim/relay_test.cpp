@@ -327,7 +327,7 @@ TEST(RelaySim, ARouteThatIsNoneIsRefused) {
   auto path = line.make_path_over(0, options, &owner);
   ASSERT_TRUE(path);
   const auto wrong =
-      (*path)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, Secret::heard(1)}));
+      (*path)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, Secret::heard(1), {}}));
   ASSERT_FALSE(wrong);
   EXPECT_NE(wrong.error().what.find("no cable leads to relay"), std::string::npos);
 
@@ -336,7 +336,7 @@ TEST(RelaySim, ARouteThatIsNoneIsRefused) {
   auto round = line.make_path_over(0, options, &owner);
   ASSERT_TRUE(round);
   EXPECT_FALSE(
-      (*round)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, Secret::heard(1)})))
+      (*round)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, Secret::heard(1), {}})))
       << "the same host twice";
 }
 
@@ -349,7 +349,7 @@ TEST(RelaySim, AWayThatNobodyNamesIsLookedForInTime) {
   auto unknown = line.make_path_over(0, options, &owner);
   ASSERT_TRUE(unknown);
   ASSERT_TRUE(
-      (*unknown)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, Secret::heard(1)})));
+      (*unknown)->connect(encode(relay::PathEndpoint{RelayLine::id(3), 1, Secret::heard(1), {}})));
   const auto failed = [&] { return (*unknown)->state() == PathState::error; };
   EXPECT_FALSE(line.world().run_until(failed, milliseconds(1900)));
   EXPECT_TRUE(line.world().run_until([&] { return !owner.states.empty(); }, milliseconds(200)));

@@ -44,6 +44,10 @@ class RelayLine::Neighbours final : public relay::NextHops {
                              : Result<IpAddress>(fail(Errc::remote, "no neighbour"));
     return there && there->same_as(from);
   }
+  bool lives(relay::NodeId neighbour, uint32_t incarnation) const override {
+    (void)neighbour;
+    return incarnation == line_.options_.incarnation;
+  }
   std::vector<relay::NodeId> relays_to(relay::NodeId destination, const relay::Way& way) override {
     (void)destination;
     (void)way;
@@ -131,7 +135,8 @@ Result<std::unique_ptr<fabric::Path>> RelayLine::make_path_over(size_t host,
   own.self = id(host);
   own.chunk_bytes = options_.chunk_bytes;
   own.slots = slots.value_or(options_.slots);
-  own.key = options_.keys[0];
+  const auto& tickets = options_.tickets[host == 0 ? 0 : 1];
+  own.keys = {tickets ? nullptr : options_.keys[0], tickets};
   own.relays_max = options_.relays_max;
   if (host + 1 == hosts_.size()) {
     own.slots = options_.last_slots != 0 ? options_.last_slots : own.slots;

@@ -167,19 +167,20 @@ TEST(PacketSeals, KeysChangeWithoutAGap) {
 
 /// Two ends of a stream that have said hello.
 struct Streams {
-  explicit Streams(uint8_t seed = 1,
-                   std::shared_ptr<const KeyRing> dialled_keys = ring_of({1, 2})) {
+  explicit Streams(uint8_t seed = 1, SealKeys dialled_keys = ring_of({1, 2}),
+                   SealKeys diallers_keys = ring_of({1}), const Ticket& peer = {}) {
     SessionHello::Nonce nonce{};
     nonce[0] = std::byte{seed};
-    dialler.emplace(ring_of({1}), true, nonce);
+    dialler.emplace(std::move(diallers_keys), true, nonce, peer);
     nonce[1] = std::byte{1};
     dialled.emplace(std::move(dialled_keys), false, nonce);
   }
   bool shake() {
-    if (!hear(*dialled, dialler->hello())) {
+    const auto hello = dialler->hello();
+    if (!hello || !hear(*dialled, *hello)) {
       return false;
     }
-    answer = dialled->hello();
+    answer = *dialled->hello();
     return hear(*dialler, answer) && dialler->unseal(answer).ok();
   }
   static bool hear(SessionSeal& seal, const std::vector<std::byte>& sealed) {
@@ -225,7 +226,7 @@ TEST(SessionSeals, WhatWasSaidOnAnotherStreamIsNoUse) {
   SessionHello::Nonce fresh{};
   fresh[5] = std::byte{5};
   second.dialled.emplace(ring_of({1}), false, fresh);
-  ASSERT_TRUE(Streams::hear(*second.dialled, first.dialler->hello()));
+  ASSERT_TRUE(Streams::hear(*second.dialled, *first.dialler->hello()));
   EXPECT_FALSE(second.dialled->unseal(recorded));
 }
 
@@ -241,17 +242,78 @@ TEST(SessionSeals, WhoHasNoKeyIsFoundOutOnBothSides) {
 
 TEST(SessionSeals, WhoHasNotShownTheKeyHearsNothing) {
   Streams streams;
-  const auto proven = streams.dialler->hello();
+  const auto proven = *streams.dialler->hello();
   for (size_t i = 0; i < tag_bytes; ++i) {
     auto guessed = proven;
     guessed[guessed.size() - 1 - i] ^= std::byte{1};
     EXPECT_FALSE(Streams::hear(*streams.dialled, guessed));
   }
-  const auto bare = encode(SessionHello{1, {}});
-  EXPECT_FALSE(streams.dialled->on_hello({1, {}}, bare));
-  EXPECT_FALSE(streams.dialled->on_hello({1, {}}, {}));
+  const SessionHello of_key_1{{.key = 1}, {}};
+  const auto bare = encode(of_key_1);
+  EXPECT_FALSE(streams.dialled->on_hello(of_key_1, bare));
+  EXPECT_FALSE(streams.dialled->on_hello(of_key_1, {}));
   EXPECT_FALSE(streams.dialled->open());
   EXPECT_TRUE(Streams::hear(*streams.dialled, proven));
+}
+
+Ticket a_ticket(uint32_t user = 1000, uint32_t key = 1) {
+  Ticket ticket{key, NodeId{9}, 5, user, {}};
+  ticket.id[0] = std::byte{77};
+  return ticket;
+}
+
+std::shared_ptr<const Tickets> holding(const std::vector<NamedKey>& given) {
+  auto tickets = std::make_shared<Tickets>();
+  for (const NamedKey& one : given) {
+    tickets->add(one);
+  }
+  return tickets;
+}
+
+TEST(SessionTickets, AreGoodBetweenTheirProcessAndWhoHasTheKey) {
+  const NamedKey mine = make_named_key(a_key(1), a_ticket());
+  Streams asks(1, ring_of({1, 2}), holding({mine}));
+  ASSERT_TRUE(asks.shake());
+  EXPECT_EQ(asks.dialled->ticket(), mine.ticket);
+  const auto ping = encode(SessionPing{});
+  EXPECT_EQ(*asks.dialled->unseal(asks.dialler->seal(ping)), ping);
+  EXPECT_EQ(*asks.dialler->unseal(asks.dialled->seal(ping)), ping);
+  EXPECT_TRUE(Streams(1, holding({mine}), ring_of({1}), mine.ticket).shake()) << "it is asked";
+  EXPECT_FALSE(Streams(1, holding({mine}), ring_of({1})).shake()) << "its ticket is not named";
+  EXPECT_FALSE(Streams(1, holding({mine}), ring_of({2}), mine.ticket).shake())
+      << "the key is gone with which it was made";
+  EXPECT_FALSE(Streams(1, ring_of({2}), holding({mine})).shake());
+}
+
+TEST(SessionTickets, OfOneProcessAreNoUseToAnother) {
+  const NamedKey mine = make_named_key(a_key(1), a_ticket());
+  const NamedKey others = make_named_key(a_key(1), a_ticket(1001));
+  EXPECT_NE(mine.key, others.key);
+  EXPECT_FALSE(Streams(1, holding({mine}), holding({others})).shake()) << "processes alone";
+  EXPECT_FALSE(Streams(1, ring_of({1}), holding({{others.ticket, mine.key}})).shake())
+      << "what a ticket says is of its key";
+  EXPECT_FALSE(Streams(1, holding({mine}), holding({{mine.ticket, others.key}})).shake());
+  EXPECT_FALSE(Streams(1, ring_of({1}), holding({make_named_key(mine.key, a_ticket(0))})).shake())
+      << "a ticket makes no ticket";
+  Ticket itself;
+  itself.key = 1;
+  EXPECT_FALSE(Streams(1, ring_of({1}), holding({{itself, mine.key}})).shake())
+      << "it is not the cluster's key";
+}
+
+TEST(SessionTickets, EarlierOnesAreKeptForPeersThatWereToldOfThem) {
+  std::vector<NamedKey> given;
+  const auto tickets = std::make_shared<Tickets>();
+  for (uint32_t user = 0; user <= Tickets::kept_max; ++user) {
+    given.push_back(make_named_key(a_key(1), a_ticket(user)));
+    tickets->add(given.back());
+  }
+  const std::shared_ptr<const Tickets> own = tickets;
+  EXPECT_EQ(tickets->newest()->ticket, given.back().ticket);
+  EXPECT_TRUE(Streams(1, own, ring_of({1}), given[1].ticket).shake());
+  EXPECT_FALSE(Streams(1, own, ring_of({1}), given[0].ticket).shake()) << "too old";
+  tickets->add(given.back());
+  EXPECT_TRUE(tickets->find(given[1].ticket)) << "the same again takes no place";
 }
 
 }  // namespace

@@ -13,6 +13,12 @@
 namespace nccl_ha::relay {
 namespace {
 
+Ticket a_ticket() {
+  Ticket ticket{3, NodeId{4}, 5, 6, {}};
+  ticket.id.fill(std::byte{7});
+  return ticket;
+}
+
 SetupRequest long_request() {
   SetupRequest request;
   request.session = 77;
@@ -22,6 +28,7 @@ SetupRequest long_request() {
   }
   request.port = 4711;
   request.token = Secret::heard(99);
+  request.ticket = a_ticket();
   request.chunk_bytes = 65536;
   request.window = {4096, 3, 65536 + frame_header_bytes, 16};
   request.hop_address.resize(fabric::path_address_max, std::byte{7});
@@ -38,9 +45,12 @@ SetupAck an_ack() {
 
 TEST(SessionMessages, EachSurvivesTheWire) {
   const std::vector<SessionMessage> all{
-      long_request(), an_ack(),
+      long_request(),
+      an_ack(),
       SetupRefusal{fabric::CompletionStatus::remote_access, 5, std::string(255, 'x')},
-      SessionLinkDown{std::string(255, 'x')}, SessionPing{}};
+      SessionLinkDown{std::string(255, 'x')},
+      SessionPing{},
+      SessionHello{a_ticket(), {}}};
   for (const SessionMessage& message : all) {
     const auto bytes = encode(message);
     EXPECT_LE(bytes.size(), session_message_max);
@@ -112,11 +122,11 @@ TEST(SessionMessages, AnotherVersionIsNamed) {
   bytes[4] = std::byte{session_version + 1};
   const auto length = session_message_length(bytes);
   ASSERT_FALSE(length);
-  EXPECT_NE(length.error().what.find("speaks version 5, this one 4"), std::string::npos);
+  EXPECT_NE(length.error().what.find("speaks version 6, this one 5"), std::string::npos);
 }
 
 TEST(PathEndpoints, AreExactlyWhatWasWritten) {
-  const PathEndpoint endpoint{NodeId{5}, 80, Secret::heard(6)};
+  const PathEndpoint endpoint{NodeId{5}, 80, Secret::heard(6), a_ticket()};
   auto bytes = encode(endpoint);
   ASSERT_EQ(bytes.size(), endpoint_bytes);
   const auto decoded = decode_endpoint(bytes);
@@ -124,10 +134,13 @@ TEST(PathEndpoints, AreExactlyWhatWasWritten) {
   EXPECT_EQ(decoded->node, endpoint.node);
   EXPECT_EQ(decoded->port, endpoint.port);
   EXPECT_EQ(decoded->token, endpoint.token);
+  EXPECT_EQ(decoded->ticket, endpoint.ticket);
   bytes.push_back({});
   EXPECT_FALSE(decode_endpoint(bytes));
-  EXPECT_FALSE(decode_endpoint(encode(PathEndpoint{NodeId{5}, 0, Secret::heard(6)}))) << "no port";
-  EXPECT_FALSE(decode_endpoint(encode(PathEndpoint{NodeId{0}, 80, Secret::heard(6)}))) << "nobody";
+  EXPECT_FALSE(decode_endpoint(encode(PathEndpoint{NodeId{5}, 0, Secret::heard(6), {}})))
+      << "no port";
+  EXPECT_FALSE(decode_endpoint(encode(PathEndpoint{NodeId{0}, 80, Secret::heard(6), {}})))
+      << "nobody";
   EXPECT_EQ(*node_of_hop(hop_of_node(NodeId{9})), NodeId{9});
   EXPECT_FALSE(node_of_hop(fabric::Hop{}));
 }

@@ -203,11 +203,11 @@ void SecretsOfAWorker::collect_nonces() {
   ASSERT_EQ(getsockname(listening, address.get(), &address.length), 0);
   constexpr size_t words = sizeof(relay::SessionHello::Nonce) / sizeof(uint64_t);
   for (size_t i = 0; i < of_each_kind / words; ++i) {
-    relay::SessionStream stream(context(), &owner_, key);
+    relay::SessionStream stream(context(), &owner_, {key});
     ASSERT_TRUE(stream.dial({address, {}}));
     const int taken = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     ASSERT_GE(taken, 0);
-    std::array<std::byte, 64> hello{};
+    std::array<std::byte, 128> hello{};
     ASSERT_TRUE(test::until([&] {
       context().request_stream_turns(1);
       worker().turn();
@@ -215,7 +215,7 @@ void SecretsOfAWorker::collect_nonces() {
     }));
     close(taken);
     for (size_t word = 0; word < words; ++word) {
-      constexpr size_t before_nonce = relay::session_header_bytes + sizeof(uint32_t);
+      constexpr size_t before_nonce = relay::session_header_bytes + relay::ticket_bytes;
       keep("nonce", fabric::get<uint64_t>(hello.data(), before_nonce + word * sizeof(uint64_t)));
     }
   }
@@ -226,7 +226,7 @@ TEST_F(SecretsOfAWorker, TellNothingOfEachOther) {
   collect_paths();
   collect_nonces();
   const auto control = ControlPort::of(context());
-  const auto endpoints = relay::PathEndpoints::of(context(), nullptr);
+  const auto endpoints = relay::PathEndpoints::of(context(), {});
   ASSERT_TRUE(control && endpoints);
   for (size_t i = 0; i < of_each_kind; ++i) {
     const Secret rejoin = control->enter(&member_);

@@ -19,6 +19,7 @@
 #include "relay/mesh_settings.h"
 #include "relay/provider_hops.h"
 #include "relay/relay_node.h"
+#include "relay/ticket_office.h"
 #include "runtime/base/secret.h"
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
@@ -93,6 +94,7 @@ struct RelayParts {
   std::unique_ptr<relay::MeshRoutes> routes;
   std::shared_ptr<KeyFile> key;
   RelayView view;
+  uint32_t incarnation = static_cast<uint32_t>(kernel_secrets().draw().told() | 1);
   Ending ending;
 };
 
@@ -126,8 +128,7 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   }
   options.links = std::move(*links);
   // The relay node tells when it listens.
-  options.identity =
-      relay::mesh_identity(*own, false, static_cast<uint32_t>(kernel_secrets().draw().told() | 1));
+  options.identity = relay::mesh_identity(*own, false, parts.incarnation);
   options.interfaces = [spec = config.mesh_ifname] { return relay::list_mesh_interfaces(spec); };
   options.board = parts.board;
   options.key = parts.key;
@@ -183,8 +184,15 @@ Result<ActorId> adopt_node(Worker& worker, const Config& config, RelayParts& par
   return worker.adopt(std::move(node));
 }
 
-Result<void> adopt_rest(Worker& worker, RelayKeeper::Options keeper,
-                        std::unique_ptr<HttpPort> page) {
+Result<void> adopt_rest(Worker& worker, const Config& config, const RelayParts& parts,
+                        RelayKeeper::Options keeper, std::unique_ptr<HttpPort> page) {
+  if (parts.key) {
+    auto adopted = worker.adopt(std::make_unique<relay::TicketOffice>(relay::TicketOffice::Options{
+        static_cast<uint16_t>(config.mesh_port), parts.view.self, parts.incarnation, parts.key}));
+    if (!adopted) {
+      return adopted.error();
+    }
+  }
   if (page) {
     if (auto adopted = worker.adopt(std::move(page)); !adopted) {
       return adopted.error();
@@ -255,7 +263,8 @@ Result<void> run_relay(const Config& config) {
   keeper.summary = "relay node " + relay::text(parts.view.self);
   keeper.drain_ms = static_cast<uint32_t>(config.mesh_drain_ms);
   keeper.finish = [&parts] { parts.ending.tell(); };
-  if (auto adopted = adopt_rest(worker, std::move(keeper), std::move(*page)); !adopted) {
+  if (auto adopted = adopt_rest(worker, config, parts, std::move(keeper), std::move(*page));
+      !adopted) {
     return adopted;
   }
   fmt::print("relay node {} on port {}{}{}\n", relay::text(parts.view.self), config.mesh_port,
