@@ -127,7 +127,7 @@ Result<void> RelayPath::dial() {
     return nccl_ha::fail(Errc::remote,
                          fmt::format("no cable leads to relay {} any more", text(relays_.front())));
   }
-  stream_.reset(new SessionStream(context_, this, own_.keys));
+  stream_.reset(new SessionStream(context_, this, own_.keys, context_.config().encrypt));
   return stream_->dial(*next);
 }
 
@@ -168,6 +168,7 @@ Result<void> RelayPath::make_hop(const HopPlace& place, uint16_t slots, uint32_t
     return local.error();
   }
   fabric::PathOptions options = options_;
+  options.shared = stream_->shared();  // with the neighbour, not with the peer
   line_.size(options, MessageSender::headers);
   options.connect_limit = hop_limit(place, options_.connect_limit);
   auto hop =

@@ -84,7 +84,10 @@ Result<void> RelaySession::begin() {
 }
 
 Result<void> RelaySession::dial_down() {
-  legs_[down].stream.reset(new SessionStream(*context_, this, {options_.key}));
+  // Who asked for encryption gets it on the whole route.
+  const auto shared = legs_[up].stream->shared();
+  legs_[down].stream.reset(
+      new SessionStream(*context_, this, {options_.key}, shared && shared->encrypts));
   const bool last = request_.place + 2U == request_.nodes.size();
   return legs_[down].stream->dial(next_, last ? request_.ticket : Ticket{});
 }
@@ -113,6 +116,7 @@ Result<void> RelaySession::make_hop(Side side, const HopPlace& place) {
   // Beside frames, the pieces that go straight to their places.
   legs_[side].line.size(options, share_.slots);
   options.active = side == down;
+  options.shared = legs_[side].stream->shared();
   options.connect_limit = hop_limit(place, options_.setup_limit);
   auto hop =
       hops_.make_hop(*context_, place, reinterpret_cast<const sockaddr*>(&*local), options, this);

@@ -31,7 +31,8 @@ Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(Context& contex
 }
 
 void SessionAcceptor::on_accept(int fd) {
-  std::unique_ptr<SessionStream> stream(new SessionStream(context_, this, keys_));
+  std::unique_ptr<SessionStream> stream(
+      new SessionStream(context_, this, keys_, context_.config().encrypt));
   if (auto adopted = stream->adopt(fd); !adopted) {
     NHA_LOG_WARN("a neighbour's stream is lost: {}", adopted.error().message());
     return;

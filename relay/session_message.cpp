@@ -84,6 +84,7 @@ SessionKind put_session(WireWriter& out, const SessionPing& ping) {
 SessionKind put_session(WireWriter& out, const SessionHello& hello) {
   put_ticket(out, hello.ticket);
   out.put_bytes(hello.nonce);
+  out.put(static_cast<uint8_t>(hello.encrypts));
   return SessionKind::hello;
 }
 
@@ -221,6 +222,11 @@ Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes) 
       hello.ticket = take_ticket(in);
       const auto nonce = in.take_bytes(hello.nonce.size());
       std::copy(nonce.begin(), nonce.end(), hello.nonce.begin());
+      const auto encrypts = in.take<uint8_t>();
+      if (encrypts > 1) {
+        return fail(Errc::invalid_argument, "a hello whose wish to encrypt is neither yes nor no");
+      }
+      hello.encrypts = encrypts == 1;
       message = SessionMessage(hello);
       break;
     }

@@ -92,6 +92,7 @@ struct SessionHello {
   using Nonce = std::array<std::byte, 32>;
   Ticket ticket;
   Nonce nonce{};
+  bool encrypts = false;  ///< this side wants what goes beside the stream encrypted
 };
 
 using SessionMessage =

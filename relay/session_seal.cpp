@@ -12,6 +12,7 @@ namespace {
 constexpr std::string_view purpose_stream = "key of a session's stream";
 constexpr std::string_view purpose_message = "message of a session";
 constexpr std::string_view purpose_hello = "hello";
+constexpr std::string_view purpose_beside = "what goes beside a session's stream";
 
 std::vector<std::byte> with_room_for_tag(std::span<const std::byte> message) {
   std::vector<std::byte> bytes(message.begin(), message.end());
@@ -26,12 +27,13 @@ Result<std::vector<std::byte>> SessionSeal::hello() {
     return fail(Errc::remote, "the key that the neighbour's ticket is made with is not known here");
   }
   if (dials_) {
-    std::vector<std::byte> proven = with_room_for_tag(encode(SessionHello{named_->ticket, nonce_}));
+    std::vector<std::byte> proven =
+        with_room_for_tag(encode(SessionHello{named_->ticket, nonce_, encrypts_}));
     const Tag tag = make_tag(named_->key, purpose_hello, proven);
     proven.insert(proven.end(), tag.begin(), tag.end());
     return proven;
   }
-  return seal(encode(SessionHello{named_->ticket, nonce_}));
+  return seal(encode(SessionHello{named_->ticket, nonce_, encrypts_}));
 }
 
 Result<void> SessionSeal::on_hello(const SessionHello& hello, std::span<const std::byte> sealed) {
@@ -47,11 +49,14 @@ Result<void> SessionSeal::on_hello(const SessionHello& hello, std::span<const st
                 "a neighbour whose cluster key or ticket is not known here (NCCL_MESH_KEY_FILE)");
   }
   named_ = named;
+  encrypts_ = encrypts_ || hello.encrypts;
   const auto& dialler = dials_ ? nonce_ : hello.nonce;
   const auto& dialled = dials_ ? hello.nonce : nonce_;
   key_ = derive_key(named->key, purpose_stream, dialler, dialled);
   return {};
 }
+
+SharedKey SessionSeal::shared() const { return {derive_key(*key_, purpose_beside, {}), encrypts_}; }
 
 Tag SessionSeal::tag_of(bool from_dialler, uint64_t number,
                         std::span<const std::byte> message) const {

@@ -14,6 +14,7 @@
 
 #include "relay/session_message.h"
 #include "relay/ticket.h"
+#include "runtime/base/aead.h"
 #include "runtime/base/keyed_hash.h"
 
 namespace nccl_ha::relay {
@@ -21,10 +22,12 @@ namespace nccl_ha::relay {
 class SessionSeal {
  public:
   /// `nonce` is drawn for this stream and no other.  `peer`: the ticket of who is dialled.
-  SessionSeal(SealKeys keys, bool dials, const SessionHello::Nonce& nonce, const Ticket& peer = {})
+  SessionSeal(SealKeys keys, bool dials, const SessionHello::Nonce& nonce, const Ticket& peer = {},
+              bool encrypts = false)
       : keys_(std::move(keys)),
         dials_(dials),
         nonce_(nonce),
+        encrypts_(encrypts),
         named_(dials ? keys_.to_dial(peer) : std::nullopt) {}
 
   /// The first message of this side, already as bytes: who is dialled says it after on_hello().
@@ -34,6 +37,8 @@ class SessionSeal {
   Result<void> on_hello(const SessionHello& hello, std::span<const std::byte> sealed);
   /// There is a key: from now on all messages of either side are sealed.
   bool open() const { return key_.has_value(); }
+  /// For what goes beside the stream, once it is open: encrypted where either side wants it.
+  SharedKey shared() const;
   /// Whose ticket the stream is sealed with, once it is open; none: with the cluster's key.
   Ticket ticket() const { return open() ? named_->ticket : Ticket{}; }
 
@@ -48,6 +53,7 @@ class SessionSeal {
   SealKeys keys_;
   bool dials_;
   SessionHello::Nonce nonce_;
+  bool encrypts_;
   std::optional<NamedKey> named_;  ///< by the dialler
   std::optional<HashKey> key_;     ///< of this stream
   uint64_t sent_ = 0;

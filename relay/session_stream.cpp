@@ -21,8 +21,8 @@ bool says_hello(const Result<SessionMessage>& message) {
 
 }  // namespace
 
-SessionStream::SessionStream(Context& context, Owner* owner, SessionKeys keys)
-    : context_(context), owner_(owner), keys_(std::move(keys)) {
+SessionStream::SessionStream(Context& context, Owner* owner, SessionKeys keys, bool encrypts)
+    : context_(context), owner_(owner), keys_(std::move(keys)), encrypts_(encrypts) {
   timer_.bind([](void* self) { static_cast<SessionStream*>(self)->on_timer(); }, this);
 }
 
@@ -63,7 +63,7 @@ void SessionStream::make_seal(bool dials) {
   }
   SessionHello::Nonce nonce;
   context_.secrets().fill(nonce);
-  seal_.emplace(keys_.now(), dials, nonce, peer_);
+  seal_.emplace(keys_.now(), dials, nonce, peer_, encrypts_);
 }
 
 void SessionStream::begin() {

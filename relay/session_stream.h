@@ -32,7 +32,8 @@ class SessionStream final : private StreamOwner {
   static constexpr Duration silence_max = std::chrono::milliseconds(2000);
 
   /// With a key, both sides show that they have it before anything else; without, they do not.
-  SessionStream(Context& context, Owner* owner, SessionKeys keys);
+  /// `encrypts`: this side wants what goes beside the stream encrypted (HA_NCCL_ENCRYPT).
+  SessionStream(Context& context, Owner* owner, SessionKeys keys, bool encrypts);
   ~SessionStream() override;
   SessionStream(const SessionStream&) = delete;
   SessionStream& operator=(const SessionStream&) = delete;
@@ -54,6 +55,10 @@ class SessionStream final : private StreamOwner {
   Ticket ticket() const { return seal_ ? seal_->ticket() : Ticket{}; }
   /// Lost, because the other side speaks another version, or is no relay node.
   bool misunderstood() const { return misunderstood_; }
+  /// For paths to the neighbour, once it is open; nullopt: there is no key.
+  std::optional<SharedKey> shared() const {
+    return seal_ && seal_->open() ? std::optional(seal_->shared()) : std::nullopt;
+  }
   /// This host's own on the way to the neighbour.
   Result<sockaddr_storage> local_address();
   /// Where it speaks from.
@@ -77,6 +82,7 @@ class SessionStream final : private StreamOwner {
   Context& context_;
   Owner* owner_;
   SessionKeys keys_;
+  const bool encrypts_;
   Ticket peer_;
   std::optional<SessionSeal> seal_;
   bool dials_ = false;

@@ -32,8 +32,9 @@ T number_at(std::span<const std::byte> bytes, size_t offset) {
 
 template <class T>
 void add_number(std::vector<std::byte>& bytes, T value) {
-  const auto raw = std::as_bytes(std::span(&value, 1));
-  bytes.insert(bytes.end(), raw.begin(), raw.end());
+  const size_t at = bytes.size();
+  bytes.resize(at + sizeof value);
+  std::memcpy(bytes.data() + at, &value, sizeof value);
 }
 
 Error unknown_key() {

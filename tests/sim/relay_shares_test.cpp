@@ -190,7 +190,7 @@ class RelayAsker final : public relay::SessionStream::Owner {
   RelayAsker(RelayLine& line, size_t host, size_t relay, std::vector<relay::NodeId> nodes,
              uint8_t place, relay::SessionKeys keys = {},
              const relay::PathEndpoint& end = {{}, 1, {}, {}})
-      : stream_(line.context(host), this, std::move(keys)) {
+      : stream_(line.context(host), this, std::move(keys), false) {
     request_.nodes = std::move(nodes);
     request_.place = place;
     request_.port = end.port;

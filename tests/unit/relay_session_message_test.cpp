@@ -50,7 +50,7 @@ TEST(SessionMessages, EachSurvivesTheWire) {
       SetupRefusal{fabric::CompletionStatus::remote_access, 5, std::string(255, 'x')},
       SessionLinkDown{std::string(255, 'x')},
       SessionPing{},
-      SessionHello{a_ticket(), {}}};
+      SessionHello{a_ticket(), {}, true}};
   for (const SessionMessage& message : all) {
     const auto bytes = encode(message);
     EXPECT_LE(bytes.size(), session_message_max);

@@ -203,7 +203,7 @@ void SecretsOfAWorker::collect_nonces() {
   ASSERT_EQ(getsockname(listening, address.get(), &address.length), 0);
   constexpr size_t words = sizeof(relay::SessionHello::Nonce) / sizeof(uint64_t);
   for (size_t i = 0; i < of_each_kind / words; ++i) {
-    relay::SessionStream stream(context(), &owner_, {key});
+    relay::SessionStream stream(context(), &owner_, {key}, false);
     ASSERT_TRUE(stream.dial({address, {}}));
     const int taken = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     ASSERT_GE(taken, 0);
