@@ -39,9 +39,6 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
   provider->ifname_ = config.ifname;
   provider->family_ = config.socket_family;
   provider->host_.workers = workers;
-  if (sources.secrets != nullptr) {
-    provider->host_.memory.set_secrets(*sources.secrets);
-  }
   provider->forced_ = fabric_is_forced(config);
   provider->flushes_always_ = config.ib_flush != 0;
   for (const Kind& make : sources.kinds) {

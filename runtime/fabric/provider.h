@@ -43,8 +43,7 @@ class Provider {
   using Kind = std::function<std::unique_ptr<PathFactory>(const Config& config, FabricHost& host)>;
   struct Sources {
     StandardSources standard;
-    std::vector<Kind> kinds;          ///< besides the standard ones; asked for devices before them
-    SecretSource* secrets = nullptr;  ///< of memory keys; null: the kernel's
+    std::vector<Kind> kinds;  ///< besides the standard ones; asked for devices before them
   };
   /// Decides which fabric the devices use (HA_NCCL_FABRIC) and says so in the log.
   static Result<std::unique_ptr<Provider>> make(const Config& config,
