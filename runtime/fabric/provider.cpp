@@ -39,6 +39,9 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
   provider->ifname_ = config.ifname;
   provider->family_ = config.socket_family;
   provider->host_.workers = workers;
+  if (sources.standard.secrets != nullptr) {
+    provider->host_.memory.set_secrets(*sources.standard.secrets);
+  }
   provider->forced_ = fabric_is_forced(config);
   provider->flushes_always_ = config.ib_flush != 0;
   for (const Kind& make : sources.kinds) {
