@@ -22,6 +22,7 @@ void HopLine::size(fabric::PathOptions& options, uint32_t posts) const {
   options.writes_max = posts + slots_ + theirs_most_;
   options.receives_max = uint32_t{slots_} + theirs_most_;
   options.receives_spare = 0;
+  options.own_domain = true;
   options.ack_leisure = ack_leisure;
 }
 

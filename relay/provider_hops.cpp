@@ -97,7 +97,7 @@ Result<fabric::OwnedPath> ProviderHops::make_hop(Context& context, const HopPlac
 Result<fabric::Registration> ProviderHops::add_memory(const HopPlace& place, uint64_t domain,
                                                       void* base, size_t bytes) {
   if (!place.direct) {
-    return provider_.add_memory(place.at, domain, base, bytes, false);
+    return provider_.add_memory(place.at, domain, base, bytes, false, true);
   }
   auto key = provider_.memory().add(domain, base, bytes);
   if (!key) {

@@ -217,6 +217,7 @@ enum class Mutation : uint8_t {
   invented_hosts_stay,        ///< hosts that no cable leads to take the room of others
   outsider_served,            ///< a relay serves whoever uses a neighbour's name
   limits_per_origin,          ///< a relay's limits are for whatever origin a request names
+  one_domain_for_all,         ///< sessions share a protection domain of a device
   process_taken_for_relay,    ///< a process with a ticket may relay, or speak for another host
   ticket_outlives_node,       ///< a ticket is good after the node that gave it has ended
   users_not_shared,           ///< one user of a host may have all that a relay has for the host

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <numeric>
+#include <utility>
 
 #include "runtime/fabric/copy_lines.h"
 
@@ -16,6 +18,33 @@ Memory::~Memory() = default;
 const Memory::Entry* Memory::entry(uint32_t index) const {
   const Chunk* chunk = chunks_[index / chunk_entries].load(std::memory_order_acquire);
   return chunk == nullptr ? nullptr : &(*chunk)[index % chunk_entries];
+}
+
+uint32_t Memory::Generation::next() {
+  constexpr unsigned mask = (1U << (32 - index_bits)) - 1;
+  do {
+    now = static_cast<uint16_t>((now + step) & mask);
+  } while (now == 0);
+  return now;
+}
+
+/// A place that was never used, which of them is drawn; mutex_ is held.
+uint32_t Memory::take_fresh() {
+  if (fresh_.empty()) {
+    fresh_.reserve(chunk_entries);
+    generation_.resize(used_ + chunk_entries);
+    owned_.push_back(std::make_unique<Chunk>());
+    chunks_[used_ / chunk_entries].store(owned_.back().get(), std::memory_order_release);
+    fresh_.resize(chunk_entries);  // for which there is memory
+    std::iota(fresh_.begin(), fresh_.end(), used_);
+  }
+  const uint64_t drawn = secrets_->draw().told();
+  std::swap(fresh_[drawn % fresh_.size()], fresh_.back());
+  const uint32_t index = fresh_.back();
+  fresh_.pop_back();
+  ++used_;
+  generation_[index] = {static_cast<uint16_t>(drawn >> 48), static_cast<uint16_t>(drawn >> 32 | 1)};
+  return index;
 }
 
 Result<uint32_t> Memory::add(uint64_t domain, void* base, size_t length) {
@@ -34,18 +63,13 @@ Result<uint32_t> Memory::add(uint64_t domain, void* base, size_t length) {
     if (used_ == (1U << index_bits)) {
       return fail(Errc::no_memory, "memory registration: 1048576 regions are registered already");
     }
-    if (used_ % chunk_entries == 0) {
-      generation_.resize(used_ + chunk_entries, 1);
-      owned_.push_back(std::make_unique<Chunk>());
-      chunks_[used_ / chunk_entries].store(owned_.back().get(), std::memory_order_release);
-    }
-    index = used_++;  // once there is memory for it
+    index = take_fresh();
   }
   Entry& slot = (*owned_[index / chunk_entries])[index % chunk_entries];
   slot.domain.store(domain, std::memory_order_relaxed);
   slot.base.store(start, std::memory_order_relaxed);
   slot.length.store(length, std::memory_order_relaxed);
-  const uint32_t key = (generation_[index] << index_bits) | index;
+  const uint32_t key = (generation_[index].next() << index_bits) | index;
   slot.key.store(key, std::memory_order_seq_cst);
   ++live_;
   return key;
@@ -54,7 +78,7 @@ Result<uint32_t> Memory::add(uint64_t domain, void* base, size_t length) {
 Result<void> Memory::remove(uint32_t key) {
   std::unique_lock lock(mutex_);
   const uint32_t index = key & ((1U << index_bits) - 1);
-  if (key == 0 || index >= used_) {
+  if (key == 0 || entry(index) == nullptr) {
     return fail(Errc::invalid_argument, "memory deregistration: unknown key");
   }
   Entry& slot = (*owned_[index / chunk_entries])[index % chunk_entries];
@@ -72,8 +96,6 @@ Result<void> Memory::remove(uint32_t key) {
       }
     }
   }
-  uint32_t next = (generation_[index] + 1) & ((1U << (32 - index_bits)) - 1);
-  generation_[index] = next == 0 ? 1 : next;
   --live_;
   try {
     free_.push_back(index);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "runtime/base/result.h"
+#include "runtime/base/secret.h"
 
 namespace nccl_ha::fabric {
 
@@ -38,7 +39,10 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  /// Any thread.  `domain` ties the region to one connection.  The key is never 0.
+  /// Before the first key: what keys are drawn from, else kernel_secrets().
+  void set_secrets(SecretSource& secrets) { secrets_ = &secrets; }
+  /// Any thread.  `domain` ties the region to one connection.  The key is never 0, and no key tells
+  /// of another one.
   Result<uint32_t> add(uint64_t domain, void* base, size_t length);
   /// Any thread.  Waits (bounded by one batch of a worker) until nobody uses the region.
   Result<void> remove(uint32_t key);
@@ -71,13 +75,22 @@ class Memory {
     std::atomic<uint64_t> length{0};
   };
   using Chunk = std::array<Entry, chunk_entries>;
+  /// Of the keys of one place: begins where it is drawn, and does not come back before all others.
+  struct Generation {
+    uint16_t now = 0;
+    uint16_t step = 1;  ///< odd
+    uint32_t next();
+  };
   const Entry* entry(uint32_t index) const;
+  uint32_t take_fresh();
 
   mutable std::mutex mutex_;
   std::array<std::atomic<Chunk*>, chunks_max> chunks_{};
   std::vector<std::unique_ptr<Chunk>> owned_;
-  std::deque<uint32_t> free_;  // oldest first, so that a key stays dead for long
-  std::vector<uint32_t> generation_;
+  std::deque<uint32_t> free_;    // oldest first, so that a key stays dead for long
+  std::vector<uint32_t> fresh_;  ///< places that were never used, of the chunks that there are
+  std::vector<Generation> generation_;
+  SecretSource* secrets_ = &kernel_secrets();
   std::vector<MemoryGuard*> guards_;
   uint32_t used_ = 0;
   size_t live_ = 0;

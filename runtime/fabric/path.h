@@ -119,6 +119,7 @@ inline constexpr size_t hops_max = 8;
 /// Sizes a path is made with.
 struct PathOptions {
   uint64_t domain = 0;          ///< protection domain: only memory of this domain may be written
+  bool own_domain = false;      ///< also where a device writes, which else knows one for all
   uint32_t writes_max = 320;    ///< writes and sends posted and not completed
   uint32_t receives_max = 96;   ///< receives posted and not completed
   uint32_t receives_spare = 0;  ///< so many of them the peer never uses: they may be held back

@@ -39,6 +39,9 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
   provider->ifname_ = config.ifname;
   provider->family_ = config.socket_family;
   provider->host_.workers = workers;
+  if (sources.standard.secrets != nullptr) {
+    provider->host_.memory.set_secrets(*sources.standard.secrets);
+  }
   provider->forced_ = fabric_is_forced(config);
   provider->flushes_always_ = config.ib_flush != 0;
   for (const Kind& make : sources.kinds) {
@@ -207,9 +210,12 @@ void Provider::register_on_rails(const RailDevices& devices, uint64_t domain,
 }
 
 Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain, void* base,
-                                          size_t length, bool gpu) {
+                                          size_t length, bool gpu, bool own_domain) {
   if (traits(at).keys_per_device) {
-    const RegionOrigin origin{base, length, gpu, -1, 0};
+    RegionOrigin origin{base, length, gpu};
+    if (own_domain) {
+      origin.domain = domain;
+    }
     auto keys = factory(at).add_memory(device(at), origin);
     if (!keys) {
       return keys.error();

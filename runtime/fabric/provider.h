@@ -64,9 +64,10 @@ class Provider {
   Memory& memory() { return host_.memory; }
   NicBoard& nics() { return host_.nics; }
 
-  /// Any thread.  `domain` ties the region to one connection where the fabric can.
+  /// Any thread.  `domain` ties the region to one connection where the fabric can; a device does
+  /// that for paths with PathOptions::own_domain only.
   Result<Registration> add_memory(const Attachment& at, uint64_t domain, void* base, size_t length,
-                                  bool gpu);
+                                  bool gpu, bool own_domain = false);
   Result<Registration> add_dmabuf(const Attachment& at, void* base, size_t length, uint64_t offset,
                                   int fd);
   /// Registers what add_memory() or add_dmabuf() registered at the first of `devices` with the

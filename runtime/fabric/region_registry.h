@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct RegionOrigin {
   int dmabuf_fd = -1;   ///< -1: by address
   uint64_t offset = 0;  ///< into the buffer of dmabuf_fd
   int not_kept = 0;     ///< errno, why there is no descriptor; it cannot be registered once more
+  std::optional<uint64_t> domain = std::nullopt;  ///< of PathOptions::own_domain; else all share
 };
 
 /// Any thread.

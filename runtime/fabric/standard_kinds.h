@@ -17,6 +17,7 @@ struct StandardSources {
   std::function<std::unique_ptr<RdmaPorts>(NicBoard& board)> rdma;
   /// Datagram ports run over what it gives for a local address; empty: over UDP sockets.
   std::function<Result<std::unique_ptr<PacketIo>>(const SocketAddress& local)> packets;
+  SecretSource* secrets = nullptr;  ///< that memory keys are drawn from; null: the kernel's
 };
 
 /// In the order in which their devices are preferred.  Says in the log what was left out and why.

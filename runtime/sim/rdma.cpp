@@ -151,8 +151,8 @@ RdmaQueuePair* RdmaNic::find(uint32_t number) {
   return found == pairs_.end() ? nullptr : found->second;
 }
 
-RdmaNic::Region* RdmaNic::find_region(uint32_t key, uint64_t address, uint64_t length,
-                                      bool local) const {
+RdmaNic::Region* RdmaNic::find_region(const ibv_pd* domain, uint32_t key, uint64_t address,
+                                      uint64_t length, bool local) const {
   const auto found = regions_.find(key);
   if (found == regions_.end()) {
     return nullptr;
@@ -161,7 +161,8 @@ RdmaNic::Region* RdmaNic::find_region(uint32_t key, uint64_t address, uint64_t l
   const auto base = reinterpret_cast<uint64_t>(region->addr);
   const bool inside =
       address >= base && length <= region->length && address - base <= region->length - length;
-  return inside && (local ? region->lkey : region->rkey) == key ? region : nullptr;
+  return inside && region->pd == domain && (local ? region->lkey : region->rkey) == key ? region
+                                                                                        : nullptr;
 }
 
 void RdmaNic::break_pair(RdmaQueuePair& pair, ibv_wc_status first) {

@@ -124,7 +124,9 @@ class RdmaNic {
   const Port* port_of(Ip address) const;
   Ip address_of_lid(uint16_t lid) const;
   RdmaQueuePair* find(uint32_t number);
-  Region* find_region(uint32_t key, uint64_t address, uint64_t length, bool local) const;
+  /// Null: what `domain` knows by that key does not lie there.
+  Region* find_region(const ibv_pd* domain, uint32_t key, uint64_t address, uint64_t length,
+                      bool local) const;
   void break_pair(RdmaQueuePair& pair, ibv_wc_status first);
   void end_slowly(RdmaQueuePair& pair);
   void end_lag(uint32_t number);

@@ -105,7 +105,7 @@ bool RdmaNic::read_memory(const RdmaQueuePair& pair, const RdmaWork& work,
     const uint32_t from = std::max(packet.offset, begin);
     const uint32_t to = std::min(end, begin + part.length);
     if (from < to) {
-      if (find_region(part.lkey, part.addr, part.length, true) == nullptr) {
+      if (find_region(pair.pd, part.lkey, part.addr, part.length, true) == nullptr) {
         return false;
       }
       const auto* source = reinterpret_cast<const std::byte*>(part.addr) + (from - begin);
@@ -162,7 +162,7 @@ bool RdmaNic::take_request(RdmaQueuePair& pair, const RdmaPacket& packet) {
   const Region* region = nullptr;
   if (is_send) {
     const ibv_sge& buffer = pair.responder.front().buffer;
-    region = find_region(buffer.lkey, buffer.addr, buffer.length, true);
+    region = find_region(pair.pd, buffer.lkey, buffer.addr, buffer.length, true);
     if (packet.length > buffer.length || region == nullptr) {
       answer(pair, RdmaPacket::refused, packet.number);
       break_pair(pair, IBV_WC_LOC_LEN_ERR);
@@ -170,7 +170,7 @@ bool RdmaNic::take_request(RdmaQueuePair& pair, const RdmaPacket& packet) {
     }
     target = reinterpret_cast<std::byte*>(buffer.addr) + packet.offset;
   } else if (packet.length != 0) {
-    region = find_region(packet.key, packet.remote - packet.offset, packet.length, false);
+    region = find_region(pair.pd, packet.key, packet.remote - packet.offset, packet.length, false);
     if (region == nullptr) {
       answer(pair, RdmaPacket::refused, packet.number);
       break_pair(pair, IBV_WC_LOC_ACCESS_ERR);

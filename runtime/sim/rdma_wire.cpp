@@ -130,7 +130,7 @@ void RdmaNic::post_datagram(RdmaQueuePair& pair, const ibv_send_wr& request) {
   for (int i = 0; i < request.num_sge; ++i) {
     const ibv_sge& part = request.sg_list[i];
     const bool inlined = (request.send_flags & IBV_SEND_INLINE) != 0;
-    if (!inlined && find_region(part.lkey, part.addr, part.length, true) == nullptr) {
+    if (!inlined && find_region(pair.pd, part.lkey, part.addr, part.length, true) == nullptr) {
       done.status = IBV_WC_LOC_PROT_ERR;
       continue;
     }
@@ -159,7 +159,8 @@ void RdmaNic::on_datagram(RdmaQueuePair& pair, const RdmaPacket& packet) {
     return;
   }
   const RdmaReceive receive = pair.responder.take();
-  const Region* region = find_region(receive.buffer.lkey, receive.buffer.addr, length, true);
+  const Region* region =
+      find_region(pair.pd, receive.buffer.lkey, receive.buffer.addr, length, true);
   ibv_wc done{};
   done.wr_id = receive.id;
   done.opcode = IBV_WC_RECV;

@@ -112,6 +112,8 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
     return network_.open_packets(Endpoint::of(reinterpret_cast<const sockaddr*>(&local.storage)).ip,
                                  tie);
   };
+  process->key_secrets = std::make_unique<SimSecrets>(processes_.size());
+  sources.standard.secrets = process->key_secrets.get();
   auto provider = fabric::Provider::make(own, std::move(interfaces), threads, sources);
   if (!provider) {
     return provider.error();

@@ -21,6 +21,7 @@ struct Process {
   std::vector<RdmaNic*> nics;   ///< beneath the first addresses, the same one for all its ports
   fabric::RailDevices devices;  ///< of its connections
   Ip management = 0;            ///< where its streams go first, if not 0; carries nothing else
+  std::unique_ptr<SimSecrets> key_secrets;  ///< of the provider's memory
   std::unique_ptr<fabric::Provider> provider;
   std::unique_ptr<SimSecrets> secrets;
   std::unique_ptr<Engine> engine;           ///< null: it is dead

@@ -281,6 +281,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(records_repeated, "StreamSeals.NoBitChangesNoRecordComesTwiceAndNoneIsLeftOut"),
     NHA_CHECKED(outsider_served, "RelayAskers.OnlyTheNeighbourItselfIsServed"),
     NHA_CHECKED(limits_per_origin, "RelayAskers.WhoInventsOriginsHasOneShare"),
+    NHA_CHECKED(one_domain_for_all, "RelayKinds.KeysOfOneSessionAreNoUseInAnother"),
     NHA_CHECKED(process_taken_for_relay,
                 "RelayTickets.AProcessRelaysForNobodyAndSpeaksForNoOtherHost"),
     NHA_CHECKED(ticket_outlives_node, "RelayTickets.OfANodeThatHasEndedAreNoUse"),

@@ -170,6 +170,50 @@ TEST(RelayKinds, MemoryThatIsNobodysFailsItsMessageOnly) {
   EXPECT_EQ(pair.ends[0].owner.completions[2].status, CompletionStatus::flushed);
 }
 
+/// One side of a hop between two hosts.
+struct HopEnd {
+  HopEnd(RelayLine& line, size_t host, uint64_t domain) : hop(line.hops(host)) {
+    const auto local = line.next(host).find(RelayLine::id(1 - host))->local;
+    const relay::HopPlace place = line.hops(host).places(local.get()).front();
+    hop.allocate(4, 4096, 4);
+    EXPECT_TRUE(hop.enter(place, domain));
+    fabric::PathOptions options;
+    options.domain = domain;
+    options.active = host == 0;
+    hop.size(options, 4);
+    auto made = line.hops(host).make_hop(line.context(host), place, local.get(), options, &owner);
+    hop.take(std::move(made).value(), place);
+  }
+  RecordingOwner owner;
+  relay::HopLine hop;
+};
+
+TEST(RelayKinds, KeysOfOneSessionAreNoUseInAnother) {
+  for (const bool others : {false, true}) {
+    RelayLine line(all_rdma(1));
+    HopEnd from(line, 0, 1);
+    HopEnd to(line, 1, 1);
+    const HopEnd other(line, 1, 2);
+    ASSERT_FALSE(from.hop.place().direct);
+    ASSERT_TRUE(to.hop.connect(from.hop.path()->local_address(), from.hop.window(), 4096));
+    ASSERT_TRUE(from.hop.connect(to.hop.path()->local_address(),
+                                 others ? other.hop.window() : to.hop.window(), 4096));
+    ASSERT_TRUE(
+        line.world().run_until([&] { return from.hop.ready() && to.hop.ready(); }, seconds(5)));
+    const fabric::Gather gather = from.hop.gather(0, 0, 64, from.hop);
+    ASSERT_TRUE(from.hop.post(&gather, 1, 7));
+    const auto sent = [&] {
+      const auto& all = from.owner.completions;
+      return std::find_if(all.begin(), all.end(), [](const fabric::Completion& one) {
+        return one.kind == fabric::CompletionKind::write;
+      });
+    };
+    ASSERT_TRUE(
+        line.world().run_until([&] { return sent() != from.owner.completions.end(); }, seconds(5)));
+    EXPECT_EQ(sent()->status, others ? CompletionStatus::remote_access : CompletionStatus::ok);
+  }
+}
+
 TEST(RelayKinds, MemoryThatIsGoneIsNotSent) {
   RelayLine line(all_rdma(1));
   RelayedPair pair(line, 1 << 20, 1);

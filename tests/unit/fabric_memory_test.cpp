@@ -2,11 +2,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/memory.h"
+#include "runtime/sim/secrets.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -49,6 +52,35 @@ TEST(Memory, ARemovedKeyStaysDeadWhenItsPlaceIsReused) {
   EXPECT_EQ(memory.size(), 0U);
   EXPECT_FALSE(memory.add(1, nullptr, 4));
   EXPECT_FALSE(memory.add(1, reinterpret_cast<void*>(UINT64_MAX - 1), 100)) << "wraps";
+}
+
+TEST(Memory, NoKeyTellsOfAnother) {
+  constexpr size_t count = 512;
+  std::vector<std::byte> bytes(1);
+  const auto keys_of = [&](uint64_t seed) {
+    sim::SimSecrets secrets(seed);
+    Memory memory;
+    memory.set_secrets(secrets);
+    std::vector<uint32_t> keys;
+    while (keys.size() < count) {
+      keys.push_back(memory.add(1, bytes.data(), bytes.size()).value());
+    }
+    return keys;
+  };
+  const auto keys = keys_of(1);
+  EXPECT_EQ(keys, keys_of(1));
+  EXPECT_EQ(std::set<uint32_t>(keys.begin(), keys.end()).size(), count);
+  const auto others = keys_of(2);
+  size_t same = 0;
+  std::map<uint32_t, size_t> apart;
+  for (size_t i = 1; i < count; ++i) {
+    same += keys[i] == others[i] ? 1U : 0U;
+    ++apart[keys[i] - keys[i - 1]];
+  }
+  EXPECT_LE(same, 1U);
+  for (const auto& [difference, often] : apart) {
+    EXPECT_LE(often, 3U) << difference;
+  }
 }
 
 TEST(Memory, RemoveWaitsForWhoeverIsStillInside) {

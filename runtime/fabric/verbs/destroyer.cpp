@@ -1,12 +1,14 @@
 #include "runtime/fabric/verbs/destroyer.h"
 
 #include <cerrno>
+#include <utility>
 
 namespace nccl_ha::fabric::verbs {
 
-std::shared_ptr<const Destruction> Destroyer::destroy(const std::array<ibv_qp*, 2>& pairs) {
+std::shared_ptr<const Destruction> Destroyer::destroy(const std::array<ibv_qp*, 2>& pairs,
+                                                      std::shared_ptr<void> keep) {
   auto destruction = std::make_shared<Destruction>();
-  errands_.add([&library = library_, destruction, pairs] {
+  errands_.add([&library = library_, destruction, pairs, keep = std::move(keep)] {
     int error = 0;
     for (ibv_qp* pair : pairs) {
       const int failed = pair == nullptr ? 0 : library.queue_pair.destroy(pair);

@@ -24,8 +24,9 @@ class Destroyer {
  public:
   explicit Destroyer(const Library& library) : library_(library), errands_(library.simulated) {}
 
-  /// Takes the queue pairs over; nullptr stands for none.
-  std::shared_ptr<const Destruction> destroy(const std::array<ibv_qp*, 2>& pairs);
+  /// Takes the queue pairs over; nullptr stands for none.  `keep` lives until they are gone.
+  std::shared_ptr<const Destruction> destroy(const std::array<ibv_qp*, 2>& pairs,
+                                             std::shared_ptr<void> keep = nullptr);
   /// Waits until all are gone, at most so long; false: some are not.
   bool drain(Duration limit) { return errands_.drain(limit); }
 

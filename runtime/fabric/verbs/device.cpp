@@ -16,6 +16,7 @@
 #include <fstream>
 
 #include "runtime/base/log.h"
+#include "runtime/base/mutation.h"
 #include "runtime/base/own_fd.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -190,6 +191,7 @@ Device::~Device() {
   for (const Entry& entry : regions_) {
     static_cast<void>(library_.memory.dereg(entry.mr));
   }
+  regions_.clear();  // protection domains go before the device's context
   if (pd_ != nullptr) {
     static_cast<void>(library_.memory.free_domain(pd_));
   }
@@ -331,8 +333,65 @@ Result<PortInfo> Device::query(uint8_t port) const {
   return info;
 }
 
-Result<Region> Device::share(void* base, size_t length, const char* what,
-                             const std::function<ibv_mr*(uint64_t start)>& make) {
+Result<std::shared_ptr<ProtectionDomain>> ProtectionDomain::open(const Device& device) {
+  std::shared_ptr<ProtectionDomain> made(new ProtectionDomain(device));
+  made->domain_ = device.library().memory.alloc_domain(device.context());
+  if (made->domain_ == nullptr) {
+    return fail(Errc::system,
+                fmt::format("RDMA device {}: cannot allocate a protection domain", device.name()),
+                errno);
+  }
+  made->scratch_.emplace(device);
+  if (auto opened = made->scratch_->open(made->domain_); !opened) {
+    return opened.error();
+  }
+  return made;
+}
+
+ProtectionDomain::~ProtectionDomain() {
+  scratch_.reset();
+  if (domain_ != nullptr && device_.library().memory.free_domain(domain_) != 0) {
+    NHA_LOG_DEBUG("RDMA device {}: cannot free a protection domain", device_.name());
+  }
+}
+
+Result<std::shared_ptr<ProtectionDomain>> Device::domain(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(domains_, [](const auto& one) { return one.second.expired(); });
+  auto& known = domains_[mutated(Mutation::one_domain_for_all) ? 0 : number];
+  if (auto shared = known.lock()) {
+    return shared;
+  }
+  auto made = ProtectionDomain::open(*this);
+  if (made) {
+    known = *made;
+  }
+  return made;
+}
+
+Error Device::refuse_memory(size_t length, const char* what) const {
+  const int error = errno;
+  return fail(Errc::system,
+              fmt::format("RDMA device {}: cannot register {} bytes of {} memory{}", name_, length,
+                          what, memlock_hint(error)),
+              error);
+}
+
+Result<ibv_mr*> Device::make_region(ibv_pd* domain, void* base, size_t length,
+                                    MemoryKind kind) const {
+  errno = 0;
+  ibv_mr* mr =
+      relaxed_ordering_
+          ? library_.memory.reg_iova2(domain, base, length, reinterpret_cast<uint64_t>(base),
+                                      region_access | IBV_ACCESS_RELAXED_ORDERING)
+          : library_.memory.reg(domain, base, length, static_cast<int>(region_access));
+  return mr != nullptr
+             ? Result<ibv_mr*>(mr)
+             : Result<ibv_mr*>(refuse_memory(length, kind == MemoryKind::gpu ? "GPU" : "host"));
+}
+
+Result<Region> Device::share(void* base, size_t length, std::shared_ptr<ProtectionDomain> domain,
+                             const std::function<Result<ibv_mr*>(uint64_t start)>& make) {
   const auto start = reinterpret_cast<uint64_t>(base);
   if (base == nullptr || length == 0 || start + length < start) {
     return fail(Errc::invalid_argument,
@@ -340,41 +399,37 @@ Result<Region> Device::share(void* base, size_t length, const char* what,
   }
   std::lock_guard lock(mutex_);
   for (Entry& entry : regions_) {
-    if (entry.begin == start && entry.length == length) {
+    if (entry.begin == start && entry.length == length && entry.domain == domain) {
       ++entry.users;
       return Region{entry.mr};
     }
   }
-  errno = 0;
-  ibv_mr* mr = make(start);
-  if (mr == nullptr) {
-    const int error = errno;
-    return fail(Errc::system,
-                fmt::format("RDMA device {}: cannot register {} bytes of {} memory{}", name_,
-                            length, what, memlock_hint(error)),
-                error);
+  const auto mr = make(start);
+  if (!mr) {
+    return mr.error();
   }
-  regions_.push_back({start, length, mr, 1});
-  return Region{mr};
+  regions_.push_back({start, length, *mr, 1, std::move(domain)});
+  return Region{*mr};
 }
 
-Result<Region> Device::add(void* base, size_t length, MemoryKind kind) {
-  return share(base, length, kind == MemoryKind::gpu ? "GPU" : "host", [&](uint64_t start) {
-    return relaxed_ordering_
-               ? library_.memory.reg_iova2(pd_, base, length, start,
-                                           region_access | IBV_ACCESS_RELAXED_ORDERING)
-               : library_.memory.reg(pd_, base, length, static_cast<int>(region_access));
-  });
+Result<Region> Device::add(void* base, size_t length, MemoryKind kind,
+                           std::shared_ptr<ProtectionDomain> domain) {
+  ibv_pd* in = domain ? domain->get() : pd_;
+  return share(base, length, std::move(domain),
+               [&](uint64_t) { return make_region(in, base, length, kind); });
 }
 
 Result<Region> Device::add_dmabuf(void* base, size_t length, uint64_t offset, int fd) {
   if (library_.memory.reg_dmabuf == nullptr) {
     return fail(Errc::invalid_usage, "memory registration: this rdma-core has no DMA-BUF support");
   }
-  return share(base, length, "GPU (DMA-BUF)", [&](uint64_t start) {
+  return share(base, length, nullptr, [&](uint64_t start) -> Result<ibv_mr*> {
     const unsigned relaxed = relaxed_ordering_ ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U;
-    return library_.memory.reg_dmabuf(pd_, offset, length, start, fd,
-                                      static_cast<int>(region_access | relaxed));
+    errno = 0;
+    ibv_mr* mr = library_.memory.reg_dmabuf(pd_, offset, length, start, fd,
+                                            static_cast<int>(region_access | relaxed));
+    return mr != nullptr ? Result<ibv_mr*>(mr)
+                         : Result<ibv_mr*>(refuse_memory(length, "GPU (DMA-BUF)"));
   });
 }
 

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "runtime/fabric/verbs/gid.h"
 #include "runtime/fabric/verbs/library.h"
 #include "runtime/fabric/verbs/resolver.h"
+#include "runtime/fabric/verbs/scratch.h"
 
 namespace nccl_ha::fabric::verbs {
 
@@ -55,6 +58,24 @@ struct Region {
   uint32_t remote_key() const { return mr->rkey; }
 };
 
+/// Queue pairs of a protection domain reach what is registered with it, and nothing else.  Kept by
+/// them and by what is registered.
+class ProtectionDomain {
+ public:
+  static Result<std::shared_ptr<ProtectionDomain>> open(const Device& device);
+  ~ProtectionDomain();
+  ProtectionDomain(const ProtectionDomain&) = delete;
+  ProtectionDomain& operator=(const ProtectionDomain&) = delete;
+  ibv_pd* get() const { return domain_; }
+  Scratch& scratch() { return *scratch_; }
+
+ private:
+  explicit ProtectionDomain(const Device& device) : device_(device) {}
+  const Device& device_;
+  ibv_pd* domain_ = nullptr;
+  std::optional<Scratch> scratch_;
+};
+
 /// An opened device: context, protection domain, registration cache.  Any thread unless stated
 /// otherwise.  Lives as long as somebody holds it; every path does.
 class Device {
@@ -80,9 +101,15 @@ class Device {
   /// Asks the device now; a flap may have changed everything but the name.
   Result<PortInfo> query(uint8_t port) const;
 
+  /// The one of that number, which all share who ask while somebody has it.
+  Result<std::shared_ptr<ProtectionDomain>> domain(uint64_t number);
   /// Registers, or counts one more user of a registration of exactly this range.  A wider one is
   /// not taken: its owner may have freed the part in question, and the allocator mapped it anew.
-  Result<Region> add(void* base, size_t length, MemoryKind kind);
+  /// `domain`: null: the device's own.
+  Result<Region> add(void* base, size_t length, MemoryKind kind,
+                     std::shared_ptr<ProtectionDomain> domain = nullptr);
+  /// Registers, for whoever ends it.
+  Result<ibv_mr*> make_region(ibv_pd* domain, void* base, size_t length, MemoryKind kind) const;
   /// GPU memory by DMA-BUF descriptor; `offset` into the buffer.
   Result<Region> add_dmabuf(void* base, size_t length, uint64_t offset, int fd);
   /// One user less; the last one deregisters.  Nobody touches the memory any more then.
@@ -111,14 +138,16 @@ class Device {
     size_t length = 0;
     ibv_mr* mr = nullptr;
     size_t users = 0;
+    std::shared_ptr<ProtectionDomain> domain;  ///< null: the device's own
   };
   Device(const Library& library) : library_(library) {}
   void detect_gpu_support();
   void read_gids(PortInfo& info, int table_length) const;
   bool read_gid_table(PortInfo& info, int table_length) const;
   /// Finds the range or lets `make` register it.
-  Result<Region> share(void* base, size_t length, const char* what,
-                       const std::function<ibv_mr*(uint64_t start)>& make);
+  Result<Region> share(void* base, size_t length, std::shared_ptr<ProtectionDomain> domain,
+                       const std::function<Result<ibv_mr*>(uint64_t start)>& make);
+  Error refuse_memory(size_t length, const char* what) const;
 
   const Library& library_;
   std::string name_;
@@ -130,6 +159,7 @@ class Device {
   bool dmabuf_ = false;
   mutable std::mutex mutex_;
   std::vector<Entry> regions_;
+  std::map<uint64_t, std::weak_ptr<ProtectionDomain>> domains_;
   std::unique_ptr<Resolver> resolver_;
   std::unique_ptr<Destroyer> destroyer_;
 };

@@ -6,7 +6,8 @@
 
 namespace nccl_ha::fabric::verbs {
 
-Result<void> FlushQueue::open(ibv_cq* completions, const PathEnds& ends, const Options& options) {
+Result<void> FlushQueue::open(ibv_pd* domain, ibv_cq* completions, const PathEnds& ends,
+                              const Options& options) {
   if (is_open()) {
     return fail(Errc::invalid_usage, "the queue pair for GPU flushes is opened twice");
   }
@@ -18,7 +19,7 @@ Result<void> FlushQueue::open(ibv_cq* completions, const PathEnds& ends, const O
   attributes.cap.max_recv_wr = 1;
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_recv_sge = 1;
-  if (!pair_.create(attributes)) {
+  if (!pair_.create(domain, attributes)) {
     const int error = errno;
     return fail(Errc::system,
                 fmt::format("RDMA device {}: cannot create the queue pair for GPU flushes{}",

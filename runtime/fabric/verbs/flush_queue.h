@@ -22,7 +22,8 @@ class FlushQueue {
   FlushQueue(const Device& device, const WorkId& ids, uint32_t flushes_max)
       : ids_(ids), flushes_max_(flushes_max), pair_(device), ring_(flushes_max) {}
 
-  Result<void> open(ibv_cq* completions, const PathEnds& ends, const Options& options);
+  Result<void> open(ibv_pd* domain, ibv_cq* completions, const PathEnds& ends,
+                    const Options& options);
   bool is_open() const { return pair_.get() != nullptr; }
   QueuePair& pair() { return pair_; }
 

@@ -67,10 +67,16 @@ size_t HostPorts::queue_pairs(size_t port) const {
 
 Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin) {
   Device& device = *usable_[port].device;
+  auto domain = origin.domain ? device.domain(*origin.domain)
+                              : Result<std::shared_ptr<ProtectionDomain>>(nullptr);
+  if (!domain) {
+    return domain.error();
+  }
   auto region =
       origin.dmabuf_fd >= 0
           ? device.add_dmabuf(origin.base, origin.length, origin.offset, origin.dmabuf_fd)
-          : device.add(origin.base, origin.length, origin.gpu ? MemoryKind::gpu : MemoryKind::host);
+          : device.add(origin.base, origin.length, origin.gpu ? MemoryKind::gpu : MemoryKind::host,
+                       std::move(*domain));
   if (!region) {
     return region.error();
   }

@@ -44,7 +44,7 @@ Result<std::shared_ptr<Port>> Port::open(const std::shared_ptr<Device>& device, 
     return channel.error();
   }
   port->channel_ = *channel;
-  if (auto scratch = port->env_.scratch.open(); !scratch) {
+  if (auto scratch = port->env_.scratch.open(device->pd()); !scratch) {
     return scratch.error();
   }
   return port;

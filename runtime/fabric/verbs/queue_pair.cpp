@@ -20,9 +20,9 @@ QueuePair::~QueuePair() {
   }
 }
 
-bool QueuePair::create(ibv_qp_init_attr& attributes) {
+bool QueuePair::create(ibv_pd* domain, ibv_qp_init_attr& attributes) {
   NHA_ASSERT(pair_ == nullptr, "a queue pair is made once");
-  pair_ = device_.library().queue_pair.create(device_.pd(), &attributes);
+  pair_ = device_.library().queue_pair.create(domain, &attributes);
   return pair_ != nullptr;
 }
 

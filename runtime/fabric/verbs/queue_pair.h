@@ -35,7 +35,7 @@ class QueuePair {
   ibv_qp* get() const { return pair_; }
 
   /// False: errno says why.  `attributes` then say what the device gives.
-  bool create(ibv_qp_init_attr& attributes);
+  bool create(ibv_pd* domain, ibv_qp_init_attr& attributes);
   // These return 0 or an errno value.
   int initialise(uint8_t port, uint16_t pkey_index, unsigned access);
   int stop();  ///< to ERR

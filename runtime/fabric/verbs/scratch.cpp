@@ -1,16 +1,18 @@
 #include "runtime/fabric/verbs/scratch.h"
 
+#include "runtime/fabric/verbs/device.h"
+
 namespace nccl_ha::fabric::verbs {
 
 Scratch::~Scratch() {
-  if (region_.mr != nullptr) {
-    device_.remove(region_);
+  if (region_ != nullptr) {
+    static_cast<void>(device_.library().memory.dereg(region_));
   }
 }
 
-Result<void> Scratch::open() {
+Result<void> Scratch::open(ibv_pd* domain) {
   memory_.resize(size_t{2} * bytes_max);
-  auto region = device_.add(memory_.data(), memory_.size(), MemoryKind::host);
+  auto region = device_.make_region(domain, memory_.data(), memory_.size(), MemoryKind::host);
   if (!region) {
     return region.error();
   }

@@ -46,7 +46,7 @@ VerbsPath::~VerbsPath() {
   if (pair_.get() != nullptr &&
       (fence_.closed() || env_.device->fatal.load(std::memory_order_acquire))) {
     static_cast<void>(
-        env_.device->destroyer().destroy({pair_.release(), flushes_.pair().release()}));
+        env_.device->destroyer().destroy({pair_.release(), flushes_.pair().release()}, domain_));
   }
 }
 
@@ -57,6 +57,13 @@ Result<void> VerbsPath::open(const GidPreference& want) {
   }
   traits_ = env_.options.traits(!ends_.ethernet(), device.peer_memory() || device.dmabuf(),
                                 ends_.info().speed_mbps);
+  if (options_.own_domain) {
+    auto own = env_.device->domain(options_.domain);
+    if (!own) {
+      return own.error();
+    }
+    domain_ = std::move(*own);
+  }
   if (auto made = make_queue_pair(); !made) {
     return made;
   }
@@ -83,7 +90,7 @@ Result<void> VerbsPath::make_queue_pair() {
   // A clear-to-send of one buffer; more is asked for where the device gives it.
   for (const uint32_t bytes : {256U, 128U, 64U, 0U}) {
     attributes.cap.max_inline_data = bytes;
-    if (pair_.create(attributes) || errno == ENOMEM) {
+    if (pair_.create(protection(), attributes) || errno == ENOMEM) {
       break;
     }
   }
@@ -113,9 +120,9 @@ Result<void> VerbsPath::make_queue_pair() {
 // The peer's probes meet the first receives.
 Result<void> VerbsPath::post_probe_receives() {
   ReceivePost probe;
-  probe.address = env_.scratch.target();
+  probe.address = scratch().target();
   probe.length = Scratch::bytes_max;
-  probe.key = env_.scratch.key();
+  probe.key = scratch().key();
   for (uint32_t i = 0; i < ReceiveRing::probes; ++i) {
     if (!receives_.post(pair_.get(), probe, true)) {
       return nccl_ha::fail(
@@ -188,7 +195,7 @@ Result<void> VerbsPath::make_ready() {
     query_ece();  // what both sides can do; a peer that connects later takes it from here
   }
   if (options_.flushes) {
-    if (auto flush = flushes_.open(place_.completions, ends_, env_.options); !flush) {
+    if (auto flush = flushes_.open(protection(), place_.completions, ends_, env_.options); !flush) {
       return flush;
     }
   }
@@ -220,7 +227,7 @@ void VerbsPath::post_probes() {
   }
   for (const auto internal : {Internal::small_probe, Internal::full_probe}) {
     const Gather gather =
-        env_.scratch.source(internal == Internal::small_probe ? 16 : ends_.mtu_bytes());
+        scratch().source(internal == Internal::small_probe ? 16 : ends_.mtu_bytes());
     post_internal(internal, CompletionKind::send, std::span(&gather, 1));
   }
 }
@@ -297,7 +304,7 @@ void VerbsPath::move_fence() {
   Fence::Outcome outcome = fence_.move(all_returned());
   if (outcome == Fence::Outcome::must_destroy) {
     outcome = fence_.await(
-        env_.device->destroyer().destroy({pair_.release(), flushes_.pair().release()}));
+        env_.device->destroyer().destroy({pair_.release(), flushes_.pair().release()}, domain_));
   }
   on_fence(outcome);
 }

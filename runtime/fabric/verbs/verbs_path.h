@@ -108,6 +108,9 @@ class VerbsPath final : public Path {
   void report_fenced(const char* proof) const;
   void take_back();
 
+  ibv_pd* protection() const { return domain_ ? domain_->get() : env_.device->pd(); }
+  Scratch& scratch() { return domain_ ? domain_->scratch() : env_.scratch; }
+
   PathEnvironment& env_;
   PathOwner* owner_;
   const PathOptions options_;
@@ -122,6 +125,7 @@ class VerbsPath final : public Path {
   CompletionStatus cause_ = CompletionStatus::ok;
   bool presumed_ = false;  ///< flushed work was all that told of a failure so far
   Handshake handshake_;
+  std::shared_ptr<ProtectionDomain> domain_;  ///< null: the device's own
   FlushQueue flushes_;
   QueuePair pair_;  // gone before that of the flushes
   SendRing sends_;

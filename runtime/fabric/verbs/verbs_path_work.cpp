@@ -98,7 +98,7 @@ Errc VerbsPath::post_flush(const FlushPost& post) {
   if (flushes_.full()) {
     return Errc::again;
   }
-  if (const int error = flushes_.post(post, env_.scratch); error != 0) {
+  if (const int error = flushes_.post(post, scratch()); error != 0) {
     break_for("post a read", error);
     return Errc::closed;
   }
