@@ -67,6 +67,15 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
     const Attachment at{i, provider->devices()[i].kind};
     provider->keeps_regions_ = provider->keeps_regions_ || provider->places(at).size() > 1;
   }
+  for (size_t i = 0; config.encrypt && i < provider->devices().size(); ++i) {
+    const NetDevice& device = provider->devices()[i];
+    if (provider->traits({i, device.kind}).placed_by_nic) {
+      NHA_LOG_WARN(
+          "HA_NCCL_ENCRYPT=1, but what {} sends over {} is neither encrypted nor shown to be this "
+          "job's, as the NIC sends it: HA_NCCL_FABRIC=datagram does without RDMA",
+          device.name, provider->text(device.kind));
+    }
+  }
   return provider;
 }
 
