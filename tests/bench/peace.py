@@ -1,25 +1,27 @@
 #!/usr/bin/env python3
-"""What failover, or recorders and counters, cost while nothing fails: the plugin with them against
-the plugin without them.
+"""What failover, recorders and counters, tags or encryption cost while nothing fails: the plugin with
+them against the plugin without them.
 
-usage: peace.py [--of failover|telemetry] [--build DIR] [--rounds N] [--repeats N] [--quick] [--no-guest]
+usage: peace.py [--of failover|telemetry|seal|encryption] [--build DIR] [--rounds N] [--repeats N] [--quick] [--no-guest]
 
 Both run in turn within one run, two processes on the loopback interface, and over RDMA, where datagrams stand by, two
 processes in an emulated guest. Where the scheduler puts
 four threads on two processors decides more than anything else, so each side is what its fastest third
 of the turns needs at the median. The same plugin against itself tells what noise makes of a ratio of one. Behind a ratio is
 the standard error of the median of its runs. Exit status: 0 when the goals hold (latency at most 1.02, bandwidth at least 0.99,
-each within twice what the noise alone did), 1 when one does not, 2 when it could not be measured.
+each within twice what the noise alone did; tags and encryption have none), 1 when one does not, 2 when it could not be measured.
 """
 import argparse
 import json
 import math
 import os
 import pathlib
+import secrets
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 
 LATENCY = ["latency", "-b", "8", "-e", "8"]
 # NCCL's default timeout: with 14, Soft-RoCE repeats what merely waits in a slow machine.
@@ -28,6 +30,9 @@ GUEST = ["lab", "roce", "--guests", "1", "--cpus", "2", "--no-check", "--quiet",
 # Settings that take out what is measured.
 OFF = {"failover": ["HA_NCCL_ENABLE_BACKUP=0"],
        "telemetry": ["HA_NCCL_COUNTERS_DIR=", "HA_NCCL_RECORD_EVENTS=0"]}
+# Settings that put it in; {keys} is a file of keys.
+ON = {"seal": ["HA_NCCL_KEY_FILE={keys}"],
+      "encryption": ["HA_NCCL_KEY_FILE={keys}", "HA_NCCL_ENCRYPT=1"]}
 BANDWIDTH = ["pt2pt", "-b", "64M", "-e", "64M", "--step", "512K", "--depth", "8", "--reuse", "-c", "0",
              "-w", "2"]
 
@@ -42,16 +47,17 @@ class Bench:
         self.plugin = str(options.build / "lib" / "libnccl-net-ha.so")
         self.rounds = options.rounds
         self.repeats = options.repeats
-        self.off = OFF[options.of]
+        self.settings = [setting.format(keys=options.keys) for setting in (OFF | ON)[options.of]]
+        self.puts_in = options.of in ON
         self.missed = 0
         self.host = []  # what of the tool's command line comes before the measurement
 
-    def ratio(self, arguments, field, thread, off):
-        """Of the second one to the first; `off`: that one is without what is measured."""
+    def ratio(self, arguments, field, thread, set_one):
+        """Of the one with what is measured to the one without it; without `set_one` nothing is set."""
         command = [str(self.tool), *self.host, "perf", *arguments, "--plugin", self.plugin, "--against",
                    self.plugin, "--rounds", str(self.rounds), "--timeout", "240", "--json", "-"]
-        if off:  # settings given here are the first one's
-            command += [word for setting in self.off for word in ("--env", setting)]
+        if set_one:  # settings given here are the first one's
+            command += [word for setting in self.settings for word in ("--env", setting)]
         environment = dict(os.environ, HA_NCCL_USE_PROGRESS_THREAD=thread)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False,
                               env=environment)
@@ -60,7 +66,8 @@ class Bench:
             sys.exit(2)
         said = "\n".join(line.removeprefix("[h1] ") for line in done.stdout.splitlines())
         first, second = json.loads(said)["results"][0]["plugins"]
-        return fast(second["rounds"], field) / fast(first["rounds"], field)
+        ratio = fast(second["rounds"], field) / fast(first["rounds"], field)
+        return 1 / ratio if self.puts_in else ratio
 
     def compare(self, title, arguments, field, thread, limit):
         """`field` is a time: on / off, and the same of nothing but noise."""
@@ -73,6 +80,9 @@ class Bench:
         noise = statistics.median(noises)
         cost = statistics.median(costs)
         error = 1.2533 * statistics.stdev(costs) / math.sqrt(len(costs)) if len(costs) > 1 else 0.0
+        if self.puts_in:
+            print(f"{title:<46} {cost:6.3f} +-{error:<5.3f}  noise {noise:5.3f}", flush=True)
+            return
         holds = cost <= limit + 2 * noise
         self.missed += not holds
         print(f"{title:<46} {cost:6.3f} +-{error:<5.3f}  noise {noise:5.3f}  goal {limit:.2f}  "
@@ -98,7 +108,8 @@ class Bench:
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent.parent
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--of", choices=OFF, default="failover", help="what is left out on one side")
+    parser.add_argument("--of", choices=OFF | ON, default="failover",
+                        help="what only one side has")
     parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "release",
                         help="build folder with bin/nccl-ha and lib/libnccl-net-ha.so")
     parser.add_argument("--rounds", type=int, default=31, help="turns of each side per run")
@@ -106,6 +117,14 @@ def main():
     parser.add_argument("--quick", action="store_true", help="fewer iterations")
     parser.add_argument("--no-guest", action="store_true", help="not over RDMA")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        options.keys = pathlib.Path(folder) / "keys"
+        options.keys.touch(mode=0o600)
+        options.keys.write_text(f"1 {secrets.token_hex(32)}\n", encoding="ascii")
+        return run(options)
+
+
+def run(options):
     bench = Bench(options)
     if not bench.tool.exists():
         print(f"{bench.tool} is missing: build preset release first, or pass --build",
@@ -113,7 +132,7 @@ def main():
         return 2
     print(f"# {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, {options.repeats} runs of {options.rounds} turns each")
     bench.measure(options.quick)
-    if options.no_guest:
+    if options.no_guest or bench.puts_in:  # RDMA does neither
         pass
     elif shutil.which("qemu-system-x86_64"):
         bench.measure_guest()
