@@ -123,5 +123,74 @@ TEST_F(AttackedJob, WithAKeyWhoSeesPacketsChangesNothing) {
   EXPECT_GE(counted("forged"), 200U);
 }
 
+/// Hosts h1, h2 and h3 run a job on a mesh, where h2 and h3 reach each other over h1's relay.
+constexpr const char* relay_runs =
+    "begin() { nccl-ha relay >> $RANK.log & pid=$!; }; known() { until nccl-ha info --routes "
+    "2>/dev/null | grep -q 'line: 3'; do kill -0 $pid || exit 9; sleep 0.05; done; }; "
+    "all() { until [ $(ls | grep -c $1) = 3 ]; do sleep 0.05; done; }; ";
+constexpr const char* job_and_counts =
+    "nccl-ha perf alltoall -w 0 --timeout 60 -b 1M -e 1M -I 4 -v; status=$?; "
+    "nccl-ha relay status --json > $RANK.json; touch $RANK.done; all done; kill $pid; wait $pid; "
+    "(exit $status)";
+constexpr const char* job_ends = "0.done,1.done,2.done";
+
+void expect_relayed(const ToolRun& run) {
+  expect_right(run);
+  EXPECT_GE(count(run.out, "over relayed over "), 2U) << run.out;
+}
+
+TEST(AttackedMesh, WithoutAKeyANeighbourTakesItsShareAndNoMore) {
+  MeshLab lab(NHA_TOOL_FILE);
+  // h4 has a cable to h1 too.
+  const ToolRun run = lab.run(
+      "star-3", "auto",
+      "export WORLD_SIZE=3 NCCL_MESH_POOL_BYTES=33554432; " + std::string(relay_runs) +
+          "if [ $RANK = 3 ]; then all ready; exec " + attacker + "mesh 140 attacked " + job_ends +
+          "; fi; begin; known; touch $RANK.ready; until [ -e attacked ]; do sleep 0.05; done; " +
+          job_and_counts);
+  expect_relayed(run);
+  EXPECT_GT(done(run, "outsider_asked"), 200'000) << run.out;
+  EXPECT_LT(done(run, "outsider_answered"), 10'000) << "it is greeted: " << run.out;
+  EXPECT_GT(done(run, "asked"), 1'000'000) << run.out;
+  EXPECT_GT(done(run, "answered"), 100'000) << run.out;
+  EXPECT_LT(done(run, "answered"), 4'500'000 + 1'100 * done(run, "took_ms")) << run.out;
+  EXPECT_GE(done(run, "lies"), 6) << run.out;
+  EXPECT_EQ(done(run, "unknown_names"), 1) << run.out;
+  EXPECT_EQ(done(run, "no_cables"), 1) << run.out;
+  EXPECT_GE(done(run, "held"), 4) << run.out;
+  EXPECT_EQ(done(run, "held") + done(run, "refused"), 140) << run.out;
+  const json relay = json::parse(content_of(lab.folder() + "/0.json"), nullptr, false);
+  ASSERT_TRUE(relay.is_object());
+  EXPECT_GE(relay["counters"]["refused"].get<int64_t>(), done(run, "refused"));
+  EXPECT_LE(relay["counters"]["pool_bytes_most"].get<int64_t>(), 33'554'432);
+}
+
+TEST(AttackedMesh, WithAKeyWhatWasRecordedBeforeARestartChangesNothing) {
+  const TemporaryFolder keys;
+  const std::string file = keys.path() + "/keys";
+  ASSERT_EQ(run_program(NHA_TOOL_FILE, {"relay", "make-key", file}).status, 0);
+  setenv("NCCL_MESH_KEY_FILE", file.c_str(), 1);  // labs inherit it
+  MeshLab lab(NHA_TOOL_FILE);
+  // h2's relay ends and begins again, then h1's, which has heard nothing of it yet.
+  const ToolRun run =
+      lab.run("star-2", "auto",
+              relay_runs +
+                  std::string("end() { kill $pid; wait $pid; }; begin; "
+                              "[ $RANK != 1 ] || ") +
+                  attacker + "again recorded 2.ready " + job_ends +
+                  " & known; touch $RANK.met; all met; "
+                  "[ $RANK != 1 ] || { end; begin; known; touch recorded; }; "
+                  "until [ -e recorded ]; do sleep 0.05; done; [ $RANK != 0 ] || { end; begin; }; "
+                  "known; touch $RANK.ready; all ready; " +
+                  job_and_counts);
+  unsetenv("NCCL_MESH_KEY_FILE");
+  expect_relayed(run);
+  EXPECT_GE(done(run, "recorded"), 4) << run.out;
+  EXPECT_GE(done(run, "repeated"), 100) << run.out;
+  const json relay = json::parse(content_of(lab.folder() + "/0.json"), nullptr, false);
+  ASSERT_TRUE(relay.is_object());
+  EXPECT_GE(relay["discovery"]["repeated"].get<int64_t>(), 50) << relay["discovery"];
+}
+
 }  // namespace
 }  // namespace nccl_ha::tests

@@ -1,9 +1,10 @@
 """An attacker on a lab's network, for tests/e2e_long/attacks_netns_test.cpp.
 
 Each command attacks in one way, and prints one line at its end with what it did: NAME=NUMBER each.
-The formats are written down here once more, from runtime/fabric/datagram/wire.h: an attacker has
-read them, and no code of the product can be wrong on both sides.
+The formats are written down here once more, from runtime/fabric/datagram/wire.h, relay/packet.h and
+relay/session_message.h: an attacker has read them, and no code of the product is on both sides.
 """
+import contextlib
 import itertools
 import os
 import random
@@ -12,6 +13,7 @@ import select
 import socket
 import struct
 import sys
+import time
 
 MAGIC = b"\x4e\x48"
 PUT, ACK, REFUSE = 1, 3, 7
@@ -62,7 +64,8 @@ class Forger:
     def send(self, direction, datagram):
         source, to, port, to_port = DIRECTION.unpack(direction)
         length = len(datagram) + 8
-        header = struct.pack("!BBHHHBBH4s4s", 0x45, 0, length + 20, 0, 0, FORGED_TTL, 17, 0, source, to)
+        lengths = (0x45, 0, length + 20, 0, 0, FORGED_TTL, 17, 0)
+        header = struct.pack("!BBHHHBBH4s4s", *lengths, source, to)
         udp = struct.pack("!HHHH", port, to_port, length, 0)
         self.raw.sendto(header + udp + datagram, (socket.inet_ntoa(to), 0))
         self.sent += 1
@@ -79,7 +82,7 @@ def number(datagram, at):
 
 
 def shown_at(path):
-    """What a tap shows, until the job is silent; a job that has paths says something each second."""
+    """What a tap shows, until the job is silent: paths have heartbeats."""
     shown = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     shown.bind(path)
     while True:
@@ -180,6 +183,168 @@ def crowd(hosts, ports, size, full, ends):
         if {one.to[0] for one in taken} == set(hosts):
             open(full, "w").close()
     said(held=held, turned_out=sum(one.turned_out for one in crowds), doors=doors)
+
+
+MESH_PORT = 18740
+HELLO, STATES, SUMMARY, REQUEST = 1, 2, 3, 4
+SETUP, REFUSAL = 1, 3
+OUTSIDER, ASKER, NEXT = 0xBAD1, 0xBAD2, 0xBAD3  # names that the attacker has invented
+PACKET = struct.Struct("<IBBHQII")
+SESSION = struct.Struct("<IBBH")
+PING = SESSION.pack(0x5348414E, 4, 4, SESSION.size)
+
+
+def cable():
+    return next(one for one in sorted(os.listdir("/sys/class/net")) if one not in ("lo", "mgmt"))
+
+
+class Intruder:
+    """A host on a cable of a relay; nobody has given it a key."""
+
+    def __init__(self):
+        self.interface = cable()
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 255)
+        self.socket.bind(("", MESH_PORT))
+        index = socket.if_nametoindex(self.interface)
+        group = struct.pack("4s4si", socket.inet_aton("224.0.0.254"), bytes(4), index)
+        self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+        self.relay, self.at = None, None
+        self.numbers = {}  # of hosts' link states
+        self.hellos = 0
+        self.asked = 0
+
+    def say(self, sender, kind, body):
+        packet = PACKET.pack(0x4D48414E, 2, kind, PACKET.size + len(body), sender, 1, 5) + body
+        self.asked += self.socket.sendto(packet, self.at)
+
+    def greet(self, sender, heard):
+        self.hellos += 1
+        body = struct.pack("<QHHBQB", self.hellos, 500, 60000, 0, 0, len(heard))
+        self.say(sender, HELLO, body + b"".join(struct.pack("<QII", *one) for one in heard))
+
+    def hear(self, seconds):
+        end = time.monotonic() + seconds
+        while select.select([self.socket], [], [], max(0, end - time.monotonic()))[0]:
+            packet, at = self.socket.recvfrom(2000)
+            _, _, kind, _, sender, incarnation, interface = PACKET.unpack_from(packet)
+            if kind == HELLO:
+                self.relay, self.at = (sender, incarnation, interface), at
+            for place in range(PACKET.size + 17, len(packet), 16) if kind == SUMMARY else ():
+                origin, sequence = struct.unpack_from("<QQ", packet, place)
+                self.numbers[origin] = sequence
+
+    def answered(self, seconds):
+        """Bytes that come, besides what the socket has no room for."""
+        with open("/sys/class/net/%s/statistics/rx_bytes" % self.interface) as counter:
+            before = int(counter.read())
+            self.hear(seconds)
+            counter.seek(0)
+            return int(counter.read()) - before
+
+    def ask(self, sender, times):
+        """For as much as a packet may ask for."""
+        for _ in range(times):
+            self.say(sender, REQUEST, struct.pack("<B160Q", 160, *[self.relay[0]] * 160))
+
+    def lie(self, origin, number):
+        """That a host has no cables."""
+        state = struct.pack("<QQIBB4sBB", origin, number, 600000, 1, 4, b"liar", 0, 0)
+        self.say(ASKER, STATES, struct.pack("<BH", 1, len(state)) + state)
+
+
+class Setup:
+    """A request for a path over the relay, which ends at a port of the attacker's."""
+
+    def __init__(self, host, port, nodes, place):
+        self.stream = socket.create_connection((host, MESH_PORT))
+        ends = struct.pack("<HHI4s12x", 4, 9, 0, bytes([198, 18, 0, 9]))
+        hop = ends + struct.pack("<HHQIIIIII12x", 4, 9, 1, 1, 1500, 1 << 20, 64, 768, 0)
+        body = struct.pack("<QBB", random.getrandbits(64), place, len(nodes))
+        body += struct.pack("<%dQ" % len(nodes), *nodes)
+        body += struct.pack("<HQIB", port, 1, 65536, 1)
+        body += struct.pack("<QIIHH", 4096, 3, 65536 + 80, 64, len(hop)) + hop
+        self.send(SETUP, body)
+        self.text = ""
+
+    def send(self, kind, body=b""):
+        self.stream.sendall(SESSION.pack(0x5348414E, 4, kind, SESSION.size + len(body)) + body)
+
+    def refused(self):
+        """Whether it has been; what was said is in `text` then."""
+        while not self.text and select.select([self.stream], [], [], 0)[0]:
+            message = self.stream.recv(4096)
+            if not message or message[5] == REFUSAL:
+                self.text = str(message[SESSION.size + 11 :]) or "closed"
+        return bool(self.text)
+
+
+def mesh(sessions, attacked, ends):
+    """Against a relay without a key: asks as an outsider and as a neighbour, lies in the names of
+    all hosts, and holds as many paths as it gets, in the names of hosts that it has invented."""
+    one = Intruder()
+    while one.relay is None:
+        one.hear(0.1)
+    one.greet(OUTSIDER, [])
+    one.ask(OUTSIDER, 200)
+    outsider, outsider_asked = one.answered(1), one.asked
+    while len(one.numbers) < 3:
+        one.greet(ASKER, [one.relay])
+        one.greet(NEXT, [one.relay])
+        one.hear(0.2)
+    begun, one.asked = time.monotonic(), 0
+    one.ask(ASKER, 1000)
+    neighbour, asked = one.answered(1), one.asked
+    took = time.monotonic() - begun
+    known = dict(one.numbers)
+    for origin, number in known.items():
+        one.lie(origin, 1 << 62)
+        one.lie(origin, number + (1 << 31))
+    doors = socket.create_server(("", 0), backlog=1024)
+    port, relay, host = doors.getsockname()[1], one.relay[0], one.at[0]
+    other = next(node for node in known if node != relay)
+    wrong = [Setup(host, 22, [OUTSIDER, relay, other], 1), Setup(host, 22, [ASKER, relay, 4711], 1)]
+    holds = [Setup(host, port, [i + 1, ASKER, relay, NEXT], 2) for i in range(int(sessions))]
+    held, dialled = 0, []
+    while not all(os.path.exists(end) for end in ends.split(",")):
+        one.greet(ASKER, [one.relay])
+        one.greet(NEXT, [one.relay])
+        one.hear(0.2)
+        while select.select([doors], [], [], 0)[0]:
+            dialled.append(doors.accept()[0])
+        open_now = [hold for hold in holds if not hold.refused()]
+        for stream in [hold.stream for hold in open_now] + dialled:
+            with contextlib.suppress(OSError):
+                stream.sendall(PING)
+        if not os.path.exists(attacked) and len(dialled) >= len(open_now):
+            held = len(open_now)
+            open(attacked, "w").close()
+    texts = [hold.text for hold in wrong if hold.refused()]
+    said(outsider_asked=outsider_asked, outsider_answered=outsider, asked=asked, answered=neighbour,
+         took_ms=took * 1000, lies=2 * len(known), held=held, refused=len(holds) - held,
+         unknown_names=sum("no neighbour at that address" in text for text in texts),
+         no_cables=sum("no cable leads" in text for text in texts))
+
+
+def again(recorded, ready, ends):
+    """Records what this host says on its cable until there is a file `recorded`, hellos, link
+    states and goodbyes; says all of it again from when there is a file `ready`."""
+    link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    link.bind((cable(), 3))
+    frames, sent = [], 0
+    while not os.path.exists(recorded):
+        if select.select([link], [], [], 0.05)[0]:
+            frame, where = link.recvfrom(2000)
+            if where[2] == socket.PACKET_OUTGOING and where[1] == 0x0800 and frame[23] == 17:
+                frames.append(changed(frame, 40, "H", 0))  # the NIC would have put the check sum
+    link.close()
+    link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    link.bind((cable(), 0))
+    while not all(os.path.exists(end) for end in ends.split(",")):
+        if os.path.exists(ready):
+            sent += sum(link.send(frame) > 0 for frame in frames)
+        select.select([], [], [], 0.05)
+    said(recorded=len(frames), repeated=sent)
 
 
 if __name__ == "__main__":
