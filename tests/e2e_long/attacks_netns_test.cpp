@@ -80,7 +80,12 @@ class AttackedJob : public ::testing::Test {
 /// So long that the attack is over before.
 constexpr const char* busy_job = "sendrecv -b 256K -e 256K --seconds 6";
 
-TEST_F(AttackedJob, IdleConnectionsAtEveryPortKeepNobodyOut) {
+class CrowdedJob : public AttackedJob, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(CrowdedJob, IdleConnectionsAtEveryPortKeepNobodyOut) {
+  if (GetParam()) {
+    use_key();
+  }
   setenv("HA_NCCL_LISTEN_PORTS", "47000-47007", 1);
   // Until the doors are full the two do not reach each other.
   const std::string keep_apart =
@@ -95,6 +100,10 @@ TEST_F(AttackedJob, IdleConnectionsAtEveryPortKeepNobodyOut) {
   EXPECT_GE(done(run, "doors"), 4) << "a listener and a control port of each: " << run.out;
   EXPECT_GT(done(run, "turned_out"), 0) << "the doors were not full: " << run.out;
 }
+
+INSTANTIATE_TEST_SUITE_P(Keys, CrowdedJob, ::testing::Bool(), [](const auto& instance) {
+  return std::string(instance.param ? "key" : "no_key");
+});
 
 TEST_F(AttackedJob, WhatIsGuessedOrSentOnceMoreIsCountedOnly) {
   const ToolRun run = forge("off_path seen 300", busy_job);
@@ -115,11 +124,12 @@ TEST_F(AttackedJob, WithoutAKeyWhoSeesPacketsCanEndAJob) {
 
 TEST_F(AttackedJob, WithAKeyWhoSeesPacketsChangesNothing) {
   use_key();
-  const ToolRun run = forge("on_path seen 400 put,ack,refuse", busy_job);
+  const ToolRun run = forge("on_path seen 400 put,ack,refuse,again", busy_job);
   expect_right(run);
   EXPECT_GE(done(run, "put"), 400) << run.out;
   EXPECT_GE(done(run, "ack"), 400) << run.out;
   EXPECT_GE(done(run, "refuse"), 400) << run.out;
+  EXPECT_GE(done(run, "again"), 400) << run.out;
   EXPECT_GE(counted("forged"), 200U);
 }
 

@@ -110,7 +110,7 @@ def off_path(path, amount):
 
 def on_path(path, amount, kinds):
     """Sees each packet and is as fast as the next one: writes other bytes than the sender, says
-    that what is under way has arrived, or that it is refused."""
+    that what is under way has arrived, or that it is refused, or the same once more."""
     forger = Forger()
     sent = dict.fromkeys(kinds.split(","), 0)
     for direction, datagram in shown_at(path):
@@ -131,6 +131,9 @@ def on_path(path, amount, kinds):
         if "refuse" in sent:
             forger.send(direction, changed(datagram, TYPE, "B", REFUSE))
             sent["refuse"] += 1
+        if "again" in sent:
+            forger.send(direction, datagram)
+            sent["again"] += 1
     said(**sent)
 
 
