@@ -90,11 +90,11 @@ TEST_P(CrowdedJob, IdleConnectionsAtEveryPortKeepNobodyOut) {
   // Until the doors are full the two do not reach each other.
   const std::string keep_apart =
       "nft 'table ip apart { chain in { type filter hook input priority 0; ip saddr { 198.18.0.1, "
-      "198.18.0.2 } tcp dport 47000-47007 drop; } }'; [ $RANK = 1 ] || touch ready; ";
+      "198.18.0.2 } tcp dport 47000-47007 drop; }; }' || exit 9; [ $RANK = 1 ] || touch ready; ";
   const ToolRun run = this->run(
       attacker + std::string("crowd 198.18.0.1,198.18.0.2 47000-47007 300 full 0.done,1.done"),
-      keep_apart, "sendrecv -b 64K -e 64K -I 20",
-      wait_for("-e full") + "nft delete table ip apart");
+      keep_apart, "sendrecv -b 64K -e 64K --seconds 2",
+      wait_for("-e full") + "nft delete table ip apart || exit 9");
   expect_right(run);
   EXPECT_EQ(done(run, "held"), 300) << run.out;
   EXPECT_GE(done(run, "doors"), 4) << "a listener and a control port of each: " << run.out;

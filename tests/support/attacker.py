@@ -174,7 +174,7 @@ def crowd(hosts, ports, size, full, ends):
     while not all(os.path.exists(end) for end in ends.split(",")):
         for one in crowds:
             free = int(size) - len(one.held) - len(one.calling)
-            for _ in range(min(free, 20) if one.held else 1 - len(one.calling)):
+            for _ in range(min(free, 4) if one.held else 1 - len(one.calling)):
                 one.call()
         for fd, events in poll.poll(0.02):
             for one in crowds:
