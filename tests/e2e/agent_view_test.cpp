@@ -1,8 +1,11 @@
 // What the built nccl-ha agent shows and tells: its web server, its reports to the switch.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -133,6 +136,60 @@ TEST(AgentPage, TellsTheCountersOfItsOwnUserUnlessASettingSaysOtherwise) {
   agent.write_settings(R"("counters_of_all_users": true)");
   agent.signal(SIGHUP);
   EXPECT_TRUE(test::until([&] { return told() == 3; }));
+}
+
+/// Cuts a user's file to nothing and makes it whole again until `end` is closed; how often.
+uint32_t cut_short(const std::string& path, uid_t user, int end) {
+  if (user != geteuid() && setuid(user) != 0) {
+    return 0;
+  }
+  const std::string whole = content_of(path);
+  const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  uint32_t cuts = 0;
+  for (pollfd over{end, POLLIN, 0}; poll(&over, 1, 0) == 0; ++cuts) {
+    if (ftruncate(file, 0) != 0 ||
+        pwrite(file, whole.data(), whole.size(), 0) != static_cast<ssize_t>(whole.size())) {
+      return 0;
+    }
+  }
+  return cuts;
+}
+
+TEST(AgentPage, WhoCutsHisCountersShortStopsNeitherItNorStat) {
+  const uid_t user = geteuid() == 0 ? 65534 : geteuid();
+  const TemporaryFolder folder("/dev/shm");
+  const test::CounterProcess victim(folder.path(), user);
+  ASSERT_TRUE(victim.ready());
+  const std::string pid = std::to_string(victim.pid());
+  int end[2] = {-1, -1};
+  int result[2] = {-1, -1};
+  ASSERT_TRUE(pipe2(end, O_CLOEXEC) == 0 && pipe2(result, O_CLOEXEC) == 0);
+  const pid_t owner = fork();
+  if (owner == 0) {
+    close(end[1]);
+    const uint32_t cuts =
+        cut_short(folder.path() + "/nccl-ha-" + pid + "-0.counters", user, end[0]);
+    _exit(write(result[1], &cuts, sizeof cuts) == sizeof cuts ? 0 : 1);
+  }
+  setenv("HA_NCCL_COUNTERS_DIR", folder.path().c_str(), 1);
+  AgentProcess agent(NHA_TOOL_FILE, R"("counters_of_all_users": true)");
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(http_get(agent, "/counters").starts_with("HTTP/1.1 200")) << i;
+  }
+  for (int i = 0; i < 3; ++i) {
+    const ToolRun stat = run_program(NHA_TOOL_FILE, {"stat", "--json", "--interval", "0.05"});
+    EXPECT_LE(stat.status, 2) << "a signal: " << stat.err;
+    EXPECT_LE(run_program(NHA_TOOL_FILE, {"info", "--pid", pid, "--json"}).status, 2);
+  }
+  unsetenv("HA_NCCL_COUNTERS_DIR");
+  close(end[1]);
+  uint32_t cuts = 0;
+  EXPECT_EQ(read(result[0], &cuts, sizeof cuts), static_cast<ssize_t>(sizeof cuts));
+  EXPECT_GE(cuts, 100U) << "the attack never was";
+  waitpid(owner, nullptr, 0);
+  for (const int fd : {end[0], result[0], result[1]}) {
+    close(fd);
+  }
 }
 
 // What a switch hears: flows that begin and end, and what NICs do, signed.

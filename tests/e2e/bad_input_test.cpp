@@ -203,8 +203,8 @@ TEST_F(BadInput, Check) {
       {"check --timeout nan", "--timeout"},
   };
   expect_all(rows);
-  expect({"check --hosts a,b --ssh true", "'HA_NCCL_IFNAME=$(reboot)' cannot be passed"},
-         {{"HA_NCCL_IFNAME", "$(reboot)"}});
+  expect({"check --hosts a,b --ssh true", "'LD_LIBRARY_PATH=$(reboot)' cannot be passed"},
+         {{"LD_LIBRARY_PATH", "$(reboot)"}});
   expect({"check", "PMI_RANK=x is not a number"}, {{"PMI_RANK", "x"}, {"PMI_SIZE", "2"}});
   expect({"check", "RANK=5 does not fit WORLD_SIZE=2"}, {{"RANK", "5"}, {"WORLD_SIZE", "2"}});
   expect({"check --rendezvous nowhere", "is not of the form HOST:PORT"},

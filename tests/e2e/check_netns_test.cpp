@@ -160,6 +160,24 @@ TEST(Check, ARankWithoutStandardInputSaysWhyItEnds) {
   EXPECT_EQ(document["ok"], false);
 }
 
+TEST(Check, SettingsReachRanksAndNoCommandLine) {
+  const TemporaryFolder folder;
+  const std::string file =
+      shell(folder, "echo \"$@\" > " + folder.path() + "/$host; exec env -i PATH=\"$PATH\" \"$@\"");
+  const ToolRun run = run_program(
+      NHA_TOOL_FILE,
+      {"perf", "pt2pt", "-b", "8", "-e", "8", "-I", "2", "-v", "--plugin", NHA_PLUGIN_FILE,
+       "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--ssh", file},
+      {{"HA_NCCL_IFNAME", "lo"}, {"HA_NCCL_FABRIC", "datagram"}, {"HA_NCCL_LISTEN_PORTS", "0"}});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(count(run.out + run.err, "settings HA_NCCL_IFNAME=lo"), 2U) << run.out << run.err;
+  for (const char* host : {"/h1", "/h2"}) {
+    const std::string command = content_of(folder.path() + host);
+    EXPECT_GT(count(command, "RANK="), 0U) << command;
+    EXPECT_EQ(count(command, "NCCL_"), 0U) << command;
+  }
+}
+
 TEST(Check, MoreHostsThanTheSoftLimitOfOpenFilesAllows) {
   const TemporaryFolder folder;
   // Takes the place of the ranks too: each says that it runs, and what its own limit is.

@@ -54,6 +54,12 @@ TEST_F(OutputFiles, LinksAreFollowedAndModesKept) {
   }
 }
 
+TEST_F(OutputFiles, AReportIsForItsOwnerOnly) {
+  const ToolRun done = run({"report", "-o"}, in_folder("report"));
+  EXPECT_EQ(done.status, 0) << done.err;
+  EXPECT_EQ(fs::status(in_folder("report")).permissions(), fs::perms(0600));
+}
+
 TEST_F(OutputFiles, AFifoGetsWhatAFileWouldGet) {
   ASSERT_EQ(mkfifo(in_folder("fifo").c_str(), 0600), 0);
   for (const Words& words : commands_) {

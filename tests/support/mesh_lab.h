@@ -25,6 +25,8 @@ class MeshLab {
   /// when all know `shape`, which `nccl-ha info --routes` says.
   ToolRun run_with_nodes(const std::string& topology, const std::string& shape, size_t hosts,
                          const std::string& command);
+  /// Where all commands run.
+  const std::string& folder() const { return folder_.path(); }
 
  private:
   std::string tool_;

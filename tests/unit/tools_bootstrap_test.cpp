@@ -216,18 +216,41 @@ TEST(World, another_command_line_is_refused) {
   ranks.start(other, [](auto world) { EXPECT_FALSE(world.ok()); });
 }
 
+int call(uint16_t port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(port);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+  return fd;
+}
+
+TEST(World, who_is_first_does_not_own_the_door) {
+  Ranks ranks(2);
+  std::vector<int> crowd(300);
+  for (int& fd : crowd) {
+    fd = call(ranks.port());
+  }
+  const auto meets = [](auto world) { ASSERT_TRUE(world.ok()) << world.error().message(); };
+  ranks.start(0, meets);
+  char byte = 0;
+  EXPECT_EQ(recv(crowd[300 - 256 - 1], &byte, 1, 0), 0) << "it gives way to a later one";
+  EXPECT_LT(recv(crowd.back(), &byte, 1, MSG_DONTWAIT), 0) << "the newest stay";
+  ranks.start(1, meets);
+  ranks.finish();
+  for (const int fd : crowd) {
+    close(fd);
+  }
+}
+
 TEST(World, unknown_peers_do_not_disturb) {
   Ranks ranks(2);
   std::vector<int> newcomers;
   const std::string texts[] = {"", "GET / HTTP/1.0\r\n\r\n", std::string(5, '\0'),
                                std::string(1000, '\xff')};
   for (const std::string& text : texts) {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(ranks.port());
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+    const int fd = call(ranks.port());
     ASSERT_EQ(send(fd, text.data(), text.size(), MSG_NOSIGNAL), ssize_t(text.size()));
     newcomers.push_back(fd);
   }

@@ -94,7 +94,6 @@ TEST(CheckHosts, TheRemoteCommandIsSafeForAShell) {
   options.shell = "ssh -o BatchMode=yes";
   options.program = "/usr/bin/nccl-ha";
   options.words = {"check", "--json"};
-  setenv("HA_NCCL_TEST_WORD", "=rail0,^x", 1);
   const auto words = remote_command(options, 1);
   ASSERT_TRUE(words) << words.error().message();
   EXPECT_EQ((*words)[0], "ssh");
@@ -102,14 +101,44 @@ TEST(CheckHosts, TheRemoteCommandIsSafeForAShell) {
   EXPECT_EQ((*words)[4], "--");
   const std::set<std::string> all(words->begin(), words->end());
   for (const char* word : {"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=a", "MASTER_PORT=29400",
-                           "HA_NCCL_TEST_WORD==rail0,^x", "/usr/bin/nccl-ha", "--json"}) {
+                           "/usr/bin/nccl-ha", "--json"}) {
     EXPECT_TRUE(all.contains(word)) << word;
   }
-  setenv("HA_NCCL_TEST_WORD", "$(reboot)", 1);
+  options.words.emplace_back("$(reboot)");
   EXPECT_FALSE(remote_command(options, 1));
-  unsetenv("HA_NCCL_TEST_WORD");
   options.shell = "  ";
   EXPECT_FALSE(remote_command(options, 0));
+}
+
+TEST(CheckHosts, SettingsAreInNoCommandLine) {
+  RemoteOptions options;
+  options.hosts = *parse_hosts("a,b");
+  options.program = "/usr/bin/nccl-ha";
+  const char* value = "=rail0, $(reboot)\n'x";
+  for (const char* name : {"HA_NCCL_TEST_WORD", "NCCL_TEST_WORD", "MPIB_TEST_WORD"}) {
+    setenv(name, value, 1);
+  }
+  const auto words = remote_command(options, 1);
+  ASSERT_TRUE(words) << words.error().message();
+  for (const std::string& word : *words) {
+    EXPECT_EQ(word.find("TEST_WORD"), std::string::npos) << word;
+  }
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(pipe(ends), 0);
+  const std::string settings = remote_settings() + "x";
+  ASSERT_EQ(write(ends[1], settings.data(), settings.size()),
+            static_cast<ssize_t>(settings.size()));
+  close(ends[1]);
+  for (const char* name : {"HA_NCCL_TEST_WORD", "NCCL_TEST_WORD", "MPIB_TEST_WORD"}) {
+    unsetenv(name);
+  }
+  EXPECT_TRUE(take_remote_settings(ends[0]));
+  for (const char* name : {"HA_NCCL_TEST_WORD", "NCCL_TEST_WORD", "MPIB_TEST_WORD"}) {
+    EXPECT_STREQ(getenv(name), value) << name;
+    unsetenv(name);
+  }
+  EXPECT_FALSE(take_remote_settings(ends[0])) << "what follows has no end";
+  close(ends[0]);
 }
 
 }  // namespace

@@ -290,7 +290,6 @@ World::Options world_options(const CheckOptions& options, const LaunchedRank& pl
 
 /// This rank's part of a check between hosts.
 Result<int> check_network(const CheckOptions& options, const LaunchedRank& place) {
-  watch_over_remote_rank();
   auto world = World::join(world_options(options, place));
   if (!world) {
     return world.error();
@@ -355,6 +354,7 @@ int check_alone(const CheckOptions& options) {
 }
 
 void run(CheckOptions& options) {
+  begin_remote_rank();
   if (options.remote.given) {
     options.remote.hosts = refuse_check.need(
         named_hosts(options.remote.list, options.remote.file, process_environment()));

@@ -20,6 +20,8 @@ namespace {
 
 constexpr uint32_t frame_magic = 0x4e484150;  // "NHAP"
 constexpr uint32_t body_max = 16U << 20;
+/// So many may be connected and not have said which rank they are.
+constexpr size_t unidentified_max = 256;
 
 enum FrameType : uint16_t { hello = 1, data = 2, failure = 3 };
 
@@ -202,17 +204,33 @@ Result<void> World::join_as_root() {
       }
     }
     if (wait[0].revents != 0) {
-      const int fd = accept4(options_.listen_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-      if (fd >= 0) {
-        set_no_delay(fd);
-        unidentified.push_back({0, fd, {}});
-      }
+      accept_into(unidentified);
     }
   }
   close_strangers();
   ::close(options_.listen_fd);
   options_.listen_fd = -1;
   return {};
+}
+
+/// Where there are too many, one gives way as at the plugin's own doors.
+void World::accept_into(std::vector<Peer>& unidentified) const {
+  sockaddr_storage from{};
+  socklen_t length = sizeof from;
+  const int fd = accept4(options_.listen_fd, reinterpret_cast<sockaddr*>(&from), &length,
+                         SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) {
+    return;
+  }
+  const Origin origin = Origin::of(from);
+  if (unidentified.size() >= unidentified_max) {
+    const auto one =
+        unidentified.begin() + static_cast<ptrdiff_t>(who_gives_way(unidentified, origin));
+    ::close(one->fd);
+    unidentified.erase(one);
+  }
+  set_no_delay(fd);
+  unidentified.push_back({0, fd, {}, origin});
 }
 
 // Reads an unknown peer's introduction.  `settled`: this one is done with, either because it became
@@ -263,7 +281,7 @@ Result<void> World::join_as_member() {
     return fd.error();
   }
   set_no_delay(*fd);
-  peers_.push_back({0, *fd, {}});
+  peers_.push_back({0, *fd, {}, {}});
   const Hello introduction{options_.cookie, options_.rank, options_.size};
   return send_to(peers_[0], hello,
                  std::string(reinterpret_cast<const char*>(&introduction), sizeof(introduction)));

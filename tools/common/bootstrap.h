@@ -10,6 +10,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/result.h"
+#include "runtime/streams/door.h"
 
 namespace nccl_ha::tools {
 
@@ -61,11 +62,13 @@ class World {
     uint32_t rank = 0;
     int fd = -1;
     std::string input;  ///< bytes not yet taken
+    Origin origin;      ///< where an unknown one comes from
   };
   explicit World(const Options& options) : options_(options) {}
 
   Result<void> join_as_root();
   Result<void> join_as_member();
+  void accept_into(std::vector<Peer>& unidentified) const;
   Result<void> greet(Peer& unknown, bool& settled);
   Result<void> send_to(Peer& peer, uint16_t type, const std::string& body);
   Result<std::string> receive_from(Peer& peer);

@@ -53,6 +53,16 @@ bool survives(std::string_view word) {
   });
 }
 
+[[noreturn]] void end_without_starter() {
+  constexpr std::string_view why =
+      "nccl-ha: standard input has ended, so that whoever started this rank counts as gone; what "
+      "starts a command on a host must keep its standard input open (ssh without -n, docker exec "
+      "with -i, no pdsh)\n";
+  signal(SIGPIPE, SIG_IGN);
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, why.data(), why.size());
+  _exit(own_status_max);
+}
+
 /// The processes that hold the ranks.
 class Ranks {
  public:
@@ -184,6 +194,13 @@ class Ranks {
     auto in = make_pipe();
     if (!words || !out || !in) {
       return !words ? words.error() : !out ? out.error() : in.error();
+    }
+    // Before there is a process, so that it goes into the pipe or is an error.
+    const std::string settings = remote_settings();
+    fcntl(in->writer.get(), F_SETFL, O_NONBLOCK);
+    if (write(in->writer.get(), settings.data(), settings.size()) !=
+        static_cast<ssize_t>(settings.size())) {
+      return fail(Errc::system, "the settings of this environment do not fit into a pipe", errno);
     }
     Place place;
     place.in = in->reader.get();
@@ -351,13 +368,8 @@ Result<std::vector<std::string>> remote_command(const RemoteOptions& options, si
                 fmt::format("WORLD_SIZE={}", options.hosts.size()), "LOCAL_RANK=0",
                 "LOCAL_WORLD_SIZE=1", fmt::format("MASTER_ADDR={}", options.hosts.front().address),
                 fmt::format("MASTER_PORT={}", options.port), fmt::format("{}=1", remote_variable)});
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text = *variable;
-    const bool ours = text.starts_with("HA_NCCL_") || text.starts_with("NCCL_") ||
-                      text.starts_with("MPIB_") || text.starts_with("LD_LIBRARY_PATH=");
-    if (ours && text.find('=') + 1 < text.size()) {
-      words.emplace_back(text);
-    }
+  if (const char* libraries = getenv("LD_LIBRARY_PATH"); libraries != nullptr && *libraries != 0) {
+    words.push_back(fmt::format("LD_LIBRARY_PATH={}", libraries));  // it counts from the beginning
   }
   words.push_back(options.program);
   words.insert(words.end(), options.words.begin(), options.words.end());
@@ -372,6 +384,45 @@ Result<std::vector<std::string>> remote_command(const RemoteOptions& options, si
   return words;
 }
 
+std::string remote_settings() {
+  std::string settings;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    const bool ours =
+        text.starts_with("HA_NCCL_") || text.starts_with("NCCL_") || text.starts_with("MPIB_");
+    if (ours && text.find('=') + 1 < text.size()) {
+      settings.append(text).push_back(0);
+    }
+  }
+  settings.push_back(0);
+  return settings;
+}
+
+bool take_remote_settings(int from) {
+  std::string text;
+  for (;;) {
+    char byte = 0;
+    const ssize_t got = read(from, &byte, 1);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got != 1) {
+      return false;
+    }
+    if (byte != 0) {
+      text.push_back(byte);
+      continue;
+    }
+    if (text.empty()) {
+      return true;
+    }
+    if (const size_t at = text.find('='); at != std::string::npos) {
+      setenv(text.substr(0, at).c_str(), text.c_str() + at + 1, 1);
+    }
+    text.clear();
+  }
+}
+
 Result<int> run_on_hosts(RemoteOptions options) {
   if (options.program.empty()) {
     std::error_code error;
@@ -380,26 +431,23 @@ Result<int> run_on_hosts(RemoteOptions options) {
   return Ranks(options).run();
 }
 
-void watch_over_remote_rank() {
+void begin_remote_rank() {
   if (getenv(remote_variable) == nullptr) {
     return;
   }
   std::printf("%s\n", started_mark);
   std::fflush(stdout);
-  // Nothing is ever written to it: it can be read when the other end is gone.
+  if (!take_remote_settings(STDIN_FILENO)) {
+    end_without_starter();
+  }
+  // Nothing more is written to it: it can be read when the other end is gone.
   std::thread([] {
     char byte = 0;
     ssize_t got = 0;
     do {
       got = read(STDIN_FILENO, &byte, 1);
     } while (got > 0 || (got < 0 && errno == EINTR));
-    constexpr std::string_view why =
-        "nccl-ha: standard input has ended, so that whoever started this rank counts as gone; what "
-        "starts a command on a host must keep its standard input open (ssh without -n, docker exec "
-        "with -i, no pdsh)\n";
-    signal(SIGPIPE, SIG_IGN);
-    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, why.data(), why.size());
-    _exit(own_status_max);
+    end_without_starter();
   }).detach();
 }
 

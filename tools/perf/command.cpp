@@ -126,6 +126,7 @@ bool loopback_is_up() {
 }
 
 void run(RawOptions& raw) {
+  begin_remote_rank();
   PerfOptions options = parse(raw);
   if (raw.remote.given) {
     raw.remote.hosts =
@@ -135,7 +136,6 @@ void run(RawOptions& raw) {
     raw.remote.hold_output = options.json == "-";
     throw CLI::RuntimeError(refuse_perf.need(run_on_hosts(raw.remote)));
   }
-  watch_over_remote_rank();
   const auto launched =
       refuse_perf.need(detect_launcher(process_environment(), options.rendezvous));
   if (auto settled = settle(options, launched ? launched->world_size : options.ranks); !settled) {

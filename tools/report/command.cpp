@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,8 @@ namespace files = std::filesystem;
 constexpr Refusal refuse_report{"nccl-ha report", 2};
 /// Of a log the end is taken: that is where the trouble is.
 constexpr uint64_t log_bytes_max = uint64_t{32} << 20;
+/// It holds what only the owners of counter files, dumps and logs may read.
+constexpr mode_t archive_mode = 0600;
 
 struct ReportOptions {
   std::string output = "nccl-ha-report.tar.gz";
@@ -186,7 +189,7 @@ void make_report(const ReportOptions& options) {
   all.end();
   const std::string archive =
       refuse_report.need(must_run({"tar", "-czf", "-", "-C", folder.path, "."}));
-  refuse_report.need(write_file(options.output, archive));
+  refuse_report.need(write_file(options.output, std::as_bytes(std::span(archive)), archive_mode));
   size_t parts = 0;
   for ([[maybe_unused]] const auto& entry : files::directory_iterator(folder.path)) {
     ++parts;
