@@ -48,10 +48,14 @@ class RouteRounds {
   /// another route if there is one.
   Duration on_early_end(Random& random) {
     ++early_ends_;
+    return on_unreachable(random);
+  }
+  /// Nobody is found there now, which a cut cable does as well.  How long until the next dial.
+  Duration on_unreachable(Random& random) {
     if (any_other()) {
       on_silence();
     }
-    return early_pause_.next(random);
+    return pause_.next(random);
   }
   uint32_t early_ends() const { return early_ends_; }
 
@@ -66,7 +70,7 @@ class RouteRounds {
   std::deque<size_t> left_;  ///< the silent ones of this round at the end
   size_t silent_ = 0;        ///< so many
   Duration patience_ = first_patience;
-  Backoff early_pause_{std::chrono::milliseconds(20), std::chrono::seconds(1)};
+  Backoff pause_{std::chrono::milliseconds(20), std::chrono::seconds(1)};
   uint32_t early_ends_ = 0;
 };
 

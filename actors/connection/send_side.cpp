@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "actors/connection/connection.h"
@@ -90,7 +91,10 @@ std::string SendSide::wanted_peer() const {
 }
 
 void SendSide::note_route_error(const std::string& error) {
-  route_errors_ += fmt::format("{}{}: {}", route_errors_.empty() ? "" : "; ", wanted_peer(), error);
+  const std::string line = fmt::format("{}: {}", wanted_peer(), error);
+  if (route_errors_.find(line) == std::string::npos) {
+    route_errors_ += (route_errors_.empty() ? "" : "; ") + line;
+  }
 }
 
 void SendSide::try_route() {
@@ -102,6 +106,9 @@ void SendSide::try_route() {
       if (rounds_.any_other() && !ha::mutated(ha::Mutation::silent_route_kept)) {
         state_.context->timers().arm(route_timer_, state_.context->now() + rounds_.patience());
       }
+      return;
+    }
+    if (dial_later(dialled.error())) {
       return;
     }
     note_route_error(dialled.error().message());
@@ -421,6 +428,9 @@ void SendSide::on_peer_gone(const Error& error) {
     dial_again(error);
     return;
   }
+  if (!was_open && dial_later(error)) {
+    return;
+  }
   if (!was_open && options_.routes.size() > 1) {
     on_route_error(error);
     return;
@@ -433,6 +443,20 @@ void SendSide::on_peer_gone(const Error& error) {
            : said_hello_ ? fmt::format("the peer is gone: {}", error.message())
                          : out_of_reach(error.message())),
       false);
+}
+
+/// Behind a cut cable nobody is found either, or answers.
+bool SendSide::dial_later(const Error& error) {
+  if ((error.sys != EHOSTUNREACH && error.sys != ETIMEDOUT) ||
+      ha::mutated(ha::Mutation::unreachable_for_good)) {
+    return false;
+  }
+  note_route_error(error.message());
+  control_.drop_stream();
+  state_.context->timers().cancel(route_timer_);
+  const Duration pause = rounds_.on_unreachable(state_.context->random());
+  state_.context->timers().arm(again_timer_, state_.context->now() + pause);
+  return true;
 }
 
 /// A listener that many unknown peers besiege may have taken this side for one of them, as may one

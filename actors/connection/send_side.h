@@ -98,6 +98,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   /// For a connection that did not come up in time.
   std::string what_is_missing() const;
   void dial_again(const Error& error);
+  bool dial_later(const Error& error);
   void note_route_error(const std::string& error);
   void send_hello();
   void on_welcome(std::span<const std::byte> payload);

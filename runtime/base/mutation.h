@@ -188,6 +188,7 @@ enum class Mutation : uint8_t {
   pings_unsent,                 ///< neighbours on a route do not show that they run
   oldest_gives_way,             ///< at a full door the first one, whoever crowds it
   turned_out_for_good,          ///< a stream that ends before the welcome is not dialled again
+  unreachable_for_good,         ///< a host that is not found is not dialled again
   hello_unproven,               ///< a hello that has no tag of the cluster's key is answered
   repetitions_taken,            ///< a sealed message is taken again when it is repeated
   hop_limit_unheeded,           ///< a route over too many hosts is taken

@@ -248,6 +248,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(pings_unsent, "RelaySim.AReceiverThatTakesNothingStallsNobodyElse"),
     NHA_CHECKED(oldest_gives_way, "Door.NobodyIsTurnedOutByAnotherHostsCrowd"),
     NHA_CHECKED(turned_out_for_good, "SimHandshake.AStreamThatEndsBeforeTheWelcomeIsDialledAgain"),
+    NHA_CHECKED(unreachable_for_good, "SimHandshake.AHostThatIsNotFoundForAWhileIsDialledAgain"),
     NHA_CHECKED(hello_unproven, "SessionSeals.WhoHasNotShownTheKeyHearsNothing"),
     NHA_CHECKED(repetitions_taken, "SessionSeals.CarryMessagesBothWaysInOrder"),
     NHA_CHECKED(hop_limit_unheeded, "Routes.WhatComesFromOutsideIsChecked"),

@@ -359,5 +359,36 @@ TEST(SimHandshake, WhereAllRoutesAreSilentTheyAreNamedWhenTheTimeIsUp) {
   }
 }
 
+/// As behind a cable that is cut: after three seconds the kernel knows of nobody there.
+TEST(SimHandshake, AHostThatIsNotFoundForAWhileIsDialledAgain) {
+  sim::Link gone;
+  gone.cut = true;
+  gone.no_neighbour = true;
+  for (const size_t rails : {1U, 2U}) {
+    SCOPED_TRACE(fmt::format("{} rails", rails));
+    SimPair pair(54, gone, {}, {.rails = rails});
+    const Instant back = pair.world().now() + seconds(12);
+    bool works = false;
+    ASSERT_TRUE(pair.connect([&] {
+      if (!works && pair.world().now() >= back) {
+        works = true;
+        for (size_t rail = 0; rail < rails; ++rail) {
+          pair.set_links({}, {}, rail);
+        }
+      }
+    })) << pair.error();
+    EXPECT_TRUE(works) << "the fault did not happen";
+    EXPECT_LE(pair.world().now() - back, seconds(5));
+    expect_transfers(pair);
+  }
+  Config config;
+  config.connect_timeout_ms = 10000;
+  SimPair never(54, gone, config);
+  const Instant begin = never.world().now();
+  EXPECT_FALSE(never.connect());
+  EXPECT_GE(never.world().now() - begin, seconds(10));
+  EXPECT_EQ(occurrences(never.error(), "No route to host"), 1U) << never.error();
+}
+
 }  // namespace
 }  // namespace nccl_ha::test
