@@ -1,6 +1,7 @@
 #include "relay/discovery_actor.h"
 
 #include <algorithm>
+#include <utility>
 #include <variant>
 
 #include "runtime/base/log.h"
@@ -104,6 +105,7 @@ void DiscoveryActor::on_link(const std::string& interface, bool up) {
 void DiscoveryActor::on_readable(int fd) {
   (void)fd;
   options_.links->receive(*this, discovery_packets_per_turn);
+  answer_askers();
   go_on();
 }
 
@@ -121,9 +123,21 @@ void DiscoveryActor::on_packet(uint32_t interface, const fabric::SocketAddress& 
       !handing_over_) {
     handing_over_ = options_.on_hand_over();
   }
-  if (std::holds_alternative<QueryPacket>(asked->body) && !handing_over_) {
-    for (const auto& answer : discovery_->answer_query(context_->now())) {
-      options_.links->answer(from, answer);
+  if (std::holds_alternative<QueryPacket>(asked->body) &&
+      std::find(askers_.begin(), askers_.end(), from) == askers_.end()) {
+    askers_.push_back(from);
+  }
+}
+
+void DiscoveryActor::answer_askers() {
+  const auto askers = std::exchange(askers_, {});
+  if (askers.empty() || handing_over_) {
+    return;
+  }
+  const auto answers = discovery_->answer_query(context_->now());
+  for (const fabric::SocketAddress& asker : askers) {
+    for (const auto& answer : answers) {
+      options_.links->answer(asker, answer);
     }
   }
 }

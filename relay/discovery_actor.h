@@ -66,6 +66,7 @@ class DiscoveryActor final : public Actor,
   /// Does what is due, tells what has changed, and comes back in time.
   void go_on();
   void publish();
+  void answer_askers();
 
   Options options_;
   Context* context_ = nullptr;
@@ -76,6 +77,8 @@ class DiscoveryActor final : public Actor,
   Timer timer_;
   Instant look_due_{};
   bool handing_over_ = false;
+  /// Processes of this host that have asked in this turn: each gets one answer, the same for all.
+  std::vector<fabric::SocketAddress> askers_;
   uint64_t published_ = UINT64_MAX;             ///< revision of what all hosts say
   uint64_t neighbours_published_ = UINT64_MAX;  ///< and of the neighbours
 };

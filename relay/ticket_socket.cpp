@@ -61,7 +61,7 @@ std::optional<NamedKey> answer_in(std::span<const std::byte> bytes) {
 }  // namespace
 
 Result<int> open_ticket_office(uint16_t port) {
-  const auto fd = open_local();
+  auto fd = open_local();
   if (!fd) {
     return fd;
   }

@@ -171,6 +171,19 @@ TEST_F(DiscoveryActors, TellWhoAsksOnThisHostAndNobodyElse) {
   }
 }
 
+TEST_F(DiscoveryActors, AnswerEachAskerOnceInATurn) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  const auto query = encode(relay::DiscoveryPacket{relay::NodeId{77}, 1, relay::QueryPacket{}});
+  for (int i = 0; i < 10; ++i) {
+    cables_.ask(1, query);
+  }
+  ASSERT_TRUE(world_.run_until([&] { return !cables_.answers().empty(); }, seconds(1)));
+  world_.run_until([] { return false; }, milliseconds(100));
+  EXPECT_EQ(cables_.answers().size(), 2U) << "one answer of two packets";
+  cables_.ask(1, query);
+  EXPECT_TRUE(world_.run_until([&] { return cables_.answers().size() == 4; }, seconds(1)));
+}
+
 TEST_F(DiscoveryActors, ANodeThatBeginsGetsAPlaceThatIsHeldForOneAndNoOther) {
   ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
   const auto wish = encode(relay::DiscoveryPacket{relay::NodeId{77}, 1, relay::HandOverPacket{}});

@@ -15,6 +15,7 @@
 #include "relay/link_sockets.h"
 #include "relay/mesh_client.h"
 #include "relay/process_mesh.h"
+#include "relay/ticket_office.h"
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
 #include "tests/support/log_lines.h"
@@ -245,6 +246,43 @@ TEST_F(ProcessMeshTest, GivesItsPlaceToARelayNodeThatBeginsAndTakesItAgainWhenTh
     pollfd asked{node->wait_fds()[1], POLLIN, 0};  // IPv4's
     EXPECT_EQ(poll(&asked, 1, 10000), 1) << "the process asks the node";
   }
+  (*mesh)->leave(**engine, std::chrono::seconds(60));
+}
+
+TEST_F(ProcessMeshTest, WithATicketInPlaceOfTheKeyItDoesNotTakeTheNodesPlace) {
+  const test::LogLines log;
+  config_.mesh_relay = "inline";
+  config_.progress_threads = 1;
+  config_.mesh_hello_ms = 20;
+  config_.mesh_dead_ms = 60;
+  LinkSockets::Options options;
+  options.port = static_cast<uint16_t>(config_.mesh_port);
+  auto node = LinkSockets::open(options, nullptr);
+  ASSERT_TRUE(node);
+  KeyRing keys;
+  keys.add(1, HashKey{});
+  auto nodes_engine = Engine::start(config_);
+  ASSERT_TRUE(nodes_engine);
+  ASSERT_TRUE((*nodes_engine)
+                  ->worker(0)
+                  .adopt(std::make_unique<TicketOffice>(TicketOffice::Options{
+                      options.port, NodeId{7}, 5, std::make_shared<KeyFile>(keys)})));
+  TicketAsker asker(options.port, kernel_secrets());
+  ASSERT_TRUE(comes_true([&] { return asker.wait(milliseconds(100)).has_value(); }));
+
+  auto mesh = make();
+  ASSERT_TRUE(mesh) << mesh.error().message();
+  EXPECT_EQ((*mesh)->part(), Part::attached);
+  auto provider = fabric::Provider::make(config_, {}, 1, {{}, (*mesh)->kinds()});
+  ASSERT_TRUE(provider) << provider.error().message();
+  SteadyClock clock;
+  auto engine = Engine::start(config_);
+  ASSERT_TRUE(engine) << engine.error().message();
+  ASSERT_TRUE((*mesh)->begin(**engine, **provider, clock.now()));
+  node->reset();
+  EXPECT_TRUE(comes_true([&] { return log.count("it waits for the node") != 0; }));
+  EXPECT_TRUE(LinkSockets::open(options, nullptr)) << "the port is the node's";
+  EXPECT_EQ(log.count("this process relays from now on"), 0U);
   (*mesh)->leave(**engine, std::chrono::seconds(60));
 }
 
