@@ -44,6 +44,13 @@ TEST(Handle, RoundTripsWithManyAddressesAndLeavesTheScratchZero) {
   EXPECT_EQ(back->nonce, 99U);
   EXPECT_GE(back->addresses.size(), 16U);
   EXPECT_EQ(back->addresses[0].text(), "10.0.0.1") << "the most important first";
+  EXPECT_FALSE(back->sealed);
+  handle.sealed = true;
+  write_handle(handle, bytes);
+  const auto sealed = read_handle(bytes);
+  ASSERT_TRUE(sealed);
+  EXPECT_TRUE(sealed->sealed);
+  EXPECT_EQ(sealed->addresses, back->addresses);
   EXPECT_EQ(handle_scratch(bytes), 0U);
   set_handle_scratch(bytes, 77);
   EXPECT_EQ(handle_scratch(bytes), 77U);
