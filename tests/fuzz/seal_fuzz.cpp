@@ -96,15 +96,11 @@ void feed_stream(std::span<const std::byte> bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));
   feed_packet(bytes);
-<<<<<<< HEAD
-  feed_session(bytes);
-  feed_stream(bytes);
-=======
   feed_session(bytes, keys);
   const auto tickets = std::make_shared<relay::Tickets>();
   tickets->add(secret_ticket());
   feed_session(bytes, std::shared_ptr<const relay::Tickets>(tickets));
->>>>>>> vouch
+  feed_stream(bytes);
   static_cast<void>(KeyRing::parse({reinterpret_cast<const char*>(data), size}, "file"));
   return 0;
 }
