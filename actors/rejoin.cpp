@@ -222,9 +222,10 @@ void Rejoin::on_message(const ControlReader::Message& message) {
 
 void Rejoin::on_stream_closed(Stream& stream, const Error& error) {
   if (&stream == stream_.get()) {
-    on_answer(open_                       ? Answer::broken
-              : error.sys == ECONNREFUSED ? Answer::refused
-                                          : Answer::silence,
+    // A sealed one may have been there without being open for this side.
+    on_answer(open_ || error.code == Errc::closed ? Answer::broken
+              : error.sys == ECONNREFUSED         ? Answer::refused
+                                                  : Answer::silence,
               error);
   }
 }

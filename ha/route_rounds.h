@@ -48,12 +48,19 @@ class RouteRounds {
   /// another route if there is one.
   Duration on_early_end(Random& random) {
     ++early_ends_;
-    return on_unreachable(random);
+    if (any_other()) {
+      on_silence();
+    }
+    return pause_.next(random);
   }
-  /// Nobody is found there now, which a cut cable does as well.  How long until the next dial.
+  /// Nobody is found there now, which a cut cable does as well.  How long until the next dial:
+  /// another route is not kept waiting until all have been tried.
   Duration on_unreachable(Random& random) {
     if (any_other()) {
       on_silence();
+      if (silent_ != 0) {
+        return Duration(0);
+      }
     }
     return pause_.next(random);
   }

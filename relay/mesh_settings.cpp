@@ -48,7 +48,14 @@ Result<std::shared_ptr<KeyFile>> cluster_key(const Config& config) {
   if (config.mesh_key_file.empty()) {
     return std::shared_ptr<KeyFile>();
   }
-  return KeyFile::open(config.mesh_key_file);
+  auto keys = KeyFile::open(config.mesh_key_file);
+  if (!keys) {
+    const auto origin = config.origins.find("mesh_key_file");
+    const std::string variable =
+        origin != config.origins.end() ? origin->second.variable : "NCCL_MESH_KEY_FILE";
+    return fail(keys.error().code, variable + ": " + keys.error().what, keys.error().sys);
+  }
+  return keys;
 }
 
 void warn_without(const std::shared_ptr<KeyFile>& key) {

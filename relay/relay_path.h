@@ -63,6 +63,8 @@ class RelayPath final : public fabric::Path,
   void dial_again();
   void look_again(const Error& why);
   Result<std::vector<HopPlace>> places();
+  /// Either end of the connection wants it.
+  bool encrypts() const { return options_.shared && options_.shared->encrypts; }
   Result<void> make_hop(const HopPlace& place, uint16_t slots, uint32_t chunk_bytes,
                         uint16_t theirs_most);
   Result<void> make_first_hop();

@@ -127,7 +127,7 @@ Result<void> RelayPath::dial() {
     return nccl_ha::fail(Errc::remote,
                          fmt::format("no cable leads to relay {} any more", text(relays_.front())));
   }
-  stream_.reset(new SessionStream(context_, this, own_.keys, context_.config().encrypt));
+  stream_.reset(new SessionStream(context_, this, own_.keys, encrypts()));
   return stream_->dial(*next);
 }
 
@@ -169,6 +169,11 @@ Result<void> RelayPath::make_hop(const HopPlace& place, uint16_t slots, uint32_t
   }
   fabric::PathOptions options = options_;
   options.shared = stream_->shared();  // with the neighbour, not with the peer
+  if (encrypts() && !options.shared) {
+    return nccl_ha::fail(Errc::remote,
+                         "HA_NCCL_ENCRYPT=1, but the host between has no key: give relay nodes "
+                         "NCCL_MESH_KEY_FILE");
+  }
   line_.size(options, MessageSender::headers);
   options.connect_limit = hop_limit(place, options_.connect_limit);
   auto hop =

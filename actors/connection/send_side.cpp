@@ -98,6 +98,7 @@ void SendSide::note_route_error(const std::string& error) {
 }
 
 void SendSide::try_route() {
+  state_.context->timers().cancel(again_timer_);
   state_.context->request_stream_turns(1000);
   while (const auto next = rounds_.current()) {
     route_ = *next;
@@ -155,6 +156,7 @@ Result<void> SendSide::move_to_stream(const sockaddr_storage& local) {
 
 /// Before the hello.
 void SendSide::on_route_error(const Error& error) {
+  state_.context->timers().cancel(route_timer_);
   note_route_error(error.message());
   control_.drop_stream();
   paths_.clear();
@@ -468,6 +470,7 @@ void SendSide::dial_again(const Error& error) {
   early_end_ = error.message();
   control_.drop_stream();
   paths_.clear();
+  state_.context->timers().cancel(route_timer_);
   const Duration pause = rounds_.on_early_end(state_.context->random());
   state_.context->timers().arm(again_timer_, state_.context->now() + pause);
 }

@@ -81,7 +81,8 @@ class SealedStream final : public Stream, private StreamOwner {
         Errc::closed,
         fmt::format("{}; it did not show a key: HA_NCCL_KEY_FILE must name files with the same "
                     "keys on both hosts",
-                    error.message())));
+                    error.message()),
+        error.sys));
   }
   void end(const Error& error) {
     if (ended_) {

@@ -86,13 +86,14 @@ class RelayFirstHop : public testing::Test {
     RecordingOwner owner;
     std::unique_ptr<fabric::Path> path;
   };
-  std::unique_ptr<Path> make(size_t host) {
+  std::unique_ptr<Path> make(size_t host, const std::optional<SharedKey>& shared = {}) {
     auto made = std::make_unique<Path>();
     fabric::PathOptions options;
     options.domain = 1;
     options.writes_max = 16;
     options.receives_max = 16;
     options.active = host == 0;
+    options.shared = shared;
     made->path = line_.make_path_over(host, options, &made->owner).value();
     return made;
   }
@@ -115,6 +116,21 @@ TEST_F(RelayFirstHop, OneThatIsSilentIsDialledAgain) {
   line_.cut(0, false);
   ASSERT_TRUE(run(*from, milliseconds(1400)));
   EXPECT_EQ(from->path->state(), fabric::PathState::ready) << from->owner.last_error.what;
+}
+
+/// The connection's ends have a key, and the hosts between have none.
+TEST_F(RelayFirstHop, NothingGoesInClearWhereEncryptionWasAgreedOn) {
+  line_.tell_way(0, {RelayLine::id(1)});
+  const SharedKey shared{{std::byte{1}}, true};
+  auto from = make(0, shared);
+  auto to = make(2, shared);
+  ASSERT_TRUE(from->path->connect(to->path->local_address()));
+  ASSERT_TRUE(to->path->connect(from->path->local_address()));
+  ASSERT_TRUE(run(*from, seconds(10)));
+  ASSERT_TRUE(line_.world().run_until([&] { return from->owner.states.size() != 0; }, seconds(1)));
+  EXPECT_EQ(from->path->state(), fabric::PathState::error);
+  EXPECT_NE(from->owner.last_error.what.find("HA_NCCL_ENCRYPT=1"), std::string::npos)
+      << from->owner.last_error.what;
 }
 
 TEST_F(RelayFirstHop, OneThatRefusesIsNotTheEndEither) {

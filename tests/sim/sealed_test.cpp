@@ -95,6 +95,30 @@ TEST_F(SimSealed, CutsLossesAndLostStreamsCostTimeOnly) {
   EXPECT_GT(failovers, 0U);
 }
 
+/// As where a crowd at the door turns the peer's streams out before it has read a greeting.
+TEST_F(SimSealed, StreamsThatEndBeforeTheyAreOpenAreDialledAgain) {
+  const std::string file = key_file("keys", "a");
+  for (uint64_t seed = 1; seed <= sim_alike(60); ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    SimPair pair(300 + seed, {}, keyed(file), {.rails = 1 + seed % 3});
+    Random random(seed);
+    const Instant begin = pair.world().now();
+    const Duration stands = milliseconds(6000 + random.below(3000));
+    pair.world().pause(pair.receiver(), begin + stands);
+    Instant next = begin + milliseconds(random.below(2000));
+    ASSERT_TRUE(pair.connect([&] {
+      if (pair.world().now() >= next && pair.world().now() < begin + stands) {
+        next = pair.world().now() + milliseconds(50 + random.below(700));
+        end_streams(pair);
+      }
+    })) << pair.error();
+    EXPECT_GE(pair.world().now(), begin + stands) << "nobody stood still";
+    TransferPlan plan;
+    plan.groups = 10;
+    EXPECT_EQ(pair.transfer(plan, seconds(30)), "");
+  }
+}
+
 TEST_F(SimSealed, WhoHasAnotherKeyOrNoneConnectsToNobodyAndIsToldWhy) {
   Config mine = keyed(key_file("mine", "a"));
   mine.connect_timeout_ms = 3000;

@@ -67,18 +67,19 @@ bool FrameSeal::fresh(uint64_t number) const {
   if (mutated(Mutation::frames_repeated)) {
     return true;
   }
-  return number > newest_ ||
-         (newest_ - number < numbers && !seen_.test(static_cast<size_t>(newest_ - number)));
+  return number > newest_ || (newest_ - number < numbers && !seen_.test(number % numbers));
 }
 
 void FrameSeal::mark(uint64_t number) {
-  if (number > newest_) {
-    const uint64_t by = number - newest_;
-    seen_ = by >= numbers ? std::bitset<numbers>() : seen_ << static_cast<size_t>(by);
+  if (number > newest_ + numbers) {
+    seen_.reset();
     newest_ = number;
   }
+  for (; newest_ < number; ++newest_) {
+    seen_.reset((newest_ + 1) % numbers);
+  }
   if (newest_ - number < numbers) {
-    seen_.set(static_cast<size_t>(newest_ - number));
+    seen_.set(number % numbers);
   }
 }
 

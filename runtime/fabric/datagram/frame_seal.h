@@ -21,8 +21,9 @@ namespace nccl_ha::fabric {
 
 class FrameSeal {
  public:
-  /// Packets may overtake each other by so many; twice the usual window (HA_NCCL_DGRAM_WINDOW).
-  static constexpr uint64_t numbers = 2048;
+  /// Packets may overtake each other by so many, as those of the command channel do: twice the
+  /// largest window (HA_NCCL_DGRAM_WINDOW).
+  static constexpr uint64_t numbers = 16384;
 
   FrameSeal(const SharedKey& shared, const WireAddress& own, const WireAddress& peer);
 
@@ -46,7 +47,7 @@ class FrameSeal {
   const Aead in_;
   uint64_t sent_ = 0;
   uint64_t newest_ = 0;        ///< that came
-  std::bitset<numbers> seen_;  ///< of the newest and those before it
+  std::bitset<numbers> seen_;  ///< of the newest and those before it, each at its remainder
 };
 
 }  // namespace nccl_ha::fabric

@@ -68,6 +68,9 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
                          "datagram path: the peer's address block is malformed or of another "
                          "address family");
   }
+  if (options_.shared && options_.shared->encrypts) {
+    env_.stage.prepare_encryption();
+  }
   if (options_.shared) {
     seal_.emplace(*options_.shared, ends_.local(), ends_.peer());
   }

@@ -109,10 +109,11 @@ void SendStage::data(const SocketAddress& to, Segment& segment, FrameHeader head
   ++batch.count;
 }
 
+void SendStage::prepare_encryption() { encrypted_.resize(encrypted_bytes_max); }
+
 /// The whole frame: what is encrypted cannot stay where it is the user's.
 iovec SendStage::encrypted(std::span<const std::byte> header, std::span<const iovec> payload,
                            size_t bytes, FrameSeal& seal) {
-  encrypted_.resize(encrypted_bytes_max);
   std::byte* const frame = encrypted_.data() + encrypted_bytes_;
   std::byte* end = std::ranges::copy(header, frame).out;
   for (const iovec& part : payload) {

@@ -56,6 +56,8 @@ class SendStage {
             std::span<const iovec> payload, FrameSeal* seal);
   /// The last run goes there, and one more of its segments would still be part of it.
   bool run_grows(const SocketAddress& to) const;
+  /// A path with encryption comes.  Throws std::bad_alloc, and nothing has changed.
+  void prepare_encryption();
   /// Sent at once, in a datagram of its own; false: it did not leave.
   bool probe(const SocketAddress& to, FrameHeader header, FrameSeal* seal);
   /// Segments that the kernel did not take are given back to their paths, to be sent again.
