@@ -187,9 +187,10 @@ TEST(AttackedMesh, WithAKeyWhatWasRecordedBeforeARestartChangesNothing) {
               relay_runs +
                   std::string("end() { kill $pid; wait $pid; }; begin; "
                               "[ $RANK != 1 ] || ") +
-                  attacker + "again recorded 2.ready " + job_ends +
+                  attacker + "again enough recorded 2.ready " + job_ends +
                   " & known; touch $RANK.met; all met; "
-                  "[ $RANK != 1 ] || { end; begin; known; touch recorded; }; "
+                  "[ $RANK != 1 ] || { until [ -e enough ]; do sleep 0.05; done; end; begin; "
+                  "known; touch recorded; }; "
                   "until [ -e recorded ]; do sleep 0.05; done; [ $RANK != 0 ] || { end; begin; }; "
                   "known; touch $RANK.ready; all ready; " +
                   job_and_counts);
