@@ -19,9 +19,14 @@ Nonce nonce_of(uint64_t number) {
   return nonce;
 }
 
-unsigned char* octets(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+// The library takes no null pointers, of nothing either.
+unsigned char* octets(std::byte* bytes) {
+  static unsigned char nothing;
+  return bytes != nullptr ? reinterpret_cast<unsigned char*>(bytes) : &nothing;
+}
 const unsigned char* octets(const std::byte* bytes) {
-  return reinterpret_cast<const unsigned char*>(bytes);
+  static constexpr unsigned char nothing = 0;
+  return bytes != nullptr ? reinterpret_cast<const unsigned char*>(bytes) : &nothing;
 }
 
 }  // namespace
