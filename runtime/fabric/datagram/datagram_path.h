@@ -1,6 +1,7 @@
 // A path over unreliable datagrams (usnic's "endpoint").  Made by DatagramPort::create_path.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -99,7 +100,7 @@ class DatagramPath final : public Path {
   }
   bool transmit(Segment& segment, Channel channel);
   void send_command(const FrameHeader& header, std::span<const std::byte> payload = {}) {
-    env_.stage.command(peer_command(), header, payload, seal_ ? &*seal_ : nullptr);
+    env_.stage.command(peer_command(), header, payload, seal_.get());
   }
   FrameHeader header_for(const Segment& segment, const WorkRequest& request);
   void handle_ack(const FrameHeader& header, std::span<const std::byte> selective);
@@ -139,7 +140,7 @@ class DatagramPath final : public Path {
   const PathOptions options_;
   const uint32_t id_;
   PathEnds ends_;
-  std::optional<FrameSeal> seal_;  ///< from connect() on
+  std::unique_ptr<FrameSeal> seal_;  ///< from connect() on; null: frames carry none
   PathState state_ = PathState::idle;
   Error error_;
   CompletionStatus cause_ = CompletionStatus::ok;

@@ -72,7 +72,7 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
     env_.stage.prepare_encryption();
   }
   if (options_.shared) {
-    seal_.emplace(*options_.shared, ends_.local(), ends_.peer());
+    seal_ = std::make_unique<FrameSeal>(*options_.shared, ends_.local(), ends_.peer());
   }
   ends_.leave_by(env_.stage.io().egress(ends_.peer().data));
   const WireAddress& local = ends_.local();
@@ -117,7 +117,7 @@ void DatagramPath::send_check() {
     header.payload_length = static_cast<uint16_t>(padding);
     header.fragment_length = round.full_bytes;
     header.immediate = round.candidate;
-    static_cast<void>(env_.stage.probe(ends_.peer().data, header, seal_ ? &*seal_ : nullptr));
+    static_cast<void>(env_.stage.probe(ends_.peer().data, header, seal_.get()));
   }
   env_.timers->arm(timer_, env_.now + round.wait);
 }

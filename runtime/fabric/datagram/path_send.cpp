@@ -157,8 +157,7 @@ bool DatagramPath::transmit(Segment& segment, Channel channel) {
     }
     send_command(header, std::span(copy.data(), bytes));
   } else {
-    env_.stage.data(ends_.peer().data, segment, header, std::span(parts, count),
-                    seal_ ? &*seal_ : nullptr);
+    env_.stage.data(ends_.peer().data, segment, header, std::span(parts, count), seal_.get());
   }
   return true;
 }
