@@ -35,7 +35,7 @@ std::vector<IpAddress> addresses_of_peer(std::span<const NetInterface> devices,
 }  // namespace
 
 std::vector<Route> plan_routes(std::span<const NetInterface> devices, size_t device,
-                               const Handle& handle) {
+                               const Handle& handle, std::span<const NetInterface> all) {
   std::vector<const NetInterface*> order;
   order.push_back(&devices[device]);
   for (size_t i = 0; i < devices.size(); ++i) {
@@ -45,7 +45,8 @@ std::vector<Route> plan_routes(std::span<const NetInterface> devices, size_t dev
   }
   std::vector<Route> routes;
   std::vector<const IpAddress*> shared;
-  const std::vector<IpAddress> peer = addresses_of_peer(devices, handle.addresses);
+  const std::vector<IpAddress> peer =
+      addresses_of_peer(all.empty() ? devices : all, handle.addresses);
   for (const NetInterface* local : order) {
     for (const IpAddress& to : peer) {
       for (const IpAddress& from : local->addresses) {

@@ -91,14 +91,14 @@ std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& devi
     const size_t first = own < all.size() ? own : process.control_interface(device);
     return plan_routes(all, first, handle);
   }
-  auto routes = plan_routes(*interfaces, process.control_interface(device), handle);
+  auto routes = plan_routes(*interfaces, process.control_interface(device), handle, all);
   // Link-local networks look alike on each cable; who is heard on one, discovery knows.  No cable
   // leads to a management network: whoever dials there from one waits for nothing.
   std::erase_if(routes, [&](const Route& route) {
     const auto* to = reinterpret_cast<const sockaddr*>(&route.to);
     const auto address = IpAddress::from_sockaddr(to);
     return process.mesh().takes_part() && address &&
-           (address->link_local() ? !process.mesh().hears(to)
+           (address->link_local() ? process.mesh().in_mesh() && !process.mesh().hears(to)
                                   : is_in_any(*address, std::span(all).subspan(own)));
   });
   if (own < all.size()) {
@@ -117,7 +117,7 @@ fabric::RailDevices rails_towards(const fabric::RailDevices& asked, const Route&
   const auto interfaces = process.interfaces();
   const auto nic =
       fabric::find_interface(*interfaces, reinterpret_cast<const sockaddr*>(&first.from));
-  if (!process.mesh().takes_part() || !nic) {
+  if (!process.mesh().in_mesh() || !nic) {
     return asked;
   }
   return fabric::rails_at(process.devices().ports(), process.provider().devices(),
@@ -133,23 +133,36 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
   fabric::Provider& provider = process.provider();
   const auto& devices = provider.devices();
   options.routes = routes_to(handle, devices[asked.first()], relayed);
-  options.families_apart = families_apart(own_addresses(), handle.addresses);
+  options.why_not = families_apart(own_addresses(), handle.addresses);
+  if (options.why_not.empty() && !relayed && process.mesh().out_of_reach(handle.addresses)) {
+    options.why_not = process.mesh().why_no_way(handle.addresses);
+  }
   options.traffic_class = traffic_class;
   options.nonce = handle.nonce;
   options.timeout = std::chrono::milliseconds(process.config().connect_timeout_ms);
   if (options.routes.empty()) {
-    return report(
-        fail(Errc::remote, fmt::format("connect: device {} has no way to an address of "
-                                       "the peer; {}",
-                                       devices[asked.first()].name,
-                                       options.families_apart.empty()
-                                           ? "it has no address of a family that the peer has too"
-                                           : options.families_apart)));
+    return report(fail(
+        Errc::remote,
+        fmt::format("connect: device {} has no way to an address of "
+                    "the peer; {}",
+                    devices[asked.first()].name,
+                    options.why_not.empty() ? "it has no address of a family that the peer has too"
+                                            : options.why_not)));
   }
   if (std::ranges::all_of(options.routes, &Route::for_rejoin)) {
-    return report(fail(Errc::remote,
-                       fmt::format("connect: no cable or relay leads to {}; known hosts: {}",
-                                   handle.addresses.front().text(), process.mesh().known_hosts())));
+    return report(fail(Errc::remote, fmt::format("connect: no cable or relay leads to {}: {}",
+                                                 handle.addresses.front().text(),
+                                                 process.mesh().why_no_way(handle.addresses))));
+  }
+  const auto* from = reinterpret_cast<const sockaddr*>(&options.routes.front().from);
+  if (!relayed && devices[asked.first()].kind == fabric::datagram_kind &&
+      process.mesh().is_management(from)) {
+    NHA_LOG_WARN_LIMITED(
+        "data to {} goes over a network that is slower than this host's cables: {}",
+        handle.addresses.front().text(),
+        process.config().ifname.empty() ? process.mesh().why_no_way(handle.addresses)
+                                        : "NCCL_SOCKET_IFNAME (or HA_NCCL_IFNAME) names it; "
+                                          "HA_NCCL_IFNAME may name the cables");
   }
   const fabric::RailDevices rails =
       relayed ? fabric::RailDevices::ways_of(asked.first(), process.mesh().ways(handle.addresses))
@@ -167,7 +180,7 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
     NHA_LOG_INFO("the peer uses {}: this connection uses {}", provider.text(handle.fabric),
                  provider.text(*kind));
   }
-  if (process.mesh().takes_part() && !relayed) {
+  if (process.mesh().in_mesh() && !relayed) {
     options.ports = process.devices().ports();
     options.peer_kind = handle.fabric;
   }
@@ -226,8 +239,8 @@ abi::NcclResult look_for_way(int dev, int traffic_class, uint64_t id,
     return report(engine.error());
   }
   const Instant now = SteadyClock().now();
-  const Instant until =
-      id == 0 ? now + mesh.patience(handle->addresses) : process.find_waiting(id).value_or(now);
+  const Instant until = id == 0 ? now + mesh.patience(handle->addresses, now)
+                                : process.find_waiting(id).value_or(now);
   const Reach reach = mesh.reach(handle->addresses, now);
   if (reach == Reach::unknown && now < until) {
     if (id == 0) {
@@ -238,8 +251,9 @@ abi::NcclResult look_for_way(int dev, int traffic_class, uint64_t id,
     return abi::NcclResult::success;
   }
   if (reach == Reach::unknown) {
-    NHA_LOG_INFO("no way over other hosts leads to {}, as far as is known here; known are {}",
-                 handle->addresses.front().text(), mesh.known_hosts());
+    mesh.give_up();
+    NHA_LOG_INFO("no way over other hosts leads to {}, as far as is known here: {}",
+                 handle->addresses.front().text(), mesh.why_no_way(handle->addresses));
   }
   process.remove_waiting(id);
   set_handle_scratch(bytes, 0);
@@ -256,7 +270,7 @@ abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::L
     *ctx = nullptr;
   }
   return guarded("init", [&] {
-    (void)comm_id;
+    Process::instance().add_communicator(comm_id);
     if (auto ready = Process::instance().initialize(logger); !ready) {
       return to_nccl(ready.error().code);
     }
@@ -357,7 +371,7 @@ abi::NcclResult net_make_vdevice(int* dev, const int* members, int count) noexce
     Result<int> merged = fail(Errc::invalid_usage,
                               "makeVDevice: in a mesh without a switch devices lead to different "
                               "hosts, so none are merged");
-    if (!process.mesh().takes_part()) {
+    if (!process.mesh().takes_part() || process.mesh().automatic()) {
       merged = process.devices().merge(std::span(members, size));
     }
     if (!merged) {
@@ -407,7 +421,8 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     auto actor = comm->worker->adopt(std::make_unique<Listener>(
         process.provider(), **engine, listening->fd, rails, comm->channel,
         process.mesh().takes_part() ? process.devices().ports()
-                                    : std::vector<fabric::RailDevices>()));
+                                    : std::vector<fabric::RailDevices>(),
+        [&process] { return process.mesh().in_mesh(); }));
     if (!actor) {
       process.close();
       return report(actor.error());

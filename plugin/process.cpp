@@ -74,6 +74,14 @@ Result<void> Process::initialize(abi::Logger logger) {
   return ready;
 }
 
+void Process::add_communicator(uint64_t comm_id) {
+  std::lock_guard lock(mutex_);
+  if (job_ == nullptr) {
+    job_ = std::make_shared<relay::JobKeys>();
+  }
+  job_->add(comm_id);
+}
+
 /// Settings and devices alone are a fork's as well as this process's.
 void Process::settle_owner_locked() {
   if (engine_ == nullptr && !OwnFds().any()) {
@@ -110,7 +118,7 @@ Result<void> Process::initialize_locked(abi::Logger logger) {
   if (!all) {
     return refuse(all.error());
   }
-  auto mesh = relay::ProcessMesh::make(*config, *all);
+  auto mesh = relay::ProcessMesh::make(*config, *all, job_);
   if (!mesh) {
     return refuse(mesh.error());
   }
@@ -166,7 +174,7 @@ Result<std::vector<fabric::NetInterface>> Process::choose_interfaces(
     const relay::ProcessMesh& mesh, fabric::SelectionNotes& notes) const {
   const auto origin = config.origins.find("ifname");
   const bool named = origin != config.origins.end() && origin->second.variable == "HA_NCCL_IFNAME";
-  if (!mesh.takes_part() || named) {
+  if (!mesh.takes_part() || mesh.automatic() || named) {
     return fabric::select_interfaces(all, config.ifname, config.socket_family, &notes);
   }
   std::string cables = "=";
@@ -231,6 +239,7 @@ void Process::shut_down() {
   static_cast<void>(std::exchange(config_, {}));
   provider_.reset();
   mesh_.reset();
+  job_.reset();
   management_ = decltype(management_)();
   devices_.end();
   forget_interned();

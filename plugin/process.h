@@ -81,6 +81,9 @@ class Process {
   /// over: hosts without a cable between them meet there.
   std::vector<fabric::NetInterface> control_interfaces() const;
   relay::ProcessMesh& mesh() { return *mesh_; }
+  /// NCCL's random number of a communicator, the same for each of its ranks; 0: it tells none.
+  /// Before initialize().
+  void add_communicator(uint64_t comm_id);
   /// The interface of interfaces() whose addresses come first for control connections.
   size_t control_interface(const fabric::NetDevice& device) const {
     return oob_interface_.value_or(device.control_interface);
@@ -123,6 +126,7 @@ class Process {
   std::mutex mutex_;
   bool initialized_ = false;
   Config config_;
+  std::shared_ptr<relay::JobKeys> job_;       ///< null: of no communicator yet
   std::unique_ptr<relay::ProcessMesh> mesh_;  ///< outlives the provider and the engine
   std::unique_ptr<fabric::Provider> provider_;
   std::vector<fabric::NetInterface> management_;

@@ -14,6 +14,10 @@ namespace {
 constexpr unsigned differs_before_summary = 2;
 /// How exactly lifetimes are kept.
 constexpr Duration expire_apart = std::chrono::seconds(5);
+/// A host of many jobs greets by some of their keys at a time.
+constexpr size_t greetings_max = 32;
+/// Of many that rest, one at least speaks early, and the others are then silent.
+constexpr Duration crowd_told_within = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -32,8 +36,26 @@ uint64_t Discovery::first_sequence() {
   return random_.next() % (sequence_jump_max / 2);
 }
 
+void Discovery::set_keys(std::shared_ptr<const KeyRing> keys, Instant now, KeysOf whose) {
+  keys_of_ = whose;
+  if (keys.get() != seal_.keys() && whose != KeysOf::cluster && !look_.crowded()) {
+    look_.look_again(now);
+    end_rest(now);
+  }
+  seal_.set_keys(std::move(keys), whose == KeysOf::job_or_nobody);
+}
+
 void Discovery::set_interfaces(const std::vector<MeshInterface>& interfaces, Instant now) {
-  neighbours_.set_interfaces(interfaces, now);
+  interfaces_ = interfaces;
+  if (!std::exchange(begun_, true)) {
+    look_.begin(identity_.looks, now);
+  }
+  look_.look_again(now);
+  crowded_on_.clear();
+  end_rest(now);
+  if (!rests_) {
+    neighbours_.set_interfaces(interfaces, now);
+  }
   std::erase_if(answered_, [&](const auto& one) { return one.second <= now; });
   if (expire_due_ == Instant::max()) {
     expire_due_ = now + expire_apart;
@@ -59,17 +81,23 @@ void Discovery::receive(uint32_t interface, const fabric::SocketAddress& from,
   ++counts_.packets_received;
   counts_.bytes_received += bytes.size();
   const auto opened = seal_.open(bytes, now);
-  const auto packet = opened ? decode_packet(*opened) : Result<DiscoveryPacket>(opened.error());
+  const auto packet =
+      opened ? decode_packet(opened->packet) : Result<DiscoveryPacket>(opened.error());
   if (!packet || left_) {
     counts_.refused += packet ? 0 : 1;
     return;
   }
   if (const auto* hello = std::get_if<HelloPacket>(&packet->body)) {
     on_hello(interface, from, *packet, *hello, now);
+    note_key(interface, *packet, *hello, opened->key, now);
+    if (packet->sender != identity_.node && !hello->leaves) {
+      look_at(interface, *hello, now);
+    }
     return;
   }
   Neighbour* known = neighbours_.find(interface, *packet);
-  if (known == nullptr || !comes_from(*known, from)) {
+  // With a key the seal says it.  Else whoever is on another cable could not answer from there.
+  if (known == nullptr || (opened->key == 0 && !comes_from(*known, from))) {
     ++counts_.refused;
     return;
   }
@@ -87,6 +115,20 @@ void Discovery::receive(uint32_t interface, const fabric::SocketAddress& from,
   } else {
     ++counts_.refused;  // queries are answered by whoever knows that they come from this host
   }
+}
+
+/// Anybody may say hello without a key in a neighbour's name: as long as it speaks with one, it has
+/// one.
+void Discovery::note_key(uint32_t interface, const DiscoveryPacket& packet,
+                         const HelloPacket& hello, uint32_t key, Instant now) {
+  Neighbour* one = neighbours_.find(interface, packet);
+  if (one == nullptr || one->number != hello.number) {
+    return;
+  }
+  if (key != 0 || one->key == 0 || now - one->sealed >= one->dead) {
+    one->key = key;
+  }
+  one->sealed = key != 0 ? now : one->sealed;
 }
 
 void Discovery::on_hello(uint32_t interface, const fabric::SocketAddress& from,
@@ -107,10 +149,9 @@ void Discovery::on_hello(uint32_t interface, const fabric::SocketAddress& from,
   compare_digests(*one, now);
 }
 
-/// With a key the seal says it.  Else whoever is on another cable could not answer from there.
 bool Discovery::comes_from(const Neighbour& one, const fabric::SocketAddress& from) const {
   const auto address = IpAddress::from_sockaddr(from.get());
-  return seal_.keyed() || (address && one.speaks_from(*address));
+  return address && one.speaks_from(*address);
 }
 
 void Discovery::compare_digests(Neighbour& one, Instant now) {
@@ -201,9 +242,15 @@ DiscoveryPacket Discovery::packet(uint32_t interface, decltype(DiscoveryPacket::
   return {identity_.node, identity_.incarnation, std::move(body), interface};
 }
 
-void Discovery::send(uint32_t interface, const fabric::SocketAddress* to,
+/// What a neighbour's last hello came with it has, and this host has it too.
+void Discovery::send(const Neighbour& to, std::span<const std::byte> bytes) {
+  const bool one_for_all = keys_of_ == KeysOf::cluster && seal_.keys() != nullptr;
+  send(to.interface, &to.address, one_for_all ? seal_.keys()->first() : to.key, bytes);
+}
+
+void Discovery::send(uint32_t interface, const fabric::SocketAddress* to, uint32_t key,
                      std::span<const std::byte> bytes) {
-  const auto sealed = seal_.seal(bytes);
+  const auto sealed = seal_.seal(bytes, key);
   ++counts_.packets_sent;
   counts_.bytes_sent += sealed.size();
   output_.send(interface, to, sealed);
@@ -218,7 +265,7 @@ void Discovery::answer(const Neighbour& to, std::span<const std::byte> bytes, In
     return;
   }
   paid += static_cast<int64_t>(bytes.size()) * answer_per_byte;
-  send(to.interface, &to.address, bytes);
+  send(to, bytes);
 }
 
 void Discovery::send_summaries(const Neighbour& to, Instant now) {
@@ -261,7 +308,7 @@ void Discovery::send_floods(Instant now) {
       std::sort(flood.nodes.begin(), flood.nodes.end());
       flood.nodes.erase(std::unique(flood.nodes.begin(), flood.nodes.end()), flood.nodes.end());
       for (const auto& bytes : states_for(*to, flood.nodes, now)) {
-        send(to->interface, &to->address, bytes);
+        send(*to, bytes);
       }
       flood.nodes.clear();
       flood.last = now;
@@ -317,15 +364,134 @@ void Discovery::originate(Instant now) {
   flood(identity_.node, 0);
 }
 
+/// With the keys that neighbours there have.  While there is none, with all, and then with one more
+/// in turn: who comes later need not have the same.
+std::vector<uint32_t> Discovery::keys_to_greet_with(uint32_t interface) {
+  if (keys_of_ == KeysOf::cluster || seal_.keys() == nullptr) {
+    return {seal_.keys() != nullptr ? seal_.keys()->first() : 0};
+  }
+  std::vector<uint32_t> all;
+  if (keys_of_ == KeysOf::job_or_nobody) {
+    all.push_back(0);
+  }
+  seal_.keys()->each([&](uint32_t number, const KeyRing::Key& key) {
+    (void)key;
+    all.push_back(number);
+  });
+  std::vector<uint32_t> chosen;
+  for (const Neighbour& one : neighbours_.all()) {
+    if (one.interface == interface && one.two_way &&
+        std::find(chosen.begin(), chosen.end(), one.key) == chosen.end()) {
+      chosen.push_back(one.key);
+    }
+  }
+  if (all.empty()) {
+    return all;
+  }
+  if (chosen.empty()) {
+    for (size_t i = 0; i < std::min(all.size(), greetings_max); ++i) {
+      chosen.push_back(all[++greetings_ % all.size()]);
+    }
+    return chosen;
+  }
+  const uint32_t more = all[++greetings_ % all.size()];
+  if (std::find(chosen.begin(), chosen.end(), more) == chosen.end()) {
+    chosen.push_back(more);
+  }
+  return chosen;
+}
+
+void Discovery::greet(uint32_t interface, bool leaves, Instant now) {
+  for (const uint32_t key : keys_to_greet_with(interface)) {
+    HelloPacket hello = neighbours_.hello_for(interface, states_.digest(), leaves);
+    hello.seeks_ms = look_.seeks_ms(now);
+    hello.looks = identity_.looks;
+    hello.crowded = rests_ && crowded_on_.contains(interface);
+    send(interface, nullptr, key, encode(packet(interface, std::move(hello))));
+  }
+}
+
 void Discovery::send_hellos(Instant now) {
   for (const uint32_t interface : neighbours_.due(now)) {
-    send(interface, nullptr,
-         encode(packet(interface, neighbours_.hello_for(interface, states_.digest(), false))));
+    greet(interface, false, now);
   }
+}
+
+/// They are at no other end of this host's cables.
+bool Discovery::knows_far_hosts() const {
+  std::set<NodeId> near{identity_.node};
+  for (const Neighbour& one : neighbours_.all()) {
+    near.insert(one.node);
+  }
+  return std::ranges::any_of(states_.nodes(), [&](NodeId node) { return !near.contains(node); });
+}
+
+/// Somebody has said hello there.
+void Discovery::look_at(uint32_t interface, const HelloPacket& hello, Instant now) {
+  // One that rests remembers nobody: who speaks is the one whom it hears.
+  const bool rested = rests_;
+  MeshLook::Heard heard;
+  heard.hosts = rested ? 1 : neighbours_.hosts_on(interface);
+  heard.far = identity_.looks && (heard.hosts > 1 || hello.crowded) && knows_far_hosts();
+  look_.on_hello(hello, heard, now);
+  if (heard.hosts > 1 || hello.crowded) {
+    crowded_on_.insert(interface);
+  }
+  begin_rest(now);
+  end_rest(now);
+  if (hello.crowded) {
+    crowd_due_ = Instant::max();
+  } else if (rested && rests_ && hello.looks && crowded_on_.contains(interface) &&
+             crowd_due_ == Instant::max()) {
+    const auto most = static_cast<uint64_t>(crowd_told_within.count());
+    crowd_due_ = now + Duration(static_cast<int64_t>(random_.below(most)));
+    crowd_interface_ = interface;
+  }
+}
+
+/// All who rest have heard the one that looks; the first one speaks for all.
+void Discovery::tell_crowd(Instant now) {
+  if (crowd_due_ <= now) {
+    crowd_due_ = Instant::max();
+    greet(crowd_interface_, false, now);
+  }
+}
+
+void Discovery::begin_rest(Instant now) {
+  if (look_.rests() && !rests_) {
+    rests_ = true;
+    neighbours_.set_interfaces({}, now);
+    floods_.clear();
+    hearsay_.clear();
+  }
+}
+
+void Discovery::end_rest(Instant now) {
+  if (!look_.rests() && rests_) {
+    rests_ = false;
+    neighbours_.set_interfaces(interfaces_, now);
+    originate_soon(now);
+  }
+}
+
+void Discovery::need(bool needs, Instant now) {
+  look_.need(needs);
+  end_rest(now);
+}
+
+void Discovery::need_now(Instant now) {
+  look_.need_now(now);
+  end_rest(now);
 }
 
 void Discovery::tick(Instant now) {
   if (left_) {
+    return;
+  }
+  look_.tick(now);
+  begin_rest(now);
+  if (rests_) {
+    tell_crowd(now);
     return;
   }
   if (neighbours_.expire(now)) {
@@ -347,7 +513,11 @@ Instant Discovery::next_deadline() const {
   if (left_) {
     return Instant::max();
   }
-  Instant next = std::min({neighbours_.next_deadline(), originate_due_, expire_due_});
+  if (rests_) {
+    return crowd_due_;
+  }
+  Instant next =
+      std::min({look_.next_deadline(), neighbours_.next_deadline(), originate_due_, expire_due_});
   for (const auto& [cable, flood] : floods_) {
     if (!flood.nodes.empty()) {
       next = std::min(next, flood.last + timing_.floods_apart);
@@ -361,29 +531,39 @@ void Discovery::leave(Instant now) {
     return;
   }
   left_ = true;
+  if (rests_) {
+    return;
+  }
   originate(now);
   for (auto& [cable, flood] : floods_) {
     flood.last = now - timing_.floods_apart;
   }
   send_floods(now);
   for (const MeshInterface& own : neighbours_.interfaces()) {
-    send(own.number, nullptr,
-         encode(packet(own.number, neighbours_.hello_for(own.number, states_.digest(), true))));
+    greet(own.number, true, now);
   }
 }
 
 std::vector<std::vector<std::byte>> Discovery::answer_query(Instant now) const {
   StatesWriter writer(identity_.node, identity_.incarnation, 0);
-  const std::vector<NodeId> nodes = states_.nodes();
+  const std::vector<NodeId> nodes = rests_ ? std::vector<NodeId>() : states_.nodes();
   states_.write(nodes, now, writer);
   std::vector<std::vector<std::byte>> states = writer.take();
   NeighboursPacket all;
   all.states = static_cast<uint32_t>(states.size());
+  all.rests = rests_;
+  all.of_job = identity_.looks;
+  all.looks = !rests_ && !look_.takes_part();
+  all.crowded = look_.crowded();
+  if (keys_of_ == KeysOf::cluster && seal_.keys() != nullptr) {
+    all.key_name = name_of_key(*seal_.keys()->find(seal_.keys()->first()));
+  }
+  all.open = seal_.keys() == nullptr || keys_of_ == KeysOf::job_or_nobody;
   for (const Neighbour& one : neighbours_.all()) {
     const auto address = IpAddress::from_sockaddr(one.address.get());
     if (one.two_way && address && all.entries.size() < neighbours_per_packet_max) {
       all.entries.push_back(
-          {one.node, one.interface, one.peer_interface, one.address.port(), *address});
+          {one.node, one.interface, one.peer_interface, one.key, one.address.port(), *address});
     }
   }
   states.insert(states.begin(), encode(packet(0, std::move(all))));

@@ -8,11 +8,14 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "relay/job_keys.h"
 #include "relay/link_states.h"
+#include "relay/mesh_look.h"
 #include "relay/neighbours.h"
 #include "relay/packet_seal.h"
 #include "relay/topology.h"
@@ -38,6 +41,7 @@ class Discovery {
     std::string name;
     std::vector<IpAddress> addresses;  ///< at most addresses_max of them are told
     bool relays = true;                ///< paths of others may lead through this host
+    bool looks = false;                ///< it takes part by what it hears (MeshLook)
   };
   struct Timing {
     Neighbours::Timing neighbours;
@@ -74,8 +78,13 @@ class Discovery {
 
   Discovery(Identity identity, const Timing& timing, uint64_t seed, DiscoveryOutput& output);
 
+  enum class KeysOf : uint8_t {
+    cluster,        ///< the first one of them seals, and all are good
+    job,            ///< each is one's of a communicator, and a neighbour need not be in all of them
+    job_or_nobody,  ///< the same, and whoever has none is heard as well
+  };
   /// Packets are sealed with them, and those of others have to be; null: neither.
-  void set_keys(std::shared_ptr<const KeyRing> keys) { seal_.set_keys(std::move(keys)); }
+  void set_keys(std::shared_ptr<const KeyRing> keys, Instant now, KeysOf whose = KeysOf::cluster);
   void set_interfaces(const std::vector<MeshInterface>& interfaces, Instant now);
   void set_addresses(std::vector<IpAddress> addresses, Instant now);
   /// Whether paths of others may lead through this host from now on.
@@ -85,6 +94,11 @@ class Discovery {
   /// Does what is due.  To be called after receive() as well, which only notes what is to be sent.
   void tick(Instant now);
   Instant next_deadline() const;
+  /// A peer of this host's is out of reach, until that is taken back: as long it takes part,
+  /// whatever it hears.
+  void need(bool needs, Instant now);
+  /// The same of another process of this host, which says so again and again.
+  void need_now(Instant now);
   /// Says goodbye; nothing is sent any more.
   void leave(Instant now);
 
@@ -93,6 +107,7 @@ class Discovery {
   Topology topology(Instant now) const { return Topology::make(states_.decoded(now)); }
   const LinkStates& states() const { return states_; }
   const Neighbours& neighbours() const { return neighbours_; }
+  const MeshLook& look() const { return look_; }
   const Identity& identity() const { return identity_; }
   const Counts& counts() const { return counts_; }
   const PacketSeal::Counts& seal_counts() const { return seal_.counts(); }
@@ -119,7 +134,18 @@ class Discovery {
   void believe_hearsay(Instant now);
   void compare_digests(Neighbour& one, Instant now);
   bool comes_from(const Neighbour& one, const fabric::SocketAddress& from) const;
-  void send(uint32_t interface, const fabric::SocketAddress* to, std::span<const std::byte> bytes);
+  void send(uint32_t interface, const fabric::SocketAddress* to, uint32_t key,
+            std::span<const std::byte> bytes);
+  void send(const Neighbour& to, std::span<const std::byte> bytes);
+  std::vector<uint32_t> keys_to_greet_with(uint32_t interface);
+  void greet(uint32_t interface, bool leaves, Instant now);
+  void note_key(uint32_t interface, const DiscoveryPacket& packet, const HelloPacket& hello,
+                uint32_t key, Instant now);
+  void look_at(uint32_t interface, const HelloPacket& hello, Instant now);
+  bool knows_far_hosts() const;
+  void tell_crowd(Instant now);
+  void begin_rest(Instant now);
+  void end_rest(Instant now);
   DiscoveryPacket packet(uint32_t interface, decltype(DiscoveryPacket::body) body) const;
   /// As long as there is no flood of them.
   void answer(const Neighbour& to, std::span<const std::byte> bytes, Instant now);
@@ -141,6 +167,15 @@ class Discovery {
   Neighbours neighbours_;
   LinkStates states_;
   PacketSeal seal_;
+  KeysOf keys_of_ = KeysOf::cluster;
+  size_t greetings_ = 0;
+  MeshLook look_;
+  bool begun_ = false;                     ///< to look
+  bool rests_ = false;                     ///< as look_ said last
+  std::vector<MeshInterface> interfaces_;  ///< also while it rests
+  std::set<uint32_t> crowded_on_;          ///< the interfaces that have a switch behind them
+  uint32_t crowd_interface_ = 0;           ///< somebody looks there, where a switch is
+  Instant crowd_due_ = Instant::max();     ///< to tell so, if nobody else does before
   std::map<Cable, Flood> floods_;
   std::map<NodeId, LinkState> hearsay_;   ///< of neighbours, newer than what they said themselves
   std::map<uint32_t, Instant> answered_;  ///< by interface: when its answers will have been paid

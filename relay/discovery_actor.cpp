@@ -51,8 +51,18 @@ void DiscoveryActor::start(Context& context) {
     link_watch_ = std::move(*watch);
   }
   look_at_key();
+  use_job_keys();
   look_at_interfaces();
   go_on();
+}
+
+/// Communicators come and go while the process runs.
+void DiscoveryActor::use_job_keys() {
+  if (options_.key == nullptr && options_.job != nullptr) {
+    discovery_->set_keys(
+        options_.job->current(), context_->now(),
+        options_.job->open() ? Discovery::KeysOf::job_or_nobody : Discovery::KeysOf::job);
+  }
 }
 
 void DiscoveryActor::look_at_key() {
@@ -62,7 +72,7 @@ void DiscoveryActor::look_at_key() {
   if (auto read = options_.key->refresh(); !read) {
     NHA_LOG_WARN_LIMITED("the keys of before stay: {}", read.error().message());
   }
-  discovery_->set_keys(options_.key->current());
+  discovery_->set_keys(options_.key->current(), context_->now());
 }
 
 void DiscoveryActor::look_at_interfaces() {
@@ -89,6 +99,9 @@ void DiscoveryActor::on(const Message& message) {
   if (message.kind == relays) {
     discovery_->set_relays(message.arg != 0, context_->now());
     go_on();
+  } else if (message.kind == need) {
+    discovery_->need(message.arg != 0, context_->now());
+    go_on();
   } else if (message.kind == leave) {
     stop();
     context_->remove_actor(id());
@@ -104,6 +117,7 @@ void DiscoveryActor::on_link(const std::string& interface, bool up) {
 
 void DiscoveryActor::on_readable(int fd) {
   (void)fd;
+  use_job_keys();
   options_.links->receive(*this, discovery_packets_per_turn);
   answer_askers();
   go_on();
@@ -112,7 +126,12 @@ void DiscoveryActor::on_readable(int fd) {
 void DiscoveryActor::on_packet(uint32_t interface, const fabric::SocketAddress& from,
                                bool asked_here, std::span<const std::byte> packet) {
   if (!asked_here) {
+    const uint64_t before = discovery_->seal_counts().forged;
     discovery_->receive(interface, from, packet, context_->now());
+    if (options_.key != nullptr && !options_.identity.looks &&
+        discovery_->seal_counts().forged != before) {
+      tell_forged(interface, from);
+    }
     return;
   }
   const auto asked = decode_packet(packet);
@@ -122,11 +141,26 @@ void DiscoveryActor::on_packet(uint32_t interface, const fabric::SocketAddress& 
   if (std::holds_alternative<HandOverPacket>(asked->body) && options_.on_hand_over &&
       !handing_over_) {
     handing_over_ = options_.on_hand_over();
+    options_.on_takes_part = handing_over_ ? nullptr : options_.on_takes_part;
   }
-  if (std::holds_alternative<QueryPacket>(asked->body) &&
-      std::find(askers_.begin(), askers_.end(), from) == askers_.end()) {
+  const auto* query = std::get_if<QueryPacket>(&asked->body);
+  if (query != nullptr && query->seeks) {
+    discovery_->need_now(context_->now());
+  }
+  if (query != nullptr && std::find(askers_.begin(), askers_.end(), from) == askers_.end()) {
     askers_.push_back(from);
   }
+}
+
+/// Jobs without a key hear each other as well, and that is nothing to tell of.
+void DiscoveryActor::tell_forged(uint32_t interface, const fabric::SocketAddress& from) const {
+  const auto own =
+      std::ranges::find(own_, static_cast<int>(interface), &fabric::NetInterface::ifindex);
+  const auto address = IpAddress::from_sockaddr(from.get());
+  NHA_LOG_WARN_LIMITED(
+      "{} on {} has no key of ours, or none at all, and is no neighbour: NCCL_MESH_KEY_FILE has to "
+      "have the same keys on all hosts",
+      address ? address->text() : "a host", own == own_.end() ? "a cable" : own->name);
 }
 
 void DiscoveryActor::answer_askers() {
@@ -152,22 +186,38 @@ void DiscoveryActor::on_timer() {
 
 void DiscoveryActor::go_on() {
   const Instant now = context_->now();
+  use_job_keys();
   discovery_->tick(now);
+  // Two hosts have nobody to relay for.
+  if (options_.on_takes_part && discovery_->look().takes_part() &&
+      discovery_->states().size() > 2) {
+    std::exchange(options_.on_takes_part, nullptr)(*context_);
+  }
   publish();
   context_->timers().arm(timer_, std::min(discovery_->next_deadline(), look_due_));
 }
 
 void DiscoveryActor::publish() {
   const uint64_t neighbours = discovery_->neighbours().revision();
-  if (published_ == discovery_->revision() && neighbours_published_ == neighbours) {
+  const bool rests = discovery_->look().rests();
+  const bool looks = !rests && !discovery_->look().takes_part();
+  if (published_ == discovery_->revision() && neighbours_published_ == neighbours &&
+      rested_ == rests && looked_ == looks) {
     return;
   }
+  rested_ = rests;
+  looked_ = looks;
   published_ = discovery_->revision();
   neighbours_published_ = neighbours;
   auto view = std::make_shared<MeshView>();
   view->revision = published_;
   view->self = options_.identity.node;
-  view->topology = discovery_->topology(context_->now());
+  view->rests = rests;
+  view->looks = looks;
+  view->crowded = discovery_->look().crowded();
+  if (!rests) {
+    view->topology = discovery_->topology(context_->now());
+  }
   for (const Neighbour& one : discovery_->neighbours().all()) {
     if (one.two_way) {
       view->neighbours.push_back(one);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "relay/job_keys.h"
 #include "relay/mesh_links.h"
 #include "relay/topology_board.h"
 #include "runtime/base/key_file.h"
@@ -31,7 +32,11 @@ class DiscoveryActor final : public Actor,
     /// there.
     std::function<Result<std::vector<fabric::NetInterface>>()> interfaces;
     std::shared_ptr<TopologyBoard> board;
-    std::shared_ptr<KeyFile> key;  ///< null: anybody on a cable is a neighbour
+    std::shared_ptr<KeyFile> key;  ///< null: anybody on a cable is a neighbour, or by `job`
+    /// Where there is no `key`: hosts of the same job are neighbours, or all where that is open.
+    std::shared_ptr<const JobKeys> job;
+    /// It looks (Discovery::Identity::looks), and from now on it takes part: once.
+    std::function<void(Context& context)> on_takes_part;
     /// A relay node begins on this host and wants the port.  On the worker's thread.  True: it will
     /// have it; from then on this is not called any more, and nobody of this host is answered.
     /// Null: this one stays, as it is of a node.
@@ -41,6 +46,7 @@ class DiscoveryActor final : public Actor,
   static constexpr Duration look_apart = std::chrono::seconds(5);
   enum MessageKind : uint32_t {
     relays,  ///< arg 1: paths of others may lead through this host from now on; 0: they may not
+    need,    ///< arg 1: a peer is out of reach of this host; 0: none is any more
     leave,   ///< neighbours are told, the port is free at the end of the turn, and so is the actor
   };
 
@@ -63,10 +69,12 @@ class DiscoveryActor final : public Actor,
   void on_timer();
   void look_at_interfaces();
   void look_at_key();
+  void use_job_keys();
   /// Does what is due, tells what has changed, and comes back in time.
   void go_on();
   void publish();
   void answer_askers();
+  void tell_forged(uint32_t interface, const fabric::SocketAddress& from) const;
 
   Options options_;
   Context* context_ = nullptr;
@@ -79,6 +87,8 @@ class DiscoveryActor final : public Actor,
   bool handing_over_ = false;
   /// Processes of this host that have asked in this turn: each gets one answer, the same for all.
   std::vector<fabric::SocketAddress> askers_;
+  bool looked_ = false;                         ///< as published
+  bool rested_ = false;                         ///< as published
   uint64_t published_ = UINT64_MAX;             ///< revision of what all hosts say
   uint64_t neighbours_published_ = UINT64_MAX;  ///< and of the neighbours
 };

@@ -87,6 +87,7 @@ inline std::optional<HopPlace> place_of_kind(const std::vector<HopPlace>& places
 struct NextHop {
   fabric::SocketAddress relay;  ///< where its relay node listens
   fabric::SocketAddress local;  ///< this host's address there; of length 0: the kernel knows
+  uint32_t key = 0;             ///< Neighbour::key
 };
 
 /// Which of a connection's ways is asked for.  Each of them keeps to a first host of its own, so
@@ -113,6 +114,10 @@ class NextHops {
   }
   /// Any thread.  What this host is called; nullopt: whoever uses it knows better.
   virtual std::optional<NodeId> self() const { return std::nullopt; }
+  /// Any thread.  A host's name for messages, or its id.
+  virtual std::string name_of(NodeId node) const { return text(node); }
+  /// Any thread.  There are hosts over which a path to another one could lead.
+  virtual bool any() const { return true; }
   /// Any thread.  The hosts on the way of a new path that nobody has named a route for, in order;
   /// empty: no way is known besides those that the connection's other paths keep to.
   virtual std::vector<NodeId> relays_to(NodeId destination, const Way& way) {

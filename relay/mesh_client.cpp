@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -20,12 +21,14 @@ namespace {
 
 constexpr int query_hop_limit = 255;  // LinkSockets drops what has less
 constexpr size_t packet_bytes = 2048;
+constexpr int64_t patience_questions = 16;
 
 Neighbour neighbour_of(const NeighboursPacket::Entry& entry) {
   Neighbour made;
   made.node = entry.node;
   made.interface = entry.interface;
   made.peer_interface = entry.peer_interface;
+  made.key = entry.key;
   made.two_way = true;
   IpAddress address = entry.address;
   address.scope_id = address.link_local() ? entry.interface : 0;
@@ -71,7 +74,14 @@ std::shared_ptr<const MeshView> MeshAnswer::take(std::span<const std::byte> byte
   auto view = std::make_shared<MeshView>();
   view->self = first_->sender;
   view->topology = Topology::make(std::exchange(states_, {}));
-  for (const auto& entry : std::get<NeighboursPacket>(first_->body).entries) {
+  const auto& neighbours = std::get<NeighboursPacket>(first_->body);
+  view->rests = neighbours.rests;
+  view->open = neighbours.open;
+  view->of_job = neighbours.of_job;
+  view->looks = neighbours.looks;
+  view->crowded = neighbours.crowded;
+  view->key_name = neighbours.key_name;
+  for (const auto& entry : neighbours.entries) {
     view->neighbours.push_back(neighbour_of(entry));
   }
   first_.reset();
@@ -100,7 +110,7 @@ Result<int> open_query_socket(uint16_t port) {
   return fd;
 }
 
-bool send_query(int fd) { return send_packet(fd, QueryPacket{}); }
+bool send_query(int fd, bool seeks) { return send_packet(fd, QueryPacket{seeks}); }
 
 void ask_for_place(uint16_t port) {
   if (const auto fd = open_query_socket(port)) {
@@ -150,10 +160,17 @@ MeshClient::~MeshClient() { stop(); }
 void MeshClient::start(Context& context) {
   context_ = &context;
   timer_.bind([](void* self) { static_cast<MeshClient*>(self)->on_timer(); }, this);
-  if (options_.tickets != nullptr) {
+  if (options_.tickets != nullptr || options_.job != nullptr) {
     asker_.emplace(options_.port, context.secrets());
   }
   on_timer();
+}
+
+void MeshClient::on(const Message& message) {
+  if (message.kind == need) {
+    options_.seeks = message.arg != 0;
+    on_timer();
+  }
 }
 
 /// What fails now, for want of descriptors, may not fail next time.
@@ -179,15 +196,44 @@ void MeshClient::on_readable(int fd) {
   for (ssize_t got = 0; (got = recv(fd, bytes.data(), bytes.size(), 0)) >= 0;) {
     if (auto view = answer_.take(std::span(bytes).first(static_cast<size_t>(got)))) {
       unanswered_ = 0;
+      if (!speaks_for_us(*view)) {
+        continue;
+      }
+      rests_ = view->rests;
+      if (options_.job != nullptr) {
+        options_.job->set_open(view->open);
+      }
       options_.board->publish(std::move(view));
     }
   }
+  if (errno == ECONNREFUSED) {
+    unanswered_ = std::max(unanswered_, options_.dead / options_.interval + 1);  // nobody is there
+  }
+}
+
+/// A process of another job, or of another user's, knows the ways of its own hosts only.
+bool MeshClient::speaks_for_us(const MeshView& view) const {
+  constexpr int64_t unlent_max = 4;
+  if (!view.of_job) {
+    return true;
+  }
+  if (options_.key == nullptr) {
+    return view.key_name == 0 && unlent_ <= unlent_max;
+  }
+  bool same = false;
+  options_.key->current()->each([&](uint32_t number, const KeyRing::Key& key) {
+    (void)number;
+    same = same || name_of_key(key) == view.key_name;
+  });
+  return same;
 }
 
 void MeshClient::on_timer() {
-  context_->timers().arm(timer_, context_->now() + options_.interval);
+  // Whoever has had nothing to tell for long is asked less often.
+  const bool slow = (rests_ || unanswered_ > patience_questions) && !options_.seeks;
+  context_->timers().arm(timer_, context_->now() + options_.interval * (slow ? resting_factor : 1));
   // Questions are counted, not time: what this thread has slept through, nobody was asked.
-  const bool silent = unanswered_ * options_.interval >= options_.dead;
+  const bool silent = unanswered_ * options_.interval >= options_.dead || (slow && unanswered_ > 1);
   if (silent && options_.on_silence && options_.on_silence(*context_)) {
     stop();
     context_->remove_actor(id());
@@ -198,19 +244,30 @@ void MeshClient::on_timer() {
   }
   if (fd_ >= 0) {
     ++unanswered_;
-    static_cast<void>(send_query(fd_));
+    static_cast<void>(send_query(fd_, options_.seeks));
   }
   if (asker_) {
-    ask_for_ticket();
+    ask_office();
   }
 }
 
 /// The answer is looked at with the next question: it seldom differs.
-void MeshClient::ask_for_ticket() {
-  if (const auto ticket = asker_->take()) {
-    options_.tickets->add(*ticket);
+void MeshClient::ask_office() {
+  const TicketAsker::Answers answers = asker_->take();
+  if (answers.ticket && options_.tickets != nullptr) {
+    options_.tickets->add(*answers.ticket);
   }
-  static_cast<void>(asker_->ask());
+  if (answers.lent && options_.job != nullptr) {
+    unlent_ = 0;
+    options_.job->lend(geteuid(), *answers.lent, context_->now());
+  }
+  if (options_.tickets != nullptr) {
+    static_cast<void>(asker_->ask());
+  }
+  if (options_.job != nullptr) {
+    ++unlent_;
+    static_cast<void>(asker_->lend(options_.job->own()));
+  }
 }
 
 void MeshClient::stop() {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "relay/shape.h"
 #include "relay/topology_file.h"
 #include "runtime/base/mutation.h"
 
@@ -33,7 +34,9 @@ std::optional<NextHop> MeshRoutes::find(NodeId neighbour) const {
     return std::nullopt;
   }
   NextHop found;
-  found.relay = cables[turns_.fetch_add(1, std::memory_order_relaxed) % cables.size()]->address;
+  const Neighbour& one = *cables[turns_.fetch_add(1, std::memory_order_relaxed) % cables.size()];
+  found.relay = one.address;
+  found.key = one.key;
   found.relay.set_port(port_);
   return found;
 }
@@ -64,6 +67,17 @@ bool MeshRoutes::lives(NodeId neighbour, uint32_t incarnation) const {
 std::optional<NodeId> MeshRoutes::self() const {
   const auto view = board_->read();
   return view ? std::optional(view->self) : std::nullopt;
+}
+
+std::string MeshRoutes::name_of(NodeId node) const {
+  const auto view = board_->read();
+  const auto found = view ? view->topology.find(node) : std::nullopt;
+  return found ? label(view->topology.nodes()[*found]) : text(node);
+}
+
+bool MeshRoutes::any() const {
+  const auto view = board_->read();
+  return view && !view->rests && !view->looks && view->topology.nodes().size() > 2;
 }
 
 /// mutex_ is held.

@@ -31,6 +31,8 @@ class MeshRoutes final : public NextHops {
   bool is_at(NodeId neighbour, const IpAddress& from) const override;
   bool lives(NodeId neighbour, uint32_t incarnation) const override;
   std::optional<NodeId> self() const override;
+  std::string name_of(NodeId node) const override;
+  bool any() const override;
   /// A connection's first way by the routes' shares (RouteRotation), each further one over as few
   /// hosts of the others as possible.  A way keeps to its first host as long as a route begins
   /// there; else it takes one that none of the others keeps to.

@@ -1,6 +1,7 @@
 #include "relay/neighbours.h"
 
 #include <algorithm>
+#include <set>
 
 #include "runtime/base/mutation.h"
 
@@ -187,6 +188,16 @@ std::vector<uint32_t> Neighbours::due(Instant now) {
     }
   }
   return due;
+}
+
+size_t Neighbours::hosts_on(uint32_t interface) const {
+  std::set<NodeId> hosts;
+  for (const Neighbour& one : neighbours_) {
+    if (one.interface == interface) {
+      hosts.insert(one.node);
+    }
+  }
+  return hosts.size();
 }
 
 HelloPacket Neighbours::hello_for(uint32_t interface, uint64_t digest, bool leaves) {

@@ -34,6 +34,8 @@ struct Neighbour {
   bool two_way = false;              ///< it hears us too
   bool asked = false;                ///< it said more than hello before that was known
   uint64_t number = 0;               ///< of its newest hello
+  uint32_t key = 0;                  ///< of the number that it seals with; 0: it has none
+  Instant sealed{};                  ///< when it last did
   Instant since{};
   Instant heard{};
   Duration dead{};       ///< silent for so long: gone
@@ -74,6 +76,8 @@ class Neighbours {
 
   /// The interfaces whose hello is due; counts as sent.
   std::vector<uint32_t> due(Instant now);
+  /// So many others are heard there, whether or not they hear us.
+  size_t hosts_on(uint32_t interface) const;
   HelloPacket hello_for(uint32_t interface, uint64_t digest, bool leaves);
   Instant next_deadline() const;
 

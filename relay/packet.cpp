@@ -8,6 +8,19 @@ namespace nccl_ha::relay {
 namespace {
 
 constexpr uint8_t hello_leaves = 1;
+constexpr uint8_t hello_looks = 2;
+constexpr uint8_t hello_crowded = 4;
+constexpr uint8_t hello_flags = hello_leaves | hello_looks | hello_crowded;
+constexpr uint8_t query_seeks = 1;
+constexpr uint8_t neighbours_rest = 1;
+constexpr uint8_t neighbours_open = 2;
+constexpr uint8_t neighbours_of_job = 4;
+constexpr uint8_t neighbours_look = 8;
+constexpr uint8_t neighbours_crowded = 16;
+constexpr uint8_t neighbours_flags = 31;
+
+uint8_t flag(bool set, uint8_t bit) { return set ? bit : uint8_t{0}; }
+
 constexpr size_t length_offset = 6;
 constexpr size_t states_count_offset = discovery_header_bytes;
 constexpr size_t states_per_packet_max = 255;
@@ -29,7 +42,9 @@ PacketKind put_body(WireWriter& out, const HelloPacket& hello) {
   out.put(hello.number);
   out.put(hello.hello_ms);
   out.put(hello.dead_ms);
-  out.put(hello.leaves ? hello_leaves : uint8_t{0});
+  out.put(static_cast<uint8_t>(flag(hello.leaves, hello_leaves) | flag(hello.looks, hello_looks) |
+                               flag(hello.crowded, hello_crowded)));
+  out.put(hello.seeks_ms);
   out.put(hello.digest);
   out.put(static_cast<uint8_t>(hello.heard.size()));
   for (const Heard& heard : hello.heard) {
@@ -70,8 +85,7 @@ PacketKind put_body(WireWriter& out, const RequestPacket& request) {
 }
 
 PacketKind put_body(WireWriter& out, const QueryPacket& query) {
-  (void)out;
-  (void)query;
+  out.put(flag(query.seeks, query_seeks));
   return PacketKind::query;
 }
 
@@ -83,11 +97,17 @@ PacketKind put_body(WireWriter& out, const HandOverPacket& wish) {
 
 PacketKind put_body(WireWriter& out, const NeighboursPacket& packet) {
   out.put(packet.states);
+  out.put(static_cast<uint8_t>(
+      flag(packet.rests, neighbours_rest) | flag(packet.open, neighbours_open) |
+      flag(packet.of_job, neighbours_of_job) | flag(packet.looks, neighbours_look) |
+      flag(packet.crowded, neighbours_crowded)));
+  out.put(packet.key_name);
   out.put(static_cast<uint8_t>(packet.entries.size()));
   for (const NeighboursPacket::Entry& entry : packet.entries) {
     out.put(number(entry.node));
     out.put(entry.interface);
     out.put(entry.peer_interface);
+    out.put(entry.key);
     out.put(entry.port);
     out.put_address(entry.address);
   }
@@ -101,6 +121,9 @@ Result<HelloPacket> take_hello(WireReader& in) {
   hello.dead_ms = in.take<uint16_t>();
   const auto flags = in.take<uint8_t>();
   hello.leaves = (flags & hello_leaves) != 0;
+  hello.looks = (flags & hello_looks) != 0;
+  hello.crowded = (flags & hello_crowded) != 0;
+  hello.seeks_ms = in.take<uint16_t>();
   hello.digest = in.take<uint64_t>();
   const size_t count = in.take<uint8_t>();
   for (size_t i = 0; i < count && in.good(); ++i) {
@@ -110,7 +133,7 @@ Result<HelloPacket> take_hello(WireReader& in) {
     heard.interface = in.take<uint32_t>();
     hello.heard.push_back(heard);
   }
-  if (count > heard_max || flags > hello_leaves) {
+  if (count > heard_max || flags > hello_flags) {
     return fail(Errc::invalid_argument, "a hello with a number out of range");
   }
   return hello;
@@ -164,11 +187,27 @@ Result<RequestPacket> take_request(WireReader& in) {
   return request;
 }
 
+Result<QueryPacket> take_query(WireReader& in) {
+  const auto flags = in.take<uint8_t>();
+  if (flags > query_seeks) {
+    return fail(Errc::invalid_argument, "a query with a number out of range");
+  }
+  return QueryPacket{flags != 0};
+}
+
 Result<NeighboursPacket> take_neighbours(WireReader& in) {
   NeighboursPacket packet;
   packet.states = in.take<uint32_t>();
+  const auto flags = in.take<uint8_t>();
+  packet.rests = (flags & neighbours_rest) != 0;
+  packet.open = (flags & neighbours_open) != 0;
+  packet.of_job = (flags & neighbours_of_job) != 0;
+  packet.looks = (flags & neighbours_look) != 0;
+  packet.crowded = (flags & neighbours_crowded) != 0;
+  packet.key_name = in.take<uint32_t>();
   const size_t count = in.take<uint8_t>();
-  if (count > neighbours_per_packet_max || packet.states > answer_packets_max) {
+  if (count > neighbours_per_packet_max || packet.states > answer_packets_max ||
+      flags > neighbours_flags) {
     return fail(Errc::invalid_argument, "a list of neighbours with a number out of range");
   }
   for (size_t i = 0; i < count && in.good(); ++i) {
@@ -176,6 +215,7 @@ Result<NeighboursPacket> take_neighbours(WireReader& in) {
     entry.node = NodeId{in.take<uint64_t>()};
     entry.interface = in.take<uint32_t>();
     entry.peer_interface = in.take<uint32_t>();
+    entry.key = in.take<uint32_t>();
     entry.port = in.take<uint16_t>();
     entry.address = in.take_address();
     packet.entries.push_back(entry);
@@ -203,8 +243,7 @@ Result<void> take_body(DiscoveryPacket& packet, PacketKind kind, WireReader& in)
     case PacketKind::request:
       return set_body(packet, take_request(in));
     case PacketKind::query:
-      packet.body = QueryPacket{};
-      return {};
+      return set_body(packet, take_query(in));
     case PacketKind::hand_over:
       packet.body = HandOverPacket{};
       return {};

@@ -3,17 +3,21 @@
 // Header, little-endian: magic u32, version u8, kind u8, length u16 (of the whole packet), sender
 // u64, its incarnation u32, its interface u32 on which it says this (0: to a process of its host).
 // Then by kind:
-//   hello     number u64, hello ms u16, dead ms u16, flags u8 (1: it leaves), digest u64, count u8,
-//             of those heard there: node u64, incarnation u32, interface u32
+//   hello     number u64, hello ms u16, dead ms u16, flags u8 (1: it leaves, 2: it looks, 4:
+//             crowded), seeks ms u16, digest u64, count u8, of those heard there: node u64,
+//             incarnation u32, interface u32
 //   states    count u8; length u16 and a link state each
 //   summary   first u64, last u64, count u8; node u64, sequence u64 each, ascending, in between
 //   request   count u8; node u64 each
-//   query     nothing: who runs on this host too asks for all that is known
+//   query     flags u8 (1: it seeks): who runs on this host too asks for all that is known
 //   hand_over nothing: a relay node begins on this host and wants the port, which a process has
 //   that
 //             relays for want of a node
-//   neighbours states u32, count u8; node u64, interface u32, peer interface u32, port u16,
-//             address (family u8, prefix u8, 4 or 16 bytes) each: the answer begins with it
+//   neighbours states u32, flags u8 (1: rests, 2: open, 4: of a job, 8: looks, 16:
+//             crowded), key's name u32, count u8; node u64, interface
+//   u32, peer
+//             interface u32, key u32, port u16, address (family u8, prefix u8, 4 or 16 bytes)
+//             each: the answer begins with it
 #pragma once
 
 #include <cstddef>
@@ -29,7 +33,7 @@
 namespace nccl_ha::relay {
 
 inline constexpr uint32_t discovery_magic = 0x4D48414E;  // "NAHM"
-inline constexpr uint8_t discovery_version = 2;
+inline constexpr uint8_t discovery_version = 3;
 inline constexpr size_t discovery_header_bytes = 24;
 /// Any packet: 1500 bytes without the headers of IPv6 (40) and UDP (8), with room for a seal.
 inline constexpr size_t discovery_packet_max = 1412;
@@ -57,7 +61,10 @@ struct HelloPacket {
   uint16_t hello_ms = 0;
   uint16_t dead_ms = 0;  ///< silent for so long: gone
   bool leaves = false;
-  uint64_t digest = 0;  ///< LinkStates::digest
+  uint16_t seeks_ms = 0;  ///< for so long a peer of some host is looked for; 0: none is
+  bool looks = false;     ///< it takes part by what it hears (MeshLook)
+  bool crowded = false;   ///< on this interface it has heard several hosts, and it rests
+  uint64_t digest = 0;    ///< LinkStates::digest
   std::vector<Heard> heard;
 };
 
@@ -80,7 +87,9 @@ struct RequestPacket {
   std::vector<NodeId> nodes;
 };
 
-struct QueryPacket {};
+struct QueryPacket {
+  bool seeks = false;  ///< a peer of the asking process is out of reach
+};
 
 struct HandOverPacket {};
 
@@ -91,10 +100,17 @@ struct NeighboursPacket {
     NodeId node{};
     uint32_t interface = 0;       ///< of the host that tells
     uint32_t peer_interface = 0;  ///< the neighbour's
+    uint32_t key = 0;             ///< Neighbour::key
     uint16_t port = 0;
     IpAddress address;  ///< the neighbour's; the scope of a link-local one is `interface`
   };
-  uint32_t states = 0;  ///< packets
+  uint32_t states = 0;    ///< packets
+  bool rests = false;     ///< MeshView::rests
+  bool open = false;      ///< hosts without a key are heard
+  bool of_job = false;    ///< a process of a job answers, which nobody told to relay
+  bool looks = false;     ///< MeshView::looks
+  bool crowded = false;   ///< MeshView::crowded
+  uint32_t key_name = 0;  ///< of the cluster's key that seals (KeyRing::name); 0: there is none
   std::vector<Entry> entries;
 };
 
@@ -111,7 +127,7 @@ struct DiscoveryPacket {
 inline constexpr size_t heard_max = links_max;
 inline constexpr size_t summary_entries_max = 80;
 inline constexpr size_t request_nodes_max = 160;
-inline constexpr size_t neighbours_per_packet_max = 36;
+inline constexpr size_t neighbours_per_packet_max = 34;
 
 /// The lists must not be longer than the limits above, and states must fit (StatesWriter).
 std::vector<std::byte> encode(const DiscoveryPacket& packet);

@@ -21,34 +21,37 @@ uint64_t sender_of(std::span<const std::byte> packet) {
 PacketSeal::PacketSeal()
     : window_(ha::ReplayWindow::Limits{std::chrono::hours(1), senders_max}, 0) {}
 
-std::vector<std::byte> PacketSeal::seal(std::span<const std::byte> packet) {
+std::vector<std::byte> PacketSeal::seal(std::span<const std::byte> packet, uint32_t number) {
   std::vector<std::byte> sealed(packet.begin(), packet.end());
-  if (keys_ == nullptr) {
+  const HashKey* key = keys_ != nullptr ? keys_->find(number) : nullptr;
+  if (key == nullptr) {
     return sealed;
   }
-  const uint32_t number = keys_->first();
   sealed.resize(packet.size() + packet_seal_bytes);
   fabric::put(sealed.data(), packet.size(), ++sent_);
   fabric::put(sealed.data(), packet.size() + sizeof(uint64_t), number);
   const auto covered = std::span(sealed).first(sealed.size() - tag_bytes);
-  const Tag tag = make_tag(*keys_->find(number), purpose_packet, covered);
+  const Tag tag = make_tag(*key, purpose_packet, covered);
   std::copy(tag.begin(), tag.end(), sealed.end() - tag_bytes);
   return sealed;
 }
 
-Result<std::span<const std::byte>> PacketSeal::open(std::span<const std::byte> sealed,
-                                                    Instant now) {
+Result<PacketSeal::Opened> PacketSeal::open(std::span<const std::byte> sealed, Instant now) {
   if (keys_ == nullptr) {
-    return sealed;
+    return Opened{sealed, 0};
   }
   const HashKey* key = nullptr;
+  uint32_t number = 0;
   if (sealed.size() >= discovery_header_bytes + packet_seal_bytes) {
-    key = keys_->find(
-        fabric::get<uint32_t>(sealed.data(), sealed.size() - tag_bytes - sizeof(uint32_t)));
+    number = fabric::get<uint32_t>(sealed.data(), sealed.size() - tag_bytes - sizeof(uint32_t));
+    key = keys_->find(number);
   }
   if (key == nullptr ||
       !same_tag(make_tag(*key, purpose_packet, sealed.first(sealed.size() - tag_bytes)),
                 sealed.last(tag_bytes))) {
+    if (open_) {
+      return Opened{sealed, 0};  // one that is sealed with another key is none that makes sense
+    }
     ++counts_.forged;
     return fail(Errc::remote, "a packet of a host without the cluster's key");
   }
@@ -60,7 +63,7 @@ Result<std::span<const std::byte>> PacketSeal::open(std::span<const std::byte> s
     ++counts_.repeated;
     return fail(Errc::remote, "a packet that came before");
   }
-  return packet;
+  return Opened{packet, number};
 }
 
 }  // namespace nccl_ha::relay

@@ -1,5 +1,5 @@
-// Shows that a packet of discovery comes from a host with the cluster's key, and that it came only
-// once.
+// Shows that a packet of discovery comes from a host with the cluster's key, or one of the same
+// job, and that it came only once.
 //
 // A seal, little-endian, follows the packet: its number u64 of those of its sender, key u32, tag 16
 // bytes over all before it.  Pure; one thread.
@@ -26,18 +26,27 @@ class PacketSeal {
     uint64_t repeated = 0;  ///< or too old to tell
   };
   PacketSeal();
-  bool keyed() const { return keys_ != nullptr; }
-  /// Null: packets are as they are.
-  void set_keys(std::shared_ptr<const KeyRing> keys) { keys_ = std::move(keys); }
+  /// Null: packets are as they are.  `open`: those without a seal are listened to as well.
+  void set_keys(std::shared_ptr<const KeyRing> keys, bool open = false) {
+    keys_ = std::move(keys);
+    open_ = open;
+  }
+  const KeyRing* keys() const { return keys_.get(); }
 
-  std::vector<std::byte> seal(std::span<const std::byte> packet);
-  /// The packet without its seal; an error: it is not to be listened to.
-  Result<std::span<const std::byte>> open(std::span<const std::byte> sealed, Instant now);
+  /// With the key of that number; 0: as it is.
+  std::vector<std::byte> seal(std::span<const std::byte> packet, uint32_t key);
+  struct Opened {
+    std::span<const std::byte> packet;  ///< without its seal
+    uint32_t key = 0;                   ///< the number of the key that it came with; 0: none
+  };
+  /// An error: it is not to be listened to.
+  Result<Opened> open(std::span<const std::byte> sealed, Instant now);
 
   const Counts& counts() const { return counts_; }
 
  private:
   std::shared_ptr<const KeyRing> keys_;
+  bool open_ = false;
   uint64_t sent_ = 0;
   // No clock is common to all hosts: numbers tell, and a sender is remembered as long as there is
   // room.

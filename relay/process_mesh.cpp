@@ -1,6 +1,7 @@
 #include "relay/process_mesh.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -12,6 +13,8 @@
 #include "relay/piece_size.h"
 #include "relay/relay_factory.h"
 #include "relay/relay_node.h"
+#include "relay/shape_watch.h"
+#include "relay/ticket_office.h"
 #include "relay/topology_file.h"
 #include "runtime/base/log.h"
 #include "runtime/base/secret.h"
@@ -19,11 +22,12 @@
 namespace nccl_ha::relay {
 namespace {
 
-/// A relay node answers within milliseconds; a process that will relay later does not yet.
-constexpr Duration answer_limit = std::chrono::seconds(2);
+/// A relay node answers within milliseconds; a process that will relay later does not yet, and is
+/// asked again when this one needs to know.
+constexpr Duration answer_limit = std::chrono::milliseconds(50);
+/// A relay node that is held up.
+constexpr Duration answer_limit_of_node = std::chrono::seconds(2);
 constexpr Duration answer_limit_of_others = std::chrono::milliseconds(200);
-/// A peer that discovery has not heard of by then is no part of the mesh.
-constexpr Duration patience_max = std::chrono::seconds(10);
 /// A relay node that begins waits for five seconds (tools/relay).
 constexpr Duration hand_over_limit = std::chrono::milliseconds(500);
 
@@ -59,16 +63,19 @@ std::shared_ptr<const MeshView> fixed_view(Topology topology, uint32_t self) {
 
 }  // namespace
 
-ProcessMesh::ProcessMesh(const Config& config, std::vector<fabric::NetInterface> own)
+ProcessMesh::ProcessMesh(const Config& config, std::vector<fabric::NetInterface> own,
+                         std::shared_ptr<JobKeys> job)
     : config_(config),
+      job_(std::move(job)),
       own_(std::move(own)),
       routes_(std::make_shared<MeshRoutes>(board_, route_options(config),
                                            static_cast<uint16_t>(config.mesh_port))) {}
 
-Result<std::unique_ptr<ProcessMesh>> ProcessMesh::make(
-    const Config& config, const std::vector<fabric::NetInterface>& all) {
+Result<std::unique_ptr<ProcessMesh>> ProcessMesh::make(const Config& config,
+                                                       const std::vector<fabric::NetInterface>& all,
+                                                       std::shared_ptr<JobKeys> job) {
   std::unique_ptr<ProcessMesh> made(
-      new ProcessMesh(config, select_mesh_interfaces(all, config.mesh_ifname)));
+      new ProcessMesh(config, select_mesh_interfaces(all, config.mesh_ifname), std::move(job)));
   const std::string& how = config.mesh_relay;
   if (how != "auto" && how != "inline" && how != "off") {
     return fail(Errc::invalid_argument,
@@ -115,23 +122,38 @@ Result<void> ProcessMesh::open_links(bool* port_taken) {
 }
 
 Result<void> ProcessMesh::choose_part() {
-  const bool inlined = config_.mesh_relay == "inline";
+  const auto port = static_cast<uint16_t>(config_.mesh_port);
   bool taken = false;
-  auto opened = inlined ? open_links(&taken) : Result<void>();
-  if (inlined && !taken) {
-    part_ = opened ? Part::inlined : Part::none;
-    return opened;
-  }
-  // Who only asks does not take the port, not even for a moment: a relay node may be about to.
-  auto view = ask_relay_node(static_cast<uint16_t>(config_.mesh_port),
-                             inlined ? answer_limit_of_others : answer_limit);
-  if (view) {
-    board_->publish(std::move(*view));
-  } else if (!inlined) {
-    if (view.error().code == Errc::timed_out) {
-      NHA_LOG_WARN("only hosts to which a cable leads are reached: {}", view.error().message());
+  if (config_.mesh_relay == "inline") {
+    auto opened = open_links(&taken);
+    if (!taken) {
+      part_ = opened ? Part::inlined : Part::none;
+      job_->set_open(true);
+      return opened;
     }
-    return {};
+    const auto view = ask_relay_node(port, answer_limit_of_others);
+    return attach(view ? view->get() : nullptr);
+  }
+  auto view = ask_relay_node(port, answer_limit);
+  if (!view && view.error().code == Errc::timed_out && is_office_open(port)) {
+    view = ask_relay_node(port, answer_limit_of_node);
+  }
+  if (view || view.error().code == Errc::timed_out) {
+    automatic_ = !view || (*view)->of_job;
+    return attach(automatic_ ? nullptr : view->get());
+  }
+  // Without either, nothing tells hosts of this job from others.
+  automatic_ = key_ != nullptr || job_->current()->size() != 0;
+  // Whoever never connects leaves the port to others.
+  part_ = automatic_ ? Part::inlined : Part::none;
+  return {};
+}
+
+/// To whoever has the port; null: that one has not answered yet.
+Result<void> ProcessMesh::attach(const MeshView* view) {
+  if (view != nullptr) {
+    board_->publish(std::make_shared<const MeshView>(*view));
+    job_->set_open(view->open);
   }
   part_ = Part::attached;
   const auto origin = config_.origins.find("mesh_key_file");
@@ -174,48 +196,112 @@ Result<void> ProcessMesh::use_file(const std::vector<fabric::NetInterface>& all)
   board_->publish(fixed_view(std::move(*topology), *self));
   fixed_ = true;
   part_ = Part::inlined;
+  job_->set_open(true);
   return {};
 }
 
 std::vector<fabric::Provider::Kind> ProcessMesh::kinds() const {
-  return takes_part() ? std::vector<fabric::Provider::Kind>{relay_fabric(
-                            routes_, path_options(config_, {key_, tickets_}), {})}
-                      : std::vector<fabric::Provider::Kind>();
+  if (!takes_part()) {
+    return {};
+  }
+  RelayPath::Options options = path_options(config_, {key_, tickets_, job_});
+  // A peer may come over others before whoever speaks for this process has told it anything.
+  options.self = mesh_identity(own_, false, 1).node;
+  return {relay_fabric(routes_, options, {})};
 }
 
-/// Discovery, and the relay node of this process.
-Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
-                                    const Adopt& adopt) {
-  warn_without(key_);
+/// Discovery, and the relay node of this process; where nobody told so, that one once there is a
+/// mesh.
+Result<void> ProcessMesh::make_speaker(fabric::Provider& provider, Worker& worker,
+                                       const Adopt& adopt) {
   hops_ = std::make_unique<ProviderHops>(provider);
-  auto identity =
-      mesh_identity(own_, true, static_cast<uint32_t>(kernel_secrets().draw().told() | 1));
-  const NodeId self = routes_->self().value_or(identity.node);  // as others know this host
-  identity.node = self;
-  RelayNode::Tell tell;
-  if (!fixed_) {
-    DiscoveryActor::Options discovery;
-    discovery.identity = identity;
-    discovery.timing = *discovery_timing(config_);
-    discovery.links = std::move(links_);
-    discovery.interfaces = [spec = config_.mesh_ifname] { return list_mesh_interfaces(spec); };
-    discovery.board = board_;
-    discovery.key = key_;
-    discovery.on_hand_over = [this, &worker] { return hand_over(worker); };
-    const auto adopted = adopt(std::make_unique<DiscoveryActor>(std::move(discovery)));
-    if (!adopted) {
-      return adopted.error();
-    }
-    {
-      const std::lock_guard lock(node_mutex_);
-      discovery_ = *adopted;
-    }
-    tell = [&worker, to = *adopted](bool relays) {
-      worker.post({to, DiscoveryActor::relays, relays ? 1U : 0U});
+  if (fixed_) {
+    warn_without(key_);
+    return make_node(provider, worker, adopt);
+  }
+  DiscoveryActor::Options discovery;
+  discovery.identity =
+      mesh_identity(own_, false, static_cast<uint32_t>(kernel_secrets().draw().told() | 1));
+  // As others know this host.
+  discovery.identity.node = routes_->self().value_or(discovery.identity.node);
+  discovery.identity.looks = automatic_;
+  discovery.timing = *discovery_timing(config_);
+  discovery.links = std::move(links_);
+  discovery.interfaces = [spec = config_.mesh_ifname] { return list_mesh_interfaces(spec); };
+  discovery.board = board_;
+  discovery.key = key_;
+  discovery.job = job_;
+  discovery.on_hand_over = [this, &provider, &worker] { return hand_over(provider, worker); };
+  if (automatic_) {
+    discovery.on_takes_part = [this, &provider, &worker](Context& context) {
+      NHA_LOG_INFO(
+          "{}: this process finds ways over other hosts of its job, and relays for them "
+          "(NCCL_MESH_RELAY=auto)",
+          search_.seeks.load(std::memory_order_acquire) ? "a peer is out of reach"
+                                                        : "there are cables without a switch");
+      const auto made = make_node(provider, worker, [&](std::unique_ptr<Actor> actor) {
+        return context.add_actor(std::move(actor));
+      });
+      if (!made) {
+        NHA_LOG_WARN("this process relays for nobody: {}", made.error().message());
+      }
     };
   }
-  RelayOptions relayed = relay_options(config_, self);
+  const Discovery::Identity identity = discovery.identity;
+  const auto adopted = adopt(std::make_unique<DiscoveryActor>(std::move(discovery)));
+  if (!adopted) {
+    return adopted.error();
+  }
+  {
+    const std::lock_guard lock(node_mutex_);
+    discovery_ = *adopted;
+    client_.reset();
+    if (search_.seeks.load(std::memory_order_acquire)) {
+      worker.post({*adopted, DiscoveryActor::need, 1});
+    }
+  }
+  if (auto made = make_office(identity, adopt); !made || automatic_) {
+    return made;
+  }
+  warn_without(key_);
+  return make_node(provider, worker, adopt);
+}
+
+/// Other processes of the same user lend what their jobs have in common with other hosts.
+Result<void> ProcessMesh::make_office(const Discovery::Identity& identity, const Adopt& adopt) {
+  if (key_ != nullptr) {
+    return {};
+  }
+  TicketOffice::Options office;
+  office.port = static_cast<uint16_t>(config_.mesh_port);
+  office.node = identity.node;
+  office.incarnation = identity.incarnation;
+  office.job = job_;
+  office.user = geteuid();
+  const auto adopted = adopt(std::make_unique<TicketOffice>(std::move(office)));
+  if (!adopted) {
+    return adopted.error();
+  }
+  const std::lock_guard lock(node_mutex_);
+  office_ = *adopted;
+  return {};
+}
+
+Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
+                                    const Adopt& adopt) {
+  RelayNode::Tell tell;
+  {
+    const std::lock_guard lock(node_mutex_);
+    if (discovery_) {
+      tell = [&worker, to = *discovery_](bool relays) {
+        worker.post({to, DiscoveryActor::relays, relays ? 1U : 0U});
+      };
+    }
+  }
+  RelayOptions relayed =
+      relay_options(config_, routes_->self().value_or(mesh_identity(own_, true, 1).node));
   relayed.key = key_;
+  relayed.job = job_;
   const auto adopted = adopt(std::make_unique<RelayNode>(
       *hops_, *routes_, relayed, std::to_string(config_.mesh_port), std::move(tell),
       [this, &provider, &worker] { on_drained(provider, worker); }));
@@ -231,28 +317,54 @@ Result<void> ProcessMesh::make_node(fabric::Provider& provider, Worker& worker,
 
 Result<void> ProcessMesh::begin(Engine& engine, fabric::Provider& provider, Instant now) {
   began_ = now;
+  search_.seeks.store(false, std::memory_order_release);
+  search_.since.store(Instant{}, std::memory_order_release);
+  search_.found.store(false, std::memory_order_release);
   bool taken = false;
   if (part_ == Part::inlined && !fixed_ && !links_) {
     if (auto opened = open_links(&taken); !opened && !taken) {
-      return opened;
+      if (!automatic_) {
+        return opened;
+      }
+      NHA_LOG_INFO("only hosts to which a cable leads are reached: {}", opened.error().message());
+      return {};
     }
   }
   Worker& worker = engine.worker(0);
+  if (expected_ && takes_part()) {
+    const Duration apart =
+        fixed_ ? Duration(0) : std::chrono::milliseconds(2 * config_.mesh_hello_ms);
+    auto watch =
+        worker.adopt(std::make_unique<ShapeWatch>(ShapeWatch::Options{board_, *expected_, apart}));
+    if (!watch) {
+      return watch.error();
+    }
+  }
   {
     const std::lock_guard lock(node_mutex_);
+    worker_ = &worker;
     node_.reset();
+    discovery_.reset();
+    client_.reset();
+    office_.reset();
     drained_ = false;
     handing_over_ = false;
   }
   if (part_ == Part::inlined && !taken) {
-    return make_node(provider, worker,
-                     [&](std::unique_ptr<Actor> actor) { return worker.adopt(std::move(actor)); });
+    return make_speaker(provider, worker, [&](std::unique_ptr<Actor> actor) {
+      return worker.adopt(std::move(actor));
+    });
   }
   if (!takes_part()) {
     return {};
   }
   const auto adopted = worker.adopt(make_client(provider, worker));
-  return adopted ? Result<void>() : Result<void>(adopted.error());
+  if (!adopted) {
+    return adopted.error();
+  }
+  const std::lock_guard lock(node_mutex_);
+  client_ = *adopted;
+  return {};
 }
 
 std::unique_ptr<MeshClient> ProcessMesh::make_client(fabric::Provider& provider, Worker& worker) {
@@ -262,6 +374,9 @@ std::unique_ptr<MeshClient> ProcessMesh::make_client(fabric::Provider& provider,
   client.dead = std::chrono::milliseconds(config_.mesh_dead_ms);
   client.board = board_;
   client.tickets = key_ == nullptr ? tickets_ : nullptr;
+  client.job = key_ == nullptr ? job_ : nullptr;
+  client.key = key_;
+  client.seeks = search_.seeks.load(std::memory_order_acquire);
   if (!fixed_) {
     // Without discovery on it, this host would be lost to all others.
     client.on_silence = [this, &provider, &worker](Context& context) {
@@ -275,8 +390,10 @@ std::unique_ptr<MeshClient> ProcessMesh::make_client(fabric::Provider& provider,
       if (!open_links(&other)) {
         return false;
       }
-      NHA_LOG_WARN("the relay node of this host is gone: this process relays from now on");
-      return make_node(
+      if (!automatic_) {
+        NHA_LOG_WARN("the relay node of this host is gone: this process relays from now on");
+      }
+      return make_speaker(
                  provider, worker,
                  [&](std::unique_ptr<Actor> actor) { return context.add_actor(std::move(actor)); })
           .ok();
@@ -286,10 +403,14 @@ std::unique_ptr<MeshClient> ProcessMesh::make_client(fabric::Provider& provider,
 }
 
 /// Their connections find other ways, or this host's again when its node relays.
-bool ProcessMesh::hand_over(Worker& worker) {
+bool ProcessMesh::hand_over(fabric::Provider& provider, Worker& worker) {
   const std::lock_guard lock(node_mutex_);
+  if (!discovery_) {
+    return false;  // it has not begun yet
+  }
   if (!node_) {
-    return false;  // it has not begun yet, or leaves anyway
+    give_place(provider, worker);
+    return true;
   }
   NHA_LOG_WARN("a relay node begins on this host: this process relays no more");
   handing_over_ = true;
@@ -301,17 +422,22 @@ bool ProcessMesh::hand_over(Worker& worker) {
 
 void ProcessMesh::give_place(fabric::Provider& provider, Worker& worker) {
   Context& context = worker.context();
-  if (node_) {
-    context.remove_actor(*std::exchange(node_, std::nullopt));
+  for (std::optional<ActorId>* one : {&node_, &office_}) {
+    if (*one) {
+      context.remove_actor(*std::exchange(*one, std::nullopt));
+    }
   }
-  context.send_self({*discovery_, DiscoveryActor::leave});
-  if (auto added = context.add_actor(make_client(provider, worker)); !added) {
+  context.send_self({*std::exchange(discovery_, std::nullopt), DiscoveryActor::leave});
+  if (auto added = context.add_actor(make_client(provider, worker)); added) {
+    client_ = *added;
+  } else {
     NHA_LOG_WARN("this process hears of no more routes: {}", added.error().message());
   }
 }
 
 void ProcessMesh::leave(Engine& engine, Duration limit) {
   std::unique_lock lock(node_mutex_);
+  worker_ = nullptr;
   if (!node_) {
     return;
   }
@@ -328,81 +454,6 @@ void ProcessMesh::on_drained(fabric::Provider& provider, Worker& worker) {
   if (std::exchange(handing_over_, false)) {
     give_place(provider, worker);
   }
-}
-
-bool ProcessMesh::shares_subnet(const std::vector<IpAddress>& addresses) const {
-  return std::any_of(own_.begin(), own_.end(), [&](const fabric::NetInterface& one) {
-    return std::any_of(one.addresses.begin(), one.addresses.end(), [&](const IpAddress& mine) {
-      // Of link-local networks each cable has the same one.
-      return !mine.link_local() &&
-             std::any_of(addresses.begin(), addresses.end(),
-                         [&](const IpAddress& theirs) { return mine.same_subnet(theirs); });
-    });
-  });
-}
-
-ProcessMesh::Reach ProcessMesh::reach(const std::vector<IpAddress>& addresses, Instant now) const {
-  if (!takes_part()) {
-    return Reach::cable;
-  }
-  tell_shape(now);
-  const auto known = routes_->reach(addresses);
-  if (known == MeshRoutes::Reach::cable || known == MeshRoutes::Reach::itself) {
-    return Reach::cable;
-  }
-  // Others may have told of the peer before its own cable was heard.
-  const bool early = shares_subnet(addresses) && now - began_ < patience(addresses);
-  return known == MeshRoutes::Reach::relays && !early ? Reach::relays : Reach::unknown;
-}
-
-void ProcessMesh::tell_shape(Instant now) const {
-  // Not before all hosts have had the time to be heard.
-  const bool early = !fixed_ && now - began_ < std::chrono::milliseconds(2 * config_.mesh_hello_ms);
-  const auto view = expected_ && !early ? board_->read() : nullptr;
-  const auto self = view ? view->topology.find(view->self) : std::nullopt;
-  const std::lock_guard lock(told_mutex_);
-  // Whoever waits for a peer asks again and again.
-  if (!self || view == judged_) {
-    return;
-  }
-  judged_ = view;
-  std::string wrong;
-  for (const std::string& one : findings(view->topology, *self, *expected_)) {
-    wrong += (wrong.empty() ? "" : "; ") + one;
-  }
-  if (wrong != told_ && !wrong.empty()) {
-    NHA_LOG_WARN("{}", wrong);
-  }
-  told_ = wrong;
-}
-
-Duration ProcessMesh::patience(const std::vector<IpAddress>& addresses) const {
-  return shares_subnet(addresses)
-             ? Duration(std::chrono::milliseconds(2 * config_.mesh_hello_ms))
-             : std::min<Duration>(patience_max,
-                                  std::chrono::milliseconds(config_.connect_timeout_ms / 2));
-}
-
-bool ProcessMesh::hears(const sockaddr* peer) const {
-  const auto view = board_->read();
-  const auto wanted = IpAddress::from_sockaddr(peer);
-  return view && wanted &&
-         std::any_of(view->neighbours.begin(), view->neighbours.end(), [&](const Neighbour& one) {
-           const auto heard = IpAddress::from_sockaddr(one.address.get());
-           return heard && heard->family == wanted->family && heard->bytes == wanted->bytes &&
-                  one.interface == wanted->scope_id;
-         });
-}
-
-std::string ProcessMesh::known_hosts() const {
-  const auto view = board_->read();
-  std::string names;
-  for (size_t i = 0; view && i < view->topology.nodes().size(); ++i) {
-    const TopologyNode& host = view->topology.nodes()[i];
-    names += fmt::format("{}{}", names.empty() ? "" : ", ",
-                         host.name.empty() ? text(host.id) : host.name);
-  }
-  return names.empty() ? "none" : names;
 }
 
 }  // namespace nccl_ha::relay

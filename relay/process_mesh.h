@@ -2,6 +2,7 @@
 // relays for others.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -10,9 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "relay/job_keys.h"
 #include "relay/link_sockets.h"
 #include "relay/mesh_routes.h"
 #include "relay/provider_hops.h"
+#include "relay/routed_peers.h"
 #include "relay/shape.h"
 #include "relay/ticket.h"
 #include "runtime/base/config.h"
@@ -35,20 +38,26 @@ class ProcessMesh {
 
   /// Decides which part this process takes (NCCL_MESH_RELAY): none without
   /// NCCL_MESH_ENABLE_RELAY, where HA_NCCL_FABRIC forces another kind of paths, and with `auto`
-  /// where nobody on this host relays.  Asks that one, which takes milliseconds, and two seconds
-  /// where there is no answer.
-  static Result<std::unique_ptr<ProcessMesh>> make(const Config& config,
-                                                   const std::vector<fabric::NetInterface>& all);
+  /// where nobody on this host relays and `job` names no communicator.  Asks whoever has the port,
+  /// which takes milliseconds, and 50 where there is no answer.
+  static Result<std::unique_ptr<ProcessMesh>> make(
+      const Config& config, const std::vector<fabric::NetInterface>& all,
+      std::shared_ptr<JobKeys> job = std::make_shared<JobKeys>());
   ProcessMesh(const ProcessMesh&) = delete;
   ProcessMesh& operator=(const ProcessMesh&) = delete;
 
   Part part() const { return part_; }
   bool takes_part() const { return part_ != Part::none; }
+  /// Nobody told this process to take part: it does where it hears a mesh, or needs one.
+  bool automatic() const { return automatic_; }
+  /// It takes part, and there is a mesh as far as it knows.  Any thread.
+  bool in_mesh() const { return takes_part() && (!automatic_ || routes_->any()); }
   /// Those with cables to neighbours.
   const std::vector<fabric::NetInterface>& interfaces() const { return own_; }
   /// For Provider::Sources::kinds; empty without a part.
   std::vector<fabric::Provider::Kind> kinds() const;
-  /// The engine has started; it ends before this and before the provider.
+  /// The engine has started; it ends before this and before the provider.  From then on, where
+  /// NCCL_MESH_TOPOLOGY names another shape than the hosts have, the log says what is missing.
   Result<void> begin(Engine& engine, fabric::Provider& provider, Instant now);
   /// Before the engine ends.  Where this process relays, all hosts hear that no way leads through
   /// here any more, and paths of others end one after the other: returns when none is left, after
@@ -60,39 +69,63 @@ class ProcessMesh {
     relays,   ///< no cable leads there
     unknown,  ///< for now
   };
-  /// How a peer with these addresses is reached.  Where NCCL_MESH_TOPOLOGY names another shape than
-  /// the hosts have, the log says what is missing, again when that has changed.  Any thread.
+  /// How a peer with these addresses is reached.  Any thread.
   Reach reach(const std::vector<IpAddress>& addresses, Instant now) const;
   /// Over so many ways at once load goes to a peer that is reached over relays.  Any thread.
   size_t ways(const std::vector<IpAddress>& addresses) const { return routes_->ways(addresses); }
   /// For how long it makes sense to wait where that is unknown.  Any thread.
-  Duration patience(const std::vector<IpAddress>& addresses) const;
+  Duration patience(const std::vector<IpAddress>& addresses, Instant now) const;
   /// A neighbour answers at that link-local address on the interface that is its scope.  Any
   /// thread.
   bool hears(const sockaddr* peer) const;
-  /// The hosts that are known, for messages.  Any thread.
-  std::string known_hosts() const;
+  /// Why no way leads to a peer with these addresses, as far as is known, and what to do.  Any
+  /// thread.
+  std::string why_no_way(const std::vector<IpAddress>& addresses) const;
+  /// Data that leaves there goes over no cable of the mesh, but over a network for management.  Any
+  /// thread.
+  bool is_management(const sockaddr* own) const;
+  /// A peer was looked for in vain: as long as no other one has been found so, nobody seeks any
+  /// more.  Any thread.
+  void give_up() const;
+  /// Neither a network nor a route of this host's cables has one of these addresses.  Any thread.
+  bool out_of_reach(const std::vector<IpAddress>& addresses) const;
 
  private:
-  ProcessMesh(const Config& config, std::vector<fabric::NetInterface> own);
+  ProcessMesh(const Config& config, std::vector<fabric::NetInterface> own,
+              std::shared_ptr<JobKeys> job);
   Result<void> choose_part();
+  Result<void> attach(const MeshView* view);
   void ask_for_ticket();
   Result<void> use_file(const std::vector<fabric::NetInterface>& all);
   Result<void> open_links(bool* port_taken);
   using Adopt = std::function<Result<ActorId>(std::unique_ptr<Actor>)>;
+  Result<void> make_speaker(fabric::Provider& provider, Worker& worker, const Adopt& adopt);
+  Result<void> make_office(const Discovery::Identity& identity, const Adopt& adopt);
   Result<void> make_node(fabric::Provider& provider, Worker& worker, const Adopt& adopt);
   std::unique_ptr<MeshClient> make_client(fabric::Provider& provider, Worker& worker);
   // A relay node begins on this host while this process relays.  Worker's thread.
-  bool hand_over(Worker& worker);
+  bool hand_over(fabric::Provider& provider, Worker& worker);
   void give_place(fabric::Provider& provider, Worker& worker);  ///< with the lock held
   void on_drained(fabric::Provider& provider, Worker& worker);
-  void tell_shape(Instant now) const;
   bool shares_subnet(const std::vector<IpAddress>& addresses) const;
+  bool is_this_host(const std::vector<IpAddress>& addresses) const;
+  /// For peers out of reach, by callers' threads.
+  struct Search {
+    std::atomic<bool> seeks{false};
+    std::atomic<Instant> since{Instant{}};
+    std::atomic<bool> found{false};  ///< somebody over others
+  };
+  Reach reach_by_itself(const std::vector<IpAddress>& addresses) const;
+  void seek() const;
+  void say_need(bool needs) const;
+  std::string heard() const;
 
   const Config config_;
   std::shared_ptr<KeyFile> key_;  ///< null: anybody may join, or the host's node vouches
   std::shared_ptr<Tickets> tickets_ = std::make_shared<Tickets>();  ///< for want of key_
+  const std::shared_ptr<JobKeys> job_;                              ///< for want of both
   Part part_ = Part::none;
+  bool automatic_ = false;
   std::vector<fabric::NetInterface> own_;  ///< those with cables
   bool fixed_ = false;                     ///< NCCL_MESH_TOPOLOGY_FILE: nothing is discovered
   std::shared_ptr<TopologyBoard> board_ = std::make_shared<TopologyBoard>();
@@ -101,14 +134,16 @@ class ProcessMesh {
   std::unique_ptr<ProviderHops> hops_;
   Instant began_{};
   std::optional<Shape> expected_;  ///< NCCL_MESH_TOPOLOGY
-  mutable std::mutex told_mutex_;
-  mutable std::shared_ptr<const MeshView> judged_;
-  mutable std::string told_;  ///< what is wrong with the shape, as the log has it already
-  std::mutex node_mutex_;     ///< of what follows
+  mutable RoutedPeers routed_;
+  mutable Search search_;
+  mutable std::mutex node_mutex_;  ///< of what follows
   std::condition_variable node_drained_;
+  Worker* worker_ = nullptr;          ///< while the engine runs
   std::optional<ActorId> node_;       ///< the relay node of this process
   bool drained_ = false;              ///< it has no path of others any more
   std::optional<ActorId> discovery_;  ///< of this process
+  std::optional<ActorId> client_;     ///< who asks another one instead
+  std::optional<ActorId> office_;     ///< for other processes of this host
   bool handing_over_ = false;         ///< to a node that has begun
 };
 

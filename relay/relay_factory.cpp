@@ -46,7 +46,7 @@ void RelayFactory::add_places(const fabric::Attachment& of,
                               std::vector<fabric::Place>& places) const {
   const fabric::NetDevice& device = host_.devices[of.device];
   const bool own = of.kind == kind();
-  if (!own && (!backs_ || device.peer_memory || device.dmabuf)) {
+  if (!own && (!backs_ || !next_->any() || device.peer_memory || device.dmabuf)) {
     return;  // what lies in a GPU is out of their reach
   }
   const uint8_t first = own ? 1 : 0;

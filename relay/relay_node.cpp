@@ -64,7 +64,8 @@ void RelayNode::start(Context& context) {
 }
 
 void RelayNode::listen() {
-  auto acceptor = SessionAcceptor::listen(*context_, ports_, {options_.key}, *this);
+  auto acceptor =
+      SessionAcceptor::listen(*context_, ports_, {options_.key, nullptr, options_.job}, *this);
   if (acceptor) {
     acceptor_ = std::move(*acceptor);
     failure_ = {};
@@ -149,7 +150,7 @@ Result<void> RelayNode::check_asker(SessionStream& stream, const SetupRequest& r
   if (!from || (!next_.is_at(asker, *from) && !mutated(Mutation::outsider_served))) {
     return fail(Errc::remote,
                 fmt::format("{} asks in the name of {}, which is no neighbour at that address",
-                            from ? from->text() : "a host", text(asker)));
+                            from ? from->text() : "a host", next_.name_of(asker)));
   }
   return check_ticket(stream.ticket(), request);
 }
@@ -163,12 +164,12 @@ Result<void> RelayNode::check_ticket(const Ticket& ticket, const SetupRequest& r
   if (!begins && !mutated(Mutation::process_taken_for_relay)) {
     return fail(Errc::remote, fmt::format("a process of {} asks for a path that does not begin "
                                           "there",
-                                          text(ticket.node)));
+                                          next_.name_of(ticket.node)));
   }
   if (!next_.lives(ticket.node, ticket.incarnation) && !mutated(Mutation::ticket_outlives_node)) {
     return fail(Errc::remote,
                 fmt::format("a process of {} has a ticket of a relay node that has ended",
-                            text(ticket.node)));
+                            next_.name_of(ticket.node)));
   }
   return {};
 }
@@ -190,7 +191,7 @@ Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
   auto found = next_.find(next);
   if (!found) {
     return fail(Errc::remote, fmt::format("no cable leads from {} to {} any more",
-                                          text(options_.self), text(next)));
+                                          next_.name_of(options_.self), next_.name_of(next)));
   }
   if (request.place + 2U == request.nodes.size()) {
     found->relay.set_port(request.port);  // the process in which the path ends
@@ -220,7 +221,7 @@ Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request, con
     return fail(Errc::no_memory,
                 fmt::format("this relay serves {} paths of neighbour {} already, which is its "
                             "limit for one (NCCL_MESH_SESSIONS_PER_HOST)",
-                            count, text(asker)));
+                            count, next_.name_of(asker)));
   }
   const bool alone = !ticket.given() || mutated(Mutation::users_not_shared);
   if (!alone && users_count >= part_of_user(users_count, count, options_.sessions_per_host)) {
@@ -228,7 +229,7 @@ Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request, con
         Errc::no_memory,
         fmt::format("this relay serves {} paths of user {} of neighbour {} already, and the "
                     "others are kept for other users (NCCL_MESH_SESSIONS_PER_HOST)",
-                    users_count, ticket.user, text(asker)));
+                    users_count, ticket.user, next_.name_of(asker)));
   }
   const size_t sessions = std::max<size_t>(options_.sessions_max, 1);
   const size_t most = pool_.bytes() * std::min(options_.sessions_per_host, sessions) / sessions;
@@ -243,7 +244,7 @@ Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request, con
     return fail(Errc::no_memory,
                 fmt::format("of this relay's {} bytes for paths (NCCL_MESH_POOL_BYTES) {} are in "
                             "use, {} of the {} of neighbour {}",
-                            pool_.bytes(), pool_.used(), bytes, most, text(asker)));
+                            pool_.bytes(), pool_.used(), bytes, most, next_.name_of(asker)));
   }
   share.egresses[RelaySession::up] = egress_to(request.nodes[request.place - 1U]);
   share.egresses[RelaySession::down] = egress_to(request.nodes[request.place + 1U]);

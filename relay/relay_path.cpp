@@ -63,9 +63,9 @@ void RelayPath::flush_acks() {
 std::string RelayPath::describe() const {
   std::string over;
   for (const NodeId relay : relays_) {
-    over += fmt::format("{}{}", over.empty() ? "" : ", ", text(relay));
+    over += fmt::format("{}{}", over.empty() ? "" : ", ", next_.name_of(relay));
   }
-  return fmt::format("relayed over {} to {}{}{}", over, text(peer_.node),
+  return fmt::format("relayed over {} to {}{}{}", over, next_.name_of(peer_.node),
                      line_.path() != nullptr ? ", first hop " : "",
                      line_.path() != nullptr ? line_.path()->describe() : "");
 }

@@ -113,8 +113,8 @@ Result<void> RelayPath::dial() {
     relays_ = next_.relays_to(peer_.node, {options_.domain, own_.way});
   }
   if (relays_.empty()) {
-    return nccl_ha::fail(Errc::remote,
-                         fmt::format("no way over other hosts leads to {}", text(peer_.node)));
+    return nccl_ha::fail(Errc::remote, fmt::format("no way over other hosts leads to {}",
+                                                   next_.name_of(peer_.node)));
   }
   std::vector<NodeId> nodes{own_.self};
   nodes.insert(nodes.end(), relays_.begin(), relays_.end());
@@ -124,8 +124,8 @@ Result<void> RelayPath::dial() {
   }
   const auto next = next_.find(relays_.front());
   if (!next) {
-    return nccl_ha::fail(Errc::remote,
-                         fmt::format("no cable leads to relay {} any more", text(relays_.front())));
+    return nccl_ha::fail(Errc::remote, fmt::format("no cable leads to relay {} any more",
+                                                   next_.name_of(relays_.front())));
   }
   stream_.reset(new SessionStream(context_, this, own_.keys, encrypts()));
   return stream_->dial(*next);

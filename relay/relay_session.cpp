@@ -86,8 +86,8 @@ Result<void> RelaySession::begin() {
 Result<void> RelaySession::dial_down() {
   // Who asked for encryption gets it on the whole route.
   const auto shared = legs_[up].stream->shared();
-  legs_[down].stream.reset(
-      new SessionStream(*context_, this, {options_.key}, shared && shared->encrypts));
+  legs_[down].stream.reset(new SessionStream(*context_, this, {options_.key, nullptr, options_.job},
+                                             shared && shared->encrypts));
   const bool last = request_.place + 2U == request_.nodes.size();
   return legs_[down].stream->dial(next_, last ? request_.ticket : Ticket{});
 }

@@ -28,6 +28,7 @@ struct RelayOptions {
   bool store = false;                     ///< Forwarder::Options::store
   Duration setup_limit = std::chrono::seconds(10);
   std::shared_ptr<const KeyFile> key;  ///< that neighbours must have; null: they need none
+  std::shared_ptr<const JobKeys> job;  ///< without one: that neighbours may have, or must
 };
 
 class RelaySession final : public Actor, private fabric::PathOwner, private SessionStream::Owner {

@@ -22,13 +22,14 @@ namespace nccl_ha::relay {
 class SessionSeal {
  public:
   /// `nonce` is drawn for this stream and no other.  `peer`: the ticket of who is dialled.
+  /// `key`: SealKeys::to_dial
   SessionSeal(SealKeys keys, bool dials, const SessionHello::Nonce& nonce, const Ticket& peer = {},
-              bool encrypts = false)
+              bool encrypts = false, uint32_t key = 0)
       : keys_(std::move(keys)),
         dials_(dials),
         nonce_(nonce),
         encrypts_(encrypts),
-        named_(dials ? keys_.to_dial(peer) : std::nullopt) {}
+        named_(dials ? keys_.to_dial(peer, key) : std::nullopt) {}
 
   /// The first message of this side, already as bytes: who is dialled says it after on_hello().
   /// An error: there is no key to say it with.

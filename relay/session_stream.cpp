@@ -40,6 +40,7 @@ Result<void> SessionStream::dial(const NextHop& next, const Ticket& peer) {
   stream_ = std::move(*stream);
   dials_ = true;
   peer_ = peer;
+  peer_key_ = next.key;
   // What is dialled over a cable that is cut need not fail.
   heard_ = context_.now();
   context_.timers().arm(timer_, heard_ + silence_max);
@@ -58,12 +59,12 @@ Result<void> SessionStream::adopt(int fd) {
 }
 
 void SessionStream::make_seal(bool dials) {
-  if (!keys_) {
+  if (!keys_ || (dials && peer_key_ == 0 && keys_.open())) {
     return;
   }
   SessionHello::Nonce nonce;
   context_.secrets().fill(nonce);
-  seal_.emplace(keys_.now(), dials, nonce, peer_, encrypts_);
+  seal_.emplace(keys_.now(), dials, nonce, peer_, encrypts_, peer_key_);
 }
 
 void SessionStream::begin() {
@@ -110,7 +111,16 @@ void SessionStream::on_stream_data(Stream& stream, std::span<const std::byte> by
   }
 }
 
+/// Of a neighbour without a key, where those are served.
+bool SessionStream::is_unsealed(std::span<const std::byte> bytes) const {
+  return !dials_ && keys_.open() && !says_hello(without_tag(bytes)) &&
+         decode_session_message(bytes);
+}
+
 void SessionStream::take(std::span<const std::byte> bytes) {
+  if (seal_ && !seal_->open() && is_unsealed(bytes)) {
+    seal_.reset();
+  }
   if (seal_ && !seal_->open()) {
     if (auto shaken = shake_hands(bytes); !shaken) {
       reject(shaken.error());

@@ -32,6 +32,7 @@ class SessionStream final : private StreamOwner {
   static constexpr Duration silence_max = std::chrono::milliseconds(2000);
 
   /// With a key, both sides show that they have it before anything else; without, they do not.
+  /// Where the keys are a job's that are open, the side that is dialled does as the other one does.
   /// `encrypts`: this side wants what goes beside the stream encrypted (HA_NCCL_ENCRYPT).
   SessionStream(Context& context, Owner* owner, SessionKeys keys, bool encrypts);
   ~SessionStream() override;
@@ -55,9 +56,11 @@ class SessionStream final : private StreamOwner {
   Ticket ticket() const { return seal_ ? seal_->ticket() : Ticket{}; }
   /// Lost, because the other side speaks another version, or is no relay node.
   bool misunderstood() const { return misunderstood_; }
-  /// For paths to the neighbour, once it is open; nullopt: there is no key.
+  /// For paths to the neighbour, once it is open; nullopt: there is no key, or a job's, which says
+  /// who the neighbour is and hides nothing.
   std::optional<SharedKey> shared() const {
-    return seal_ && seal_->open() ? std::optional(seal_->shared()) : std::nullopt;
+    return seal_ && seal_->open() && keys_.has_own() ? std::optional(seal_->shared())
+                                                     : std::nullopt;
   }
   /// This host's own on the way to the neighbour.
   Result<sockaddr_storage> local_address();
@@ -71,6 +74,7 @@ class SessionStream final : private StreamOwner {
   void on_timer();
   void begin();
   void make_seal(bool dials);
+  bool is_unsealed(std::span<const std::byte> bytes) const;
   void take(std::span<const std::byte> bytes);
   /// The other side's first message; false: it has none of our keys.
   Result<void> shake_hands(std::span<const std::byte> bytes);
@@ -84,6 +88,7 @@ class SessionStream final : private StreamOwner {
   SessionKeys keys_;
   const bool encrypts_;
   Ticket peer_;
+  uint32_t peer_key_ = 0;  ///< NextHop::key
   std::optional<SessionSeal> seal_;
   bool dials_ = false;
   bool connected_ = false;

@@ -57,12 +57,12 @@ std::optional<NamedKey> Tickets::find(const Ticket& ticket) const {
   return found == kept_.end() ? std::nullopt : std::optional(*found);
 }
 
-std::optional<NamedKey> SealKeys::to_dial(const Ticket& peer) const {
+std::optional<NamedKey> SealKeys::to_dial(const Ticket& peer, uint32_t key) const {
   if (cluster_ == nullptr) {
     return tickets_ ? tickets_->newest() : std::nullopt;
   }
   Ticket itself;
-  itself.key = cluster_->first();
+  itself.key = cluster_->find(key) != nullptr ? key : cluster_->first();
   return find(peer.given() ? peer : itself);
 }
 

@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "relay/codec.h"
+#include "relay/job_keys.h"
 #include "relay/node_id.h"
 #include "runtime/base/key_file.h"
 #include "runtime/base/keyed_hash.h"
@@ -67,8 +68,9 @@ class SealKeys {
   SealKeys(std::shared_ptr<const KeyRing> cluster) : cluster_(std::move(cluster)) {}
   SealKeys(std::shared_ptr<const Tickets> tickets) : tickets_(std::move(tickets)) {}
 
-  /// What a dialler names.  `peer`: the ticket that the other side has told of.
-  std::optional<NamedKey> to_dial(const Ticket& peer) const;
+  /// What a dialler names.  `peer`: the ticket that the other side has told of.  `key`: the number
+  /// of one that it has, where this host has several.
+  std::optional<NamedKey> to_dial(const Ticket& peer, uint32_t key) const;
   /// What a dialler has named; nullopt: it is not known here.
   std::optional<NamedKey> find(const Ticket& named) const;
 
@@ -77,13 +79,23 @@ class SealKeys {
   std::shared_ptr<const Tickets> tickets_;  ///< where there is no `cluster_`
 };
 
-/// What a process or a node seals its streams with; with neither, they are not sealed.
+/// What a process or a node seals its streams with; with none, they are not sealed.
 struct SessionKeys {
   std::shared_ptr<const KeyFile> cluster;
   std::shared_ptr<const Tickets> tickets = nullptr;  ///< heeded where there is no `cluster`
+  std::shared_ptr<const JobKeys> job = nullptr;      ///< and this where there is no ticket
 
-  explicit operator bool() const { return cluster || (tickets && tickets->newest()); }
-  SealKeys now() const { return cluster ? SealKeys(cluster->current()) : SealKeys(tickets); }
+  explicit operator bool() const { return has_own() || job; }
+  /// Those of the cluster, or a ticket made with them.
+  bool has_own() const { return cluster || (tickets && tickets->newest()); }
+  /// Whoever shows no key is served too, and is dialled without one where it is known to have none.
+  bool open() const { return !has_own() && (!job || job->open()); }
+  SealKeys now() const {
+    if (cluster) {
+      return SealKeys(cluster->current());
+    }
+    return has_own() || !job ? SealKeys(tickets) : SealKeys(job->current());
+  }
   /// With which others are to dial.
   Ticket own() const {
     const auto newest = !cluster && tickets ? tickets->newest() : std::nullopt;

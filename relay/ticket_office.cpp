@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/mutation.h"
 #include "runtime/base/own_fd.h"
 
 namespace nccl_ha::relay {
@@ -48,7 +49,7 @@ void TicketOffice::open() {
   if (fd) {
     close_fd(*fd);
   }
-  NHA_LOG_WARN_LIMITED("processes of this host need the key file themselves: {}",
+  NHA_LOG_WARN_LIMITED("other processes of this host are not helped to reach hosts: {}",
                        watch.error().message());
   context_->timers().arm(timer_, context_->now() + open_apart);
 }
@@ -57,10 +58,21 @@ void TicketOffice::on_readable(int fd) {
   std::optional<TicketQuestion> question;
   for (size_t i = 0; i < questions_per_turn && read_question(fd, question); ++i) {
     if (question) {
-      const auto keys = options_.key->current();
-      answer_question(fd, *question,
-                      ticket_for(*question, *keys, options_.node, options_.incarnation));
+      answer(fd, *question);
     }
+  }
+}
+
+void TicketOffice::answer(int fd, const TicketQuestion& question) {
+  if (options_.user && *options_.user != question.user && !mutated(Mutation::lent_by_anybody)) {
+    return;  // of another user's job
+  }
+  if (question.lends && options_.job) {
+    options_.job->lend(question.user, *question.lends, context_->now());
+    answer_question(fd, question, options_.job->of_user(question.user, options_.user.has_value()));
+  } else if (!question.lends && options_.key) {
+    const auto keys = options_.key->current();
+    answer_question(fd, question, ticket_for(question, *keys, options_.node, options_.incarnation));
   }
 }
 

@@ -1,5 +1,6 @@
-// The relay node's side of tickets: it vouches for the processes of its host, which then need not
-// be able to read the cluster's key.
+// Where processes of a host turn to the one that speaks to other hosts for them: a relay node, or
+// the first process of a job.  With the cluster's key that one vouches for them (ticket.h);
+// without, they lend it what their jobs have in common with other hosts (job_keys.h).
 #pragma once
 
 #include <memory>
@@ -21,7 +22,9 @@ class TicketOffice final : public Actor, private FdWatchOwner {
     uint16_t port = 0;
     NodeId node{};
     uint32_t incarnation = 0;
-    std::shared_ptr<const KeyFile> key;
+    std::shared_ptr<const KeyFile> key;  ///< for tickets; null: there are none
+    std::shared_ptr<JobKeys> job = {};   ///< takes what is lent; null: nothing is
+    std::optional<uint32_t> user = {};   ///< that alone is answered; nullopt: all are
   };
   /// So many questions in a turn, however many wait.
   static constexpr size_t questions_per_turn = 16;
@@ -37,6 +40,7 @@ class TicketOffice final : public Actor, private FdWatchOwner {
  private:
   void on_readable(int fd) override;
   void open();
+  void answer(int fd, const TicketQuestion& question);
 
   Options options_;
   Context* context_ = nullptr;

@@ -16,6 +16,12 @@ struct MeshView {
   NodeId self{};
   Topology topology;
   std::vector<Neighbour> neighbours;  ///< that hear us
+  bool rests = false;     ///< a switch is there, or nobody: nothing is asked or told (MeshLook)
+  bool looks = false;     ///< it is not known yet whether there is a mesh (MeshLook)
+  bool crowded = false;   ///< a switch is there, also while hosts are looked for
+  bool open = false;      ///< NeighboursPacket::open
+  bool of_job = false;    ///< NeighboursPacket::of_job
+  uint32_t key_name = 0;  ///< NeighboursPacket::key_name
 };
 
 class TopologyBoard {

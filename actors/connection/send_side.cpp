@@ -378,8 +378,8 @@ void SendSide::on_usable() {
 }
 
 std::string SendSide::out_of_reach(const std::string& why) const {
-  const std::string& apart = options_.families_apart;
-  return apart.empty() || why.empty() ? apart + why : apart + "; " + why;
+  const std::string& first = options_.why_not;
+  return first.empty() || why.empty() ? first + why : first + "; " + why;
 }
 
 std::string SendSide::what_is_missing() const {
@@ -403,7 +403,7 @@ std::string SendSide::what_is_missing() const {
   if (paths_.size() != 0) {
     return "there is a TCP connection, but a path got no address";
   }
-  if (!options_.families_apart.empty()) {
+  if (!options_.why_not.empty()) {
     return "no TCP connection: " + out_of_reach(route_errors_);
   }
   return "no TCP connection: check routes and firewalls" +

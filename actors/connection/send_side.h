@@ -23,7 +23,7 @@ namespace nccl_ha {
 
 struct SendOptions {
   std::vector<Route> routes;
-  std::string families_apart;  ///< why none of them may lead anywhere; empty: they may
+  std::string why_not;  ///< why none of them may lead anywhere; empty: they may
   uint64_t nonce = 0;
   Duration timeout{};
   int traffic_class = -1;  ///< asked for by NCCL; -1: none

@@ -33,6 +33,13 @@ class KeyRing {
     return found == keys_.end() ? nullptr : &found->second;
   }
   size_t size() const { return keys_.size(); }
+  /// Calls `take(number, key)` for each, by number.
+  template <class Take>
+  void each(Take&& take) const {
+    for (const auto& [number, key] : keys_) {
+      take(number, key);
+    }
+  }
   /// The one that comes first in the file; 0: there is none.
   uint32_t first() const { return first_; }
   /// The one with the largest number; 0: there is none.

@@ -222,6 +222,9 @@ enum class Mutation : uint8_t {
   process_taken_for_relay,    ///< a process with a ticket may relay, or speak for another host
   ticket_outlives_node,       ///< a ticket is good after the node that gave it has ended
   users_not_shared,           ///< one user of a host may have all that a relay has for the host
+  lent_by_anybody,            ///< a job's process takes keys of another user's job
+  switch_unnoticed,           ///< a process that looks goes on where several hosts answer
+  seekers_unheeded,           ///< and does not hear that a neighbour cannot reach a peer
   // Of what NCCL is told (tests/nccl/emulated/cases.py):
   done_too_early,     ///< test() says now and then that a receive is done which is not
   size_untold,        ///< test() says that nothing was received

@@ -36,7 +36,7 @@ void feed_packet(std::span<const std::byte> bytes) {
   relay::PacketSeal sender;
   sender.set_keys(keys);
   const auto sealed =
-      sender.seal(encode(relay::DiscoveryPacket{relay::NodeId{7}, 1, relay::QueryPacket{}}));
+      sender.seal(encode(relay::DiscoveryPacket{relay::NodeId{7}, 1, relay::QueryPacket{}}), 1);
   auto changed = sealed;
   for (size_t i = 0; i < std::min(changed.size(), bytes.size()); ++i) {
     changed[i] ^= bytes[i];

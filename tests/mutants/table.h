@@ -286,6 +286,9 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(process_taken_for_relay,
                 "RelayTickets.AProcessRelaysForNobodyAndSpeaksForNoOtherHost"),
     NHA_CHECKED(ticket_outlives_node, "RelayTickets.OfANodeThatHasEndedAreNoUse"),
+    NHA_CHECKED(lent_by_anybody, "TicketOfficeTest.AJobTakesNothingFromAnotherUser"),
+    NHA_CHECKED(switch_unnoticed, "Hosts/BehindASwitch.AHostLooksOnceAndIsQuiet/0"),
+    NHA_CHECKED(seekers_unheeded, "Seeds/Looking.WhoeverSeeksWakesAllOnTheWay/0"),
     NHA_CHECKED(users_not_shared, "RelayTickets.OneUserOfAHostLeavesSomethingForAnother"),
 
     // What NCCL is told.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "relay/job_keys.h"
+
 namespace nccl_ha::test {
 namespace {
 
@@ -13,6 +15,11 @@ fabric::SocketAddress address_of_host(size_t host) {
   fabric::SocketAddress made;
   made.length = address.to_sockaddr(1, &made.storage);
   return made;
+}
+
+size_t host_at(const fabric::SocketAddress& address) {
+  const auto bytes = IpAddress::from_sockaddr(address.get())->bytes;
+  return static_cast<size_t>(bytes[1]) << 16 | static_cast<size_t>(bytes[2]) << 8 | bytes[3];
 }
 
 }  // namespace
@@ -33,13 +40,27 @@ size_t MeshNetwork::add_hosts(size_t count) {
 size_t MeshNetwork::add_cable(size_t one, size_t other, uint32_t speed_mbps) {
   Cable cable;
   cable.speed_mbps = speed_mbps;
-  for (size_t end = 0; end < 2; ++end) {
-    Host& host = hosts_[end == 0 ? one : other];
-    host.plugs.emplace_back(cables_.size(), end);
-    cable.ends[end] = {host.number, static_cast<uint32_t>(host.plugs.size()), false};
+  for (const size_t number : {one, other}) {
+    plug(cable, number);
   }
   cables_.push_back(cable);
   return cables_.size() - 1;
+}
+
+void MeshNetwork::add_switch(const std::vector<size_t>& hosts) {
+  Cable cable;
+  cable.is_switch = true;
+  cable.speed_mbps = 200000;
+  for (const size_t number : hosts) {
+    plug(cable, number);
+  }
+  cables_.push_back(cable);
+}
+
+void MeshNetwork::plug(Cable& cable, size_t number) {
+  Host& host = hosts_[number];
+  host.plugs.emplace_back(cables_.size(), cable.ends.size());
+  cable.ends.push_back({number, static_cast<uint32_t>(host.plugs.size()), false});
 }
 
 void MeshNetwork::start(size_t number) {
@@ -48,7 +69,20 @@ void MeshNetwork::start(size_t number) {
   identity.node = host.id;
   identity.incarnation = static_cast<uint32_t>(number * 1000 + ++host.lives);
   identity.name = "h" + std::to_string(number);
+  identity.looks = looks;
   host.discovery = std::make_unique<relay::Discovery>(identity, timing, random_.next(), host);
+  if (const auto own = communicators.find(number); own != communicators.end()) {
+    relay::JobKeys keys;
+    for (const uint64_t id : own->second) {
+      keys.add(id);
+    }
+    host.discovery->set_keys(keys.current(), now_, relay::Discovery::KeysOf::job);
+  }
+  plug_again(number);
+}
+
+void MeshNetwork::plug_again(size_t number) {
+  Host& host = hosts_[number];
   std::vector<relay::MeshInterface> interfaces;
   for (size_t i = 0; i < host.plugs.size(); ++i) {
     interfaces.push_back({static_cast<uint32_t>(i + 1), "if" + std::to_string(i),
@@ -81,19 +115,22 @@ void MeshNetwork::cut_from(size_t cable, size_t host, bool cut) {
 
 void MeshNetwork::Host::send(uint32_t interface, const fabric::SocketAddress* to,
                              std::span<const std::byte> packet) {
-  (void)to;  // nobody else is at the other end
   const auto& [plugged, end] = plugs.at(interface - 1);
   const Cable& cable = network->cables_[plugged];
   if (cable.cut || cable.ends[end].cut || network->random_.chance(network->loss)) {
     return;
   }
-  const End& other = cable.ends[1 - end];
-  network->events_.add(
-      network->now_ + network->delay,
-      [network = network, to = other.host, there = other.interface, from = this->number,
-       bytes = std::vector(packet.begin(), packet.end())]() mutable {
-        network->deliver(to, there, from, std::move(bytes));
-      });
+  for (const End& other : cable.ends) {
+    if (other.host == number || (to != nullptr && host_at(*to) != other.host)) {
+      continue;
+    }
+    network->events_.add(
+        network->now_ + network->delay,
+        [network = network, to = other.host, there = other.interface, from = this->number,
+         bytes = std::vector(packet.begin(), packet.end())]() mutable {
+          network->deliver(to, there, from, std::move(bytes));
+        });
+  }
 }
 
 void MeshNetwork::deliver(size_t host, uint32_t interface, size_t from,
@@ -155,8 +192,8 @@ void MeshNetwork::run(Duration time) {
 }
 
 bool MeshNetwork::works(const Cable& cable) const {
-  return !cable.cut && !cable.ends[0].cut && !cable.ends[1].cut && on(cable.ends[0].host) &&
-         on(cable.ends[1].host);
+  return !cable.is_switch && !cable.cut && !cable.ends[0].cut && !cable.ends[1].cut &&
+         on(cable.ends[0].host) && on(cable.ends[1].host);
 }
 
 std::vector<size_t> MeshNetwork::reachable(size_t host) const {

@@ -1,4 +1,4 @@
-// Discovery on many hosts in virtual time, with cables that are cut, lossy or slow.
+// Discovery on many hosts in virtual time, with cables that are cut, lossy or slow, and switches.
 #pragma once
 
 #include <functional>
@@ -23,11 +23,17 @@ class MeshNetwork {
   relay::Discovery::Timing timing;
   Duration delay = std::chrono::microseconds(30);
   double loss = 0;
+  /// Of hosts that start from now on: they take part by what they hear (MeshLook).
+  bool looks = false;
+  /// Of whom they hear, by host: who is in one of the same communicators.  Of no entry: everybody.
+  std::map<size_t, std::vector<uint64_t>> communicators;
 
   /// Adds hosts that are not on yet; the number of the first.
   size_t add_hosts(size_t count);
   /// The number of the cable.
   size_t add_cable(size_t one, size_t other, uint32_t speed_mbps = 200000);
+  /// All of them are on it, each with an interface of its own, and no cut has an effect there.
+  void add_switch(const std::vector<size_t>& hosts);
   void start(size_t host);
   void start_all(Duration within);
   /// Without a word.
@@ -44,6 +50,10 @@ class MeshNetwork {
   void run(Duration time);
   Instant now() const { return now_; }
 
+  /// It learns of the cables that it has now.
+  void plug_again(size_t host);
+  /// Something was asked of it from outside.
+  void wake(size_t host) { wake_later(hosts_[host]); }
   relay::Discovery& host(size_t host) { return *hosts_[host].discovery; }
   relay::NodeId id(size_t host) const { return hosts_[host].id; }
   bool on(size_t host) const { return hosts_[host].discovery != nullptr; }
@@ -69,7 +79,8 @@ class MeshNetwork {
     bool cut = false;  ///< what it sends
   };
   struct Cable {
-    End ends[2];
+    std::vector<End> ends;
+    bool is_switch = false;
     uint32_t speed_mbps = 0;
     bool cut = false;
   };
@@ -84,6 +95,7 @@ class MeshNetwork {
     Instant wakes = Instant::max();
     uint64_t lives = 0;
   };
+  void plug(Cable& cable, size_t host);
   void deliver(size_t host, uint32_t interface, size_t from, std::vector<std::byte> bytes);
   void wake_later(Host& host);
   void tick(Host& host);

@@ -51,13 +51,13 @@ std::vector<DiscoveryPacket> one_of_each() {
   NeighboursPacket neighbours;
   neighbours.states = 12;
   for (uint64_t i = 0; i < neighbours_per_packet_max; ++i) {
-    NeighboursPacket::Entry entry{NodeId{i + 1}, 2, 3, 18740, {}};
+    NeighboursPacket::Entry entry{NodeId{i + 1}, 2, 3, 4, 18740, {}};
     entry.address.family = 6;
     entry.address.bytes = {0xFE, 0x80};
     neighbours.entries.push_back(entry);
   }
   return {{NodeId{9}, 1, hello, 3}, {NodeId{9}, 1, neighbours}, {NodeId{9}, 1, states},
-          {NodeId{9}, 1, summary},  {NodeId{9}, 1, request},    {NodeId{9}, 1, QueryPacket{}}};
+          {NodeId{9}, 1, summary},  {NodeId{9}, 1, request},    {NodeId{9}, 1, QueryPacket{true}}};
 }
 
 TEST(DiscoveryPackets, EachSurvivesTheWireAtItsLargest) {
@@ -95,7 +95,7 @@ TEST(DiscoveryPackets, AnotherVersionIsNamed) {
   bytes[4] = std::byte{discovery_version + 1};
   const auto decoded = decode_packet(bytes);
   ASSERT_FALSE(decoded);
-  EXPECT_NE(decoded.error().what.find("version 3"), std::string::npos) << decoded.error().what;
+  EXPECT_NE(decoded.error().what.find("version 4"), std::string::npos) << decoded.error().what;
 }
 
 TEST(DiscoveryPackets, NumbersOutOfRangeAreRefused) {

@@ -19,6 +19,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
 #include "tests/support/log_lines.h"
+#include "tests/support/until.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -72,7 +73,7 @@ class ProcessMeshTest : public testing::Test {
     made.bytes = {10, 0, net, host};
     return made;
   }
-  Result<std::unique_ptr<ProcessMesh>> make() { return ProcessMesh::make(config_, all_); }
+  Result<std::unique_ptr<ProcessMesh>> make() { return ProcessMesh::make(config_, all_, job_); }
   Part part() {
     auto made = make();
     EXPECT_TRUE(made) << made.error().message();
@@ -80,10 +81,13 @@ class ProcessMeshTest : public testing::Test {
   }
   Config config_;
   std::vector<fabric::NetInterface> all_;
+  std::shared_ptr<JobKeys> job_ = std::make_shared<JobKeys>();
 };
 
 TEST_F(ProcessMeshTest, TakesPartWhereItIsAskedTo) {
-  EXPECT_EQ(part(), Part::none) << "nobody relays on this host";
+  EXPECT_EQ(part(), Part::none) << "nobody relays on this host, and there is no communicator";
+  job_->add(4711);
+  EXPECT_EQ(part(), Part::inlined);
   config_.mesh_relay = "inline";
   EXPECT_EQ(part(), Part::inlined);
   config_.fabric = "verbs";
@@ -120,30 +124,57 @@ TEST_F(ProcessMeshTest, AnotherShapeThanIsExpectedIsToldOnce) {
   std::ofstream(file) << "node a 10.0.1.1/24\nnode b 10.0.1.2/24 10.0.2.2/24\n"
                          "node c 10.0.2.3/24\ncable a b\ncable b c\n";
   config_.mesh_topology_file = file;
+  config_.progress_threads = 1;
   for (const char* expected : {"line", "ring"}) {
     const test::LogLines log;
     config_.mesh_topology = expected;
     auto mesh = make();
     ASSERT_TRUE(mesh) << mesh.error().message();
-    for (int i = 0; i < 3; ++i) {
-      EXPECT_EQ((*mesh)->reach({address(2, 3)}, Instant{} + std::chrono::hours(1)), Reach::relays);
-    }
+    auto provider = fabric::Provider::make(config_, {}, 1, {{}, (*mesh)->kinds()});
+    ASSERT_TRUE(provider) << provider.error().message();
+    auto engine = Engine::start(config_);
+    ASSERT_TRUE(engine) << engine.error().message();
+    ASSERT_TRUE((*mesh)->begin(**engine, **provider, SteadyClock().now()));
+    // Nobody has to ask for a peer.
     const bool other = std::string_view(expected) == "ring";
+    EXPECT_EQ(test::until([&] { return log.count("NCCL_MESH_TOPOLOGY expects") != 0; },
+                          other ? std::chrono::seconds(20) : std::chrono::seconds(1)),
+              other);
     EXPECT_EQ(log.count("NCCL_MESH_TOPOLOGY expects a ring, but 3 hosts make a line"),
               other ? 1U : 0U);
     EXPECT_EQ(log.count("NCCL_MESH_TOPOLOGY expects"), other ? 1U : 0U);
+    (*mesh)->leave(**engine, std::chrono::seconds(60));
   }
   std::filesystem::remove(file);
 }
 
-TEST_F(ProcessMeshTest, WhoeverHasThePortAndDoesNotAnswerIsNoRelayNode) {
-  const test::LogLines log;
+TEST_F(ProcessMeshTest, WhoeverHasThePortIsAskedOnlyWhereThatIsNeeded) {
   TakenPort taken;
   config_.mesh_port = taken.port();
-  EXPECT_EQ(part(), Part::none);
-  EXPECT_EQ(log.count("does not tell what it knows"), 1U);
-  config_.mesh_relay = "inline";
-  EXPECT_EQ(part(), Part::attached) << "another process of the job, which will answer";
+  for (const char* how : {"inline", "auto"}) {
+    config_.mesh_relay = how;
+    EXPECT_EQ(part(), Part::attached) << "another process of the job, which will answer";
+  }
+  auto mesh = make();
+  ASSERT_TRUE(mesh);
+  EXPECT_TRUE((*mesh)->automatic());
+  EXPECT_FALSE((*mesh)->in_mesh());
+  const Instant later = SteadyClock().now();
+  EXPECT_EQ((*mesh)->reach({address(1, 1)}, Instant{}), Reach::cable) << "this host";
+  EXPECT_EQ((*mesh)->reach({address(1, 2)}, Instant{}), Reach::unknown) << "it may have answered";
+  EXPECT_EQ((*mesh)->reach({address(1, 2)}, later), Reach::cable) << "it need not";
+  EXPECT_EQ((*mesh)->reach({address(9, 9)}, later), Reach::unknown) << "no address leads there";
+  EXPECT_TRUE((*mesh)->out_of_reach({address(9, 9)}));
+  const std::string why = (*mesh)->why_no_way({address(9, 9)});
+  for (const char* part : {"10.0.9.9", "10.0.1.1/24 (cable0)", "does not tell what it knows",
+                           "nccl-ha relay", "NCCL_MESH_RELAY"}) {
+    EXPECT_NE(why.find(part), std::string::npos) << why;
+  }
+  // Each connection waits for the same search.
+  const Duration first = (*mesh)->patience({address(9, 9)}, SteadyClock().now());
+  EXPECT_LE(first, std::chrono::seconds(10));
+  EXPECT_EQ((*mesh)->patience({address(9, 9)}, SteadyClock().now() + std::chrono::seconds(11)),
+            Duration(0));
 }
 
 TEST_F(ProcessMeshTest, WithoutAPartEverybodyIsReachedAsBefore) {
@@ -161,15 +192,16 @@ TEST_F(ProcessMeshTest, ATopologyFileTellsTheWays) {
   auto mesh = make();
   ASSERT_TRUE(mesh) << mesh.error().message();
   EXPECT_EQ((*mesh)->part(), Part::inlined);
-  EXPECT_EQ((*mesh)->known_hosts(), "a, b, c");
+  EXPECT_NE((*mesh)->why_no_way({}).find("discovery knows b, c;"), std::string::npos)
+      << (*mesh)->why_no_way({});
   const Instant later = Instant{} + std::chrono::hours(1);
   EXPECT_EQ((*mesh)->reach({address(1, 2)}, later), Reach::cable);
   EXPECT_EQ((*mesh)->reach({address(2, 3)}, later), Reach::relays);
   EXPECT_EQ((*mesh)->reach({address(7, 7)}, later), Reach::unknown);
   EXPECT_EQ((*mesh)->kinds().size(), 1U);
   // One that looks near is waited for less long, as there may be a cable that nobody has heard of.
-  EXPECT_EQ((*mesh)->patience({address(1, 9)}), milliseconds(2 * config_.mesh_hello_ms));
-  EXPECT_GT((*mesh)->patience({address(7, 7)}), milliseconds(2 * config_.mesh_hello_ms));
+  EXPECT_EQ((*mesh)->patience({address(1, 9)}, later), milliseconds(2 * config_.mesh_hello_ms));
+  EXPECT_GT((*mesh)->patience({address(7, 7)}, later), milliseconds(2 * config_.mesh_hello_ms));
   all_[0].addresses = {address(3, 3)};
   EXPECT_FALSE(make()) << "this host is not in it";
   std::filesystem::remove(file);

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -109,31 +110,52 @@ TEST(PacketSeals, AreTakenOnceByWhoHasTheKey) {
   sender.set_keys(ring_of({1}));
   receiver.set_keys(ring_of({1, 2}));
   const auto packet = hello_packet();
-  const auto sealed = sender.seal(packet);
+  const auto sealed = sender.seal(packet, 1);
   const auto opened = receiver.open(sealed, noon);
   ASSERT_TRUE(opened) << opened.error().message();
-  EXPECT_TRUE(std::equal(opened->begin(), opened->end(), packet.begin(), packet.end()));
+  EXPECT_TRUE(std::ranges::equal(opened->packet, packet));
+  EXPECT_EQ(opened->key, 1U);
   EXPECT_FALSE(receiver.open(sealed, noon)) << "a repetition";
   EXPECT_FALSE(receiver.open(sealed, noon + std::chrono::hours(9))) << "also a late one";
   EXPECT_EQ(receiver.counts().repeated, 2U);
-  EXPECT_TRUE(receiver.open(sender.seal(packet), noon)) << "the same said anew";
+  EXPECT_TRUE(receiver.open(sender.seal(packet, 1), noon)) << "the same said anew";
   EXPECT_FALSE(receiver.open(packet, noon)) << "without a seal";
   PacketSeal other;
   other.set_keys(ring_of({3}));
-  EXPECT_FALSE(receiver.open(other.seal(packet), noon));
+  EXPECT_FALSE(receiver.open(other.seal(packet, 3), noon));
   other.set_keys(std::make_shared<const KeyRing>([] {
     KeyRing keys;
     keys.add(1, a_key(77));
     return keys;
   }()));
-  EXPECT_FALSE(receiver.open(other.seal(packet), noon)) << "another key of that number";
+  EXPECT_FALSE(receiver.open(other.seal(packet, 1), noon)) << "another key of that number";
   EXPECT_EQ(receiver.counts().forged, 3U);
+}
+
+TEST(PacketSeals, WhereTheyAreOpenWhoeverHasNoneIsHeardToo) {
+  PacketSeal sender;
+  PacketSeal receiver;
+  sender.set_keys(ring_of({1, 3}));
+  receiver.set_keys(ring_of({2, 3}), true);
+  const auto packet = hello_packet();
+  const auto plain = receiver.open(packet, noon);
+  ASSERT_TRUE(plain);
+  EXPECT_EQ(plain->key, 0U);
+  const auto sealed = sender.seal(packet, 3);
+  const auto common = receiver.open(sealed, noon);
+  ASSERT_TRUE(common);
+  EXPECT_EQ(common->key, 3U);
+  EXPECT_TRUE(std::ranges::equal(common->packet, packet));
+  const auto others = sender.seal(packet, 1);
+  const auto unknown = receiver.open(others, noon);
+  ASSERT_TRUE(unknown);
+  EXPECT_FALSE(decode_packet(unknown->packet)) << "of another job it makes no sense";
 }
 
 TEST(PacketSeals, NoBitMayChangeAndNoByteBeMissing) {
   PacketSeal sender;
   sender.set_keys(ring_of({1}));
-  const auto sealed = sender.seal(hello_packet());
+  const auto sealed = sender.seal(hello_packet(), 1);
   PacketSeal receiver;
   receiver.set_keys(ring_of({1}));
   for (size_t bit = 0; bit < 8 * sealed.size(); ++bit) {
@@ -151,8 +173,8 @@ TEST(PacketSeals, KeysChangeWithoutAGap) {
   PacketSeal one;
   PacketSeal other;
   const auto both_hear = [&] {
-    return other.open(one.seal(hello_packet(1)), noon).ok() &&
-           one.open(other.seal(hello_packet(2)), noon).ok();
+    return other.open(one.seal(hello_packet(1), one.keys()->first()), noon).ok() &&
+           one.open(other.seal(hello_packet(2), other.keys()->first()), noon).ok();
   };
   // Added on one, then on the other; then put first; then the old one goes.
   const std::pair<std::vector<uint32_t>, std::vector<uint32_t>> steps[] = {

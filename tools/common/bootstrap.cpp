@@ -11,8 +11,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
+#include "runtime/base/secret.h"
 #include "tools/common/resolve.h"
 
 namespace nccl_ha::tools {
@@ -527,6 +529,12 @@ Result<std::vector<std::string>> World::all_gather(const std::string& mine) {
     at += length;
   }
   return texts;
+}
+
+Result<uint64_t> World::draw() {
+  const auto drawn =
+      broadcast(options_.rank == 0 ? std::to_string(kernel_secrets().draw().told() | 1) : "");
+  return drawn ? Result<uint64_t>(std::strtoull(drawn->c_str(), nullptr, 10)) : drawn.error();
 }
 
 Result<void> World::barrier() {

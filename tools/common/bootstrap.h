@@ -46,6 +46,8 @@ class World {
   Result<std::vector<std::string>> all_gather(const std::string& mine);
   /// Rank 0's text; what the others pass is ignored.
   Result<std::string> broadcast(const std::string& from_zero);
+  /// A number that rank 0 draws at random, never 0.
+  Result<uint64_t> draw();
   Result<void> barrier();
 
   /// Waits until `fd` is readable.  Rank 0 waits here for its orders.

@@ -27,7 +27,7 @@ class ShortDiscovery final : private relay::MeshLinks::Sink {
                                         static_cast<uint32_t>(kernel_secrets().draw().told() | 1)),
                    timing, kernel_secrets().draw().told(), sockets),
         settled_(2 * timing.neighbours.hello) {
-    discovery_.set_keys(key ? key->current() : nullptr);
+    discovery_.set_keys(key ? key->current() : nullptr, clock_.now());
     sockets_.use(own);
     discovery_.set_interfaces(relay::as_mesh_interfaces(own), clock_.now());
   }

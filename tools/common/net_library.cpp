@@ -215,8 +215,8 @@ Error NetApi::call_failed(const char* call, abi::NcclResult result) const {
                                         warning.empty() ? "" : ": ", warning));
 }
 
-Result<void> NetApi::init() {
-  const auto result = calls_.init(table_, &context_);
+Result<void> NetApi::init(uint64_t comm_id) {
+  const auto result = calls_.init(table_, &context_, comm_id);
   return result == abi::NcclResult::success ? Result<void>() : call_failed("init", result);
 }
 

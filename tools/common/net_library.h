@@ -58,7 +58,8 @@ class NetApi {
   int version() const { return version_; }
   const char* name() const;
 
-  Result<void> init();
+  /// `comm_id`: NCCL's number of a communicator, random and the same for all of its ranks; 0: none.
+  Result<void> init(uint64_t comm_id = 0);
   Result<int> devices();
   Result<NetDevice> properties(int device);
   Result<void*> listen(int device, NetHandle& handle);
@@ -99,7 +100,7 @@ class NetApi {
 
   /// One entry per call whose signature changed between versions.
   struct Calls {
-    abi::NcclResult (*init)(const void* table, void** context);
+    abi::NcclResult (*init)(const void* table, void** context, uint64_t comm_id);
     abi::NcclResult (*devices)(const void* table, int* count);
     abi::NcclResult (*properties)(const void* table, int device, NetDevice* out);
     abi::NcclResult (*listen)(const void* table, void* context, int device, void* handle,

@@ -56,11 +56,11 @@ struct Adapter {
 
   static const char* name(const void* table) { return of(table).name; }
 
-  static NcclResult init(const void* table, void** context) {
+  static NcclResult init(const void* table, void** context, uint64_t comm_id) {
     if constexpr (version >= 11) {
       abi::CommConfig config{};
       config.traffic_class = -1;  // undefined
-      return of(table).init(context, 1, &config, plugin_logger(), nullptr);
+      return of(table).init(context, comm_id, &config, plugin_logger(), nullptr);
     } else if constexpr (version == 10) {
       return of(table).init(plugin_logger(), nullptr);
     } else {

@@ -80,7 +80,9 @@ class Rank {
     }
     library_ = std::move(*library);
     NetApi& api = library_->api();
-    if (auto begun = api.init(); !begun) {
+    const auto comm_id = world_->draw();
+    const auto begun = comm_id ? api.init(*comm_id) : Result<void>(comm_id.error());
+    if (!begun) {
       return begun;
     }
     auto count = api.devices();

@@ -73,18 +73,34 @@ void print_relay(const nlohmann::json& status) {
              status.value("pid", 0), status.value("uptime_s", 0.0),
              status.value("relays", false) ? "relays" : "does not relay",
              count("draining") != 0 ? ", draining" : "");
+  const nlohmann::json discovery = status.value("discovery", nlohmann::json::object());
+  fmt::print("{} hosts known; {} packets without a key of ours, {} that came before\n",
+             discovery.value("hosts", 0), discovery.value("forged", uint64_t{0}),
+             discovery.value("repeated", uint64_t{0}));
+  const nlohmann::json neighbours = status.value("neighbours", nlohmann::json::array());
+  if (!neighbours.empty()) {
+    fmt::print("  {:<20} {:<16} {:<28}\n", "neighbour", "interface", "address");
+  }
+  for (const nlohmann::json& one : neighbours) {
+    fmt::print("  {:<20} {:<16} {:<28}{}\n", one.value("host", std::string()),
+               one.value("interface", std::string()), one.value("address", std::string()),
+               one.value("both_ways", false) ? "" : "  does not hear this host");
+  }
   fmt::print(
       "{} paths now, {} begun, {} requests refused, {} unauthenticated, {} frames, {:.3f} MB\n",
       count("sessions"), count("opened"), count("refused"), count("unauthenticated"),
       count("frames"), static_cast<double>(count("bytes")) / 1e6);
   fmt::print("memory {:.1f} of {:.1f} MB\n", static_cast<double>(count("pool_bytes")) / 1e6,
              static_cast<double>(status.value("pool_bytes", uint64_t{0})) / 1e6);
+  if (!status["sessions"].empty()) {
+    fmt::print("  {:<20} {:<20} {:>5} {:>13} {:>13}\n", "from", "to", "slots", "MB there",
+               "MB back");
+  }
   for (const nlohmann::json& session : status["sessions"]) {
-    fmt::print("  {} to {}  {:>3} slots", session.value("from", std::string()),
+    fmt::print("  {:<20} {:<20} {:>5}", session.value("from", std::string()),
                session.value("to", std::string()), session.value("slots", 0));
     for (const nlohmann::json& direction : session["directions"]) {
-      fmt::print("  {:>10.3f} MB",
-                 static_cast<double>(direction.value("bytes", uint64_t{0})) / 1e6);
+      fmt::print(" {:>13.3f}", static_cast<double>(direction.value("bytes", uint64_t{0})) / 1e6);
     }
     fmt::print("  {}\n", session.value("open", false) ? "" : "being set up");
     for (const nlohmann::json& hop : session.value("hops", nlohmann::json::array())) {

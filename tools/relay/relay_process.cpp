@@ -93,6 +93,7 @@ struct RelayParts {
   std::shared_ptr<relay::TopologyBoard> board = std::make_shared<relay::TopologyBoard>();
   std::unique_ptr<relay::MeshRoutes> routes;
   std::shared_ptr<KeyFile> key;
+  std::shared_ptr<relay::JobKeys> job;  ///< without a key of the cluster: what jobs here lend
   RelayView view;
   uint32_t incarnation = static_cast<uint32_t>(kernel_secrets().draw().told() | 1);
   Ending ending;
@@ -132,6 +133,7 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   options.interfaces = [spec = config.mesh_ifname] { return relay::list_mesh_interfaces(spec); };
   options.board = parts.board;
   options.key = parts.key;
+  options.job = parts.job;
   parts.view.self = options.identity.node;
   Config hops_config = config;
   if (config.fabric == "relay") {
@@ -145,6 +147,7 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   parts.hops = std::make_unique<relay::ProviderHops>(*parts.provider);
   parts.routes = std::make_unique<relay::MeshRoutes>(parts.board, relay::route_options(config),
                                                      static_cast<uint16_t>(config.mesh_port));
+  parts.view.routes = parts.routes.get();
   return std::make_unique<relay::DiscoveryActor>(std::move(options));
 }
 
@@ -174,6 +177,7 @@ Result<ActorId> adopt_node(Worker& worker, const Config& config, RelayParts& par
                            ActorId discovery) {
   relay::RelayOptions options = relay::relay_options(config, parts.view.self);
   options.key = parts.key;
+  options.job = parts.job;
   auto node = std::make_unique<relay::RelayNode>(
       *parts.hops, *parts.routes, options, std::to_string(config.mesh_port),
       [&worker, discovery](bool relays) {
@@ -186,12 +190,11 @@ Result<ActorId> adopt_node(Worker& worker, const Config& config, RelayParts& par
 
 Result<void> adopt_rest(Worker& worker, const Config& config, const RelayParts& parts,
                         RelayKeeper::Options keeper, std::unique_ptr<HttpPort> page) {
-  if (parts.key) {
-    auto adopted = worker.adopt(std::make_unique<relay::TicketOffice>(relay::TicketOffice::Options{
-        static_cast<uint16_t>(config.mesh_port), parts.view.self, parts.incarnation, parts.key}));
-    if (!adopted) {
-      return adopted.error();
-    }
+  auto office = worker.adopt(std::make_unique<relay::TicketOffice>(
+      relay::TicketOffice::Options{static_cast<uint16_t>(config.mesh_port), parts.view.self,
+                                   parts.incarnation, parts.key, parts.job, std::nullopt}));
+  if (!office) {
+    return office.error();
   }
   if (page) {
     if (auto adopted = worker.adopt(std::move(page)); !adopted) {
@@ -211,6 +214,10 @@ Result<void> run_relay(const Config& config) {
     return key.error();
   }
   parts.key = std::move(*key);
+  if (!parts.key) {
+    parts.job = std::make_shared<relay::JobKeys>();
+    parts.job->set_open(true);
+  }
   parts.view.keyed = parts.key != nullptr;
   relay::warn_without(parts.key);
   SteadyClock clock;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "relay/discovery_actor.h"
+#include "relay/mesh_routes.h"
 #include "relay/relay_node.h"
 #include "tools/agent/http_port.h"
 
@@ -16,6 +17,7 @@ struct RelayView {
   Context* context = nullptr;
   const relay::RelayNode* node = nullptr;  ///< null: this host does not relay
   const relay::DiscoveryActor* discovery = nullptr;
+  const relay::MeshRoutes* routes = nullptr;  ///< for hosts' names
   relay::NodeId self{};
   bool keyed = false;
   Instant started{};

@@ -186,6 +186,21 @@ bool mesh_serves_all(const MeshScenario& scenario, const MeshRemains& remains) {
   });
 }
 
+namespace {
+
+/// Drawn apart, so that all else of a seed is as it was.
+void draw_who_speaks(MeshScenario& scenario) {
+  Random random(scenario.seed * 2 + 0x5EE4);
+  const double share = random.chance(0.3) ? 0 : random.chance(0.5) ? 1 : random.unit();
+  if (share > 0) {
+    for (size_t i = 0; i < scenario.hosts; ++i) {
+      scenario.by_itself.push_back(random.chance(share));
+    }
+  }
+}
+
+}  // namespace
+
 MeshScenario draw_mesh(uint64_t seed) {
   Random random(seed * 2 + 1);
   MeshScenario scenario;
@@ -215,6 +230,7 @@ MeshScenario draw_mesh(uint64_t seed) {
   scenario.heals_in = milliseconds(random.chance(0.5) ? 200 : 4000);
   scenario.for_good = random.chance(0.5);
   scenario.early = random.chance(0.3);
+  draw_who_speaks(scenario);
   return scenario;
 }
 
@@ -226,6 +242,9 @@ std::string describe(const MeshScenario& scenario) {
       scenario.config.mesh_chunk_bytes, scenario.config.mesh_slots, scenario.config.mesh_max_hops,
       scenario.config.mesh_store ? ", store and forward" : "",
       scenario.config.mesh_ring_split ? "" : ", no split", scenario.early ? ", early faults" : "");
+  if (!scenario.by_itself.empty()) {
+    text += fmt::format("; {} hosts by themselves", std::ranges::count(scenario.by_itself, true));
+  }
   for (const MeshScenario::Ends& ends : scenario.links) {
     text += fmt::format("; {} > {}", ends.from, ends.to);
   }

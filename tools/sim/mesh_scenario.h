@@ -31,6 +31,9 @@ struct MeshScenario {
   std::vector<Cable> cables;
   std::vector<bool> relays;  ///< of each host: paths of others may lead through it
   std::vector<bool> late;    ///< of each host: it is switched on while traffic runs
+  /// Of each host: a process of the job looks and relays by itself; else a relay node without a key
+  /// does, to which the job lends its keys.  Empty: nodes alone, and no keys.
+  std::vector<bool> by_itself;
   std::vector<Ends> links;
   sim::Link usual;  ///< what any cable is like while nothing is wrong
   Config config;    ///< of all hosts

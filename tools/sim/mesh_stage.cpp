@@ -37,6 +37,7 @@ class MeshStage::Hops final : public relay::NextHops {
     return own().routes->is_at(neighbour, from);
   }
   std::optional<relay::NodeId> self() const override { return id(host_); }
+  bool any() const override { return own().routes->any(); }
   std::vector<relay::NodeId> relays_to(relay::NodeId destination, const relay::Way& way) override {
     return own().routes->relays_to(destination, way);
   }
@@ -108,6 +109,14 @@ void MeshStage::start(size_t number) {
   own.chunk_bytes = static_cast<uint32_t>(scenario_.config.mesh_chunk_bytes);
   own.slots = static_cast<uint16_t>(scenario_.config.mesh_slots);
   own.relays_max = static_cast<size_t>(scenario_.config.mesh_max_hops);
+  const bool by_itself = !scenario_.by_itself.empty() && scenario_.by_itself[number];
+  host.seeks = false;
+  if (!scenario_.by_itself.empty()) {
+    host.job = std::make_shared<relay::JobKeys>();
+    host.job->add(scenario_.seed);
+    host.job->set_open(!by_itself);
+  }
+  own.keys.job = host.job;
   auto tie = std::make_shared<sim::ProcessTiePtr>();
   world_.kinds.clear();
   world_.kinds.push_back(relay::relay_fabric(
@@ -128,15 +137,37 @@ void MeshStage::start(size_t number) {
   discovery.identity.name = "h" + std::to_string(number);
   discovery.identity.addresses = addresses_of(number);
   discovery.identity.relays = false;  // until the node says that it listens
+  discovery.identity.looks = by_itself;
   discovery.timing = *relay::discovery_timing(scenario_.config);
   discovery.links = std::make_unique<SimMeshLinks>(plugs_, host.addresses, host.process->tie);
   discovery.interfaces = [own = *host.process->provider->interfaces()] { return own; };
   discovery.board = host.board;
+  discovery.job = host.job;
+  if (by_itself) {
+    discovery.on_takes_part = [this, number](Context& context) {
+      static_cast<void>(make_node(number, [&](std::unique_ptr<Actor> actor) {
+        return context.add_actor(std::move(actor));
+      }));
+    };
+  }
   host.discovery_actor =
       *worker.adopt(std::make_unique<relay::DiscoveryActor>(std::move(discovery)));
 
+  if (!by_itself) {
+    host.node_actor = *make_node(
+        number, [&](std::unique_ptr<Actor> actor) { return worker.adopt(std::move(actor)); });
+  }
+  tell(fmt::format("host {} is on{}", number, by_itself ? ", by itself" : ""));
+}
+
+Result<ActorId> MeshStage::make_node(
+    size_t number, const std::function<Result<ActorId>(std::unique_ptr<Actor>)>& adopt) {
+  Host& host = hosts_[number];
+  Worker& worker = host.process->engine->worker(0);
+  relay::RelayOptions options = relay::relay_options(scenario_.config, id(number));
+  options.job = host.job;
   auto node = std::make_unique<relay::RelayNode>(
-      *host.hops.back(), *host.next, relay::relay_options(scenario_.config, id(number)), "0",
+      *host.hops.back(), *host.next, options, "0",
       [&worker, actor = host.discovery_actor, may = scenario_.relays[number]](bool relays) {
         Message message{};
         message.to = actor;
@@ -144,9 +175,13 @@ void MeshStage::start(size_t number) {
         message.arg = relays && may ? 1 : 0;
         worker.context().send_self(message);
       });
-  host.node = node.get();
-  host.node_actor = *worker.adopt(std::move(node));
-  tell(fmt::format("host {} is on", number));
+  relay::RelayNode* made = node.get();
+  auto adopted = adopt(std::move(node));
+  if (adopted) {
+    host.node = made;
+    host.node_actor = *adopted;
+  }
+  return adopted;
 }
 
 std::vector<IpAddress> MeshStage::addresses_of(size_t host) const {
@@ -161,10 +196,12 @@ std::vector<IpAddress> MeshStage::addresses_of(size_t host) const {
 }
 
 void MeshStage::note_end(Host& host) {
-  const RelayCounters& counts = host.node->counts();
-  ended_.sessions += counts.opened;
-  ended_.refused += counts.refused;
-  ended_.bytes += counts.bytes;
+  if (host.node != nullptr) {
+    const RelayCounters& counts = host.node->counts();
+    ended_.sessions += counts.opened;
+    ended_.refused += counts.refused;
+    ended_.bytes += counts.bytes;
+  }
   host.process = nullptr;
   host.node = nullptr;
   host.ending = false;
@@ -183,7 +220,7 @@ void MeshStage::kill(size_t number) {
 
 void MeshStage::drain(size_t number, Duration within) {
   Host& host = hosts_[number];
-  if (host.process == nullptr || std::exchange(host.ending, true)) {
+  if (host.process == nullptr || host.node == nullptr || std::exchange(host.ending, true)) {
     return;
   }
   const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(within);
@@ -250,6 +287,9 @@ bool MeshStage::begin_link(size_t number) {
   }
   const Reach reach = hosts_[ends.from].routes->reach(addresses_of(ends.to));
   if (reach != Reach::cable && reach != Reach::relays) {
+    if (Host& from = hosts_[ends.from]; !std::exchange(from.seeks, true)) {
+      from.process->engine->worker(0).post({from.discovery_actor, relay::DiscoveryActor::need, 1});
+    }
     return false;
   }
   const SimLink::Dialling how = dialling(ends.from, ends.to, reach == Reach::relays);

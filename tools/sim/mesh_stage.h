@@ -90,6 +90,8 @@ class MeshStage {
     relay::RelayNode* node = nullptr;  ///< its engine's
     ActorId node_actor;
     ActorId discovery_actor;
+    std::shared_ptr<relay::JobKeys> job;  ///< null: anybody is heard
+    bool seeks = false;                   ///< somebody out of reach, in this life
     uint32_t lives = 0;
     bool ending = false;  ///< it drains
   };
@@ -103,6 +105,8 @@ class MeshStage {
   bool begin_link(size_t number);
   SimLink::Dialling dialling(size_t from, size_t to, bool relayed);
   void note_end(Host& host);
+  Result<ActorId> make_node(size_t number,
+                            const std::function<Result<ActorId>(std::unique_ptr<Actor>)>& adopt);
 
   const MeshScenario scenario_;
   const std::function<void(const std::string&)> trace_;
