@@ -50,6 +50,8 @@ TEST(SessionMessages, EachSurvivesTheWire) {
       SetupRefusal{fabric::CompletionStatus::remote_access, 5, std::string(255, 'x')},
       SessionLinkDown{std::string(255, 'x')},
       SessionPing{},
+      SessionKeyQuestion{7},
+      SessionKey{7, 9},
       SessionHello{a_ticket(), {}, true}};
   for (const SessionMessage& message : all) {
     const auto bytes = encode(message);
@@ -79,7 +81,8 @@ TEST(SessionMessages, TheSeedsOfTheFuzzerAreOfThisVersion) {
     const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
     return std::vector<std::byte>(bytes, bytes + text.size());
   };
-  for (const char* name : {"request", "ack", "refusal", "ping", "hello", "link_down"}) {
+  for (const char* name :
+       {"request", "ack", "refusal", "ping", "hello", "link_down", "key_question", "key"}) {
     EXPECT_TRUE(decode_session_message(seed(name))) << name;
   }
   EXPECT_TRUE(decode_endpoint(seed("endpoint")));
