@@ -125,7 +125,7 @@ TEST(SessionMessages, AnotherVersionIsNamed) {
   bytes[4] = std::byte{session_version + 1};
   const auto length = session_message_length(bytes);
   ASSERT_FALSE(length);
-  EXPECT_NE(length.error().what.find("speaks version 6, this one 5"), std::string::npos);
+  EXPECT_NE(length.error().what.find("speaks version 7, this one 6"), std::string::npos);
 }
 
 TEST(PathEndpoints, AreExactlyWhatWasWritten) {
