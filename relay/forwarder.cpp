@@ -7,6 +7,12 @@
 #include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
+namespace {
+
+/// Of the receiver's that a relay remembers, for each direction of a session.
+constexpr size_t keys_max = 1024;
+
+}  // namespace
 
 void Forwarder::open(const Options& options, std::shared_ptr<Egress> egress) {
   options_ = options;
@@ -96,8 +102,12 @@ FairShares::Taken Forwarder::pass_on(uint64_t bytes) {
 
 bool Forwarder::post(uint32_t slot) {
   Place& place = places_[slot];
-  if (place.frame.kind == FrameKind::write && options_.last() && to_.place().direct) {
-    return write_through(slot);
+  if (place.frame.kind == FrameKind::write && options_.last()) {
+    const bool direct = to_.place().direct;
+    const auto key = direct ? place.frame.remote_key : key_at_receiver(place.frame);
+    if (direct || !key || *key != 0) {
+      return key && write_through(slot, *key);
+    }
   }
   encode(place.frame, from_.slot(slot));
   const fabric::Gather whole =
@@ -113,12 +123,43 @@ bool Forwarder::post(uint32_t slot) {
   return true;
 }
 
-bool Forwarder::write_through(uint32_t slot) {
+/// 0: the receiver takes it out of a slot; nullopt: that is not known yet.
+std::optional<uint32_t> Forwarder::key_at_receiver(const Frame& frame) {
+  if (mutated(Mutation::receiver_key_unasked)) {
+    return frame.remote_key;
+  }
+  if (frame.payload_bytes == 0 || !options_.ask_key) {
+    return 0;
+  }
+  if (const auto known = keys_.find(frame.remote_key); known != keys_.end()) {
+    return known->second;
+  }
+  if (!asked_) {
+    asked_ = frame.remote_key;
+    options_.ask_key(frame.remote_key);
+  }
+  return std::nullopt;
+}
+
+bool Forwarder::on_key(uint32_t key, uint32_t remote_key) {
+  if (asked_ != key) {
+    return false;
+  }
+  asked_.reset();
+  if (keys_.size() >= keys_max) {
+    keys_.clear();  // it is asked again
+  }
+  keys_[key] = remote_key;
+  pump();
+  return true;
+}
+
+bool Forwarder::write_through(uint32_t slot, uint32_t remote_key) {
   Place& place = places_[slot];
   const Frame& frame = place.frame;
   if (mutated(Mutation::note_overtakes) && frame.last() && !place.leaving) {
     place.leaving = true;
-    return post_note(slot) && write_through(slot);
+    return post_note(slot) && write_through(slot, remote_key);
   }
   if (frame.payload_bytes > 0 && !place.written) {
     fabric::WritePost post;
@@ -126,7 +167,7 @@ bool Forwarder::write_through(uint32_t slot) {
     post.gather_count = 1;
     post.gathers[0] = from_.gather(slot, frame_header_bytes, frame.payload_bytes, to_);
     post.remote_address = frame.remote_address;
-    post.remote_key = frame.remote_key;
+    post.remote_key = remote_key;
     post.no_speculative_placement = (frame.flags & frame_exact) != 0;
     if (!to_.post_beside(post)) {
       return false;

@@ -8,7 +8,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "relay/egress.h"
@@ -26,6 +29,9 @@ class Forwarder {
     uint16_t hops = 0;  ///< relays on the route
     /// A message is passed on when all of it is here, or as much as there are slots for.
     bool store = false;
+    /// What asks the receiver by what key its hop knows memory: where this relay is the last one,
+    /// and a device carries that hop.
+    std::function<void(uint32_t key)> ask_key;
     bool last() const { return hop + 1 == hops; }
   };
   struct Counts {
@@ -48,6 +54,9 @@ class Forwarder {
   Result<void> on_frame(uint32_t slot);
   /// The next hop has completed a post of that id.
   void on_sent(uint64_t id);
+  /// The receiver's hop knows memory that its program knows by `key` by that one (0: by none).
+  /// False: nobody has asked.
+  bool on_key(uint32_t key, uint32_t remote_key);
   /// Gives the next hop what it takes, when it is this session's turn.
   void pump();
   /// It is: frames of at most so many bytes.
@@ -68,7 +77,8 @@ class Forwarder {
     size_t bytes() const { return frame_header_bytes + frame.payload_bytes; }
   };
   bool post(uint32_t slot);
-  bool write_through(uint32_t slot);
+  std::optional<uint32_t> key_at_receiver(const Frame& frame);
+  bool write_through(uint32_t slot, uint32_t remote_key);
   bool post_note(uint32_t slot);
 
   HopLine& from_;
@@ -78,6 +88,8 @@ class Forwarder {
   std::deque<uint32_t> waiting_;  ///< slots, in the order in which their frames came
   size_t released_ = 0;           ///< so many of them may leave
   Counts counts_;
+  std::map<uint32_t, uint32_t> keys_;  ///< at the receiver's hop, by those of its program
+  std::optional<uint32_t> asked_;      ///< of them
   std::shared_ptr<Egress> egress_;
   uint32_t member_ = 0;  ///< there
 };

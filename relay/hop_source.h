@@ -18,8 +18,8 @@ namespace nccl_ha::relay {
 struct HopPlace {
   fabric::Attachment at;
   /// The processor writes what comes, by keys that are good for hops of every such kind and that
-  /// programs know memory by.  Else a device does, by keys of its own: it reaches slots, and what
-  /// is in them is copied from there.
+  /// programs know memory by.  Else a device does, by keys of its own (keys_of()): where it has
+  /// none it reaches slots only, and the processor copies.
   bool direct = true;
 };
 
@@ -44,6 +44,10 @@ class HopSource {
                                                   void* base, size_t bytes) = 0;
   /// When it returns no hop touches the memory by these keys any more.
   virtual void remove_memory(const fabric::Registration& registration) = 0;
+  /// By what keys hops there, which are not direct, know memory that programs know by `key`; an
+  /// error: by none.
+  virtual Result<fabric::RegionKeys> keys_of(const HopPlace& place, uint64_t domain,
+                                             uint32_t key) = 0;
   /// That programs register theirs with, and direct hops know.
   virtual fabric::Memory& memory() = 0;
 };

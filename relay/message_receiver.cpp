@@ -49,8 +49,7 @@ MessageReceiver::Outcome MessageReceiver::on_message(const Frame& frame, uint32_
 }
 
 MessageReceiver::Outcome MessageReceiver::on_note(const Frame& frame) {
-  const bool expected = arrived_bytes_ == 0 && hop_->place().direct;
-  return expected ? written(frame) : Outcome{Outcome::Kind::wrong, {}};
+  return arrived_bytes_ == 0 ? written(frame) : Outcome{Outcome::Kind::wrong, {}};
 }
 
 /// Its bytes are where they belong, all of them with the last piece.

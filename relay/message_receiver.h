@@ -1,9 +1,9 @@
 // The receiving half of a relayed path's end: posted receives meet the messages that the last hop
 // has brought.
 //
-// By a direct hop writes are in the receiver's memory before their note arrives.  Sends come piece
-// by piece and are copied to where they belong, and so are writes that come by a device.  One
-// thread; calls nobody but the hop.
+// Writes are in the receiver's memory before their note arrives.  Sends come piece by piece and are
+// copied to where they belong, and so are writes to memory that the device which carries the hop
+// does not reach.  One thread; calls nobody but the hop.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,8 @@
 namespace nccl_ha::relay {
 
 MessageSender::MessageSender(HopSource& hops, uint64_t domain, uint32_t messages_max)
-    : memory_(hops.memory()),
+    : hops_(hops),
+      memory_(hops.memory()),
       domain_(domain),
       headers_(hops),
       sequence_of_(headers),
@@ -139,6 +140,9 @@ bool MessageSender::post_piece(Message& message) {
 }
 
 bool MessageSender::post_frame(const Frame& made, const fabric::Gather* payload) {
+  if (!hop_->room()) {
+    return false;
+  }
   Frame frame = made;
   frame.origin = line_.origin;
   frame.destination = line_.destination;
@@ -148,9 +152,10 @@ bool MessageSender::post_frame(const Frame& made, const fabric::Gather* payload)
   encode(frame, headers_.place(header));
   fabric::Gather gathers[2] = {headers_.gather(header, 0, frame_header_bytes, hop_->place()), {}};
   uint32_t count = 1;
-  if (payload != nullptr && hop_->place().direct) {
-    gathers[count++] = *payload;
-  } else if (payload != nullptr && hop_->room()) {
+  fabric::Gather piece = payload != nullptr ? *payload : fabric::Gather{};
+  if (payload != nullptr && (hop_->place().direct || name_by_device(piece))) {
+    gathers[count++] = piece;
+  } else if (payload != nullptr) {
     if (!copy(*payload, headers_.place(header) + frame_header_bytes)) {
       lost_ = frame.sequence;
       return false;
@@ -163,6 +168,15 @@ bool MessageSender::post_frame(const Frame& made, const fabric::Gather* payload)
   free_.pop_back();
   sequence_of_[header] = frame.kind == FrameKind::ack ? 0 : frame.sequence;
   return true;
+}
+
+/// By the key by which the hop's device knows it; false: by none.
+bool MessageSender::name_by_device(fabric::Gather& piece) {
+  const auto keys = hops_.keys_of(hop_->place(), domain_, piece.key);
+  if (keys) {
+    piece.key = keys->local_key;
+  }
+  return bool(keys);
 }
 
 /// False: the memory is not registered any more.

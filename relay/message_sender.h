@@ -2,8 +2,9 @@
 // and keeps them until the other end has them.
 //
 // A message that needs a receive is not begun before the other end has told of one, so that nothing
-// waits inside the relays for what a program does.  Where a device carries the hop, which does not
-// know the program's memory, pieces are copied first.  One thread; calls nobody but the hop.
+// waits inside the relays for what a program does.  Pieces leave from where they lie; the processor
+// copies those that the device which carries the hop does not reach.  One thread; calls nobody but
+// the hop.
 #pragma once
 
 #include <cstdint>
@@ -96,8 +97,10 @@ class MessageSender {
   Errc push(Message message);
   bool post_piece(Message& message);
   bool post_frame(const Frame& frame, const fabric::Gather* payload);
+  bool name_by_device(fabric::Gather& piece);
   bool copy(const fabric::Gather& piece, std::byte* to);
 
+  HopSource& hops_;
   fabric::Memory& memory_;
   fabric::MemoryGuard guard_;
   const uint64_t domain_;

@@ -29,6 +29,10 @@ class ProviderHops final : public HopSource {
   Result<fabric::Registration> add_memory(const HopPlace& place, uint64_t domain, void* base,
                                           size_t bytes) override;
   void remove_memory(const fabric::Registration& registration) override;
+  Result<fabric::RegionKeys> keys_of(const HopPlace& place, uint64_t domain,
+                                     uint32_t key) override {
+    return provider_.keys_in_domain(place.at, domain, key);
+  }
   fabric::Memory& memory() override { return provider_.memory(); }
 
  private:

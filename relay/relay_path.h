@@ -72,6 +72,7 @@ class RelayPath final : public fabric::Path,
   bool asks_again(const SetupRefusal& refusal);
   void on_refusal(const SetupRefusal& refusal);
   Result<void> on_ack(const SetupAck& ack);
+  Result<void> on_key_question(const SessionKeyQuestion& question);
   Result<void> accept();
   void wait_for_other_kind();
   void answer();

@@ -261,6 +261,16 @@ Result<void> RelayPath::on_ack(const SetupAck& ack) {
   return open(ack.chunk_bytes);
 }
 
+/// Memory of this path's connection only; what its device does not take comes by slots.
+Result<void> RelayPath::on_key_question(const SessionKeyQuestion& question) {
+  if (line_.path() == nullptr || line_.place().direct) {
+    return nccl_ha::fail(Errc::remote, "a question for a memory key that no hop has");
+  }
+  const auto keys = hops_.keys_of(line_.place(), options_.domain, question.key);
+  stream_->send(SessionKey{question.key, keys ? keys->remote_key : 0});
+  return {};
+}
+
 void RelayPath::on_session_message(SessionStream& stream, SessionMessage message) {
   (void)stream;
   if (state_ == PathState::error) {
@@ -274,6 +284,8 @@ void RelayPath::on_session_message(SessionStream& stream, SessionMessage message
     soon();  // the owner may end the path, and this stream with it
   } else if (const auto* ack = std::get_if<SetupAck>(&message)) {
     good = on_ack(*ack);
+  } else if (const auto* question = std::get_if<SessionKeyQuestion>(&message)) {
+    good = on_key_question(*question);
   } else {
     good = nccl_ha::fail(Errc::remote, "an answer that nobody asked for");
   }

@@ -218,6 +218,14 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
     }
     return;
   }
+  if (const auto* key = std::get_if<SessionKey>(&message)) {
+    const Side from = &stream == legs_[up].stream.get() ? up : down;
+    if (!forwards_[opposite(from)].on_key(key->key, key->remote_key)) {
+      end({CompletionStatus::device_fault, 0, "a memory key that nobody asked for"},
+          "a memory key that nobody asked for");
+    }
+    return;
+  }
   const auto* ack = std::get_if<SetupAck>(&message);
   const fabric::Path* hop = legs_[down].line.path();
   const bool expected = ack != nullptr && &stream == legs_[down].stream.get() && hop != nullptr &&
@@ -246,9 +254,11 @@ void RelaySession::open_forwarders() {
   options.hops = static_cast<uint16_t>(request_.nodes.size() - 2);
   options.hop = static_cast<uint16_t>(request_.place - 1);
   options.store = options_.store;
+  options.ask_key = [this](uint32_t key) { legs_[down].stream->send(SessionKeyQuestion{key}); };
   forwards_[up].open(options, share_.egresses[down]);
   std::swap(options.origin, options.destination);
   options.hop = static_cast<uint16_t>(options.hops - 1 - options.hop);
+  options.ask_key = [this](uint32_t key) { legs_[up].stream->send(SessionKeyQuestion{key}); };
   forwards_[down].open(options, share_.egresses[up]);
 }
 

@@ -17,6 +17,8 @@ enum class SessionKind : uint8_t {
   ping = 4,
   hello = 5,
   link_down = 6,
+  key_question = 7,
+  key = 8,
 };
 
 constexpr size_t session_length_offset = 6;
@@ -86,6 +88,17 @@ SessionKind put_session(WireWriter& out, const SessionHello& hello) {
   out.put_bytes(hello.nonce);
   out.put(static_cast<uint8_t>(hello.encrypts));
   return SessionKind::hello;
+}
+
+SessionKind put_session(WireWriter& out, const SessionKeyQuestion& question) {
+  out.put(question.key);
+  return SessionKind::key_question;
+}
+
+SessionKind put_session(WireWriter& out, const SessionKey& key) {
+  out.put(key.key);
+  out.put(key.remote_key);
+  return SessionKind::key;
 }
 
 /// It goes to logs, of which another host must not write lines or colours.
@@ -215,6 +228,14 @@ Result<SessionMessage> decode_session_message(std::span<const std::byte> bytes) 
     case SessionKind::link_down:
       message = SessionMessage(SessionLinkDown{take_printable(in)});
       break;
+    case SessionKind::key_question:
+      message = SessionMessage(SessionKeyQuestion{in.take<uint32_t>()});
+      break;
+    case SessionKind::key: {
+      const auto key = in.take<uint32_t>();
+      message = SessionMessage(SessionKey{key, in.take<uint32_t>()});
+      break;
+    }
     case SessionKind::ping:
       break;
     case SessionKind::hello: {

@@ -12,8 +12,9 @@
 //   refusal        status u8, sequence u64, other kind u8, text (length u8, bytes); whoever says it
 //                  ends the session
 //   link down      text (length u8, bytes): a cable of a relay in that direction has no link
-//   ping           nothing
-//   hello          ticket (ticket.h), nonce 32 bytes; first of all where there is a key, of which
+//   key question   key u32: by what key does the hop know what the receiver's program knows by
+//   that? key            key u32, remote key u32 (0: by none) ping           nothing hello ticket
+//   (ticket.h), nonce 32 bytes; first of all where there is a key, of which
 //                  the tag of the first one is
 // A tag of 16 bytes follows where there is one (session_seal.h), and counts in the length.
 #pragma once
@@ -38,7 +39,7 @@
 namespace nccl_ha::relay {
 
 inline constexpr uint32_t session_magic = 0x5348414E;  // "NAHS"
-inline constexpr uint8_t session_version = 5;
+inline constexpr uint8_t session_version = 6;
 inline constexpr size_t session_header_bytes = 8;
 inline constexpr size_t session_message_max = 1024;
 inline constexpr size_t route_nodes_max = fabric::hops_max + 2;
@@ -85,6 +86,16 @@ struct SessionLinkDown {
   std::string text;
 };
 
+/// Of the last relay to the path's end, where their hop is not direct: writes to memory that the
+/// device reaches go straight there.
+struct SessionKeyQuestion {
+  uint32_t key = 0;
+};
+struct SessionKey {
+  uint32_t key = 0;
+  uint32_t remote_key = 0;
+};
+
 struct SessionPing {};
 
 /// "I have that key, the cluster's or a ticket's, and this is what I make this stream's with."
@@ -95,8 +106,8 @@ struct SessionHello {
   bool encrypts = false;  ///< this side wants what goes beside the stream encrypted
 };
 
-using SessionMessage =
-    std::variant<SetupRequest, SetupAck, SetupRefusal, SessionLinkDown, SessionPing, SessionHello>;
+using SessionMessage = std::variant<SetupRequest, SetupAck, SetupRefusal, SessionLinkDown,
+                                    SessionPing, SessionHello, SessionKeyQuestion, SessionKey>;
 
 /// A text is cut where it is too long.
 std::vector<std::byte> encode(const SessionMessage& message);

@@ -181,6 +181,8 @@ enum class Mutation : uint8_t {
   hop_never_avoided,           ///< a device that does not connect is asked for again and again
   kind_insisted,               ///< a relay does not ask again with another kind of hop
   piece_is_message,            ///< a written message is there with its first piece
+  receiver_key_unasked,        ///< a relay takes a program's memory key for a device's
+  key_of_any_domain,           ///< a relay is told keys of other connections' memory
   session_outlives_neighbour,  ///< a relay keeps a session whose neighbour is gone
   cause_told_to_both,          ///< both ends hear that the message of one of them failed
   pieces_not_agreed,  ///< a relay does not pass back that a host further on takes shorter pieces

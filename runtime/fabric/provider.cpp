@@ -11,6 +11,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
+#include "runtime/base/mutation.h"
 #include "runtime/base/own_fd.h"
 
 namespace nccl_ha::fabric {
@@ -62,6 +63,10 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
   provider->choose_devices();
   for (const auto& kind : provider->kinds_) {
     kind->begin(*provider);
+  }
+  for (size_t i = 0; i < provider->devices().size(); ++i) {
+    const Attachment at{i, provider->devices()[i].kind};
+    provider->keeps_own_ = provider->keeps_own_ || provider->traits(at).keys_per_device;
   }
   for (size_t i = 0; config.enable_backup && i < provider->devices().size(); ++i) {
     const Attachment at{i, provider->devices()[i].kind};
@@ -244,7 +249,11 @@ Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain,
   if (!key) {
     return key.error();
   }
-  return registration_at(at, true, {*key, *key, *key});
+  const RegionKeys keys{*key, *key, *key};
+  if (keeps_own_) {
+    regions_.add(own_table, keys, {.base = base, .length = length, .domain = domain});
+  }
+  return registration_at(at, true, keys);
 }
 
 Result<Registration> Provider::add_dmabuf(const Attachment& at, void* base, size_t length,
@@ -276,22 +285,52 @@ Result<Registration> Provider::add_dmabuf(const Attachment& at, void* base, size
 
 Result<void> Provider::remove_memory(const Registration& registration) {
   if (!registration.per_device) {
+    if (keeps_own_) {
+      remove_elsewhere(own_table, registration.local_key);
+    }
     return host_.memory.remove(registration.local_key);
   }
   if (keeps_regions_) {
-    for (const auto& [other, keys] : regions_.remove(registration.device, registration.local_key)) {
-      if (other.device == own_table) {
-        static_cast<void>(host_.memory.remove(keys.local_key));
-      } else {
-        const NetDevice& there = devices()[other.device];
-        factory({other.device, there.kind}).remove_memory(there, keys);
-      }
-    }
+    remove_elsewhere(registration.device, registration.local_key);
   }
   const Attachment at{registration.device, registration.kind};
   factory(at).remove_memory(device(at),
                             {registration.local_key, registration.remote_key, registration.handle});
   return {};
+}
+
+void Provider::remove_elsewhere(size_t device, uint32_t local_key) {
+  for (const auto& [other, keys] : regions_.remove(device, local_key)) {
+    if (other.device == own_table) {
+      static_cast<void>(host_.memory.remove(keys.local_key));
+    } else {
+      const NetDevice& there = devices()[other.device];
+      factory({other.device, there.kind}).remove_memory(there, keys);
+    }
+  }
+}
+
+Result<RegionKeys> Provider::keys_in_domain(const Attachment& other, uint64_t domain,
+                                            uint32_t key) {
+  const auto make = [&](const RegionOrigin& origin) -> Result<RegionKeys> {
+    if (origin.domain != domain && !mutated(Mutation::key_of_any_domain)) {
+      return fail(Errc::invalid_argument, "a memory key of another connection");
+    }
+    RegionOrigin there = origin;
+    there.domain = domain;
+    auto made = factory(other).add_memory(device(other), there);
+    if (!made) {
+      NHA_LOG_WARN_LIMITED("what {} does not reach is copied: {}", device(other).name,
+                           made.error().message());
+      return RegionKeys{};  // known from now on
+    }
+    return made;
+  };
+  auto keys = regions_.on_other(own_table, key, true, {other.device, domain}, make);
+  if (keys && keys->handle == 0) {
+    return fail(Errc::invalid_usage, "memory that a device has not taken");
+  }
+  return keys;
 }
 
 Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, const Attachment& at,

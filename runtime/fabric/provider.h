@@ -80,6 +80,9 @@ class Provider {
   /// time, which takes as long as the kernel takes to pin it.  `domain` as in add_memory().
   Result<RegionKeys> keys_on(const Attachment& other, uint64_t domain, const Attachment& at,
                              uint32_t key, bool key_is_local);
+  /// The keys by which paths at `other` with PathOptions::own_domain know memory that the processor
+  /// knows by `key` in that domain (add_memory()); registers it there the first time.
+  Result<RegionKeys> keys_in_domain(const Attachment& other, uint64_t domain, uint32_t key);
   /// Before the first path: how a DMA-BUF descriptor is duplicated; -1 with errno where it is not.
   void use_duplicate(std::function<int(int fd)> duplicate) { duplicate_ = std::move(duplicate); }
   /// The rails of a connection of that kind whose peer may use all of `devices`.
@@ -129,6 +132,7 @@ class Provider {
   PathFactory& factory(const Attachment& at) const;
   const NetDevice& device(const Attachment& at) const { return host_.devices[at.device]; }
   Registration registration_at(const Attachment& at, bool host, const RegionKeys& keys) const;
+  void remove_elsewhere(size_t device, uint32_t local_key);
 
   /// Listing the interfaces after news of the kernel's.
   enum class Look : uint8_t { none, under_way, once_more };
@@ -138,6 +142,7 @@ class Provider {
   std::function<int(int)> duplicate_;
   RegionRegistry regions_;
   bool keeps_regions_ = false;   ///< a connection may need memory on another device
+  bool keeps_own_ = false;       ///< or what is in the own table on a device
   bool forced_ = false;          ///< fabric_is_forced
   bool flushes_always_ = false;  ///< HA_NCCL_IB_FLUSH
   std::string ifname_;           ///< HA_NCCL_IFNAME

@@ -314,6 +314,8 @@ def session():
     write("seal", "hello", message(5, ticket + bytes(range(32)) + b"\1"))
     write("seal", "hello_sealed", message(5, ticket + bytes(range(32)) + b"\1" + bytes(16)))
     write("session", "link_down", message(6, b"\4down"))
+    write("session", "key_question", message(7, struct.pack("<I", 9)))
+    write("session", "key", message(8, struct.pack("<II", 9, 77)))
     write("session", "endpoint", struct.pack("<IBBHQQ", 0x4548414E, version, 0, 4711, 3, 99) + ticket)
     write("session", "write", frame(1, b"x" * 64))
     write("session", "piece", frame(1, b"x" * 64, flags=0, message_bytes=100))

@@ -80,6 +80,52 @@ void expect_kinds(const std::vector<size_t>& rdma, const Kinds& expected) {
 
 TEST(RelayKinds, QueuePairsAllTheWay) { expect_kinds({2, 2, 2, 2, 2}, {rc, rc, rc, rc}); }
 
+/// From now on the processor finds no memory of a program's.
+void hide_from_processor(RelayLine& line, RelayedPair& pair) {
+  for (const size_t side : {0, 1}) {
+    const size_t host = side == 0 ? 0 : line.hosts() - 1;
+    ASSERT_TRUE(line.process(host).provider->memory().remove(pair.ends[side].key));
+  }
+}
+
+TEST(RelayKinds, WhatDevicesReachTheProcessorDoesNotTouch) {
+  for (const size_t relays : {1, 2, 3}) {
+    RelayLine line(all_rdma(relays));
+    RelayedPair pair(line, 1 << 20, 1);
+    ASSERT_TRUE(pair.connect(line));
+    hide_from_processor(line, pair);
+    exchange(line, pair);
+  }
+}
+
+TEST(RelayKinds, ADeviceAtOneEndIsNoUseToTheOther) {
+  RelayLine::Options options;
+  options.rdma = [](size_t host) { return host < 2 ? 1 : 0; };
+  RelayLine line(options);
+  RelayedPair pair(line, 1 << 20, 1);
+  ASSERT_TRUE(pair.connect(line));
+  ASSERT_EQ(kinds(line), (Kinds{rc, udp}));
+  hide_from_processor(line, pair);
+  pair.receive(1, 1);
+  ASSERT_EQ(pair.write(0, 0, 1 << 20), Errc::ok);
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 1; }, seconds(5)));
+  EXPECT_EQ(pair.ends[0].owner.completions[0].status, CompletionStatus::remote_access);
+}
+
+TEST(RelayKinds, MemoryThatNoDeviceTakesIsCopied) {
+  for (const size_t copies : {0, 1, 2}) {  // at the first end, the last one, both
+    RelayLine line(all_rdma(2));
+    RelayedPair pair(line, 1 << 20, 1);
+    ASSERT_TRUE(pair.connect(line));
+    for (const size_t side : {0, 1}) {
+      for (sim::RdmaNic* nic : line.process(side == 0 ? 0 : line.hosts() - 1).nics) {
+        nic->verbs().faults[sim::Verb::register_memory] = copies == side || copies == 2 ? 1 : 0;
+      }
+    }
+    exchange(line, pair);
+  }
+}
+
 TEST(RelayKinds, EachCableHasWhatBothOfItsHostsHave) {
   expect_kinds({1, 1, 2, 0, 0}, {rc, udp, udp, udp});  // a relay is refused by the next one
   expect_kinds({1, 0, 0}, {udp, udp});                 // the first host
@@ -170,6 +216,37 @@ TEST(RelayKinds, MemoryThatIsNobodysFailsItsMessageOnly) {
   EXPECT_EQ(pair.ends[0].owner.completions[2].status, CompletionStatus::flushed);
 }
 
+TEST(RelayKinds, MemoryThatIsTakenBackIsOutOfReach) {
+  RelayLine line(all_rdma(2));
+  RelayedPair pair(line, 4096, 1);
+  ASSERT_TRUE(pair.connect(line));
+  pair.receive(1, 10);
+  ASSERT_EQ(pair.write(0, 0, 64), Errc::ok);
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 1; }, seconds(1)));
+  EXPECT_EQ(pair.ends[0].owner.completions[0].status, CompletionStatus::ok);
+  ASSERT_TRUE(line.process(3).provider->remove_memory(pair.ends[1].registration));
+  const auto before = pair.ends[1].bytes;
+  ASSERT_EQ(pair.write(0, 1, 64, 64), Errc::ok);
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 2; }, seconds(5)));
+  EXPECT_EQ(pair.ends[0].owner.completions[1].status, CompletionStatus::remote_access);
+  EXPECT_EQ(pair.ends[1].bytes, before);
+}
+
+TEST(RelayKinds, MemoryOfAnotherConnectionIsOutOfReach) {
+  RelayLine line(all_rdma(2));
+  RelayedPair pair(line, 4096, 1);
+  RelayedPair other(line, 4096, 2);
+  ASSERT_TRUE(pair.connect(line));
+  pair.receive(1, 1);
+  pair.ends[1].key = other.ends[1].key;
+  std::swap(pair.ends[1].bytes, other.ends[1].bytes);  // where it writes to
+  fill(pair.ends[0].bytes, 1);
+  ASSERT_EQ(pair.write(0, 0, 64), Errc::ok);
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 1; }, seconds(5)));
+  EXPECT_EQ(pair.ends[0].owner.completions[0].status, CompletionStatus::remote_access);
+  EXPECT_EQ(pair.ends[1].bytes, std::vector<std::byte>(4096));
+}
+
 /// One side of a hop between two hosts.
 struct HopEnd {
   HopEnd(RelayLine& line, size_t host, uint64_t domain) : hop(line.hops(host)) {
@@ -219,7 +296,7 @@ TEST(RelayKinds, MemoryThatIsGoneIsNotSent) {
   RelayedPair pair(line, 1 << 20, 1);
   ASSERT_TRUE(pair.connect(line));
   ASSERT_EQ(pair.write(0, 0, 1 << 20), Errc::ok);  // waits for a receive
-  ASSERT_TRUE(line.process(0).provider->memory().remove(pair.ends[0].key));
+  ASSERT_TRUE(line.process(0).provider->remove_memory(pair.ends[0].registration));
   pair.receive(1, 1);
   ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 1; }, seconds(5)));
   EXPECT_EQ(pair.ends[0].owner.completions[0].status, CompletionStatus::local_protection);

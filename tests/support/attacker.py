@@ -194,7 +194,7 @@ SETUP, REFUSAL = 1, 3
 OUTSIDER, ASKER, NEXT = 0xBAD1, 0xBAD2, 0xBAD3  # names that the attacker has invented
 PACKET = struct.Struct("<IBBHQII")
 SESSION = struct.Struct("<IBBH")
-VERSION = 5  # session_version
+VERSION = 6  # session_version
 PING = SESSION.pack(0x5348414E, VERSION, 4, SESSION.size)
 
 

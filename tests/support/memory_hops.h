@@ -28,6 +28,9 @@ class MemoryHops final : public relay::HopSource {
   void remove_memory(const fabric::Registration& registration) override {
     static_cast<void>(memory_.remove(registration.local_key));
   }
+  Result<fabric::RegionKeys> keys_of(const relay::HopPlace&, uint64_t, uint32_t) override {
+    return fail(Errc::invalid_usage, "no device");
+  }
   fabric::Memory& memory() override { return memory_; }
 
  private:

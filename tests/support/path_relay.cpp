@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "runtime/fabric/datagram/udp_factory.h"
 #include "tests/support/path_harness.h"
 #include "tests/support/relay_line.h"
 
@@ -12,22 +13,31 @@ uint64_t next_relay_domain = 1;
 
 class RelayHarness final : public PathHarness {
  public:
-  RelayHarness(const RelayLine::Options& options, bool lossy) : line_(options), lossy_(lossy) {}
+  /// `registered`: so that devices may reach what paths write from and to.
+  RelayHarness(const RelayLine::Options& options, bool lossy, bool registered)
+      : line_(options), lossy_(lossy), registered_(registered) {}
   ~RelayHarness() override = default;
 
   std::unique_ptr<End> make_end(int side, fabric::PathOptions options) override {
     auto end = std::make_unique<PathEnd>();
     const size_t host = side == 0 ? 0 : line_.hosts() - 1;
-    fabric::Memory& memory = line_.process(host).provider->memory();
+    fabric::Provider& provider = *line_.process(host).provider;
     const uint64_t domain = next_relay_domain++;
     options.domain = domain;
-    auto add = [&memory](uint64_t owner, void* base, size_t bytes) {
-      auto key = memory.add(owner, base, bytes);
-      return key ? PathKeys{*key, *key, *key} : PathKeys{};
+    auto add = [&provider, registered = registered_](uint64_t owner, void* base, size_t bytes) {
+      const fabric::Attachment at{0, fabric::datagram_kind};
+      const uint32_t key = registered
+                               ? provider.add_memory(at, owner, base, bytes, false)->local_key
+                               : *provider.memory().add(owner, base, bytes);
+      return PathKeys{key, key, key};
     };
     end->add = [=](void* base, size_t bytes) { return add(domain, base, bytes); };
     end->add_foreign = [=](void* base, size_t bytes) { return add(domain + 1000000, base, bytes); };
-    end->remove = [&memory](PathKeys keys) { static_cast<void>(memory.remove(keys.local)); };
+    end->remove = [&provider](PathKeys keys) {
+      fabric::Registration registration;
+      registration.local_key = keys.local;
+      static_cast<void>(provider.remove_memory(registration));
+    };
     auto path = line_.make_path(host, options, &end->owner);
     if (path) {
       end->path = std::move(*path);
@@ -43,6 +53,7 @@ class RelayHarness final : public PathHarness {
  private:
   RelayLine line_;
   bool lossy_;
+  bool registered_;
 };
 
 /// What hops between neighbours are.
@@ -71,7 +82,8 @@ size_t rdma_cables(Hops hops, size_t host) {
 
 /// `loss`: lost, doubled and out of order on each cable.  `store`: a relay passes messages on as a
 /// whole.
-HarnessFactory over(size_t relays, uint64_t seed, Hops hops, double loss = 0, bool store = false) {
+HarnessFactory over(size_t relays, uint64_t seed, Hops hops, double loss = 0, bool store = false,
+                    bool registered = true) {
   return [=] {
     RelayLine::Options options;
     options.seed = seed;
@@ -80,7 +92,7 @@ HarnessFactory over(size_t relays, uint64_t seed, Hops hops, double loss = 0, bo
     options.relay.store = store;
     options.rdma = [hops](size_t host) { return rdma_cables(hops, host); };
     options.config.fabric = hops == Hops::ud ? "ud" : "auto";
-    return std::make_unique<RelayHarness>(options, loss > 0);
+    return std::make_unique<RelayHarness>(options, loss > 0, registered);
   };
 }
 
@@ -91,6 +103,7 @@ std::vector<std::pair<const char*, HarnessFactory>> relay_harnesses() {
           {"relay_three_lossy", over(3, 8, Hops::datagrams, 0.01)},
           {"relay_storing", over(2, 9, Hops::datagrams, 0, true)},
           {"relay_rc", over(2, 10, Hops::rc)},
+          {"relay_rc_copied", over(2, 14, Hops::rc, 0, false, false)},
           {"relay_ud", over(1, 11, Hops::ud)},
           {"relay_rc_first", over(3, 12, Hops::rc_first)},
           {"relay_rc_last", over(2, 13, Hops::rc_last)}};

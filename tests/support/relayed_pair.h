@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/base/random.h"
+#include "runtime/fabric/datagram/udp_factory.h"
 #include "tests/support/path_harness.h"
 #include "tests/support/relay_line.h"
 
@@ -18,6 +19,7 @@ struct RelayedPair {
   struct End {
     RecordingOwner owner;
     std::vector<std::byte> bytes;
+    fabric::Registration registration;
     uint32_t key = 0;
     std::unique_ptr<fabric::Path> path;
   };
@@ -26,8 +28,12 @@ struct RelayedPair {
     for (size_t side = 0; side < 2; ++side) {
       const size_t host = side == 0 ? 0 : line.hosts() - 1;
       ends[side].bytes.resize(bytes);
-      ends[side].key =
-          *line.process(host).provider->memory().add(domain, ends[side].bytes.data(), bytes);
+      ends[side].registration = line.process(host)
+                                    .provider
+                                    ->add_memory({0, fabric::datagram_kind}, domain,
+                                                 ends[side].bytes.data(), bytes, false)
+                                    .value();
+      ends[side].key = ends[side].registration.local_key;
       fabric::PathOptions options;
       options.domain = domain;
       options.writes_max = 128;

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "relay/forwarder.h"
 #include "tests/support/memory_hops.h"
@@ -120,6 +122,43 @@ TEST_F(Forwarding, TheLastRelayTellsOfAMessageBehindItsPieces) {
   EXPECT_FALSE(out_->posts[0].has_immediate);
   EXPECT_EQ(out_->posts[1].remote_address, 4096U) << "the note, in the next slot";
   EXPECT_EQ(out_->posts[1].gathers[0].length, frame_header_bytes);
+}
+
+TEST_F(Forwarding, ADevicesKeyIsAskedForOnceAndAwaited) {
+  const HopPlace by_device{{}, false};
+  ASSERT_TRUE(from_.enter(by_device, 1) && to_.enter(by_device, 1));
+  auto hop = std::make_unique<SilentPath>();
+  out_ = hop.get();
+  to_.reset();
+  to_.take({nullptr, std::move(hop)}, by_device);
+  ASSERT_TRUE(to_.connect({}, {4096, 7, frame_header_bytes + chunk, slots_min}, chunk));
+  std::vector<uint32_t> asked;
+  Forwarder::Options options;
+  options.session = 5;
+  options.origin = from_node;
+  options.destination = to_node;
+  options.hops = 1;
+  options.ask_key = [&](uint32_t key) { asked.push_back(key); };
+  forwarder_.open(options);
+  Frame frame = piece(100);
+  frame.kind = FrameKind::write;
+  frame.hops = 1;
+  frame.remote_key = 9;
+  ASSERT_TRUE(arrive(frame) && arrive(frame));
+  EXPECT_EQ(asked, std::vector<uint32_t>{9});
+  EXPECT_TRUE(out_->posts.empty());
+  EXPECT_FALSE(forwarder_.on_key(8, 5)) << "nobody has asked";
+  ASSERT_TRUE(forwarder_.on_key(9, 77));
+  ASSERT_EQ(out_->posts.size(), 4U) << "two pieces, and a note behind each";
+  EXPECT_EQ(out_->posts[0].remote_key, 77U);
+  EXPECT_EQ(out_->posts[2].remote_key, 77U);
+  EXPECT_FALSE(forwarder_.on_key(9, 77)) << "once";
+  frame.remote_key = 10;
+  ASSERT_TRUE(arrive(frame));
+  EXPECT_EQ(asked, (std::vector<uint32_t>{9, 10}));
+  ASSERT_TRUE(forwarder_.on_key(10, 0));
+  ASSERT_EQ(out_->posts.size(), 5U);
+  EXPECT_EQ(out_->posts[4].gathers[0].length, frame_header_bytes + 100) << "into a slot";
 }
 
 }  // namespace

@@ -50,6 +50,8 @@ TEST(SessionMessages, EachSurvivesTheWire) {
       SetupRefusal{fabric::CompletionStatus::remote_access, 5, std::string(255, 'x')},
       SessionLinkDown{std::string(255, 'x')},
       SessionPing{},
+      SessionKeyQuestion{7},
+      SessionKey{7, 9},
       SessionHello{a_ticket(), {}, true}};
   for (const SessionMessage& message : all) {
     const auto bytes = encode(message);
@@ -79,7 +81,8 @@ TEST(SessionMessages, TheSeedsOfTheFuzzerAreOfThisVersion) {
     const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
     return std::vector<std::byte>(bytes, bytes + text.size());
   };
-  for (const char* name : {"request", "ack", "refusal", "ping", "hello", "link_down"}) {
+  for (const char* name :
+       {"request", "ack", "refusal", "ping", "hello", "link_down", "key_question", "key"}) {
     EXPECT_TRUE(decode_session_message(seed(name))) << name;
   }
   EXPECT_TRUE(decode_endpoint(seed("endpoint")));
@@ -122,7 +125,7 @@ TEST(SessionMessages, AnotherVersionIsNamed) {
   bytes[4] = std::byte{session_version + 1};
   const auto length = session_message_length(bytes);
   ASSERT_FALSE(length);
-  EXPECT_NE(length.error().what.find("speaks version 6, this one 5"), std::string::npos);
+  EXPECT_NE(length.error().what.find("speaks version 7, this one 6"), std::string::npos);
 }
 
 TEST(PathEndpoints, AreExactlyWhatWasWritten) {

@@ -335,7 +335,7 @@ void add_lab(CLI::App& app) {
 
   CLI::App* roce = lab->add_subcommand("roce", "Run a command on emulated machines with Soft-RoCE");
   CLI::Option* topology = roce->add_option("--topology", options->topology, "Instead of a pair");
-  roce->add_option("--guests", options->guests, "Machines, 1 to 4 (default 2)");
+  roce->add_option("--guests", options->guests, "Machines, 1 to 5 (default 2)");
   roce->add_option("--rails", options->rails, "RDMA interfaces of each (default 2)");
   roce->add_option("--cpus", options->guest.cpus, "Processors of a guest")
       ->check(within(1, 16, "processors"))

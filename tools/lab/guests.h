@@ -13,7 +13,7 @@
 
 namespace nccl_ha::tools::lab {
 
-inline constexpr size_t guests_max = 4;
+inline constexpr size_t guests_max = 5;
 
 struct GuestOptions {
   KernelImage kernel;
