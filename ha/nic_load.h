@@ -32,13 +32,28 @@ struct NicLoad {
   uint8_t level = 0;  ///< as a switch tells it: 0 to 255
 };
 
+/// The level of a link that is full and nothing else: transfers fill links.
+inline constexpr uint8_t level_full_link = 128;
+/// That of one that loses packets, or has a queue of queue_full and more.
+inline constexpr uint8_t level_discards = 224;
+/// So much time of a link's rate in its queue is several round trips of a network of hosts.
+inline constexpr Duration queue_full = std::chrono::microseconds(500);
+
+/// Of a queue before a link of `mbps`; of an unknown rate (0) it says nothing.
+inline uint8_t queue_level(uint64_t bytes, int64_t mbps) {
+  if (mbps <= 0) {
+    return 0;
+  }
+  const double ns = static_cast<double>(bytes) * 8e3 / static_cast<double>(mbps);
+  const double full = ns / static_cast<double>(queue_full.count());
+  return static_cast<uint8_t>(level_discards * std::min(1.0, full));
+}
+
 /// Bytes alone say nothing of queues: up to `busy_from` of the rate the level stays 0, and a full
-/// link alone is no more than half.  Who is asked to pause or loses packets is congested beyond
-/// that.  `mbps`: 10^6 bit/s; 0: unknown, so that bytes do not count.
+/// link alone is no more than half.  Who is asked to pause, loses packets or has a queue is
+/// congested beyond that.  `mbps`: 10^6 bit/s; 0: unknown, so that bytes do not count.
 inline NicLoad nic_load(const NicReading& before, const NicReading& now, int64_t mbps) {
   constexpr double busy_from = 0.9;
-  constexpr double level_full_link = 128;
-  constexpr double level_discards = 224;
   constexpr double pauses_full = 1000;  // in a second: switches repeat them far more often
   const auto grown = [](uint64_t from, uint64_t to) { return to >= from ? to - from : 0; };
   NicLoad load;
@@ -62,8 +77,9 @@ inline NicLoad nic_load(const NicReading& before, const NicReading& now, int64_t
     level = std::max(level, 64 + 160 * std::min(1.0, share));
   }
   if (load.discards != 0) {
-    level = std::max(level, level_discards);
+    level = std::max<double>(level, level_discards);
   }
+  level = std::max<double>(level, queue_level(now.queue_out.value_or(0), mbps));
   load.level = static_cast<uint8_t>(std::min(level, 255.0));
   return load;
 }

@@ -81,7 +81,7 @@ ServingSet::Step ServingSet::choose(const View& view, Instant now) {
   // The rank at hand works, and so does a better one.
   const bool slower = is_fallback(view.lanes, rank_) && !is_fallback(view.lanes, *best);
   const auto since = whole_since(view.lanes, *best);
-  if (*best > rank_ || !(view.wanted || slower) || !since) {
+  if (*best > rank_ || view.detained || !(view.wanted || slower) || !since) {
     return Step::stay;
   }
   const Instant due = *since + after();

@@ -33,8 +33,9 @@ class ServingSet {
   };
   struct View {
     std::span<const Lane> lanes;
-    bool wanted = false;  ///< traffic is to go back although the rank that carries it works
-    bool between = true;  ///< no chunk is half posted: it ends on the path where it began
+    bool wanted = false;    ///< traffic is to go back although the rank that carries it works
+    bool between = true;    ///< no chunk is half posted: it ends on the path where it began
+    bool detained = false;  ///< it is not to, as the better rank is slow (Detour)
   };
   enum class Step : uint8_t {
     stay,

@@ -15,6 +15,7 @@ constexpr Duration look_interval = std::chrono::milliseconds(20);
 void LaneChooser::begin(std::shared_ptr<ha::HintSource> hints) {
   hints_ = std::move(hints);
   measures_ = state_.rails.rails != 0;
+  meters_ = state_.backup && paths_.size() != paths_.primaries();
   for (size_t rail = 0; rail < state_.devices.count && rail <= state_.rails.rails; ++rail) {
     scheduler_.begin(rail, promised(rail));
   }
@@ -37,8 +38,10 @@ bool LaneChooser::serve(std::span<const ha::ServingSet::Share> shares) {
   share_count_ = shares.size();
   weights_.fill(0);
   spreads_ = false;
+  uint64_t open = 0;
   for (size_t i = 0; i < share_count_; ++i) {
     shares_[i] = shares[i];
+    open += paths_.lane(shares[i].lane).bytes_open;
     weights_[shares[i].lane] = shares[i].weight;
     spreads_ = spreads_ || paths_.lane(shares[i].lane).rail != paths_.lane(shares[0].lane).rail;
   }
@@ -46,6 +49,7 @@ bool LaneChooser::serve(std::span<const ha::ServingSet::Share> shares) {
     paths_.lane(lane).counters->weight.set(weights_[lane]);
   }
   rotation_.begin(shares);
+  meter_.begin(open, state_.context->now());
   return true;
 }
 
@@ -160,16 +164,26 @@ size_t LaneChooser::on_another_rail(size_t not_on) const {
 }
 
 void LaneChooser::on_posted(const Lane& lane, uint64_t bytes) {
+  if (meters_ && weights_[paths_.at(lane)] != 0) {
+    meter_.on_posted(bytes, state_.context->now());
+  }
   if (measures_ && !lane.shadow) {
     scheduler_.estimate(lane.rail).on_posted(bytes, open_on(lane.rail), state_.context->now());
   }
 }
 
 void LaneChooser::on_delivered(const Lane& lane, uint64_t bytes, bool good) {
+  const Instant now = state_.context->now();
+  if (meters_ && weights_[paths_.at(lane)] != 0) {
+    if (good) {
+      meter_.on_delivered(bytes, now);
+    } else {
+      meter_.on_lost(bytes, now);
+    }
+  }
   if (!measures_ || lane.shadow) {
     return;
   }
-  const Instant now = state_.context->now();
   if (good) {
     scheduler_.estimate(lane.rail).on_delivered(bytes, now);
   } else {

@@ -12,6 +12,7 @@
 #include "actors/connection/state.h"
 #include "actors/request.h"
 #include "actors/send_channel.h"
+#include "ha/load_meter.h"
 #include "ha/rail_policy.h"
 #include "ha/rail_scheduler.h"
 #include "ha/rotation.h"
@@ -58,6 +59,8 @@ class LaneChooser {
   const char* broken() const { return rotation_.broken(); }
   const ha::RailScheduler& scheduler() const { return scheduler_; }
   const ha::Stragglers& stragglers() const { return stragglers_; }
+  /// What the lanes that serve deliver, all together.
+  ha::LoadMeter& meter() { return meter_; }
   /// A rail that was fenced off for being slow gets its chance.
   void release(size_t rail);
 
@@ -83,6 +86,8 @@ class LaneChooser {
   ha::Rotation rotation_;
   bool spreads_ = false;
   bool measures_ = false;  ///< there are several rails
+  bool meters_ = false;    ///< there is something to move to
+  ha::LoadMeter meter_;
   ha::RailScheduler scheduler_;
   ha::ShareAccumulator accumulator_;
   uint32_t parts_noted_ = UINT32_MAX;  ///< the hint that the flight recorder has

@@ -140,6 +140,9 @@ void Liveness::on_timer() {
     }
   }
   if (state_.live()) {
+    owner_.on_looked();
+  }
+  if (state_.live()) {
     arm();
   }
 }

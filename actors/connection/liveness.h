@@ -26,6 +26,8 @@ class Liveness final : private NicMonitor::Member {
     virtual void on_lane_failed(size_t lane, const Error& why) = 0;
     virtual void on_domain_up(const fabric::FailureDomain& domain) = 0;
     virtual void on_interfaces_renewed() {}
+    /// All lanes were looked at.
+    virtual void on_looked() = 0;
 
    protected:
     ~Owner() = default;

@@ -38,7 +38,14 @@ void SendRecovery::stop() {
 }
 
 void SendRecovery::begin() {
-  serving_ = ha::ServingSet(std::chrono::milliseconds(state_.context->config().failback_ms));
+  const Config& config = state_.context->config();
+  const auto failback = std::chrono::milliseconds(config.failback_ms);
+  serving_ = ha::ServingSet(failback);
+  // Connections on one NIC that is slow do not all try the same standby at once.
+  detour_ = ha::Detour({.factor = static_cast<double>(config.slow_factor),
+                        .time = std::chrono::milliseconds(config.straggler_ms),
+                        .after = failback,
+                        .spread = state_.context->random().unit()});
   lanes_.resize(paths_.size());
   for (size_t i = 0; i < lanes_.size(); ++i) {
     if (paths_.lane(i).elsewhere()) {
@@ -219,7 +226,8 @@ ha::ServingSet::View SendRecovery::view() {
   // Between isolated rails that is no choice: within an island traffic belongs on SUP.
   return {std::span(seen_).first(paths_.size()),
           state_.context->config().enable_failback || ranks.first != 0,
-          sender_.between_chunks() || ha::mutated(ha::Mutation::moved_within_a_chunk)};
+          sender_.between_chunks() || ha::mutated(ha::Mutation::moved_within_a_chunk),
+          detour_.detains(state_.context->now())};
 }
 
 /// Moves traffic if it is better off elsewhere.
@@ -253,6 +261,72 @@ void SendRecovery::on_slow_rail(size_t rail) {
       on_lane_failed(at, fail(Errc::again,
                               "its rail is slow and is fenced off "
                               "(HA_NCCL_FENCE_STRAGGLERS)"));
+    }
+  }
+}
+
+/// As view() shows the lanes.
+ha::Detour::View SendRecovery::detour_view() {
+  ha::Detour::View seen{serving_.rank(), std::nullopt, 0};
+  const auto lanes = view().lanes;
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    const ha::ServingSet::Lane& lane = lanes[i];
+    if (lane.usable && lane.weight != 0 && lane.rank != seen.rank &&
+        (!seen.other || lane.rank < *seen.other)) {
+      seen.other = lane.rank;
+      // Other rails of the device may serve together.
+      seen.promised = paths_.lane(i).shadow ? paths_.lane(i).traits.bandwidth : 0;
+    }
+  }
+  return seen;
+}
+
+void SendRecovery::look_for_slowness() {
+  if (state_.phase != ConnectionPhase::usable || serving_.shares().empty()) {
+    return;
+  }
+  const Moment now = state_.context->moment();
+  const ha::Detour::Step step = detour_.look(detour_view(), sender_.meter(), now);
+  if (!state_.sound(detour_)) {
+    return;
+  }
+  if (step == ha::Detour::Step::kept) {
+    constexpr double mega = 1e6;
+    NHA_LOG_WARN(
+        "path {} of the connection to {} delivers {:.1f} MB/s where the one before it "
+        "delivered {:.1f} MB/s: traffic stays there",
+        serving_.shares().front().lane, state_.owner.peer_text(), detour_.rates().here / mega,
+        detour_.rates().other / mega);
+  } else if (step != ha::Detour::Step::stay) {
+    leave_slow_rank(step);
+  }
+  if (std::exchange(detained_, detour_.detains(now.now)) && !detained_) {
+    choose_lanes();
+  }
+}
+
+/// What its lanes hold goes again elsewhere: it would take as long there as the path is slow.
+void SendRecovery::leave_slow_rank(ha::Detour::Step step) {
+  constexpr double mega = 1e6;
+  const ha::Detour::Rates rates = detour_.rates();
+  const bool back = step == ha::Detour::Step::back;
+  state_.counters->detours.add(back ? 0 : 1);
+  state_.counters->detours_vain.add(back ? 1 : 0);
+  const size_t first = serving_.shares().front().lane;
+  state_.note(TraceEvent::path_slow, static_cast<uint64_t>(rates.here),
+              static_cast<uint64_t>(rates.other), first);
+  const Error why = fail(
+      Errc::again,
+      back ? fmt::format("it delivers {:.1f} MB/s, which is not enough to replace a path that "
+                         "delivered {:.1f} MB/s; another one is tried in {} s at the earliest",
+                         rates.here / mega, rates.other / mega,
+                         std::chrono::duration_cast<std::chrono::seconds>(detour_.wait()).count())
+           : fmt::format("it is slow: it delivers {:.1f} MB/s while data waits, and delivered "
+                         "{:.1f} MB/s before (HA_NCCL_SLOW_FACTOR)",
+                         rates.here / mega, rates.other / mega));
+  for (size_t at = 0; at < paths_.size() && state_.live(); ++at) {
+    if (paths_.lane(at).usable && seen_[at].rank == seen_[first].rank) {
+      on_lane_failed(at, why);
     }
   }
 }
@@ -347,6 +421,10 @@ void SendRecovery::tell_failover(size_t lane, const Sender::TakenBack& counts) {
 }
 
 std::optional<uint32_t> SendRecovery::on_path_made(size_t lane) {
+  if (paths_.lane(lane).shadow) {
+    static_cast<void>(view());
+    detour_.forget(seen_[lane].rank);  // it may have other ends than before
+  }
   ha::SenderLane& mine = lanes_[lane].lane;
   mine.reopened();
   return state_.sound(mine) ? std::optional(mine.epoch()) : std::nullopt;

@@ -15,6 +15,7 @@
 #include "actors/connection/sender.h"
 #include "actors/connection/side.h"
 #include "actors/control.h"
+#include "ha/detour.h"
 #include "ha/lane.h"
 #include "ha/ledger.h"
 #include "ha/serving_set.h"
@@ -59,6 +60,8 @@ class SendRecovery final : public Sender::Owner, private PathRenewal::Owner {
   void on_path_message(const ControlReader::Message& message);
   /// What a rail holds that is fenced off for being slow goes again elsewhere.
   void on_slow_rail(size_t rail);
+  /// Whether lanes that work are left for others, as they are slow.  Now and then.
+  void look_for_slowness();
   /// Something of a lane's replacement is the peer's to say.
   bool waits_for_peer() const {
     return std::ranges::any_of(lanes_,
@@ -106,6 +109,8 @@ class SendRecovery final : public Sender::Owner, private PathRenewal::Owner {
   ha::ServingSet::View view();
   bool is_fenced_off(const Lane& lane) const;
   void look_at_fenced_rails();
+  ha::Detour::View detour_view();
+  void leave_slow_rank(ha::Detour::Step step);
 
   ConnectionParts parts_;
   ConnectionState& state_;
@@ -116,6 +121,8 @@ class SendRecovery final : public Sender::Owner, private PathRenewal::Owner {
   std::vector<Recovery> lanes_;
   PathRenewal renewal_;
   ha::ServingSet serving_;
+  ha::Detour detour_;
+  bool detained_ = false;                               ///< when it was last looked
   std::array<ha::ServingSet::Lane, lanes_max> seen_{};  ///< what view() shows
   Timer failback_timer_;
   Timer slow_timer_;  ///< a rail that was slow may carry data again

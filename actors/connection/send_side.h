@@ -78,6 +78,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void on_lane_drained(size_t lane) override { recovery_.on_lane_drained(lane); }
   void on_slow_rail(size_t rail) override { recovery_.on_slow_rail(rail); }
   void on_interfaces_renewed() override;
+  void on_looked() override { recovery_.look_for_slowness(); }
   void on_domain_up(const fabric::FailureDomain& domain) override {
     recovery_.renewal().on_domain_up(domain);
   }

@@ -72,6 +72,7 @@ class Sender final : public Server {
   /// Rails that are slow, by what this side measures.
   const ha::Stragglers& stragglers() const { return chooser_.stragglers(); }
   void release(size_t rail) { chooser_.release(rail); }
+  ha::LoadMeter& meter() { return chooser_.meter(); }
   /// A lane is being taken down: a chunk that is half posted there waits for the fence with all
   /// that the lane holds.
   void leave(size_t lane);

@@ -106,6 +106,7 @@ class Side {
   virtual void on_domain_up(const fabric::FailureDomain& domain) { (void)domain; }
   /// Where paths may begin or end on this host has changed.
   virtual void on_interfaces_renewed() {}
+  virtual void on_looked() {}
   /// A new path of the lane has an address.
   virtual void on_lane_address(size_t lane) = 0;
   /// All timers end.

@@ -171,6 +171,10 @@ enum class Mutation : uint8_t {
   silence_of_rail,      ///< a rail from which nothing comes is as fast as it was
   rail_never_full,      ///< no rail ever has enough to do
   slow_rail_serves,     ///< a rail that is slow is not fenced off though it should be
+  slow_path_kept,       ///< traffic stays on a path that is slow though another one is not
+  vain_trial_stays,     ///< it stays on a standby that is no faster than what was left for it
+  trials_not_rarer,     ///< and tries it again as soon as the first time
+  small_load_counts,    ///< a path is slow that has next to nothing to carry
   // Of relayed paths:
   slots_untold,                ///< slots that are free again are not told of
   frame_passed_twice,          ///< a relay passes a piece on twice

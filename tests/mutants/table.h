@@ -230,6 +230,10 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(rates_not_measured, "RailEstimate.FindsTheRateOfALoadedRailWhateverTheDeviceSays"),
     NHA_CHECKED(silence_of_rail, "RailEstimate.ARailThatIsSilentIsTakenForSlow"),
     NHA_CHECKED(rail_never_full, "RailScheduler.LittleWaitsOnAnyRail"),
+    NHA_CHECKED(slow_path_kept, "DetourTest.ASlowRankIsLeftForOneThatIsFaster"),
+    NHA_CHECKED(vain_trial_stays, "DetourTest.RanksThatAreBothSlowAreTriedMoreAndMoreRarely"),
+    NHA_CHECKED(trials_not_rarer, "DetourTest.RanksThatAreBothSlowAreTriedMoreAndMoreRarely"),
+    NHA_CHECKED(small_load_counts, "DetourTest.LittleTrafficStaysWhereItIs"),
     NHA_CHECKED(slow_rail_serves, "StragglersTest.WhatComesBackTooEarlyWaitsTwiceAsLong"),
     // Relayed paths.
     NHA_CHECKED(slots_untold, "RelaySim.CarriesBytesOverEightRelays"),

@@ -80,6 +80,9 @@ class Agent final : public ha::HintSource {
     board_->give_heartbeat(now);
     board_->tick(now);
   }
+  void on_local(const tools::FlowBoard::LocalEnds& ends, Instant now) {
+    board_->on_local(ends, now);
+  }
   std::optional<uint32_t> parts(Instant now) override {
     const HintReading reading = table_->read(place_.slot, place_.flow, now, heartbeat_silence);
     return reading.fresh() && (reading.hint.flags & hint_layout::untold) == 0
@@ -175,6 +178,16 @@ class Loop {
   /// The switch says no more; the agent lives on.
   void silence_switch() { silent_ = true; }
   const Agent& agent() const { return *agent_; }
+  /// The host's own NICs are measured every 100 ms, as by default.
+  Outcome run_with(const std::array<uint8_t, 2>& levels, int measurements) {
+    constexpr int64_t mbps = 400;
+    Outcome last;
+    for (int i = 0; i < measurements; ++i) {
+      agent_->on_local({{{levels[0], mbps}, {levels[1], mbps}}}, pair_.world().now());
+      last = run(milliseconds(100));
+    }
+    return last;
+  }
   uint64_t paths_down() { return pair_.send_channel().counters().paths_down.get(); }
 
  private:
@@ -305,6 +318,51 @@ TEST_P(AgentLoop, WhatASilentSwitchSaidGivesWayToTheOwnPolicy) {
   const auto after = loop.run(milliseconds(500));
   EXPECT_EQ(after.told, 0);
   EXPECT_GE(after.rate, 0.9 * (fast + fast / 4.0));
+}
+
+/// Pauses or lost packets at SOUT's NIC, and no switch that says anything.
+TEST_P(AgentLoop, CongestionOfTheOwnNicSteersWithoutASwitch) {
+  Loop loop(300, GetParam(), {"none"}, fast);
+  loop.silence_switch();
+  ASSERT_TRUE(loop.begin());
+  EXPECT_EQ(loop.run_with({128, 0}, 5).told, 0) << "a link that is full is no congestion";
+  EXPECT_EQ(loop.run_with({224, 0}, 1).told, 0) << "one measurement says nothing";
+  const auto congested = loop.run_with({224, 0}, 5);
+  EXPECT_EQ(congested.told, 1);
+  EXPECT_GT(congested.mean, 900) << "SUP gets nearly all";
+  EXPECT_EQ(loop.run_with({0, 0}, 8).told, 0) << "then the sender measures for itself again";
+}
+
+/// A switch that tells queues, and no level.
+TEST(AgentQueues, ThatASwitchTellsAreLevels) {
+  ManualClock clock;
+  Agent agent(clock.now());
+  clock.advance(seconds(1));
+  const auto tell = [&](std::optional<uint32_t> queue) {
+    TelemetryHeader header;
+    header.type = TelemetryType::congestion;
+    header.sender = 7;
+    header.number = agent.taken() + 1;
+    header.stamp = clock.now().time_since_epoch().count();
+    header.entries = 2;
+    agent.on_datagram(
+        encode(header, std::vector<CongestionEntry>{{the_flow, 0, 0, queue}, {the_flow, 1, 0, 0}},
+               false),
+        clock.now());
+  };
+  const auto share_after = [&](std::optional<uint32_t> queue) {
+    for (int i = 0; i < 500; ++i) {
+      clock.advance(milliseconds(1));
+      tell(queue);
+      agent.tick(clock.now());
+    }
+    return agent.parts(clock.now()).value_or(0);
+  };
+  EXPECT_EQ(share_after(1'000'000), 512U)
+      << "of a rail whose speed is not known a queue says nothing";
+  agent.on_local({{{0, 1000}, {0, 1000}}}, clock.now());
+  EXPECT_GT(share_after(1'000'000), 900U);
+  EXPECT_NEAR(share_after(std::nullopt), 512, 4);
 }
 
 }  // namespace

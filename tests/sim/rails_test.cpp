@@ -1,8 +1,7 @@
 // Several rails of one device: who carries what, and what becomes of it when one fails or is slow.
 #include <gtest/gtest.h>
 
-#include <functional>
-
+#include "tests/support/sim_flow.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
 #include "tools/sim/failover_run.h"
@@ -173,40 +172,6 @@ TEST_P(Rails, UnequalRailsAddUp) {
     EXPECT_GT(reached, 0.92) << "1 to " << part;
   }
 }
-
-/// Moves messages of up to a megabyte, or so many bytes, for so long; bytes per second that were
-/// received.
-class Flow {
- public:
-  Flow(SimPair& pair, uint64_t seed, uint32_t bytes_max = 1 << 20) : pair_(pair) {
-    tools::TransferPlan plan;
-    plan.seed = seed;
-    plan.groups = 100000;
-    plan.grouped = 0;
-    plan.large = 1;
-    plan.bytes_max = bytes_max;
-    plan.late_write_window = 16;
-    traffic_ = std::make_unique<tools::Traffic>(pair.link(), plan);
-  }
-  /// False: that did not come in time.
-  bool run_until(const std::function<bool()>& done, Duration limit) {
-    return pair_.world().run_until([&] { return traffic_->step() || done(); }, limit) &&
-           !traffic_->is_wrong();
-  }
-  double rate(Duration time) {
-    const uint64_t before = done();
-    const Instant begin = pair_.world().now();
-    pair_.world().run_until([&] { return traffic_->step(); }, time);
-    EXPECT_FALSE(traffic_->is_wrong()) << traffic_->outcome();
-    return static_cast<double>(done() - before) /
-           std::chrono::duration<double>(pair_.world().now() - begin).count();
-  }
-
- private:
-  uint64_t done() { return pair_.receive_channel().counters().bytes_received.get(); }
-  SimPair& pair_;
-  std::unique_ptr<tools::Traffic> traffic_;
-};
 
 TEST_P(Rails, ARailThatBecomesSlowLosesItsShareWithinATenthOfASecond) {
   SimPair pair = make(21, {}, 2, false);

@@ -129,6 +129,7 @@ class BenchActor final : public Actor,
     paths.lane(lane).usable = false;
   }
   void on_domain_up(const fabric::FailureDomain&) override {}
+  void on_looked() override {}
 
   size_t lanes_;
   Error failure_{};

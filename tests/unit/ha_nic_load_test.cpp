@@ -38,6 +38,20 @@ TEST(NicLoad, PausesAndDiscardsAreCongestion) {
   EXPECT_EQ(nic_load(before, now, gigabit).level, 224);
 }
 
+TEST(NicLoad, AQueueIsCongestionByTheTimeThatItTakes) {
+  const NicReading before = later(Duration(0));
+  NicReading now = later(std::chrono::milliseconds(100));
+  now.queue_in = 10'000'000;  // not this direction's matter
+  EXPECT_EQ(nic_load(before, now, gigabit).level, 0);
+  now.queue_out = 31'250;  // 250 us of a gigabit
+  EXPECT_EQ(nic_load(before, now, gigabit).level, 112);
+  EXPECT_EQ(nic_load(before, now, 0).level, 0) << "of an unknown speed nothing is known";
+  now.queue_out = 10'000'000;
+  EXPECT_EQ(nic_load(before, now, gigabit).level, 224) << "it never stops a rail alone";
+  EXPECT_EQ(queue_level(62'500, gigabit), 224);
+  EXPECT_EQ(queue_level(62'500, 100 * gigabit), 2);
+}
+
 TEST(NicLoad, CountersThatBeganAnewAndNoTimeAreNothing) {
   NicReading before = later(Duration(0));
   before.bytes_out = 1000;

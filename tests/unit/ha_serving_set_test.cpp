@@ -155,6 +155,18 @@ TEST_F(ServingSetTest, StaysWithAShadowOfTheSameFabricUnlessAReturnIsWanted) {
   EXPECT_EQ(look(serving_start + seconds(3600)), Step::move) << "a slower one is left";
 }
 
+TEST_F(ServingSetTest, WhatIsDetainedGoesBackOnlyWhenNothingElseWorks) {
+  fail_primaries();
+  ASSERT_EQ(look(serving_start), Step::move);
+  set(0, true);
+  set(1, true);
+  lanes_[2].fallback = true;
+  EXPECT_EQ(set_.look({lanes_, true, true, true}, serving_start + seconds(3600)), Step::stay);
+  set(2, false);
+  EXPECT_EQ(set_.look({lanes_, true, true, true}, serving_start + seconds(3601)), Step::move);
+  EXPECT_EQ(set_.rank(), 0);
+}
+
 TEST_F(ServingSetTest, ASlowerFabricIsLeftForAShadowOfTheOwnOne) {
   wanted_ = false;
   lanes_[3].fallback = true;

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "ha/nic_load.h"
 #include "runtime/base/check.h"
 
 namespace nccl_ha::tools {
 namespace {
+
+/// Measurements in a row of the host's own NICs that begin or end steering by them alone.
+constexpr unsigned local_turns_least = 2;
 
 bool concerns(const ha::HostAddress& named, const ha::HostAddress& address) {
   return named.family == 0 || named == address;
@@ -93,7 +97,11 @@ void FlowBoard::drop(ha::FlowRegistry::Client client, Instant now) {
 
 void FlowBoard::tell(uint32_t slot, const CongestionEntry& entry, Instant now) {
   FlowState& state = *flows_[slot];
-  state.policy.on_level(entry.rail, std::max(entry.level, local_[entry.rail]), now);
+  const LocalEnd& local = local_[entry.rail];
+  // A path's links are taken for as fast as the host's own.
+  const uint8_t queue = ha::queue_level(entry.queue_bytes.value_or(0), local.mbps);
+  state.policy.on_level(entry.rail, std::max({entry.level, queue, local.level}), now);
+  state.told_at[entry.rail] = now;
   ++state.told;
   ++counts_.told;
   decide(slot, now);
@@ -134,6 +142,32 @@ void FlowBoard::on_congestion(std::span<const CongestionEntry> entries, Instant 
     if (!names_a_flow(entry)) {
       tell_all(entry, named, now);
     }
+  }
+}
+
+void FlowBoard::on_local(const LocalEnds& ends, Instant now) {
+  local_ = ends;
+  // A link that is full says nothing: transfers fill it.  Nor does one measurement alone.
+  const bool congested = std::any_of(ends.begin(), ends.end(), [](const LocalEnd& end) {
+    return end.level > ha::level_full_link;
+  });
+  local_turns_ = congested != local_steers_ ? local_turns_ + 1 : 0;
+  const bool ends_now = local_steers_ && local_turns_ >= local_turns_least;
+  if (local_turns_ >= local_turns_least) {
+    local_steers_ = congested;
+    local_turns_ = 0;
+  }
+  if (!local_steers_ && !ends_now) {
+    return;
+  }
+  for (const auto& [flow, slot] : registry_.all()) {
+    FlowState& state = *flows_[slot];
+    for (size_t rail = 0; rail < ends.size(); ++rail) {
+      if (!state.told_at[rail] || now - *state.told_at[rail] >= policy_.fresh_for) {
+        state.policy.on_level(rail, ends_now ? uint8_t{0} : ends[rail].level, now);
+      }
+    }
+    decide(slot, now);
   }
 }
 

@@ -2,6 +2,7 @@
 // in one place.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -38,6 +39,12 @@ class FlowBoard {
     uint64_t hints = 0;         ///< hints written
     uint64_t backpressure = 0;  ///< times that a flow lost a rail to it
   };
+  /// The host's own end of a rail.
+  struct LocalEnd {
+    uint8_t level = 0;
+    int64_t mbps = 0;  ///< 10^6 bit/s; 0: not known
+  };
+  using LocalEnds = std::array<LocalEnd, ha::SharePolicy::rails>;
   struct FlowState {
     ha::Flow flow;
     ha::SharePolicy policy;
@@ -47,6 +54,7 @@ class FlowBoard {
     std::vector<std::string> devices;
     Instant begun{};
     uint64_t told = 0;
+    std::array<std::optional<Instant>, ha::SharePolicy::rails> told_at{};  ///< of each rail
   };
 
   /// `previous`: the table of the agent before this one, whose shares are gone on with; may be
@@ -65,8 +73,9 @@ class FlowBoard {
   /// A datagram's entries; what names a flow goes before what is said of all.  Hints change before
   /// this returns.
   void on_congestion(std::span<const CongestionEntry> entries, Instant now);
-  /// What the host's own end of a rail looks like: counts beside what switches say.
-  void set_local_level(size_t rail, uint8_t level) { local_[rail] = level; }
+  /// What the host's own ends of both rails look like, measured again and again: counts beside what
+  /// switches say, and alone where they say nothing lately.
+  void on_local(const LocalEnds& ends, Instant now);
   /// Shares move and telemetry ages: every few milliseconds.
   void tick(Instant now);
   void give_heartbeat(Instant now) { writer_->give_heartbeat(now); }
@@ -77,7 +86,7 @@ class FlowBoard {
   const ha::FlowRegistry& registry() const { return registry_; }
   /// Of a slot that the registry names.
   const FlowState& state(uint32_t slot) const { return *flows_[slot]; }
-  uint8_t local_level(size_t rail) const { return local_[rail]; }
+  uint8_t local_level(size_t rail) const { return local_[rail].level; }
   const Counts& counts() const { return counts_; }
 
  private:
@@ -96,7 +105,9 @@ class FlowBoard {
   std::shared_ptr<const HintTable> previous_;
   FlowObserver* observer_ = nullptr;
   std::vector<std::optional<FlowState>> flows_;  ///< by slot
-  std::array<uint8_t, ha::SharePolicy::rails> local_{};
+  LocalEnds local_{};
+  unsigned local_turns_ = 0;   ///< measurements in a row that ask for a change of the next
+  bool local_steers_ = false;  ///< one of them is congested
   Counts counts_;
 };
 

@@ -68,8 +68,8 @@ void NicMeter::set_settings(const AgentSettings& settings) {
   for (size_t i = 0; i < rails_.size(); ++i) {
     settings_[i] = settings.rails[i];
     rails_[i] = open_rail(settings_[i]);
-    board_->set_local_level(i, 0);
   }
+  board_->on_local({}, context_ != nullptr ? context_->now() : Instant{});
 }
 
 void NicMeter::start(Context& context) {
@@ -130,6 +130,7 @@ void NicMeter::measure() {
   const Instant now = context_->now();
   context_->timers().arm(timer_, now + every_);  // whatever comes of it
   std::vector<NicReport> reports;
+  FlowBoard::LocalEnds ends;
   for (size_t i = 0; i < rails_.size(); ++i) {
     Rail& rail = rails_[i];
     if (rail.interface.empty()) {
@@ -137,11 +138,12 @@ void NicMeter::measure() {
     }
     look_again_if_due(i, now);
     measure_rail(rail, now);
-    board_->set_local_level(i, rail.load ? rail.load->level : 0);
+    ends[i] = {rail.load ? rail.load->level : uint8_t{0}, rail.speed_mbps};
     if (rail.load) {
       reports.push_back(report_of(rail, i));
     }
   }
+  board_->on_local(ends, now);
   sender_.send_reports(reports);
 }
 
