@@ -469,6 +469,17 @@ const Mistake mistakes[] = {
      Level::error,
      {"h2 does not hear h1 (to-h2) and h3 (to-h2) on to-h1 and to-h3"},
      "let UDP through"},
+    {"udp_that_is_dropped_both_ways_at_a_box",
+     boxes(4),
+     [](Wired& w) {
+       lose_udp_to(w, 1);
+       for (Wired::Joint& one : w.joints) {
+         one.one_hears = false;
+       }
+     },
+     Level::error,
+     {"no cable joins h1, h3, h4 with h2: h2 hears no neighbour on ", "though there is a link"},
+     "let UDP through"},
     {"udp_that_is_dropped_on_a_cable",
      chain_of(4, true),
      [](Wired& w) {

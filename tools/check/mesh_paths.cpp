@@ -227,9 +227,28 @@ class PathJudge {
   }
 
   void apart() {
+    std::vector<std::string> deaf;
+    for (uint32_t rank = 0; rank < sheets_.size(); ++rank) {
+      std::vector<std::string> ports;
+      for (const MeshPort& port : sheets_[rank].ports) {
+        if (port.in_mesh && port.link) {
+          ports.push_back(port.name);
+        }
+      }
+      if (plan_.nodes[rank] && plan_.topology.degree(*plan_.nodes[rank]) == 0 && !ports.empty()) {
+        deaf.push_back(fmt::format("{} hears no neighbour on {}, though there is a link",
+                                   names_[rank], fmt::join(ports, ", ")));
+      }
+    }
+    if (!deaf.empty()) {
+      add(Level::error, fmt::format("no cable joins {}: {}", groups(), fmt::join(deaf, "; ")),
+          fmt::format("let UDP through there, both ways, with port {} (NCCL_MESH_PORT): look at "
+                      "nft list ruleset and iptables -S; NCCL_MESH_KEY_FILE has to be the same",
+                      sheets_.front().udp_port));
+      return;
+    }
     add(Level::error, fmt::format("no cable joins {}", groups()),
-        "plug in a cable between them; where ports have a link (`ip link show`), look at "
-        "NCCL_MESH_IFNAME, and whether UDP gets through");
+        "plug in a cable between them, or look at NCCL_MESH_IFNAME");
   }
 
   void shape() {
