@@ -56,8 +56,24 @@ TEST(Check, NamesTheRailWhoseSwitchHasASmallMtu) {
   EXPECT_EQ(lab_check("pair", "0s mtu rail0 1500", {"--strict"}).status, 1);
 }
 
-TEST(Check, SaysWhichHostsHaveNoCableBetween) {
-  const ToolRun run = lab_check("line-3", "", {"--json"});
+TEST(Check, HostsWithoutACableBetweenAreNoMistakeWhereAPathOverOthersIs) {
+  const ToolRun run = lab_check("line-3", "");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_NE(run.out.find("network: line of 3 hosts, 2 cables"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("pairs of hosts without a cable: 1; the processes of a job"),
+            std::string::npos)
+      << run.out;
+  EXPECT_NE(run.out.find("h1 and h2                to-h2/to-h1 "), std::string::npos) << run.out;
+  EXPECT_EQ(run.out.find("h1 and h3 "), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("0 errors"), std::string::npos) << run.out;
+}
+
+TEST(Check, AHostThatDoesNotRelayIsNamed) {
+  const ToolRun run = run_program(
+      NHA_TOOL_FILE,
+      {"lab", "run", "line-3", "-q", "--env", "HA_NCCL_FABRIC=datagram", "--timeout", "100", "--",
+       "sh", "-c",
+       "[ $RANK != 1 ] || export NCCL_MESH_RELAY=off; exec nccl-ha check --json --patience 3"});
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   // Only the first rank prints; its lines are JSON behind the lab's prefix.
   std::string text;
@@ -71,15 +87,11 @@ TEST(Check, SaysWhichHostsHaveNoCableBetween) {
   const json report = json::parse(text, nullptr, false);
   ASSERT_TRUE(report.is_object()) << run.out << run.err;
   EXPECT_EQ(report["ok"], false);
-  EXPECT_NE(report["network"].dump().find("1 where other hosts have 2 devices"), std::string::npos)
-      << "and who has fewer devices: " << report["network"];
-  size_t good = 0;
-  for (const json& pair : report["pairs"]) {
-    const bool far = pair["hosts"] == json{"h1", "h3"};
-    EXPECT_TRUE(!far || !pair["error"].get<std::string>().empty()) << pair;
-    good += pair["error"].get<std::string>().empty() ? 1 : 0;
-  }
-  EXPECT_GE(good, 1U) << "the neighbours reach each other: " << report;
+  EXPECT_EQ(report["errors"], 1);
+  EXPECT_EQ(report["mesh"]["shape"], "line");
+  EXPECT_EQ(report["pairs"].size(), 2U);
+  EXPECT_NE(report["network"].dump().find("NCCL_MESH_RELAY=off on h2"), std::string::npos)
+      << report["network"];
 }
 
 TEST(Check, StartsItselfOnTheHostsGiven) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/mesh_lab.h"
 #include "tests/support/tool_runner.h"
 
 namespace nccl_ha::tests {
@@ -20,6 +21,7 @@ struct Planted {
   int status = 1;
   const char* topology = "pair";
   const char* swapped = "";  ///< interfaces that have each other's cable
+  bool alone = false;        ///< no other error or warning is found
 };
 
 void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
@@ -94,6 +96,11 @@ TEST_P(PlantedFault, IsFoundAndNamed) {
   ASSERT_TRUE(document.is_object()) << run.out << run.err;
   const auto found = document.contains("hosts") ? findings_of(document, true)
                                                 : std::vector{document.value("error", "")};
+  if (planted.alone) {
+    auto grave = findings_of(document, false);
+    std::erase_if(grave, is_of_the_machine);
+    EXPECT_EQ(grave.size(), 1U) << document.dump(1);
+  }
   for (const std::string parts : planted.said) {
     const size_t bar = parts.find('|');
     const std::string other = bar == std::string::npos ? parts : parts.substr(bar + 1);
@@ -250,6 +257,50 @@ const Planted planted_faults[] = {
 INSTANTIATE_TEST_SUITE_P(Faults, PlantedFault, ::testing::ValuesIn(planted_faults),
                          [](const auto& one) { return std::string(one.param.name); });
 
+/// Of hosts that are cabled without a switch.
+Planted in_mesh(const char* name, const char* topology, const char* said, int status,
+                const char* on_second, const char* script = "", Environment environment = {}) {
+  return {name, {said}, on_second, script, std::move(environment), status, topology, "", true};
+}
+
+const Planted planted_in_meshes[] = {
+    in_mesh("cable_missing_from_a_ring", "line-4",
+            "NCCL_MESH_TOPOLOGY expects a ring, but 4 hosts make a line", 0, "", "",
+            {{"NCCL_MESH_TOPOLOGY", "ring"}}),
+    in_mesh("half_of_a_port_down", "gb10-4",
+            "enP2p1s0f0np0 (one of 2 ways to port p0) of h2 is down: half of the port is idle", 0,
+            "ip link set enP2p1s0f0np0 down"),
+    in_mesh("slow_half", "gb10-4", "the cable between h1 (enp1s0f1np1) and h2 (enp1s0f0np0): 0.0",
+            0, "", "0s slow h1-h2.0 20mbit"),
+    in_mesh("mtu_of_one_end", "gb10-4",
+            "the MTU differs: 1500 bytes at enp1s0f1np1 (one of 2 ways to port p1) of h2", 0,
+            "ip link set enp1s0f1np1 mtu 1500"),
+    in_mesh("cable_with_loss", "ring-4",
+            "the cable between h1 (to-h2) and h2 (to-h1) loses packets", 0, "", "0s lose h1-h2 5%"),
+    in_mesh("cable_down", "ring-4", "the cable between h1 (to-h2) and h2 (to-h1) has no link", 1,
+            "", "0s cut h1-h2"),
+    in_mesh("cable_that_carries_nothing", "ring-4",
+            "the cable between h2 (to-h3) and h3 (to-h2) carries nothing", 1, "",
+            "0s cut h2-h3 --silent"),
+    in_mesh("cable_that_a_setting_leaves_out", "ring-4",
+            "NCCL_MESH_IFNAME==to-h1 leaves out to-h3 of h2", 1, "export NCCL_MESH_IFNAME==to-h1"),
+    in_mesh("wrong_subnet_at_one_end", "ring-4",
+            "the cable between h2 (to-h3) and h3 (to-h2) has ends in different networks", 1,
+            "ip -4 addr flush dev to-h3; ip addr add 10.9.9.2/24 dev to-h3"),
+    in_mesh("two_cables_swapped", "plan-ring", "the cables of nic1 and nic2 of h2 are swapped", 1,
+            "ip -4 addr flush dev nic1; ip -4 addr flush dev nic2; "
+            "ip addr add 192.168.101.2/24 dev nic2; ip addr add 192.168.102.2/24 dev nic1"),
+    in_mesh("host_that_does_not_relay", "line-3", "NCCL_MESH_RELAY=off on h2", 1,
+            "export NCCL_MESH_RELAY=off"),
+    in_mesh("udp_dropped", "ring-4", "h2 does not hear h1 (to-h2) and h3 (to-h2)", 1,
+            "nft add table inet t && "
+            "nft 'add chain inet t in { type filter hook input priority 0; }' && "
+            "nft add rule inet t in iifname != mgmt meta l4proto udp drop"),
+};
+
+INSTANTIATE_TEST_SUITE_P(Meshes, PlantedFault, ::testing::ValuesIn(planted_in_meshes),
+                         [](const auto& one) { return std::string(one.param.name); });
+
 struct Healthy {
   const char* name;
   const char* topology;
@@ -295,10 +346,55 @@ const Healthy healthy_labs[] = {
     {"quick_heartbeats", "pair", {{"HA_NCCL_HEARTBEAT_MS", "50"}}, {}},
     {"no_fallback_paths", "pair", {{"HA_NCCL_SHADOW_PATHS", "0"}}, {}},
     {"two_of_three_hosts", "rails-3x2", {}, {"--on", "h1,h2"}},
+    {"ring_of_three", "ring-3", {}, {}},
+    {"ring_of_four", "ring-4", {{"NCCL_MESH_TOPOLOGY", "ring"}}, {}},
+    {"ring_of_six", "ring-6", {}, {}},
+    {"line_of_two", "line-2", {}, {}},
+    {"line_of_three", "line-3", {}, {}},
+    {"line_of_four", "line-4", {}, {}},
+    {"star", "star-4", {}, {}},
+    {"partial_mesh_of_five", "mesh-5", {}, {}},
+    {"partial_mesh_of_six", "mesh-6-2", {}, {}},
+    {"line_with_subnets", "plan-line", {}, {}},
+    {"ring_with_subnets", "plan-ring", {}, {}},
+    {"three_boxes", "gb10-3", {}, {}},
+    {"four_boxes", "gb10-4", {}, {}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Shapes, HealthyLab, ::testing::ValuesIn(healthy_labs),
                          [](const auto& one) { return std::string(one.param.name); });
+
+struct WithNodes {
+  const char* topology;
+  const char* shape;
+  size_t hosts;
+};
+void PrintTo(const WithNodes& mesh, std::ostream* out) { *out << mesh.topology; }
+
+class HealthyMeshWithNodes : public ::testing::TestWithParam<WithNodes> {};
+
+TEST_P(HealthyMeshWithNodes, HasNothingToSay) {
+  MeshLab lab(NHA_TOOL_FILE);
+  const ToolRun run = lab.run_with_nodes(GetParam().topology, GetParam().shape, GetParam().hosts,
+                                         "nccl-ha check --json --patience 3");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  const json document = document_of(run);
+  ASSERT_TRUE(document.is_object() && document.contains("mesh")) << run.out << run.err;
+  EXPECT_EQ(document["mesh"]["relays"], "the relay nodes");
+  for (const std::string& finding : findings_of(document, false)) {
+    EXPECT_TRUE(is_of_the_machine(finding)) << finding;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, HealthyMeshWithNodes,
+                         ::testing::Values(WithNodes{"ring-4", "ring: 4", 4},
+                                           WithNodes{"mesh-6-2", "partial mesh: 6", 6},
+                                           WithNodes{"gb10-4", "ring: 4", 4}),
+                         [](const auto& one) {
+                           std::string name = one.param.topology;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace nccl_ha::tests

@@ -11,6 +11,8 @@
 
 #include "tools/check/compare.h"
 #include "tools/check/findings.h"
+#include "tools/check/mesh_findings.h"
+#include "tools/check/mesh_paths.h"
 #include "tools/check/neighbours.h"
 #include "tools/check/pairs.h"
 #include "tools/check/sheet.h"
@@ -55,6 +57,7 @@ struct Report {
   std::vector<std::vector<Finding>> of_host;
   std::vector<PairResult> pairs;
   std::vector<Finding> of_network;
+  std::optional<MeshSummary> mesh;
 
   size_t count(Level level) const {
     size_t sum = 0;
@@ -94,6 +97,14 @@ void print_findings(const std::vector<Finding>& findings) {
   }
 }
 
+void print_mesh(const MeshSummary& mesh) {
+  fmt::print("network: {} of {} hosts, {} cables\n", mesh.shape, mesh.hosts, mesh.cables);
+  if (mesh.pairs_relayed > 0) {
+    fmt::print("  pairs of hosts without a cable: {}; {} relay their traffic\n", mesh.pairs_relayed,
+               mesh.relays);
+  }
+}
+
 void print_report(const Report& report) {
   for (size_t rank = 0; rank < report.hosts.size(); ++rank) {
     fmt::print("host {}\n  {}\n", report.hosts[rank], versions_text(report.sheets[rank]));
@@ -103,15 +114,24 @@ void print_report(const Report& report) {
     print_findings(report.of_host[rank]);
   }
   if (report.hosts.size() > 1) {
-    fmt::print("network: {} pairs of hosts and devices\n", report.pairs.size());
-    fmt::print("  {:<24} {:<14} {:>12} {:>10}\n", "between", "device", "round trip", "bandwidth");
+    if (report.mesh) {
+      print_mesh(*report.mesh);
+    } else {
+      fmt::print("network: {} pairs of hosts and devices\n", report.pairs.size());
+    }
+    size_t width = 14;
+    for (const PairResult& pair : report.pairs) {
+      width = std::max(width, pair.device_name.size());
+    }
+    fmt::print("  {:<24} {:<{}} {:>12} {:>10}\n", "between", report.mesh ? "cable" : "device",
+               width, "round trip", "bandwidth");
     for (const PairResult& pair : report.pairs) {
       const std::string who = report.hosts[pair.from] + " and " + report.hosts[pair.to];
       if (!pair.error.empty()) {
-        fmt::print("  {:<24} {:<14} {:>23}\n", who, pair.device_name, "fails");
+        fmt::print("  {:<24} {:<{}} {:>23}\n", who, pair.device_name, width, "fails");
         continue;
       }
-      fmt::print("  {:<24} {:<14} {:>9.1f} us {:>5.3f} GB/s\n", who, pair.device_name,
+      fmt::print("  {:<24} {:<{}} {:>9.1f} us {:>5.3f} GB/s\n", who, pair.device_name, width,
                  pair.round_trip_us, pair.gigabytes_per_s);
     }
     print_findings(report.of_network);
@@ -170,13 +190,21 @@ void print_json(const Report& report, bool strict) {
     entry["hosts"] = {report.hosts[pair.from], report.hosts[pair.to]};
     pairs.push_back(std::move(entry));
   }
-  print_document(document("check", {{"hosts", std::move(hosts)},
-                                    {"pairs", std::move(pairs)},
-                                    {"network", findings_json(report.of_network)},
-                                    {"errors", report.count(Level::error)},
-                                    {"warnings", report.count(Level::warning)},
-                                    {"hints", report.count(Level::hint)},
-                                    {"ok", report.status(strict) == 0}}));
+  json out{{"hosts", std::move(hosts)},
+           {"pairs", std::move(pairs)},
+           {"network", findings_json(report.of_network)},
+           {"errors", report.count(Level::error)},
+           {"warnings", report.count(Level::warning)},
+           {"hints", report.count(Level::hint)},
+           {"ok", report.status(strict) == 0}};
+  if (report.mesh) {
+    out["mesh"] = {{"shape", report.mesh->shape},
+                   {"hosts", report.mesh->hosts},
+                   {"cables", report.mesh->cables},
+                   {"pairs_relayed", report.mesh->pairs_relayed},
+                   {"relays", report.mesh->relays}};
+  }
+  print_document(document("check", out));
 }
 
 void print(const Report& report, const CheckOptions& options) {
@@ -211,7 +239,13 @@ std::string rank_text(const HostFacts& facts, const std::vector<Finding>& findin
   return text.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-Result<Report> collect(const std::vector<HostSheet>& sheets,
+/// All hosts' cables, and what is to be done about them.
+struct Mesh {
+  std::vector<MeshSheet> sheets;  ///< by rank
+  MeshPlan plan;
+};
+
+Result<Report> collect(const std::vector<HostSheet>& sheets, const Mesh& mesh,
                        const std::vector<std::string>& texts) {
   Report report;
   std::vector<PairResult> seen;
@@ -245,6 +279,13 @@ Result<Report> collect(const std::vector<HostSheet>& sheets,
     }
   }
   report.pairs = merge(seen, report.hosts);
+  if (mesh.plan.is_mesh) {
+    report.mesh = summary_of(mesh.plan, mesh.sheets);
+    report.of_network = judge_mesh(mesh.plan, mesh.sheets, report.pairs, report.hosts);
+    const auto more = compare(sheets, report.hosts, true);
+    report.of_network.insert(report.of_network.end(), more.begin(), more.end());
+    return report;
+  }
   report.of_network = compare(sheets, report.hosts);
   for (const std::vector<Finding>& more :
        {judge_neighbours(sheets, neighbours, report.hosts), judge(report.pairs, report.hosts),
@@ -273,6 +314,47 @@ Result<std::vector<HostSheet>> exchange_sheets(World& world, HostSheet own) {
     sheets.push_back(std::move(*sheet));
   }
   return sheets;
+}
+
+/// All ranks look for their neighbours at one time, and answer until all have seen them.
+Result<Mesh> look_at_cables(World& world, HostFacts& facts,
+                            const std::vector<CheckedDevice>& devices) {
+  constexpr auto neighbours_answer_within = std::chrono::seconds(5);
+  if (auto together = world.barrier(); !together) {
+    return together.error();
+  }
+  auto look = MeshLook::begin(facts.config, facts.all_interfaces);
+  if (look) {
+    look->settle(neighbours_answer_within);
+  }
+  if (auto together = world.barrier(); !together) {
+    return together.error();
+  }
+  const Result<MeshSight> sight = look ? look->sight() : Result<MeshSight>(look.error());
+  facts.miscabled = miscablings_of(sight);
+  std::vector<std::string> interfaces;
+  for (const CheckedDevice& device : devices) {
+    interfaces.push_back(device.interface);
+  }
+  const MeshSheet own = make_mesh_sheet(facts.config, facts.all_interfaces, interfaces, sight);
+  auto texts = world.all_gather(to_json(own).dump(-1, ' ', false, json::error_handler_t::replace));
+  if (!texts) {
+    return texts.error();
+  }
+  Mesh mesh;
+  for (const std::string& text : *texts) {
+    auto sheet = mesh_sheet_from_json(json::parse(text, nullptr, false));
+    if (!sheet) {
+      return sheet.error();
+    }
+    mesh.sheets.push_back(std::move(*sheet));
+  }
+  mesh.plan = plan_mesh(mesh.sheets);
+  facts.on_mesh = mesh.plan.is_mesh;
+  if (facts.on_mesh) {
+    facts.miscabled.clear();
+  }
+  return mesh;
 }
 
 World::Options world_options(const CheckOptions& options, const LaunchedRank& place) {
@@ -306,18 +388,27 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
   if (!sheets) {
     return give_up(sheets.error());
   }
-  std::vector<Finding> findings = judge(*facts);
+  auto devices = checked_devices(*facts);
+  if (!devices) {
+    return give_up(devices.error());
+  }
+  auto mesh = look_at_cables(**world, *facts, *devices);
+  if (!mesh) {
+    return give_up(mesh.error());
+  }
+  const std::vector<Finding> findings = judge(*facts);
   const auto patience = Duration(static_cast<int64_t>(options.patience_s * 1e9));
   // A connection that hangs is to fail within the patience, unless the user says how long.
   setenv("HA_NCCL_CONNECT_TIMEOUT_MS",
          std::to_string(static_cast<int64_t>(options.patience_s * 1000)).c_str(), 0);
   set_plugin_log("", PluginLog::nothing);
-  auto devices = checked_devices(*facts);
-  if (!devices) {
-    return give_up(devices.error());
-  }
   // Setting up has several steps, each with that time limit.
-  auto pairs = try_pairs(**world, options.plugin, *devices, 3 * patience);
+  auto pairs =
+      mesh->plan.is_mesh
+          ? try_cables(**world,
+                       {options.plugin, *devices, facts->config.counters_dir, 3 * patience},
+                       mesh->plan, mesh->sheets)
+          : try_pairs(**world, options.plugin, *devices, 3 * patience);
   if (!pairs) {
     return give_up(pairs.error());
   }
@@ -328,7 +419,7 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
   // The same status on every host, so that a script may ask any of them.
   std::string status;
   if (place.rank == 0) {
-    auto report = collect(*sheets, *texts);
+    auto report = collect(*sheets, *mesh, *texts);
     if (!report) {
       return give_up(report.error());
     }
@@ -343,7 +434,8 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
 }
 
 int check_alone(const CheckOptions& options) {
-  const HostFacts facts = refuse_check.need(look_at_host());
+  HostFacts facts = refuse_check.need(look_at_host());
+  facts.miscabled = look_at_cabling(facts);
   Report report;
   report.hosts.push_back(facts.name);
   report.sheets.push_back(make_sheet(facts));

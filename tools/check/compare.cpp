@@ -63,18 +63,21 @@ constexpr const char* of_one_host[] = {"HA_NCCL_IFNAME",
 
 class Comparison {
  public:
-  Comparison(const std::vector<HostSheet>& sheets, const std::vector<std::string>& names)
-      : sheets_(sheets), names_(names) {}
+  Comparison(const std::vector<HostSheet>& sheets, const std::vector<std::string>& names,
+             bool on_mesh)
+      : sheets_(sheets), names_(names), on_mesh_(on_mesh) {}
 
   std::vector<Finding> run() {
     same_names();
     versions();
     settings();
     addresses();
-    crossed();
-    one_network();
-    lone_networks();
-    of_networks();
+    if (!on_mesh_) {
+      crossed();
+      one_network();
+      lone_networks();
+      of_networks();
+    }
     clocks();
     return std::move(found_);
   }
@@ -177,6 +180,10 @@ class Comparison {
     };
     for (const Agreement& one : agreements) {
       others.erase(one.variable);
+      // Which hosts do not reach each other for that is said where paths are judged.
+      if (on_mesh_ && one.variable == std::string_view("NCCL_MESH_ENABLE_RELAY")) {
+        continue;
+      }
       if (const auto apart = grouped(one.variable); !apart.empty()) {
         const bool of_mesh = one.variable == std::string_view("NCCL_MESH_PORT");
         add(of_mesh && some_share_no_network() ? Level::error : one.level,
@@ -397,6 +404,7 @@ class Comparison {
 
   const std::vector<HostSheet>& sheets_;
   const std::vector<std::string>& names_;
+  const bool on_mesh_;
   std::vector<Finding> found_;
 };
 
@@ -416,8 +424,8 @@ std::vector<std::string> distinct_names(const std::vector<HostSheet>& sheets) {
 }
 
 std::vector<Finding> compare(const std::vector<HostSheet>& sheets,
-                             const std::vector<std::string>& names) {
-  return sheets.empty() ? std::vector<Finding>() : Comparison(sheets, names).run();
+                             const std::vector<std::string>& names, bool on_mesh) {
+  return sheets.empty() ? std::vector<Finding>() : Comparison(sheets, names, on_mesh).run();
 }
 
 }  // namespace nccl_ha::tools

@@ -12,8 +12,9 @@ namespace nccl_ha::tools {
 std::vector<std::string> distinct_names(const std::vector<HostSheet>& sheets);
 
 /// What keeps hosts from working together, or takes away what one of them could do: versions,
-/// settings, addresses, networks of rails, MTU, speed, clocks.  `names` by rank.  Pure.
+/// settings, addresses, networks of rails, MTU, speed, clocks.  `names` by rank.  On a mesh cables
+/// have networks, MTU and speed, not rails: judge_mesh() looks at these.  Pure.
 std::vector<Finding> compare(const std::vector<HostSheet>& sheets,
-                             const std::vector<std::string>& names);
+                             const std::vector<std::string>& names, bool on_mesh = false);
 
 }  // namespace nccl_ha::tools

@@ -46,8 +46,10 @@ class Judge {
     }
     memlock();
     gpu();
-    speeds();
-    lost_rails();
+    if (!facts_.on_mesh) {
+      speeds();
+      lost_rails();
+    }
     shared_hardware();
     failover();
     shared_subnets();
@@ -297,7 +299,9 @@ class Judge {
     const auto& all = facts_.interfaces;
     for (size_t i = 0; i < all.size(); ++i) {
       for (size_t j = i + 1; j < all.size(); ++j) {
+        // ARP and rp_filter are IPv4's; link-local networks of IPv6 look alike on each cable.
         const bool share = !all[i].addresses.empty() && !all[j].addresses.empty() &&
+                           all[i].addresses.front().family == 4 &&
                            all[i].addresses.front().same_subnet(all[j].addresses.front()) &&
                            carries_data(all[i]) && carries_data(all[j]);
         if (!share) {
@@ -511,23 +515,19 @@ std::optional<Finding> finding_from_json(const nlohmann::json& from) {
   return std::nullopt;
 }
 
-namespace {
-
-constexpr auto neighbours_answer_within = std::chrono::seconds(3);
-
-/// Where no host is found over cables nothing is said: perhaps nobody else looks now.
-std::vector<Miscabling> look_at_cabling(const Config& config,
-                                        const std::vector<NetInterface>& all) {
-  const std::vector<PortFunction> functions = list_port_functions();
-  if (functions.empty()) {
-    return {};
-  }
-  const auto mesh = look_at_mesh(config, all, neighbours_answer_within);
+std::vector<Miscabling> miscablings_of(const Result<MeshSight>& mesh) {
   const auto self = mesh ? mesh->topology.find(mesh->self) : std::nullopt;
-  return self ? judge_cabling(mesh->topology, *self, functions) : std::vector<Miscabling>();
+  return self ? judge_cabling(mesh->topology, *self, list_port_functions())
+              : std::vector<Miscabling>();
 }
 
-}  // namespace
+std::vector<Miscabling> look_at_cabling(const HostFacts& facts) {
+  constexpr auto neighbours_answer_within = std::chrono::seconds(3);
+  return list_port_functions().empty()
+             ? std::vector<Miscabling>()
+             : miscablings_of(
+                   look_at_mesh(facts.config, facts.all_interfaces, neighbours_answer_within));
+}
 
 Result<HostFacts> look_at_host() {
   HostFacts facts;
@@ -578,7 +578,7 @@ Result<HostFacts> look_at_host() {
   std::error_code error;
   facts.nvidia = std::filesystem::exists("/proc/driver/nvidia/version", error);
   facts.plugin = look_for_plugin(process_environment());
-  facts.miscabled = look_at_cabling(facts.config, *all);
+  facts.all_interfaces = std::move(*all);
   return facts;
 }
 

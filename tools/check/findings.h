@@ -11,6 +11,7 @@
 #include "runtime/fabric/interfaces.h"
 #include "tools/common/cabling.h"
 #include "tools/common/host_view.h"
+#include "tools/common/mesh_sight.h"
 #include "tools/common/plugin_search.h"
 
 namespace nccl_ha::tools {
@@ -43,6 +44,7 @@ struct HostFacts {
   std::string name;
   Config config;
   std::vector<std::string> setting_warnings;
+  std::vector<fabric::NetInterface> all_interfaces;
   std::vector<fabric::NetInterface> interfaces;  ///< those that the settings choose
   std::vector<fabric::NetInterface> lost;  ///< the settings would choose them, but they are down
   std::map<std::string, Ipv4Rules> ipv4;   ///< by interface, what is in force
@@ -60,6 +62,8 @@ struct HostFacts {
   bool nvidia = false;                      ///< the NVIDIA driver is loaded
   PluginSight plugin;
   std::vector<Miscabling> miscabled;
+  /// Cables join it to others: what is wrong with them is said where both ends are known.
+  bool on_mesh = false;
 };
 
 /// What two PCI devices share beside the host.
@@ -67,7 +71,13 @@ enum class SharedPci : uint8_t { nothing, one_card, one_switch };
 /// By their folders in sysfs; an empty one shares nothing.  Pure.
 SharedPci shared_pci(const std::string& one, const std::string& other);
 
-/// Looks at this host.  An error where the settings are wrong or nothing can be used at all.
+/// Where no host is found over cables nothing is said: perhaps no other host looks now.
+std::vector<Miscabling> miscablings_of(const Result<MeshSight>& mesh);
+/// The same, and discovers by itself if it has to.
+std::vector<Miscabling> look_at_cabling(const HostFacts& facts);
+
+/// Looks at this host, but for `miscabled`.  An error where the settings are wrong or nothing can
+/// be used at all.
 Result<HostFacts> look_at_host();
 
 /// Pure.

@@ -15,7 +15,8 @@ namespace {
 
 /// A pair that is so much worse than the median of all has something in its way.
 constexpr double outlier = 4;
-constexpr size_t outliers_from = 3;  ///< pairs on a device, for a median to mean something
+constexpr size_t outliers_from = 3;   ///< pairs on a device, for a median to mean something
+constexpr uint64_t lossy_from = 200;  ///< one segment lost of so many
 
 double middle_of(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2),
@@ -34,7 +35,40 @@ bool is_good_news(const std::string& line) {
                  {" is back after ", "is no longer slow", "which was slow, carries data again"});
 }
 
-/// What to do about what the plugin said.
+/// A host that no other reaches on two rails or more, while they reach each other there: its cables
+/// may be where those of the other rail belong.
+void judge_cables(const std::vector<PairResult>& pairs, const std::vector<std::string>& hosts,
+                  std::vector<Finding>& found) {
+  std::map<uint32_t, std::map<std::string, bool>> reached;  // by host and device
+  std::set<std::string> works_somewhere;
+  for (const PairResult& pair : pairs) {
+    for (const uint32_t host : {pair.from, pair.to}) {
+      reached[host][pair.device_name] |= pair.error.empty();
+    }
+    if (pair.error.empty()) {
+      works_somewhere.insert(pair.device_name);
+    }
+  }
+  for (const auto& [host, devices] : reached) {
+    std::vector<std::string> lost;
+    for (const auto& [device, works] : devices) {
+      if (!works && works_somewhere.count(device) != 0) {
+        lost.push_back(device);
+      }
+    }
+    if (lost.size() >= 2) {
+      found.push_back({Level::error,
+                       fmt::format("{} is reached by nobody on {}, where the others reach each "
+                                   "other: its cables may be swapped",
+                                   hosts[host], fmt::join(lost, " and ")),
+                       "compare where they lead: `ip neigh`, `lldpctl`, the switches' tables of "
+                       "addresses; or its interfaces have each other's addresses"});
+    }
+  }
+}
+
+}  // namespace
+
 const char* remedy_for(const std::string& said) {
   if (has_any(said, {"RLIMIT_NOFILE", "Too many open files"})) {
     return "raise the limit of open files on that host: ulimit -n, LimitNOFILE= of the service "
@@ -77,36 +111,37 @@ const char* remedy_for(const std::string& said) {
          "packet filters; `nccl-ha info` on both hosts shows what each would use";
 }
 
-/// A host that no other reaches on two rails or more, while they reach each other there: its cables
-/// may be where those of the other rail belong.
-void judge_cables(const std::vector<PairResult>& pairs, const std::vector<std::string>& hosts,
-                  std::vector<Finding>& found) {
-  std::map<uint32_t, std::map<std::string, bool>> reached;  // by host and device
-  std::set<std::string> works_somewhere;
+bool is_lossy(const PairResult& pair) {
+  return pair.error.empty() && pair.segments_lost * lossy_from > pair.segments;
+}
+
+std::vector<size_t> to_try_again(const std::vector<PairResult>& pairs) {
+  std::vector<double> rates;
   for (const PairResult& pair : pairs) {
-    for (const uint32_t host : {pair.from, pair.to}) {
-      reached[host][pair.device_name] |= pair.error.empty();
-    }
     if (pair.error.empty()) {
-      works_somewhere.insert(pair.device_name);
+      rates.push_back(pair.gigabytes_per_s);
     }
   }
-  for (const auto& [host, devices] : reached) {
-    std::vector<std::string> lost;
-    for (const auto& [device, works] : devices) {
-      if (!works && works_somewhere.count(device) != 0) {
-        lost.push_back(device);
-      }
-    }
-    if (lost.size() >= 2) {
-      found.push_back({Level::error,
-                       fmt::format("{} is reached by nobody on {}, where the others reach each "
-                                   "other: its cables may be swapped",
-                                   hosts[host], fmt::join(lost, " and ")),
-                       "compare where they lead: `ip neigh`, `lldpctl`, the switches' tables of "
-                       "addresses; or its interfaces have each other's addresses"});
+  const double rate = rates.empty() ? 0 : middle_of(rates);
+  std::vector<size_t> found;
+  for (const PairResult& pair : pairs) {
+    const bool stalled = has_any(pair.error, {"small messages: ", "large messages: "});
+    const bool worse = is_lossy(pair) || pair.gigabytes_per_s * outlier < rate;
+    if (stalled || (pair.error.empty() && worse)) {
+      found.push_back(static_cast<size_t>(pair.device));
     }
   }
+  return found;
+}
+
+std::string warnings_of(const PairResult& pair, std::set<std::string>& said) {
+  std::string lines;
+  for (const std::string& warning : pair.warnings) {
+    if (!is_good_news(warning) && said.insert(warning).second) {
+      lines += (lines.empty() ? "" : "; ") + warning;
+    }
+  }
+  return lines;
 }
 
 void judge_outliers(const std::vector<PairResult>& pairs,
@@ -149,8 +184,6 @@ void judge_outliers(const std::vector<PairResult>& pairs,
   }
 }
 
-}  // namespace
-
 std::vector<Finding> judge(const std::vector<PairResult>& pairs,
                            const std::vector<std::string>& hosts) {
   std::vector<Finding> found;
@@ -171,12 +204,7 @@ std::vector<Finding> judge(const std::vector<PairResult>& pairs,
       continue;
     }
     // Several lines about one pair are one finding; the first one is the cause.
-    std::string lines;
-    for (const std::string& warning : pair.warnings) {
-      if (!is_good_news(warning) && said.insert(warning).second) {
-        lines += (lines.empty() ? "" : "; ") + warning;
-      }
-    }
+    const std::string lines = warnings_of(pair, said);
     if (!lines.empty()) {
       found.push_back(
           {Level::warning, fmt::format("{}: {}", name(pair), lines), remedy_for(lines)});

@@ -1,7 +1,7 @@
 #include "tools/check/pairs.h"
 
 #include <fmt/format.h>
-#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,8 +13,9 @@
 #include <utility>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/random.h"
 #include "runtime/fabric/provider.h"
+#include "runtime/telemetry/counter_reader.h"
+#include "tools/check/meeting.h"
 #include "tools/common/terminal.h"
 
 namespace nccl_ha::tools {
@@ -22,266 +23,64 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int the_device = 0;  ///< there is no other, see CheckedDevice
-constexpr size_t small_bytes = 8;
-constexpr size_t large_bytes = 4 << 20;
-constexpr int small_rounds = 21;
-constexpr int large_rounds = 5;  ///< one alone may meet a moment in which a host is busy
-/// Whoever took longer for large messages so far is not asked for more of them.  One that is lost
-/// and sent again costs a tenth of a second, which says nothing of the link.
-constexpr auto large_time_max = std::chrono::milliseconds(800);
-
-/// One rank's ends of the connections with one peer on one device.
-class Meeting {
+/// A setting of this process for as long as this lives.
+class Setting {
  public:
-  Meeting(World& world, NetApi& api, Instant deadline)
-      : world_(world), api_(api), deadline_(deadline) {}
-  ~Meeting() { close(); }
-  Meeting(const Meeting&) = delete;
-  Meeting& operator=(const Meeting&) = delete;
-
-  /// For the peer to connect to.
-  Result<void> listen(NetHandle& handle) {
-    auto listening = api_.listen(the_device, handle);
-    if (!listening) {
-      return listening.error();
+  Setting(std::string variable, const std::string& value) : variable_(std::move(variable)) {
+    if (const char* before = getenv(variable_.c_str())) {
+      before_ = before;
     }
-    listening_ = *listening;
-    return {};
+    setenv(variable_.c_str(), value.c_str(), 1);
   }
-
-  Result<void> connect(NetHandle handle) {
-    while (send_ == nullptr || receive_ == nullptr) {
-      if (send_ == nullptr) {
-        auto made = api_.connect(the_device, handle);
-        if (!made) {
-          return made.error();
-        }
-        send_ = *made;
-      }
-      if (receive_ == nullptr) {
-        auto made = api_.accept(listening_);
-        if (!made) {
-          return made.error();
-        }
-        receive_ = *made;
-      }
-      if (auto going = go_on("connecting"); !going) {
-        return going;
-      }
-    }
-    auto out = api_.register_memory(send_, out_.data(), out_.size());
-    auto in = api_.register_memory(receive_, in_.data(), in_.size());
-    if (!out || !in) {
-      return out ? in.error() : out.error();
-    }
-    out_key_ = *out;
-    in_key_ = *in;
-    registered_ = true;
-    return {};
-  }
-
-  /// Small messages there and back: the median time of a round trip in microseconds.
-  Result<double> small(bool first, uint64_t seed) {
-    std::vector<double> times;
-    SteadyClock clock;
-    for (int round = 0; round < small_rounds; ++round) {
-      fill(small_bytes, seed + static_cast<uint64_t>(round));
-      const Instant begin = clock.now();
-      // Whoever is not first answers.
-      for (const bool sending : {first, !first}) {
-        auto moved = move(sending ? small_bytes : 0, sending ? 0 : small_bytes);
-        if (!moved) {
-          return moved.error();
-        }
-      }
-      times.push_back(std::chrono::duration<double, std::micro>(clock.now() - begin).count());
-      if (!arrived(small_bytes, seed + static_cast<uint64_t>(round))) {
-        return fail(Errc::remote, "a small message arrived with other bytes than were sent");
-      }
-    }
-    std::nth_element(times.begin(), times.begin() + small_rounds / 2, times.end());
-    return times[small_rounds / 2];
-  }
-
-  /// Large messages both ways at once: gigabytes per second of one direction, the median.
-  Result<double> large(uint64_t seed) {
-    std::vector<Duration> times;
-    SteadyClock clock;
-    Duration spent{};
-    bool more = true;
-    while (more) {
-      fill(large_bytes, seed + times.size());
-      const Instant begin = clock.now();
-      if (auto moved = move(large_bytes, large_bytes); !moved) {
-        return moved.error();
-      }
-      times.push_back(clock.now() - begin);
-      spent += times.back();
-      if (!arrived(large_bytes, seed + times.size() - 1)) {
-        return fail(Errc::remote, "a large message arrived with other bytes than were sent");
-      }
-      if (times.size() == large_rounds) {
-        break;
-      }
-      auto quick = both(spent < large_time_max);
-      if (!quick) {
-        return quick.error();
-      }
-      more = *quick;
-    }
-    const auto middle = times.begin() + static_cast<ptrdiff_t>(times.size() / 2);
-    std::nth_element(times.begin(), middle, times.end());
-    const std::chrono::duration<double> took = *middle;
-    return static_cast<double>(large_bytes) / took.count() / 1e9;
-  }
-
-  void close() {
-    if (registered_) {
-      registered_ = false;
-      static_cast<void>(api_.deregister_memory(send_, out_key_));
-      static_cast<void>(api_.deregister_memory(receive_, in_key_));
-    }
-    if (send_ != nullptr) {
-      static_cast<void>(api_.close_send(std::exchange(send_, nullptr)));
-    }
-    if (receive_ != nullptr) {
-      static_cast<void>(api_.close_recv(std::exchange(receive_, nullptr)));
-    }
-    if (listening_ != nullptr) {
-      static_cast<void>(api_.close_listen(std::exchange(listening_, nullptr)));
+  ~Setting() {
+    if (before_) {
+      setenv(variable_.c_str(), before_->c_str(), 1);
+    } else {
+      unsetenv(variable_.c_str());
     }
   }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
 
  private:
-  Result<void> go_on(const char* what) {
-    SteadyClock clock;
-    if (clock.now() > deadline_) {
-      return fail(Errc::timed_out, fmt::format("{} took too long", what));
-    }
-    sched_yield();
-    return world_.check();
-  }
-
-  /// Whether both sides say yes.
-  Result<bool> both(bool mine) {
-    std::memset(out_.data(), mine ? 1 : 0, small_bytes);
-    if (auto moved = move(small_bytes, small_bytes); !moved) {
-      return moved.error();
-    }
-    return mine && in_[0] == std::byte{1};
-  }
-
-  // The same content on both sides: each knows what it must get.
-  void fill(size_t bytes, uint64_t seed) {
-    Random random(seed);
-    for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
-      const uint64_t word = random.next();
-      std::memcpy(out_.data() + i, &word, sizeof word);
-    }
-    std::memset(in_.data(), 0, bytes);
-  }
-  bool arrived(size_t bytes, uint64_t seed) {
-    Random random(seed);
-    for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
-      const uint64_t word = random.next();
-      if (std::memcmp(in_.data() + i, &word, sizeof word) != 0) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  /// Sends and receives at once; 0 bytes: nothing.
-  Result<void> move(size_t send_bytes, size_t receive_bytes) {
-    void* sending = nullptr;
-    void* receiving = nullptr;
-    bool to_send = send_bytes > 0;
-    bool to_receive = receive_bytes > 0;
-    while (to_send || to_receive) {
-      if (auto step = step_receive(receiving, to_receive, receive_bytes); !step) {
-        return step;
-      }
-      if (auto step = step_send(sending, to_send, send_bytes); !step) {
-        return step;
-      }
-      if (auto going = go_on("a transfer"); !going) {
-        return going;
-      }
-    }
-    return {};
-  }
-
-  Result<void> step_send(void*& request, bool& left, size_t bytes) {
-    if (left && request == nullptr) {
-      const auto posted = api_.isend(send_, out_.data(), bytes, 0, out_key_, &request);
-      if (posted != abi::NcclResult::success) {
-        return api_.call_failed("isend", posted);
-      }
-    }
-    return left && request != nullptr ? finish(request, left) : Result<void>();
-  }
-
-  Result<void> step_receive(void*& request, bool& left, size_t bytes) {
-    if (left && request == nullptr) {
-      void* data = in_.data();
-      const int tag = 0;
-      const auto posted = api_.irecv(receive_, 1, &data, &bytes, &tag, &in_key_, &request);
-      if (posted != abi::NcclResult::success) {
-        return api_.call_failed("irecv", posted);
-      }
-    }
-    return left && request != nullptr ? finish(request, left) : Result<void>();
-  }
-
-  Result<void> finish(void* request, bool& left) {
-    int done = 0;
-    int sizes[8] = {};
-    const auto tested = api_.test(request, &done, sizes);
-    if (tested != abi::NcclResult::success) {
-      return api_.call_failed("test", tested);
-    }
-    left = done == 0;
-    return {};
-  }
-
-  World& world_;
-  NetApi& api_;
-  Instant deadline_;
-  void* listening_ = nullptr;
-  void* send_ = nullptr;
-  void* receive_ = nullptr;
-  bool registered_ = false;
-  void* out_key_ = nullptr;
-  void* in_key_ = nullptr;
-  std::vector<std::byte> out_ = std::vector<std::byte>(large_bytes);
-  std::vector<std::byte> in_ = std::vector<std::byte>(large_bytes);
+  std::string variable_;
+  std::optional<std::string> before_;
 };
+
+/// What this process has sent as datagrams, and what of it was found lost.
+void count_segments(const std::string& directory, PairResult& result) {
+  if (directory.empty()) {
+    return;
+  }
+  const auto files = read_counters_of(static_cast<uint32_t>(getpid()), directory, EventsWanted::no);
+  for (const ProcessCounterFile& file : files ? *files : std::vector<ProcessCounterFile>()) {
+    for (const CounterSnapshot::Block& block : file.snapshot.blocks) {
+      const CounterSnapshot::Scope& scope = file.snapshot.scopes[block.scope];
+      for (size_t i = 0; scope.name == "datagram_path" && i < block.values.size(); ++i) {
+        const std::string& name = scope.counters[i].name;
+        result.segments += name == "segments_sent" ? block.values[i] : 0;
+        result.segments_lost += name == "fast_retransmits" ? block.values[i] : 0;
+      }
+    }
+  }
+}
 
 /// One device's meetings: the plugin, loaded so that it sees this device only.
 class DeviceTrial {
  public:
-  DeviceTrial(World& world, Duration patience) : world_(world), patience_(patience) {}
+  DeviceTrial(World& world, Duration patience, std::string counters_dir = "")
+      : world_(world), patience_(patience), counters_dir_(std::move(counters_dir)) {}
   ~DeviceTrial() {
     if (library_) {
       static_cast<void>(library_->api().finalize());
       library_.reset();
-    }
-    if (before_) {
-      setenv(variable_.c_str(), before_->c_str(), 1);
-    } else if (!variable_.empty()) {
-      unsetenv(variable_.c_str());
     }
   }
   DeviceTrial(const DeviceTrial&) = delete;
   DeviceTrial& operator=(const DeviceTrial&) = delete;
 
   Result<void> open(const std::string& plugin, const CheckedDevice& device) {
-    variable_ = device.variable;
-    if (const char* value = getenv(variable_.c_str())) {
-      before_ = value;
-    }
-    setenv(variable_.c_str(), device.value.c_str(), 1);
+    only_.emplace(device.variable, device.value);
     auto library = NetLibrary::open(plugin, 0, "");
     if (!library) {
       return library.error();
@@ -344,7 +143,7 @@ class DeviceTrial {
 
  private:
   /// Runs one meeting to its end and writes down how it went.
-  static void talk(Meeting& meeting, const NetHandle& handle, bool first, PairResult& result) {
+  void talk(Meeting& meeting, const NetHandle& handle, bool first, PairResult& result) const {
     const uint64_t seed = (uint64_t{result.from} << 40) + (uint64_t{result.to} << 16) +
                           static_cast<uint64_t>(result.device);
     if (auto connected = meeting.connect(handle); !connected) {
@@ -363,15 +162,66 @@ class DeviceTrial {
       return;
     }
     result.gigabytes_per_s = *large;
+    count_segments(counters_dir_, result);
   }
 
   World& world_;
   Duration patience_;
   std::unique_ptr<NetLibrary> library_;
+  std::string counters_dir_;  ///< empty: segments are not counted
   std::string unusable_;
-  std::string variable_;
-  std::optional<std::string> before_;
+  std::optional<Setting> only_;
 };
+
+/// Tries these cables, at most one of this rank's, and enters its result or the better one of two.
+Result<void> try_round(World& world, const CableTrials& trials, const MeshPlan& plan,
+                       const std::vector<MeshSheet>& sheets, const std::vector<size_t>& cables,
+                       std::vector<PairResult>& results) {
+  DeviceTrial trial(world, trials.patience, trials.counters_dir);
+  std::optional<uint32_t> partner;
+  PairResult result;
+  for (const size_t number : cables) {
+    const auto& ends = plan.cables[number].ends;
+    const size_t own = ends[0].rank == world.rank() ? 0 : 1;
+    if (ends[own].rank != world.rank()) {
+      continue;
+    }
+    partner = ends[1 - own].rank;
+    result.device = static_cast<int>(number);
+    result.device_name = cable_name(plan.cables[number], sheets);
+    const std::string& interface = sheets[world.rank()].ports[ends[own].port].name;
+    const auto device = std::find_if(trials.devices.begin(), trials.devices.end(),
+                                     [&](const auto& one) { return one.interface == interface; });
+    if (device == trials.devices.end()) {
+      return fail(Errc::internal, "no device at " + interface);
+    }
+    if (auto opened = trial.open(trials.plugin, *device); !opened) {
+      return opened.error();
+    }
+  }
+  const bool usable = trial.unusable().empty();
+  if (auto met = trial.meet(usable ? partner : std::nullopt, result); !met || !partner) {
+    return met;
+  }
+  result.from = std::min(world.rank(), *partner);
+  result.to = std::max(world.rank(), *partner);
+  result.error = usable ? result.error : trial.unusable();
+  const auto before = std::find_if(results.begin(), results.end(),
+                                   [&](const auto& one) { return one.device == result.device; });
+  if (before == results.end()) {
+    results.push_back(std::move(result));
+  } else if (!before->error.empty()) {
+    *before = std::move(result);
+  } else if (result.error.empty()) {
+    before->round_trip_us = std::min(before->round_trip_us, result.round_trip_us);
+    before->gigabytes_per_s = std::max(before->gigabytes_per_s, result.gigabytes_per_s);
+    if (result.segments_lost < before->segments_lost) {
+      before->segments = result.segments;
+      before->segments_lost = result.segments_lost;
+    }
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -403,7 +253,9 @@ json to_json(const PairResult& r) {
           {"error", r.error},
           {"warnings", r.warnings},
           {"round_trip_us", r.round_trip_us},
-          {"gigabytes_per_s", r.gigabytes_per_s}};
+          {"gigabytes_per_s", r.gigabytes_per_s},
+          {"segments", r.segments},
+          {"segments_lost", r.segments_lost}};
 }
 
 Result<PairResult> pair_from_json(const json& from) {
@@ -417,6 +269,8 @@ Result<PairResult> pair_from_json(const json& from) {
     result.warnings = from.at("warnings").get<std::vector<std::string>>();
     result.round_trip_us = from.at("round_trip_us");
     result.gigabytes_per_s = from.at("gigabytes_per_s");
+    result.segments = from.value("segments", uint64_t{0});
+    result.segments_lost = from.value("segments_lost", uint64_t{0});
     return result;
   } catch (const json::exception& error) {
     return fail(Errc::internal, fmt::format("a rank's result cannot be read: {}", error.what()));
@@ -431,7 +285,8 @@ Result<std::vector<CheckedDevice>> checked_devices(const HostFacts& facts) {
   std::vector<CheckedDevice> devices;
   for (const fabric::NetDevice& device : (*provider)->devices()) {
     const bool rdma = !(*provider)->is_universal(device.kind);
-    devices.push_back({device.name, rdma ? "HA_NCCL_IB_HCA" : "HA_NCCL_IFNAME", "=" + device.name});
+    devices.push_back({device.name, fabric::nic_name(device),
+                       rdma ? "HA_NCCL_IB_HCA" : "HA_NCCL_IFNAME", "=" + device.name});
   }
   return devices;
 }
@@ -487,8 +342,50 @@ Result<std::vector<PairResult>> try_pairs(World& world, const std::string& plugi
   return results;
 }
 
+Result<std::vector<PairResult>> try_cables(World& world, const CableTrials& trials,
+                                           const MeshPlan& plan,
+                                           const std::vector<MeshSheet>& sheets) {
+  // A way over relays would hide what is wrong with the cable.
+  const Setting no_relays("NCCL_MESH_RELAY", "off");
+  std::vector<PairResult> results;
+  ProgressLine progress;
+  for (size_t round = 0; round < plan.rounds.size(); ++round) {
+    if (world.rank() == 0 && progress.due()) {
+      progress.show(fmt::format("trying {} cables: {}%", plan.cables.size(),
+                                round * 100 / plan.rounds.size()));
+    }
+    if (auto tried = try_round(world, trials, plan, sheets, plan.rounds[round], results); !tried) {
+      return tried.error();
+    }
+  }
+  json told = json::array();
+  for (const PairResult& one : results) {
+    told.push_back(to_json(one));
+  }
+  auto texts = world.all_gather(told.dump(-1, ' ', false, json::error_handler_t::replace));
+  if (!texts) {
+    return texts.error();
+  }
+  std::vector<PairResult> all;
+  for (const std::string& text : *texts) {
+    for (const json& one : json::parse(text, nullptr, false)) {
+      if (auto pair = pair_from_json(one)) {
+        all.push_back(std::move(*pair));
+      }
+    }
+  }
+  // Hosts were busy with others, perhaps: each of these alone.
+  for (const size_t cable : to_try_again(merge(all, std::vector<std::string>(world.size())))) {
+    if (auto tried = try_round(world, trials, plan, sheets, {cable}, results); !tried) {
+      return tried.error();
+    }
+  }
+  return results;
+}
+
 bool is_worth_telling(const PairResult& result, uint32_t rank) {
-  return rank == result.from || !result.error.empty() || !result.warnings.empty();
+  return rank == result.from || !result.error.empty() || !result.warnings.empty() ||
+         result.segments_lost > 0;
 }
 
 std::vector<PairResult> merge(const std::vector<PairResult>& seen,
@@ -501,6 +398,10 @@ std::vector<PairResult> merge(const std::vector<PairResult>& seen,
       continue;
     }
     PairResult& known = at->second;
+    if (result.segments_lost > known.segments_lost) {
+      known.segments = result.segments;
+      known.segments_lost = result.segments_lost;
+    }
     if (known.error.empty()) {
       known.error = result.error;
     } else if (!result.error.empty() && result.seen_by != known.seen_by &&

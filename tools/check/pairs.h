@@ -2,13 +2,16 @@
 // large messages each way.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tools/check/findings.h"
+#include "tools/check/mesh_plan.h"
 #include "tools/common/bootstrap.h"
 #include "tools/common/net_library.h"
 
@@ -29,6 +32,9 @@ struct PairResult {
   std::vector<std::string> warnings;  ///< the plugin's
   double round_trip_us = 0;           ///< median of small messages
   double gigabytes_per_s = 0;         ///< median of large messages, both directions at once
+  /// Datagrams that whoever tells this sent, and how many of them were found lost.
+  uint64_t segments = 0;
+  uint64_t segments_lost = 0;
 };
 nlohmann::json to_json(const PairResult& result);
 Result<PairResult> pair_from_json(const nlohmann::json& from);
@@ -37,6 +43,7 @@ Result<PairResult> pair_from_json(const nlohmann::json& from);
 /// the peer over another one, and hide what is wrong with this.
 struct CheckedDevice {
   std::string name;
+  std::string interface;
   std::string variable;
   std::string value;
 };
@@ -50,6 +57,18 @@ Result<std::vector<PairResult>> try_pairs(World& world, const std::string& plugi
                                           const std::vector<CheckedDevice>& devices,
                                           Duration patience);
 
+struct CableTrials {
+  std::string plugin;
+  std::vector<CheckedDevice> devices;
+  std::string counters_dir;  ///< HA_NCCL_COUNTERS_DIR
+  Duration patience{};
+};
+/// The same over the cables of a mesh: each is tried by itself, by the hosts at its ends.  Results
+/// have the cable's number in the plan as their device.
+Result<std::vector<PairResult>> try_cables(World& world, const CableTrials& trials,
+                                           const MeshPlan& plan,
+                                           const std::vector<MeshSheet>& sheets);
+
 /// Whether rank 0 needs it: the numbers of the lower rank are enough, errors and warnings count of
 /// both.  Pure.
 bool is_worth_telling(const PairResult& result, uint32_t rank);
@@ -62,6 +81,24 @@ std::vector<PairResult> merge(const std::vector<PairResult>& seen,
 /// What is wrong with the network; `hosts` by rank.  Pure.
 std::vector<Finding> judge(const std::vector<PairResult>& pairs,
                            const std::vector<std::string>& hosts);
+
+// Parts of that, for meshes.
+
+/// Its datagrams get lost, more of them than hosts lose that are busy.
+bool is_lossy(const PairResult& pair);
+/// Devices of pairs that lose datagrams, are much slower than the median, or did connect and then
+/// failed.
+std::vector<size_t> to_try_again(const std::vector<PairResult>& pairs);
+
+/// What to do about what the plugin said.
+const char* remedy_for(const std::string& said);
+/// The plugin's warnings about a pair in one line, without its good news and what is in `said`
+/// already, to which they go.
+std::string warnings_of(const PairResult& pair, std::set<std::string>& said);
+/// Pairs that are much worse than the median of their device's.
+void judge_outliers(const std::vector<PairResult>& pairs,
+                    const std::function<std::string(const PairResult&)>& name,
+                    std::vector<Finding>& found);
 
 /// Hosts that have fewer devices than others; both by rank.  Pure.
 std::vector<Finding> judge_device_counts(const std::vector<size_t>& counts,

@@ -20,14 +20,6 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-std::string network_of(IpAddress address) {
-  const size_t bytes = address.family == 6 ? 16 : 4;
-  for (size_t bit = address.prefix_len; bit < bytes * 8; ++bit) {
-    address.bytes[bit / 8] = static_cast<uint8_t>(address.bytes[bit / 8] & ~(0x80U >> (bit % 8)));
-  }
-  return fmt::format("{}/{}", address.text(), address.prefix_len);
-}
-
 void add_addresses(RailSheet& rail, const fabric::NetInterface& interface) {
   if (interface.mac != decltype(interface.mac){}) {
     rail.mac = fmt::format("{:02x}", fmt::join(interface.mac, ":"));
@@ -65,6 +57,14 @@ std::string rdma_core_version() {
 }
 
 }  // namespace
+
+std::string network_of(IpAddress address) {
+  const size_t bytes = address.family == 6 ? 16 : 4;
+  for (size_t bit = address.prefix_len; bit < bytes * 8; ++bit) {
+    address.bytes[bit / 8] = static_cast<uint8_t>(address.bytes[bit / 8] & ~(0x80U >> (bit % 8)));
+  }
+  return fmt::format("{}/{}", address.text(), address.prefix_len);
+}
 
 json to_json(const HostSheet& sheet) {
   json rails = json::array();

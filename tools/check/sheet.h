@@ -42,6 +42,9 @@ Result<HostSheet> sheet_from_json(const nlohmann::json& from);
 /// This host's, but for the clock.
 HostSheet make_sheet(const HostFacts& facts);
 
+/// As in 10.0.0.0/24, of an address in it.
+std::string network_of(IpAddress address);
+
 /// Now, in seconds since 1970.
 double wall_clock_s();
 
