@@ -187,7 +187,7 @@ def counters():
 
 def discovery():
     def packet(kind, body, sender=2):
-        return struct.pack("<IBBHQII", 0x4D48414E, 2, kind, 24 + len(body), sender, 1, 1) + body
+        return struct.pack("<IBBHQII", 0x4D48414E, 3, kind, 24 + len(body), sender, 1, 1) + body
 
     def state(origin, links):
         address = bytes([4, 24, 10, 0, 0, origin]) + bytes([6, 64]) + bytes(15) + b"\1"
@@ -198,21 +198,21 @@ def discovery():
         return bytes([len(all_of_them)]) + b"".join(struct.pack("<H", len(one)) + one for one in all_of_them)
 
     heard = struct.pack("<QII", 1, 1, 1)
-    write("discovery", "hello", packet(1, struct.pack("<QHHBQB", 1, 500, 2000, 0, 77, 1) + heard))
-    write("discovery", "leaves", packet(1, struct.pack("<QHHBQB", 2, 500, 2000, 1, 77, 1) + heard))
+    write("discovery", "hello", packet(1, struct.pack("<QHHBHQB", 1, 500, 2000, 2, 9000, 77, 1) + heard))
+    write("discovery", "leaves", packet(1, struct.pack("<QHHBHQB", 2, 500, 2000, 1, 0, 77, 1) + heard))
     write("discovery", "states", packet(2, states(state(2, [1, 3]), state(3, [2]), state(1, []))))
     write("discovery", "summary", packet(3, struct.pack("<QQB", 0, 9, 2) + struct.pack("<QQQQ", 1, 1, 3, 9)))
     write("discovery", "request", packet(4, struct.pack("<BQQ", 2, 1, 3)))
-    write("discovery", "query", packet(5, b""))
+    write("discovery", "query", packet(5, b"\1"))
     write("seal", "keys", b"# two\n2 " + b"ab" * 32 + b"\n1 " + b"CD" * 32 + b" # older\n")
-    write("seal", "query", struct.pack("<IBBHQII", 0x4D48414E, 2, 5, 24, 7, 1, 0) + struct.pack("<QI", 1, 1) + bytes(16))
+    write("seal", "query", struct.pack("<IBBHQII", 0x4D48414E, 3, 5, 25, 7, 1, 0) + b"\0" + struct.pack("<QI", 1, 1) + bytes(16))
     write("seal", "nothing", bytes(52))
     greeting = struct.pack("<IHHI", 0x5341484E, 1, 0, 1) + bytes(48)
     write("seal", "greeting", greeting)
     write("seal", "greeting_and_record", greeting + struct.pack("<H", 4) + bytes(20))
     write("seal", "record", struct.pack("<H", 4) + bytes(20))
-    entry = struct.pack("<QIIHBB4B", 3, 1, 2, 18740, 4, 24, 10, 0, 0, 3)
-    write("discovery", "neighbours", packet(6, struct.pack("<IB", 1, 2) + entry + entry))
+    entry = struct.pack("<QIIIHBB4B", 3, 1, 2, 5, 18740, 4, 24, 10, 0, 0, 3)
+    write("discovery", "neighbours", packet(6, struct.pack("<IBIB", 1, 9, 7, 2) + entry + entry))
     write("discovery", "file", b"# four\nnode a 10.0.0.1/24 fe80::1 no-relay\nnode b 10.0.0.2\ncable a b 1000\n")
 
 

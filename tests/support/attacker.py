@@ -219,12 +219,12 @@ class Intruder:
         self.asked = 0
 
     def say(self, sender, kind, body):
-        packet = PACKET.pack(0x4D48414E, 2, kind, PACKET.size + len(body), sender, 1, 5) + body
+        packet = PACKET.pack(0x4D48414E, 3, kind, PACKET.size + len(body), sender, 1, 5) + body
         self.asked += self.socket.sendto(packet, self.at)
 
     def greet(self, sender, heard):
         self.hellos += 1
-        body = struct.pack("<QHHBQB", self.hellos, 500, 60000, 0, 0, len(heard))
+        body = struct.pack("<QHHBHQB", self.hellos, 500, 60000, 0, 0, 0, len(heard))
         self.say(sender, HELLO, body + b"".join(struct.pack("<QII", *one) for one in heard))
 
     def hear(self, seconds):
