@@ -40,6 +40,14 @@ RelayPath::Options path_options(const Config& config, SessionKeys keys) {
   return options;
 }
 
+/// NCCL_SOCKET_IFNAME keeps the job on this host: nobody is greeted on its cables.
+bool stays_here(const Config& config, const std::vector<fabric::NetInterface>& all) {
+  const auto chosen = fabric::select_interfaces(all, config.ifname, "");
+  return !config.ifname.empty() && chosen &&
+         std::all_of(chosen->begin(), chosen->end(),
+                     [](const fabric::NetInterface& one) { return one.loopback; });
+}
+
 /// A host with cables alone; its neighbours where they and this one have a network in common.
 std::shared_ptr<const MeshView> fixed_view(Topology topology, uint32_t self) {
   auto view = std::make_shared<MeshView>();
@@ -90,7 +98,7 @@ Result<std::unique_ptr<ProcessMesh>> ProcessMesh::make(const Config& config,
   }
   made->expected_ = *expected;
   if (how == "off" || !config.mesh_enable_relay || fabric::fabric_is_forced(config) ||
-      made->own_.empty()) {
+      made->own_.empty() || (how == "auto" && stays_here(config, all))) {
     return made;
   }
   auto key = cluster_key(config);

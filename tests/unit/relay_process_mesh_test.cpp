@@ -88,6 +88,17 @@ TEST_F(ProcessMeshTest, TakesPartWhereItIsAskedTo) {
   EXPECT_EQ(part(), Part::none) << "nobody relays on this host, and there is no communicator";
   job_->add(4711);
   EXPECT_EQ(part(), Part::inlined);
+  fabric::NetInterface lo;
+  lo.name = "lo";
+  lo.ifindex = 1;
+  lo.up = true;
+  lo.loopback = true;
+  lo.addresses = {*parse_addresses("127.0.0.1")->begin()};
+  all_.push_back(lo);
+  config_.ifname = "lo";
+  EXPECT_EQ(part(), Part::none) << "the job stays on this host";
+  config_.ifname = "";
+  all_.pop_back();
   config_.mesh_relay = "inline";
   EXPECT_EQ(part(), Part::inlined);
   config_.fabric = "verbs";
