@@ -167,7 +167,8 @@ Result<void> ProcessMesh::attach(const MeshView* view) {
   const auto origin = config_.origins.find("mesh_key_file");
   const bool of_job =
       origin != config_.origins.end() && origin->second.variable != "NCCL_MESH_KEY_FILE";
-  if (key_ == nullptr || of_job) {
+  // Who asks by itself does so later, as anybody may have the port.
+  if (!automatic_ && (key_ == nullptr || of_job)) {
     ask_for_ticket();
   }
   return {};
@@ -235,7 +236,7 @@ Result<void> ProcessMesh::make_speaker(fabric::Provider& provider, Worker& worke
   discovery.identity.looks = automatic_;
   discovery.timing = *discovery_timing(config_);
   discovery.links = std::move(links_);
-  discovery.interfaces = [spec = config_.mesh_ifname] { return list_mesh_interfaces(spec); };
+  discovery.interfaces = [this, &provider] { return cables_now(provider); };
   discovery.board = board_;
   discovery.key = key_;
   discovery.job = job_;
@@ -273,6 +274,24 @@ Result<void> ProcessMesh::make_speaker(fabric::Provider& provider, Worker& worke
   }
   warn_without(key_);
   return make_node(provider, worker, adopt);
+}
+
+/// Of those that were there at first, where nobody told this process to look for more: the kernel
+/// takes its time to list all, and this is a thread that moves data.
+Result<std::vector<fabric::NetInterface>> ProcessMesh::cables_now(
+    const fabric::Provider& provider) const {
+  if (!automatic_) {
+    return list_mesh_interfaces(config_.mesh_ifname);
+  }
+  const auto used = provider.interfaces();
+  std::vector<fabric::NetInterface> now;
+  for (const fabric::NetInterface& one : own_) {
+    const auto found = std::ranges::find(*used, one.ifindex, &fabric::NetInterface::ifindex);
+    if (found == used->end() || found->up) {
+      now.push_back(found == used->end() ? one : *found);
+    }
+  }
+  return now;
 }
 
 /// Other processes of the same user lend what their jobs have in common with other hosts.

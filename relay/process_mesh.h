@@ -100,6 +100,7 @@ class ProcessMesh {
   Result<void> open_links(bool* port_taken);
   using Adopt = std::function<Result<ActorId>(std::unique_ptr<Actor>)>;
   Result<void> make_speaker(fabric::Provider& provider, Worker& worker, const Adopt& adopt);
+  Result<std::vector<fabric::NetInterface>> cables_now(const fabric::Provider& provider) const;
   Result<void> make_office(const Discovery::Identity& identity, const Adopt& adopt);
   Result<void> make_node(fabric::Provider& provider, Worker& worker, const Adopt& adopt);
   std::unique_ptr<MeshClient> make_client(fabric::Provider& provider, Worker& worker);

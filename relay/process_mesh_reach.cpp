@@ -155,7 +155,7 @@ std::string ProcessMesh::heard() const {
   }
   std::string cables;
   for (const fabric::NetInterface& one : own_) {
-    cables += (cables.empty() ? "" : ", ") + one.name;
+    cables += fmt::format("{}{}", cables.empty() ? "" : ", ", one.name);
   }
   return names.empty() ? fmt::format("discovery over {} hears no host on {}", port, cables)
                        : fmt::format("discovery knows {}", names);
@@ -164,7 +164,7 @@ std::string ProcessMesh::heard() const {
 std::string ProcessMesh::why_no_way(const std::vector<IpAddress>& addresses) const {
   std::string theirs;
   for (const IpAddress& one : addresses) {
-    theirs += (theirs.empty() ? "" : ", ") + one.text();
+    theirs += fmt::format("{}{}", theirs.empty() ? "" : ", ", one.text());
   }
   std::string ours;
   for (const fabric::NetInterface& one : own_) {

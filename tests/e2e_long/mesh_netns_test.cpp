@@ -114,5 +114,24 @@ TEST(MeshOfJobs, AProcessThatTookANodesPlaceGivesItBack) {
   EXPECT_EQ(count(run.out, "[h2] carried again"), 1U) << run.out;
 }
 
+/// A node that begins while the job runs takes the place of the process that relayed, and the job
+/// goes on; so it does when the node is killed.
+TEST(MeshOfJobs, ANodeTakesThePlaceOfAProcessAndGivesItBack) {
+  MeshLab lab(NHA_TOOL_FILE);
+  const ToolRun run = lab.run(
+      "ring-4", "auto",
+      "said() { until grep -q \"$1\" $2; do kill -0 $job || exit 7; sleep 0.05; done; }; "
+      "export NCCL_MESH_DEAD_MS=1000; "
+      "nccl-ha perf alltoall -b 256K -e 256K -w 0 -v --seconds 12 --timeout 90 > $RANK.job 2>&1 & "
+      "job=$!; if [ $RANK = 1 ]; then said 'connected to' $RANK.job; "
+      "nccl-ha relay > node.log & pid=$!; said 'relay node' node.log; "
+      "said 'relays no more' $RANK.job; "
+      "frames() { nccl-ha relay status --json | sed -n '/\"frames\"/{s/[^0-9]//g;p;q}'; }; "
+      "until [ $(frames) -gt 40 ]; do kill -0 $job || exit 8; done; echo the node carried; "
+      "kill -KILL $pid; fi; wait $job; status=$?; cat $RANK.job; exit $status");
+  expect_right(run);
+  EXPECT_EQ(count(run.out, "[h2] the node carried"), 1U) << run.out;
+}
+
 }  // namespace
 }  // namespace nccl_ha::tests
