@@ -101,7 +101,7 @@ std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& devi
            (address->link_local() ? process.mesh().in_mesh() && !process.mesh().hears(to)
                                   : is_in_any(*address, std::span(all).subspan(own)));
   });
-  if (own < all.size()) {
+  if (own < all.size() && process.mesh().in_mesh()) {
     for (Route& route : plan_routes(std::span(all).subspan(own), 0, handle)) {
       route.for_rejoin = true;  // the first paths are made where the stream is
       routes.push_back(route);
