@@ -125,6 +125,20 @@ fabric::RailDevices rails_towards(const fabric::RailDevices& asked, const Route&
       .value_or(asked);
 }
 
+/// Data of datagrams goes where the stream does.
+void warn_of_management(const fabric::NetDevice& device, const Route& first, const Handle& handle) {
+  Process& process = Process::instance();
+  if (device.kind == fabric::datagram_kind &&
+      process.mesh().is_management(reinterpret_cast<const sockaddr*>(&first.from))) {
+    NHA_LOG_WARN_LIMITED(
+        "data to {} goes over a network that is slower than this host's cables: {}",
+        handle.addresses.front().text(),
+        process.config().ifname.empty() ? process.mesh().why_no_way(handle.addresses)
+                                        : "NCCL_SOCKET_IFNAME (or HA_NCCL_IFNAME) names it; "
+                                          "HA_NCCL_IFNAME may name the cables");
+  }
+}
+
 abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
                               std::span<std::byte, handle_bytes> bytes, bool relayed) {
   Process& process = Process::instance();
@@ -154,15 +168,8 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
                                                  handle.addresses.front().text(),
                                                  process.mesh().why_no_way(handle.addresses))));
   }
-  const auto* from = reinterpret_cast<const sockaddr*>(&options.routes.front().from);
-  if (!relayed && devices[asked.first()].kind == fabric::datagram_kind &&
-      process.mesh().is_management(from)) {
-    NHA_LOG_WARN_LIMITED(
-        "data to {} goes over a network that is slower than this host's cables: {}",
-        handle.addresses.front().text(),
-        process.config().ifname.empty() ? process.mesh().why_no_way(handle.addresses)
-                                        : "NCCL_SOCKET_IFNAME (or HA_NCCL_IFNAME) names it; "
-                                          "HA_NCCL_IFNAME may name the cables");
+  if (!relayed) {
+    warn_of_management(devices[asked.first()], options.routes.front(), handle);
   }
   const fabric::RailDevices rails =
       relayed ? fabric::RailDevices::ways_of(asked.first(), process.mesh().ways(handle.addresses))
