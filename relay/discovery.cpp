@@ -88,8 +88,7 @@ void Discovery::receive(uint32_t interface, const fabric::SocketAddress& from,
     return;
   }
   if (const auto* hello = std::get_if<HelloPacket>(&packet->body)) {
-    on_hello(interface, from, *packet, *hello, now);
-    note_key(interface, *packet, *hello, opened->key, now);
+    on_hello(interface, from, *packet, *hello, opened->key, now);
     if (packet->sender != identity_.node && !hello->leaves) {
       look_at(interface, *hello, now);
     }
@@ -132,8 +131,10 @@ void Discovery::note_key(uint32_t interface, const DiscoveryPacket& packet,
 }
 
 void Discovery::on_hello(uint32_t interface, const fabric::SocketAddress& from,
-                         const DiscoveryPacket& packet, const HelloPacket& hello, Instant now) {
+                         const DiscoveryPacket& packet, const HelloPacket& hello, uint32_t key,
+                         Instant now) {
   const Neighbours::Change change = neighbours_.on_hello(interface, from, packet, hello, now);
+  note_key(interface, packet, hello, key, now);  // what is answered is sealed with it
   if (change.up || change.down) {
     originate_soon(now);
   }

@@ -128,7 +128,7 @@ class Discovery {
   void on(const Neighbour& from, const SummaryPacket& packet, Instant now);
   void on(const Neighbour& from, const RequestPacket& packet, Instant now);
   void on_hello(uint32_t interface, const fabric::SocketAddress& from,
-                const DiscoveryPacket& packet, const HelloPacket& hello, Instant now);
+                const DiscoveryPacket& packet, const HelloPacket& hello, uint32_t key, Instant now);
   void on_own_state(const LinkState& state, Instant now);
   void on_hearsay(const Neighbour& itself, const LinkState& state, Instant now);
   void believe_hearsay(Instant now);

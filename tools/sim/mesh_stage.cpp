@@ -150,8 +150,9 @@ void MeshStage::start(size_t number) {
       }));
     };
   }
-  host.discovery_actor =
-      *worker.adopt(std::make_unique<relay::DiscoveryActor>(std::move(discovery)));
+  auto announcer = std::make_unique<relay::DiscoveryActor>(std::move(discovery));
+  host.discovery = announcer.get();
+  host.discovery_actor = *worker.adopt(std::move(announcer));
 
   if (!by_itself) {
     host.node_actor = *make_node(
@@ -346,8 +347,17 @@ void MeshStage::tell_views() const {
         known += " " + relay::text(view->topology.nodes()[link.node].id);
       }
     }
-    tell(fmt::format("host {} has {} neighbours and knows{}", host,
-                     view ? view->neighbours.size() : 0, known.empty() ? " nothing" : known));
+    const relay::Discovery* discovery =
+        hosts_[host].process != nullptr ? hosts_[host].discovery->discovery() : nullptr;
+    const std::string refused =
+        discovery == nullptr
+            ? ""
+            : fmt::format(" ({} packets refused, {} forged, {} repeated)",
+                          discovery->counts().refused, discovery->seal_counts().forged,
+                          discovery->seal_counts().repeated);
+    tell(fmt::format("host {} has {} neighbours{} and knows{}", host,
+                     view ? view->neighbours.size() : 0, refused,
+                     known.empty() ? " nothing" : known));
   }
 }
 

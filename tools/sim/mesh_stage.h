@@ -87,7 +87,8 @@ class MeshStage {
     std::shared_ptr<Hops> next;
     std::vector<std::unique_ptr<relay::ProviderHops>> hops;  ///< of each life of its process
     sim::Process* process = nullptr;
-    relay::RelayNode* node = nullptr;  ///< its engine's
+    relay::RelayNode* node = nullptr;                  ///< its engine's
+    const relay::DiscoveryActor* discovery = nullptr;  ///< its engine's
     ActorId node_actor;
     ActorId discovery_actor;
     std::shared_ptr<relay::JobKeys> job;  ///< null: anybody is heard
