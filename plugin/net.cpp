@@ -277,8 +277,7 @@ abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::L
     *ctx = nullptr;
   }
   return guarded("init", [&] {
-    Process::instance().add_communicator(comm_id);
-    if (auto ready = Process::instance().initialize(logger); !ready) {
+    if (auto ready = Process::instance().initialize(logger, comm_id); !ready) {
       return to_nccl(ready.error().code);
     }
     use_profiler(profiler);

@@ -65,21 +65,17 @@ Process& Process::instance() {
   return *process;
 }
 
-Result<void> Process::initialize(abi::Logger logger) {
+Result<void> Process::initialize(abi::Logger logger, uint64_t comm_id) {
   own_state();  // before the lock, and once more: somebody else may just have settled it
   std::lock_guard lock(mutex_);
   own_state();
-  auto ready = initialize_locked(logger);
-  settle_owner_locked();
-  return ready;
-}
-
-void Process::add_communicator(uint64_t comm_id) {
-  std::lock_guard lock(mutex_);
   if (job_ == nullptr) {
     job_ = std::make_shared<relay::JobKeys>();
   }
   job_->add(comm_id);
+  auto ready = initialize_locked(logger);
+  settle_owner_locked();
+  return ready;
 }
 
 /// Settings and devices alone are a fork's as well as this process's.

@@ -61,7 +61,9 @@ class Process {
   static Process& instance();
 
   /// Reads settings and devices, once; after a failure the next call tries again.
-  Result<void> initialize(abi::Logger logger);
+  /// `comm_id`: NCCL's random number of a communicator, the same for each of its ranks; 0: it tells
+  /// none.
+  Result<void> initialize(abi::Logger logger, uint64_t comm_id);
   /// v11 and later count contexts; the last one stops the threads once nothing is open.
   void add_context() { contexts_.fetch_add(1, std::memory_order_relaxed); }
   void remove_context();
@@ -81,9 +83,6 @@ class Process {
   /// over: hosts without a cable between them meet there.
   std::vector<fabric::NetInterface> control_interfaces() const;
   relay::ProcessMesh& mesh() { return *mesh_; }
-  /// NCCL's random number of a communicator, the same for each of its ranks; 0: it tells none.
-  /// Before initialize().
-  void add_communicator(uint64_t comm_id);
   /// The interface of interfaces() whose addresses come first for control connections.
   size_t control_interface(const fabric::NetDevice& device) const {
     return oob_interface_.value_or(device.control_interface);
