@@ -333,6 +333,7 @@ std::vector<std::byte> encode(const Welcome& welcome) {
   out.rejoin(welcome.rejoin);
   out.number(welcome.sizes_address);
   out.number(welcome.sizes_key);
+  out.number(static_cast<uint8_t>(welcome.takes_eager));
   out.number(static_cast<uint8_t>(welcome.backup));
   out.number(welcome.shadows);
   out.text(welcome.host, host_max);
@@ -436,6 +437,7 @@ std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
   welcome.rejoin = in.rejoin();
   welcome.sizes_address = in.number<uint64_t>();
   welcome.sizes_key = in.number<uint32_t>();
+  welcome.takes_eager = in.flag();
   welcome.backup = in.flag();
   welcome.shadows = in.below(shadows_max + 1);
   welcome.host = in.text(host_max);

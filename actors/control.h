@@ -32,7 +32,7 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 13;
+inline constexpr uint16_t control_version = 14;
 inline constexpr size_t control_header_bytes = FrameReader::header_bytes;
 inline constexpr size_t control_payload_max = 6144;
 
@@ -129,8 +129,9 @@ struct Welcome {
   RejoinPoint rejoin;
   uint64_t sizes_address = 0;  ///< where the sender writes DataTables
   uint32_t sizes_key = 0;
-  bool backup = false;  ///< both sides want it
-  uint8_t shadows = 0;  ///< as many as both sides want
+  bool takes_eager = false;  ///< eager messages may come: the processor reaches all of its memory
+  bool backup = false;       ///< both sides want it
+  uint8_t shadows = 0;       ///< as many as both sides want
   std::string host;
   std::vector<PathEnd> paths;   ///< as many as in the hello, in its order
   std::vector<ha::Rail> rails;  ///< where a shadow may end, at most ha::rails_max

@@ -145,9 +145,10 @@ abi::NcclResult net_reg_mr_dmabuf(void* comm, void* data, size_t size, int type,
     if (base == nullptr) {
       return abi::NcclResult::internal_error;
     }
+    const Channel& channel = channel_of(base);
     return keep(base,
-                Process::instance().provider().add_dmabuf(channel_of(base).attachment(), data, size,
-                                                          offset, fd),
+                Process::instance().provider().add_dmabuf(channel.attachment(), channel.domain(),
+                                                          data, size, offset, fd),
                 mhandle);
   });
 }

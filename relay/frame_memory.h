@@ -37,6 +37,7 @@ class FrameMemory {
     entries_.push_back({place, *made});
     return {};
   }
+  HopSource& hops() const { return hops_; }
   std::byte* place(size_t index) { return bytes_.data() + index * place_bytes_; }
   const std::byte* place(size_t index) const { return bytes_.data() + index * place_bytes_; }
   size_t place_bytes() const { return place_bytes_; }

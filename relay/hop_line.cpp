@@ -20,7 +20,9 @@ constexpr Duration ack_leisure = std::chrono::microseconds(250);
 void HopLine::size(fabric::PathOptions& options, uint32_t posts) const {
   // A note of free slots tells of one at least, which is then used again before the next.
   options.writes_max = posts + slots_ + theirs_most_;
-  options.receives_max = uint32_t{slots_} + theirs_most_;
+  // Flushes are as many as the owner's path would take.
+  options.receives_max =
+      std::max(uint32_t{slots_} + theirs_most_, options.flushes ? options.receives_max : 0);
   options.receives_spare = 0;
   options.own_domain = true;
   options.ack_leisure = ack_leisure;
@@ -91,6 +93,18 @@ bool HopLine::post_beside(const fabric::WritePost& post) {
   }
   ++counts_.posts_in_hop;
   return true;
+}
+
+Errc HopLine::post_flush(const fabric::FlushPost& post, uint64_t domain) {
+  const auto keys = memory_.hops().keys_of(place_, domain, post.remote_key);
+  if (!keys) {
+    return Errc::invalid_usage;
+  }
+  fabric::FlushPost there = post;
+  there.remote_key = keys->remote_key;
+  const Errc posted = hop_.path->post_flush(there);
+  counts_.posts_in_hop += posted == Errc::ok ? 1 : 0;
+  return posted;
 }
 
 HopLine::Arrival HopLine::on_receive(const fabric::Completion& completion) {

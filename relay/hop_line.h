@@ -73,6 +73,10 @@ class HopLine {
   /// Writes elsewhere; false: not now.
   bool post_beside(const fabric::WritePost& post);
 
+  /// Reads back through the device that carries the hop; invalid_usage: it has taken no such
+  /// memory.
+  Errc post_flush(const fabric::FlushPost& post, uint64_t domain);
+
   // in
   /// What the hop has completed: a slot with a frame; nullopt: nothing for the owner.
   struct Arrival {

@@ -48,6 +48,9 @@ class HopSource {
   /// error: by none.
   virtual Result<fabric::RegionKeys> keys_of(const HopPlace& place, uint64_t domain,
                                              uint32_t key) = 0;
+  /// Provider::has_gpu_memory() and gpu_registrations().
+  virtual bool has_gpu_memory(uint64_t domain) const = 0;
+  virtual uint64_t gpu_registrations() const = 0;
   /// That programs register theirs with, and direct hops know.
   virtual fabric::Memory& memory() = 0;
 };
@@ -60,13 +63,15 @@ constexpr Duration hop_limit(const HopPlace& place, Duration route) {
 }
 
 /// Makes a hop to that neighbour at the best of `places` from number `choice` on, which is then the
-/// number of the one that was taken: `make(place)` fails where there can be none.
+/// number of the one that was taken: `make(place)` fails where there can be none.  Whoever insists
+/// on these places avoids none.
 template <class Make>
 Result<void> make_best_hop(const HopSource& hops, const std::vector<HopPlace>& places,
-                           NodeId neighbour, Instant now, size_t& choice, const Make& make) {
+                           NodeId neighbour, Instant now, size_t& choice, bool insists,
+                           const Make& make) {
   Result<void> made = fail(Errc::internal, "a cable without any kind of hop");
   for (; choice < places.size(); ++choice) {
-    if (!hops.avoids(places[choice], neighbour, now)) {
+    if (insists || !hops.avoids(places[choice], neighbour, now)) {
       made = make(places[choice]);
     }
     if (made) {

@@ -19,11 +19,19 @@ Result<std::shared_ptr<PathEndpoints>> PathEndpoints::of(Context& context,
   return made;
 }
 
-Secret PathEndpoints::enter(Member* member) {
+void PathEndpoints::leave_processor(uint64_t domain) {
+  for (const auto& [token, entry] : members_) {
+    if (entry.domain == domain) {
+      entry.member->leave_processor();
+    }
+  }
+}
+
+Secret PathEndpoints::enter(Member* member, uint64_t domain) {
   Secret token;
   do {
     token = context_.secrets().draw();
-  } while (!members_.emplace(token, member).second);
+  } while (!members_.emplace(token, Entry{member, domain}).second);
   return token;
 }
 
@@ -37,7 +45,7 @@ void PathEndpoints::on_request(std::unique_ptr<SessionStream> stream, SetupReque
     stream->close();
     return;
   }
-  found->second->on_request(std::move(stream), std::move(request));
+  found->second.member->on_request(std::move(stream), std::move(request));
 }
 
 }  // namespace nccl_ha::relay

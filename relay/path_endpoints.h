@@ -16,6 +16,7 @@ class PathEndpoints final : private SessionAcceptor::Handler {
   class Member {
    public:
     virtual void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) = 0;
+    virtual void leave_processor() = 0;
 
    protected:
     ~Member() = default;
@@ -25,7 +26,9 @@ class PathEndpoints final : private SessionAcceptor::Handler {
 
   uint16_t port() const { return acceptor_->port(); }
   /// The token that the member's requests have.
-  Secret enter(Member* member);
+  Secret enter(Member* member, uint64_t domain);
+  /// For the members of that domain, which may not leave meanwhile.
+  void leave_processor(uint64_t domain);
   void leave(Secret token) { members_.erase(token); }
 
  private:
@@ -35,7 +38,11 @@ class PathEndpoints final : private SessionAcceptor::Handler {
   Context& context_;
   SessionKeys keys_;
   std::unique_ptr<SessionAcceptor> acceptor_;
-  std::map<Secret, Member*> members_;  ///< by token
+  struct Entry {
+    Member* member = nullptr;
+    uint64_t domain = 0;
+  };
+  std::map<Secret, Entry> members_;  ///< by token
 };
 
 }  // namespace nccl_ha::relay

@@ -39,6 +39,10 @@ std::vector<fabric::NetDevice> RelayFactory::devices() const {
 fabric::PathTraits RelayFactory::traits(const fabric::NetDevice& device) const {
   fabric::PathTraits traits = within_.traits(device);
   traits.hops = 1;
+  // By the devices that carry the first and the last hop (RelayPath): its bytes are theirs to put
+  // in place, and no eager message comes, which the processor copies.
+  traits.reaches_gpu_memory = device.peer_memory || device.dmabuf;
+  traits.placed_by_nic = traits.reaches_gpu_memory;
   return traits;
 }
 
@@ -68,6 +72,7 @@ Result<fabric::OwnedPath> RelayFactory::create_path(Context& context, const fabr
   RelayPath::Options own = options_;
   own.way = at.way;
   own.self = next_->self().value_or(own.self);
+  own.traits = traits(host_.devices[at.device]);
   auto path = RelayPath::make(context, *hops_, *next_, own, options, owner);
   if (!path) {
     return path.error();

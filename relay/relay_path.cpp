@@ -19,6 +19,7 @@ constexpr uint64_t acks_together = 8;
 
 template <class Post>
 Errc RelayPath::push(const Post& post) {
+  mind_gpu_memory();
   if (state_ == PathState::error) {
     return Errc::closed;
   }
@@ -42,6 +43,30 @@ Errc RelayPath::post_receive(const fabric::ReceivePost& post) {
     owe_ack();
   }
   return posted;
+}
+
+Errc RelayPath::post_flush(const fabric::FlushPost& post) {
+  if (state_ != PathState::ready) {
+    return Errc::closed;
+  }
+  return line_.place().direct ? Errc::invalid_usage : line_.post_flush(post, options_.domain);
+}
+
+/// Memory of a GPU was registered since, which a peer is told of by a path of the connection at the
+/// earliest: none of them goes on over a hop by which the processor would have to touch it.
+void RelayPath::mind_gpu_memory() {
+  const uint64_t now = traits_.reaches_gpu_memory ? hops_.gpu_registrations() : 0;
+  if (now != std::exchange(told_.gpu_registrations, now) &&
+      !mutated(Mutation::gpu_memory_unminded) && insists()) {
+    endpoints_->leave_processor(options_.domain);
+  }
+}
+
+void RelayPath::leave_processor() {
+  if (line_.path() != nullptr && line_.place().direct) {
+    break_path(CompletionStatus::retry_exceeded, 0,
+               nccl_ha::fail(Errc::remote, "a path is made anew that reaches memory of a GPU"));
+  }
 }
 
 void RelayPath::failure_domains(fabric::FailureDomains& domains) const {
@@ -191,6 +216,13 @@ void RelayPath::on_completion(const Completion& completion) {
                         completion.kind == CompletionKind::receive_immediate;
   const HopLine::Arrival arrival = received ? line_.on_receive(completion) : HopLine::Arrival{};
   const bool sent = !received && line_.on_sent(completion);
+  if (completion.kind == CompletionKind::flush) {
+    Completion flushed = completion;
+    flushed.path = this;
+    owner_->on_completion(flushed);
+    soon();
+    return;
+  }
   const uint64_t sequence = sent ? work_.sender.on_sent(completion.id) : 0;
   if (completion.status != CompletionStatus::ok && completion.status != CompletionStatus::flushed &&
       ending_.sequence == 0) {

@@ -29,6 +29,7 @@ class RelayPath final : public fabric::Path,
     size_t relays_max = 4;
     SessionKeys keys;  ///< of relays and ends; none: they need none
     uint8_t way = 0;   ///< of its connection's (Way)
+    fabric::PathTraits traits;
   };
   /// `hops` and `next` outlive the path.  PathOptions::route names the relays; where it names none,
   /// connect() asks `next` for a way to the peer.
@@ -45,6 +46,8 @@ class RelayPath final : public fabric::Path,
   Errc post_write(const fabric::WritePost& post) override;
   Errc post_send(const fabric::SendPost& post) override;
   Errc post_receive(const fabric::ReceivePost& post) override;
+  /// invalid_usage: no device puts in place what comes by its hop.
+  Errc post_flush(const fabric::FlushPost& post) override;
   const fabric::PathTraits& traits() const override { return traits_; }
   void failure_domains(fabric::FailureDomains& domains) const override;
   uint64_t progress() const override {
@@ -63,6 +66,9 @@ class RelayPath final : public fabric::Path,
   void dial_again();
   void look_again(const Error& why);
   Result<std::vector<HopPlace>> places();
+  bool insists() const {
+    return traits_.reaches_gpu_memory && hops_.has_gpu_memory(options_.domain);
+  }
   /// Either end of the connection wants it.
   bool encrypts() const { return options_.shared && options_.shared->encrypts; }
   Result<void> make_hop(const HopPlace& place, uint16_t slots, uint32_t chunk_bytes,
@@ -95,6 +101,8 @@ class RelayPath final : public fabric::Path,
   bool on_frame(uint32_t slot);
   bool on_outcome(MessageReceiver::Outcome outcome);
   void refuse_write();
+  void mind_gpu_memory();
+  void leave_processor() override;
 
   template <class Post>
   Errc push(const Post& post);
@@ -132,6 +140,7 @@ class RelayPath final : public fabric::Path,
   struct Told {
     uint64_t delivered = 0;
     uint64_t posted = 0;
+    uint64_t gpu_registrations = 0;  ///< that it has minded
     Timer later;
   };
   Told told_;

@@ -35,14 +35,15 @@ Result<std::unique_ptr<RelayPath>> RelayPath::make(Context& context, HopSource& 
   }
   made->options_.route = {};  // read, and not the caller's to keep
   // Where the way is not known yet, it leads through one host at least.
+  made->traits_ = own.traits;
   made->traits_.hops = static_cast<uint8_t>(std::max<size_t>(made->relays_.size(), 1));
   auto endpoints = PathEndpoints::of(context, own.keys);
   if (!endpoints) {
     return endpoints.error();
   }
   made->endpoints_ = std::move(*endpoints);
-  made->local_ = {own.self, made->endpoints_->port(), made->endpoints_->enter(made.get()),
-                  own.keys.own()};
+  made->local_ = {own.self, made->endpoints_->port(),
+                  made->endpoints_->enter(made.get(), options.domain), own.keys.own()};
   made->address_ = encode(made->local_);
   return made;
 }
@@ -154,7 +155,15 @@ Result<std::vector<HopPlace>> RelayPath::places() {
   if (!local) {
     return local.error();
   }
-  return hops_.places(reinterpret_cast<const sockaddr*>(&*local));
+  auto found = hops_.places(reinterpret_cast<const sockaddr*>(&*local));
+  if (insists()) {
+    std::erase_if(found, [](const HopPlace& place) { return place.direct; });
+  }
+  if (found.empty()) {
+    return nccl_ha::fail(Errc::remote,
+                         "no RDMA device, which memory of a GPU needs, begins at the cable there");
+  }
+  return found;
 }
 
 Result<void> RelayPath::make_hop(const HopPlace& place, uint16_t slots, uint32_t chunk_bytes,
@@ -191,7 +200,7 @@ Result<void> RelayPath::make_first_hop() {
   if (!known) {
     return known.error();
   }
-  return make_best_hop(hops_, *known, relays_.front(), context_.now(), setup_.choice,
+  return make_best_hop(hops_, *known, relays_.front(), context_.now(), setup_.choice, insists(),
                        [this](const HopPlace& place) {
                          return make_hop(place, own_.slots, own_.chunk_bytes, own_.slots);
                        });

@@ -143,7 +143,7 @@ Result<void> RelaySession::ask_down() {
   if (!known) {
     return known.error();
   }
-  auto made = make_best_hop(hops_, *known, next_node(), context_->now(), choice_,
+  auto made = make_best_hop(hops_, *known, next_node(), context_->now(), choice_, false,
                             [this](const HopPlace& place) { return make_hop(down, place); });
   if (made && legs_[down].line.path()->address_ready()) {
     ask();

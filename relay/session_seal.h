@@ -36,6 +36,8 @@ class SessionSeal {
   Result<std::vector<std::byte>> hello();
   /// The other side's, and its message as it came.  An error: it has no key of ours.
   Result<void> on_hello(const SessionHello& hello, std::span<const std::byte> sealed);
+  /// The key that the dialler names is one of ours.
+  bool knows(const SessionHello& hello) const { return keys_.find(hello.ticket).has_value(); }
   /// There is a key: from now on all messages of either side are sealed.
   bool open() const { return key_.has_value(); }
   /// For what goes beside the stream, once it is open: encrypted where either side wants it.

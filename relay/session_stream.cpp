@@ -155,6 +155,11 @@ Result<void> SessionStream::shake_hands(std::span<const std::byte> bytes) {
     return shake_hands(std::get<SessionHello>(*message), bytes);
   }
   const auto unsealed = decode_session_message(bytes);
+  if (dials_ && keys_.open() && unsealed && std::holds_alternative<SessionPing>(*unsealed)) {
+    seal_.reset();
+    owner_->on_session_open(*this);
+    return {};
+  }
   if (unsealed && std::holds_alternative<SetupRefusal>(*unsealed)) {
     return fail(Errc::remote, std::get<SetupRefusal>(*unsealed).text);
   }
@@ -165,6 +170,11 @@ Result<void> SessionStream::shake_hands(std::span<const std::byte> bytes) {
 
 Result<void> SessionStream::shake_hands(const SessionHello& hello,
                                         std::span<const std::byte> bytes) {
+  if (!dials_ && keys_.open() && !seal_->knows(hello) && !mutated(Mutation::other_jobs_refused)) {
+    // A host of another job, whose key is none for this one: as if it had none, which it is told.
+    seal_.reset();
+    return stream_->write(encode(SessionPing{}));
+  }
   if (auto good = seal_->on_hello(hello, bytes); !good) {
     return good;
   }

@@ -32,7 +32,9 @@ class SessionStream final : private StreamOwner {
   static constexpr Duration silence_max = std::chrono::milliseconds(2000);
 
   /// With a key, both sides show that they have it before anything else; without, they do not.
-  /// Where the keys are a job's that are open, the side that is dialled does as the other one does.
+  /// Where the keys are a job's that are open, the side that is dialled does as the other one does,
+  /// and does without where that one shows a key that is not known here: a ping without a seal
+  /// says so.
   /// `encrypts`: this side wants what goes beside the stream encrypted (HA_NCCL_ENCRYPT).
   SessionStream(Context& context, Owner* owner, SessionKeys keys, bool encrypts);
   ~SessionStream() override;

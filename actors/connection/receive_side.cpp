@@ -255,6 +255,7 @@ void ReceiveSide::send_welcome(const Hello& hello) {
   welcome.host = host_name();
   welcome.sizes_address = receiver_->sizes_address();
   welcome.sizes_key = paths_.lane(0).tables.written_key;
+  welcome.takes_eager = takes_eager(state_.traits);
   welcome.backup = state_.backup;
   welcome.shadows = state_.shadows;
   auto peer = control_.stream()->peer_address();

@@ -281,7 +281,7 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
   state_.note_heard(state_.counters->key);
   state_.peer_host = welcome->host;
   state_.peer_process = welcome->rejoin.process.pid;
-  sizes_address_ = welcome->sizes_address;
+  peer_tables_ = {welcome->sizes_address, welcome->takes_eager};
   peer_address_ = first_rail_of(*welcome);
   const Config& config = state_.context->config();
   state_.backup = welcome->backup && config.enable_backup;
@@ -348,8 +348,7 @@ void SendSide::on_settled() {
     paths_.add_rails(state_.rails);
     paths_.add_shadows(state_.shadows);
   }
-  sender_.begin(sizes_address_,
-                options_.hints ? options_.hints : agent_hints(state_, peer_address_));
+  sender_.begin(peer_tables_, options_.hints ? options_.hints : agent_hints(state_, peer_address_));
   if (!state_.backup) {
     return;
   }

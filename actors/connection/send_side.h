@@ -131,7 +131,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   bool welcomed_ = false;
   PeerEnds ends_;
   bool peer_ready_ = false;
-  uint64_t sizes_address_ = 0;
+  Sender::PeerTables peer_tables_;
   ha::HostAddress peer_address_;  ///< of its first rail
   Timer stream_timer_;
   uint32_t unconfirmed_ = 0;  ///< the first message when last looked

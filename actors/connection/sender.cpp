@@ -45,11 +45,12 @@ void Sender::adapt_to(const Lane& lane) {
       std::min({record_above_, lane.traits.end_apart_above, lane.owned.path->write_bytes_max()});
 }
 
-void Sender::begin(uint64_t sizes_address, std::shared_ptr<ha::HintSource> hints) {
-  sizes_address_ = sizes_address;
-  eager_.begin(sizes_address);
+void Sender::begin(const PeerTables& tables, std::shared_ptr<ha::HintSource> hints) {
+  sizes_address_ = tables.address;
+  eager_.begin(tables.address);
   const auto eager_bytes = static_cast<uint32_t>(state_.context->config().eager_bytes);
-  if (takes_eager(state_.traits) && eager_bytes != 0) {
+  const bool heeded = tables.takes_eager || ha::mutated(ha::Mutation::eager_unasked);
+  if (takes_eager(state_.traits) && heeded && eager_bytes != 0) {
     channel_.allow_eager(tables_, eager_bytes);
   }
   chooser_.begin(std::move(hints));

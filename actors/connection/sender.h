@@ -61,9 +61,14 @@ class Sender final : public Server {
   uint64_t cts_address() { return reinterpret_cast<uint64_t>(announced_.ring().data()); }
   /// A path was made: its device may have a smaller longest write, or reorder.
   void adapt_to(const Lane& lane);
+  /// The receiver's DataTables.
+  struct PeerTables {
+    uint64_t address = 0;
+    bool takes_eager = false;  ///< Welcome::takes_eager
+  };
   /// The connection is ready: where the sizes of recorded chunks are written, and who is served.
   /// `hints` may be null.
-  void begin(uint64_t sizes_address, std::shared_ptr<ha::HintSource> hints = nullptr);
+  void begin(const PeerTables& tables, std::shared_ptr<ha::HintSource> hints = nullptr);
 
   /// The lanes that carry data from now on, in proportion to their weights.
   void serve(std::span<const ha::ServingSet::Share> shares);

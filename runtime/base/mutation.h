@@ -158,6 +158,7 @@ enum class Mutation : uint8_t {
   eager_overtaken,      ///< what is sent later gets the place of one that has none yet
   eager_base_unheeded,  ///< a receive takes one that was sent for a later one
   eager_slot_reused,    ///< a slot is written again before what was in it has a place
+  eager_unasked,        ///< a sender does not ask whether its peer takes eager messages
   eager_taken_twice,    ///< one that comes again after a failover is taken again
   eager_not_repeated,   ///< one that a lane had when it failed counts as arrived
   eager_forgotten,      ///< those that wait for their receive end with the sender
@@ -176,17 +177,19 @@ enum class Mutation : uint8_t {
   trials_not_rarer,     ///< and tries it again as soon as the first time
   small_load_counts,    ///< a path is slow that has next to nothing to carry
   // Of relayed paths:
-  slots_untold,                ///< slots that are free again are not told of
-  frame_passed_twice,          ///< a relay passes a piece on twice
-  slot_reused_early,           ///< a relay gives a slot back when it has posted what is in it
-  frame_of_anybody,            ///< a relay passes on what belongs to another session
-  note_overtakes,              ///< the last relay tells of a message before its last piece
-  owed_ack_forgotten,          ///< what the end of a route may tell later it never tells
-  hop_never_avoided,           ///< a device that does not connect is asked for again and again
-  kind_insisted,               ///< a relay does not ask again with another kind of hop
-  piece_is_message,            ///< a written message is there with its first piece
-  receiver_key_unasked,        ///< a relay takes a program's memory key for a device's
-  key_of_any_domain,           ///< a relay is told keys of other connections' memory
+  slots_untold,          ///< slots that are free again are not told of
+  frame_passed_twice,    ///< a relay passes a piece on twice
+  slot_reused_early,     ///< a relay gives a slot back when it has posted what is in it
+  frame_of_anybody,      ///< a relay passes on what belongs to another session
+  note_overtakes,        ///< the last relay tells of a message before its last piece
+  owed_ack_forgotten,    ///< what the end of a route may tell later it never tells
+  hop_never_avoided,     ///< a device that does not connect is asked for again and again
+  kind_insisted,         ///< a relay does not ask again with another kind of hop
+  piece_is_message,      ///< a written message is there with its first piece
+  receiver_key_unasked,  ///< a relay takes a program's memory key for a device's
+  key_of_any_domain,     ///< a relay is told keys of other connections' memory
+  gpu_memory_unminded,   ///< memory of a GPU is told by a path that cannot reach it
+  other_jobs_refused,  ///< a relay node turns away a job that none of its processes has told it of
   session_outlives_neighbour,  ///< a relay keeps a session whose neighbour is gone
   cause_told_to_both,          ///< both ends hear that the message of one of them failed
   pieces_not_agreed,  ///< a relay does not pass back that a host further on takes shorter pieces

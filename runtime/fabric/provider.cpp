@@ -239,6 +239,9 @@ Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain,
     }
     return registration_at(at, !gpu, *keys);
   }
+  if (gpu && traits(at).reaches_gpu_memory) {
+    return add_gpu_memory(at, domain, {base, length, true});
+  }
   if (gpu) {
     return fail(Errc::invalid_usage,
                 fmt::format("memory registration: this connection uses {}, which cannot reach GPU "
@@ -256,9 +259,9 @@ Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain,
   return registration_at(at, true, keys);
 }
 
-Result<Registration> Provider::add_dmabuf(const Attachment& at, void* base, size_t length,
-                                          uint64_t offset, int fd) {
-  if (!traits(at).keys_per_device || !device(at).dmabuf) {
+Result<Registration> Provider::add_dmabuf(const Attachment& at, uint64_t domain, void* base,
+                                          size_t length, uint64_t offset, int fd) {
+  if (!traits(at).reaches_gpu_memory || !device(at).dmabuf) {
     return fail(Errc::invalid_usage,
                 "memory registration: this connection's device does not take DMA-BUF descriptors");
   }
@@ -266,21 +269,63 @@ Result<Registration> Provider::add_dmabuf(const Attachment& at, void* base, size
     return fail(Errc::invalid_argument, "memory registration: no DMA-BUF descriptor");
   }
   RegionOrigin origin{base, length, true, fd, offset};
+  if (!traits(at).keys_per_device) {
+    return add_gpu_memory(at, domain, origin);
+  }
   auto keys = factory(at).add_memory(device(at), origin);
   if (!keys) {
     return keys.error();
   }
   if (keeps_regions_) {
-    // Without a descriptor of our own it cannot be registered elsewhere; only a failover misses it.
-    origin.dmabuf_fd = make_fd([&] { return duplicate_(fd); });
-    origin.not_kept = origin.dmabuf_fd < 0 ? errno : 0;
+    keep_descriptor(origin);
     regions_.add(at.device, *keys, origin);
   }
+  return registration_at(at, false, *keys);
+}
+
+/// Of our own: without one the memory cannot be registered elsewhere, which only a path over
+/// another device misses.
+void Provider::keep_descriptor(RegionOrigin& origin) const {
+  if (origin.dmabuf_fd < 0) {
+    return;
+  }
+  origin.dmabuf_fd = make_fd([&] { return duplicate_(origin.dmabuf_fd); });
+  origin.not_kept = origin.dmabuf_fd < 0 ? errno : 0;
   if (origin.not_kept != 0) {
     NHA_LOG_WARN_LIMITED("no path over another device will reach some GPU memory: {}",
                          descriptor_not_kept(origin.not_kept).message());
   }
-  return registration_at(at, false, *keys);
+}
+
+/// Its key is one of the own table, where the processor finds nothing: the devices at the ends of
+/// paths know it (keys_in_domain()), the connection's own one from the beginning.
+Result<Registration> Provider::add_gpu_memory(const Attachment& at, uint64_t domain,
+                                              RegionOrigin origin) {
+  const auto key = host_.memory.add(domain, origin.base, 0);
+  if (!key) {
+    return key.error();
+  }
+  origin.domain = domain;
+  RegionOrigin kept = origin;
+  keep_descriptor(kept);
+  const RegionKeys keys{*key, *key, *key};
+  regions_.add(own_table, keys, kept);
+  const Registration made = registration_at(at, false, keys);
+  const auto there =
+      regions_.on_other(own_table, *key, true, {at.device, domain}, [&](const RegionOrigin&) {
+        return factory({at.device, device(at).kind}).add_memory(device(at), origin);
+      });
+  if (!there) {
+    static_cast<void>(remove_memory(made));
+    return there.error();
+  }
+  gpu_registrations_.fetch_add(1, std::memory_order_release);
+  return made;
+}
+
+bool Provider::has_gpu_memory(uint64_t domain) {
+  return regions_.any(
+      own_table, [&](const RegionOrigin& origin) { return origin.gpu && origin.domain == domain; });
 }
 
 Result<void> Provider::remove_memory(const Registration& registration) {
@@ -316,10 +361,13 @@ Result<RegionKeys> Provider::keys_in_domain(const Attachment& other, uint64_t do
     if (origin.domain != domain && !mutated(Mutation::key_of_any_domain)) {
       return fail(Errc::invalid_argument, "a memory key of another connection");
     }
+    if (origin.not_kept != 0) {
+      return descriptor_not_kept(origin.not_kept);
+    }
     RegionOrigin there = origin;
     there.domain = domain;
     auto made = factory(other).add_memory(device(other), there);
-    if (!made) {
+    if (!made && !origin.gpu) {
       NHA_LOG_WARN_LIMITED("what {} does not reach is copied: {}", device(other).name,
                            made.error().message());
       return RegionKeys{};  // known from now on

@@ -68,8 +68,8 @@ class Provider {
   /// that for paths with PathOptions::own_domain only.
   Result<Registration> add_memory(const Attachment& at, uint64_t domain, void* base, size_t length,
                                   bool gpu, bool own_domain = false);
-  Result<Registration> add_dmabuf(const Attachment& at, void* base, size_t length, uint64_t offset,
-                                  int fd);
+  Result<Registration> add_dmabuf(const Attachment& at, uint64_t domain, void* base, size_t length,
+                                  uint64_t offset, int fd);
   /// Registers what add_memory() or add_dmabuf() registered at the first of `devices` with the
   /// others as well, so that nobody has to when data is to go there.  A device that does not take
   /// it is told in the log, and gets no data of it.
@@ -83,6 +83,11 @@ class Provider {
   /// The keys by which paths at `other` with PathOptions::own_domain know memory that the processor
   /// knows by `key` in that domain (add_memory()); registers it there the first time.
   Result<RegionKeys> keys_in_domain(const Attachment& other, uint64_t domain, uint32_t key);
+  /// Any thread.  A connection of that domain has memory of a GPU which only devices may touch:
+  /// what the processor would carry to or from there fails.
+  bool has_gpu_memory(uint64_t domain);
+  /// Any thread.  Grows when that may have changed.
+  uint64_t gpu_registrations() const { return gpu_registrations_.load(std::memory_order_acquire); }
   /// Before the first path: how a DMA-BUF descriptor is duplicated; -1 with errno where it is not.
   void use_duplicate(std::function<int(int fd)> duplicate) { duplicate_ = std::move(duplicate); }
   /// The rails of a connection of that kind whose peer may use all of `devices`.
@@ -132,6 +137,8 @@ class Provider {
   PathFactory& factory(const Attachment& at) const;
   const NetDevice& device(const Attachment& at) const { return host_.devices[at.device]; }
   Registration registration_at(const Attachment& at, bool host, const RegionKeys& keys) const;
+  Result<Registration> add_gpu_memory(const Attachment& at, uint64_t domain, RegionOrigin origin);
+  void keep_descriptor(RegionOrigin& origin) const;
   void remove_elsewhere(size_t device, uint32_t local_key);
 
   /// Listing the interfaces after news of the kernel's.
@@ -141,12 +148,13 @@ class Provider {
   std::vector<std::unique_ptr<PathFactory>> kinds_;
   std::function<int(int)> duplicate_;
   RegionRegistry regions_;
-  bool keeps_regions_ = false;   ///< a connection may need memory on another device
-  bool keeps_own_ = false;       ///< or what is in the own table on a device
-  bool forced_ = false;          ///< fabric_is_forced
-  bool flushes_always_ = false;  ///< HA_NCCL_IB_FLUSH
-  std::string ifname_;           ///< HA_NCCL_IFNAME
-  std::string family_;           ///< HA_NCCL_SOCKET_FAMILY
+  std::atomic<uint64_t> gpu_registrations_{0};  ///< in the own table
+  bool keeps_regions_ = false;                  ///< a connection may need memory on another device
+  bool keeps_own_ = false;                      ///< or what is in the own table on a device
+  bool forced_ = false;                         ///< fabric_is_forced
+  bool flushes_always_ = false;                 ///< HA_NCCL_IB_FLUSH
+  std::string ifname_;                          ///< HA_NCCL_IFNAME
+  std::string family_;                          ///< HA_NCCL_SOCKET_FAMILY
   std::atomic<Look> look_{Look::none};
   std::unique_ptr<Errands> errands_;  ///< last: they use the rest; of who has set `look_`
 };

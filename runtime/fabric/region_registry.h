@@ -1,6 +1,7 @@
 // Which memory is registered where, for those who must reach it through another device.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -49,6 +50,14 @@ class RegionRegistry {
   };
   /// One user less.  The last one gives what was registered elsewhere meanwhile, to be taken back.
   std::vector<std::pair<Elsewhere, RegionKeys>> remove(size_t device, uint32_t local_key);
+  /// Of what `device` knows.
+  template <class Is>
+  bool any(size_t device, const Is& is) {
+    std::lock_guard lock(mutex_);
+    return std::any_of(
+        by_local_key_.lower_bound({device, 0}), by_local_key_.end(),
+        [&](const auto& one) { return one.first.first == device && is(one.second.origin); });
+  }
   /// The keys at `other` of what `device` knows by a local or a remote key; `make` registers it the
   /// first time.
   using Make = std::function<Result<RegionKeys>(const RegionOrigin& origin)>;

@@ -197,6 +197,7 @@ class GpuPair {
       return;
     }
     auto added = pair.receiver().provider->add_dmabuf(pair.receive_channel().attachment(),
+                                                      pair.receive_channel().domain(),
                                                       target_.data(), bytes, 0, descriptor_.get());
     region_ = added ? *added : fabric::Registration{};
     connected = added.ok();

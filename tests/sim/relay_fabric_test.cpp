@@ -88,8 +88,11 @@ class RelayFabric : public testing::Test {
               return world_.network().open_packets(sim::Endpoint::of(local.get()).ip, ties_[i]);
             }));
       }
+      sim::DeviceTraits traits;
+      traits.gpu = true;
       auto process = world_.add_process(
-          {ring_address(i, i), ring_address(i, (i + ring_hosts - 1) % ring_hosts)}, config_);
+          {ring_address(i, i), ring_address(i, (i + ring_hosts - 1) % ring_hosts)}, config_,
+          rdma_[i], traits);
       ASSERT_TRUE(process) << process.error().message();
       hosts_[i] = *process;
       if (i % 2 == 1) {
@@ -109,7 +112,12 @@ class RelayFabric : public testing::Test {
     traffic_.reset();
     link_.reset();
     hosts_[0]->devices = fabric::RailDevices::ways_of(0, ways);
-    link_ = std::make_unique<tools::SimLink>(world_, *hosts_[0], *hosts_[2], next_port_++);
+    tools::SimLink::Dialling how{relay::relay_kind, hosts_[0]->devices, {}};
+    for (size_t i = 0; i < 2; ++i) {
+      how.routes.push_back({.to = sim::Endpoint{hosts_[2]->addresses[i], 0}.to_sockaddr(),
+                            .from = sim::Endpoint{hosts_[0]->addresses[i], 0}.to_sockaddr()});
+    }
+    link_ = std::make_unique<tools::SimLink>(world_, *hosts_[0], *hosts_[2], next_port_++, how);
     ASSERT_TRUE(link_->wait_ready()) << link_->error();
   }
   void begin_traffic(uint64_t groups) {
@@ -169,6 +177,8 @@ class RelayFabric : public testing::Test {
     world_.kill_process(*hosts_[host]);
   }
 
+  /// NICs of each host, from the one of its first cable on.
+  std::array<size_t, ring_hosts> rdma_{};
   uint16_t next_port_ = 5000;
   std::array<relay::RelayNode*, ring_hosts> nodes_{};
   std::array<std::shared_ptr<RingHops>, ring_hosts> next_;
@@ -277,6 +287,87 @@ TEST_F(RelayFabric, EndsOnBothSidesWhenNoWayIsLeft) {
   kill(3);
   EXPECT_TRUE(run_traffic(end_bound(config_) + seconds(config_.connect_timeout_ms / 1000)));
   EXPECT_NE(traffic_->outcome(), "") << "nothing can have arrived";
+}
+
+/// Each end has memory of a GPU, which the processor does not touch.
+class RelayedGpu : public RelayFabric {
+ protected:
+  RelayedGpu() {
+    config_.fabric = "auto";
+    rdma_.fill(2);
+  }
+  void SetUp() override {
+    RelayFabric::SetUp();
+    for (sim::RdmaNic* nic : hosts_[2]->nics) {
+      nic->verbs().faults.gpu_landing = milliseconds(1);
+    }
+  }
+  void begin_gpu_traffic(uint64_t groups) {
+    tools::TransferPlan plan;
+    plan.groups = groups;
+    plan.gpu = true;
+    traffic_ = std::make_unique<tools::Traffic>(*link_, plan);
+  }
+  /// Whatever leads to or from there takes the hop that every host has.
+  void set_ports(size_t host, bool up) {
+    for (sim::RdmaNic* nic : hosts_[host]->nics) {
+      nic->set_port(up);
+    }
+  }
+  fabric::FabricKind hop(size_t relay, relay::RelaySession::Side side) const {
+    return nodes_[relay]->sessions().back()->hop_kind(side);
+  }
+};
+
+TEST_F(RelayedGpu, DevicesBringItAndFetchIt) {
+  begin_gpu_traffic(200);
+  EXPECT_TRUE(run_traffic(seconds(60)));
+  EXPECT_EQ(traffic_->outcome(), "");
+  EXPECT_GT(carried_over(1), 0U);
+  EXPECT_GT(hosts_[2]->nics[0]->memory().gpu_flushed + hosts_[2]->nics[1]->memory().gpu_flushed,
+            0U);
+}
+
+TEST_F(RelayedGpu, BothWaysRoundAtOnce) {
+  limit(100'000'000);
+  connect(2);
+  begin_gpu_traffic(200);
+  EXPECT_TRUE(run_traffic(seconds(60)));
+  EXPECT_EQ(traffic_->outcome(), "");
+  EXPECT_GT(carried_over(1), 0U);
+  EXPECT_GT(carried_over(3), 0U);
+}
+
+TEST_F(RelayedGpu, APathOfDatagramsIsMadeAnew) {
+  const ErrorsOnly quiet;
+  for (const size_t end : {0, 2}) {
+    set_ports(end, false);
+    connect(1);
+    const auto side = end == 0 ? relay::RelaySession::up : relay::RelaySession::down;
+    ASSERT_EQ(hop(1, side), fabric::datagram_kind);
+    begin_traffic(20);
+    ASSERT_TRUE(run_traffic(seconds(60)));
+    ASSERT_EQ(traffic_->outcome(), "") << "which host memory does not mind";
+    traffic_.reset();
+    set_ports(end, true);
+    begin_gpu_traffic(100);
+    EXPECT_TRUE(run_traffic(seconds(60))) << end;
+    EXPECT_EQ(traffic_->outcome(), "") << end;
+    const size_t carrying = nodes_[1]->sessions().empty() ? 3 : 1;
+    EXPECT_NE(hop(carrying, side), fabric::datagram_kind);
+  }
+}
+
+/// The first host's NICs reach no GPU, and it would send eager messages.
+class RelayedToGpu : public RelayedGpu {
+ protected:
+  RelayedToGpu() { rdma_[0] = 0; }
+};
+
+TEST_F(RelayedToGpu, NoEagerMessageComesThere) {
+  begin_gpu_traffic(200);
+  EXPECT_TRUE(run_traffic(seconds(60)));
+  EXPECT_EQ(traffic_->outcome(), "");
 }
 
 }  // namespace

@@ -147,5 +147,27 @@ TEST_F(RelayFirstHop, OneThatRefusesIsNotTheEndEither) {
       << from->owner.last_error.what;
 }
 
+std::shared_ptr<relay::JobKeys> job(uint64_t comm_id, bool open) {
+  auto made = std::make_shared<relay::JobKeys>();
+  made->add(comm_id);
+  made->set_open(open);
+  return made;
+}
+
+TEST(RelayJobs, AJobThatARelayDoesNotKnowIsServedAsOneWithoutAKey) {
+  for (const bool ends_open : {true, false}) {
+    for (const bool relays_open : {true, false}) {
+      RelayLine::Options options;
+      options.relays = 2;
+      options.jobs[0] = job(1, ends_open);
+      options.jobs[1] = job(2, relays_open);
+      RelayLine line(options);
+      RelayedPair pair(line, 4096, 1);
+      EXPECT_EQ(pair.connect(line), ends_open && relays_open)
+          << pair.ends[0].owner.last_error.message();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nccl_ha::test

@@ -31,6 +31,8 @@ class MemoryHops final : public relay::HopSource {
   Result<fabric::RegionKeys> keys_of(const relay::HopPlace&, uint64_t, uint32_t) override {
     return fail(Errc::invalid_usage, "no device");
   }
+  bool has_gpu_memory(uint64_t) const override { return false; }
+  uint64_t gpu_registrations() const override { return 0; }
   fabric::Memory& memory() override { return memory_; }
 
  private:

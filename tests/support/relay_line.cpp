@@ -33,7 +33,7 @@ class RelayLine::Neighbours final : public relay::NextHops {
         return relay::NextHop{
             socket_address(address(other, cable),
                            there.node != nullptr ? there.node->port() : there.port),
-            socket_address(address(host_, cable), 0)};
+            socket_address(address(host_, cable), 0), line_.options_.jobs[0] != nullptr ? 1U : 0U};
       }
     }
     return std::nullopt;
@@ -97,6 +97,7 @@ RelayLine::RelayLine(const Options& options)
       relay::RelayOptions relay = options.relay;
       relay.self = id(i);
       relay.key = options.keys[1];
+      relay.job = options.jobs[1];
       auto node =
           std::make_unique<relay::RelayNode>(*host.hops, *host.next, relay, "0", options.tell);
       host.node = node.get();
@@ -136,7 +137,7 @@ Result<std::unique_ptr<fabric::Path>> RelayLine::make_path_over(size_t host,
   own.chunk_bytes = options_.chunk_bytes;
   own.slots = slots.value_or(options_.slots);
   const auto& tickets = options_.tickets[host == 0 ? 0 : 1];
-  own.keys = {tickets ? nullptr : options_.keys[0], tickets};
+  own.keys = {tickets ? nullptr : options_.keys[0], tickets, options_.jobs[0]};
   own.relays_max = options_.relays_max;
   if (host + 1 == hosts_.size()) {
     own.slots = options_.last_slots != 0 ? options_.last_slots : own.slots;

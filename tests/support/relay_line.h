@@ -31,6 +31,8 @@ class RelayLine {
     std::shared_ptr<KeyFile> keys[2];
     /// Of the process at the first and at the last host, which has no key then.
     std::shared_ptr<relay::Tickets> tickets[2];
+    /// Of the two ends and of the relays, as neighbours hear it.
+    std::shared_ptr<relay::JobKeys> jobs[2];
     uint32_t incarnation = 0;        ///< of each host's node, also where that is all there is of it
     std::function<void(bool)> tell;  ///< of all nodes
     /// Of a host's cables, from the one to the host before it on, so many are RDMA NICs'; empty:

@@ -19,7 +19,7 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
     ConnectionBench::SetUp();
     channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{});
     sender_ = std::make_unique<Sender>(bench_->parts(), owner(), *channel_);
-    sender_->begin(0x200000);
+    sender_->begin({0x200000, true});
     sender_->serve(std::array{ha::ServingSet::Share{0, 1}, ha::ServingSet::Share{1, 1}});
   }
   void TearDown() override { sender_.reset(); }

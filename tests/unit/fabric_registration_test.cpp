@@ -48,7 +48,7 @@ class RegistrationElsewhere : public testing::Test {
   void TearDown() override { close(descriptor_); }
 
   Result<fabric::Registration> add_dmabuf() {
-    return provider_->add_dmabuf(first_, memory_.data(), memory_.size(), 0, descriptor_);
+    return provider_->add_dmabuf(first_, 0, memory_.data(), memory_.size(), 0, descriptor_);
   }
   Result<fabric::RegionKeys> elsewhere(const fabric::Registration& memory) {
     return provider_->keys_on(second_, 0, first_, memory.remote_key, false);

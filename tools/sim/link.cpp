@@ -154,21 +154,24 @@ void SimLink::close_receiver() {
   }
 }
 
-fabric::Registration SimLink::register_send(void* base, size_t bytes) {
-  fabric::Registration memory = *from_.provider->add_memory(
-      send_->channel.attachment(), send_->channel.domain(), base, bytes, false);
-  from_.provider->register_on_rails(send_->channel.devices(), send_->channel.domain(), memory);
+fabric::Registration SimLink::register_memory(sim::Process& process, const Channel& channel,
+                                              void* base, size_t bytes, bool gpu) {
+  static const int stands_for_memory = eventfd(0, EFD_CLOEXEC);  // a simulated device wants one
+  fabric::Provider& provider = *process.provider;
+  fabric::Registration memory =
+      gpu ? *provider.add_dmabuf(channel.attachment(), channel.domain(), base, bytes, 0,
+                                 stands_for_memory)
+          : *provider.add_memory(channel.attachment(), channel.domain(), base, bytes, false);
+  provider.register_on_rails(channel.devices(), channel.domain(), memory);
   return memory;
 }
 
+fabric::Registration SimLink::register_send(void* base, size_t bytes, bool gpu) {
+  return register_memory(from_, send_->channel, base, bytes, gpu);
+}
+
 fabric::Registration SimLink::register_receive(void* base, size_t bytes, bool gpu) {
-  const ReceiveChannel& channel = receive_->channel;
-  static const int stands_for_memory = eventfd(0, EFD_CLOEXEC);  // a simulated device wants one
-  fabric::Registration memory =
-      gpu ? *to_->provider->add_dmabuf(channel.attachment(), base, bytes, 0, stands_for_memory)
-          : *to_->provider->add_memory(channel.attachment(), channel.domain(), base, bytes, false);
-  to_->provider->register_on_rails(channel.devices(), channel.domain(), memory);
-  return memory;
+  return register_memory(*to_, receive_->channel, base, bytes, gpu);
 }
 
 void SimLink::take_back_send(const fabric::Registration& memory) {

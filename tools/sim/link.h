@@ -57,14 +57,16 @@ class SimLink {
   /// closeSend and closeRecv: nothing is called any more.
   void close_sender();
   void close_receiver();
-  fabric::Registration register_send(void* base, size_t bytes);
   /// `gpu`: as the memory of a GPU would be.
+  fabric::Registration register_send(void* base, size_t bytes, bool gpu = false);
   fabric::Registration register_receive(void* base, size_t bytes, bool gpu = false);
   /// deregMr; nothing where the process is dead.
   void take_back_send(const fabric::Registration& memory);
   void take_back_receive(const fabric::Registration& memory);
 
  private:
+  static fabric::Registration register_memory(sim::Process& process, const Channel& channel,
+                                              void* base, size_t bytes, bool gpu);
   uint64_t listen(uint16_t port);
   void dial(sim::Ip to, uint16_t port, uint64_t nonce);
   void dial(const Dialling& how, uint64_t nonce);

@@ -41,6 +41,8 @@ struct Traffic::Group {
 Traffic::Traffic(SimLink& link, const TransferPlan& plan)
     : link_(link),
       plan_(plan),
+      sends_gpu_(plan.gpu &&
+                 link.from().provider->traits(link.sender().attachment()).reaches_gpu_memory),
       // Half of all senders do not wait for receives, of which few are posted at a time then.
       ahead_(plan.released || plan.seed % 2 == 0 ? 0 : eager_slots),
       posted_max_(ahead_ == 0 ? receives_max : 1 + plan.seed / 2 % 3),
@@ -82,7 +84,7 @@ void Traffic::make_group() {
     Content(plan_.seed, made->number, i).fill(std::span(part.source).first(bytes));
     part.target.assign(bytes + 1 + shape_.below(100), untouched);
     if (!plan_.memory_returns) {
-      part.from = link_.register_send(part.source.data(), part.source.size());
+      part.from = link_.register_send(part.source.data(), part.source.size(), sends_gpu_);
     }
     part.to = link_.register_receive(part.target.data(), part.target.size(), plan_.gpu);
     const auto target = reinterpret_cast<uint64_t>(part.target.data());
@@ -152,7 +154,7 @@ void Traffic::post_sends() {
     Group::Part& part = filled.parts[at];
     const CtsEntry* place = place_for(part.tag);
     if (!part.from) {
-      part.from = link_.register_send(part.source.data(), part.source.size());
+      part.from = link_.register_send(part.source.data(), part.source.size(), sends_gpu_);
     }
     SendRequest* request = Group::send(link_.sender(), place, part);
     if (request == nullptr && place == nullptr) {

@@ -25,7 +25,7 @@ struct TransferPlan {
   /// any case, it is used for something else.
   bool memory_returns = false;
   bool flushes = false;  ///< after each receive over RDMA where HA_NCCL_IB_FLUSH asks for it
-  bool gpu = false;      ///< receives go to what stands for a GPU's memory
+  bool gpu = false;      ///< what stands for a GPU's memory, at a sender whose NIC reaches it too
   bool may_end = false;  ///< a failure is no violation by itself; what was done must be right
   bool closes = false;   ///< each side closes as soon as its own requests are done
   size_t late_write_window =
@@ -79,6 +79,7 @@ class Traffic {
 
   SimLink& link_;
   TransferPlan plan_;
+  const bool sends_gpu_;
   uint64_t ahead_;       ///< groups that may be sent before they are posted
   uint64_t posted_max_;  ///< open receives
   Random shape_;

@@ -419,14 +419,16 @@ Result<Region> Device::add(void* base, size_t length, MemoryKind kind,
                [&](uint64_t) { return make_region(in, base, length, kind); });
 }
 
-Result<Region> Device::add_dmabuf(void* base, size_t length, uint64_t offset, int fd) {
+Result<Region> Device::add_dmabuf(void* base, size_t length, uint64_t offset, int fd,
+                                  std::shared_ptr<ProtectionDomain> domain) {
   if (library_.memory.reg_dmabuf == nullptr) {
     return fail(Errc::invalid_usage, "memory registration: this rdma-core has no DMA-BUF support");
   }
-  return share(base, length, nullptr, [&](uint64_t start) -> Result<ibv_mr*> {
+  ibv_pd* in = domain ? domain->get() : pd_;
+  return share(base, length, std::move(domain), [&](uint64_t start) -> Result<ibv_mr*> {
     const unsigned relaxed = relaxed_ordering_ ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U;
     errno = 0;
-    ibv_mr* mr = library_.memory.reg_dmabuf(pd_, offset, length, start, fd,
+    ibv_mr* mr = library_.memory.reg_dmabuf(in, offset, length, start, fd,
                                             static_cast<int>(region_access | relaxed));
     return mr != nullptr ? Result<ibv_mr*>(mr)
                          : Result<ibv_mr*>(refuse_memory(length, "GPU (DMA-BUF)"));

@@ -111,7 +111,8 @@ class Device {
   /// Registers, for whoever ends it.
   Result<ibv_mr*> make_region(ibv_pd* domain, void* base, size_t length, MemoryKind kind) const;
   /// GPU memory by DMA-BUF descriptor; `offset` into the buffer.
-  Result<Region> add_dmabuf(void* base, size_t length, uint64_t offset, int fd);
+  Result<Region> add_dmabuf(void* base, size_t length, uint64_t offset, int fd,
+                            std::shared_ptr<ProtectionDomain> domain = nullptr);
   /// One user less; the last one deregisters.  Nobody touches the memory any more then.
   void remove(const Region& region);
 

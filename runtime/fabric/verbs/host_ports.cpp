@@ -72,11 +72,11 @@ Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin
   if (!domain) {
     return domain.error();
   }
-  auto region =
-      origin.dmabuf_fd >= 0
-          ? device.add_dmabuf(origin.base, origin.length, origin.offset, origin.dmabuf_fd)
-          : device.add(origin.base, origin.length, origin.gpu ? MemoryKind::gpu : MemoryKind::host,
-                       std::move(*domain));
+  auto region = origin.dmabuf_fd >= 0 ? device.add_dmabuf(origin.base, origin.length, origin.offset,
+                                                          origin.dmabuf_fd, std::move(*domain))
+                                      : device.add(origin.base, origin.length,
+                                                   origin.gpu ? MemoryKind::gpu : MemoryKind::host,
+                                                   std::move(*domain));
   if (!region) {
     return region.error();
   }
