@@ -21,6 +21,7 @@ ListenChannel::~ListenChannel() {
 }
 
 bool ListenChannel::offer(std::shared_ptr<ReceiveEndpoint> endpoint) {
+  std::lock_guard lock(waiting_mutex_);
   if (closed()) {
     return false;
   }

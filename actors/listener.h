@@ -52,7 +52,11 @@ class ListenChannel {
   std::shared_ptr<ReceiveEndpoint> take();
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   const Error& failure() const { return failure_; }
-  void close() { closed_.store(true, std::memory_order_release); }
+  /// What was offered before can be taken, and nothing is offered from now on.
+  void close() {
+    std::lock_guard lock(waiting_mutex_);
+    closed_.store(true, std::memory_order_release);
+  }
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
   void attach(ActorId actor) { actor_ = actor; }
@@ -68,9 +72,9 @@ class ListenChannel {
   const uint64_t nonce_;
   std::atomic<ReceiveEndpoint*> ready_{nullptr};  // newest first
   ReceiveEndpoint* ordered_ = nullptr;            // caller's: oldest first
-  std::mutex waiting_mutex_;
-  std::vector<Waiting> waiting_;  ///< who came first first
-  uint64_t places_ = 0;           ///< that were given
+  std::mutex waiting_mutex_;                      ///< also between close() and offers
+  std::vector<Waiting> waiting_;                  ///< who came first first
+  uint64_t places_ = 0;                           ///< that were given
   std::atomic<bool> closed_{false};
   std::atomic<bool> failing_{false};
   std::atomic<bool> failed_{false};

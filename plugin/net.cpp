@@ -509,6 +509,7 @@ abi::NcclResult net_accept(void* listen_comm, void** recv_comm) noexcept {
                                      : abi::NcclResult::success;
     }
     if (auto engine = process.open(); !engine) {
+      endpoint->driver.close();  // its peer hears of it
       return to_nccl(engine.error().code);
     }
     auto accepted = std::make_unique<ReceiveComm>(process.generation());

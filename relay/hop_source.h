@@ -21,6 +21,7 @@ struct HopPlace {
   /// programs know memory by.  Else a device does, by keys of its own (keys_of()): where it has
   /// none it reaches slots only, and the processor copies.
   bool direct = true;
+  bool reaches_gpu = false;  ///< PathTraits::reaches_gpu_memory, of a device's
 };
 
 /// Owner's threads; outlives the paths.

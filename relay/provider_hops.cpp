@@ -33,7 +33,8 @@ std::vector<HopPlace> ProviderHops::places(const sockaddr* local) const {
     const fabric::Attachment at{i, provider_.devices()[i].kind};
     const bool own = !provider_.is_universal(at.kind) && provider_.traits(at).hops == 0;
     if (own && lies_above(at, *address)) {
-      found.push_back({at, !provider_.traits(at).keys_per_device});
+      const fabric::PathTraits traits = provider_.traits(at);
+      found.push_back({at, !traits.keys_per_device, traits.reaches_gpu_memory});
     }
   }
   found.push_back({{0, fabric::datagram_kind}, true});

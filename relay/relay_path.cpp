@@ -53,7 +53,7 @@ Errc RelayPath::post_flush(const fabric::FlushPost& post) {
 }
 
 /// Memory of a GPU was registered since, which a peer is told of by a path of the connection at the
-/// earliest: none of them goes on over a hop by which the processor would have to touch it.
+/// earliest: none of them goes on over a hop that does not reach it.
 void RelayPath::mind_gpu_memory() {
   const uint64_t now = traits_.reaches_gpu_memory ? hops_.gpu_registrations() : 0;
   if (now != std::exchange(told_.gpu_registrations, now) &&
@@ -63,7 +63,7 @@ void RelayPath::mind_gpu_memory() {
 }
 
 void RelayPath::leave_processor() {
-  if (line_.path() != nullptr && line_.place().direct) {
+  if (line_.path() != nullptr && !line_.place().reaches_gpu) {
     break_path(CompletionStatus::retry_exceeded, 0,
                nccl_ha::fail(Errc::remote, "a path is made anew that reaches memory of a GPU"));
   }

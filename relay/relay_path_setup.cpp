@@ -157,7 +157,7 @@ Result<std::vector<HopPlace>> RelayPath::places() {
   }
   auto found = hops_.places(reinterpret_cast<const sockaddr*>(&*local));
   if (insists()) {
-    std::erase_if(found, [](const HopPlace& place) { return place.direct; });
+    std::erase_if(found, [](const HopPlace& place) { return !place.reaches_gpu; });
   }
   if (found.empty()) {
     return nccl_ha::fail(Errc::remote,

@@ -100,6 +100,9 @@ bool Flusher::post(size_t at, ReceiveRequest& request) {
     }
   }
   const Errc posted = state_.live() ? lane.path().post_flush(post) : Errc::closed;
+  if (posted == Errc::invalid_usage && lane.traits.hops != 0) {
+    return true;  // by its last hop the processor puts in place what comes
+  }
   if (posted == Errc::ok) {
     ++lane.writes_open;
     ++request.missing;

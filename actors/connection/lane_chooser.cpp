@@ -15,11 +15,11 @@ constexpr Duration look_interval = std::chrono::milliseconds(20);
 void LaneChooser::begin(std::shared_ptr<ha::HintSource> hints) {
   hints_ = std::move(hints);
   measures_ = state_.rails.rails != 0;
-  meters_ = state_.backup && paths_.size() != paths_.primaries();
+  const Config& config = state_.context->config();
+  meters_ = state_.backup && paths_.size() != paths_.primaries() && config.slow_factor != 0;
   for (size_t rail = 0; rail < state_.devices.count && rail <= state_.rails.rails; ++rail) {
     scheduler_.begin(rail, promised(rail));
   }
-  const Config& config = state_.context->config();
   stragglers_ = ha::Stragglers({.factor = static_cast<double>(config.straggler_factor),
                                 .time = std::chrono::milliseconds(config.straggler_ms),
                                 .fence = config.fence_stragglers,

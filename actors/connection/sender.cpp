@@ -283,10 +283,11 @@ bool Sender::on_no_keys(const Lane& lane) {
   if (path.post_write(post) != Errc::ok) {
     return false;  // room comes with a completion; a broken path reports by itself
   }
-  if (!recorded) {
-    chooser_.on_posted(lane, bytes);
-  }
-  lane.count_write(recorded ? 0 : bytes);
+  // Of the chunk, or of its record, as its completion counts them.
+  const auto head = static_cast<uint32_t>(recorded ? sizeof(uint32_t) : 0);
+  const uint32_t written = recorded ? head : bytes;
+  chooser_.on_posted(lane, written);
+  lane.count_write(written, head);
   liveness_.watch_work();
   request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
   state_.note(TraceEvent::chunk_posted, request.group,
@@ -332,7 +333,10 @@ void Sender::leave(size_t lane) {
       return;
     }
     --lane.writes_open;
+    NHA_DASSERT(lane.bytes_open >= completion.bytes, "no more bytes complete than were posted");
     lane.bytes_open -= std::min<uint64_t>(lane.bytes_open, completion.bytes);
+    NHA_DASSERT(lane.writes_open != 0 || lane.bytes_open == 0,
+                "open bytes are those of open writes");
     chooser_.on_delivered(lane, completion.bytes, good);
     (good ? lane.counters->writes_done : lane.counters->errors).add();
     if (good) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What failover, recorders and counters, tags or encryption cost while nothing fails: the plugin with
-them against the plugin without them.
+"""What failover, recorders and counters, the watch for slow paths, tags or encryption cost while
+nothing fails: the plugin with them against the plugin without them.
 
-usage: peace.py [--of failover|telemetry|seal|encryption] [--build DIR] [--rounds N] [--repeats N] [--quick] [--no-guest]
+usage: peace.py [--of failover|telemetry|slow|seal|encryption] [--build DIR] [--rounds N] [--repeats N] [--quick] [--no-guest]
 
 Both run in turn within one run, two processes on the loopback interface, and over RDMA, where datagrams stand by, two
 processes in an emulated guest. Where the scheduler puts
@@ -29,7 +29,8 @@ GUEST = ["lab", "roce", "--guests", "1", "--cpus", "2", "--no-check", "--quiet",
          "HA_NCCL_IB_HCA=rxe0", "--env", "HA_NCCL_IB_TIMEOUT=20", "--", "nccl-ha"]
 # Settings that take out what is measured.
 OFF = {"failover": ["HA_NCCL_ENABLE_BACKUP=0"],
-       "telemetry": ["HA_NCCL_COUNTERS_DIR=", "HA_NCCL_RECORD_EVENTS=0"]}
+       "telemetry": ["HA_NCCL_COUNTERS_DIR=", "HA_NCCL_RECORD_EVENTS=0"],
+       "slow": ["HA_NCCL_SLOW_FACTOR=0"]}
 # Settings that put it in; {keys} is a file of keys.
 ON = {"seal": ["HA_NCCL_KEY_FILE={keys}"],
       "encryption": ["HA_NCCL_KEY_FILE={keys}", "HA_NCCL_ENCRYPT=1"]}

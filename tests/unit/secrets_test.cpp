@@ -122,6 +122,7 @@ TEST(Secrets, AreNeitherNoneNorAlike) {
 struct NoMember final : ControlPort::Member, relay::PathEndpoints::Member {
   void on_call(ControlType, std::unique_ptr<Stream>, ControlReader) override {}
   void on_request(std::unique_ptr<relay::SessionStream>, relay::SetupRequest) override {}
+  void leave_processor() override {}
 };
 
 struct NoOwner final : relay::SessionStream::Owner, fabric::PathOwner {
@@ -232,7 +233,7 @@ TEST_F(SecretsOfAWorker, TellNothingOfEachOther) {
     const Secret rejoin = control->enter(&member_);
     keep("rejoin", rejoin.told());
     control->remove(rejoin);
-    const Secret endpoint = (*endpoints)->enter(&member_);
+    const Secret endpoint = (*endpoints)->enter(&member_, 1);
     keep("endpoint", endpoint.told());
     (*endpoints)->leave(endpoint);
   }
