@@ -368,7 +368,7 @@ class RelayedToGpu : public RelayedGpu {
 
 TEST_F(RelayedToGpu, NoEagerMessageComesThere) {
   begin_gpu_traffic(200);
-  EXPECT_TRUE(run_traffic(seconds(60)));
+  EXPECT_TRUE(run_traffic(seconds(5)));
   EXPECT_EQ(traffic_->outcome(), "");
 }
 
