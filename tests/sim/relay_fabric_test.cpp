@@ -367,8 +367,8 @@ class RelayedToGpu : public RelayedGpu {
 };
 
 TEST_F(RelayedToGpu, NoEagerMessageComesThere) {
-  begin_gpu_traffic(200);
-  EXPECT_TRUE(run_traffic(seconds(5)));
+  begin_gpu_traffic(50);
+  EXPECT_TRUE(run_traffic(milliseconds(200)));
   EXPECT_EQ(traffic_->outcome(), "");
 }
 
