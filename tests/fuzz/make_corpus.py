@@ -71,7 +71,7 @@ def packets():
     write("packet", "address", address + bytes(72 - len(address)))
 
 
-VERSION = 13  # control_version
+VERSION = 14  # control_version
 
 
 def message(kind, payload):
@@ -96,7 +96,7 @@ def control():
     hello_rdma = (struct.pack("<HQQI", VERSION, 42, 4096, 3) + rejoin + struct.pack("<BBBBB", 2, 106, 3, 1, 1) + isolated
                   + host + rdma)
     hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
-    welcome = struct.pack("<H", VERSION) + rejoin + struct.pack("<QIBB", 4096, 9, 1, 1) + host + paths + rails + agreement
+    welcome = struct.pack("<H", VERSION) + rejoin + struct.pack("<QIBBB", 4096, 9, 1, 1, 1) + host + paths + rails + agreement
     refusal = struct.pack("<BH", 1, 9) + b"not yours"
     close = struct.pack("<QQ", 12, 3)
     notice = struct.pack("<BIBH", 2, 7, 1, 4) + b"dead"
