@@ -136,6 +136,7 @@ class Text(unittest.TestCase):
                 ("#define private public\n", "test through the interface"),
                 ('#include "ha/fence.cpp"\n', "sources are no headers"),
                 ("TEST(A, DISABLED" + "_b) {}\n", "a test runs"),
+                ("TEST(A, b) { GTEST" + "_SKIP(); }\n", "or says why not"),
                 ('open("/wor' + 'k/x");\n', "a path of one machine"),
         ]:
             with self.subTest(message=message):
@@ -204,15 +205,25 @@ class Skips(unittest.TestCase):
     def test_a_failure_counts_more(self):
         self.assertEqual(self.status_and_output(self.LEFT_OUT + "    def test_b(self):\n        self.fail()\n")[0], 1)
 
-    def test_they_are_counted(self):
-        report = ('<testsuite><testcase name="style.some" status="run"><system-out>.s\n'
-                  'skipped: Some.test_a: no such program\nOK\n</system-out></testcase></testsuite>')
+    def test_cases_of_googletest_are_told_with_their_reason(self):
+        out = "[ RUN      ] A.b\n/x_test.cpp:2: Skipped\nonly root can\n\n[  SKIPPED ] A.b (0 ms)\n"
+        whole = out + "[ RUN      ] A.c\n[       OK ] A.c (0 ms)\n[==========] 2 tests from 1 test suite ran. (0 ms)\n"
+        report = (f'<testsuite><testcase name="e2e.A.b" status="notrun"><system-out>{out}</system-out></testcase>'
+                  f'<testcase name="unit.part_1_of_2" status="run"><system-out>{whole}</system-out></testcase></testsuite>')
+        self.assertEqual(self.counts(report), "passed 1\nskipped release: A.b: only root can\n"
+                                              "skipped release: unit.A.b: only root can\n")
+
+    def counts(self, report):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "report.xml"
             path.write_text(report, encoding="utf-8")
-            done = subprocess.run([sys.executable, TOOLS / "ctest_counts.py", str(path), "release"],
-                                  text=True, stdout=subprocess.PIPE, check=True)
-        self.assertEqual(done.stdout,
+            return subprocess.run([sys.executable, TOOLS / "ctest_counts.py", str(path), "release"],
+                                  text=True, stdout=subprocess.PIPE, check=True).stdout
+
+    def test_they_are_counted(self):
+        report = ('<testsuite><testcase name="style.some" status="run"><system-out>.s\n'
+                  'skipped: Some.test_a: no such program\nOK\n</system-out></testcase></testsuite>')
+        self.assertEqual(self.counts(report),
                          "passed 1\nskipped release: style.some: Some.test_a: no such program\n")
 
 

@@ -178,7 +178,7 @@ TEST_F(HintTableTest, ADirectoryThatOthersMayWriteToIsRefused) {
 // A service's user owns the folder that systemd makes for it.
 TEST_F(HintTableTest, BelowRunADirectoryIsOfWhomRootGaveItTo) {
   if (geteuid() != 0) {
-    return;  // only root makes folders there
+    GTEST_SKIP() << "only root makes folders there";
   }
   const tests::TemporaryFolder given("/run");
   const std::string path(given.path());

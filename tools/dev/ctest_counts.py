@@ -5,7 +5,7 @@ usage: ctest_counts.py REPORT.xml PRESET
 
 A test named FOLDER.part_N_of_M is a process with many cases of GoogleTest: its output says which
 passed, and what ran when it ended early.  Any other one may say 'skipped: CASE: WHY' of a part of
-what it runs.
+what it runs.  Why GoogleTest left a case out is told behind its name.
 """
 import re
 import sys
@@ -15,13 +15,19 @@ import xml.etree.ElementTree
 PART = re.compile(r"(\w+)\.part_\d+_of_\d+")
 
 
+def skips(output):
+    """The cases that GoogleTest left out, each with the reason that it was given."""
+    return [f"{name}: {why}" for why, name in
+            re.findall(r": Skipped\n(.*)\n+\[ +SKIPPED +\] (\S+) \(\d+ ms\)", output)]
+
+
 def cases_of_part(case):
     """(how many cases of a part passed, which failed, which were skipped)."""
     folder = PART.fullmatch(case.get("name"))[1]
     output = case.findtext("system-out") or ""
     passed = len(re.findall(r"^\[ +OK \] ", output, re.MULTILINE))
     failed = re.findall(r"^\[ +FAILED +\] (\S+?),? .*\(\d+ ms\)$", output, re.MULTILINE)
-    skipped = re.findall(r"^\[ +SKIPPED +\] (\S+) \(\d+ ms\)$", output, re.MULTILINE)
+    skipped = skips(output)
     begun = len(re.findall(r"^\[ RUN +\] ", output, re.MULTILINE))
     if begun != passed + len(failed) + len(skipped):
         last = re.findall(r"^\[ RUN +\] (\S+)", output, re.MULTILINE)[-1]
@@ -62,7 +68,8 @@ def main():
             lines += [f"skipped {name}: {one}"
                       for one in re.findall(r"^skipped: (.*)$", output, re.MULTILINE)]
         elif status == "notrun" or case.find("skipped") is not None:
-            lines.append(f"skipped {name}")
+            why = skips(case.findtext("system-out") or "")
+            lines += [f"skipped {preset}: {one}" for one in why] or [f"skipped {name}"]
         else:
             lines.append(f"failed {name}")
     print(f"passed {passed}")

@@ -31,7 +31,7 @@ BANNED_IN_CODE = [
     (r"(?<![\w.>:])[r]and\s*\(\)|\bs[r]and\s*\(|\bstd::[r]and\b", "use runtime/base/random.h"),
     (r"\bsystem_[c]lock\b", "use runtime/base/clock.h"),
     (r"#\s*define\s+(private|protected)\b", "test through the interface"),
-    (r"\bDISABLED[_]|\bGTEST[_]SKIP\b", "a test runs or does not exist"),
+    (r"\bDISABLED[_]|\bGTEST[_]SKIP\(\);", "a test runs, or says why not"),
     (r"\busing\s+namespace\s+std\b", "name what is used"),
     (r"#\s*include\s+\"[^\"]*\.c(pp|c|xx)\"", "sources are no headers"),
 ]
@@ -152,6 +152,18 @@ def check_line(line, is_code, width_max):
             yield f"'{match.group(0)}' is banned: {advice}"
 
 
+def check_early_returns(text):
+    """Yields lines of tests where a test ends without having tested, which counts as passed: in blocks
+    right below the test's own."""
+    inside = False
+    before = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        inside = line.startswith("TEST") or (inside and line != "}")
+        if inside and line.startswith("    return;") and before.endswith("{"):
+            yield number
+        before = line.rstrip()
+
+
 def check_file(root, path):
     """Yields findings of one file as text lines."""
     raw = (root / path).read_bytes()
@@ -169,6 +181,9 @@ def check_file(root, path):
         yield f"{path}: a page starts with a title ('# ...')"
     if path.suffix == ".h" and "#pragma once" not in lines:
         yield f"{path}: no '#pragma once'"
+    if path.name.endswith("_test.cpp"):
+        for number in check_early_returns(text):
+            yield f"{path}:{number}: a test that returns early counts as passed: GTEST_SKIP() << why"
     # Tables are read best with a row on one line.
     width_max = 200 if path.suffix == ".def" else COLUMNS_MAX
     for number, line in enumerate(lines, 1):
