@@ -145,6 +145,10 @@ void MeshStage::start(size_t number) {
   discovery.job = host.job;
   if (by_itself) {
     discovery.on_takes_part = [this, number](Context& context) {
+      const sim::Process* process = hosts_[number].process;
+      if (process == nullptr || !process->engine) {
+        return;  // it is being killed, or the run ends
+      }
       static_cast<void>(make_node(number, [&](std::unique_ptr<Actor> actor) {
         return context.add_actor(std::move(actor));
       }));
