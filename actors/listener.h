@@ -72,7 +72,7 @@ class ListenChannel {
   const uint64_t nonce_;
   std::atomic<ReceiveEndpoint*> ready_{nullptr};  // newest first
   ReceiveEndpoint* ordered_ = nullptr;            // caller's: oldest first
-  std::mutex waiting_mutex_;                      ///< also between close() and offers
+  std::mutex waiting_mutex_;                      ///< close() and offer() hold it too
   std::vector<Waiting> waiting_;                  ///< who came first first
   uint64_t places_ = 0;                           ///< that were given
   std::atomic<bool> closed_{false};

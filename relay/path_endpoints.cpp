@@ -19,10 +19,10 @@ Result<std::shared_ptr<PathEndpoints>> PathEndpoints::of(Context& context,
   return made;
 }
 
-void PathEndpoints::leave_processor(uint64_t domain) {
+void PathEndpoints::tell_gpu_memory(uint64_t domain) {
   for (const auto& [token, entry] : members_) {
     if (entry.domain == domain) {
-      entry.member->leave_processor();
+      entry.member->on_gpu_memory();
     }
   }
 }

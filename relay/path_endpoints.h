@@ -16,7 +16,8 @@ class PathEndpoints final : private SessionAcceptor::Handler {
   class Member {
    public:
     virtual void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) = 0;
-    virtual void leave_processor() = 0;
+    /// Its connection has memory of a GPU now: a path whose hop does not reach that ends.
+    virtual void on_gpu_memory() = 0;
 
    protected:
     ~Member() = default;
@@ -27,8 +28,8 @@ class PathEndpoints final : private SessionAcceptor::Handler {
   uint16_t port() const { return acceptor_->port(); }
   /// The token that the member's requests have.
   Secret enter(Member* member, uint64_t domain);
-  /// For the members of that domain, which may not leave meanwhile.
-  void leave_processor(uint64_t domain);
+  /// Tells the members of that domain; none of them calls leave() meanwhile.
+  void tell_gpu_memory(uint64_t domain);
   void leave(Secret token) { members_.erase(token); }
 
  private:

@@ -58,11 +58,11 @@ void RelayPath::mind_gpu_memory() {
   const uint64_t now = traits_.reaches_gpu_memory ? hops_.gpu_registrations() : 0;
   if (now != std::exchange(told_.gpu_registrations, now) &&
       !mutated(Mutation::gpu_memory_unminded) && insists()) {
-    endpoints_->leave_processor(options_.domain);
+    endpoints_->tell_gpu_memory(options_.domain);
   }
 }
 
-void RelayPath::leave_processor() {
+void RelayPath::on_gpu_memory() {
   if (line_.path() != nullptr && !line_.place().reaches_gpu) {
     break_path(CompletionStatus::retry_exceeded, 0,
                nccl_ha::fail(Errc::remote, "a path is made anew that reaches memory of a GPU"));
@@ -220,7 +220,9 @@ void RelayPath::on_completion(const Completion& completion) {
     Completion flushed = completion;
     flushed.path = this;
     owner_->on_completion(flushed);
-    soon();
+    if (state_ == PathState::error) {
+      soon();
+    }
     return;
   }
   const uint64_t sequence = sent ? work_.sender.on_sent(completion.id) : 0;

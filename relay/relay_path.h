@@ -102,7 +102,7 @@ class RelayPath final : public fabric::Path,
   bool on_outcome(MessageReceiver::Outcome outcome);
   void refuse_write();
   void mind_gpu_memory();
-  void leave_processor() override;
+  void on_gpu_memory() override;
 
   template <class Post>
   Errc push(const Post& post);

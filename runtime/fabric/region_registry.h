@@ -50,7 +50,7 @@ class RegionRegistry {
   };
   /// One user less.  The last one gives what was registered elsewhere meanwhile, to be taken back.
   std::vector<std::pair<Elsewhere, RegionKeys>> remove(size_t device, uint32_t local_key);
-  /// Of what `device` knows.
+  /// `is(origin)` holds for one of the regions that `device` knows.
   template <class Is>
   bool any(size_t device, const Is& is) {
     std::lock_guard lock(mutex_);

@@ -109,16 +109,11 @@ TEST(MeshOfProcesses, RelayNodesAndProcessesFindEachOther) {
 /// A relay node's host has a process of another job, and none of the one that it relays for.
 TEST(MeshOfProcesses, ANodeInBetweenNeedNotKnowTheJob) {
   MeshLab lab(NHA_TOOL_FILE);
-  const ToolRun run =
-      lab.run("line-3", "auto",
-              "nccl-ha relay > $RANK.log & pid=$!; "
-              "grep -q 'relay node' <(tail -n +1 -f --pid=$pid $RANK.log) || exit 9; "
-              "job() { (export RANK=$1 WORLD_SIZE=2 MASTER_PORT=$2; "
-              "nccl-ha perf pt2pt -b 4K -e 4K -w 0 -I 2 -v --timeout 60); }; status=0; "
-              "[ $RANK = 2 ] || job $RANK 29511 || status=1; "
-              "[ $RANK = 1 ] || job $((RANK / 2)) 29512 || status=1; "
-              "touch $RANK.done; until [ $(ls | grep -c done) = 3 ]; do sleep 0.05; done; "
-              "kill $pid; wait $pid; exit $status");
+  const ToolRun run = lab.run_with_nodes(
+      "line-3", "line: 3 hosts", 3,
+      "job() { (export RANK=$1 WORLD_SIZE=2 MASTER_PORT=$2; "
+      "nccl-ha perf pt2pt -b 4K -e 4K -w 0 -I 2 -v --timeout 60); }; "
+      "{ [ $RANK = 2 ] || job $RANK 29511; } && { [ $RANK = 1 ] || job $((RANK / 2)) 29512; }");
   expect_right(run, 2);
   EXPECT_GE(relayed_connections(run.out), 1U) << run.out;
 }

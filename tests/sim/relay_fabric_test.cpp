@@ -1,9 +1,11 @@
 // Whole connections over relayed paths: two opposite hosts of a ring of four, with a relay on
 // either way round.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 #include <memory>
+#include <vector>
 
 #include "relay/provider_hops.h"
 #include "relay/relay_factory.h"
@@ -358,6 +360,28 @@ TEST_F(RelayedGpu, APathOfDatagramsIsMadeAnew) {
     const size_t carrying = nodes_[1]->sessions().empty() ? 3 : 1;
     EXPECT_NE(hop(carrying, side), fabric::datagram_kind);
   }
+}
+
+TEST_F(RelayedGpu, ADeviceThatDoesNotTakeItSaysSoWhenItIsRegistered) {
+  fabric::Provider& provider = *hosts_[2]->provider;
+  const fabric::Attachment at = link_->receiver().attachment();
+  const uint64_t domain = link_->receiver().domain();
+  const size_t before = provider.memory().size();
+  hosts_[2]->nics[0]->verbs().faults[sim::Verb::register_dmabuf] = 1;
+  std::vector<std::byte> memory(4096);
+  const int descriptor = sim::Network::make_event();
+  EXPECT_FALSE(provider.add_dmabuf(at, domain, memory.data(), memory.size(), 0, descriptor));
+  EXPECT_EQ(hosts_[2]->nics[0]->verbs().failures(sim::Verb::register_dmabuf), 1U);
+  EXPECT_FALSE(provider.has_gpu_memory(domain));
+  EXPECT_EQ(provider.memory().size(), before) << "and nothing is left of it";
+  hosts_[2]->nics[0]->verbs().faults[sim::Verb::register_dmabuf] = 0;
+  const auto taken = provider.add_dmabuf(at, domain, memory.data(), memory.size(), 0, descriptor);
+  ASSERT_TRUE(taken) << taken.error().message();
+  EXPECT_TRUE(provider.has_gpu_memory(domain));
+  EXPECT_FALSE(provider.has_gpu_memory(domain + 1));
+  EXPECT_TRUE(provider.remove_memory(*taken));
+  EXPECT_FALSE(provider.has_gpu_memory(domain));
+  close(descriptor);
 }
 
 /// The first host's NICs reach no GPU, and it would send eager messages.

@@ -142,6 +142,12 @@ class Text(unittest.TestCase):
             with self.subTest(message=message):
                 self.expect("runtime/x.cpp", text, message)
 
+    def test_a_test_that_returns_early(self):
+        early = "TEST(A, b) {\n  if (geteuid() != 0) {\n    return;\n  }\n}\n"
+        self.expect("tests/unit/x_test.cpp", early, "x_test.cpp:3: a test that returns early")
+        run_of_another = early.replace("TEST(A, b)", "void f()")
+        self.assertEqual(run("tidy.py", {"tests/unit/x_test.cpp": run_of_another}, "text")[0], 0)
+
     def test_page_without_title(self):
         self.expect("docs/x.md", "text\n", "starts with a title")
 

@@ -122,7 +122,7 @@ TEST(Secrets, AreNeitherNoneNorAlike) {
 struct NoMember final : ControlPort::Member, relay::PathEndpoints::Member {
   void on_call(ControlType, std::unique_ptr<Stream>, ControlReader) override {}
   void on_request(std::unique_ptr<relay::SessionStream>, relay::SetupRequest) override {}
-  void leave_processor() override {}
+  void on_gpu_memory() override {}
 };
 
 struct NoOwner final : relay::SessionStream::Owner, fabric::PathOwner {
