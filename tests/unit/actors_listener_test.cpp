@@ -1,0 +1,55 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "actors/endpoint.h"
+#include "actors/listener.h"
+#include "runtime/engine/engine.h"
+#include "runtime/streams/uv_streams.h"
+
+namespace nccl_ha {
+namespace {
+
+/// Whatever is ready when a listen is closed is either refused, of which its peer hears, or taken
+/// by who closes: nothing is left in between.
+TEST(ListenChannel, WhatIsOfferedWhileItClosesIsRefusedOrTaken) {
+  SteadyClock clock;
+  const auto engine = Engine::start_virtual(Config{}, clock, 1, [] { return *make_uv_streams(); });
+  const auto endpoint =
+      std::make_shared<ReceiveEndpoint>(1, fabric::Attachment{}, engine->worker(0), *engine);
+  constexpr size_t rounds = 20000;
+  std::atomic<ListenChannel*> open{nullptr};
+  std::atomic<int> answer{-1};
+  std::atomic<bool> over{false};
+  std::thread worker([&] {
+    while (!over.load()) {
+      if (ListenChannel* channel = open.exchange(nullptr)) {
+        answer.store(channel->offer(endpoint) ? 1 : 0);
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  });
+  for (size_t i = 0; i < rounds && !HasFailure(); ++i) {
+    ListenChannel channel(i);
+    answer.store(-1);
+    open.store(&channel);
+    while (open.load() != nullptr) {
+      std::this_thread::yield();
+    }
+    channel.close();
+    const bool has = channel.take() != nullptr;
+    int offered = -1;
+    while ((offered = answer.load()) < 0) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(offered == 1, has) << "round " << i;
+  }
+  over.store(true);
+  worker.join();
+}
+
+}  // namespace
+}  // namespace nccl_ha
