@@ -88,13 +88,12 @@ void ListenChannel::fail(const Error& error) {
 
 Listener::Listener(fabric::Provider& provider, Engine& engine, int fd,
                    const fabric::RailDevices& devices, std::shared_ptr<ListenChannel> channel,
-                   std::vector<fabric::RailDevices> ports, std::function<bool()> at_ports)
+                   CablePorts ports)
     : provider_(provider),
       engine_(engine),
       fd_(fd),
       devices_(devices),
       ports_(std::move(ports)),
-      at_ports_(std::move(at_ports)),
       channel_(std::move(channel)) {}
 
 Listener::~Listener() { close_fd(fd_); }
@@ -129,11 +128,9 @@ Origin Listener::origin_of(int fd) {
 fabric::RailDevices Listener::devices_of(int fd) const {
   sockaddr_storage local{};
   socklen_t length = sizeof local;
-  if (ports_.empty() || !at_ports_() ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) != 0) {
-    return devices_;
-  }
-  return rails_at_address(provider_, ports_, local).value_or(devices_);
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0
+             ? ports_.of_stream(provider_, devices_, local)
+             : devices_;
 }
 
 void Listener::on_accept(int fd) {

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
+#include "actors/cable_ports.h"
 #include "actors/endpoint.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/context.h"
@@ -85,12 +85,9 @@ class ListenChannel {
 class Listener final : public Actor, private AcceptorOwner {
  public:
   /// `fd` is bound and listening; ownership passes.
-  /// Connections are made at `devices`; where there are `ports` and `at_ports()` says so, of any
-  /// thread, at that one of them at whose NIC the peer arrived.
-  Listener(
-      fabric::Provider& provider, Engine& engine, int fd, const fabric::RailDevices& devices,
-      std::shared_ptr<ListenChannel> channel, std::vector<fabric::RailDevices> ports = {},
-      std::function<bool()> at_ports = [] { return true; });
+  /// Connections are made at `devices`, or at the one of `ports` where the peer arrived.
+  Listener(fabric::Provider& provider, Engine& engine, int fd, const fabric::RailDevices& devices,
+           std::shared_ptr<ListenChannel> channel, CablePorts ports = {});
   ~Listener() override;
   const char* name() const override { return "listener"; }
   void start(Context& context) override;
@@ -107,8 +104,7 @@ class Listener final : public Actor, private AcceptorOwner {
   Engine& engine_;
   int fd_;
   const fabric::RailDevices devices_;
-  const std::vector<fabric::RailDevices> ports_;
-  const std::function<bool()> at_ports_;
+  const CablePorts ports_;
   std::shared_ptr<ListenChannel> channel_;
   Context* context_ = nullptr;
   std::unique_ptr<Acceptor> acceptor_;

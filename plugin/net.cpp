@@ -18,7 +18,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
 #include "runtime/base/random.h"
-#include "runtime/fabric/port_halves.h"
 #include "runtime/streams/listening.h"
 
 namespace nccl_ha::plugin {
@@ -110,19 +109,14 @@ std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& devi
   return routes;
 }
 
-/// Where a connection to the peer lives: in a mesh at the port whose cable leads there, whatever
-/// device NCCL asked for.
-fabric::RailDevices rails_towards(const fabric::RailDevices& asked, const Route& first) {
+/// Where connections live: where cables may lead to other hosts at the port whose cable does,
+/// whatever device NCCL asked for.
+CablePorts cable_ports() {
   Process& process = Process::instance();
-  const auto interfaces = process.interfaces();
-  const auto nic =
-      fabric::find_interface(*interfaces, reinterpret_cast<const sockaddr*>(&first.from));
-  if (!process.mesh().in_mesh() || !nic) {
-    return asked;
+  if (!process.mesh().takes_part()) {
+    return {};
   }
-  return fabric::rails_at(process.devices().ports(), process.provider().devices(),
-                          (*interfaces)[*nic].name)
-      .value_or(asked);
+  return {process.devices().ports(), [&process] { return process.mesh().in_mesh(); }};
 }
 
 /// Data of datagrams goes where the stream does.
@@ -173,7 +167,7 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
   }
   const fabric::RailDevices rails =
       relayed ? fabric::RailDevices::ways_of(asked.first(), process.mesh().ways(handle.addresses))
-              : rails_towards(asked, options.routes.front());
+              : cable_ports().of_stream(provider, asked, options.routes.front().from);
   const fabric::NetDevice& device = devices[rails.first()];
   const auto kind = relayed ? std::optional(relay::relay_kind)
                             : provider.kind_towards(rails.first(), handle.fabric);
@@ -187,8 +181,8 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
     NHA_LOG_INFO("the peer uses {}: this connection uses {}", provider.text(handle.fabric),
                  provider.text(*kind));
   }
-  if (process.mesh().in_mesh() && !relayed) {
-    options.ports = process.devices().ports();
+  if (!relayed) {
+    options.ports = cable_ports();
     options.peer_kind = handle.fabric;
   }
   const fabric::Attachment attachment{rails.first(), *kind};
@@ -425,10 +419,7 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     comm->worker = &(*engine)->worker(index);
     comm->engine = *engine;
     auto actor = comm->worker->adopt(std::make_unique<Listener>(
-        process.provider(), **engine, listening->fd, rails, comm->channel,
-        process.mesh().takes_part() ? process.devices().ports()
-                                    : std::vector<fabric::RailDevices>(),
-        [&process] { return process.mesh().in_mesh(); }));
+        process.provider(), **engine, listening->fd, rails, comm->channel, cable_ports()));
     if (!actor) {
       process.close();
       return report(actor.error());

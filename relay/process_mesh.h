@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "relay/first_told.h"
 #include "relay/job_keys.h"
 #include "relay/link_sockets.h"
 #include "relay/mesh_routes.h"
@@ -109,10 +110,12 @@ class ProcessMesh {
   void give_place(fabric::Provider& provider, Worker& worker);  ///< with the lock held
   void on_drained(fabric::Provider& provider, Worker& worker);
   bool shares_subnet(const std::vector<IpAddress>& addresses) const;
+  bool may_be_near(const std::vector<IpAddress>& addresses) const;
   bool is_this_host(const std::vector<IpAddress>& addresses) const;
-  /// For peers out of reach, by callers' threads.
+  /// What callers' threads look for.
   struct Search {
-    std::atomic<bool> seeks{false};
+    FirstTold told;                  ///< of peers that may be near
+    std::atomic<bool> seeks{false};  ///< one that is out of reach
     std::atomic<Instant> since{Instant{}};
     std::atomic<bool> found{false};  ///< somebody over others
   };

@@ -12,9 +12,6 @@ namespace {
 
 /// A peer that discovery has not heard of by then is no part of the mesh.
 constexpr Duration patience_max = std::chrono::seconds(10);
-/// Two hosts that a cable joins hear each other by then, when both have begun; a connection that
-/// begins before has no other way behind its cable.
-constexpr Duration look_patience = std::chrono::milliseconds(200);
 
 }  // namespace
 
@@ -29,13 +26,24 @@ bool ProcessMesh::shares_subnet(const std::vector<IpAddress>& addresses) const {
   });
 }
 
+/// A cable may lead there that nobody has been heard on yet.
+bool ProcessMesh::may_be_near(const std::vector<IpAddress>& addresses) const {
+  const auto alike = [](const IpAddress& one) { return one.link_local(); };
+  return shares_subnet(addresses) ||
+         (std::any_of(addresses.begin(), addresses.end(), alike) &&
+          std::any_of(own_.begin(), own_.end(), [&](const fabric::NetInterface& one) {
+            return std::any_of(one.addresses.begin(), one.addresses.end(), alike);
+          }));
+}
+
 ProcessMesh::Reach ProcessMesh::reach(const std::vector<IpAddress>& addresses, Instant now) const {
   if (!takes_part()) {
     return Reach::cable;
   }
   const auto known = routes_->reach(addresses);
   const auto view = automatic_ ? board_->read() : nullptr;
-  const bool looks = automatic_ && (view == nullptr || view->looks) && now - began_ < look_patience;
+  const bool looks =
+      automatic_ && (view == nullptr || view->looks) && now - began_ < FirstTold::patience;
   if (known == MeshRoutes::Reach::cable || known == MeshRoutes::Reach::itself) {
     // A connection that begins before there is a mesh has no other way behind its cable.
     return looks && known == MeshRoutes::Reach::cable ? Reach::unknown : Reach::cable;
@@ -49,6 +57,9 @@ ProcessMesh::Reach ProcessMesh::reach(const std::vector<IpAddress>& addresses, I
   }
   // Others may have told of the peer before its own cable was heard.
   if (known != MeshRoutes::Reach::relays || (near && now - began_ < patience(addresses, now))) {
+    return Reach::unknown;
+  }
+  if (!fixed_ && may_be_near(addresses) && search_.told.is_news(addresses, now)) {
     return Reach::unknown;
   }
   search_.found.store(true, std::memory_order_release);

@@ -6,7 +6,6 @@
 #include "actors/agent_client.h"
 #include "runtime/base/host.h"
 #include "runtime/base/ip_address.h"
-#include "runtime/fabric/port_halves.h"
 
 namespace nccl_ha {
 namespace {
@@ -32,16 +31,6 @@ bool has_rails(const ConnectionState& state) {
 }
 
 }  // namespace
-
-std::optional<fabric::RailDevices> rails_at_address(const fabric::Provider& provider,
-                                                    std::span<const fabric::RailDevices> ports,
-                                                    const sockaddr_storage& local) {
-  const auto interfaces = provider.interfaces();
-  const auto nic = ports.empty() ? std::nullopt
-                                 : fabric::find_interface(
-                                       *interfaces, reinterpret_cast<const sockaddr*>(&local));
-  return nic ? fabric::rails_at(ports, provider.devices(), (*interfaces)[*nic].name) : std::nullopt;
-}
 
 sockaddr_storage first_address(const ConnectionState& state, const sockaddr_storage& stream) {
   const auto own = IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&stream));

@@ -20,12 +20,6 @@
 
 namespace nccl_ha {
 
-/// Of `ports`, which are devices with their rails, the one that has `local`, an address of this
-/// host, on one of its rails, which comes first in it.
-std::optional<fabric::RailDevices> rails_at_address(const fabric::Provider& provider,
-                                                    std::span<const fabric::RailDevices> ports,
-                                                    const sockaddr_storage& local);
-
 /// Where the first paths of datagrams begin: at the first rail's own address, of the family of
 /// `stream`, which is the stream's; at that where the device has one rail or no such address.
 sockaddr_storage first_address(const ConnectionState& state, const sockaddr_storage& stream);

@@ -136,20 +136,21 @@ void SendSide::on_route_timer() {
 /// The first path begins where the stream does, which leads over another route than the first one
 /// where that failed.
 Result<void> SendSide::move_to_stream(const sockaddr_storage& local) {
-  const auto devices = rails_at_address(state_.provider, options_.ports, local);
-  if (!devices || devices->first() == state_.devices.first()) {
+  const fabric::RailDevices devices =
+      options_.ports.of_stream(state_.provider, state_.devices, local);
+  if (devices.first() == state_.devices.first()) {
     return {};
   }
-  const auto kind = state_.provider.kind_towards(devices->first(), options_.peer_kind);
+  const auto kind = state_.provider.kind_towards(devices.first(), options_.peer_kind);
   if (!kind) {
     return fail(Errc::remote, fmt::format("device {} cannot talk to the peer's, which uses {}",
-                                          state_.provider.devices()[devices->first()].name,
+                                          state_.provider.devices()[devices.first()].name,
                                           state_.provider.text(options_.peer_kind)));
   }
-  state_.devices = *devices;
-  state_.attachment = {devices->first(), *kind};
+  state_.devices = devices;
+  state_.attachment = {devices.first(), *kind};
   state_.traits = state_.provider.traits(state_.attachment);
-  channel_.move_to(state_.attachment, *devices);
+  channel_.move_to(state_.attachment, devices);
   paths_.begin(sender_.needs());
   return {};
 }

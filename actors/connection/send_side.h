@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "actors/cable_ports.h"
 #include "actors/connection/rails.h"
 #include "actors/connection/send_recovery.h"
 #include "actors/connection/sender.h"
@@ -26,10 +27,8 @@ struct SendOptions {
   std::string why_not;  ///< why none of them may lead anywhere; empty: they may
   uint64_t nonce = 0;
   Duration timeout{};
-  int traffic_class = -1;  ///< asked for by NCCL; -1: none
-  /// Where each cable leads to other hosts, the connection lives at that of these devices over
-  /// whose NIC its stream leads; empty: where its endpoint says.
-  std::vector<fabric::RailDevices> ports;
+  int traffic_class = -1;                 ///< asked for by NCCL; -1: none
+  CablePorts ports;                       ///< where it may live besides its endpoint's devices
   fabric::FabricKind peer_kind{};         ///< of the peer's device; only with `ports`
   std::shared_ptr<ha::HintSource> hints;  ///< MPIB_MODE=1; null: the host's agent's
 };

@@ -158,6 +158,8 @@ enum class Mutation : uint8_t {
   eager_overtaken,      ///< what is sent later gets the place of one that has none yet
   eager_base_unheeded,  ///< a receive takes one that was sent for a later one
   eager_slot_reused,    ///< a slot is written again before what was in it has a place
+  cable_unawaited,      ///< a peer of whom others tell first is not waited for on its own cable
+  mesh_unknown_stays,   ///< while no cable is known, a connection lives where asked
   eager_unasked,        ///< a sender does not ask whether its peer takes eager messages
   eager_taken_twice,    ///< one that comes again after a failover is taken again
   eager_not_repeated,   ///< one that a lane had when it failed counts as arrived

@@ -298,6 +298,23 @@ TEST(SimHandshake, ARouteThatIsSilentLeavesItToTheNext) {
   }
 }
 
+/// Each device has a cable's network.  Discovery has heard nobody yet, or is heard by nobody.
+TEST(SimHandshake, WhereTheAskedDeviceHasNoCableAConnectionLivesWhereItsStreamLeads) {
+  for (const size_t rail : {0, 1}) {
+    SCOPED_TRACE(rail);
+    SimPair pair(56, {}, {}, {.rails = 2});
+    tools::SimLink::Dialling how;
+    how.kind = fabric::datagram_kind;
+    how.ports = {{0, 1}, [] { return false; }};
+    Route& route = how.routes.emplace_back();
+    route.to = sim::Endpoint{pair.receiver().addresses[rail], 0}.to_sockaddr();
+    route.from = sim::Endpoint{pair.sender().addresses[rail], 0}.to_sockaddr();
+    tools::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+    ASSERT_TRUE(link.wait_ready()) << link.error();
+    EXPECT_EQ(link.sender().attachment().device, rail);
+  }
+}
+
 /// Two halves of a port, each with a cable's address: the device begins at the first one.
 TEST(SimHandshake, AConnectionLivesWhereItsStreamLeads) {
   for (const bool cut : {false, true}) {
@@ -309,7 +326,7 @@ TEST(SimHandshake, AConnectionLivesWhereItsStreamLeads) {
     tools::SimLink::Dialling how;
     how.kind = fabric::datagram_kind;
     how.devices = pair.sender().devices;
-    how.ports = {how.devices};
+    how.ports.devices = {how.devices};
     for (size_t rail = 0; rail < 2; ++rail) {
       Route& route = how.routes.emplace_back();
       route.to = sim::Endpoint{pair.receiver().addresses[rail], 0}.to_sockaddr();

@@ -29,7 +29,7 @@ SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16
         sim::Endpoint{sim::Endpoint::of(reinterpret_cast<const sockaddr*>(&route.to)).ip, port}
             .to_sockaddr();
   }
-  dial(at_port, listen(port));
+  dial(at_port, listen(port, how.ports));
 }
 
 SimLink::SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t port)
@@ -40,12 +40,12 @@ SimLink::SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t por
 SimLink::~SimLink() = default;
 
 /// The nonce that a connector has to show.
-uint64_t SimLink::listen(uint16_t port) {
+uint64_t SimLink::listen(uint16_t port, CablePorts ports) {
   const uint64_t nonce = world_.random().next();
   listen_ = std::make_shared<ListenChannel>(nonce);
   auto listener = std::make_unique<Listener>(*to_->provider, *to_->engine,
                                              world_.network().listen(to_->address, port),
-                                             to_->devices, listen_);
+                                             to_->devices, listen_, std::move(ports));
   auto actor = to_->engine->worker(0).adopt(std::move(listener));
   if (actor) {
     listen_->attach(*actor);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "actors/cable_ports.h"
 #include "actors/endpoint.h"
 #include "actors/listener.h"
 #include "actors/route.h"
@@ -24,7 +25,7 @@ class SimLink {
     fabric::FabricKind kind{};
     fabric::RailDevices devices;
     std::vector<Route> routes;  ///< without the port
-    std::vector<fabric::RailDevices> ports{};
+    CablePorts ports{};         ///< the listener's too
   };
   SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
           const Dialling& how);
@@ -67,7 +68,7 @@ class SimLink {
  private:
   static fabric::Registration register_memory(sim::Process& process, const Channel& channel,
                                               void* base, size_t bytes, bool gpu);
-  uint64_t listen(uint16_t port);
+  uint64_t listen(uint16_t port, CablePorts ports = {});
   void dial(sim::Ip to, uint16_t port, uint64_t nonce);
   void dial(const Dialling& how, uint64_t nonce);
   sim::World& world_;

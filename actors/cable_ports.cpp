@@ -1,0 +1,55 @@
+#include "actors/cable_ports.h"
+
+#include <algorithm>
+#include <span>
+
+#include "ha/mutation.h"
+#include "runtime/base/ip_address.h"
+#include "runtime/fabric/interfaces.h"
+#include "runtime/fabric/port_halves.h"
+
+namespace nccl_ha {
+namespace {
+
+/// The NIC of `rail` is in the network of `stream`'s address `local`, or nobody knows where it is.
+bool leads_there(const std::vector<fabric::NetInterface>& interfaces, const fabric::NetDevice& rail,
+                 const fabric::NetInterface& stream, const IpAddress& local) {
+  const std::string& nic = fabric::nic_name(rail);
+  if (nic == stream.name) {
+    return true;
+  }
+  const auto own = std::find_if(interfaces.begin(), interfaces.end(),
+                                [&](const fabric::NetInterface& one) { return one.name == nic; });
+  if (own == interfaces.end() || own->addresses.empty()) {
+    return true;
+  }
+  // Link-local networks look alike on each cable.
+  return !local.link_local() &&
+         std::any_of(own->addresses.begin(), own->addresses.end(),
+                     [&](const IpAddress& one) { return one.same_subnet(local); });
+}
+
+}  // namespace
+
+fabric::RailDevices CablePorts::of_stream(const fabric::Provider& provider,
+                                          const fabric::RailDevices& asked,
+                                          const sockaddr_storage& local) const {
+  const auto interfaces = provider.interfaces();
+  const auto* at = reinterpret_cast<const sockaddr*>(&local);
+  const auto nic = devices.empty() ? std::nullopt : fabric::find_interface(*interfaces, at);
+  const auto address = IpAddress::from_sockaddr(at);
+  if (!nic || !address) {
+    return asked;
+  }
+  const fabric::NetInterface& stream = (*interfaces)[*nic];
+  const std::span rails = std::span(asked.devices).first(asked.count);
+  const bool in_its_network = std::any_of(rails.begin(), rails.end(), [&](size_t rail) {
+    return leads_there(*interfaces, provider.devices()[rail], stream, *address);
+  });
+  if (!in_mesh() && (in_its_network || ha::mutated(ha::Mutation::mesh_unknown_stays))) {
+    return asked;
+  }
+  return fabric::rails_at(devices, provider.devices(), stream.name).value_or(asked);
+}
+
+}  // namespace nccl_ha
