@@ -65,6 +65,20 @@ INSTANTIATE_TEST_SUITE_P(Shapes, MeshByItself,
                            return name;
                          });
 
+/// Each host looks for others at another port than they do: only the streams tell which cable leads
+/// to a neighbour, of networks that all look alike.
+TEST(MeshOfProcesses, WhereDiscoveryIsNotHeardNeighboursStillFindTheirCable) {
+  MeshLab lab(NHA_TOOL_FILE);
+  const ToolRun run =
+      lab.run("gb10-4", "auto",
+              "NCCL_MESH_PORT=$((29600 + RANK)) nccl-ha perf sendrecv -b 64K -e 64K -w 0 "
+              "-I 1 -v --timeout 60");
+  expect_right(run);
+  EXPECT_EQ(count(run.out, "connected to "), 4U) << run.out;
+  EXPECT_EQ(relayed_connections(run.out), 0U) << run.out;
+  EXPECT_EQ(count(run.out, "did not come up"), 0U) << run.out;
+}
+
 /// Two jobs of two processes on each host: the first one on a host speaks for the other three, none
 /// of which has a communicator in common with it but the one of its job.
 TEST(MeshOfProcesses, TheFirstOneOfAHostSpeaksForAllOfAUser) {
