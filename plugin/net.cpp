@@ -119,6 +119,25 @@ CablePorts cable_ports() {
   return {process.devices().ports(), [&process] { return process.mesh().in_mesh(); }};
 }
 
+/// How the connection goes on where its cable is cut before it has come about.
+SendOptions::Relays relays_towards(const Handle& handle, const fabric::RailDevices& asked) {
+  Process& process = Process::instance();
+  if (!process.mesh().takes_part()) {
+    return {};
+  }
+  SendOptions::Relays relays;
+  relays.routes = routes_to(handle, process.provider().devices()[asked.first()], true);
+  relays.kind = relay::relay_kind;
+  relays.ways = [&process, addresses = handle.addresses,
+                 asked]() -> std::optional<fabric::RailDevices> {
+    if (process.mesh().reach(addresses, SteadyClock().now()) != relay::ProcessMesh::Reach::relays) {
+      return std::nullopt;
+    }
+    return fabric::RailDevices::ways_of(asked.first(), process.mesh().ways(addresses));
+  };
+  return relays;
+}
+
 /// Data of datagrams goes where the stream does.
 void warn_of_management(const fabric::NetDevice& device, const Route& first, const Handle& handle) {
   Process& process = Process::instance();
@@ -184,6 +203,7 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
   if (!relayed) {
     options.ports = cable_ports();
     options.peer_kind = handle.fabric;
+    options.relays = relays_towards(handle, asked);
   }
   const fabric::Attachment attachment{rails.first(), *kind};
   auto engine = process.open();

@@ -97,14 +97,44 @@ void SendSide::note_route_error(const std::string& error) {
   }
 }
 
+void SendSide::live_at(const fabric::Attachment& attachment, const fabric::RailDevices& devices) {
+  state_.devices = devices;
+  state_.attachment = attachment;
+  state_.traits = state_.provider.traits(attachment);
+  channel_.move_to(attachment, devices);
+  paths_.begin(sender_.needs());
+}
+
+/// What is dialled cannot tell a cable that was cut from a peer that is slow; discovery can.
+bool SendSide::take_relays() {
+  SendOptions::Relays relays = std::exchange(options_.relays, {});
+  const auto ways = relays.ways ? relays.ways() : std::nullopt;
+  if (!ways || ha::mutated(ha::Mutation::cut_cable_kept)) {
+    options_.relays = std::move(relays);
+    return false;
+  }
+  NHA_LOG_WARN("no cable leads to {} any more: its connection goes over relays", wanted_peer());
+  control_.drop_stream();
+  options_.routes = std::move(relays.routes);
+  options_.ports = {};
+  rounds_ = {};
+  for (size_t i = 0; i < options_.routes.size(); ++i) {
+    rounds_.add(i);
+  }
+  live_at({ways->first(), relays.kind}, *ways);
+  return true;
+}
+
 void SendSide::try_route() {
   state_.context->timers().cancel(again_timer_);
+  take_relays();
   state_.context->request_stream_turns(1000);
   while (const auto next = rounds_.current()) {
     route_ = *next;
     const auto dialled = control_.dial(options_.routes[route_]);
     if (dialled) {
-      if (rounds_.any_other() && !ha::mutated(ha::Mutation::silent_route_kept)) {
+      if ((rounds_.any_other() || options_.relays.ways) &&
+          !ha::mutated(ha::Mutation::silent_route_kept)) {
         state_.context->timers().arm(route_timer_, state_.context->now() + rounds_.patience());
       }
       return;
@@ -124,6 +154,14 @@ void SendSide::try_route() {
 void SendSide::on_route_timer() {
   if (state_.phase != ConnectionPhase::handshake) {
     return;
+  }
+  if (take_relays()) {
+    try_route();
+    return;
+  }
+  if (!rounds_.any_other()) {
+    state_.context->timers().arm(route_timer_, state_.context->now() + rounds_.patience());
+    return;  // the dial may still be answered
   }
   if (rounds_.patience() == ha::RouteRounds::first_patience) {
     note_route_error(fmt::format("no answer for {} ms", rounds_.patience().count() / 1'000'000));
@@ -147,11 +185,7 @@ Result<void> SendSide::move_to_stream(const sockaddr_storage& local) {
                                           state_.provider.devices()[devices.first()].name,
                                           state_.provider.text(options_.peer_kind)));
   }
-  state_.devices = devices;
-  state_.attachment = {devices.first(), *kind};
-  state_.traits = state_.provider.traits(state_.attachment);
-  channel_.move_to(state_.attachment, devices);
-  paths_.begin(sender_.needs());
+  live_at({devices.first(), *kind}, devices);
   return {};
 }
 

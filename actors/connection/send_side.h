@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,9 +29,18 @@ struct SendOptions {
   std::string why_not;  ///< why none of them may lead anywhere; empty: they may
   uint64_t nonce = 0;
   Duration timeout{};
-  int traffic_class = -1;                 ///< asked for by NCCL; -1: none
-  CablePorts ports;                       ///< where it may live besides its endpoint's devices
-  fabric::FabricKind peer_kind{};         ///< of the peer's device; only with `ports`
+  int traffic_class = -1;          ///< asked for by NCCL; -1: none
+  CablePorts ports;                ///< where it may live besides its endpoint's devices
+  fabric::FabricKind peer_kind{};  ///< of the peer's device; only with `ports`
+  /// Where a cable that was dialled leads to the peer no more.
+  struct Relays {
+    std::vector<Route> routes;  ///< of the stream
+    fabric::FabricKind kind{};
+    /// Over which ways the connection goes then; nothing: relays do not lead there, or a cable
+    /// does.  The worker's thread; null: nobody relays.
+    std::function<std::optional<fabric::RailDevices>()> ways;
+  };
+  Relays relays;
   std::shared_ptr<ha::HintSource> hints;  ///< MPIB_MODE=1; null: the host's agent's
 };
 
@@ -90,6 +101,8 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void on_steps_taken() override;
   void on_all_sent() override { owner_.on_all_sent(); }
   void try_route();
+  bool take_relays();
+  void live_at(const fabric::Attachment& attachment, const fabric::RailDevices& devices);
   void on_route_timer();
   void on_route_error(const Error& error);
   Result<void> move_to_stream(const sockaddr_storage& local);
@@ -117,7 +130,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   SideOwner& owner_;
   const std::shared_ptr<SendEndpoint> endpoint_;
   SendChannel& channel_;
-  const SendOptions options_;
+  SendOptions options_;
   Sender sender_;
   SendRecovery recovery_;
   size_t route_ = 0;        ///< that was dialled last

@@ -159,6 +159,7 @@ enum class Mutation : uint8_t {
   eager_base_unheeded,  ///< a receive takes one that was sent for a later one
   eager_slot_reused,    ///< a slot is written again before what was in it has a place
   cable_unawaited,      ///< a peer of whom others tell first is not waited for on its own cable
+  cut_cable_kept,       ///< who dials over a cable that was cut goes on, though relays lead there
   mesh_unknown_stays,   ///< while no cable is known, a connection lives where asked
   eager_unasked,        ///< a sender does not ask whether its peer takes eager messages
   eager_taken_twice,    ///< one that comes again after a failover is taken again

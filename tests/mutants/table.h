@@ -236,6 +236,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(trials_not_rarer, "DetourTest.RanksThatAreBothSlowAreTriedMoreAndMoreRarely"),
     NHA_CHECKED(small_load_counts, "DetourTest.LittleTrafficStaysWhereItIs"),
     NHA_CHECKED(slow_rail_serves, "StragglersTest.WhatComesBackTooEarlyWaitsTwiceAsLong"),
+    NHA_CHECKED(cut_cable_kept, "Mesh.AConnectionWhoseCableIsCutBeforeItsStreamGoesOverRelays"),
     NHA_CHECKED(mesh_unknown_stays,
                 "SimHandshake.WhereTheAskedDeviceHasNoCableAConnectionLivesWhereItsStreamLeads"),
     NHA_CHECKED(cable_unawaited, "FirstTold.APeerOfWhomOthersTellMayHaveACableOfItsOwn"),

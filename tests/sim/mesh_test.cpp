@@ -1,6 +1,7 @@
 // Meshes that change while connections carry data (nccl-ha sim --mesh).
 #include <gtest/gtest.h>
 
+#include "tests/support/log_lines.h"
 #include "tests/support/sim_pair.h"
 #include "tools/sim/mesh_run.h"
 
@@ -41,6 +42,17 @@ TEST(Mesh, AWayThatIsSlowIsNotGivenUpForEver) {
     tools::MeshTotals totals;
     EXPECT_EQ(run_seed(seed, totals), "") << "nccl-ha sim --mesh --seed " << seed;
     EXPECT_LT(totals.failovers.down, 100U) << seed;
+  }
+}
+
+/// A cable is cut in one direction between the decision for it and the stream over it: what dials
+/// hears nothing, and discovery learns of it later.
+TEST(Mesh, AConnectionWhoseCableIsCutBeforeItsStreamGoesOverRelays) {
+  for (const uint64_t seed : {14073, 14425, 14624}) {
+    const LogLines log;
+    tools::MeshTotals totals;
+    EXPECT_EQ(run_seed(seed, totals), "") << "nccl-ha sim --mesh --seed " << seed;
+    EXPECT_GE(log.count("any more: its connection goes over relays"), 1U) << seed;
   }
 }
 

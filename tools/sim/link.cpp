@@ -24,10 +24,12 @@ SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16
                  const Dialling& how)
     : world_(world), from_(from), to_(&to) {
   Dialling at_port = how;
-  for (Route& route : at_port.routes) {
-    route.to =
-        sim::Endpoint{sim::Endpoint::of(reinterpret_cast<const sockaddr*>(&route.to)).ip, port}
-            .to_sockaddr();
+  for (std::vector<Route>* routes : {&at_port.routes, &at_port.relays.routes}) {
+    for (Route& route : *routes) {
+      route.to =
+          sim::Endpoint{sim::Endpoint::of(reinterpret_cast<const sockaddr*>(&route.to)).ip, port}
+              .to_sockaddr();
+    }
   }
   dial(at_port, listen(port, how.ports));
 }
@@ -59,7 +61,9 @@ uint64_t SimLink::listen(uint16_t port, CablePorts ports) {
 }
 
 void SimLink::dial(sim::Ip to, uint16_t port, uint64_t nonce) {
-  Dialling how{from_.provider->devices()[0].kind, from_.devices, {}, {}};
+  Dialling how;
+  how.kind = from_.provider->devices()[0].kind;
+  how.devices = from_.devices;
   const auto add_route = [&](sim::Ip own, sim::Ip there) {
     Route route;
     route.to = sim::Endpoint{there, port}.to_sockaddr();
@@ -80,6 +84,7 @@ void SimLink::dial(const Dialling& how, uint64_t nonce) {
   options.routes = how.routes;
   options.ports = how.ports;
   options.peer_kind = how.kind;
+  options.relays = how.relays;
   options.nonce = nonce;
   options.hints = hints_;
   Engine& engine = *from_.engine;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "actors/cable_ports.h"
+#include "actors/connection/send_side.h"
 #include "actors/endpoint.h"
 #include "actors/listener.h"
 #include "actors/route.h"
@@ -26,6 +27,7 @@ class SimLink {
     fabric::RailDevices devices;
     std::vector<Route> routes;  ///< without the port
     CablePorts ports{};         ///< the listener's too
+    SendOptions::Relays relays{};
   };
   SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
           const Dialling& how);

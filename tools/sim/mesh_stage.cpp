@@ -276,9 +276,19 @@ SimLink::Dialling MeshStage::dialling(size_t from, size_t to, bool relayed) {
     }
   }
   add(management(from), management(to), !relayed);
-  const size_t ways = relayed ? hosts_[from].routes->ways(addresses_of(to)) : 1;
+  const auto ways = [this, from, to] {
+    return fabric::RailDevices::ways_of(0, hosts_[from].routes->ways(addresses_of(to)));
+  };
   how.kind = relayed ? relay::relay_kind : fabric::datagram_kind;
-  how.devices = relayed ? fabric::RailDevices::ways_of(0, ways) : fabric::RailDevices();
+  how.devices = relayed ? ways() : fabric::RailDevices();
+  how.relays.kind = relay::relay_kind;
+  how.relays.routes = {how.routes.back()};
+  how.relays.routes.front().for_rejoin = false;
+  how.relays.ways = [this, from, to, ways]() -> std::optional<fabric::RailDevices> {
+    const bool lead =
+        hosts_[from].routes->reach(addresses_of(to)) == relay::MeshRoutes::Reach::relays;
+    return lead ? std::optional(ways()) : std::nullopt;
+  };
   return how;
 }
 
