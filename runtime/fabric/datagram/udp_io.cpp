@@ -6,7 +6,6 @@
 #include <netdb.h>
 #include <netinet/udp.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -408,19 +407,16 @@ ssize_t UdpIo::receive_alone(int fd) {
 }
 
 /// Tells the neighbours, without privileges, which NIC the local address is at.  For a datagram
-/// that must leave by that NIC and goes to an address of this host's other NIC the kernel asks
-/// there who has it: who hears the question learns who asks.
+/// that must leave by that NIC, past all routers, the kernel asks there who has its destination:
+/// who hears the question learns who asks.  Nobody has an address of TEST-NET-1 (RFC 5737), and a
+/// new one each time is one that the kernel has to ask for.
 void UdpIo::on_stray(int interface, const SocketAddress& from) {
   watches_until_ = now_ + arrivals_are_watched;
   if (announced_at_ && now_ < *announced_at_ + announcement_takes) {
     return;
   }
   announced_at_ = now_;
-  ifreq other{};
-  interface_name(interface).copy(other.ifr_name, IFNAMSIZ - 1);
-  const bool possible = ioctl(channels_[0].fd, SIOCGIFADDR, &other) == 0;
-  if ((!possible || ++announcements_ > announcements_until_told) &&
-      !std::exchange(stray_told_, true)) {
+  if (++announcements_ > announcements_until_told && !std::exchange(stray_told_, true)) {
     NHA_LOG_WARN(
         "what is sent to {} ({}) arrives at {}, from {} for one: paths to that address and to {} "
         "fail together. Give each NIC a subnet of its own, or: sysctl -w "
@@ -428,19 +424,20 @@ void UdpIo::on_stray(int interface, const SocketAddress& from) {
         numeric_host(channels_[0].local), interface_name(own_nic_), interface_name(interface),
         numeric_host(from), interface_name(interface));
   }
-  if (!possible) {
-    return;
-  }
   NHA_LOG_DEBUG("what is sent to {} ({}) arrives at {}: telling its NIC to the neighbours",
                 numeric_host(channels_[0].local), interface_name(own_nic_),
                 interface_name(interface));
-  SocketAddress to;
-  std::memcpy(&to.storage, &other.ifr_addr, sizeof(sockaddr_in));
-  to.length = sizeof(sockaddr_in);
-  to.set_port(channels_[0].local.port());
-  to.by_own_nic = true;
-  OutDatagram nothing{&to, nullptr, 0, 0, true};
-  static_cast<void>(send(Channel::command, std::span(&nothing, 1)));
+  sockaddr_in nobody{};
+  nobody.sin_family = AF_INET;
+  nobody.sin_port = htons(9);  // discard (RFC 863)
+  asked_for_ = asked_for_ % 254 + 1;
+  nobody.sin_addr.s_addr = htonl(0xC0000200 + asked_for_);
+  msghdr nothing{};
+  nothing.msg_name = &nobody;
+  nothing.msg_namelen = sizeof nobody;
+  nothing.msg_control = own_nic_info_.bytes;
+  nothing.msg_controllen = own_nic_info_bytes_;
+  static_cast<void>(sendmsg(channels_[0].fd, &nothing, MSG_DONTWAIT | MSG_DONTROUTE));
 }
 
 }  // namespace nccl_ha::fabric

@@ -80,6 +80,7 @@ class UdpIo final : public PacketIo {
   Instant now_{};
   std::optional<Instant> announced_at_;
   unsigned announcements_ = 0;  ///< since the watch began
+  uint32_t asked_for_ = 0;      ///< the last byte of the address that was asked for last
   bool stray_told_ = false;
 };
 
