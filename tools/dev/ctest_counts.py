@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Sums up a JUnit report of ctest: one line 'passed N', then 'failed NAME' and 'skipped NAME'.
+"""Sums up a JUnit report of ctest: one line 'passed N', then 'failed NAME' and 'skipped NAME', and
+'seconds N PRESET: LABEL', of all tests of a label, of which several may have run at once.
 
 usage: ctest_counts.py REPORT.xml PRESET
 
@@ -7,6 +8,7 @@ A test named FOLDER.part_N_of_M is a process with many cases of GoogleTest: its 
 passed, and what ran when it ended early.  Any other one may say 'skipped: CASE: WHY' of a part of
 what it runs.  Why GoogleTest left a case out is told behind its name.
 """
+import collections
 import re
 import sys
 import xml.etree.ElementTree
@@ -72,6 +74,12 @@ def main():
             lines += [f"skipped {preset}: {one}" for one in why] or [f"skipped {name}"]
         else:
             lines.append(f"failed {name}")
+    seconds = collections.Counter()
+    for case in cases:
+        labels = [one.get("value") for one in case.iter("property")
+                  if one.get("name") == "cmake_labels"]
+        seconds["".join(labels) or "-"] += float(case.get("time") or 0)
+    lines += [f"seconds {total:.0f} {preset}: suite {label}" for label, total in seconds.items()]
     print(f"passed {passed}")
     for line in lines:
         print(line)
