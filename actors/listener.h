@@ -46,6 +46,11 @@ class ListenChannel {
   std::optional<Guest> enter(const Origin& origin, uint64_t* place);
   void attach(uint64_t place, const Guest& guest);
   void leave(uint64_t place);
+  /// So many have one.  Any thread.
+  size_t waiting() {
+    const std::lock_guard lock(waiting_mutex_);
+    return waiting_.size();
+  }
 
   // Caller's side.
   /// The oldest ready connection, or null.  One caller thread at a time.

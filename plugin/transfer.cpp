@@ -273,8 +273,10 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   slot->polled = may_be_polled;
   for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
     const fabric::Registration& registration = registration_of(mhandles[i]);
-    slot->buffers[i] = {static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
-                        registration.remote_key, tags[i], registration.rail_remote_keys};
+    slot->buffers[i] = {
+        static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
+        mutated(Mutation::local_key_told) ? registration.local_key : registration.remote_key,
+        tags[i], registration.rail_remote_keys};
   }
   driver.note_asked(channel.next_group(),
                     trace_request(TraceRequest::receive, slot->buffers[0].size, 0));

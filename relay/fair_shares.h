@@ -40,7 +40,7 @@ class FairShares {
   /// What it had under way is no more.
   void leave(uint32_t member) {
     Member& one = members_[member];
-    counted_ -= one.stalled ? 0 : one.flight;
+    counted_ -= one.stalled && !mutated(Mutation::stalled_counted_twice) ? 0 : one.flight;
     std::erase(turns_, member);
     one = {};
     free_.push_back(member);

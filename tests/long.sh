@@ -3,7 +3,8 @@
 # and the benchmarks. Part of `tools/test --long`; also runs alone after a release build.
 #
 # usage: tests/long.sh [-j N] [--seconds N]     (--seconds: time for each fuzz target, default 60)
-# Everything runs even after a failure; exit status 1 if anything failed.
+# Everything runs even after a failure; what could not run here is named at the end. Exit status 1 if
+# anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,13 +20,21 @@ while [ $# -gt 0 ]; do
 done
 
 failed=()
-step() {
-  local name=$1
-  shift
+not_run=()
+passed=0
+# step NAME COMMAND...
+step() { step_unless none "$@"; }
+# step_unless STATUS NAME COMMAND...: with that status it says that it cannot run here, and why.
+step_unless() {
+  local cannot=$1 name=$2 status=0
+  shift 2
   printf '\n--- %s\n' "$name"
-  local status=0
   "$@" || status=$?
-  [ $status -eq 0 ] || { failed+=("$name"); echo "FAILED: $name (status $status)"; }
+  case $status in
+    0) passed=$((passed + 1)) ;;
+    "$cannot") not_run+=("$name"); echo "NOT RUN HERE: $name" ;;
+    *) failed+=("$name"); echo "FAILED: $name (status $status)" ;;
+  esac
 }
 
 step "line coverage of the product by the short suites" tests/coverage -j "$jobs"
@@ -71,13 +80,7 @@ slow_suites() {
 }
 step "the suites that a build leaves out unless they are asked for" slow_suites
 
-# status 77: not run here, with a line that says why.
-if_it_can() {
-  local status=0
-  "$@" || status=$?
-  [ $status -eq 77 ] || return $status
-}
-step "a cross-build for arm64: packages, and suites under emulation" if_it_can tests/arm64 -j "$jobs"
+step_unless 77 "a cross-build for arm64: packages, and suites under emulation" tests/arm64 -j "$jobs"
 step "the same bytes from two folders" if_it_can tests/reproducible -j "$jobs"
 
 # Two processes with seeds of their own, one of them with fewer false verdicts and more real faults.
@@ -93,22 +96,11 @@ step "100,000 simulated runs with failovers" simulate
 step "1,000 simulated meshes that change" "$tool" sim --mesh --seeds 1000
 
 # On two namespaces, or in two guests; status 2: it could not be measured.
-cuts() {
-  local status=0
-  python3 tests/bench/cuts.py "$@" || status=$?
-  [ $status -eq 2 ] && { echo "not run here: tests/bench/cuts.py, see its message"; status=0; }
-  return $status
-}
-step "100 cuts under all_reduce, with defaults and with a heartbeat of 10 ms" cuts
-step "40 cuts under all_reduce between two RoCE guests" cuts --guests
-
-mesh_cuts() {
-  local status=0
-  python3 tests/bench/mesh_cuts.py || status=$?
-  [ $status -eq 2 ] && { echo "not run here: tests/bench/mesh_cuts.py, see its message"; status=0; }
-  return $status
-}
-step "50 cuts and 50 killed relay nodes in a ring, a line that is cut" mesh_cuts
+step_unless 2 "100 cuts under all_reduce, with defaults and with a heartbeat of 10 ms" \
+  python3 tests/bench/cuts.py
+step_unless 2 "40 cuts under all_reduce between two RoCE guests" python3 tests/bench/cuts.py --guests
+step_unless 2 "50 cuts and 50 killed relay nodes in a ring, a line that is cut" \
+  python3 tests/bench/mesh_cuts.py
 
 step "no path is given up beside ten busy processes" \
   python3 tests/bench/busy.py --minutes "${NHA_BUSY_MINUTES:-60}"
@@ -130,60 +122,33 @@ for bench in build/release/bin/*_bench; do
     step "bench $(basename "$bench")" timeout 600 "$bench" "$plugin"
   fi
 done
-relay_hops() {
-  local status=0
-  timeout 1800 python3 tests/bench/relay_hops.py || status=$?
-  [ $status -eq 2 ] && { echo "not run here: tests/bench/relay_hops.py, see its message"; status=0; }
-  return $status
-}
-step "latency and bandwidth over relay nodes" relay_hops
+step_unless 2 "latency and bandwidth over relay nodes" timeout 1800 python3 tests/bench/relay_hops.py
 step "what failover costs while nothing fails" timeout 1200 python3 tests/bench/peace.py
 # status 77: no source of NCCL, or no headers of CUDA; it says which.
-emulated() {
-  local status=0
-  tests/nccl/run_emulated --long -j "$jobs" || status=$?
-  [ $status -eq 77 ] || return $status
-}
-step "NCCL's own host code over the plugin, without a GPU: all cases" emulated
+step_unless 77 "NCCL's own host code over the plugin, without a GPU: all cases" \
+  tests/nccl/run_emulated --long -j "$jobs"
 # status 77: nothing was built by the step before.
-ring_of_four() {
-  local status=0
-  tests/nccl/ring_of_four || status=$?
-  [ $status -eq 77 ] || return $status
-}
-step "NCCL's own host code on a ring of four without a switch" ring_of_four
+step_unless 77 "NCCL's own host code on a ring of four without a switch" tests/nccl/ring_of_four
 # The short list once more over the plugin with a sanitizer in it.
 sanitized() {
-  local preset=$1 status=0
-  cmake --preset "$preset" --log-level=NOTICE >/dev/null &&
-    cmake --build --preset "$preset" -j "$jobs" --target nccl-net-ha || return 1
-  tests/nccl/run_emulated --sanitizer "$preset" -j "$jobs" || status=$?
-  [ $status -eq 77 ] || return $status
+  cmake --preset "$1" --log-level=NOTICE >/dev/null &&
+    cmake --build --preset "$1" -j "$jobs" --target nccl-net-ha || return 1
+  tests/nccl/run_emulated --sanitizer "$1" -j "$jobs"
 }
 for preset in asan tsan; do
-  step "NCCL's own host code over the plugin, without a GPU: $preset" sanitized "$preset"
+  step_unless 77 "NCCL's own host code over the plugin, without a GPU: $preset" sanitized "$preset"
 done
 # status 77: nothing was built by the step before.
-in_guests() {
-  local status=0
-  tests/nccl/run_in_guests || status=$?
-  [ $status -eq 77 ] || return $status
-}
-step "NCCL's own host code in two guests, over the plugin and over its own net_ib" in_guests
+step_unless 77 "NCCL's own host code in two guests, over the plugin and over its own net_ib" \
+  tests/nccl/run_in_guests
 # Against NCCL's own transports, where an NCCL is installed (status 2: it could not be measured).
 for peer in socket ib; do
-  timeout 1200 python3 "tests/bench/against_$peer.py"
-  status=$?
-  if [ $status -eq 2 ]; then
-    echo "not run here: tests/bench/against_$peer.py, see its message"
-  elif [ $status -ne 0 ]; then
-    failed+=("tests/bench/against_$peer.py")
-  fi
+  step_unless 2 "against NCCL's own transport $peer" \
+    timeout 1200 python3 "tests/bench/against_$peer.py"
 done
 
 printf '\n'
-if [ ${#failed[@]} -gt 0 ]; then
-  printf 'long suites, failed: %s\n' "${failed[@]}"
-  exit 1
-fi
-echo "long suites: all passed"
+[ ${#not_run[@]} -eq 0 ] || printf 'long suites, not run here: %s\n' "${not_run[@]}"
+[ ${#failed[@]} -eq 0 ] || printf 'long suites, failed: %s\n' "${failed[@]}"
+printf 'long suites: %d passed, %d failed, %d not run here\n' "$passed" ${#failed[@]} ${#not_run[@]}
+[ ${#failed[@]} -eq 0 ] && [ "$passed" -gt 0 ]

@@ -184,7 +184,9 @@ void ReceiveSide::on_hello(std::span<const std::byte> payload) {
   state_.peer_host = hello->host;
   state_.peer_process = hello->rejoin.process.pid;
   welcome_ = true;
-  listener_->leave(place_);
+  if (!ha::mutated(ha::Mutation::place_kept)) {
+    listener_->leave(place_);
+  }
   if (const auto refusal = judge(*hello)) {
     control_.send_plain(encode(ControlType::reject, *refusal));
     state_.fail(fail(Errc::remote, refusal->text), false);

@@ -243,6 +243,12 @@ enum class Mutation : uint8_t {
   request_forgotten,  ///< one of many receives is never done
   region_let_go,      ///< memory is taken back from the NIC before NCCL says so
   flush_skipped,      ///< a flush is done without asking the NIC
+  local_key_told,     ///< the peer is told the key that only this host's NIC takes
+  // Counts, and lives:
+  stalled_counted_twice,  ///< a relay takes what a stalled path had under way off once more
+  place_kept,             ///< who has shown the nonce keeps its place at the door
+  lives_mixed_up,         ///< the packets of a host's earlier life count as those of this one
+  slot_beyond_read,       ///< a job reads the hint behind the table's last one
 };
 
 #if defined(NHA_MUTANTS)

@@ -119,7 +119,7 @@ def relays(options):
              for host in ("h2", "h4")}
     met = [fault for fault in found[0]
            if next(marks[re.search("h[24]", fault["what"])[0]], "").startswith("killed")]
-    if any(list(left) for left in marks.values()) or 2 * len(met) < options.faults:
+    if any(list(left) for left in marks.values()) or 10 * len(met) < 9 * options.faults:
         print(f"only {len(met)} of {len(found[0])} relay nodes were killed")
         return False
     if len(met) < len(found[0]):

@@ -83,7 +83,8 @@ TEST(Agent, ADatagramMovesTheShareWithinTenMilliseconds) {
   }
   std::sort(ms.begin(), ms.end());
   std::printf("datagram to share: median %.2f ms, longest %.2f ms\n", ms[10], ms.back());
-  EXPECT_LT(ms[10], 10);
+  // But for one that the kernel did not let run.
+  EXPECT_LT(ms[18], 10);
 }
 
 TEST(Agent, WhatNamesAFlowGoesBeforeWhatIsSaidOfAll) {

@@ -146,11 +146,12 @@ std::string shell(const TemporaryFolder& folder, const std::string& text) {
 
 TEST(Check, ASilentShellIsNamedWhenTheTimeIsUp) {
   const TemporaryFolder folder;
-  const ToolRun run = run_program(
-      NHA_TOOL_FILE,
-      {"check", "--json", "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--timeout", "2", "--ssh",
-       shell(folder, R"([ "$host" = h1 ] || exec tail -f /dev/null; exec "$@")")},
-      {{"HA_NCCL_IFNAME", "lo"}});
+  const ToolRun run =
+      run_program(NHA_TOOL_FILE,
+                  {"check", "--json", "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--port",
+                   port_to_meet_at(), "--timeout", "2", "--ssh",
+                   shell(folder, R"([ "$host" = h1 ] || exec tail -f /dev/null; exec "$@")")},
+                  {{"HA_NCCL_IFNAME", "lo"}});
   EXPECT_EQ(run.status, 2) << run.out << run.err;
   EXPECT_NE(run.err.find("nothing runs on h2 yet"), std::string::npos) << run.err;
   EXPECT_LT(run.took.count(), 30);
@@ -161,10 +162,11 @@ TEST(Check, ASilentShellIsNamedWhenTheTimeIsUp) {
 
 TEST(Check, ARankWithoutStandardInputSaysWhyItEnds) {
   const TemporaryFolder folder;
-  const ToolRun run = run_program(NHA_TOOL_FILE,
-                                  {"check", "--json", "--hosts", "h1=127.0.0.1,h2=127.0.0.1",
-                                   "--ssh", shell(folder, R"(exec "$@" </dev/null)")},
-                                  {{"HA_NCCL_IFNAME", "lo"}});
+  const ToolRun run =
+      run_program(NHA_TOOL_FILE,
+                  {"check", "--json", "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--port",
+                   port_to_meet_at(), "--ssh", shell(folder, R"(exec "$@" </dev/null)")},
+                  {{"HA_NCCL_IFNAME", "lo"}});
   EXPECT_EQ(run.status, 2) << run.out << run.err;
   EXPECT_NE(run.err.find("standard input has ended"), std::string::npos) << run.err;
   const json document = json::parse(run.out, nullptr, false);
@@ -179,7 +181,7 @@ TEST(Check, SettingsReachRanksAndNoCommandLine) {
   const ToolRun run = run_program(
       NHA_TOOL_FILE,
       {"perf", "pt2pt", "-b", "8", "-e", "8", "-I", "2", "-v", "--plugin", NHA_PLUGIN_FILE,
-       "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--ssh", file},
+       "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--port", port_to_meet_at(), "--ssh", file},
       {{"HA_NCCL_IFNAME", "lo"}, {"HA_NCCL_FABRIC", "datagram"}, {"HA_NCCL_LISTEN_PORTS", "0"}});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out + run.err, "settings HA_NCCL_IFNAME=lo"), 2U) << run.out << run.err;
@@ -208,9 +210,10 @@ TEST(Check, RanksEndWithTheCommandThatStartedThem) {
   const std::string file =
       shell(folder, "[ $host = h1 ] || exec tail -f /dev/null\n\"$@\" <&0 &\necho $! > " +
                         folder.path() + "/rank\nexec tail -f /dev/null");
-  const ToolRun run = run_program(
-      "/usr/bin/timeout", {"--foreground", "-s", "TERM", "2", NHA_TOOL_FILE, "check", "--hosts",
-                           "h1=127.0.0.1,h2=127.0.0.1", "--timeout", "60", "--ssh", file});
+  const ToolRun run =
+      run_program("/usr/bin/timeout", {"--foreground", "-s", "TERM", "2", NHA_TOOL_FILE, "check",
+                                       "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--port",
+                                       port_to_meet_at(), "--timeout", "60", "--ssh", file});
   EXPECT_NE(run.status, 0);
   pid_t rank = -1;
   std::ifstream(folder.path() + "/rank") >> rank;

@@ -59,18 +59,25 @@ TEST(Info, FindsThePluginOfItsBuildAndTellsWhatNcclWould) {
   EXPECT_EQ(plugin["remedy"], "");
 }
 
-// Whatever this host has: with `auto` either RDMA ports are the devices, or a note says why not.
-TEST(Info, SaysWhyThereIsNoRdma) {
-  const ToolRun run = info({"--json"}, {{"HA_NCCL_FABRIC", "auto"}});
-  ASSERT_EQ(run.status, 0) << run.err;
-  const json out = json::parse(run.out);
-  if (out["fabric"] == "datagram") {
-    EXPECT_GE(out["rdma_notes"].size(), 1U);
-    EXPECT_EQ(out["devices"].size(), out["interfaces"].size());
-  } else {
-    EXPECT_EQ(out["fabric"], "verbs");
-    EXPECT_TRUE(out["devices"][0].contains("link"));
-  }
+// With `auto` RDMA ports are the devices, or a note says why not.
+TEST(Info, TellsRdmaPortsOrWhyTheyAreNotUsed) {
+  const auto with_a_nic = [](const char* wanted) {
+    const ToolRun run = info({"--json"}, {{"HA_NCCL_FABRIC", "auto"},
+                                          {"HA_NCCL_IB_HCA", wanted},
+                                          {"LD_LIBRARY_PATH", NHA_MODULE_DIR "/fake_nic"}});
+    EXPECT_EQ(run.status, 0) << run.err;
+    return json::parse(run.out);
+  };
+  const json used = with_a_nic("=fake0");
+  EXPECT_EQ(used["fabric"], "verbs");
+  ASSERT_EQ(used["devices"].size(), 1U) << used;
+  EXPECT_EQ(used["devices"][0]["name"], "fake0");
+  EXPECT_TRUE(used["devices"][0].contains("link"));
+  EXPECT_EQ(used["rdma_notes"], json::array());
+  const json left_out = with_a_nic("=fake1");
+  EXPECT_EQ(left_out["fabric"], "datagram");
+  EXPECT_EQ(left_out["devices"].size(), left_out["interfaces"].size());
+  EXPECT_EQ(left_out["rdma_notes"], json::array({"fake0:1 is left out by HA_NCCL_IB_HCA==fake1"}));
 }
 
 TEST(Info, AnHcaThatIsNotThereIsAnErrorUnderVerbs) {

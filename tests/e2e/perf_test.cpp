@@ -187,12 +187,17 @@ TEST(Modes, groups_channels_reuse_and_both_directions_are_exact) {
 }
 
 TEST(Latency, is_reported_with_ordered_percentiles) {
+  const auto begin = std::chrono::steady_clock::now();
   const json report = good_report(
       {"latency", "-b", "8", "-e", "8", "-I", "500", "-w", "50", "--plugin", NHA_PLUGIN_FILE});
   const json& plugin = report["results"][0]["plugins"][0];
-  EXPECT_GT(plugin["min_us"].get<double>(), 0.0);
+  EXPECT_GT(plugin["min_us"].get<double>(), 0.1) << "a message between processes takes that long";
+  EXPECT_LT(plugin["min_us"].get<double>(), plugin["p99_us"].get<double>());
   EXPECT_LE(plugin["min_us"].get<double>(), plugin["p50_us"].get<double>());
   EXPECT_LE(plugin["p50_us"].get<double>(), plugin["p99_us"].get<double>());
+  // Half of the 500 round trips take at least the median's twice, and all fit into the run.
+  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(plugin["p50_us"].get<double>() * 2 * 250, took.count());
 }
 
 TEST(Latency, rests_between_round_trips_if_told_to) {
@@ -235,8 +240,14 @@ TEST(Seconds, run_each_size_that_long_and_no_longer) {
     EXPECT_EQ(report["seconds"], 0.3);
     const json& round = report["results"][0]["plugins"][0]["rounds"][0];
     EXPECT_GE(round["iterations"].get<uint64_t>(), 2U) << op;
-    EXPECT_GT(round["p50_us"].get<double>(), 0.0) << op;
     EXPECT_LE(round["p99_us"].get<double>(), round["max_us"].get<double>()) << op;
+    // The ranks agree on the end by messages between the iterations, of which a round trip is two.
+    const bool latency = op == std::string("latency");
+    const double each_us =
+        latency ? 2 * round["mean_us"].get<double>() : round["time_us"].get<double>();
+    const double measured = each_us * round["iterations"].get<double>() * 1e-6;
+    EXPECT_GT(measured, 0.15) << op;
+    EXPECT_LT(measured, 0.35 + 2e-6 * round["max_us"].get<double>()) << op;
   }
 }
 

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <regex>
 #include <string>
@@ -127,18 +129,18 @@ double rate(const std::string& one, const std::string& other,
 TEST(RailsInLab, UnequalRailsAddUpWithoutAnAgent) {
   const std::vector<std::string> both{"MPIB_HCA_SOUT=rail0", "MPIB_HCA_SUP=rail1", "MPIB_MODE=1",
                                       "MPIB_ISLAND_PREFIX_LEN=0"};
-  double first = 0;
-  for (int tries = 0; tries < 3 && first < 45e6; ++tries) {
-    first = std::max(first, rate("400mbit", "400mbit", {"HA_NCCL_IFNAME=rail0"}, 40));
-  }
+  const auto median = [](const std::function<double()>& measure) {
+    std::array<double, 3> all{measure(), measure(), measure()};
+    std::sort(all.begin(), all.end());
+    return all[1];
+  };
+  const double first =
+      median([] { return rate("400mbit", "400mbit", {"HA_NCCL_IFNAME=rail0"}, 40); });
   ASSERT_GT(first, 30e6);
-  for (const char* slower : {"200mbit", "100mbit", "40mbit"}) {
+  for (const char* slower : {"200mbit", "40mbit"}) {
     const double second = rate("400mbit", slower, {"HA_NCCL_IFNAME=rail1"}, 4);
-    double sum = 0;
-    for (int tries = 0; tries < 3 && sum <= 0.97 * (first + second); ++tries) {
-      // The host may be busy elsewhere.  A sixth of a second may be lost before rates are known.
-      sum = std::max(sum, rate("400mbit", slower, both, 40));
-    }
+    // A sixth of a second may be lost before rates are known.
+    const double sum = median([&] { return rate("400mbit", slower, both, 40); });
     EXPECT_GT(second, 3e6) << slower;
     EXPECT_LT(second, 0.6 * first) << slower;
     EXPECT_GT(sum, 0.97 * (first + second))

@@ -112,7 +112,8 @@ TEST_F(Tune, RunsBetweenHosts) {
   std::ofstream(shell) << "#!/bin/sh\nshift\nshift\nexec sh -c \"$*\"\n";
   ASSERT_EQ(chmod(shell.c_str(), 0700), 0);
   std::vector<std::string> words = arguments();
-  words.insert(words.end(), {"--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--ssh", shell});
+  words.insert(words.end(), {"--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--port", port_to_meet_at(),
+                             "--ssh", shell});
   const ToolRun run = run_program(NHA_TOOL_FILE, words, {{"NCCL_SOCKET_IFNAME", "lo"}});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_NE(run.out.find("recommended:"), std::string::npos) << run.out;

@@ -93,9 +93,10 @@ TEST(AgentInLab, CongestionOnSupShiftsTrafficWithinTenMilliseconds) {
     lab.end_agent(SIGKILL, true);
   }
   std::sort(ms.begin(), ms.end());
-  std::printf("the share of SUP is below 0.4 %.2f ms after the datagram, the median of 5\n", ms[2]);
+  std::printf("the share of SUP is below 0.4 %.2f to %.2f ms after the datagram, 5 times\n",
+              ms.front(), ms.back());
   EXPECT_GT(ms.front(), 0) << "it never was";
-  EXPECT_LT(ms[2], 10);
+  EXPECT_LT(ms.back(), 10);
 }
 
 TEST(AgentInLab, BackpressureEmptiesARailAndReleasesIt) {

@@ -151,7 +151,7 @@ TEST_P(Mutants, IsFound) {
 INSTANTIATE_TEST_SUITE_P(All, Mutants, testing::ValuesIn(found_here()),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
-TEST(Mutants, EachIsPlantedAndHasARowHereAndInTheDocument) {
+TEST(Mutants, EachIsPlantedAndHasARowAndIsDescribed) {
   const std::filesystem::path top = NHA_SOURCE_DIR;
   std::string product;
   for (const char* folder : {"actors", "ha", "plugin", "relay", "runtime"}) {
@@ -161,7 +161,6 @@ TEST(Mutants, EachIsPlantedAndHasARowHereAndInTheDocument) {
       }
     }
   }
-  const std::string document = text_of(top / "docs/testing.md");
   const std::vector<std::string> names = names_in_the_header();
   ASSERT_GE(names.size(), 104U);
   EXPECT_EQ(names.size(), std::size(all_planted));
@@ -174,16 +173,9 @@ TEST(Mutants, EachIsPlantedAndHasARowHereAndInTheDocument) {
                                   [&](const Planted& one) { return names[i] == one.name; });
     ASSERT_NE(row, std::end(all_planted)) << names[i] << " has no row";
     EXPECT_EQ(static_cast<size_t>(row->mutation), i + 1) << names[i];
-    const std::string line = "| " + names[i] + " |";
-    const size_t at = document.find(line);
-    ASSERT_NE(at, std::string::npos) << names[i] << " is not in docs/testing.md";
-    const std::string told = document.substr(at, document.find('\n', at) - at);
-    const std::string finder = row->by == By::check      ? row->check
-                               : row->by == By::nccl     ? row->check
-                               : row->by == By::survives ? "survives"
-                                                         : std::to_string(row->seeds) + " seeds";
-    EXPECT_NE(told.find(finder), std::string::npos) << told;
   }
+  EXPECT_EQ(std::system((top / "tests/mutants/list >/dev/null").c_str()), 0)
+      << "each has a comment behind its name: tests/mutants/list";
 }
 
 TEST(Mutants, ChecksPassWhereNothingIsPlanted) {

@@ -310,6 +310,13 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(request_forgotten, By::nccl, 0, "UDP"),
     NHA_FOUND(region_let_go, By::nccl, 0, "RDMA into GPU memory"),
     NHA_FOUND(flush_skipped, By::nccl, 0, "RDMA into GPU memory"),
+    NHA_FOUND(local_key_told, By::nccl, 0, "RDMA into GPU memory"),
+
+    // Counts, and lives.
+    NHA_CHECKED(stalled_counted_twice, "Sharing.WhoLeavesWhileItIsStalledTakesNothingOfTheOthers"),
+    NHA_CHECKED(place_kept, "SimHandshake.WhoShowsTheNonceHasNoPlaceAtTheDoorAnyMore"),
+    NHA_CHECKED(lives_mixed_up, "PacketSeals.OfAHostThatBeginsAnewAreNoRepetitions"),
+    NHA_CHECKED(slot_beyond_read, "HintTableTest.TheFirstAndTheLastSlotAreSlotsAndNoneBeyond"),
 };
 
 #undef NHA_CHECKED

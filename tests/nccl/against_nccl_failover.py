@@ -221,6 +221,10 @@ def print_table(results, options):
                 print(f"known gap: {fault.title}, against {variant.title}: {'; '.join(found)}")
     if not gaps:
         print("no known gap in what was measured")
+    by_itself = collections.Counter(result["variant"] for result in results.all
+                                    if result["fault"] == "none")
+    for variant in options.variants:
+        print(f"jobs that ended before any fault, {variant.title}: {by_itself[variant.name]}")
     for kind in ("nccl", "plugin", "date", "seed"):
         counted = collections.Counter(str(result[kind]) for result in results.all)
         print(f"{kind}: {', '.join(sorted(counted))}")

@@ -298,6 +298,16 @@ TEST(SimHandshake, ARouteThatIsSilentLeavesItToTheNext) {
   }
 }
 
+TEST(SimHandshake, WhoShowsTheNonceHasNoPlaceAtTheDoorAnyMore) {
+  SimPair pair(58, {});
+  for (uint16_t i = 0; i < 3; ++i) {
+    tools::SimLink link(pair.world(), pair.sender(), pair.receiver(),
+                        static_cast<uint16_t>(5001 + i), nullptr);
+    ASSERT_TRUE(link.wait_ready()) << link.error();
+    EXPECT_EQ(link.listener().waiting(), 0U) << "the ones after it are rejected";
+  }
+}
+
 /// Each device has a cable's network.  Discovery has heard nobody yet, or is heard by nobody.
 TEST(SimHandshake, WhereTheAskedDeviceHasNoCableAConnectionLivesWhereItsStreamLeads) {
   for (const size_t rail : {0, 1}) {

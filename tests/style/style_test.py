@@ -214,10 +214,11 @@ class Skips(unittest.TestCase):
     def test_cases_of_googletest_are_told_with_their_reason(self):
         out = "[ RUN      ] A.b\n/x_test.cpp:2: Skipped\nonly root can\n\n[  SKIPPED ] A.b (0 ms)\n"
         whole = out + "[ RUN      ] A.c\n[       OK ] A.c (0 ms)\n[==========] 2 tests from 1 test suite ran. (0 ms)\n"
-        report = (f'<testsuite><testcase name="e2e.A.b" status="notrun"><system-out>{out}</system-out></testcase>'
-                  f'<testcase name="unit.part_1_of_2" status="run"><system-out>{whole}</system-out></testcase></testsuite>')
+        report = (f'<testsuite><testcase name="e2e.A.b" time="3.2" status="notrun"><system-out>{out}</system-out></testcase>'
+                  f'<testcase name="unit.part_1_of_2" time="2" status="run"><system-out>{whole}</system-out></testcase></testsuite>')
         self.assertEqual(self.counts(report), "passed 1\nskipped release: A.b: only root can\n"
-                                              "skipped release: unit.A.b: only root can\n")
+                                              "skipped release: unit.A.b: only root can\n"
+                                              "seconds 3 release: suite e2e\nseconds 2 release: suite unit\n")
 
     def counts(self, report):
         with tempfile.TemporaryDirectory() as folder:
@@ -230,7 +231,8 @@ class Skips(unittest.TestCase):
         report = ('<testsuite><testcase name="style.some" status="run"><system-out>.s\n'
                   'skipped: Some.test_a: no such program\nOK\n</system-out></testcase></testsuite>')
         self.assertEqual(self.counts(report),
-                         "passed 1\nskipped release: style.some: Some.test_a: no such program\n")
+                         "passed 1\nskipped release: style.some: Some.test_a: no such program\n"
+                         "seconds 0 release: suite style\n")
 
 
 if __name__ == "__main__":

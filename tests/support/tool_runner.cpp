@@ -1,8 +1,10 @@
 #include "tests/support/tool_runner.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -110,6 +112,19 @@ ToolRun run_program(const std::string& program, const std::vector<std::string>& 
   run.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   run.took = SteadyTime::now() - begin;
   return run;
+}
+
+std::string port_to_meet_at() {
+  // The kernel does not hand it out again soon.
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof at;
+  const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&at), length) == 0 &&
+                     getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length) == 0;
+  close(fd);
+  return bound ? std::to_string(ntohs(at.sin_port) - 17) : "no port is free";
 }
 
 size_t count(const std::string& text, const std::string& part) {

@@ -25,6 +25,10 @@ ToolRun run_program(const std::string& program, const std::vector<std::string>& 
                     const Environment& environment = {},
                     std::chrono::seconds limit = std::chrono::seconds(120));
 
+/// For --port: the first of the ranks that a shell starts listens 17 above it (docs/install.md),
+/// where nobody does.
+std::string port_to_meet_at();
+
 /// How often `part` is in `text`.
 size_t count(const std::string& text, const std::string& part);
 

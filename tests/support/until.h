@@ -1,21 +1,28 @@
 #pragma once
 
 #include <sched.h>
+#include <time.h>
 
 #include <chrono>
 #include <functional>
 
 namespace nccl_ha::test {
 
-/// Runs `step` until it returns true; false when `limit` has passed.
+/// Runs `step` until it returns true; false when `limit` has passed.  What takes longer than a
+/// hundred turns does not get quicker by them: others may have the processor.
 inline bool until(const std::function<bool()>& step,
                   std::chrono::milliseconds limit = std::chrono::seconds(20)) {
   const auto end = std::chrono::steady_clock::now() + limit;
-  while (!step()) {
+  for (int turns = 0; !step(); ++turns) {
     if (std::chrono::steady_clock::now() > end) {
       return false;
     }
-    sched_yield();
+    if (turns < 100) {
+      sched_yield();
+    } else {
+      const timespec pause{0, 100'000};
+      clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
+    }
   }
   return true;
 }

@@ -98,6 +98,17 @@ TEST(Routes, ASharedSubnetWinsWhateverDeviceWasAskedFor) {
       << "then what only routing can reach";
 }
 
+TEST(Routes, AHandleNamesTheAddressesOfAllDevicesThoseOfTheAskedOneFirst) {
+  const std::vector<NetInterface> devices{device("eth0", {ip(10, 0, 1, 1)}),
+                                          device("eth1", {ip(10, 0, 2, 1), ip(10, 0, 4, 1)}),
+                                          device("eth2", {ip(10, 0, 3, 1)})};
+  std::vector<std::string> named;
+  for (const IpAddress& one : handle_addresses(devices, 1)) {
+    named.push_back(one.text());
+  }
+  EXPECT_EQ(named, (std::vector<std::string>{"10.0.2.1", "10.0.4.1", "10.0.1.1", "10.0.3.1"}));
+}
+
 TEST(Routes, AnotherHostsLoopbackIsNoWay) {
   const std::vector<NetInterface> devices{device("eth0", {ip(10, 0, 1, 1)})};
   Handle handle;

@@ -115,6 +115,30 @@ TEST_F(Sharing, WhoLeavesTakesWhatItHadUnderWayAlong) {
   EXPECT_FALSE(shares_.blocked());
 }
 
+TEST_F(Sharing, WhoLeavesWhileItIsStalledTakesNothingOfTheOthers) {
+  const uint32_t stalled = add(1000);
+  shares_.want(stalled);
+  serve();
+  const uint32_t other = add(100);
+  shares_.want(other);
+  run(100, stalled);
+  ASSERT_GT(sent_[other], 0U) << "the stalled one was set aside";
+  shares_.leave(stalled);
+  std::erase_if(flight_, [&](const Piece& one) { return one.member == stalled; });
+  const auto under_way = [&] {
+    uint64_t bytes = 0;
+    for (const Piece& one : flight_) {
+      bytes += one.bytes;
+    }
+    return bytes;
+  };
+  EXPECT_EQ(shares_.in_flight(), under_way());
+  const uint64_t before = sent_[other];
+  run(200);
+  EXPECT_GT(sent_[other], before + 10'000);
+  EXPECT_EQ(shares_.in_flight(), under_way());
+}
+
 TEST(RelayPool, GivesLessTheLessThereIsAndNothingWithoutRoom) {
   constexpr uint32_t chunk = 1024;
   RelayPool pool(RelayPool::bytes_of(200, chunk));

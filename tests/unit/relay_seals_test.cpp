@@ -132,6 +132,20 @@ TEST(PacketSeals, AreTakenOnceByWhoHasTheKey) {
   EXPECT_EQ(receiver.counts().forged, 3U);
 }
 
+/// Which begins to number its packets at one again.
+TEST(PacketSeals, OfAHostThatBeginsAnewAreNoRepetitions) {
+  PacketSeal receiver;
+  receiver.set_keys(ring_of({1}));
+  for (uint32_t life = 1; life <= 3; ++life) {
+    PacketSeal sender;
+    sender.set_keys(ring_of({1}));
+    for (int i = 0; i < 100; ++i) {
+      EXPECT_TRUE(receiver.open(sender.seal(hello_packet(life), 1), noon)) << life << ", " << i;
+    }
+  }
+  EXPECT_EQ(receiver.counts().repeated, 0U);
+}
+
 TEST(PacketSeals, WhereTheyAreOpenWhoeverHasNoneIsHeardToo) {
   PacketSeal sender;
   PacketSeal receiver;

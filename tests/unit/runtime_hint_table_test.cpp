@@ -82,6 +82,21 @@ TEST_F(HintTableTest, ASlotOfAnotherFlowOrOutsideSaysNothing) {
             HintReading::State::foreign);
 }
 
+TEST_F(HintTableTest, TheFirstAndTheLastSlotAreSlotsAndNoneBeyond) {
+  const auto writer = make();
+  const auto table = open();
+  for (uint32_t slot = 0; slot < 8; ++slot) {
+    writer->write(slot, hinted_flow + slot, {slot + 1, 0}, hints_begin);
+  }
+  for (uint32_t slot = 0; slot < 8; ++slot) {
+    const HintReading read = table->read(slot, hinted_flow + slot, hints_begin, hint_silence);
+    EXPECT_EQ(read.state, HintReading::State::fresh) << slot;
+    EXPECT_EQ(read.hint.share, slot + 1);
+  }
+  // Where the file ends the page is full of zeros.
+  EXPECT_EQ(table->read(8, 0, hints_begin, hint_silence).state, HintReading::State::foreign);
+}
+
 TEST_F(HintTableTest, HintsOfAnAgentThatIsSilentDoNotCount) {
   const auto writer = make();
   const auto table = open();

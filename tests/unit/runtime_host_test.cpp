@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,8 +15,27 @@ namespace nccl_ha {
 namespace {
 
 TEST(Host, TellsWhenThisProcessBegan) {
-  EXPECT_NE(process_start_ticks(), 0U);
   EXPECT_EQ(process_start_ticks(static_cast<uint32_t>(getpid())), process_start_ticks());
+  const auto ticks_now = [] {
+    timespec now{};
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    const auto each = static_cast<uint64_t>(sysconf(_SC_CLK_TCK));
+    return static_cast<uint64_t>(now.tv_sec) * each +
+           static_cast<uint64_t>(now.tv_nsec) * each / 1'000'000'000;
+  };
+  EXPECT_LE(process_start_ticks(), ticks_now());
+  const uint64_t before = ticks_now();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    pause();
+  }
+  const uint64_t began = process_start_ticks(static_cast<uint32_t>(child));
+  EXPECT_GE(began, before);
+  EXPECT_LE(began, ticks_now());
+  EXPECT_LE(process_start_ticks(), before) << "the parent is older";
+  kill(child, SIGKILL);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
 TEST(Host, AProcessThatEndsWhileItIsAskedForIsNone) {

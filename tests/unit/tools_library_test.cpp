@@ -115,6 +115,7 @@ TEST(ElfSymbols, damaged_headers_do_no_harm) {
   const TemporaryFile file("");
   ASSERT_GT(copy_own_to(file), 64U);
   const std::string head = own_head(64);
+  int refused = 0;
   std::fstream bytes(file.path(), std::ios::binary | std::ios::in | std::ios::out);
   for (size_t at = 16; at < head.size(); ++at) {  // every byte of the file header after the magic
     const auto put = [&](char byte) {
@@ -122,10 +123,11 @@ TEST(ElfSymbols, damaged_headers_do_no_harm) {
       ASSERT_TRUE(bytes.good());
     };
     put(static_cast<char>(0xff));
-    // Any answer will do, as long as there is one.
-    static_cast<void>(find_elf_symbols(file.path(), ElfTable::full, {"main"}).ok());
+    // Some bytes do not matter; none makes a reader leave the file.
+    refused += find_elf_symbols(file.path(), ElfTable::full, {"main"}).ok() ? 0 : 1;
     put(head[at]);
   }
+  EXPECT_GE(refused, 12) << "kind and processor of the file, place, size and count of its sections";
   const auto again = find_elf_symbols(file.path(), ElfTable::full, {"main"});
   EXPECT_TRUE(again.ok()) << "all was put back: " << again.error().message();
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Sums up a JUnit report of ctest: one line 'passed N', then 'failed NAME' and 'skipped NAME', and
-'seconds N PRESET: LABEL', of all tests of a label, of which several may have run at once.
+'seconds N PRESET: suite FOLDER', of all its tests, of which several may have run at once.
 
 usage: ctest_counts.py REPORT.xml PRESET
 
@@ -76,10 +76,8 @@ def main():
             lines.append(f"failed {name}")
     seconds = collections.Counter()
     for case in cases:
-        labels = [one.get("value") for one in case.iter("property")
-                  if one.get("name") == "cmake_labels"]
-        seconds["".join(labels) or "-"] += float(case.get("time") or 0)
-    lines += [f"seconds {total:.0f} {preset}: suite {label}" for label, total in seconds.items()]
+        seconds[case.get("name").split(".")[0]] += float(case.get("time") or 0)
+    lines += [f"seconds {total:.0f} {preset}: suite {suite}" for suite, total in seconds.items()]
     print(f"passed {passed}")
     for line in lines:
         print(line)

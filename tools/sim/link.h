@@ -48,7 +48,7 @@ class SimLink {
   bool sender_was_ready() const { return send_was_ready_; }
   bool receiver_was_ready() const { return receive_ != nullptr; }
   bool accepted() const { return receive_ != nullptr; }
-  const ListenChannel& listener() const { return *listen_; }
+  ListenChannel& listener() const { return *listen_; }
   sim::World& world() { return world_; }
   sim::Process& from() { return from_; }
   sim::Process& to() { return *to_; }

@@ -264,7 +264,8 @@ def planted_cases():
     for mistake in ("done_too_early", "request_forgotten"):
         yield Case(f"planted-{mistake}", 2, every, planted=mistake, mistake=True)
     yield Case("planted-gpu-none", 2, every, GPU_NIC, planted="none")
-    for mistake in ("done_too_early", "size_untold", "region_let_go", "flush_skipped"):
+    for mistake in ("done_too_early", "size_untold", "region_let_go", "flush_skipped",
+                    "local_key_told"):
         yield Case(f"planted-gpu-{mistake}", 2, every, GPU_NIC, planted=mistake, mistake=True)
 
 

@@ -223,6 +223,14 @@ class Measurement:
             "log": self.log,
         }
 
+    def ended_by_itself(self, variant):
+        """Nothing had happened to it yet: a result of no fault's, which counts as every other one."""
+        words = " / ".join(word for word in self.both("last_words") if word)
+        self.held = {"fault": "none", "variant": variant.name, "repeat": 0,
+                     "seed": self.plan["seed"], "survived": False, "right": "is wrong" not in words,
+                     "error": words or "a job ended before any fault", "stall_s": 0.0, "log": self.log}
+        self.emit()
+
     def under_load(self, fault, variant, repeats):
         todo = list(repeats)
         unproven = 0
@@ -237,7 +245,7 @@ class Measurement:
                 self.pause(draw.share * 2)
                 if self.rank.ended() is not None:
                     if self.held is None:
-                        print(f"a job ended before any fault: {self.both('last_words')}", flush=True)
+                        self.ended_by_itself(variant)
                         unproven += 1
                     break
                 self.emit()

@@ -113,7 +113,7 @@ uint32_t Nic::new_pair_number() {
 Region* Nic::add_region(std::unique_ptr<Region> region) {
   next_key_ += 0x11;
   region->lkey = next_key_;
-  region->rkey = next_key_;
+  region->rkey = next_key_ | remote_key;
   Region* raw = region.get();
   regions_[next_key_] = std::move(region);
   return raw;
@@ -273,7 +273,7 @@ void Nic::deal_with_arrived(Pair& pair) {
 ibv_wc_status Nic::execute(Pair& pair, const Message& message) {
   const uint64_t length = length_of(message);
   if (message.kind == MessageKind::read) {
-    Region* region = region_of(message.key, message.address, length);
+    Region* region = region_of(message.key ^ remote_key, message.address, length);
     if (region == nullptr) {
       return IBV_WC_REM_ACCESS_ERR;
     }
@@ -290,7 +290,7 @@ ibv_wc_status Nic::execute(Pair& pair, const Message& message) {
     return IBV_WC_REM_OP_ERR;
   }
   if (message.kind == MessageKind::write && length != 0) {
-    Region* region = region_of(message.key, message.address, length);
+    Region* region = region_of(message.key ^ remote_key, message.address, length);
     if (region == nullptr) {
       return IBV_WC_REM_ACCESS_ERR;
     }

@@ -99,7 +99,7 @@ class Nic {
   void remove(Pair* pair) { pairs_.erase(pair->qp_num); }
   Region* add_region(std::unique_ptr<Region> region);
   bool remove_region(Region* region);
-  /// nullptr where the key is not valid for the whole range.
+  /// Of a local key; nullptr where it is not valid for the whole range.
   Region* region_of(uint32_t key, uint64_t address, uint64_t length);
   void request(Pair& pair, const Send& send, Message message);
   void change_state(Pair& pair, ibv_qp_state state);
@@ -136,6 +136,7 @@ class Nic {
   int socket_ = -1;
   int wake_ = -1;
   uint32_t next_pair_ = 0;
+  static constexpr uint32_t remote_key = 1U << 31;  ///< what a region's remote key has besides
   uint32_t next_key_ = 0x1000;
   std::map<uint32_t, Pair*> pairs_;
   std::map<uint32_t, std::unique_ptr<Region>> regions_;  ///< by key
