@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "relay/first_told.h"
 #include "relay/mesh_routes.h"
 #include "relay/mesh_settings.h"
 #include "relay/piece_size.h"
@@ -251,6 +252,21 @@ TEST(MeshSettings, PiecesFillRunsOfDatagrams) {
     EXPECT_LE(piece_bytes(most), most);
     EXPECT_GE(piece_bytes(most), most - most / 8);
   }
+}
+
+TEST(FirstTold, APeerOfWhomOthersTellMayHaveACableOfItsOwn) {
+  FirstTold told;
+  IpAddress one;
+  one.bytes = {10, 0, 0, 1};
+  IpAddress other = one;
+  other.bytes[3] = 2;
+  const Instant begin = Instant{} + std::chrono::hours(1);
+  EXPECT_TRUE(told.is_news({one}, begin));
+  EXPECT_TRUE(
+      told.is_news({one, other}, begin + FirstTold::patience - std::chrono::milliseconds(1)));
+  EXPECT_FALSE(told.is_news({one, other}, begin + FirstTold::patience));
+  EXPECT_TRUE(told.is_news({other}, begin + FirstTold::patience)) << "another connection's peer";
+  EXPECT_FALSE(told.is_news({one}, begin + std::chrono::hours(9)));
 }
 
 }  // namespace

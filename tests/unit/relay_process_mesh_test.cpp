@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "relay/discovery.h"
-#include "relay/first_told.h"
 #include "relay/link_sockets.h"
 #include "relay/mesh_client.h"
 #include "relay/process_mesh.h"
@@ -237,20 +236,6 @@ TEST_F(ProcessMeshTest, WithoutPathsOfOthersItLeavesAtOnce) {
     (*mesh)->leave(**engine, std::chrono::seconds(60));
     EXPECT_LT(clock.now() - before, std::chrono::seconds(20));
   }
-}
-
-TEST(FirstTold, APeerOfWhomOthersTellMayHaveACableOfItsOwn) {
-  FirstTold told;
-  IpAddress one;
-  one.bytes = {10, 0, 0, 1};
-  IpAddress other = one;
-  other.bytes[3] = 2;
-  const Instant begin = Instant{} + std::chrono::hours(1);
-  EXPECT_TRUE(told.is_news({one}, begin));
-  EXPECT_TRUE(told.is_news({one, other}, begin + FirstTold::patience - milliseconds(1)));
-  EXPECT_FALSE(told.is_news({one, other}, begin + FirstTold::patience));
-  EXPECT_TRUE(told.is_news({other}, begin + FirstTold::patience)) << "another connection's peer";
-  EXPECT_FALSE(told.is_news({one}, begin + std::chrono::hours(9)));
 }
 
 /// Within ten seconds.
