@@ -11,6 +11,13 @@
 namespace nccl_ha {
 namespace {
 
+/// Streams of this device begin at its own NIC, and not at one that serves them all.
+bool begins_there(const std::vector<fabric::NetInterface>& interfaces,
+                  const fabric::NetDevice& device) {
+  return device.control_interface < interfaces.size() &&
+         interfaces[device.control_interface].name == fabric::nic_name(device);
+}
+
 /// The NIC of `rail` is in the network of `stream`'s address `local`, or nobody knows where it is.
 bool leads_there(const std::vector<fabric::NetInterface>& interfaces, const fabric::NetDevice& rail,
                  const fabric::NetInterface& stream, const IpAddress& local) {
@@ -46,7 +53,8 @@ fabric::RailDevices CablePorts::of_stream(const fabric::Provider& provider,
   const bool in_its_network = std::any_of(rails.begin(), rails.end(), [&](size_t rail) {
     return leads_there(*interfaces, provider.devices()[rail], stream, *address);
   });
-  if (!in_mesh() && (in_its_network || ha::mutated(ha::Mutation::mesh_unknown_stays))) {
+  const bool tells = streams_tell && begins_there(*interfaces, provider.devices()[asked.first()]);
+  if (!in_mesh() && (!tells || in_its_network || ha::mutated(ha::Mutation::mesh_unknown_stays))) {
     return asked;
   }
   return fabric::rails_at(devices, provider.devices(), stream.name).value_or(asked);

@@ -116,7 +116,8 @@ CablePorts cable_ports() {
   if (!process.mesh().takes_part()) {
     return {};
   }
-  return {process.devices().ports(), [&process] { return process.mesh().in_mesh(); }};
+  return {process.devices().ports(), [&process] { return process.mesh().in_mesh(); },
+          !process.streams_begin_elsewhere()};
 }
 
 /// How the connection goes on where its cable is cut before it has come about.
@@ -130,7 +131,8 @@ SendOptions::Relays relays_towards(const Handle& handle, const fabric::RailDevic
   relays.kind = relay::relay_kind;
   relays.ways = [&process, addresses = handle.addresses,
                  asked]() -> std::optional<fabric::RailDevices> {
-    if (process.mesh().reach(addresses, SteadyClock().now()) != relay::ProcessMesh::Reach::relays) {
+    if (process.mesh().reach(addresses, SteadyClock().now(), false) !=
+        relay::ProcessMesh::Reach::relays) {
       return std::nullopt;
     }
     return fabric::RailDevices::ways_of(asked.first(), process.mesh().ways(addresses));
@@ -262,7 +264,7 @@ abi::NcclResult look_for_way(int dev, int traffic_class, uint64_t id,
   const Instant now = SteadyClock().now();
   const Instant until = id == 0 ? now + mesh.patience(handle->addresses, now)
                                 : process.find_waiting(id).value_or(now);
-  const Reach reach = mesh.reach(handle->addresses, now);
+  const Reach reach = mesh.reach(handle->addresses, now, now < until);
   if (reach == Reach::unknown && now < until) {
     if (id == 0) {
       set_handle_scratch(bytes, process.add_waiting(until));

@@ -88,6 +88,9 @@ class Process {
     return oob_interface_.value_or(device.control_interface);
   }
 
+  /// MPIB_OOB_IF: control connections begin at one interface, whatever device theirs are.
+  bool streams_begin_elsewhere() const { return oob_interface_.has_value(); }
+
   /// Starts the engine if it is not running and counts one user.
   Result<Engine*> open();
   /// For who is one of its users already.

@@ -70,8 +70,9 @@ class ProcessMesh {
     relays,   ///< no cable leads there
     unknown,  ///< for now
   };
-  /// How a peer with these addresses is reached.  Any thread.
-  Reach reach(const std::vector<IpAddress>& addresses, Instant now) const;
+  /// How a peer with these addresses is reached; `waits`: unknown also where only relays are known
+  /// for so short a time that a cable may be heard yet.  Any thread.
+  Reach reach(const std::vector<IpAddress>& addresses, Instant now, bool waits = true) const;
   /// Over so many ways at once load goes to a peer that is reached over relays.  Any thread.
   size_t ways(const std::vector<IpAddress>& addresses) const { return routes_->ways(addresses); }
   /// For how long it makes sense to wait where that is unknown.  Any thread.

@@ -36,7 +36,8 @@ bool ProcessMesh::may_be_near(const std::vector<IpAddress>& addresses) const {
           }));
 }
 
-ProcessMesh::Reach ProcessMesh::reach(const std::vector<IpAddress>& addresses, Instant now) const {
+ProcessMesh::Reach ProcessMesh::reach(const std::vector<IpAddress>& addresses, Instant now,
+                                      bool waits) const {
   if (!takes_part()) {
     return Reach::cable;
   }
@@ -59,7 +60,7 @@ ProcessMesh::Reach ProcessMesh::reach(const std::vector<IpAddress>& addresses, I
   if (known != MeshRoutes::Reach::relays || (near && now - began_ < patience(addresses, now))) {
     return Reach::unknown;
   }
-  if (!fixed_ && may_be_near(addresses) && search_.told.is_news(addresses, now)) {
+  if (waits && !fixed_ && may_be_near(addresses) && search_.told.is_news(addresses, now)) {
     return Reach::unknown;
   }
   search_.found.store(true, std::memory_order_release);

@@ -127,6 +127,9 @@ bool SendSide::take_relays() {
 
 void SendSide::try_route() {
   state_.context->timers().cancel(again_timer_);
+  if (state_.phase != ConnectionPhase::handshake) {
+    return;  // it has failed meanwhile
+  }
   take_relays();
   state_.context->request_stream_turns(1000);
   while (const auto next = rounds_.current()) {
@@ -156,8 +159,7 @@ void SendSide::on_route_timer() {
     return;
   }
   if (take_relays()) {
-    try_route();
-    return;
+    return try_route();
   }
   if (!rounds_.any_other()) {
     state_.context->timers().arm(route_timer_, state_.context->now() + rounds_.patience());

@@ -146,6 +146,14 @@ Ip RdmaNic::address_of_lid(uint16_t lid) const {
   return 0;
 }
 
+std::vector<const RdmaQueuePair*> RdmaNic::queue_pairs() const {
+  std::vector<const RdmaQueuePair*> all;
+  for (const auto& [number, pair] : pairs_) {
+    all.push_back(pair);
+  }
+  return all;
+}
+
 RdmaQueuePair* RdmaNic::find(uint32_t number) {
   const auto found = pairs_.find(number);
   return found == pairs_.end() ? nullptr : found->second;

@@ -86,6 +86,9 @@ class RdmaNic {
   Result<fabric::verbs::UsablePort> open(const Config& config, const std::string& netdev,
                                          const fabric::verbs::Library& library = rdma_library());
 
+  /// Its queue pairs, in the order in which they were made.
+  std::vector<const RdmaQueuePair*> queue_pairs() const;
+
   // --- faults
   /// A port loses its link or finds it again; the device says so.  `address` 0: all ports.
   void set_port(bool up, Ip address = 0);

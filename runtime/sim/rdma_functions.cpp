@@ -227,6 +227,13 @@ struct RdmaFunctions {
       const RdmaRoute route = route_of(at, attributes->ah_attr);
       pair.gid_place = route.gid_place;
       pair.to = route.to;
+      pair.asked.ah_attr = attributes->ah_attr;
+    }
+    if ((mask & IBV_QP_PKEY_INDEX) != 0) {
+      pair.asked.pkey_index = attributes->pkey_index;
+    }
+    if ((mask & IBV_QP_RNR_RETRY) != 0) {
+      pair.asked.rnr_retry = attributes->rnr_retry;
     }
     if ((mask & IBV_QP_DEST_QPN) != 0) {
       pair.to_pair = attributes->dest_qp_num;
@@ -236,6 +243,8 @@ struct RdmaFunctions {
     if ((mask & IBV_QP_TIMEOUT) != 0) {
       const Duration timeout(int64_t{4096} << attributes->timeout);  // IBTA 11.6.2
       pair.requester.start(attributes->sq_psn, timeout, attributes->retry_cnt);
+      pair.asked.timeout = attributes->timeout;
+      pair.asked.retry_cnt = attributes->retry_cnt;
     }
     pair.not_ready_wait = std::chrono::microseconds(640);
     if (attributes->qp_state == IBV_QPS_ERR) {

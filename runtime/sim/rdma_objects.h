@@ -37,6 +37,7 @@ struct RdmaQueuePair : ibv_qp {
   Ip to = 0;
   uint32_t gid_place = 0;
   uint32_t mtu = 1024;
+  ibv_qp_attr asked{};  ///< what modify_qp was told last of each thing
   Duration not_ready_wait{};
   uint32_t inline_max = 0;
   size_t sends_max = 0;

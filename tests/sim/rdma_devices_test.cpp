@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "runtime/base/log.h"
+#include "runtime/sim/rdma_objects.h"
 #include "tests/support/sim_pair.h"
 #include "tools/sim/failover_run.h"
 
@@ -58,6 +59,58 @@ void move_bytes(SimPair& pair, uint64_t seed) {
   EXPECT_EQ(pair.transfer(plan, seconds(60)), "");
   EXPECT_GT(pair.world().network().counts().cut, 0U) << "nothing was cut";
   EXPECT_EQ(pair.world().rdma().violation, "");
+}
+
+/// Of that NIC, those of connections that can send.
+std::vector<const sim::RdmaQueuePair*> connected(const sim::RdmaNic& nic) {
+  std::vector<const sim::RdmaQueuePair*> all = nic.queue_pairs();
+  std::erase_if(all, [](const sim::RdmaQueuePair* pair) {
+    return pair->qp_type != IBV_QPT_RC || pair->state != IBV_QPS_RTS;
+  });
+  return all;
+}
+
+TEST(SimRdmaDevices, SettingsReachTheQueuePairs) {
+  Config config = device_config();
+  config.ib_traffic_class = 104;
+  config.ib_service_level = 3;
+  config.ib_pkey = 1;
+  config.ib_timeout = 15;
+  config.ib_retry_count = 5;
+  SimPair pair(3, {}, config, {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  for (const sim::Process* host : {&pair.sender(), &pair.receiver()}) {
+    const auto pairs = connected(*host->nics[0]);
+    ASSERT_GE(pairs.size(), 1U);
+    for (const sim::RdmaQueuePair* one : pairs) {
+      EXPECT_EQ(one->asked.ah_attr.grh.traffic_class, 104);
+      EXPECT_EQ(one->asked.ah_attr.sl, 3);
+      EXPECT_EQ(one->asked.pkey_index, 1);
+      EXPECT_EQ(one->asked.timeout, 15);
+      EXPECT_EQ(one->asked.retry_cnt, 5);
+      EXPECT_EQ(one->asked.rnr_retry, 7) << "for ever: a peer that is slow to post is not dead";
+    }
+  }
+}
+
+TEST(SimRdmaDevices, SoutAndSupHaveTheirNumbersOfQueuePairs) {
+  for (const auto& [sout, sup] : {std::pair<size_t, size_t>{2, 4}, {1, 3}}) {
+    SCOPED_TRACE(sout);
+    Config config;
+    config.mpib_mode = 1;
+    config.mpib_sout_qp = static_cast<int64_t>(sout);
+    config.mpib_sup_qp = static_cast<int64_t>(sup);
+    SimPair pair(4, {}, config,
+                 {.rails = 2, .rdma = true, .one_device = true, .sout_and_sup = true});
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    const auto there = [&] {
+      return connected(*pair.sender().nics[0]).size() == sout &&
+             connected(*pair.sender().nics[1]).size() == sup;
+    };
+    EXPECT_TRUE(pair.world().run_until(there, seconds(5)))
+        << connected(*pair.sender().nics[0]).size() << " and "
+        << connected(*pair.sender().nics[1]).size();
+  }
 }
 
 TEST(SimRdmaDevices, PortsOfInfiniBandHaveLidsAndNoGid) {
