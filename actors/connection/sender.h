@@ -140,7 +140,8 @@ class Sender final : public Server {
   void end_chunk();
   [[gnu::noinline]] bool translate(const SendRequest& request, const Lane& lane, Keys& keys);
   void on_clear_to_send(const fabric::Completion& completion, Lane& lane);
-  void on_acknowledged(uint64_t id, size_t lane);
+  /// False: no such chunk is under way, and the connection has failed.
+  bool on_acknowledged(uint64_t id, size_t lane);
   [[nodiscard]] bool has_left(const SendRequest& request, size_t lane);
 
   ConnectionState& state_;

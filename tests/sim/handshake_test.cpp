@@ -327,6 +327,23 @@ TEST(SimHandshake, WhereTheAskedDeviceHasNoCableAConnectionLivesWhereItsStreamLe
   }
 }
 
+/// Streams of RDMA devices all begin at the first interface.
+TEST(SimHandshake, WhereStreamsBeginAtOneNicForAllAConnectionLivesWhereItWasAskedFor) {
+  SimPair pair(57, {}, {}, {.rails = 2, .rdma = true});
+  tools::SimLink::Dialling how;
+  how.kind = pair.sender().provider->devices()[1].kind;
+  how.devices = fabric::RailDevices(1);
+  how.ports = {{0, 1}, [] { return false; }};
+  Route& route = how.routes.emplace_back();
+  route.to = sim::Endpoint{pair.receiver().addresses[0], 0}.to_sockaddr();
+  route.from = sim::Endpoint{pair.sender().addresses[0], 0}.to_sockaddr();
+  tools::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+  link.step_connecting();
+  EXPECT_EQ(link.sender().attachment().device, 1U);
+  EXPECT_TRUE(link.wait_ready()) << link.error();
+  EXPECT_EQ(link.sender().attachment().device, 1U);
+}
+
 /// Two halves of a port, each with a cable's address: the device begins at the first one.
 TEST(SimHandshake, AConnectionLivesWhereItsStreamLeads) {
   for (const bool cut : {false, true}) {

@@ -91,8 +91,9 @@ void SimLink::dial(const Dialling& how, uint64_t nonce) {
   const size_t index = engine.assign_worker(-1, 1.0);
   Worker& worker = engine.worker(index);
   options.timeout = std::chrono::milliseconds(worker.context().config().connect_timeout_ms);
-  send_ = std::make_shared<SendEndpoint>(next_domain.fetch_add(1), fabric::Attachment{0, how.kind},
-                                         worker, engine, how.devices);
+  send_ = std::make_shared<SendEndpoint>(next_domain.fetch_add(1),
+                                         fabric::Attachment{how.devices.first(), how.kind}, worker,
+                                         engine, how.devices);
   auto address = worker.open_address(4);
   auto actor =
       worker.adopt(make_send_connection(*from_.provider, engine, index, send_, std::move(options)));
