@@ -43,9 +43,15 @@ class ShadowCandidates {
   ShadowCandidates(std::vector<RailPair> ranked, size_t shadows)
       : pairs_(std::move(ranked)), shadows_(shadows) {}
 
-  /// Nothing: there are none.
-  std::optional<RailPair> best() const {
-    return pairs_.empty() ? std::nullopt : std::optional(pairs_.front());
+  /// Such a pair comes before this one, and is neither rejected nor another shadow's.
+  template <class IsSuch>
+  bool any_better(size_t shadow, const RailPair& than, Instant now, IsSuch is_such) const {
+    for (size_t at = 0; at < pairs_.size() && pairs_[at] != than; ++at) {
+      if (is_such(pairs_[at]) && available(shadow, at, now)) {
+        return true;
+      }
+    }
+    return false;
   }
   /// The pair for a shadow to try.  Nothing: all are rejected or share an end with another
   /// shadow's, until next_at().

@@ -10,11 +10,13 @@
 namespace nccl_ha {
 namespace {
 
+/// How often a shadow that could be a better one gives way to a look for that; one that shares a
+/// NIC with the first path soon, and less and less often.
+constexpr Duration better_interval = std::chrono::minutes(5);
+constexpr Duration better_first = std::chrono::seconds(15);
+
 /// How long an attempt to replace a path waits at most while there is none.
 constexpr Duration reopen_interval = std::chrono::seconds(1);
-
-/// How often a shadow of another fabric gives way to a look for one of the own.
-constexpr Duration better_interval = std::chrono::minutes(5);
 
 /// A path over another rail is tried this often at most.
 constexpr Duration rail_interval = std::chrono::seconds(2);
@@ -34,7 +36,8 @@ PathRenewal::PathRenewal(Owner& owner, const ConnectionParts& parts, Sender& sen
       paths_(parts.paths),
       control_(parts.control),
       failover_(parts.failover),
-      sender_(sender) {
+      sender_(sender),
+      better_wait_(better_first) {
   reopen_timer_.bind([](void* self) { static_cast<PathRenewal*>(self)->on_reopen_timer(); }, this);
   better_timer_.bind([](void* self) { static_cast<PathRenewal*>(self)->look_for_better(); }, this);
 }
@@ -60,7 +63,7 @@ void PathRenewal::begin() {
 
 void PathRenewal::make_others() {
   if (paths_.backs_with_others()) {
-    state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
+    look_in(better_interval);
   }
   for (size_t i = paths_.primaries(); i < paths_.own(); ++i) {
     lanes_[i].reopen_at = state_.context->now();  // the caller waits for those
@@ -76,6 +79,10 @@ void PathRenewal::on_lane_up(size_t lane) {
   const Lane& mine = paths_.lane(lane);
   next.link_back = next.turned = next.again = urgent_ = false;
   next.give_up_at.reset();
+  if (could_be_separate(lane) && !ha::mutated(ha::Mutation::shared_nic_settled)) {
+    look_in(better_wait_);
+    better_wait_ = std::min(2 * better_wait_, better_interval);
+  }
   // One of another fabric does not come before those of the own one.
   if (mine.shadow && candidates_.worked(mine.shadow_number, !paths_.is_fallback(mine))) {
     next.backoff = ha::Backoff(std::chrono::milliseconds(100), shadow_interval);
@@ -172,12 +179,23 @@ void PathRenewal::hasten() {
   arm_reopen();
 }
 
-void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails) {
+void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails,
+                        ha::ShadowCandidates::End end, const std::vector<size_t>& changed) {
+  if (changed.empty()) {
+    return;
+  }
   candidates_.renew(std::move(ranked));
   set_ends(rails);
+  better_wait_ = better_first;
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
     Next& next = lanes_[lane];
-    const bool under_way = next.unoffered || owner_.is_opening(lane);
+    bool under_way = next.unoffered || owner_.is_opening(lane);
+    if (under_way && ends_at(lane, end, changed) &&
+        !ha::mutated(ha::Mutation::attempt_outlives_address)) {
+      next.turned = true;  // says nothing of the new address
+      owner_.on_lane_failed(lane, fail(Errc::again, "an address of its ends has changed"));
+      under_way = false;
+    }
     if (!paths_.lane(lane).usable) {
       next.backoff.reset();
       if (next.reopen_at) {
@@ -192,6 +210,17 @@ void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Ra
   arm_reopen();
 }
 
+bool PathRenewal::ends_at(size_t lane, ha::ShadowCandidates::End end,
+                          const std::vector<size_t>& places) const {
+  const bool here = end == ha::ShadowCandidates::End::local;
+  return std::ranges::any_of(places, [&](size_t place) {
+    if (!paths_.lane(lane).elsewhere()) {
+      return here ? paths_.is_primary(place) : place == first_end_;
+    }
+    return place == (here ? lanes_[lane].pair.local : lanes_[lane].pair.remote);
+  });
+}
+
 bool PathRenewal::shares_a_nic(const ha::RailPair& pair) const {
   const auto is_first = [&](size_t place) {
     return place < end_nics_.size() && first_end_ < end_nics_.size() &&
@@ -202,9 +231,11 @@ bool PathRenewal::shares_a_nic(const ha::RailPair& pair) const {
 
 /// A shadow that fails with the first path, though there is a pair that need not.
 bool PathRenewal::could_be_separate(size_t lane) const {
-  const auto best = candidates_.best();
-  return paths_.lane(lane).shadow && best && !shares_a_nic(*best) &&
-         shares_a_nic(lanes_[lane].pair);
+  const Lane& mine = paths_.lane(lane);
+  const ha::RailPair& pair = lanes_[lane].pair;
+  return mine.shadow && shares_a_nic(pair) &&
+         candidates_.any_better(mine.shadow_number, pair, state_.context->now(),
+                                [this](const auto& other) { return !shares_a_nic(other); });
 }
 
 void PathRenewal::on_domain_up(const fabric::FailureDomain& domain) {
@@ -315,17 +346,29 @@ void PathRenewal::pass_over(size_t lane) {
   }
 }
 
-/// An RDMA port that could be the shadow instead may be there by now.
+void PathRenewal::look_in(Duration wait) {
+  state_.context->timers().cancel(better_timer_);
+  state_.context->timers().arm(better_timer_, state_.context->now() + wait);
+}
+
+/// What could be the shadow instead may be there by now: an RDMA port, a NIC that the first path
+/// does not use.
 void PathRenewal::look_for_better() {
   if (!state_.live()) {
     return;
   }
-  state_.context->timers().arm(better_timer_, state_.context->now() + better_interval);
+  look_in(better_interval);
   for (size_t lane = paths_.own(); lane < paths_.size() && state_.live(); ++lane) {
     const Lane& mine = paths_.lane(lane);
-    if (mine.usable && paths_.is_fallback(mine) && paths_.own_usable()) {
+    if (!mine.usable || !paths_.own_usable() || owner_.serves(lane)) {
+      continue;
+    }
+    if (paths_.is_fallback(mine)) {
       owner_.on_lane_failed(
           lane, fail(Errc::again, "checking whether an RDMA path can become the standby"));
+    } else if (could_be_separate(lane)) {
+      owner_.on_lane_failed(
+          lane, fail(Errc::again, "checking whether a NIC of its own can become the standby"));
     }
   }
 }

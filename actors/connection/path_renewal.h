@@ -58,8 +58,10 @@ class PathRenewal {
       own_ends_.push_back(rails[place].kind == static_cast<uint8_t>(state_.attachment.kind));
     }
   }
-  /// Places of either host have changed: what waits is tried at once, over what there is now.
-  void renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails);
+  /// Places of one host have changed: what waits is tried at once, over what there is now, and what
+  /// is under way between other addresses begins anew.
+  void renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails,
+             ha::ShadowCandidates::End end, const std::vector<size_t>& changed);
   /// The first paths have come up or failed.
   void begin();
   /// Both sides are ready: what the handshake did not make can be made.
@@ -110,6 +112,7 @@ class PathRenewal {
   void give_up_new_path(size_t lane, const Error& why);
   void offer(size_t lane);
   bool choose_place(size_t lane);
+  bool ends_at(size_t lane, ha::ShadowCandidates::End end, const std::vector<size_t>& places) const;
   bool shares_a_nic(const ha::RailPair& pair) const;
   bool could_be_separate(size_t lane) const;
   Duration limit_of(size_t lane) const;
@@ -117,6 +120,7 @@ class PathRenewal {
   void sweep_anew();
   void give_up_long_attempts();
   bool choose_rail_place(size_t lane);
+  void look_in(Duration wait);
   void look_for_better();
 
   Owner& owner_;
@@ -132,6 +136,7 @@ class PathRenewal {
   std::vector<size_t> end_nics_;  ///< of the peer's places (ha::nic_of)
   std::vector<bool> own_ends_;    ///< of the own fabric
   bool urgent_ = false;           ///< no path is left
+  Duration better_wait_;  ///< until a shadow that shares a NIC gives way to a look for another
   Timer better_timer_;
   Timer reopen_timer_;
 };

@@ -16,13 +16,6 @@
 namespace nccl_ha {
 namespace {
 
-/// The peer has told of its end of a path, over which nothing of it is heard.
-bool any_connects(std::span<const Lane> lanes) {
-  return std::any_of(lanes.begin(), lanes.end(), [](const Lane& lane) {
-    return lane.owned.path != nullptr && lane.owned.path->state() == fabric::PathState::connecting;
-  });
-}
-
 /// How long a message may wait for its confirmation before another way is tried.
 constexpr Duration unconfirmed_limit = std::chrono::milliseconds(250);
 
@@ -352,13 +345,16 @@ void SendSide::on_end(std::span<const std::byte> payload) {
   ends_.rails.resize(std::max<size_t>(ends_.rails.size(), notice->place + size_t{1}));
   ends_.rails[notice->place] = notice->rail;
   if (!ha::mutated(ha::Mutation::end_unheeded)) {
-    recovery_.renewal().renew(without_rails(state_, paths_, ends_), ends_.rails);
+    recovery_.renewal().renew(without_rails(state_, paths_, ends_), ends_.rails,
+                              ha::ShadowCandidates::End::remote, {notice->place});
   }
 }
 
 void SendSide::on_interfaces_renewed() {
-  if (state_.live() && state_.backup && welcomed_ && !paths_.renew_places().empty()) {
-    recovery_.renewal().renew(without_rails(state_, paths_, ends_), ends_.rails);
+  if (state_.live() && state_.backup && welcomed_) {
+    const std::vector<size_t> changed = paths_.renew_places();
+    recovery_.renewal().renew(without_rails(state_, paths_, ends_), ends_.rails,
+                              ha::ShadowCandidates::End::local, changed);
   }
 }
 
@@ -423,7 +419,9 @@ std::string SendSide::what_is_missing() const {
   if (!need.empty()) {
     return "no path came up, the last one: " + need;
   }
-  if (any_connects(std::as_const(paths_).lanes())) {
+  if (std::ranges::any_of(std::as_const(paths_).lanes(), [](const Lane& lane) {
+        return lane.owned.path && lane.owned.path->state() == fabric::PathState::connecting;
+      })) {
     return "the peer answers over TCP, but a path hears nothing of it: check that UDP is not "
            "filtered between the hosts and that the route back leads over the same network";
   }

@@ -144,8 +144,10 @@ enum class Mutation : uint8_t {
   link_back_untold,       ///< the peer does not hear that a NIC here has its link again
   link_back_unheeded,     ///< who hears that goes on waiting
   ends_untold,            ///< the peer does not hear that a place here has another address
-  end_unheeded,           ///< who hears that goes on with the old one
-  primary_keeps_address,  ///< a first path is made anew at the address that its NIC had before
+  attempt_outlives_address,  ///< an attempt between old addresses counts against the new ones
+  shared_nic_settled,        ///< a standby on the first path's NIC stays, though another could be
+  end_unheeded,              ///< who hears that goes on with the old one
+  primary_keeps_address,     ///< a first path is made anew at the address that its NIC had before
   // Of the end of a connection:
   words_not_awaited,   ///< who closes does not wait for the confirmation
   answer_not_awaited,  ///< who is told that the peer ends does not wait until its answer is there

@@ -195,8 +195,10 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(link_back_untold, "Rails/ShadowLinks.StandsByAgainSoonAfterTheReceiversLink/2of2"),
     NHA_CHECKED(link_back_unheeded,
                 "Rails/ShadowLinks.StandsByAgainSoonAfterTheReceiversLink/2of2"),
-    NHA_CHECKED(ends_untold, "Hosts/RenewedInterfaces.AStandbyStandsByAtItsNewAddress/1"),
-    NHA_CHECKED(end_unheeded, "Hosts/RenewedInterfaces.AStandbyStandsByAtItsNewAddress/1"),
+    NHA_CHECKED(ends_untold, "Hosts/RenewedInterfaces.AStandbyIsMadeWhereAnAddressComesLater/1"),
+    NHA_CHECKED(attempt_outlives_address, "Hosts/AddressesInTurn.*"),
+    NHA_CHECKED(shared_nic_settled, "SharedNics.AreLeftOnceThereAreOthers"),
+    NHA_CHECKED(end_unheeded, "Hosts/RenewedInterfaces.AStandbyIsMadeWhereAnAddressComesLater/1"),
     NHA_CHECKED(primary_keeps_address,
                 "Hosts/RenewedInterfaces.AFirstPathComesBackAtItsNewAddress/*"),
 

@@ -1,7 +1,8 @@
 // Interfaces whose addresses and numbers change while connections use them.
 #include <gtest/gtest.h>
 
-#include <array>
+#include <tuple>
+#include <vector>
 
 #include "tests/support/sim_pair.h"
 
@@ -19,9 +20,9 @@ sim::Ip ip_of(const IpAddress& address) {
          uint32_t{address.bytes[2]} << 8 | address.bytes[3];
 }
 
-class RenewedInterfaces : public testing::TestWithParam<Host> {
+class Renewed {
  protected:
-  RenewedInterfaces() : pair_(97, {}, config(), {.rails = 2}) {}
+  Renewed() : pair_(97, {}, config(), {.rails = 2}) {}
   static Config config() {
     Config config;
     config.shadow_paths = 1;
@@ -30,27 +31,28 @@ class RenewedInterfaces : public testing::TestWithParam<Host> {
     return config;
   }
 
-  /// Nothing gets through at the rail's present addresses, and a NIC there gets another one.
-  void change(size_t rail) {
-    sim::Link dark;
-    dark.cut = true;
-    pair_.set_links(dark, dark, rail);
-    const std::array hosts = {&pair_.sender(), &pair_.receiver()};
-    for (size_t i = 0; i < hosts.size(); ++i) {
-      sim::Process& host = *hosts[i];
-      auto list = *host.provider->interfaces();
+  std::vector<sim::Process*> hosts_of(Host which) {
+    std::vector<sim::Process*> hosts;
+    if (which != Host::receiver) {
+      hosts.push_back(&pair_.sender());
+    }
+    if (which != Host::sender) {
+      hosts.push_back(&pair_.receiver());
+    }
+    return hosts;
+  }
+  /// A NIC there gets another address, and nothing moves at the one that it had.
+  void change(size_t rail, Host which) {
+    for (sim::Process* host : hosts_of(which)) {
+      auto list = *host->provider->interfaces();
       IpAddress& address = list[rail].addresses.front();
       const sim::Ip before = ip_of(address);
-      const bool its =
-          GetParam() == Host::both || (GetParam() == Host::sender) == (hosts[i] == &pair_.sender());
-      if (!its) {
-        continue;
-      }
       address.bytes[2] = 77;
       list[rail].ifindex += 20;
-      pair_.world().network().same_host_as(host.address, ip_of(address));
+      pair_.world().network().same_host_as(host->address, ip_of(address));
       ASSERT_NE(ip_of(address), before);
-      host.provider->renew_interfaces(list);
+      pair_.world().network().vanish(before);
+      host->provider->renew_interfaces(list);
     }
   }
   std::string transfer(uint64_t seed) {
@@ -68,27 +70,54 @@ class RenewedInterfaces : public testing::TestWithParam<Host> {
     pair_.set_links(dark, dark, rail);
   }
 
+  /// Until all has arrived once nothing moves any more at the first NICs of both hosts.
+  Duration stall_without_first_nics() {
+    pair_.world().network().vanish(pair_.sender().addresses[0]);
+    pair_.world().network().vanish(pair_.receiver().addresses[0]);
+    const Instant begin = pair_.world().now();
+    EXPECT_EQ(transfer(1), "");
+    EXPECT_GE(pair_.send_channel().counters().traffic_moves.get(), 1U) << "nothing was lost";
+    return pair_.world().now() - begin;
+  }
+
+  static constexpr auto at_once = milliseconds(300);
   SimPair pair_;
 };
+
+class RenewedInterfaces : public testing::TestWithParam<Host>, protected Renewed {};
 INSTANTIATE_TEST_SUITE_P(Hosts, RenewedInterfaces,
                          testing::Values(Host::sender, Host::receiver, Host::both));
 
 TEST_P(RenewedInterfaces, AStandbyStandsByAtItsNewAddress) {
   ASSERT_TRUE(pair_.connect()) << pair_.error();
   pass(pair_, seconds(2));
-  change(1);
+  change(1, GetParam());
   ASSERT_TRUE(comes_back(1)) << "the standby has not found its new address";
-  cut(0);
-  const Instant begin = pair_.world().now();
-  ASSERT_EQ(transfer(1), "");
-  EXPECT_LE(pair_.world().now() - begin, seconds(2));
+  EXPECT_LE(stall_without_first_nics(), at_once);
   EXPECT_EQ(pair_.send_channel().counters().traffic_moves.get(), 1U);
+}
+
+TEST_P(RenewedInterfaces, AStandbyIsMadeWhereAnAddressComesLater) {
+  std::vector<std::vector<fabric::NetInterface>> lists;
+  for (sim::Process* host : hosts_of(GetParam())) {
+    auto list = lists.emplace_back(*host->provider->interfaces());
+    list[1].addresses = {*parse_address("fd00::1")};  // none that leads to the other host's
+    host->provider->renew_interfaces(list);
+  }
+  ASSERT_TRUE(pair_.connect()) << pair_.error();
+  pass(pair_, seconds(2));
+  for (sim::Process* host : hosts_of(GetParam())) {
+    host->provider->renew_interfaces(lists.front());
+    lists.erase(lists.begin());
+  }
+  pass(pair_, milliseconds(100));
+  EXPECT_LE(stall_without_first_nics(), at_once);
 }
 
 TEST_P(RenewedInterfaces, AFirstPathComesBackAtItsNewAddress) {
   ASSERT_TRUE(pair_.connect()) << pair_.error();
   pass(pair_, seconds(2));
-  change(0);
+  change(0, GetParam());
   ASSERT_EQ(transfer(1), "");
   EXPECT_GE(pair_.send_channel().counters().traffic_moves.get(), 1U);
   ASSERT_TRUE(comes_back(1)) << "the first path has not found its new address";
@@ -97,6 +126,39 @@ TEST_P(RenewedInterfaces, AFirstPathComesBackAtItsNewAddress) {
   const Instant begin = pair_.world().now();
   ASSERT_EQ(transfer(2), "");
   EXPECT_LE(pair_.world().now() - begin, seconds(2));
+}
+
+class SharedNics : public testing::Test, protected Renewed {};
+
+/// A standby that shares a NIC with the first path fails with it.
+TEST_F(SharedNics, AreLeftOnceThereAreOthers) {
+  cut(1);
+  ASSERT_TRUE(pair_.connect()) << pair_.error();
+  pass(pair_, seconds(2));
+  pair_.set_links({}, {}, 1);  // nobody hears of it
+  pass(pair_, seconds(20));
+  EXPECT_LE(stall_without_first_nics(), at_once);
+}
+
+/// The host whose address changes first, and how many milliseconds later the other's does.
+class AddressesInTurn : public testing::TestWithParam<std::tuple<Host, int>>, protected Renewed {};
+INSTANTIATE_TEST_SUITE_P(Hosts, AddressesInTurn,
+                         testing::Combine(testing::Values(Host::sender, Host::receiver),
+                                          testing::Values(0, 1, 2, 5, 10, 20, 50, 100, 200)));
+
+/// An attempt between an old address and a new one says nothing of the new ones.
+TEST_P(AddressesInTurn, AStandbySharesNoNicAfterwards) {
+  const auto [first, apart] = GetParam();
+  for (const sim::Process* host : {&pair_.sender(), &pair_.receiver()}) {
+    pair_.world().network().vanish(host->addresses[1]);
+  }
+  ASSERT_TRUE(pair_.connect()) << pair_.error();
+  pass(pair_, seconds(2));
+  change(1, first);
+  pass(pair_, milliseconds(apart));
+  change(1, first == Host::sender ? Host::receiver : Host::sender);
+  pass(pair_, seconds(2));
+  EXPECT_LE(stall_without_first_nics(), at_once);
 }
 
 }  // namespace

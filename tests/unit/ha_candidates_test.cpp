@@ -32,9 +32,23 @@ TEST(ShadowCandidates, ThePairAtHandStaysUntilItIsPassedOver) {
 
 TEST(ShadowCandidates, NonePassesOverToNothing) {
   ShadowCandidates none({}, 1);
-  EXPECT_FALSE(none.best());
+  EXPECT_FALSE(none.any_better(0, {}, candidates_start, [](const auto&) { return true; }));
   none.pass_over(0);
   EXPECT_EQ(none.choose(0, candidates_start), std::nullopt);
+}
+
+TEST(ShadowCandidates, ABetterPairIsOneThatTheShadowCouldTake) {
+  ShadowCandidates candidates = four();
+  const auto any = [](const RailPair&) { return true; };
+  EXPECT_FALSE(candidates.any_better(0, {1, 1}, candidates_start, any));
+  EXPECT_TRUE(candidates.any_better(0, {2, 2}, candidates_start, any));
+  const auto is_second = [](const RailPair& pair) { return pair == RailPair{2, 2}; };
+  EXPECT_FALSE(candidates.any_better(0, {2, 2}, candidates_start, is_second));
+  EXPECT_TRUE(candidates.any_better(0, {2, 1}, candidates_start, is_second));
+  candidates.reject(End::local, 2, candidates_start);
+  EXPECT_FALSE(candidates.any_better(0, {2, 1}, candidates_start, is_second));
+  EXPECT_EQ(candidates.choose(1, candidates_start), (RailPair{1, 1}));
+  EXPECT_FALSE(candidates.any_better(0, {2, 1}, candidates_start, any)) << "the other has it";
 }
 
 TEST(ShadowCandidates, ARejectedEndTakesAllItsPairsWithIt) {
