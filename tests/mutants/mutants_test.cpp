@@ -73,6 +73,8 @@ double cpu_ms(int who) {
 int run_checks(const std::string& filter, Mutation mutation) {
   const pid_t child = fork();
   if (child == 0) {
+    unsetenv("GTEST_TOTAL_SHARDS");  // of this suite
+    unsetenv("GTEST_SHARD_INDEX");
     setenv("NHA_MUTANT", std::to_string(static_cast<int>(mutation)).c_str(), 1);
     alarm(60);
     const int nowhere = open("/dev/null", O_WRONLY);
