@@ -52,7 +52,8 @@ class Fence : public testing::Test {
     clock_.set(Instant(seconds(1)));
     for (uint8_t i = 0; i < 2; ++i) {
       Side& side = sides_[i];
-      side.nic = std::make_unique<sim::RdmaNic>(network_, conditions_, 5 + i, address(i), "sim", i);
+      side.nic = std::make_unique<sim::RdmaNic>(network_, conditions_, 5 + i,
+                                                std::vector{address(i)}, "sim", i, traits_[i]);
       auto usable = side.nic->open(Config{}, "sim0", library);
       ASSERT_TRUE(usable);
       side.device = usable->device;
@@ -125,8 +126,55 @@ class Fence : public testing::Test {
   ManualClock clock_;
   sim::Network network_{clock_, 3};
   sim::RdmaNic::Conditions conditions_;
+  std::array<sim::DeviceTraits, 2> traits_;
   std::array<Side, 2> sides_;
 };
+
+/// Of queue pairs that were told of their peers, by anybody.
+std::vector<ibv_mtu> path_mtus;
+decltype(Library{}.queue_pair.modify) modify_before = nullptr;
+
+class Mtus : public Fence, public testing::WithParamInterface<size_t> {};
+INSTANTIATE_TEST_SUITE_P(Smaller, Mtus, testing::Values(0, 1));
+
+/// A device takes no packet that is larger than its port's MTU.
+TEST_P(Mtus, BothEndsTakeTheSmallerOne) {
+  static Library library = sim::rdma_library();  // devices keep it
+  modify_before = library.queue_pair.modify;
+  library.queue_pair.modify = [](ibv_qp* pair, ibv_qp_attr* attributes, int mask) {
+    if ((mask & IBV_QP_PATH_MTU) != 0 && attributes->dest_qp_num != pair->qp_num) {
+      path_mtus.push_back(attributes->path_mtu);
+    }
+    return modify_before(pair, attributes, mask);
+  };
+  path_mtus.clear();
+  traits_[GetParam()].mtu = 1024;
+  traits_[1 - GetParam()].mtu = 4096;
+  make(library);
+  EXPECT_EQ(path_mtus, (std::vector{IBV_MTU_1024, IBV_MTU_1024}));
+}
+
+/// Those that devices were asked for.
+int queues_made = 0;
+decltype(Library{}.completion.create_queue) create_queue_before = nullptr;
+
+TEST_F(Fence, PathsThatComeAndGoNeedNoMoreCompletionQueues) {
+  static Library library = sim::rdma_library();  // devices keep it
+  create_queue_before = library.completion.create_queue;
+  library.completion.create_queue = [](auto... arguments) {
+    ++queues_made;
+    return create_queue_before(arguments...);
+  };
+  queues_made = 0;
+  make(library);
+  const int before = queues_made;
+  EXPECT_GE(before, 2);
+  for (int i = 0; i < 500; ++i) {
+    sides_[0].path.reset();
+    make_path(sides_[0], true);
+    ASSERT_EQ(queues_made, before) << "after " << i;
+  }
+}
 
 TEST_F(Fence, EndsWhenAllWorkIsBack) {
   make();
