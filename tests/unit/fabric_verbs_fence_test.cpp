@@ -78,7 +78,7 @@ class Fence : public testing::Test {
     fabric::PathOptions options;
     options.active = active;
     options.receives_spare = spare;
-    options.flushes = true;
+    options.flushes = flushes_;
     auto path = side.port->create_path(options, side.gid, &side.owner);
     ASSERT_TRUE(path) << path.error().message();
     side.path = std::move(*path);
@@ -126,6 +126,7 @@ class Fence : public testing::Test {
   ManualClock clock_;
   sim::Network network_{clock_, 3};
   sim::RdmaNic::Conditions conditions_;
+  bool flushes_ = true;
   std::array<sim::DeviceTraits, 2> traits_;
   std::array<Side, 2> sides_;
 };
@@ -142,12 +143,13 @@ TEST_P(Mtus, BothEndsTakeTheSmallerOne) {
   static Library library = sim::rdma_library();  // devices keep it
   modify_before = library.queue_pair.modify;
   library.queue_pair.modify = [](ibv_qp* pair, ibv_qp_attr* attributes, int mask) {
-    if ((mask & IBV_QP_PATH_MTU) != 0 && attributes->dest_qp_num != pair->qp_num) {
+    if ((mask & IBV_QP_PATH_MTU) != 0) {
       path_mtus.push_back(attributes->path_mtu);
     }
     return modify_before(pair, attributes, mask);
   };
   path_mtus.clear();
+  flushes_ = false;  // its queue pair is connected to itself
   traits_[GetParam()].mtu = 1024;
   traits_[1 - GetParam()].mtu = 4096;
   make(library);
