@@ -141,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(Smaller, Mtus, testing::Values(0, 1));
 /// A device takes no packet that is larger than its port's MTU.
 TEST_P(Mtus, BothEndsTakeTheSmallerOne) {
   static Library library = sim::rdma_library();  // devices keep it
-  modify_before = library.queue_pair.modify;
+  modify_before = sim::rdma_library().queue_pair.modify;
   library.queue_pair.modify = [](ibv_qp* pair, ibv_qp_attr* attributes, int mask) {
     if ((mask & IBV_QP_PATH_MTU) != 0) {
       path_mtus.push_back(attributes->path_mtu);
@@ -162,7 +162,7 @@ decltype(Library{}.completion.create_queue) create_queue_before = nullptr;
 
 TEST_F(Fence, PathsThatComeAndGoNeedNoMoreCompletionQueues) {
   static Library library = sim::rdma_library();  // devices keep it
-  create_queue_before = library.completion.create_queue;
+  create_queue_before = sim::rdma_library().completion.create_queue;
   library.completion.create_queue = [](auto... arguments) {
     ++queues_made;
     return create_queue_before(arguments...);
