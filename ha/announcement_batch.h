@@ -42,7 +42,7 @@ class AnnouncementBatch {
   /// What is held is announced now.
   Held take() { return std::exchange(held_, {}); }
   /// Everything that is open is announced anew, with what is held.
-  void forget() { held_ = {0, 0}; }
+  void forget() { held_ = {}; }
 
  private:
   bool due(uint64_t open, uint64_t least) const {

@@ -335,7 +335,6 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
       base->driver->wait_for(base->state);
       state = base->state.load(std::memory_order_acquire);
       if (state == RequestState::pending) {
-        *done = 0;
         return abi::NcclResult::success;
       }
     } else {
