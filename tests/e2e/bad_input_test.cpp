@@ -273,12 +273,23 @@ TEST_F(BadInput, Labs) {
       {"lab lose rail0", "required"},
       {"lab mtu rail0", "required"},
       {"lab enter", "host is required"},
-      {"lab roce --guests 9 --name bad-input -- true", "9", 125},
-      {"lab roce --memory 1 -- true", "--memory"},
-      {"lab roce --cpus 0 -- true", "--cpus"},
-      {"lab roce --share /does/not/exist -- true", "--share"},
   };
   expect_all(rows);
+}
+
+TEST_F(BadInput, Guests) {
+  constexpr Bad rows[] = {
+      {"--guests 9 --name bad-input -- true", "9", 125},
+      {"--topology pare --name bad-input -- true", "there is no topology 'pare'", 125},
+      {"--memory 1 -- true", "--memory"},
+      {"--cpus 0 -- true", "--cpus"},
+      {"--share /does/not/exist -- true", "--share"},
+      {"--guests 1", "command is required"},
+  };
+  for (const Bad& row : rows) {
+    expect_of(NHA_GUESTS_FILE, "nha-guests: ", row);
+  }
+  expect({"lab roce -- true", "there is no command 'roce' here"});
 }
 
 TEST_F(BadInput, RelayAndAgent) {

@@ -132,7 +132,7 @@ class Installed(unittest.TestCase):
                     self.assertIn(f'.SH {section}'.replace('"', ""), text.replace('"', ""))
 
     def test_man_pages_name_every_option(self):
-        for command in ["perf", "info", "check", "lab run", "lab roce", "lab cut", "lab show", "agent",
+        for command in ["perf", "info", "check", "lab run", "lab cut", "lab show", "agent",
                         "agent status", "agent simulate-switch", "trace show", "trace summary",
                         "trace critical", "trace export", "trace plot", "stat", "top", "tune", "report"]:
             words = command.split()
@@ -161,7 +161,7 @@ class Installed(unittest.TestCase):
 
     def test_completion_knows_every_option(self):
         script = self.root / "share/bash-completion/completions/nccl-ha"
-        for command in ["perf", "info", "check", "lab run", "lab roce", "lab cut", "agent",
+        for command in ["perf", "info", "check", "lab run", "lab cut", "agent",
                         "agent status", "agent simulate-switch", "trace show", "trace summary",
                         "trace critical", "stat", "top", "tune", "report"]:
             words = command.split()

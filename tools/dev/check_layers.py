@@ -68,6 +68,7 @@ NAMES_A_KIND = re.compile(r"\bFabricKind\s*(::|[({]\s*\d)")
 RIG = {
     "tests/rig/sim/": ("runtime/",),
     "tests/rig/runs/": ("runtime/", "ha/", "actors/", "relay/", "tools/common/", "tests/rig/sim/"),
+    "tests/rig/guests/": ("runtime/", "tools/common/", "tools/lab/"),
     "tests/rig/nic/": (),
 }
 

@@ -1,4 +1,4 @@
-#include "tools/lab/rdma_check.h"
+#include "tests/rig/guests/rdma_check.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tools/lab/guests.h"
+#include "tests/rig/guests/guests.h"
 
 #include <errno.h>
 #include <fcntl.h>

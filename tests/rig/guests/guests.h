@@ -6,10 +6,10 @@
 #include <functional>
 #include <string>
 
+#include "tests/rig/guests/forwarder.h"
+#include "tests/rig/guests/kernel.h"
 #include "tools/lab/backend.h"
 #include "tools/lab/containment.h"
-#include "tools/lab/forwarder.h"
-#include "tools/lab/kernel.h"
 
 namespace nccl_ha::tools::lab {
 

@@ -1,4 +1,4 @@
-#include "tools/lab/forwarder.h"
+#include "tests/rig/guests/forwarder.h"
 
 #include <errno.h>
 #include <fmt/format.h>

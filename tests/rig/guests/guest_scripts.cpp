@@ -1,4 +1,4 @@
-#include "tools/lab/guest_scripts.h"
+#include "tests/rig/guests/guest_scripts.h"
 
 namespace nccl_ha::tools::lab {
 
@@ -33,7 +33,7 @@ busybox poweroff -f
 )sh";
 
 const std::string_view guest_agent =
-    R"sh(# Talks to `nccl-ha lab roce`, see tools/lab/guest_scripts.h.
+    R"sh(# Talks to nha-guests, see tests/rig/guests/guest_scripts.h.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 for port in /sys/class/virtio-ports/*; do
   case $(<"$port/name") in

@@ -1,4 +1,4 @@
-#include "tools/lab/kernel.h"
+#include "tests/rig/guests/kernel.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,8 +14,8 @@
 #include <sstream>
 #include <vector>
 
+#include "tests/rig/guests/guest_scripts.h"
 #include "tools/common/process.h"
-#include "tools/lab/guest_scripts.h"
 
 namespace nccl_ha::tools::lab {
 namespace {
