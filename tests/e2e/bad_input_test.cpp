@@ -289,7 +289,7 @@ TEST_F(BadInput, Guests) {
   for (const Bad& row : rows) {
     expect_of(NHA_GUESTS_FILE, "nha-guests: ", row);
   }
-  expect({"lab roce -- true", "there is no command 'roce' here"});
+  expect({"lab roce", "there is no command 'roce' here"});
 }
 
 TEST_F(BadInput, RelayAndAgent) {
