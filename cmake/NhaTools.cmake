@@ -6,11 +6,10 @@ set(tool_main ${CMAKE_SOURCE_DIR}/tools/main.cpp)
 set(tool_parts ${tool_sources})
 list(REMOVE_ITEM tool_parts ${tool_main})
 
-# Only the payload's filling and checking and simulations are worth the time that optimisation takes.
+# Only the payload's filling and checking is worth the time that optimisation takes.
 # Two libraries rather than options of single sources: such sources are left out of unity builds.
 set(tool_hot ${tool_parts})
-list(FILTER tool_hot INCLUDE REGEX "/(perf/(pattern|transfer|latency)|sim/.*)\\.cpp$")
-list(FILTER tool_hot EXCLUDE REGEX "/sim/command\\.cpp$")
+list(FILTER tool_hot INCLUDE REGEX "/perf/(pattern|transfer|latency)\\.cpp$")
 set(tool_cold ${tool_parts})
 list(REMOVE_ITEM tool_cold ${tool_hot})
 
@@ -62,8 +61,7 @@ foreach(source IN LISTS tool_base tool_cold)
   set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
 endforeach()
 target_link_libraries(nha_tool_engines PUBLIC nha_tools)
-target_link_libraries(nha_tool_base PUBLIC nha_tool_libraries nha_plugin nha_relay nha_actors nha_ha nha_simulation
-                                           nha_runtime)
+target_link_libraries(nha_tool_base PUBLIC nha_tool_libraries nha_plugin nha_relay nha_actors nha_ha nha_runtime)
 target_link_libraries(nha_tools PUBLIC nha_tool_engines nha_tool_base nha_agent_libraries)
 # How the program finds the plugin that is installed with it (tools/common/plugin_search.h).
 file(RELATIVE_PATH libraries_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
@@ -74,16 +72,9 @@ endif()
 target_compile_definitions(nha_tool_base PRIVATE
   NHA_LIBRARIES_FROM_PROGRAM="${libraries_from_program}" NHA_MULTIARCH="${multiarch}")
 
-# Simulations count what lanes have seen (ha/lane_coverage.h).  The linker takes these functions and
-# leaves those of nha_ha where they are.
-add_library(nha_lane_coverage OBJECT ${CMAKE_SOURCE_DIR}/ha/lane.cpp)
-target_compile_definitions(nha_lane_coverage PRIVATE NHA_LANE_COVERAGE)
-set_source_files_properties(${CMAKE_SOURCE_DIR}/ha/lane.cpp PROPERTIES
-                            SKIP_UNITY_BUILD_INCLUSION ON)
-
 if(tool_main IN_LIST tool_sources)
   add_executable(nccl-ha ${tool_main})
-  target_link_libraries(nccl-ha PRIVATE nha_version nha_lane_coverage nha_tools)
+  target_link_libraries(nccl-ha PRIVATE nha_version nha_tools)
   target_link_options(nccl-ha PRIVATE LINKER:-z,relro LINKER:-z,now $<$<CONFIG:Release>:-pie>)
   install(TARGETS nccl-ha RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
 else()

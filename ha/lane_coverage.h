@@ -1,6 +1,6 @@
 // Which events lanes have met in which of their states: what simulations have seen of ha/lane.h.
 //
-// In the product saw() is nothing.  Tools and tests that simulate link lane.cpp built once more
+// In the product saw() is nothing.  Programs that simulate link lane.cpp built once more
 // with NHA_LANE_COVERAGE.
 #pragma once
 

@@ -58,8 +58,9 @@ else
 fi
 
 tool=build/release/bin/nccl-ha
+sim=build/release/bin/nha-sim
 plugin=build/release/lib/libnccl-net-ha.so
-if [ ! -x "$tool" ] || [ ! -f "$plugin" ]; then
+if [ ! -x "$tool" ] || [ ! -x "$sim" ] || [ ! -f "$plugin" ]; then
   cmake --preset release --log-level=NOTICE >/dev/null && cmake --build --preset release -j "$jobs" ||
     failed+=("build of preset release")
 fi
@@ -86,14 +87,14 @@ step_unless 77 "the same bytes from two folders" tests/reproducible -j "$jobs"
 # Two processes with seeds of their own, one of them with fewer false verdicts and more real faults.
 simulate() {
   local status=0
-  "$tool" sim --seeds 50000 --first 1 &
-  "$tool" sim --seeds 50000 --first 1000000 --false-verdicts 0.25 || status=$?
+  "$sim" --seeds 50000 --first 1 &
+  "$sim" --seeds 50000 --first 1000000 --false-verdicts 0.25 || status=$?
   wait $! || status=$?
   return $status
 }
 step "100,000 simulated runs with failovers" simulate
 
-step "1,000 simulated meshes that change" "$tool" sim --mesh --seeds 1000
+step "1,000 simulated meshes that change" "$sim" --mesh --seeds 1000
 
 # On two namespaces, or in two guests; status 2: it could not be measured.
 step_unless 2 "100 cuts under all_reduce, with defaults and with a heartbeat of 10 ms" \

@@ -29,9 +29,6 @@ void add_relay(CLI::App& app);
 /// Adds `nccl-ha agent`.
 void add_agent(CLI::App& app);
 
-/// Adds `nccl-ha sim`.
-void add_sim(CLI::App& app);
-
 /// Adds `nccl-ha trace`.
 void add_trace(CLI::App& app);
 

@@ -3,7 +3,7 @@
 
 usage: against_ib.py [--build DIR] [--guests N]
 
-`nccl-ha lab roce` makes the guest; both plugins run in turn within one run, two processes, the same RDMA
+nha-guests (tests/rig/guests) makes the guest; both plugins run in turn within one run, two processes, the same RDMA
 device, the same queue pair timeout. A turn of 50 ms differs from the next by a twentieth, so that there are 40 of
 those; where code and data happen to lie changes a ratio by a hundredth from one start to the next, so that each line is
 the median of several guests, one after the other. Beside the ratio stands the standard error of that median, as
@@ -52,7 +52,7 @@ def medians(options, arguments, thread, value):
 
 def run(options, arguments, thread):
     """The JSON report of one run in a guest; ends the program when it failed."""
-    command = [str(options.build / "bin" / "nccl-ha"), "lab", "roce", "--guests", "1", "--cpus", "2",
+    command = [str(options.build / "bin" / "nha-guests"), "--guests", "1", "--cpus", "2",
                "--no-check", "--quiet", "--timeout", "280"]
     for setting in [*ENVIRONMENT, f"HA_NCCL_USE_PROGRESS_THREAD={thread}"]:
         command += ["--env", setting]

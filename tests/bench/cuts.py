@@ -43,11 +43,13 @@ def run(tool, lab, perf, plan, rounds, seconds):
     """The faults of the report, and everything that was said; None when a byte was wrong."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
-        command = [str(tool), "lab", *lab, "-q", "--timeout", str(seconds), "--", "bash", "-c",
+        guests = lab[0] == "--guests"
+        program = [str(tool.parent / "nha-guests")] if guests else [str(tool), "lab"]
+        command = [*program, *lab, "-q", "--timeout", str(seconds), "--", "bash", "-c",
                    f"exec nccl-ha perf all_reduce {perf} -w 0 -I 10 --timeout {seconds - 20} "
                    f"--fault '{plan}' --fault-rounds {rounds} "
                    f"$([ $RANK = 0 ] && echo --json {report})"]
-        if lab[0] == "roce":
+        if guests:
             command[command.index("-q"):command.index("-q")] = ["--share", folder]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
@@ -93,7 +95,7 @@ def kind_of(what):
 def measure_guests(tool, cuts):
     per_round = GUEST_PLAN.count("cut ")
     rounds = -(-cuts // per_round)
-    measured = run(tool, ["roce", "--guests", "2", "--rails", "2", "--no-check"],
+    measured = run(tool, ["--guests", "2", "--rails", "2", "--no-check"],
                    "-v -b 256K -e 256K", GUEST_PLAN, rounds, 300 + 60 * rounds)
     if measured is None:
         print("guests: FAILED")

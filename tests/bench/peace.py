@@ -25,7 +25,7 @@ import tempfile
 
 LATENCY = ["latency", "-b", "8", "-e", "8"]
 # NCCL's default timeout: with 14, Soft-RoCE repeats what merely waits in a slow machine.
-GUEST = ["lab", "roce", "--guests", "1", "--cpus", "2", "--no-check", "--quiet", "--timeout", "280", "--env",
+GUEST = ["--guests", "1", "--cpus", "2", "--no-check", "--quiet", "--timeout", "280", "--env",
          "HA_NCCL_IB_HCA=rxe0", "--env", "HA_NCCL_IB_TIMEOUT=20", "--", "nccl-ha"]
 # Settings that take out what is measured.
 OFF = {"failover": ["HA_NCCL_ENABLE_BACKUP=0"],
@@ -51,11 +51,11 @@ class Bench:
         self.settings = [setting.format(keys=options.keys) for setting in (OFF | ON)[options.of]]
         self.puts_in = options.of in ON
         self.missed = 0
-        self.host = []  # what of the tool's command line comes before the measurement
+        self.command = [str(self.tool)]  # the program, in a guest behind what runs the guest
 
     def ratio(self, arguments, field, thread, set_one):
         """Of the one with what is measured to the one without it; without `set_one` nothing is set."""
-        command = [str(self.tool), *self.host, "perf", *arguments, "--plugin", self.plugin, "--against",
+        command = [*self.command, "perf", *arguments, "--plugin", self.plugin, "--against",
                    self.plugin, "--rounds", str(self.rounds), "--timeout", "240", "--json", "-"]
         if set_one:  # settings given here are the first one's
             command += [word for setting in self.settings for word in ("--env", setting)]
@@ -101,7 +101,7 @@ class Bench:
                          [*BANDWIDTH, *transfers], "time_us", thread, 1 / 0.99)
 
     def measure_guest(self):
-        self.host = GUEST
+        self.command = [str(self.tool.parent / "nha-guests"), *GUEST]
         self.compare("8 B half round trip p50 over RC in a guest, inline", [*LATENCY, "-I", "300", "-w", "50"],
                      "p50_us", "0", 1.02)
 

@@ -4,7 +4,7 @@ to three relay nodes, beside the same by datagrams.
 
 usage: relay_guests.py [--turns N] [--relays N] [--build DIR]      (default: 3 turns, 3 relays)
 
-Each host is an emulated machine with Soft-RoCE on its cables (`nccl-ha lab roce`), with two relay nodes: one whose
+Each host is an emulated machine with Soft-RoCE on its cables (nha-guests), with two relay nodes: one whose
 hops are queue pairs, and one with datagrams only, in meshes of their own (NCCL_MESH_PORT).  In each turn the first
 host meets each of the others, and within one run both kinds take turns; a ratio is the median of all runs with its
 standard error.  Bandwidth: messages one after the other, back to back.  Latency: half round trip of 8 bytes, p50.
@@ -68,7 +68,7 @@ def measure(options):
     for name, value in (("HOSTS", options.relays + 2), ("TURNS", options.turns), ("RELAYS", options.relays),
                         ("SECONDS", SECONDS), ("ROUNDS", ROUNDS)):
         script = script.replace(name, str(value))
-    command = [str(options.build / "bin" / "nccl-ha"), "lab", "roce", "--topology", f"line-{options.relays + 2}",
+    command = [str(options.build / "bin" / "nha-guests"), "--topology", f"line-{options.relays + 2}",
                "--no-check", "--quiet", "--timeout", str(300 + 400 * options.turns), "--", "bash", "-c", script]
     found = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as lab:

@@ -32,13 +32,17 @@ std::vector<std::string> words_of(const std::string& line) {
 class BadInput : public ::testing::Test {
  protected:
   void expect(const Bad& bad, const Environment& environment = {}) {
+    expect_of(NHA_TOOL_FILE, "nccl-ha", bad, environment);
+  }
+  void expect_of(const std::string& program, const std::string& name, const Bad& bad,
+                 const Environment& environment = {}) {
     SCOPED_TRACE(bad.words);
     Environment whole = environment;
     whole.emplace_back("TMPDIR", folder_.path());
-    const ToolRun run = run_program(NHA_TOOL_FILE, words_of(bad.words), whole);
+    const ToolRun run = run_program(program, words_of(bad.words), whole);
     EXPECT_EQ(run.status, bad.status) << run.out << run.err;
     EXPECT_NE(run.err.find(bad.said), std::string::npos) << run.err;
-    EXPECT_TRUE(run.err.starts_with("nccl-ha")) << "who says it: " << run.err;
+    EXPECT_TRUE(run.err.starts_with(name)) << "who says it: " << run.err;
     EXPECT_EQ(run.err.find("CLI::"), std::string::npos) << run.err;
     EXPECT_EQ(run.err.find("terminate"), std::string::npos) << run.err;
     EXPECT_TRUE(run.out.empty()) << run.out;
@@ -85,7 +89,6 @@ TEST_F(BadInput, CommandsAndOptions) {
       {"lab show --jsn", "did you mean --json?"},
       {"relay statsu", "did you mean status?"},
       {"agent statu", "did you mean status?"},
-      {"sim --seeed 4", "did you mean --seed?"},
       {"perf", "operation is required"},
       {"perf all_reduce --iterz 4", "did you mean --iters?"},
       {"perf all_reduce extra", "there is no argument 'extra' here"},
@@ -213,7 +216,7 @@ TEST_F(BadInput, Check) {
          {{"RANK", "0"}, {"WORLD_SIZE", "2"}});
 }
 
-TEST_F(BadInput, InfoAndSimulations) {
+TEST_F(BadInput, Info) {
   constexpr Bad rows[] = {
       {"info --pid 0", "--pid"},
       {"info --pid x", "--pid"},
@@ -222,15 +225,27 @@ TEST_F(BadInput, InfoAndSimulations) {
       {"info --pid 1 --env", "excludes"},
       {"info --svg /tmp/x.svg", "requires"},
       {"info --routes --wait -1", "--wait"},
-      {"sim --fabric tcp", "--fabric"},
-      {"sim --kind nothing", "--kind"},
-      {"sim --callers-help 2", "--callers-help"},
-      {"sim --false-verdicts x", "--false-verdicts"},
-      {"sim --seed x", "--seed"},
   };
   expect_all(rows);
   expect({"info --routes", "cannot read the topology file /does/not/exist"},
          {{"NCCL_MESH_TOPOLOGY_FILE", "/does/not/exist"}});
+}
+
+TEST_F(BadInput, Simulations) {
+  constexpr Bad rows[] = {
+      {"--seeed 4", "did you mean --seed?"},
+      {"extra", "there is no argument 'extra' here"},
+      {"--fabric tcp", "--fabric"},
+      {"--kind nothing", "--kind"},
+      {"--callers-help 2", "--callers-help"},
+      {"--false-verdicts x", "--false-verdicts"},
+      {"--seed x", "--seed"},
+      {"--mesh --kind paths", "excludes"},
+  };
+  for (const Bad& row : rows) {
+    expect_of(NHA_SIM_FILE, "nha-sim: ", row);
+  }
+  expect({"sim", "there is no command 'sim' here"});
 }
 
 TEST_F(BadInput, Labs) {
@@ -258,12 +273,23 @@ TEST_F(BadInput, Labs) {
       {"lab lose rail0", "required"},
       {"lab mtu rail0", "required"},
       {"lab enter", "host is required"},
-      {"lab roce --guests 9 --name bad-input -- true", "9", 125},
-      {"lab roce --memory 1 -- true", "--memory"},
-      {"lab roce --cpus 0 -- true", "--cpus"},
-      {"lab roce --share /does/not/exist -- true", "--share"},
   };
   expect_all(rows);
+}
+
+TEST_F(BadInput, Guests) {
+  constexpr Bad rows[] = {
+      {"--guests 9 --name bad-input -- true", "9", 125},
+      {"--topology pare --name bad-input -- true", "there is no topology 'pare'", 125},
+      {"--memory 1 -- true", "--memory"},
+      {"--cpus 0 -- true", "--cpus"},
+      {"--share /does/not/exist -- true", "--share"},
+      {"--guests 1", "command is required"},
+  };
+  for (const Bad& row : rows) {
+    expect_of(NHA_GUESTS_FILE, "nha-guests: ", row);
+  }
+  expect({"lab roce", "there is no command 'roce' here"});
 }
 
 TEST_F(BadInput, RelayAndAgent) {

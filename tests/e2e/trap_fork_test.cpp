@@ -314,7 +314,7 @@ INSTANTIATE_TEST_SUITE_P(Abi, Forks,
                          ::testing::Combine(::testing::Values(abi_of_traps), ::testing::Bool()),
                          instance_name);
 
-/// Over RDMA, with the NIC of tests/nccl/emulated/nic in place of rdma-core.
+/// Over RDMA, with the NIC of tests/rig/nic in place of rdma-core.
 class ForksWithRdma : public Forks {
  protected:
   const char* fabric() const override { return "verbs"; }

@@ -11,7 +11,7 @@
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/wire.h"
-#include "runtime/sim/secrets.h"
+#include "tests/rig/sim/secrets.h"
 #include "tests/support/memory_network.h"
 #include "tests/support/path_harness.h"
 

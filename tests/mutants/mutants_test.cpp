@@ -17,40 +17,40 @@
 
 #include "tests/mutants/mutation.h"
 #include "tests/mutants/table.h"
-#include "tools/sim/failover_run.h"
+#include "tests/rig/runs/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
-using tools::FailoverRun;
-using tools::FailoverTotals;
-using tools::run_failovers;
+using rig::FailoverRun;
+using rig::FailoverTotals;
+using rig::run_failovers;
 
-tools::RunKind kind_of(By by) {
+rig::RunKind kind_of(By by) {
   switch (by) {
     case By::paths:
-      return tools::RunKind::paths;
+      return rig::RunKind::paths;
     case By::streams:
-      return tools::RunKind::streams;
+      return rig::RunKind::streams;
     case By::pauses:
-      return tools::RunKind::pauses;
+      return rig::RunKind::pauses;
     case By::deaths:
-      return tools::RunKind::deaths;
+      return rig::RunKind::deaths;
     case By::closes:
-      return tools::RunKind::closes;
+      return rig::RunKind::closes;
     case By::volume:
-      return tools::RunKind::volume;
+      return rig::RunKind::volume;
     case By::devices:
-      return tools::RunKind::devices;
+      return rig::RunKind::devices;
     default:
-      return tools::RunKind::classic;
+      return rig::RunKind::classic;
   }
 }
 
 FailoverRun run_of(uint64_t seed, By by) {
-  FailoverRun run = tools::mixed_run(seed);
+  FailoverRun run = rig::mixed_run(seed);
   run.kind = kind_of(by);
-  if (run.kind == tools::RunKind::classic) {
+  if (run.kind == rig::RunKind::classic) {
     run.suspicions = 0.7;
     run.rdma = by == By::rdma || by == By::spare;
     run.spare = by == By::spare;

@@ -14,7 +14,7 @@ enum class By : uint8_t {
   rails,      ///< two rails of datagrams
   rdma,       ///< two rails of RDMA
   spare,      ///< RDMA with an interface besides, over which datagrams may take over
-  paths,      ///< from here on runs of tools/sim/scenario.h
+  paths,      ///< from here on runs of tests/rig/runs/scenario.h
   streams,
   pauses,
   deaths,

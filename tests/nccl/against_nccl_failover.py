@@ -12,7 +12,7 @@ usage: against_nccl_failover.py [--repeats N] [--faults NAME,...] [--variants NA
   --seed      of the random moments (default: drawn, and printed)
   --table     only prints the table of what --json holds
 
-Two emulated machines with two Soft-RoCE rails (`nccl-ha lab roce`), NCCL's own host code over fake GPUs
+Two emulated machines with two Soft-RoCE rails (nha-guests), NCCL's own host code over fake GPUs
 (tests/nccl/README.md), a loop of all_reduce of 256 KiB; every element is compared.  A stall is the
 longest operation after a fault; of faults during ncclCommInitRank, that call.
 
@@ -115,7 +115,7 @@ def measure(results, options, todo):
              "plugin": hashlib.sha256(options.plugin.read_bytes()).hexdigest()[:12]}
     came = 0
     clocks = Clocks()
-    command = [options.tool, "lab", "roce", "--name", f"failover{options.seed % 100000}", "-q",
+    command = [options.tool.parent / "nha-guests", "--name", f"failover{options.seed % 100000}", "-q",
                "--no-check", "--share", logs, "--timeout", LAB_LIMIT_S, "--",
                sys.executable, HERE / "failover" / "guest.py", plan]
     with subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, text=True,
@@ -265,7 +265,7 @@ def options_of(arguments):
 def unusable(options):
     if options.nccl is None or not (options.nccl / "loop").exists():
         return "no NCCL without a GPU: build one with tests/nccl/run_emulated"
-    for path in (options.plugin, options.tool):
+    for path in (options.plugin, options.tool, options.tool.parent / "nha-guests"):
         if not path.exists():
             return f"build the preset release first: {path} is missing"
     if numbers_in(options.nccl.name) < [2, 30] and \

@@ -1,5 +1,5 @@
 // The plugin over Soft-RoCE, in emulated machines with Debian's kernel and rdma-core: one guest,
-// and two guests with cables between that can be pulled.  `nccl-ha lab roce` makes them.
+// and two guests with cables between that can be pulled.  nha-guests makes them.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

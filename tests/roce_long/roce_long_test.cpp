@@ -190,7 +190,7 @@ class RoceHostWithoutPower : public testing::TestWithParam<PowerLoss> {};
 TEST_P(RoceHostWithoutPower, EndsTheOtherSideInTime) {
   const PowerLoss& loss = GetParam();
   BackgroundLab lab(NHA_TOOL_FILE, loss.name + std::to_string(getpid()),
-                    {"roce", "--rails", "1", "--timeout", guests_timeout, "--no-check", "--env",
+                    {"guests", "--rails", "1", "--timeout", guests_timeout, "--no-check", "--env",
                      "HA_NCCL_RETRY_BUDGET_MS=5000", "--", "bash", "-c",
                      std::string("nccl-ha perf ") + loss.traffic + " 2>&1"},
                     guests_limit);
@@ -227,7 +227,7 @@ TEST_P(RoceWithoutManagement, NothingHappensToTheJob) {
   const auto away = std::chrono::seconds(GetParam());
   BackgroundLab lab(
       NHA_TOOL_FILE, "mgmt" + std::to_string(GetParam()) + std::to_string(getpid()),
-      {"roce", "--rails", "1", "--timeout", guests_timeout, "--no-check", "--", "bash", "-c",
+      {"guests", "--rails", "1", "--timeout", guests_timeout, "--no-check", "--", "bash", "-c",
        "nccl-ha perf all_reduce -b 256K -e 256K -c 0 -I 1000000 --timeout 230 2>&1"},
       guests_limit);
   ASSERT_TRUE(lab.carried("rail0", 5'000'000));
@@ -259,7 +259,7 @@ constexpr const char* locked_kib = "60000";
 // The second device stands by and cannot take the buffers: the flap is waited out.
 TEST(RoceTwoGuests, AFlapIsSurvivedWhereTheSecondDeviceCannotTakeTheMemory) {
   BackgroundLab lab(NHA_TOOL_FILE, "memlock" + std::to_string(getpid()),
-                    {"roce", "--rails", "2", "--timeout", guests_timeout, "--no-check", "--env",
+                    {"guests", "--rails", "2", "--timeout", guests_timeout, "--no-check", "--env",
                      "HA_NCCL_SHADOW_DATAGRAMS=0", "--", "setpriv", "--bounding-set=-ipc_lock",
                      "--", "bash", "-c",
                      std::string("ulimit -l ") + locked_kib +
@@ -281,7 +281,7 @@ ToolRun break_transfers(const std::string& name, const char* setting,
                         const std::vector<std::vector<std::string>>& fault) {
   BackgroundLab lab(
       NHA_TOOL_FILE, name + std::to_string(getpid()),
-      {"roce", "--rails", "1", "--timeout", guests_timeout, "--env", setting, "--", "bash", "-c",
+      {"guests", "--rails", "1", "--timeout", guests_timeout, "--env", setting, "--", "bash", "-c",
        "nccl-ha perf pt2pt -b 1M -e 1M -c 0 -I 1000000 --timeout 200 2>&1"},
       guests_limit);
   EXPECT_TRUE(lab.carried("rail0", 20'000'000));

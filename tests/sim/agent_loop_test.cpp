@@ -20,9 +20,9 @@
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimPair;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimPair;
 
 constexpr uint64_t fast = 50'000'000;
 constexpr Duration sample_every = milliseconds(1);
@@ -130,14 +130,14 @@ class Loop {
     }
     agent_ = std::make_unique<Agent>(pair_.world().now());
     hints_->agent = agent_.get();
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = 2;  // an even one: the sender waits for receives, of which many are posted
     plan.groups = 1'000'000;
     plan.grouped = 0;
     plan.large = 1;
     plan.bytes_max = 1 << 20;
     plan.late_write_window = 16;
-    traffic_ = std::make_unique<tools::Traffic>(pair_.link(), plan);
+    traffic_ = std::make_unique<rig::Traffic>(pair_.link(), plan);
     sample();
     tick();
     return true;
@@ -197,7 +197,7 @@ class Loop {
     config.ib_split_threshold = 65536;
     return config;
   }
-  static tools::SimCables cables(bool rdma, const std::shared_ptr<LateHints>& hints) {
+  static rig::SimCables cables(bool rdma, const std::shared_ptr<LateHints>& hints) {
     return {.rails = 2, .rdma = rdma, .one_device = true, .sout_and_sup = true, .hints = hints};
   }
   uint64_t received() { return pair_.receive_channel().counters().bytes_received.get(); }
@@ -257,7 +257,7 @@ class Loop {
   std::shared_ptr<LateHints> hints_ = std::make_shared<LateHints>();
   std::unique_ptr<Agent> agent_;  // the world's events speak of it
   SimPair pair_;
-  std::unique_ptr<tools::Traffic> traffic_;
+  std::unique_ptr<rig::Traffic> traffic_;
   std::array<uint64_t, 2> rates_{};
   std::array<uint64_t, 2> sent_before_{};
   std::array<double, 2> load_{};  ///< as the switch has smoothed it

@@ -5,15 +5,15 @@
 #include <cstring>
 
 #include "ha/close_linger.h"
+#include "tests/rig/runs/pair.h"
 #include "tests/support/sim_pair.h"
-#include "tools/sim/pair.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimPair;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimPair;
 
 /// Of the rail on which the TCP connection lies: what the receiver says does not arrive any more.
 void silence_receiver(SimPair& pair, bool both = false) {
@@ -24,7 +24,7 @@ void silence_receiver(SimPair& pair, bool both = false) {
 
 struct Fabric {
   const char* name;
-  tools::SimCables cables;
+  rig::SimCables cables;
 };
 
 class Close : public testing::TestWithParam<Fabric> {

@@ -6,15 +6,15 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/rig/runs/pair.h"
 #include "tests/support/sim_pair.h"
-#include "tools/sim/pair.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimPair;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimPair;
 
 class SimEager : public testing::Test {
  protected:
@@ -25,8 +25,7 @@ class SimEager : public testing::Test {
   };
 
   void connect(uint64_t seed, size_t rails = 1) {
-    pair_ =
-        std::make_unique<SimPair>(seed, sim::Link{}, Config{}, tools::SimCables{.rails = rails});
+    pair_ = std::make_unique<SimPair>(seed, sim::Link{}, Config{}, rig::SimCables{.rails = rails});
     ASSERT_TRUE(pair_->connect()) << pair_->error();
     pass(*pair_, seconds(1));  // what stands by is there
   }
@@ -180,7 +179,7 @@ TEST_F(SimEager, OneThatOvertakesAnEarlierMessageDoesNotGetItsPlace) {
   for (const size_t rail : {0U, 1U}) {  // whichever the first message takes
     receives_.clear();
     pair_ = std::make_unique<SimPair>(33, sim::Link{}, Config{},
-                                      tools::SimCables{.rails = 2, .one_device = true});
+                                      rig::SimCables{.rails = 2, .one_device = true});
     ASSERT_TRUE(pair_->connect()) << pair_->error();
     pass(*pair_, seconds(1));
     const Receive& first = post(0, 1000);
@@ -247,9 +246,9 @@ TEST_F(SimEager, BesideOthersWithLossDoublingAndReordering) {
     bad.drop = 0.02;
     bad.duplicate = 0.02;
     bad.reorder = 0.1;
-    SimPair pair(seed, bad, Config{}, tools::SimCables{.rails = 2});
+    SimPair pair(seed, bad, Config{}, rig::SimCables{.rails = 2});
     ASSERT_TRUE(pair.connect()) << pair.error();
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.groups = 200;
     plan.seed = seed;
     plan.large = 0.2;

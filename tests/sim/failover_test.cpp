@@ -3,17 +3,17 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "tests/rig/runs/failover_run.h"
 #include "tests/support/sim_seeds.h"
-#include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::failover_config;
+using rig::FailoverTotals;
+using rig::run_failovers;
+using rig::SimPair;
 using std::chrono::seconds;
-using tools::failover_config;
-using tools::FailoverTotals;
-using tools::run_failovers;
-using tools::SimPair;
 
 TEST(SimFailover, PathsBelievedDeadWhileTheyLive) {
   FailoverTotals totals;

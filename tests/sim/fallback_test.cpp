@@ -4,17 +4,17 @@
 #include <cerrno>
 
 #include "ha/candidates.h"
+#include "tests/rig/runs/pair.h"
 #include "tests/support/log_lines.h"
 #include "tests/support/process_limit.h"
 #include "tests/support/sim_pair.h"
-#include "tools/sim/pair.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimPair;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimPair;
 
 /// The first NIC of either host, towards every address of the other one.
 void link_first(SimPair& pair, bool dark) {
@@ -66,7 +66,7 @@ TEST_P(RefusedFallback, APrimaryThatFlapsIsAwaited) {
   ASSERT_TRUE(pair.connect()) << pair.error();
   pass(pair, seconds(1));
   refuse(pair, GetParam(), 1);
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = 51;
   const Instant begin = pair.world().now();
   plan.each_round = [&] { link_first(pair, pair.world().now() - begin < seconds(2)); };
@@ -83,7 +83,7 @@ TEST_P(RefusedFallback, TheNextCandidateTakesOver) {
     pass(pair, seconds(1));
     refuse(pair, GetParam(), 1);
     link_first(pair, true);  // for good
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = seed;
     const Instant begin = pair.world().now();
     ASSERT_EQ(pair.transfer(plan, seconds(20)), "") << "seed " << seed;
@@ -99,7 +99,7 @@ TEST_P(RefusedFallback, DatagramsAreTheLastCandidate) {
   pass(pair, seconds(1));
   refuse(pair, GetParam(), 1);
   link_first(pair, true);
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = 53;
   EXPECT_EQ(pair.transfer(plan, seconds(20)), "");
   EXPECT_EQ(rejected(pair), 1U);
@@ -132,7 +132,7 @@ TEST_P(RefusedFallback, ARejectionIsForgotten) {
   pass(pair, seconds(1));
   refuse(pair, GetParam(), 1);
   link_first(pair, true);  // for good
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = 55;
   const Instant begin = pair.world().now();
   plan.each_round = [&] {
@@ -154,7 +154,7 @@ TEST_P(RefusedFallback, ADeviceThatTakesNothingAtAllIsPassedOver) {
   EXPECT_EQ(refused(pair, GetParam(), 1), 1U);
   EXPECT_EQ(pair.send_channel().counters().paths_down.get(), 0U);
   link_first(pair, true);
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = 56;
   const Instant begin = pair.world().now();
   EXPECT_EQ(pair.transfer(plan, seconds(20)), "");
@@ -167,7 +167,7 @@ TEST_P(RefusedFallback, WhatFailsWhileThePrimaryWorksIsNoNews) {
   ASSERT_TRUE(pair.connect()) << pair.error();
   pass(pair, seconds(1));
   link_first(pair, true);
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = 57;
   ASSERT_EQ(pair.transfer(plan, seconds(20)), "");
   ASSERT_EQ(pair.send_channel().counters().traffic_moves.get(), 1U);
@@ -195,7 +195,7 @@ TEST_P(RefusedFallback, TheLogSaysOnceWhichLimitToRaise) {
     nic_of(pair, GetParam(), 1).verbs().force(sim::Verb::register_memory, nth, ENOMEM);
   }
   link_first(pair, true);  // for good
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = 58;
   EXPECT_EQ(pair.transfer(plan, seconds(200)), "");
   EXPECT_EQ(refused(pair, GetParam(), 1), 2U) << "the fault did not happen";
@@ -223,7 +223,7 @@ void expect_next_stands_by(Side side, uint64_t seed, sim::Verb verb, int error,
   pass(pair, seconds(1));
   EXPECT_GT(verbs.failures(verb), 0U) << "the fault did not happen";
   link_first(pair, true);  // for good
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = seed;
   const Instant begin = pair.world().now();
   EXPECT_EQ(pair.transfer(plan, seconds(20)), "");
@@ -281,13 +281,13 @@ TEST(ShadowKeysInTime, AnAnnouncementOfTheOldPathComesLate) {
 /// Memory of a GPU at the receiver, by DMA-BUF.
 class RefusedGpuFallback : public testing::Test {
  protected:
-  static tools::SimCables cables() {
-    tools::SimCables cables{.rails = 3, .rdma = true};
+  static rig::SimCables cables() {
+    rig::SimCables cables{.rails = 3, .rdma = true};
     cables.traits.gpu = true;
     return cables;
   }
-  static tools::TransferPlan gpu_plan(uint64_t seed) {
-    tools::TransferPlan plan;
+  static rig::TransferPlan gpu_plan(uint64_t seed) {
+    rig::TransferPlan plan;
     plan.seed = seed;
     plan.gpu = true;
     return plan;
@@ -320,7 +320,7 @@ TEST_F(RefusedGpuFallback, WithoutACopyOfTheDescriptorThePrimaryIsAwaited) {
   for (uint64_t nth = 1; nth <= 100; ++nth) {
     kernel.force(sim::Verb::duplicate, nth, EMFILE);
   }
-  tools::TransferPlan plan = gpu_plan(60);
+  rig::TransferPlan plan = gpu_plan(60);
   const Instant begin = pair.world().now();
   plan.each_round = [&] { link_first(pair, pair.world().now() - begin < seconds(2)); };
   EXPECT_EQ(pair.transfer(plan, seconds(20)), "");
@@ -341,7 +341,7 @@ TEST_F(RefusedGpuFallback, WithoutACopyOfTheDescriptorTheConnectionEndsWithinIts
   sim::VerbFaults& kernel = nic_of(pair, Side::receiver, 0).verbs();
   kernel.faults[sim::Verb::duplicate] = 1;
   link_first(pair, true);  // for good
-  tools::TransferPlan plan = gpu_plan(61);
+  rig::TransferPlan plan = gpu_plan(61);
   plan.may_end = true;
   const Instant begin = pair.world().now();
   static_cast<void>(pair.transfer(plan, seconds(60)));

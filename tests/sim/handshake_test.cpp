@@ -5,19 +5,19 @@
 
 #include "actors/connection/connection.h"
 #include "runtime/fabric/datagram/udp_factory.h"
-#include "runtime/sim/endpoint.h"
+#include "tests/rig/runs/pair.h"
+#include "tests/rig/sim/endpoint.h"
 #include "tests/support/sim_seeds.h"
-#include "tools/sim/pair.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimCables;
+using rig::SimPair;
+using rig::TransferPlan;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimCables;
-using tools::SimPair;
-using tools::TransferPlan;
 
 size_t occurrences(const std::string& text, const std::string& part) {
   size_t count = 0;
@@ -137,7 +137,7 @@ TEST(SimHandshake, APeerThatIsKilledInItEndsIt) {
       SCOPED_TRACE(fmt::format("the {} dies at point {}", sender ? "sender" : "receiver", point));
       SimPair pair(45, {});
       const Instant at = pair.world().now() + takes * point / 30;
-      tools::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5000);
+      rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5000);
       ASSERT_FALSE(pair.world().run_until([] { return false; }, at - pair.world().now()));
       pair.world().kill_process(sender ? pair.sender() : pair.receiver());
       if (sender) {
@@ -301,8 +301,8 @@ TEST(SimHandshake, ARouteThatIsSilentLeavesItToTheNext) {
 TEST(SimHandshake, WhoShowsTheNonceHasNoPlaceAtTheDoorAnyMore) {
   SimPair pair(58, {});
   for (uint16_t i = 0; i < 3; ++i) {
-    tools::SimLink link(pair.world(), pair.sender(), pair.receiver(),
-                        static_cast<uint16_t>(5001 + i), nullptr);
+    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), static_cast<uint16_t>(5001 + i),
+                      nullptr);
     ASSERT_TRUE(link.wait_ready()) << link.error();
     EXPECT_EQ(link.listener().waiting(), 0U) << "the ones after it are rejected";
   }
@@ -314,13 +314,13 @@ TEST(SimHandshake, WhereTheAskedDeviceHasNoCableAConnectionLivesWhereItsStreamLe
        {std::pair<size_t, bool>{0, true}, {1, true}, {1, false}}) {
     SCOPED_TRACE(rail);
     SimPair pair(56, {}, {}, {.rails = 2});
-    tools::SimLink::Dialling how;
+    rig::SimLink::Dialling how;
     how.kind = fabric::datagram_kind;
     how.ports = {{0, 1}, [] { return false; }, streams_tell};
     Route& route = how.routes.emplace_back();
     route.to = sim::Endpoint{pair.receiver().addresses[rail], 0}.to_sockaddr();
     route.from = sim::Endpoint{pair.sender().addresses[rail], 0}.to_sockaddr();
-    tools::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
     ASSERT_TRUE(link.wait_ready()) << link.error();
     // With MPIB_OOB_IF a stream may begin anywhere.
     EXPECT_EQ(link.sender().attachment().device, streams_tell ? rail : 0);
@@ -330,14 +330,14 @@ TEST(SimHandshake, WhereTheAskedDeviceHasNoCableAConnectionLivesWhereItsStreamLe
 /// Streams of RDMA devices all begin at the first interface.
 TEST(SimHandshake, WhereStreamsBeginAtOneNicForAllAConnectionLivesWhereItWasAskedFor) {
   SimPair pair(57, {}, {}, {.rails = 2, .rdma = true});
-  tools::SimLink::Dialling how;
+  rig::SimLink::Dialling how;
   how.kind = pair.sender().provider->devices()[1].kind;
   how.devices = fabric::RailDevices(1);
   how.ports = {{0, 1}, [] { return false; }};
   Route& route = how.routes.emplace_back();
   route.to = sim::Endpoint{pair.receiver().addresses[0], 0}.to_sockaddr();
   route.from = sim::Endpoint{pair.sender().addresses[0], 0}.to_sockaddr();
-  tools::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+  rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
   link.step_connecting();
   EXPECT_EQ(link.sender().attachment().device, 1U);
   EXPECT_TRUE(link.wait_ready()) << link.error();
@@ -352,7 +352,7 @@ TEST(SimHandshake, AConnectionLivesWhereItsStreamLeads) {
     if (cut) {
       cut_rail(pair, 0, true, true);
     }
-    tools::SimLink::Dialling how;
+    rig::SimLink::Dialling how;
     how.kind = fabric::datagram_kind;
     how.devices = pair.sender().devices;
     how.ports.devices = {how.devices};
@@ -361,7 +361,7 @@ TEST(SimHandshake, AConnectionLivesWhereItsStreamLeads) {
       route.to = sim::Endpoint{pair.receiver().addresses[rail], 0}.to_sockaddr();
       route.from = sim::Endpoint{pair.sender().addresses[rail], 0}.to_sockaddr();
     }
-    tools::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
     const Instant begin = pair.world().now();
     ASSERT_TRUE(link.wait_ready()) << link.error();
     EXPECT_LE(pair.world().now() - begin, seconds(3));

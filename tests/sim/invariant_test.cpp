@@ -7,10 +7,10 @@
 namespace nccl_ha {
 namespace {
 
+using rig::SimLink;
+using rig::SimPair;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimLink;
-using tools::SimPair;
 
 constexpr const char* chunk_text = "a chunk is acknowledged once, by the lane that holds it";
 
@@ -55,9 +55,9 @@ TEST(SimInvariant, ABrokenOneEndsItsConnectionAndNoOther) {
   EXPECT_GE(log.count("transfer_posted group="), 1U) << log.text();
 
   // Others go on.
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.groups = 50;
-  tools::Traffic traffic(other, plan);
+  rig::Traffic traffic(other, plan);
   EXPECT_TRUE(pair.world().run_until([&] { return traffic.step(); }, seconds(10)));
   EXPECT_EQ(traffic.outcome(), "");
   EXPECT_FALSE(other.failed()) << other.error();

@@ -9,9 +9,9 @@
 #include <string>
 
 #include "runtime/engine/worker.h"
+#include "tests/rig/runs/link.h"
+#include "tests/rig/runs/traffic.h"
 #include "tests/support/path_harness.h"
-#include "tools/sim/link.h"
-#include "tools/sim/traffic.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -39,16 +39,16 @@ class LateFabric : public testing::Test {
       ASSERT_TRUE(process) << process.error().message();
       hosts_[host - 1U] = *process;
     }
-    link_ = std::make_unique<tools::SimLink>(world_, *hosts_[0], *hosts_[1], 5000);
+    link_ = std::make_unique<rig::SimLink>(world_, *hosts_[0], *hosts_[1], 5000);
   }
   void connect() {
     add_hosts();
     ASSERT_TRUE(link_->wait_ready()) << link_->error();
   }
   void begin_traffic(uint64_t groups) {
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.groups = groups;
-    traffic_ = std::make_unique<tools::Traffic>(*link_, plan);
+    traffic_ = std::make_unique<rig::Traffic>(*link_, plan);
   }
   void finish_traffic() {
     EXPECT_TRUE(world_.run_until([&] { return traffic_->step(); }, seconds(120)));
@@ -66,8 +66,8 @@ class LateFabric : public testing::Test {
   Config config_;
   sim::World world_{11};
   std::array<sim::Process*, 2> hosts_{};
-  std::unique_ptr<tools::SimLink> link_;
-  std::unique_ptr<tools::Traffic> traffic_;
+  std::unique_ptr<rig::SimLink> link_;
+  std::unique_ptr<rig::Traffic> traffic_;
 };
 
 TEST_F(LateFabric, CarriesDataOfActorsThatDoNotNameIt) {

@@ -3,16 +3,16 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "tests/rig/runs/pair.h"
 #include "tests/support/sim_pair.h"
-#include "tools/sim/pair.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimPair;
 using std::chrono::hours;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimPair;
 
 enum class Work { none, receives_posted, sends_acknowledged };
 
@@ -118,7 +118,7 @@ TEST(SimLiveness, AProcessThatPausesWhileDataFlowsGivesUpNoPathAndIsNotGivenUp) 
         pass(pair, seconds(1));
         const Instant begin = pair.world().now();
         bool paused = false;
-        tools::TransferPlan plan;
+        rig::TransferPlan plan;
         plan.groups = 40;
         plan.seed = seed;
         plan.each_round = [&] {
@@ -168,7 +168,7 @@ TEST(SimLiveness, ProcessesThatPauseAgainAndAgainGiveUpNoPath) {
     const Instant begin = world.now();
     Instant next = begin;
     int pauses = 0;
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.groups = 100;
     plan.seed = seed;
     plan.released = [&] {
@@ -220,7 +220,7 @@ TEST(SimLiveness, HostsThatBothStandStillForLongGiveUpNothing) {
         }
       };
       if (busy) {
-        tools::TransferPlan plan;
+        rig::TransferPlan plan;
         plan.groups = 40;
         plan.seed = seed;
         plan.each_round = [&] {
@@ -252,7 +252,7 @@ TEST(SimLiveness, OneHostThatStandsStillForLongEndsNothing) {
       pass(pair, seconds(1));
       const Instant begin = pair.world().now();
       bool paused = false;
-      tools::TransferPlan plan;
+      rig::TransferPlan plan;
       plan.groups = 40;
       plan.seed = seed;
       plan.each_round = [&] {
@@ -323,7 +323,7 @@ TEST(SimLiveness, WhatOnePathAcknowledgesIsNoLifeOfAnotherOne) {
   sim::World world(221);
   sim::Process& from = **world.add_process({sim::ip(10, 0, 0, 1), sim::ip(10, 1, 0, 1)}, looks, 2);
   sim::Process& to = **world.add_process({sim::ip(10, 0, 0, 2), sim::ip(10, 1, 0, 2)}, rests, 2);
-  tools::SimLink link(world, from, to, 5000);
+  rig::SimLink link(world, from, to, 5000);
   ASSERT_TRUE(link.wait_ready()) << link.error();
   const auto& failovers = link.sender().counters();
   static_cast<void>(world.run_until([] { return false; }, seconds(1)));
@@ -336,11 +336,11 @@ TEST(SimLiveness, WhatOnePathAcknowledgesIsNoLifeOfAnotherOne) {
   world.network().set_link(from.addresses[0], to.addresses[0], dark);
   world.network().set_link(to.addresses[0], from.addresses[0], dark);
   const Instant cut = world.now();
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.groups = 300;  // 1.5 s
   plan.bytes_max = 10000;
   plan.released = [&] { return static_cast<uint64_t>((world.now() - cut) / milliseconds(5)) + 1; };
-  tools::Traffic traffic(link, plan);
+  rig::Traffic traffic(link, plan);
   ASSERT_TRUE(world.run_until([&] { return traffic.step() || failovers.paths_down.get() == 2; },
                               seconds(10)));
   EXPECT_EQ(failovers.paths_down.get(), 2U);

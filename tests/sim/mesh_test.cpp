@@ -1,24 +1,24 @@
-// Meshes that change while connections carry data (nccl-ha sim --mesh).
+// Meshes that change while connections carry data (nha-sim --mesh).
 #include <gtest/gtest.h>
 
+#include "tests/rig/runs/mesh_run.h"
 #include "tests/support/log_lines.h"
 #include "tests/support/sim_pair.h"
-#include "tools/sim/mesh_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
-std::string run_seed(uint64_t seed, tools::MeshTotals& totals) {
-  tools::MeshRun run;
+std::string run_seed(uint64_t seed, rig::MeshTotals& totals) {
+  rig::MeshRun run;
   run.seed = seed;
-  return tools::run_mesh(run, &totals);
+  return rig::run_mesh(run, &totals);
 }
 
 TEST(Mesh, EveryByteIsRightWhateverHappensToCablesAndHosts) {
   const ErrorsOnly quiet;
-  tools::MeshTotals totals;
+  rig::MeshTotals totals;
   for (uint64_t seed = 1; seed <= 12; ++seed) {
-    EXPECT_EQ(run_seed(seed, totals), "") << "nccl-ha sim --mesh --seed " << seed;
+    EXPECT_EQ(run_seed(seed, totals), "") << "nha-sim --mesh --seed " << seed;
   }
   EXPECT_GT(totals.hosts_most, 10U);
   EXPECT_GT(totals.seen.over_relays, 0U);
@@ -39,8 +39,8 @@ TEST(Mesh, EveryByteIsRightWhateverHappensToCablesAndHosts) {
 TEST(Mesh, AWayThatIsSlowIsNotGivenUpForEver) {
   const ErrorsOnly quiet;
   for (const uint64_t seed : {5511, 5899}) {
-    tools::MeshTotals totals;
-    EXPECT_EQ(run_seed(seed, totals), "") << "nccl-ha sim --mesh --seed " << seed;
+    rig::MeshTotals totals;
+    EXPECT_EQ(run_seed(seed, totals), "") << "nha-sim --mesh --seed " << seed;
     EXPECT_LT(totals.failovers.down, 100U) << seed;
   }
 }
@@ -50,16 +50,16 @@ TEST(Mesh, AWayThatIsSlowIsNotGivenUpForEver) {
 TEST(Mesh, AConnectionWhoseCableIsCutBeforeItsStreamGoesOverRelays) {
   for (const uint64_t seed : {14073, 14425, 14624}) {
     const LogLines log;
-    tools::MeshTotals totals;
-    EXPECT_EQ(run_seed(seed, totals), "") << "nccl-ha sim --mesh --seed " << seed;
+    rig::MeshTotals totals;
+    EXPECT_EQ(run_seed(seed, totals), "") << "nha-sim --mesh --seed " << seed;
     EXPECT_GE(log.count("any more: its connection goes over relays"), 1U) << seed;
   }
 }
 
 TEST(Mesh, ASeedRepeatsExactly) {
   const ErrorsOnly quiet;
-  tools::MeshTotals one;
-  tools::MeshTotals other;
+  rig::MeshTotals one;
+  rig::MeshTotals other;
   EXPECT_EQ(run_seed(7, one), run_seed(7, other));
   EXPECT_EQ(one.trace, other.trace);
   EXPECT_EQ(one.failovers.packets, other.failovers.packets);

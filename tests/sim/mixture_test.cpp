@@ -4,23 +4,23 @@
 
 #include <utility>
 
+#include "tests/rig/runs/failover_run.h"
 #include "tests/support/sim_seeds.h"
-#include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
-using tools::FailoverRun;
-using tools::FailoverTotals;
-using tools::RunKind;
+using rig::FailoverRun;
+using rig::FailoverTotals;
+using rig::RunKind;
 
 FailoverTotals run_kind(RunKind kind, uint64_t runs) {
   FailoverTotals totals;
   for (uint64_t seed = 1; seed <= runs; ++seed) {
-    FailoverRun run = tools::mixed_run(seed);
+    FailoverRun run = rig::mixed_run(seed);
     run.kind = kind;
-    EXPECT_EQ(tools::run_failovers(run, &totals), "")
-        << "nccl-ha sim --kind " << to_text(kind) << " --seed " << seed;
+    EXPECT_EQ(rig::run_failovers(run, &totals), "")
+        << "nha-sim --kind " << to_text(kind) << " --seed " << seed;
   }
   return totals;
 }
@@ -34,9 +34,9 @@ TEST_P(SimMixturePart, ViolatesNoGuarantee) {
   const uint64_t first = 1 + GetParam() * runs;
   FailoverTotals totals;
   for (uint64_t seed = first; seed < first + runs; ++seed) {
-    const FailoverRun run = tools::mixed_run(seed);
-    EXPECT_EQ(tools::run_failovers(run, &totals), "")
-        << "nccl-ha sim --seed " << seed << " (" << to_text(run.kind) << ")";
+    const FailoverRun run = rig::mixed_run(seed);
+    EXPECT_EQ(rig::run_failovers(run, &totals), "")
+        << "nha-sim --seed " << seed << " (" << to_text(run.kind) << ")";
   }
   EXPECT_GT(totals.down, runs);
   if (runs >= 64) {  // which have each kind more than once
@@ -54,8 +54,7 @@ INSTANTIATE_TEST_SUITE_P(All, SimMixturePart, testing::Range<uint64_t>(0, parts)
 TEST(SimMixture, SeedsThatFoundSomething) {
   for (const uint64_t seed : {2976, 15131}) {
     FailoverTotals totals;
-    EXPECT_EQ(tools::run_failovers(tools::mixed_run(seed), &totals), "")
-        << "nccl-ha sim --seed " << seed;
+    EXPECT_EQ(rig::run_failovers(rig::mixed_run(seed), &totals), "") << "nha-sim --seed " << seed;
     EXPECT_GT(totals.down, 0U);
   }
 }
@@ -65,13 +64,13 @@ TEST(SimMixture, ThreadsWithCallersThatHelp) {
   const uint64_t runs = sim_seeds();
   FailoverTotals totals;
   for (uint64_t seed = 1; seed <= runs; ++seed) {
-    FailoverRun run = tools::mixed_run(seed);
+    FailoverRun run = rig::mixed_run(seed);
     if (run.kind == RunKind::classic) {
       continue;
     }
     run.callers_help = 0.05;
-    EXPECT_EQ(tools::run_failovers(run, &totals), "")
-        << "nccl-ha sim --callers-help 0.05 --seed " << seed << " (" << to_text(run.kind) << ")";
+    EXPECT_EQ(rig::run_failovers(run, &totals), "")
+        << "nha-sim --callers-help 0.05 --seed " << seed << " (" << to_text(run.kind) << ")";
   }
   EXPECT_GT(totals.down, runs);
 }
@@ -81,11 +80,11 @@ TEST(SimMixture, ThreadsWithCallersThatHelp) {
 TEST(SimMixture, SeedsWithCallersThatHelpThatFoundSomething) {
   for (const uint64_t seed : {6000080, 6000239, 6000302}) {
     FailoverTotals totals;
-    FailoverRun run = tools::mixed_run(seed);
+    FailoverRun run = rig::mixed_run(seed);
     run.kind = RunKind::pauses;
     run.callers_help = 0.2;
-    EXPECT_EQ(tools::run_failovers(run, &totals), "")
-        << "nccl-ha sim --callers-help 0.2 --kind pauses --seed " << seed;
+    EXPECT_EQ(rig::run_failovers(run, &totals), "")
+        << "nha-sim --callers-help 0.2 --kind pauses --seed " << seed;
     EXPECT_GT(totals.starved, 0U);
   }
 }
@@ -128,17 +127,17 @@ TEST(SimMixture, SeedsThatFoundAMistake) {
   };
   for (const auto& [kind, seed] : found) {
     FailoverTotals totals;
-    FailoverRun run = tools::mixed_run(seed);
+    FailoverRun run = rig::mixed_run(seed);
     run.kind = kind;
-    EXPECT_EQ(tools::run_failovers(run, &totals), "")
-        << "nccl-ha sim --kind " << to_text(kind) << " --seed " << seed;
+    EXPECT_EQ(rig::run_failovers(run, &totals), "")
+        << "nha-sim --kind " << to_text(kind) << " --seed " << seed;
   }
 }
 
 TEST(SimMixture, ASeedRepeatsExactly) {
   const auto packets = [](uint64_t seed) {
     FailoverTotals totals;
-    EXPECT_EQ(tools::run_failovers(tools::mixed_run(seed), &totals), "");
+    EXPECT_EQ(rig::run_failovers(rig::mixed_run(seed), &totals), "");
     return totals.packets * 1000003 + static_cast<uint64_t>(totals.simulated.count());
   };
   for (const uint64_t seed : {4, 16, 32, 36}) {

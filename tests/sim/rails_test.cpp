@@ -2,19 +2,19 @@
 #include <gtest/gtest.h>
 
 #include "runtime/telemetry/agent_directory.h"
+#include "tests/rig/runs/failover_run.h"
 #include "tests/support/sim_flow.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
 #include "tests/support/simulated_agent.h"
 #include "tests/support/temporary_folder.h"
-#include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimPair;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimPair;
 
 constexpr uint64_t mega = 1'000'000;
 
@@ -52,7 +52,7 @@ class Rails : public testing::TestWithParam<bool> {
                     .hints = std::move(hints)});
   }
   static std::string transfer(SimPair& pair, uint64_t seed, uint64_t groups = 20) {
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = seed;
     plan.groups = groups;
     return pair.transfer(plan, seconds(60));
@@ -73,7 +73,7 @@ TEST_P(Rails, WithinAnIslandDataTakesSup) {
   // And clear-to-sends, of which each has 64 bytes.
   const auto& network = pair.world().network();
   const uint64_t back = network.carried(pair.receiver().addresses[0], pair.sender().addresses[0]);
-  tools::TransferPlan small;
+  rig::TransferPlan small;
   small.groups = 500;
   small.large = 0;
   ASSERT_EQ(pair.transfer(small, seconds(60)), "");
@@ -128,7 +128,7 @@ TEST(RailsKeys, ARailThatThePeersMemoryIsNotKnownOnLeavesAllToTheOther) {
     ASSERT_TRUE(pair.connect()) << pair.error();
     auto& nic = *(at_sender ? pair.sender() : pair.receiver()).nics[1];
     nic.verbs().faults[sim::Verb::register_memory] = 1;
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = 7;
     plan.groups = 20;
     ASSERT_EQ(pair.transfer(plan, seconds(20)), "") << (at_sender ? "sender" : "receiver");
@@ -147,7 +147,7 @@ TEST(RailsKeys, AChunkThatNoRailTakesWaitsForTheFirstOne) {
   set_rail(pair, 0, dark());
   static_cast<void>(pair.world().run_until([] { return false; }, seconds(2)));
   set_rail(pair, 0, {});
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = 8;
   plan.groups = 20;
   ASSERT_EQ(pair.transfer(plan, seconds(60)), "");
@@ -161,7 +161,7 @@ TEST_P(Rails, UnequalRailsAddUp) {
     set_rail(pair, 0, at_rate(50 * mega));
     set_rail(pair, 1, at_rate(50 * mega / part));
     ASSERT_TRUE(pair.connect()) << pair.error();
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = 10;
     plan.groups = 120;
     plan.grouped = 0;
@@ -379,7 +379,7 @@ TEST_P(Rails, BetweenIslandsTheAdvancedModeUsesBothAndSmallMessagesOne) {
   config.mpib_island_prefix_len = 32;
   SimPair pair = make(25, config, 2, true, hints);
   ASSERT_TRUE(pair.connect()) << pair.error();
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.large = 0;
   ASSERT_EQ(pair.transfer(plan, seconds(20)), "");
   EXPECT_LT(carried(pair, 1), next_to_nothing);
@@ -446,15 +446,15 @@ TEST_P(Rails, AHostWithOneRailTalksToOneWithTwo) {
 /// Paths die, or are only believed to, while all rails carry data and every byte is checked.
 TEST(SimRails, RailsFailWhileBytesAreChecked) {
   const uint64_t runs = sim_seeds() / 4;
-  tools::FailoverTotals totals;
+  rig::FailoverTotals totals;
   for (uint64_t seed = 1; seed <= runs; ++seed) {
-    tools::FailoverRun run;
+    rig::FailoverRun run;
     run.seed = 11000000 + seed;
     run.rails = seed % 3 == 0 ? 4 : 2;
     run.shadows = 1;
     run.rdma = seed % 2 != 0;
     run.one_device = true;
-    ASSERT_EQ(tools::run_failovers(run, &totals), "") << "seed " << run.seed;
+    ASSERT_EQ(rig::run_failovers(run, &totals), "") << "seed " << run.seed;
   }
   EXPECT_GT(totals.down, runs);
   EXPECT_GT(totals.back, runs / 2);

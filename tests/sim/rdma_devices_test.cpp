@@ -5,21 +5,21 @@
 #include <algorithm>
 
 #include "runtime/base/log.h"
-#include "runtime/sim/rdma_objects.h"
+#include "tests/rig/runs/failover_run.h"
+#include "tests/rig/sim/rdma_objects.h"
 #include "tests/support/sim_pair.h"
-#include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimCables;
+using rig::SimPair;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimCables;
-using tools::SimPair;
 
 Config device_config() {
-  Config config = tools::failover_config(2);
+  Config config = rig::failover_config(2);
   config.heartbeat_ms = 20;
   config.failback_ms = 100;
   return config;
@@ -36,7 +36,7 @@ void set_faults(SimPair& pair, const sim::DeviceFaults& faults) {
 /// Moves bytes while the first rail is cut for a while, and paths are distrusted.
 void move_bytes(SimPair& pair, uint64_t seed) {
   ASSERT_TRUE(pair.connect()) << pair.error();
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = seed;
   plan.groups = 20;
   Random random(seed);
@@ -196,7 +196,7 @@ TEST(SimRdmaDevices, QueuePairsOfDatagramsThatBreakAreMadeAnew) {
     config.progress_threads = 1;
     SimPair pair(7, {}, config, {.rails = 1, .rdma = true});
     ASSERT_TRUE(pair.connect()) << pair.error();
-    tools::SimLink other(pair.world(), pair.sender(), pair.receiver(), 5001);
+    rig::SimLink other(pair.world(), pair.sender(), pair.receiver(), 5001);
     ASSERT_TRUE(other.wait_ready()) << other.error();
     (sender ? pair.sender() : pair.receiver()).nics[0]->break_datagrams();
     auto& first = pair.send_channel().counters();
@@ -205,7 +205,7 @@ TEST(SimRdmaDevices, QueuePairsOfDatagramsThatBreakAreMadeAnew) {
         [&] { return first.paths_back.get() == 1 && second.paths_back.get() == 1; }, seconds(10)));
     EXPECT_EQ(first.paths_down.get(), 1U);
     EXPECT_EQ(second.paths_down.get(), 1U);
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.groups = 10;
     EXPECT_EQ(pair.transfer(plan, seconds(10)), "");
   }

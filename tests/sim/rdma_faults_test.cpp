@@ -7,18 +7,18 @@
 #include <functional>
 
 #include "runtime/base/log.h"
+#include "tests/rig/runs/failover_run.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
-#include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimPair;
 using sim::Verb;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimPair;
 
 /// What came of a run.
 enum class Outcome { survived, refused, ended };
@@ -48,7 +48,7 @@ Outcome run(uint64_t seed, const Config& config, const std::string& what, uint64
     EXPECT_NE(pair.error(), "no error") << what << ": nobody knows why there is no connection";
     return Outcome::refused;
   }
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = seed;
   plan.groups = 12;
   const Instant cut = pair.world().now() + microseconds(300);
@@ -75,7 +75,7 @@ Outcome run(uint64_t seed, const Config& config, const std::string& what, uint64
 }
 
 Config failback_config() {
-  Config config = tools::failover_config(2);
+  Config config = rig::failover_config(2);
   config.heartbeat_ms = 20;
   config.failback_ms = 100;
   config.enable_failback = true;
@@ -141,7 +141,7 @@ sim::RdmaNic::Counts run_all(const std::string& what,
       ADD_FAILURE() << what << ", seed " << seed << ": " << pair.error();
       break;
     }
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = seed;
     Random random(seed);
     Instant next = pair.world().now();
@@ -184,7 +184,7 @@ TEST(SimRdmaFaults, QueuePairsInErrorKeepWhatTheyHold) {
 /// queue pair goes into error.  The completion of the one that is written anew, with the key of the
 /// path that takes over, comes later still.
 void meet_a_late_clear_to_send(uint64_t seed, bool at_sender, uint64_t* late) {
-  Config config = tools::failover_config(1);
+  Config config = rig::failover_config(1);
   config.heartbeat_ms = 0;
   SimPair pair(seed, {}, config, {.rails = 2, .rdma = true});
   ASSERT_TRUE(pair.connect()) << pair.error();

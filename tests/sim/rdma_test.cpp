@@ -1,22 +1,22 @@
 // Failover over simulated RDMA NICs, beneath the fabric that drives real ones.
 #include <gtest/gtest.h>
 
+#include "tests/rig/runs/failover_run.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
-#include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::classic_run;
+using rig::FailoverRun;
+using rig::FailoverTotals;
+using rig::run_failovers;
+using rig::SimLink;
+using rig::SimPair;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::classic_run;
-using tools::FailoverRun;
-using tools::FailoverTotals;
-using tools::run_failovers;
-using tools::SimLink;
-using tools::SimPair;
 
 void cut(SimPair& pair, size_t rail) {
   sim::Link dark;
@@ -220,7 +220,7 @@ TEST(SimRdma, DataThatAFailingNicAcknowledgedAndForgotIsAnErrorAndNoHang) {
     pair.world().rdma().latest = milliseconds(2);
     ASSERT_TRUE(pair.connect()) << pair.error();
     pass(pair, milliseconds(10));
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = seed;
     Random random(seed);
     const Instant end = pair.world().now() + std::chrono::microseconds(20 + random.below(1000));
@@ -247,7 +247,7 @@ TEST(SimRdma, TheSameSeedGivesTheSameRun) {
   for (uint64_t& trace : traces) {
     SimPair pair(35, {}, {}, {.rails = 2, .rdma = true, .spare = true});
     ASSERT_TRUE(pair.connect()) << pair.error();
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = 35;
     ASSERT_EQ(pair.transfer(plan, seconds(20)), "");
     trace = pair.world().network().trace();

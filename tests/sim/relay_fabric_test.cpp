@@ -10,10 +10,10 @@
 #include "relay/provider_hops.h"
 #include "relay/relay_factory.h"
 #include "relay/relay_node.h"
-#include "runtime/sim/world.h"
+#include "tests/rig/runs/link.h"
+#include "tests/rig/runs/traffic.h"
+#include "tests/rig/sim/world.h"
 #include "tests/support/sim_pair.h"
-#include "tools/sim/link.h"
-#include "tools/sim/traffic.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -114,18 +114,18 @@ class RelayFabric : public testing::Test {
     traffic_.reset();
     link_.reset();
     hosts_[0]->devices = fabric::RailDevices::ways_of(0, ways);
-    tools::SimLink::Dialling how{relay::relay_kind, hosts_[0]->devices, {}};
+    rig::SimLink::Dialling how{relay::relay_kind, hosts_[0]->devices, {}};
     for (size_t i = 0; i < 2; ++i) {
       how.routes.push_back({.to = sim::Endpoint{hosts_[2]->addresses[i], 0}.to_sockaddr(),
                             .from = sim::Endpoint{hosts_[0]->addresses[i], 0}.to_sockaddr()});
     }
-    link_ = std::make_unique<tools::SimLink>(world_, *hosts_[0], *hosts_[2], next_port_++, how);
+    link_ = std::make_unique<rig::SimLink>(world_, *hosts_[0], *hosts_[2], next_port_++, how);
     ASSERT_TRUE(link_->wait_ready()) << link_->error();
   }
   void begin_traffic(uint64_t groups) {
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.groups = groups;
-    traffic_ = std::make_unique<tools::Traffic>(*link_, plan);
+    traffic_ = std::make_unique<rig::Traffic>(*link_, plan);
   }
   bool run_traffic(Duration limit) {
     return world_.run_until([&] { return traffic_->step(); }, limit);
@@ -150,11 +150,11 @@ class RelayFabric : public testing::Test {
   }
   /// How long large messages take.
   Duration time_of_large(uint64_t groups) {
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.groups = groups;
     plan.bytes_max = 1 << 20;
     plan.large = 1;
-    traffic_ = std::make_unique<tools::Traffic>(*link_, plan);
+    traffic_ = std::make_unique<rig::Traffic>(*link_, plan);
     const Instant begin = world_.now();
     EXPECT_TRUE(run_traffic(seconds(60)));
     EXPECT_EQ(traffic_->outcome(), "");
@@ -195,8 +195,8 @@ class RelayFabric : public testing::Test {
   Config config_;
   sim::World world_{11};
   std::array<sim::Process*, ring_hosts> hosts_{};
-  std::unique_ptr<tools::SimLink> link_;
-  std::unique_ptr<tools::Traffic> traffic_;
+  std::unique_ptr<rig::SimLink> link_;
+  std::unique_ptr<rig::Traffic> traffic_;
 };
 
 TEST_F(RelayFabric, CarriesDataOfActorsThatDoNotNameIt) {
@@ -306,11 +306,11 @@ class RelayedGpu : public RelayFabric {
     }
   }
   void begin_gpu_traffic(uint64_t groups, bool gpu = true) {
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.groups = groups;
     plan.gpu = gpu;
     plan.flushes = true;
-    traffic_ = std::make_unique<tools::Traffic>(*link_, plan);
+    traffic_ = std::make_unique<rig::Traffic>(*link_, plan);
   }
   /// Whatever leads to or from there takes the hop that every host has.
   void set_ports(size_t host, bool up) {

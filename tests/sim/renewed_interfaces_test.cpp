@@ -9,9 +9,9 @@
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimPair;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimPair;
 
 enum class Host : uint8_t { sender, receiver, both };
 
@@ -56,7 +56,7 @@ class Renewed {
     }
   }
   std::string transfer(uint64_t seed) {
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = seed;
     return pair_.transfer(plan, seconds(20));
   }

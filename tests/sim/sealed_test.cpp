@@ -8,19 +8,19 @@
 #include <fstream>
 #include <string>
 
+#include "tests/rig/runs/pair.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
 #include "tests/support/temporary_folder.h"
-#include "tools/sim/pair.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimCables;
+using rig::SimPair;
+using rig::TransferPlan;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimCables;
-using tools::SimPair;
-using tools::TransferPlan;
 
 /// As by a middlebox, which both ends hear of.
 void end_streams(SimPair& pair) {

@@ -7,17 +7,17 @@
 #include <vector>
 
 #include "ha/sweep.h"
+#include "tests/rig/runs/failover_run.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
-#include "tools/sim/failover_run.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::FailoverRun;
+using rig::FailoverTotals;
+using rig::SimPair;
 using std::chrono::seconds;
-using tools::FailoverRun;
-using tools::FailoverTotals;
-using tools::SimPair;
 
 Config shadows_config(int64_t shadows) {
   Config config;
@@ -46,7 +46,7 @@ class Shadows : public testing::TestWithParam<bool> {
     return SimPair(seed, {}, shadows_config(shadows), {.rails = rails, .rdma = GetParam()});
   }
   static std::string transfer(SimPair& pair, uint64_t seed) {
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = seed;
     return pair.transfer(plan, seconds(20));
   }
@@ -313,7 +313,7 @@ TEST_P(ShadowLinks, ALinkThatComesAndGoesFillsNoQueue) {
   }
   ASSERT_GT(counters().paths_down.get(), 0U) << "the fault did not happen";
   dark(false);
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = 97;
   EXPECT_EQ(pair_.transfer(plan, seconds(20)), "");
 }
@@ -365,7 +365,7 @@ class HopelessPairs : public testing::TestWithParam<std::tuple<bool, size_t>> {
  protected:
   HopelessPairs() {
     pair_.emplace(100, sim::Link{}, shadows_config(1),
-                  tools::SimCables{.rails = hopeless() + 3, .rdma = std::get<0>(GetParam())});
+                  rig::SimCables{.rails = hopeless() + 3, .rdma = std::get<0>(GetParam())});
     const auto& here = pair_->sender().addresses;
     const auto& there = pair_->receiver().addresses;
     for (size_t one = 0; one < here.size(); ++one) {
@@ -388,7 +388,7 @@ class HopelessPairs : public testing::TestWithParam<std::tuple<bool, size_t>> {
     for (const size_t rail : cut) {
       set_rail(*pair_, rail, true);
     }
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = 100;
     plan.each_round = [&] {
       if (verdict == Instant{} && counters.paths_down.get() == cut.size()) {
@@ -440,7 +440,7 @@ TEST(SimShadows, RailsFailWhileBytesAreChecked) {
     run.rails = 3 + seed % 2;
     run.shadows = 2 + seed % 3;
     run.rdma = seed % 4 != 0;
-    ASSERT_EQ(tools::run_failovers(run, &totals), "") << "seed " << run.seed;
+    ASSERT_EQ(rig::run_failovers(run, &totals), "") << "seed " << run.seed;
   }
   EXPECT_GT(totals.down, runs);
   EXPECT_GT(totals.moves, runs / 2);

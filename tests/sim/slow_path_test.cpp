@@ -9,9 +9,9 @@
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimPair;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimPair;
 
 constexpr double fast_rate = 20e6;
 /// So little waits that a NIC's retries do not end on a slow path.
@@ -144,7 +144,7 @@ TEST_P(SlowPath, AReceiverThatPostsLateMakesNoPathSlow) {
   SimPair pair = make(46);
   ASSERT_NO_FATAL_FAILURE(begin(pair));
   const Instant start = pair.world().now();
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = 46;
   plan.groups = 500;
   plan.large = 1;
@@ -162,7 +162,7 @@ TEST_P(SlowPath, AReceiverThatPostsLateMakesNoPathSlow) {
 TEST_P(SlowPath, TinyTrafficStaysOnASlowPath) {
   SimPair pair = make(47);
   ASSERT_NO_FATAL_FAILURE(begin(pair));
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   plan.seed = 47;
   plan.groups = 300;
   plan.large = 1;

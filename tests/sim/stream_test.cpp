@@ -4,18 +4,18 @@
 #include <gtest/gtest.h>
 
 #include "actors/connection/connection.h"
+#include "tests/rig/runs/pair.h"
 #include "tests/support/sim_pair.h"
-#include "tools/sim/pair.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimCables;
+using rig::SimPair;
+using rig::TransferPlan;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimCables;
-using tools::SimPair;
-using tools::TransferPlan;
 
 sim::Tcp& tcp(SimPair& pair) { return pair.world().network().tcp(); }
 
@@ -197,7 +197,7 @@ TEST(SimStream, APeerThatNoLongerKnowsTheConnectionSaysSo) {
   // Nobody hears that it was closed, and its process lives on.
   SimPair pair(35, {});
   ASSERT_TRUE(pair.connect()) << pair.error();
-  tools::SimLink other(pair.world(), pair.sender(), pair.receiver(), 5001);
+  rig::SimLink other(pair.world(), pair.sender(), pair.receiver(), 5001);
   ASSERT_TRUE(other.wait_ready()) << other.error();
   sim::Link dark;
   dark.cut = true;

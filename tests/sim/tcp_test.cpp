@@ -1,14 +1,14 @@
 // TCP of the simulated network: what each end sees, by itself, of deaths, cuts and middleboxes.
-#include "runtime/sim/tcp.h"
+#include "tests/rig/sim/tcp.h"
 
 #include <gtest/gtest.h>
 
 #include <cerrno>
 #include <string>
 
-#include "runtime/sim/network.h"
-#include "runtime/sim/streams.h"
-#include "tools/sim/pair.h"
+#include "tests/rig/runs/pair.h"
+#include "tests/rig/sim/network.h"
+#include "tests/rig/sim/streams.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -238,7 +238,7 @@ TEST_F(SimTcp, ANeighbourThatDoesNotAnswerArpIsUnreachable) {
 }
 
 TEST(SimProcesses, AStoppedProcessDoesNothingAndGoesOnAfterwards) {
-  tools::SimPair pair(1, {});
+  rig::SimPair pair(1, {});
   ASSERT_TRUE(pair.connect()) << pair.error();
   pair.world().pause(pair.receiver(), pair.world().now() + seconds(2));
   EXPECT_FALSE(pair.world().runs(pair.receiver()));
@@ -247,12 +247,12 @@ TEST(SimProcesses, AStoppedProcessDoesNothingAndGoesOnAfterwards) {
   EXPECT_EQ(pair.receiver().engine->worker(0).turns(), turns);
   pair.world().run_until([] { return false; }, seconds(2));
   EXPECT_GT(pair.receiver().engine->worker(0).turns(), turns);
-  tools::TransferPlan plan;
+  rig::TransferPlan plan;
   EXPECT_EQ(pair.transfer(plan, seconds(20)), "");
 }
 
 TEST(SimProcesses, AKilledProcessIsNoticedByItsStream) {
-  tools::SimPair pair(2, {});
+  rig::SimPair pair(2, {});
   ASSERT_TRUE(pair.connect()) << pair.error();
   pair.world().kill_process(pair.receiver());
   EXPECT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },

@@ -10,9 +10,9 @@
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimPair;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using tools::SimPair;
 
 class Unfinished : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Fabrics, Unfinished, testing::Bool(), [](const auto& instance) {

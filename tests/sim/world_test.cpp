@@ -1,5 +1,5 @@
 // The real actors on virtual time: connections, transfers, faults, and that a seed repeats exactly.
-#include "runtime/sim/world.h"
+#include "tests/rig/sim/world.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,17 +9,17 @@
 
 #include "actors/connection/connection.h"
 #include "actors/listener.h"
-#include "tools/sim/pair.h"
+#include "tests/rig/runs/pair.h"
 
 namespace nccl_ha::test {
 namespace {
 
+using rig::SimLink;
+using rig::SimPair;
+using rig::Traffic;
+using rig::TransferPlan;
 using sim::ip;
 using std::chrono::seconds;
-using tools::SimLink;
-using tools::SimPair;
-using tools::Traffic;
-using tools::TransferPlan;
 
 TEST(SimWorld, ConnectsAndMovesBytesOfEverySize) {
   SimPair pair(1, {});

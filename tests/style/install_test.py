@@ -49,8 +49,8 @@ class Installed(unittest.TestCase):
     def test_files_are_there(self):
         for name in ["share/man/man1/nccl-ha.1", "share/man/man1/nccl-ha-perf.1",
                      "share/man/man1/nccl-ha-info.1", "share/man/man1/nccl-ha-check.1",
-                     "share/man/man1/nccl-ha-lab.1", "share/man/man1/nccl-ha-sim.1",
-                     "share/man/man1/nccl-ha-relay.1", "share/doc/nccl-ha/docs/mesh.md",
+                     "share/man/man1/nccl-ha-lab.1", "share/man/man1/nccl-ha-relay.1",
+                     "share/doc/nccl-ha/docs/mesh.md",
                      "share/man/man1/nccl-ha-agent.1", "share/man/man1/nccl-ha-trace.1",
                      "share/man/man1/nccl-ha-top.1", "share/man/man1/nccl-ha-stat.1",
                      "share/man/man1/nccl-ha-tune.1", "share/man/man1/nccl-ha-report.1", "lib/systemd/system/nccl-ha-agent.service",
@@ -75,6 +75,14 @@ class Installed(unittest.TestCase):
         outside = [p for p in pathlib.Path(self.folder.name).rglob("*")
                    if p.is_file() and self.root not in p.parents]
         self.assertEqual(outside, [])
+
+    def test_programs_and_pages_are_those_of_the_product(self):
+        self.assertEqual([p.name for p in (self.root / "bin").iterdir()], ["nccl-ha"])
+        help_text = output_of(str(self.program), "--help")
+        commands = re.findall(r"^  ([a-z]+)  ", help_text, re.MULTILINE)
+        self.assertIn("lab", commands)
+        pages = {p.name for p in (self.root / "share/man/man1").iterdir()}
+        self.assertEqual(pages, {"nccl-ha.1"} | {f"nccl-ha-{name}.1" for name in commands})
 
     def test_program_runs_from_there(self):
         self.assertIn("perf", output_of(str(self.program), "--help"))
@@ -124,7 +132,7 @@ class Installed(unittest.TestCase):
                     self.assertIn(f'.SH {section}'.replace('"', ""), text.replace('"', ""))
 
     def test_man_pages_name_every_option(self):
-        for command in ["perf", "info", "check", "lab run", "lab roce", "lab cut", "lab show", "agent",
+        for command in ["perf", "info", "check", "lab run", "lab cut", "lab show", "agent",
                         "agent status", "agent simulate-switch", "trace show", "trace summary",
                         "trace critical", "trace export", "trace plot", "stat", "top", "tune", "report"]:
             words = command.split()
@@ -153,7 +161,7 @@ class Installed(unittest.TestCase):
 
     def test_completion_knows_every_option(self):
         script = self.root / "share/bash-completion/completions/nccl-ha"
-        for command in ["perf", "info", "check", "lab run", "lab roce", "lab cut", "agent",
+        for command in ["perf", "info", "check", "lab run", "lab cut", "agent",
                         "agent status", "agent simulate-switch", "trace show", "trace summary",
                         "trace critical", "stat", "top", "tune", "report"]:
             words = command.split()

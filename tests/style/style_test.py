@@ -25,6 +25,8 @@ GOOD = {
     "actors/connection.h": '#pragma once\n#include "ha/epoch.h"\n#include "runtime/engine/worker.h"\n',
     "plugin/nccl_abi.h": "#pragma once\n",
     "plugin/net.cpp": '#include "actors/connection.h"\n#include "plugin/nccl_abi.h"\n',
+    "tests/rig/sim/world.h": '#pragma once\n#include "runtime/engine/worker.h"\n',
+    "tests/support/pair.h": '#pragma once\n#include "tests/rig/sim/world.h"\n',
     "tools/main.cpp": '#include "plugin/nccl_abi.h"\n#include <CLI/CLI.hpp>\n',
 }
 
@@ -104,6 +106,16 @@ class Layers(unittest.TestCase):
 
     def test_a_subcommand_in_what_they_share(self):
         self.expect("tools/common/wrong.h", '#include "tools/main.cpp"\n', "no subcommand")
+
+    def test_a_test_from_the_rig(self):
+        self.expect("tests/rig/sim/wrong.h", '#include "tests/support/pair.h"\n',
+                    "tests/rig/sim/ may include runtime/")
+
+    def test_googletest_from_the_rig(self):
+        self.expect("tests/rig/runs/wrong.h", "#include <gtest/gtest.h>\n", "the rig is no test")
+
+    def test_the_rig_from_the_product(self):
+        self.expect("runtime/engine/wrong.h", '#include "tests/rig/sim/world.h"\n', "not tests/")
 
     def test_a_folder_without_sources_is_an_error(self):
         status, output = run("check_layers.py", {"README.md": "# x\n"})

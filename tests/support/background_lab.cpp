@@ -12,10 +12,17 @@ using nlohmann::json;
 BackgroundLab::BackgroundLab(std::string tool, std::string name, std::vector<std::string> arguments,
                              std::chrono::seconds limit)
     : tool_(std::move(tool)), name_(std::move(name)) {
-  arguments.insert(arguments.begin(), "lab");
-  arguments.insert(arguments.begin() + 2, {"--name", name_});
-  run_ = std::async(std::launch::async, [tool = tool_, arguments = std::move(arguments), limit] {
-    return run_program(tool, arguments, {}, limit);
+  std::string program = tool_;
+  if (arguments.front() == "guests") {
+    program = beside(tool_, "nha-guests");
+    arguments.erase(arguments.begin());
+    arguments.insert(arguments.begin(), {"--name", name_});
+  } else {
+    arguments.insert(arguments.begin(), "lab");
+    arguments.insert(arguments.begin() + 2, {"--name", name_});
+  }
+  run_ = std::async(std::launch::async, [program, arguments = std::move(arguments), limit] {
+    return run_program(program, arguments, {}, limit);
   });
 }
 

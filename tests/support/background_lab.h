@@ -13,7 +13,8 @@ namespace nccl_ha::tests {
 
 class BackgroundLab {
  public:
-  /// Starts `tool lab ARGUMENTS` under that name; ends it at the latest after `limit`.
+  /// Starts `tool lab ARGUMENTS` under that name, or nha-guests beside it where the first argument
+  /// is "guests"; ends it at the latest after `limit`.
   BackgroundLab(std::string tool, std::string name, std::vector<std::string> arguments,
                 std::chrono::seconds limit = std::chrono::seconds(120));
   /// Ends the lab if it still runs, and removes what it left.

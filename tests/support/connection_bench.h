@@ -16,7 +16,7 @@
 #include "actors/connection/path_set.h"
 #include "actors/connection/side.h"
 #include "actors/connection/state.h"
-#include "runtime/sim/world.h"
+#include "tests/rig/sim/world.h"
 #include "tests/support/silent_path.h"
 
 namespace nccl_ha {

@@ -13,7 +13,7 @@
 #include "runtime/fabric/datagram/path_environment.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/packet_io.h"
-#include "runtime/sim/secrets.h"
+#include "tests/rig/sim/secrets.h"
 #include "tests/support/path_harness.h"
 
 namespace nccl_ha::test {

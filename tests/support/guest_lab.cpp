@@ -3,22 +3,20 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <filesystem>
-
 namespace nccl_ha::tests {
 
 ToolRun guests(const std::string& tool, std::vector<std::string> options, const std::string& script,
                const Environment& environment) {
-  std::vector<std::string> all{"lab", "roce", "--timeout", guests_timeout};
+  std::vector<std::string> all{"--timeout", guests_timeout};
   all.insert(all.end(), options.begin(), options.end());
   all.insert(all.end(), {"--", "bash", "-c", script});
-  return run_program(tool, all, environment, guests_limit);
+  return run_program(beside(tool, "nha-guests"), all, environment, guests_limit);
 }
 
 ToolRun reduce_in_guests(const std::string& tool, const std::string& name, const char* rails,
                          std::vector<std::string> settings, const char* iterations,
                          const std::vector<std::vector<std::string>>& cuts) {
-  std::vector<std::string> arguments{"roce",      "--rails",      rails,
+  std::vector<std::string> arguments{"guests",    "--rails",      rails,
                                      "--timeout", guests_timeout, "--no-check"};
   for (std::string& setting : settings) {
     arguments.insert(arguments.end(), {"--env", std::move(setting)});
@@ -33,10 +31,6 @@ ToolRun reduce_in_guests(const std::string& tool, const std::string& name, const
     EXPECT_EQ(lab.ask(cut).status, 0);
   }
   return lab.wait();
-}
-
-std::string beside(const std::string& tool, const char* program) {
-  return std::filesystem::path(tool).parent_path() / program;
 }
 
 }  // namespace nccl_ha::tests

@@ -1,4 +1,4 @@
-// Emulated guests, as the tests in them use `nccl-ha lab roce`.
+// Emulated guests, as the tests in them use nha-guests.
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@ inline constexpr auto guests_limit = std::chrono::seconds(280);
 /// What the lab itself may take, so that a test ends by the lab's words and not by being killed.
 inline constexpr const char* guests_timeout = "240";
 
-/// Runs a bash script on the guests that `options` describe.
+/// Runs a bash script on the guests that `options` describe; `tool` is nccl-ha, with nha-guests
+/// beside it.
 ToolRun guests(const std::string& tool, std::vector<std::string> options, const std::string& script,
                const Environment& environment = {});
 
@@ -21,8 +22,5 @@ ToolRun guests(const std::string& tool, std::vector<std::string> options, const 
 ToolRun reduce_in_guests(const std::string& tool, const std::string& name, const char* rails,
                          std::vector<std::string> settings, const char* iterations,
                          const std::vector<std::vector<std::string>>& cuts);
-
-/// Path of a program that is built beside the tool.
-std::string beside(const std::string& tool, const char* program);
 
 }  // namespace nccl_ha::tests

@@ -8,7 +8,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/fabric/provider.h"
-#include "runtime/sim/network.h"
+#include "tests/rig/sim/network.h"
 
 namespace nccl_ha::test {
 

@@ -10,7 +10,7 @@
 
 #include "runtime/base/random.h"
 #include "runtime/fabric/packet_io.h"
-#include "runtime/sim/packet_queue.h"
+#include "tests/rig/sim/packet_queue.h"
 
 namespace nccl_ha::test {
 

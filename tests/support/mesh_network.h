@@ -9,7 +9,7 @@
 
 #include "relay/discovery.h"
 #include "runtime/base/random.h"
-#include "runtime/sim/event_queue.h"
+#include "tests/rig/sim/event_queue.h"
 
 namespace nccl_ha::test {
 

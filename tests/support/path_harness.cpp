@@ -10,7 +10,7 @@
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/udp_io.h"
 #include "runtime/fabric/verbs/ud_io.h"
-#include "runtime/sim/secrets.h"
+#include "tests/rig/sim/secrets.h"
 #include "tests/support/memory_network.h"
 #include "tests/support/path_verbs.h"
 

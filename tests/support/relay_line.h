@@ -10,7 +10,7 @@
 
 #include "relay/relay_node.h"
 #include "relay/relay_path.h"
-#include "runtime/sim/world.h"
+#include "tests/rig/sim/world.h"
 
 namespace nccl_ha::test {
 

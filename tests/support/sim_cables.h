@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "relay/mesh_links.h"
-#include "runtime/sim/network.h"
+#include "tests/rig/sim/network.h"
 
 namespace nccl_ha::test {
 

@@ -7,8 +7,8 @@
 #include <functional>
 #include <memory>
 
-#include "tools/sim/pair.h"
-#include "tools/sim/traffic.h"
+#include "tests/rig/runs/pair.h"
+#include "tests/rig/runs/traffic.h"
 
 namespace nccl_ha::test {
 
@@ -16,9 +16,9 @@ namespace nccl_ha::test {
 /// received.  `ahead`: so many receives are open at most; 0: as many as there is room for.
 class Flow {
  public:
-  Flow(tools::SimPair& pair, uint64_t seed, uint32_t bytes_max = 1 << 20, uint64_t ahead = 0)
+  Flow(rig::SimPair& pair, uint64_t seed, uint32_t bytes_max = 1 << 20, uint64_t ahead = 0)
       : pair_(pair) {
-    tools::TransferPlan plan;
+    rig::TransferPlan plan;
     plan.seed = seed;
     plan.groups = 100000;
     plan.grouped = 0;
@@ -29,7 +29,7 @@ class Flow {
       const auto& counters = pair.receive_channel().counters();
       plan.released = [&counters, ahead] { return counters.receives_done.get() + ahead; };
     }
-    traffic_ = std::make_unique<tools::Traffic>(pair.link(), plan);
+    traffic_ = std::make_unique<rig::Traffic>(pair.link(), plan);
   }
   /// False: that did not come in time.
   bool run_until(const std::function<bool()>& done, Duration limit) {
@@ -47,8 +47,8 @@ class Flow {
 
  private:
   uint64_t done() { return pair_.receive_channel().counters().bytes_received.get(); }
-  tools::SimPair& pair_;
-  std::unique_ptr<tools::Traffic> traffic_;
+  rig::SimPair& pair_;
+  std::unique_ptr<rig::Traffic> traffic_;
 };
 
 }  // namespace nccl_ha::test

@@ -5,12 +5,12 @@
 
 #include "runtime/base/config.h"
 #include "runtime/base/log.h"
-#include "tools/sim/pair.h"
+#include "tests/rig/runs/pair.h"
 
 namespace nccl_ha::test {
 
 /// Lets virtual time pass.
-inline void pass(tools::SimPair& pair, Duration time) {
+inline void pass(rig::SimPair& pair, Duration time) {
   static_cast<void>(pair.world().run_until([] { return false; }, time));
 }
 

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 
 namespace nccl_ha::tests {
 namespace {
@@ -112,6 +113,10 @@ ToolRun run_program(const std::string& program, const std::vector<std::string>& 
   run.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   run.took = SteadyTime::now() - begin;
   return run;
+}
+
+std::string beside(const std::string& tool, const char* program) {
+  return std::filesystem::path(tool).parent_path() / program;
 }
 
 std::string port_to_meet_at() {

@@ -25,6 +25,9 @@ ToolRun run_program(const std::string& program, const std::vector<std::string>& 
                     const Environment& environment = {},
                     std::chrono::seconds limit = std::chrono::seconds(120));
 
+/// Path of a program that is built beside the tool.
+std::string beside(const std::string& tool, const char* program);
+
 /// For --port: the first of the ranks that a shell starts listens 17 above it (docs/install.md),
 /// where nobody does.
 std::string port_to_meet_at();

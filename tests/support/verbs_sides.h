@@ -10,9 +10,9 @@
 
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/verbs/port.h"
-#include "runtime/sim/network.h"
-#include "runtime/sim/rdma.h"
-#include "runtime/sim/secrets.h"
+#include "tests/rig/sim/network.h"
+#include "tests/rig/sim/rdma.h"
+#include "tests/rig/sim/secrets.h"
 #include "tests/support/path_harness.h"
 
 namespace nccl_ha::test {

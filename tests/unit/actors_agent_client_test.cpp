@@ -3,8 +3,8 @@
 #include <cstdlib>
 
 #include "actors/agent_client.h"
-#include "runtime/sim/world.h"
 #include "runtime/telemetry/agent_directory.h"
+#include "tests/rig/sim/world.h"
 #include "tests/support/log_lines.h"
 #include "tests/support/simulated_agent.h"
 #include "tests/support/temporary_folder.h"

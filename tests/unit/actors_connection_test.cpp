@@ -8,7 +8,7 @@
 #include "actors/connection/connection.h"
 #include "actors/endpoint.h"
 #include "runtime/engine/engine.h"
-#include "runtime/sim/world.h"
+#include "tests/rig/sim/world.h"
 
 namespace nccl_ha {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "actors/rejoin.h"
-#include "runtime/sim/world.h"
+#include "tests/rig/sim/world.h"
 
 namespace nccl_ha {
 namespace {

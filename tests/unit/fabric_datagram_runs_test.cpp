@@ -8,7 +8,7 @@
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/packet_io.h"
-#include "runtime/sim/secrets.h"
+#include "tests/rig/sim/secrets.h"
 #include "tests/support/memory_network.h"
 
 namespace nccl_ha::fabric {

@@ -9,7 +9,7 @@
 
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/memory.h"
-#include "runtime/sim/secrets.h"
+#include "tests/rig/sim/secrets.h"
 
 namespace nccl_ha::fabric {
 namespace {

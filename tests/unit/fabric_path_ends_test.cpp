@@ -9,7 +9,7 @@
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/path_ends.h"
 #include "runtime/fabric/datagram/port.h"
-#include "runtime/sim/secrets.h"
+#include "tests/rig/sim/secrets.h"
 #include "tests/support/memory_network.h"
 
 namespace nccl_ha::fabric {

@@ -9,8 +9,8 @@
 #include "runtime/fabric/provider.h"
 #include "runtime/fabric/verbs/host_ports.h"
 #include "runtime/fabric/verbs/rc_factory.h"
-#include "runtime/sim/network.h"
-#include "runtime/sim/rdma.h"
+#include "tests/rig/sim/network.h"
+#include "tests/rig/sim/rdma.h"
 #include "tests/support/log_lines.h"
 #include "tests/support/process_limit.h"
 

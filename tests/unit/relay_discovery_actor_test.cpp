@@ -8,7 +8,7 @@
 #include "relay/mesh_client.h"
 #include "relay/mesh_settings.h"
 #include "relay/shape.h"
-#include "runtime/sim/world.h"
+#include "tests/rig/sim/world.h"
 #include "tests/support/sim_cables.h"
 
 namespace nccl_ha::test {

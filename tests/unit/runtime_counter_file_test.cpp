@@ -11,9 +11,9 @@
 #include <thread>
 
 #include "runtime/engine/engine.h"
-#include "runtime/sim/world.h"
 #include "runtime/telemetry/counter_file.h"
 #include "runtime/telemetry/recorder.h"
+#include "tests/rig/sim/world.h"
 #include "tests/support/counter_files.h"
 #include "tests/support/log_lines.h"
 

@@ -23,7 +23,6 @@ class Completion : public ::testing::Test {
     add_lab(app_);
     add_relay(app_);
     add_agent(app_);
-    add_sim(app_);
     add_trace(app_);
     add_stat(app_);
     add_top(app_);
@@ -52,8 +51,8 @@ class Completion : public ::testing::Test {
 
 TEST_F(Completion, SubcommandsFirst) {
   const Words all = offered({""});
-  EXPECT_EQ(all, (Words{"agent", "check", "info", "lab", "perf", "relay", "report", "sim", "stat",
-                        "top", "trace", "tune"}))
+  EXPECT_EQ(all, (Words{"agent", "check", "info", "lab", "perf", "relay", "report", "stat", "top",
+                        "trace", "tune"}))
       << "and not the one that shells ask";
   EXPECT_EQ(offered({"pe"}), Words{"perf"});
   EXPECT_TRUE(offered({"zzz"}).empty());

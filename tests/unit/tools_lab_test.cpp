@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tests/rig/guests/forwarder.h"
+#include "tests/rig/guests/guests.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
-#include "tools/lab/forwarder.h"
-#include "tools/lab/guests.h"
 #include "tools/lab/request.h"
 #include "tools/lab/topology.h"
 

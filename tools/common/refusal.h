@@ -12,7 +12,7 @@ namespace nccl_ha::tools {
 class Refusal {
  public:
   constexpr Refusal(const char* command, int status) : command_(command), status_(status) {}
-  /// Throws Refused (tools/common/refused.h), which run_command_line() prints, also as JSON where
+  /// Throws Refused (tools/common/refused.h), which run_application() prints, also as JSON where
   /// that was asked for.
   [[noreturn]] void operator()(const Error& error) const;
   /// The value, or the end.

@@ -24,8 +24,6 @@ const Words plugins{"ha", "socket", "ib", any_file};
 const Words operations{"all_reduce", "all_gather", "reduce_scatter", "broadcast",
                        "alltoall",   "sendrecv",   "pt2pt",          "latency"};
 const Words orders{"name", "rate", "sent", "received", "open", "again"};
-const Words kinds{"mixed",  "classic", "paths",  "streams", "pauses",
-                  "deaths", "closes",  "volume", "crowd",   "devices"};
 
 /// Where what an option takes is not free: by command and option, and by command and the number of
 /// the word after it.
@@ -51,9 +49,6 @@ const std::map<std::pair<std::string, std::string>, Words> values{
     {{"stat", "--hosts-file"}, {any_file}},
     {{"lab run", "1"}, topologies},
     {{"lab run", "--env"}, {"@setting"}},
-    {{"lab roce", "--topology"}, topologies},
-    {{"lab roce", "--env"}, {"@setting"}},
-    {{"lab roce", "--share"}, {any_file}},
     {{"lab cut", "1"}, {"@link"}},
     {{"lab heal", "1"}, {"@link"}},
     {{"lab slow", "1"}, {"@link"}},
@@ -94,8 +89,6 @@ const std::map<std::pair<std::string, std::string>, Words> values{
     {{"tune", "--plugin"}, plugins},
     {{"tune", "--plot"}, {any_file}},
     {{"tune", "--state"}, {any_file}},
-    {{"sim", "--fabric"}, {"mixed", "datagram", "rdma", "spare"}},
-    {{"sim", "--kind"}, kinds},
 };
 
 /// The command that the words before the last one lead to, and what was said to it.

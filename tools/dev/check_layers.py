@@ -8,6 +8,7 @@ Rules, for every C++ file in the layer folders:
   * its folder is one the including folder may know of; tools/common/ knows no subcommand;
   * third-party headers stay where they belong: NCCL's in plugin/, tools/ and tests/, libuv's,
     the lock-free queue's and the verbs' in runtime/ (and tests/);
+  * the rig in tests/rig knows no test, its simulator nothing above runtime/, and no GoogleTest;
   * the folders of runtime/fabric know nothing of each other, and of runtime/fabric only the file
     that registers the kinds knows of them; the rooms of runtime/ stand one above the other;
   * actors/ and ha/ include nothing of such a folder, and name no kind of fabric.
@@ -57,10 +58,18 @@ FOREIGN = [
 # Kinds of fabric, each in a folder of its own below this one.
 FABRIC = "runtime/fabric/"
 # Rooms of runtime/; each may include those before it.
-ROOMS = ["base", "telemetry", "streams", "engine", "fabric", "sim"]
+ROOMS = ["base", "telemetry", "streams", "engine", "fabric"]
 NAMES_ALL_KINDS = "runtime/fabric/standard_kinds.cpp"
 KNOW_NO_KIND = {"actors", "ha"}
 NAMES_A_KIND = re.compile(r"\bFabricKind\s*(::|[({]\s*\d)")
+
+# What the folders of the rig may include besides themselves.
+RIG = {
+    "tests/rig/sim/": ("runtime/",),
+    "tests/rig/runs/": ("runtime/", "ha/", "actors/", "relay/", "tools/common/", "tests/rig/sim/"),
+    "tests/rig/guests/": ("runtime/", "tools/common/", "tools/lab/"),
+    "tests/rig/nic/": (),
+}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -101,6 +110,14 @@ def check_rooms(including, name):
     return None
 
 
+def check_rig(including, name):
+    """What is wrong with #include "name" in this file for the rig of the tests, or None."""
+    for folder, may in RIG.items():
+        if including.startswith(folder) and not name.startswith((folder, *may)):
+            return f'"{name}": {folder} may include {", ".join(may) or "nothing else"}'
+    return None
+
+
 def check_quoted(root, folder, place, name):
     """What is wrong with #include "name" in the file `place` of folder, or None."""
     if not (root / name).is_file():
@@ -119,13 +136,15 @@ def check_quoted(root, folder, place, name):
     return None
 
 
-def check_angle(root, folder, _place, name):
+def check_angle(root, folder, place, name):
     """What is wrong with #include <name> in a file of folder, or None."""
     if name.split("/", 1)[0] in ALLOWED and (root / name).is_file():
         return f"<{name}> is a file of this project: use quotes"
     for pattern, folders in FOREIGN:
         if pattern.match(name) and folder not in folders:
             return f"<{name}> may be included only in {', '.join(sorted(folders))}"
+    if place.startswith(tuple(RIG)) and name.startswith("gtest/"):
+        return f"<{name}>: the rig is no test"
     if folder == "ha" and HA_MUST_NOT_USE.match(name):
         return f"<{name}>: ha/ is pure and knows no threads and no sockets"
     return None
@@ -145,7 +164,8 @@ def violations(root):
                         problem = "it names a kind of fabric: ask for traits instead"
                 elif match.group(1) == '"':
                     problem = (check_quoted(root, folder, name, match.group(2))
-                               or check_rooms(name, match.group(2)))
+                               or check_rooms(name, match.group(2))
+                               or check_rig(name, match.group(2)))
                 else:
                     problem = check_angle(root, folder, name, match.group(2))
                 if problem:

@@ -1,4 +1,4 @@
-// What a lab's hosts are made of: network namespaces or emulated machines.
+// What a lab's hosts are made of: network namespaces, or emulated machines (tests/rig/guests).
 #pragma once
 
 #include <functional>

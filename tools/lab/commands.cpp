@@ -1,26 +1,18 @@
-// nccl-ha lab: networks to break, out of namespaces or of emulated machines with RDMA.
+// nccl-ha lab: networks to break, out of namespaces.
 #include "tools/commands.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "tools/common/output.h"
-#include "tools/common/plugin_search.h"
 #include "tools/common/refusal.h"
-#include "tools/common/within.h"
-#include "tools/lab/guests.h"
 #include "tools/lab/namespaces.h"
-#include "tools/lab/rdma_check.h"
+#include "tools/lab/run_options.h"
 #include "tools/lab/supervisor.h"
 #include "tools/lab/verbs.h"
 
@@ -32,142 +24,22 @@ using nlohmann::json;
 
 /// What the subcommands' options are parsed into.
 struct LabOptions {
-  std::string topology = "pair";
-  std::string name;
-  std::string on;
-  std::vector<std::string> environment;
-  std::vector<std::string> script;
-  std::vector<std::string> swaps;
-  std::vector<std::string> command;
-  double timeout_s = 600;
-  unsigned mtu = 4200;
-  bool quiet = false;
+  RunOptions run;
   bool as_json = false;
-  // roce only
-  size_t guests = 0;
-  size_t rails = 0;
-  bool check = true;
-  GuestOptions guest;
   // verbs
   Request request;
   std::string lab;
   std::string host;
+  std::vector<std::string> command;  ///< of enter
 };
 
 constexpr Refusal refuse_lab{"nccl-ha lab", status_lab_broken};  ///< where a command was to run
 constexpr Refusal refuse_request{"nccl-ha lab", 2};
 
-void prepend(const char* variable, const std::string& entry, const char* otherwise) {
-  const char* old = getenv(variable);
-  const std::string rest = old == nullptr || *old == '\0' ? otherwise : old;
-  setenv(variable, rest.empty() ? entry.c_str() : (entry + ":" + rest).c_str(), 1);
-}
-
-/// In a command, `nccl-ha` means this very program, and the plugin `ha` the one beside it.
-void put_own_directory_first() {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) {
-    return;
-  }
-  const auto folder = self.parent_path();
-  prepend("PATH", folder, "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-  if (const auto plugin = plugin_beside(folder)) {
-    prepend("LD_LIBRARY_PATH", std::filesystem::path(plugin->file).parent_path(), "");
-  }
-}
-
-std::vector<size_t> chosen_hosts(const Topology& topology, const std::string& on) {
-  std::vector<size_t> hosts;
-  if (on.empty()) {
-    for (size_t host = 0; host < topology.hosts.size(); ++host) {
-      hosts.push_back(host);
-    }
-    return hosts;
-  }
-  for (const std::string& name : CLI::detail::split(on, ',')) {
-    const size_t host = refuse_lab.need(topology.host(name));
-    if (std::find(hosts.begin(), hosts.end(), host) != hosts.end()) {
-      refuse_lab(fail(Errc::invalid_argument, fmt::format("--on names {} twice", name)));
-    }
-    hosts.push_back(host);
-  }
-  return hosts;
-}
-
-void swap_cables(Topology& topology, const LabOptions& options) {
-  for (const std::string& pair : options.swaps) {
-    const size_t comma = pair.find(',');
-    if (comma == std::string::npos) {
-      refuse_lab(fail(Errc::invalid_argument,
-                      fmt::format("--swap {}: two interfaces, as in h3.rail0,h3.rail1", pair)));
-    }
-    if (auto made = topology.swap(pair.substr(0, comma), pair.substr(comma + 1)); !made) {
-      refuse_lab(made.error());
-    }
-  }
-}
-
-/// Each --script is a file's name or the steps themselves.
-std::vector<ScriptStep> read_script(const LabOptions& options) {
-  std::string text;
-  for (const std::string& part : options.script) {
-    std::ifstream file(part);
-    if (file) {
-      text.append(std::istreambuf_iterator<char>(file), {});
-    } else if (part.find(' ') == std::string::npos) {
-      refuse_lab(
-          fail(Errc::invalid_argument,
-               fmt::format("--script {}: neither a file nor steps like '2s cut rail0'", part)));
-    } else {
-      text += part;
-    }
-    text += '\n';
-  }
-  return refuse_lab.need(parse_script(text));
-}
-
-SupervisorOptions supervisor_options(const Topology& topology, const LabOptions& options) {
-  SupervisorOptions made;
-  made.command = options.command;
-  made.hosts = chosen_hosts(topology, options.on);
-  made.script = read_script(options);
-  for (const ScriptStep& step : made.script) {
-    // A name that is wrong is found before anything starts.
-    if (step.request.verb == Verb::kill) {
-      refuse_lab.need(topology.host(step.request.target));
-    } else if (!step.request.target.empty()) {
-      refuse_lab.need(topology.find(step.request.target, step.request.side));
-    }
-  }
-  made.timeout_s = options.timeout_s;
-  made.quiet = options.quiet;
-  if (getenv("NCCL_SOCKET_IFNAME") == nullptr) {
-    made.environment["NCCL_SOCKET_IFNAME"] = "=mgmt";
-  }
-  for (const std::string& pair : options.environment) {
-    const size_t equals = pair.find('=');
-    if (equals == 0) {
-      refuse_lab(fail(Errc::invalid_argument, fmt::format("--env {}: no name", pair)));
-    }
-    const std::string name = pair.substr(0, equals);
-    const char* value = getenv(name.c_str());
-    if (equals == std::string::npos && value == nullptr) {
-      refuse_lab(fail(Errc::invalid_argument, fmt::format("--env {}: it is not set here", name)));
-    }
-    made.environment[name] = equals == std::string::npos ? value : pair.substr(equals + 1);
-  }
-  return made;
-}
-
-std::string lab_name(const LabOptions& options, const Topology& topology) {
-  return options.name.empty() ? fmt::format("{}-{}", topology.name, getpid()) : options.name;
-}
-
-void run_namespaces(const LabOptions& options) {
+void run_namespaces(const RunOptions& options) {
   Topology topology = refuse_lab.need(parse_topology(options.topology));
-  swap_cables(topology, options);
-  SupervisorOptions supervised = supervisor_options(topology, options);
+  swap_cables(topology, options, refuse_lab);
+  SupervisorOptions supervised = supervisor_options(topology, options, refuse_lab);
   // The management network is there for rendezvous; data belongs on the rails.
   if (getenv("HA_NCCL_IFNAME") == nullptr) {
     supervised.environment.emplace("HA_NCCL_IFNAME", "^mgmt,lo");
@@ -180,43 +52,6 @@ void run_namespaces(const LabOptions& options) {
                           std::move(supervised));
     Namespaces hosts(topology, options.mtu);
     status = supervisor.run(hosts, nullptr);
-  }
-  end_process(status);
-}
-
-void run_guests(LabOptions& options, bool topology_given) {
-  if (topology_given && (options.guests > 0 || options.rails > 0)) {
-    refuse_lab(fail(Errc::invalid_argument,
-                    "a topology says how many guests and rails there are; give it, or --guests and "
-                    "--rails"));
-  }
-  Topology topology = topology_given
-                          ? refuse_lab.need(parse_topology(options.topology))
-                          : refuse_lab.need(make_rails(options.guests > 0 ? options.guests : 2,
-                                                       options.rails > 0 ? options.rails : 2));
-  if (topology.hosts.size() > guests_max) {
-    refuse_lab(
-        fail(Errc::invalid_argument, fmt::format("a lab of guests has 1 to {} of them, not {}",
-                                                 guests_max, topology.hosts.size())));
-  }
-  swap_cables(topology, options);
-  SupervisorOptions supervised = supervisor_options(topology, options);
-  // Datagrams may use the management network when all else is gone; for a mesh it is no cable.
-  if (getenv("HA_NCCL_IFNAME") == nullptr && getenv("NCCL_MESH_IFNAME") == nullptr) {
-    supervised.environment.emplace("NCCL_MESH_IFNAME", "^mgmt,lo");
-  }
-  put_own_directory_first();
-  // Fetching a kernel needs the network that the lab is about to leave.
-  options.guest.kernel = refuse_lab.need(prepare_kernel(options.guest.cache));
-  options.guest.mtu = options.mtu;
-  int status = 0;
-  {
-    Supervisor supervisor(topology,
-                          refuse_lab.need(LabDirectory::create(lab_name(options, topology))),
-                          std::move(supervised));
-    Guests guests(topology, supervisor.directory().path(), options.guest);
-    RdmaCheck check(topology);
-    status = supervisor.run(guests, options.check ? &check : nullptr);
   }
   end_process(status);
 }
@@ -271,9 +106,9 @@ void enter(const LabOptions& options) {
                       fmt::format("host {} of lab '{}' was killed", options.host, lab.name)));
     }
     if (!host.contains("process")) {
-      refuse_lab(
-          fail(Errc::invalid_usage,
-               "an emulated guest cannot be entered; run what you need with `lab roce … -- CMD`"));
+      refuse_lab(fail(
+          Errc::invalid_usage,
+          fmt::format("host {} is an emulated machine, which cannot be entered", options.host)));
     }
     std::vector<std::string> command = options.command;
     if (command.empty()) {
@@ -294,32 +129,6 @@ void list_labs() {
   }
 }
 
-void add_running(CLI::App& command, LabOptions& options) {
-  command.add_option("--name", options.name,
-                     "Name of the lab (default: the topology and a number)");
-  command.add_option("--on", options.on, "Hosts that run the command: h1,h3 (default: all)");
-  command
-      .add_option("--script", options.script,
-                  "Steps while the command runs: '2s cut rail0; 5s heal rail0', or a file of "
-                  "such lines")
-      ->allow_extra_args(false);
-  command
-      .add_option("--swap", options.swaps,
-                  "Two interfaces whose cables are in each other's switch: h3.rail0,h3.rail1")
-      ->allow_extra_args(false);
-  command
-      .add_option("--env", options.environment, "NAME=VALUE for the command, or NAME as it is here")
-      ->allow_extra_args(false);
-  command.add_option("--mtu", options.mtu, "Bytes of the largest IP packet on all links")
-      ->check(within(1280, 65000, "bytes"))
-      ->capture_default_str();
-  command.add_option("--timeout", options.timeout_s, "Seconds after which all is ended")
-      ->check(within(1, 1000000, "seconds"))
-      ->capture_default_str();
-  command.add_flag("-q,--quiet", options.quiet, "Print only what the command prints, and errors");
-  command.add_option("command", options.command, "Command and arguments, after --")->required();
-}
-
 }  // namespace
 
 void add_lab(CLI::App& app) {
@@ -328,29 +137,10 @@ void add_lab(CLI::App& app) {
   lab->require_subcommand(1);
 
   CLI::App* run = lab->add_subcommand("run", "Run a command on hosts made of network namespaces");
-  run->add_option("topology", options->topology, "See below")->required();
-  add_running(*run, *options);
+  run->add_option("topology", options->run.topology, "See below")->required();
+  add_run_options(*run, options->run);
   run->footer("Topologies:\n" + topologies_help());
-  run->callback([options] { run_namespaces(*options); });
-
-  CLI::App* roce = lab->add_subcommand("roce", "Run a command on emulated machines with Soft-RoCE");
-  CLI::Option* topology = roce->add_option("--topology", options->topology, "Instead of a pair");
-  roce->add_option("--guests", options->guests, "Machines, 1 to 5 (default 2)");
-  roce->add_option("--rails", options->rails, "RDMA interfaces of each (default 2)");
-  roce->add_option("--cpus", options->guest.cpus, "Processors of a guest")
-      ->check(within(1, 16, "processors"))
-      ->capture_default_str();
-  roce->add_option("--memory", options->guest.memory_mib, "MiB of a guest")
-      ->check(within(256, 65536, "MiB"))
-      ->capture_default_str();
-  roce->add_option("--share", options->guest.shared, "Directory that guests may write to")
-      ->check(CLI::ExistingDirectory);
-  roce->add_option("--cache", options->guest.cache, "Where the kernel is kept")
-      ->capture_default_str();
-  roce->add_flag("!--no-check", options->check, "Do not try the rails with ibv_rc_pingpong first");
-  add_running(*roce, *options);
-  roce->footer("Topologies:\n" + topologies_help());
-  roce->callback([options, topology] { run_guests(*options, topology->count() > 0); });
+  run->callback([options] { run_namespaces(options->run); });
 
   add_verbs(*lab, options->request);
   CLI::App* show = lab->add_subcommand("show", "Hosts, links, their state and counters");

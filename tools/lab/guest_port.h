@@ -1,4 +1,5 @@
-// How a program in a guest of `nccl-ha lab roce` talks to its lab: over a port of the machine.
+// How a program in an emulated machine (tests/rig/guests) talks to its lab: over a port of it.
+// machine.
 #pragma once
 
 #include <filesystem>
@@ -9,7 +10,7 @@
 
 namespace nccl_ha::tools::lab {
 
-/// What the port is called; the lab's side is in guests.cpp.
+/// What the port is called; the lab's side is in tests/rig/guests.
 inline constexpr const char* guest_port_name = "nccl-ha-lab";
 
 /// Where it is; nothing outside a guest.

@@ -143,8 +143,7 @@ void run(RawOptions& raw) {
   }
   if (!options.faults.empty() && getenv("NHA_LAB") == nullptr) {
     refuse_perf(
-        fail(Errc::invalid_usage,
-             "--fault works on the hosts of a lab (`nccl-ha lab run`, `nccl-ha lab roce`)"));
+        fail(Errc::invalid_usage, "--fault works on the hosts of a lab (`nccl-ha lab run`)"));
   }
   if (!launched && !loopback_is_up()) {
     refuse_perf(fail(Errc::system,

@@ -85,8 +85,7 @@ FaultRunner::~FaultRunner() {
 Result<void> FaultRunner::start() {
   const char* name = getenv("NHA_LAB");
   if (name == nullptr) {
-    return fail(Errc::invalid_usage,
-                "--fault works on the hosts of a lab (`nccl-ha lab run`, `nccl-ha lab roce`)");
+    return fail(Errc::invalid_usage, "--fault works on the hosts of a lab (`nccl-ha lab run`)");
   }
   auto lab = lab::running_lab(name);
   if (!lab) {

@@ -6,7 +6,7 @@
 #
 # Whatever is set already stays.  In a lab of namespaces:
 #   nccl-ha lab run pair --script '...' -- rank.sh BUILD PLUGIN rank --seconds 12
-# NHA_FAKE_NIC: set when ranks are to have a NIC with RDMA (nic/nic.h).
+# NHA_FAKE_NIC: set when ranks are to have a NIC with RDMA (tests/rig/nic).
 # NHA_PRELOAD: libraries that a plugin with sanitizers needs first.
 set -euo pipefail
 build=$(cd "$1" && pwd)

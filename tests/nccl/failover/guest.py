@@ -1,4 +1,4 @@
-"""The part of tests/nccl/against_nccl_failover.py that runs in the guests of `nccl-ha lab roce`.
+"""The part of tests/nccl/against_nccl_failover.py that runs in the guests of nha-guests.
 
 usage: guest.py PLAN.json
 

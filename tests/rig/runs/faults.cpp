@@ -1,0 +1,323 @@
+#include "tests/rig/runs/faults.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace nccl_ha::rig {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Duration up_to(Random& random, Duration most) {
+  return Duration(static_cast<int64_t>(random.below(static_cast<uint64_t>(most.count()) + 1)));
+}
+
+int64_t ms(Duration time) { return time.count() / 1'000'000; }
+
+}  // namespace
+
+FaultSource::FaultSource(Stage& stage, uint64_t salt, size_t times)
+    : stage_(stage), random_(stage.scenario().seed * 1000003 + salt), times_(times), left_(times) {
+  choose_next();
+}
+
+void FaultSource::choose_next() {
+  if (left_ != 0) {
+    next_ = stage_.now() +
+            up_to(random_, random_.chance(0.5) ? microseconds(500) : stage_.scenario().apart);
+    stage_.world().network().stop_at(next_);
+  }
+}
+
+void FaultSource::step() {
+  if (left_ != 0 && stage_.now() >= next_) {
+    --left_;
+    happen();
+    choose_next();
+  }
+}
+
+const Scenario::Ends& FaultSource::some_link() {
+  const auto& links = stage_.scenario().links;
+  return links[random_.below(links.size())];
+}
+
+// --- paths
+
+PathFaults::PathFaults(Stage& stage) : FaultSource(stage, 1, stage.scenario().path_faults) {
+  const Scenario& scenario = stage.scenario();
+  // Without failover a port that is down begins no connection.
+  const bool waits = std::all_of(scenario.configs.begin(), scenario.configs.end(),
+                                 [](const Config& one) { return one.enable_backup; });
+  Random chance = random_;  // what happens later stays as it is
+  if (times() != 0 && scenario.rdma && waits && chance.chance(0.1)) {
+    const size_t host = chance.below(stage.processes().size());
+    take_port(host, chance.below(scenario.rails), up_to(chance, seconds(5)));
+    ++stage.totals().ports_down_first;
+  }
+}
+
+void PathFaults::happen() {
+  const Scenario& scenario = stage_.scenario();
+  if (random_.chance(scenario.suspicions)) {
+    suspect();
+    return;
+  }
+  const Scenario::Ends& link = some_link();
+  const size_t one = stage_.host_of(link.from);
+  const size_t other = stage_.host_of(link.to);
+  if (scenario.rdma && random_.chance(0.35)) {
+    hurt_nic();
+  } else if (random_.chance(0.2)) {
+    slow(one, other);
+  } else {
+    cut(one, other);
+  }
+}
+
+void PathFaults::suspect() {
+  SimLink& link = *stage_.links()[random_.below(stage_.links().size())];
+  const bool sender = random_.chance(0.5);
+  if (!(sender ? link.sender_calls() : link.accepted() && link.receiver_calls())) {
+    return;
+  }
+  Driver& side = sender ? link.sender_driver() : link.receiver_driver();
+  const auto path = static_cast<uint32_t>(random_.below(stage_.scenario().suspected_paths));
+  if (side.suspect(path)) {
+    side.turn();
+    FailoverTotals& totals = stage_.totals();
+    ++(sender ? totals.false_verdicts_sender : totals.false_verdicts_receiver);
+    stage_.tell(
+        fmt::format("a {} is told that path {} is dead", sender ? "sender" : "receiver", path));
+  }
+}
+
+void PathFaults::cut(size_t one, size_t other) {
+  const Scenario& scenario = stage_.scenario();
+  sim::Link dark = scenario.usual;
+  dark.cut = true;
+  const size_t line = random_.below(stage_.lines());
+  if (gone_ == line) {
+    return;
+  }
+  FailoverTotals& totals = stage_.totals();
+  // A handshake needs the interface that it began with.
+  if (scenario.for_good && !gone_ && stage_.connected() && random_.chance(0.2)) {
+    gone_ = line;
+    for (size_t a = 0; a < scenario.hosts; ++a) {
+      for (size_t b = a + 1; b < scenario.hosts; ++b) {
+        stage_.set_line(a, b, line, dark, dark);
+      }
+    }
+    ++totals.cuts_for_good;
+    stage_.tell(fmt::format("rail {} cut for good", line));
+    return;
+  }
+  const uint64_t which = random_.below(3);
+  const Duration lasts = up_to(random_, random_.chance(0.3) ? milliseconds(100) : seconds(3));
+  stage_.set_line(one, other, line, which == 1 ? scenario.usual : dark,
+                  which == 2 ? scenario.usual : dark);
+  ++(which == 0 ? totals.cuts_both : which == 1 ? totals.cuts_back : totals.cuts_there);
+  stage_.tell(fmt::format("rail {} between hosts {} and {} cut for {} ms, {}", line, one, other,
+                          ms(lasts),
+                          which == 0   ? "both ways"
+                          : which == 1 ? "back"
+                                       : "there"));
+  stage_.later(lasts, [this, one, other, line] {
+    if (gone_ != line) {
+      stage_.set_line(one, other, line, stage_.scenario().usual, stage_.scenario().usual);
+      stage_.tell(fmt::format("rail {} between hosts {} and {} healed", line, one, other));
+    }
+  });
+}
+
+void PathFaults::slow(size_t one, size_t other) {
+  const size_t line = random_.below(stage_.lines());
+  if (gone_ == line) {
+    return;
+  }
+  sim::Link heavy = stage_.scenario().usual;
+  heavy.delay = microseconds(1000 + random_.below(49000));
+  const Duration lasts = up_to(random_, seconds(1));
+  stage_.set_line(one, other, line, heavy, heavy);
+  ++stage_.totals().slow;
+  stage_.tell(fmt::format("rail {} between hosts {} and {} takes {} us for {} ms", line, one, other,
+                          heavy.delay.count() / 1000, ms(lasts)));
+  stage_.later(lasts, [this, one, other, line] {
+    if (gone_ != line) {
+      stage_.set_line(one, other, line, stage_.scenario().usual, stage_.scenario().usual);
+    }
+  });
+}
+
+void PathFaults::hurt_nic() {
+  const Scenario& scenario = stage_.scenario();
+  const size_t host = random_.below(stage_.processes().size());
+  sim::Process& process = *stage_.processes()[host];
+  const size_t rail = random_.below(scenario.rails);
+  sim::RdmaNic& nic = *process.nics[rail];
+  FailoverTotals& totals = stage_.totals();
+  if (nic.failed() || !process.engine || !stage_.connected()) {
+    return;  // the interface of a device without a link makes no streams
+  }
+  const uint64_t what = random_.below(scenario.for_good && !gone_ ? 5 : 4);
+  if (what < 2) {
+    nic.move_gid();
+    ++totals.gids_moved;
+    stage_.tell(
+        fmt::format("process {}: the address on rail {} has another GID index", host, rail));
+  } else if (what < 4) {
+    take_port(host, rail, up_to(random_, seconds(2)));
+  } else {
+    gone_ = rail;
+    nic.fail_for_good();
+    ++totals.devices_lost;
+    stage_.tell(fmt::format("process {}: device of rail {} failed for good", host, rail));
+  }
+}
+
+void PathFaults::take_port(size_t host, size_t rail, Duration lasts) {
+  sim::RdmaNic& nic = *stage_.processes()[host]->nics[rail];
+  nic.set_port(false);
+  ++stage_.totals().ports_down;
+  stage_.tell(fmt::format("process {}: port of rail {} down for {} ms", host, rail, ms(lasts)));
+  stage_.later(lasts, [&nic] { nic.set_port(true); });
+}
+
+// --- control streams
+
+StreamFaults::StreamFaults(Stage& stage) : FaultSource(stage, 2, stage.scenario().stream_faults) {
+  if (times() != 0 && random_.chance(0.3)) {
+    sim::Middlebox box;
+    box.idle_limit = milliseconds(500 + random_.below(20000));
+    box.resets = random_.chance(0.5);
+    const auto way = some_way();
+    stage.world().network().tcp().set_middlebox(way.first, way.second, box);
+    stage.tell(fmt::format("a middlebox forgets what is idle for {} ms and {}", ms(box.idle_limit),
+                           box.resets ? "resets" : "is silent"));
+  }
+}
+
+std::pair<sim::Ip, sim::Ip> StreamFaults::some_way() {
+  const Scenario::Ends& link = some_link();
+  const size_t one = stage_.host_of(link.from);
+  const size_t other = stage_.host_of(link.to);
+  if (stage_.scenario().management && random_.chance(0.8)) {
+    return {Stage::management(one), Stage::management(other)};
+  }
+  const size_t line = random_.chance(0.7) ? 0 : random_.below(stage_.lines());
+  return {stage_.address(one, 0, line), stage_.address(other, 0, line)};
+}
+
+void StreamFaults::happen() {
+  if (!stage_.connected()) {
+    return;  // before the welcome the loss of a stream ends a handshake
+  }
+  if (random_.chance(0.4)) {
+    const auto way = some_way();
+    const bool resets = random_.chance(0.5);
+    stage_.world().network().tcp().forget_flows(way.first, way.second, resets);
+    stage_.tell(
+        fmt::format("a middlebox forgets all connections and {}", resets ? "resets" : "is silent"));
+    return;
+  }
+  cut();
+}
+
+void StreamFaults::cut() {
+  std::vector<std::pair<sim::Ip, sim::Ip>> ways{some_way()};
+  const bool nowhere = random_.chance(0.3);
+  if (nowhere) {
+    const Scenario::Ends& link = some_link();
+    const size_t one = stage_.host_of(link.from);
+    const size_t other = stage_.host_of(link.to);
+    ways = {{Stage::management(one), Stage::management(other)}};
+    for (size_t line = 0; line < stage_.lines(); ++line) {
+      ways.emplace_back(stage_.address(one, 0, line), stage_.address(other, 0, line));
+    }
+  }
+  const uint64_t which = random_.below(3);
+  // Paths that fail need a stream to be made again, unless others carry what it would; what is cut
+  // at the same time may be all the ways that there are.
+  const bool brief = random_.chance(0.5) || stage_.scenario().path_faults != 0;
+  const Duration lasts = up_to(random_, brief ? seconds(5) : seconds(130));
+  const auto set = [this, ways, which](bool drops) {
+    for (const auto& [one, other] : ways) {
+      sim::Tcp& tcp = stage_.world().network().tcp();
+      tcp.filter(one, other, drops && which != 1);
+      tcp.filter(other, one, drops && which != 2);
+    }
+  };
+  set(true);
+  ++stage_.totals().management_cuts;
+  stage_.tell(fmt::format("TCP gets through {} for {} ms, {}",
+                          ways.size() == 1 ? "one way less" : "nowhere", ms(lasts),
+                          which == 0   ? "both directions"
+                          : which == 1 ? "back"
+                                       : "there"));
+  stage_.later(lasts, [set] { set(false); });
+}
+
+// --- scheduling
+
+void Pauses::happen() {
+  const size_t which = random_.below(stage_.processes().size());
+  sim::Process& process = *stage_.processes()[which];
+  const Duration lasts = up_to(random_, random_.chance(0.5)   ? milliseconds(50)
+                                        : random_.chance(0.6) ? milliseconds(900)
+                                                              : milliseconds(2500));
+  FailoverTotals& totals = stage_.totals();
+  const uint64_t what = random_.below(4);
+  if (!process.engine) {
+    return;
+  }
+  if (what < 2) {
+    ++totals.pauses;
+    stage_.world().pause(process, stage_.now() + lasts);
+  } else if (what == 2) {
+    ++totals.starved;
+    stage_.world().starve(process, random_.below(process.engine->worker_count()), lasts);
+  } else {
+    ++totals.callers_away;
+    stage_.world().pause_callers(process, lasts);
+  }
+  if (what != 3) {
+    Stop& stop = stops_[which];
+    stop.since = stage_.now() <= stop.until ? stop.since : stage_.now();
+    stop.until = std::max(stop.until, stage_.now() + lasts);
+    longest_ = std::max(longest_, stop.until - stop.since);
+  }
+  stage_.tell(fmt::format("process {}: {} for {} ms", which,
+                          what < 2    ? "stands still"
+                          : what == 2 ? "a worker gets no processor"
+                                      : "its callers do not call",
+                          ms(lasts)));
+}
+
+// --- deaths
+
+void Death::happen() {
+  const size_t which = random_.below(stage_.processes().size());
+  sim::Process& process = *stage_.processes()[which];
+  silent_ = random_.chance(0.5);
+  at_ = stage_.now();
+  if (silent_) {
+    ++stage_.totals().power_off;
+    stage_.tell(fmt::format("the host of process {} loses power", which));
+    stage_.world().power_off(process);
+  } else {
+    ++stage_.totals().killed;
+    stage_.tell(fmt::format("process {} is killed", which));
+    stage_.world().kill_process(process);
+  }
+}
+
+bool Death::touches(const SimLink& link) const {
+  SimLink& mutable_link = const_cast<SimLink&>(link);
+  return at_ && (!mutable_link.from().engine || !mutable_link.to().engine);
+}
+
+}  // namespace nccl_ha::rig

@@ -1,0 +1,96 @@
+// What goes wrong in a simulated run: parts that each do something now and then.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/base/random.h"
+#include "tests/rig/runs/stage.h"
+
+namespace nccl_ha::rig {
+
+class FaultSource {
+ public:
+  FaultSource(Stage& stage, uint64_t salt, size_t times);
+  virtual ~FaultSource() = default;
+  FaultSource(const FaultSource&) = delete;
+  FaultSource& operator=(const FaultSource&) = delete;
+  void step();
+  size_t times() const { return times_; }
+  size_t happened() const { return times_ - left_; }
+
+ protected:
+  virtual void happen() = 0;
+  /// A link of the run, by chance.
+  const Scenario::Ends& some_link();
+  Stage& stage_;
+  Random random_;
+
+ private:
+  void choose_next();
+  const size_t times_;
+  size_t left_;
+  Instant next_{};
+};
+
+/// Rails, NICs and paths: cut, slow, lost, or only believed dead.
+class PathFaults final : public FaultSource {
+ public:
+  explicit PathFaults(Stage& stage);
+
+ private:
+  void happen() override;
+  void take_port(size_t host, size_t rail, Duration lasts);
+  void suspect();
+  void cut(size_t one, size_t other);
+  void slow(size_t one, size_t other);
+  void hurt_nic();
+  std::optional<size_t> gone_;  ///< a line, for good
+};
+
+/// The network under the control streams.
+class StreamFaults final : public FaultSource {
+ public:
+  explicit StreamFaults(Stage& stage);
+
+ private:
+  void happen() override;
+  /// A pair of addresses that streams take: mostly those that they take first.
+  std::pair<sim::Ip, sim::Ip> some_way();
+  void cut();
+};
+
+/// Processes, workers and callers that do not run for a while.
+class Pauses final : public FaultSource {
+ public:
+  explicit Pauses(Stage& stage) : FaultSource(stage, 3, stage.scenario().pauses) {}
+  /// No process stood still longer in one go.
+  Duration longest() const { return longest_; }
+
+ private:
+  void happen() override;
+  struct Stop {
+    Instant since{};
+    Instant until{};
+  };
+  std::map<size_t, Stop> stops_;  ///< the latest, of each process
+  Duration longest_{};
+};
+
+/// A process or a host that dies, once.
+class Death final : public FaultSource {
+ public:
+  explicit Death(Stage& stage) : FaultSource(stage, 4, stage.scenario().death ? 1 : 0) {}
+  bool touches(const SimLink& link) const;
+  std::optional<Instant> at() const { return at_; }
+  bool silent() const { return silent_; }
+
+ private:
+  void happen() override;
+  std::optional<Instant> at_;
+  bool silent_ = false;  ///< the host lost power; else a process was killed
+};
+
+}  // namespace nccl_ha::rig

@@ -1,0 +1,100 @@
+// One run of the mixture: its parts put together.
+#include <algorithm>
+
+#include "tests/rig/runs/failover_run.h"
+#include "tests/rig/runs/oracle.h"
+
+namespace nccl_ha::rig {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// Late writes of old paths have come by then.
+constexpr Duration aftermath = milliseconds(20);
+
+class ScenarioRun {
+ public:
+  ScenarioRun(Stage& stage)
+      : stage_(stage),
+        paths_(stage),
+        streams_(stage),
+        pauses_(stage),
+        death_(stage),
+        oracle_(stage, paths_, pauses_, death_) {}
+
+  std::string run() {
+    stage_.make_links();
+    const bool early = stage_.scenario().early_faults;
+    bool ended = run_until([&] {
+      if (early) {
+        step_faults();
+      }
+      return stage_.step_connecting();
+    });
+    if (ended) {
+      if (stage_.scenario().device_faults) {
+        stage_.begin_device_faults();
+      }
+      stage_.make_traffic([this] { return released(); });
+      ended = run_until([&] {
+        step_faults();
+        return step_traffic() && oracle_.death_is_over();
+      });
+      static_cast<void>(stage_.world().run_until([] { return false; }, aftermath));
+    }
+    stage_.count();
+    return oracle_.verdict(ended);
+  }
+
+ private:
+  template <class Done>
+  bool run_until(Done&& done) {
+    return stage_.world().run_until([&] { return !oracle_.step() || done(); },
+                                    stage_.scenario().limit);
+  }
+  void step_faults() {
+    paths_.step();
+    streams_.step();
+    pauses_.step();
+    death_.step();
+  }
+  /// Each fault meets some traffic, and some comes after the last.
+  double released() const {
+    const size_t times = paths_.times() + streams_.times() + pauses_.times() + death_.times();
+    const size_t happened =
+        paths_.happened() + streams_.happened() + pauses_.happened() + death_.happened();
+    return static_cast<double>(happened + 1) / static_cast<double>(times + 1);
+  }
+  bool step_traffic() {
+    bool all = true;
+    for (auto& traffic : stage_.traffic()) {
+      all = (!traffic || traffic->step()) && all;
+    }
+    const bool wrong = std::any_of(stage_.traffic().begin(), stage_.traffic().end(),
+                                   [](const auto& one) { return one && one->is_wrong(); });
+    return all || wrong;
+  }
+
+  Stage& stage_;
+  PathFaults paths_;
+  StreamFaults streams_;
+  Pauses pauses_;
+  Death death_;
+  Oracle oracle_;
+};
+
+}  // namespace
+
+std::string run_scenario(const FailoverRun& run, FailoverTotals* totals) {
+  Scenario scenario = draw_scenario({run.seed, run.kind, run.fabric, run.suspicions});
+  scenario.callers_help = run.callers_help;
+  Stage stage(scenario, *totals, run.trace);
+  if (run.begins) {
+    run.begins(stage.world());
+  }
+  stage.tell(describe(stage.scenario()));
+  return ScenarioRun(stage).run();
+}
+
+}  // namespace nccl_ha::rig

@@ -1,0 +1,67 @@
+// What happened in simulated runs; a test asserts that it did.
+#pragma once
+
+#include <cstdint>
+
+#include "actors/channel.h"
+#include "runtime/base/clock.h"
+#include "tests/rig/sim/world.h"
+
+namespace nccl_ha::rig {
+
+struct FailoverTotals {
+  // what was done
+  uint64_t cuts_both = 0;
+  uint64_t cuts_there = 0;  ///< what the sender sends vanishes
+  uint64_t cuts_back = 0;
+  uint64_t cuts_for_good = 0;     ///< of one rail, both directions
+  uint64_t handshakes_cut = 0;    ///< of those cuts, that met a connection as it was made
+  uint64_t slow = 0;              ///< rails whose packets took up to 50 ms for a while
+  uint64_t ports_down = 0;        ///< RDMA, as the next two: a port lost its link, on one host
+  uint64_t ports_down_first = 0;  ///< of those, before a connection began
+  uint64_t gids_moved = 0;        ///< an address moved to another place of the GID table
+  uint64_t devices_lost = 0;      ///< a device failed for good
+  uint64_t completions_late = 0;
+  uint64_t packets_too_late = 0;  ///< came for a queue pair that was in error or gone
+  uint64_t false_verdicts_sender = 0;
+  uint64_t false_verdicts_receiver = 0;
+  uint64_t packets = 0;
+  uint64_t packets_lost = 0;
+  uint64_t packets_doubled = 0;
+  uint64_t packets_reordered = 0;
+  uint64_t packets_cut = 0;
+  uint64_t management_cuts = 0;  ///< of the ways of control streams alone
+  uint64_t flows_forgotten = 0;  ///< TCP connections, by middleboxes
+  uint64_t resets = 0;           ///< that TCP connections got
+  uint64_t timeouts = 0;         ///< TCP connections given up by one end
+  uint64_t pauses = 0;           ///< of whole processes
+  uint64_t starved = 0;          ///< workers without a processor
+  uint64_t callers_away = 0;
+  uint64_t killed = 0;     ///< processes
+  uint64_t power_off = 0;  ///< hosts
+  uint64_t closes = 0;     ///< connections, by either side
+  // what came of it
+  uint64_t down = 0;  ///< paths given up, counted on each side
+  uint64_t back = 0;
+  uint64_t moves = 0;       ///< of traffic, to another rail or back
+  uint64_t stragglers = 0;  ///< rails fenced off for being slow
+  uint64_t chunks_again = 0;
+  uint64_t bytes_again = 0;
+  uint64_t chunks_kept = 0;
+  uint64_t places_found = 0;  ///< for messages, in memory before a completion told of them
+  uint64_t groups = 0;        ///< received
+  // Of runs over nothing but RDMA, as the NICs saw it: bytes of data posted more than once, and
+  // bytes that were posted and never came to memory.
+  uint64_t bytes_replayed = 0;
+  uint64_t bytes_lost = 0;
+  Duration longest_stall{};  ///< of a path, from down to back
+  Duration longest_death{};  ///< from a death to the last connection that ended for it
+  Duration simulated{};
+
+  /// Adds what one side of a connection counted.
+  void count(const Channel& channel);
+  /// Adds what the network did.  `wanted`: bytes that were to be moved over nothing but RDMA, or 0.
+  void count(sim::World& world, uint64_t wanted);
+};
+
+}  // namespace nccl_ha::rig
