@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <span>
 
-#include "ha/mutation.h"
 #include "runtime/base/ip_address.h"
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/port_halves.h"
@@ -54,7 +53,7 @@ fabric::RailDevices CablePorts::of_stream(const fabric::Provider& provider,
     return leads_there(*interfaces, provider.devices()[rail], stream, *address);
   });
   const bool tells = streams_tell && begins_there(*interfaces, provider.devices()[asked.first()]);
-  if (!in_mesh() && (!tells || in_its_network || ha::mutated(ha::Mutation::mesh_unknown_stays))) {
+  if (!in_mesh() && (!tells || in_its_network)) {
     return asked;
   }
   return fabric::rails_at(devices, provider.devices(), stream.name).value_or(asked);

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "actors/route.h"
-#include "ha/mutation.h"
 #include "runtime/base/log.h"
 #include "runtime/fabric/interfaces.h"
 
@@ -74,7 +73,7 @@ bool Rejoin::leads_to(const RejoinPoint& peer, const sockaddr_storage& to) {
 }
 
 void Rejoin::start(Duration in, const Error& lost) {
-  if (running_ || !possible() || ways_.empty() || ha::mutated(ha::Mutation::stream_not_made_anew)) {
+  if (running_ || !possible() || ways_.empty()) {
     return;
   }
   running_ = true;
@@ -202,8 +201,7 @@ void Rejoin::on_message(const ControlReader::Message& message) {
     on_answer(Answer::absent, fail(Errc::closed, "its process no longer knows this connection"));
     return;
   }
-  if (message.type != ControlType::present || !process ||
-      (*process != peer_.process && !ha::mutated(ha::Mutation::process_not_compared))) {
+  if (message.type != ControlType::present || !process || *process != peer_.process) {
     on_answer(Answer::silence, fail(Errc::remote, "who answers is another process"));
     return;
   }

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "ha/mutation.h"
 #include "runtime/base/check.h"
 
 namespace nccl_ha {
@@ -29,10 +28,9 @@ size_t SendChannel::known_group(std::span<const CtsEntry> entries, uint64_t numb
 
 [[gnu::hot]] size_t SendChannel::publish(std::span<const CtsEntry> entries) {
   const uint64_t number = published_.load(std::memory_order_relaxed);
-  const uint64_t places = cts_slots + (ha::mutated(ha::Mutation::one_group_too_many) ? 1 : 0);
-  if (number - seen_group_ >= places) {
+  if (number - seen_group_ >= cts_slots) {
     seen_group_ = group_.load(std::memory_order_acquire);
-    if (number - seen_group_ >= places) {
+    if (number - seen_group_ >= cts_slots) {
       return 0;
     }
   }
@@ -64,7 +62,7 @@ size_t SendChannel::publish_there(std::span<CtsEntry> entries) {
       return 0;
     }
     copies[i] = copy_of(entries[i]);
-    if (!copies[i].is_whole() && !ha::mutated(ha::Mutation::torn_entry_taken)) {
+    if (!copies[i].is_whole()) {
       return 0;
     }
     if (i == 0) {
@@ -78,7 +76,7 @@ const CtsEntry* SendChannel::match(int tag) {
   // Asked once: a group that is published meanwhile would have a place for this message, though not
   // for those before it.
   const uint64_t published = published_.load(std::memory_order_acquire);
-  if (unplaced_count_ != 0 && !ha::mutated(ha::Mutation::eager_overtaken)) {
+  if (unplaced_count_ != 0) {
     place_eager(published);
   }
   return place_for(tag, published);
@@ -133,8 +131,7 @@ SendRequest* SendChannel::submit_eager(const CtsEntry* place, int tag, const voi
   if (staged_ == nullptr || size > eager_bytes_ || free_count_ == 0) {
     return nullptr;
   }
-  if (number >= eager_slots && !slot_is_free(number) &&
-      !ha::mutated(ha::Mutation::eager_slot_reused)) {
+  if (number >= eager_slots && !slot_is_free(number)) {
     return nullptr;
   }
   EagerSlot& slot = staged_->eager[number % eager_slots];

@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "ha/mutation.h"
-
 namespace nccl_ha::ha {
 
 /// A clear-to-send costs both sides and the network as much as any small message.  While the sender
@@ -44,7 +42,7 @@ class AnnouncementBatch {
   /// What is held is announced now.
   Held take() { return std::exchange(held_, {}); }
   /// Everything that is open is announced anew, with what is held.
-  void forget() { held_ = {0, mutated(Mutation::held_entries_kept) ? held_.entries : 0}; }
+  void forget() { held_ = {0, 0}; }
 
  private:
   bool due(uint64_t open, uint64_t least) const {

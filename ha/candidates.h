@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "ha/invariant.h"
-#include "ha/mutation.h"
 #include "ha/shadow.h"
 #include "ha/sweep.h"
 #include "runtime/base/clock.h"
@@ -119,8 +118,7 @@ class ShadowCandidates {
         return true;
       }
     }
-    if (mine.proven && !mine.proven_had_all && !urgent && available(shadow, *mine.proven, now) &&
-        !mutated(Mutation::proven_pair_hurried)) {
+    if (mine.proven && !mine.proven_had_all && !urgent && available(shadow, *mine.proven, now)) {
       mine.swept = true;
       insert(mine, *mine.proven, true);
       return true;
@@ -128,7 +126,7 @@ class ShadowCandidates {
     const unsigned sweeps = mine.sweeps + 1;
     begin_sweeps(shadow);
     mine.sweeps = sweeps;
-    return mutated(Mutation::sweeps_without_wait);
+    return false;
   }
   /// All pairs have their turn anew, from the best one on and with short attempts.
   void begin_sweeps(size_t shadow) {
@@ -157,7 +155,7 @@ class ShadowCandidates {
     mine.joined = true;
     begin_sweeps(shadow);
     insert(mine, *mine.holds, true);  // the same at first when it fails
-    if (own && !mutated(Mutation::proven_pair_forgotten)) {
+    if (own) {
       mine.proven = mine.holds;
     }
     return first;
@@ -177,8 +175,7 @@ class ShadowCandidates {
     if (mine.in_turn || mine.next == failed) {
       turn_past(mine, failed);
     }
-    if (mine.proven && mine.proven != failed && mine.in_turn && !mine.inserted &&
-        (!urgent || mutated(Mutation::proven_pair_insisted))) {
+    if (mine.proven && mine.proven != failed && mine.in_turn && !mine.inserted && !urgent) {
       insert(mine, *mine.proven, false);
     }
   }
@@ -212,7 +209,7 @@ class ShadowCandidates {
         wanted = at;
       }
     }
-    if (!wanted || mutated(Mutation::links_turn_nothing)) {
+    if (!wanted) {
       return Turn::none;
     }
     const std::optional<size_t> tried = under_way ? mine.holds : std::nullopt;
@@ -222,7 +219,7 @@ class ShadowCandidates {
     }
     const bool stays =
         promising && tried && wanted != mine.proven && (*tried < *wanted || tried == mine.proven);
-    if (stays || (now < mine.may_turn_at && !mutated(Mutation::turns_without_end))) {
+    if (stays || now < mine.may_turn_at) {
       const bool waits = mine.urged && (mine.inserted == mine.proven ||
                                         (mine.inserted < wanted && wanted != mine.proven));
       if (!waits) {  // else a better one would lose its turn, as links come back one after the
@@ -257,11 +254,7 @@ class ShadowCandidates {
     auto& nics = rejected_[static_cast<size_t>(end)];
     nics.resize(std::max(nics.size(), nic + 1));
     Rejection& one = nics[nic];
-    if (!mutated(Mutation::rejection_unheeded)) {
-      one.free_at = mutated(Mutation::rejection_for_ever)
-                        ? Instant::max()
-                        : now + forget_after * (1 << std::min(one.times, doublings_max));
-    }
+    one.free_at = now + forget_after * (1 << std::min(one.times, doublings_max));
     invariants_.hold(one.free_at > now && one.free_at <= now + forget_after * (1 << doublings_max),
                      "a rejected end is left alone for a bounded time");
     return one.times++ == 0;
@@ -275,9 +268,7 @@ class ShadowCandidates {
     Instant free_at = Instant::min();
   };
   static size_t nic_of(const RailPair& pair, End end) {
-    return mutated(Mutation::ends_by_address) ? (end == End::local ? pair.local : pair.remote)
-           : end == End::local                ? pair.local_nic
-                                              : pair.remote_nic;
+    return end == End::local ? pair.local_nic : pair.remote_nic;
   }
   Instant free_at(const RailPair& pair, End end) const {
     const auto& nics = rejected_[static_cast<size_t>(end)];
@@ -326,8 +317,7 @@ class ShadowCandidates {
     return false;
   }
   bool available(size_t shadow, size_t at, Instant now) const {
-    return free_at(pairs_[at]) <= now &&
-           (!holds_another(shadow, pairs_[at]) || mutated(Mutation::shadows_share_an_end));
+    return free_at(pairs_[at]) <= now && !holds_another(shadow, pairs_[at]);
   }
   /// No other shadow works over a NIC of the pair, or is about to.
   bool may_take(size_t shadow, const RailPair& pair, Instant now) const {

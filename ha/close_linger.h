@@ -4,7 +4,6 @@
 #include <chrono>
 
 #include "ha/invariant.h"
-#include "ha/mutation.h"
 #include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
@@ -39,10 +38,9 @@ class CloseLinger {
   /// `confirmed`: the peer has confirmed everything.  `any_path`: a path may still carry something;
   /// without one the answer goes over the stream, which sends it by itself.
   bool is_over(bool confirmed, bool any_path, Instant now) const {
-    const bool heard = confirmed || peer_ends_ || mutated(Mutation::words_not_awaited);
-    const bool told =
-        !peer_ends_ || answered_ || !any_path || mutated(Mutation::answer_not_awaited);
-    const bool late = now >= until_ && !mutated(Mutation::linger_for_ever);
+    const bool heard = confirmed || peer_ends_;
+    const bool told = !peer_ends_ || answered_ || !any_path;
+    const bool late = now >= until_;
     const bool over = (heard && told) || peer_left_ || late;
     return over ||
            !invariants_.hold(now < until_, "the end of a connection does not take for ever");

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ha/mutation.h"
-
 namespace nccl_ha::ha {
 namespace {
 
@@ -66,7 +64,7 @@ Detour::Step Detour::look(const View& view, LoadMeter& meter, const Moment& now)
       view.promised == 0 || rate * options_.factor < static_cast<double>(view.promised);
   if (streak_.windows < windows_least || streak_.loaded < late(options_.time) ||
       !is_slow(rate, open, options_.factor) || !view.other || !promised ||
-      (tried_at_ && now.now - *tried_at_ < wait()) || mutated(Mutation::slow_path_kept)) {
+      (tried_at_ && now.now - *tried_at_ < wait())) {
     return Step::stay;
   }
   begin_trial(now.now);
@@ -104,8 +102,7 @@ Detour::Step Detour::judge(const View& view, const LoadMeter::Window& window) {
   ++trial.windows;
   const bool over = window.rate == 0 || trial.windows >= windows_least;
   // What was left is being made anew; meanwhile this one may still become better.
-  if (!over || !view.other || *view.other > std::max(trial.from, rank_) ||
-      mutated(Mutation::vain_trial_stays)) {
+  if (!over || !view.other || *view.other > std::max(trial.from, rank_)) {
     return Step::stay;
   }
   goes_back_ = true;
@@ -133,7 +130,7 @@ void Detour::on_moved(uint8_t rank, Instant now) {
 
 void Detour::begin_trial(Instant now) {
   if (tried_at_ && now - *tried_at_ < forgotten_after * wait()) {
-    doublings_ = mutated(Mutation::trials_not_rarer) ? 0 : std::min(doublings_ + 1, doublings_max);
+    doublings_ = std::min(doublings_ + 1, doublings_max);
   } else {
     doublings_ = 0;
   }
@@ -158,8 +155,7 @@ void Detour::note(const LoadMeter::Window& window) {
 
 bool Detour::is_slow(double rate, double open, double factor) const {
   const Known& known = known_[rank_];
-  return (open >= open_least || mutated(Mutation::small_load_counts)) &&
-         rate * factor < scaled(known.best, known.open, open);
+  return open >= open_least && rate * factor < scaled(known.best, known.open, open);
 }
 
 }  // namespace nccl_ha::ha

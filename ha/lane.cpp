@@ -1,7 +1,6 @@
 #include "ha/lane.h"
 
 #include "ha/lane_coverage.h"
-#include "ha/mutation.h"
 
 namespace nccl_ha::ha {
 
@@ -38,9 +37,8 @@ SenderSteps SenderLane::on_failed() {
     return {};
   }
   state_ = State::fencing;
-  drained_ = drained_ && mutated(Mutation::sender_drained_kept);
-  const bool goes_on = mutated(Mutation::sender_goes_on);
-  return checked({.take_down = !goes_on, .say_down = goes_on || drained_});
+  drained_ = false;
+  return checked({.take_down = true});
 }
 
 SenderSteps SenderLane::on_suspect(uint32_t epoch) {
@@ -116,7 +114,7 @@ ReceiverSteps ReceiverLane::on_failed() {
     return {};
   }
   state_ = State::suspected;
-  drained_ = drained_ && mutated(Mutation::receiver_drained_kept);
+  drained_ = false;
   return checked({.take_down = true, .say_suspect = true});
 }
 
@@ -138,27 +136,23 @@ ReceiverSteps ReceiverLane::on_down(uint32_t epoch) {
   if (epoch != epoch_ || state_ == State::fencing || state_ == State::fenced) {
     return {.protocol_error = true};
   }
-  if (mutated(Mutation::report_before_fence)) {
-    state_ = State::fenced;
-    return checked({.report = true});
-  }
   if (state_ == State::suspected) {
     state_ = drained_ ? State::fenced : State::fencing;
     return checked({.report = drained_});
   }
   state_ = State::fencing;
-  drained_ = drained_ && mutated(Mutation::receiver_drained_kept);
+  drained_ = false;
   return checked({.take_down = true});
 }
 
 ReceiverSteps ReceiverLane::on_rebuild(uint32_t epoch) {
   saw(state_, ReceiverEvent::rebuild);
-  if (state_ != State::fenced || (epoch != epoch_ + 1 && !mutated(Mutation::any_epoch_rebuilt))) {
+  if (state_ != State::fenced || epoch != epoch_ + 1) {
     return {.protocol_error = true};
   }
   state_ = State::opening;
   const uint32_t before = epoch_;
-  epoch_ = mutated(Mutation::old_epoch_kept) ? epoch_ : epoch;
+  epoch_ = epoch;
   invariants_.hold(epoch_ == before + 1, "a new path has the next epoch");
   return checked({.open = true});
 }

@@ -38,7 +38,7 @@ struct LaneCoverage {
 /// All zero where nothing is counted.
 LaneCoverage& lane_coverage();
 
-#if defined(NHA_LANE_COVERAGE) || defined(NHA_MUTANTS)
+#if defined(NHA_LANE_COVERAGE)
 inline void saw(SenderLane::State state, SenderEvent event) {
   lane_coverage().sender[static_cast<size_t>(state)][static_cast<size_t>(event)].fetch_add(
       1, std::memory_order_relaxed);

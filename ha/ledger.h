@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "ha/invariant.h"
-#include "ha/mutation.h"
 
 namespace nccl_ha::ha {
 
@@ -30,9 +29,7 @@ class ChunkLedger {
         [[unlikely]] {
       return;
     }
-    if (!mutated(Mutation::one_chunk_remembered) || chunk == 0) {
-      holder_[chunk] = lane;
-    }
+    holder_[chunk] = lane;
     invariants_.hold(holder_[chunk] == lane, "a chunk is where it was given to");
   }
   void take_back(uint32_t chunk) {
@@ -72,9 +69,6 @@ struct ArrivalReport {
   bool covers(uint64_t group) const { return group < completed + groups.size(); }
   /// False also for what the report does not cover.
   bool has(uint64_t group, uint32_t position, uint32_t chunk) const {
-    if (mutated(Mutation::replay_everything) || mutated(Mutation::replay_nothing)) {
-      return mutated(Mutation::replay_nothing);
-    }
     if (group < completed) {
       return true;
     }
@@ -98,9 +92,7 @@ class AcknowledgementLog {
   void begin(uint64_t group, uint32_t position) {
     Message& message = at(group, position);
     message.group = group;
-    if (!mutated(Mutation::book_not_cleared)) {
-      message.lane.fill(ChunkLedger::nobody);
-    }
+    message.lane.fill(ChunkLedger::nobody);
     invariants_.hold_deeply([&] { return is_clear(message); },
                             "nobody has acknowledged anything of a message that begins");
   }

@@ -1,7 +1,5 @@
 #include "ha/path_health.h"
 
-#include "ha/mutation.h"
-
 namespace nccl_ha::ha {
 namespace {
 
@@ -53,10 +51,8 @@ PathHealth::Finding PathHealth::look(const Moment& now, const Open& open, const 
                      "a path is silent for longer than it may be");
     invariants_.hold(witnessed() || silent >= limits.unwitnessed,
                      "silence without a witness has its own limit");
-    if (!mutated(Mutation::no_patience)) {
-      patience_ =
-          std::max(patience_, std::min<Duration>(patience_times * silent, limits.unwitnessed));
-    }
+    patience_ =
+        std::max(patience_, std::min<Duration>(patience_times * silent, limits.unwitnessed));
     return Finding::silent;
   }
   const bool again = asked_ && silent - asked_->after < allowed_ / asked_share;
@@ -70,12 +66,8 @@ PathHealth::Finding PathHealth::look(const Moment& now, const Open& open, const 
 
 /// The peer has run, and would have answered this path too.
 bool PathHealth::judge(Duration silent, const Elsewhere& elsewhere) {
-  if (asked_ && !asked_->witnessed_after &&
-      elsewhere.evidence != (mutated(Mutation::witness_of_before) ? 0 : asked_->evidence)) {
+  if (asked_ && !asked_->witnessed_after && elsewhere.evidence != asked_->evidence) {
     asked_->witnessed_after = silent;
-  }
-  if (mutated(Mutation::no_witness_needed)) {
-    return silent >= allowed_;
   }
   return witnessed() && silent >= allowed_ &&
          silent - *asked_->witnessed_after >= allowed_ / witness_share;
@@ -109,9 +101,7 @@ void PathHealth::on_answer(const Moment& now, const Open& open, const Limits& li
   waited_ = open.writes != 0;
   worked_ = open.writes > open.pulses;
   bytes_seen_ = open.bytes;
-  if (!mutated(Mutation::asked_for_ever)) {
-    asked_.reset();
-  }
+  asked_.reset();
   invariants_.hold(!asked_, "a path that answered is not judged by an older question");
 }
 

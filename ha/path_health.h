@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "ha/invariant.h"
-#include "ha/mutation.h"
 #include "runtime/base/instant.h"
 
 namespace nccl_ha::ha {
@@ -99,9 +98,7 @@ class PathHealth {
   /// When life was last seen, or nothing was waited for.
   Instant alive_at() const { return alive_at_.now; }
   /// How long this process ran since then.
-  Duration silent_for(const Moment& now) const {
-    return mutated(Mutation::lost_time_counts) ? now.now - alive_at_.now : now.ran_since(alive_at_);
-  }
+  Duration silent_for(const Moment& now) const { return now.ran_since(alive_at_); }
   /// Of the last look that found the path silent: how long it may have been.
   Duration allowed() const { return allowed_; }
   /// The peer ran while the path stayed silent.

@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "ha/invariant.h"
-#include "ha/mutation.h"
 #include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
@@ -70,7 +69,7 @@ class PeerVerdict {
       return false;
     }
     if (answer == Answer::absent) {
-      return proven || mutated(Mutation::absent_from_anybody);
+      return proven;
     }
     if (answer == Answer::silence || !proven) {
       return false;
@@ -79,10 +78,7 @@ class PeerVerdict {
     if (answer == Answer::broken) {
       return false;
     }
-    if (mutated(Mutation::one_refusal_is_death)) {
-      return true;
-    }
-    if (!refused_ || (life != life_then_ && !mutated(Mutation::life_forgives_nothing))) {
+    if (!refused_ || life != life_then_) {
       refused_ = true;
       refused_at_ = now;
       life_then_ = life;

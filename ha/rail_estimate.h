@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 
-#include "ha/mutation.h"
 #include "ha/windowed_best.h"
 #include "runtime/base/instant.h"
 
@@ -100,7 +99,7 @@ class RailEstimate {
     }
     // Nothing came for longer than it should take: it is slower than it was.
     const Duration waited = now - mark_ - (limited_ ? 2 * delay() : Duration{});
-    if (waited <= sample_time || mutated(Mutation::silence_of_rail)) [[likely]] {
+    if (waited <= sample_time) [[likely]] {
       return ns_per_byte_;
     }
     return std::max(ns_per_byte_, static_cast<double>(waited.count()) /
@@ -149,9 +148,6 @@ class RailEstimate {
       tried_at_ = 0;
     }
     if (!rates_.empty() && sample >= ns_per_byte_ && least <= ns_per_byte_) {
-      return;
-    }
-    if (mutated(Mutation::rates_not_measured)) {
       return;
     }
     rates_.add(now, rates_.empty() || sample < ns_per_byte_ ? sample : least);

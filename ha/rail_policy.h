@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "ha/mutation.h"
 #include "ha/rails.h"
 #include "runtime/base/instant.h"
 
@@ -65,7 +64,7 @@ class ShareAccumulator {
   /// It has gone where next() said.
   void take(uint32_t parts, uint32_t bytes) {
     const bool takes = next(parts, bytes);
-    if (parts == 0 || parts >= share_parts || mutated(Mutation::share_not_owed)) {
+    if (parts == 0 || parts >= share_parts) {
       owed_ = 0;  // all or nothing owes nothing: backpressure is heeded by the next piece
       return;
     }

@@ -16,7 +16,6 @@
 #include <span>
 
 #include "ha/invariant.h"
-#include "ha/mutation.h"
 #include "ha/rail_estimate.h"
 #include "ha/rails.h"
 
@@ -108,7 +107,7 @@ class RailScheduler {
 
  private:
   bool full(size_t rail, uint64_t open, uint32_t bytes, Duration room, Instant now) const {
-    if (open == 0 || mutated(Mutation::rail_never_full)) {
+    if (open == 0) {
       return false;
     }
     const RailEstimate& estimate = estimates_[rail];

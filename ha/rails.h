@@ -11,8 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ha/mutation.h"
-
 namespace nccl_ha::ha {
 
 inline constexpr size_t device_rails_max = 4;  ///< of one device, the first one included
@@ -76,8 +74,7 @@ inline RailAgreement agree(const RailTerms& one, const RailTerms& other, size_t 
   // SUP of one host is none of what another one has merged.
   const bool alike = (one.mode == RailMode::balanced) == (other.mode == RailMode::balanced) &&
                      one.mode != RailMode::single && other.mode != RailMode::single;
-  if (!alike || (isolated && both.path_class == PathClass::inter_island &&
-                 !mutated(Mutation::sup_between_islands))) {
+  if (!alike || (isolated && both.path_class == PathClass::inter_island)) {
     return both;
   }
   const size_t rails = std::min<size_t>({one.rails, other.rails, device_rails_max, lanes_most + 1});
@@ -99,9 +96,7 @@ struct RailRanks {
 
 /// Where isolated hosts have SUP between them, SOUT stands by.
 inline RailRanks ranks_of(RailMode mode, const RailAgreement& agreed) {
-  return mode == RailMode::isolated && agreed.rails != 0 && !mutated(Mutation::sout_serves_too)
-             ? RailRanks{1, 0, 2}
-             : RailRanks{};
+  return mode == RailMode::isolated && agreed.rails != 0 ? RailRanks{1, 0, 2} : RailRanks{};
 }
 
 /// The receiver's clear-to-sends take SUP (seed 000, 3.3); in all other cases the first rail.

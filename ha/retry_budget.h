@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "ha/invariant.h"
-#include "ha/mutation.h"
 #include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
@@ -22,8 +21,7 @@ class RetryBudget {
   /// A path that was in use failed.  `carried`: something had got through.  `needed`: traffic would
   /// have taken it.  False: that was once too often.
   [[nodiscard]] bool on_failed(bool carried, bool needed) {
-    failures_ =
-        carried && !mutated(Mutation::failures_never_forgotten) ? 0 : failures_ + (needed ? 1 : 0);
+    failures_ = carried ? 0 : failures_ + (needed ? 1 : 0);
     return failures_ <= failures_max_;
   }
   uint64_t failures() const { return failures_; }
@@ -35,7 +33,7 @@ class RetryBudget {
         left_ = std::max(*ends_ - now, Duration(0));
         ended_at_ = now;
       }
-      ends_ = mutated(Mutation::budget_not_stopped) ? ends_ : std::nullopt;
+      ends_ = std::nullopt;
     } else if (!ends_) {
       const bool goes_on = resumes_ && left_ && now - ended_at_ < time_;
       ends_ = now + (goes_on ? *left_ : time_);

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <tuple>
 
-#include "ha/mutation.h"
-
 namespace nccl_ha::ha {
 namespace {
 
@@ -116,7 +114,7 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
     return std::any_of(remote.begin(), remote.end(),
                        [&](const Rail& theirs) { return leads_anywhere(mine, theirs, here); });
   });
-  const bool apart = !one_host(local, remote) && !mutated(Mutation::own_address_paired);
+  const bool apart = !one_host(local, remote);
   using Key =
       std::tuple<bool, unsigned, unsigned, unsigned, bool, uint16_t, uint16_t, size_t, size_t>;
   std::vector<std::pair<Key, RailPair>> ranked;

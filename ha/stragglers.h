@@ -12,7 +12,6 @@
 #include <span>
 
 #include "ha/invariant.h"
-#include "ha/mutation.h"
 #include "ha/rails.h"
 #include "runtime/base/instant.h"
 
@@ -70,7 +69,7 @@ class Stragglers {
     }
     mine.changing = false;
     mine.slow = !mine.slow;
-    if (mine.slow && options_.fence && !mutated(Mutation::slow_rail_serves)) {
+    if (mine.slow && options_.fence) {
       fence(mine, now);
     }
     return mine.slow ? Change::slow : Change::well;

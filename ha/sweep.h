@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ha/mutation.h"
 #include "runtime/base/clock.h"
 
 namespace nccl_ha::ha {
@@ -26,7 +25,7 @@ struct Sweep {
     for (unsigned i = 0; i < sweeps && limit < longest; ++i) {
       limit *= growth;
     }
-    return mutated(Mutation::attempts_always_full) ? longest : std::min(limit, longest);
+    return std::min(limit, longest);
   }
 };
 

@@ -10,7 +10,6 @@
 #include "plugin/process.h"
 #include "plugin/profiler.h"
 #include "runtime/base/log.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::plugin {
 namespace {
@@ -41,9 +40,6 @@ const Channel& channel_of(Comm* comm) {
 abi::NcclResult keep(Comm* comm, Result<fabric::Registration> registration, void** mhandle) {
   if (!registration) {
     return report(registration.error());
-  }
-  if (mutated(Mutation::region_let_go)) {
-    static_cast<void>(Process::instance().provider().remove_memory(*registration));
   }
   const Channel& channel = channel_of(comm);
   if (channel.devices().count > 1) {
@@ -103,15 +99,6 @@ bool send_eager(const SendComm& send, const CtsEntry* place, const Message& mess
   *request = slot;
   send.endpoint->driver.submit();
   return true;
-}
-
-/// Only where that mistake is planted.
-bool forgotten(const Request* request) {
-  static const Request* lost = nullptr;
-  if (lost == nullptr && mutated(Mutation::request_forgotten, 50)) {
-    lost = request;
-  }
-  return lost == request;
 }
 
 }  // namespace
@@ -273,10 +260,8 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   slot->polled = may_be_polled;
   for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
     const fabric::Registration& registration = registration_of(mhandles[i]);
-    slot->buffers[i] = {
-        static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
-        mutated(Mutation::local_key_told) ? registration.local_key : registration.remote_key,
-        tags[i], registration.rail_remote_keys};
+    slot->buffers[i] = {static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
+                        registration.remote_key, tags[i], registration.rail_remote_keys};
   }
   driver.note_asked(channel.next_group(),
                     trace_request(TraceRequest::receive, slot->buffers[0].size, 0));
@@ -312,7 +297,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
       last = i;
     }
   }
-  if (last < 0 || mutated(Mutation::flush_skipped)) {
+  if (last < 0) {
     return abi::NcclResult::success;  // host memory: what has been received is visible
   }
   if (channel.phase() != Phase::ready) [[unlikely]] {
@@ -350,7 +335,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
       base->driver->wait_for(base->state);
       state = base->state.load(std::memory_order_acquire);
       if (state == RequestState::pending) {
-        *done = !base->is_send && mutated(Mutation::done_too_early, 16) ? 1 : 0;
+        *done = 0;
         return abi::NcclResult::success;
       }
     } else {
@@ -371,11 +356,7 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
   if (sizes != nullptr) {
     for (size_t i = 0; i < base->count; ++i) {
       sizes[i] = base->bytes[i] > INT_MAX ? INT_MAX : static_cast<int>(base->bytes[i]);
-      sizes[i] = mutated(Mutation::size_untold) ? 0 : sizes[i];
     }
-  }
-  if (!base->is_send && forgotten(base)) {
-    return abi::NcclResult::success;
   }
   *done = 1;
   base->driver->note_noticed(group_of(*base), described(*base));

@@ -4,8 +4,6 @@
 #include <tuple>
 #include <utility>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::relay {
 namespace {
 
@@ -100,7 +98,7 @@ void Discovery::receive(uint32_t interface, const fabric::SocketAddress& from,
     ++counts_.refused;
     return;
   }
-  if (!known->two_way && !mutated(Mutation::outsider_answered)) {
+  if (!known->two_way) {
     known->asked = true;  // it may know before us that both directions work
     ++counts_.refused;
     return;
@@ -174,7 +172,7 @@ void Discovery::on(const Neighbour& from, const StatesPacket& packet, Instant no
     }
     const Neighbour* itself = neighbours_.two_way(state.origin);
     const bool first_hand = itself != nullptr && from.node == state.origin;
-    if (itself != nullptr && !first_hand && !mutated(Mutation::hearsay_believed)) {
+    if (itself != nullptr && !first_hand) {
       on_hearsay(*itself, state, now);
       continue;
     }
@@ -213,8 +211,7 @@ void Discovery::believe_hearsay(Instant now) {
 void Discovery::on_own_state(const LinkState& state, Instant now) {
   // Of an earlier life, or of another host with our id: ours must be the newest.
   if (state.sequence > own_sequence_ && state.sequence < sequence_max &&
-      (state.sequence - own_sequence_ <= sequence_outdone_max ||
-       mutated(Mutation::any_jump_believed))) {
+      state.sequence - own_sequence_ <= sequence_outdone_max) {
     own_sequence_ = state.sequence;
     originate_soon(now);
   }
@@ -260,8 +257,7 @@ void Discovery::send(uint32_t interface, const fabric::SocketAddress* to, uint32
 void Discovery::answer(const Neighbour& to, std::span<const std::byte> bytes, Instant now) {
   Instant& paid = answered_[to.interface];
   paid = std::max(paid, now);
-  if (paid - now > static_cast<int64_t>(answer_burst) * answer_per_byte &&
-      !mutated(Mutation::answers_unbounded)) {
+  if (paid - now > static_cast<int64_t>(answer_burst) * answer_per_byte) {
     ++counts_.withheld;  // digests go on to differ: what is missing is asked for again
     return;
   }

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 
@@ -40,7 +39,7 @@ class FairShares {
   /// What it had under way is no more.
   void leave(uint32_t member) {
     Member& one = members_[member];
-    counted_ -= one.stalled && !mutated(Mutation::stalled_counted_twice) ? 0 : one.flight;
+    counted_ -= one.stalled ? 0 : one.flight;
     std::erase(turns_, member);
     one = {};
     free_.push_back(member);
@@ -68,8 +67,7 @@ class FairShares {
       turns_.pop_front();
       members_[member].waits = false;
       members_[member].deficit += limits_.quantum_bytes;
-      const bool favoured = member == 0 && mutated(Mutation::first_one_favoured);
-      const Taken taken = offer(member, members_[member].deficit * (favoured ? 8 : 1));
+      const Taken taken = offer(member, members_[member].deficit);
       Member& one = members_[member];
       one.deficit = taken.more ? one.deficit - std::min(one.deficit, taken.bytes) : 0;
       if (taken.bytes > 0) {

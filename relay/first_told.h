@@ -9,7 +9,6 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/ip_address.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 
@@ -26,7 +25,7 @@ class FirstTold {
     for (const IpAddress& one : addresses) {
       first = std::min(first, since_.try_emplace(one.text(), now).first->second);
     }
-    return now - first < patience && !mutated(Mutation::cable_unawaited);
+    return now - first < patience;
   }
 
  private:

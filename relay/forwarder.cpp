@@ -4,8 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::relay {
 namespace {
 
@@ -31,11 +29,10 @@ void Forwarder::close() {
 
 Result<void> Forwarder::on_frame(uint32_t slot) {
   const auto frame = from_.frame(slot);
-  const bool anybody = frame && mutated(Mutation::frame_of_anybody);
-  const bool ours =
-      anybody || (frame && frame->session == options_.session && frame->origin == options_.origin &&
-                  frame->destination == options_.destination && frame->hop == options_.hop &&
-                  frame->hops == options_.hops && frame->kind != FrameKind::note);
+  const bool ours = frame && frame->session == options_.session &&
+                    frame->origin == options_.origin &&
+                    frame->destination == options_.destination && frame->hop == options_.hop &&
+                    frame->hops == options_.hops && frame->kind != FrameKind::note;
   if (!ours) {
     return fail(Errc::remote, "a frame that does not belong to this session");
   }
@@ -93,9 +90,6 @@ FairShares::Taken Forwarder::pass_on(uint64_t bytes) {
     }
     waiting_.pop_front();
     --released_;
-    if (mutated(Mutation::slot_reused_early)) {
-      from_.release();
-    }
   }
   return taken;
 }
@@ -116,18 +110,12 @@ bool Forwarder::post(uint32_t slot) {
     return false;
   }
   ++place.posts;
-  if (mutated(Mutation::frame_passed_twice) && to_.post(&whole, 1, slot)) {
-    ++place.posts;
-  }
   place.leaving = true;
   return true;
 }
 
 /// 0: the receiver takes it out of a slot; nullopt: that is not known yet.
 std::optional<uint32_t> Forwarder::key_at_receiver(const Frame& frame) {
-  if (mutated(Mutation::receiver_key_unasked)) {
-    return frame.remote_key;
-  }
   if (frame.payload_bytes == 0 || !options_.ask_key) {
     return 0;
   }
@@ -157,10 +145,6 @@ bool Forwarder::on_key(uint32_t key, uint32_t remote_key) {
 bool Forwarder::write_through(uint32_t slot, uint32_t remote_key) {
   Place& place = places_[slot];
   const Frame& frame = place.frame;
-  if (mutated(Mutation::note_overtakes) && frame.last() && !place.leaving) {
-    place.leaving = true;
-    return post_note(slot) && write_through(slot, remote_key);
-  }
   if (frame.payload_bytes > 0 && !place.written) {
     fabric::WritePost post;
     post.id = slot;
@@ -175,7 +159,7 @@ bool Forwarder::write_through(uint32_t slot, uint32_t remote_key) {
     ++place.posts;
     place.written = true;
   }
-  if (frame.last() && !place.leaving && !post_note(slot)) {
+  if (frame.last() && !post_note(slot)) {
     return false;
   }
   place.leaving = true;
@@ -198,11 +182,8 @@ bool Forwarder::post_note(uint32_t slot) {
 
 void Forwarder::on_sent(uint64_t id) {
   Place& place = places_[id];
-  const bool early = mutated(Mutation::slot_reused_early);  // done when it was posted
   if (--place.posts == 0 && place.leaving) {
-    if (!early) {
-      from_.release();
-    }
+    from_.release();
     if (egress_) {
       egress_->done(member_, place.bytes());
     }

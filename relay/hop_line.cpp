@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::relay {
 namespace {
 
@@ -152,7 +150,7 @@ void HopLine::tell_free() {
   write.id = credit_id;
   write.has_immediate = true;
   write.immediate = immediate_credit | static_cast<uint32_t>(counts_.freed & immediate_count);
-  if (!mutated(Mutation::slots_untold) && post_beside(write)) {
+  if (post_beside(write)) {
     counts_.told = counts_.freed;
   }
 }

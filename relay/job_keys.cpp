@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "runtime/base/keyed_hash.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/byte_order.h"
 
 namespace nccl_ha::relay {

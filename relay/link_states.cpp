@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "relay/topology.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -33,8 +32,7 @@ bool says_the_same(const std::vector<std::byte>& one, const std::vector<std::byt
 /// Further than that no life of its host has come since: somebody invented it.
 bool LinkStates::believable(const Stored& known, uint64_t sequence, Instant now) {
   const auto jumps = static_cast<uint64_t>(1 + (now - known.heard) / jump_apart);
-  return mutated(Mutation::any_jump_believed) ||
-         (sequence - known.sequence) / sequence_jump_max < jumps;
+  return (sequence - known.sequence) / sequence_jump_max < jumps;
 }
 
 /// Who is invented gives way to whoever is not.
@@ -70,8 +68,7 @@ bool LinkStates::make_room(const LinkState& state, Instant now) {
       oldest = one;
     }
   }
-  if (oldest == states_.end() || mutated(Mutation::invented_hosts_stay) ||
-      std::none_of(state.links.begin(), state.links.end(), names_it)) {
+  if (oldest == states_.end() || std::none_of(state.links.begin(), state.links.end(), names_it)) {
     return false;
   }
   digest_ -= digest_of(oldest->first, oldest->second.sequence);

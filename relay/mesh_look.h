@@ -16,7 +16,6 @@
 
 #include "relay/packet.h"
 #include "runtime/base/clock.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 
@@ -41,7 +40,7 @@ class MeshLook {
     look(now);
   }
   void on_hello(const HelloPacket& hello, const Heard& heard, Instant now) {
-    if (hello.seeks_ms != 0 && !mutated(Mutation::seekers_unheeded)) {
+    if (hello.seeks_ms != 0) {
       const Duration left = std::chrono::milliseconds(hello.seeks_ms);
       seeks_until_ = std::max(seeks_until_, now + std::min(left, seek_for));
     }
@@ -49,7 +48,7 @@ class MeshLook {
       return;
     }
     const bool in_use = state_ == State::takes_part && heard.far;
-    if ((heard.hosts > 1 || hello.crowded) && !in_use && !mutated(Mutation::switch_unnoticed)) {
+    if ((heard.hosts > 1 || hello.crowded) && !in_use) {
       crowded_ = true;
     }
     if (seeks(now)) {

@@ -5,7 +5,6 @@
 
 #include "relay/shape.h"
 #include "relay/topology_file.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -121,7 +120,7 @@ const Route* MeshRoutes::choose(const RouteEntry& entry, const Ways& ways, size_
       sharing += i < entry.sharing ? 1 : 0;
     }
   }
-  if (free.empty() || (mutated(Mutation::way_kept) && !ways[number].empty())) {
+  if (free.empty()) {
     return nullptr;
   }
   const bool first_of_all = std::all_of(ways.begin(), ways.end(),

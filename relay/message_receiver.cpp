@@ -3,8 +3,6 @@
 #include <cstring>
 #include <span>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::relay {
 
 MessageReceiver::MessageReceiver(fabric::Memory& memory, uint64_t domain, uint32_t receives_max)
@@ -65,7 +63,7 @@ MessageReceiver::Outcome MessageReceiver::on_written_piece(const Frame& frame, u
     return {Outcome::Kind::refused, {}};
   }
   arrived_bytes_ += frame.payload_bytes;
-  if (!frame.last() && !mutated(Mutation::piece_is_message)) {
+  if (!frame.last()) {
     return {};
   }
   arrived_bytes_ = 0;

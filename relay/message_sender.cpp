@@ -4,8 +4,6 @@
 #include <bit>
 #include <cstring>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::relay {
 
 MessageSender::MessageSender(HopSource& hops, uint64_t domain, uint32_t messages_max)
@@ -88,8 +86,7 @@ bool MessageSender::pump() {
   while (hop_ != nullptr && next_ < tail_ && lost_ == 0) {
     Message& message = at(next_);
     if (!message.begun) {
-      if (message.needs_receive() && receives_used_ >= peer_receives_ &&
-          !mutated(Mutation::receive_not_awaited)) {
+      if (message.needs_receive() && receives_used_ >= peer_receives_) {
         return left;
       }
       receives_used_ += message.needs_receive() ? 1 : 0;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::relay {
 namespace {
 
@@ -75,7 +73,7 @@ bool Neighbours::make_room(uint32_t interface) {
       oldest = one;
     }
   }
-  if (oldest == neighbours_.end() || mutated(Mutation::neighbours_never_give_way)) {
+  if (oldest == neighbours_.end()) {
     return false;
   }
   neighbours_.erase(oldest);
@@ -99,11 +97,11 @@ Neighbours::Change Neighbours::on_hello(uint32_t interface, const fabric::Socket
   }
   const bool names_us = std::find(hello.heard.begin(), hello.heard.end(),
                                   Heard{self_, incarnation_, interface}) != hello.heard.end();
-  if (hello.leaves && !names_us && !mutated(Mutation::any_goodbye_taken)) {
+  if (hello.leaves && !names_us) {
     return change;
   }
   Neighbour* one = hello.leaves ? find(interface, packet) : enter(interface, packet, now);
-  if (one == nullptr || (hello.number < one->number && !mutated(Mutation::old_hello_taken))) {
+  if (one == nullptr || hello.number < one->number) {
     return change;
   }
   one->number = hello.number;

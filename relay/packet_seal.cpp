@@ -1,6 +1,5 @@
 #include "relay/packet_seal.h"
 
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/byte_order.h"
 
 namespace nccl_ha::relay {
@@ -13,9 +12,7 @@ constexpr size_t incarnation_offset = 16;
 
 /// One life of a host's process, which numbers its packets.
 uint64_t sender_of(std::span<const std::byte> packet) {
-  const uint64_t life = mutated(Mutation::lives_mixed_up)
-                            ? 0
-                            : fabric::get<uint32_t>(packet.data(), incarnation_offset);
+  const uint64_t life = fabric::get<uint32_t>(packet.data(), incarnation_offset);
   return fabric::get<uint64_t>(packet.data(), sender_offset) ^ life * 0x9E3779B97F4A7C15;
 }
 

@@ -1,7 +1,5 @@
 #include "relay/path_endpoints.h"
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::relay {
 
 Result<std::shared_ptr<PathEndpoints>> PathEndpoints::of(Context& context,
@@ -37,8 +35,7 @@ Secret PathEndpoints::enter(Member* member, uint64_t domain) {
 
 void PathEndpoints::on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) {
   const auto found = members_.find(request.token);
-  const bool relayed =
-      keys_.is_relay(stream->ticket()) || mutated(Mutation::process_taken_for_relay);
+  const bool relayed = keys_.is_relay(stream->ticket());
   if (found == members_.end() || !relayed || request.place + 1U != request.nodes.size()) {
     stream->send(SetupRefusal{fabric::CompletionStatus::flushed, 0,
                               "the path that was asked for does not end here any more"});

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "runtime/base/log.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 
 namespace nccl_ha::relay {
@@ -57,8 +56,7 @@ void ProviderHops::avoid(const HopPlace& place, NodeId neighbour, Instant now,
 bool ProviderHops::avoids(const HopPlace& place, NodeId neighbour, Instant now) const {
   const std::lock_guard lock(mutex_);
   const auto found = avoided_.find({place.at.device, neighbour});
-  return !mutated(Mutation::hop_never_avoided) && !provider_.is_universal(place.at.kind) &&
-         found != avoided_.end() && now < found->second;
+  return !provider_.is_universal(place.at.kind) && found != avoided_.end() && now < found->second;
 }
 
 /// The device's port, or the interface beneath it, has that address.
@@ -89,9 +87,7 @@ Result<fabric::OwnedPath> ProviderHops::make_hop(Context& context, const HopPlac
     return provider_.create_path(context, place.at, local, options, owner);
   }
   fabric::PathOptions own = options;
-  if (!mutated(Mutation::hop_nic_unnamed)) {
-    own.nic = datagrams_->nic_of({}, local);
-  }
+  own.nic = datagrams_->nic_of({}, local);
   return datagrams_->create_path(context, place.at, local, own, owner);
 }
 

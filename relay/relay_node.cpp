@@ -9,7 +9,6 @@
 #include "ha/error_class.h"
 #include "relay/routes.h"
 #include "runtime/base/log.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -91,7 +90,7 @@ void RelayNode::on(const Message& message) {
 
 /// The ends of a path would find out by its silence, much later.
 void RelayNode::on_link(const std::string& interface, bool up) {
-  if (up || mutated(Mutation::link_not_told)) {
+  if (up) {
     return;
   }
   size_t told = 0;
@@ -147,7 +146,7 @@ Result<void> RelayNode::check_asker(SessionStream& stream, const SetupRequest& r
   const auto socket = stream.peer_address();
   const auto from = socket ? IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&*socket))
                            : Result<IpAddress>(socket.error());
-  if (!from || (!next_.is_at(asker, *from) && !mutated(Mutation::outsider_served))) {
+  if (!from || !next_.is_at(asker, *from)) {
     return fail(Errc::remote,
                 fmt::format("{} asks in the name of {}, which is no neighbour at that address",
                             from ? from->text() : "a host", next_.name_of(asker)));
@@ -161,12 +160,12 @@ Result<void> RelayNode::check_ticket(const Ticket& ticket, const SetupRequest& r
     return {};
   }
   const bool begins = request.place == 1 && request.nodes.front() == ticket.node;
-  if (!begins && !mutated(Mutation::process_taken_for_relay)) {
+  if (!begins) {
     return fail(Errc::remote, fmt::format("a process of {} asks for a path that does not begin "
                                           "there",
                                           next_.name_of(ticket.node)));
   }
-  if (!next_.lives(ticket.node, ticket.incarnation) && !mutated(Mutation::ticket_outlives_node)) {
+  if (!next_.lives(ticket.node, ticket.incarnation)) {
     return fail(Errc::remote,
                 fmt::format("a process of {} has a ticket of a relay node that has ended",
                             next_.name_of(ticket.node)));
@@ -175,7 +174,7 @@ Result<void> RelayNode::check_ticket(const Ticket& ticket, const SetupRequest& r
 }
 
 Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
-  if (draining() && !mutated(Mutation::drain_takes_more)) {
+  if (draining()) {
     return fail(Errc::remote, "this relay ends and takes no more paths");
   }
   if (request.place + 1U >= request.nodes.size()) {
@@ -186,8 +185,7 @@ Result<NextHop> RelayNode::next_of(const SetupRequest& request) const {
         Errc::no_memory,
         fmt::format("this relay serves {} paths already, which is its limit", sessions_.size()));
   }
-  const NodeId next = mutated(Mutation::wrong_next_hop) ? request.nodes[request.place - 1U]
-                                                        : request.nodes[request.place + 1U];
+  const NodeId next = request.nodes[request.place + 1U];
   auto found = next_.find(next);
   if (!found) {
     return fail(Errc::remote, fmt::format("no cable leads from {} to {} any more",
@@ -207,8 +205,7 @@ Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request, con
   size_t users_count = 0;  // of them, those of the asking process's user
   size_t users_bytes = 0;
   for (const RelaySession* one : sessions_) {
-    const bool same = mutated(Mutation::limits_per_origin) ? one->origin() == request.nodes.front()
-                                                           : one->asker() == asker;
+    const bool same = one->asker() == asker;
     const bool users = same && one->share().ticket.given() == ticket.given() &&
                        one->share().ticket.user == ticket.user;
     const size_t its = RelayPool::bytes_of(one->share().slots, one->share().chunk_bytes);
@@ -223,7 +220,7 @@ Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request, con
                             "limit for one (NCCL_MESH_SESSIONS_PER_HOST)",
                             count, next_.name_of(asker)));
   }
-  const bool alone = !ticket.given() || mutated(Mutation::users_not_shared);
+  const bool alone = !ticket.given();
   if (!alone && users_count >= part_of_user(users_count, count, options_.sessions_per_host)) {
     return fail(
         Errc::no_memory,
@@ -296,9 +293,7 @@ void RelayNode::on_request(std::unique_ptr<SessionStream> stream, SetupRequest r
 void RelayNode::on_session_end(RelaySession& session, const std::string& why) {
   NHA_LOG_DEBUG("relay session {:016x} has ended: {}", session.number(), why);
   std::erase(sessions_, &session);
-  if (!mutated(Mutation::pool_kept)) {
-    pool_.give_back(session.share().slots, session.share().chunk_bytes);
-  }
+  pool_.give_back(session.share().slots, session.share().chunk_bytes);
   ++counters_->ended;
   show_pool();
   if (draining() && sessions_.empty()) {

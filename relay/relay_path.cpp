@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::relay {
 
 using fabric::Completion;
@@ -56,8 +54,7 @@ Errc RelayPath::post_flush(const fabric::FlushPost& post) {
 /// earliest: none of them goes on over a hop that does not reach it.
 void RelayPath::mind_gpu_memory() {
   const uint64_t now = traits_.reaches_gpu_memory ? hops_.gpu_registrations() : 0;
-  if (now != std::exchange(told_.gpu_registrations, now) &&
-      !mutated(Mutation::gpu_memory_unminded) && insists()) {
+  if (now != std::exchange(told_.gpu_registrations, now) && insists()) {
     endpoints_->tell_gpu_memory(options_.domain);
   }
 }
@@ -124,8 +121,7 @@ void RelayPath::owe_ack() {
   const uint64_t posted = work_.receiver.posted() - told_.posted;
   if (delivered >= acks_together || posted >= std::max(options_.receives_max / 4, 1U)) {
     soon();  // together with those that follow
-  } else if ((delivered != 0 || posted != 0) && !told_.later.armed() &&
-             !mutated(Mutation::owed_ack_forgotten)) {
+  } else if ((delivered != 0 || posted != 0) && !told_.later.armed()) {
     context_.timers().arm(told_.later, context_.now() + std::chrono::microseconds(
                                                             context_.config().dgram_ack_delay_us));
   }
@@ -339,17 +335,17 @@ void RelayPath::break_path(CompletionStatus status, uint64_t sequence, const Err
   context_.timers().cancel(deadline_);
   context_.timers().cancel(redial_);
   context_.timers().cancel(told_.later);
-  if (stream_ && !mutated(Mutation::relay_not_told)) {
+  if (stream_) {
     stream_->close();  // the neighbour ends what it holds, and tells the next one
   }
-  if (line_.path() != nullptr && !mutated(Mutation::relayed_fence_skipped)) {
+  if (line_.path() != nullptr) {
     line_.path()->fail(why);
   }
   soon();
 }
 
 void RelayPath::flush_when_fenced() {
-  const bool fenced = line_.in_hop() == 0 || mutated(Mutation::relayed_fence_skipped);
+  const bool fenced = line_.in_hop() == 0;
   if (!fenced || ending_.flushed) {
     return;
   }

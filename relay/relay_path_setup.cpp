@@ -6,7 +6,6 @@
 
 #include "relay/relay_path.h"
 #include "relay/routes.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::relay {
 
@@ -392,7 +391,7 @@ Result<void> RelayPath::open(uint32_t chunk_bytes) {
 
 void RelayPath::on_session_lost(SessionStream& stream, const Error& error) {
   const bool asked_nobody = state_ == PathState::connecting && options_.active && !request_;
-  if (asked_nobody && !named_ && !stream.unauthenticated() && !mutated(Mutation::first_hop_kept)) {
+  if (asked_nobody && !named_ && !stream.unauthenticated()) {
     look_again(error);  // over another cable or host, where there is one
     return;
   }

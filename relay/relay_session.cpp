@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::relay {
 
 using fabric::Completion;
@@ -195,7 +193,7 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
   if (const auto* refusal = std::get_if<SetupRefusal>(&message)) {
     const bool down_asked = &stream == legs_[down].stream.get() && !down_open_;
     if (refusal->other_kind && down_asked && legs_[down].line.path() != nullptr &&
-        legs_[down].line.path()->state() == PathState::idle && !mutated(Mutation::kind_insisted)) {
+        legs_[down].line.path()->state() == PathState::idle) {
       legs_[down].line.reset();
       ++choice_;
       if (auto dialled = dial_down(); !dialled) {
@@ -238,9 +236,6 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
 }
 
 Result<void> RelaySession::open_down(const SetupAck& ack) {
-  if (mutated(Mutation::pieces_not_agreed)) {
-    return legs_[down].line.connect(ack.hop_address, ack.window, ack.chunk_bytes);
-  }
   chunk_bytes_ = ack.chunk_bytes;
   legs_[up].line.agree(chunk_bytes_);  // what comes there has to fit into the slots further on
   return legs_[down].line.connect(ack.hop_address, ack.window, chunk_bytes_);
@@ -358,9 +353,6 @@ void RelaySession::on_fence_failed(fabric::Path& path, const Error& error) {
 }
 
 void RelaySession::on_session_lost(SessionStream& stream, const Error& error) {
-  if (mutated(Mutation::session_outlives_neighbour)) {
-    return;
-  }
   if (&stream == legs_[down].stream.get()) {
     blame_down(error.message());
   }
@@ -395,7 +387,7 @@ void RelaySession::end(const SetupRefusal& told, const std::string& why, std::op
     Leg& leg = legs_[side];
     if (leg.stream) {
       SetupRefusal here = refusal;
-      if (from && from != side && !mutated(Mutation::cause_told_to_both)) {
+      if (from && from != side) {
         here.status = CompletionStatus::flushed;  // what it has sent did not fail
         here.sequence = 0;
       }

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::relay {
 namespace {
 
@@ -208,7 +206,7 @@ size_t RouteRotation::next(std::span<const uint32_t> shares) {
 }
 
 Result<void> check_route(std::span<const NodeId> nodes, size_t at, NodeId self, size_t relays_max) {
-  const bool too_long = nodes.size() > relays_max + 2 && !mutated(Mutation::hop_limit_unheeded);
+  const bool too_long = nodes.size() > relays_max + 2;
   if (nodes.size() < 2 || too_long) {
     return fail(Errc::invalid_argument,
                 fmt::format("a route of {} hosts, at most {} may lie between its ends",
@@ -219,8 +217,7 @@ Result<void> check_route(std::span<const NodeId> nodes, size_t at, NodeId self, 
   }
   std::vector<NodeId> sorted(nodes.begin(), nodes.end());
   std::sort(sorted.begin(), sorted.end());
-  const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end() &&
-                     !mutated(Mutation::loop_taken);
+  const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
   if (number(sorted.front()) == 0 || twice) {
     return fail(Errc::invalid_argument, "a route that leads through a host twice");
   }

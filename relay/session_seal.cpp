@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/byte_order.h"
 
 namespace nccl_ha::relay {
@@ -43,8 +42,7 @@ Result<void> SessionSeal::on_hello(const SessionHello& hello, std::span<const st
            same_tag(make_tag(named->key, purpose_hello, sealed.first(sealed.size() - tag_bytes)),
                     sealed.last(tag_bytes));
   };
-  if (!named || (dials_ && hello.ticket != named->ticket) ||
-      (!dials_ && !proven() && !mutated(Mutation::hello_unproven))) {
+  if (!named || (dials_ && hello.ticket != named->ticket) || (!dials_ && !proven())) {
     return fail(Errc::remote,
                 "a neighbour whose cluster key or ticket is not known here (NCCL_MESH_KEY_FILE)");
   }
@@ -61,7 +59,7 @@ SharedKey SessionSeal::shared() const { return {derive_key(*key_, purpose_beside
 Tag SessionSeal::tag_of(bool from_dialler, uint64_t number,
                         std::span<const std::byte> message) const {
   std::array<std::byte, sizeof(uint64_t) + 1> place{};
-  fabric::put(place.data(), 0, mutated(Mutation::repetitions_taken) ? uint64_t{0} : number);
+  fabric::put(place.data(), 0, number);
   fabric::put(place.data(), sizeof(uint64_t), static_cast<uint8_t>(from_dialler));
   return make_tag(*key_, purpose_message, place, message);
 }

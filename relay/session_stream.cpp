@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/byte_order.h"
 
 namespace nccl_ha::relay {
@@ -170,7 +169,7 @@ Result<void> SessionStream::shake_hands(std::span<const std::byte> bytes) {
 
 Result<void> SessionStream::shake_hands(const SessionHello& hello,
                                         std::span<const std::byte> bytes) {
-  if (!dials_ && keys_.open() && !seal_->knows(hello) && !mutated(Mutation::other_jobs_refused)) {
+  if (!dials_ && keys_.open() && !seal_->knows(hello)) {
     // A host of another job, whose key is none for this one: as if it had none, which it is told.
     seal_.reset();
     return stream_->write(encode(SessionPing{}));
@@ -218,7 +217,7 @@ void SessionStream::lose(const Error& error) {
 }
 
 void SessionStream::on_timer() {
-  if (context_.now() - heard_ >= silence_max && !mutated(Mutation::neighbours_silence_unheeded)) {
+  if (context_.now() - heard_ >= silence_max) {
     lose(fail(Errc::timed_out, "the neighbour on the route is silent"));
     return;
   }
@@ -227,9 +226,7 @@ void SessionStream::on_timer() {
     return;
   }
   context_.timers().arm(timer_, context_.now() + ping_apart);
-  if (!mutated(Mutation::pings_unsent)) {
-    send(SessionPing{});
-  }
+  send(SessionPing{});
 }
 
 void SessionStream::send(const SessionMessage& message) {

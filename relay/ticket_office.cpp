@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "runtime/base/mutation.h"
 #include "runtime/base/own_fd.h"
 
 namespace nccl_ha::relay {
@@ -64,7 +63,7 @@ void TicketOffice::on_readable(int fd) {
 }
 
 void TicketOffice::answer(int fd, const TicketQuestion& question) {
-  if (options_.user && *options_.user != question.user && !mutated(Mutation::lent_by_anybody)) {
+  if (options_.user && *options_.user != question.user) {
     return;  // of another user's job
   }
   if (question.lends && options_.job) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "actors/immediate.h"
-#include "ha/mutation.h"
 
 namespace nccl_ha {
 
@@ -21,9 +20,7 @@ void Announcer::begin_rails() {
 }
 
 bool Announcer::wrap() {
-  if (!ha::mutated(ha::Mutation::wrapped_with_held)) {
-    announce();  // one write ends where the ring does
-  }
+  announce();  // one write ends where the ring does
   staged_ = 0;
   return state_.live();
 }
@@ -115,8 +112,7 @@ void Announcer::want_keys() {
   const auto shadows = paths_.shadow_lanes();
   const auto best = std::find_if(shadows.begin(), shadows.end(),
                                  [](const Lane& lane) { return lane.usable && lane.foreign_keys; });
-  if (best != shadows.end() && !names(*best) &&
-      !(keys_wanted_ && ha::mutated(ha::Mutation::best_shadow_not_named))) {
+  if (best != shadows.end() && !names(*best)) {
     keys_wanted_ = true;
     named_ |= bit_of(*best);
     anew_ = true;
@@ -150,7 +146,7 @@ void Announcer::name_keys(CtsEntry& entry, const ReceiveRequest::Buffer& buffer)
 }
 
 uint32_t Announcer::shadow_key(size_t at, const ReceiveRequest::Buffer& buffer) {
-  if (buffer.key == 0 || ha::mutated(ha::Mutation::keys_of_own_nic)) {
+  if (buffer.key == 0) {
     return buffer.key;
   }
   const Lane& lane = paths_.lane(at);
@@ -204,7 +200,7 @@ void Announcer::announce_again(bool peer_stopped) {
   }
   if (!paths_.lane(lane_).usable) {
     const auto lane = usable_lane();
-    if (!lane || (!peer_stopped && !ha::mutated(ha::Mutation::announced_before_stop))) {
+    if (!lane || !peer_stopped) {
       return;
     }
     if (!state_.holds(peer_stopped, "announcements go again when those before cannot land")) {
@@ -214,16 +210,11 @@ void Announcer::announce_again(bool peer_stopped) {
   }
   anew_ = false;
   batch_.forget();
-  if (ha::mutated(ha::Mutation::announcements_not_renewed)) {
-    return;
-  }
   if (keys_wanted_ && state_.live()) {
     name_all_keys();
   }
   // An eager message completes a group of which the sender may not have heard.
-  uint64_t number = ha::mutated(ha::Mutation::eager_not_renewed)
-                        ? groups_.completed()
-                        : std::min(known_, groups_.completed());
+  uint64_t number = std::min(known_, groups_.completed());
   while (number < groups_.posted() && state_.live()) {
     // As many in one write as lie side by side.
     const uint32_t first = first_entry_[number % cts_slots];

@@ -14,7 +14,6 @@
 #include "actors/cts_entry.h"
 #include "actors/request.h"
 #include "ha/announcement_batch.h"
-#include "ha/mutation.h"
 
 namespace nccl_ha {
 
@@ -72,9 +71,7 @@ class Announcer {
   /// was told once goes on being told, as the sender may still use that path.
   void want_keys();
   /// The lane is being taken down: its next path has another epoch.
-  void forget_keys(const Lane& lane) {
-    named_ &= ha::mutated(ha::Mutation::keys_not_told_anew) ? named_ : ~bit_of(lane);
-  }
+  void forget_keys(const Lane& lane) { named_ &= ~bit_of(lane); }
   /// They are told for that lane, so that something may have come over it.
   bool names(const Lane& lane) const {
     return lane.on_other_rail() || (named_ & bit_of(lane)) != 0;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "ha/mutation.h"
-
 namespace nccl_ha {
 
 ClearToSends::Verdict ClearToSends::take_announced(const fabric::Completion& completion,
@@ -12,9 +10,7 @@ ClearToSends::Verdict ClearToSends::take_announced(const fabric::Completion& com
   const Announcement announced = Announcement::unpack(completion.immediate);
   const size_t count = completion.bytes / sizeof(CtsEntry);
   // After a path was lost the receiver announces again what it cannot know to have arrived.
-  const uint64_t again = ha::mutated(ha::Mutation::groups_not_wrapped)
-                             ? next - announced.group
-                             : Immediate::group_distance(announced.group, next);
+  const uint64_t again = Immediate::group_distance(announced.group, next);
   bool good = completion.has_immediate && Immediate::same_epoch(completion.immediate, epoch) &&
               Immediate::unpack(completion.immediate).kind == ImmediateKind::clear_to_send &&
               again <= std::min<uint64_t>(next, Immediate::groups_told_apart / 2) && count >= 1 &&

@@ -7,7 +7,6 @@
 
 #include "actors/driver.h"
 #include "ha/error_class.h"
-#include "ha/mutation.h"
 #include "runtime/base/log.h"
 #include "runtime/engine/engine.h"
 
@@ -58,7 +57,7 @@ void Connection::on(const Message& message) {
     return;
   }
   const auto kind = static_cast<ConnectionMessage>(message.kind);
-  take_news(kind);
+  take_news();
   switch (kind) {
     case ConnectionMessage::doorbell:
       return;
@@ -90,10 +89,9 @@ void Connection::on(const Message& message) {
   }
 }
 
-void Connection::take_news(ConnectionMessage kind) {
+void Connection::take_news() {
   Driver* driver = side_->driver();
-  if (driver == nullptr ||
-      (ha::mutated(ha::Mutation::missed_ring_forgotten) && kind != ConnectionMessage::doorbell)) {
+  if (driver == nullptr) {
     return;
   }
   // Taken first: a request published from here on rings again.
@@ -238,7 +236,7 @@ void Connection::end_handshake() {
 
 bool Connection::rails_decided() const {
   const auto lanes = paths_.rail_lanes();
-  return rails_overdue_ || ha::mutated(ha::Mutation::rails_not_awaited) ||
+  return rails_overdue_ ||
          std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.decided; });
 }
 
@@ -306,9 +304,7 @@ bool Connection::take_early(const ControlReader::Message& message) {
     fail(malformed, true);
     return true;
   }
-  if (!ha::mutated(ha::Mutation::early_words_dropped)) {
-    early_.push_back(encode(message.type, *notice));
-  }
+  early_.push_back(encode(message.type, *notice));
   if (fabric::Path* path = first ? paths_.lane(notice->path).owned.path.get() : nullptr;
       path != nullptr && path->state() == fabric::PathState::connecting) {
     path->fail(from_peer(notice->why));

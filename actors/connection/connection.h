@@ -91,7 +91,7 @@ class Connection final : public Actor,
   void on_looked() override { side_->on_looked(); }
 
   /// What the caller left; with every message, as a full mailbox has no room for another doorbell.
-  void take_news(ConnectionMessage kind);
+  void take_news();
   bool take_early(const ControlReader::Message& message);
   void tell_usable();
   /// The device's other rails have come up or failed, or have had their time.

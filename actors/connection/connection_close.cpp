@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "actors/connection/connection.h"
-#include "ha/mutation.h"
 #include "runtime/base/log.h"
 
 namespace nccl_ha {
@@ -77,7 +76,7 @@ void Connection::part_with_peer(const Error& why) {
 
 void Connection::close() {
   closed_ = true;
-  if (state_.live() && side_->waits_to_close() && !ha::mutated(ha::Mutation::eager_left_behind)) {
+  if (state_.live() && side_->waits_to_close()) {
     state_.context->request_stream_turns(1000);
   } else if (state_.live()) {
     part(encode(side_->last_words()), nccl_ha::fail(Errc::closed, "connection closed"));
@@ -131,8 +130,7 @@ void Connection::part(std::vector<std::byte> words, const Error& why) {
   }
   state_.enter(ConnectionPhase::lingering);
   for (Lane& lane : paths_.lanes()) {
-    if (lane.usable && side_->exposed(lane, closed_) &&
-        !ha::mutated(ha::Mutation::memory_left_open)) {
+    if (lane.usable && side_->exposed(lane, closed_)) {
       lane.set_usable(false);
       lane.path().fail(why);
     }

@@ -5,12 +5,11 @@
 #include <utility>
 
 #include "actors/control.h"
-#include "ha/mutation.h"
 
 namespace nccl_ha {
 
 void ControlBoxes::begin(Lane& lane) {
-  lane.control.next = ha::mutated(ha::Mutation::backlog_withheld) ? sequencer_.next() : 0;
+  lane.control.next = 0;
   lane.control.open = 0;
   lane.control.due = false;
   push(lane);
@@ -33,11 +32,8 @@ void ControlBoxes::push(Lane& lane) {
     return;
   }
   control.next = std::max(control.next, sequencer_.first_open());
-  while (control.next != sequencer_.next() &&
-         (control.place_is_free() ||
-          (ha::mutated(ha::Mutation::place_under_way) && control.open < ControlBox::slots)) &&
-         (control.next < sequencer_.first_open() + ControlBox::slots ||
-          ha::mutated(ha::Mutation::box_overrun))) {
+  while (control.next != sequencer_.next() && control.place_is_free() &&
+         control.next < sequencer_.first_open() + ControlBox::slots) {
     if (!may_write(control)) {
       return;
     }
@@ -77,7 +73,7 @@ void ControlBoxes::push_all() {
 
 void ControlBoxes::confirm_on(Lane& lane) {
   LaneControl& control = lane.control;
-  if (!lane.carries_control() || ha::mutated(ha::Mutation::confirmed_on_stream_only)) {
+  if (!lane.carries_control()) {
     return;
   }
   control.confirm_due = control.confirms_open != 0;
@@ -185,9 +181,7 @@ bool ControlBoxes::take(const fabric::Completion& completion, Lane& lane) {
     state_.record(TraceEvent::mark_received, control.received_numbers.next(lane.epoch), lane.epoch,
                   paths_.at(lane), state_.context->clock().now());
   }
-  if (!ha::mutated(ha::Mutation::control_credit_lost)) {
-    paths_.replace_credit(lane);
-  }
+  paths_.replace_credit(lane);
   sequencer_.confirmed_low(mark.confirmed);
   if (sequencer_.first_open() != sequencer_.next()) {
     push(lane);

@@ -1,9 +1,7 @@
 #include "actors/connection/control_link.h"
 
-#include <cerrno>
 #include <utility>
 
-#include "ha/mutation.h"
 #include "runtime/base/log.h"
 #include "runtime/fabric/interfaces.h"
 
@@ -160,8 +158,7 @@ void ControlLink::read_inbox() {
       return;
     }
     // Its place may have been written anew meanwhile, which happens only to those taken already.
-    if (message && (static_cast<uint8_t>(message->number) == arrived.number ||
-                    ha::mutated(ha::Mutation::box_number_not_compared))) {
+    if (message && static_cast<uint8_t>(message->number) == arrived.number) {
       deliver(*message);
     }
   }
@@ -262,8 +259,7 @@ void ControlLink::on_stream_closed(Stream& stream, const Error& error) {
   if (!state_.live()) {
     return;
   }
-  const bool dead = error.sys == ECONNRESET && ha::mutated(ha::Mutation::reset_is_death);
-  if (state_.backup && (state_.ready() || rejoin_.possible()) && !dead) {
+  if (state_.backup && (state_.ready() || rejoin_.possible())) {
     NHA_LOG_WARN("the control connection to {} is lost: {}", state_.owner.peer_text(),
                  error.message());
     lose_stream(error);
@@ -277,9 +273,7 @@ void ControlLink::take_stream(std::unique_ptr<Stream> stream, ControlReader read
   state_.counters->streams_anew.add();
   stream_ = std::move(stream);
   stream_->set_owner(this);
-  if (!ha::mutated(ha::Mutation::reader_kept)) {
-    reader_ = std::move(reader);
-  }
+  reader_ = std::move(reader);
   state_.context->request_stream_turns(1000);
 }
 
@@ -328,12 +322,8 @@ void ControlLink::on_call(ControlType call, std::unique_ptr<Stream> stream, Cont
     rejoin_.add_proven(Rejoin::way_between(*peer, *local));
   }
   take_stream(std::move(stream), std::move(reader));
-  if (!ha::mutated(ha::Mutation::present_not_said)) {
-    send_plain(present);
-  }
-  if (!ha::mutated(ha::Mutation::rejoined_without_backlog)) {
-    write_unconfirmed(*stream_);
-  }
+  send_plain(present);
+  write_unconfirmed(*stream_);
   if (state_.phase != ConnectionPhase::handshake) {
     send_confirm();
   }

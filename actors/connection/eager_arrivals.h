@@ -7,7 +7,6 @@
 #include <span>
 
 #include "actors/eager.h"
-#include "ha/mutation.h"
 
 namespace nccl_ha {
 
@@ -31,12 +30,6 @@ class EagerArrivals {
   /// `low_bits`: of its number; `bytes`: of the whole write.
   Verdict arrive(uint32_t low_bits, uint32_t bytes, const EagerSlot& slot) {
     const uint64_t ahead = Immediate::group_distance_ahead(low_bits, oldest_);
-    if (ahead >= eager_slots && ha::mutated(ha::Mutation::eager_taken_twice)) {
-      Message& again = at(low_bits);
-      waiting_ += again.here && !again.taken ? 0 : 1;
-      again = {slot.head, true, false};
-      return Verdict::fresh;
-    }
     if (ahead >= eager_slots) {
       const uint64_t behind = Immediate::group_distance(low_bits, oldest_);
       return behind <= oldest_ && behind <= Immediate::groups_told_apart / 2 ? Verdict::known
@@ -64,9 +57,7 @@ class EagerArrivals {
   bool any() const { return waiting_ != 0; }
   /// The numbers of messages that a receive may take, and of some that were taken.
   uint64_t begin() const { return oldest_; }
-  uint64_t end() const {
-    return ha::mutated(ha::Mutation::eager_out_of_order) ? oldest_ + eager_slots : in_order_;
-  }
+  uint64_t end() const { return in_order_; }
   Message& at(uint64_t number) { return messages_[number % eager_slots]; }
   void take(uint64_t number) {
     at(number).taken = true;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "ha/mutation.h"
-
 namespace nccl_ha {
 
 EagerSends::EagerSends(const ConnectionParts& parts, SendChannel& channel, LaneChooser& chooser,
@@ -106,7 +104,7 @@ bool EagerSends::on_acknowledged(uint64_t id, size_t lane) {
 uint32_t EagerSends::take_back(size_t lane, uint64_t& bytes) {
   uint32_t count = 0;
   for (Message& message : messages_) {
-    if (message.open && message.lane == lane && !ha::mutated(ha::Mutation::eager_not_repeated)) {
+    if (message.open && message.lane == lane) {
       message.lane = ha::ChunkLedger::nobody;
       waits_ = true;
       ++count;

@@ -7,7 +7,6 @@
 
 #include "actors/connection_message.h"
 #include "ha/error_class.h"
-#include "ha/mutation.h"
 #include "runtime/base/log.h"
 
 namespace nccl_ha {
@@ -116,8 +115,7 @@ void Failover::tell_shortage(const Error& why) {
 
 PathNotice Failover::notice_of(size_t lane, const Error& why) const {
   const Lane& mine = paths_.lane(lane);
-  const bool rejected = mine.rejected && !ha::mutated(ha::Mutation::rejection_untold);
-  return {static_cast<uint8_t>(lane), mine.epoch, rejected, why.message()};
+  return {static_cast<uint8_t>(lane), mine.epoch, mine.rejected, why.message()};
 }
 
 void Failover::set_need(const Error& why) { need_ = without_reporter(why.message()); }

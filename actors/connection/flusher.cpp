@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ha/mutation.h"
-
 namespace nccl_ha {
 namespace {
 
@@ -37,13 +35,12 @@ void Flusher::wait(ReceiveRequest& request) {
 void Flusher::flush(ReceiveRequest& request) {
   request.missing = 0;
   request.flush_lost = false;
-  if (state_.context->now() < drained_at_ && !ha::mutated(ha::Mutation::flushed_too_soon)) {
+  if (state_.context->now() < drained_at_) {
     wait(request);
     return;
   }
   const bool own = ask_primaries(request);
-  const bool others =
-      !(own && ha::mutated(ha::Mutation::flushed_on_primary_only)) && ask_others(request);
+  const bool others = ask_others(request);
   if (!state_.live()) {
     return;
   }
@@ -135,8 +132,7 @@ void Flusher::on_completion(const fabric::Completion& completion, Lane& lane) {
 }
 
 void Flusher::flush_waiting() {
-  if (waiting_.empty() || ha::mutated(ha::Mutation::flush_left_waiting) || !paths_.any_usable() ||
-      !state_.live()) {
+  if (waiting_.empty() || !paths_.any_usable() || !state_.live()) {
     return;
   }
   for (const uint16_t index : std::exchange(waiting_, {})) {

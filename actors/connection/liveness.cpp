@@ -10,7 +10,6 @@
 #include <string>
 #include <utility>
 
-#include "ha/mutation.h"
 #include "runtime/base/log.h"
 
 namespace nccl_ha {
@@ -82,9 +81,7 @@ void Liveness::stop() {
 }
 
 void Liveness::begin(Lane& lane) {
-  if (!ha::mutated(ha::Mutation::health_not_begun)) {
-    lane.health.begin(state_.context->moment());
-  }
+  lane.health.begin(state_.context->moment());
   arm();
 }
 
@@ -216,8 +213,7 @@ uint64_t Liveness::evidence_beside(const Lane& lane) const {
       continue;
     }
     // A NIC acknowledges by itself, which proves something only for what a NIC would answer.
-    const bool answers_alike = ha::mutated(ha::Mutation::nic_speaks_for_host) ||
-                               !other.traits.acknowledged_by_nic || lane.traits.acknowledged_by_nic;
+    const bool answers_alike = !other.traits.acknowledged_by_nic || lane.traits.acknowledged_by_nic;
     evidence += other.control.marks + (answers_alike ? other.health.life() : 0);
   }
   return evidence;
@@ -280,11 +276,10 @@ void Liveness::on_suspicion(const fabric::FailureDomains& domains, const std::st
 /// Alone, a path waits, as the link may be back before anybody had to know.  It is asked at once
 /// whether it answers, so that one that comes up beside it meanwhile takes over soon.
 void Liveness::on_link_down(size_t lane, const Error& why) {
-  if (!state_.ready() || !state_.backup || !paths_.lane(lane).usable ||
-      ha::mutated(ha::Mutation::link_down_unheeded)) {
+  if (!state_.ready() || !state_.backup || !paths_.lane(lane).usable) {
     return;
   }
-  if (paths_.other_usable(lane) || ha::mutated(ha::Mutation::lone_path_given_up)) {
+  if (paths_.other_usable(lane)) {
     owner_.on_lane_failed(lane, why);
   } else if (may_be_asked(paths_.lane(lane))) {
     NHA_LOG_INFO("path {} of the connection to {} is the only one and waits: {}", lane,

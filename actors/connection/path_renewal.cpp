@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ha/mutation.h"
 #include "runtime/base/log.h"
 #include "runtime/engine/worker.h"
 
@@ -79,7 +78,7 @@ void PathRenewal::on_lane_up(size_t lane) {
   const Lane& mine = paths_.lane(lane);
   next.link_back = next.turned = next.again = urgent_ = false;
   next.give_up_at.reset();
-  if (could_be_separate(lane) && !ha::mutated(ha::Mutation::shared_nic_settled)) {
+  if (could_be_separate(lane)) {
     look_in(better_wait_);
     better_wait_ = std::min(2 * better_wait_, better_interval);
   }
@@ -190,8 +189,7 @@ void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Ra
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
     Next& next = lanes_[lane];
     bool under_way = next.unoffered || owner_.is_opening(lane);
-    if (under_way && ends_at(lane, end, changed) &&
-        !ha::mutated(ha::Mutation::attempt_outlives_address)) {
+    if (under_way && ends_at(lane, end, changed)) {
       next.turned = true;  // says nothing of the new address
       owner_.on_lane_failed(lane, fail(Errc::again, "an address of its ends has changed"));
       under_way = false;
@@ -269,8 +267,7 @@ void PathRenewal::on_link_back(std::span<const std::byte> payload) {
   }
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
     const Lane& mine = paths_.lane(lane);
-    if (mine.usable || notice->rail >= end_nics_.size() ||
-        ha::mutated(ha::Mutation::link_back_unheeded)) {
+    if (mine.usable || notice->rail >= end_nics_.size()) {
       continue;
     }
     const size_t nic = end_nics_[notice->rail];
@@ -297,7 +294,7 @@ void PathRenewal::turn(size_t lane, ha::ShadowCandidates::End end,
     return;
   }
   try_at_once(lane);
-  if (turn == Turn::instead && !ha::mutated(ha::Mutation::worse_attempt_kept)) {
+  if (turn == Turn::instead) {
     next.turned = true;
     next.again = false;
     owner_.on_lane_failed(lane, fail(Errc::again, "another NIC has its link again"));
@@ -336,8 +333,7 @@ void PathRenewal::pass_over(size_t lane) {
   }
   next.passed = true;
   next.again = std::exchange(next.link_back, false) && !next.again &&
-               (paths_.any_usable() || next.limit < ha::ShadowCandidates::longest_attempt) &&
-               !ha::mutated(ha::Mutation::early_attempt_counts);
+               (paths_.any_usable() || next.limit < ha::ShadowCandidates::longest_attempt);
   const size_t shadow = paths_.lane(lane).shadow_number;
   if (next.again) {
     candidates_.repeat(shadow);

@@ -7,7 +7,6 @@
 
 #include "actors/connection/limits.h"
 #include "ha/error_class.h"
-#include "ha/mutation.h"
 #include "runtime/engine/engine.h"
 
 namespace nccl_ha {
@@ -87,7 +86,7 @@ Result<void> PathSet::make_first(const sockaddr_storage& local, size_t count) {
     if (!config.enable_backup || !ha::is_absence(made.error().sys)) {
       return made;
     }
-    lane.decided = !ha::mutated(ha::Mutation::missing_path_awaited);
+    lane.decided = true;
     lane.early_failure = made.error();
   }
   return {};
@@ -190,7 +189,7 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   flushes_acks_ = flushes_acks_ || !lane.traits.acknowledged_by_nic;
   // On one of the two hosts the NIC may be the primaries' own, which the other cannot know.
   lane.foreign_keys = lane.elsewhere() && state_.traits.keys_per_device;
-  lane.rejected = lane.rejected && ha::mutated(ha::Mutation::rejection_kept);
+  lane.rejected = false;
   if (auto equipped = equip(lane); !equipped) {
     lane.rejected = lane.elsewhere();
     return equipped;
@@ -215,7 +214,7 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
 /// Its NIC may have another address than when the connection began.
 void PathSet::renew_local(Lane& lane) {
   const auto before = IpAddress::from_sockaddr(as_sockaddr(local_));
-  if (!before || places_.empty() || ha::mutated(ha::Mutation::primary_keeps_address)) {
+  if (!before || places_.empty()) {
     return;
   }
   std::optional<IpAddress> now;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ha/mutation.h"
-
 namespace nccl_ha {
 namespace {
 
@@ -131,14 +129,13 @@ void ReceiveRecovery::on_domain_up(const fabric::FailureDomain& domain) {
   const auto lanes = paths_.lanes();
   const bool missed = std::ranges::any_of(lanes, [](const Lane& lane) { return !lane.usable; });
   if (!state_.ready() || !state_.backup || !missed ||
-      domain.kind != fabric::FailureDomain::Kind::local_nic ||
-      ha::mutated(ha::Mutation::link_back_untold)) {
+      domain.kind != fabric::FailureDomain::Kind::local_nic) {
     return;
   }
   const auto& places = paths_.places();
   for (size_t i = 0; i < std::min(places.size(), link_told_.size()) && state_.live(); ++i) {
     // One message about a NIC at a time: a link that comes and goes fills no queue.
-    const bool first = ha::nic_of(places, i) == i || ha::mutated(ha::Mutation::ends_by_address);
+    const bool first = ha::nic_of(places, i) == i;
     if (first && link_told_[i] < control_.first_unconfirmed() &&
         paths_.interface_of(places[i]) == domain.name) {
       link_told_[i] = control_.next_number();
@@ -161,7 +158,7 @@ void ReceiveRecovery::tell_ends() {
 /// Addresses that come and go while the peer confirms nothing fill no queue.
 void ReceiveRecovery::say_ends() {
   constexpr uint32_t unconfirmed_most = 64;
-  if (ends_untold_.empty() || ha::mutated(ha::Mutation::ends_untold) ||
+  if (ends_untold_.empty() ||
       control_.next_number() - control_.first_unconfirmed() > unconfirmed_most) {
     return;
   }

@@ -10,7 +10,6 @@
 #include "actors/connection/connection.h"
 #include "actors/connection/rails.h"
 #include "actors/listener.h"
-#include "ha/mutation.h"
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
@@ -184,9 +183,7 @@ void ReceiveSide::on_hello(std::span<const std::byte> payload) {
   state_.peer_host = hello->host;
   state_.peer_process = hello->rejoin.process.pid;
   welcome_ = true;
-  if (!ha::mutated(ha::Mutation::place_kept)) {
-    listener_->leave(place_);
-  }
+  listener_->leave(place_);
   if (const auto refusal = judge(*hello)) {
     control_.send_plain(encode(ControlType::reject, *refusal));
     state_.fail(fail(Errc::remote, refusal->text), false);
@@ -337,9 +334,7 @@ void ReceiveSide::on_stream_lost(const Error& why) {
   if (tail_.under_way()) {
     return;  // whoever closed needs it no more
   }
-  if (!ha::mutated(ha::Mutation::probe_not_sent)) {
-    control_.rejoin().start(probe_after, why);
-  }
+  control_.rejoin().start(probe_after, why);
 }
 
 CloseNotice ReceiveSide::last_words() const {
@@ -347,7 +342,7 @@ CloseNotice ReceiveSide::last_words() const {
     return {};
   }
   const OpenReceives& groups = receiver_->groups();
-  return {ha::mutated(ha::Mutation::close_says_posted) ? groups.posted() : groups.completed()};
+  return {groups.completed()};
 }
 
 /// A caller who closes has taken its memory back.
@@ -375,8 +370,7 @@ void ReceiveSide::look_at_tail() {
     state_.context->timers().arm(tail_timer_, now + ha::CloseTail::interval);
     return;
   }
-  if (tail_.under_way() && receiver_->eager().taken() < eager_expected_ &&
-      !ha::mutated(ha::Mutation::eager_forgotten)) {
+  if (tail_.under_way() && receiver_->eager().taken() < eager_expected_) {
     stay_alone();
     return;
   }

@@ -6,7 +6,6 @@
 #include <span>
 
 #include "actors/immediate.h"
-#include "ha/mutation.h"
 
 namespace nccl_ha {
 
@@ -97,7 +96,7 @@ std::optional<uint32_t> place_of(const EagerHead& head, const ReceiveRequest& re
                        request.arrived[head.position] == 0;
     return there ? std::optional<uint32_t>(head.position) : std::nullopt;
   }
-  if (head.group > request.group && !ha::mutated(ha::Mutation::eager_base_unheeded)) {
+  if (head.group > request.group) {
     return std::nullopt;
   }
   for (uint32_t position = 0; position < request.count; ++position) {
@@ -286,21 +285,17 @@ bool Receiver::is_possible(const EagerHead& head) const {
       completion.has_immediate && Immediate::same_epoch(completion.immediate, lane.epoch) &&
       (immediate.kind == ImmediateKind::data || immediate.kind == ImmediateKind::recorded) &&
       request != nullptr && position < request->count && immediate.chunk <= immediate.last_chunk &&
-      ((request->arrived[position] & bit) == 0 || ha::mutated(ha::Mutation::counter_for_bitmap)) &&
+      (request->arrived[position] & bit) == 0 &&
       (request->chunk_count[position] == 0 || request->chunk_count[position] == chunk_count);
   uint32_t bytes = completion.bytes;
   if (good && immediate.kind == ImmediateKind::recorded) {
-    const uint64_t of =
-        ha::mutated(ha::Mutation::sizes_of_oldest_group) ? groups_.completed() : request->group;
-    bytes = tables_->sizes.bytes[of % cts_slots][position][immediate.chunk];
+    bytes = tables_->sizes.bytes[request->group % cts_slots][position][immediate.chunk];
   }
   if (!good || bytes > request->buffers[position].size - request->bytes[position]) {
     state_.fail(fail(Errc::remote, "the peer completed a receive that is not open"));
     return;
   }
-  request->arrived[position] = ha::mutated(ha::Mutation::counter_for_bitmap)
-                                   ? static_cast<uint16_t>(request->arrived[position] << 1 | 1)
-                                   : static_cast<uint16_t>(request->arrived[position] | bit);
+  request->arrived[position] = static_cast<uint16_t>(request->arrived[position] | bit);
   if (!state_.holds((request->arrived[position] & bit) != 0, "a chunk that arrived is marked")) {
     return;
   }

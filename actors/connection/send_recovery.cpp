@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ha/mutation.h"
 #include "runtime/base/log.h"
 
 namespace nccl_ha {
@@ -91,8 +90,7 @@ void SendRecovery::on_suspect(std::span<const std::byte> payload) {
   }
   Lane& lane = paths_.lane(notice->path);
   state_.note_step(RoundStep::suspect_heard, notice->path, notice->epoch);
-  if (notice->rejected && lane.elsewhere() &&
-      (notice->epoch == lane.epoch || ha::mutated(ha::Mutation::rejection_out_of_date))) {
+  if (notice->rejected && lane.elsewhere() && notice->epoch == lane.epoch) {
     lane.rejected = true;
     renewal_.reject_end(notice->path, ha::ShadowCandidates::End::remote, notice->why);
   }
@@ -107,9 +105,7 @@ void SendRecovery::on_fenced(std::span<const std::byte> payload) {
   }
   state_.note_step(RoundStep::report_heard, report->path, report->epoch);
   Recovery& recovery = lanes_[report->path];
-  if (!ha::mutated(ha::Mutation::first_report_kept) || report->epoch == 0) {
-    recovery.report = std::move(report->arrived);
-  }
+  recovery.report = std::move(report->arrived);
   take_steps(report->path, recovery.lane.on_fenced(report->epoch), {});
 }
 
@@ -225,8 +221,7 @@ ha::ServingSet::View SendRecovery::view() {
   }
   // Between isolated rails that is no choice: within an island traffic belongs on SUP.
   return {std::span(seen_).first(paths_.size()),
-          state_.context->config().enable_failback || ranks.first != 0,
-          sender_.between_chunks() || ha::mutated(ha::Mutation::moved_within_a_chunk),
+          state_.context->config().enable_failback || ranks.first != 0, sender_.between_chunks(),
           detour_.detains(state_.context->now())};
 }
 

@@ -8,7 +8,6 @@
 
 #include "actors/connection/connection.h"
 #include "actors/connection/rails.h"
-#include "ha/mutation.h"
 #include "ha/shadow.h"
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
@@ -102,7 +101,7 @@ void SendSide::live_at(const fabric::Attachment& attachment, const fabric::RailD
 bool SendSide::take_relays() {
   SendOptions::Relays relays = std::exchange(options_.relays, {});
   const auto ways = relays.ways ? relays.ways() : std::nullopt;
-  if (!ways || ha::mutated(ha::Mutation::cut_cable_kept)) {
+  if (!ways) {
     options_.relays = std::move(relays);
     return false;
   }
@@ -129,8 +128,7 @@ void SendSide::try_route() {
     route_ = *next;
     const auto dialled = control_.dial(options_.routes[route_]);
     if (dialled) {
-      if ((rounds_.any_other() || options_.relays.ways) &&
-          !ha::mutated(ha::Mutation::silent_route_kept)) {
+      if (rounds_.any_other() || options_.relays.ways) {
         state_.context->timers().arm(route_timer_, state_.context->now() + rounds_.patience());
       }
       return;
@@ -344,10 +342,8 @@ void SendSide::on_end(std::span<const std::byte> payload) {
   }
   ends_.rails.resize(std::max<size_t>(ends_.rails.size(), notice->place + size_t{1}));
   ends_.rails[notice->place] = notice->rail;
-  if (!ha::mutated(ha::Mutation::end_unheeded)) {
-    recovery_.renewal().renew(without_rails(state_, paths_, ends_), ends_.rails,
-                              ha::ShadowCandidates::End::remote, {notice->place});
-  }
+  recovery_.renewal().renew(without_rails(state_, paths_, ends_), ends_.rails,
+                            ha::ShadowCandidates::End::remote, {notice->place});
 }
 
 void SendSide::on_interfaces_renewed() {
@@ -388,7 +384,7 @@ void SendSide::on_settled() {
   recovery_.begin();
   parts_.liveness.start();
   on_interfaces_renewed();  // of what changed meanwhile
-  if (peer_ready_ || ha::mutated(ha::Mutation::shadow_not_agreed)) {
+  if (peer_ready_) {
     recovery_.renewal().make_others();
   } else {
     watch_stream();
@@ -460,7 +456,7 @@ void SendSide::on_deadline() {
 void SendSide::on_peer_gone(const Error& error) {
   // A sealed stream may end before it is open for this side.
   const bool was_open = said_hello_ || paths_.size() != 0 || error.code == Errc::closed;
-  if (was_open && !welcomed_ && !ha::mutated(ha::Mutation::turned_out_for_good)) {
+  if (was_open && !welcomed_) {
     dial_again(error);
     return;
   }
@@ -483,8 +479,7 @@ void SendSide::on_peer_gone(const Error& error) {
 
 /// Behind a cut cable nobody is found either, or answers.
 bool SendSide::dial_later(const Error& error) {
-  if ((error.sys != EHOSTUNREACH && error.sys != ETIMEDOUT) ||
-      ha::mutated(ha::Mutation::unreachable_for_good)) {
+  if (error.sys != EHOSTUNREACH && error.sys != ETIMEDOUT) {
     return false;
   }
   note_route_error(error.message());
@@ -522,8 +517,7 @@ void SendSide::on_peer_closed(std::span<const std::byte> payload) {
   const Error why = fail(Errc::remote, "the peer closed the connection");
   owner_.part_with_peer(why);
   if (notice) {
-    sender_.acknowledge_all_below(notice->groups_completed +
-                                  (ha::mutated(ha::Mutation::close_counts_one_more) ? 1 : 0));
+    sender_.acknowledge_all_below(notice->groups_completed);
   }
   channel_.set_established();  // it accepted: the first use fails, not the connecting
   channel_.set_failed(why);

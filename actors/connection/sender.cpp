@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "ha/mutation.h"
-
 namespace nccl_ha {
 namespace {
 
@@ -49,8 +47,7 @@ void Sender::begin(const PeerTables& tables, std::shared_ptr<ha::HintSource> hin
   sizes_address_ = tables.address;
   eager_.begin(tables.address);
   const auto eager_bytes = static_cast<uint32_t>(state_.context->config().eager_bytes);
-  const bool heeded = tables.takes_eager || ha::mutated(ha::Mutation::eager_unasked);
-  if (takes_eager(state_.traits) && heeded && eager_bytes != 0) {
+  if (takes_eager(state_.traits) && tables.takes_eager && eager_bytes != 0) {
     channel_.allow_eager(tables_, eager_bytes);
   }
   chooser_.begin(std::move(hints));
@@ -164,9 +161,6 @@ bool Sender::pick_lane() {
 bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys) {
   if (lane.on_other_rail()) {
     keys = {request.rail_keys[lane.rail - 1U], request.remote_rail_keys[lane.rail - 1U]};
-    if (ha::mutated(ha::Mutation::keys_of_first_rail)) {
-      keys = {request.key, request.remote_key};
-    }
     if (keys.local != 0 && keys.remote != 0) [[likely]] {
       return true;
     }
@@ -175,9 +169,6 @@ bool Sender::translate(const SendRequest& request, const Lane& lane, Keys& keys)
   }
   if (request.size == 0) {
     return true;
-  }
-  if (keys.remote == 0 && ha::mutated(ha::Mutation::keys_not_awaited)) {
-    keys.remote = request.remote_key;
   }
   if (keys.remote == 0 || lane.rejected) {
     return false;
@@ -307,8 +298,7 @@ bool Sender::on_no_keys(const Lane& lane) {
 }
 
 void Sender::leave(size_t lane) {
-  if (!between_chunks() && cursor_.request->ledger.holder(cursor_.chunk) == lane &&
-      !ha::mutated(ha::Mutation::half_posted_goes_on)) {
+  if (!between_chunks() && cursor_.request->ledger.holder(cursor_.chunk) == lane) {
     end_chunk();
   }
 }
@@ -340,7 +330,7 @@ void Sender::leave(size_t lane) {
     chooser_.on_delivered(lane, completion.bytes, good);
     (good ? lane.counters->writes_done : lane.counters->errors).add();
     if (good) {
-      (ha::mutated(ha::Mutation::life_on_first_lane) ? paths_.lane(0) : lane).health.show_life();
+      lane.health.show_life();
       if (EagerSends::is_of(completion.id)) {
         if (eager_.on_acknowledged(completion.id, at)) {
           owner_.on_eager_arrived();
@@ -385,9 +375,7 @@ void Sender::leave(size_t lane) {
   if (!state_.sound(request.ledger)) [[unlikely]] {
     return false;
   }
-  if (!ha::mutated(ha::Mutation::acknowledgement_not_noted)) {
-    acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(lane));
-  }
+  acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(lane));
   if (last) {
     finish(request);
   }
@@ -474,9 +462,6 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
       }
       ++counts.chunks_kept;
       counts.bytes_kept += bytes;
-      if (ha::mutated(ha::Mutation::arrived_is_forgotten)) {
-        continue;
-      }
       if (request.ledger.acknowledge(chunk, lane)) {
         finish(request);
       }

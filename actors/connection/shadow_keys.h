@@ -8,7 +8,6 @@
 #include <span>
 
 #include "actors/cts_entry.h"
-#include "ha/mutation.h"
 
 namespace nccl_ha {
 
@@ -21,7 +20,7 @@ class ShadowKeyTable {
   void note(uint64_t number, std::span<const CtsEntry> entries) {
     for (size_t i = 0; i < entries.size(); ++i) {
       if (names_any(entries[i])) {
-        note(number, i, entries[ha::mutated(ha::Mutation::key_of_first_buffer) ? 0 : i]);
+        note(number, i, entries[i]);
       }
     }
   }
@@ -32,8 +31,7 @@ class ShadowKeyTable {
   uint32_t key(uint64_t number, uint32_t position, size_t shadow, uint32_t epoch) const {
     const Group& group = groups_[number % cts_slots];
     const Told& told = group.told[position];
-    const bool current = told.epochs[shadow] == static_cast<uint16_t>(epoch) ||
-                         ha::mutated(ha::Mutation::keys_of_old_path);
+    const bool current = told.epochs[shadow] == static_cast<uint16_t>(epoch);
     return group.number == number && current ? told.keys[shadow] : 0;
   }
 

@@ -26,7 +26,6 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/base/mutation.h"
 #include "runtime/base/result.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -356,8 +355,7 @@ class Address {
         return false;
       }
     }
-    if ((sender.queue_is_clear() || mutated(Mutation::slot_overtakes_queue)) &&
-        mailbox_->try_front({message, sender_})) {
+    if (sender.queue_is_clear() && mailbox_->try_front({message, sender_})) {
       ++sender.sent;
     } else {
       if (!mailbox_->queue_.try_push(*sender.token, {message, sender_})) {

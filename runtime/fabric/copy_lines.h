@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha::fabric {
 
 /// A line of NCCL's protocol LL128: its last 8 bytes say that the others are there.  Segments end
@@ -28,10 +26,6 @@ inline void order_stores() {
 /// memcpy() itself goes in any order, also from the end to the beginning.
 inline void copy_lines(std::byte* to, const std::byte* from, size_t bytes) {
   constexpr size_t data = line_bytes - line_flag_bytes;
-  for (size_t at = 0; mutated(Mutation::lines_end_first) && at + line_bytes <= bytes;
-       at += line_bytes) {
-    std::memcpy(to + at + data, from + at + data, line_flag_bytes);
-  }
   for (; bytes >= line_bytes; to += line_bytes, from += line_bytes, bytes -= line_bytes) {
     std::memcpy(to, from, data);
     order_stores();

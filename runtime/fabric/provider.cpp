@@ -11,7 +11,6 @@
 #include "runtime/base/check.h"
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
-#include "runtime/base/mutation.h"
 #include "runtime/base/own_fd.h"
 
 namespace nccl_ha::fabric {
@@ -358,7 +357,7 @@ void Provider::remove_elsewhere(size_t device, uint32_t local_key) {
 Result<RegionKeys> Provider::keys_in_domain(const Attachment& other, uint64_t domain,
                                             uint32_t key) {
   const auto make = [&](const RegionOrigin& origin) -> Result<RegionKeys> {
-    if (origin.domain != domain && !mutated(Mutation::key_of_any_domain)) {
+    if (origin.domain != domain) {
       return fail(Errc::invalid_argument, "a memory key of another connection");
     }
     if (origin.not_kept != 0) {

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include "runtime/base/mutation.h"
 #include "runtime/base/own_fd.h"
 
 namespace nccl_ha::fabric {
@@ -25,8 +24,7 @@ std::vector<std::pair<RegionRegistry::Elsewhere, RegionKeys>> RegionRegistry::re
     size_t device, uint32_t local_key) {
   std::lock_guard lock(mutex_);
   const auto found = by_local_key_.find({device, local_key});
-  if (found == by_local_key_.end() ||
-      (--found->second.users != 0 && !mutated(Mutation::region_of_first_user))) {
+  if (found == by_local_key_.end() || --found->second.users != 0) {
     return {};
   }
   const Entry& entry = found->second;
@@ -37,9 +35,6 @@ std::vector<std::pair<RegionRegistry::Elsewhere, RegionKeys>> RegionRegistry::re
   }
   local_key_of_remote_.erase({device, entry.remote_key});
   by_local_key_.erase(found);
-  if (mutated(Mutation::region_kept_elsewhere)) {
-    elsewhere.clear();
-  }
   return elsewhere;
 }
 

@@ -10,7 +10,6 @@
 #include <tuple>
 
 #include "runtime/base/ip_address.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha {
 
@@ -53,7 +52,7 @@ size_t who_gives_way(const Waiting& waiting, const Origin& newcomer) {
   for (size_t i = 1; i < waiting.size(); ++i) {
     found = places[waiting[i].origin] > places[waiting[found].origin] ? i : found;
   }
-  return mutated(Mutation::oldest_gives_way) ? 0 : found;
+  return found;
 }
 
 }  // namespace nccl_ha

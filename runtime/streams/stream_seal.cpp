@@ -5,8 +5,6 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/base/mutation.h"
-
 namespace nccl_ha {
 namespace {
 
@@ -91,8 +89,7 @@ Result<void> StreamSeal::on_greeting(std::span<const std::byte, greeting_bytes> 
     return unknown_key();
   }
   if (!dials_) {
-    if (!same_tag(make_tag(*key, purpose_greeting, clear), tag) &&
-        !mutated(Mutation::greeting_unproven)) {
+    if (!same_tag(make_tag(*key, purpose_greeting, clear), tag)) {
       return unknown_key();
     }
     number_ = number;
@@ -153,7 +150,7 @@ Result<StreamSeal::Heard> StreamSeal::hear(std::span<const std::byte> bytes) {
     const auto secret = record.subspan(clear.size());
     const size_t begin = heard.bytes.size();
     heard.bytes.resize(begin + length);
-    const uint64_t place = mutated(Mutation::records_repeated) ? in_->count : in_->count + 1;
+    const uint64_t place = in_->count + 1;
     if (!in_->key.open(place, clear, secret, rest.subspan(record.size()).first<tag_bytes>(),
                        heard.bytes.data() + begin)) {
       return fail(Errc::remote,

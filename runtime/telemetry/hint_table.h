@@ -12,7 +12,6 @@
 #include <string>
 
 #include "runtime/base/instant.h"
-#include "runtime/base/mutation.h"
 #include "runtime/base/process_life.h"
 #include "runtime/base/result.h"
 #include "runtime/telemetry/hint_layout.h"
@@ -69,7 +68,7 @@ class HintTable {
   /// times, if the agent has given a heartbeat within `silence_max`.  No lock, no call, no loop
   /// without an end; some nanoseconds.
   HintReading read(uint32_t slot, uint64_t flow, Instant now, Duration silence_max) const {
-    if (slot >= slots_ + (mutated(Mutation::slot_beyond_read) ? 1 : 0)) [[unlikely]] {
+    if (slot >= slots_) [[unlikely]] {
       return {};
     }
     const auto beaten = static_cast<int64_t>(header().heartbeat_ns.load(std::memory_order_acquire));

@@ -1,10 +1,10 @@
-// Tests of other suites over sources that are built with NHA_MUTANTS: the environment variable
-// NHA_MUTANT names the mistake that is planted, by its number.
+// Tests of other suites over the copy of the product with mistakes: the environment variable
+// NHA_MUTANT names the one that is made, by its number.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
-#include "runtime/base/mutation.h"
+#include "tests/mutants/mutation.h"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);

@@ -15,7 +15,7 @@
 #include <regex>
 #include <vector>
 
-#include "runtime/base/mutation.h"
+#include "tests/mutants/mutation.h"
 #include "tests/mutants/table.h"
 #include "tools/sim/failover_run.h"
 
@@ -102,10 +102,10 @@ std::string text_of(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// The values of the enumeration behind `none`, as runtime/base/mutation.h has them.
+/// The values of the enumeration behind `none`, as mutation.h has them.
 std::vector<std::string> names_in_the_header() {
   const std::filesystem::path header =
-      std::filesystem::path(NHA_SOURCE_DIR) / "runtime/base/mutation.h";
+      std::filesystem::path(NHA_SOURCE_DIR) / "tests/mutants/mutation.h";
   const std::string text = text_of(header);
   const size_t begin = text.find("none,");
   const std::string list = text.substr(begin + 5, text.find("};", begin) - begin - 5);
@@ -155,12 +155,11 @@ INSTANTIATE_TEST_SUITE_P(All, Mutants, testing::ValuesIn(found_here()),
 
 TEST(Mutants, EachIsPlantedAndHasARowAndIsDescribed) {
   const std::filesystem::path top = NHA_SOURCE_DIR;
-  std::string product;
-  for (const char* folder : {"actors", "ha", "plugin", "relay", "runtime"}) {
-    for (const auto& file : std::filesystem::recursive_directory_iterator(top / folder)) {
-      if (file.is_regular_file()) {
-        product += text_of(file.path());
-      }
+  std::string patches;
+  for (const auto& file :
+       std::filesystem::recursive_directory_iterator(top / "tests/mutants/planted")) {
+    if (file.is_regular_file()) {
+      patches += text_of(file.path());
     }
   }
   const std::vector<std::string> names = names_in_the_header();
@@ -168,8 +167,8 @@ TEST(Mutants, EachIsPlantedAndHasARowAndIsDescribed) {
   EXPECT_EQ(names.size(), std::size(all_planted));
   for (size_t i = 0; i < names.size(); ++i) {
     const std::string planted_as = "Mutation::" + names[i];
-    EXPECT_TRUE(product.find(planted_as + ")") != std::string::npos ||
-                product.find(planted_as + ",") != std::string::npos)
+    EXPECT_TRUE(patches.find(planted_as + ")") != std::string::npos ||
+                patches.find(planted_as + ",") != std::string::npos)
         << names[i] << " is planted nowhere";
     const auto row = std::find_if(std::begin(all_planted), std::end(all_planted),
                                   [&](const Planted& one) { return names[i] == one.name; });

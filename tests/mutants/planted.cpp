@@ -1,8 +1,8 @@
-// In the plugin that is built with NHA_MUTANTS: the environment variable NHA_MUTANT names the
-// mistake that is planted, by its number.
+// In the plugin that is built from the copy with mistakes: the environment variable NHA_MUTANT names
+// the one that is made, by its number.
 #include <cstdlib>
 
-#include "runtime/base/mutation.h"
+#include "tests/mutants/mutation.h"
 
 namespace nccl_ha {
 namespace {

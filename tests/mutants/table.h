@@ -1,10 +1,10 @@
-// What finds each mistake of runtime/base/mutation.h.  docs/testing.md says the same in words.
+// What finds each mistake of mutation.h.  docs/testing.md says the same in words.
 #pragma once
 
 #include <cstdint>
 #include <ostream>
 
-#include "runtime/base/mutation.h"
+#include "tests/mutants/mutation.h"
 
 namespace nccl_ha::test {
 

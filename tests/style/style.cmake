@@ -10,6 +10,7 @@ endfunction()
 set(tool_dir ${CMAKE_SOURCE_DIR}/tools/dev)
 nha_style_test(layers ${Python3_EXECUTABLE} ${tool_dir}/check_layers.py)
 nha_style_test(text ${Python3_EXECUTABLE} ${tool_dir}/tidy.py text)
+nha_style_test(mutants ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/mutants/plant --check)
 nha_style_test(format ${Python3_EXECUTABLE} ${tool_dir}/tidy.py format)
 nha_style_test(headers ${Python3_EXECUTABLE} ${tool_dir}/tidy.py headers)
 # Header by header: minutes, so it is part of the long suite.
@@ -17,6 +18,7 @@ set_tests_properties(style.headers PROPERTIES PROCESSORS 2 LABELS style_long TIM
                      ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}")
 nha_style_test(checkers_find_planted_faults
                ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/style_test.py)
+nha_style_test(plant ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/plant_test.py)
 nha_style_test(named_tests ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/named_tests_test.py)
 nha_style_test(version ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/version_test.py ${CMAKE_COMMAND}
                ${CMAKE_SOURCE_DIR})

@@ -36,7 +36,6 @@ HA_MAY_USE = {
     "runtime/telemetry/counters.h",
     "runtime/fabric/completion_status.h",
     "runtime/base/instant.h",
-    "runtime/base/mutation.h",
     "runtime/base/random.h",
     "runtime/base/result.h",
     "runtime/base/slot_table.h",

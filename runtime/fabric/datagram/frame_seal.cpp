@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string_view>
 
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/byte_order.h"
 
 namespace nccl_ha::fabric {
@@ -54,8 +53,7 @@ std::optional<std::span<const std::byte>> FrameSeal::open(std::span<const std::b
   const auto tag = seal.last<tag_bytes>();
   const auto clear = encrypts_ ? frame.first(header_bytes) : frame.first(frame.size() - seal_bytes);
   const auto secret = frame.subspan(clear.size(), frame.size() - clear.size() - seal_bytes);
-  if (!fresh(number) || (!in_.open(number, clear, secret, tag, plain.data()) &&
-                         !mutated(Mutation::frame_tag_unchecked))) {
+  if (!fresh(number) || !in_.open(number, clear, secret, tag, plain.data())) {
     return std::nullopt;
   }
   mark(number);
@@ -64,9 +62,6 @@ std::optional<std::span<const std::byte>> FrameSeal::open(std::span<const std::b
 }
 
 bool FrameSeal::fresh(uint64_t number) const {
-  if (mutated(Mutation::frames_repeated)) {
-    return true;
-  }
   return number > newest_ || (newest_ - number < numbers && !seen_.test(number % numbers));
 }
 

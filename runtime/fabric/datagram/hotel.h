@@ -12,7 +12,6 @@
 #include <cstdint>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::fabric {
 
@@ -125,7 +124,7 @@ class Hotel {
     while (leaving.next != &leaving) {
       Room& room = *leaving.next;
       unlink(room);
-      if (room.deadline > now && !mutated(Mutation::evicted_early)) {  // waited on the last floor
+      if (room.deadline > now) {  // waited on the last floor
         link(room);
         continue;
       }

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "runtime/base/check.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/copy_lines.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 
@@ -46,7 +45,7 @@ void DatagramPath::on_frame(const FrameHeader& header, std::span<const std::byte
       return;
     case FrameType::probe:
       handle_ack(header, {});
-      if (ends_.peer_known() && !mutated(Mutation::probe_not_answered)) {
+      if (ends_.peer_known()) {
         acks_.owe(true);
       }
       return;
@@ -74,9 +73,7 @@ void DatagramPath::on_segment(const FrameHeader& header, std::span<const std::by
   switch (incoming_.check(header.sequence)) {
     case ReceiveWindow::Verdict::duplicate:
       ++statistics_.duplicates;
-      if (!mutated(Mutation::duplicate_not_answered)) {
-        acks_.owe(true);  // our acknowledgement got lost
-      }
+      acks_.owe(true);  // our acknowledgement got lost
       return;
     case ReceiveWindow::Verdict::beyond:
       ++statistics_.beyond_window;

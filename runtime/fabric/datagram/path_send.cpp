@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "runtime/base/check.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 
 namespace nccl_ha::fabric {
@@ -77,7 +76,7 @@ Errc DatagramPath::push(WorkRequest&& request) {
     static_cast<void>(send_next());
     return Errc::ok;
   }
-  if (!timer_.armed() && starved() && !mutated(Mutation::credits_not_asked)) {
+  if (!timer_.armed() && starved()) {
     // No acknowledgement is under way that could say that there are credits again, and the one that
     // said so may have been lost.
     env_.refresh();
@@ -206,7 +205,7 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
   uint32_t newly = outgoing_.acknowledge(ack, env_.now);
   uint32_t selected = 0;
   if (!selective.empty()) {
-    const uint32_t first = ack + (mutated(Mutation::selective_one_off) ? 0 : 1);
+    const uint32_t first = ack + 1;
     selected = outgoing_.acknowledge_selected(first, selective, env_.now);
     newly += selected;
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "runtime/base/check.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 
 namespace nccl_ha::fabric {
@@ -168,9 +167,6 @@ bool DatagramPort::prepare_sleep() {
 
 DatagramPath* DatagramPort::find(const FrameHeader& header) {
   DatagramPath* path = env_.paths.at_place_of(header.path);
-  if (mutated(Mutation::place_is_enough)) {
-    return path;
-  }
   if (path == nullptr || path->id() != header.path) {
     ++env_.statistics.unknown_path;
     return nullptr;

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/datagram/wire.h"
 
 namespace nccl_ha::fabric {
@@ -40,8 +39,7 @@ class ReceiveWindow {
     if (distance < 0) {
       return Verdict::duplicate;
     }
-    const uint32_t first = mutated(Mutation::window_reused_early) ? next_ : delivered_;
-    if (sequence_distance(sequence, first) >= static_cast<int32_t>(size())) {
+    if (sequence_distance(sequence, delivered_) >= static_cast<int32_t>(size())) {
       return Verdict::beyond;
     }
     return test(sequence) ? Verdict::duplicate : Verdict::fresh;

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/datagram/work_request.h"
 
@@ -48,8 +47,7 @@ class RequestRing {
   void complete(uint32_t acknowledged, Done&& done) {
     while (head_ != next_) {
       const WorkRequest& request = requests_[head_ & mask_];
-      const int32_t missing = mutated(Mutation::done_a_segment_early) ? -1 : 0;
-      if (sequence_distance(acknowledged, request.end_sequence) < missing) {
+      if (sequence_distance(acknowledged, request.end_sequence) < 0) {
         break;
       }
       ++head_;

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/datagram/activity.h"
 #include "runtime/fabric/datagram/loss_detector.h"
 #include "runtime/fabric/datagram/segment.h"
@@ -84,7 +83,7 @@ class SendWindow {
   void allow(uint32_t limit) {
     // A very late acknowledgement's may seem to lie ahead, half the number space away.
     const bool near = limit - oldest_ <= mask_ + 1 + UINT16_MAX;
-    if ((near && sequence_distance(limit, limit_) > 0) || mutated(Mutation::credits_taken_back)) {
+    if (near && sequence_distance(limit, limit_) > 0) {
       limit_ = limit;
     }
   }

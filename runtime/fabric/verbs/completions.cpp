@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/verbs/port.h"
 #include "runtime/fabric/verbs/verbs_path.h"
 
@@ -112,7 +111,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   // Success answers for all before it.  A failure does not: what nobody asked a completion for may
   // have arrived, or the device keeps it, as some do with what was posted before the error.  The
   // peer knows.
-  const bool answers = status == CompletionStatus::ok || mutated(Mutation::failure_answers);
+  const bool answers = status == CompletionStatus::ok;
   for (uint32_t i = 0; i < ahead; ++i) [[unlikely]] {
       complete_send(answers ? CompletionStatus::ok : CompletionStatus::flushed);
     }
@@ -128,7 +127,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   if (status != CompletionStatus::ok) [[unlikely]] {
     fail_for(status, wc, nullptr);
     receives_.note_returned();
-    if (ahead != 0 && !mutated(Mutation::kept_receives_forgotten)) {
+    if (ahead != 0) {
       return;  // the device keeps those before it: the destruction brings all of them back
     }
   }
@@ -202,8 +201,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
       const ibv_wc& wc = completions[static_cast<size_t>(i)];
       const WorkId id = WorkId::unpack(wc.wr_id);
       VerbsPath* path = id.path < slots_.size() ? slots_[id.path].path : nullptr;
-      if (path == nullptr || (slots_[id.path].generation != id.generation &&
-                              !mutated(Mutation::generation_not_compared))) {
+      if (path == nullptr || slots_[id.path].generation != id.generation) {
         ++env_.statistics.stale;
         continue;
       }
@@ -252,9 +250,7 @@ unsigned Port::move_fences() {
   unsigned count = 0;
   for (size_t i = 0; i < fences.size(); ++i) {
     for (VerbsPath* path = fences[i]; path != nullptr && path->fence_moves(); path = fences[i]) {
-      if (!mutated(Mutation::fence_unemptied)) {
-        drain(path->place().queue);
-      }
+      drain(path->place().queue);
       if (fences[i] == path) {
         path->move_fence();
         ++count;

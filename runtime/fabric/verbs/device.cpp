@@ -16,7 +16,6 @@
 #include <fstream>
 
 #include "runtime/base/log.h"
-#include "runtime/base/mutation.h"
 #include "runtime/base/own_fd.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -358,7 +357,7 @@ ProtectionDomain::~ProtectionDomain() {
 Result<std::shared_ptr<ProtectionDomain>> Device::domain(uint64_t number) {
   std::lock_guard lock(mutex_);
   std::erase_if(domains_, [](const auto& one) { return one.second.expired(); });
-  auto& known = domains_[mutated(Mutation::one_domain_for_all) ? 0 : number];
+  auto& known = domains_[number];
   if (auto shared = known.lock()) {
     return shared;
   }

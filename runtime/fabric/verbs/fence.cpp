@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "runtime/base/check.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {
@@ -65,18 +64,15 @@ Fence::Outcome Fence::move(bool all_returned) {
       if (proven(all_returned)) {  // while nobody looked
         return end(State::closed, Outcome::returned);
       }
-      return mutated(Mutation::queue_pair_not_stopped) || mutated(Mutation::fence_by_time)
-                 ? end(State::closed, Outcome::destroyed)
-                 : Outcome::must_destroy;
+      return Outcome::must_destroy;
     case State::destroying:
       if (proven(all_returned)) {
         return end(State::closed, Outcome::returned);
       }
       error_ = result();
       NHA_DASSERT(error_ != Destruction::open, "the destruction is still under way");
-      return error_ != 0 && !mutated(Mutation::destruction_unasked)
-                 ? end(State::failed, Outcome::failed)
-                 : end(State::closed, Outcome::destroyed);
+      return error_ != 0 ? end(State::failed, Outcome::failed)
+                         : end(State::closed, Outcome::destroyed);
     case State::none:
     case State::closed:
     case State::failed:

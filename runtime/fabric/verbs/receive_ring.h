@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "runtime/base/check.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/verbs/post_ring.h"
 #include "runtime/fabric/verbs/work_id.h"
@@ -58,9 +57,7 @@ class ReceiveRing {
   void stop() { never_posted_ += std::exchange(held_, 0); }
   /// Everything that the device was given has come back, and one at least unused: sends that come
   /// back say nothing of what the peer writes.
-  bool all_returned() const {
-    return mutated(Mutation::fence_of_sends_only) || (returned_ && ring_.size() <= never_posted_);
-  }
+  bool all_returned() const { return returned_ && ring_.size() <= never_posted_; }
 
  private:
   int post_all_held(ibv_qp* pair);

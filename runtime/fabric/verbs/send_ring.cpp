@@ -24,7 +24,7 @@ void SendRing::choose_signals_of_many(uint32_t count) {
   const uint32_t most = unsignaled_max();
   bool awaited = false;
   for (uint32_t i = count; i != 0; --i) {
-    const uint32_t at = mutated(Mutation::first_signaled) ? count - i : i - 1;
+    const uint32_t at = i - 1;
     const Slot& slot = ring_.at(first + at);
     if (!slot.unsignaled && (!awaited || slot.bytes >= signal_bytes)) {
       awaited = true;

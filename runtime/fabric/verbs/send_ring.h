@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/verbs/post_ring.h"
 #include "runtime/fabric/verbs/work_id.h"
@@ -93,10 +92,7 @@ class SendRing {
   }
 
   /// As PostRing::ahead_of().
-  uint32_t ahead_of(uint32_t position) const {
-    return mutated(Mutation::position_not_wrapped) ? position - ring_.head()
-                                                   : ring_.ahead_of(position);
-  }
+  uint32_t ahead_of(uint32_t position) const { return ring_.ahead_of(position); }
   bool holds(uint32_t ahead) const { return ahead < ring_.size(); }
   /// The oldest one has come back.
   [[gnu::always_inline]] Slot pop() {
@@ -129,9 +125,7 @@ class SendRing {
     }
   }
   void choose_signals_of_many(uint32_t count);
-  uint32_t unsignaled_max() const {
-    return mutated(Mutation::unsignaled_for_ever) ? UINT32_MAX : writes_max_ / 4 + 1;
-  }
+  uint32_t unsignaled_max() const { return writes_max_ / 4 + 1; }
 
   const WorkId ids_;
   const uint32_t writes_max_;

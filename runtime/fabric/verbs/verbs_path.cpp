@@ -8,7 +8,6 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
-#include "runtime/base/mutation.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {
@@ -284,9 +283,8 @@ void VerbsPath::break_path(CompletionStatus cause, const Error& why) {
   receives_.stop();
   fence_.begin(returned());
   for (QueuePair* pair : {&pair_, &flushes_.pair()}) {
-    const int error =
-        pair->get() == nullptr || mutated(Mutation::queue_pair_not_stopped) ? 0 : pair->stop();
-    if (error != 0 && !mutated(Mutation::error_refused_unseen)) {
+    const int error = pair->get() == nullptr ? 0 : pair->stop();
+    if (error != 0) {
       NHA_LOG_INFO("RDMA device {}: queue pair {} does not go into error: {}", ends_.info().device,
                    pair->get()->qp_num, std::strerror(error));
       fence_.stop_waiting();

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 
-#include "runtime/base/mutation.h"
 #include "runtime/fabric/verbs/verbs_path.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -113,7 +112,7 @@ void VerbsPath::post_waiting() {
 
 [[gnu::always_inline]] inline void VerbsPath::ring_doorbell() {
   // What goes out may let the peer use as many receives as it was promised.
-  if (receives_.holds_too_many() && !mutated(Mutation::receives_kept_back)) {
+  if (receives_.holds_too_many()) {
     post_held_receives();
     if (state_ == PathState::error) [[unlikely]] {
       return;
@@ -132,7 +131,7 @@ bool VerbsPath::check_progress(const Moment& now) {
   }
   const Duration silent = silence_.last(sends_.progress(), now);
   const Duration limit = env_.options.dead_after;
-  if (sends_.ends_unsignaled() && !mutated(Mutation::marker_forgotten) && silent > limit / 2) {
+  if (sends_.ends_unsignaled() && silent > limit / 2) {
     // The newest posts report nothing by themselves.  Of no bytes: neither address nor key is
     // looked at.
     post_internal(Internal::marker, CompletionKind::write, {});

@@ -53,7 +53,7 @@ class Case:
     # A profiler is loaded that counts the events of transfers: so many bytes leave each rank, or any.
     events: int = -1
     registrations: int = 0  # how often NCCL registers a buffer for a connection
-    planted: str = ""  # the mistake in the plugin, by its name in runtime/base/mutation.h
+    planted: str = ""  # the mistake in the plugin, by its name in tests/mutants/mutation.h
     limit: int = 120
     says: tuple = ()  # patterns that rank 0's log must have as well
     never_says: tuple = ()  # and that no log may have
@@ -270,8 +270,8 @@ def planted_cases():
 
 
 def number_of(mistake):
-    """In the order of the names in runtime/base/mutation.h."""
-    text = (HERE.parents[2] / "runtime" / "base" / "mutation.h").read_text(encoding="utf-8")
+    """In the order of the names in tests/mutants/mutation.h."""
+    text = (HERE.parents[1] / "mutants" / "mutation.h").read_text(encoding="utf-8")
     body = re.search(r"enum class Mutation.*?\{(.*?)\};", text, re.DOTALL).group(1)
     names = re.findall(r"^ *(\w+),", body, re.MULTILINE)
     return names.index(mistake)

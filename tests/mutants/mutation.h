@@ -1,7 +1,7 @@
-// Mistakes that tests plant into the product's code, to see that a suite finds them.
+// The mistakes that tests plant into a copy of the product, to see that a suite finds them.
 //
-// In the product mutated() is a constant false and costs nothing.  tests/mutants builds the sources
-// once more with NHA_MUTANTS, and says for each mistake what finds it.
+// planted/ has a patch for each source file with its mistakes; `plant` makes the copy.  table.h says
+// for each mistake what finds it.
 #pragma once
 
 #include <atomic>
@@ -253,7 +253,6 @@ enum class Mutation : uint8_t {
   slot_beyond_read,       ///< a job reads the hint behind the table's last one
 };
 
-#if defined(NHA_MUTANTS)
 inline Mutation planted = Mutation::none;
 inline bool mutated(Mutation which) { return planted == which; }
 /// Every so many calls.
@@ -261,9 +260,5 @@ inline bool mutated(Mutation which, unsigned every) {
   static std::atomic<unsigned> calls{0};
   return planted == which && ++calls % every == 0;
 }
-#else
-constexpr bool mutated(Mutation) { return false; }
-constexpr bool mutated(Mutation, unsigned) { return false; }
-#endif
 
 }  // namespace nccl_ha
