@@ -1,6 +1,6 @@
 // The mistakes that tests plant into a copy of the product, to see that a suite finds them.
 //
-// planted/ has a patch for each source file with its mistakes; `plant` makes the copy.  table.h says
+// planted/ has a patch for each source file with mistakes; `plant` makes the copy.  table.h says
 // for each mistake what finds it.
 #pragma once
 

@@ -1,5 +1,5 @@
-// In the plugin that is built from the copy with mistakes: the environment variable NHA_MUTANT names
-// the one that is made, by its number.
+// In the plugin that is built from the copy with mistakes: the environment variable NHA_MUTANT
+// names the one that is made, by its number.
 #include <cstdlib>
 
 #include "tests/mutants/mutation.h"
