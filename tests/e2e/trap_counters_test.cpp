@@ -5,10 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/plugin_fixture.h"
@@ -87,6 +89,49 @@ class CountersEndToEnd : public PluginFixture {
     EXPECT_GT(sum(file, "poller", "busy_turns", "datagrams 127.0.0.1:"), 0U);
   }
 
+  /// The listener is gone, and connect() says so.
+  void connect_to_nobody() {
+    tools::NetHandle handle{};
+    auto listening = api().listen(0, handle);
+    ASSERT_TRUE(listening);
+    EXPECT_TRUE(api().close_listen(*listening));
+    ASSERT_TRUE(until([&] {
+      const int fd = connect_tcp(handle_port(handle));
+      close(fd);
+      return fd < 0;
+    })) << "port still open";
+    void* send = nullptr;
+    EXPECT_TRUE(until([&] {
+      auto got = api().connect(0, handle);
+      send = got ? *got : nullptr;
+      return !got || send != nullptr;
+    }));
+    EXPECT_EQ(send, nullptr);
+  }
+  /// Connections are ready at the listener that nobody accepts.
+  void leave_unaccepted() {
+    tools::NetHandle handle{};
+    auto listening = api().listen(0, handle);
+    ASSERT_TRUE(listening);
+    const auto receivers = [&] { return blocks(file_of(getpid()), "connection", "receive"); };
+    const size_t before = receivers();
+    void* send = nullptr;
+    ASSERT_TRUE(until([&] {
+      auto got = api().connect(0, handle);
+      EXPECT_TRUE(got);
+      send = got ? *got : nullptr;
+      return HasFailure() || (send != nullptr && receivers() > before);
+    }));
+    EXPECT_TRUE(api().close_listen(*listening));
+    EXPECT_TRUE(api().close_send(send));
+  }
+  static size_t blocks(const json& file, const std::string& scope, const std::string& label) {
+    return static_cast<size_t>(std::ranges::count_if(file["blocks"], [&](const json& block) {
+      return block["scope"] == scope &&
+             block["label"].get<std::string>().find(label) != std::string::npos;
+    }));
+  }
+
   tests::TemporaryFolder temporary_{"/dev/shm"};
   const std::string folder_{temporary_.path()};
 };
@@ -105,6 +150,23 @@ TEST_P(CountersEndToEnd, AgreeWithTheTraffic) {
        {"it runs", "worker 0", "send-connection", "path 0 lo", "bytes_sent", "flight recorder:"}) {
     EXPECT_NE(table.out.find(part), std::string::npos) << part << " is missing in\n" << table.out;
   }
+}
+
+/// Whatever a connection came to, nothing lives on when its calls are over.
+TEST_P(CountersEndToEnd, ActorsAreAsManyAsBeforeOnceAllIsClosed) {
+  open_connection();  // stays
+  const auto actors = [&] { return sum(file_of(getpid()), "worker", "actors"); };
+  uint64_t before = 0;
+  ASSERT_TRUE(until([&] { return std::exchange(before, actors()) == actors() && before >= 2; }));
+  for (int round = 0; round < 4; ++round) {
+    Connection used = open_connection();
+    exchange(used, 1000, 5);
+    close_connection(used);
+    connect_to_nobody();
+    leave_unaccepted();
+  }
+  EXPECT_TRUE(until([&] { return actors() == before; }))
+      << actors() << " actors live, of which " << before << " are known";
 }
 
 TEST_P(CountersEndToEnd, AreGoneWithTheProcessThatEndsInGoodOrder) {

@@ -1,10 +1,13 @@
 // Several rails of one device: who carries what, and what becomes of it when one fails or is slow.
 #include <gtest/gtest.h>
 
+#include "runtime/telemetry/agent_directory.h"
 #include "tests/rig/runs/failover_run.h"
 #include "tests/support/sim_flow.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
+#include "tests/support/simulated_agent.h"
+#include "tests/support/temporary_folder.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -340,6 +343,31 @@ TEST_P(Rails, HintsGiveTheirSharesOfTheBytes) {
     const double share =
         static_cast<double>(carried(pair, 1) - before) / static_cast<double>(pair.bytes_wanted());
     EXPECT_NEAR(share, hint / 1024.0, 0.02) << hint << " parts";
+  }
+}
+
+/// Of a host with an agent; shares are agreed on, so isolated paths need none.
+TEST_P(Rails, TheAgentIsAskedInTheAdvancedModeOnly) {
+  for (const int64_t mode : {0, 1}) {
+    SCOPED_TRACE(mode);
+    const tests::TemporaryFolder folder;
+    Config config;
+    config.mpib_mode = mode;
+    config.agent_dir = folder.path();
+    SimPair pair = make(31, config);
+    const sim::Ip host = pair.sender().address;
+    const int listener =
+        pair.world().network().listen_unix(host, folder.path() + "/" + AgentDirectory::socket_name);
+    auto made =
+        std::make_unique<SimulatedAgent>(folder.path(), listener, SimulatedAgent::Manner::proper);
+    const SimulatedAgent& agent = *made;
+    auto process = pair.world().add_process(host, Config{});
+    ASSERT_TRUE(process);
+    ASSERT_TRUE((*process)->engine->worker(0).adopt(std::move(made)));
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    ASSERT_EQ(transfer(pair, 31), "");
+    EXPECT_EQ(agent.streams_seen, mode == 0 ? 0U : 1U);
+    EXPECT_EQ(agent.connections.size(), mode == 0 ? 0U : 1U);
   }
 }
 

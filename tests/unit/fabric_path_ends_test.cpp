@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <memory>
 
+#include "runtime/base/ip_address.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/datagram/datagram_path.h"
+#include "runtime/fabric/datagram/path_ends.h"
 #include "runtime/fabric/datagram/port.h"
 #include "tests/rig/sim/secrets.h"
 #include "tests/support/memory_network.h"
@@ -100,6 +102,28 @@ TEST_F(WayOut, ByAnotherNicThePathFailsWithThatToo) {
   EXPECT_TRUE(contains(domains, {Kind::local_nic, "eth0"}));
   EXPECT_TRUE(contains(domains, {Kind::local_nic, "eth1"}));
   EXPECT_NE(path->describe().find("by another NIC, eth0"), std::string::npos) << path->describe();
+}
+
+/// A link-local address means nothing without the interface, whose number the peer's host gave.
+TEST(PathEnds, ALinkLocalPeerIsOnTheInterfaceOfTheOwnEnd) {
+  const auto of = [](const char* text, uint32_t scope) {
+    IpAddress ip = *parse_address(text);
+    ip.scope_id = scope;
+    WireAddress address;
+    address.command.length = ip.to_sockaddr(7000, &address.command.storage);
+    address.data.length = ip.to_sockaddr(7001, &address.data.storage);
+    address.mtu = 1500;
+    address.socket_bytes = 1U << 20;
+    address.window = 64;
+    address.tiny_bytes = 1000;
+    return address;
+  };
+  PathEnds here(of("fe80::1", 3));
+  const PathEnds there(of("fe80::2", 9));
+  ASSERT_TRUE(here.set_peer(there.local_bytes()));
+  for (const SocketAddress* one : {&here.peer().command, &here.peer().data}) {
+    EXPECT_EQ(reinterpret_cast<const sockaddr_in6*>(&one->storage)->sin6_scope_id, 3U);
+  }
 }
 
 }  // namespace

@@ -9,14 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/verbs/destroyer.h"
-#include "runtime/fabric/verbs/port.h"
-#include "tests/rig/sim/network.h"
-#include "tests/rig/sim/rdma.h"
-#include "tests/rig/sim/secrets.h"
-#include "tests/support/path_harness.h"
 #include "tests/support/until.h"
+#include "tests/support/verbs_sides.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -34,103 +29,11 @@ uint64_t posts_in_error = 0;
 int (*post_receive_before)(ibv_qp*, ibv_recv_wr*, ibv_recv_wr**) = nullptr;
 int (*post_send_before)(ibv_qp*, ibv_send_wr*, ibv_send_wr**) = nullptr;
 
-struct Side {
-  RecordingOwner owner;
-  TimerWheel timers{Instant(seconds(1))};
-  sim::SimSecrets secrets{7};
-  std::unique_ptr<sim::RdmaNic> nic;
-  std::shared_ptr<fabric::verbs::Device> device;
-  std::shared_ptr<fabric::verbs::Port> port;
-  fabric::verbs::GidPreference gid;
-  std::unique_ptr<fabric::Path> path;
-};
-
-class Fence : public testing::Test {
- protected:
-  void make(const Library& library = sim::rdma_library(),
-            const fabric::verbs::Options& options = {}) {
-    clock_.set(Instant(seconds(1)));
-    for (uint8_t i = 0; i < 2; ++i) {
-      Side& side = sides_[i];
-      side.nic = std::make_unique<sim::RdmaNic>(network_, conditions_, 5 + i, address(i), "sim", i);
-      auto usable = side.nic->open(Config{}, "sim0", library);
-      ASSERT_TRUE(usable);
-      side.device = usable->device;
-      fabric::verbs::Port::Environment environment;
-      environment.clock = &clock_;
-      environment.timers = &side.timers;
-      environment.secrets = &side.secrets;
-      auto port = fabric::verbs::Port::open(usable->device, 1, options, environment);
-      ASSERT_TRUE(port);
-      side.port = std::move(*port);
-      side.gid = *gid_preference(Config{}, usable->info);
-      make_path(side, i == 0);
-    }
-    ASSERT_TRUE(sides_[0].path->connect(sides_[1].path->local_address()));
-    ASSERT_TRUE(sides_[1].path->connect(sides_[0].path->local_address()));
-    ASSERT_TRUE(run([&] {
-      return sides_[0].path->state() == PathState::ready &&
-             sides_[1].path->state() == PathState::ready;
-    }));
-  }
-  void make_path(Side& side, bool active) {
-    fabric::PathOptions options;
-    options.active = active;
-    options.receives_spare = spare;
-    options.flushes = true;
-    auto path = side.port->create_path(options, side.gid, &side.owner);
-    ASSERT_TRUE(path) << path.error().message();
-    side.path = std::move(*path);
-  }
-  /// Nobody but the devices runs, and side 0 if `polls`.
-  void run_devices(Duration time, bool polls = false) {
-    for (const Instant end = clock_.now() + time; clock_.now() < end;
-         clock_.advance(microseconds(1))) {
-      network_.advance();
-      if (polls) {
-        sides_[0].port->poll(clock_);
-      }
-    }
-  }
-  /// Turns both sides until `done`, or for `limit` of virtual time.
-  bool run(const std::function<bool()>& done, Duration limit = seconds(1)) {
-    for (const Instant end = clock_.now() + limit; !done();
-         clock_.set(clock_.now() + microseconds(1))) {
-      if (clock_.now() >= end) {
-        return false;
-      }
-      network_.advance();
-      for (Side& side : sides_) {
-        side.port->poll(clock_);
-        side.timers.expire(clock_.now());
-      }
-    }
-    return true;
-  }
-  void post_receives(Side& side, size_t count) {
-    for (size_t i = 0; i < count; ++i) {
-      fabric::ReceivePost post;
-      post.id = 100 + i;
-      ASSERT_EQ(side.path->post_receive(post), Errc::ok);
-    }
-    run([] { return false; }, microseconds(10));  // the device has all but those held back
-  }
-  size_t flushed(const Side& side) const {
-    return side.owner.count(CompletionKind::receive, CompletionStatus::flushed);
-  }
-  static Error reason() { return fail(Errc::remote, "the test wants it"); }
-
-  static constexpr uint32_t spare = 16;  ///< receives that the peer never uses
-  static sim::Ip address(uint8_t host) { return sim::ip(10, 0, 0, host); }
-  ManualClock clock_;
-  sim::Network network_{clock_, 3};
-  sim::RdmaNic::Conditions conditions_;
-  std::array<Side, 2> sides_;
-};
+class Fence : public VerbsSides {};
 
 TEST_F(Fence, EndsWhenAllWorkIsBack) {
   make();
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   post_receives(side, 40);
   side.path->fail(reason());
   EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(2)));
@@ -141,7 +44,7 @@ TEST_F(Fence, EndsWhenAllWorkIsBack) {
 TEST_F(Fence, TakesADestructionWhereTheDeviceKeepsWork) {
   make();
   sides_[1].nic->verbs().faults.keeps_work = 1;
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   post_receives(side, 40);
   side.path->fail(reason());
   EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(20)));
@@ -163,7 +66,7 @@ int (*poll_before)(ibv_cq*, int, ibv_wc*) = nullptr;
 
 TEST_F(Fence, WaitsForADeviceThatIsSlowButGoesOn) {
   make();
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   post_receives(side, 40);
   slow_clock = &clock_;
   poll_before = side.device->context()->ops.poll_cq;
@@ -186,7 +89,7 @@ ibv_wc given_back{};
 bool gives_back = false;
 
 /// From now on the device reports nothing but `given_back`, once.
-void report_one(Side& side, uint64_t id) {
+void report_one(VerbsSide& side, uint64_t id) {
   given_back = {};
   given_back.wr_id = id;
   given_back.status = IBV_WC_WR_FLUSH_ERR;
@@ -202,7 +105,7 @@ void report_one(Side& side, uint64_t id) {
 
 std::vector<uint64_t> posted_ids;
 
-void note_posted_sends(Side& side) {
+void note_posted_sends(VerbsSide& side) {
   posted_ids.clear();
   ibv_context_ops& ops = side.device->context()->ops;
   post_send_before = ops.post_send;
@@ -215,7 +118,7 @@ void note_posted_sends(Side& side) {
 // A device in error may keep what was posted before the error and give back what came after it.
 TEST_F(Fence, WorkThatFailedSaysNothingOfTheWorkBeforeIt) {
   make();
-  Side& side = sides_[0];
+  VerbsSide& side = sides_[0];
   note_posted_sends(side);
   sides_[1].nic->set_port(false);  // nothing arrives
   for (uint64_t id = 1; id <= 3; ++id) {
@@ -239,7 +142,7 @@ TEST_F(Fence, WorkThatFailedSaysNothingOfTheWorkBeforeIt) {
 // A write names its memory: no receive of the peer's can be too small for it.
 TEST_F(Fence, AWriteThatThePeersDeviceTakesForInvalidIsTheDevicesFault) {
   make();
-  Side& side = sides_[0];
+  VerbsSide& side = sides_[0];
   note_posted_sends(side);
   sides_[1].nic->set_port(false);  // nothing arrives
   fabric::WritePost write;
@@ -254,7 +157,7 @@ TEST_F(Fence, AWriteThatThePeersDeviceTakesForInvalidIsTheDevicesFault) {
 
 TEST_F(Fence, AReceiveThatCameBackSaysNothingOfThoseBeforeIt) {
   make();
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   posted_ids.clear();
   ibv_context_ops& ops = side.device->context()->ops;
   post_receive_before = ops.post_recv;
@@ -284,7 +187,7 @@ TEST_F(Fence, AReceiveThatCameBackSaysNothingOfThoseBeforeIt) {
 // Soft-RoCE never looks at them again.
 TEST_F(Fence, NothingIsPostedAfterTheError) {
   make();
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   posts_in_error = 0;
   ibv_context_ops& ops = side.device->context()->ops;
   post_receive_before = ops.post_recv;
@@ -311,7 +214,7 @@ TEST_F(Fence, NothingIsPostedAfterTheError) {
 
 TEST_F(Fence, AReceiveBehindOnesThatTheDeviceRefusesIsNotPosted) {
   make();
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   post_receives(side, 30);
   ASSERT_EQ(side.path->post_receive({}), Errc::ok);  // held back
   side.nic->verbs().force(sim::Verb::post_receive, 1, ENOMEM);
@@ -329,7 +232,7 @@ TEST_F(Fence, AReceiveBehindOnesThatTheDeviceRefusesIsNotPosted) {
 TEST_F(Fence, AQueuePairThatWillNotGoIntoErrorIsDestroyedAtOnce) {
   make();
   sides_[1].nic->verbs().faults[sim::Verb::to_error] = 1;
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   post_receives(side, 40);
   side.path->fail(reason());
   EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(1)));
@@ -339,7 +242,7 @@ TEST_F(Fence, AQueuePairThatWillNotGoIntoErrorIsDestroyedAtOnce) {
 // Its data is in memory and its sender knows that: to lose it would be an error of the connection.
 TEST_F(Fence, WhatWasCompletedBeforeTheDestructionCounts) {
   make();
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   post_receives(side, 40);
   sides_[1].nic->verbs().faults.keeps_work = 1;
   conditions_.late = 1;
@@ -363,7 +266,7 @@ TEST_F(Fence, AQueuePairThatCannotBeEndedIsToldAndNothingElse) {
   make();
   sides_[1].nic->verbs().faults.keeps_work = 1;
   sides_[1].nic->verbs().faults[sim::Verb::destroy_pair] = 1;
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   post_receives(side, 40);
   side.path->fail(reason());
   run([] { return false; }, seconds(2));
@@ -377,7 +280,7 @@ TEST_F(Fence, AQueuePairThatCannotBeEndedIsToldAndNothingElse) {
 // A path that is destroyed takes back nothing: what its device has completed stays in the queue.
 TEST_F(Fence, WhatCompletesForAPathThatIsGoneIsNotItsSuccessors) {
   make();
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   post_receives(side, 40);
   fabric::WritePost write;
   write.has_immediate = true;
@@ -395,7 +298,7 @@ TEST_F(Fence, WhatCompletesForAPathThatIsGoneIsNotItsSuccessors) {
 // The peer may have been promised all but those in reserve.
 TEST_F(Fence, TheDeviceHasThePeersReceivesWhenThatWhichAllowsThemLeaves) {
   make();
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   for (uint32_t i = 0; i <= spare; ++i) {
     ASSERT_EQ(side.path->post_receive({}), Errc::ok);
   }
@@ -413,7 +316,7 @@ TEST_F(Fence, AQuietWriteThatNothingFollowsIsAskedAfter) {
   fabric::verbs::Options options;
   options.dead_after = milliseconds(20);
   make(sim::rdma_library(), options);
-  Side& side = sides_[0];
+  VerbsSide& side = sides_[0];
   fabric::WritePost write;
   write.unsignaled = true;
   write.last = true;
@@ -459,7 +362,7 @@ TEST_F(Fence, ADestructionThatHangsHoldsNobodyUpAndIsToldInTime) {
   set_gate(false);
   make(library);
   sides_[1].nic->verbs().faults.keeps_work = 1;
-  Side& side = sides_[1];
+  VerbsSide& side = sides_[1];
   post_receives(side, 40);
   side.path->fail(reason());
   const Duration limit = fabric::verbs::Options{}.destroy_limit;

@@ -54,6 +54,7 @@ Port::~Port() {
   static_cast<void>(env_.device->destroyer().drain(destroy_drain_limit));
   const CompletionCalls& calls = env_.device->library().completion;
   for (Queue& queue : queues_) {
+    NHA_DASSERT(queue.used == 0, "paths give the room for their completions back");
     if (queue.events != 0) {
       calls.ack_events(queue.cq, queue.events);
     }
