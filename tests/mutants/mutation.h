@@ -251,6 +251,14 @@ enum class Mutation : uint8_t {
   place_kept,             ///< who has shown the nonce keeps its place at the door
   lives_mixed_up,         ///< the packets of a host's earlier life count as those of this one
   slot_beyond_read,       ///< a job reads the hint behind the table's last one
+  completion_room_kept,   ///< a path that ends leaves its room in a completion queue taken
+  mtu_of_own_port,        ///< a queue pair sends packets that are too large for the peer's port
+  scope_of_peer,          ///< a link-local peer is looked for where its own host has it
+  ece_untold,             ///< a device does not hear what the peer's can do
+  agent_always_asked,     ///< isolated rails ask the transport agent too
+  // Of connections that NCCL never has (tests/e2e over the plugin with mistakes):
+  failed_connect_kept,  ///< one that could not be made lives on
+  unaccepted_kept,      ///< one that nobody accepted lives on after its listener
 };
 
 inline Mutation planted = Mutation::none;

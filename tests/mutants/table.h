@@ -22,6 +22,7 @@ enum class By : uint8_t {
   volume,
   devices,
   check,     ///< tests of another suite
+  edge,      ///< tests of e2e, over the plugin with mistakes
   nccl,      ///< NCCL itself (tests/nccl/emulated/cases.py), over what `check` names
   survives,  ///< nothing finds it; docs/testing.md says why
 };
@@ -319,6 +320,16 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(place_kept, "SimHandshake.WhoShowsTheNonceHasNoPlaceAtTheDoorAnyMore"),
     NHA_CHECKED(lives_mixed_up, "PacketSeals.OfAHostThatBeginsAnewAreNoRepetitions"),
     NHA_CHECKED(slot_beyond_read, "HintTableTest.TheFirstAndTheLastSlotAreSlotsAndNoneBeyond"),
+    NHA_CHECKED(completion_room_kept, "QueuePairs.PathsThatComeAndGoNeedNoMoreCompletionQueues"),
+    NHA_CHECKED(mtu_of_own_port, "Smaller/Mtus.*"),
+    NHA_CHECKED(scope_of_peer, "PathEnds.ALinkLocalPeerIsOnTheInterfaceOfTheOwnEnd"),
+    NHA_CHECKED(ece_untold, "Ece.EachDeviceIsToldThePeersBeforeItReceives"),
+    NHA_CHECKED(agent_always_asked, "Fabrics/Rails.TheAgentIsAskedInTheAdvancedModeOnly/datagrams"),
+
+    // Of connections that NCCL never has.
+    NHA_FOUND(failed_connect_kept, By::edge, 0,
+              "*.ActorsAreAsManyAsBeforeOnceAllIsClosed/v12_inline"),
+    NHA_FOUND(unaccepted_kept, By::edge, 0, "*.ActorsAreAsManyAsBeforeOnceAllIsClosed/v12_inline"),
 };
 
 #undef NHA_CHECKED

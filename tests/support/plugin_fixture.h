@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <set>
@@ -18,10 +19,14 @@ namespace nccl_ha::test {
 
 using abi::NcclResult;
 
-/// The library under test; the suite's build says where it is.
+/// The library under test; the suite's build says where it is, or the environment (tests/mutants).
 extern const char* plugin_path;
 #ifdef NHA_PLUGIN_FILE
-inline const bool plugin_path_known = (plugin_path = NHA_PLUGIN_FILE, true);
+inline const bool plugin_path_known = [] {
+  const char* other = std::getenv("NHA_PLUGIN");
+  plugin_path = other == nullptr ? NHA_PLUGIN_FILE : other;
+  return true;
+}();
 #endif
 
 /// Threads of this process whose name begins with "nccl-ha".
