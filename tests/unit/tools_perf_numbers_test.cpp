@@ -32,6 +32,16 @@ TEST(Pace, batches_grow_and_end_with_the_time) {
   EXPECT_EQ(next_batch(5, 0, 2), 5U) << "a clock that stands still";
 }
 
+TEST(Pace, what_becomes_slow_near_the_end_ends_in_time_nevertheless) {
+  uint64_t done = 0;
+  double now = 0;
+  while (const uint64_t more = next_batch(done, now, 2)) {
+    done += more;
+    now += static_cast<double>(more) * (now < 1.5 ? 1e-5 : 5e-5);
+  }
+  EXPECT_LE(now, 2 + 5 * 2 / 20.0) << "the last batch at a fifth of the speed";
+}
+
 // By counting: of the 252 ways to choose 5 of 10 two are as far apart as can be.
 TEST(RankSum, has_the_values_that_counting_gives) {
   EXPECT_NEAR(rank_sum_p({1, 2, 3, 4, 5}, {6, 7, 8, 9, 10}), 2.0 / 252, 1e-12);
