@@ -103,6 +103,15 @@ class AcknowledgementLog {
       message.lane[chunk] = lane;
     }
   }
+  /// The lane acknowledged something of which nothing else shows that it arrived.
+  bool knows(uint8_t lane) const {
+    return std::ranges::any_of(messages_, [&](const auto& group) {
+      return std::ranges::any_of(group, [&](const Message& message) {
+        return message.group != UINT64_MAX &&
+               std::ranges::find(message.lane, lane) != message.lane.end();
+      });
+    });
+  }
   /// The lane acknowledged something that its fence says never arrived.
   bool contradicts(uint8_t lane, const ArrivalReport& report) const {
     for (uint64_t group = report.completed; group < report.completed + report.groups.size();

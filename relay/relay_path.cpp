@@ -202,9 +202,9 @@ void RelayPath::blame_first_hop(const Error& why) {
   }
 }
 
-void RelayPath::on_fence_failed(fabric::Path& path, const Error& error) {
+void RelayPath::on_fence_stuck(fabric::Path& path, const Error& error) {
   (void)path;
-  owner_->on_fence_failed(*this, error);
+  owner_->on_fence_stuck(*this, error);
 }
 
 void RelayPath::on_completion(const Completion& completion) {

@@ -93,7 +93,7 @@ class RelayPath final : public fabric::Path,
   // the hop
   void on_completion(const fabric::Completion& completion) override;
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
-  void on_fence_failed(fabric::Path& path, const Error& error) override;
+  void on_fence_stuck(fabric::Path& path, const Error& error) override;
   void on_path_address(fabric::Path& path) override;
   void blame_first_hop(const Error& why);
   void pump();

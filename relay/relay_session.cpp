@@ -347,7 +347,7 @@ void RelaySession::blame_down(const std::string& why) {
   }
 }
 
-void RelaySession::on_fence_failed(fabric::Path& path, const Error& error) {
+void RelaySession::on_fence_stuck(fabric::Path& path, const Error& error) {
   (void)path;
   end({CompletionStatus::device_fault, 0, error.message()}, error.message());
 }

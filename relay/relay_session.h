@@ -105,7 +105,7 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   void on_session_lost(SessionStream& stream, const Error& error) override;
   void on_completion(const fabric::Completion& completion) override;
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
-  void on_fence_failed(fabric::Path& path, const Error& error) override;
+  void on_fence_stuck(fabric::Path& path, const Error& error) override;
   void on_path_address(fabric::Path& path) override;
   Result<std::vector<HopPlace>> places(Side side);
   Result<void> make_hop(Side side, const HopPlace& place);

@@ -55,7 +55,7 @@ class Connection final : public Actor,
   void on_path_link_down(fabric::Path& path, const Error& why) override {
     liveness_.on_link_down(paths_.index_of(&path), why);
   }
-  void on_fence_failed(const Error& error) override { fail(error, true); }
+  void on_fence_stuck(const Error& error) override { failover_.tell_stuck(error); }
   void on_late_completion(const fabric::Completion& completion) override;
   void on_work_back(size_t lane) override;
   void on_lane_decided() override { tell_usable(); }

@@ -101,6 +101,11 @@ bool EagerSends::on_acknowledged(uint64_t id, size_t lane) {
 }
 
 /// Perhaps it has arrived.  The receiver knows it by its number, and its slot holds nothing else.
+bool EagerSends::holds(size_t lane) const {
+  return std::ranges::any_of(
+      messages_, [&](const Message& message) { return message.open && message.lane == lane; });
+}
+
 uint32_t EagerSends::take_back(size_t lane, uint64_t& bytes) {
   uint32_t count = 0;
   for (Message& message : messages_) {

@@ -39,6 +39,7 @@ class EagerSends {
   static bool is_of(uint64_t id) { return id - first_id < eager_slots; }
   /// True: no message is open any more.
   bool on_acknowledged(uint64_t id, size_t lane);
+  bool holds(size_t lane) const;
   /// After the fence: whatever the lane held goes again.  How many messages; `bytes` is added to.
   uint32_t take_back(size_t lane, uint64_t& bytes);
 

@@ -120,6 +120,12 @@ PathNotice Failover::notice_of(size_t lane, const Error& why) const {
 
 void Failover::set_need(const Error& why) { need_ = without_reporter(why.message()); }
 
+void Failover::tell_stuck(const Error& why) {
+  NHA_LOG_WARN("a path of the connection to {} is not fenced yet: {}", state_.owner.peer_text(),
+               why.message());
+  set_need(why);
+}
+
 void Failover::watch_budget(bool in_need) {
   const auto before = budget_.ends();
   // Until the caller was told, its own time counts.
@@ -142,8 +148,10 @@ void Failover::watch_budget(bool in_need) {
 
 void Failover::on_budget_spent() {
   state_.fail(
-      fail(Errc::remote, fmt::format("no path came back within {} ms (HA_NCCL_RETRY_BUDGET_MS); {}",
+      fail(Errc::remote, fmt::format("no path came back within {} ms (HA_NCCL_RETRY_BUDGET_MS)"
+                                     "{}; {}",
                                      state_.context->config().retry_budget_ms,
+                                     paths_.any_usable() ? " for what another one held" : "",
                                      liveness_.after_links("the last failed with: " + need_))));
 }
 

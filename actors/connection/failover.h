@@ -55,6 +55,8 @@ class Failover {
   /// Why the last path failed; empty: none did.
   const std::string& need() const { return need_; }
   void set_need(const Error& why);
+  /// The connection goes on without that path, and waits for what it held as long as for a path.
+  void tell_stuck(const Error& why);
   /// False, and the connection has failed: what the peer says of a path is malformed, or about one
   /// that is not there.
   template <class Said>

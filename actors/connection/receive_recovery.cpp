@@ -227,13 +227,14 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
     }
   }
   announcer.want_keys();
-  failover_.watch_budget(!paths_.any_usable());
   if (!paths_.any_usable() && state_.live()) {
     // The stream may be silent with the paths, and this side has nothing to say that would show it.
     control_.rejoin().start(probe_without_path,
                             fail(Errc::timed_out, "it is silent with the last path"));
   }
   announcer.announce_again(lanes_[announcer.lane()].peer_stopped());
+  // Without announcements the peer sends nothing, over whatever path.
+  failover_.watch_budget(!paths_.any_usable() || announcer.waits());
   receiver_.flusher().flush_waiting();
   if (steps.take_down) {
     state_.owner.on_work_back(lane);  // perhaps nothing was posted any more

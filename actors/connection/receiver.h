@@ -60,9 +60,9 @@ class Receiver final : public Server {
   void on_path_link_down(fabric::Path& path, const Error& why) override {
     state_.owner.on_path_link_down(path, why);
   }
-  void on_fence_failed(fabric::Path& path, const Error& error) override {
+  void on_fence_stuck(fabric::Path& path, const Error& error) override {
     (void)path;
-    state_.owner.on_fence_failed(error);
+    state_.owner.on_fence_stuck(error);
   }
 
  private:

@@ -165,10 +165,7 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
     failover_.log_back(lane);
   }
   choose_lanes();
-  failover_.watch_budget(!paths_.any_usable() ||
-                         std::any_of(lanes_.begin(), lanes_.end(), [](const Recovery& one) {
-                           return one.lane.state() == ha::SenderLane::State::fencing;
-                         }));
+  watch_budget();
   owner_.on_steps_taken();
   sender_.pump();
 }
@@ -276,7 +273,19 @@ ha::Detour::View SendRecovery::detour_view() {
   return seen;
 }
 
+/// A fence that nothing waits for may take as long as it takes.
+void SendRecovery::watch_budget() {
+  bool in_need = !paths_.any_usable();
+  for (size_t lane = 0; lane < lanes_.size() && !in_need; ++lane) {
+    in_need = lanes_[lane].lane.state() == ha::SenderLane::State::fencing && sender_.holds(lane);
+  }
+  failover_.watch_budget(in_need);
+}
+
 void SendRecovery::look_for_slowness() {
+  if (failover_.budget().ends()) {
+    watch_budget();  // what was sent since may show that nothing is missing
+  }
   if (state_.phase != ConnectionPhase::usable || serving_.shares().empty()) {
     return;
   }

@@ -104,6 +104,7 @@ class SendRecovery final : public Sender::Owner, private PathRenewal::Owner {
   void take_down(size_t lane, const Error& why);
   void apply_report(size_t lane);
   void tell_failover(size_t lane, const Sender::TakenBack& counts);
+  void watch_budget();
   void choose_lanes();
   void tell_move();
   ha::ServingSet::View view();

@@ -425,6 +425,24 @@ bool Sender::has_left(const SendRequest& request, size_t lane) {
          state_.sound(request.ledger);
 }
 
+bool Sender::holds(size_t lane) const {
+  if (eager_.holds(lane) || acknowledged_.knows(static_cast<uint8_t>(lane))) {
+    return true;
+  }
+  for (uint16_t index = 0; index < sends_max; ++index) {
+    const SendRequest& request = channel_.slot(index);
+    for (uint32_t chunk = 0;
+         request.state.load(std::memory_order_acquire) == RequestState::pending &&
+         chunk < request.split.count();
+         ++chunk) {
+      if (request.ledger.holder(chunk) == lane) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report) {
   TakenBack counts;
   counts.good = false;

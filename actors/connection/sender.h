@@ -81,6 +81,8 @@ class Sender final : public Server {
   /// A lane is being taken down: a chunk that is half posted there waits for the fence with all
   /// that the lane holds.
   void leave(size_t lane);
+  /// Only the fence of that lane tells whether the peer has all that was posted there.
+  bool holds(size_t lane) const;
   /// After the fence: what the lane held and the peer did not get goes again; the rest counts as
   /// acknowledged.
   TakenBack take_back(size_t lane, const ha::ArrivalReport& report);
@@ -103,9 +105,9 @@ class Sender final : public Server {
   void on_path_link_down(fabric::Path& path, const Error& why) override {
     state_.owner.on_path_link_down(path, why);
   }
-  void on_fence_failed(fabric::Path& path, const Error& error) override {
+  void on_fence_stuck(fabric::Path& path, const Error& error) override {
     (void)path;
-    state_.owner.on_fence_failed(error);
+    state_.owner.on_fence_stuck(error);
   }
 
  private:

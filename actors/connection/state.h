@@ -42,7 +42,7 @@ class ConnectionOwner {
   virtual void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) = 0;
   virtual void on_path_address(fabric::Path& path) = 0;
   virtual void on_path_link_down(fabric::Path& path, const Error& why) = 0;
-  virtual void on_fence_failed(const Error& error) = 0;
+  virtual void on_fence_stuck(const Error& error) = 0;
   /// A completion when the connection is not live.
   virtual void on_late_completion(const fabric::Completion& completion) = 0;
   /// Work has come back from a lane that is out of use.

@@ -160,9 +160,9 @@ class PathOwner {
     (void)path;
     (void)why;
   }
-  /// A path in `error` cannot be closed: what is outstanding will never complete, and what the peer
-  /// wrote may still land.
-  virtual void on_fence_failed(Path& path, const Error& error) = 0;
+  /// Nothing has proved for long that a path in `error` is at its end: what is outstanding does not
+  /// complete until something does, as what the peer wrote may still land.  Once for each path.
+  virtual void on_fence_stuck(Path& path, const Error& error) = 0;
 };
 
 /// See the head of this file.  Destroying a path drops its outstanding work without completions.

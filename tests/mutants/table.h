@@ -158,6 +158,12 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(error_refused_unseen, "Fence.AQueuePairThatWillNotGoIntoErrorIsDestroyedAtOnce"),
     NHA_CHECKED(failure_answers, "Fence.WorkThatFailedSaysNothingOfTheWorkBeforeIt"),
     NHA_CHECKED(kept_receives_forgotten, "Fence.AReceiveThatCameBackSaysNothingOfThoseBeforeIt"),
+    NHA_CHECKED(end_unconfirmed, "Fence.ADeviceThatLiesAndHasNotYetSaidSoIsNotBelieved"),
+    NHA_CHECKED(lost_device_believed, "FenceSteps.OfALostDeviceNothingCountsUntilItIsGone"),
+    NHA_CHECKED(removal_unseen, "Hosts/DeviceDeaths.AfterAResetTheOtherDeviceGoesOn/senders"),
+    NHA_CHECKED(dead_device_asked, "Hosts/DeviceDeaths.AfterAResetTheOtherDeviceGoesOn/senders"),
+    NHA_CHECKED(idle_fence_ends,
+                "Hosts/DeviceDeaths.AnEndOfAStandbyThatNothingProvesEndsNothing/senders"),
 
     // Witnesses, and fallback paths that are rejected.
     NHA_CHECKED(no_witness_needed,

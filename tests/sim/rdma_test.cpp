@@ -227,7 +227,7 @@ TEST(SimRdma, DataThatAFailingNicAcknowledgedAndForgotIsAnErrorAndNoHang) {
     pair.world().network().stop_at(end);
     plan.each_round = [&] {
       if (pair.world().now() >= end) {
-        pair.receiver().nics[0]->fail_for_good(true);
+        pair.receiver().nics[0]->fail_for_good({.forgets = true});
       }
     };
     const std::string outcome = pair.transfer(plan, seconds(60));

@@ -95,7 +95,7 @@ class BenchActor final : public Actor,
     (void)why;
   }
   void on_path_address(fabric::Path&) override {}
-  void on_fence_failed(const Error& error) override { fail(error, true); }
+  void on_fence_stuck(const Error& error) override { fail(error, true); }
   void on_late_completion(const fabric::Completion&) override {}
   void on_work_back(size_t lane) override { work_back.push_back(lane); }
   void on_lane_decided() override {}

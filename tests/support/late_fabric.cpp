@@ -118,9 +118,7 @@ class LatePath final : public Path, private PathOwner {
   void on_path_state(Path&, PathState state, const Error& error) override {
     owner_->on_path_state(*this, state, error);
   }
-  void on_fence_failed(Path&, const Error& error) override {
-    owner_->on_fence_failed(*this, error);
-  }
+  void on_fence_stuck(Path&, const Error& error) override { owner_->on_fence_stuck(*this, error); }
 
   Context& context_;
   LatePaths& paths_;

@@ -29,7 +29,7 @@ class RecordingOwner final : public fabric::PathOwner {
     }
   }
   void on_path_link_down(fabric::Path&, const Error& why) override { links_down.push_back(why); }
-  void on_fence_failed(fabric::Path&, const Error& error) override { fence_error = error; }
+  void on_fence_stuck(fabric::Path&, const Error& error) override { fence_error = error; }
   size_t count(fabric::CompletionKind kind, fabric::CompletionStatus status) const {
     size_t n = 0;
     for (const auto& c : completions) {

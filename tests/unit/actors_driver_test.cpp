@@ -133,7 +133,7 @@ class CountingServer final : public Server {
   }
   void on_completion(const fabric::Completion&) override {}
   void on_path_state(fabric::Path&, fabric::PathState, const Error&) override {}
-  void on_fence_failed(fabric::Path&, const Error&) override {}
+  void on_fence_stuck(fabric::Path&, const Error&) override {}
 
   unsigned submitted = 0;
   unsigned asked = 0;

@@ -32,7 +32,7 @@ class PathSetTest : public ConnectionBench, private fabric::PathOwner {
   void TearDown() override { paths().clear(); }
   void on_completion(const fabric::Completion&) override {}
   void on_path_state(fabric::Path&, fabric::PathState, const Error&) override {}
-  void on_fence_failed(fabric::Path&, const Error&) override {}
+  void on_fence_stuck(fabric::Path&, const Error&) override {}
   PathSet& paths() { return bench_->paths; }
   void make(size_t count) {
     ASSERT_TRUE(paths().make_first(sim::Endpoint{sim::ip(10, 0, 0, 1), 0}.to_sockaddr(), count));

@@ -62,7 +62,7 @@ class BackedOffPort : public testing::Test, private PathOwner {
   }
   void on_completion(const Completion&) override {}
   void on_path_state(Path&, PathState, const Error&) override {}
-  void on_fence_failed(Path&, const Error&) override {}
+  void on_fence_stuck(Path&, const Error&) override {}
 
   unsigned looks_ = 0;
   ManualClock clock_;
@@ -148,7 +148,7 @@ struct StandbyEnd final : PathOwner {
   }
   void on_completion(const Completion&) override { ++completions; }
   void on_path_state(Path&, PathState, const Error&) override {}
-  void on_fence_failed(Path&, const Error&) override {}
+  void on_fence_stuck(Path&, const Error&) override {}
 
   Memory memory;
   TimerWheel timers{Instant(seconds(1))};

@@ -57,7 +57,7 @@ struct RunEnd final : PathOwner {
         path(std::move(*port.create_path({}, this))) {}
   void on_completion(const Completion&) override { ++completions; }
   void on_path_state(Path&, PathState, const Error&) override {}
-  void on_fence_failed(Path&, const Error&) override {}
+  void on_fence_stuck(Path&, const Error&) override {}
 
   Memory memory;
   TimerWheel timers{Instant(seconds(1))};

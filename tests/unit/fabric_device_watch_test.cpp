@@ -51,6 +51,7 @@ Library fake_library() {
   library.event.type_text = [](ibv_event_type) { return "an event of the test"; };
   library.event.get = [](ibv_context* context, ibv_async_event* event) {
     const ssize_t got = recv(context->async_fd, event, sizeof *event, MSG_DONTWAIT);
+    errno = got == 0 ? EIO : errno;  // nobody is there any more
     return got == static_cast<ssize_t>(sizeof *event) ? 0 : -1;
   };
   library.event.ack = [](ibv_async_event*) { ++fake->acknowledged; };
@@ -116,12 +117,26 @@ TEST_P(DeviceWatching, EveryEventIsReadAndAcknowledged) {
   }
   EXPECT_TRUE(until([&] { return device_of_test_.acknowledged.load() == 50; }))
       << device_of_test_.acknowledged.load();
-  EXPECT_FALSE(device_->fatal.load()) << "a port that flaps is no lost device";
+  EXPECT_TRUE(device_->health.usable()) << "a port that flaps is no lost device";
 }
 
-TEST_P(DeviceWatching, ALostDeviceIsMarked) {
+TEST_P(DeviceWatching, ALostDeviceIsMarkedAndWhenTheKernelHasTakenItAway) {
   happen(IBV_EVENT_DEVICE_FATAL);
-  EXPECT_TRUE(until([&] { return device_->fatal.load(); }));
+  EXPECT_TRUE(until([&] { return !device_->health.usable(); }));
+  EXPECT_EQ(device_->health.level(), DeviceHealth::Level::lost);
+  ASSERT_EQ(shutdown(device_of_test_.driver, SHUT_RDWR), 0);
+  EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::gone; }));
+}
+
+// The descriptor is closed for good whatever came before.
+TEST_P(DeviceWatching, ADeviceThatIsTakenAwayWithoutAWordIsGone) {
+  ASSERT_EQ(shutdown(device_of_test_.driver, SHUT_RDWR), 0);
+  EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::gone; }));
+}
+
+TEST_P(DeviceWatching, AQueueThatIsLostIsNoLostDevice) {
+  happen(IBV_EVENT_CQ_ERR);
+  EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::failed; }));
 }
 
 TEST_P(DeviceWatching, StopsWithTheEngineAndLetsTheDeviceGo) {
@@ -164,7 +179,7 @@ TEST(EventEffects, TellAFlapFromALoss) {
   EXPECT_EQ(effect_of(IBV_EVENT_PORT_ACTIVE), EventEffect::port_up);
   EXPECT_EQ(effect_of(IBV_EVENT_GID_CHANGE), EventEffect::addresses);
   EXPECT_EQ(effect_of(IBV_EVENT_QP_FATAL), EventEffect::queue_fault);
-  EXPECT_EQ(effect_of(IBV_EVENT_CQ_ERR), EventEffect::device_lost);
+  EXPECT_EQ(effect_of(IBV_EVENT_CQ_ERR), EventEffect::queue_lost);
   EXPECT_EQ(effect_of(IBV_EVENT_DEVICE_FATAL), EventEffect::device_lost);
   EXPECT_EQ(effect_of(IBV_EVENT_COMM_EST), EventEffect::none);
 }

@@ -71,7 +71,7 @@ class WayOut : public testing::Test, private PathOwner {
   }
   void on_completion(const Completion&) override {}
   void on_path_state(Path&, PathState, const Error&) override {}
-  void on_fence_failed(Path&, const Error&) override {}
+  void on_fence_stuck(Path&, const Error&) override {}
 
   ManualClock clock_;
   Memory memory_;

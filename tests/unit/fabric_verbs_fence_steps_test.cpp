@@ -1,4 +1,5 @@
-// The fence by itself: when it closes, when it asks for a destruction, when it gives up.
+// The fence by itself: what proves that nothing moves, when it asks, when it has the queue pair
+// destroyed, when it says that it is stuck.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -48,8 +49,61 @@ class FenceSteps : public testing::Test {
   PortServices services_;
   uint32_t returned_ = 7;
   Outcome checked_ = Outcome::open;
-  Fence fence_{services_, options_};
+  DeviceHealth device_;
+  Fence fence_{services_, options_, device_};
+
+  /// Everything is back; the firmware is asked, and answers with that (0: it lives).
+  void ask(int answer = 0) {
+    ASSERT_TRUE(fence_.moves(true));
+    ASSERT_EQ(fence_.move(true), Outcome::must_ask);
+    const auto question = std::make_shared<Destruction>();
+    fence_.confirm(question);
+    EXPECT_EQ(fence_.moves(true), false) << "there is no answer yet";
+    question->result = answer;
+    ASSERT_TRUE(fence_.moves(true));
+  }
+  std::shared_ptr<Destruction> destroy() {
+    EXPECT_EQ(fence_.move(false), Outcome::must_destroy);
+    auto destruction = std::make_shared<Destruction>();
+    fence_.await(destruction);
+    EXPECT_FALSE(fence_.moves(false));
+    return destruction;
+  }
 };
+
+TEST(FenceProofs, WhatADeviceInOrderSaysCounts) {
+  FenceEvidence known;
+  EXPECT_EQ(proof_of(known), FenceProof::none);
+  known.stopped = true;
+  known.all_returned = true;
+  EXPECT_EQ(proof_of(known), FenceProof::none) << "perhaps the driver made that up";
+  known.return_confirmed = true;
+  EXPECT_EQ(proof_of(known), FenceProof::returned);
+  known.stopped = false;
+  EXPECT_EQ(proof_of(known), FenceProof::none);
+  known.destruction_confirmed = true;
+  EXPECT_EQ(proof_of(known), FenceProof::destroyed);
+  known.device = DeviceHealth::Level::failed;
+  EXPECT_EQ(proof_of(known), FenceProof::destroyed) << "a queue is lost, and the firmware lives";
+}
+
+TEST(FenceProofs, OfALostDeviceTheKernelHasTheWord) {
+  FenceEvidence known{true, true, true, true, DeviceHealth::Level::lost};
+  EXPECT_EQ(proof_of(known), FenceProof::none);
+  known = {};
+  known.device = DeviceHealth::Level::gone;
+  EXPECT_EQ(proof_of(known), FenceProof::gone);
+}
+
+TEST(FenceProofs, ADeviceOnlyGetsWorse) {
+  DeviceHealth device;
+  EXPECT_TRUE(device.usable());
+  EXPECT_TRUE(device.worsen(DeviceHealth::Level::lost));
+  EXPECT_FALSE(device.worsen(DeviceHealth::Level::lost));
+  EXPECT_FALSE(device.worsen(DeviceHealth::Level::failed));
+  EXPECT_EQ(device.level(), DeviceHealth::Level::lost);
+  EXPECT_TRUE(device.worsen(DeviceHealth::Level::gone));
+}
 
 TEST_F(FenceSteps, AQueuePairThatIsNotBrokenHasNone) {
   EXPECT_FALSE(fence_.moves(true));
@@ -59,9 +113,10 @@ TEST_F(FenceSteps, AQueuePairThatIsNotBrokenHasNone) {
 TEST_F(FenceSteps, ClosesOnceAllIsBack) {
   fence_.begin(returned_);
   EXPECT_FALSE(fence_.moves(false));
-  ASSERT_TRUE(fence_.moves(true));
-  EXPECT_EQ(fence_.move(true), Outcome::returned);
+  ask();
+  EXPECT_EQ(fence_.move(true), Outcome::closed);
   EXPECT_TRUE(fence_.closed());
+  EXPECT_EQ(fence_.proof(), FenceProof::returned);
   EXPECT_FALSE(fence_.moves(true));
   EXPECT_EQ(timers_.size(), 0U);
 }
@@ -82,7 +137,8 @@ TEST_F(FenceSteps, WhatComesBackLateSavesTheDestruction) {
   fence_.begin(returned_);
   pass(2 * options_.flush_wait);
   ASSERT_TRUE(fence_.moves(false));
-  EXPECT_EQ(fence_.move(true), Outcome::returned);
+  ask();
+  EXPECT_EQ(fence_.move(true), Outcome::closed);
 }
 
 TEST_F(FenceSteps, WaitsLongerWhereTheProcessDoesNotRun) {
@@ -107,13 +163,26 @@ TEST_F(FenceSteps, DoesNotWaitForEverWhereTheProcessNeverRuns) {
 TEST_F(FenceSteps, WhatComesBackDuringTheDestructionIsEnough) {
   fence_.begin(returned_);
   pass(2 * options_.flush_wait);
-  ASSERT_EQ(fence_.move(false), Outcome::must_destroy);
-  EXPECT_EQ(fence_.await(std::make_shared<Destruction>()), Outcome::open);
-  EXPECT_FALSE(fence_.moves(false));
-  ASSERT_TRUE(fence_.moves(true));
-  EXPECT_EQ(fence_.move(true), Outcome::returned);
-  EXPECT_TRUE(fence_.closed());
+  const auto destruction = destroy();
+  ask();
+  EXPECT_EQ(fence_.move(true), Outcome::closed);
+  EXPECT_EQ(fence_.proof(), FenceProof::returned);
   EXPECT_EQ(timers_.size(), 0U);
+}
+
+// A driver whose firmware has failed may make up what comes back.
+TEST_F(FenceSteps, WithoutAnAnswerWhatCameBackIsNoProof) {
+  fence_.begin(returned_);
+  ask(EIO);
+  const auto destruction = destroy();
+  destruction->result = EIO;
+  EXPECT_FALSE(fence_.moves(true));
+  pass(seconds(20));
+  EXPECT_FALSE(fence_.closed());
+  device_.worsen(DeviceHealth::Level::gone);
+  ASSERT_TRUE(fence_.moves(true));
+  EXPECT_EQ(fence_.move(true), Outcome::closed);
+  EXPECT_EQ(fence_.proof(), FenceProof::gone);
 }
 
 TEST_F(FenceSteps, NothingIsWaitedForWhereTheQueuePairRefusesToStop) {
@@ -127,44 +196,55 @@ TEST_F(FenceSteps, NothingIsWaitedForWhereTheQueuePairRefusesToStop) {
 TEST_F(FenceSteps, ClosesWhenTheDestructionIsDone) {
   fence_.begin(returned_);
   fence_.stop_waiting();
-  ASSERT_EQ(fence_.move(false), Outcome::must_destroy);
-  const auto destruction = std::make_shared<Destruction>();
-  EXPECT_EQ(fence_.await(destruction), Outcome::open);
+  const auto destruction = destroy();
   pass(seconds(1));
   EXPECT_FALSE(fence_.moves(true)) << "what comes back proves nothing";
   destruction->result = 0;
   ASSERT_TRUE(fence_.moves(false));
-  EXPECT_EQ(fence_.move(false), Outcome::destroyed);
-  EXPECT_TRUE(fence_.closed());
+  EXPECT_EQ(fence_.move(false), Outcome::closed);
+  EXPECT_EQ(fence_.proof(), FenceProof::destroyed);
+  EXPECT_EQ(timers_.size(), 0U);
 }
 
-TEST_F(FenceSteps, FailsWithTheDestruction) {
+TEST_F(FenceSteps, ADestructionThatIsRefusedIsToldAndTheKernelIsWaitedFor) {
   fence_.begin(returned_);
   fence_.stop_waiting();
-  ASSERT_EQ(fence_.move(false), Outcome::must_destroy);
-  const auto destruction = std::make_shared<Destruction>();
-  destruction->result = EBUSY;
-  EXPECT_EQ(fence_.await(destruction), Outcome::open);
-  ASSERT_TRUE(fence_.moves(false));
-  EXPECT_EQ(fence_.move(false), Outcome::failed);
-  EXPECT_EQ(fence_.error(), EBUSY);
-  EXPECT_TRUE(fence_.failed());
-  EXPECT_FALSE(fence_.closed());
-}
-
-TEST_F(FenceSteps, ADestructionThatHangsIsGivenUpInTime) {
-  fence_.begin(returned_);
-  fence_.stop_waiting();
-  ASSERT_EQ(fence_.move(false), Outcome::must_destroy);
-  const auto destruction = std::make_shared<Destruction>();
-  EXPECT_EQ(fence_.await(destruction), Outcome::open);
-  pass(options_.destroy_limit - milliseconds(10));
+  destroy()->result = EBUSY;
+  pass(options_.stuck_after - milliseconds(10));
   EXPECT_EQ(checked_, Outcome::open);
   pass(milliseconds(20));
-  EXPECT_EQ(checked_, Outcome::failed);
+  EXPECT_EQ(checked_, Outcome::stuck);
+  EXPECT_EQ(fence_.error(), EBUSY);
+  pass(seconds(100));
+  EXPECT_EQ(checked_, Outcome::open) << "it was told";
+  device_.worsen(DeviceHealth::Level::gone);
+  ASSERT_TRUE(fence_.moves(false));
+  EXPECT_EQ(fence_.move(false), Outcome::closed);
+}
+
+TEST_F(FenceSteps, ADestructionThatHangsIsToldAndCountsWhenItIsDone) {
+  fence_.begin(returned_);
+  fence_.stop_waiting();
+  const auto destruction = destroy();
+  pass(options_.stuck_after + milliseconds(10));
+  EXPECT_EQ(checked_, Outcome::stuck);
   EXPECT_EQ(fence_.error(), ETIMEDOUT);
   destruction->result = 0;
-  EXPECT_FALSE(fence_.moves(true)) << "it was told";
+  ASSERT_TRUE(fence_.moves(false));
+  EXPECT_EQ(fence_.move(false), Outcome::closed);
+}
+
+// DEVICE_FATAL: its driver may say anything.
+TEST_F(FenceSteps, OfALostDeviceNothingCountsUntilItIsGone) {
+  device_.worsen(DeviceHealth::Level::lost);
+  fence_.begin(returned_);
+  ask();
+  destroy()->result = 0;
+  EXPECT_FALSE(fence_.moves(true));
+  device_.worsen(DeviceHealth::Level::gone);
+  ASSERT_TRUE(fence_.moves(true));
+  EXPECT_EQ(fence_.move(true), Outcome::closed);
+  EXPECT_EQ(fence_.proof(), FenceProof::gone);
 }
 
 TEST_F(FenceSteps, TellsHowLongItTook) {

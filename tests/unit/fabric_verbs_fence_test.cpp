@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <mutex>
@@ -262,19 +263,47 @@ TEST_F(Fence, WhatWasCompletedBeforeTheDestructionCounts) {
   EXPECT_EQ(flushed(side), 39U);
 }
 
-TEST_F(Fence, AQueuePairThatCannotBeEndedIsToldAndNothingElse) {
+TEST_F(Fence, AQueuePairThatCannotBeEndedIsToldAndEndsWithItsDevice) {
   make();
   sides_[1].nic->verbs().faults.keeps_work = 1;
   sides_[1].nic->verbs().faults[sim::Verb::destroy_pair] = 1;
   VerbsSide& side = sides_[1];
   post_receives(side, 40);
   side.path->fail(reason());
-  run([] { return false; }, seconds(2));
+  run([] { return false; }, fabric::verbs::Options{}.stuck_after + milliseconds(100));
   EXPECT_EQ(flushed(side), 40 - conditions_.counts.kept) << "more than the device gave back";
-  EXPECT_NE(side.owner.fence_error.message().find("cannot be ended"), std::string::npos)
+  EXPECT_NE(side.owner.fence_error.message().find("nothing proves"), std::string::npos)
       << side.owner.fence_error.message();
   EXPECT_NE(side.owner.fence_error.message().find("the test wants it"), std::string::npos);
-  EXPECT_EQ(side.port->statistics().fences_failed, 1U);
+  EXPECT_EQ(side.port->statistics().fences_unproven, 1U);
+  side.device->health.worsen(fabric::verbs::DeviceHealth::Level::gone);
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(100)));
+  EXPECT_EQ(side.port->statistics().fences_by_removal, 1U);
+}
+
+// The firmware has failed: its driver takes the change to ERR and the destruction for done, and
+// what the device took from the network lands later.
+TEST_F(Fence, ADeviceThatLiesIsNotBelieved) {
+  make();
+  VerbsSide& side = sides_[1];
+  post_receives(side, 40);
+  side.nic->fail_for_good({.writes_for = milliseconds(400), .gone_after = milliseconds(500)});
+  side.device->health.worsen(fabric::verbs::DeviceHealth::Level::lost);
+  EXPECT_FALSE(run([&] { return flushed(side) != 0; }, milliseconds(499)));
+  EXPECT_EQ(side.path->state(), PathState::error);
+  side.device->health.worsen(fabric::verbs::DeviceHealth::Level::gone);
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(100)));
+  EXPECT_EQ(side.port->statistics().fences_by_removal, 1U);
+}
+
+// The driver knows before it has said so.
+TEST_F(Fence, ADeviceThatLiesAndHasNotYetSaidSoIsNotBelieved) {
+  make();
+  VerbsSide& side = sides_[1];
+  post_receives(side, 40);
+  side.nic->fail_for_good({.writes_for = milliseconds(400), .gone_after = milliseconds(500)});
+  side.path->fail(reason());
+  EXPECT_FALSE(run([&] { return flushed(side) != 0; }, milliseconds(499)));
 }
 
 // A path that is destroyed takes back nothing: what its device has completed stays in the queue.
@@ -365,13 +394,20 @@ TEST_F(Fence, ADestructionThatHangsHoldsNobodyUpAndIsToldInTime) {
   VerbsSide& side = sides_[1];
   post_receives(side, 40);
   side.path->fail(reason());
-  const Duration limit = fabric::verbs::Options{}.destroy_limit;
+  const Duration limit = fabric::verbs::Options{}.stuck_after;
   EXPECT_FALSE(run([&] { return side.owner.fence_error.code != Errc::ok; }, limit - seconds(1)));
   EXPECT_TRUE(run([&] { return side.owner.fence_error.code != Errc::ok; }, seconds(2)));
   EXPECT_EQ(flushed(side), 40 - conditions_.counts.kept) << "more than the device gave back";
-  EXPECT_EQ(side.port->statistics().fences_failed, 1U);
+  EXPECT_EQ(side.port->statistics().fences_unproven, 1U);
   set_gate(true);
+  // Another thread does it; this one waits for that and lets virtual time pass.
+  EXPECT_TRUE(until([&] {
+    run([] { return false; }, milliseconds(21));
+    return flushed(side) == 40;
+  })) << "late is not never";
 }
+
+std::atomic<int> answer{0};
 
 TEST(Destroyer, ReturnsBeforeItIsDoneAndTellsWhatCameOfIt) {
   static const Library library = [] {
@@ -381,10 +417,12 @@ TEST(Destroyer, ReturnsBeforeItIsDoneAndTellsWhatCameOfIt) {
       gate_opens.wait(lock, [] { return gate_open; });
       return static_cast<int>(pair->qp_num);
     };
+    made.device.query_port = [](ibv_context*, uint8_t, ibv_port_attr*) { return answer.load(); };
     return made;
   }();
   set_gate(false);
-  fabric::verbs::Destroyer destroyer(library);
+  answer = 0;
+  fabric::verbs::Destroyer destroyer(library, nullptr);
   ibv_qp good{};
   ibv_qp bad{};
   bad.qp_num = ENODEV;
@@ -396,6 +434,12 @@ TEST(Destroyer, ReturnsBeforeItIsDoneAndTellsWhatCameOfIt) {
   EXPECT_TRUE(destroyer.drain(seconds(60)));
   EXPECT_EQ(both->result, ENODEV);
   EXPECT_EQ(one->result, 0);
+  answer = EIO;
+  const auto untrue = destroyer.destroy({&good, nullptr});
+  const auto asked = destroyer.ask();
+  EXPECT_TRUE(destroyer.drain(seconds(60)));
+  EXPECT_EQ(untrue->result, EIO) << "firmware that does not answer has ended nothing";
+  EXPECT_EQ(asked->result, EIO);
 }
 
 }  // namespace

@@ -131,7 +131,7 @@ struct NoOwner final : relay::SessionStream::Owner, fabric::PathOwner {
   void on_session_lost(relay::SessionStream&, const Error&) override {}
   void on_path_state(fabric::Path&, fabric::PathState, const Error&) override {}
   void on_completion(const fabric::Completion&) override {}
-  void on_fence_failed(fabric::Path&, const Error&) override {}
+  void on_fence_stuck(fabric::Path&, const Error&) override {}
 };
 
 fabric::SocketAddress loopback(uint16_t port = 0) {

@@ -188,7 +188,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 
 /// What a completion queue holds that cannot be read is lost, and so is what will come.
 [[gnu::cold, gnu::noinline]] void Port::mark_device_failed() {
-  if (!env_.device->fatal.exchange(true, std::memory_order_acq_rel)) {
+  if (env_.device->health.worsen(DeviceHealth::Level::failed)) {
     NHA_LOG_WARN("RDMA device {}: its completion queue cannot be read", env_.device->name());
   }
 }
@@ -230,7 +230,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   for (size_t i = 0; i < queues_.size(); ++i) {
     work += poll_queue(queues_[i]);
   }
-  if (env_.device->fatal.load(std::memory_order_relaxed) && !lost_) [[unlikely]] {
+  if (!env_.device->health.usable() && !lost_) [[unlikely]] {
     work += fail_all();
   }
   return pending_work_ ? do_pending_work(work) : work;
@@ -271,7 +271,8 @@ bool Port::prepare_sleep() {
   armed_ = true;
   pending_work_ = true;
   for (Queue& queue : queues_) {
-    if (ibv_req_notify_cq(queue.cq, 0) != 0) {
+    // A device that failed makes no events any more.
+    if (env_.device->health.usable() && ibv_req_notify_cq(queue.cq, 0) != 0) {
       return false;
     }
   }

@@ -170,7 +170,7 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
     return refuse("allocate a protection domain");
   }
   opened->resolver_ = std::make_unique<Resolver>(library, opened->pd_);
-  opened->destroyer_ = std::make_unique<Destroyer>(library);
+  opened->destroyer_ = std::make_unique<Destroyer>(library, opened->context_);
   const int flags = fcntl(opened->context_->async_fd, F_GETFL);
   if (flags < 0 || fcntl(opened->context_->async_fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return refuse("make its event descriptor non-blocking");
@@ -179,6 +179,17 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
       config.ib_relaxed_ordering != 0 && library.memory.reg_iova2 != nullptr;
   opened->detect_gpu_support();
   return opened;
+}
+
+bool Device::answers() {
+  ibv_port_attr attributes{};
+  if (library_.device.query_port(context_, 1, &attributes) == 0) {
+    return true;
+  }
+  if (health.worsen(DeviceHealth::Level::lost)) {
+    NHA_LOG_WARN("RDMA device {}: it answers nothing any more: see the kernel's log", name_);
+  }
+  return false;
 }
 
 Device::~Device() {
@@ -441,7 +452,7 @@ void Device::remove(const Region& region) {
   if (found == regions_.end() || --found->users != 0) {
     return;
   }
-  if (const int error = library_.memory.dereg(found->mr); error != 0) {
+  if (const int error = library_.memory.dereg(found->mr); error != 0 && health.usable()) {
     NHA_LOG_WARN("RDMA device {}: cannot deregister memory: {}", name_, std::strerror(error));
   }
   regions_.erase(found);

@@ -14,6 +14,7 @@
 
 #include "runtime/base/config.h"
 #include "runtime/fabric/verbs/destroyer.h"
+#include "runtime/fabric/verbs/device_health.h"
 #include "runtime/fabric/verbs/gid.h"
 #include "runtime/fabric/verbs/library.h"
 #include "runtime/fabric/verbs/resolver.h"
@@ -98,6 +99,9 @@ class Device {
   /// Null is allowed.
   void close_channel(ibv_comp_channel* channel) const;
 
+  /// The firmware answers a question; where it does not, the device is lost from now on.  Blocks as
+  /// long as the device takes.
+  bool answers();
   /// Asks the device now; a flap may have changed everything but the name.
   Result<PortInfo> query(uint8_t port) const;
 
@@ -127,9 +131,8 @@ class Device {
   /// Any thread.
   Destroyer& destroyer() { return *destroyer_; }
 
-  /// Set by the watch of asynchronous events: the device failed for good.  Its ports fail their
-  /// paths and make no more.
-  std::atomic<bool> fatal{false};
+  /// Where it is not usable, its ports fail their paths and make no more.
+  DeviceHealth health;
   /// Somebody reads its asynchronous events.
   std::atomic<bool> watched{false};
 

@@ -1,5 +1,7 @@
 #include "runtime/fabric/verbs/device_watch.h"
 
+#include <cerrno>
+
 #include "runtime/base/log.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -25,8 +27,9 @@ EventEffect effect_of(ibv_event_type type) {
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR:
       return EventEffect::queue_fault;
+    case IBV_EVENT_CQ_ERR:  // it overran: completions are lost for good
+      return EventEffect::queue_lost;
     case IBV_EVENT_DEVICE_FATAL:
-    case IBV_EVENT_CQ_ERR:  // a completion queue overran: completions are lost for good
       return EventEffect::device_lost;
     default:
       return EventEffect::none;
@@ -60,8 +63,16 @@ void DeviceWatch::on_readable(int fd) {
   (void)fd;
   const Library& library = device_->library();
   ibv_async_event event{};
-  for (unsigned i = 0; i < events_per_turn && library.event.get(device_->context(), &event) == 0;
-       ++i) {
+  for (unsigned i = 0; i < events_per_turn; ++i) {
+    if (library.event.get(device_->context(), &event) != 0) {
+      // Linux, ib_uverbs_event_read(): so once all that this process had on the device is
+      // destroyed.
+      if (errno == EIO) {
+        worsen(DeviceHealth::Level::gone, "the kernel has taken the device away");
+        watch_.reset();  // it stays readable
+      }
+      return;
+    }
     take(event);
     // Destroying a queue pair waits for this.
     library.event.ack(&event);
@@ -73,10 +84,8 @@ void DeviceWatch::take(const ibv_async_event& event) {
   const char* what = device_->library().event.type_text(event.event_type);
   context_->recorder().note(TraceEvent::device_event, id().index,
                             static_cast<uint64_t>(event.event_type), static_cast<uint64_t>(effect));
-  if (tell_ && (effect == EventEffect::port_down || effect == EventEffect::port_up ||
-                effect == EventEffect::device_lost)) {
-    tell_(effect,
-          effect == EventEffect::device_lost ? 0U : static_cast<unsigned>(event.element.port_num));
+  if (tell_ && (effect == EventEffect::port_down || effect == EventEffect::port_up)) {
+    tell_(effect, static_cast<unsigned>(event.element.port_num));
   }
   switch (effect) {
     case EventEffect::port_down:
@@ -90,16 +99,28 @@ void DeviceWatch::take(const ibv_async_event& event) {
     case EventEffect::queue_fault:
       NHA_LOG_WARN("RDMA device {}: {}", device_->name(), what);
       break;
+    case EventEffect::queue_lost:
+      worsen(DeviceHealth::Level::failed, what);
+      break;
     case EventEffect::device_lost:
-      device_->fatal.store(true, std::memory_order_release);
-      NHA_LOG_WARN(
-          "RDMA device {}: {}; its connections end now, and it is not used again by this "
-          "process",
-          device_->name(), what);
+      worsen(DeviceHealth::Level::lost, what);
       break;
     case EventEffect::none:
       NHA_LOG_DEBUG("RDMA device {}: {}", device_->name(), what);
       break;
+  }
+}
+
+void DeviceWatch::worsen(DeviceHealth::Level to, const char* what) {
+  const bool first = device_->health.usable();
+  if (!device_->health.worsen(to)) {
+    return;
+  }
+  NHA_LOG_WARN("RDMA device {}: {}; {}", device_->name(), what,
+               first ? "its paths end now, and this process does not use it again"
+                     : "nothing that it was given reaches memory any more");
+  if (first && tell_) {
+    tell_(EventEffect::device_lost, 0);
   }
 }
 

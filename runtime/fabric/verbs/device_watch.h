@@ -19,7 +19,8 @@ enum class EventEffect : uint8_t {
   port_up,      ///< new paths can be made
   addresses,    ///< LID, GID or partition table changed: new paths read them anew
   queue_fault,  ///< one queue pair failed; its completions say the rest
-  device_lost,  ///< nothing on this device can be trusted to complete any more
+  queue_lost,   ///< a completion queue: what it would have said is lost
+  device_lost,  ///< nothing on this device can be trusted any more
 };
 /// Any thread.  Pure.
 EventEffect effect_of(ibv_event_type type);
@@ -43,6 +44,7 @@ class DeviceWatch final : public Actor, private FdWatchOwner {
  private:
   void on_readable(int fd) override;
   void take(const ibv_async_event& event);
+  void worsen(DeviceHealth::Level to, const char* what);
 
   std::shared_ptr<Device> device_;
   Tell tell_;

@@ -9,7 +9,8 @@ namespace nccl_ha::fabric::verbs {
 namespace {
 
 /// Between looks at whether a queue pair is gone.
-constexpr Duration destruction_interval = std::chrono::microseconds(500);
+constexpr Duration waiting_interval = std::chrono::microseconds(500);
+constexpr Duration stuck_interval = std::chrono::milliseconds(20);
 
 /// Where this process does not get to run, what a device does in software does not either: it has
 /// so many times as long, which is less than a destruction under such load takes.
@@ -42,63 +43,75 @@ void Fence::stop_waiting() {
 bool Fence::moves(bool all_returned) const {
   switch (state_) {
     case State::flushing:
-      return all_returned;
+      return all_returned || proven(all_returned) != FenceProof::none;
     case State::overdue:
       return true;
-    case State::destroying:
-      return proven(all_returned) || result() != Destruction::open;
+    case State::waiting:
+      return may_ask(all_returned) || proven(all_returned) != FenceProof::none ||
+             (destruction_ == nullptr && question_->over());
     case State::none:
     case State::closed:
-    case State::failed:
       return false;
   }
   return false;
 }
 
 Fence::Outcome Fence::move(bool all_returned) {
-  switch (state_) {
-    case State::flushing:
-      NHA_DASSERT(all_returned, "the device still has work");
-      return end(State::closed, Outcome::returned);
-    case State::overdue:
-      if (proven(all_returned)) {  // while nobody looked
-        return end(State::closed, Outcome::returned);
-      }
-      return Outcome::must_destroy;
-    case State::destroying:
-      if (proven(all_returned)) {
-        return end(State::closed, Outcome::returned);
-      }
-      error_ = result();
-      NHA_DASSERT(error_ != Destruction::open, "the destruction is still under way");
-      return error_ != 0 ? end(State::failed, Outcome::failed)
-                         : end(State::closed, Outcome::destroyed);
-    case State::none:
-    case State::closed:
-    case State::failed:
-      break;
+  if (state_ == State::none || state_ == State::closed) {
+    return Outcome::open;
   }
-  return Outcome::open;
+  proof_ = proven(all_returned);
+  if (proof_ != FenceProof::none) {
+    state_ = State::closed;
+    services_.timers->cancel(timer_);
+    return Outcome::closed;
+  }
+  if (may_ask(all_returned)) {
+    return Outcome::must_ask;
+  }
+  const bool vain = state_ == State::waiting && destruction_ == nullptr && question_->over();
+  return state_ == State::overdue || vain ? Outcome::must_destroy : Outcome::open;
 }
 
-Fence::Outcome Fence::await(std::shared_ptr<const Destruction> destruction) {
-  NHA_ASSERT(state_ == State::overdue, "nothing is to be destroyed");
+void Fence::confirm(std::shared_ptr<const Destruction> question) {
+  NHA_ASSERT(!question_, "the firmware is asked once");
+  question_ = std::move(question);
+  wait();
+}
+
+void Fence::await(std::shared_ptr<const Destruction> destruction) {
+  NHA_ASSERT(!destruction_, "a queue pair is destroyed once");
   destruction_ = std::move(destruction);
-  state_ = State::destroying;
-  destruction_deadline_ = services_.clock->now() + options_.destroy_limit;
-  return check_destruction();
+  wait();
+}
+
+void Fence::wait() {
+  if (state_ != State::waiting) {
+    state_ = State::waiting;
+    deadline_ = services_.clock->now() + options_.stuck_after;
+  }
+  services_.timers->arm(timer_, services_.clock->now() + waiting_interval);
+}
+
+FenceProof Fence::proven(bool all_returned) const {
+  FenceEvidence known;
+  known.stopped = in_error_;
+  known.all_returned = all_returned;
+  known.return_confirmed = question_ != nullptr && question_->confirmed();
+  known.destruction_confirmed = destruction_ != nullptr && destruction_->confirmed();
+  known.device = device_.level();
+  return proof_of(known);
 }
 
 Fence::Outcome Fence::check(uint32_t returned) {
   switch (state_) {
     case State::flushing:
       return check_flush(returned);
-    case State::destroying:
-      return check_destruction();
+    case State::waiting:
+      return check_waiting();
     case State::none:
     case State::overdue:
     case State::closed:
-    case State::failed:
       break;
   }
   return Outcome::open;
@@ -118,25 +131,17 @@ Fence::Outcome Fence::check_flush(uint32_t returned) {
   return Outcome::open;
 }
 
-Fence::Outcome Fence::check_destruction() {
-  if (result() != Destruction::open) {
-    return Outcome::open;  // it moves
-  }
+Fence::Outcome Fence::check_waiting() {
   const Instant now = services_.clock->now();
-  if (now >= destruction_deadline_) {
-    error_ = ETIMEDOUT;
-    return end(State::failed, Outcome::failed);
+  const bool late = now >= deadline_;
+  // One that is stuck takes as long as its device takes to be reset, or for good.
+  services_.timers->arm(timer_, now + (late ? stuck_interval : waiting_interval));
+  if (!late || std::exchange(told_, true)) {
+    return Outcome::open;
   }
-  services_.timers->arm(timer_, now + destruction_interval);
-  return Outcome::open;
-}
-
-int Fence::result() const { return destruction_->result.load(std::memory_order_acquire); }
-
-Fence::Outcome Fence::end(State state, Outcome outcome) {
-  state_ = state;
-  services_.timers->cancel(timer_);
-  return outcome;
+  const auto& asked = destruction_ ? destruction_ : question_;
+  error_ = !asked->over() ? ETIMEDOUT : asked->confirmed() ? EIO : asked->error();
+  return Outcome::stuck;
 }
 
 }  // namespace nccl_ha::fabric::verbs

@@ -5,7 +5,9 @@
 // receives that are posted after the change, whence nothing is posted any more.  Then the queue
 // pair is destroyed: once that has returned nothing can land either.  Whichever of the two comes
 // first is enough: Soft-RoCE destroys a queue pair only when the interface has let go of its
-// packets, and one without a link keeps them for seconds.  Time by itself proves nothing.
+// packets, and one without a link keeps them for seconds.  Both count only if the firmware answers
+// a question after that (fence_proof.h); where it does not, the fence waits until the kernel has
+// taken the device away.  Time by itself proves nothing.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +15,7 @@
 
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/verbs/destroyer.h"
+#include "runtime/fabric/verbs/fence_proof.h"
 #include "runtime/fabric/verbs/options.h"
 #include "runtime/fabric/verbs/port_services.h"
 
@@ -22,15 +25,15 @@ class Fence {
  public:
   /// What came of a step.
   enum class Outcome : uint8_t {
-    open,          ///< nothing, yet
+    open,      ///< nothing, yet
+    must_ask,  ///< all work is back: the firmware is to be asked whether it lives, confirm() that
     must_destroy,  ///< the queue pair is to be destroyed: await() that
-    returned,      ///< closed: all work came back
-    destroyed,     ///< closed: the queue pair is gone
-    failed,        ///< the device does not let go: error() says why
+    closed,        ///< proof() says why nothing moves any more
+    stuck,         ///< still open after long, told once: error() says why
   };
 
-  Fence(const PortServices& services, const Options& options)
-      : services_(services), options_(options) {}
+  Fence(const PortServices& services, const Options& options, const DeviceHealth& device)
+      : services_(services), options_(options), device_(device) {}
   ~Fence();
   Fence(const Fence&) = delete;
   Fence& operator=(const Fence&) = delete;
@@ -49,12 +52,13 @@ class Fence {
   /// The completion queue was found empty after moves() became true.  `all_returned`: everything
   /// that the device was given has come back.
   Outcome move(bool all_returned);
-  Outcome await(std::shared_ptr<const Destruction> destruction);
+  void confirm(std::shared_ptr<const Destruction> question);
+  void await(std::shared_ptr<const Destruction> destruction);
   Outcome check(uint32_t returned);
 
   /// Nothing moves any more, and everything is to be reported.
   bool closed() const { return state_ == State::closed; }
-  bool failed() const { return state_ == State::failed; }
+  FenceProof proof() const { return proof_; }
   int error() const { return error_; }
   /// Since begin(), and how much of that this process did not run.
   Duration took() const { return services_.clock->now() - begun_.now; }
@@ -62,28 +66,31 @@ class Fence {
 
  private:
   enum class State : uint8_t {
-    none,        ///< the queue pair is not broken
-    flushing,    ///< in ERR; its work comes back
-    overdue,     ///< not all of it did in time, or the queue pair would not go to ERR
-    destroying,  ///< the destroyer has it
+    none,      ///< the queue pair is not broken
+    flushing,  ///< in ERR; its work comes back
+    overdue,   ///< not all of it did in time, or the queue pair would not go to ERR
+    waiting,   ///< for what was asked, for a destruction, or for the kernel
     closed,
-    failed,
   };
-  int result() const;
-  bool proven(bool all_returned) const { return all_returned && in_error_; }
+  bool may_ask(bool all_returned) const { return all_returned && in_error_ && !question_; }
+  FenceProof proven(bool all_returned) const;
   Outcome check_flush(uint32_t returned);
-  Outcome check_destruction();
-  Outcome end(State state, Outcome outcome);
+  Outcome check_waiting();
+  void wait();
 
   const PortServices& services_;
   const Options& options_;
+  const DeviceHealth& device_;
   State state_ = State::none;
   bool in_error_ = true;
   Moment begun_{};
   uint32_t seen_returned_ = 0;
   Duration seen_lost_{};
+  std::shared_ptr<const Destruction> question_;  ///< asked when all work was back
   std::shared_ptr<const Destruction> destruction_;
-  Instant destruction_deadline_{};
+  Instant deadline_{};
+  bool told_ = false;  ///< that it is stuck
+  FenceProof proof_ = FenceProof::none;
   int error_ = 0;
   Timer timer_;
 };

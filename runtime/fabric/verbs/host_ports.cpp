@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -65,8 +66,22 @@ size_t HostPorts::queue_pairs(size_t port) const {
   return static_cast<size_t>(std::max(0, usable_[port].device->attributes().max_qp));
 }
 
+/// Of a device that has failed since, memory has names only: whoever asks for it has paths over
+/// other devices, or none.
 Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin) {
   Device& device = *usable_[port].device;
+  auto keys = device.health.usable() ? register_memory(device, origin) : RegionKeys{};
+  if (!keys && (keys.error().sys != EIO || device.answers())) {
+    return keys;
+  }
+  if (!device.health.usable()) {
+    const uint32_t name = next_name_.fetch_sub(1, std::memory_order_relaxed);
+    return RegionKeys{name, name, 0};
+  }
+  return keys;
+}
+
+Result<RegionKeys> HostPorts::register_memory(Device& device, const RegionOrigin& origin) {
   auto domain = origin.domain ? device.domain(*origin.domain)
                               : Result<std::shared_ptr<ProtectionDomain>>(nullptr);
   if (!domain) {
@@ -85,7 +100,9 @@ Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin
 }
 
 void HostPorts::remove_memory(size_t port, const RegionKeys& keys) {
-  usable_[port].device->remove(Region{reinterpret_cast<ibv_mr*>(keys.handle)});
+  if (keys.handle != 0) {
+    usable_[port].device->remove(Region{reinterpret_cast<ibv_mr*>(keys.handle)});
+  }
 }
 
 Result<OwnedPath> HostPorts::create_path(Context& context, size_t port, const PathOptions& options,
@@ -125,7 +142,7 @@ Result<OwnedPath> HostPorts::create_path(Context& context, size_t port, const Pa
 
 Result<std::unique_ptr<PacketIo>> HostPorts::open_datagrams(Context& context, size_t port) {
   const UsablePort& usable = usable_[port];
-  if (usable.device->fatal.load(std::memory_order_acquire)) {
+  if (!usable.device->health.usable()) {
     return fail(Errc::system, fmt::format("RDMA device {} failed earlier: see the kernel's log; "
                                           "restart the job after it has recovered",
                                           usable.device->name()));

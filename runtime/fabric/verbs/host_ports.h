@@ -1,6 +1,8 @@
 // The usable RDMA ports of this host, driven through rdma-core.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,11 +32,13 @@ class HostPorts final : public RdmaPorts {
   Result<std::unique_ptr<PacketIo>> open_datagrams(Context& context, size_t port) override;
 
  private:
+  static Result<RegionKeys> register_memory(Device& device, const RegionOrigin& origin);
   void watch_device(Context& context, const UsablePort& usable);
 
   std::vector<UsablePort> usable_;
   std::vector<RdmaPort> ports_;
   NicBoard& board_;
+  std::atomic<uint32_t> next_name_{UINT32_MAX};  ///< downwards: devices count their keys from below
   std::vector<std::vector<std::weak_ptr<Port>>> open_;  // per worker and port
 };
 

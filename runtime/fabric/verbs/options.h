@@ -29,9 +29,9 @@ struct Options {
   Duration dead_after = std::chrono::seconds(5);
   /// How long a broken queue pair may give nothing back before it is destroyed.
   Duration flush_wait = std::chrono::milliseconds(5);
-  /// How long that may take before nobody believes in it any more; a driver whose device does not
-  /// answer takes seconds, and a starved host too.
-  Duration destroy_limit = std::chrono::seconds(30);
+  /// A fence that is open for so long is told of; a driver whose device does not answer takes
+  /// seconds, and a starved host too.
+  Duration stuck_after = std::chrono::seconds(5);
 
   static Options from(const Config& config);
   /// Of paths over a port; `speed_mbps` as in PortInfo.

@@ -91,7 +91,7 @@ Result<size_t> Port::find_queue(uint32_t entries) {
 
 Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
                                                 const GidPreference& want, PathOwner* owner) {
-  if (env_.device->fatal.load(std::memory_order_acquire)) {
+  if (!env_.device->health.usable()) {
     return fail(Errc::system, fmt::format("RDMA device {} failed earlier: see the kernel's log; "
                                           "restart the job when it is back",
                                           env_.device->name()));

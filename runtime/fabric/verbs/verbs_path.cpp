@@ -28,7 +28,7 @@ VerbsPath::VerbsPath(PathEnvironment& environment, const PathOptions& options, P
       pair_(*environment.device),
       sends_(place.ids(WorkId::Lane::send), options.writes_max),
       receives_(place.ids(WorkId::Lane::receive), options.receives_max, options.receives_spare),
-      fence_(environment, environment.options) {
+      fence_(environment, environment.options, environment.device->health) {
   handshake_.bind([](void* self) { static_cast<VerbsPath*>(self)->on_handshake_timer(); }, this);
   fence_.bind(
       [](void* self) {
@@ -42,8 +42,7 @@ VerbsPath::~VerbsPath() {
   env_.table.remove(*this);
   // One that still has work fills the completion queue until it is gone, so that is waited for; a
   // device that failed may take long.
-  if (pair_.get() != nullptr &&
-      (fence_.closed() || env_.device->fatal.load(std::memory_order_acquire))) {
+  if (pair_.get() != nullptr && (fence_.closed() || !env_.device->health.usable())) {
     static_cast<void>(
         env_.device->destroyer().destroy({pair_.release(), flushes_.pair().release()}, domain_));
   }
@@ -299,45 +298,54 @@ bool VerbsPath::all_returned() const {
 }
 
 void VerbsPath::move_fence() {
-  Fence::Outcome outcome = fence_.move(all_returned());
-  if (outcome == Fence::Outcome::must_destroy) {
-    outcome = fence_.await(
-        env_.device->destroyer().destroy({pair_.release(), flushes_.pair().release()}, domain_));
+  const Fence::Outcome outcome = fence_.move(all_returned());
+  Destroyer& destroyer = env_.device->destroyer();
+  if (outcome == Fence::Outcome::must_ask) {
+    fence_.confirm(destroyer.ask());
+  } else if (outcome == Fence::Outcome::must_destroy) {
+    fence_.await(destroyer.destroy({pair_.release(), flushes_.pair().release()}, domain_));
+  } else {
+    on_fence(outcome);
   }
-  on_fence(outcome);
 }
 
 void VerbsPath::on_fence(Fence::Outcome outcome) {
-  switch (outcome) {
-    case Fence::Outcome::open:
-    case Fence::Outcome::must_destroy:
-      return;
-    case Fence::Outcome::returned:
-      ++env_.statistics.fences_by_flush;
-      report_fenced("all work came back");
-      take_back();
-      return;
-    case Fence::Outcome::destroyed:
-      ++env_.statistics.fences_by_destroy;
-      report_fenced("the queue pair was destroyed");
-      take_back();
-      return;
-    case Fence::Outcome::failed:
-      // What is outstanding stays so: nobody knows what may still be written.
-      ++env_.statistics.fences_failed;
-      owner_->on_fence_failed(
-          *this, nccl_ha::fail(
-                     Errc::remote,
-                     fmt::format("RDMA device {}: queue pair {} cannot be ended, so the device may "
-                                 "still write into memory that is to be used again: see the "
-                                 "kernel's log; it was given up because: {}",
-                                 ends_.info().device, ends_.local().queue_pair, error_.message()),
-                     fence_.error()));
-      return;
+  if (outcome == Fence::Outcome::closed) {
+    on_fenced();
+    take_back();
+  } else if (outcome == Fence::Outcome::stuck) {
+    // What is outstanding stays so: nobody knows what may still be written.
+    ++env_.statistics.fences_unproven;
+    owner_->on_fence_stuck(
+        *this, nccl_ha::fail(
+                   Errc::remote,
+                   fmt::format("RDMA device {}: nothing proves that queue pair {} is at its end, "
+                               "and the device may still write into memory that is to be used "
+                               "again: see the kernel's log; it was given up because: {}",
+                               ends_.info().device, ends_.local().queue_pair, error_.message()),
+                   fence_.error()));
   }
 }
 
-void VerbsPath::report_fenced(const char* proof) const {
+void VerbsPath::on_fenced() {
+  const char* proof = "";
+  switch (fence_.proof()) {
+    case FenceProof::none:
+      NHA_ASSERT(false, "a fence closes with a proof");
+      break;
+    case FenceProof::returned:
+      ++env_.statistics.fences_by_flush;
+      proof = "all work came back";
+      break;
+    case FenceProof::destroyed:
+      ++env_.statistics.fences_by_destroy;
+      proof = "the queue pair was destroyed";
+      break;
+    case FenceProof::gone:
+      ++env_.statistics.fences_by_removal;
+      proof = "the kernel has taken the device away";
+      break;
+  }
   NHA_LOG_INFO(
       "RDMA device {}: queue pair {} is fenced after {:.1f} ms, in {:.1f} of which this process "
       "did not run: {}",

@@ -65,7 +65,7 @@ class VerbsPath final : public Path {
   bool fence_moves() const { return fence_.moves(all_returned()); }
   /// After it has taken everything out of the completion queue.  May end the path.
   void move_fence();
-  bool fence_over() const { return fence_.closed() || fence_.failed(); }
+  bool fence_over() const { return fence_.closed(); }
 
  private:
   using Internal = SendRing::Internal;
@@ -105,7 +105,7 @@ class VerbsPath final : public Path {
   bool all_returned() const;
   uint32_t returned() const { return sends_.head() + receives_.head() + flushes_.head(); }
   void on_fence(Fence::Outcome outcome);
-  void report_fenced(const char* proof) const;
+  void on_fenced();
   void take_back();
 
   ibv_pd* protection() const { return domain_ ? domain_->get() : env_.device->pd(); }

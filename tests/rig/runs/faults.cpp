@@ -173,9 +173,14 @@ void PathFaults::hurt_nic() {
     take_port(host, rail, up_to(random_, seconds(2)));
   } else {
     gone_ = rail;
-    nic.fail_for_good();
+    sim::RdmaNic::Death death;
+    death.gone_after = up_to(random_, seconds(3));
+    death.writes_for = random_.chance(0.5) ? up_to(random_, death.gone_after) : Duration{};
+    nic.fail_for_good(death);
     ++totals.devices_lost;
-    stage_.tell(fmt::format("process {}: device of rail {} failed for good", host, rail));
+    stage_.tell(fmt::format(
+        "process {}: device of rail {} failed for good, wrote for {} ms, is gone after {} ms", host,
+        rail, ms(death.writes_for), ms(death.gone_after)));
   }
 }
 

@@ -102,24 +102,59 @@ void RdmaNic::move_gid() {
   }
 }
 
-void RdmaNic::fail_for_good(bool forgets) {
-  if (!std::exchange(failed_, true)) {
-    if (forgets) {
-      memory_.lose();
-    } else {
-      memory_.land(Instant::max());
-    }
-    // What it has reported is in the host's memory.
-    for (CompletionQueue* queue : queues_) {
-      std::erase_if(queue->entries, [&](const CompletionQueue::Entry& entry) {
-        return forgets && entry.due > network_.now();
-      });
-      for (CompletionQueue::Entry& entry : queue->entries) {
-        entry.due = std::min(entry.due, network_.now());
-      }
-    }
-    report(IBV_EVENT_DEVICE_FATAL, 0);
+void RdmaNic::fail_for_good(const Death& death) {
+  if (std::exchange(failed_, true)) {
+    return;
   }
+  death_ = death;
+  failed_at_ = network_.now();
+  gone_at_ = failed_at_ + death.gone_after;
+  if (death.forgets) {
+    memory_.lose();
+  } else {
+    memory_.land(Instant::max());
+  }
+  // What it has reported is in the host's memory.
+  for (CompletionQueue* queue : queues_) {
+    std::erase_if(queue->entries, [&](const CompletionQueue::Entry& entry) {
+      return death.forgets && entry.due > network_.now();
+    });
+    for (CompletionQueue::Entry& entry : queue->entries) {
+      entry.due = std::min(entry.due, network_.now());
+    }
+  }
+  report(IBV_EVENT_DEVICE_FATAL, 0);
+  network_.at(gone_at_, [this] { vanish(); });
+}
+
+/// What it had not written by then it never writes.
+void RdmaNic::vanish() {
+  memory_.lose();
+  network_.readable(context_->async_fd);
+}
+
+/// A failed device has taken it from the network.  Nobody is told, and no state is looked at.
+void RdmaNic::take_late(const RdmaPacket& packet) {
+  const RdmaQueuePair* pair = find(packet.to_pair);
+  const bool writes = packet.kind == RdmaPacket::request && !packet.bytes.empty() &&
+                      packet.opcode != IBV_WR_SEND && packet.opcode != IBV_WR_SEND_WITH_IMM;
+  const Region* region =
+      pair == nullptr || !writes
+          ? nullptr
+          : find_region(pair->pd, packet.key, packet.remote, packet.bytes.size(), false);
+  if (region == nullptr) {
+    return;
+  }
+  ++conditions_.counts.after_death;
+  const auto most = static_cast<uint64_t>(death_.writes_for.count());
+  const Instant due = network_.now() + Duration(random_.below(most + 1));
+  if (due >= std::min(gone_at_, failed_at_ + death_.writes_for)) {
+    return;
+  }
+  memory_.keep(
+      {reinterpret_cast<std::byte*>(packet.remote), packet.bytes, packet.to_pair, region->lkey},
+      due);
+  network_.at(due, [this] { memory_.land(network_.now()); });
 }
 
 void RdmaNic::break_datagrams() {
@@ -299,7 +334,10 @@ void RdmaNic::write(RdmaQueuePair& pair, const Region& region, std::byte* to,
 
 /// errno when the call fails, else 0.
 int RdmaNic::call(Verb verb, bool may_be_slow) {
-  const int error = verbs_.call(verb);
+  int error = verbs_.call(verb);
+  if (failed_ && verb <= Verb::make_route) {
+    error = EIO;
+  }
   conditions_.counts.calls_failed += error != 0 ? 1 : 0;
   if (may_be_slow) {
     const Duration time = verbs_.time_of_call();

@@ -51,6 +51,7 @@ class RdmaNic {
     uint64_t late = 0;          ///< completions that were held back
     uint64_t after_error = 0;   ///< packets that came for a queue pair in error or gone
     uint64_t lagging = 0;       ///< requests taken after modify_qp to ERR returned
+    uint64_t after_death = 0;   ///< writes of devices that had failed
     uint64_t kept = 0;          ///< work requests and receives that queue pairs never gave back
     uint64_t calls_failed = 0;  ///< of the interface
     uint64_t calls_slow = 0;
@@ -95,9 +96,20 @@ class RdmaNic {
   /// The addresses move to another place of the GID table: queue pairs that use the old one are cut
   /// off, new ones are not.
   void move_gid();
-  /// The device fails, says so and does nothing any more; `forgets` what it had acknowledged and
-  /// not yet reported.
-  void fail_for_good(bool forgets = false);
+  /// How a device ends.
+  struct Death {
+    /// What it had acknowledged and not yet reported.
+    bool forgets = false;
+    /// 0: after a reset, every call is refused.  Else the firmware has failed: calls that end
+    /// something are taken for done and end nothing, those that make or ask something are refused,
+    /// and what comes from the network reaches memory within that time.
+    Duration writes_for{};
+    /// The kernel needs so long until it has taken the device away.
+    Duration gone_after = std::chrono::milliseconds(1);
+  };
+  /// The device fails, says so, and completes nothing any more.
+  void fail_for_good(const Death& death);
+  void fail_for_good() { fail_for_good({}); }
   bool failed() const { return failed_; }
   /// Its queue pairs of datagrams move to error, as Soft-RoCE's do when one finds no route.
   void break_datagrams();
@@ -130,6 +142,12 @@ class RdmaNic {
   /// Null: what `domain` knows by that key does not lie there.
   Region* find_region(const ibv_pd* domain, uint32_t key, uint64_t address, uint64_t length,
                       bool local) const;
+  /// The driver answers calls that end something, and they end nothing.
+  bool lies() const {
+    return failed_ && network_.now() < gone_at_ && death_.writes_for > Duration{};
+  }
+  void take_late(const RdmaPacket& packet);
+  void vanish();
   void break_pair(RdmaQueuePair& pair, ibv_wc_status first);
   void end_slowly(RdmaQueuePair& pair);
   void end_lag(uint32_t number);
@@ -174,6 +192,9 @@ class RdmaNic {
   std::unique_ptr<Context> context_;
   std::unique_ptr<Device> device_;
   bool failed_ = false;
+  Death death_;
+  Instant failed_at_{};
+  Instant gone_at_ = Instant::max();
   uint32_t next_pair_ = 16;
   uint32_t next_key_ = 1;
   std::map<uint32_t, RdmaQueuePair*> pairs_;

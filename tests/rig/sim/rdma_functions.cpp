@@ -39,6 +39,9 @@ struct RdmaFunctions {
   }
   static int query_port(ibv_context* context, uint8_t number, ibv_port_attr* attributes) {
     const RdmaNic& asked = nic(context);
+    if (asked.failed_) {
+      return EIO;
+    }
     const RdmaNic::Port& port = asked.ports_[number - 1U];
     *attributes = {};
     attributes->state = port.up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
@@ -77,7 +80,7 @@ struct RdmaFunctions {
   static int get_event(ibv_context* context, ibv_async_event* event) {
     RdmaNic& told = nic(context);
     if (told.events_.empty()) {
-      errno = EAGAIN;
+      errno = told.network_.now() >= told.gone_at_ ? EIO : EAGAIN;
       return -1;
     }
     *event = told.events_.front();
@@ -136,7 +139,11 @@ struct RdmaFunctions {
     RdmaNic& at = nic(region->context);
     at.regions_.erase(region->lkey);
     at.regions_.erase(region->rkey);
-    at.memory_.land_region(region->lkey);
+    if (at.failed_) {
+      at.memory_.lose_region(region->lkey);
+    } else {
+      at.memory_.land_region(region->lkey);
+    }
     delete static_cast<RdmaNic::Region*>(region);
     return 0;
   }
@@ -217,6 +224,9 @@ struct RdmaFunctions {
   static int modify(ibv_qp* queue_pair, ibv_qp_attr* attributes, int mask) {
     auto& pair = *static_cast<RdmaQueuePair*>(queue_pair);
     RdmaNic& at = *pair.nic;
+    if (at.lies() && attributes->qp_state == IBV_QPS_ERR) {
+      return 0;
+    }
     if (const int error = at.call(verb_of(attributes->qp_state)); error != 0) {
       return error;
     }
@@ -280,6 +290,9 @@ struct RdmaFunctions {
   }
   static int free_pair(ibv_qp* queue_pair) {
     auto* pair = static_cast<RdmaQueuePair*>(queue_pair);
+    if (pair->nic->lies()) {
+      return 0;
+    }
     if (const int error = pair->nic->call(Verb::destroy_pair, false); error != 0) {
       return error;
     }

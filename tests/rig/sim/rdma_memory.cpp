@@ -47,6 +47,13 @@ Instant RdmaMemory::write(const Write& write, const DeviceFaults& faults, Instan
   return write.gpu ? std::max(now, write.after) : std::max(last, write.after);
 }
 
+void RdmaMemory::keep(const Write& write, Instant due) {
+  pieces_.push_back(
+      {due, write.to,
+       std::make_shared<const std::vector<std::byte>>(write.bytes.begin(), write.bytes.end()), 0,
+       write.bytes.size(), write.pair, write.region, write.gpu});
+}
+
 /// Up to three cuts, where a processor may see one side and not the other.
 void RdmaMemory::cut(const Write& write) {
   const auto base = reinterpret_cast<uint64_t>(write.to);
@@ -101,6 +108,11 @@ void RdmaMemory::land_pair(uint32_t pair) {
 
 void RdmaMemory::land_region(uint32_t region) {
   land_if([&](const Piece& piece) { return piece.region == region; });
+}
+
+void RdmaMemory::lose_region(uint32_t region) {
+  counts_.lost +=
+      std::erase_if(pieces_, [&](const Piece& piece) { return piece.region == region; });
 }
 
 void RdmaMemory::flush_gpu() {

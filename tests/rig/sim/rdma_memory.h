@@ -37,6 +37,8 @@ class RdmaMemory {
   /// Takes it; when a completion may tell of it.  GPU memory makes no completion wait.  land() is
   /// to be called at each of dues().
   Instant write(const Write& write, const DeviceFaults& faults, Instant now);
+  /// Takes it for later, whatever else is written meanwhile.
+  void keep(const Write& write, Instant due);
   /// Of the last write(): when its pieces become visible.
   std::span<const Instant> dues() const { return dues_; }
 
@@ -45,6 +47,8 @@ class RdmaMemory {
   /// What a queue pair, or a write to a region, left open becomes visible: it ends.
   void land_pair(uint32_t pair);
   void land_region(uint32_t region);
+  /// The kernel gives the region's pages back, and nothing reaches them any more.
+  void lose_region(uint32_t region);
   /// A read reached GPU memory behind all that was written there.
   void flush_gpu();
   /// What is not there yet never will be.

@@ -93,6 +93,9 @@ void RdmaNic::arrive(const RdmaPacket& packet) {
   const Port& port = *port_of(packet.to);
   if (failed_ || !port.up) {
     ++conditions_.counts.lost;
+    if (lies() && port.up) {
+      take_late(packet);
+    }
     return;
   }
   const bool takes = pair != nullptr && &ports_[pair->port] == &port &&

@@ -1,0 +1,46 @@
+// What proves that nothing of a broken queue pair touches memory any more.  Pure.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/fabric/verbs/device_health.h"
+
+namespace nccl_ha::fabric::verbs {
+
+/// `confirmed`: after that the firmware answered a question.  A driver whose firmware has failed
+/// takes commands that end something for done, as otherwise nobody could unload it, and refuses
+/// those that ask (Linux, drivers/net/ethernet/mellanox/mlx5/core/cmd.c,
+/// mlx5_internal_err_ret_value; bnxt_re and others do the same).  So a 0 by itself proves nothing.
+struct FenceEvidence {
+  bool stopped = false;                ///< it went into ERR: what comes back has meaning
+  bool all_returned = false;           ///< all that the device was given came back
+  bool return_confirmed = false;       ///< only together with all_returned
+  bool destruction_confirmed = false;  ///< destroy_qp said 0
+  DeviceHealth::Level device = DeviceHealth::Level::good;
+};
+
+enum class FenceProof : uint8_t {
+  none,       ///< it may still write; time proves nothing
+  returned,   ///< a device in order has given back all of its work
+  destroyed,  ///< a device in order knows it no more
+  gone,       ///< the kernel has taken it down, and the device away from this process
+};
+
+/// The kernel closes a process's descriptor of events after it has destroyed all that the process
+/// had on the device (uverbs_destroy_ufile_hw() in drivers/infiniband/core), and the driver has
+/// reset the function before that, or removes it.  An errno value of a command is no such proof:
+/// commands are refused from the moment at which the removal begins.
+constexpr FenceProof proof_of(const FenceEvidence& known) {
+  if (known.device == DeviceHealth::Level::gone) {
+    return FenceProof::gone;
+  }
+  if (known.device == DeviceHealth::Level::lost) {
+    return FenceProof::none;
+  }
+  if (known.stopped && known.all_returned && known.return_confirmed) {
+    return FenceProof::returned;
+  }
+  return known.destruction_confirmed ? FenceProof::destroyed : FenceProof::none;
+}
+
+}  // namespace nccl_ha::fabric::verbs
