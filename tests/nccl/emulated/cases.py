@@ -448,7 +448,7 @@ class Runner:
             return None
         proofs = ["Using network HA", "via NET/HA"]
         if "NHA_FAKE_NIC" in case.environment:
-            proofs.append("over RoCE fake0")
+            proofs.append("over RoCE mlx5_0")
         if "NHA_FAKE_GPUDIRECT" in case.environment:
             proofs.append("via NET/HA/0/GDRDMA")
         if "HA_NCCL_DGRAM_FAULTS" in case.environment:
