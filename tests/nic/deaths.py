@@ -26,6 +26,8 @@ DEATHS = {
     "hang": [["hang", "1:0"]],
     "hang-cut": [["hang", "1:0"], ["cut", "1:0", "link"]],
     "internal": [["internal", "1:0"]],
+    # What is in the network arrives when verbs have said that the queue pair is gone.
+    "internal-late": [["hold", "1:0", "300"], ["internal", "1:0"]],
     "reset-back": [["reset", "1:0"], ["back", "1:0"]],
 }
 DEATH_AT = 2.0  # seconds after the data began to flow
@@ -40,7 +42,7 @@ def free_port():
 class Job:
     """Two ranks, which are hosts 1 and 2 of the emulated network."""
 
-    def __init__(self, build, folder, arguments, seconds, settings=""):
+    def __init__(self, build, folder, arguments, seconds, size, settings=""):
         self.build = build
         self.state = folder / "nic"
         self.output = [folder / f"rank{rank}.log" for rank in range(2)]
@@ -51,8 +53,9 @@ class Job:
                 os.environ, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
                 MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NCCL_SOCKET_IFNAME="lo",
                 LD_LIBRARY_PATH=str(build / "lib/fake_nic"),
+                LD_PRELOAD=str(build / "lib/fake_nic/libnha_nic_sysfs.so"),
                 NHA_NIC=f"state={self.state},host={rank + 1},devices=2{settings}")
-            command = [build / "bin/nccl-ha", "perf", "sendrecv", "-b", "1M", "-e", "1M", "-v",
+            command = [build / "bin/nccl-ha", "perf", "sendrecv", "-b", size, "-e", size, "-v",
                        "--seconds", str(seconds), "--plugin", build / "lib/libnccl-net-ha.so",
                        "-T", str(int(seconds) + 100), *arguments]
             with open(self.output[rank], "w") as log:
@@ -102,7 +105,7 @@ def run(build, folder, name, options):
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    job = Job(build, folder, arguments, options.seconds, options.nic)
+    job = Job(build, folder, arguments, options.seconds, options.size, options.nic)
     flowed = job.await_data(60)
     time.sleep(DEATH_AT)
     for command in DEATHS[name]:
@@ -130,6 +133,7 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--only", choices=DEATHS)
     parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--size", default="1M", help="of an operation")
     parser.add_argument("--patience", type=float, default=60, help="seconds after the job's own")
     parser.add_argument("--inline", action="store_true", help="no progress threads")
     parser.add_argument("--rails", action="store_true", help="both devices carry data")

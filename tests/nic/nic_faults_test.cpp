@@ -1,4 +1,6 @@
 // Faults of the emulated NIC.
+#include <utility>
+
 #include "tests/nic/nic_world.h"
 
 namespace nccl_ha::test {
@@ -121,6 +123,7 @@ TEST(NicFaults, ADeviceWithAnInternalErrorWritesBehindItsOwnersBack) {
     ASSERT_TRUE(wc);
     EXPECT_EQ(wc->status, IBV_WC_SUCCESS);
     EXPECT_EQ(pairs.b.memory[0], 0x5A) << "written after destroy and deregistration said 0";
+    EXPECT_EQ(control.device(1, 1).counters.behind.load(), 1U);
     while (seconds_since(start) < 0.45) {
       poll(nullptr, 0, 10);
     }
@@ -161,7 +164,7 @@ TEST(NicFaults, PacketsInTheNetworkOutliveTheirSender) {
     pairs.connect();
     control.hold(1, 1, 1, 200'000'000);
     ASSERT_EQ(pairs.a.post(IBV_WR_RDMA_WRITE, 7, pairs.b, 4096), 0);
-    ASSERT_EQ(ibv_destroy_qp(pairs.a.qp), 0);
+    ASSERT_EQ(ibv_destroy_qp(std::exchange(pairs.a.qp, nullptr)), 0);
     std::memset(pairs.a.memory.data(), 0x77, 4096);  // its memory is somebody else's now
     EXPECT_EQ(pairs.b.memory[0], 0);
     for (const auto start = Clock::now(); pairs.b.memory[0] == 0 && seconds_since(start) < 3;) {

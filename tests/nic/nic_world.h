@@ -87,6 +87,14 @@ struct QueueEnd {
     qp = ibv_create_qp(pd, &attributes);
   }
 
+  ~QueueEnd() {
+    if (qp != nullptr) {
+      ibv_destroy_qp(qp);  // before its memory goes
+    }
+  }
+  QueueEnd(const QueueEnd&) = delete;
+  QueueEnd& operator=(const QueueEnd&) = delete;
+
   ibv_gid gid() const {
     ibv_gid gid{};
     ibv_query_gid(context, 1, 0, &gid);

@@ -39,6 +39,7 @@ struct DeviceCounters {
   std::atomic<uint64_t> retries;       ///< timeouts after which it sent again
   std::atomic<uint64_t> silenced;      ///< completions that were never seen
   std::atomic<uint64_t> forbidden;     ///< requests refused by the setting `forbid`
+  std::atomic<uint64_t> behind;  ///< packets written for queue pairs that were said to be over
 };
 
 struct DeviceState {

@@ -25,7 +25,7 @@ void Firmware::wait(Duration time, Mode while_in) {
   }
 }
 
-Verdict Firmware::command(Duration cost, uint32_t generation) {
+Verdict Firmware::command(Command kind, Duration cost, uint32_t generation) {
   ++state_.counters.verbs;
   if (cost.count() != 0 && mode() == Mode::running) {
     const std::lock_guard lock(one_at_a_time_);
@@ -52,7 +52,7 @@ Verdict Firmware::command(Duration cost, uint32_t generation) {
   }
   if (mode() == Mode::internal) {
     ++state_.counters.verbs_failed;
-    return {false, 0};
+    return {false, kind == Command::ends ? 0 : EIO};
   }
   return {};
 }

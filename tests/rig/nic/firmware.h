@@ -15,12 +15,16 @@ struct Verdict {
   int error = 0;  ///< what the caller is told, an errno
 };
 
+/// Those that end something are answered with success by the driver of a device with an internal
+/// error, all others with EIO.
+enum class Command : uint8_t { other, ends };
+
 /// One per device.  Any thread, without the NIC's mutex: it takes time.
 class Firmware {
  public:
   Firmware(const Settings& settings, DeviceState& state) : settings_(settings), state_(state) {}
   /// Waits as long as the command takes.  `generation`: of the device as the caller opened it.
-  Verdict command(Duration cost, uint32_t generation);
+  Verdict command(Command kind, Duration cost, uint32_t generation);
 
  private:
   void wait(Duration time, Mode while_in);

@@ -90,6 +90,8 @@ class Pair : public ibv_qp {
   /// It fails without a completion of anything.
   void go_silent() { silent_ = true; }
   bool moves() const;
+  /// Its owner was told that it is in error, reset or gone, and it is not.
+  void pretend_end() { pretended_ = true; }
 
   // --- any thread
   void on_polled(const Entry& entry);
@@ -133,6 +135,7 @@ class Pair : public ibv_qp {
   ibv_qp_cap limits_{};
   bool all_signaled_ = false;
   bool silent_ = false;
+  bool pretended_ = false;
   Route route_;
 
   std::deque<Send> sends_;  ///< without an answer

@@ -81,6 +81,7 @@ std::optional<Refusal> Pair::execute_write(const Header& header, std::span<const
     if (immediate && receives_.empty()) {
       return Refusal::not_ready;
     }
+    owner_.on->state().counters.behind += pretended_ ? 1 : 0;
     memory.write(*region, header.address, payload.data(), payload.size(),
                  owner_.on->writes_behind());
   }

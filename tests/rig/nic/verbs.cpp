@@ -31,7 +31,9 @@ int post_recv(ibv_qp* qp, ibv_recv_wr* requests, ibv_recv_wr** bad) {
 
 /// A question to the firmware.
 int ask(const Context& context) {
-  return context.on->firmware().command(context.on->settings().query, context.generation).error;
+  return context.on->firmware()
+      .command(Command::other, context.on->settings().query, context.generation)
+      .error;
 }
 
 const char* const event_names[] = {

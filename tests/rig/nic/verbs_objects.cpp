@@ -18,8 +18,8 @@ constexpr int acknowledge_ms = 10'000;
 
 Nic& nic() { return Nic::instance(); }
 const Settings& settings() { return nic().settings(); }
-Verdict command(ibv_context* context, Duration cost) {
-  return of(context).on->firmware().command(cost, of(context).generation);
+Verdict command(ibv_context* context, Duration cost, Command kind = Command::other) {
+  return of(context).on->firmware().command(kind, cost, of(context).generation);
 }
 
 /// A real library waits without end.
@@ -32,6 +32,15 @@ void await_acknowledgements(const char* what, const std::function<bool()>& done)
     }
     poll(nullptr, 0, 1);
   }
+}
+
+/// What ends a queue pair was not carried out.
+int answer_only(ibv_qp* qp, const Verdict& verdict) {
+  if (verdict.error == 0) {
+    const std::lock_guard lock(nic().mutex());
+    of(qp).pretend_end();
+  }
+  return verdict.error;
 }
 
 template <class Object>
@@ -81,7 +90,7 @@ ibv_pd* ibv_alloc_pd(ibv_context* context) {
 }
 
 int ibv_dealloc_pd(ibv_pd* domain) {
-  const Verdict verdict = command(domain->context, Duration(0));
+  const Verdict verdict = command(domain->context, Duration(0), Command::ends);
   if (verdict.error == 0 && of(domain).users != 0) {
     return EBUSY;
   }
@@ -114,7 +123,7 @@ ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, uint64_t offset, size_t length, uint64
 }
 
 int ibv_dereg_mr(ibv_mr* mr) {
-  const Verdict verdict = command(mr->context, settings().dereg_mr);
+  const Verdict verdict = command(mr->context, settings().dereg_mr, Command::ends);
   if (!verdict.carried_out) {
     return verdict.error;  // pretended: the device can still write there
   }
@@ -153,7 +162,7 @@ ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* own, ibv_comp_cha
 }
 
 int ibv_destroy_cq(ibv_cq* cq) {
-  const Verdict verdict = command(cq->context, settings().destroy_qp);
+  const Verdict verdict = command(cq->context, settings().destroy_qp, Command::ends);
   if (!verdict.carried_out) {
     return verdict.error;
   }
@@ -207,9 +216,12 @@ ibv_qp* ibv_create_qp(ibv_pd* domain, ibv_qp_init_attr* attributes) {
 }
 
 int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
-  const Verdict verdict = command(qp->context, settings().modify_qp);
+  const bool ends = (mask & IBV_QP_STATE) != 0 &&
+                    (attributes->qp_state == IBV_QPS_ERR || attributes->qp_state == IBV_QPS_RESET);
+  const Verdict verdict =
+      command(qp->context, settings().modify_qp, ends ? Command::ends : Command::other);
   if (!verdict.carried_out) {
-    return verdict.error;
+    return answer_only(qp, verdict);
   }
   const std::lock_guard lock(nic().mutex());
   return of(qp).modify(*attributes, mask);
@@ -254,9 +266,9 @@ int ibv_set_ece(ibv_qp* qp, ibv_ece* ece) {
 }
 
 int ibv_destroy_qp(ibv_qp* qp) {
-  const Verdict verdict = command(qp->context, settings().destroy_qp);
+  const Verdict verdict = command(qp->context, settings().destroy_qp, Command::ends);
   if (!verdict.carried_out) {
-    return verdict.error;
+    return answer_only(qp, verdict);
   }
   Pair& pair = of(qp);
   {
