@@ -158,6 +158,17 @@ TEST(NicFaults, EventsOfQueuePairsWithAndWithoutCompletions) {
   });
 }
 
+TEST(NicFaults, ACompletionQueueCanFailByItself) {
+  with_nic("devices=2", [](Control& control) {
+    QueuePairs pairs;
+    pairs.connect();
+    control.raise({1, 0, 1, IBV_EVENT_CQ_ERR, 0, 0});
+    EXPECT_EQ(pairs.a.event(), IBV_EVENT_CQ_ERR);
+    ASSERT_EQ(pairs.a.post(IBV_WR_RDMA_WRITE, 1, pairs.b, 8), 0);
+    EXPECT_FALSE(pairs.a.complete(0.1));
+  });
+}
+
 TEST(NicFaults, PacketsInTheNetworkOutliveTheirSender) {
   with_nic("devices=2", [](Control& control) {
     QueuePairs pairs;

@@ -51,6 +51,7 @@ class Device : public ibv_device {
 
   Memory& memory() { return memory_; }
   std::vector<Context*>& contexts() { return contexts_; }
+  std::vector<Queue*>& queues() { return queues_; }
   void raise(const ibv_async_event& event, uint32_t generation);
   uint32_t pair_count = 0;
 
@@ -64,6 +65,7 @@ class Device : public ibv_device {
   Firmware firmware_;
   Memory memory_;
   std::vector<Context*> contexts_;
+  std::vector<Queue*> queues_;
 };
 
 }  // namespace nccl_ha::emulated

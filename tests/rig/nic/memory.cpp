@@ -13,8 +13,6 @@
 namespace nccl_ha::emulated {
 namespace {
 
-constexpr size_t block = 64;  // what a host's memory takes at once, and tears between
-
 /// In the order of the addresses, as a NIC writes: protocol LL128 looks at the last word of 128
 /// bytes while they come.  memcpy() has no such order.
 void put(uint64_t address, const char* bytes, size_t length, bool careful) {
@@ -84,7 +82,8 @@ void Memory::write(const Region& region, uint64_t address, const char* bytes, si
   }
   const uint64_t due = now_ns() + static_cast<uint64_t>(settings_.late.count());
   for (size_t done = 0; done < length;) {
-    const size_t part = std::min(length - done, block - (address + done) % block);
+    const size_t part =
+        std::min<size_t>(length - done, settings_.tear - (address + done) % settings_.tear);
     blocks_.push_back(
         {due, address + done, std::vector<char>(bytes + done, bytes + done + part), careful});
     done += part;

@@ -54,7 +54,7 @@ class Memory {
   uint64_t drawn_ = 0;
   uint32_t next_key_ = 0x10;
   std::map<uint32_t, std::unique_ptr<Region>> regions_;  ///< by key
-  std::vector<Waiting> blocks_;                          ///< of 64 bytes, in any order
+  std::vector<Waiting> blocks_;                          ///< in any order
   std::deque<Waiting> for_gpus_;
 };
 

@@ -164,6 +164,14 @@ void Nic::carry_out(const EventOrder& order) {
     event.event_type = static_cast<ibv_event_type>(order.type);
     const bool of_pairs = order.type == IBV_EVENT_QP_FATAL || order.type == IBV_EVENT_QP_REQ_ERR ||
                           order.type == IBV_EVENT_QP_ACCESS_ERR;
+    if (order.type == IBV_EVENT_CQ_ERR) {
+      for (Queue* queue : device->queues()) {
+        queue->end();
+        event.element.cq = queue;
+        device->raise(event, of(queue->context).generation);
+      }
+      continue;
+    }
     if (!of_pairs) {
       event.element.port_num = static_cast<int>(order.port);
       device->raise(event, device->state().generation.load());

@@ -49,6 +49,8 @@ class Queue : public ibv_cq {
   Pushed push(const Entry& entry);
   int poll(int room, ibv_wc* out);
   void arm();
+  /// It takes nothing any more.
+  void end();
   /// Of a queue pair that is gone.
   void drop(const Pair* pair);
   std::atomic<uint32_t> users{0};

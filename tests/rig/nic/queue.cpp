@@ -43,6 +43,11 @@ void Queue::arm() {
   armed_ = true;
 }
 
+void Queue::end() {
+  const std::lock_guard lock(lock_);
+  overran_ = true;
+}
+
 void Queue::drop(const Pair* pair) {
   const std::lock_guard lock(lock_);
   std::erase_if(ready_, [&](const Entry& entry) { return entry.pair == pair; });

@@ -28,6 +28,7 @@ constexpr std::pair<const char*, uint64_t Settings::*> numbers[] = {
     {"retry_factor", &Settings::retry_factor},
     {"loss", &Settings::loss},
     {"network_mtu", &Settings::network_mtu},
+    {"tear", &Settings::tear},
 };
 constexpr std::pair<const char*, bool Settings::*> switches[] = {
     {"ib", &Settings::infiniband},
@@ -152,7 +153,7 @@ Settings Settings::parse(const char* text) {
   }
   if (settings.devices == 0 || settings.devices > 8 || settings.ports == 0 || settings.ports > 4 ||
       settings.host > 253 || settings.packet == 0 || settings.packet > 65536 ||
-      settings.window == 0 || settings.mtu < 256 || settings.mtu > 4096) {
+      settings.window == 0 || settings.tear == 0 || settings.mtu < 256 || settings.mtu > 4096) {
     refuse("a number out of range");
   }
   return settings;

@@ -61,6 +61,7 @@ struct Settings {
 
   // Memory.
   bool any_order = false;
+  uint64_t tear = 64;  ///< bytes, at whose multiples what shows in any order is cut
   Duration late = std::chrono::microseconds(200);
   Duration gpu_late = std::chrono::milliseconds(5);
 

@@ -158,6 +158,8 @@ ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* own, ibv_comp_cha
   queue->cqe = entries;
   queue->cq_context = own;
   queue->channel = channel;
+  const std::lock_guard lock(nic().mutex());
+  of(context).on->queues().push_back(queue);
   return queue;
 }
 
@@ -174,6 +176,10 @@ int ibv_destroy_cq(ibv_cq* cq) {
   }
   await_acknowledgements("a completion queue", [&] { return of(cq).events_open == 0; });
   const std::lock_guard lock(nic().mutex());
+  std::erase(of(cq->context).on->queues(), &of(cq));
+  of(cq->context).events.drop([&](const ibv_async_event& event) {
+    return event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == cq;
+  });
   delete &of(cq);
   return 0;
 }
