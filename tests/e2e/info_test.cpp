@@ -68,16 +68,17 @@ TEST(Info, TellsRdmaPortsOrWhyTheyAreNotUsed) {
     EXPECT_EQ(run.status, 0) << run.err;
     return json::parse(run.out);
   };
-  const json used = with_a_nic("=fake0");
+  const json used = with_a_nic("=mlx5_0");
   EXPECT_EQ(used["fabric"], "verbs");
   ASSERT_EQ(used["devices"].size(), 1U) << used;
-  EXPECT_EQ(used["devices"][0]["name"], "fake0");
+  EXPECT_EQ(used["devices"][0]["name"], "mlx5_0");
   EXPECT_TRUE(used["devices"][0].contains("link"));
   EXPECT_EQ(used["rdma_notes"], json::array());
-  const json left_out = with_a_nic("=fake1");
+  const json left_out = with_a_nic("=mlx5_1");
   EXPECT_EQ(left_out["fabric"], "datagram");
   EXPECT_EQ(left_out["devices"].size(), left_out["interfaces"].size());
-  EXPECT_EQ(left_out["rdma_notes"], json::array({"fake0:1 is left out by HA_NCCL_IB_HCA==fake1"}));
+  EXPECT_EQ(left_out["rdma_notes"],
+            json::array({"mlx5_0:1 is left out by HA_NCCL_IB_HCA==mlx5_1"}));
 }
 
 TEST(Info, AnHcaThatIsNotThereIsAnErrorUnderVerbs) {

@@ -74,6 +74,9 @@ ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 THREADS = {"HA_NCCL_PROGRESS_THREADS": "4"}
 NIC = {"NHA_FAKE_NIC": "1"}
 GPU_NIC = {**NIC, "NHA_FAKE_GPUDIRECT": "1", "NCCL_NET_GDR_LEVEL": "SYS"}
+# NCCL's own transport over the same NIC: what is wrong there is wrong with the NIC.
+NET_IB = {**NIC, "NCCL_NET": "IB"}
+TWO_NICS = {"NCCL_TOPO_FILE": str(HERE / "two_nics.xml"), "NHA_NIC": "devices=2"}
 COLLNET = {"NCCL_COLLNET_ENABLE": "1", "NCCL_ALGO": "CollNetChain,CollNetDirect,Ring",
            "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,TUNING"}
 # In NCCL's table of what it expects: a bandwidth of 0 with each of three protocols.
@@ -138,6 +141,10 @@ def all_cases(abis):
     yield short("nic-gpu-comms-4", 2, f"--comms 4 --ops all_reduce,alltoall --counts {FEW}", GPU_NIC)
     yield short("nic-gpu-cycles-3", 2, "--cycles 3 --ops all_reduce,sendrecv --counts 1000", GPU_NIC)
     yield short("nic-gpu-abort", 2, "--abort 0.3 --cycles 2", GPU_NIC)
+    yield short("net-ib-2", 2, some, NET_IB)
+    yield short("net-ib-gpu-2", 2, some, GPU_NIC, NET_IB)
+    yield short("net-ib-two-nics-2", 2, some, NET_IB, TWO_NICS, says=("via NET/IB/2",))
+    yield long("net-ib-4", 4, every, NET_IB, {"NHA_NIC": "ib,any_order,tear=128,foreign_gids=1"})
     yield long("nic-gpu-4", 4, some, GPU_NIC)
     yield long("nic-gpu-4-inline", 4, some, GPU_NIC, INLINE)
     yield long("nic-gpu-larger-2", 2, "--ops all_reduce,sendrecv --counts 16777216", GPU_NIC)
@@ -309,6 +316,9 @@ class Runner:
                 if not key.startswith(("NCCL_", "HA_NCCL_", "NHA_"))}
         kept.update(RANK=str(rank), WORLD_SIZE=str(case.ranks), MASTER_ADDR="127.0.0.1",
                     MASTER_PORT=str(port), **more)
+        if more.get("NCCL_NET") == "IB":
+            plugin = "none"
+            kept["NHA_PRELOAD"] = str(self.build / "nic" / "libnha_nic_sysfs.so")
         again = case.program == "one_process" or re.search("--(cycles|rebuild)", case.arguments)
         if self.forgets_plugins and again:
             kept.setdefault("NCCL_NET_PLUGIN_REF_COUNT", "1")
@@ -444,17 +454,18 @@ class Runner:
             for said in case.never_says:
                 if re.search(said, text):
                     return f"rank {rank} says '{said}'"
-        if self.plugin == "none":
+        network = case.environment.get("NCCL_NET", "HA")
+        if self.plugin == "none" and network == "HA":
             return None
-        proofs = ["Using network HA", "via NET/HA"]
+        proofs = [f"Using network {network}", f"via NET/{network}"]
         if "NHA_FAKE_NIC" in case.environment:
-            proofs.append("over RoCE fake0")
+            proofs.append("over RoCE mlx5_0" if network == "HA" else "mlx5_0:1/(RoCE|IB)")
         if "NHA_FAKE_GPUDIRECT" in case.environment:
-            proofs.append("via NET/HA/0/GDRDMA")
+            proofs.append(f"via NET/{network}/0/GDRDMA")
         if "HA_NCCL_DGRAM_FAULTS" in case.environment:
             proofs.append("faults injected: [1-9]")
         for rank, text in enumerate(texts):
-            other = re.search(r"Using network (?!HA$).*", text, re.MULTILINE)
+            other = re.search(rf"Using network (?!{network}$).*", text, re.MULTILINE)
             if other:
                 return f"rank {rank}: {other[0]}"
             for proof in proofs:
@@ -493,6 +504,8 @@ def main():
         cases += planted_cases()
     cases = [case for case in cases
              if (arguments.long or not case.only_long) and re.search(arguments.pattern, case.name)]
+    if arguments.sanitizer:  # it looks at the plugin only
+        cases = [case for case in cases if case.environment.get("NCCL_NET") != "IB"]
     planted = str(arguments.planted.resolve()) if arguments.planted else ""
     runner = Runner(build, plugin, planted, arguments.sanitizer, arguments.logs or build / "logs")
     if not arguments.list and re.search(arguments.pattern, "emulation"):

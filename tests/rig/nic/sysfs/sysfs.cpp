@@ -1,0 +1,205 @@
+// What sysfs says of the emulated devices, for LD_PRELOAD: libibverbs alone cannot show a process
+// files.  Paths below /sys/class/infiniband are answered from what the emulated libibverbs says;
+// all other paths go to the C library.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <limits.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdarg>
+#include <string>
+#include <string_view>
+
+#undef ibv_get_device_list
+
+namespace {
+
+constexpr std::string_view folder = "/sys/class/infiniband/";
+
+enum class Kind { not_ours, missing, text, refused, link };
+struct Answer {
+  Kind kind = Kind::not_ours;
+  std::string text;
+};
+
+template <class Function>
+Function next(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+}
+
+/// The emulated libibverbs, of which this knows no more than any user.
+template <class Function>
+Function verbs(const char* name, const char* version = "IBVERBS_1.1") {
+  static void* library = dlopen("libibverbs.so.1", RTLD_NOW);
+  return library == nullptr ? nullptr : reinterpret_cast<Function>(dlvsym(library, name, version));
+}
+
+/// Opened once, and never closed.
+ibv_context* context_of(std::string_view name, int* number) {
+  static std::array<ibv_context*, 8> opened{};
+  const auto list_of = verbs<ibv_device** (*)(int*)>("ibv_get_device_list");
+  const auto open = verbs<ibv_context* (*)(ibv_device*)>("ibv_open_device");
+  if (list_of == nullptr || open == nullptr) {
+    return nullptr;
+  }
+  int count = 0;
+  ibv_device** list = list_of(&count);
+  ibv_context* found = nullptr;
+  for (int i = 0; i < count; ++i) {
+    *number = atoi(list[i]->name + strlen("mlx5_"));
+    if (name == list[i]->name) {
+      ibv_context*& context = opened[static_cast<size_t>(*number)];
+      context = context == nullptr ? open(list[i]) : context;
+      found = context;
+      break;
+    }
+  }
+  verbs<void (*)(ibv_device**)>("ibv_free_device_list")(list);
+  return found;
+}
+
+Answer about_gid(ibv_context* context, unsigned port, const char* what, unsigned index) {
+  std::array<ibv_gid_entry, 64> entries{};
+  const auto table = verbs<ssize_t (*)(ibv_context*, ibv_gid_entry*, size_t, uint32_t, size_t)>(
+      "_ibv_query_gid_table", "IBVERBS_1.11");
+  const ssize_t count = table(context, entries.data(), entries.size(), 0, sizeof entries[0]);
+  for (ssize_t i = 0; i < count; ++i) {
+    const ibv_gid_entry& entry = entries[static_cast<size_t>(i)];
+    if (entry.port_num != port || entry.gid_index != index) {
+      continue;
+    }
+    char name[IF_NAMESIZE] = "";
+    const bool foreign =
+        entry.ndev_ifindex != 0 && if_indextoname(entry.ndev_ifindex, name) == nullptr;
+    if (foreign) {  // of another network namespace: the kernel answers so
+      return {Kind::refused, ""};
+    }
+    if (strcmp(what, "types") == 0) {
+      return {Kind::text, entry.gid_type == IBV_GID_TYPE_ROCE_V2 ? "RoCE v2\n" : "IB/RoCE v1\n"};
+    }
+    return name[0] == '\0' ? Answer{Kind::refused, ""}
+                           : Answer{Kind::text, name + std::string("\n")};
+  }
+  return {Kind::refused, ""};  // an empty entry
+}
+
+Answer ask(const char* path) {
+  std::string_view rest = path == nullptr ? "" : path;
+  if (rest.substr(0, folder.size()) != folder) {
+    return {};
+  }
+  rest.remove_prefix(folder.size());
+  const size_t slash = rest.find('/');
+  int number = 0;
+  ibv_context* context = context_of(rest.substr(0, slash), &number);
+  if (context == nullptr || slash == std::string_view::npos) {
+    return {Kind::missing, ""};
+  }
+  const std::string file(rest.substr(slash + 1));
+  // Each device in a slot of its own.
+  const std::string bus = "4" + std::to_string(number);
+  if (file == "device") {
+    return {Kind::link, "/sys/devices/pci0000:" + bus + "/0000:" + bus + ":00.0"};
+  }
+  if (file == "device/subsystem") {
+    return {Kind::link, "/sys/bus/pci"};
+  }
+  if (file == "device/numa_node") {
+    return {Kind::text, "-1\n"};
+  }
+  unsigned port = 0;
+  unsigned index = 0;
+  char what[8] = "";
+  if (sscanf(file.c_str(), "ports/%u/gid_attrs/%5[a-z]/%u", &port, what, &index) == 3) {
+    return about_gid(context, port, what, index);
+  }
+  return {Kind::missing, ""};
+}
+
+/// A descriptor that reads so.
+int descriptor(const Answer& answer) {
+  if (answer.kind == Kind::text) {
+    const int fd = memfd_create("sysfs", MFD_CLOEXEC);
+    if (write(fd, answer.text.data(), answer.text.size()) < 0) {
+      return -1;
+    }
+    lseek(fd, 0, SEEK_SET);
+    return fd;
+  }
+  if (answer.kind == Kind::refused) {
+    return epoll_create1(EPOLL_CLOEXEC);  // read() gives EINVAL, as sysfs does
+  }
+  errno = answer.kind == Kind::link ? EISDIR : ENOENT;
+  return -1;
+}
+
+template <class... Rest>
+int open_by(const char* name, const char* path, int flags, Rest... rest) {
+  const Answer answer = ask(path);
+  return answer.kind == Kind::not_ours
+             ? next<int (*)(const char*, int, ...)>(name)(path, flags, rest...)
+             : descriptor(answer);
+}
+
+FILE* stream_by(const char* name, const char* path, const char* mode) {
+  const Answer answer = ask(path);
+  if (answer.kind == Kind::not_ours) {
+    return next<FILE* (*)(const char*, const char*)>(name)(path, mode);
+  }
+  const int fd = descriptor(answer);
+  return fd < 0 ? nullptr : fdopen(fd, "r");
+}
+
+mode_t mode_of(int flags, va_list rest) {
+  return (flags & (O_CREAT | __O_TMPFILE)) != 0 ? va_arg(rest, mode_t) : 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+int open(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const mode_t mode = mode_of(flags, rest);
+  va_end(rest);
+  return open_by("open", path, flags, mode);
+}
+
+int open64(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const mode_t mode = mode_of(flags, rest);
+  va_end(rest);
+  return open_by("open64", path, flags, mode);
+}
+
+FILE* fopen(const char* path, const char* mode) { return stream_by("fopen", path, mode); }
+FILE* fopen64(const char* path, const char* mode) { return stream_by("fopen64", path, mode); }
+
+char* realpath(const char* path, char* out) {
+  const Answer answer = ask(path);
+  if (answer.kind == Kind::not_ours) {
+    return next<char* (*)(const char*, char*)>("realpath")(path, out);
+  }
+  if (answer.kind != Kind::link) {
+    errno = ENOENT;
+    return nullptr;
+  }
+  out = out == nullptr ? static_cast<char*>(malloc(PATH_MAX)) : out;
+  return strcpy(out, answer.text.c_str());
+}
+
+char* __realpath_chk(const char* path, char* out, size_t) { return realpath(path, out); }
+
+}  // extern "C"
