@@ -45,6 +45,13 @@ class ChunkLedger {
     holder_[chunk] = nobody;
     return --open_ == 0;
   }
+  /// It was acknowledged and has not arrived; the message is not done yet, so that its sender still
+  /// has the bytes.
+  void reopen(uint32_t chunk) {
+    invariants_.hold(holder_[chunk] == nobody && open_ != 0 && open_ < ledger_chunks_max,
+                     "only an acknowledged chunk of an open message is open again");
+    ++open_;
+  }
   uint8_t holder(uint32_t chunk) const { return holder_[chunk]; }
   uint32_t open() const { return open_; }
   /// See ha/invariant.h.
@@ -102,6 +109,11 @@ class AcknowledgementLog {
     if (Message& message = at(group, position); message.group == group) {
       message.lane[chunk] = lane;
     }
+  }
+  /// Who acknowledged it; nobody did, or nothing is known of the message any more.
+  uint8_t lane_of(uint64_t group, uint32_t position, uint32_t chunk) const {
+    const Message& message = messages_[group % Groups][position];
+    return message.group == group ? message.lane[chunk] : ChunkLedger::nobody;
   }
   /// The lane acknowledged something of which nothing else shows that it arrived.
   bool knows(uint8_t lane) const {

@@ -450,12 +450,6 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
                     "a report is applied when nothing of the lane is under way")) {
     return counts;
   }
-  if (acknowledged_.contradicts(static_cast<uint8_t>(lane), report)) {
-    state_.fail(fail(Errc::remote,
-                     "the peer's NIC failed between acknowledging data and writing it to "
-                     "memory; what was to be sent may have changed since"));
-    return counts;
-  }
   counts.chunks_again = eager_.take_back(lane, counts.bytes_again);
   for (uint16_t index = 0; index < sends_max; ++index) {
     SendRequest& request = channel_.slot(index);
@@ -463,7 +457,10 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
       continue;
     }
     for (uint32_t chunk = 0; chunk < request.split.count() && request.ledger.open() != 0; ++chunk) {
-      if (request.ledger.holder(chunk) != lane) {
+      const bool acknowledged =
+          acknowledged_.lane_of(request.group, request.position, chunk) == lane;
+      if (request.ledger.holder(chunk) != lane &&
+          !(acknowledged && !report.has(request.group, request.position, chunk))) {
         continue;
       }
       if (!report.covers(request.group)) {
@@ -472,7 +469,12 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
       }
       const uint32_t bytes = request.split.bytes(chunk);
       if (!report.has(request.group, request.position, chunk)) {
-        request.ledger.take_back(chunk);
+        if (acknowledged) {
+          request.ledger.reopen(chunk);
+          acknowledged_.note(request.group, request.position, chunk, ha::ChunkLedger::nobody);
+        } else {
+          request.ledger.take_back(chunk);
+        }
         replay_.push_back({index, static_cast<uint8_t>(chunk)});
         ++counts.chunks_again;
         counts.bytes_again += bytes;
@@ -487,6 +489,12 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
     if (!has_left(request, lane)) {
       return counts;
     }
+  }
+  if (acknowledged_.contradicts(static_cast<uint8_t>(lane), report)) {
+    state_.fail(fail(Errc::remote,
+                     "the peer's NIC failed between acknowledging data and writing it to "
+                     "memory; what was to be sent may have changed since"));
+    return counts;
   }
   counts.good = true;
   return counts;

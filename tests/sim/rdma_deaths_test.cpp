@@ -106,6 +106,36 @@ TEST_P(DeviceDeaths, AnEndOfAStandbyThatNothingProvesEndsNothing) {
   EXPECT_EQ(pair.transfer(plan, seconds(60)), "");
 }
 
+// What it had acknowledged never reached memory.  A message that is done cannot be sent again.
+TEST(DeviceDeath, WhatWasAcknowledgedAndIsLostGoesAgainWhileItsMessageIsOpen) {
+  const ErrorsOnly quiet;
+  int survived = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Config config = mortal_config();
+    config.ib_split_threshold = 4096;  // many chunks
+    SimPair pair(seed, {}, config, {.rails = 2, .rdma = true});
+    pair.world().rdma().late = 0.5;
+    pair.world().rdma().latest = milliseconds(1);
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    pass(pair, milliseconds(10));
+    rig::TransferPlan plan;
+    plan.seed = seed;
+    plan.groups = 2;
+    plan.grouped = 0;
+    plan.large = 1;
+    const Instant dies = pair.world().now() + microseconds(40);
+    pair.world().network().stop_at(dies);
+    plan.each_round = [&] {
+      if (pair.world().now() >= dies) {
+        pair.receiver().nics[0]->fail_for_good({.forgets = true});
+      }
+    };
+    survived += pair.transfer(plan, seconds(60)).empty() ? 1 : 0;
+    EXPECT_TRUE(pair.receiver().nics[0]->failed()) << "seed " << seed;
+  }
+  EXPECT_GT(survived, 15) << "it was given up for chunks that could go again";
+}
+
 INSTANTIATE_TEST_SUITE_P(Hosts, DeviceDeaths, testing::Values(Whose::senders, Whose::receivers),
                          [](const auto& whose) {
                            return whose.param == Whose::senders ? "senders" : "receivers";

@@ -22,6 +22,35 @@ TEST(ChunkLedger, AMessageIsDoneWhenEachChunkWasAcknowledged) {
   EXPECT_TRUE(ledger.acknowledge(2, 0));
 }
 
+TEST(ChunkLedger, WhatWasAcknowledgedAndIsLostIsOpenAgain) {
+  ChunkLedger ledger;
+  ledger.begin(2);
+  ledger.give(0, 1);
+  ledger.give(1, 1);
+  EXPECT_FALSE(ledger.acknowledge(0, 1));
+  ledger.reopen(0);
+  EXPECT_EQ(ledger.open(), 2U);
+  EXPECT_FALSE(ledger.acknowledge(1, 1));
+  ledger.give(0, 2);
+  EXPECT_TRUE(ledger.acknowledge(0, 2));
+  EXPECT_EQ(ledger.broken(), nullptr);
+}
+
+TEST(AcknowledgementLog, KnowsWhoAcknowledgedWhat) {
+  AcknowledgementLog<4, 1> book;
+  EXPECT_FALSE(book.knows(0)) << "nothing was sent yet";
+  book.begin(5, 0);
+  EXPECT_FALSE(book.knows(1));
+  book.note(5, 0, 3, 1);
+  EXPECT_TRUE(book.knows(1));
+  EXPECT_FALSE(book.knows(0));
+  EXPECT_EQ(book.lane_of(5, 0, 3), 1U);
+  EXPECT_EQ(book.lane_of(5, 0, 2), ChunkLedger::nobody);
+  EXPECT_EQ(book.lane_of(1, 0, 3), ChunkLedger::nobody) << "another group, at the same place";
+  book.begin(9, 0);
+  EXPECT_FALSE(book.knows(1)) << "the peer opened group 9, so it has all of group 5";
+}
+
 TEST(AcknowledgementLog, AnAcknowledgementThatComesLateIsNotTakenForTheNextGroupsAtItsPlace) {
   AcknowledgementLog<4, 1> book;
   ArrivalReport report;

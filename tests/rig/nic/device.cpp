@@ -178,6 +178,23 @@ bool Device::gid(unsigned port, uint32_t index, ibv_gid_entry* entry) const {
   return true;
 }
 
+void Device::let_go(uint64_t now) {
+  const auto after = [&](Duration time) {
+    return now >= state_.since.load() + static_cast<uint64_t>(time.count());
+  };
+  auto internal = static_cast<uint32_t>(Mode::internal);
+  if (mode() == Mode::internal && after(settings_.internal_reset) &&
+      state_.mode.compare_exchange_strong(internal, static_cast<uint32_t>(Mode::reset))) {
+    state_.since = now;
+  }
+  const bool over = mode() == Mode::reset && after(settings_.removal);
+  for (Context* context : contexts_) {
+    if (over || context->generation != state_.generation.load()) {
+      context->events.end();
+    }
+  }
+}
+
 void Device::raise(const ibv_async_event& event, uint32_t generation) {
   for (Context* context : contexts_) {
     if (context->generation == generation) {

@@ -52,6 +52,9 @@ class Device : public ibv_device {
   Memory& memory() { return memory_; }
   std::vector<Context*>& contexts() { return contexts_; }
   std::vector<Queue*>& queues() { return queues_; }
+  /// The driver resets a device with an internal error, and the kernel takes down what this process
+  /// had on one that was reset, when it is time for that.
+  void let_go(uint64_t now);
   void raise(const ibv_async_event& event, uint32_t generation);
   uint32_t pair_count = 0;
 

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <deque>
 #include <mutex>
+#include <utility>
 
 namespace nccl_ha::emulated {
 
@@ -26,13 +27,20 @@ class EventPipe {
   }
   ~EventPipe() {
     close(fd_);
-    close(write_end_);
+    end();
   }
   EventPipe(const EventPipe&) = delete;
   EventPipe& operator=(const EventPipe&) = delete;
 
   /// The user's: it may make it non-blocking.
   int fd() const { return fd_; }
+  /// What waits can be read; then there is EIO, as uverbs has it once it has taken all down.
+  void end() {
+    const std::lock_guard lock(mutex_);
+    if (write_end_ >= 0) {
+      close(std::exchange(write_end_, -1));
+    }
+  }
   void push(const Event& event) {
     const std::lock_guard lock(mutex_);
     if (write(write_end_, "", 1) == 1) {  // a byte for each
@@ -43,7 +51,8 @@ class EventPipe {
   template <class Taken>
   bool pop(Event* event, const Taken& taken) {
     char byte = 0;
-    if (read(fd_, &byte, 1) != 1) {
+    if (const ssize_t got = read(fd_, &byte, 1); got != 1) {
+      errno = got == 0 ? EIO : errno;
       return false;
     }
     const std::lock_guard lock(mutex_);

@@ -208,6 +208,7 @@ void Nic::run_timers(uint64_t now) {
   }
   for (const auto& device : devices_) {
     device->memory().land_what_is_due(now);
+    device->let_go(now);
   }
   deliver_held(now);
 }

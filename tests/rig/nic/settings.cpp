@@ -50,6 +50,8 @@ constexpr std::pair<const char*, Duration Settings::*> durations[] = {
     {"cost.query", &Settings::query},
     {"hang.verb", &Settings::hang_verb},
     {"internal.writes", &Settings::internal_writes},
+    {"internal.reset", &Settings::internal_reset},
+    {"removal", &Settings::removal},
     {"delay", &Settings::delay},
     {"late", &Settings::late},
     {"gpu_late", &Settings::gpu_late},

@@ -49,6 +49,8 @@ struct Settings {
   Duration hang_verb = std::chrono::seconds(60);
   uint64_t hang_answer = 110;  ///< ETIMEDOUT
   Duration internal_writes = std::chrono::milliseconds(500);
+  Duration internal_reset = std::chrono::seconds(2);
+  Duration removal = std::chrono::milliseconds(20);
 
   // The network.
   uint64_t packet = 16384;  ///< bytes that travel together; datagrams have the MTU
