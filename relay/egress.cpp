@@ -37,10 +37,13 @@ void Egress::done(uint32_t member, uint64_t bytes) {
 }
 
 void Egress::serve() {
+  const uint64_t stalls = shares_.stalls();
   shares_.serve(context_.now(), [this](uint32_t member, uint64_t bytes) {
     return forwarders_[member]->pass_on(bytes);
   });
+  counters_.stalls.add(shares_.stalls() - stalls);
   if (const auto blocked = shares_.blocked(); blocked && !timer_.armed()) {
+    ++counters_.held_back;
     context_.timers().arm(timer_, context_.now() + *blocked);
   }
 }

@@ -96,6 +96,7 @@ class FairShares {
   }
   uint64_t in_flight() const { return counted_; }  ///< bytes of those that are not stalled
   size_t waiting() const { return turns_.size(); }
+  uint64_t stalls() const { return stalls_; }  ///< so far
 
  private:
   struct Member {
@@ -115,6 +116,7 @@ class FairShares {
       Member& one = members_[member];
       if (one.flight > 0 && !one.stalled && now - one.moved >= limits_.stalled_after) {
         one.stalled = true;
+        ++stalls_;
         counted_ -= one.flight;
         if (one.waits) {  // its own turn comes with the next acknowledgement
           one.waits = false;
@@ -130,6 +132,7 @@ class FairShares {
   std::vector<uint32_t> free_;
   std::deque<uint32_t> turns_;
   uint64_t counted_ = 0;
+  uint64_t stalls_ = 0;
   Instant look_due_{};
 };
 

@@ -47,6 +47,8 @@ class RelayNode final : public Actor,
   bool draining() const { return counters_->draining != 0; }
   const std::vector<RelaySession*>& sessions() const { return sessions_; }
   const RelayPool& pool() const { return pool_; }
+  /// By neighbour; of some no session is left.
+  const std::map<NodeId, std::shared_ptr<Egress>>& egresses() const { return egresses_; }
 
  private:
   void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) override;

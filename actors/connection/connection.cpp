@@ -211,6 +211,7 @@ void Connection::end_handshake() {
   }
   state_.enter(ConnectionPhase::settled);
   side_->on_settled();
+  paths_.count_missing();
   for (size_t lane = 0; lane < paths_.size() && state_.live(); ++lane) {
     if (const auto why = std::exchange(paths_.lane(lane).early_failure, std::nullopt)) {
       failover_.count_down(lane);

@@ -33,6 +33,7 @@ void Failover::take_down(size_t lane, const Error& why) {
   mine.counters->failed.add();
   if (mine.usable) {
     mine.set_usable(false);
+    paths_.count_missing();
     NHA_LOG_WARN("path {} of the connection to {} is down: {}", lane, state_.owner.peer_text(),
                  why.message());
     count_down(lane);
@@ -62,6 +63,7 @@ void Failover::take_into_use(size_t lane) {
   Lane& mine = paths_.lane(lane);
   mine.decided = true;
   mine.set_usable(true);
+  paths_.count_missing();
   control_.boxes().begin(mine);
   state_.note_step(RoundStep::in_use, lane, mine.epoch);
   liveness_.begin(mine);

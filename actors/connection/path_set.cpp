@@ -58,6 +58,11 @@ bool PathSet::any_usable(std::span<const Lane> lanes) {
   return std::any_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.usable; });
 }
 
+void PathSet::count_missing() {
+  state_.counters->paths_missing.set(
+      static_cast<uint64_t>(std::ranges::count(lanes(), false, &Lane::usable)));
+}
+
 uint64_t PathSet::life() const {
   uint64_t all = 0;
   for (const Lane& lane : lanes()) {
@@ -331,6 +336,7 @@ void PathSet::fail_all(const Error& why) {
       }
     }
   }
+  count_missing();
 }
 
 void PathSet::flush_all_acks() {

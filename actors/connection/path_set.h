@@ -74,6 +74,8 @@ class PathSet {
   bool other_usable(size_t lane) const {
     return any_usable(lanes().first(lane)) || any_usable(lanes().subspan(lane + 1));
   }
+  /// For whoever looks from outside: after each change of what is usable.
+  void count_missing();
   /// How much has got through all paths; only differences mean something.
   uint64_t life() const;
 

@@ -19,6 +19,7 @@
 #include "tests/mutants/mutation.h"
 #include "tests/mutants/table.h"
 #include "tests/rig/runs/failover_run.h"
+#include "tests/rig/runs/mesh_run.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -58,6 +59,16 @@ FailoverRun run_of(uint64_t seed, By by) {
     run.rails = by == By::datagrams ? 1 : 2;
   }
   return run;
+}
+
+std::string run_one(uint64_t seed, By by, FailoverTotals* totals) {
+  if (by == By::mesh) {
+    rig::MeshRun run;
+    run.seed = seed;
+    rig::MeshTotals meshes;
+    return rig::run_mesh(run, &meshes);
+  }
+  return run_failovers(run_of(seed, by), totals);
 }
 
 double ms_of(const timeval& time) {
@@ -141,7 +152,7 @@ TEST_P(Mutants, IsFound) {
   const double begin = cpu_ms(RUSAGE_SELF);
   FailoverTotals totals;
   for (uint64_t seed = 1; seed <= mistake.seeds; ++seed) {
-    const std::string outcome = run_failovers(run_of(seed, mistake.by), &totals);
+    const std::string outcome = run_one(seed, mistake.by, &totals);
     if (!outcome.empty()) {
       std::printf("found at seed %llu of %llu after %.0f ms of processor time: %s\n",
                   static_cast<unsigned long long>(seed),

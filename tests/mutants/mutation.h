@@ -264,6 +264,19 @@ enum class Mutation : uint8_t {
   // Of connections that NCCL never has (tests/e2e over the plugin with mistakes):
   failed_connect_kept,  ///< one that could not be made lives on
   unaccepted_kept,      ///< one that nobody accepted lives on after its listener
+
+  // Of what simulated runs met too seldom.  Lanes, two of which fail at nearly one time:
+  record_counts_chunk,  ///< a chunk's record counts the chunk's bytes as under way once more
+  half_of_any_lane,     ///< a chunk that is half posted is left when any lane fails
+  half_posted_moves,    ///< it goes on elsewhere when other lanes serve from now on
+  report_for_all_down,  ///< one lane's report answers for others that are not fenced yet
+  // Timers whose work other events do as a rule:
+  reopen_armed_once,  ///< lanes that wait for longer than the first one are not made anew
+  redial_armed_once,  ///< a control stream that nobody answers is not dialled again
+  // Relays' limits:
+  flight_of_broken_kept,  ///< what a path that ended had under way counts for ever
+  resumed_uncounted,      ///< what a stalled path had under way is not counted when it goes on
+  stored_flight_kept,     ///< what leaves a relay that stores is never counted as acknowledged
 };
 
 inline Mutation planted = Mutation::none;

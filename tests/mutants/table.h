@@ -21,6 +21,7 @@ enum class By : uint8_t {
   closes,
   volume,
   devices,
+  mesh,      ///< runs of tests/rig/runs/mesh_run.h
   check,     ///< tests of another suite
   edge,      ///< tests of e2e, over the plugin with mistakes
   nccl,      ///< NCCL itself (tests/nccl/emulated/cases.py), over what `check` names
@@ -60,7 +61,7 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(stream_not_made_anew, By::rdma, 200),
 
     // Recovery of both sides, and lanes.
-    NHA_FOUND(half_posted_goes_on, By::volume, 260),
+    NHA_FOUND(half_posted_goes_on, By::volume, 34),
     NHA_FOUND(first_report_kept, By::datagrams, 20),
     NHA_CHECKED(acknowledgement_not_noted, "SimRdmaFaults/EveryCall.MayFailOnce/pollcq"),
     NHA_CHECKED(moved_within_a_chunk, "SimRdmaDevices.TrafficGoesBackBetweenChunks"),
@@ -336,6 +337,17 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(failed_connect_kept, By::edge, 0,
               "*.ActorsAreAsManyAsBeforeOnceAllIsClosed/v12_inline"),
     NHA_FOUND(unaccepted_kept, By::edge, 0, "*.ActorsAreAsManyAsBeforeOnceAllIsClosed/v12_inline"),
+
+    // What simulated runs met too seldom.
+    NHA_FOUND(record_counts_chunk, By::paths, 8),
+    NHA_FOUND(half_of_any_lane, By::devices, 60),
+    NHA_FOUND(half_posted_moves, By::volume, 34),
+    NHA_FOUND(report_for_all_down, By::volume, 40),
+    NHA_FOUND(reopen_armed_once, By::volume, 6),
+    NHA_FOUND(redial_armed_once, By::streams, 26),
+    NHA_FOUND(flight_of_broken_kept, By::mesh, 4),
+    NHA_FOUND(resumed_uncounted, By::mesh, 20),
+    NHA_FOUND(stored_flight_kept, By::mesh, 16),
 };
 
 #undef NHA_CHECKED

@@ -24,6 +24,12 @@ TEST(Mesh, EveryByteIsRightWhateverHappensToCablesAndHosts) {
   EXPECT_GT(totals.seen.over_relays, 0U);
   EXPECT_GT(totals.seen.both_ways, 0U);
   EXPECT_GT(totals.seen.bytes, 0U);
+  EXPECT_GT(totals.with_key, 0U);
+  EXPECT_GT(totals.loaded, 0U);
+  EXPECT_GT(totals.seen.held_back, 0U) << "no limit of what is under way was reached";
+  EXPECT_GT(totals.seen.stalls, 0U) << "nothing stalled";
+  EXPECT_GT(totals.fewer_slots, 0U) << "no pool of memory was short";
+  EXPECT_GT(totals.shared_turns, 0U) << "nobody waited for a turn";
   EXPECT_GT(totals.failovers.down, 0U);
   EXPECT_GT(totals.failovers.back, 0U);
   for (const uint64_t happened :

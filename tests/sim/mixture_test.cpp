@@ -95,6 +95,13 @@ TEST(SimMixture, SettingsDrawnForEachHost) {
   EXPECT_GT(totals.down, runs);
   EXPECT_GT(totals.back, runs);
   EXPECT_GT(totals.cuts_both + totals.cuts_there + totals.cuts_back, runs / 2);
+  EXPECT_GT(totals.faults_paired, runs / 4) << "two lanes failed at nearly the same time";
+  EXPECT_GT(totals.stood_by, runs / 8);
+  if (runs >= 50) {
+    EXPECT_GT(totals.rails_at_once, 0U);
+    EXPECT_GT(totals.rails_with_records, 0U);
+    EXPECT_GT(totals.unequal_mtus, 0U);
+  }
 }
 
 TEST(SimMixture, ADeathEndsItsConnectionsInTime) {
@@ -116,6 +123,9 @@ TEST(SimMixture, SoManyMessagesThatRingsWrap) {
   const FailoverTotals totals = run_kind(RunKind::volume, runs);
   EXPECT_GT(totals.groups, runs * 400) << "too few to go round";
   EXPECT_GT(totals.down, runs);
+  if (runs >= 50) {
+    EXPECT_GT(totals.faults_at_half, 0U) << "no lane failed with a chunk that was half posted";
+  }
 }
 
 // Each was a violation: acknowledgements and announcements that come when other groups have their

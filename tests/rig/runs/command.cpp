@@ -97,6 +97,8 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
              totals.pauses, totals.starved, totals.callers_away);
   fmt::print("deaths      {} processes killed, {} hosts without power; noticed within {} ms\n",
              totals.killed, totals.power_off, totals.longest_death.count() / 1'000'000);
+  fmt::print("pairs       {} faults just after another one, {} at a chunk that was half posted\n",
+             totals.faults_paired, totals.faults_at_half);
   fmt::print("verdicts    on living paths: {} by the sender, {} by the receiver\n",
              totals.false_verdicts_sender, totals.false_verdicts_receiver);
   fmt::print(
@@ -163,6 +165,11 @@ void print_mesh_report(const SimOptions& options, const MeshTotals& totals, uint
   fmt::print("relays      {} sessions, {} more refused, {:.1f} MB passed on\n",
              totals.seen.sessions, totals.seen.refused,
              static_cast<double>(totals.seen.bytes) * 1e-6);
+  fmt::print(
+      "limits      {} meshes with much load; paths held back {} times, {} stalled; {} looks found "
+      "fewer slots than asked for, {} several paths that waited for turns; {} meshes with a key\n",
+      totals.loaded, totals.seen.held_back, totals.seen.stalls, totals.fewer_slots,
+      totals.shared_turns, totals.with_key);
   fmt::print(
       "failovers   {} paths given up, {} replaced (counted on each side), the longest {} ms; {} "
       "moves of traffic\n",

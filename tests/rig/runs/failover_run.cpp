@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "tests/rig/runs/random_hints.h"
+
 namespace nccl_ha::rig {
 namespace {
 
@@ -201,26 +203,6 @@ class Chaos {
   std::vector<std::optional<Instant>> healed_at_;  ///< of each rail
   std::vector<std::optional<Instant>> port_up_at_;
   std::optional<size_t> gone_;  ///< a rail, for good
-};
-
-/// An agent that changes its mind, and is silent now and then.
-class RandomHints final : public ha::HintSource {
- public:
-  explicit RandomHints(uint64_t seed) : random_(seed) {}
-  std::optional<uint32_t> parts(Instant now) override {
-    if (now >= next_) {
-      next_ = now + microseconds(random_.below(5000));
-      value_ = random_.chance(0.3)   ? std::nullopt
-               : random_.chance(0.3) ? std::optional(random_.chance(0.5) ? 1024U : 0U)
-                                     : std::optional(static_cast<uint32_t>(random_.below(1025)));
-    }
-    return value_;
-  }
-
- private:
-  Random random_;
-  Instant next_{};
-  std::optional<uint32_t> value_;
 };
 
 /// How many lanes its connections have at most.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace nccl_ha::rig {
 namespace {
@@ -40,6 +41,14 @@ void FaultSource::step() {
   }
 }
 
+void FaultSource::heals_in(Duration time, std::function<void()> what) {
+  ++unhealed_;
+  stage_.later(time, [this, what = std::move(what)] {
+    --unhealed_;
+    what();
+  });
+}
+
 const Scenario::Ends& FaultSource::some_link() {
   const auto& links = stage_.scenario().links;
   return links[random_.below(links.size())];
@@ -47,7 +56,10 @@ const Scenario::Ends& FaultSource::some_link() {
 
 // --- paths
 
-PathFaults::PathFaults(Stage& stage) : FaultSource(stage, 1, stage.scenario().path_faults) {
+PathFaults::PathFaults(Stage& stage)
+    : FaultSource(stage, 1, stage.scenario().path_faults),
+      pairs_(~stage.scenario().seed),
+      for_half_posted_(stage.scenario().paired ? 3 : 0) {
   const Scenario& scenario = stage.scenario();
   // Without failover a port that is down begins no connection.
   const bool waits = std::all_of(scenario.configs.begin(), scenario.configs.end(),
@@ -60,10 +72,55 @@ PathFaults::PathFaults(Stage& stage) : FaultSource(stage, 1, stage.scenario().pa
   }
 }
 
+void PathFaults::step() {
+  FaultSource::step();
+  // Few moments of a run are like that, most of them when all messages may be under way.
+  if (for_half_posted_ != 0 && begins_half() && pairs_.chance(0.5)) {
+    --for_half_posted_;
+    ++stage_.totals().faults_at_half;
+    const size_t link = pairs_.below(stage_.links().size());
+    suspect(link, some_path(link));
+    second_soon();
+  }
+  if (second_ && stage_.now() >= *second_) {
+    second_.reset();
+    ++stage_.totals().faults_paired;
+    const Scenario& scenario = stage_.scenario();
+    const size_t lanes = std::max<size_t>(scenario.suspected_paths, 2);
+    // Who closes waits half a second for the peer, and two rails are dark for longer.
+    if (pairs_.chance(0.7) || scenario.kind == RunKind::closes) {
+      suspect(last_link_,
+              static_cast<uint32_t>((last_path_ + 1 + pairs_.below(lanes - 1)) % lanes));
+    } else {
+      const Scenario::Ends& ends = scenario.links[last_link_];
+      cut(stage_.host_of(ends.from), stage_.host_of(ends.to), pairs_.below(stage_.lines()));
+    }
+  }
+}
+
+/// A chunk has just been left half posted.
+bool PathFaults::begins_half() {
+  const bool half = stage_.world().rdma().half_posted != 0;
+  return !std::exchange(half_posted_, half) && half;
+}
+
+/// From a microsecond on, each order of magnitude as often.
+void PathFaults::second_soon() {
+  if (stage_.scenario().paired && pairs_.chance(0.6)) {
+    second_ = stage_.now() + microseconds(pairs_.below(uint64_t{2} << pairs_.below(12)));
+    stage_.world().network().stop_at(*second_);
+  }
+}
+
 void PathFaults::happen() {
+  strike();
+  second_soon();
+}
+
+void PathFaults::strike() {
   const Scenario& scenario = stage_.scenario();
   if (random_.chance(scenario.suspicions)) {
-    suspect();
+    suspect(random_.below(stage_.links().size()), std::nullopt);
     return;
   }
   const Scenario::Ends& link = some_link();
@@ -72,20 +129,40 @@ void PathFaults::happen() {
   if (scenario.rdma && random_.chance(0.35)) {
     hurt_nic();
   } else if (random_.chance(0.2)) {
-    slow(one, other);
+    slow(one, other, random_.below(stage_.lines()));
   } else {
-    cut(one, other);
+    cut(one, other, random_.below(stage_.lines()));
   }
 }
 
-void PathFaults::suspect() {
-  SimLink& link = *stage_.links()[random_.below(stage_.links().size())];
+/// One that has something under way, if any has.
+uint32_t PathFaults::some_path(size_t link) {
+  std::vector<uint32_t> busy;
+  SendChannel& channel = stage_.links()[link]->sender();
+  for (uint16_t i = 0; i < sends_max; ++i) {
+    const SendRequest& request = channel.slot(i);
+    const bool open = request.state.load() == RequestState::pending;
+    for (uint32_t chunk = 0; open && chunk < request.split.count(); ++chunk) {
+      if (request.ledger.holder(chunk) < lanes_max) {
+        busy.push_back(request.ledger.holder(chunk));
+      }
+    }
+  }
+  return busy.empty() ? 0 : busy[pairs_.below(busy.size())];
+}
+
+/// `chosen`: the path, if it is not any.
+void PathFaults::suspect(size_t which, std::optional<uint32_t> chosen) {
+  SimLink& link = *stage_.links()[which];
   const bool sender = random_.chance(0.5);
   if (!(sender ? link.sender_calls() : link.accepted() && link.receiver_calls())) {
     return;
   }
   Driver& side = sender ? link.sender_driver() : link.receiver_driver();
-  const auto path = static_cast<uint32_t>(random_.below(stage_.scenario().suspected_paths));
+  const auto path =
+      chosen ? *chosen : static_cast<uint32_t>(random_.below(stage_.scenario().suspected_paths));
+  last_link_ = which;
+  last_path_ = path;
   if (side.suspect(path)) {
     side.turn();
     FailoverTotals& totals = stage_.totals();
@@ -95,11 +172,11 @@ void PathFaults::suspect() {
   }
 }
 
-void PathFaults::cut(size_t one, size_t other) {
+void PathFaults::cut(size_t one, size_t other, size_t line) {
   const Scenario& scenario = stage_.scenario();
-  sim::Link dark = scenario.usual;
+  const sim::Link light = scenario.usual_of(line);
+  sim::Link dark = light;
   dark.cut = true;
-  const size_t line = random_.below(stage_.lines());
   if (gone_ == line) {
     return;
   }
@@ -118,37 +195,35 @@ void PathFaults::cut(size_t one, size_t other) {
   }
   const uint64_t which = random_.below(3);
   const Duration lasts = up_to(random_, random_.chance(0.3) ? milliseconds(100) : seconds(3));
-  stage_.set_line(one, other, line, which == 1 ? scenario.usual : dark,
-                  which == 2 ? scenario.usual : dark);
+  stage_.set_line(one, other, line, which == 1 ? light : dark, which == 2 ? light : dark);
   ++(which == 0 ? totals.cuts_both : which == 1 ? totals.cuts_back : totals.cuts_there);
   stage_.tell(fmt::format("rail {} between hosts {} and {} cut for {} ms, {}", line, one, other,
                           ms(lasts),
                           which == 0   ? "both ways"
                           : which == 1 ? "back"
                                        : "there"));
-  stage_.later(lasts, [this, one, other, line] {
+  heals_in(lasts, [this, one, other, line] {
     if (gone_ != line) {
-      stage_.set_line(one, other, line, stage_.scenario().usual, stage_.scenario().usual);
+      stage_.mend_line(one, other, line);
       stage_.tell(fmt::format("rail {} between hosts {} and {} healed", line, one, other));
     }
   });
 }
 
-void PathFaults::slow(size_t one, size_t other) {
-  const size_t line = random_.below(stage_.lines());
+void PathFaults::slow(size_t one, size_t other, size_t line) {
   if (gone_ == line) {
     return;
   }
-  sim::Link heavy = stage_.scenario().usual;
+  sim::Link heavy = stage_.scenario().usual_of(line);
   heavy.delay = microseconds(1000 + random_.below(49000));
   const Duration lasts = up_to(random_, seconds(1));
   stage_.set_line(one, other, line, heavy, heavy);
   ++stage_.totals().slow;
   stage_.tell(fmt::format("rail {} between hosts {} and {} takes {} us for {} ms", line, one, other,
                           heavy.delay.count() / 1000, ms(lasts)));
-  stage_.later(lasts, [this, one, other, line] {
+  heals_in(lasts, [this, one, other, line] {
     if (gone_ != line) {
-      stage_.set_line(one, other, line, stage_.scenario().usual, stage_.scenario().usual);
+      stage_.mend_line(one, other, line);
     }
   });
 }
@@ -189,7 +264,7 @@ void PathFaults::take_port(size_t host, size_t rail, Duration lasts) {
   nic.set_port(false);
   ++stage_.totals().ports_down;
   stage_.tell(fmt::format("process {}: port of rail {} down for {} ms", host, rail, ms(lasts)));
-  stage_.later(lasts, [&nic] { nic.set_port(true); });
+  heals_in(lasts, [&nic] { nic.set_port(true); });
 }
 
 // --- control streams
@@ -263,7 +338,7 @@ void StreamFaults::cut() {
                           which == 0   ? "both directions"
                           : which == 1 ? "back"
                                        : "there"));
-  stage_.later(lasts, [set] { set(false); });
+  heals_in(lasts, [set] { set(false); });
 }
 
 // --- scheduling

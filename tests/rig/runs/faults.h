@@ -1,6 +1,7 @@
 // What goes wrong in a simulated run: parts that each do something now and then.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,9 +21,13 @@ class FaultSource {
   void step();
   size_t times() const { return times_; }
   size_t happened() const { return times_ - left_; }
+  /// Nothing is wrong any more of what was to last for a while.
+  bool healed() const { return unhealed_ == 0; }
 
  protected:
   virtual void happen() = 0;
+  /// What a fault has changed is as it was after that time.
+  void heals_in(Duration time, std::function<void()> what);
   /// A link of the run, by chance.
   const Scenario::Ends& some_link();
   Stage& stage_;
@@ -32,22 +37,39 @@ class FaultSource {
   void choose_next();
   const size_t times_;
   size_t left_;
+  size_t unhealed_ = 0;
   Instant next_{};
 };
 
-/// Rails, NICs and paths: cut, slow, lost, or only believed dead.
+/// Rails, NICs and paths: cut, slow, lost, or only believed dead.  In runs with Scenario::paired
+/// another lane often meets one microseconds to milliseconds after, and some wait for a chunk that
+/// is half posted.
 class PathFaults final : public FaultSource {
  public:
   explicit PathFaults(Stage& stage);
+  void step();
+  /// A rail or a device is gone for good.
+  bool any_gone() const { return gone_.has_value(); }
 
  private:
   void happen() override;
+  void strike();
+  bool begins_half();
+  void second_soon();
   void take_port(size_t host, size_t rail, Duration lasts);
-  void suspect();
-  void cut(size_t one, size_t other);
-  void slow(size_t one, size_t other);
+  void suspect(size_t link, std::optional<uint32_t> chosen);
+  uint32_t some_path(size_t link);
+  void cut(size_t one, size_t other, size_t line);
+  void slow(size_t one, size_t other, size_t line);
   void hurt_nic();
   std::optional<size_t> gone_;  ///< a line, for good
+  // Of pairs; what was drawn before there were any stays as it was.
+  Random pairs_;
+  std::optional<Instant> second_;  ///< when the other lane meets its fault
+  size_t last_link_ = 0;           ///< of the latest verdict
+  uint32_t last_path_ = 0;
+  bool half_posted_ = false;    ///< at the last look
+  size_t for_half_posted_ = 0;  ///< faults that wait for that, beside the others
 };
 
 /// The network under the control streams.

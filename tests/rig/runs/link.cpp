@@ -160,6 +160,17 @@ void SimLink::close_receiver() {
   }
 }
 
+void SimLink::close_listener() {
+  if (to_ != nullptr && to_->engine && listen_) {
+    listen_->close();
+    while (auto endpoint = listen_->take()) {
+      endpoint->driver.close();
+    }
+    to_->engine->worker(0).post(
+        {listen_->actor(), static_cast<uint32_t>(ListenerMessage::close), 0});
+  }
+}
+
 fabric::Registration SimLink::register_memory(sim::Process& process, const Channel& channel,
                                               void* base, size_t bytes, bool gpu) {
   static const int stands_for_memory = eventfd(0, EFD_CLOEXEC);  // a simulated device wants one

@@ -60,6 +60,8 @@ class SimLink {
   /// closeSend and closeRecv: nothing is called any more.
   void close_sender();
   void close_receiver();
+  /// closeListen; what nobody has accepted ends.
+  void close_listener();
   /// `gpu`: as the memory of a GPU would be.
   fabric::Registration register_send(void* base, size_t bytes, bool gpu = false);
   fabric::Registration register_receive(void* base, size_t bytes, bool gpu = false);

@@ -19,6 +19,11 @@ constexpr Duration mesh_connect_max = seconds(10);
 /// All traffic takes less over the slowest cables, once nothing is wrong any more.
 constexpr Duration mesh_idle_max = seconds(45);
 
+const std::map<relay::NodeId, std::shared_ptr<relay::Egress>> no_egresses;
+
+/// More than all that can be under way: less than nothing was counted.
+constexpr uint64_t flight_absurd = uint64_t{1} << 40;
+
 class MeshWatch {
  public:
   MeshWatch(MeshStage& stage, MeshFaults& faults) : stage_(stage), faults_(faults) {}
@@ -41,6 +46,9 @@ class MeshWatch {
     }
     std::string wrong = verdict(ended);
     if (wrong.empty()) {
+      wrong = look_at_neighbours();
+    }
+    if (wrong.empty()) {
       wrong = look_at_the_end();
     }
     return wrong;
@@ -54,6 +62,12 @@ class MeshWatch {
     totals.seen.sessions += seen.sessions;
     totals.seen.refused += seen.refused;
     totals.seen.bytes += seen.bytes;
+    totals.seen.held_back += seen.held_back;
+    totals.seen.stalls += seen.stalls;
+    totals.loaded += stage_.scenario().loaded ? 1 : 0;
+    totals.with_key += stage_.scenario().cluster_key ? 1 : 0;
+    totals.fewer_slots += fewer_slots_;
+    totals.shared_turns += shared_turns_;
     totals.seen.over_relays += seen.over_relays;
     totals.seen.both_ways += seen.both_ways;
     for (const auto& link : stage_.links()) {
@@ -126,13 +140,30 @@ class MeshWatch {
     for (size_t host = 0; host < stage_.scenario().hosts; ++host) {
       const relay::RelayNode* node = stage_.node(host);
       std::set<uint64_t> numbers;
+      look_at_limits(host);
       for (size_t i = 0; node != nullptr && i < node->sessions().size(); ++i) {
+        fewer_slots_ += node->sessions()[i]->share().slots <
+                                static_cast<uint16_t>(stage_.scenario().config.mesh_slots)
+                            ? 1
+                            : 0;
         const uint64_t number = node->sessions()[i]->number();
         if (!numbers.insert(number).second) {
           wrong_ = fmt::format("a session goes through host {} twice", host);
         } else if (++hosts_of[number] > hops_max) {
           wrong_ = fmt::format("a session goes through more than {} hosts", hops_max);
         }
+      }
+    }
+  }
+
+  void look_at_limits(size_t host) {
+    const relay::RelayNode* node = stage_.node(host);
+    for (const auto& [neighbour, egress] : node != nullptr ? node->egresses() : no_egresses) {
+      const relay::FairShares& shares = egress->shares();
+      shared_turns_ += shares.waiting() > 1 ? 1 : 0;
+      if (shares.in_flight() > flight_absurd) {
+        wrong_ = fmt::format("host {} counts {} bytes under way to a neighbour", host,
+                             shares.in_flight());
       }
     }
   }
@@ -162,6 +193,16 @@ class MeshWatch {
       }
     }
     return ended ? "" : "the run has no end";
+  }
+
+  /// Of hosts that take part: two hellos, of which some may be lost.
+  std::string look_at_neighbours() {
+    const Duration within = 2 * milliseconds(stage_.scenario().config.mesh_dead_ms) + seconds(1);
+    if (stage_.world().run_until([&] { return stage_.neighbours_know(); }, within)) {
+      return "";
+    }
+    stage_.tell_views();
+    return "hosts do not know their neighbours, though their cables work";
   }
 
   /// Late bytes come, if there are any; then the connections end, and with them all sessions.
@@ -194,6 +235,13 @@ class MeshWatch {
             "connection is left",
             host, node->sessions().size(), node->pool().used());
       }
+      for (const auto& [neighbour, egress] : node != nullptr ? node->egresses() : no_egresses) {
+        if (egress->shares().in_flight() != 0 || egress->shares().waiting() != 0) {
+          return fmt::format(
+              "host {} counts {} bytes under way to a neighbour, and no session is left", host,
+              egress->shares().in_flight());
+        }
+      }
     }
     return "";
   }
@@ -201,6 +249,8 @@ class MeshWatch {
   MeshStage& stage_;
   MeshFaults& faults_;
   Instant look_due_{};
+  uint64_t fewer_slots_ = 0;
+  uint64_t shared_turns_ = 0;
   const char* expected_ = nullptr;  ///< what is wrong if it lasts
   Instant expected_since_{};
   std::string wrong_;

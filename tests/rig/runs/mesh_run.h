@@ -4,7 +4,8 @@
 //   once and in order, no late write, no late read, no failure while ways are left      Traffic
 //   no loop             a session is in no relay twice, and has no more hosts than allowed  here
 //   no hang             every run ends, and so does every session once connections have     here
-//   no leak             relays have all of their memory back then                           here
+//   no leak             relays have all of their memory and limits back then                here
+//   neighbours          who is at the other end of a cable that works is known in time      here
 #pragma once
 
 #include <functional>
@@ -26,6 +27,11 @@ struct MeshTotals {
   uint64_t hosts_most = 0;
   uint64_t connections = 0;
   MeshStage::Seen seen;
+  uint64_t loaded = 0;       ///< meshes
+  uint64_t with_key = 0;     ///< meshes
+  uint64_t fewer_slots = 0;  ///< looks at which a path had fewer than it asked for
+  uint64_t shared_turns =
+      0;  ///< looks at which several paths waited for their turns at one way out
   MeshFaultCounts faults;
   FailoverTotals failovers;
   uint64_t trace = 0;  ///< of the last run: equal runs have equal ones

@@ -197,6 +197,37 @@ void draw_who_speaks(MeshScenario& scenario) {
       scenario.by_itself.push_back(random.chance(share));
     }
   }
+  scenario.cluster_key = share <= 0 && random.chance(0.6);
+}
+
+/// So much over so few relays that they reach their limits: of what is under way to a neighbour, of
+/// memory for frames, of turns.  Drawn apart, and not in every mesh.
+void draw_load(MeshScenario& scenario) {
+  Random random(scenario.seed * 0xE7037ED1A0B428DB + 1);
+  const auto relayed = std::ranges::find_if(scenario.links, [&](const auto& ends) {
+    return mesh_distance(scenario, mesh_at_first(scenario), ends.from, ends.to).value_or(0) > 1;
+  });
+  scenario.loaded = scenario.hosts <= 24 && relayed != scenario.links.end() && random.chance(0.35);
+  if (!scenario.loaded) {
+    return;
+  }
+  const MeshScenario::Ends busy = *relayed;
+  const size_t more = 3 + random.below(4);
+  for (size_t i = 0; i < more; ++i) {
+    scenario.links.push_back(random.chance(0.8) ? busy : MeshScenario::Ends{busy.to, busy.from});
+  }
+  Config& config = scenario.config;
+  config.mesh_chunk_bytes = int64_t{1} << (11 + random.below(4));
+  config.mesh_flight_bytes = config.mesh_chunk_bytes * static_cast<int64_t>(2 + random.below(8));
+  if (random.chance(0.6)) {  // the first paths get more than the fewest slots, later ones less
+    const int64_t least = 2 * 4 * (config.mesh_chunk_bytes + 128);
+    config.mesh_pool_bytes = least * static_cast<int64_t>(24 + random.below(40));
+  }
+  scenario.plan.groups = 6 + random.below(6);
+  scenario.plan.bytes_max = static_cast<uint32_t>(30'000 + random.below(120'000));
+  scenario.plan.large = 0.8;
+  scenario.usual.rate = 4'000'000 + random.below(20'000'000);
+  scenario.heals_in = milliseconds(random.chance(0.5) ? 200 : 1500);
 }
 
 }  // namespace
@@ -231,6 +262,7 @@ MeshScenario draw_mesh(uint64_t seed) {
   scenario.for_good = random.chance(0.5);
   scenario.early = random.chance(0.3);
   draw_who_speaks(scenario);
+  draw_load(scenario);
   return scenario;
 }
 
@@ -245,6 +277,11 @@ std::string describe(const MeshScenario& scenario) {
   if (!scenario.by_itself.empty()) {
     text += fmt::format("; {} hosts by themselves", std::ranges::count(scenario.by_itself, true));
   }
+  text += scenario.loaded
+              ? fmt::format("; loaded, {} bytes under way and {} in all at a relay",
+                            scenario.config.mesh_flight_bytes, scenario.config.mesh_pool_bytes)
+              : "";
+  text += scenario.cluster_key ? "; a key of the cluster" : "";
   for (const MeshScenario::Ends& ends : scenario.links) {
     text += fmt::format("; {} > {}", ends.from, ends.to);
   }

@@ -34,10 +34,12 @@ struct MeshScenario {
   /// Of each host: a process of the job looks and relays by itself; else a relay node without a key
   /// does, to which the job lends its keys.  Empty: nodes alone, and no keys.
   std::vector<bool> by_itself;
+  bool cluster_key = false;  ///< all have it; then nobody looks by itself
   std::vector<Ends> links;
   sim::Link usual;  ///< what any cable is like while nothing is wrong
   Config config;    ///< of all hosts
   TransferPlan plan;
+  bool loaded = false;       ///< links share relays whose limits are small, and move much
   bool all_at_once = false;  ///< else some messages begin after each fault
   size_t faults = 0;
   Duration apart{};       ///< between two faults, at most

@@ -10,6 +10,17 @@
 #include "runtime/fabric/datagram/udp_factory.h"
 
 namespace nccl_ha::rig {
+namespace {
+
+std::shared_ptr<KeyFile> make_key(uint64_t seed) {
+  KeyRing::Key key;
+  key.fill(static_cast<std::byte>(seed));
+  KeyRing keys;
+  keys.add(1, key);
+  return std::make_shared<KeyFile>(std::move(keys));
+}
+
+}  // namespace
 
 /// What MeshRoutes knows, with the ports that a simulated network gives, and from the cable's own
 /// address.
@@ -51,6 +62,7 @@ class MeshStage::Hops final : public relay::NextHops {
 MeshStage::MeshStage(const MeshScenario& scenario, std::function<void(const std::string&)> trace)
     : scenario_(scenario),
       trace_(std::move(trace)),
+      key_(scenario.cluster_key ? make_key(scenario.seed) : nullptr),
       hosts_(scenario.hosts),
       plugs_(world_, scenario.seed),
       world_(scenario.seed) {
@@ -116,6 +128,7 @@ void MeshStage::start(size_t number) {
     host.job->add(scenario_.seed);
     host.job->set_open(!by_itself);
   }
+  own.keys.cluster = key_;
   own.keys.job = host.job;
   auto tie = std::make_shared<sim::ProcessTiePtr>();
   world_.kinds.clear();
@@ -142,6 +155,7 @@ void MeshStage::start(size_t number) {
   discovery.links = std::make_unique<SimMeshLinks>(plugs_, host.addresses, host.process->tie);
   discovery.interfaces = [own = *host.process->provider->interfaces()] { return own; };
   discovery.board = host.board;
+  discovery.key = key_;
   discovery.job = host.job;
   if (by_itself) {
     discovery.on_takes_part = [this, number](Context& context) {
@@ -170,6 +184,7 @@ Result<ActorId> MeshStage::make_node(
   Host& host = hosts_[number];
   Worker& worker = host.process->engine->worker(0);
   relay::RelayOptions options = relay::relay_options(scenario_.config, id(number));
+  options.key = key_;
   options.job = host.job;
   auto node = std::make_unique<relay::RelayNode>(
       *host.hops.back(), *host.next, options, "0",
@@ -206,6 +221,8 @@ void MeshStage::note_end(Host& host) {
     ended_.sessions += counts.opened;
     ended_.refused += counts.refused;
     ended_.bytes += counts.bytes;
+    ended_.held_back += counts.held_back;
+    ended_.stalls += counts.stalls;
   }
   host.process = nullptr;
   host.node = nullptr;
@@ -375,6 +392,27 @@ void MeshStage::tell_views() const {
   }
 }
 
+bool MeshStage::neighbours_know() {
+  for (size_t i = 0; i < scenario_.cables.size(); ++i) {
+    const auto [one, other, late] = scenario_.cables[i];
+    const bool works = !world_.network().link(address(i, one), address(i, other)).cut &&
+                       !world_.network().link(address(i, other), address(i, one)).cut;
+    for (const auto& [from, to] : {std::pair(one, other), std::pair(other, one)}) {
+      const auto view = hosts_[from].node == nullptr || hosts_[to].node == nullptr
+                            ? nullptr
+                            : hosts_[from].board->read();
+      const auto own = std::ranges::find(hosts_[from].cables, i) - hosts_[from].cables.begin();
+      const auto is_there = [&, to = to](const relay::Neighbour& known) {
+        return known.node == id(to) && known.interface == static_cast<uint32_t>(own + 1);
+      };
+      if (works && view && std::ranges::none_of(view->neighbours, is_there)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 MeshStage::Seen MeshStage::seen() const {
   Seen seen = ended_;
   for (const Host& host : hosts_) {
@@ -383,6 +421,8 @@ MeshStage::Seen MeshStage::seen() const {
       seen.sessions += counts.opened;
       seen.refused += counts.refused;
       seen.bytes += counts.bytes;
+      seen.held_back += counts.held_back;
+      seen.stalls += counts.stalls;
     }
   }
   return seen;

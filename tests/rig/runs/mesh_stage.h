@@ -66,11 +66,15 @@ class MeshStage {
   void end_links();
   /// What each host knows of the mesh.
   void tell_views() const;
+  /// Both ends of each cable that works are neighbours, where both take part.
+  bool neighbours_know();
 
   struct Seen {
     uint64_t sessions = 0;  ///< that relays have opened
     uint64_t refused = 0;
     uint64_t bytes = 0;        ///< that relays have passed on
+    uint64_t held_back = 0;    ///< times that a relay's limit of what is under way was reached
+    uint64_t stalls = 0;       ///< times that what a path had under way was set aside
     uint64_t over_relays = 0;  ///< connections
     uint64_t both_ways = 0;    ///< of them, those with load on two ways at once
   };
@@ -111,8 +115,9 @@ class MeshStage {
 
   const MeshScenario scenario_;
   const std::function<void(const std::string&)> trace_;
-  std::vector<Host> hosts_;  // actors use what is in it
-  Seen ended_;               ///< of processes that are gone
+  const std::shared_ptr<KeyFile> key_;  ///< the cluster's; null: there is none
+  std::vector<Host> hosts_;             // actors use what is in it
+  Seen ended_;                          ///< of processes that are gone
   SimMeshPlugs plugs_;
   sim::World world_;
   std::vector<std::unique_ptr<SimLink>> links_;

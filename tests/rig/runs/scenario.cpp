@@ -138,6 +138,70 @@ void draw_devices(Random& random, Scenario& scenario) {
   }
 }
 
+/// Chunks of several writes each, and so many that queues fill between two of them.
+void draw_pieces(Scenario& scenario, Random& random) {
+  const bool small = scenario.kind == RunKind::volume;
+  const uint32_t longest = 4096U << random.below(2);
+  for (size_t host = 0; host < scenario.hosts; ++host) {
+    Config& config = scenario.configs[host];
+    config.ib_qps = between(random, 1, 3);
+    if (small) {  // of a chunk and its record
+      config.ib_adaptive_routing = 1;
+      config.ib_ar_threshold = 0;
+    } else {
+      scenario.traits[host].message_max = longest;
+    }
+  }
+  if (!small && scenario.kind != RunKind::crowd) {
+    scenario.plan.large = 0.6;
+  }
+}
+
+/// Settings that meet seldom where each is drawn by itself.  Drawn apart, and not in every run, so
+/// that the others are what they were.
+void draw_together(Scenario& scenario) {
+  Random random(scenario.seed * 0xA0761D6478BD642F + static_cast<uint64_t>(scenario.kind));
+  // Rails of one device at once; of pauses it is asked whether a path was given up, which a rail
+  // that is slow may be.
+  if (scenario.rails > 1 && scenario.kind != RunKind::pauses && random.chance(0.2)) {
+    constexpr std::array<uint64_t, 4> rates{50'000'000, 20'000'000, 100'000'000, 5'000'000};
+    scenario.suspected_paths = std::max<size_t>(scenario.suspected_paths, 8);
+    scenario.device_rails = 2 + random.below(scenario.rails - 1);
+    scenario.sout_and_sup = scenario.device_rails == 2 && random.chance(0.5);
+    scenario.hinted = random.chance(0.5);
+    const bool unequal = random.chance(0.5);
+    for (size_t rail = 0; unequal && rail < scenario.rails; ++rail) {
+      scenario.rates.push_back(rates[random.below(rates.size())]);
+    }
+    const bool routes = random.chance(0.6);
+    const bool fences = random.chance(0.3);
+    const int64_t mode = random.chance(0.7) ? 1 : 0;
+    for (Config& config : scenario.configs) {
+      config.mpib_mode = mode;
+      config.mpib_sout_qp = static_cast<int64_t>(1 + random.below(2));
+      config.mpib_sup_qp = static_cast<int64_t>(1 + random.below(3));
+      config.mpib_direct_bytes = random.chance(0.5) ? 0 : 65536;
+      config.ib_adaptive_routing = routes ? 1 : config.ib_adaptive_routing;
+      config.straggler_ms = 20;
+      config.fence_stragglers = fences;
+    }
+  }
+  const bool smaller = random.chance(0.3);
+  for (size_t host = 0; scenario.rdma && smaller && host < scenario.hosts; ++host) {
+    scenario.traits[host].mtu = 1024U << random.below(3);  // the ports of some take less
+  }
+  const bool pieces = scenario.rdma && random.chance(0.15);
+  if (pieces) {
+    draw_pieces(scenario, random);
+  }
+  scenario.paired =
+      scenario.path_faults != 0 && scenario.path_faults < 100 && random.chance(pieces ? 0.8 : 0.25);
+  for (Config& config : scenario.configs) {
+    // Verdicts fall faster than anything is carried.
+    config.max_retries = scenario.paired ? 1000 : config.max_retries;
+  }
+}
+
 void draw_links(Random& random, Scenario& scenario) {
   if (scenario.kind != RunKind::crowd) {
     scenario.links.push_back({0, 1});
@@ -175,6 +239,12 @@ bool Scenario::backed() const {
                      [](const Config& one) { return one.enable_backup && one.shadow_paths != 0; });
 }
 
+sim::Link Scenario::usual_of(size_t line) const {
+  sim::Link link = usual;
+  link.rate = line < rates.size() ? rates[line] : link.rate;
+  return link;
+}
+
 std::string describe(const Scenario& scenario) {
   std::string text =
       fmt::format("{}: {} hosts of {} processes, {} rails of {}{}{}", to_text(scenario.kind),
@@ -189,6 +259,13 @@ std::string describe(const Scenario& scenario) {
                       scenario.plan.flushes ? ", flushes" : "",
                       scenario.plan.gpu ? ", memory of a GPU" : "",
                       scenario.rdma && scenario.traits.front().infiniband ? ", InfiniBand" : "");
+  if (scenario.device_rails > 1) {
+    text +=
+        fmt::format("; {} rails of one device{}{}{}", scenario.device_rails,
+                    scenario.sout_and_sup ? ", SOUT and SUP" : "", scenario.hinted ? ", hints" : "",
+                    scenario.rates.empty() ? "" : ", of unequal rates");
+  }
+  text += scenario.paired ? "; faults in pairs" : "";
   for (const Config& config : scenario.configs) {
     text += fmt::format(
         "\n    queue pairs {} datagram paths {} split {} adaptive {} above {} flush {} heartbeat "
@@ -268,6 +345,7 @@ Scenario draw_scenario(const Wanted& wanted) {
   scenario.early_faults = random.chance(0.2) && !scenario.plan.may_end;
   draw_traffic(random, scenario);
   draw_faults(random, scenario);
+  draw_together(scenario);
   return scenario;
 }
 

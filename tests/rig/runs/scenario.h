@@ -39,8 +39,12 @@ struct Scenario {
   size_t rails = 1;    ///< of a process
   size_t shadows = 1;  ///< that its connections keep ready, where there are rails for them
   bool rdma = false;
-  bool spare = false;       ///< an interface besides, over which datagrams may take over
-  bool management = false;  ///< control streams have a network of their own
+  size_t device_rails = 1;      ///< so many of the first ones are those of one device
+  bool sout_and_sup = false;    ///< and so called
+  bool hinted = false;          ///< senders have hints of an agent
+  std::vector<uint64_t> rates;  ///< of each rail, in bytes per second; empty: as `usual`
+  bool spare = false;           ///< an interface besides, over which datagrams may take over
+  bool management = false;      ///< control streams have a network of their own
   sim::Link usual;
   double late = 0;  ///< part of the completions of RDMA NICs that come late
   Duration latest{};
@@ -55,6 +59,7 @@ struct Scenario {
   TransferPlan plan;  ///< of each connection, with a seed of its own
   size_t path_faults = 0;
   double suspicions = 0.5;     ///< part of them that are verdicts on a living path
+  bool paired = false;         ///< many meet another lane a moment after, or a half posted chunk
   size_t suspected_paths = 5;  ///< those meet only so many paths of a connection
   size_t stream_faults = 0;
   size_t pauses = 0;
@@ -67,6 +72,8 @@ struct Scenario {
 
   /// A connection over all of this outlives the loss of a path.
   bool backed() const;
+  /// What a rail is like while nothing is wrong.
+  sim::Link usual_of(size_t line) const;
 };
 
 /// For a trace.

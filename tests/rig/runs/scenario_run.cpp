@@ -1,6 +1,7 @@
 // One run of the mixture: its parts put together.
 #include <algorithm>
 
+#include "tests/rig/runs/aftermath.h"
 #include "tests/rig/runs/failover_run.h"
 #include "tests/rig/runs/oracle.h"
 
@@ -21,6 +22,7 @@ class ScenarioRun {
         streams_(stage),
         pauses_(stage),
         death_(stage),
+        aftermath_(stage, paths_, streams_, death_),
         oracle_(stage, paths_, pauses_, death_) {}
 
   std::string run() {
@@ -43,8 +45,15 @@ class ScenarioRun {
       });
       static_cast<void>(stage_.world().run_until([] { return false; }, aftermath));
     }
+    std::string wrong = oracle_.verdict(ended);
+    if (wrong.empty()) {
+      wrong = aftermath_.wait_for_paths();
+    }
     stage_.count();
-    return oracle_.verdict(ended);
+    if (wrong.empty()) {
+      wrong = aftermath_.end();
+    }
+    return wrong;
   }
 
  private:
@@ -81,6 +90,7 @@ class ScenarioRun {
   StreamFaults streams_;
   Pauses pauses_;
   Death death_;
+  Aftermath aftermath_;
   Oracle oracle_;
 };
 

@@ -1,6 +1,9 @@
 #include "tests/rig/runs/stage.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "tests/rig/runs/random_hints.h"
 
 namespace nccl_ha::rig {
 namespace {
@@ -34,7 +37,18 @@ Stage::Stage(const Scenario& scenario, FailoverTotals& totals,
         process.management = management(host);
         world_.network().same_host_as(address(host, 0, 0), process.management);
       }
+      for (size_t rail = 1; rail < scenario.device_rails; ++rail) {
+        process.devices.devices[process.devices.count++] = rail;
+      }
+      process.devices.sout_and_sup = scenario.sout_and_sup;
       processes_.push_back(&process);
+    }
+  }
+  for (size_t one = 0; !scenario.rates.empty() && one < scenario.hosts; ++one) {
+    for (size_t other = one + 1; other < scenario.hosts; ++other) {
+      for (size_t line = 0; line < lines(); ++line) {
+        mend_line(one, other, line);
+      }
     }
   }
 }
@@ -67,8 +81,12 @@ void Stage::set_line(size_t one, size_t other, size_t line, const sim::Link& the
 void Stage::make_links() {
   uint16_t port = 5000;
   for (const Scenario::Ends& ends : scenario_.links) {
-    links_.push_back(
-        std::make_unique<SimLink>(world_, *processes_[ends.from], *processes_[ends.to], port++));
+    std::shared_ptr<ha::HintSource> hints;
+    if (scenario_.hinted) {
+      hints = std::make_shared<RandomHints>(scenario_.seed + port);
+    }
+    links_.push_back(std::make_unique<SimLink>(world_, *processes_[ends.from], *processes_[ends.to],
+                                               port++, std::move(hints)));
     traffic_.emplace_back();
   }
 }
@@ -117,7 +135,29 @@ void Stage::make_traffic(const std::function<double()>& released) {
   }
 }
 
+/// Those that were to meet, where they did.
+void Stage::count_settings() {
+  constexpr uint64_t enough = 50'000;
+  const Scenario::Ends& ends = scenario_.links.front();
+  size_t carry = 0;
+  for (size_t rail = 0; rail < scenario_.device_rails; ++rail) {
+    carry += world_.network().carried(processes_[ends.from]->addresses[rail],
+                                      processes_[ends.to]->addresses[rail]) > enough
+                 ? 1
+                 : 0;
+  }
+  const bool records =
+      scenario_.rdma && scenario_.configs[host_of(ends.from)].ib_adaptive_routing > 0;
+  totals_.rails_at_once += carry > 1 ? 1 : 0;
+  totals_.rails_with_records += carry > 1 && records ? 1 : 0;
+  const auto other = std::ranges::find_if(scenario_.traits, [&](const sim::DeviceTraits& one) {
+    return one.mtu != scenario_.traits.front().mtu;
+  });
+  totals_.unequal_mtus += scenario_.rdma && other != scenario_.traits.end() ? 1 : 0;
+}
+
 void Stage::count() {
+  count_settings();
   uint64_t wanted = 0;
   for (size_t i = 0; i < links_.size(); ++i) {
     if (traffic_[i]) {

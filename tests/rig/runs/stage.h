@@ -44,6 +44,10 @@ class Stage {
   /// What is on the way between two hosts, for all their processes.
   void set_line(size_t one, size_t other, size_t line, const sim::Link& there,
                 const sim::Link& back);
+  /// As it is while nothing is wrong.
+  void mend_line(size_t one, size_t other, size_t line) {
+    set_line(one, other, line, scenario_.usual_of(line), scenario_.usual_of(line));
+  }
   void later(Duration in, std::function<void()> what) {
     world_.network().call_at(now() + in, std::move(what));
   }
@@ -56,6 +60,8 @@ class Stage {
   void count();
 
  private:
+  void count_settings();
+
   const Scenario scenario_;
   FailoverTotals& totals_;
   const std::function<void(const std::string&)> trace_;

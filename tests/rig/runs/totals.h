@@ -23,6 +23,8 @@ struct FailoverTotals {
   uint64_t devices_lost = 0;      ///< a device failed for good
   uint64_t completions_late = 0;
   uint64_t packets_too_late = 0;  ///< came for a queue pair that was in error or gone
+  uint64_t faults_paired = 0;     ///< that met another lane a moment after the one before
+  uint64_t faults_at_half = 0;    ///< at the moment at which a chunk was half posted
   uint64_t false_verdicts_sender = 0;
   uint64_t false_verdicts_receiver = 0;
   uint64_t packets = 0;
@@ -41,15 +43,19 @@ struct FailoverTotals {
   uint64_t power_off = 0;  ///< hosts
   uint64_t closes = 0;     ///< connections, by either side
   // what came of it
-  uint64_t down = 0;  ///< paths given up, counted on each side
+  uint64_t stood_by = 0;  ///< runs after whose faults every path stood by again
+  uint64_t down = 0;      ///< paths given up, counted on each side
   uint64_t back = 0;
   uint64_t moves = 0;       ///< of traffic, to another rail or back
   uint64_t stragglers = 0;  ///< rails fenced off for being slow
   uint64_t chunks_again = 0;
   uint64_t bytes_again = 0;
   uint64_t chunks_kept = 0;
-  uint64_t places_found = 0;  ///< for messages, in memory before a completion told of them
-  uint64_t groups = 0;        ///< received
+  uint64_t places_found = 0;        ///< for messages, in memory before a completion told of them
+  uint64_t groups = 0;              ///< received
+  uint64_t rails_at_once = 0;       ///< runs in which two rails of one device carried data
+  uint64_t rails_with_records = 0;  ///< of these, those with adaptive routing
+  uint64_t unequal_mtus = 0;        ///< runs in which hosts' RDMA ports take packets of two sizes
   // Of runs over nothing but RDMA, as the NICs saw it: bytes of data posted more than once, and
   // bytes that were posted and never came to memory.
   uint64_t bytes_replayed = 0;

@@ -4,6 +4,7 @@
 // the order they were made, so a run with the same seed repeats exactly.  One thread.
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -67,6 +69,7 @@ class Network {
   void vanish(Ip address) { gone_.insert(address); }
   void come_back(Ip address) { gone_.erase(address); }
   Tcp& tcp() { return tcp_; }
+  const Tcp& tcp() const { return tcp_; }
 
   /// `other` is a further address of the host of `address`.
   void same_host_as(Ip address, Ip other) { host_of_[other] = address; }
@@ -116,6 +119,12 @@ class Network {
     uint64_t cut = 0;  ///< packets and stream segments that met a cut link or a vanished host
   };
   const Counts& counts() const { return counts_; }
+  /// Sockets for packets that are open on a host with these addresses.
+  size_t sockets(std::span<const Ip> addresses) const {
+    return static_cast<size_t>(std::ranges::count_if(arrivals_, [&](const auto& one) {
+      return std::ranges::find(addresses, one.first.ip) != addresses.end();
+    }));
+  }
   /// Bytes of packets, datagrams or RDMA, that set out on that way.
   uint64_t carried(Ip from, Ip to) const {
     const auto found = carried_.find({from, to});

@@ -211,6 +211,7 @@ RdmaNic::Region* RdmaNic::find_region(const ibv_pd* domain, uint32_t key, uint64
 void RdmaNic::break_pair(RdmaQueuePair& pair, ibv_wc_status first) {
   if (pair.state != IBV_QPS_ERR || std::exchange(pair.lags, false)) {
     pair.state = IBV_QPS_ERR;
+    set_half_posted(pair, false);
     pair.keeps = verbs_.random().chance(verbs_.faults.keeps_work);
     flush(pair, first);
   }
@@ -298,6 +299,7 @@ void RdmaNic::complete(RdmaQueuePair& pair, bool receive, ibv_wc& completion) {
 
 /// Nothing lands for it any more once this returns, and its completions are there, or taken out.
 void RdmaNic::release(RdmaQueuePair& pair) {
+  set_half_posted(pair, false);
   memory_.land_pair(pair.qp_num);
   for (CompletionQueue* queue : queues_) {
     auto& entries = queue->entries;

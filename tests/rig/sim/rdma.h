@@ -66,6 +66,9 @@ class RdmaNic {
     Counts counts;
     /// Memory of which every byte written is counted; by address.
     std::map<uint64_t, uint64_t> counted;
+    /// Queue pairs whose last write into that memory announces nothing: the one that does is to
+    /// follow.
+    size_t half_posted = 0;
   };
 
   /// An address for each port.  `conditions` are shared by all NICs of a world and outlive them.
@@ -118,6 +121,13 @@ class RdmaNic {
   /// Of a descriptor, as the kernel of its host does it.
   int duplicate(int fd);
   const RdmaMemory::Counts& memory() const { return memory_.counts(); }
+  /// What its process has made of it and not given back.
+  struct Objects {
+    size_t pairs = 0;
+    size_t regions = 0;
+    size_t queues = 0;
+  };
+  Objects objects() const { return {pairs_.size(), regions_.size() / 2, queues_.size()}; }
 
  private:
   friend struct RdmaFunctions;
@@ -169,7 +179,8 @@ class RdmaNic {
 
   // --- reliable connections (rdma_connection.cpp)
   void post_send(RdmaQueuePair& pair, const ibv_send_wr& request);
-  void count_posted(const RdmaWork& work);
+  void count_posted(RdmaQueuePair& pair, const RdmaWork& work);
+  void set_half_posted(RdmaQueuePair& pair, bool half);
   void pump(RdmaQueuePair& pair);
   bool read_memory(const RdmaQueuePair& pair, const RdmaWork& work, RdmaPacket& packet) const;
   void on_request(RdmaQueuePair& pair, const RdmaPacket& packet);

@@ -31,7 +31,7 @@ void RdmaNic::post_send(RdmaQueuePair& pair, const ibv_send_wr& request) {
     }
   }
   work.packets = std::max<uint64_t>(1, (uint64_t{work.length} + pair.mtu - 1) / pair.mtu);
-  count_posted(work);
+  count_posted(pair, work);
   if (work.inlined && work.length > pair.inline_max) {
     conditions_.violation = "more bytes inline than the queue pair has room for";
   }
@@ -52,12 +52,24 @@ void RdmaNic::post_send(RdmaQueuePair& pair, const ibv_send_wr& request) {
 }
 
 /// Bytes into memory of which every byte is counted.
-void RdmaNic::count_posted(const RdmaWork& work) {
+void RdmaNic::count_posted(RdmaQueuePair& pair, const RdmaWork& work) {
   const auto counted = conditions_.counted.upper_bound(work.remote);
-  const bool writes = work.opcode == IBV_WR_RDMA_WRITE || work.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+  const bool announces = work.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+  const bool writes = work.opcode == IBV_WR_RDMA_WRITE || announces;
   if (writes && counted != conditions_.counted.begin() &&
       work.remote < std::prev(counted)->second) {
     conditions_.counts.bytes_posted += work.length;
+    set_half_posted(pair, !announces);
+  } else if (announces) {
+    set_half_posted(pair, false);
+  }
+}
+
+void RdmaNic::set_half_posted(RdmaQueuePair& pair, bool half) {
+  half = half && pair.state != IBV_QPS_ERR;
+  if (pair.half_posted != half) {
+    pair.half_posted = half;
+    conditions_.half_posted = half ? conditions_.half_posted + 1 : conditions_.half_posted - 1;
   }
 }
 

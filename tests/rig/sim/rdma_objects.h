@@ -44,8 +44,9 @@ struct RdmaQueuePair : ibv_qp {
   RdmaRequester requester;
   RdmaResponder responder;
   // in error
-  bool lags = false;   ///< modify_qp returned, and the responder does not know yet
-  bool keeps = false;  ///< it does not give back everything
+  bool lags = false;         ///< modify_qp returned, and the responder does not know yet
+  bool keeps = false;        ///< it does not give back everything
+  bool half_posted = false;  ///< RdmaNic::Conditions::half_posted counts it
   // Completions of one queue of a queue pair come in its order, all others in any order.
   Instant last_send_done{};
   Instant last_receive_done{};

@@ -110,6 +110,9 @@ void RdmaNic::arrive(const RdmaPacket& packet) {
     ++conditions_.counts.after_error;
     return;
   }
+  if (packet.bytes.size() > traits_.mtu) {
+    conditions_.violation = "a packet is larger than the MTU of the port that it comes to";
+  }
   if (packet.kind == RdmaPacket::request) {
     conditions_.counts.lagging += pair->lags ? 1 : 0;
     on_request(*pair, packet);

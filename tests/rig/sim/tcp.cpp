@@ -33,6 +33,14 @@ std::pair<Ip, Ip> between(Ip one, Ip other) { return {std::min(one, other), std:
 
 }  // namespace
 
+size_t Tcp::held(std::span<const Ip> addresses) const {
+  return static_cast<size_t>(std::ranges::count_if(ends_, [&](const auto& one) {
+    const TcpEndPtr end = one.lock();
+    return end && end->face != nullptr &&
+           std::ranges::find(addresses, end->local.ip) != addresses.end();
+  }));
+}
+
 void Tcp::set_middlebox(Ip one, Ip other, const Middlebox& box) {
   boxes_[between(one, other)] = box;
 }

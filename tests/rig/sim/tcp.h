@@ -104,6 +104,8 @@ class Tcp {
     uint64_t torn = 0;       ///< writes of which the peer got a beginning only
   };
   const Counts& counts() const { return counts_; }
+  /// Ends that their processes have not let go of, at one of these addresses.
+  size_t held(std::span<const Ip> addresses) const;
 
   // --- conditions
   /// From now on, for all streams.
