@@ -115,11 +115,12 @@ enum class Mutation : uint8_t {
   error_refused_unseen,   ///< a queue pair that does not go into error is waited for as others are
   failure_answers,        ///< work that failed tells that all before it was acknowledged
   kept_receives_forgotten,  ///< a receive that came back tells that all before it did
-  end_unconfirmed,       ///< what a driver says it has ended counts without an answer of firmware
-  lost_device_believed,  ///< what the driver of a lost device says counts
-  removal_unseen,        ///< that the kernel has taken a device away is not heard
-  dead_device_asked,     ///< memory is registered with a device that has failed
-  idle_fence_ends,       ///< a fence that nothing waits for ends the connection in time
+  end_unconfirmed,        ///< what a driver says it has ended counts without an answer of firmware
+  lost_device_believed,   ///< what the driver of a lost device says counts
+  removal_unseen,         ///< that the kernel has taken a device away is not heard
+  dead_device_asked,      ///< memory is registered with a device that has failed
+  acknowledged_for_good,  ///< a chunk of an open message is lost with the device that took it
+  idle_fence_ends,        ///< a fence that nothing waits for ends the connection in time
   // Of witnesses and of fallback paths that are rejected:
   no_witness_needed,      ///< silence is enough for a verdict, whether the peer runs or not
   no_patience,            ///< a path that was given up too early is given up as early again

@@ -163,6 +163,8 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(lost_device_believed, "FenceSteps.OfALostDeviceNothingCountsUntilItIsGone"),
     NHA_CHECKED(removal_unseen, "Hosts/DeviceDeaths.AfterAResetTheOtherDeviceGoesOn/senders"),
     NHA_CHECKED(dead_device_asked, "Hosts/DeviceDeaths.AfterAResetTheOtherDeviceGoesOn/senders"),
+    NHA_CHECKED(acknowledged_for_good,
+                "DeviceDeath.WhatWasAcknowledgedAndIsLostGoesAgainWhileItsMessageIsOpen"),
     NHA_CHECKED(idle_fence_ends,
                 "Hosts/DeviceDeaths.AnEndOfAStandbyThatNothingProvesEndsNothing/senders"),
 
