@@ -268,6 +268,7 @@ Scenario draw_scenario(const Wanted& wanted) {
   scenario.early_faults = random.chance(0.2) && !scenario.plan.may_end;
   draw_traffic(random, scenario);
   draw_faults(random, scenario);
+  scenario.listens_on = more.chance(0.5);
   return scenario;
 }
 

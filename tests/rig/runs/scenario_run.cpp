@@ -1,6 +1,7 @@
 // One run of the mixture: its parts put together.
 #include <algorithm>
 
+#include "tests/rig/runs/closing.h"
 #include "tests/rig/runs/failover_run.h"
 #include "tests/rig/runs/oracle.h"
 
@@ -12,6 +13,8 @@ using std::chrono::seconds;
 
 /// Late writes of old paths have come by then.
 constexpr Duration aftermath = milliseconds(20);
+/// The time of a connect that is under way, and that of what then closes.
+constexpr Duration closing_limit = seconds(60);
 
 class ScenarioRun {
  public:
@@ -21,15 +24,18 @@ class ScenarioRun {
         streams_(stage),
         pauses_(stage),
         death_(stage),
+        closing_(stage),
         oracle_(stage, paths_, pauses_, death_) {}
 
   std::string run() {
     stage_.make_links();
+    closing_.make_links();
     const bool early = stage_.scenario().early_faults;
     bool ended = run_until([&] {
       if (early) {
         step_faults();
       }
+      closing_.step();
       return stage_.step_connecting();
     });
     if (ended) {
@@ -39,15 +45,23 @@ class ScenarioRun {
       stage_.make_traffic([this] { return released(); });
       ended = run_until([&] {
         step_faults();
+        closing_.step();
         return step_traffic() && oracle_.death_is_over();
       });
       static_cast<void>(stage_.world().run_until([] { return false; }, aftermath));
     }
     stage_.count();
-    return oracle_.verdict(ended);
+    const std::string verdict = oracle_.verdict(ended);
+    return verdict.empty() && stage_.scenario().kind == RunKind::closes ? close_all() : verdict;
   }
 
  private:
+  std::string close_all() {
+    static_cast<void>(
+        stage_.world().run_until([this] { return closing_.step_closing(); }, closing_limit));
+    const std::string left = closing_.left_over();
+    return left.empty() ? closing_.end_processes() : left;
+  }
   template <class Done>
   bool run_until(Done&& done) {
     return stage_.world().run_until([&] { return !oracle_.step() || done(); },
@@ -81,6 +95,7 @@ class ScenarioRun {
   StreamFaults streams_;
   Pauses pauses_;
   Death death_;
+  Closing closing_;
   Oracle oracle_;
 };
 
