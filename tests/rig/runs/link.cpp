@@ -76,11 +76,12 @@ void SimLink::listen(uint16_t port, const CablePorts& ports) {
   } else {
     make_listener(port, ports);
   }
-  listen_ = static_cast<plugin::ListenComm*>(listen_comm_)->channel;
+  const auto& comm = *static_cast<plugin::ListenComm*>(listen_comm_);
+  listen_ = comm.channel;
   if (to_->is_helped()) {
     // A kernel's socket listens at once, this network's when its actor was started.
-    to_->engine->give_to_callers(0);
-    to_->engine->assist(to_->engine->worker(0));
+    to_->engine->give_to_callers(comm.worker->context().worker_index());
+    to_->engine->assist(*comm.worker);
   }
 }
 
