@@ -17,8 +17,6 @@
 #include "relay/relay_factory.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
-#include "runtime/base/random.h"
-#include "runtime/streams/listening.h"
 
 namespace nccl_ha::plugin {
 namespace {
@@ -131,7 +129,7 @@ SendOptions::Relays relays_towards(const Handle& handle, const fabric::RailDevic
   relays.kind = relay::relay_kind;
   relays.ways = [&process, addresses = handle.addresses,
                  asked]() -> std::optional<fabric::RailDevices> {
-    if (process.mesh().reach(addresses, SteadyClock().now(), false) !=
+    if (process.mesh().reach(addresses, process.host().now(), false) !=
         relay::ProcessMesh::Reach::relays) {
       return std::nullopt;
     }
@@ -261,7 +259,7 @@ abi::NcclResult look_for_way(int dev, int traffic_class, uint64_t id,
   if (!engine) {
     return report(engine.error());
   }
-  const Instant now = SteadyClock().now();
+  const Instant now = process.host().now();
   const Instant until = id == 0 ? now + mesh.patience(handle->addresses, now)
                                 : process.find_waiting(id).value_or(now);
   const Reach reach = mesh.reach(handle->addresses, now, now < until);
@@ -418,14 +416,12 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     const fabric::RailDevices rails = process.devices().find(dev)->rails;
     const fabric::NetDevice& device = process.provider().devices()[rails.first()];
     Handle content;
-    if (auto secret = os_random(&content.nonce, sizeof content.nonce); !secret) {
-      return report(secret.error());
-    }
+    content.nonce = process.host().secrets().draw().told();
     content.fabric = device.kind;
     content.sealed = !process.config().key_file.empty();
     content.addresses =
         handle_addresses(process.control_interfaces(), process.control_interface(device));
-    auto listening = open_listener(content.addresses, process.config().listen_ports);
+    auto listening = process.host().open_listener(content.addresses, process.config().listen_ports);
     if (!listening) {
       return report(listening.error());
     }

@@ -3,15 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <new>
 #include <utility>
 
 #include "plugin/edge.h"
 #include "plugin/profiler.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
-#include "runtime/base/secret.h"
 #include "runtime/base/version.h"
 
 namespace nccl_ha::plugin {
@@ -53,17 +50,7 @@ std::vector<fabric::NetInterface> management(const std::vector<fabric::NetInterf
   return others;
 }
 
-__attribute__((destructor)) void at_unload() { Process::instance().shut_down(); }
-
 }  // namespace
-
-Process& Process::instance() {
-  // Never destroyed: NCCL may call in while static destructors of others run.  What it holds is
-  // given back by shut_down().
-  alignas(Process) static std::byte storage[sizeof(Process)];
-  static auto* process = new (storage) Process;
-  return *process;
-}
 
 Result<void> Process::initialize(abi::Logger logger, uint64_t comm_id) {
   own_state();  // before the lock, and once more: somebody else may just have settled it
@@ -96,7 +83,7 @@ Result<void> Process::initialize_locked(abi::Logger logger) {
     return {};
   }
   std::vector<std::string> warnings;
-  auto config = load_config(Environment{}, &warnings);
+  auto config = host_.settings(&warnings);
   for (const std::string& warning : warnings) {
     NHA_LOG_WARN("{}", warning);
   }
@@ -109,8 +96,7 @@ Result<void> Process::initialize_locked(abi::Logger logger) {
   if (!config) {
     return refuse(config.error());
   }
-  set_log_level(config->debug >= 2 ? LogLevel::debug : LogLevel::info);
-  auto all = fabric::list_interfaces();
+  auto all = host_.interfaces();
   if (!all) {
     return refuse(all.error());
   }
@@ -126,8 +112,7 @@ Result<void> Process::initialize_locked(abi::Logger logger) {
   if (!interfaces) {
     return refuse(interfaces.error());
   }
-  auto provider = fabric::Provider::make(
-      *config, *interfaces, static_cast<size_t>(config->progress_threads), {{}, (*mesh)->kinds()});
+  auto provider = host_.make_provider(*config, *interfaces, (*mesh)->kinds());
   if (!provider) {
     return refuse(provider.error());
   }
@@ -141,7 +126,6 @@ Result<void> Process::initialize_locked(abi::Logger logger) {
   config_ = *config;
   provider_ = std::move(*provider);
   mesh_ = std::move(*mesh);  // what the provider before had of the old one is gone
-  provider_->follow_kernel();
   management_.clear();
   if (mesh_->takes_part()) {
     management_ = management(*all, config_.socket_family, *provider_->interfaces());
@@ -264,12 +248,12 @@ Result<Engine*> Process::open() {
     return fail(Errc::invalid_usage, "the plugin was not initialised");
   }
   if (!engine_) {
-    auto engine = Engine::start(config_);
+    auto engine = host_.start_engine(config_);
     if (!engine) {
       NHA_LOG_ERROR("{}", engine.error().message());
       return engine.error();
     }
-    if (auto begun = mesh_->begin(**engine, *provider_, SteadyClock().now()); !begun) {
+    if (auto begun = mesh_->begin(**engine, *provider_, host_.now()); !begun) {
       NHA_LOG_ERROR("{}", begun.error().message());
       return begun.error();
     }
@@ -297,7 +281,7 @@ void Process::close() {
 
 uint64_t Process::next_id() {
   if (next_pending_ == 0) {
-    next_pending_ = kernel_secrets().draw().told();
+    next_pending_ = host_.secrets().draw().told();
   }
   do {
     ++next_pending_;

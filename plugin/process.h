@@ -18,6 +18,7 @@
 #include "actors/endpoint.h"
 #include "actors/listener.h"
 #include "plugin/device_list.h"
+#include "plugin/host.h"
 #include "plugin/net.h"
 #include "relay/process_mesh.h"
 #include "runtime/base/config.h"
@@ -58,6 +59,10 @@ struct ListenComm final : Comm {
 
 class Process {
  public:
+  explicit Process(Host& host) : host_(host) {}
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  /// The one whose thread calls.
   static Process& instance();
 
   /// Reads settings and devices, once; after a failure the next call tries again.
@@ -114,8 +119,9 @@ class Process {
   std::optional<Instant> find_waiting(uint64_t id);
   void remove_waiting(uint64_t id);
 
+  Host& host() const { return host_; }
+
  private:
-  Process() = default;
   Result<void> initialize_locked(abi::Logger logger);
   void settle_owner_locked();
   void stop_locked();
@@ -125,6 +131,7 @@ class Process {
       const relay::ProcessMesh& mesh, fabric::SelectionNotes& notes) const;
   Result<void> choose_oob_interface(const Config& config, const fabric::Provider& provider);
 
+  Host& host_;
   std::mutex mutex_;
   bool initialized_ = false;
   Config config_;

@@ -245,7 +245,7 @@ enum class Mutation : uint8_t {
   lent_by_anybody,            ///< a job's process takes keys of another user's job
   switch_unnoticed,           ///< a process that looks goes on where several hosts answer
   seekers_unheeded,           ///< and does not hear that a neighbour cannot reach a peer
-  // Of what NCCL is told (tests/nccl/emulated/cases.py):
+  // Of what NCCL is told, which NCCL's own code finds too (tests/nccl/emulated/cases.py):
   done_too_early,     ///< test() says now and then that a receive is done which is not
   size_untold,        ///< test() says that nothing was received
   request_forgotten,  ///< one of many receives is never done
@@ -262,7 +262,7 @@ enum class Mutation : uint8_t {
   scope_of_peer,          ///< a link-local peer is looked for where its own host has it
   ece_untold,             ///< a device does not hear what the peer's can do
   agent_always_asked,     ///< isolated rails ask the transport agent too
-  // Of connections that NCCL never has (tests/e2e over the plugin with mistakes):
+  // Of connections that NCCL never has:
   failed_connect_kept,  ///< one that could not be made lives on
   unaccepted_kept,      ///< one that nobody accepted lives on after its listener
 
@@ -278,6 +278,14 @@ enum class Mutation : uint8_t {
   flight_of_broken_kept,  ///< what a path that ended had under way counts for ever
   resumed_uncounted,      ///< what a stalled path had under way is not counted when it goes on
   stored_flight_kept,     ///< what leaves a relay that stores is never counted as acknowledged
+  // Of the plugin's other calls:
+  state_read_once,       ///< what is done right before a failure is reported failed
+  request_kept,          ///< a request that was reported done takes its slot for ever
+  other_region_removed,  ///< deregMr takes back the first memory that was registered
+  pending_forgotten,     ///< each call of connect begins anew
+  second_one_dropped,    ///< who waits behind the connection that is accepted is forgotten
+  close_uncounted,       ///< who closes a connection counts as a user of the engine
+  one_address_told,      ///< a handle names only the addresses of its own device
 };
 
 inline Mutation planted = Mutation::none;

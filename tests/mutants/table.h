@@ -24,7 +24,6 @@ enum class By : uint8_t {
   mesh,      ///< runs of tests/rig/runs/mesh_run.h
   check,     ///< tests of another suite
   edge,      ///< tests of e2e, over the plugin with mistakes
-  nccl,      ///< NCCL itself (tests/nccl/emulated/cases.py), over what `check` names
   survives,  ///< nothing finds it; docs/testing.md says why
 };
 
@@ -33,7 +32,7 @@ struct Planted {
   const char* name;
   By by;
   uint64_t seeds = 0;      ///< within which it is found
-  const char* check = "";  ///< those tests, as GoogleTest filters them; or what NCCL ran over
+  const char* check = "";  ///< those tests, as GoogleTest filters them
 };
 
 inline void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
@@ -317,12 +316,12 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(users_not_shared, "RelayTickets.OneUserOfAHostLeavesSomethingForAnother"),
 
     // What NCCL is told.
-    NHA_FOUND(done_too_early, By::nccl, 0, "UDP, RDMA"),
-    NHA_FOUND(size_untold, By::nccl, 0, "RDMA into GPU memory"),
-    NHA_FOUND(request_forgotten, By::nccl, 0, "UDP"),
-    NHA_FOUND(region_let_go, By::nccl, 0, "RDMA into GPU memory"),
-    NHA_FOUND(flush_skipped, By::nccl, 0, "RDMA into GPU memory"),
-    NHA_FOUND(local_key_told, By::nccl, 0, "RDMA into GPU memory"),
+    NHA_FOUND(done_too_early, By::paths, 50),
+    NHA_FOUND(size_untold, By::paths, 50),
+    NHA_FOUND(request_forgotten, By::paths, 50),
+    NHA_FOUND(region_let_go, By::paths, 50),
+    NHA_FOUND(flush_skipped, By::devices, 50),
+    NHA_FOUND(local_key_told, By::paths, 50),
 
     // Counts, and lives.
     NHA_CHECKED(stalled_counted_twice, "Sharing.WhoLeavesWhileItIsStalledTakesNothingOfTheOthers"),
@@ -338,7 +337,7 @@ inline constexpr Planted all_planted[] = {
     // Of connections that NCCL never has.
     NHA_FOUND(failed_connect_kept, By::edge, 0,
               "*.ActorsAreAsManyAsBeforeOnceAllIsClosed/v12_inline"),
-    NHA_FOUND(unaccepted_kept, By::edge, 0, "*.ActorsAreAsManyAsBeforeOnceAllIsClosed/v12_inline"),
+    NHA_FOUND(unaccepted_kept, By::closes, 50),
 
     // What simulated runs met too seldom.
     NHA_FOUND(record_counts_chunk, By::paths, 8),
@@ -350,6 +349,15 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(flight_of_broken_kept, By::mesh, 4),
     NHA_FOUND(resumed_uncounted, By::mesh, 20),
     NHA_FOUND(stored_flight_kept, By::mesh, 16),
+
+    // Of the plugin's other calls.
+    NHA_CHECKED(state_read_once, "PluginTransfer.WhatIsDoneRightBeforeAFailureIsReportedDone"),
+    NHA_FOUND(request_kept, By::volume, 50),
+    NHA_FOUND(other_region_removed, By::paths, 50),
+    NHA_CHECKED(pending_forgotten, "SimPluginCalls.AConnectThatIsUnderWayStaysOneConnection"),
+    NHA_CHECKED(second_one_dropped, "SimPluginCalls.AllWhoWaitAreAccepted"),
+    NHA_FOUND(close_uncounted, By::closes, 50),
+    NHA_CHECKED(one_address_told, "SimPluginCalls.AHandleNamesAllAddresses"),
 };
 
 #undef NHA_CHECKED

@@ -169,14 +169,14 @@ TEST_P(Close, MemoryThatWasTakenBackStaysAsItIs) {
   const auto own = pair->link().register_receive(target.data(), target.size());
   ReceiveRequest* slot = pair->receive_channel().acquire();
   slot->count = 1;
-  slot->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), own.remote_key, 0};
+  slot->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), own->remote_key, 0};
   pair->receive_channel().submit(*slot);
   pair->receive_driver().submit();
   ASSERT_TRUE(pair->post_send(1 << 20)) << pair->error();
   // Some of it has arrived.
   ASSERT_TRUE(pair->world().run_until([&] { return target[0] != std::byte{0xA5}; }, seconds(1)));
   ASSERT_NE(slot->state.load(), RequestState::done);
-  ASSERT_TRUE(pair->receiver().provider->remove_memory(own).ok());
+  ASSERT_TRUE(pair->link().take_back_receive(own));
   pair->receive_driver().close();
   std::memset(target.data(), 0x5A, target.size());
   pass(*pair, seconds(2));

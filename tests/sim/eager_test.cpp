@@ -20,7 +20,7 @@ class SimEager : public testing::Test {
  protected:
   struct Receive {
     std::vector<std::byte> bytes;
-    fabric::Registration registration;
+    const fabric::Registration* registration = nullptr;
     ReceiveRequest* request = nullptr;
   };
 
@@ -42,7 +42,7 @@ class SimEager : public testing::Test {
     one.request = pair_->receive_channel().acquire();
     one.request->count = 1;
     one.request->buffers[0] = {
-        one.bytes.data(), static_cast<uint32_t>(bytes), one.registration.remote_key, tag, {}};
+        one.bytes.data(), static_cast<uint32_t>(bytes), one.registration->remote_key, tag, {}};
     pair_->receive_channel().submit(*one.request);
     pair_->receive_driver().submit();
     return one;
@@ -222,7 +222,7 @@ TEST_F(SimEager, MemoryThatIsNotRegisteredAnyMoreIsNotWritten) {
   Receive& receive = post(1);
   request = receive.request;
   pass(*pair_, milliseconds(1));
-  pair_->link().take_back_receive(receive.registration);
+  ASSERT_TRUE(pair_->link().take_back_receive(receive.registration));
   ASSERT_NE(send(1, "one"), nullptr);
   EXPECT_TRUE(pair_->world().run_until(
       [&] { return pair_->receive_channel().phase() == Phase::failed; }, milliseconds(10)));

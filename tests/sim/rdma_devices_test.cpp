@@ -386,14 +386,14 @@ TEST(SimRdmaDevices, TrafficGoesBackBetweenChunks) {
   const auto to = pair.link().register_receive(target.data(), target.size());
   ReceiveRequest* receive = pair.receive_channel().acquire();
   receive->count = 1;
-  receive->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), to.remote_key, 0};
+  receive->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), to->remote_key, 0};
   pair.receive_channel().submit(*receive);
   pair.receive_driver().submit();
   pass(pair, due - milliseconds(2) - pair.world().now());
   const CtsEntry* place = pair.send_channel().match(0);
   ASSERT_NE(place, nullptr);
   ASSERT_NE(pair.send_channel().submit(*place, source.data(), static_cast<uint32_t>(source.size()),
-                                       from.local_key),
+                                       from->local_key),
             nullptr);
   pair.send_driver().submit();
   pass(pair, milliseconds(4));

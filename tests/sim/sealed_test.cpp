@@ -8,7 +8,9 @@
 #include <fstream>
 #include <string>
 
+#include "runtime/fabric/datagram/udp_factory.h"
 #include "tests/rig/runs/pair.h"
+#include "tests/support/log_lines.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
 #include "tests/support/temporary_folder.h"
@@ -131,11 +133,20 @@ TEST_F(SimSealed, WhoHasAnotherKeyOrNoneConnectsToNobodyAndIsToldWhy) {
   EXPECT_NE(other.error().find("HA_NCCL_KEY_FILE"), std::string::npos) << other.error();
   Config none;
   none.connect_timeout_ms = 3000;
-  SimPair without(1, {}, mine, {}, none);
-  EXPECT_FALSE(without.connect());
-  EXPECT_NE(without.error().find("HA_NCCL_KEY_FILE"), std::string::npos) << without.error();
-  SimPair with(1, {}, none, {}, mine);
-  EXPECT_FALSE(with.connect());
+  for (const bool at_sender : {true, false}) {
+    LogLines log;
+    SimPair pair(1, {}, at_sender ? mine : none, {}, at_sender ? none : mine);
+    EXPECT_FALSE(pair.connect());
+    EXPECT_NE(log.line("connect: HA_NCCL_KEY_FILE is set"), "") << "the handle tells";
+    // One that does not.
+    rig::SimLink::Dialling how{fabric::datagram_kind, {}, {{}}};
+    how.routes[0].to = sim::Endpoint{pair.receiver().address, 0}.to_sockaddr();
+    how.routes[0].from = sim::Endpoint{pair.sender().address, 0}.to_sockaddr();
+    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+    EXPECT_FALSE(link.wait_ready());
+    EXPECT_EQ(link.error().find("HA_NCCL_KEY_FILE") != std::string::npos, at_sender)
+        << link.error();
+  }
 }
 
 TEST_F(SimSealed, EitherSideMayAskForEncryption) {

@@ -234,7 +234,7 @@ TEST(SimStream, AnEngineThatEndsInGoodOrderSaysSo) {
   for (const bool sender_ends : {false, true}) {
     SimPair pair(37, {});
     ASSERT_TRUE(pair.connect()) << pair.error();
-    (sender_ends ? pair.sender() : pair.receiver()).engine.reset();
+    sim::World::end_process(sender_ends ? pair.sender() : pair.receiver());
     const Channel& left = sender_ends ? static_cast<Channel&>(pair.receive_channel())
                                       : static_cast<Channel&>(pair.send_channel());
     ASSERT_TRUE(
@@ -277,7 +277,7 @@ TEST(SimStream, MessagesMayArriveInPiecesAndTheirStreamMayEndWithinOne) {
         EXPECT_EQ(resets, 5);
         EXPECT_GE(pair.receive_channel().counters().paths_down.get(), 5U) << "no path was given up";
         torn += tcp(pair).counts().torn;
-        (sender_ends ? pair.sender() : pair.receiver()).engine.reset();
+        sim::World::end_process(sender_ends ? pair.sender() : pair.receiver());
         const Channel& left = sender_ends ? static_cast<Channel&>(pair.receive_channel())
                                           : static_cast<Channel&>(pair.send_channel());
         ASSERT_TRUE(pair.world().run_until([&] { return left.phase() == Phase::failed; },

@@ -66,7 +66,7 @@ TEST_P(Unfinished, NothingIsSentFromMemoryThatTheCallerHasBack) {
   const auto own = pair.link().register_receive(target.data(), target.size());
   ReceiveRequest* receive = pair.receive_channel().acquire();
   receive->count = 1;
-  receive->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), own.remote_key, 0};
+  receive->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), own->remote_key, 0};
   pair.receive_channel().submit(*receive);
   pair.receive_driver().submit();
   ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().published_groups() == 1; },

@@ -144,7 +144,7 @@ class ConnectionBench : public testing::Test {
   void SetUp() override {
     auto process = world_.add_process(addresses_, Config{});
     ASSERT_TRUE(process);
-    engine_ = (*process)->engine.get();
+    engine_ = (*process)->engine;
     auto made = std::make_unique<BenchActor>(*(*process)->provider, *engine_, lanes_);
     bench_ = made.get();
     ASSERT_TRUE(engine_->worker(0).adopt(std::move(made)));

@@ -69,7 +69,7 @@ class ConnectionTest : public testing::Test {
   void SetUp() override {
     auto process = world_.add_process(sim::ip(10, 0, 0, 1), Config{});
     ASSERT_TRUE(process);
-    engine_ = (*process)->engine.get();
+    engine_ = (*process)->engine;
     endpoint_ =
         std::make_unique<SendEndpoint>(1, fabric::Attachment{}, engine_->worker(0), *engine_);
     auto made = std::make_unique<Connection>(

@@ -134,7 +134,7 @@ struct NoOwner final : relay::SessionStream::Owner, fabric::PathOwner {
   void on_fence_stuck(fabric::Path&, const Error&) override {}
 };
 
-fabric::SocketAddress loopback(uint16_t port = 0) {
+fabric::SocketAddress udp_loopback(uint16_t port = 0) {
   fabric::SocketAddress address;
   auto* ip = reinterpret_cast<sockaddr_in*>(&address.storage);
   ip->sin_family = AF_INET;
@@ -176,7 +176,7 @@ void SecretsOfAWorker::collect_paths() {
     return opener->create_path(
         context(), port, 1500,
         []() -> Result<std::unique_ptr<fabric::PacketIo>> {
-          auto io = fabric::UdpIo::open({loopback()});
+          auto io = fabric::UdpIo::open({udp_loopback()});
           return io ? Result<std::unique_ptr<fabric::PacketIo>>(std::move(*io)) : io.error();
         },
         options, &owner_);
@@ -198,7 +198,7 @@ void SecretsOfAWorker::collect_nonces() {
   keys.add(1, {});
   const auto key = std::make_shared<const KeyFile>(std::move(keys));
   const int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  auto address = loopback();
+  auto address = udp_loopback();
   ASSERT_EQ(bind(listening, address.get(), address.length), 0);
   ASSERT_EQ(listen(listening, 16), 0);
   ASSERT_EQ(getsockname(listening, address.get(), &address.length), 0);

@@ -66,7 +66,8 @@ NAMES_A_KIND = re.compile(r"\bFabricKind\s*(::|[({]\s*\d)")
 # What the folders of the rig may include besides themselves.
 RIG = {
     "tests/rig/sim/": ("runtime/",),
-    "tests/rig/runs/": ("runtime/", "ha/", "actors/", "relay/", "tools/common/", "tests/rig/sim/"),
+    "tests/rig/runs/": ("runtime/", "ha/", "actors/", "relay/", "plugin/", "tools/common/",
+                        "tests/rig/sim/"),
     "tests/rig/guests/": ("runtime/", "tools/common/", "tools/lab/"),
     "tests/rig/nic/": (),
 }

@@ -352,7 +352,7 @@ bool MeshStage::step_connecting() {
 
 void MeshStage::make_traffic(const std::function<double()>& released) {
   for (size_t i = 0; i < links_.size(); ++i) {
-    if (!links_[i] || !links_[i]->accepted() || links_[i]->sender().phase() != Phase::ready) {
+    if (!links_[i] || !links_[i]->connected() || links_[i]->sender().phase() != Phase::ready) {
       continue;
     }
     TransferPlan plan = scenario_.plan;

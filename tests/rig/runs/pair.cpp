@@ -48,28 +48,26 @@ void SimPair::set_links(const sim::Link& there, const sim::Link& back, size_t ra
 void SimPair::post_receives(size_t count) {
   for (size_t i = 0; i < count; ++i) {
     auto& bytes = memory_.emplace_back(1 << 20);
-    ReceiveRequest* slot = link_->receiver().acquire();
-    slot->count = 1;
-    const auto to = link_->register_receive(bytes.data(), bytes.size());
-    slot->buffers[0] = {bytes.data(), static_cast<uint32_t>(bytes.size()), to.remote_key, 0,
-                        to.rail_remote_keys};
-    link_->receiver().submit(*slot);
-    link_->receiver_driver().submit();
+    void* data = bytes.data();
+    size_t size = bytes.size();
+    int tag = 0;
+    void* memory = const_cast<fabric::Registration*>(link_->register_receive(data, size));
+    void* request = nullptr;
+    static_cast<void>(link_->to_plugin().call(&SimPlugin::Table::irecv, link_->receive_comm(), 1,
+                                              &data, &size, &tag, &memory, nullptr, &request));
   }
 }
 
 bool SimPair::post_send(size_t bytes) {
   auto& source = memory_.emplace_back(bytes);
-  const auto from = link_->register_send(source.data(), bytes);
-  const CtsEntry* place = nullptr;
-  if (!world_.run_until([&] { return (place = link_->sender().match(0)) != nullptr; },
-                        std::chrono::seconds(5)) ||
-      link_->sender().submit(*place, source.data(), static_cast<uint32_t>(bytes), from.local_key,
-                             true, from.rail_local_keys) == nullptr) {
-    return false;
-  }
-  link_->sender_driver().submit();
-  return true;
+  auto* memory = const_cast<fabric::Registration*>(link_->register_send(source.data(), bytes));
+  void* request = nullptr;
+  return world_.run_until([&] { return link_->sender().match(0) != nullptr; },
+                          std::chrono::seconds(5)) &&
+         link_->from_plugin().call(&SimPlugin::Table::isend, link_->send_comm(), source.data(),
+                                   bytes, 0, memory, nullptr,
+                                   &request) == abi::NcclResult::success &&
+         request != nullptr;
 }
 
 }  // namespace nccl_ha::rig

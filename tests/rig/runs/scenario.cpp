@@ -346,6 +346,7 @@ Scenario draw_scenario(const Wanted& wanted) {
   draw_traffic(random, scenario);
   draw_faults(random, scenario);
   draw_together(scenario);
+  scenario.listens_on = more.chance(0.5);
   return scenario;
 }
 

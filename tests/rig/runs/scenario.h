@@ -68,6 +68,7 @@ struct Scenario {
   double callers_help = 0;    ///< sim::World's
   bool early_faults = false;  ///< they begin with the handshake
   bool for_good = false;      ///< a rail may go for good
+  bool listens_on = true;     ///< NCCL closes a listener once it has accepted
   Duration limit = std::chrono::seconds(200);
 
   /// A connection over all of this outlives the loss of a path.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tests/rig/runs/aftermath.h"
+#include "tests/rig/runs/closing.h"
 #include "tests/rig/runs/failover_run.h"
 #include "tests/rig/runs/oracle.h"
 
@@ -13,6 +14,8 @@ using std::chrono::seconds;
 
 /// Late writes of old paths have come by then.
 constexpr Duration aftermath = milliseconds(20);
+/// The time of a connect that is under way, and that of what then closes.
+constexpr Duration closing_limit = seconds(60);
 
 class ScenarioRun {
  public:
@@ -23,15 +26,18 @@ class ScenarioRun {
         pauses_(stage),
         death_(stage),
         aftermath_(stage, paths_, streams_, death_),
+        closing_(stage),
         oracle_(stage, paths_, pauses_, death_) {}
 
   std::string run() {
     stage_.make_links();
+    closing_.make_links();
     const bool early = stage_.scenario().early_faults;
     bool ended = run_until([&] {
       if (early) {
         step_faults();
       }
+      closing_.step();
       return stage_.step_connecting();
     });
     if (ended) {
@@ -41,6 +47,7 @@ class ScenarioRun {
       stage_.make_traffic([this] { return released(); });
       ended = run_until([&] {
         step_faults();
+        closing_.step();
         return step_traffic() && oracle_.death_is_over();
       });
       static_cast<void>(stage_.world().run_until([] { return false; }, aftermath));
@@ -51,12 +58,21 @@ class ScenarioRun {
     }
     stage_.count();
     if (wrong.empty()) {
-      wrong = aftermath_.end();
+      wrong = stage_.scenario().kind == RunKind::closes ? close_all() : aftermath_.end();
     }
     return wrong;
   }
 
  private:
+  std::string close_all() {
+    static_cast<void>(
+        stage_.world().run_until([this] { return closing_.step_closing(); }, closing_limit));
+    std::string left = closing_.left_over();
+    if (left.empty()) {
+      left = aftermath_.end();
+    }
+    return left.empty() ? closing_.end_processes() : left;
+  }
   template <class Done>
   bool run_until(Done&& done) {
     return stage_.world().run_until([&] { return !oracle_.step() || done(); },
@@ -91,6 +107,7 @@ class ScenarioRun {
   Pauses pauses_;
   Death death_;
   Aftermath aftermath_;
+  Closing closing_;
   Oracle oracle_;
 };
 

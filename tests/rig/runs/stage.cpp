@@ -120,8 +120,11 @@ void Stage::begin_device_faults() {
 void Stage::make_traffic(const std::function<double()>& released) {
   connected_ = true;
   for (size_t i = 0; i < links_.size(); ++i) {
-    if (!links_[i]->accepted() || links_[i]->sender().phase() != Phase::ready) {
+    if (!links_[i]->connected() || links_[i]->sender().phase() != Phase::ready) {
       continue;
+    }
+    if (!scenario_.listens_on) {
+      links_[i]->close_listener();
     }
     TransferPlan plan = scenario_.plan;
     plan.seed = scenario_.seed * 64 + i;

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
+#include <array>
 #include <utility>
 
 #include "tests/rig/runs/content.h"
 
 namespace nccl_ha::rig {
+
+using Table = SimPlugin::Table;
 
 struct Traffic::Group {
   struct Part {
@@ -16,23 +18,33 @@ struct Traffic::Group {
     int tag = 0;
     std::vector<std::byte> source;
     std::vector<std::byte> target;
-    std::optional<fabric::Registration> from;
-    std::optional<fabric::Registration> to;
+    const fabric::Registration* from = nullptr;
+    const fabric::Registration* to = nullptr;
   };
-  /// Small ones leave also without a place.
-  static SendRequest* send(SendChannel& channel, const CtsEntry* place, const Part& part) {
-    SendRequest* request = channel.submit_eager(place, part.tag, part.source.data(), part.sent);
-    return request != nullptr || place == nullptr
-               ? request
-               : channel.submit(*place, part.source.data(), part.sent, part.from->local_key, true,
-                                part.from->rail_local_keys);
-  }
+  /// As NCCL gives them.
+  struct Arrays {
+    explicit Arrays(std::vector<Part>& parts) : count(static_cast<int>(parts.size())) {
+      for (size_t i = 0; i < parts.size(); ++i) {
+        data[i] = parts[i].target.data();
+        sizes[i] = parts[i].target.size();
+        tags[i] = parts[i].tag;
+        memory[i] = const_cast<fabric::Registration*>(parts[i].to);
+      }
+    }
+    int count;
+    std::array<void*, group_max> data{};
+    std::array<size_t, group_max> sizes{};
+    std::array<int, group_max> tags{};
+    std::array<void*, group_max> memory{};
+  };
 
   uint64_t number = 0;
   std::vector<Part> parts;
   std::vector<size_t> order;  ///< in which the sender fills them
-  ReceiveRequest* request = nullptr;
-  ReceiveRequest* flush = nullptr;
+  void* request = nullptr;
+  std::array<int, group_max> sizes{};  ///< as test() reported them
+  bool arrived = false;
+  void* flush = nullptr;
   bool flushed = false;
   size_t sends_open = 0;
   bool received = false;
@@ -57,11 +69,10 @@ Traffic::~Traffic() {
 
 void Traffic::take_back(Group& group) {
   for (Group::Part& part : group.parts) {
-    if (part.from) {
-      link_.take_back_send(*std::exchange(part.from, std::nullopt));
-    }
-    if (part.to) {
-      link_.take_back_receive(*std::exchange(part.to, std::nullopt));
+    const bool from = part.from == nullptr || link_.take_back_send(std::exchange(part.from, {}));
+    const bool to = part.to == nullptr || link_.take_back_receive(std::exchange(part.to, {}));
+    if (!(from && to) && wrong_.empty()) {
+      wrong_ = fmt::format("group {}: deregMr() does not know its memory", group.number);
     }
     link_.world().rdma().counted.erase(reinterpret_cast<uint64_t>(part.target.data()));
   }
@@ -83,10 +94,6 @@ void Traffic::make_group() {
     part.source.resize(bytes + 1);
     Content(plan_.seed, made->number, i).fill(std::span(part.source).first(bytes));
     part.target.assign(bytes + 1 + shape_.below(100), untouched);
-    if (!plan_.memory_returns) {
-      part.from = link_.register_send(part.source.data(), part.source.size(), sends_gpu_);
-    }
-    part.to = link_.register_receive(part.target.data(), part.target.size(), plan_.gpu);
     const auto target = reinterpret_cast<uint64_t>(part.target.data());
     link_.world().rdma().counted[target] = target + part.target.size();
     bytes_ += bytes;
@@ -109,40 +116,34 @@ void Traffic::post_receives() {
   const uint64_t released = plan_.released ? plan_.released() : plan_.groups;
   while (receives_posted_ < std::min<uint64_t>(released, plan_.groups) &&
          receives_posted_ - receives_done_ < posted_max_) {
-    ReceiveRequest* slot = link_.receiver().acquire();
-    if (slot == nullptr) {
+    make_groups(receives_posted_ + 1);
+    Group& next = group(receives_posted_);
+    for (Group::Part& part : next.parts) {
+      if (part.to == nullptr) {
+        part.to = link_.register_receive(part.target.data(), part.target.size(), plan_.gpu);
+      }
+    }
+    Group::Arrays all(next.parts);
+    auto* request = reinterpret_cast<void*>(random_.chance(0.2) ? abi::optional_receive_completion
+                                                                : uintptr_t{0});
+    const auto result = link_.to_plugin().call(&Table::irecv, link_.receive_comm(), all.count,
+                                               all.data.data(), all.sizes.data(), all.tags.data(),
+                                               all.memory.data(), nullptr, &request);
+    if (!is_fine("irecv", result, link_.receiver()) || request == nullptr) {
       return;
     }
-    make_groups(receives_posted_ + 1);
-    Group& posted = group(receives_posted_++);
-    slot->count = static_cast<uint8_t>(posted.parts.size());
-    slot->polled = random_.chance(0.2);
-    for (size_t i = 0; i < posted.parts.size(); ++i) {
-      Group::Part& part = posted.parts[i];
-      slot->buffers[i] = {part.target.data(), static_cast<uint32_t>(part.target.size()),
-                          part.to->remote_key, part.tag, part.to->rail_remote_keys};
-    }
-    link_.receiver().submit(*slot);
-    link_.receiver_driver().submit();
-    posted.request = slot;
+    next.request = request;
+    ++receives_posted_;
   }
 }
 
-/// Looks into memory first as callers in inline mode do, but not always.
-const CtsEntry* Traffic::place_for(int tag) {
-  SendChannel& channel = link_.sender();
+/// As callers do who turn the worker; where none does, by chance.
+void Traffic::look_into_memory(int tag) {
   Driver& driver = link_.sender_driver();
-  const CtsEntry* place = channel.match(tag);
-  if (place == nullptr && driver.callers_turn()) {
-    driver.wait_for_cts([&] { return channel.match(tag) != nullptr; });
-    return channel.match(tag);
-  }
-  if (place == nullptr && driver.server() != nullptr && random_.chance(0.7) &&
-      driver.server()->poll_cts()) {
+  if (!driver.callers_turn() && driver.server() != nullptr &&
+      link_.sender().match(tag) == nullptr && random_.chance(0.7) && driver.server()->poll_cts()) {
     ++places_found_;
-    place = channel.match(tag);
   }
-  return place;
 }
 
 void Traffic::post_sends() {
@@ -152,25 +153,42 @@ void Traffic::post_sends() {
     Group& filled = group(send_group_);
     const size_t at = filled.order[send_position_];
     Group::Part& part = filled.parts[at];
-    const CtsEntry* place = place_for(part.tag);
-    if (!part.from) {
+    look_into_memory(part.tag);
+    if (part.from == nullptr) {
       part.from = link_.register_send(part.source.data(), part.source.size(), sends_gpu_);
     }
-    SendRequest* request = Group::send(link_.sender(), place, part);
-    if (request == nullptr && place == nullptr) {
+    void* request = nullptr;
+    const auto result = link_.from_plugin().call(
+        &Table::isend, link_.send_comm(), part.source.data(), size_t{part.sent}, part.tag,
+        const_cast<fabric::Registration*>(part.from), nullptr, &request);
+    if (!is_fine("isend", result, link_.sender()) || request == nullptr) {
       return;
     }
-    if (request == nullptr) {
-      link_.sender_driver().turn();
-      return;
-    }
-    link_.sender_driver().submit();
     open_sends_.push_back({request, send_group_, at});
     if (++send_position_ == filled.order.size()) {
       send_position_ = 0;
       ++send_group_;
     }
   }
+}
+
+/// Only what is wrong with a connection is an error.
+bool Traffic::is_fine(const char* call, abi::NcclResult result, const Channel& side) {
+  const bool fine = result == abi::NcclResult::success;
+  if (!fine && side.phase() != Phase::failed && wrong_.empty()) {
+    wrong_ = fmt::format("{}() says {} of a connection that has not failed", call,
+                         static_cast<int>(result));
+  }
+  return fine;
+}
+
+bool Traffic::is_done(bool sends, void* request, int* sizes) {
+  int done = 0;
+  SimPlugin& plugin = sends ? link_.from_plugin() : link_.to_plugin();
+  const auto result = plugin.call(&Table::test, request, &done, sizes);
+  return is_fine("test", result,
+                 sends ? static_cast<const Channel&>(link_.sender()) : link_.receiver()) &&
+         done != 0;
 }
 
 void Traffic::check_quiet(const Group& group) {
@@ -184,43 +202,33 @@ void Traffic::check_quiet(const Group& group) {
 
 /// True when the group's buffers are the caller's again.
 bool Traffic::flush(Group& group) {
-  const bool wanted =
-      plan_.gpu || (plan_.flushes && link_.to().engine->worker(0).context().config().ib_flush != 0);
-  if (!wanted || group.flushed ||
-      !link_.to().provider->traits(link_.receiver().attachment()).placed_by_nic) {
+  if (group.flushed || !(plan_.gpu || plan_.flushes)) {
     return true;
   }
   if (group.flush == nullptr) {
-    const auto part = std::find_if(group.parts.begin(), group.parts.end(),
-                                   [](const Group::Part& one) { return one.sent != 0; });
-    if (part == group.parts.end()) {
-      return true;
-    }
-    if (link_.receiver().phase() != Phase::ready ||
-        (group.flush = link_.receiver().acquire_flush()) == nullptr) {
+    Group::Arrays all(group.parts);
+    const auto result =
+        link_.to_plugin().call(&Table::iflush, link_.receive_comm(), all.count, all.data.data(),
+                               group.sizes.data(), all.memory.data(), &group.flush);
+    if (!is_fine("iflush", result, link_.receiver())) {
       return false;
     }
-    group.flush->buffers[0] = {part->target.data(), 0, part->to->remote_key, 0};
-    link_.receiver().submit(*group.flush);
-    link_.receiver_driver().submit();
   }
-  if (group.flush->state.load() != RequestState::done) {
-    return false;
-  }
-  link_.receiver().release(*group.flush);
-  group.flushed = true;
-  return true;
+  // Null: there is nothing to wait for.
+  group.flushed = group.flush == nullptr || is_done(false, group.flush, nullptr);
+  return group.flushed;
 }
 
 bool Traffic::take_received(Group& group) {
-  if (group.request->state.load() != RequestState::done || !flush(group)) {
+  group.arrived = group.arrived || is_done(false, group.request, group.sizes.data());
+  if (!group.arrived || !flush(group)) {
     return false;
   }
   for (size_t i = 0; i < group.parts.size(); ++i) {
     Group::Part& part = group.parts[i];
-    if (group.request->bytes[i] != part.sent) {
+    if (group.sizes[i] != static_cast<int>(part.sent)) {
       wrong_ = fmt::format("group {} position {}: {} bytes reported, {} sent", group.number, i,
-                           group.request->bytes[i], part.sent);
+                           group.sizes[i], part.sent);
     }
     const std::span<const std::byte> target(part.target);
     const auto wrong = Content(plan_.seed, group.number, i).first_wrong(target.first(part.sent));
@@ -228,49 +236,55 @@ bool Traffic::take_received(Group& group) {
       wrong_ = fmt::format("group {} position {}: wrong byte at {} of {}", group.number, i,
                            wrong.value_or(part.sent), part.sent);
     }
-    if (plan_.memory_returns) {
-      link_.take_back_receive(*std::exchange(part.to, std::nullopt));
+    if (plan_.memory_returns && !link_.take_back_receive(std::exchange(part.to, nullptr))) {
+      wrong_ = fmt::format("group {}: deregMr() does not know its memory", group.number);
     }
     // It is ours again: nothing may touch it any more.
     std::fill(part.target.begin(), part.target.end(), untouched);
   }
-  link_.receiver().release(*group.request);
   group.received = true;
   return true;
 }
 
 void Traffic::test_receives() {
-  while (receives_done_ < receives_posted_) {
-    Group& oldest = group(receives_done_);
-    if (oldest.request->state.load() == RequestState::pending) {
-      link_.receiver_driver().wait_for(oldest.request->state);
-    }
-    if (!take_received(oldest)) {
-      return;
-    }
+  while (receives_done_ < receives_posted_ && take_received(group(receives_done_))) {
     ++receives_done_;
   }
 }
 
-void Traffic::test_sends() {
-  if (!open_sends_.empty() && open_sends_.front().request->state.load() == RequestState::pending) {
-    link_.sender_driver().wait_for(open_sends_.front().request->state);
+/// One that is done is gone from those that are open.
+bool Traffic::take_sent(size_t at) {
+  const OpenSend one = open_sends_[at];
+  int bytes = -1;
+  if (!is_done(true, one.request, &bytes)) {
+    return false;
   }
-  std::erase_if(open_sends_, [&](const OpenSend& one) {
-    if (one.request->state.load() != RequestState::done) {
-      return false;
-    }
-    link_.sender().release(*one.request);
-    Group& sent = group(one.group);
-    Group::Part& part = sent.parts[one.part];
-    if (plan_.memory_returns) {
-      link_.take_back_send(*std::exchange(part.from, std::nullopt));
-    }
-    // The caller computes on: whoever still sends from here sends something else.
-    std::fill(part.source.begin(), part.source.end(), std::byte{0x5A});
-    --sent.sends_open;
-    return true;
-  });
+  Group& sent = group(one.group);
+  Group::Part& part = sent.parts[one.part];
+  if (bytes != static_cast<int>(part.sent)) {
+    wrong_ = fmt::format("group {} position {}: a send of {} bytes says that it had {}", one.group,
+                         one.part, part.sent, bytes);
+  }
+  if (plan_.memory_returns && !link_.take_back_send(std::exchange(part.from, nullptr))) {
+    wrong_ = fmt::format("group {}: deregMr() does not know its memory", one.group);
+  }
+  // The caller computes on: whoever still sends from here sends something else.
+  std::fill(part.source.begin(), part.source.end(), std::byte{0x5A});
+  --sent.sends_open;
+  open_sends_.erase(open_sends_.begin() + static_cast<ptrdiff_t>(at));
+  return true;
+}
+
+/// The oldest, as NCCL's proxy, and of the others one after the other.
+void Traffic::test_sends() {
+  while (!open_sends_.empty() && take_sent(0)) {
+  }
+  while (open_sends_.size() > 1 && take_sent(1 + looked_at_++ % (open_sends_.size() - 1))) {
+  }
+  // What was done before the failure counts as done.
+  for (size_t at = 0; link_.sender().phase() == Phase::failed && at < open_sends_.size();) {
+    at += take_sent(at) ? 0 : 1;
+  }
 }
 
 /// Groups that were done long ago are looked at once more.

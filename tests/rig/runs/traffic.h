@@ -63,11 +63,14 @@ class Traffic {
   Group& group(uint64_t number) { return *groups_[number - first_]; }
   void post_receives();
   void post_sends();
-  const CtsEntry* place_for(int tag);
+  void look_into_memory(int tag);
   void test_receives();
   bool take_received(Group& group);
   bool flush(Group& group);
   void test_sends();
+  bool take_sent(size_t at);
+  bool is_fine(const char* call, abi::NcclResult result, const Channel& side);
+  bool is_done(bool sends, void* request, int* sizes);
   void retire();
   void check_quiet(const Group& group);
   void close_what_is_done();
@@ -91,11 +94,12 @@ class Traffic {
   uint64_t send_group_ = 0;
   size_t send_position_ = 0;
   struct OpenSend {
-    SendRequest* request;
+    void* request;
     uint64_t group;
     size_t part;
   };
   std::vector<OpenSend> open_sends_;
+  size_t looked_at_ = 0;  ///< of them, besides the oldest
   std::string wrong_;
   uint64_t bytes_ = 0;
   uint64_t places_found_ = 0;

@@ -52,8 +52,9 @@ World::World(uint64_t seed) : random_(seed), network_(clock_, random_.next()) {
 World::~World() {
   // Engines say goodbye over the network, so they go first.
   for (auto& process : processes_) {
-    process->engine.reset();
-    process->provider.reset();
+    end_process(*process);
+    process->program.reset();
+    process->own_provider.reset();
   }
 }
 
@@ -114,11 +115,14 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
   };
   process->key_secrets = std::make_unique<SimSecrets>(processes_.size());
   sources.standard.secrets = process->key_secrets.get();
-  auto provider = fabric::Provider::make(own, std::move(interfaces), threads, sources);
+  auto provider = fabric::Provider::make(own, interfaces, threads, sources);
   if (!provider) {
     return provider.error();
   }
-  process->provider = std::move(*provider);
+  process->config = own;
+  process->interfaces = std::move(interfaces);
+  process->own_provider = std::move(*provider);
+  process->provider = process->own_provider.get();
   if (!process->nics.empty()) {
     process->provider->use_duplicate(
         [nic = process->nics.front()](int fd) { return nic->duplicate(fd); });
@@ -128,19 +132,23 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
   process->seen_turns.resize(threads);
   process->called_at.resize(threads);
   process->secrets = std::make_unique<SimSecrets>(random_.next());
-  process->engine = Engine::start_virtual(
+  process->own_engine = Engine::start_virtual(
       own, clock_, random_.next(),
       [&, tie = process->tie] {
         return network_.make_streams(address, tie, unanswered_limit(own));
       },
       callers_help > 0, *process->secrets);
+  process->engine = process->own_engine.get();
   processes_.push_back(std::move(process));
   return processes_.back().get();
 }
 
 void World::end_process(Process& process) {
-  process.tie->dead = true;
-  process.engine.reset();
+  if (process.program && process.engine) {
+    process.program->end();
+  }
+  process.own_engine.reset();
+  process.engine = nullptr;
 }
 
 void World::kill_process(Process& process) {
@@ -154,6 +162,7 @@ void World::kill_process(Process& process) {
   for (RdmaNic* nic : process.nics) {
     nic->fail_for_good();
   }
+  process.tie->dead = true;
   end_process(process);
 }
 
@@ -166,6 +175,7 @@ void World::power_off(Process& process) {
       network_.vanish(address);
     }
     network_.vanish(other->management);
+    other->tie->dead = true;
     end_process(*other);
   }
   network_.tcp().host_dies(process.address);

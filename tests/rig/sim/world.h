@@ -14,6 +14,15 @@
 
 namespace nccl_ha::sim {
 
+/// What a simulated process has loaded, and what then has its engine and its provider.
+class Program {
+ public:
+  /// Before those end that it has not taken.
+  virtual ~Program() = default;
+  /// The process ends, and so does its engine.
+  virtual void end() = 0;
+};
+
 /// A simulated process on a host.
 struct Process {
   Ip address = 0;  ///< the first of them, from which its streams come
@@ -22,9 +31,14 @@ struct Process {
   fabric::RailDevices devices;  ///< of its connections
   Ip management = 0;            ///< where its streams go first, if not 0; carries nothing else
   std::unique_ptr<SimSecrets> key_secrets;  ///< of the provider's memory
-  std::unique_ptr<fabric::Provider> provider;
+  Config config;
+  std::vector<fabric::NetInterface> interfaces;
+  std::unique_ptr<fabric::Provider> own_provider;  ///< null: the program has taken it
+  fabric::Provider* provider = nullptr;
   std::unique_ptr<SimSecrets> secrets;
-  std::unique_ptr<Engine> engine;           ///< null: it is dead
+  std::unique_ptr<Engine> own_engine;       ///< null: the program has taken it, or it is dead
+  Engine* engine = nullptr;                 ///< null: it is dead
+  std::unique_ptr<Program> program;         ///< null: nothing was loaded
   std::shared_ptr<ProcessTie> tie;          ///< to what its kernel gave it
   Instant paused_until{};                   ///< none of its threads runs before
   std::vector<Instant> worker_waits_until;  ///< of each worker: gets no processor before
@@ -65,6 +79,8 @@ class World {
   Result<Process*> add_process(Ip address, const Config& config) {
     return add_process(std::vector{address}, config);
   }
+  /// The process ends by itself: its connections say goodbye.
+  static void end_process(Process& process);
   /// The process is killed: its kernel closes what it leaves behind, its ports refuse.  Its RDMA
   /// NICs are taken to be its own.
   void kill_process(Process& process);
@@ -109,7 +125,6 @@ class World {
   bool awake(const Process& process, size_t worker) const {
     return runs(process) && now() >= process.worker_waits_until[worker];
   }
-  void end_process(Process& process);
   /// Calls that take long keep the worker from its next turn.
   size_t turn(Process& process, size_t worker);
   bool turn_fallback(Process& process);
