@@ -118,12 +118,20 @@ std::string Aftermath::end() {
     traffic.reset();
   }
   for (auto& link : stage_.links()) {
-    link->close_sender();
     link->close_receiver();
     link->close_listener();
   }
+  const auto is_closed = [&] {
+    for (auto& link : stage_.links()) {
+      if (link->sender_lives() && !link->answered()) {
+        static_cast<void>(link->step_connecting());  // there is nothing to close yet
+      }
+      link->close_sender();
+    }
+    return is_over();
+  };
   const Duration within = death_.at() ? dead_ends_within : ends_within;
-  if (stage_.world().run_until([&] { return is_over(); }, within)) {
+  if (stage_.world().run_until(is_closed, within)) {
     return "";
   }
   std::string text = stage_.world().livelock();

@@ -127,7 +127,10 @@ class RdmaNic {
     size_t regions = 0;
     size_t queues = 0;
   };
-  Objects objects() const { return {pairs_.size(), regions_.size() / 2, queues_.size()}; }
+  /// What a device had that has failed is the kernel's to end.
+  Objects objects() const {
+    return failed_ ? Objects{} : Objects{pairs_.size(), regions_.size() / 2, queues_.size()};
+  }
 
  private:
   friend struct RdmaFunctions;
