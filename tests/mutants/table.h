@@ -119,7 +119,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(place_under_way,
                 "ControlLinkTest.APlaceIsNotWrittenWhileAnOlderWriteToItIsUnderWay"),
     NHA_FOUND(control_credit_lost, By::spare, 10),
-    NHA_FOUND(early_words_dropped, By::spare, 90),
+    NHA_FOUND(early_words_dropped, By::rdma, 150),
     NHA_CHECKED(missing_path_awaited,
                 "SimHandshake.APortThatIsDownWhenItBeginsLeavesItToTheOtherRail"),
     NHA_FOUND(flush_left_waiting, By::devices, 10),

@@ -182,11 +182,11 @@ TEST_F(SimEager, OneThatOvertakesAnEarlierMessageDoesNotGetItsPlace) {
                                       rig::SimCables{.rails = 2, .one_device = true});
     ASSERT_TRUE(pair_->connect()) << pair_->error();
     pass(*pair_, seconds(1));
-    const Receive& first = post(0, 1000);
+    const Receive& first = post(0, 20000);
     ASSERT_TRUE(pair_->world().run_until(
         [&] { return pair_->send_channel().published_groups() == 1; }, milliseconds(10)));
     cut(true, rail);
-    ASSERT_TRUE(pair_->post_send(1000));
+    ASSERT_TRUE(pair_->post_send(20000)) << "which is no eager one";
     pass(*pair_, milliseconds(1));
     ASSERT_NE(send(0, "eager"), nullptr);
     pass(*pair_, milliseconds(5));
@@ -198,7 +198,7 @@ TEST_F(SimEager, OneThatOvertakesAnEarlierMessageDoesNotGetItsPlace) {
     EXPECT_TRUE(gets(post(0), "eager", seconds(2)));
     EXPECT_TRUE(pair_->world().run_until(
         [&] { return first.request->state.load() == RequestState::done; }, seconds(2)));
-    EXPECT_EQ(first.request->bytes[0], 1000U);
+    EXPECT_EQ(first.request->bytes[0], 20000U);
   }
   EXPECT_NE(overtook, 0U) << "none did";
 }
