@@ -1,6 +1,7 @@
 #include "runtime/fabric/verbs/device_watch.h"
 
 #include <cerrno>
+#include <utility>
 
 #include "runtime/base/log.h"
 
@@ -9,6 +10,8 @@ namespace {
 
 // A storm of events must not keep the worker from its connections; the rest comes next turn.
 constexpr unsigned events_per_turn = 32;
+
+constexpr Duration look_interval = std::chrono::milliseconds(20);
 
 }  // namespace
 
@@ -36,6 +39,11 @@ EventEffect effect_of(ibv_event_type type) {
   }
 }
 
+DeviceWatch::DeviceWatch(std::shared_ptr<Device> device, Tell tell)
+    : device_(std::move(device)), tell_(std::move(tell)) {
+  look_again_.bind([](void* self) { static_cast<DeviceWatch*>(self)->read_events(); }, this);
+}
+
 DeviceWatch::~DeviceWatch() {
   if (!failed_) {
     device_->watched.store(false, std::memory_order_release);
@@ -57,10 +65,17 @@ void DeviceWatch::start(Context& context) {
 
 void DeviceWatch::on(const Message& message) { (void)message; }
 
-void DeviceWatch::stop() { watch_.reset(); }
+void DeviceWatch::stop() {
+  watch_.reset();
+  context_->timers().cancel(look_again_);
+}
 
 void DeviceWatch::on_readable(int fd) {
   (void)fd;
+  read_events();
+}
+
+void DeviceWatch::read_events() {
   const Library& library = device_->library();
   ibv_async_event event{};
   for (unsigned i = 0; i < events_per_turn; ++i) {
@@ -70,12 +85,16 @@ void DeviceWatch::on_readable(int fd) {
       if (errno == EIO) {
         worsen(DeviceHealth::Level::gone, "the kernel has taken the device away");
         watch_.reset();  // it stays readable
+        return;
       }
-      return;
+      break;
     }
     take(event);
     // Destroying a queue pair waits for this.
     library.event.ack(&event);
+  }
+  if (device_->health.level() == DeviceHealth::Level::lost) {
+    context_->timers().arm(look_again_, context_->now() + look_interval);
   }
 }
 

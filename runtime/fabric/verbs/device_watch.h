@@ -7,6 +7,7 @@
 
 #include "runtime/engine/actor.h"
 #include "runtime/engine/context.h"
+#include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/streams/stream.h"
 
@@ -33,8 +34,7 @@ class DeviceWatch final : public Actor, private FdWatchOwner {
   /// A port went or came, or the device is lost, which is all of its ports (0).
   using Tell = std::function<void(EventEffect effect, unsigned port)>;
   /// The caller has set Device::watched.  `tell` is called on the actor's thread.
-  explicit DeviceWatch(std::shared_ptr<Device> device, Tell tell = {})
-      : device_(std::move(device)), tell_(std::move(tell)) {}
+  explicit DeviceWatch(std::shared_ptr<Device> device, Tell tell = {});
   ~DeviceWatch() override;
   const char* name() const override { return "device watch"; }
   void start(Context& context) override;
@@ -43,6 +43,7 @@ class DeviceWatch final : public Actor, private FdWatchOwner {
 
  private:
   void on_readable(int fd) override;
+  void read_events();
   void take(const ibv_async_event& event);
   void worsen(DeviceHealth::Level to, const char* what);
 
@@ -50,6 +51,9 @@ class DeviceWatch final : public Actor, private FdWatchOwner {
   Tell tell_;
   Context* context_ = nullptr;
   std::unique_ptr<FdWatch> watch_;
+  /// Of a device that is lost: kernels from 4.12 to 5.7 do not tell who polls that they have closed
+  /// the descriptor.
+  Timer look_again_;
   bool failed_ = false;  ///< another one may watch meanwhile
 };
 

@@ -10,7 +10,7 @@ namespace nccl_ha::fabric::verbs {
 /// `confirmed`: after that the firmware answered a question.  A driver whose firmware has failed
 /// takes commands that end something for done, as otherwise nobody could unload it, and refuses
 /// those that ask (Linux, drivers/net/ethernet/mellanox/mlx5/core/cmd.c,
-/// mlx5_internal_err_ret_value; bnxt_re and others do the same).  So a 0 by itself proves nothing.
+/// mlx5_internal_err_ret_value()).  So a 0 by itself proves nothing.
 struct FenceEvidence {
   bool stopped = false;                ///< it went into ERR: what comes back has meaning
   bool all_returned = false;           ///< all that the device was given came back

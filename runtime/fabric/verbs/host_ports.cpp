@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -71,7 +70,7 @@ size_t HostPorts::queue_pairs(size_t port) const {
 Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin) {
   Device& device = *usable_[port].device;
   auto keys = device.health.usable() ? register_memory(device, origin) : RegionKeys{};
-  if (!keys && (keys.error().sys != EIO || device.answers())) {
+  if (!keys && device.answers()) {
     return keys;
   }
   if (!device.health.usable()) {
