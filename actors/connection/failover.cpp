@@ -150,10 +150,8 @@ void Failover::watch_budget(bool in_need) {
 
 void Failover::on_budget_spent() {
   state_.fail(
-      fail(Errc::remote, fmt::format("no path came back within {} ms (HA_NCCL_RETRY_BUDGET_MS)"
-                                     "{}; {}",
+      fail(Errc::remote, fmt::format("no path came back within {} ms (HA_NCCL_RETRY_BUDGET_MS); {}",
                                      state_.context->config().retry_budget_ms,
-                                     paths_.any_usable() ? " for what another one held" : "",
                                      liveness_.after_links("the last failed with: " + need_))));
 }
 
