@@ -32,23 +32,41 @@ class SimPluginCalls : public testing::Test {
     from_ = &SimPlugin::of(world_, *hosts_[0]);
     to_ = &SimPlugin::of(world_, *hosts_[1]);
   }
+  ~SimPluginCalls() override {
+    while (!open_.empty()) {
+      close(open_.back().comm);
+    }
+  }
   void* listen(uint16_t port, NcclHandle& handle) {
     void* comm = nullptr;
     to_->listen_at(port);
     EXPECT_EQ(to_->call(&Table::listen, to_->context(), 0, handle.data(), &comm),
               NcclResult::success);
-    return comm;
+    return note_open(*to_, &Table::close_listen, comm);
   }
   void* connect_once(NcclHandle& handle) {
     void* comm = nullptr;
     EXPECT_EQ(from_->call(&Table::connect, from_->context(), 0, handle.data(), &comm, nullptr),
               NcclResult::success);
-    return comm;
+    return note_open(*from_, &Table::close_send, comm);
   }
   void* accept_once(void* listener) {
     void* comm = nullptr;
     EXPECT_EQ(to_->call(&Table::accept, listener, &comm, nullptr), NcclResult::success);
+    return note_open(*to_, &Table::close_recv, comm);
+  }
+  /// Null is allowed.
+  void* note_open(SimPlugin& plugin, SimPlugin::Close how, void* comm) {
+    if (comm != nullptr) {
+      open_.push_back({&plugin, how, comm});
+    }
     return comm;
+  }
+  void close(void* comm) {
+    const auto one = std::ranges::find(open_, comm, &Open::comm);
+    ASSERT_NE(one, open_.end());
+    EXPECT_EQ(one->plugin->call(one->how, comm), NcclResult::success);
+    open_.erase(one);
   }
   /// As NCCL does, which asks again; null: not in time.
   void* connect(NcclHandle& handle, Duration within = seconds(10)) {
@@ -61,6 +79,11 @@ class SimPluginCalls : public testing::Test {
     world_.run_until([&] { return again() && (comm = accept_once(listener)) != nullptr; }, within);
     return comm;
   }
+  struct Open {
+    SimPlugin* plugin = nullptr;
+    SimPlugin::Close how{};
+    void* comm = nullptr;
+  };
   struct Pair {
     void* send = nullptr;
     void* receive = nullptr;
@@ -70,7 +93,7 @@ class SimPluginCalls : public testing::Test {
     void* listener = listen(next_port_++, handle);
     Pair pair{connect(handle), accept(listener)};
     EXPECT_TRUE(pair.send != nullptr && pair.receive != nullptr);
-    EXPECT_EQ(to_->call(&Table::close_listen, listener), NcclResult::success);
+    close(listener);
     return pair;
   }
   /// A caller looks every millisecond.
@@ -138,8 +161,8 @@ class SimPluginCalls : public testing::Test {
     return done ? std::to_integer<int>(target.front()) : -1;
   }
   void close(const Pair& pair) {
-    EXPECT_EQ(from_->call(&Table::close_send, pair.send), NcclResult::success);
-    EXPECT_EQ(to_->call(&Table::close_recv, pair.receive), NcclResult::success);
+    close(pair.send);
+    close(pair.receive);
   }
   size_t actors(size_t host) const { return hosts_[host]->engine->worker(0).actor_count(); }
   void pass(Duration time) {
@@ -151,6 +174,7 @@ class SimPluginCalls : public testing::Test {
   std::vector<sim::Process*> hosts_;
   SimPlugin* from_ = nullptr;
   SimPlugin* to_ = nullptr;
+  std::vector<Open> open_;
   uint16_t next_port_ = 5000;
   Instant next_look_{};
 };
@@ -254,12 +278,12 @@ TEST_F(SimPluginCalls, NothingIsLeftOnceAllIsClosed) {
   ASSERT_NE(known, nullptr);
   ASSERT_EQ(connect_once(other), nullptr);
   pass(seconds(1));  // it is there, but its caller has not asked again
-  ASSERT_EQ(to_->call(&Table::close_listen, listener), NcclResult::success);
+  close(listener);
   pass(seconds(1));
   void* late = connect_once(other);
   ASSERT_NE(late, nullptr) << "the peer was there once";
   for (void* send : {known, late}) {
-    EXPECT_EQ(from_->call(&Table::close_send, send), NcclResult::success);
+    close(send);
   }
   pass(seconds(2));
   EXPECT_EQ(actors(0), before[0]);
