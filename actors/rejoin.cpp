@@ -47,6 +47,14 @@ void Rejoin::prepare(Context& context, ControlType call, std::vector<Way> ways,
   peer_ = peer;
 }
 
+void Rejoin::add_missing(std::vector<Way>& ways, const std::vector<Way>& others) {
+  for (const Way& other : others) {
+    if (std::ranges::none_of(ways, [&](const Way& one) { return same_host(one.to, other.to); })) {
+      ways.push_back(other);
+    }
+  }
+}
+
 void Rejoin::add_proven(const Way& way) {
   std::erase_if(ways_, [&](const Way& one) {
     return same_host(one.to, way.to) && same_host(one.from, way.from);

@@ -59,6 +59,8 @@ class Rejoin final : private StreamOwner {
   void prepare(Context& context, ControlType call, std::vector<Way> ways, const RejoinPoint& peer);
   bool possible() const { return peer_.port != 0; }
   const RejoinPoint& peer() const { return peer_; }
+  /// Those that lead to an address to which none of `ways` does.
+  static void add_missing(std::vector<Way>& ways, const std::vector<Way>& others);
   /// Led to the peer: tried first from now on.
   void add_proven(const Way& way);
   /// Dials after that time, then until stop(); `lost`: what happened to the stream, for messages.

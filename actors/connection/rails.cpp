@@ -109,6 +109,22 @@ std::shared_ptr<ha::HintSource> agent_hints(const ConnectionState& state,
   return std::make_shared<AgentHints>(AgentClient::of(*state.context)->enter(std::move(flow)));
 }
 
+std::vector<Rejoin::Way> ways_between(std::span<const fabric::Place> own,
+                                      std::span<const ha::Rail> peers) {
+  std::vector<Rejoin::Way> ways;
+  for (const fabric::Place& place : own) {
+    for (const ha::Rail& rail : peers) {
+      const IpAddress to{rail.family, rail.prefix_len, place.address.scope_id, rail.address};
+      if (rail.family != 0 && place.address.same_subnet(to) && !place.address.same_as(to)) {
+        Rejoin::Way& way = ways.emplace_back();
+        static_cast<void>(to.to_sockaddr(0, &way.to));
+        static_cast<void>(place.address.to_sockaddr(0, &way.from));
+      }
+    }
+  }
+  return ways;
+}
+
 std::vector<ha::RailPair> without_rails(const ConnectionState& state, const PathSet& paths,
                                         const PeerEnds& peer) {
   const std::vector<ha::Rail> own = paths.rails();

@@ -13,6 +13,7 @@
 
 #include "actors/connection/path_set.h"
 #include "actors/connection/state.h"
+#include "actors/rejoin.h"
 #include "ha/flow.h"
 #include "ha/rail_policy.h"
 #include "ha/rails.h"
@@ -50,5 +51,10 @@ struct PeerEnds {
 /// side besides the first that is a lane already, or may not lead to the peer.
 std::vector<ha::RailPair> without_rails(const ConnectionState& state, const PathSet& paths,
                                         const PeerEnds& peer);
+
+/// To ends of the peer's where no router is needed, in their order.  The peer's first message had
+/// room for some of its addresses only (plugin/handle.h).
+std::vector<Rejoin::Way> ways_between(std::span<const fabric::Place> own,
+                                      std::span<const ha::Rail> peers);
 
 }  // namespace nccl_ha

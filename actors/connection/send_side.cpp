@@ -313,11 +313,11 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
   peer_address_ = first_rail_of(*welcome);
   const Config& config = state_.context->config();
   state_.backup = welcome->backup && config.enable_backup;
+  paths_.find_places();
   if (state_.backup) {
-    control_.rejoin().prepare(*state_.context, ControlType::rejoin, rejoin_ways(welcome->rejoin),
+    control_.rejoin().prepare(*state_.context, ControlType::rejoin, rejoin_ways(*welcome),
                               welcome->rejoin);
   }
-  paths_.find_places();
   if (!agree_on_rails(*welcome)) {
     state_.fail(fail(Errc::remote, "the peer's welcome asks for rails that nobody offered"));
     return;
@@ -578,14 +578,16 @@ void SendSide::look_after_stream() {
                           fail(Errc::timed_out, "what the peer should say does not come"));
 }
 
-/// The routes, that over which the stream was made first.
-std::vector<Rejoin::Way> SendSide::rejoin_ways(const RejoinPoint& peer) const {
+/// The routes, that over which the stream was made first; then what the peer has told since.
+std::vector<Rejoin::Way> SendSide::rejoin_ways(const Welcome& welcome) const {
   std::vector<Rejoin::Way> ways;
   for (size_t i = 0; i < options_.routes.size(); ++i) {
     const size_t at = (route_ + i) % options_.routes.size();
     const Route& route = options_.routes[at];
-    ways.push_back({route.to, route.from, at == route_ && Rejoin::leads_to(peer, route.to)});
+    ways.push_back(
+        {route.to, route.from, at == route_ && Rejoin::leads_to(welcome.rejoin, route.to)});
   }
+  Rejoin::add_missing(ways, ways_between(paths_.places(), welcome.rails));
   return ways;
 }
 

@@ -118,7 +118,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   bool agree_on_rails(const Welcome& welcome);
   void on_end(std::span<const std::byte> payload);
   void on_peer_closed(std::span<const std::byte> payload);
-  std::vector<Rejoin::Way> rejoin_ways(const RejoinPoint& peer) const;
+  std::vector<Rejoin::Way> rejoin_ways(const Welcome& welcome) const;
   bool waits_for_peer() const;
   void watch_stream();
   void look_after_stream();

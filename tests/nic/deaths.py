@@ -30,7 +30,7 @@ DEATHS = {
     "internal-late": [["hold", "1:0", "300"], ["internal", "1:0"]],
     "reset-back": [["reset", "1:0"], ["back", "1:0"]],
 }
-DEATH_AT = 2.0  # seconds after the data began to flow
+FLOWS = 3000  # packets, which are some operations
 
 
 def free_port():
@@ -75,7 +75,7 @@ class Job:
         """False when none flows over device 0 of host 1."""
         until = time.monotonic() + limit
         while time.monotonic() < until and all(rank.poll() is None for rank in self.ranks):
-            if self.state.exists() and self.packets() > 200:
+            if self.state.exists() and self.packets() > FLOWS:
                 return True
             time.sleep(0.05)
         return False
@@ -107,7 +107,6 @@ def run(build, folder, name, options):
         old.unlink()
     job = Job(build, folder, arguments, options.seconds, options.size, options.nic)
     flowed = job.await_data(60)
-    time.sleep(DEATH_AT)
     for command in DEATHS[name]:
         job.nic(command)
     death = time.monotonic()

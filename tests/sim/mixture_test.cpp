@@ -19,8 +19,8 @@ FailoverTotals run_kind(RunKind kind, uint64_t runs) {
   for (uint64_t seed = 1; seed <= runs; ++seed) {
     FailoverRun run = rig::mixed_run(seed);
     run.kind = kind;
-    EXPECT_EQ(rig::run_failovers(run, &totals), "")
-        << "nha-sim --kind " << to_text(kind) << " --seed " << seed;
+    run.together = false;
+    EXPECT_EQ(rig::run_failovers(run, &totals), "") << to_text(kind) << ", seed " << seed;
   }
   return totals;
 }
@@ -54,7 +54,9 @@ INSTANTIATE_TEST_SUITE_P(All, SimMixturePart, testing::Range<uint64_t>(0, parts)
 TEST(SimMixture, SeedsThatFoundSomething) {
   for (const uint64_t seed : {2976, 15131}) {
     FailoverTotals totals;
-    EXPECT_EQ(rig::run_failovers(rig::mixed_run(seed), &totals), "") << "nha-sim --seed " << seed;
+    FailoverRun run = rig::mixed_run(seed);
+    run.together = false;
+    EXPECT_EQ(rig::run_failovers(run, &totals), "") << "seed " << seed;
     EXPECT_GT(totals.down, 0U);
   }
 }
@@ -82,9 +84,9 @@ TEST(SimMixture, SeedsWithCallersThatHelpThatFoundSomething) {
     FailoverTotals totals;
     FailoverRun run = rig::mixed_run(seed);
     run.kind = RunKind::pauses;
+    run.together = false;
     run.callers_help = 0.2;
-    EXPECT_EQ(rig::run_failovers(run, &totals), "")
-        << "nha-sim --callers-help 0.2 --kind pauses --seed " << seed;
+    EXPECT_EQ(rig::run_failovers(run, &totals), "") << "seed " << seed;
     EXPECT_GT(totals.starved, 0U);
   }
 }

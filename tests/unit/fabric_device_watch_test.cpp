@@ -24,6 +24,7 @@ struct FakeDevice {
   int driver = -1;
   std::atomic<int> acknowledged{0};
   std::atomic<int> closed{0};
+  std::atomic<bool> taken_away{false};  ///< and its descriptor does not say so
 };
 FakeDevice* fake = nullptr;
 
@@ -50,6 +51,10 @@ Library fake_library() {
   };
   library.event.type_text = [](ibv_event_type) { return "an event of the test"; };
   library.event.get = [](ibv_context* context, ibv_async_event* event) {
+    if (fake->taken_away) {
+      errno = EIO;
+      return -1;
+    }
     const ssize_t got = recv(context->async_fd, event, sizeof *event, MSG_DONTWAIT);
     errno = got == 0 ? EIO : errno;  // nobody is there any more
     return got == static_cast<ssize_t>(sizeof *event) ? 0 : -1;
@@ -74,7 +79,10 @@ class DeviceWatching : public ::testing::TestWithParam<bool> {
     ASSERT_TRUE(engine);
     engine_ = std::move(*engine);
     device_->watched.store(true);
-    ASSERT_TRUE(engine_->worker(0).adopt(std::make_unique<DeviceWatch>(device_)));
+    ASSERT_TRUE(engine_->worker(0).adopt(
+        std::make_unique<DeviceWatch>(device_, [this](EventEffect effect, unsigned) {
+          lost_told_ += effect == EventEffect::device_lost ? 1 : 0;
+        })));
   }
   void TearDown() override {
     engine_.reset();
@@ -108,6 +116,7 @@ class DeviceWatching : public ::testing::TestWithParam<bool> {
   Config config_;
   std::shared_ptr<Device> device_;
   std::unique_ptr<Engine> engine_;
+  std::atomic<int> lost_told_{0};
 };
 
 TEST_P(DeviceWatching, EveryEventIsReadAndAcknowledged) {
@@ -126,6 +135,24 @@ TEST_P(DeviceWatching, ALostDeviceIsMarkedAndWhenTheKernelHasTakenItAway) {
   EXPECT_EQ(device_->health.level(), DeviceHealth::Level::lost);
   ASSERT_EQ(shutdown(device_of_test_.driver, SHUT_RDWR), 0);
   EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::gone; }));
+}
+
+// Kernels of before 2020 close the descriptor and do not tell who polls.
+TEST_P(DeviceWatching, ALostDeviceIsLookedAtUntilItIsGone) {
+  happen(IBV_EVENT_DEVICE_FATAL);
+  EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::lost; }));
+  device_of_test_.taken_away = true;
+  EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::gone; }));
+}
+
+// Whoever sees that a device answers nothing marks it, and tells nobody.
+TEST_P(DeviceWatching, AllAreToldOnceWhoeverFoundOutFirst) {
+  device_->health.worsen(DeviceHealth::Level::lost);
+  happen(IBV_EVENT_DEVICE_FATAL);
+  EXPECT_TRUE(until([&] { return lost_told_.load() == 1; }));
+  device_of_test_.taken_away = true;
+  EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::gone; }));
+  EXPECT_EQ(lost_told_.load(), 1);
 }
 
 // The descriptor is closed for good whatever came before.

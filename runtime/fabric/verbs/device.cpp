@@ -186,7 +186,7 @@ bool Device::answers() {
   if (library_.device.query_port(context_, 1, &attributes) == 0) {
     return true;
   }
-  if (health.worsen(DeviceHealth::Level::lost)) {
+  if (health.worsen(DeviceHealth::Level::failed)) {
     NHA_LOG_WARN("RDMA device {}: it answers nothing any more: see the kernel's log", name_);
   }
   return false;

@@ -99,8 +99,8 @@ class Device {
   /// Null is allowed.
   void close_channel(ibv_comp_channel* channel) const;
 
-  /// The firmware answers a question; where it does not, the device is lost from now on.  Blocks as
-  /// long as the device takes.
+  /// The firmware answers a question; where it does not, the device counts as failed from now on.
+  /// Blocks as long as the device takes.
   bool answers();
   /// Asks the device now; a flap may have changed everything but the name.
   Result<PortInfo> query(uint8_t port) const;

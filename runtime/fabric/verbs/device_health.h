@@ -17,7 +17,7 @@ class DeviceHealth {
   };
   Level level() const { return level_.load(std::memory_order_acquire); }
   /// New paths can be made, and those that there are go on.
-  bool usable() const { return level() == Level::good; }
+  bool usable() const { return level_.load(std::memory_order_relaxed) == Level::good; }
   /// False: it was as bad before.
   bool worsen(Level to) {
     Level now = level();

@@ -131,13 +131,14 @@ void DeviceWatch::take(const ibv_async_event& event) {
 }
 
 void DeviceWatch::worsen(DeviceHealth::Level to, const char* what) {
-  const bool first = device_->health.usable();
-  if (!device_->health.worsen(to)) {
-    return;
+  const bool worse = device_->health.worsen(to);
+  // Somebody else may have found out before, and tells nobody.
+  const bool first = !std::exchange(lost_told_, true);
+  if (worse || first) {
+    NHA_LOG_WARN("RDMA device {}: {}; {}", device_->name(), what,
+                 first ? "its paths end now, and this process does not use it again"
+                       : "nothing that it was given reaches memory any more");
   }
-  NHA_LOG_WARN("RDMA device {}: {}; {}", device_->name(), what,
-               first ? "its paths end now, and this process does not use it again"
-                     : "nothing that it was given reaches memory any more");
   if (first && tell_) {
     tell_(EventEffect::device_lost, 0);
   }

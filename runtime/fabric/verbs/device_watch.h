@@ -51,8 +51,9 @@ class DeviceWatch final : public Actor, private FdWatchOwner {
   Tell tell_;
   Context* context_ = nullptr;
   std::unique_ptr<FdWatch> watch_;
-  /// Of a device that is lost: kernels from 4.12 to 5.7 do not tell who polls that they have closed
-  /// the descriptor.
+  bool lost_told_ = false;  ///< to tell_
+  /// Of a device that is lost: kernels of before 2020 do not tell who polls that they have closed
+  /// the descriptor (Linux, ib_uverbs_event_poll()).
   Timer look_again_;
   bool failed_ = false;  ///< another one may watch meanwhile
 };

@@ -6,6 +6,20 @@
 #include "tests/rig/nic/pair.h"
 
 namespace nccl_ha::emulated {
+namespace {
+
+Header answer_to(const Header& header, PacketKind kind) {
+  Header answer;
+  answer.from_pair = header.to_pair;
+  answer.to_pair = header.from_pair;
+  answer.from = header.to;
+  answer.to = header.from;
+  answer.kind = kind;
+  answer.sequence = header.sequence;
+  return answer;
+}
+
+}  // namespace
 
 void Pair::on_request(const Header& header, std::span<const char> payload) {
   if (header.sequence > expected_) {
@@ -127,13 +141,7 @@ void Pair::respond(const Header& header) {
   Memory& memory = owner_.on->memory();
   memory.land();
   memory.push_to_gpus(UINT64_MAX);
-  Header response;
-  response.from_pair = qp_num;
-  response.to_pair = header.from_pair;
-  response.from = header.to;
-  response.to = header.from;
-  response.kind = PacketKind::response;
-  response.sequence = header.sequence;
+  Header response = answer_to(header, PacketKind::response);
   for (uint64_t done = 0; done < header.length; done += nic_.settings().packet) {
     response.address = done;
     const iovec part{reinterpret_cast<void*>(header.address + done),
@@ -157,15 +165,9 @@ void Pair::acknowledge() {
 }
 
 void Pair::refuse(const Header& header, Refusal why) {
-  Header answer;
-  answer.from_pair = qp_num;
-  answer.to_pair = header.from_pair;
-  answer.from = header.to;
-  answer.to = header.from;
-  answer.kind = PacketKind::nak;
+  Header answer = answer_to(header, PacketKind::nak);
   answer.refusal = why;
   answer.timer = route_.not_ready_timer;
-  answer.sequence = header.sequence;
   nic_.send(answer, {});
 }
 

@@ -27,6 +27,9 @@ struct FailoverRun {
   RunKind kind = RunKind::classic;
   /// Other kinds than classic: callers drive workers too (sim::World::callers_help).
   double callers_help = 0;
+  /// Of other kinds than classic: false leaves out what Wanted::together says, so that a seed from
+  /// before is the run that it was.
+  bool together = true;
   std::string fabric = "mixed";  ///< of other kinds than classic: datagram, rdma, spare, or drawn
 };
 

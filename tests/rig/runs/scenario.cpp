@@ -345,7 +345,9 @@ Scenario draw_scenario(const Wanted& wanted) {
   scenario.early_faults = random.chance(0.2) && !scenario.plan.may_end;
   draw_traffic(random, scenario);
   draw_faults(random, scenario);
-  draw_together(scenario);
+  if (wanted.together) {
+    draw_together(scenario);
+  }
   scenario.listens_on = more.chance(0.5);
   return scenario;
 }

@@ -85,6 +85,7 @@ struct Wanted {
   RunKind kind = RunKind::paths;
   std::string fabric = "mixed";
   double suspicions = 0.5;
+  bool together = true;  ///< settings that meet seldom, and faults in pairs, in some runs
 };
 Scenario draw_scenario(const Wanted& wanted);
 

@@ -114,7 +114,7 @@ class ScenarioRun {
 }  // namespace
 
 std::string run_scenario(const FailoverRun& run, FailoverTotals* totals) {
-  Scenario scenario = draw_scenario({run.seed, run.kind, run.fabric, run.suspicions});
+  Scenario scenario = draw_scenario({run.seed, run.kind, run.fabric, run.suspicions, run.together});
   scenario.callers_help = run.callers_help;
   Stage stage(scenario, *totals, run.trace);
   if (run.begins) {
