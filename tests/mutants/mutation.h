@@ -119,7 +119,9 @@ enum class Mutation : uint8_t {
   lost_device_believed,   ///< what the driver of a lost device says counts
   removal_unseen,         ///< that the kernel has taken a device away is not heard
   dead_device_asked,      ///< memory is registered with a device that has failed
+  last_receive_told,      ///< a lane is empty before anything proves that its queue pair has ended
   acknowledged_for_good,  ///< a chunk of an open message is lost with the device that took it
+  told_ends_undialled,    ///< a stream is dialled again to the addresses of the handle only
   idle_fence_ends,        ///< a fence that nothing waits for ends the connection in time
   // Of witnesses and of fallback paths that are rejected:
   no_witness_needed,      ///< silence is enough for a verdict, whether the peer runs or not

@@ -296,6 +296,26 @@ TEST_F(Fence, ADeviceThatLiesIsNotBelieved) {
   EXPECT_EQ(side.port->statistics().fences_by_removal, 1U);
 }
 
+// Its driver does all that it says, and nobody can know that.
+TEST_F(Fence, NothingThatALostDeviceSaysIsAProof) {
+  make();
+  VerbsSide& side = sides_[1];
+  post_receives(side, 40);
+  side.device->health.worsen(fabric::verbs::DeviceHealth::Level::lost);
+  EXPECT_FALSE(run(
+      [&] {
+        return side.port->statistics().fences_by_flush +
+                   side.port->statistics().fences_by_destroy !=
+               0;
+      },
+      milliseconds(500)));
+  EXPECT_EQ(side.path->state(), PathState::error);
+  EXPECT_EQ(flushed(side), 39U) << "who has all of them back takes that for a proof";
+  side.device->health.worsen(fabric::verbs::DeviceHealth::Level::gone);
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(100)));
+  EXPECT_EQ(side.port->statistics().fences_by_removal, 1U);
+}
+
 // The driver knows before it has said so.
 TEST_F(Fence, ADeviceThatLiesAndHasNotYetSaidSoIsNotBelieved) {
   make();

@@ -127,8 +127,8 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   if (status != CompletionStatus::ok) [[unlikely]] {
     fail_for(status, wc, nullptr);
     receives_.note_returned();
-    if (ahead != 0) {
-      return;  // the device keeps those before it: the destruction brings all of them back
+    if (ahead != 0 || receives_.keep_last()) {
+      return;  // the device keeps those before it, or the fence brings the last one back
     }
   }
   // Receives are used in order; one that was left out would be a fault of the device.

@@ -53,11 +53,17 @@ class ReceiveRing {
 
   /// The broken queue pair gave one back unused.
   void note_returned() { returned_ = true; }
+  /// The front one is the last, and has come back unused.  It stays until the fence is closed:
+  /// whoever has all of its receives back takes that for the proof.
+  bool keep_last() {
+    kept_ = ring_.size() == 1;
+    return kept_;
+  }
   /// The queue pair is broken: the device gets nothing any more.
   void stop() { never_posted_ += std::exchange(held_, 0); }
   /// Everything that the device was given has come back, and one at least unused: sends that come
   /// back say nothing of what the peer writes.
-  bool all_returned() const { return returned_ && ring_.size() <= never_posted_; }
+  bool all_returned() const { return returned_ && ring_.size() <= never_posted_ + (kept_ ? 1 : 0); }
 
  private:
   int post_all_held(ibv_qp* pair);
@@ -69,6 +75,7 @@ class ReceiveRing {
   uint32_t held_ = 0;          ///< the last ones, which the device does not have yet
   uint32_t never_posted_ = 0;  ///< the last ones, which the broken queue pair was never given
   bool returned_ = false;
+  bool kept_ = false;
 };
 
 }  // namespace nccl_ha::fabric::verbs

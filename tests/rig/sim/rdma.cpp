@@ -116,9 +116,10 @@ void RdmaNic::fail_for_good(const Death& death) {
   }
   // What it has reported is in the host's memory.
   for (CompletionQueue* queue : queues_) {
-    std::erase_if(queue->entries, [&](const CompletionQueue::Entry& entry) {
-      return death.forgets && entry.due > network_.now();
-    });
+    conditions_.counts.forgotten +=
+        std::erase_if(queue->entries, [&](const CompletionQueue::Entry& entry) {
+          return death.forgets && entry.due > network_.now();
+        });
     for (CompletionQueue::Entry& entry : queue->entries) {
       entry.due = std::min(entry.due, network_.now());
     }

@@ -52,6 +52,7 @@ class RdmaNic {
     uint64_t after_error = 0;   ///< packets that came for a queue pair in error or gone
     uint64_t lagging = 0;       ///< requests taken after modify_qp to ERR returned
     uint64_t after_death = 0;   ///< writes of devices that had failed
+    uint64_t forgotten = 0;     ///< completions that a device had not reported when it failed
     uint64_t kept = 0;          ///< work requests and receives that queue pairs never gave back
     uint64_t calls_failed = 0;  ///< of the interface
     uint64_t calls_slow = 0;
