@@ -19,7 +19,6 @@ FailoverTotals run_kind(RunKind kind, uint64_t runs) {
   for (uint64_t seed = 1; seed <= runs; ++seed) {
     FailoverRun run = rig::mixed_run(seed);
     run.kind = kind;
-    run.together = false;
     EXPECT_EQ(rig::run_failovers(run, &totals), "") << to_text(kind) << ", seed " << seed;
   }
   return totals;
@@ -141,6 +140,7 @@ TEST(SimMixture, SeedsThatFoundAMistake) {
     FailoverTotals totals;
     FailoverRun run = rig::mixed_run(seed);
     run.kind = kind;
+    run.together = false;
     EXPECT_EQ(rig::run_failovers(run, &totals), "")
         << "nha-sim --kind " << to_text(kind) << " --seed " << seed;
   }

@@ -127,7 +127,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   if (status != CompletionStatus::ok) [[unlikely]] {
     fail_for(status, wc, nullptr);
     receives_.note_returned();
-    if (ahead != 0 || receives_.keep_last()) {
+    if (ahead != 0 || receives_.keep_last(status)) {
       return;  // the device keeps those before it, or the fence brings the last one back
     }
   }

@@ -5,6 +5,7 @@
 #include <infiniband/verbs.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -53,12 +54,17 @@ class ReceiveRing {
 
   /// The broken queue pair gave one back unused.
   void note_returned() { returned_ = true; }
-  /// The front one is the last, and has come back unused.  It stays until the fence is closed:
-  /// whoever has all of its receives back takes that for the proof.
-  bool keep_last() {
-    kept_ = ring_.size() == 1;
-    return kept_;
+  /// The front one has come back unused.  True: it is the last, and stays until the fence is
+  /// closed; whoever has all of its receives back takes that for the proof.
+  bool keep_last(CompletionStatus status) {
+    if (ring_.size() != 1) {
+      return false;
+    }
+    kept_ = status;
+    return true;
   }
+  /// What became of those that are there when the fence closes.
+  CompletionStatus left() const { return kept_.value_or(CompletionStatus::flushed); }
   /// The queue pair is broken: the device gets nothing any more.
   void stop() { never_posted_ += std::exchange(held_, 0); }
   /// Everything that the device was given has come back, and one at least unused: sends that come
@@ -75,7 +81,7 @@ class ReceiveRing {
   uint32_t held_ = 0;          ///< the last ones, which the device does not have yet
   uint32_t never_posted_ = 0;  ///< the last ones, which the broken queue pair was never given
   bool returned_ = false;
-  bool kept_ = false;
+  std::optional<CompletionStatus> kept_;  ///< of the last one, where it has come back
 };
 
 }  // namespace nccl_ha::fabric::verbs

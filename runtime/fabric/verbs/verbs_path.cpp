@@ -361,7 +361,7 @@ void VerbsPath::take_back() {
   }
   Completion completion;
   completion.path = this;
-  completion.status = CompletionStatus::flushed;
+  completion.status = receives_.left();
   while (!receives_.empty()) {
     const ReceiveRing::Slot slot = receives_.pop();
     if (!slot.internal) {
@@ -370,6 +370,7 @@ void VerbsPath::take_back() {
       owner_->on_completion(completion);
     }
   }
+  completion.status = CompletionStatus::flushed;
   while (!flushes_.empty()) {
     completion.id = flushes_.pop();
     completion.kind = CompletionKind::flush;

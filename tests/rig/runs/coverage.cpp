@@ -22,7 +22,8 @@ constexpr std::array<const char*, LaneCoverage::receiver_events> receiver_events
     "ready", "failed", "drained", "down", "rebuild"};
 
 /// Control messages come in order, so that a word about an epoch comes before that lane's fence is
-/// told, which comes before the next epoch; and a path that was taken down says nothing more.  What
+/// told, which comes before the next epoch; and a path that was taken down says nothing more.  The
+/// last receive is the last that comes back, so that a fenced receiver hears of it no more.  What
 /// is missing here can happen only with a peer that breaks the protocol (tests/unit/ha_lane_test).
 constexpr const char* possible[] = {
     "sender opening ready",       "sender opening failed",    "sender opening suspect",
@@ -34,7 +35,7 @@ constexpr const char* possible[] = {
     "receiver usable failed",     "receiver usable down",     "receiver suspected failed",
     "receiver suspected drained", "receiver suspected down",  "receiver fencing failed",
     "receiver fencing drained",   "receiver fenced ready",    "receiver fenced failed",
-    "receiver fenced drained",    "receiver fenced rebuild",
+    "receiver fenced rebuild",
 };
 
 template <class Counts, class States, class Events, class Tell>
