@@ -39,7 +39,7 @@ TEST(Pace, what_becomes_slow_near_the_end_ends_in_time_nevertheless) {
     done += more;
     now += static_cast<double>(more) * (now < 1.5 ? 1e-5 : 5e-5);
   }
-  EXPECT_LE(now, 2 + 5 * 2 / 20.0) << "the last batch at a fifth of the speed";
+  EXPECT_LE(now, 2 + 5 * 2 / 50.0) << "the last batch at a fifth of the speed";
 }
 
 // By counting: of the 252 ways to choose 5 of 10 two are as far apart as can be.
