@@ -18,9 +18,7 @@ constexpr Duration ack_leisure = std::chrono::microseconds(250);
 void HopLine::size(fabric::PathOptions& options, uint32_t posts) const {
   // A note of free slots tells of one at least, which is then used again before the next.
   options.writes_max = posts + slots_ + theirs_most_;
-  // Flushes are as many as the owner's path would take.
-  options.receives_max =
-      std::max(uint32_t{slots_} + theirs_most_, options.flushes ? options.receives_max : 0);
+  options.receives_max = uint32_t{slots_} + theirs_most_;
   options.receives_spare = 0;
   options.own_domain = true;
   options.ack_leisure = ack_leisure;

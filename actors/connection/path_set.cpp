@@ -176,7 +176,7 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   options.receives_spare = spare_receives - credits_together;
   options.receives_max = needs_.receives + control_posts + spare_receives;
   options.active = needs_.active;
-  options.flushes = needs_.flushes;
+  options.flushes_max = needs_.flushes;
   options.fallback = is_fallback(lane);
   options.traffic_class = state_.traffic_class;
   options.service_level = state_.service_level;

@@ -30,8 +30,8 @@ class PathSet {
     void* written = nullptr;
     size_t written_bytes = 0;
     uint32_t receives = 0;  ///< credits that the peer's data may use
+    uint32_t flushes = 0;   ///< that paths will be asked for at once
     bool active = false;    ///< this side connects
-    bool flushes = false;   ///< paths will be asked to flush
   };
 
   explicit PathSet(ConnectionState& state) : state_(state) {}

@@ -32,7 +32,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
   needs.written = tables_.get();
   needs.written_bytes = data_table_bytes(state_.traits);
   needs.receives = static_cast<uint32_t>(sends_max + eager_slots);
-  needs.flushes = flushes;
+  needs.flushes = flushes ? flushes_max : 0;
   return needs;
 }
 

@@ -125,8 +125,8 @@ struct PathOptions {
   uint32_t receives_spare = 0;  ///< so many of them the peer never uses: they may be held back
   /// This side sends the first probe: its peer called connect() before.  One of the two must.
   bool active = false;
-  bool flushes = false;   ///< post_flush will be used
-  bool fallback = false;  ///< it will carry next to nothing unless other paths fail
+  uint32_t flushes_max = 0;  ///< posted and not completed; 0: post_flush is not used
+  bool fallback = false;     ///< it will carry next to nothing unless other paths fail
   /// What is posted may complete so much later than usual where that saves packets; both ends have
   /// the same.  A fabric whose NICs acknowledge takes no notice.
   Duration ack_leisure{};

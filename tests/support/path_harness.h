@@ -28,6 +28,7 @@ class RecordingOwner final : public fabric::PathOwner {
       last_error = error;
     }
   }
+  void on_path_address(fabric::Path&) override { ++addresses; }
   void on_path_link_down(fabric::Path&, const Error& why) override { links_down.push_back(why); }
   void on_fence_stuck(fabric::Path&, const Error& error) override { fence_error = error; }
   size_t count(fabric::CompletionKind kind, fabric::CompletionStatus status) const {
@@ -40,6 +41,7 @@ class RecordingOwner final : public fabric::PathOwner {
   std::vector<fabric::Completion> completions;
   std::vector<fabric::PathState> states;
   std::vector<Error> links_down;
+  size_t addresses = 0;  ///< told
   Error last_error{};
   Error fence_error{};
   std::function<void(const fabric::Completion&)> hook;

@@ -38,7 +38,7 @@ class VerbsSide final : public PathSide {
 
   std::unique_ptr<PathEnd> make_end(fabric::PathOptions options) override {
     auto end = std::make_unique<PathEnd>();
-    options.flushes = true;
+    options.flushes_max = options.receives_max;
     auto path = port_->create_path(options, want_, &end->owner);
     if (!path) {
       throw std::runtime_error(path.error().message());

@@ -62,7 +62,8 @@ class VerbsSides : public testing::Test {
     fabric::PathOptions options;
     options.active = active;
     options.receives_spare = spare;
-    options.flushes = flushes_;
+    options.flushes_max = flushes_ ? 32 : 0;
+    options.connect_limit = connect_limit_;
     auto path = side.port->create_path(options, side.gid, &side.owner);
     ASSERT_TRUE(path) << path.error().message();
     side.path = std::move(*path);
@@ -112,6 +113,7 @@ class VerbsSides : public testing::Test {
   sim::Network network_{clock_, 3};
   sim::RdmaNic::Conditions conditions_;
   bool flushes_ = true;
+  Duration connect_limit_{};
   std::array<sim::DeviceTraits, 2> traits_;
   std::array<VerbsSide, 2> sides_;
 };

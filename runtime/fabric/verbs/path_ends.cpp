@@ -38,9 +38,11 @@ Result<void> PathEnds::look_up(const Device& device, uint8_t port, const GidPref
   return {};
 }
 
-void PathEnds::set_local(uint32_t queue_pair, uint32_t packet_sequence) {
+void PathEnds::set_local(uint32_t queue_pair, uint32_t packet_sequence, Scratch& scratch) {
   local_.queue_pair = queue_pair;
   local_.packet_sequence = packet_sequence & wire_number_mask;
+  local_.scratch = reinterpret_cast<uint64_t>(scratch.target());
+  local_.scratch_key = scratch.remote_key();
   encode(local_, local_bytes_);
 }
 

@@ -16,6 +16,7 @@
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/gid.h"
 #include "runtime/fabric/verbs/queue_pair.h"
+#include "runtime/fabric/verbs/scratch.h"
 #include "runtime/fabric/verbs/wire_address.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -24,8 +25,8 @@ class PathEnds {
  public:
   /// Asks the device now: after a flap, an address may sit at another index of the table.
   Result<void> look_up(const Device& device, uint8_t port, const GidPreference& want);
-  /// The own queue pair is there.
-  void set_local(uint32_t queue_pair, uint32_t packet_sequence);
+  /// The own queue pair is there; the peer's probes go to `scratch`.
+  void set_local(uint32_t queue_pair, uint32_t packet_sequence, Scratch& scratch);
   /// nullopt: the device does not say.
   void set_local_ece(const std::optional<ibv_ece>& ece);
   /// Refuses a peer with a link of another kind.

@@ -105,8 +105,8 @@ Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
     free_slots_.pop_back();
   }
   // A probe each way, a marker and the flushes come on top of what the owner posts.
-  place.entries = path_options.writes_max + path_options.receives_max +
-                  (path_options.flushes ? path_options.receives_max : 0) + 16;
+  place.entries =
+      path_options.writes_max + path_options.receives_max + path_options.flushes_max + 16;
   auto queue = find_queue(place.entries);
   if (!queue) {
     free_slots_.push_back(place.slot);

@@ -1,4 +1,5 @@
-// Where probes come from and go to, and where flushes read to: nobody looks at what is there.
+// Where probes come from and are written to, and where flushes read to: nobody looks at it.
+// there.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -25,9 +26,10 @@ class Scratch {
   Result<void> open(ibv_pd* domain);
   /// To send, at most bytes_max.
   Gather source(uint32_t bytes) const { return {memory_.data(), bytes, key()}; }
-  /// To write to.
+  /// To write to, for a peer too.
   std::byte* target() { return memory_.data() + bytes_max; }
   uint32_t key() const { return region_->lkey; }
+  uint32_t remote_key() const { return region_->rkey; }
 
   static constexpr uint32_t bytes_max = 8192;  ///< of a source, and of a target
 

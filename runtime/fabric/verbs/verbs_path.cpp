@@ -23,8 +23,7 @@ VerbsPath::VerbsPath(PathEnvironment& environment, const PathOptions& options, P
       options_(options),
       place_(place),
       handshake_(environment),
-      flushes_(*environment.device, place.ids(WorkId::Lane::flush),
-               options.flushes ? options.receives_max : 0),
+      flushes_(*environment.device, place.ids(WorkId::Lane::flush), options.flushes_max),
       pair_(*environment.device),
       sends_(place.ids(WorkId::Lane::send), options.writes_max),
       receives_(place.ids(WorkId::Lane::receive), options.receives_max, options.receives_spare),
@@ -69,7 +68,7 @@ Result<void> VerbsPath::open(const GidPreference& want) {
   static_cast<void>(
       device.library().device.query_port(device.context(), env_.port_number, &port_attributes));
   write_max_ = port_attributes.max_msg_sz;
-  ends_.set_local(pair_.get()->qp_num, env_.secrets->bits(packet_sequence_bits));
+  ends_.set_local(pair_.get()->qp_num, env_.secrets->bits(packet_sequence_bits), scratch());
   if (env_.options.ece && device.library().queue_pair.query_ece != nullptr) {
     query_ece();
   }
@@ -117,12 +116,8 @@ Result<void> VerbsPath::make_queue_pair() {
 
 // The peer's probes meet the first receives.
 Result<void> VerbsPath::post_probe_receives() {
-  ReceivePost probe;
-  probe.address = scratch().target();
-  probe.length = Scratch::bytes_max;
-  probe.key = scratch().key();
   for (uint32_t i = 0; i < ReceiveRing::probes; ++i) {
-    if (!receives_.post(pair_.get(), probe, true)) {
+    if (!receives_.post(pair_.get(), {}, true)) {
       return nccl_ha::fail(
           Errc::system, fmt::format("RDMA device {}: cannot post a receive", ends_.info().device));
     }
@@ -156,6 +151,8 @@ Result<void> VerbsPath::connect(std::span<const std::byte> peer_address) {
   }
   // Others have work to do meanwhile, and the peer may well be out of reach.
   state_ = PathState::connecting;
+  // The peer's device is told before it receives, so the passive side's word waits for that.
+  ece_open_ = !options_.active && both_know_ece();
   const auto way = ends_.to_peer(options_.traffic_class, options_.service_level);
   handshake_.resolve(env_.device->resolver().ask(way.route));
   check_resolution();
@@ -176,8 +173,7 @@ void VerbsPath::check_resolution() {
 Result<void> VerbsPath::make_ready() {
   const QueuePairCalls& calls = env_.device->library().queue_pair;
   const WireAddress& peer = ends_.peer();
-  const bool both_know_ece = peer.has_ece && ends_.local().has_ece;
-  if (both_know_ece && calls.set_ece != nullptr) {
+  if (both_know_ece() && calls.set_ece != nullptr) {
     ibv_ece ece{};
     ece.vendor_id = peer.ece_vendor;
     ece.options = peer.ece_options;
@@ -192,7 +188,8 @@ Result<void> VerbsPath::make_ready() {
   if (ends_.local().has_ece) {
     query_ece();  // what both sides can do; a peer that connects later takes it from here
   }
-  if (options_.flushes) {
+  ece_open_ = false;
+  if (options_.flushes_max != 0) {
     if (auto flush = flushes_.open(protection(), place_.completions, ends_, env_.options); !flush) {
       return flush;
     }
@@ -208,7 +205,11 @@ Result<void> VerbsPath::make_ready() {
 void VerbsPath::on_handshake_timer() {
   NHA_ASSERT(state_ == PathState::connecting, "a handshake goes on after its end");
   if (handshake_.resolving()) {
+    const bool waits = ece_open_;
     check_resolution();
+    if (waits && address_ready() && state_ == PathState::connecting) {
+      owner_->on_path_address(*this);
+    }
     return;
   }
   break_path(
@@ -226,7 +227,10 @@ void VerbsPath::post_probes() {
   for (const auto internal : {Internal::small_probe, Internal::full_probe}) {
     const Gather gather =
         scratch().source(internal == Internal::small_probe ? 16 : ends_.mtu_bytes());
-    post_internal(internal, CompletionKind::send, std::span(&gather, 1));
+    ibv_send_wr& request = post_internal(internal, std::span(&gather, 1));
+    request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    request.wr.rdma.remote_addr = ends_.peer().scratch;
+    request.wr.rdma.rkey = ends_.peer().scratch_key;
   }
 }
 
@@ -277,6 +281,7 @@ void VerbsPath::break_path(CompletionStatus cause, const Error& why) {
   state_ = PathState::error;
   error_ = why;
   cause_ = cause;
+  ece_open_ = false;
   handshake_.end();
   sends_.stop();
   receives_.stop();

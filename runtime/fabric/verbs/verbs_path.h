@@ -1,7 +1,7 @@
 // A path over an RC queue pair.  Made by Port::create_path.
 //
 // Connecting: both sides move their queue pair to RTS as soon as they know the peer's address.  The
-// active side then sends a small and a full-size probe; the passive side answers with two of its
+// active side then writes a small and a full-size probe; the passive side answers with two of its
 // own.  So `ready` means that packets of the path MTU get through both ways, and nothing is sent
 // before the peer can take it (a packet that comes too early costs a whole retransmission timeout).
 //
@@ -35,6 +35,7 @@ class VerbsPath final : public Path {
   ~VerbsPath() override;
 
   std::span<const std::byte> local_address() const override { return ends_.local_bytes(); }
+  bool address_ready() const override { return !ece_open_; }
   Result<void> connect(std::span<const std::byte> peer_address) override;
   PathState state() const override { return state_; }
   CompletionStatus cause() const override { return cause_; }
@@ -73,6 +74,7 @@ class VerbsPath final : public Path {
   // making and connecting
   Result<void> make_queue_pair();
   Result<void> post_probe_receives();
+  bool both_know_ece() const { return ends_.peer().has_ece && ends_.local().has_ece; }
   void query_ece();
   /// The peer's address is known to be reachable: the queue pair is made ready, and tried out.
   Result<void> make_ready();
@@ -84,8 +86,8 @@ class VerbsPath final : public Path {
   // posting
   /// Whether a post can be taken now.
   Errc send_room() const;
-  /// A probe or a marker.
-  void post_internal(Internal what, CompletionKind kind, std::span<const Gather> gathers);
+  /// A probe or a marker, which the caller completes before the turn ends.
+  ibv_send_wr& post_internal(Internal what, std::span<const Gather> gathers);
   void ring_doorbell();
 
   // completions
@@ -123,6 +125,7 @@ class VerbsPath final : public Path {
   PathState state_ = PathState::idle;
   Error error_;
   CompletionStatus cause_ = CompletionStatus::ok;
+  bool ece_open_ = false;  ///< the address is to say what both devices can do
   bool presumed_ = false;  ///< flushed work was all that told of a failure so far
   Handshake handshake_;
   std::shared_ptr<ProtectionDomain> domain_;  ///< null: the device's own

@@ -52,10 +52,9 @@ Errc VerbsPath::post_send(const SendPost& post) {
   return Errc::ok;
 }
 
-void VerbsPath::post_internal(Internal what, CompletionKind kind, std::span<const Gather> gathers) {
-  sends_.push({0, 0, kind, false, what}, gathers, 0).opcode =
-      kind == CompletionKind::send ? IBV_WR_SEND : IBV_WR_RDMA_WRITE;
+ibv_send_wr& VerbsPath::post_internal(Internal what, std::span<const Gather> gathers) {
   env_.mark_posted(links_);
+  return sends_.push({0, 0, CompletionKind::write, false, what}, gathers, 0);
 }
 
 Errc VerbsPath::post_receive(const ReceivePost& post) {
@@ -134,7 +133,7 @@ bool VerbsPath::check_progress(const Moment& now) {
   if (sends_.ends_unsignaled() && silent > limit / 2) {
     // The newest posts report nothing by themselves.  Of no bytes: neither address nor key is
     // looked at.
-    post_internal(Internal::marker, CompletionKind::write, {});
+    post_internal(Internal::marker, {}).opcode = IBV_WR_RDMA_WRITE;
   }
   const Duration allowance = std::chrono::nanoseconds(sends_.open_bytes() * slowest_ns_per_byte);
   if (silent > limit + allowance) {

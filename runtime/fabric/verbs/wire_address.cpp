@@ -8,13 +8,13 @@
 namespace nccl_ha::fabric::verbs {
 namespace {
 
-constexpr uint16_t wire_magic = 0x5652;  // version 1
+constexpr uint16_t wire_magic = 0x5653;  // version 2
 
 }  // namespace
 
 //   0 u16 magic   2 u8 link layer   3 u8 MTU code   4 u32 queue pair   8 u32 first packet number
 //  12 u16 LID   14 u16 flags (1: ECE)   16 GID   32 u32 ECE vendor   36 options   40 compatibility
-//  44 u32 zero
+//  44 u32 key of the scratch   48 u64 its address
 void encode(const WireAddress& address, std::span<std::byte, wire_address_bytes> out) {
   std::fill(out.begin(), out.end(), std::byte{0});
   put<uint16_t>(out.data(), 0, wire_magic);
@@ -28,11 +28,13 @@ void encode(const WireAddress& address, std::span<std::byte, wire_address_bytes>
   put<uint32_t>(out.data(), 32, address.ece_vendor);
   put<uint32_t>(out.data(), 36, address.ece_options);
   put<uint32_t>(out.data(), 40, address.ece_compatibility);
+  put<uint32_t>(out.data(), 44, address.scratch_key);
+  put<uint64_t>(out.data(), 48, address.scratch);
 }
 
 std::optional<WireAddress> decode_address(std::span<const std::byte> bytes) {
   if (bytes.size() != wire_address_bytes || get<uint16_t>(bytes.data(), 0) != wire_magic ||
-      get<uint32_t>(bytes.data(), 44) != 0 || get<uint16_t>(bytes.data(), 14) > 1) {
+      get<uint16_t>(bytes.data(), 14) > 1) {
     return std::nullopt;
   }
   WireAddress address;
@@ -51,6 +53,8 @@ std::optional<WireAddress> decode_address(std::span<const std::byte> bytes) {
   address.ece_vendor = get<uint32_t>(bytes.data(), 32);
   address.ece_options = get<uint32_t>(bytes.data(), 36);
   address.ece_compatibility = get<uint32_t>(bytes.data(), 40);
+  address.scratch_key = get<uint32_t>(bytes.data(), 44);
+  address.scratch = get<uint64_t>(bytes.data(), 48);
   return address;
 }
 

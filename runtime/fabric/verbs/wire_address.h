@@ -22,9 +22,11 @@ struct WireAddress {
   uint32_t ece_vendor = 0;
   uint32_t ece_options = 0;
   uint32_t ece_compatibility = 0;
+  uint64_t scratch = 0;  ///< where the peer's probes are written
+  uint32_t scratch_key = 0;
 };
 inline constexpr uint32_t wire_number_mask = 0xFFFFFF;
-inline constexpr size_t wire_address_bytes = 48;
+inline constexpr size_t wire_address_bytes = 56;
 void encode(const WireAddress& address, std::span<std::byte, wire_address_bytes> out);
 /// nullopt: not ours, or impossible values.
 std::optional<WireAddress> decode_address(std::span<const std::byte> bytes);
