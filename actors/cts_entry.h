@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "actors/request_limits.h"
+#include "runtime/base/pages.h"
 
 namespace nccl_ha {
 
@@ -63,6 +64,6 @@ inline CtsEntry copy_of(const CtsEntry& live) {
 }
 
 /// The entries of a group lie side by side, and so do the groups that are announced together.
-using CtsRing = std::array<CtsEntry, cts_entries>;
+struct alignas(page_bytes) CtsRing : std::array<CtsEntry, cts_entries> {};
 
 }  // namespace nccl_ha

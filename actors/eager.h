@@ -13,6 +13,7 @@
 
 #include "actors/immediate.h"
 #include "actors/size_records.h"
+#include "runtime/base/pages.h"
 #include "runtime/fabric/path_traits.h"
 
 namespace nccl_ha {
@@ -45,7 +46,7 @@ struct EagerSlot {
 
 /// The memory of a receiver that its sender writes beside the receives themselves; the sender has
 /// the same, and writes from there.
-struct DataTables {
+struct alignas(page_bytes) DataTables {
   SizeRecords sizes;
   std::array<EagerSlot, eager_slots> eager;
 };

@@ -6,6 +6,7 @@
 
 #include "relay/hop_source.h"
 #include "runtime/base/check.h"
+#include "runtime/base/pages.h"
 #include "runtime/base/result.h"
 #include "runtime/fabric/path.h"
 
@@ -22,7 +23,7 @@ class FrameMemory {
   /// Anew; no hop knows it.
   void allocate(size_t places, size_t place_bytes) {
     release();
-    bytes_.assign(places * place_bytes, std::byte{0});
+    bytes_ = Pages(places * place_bytes);
     place_bytes_ = place_bytes;
   }
   /// Hops there may use it from now on; any number of times.  `domain` as theirs, for all places.
@@ -78,7 +79,7 @@ class FrameMemory {
   }
 
   HopSource& hops_;
-  std::vector<std::byte> bytes_;
+  Pages bytes_;
   size_t place_bytes_ = 0;
   std::vector<Entry> entries_;
 };

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "ha/path_health.h"
+#include "runtime/base/pages.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/telemetry/counter_file.h"
 
@@ -17,7 +18,7 @@ namespace nccl_ha {
 
 /// Where control messages arrive over a lane, and where those for the peer wait until they are
 /// sent. Registered memory; the layout of `incoming` is wire format.
-struct ControlBox {
+struct alignas(page_bytes) ControlBox {
   static constexpr size_t slots = 4;  ///< a message's place is its number modulo this
   static constexpr size_t slot_bytes = 1024;
   using Slots = std::array<std::array<std::byte, slot_bytes>, slots>;

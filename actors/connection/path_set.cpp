@@ -271,6 +271,7 @@ Result<void> PathSet::equip(Lane& lane) {
 
 Result<fabric::Registration> PathSet::register_memory(const fabric::Attachment& at, void* base,
                                                       size_t bytes) {
+  NHA_DASSERT(reinterpret_cast<uintptr_t>(base) % page_bytes == 0, "it has pages of its own");
   for (const OwnMemory& own : memory_) {
     if (own.base == base && own.registration.serves(at)) {
       return own.registration;

@@ -263,6 +263,7 @@ enum class Mutation : uint8_t {
   mtu_of_own_port,        ///< a queue pair sends packets that are too large for the peer's port
   scope_of_peer,          ///< a link-local peer is looked for where its own host has it
   ece_untold,             ///< a device does not hear what the peer's can do
+  ece_told_early,         ///< a passive side's address says what its device can do by itself
   agent_always_asked,     ///< isolated rails ask the transport agent too
   // Of connections that NCCL never has:
   failed_connect_kept,  ///< one that could not be made lives on

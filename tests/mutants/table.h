@@ -335,6 +335,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(mtu_of_own_port, "Smaller/Mtus.*"),
     NHA_CHECKED(scope_of_peer, "PathEnds.ALinkLocalPeerIsOnTheInterfaceOfTheOwnEnd"),
     NHA_CHECKED(ece_untold, "Ece.EachDeviceIsToldThePeersBeforeItReceives"),
+    NHA_CHECKED(ece_told_early, "Ece.ThePassiveSideHasAnAddressAgainWhenItsDeviceHasAgreed"),
     NHA_CHECKED(agent_always_asked, "Fabrics/Rails.TheAgentIsAskedInTheAdvancedModeOnly/datagrams"),
 
     // Of connections that NCCL never has.

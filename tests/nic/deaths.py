@@ -1,151 +1,196 @@
 #!/usr/bin/env python3
-"""What the plugin does when an RDMA device of one host dies: `nccl-ha perf` between two processes
-over the emulated NICs (tests/rig/nic), two devices each.
+"""What a plugin does when an RDMA device of one host dies under load: eight connections between two
+processes over the emulated NICs (flows.cpp), half of them on each of two devices; device 0 of one
+host dies at a random moment, of the sender and of the receiver in turn.
 
-usage: deaths.py BUILD [--only NAME] [--seconds S] [--inline] [--rails] [--logs DIR]
+usage: deaths.py BUILD [--only KIND]... [--runs N] [--at-once N] [--modes inline,threads]
+                 [--plugin PLUGIN] [--seconds S] [--seed N] [--nic SETTINGS] [--env NAME=VALUE]...
+                 [--logs DIR]
 
-Prints a line for each death: whether the job went on, ended or hung, the seconds from the death
-until it ended, and what the NIC counted.  With --logs the ranks' output stays there.  Exit status:
-0 where every job went on with every byte right.
+Prints a line for each kind and mode: how many jobs went on with every byte right, ended with an
+error, had wrong bytes or hung; the stall of the connections on the device that died (p50, p99 and
+most of the longest gaps, of those that went on), and the longest gap on the other device.  A run
+whose fault did not happen counts as none and is made again.  Exit status: 0 where every job went on,
+but for kinds that may end with an error (`may end` in KINDS), which may not hang or be wrong.
 """
 import argparse
+import concurrent.futures
+import json
 import os
 import pathlib
-import socket
+import random
 import subprocess
 import sys
 import tempfile
 import time
 
-# What happens to device 0 of host 1, by nha-nic; several commands come one right after another.
-DEATHS = {
-    "none": [],
-    "cut": [["cut", "1:0"]],
-    "cut-link": [["cut", "1:0", "link"]],
-    "reset": [["reset", "1:0"]],
-    "hang": [["hang", "1:0"]],
-    "hang-cut": [["hang", "1:0"], ["cut", "1:0", "link"]],
-    "internal": [["internal", "1:0"]],
-    # What is in the network arrives when verbs have said that the queue pair is gone.
-    "internal-late": [["hold", "1:0", "300"], ["internal", "1:0"]],
-    "reset-back": [["reset", "1:0"], ["back", "1:0"]],
+
+class Kind:
+    """`steps`: commands of nha-nic, @ is the device, or a number of seconds to wait.  `shows`: a
+    word and the least number behind it that `show` must have afterwards, or the mode."""
+
+    def __init__(self, what, steps, shows=None, may_end=False):
+        self.what, self.steps, self.shows, self.may_end = what, steps, shows, may_end
+
+
+LOST = ("lost", 1)
+KINDS = {
+    "none": Kind("nothing happens", []),
+    "cut": Kind("the cable, unseen by the port", [["cut", "@"]], LOST),
+    "cut-link": Kind("the cable", [["cut", "@", "link"]], LOST),
+    "cut-out": Kind("what it sends is lost", [["cut", "@", "out"]], LOST),
+    "cut-in": Kind("what it is sent is lost", [["cut", "@", "in"]]),
+    "flap": Kind("the cable, three times for 100 ms",
+                 [["cut", "@", "link"], 0.1, ["heal", "@", "link"], 0.1] * 3, LOST),
+    "hold": Kind("packets stay in the network for 300 ms, then the cable goes",
+                 [["hold", "@", "300"], 0.05, ["cut", "@"]], LOST),
+    "qp-fatal": Kind("QP_FATAL on all its queue pairs", [["event", "@", "qp_fatal"]]),
+    "qp-silent": Kind("the same, and no work comes back", [["event", "@", "qp_fatal", "silent"]]),
+    "qp-access": Kind("QP_ACCESS_ERR on all its queue pairs", [["event", "@", "qp_access_err"]]),
+    "cq-err": Kind("a completion queue is lost", [["event", "@", "cq_err"]]),
+    "gid-change": Kind("GID_CHANGE, and nothing else", [["event", "@", "gid_change"]]),
+    "reset": Kind("reset: fatal, disassociated", [["reset", "@"]], ("mode", "reset")),
+    "reset-back": Kind("reset, and back at once", [["reset", "@"], ["back", "@"]],
+                       ("generation", 1)),
+    "internal": Kind("internal error: verbs say 0, it goes on writing; reset after 2 s",
+                     [["internal", "@"]], may_end=True),
+    "internal-late": Kind("the same with packets in the network",
+                          [["hold", "@", "300"], ["internal", "@"]], may_end=True),
+    "hang": Kind("firmware hangs: nothing completes, each command takes 60 s", [["hang", "@"]],
+                 ("mode", "hung")),
 }
-FLOWS = 3000  # packets, which are some operations
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1] - 17  # perf adds that
+FLOWS = 3000  # packets, which are some messages
+MODES = {"inline": "0", "threads": "1"}
 
 
 class Job:
-    """Two ranks, which are hosts 1 and 2 of the emulated network."""
-
-    def __init__(self, build, folder, arguments, seconds, size, settings=""):
-        self.build = build
+    def __init__(self, options, folder, mode):
+        self.build = options.build
         self.state = folder / "nic"
-        self.output = [folder / f"rank{rank}.log" for rank in range(2)]
-        self.ranks = []
-        port = free_port()
-        for rank in range(2):
-            environment = dict(
-                os.environ, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NCCL_SOCKET_IFNAME="lo",
-                LD_LIBRARY_PATH=str(build / "lib/fake_nic"),
-                LD_PRELOAD=str(build / "lib/fake_nic/libnha_nic_sysfs.so"),
-                NHA_NIC=f"state={self.state},host={rank + 1},devices=2{settings}")
-            command = [build / "bin/nccl-ha", "perf", "sendrecv", "-b", size, "-e", size, "-v",
-                       "--seconds", str(seconds), "--plugin", build / "lib/libnccl-net-ha.so",
-                       "-T", str(int(seconds) + 100), *arguments]
-            with open(self.output[rank], "w") as log:
-                self.ranks.append(subprocess.Popen([str(part) for part in command], stdout=log,
-                                                   stderr=subprocess.STDOUT, env=environment))
+        settings = f"state={self.state},devices=2" + (f",{options.nic}" if options.nic else "")
+        environment = dict(
+            os.environ, LD_LIBRARY_PATH=str(self.build / "lib/fake_nic"),
+            LD_PRELOAD=str(self.build / "lib/fake_nic/libnha_nic_sysfs.so"), NHA_NIC=settings,
+            HA_NCCL_USE_PROGRESS_THREAD=MODES[mode], NCCL_SOCKET_IFNAME="lo",
+            **dict(setting.split("=", 1) for setting in options.env))
+        self.log = folder / "log"
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                [self.build / "bin/nha-flows", options.plugin, str(options.seconds)],
+                stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
 
     def nic(self, command):
-        tool = self.build / "bin/nha-nic"
-        return subprocess.run([tool, self.state, *command], check=True, capture_output=True,
-                              text=True).stdout.strip()
+        return subprocess.run([self.build / "bin/nha-nic", self.state, *command], check=True,
+                              capture_output=True, text=True).stdout.split()
 
-    def packets(self):
-        words = self.nic(["show", "1:0"]).split()
-        return int(words[words.index("packets") + 1])
+    def show(self, device):
+        words = self.nic(["show", device])
+        return dict(zip(words[::2], words[1::2]))
 
-    def await_data(self, limit):
-        """False when none flows over device 0 of host 1."""
+    def await_data(self, device, limit):
         until = time.monotonic() + limit
-        while time.monotonic() < until and all(rank.poll() is None for rank in self.ranks):
-            if self.state.exists() and self.packets() > FLOWS:
+        while time.monotonic() < until and self.process.poll() is None:
+            if self.state.exists() and int(self.show(device)["packets"]) > FLOWS:
                 return True
-            time.sleep(0.05)
+            time.sleep(0.02)
         return False
 
-    def await_end(self, limit):
-        """Exit statuses; None for a rank that had to be killed."""
-        until = time.monotonic() + limit
-        statuses = []
-        for rank in self.ranks:
-            try:
-                statuses.append(rank.wait(max(0.1, until - time.monotonic())))
-            except subprocess.TimeoutExpired:
-                statuses.append(None)
-        for rank in self.ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.wait()
-        return statuses
+    def end(self, limit):
+        """Exit status, None where it had to be killed; and what it printed."""
+        try:
+            out, _ = self.process.communicate(timeout=limit)
+            return self.process.returncode, out
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+            return None, ""
 
 
-def run(build, folder, name, options):
-    arguments = ["--env", "HA_NCCL_USE_PROGRESS_THREAD=0"] if options.inline else []
-    if options.rails:
-        arguments += ["--env", "MPIB_HCA_SOUT=mlx5_0", "--env", "MPIB_HCA_SUP=mlx5_1"]
-    for setting in options.env:
-        arguments += ["--env", setting]
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
-    job = Job(build, folder, arguments, options.seconds, options.size, options.nic)
-    flowed = job.await_data(60)
-    for command in DEATHS[name]:
-        job.nic(command)
-    death = time.monotonic()
-    statuses = job.await_end(options.seconds + options.patience)
-    took = time.monotonic() - death
-    text = "".join(path.read_text(errors="replace") for path in job.output)
-    right = statuses == [0, 0]
-    verdict = ("went on" if right else "hung" if None in statuses else "ended")
-    print(f"{name:12} {verdict:8} {took:6.1f} s after it  statuses {statuses}  "
-          f"data flowed: {flowed}")
-    print(f"             device 0: {job.nic(['show', '1:0'])}")
-    print(f"             device 1: {job.nic(['show', '1:1'])}")
-    if not right:
-        lines = [line for line in text.splitlines() if "WARN" in line or "rror" in line]
-        for line in lines[:12]:
-            print(f"             {line[:200]}")
-    sys.stdout.flush()
-    return right and flowed
+def happened(kind, shown):
+    if kind.shows is None:
+        return True
+    word, least = kind.shows
+    return shown[word] == least if isinstance(least, str) else int(shown[word]) >= least
+
+
+def run(options, name, mode, number):
+    """A verdict, and the longest gap on each device in ms; None: the fault did not happen."""
+    kind = KINDS[name]
+    chance = random.Random(f"{options.seed} {name} {mode} {number}")
+    device = f"{1 + number % 2}:0"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        job = Job(options, folder, mode)
+        if not job.await_data(device, 60):
+            job.end(0)
+            print(job.log.read_text()[:2000], file=sys.stderr)
+            return "no data", 0, 0
+        time.sleep(chance.uniform(0, 0.5))
+        for step in kind.steps:
+            if isinstance(step, float):
+                time.sleep(step)
+            else:
+                job.nic([device if word == "@" else word for word in step])
+        status, out = job.end(options.seconds + 90)
+        if not happened(kind, job.show(device)):
+            return None
+        text = job.log.read_text(errors="replace")
+        verdict = {0: "went on", None: "hung", 3: "hung"}.get(
+            status, "WRONG" if "WRONG BYTES" in text else "ended")
+        if options.logs and verdict != "went on":
+            options.logs.mkdir(parents=True, exist_ok=True)
+            (options.logs / f"{name}-{mode}-{number}.log").write_text(text)
+        if status != 0:
+            return verdict, 0, 0
+        gaps = [[flow["gap_ms"] for flow in json.loads(out)["flows"] if flow["device"] == at]
+                for at in (0, 1)]
+        return verdict, max(gaps[0]), max(gaps[1])
+
+
+def quantile(values, part):
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0
+
+
+def run_kind(options, pool, name, mode):
+    results = []
+    numbers = iter(range(10 * options.runs))
+    while len(results) < options.runs:
+        wanted = [next(numbers) for _ in range(options.runs - len(results))]
+        made = pool.map(lambda number: run(options, name, mode, number), wanted)
+        results += [one for one in made if one is not None]
+    count = {verdict: sum(one[0] == verdict for one in results)
+             for verdict in ("went on", "ended", "WRONG", "hung", "no data")}
+    stalls = [one[1] for one in results if one[0] == "went on"]
+    others = [one[2] for one in results if one[0] == "went on"]
+    print(f"{name:14} {mode:8} {count['went on']:7} {count['ended']:6} {count['WRONG']:6} "
+          f"{count['hung'] + count['no data']:5}  {quantile(stalls, 0.5):8.0f} "
+          f"{quantile(stalls, 0.99):8.0f} {max(stalls, default=0):8.0f}  "
+          f"{max(others, default=0):10.0f}  {KINDS[name].what}", flush=True)
+    good = count["went on"] + (count["ended"] if KINDS[name].may_end else 0)
+    return good == options.runs
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--only", choices=DEATHS)
-    parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--size", default="1M", help="of an operation")
-    parser.add_argument("--patience", type=float, default=60, help="seconds after the job's own")
-    parser.add_argument("--inline", action="store_true", help="no progress threads")
-    parser.add_argument("--rails", action="store_true", help="both devices carry data")
-    parser.add_argument("--nic", default="", help="more settings of NHA_NIC, after a comma")
+    parser.add_argument("--only", choices=KINDS, action="append")
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--modes", default="inline,threads")
+    parser.add_argument("--plugin", help="another one, or `ib` out of LIBNCCL")
+    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--nic", default="", help="more settings of NHA_NIC")
     parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for the plugin")
-    parser.add_argument("--logs", type=pathlib.Path)
+    parser.add_argument("--logs", type=pathlib.Path, help="of jobs that did not go on")
     options = parser.parse_args()
-    options.nic = f",{options.nic}" if options.nic else ""
-    build = options.build.resolve()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = (options.logs or pathlib.Path(temporary)).resolve()
-        names = [options.only] if options.only else list(DEATHS)
-        good = [run(build, folder / name, name, options) for name in names]
+    options.build = options.build.resolve()
+    options.plugin = options.plugin or str(options.build / "lib/libnccl-net-ha.so")
+    print(f"{'':14} {'':8} {'went on':>7} {'ended':>6} {'WRONG':>6} {'hung':>5}  "
+          f"{'p50 ms':>8} {'p99 ms':>8} {'most ms':>8}  {'other (ms)':>10}")
+    with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
+        good = [run_kind(options, pool, name, mode) for name in options.only or KINDS
+                for mode in options.modes.split(",")]
     return 0 if all(good) else 1
 
 

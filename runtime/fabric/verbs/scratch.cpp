@@ -11,7 +11,7 @@ Scratch::~Scratch() {
 }
 
 Result<void> Scratch::open(ibv_pd* domain) {
-  memory_.resize(size_t{2} * bytes_max);
+  memory_ = Pages(size_t{2} * bytes_max);
   auto region = device_.make_region(domain, memory_.data(), memory_.size(), MemoryKind::host);
   if (!region) {
     return region.error();

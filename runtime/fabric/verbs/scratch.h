@@ -5,8 +5,8 @@
 #include <infiniband/verbs.h>
 
 #include <cstddef>
-#include <vector>
 
+#include "runtime/base/pages.h"
 #include "runtime/base/result.h"
 #include "runtime/fabric/path.h"
 
@@ -35,7 +35,7 @@ class Scratch {
 
  private:
   const Device& device_;
-  std::vector<std::byte> memory_;
+  Pages memory_;
   ibv_mr* region_ = nullptr;
 };
 

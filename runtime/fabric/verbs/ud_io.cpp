@@ -99,7 +99,7 @@ void UdIo::close_channel(ChannelState& channel) {
 Result<void> UdIo::make_slots(Slots& slots, uint32_t count, uint32_t bytes) {
   slots.count = count;
   slots.bytes = (bytes + 63) / 64 * 64;
-  slots.memory.resize(size_t{slots.count} * slots.bytes);
+  slots.memory = Pages(size_t{slots.count} * slots.bytes);
   auto region = device_->add(slots.memory.data(), slots.memory.size(), MemoryKind::host);
   if (!region) {
     return region.error();

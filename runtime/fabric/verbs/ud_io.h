@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/base/pages.h"
 #include "runtime/fabric/packet_io.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/options.h"
@@ -42,7 +43,7 @@ class UdIo final : public PacketIo {
  private:
   /// A ring of slots in registered memory.  `posted` and `done` count without end.
   struct Slots {
-    std::vector<std::byte> memory;
+    Pages memory;
     Region region;
     uint32_t bytes = 0;  ///< of a slot
     uint32_t count = 0;
