@@ -5,11 +5,12 @@ host dies at a random moment, of the sender and of the receiver in turn.
 
 usage: deaths.py BUILD [--only KIND]... [--runs N] [--at-once N] [--modes inline,threads]
                  [--plugin PLUGIN] [--seconds S] [--seed N] [--nic SETTINGS] [--env NAME=VALUE]...
-                 [--logs DIR]
+                 [--merged] [--logs DIR]
 
 Prints a line for each kind and mode: how many jobs went on with every byte right, ended with an
 error, had wrong bytes or hung; the stall of the connections on the device that died (p50, p99 and
-most of the longest gaps, of those that went on), and the longest gap on the other device.  A run
+most of the longest gaps, of those that went on), and the longest gap on the other device.  With
+--merged each connection is on both, merged by NCCL's makeVDevice, and all count as the first.  A run
 whose fault did not happen counts as none and is made again.  Exit status: 0 where every job went on,
 but for kinds that may end with an error (`may end` in KINDS), which may not hang or be wrong.
 """
@@ -76,7 +77,8 @@ class Job:
         self.log = folder / "log"
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                [self.build / "bin/nha-flows", options.plugin, str(options.seconds)],
+                [self.build / "bin/nha-flows", options.plugin, str(options.seconds), "262144",
+                 "merged" if options.merged else ""],
                 stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
 
     def nic(self, command):
@@ -121,7 +123,8 @@ def run(options, name, mode, number):
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         job = Job(options, folder, mode)
-        if not job.await_data(device, 60):
+        devices = [device] + ([f"{device[0]}:1"] if options.merged else [])
+        if not all(job.await_data(one, 60) for one in devices):
             job.end(0)
             print(job.log.read_text()[:2000], file=sys.stderr)
             return "no data", 0, 0
@@ -142,9 +145,9 @@ def run(options, name, mode, number):
             (options.logs / f"{name}-{mode}-{number}.log").write_text(text)
         if status != 0:
             return verdict, 0, 0
-        gaps = [[flow["gap_ms"] for flow in json.loads(out)["flows"] if flow["device"] == at]
-                for at in (0, 1)]
-        return verdict, max(gaps[0]), max(gaps[1])
+        gaps = [[flow["gap_ms"] for flow in json.loads(out)["flows"]
+                 if (flow["device"] != 1) == first] for first in (True, False)]
+        return verdict, max(gaps[0]), max(gaps[1], default=0)
 
 
 def quantile(values, part):
@@ -182,6 +185,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nic", default="", help="more settings of NHA_NIC")
     parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for the plugin")
+    parser.add_argument("--merged", action="store_true", help="by makeVDevice")
     parser.add_argument("--logs", type=pathlib.Path, help="of jobs that did not go on")
     options = parser.parse_args()
     options.build = options.build.resolve()

@@ -2,7 +2,8 @@
 // compared, and compared again before their place is used once more: what goes on while a device
 // dies, and the longest gap on each.
 //
-// usage: flows PLUGIN SECONDS [BYTES]     (as in nccl-ha perf; `ib`: out of LIBNCCL)
+// usage: flows PLUGIN SECONDS [BYTES [merged]]     (as in nccl-ha perf; `ib`: out of LIBNCCL)
+// merged: each connection is on a device that NCCL's makeVDevice has made of both.
 // NHA_NIC has no host= of its own: the sender is host 1, the receiver host 2.  Prints one line of
 // JSON.  Exit status: 0 where every message has arrived as it was, 1 where a call failed or bytes
 // were wrong, 3 where something stood still for patience_s.
@@ -79,8 +80,14 @@ struct Flow {
 /// The sender's last messages of each connection have one word, one for each place.
 class Side {
  public:
-  Side(NetApi& api, bool sends, int in, int out, size_t bytes)
-      : api_(api), sends_(sends), in_(in), out_(out), words_(bytes / sizeof(uint64_t)) {}
+  /// `merged`: the device of all; less than 0: two take turns.
+  Side(NetApi& api, bool sends, int in, int out, size_t bytes, int merged)
+      : api_(api),
+        sends_(sends),
+        in_(in),
+        out_(out),
+        words_(bytes / sizeof(uint64_t)),
+        merged_(merged) {}
 
   void run(double time_s) {
     connect_all();
@@ -112,19 +119,24 @@ class Side {
   void print() const {
     std::printf("{\"bytes\": %zu, \"flows\": [", words_ * sizeof(uint64_t));
     for (size_t i = 0; i < connections; ++i) {
-      std::printf("%s{\"device\": %zu, \"messages\": %llu, \"gap_ms\": %.2f}", i == 0 ? "" : ", ",
-                  i % 2, static_cast<unsigned long long>(flows_[i].done), 1000 * flows_[i].gap_s);
+      std::printf("%s{\"device\": %d, \"messages\": %llu, \"gap_ms\": %.2f}", i == 0 ? "" : ", ",
+                  device_of(i), static_cast<unsigned long long>(flows_[i].done),
+                  1000 * flows_[i].gap_s);
     }
     std::printf("]}\n");
   }
 
  private:
+  int device_of(size_t connection) const {
+    return merged_ < 0 ? static_cast<int>(connection % 2) : merged_;
+  }
+
   void connect_all() {
     std::array<NetHandle, connections> handles{};
     std::array<void*, connections> listening{};
     for (size_t i = 0; i < connections; ++i) {
       if (!sends_) {
-        auto made = api_.listen(static_cast<int>(i % 2), handles[i]);
+        auto made = api_.listen(device_of(i), handles[i]);
         if (!made) {
           end(1, made.error().message());
         }
@@ -140,8 +152,7 @@ class Side {
         if (flows_[i].comm != nullptr) {
           continue;
         }
-        auto made =
-            sends_ ? api_.connect(static_cast<int>(i % 2), handles[i]) : api_.accept(listening[i]);
+        auto made = sends_ ? api_.connect(device_of(i), handles[i]) : api_.accept(listening[i]);
         if (!made) {
           end(1, made.error().message());
         }
@@ -268,12 +279,13 @@ class Side {
   int in_;
   int out_;
   size_t words_;
+  int merged_;
   nccl_ha::SteadyClock clock_;
   std::array<Flow, connections> flows_;
 };
 
-[[noreturn]] void run_side(const char* plugin, double time_s, size_t bytes, bool sends, int in,
-                           int out) {
+[[noreturn]] void run_side(const char* plugin, double time_s, size_t bytes, bool merged, bool sends,
+                           int in, int out) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   const char* nic = std::getenv("NHA_NIC");
   const std::string mine = std::string(nic == nullptr ? "" : nic) + (sends ? ",host=1" : ",host=2");
@@ -290,7 +302,11 @@ class Side {
   if (!devices || *devices < 2) {
     end(1, devices ? "there are no two devices" : devices.error().message());
   }
-  Side side((*library)->api(), sends, in, out, bytes);
+  const auto one = merged ? (*library)->api().merge({0, 1}) : nccl_ha::Result<int>(-1);
+  if (!one) {
+    end(1, one.error().message());
+  }
+  Side side((*library)->api(), sends, in, out, bytes, *one);
   side.run(time_s);
   if (!sends) {
     side.print();
@@ -303,11 +319,12 @@ class Side {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(stderr, "usage: flows PLUGIN SECONDS [BYTES]\n");
+    std::fprintf(stderr, "usage: flows PLUGIN SECONDS [BYTES [merged]]\n");
     return 2;
   }
   setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   const size_t bytes = argc > 3 ? std::strtoull(argv[3], nullptr, 10) & ~size_t{7} : 262144;
+  const bool merged = argc > 4 && std::strcmp(argv[4], "merged") == 0;
   int there[2];
   int back[2];
   if (bytes < 16 || pipe(there) != 0 || pipe(back) != 0) {
@@ -318,8 +335,8 @@ int main(int argc, char** argv) {
   for (const bool sends : {false, true}) {
     pids[sends ? 1 : 0] = fork();
     if (pids[sends ? 1 : 0] == 0) {
-      run_side(argv[1], std::strtod(argv[2], nullptr), bytes, sends, sends ? there[0] : back[0],
-               sends ? back[1] : there[1]);
+      run_side(argv[1], std::strtod(argv[2], nullptr), bytes, merged, sends,
+               sends ? there[0] : back[0], sends ? back[1] : there[1]);
     }
   }
   for (int left = 2; left != 0; --left) {

@@ -237,6 +237,14 @@ Result<NetDevice> NetApi::properties(int device) {
   return out;
 }
 
+Result<int> NetApi::merge(std::vector<int> members) {
+  int device = -1;
+  const auto result =
+      calls_.merge(table_, &device, members.data(), static_cast<int>(members.size()));
+  return result == abi::NcclResult::success ? Result<int>(device)
+                                            : call_failed("makeVDevice", result);
+}
+
 Result<void*> NetApi::listen(int device, NetHandle& handle) {
   void* comm = nullptr;
   if (const auto result = calls_.listen(table_, context_, device, handle.data(), &comm);

@@ -62,6 +62,8 @@ class NetApi {
   Result<void> init(uint64_t comm_id = 0);
   Result<int> devices();
   Result<NetDevice> properties(int device);
+  /// One more device, of several, as NCCL makes it; its number.
+  Result<int> merge(std::vector<int> members);
   Result<void*> listen(int device, NetHandle& handle);
   /// nullptr: not yet, call again with the same handle.
   Result<void*> connect(int device, NetHandle& handle);
@@ -103,6 +105,8 @@ class NetApi {
     abi::NcclResult (*init)(const void* table, void** context, uint64_t comm_id);
     abi::NcclResult (*devices)(const void* table, int* count);
     abi::NcclResult (*properties)(const void* table, int device, NetDevice* out);
+    /// Null: there is no such call.
+    abi::NcclResult (*merge)(const void* table, int* device, const int* members, int count);
     abi::NcclResult (*listen)(const void* table, void* context, int device, void* handle,
                               void** comm);
     abi::NcclResult (*connect)(const void* table, void* context, int device, void* handle,

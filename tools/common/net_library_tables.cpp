@@ -1,6 +1,8 @@
 #include "tools/common/net_library_tables.h"
 
+#include <algorithm>
 #include <climits>
+#include <iterator>
 #include <type_traits>
 
 namespace nccl_ha::tools {
@@ -181,6 +183,25 @@ struct Adapter {
     return of(table).close_listen(comm);
   }
 
+  static NcclResult merge(const void* table, int* device, const int* members, int count) {
+    if constexpr (version >= 9) {
+      std::conditional_t<version >= 12, abi::VDevicePropsV12, abi::VDevicePropsV9> properties{};
+      if (of(table).make_vdevice == nullptr ||
+          count > static_cast<int>(std::size(properties.devs))) {
+        return NcclResult::invalid_usage;
+      }
+      properties.ndevs = count;
+      std::copy_n(members, count, properties.devs);
+      return of(table).make_vdevice(device, &properties);
+    } else {
+      static_cast<void>(table);
+      static_cast<void>(device);
+      static_cast<void>(members);
+      static_cast<void>(count);
+      return NcclResult::invalid_usage;
+    }
+  }
+
   static NcclResult finalize(const void* table, void* context) {
     if constexpr (version >= 11) {
       return of(table).finalize == nullptr ? NcclResult::success : of(table).finalize(context);
@@ -213,11 +234,10 @@ struct Adapter {
   }
 
   static NetApi::Calls calls(const void* table) {
-    return {init,       devices,       properties,      listen,
-            connect,    accept,        register_memory, deregister_memory,
-            isend,      irecv,         iflush,          of(table).test,
-            close_send, close_recv,    close_listen,    finalize,
-            name,       missing(table)};
+    return {init,           devices,         properties,        merge,        listen,   connect,
+            accept,         register_memory, deregister_memory, isend,        irecv,    iflush,
+            of(table).test, close_send,      close_recv,        close_listen, finalize, name,
+            missing(table)};
   }
 };
 
