@@ -34,16 +34,6 @@ bool is_context(const void* ctx) {
   return ctx >= context_tokens.data() && ctx < context_tokens.data() + context_tokens.size();
 }
 
-/// As in NCCL's own transport, whose topology tells the ports of a card apart by number, also where
-/// each is a device of its own with a port 1.
-int port_of_card(std::span<const fabric::NetDevice> all, size_t at) {
-  const auto same = std::count_if(
-      all.begin(), all.begin() + static_cast<ptrdiff_t>(at), [&](const fabric::NetDevice& before) {
-        return before.guid == all[at].guid && before.port == all[at].port;
-      });
-  return all[at].port + static_cast<int>(same);
-}
-
 /// v10 passes it to connect, v11 and later to init.
 int traffic_class_of(const void* ctx, int of_call) {
   return of_call < 0 && is_context(ctx)
@@ -371,7 +361,7 @@ abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
     out->force_flush = 0;
     out->speed_mbps =
         static_cast<int>(std::min<int64_t>(listed->speed_mbps, std::numeric_limits<int>::max()));
-    out->port = port_of_card(provider.devices(), listed->rails.first());
+    out->port = listed->port;
     out->latency_us = 0;
     out->member_count = static_cast<int>(listed->members.size());
     std::copy_n(listed->members.begin(), std::min(listed->members.size(), out->members.size()),

@@ -29,6 +29,7 @@ DEATHS = {
     # What is in the network arrives when verbs have said that the queue pair is gone.
     "internal-late": [["hold", "1:0", "300"], ["internal", "1:0"]],
     "reset-back": [["reset", "1:0"], ["back", "1:0"]],
+    "pairs": [["event", "1:0", "qp_fatal", "silent"]],  # nothing but the event tells
 }
 FLOWS = 3000  # packets, which are some operations
 

@@ -4,12 +4,14 @@
 
 #include "runtime/base/secret.h"
 #include "runtime/engine/engine.h"
+#include "runtime/fabric/provider.h"
 #include "runtime/fabric/verbs/device_watch.h"
 #include "runtime/fabric/verbs/host_ports.h"
 #include "runtime/fabric/verbs/port.h"
 #include "runtime/fabric/verbs/rc_factory.h"
 #include "runtime/fabric/verbs/verbs_path.h"
 #include "tests/nic/nic_world.h"
+#include "tests/support/log_lines.h"
 #include "tests/support/path_harness.h"
 
 namespace nccl_ha::test {
@@ -202,6 +204,20 @@ TEST(NicProduct, APeerIsNamedWithItsSubnetWhereLidsRepeat) {
     const fabric::FailureDomain peer{fabric::FailureDomain::Kind::remote_nic,
                                      "LID 37 of subnet fe80000000000000"};
     EXPECT_TRUE(fabric::contains(domains, peer)) << domains.back().name;
+  });
+}
+
+TEST(NicProduct, RetriesThatOutlastFailoverAreSaidAtInit) {
+  with_nic("devices=2", [](Control&) {
+    Config config;
+    config.fabric = "verbs";
+    for (const int64_t timeout : {14, 20}) {
+      config.ib_timeout = timeout;
+      const LogLines log;
+      EXPECT_TRUE(fabric::Provider::make(config, {}, 1));
+      EXPECT_EQ(log.count("RDMA NICs retry for 34359 ms or more"), timeout == 20 ? 1U : 0U)
+          << log.text();
+    }
   });
 }
 
