@@ -31,6 +31,16 @@ Result<size_t> find_named(const char* variable, const std::string& name,
                           variable, name, known));
 }
 
+/// NCCL's topology tells ports of one GUID apart by number, and those of a card may each be port 1
+/// of a device of its own: NCCL's own transport counts those too.
+int port_of_card(std::span<const fabric::NetDevice> all, size_t at) {
+  const auto same = std::count_if(
+      all.begin(), all.begin() + static_cast<ptrdiff_t>(at), [&](const fabric::NetDevice& before) {
+        return before.guid == all[at].guid && before.port == all[at].port;
+      });
+  return all[at].port + static_cast<int>(same);
+}
+
 /// Which of them are one device; what somebody has named is as it was named.
 std::vector<std::vector<size_t>> groups_of(const Config& config,
                                            std::span<const fabric::NetDevice> all,
@@ -97,6 +107,7 @@ Result<void> DeviceList::begin(const Config& config, std::span<const fabric::Net
       device.speed_mbps += all[i].speed_mbps;
     }
     device.has_pci_path = !all[group.front()].pci_path.empty();
+    device.port = port_of_card(all, group.front());
     device.rails.sout_and_sup = group.front() == sout;
     device.members = {static_cast<int>(devices_.size())};
     devices_.push_back(std::move(device));
@@ -162,6 +173,7 @@ Result<int> DeviceList::merge(std::span<const int> members) {
                               member.name));
     }
     merged.has_pci_path = true;
+    merged.port = i == 0 ? member.port : merged.port;
     merged.rails.devices[merged.rails.count++] = member.rails.first();
     merged.name += (i == 0 ? "" : "+") + member.name;
     merged.speed_mbps += member.speed_mbps;

@@ -21,6 +21,7 @@ class DeviceList {
     std::string name;           ///< those of its rails, joined by +
     int64_t speed_mbps = 0;     ///< of all its rails together
     bool has_pci_path = false;  ///< NCCL knows where it is
+    int port = 1;               ///< of the card, as NCCL counts them
     /// What NCCL merged, by its own numbers; one that it did not merge is its own only member.
     std::vector<int> members;
   };

@@ -361,7 +361,7 @@ abi::NcclResult net_properties(int dev, DeviceProperties* out) noexcept {
     out->force_flush = 0;
     out->speed_mbps =
         static_cast<int>(std::min<int64_t>(listed->speed_mbps, std::numeric_limits<int>::max()));
-    out->port = device.port;
+    out->port = listed->port;
     out->latency_us = 0;
     out->member_count = static_cast<int>(listed->members.size());
     std::copy_n(listed->members.begin(), std::min(listed->members.size(), out->members.size()),

@@ -300,6 +300,39 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 SettingFaults wrong_settings(const Config& config) { return Rules(config).run(); }
 
+std::optional<SlowRetries> slow_retries(const Config& config) {
+  const char* field = config.force_ib_timeout != 0 ? "force_ib_timeout" : "ib_timeout";
+  const int64_t timeout =
+      config.force_ib_timeout != 0 ? config.force_ib_timeout : config.ib_timeout;
+  const int64_t sends = config.ib_retry_count + 1;
+  // At the least: a device may take four times as long (IBTA 9.7.6.1.3).
+  const auto window_ms = [&](int64_t code) {
+    return static_cast<int64_t>(4.096e-3 * static_cast<double>(sends) *
+                                static_cast<double>(int64_t{1} << code));
+  };
+  const int64_t window = window_ms(timeout);
+  if (window <= config.rto_ms && window <= config.retry_budget_ms) {
+    return std::nullopt;
+  }
+  int64_t fits = timeout;
+  while (fits > 1 && window_ms(fits) > std::min(config.rto_ms, config.retry_budget_ms)) {
+    --fits;
+  }
+  const std::string budget =
+      window > config.retry_budget_ms
+          ? " and than " + shown(config, "retry_budget_ms", config.retry_budget_ms)
+          : "";
+  return SlowRetries{
+      fmt::format("RDMA NICs retry for {} ms or more before they report a dead path ({}, {}), "
+                  "longer than {}{}",
+                  window, shown(config, field, timeout),
+                  shown(config, "ib_retry_count", config.ib_retry_count),
+                  shown(config, "rto_ms", config.rto_ms), budget),
+      fmt::format("set HA_NCCL_FORCE_IB_TIMEOUT={}, which wins over a site's NCCL_IB_TIMEOUT, or "
+                  "raise the other settings",
+                  fits)};
+}
+
 std::optional<std::string> meant_setting(std::string_view variable) {
   const bool known = std::any_of(std::begin(rows), std::end(rows), [&](const Row& row) {
     return variable == row.name || variable == row.fallback;

@@ -22,6 +22,14 @@ struct SettingFaults {
 /// Pure.
 SettingFaults wrong_settings(const Config& config);
 
+/// Where RDMA is used: the NIC retries for longer than failover is to take.
+struct SlowRetries {
+  std::string what;
+  std::string remedy;
+};
+/// nullopt: it does not.  Pure.
+std::optional<SlowRetries> slow_retries(const Config& config);
+
 /// For an environment variable that is none of the settings' but looks as if it was meant to be
 /// one: the setting's name.  Pure.
 std::optional<std::string> meant_setting(std::string_view variable);

@@ -73,19 +73,8 @@ void read_sysfs(NetInterface& interface) {
   const int64_t speed = read_number(base + "/speed", -1);
   interface.speed_mbps = speed > 0 ? speed : unknown_speed_mbps;
   interface.numa_node = static_cast<int>(read_number(base + "/device/numa_node", -1));
-  char real[PATH_MAX];
-  const std::string device = base + "/device";
-  char subsystem[PATH_MAX];
-  if (realpath((device + "/subsystem").c_str(), subsystem) == nullptr ||
-      realpath(device.c_str(), real) == nullptr) {
-    return;
-  }
-  const std::string_view bus(subsystem);
-  if (bus.ends_with("/pci") || bus.ends_with("/auxiliary")) {
-    interface.pci_path = real;
-    if (bus.ends_with("/auxiliary")) {  // a sub-function, below its PCI function
-      interface.pci_path = std::filesystem::path(real).parent_path();
-    }
+  interface.pci_path = pci_path_of(base + "/device");
+  if (!interface.pci_path.empty()) {
     interface.port = read_port_identity(interface.name);
   }
 }
@@ -267,6 +256,20 @@ void limit_standbys(std::vector<NetInterface>& chosen, std::vector<NetInterface>
 }
 
 }  // namespace
+
+std::string pci_path_of(const std::string& device) {
+  char real[PATH_MAX];
+  char subsystem[PATH_MAX];
+  if (realpath((device + "/subsystem").c_str(), subsystem) == nullptr ||
+      realpath(device.c_str(), real) == nullptr) {
+    return "";
+  }
+  const std::string_view bus(subsystem);
+  if (bus.ends_with("/auxiliary")) {
+    return std::filesystem::path(real).parent_path();
+  }
+  return bus.ends_with("/pci") ? real : "";
+}
 
 PortIdentity read_port_identity(const std::string& interface, const std::string& classes) {
   const std::string base = classes + "/net/" + interface;

@@ -85,6 +85,9 @@ Result<std::vector<NetInterface>> select_offered(const std::vector<NetInterface>
 /// for a foreign one.
 std::optional<size_t> find_interface(const std::vector<NetInterface>& interfaces,
                                      const sockaddr* address);
+/// Where a device's folder in sysfs says that it is on PCI, that of a sub-function below its
+/// function; empty: nowhere.
+std::string pci_path_of(const std::string& device);
 /// `address` with the prefix length that an interface has for it, if one owns it.
 IpAddress with_prefix(const std::vector<NetInterface>& interfaces, IpAddress address);
 

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,6 +19,20 @@ namespace nccl_ha::fabric {
 namespace {
 
 constexpr uint64_t megabit_bytes = 125'000;
+
+/// The last quarter of what the process may have open is the job's: without it the job fails, and
+/// without this descriptor only a path over another device.
+int duplicate(int fd) {
+  const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  rlimit limit{};
+  if (own < 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
+      static_cast<rlim_t>(own) < limit.rlim_cur - limit.rlim_cur / 4) {
+    return own;
+  }
+  close(own);
+  errno = EMFILE;
+  return -1;
+}
 
 Error descriptor_not_kept(int error) {
   return fail(Errc::system, "its DMA-BUF descriptor could not be kept open when it was registered",
@@ -34,7 +50,7 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
                                                  std::vector<NetInterface> interfaces,
                                                  size_t workers, const Sources& sources) {
   std::unique_ptr<Provider> provider(new Provider);
-  provider->duplicate_ = [](int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); };
+  provider->duplicate_ = duplicate;
   provider->host_.interfaces.set(std::move(interfaces));
   provider->ifname_ = config.ifname;
   provider->family_ = config.socket_family;

@@ -20,6 +20,14 @@ struct RdmaPort : DeviceFacts {
   IpAddress address;  ///< family 0: none
 };
 
+/// How much a device has of what connections need, all processes together.
+struct DeviceLimits {
+  size_t queue_pairs = 0;
+  size_t completion_queues = 0;
+  size_t completion_entries = 0;  ///< of one queue
+  size_t regions = 0;
+};
+
 /// Ports by index.  Regions belong to a port's device.
 class RdmaPorts {
  public:
@@ -31,8 +39,7 @@ class RdmaPorts {
   /// Any thread.
   virtual size_t count() const = 0;
   virtual const RdmaPort& at(size_t port) const = 0;
-  /// How many queue pairs its device has.
-  virtual size_t queue_pairs(size_t port) const = 0;
+  virtual DeviceLimits limits(size_t port) const = 0;
   virtual Result<RegionKeys> add_memory(size_t port, const RegionOrigin& origin) = 0;
   /// When it returns nobody touches the memory by these keys any more.
   virtual void remove_memory(size_t port, const RegionKeys& keys) = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/setting_rules.h"
 #include "runtime/fabric/datagram/ud_factory.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/verbs/device.h"
@@ -31,6 +32,9 @@ Result<std::shared_ptr<RdmaPorts>> find_rdma(const Config& config, FabricHost& h
     why += (why.empty() ? "" : "; ") + note;
   }
   if (!list->ports.empty()) {
+    if (const auto slow = slow_retries(config)) {
+      NHA_LOG_WARN("{}: {}", slow->what, slow->remedy);
+    }
     return std::shared_ptr<RdmaPorts>(
         std::make_shared<verbs::HostPorts>(std::move(list->ports), host.workers, host.nics));
   }

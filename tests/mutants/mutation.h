@@ -265,6 +265,8 @@ enum class Mutation : uint8_t {
   ece_untold,             ///< a device does not hear what the peer's can do
   ece_told_early,         ///< a passive side's address says what its device can do by itself
   agent_always_asked,     ///< isolated rails ask the transport agent too
+  hidden_gid_chosen,      ///< a GID is chosen that another network namespace has
+  queue_fault_unheard,    ///< a queue pair that fails without a completion is only told of
   // Of connections that NCCL never has:
   failed_connect_kept,  ///< one that could not be made lives on
   unaccepted_kept,      ///< one that nobody accepted lives on after its listener

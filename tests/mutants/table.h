@@ -337,6 +337,9 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(ece_untold, "Ece.EachDeviceIsToldThePeersBeforeItReceives"),
     NHA_CHECKED(ece_told_early, "Ece.ThePassiveSideHasAnAddressAgainWhenItsDeviceHasAgreed"),
     NHA_CHECKED(agent_always_asked, "Fabrics/Rails.TheAgentIsAskedInTheAdvancedModeOnly/datagrams"),
+    NHA_CHECKED(hidden_gid_chosen, "Gid.ThoseOfOtherNamespacesAreLeftOut"),
+    NHA_CHECKED(queue_fault_unheard,
+                "Every/DeviceWatching.QueuesThatFailAreNamedToTheirPorts/inline_turns"),
 
     // Of connections that NCCL never has.
     NHA_FOUND(failed_connect_kept, By::edge, 0,

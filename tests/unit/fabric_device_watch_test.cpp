@@ -19,6 +19,8 @@ namespace {
 struct FakeDevice {
   ibv_context context{};
   ibv_pd pd{};
+  ibv_cq queue{};
+  ibv_qp pair{};
   std::vector<std::unique_ptr<ibv_mr>> regions;
   int deregistered = 0;
   int driver = -1;
@@ -95,6 +97,11 @@ class DeviceWatching : public ::testing::TestWithParam<bool> {
     ibv_async_event event{};
     event.event_type = type;
     event.element.port_num = 1;
+    if (type == IBV_EVENT_CQ_ERR) {
+      event.element.cq = &device_of_test_.queue;
+    } else if (type == IBV_EVENT_QP_FATAL) {
+      event.element.qp = &device_of_test_.pair;
+    }
     ASSERT_EQ(send(device_of_test_.driver, &event, sizeof event, 0),
               static_cast<ssize_t>(sizeof event));
   }
@@ -161,7 +168,21 @@ TEST_P(DeviceWatching, ADeviceThatIsTakenAwayWithoutAWordIsGone) {
   EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::gone; }));
 }
 
-TEST_P(DeviceWatching, AQueueThatIsLostIsNoLostDevice) {
+TEST_P(DeviceWatching, QueuesThatFailAreNamedToTheirPorts) {
+  int port = 0;
+  device_of_test_.queue.cq_context = &port;
+  happen(IBV_EVENT_QP_FATAL);
+  happen(IBV_EVENT_CQ_ERR);
+  EXPECT_TRUE(until([&] { return device_->faults.count() == 2; }));
+  uint64_t seen = 1;
+  EXPECT_EQ(device_->faults.since(&seen), (std::vector<const void*>{&device_of_test_.queue}));
+  seen = 0;
+  EXPECT_EQ(device_->faults.since(&seen).front(), &device_of_test_.pair);
+  EXPECT_TRUE(device_->faults.since(&seen).empty());
+  EXPECT_TRUE(device_->health.usable());
+}
+
+TEST_P(DeviceWatching, AQueueOfDatagramsThatIsLostIsNoLostDevice) {
   happen(IBV_EVENT_CQ_ERR);
   EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::failed; }));
 }

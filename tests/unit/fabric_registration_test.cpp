@@ -109,6 +109,24 @@ TEST_F(RegistrationElsewhere, ADescriptorThatCannotBeKeptIsMissedByTheOtherDevic
 }
 #endif
 
+TEST_F(RegistrationElsewhere, TheLastQuarterOfAllDescriptorsIsLeftToTheJob) {
+  const auto next = [&] {
+    const int free = fcntl(descriptor_, F_DUPFD_CLOEXEC, 0);
+    close(free);
+    return free;
+  };
+  const int first = next();
+  ASSERT_GT(first, 0);
+  // So much that the next copy is the first one in the last quarter.
+  const ProcessLimit limit(RLIMIT_NOFILE, static_cast<rlim_t>(first) * 4 / 3);
+  ASSERT_EQ(next(), first) << "there is room for one, which the job may need";
+  const auto without = add_dmabuf();
+  ASSERT_TRUE(without) << without.error().message();
+  EXPECT_EQ(next(), first) << "a copy was kept";
+  EXPECT_FALSE(elsewhere(*without));
+  EXPECT_TRUE(provider_->remove_memory(*without));
+}
+
 TEST_F(RegistrationElsewhere, NoRoomToLockMemoryNamesTheLimit) {
   const auto own = provider_->add_memory(first_, 0, memory_.data(), memory_.size(), false);
   ASSERT_TRUE(own);

@@ -35,13 +35,37 @@ const std::vector<GidEntry> table{entry(0, false, link_local),
                                   entry(5, true, global6),
                                   entry(6, true, mapped(192, 168, 9, 4))};
 
-TEST(Gid, ChoosesVersionThenReachThenFamily) {
+TEST(Gid, ChoosesFamilyThenReachThenVersion) {
   GidPreference want;
   EXPECT_EQ(select_gid(table, want)->index, 3U);
   want.family = 6;
   EXPECT_EQ(select_gid(table, want)->index, 5U);
   want.roce_version = 1;
   EXPECT_EQ(select_gid(table, want)->index, 4U);
+  const std::vector<GidEntry> mixed{entry(0, false, link_local), entry(1, true, global6),
+                                    entry(2, false, mapped(10, 0, 0, 1))};
+  EXPECT_EQ(select_gid(mixed, {})->index, 2U) << "as NCCL does";
+}
+
+TEST(Gid, ThoseOfOtherNamespacesAreLeftOut) {
+  std::vector<GidEntry> of_pods{entry(0, true, mapped(10, 0, 0, 7)),
+                                entry(1, true, mapped(10, 0, 0, 8)),
+                                entry(2, true, mapped(10, 0, 0, 9))};
+  of_pods[0].scope = GidScope::hidden;
+  of_pods[1].scope = GidScope::elsewhere;
+  EXPECT_EQ(select_gid(of_pods, {})->index, 2U);
+  of_pods.pop_back();
+  EXPECT_EQ(select_gid(of_pods, {})->index, 1U) << "a container without interfaces of its own";
+  of_pods.pop_back();
+  EXPECT_FALSE(select_gid(of_pods, {}));
+  GidPreference want;
+  want.index = 0;
+  EXPECT_EQ(select_gid(of_pods, want)->index, 0U);
+}
+
+TEST(Gid, WhatAWorkRequestCannotNameIsNotChosen) {
+  const std::vector<GidEntry> far{entry(256, true, mapped(10, 0, 0, 1)), entry(255, true, global6)};
+  EXPECT_EQ(select_gid(far, {})->index, 255U);
 }
 
 TEST(Gid, RangeAndIndexExclude) {
@@ -165,6 +189,11 @@ TEST(PortCodes, AreThoseOfTheSpecification) {
   EXPECT_EQ(width_lanes(2) * lane_mbps(128), 400000);  // 4x NDR
   EXPECT_EQ(width_lanes(2) * lane_mbps(32), 100000);   // 4x EDR
   EXPECT_EQ(width_lanes(1) * lane_mbps(1), 2500);
+  EXPECT_EQ(lane_mbps(3), 0) << "no code";
+  EXPECT_EQ(rate_mbps("800 Gb/sec (4X XDR)"), 800000);
+  EXPECT_EQ(rate_mbps("2.5 Gb/sec (1X SDR)"), 2500);
+  EXPECT_EQ(rate_mbps("fast Gb/sec"), 0);
+  EXPECT_EQ(rate_mbps(""), 0);
 }
 
 }  // namespace

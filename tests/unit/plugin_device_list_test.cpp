@@ -53,6 +53,18 @@ TEST_F(DeviceListTest, EachDeviceIsOneUnlessSomebodySaysOtherwise) {
   EXPECT_FALSE(list_.find(-1));
 }
 
+TEST_F(DeviceListTest, PortsOfACardAreCounted) {
+  for (size_t i = 0; i < all_.size(); ++i) {
+    all_[i].guid = i < 3 ? 7 : i;  // the first three are functions of one card
+  }
+  ASSERT_TRUE(list_.begin(config_, all_));
+  for (const auto& [device, port] : {std::pair{0, 1}, {1, 2}, {2, 3}, {3, 1}, {4, 1}}) {
+    EXPECT_EQ(list_.find(device)->port, port) << device;
+  }
+  ASSERT_TRUE(merge({2, 0}));
+  EXPECT_EQ(list_.find(5)->port, 3);
+}
+
 TEST_F(DeviceListTest, SoutAndSupAreOneDeviceInThePlaceOfSout) {
   ASSERT_TRUE(pair("mlx5_1", "mlx5_0"));
   ASSERT_EQ(list_.count(), 4U);

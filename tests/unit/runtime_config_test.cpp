@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "runtime/base/config.h"
+#include "runtime/base/setting_rules.h"
 
 namespace nccl_ha {
 namespace {
@@ -107,6 +108,24 @@ TEST(Config, WhatASiteRanWithBeforeIsDoubtedOnly) {
   }
   EXPECT_FALSE(load_config(with({{"NCCL_MESH_IFNAME", "a b"}}), nullptr)) << "it is none of NCCL's";
   EXPECT_FALSE(load_config(with({{"NCCL_SOCKET_IFNAME", "a; b"}}), nullptr)) << "not the blank";
+}
+
+TEST(Config, RetriesOfTheNicThatOutlastFailoverAreNamed) {
+  EXPECT_FALSE(slow_retries(Config{})) << "the defaults fit";
+  auto config = load_config(with({{"NCCL_IB_TIMEOUT", "20"}}), nullptr);
+  ASSERT_TRUE(config);
+  const auto slow = slow_retries(*config);
+  ASSERT_TRUE(slow);
+  EXPECT_EQ(slow->what,
+            "RDMA NICs retry for 34359 ms or more before they report a dead path "
+            "(NCCL_IB_TIMEOUT=20, HA_NCCL_IB_RETRY_CNT=7 (the default)), longer than "
+            "HA_NCCL_RTO_MS=1000 (the default) and than HA_NCCL_RETRY_BUDGET_MS=30000 (the "
+            "default)");
+  EXPECT_TRUE(slow->remedy.starts_with("set HA_NCCL_FORCE_IB_TIMEOUT=14,")) << slow->remedy;
+  config->force_ib_timeout = 14;
+  EXPECT_FALSE(slow_retries(*config)) << "it wins";
+  config->force_ib_timeout = 15;
+  EXPECT_EQ(slow_retries(*config)->what.find("BUDGET"), std::string::npos) << "1 s, not 30";
 }
 
 struct WrongSetting {

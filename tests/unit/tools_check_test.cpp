@@ -104,6 +104,19 @@ TEST(CheckFindings, PluginsThatNcclDoesNotFind) {
   EXPECT_EQ(only_finding(facts).remedy, "export NCCL_NET_PLUGIN=ha");
 }
 
+TEST(CheckFindings, ANicThatRetriesForLongerThanFailoverMayTake) {
+  HostFacts facts = good_host();
+  facts.config.ib_timeout = 20;
+  const Finding found = only_finding(facts);
+  EXPECT_EQ(found.level, Level::warning);
+  EXPECT_NE(found.what.find("retry for 34359 ms or more"), std::string::npos) << found.what;
+  EXPECT_NE(found.remedy.find("HA_NCCL_FORCE_IB_TIMEOUT=14"), std::string::npos) << found.remedy;
+  facts.rdma.ports.clear();
+  for (const Finding& finding : judge(facts)) {
+    EXPECT_EQ(finding.what.find("retry"), std::string::npos) << "datagrams have their own timers";
+  }
+}
+
 TEST(CheckFindings, LockedMemory) {
   HostFacts facts = good_host();
   facts.memlock_bytes = 64 << 10;

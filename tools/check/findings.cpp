@@ -14,6 +14,7 @@
 #include <set>
 
 #include "runtime/base/cpu.h"
+#include "runtime/base/setting_rules.h"
 #include "runtime/fabric/provider.h"
 #include "tools/check/interface_facts.h"
 #include "tools/common/mesh_sight.h"
@@ -44,6 +45,7 @@ class Judge {
     for (const ChosenPort& port : facts_.rdma.ports) {
       rdma_port(port);
     }
+    nic_retries();
     memlock();
     gpu();
     if (!facts_.on_mesh) {
@@ -171,6 +173,12 @@ class Judge {
           fmt::format("{} is on NUMA node {}, but no processor that this process may use is", name,
                       port.info.numa_node),
           "bind the rank to that node (numactl, --cpu-bind, cgroup cpuset)");
+    }
+  }
+
+  void nic_retries() {
+    if (const auto slow = slow_retries(config_); slow && !facts_.rdma.ports.empty()) {
+      add(Level::warning, slow->what, slow->remedy);
     }
   }
 

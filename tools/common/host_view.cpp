@@ -6,6 +6,8 @@
 
 #include <fstream>
 
+#include "runtime/base/setting_rules.h"
+
 namespace nccl_ha::tools {
 
 int64_t read_number(const std::string& path) {
@@ -57,6 +59,9 @@ Result<RdmaView> look_at_rdma(const Config& config) {
   view.notes = std::move(list->notes);
   view.down = std::move(list->down);
   view.without_gid = std::move(list->without_gid);
+  if (const auto slow = slow_retries(config); slow && !list->ports.empty()) {
+    view.notes.push_back(slow->what + ": " + slow->remedy);
+  }
   for (const fabric::verbs::UsablePort& port : list->ports) {
     const auto want = fabric::verbs::gid_preference(config, port.info);
     if (!want) {

@@ -180,17 +180,11 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 [[gnu::always_inline]] inline unsigned Port::poll_queue(Queue& queue) {
   std::array<ibv_wc, batch> completions;
   const int got = ibv_poll_cq(queue.cq, batch, completions.data());
-  if (got < 0) [[unlikely]] {
-    mark_device_failed();
+  if (got < 0 && !queue.lost) [[unlikely]] {
+    NHA_LOG_WARN("RDMA device {}: a completion queue cannot be read", env_.device->name());
+    return retire(queue);
   }
   return got <= 0 ? 0 : take_completions(queue, completions, got);
-}
-
-/// What a completion queue holds that cannot be read is lost, and so is what will come.
-[[gnu::cold, gnu::noinline]] void Port::mark_device_failed() {
-  if (env_.device->health.worsen(DeviceHealth::Level::failed)) {
-    NHA_LOG_WARN("RDMA device {}: its completion queue cannot be read", env_.device->name());
-  }
 }
 
 [[gnu::always_inline]] inline unsigned Port::take_completions(
@@ -233,6 +227,9 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   if (!env_.device->health.usable() && !lost_) [[unlikely]] {
     work += fail_all();
   }
+  if (env_.device->faults.count() != faults_seen_) [[unlikely]] {
+    work += take_faults();
+  }
   return pending_work_ ? do_pending_work(work) : work;
 }
 
@@ -272,7 +269,7 @@ bool Port::prepare_sleep() {
   pending_work_ = true;
   for (Queue& queue : queues_) {
     // A device that failed makes no events any more.
-    if (env_.device->health.usable() && ibv_req_notify_cq(queue.cq, 0) != 0) {
+    if (!queue.lost && env_.device->health.usable() && ibv_req_notify_cq(queue.cq, 0) != 0) {
       return false;
     }
   }

@@ -12,20 +12,27 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
+#include "runtime/fabric/interfaces.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {
 
-std::string read_line(const std::string& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
+/// Of an attribute in sysfs, which is one line.  `error`: why there is none, an errno.
+std::string read_line(const std::string& path, int* error = nullptr) {
+  std::array<char, 256> text{};
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const ssize_t got = fd < 0 ? -1 : read(fd, text.data(), text.size());
+  if (error != nullptr) {
+    *error = got < 0 ? errno : 0;
+  }
+  if (fd >= 0) {
+    close(fd);
+  }
+  const std::string_view line(text.data(), static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return std::string(line.substr(0, line.find('\n')));
 }
 
 std::string sysfs(const std::string& device) { return "/sys/class/infiniband/" + device; }
@@ -38,20 +45,28 @@ std::string port_file(const PortInfo& info, const std::string& rest) {
 constexpr unsigned region_access =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
+constexpr uint8_t fastest_code = 128;  // NDR
+
 uint64_t to_host(__be64 value) { return be64toh(value); }
 
 void read_place(PortInfo& info) {
   const std::string device = sysfs(info.device) + "/device";
-  char real[PATH_MAX];
-  char subsystem[PATH_MAX];
-  if (realpath((device + "/subsystem").c_str(), subsystem) != nullptr &&
-      std::string_view(subsystem).ends_with("/pci") && realpath(device.c_str(), real) != nullptr) {
-    info.pci_path = real;
-  }
+  info.pci_path = pci_path_of(device);
   const std::string numa = read_line(device + "/numa_node");
   int node = -1;
   static_cast<void>(std::from_chars(numa.data(), numa.data() + numa.size(), node));
   info.numa_node = node;
+}
+
+/// NCCL leaves out what it cannot read the type of: in containers the kernel answers EINVAL.
+void read_scope(const PortInfo& info, bool interface_known, GidEntry& entry) {
+  int error = 0;
+  const std::string type =
+      read_line(port_file(info, fmt::format("gid_attrs/types/{}", entry.index)), &error);
+  entry.roce_v2 = entry.roce_v2 || type == "RoCE v2";
+  entry.scope = error == EINVAL    ? GidScope::hidden
+                : !interface_known ? GidScope::elsewhere
+                                   : GidScope::here;
 }
 
 std::string_view next_part(std::string_view* list) {
@@ -115,11 +130,22 @@ int64_t lane_mbps(uint8_t code) {
       return 25000;  // EDR
     case 64:
       return 50000;  // HDR
-    case 128:
+    case fastest_code:
       return 100000;  // NDR
     default:
-      return 2500;
+      return 0;
   }
+}
+
+int64_t rate_mbps(std::string_view text) {
+  const size_t unit = text.find(" Gb/sec");
+  if (unit == std::string_view::npos) {
+    return 0;
+  }
+  double gigabits = 0;  // a quarter of QDR's lane is 2.5
+  const auto [end, error] = std::from_chars(text.data(), text.data() + unit, gigabits);
+  return error == std::errc{} && end == text.data() + unit ? static_cast<int64_t>(gigabits * 1000)
+                                                           : 0;
 }
 
 bool hca_selected(std::string_view spec, std::string_view device, unsigned port) {
@@ -280,8 +306,12 @@ bool Device::read_gid_table(PortInfo& info, int table_length) const {
     std::copy(std::begin(found.gid.raw), std::end(found.gid.raw), entry.bytes.begin());
     entry.roce_v2 = found.gid_type == IBV_GID_TYPE_ROCE_V2;
     std::array<char, IF_NAMESIZE> name{};
-    if (found.ndev_ifindex != 0 && if_indextoname(found.ndev_ifindex, name.data()) != nullptr) {
+    const bool named = found.ndev_ifindex != 0;
+    if (named && if_indextoname(found.ndev_ifindex, name.data()) != nullptr) {
       entry.netdev = name.data();
+    }
+    if (info.link == LinkLayer::ethernet) {
+      read_scope(info, !named || !entry.netdev.empty(), entry);
     }
     info.gids.push_back(std::move(entry));
   }
@@ -303,11 +333,22 @@ void Device::read_gids(PortInfo& info, int table_length) const {
     if (std::all_of(entry.bytes.begin(), entry.bytes.end(), [](uint8_t b) { return b == 0; })) {
       continue;
     }
-    entry.roce_v2 =
-        read_line(port_file(info, fmt::format("gid_attrs/types/{}", index))) == "RoCE v2";
     entry.netdev = read_line(port_file(info, fmt::format("gid_attrs/ndevs/{}", index)));
+    if (info.link == LinkLayer::ethernet) {
+      read_scope(info, entry.netdev.empty() || if_nametoindex(entry.netdev.c_str()) != 0, entry);
+    }
     info.gids.push_back(std::move(entry));
   }
+}
+
+/// The code has 8 bits, in which the kernel tells of faster lanes as of NDR.
+int64_t Device::speed_of(const PortInfo& info, const ibv_port_attr& attributes) const {
+  const int64_t told = lane_mbps(attributes.active_speed);
+  int64_t rate = 0;
+  if (told == 0 || attributes.active_speed == fastest_code) {
+    rate = rate_mbps(read_line(port_file(info, "rate")));
+  }
+  return rate != 0 ? rate : width_lanes(attributes.active_width) * std::max<int64_t>(told, 2500);
 }
 
 Result<PortInfo> Device::query(uint8_t port) const {
@@ -328,12 +369,13 @@ Result<PortInfo> Device::query(uint8_t port) const {
   info.state = attributes.state <= IBV_PORT_ACTIVE_DEFER ? states[attributes.state] : "unknown";
   info.lid = attributes.lid;
   info.mtu = 128U << static_cast<unsigned>(attributes.active_mtu);
-  info.speed_mbps = width_lanes(attributes.active_width) * lane_mbps(attributes.active_speed);
-  info.guid = to_host(attributes_.node_guid) + port - 1U;
+  info.speed_mbps = speed_of(info, attributes);
+  const uint64_t card = to_host(attributes_.sys_image_guid);
+  info.guid = card != 0 ? card : to_host(attributes_.node_guid);
   read_place(info);
   read_gids(info, attributes.gid_tbl_len);
   for (const GidEntry& entry : info.gids) {
-    if (info.netdev.empty()) {
+    if (info.netdev.empty() && entry.scope == GidScope::here) {
       info.netdev = entry.netdev;
     }
   }

@@ -17,6 +17,7 @@
 #include "runtime/fabric/verbs/device_health.h"
 #include "runtime/fabric/verbs/gid.h"
 #include "runtime/fabric/verbs/library.h"
+#include "runtime/fabric/verbs/queue_faults.h"
 #include "runtime/fabric/verbs/resolver.h"
 #include "runtime/fabric/verbs/scratch.h"
 
@@ -36,7 +37,7 @@ struct PortInfo {
   uint16_t lid = 0;        ///< InfiniBand only
   uint32_t mtu = 1024;     ///< active path MTU, bytes of payload
   int64_t speed_mbps = 0;  ///< 10^6 bit/s: lanes times lane rate
-  uint64_t guid = 0;       ///< unique among ports
+  uint64_t guid = 0;       ///< of the card, which several devices may share
   std::string pci_path;    ///< in sysfs; empty for a software device
   int numa_node = -1;
   std::string netdev;  ///< RoCE: the network interface beneath
@@ -46,6 +47,8 @@ struct PortInfo {
 /// Bits of verbs' width and speed codes (IBTA, PortInfo attribute) as lanes and Mbit/s.
 int width_lanes(uint8_t code);
 int64_t lane_mbps(uint8_t code);
+/// What sysfs says of a port, as in "800 Gb/sec (4X XDR)", in Mbit/s; 0: something else.
+int64_t rate_mbps(std::string_view text);
 
 /// What NCCL_IB_HCA means: see settings.def.  Pure.
 bool hca_selected(std::string_view spec, std::string_view device, unsigned port);
@@ -133,6 +136,8 @@ class Device {
 
   /// Where it is not usable, its ports fail their paths and make no more.
   DeviceHealth health;
+  /// Which of its queues failed alone.
+  QueueFaults faults;
   /// Somebody reads its asynchronous events.
   std::atomic<bool> watched{false};
 
@@ -146,6 +151,7 @@ class Device {
   };
   Device(const Library& library) : library_(library) {}
   void detect_gpu_support();
+  int64_t speed_of(const PortInfo& info, const ibv_port_attr& attributes) const;
   void read_gids(PortInfo& info, int table_length) const;
   bool read_gid_table(PortInfo& info, int table_length) const;
   /// Finds the range or lets `make` register it.

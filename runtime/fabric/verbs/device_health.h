@@ -11,7 +11,7 @@ class DeviceHealth {
  public:
   enum class Level : uint8_t {
     good,
-    failed,  ///< a completion queue is lost; what its driver answers is still true
+    failed,  ///< it answers nothing, or lost a queue of datagrams; what it answers is true
     lost,    ///< DEVICE_FATAL: what its driver answers proves nothing any more
     gone,    ///< the kernel has taken it away from this process, with all that it had there
   };

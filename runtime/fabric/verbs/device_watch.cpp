@@ -116,10 +116,18 @@ void DeviceWatch::take(const ibv_async_event& event) {
       NHA_LOG_INFO("RDMA device {} port {}: {}", device_->name(), event.element.port_num, what);
       break;
     case EventEffect::queue_fault:
-      NHA_LOG_WARN("RDMA device {}: {}", device_->name(), what);
+      NHA_LOG_WARN("RDMA device {}: {}; the path of that queue pair ends now", device_->name(),
+                   what);
+      device_->faults.add(event.element.qp);
       break;
     case EventEffect::queue_lost:
-      worsen(DeviceHealth::Level::failed, what);
+      if (event.element.cq->cq_context == nullptr) {  // of datagrams
+        worsen(DeviceHealth::Level::failed, what);
+        break;
+      }
+      NHA_LOG_WARN("RDMA device {}: {}; the paths of that completion queue end now",
+                   device_->name(), what);
+      device_->faults.add(event.element.cq);
       break;
     case EventEffect::device_lost:
       worsen(DeviceHealth::Level::lost, what);

@@ -19,8 +19,8 @@ enum class EventEffect : uint8_t {
   port_down,    ///< its paths will fail unless it comes back within their retry budget
   port_up,      ///< new paths can be made
   addresses,    ///< LID, GID or partition table changed: new paths read them anew
-  queue_fault,  ///< one queue pair failed; its completions say the rest
-  queue_lost,   ///< a completion queue: what it would have said is lost
+  queue_fault,  ///< one queue pair failed, perhaps without a completion: its path ends
+  queue_lost,   ///< a completion queue: what it would have said is lost, and its paths end
   device_lost,  ///< nothing on this device can be trusted any more
 };
 /// Any thread.  Pure.

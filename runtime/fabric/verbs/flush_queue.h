@@ -26,6 +26,7 @@ class FlushQueue {
                     const Options& options);
   bool is_open() const { return pair_.get() != nullptr; }
   QueuePair& pair() { return pair_; }
+  const QueuePair& pair() const { return pair_; }
 
   bool empty() const { return ring_.empty(); }
   bool full() const { return ring_.size() >= flushes_max_; }

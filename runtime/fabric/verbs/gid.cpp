@@ -32,17 +32,23 @@ std::optional<GidEntry> select_gid(std::span<const GidEntry> table, const GidPre
   auto rank = [&](const GidEntry& entry) {
     const IpAddress address = gid_address(entry.bytes);
     const bool version = want.infiniband || entry.roce_v2 == (want.roce_version == 2);
-    return std::tuple(version, want.infiniband || !gid_link_local(entry.bytes),
-                      want.infiniband || address.family == want.family);
+    return std::tuple(entry.scope == GidScope::here,
+                      want.infiniband || address.family == want.family,
+                      want.infiniband || !gid_link_local(entry.bytes), version);
   };
   for (const GidEntry& entry : table) {
-    if (std::all_of(entry.bytes.begin(), entry.bytes.end(), [](uint8_t b) { return b == 0; })) {
+    const bool empty =
+        std::all_of(entry.bytes.begin(), entry.bytes.end(), [](uint8_t b) { return b == 0; });
+    if (empty || entry.index > gid_index_max) {
       continue;
     }
     if (want.index >= 0) {
       if (entry.index == static_cast<uint64_t>(want.index)) {
         return entry;
       }
+      continue;
+    }
+    if (entry.scope == GidScope::hidden) {
       continue;
     }
     if (want.range && !want.infiniband && !want.range->same_subnet(gid_address(entry.bytes))) {

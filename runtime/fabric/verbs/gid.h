@@ -14,8 +14,16 @@ namespace nccl_ha::fabric::verbs {
 
 using Gid = std::array<uint8_t, 16>;
 
+/// Who can use an entry of the table.
+enum class GidScope : uint8_t {
+  here,       ///< its interface is in this network namespace, or it names none
+  elsewhere,  ///< its interface is in another one
+  hidden,     ///< sysfs does not show the entry to this process
+};
+
 struct GidEntry {
   uint32_t index = 0;
+  GidScope scope = GidScope::here;
   Gid bytes{};
   bool roce_v2 = false;  ///< false: InfiniBand or RoCE v1
   std::string netdev;    ///< RoCE only
@@ -36,8 +44,13 @@ struct GidPreference {
   std::optional<IpAddress> range;  ///< only addresses inside (prefix_len says how many bits)
 };
 
-/// nullopt: none fits.  A preference orders what there is; only index and range exclude.  Among
-/// equals the lowest index wins, so that two processes choose alike.
+/// A work request names its entry in 8 bits.
+inline constexpr uint32_t gid_index_max = 255;
+
+/// nullopt: none fits.  As NCCL chooses: hidden entries are left out unless `index` names one; then
+/// family goes before reach, and reach before version, and among equals the lowest index wins.
+/// Entries of interfaces elsewhere are the last choice: a container without interfaces of its own
+/// has no others.
 std::optional<GidEntry> select_gid(std::span<const GidEntry> table, const GidPreference& want);
 
 }  // namespace nccl_ha::fabric::verbs

@@ -16,13 +16,11 @@ namespace {
 IpAddress address_of(const PortInfo& port) {
   IpAddress found;
   found.family = 0;
-  for (const GidEntry& gid : port.gids) {
-    if (port.link == LinkLayer::ethernet && gid.roce_v2 && !gid_link_local(gid.bytes)) {
-      found = gid_address(gid.bytes);
-      // What the network is called where nobody says it: RFC 4291, and the usual rail.
-      found.prefix_len = found.family == 4 ? 24 : 64;
-      break;
-    }
+  const auto gid = select_gid(port.gids, {});
+  if (gid && port.link == LinkLayer::ethernet && gid->roce_v2 && !gid_link_local(gid->bytes)) {
+    found = gid_address(gid->bytes);
+    // What the network is called where nobody says it: RFC 4291, and the usual rail.
+    found.prefix_len = found.family == 4 ? 24 : 64;
   }
   return found;
 }
@@ -61,8 +59,10 @@ HostPorts::HostPorts(std::vector<UsablePort> usable, size_t workers, NicBoard& b
 
 HostPorts::~HostPorts() = default;
 
-size_t HostPorts::queue_pairs(size_t port) const {
-  return static_cast<size_t>(std::max(0, usable_[port].device->attributes().max_qp));
+DeviceLimits HostPorts::limits(size_t port) const {
+  const ibv_device_attr& device = usable_[port].device->attributes();
+  const auto count = [](int limit) { return static_cast<size_t>(std::max(0, limit)); };
+  return {count(device.max_qp), count(device.max_cq), count(device.max_cqe), count(device.max_mr)};
 }
 
 /// Of a device that has failed since, memory has names only: whoever asks for it has paths over

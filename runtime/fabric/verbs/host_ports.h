@@ -24,7 +24,7 @@ class HostPorts final : public RdmaPorts {
 
   size_t count() const override { return usable_.size(); }
   const RdmaPort& at(size_t port) const override { return ports_[port]; }
-  size_t queue_pairs(size_t port) const override;
+  DeviceLimits limits(size_t port) const override;
   Result<RegionKeys> add_memory(size_t port, const RegionOrigin& origin) override;
   void remove_memory(size_t port, const RegionKeys& keys) override;
   Result<OwnedPath> create_path(Context& context, size_t port, const PathOptions& options,

@@ -112,7 +112,14 @@ std::optional<std::string> PathEnds::peer_nic() const {
   if (peer_.queue_pair == 0) {
     return std::nullopt;
   }
-  return ethernet() ? gid_address(peer_.gid).text() : fmt::format("LID {}", peer_.lid);
+  if (ethernet()) {
+    return gid_address(peer_.gid).text();
+  }
+  uint64_t subnet = 0;  // each numbers its ports by itself
+  for (size_t i = 0; i < sizeof subnet; ++i) {
+    subnet = subnet << 8U | peer_.gid[i];
+  }
+  return fmt::format("LID {} of subnet {:016x}", peer_.lid, subnet);
 }
 
 Error PathEnds::no_way(int error) const {

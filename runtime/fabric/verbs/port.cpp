@@ -18,7 +18,6 @@ namespace {
 // so that there are never many to look at.  One less than a power of two: devices round up, some
 // after adding one.
 constexpr uint32_t queue_entries = 1023;
-constexpr uint32_t queue_entries_max = 16383;
 /// What the end of a port waits for queue pairs that use its completion queues.
 constexpr Duration destroy_drain_limit = std::chrono::seconds(1);
 
@@ -63,9 +62,14 @@ Port::~Port() {
   env_.device->close_channel(channel_);
 }
 
+/// A probe each way, a marker and the flushes come on top of what the owner posts.
+uint32_t Port::entries_of(const PathOptions& path_options) {
+  return path_options.writes_max + path_options.receives_max + path_options.flushes_max + 16;
+}
+
 Result<size_t> Port::find_queue(uint32_t entries) {
   for (size_t i = 0; i < queues_.size(); ++i) {
-    if (queues_[i].room - queues_[i].used >= entries) {
+    if (!queues_[i].lost && queues_[i].room - queues_[i].used >= entries) {
       return i;
     }
   }
@@ -85,7 +89,7 @@ Result<size_t> Port::find_queue(uint32_t entries) {
                             device.name(), room, memlock_hint(error)),
                 error);
   }
-  queues_.push_back({cq, room, 0, 0});
+  queues_.push_back({cq, room, 0, 0, false});
   return queues_.size() - 1;
 }
 
@@ -96,6 +100,7 @@ Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
                                           "restart the job when it is back",
                                           env_.device->name()));
   }
+  take_faults();  // what is told of so far has an address that new queues may get
   PathPlace place;
   if (free_slots_.empty()) {
     place.slot = static_cast<uint32_t>(slots_.size());
@@ -104,9 +109,7 @@ Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
     place.slot = free_slots_.back();
     free_slots_.pop_back();
   }
-  // A probe each way, a marker and the flushes come on top of what the owner posts.
-  place.entries =
-      path_options.writes_max + path_options.receives_max + path_options.flushes_max + 16;
+  place.entries = entries_of(path_options);
   auto queue = find_queue(place.entries);
   if (!queue) {
     free_slots_.push_back(place.slot);
@@ -199,17 +202,39 @@ unsigned Port::push(Clock& time) {
   return work;
 }
 
-unsigned Port::fail_all() {
-  lost_ = true;
+template <class Is>
+unsigned Port::fail_paths(const char* what, const Is& is) {
   unsigned count = 0;
   for (const Slot& slot : slots_) {
-    if (slot.path != nullptr) {
+    if (slot.path != nullptr && is(*slot.path)) {
       slot.path->fail(nccl_ha::fail(
-          Errc::remote, fmt::format("RDMA device {} failed, as its driver or its completion queue "
-                                    "says: see the kernel's log",
-                                    env_.device->name())));
+          Errc::remote, fmt::format("RDMA device {}{}, as its driver says: see the kernel's log",
+                                    env_.device->name(), what)));
       ++count;
     }
+  }
+  return count;
+}
+
+unsigned Port::fail_all() {
+  lost_ = true;
+  return fail_paths(" failed", [](const VerbsPath&) { return true; });
+}
+
+unsigned Port::retire(Queue& queue) {
+  queue.lost = true;
+  return fail_paths(": a completion queue of it failed",
+                    [&](const VerbsPath& path) { return path.place().completions == queue.cq; });
+}
+
+unsigned Port::take_faults() {
+  unsigned count = 0;
+  for (const void* object : env_.device->faults.since(&faults_seen_)) {
+    for (Queue& queue : queues_) {
+      count += queue.cq == object ? retire(queue) : 0;
+    }
+    count += fail_paths(": a queue pair of it failed",
+                        [&](const VerbsPath& path) { return path.has_pair(object); });
   }
   return count;
 }

@@ -28,6 +28,11 @@ class Port final : public Poller, private PathTable {
   Result<std::unique_ptr<Path>> create_path(const PathOptions& path_options,
                                             const GidPreference& want, PathOwner* owner);
 
+  /// Of one completion queue, where the device has them.
+  static constexpr uint32_t queue_entries_max = 16383;
+  /// Of them, for a path that is made so.
+  static uint32_t entries_of(const PathOptions& path_options);
+
   // Poller
   std::string name() const override;
   unsigned poll(Clock& time) override;
@@ -48,6 +53,7 @@ class Port final : public Poller, private PathTable {
     uint32_t room = 0;
     uint32_t used = 0;
     unsigned events = 0;  ///< to acknowledge
+    bool lost = false;    ///< it takes nothing any more, and no further path
   };
   /// Where a path's slot is: a stale completion names another generation.
   struct Slot {
@@ -71,9 +77,14 @@ class Port final : public Poller, private PathTable {
   unsigned take_completions(Queue& queue, std::array<ibv_wc, batch>& completions, int got);
   void take_events();
   void drain(size_t queue);
-  void mark_device_failed();
+  /// Queues that failed alone, as the device's events say.
+  unsigned take_faults();
+  unsigned retire(Queue& queue);
   void check_progress();
   unsigned fail_all();
+  /// Those that `is(path)` holds for.
+  template <class Is>
+  unsigned fail_paths(const char* what, const Is& is);
 
   PathEnvironment env_;
   ibv_comp_channel* channel_ = nullptr;
@@ -82,6 +93,7 @@ class Port final : public Poller, private PathTable {
   std::vector<uint32_t> free_slots_;
   bool armed_ = false;  // this and what the environment's lists hold are Poller's pending work
   bool lost_ = false;   ///< the device failed and the paths were told
+  uint64_t faults_seen_ = 0;
 };
 
 }  // namespace nccl_ha::fabric::verbs

@@ -3,7 +3,20 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/fabric/verbs/port.h"
+
 namespace nccl_ha::fabric::verbs {
+namespace {
+
+/// What a path's end registers at most: memory for control, and NCCL's buffers of three protocols.
+constexpr size_t regions_per_path = 12;
+/// Flushes under way of a connection.
+constexpr uint32_t flushes_each = 32;
+/// One part of so many stays for paths that are made anew while the ones before them end, and for
+/// what else uses the device.
+constexpr size_t margin_part = 8;
+
+}  // namespace
 
 RcFactory::RcFactory(const Config& config, FabricHost& host, std::shared_ptr<RdmaPorts> ports)
     : RdmaFactory(host, std::move(ports), config.fabric != "ud"),
@@ -29,8 +42,17 @@ size_t RcFactory::connections_max(const NetDevice& device, size_t most) const {
   // A shadow's queue pair lies on another device, but the others' shadows lie on this one.
   const size_t paths = paths_wanted_ + std::min(shadows_, port_count() - 1);
   const bool flushes = device.peer_memory || device.dmabuf || flushes_;
-  const size_t pairs = ports().queue_pairs(device.index);
-  return std::clamp<size_t>(pairs / (paths * (flushes ? 2 : 1)), 1, most);
+  const DeviceLimits limits = ports().limits(device.index);
+  PathOptions options;
+  options.flushes_max = flushes ? flushes_each : 0;
+  const size_t entries = Port::entries_of(options);
+  const size_t by_pairs = limits.queue_pairs / (flushes ? 2 : 1);
+  const size_t in_queue =
+      std::min<size_t>(limits.completion_entries, Port::queue_entries_max) / entries;
+  const size_t by_entries = in_queue * limits.completion_queues;
+  const size_t by_regions = limits.regions / regions_per_path;
+  const size_t tightest = std::min({by_pairs, by_entries, by_regions}) / paths;
+  return std::clamp<size_t>(tightest - (tightest + margin_part - 1) / margin_part, 1, most);
 }
 
 Result<RegionKeys> RcFactory::add_memory(const NetDevice& device, const RegionOrigin& origin) {

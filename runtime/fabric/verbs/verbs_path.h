@@ -50,6 +50,11 @@ class VerbsPath final : public Path {
   std::string describe() const override { return ends_.describe(); }
 
   ibv_qp* queue_pair() const { return pair_.get(); }
+  const PathEnds& ends() const { return ends_; }
+  /// One of its queue pairs has that address.
+  bool has_pair(const void* pair) const {
+    return pair_.get() == pair || flushes_.pair().get() == pair;
+  }
 
   // For the port, which makes the path, takes completions out of queues and leads fences on.
   /// Makes the queue pair; without success the path is of no use.

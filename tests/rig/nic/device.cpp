@@ -117,14 +117,14 @@ void Device::describe(ibv_device_attr* attributes) const {
   attributes->device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN;
   attributes->max_sge = pieces_max;
   attributes->max_sge_rd = pieces_max;
-  attributes->max_cq = 1 << 16;
+  attributes->max_cq = static_cast<int>(settings_.max_cq);
   attributes->max_cqe = static_cast<int>(settings_.max_cqe);
   attributes->max_mr = static_cast<int>(settings_.max_mr);
   attributes->max_pd = 1 << 16;
   attributes->max_qp_rd_atom = 16;
   attributes->max_qp_init_rd_atom = 16;
   attributes->max_ah = 1 << 16;
-  attributes->max_pkeys = 1;
+  attributes->max_pkeys = pkeys;
   attributes->phys_port_cnt = static_cast<uint8_t>(settings_.ports);
 }
 
@@ -141,9 +141,10 @@ void Device::describe(unsigned port, ibv_port_attr* attributes) const {
   attributes->active_mtu = static_cast<ibv_mtu>(mtu);
   attributes->gid_tbl_len = static_cast<int>(std::max(gid_count(), 8U));
   attributes->max_msg_sz = 1U << 30;
-  attributes->pkey_tbl_len = 1;
+  attributes->pkey_tbl_len = pkeys;
   attributes->active_width = 2;  // four lanes
-  attributes->active_speed = settings_.infiniband ? 128 : 32;
+  // The kernel tells of faster lanes as of NDR, for which the field has no bit.
+  attributes->active_speed = settings_.infiniband || settings_.xdr ? 128 : 32;
   attributes->lid = settings_.infiniband ? lid_of(place(port)) : uint16_t{0};
   attributes->sm_lid = settings_.infiniband ? 1 : 0;
   attributes->link_layer =

@@ -16,6 +16,9 @@
 
 namespace nccl_ha::emulated {
 
+/// Places in the table of partition keys.
+constexpr uint16_t pkeys = 128;
+
 /// What a ConnectX of that generation can negotiate (0: none of it).
 uint32_t ece_of(uint64_t generation);
 

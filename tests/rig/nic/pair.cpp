@@ -72,6 +72,13 @@ int Pair::modify(const ibv_qp_attr& attributes, int mask) {
       return EHOSTUNREACH;
     }
     route_.to = *to;
+    route_.way = attributes.ah_attr;
+  }
+  if ((mask & IBV_QP_PKEY_INDEX) != 0) {
+    if (attributes.pkey_index >= pkeys) {
+      return EINVAL;
+    }
+    route_.pkey_index = attributes.pkey_index;
   }
   if ((mask & IBV_QP_DEST_QPN) != 0) {
     route_.peer = attributes.dest_qp_num;

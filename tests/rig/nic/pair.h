@@ -56,6 +56,8 @@ struct Receive {
 struct Route {
   uint32_t peer = 0;
   Place to;
+  ibv_ah_attr way{};  ///< as it was asked for
+  uint16_t pkey_index = 0;
   uint64_t retry_after = 0;  ///< nanoseconds, 0: never
   uint32_t retry_max = 0;
   uint32_t not_ready_max = 0;

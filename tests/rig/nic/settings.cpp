@@ -18,6 +18,7 @@ constexpr std::pair<const char*, uint64_t Settings::*> numbers[] = {
     {"max_mr", &Settings::max_mr},
     {"max_qp", &Settings::max_qp},
     {"max_cqe", &Settings::max_cqe},
+    {"max_cq", &Settings::max_cq},
     {"max_qp_wr", &Settings::max_qp_wr},
     {"max_inline", &Settings::max_inline},
     {"mtu", &Settings::mtu},
@@ -36,6 +37,9 @@ constexpr std::pair<const char*, bool Settings::*> switches[] = {
     {"apart", &Settings::apart},
     {"dmabuf", &Settings::dmabuf},
     {"unknown_netdev", &Settings::unknown_netdev},
+    {"foreign_shown", &Settings::foreign_shown},
+    {"sub_functions", &Settings::sub_functions},
+    {"xdr", &Settings::xdr},
     {"loopback_when_cut", &Settings::loopback_when_cut},
     {"any_order", &Settings::any_order},
 };

@@ -26,12 +26,16 @@ struct Settings {
   bool dmabuf = true;
   uint64_t foreign_gids = 0;    ///< entries of other network namespaces, before its own
   bool unknown_netdev = false;  ///< GIDs name no interface
+  bool foreign_shown = false;   ///< sysfs shows such entries all the same
+  bool sub_functions = false;   ///< devices are sub-functions of a PCI function
+  bool xdr = false;             ///< lanes of 200 Gbit/s
   uint64_t ece = 0;             ///< generation of ConnectX, 0: none
 
   // Limits.
   uint64_t max_mr = 1 << 20;
   uint64_t max_qp = 2048;
   uint64_t max_cqe = 1 << 20;
+  uint64_t max_cq = 1 << 16;
   uint64_t max_qp_wr = 16384;
   uint64_t max_inline = 512;
   uint64_t mtu = 4096;

@@ -153,12 +153,15 @@ ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* own, ibv_comp_cha
   if (const Verdict verdict = command(context, settings().create_cq); verdict.error != 0) {
     return refuse<ibv_cq>(verdict.error);
   }
+  const std::lock_guard lock(nic().mutex());
+  if (of(context).on->queues().size() >= settings().max_cq) {
+    return refuse<ibv_cq>(ENOMEM);
+  }
   auto* queue = new Queue{};
   queue->context = context;
   queue->cqe = entries;
   queue->cq_context = own;
   queue->channel = channel;
-  const std::lock_guard lock(nic().mutex());
   of(context).on->queues().push_back(queue);
   return queue;
 }
@@ -243,6 +246,8 @@ int ibv_query_qp(ibv_qp* qp, ibv_qp_attr* attributes, int, ibv_qp_init_attr* ini
   attributes->qp_state = qp->state;
   attributes->cur_qp_state = qp->state;
   attributes->dest_qp_num = of(qp).route().peer;
+  attributes->ah_attr = of(qp).route().way;
+  attributes->pkey_index = of(qp).route().pkey_index;
   attributes->cap = of(qp).limits();
   if (init != nullptr) {
     *init = {};

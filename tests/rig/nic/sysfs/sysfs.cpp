@@ -68,6 +68,13 @@ ibv_context* context_of(std::string_view name, int* number) {
   return found;
 }
 
+/// A switch of NHA_NIC, which only sysfs shows.
+bool set(const char* name) {
+  const char* settings = getenv("NHA_NIC");
+  const std::string all = std::string(",") + (settings == nullptr ? "" : settings) + ",";
+  return all.find(std::string(",") + name + ",") != std::string::npos;
+}
+
 Answer about_gid(ibv_context* context, unsigned port, const char* what, unsigned index) {
   std::array<ibv_gid_entry, 64> entries{};
   const auto table = verbs<ssize_t (*)(ibv_context*, ibv_gid_entry*, size_t, uint32_t, size_t)>(
@@ -81,7 +88,7 @@ Answer about_gid(ibv_context* context, unsigned port, const char* what, unsigned
     char name[IF_NAMESIZE] = "";
     const bool foreign =
         entry.ndev_ifindex != 0 && if_indextoname(entry.ndev_ifindex, name) == nullptr;
-    if (foreign) {  // of another network namespace: the kernel answers so
+    if (foreign && !set("foreign_shown")) {  // of another network namespace: the kernel answers so
       return {Kind::refused, ""};
     }
     if (strcmp(what, "types") == 0) {
@@ -108,18 +115,25 @@ Answer ask(const char* path) {
   const std::string file(rest.substr(slash + 1));
   // Each device in a slot of its own.
   const std::string bus = "4" + std::to_string(number);
+  const bool sub_function = set("sub_functions");
   if (file == "device") {
-    return {Kind::link, "/sys/devices/pci0000:" + bus + "/0000:" + bus + ":00.0"};
+    return {Kind::link, "/sys/devices/pci0000:" + bus + "/0000:" + bus + ":00.0" +
+                            (sub_function ? "/mlx5_core.sf.2" : "")};
   }
   if (file == "device/subsystem") {
-    return {Kind::link, "/sys/bus/pci"};
+    return {Kind::link, sub_function ? "/sys/bus/auxiliary" : "/sys/bus/pci"};
   }
   if (file == "device/numa_node") {
     return {Kind::text, "-1\n"};
   }
   unsigned port = 0;
   unsigned index = 0;
+  int length = 0;
   char what[8] = "";
+  if (sscanf(file.c_str(), "ports/%u/rate%n", &port, &length) == 1 &&
+      static_cast<size_t>(length) == file.size()) {
+    return {Kind::text, set("xdr") ? "800 Gb/sec (4X XDR)\n" : "400 Gb/sec (4X NDR)\n"};
+  }
   if (sscanf(file.c_str(), "ports/%u/gid_attrs/%5[a-z]/%u", &port, what, &index) == 3) {
     return about_gid(context, port, what, index);
   }

@@ -1,0 +1,306 @@
+// What the product makes of the emulated NICs, in a process of its own: what it sees of devices,
+// what it asks queue pairs for, and what it does when a single queue fails.
+#include <algorithm>
+
+#include "runtime/base/secret.h"
+#include "runtime/engine/engine.h"
+#include "runtime/fabric/provider.h"
+#include "runtime/fabric/verbs/device_watch.h"
+#include "runtime/fabric/verbs/host_ports.h"
+#include "runtime/fabric/verbs/port.h"
+#include "runtime/fabric/verbs/rc_factory.h"
+#include "runtime/fabric/verbs/verbs_path.h"
+#include "tests/nic/nic_world.h"
+#include "tests/support/log_lines.h"
+#include "tests/support/path_harness.h"
+
+namespace nccl_ha::test {
+namespace {
+
+using emulated::Control;
+using fabric::PathOptions;
+using fabric::PathState;
+namespace verbs = fabric::verbs;
+
+constexpr unsigned host = 1;  // with_nic()
+
+std::vector<verbs::UsablePort> ports_of(const Config& config) {
+  auto list = verbs::list_ports(config);
+  EXPECT_TRUE(list) << list.error().message();
+  return list ? std::move(list->ports) : std::vector<verbs::UsablePort>();
+}
+
+/// A port of the product's, and paths over it.
+struct ProductEnd {
+  ProductEnd(const verbs::UsablePort& usable, const Config& its_config)
+      : config(its_config), device(usable.device) {
+    want = *verbs::gid_preference(config, usable.info);
+    verbs::Port::Environment environment;
+    environment.clock = &clock;
+    environment.timers = &timers;
+    environment.secrets = &kernel_secrets();
+    port = std::move(
+        *verbs::Port::open(device, usable.info.port, verbs::Options::from(config), environment));
+  }
+  std::unique_ptr<fabric::Path> make(bool active, bool flushes = true) {
+    PathOptions options;
+    options.active = active;
+    options.flushes_max = flushes ? 32 : 0;
+    options.traffic_class = 104;
+    options.service_level = 3;
+    auto path = port->create_path(options, want, &owner);
+    EXPECT_TRUE(path) << path.error().message();
+    return path ? std::move(*path) : nullptr;
+  }
+  void turn() {
+    port->poll(clock);
+    timers.expire(clock.now());
+  }
+
+  Config config;
+  SteadyClock clock;
+  TimerWheel timers{clock.now()};
+  RecordingOwner owner;
+  std::shared_ptr<verbs::Device> device;
+  verbs::GidPreference want;
+  std::shared_ptr<verbs::Port> port;
+};
+
+verbs::VerbsPath& of(const std::unique_ptr<fabric::Path>& path) {
+  return static_cast<verbs::VerbsPath&>(*path);
+}
+
+/// From device 0 to device 1.
+struct ProductPair {
+  explicit ProductPair(const Config& config) : ports(ports_of(config)) {
+    for (size_t i = 0; i < 2; ++i) {
+      ends.push_back(std::make_unique<ProductEnd>(ports.at(i), config));
+    }
+    connect();
+  }
+  /// Paths between both, one more each time.
+  void connect() {
+    paths.push_back({ends[0]->make(false), ends[1]->make(true)});
+    auto& [a, b] = paths.back();
+    ASSERT_TRUE(a != nullptr && b != nullptr);
+    ASSERT_TRUE(a->connect(b->local_address()));
+    ASSERT_TRUE(b->connect(a->local_address()));
+    EXPECT_TRUE(until([&] { return a->state() == PathState::ready; }));
+  }
+  bool until(const std::function<bool()>& done, double limit = 5) {
+    for (const auto start = std::chrono::steady_clock::now(); !done();) {
+      if (seconds_since(start) > limit) {
+        return false;
+      }
+      for (auto& end : ends) {
+        end->turn();
+      }
+    }
+    return true;
+  }
+
+  std::vector<verbs::UsablePort> ports;
+  std::vector<std::unique_ptr<ProductEnd>> ends;
+  std::vector<std::pair<std::unique_ptr<fabric::Path>, std::unique_ptr<fabric::Path>>> paths;
+};
+
+ibv_qp_attr asked_of(const std::unique_ptr<fabric::Path>& path) {
+  ibv_qp_attr attributes{};
+  ibv_qp_init_attr init{};
+  EXPECT_EQ(ibv_query_qp(of(path).queue_pair(), &attributes, IBV_QP_AV, &init), 0);
+  return attributes;
+}
+
+TEST(NicProduct, EntriesOfOtherNamespacesAreLeftOut) {
+  // With foreign_shown the kernel tells their type, and their interface is not here.
+  for (const std::string shown : {"", ",foreign_shown"}) {
+    with_nic("devices=2,foreign_gids=2" + shown, [&](Control&) {
+      ProductPair pair({});
+      for (const verbs::UsablePort& port : pair.ports) {
+        ASSERT_EQ(port.info.gids.size(), 3U);
+        EXPECT_EQ(port.info.gids[0].scope,
+                  shown.empty() ? verbs::GidScope::hidden : verbs::GidScope::elsewhere);
+        EXPECT_EQ(port.info.gids[2].scope, verbs::GidScope::here);
+        EXPECT_EQ(port.info.netdev, "lo");
+      }
+      EXPECT_EQ(asked_of(pair.paths[0].first).ah_attr.grh.sgid_index, 2);
+      fabric::NicBoard board;
+      const verbs::HostPorts host_ports(pair.ports, 1, board);
+      EXPECT_EQ(host_ports.at(0).address.text(), "10.1.0.2");
+    });
+  }
+}
+
+TEST(NicProduct, EntriesWithoutAnInterfaceAreTaken) {
+  with_nic("devices=2,unknown_netdev", [](Control&) {
+    ProductPair pair({});
+    EXPECT_EQ(pair.ports[0].info.gids.at(0).scope, verbs::GidScope::here);
+  });
+}
+
+TEST(NicProduct, SettingsReachTheQueuePairs) {
+  with_nic("devices=2,foreign_gids=1,ece=7", [](Control&) {
+    Config config;
+    config.ib_pkey = 5;
+    config.ib_gid_index = 1;
+    ProductPair pair(config);
+    for (const auto* path : {&pair.paths[0].first, &pair.paths[0].second}) {
+      const ibv_qp_attr asked = asked_of(*path);
+      EXPECT_EQ(asked.pkey_index, 5);
+      EXPECT_EQ(asked.ah_attr.sl, 3);
+      EXPECT_EQ(asked.ah_attr.grh.traffic_class, 104);
+      EXPECT_EQ(asked.ah_attr.grh.sgid_index, 1);
+    }
+  });
+}
+
+TEST(NicProduct, TheGidIndexIsTakenAsItIsSet) {
+  with_nic("foreign_gids=1", [](Control&) {
+    Config config;
+    config.ib_gid_index = 0;
+    const auto ports = ports_of(config);
+    ASSERT_EQ(ports.size(), 1U);
+    verbs::PathEnds ends;
+    ASSERT_TRUE(ends.look_up(*ports[0].device, 1, *verbs::gid_preference(config, ports[0].info)));
+    EXPECT_EQ(ends.local().gid[15], 255) << "the other namespace's: whoever sets it may know why";
+  });
+}
+
+TEST(NicProduct, EceIsNegotiatedUnlessItIsSwitchedOff) {
+  for (const bool on : {true, false}) {
+    with_nic("devices=2,ece=7", [&](Control&) {
+      Config config;
+      config.ib_ece = on;
+      const ProductPair pair(config);
+      EXPECT_EQ(of(pair.paths[0].first).ends().local().has_ece, on);
+      EXPECT_EQ(of(pair.paths[0].second).ends().peer().has_ece, on);
+    });
+  }
+}
+
+TEST(NicProduct, IdentitiesAreThoseThatNcclReports) {
+  with_nic("devices=2,ports=2,sub_functions,vf,xdr", [](Control&) {
+    const auto ports = ports_of({});
+    ASSERT_EQ(ports.size(), 4U);
+    EXPECT_EQ(ports[0].info.guid, 0xfa4e'0000'0001'0000U) << "the card's, not the function's 0";
+    EXPECT_EQ(ports[1].info.guid, ports[0].info.guid) << "a card's two ports";
+    EXPECT_NE(ports[2].info.guid, ports[0].info.guid);
+    EXPECT_EQ(ports[2].info.pci_path, "/sys/devices/pci0000:41/0000:41:00.0");
+    EXPECT_EQ(ports[0].info.speed_mbps, 800'000);
+  });
+  with_nic("ib", [](Control&) {
+    const auto ports = ports_of({});
+    ASSERT_EQ(ports.size(), 1U);
+    EXPECT_EQ(ports[0].info.speed_mbps, 400'000);
+    EXPECT_EQ(ports[0].info.pci_path, "/sys/devices/pci0000:40/0000:40:00.0");
+  });
+}
+
+TEST(NicProduct, APeerIsNamedWithItsSubnetWhereLidsRepeat) {
+  with_nic("devices=2,ib", [](Control&) {
+    const ProductPair pair({});
+    fabric::FailureDomains domains;
+    pair.paths[0].first->failure_domains(domains);
+    const fabric::FailureDomain peer{fabric::FailureDomain::Kind::remote_nic,
+                                     "LID 37 of subnet fe80000000000000"};
+    EXPECT_TRUE(fabric::contains(domains, peer)) << domains.back().name;
+  });
+}
+
+TEST(NicProduct, RetriesThatOutlastFailoverAreSaidAtInit) {
+  with_nic("devices=2", [](Control&) {
+    Config config;
+    config.fabric = "verbs";
+    for (const int64_t timeout : {14, 20}) {
+      config.ib_timeout = timeout;
+      const LogLines log;
+      EXPECT_TRUE(fabric::Provider::make(config, {}, 1));
+      EXPECT_EQ(log.count("RDMA NICs retry for 34359 ms or more"), timeout == 20 ? 1U : 0U)
+          << log.text();
+    }
+  });
+}
+
+// More than a device has nobody promises, and what is promised can be had.
+TEST(NicProduct, AsManyConnectionsAsArePromisedCanBeOpened) {
+  const std::pair<const char*, size_t> limits[] = {
+      {"max_qp=64", 14},             // 2 paths with 2 pairs each, one in 8 left
+      {"max_mr=400", 14},            // 12 regions a path
+      {"max_cq=7,max_cqe=1200", 6},  // 2 paths a queue
+      {"max_qp=64,max_mr=100", 3}};  // the tightest one
+  for (const auto& [setting, connections] : limits) {
+    with_nic(std::string("devices=2,") + setting, [&, most = connections](Control&) {
+      const Config config;
+      auto usable = ports_of(config);
+      ProductEnd end(usable.at(0), config);
+      fabric::NicBoard board;
+      fabric::FabricHost fabric_host;
+      const verbs::RcFactory factory(
+          config, fabric_host, std::make_shared<verbs::HostPorts>(std::move(usable), 1, board));
+      const auto devices = factory.devices();
+      ASSERT_EQ(devices.size(), 2U);
+      EXPECT_EQ(factory.connections_max(devices[0], 65536), most);
+      EXPECT_EQ(factory.connections_max(devices[0], 3), 3U);
+      std::vector<std::unique_ptr<fabric::Path>> paths;
+      std::vector<char> memory(1 << 16);
+      for (size_t i = 0; i < 2 * most; ++i) {  // each with a shadow
+        paths.push_back(end.make(true));
+        ASSERT_NE(paths.back(), nullptr) << i;
+        const auto connected = paths.back()->connect(paths.back()->local_address());
+        ASSERT_TRUE(connected) << i << ": " << connected.error().message();
+        for (size_t region = 0; region < 12; ++region) {
+          const auto made = end.device->add(memory.data() + i, region + 1, verbs::MemoryKind::host);
+          ASSERT_TRUE(made) << made.error().message();
+        }
+      }
+    });
+  }
+}
+
+/// Both devices' events are read.
+struct WatchedPair : ProductPair {
+  explicit WatchedPair(const Config& config) : ProductPair(config) {
+    engine = std::move(*Engine::start(config));
+    for (auto& end : ends) {
+      EXPECT_TRUE(engine->worker(0).adopt(std::make_unique<verbs::DeviceWatch>(end->device)));
+    }
+  }
+  bool fails(const std::unique_ptr<fabric::Path>& path) {
+    return until([&] { return path->state() == PathState::error; }, 2);
+  }
+  std::unique_ptr<Engine> engine;
+};
+
+TEST(NicProduct, AQueuePairThatFailsWithoutACompletionEndsItsPathAtOnce) {
+  for (const ibv_event_type type :
+       {IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR}) {
+    with_nic("devices=2", [&](Control& control) {
+      WatchedPair pair({});
+      pair.connect();
+      const auto& [first, second] = pair.paths[0];
+      const uint32_t number = of(first).queue_pair()->qp_num;
+      control.raise({host, 0, 1, static_cast<uint32_t>(type), number, 1});
+      EXPECT_TRUE(pair.fails(first)) << "nothing was posted, so that no silence tells";
+      EXPECT_EQ(pair.paths[1].first->state(), PathState::ready) << "the one beside it";
+      EXPECT_TRUE(pair.ends[0]->device->health.usable());
+      pair.connect();
+      EXPECT_EQ(pair.paths[2].first->state(), PathState::ready);
+    });
+  }
+}
+
+TEST(NicProduct, ACompletionQueueThatOverrunsEndsItsPathsAndNotTheDevice) {
+  with_nic("devices=2", [](Control& control) {
+    WatchedPair pair({});
+    pair.connect();
+    control.raise({host, 0, 1, IBV_EVENT_CQ_ERR, 0, 0});
+    EXPECT_TRUE(pair.fails(pair.paths[0].first));
+    EXPECT_TRUE(pair.fails(pair.paths[1].first)) << "they share the queue";
+    EXPECT_TRUE(pair.ends[0]->device->health.usable());
+    pair.connect();  // over a queue of its own
+    EXPECT_EQ(pair.paths[2].first->state(), PathState::ready);
+  });
+}
+
+}  // namespace
+}  // namespace nccl_ha::test
