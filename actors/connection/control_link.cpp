@@ -264,9 +264,10 @@ void ControlLink::on_stream_closed(Stream& stream, const Error& error) {
   }
   if (state_.backup && (state_.ready() || rejoin_.possible())) {
     FailoverLog::of(*state_.context)
-        ->warn({FailoverLog::Kind::stream_lost, state_.id.index, "", state_.peer_host, {}},
-               fmt::format("the control connection to {} is lost: {}", state_.owner.peer_text(),
-                           error.message()));
+        ->warn({FailoverLog::Kind::stream_lost, state_.id.index, "", state_.peer_host, {}}, [&] {
+          return fmt::format("the control connection to {} is lost: {}", state_.owner.peer_text(),
+                             error.message());
+        });
     lose_stream(error);
     return;
   }

@@ -35,9 +35,10 @@ void Failover::take_down(size_t lane, const Error& why) {
   if (mine.usable) {
     mine.set_usable(false);
     paths_.count_missing();
-    log(FailoverLog::Kind::down, lane,
-        fmt::format("path {} of the connection to {} is down: {}", lane, state_.owner.peer_text(),
-                    why.message()));
+    log(FailoverLog::Kind::down, lane, [&] {
+      return fmt::format("path {} of the connection to {} is down: {}", lane,
+                         state_.owner.peer_text(), why.message());
+    });
     count_down(lane);
   } else {
     NHA_LOG_DEBUG("path {} to {} is not back yet: {}", lane, state_.owner.peer_text(),
@@ -72,19 +73,20 @@ void Failover::take_into_use(size_t lane) {
 }
 
 void Failover::log_back(size_t lane) {
-  const std::string path = paths_.lane(lane).path().describe();
+  const auto describe = [&] { return paths_.lane(lane).path().describe(); };
   if (down_since_[lane] == Instant{}) {
     NHA_LOG_INFO("path {} of the connection to {} stands by: {}", lane, state_.owner.peer_text(),
-                 path);
+                 describe());
     return;
   }
   const Duration stall = state_.context->now() - down_since_[lane];
   state_.counters->paths_back.add();
   state_.counters->longest_stall_ns.raise_to(static_cast<uint64_t>(stall.count()));
-  log(FailoverLog::Kind::back, lane,
-      fmt::format("path {} of the connection to {} is back after {} ms: {}", lane,
-                  state_.owner.peer_text(), stall.count() / 1'000'000, path),
-      {.stall = stall});
+  const auto text = [&] {
+    return fmt::format("path {} of the connection to {} is back after {} ms: {}", lane,
+                       state_.owner.peer_text(), stall.count() / 1'000'000, describe());
+  };
+  log(FailoverLog::Kind::back, lane, text, {.stall = stall});
   state_.note(TraceEvent::path_up, lane, static_cast<uint64_t>(stall.count()));
   state_.ask_trace(TraceCause::failover);  // the round is whole now
 }
@@ -126,7 +128,7 @@ PathNotice Failover::notice_of(size_t lane, const Error& why) const {
 
 void Failover::set_need(const Error& why) { need_ = without_reporter(why.message()); }
 
-void Failover::log(FailoverLog::Kind kind, size_t lane, const std::string& text,
+void Failover::log(FailoverLog::Kind kind, size_t lane, const std::function<std::string()>& text,
                    const FailoverLog::Counts& counts) const {
   log_->warn({kind, state_.id.index,
               lane < paths_.size() ? paths_.interface_of(paths_.lane(lane)) : std::string(),
@@ -135,9 +137,10 @@ void Failover::log(FailoverLog::Kind kind, size_t lane, const std::string& text,
 }
 
 void Failover::tell_stuck(const Error& why) {
-  log(FailoverLog::Kind::stuck, lanes_max,
-      fmt::format("a path of the connection to {} is not fenced yet: {}", state_.owner.peer_text(),
-                  why.message()));
+  log(FailoverLog::Kind::stuck, lanes_max, [&] {
+    return fmt::format("a path of the connection to {} is not fenced yet: {}",
+                       state_.owner.peer_text(), why.message());
+  });
   set_need(why);
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,7 +53,7 @@ class Failover {
   PathNotice notice_of(size_t lane, const Error& why) const;
 
   /// Warns of a lane, together with others of its NIC and peer; lanes_max: of no NIC.
-  void log(FailoverLog::Kind kind, size_t lane, const std::string& text,
+  void log(FailoverLog::Kind kind, size_t lane, const std::function<std::string()>& text,
            const FailoverLog::Counts& counts = {}) const;
 
   /// Starts or ends the time that the connection may be without a path.

@@ -38,7 +38,7 @@ std::shared_ptr<FailoverLog> FailoverLog::of(Context& context) {
 }
 
 /// What is logged changes nothing of when timers are armed: a simulation runs alike at each level.
-void FailoverLog::warn(const Line& line, const std::string& text) {
+void FailoverLog::warn(const Line& line, const std::function<std::string()>& text) {
   const Instant now = context_.now();
   std::erase_if(bursts_, [&](const auto& known) {
     return known.second.lines == 0 && now >= known.second.ends;
@@ -46,14 +46,14 @@ void FailoverLog::warn(const Line& line, const std::string& text) {
   const auto [found, first] = bursts_.try_emplace(Key{line.kind, line.nic, line.peer});
   Burst& burst = found->second;
   if (first || log_enabled(LogLevel::debug)) {
-    NHA_LOG_WARN("{}", text);
+    NHA_LOG_WARN("{}", text());
   }
   if (first) {
     burst.ends = now + burst.window;
     return;
   }
   if (burst.lines++ == 0) {
-    burst.text = text;
+    burst.text = text();
   }
   burst.connections.insert(line.connection);
   const Counts& counts = line.counts;

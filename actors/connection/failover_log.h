@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -58,8 +59,8 @@ class FailoverLog {
   /// That of the context's worker, for as long as anybody keeps it.
   static std::shared_ptr<FailoverLog> of(Context& context);
 
-  /// `text`: the line as it reads alone.
-  void warn(const Line& line, const std::string& text);
+  /// `text` makes the line as it reads alone; of lines that are only counted it is not called.
+  void warn(const Line& line, const std::function<std::string()>& text);
 
  private:
   using Key = std::tuple<Kind, std::string, std::string>;
