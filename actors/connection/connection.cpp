@@ -215,9 +215,11 @@ void Connection::end_handshake() {
   for (size_t lane = 0; lane < paths_.size() && state_.live(); ++lane) {
     if (const auto why = std::exchange(paths_.lane(lane).early_failure, std::nullopt)) {
       failover_.count_down(lane);
-      NHA_LOG_WARN(
-          "path {} of the connection to {} did not come up; others are tried, and it again: {}",
-          lane, peer_text(), why->message());
+      failover_.log(FailoverLog::Kind::not_up, lane, [&] {
+        return fmt::format(
+            "path {} of the connection to {} did not come up; others are tried, and it again: {}",
+            lane, peer_text(), why->message());
+      });
       side_->on_lane_failed(lane, *why);
     }
   }

@@ -1,7 +1,10 @@
 #include "actors/connection/control_link.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
+#include "actors/connection/failover_log.h"
 #include "runtime/base/log.h"
 #include "runtime/fabric/interfaces.h"
 
@@ -260,8 +263,11 @@ void ControlLink::on_stream_closed(Stream& stream, const Error& error) {
     return;
   }
   if (state_.backup && (state_.ready() || rejoin_.possible())) {
-    NHA_LOG_WARN("the control connection to {} is lost: {}", state_.owner.peer_text(),
-                 error.message());
+    FailoverLog::of(*state_.context)
+        ->warn({FailoverLog::Kind::stream_lost, state_.id.index, "", state_.peer_host, {}}, [&] {
+          return fmt::format("the control connection to {} is lost: {}", state_.owner.peer_text(),
+                             error.message());
+        });
     lose_stream(error);
     return;
   }

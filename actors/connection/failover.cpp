@@ -19,6 +19,7 @@ Failover::Failover(ConnectionState& state, PathSet& paths, ControlLink& control,
 void Failover::begin(const Config& config) {
   budget_ = ha::RetryBudget(static_cast<uint64_t>(config.max_retries),
                             std::chrono::milliseconds(config.retry_budget_ms));
+  log_ = FailoverLog::of(*state_.context);
 }
 
 void Failover::stop() {
@@ -34,8 +35,10 @@ void Failover::take_down(size_t lane, const Error& why) {
   if (mine.usable) {
     mine.set_usable(false);
     paths_.count_missing();
-    NHA_LOG_WARN("path {} of the connection to {} is down: {}", lane, state_.owner.peer_text(),
-                 why.message());
+    log(FailoverLog::Kind::down, lane, [&] {
+      return fmt::format("path {} of the connection to {} is down: {}", lane,
+                         state_.owner.peer_text(), why.message());
+    });
     count_down(lane);
   } else {
     NHA_LOG_DEBUG("path {} to {} is not back yet: {}", lane, state_.owner.peer_text(),
@@ -70,17 +73,20 @@ void Failover::take_into_use(size_t lane) {
 }
 
 void Failover::log_back(size_t lane) {
-  const std::string path = paths_.lane(lane).path().describe();
+  const auto describe = [&] { return paths_.lane(lane).path().describe(); };
   if (down_since_[lane] == Instant{}) {
     NHA_LOG_INFO("path {} of the connection to {} stands by: {}", lane, state_.owner.peer_text(),
-                 path);
+                 describe());
     return;
   }
   const Duration stall = state_.context->now() - down_since_[lane];
   state_.counters->paths_back.add();
   state_.counters->longest_stall_ns.raise_to(static_cast<uint64_t>(stall.count()));
-  NHA_LOG_WARN("path {} of the connection to {} is back after {} ms: {}", lane,
-               state_.owner.peer_text(), stall.count() / 1'000'000, path);
+  const auto text = [&] {
+    return fmt::format("path {} of the connection to {} is back after {} ms: {}", lane,
+                       state_.owner.peer_text(), stall.count() / 1'000'000, describe());
+  };
+  log(FailoverLog::Kind::back, lane, text, {.stall = stall});
   state_.note(TraceEvent::path_up, lane, static_cast<uint64_t>(stall.count()));
   state_.ask_trace(TraceCause::failover);  // the round is whole now
 }
@@ -122,9 +128,19 @@ PathNotice Failover::notice_of(size_t lane, const Error& why) const {
 
 void Failover::set_need(const Error& why) { need_ = without_reporter(why.message()); }
 
+void Failover::log(FailoverLog::Kind kind, size_t lane, const std::function<std::string()>& text,
+                   const FailoverLog::Counts& counts) const {
+  log_->warn({kind, state_.id.index,
+              lane < paths_.size() ? paths_.interface_of(paths_.lane(lane)) : std::string(),
+              state_.peer_host.empty() ? control_.peer_address() : state_.peer_host, counts},
+             text);
+}
+
 void Failover::tell_stuck(const Error& why) {
-  NHA_LOG_WARN("a path of the connection to {} is not fenced yet: {}", state_.owner.peer_text(),
-               why.message());
+  log(FailoverLog::Kind::stuck, lanes_max, [&] {
+    return fmt::format("a path of the connection to {} is not fenced yet: {}",
+                       state_.owner.peer_text(), why.message());
+  });
   set_need(why);
 }
 

@@ -5,10 +5,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "actors/connection/control_link.h"
+#include "actors/connection/failover_log.h"
 #include "actors/connection/liveness.h"
 #include "actors/connection/path_set.h"
 #include "actors/connection/state.h"
@@ -49,6 +52,10 @@ class Failover {
   /// What the peer is told of a lane that failed.
   PathNotice notice_of(size_t lane, const Error& why) const;
 
+  /// Warns of a lane, together with others of its NIC and peer; lanes_max: of no NIC.
+  void log(FailoverLog::Kind kind, size_t lane, const std::function<std::string()>& text,
+           const FailoverLog::Counts& counts = {}) const;
+
   /// Starts or ends the time that the connection may be without a path.
   void watch_budget(bool in_need);
   ha::RetryBudget& budget() { return budget_; }
@@ -81,6 +88,7 @@ class Failover {
   std::string need_;
   Error rejection_;
   bool shortage_told_ = false;
+  std::shared_ptr<FailoverLog> log_;
   std::array<Instant, lanes_max> down_since_{};
 };
 

@@ -382,11 +382,17 @@ void SendRecovery::tell_move() {
   const size_t lane = serving_.shares().front().lane;
   const bool to_shadow = paths_.lane(lane).shadow;
   state_.counters->traffic_moves.add();
-  NHA_LOG_WARN("traffic to {} moved {} path {}: {}", state_.owner.peer_text(),
-               to_shadow              ? "to the shadow"
-               : serving_.rank() != 0 ? "to"
-                                      : "back to",
-               lane, paths_.lane(lane).path().describe());
+  using Kind = FailoverLog::Kind;
+  const Kind kind = to_shadow              ? Kind::moved_to_shadow
+                    : serving_.rank() != 0 ? Kind::moved
+                                           : Kind::moved_back;
+  failover_.log(kind, lane, [&] {
+    return fmt::format("traffic to {} moved {} path {}: {}", state_.owner.peer_text(),
+                       kind == Kind::moved_to_shadow ? "to the shadow"
+                       : kind == Kind::moved         ? "to"
+                                                     : "back to",
+                       lane, paths_.lane(lane).path().describe());
+  });
   state_.note(TraceEvent::traffic_moved, lane, to_shadow ? 1 : 0);
 }
 
@@ -410,14 +416,22 @@ void SendRecovery::tell_failover(size_t lane, const Sender::TakenBack& counts) {
   const Instant now = state_.context->now();
   const Duration stall = now - recovery.alive_at;
   const auto shares = serving_.shares();
-  NHA_LOG_WARN(
-      "failover of path {} to {}: {}; {} ms after its last heartbeat, {} ms after it was given "
-      "up, {}; {} chunks ({} bytes) go again, {} ({} bytes) had arrived",
-      lane, state_.owner.peer_text(), recovery.reason.message(), stall.count() / 1'000'000,
-      (now - recovery.down_at).count() / 1'000'000,
-      shares.empty() ? std::string("no path is left for now")
-                     : fmt::format("path {} goes on", shares.front().lane),
-      counts.chunks_again, counts.bytes_again, counts.chunks_kept, counts.bytes_kept);
+  const auto text = [&] {
+    return fmt::format(
+        "failover of path {} to {}: {}; {} ms after its last heartbeat, {} ms after it was given "
+        "up, {}; {} chunks ({} bytes) go again, {} ({} bytes) had arrived",
+        lane, state_.owner.peer_text(), recovery.reason.message(), stall.count() / 1'000'000,
+        (now - recovery.down_at).count() / 1'000'000,
+        shares.empty() ? std::string("no path is left for now")
+                       : fmt::format("path {} goes on", shares.front().lane),
+        counts.chunks_again, counts.bytes_again, counts.chunks_kept, counts.bytes_kept);
+  };
+  failover_.log(FailoverLog::Kind::failover, lane, text,
+                {.stall = stall,
+                 .chunks_again = counts.chunks_again,
+                 .bytes_again = counts.bytes_again,
+                 .chunks_kept = counts.chunks_kept,
+                 .bytes_kept = counts.bytes_kept});
   state_.note(TraceEvent::chunks_replayed, lane, counts.chunks_again);
   state_.note(TraceEvent::failover, static_cast<uint64_t>(stall.count()) / 1000, counts.bytes_again,
               lane);

@@ -291,6 +291,7 @@ enum class Mutation : uint8_t {
   second_one_dropped,    ///< who waits behind the connection that is accepted is forgotten
   close_uncounted,       ///< who closes a connection counts as a user of the engine
   one_address_told,      ///< a handle names only the addresses of its own device
+  gathered_forgotten,    ///< what a worker's log of failovers holds at its end is not logged
 };
 
 inline Mutation planted = Mutation::none;

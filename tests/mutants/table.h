@@ -365,6 +365,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(second_one_dropped, "SimPluginCalls.AllWhoWaitAreAccepted"),
     NHA_FOUND(close_uncounted, By::closes, 50),
     NHA_CHECKED(one_address_told, "SimPluginCalls.AHandleNamesAllAddresses"),
+    NHA_CHECKED(gathered_forgotten, "FailoverLogTest.WhatIsGatheredAtTheEndIsLogged"),
 };
 
 #undef NHA_CHECKED

@@ -31,8 +31,8 @@ bool has_any(const std::string& text, std::initializer_list<const char*> parts) 
 
 /// What a path says when it works again.
 bool is_good_news(const std::string& line) {
-  return has_any(line,
-                 {" is back after ", "is no longer slow", "which was slow, carries data again"});
+  return has_any(line, {" is back after ", " are back after ", "is no longer slow",
+                        "which was slow, carries data again"});
 }
 
 /// A host that no other reaches on two rails or more, while they reach each other there: its cables

@@ -71,13 +71,13 @@ void show(Control& control, const Target& at) {
   const DeviceState& device = control.device(at.host, at.device);
   const DeviceCounters& counters = device.counters;
   std::printf("mode %s generation %u cut %u verbs %" PRIu64 " verbs_failed %" PRIu64
-              " packets %" PRIu64 " lost %" PRIu64 " retries %" PRIu64 " silenced %" PRIu64
-              " forbidden %" PRIu64 " behind %" PRIu64 "\n",
+              " packets %" PRIu64 " lost %" PRIu64 " retries %" PRIu64 " not_ready %" PRIu64
+              " silenced %" PRIu64 " forbidden %" PRIu64 " behind %" PRIu64 "\n",
               modes[device.mode.load() % 4], device.generation.load(),
               device.ports[at.port - 1].cut.load(), counters.verbs.load(),
               counters.verbs_failed.load(), counters.packets.load(), counters.lost.load(),
-              counters.retries.load(), counters.silenced.load(), counters.forbidden.load(),
-              counters.behind.load());
+              counters.retries.load(), counters.not_ready.load(), counters.silenced.load(),
+              counters.forbidden.load(), counters.behind.load());
 }
 
 bool carry_out(Control& control, const std::string& command, const Target& at,

@@ -37,6 +37,7 @@ struct DeviceCounters {
   std::atomic<uint64_t> packets;       ///< sent
   std::atomic<uint64_t> lost;          ///< packets that a fault swallowed
   std::atomic<uint64_t> retries;       ///< timeouts after which it sent again
+  std::atomic<uint64_t> not_ready;     ///< times that a peer had no receive, so that it waited
   std::atomic<uint64_t> silenced;      ///< completions that were never seen
   std::atomic<uint64_t> forbidden;     ///< requests refused by the setting `forbid`
   std::atomic<uint64_t> behind;  ///< packets written for queue pairs that were said to be over

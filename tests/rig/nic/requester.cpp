@@ -243,6 +243,7 @@ void Pair::on_refused(const Header& header) {
         return;
       }
       ++not_ready_;
+      ++owner_.on->state().counters.not_ready;
       go_back(header.sequence);
       not_ready_until_ = now_ns() + not_ready_time(header.timer);
       return;
