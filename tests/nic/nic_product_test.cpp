@@ -45,6 +45,7 @@ struct ProductEnd {
   std::unique_ptr<fabric::Path> make(bool active, bool flushes = true) {
     PathOptions options;
     options.active = active;
+    options.writes_max = writes_max;
     options.flushes_max = flushes ? 32 : 0;
     options.traffic_class = 104;
     options.service_level = 3;
@@ -58,6 +59,7 @@ struct ProductEnd {
   }
 
   Config config;
+  uint32_t writes_max = PathOptions{}.writes_max;
   SteadyClock clock;
   TimerWheel timers{clock.now()};
   RecordingOwner owner;
@@ -292,6 +294,7 @@ TEST(NicProduct, AQueuePairThatFailsWithoutACompletionEndsItsPathAtOnce) {
 TEST(NicProduct, ACompletionQueueThatOverrunsEndsItsPathsAndNotTheDevice) {
   with_nic("devices=2", [](Control& control) {
     WatchedPair pair({});
+    pair.ends[0]->writes_max = 64;  // a third one would have room in their queue
     pair.connect();
     control.raise({host, 0, 1, IBV_EVENT_CQ_ERR, 0, 0});
     EXPECT_TRUE(pair.fails(pair.paths[0].first));
