@@ -108,7 +108,12 @@ void FailoverLog::log_gathered(const Key& key, const Burst& burst) {
     NHA_LOG_WARN("{}", burst.text);
     return;
   }
-  const auto& [kind, nic, peer] = key;
+  NHA_LOG_WARN("{} (within {} ms)", text_of(key, burst), burst.window.count() / 1'000'000);
+}
+
+std::string FailoverLog::text_of(const Key& key, const Burst& burst) {
+  const std::string& nic = std::get<1>(key);
+  const std::string& peer = std::get<2>(key);
   const size_t connections = burst.connections.size();
   const std::string to = fmt::format("to {}{}{}", peer, nic.empty() ? "" : " over ", nic);
   const std::string paths = fmt::format("{} of {} connection{} {}", counted(burst.lines, "path"),
@@ -118,35 +123,32 @@ void FailoverLog::log_gathered(const Key& key, const Burst& burst) {
     return fmt::format("traffic of {} to {} moved {}{}", counted(connections, "connection"), peer,
                        where, nic);
   };
-  const std::string text = [&] {
-    switch (kind) {
-      case Kind::not_up:
-        return fmt::format("{} did not come up; others are tried, and they again", paths);
-      case Kind::down:
-        return fmt::format("{} are down", paths);
-      case Kind::stuck:
-        return fmt::format("{} are not fenced yet", paths);
-      case Kind::failover:
-        return fmt::format(
-            "failover of {}: at most {} ms after the last heartbeat; {} chunks ({} bytes) go "
-            "again, {} ({} bytes) had arrived",
-            paths, stall_ms, burst.total.chunks_again, burst.total.bytes_again,
-            burst.total.chunks_kept, burst.total.bytes_kept);
-      case Kind::moved_to_shadow:
-        return moved("to the shadow path over ");
-      case Kind::moved:
-        return moved("to another path over ");
-      case Kind::moved_back:
-        return moved("back to their path over ");
-      case Kind::back:
-        return fmt::format("{} are back after at most {} ms", paths, stall_ms);
-      case Kind::stream_lost:
-        return fmt::format("the control connection of {} {} is lost",
-                           counted(connections, "connection"), to);
-    }
-    return std::string();
-  }();
-  NHA_LOG_WARN("{} (within {} ms)", text, burst.window.count() / 1'000'000);
+  switch (std::get<0>(key)) {
+    case Kind::not_up:
+      return fmt::format("{} did not come up; others are tried, and they again", paths);
+    case Kind::down:
+      return fmt::format("{} are down", paths);
+    case Kind::stuck:
+      return fmt::format("{} are not fenced yet", paths);
+    case Kind::failover:
+      return fmt::format(
+          "failover of {}: at most {} ms after the last heartbeat; {} chunks ({} bytes) go again, "
+          "{} ({} bytes) had arrived",
+          paths, stall_ms, burst.total.chunks_again, burst.total.bytes_again,
+          burst.total.chunks_kept, burst.total.bytes_kept);
+    case Kind::moved_to_shadow:
+      return moved("to the shadow path over ");
+    case Kind::moved:
+      return moved("to another path over ");
+    case Kind::moved_back:
+      return moved("back to their path over ");
+    case Kind::back:
+      return fmt::format("{} are back after at most {} ms", paths, stall_ms);
+    case Kind::stream_lost:
+      return fmt::format("the control connection of {} {} is lost",
+                         counted(connections, "connection"), to);
+  }
+  return {};
 }
 
 }  // namespace nccl_ha

@@ -77,6 +77,7 @@ class FailoverLog {
   void arm();
   void on_window_over();
   static void log_gathered(const Key& key, const Burst& burst);
+  static std::string text_of(const Key& key, const Burst& burst);
 
   Context& context_;
   Timer timer_;  ///< armed while something is gathered
