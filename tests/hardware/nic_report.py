@@ -69,7 +69,7 @@ def over_ssh(options):
     ssh = [*shlex.split(options.ssh), options.host, "--"]
     folder = options.there
     if not folder:
-        made = subprocess.run([*ssh, "mktemp -d /tmp/nha-report.XXXXXX"], capture_output=True, text=True,
+        made = subprocess.run([*ssh, "mktemp -d -t nha-report.XXXXXX"], capture_output=True, text=True,
                               timeout=60, check=False, stdin=subprocess.DEVNULL)
         if made.returncode != 0:
             raise Failed(f"{shlex.join(ssh)} gave status {made.returncode}: {made.stderr.strip()}")

@@ -25,11 +25,13 @@ class Reports(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
         self.state = self.folder / "nic"
+        self.temporary = self.folder / "tmp"  # both hosts'
+        self.temporary.mkdir()
 
     def environment(self, host):
         settings = (f"state={self.state},host={host},devices=2,unknown_netdev,cost.create_qp=400us,"
                     f"cost.destroy_qp=1ms{SETTINGS[host]}")
-        return {"NHA_NIC": settings, "NCCL_SOCKET_IFNAME": "lo",
+        return {"NHA_NIC": settings, "TMPDIR": str(self.temporary), "NCCL_SOCKET_IFNAME": "lo",
                 "LD_LIBRARY_PATH": str(BUILD / "lib/fake_nic")}
 
     def ssh(self):
@@ -88,7 +90,7 @@ class Reports(unittest.TestCase):
                 self.assertGreater(row["ratio"], 0)
         else:
             self.assertIn("net_ib", against["skipped"])
-        self.assertEqual(list(pathlib.Path("/tmp").glob("nha-report*")), [], "something was left")
+        self.assertEqual(list(self.temporary.glob("nha-report*")), [], "something was left")
 
     def check_pairs(self, pairs):
         for way in ("to this host", "to the other host"):

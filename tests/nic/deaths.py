@@ -48,7 +48,8 @@ KINDS = {
     "qp-fatal": Kind("QP_FATAL on all its queue pairs", [["event", "@", "qp_fatal"]]),
     "qp-silent": Kind("the same, and no work comes back", [["event", "@", "qp_fatal", "silent"]]),
     "qp-access": Kind("QP_ACCESS_ERR on all its queue pairs", [["event", "@", "qp_access_err"]]),
-    "cq-err": Kind("a completion queue is lost", [["event", "@", "cq_err"]]),
+    # What it held tells nobody any more that acknowledged data has arrived.
+    "cq-err": Kind("a completion queue is lost", [["event", "@", "cq_err"]], may_end=True),
     "gid-change": Kind("GID_CHANGE, and nothing else", [["event", "@", "gid_change"]]),
     "reset": Kind("reset: fatal, disassociated", [["reset", "@"]], ("mode", "reset")),
     "reset-back": Kind("reset, and back at once", [["reset", "@"], ["back", "@"]],

@@ -177,7 +177,8 @@ class Side {
   void move(size_t i, bool over) {
     Flow& flow = flows_[i];
     const Instant now = clock_.now();
-    for (bool moved = true; moved;) {
+    bool moved = true;
+    for (size_t step = 0; step < places && moved; ++step) {  // then it is the others' turn
       moved = flow.done < flow.posted && complete(i);
       if (moved) {
         flow.gap_s = std::max(flow.gap_s, seconds(now - flow.moved));

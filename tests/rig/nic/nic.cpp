@@ -232,9 +232,13 @@ void Nic::work_once(std::vector<pollfd>& waited, uint64_t* next) {
   }
   run_timers(now_ns());
   settle_debts();
-  if (wire_.flush(&waited)) {
-    for (const auto& [number, pair] : pairs_) {
-      pair->pump();
+  if (wire_.flush(&waited) && !pairs_.empty()) {
+    // Another one is the first each time: what one sends may fill the wire.
+    auto next_pair = pairs_.upper_bound(first_served_);
+    for (size_t i = 0; i < pairs_.size(); ++i, ++next_pair) {
+      next_pair = next_pair == pairs_.end() ? pairs_.begin() : next_pair;
+      first_served_ = i == 0 ? next_pair->first : first_served_;
+      next_pair->second->pump();
     }
   }
   *next = std::min(next_due(), now_ns() + idle_ns);

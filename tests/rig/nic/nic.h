@@ -69,6 +69,7 @@ class Nic {
   uint32_t orders_taken_ = 0;
   std::vector<std::unique_ptr<Device>> devices_;
   std::map<uint32_t, Pair*> pairs_;
+  uint32_t first_served_ = 0;  ///< the pair that was the first to use a wire with room
   std::set<std::pair<uint64_t, Pair*>> timers_;
   std::vector<uint32_t> owing_;
   std::multimap<uint64_t, Held> held_;  ///< in the network, by when they arrive
