@@ -60,6 +60,10 @@ class TwoNicsInOneSubnet : public testing::TestWithParam<Family> {
       ASSERT_TRUE(
           ip("neigh add " + std::string(family.peer) + " lladdr 02:00:00:00:00:01 dev " + nic));
     }
+    // The kernel hears of a new link's carrier, without which IPv6 has no addresses, in a worker's
+    // turn.
+    ASSERT_TRUE(test::until(
+        [&] { return ip("route get " + std::string(family.own) + " | grep -q ^local"); }));
   }
 };
 

@@ -119,12 +119,14 @@ void Nic::arrive(const Header& header, std::span<const char> payload) {
   const uint64_t now = now_ns();
   const PortState& port =
       control_.device(header.to.host, header.to.device).ports[header.to.port - 1U];
-  const uint64_t due =
-      std::max(now + static_cast<uint64_t>(settings_.delay.count()), port.held_until.load());
-  // One that comes while others wait stays behind them.
-  if (!itself && (due > now || !held_.empty())) {
-    held_.emplace(held_.empty() ? due : std::max(due, held_.rbegin()->first),
-                  Held{header, {payload.begin(), payload.end()}});
+  deliver_held(now);
+  // One that comes while others wait for that port stays behind them.
+  uint64_t& last = last_due_[header.to.device * ports_max + header.to.port - 1U];
+  const uint64_t due = std::max(
+      {now + static_cast<uint64_t>(settings_.delay.count()), port.held_until.load(), last});
+  if (!itself && due > now) {
+    last = due;
+    held_.emplace(due, Held{header, {payload.begin(), payload.end()}});
   } else {
     deliver(header, payload);
   }

@@ -72,7 +72,8 @@ class Nic {
   uint32_t first_served_ = 0;  ///< the pair that was the first to use a wire with room
   std::set<std::pair<uint64_t, Pair*>> timers_;
   std::vector<uint32_t> owing_;
-  std::multimap<uint64_t, Held> held_;  ///< in the network, by when they arrive
+  std::multimap<uint64_t, Held> held_;   ///< in the network, by when they arrive
+  std::map<size_t, uint64_t> last_due_;  ///< the latest of them, by device and port
 };
 
 }  // namespace nccl_ha::emulated
