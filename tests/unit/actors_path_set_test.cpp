@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
-#include <array>
 #include <memory>
 #include <set>
 
 #include "actors/connection/path_set.h"
+#include "runtime/base/pages.h"
 #include "tests/support/connection_bench.h"
 
 namespace nccl_ha {
@@ -38,8 +38,8 @@ class PathSetTest : public ConnectionBench, private fabric::PathOwner {
     ASSERT_TRUE(paths().make_first(sim::Endpoint{sim::ip(10, 0, 0, 1), 0}.to_sockaddr(), count));
   }
 
-  std::array<std::byte, 64> source_{};
-  std::array<std::byte, 64> written_{};
+  Pages source_{64};
+  Pages written_{64};
 };
 
 TEST_F(PathSetTest, FirstPathsAreMadeAndEquipped) {
