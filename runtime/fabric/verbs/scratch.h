@@ -1,5 +1,4 @@
 // Where probes come from and are written to, and where flushes read to: nobody looks at it.
-// there.
 #pragma once
 
 #include <infiniband/verbs.h>
