@@ -157,6 +157,9 @@ void RelayPath::on_soon() {
 
 void RelayPath::on_path_state(fabric::Path& path, PathState state, const Error& error) {
   if (state == PathState::error) {
+    if (path.local_address().empty() && goes_round()) {
+      return;
+    }
     blame_first_hop(error);
     // Which message it was, the hop's completions tell, if it was one.
     break_path(path.cause(), ending_.sequence, error);
@@ -164,6 +167,12 @@ void RelayPath::on_path_state(fabric::Path& path, PathState state, const Error& 
   }
   if (state == PathState::ready) {
     become_ready();
+  }
+}
+
+void RelayPath::await_stop() {
+  if (line_.path() != nullptr) {
+    line_.path()->await_stop();
   }
 }
 

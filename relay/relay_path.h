@@ -55,6 +55,7 @@ class RelayPath final : public fabric::Path,
   }
   void flush_acks() override;
   void fail(const Error& why) override;
+  void await_stop() override;
   std::string describe() const override;
 
  private:
@@ -74,6 +75,8 @@ class RelayPath final : public fabric::Path,
   Result<void> make_hop(const HopPlace& place, uint16_t slots, uint32_t chunk_bytes,
                         uint16_t theirs_most);
   Result<void> make_first_hop();
+  void ask_over_first_hop();
+  bool goes_round();
   void ask();
   bool asks_again(const SetupRefusal& refusal);
   void on_refusal(const SetupRefusal& refusal);

@@ -207,11 +207,30 @@ Result<void> RelayPath::make_first_hop() {
 
 void RelayPath::on_session_open(SessionStream& stream) {
   (void)stream;
+  ask_over_first_hop();
+}
+
+void RelayPath::ask_over_first_hop() {
   if (auto made = make_first_hop(); !made) {
     break_path(CompletionStatus::device_fault, 0, made.error());
   } else if (line_.path()->address_ready()) {
     ask();
   }
+}
+
+/// The hop cannot be made, and nobody was told of it.  True: by another kind, or so it is hoped.
+bool RelayPath::goes_round() {
+  if (state_ != PathState::connecting || line_.place().direct) {
+    return false;
+  }
+  if (!options_.active) {
+    wait_for_other_kind();
+    return true;
+  }
+  line_.reset();
+  ++setup_.choice;
+  ask_over_first_hop();
+  return true;
 }
 
 void RelayPath::ask() {

@@ -263,6 +263,13 @@ void RelaySession::on_path_state(fabric::Path& path, PathState state, const Erro
   }
   const Side side = side_of(&path);
   if (state == PathState::error) {
+    if (side == down && path.local_address().empty() && !legs_[down].line.place().direct) {
+      // It cannot be made, and nobody was told of it.
+      legs_[down].line.reset();
+      ++choice_;
+      on_session_open(*legs_[down].stream);
+      return;
+    }
     if (side == down) {
       blame_down(error.message());
     }

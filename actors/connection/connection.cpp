@@ -159,13 +159,17 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
   }
   const bool program = ha::classify(path.cause()) == ha::ErrorClass::program;
   const bool told = side_->told_paths();
-  // Before the connector has said anything nothing has been agreed on yet.
-  const bool replaces = state_.backup || (!told && state_.context->config().enable_backup);
+  // Before the connector has said anything it may still replace what failed.
+  const bool replaces =
+      state_.agreed ? state_.backup : !told && state_.context->config().enable_backup;
   if (!replaces || program) {
     fail(error, true);
     return;
   }
   if (state_.ready()) {
+    if (paths_.lane(at).elsewhere()) {
+      failover_.tell_shortage(error);
+    }
     side_->on_lane_failed(at, error);
     tell_usable();
     return;

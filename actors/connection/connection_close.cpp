@@ -26,6 +26,7 @@ void Connection::fail(const Error& error, bool tell_peer) {
   if (told && error.code != Errc::closed) {
     state_.ask_trace(TraceCause::failure);  // after what the peer waits for
   }
+  paths_.await_stops();  // the caller may use its memory for something else when it knows
   if (Channel* channel = side_->channel(); channel != nullptr) {
     channel->set_failed(error);
   }
@@ -46,6 +47,7 @@ void Connection::on_no_memory() {
     failure_ = error;
     stop_timers();
     end_linger(error);
+    paths_.await_stops();
     if (Channel* channel = side_->channel(); channel != nullptr) {
       channel->set_failed(error);
     }

@@ -340,6 +340,14 @@ void PathSet::fail_all(const Error& why) {
   count_missing();
 }
 
+void PathSet::await_stops() {
+  for (Lane& lane : lanes()) {
+    if (lane.owned.path && lane.path().state() == fabric::PathState::error) {
+      lane.path().await_stop();
+    }
+  }
+}
+
 void PathSet::flush_all_acks() {
   for (Lane& lane : lanes()) {
     if (lane.usable && !lane.traits.acknowledged_by_nic) {

@@ -100,6 +100,8 @@ class PathSet {
   std::vector<PathEnd> ends();
   /// All paths move to error.
   void fail_all(const Error& why);
+  /// Those in error take nothing of the peer's any more (Path::await_stop).
+  void await_stops();
   /// Nothing is expected: a caller who drives the paths may make no more calls for a while.
   void flush_acks() {
     if (flushes_acks_ && state_.context->callers_drive()) {

@@ -213,6 +213,7 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
   state_.devices = state_.provider.rails_of(hello.kind, state_.devices);
   state_.traits = state_.provider.traits(state_.attachment);
   state_.backup = hello.backup && config.enable_backup;
+  state_.agreed = true;
   state_.traffic_class = hello.traffic_class;
   state_.service_level = hello.service_level & 15U;
   state_.domain = next_domain.fetch_add(1, std::memory_order_relaxed);

@@ -313,6 +313,7 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
   peer_address_ = first_rail_of(*welcome);
   const Config& config = state_.context->config();
   state_.backup = welcome->backup && config.enable_backup;
+  state_.agreed = true;
   paths_.find_places();
   if (state_.backup) {
     control_.rejoin().prepare(*state_.context, ControlType::rejoin, rejoin_ways(*welcome),

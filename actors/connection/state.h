@@ -72,6 +72,7 @@ struct ConnectionState {
   uint64_t domain = 0;
   std::optional<SharedKey> shared;  ///< with the peer, of the connection's first stream
   bool backup = false;              ///< both sides replace paths that fail
+  bool agreed = false;              ///< each side has said whether it wants that
   uint8_t shadows = 0;              ///< lanes over NICs that stand by
   fabric::RailDevices devices;      ///< of this side's device; the first is `attachment`'s
   ha::RailTerms terms;              ///< what this side says of them

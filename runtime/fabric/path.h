@@ -221,8 +221,12 @@ class Path {
   virtual void flush_acks() {}
 
   /// Moves to error: everything outstanding completes as flushed; when all of it has, nothing of
-  /// the peer's is written any more.  The owner is told through its completions.
+  /// the peer's is written any more.  The owner is told through its completions, so whoever has to
+  /// know has a receive posted.
   virtual void fail(const Error& why) = 0;
+  /// In error: waits until nothing more of the peer's is taken, a few milliseconds at most, as a
+  /// device may hang.  For whoever gives memory back and cannot wait for completions.
+  virtual void await_stop() {}
 
   /// One line for logs: provider, addresses, MTU.
   virtual std::string describe() const = 0;

@@ -9,7 +9,7 @@
 
 namespace nccl_ha {
 
-enum class Mutation : uint8_t {
+enum class Mutation : uint16_t {
   none,
   report_before_fence,        ///< the receiver reports while its queue pair still takes data
   sender_goes_on,             ///< the sender says that it has stopped, and has not
@@ -115,14 +115,19 @@ enum class Mutation : uint8_t {
   error_refused_unseen,   ///< a queue pair that does not go into error is waited for as others are
   failure_answers,        ///< work that failed tells that all before it was acknowledged
   kept_receives_forgotten,  ///< a receive that came back tells that all before it did
-  end_unconfirmed,        ///< what a driver says it has ended counts without an answer of firmware
-  lost_device_believed,   ///< what the driver of a lost device says counts
-  removal_unseen,         ///< that the kernel has taken a device away is not heard
-  dead_device_asked,      ///< memory is registered with a device that has failed
-  last_receive_told,      ///< a lane is empty before anything proves that its queue pair has ended
-  acknowledged_for_good,  ///< a chunk of an open message is lost with the device that took it
-  told_ends_undialled,    ///< a stream is dialled again to the addresses of the handle only
-  idle_fence_ends,        ///< a fence that nothing waits for ends the connection in time
+  end_unconfirmed,         ///< what a driver says it has ended counts without an answer of firmware
+  lost_device_believed,    ///< what the driver of a lost device says counts
+  stop_in_line,            ///< what a failover waits for is done after what nobody waits for
+  stop_not_awaited,        ///< memory is given back before the device takes nothing more
+  old_question_shared,     ///< who asks the firmware hears what it answered before the last command
+  overdue_while_stopping,  ///< work is overdue before its queue pair has gone into error
+  unused_path_awaited,     ///< a path that nobody could reach waits for a proof
+  removal_unseen,          ///< that the kernel has taken a device away is not heard
+  dead_device_asked,       ///< memory is registered with a device that has failed
+  last_receive_told,       ///< a lane is empty before anything proves that its queue pair has ended
+  acknowledged_for_good,   ///< a chunk of an open message is lost with the device that took it
+  told_ends_undialled,     ///< a stream is dialled again to the addresses of the handle only
+  idle_fence_ends,         ///< a fence that nothing waits for ends the connection in time
   // Of witnesses and of fallback paths that are rejected:
   no_witness_needed,      ///< silence is enough for a verdict, whether the peer runs or not
   no_patience,            ///< a path that was given up too early is given up as early again

@@ -4,9 +4,10 @@
 //
 // usage: flows PLUGIN SECONDS [BYTES [merged]]     (as in nccl-ha perf; `ib`: out of LIBNCCL)
 // merged: each connection is on a device that NCCL's makeVDevice has made of both.
-// NHA_NIC has no host= of its own: the sender is host 1, the receiver host 2.  Prints one line of
-// JSON.  Exit status: 0 where every message has arrived as it was, 1 where a call failed or bytes
-// were wrong, 3 where something stood still for patience_s.
+// NHA_NIC has no host= of its own: the sender is host 1, the receiver host 2.  The receiver prints
+// one line of JSON, and so does a side where a call failed, of what was until then.  Exit status: 0
+// where every message has arrived as it was, 1 where a call failed or bytes were wrong, 3 where
+// something stood still for patience_s.
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -191,6 +192,14 @@ class Side {
     }
   }
 
+  /// The connection failed.
+  [[noreturn]] void give_up(size_t i, const std::string& why) {
+    Flow& flow = flows_[i];
+    flow.gap_s = std::max(flow.gap_s, seconds(clock_.now() - flow.moved));
+    print();
+    end(1, why);
+  }
+
   bool post(size_t i, bool over) {
     Flow& flow = flows_[i];
     const size_t place = flow.posted % places;
@@ -214,7 +223,7 @@ class Side {
                                   ? api_.isend(flow.comm, at, bytes, tag, flow.key, request)
                                   : api_.irecv(flow.comm, 1, &at, &bytes, &tag, &flow.key, request);
     if (result != NcclResult::success) {
-      end(1, api_.call_failed(sends_ ? "isend" : "irecv", result).message());
+      give_up(i, api_.call_failed(sends_ ? "isend" : "irecv", result).message());
     }
     if (*request == nullptr) {
       return false;
@@ -231,7 +240,7 @@ class Side {
     std::array<int, 8> sizes{};
     const NcclResult result = api_.test(flow.requests[place], &done, sizes.data());
     if (result != NcclResult::success) {
-      end(1, api_.call_failed("test", result).message());
+      give_up(i, api_.call_failed("test", result).message());
     }
     if (done == 0) {
       return false;

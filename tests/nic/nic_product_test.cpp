@@ -39,8 +39,7 @@ struct ProductEnd {
     environment.clock = &clock;
     environment.timers = &timers;
     environment.secrets = &kernel_secrets();
-    port = std::move(
-        *verbs::Port::open(device, usable.info.port, verbs::Options::from(config), environment));
+    port = std::move(*verbs::Port::open(usable, verbs::Options::from(config), environment));
   }
   std::unique_ptr<fabric::Path> make(bool active, bool flushes = true) {
     PathOptions options;
@@ -51,6 +50,9 @@ struct ProductEnd {
     options.service_level = 3;
     auto path = port->create_path(options, want, &owner);
     EXPECT_TRUE(path) << path.error().message();
+    while (path && !(*path)->address_ready() && (*path)->state() != PathState::error) {
+      turn();
+    }
     return path ? std::move(*path) : nullptr;
   }
   void turn() {
@@ -153,6 +155,19 @@ TEST(NicProduct, SettingsReachTheQueuePairs) {
       EXPECT_EQ(asked.ah_attr.grh.traffic_class, 104);
       EXPECT_EQ(asked.ah_attr.grh.sgid_index, 1);
     }
+  });
+}
+
+TEST(NicProduct, WhoHasAwaitedAPathsStopHearsOfNothingMore) {
+  with_nic("devices=2,cost.modify_qp=1ms", [](Control&) {
+    ProductPair pair({});
+    const auto& path = pair.paths[0].second;
+    path->fail(fail(Errc::remote, "the test wants it"));
+    path->await_stop();
+    ibv_qp_attr attributes{};
+    ibv_qp_init_attr init{};
+    ASSERT_EQ(ibv_query_qp(of(path).queue_pair(), &attributes, IBV_QP_STATE, &init), 0);
+    EXPECT_EQ(attributes.qp_state, IBV_QPS_ERR);
   });
 }
 

@@ -260,6 +260,7 @@ struct HopEnd {
     hop.size(options, 4);
     auto made = line.hops(host).make_hop(line.context(host), place, local.get(), options, &owner);
     hop.take(std::move(made).value(), place);
+    EXPECT_TRUE(line.world().run_until([&] { return hop.path()->address_ready(); }, seconds(1)));
   }
   RecordingOwner owner;
   relay::HopLine hop;

@@ -29,7 +29,7 @@ class VerbsSide final : public PathSide {
     environment.clock = &clock_;
     environment.timers = &timers_;
     environment.secrets = &secrets_;
-    auto port = verbs::Port::open(device_, usable.info.port, options, environment);
+    auto port = verbs::Port::open(usable, options, environment);
     if (!port) {
       throw std::runtime_error(port.error().message());
     }
@@ -45,6 +45,9 @@ class VerbsSide final : public PathSide {
     }
     path_ = static_cast<verbs::VerbsPath*>(path->get());
     end->path = std::move(*path);
+    while (!end->path->address_ready() && end->path->state() != fabric::PathState::error) {
+      turn();
+    }
     end->add = [device = device_](void* base, size_t bytes) {
       auto region = device->add(base, bytes, verbs::MemoryKind::host);
       return region ? PathKeys{region->local_key(), region->remote_key(),
@@ -59,6 +62,9 @@ class VerbsSide final : public PathSide {
   }
 
   void turn() override {
+    if (device_->library().waited != nullptr) {
+      static_cast<void>(device_->conductor().pump(clock_.now()));
+    }
     port_->poll(clock_);
     timers_.expire(clock_.now());
   }

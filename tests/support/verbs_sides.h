@@ -45,13 +45,15 @@ class VerbsSides : public testing::Test {
       environment.clock = &clock_;
       environment.timers = &side.timers;
       environment.secrets = &side.secrets;
-      auto port = fabric::verbs::Port::open(usable->device, 1, options, environment);
+      auto port = fabric::verbs::Port::open(*usable, options, environment);
       ASSERT_TRUE(port);
       side.port = std::move(*port);
       side.gid = *gid_preference(Config{}, usable->info);
-      make_path(side, i == 0);
     }
+    make_path(sides_[0], true);
+    make_path(sides_[1], false);
     ASSERT_TRUE(sides_[0].path->connect(sides_[1].path->local_address()));
+    run([] { return false; }, std::chrono::microseconds(2));  // its device may have more to say
     ASSERT_TRUE(sides_[1].path->connect(sides_[0].path->local_address()));
     ASSERT_TRUE(run([&] {
       return sides_[0].path->state() == fabric::PathState::ready &&
@@ -67,12 +69,16 @@ class VerbsSides : public testing::Test {
     auto path = side.port->create_path(options, side.gid, &side.owner);
     ASSERT_TRUE(path) << path.error().message();
     side.path = std::move(*path);
+    ASSERT_TRUE(run([&] { return side.path->address_ready(); }));
   }
   /// Nobody but the devices runs, and side 0 if `polls`.
   void run_devices(Duration time, bool polls = false) {
     for (const Instant end = clock_.now() + time; clock_.now() < end;
          clock_.advance(std::chrono::microseconds(1))) {
       network_.advance();
+      for (VerbsSide& side : sides_) {
+        static_cast<void>(side.device->conductor().pump(clock_.now()));
+      }
       if (polls) {
         sides_[0].port->poll(clock_);
       }
@@ -87,6 +93,7 @@ class VerbsSides : public testing::Test {
       }
       network_.advance();
       for (VerbsSide& side : sides_) {
+        static_cast<void>(side.device->conductor().pump(clock_.now()));
         side.port->poll(clock_);
         side.timers.expire(clock_.now());
       }

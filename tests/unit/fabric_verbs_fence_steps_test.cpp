@@ -50,21 +50,26 @@ class FenceSteps : public testing::Test {
   uint32_t returned_ = 7;
   Outcome checked_ = Outcome::open;
   DeviceHealth device_;
+  std::shared_ptr<Answer> stop_ = [] {
+    auto done = std::make_shared<Answer>();
+    done->result = 0;
+    return done;
+  }();
   Fence fence_{services_, options_, device_};
 
   /// Everything is back; the firmware is asked, and answers with that (0: it lives).
   void ask(int answer = 0) {
     ASSERT_TRUE(fence_.moves(true));
     ASSERT_EQ(fence_.move(true), Outcome::must_ask);
-    const auto question = std::make_shared<Destruction>();
+    const auto question = std::make_shared<Answer>();
     fence_.confirm(question);
     EXPECT_EQ(fence_.moves(true), false) << "there is no answer yet";
     question->result = answer;
     ASSERT_TRUE(fence_.moves(true));
   }
-  std::shared_ptr<Destruction> destroy() {
+  std::shared_ptr<Answer> destroy() {
     EXPECT_EQ(fence_.move(false), Outcome::must_destroy);
-    auto destruction = std::make_shared<Destruction>();
+    auto destruction = std::make_shared<Answer>();
     fence_.await(destruction);
     EXPECT_FALSE(fence_.moves(false));
     return destruction;
@@ -87,8 +92,15 @@ TEST(FenceProofs, WhatADeviceInOrderSaysCounts) {
   EXPECT_EQ(proof_of(known), FenceProof::destroyed) << "a queue is lost, and the firmware lives";
 }
 
+TEST(FenceProofs, WhatADeviceWasNeverGivenNeedsNone) {
+  FenceEvidence known;
+  known.given = false;
+  known.device = DeviceHealth::Level::lost;
+  EXPECT_EQ(proof_of(known), FenceProof::returned);
+}
+
 TEST(FenceProofs, OfALostDeviceTheKernelHasTheWord) {
-  FenceEvidence known{true, true, true, true, DeviceHealth::Level::lost};
+  FenceEvidence known{true, true, true, true, true, DeviceHealth::Level::lost};
   EXPECT_EQ(proof_of(known), FenceProof::none);
   known = {};
   known.device = DeviceHealth::Level::gone;
@@ -111,7 +123,7 @@ TEST_F(FenceSteps, AQueuePairThatIsNotBrokenHasNone) {
 }
 
 TEST_F(FenceSteps, ClosesOnceAllIsBack) {
-  fence_.begin(returned_);
+  fence_.begin(returned_, stop_);
   EXPECT_FALSE(fence_.moves(false));
   ask();
   EXPECT_EQ(fence_.move(true), Outcome::closed);
@@ -122,7 +134,7 @@ TEST_F(FenceSteps, ClosesOnceAllIsBack) {
 }
 
 TEST_F(FenceSteps, WaitsWhileSomethingComesBack) {
-  fence_.begin(returned_);
+  fence_.begin(returned_, stop_);
   for (int i = 0; i < 100; ++i) {
     ++returned_;
     pass(options_.flush_wait);
@@ -134,7 +146,7 @@ TEST_F(FenceSteps, WaitsWhileSomethingComesBack) {
 }
 
 TEST_F(FenceSteps, WhatComesBackLateSavesTheDestruction) {
-  fence_.begin(returned_);
+  fence_.begin(returned_, stop_);
   pass(2 * options_.flush_wait);
   ASSERT_TRUE(fence_.moves(false));
   ask();
@@ -142,7 +154,7 @@ TEST_F(FenceSteps, WhatComesBackLateSavesTheDestruction) {
 }
 
 TEST_F(FenceSteps, WaitsLongerWhereTheProcessDoesNotRun) {
-  fence_.begin(returned_);
+  fence_.begin(returned_, stop_);
   while (fence_.took() < 16 * options_.flush_wait) {
     starve();
     ASSERT_FALSE(fence_.moves(false)) << "after " << fence_.took().count() << " ns";
@@ -153,7 +165,7 @@ TEST_F(FenceSteps, WaitsLongerWhereTheProcessDoesNotRun) {
 }
 
 TEST_F(FenceSteps, DoesNotWaitForEverWhereTheProcessNeverRuns) {
-  fence_.begin(returned_);
+  fence_.begin(returned_, stop_);
   while (fence_.took() < 25 * options_.flush_wait) {
     starve();
   }
@@ -161,7 +173,7 @@ TEST_F(FenceSteps, DoesNotWaitForEverWhereTheProcessNeverRuns) {
 }
 
 TEST_F(FenceSteps, WhatComesBackDuringTheDestructionIsEnough) {
-  fence_.begin(returned_);
+  fence_.begin(returned_, stop_);
   pass(2 * options_.flush_wait);
   const auto destruction = destroy();
   ask();
@@ -172,7 +184,7 @@ TEST_F(FenceSteps, WhatComesBackDuringTheDestructionIsEnough) {
 
 // A driver whose firmware has failed may make up what comes back.
 TEST_F(FenceSteps, WithoutAnAnswerWhatCameBackIsNoProof) {
-  fence_.begin(returned_);
+  fence_.begin(returned_, stop_);
   ask(EIO);
   const auto destruction = destroy();
   destruction->result = EIO;
@@ -186,16 +198,15 @@ TEST_F(FenceSteps, WithoutAnAnswerWhatCameBackIsNoProof) {
 }
 
 TEST_F(FenceSteps, NothingIsWaitedForWhereTheQueuePairRefusesToStop) {
-  fence_.begin(returned_);
-  fence_.stop_waiting();
-  EXPECT_EQ(timers_.size(), 0U);
+  stop_->result = EIO;
+  fence_.begin(returned_, stop_);
   ASSERT_TRUE(fence_.moves(false));
   EXPECT_EQ(fence_.move(true), Outcome::must_destroy) << "what is back says nothing of the rest";
 }
 
 TEST_F(FenceSteps, ClosesWhenTheDestructionIsDone) {
-  fence_.begin(returned_);
-  fence_.stop_waiting();
+  stop_->result = EIO;
+  fence_.begin(returned_, stop_);
   const auto destruction = destroy();
   pass(seconds(1));
   EXPECT_FALSE(fence_.moves(true)) << "what comes back proves nothing";
@@ -207,8 +218,8 @@ TEST_F(FenceSteps, ClosesWhenTheDestructionIsDone) {
 }
 
 TEST_F(FenceSteps, ADestructionThatIsRefusedIsToldAndTheKernelIsWaitedFor) {
-  fence_.begin(returned_);
-  fence_.stop_waiting();
+  stop_->result = EIO;
+  fence_.begin(returned_, stop_);
   destroy()->result = EBUSY;
   pass(options_.stuck_after - milliseconds(10));
   EXPECT_EQ(checked_, Outcome::open);
@@ -223,8 +234,8 @@ TEST_F(FenceSteps, ADestructionThatIsRefusedIsToldAndTheKernelIsWaitedFor) {
 }
 
 TEST_F(FenceSteps, ADestructionThatHangsIsToldAndCountsWhenItIsDone) {
-  fence_.begin(returned_);
-  fence_.stop_waiting();
+  stop_->result = EIO;
+  fence_.begin(returned_, stop_);
   const auto destruction = destroy();
   pass(options_.stuck_after + milliseconds(10));
   EXPECT_EQ(checked_, Outcome::stuck);
@@ -237,7 +248,7 @@ TEST_F(FenceSteps, ADestructionThatHangsIsToldAndCountsWhenItIsDone) {
 // DEVICE_FATAL: its driver may say anything.
 TEST_F(FenceSteps, OfALostDeviceNothingCountsUntilItIsGone) {
   device_.worsen(DeviceHealth::Level::lost);
-  fence_.begin(returned_);
+  fence_.begin(returned_, stop_);
   ask();
   destroy()->result = 0;
   EXPECT_FALSE(fence_.moves(true));
@@ -247,9 +258,51 @@ TEST_F(FenceSteps, OfALostDeviceNothingCountsUntilItIsGone) {
   EXPECT_EQ(fence_.proof(), FenceProof::gone);
 }
 
+// Of many that are to stop at once the device takes one after the other.
+TEST_F(FenceSteps, WorkIsNotOverdueBeforeTheQueuePairHasStopped) {
+  stop_->result = Answer::open;
+  fence_.begin(returned_, stop_);
+  pass(options_.stuck_after - 2 * options_.flush_wait);
+  EXPECT_FALSE(fence_.moves(true)) << "what is back may not be all";
+  stop_->result = 0;
+  ask();
+  EXPECT_EQ(fence_.move(true), Outcome::closed);
+  EXPECT_EQ(fence_.proof(), FenceProof::returned);
+}
+
+// The firmware hangs.
+TEST_F(FenceSteps, AStopThatDoesNotReturnIsToldInTime) {
+  stop_->result = Answer::open;
+  fence_.begin(returned_, stop_);
+  pass(options_.stuck_after + options_.flush_wait);
+  const auto destruction = destroy();
+  pass(milliseconds(2));
+  EXPECT_EQ(checked_, Outcome::stuck);
+  EXPECT_EQ(fence_.error(), ETIMEDOUT);
+  EXPECT_FALSE(fence_.moves(true)) << "nothing is proved";
+  stop_->result = 0;
+  destruction->result = 0;
+  ASSERT_TRUE(fence_.moves(false));
+  EXPECT_EQ(fence_.move(false), Outcome::closed);
+}
+
+TEST_F(FenceSteps, WhereAStopCannotEvenBeAskedForTheQueuePairIsDestroyed) {
+  fence_.begin(returned_, nullptr);
+  ASSERT_TRUE(fence_.moves(false));
+  destroy()->result = 0;
+  EXPECT_EQ(fence_.move(false), Outcome::closed);
+}
+
+TEST_F(FenceSteps, WhatNobodyCouldReachIsAtItsEnd) {
+  fence_.begin_unused();
+  ASSERT_TRUE(fence_.moves(false));
+  EXPECT_EQ(fence_.move(false), Outcome::closed);
+  EXPECT_EQ(timers_.size(), 0U);
+}
+
 TEST_F(FenceSteps, TellsHowLongItTook) {
   pass(milliseconds(5));
-  fence_.begin(returned_);
+  fence_.begin(returned_, stop_);
   pass(milliseconds(3));
   EXPECT_EQ(fence_.took(), milliseconds(3));
   EXPECT_EQ(fence_.lost(), Duration(0));

@@ -3,15 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
-#include <condition_variable>
-#include <mutex>
 #include <utility>
 #include <vector>
 
-#include "runtime/fabric/verbs/destroyer.h"
-#include "tests/support/until.h"
 #include "tests/support/verbs_sides.h"
 
 namespace nccl_ha::test {
@@ -377,38 +372,20 @@ TEST_F(Fence, AQuietWriteThatNothingFollowsIsAskedAfter) {
   EXPECT_TRUE(side.owner.completions.empty()) << "nobody was to hear of it";
 }
 
-// --- a destruction that does not return
+// --- a destruction that does not return for long
 
-std::mutex gate;
-std::condition_variable gate_opens;
-bool gate_open = false;
-
-int destroy_behind_gate(ibv_qp* pair) {
-  {
-    std::unique_lock lock(gate);
-    gate_opens.wait(lock, [] { return gate_open; });
-  }
-  return sim::rdma_library().queue_pair.destroy(pair);
-}
-
-Library library_with_gate() {
-  Library library = sim::rdma_library();
-  library.simulated = false;
-  library.queue_pair.destroy = destroy_behind_gate;
-  return library;
-}
-
-void set_gate(bool open) {
-  {
-    std::lock_guard lock(gate);
-    gate_open = open;
-  }
-  gate_opens.notify_all();
-}
+sim::RdmaNic::Conditions* slow_conditions = nullptr;
 
 TEST_F(Fence, ADestructionThatHangsHoldsNobodyUpAndIsToldInTime) {
-  static const Library library = library_with_gate();
-  set_gate(false);
+  static const Library library = [] {
+    Library slow = sim::rdma_library();
+    slow.queue_pair.destroy = [](ibv_qp* pair) {
+      slow_conditions->waited += seconds(30);
+      return sim::rdma_library().queue_pair.destroy(pair);
+    };
+    return slow;
+  }();
+  slow_conditions = &conditions_;
   make(library);
   sides_[1].nic->verbs().faults.keeps_work = 1;
   VerbsSide& side = sides_[1];
@@ -419,47 +396,7 @@ TEST_F(Fence, ADestructionThatHangsHoldsNobodyUpAndIsToldInTime) {
   EXPECT_TRUE(run([&] { return side.owner.fence_error.code != Errc::ok; }, seconds(2)));
   EXPECT_EQ(flushed(side), 40 - conditions_.counts.kept) << "more than the device gave back";
   EXPECT_EQ(side.port->statistics().fences_unproven, 1U);
-  set_gate(true);
-  // Another thread does it; this one waits for that and lets virtual time pass.
-  EXPECT_TRUE(until([&] {
-    run([] { return false; }, milliseconds(21));
-    return flushed(side) == 40;
-  })) << "late is not never";
-}
-
-std::atomic<int> answer{0};
-
-TEST(Destroyer, ReturnsBeforeItIsDoneAndTellsWhatCameOfIt) {
-  static const Library library = [] {
-    Library made = library_with_gate();
-    made.queue_pair.destroy = [](ibv_qp* pair) {
-      std::unique_lock lock(gate);
-      gate_opens.wait(lock, [] { return gate_open; });
-      return static_cast<int>(pair->qp_num);
-    };
-    made.device.query_port = [](ibv_context*, uint8_t, ibv_port_attr*) { return answer.load(); };
-    return made;
-  }();
-  set_gate(false);
-  answer = 0;
-  fabric::verbs::Destroyer destroyer(library, nullptr);
-  ibv_qp good{};
-  ibv_qp bad{};
-  bad.qp_num = ENODEV;
-  const auto both = destroyer.destroy({&bad, &good});
-  const auto one = destroyer.destroy({&good, nullptr});
-  EXPECT_EQ(both->result, fabric::verbs::Destruction::open);
-  EXPECT_FALSE(destroyer.drain(milliseconds(10)));
-  set_gate(true);
-  EXPECT_TRUE(destroyer.drain(seconds(60)));
-  EXPECT_EQ(both->result, ENODEV);
-  EXPECT_EQ(one->result, 0);
-  answer = EIO;
-  const auto untrue = destroyer.destroy({&good, nullptr});
-  const auto asked = destroyer.ask();
-  EXPECT_TRUE(destroyer.drain(seconds(60)));
-  EXPECT_EQ(untrue->result, EIO) << "firmware that does not answer has ended nothing";
-  EXPECT_EQ(asked->result, EIO);
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, seconds(60))) << "late is not never";
 }
 
 }  // namespace

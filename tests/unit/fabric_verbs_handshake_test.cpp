@@ -75,14 +75,14 @@ TEST_F(Handshakes, OwnProbesArePostedOnce) {
 }
 
 TEST_F(Handshakes, HasADeadlineUntilItEnds) {
-  handshake_.await_probes();
+  handshake_.await();
   clock_.advance(seconds(1));
   timers_.expire(clock_.now());
   EXPECT_EQ(timeouts_, 0);
   clock_.advance(seconds(2));
   timers_.expire(clock_.now());
   EXPECT_EQ(timeouts_, 1);
-  handshake_.await_probes();
+  handshake_.await();
   handshake_.end();
   timers_.expire(clock_.now());
   EXPECT_EQ(timeouts_, 1);

@@ -179,7 +179,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 
 [[gnu::always_inline]] inline unsigned Port::poll_queue(Queue& queue) {
   std::array<ibv_wc, batch> completions;
-  const int got = ibv_poll_cq(queue.cq, batch, completions.data());
+  const int got = queue.cq == nullptr ? 0 : ibv_poll_cq(queue.cq, batch, completions.data());
   if (got < 0 && !queue.lost) [[unlikely]] {
     NHA_LOG_WARN("RDMA device {}: a completion queue cannot be read", env_.device->name());
     return retire(queue);
@@ -194,8 +194,8 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
     for (int i = 0; i < got; ++i) {
       const ibv_wc& wc = completions[static_cast<size_t>(i)];
       const WorkId id = WorkId::unpack(wc.wr_id);
-      VerbsPath* path = id.path < slots_.size() ? slots_[id.path].path : nullptr;
-      if (path == nullptr || slots_[id.path].generation != id.generation) {
+      VerbsPath* path = find(id.path, id.generation);
+      if (path == nullptr) {
         ++env_.statistics.stale;
         continue;
       }
@@ -214,6 +214,9 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 [[gnu::hot]] unsigned Port::poll(Clock& time) {
   static_cast<void>(time);  // most turns find nothing, and need no clock to see that
   unsigned work = 0;
+  if (env_.done->any()) [[unlikely]] {
+    work += take_done();
+  }
   if (pending_work_) [[unlikely]] {
     work += env_.posted.empty() ? 0 : post_waiting();
     if (armed_) {
@@ -235,7 +238,7 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
 
 /// Takes out all that is in it, also where one pass stops.  May end paths.
 void Port::drain(size_t queue) {
-  for (uint32_t looks = queues_[queue].room / batch + 2; looks != 0; --looks) {
+  for (uint32_t looks = queues_[queue].shared->room() / batch + 2; looks != 0; --looks) {
     if (poll_queue(queues_[queue]) == 0) {
       return;
     }
@@ -262,14 +265,16 @@ bool Port::prepare_sleep() {
   const bool moves = std::any_of(env_.fences.begin(), env_.fences.end(), [](const VerbsPath* path) {
     return path != nullptr && path->fence_moves();
   });
-  if (!env_.posted.empty() || !env_.states.empty() || !env_.refills.empty() || moves) {
+  if (!env_.posted.empty() || !env_.states.empty() || !env_.refills.empty() || moves ||
+      env_.done->any()) {
     return false;
   }
   armed_ = true;
   pending_work_ = true;
   for (Queue& queue : queues_) {
     // A device that failed makes no events any more.
-    if (!queue.lost && env_.device->health.usable() && ibv_req_notify_cq(queue.cq, 0) != 0) {
+    if (queue.cq != nullptr && !queue.lost && env_.device->health.usable() &&
+        ibv_req_notify_cq(queue.cq, 0) != 0) {
       return false;
     }
   }

@@ -15,6 +15,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
+#include "runtime/base/own_thread.h"
 #include "runtime/fabric/interfaces.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -46,6 +47,9 @@ constexpr unsigned region_access =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
 constexpr uint8_t fastest_code = 128;  // NDR
+
+/// Firmware that takes so long for one command hangs.
+constexpr Duration silent_after = std::chrono::seconds(1);
 
 uint64_t to_host(__be64 value) { return be64toh(value); }
 
@@ -174,7 +178,7 @@ bool hca_selected(std::string_view spec, std::string_view device, unsigned port)
 
 Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device* device,
                                              const Config& config) {
-  std::shared_ptr<Device> opened(new Device(library));
+  std::shared_ptr<Device> opened(new Device(library), let_go);
   opened->name_ = library.device.get_name(device);
   auto refuse = [&](const char* what) {
     return fail(Errc::system, fmt::format("RDMA device {}: cannot {}", opened->name_, what), errno);
@@ -196,7 +200,7 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
     return refuse("allocate a protection domain");
   }
   opened->resolver_ = std::make_unique<Resolver>(library, opened->pd_);
-  opened->destroyer_ = std::make_unique<Destroyer>(library, opened->context_);
+  opened->conductor_ = std::make_unique<Conductor>(library, opened->context_);
   const int flags = fcntl(opened->context_->async_fd, F_GETFL);
   if (flags < 0 || fcntl(opened->context_->async_fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return refuse("make its event descriptor non-blocking");
@@ -218,9 +222,21 @@ bool Device::answers() {
   return false;
 }
 
+void Device::let_go(Device* device) {
+  const bool over = (!device->conductor_ || device->conductor_->drain(silent_after)) &&
+                    (!device->resolver_ || device->resolver_->drain(silent_after));
+  if (over) {
+    delete device;
+  } else {
+    static_cast<void>(keep_code_loaded());  // which its threads come back to
+    NHA_LOG_WARN("RDMA device {}: its firmware does not answer, and the device stays open",
+                 device->name_);
+  }
+}
+
 Device::~Device() {
   resolver_.reset();   // it uses the protection domain
-  destroyer_.reset();  // so do queue pairs
+  conductor_.reset();  // so do queue pairs
   if (!regions_.empty()) {
     NHA_LOG_DEBUG("RDMA device {}: {} registrations left at close", name_, regions_.size());
   }
@@ -274,7 +290,7 @@ void Device::detect_gpu_support() {
   for (const char* file :
        {"/sys/kernel/mm/memory_peers/nv_mem/version",
         "/sys/kernel/mm/memory_peers/nv_mem_nc/version", "/sys/module/nvidia_peermem/version"}) {
-    peer_memory_ |= !library_.simulated && access(file, F_OK) == 0;
+    peer_memory_ |= library_.waited == nullptr && access(file, F_OK) == 0;
   }
   if (library_.memory.reg_dmabuf != nullptr) {
     // With an impossible descriptor, a kernel and driver that know DMA-BUF complain about the
@@ -369,6 +385,7 @@ Result<PortInfo> Device::query(uint8_t port) const {
   info.state = attributes.state <= IBV_PORT_ACTIVE_DEFER ? states[attributes.state] : "unknown";
   info.lid = attributes.lid;
   info.mtu = 128U << static_cast<unsigned>(attributes.active_mtu);
+  info.message_max = attributes.max_msg_sz;
   info.speed_mbps = speed_of(info, attributes);
   const uint64_t card = to_host(attributes_.sys_image_guid);
   info.guid = card != 0 ? card : to_host(attributes_.node_guid);
@@ -383,28 +400,6 @@ Result<PortInfo> Device::query(uint8_t port) const {
     info.netdev = read_line(sysfs(name_) + "/parent");  // software devices
   }
   return info;
-}
-
-Result<std::shared_ptr<ProtectionDomain>> ProtectionDomain::open(const Device& device) {
-  std::shared_ptr<ProtectionDomain> made(new ProtectionDomain(device));
-  made->domain_ = device.library().memory.alloc_domain(device.context());
-  if (made->domain_ == nullptr) {
-    return fail(Errc::system,
-                fmt::format("RDMA device {}: cannot allocate a protection domain", device.name()),
-                errno);
-  }
-  made->scratch_.emplace(device);
-  if (auto opened = made->scratch_->open(made->domain_); !opened) {
-    return opened.error();
-  }
-  return made;
-}
-
-ProtectionDomain::~ProtectionDomain() {
-  scratch_.reset();
-  if (domain_ != nullptr && device_.library().memory.free_domain(domain_) != 0) {
-    NHA_LOG_DEBUG("RDMA device {}: cannot free a protection domain", device_.name());
-  }
 }
 
 Result<std::shared_ptr<ProtectionDomain>> Device::domain(uint64_t number) {

@@ -7,19 +7,18 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "runtime/base/config.h"
-#include "runtime/fabric/verbs/destroyer.h"
+#include "runtime/fabric/verbs/conductor.h"
 #include "runtime/fabric/verbs/device_health.h"
 #include "runtime/fabric/verbs/gid.h"
 #include "runtime/fabric/verbs/library.h"
+#include "runtime/fabric/verbs/protection_domain.h"
 #include "runtime/fabric/verbs/queue_faults.h"
 #include "runtime/fabric/verbs/resolver.h"
-#include "runtime/fabric/verbs/scratch.h"
 
 namespace nccl_ha::fabric::verbs {
 
@@ -33,12 +32,13 @@ struct PortInfo {
   uint8_t port_count = 1;
   LinkLayer link = LinkLayer::ethernet;
   bool active = false;
-  std::string state;       ///< as verbs names it, for people
-  uint16_t lid = 0;        ///< InfiniBand only
-  uint32_t mtu = 1024;     ///< active path MTU, bytes of payload
-  int64_t speed_mbps = 0;  ///< 10^6 bit/s: lanes times lane rate
-  uint64_t guid = 0;       ///< of the card, which several devices may share
-  std::string pci_path;    ///< in sysfs; empty for a software device
+  std::string state;         ///< as verbs names it, for people
+  uint16_t lid = 0;          ///< InfiniBand only
+  uint32_t mtu = 1024;       ///< active path MTU, bytes of payload
+  uint32_t message_max = 0;  ///< bytes of one write
+  int64_t speed_mbps = 0;    ///< 10^6 bit/s: lanes times lane rate
+  uint64_t guid = 0;         ///< of the card, which several devices may share
+  std::string pci_path;      ///< in sysfs; empty for a software device
   int numa_node = -1;
   std::string netdev;  ///< RoCE: the network interface beneath
   std::vector<GidEntry> gids;
@@ -62,26 +62,9 @@ struct Region {
   uint32_t remote_key() const { return mr->rkey; }
 };
 
-/// Queue pairs of a protection domain reach what is registered with it, and nothing else.  Kept by
-/// them and by what is registered.
-class ProtectionDomain {
- public:
-  static Result<std::shared_ptr<ProtectionDomain>> open(const Device& device);
-  ~ProtectionDomain();
-  ProtectionDomain(const ProtectionDomain&) = delete;
-  ProtectionDomain& operator=(const ProtectionDomain&) = delete;
-  ibv_pd* get() const { return domain_; }
-  Scratch& scratch() { return *scratch_; }
-
- private:
-  explicit ProtectionDomain(const Device& device) : device_(device) {}
-  const Device& device_;
-  ibv_pd* domain_ = nullptr;
-  std::optional<Scratch> scratch_;
-};
-
 /// An opened device: context, protection domain, registration cache.  Any thread unless stated
-/// otherwise.  Lives as long as somebody holds it; every path does.
+/// otherwise.  Lives as long as somebody holds it, which every port does; and one whose firmware
+/// hangs as long as the process, as a command of its conductor's is still about it.
 class Device {
  public:
   static Result<std::shared_ptr<Device>> open(const Library& library, ibv_device* device,
@@ -132,7 +115,7 @@ class Device {
   /// Any thread.
   Resolver& resolver() { return *resolver_; }
   /// Any thread.
-  Destroyer& destroyer() { return *destroyer_; }
+  Conductor& conductor() { return *conductor_; }
 
   /// Where it is not usable, its ports fail their paths and make no more.
   DeviceHealth health;
@@ -150,6 +133,8 @@ class Device {
     std::shared_ptr<ProtectionDomain> domain;  ///< null: the device's own
   };
   Device(const Library& library) : library_(library) {}
+  /// Ends it, unless its firmware hangs.
+  static void let_go(Device* device);
   void detect_gpu_support();
   int64_t speed_of(const PortInfo& info, const ibv_port_attr& attributes) const;
   void read_gids(PortInfo& info, int table_length) const;
@@ -171,7 +156,7 @@ class Device {
   std::vector<Entry> regions_;
   std::map<uint64_t, std::weak_ptr<ProtectionDomain>> domains_;
   std::unique_ptr<Resolver> resolver_;
-  std::unique_ptr<Destroyer> destroyer_;
+  std::unique_ptr<Conductor> conductor_;
 };
 
 /// A port that the plugin may use.

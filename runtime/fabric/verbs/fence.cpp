@@ -20,12 +20,13 @@ constexpr int patience_when_starved = 20;
 
 Fence::~Fence() { services_.timers->cancel(timer_); }
 
-void Fence::begin(uint32_t returned) {
+void Fence::begin(uint32_t returned, std::shared_ptr<const Answer> stop) {
   NHA_ASSERT(state_ == State::none, "a queue pair breaks once");
   begun_ = services_.moment();
   seen_returned_ = returned;
   seen_lost_ = begun_.lost;
-  if (options_.flush_wait == Duration(0)) {
+  stop_ = std::move(stop);
+  if (options_.flush_wait == Duration(0) || !stop_) {
     state_ = State::overdue;
   } else {
     state_ = State::flushing;
@@ -33,22 +34,24 @@ void Fence::begin(uint32_t returned) {
   }
 }
 
-void Fence::stop_waiting() {
-  NHA_ASSERT(state_ == State::flushing || state_ == State::overdue, "nothing is waited for");
-  services_.timers->cancel(timer_);
+void Fence::begin_unused() {
+  NHA_ASSERT(state_ == State::none, "a queue pair breaks once");
+  begun_ = services_.moment();
+  given_ = false;
   state_ = State::overdue;
-  in_error_ = false;
+}
+
+bool Fence::in_vain() const {
+  return destruction_ == nullptr &&
+         (state_ == State::overdue || cannot_stop() || (question_ && question_->over()));
 }
 
 bool Fence::moves(bool all_returned) const {
   switch (state_) {
     case State::flushing:
-      return all_returned || proven(all_returned) != FenceProof::none;
     case State::overdue:
-      return true;
     case State::waiting:
-      return may_ask(all_returned) || proven(all_returned) != FenceProof::none ||
-             (destruction_ == nullptr && question_->over());
+      return may_ask(all_returned) || proven(all_returned) != FenceProof::none || in_vain();
     case State::none:
     case State::closed:
       return false;
@@ -69,17 +72,16 @@ Fence::Outcome Fence::move(bool all_returned) {
   if (may_ask(all_returned)) {
     return Outcome::must_ask;
   }
-  const bool vain = state_ == State::waiting && destruction_ == nullptr && question_->over();
-  return state_ == State::overdue || vain ? Outcome::must_destroy : Outcome::open;
+  return in_vain() ? Outcome::must_destroy : Outcome::open;
 }
 
-void Fence::confirm(std::shared_ptr<const Destruction> question) {
+void Fence::confirm(std::shared_ptr<const Answer> question) {
   NHA_ASSERT(!question_, "the firmware is asked once");
   question_ = std::move(question);
   wait();
 }
 
-void Fence::await(std::shared_ptr<const Destruction> destruction) {
+void Fence::await(std::shared_ptr<const Answer> destruction) {
   NHA_ASSERT(!destruction_, "a queue pair is destroyed once");
   destruction_ = std::move(destruction);
   wait();
@@ -88,14 +90,17 @@ void Fence::await(std::shared_ptr<const Destruction> destruction) {
 void Fence::wait() {
   if (state_ != State::waiting) {
     state_ = State::waiting;
-    deadline_ = services_.clock->now() + options_.stuck_after;
+    // One that did not even go to ERR has had its time.
+    const bool silent = stop_ && !stop_->over();
+    deadline_ = (silent ? begun_.now : services_.clock->now()) + options_.stuck_after;
   }
   services_.timers->arm(timer_, services_.clock->now() + waiting_interval);
 }
 
 FenceProof Fence::proven(bool all_returned) const {
   FenceEvidence known;
-  known.stopped = in_error_;
+  known.given = given_;
+  known.stopped = stopped();
   known.all_returned = all_returned;
   known.return_confirmed = question_ != nullptr && question_->confirmed();
   known.destruction_confirmed = destruction_ != nullptr && destruction_->confirmed();
@@ -117,13 +122,15 @@ Fence::Outcome Fence::check(uint32_t returned) {
   return Outcome::open;
 }
 
-/// A slow device, or a starved host, takes its time with a long queue.
+/// A slow device, or a starved host, takes its time with a long queue; and many queue pairs that
+/// are to go to ERR do so one after the other.
 Fence::Outcome Fence::check_flush(uint32_t returned) {
+  const bool asked = !stop_->over() && took() < options_.stuck_after;
   const Duration lost = services_.lost_time();
   const bool moved = std::exchange(seen_returned_, returned) != returned;
   const bool starved = std::exchange(seen_lost_, lost) != lost &&
                        took() < patience_when_starved * options_.flush_wait;
-  if (moved || starved) {
+  if (asked || moved || starved) {
     services_.timers->arm(timer_, services_.clock->now() + options_.flush_wait);
   } else {
     state_ = State::overdue;

@@ -14,7 +14,7 @@
 #include <memory>
 
 #include "runtime/engine/timer_wheel.h"
-#include "runtime/fabric/verbs/destroyer.h"
+#include "runtime/fabric/verbs/conductor.h"
 #include "runtime/fabric/verbs/fence_proof.h"
 #include "runtime/fabric/verbs/options.h"
 #include "runtime/fabric/verbs/port_services.h"
@@ -41,24 +41,27 @@ class Fence {
   /// `on_timer`: check() is to be called.
   void bind(void (*on_timer)(void* owner), void* owner) { timer_.bind(on_timer, owner); }
 
-  /// The queue pair is broken.  `returned` counts what has come back; only differences mean
-  /// something.
-  void begin(uint32_t returned);
-  /// The queue pair would not go to ERR: nothing need come back, and what does proves nothing.
-  void stop_waiting();
+  /// The path is broken.  `returned` counts what has come back; only differences mean something.
+  /// `stop`: the queue pair is to go to ERR; where it does not, nothing need come back, and what
+  /// does proves nothing.  Null: that could not even be asked for.
+  void begin(uint32_t returned, std::shared_ptr<const Answer> stop);
+  /// The same of a path that neither its peer nor a post could reach yet.
+  void begin_unused();
 
   /// There is something for move() to do.
   bool moves(bool all_returned) const;
   /// The completion queue was found empty after moves() became true.  `all_returned`: everything
   /// that the device was given has come back.
   Outcome move(bool all_returned);
-  void confirm(std::shared_ptr<const Destruction> question);
-  void await(std::shared_ptr<const Destruction> destruction);
+  void confirm(std::shared_ptr<const Answer> question);
+  void await(std::shared_ptr<const Answer> destruction);
   Outcome check(uint32_t returned);
 
   /// Nothing moves any more, and everything is to be reported.
   bool closed() const { return state_ == State::closed; }
   FenceProof proof() const { return proof_; }
+  /// As begin() was told.
+  const std::shared_ptr<const Answer>& stop() const { return stop_; }
   int error() const { return error_; }
   /// Since begin(), and how much of that this process did not run.
   Duration took() const { return services_.clock->now() - begun_.now; }
@@ -67,12 +70,16 @@ class Fence {
  private:
   enum class State : uint8_t {
     none,      ///< the queue pair is not broken
-    flushing,  ///< in ERR; its work comes back
-    overdue,   ///< not all of it did in time, or the queue pair would not go to ERR
+    flushing,  ///< goes to ERR; its work comes back
+    overdue,   ///< not all of it did in time
     waiting,   ///< for what was asked, for a destruction, or for the kernel
     closed,
   };
-  bool may_ask(bool all_returned) const { return all_returned && in_error_ && !question_; }
+  bool stopped() const { return stop_ && stop_->confirmed(); }
+  bool cannot_stop() const { return stop_ && stop_->over() && !stop_->confirmed(); }
+  bool may_ask(bool all_returned) const { return all_returned && stopped() && !question_; }
+  /// Work will not come back, or that says nothing.
+  bool in_vain() const;
   FenceProof proven(bool all_returned) const;
   Outcome check_flush(uint32_t returned);
   Outcome check_waiting();
@@ -82,12 +89,13 @@ class Fence {
   const Options& options_;
   const DeviceHealth& device_;
   State state_ = State::none;
-  bool in_error_ = true;
+  bool given_ = true;
   Moment begun_{};
   uint32_t seen_returned_ = 0;
   Duration seen_lost_{};
-  std::shared_ptr<const Destruction> question_;  ///< asked when all work was back
-  std::shared_ptr<const Destruction> destruction_;
+  std::shared_ptr<const Answer> stop_;
+  std::shared_ptr<const Answer> question_;  ///< asked when all work was back
+  std::shared_ptr<const Answer> destruction_;
   Instant deadline_{};
   bool told_ = false;  ///< that it is stuck
   FenceProof proof_ = FenceProof::none;

@@ -12,6 +12,7 @@ namespace nccl_ha::fabric::verbs {
 /// those that ask (Linux, drivers/net/ethernet/mellanox/mlx5/core/cmd.c,
 /// mlx5_internal_err_ret_value()).  So a 0 by itself proves nothing.
 struct FenceEvidence {
+  bool given = true;                   ///< the peer, or a post, could reach it
   bool stopped = false;                ///< it went into ERR: what comes back has meaning
   bool all_returned = false;           ///< all that the device was given came back
   bool return_confirmed = false;       ///< only together with all_returned
@@ -21,7 +22,7 @@ struct FenceEvidence {
 
 enum class FenceProof : uint8_t {
   none,       ///< it may still write; time proves nothing
-  returned,   ///< a device in order has given back all of its work
+  returned,   ///< a device in order has given back all of its work, or had none
   destroyed,  ///< a device in order knows it no more
   gone,       ///< the kernel has taken it down, and the device away from this process
 };
@@ -31,6 +32,9 @@ enum class FenceProof : uint8_t {
 /// reset the function before that, or removes it.  An errno value of a command is no such proof:
 /// commands are refused from the moment at which the removal begins.
 constexpr FenceProof proof_of(const FenceEvidence& known) {
+  if (!known.given) {
+    return FenceProof::returned;
+  }
   if (known.device == DeviceHealth::Level::gone) {
     return FenceProof::gone;
   }

@@ -1,41 +1,6 @@
 #include "runtime/fabric/verbs/flush_queue.h"
 
-#include <fmt/format.h>
-
-#include <cerrno>
-
 namespace nccl_ha::fabric::verbs {
-
-Result<void> FlushQueue::open(ibv_pd* domain, ibv_cq* completions, const PathEnds& ends,
-                              const Options& options) {
-  if (is_open()) {
-    return fail(Errc::invalid_usage, "the queue pair for GPU flushes is opened twice");
-  }
-  ibv_qp_init_attr attributes{};
-  attributes.send_cq = completions;
-  attributes.recv_cq = completions;
-  attributes.qp_type = IBV_QPT_RC;
-  attributes.cap.max_send_wr = flushes_max_;
-  attributes.cap.max_recv_wr = 1;
-  attributes.cap.max_send_sge = 1;
-  attributes.cap.max_recv_sge = 1;
-  if (!pair_.create(domain, attributes)) {
-    const int error = errno;
-    return fail(Errc::system,
-                fmt::format("RDMA device {}: cannot create the queue pair for GPU flushes{}",
-                            ends.info().device, memlock_hint(error)),
-                error);
-  }
-  if (const int error =
-          pair_.initialise(ends.info().port, options.pkey_index, IBV_ACCESS_REMOTE_READ);
-      error != 0) {
-    return fail(Errc::system,
-                fmt::format("RDMA device {}: cannot initialise the queue pair for GPU flushes",
-                            ends.info().device),
-                error);
-  }
-  return pair_.make_ready(ends.to_itself(pair_.get()->qp_num), options, ends);
-}
 
 int FlushQueue::post(const FlushPost& post, Scratch& scratch) {
   // One byte: memory may end behind the last one that was received.
@@ -49,7 +14,7 @@ int FlushQueue::post(const FlushPost& post, Scratch& scratch) {
   request.wr.rdma.remote_addr = post.address;
   request.wr.rdma.rkey = post.remote_key;
   ibv_send_wr* bad = nullptr;
-  const int error = ibv_post_send(pair_.get(), &request, &bad);
+  const int error = ibv_post_send(pair_, &request, &bad);
   if (error == 0) {
     ring_.push() = post.id;
   }

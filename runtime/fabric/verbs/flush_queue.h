@@ -6,11 +6,8 @@
 
 #include <cstdint>
 
-#include "runtime/base/result.h"
 #include "runtime/fabric/path.h"
-#include "runtime/fabric/verbs/path_ends.h"
 #include "runtime/fabric/verbs/post_ring.h"
-#include "runtime/fabric/verbs/queue_pair.h"
 #include "runtime/fabric/verbs/scratch.h"
 #include "runtime/fabric/verbs/work_id.h"
 
@@ -19,14 +16,13 @@ namespace nccl_ha::fabric::verbs {
 class FlushQueue {
  public:
   /// With room for `flushes_max`.
-  FlushQueue(const Device& device, const WorkId& ids, uint32_t flushes_max)
-      : ids_(ids), flushes_max_(flushes_max), pair_(device), ring_(flushes_max) {}
+  FlushQueue(const WorkId& ids, uint32_t flushes_max)
+      : ids_(ids), flushes_max_(flushes_max), ring_(flushes_max) {}
 
-  Result<void> open(ibv_pd* domain, ibv_cq* completions, const PathEnds& ends,
-                    const Options& options);
-  bool is_open() const { return pair_.get() != nullptr; }
-  QueuePair& pair() { return pair_; }
-  const QueuePair& pair() const { return pair_; }
+  /// The queue pair is there.
+  void open(ibv_qp* pair) { pair_ = pair; }
+  bool is_open() const { return pair_ != nullptr; }
+  const ibv_qp* pair() const { return pair_; }
 
   bool empty() const { return ring_.empty(); }
   bool full() const { return ring_.size() >= flushes_max_; }
@@ -41,7 +37,7 @@ class FlushQueue {
  private:
   const WorkId ids_;
   const uint32_t flushes_max_;
-  QueuePair pair_;
+  ibv_qp* pair_ = nullptr;
   PostRing<uint64_t> ring_;
 };
 

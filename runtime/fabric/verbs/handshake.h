@@ -1,5 +1,5 @@
-// How a path becomes ready: the peer's address is resolved, where others have work to do meanwhile;
-// then a small and a full-size probe go each way.
+// How a path becomes ready: the device makes its queue pair, the peer's address is resolved, the
+// device connects the two, and a small and a full-size probe go each way.
 #pragma once
 
 #include <algorithm>
@@ -38,9 +38,10 @@ class Handshake {
   /// While resolving(): 0, an errno value, or Resolution::open, and then it is asked for later.
   int check_resolution();
 
+  /// What the device or the peer is to do may take until the deadline.
+  void await() { services_.timers->arm(timer_, deadline_); }
+
   // --- probes
-  /// They may leave, and come, until the deadline.
-  void await_probes() { services_.timers->arm(timer_, deadline_); }
   /// False: this side's own were posted before.
   bool begin_probes() { return !std::exchange(probes_posted_, true); }
   void on_probe_acknowledged() { acknowledged_ = std::min(acknowledged_ + 1, probes); }

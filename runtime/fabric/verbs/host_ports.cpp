@@ -116,8 +116,7 @@ Result<OwnedPath> HostPorts::create_path(Context& context, size_t port, const Pa
     environment.lost = &context.lost_time();
     environment.secrets = &context.secrets();
     environment.counters = context.counters().place();
-    auto made =
-        Port::open(usable.device, usable.info.port, Options::from(context.config()), environment);
+    auto made = Port::open(usable, Options::from(context.config()), environment);
     if (!made) {
       return made.error();
     }

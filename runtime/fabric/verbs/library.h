@@ -6,6 +6,7 @@
 
 #include <infiniband/verbs.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/result.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -69,8 +70,9 @@ struct AddressHandleCalls {
 
 /// By the object that a call is about.
 struct Library {
-  /// Devices of a simulation: no call blocks, and what GPU drivers this host has means nothing.
-  bool simulated = false;
+  /// Of a simulation, where no call blocks, and what GPU drivers this host has means nothing: how
+  /// long calls would have blocked, which whoever makes them takes out.  Null: real devices.
+  Duration& (*waited)(ibv_context*) = nullptr;
   DeviceCalls device;
   EventCalls event;
   MemoryCalls memory;

@@ -55,6 +55,13 @@ void PathEnds::set_local_ece(const std::optional<ibv_ece>& ece) {
   encode(local_, local_bytes_);
 }
 
+void PathEnds::take_local(const PathEnds& made) {
+  info_ = made.info_;
+  gid_ = made.gid_;
+  local_ = made.local_;
+  local_bytes_ = made.local_bytes_;
+}
+
 Result<void> PathEnds::set_peer(const WireAddress& peer) {
   if (peer.link != local_.link) {
     return fail(Errc::invalid_argument,

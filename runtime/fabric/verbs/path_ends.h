@@ -23,20 +23,29 @@ namespace nccl_ha::fabric::verbs {
 
 class PathEnds {
  public:
+  PathEnds() = default;
+  /// As the port was known before; the local address comes with take_local().
+  explicit PathEnds(const PortInfo& info) : info_(info) { local_.link = info.link; }
   /// Asks the device now: after a flap, an address may sit at another index of the table.
   Result<void> look_up(const Device& device, uint8_t port, const GidPreference& want);
   /// The own queue pair is there; the peer's probes go to `scratch`.
   void set_local(uint32_t queue_pair, uint32_t packet_sequence, Scratch& scratch);
   /// nullopt: the device does not say.
   void set_local_ece(const std::optional<ibv_ece>& ece);
+  /// The local end as it was made; the peer's stays.
+  void take_local(const PathEnds& made);
   /// Refuses a peer with a link of another kind.
   Result<void> set_peer(const WireAddress& peer);
 
   const PortInfo& info() const { return info_; }
   const WireAddress& local() const { return local_; }
   const WireAddress& peer() const { return peer_; }
+  bool both_know_ece() const { return peer_.has_ece && local_.has_ece; }
   bool ethernet() const { return local_.link == LinkLayer::ethernet; }
-  std::span<const std::byte> local_bytes() const { return local_bytes_; }
+  /// Empty before there is one.
+  std::span<const std::byte> local_bytes() const {
+    return std::span(local_bytes_).first(local_.queue_pair == 0 ? 0 : local_bytes_.size());
+  }
   /// What packets of both sides may be long: verbs' code, and bytes.
   uint8_t mtu() const { return std::min(local_.mtu, peer_.mtu); }
   uint32_t mtu_bytes() const { return 128U << mtu(); }

@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "runtime/fabric/verbs/device.h"
+#include "runtime/fabric/verbs/done_list.h"
 #include "runtime/fabric/verbs/options.h"
 #include "runtime/fabric/verbs/path_lists.h"
 #include "runtime/fabric/verbs/port_services.h"
-#include "runtime/fabric/verbs/scratch.h"
 #include "runtime/fabric/verbs/work_id.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -24,7 +24,6 @@ struct PathPlace {
   uint32_t slot = 0;
   uint16_t generation = 0;
   size_t queue = 0;
-  ibv_cq* completions = nullptr;
   uint32_t entries = 0;  ///< of the completion queue, reserved for it
 
   WorkId ids(WorkId::Lane lane) const { return {slot, generation, lane, 0}; }
@@ -43,14 +42,14 @@ class PathTable {
 /// The port has it, by value, so that a path is one step away from all of it; it outlives the
 /// paths.
 struct PathEnvironment : PortServices {
-  PathEnvironment(const PortServices& services, std::shared_ptr<Device> its_device, uint8_t number,
-                  const Options& settings, const std::string& name, bool& its_pending_work,
-                  PathTable& its_table)
+  PathEnvironment(const PortServices& services, const UsablePort& its_port,
+                  std::shared_ptr<DoneList> its_done, const Options& settings,
+                  const std::string& name, bool& its_pending_work, PathTable& its_table)
       : PortServices(services),
-        device(std::move(its_device)),
-        port_number(number),
+        device(its_port.device),
+        info(its_port.info),
+        done(std::move(its_done)),
         options(settings),
-        scratch(*device),
         counter_block(services.counters, name),
         table(its_table),
         pending_work_(its_pending_work) {}
@@ -59,9 +58,9 @@ struct PathEnvironment : PortServices {
   PathEnvironment& operator=(const PathEnvironment&) = delete;
 
   const std::shared_ptr<Device> device;
-  const uint8_t port_number;
+  const PortInfo info;  ///< as it was when the device was opened
+  const std::shared_ptr<DoneList> done;
   const Options options;
-  Scratch scratch;
   CounterBlock<VerbsPortCounters> counter_block;
   VerbsPortCounters& statistics = *counter_block;
   PostedList posted;

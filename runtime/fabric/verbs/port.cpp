@@ -5,7 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <new>
+#include <utility>
 
 #include "runtime/base/check.h"
 #include "runtime/fabric/verbs/verbs_path.h"
@@ -18,48 +19,49 @@ namespace {
 // so that there are never many to look at.  One less than a power of two: devices round up, some
 // after adding one.
 constexpr uint32_t queue_entries = 1023;
-/// What the end of a port waits for queue pairs that use its completion queues.
-constexpr Duration destroy_drain_limit = std::chrono::seconds(1);
 
 }  // namespace
 
-Port::Port(const std::shared_ptr<Device>& device, uint8_t number, const Options& options,
-           const Environment& environment)
-    : env_(environment, device, number, options, fmt::format("verbs {}:{}", device->name(), number),
-           pending_work_, *this) {
+Port::Port(const UsablePort& port, std::shared_ptr<PortObjects> objects,
+           std::shared_ptr<DoneList> done, const Options& options, const Environment& environment)
+    : env_(environment, port, std::move(done), options,
+           fmt::format("verbs {}:{}", port.info.device, port.info.port), pending_work_, *this),
+      objects_(std::move(objects)) {
   env_.progress_timer.bind([](void* self) { static_cast<Port*>(self)->check_progress(); }, this);
   pending_work_ = false;
 }
 
 std::string Port::name() const {
-  return fmt::format("verbs {}:{}", env_.device->name(), env_.port_number);
+  return fmt::format("verbs {}:{}", env_.info.device, env_.info.port);
 }
 
-Result<std::shared_ptr<Port>> Port::open(const std::shared_ptr<Device>& device, uint8_t number,
-                                         const Options& options, const Environment& environment) {
-  std::shared_ptr<Port> port(new Port(device, number, options, environment));
-  auto channel = device->open_channel();
+Result<std::shared_ptr<Port>> Port::open(const UsablePort& port, const Options& options,
+                                         const Environment& environment) {
+  auto done = DoneList::make();
+  if (!done) {
+    return done.error();
+  }
+  auto channel = port.device->open_channel();
   if (!channel) {
     return channel.error();
   }
-  port->channel_ = *channel;
-  if (auto scratch = port->env_.scratch.open(device->pd()); !scratch) {
-    return scratch.error();
-  }
-  return port;
+  return std::shared_ptr<Port>(new Port(port, std::make_shared<PortObjects>(*port.device, *channel),
+                                        std::move(*done), options, environment));
 }
 
 Port::~Port() {
-  static_cast<void>(env_.device->destroyer().drain(destroy_drain_limit));
-  const CompletionCalls& calls = env_.device->library().completion;
   for (Queue& queue : queues_) {
-    NHA_DASSERT(queue.used == 0, "paths give the room for their completions back");
     if (queue.events != 0) {
-      calls.ack_events(queue.cq, queue.events);
+      env_.device->library().completion.ack_events(queue.cq, queue.events);
     }
-    static_cast<void>(calls.destroy_queue(queue.cq));
   }
-  env_.device->close_channel(channel_);
+  // Queue pairs end before their completion queues, and those before the channel.
+  try {
+    env_.device->conductor().add(Conductor::Rank::end,
+                                 [queues = std::move(queues_), objects = std::move(objects_)] {});
+  } catch (const std::bad_alloc&) {
+    return;  // by this thread then, or by a command that has them
+  }
 }
 
 /// A probe each way, a marker and the flushes come on top of what the owner posts.
@@ -67,29 +69,20 @@ uint32_t Port::entries_of(const PathOptions& path_options) {
   return path_options.writes_max + path_options.receives_max + path_options.flushes_max + 16;
 }
 
-Result<size_t> Port::find_queue(uint32_t entries) {
+/// A new one is made by the command that first needs it.
+size_t Port::find_queue(uint32_t entries) {
   for (size_t i = 0; i < queues_.size(); ++i) {
-    if (!queues_[i].lost && queues_[i].room - queues_[i].used >= entries) {
+    if (!queues_[i].lost && queues_[i].shared->left() >= entries) {
       return i;
     }
   }
-  const Device& device = *env_.device;
-  const auto most = static_cast<uint32_t>(std::max(device.attributes().max_cqe, 1));
+  const auto most = static_cast<uint32_t>(std::max(env_.device->attributes().max_cqe, 1));
   uint32_t wanted = queue_entries;
   for (size_t i = 0; i < queues_.size() && wanted < queue_entries_max; ++i) {
     wanted = 4 * wanted + 3;
   }
   const uint32_t room = std::max(entries, std::min(wanted, most));
-  ibv_cq* cq = device.library().completion.create_queue(device.context(), static_cast<int>(room),
-                                                        this, channel_, 0);
-  if (cq == nullptr) {
-    const int error = errno;
-    return fail(Errc::system,
-                fmt::format("RDMA device {}: cannot create a completion queue of {} entries{}",
-                            device.name(), room, memlock_hint(error)),
-                error);
-  }
-  queues_.push_back({cq, room, 0, 0, false});
+  queues_.push_back({std::make_shared<CompletionQueue>(objects_, room, this)});
   return queues_.size() - 1;
 }
 
@@ -100,7 +93,6 @@ Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
                                           "restart the job when it is back",
                                           env_.device->name()));
   }
-  take_faults();  // what is told of so far has an address that new queues may get
   PathPlace place;
   if (free_slots_.empty()) {
     place.slot = static_cast<uint32_t>(slots_.size());
@@ -110,23 +102,33 @@ Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
     free_slots_.pop_back();
   }
   place.entries = entries_of(path_options);
-  auto queue = find_queue(place.entries);
-  if (!queue) {
-    free_slots_.push_back(place.slot);
-    return queue.error();
-  }
-  place.queue = *queue;
-  place.completions = queues_[*queue].cq;
-  queues_[*queue].used += place.entries;
+  place.queue = find_queue(place.entries);
   Slot& slot = slots_[place.slot];
   place.generation = ++slot.generation;
-  auto path = std::make_unique<VerbsPath>(env_, path_options, owner, place);
-  slot.path = path.get();
   env_.refills.reserve(slots_.size());
-  if (auto opened = path->open(want); !opened) {
-    return opened.error();
-  }
+  auto path = std::make_unique<VerbsPath>(env_, path_options, owner, place, want,
+                                          queues_[place.queue].shared);
+  slot.path = path.get();
   return std::unique_ptr<Path>(std::move(path));
+}
+
+unsigned Port::take_done() {
+  take_faults();  // what is told of so far has an address that new queues may get
+  unsigned count = 0;
+  for (const DoneList::Done& done : env_.done->take()) {
+    VerbsPath* path = find(done.slot, done.generation);
+    if (path == nullptr) {
+      continue;
+    }
+    path->on_done(done.step);
+    ++count;
+    path = find(done.slot, done.generation);
+    if (path != nullptr && path->completions() != nullptr) {
+      queues_[path->place().queue].cq = path->completions();
+    }
+  }
+  pending_work_ = true;  // fences may move
+  return count;
 }
 
 void Port::remove(VerbsPath& path) {
@@ -134,7 +136,6 @@ void Port::remove(VerbsPath& path) {
   NHA_DASSERT(slots_[place.slot].path == &path, "another path has this one's slot");
   slots_[place.slot].path = nullptr;
   free_slots_.push_back(place.slot);
-  queues_[place.queue].used -= place.entries;
   env_.posted.remove(path.links());
   env_.refills.remove(path.links());
   env_.states.remove(path);
@@ -160,7 +161,7 @@ void Port::take_events() {
   const CompletionCalls& calls = env_.device->library().completion;
   ibv_cq* cq = nullptr;
   void* context = nullptr;
-  while (calls.get_event(channel_, &cq, &context) == 0) {
+  while (calls.get_event(objects_->channel(), &cq, &context) == 0) {
     ++env_.statistics.events;
     for (Queue& queue : queues_) {
       // Acknowledging takes a lock, so it is done in bundles; destroying a queue needs all of them.
@@ -224,7 +225,7 @@ unsigned Port::fail_all() {
 unsigned Port::retire(Queue& queue) {
   queue.lost = true;
   return fail_paths(": a completion queue of it failed",
-                    [&](const VerbsPath& path) { return path.place().completions == queue.cq; });
+                    [&](const VerbsPath& path) { return path.completions() == queue.cq; });
 }
 
 unsigned Port::take_faults() {
@@ -251,11 +252,12 @@ void Port::check_progress() {
 }
 
 size_t Port::wait_fds(std::span<int> out) const {
-  if (out.empty()) {
+  if (out.size() < 2) {
     return 0;
   }
-  out[0] = channel_->fd;
-  return 1;
+  out[0] = objects_->channel()->fd;
+  out[1] = env_.done->fd();
+  return 2;
 }
 
 }  // namespace nccl_ha::fabric::verbs

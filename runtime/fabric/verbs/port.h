@@ -12,6 +12,7 @@
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/options.h"
 #include "runtime/fabric/verbs/path_environment.h"
+#include "runtime/fabric/verbs/port_objects.h"
 
 namespace nccl_ha::fabric::verbs {
 
@@ -19,12 +20,13 @@ class Port final : public Poller, private PathTable {
  public:
   using Environment = PortServices;
 
-  static Result<std::shared_ptr<Port>> open(const std::shared_ptr<Device>& device, uint8_t number,
-                                            const Options& options, const Environment& environment);
+  static Result<std::shared_ptr<Port>> open(const UsablePort& port, const Options& options,
+                                            const Environment& environment);
   ~Port() override;
 
-  /// `gid`: which entry to use, chosen at the time; nullopt on InfiniBand without GRH.  The path is
-  /// the caller's; it must be destroyed before the port.
+  /// The device makes it later, and the owner hears of it (Path::address_ready).  `want`: which
+  /// entry to use, chosen at the time.  The path is the caller's; it must be destroyed before the
+  /// port.
   Result<std::unique_ptr<Path>> create_path(const PathOptions& path_options,
                                             const GidPreference& want, PathOwner* owner);
 
@@ -47,13 +49,11 @@ class Port final : public Poller, private PathTable {
   Device& device() { return *env_.device; }
 
  private:
-  /// Completion queues have a fixed room; paths are put where there is enough of it left.
   struct Queue {
-    ibv_cq* cq = nullptr;
-    uint32_t room = 0;
-    uint32_t used = 0;
-    unsigned events = 0;  ///< to acknowledge
-    bool lost = false;    ///< it takes nothing any more, and no further path
+    std::shared_ptr<CompletionQueue> shared;  ///< with the queue pairs that complete there
+    ibv_cq* cq = nullptr;                     ///< null until the device has made it
+    unsigned events = 0;                      ///< to acknowledge
+    bool lost = false;                        ///< it takes nothing any more, and no further path
   };
   /// Where a path's slot is: a stale completion names another generation.
   struct Slot {
@@ -61,12 +61,18 @@ class Port final : public Poller, private PathTable {
     uint16_t generation = 0;
   };
 
-  Port(const std::shared_ptr<Device>& device, uint8_t number, const Options& options,
-       const Environment& environment);
+  Port(const UsablePort& port, std::shared_ptr<PortObjects> objects, std::shared_ptr<DoneList> done,
+       const Options& options, const Environment& environment);
   // PathTable
   void remove(VerbsPath& path) override;
 
-  Result<size_t> find_queue(uint32_t entries);
+  size_t find_queue(uint32_t entries);
+  VerbsPath* find(uint32_t slot, uint16_t generation) const {
+    return slot < slots_.size() && slots_[slot].generation == generation ? slots_[slot].path
+                                                                         : nullptr;
+  }
+  /// What the conductor has done.
+  unsigned take_done();
   unsigned do_pending_work(unsigned work);
   /// Posts of all paths that wait for the doorbell.
   unsigned post_waiting();
@@ -87,7 +93,7 @@ class Port final : public Poller, private PathTable {
   unsigned fail_paths(const char* what, const Is& is);
 
   PathEnvironment env_;
-  ibv_comp_channel* channel_ = nullptr;
+  std::shared_ptr<PortObjects> objects_;
   std::vector<Queue> queues_;
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;

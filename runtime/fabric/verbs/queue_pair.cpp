@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/fabric/verbs/path_ends.h"
@@ -14,10 +16,13 @@ constexpr uint8_t rnr_retry_for_ever = 7;  // a peer that is slow to post is not
 
 }  // namespace
 
-QueuePair::~QueuePair() {
-  if (pair_ != nullptr && device_.library().queue_pair.destroy(pair_) != 0) {
+int QueuePair::destroy() {
+  ibv_qp* pair = std::exchange(pair_, nullptr);
+  const int error = pair == nullptr ? 0 : device_.library().queue_pair.destroy(pair);
+  if (error != 0) {
     NHA_LOG_DEBUG("RDMA device {}: cannot destroy a queue pair", device_.name());
   }
+  return error;
 }
 
 bool QueuePair::create(ibv_pd* domain, ibv_qp_init_attr& attributes) {

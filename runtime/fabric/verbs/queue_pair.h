@@ -4,7 +4,6 @@
 #include <infiniband/verbs.h>
 
 #include <cstdint>
-#include <utility>
 
 #include "runtime/base/result.h"
 #include "runtime/fabric/verbs/device.h"
@@ -14,7 +13,7 @@ namespace nccl_ha::fabric::verbs {
 
 class PathEnds;
 
-/// Destroyed with this object, unless somebody else took it over.
+/// Destroyed with this object, or before.
 class QueuePair {
  public:
   /// What RTR and RTS need to know.
@@ -27,7 +26,7 @@ class QueuePair {
   };
 
   explicit QueuePair(const Device& device) : device_(device) {}
-  ~QueuePair();
+  ~QueuePair() { static_cast<void>(destroy()); }
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
 
@@ -42,8 +41,7 @@ class QueuePair {
   /// To RTR and RTS.  An error of the way to the peer is `ends`' to explain.
   Result<void> make_ready(const Connection& connection, const Options& options,
                           const PathEnds& ends);
-  /// The caller destroys it.
-  ibv_qp* release() { return std::exchange(pair_, nullptr); }
+  int destroy();
 
  private:
   const Device& device_;

@@ -25,7 +25,7 @@ int ReceiveRing::post_all_held(ibv_qp* pair) {
   return 0;
 }
 
-bool ReceiveRing::post(ibv_qp* pair, const ReceivePost& post, bool internal) {
+bool ReceiveRing::post(ibv_qp* pair, const ReceivePost& post) {
   NHA_DASSERT(held_ == 0 && never_posted_ == 0, "the device is given receives in order");
   ibv_sge sge{reinterpret_cast<uint64_t>(post.address), post.length, post.key};
   ibv_recv_wr request{};
@@ -36,7 +36,7 @@ bool ReceiveRing::post(ibv_qp* pair, const ReceivePost& post, bool internal) {
   if (ibv_post_recv(pair, &request, &bad) != 0) {
     return false;
   }
-  ring_.push() = {post.id, internal};
+  ring_.push() = {post.id, false};
   return true;
 }
 

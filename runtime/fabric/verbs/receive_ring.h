@@ -35,16 +35,16 @@ class ReceiveRing {
   bool holds_too_many() const { return held_ > spare_; }
 
   /// A receive without a buffer, which the device is told of later, several together.
-  void hold(uint64_t id) {
+  void hold(uint64_t id, bool internal = false) {
     NHA_DASSERT(never_posted_ == 0, "a receive for a queue pair that refused some");
-    ring_.push() = {id, false};
+    ring_.push() = {id, internal};
     ++held_;
   }
   /// Gives the device those that are held back.  An errno value where it did not take all of them:
   /// then it never gets the rest, and the queue pair has to end.
   int post_held(ibv_qp* pair) { return held_ == 0 ? 0 : post_all_held(pair); }
   /// Posts it at once; none is held back.  False: the device does not take it.
-  bool post(ibv_qp* pair, const ReceivePost& post, bool internal);
+  bool post(ibv_qp* pair, const ReceivePost& post);
 
   /// As PostRing::ahead_of().
   uint32_t ahead_of(uint32_t position) const { return ring_.ahead_of(position); }

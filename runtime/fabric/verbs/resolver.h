@@ -28,7 +28,7 @@ struct Resolution {
 class Resolver {
  public:
   Resolver(const Library& library, ibv_pd* pd)
-      : library_(library), pd_(pd), errands_(library.simulated) {}
+      : library_(library), pd_(pd), errands_(library.waited != nullptr) {}
   /// Waits for questions that are being asked.
   ~Resolver();
   Resolver(const Resolver&) = delete;
@@ -36,6 +36,8 @@ class Resolver {
 
   /// Any thread.  Equal questions share one answer.
   std::shared_ptr<const Resolution> ask(const ibv_ah_attr& route);
+  /// As Errands::drain().
+  bool drain(Duration limit) { return errands_.drain(limit); }
 
  private:
   int resolve(ibv_ah_attr route) const;

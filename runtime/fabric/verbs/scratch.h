@@ -23,6 +23,7 @@ class Scratch {
 
   /// For queue pairs of `domain`.
   Result<void> open(ibv_pd* domain);
+  bool is_open() const { return region_ != nullptr; }
   /// To send, at most bytes_max.
   Gather source(uint32_t bytes) const { return {memory_.data(), bytes, key()}; }
   /// To write to, for a peer too.

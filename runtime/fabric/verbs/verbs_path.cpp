@@ -4,7 +4,8 @@
 #include <fmt/format.h>
 
 #include <cerrno>
-#include <cstring>
+#include <new>
+#include <utility>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
@@ -13,18 +14,27 @@ namespace nccl_ha::fabric::verbs {
 namespace {
 
 constexpr unsigned packet_sequence_bits = 24;
+/// For a command that takes 0.1 ms, and some that are before it.
+constexpr Duration stop_limit = std::chrono::milliseconds(10);
 
 }  // namespace
 
 VerbsPath::VerbsPath(PathEnvironment& environment, const PathOptions& options, PathOwner* owner,
-                     const PathPlace& place)
+                     const PathPlace& place, const GidPreference& gid,
+                     std::shared_ptr<CompletionQueue> completions)
     : env_(environment),
       owner_(owner),
       options_(options),
       place_(place),
+      ends_(environment.info),
+      traits_(environment.options.traits(
+          environment.info.link == LinkLayer::infiniband,
+          environment.device->peer_memory() || environment.device->dmabuf(),
+          environment.info.speed_mbps)),
+      write_max_(environment.info.message_max),
       handshake_(environment),
-      flushes_(*environment.device, place.ids(WorkId::Lane::flush), options.flushes_max),
-      pair_(*environment.device),
+      pairs_(std::make_shared<PathPairs>(*environment.device, plan(gid, std::move(completions)))),
+      flushes_(place.ids(WorkId::Lane::flush), options.flushes_max),
       sends_(place.ids(WorkId::Lane::send), options.writes_max),
       receives_(place.ids(WorkId::Lane::receive), options.receives_max, options.receives_spare),
       fence_(environment, environment.options, environment.device->health) {
@@ -35,100 +45,105 @@ VerbsPath::VerbsPath(PathEnvironment& environment, const PathOptions& options, P
         path.on_fence(path.fence_.check(path.returned()));
       },
       this);
+  for (uint32_t i = 0; i < ReceiveRing::probes; ++i) {
+    receives_.hold(0, true);  // the peer's probes meet the first ones
+  }
+  handshake_.begin(connect_limit());
+  handshake_.await();
+  order(Conductor::Rank::make, DoneList::Step::opened, [](PathPairs& pairs) { pairs.open(); });
 }
 
 VerbsPath::~VerbsPath() {
   env_.table.remove(*this);
-  // One that still has work fills the completion queue until it is gone, so that is waited for; a
-  // device that failed may take long.
-  if (pair_.get() != nullptr && (fence_.closed() || !env_.device->health.usable())) {
-    static_cast<void>(
-        env_.device->destroyer().destroy({pair_.release(), flushes_.pair().release()}, domain_));
+  Conductor& conductor = env_.device->conductor();
+  try {
+    conductor.add(Conductor::Rank::end, [pairs = pairs_] { static_cast<void>(pairs->destroy()); });
+  } catch (const std::bad_alloc&) {
+    return;  // by this thread then, or by a command that has them
   }
 }
 
-Result<void> VerbsPath::open(const GidPreference& want) {
-  const Device& device = *env_.device;
-  if (auto found = ends_.look_up(device, env_.port_number, want); !found) {
-    return found;
-  }
-  traits_ = env_.options.traits(!ends_.ethernet(), device.peer_memory() || device.dmabuf(),
-                                ends_.info().speed_mbps);
+PathPairs::Plan VerbsPath::plan(const GidPreference& gid,
+                                std::shared_ptr<CompletionQueue> queue) const {
+  PathPairs::Plan plan;
+  plan.completions = std::move(queue);
+  plan.entries = place_.entries;
+  plan.port = env_.info.port;
+  plan.gid = gid;
+  plan.options = env_.options;
+  plan.sends_max = options_.writes_max;
+  plan.receives_max = options_.receives_max;
+  plan.flushes_max = options_.flushes_max;
   if (options_.own_domain) {
-    auto own = env_.device->domain(options_.domain);
-    if (!own) {
-      return own.error();
-    }
-    domain_ = std::move(*own);
+    plan.domain = options_.domain;
   }
-  if (auto made = make_queue_pair(); !made) {
-    return made;
-  }
-  ibv_port_attr port_attributes{};
-  static_cast<void>(
-      device.library().device.query_port(device.context(), env_.port_number, &port_attributes));
-  write_max_ = port_attributes.max_msg_sz;
-  ends_.set_local(pair_.get()->qp_num, env_.secrets->bits(packet_sequence_bits), scratch());
-  if (env_.options.ece && device.library().queue_pair.query_ece != nullptr) {
-    query_ece();
-  }
-  return post_probe_receives();
+  plan.packet_sequence = static_cast<uint32_t>(env_.secrets->bits(packet_sequence_bits));
+  return plan;
 }
 
-Result<void> VerbsPath::make_queue_pair() {
-  ibv_qp_init_attr attributes{};
-  attributes.send_cq = place_.completions;
-  attributes.recv_cq = place_.completions;
-  attributes.qp_type = IBV_QPT_RC;
-  attributes.cap.max_send_wr = options_.writes_max + SendRing::internal_max;
-  attributes.cap.max_recv_wr = options_.receives_max + 2 * ReceiveRing::probes;
-  attributes.cap.max_send_sge = gathers_max;
-  attributes.cap.max_recv_sge = 1;
-  // A clear-to-send of one buffer; more is asked for where the device gives it.
-  for (const uint32_t bytes : {256U, 128U, 64U, 0U}) {
-    attributes.cap.max_inline_data = bytes;
-    if (pair_.create(protection(), attributes) || errno == ENOMEM) {
-      break;
-    }
-  }
-  if (pair_.get() == nullptr) {
-    const int error = errno;
-    return nccl_ha::fail(Errc::system,
-                         fmt::format("RDMA device {}: cannot create a queue pair for {} sends and "
-                                     "{} receives{}",
-                                     ends_.info().device, attributes.cap.max_send_wr,
-                                     attributes.cap.max_recv_wr, memlock_hint(error)),
-                         error);
-  }
-  inline_max_ = attributes.cap.max_inline_data;
-  if (const int error =
-          pair_.initialise(env_.port_number, env_.options.pkey_index, IBV_ACCESS_REMOTE_WRITE);
-      error != 0) {
-    return nccl_ha::fail(
-        Errc::system,
-        fmt::format("RDMA device {}: cannot initialise a queue pair on port {} (partition key "
-                    "index {})",
-                    ends_.info().device, env_.port_number, env_.options.pkey_index),
-        error);
-  }
-  return {};
+template <class Command>
+void VerbsPath::order(Conductor::Rank rank, DoneList::Step step, Command command) {
+  env_.device->conductor().add(
+      rank, [pairs = pairs_, command] { command(*pairs); },
+      [done = env_.done, what = DoneList::Done{place_.slot, place_.generation, step}] {
+        done->add(what);
+      });
 }
 
-// The peer's probes meet the first receives.
-Result<void> VerbsPath::post_probe_receives() {
-  for (uint32_t i = 0; i < ReceiveRing::probes; ++i) {
-    if (!receives_.post(pair_.get(), {}, true)) {
-      return nccl_ha::fail(
-          Errc::system, fmt::format("RDMA device {}: cannot post a receive", ends_.info().device));
-    }
-  }
-  return {};
+template <class Command>
+std::shared_ptr<const Answer> VerbsPath::order_end(Command command) {
+  struct Kept {
+    std::shared_ptr<PathPairs> pairs;
+    int result = 0;
+  };
+  auto answer = std::make_shared<Answer>();
+  auto kept = std::make_shared<Kept>(Kept{pairs_});
+  env_.device->conductor().add(
+      Conductor::Rank::stop, [kept, command] { kept->result = command(*kept->pairs); },
+      [kept, answer, done = env_.done,
+       what = DoneList::Done{place_.slot, place_.generation, DoneList::Step::ending}] {
+        answer->result.store(kept->result, std::memory_order_release);
+        done->add(what);
+      });
+  return answer;
 }
 
-void VerbsPath::query_ece() {
-  ibv_ece ece{};
-  const bool known = env_.device->library().queue_pair.query_ece(pair_.get(), &ece) == 0;
-  ends_.set_local_ece(known ? std::optional(ece) : std::nullopt);
+Duration VerbsPath::connect_limit() const {
+  return options_.connect_limit > Duration(0) ? options_.connect_limit
+                                              : env_.options.connect_timeout;
+}
+
+void VerbsPath::on_done(DoneList::Step step) {
+  if (state_ == PathState::error) {
+    return;
+  }
+  if (step == DoneList::Step::opened) {
+    on_opened();
+  } else if (step == DoneList::Step::ready) {
+    on_ready();
+  }
+}
+
+void VerbsPath::on_opened() {
+  handshake_.end();
+  const auto opened = pairs_->take_opened();
+  if (!opened) {
+    break_path(CompletionStatus::device_fault, opened.error());
+    return;
+  }
+  ends_.take_local(opened->ends);
+  scratch_ = opened->scratch;
+  inline_max_ = opened->inline_max;
+  pair_ = opened->pair;
+  completions_ = opened->completions;
+  post_held_receives();
+  if (state_ == PathState::connecting) {
+    handshake_.begin(connect_limit());
+    resolve();
+  }
+  if (state_ != PathState::error && address_ready()) {
+    owner_->on_path_address(*this);
+  }
 }
 
 Result<void> VerbsPath::connect(std::span<const std::byte> peer_address) {
@@ -144,19 +159,20 @@ Result<void> VerbsPath::connect(std::span<const std::byte> peer_address) {
   if (auto set = ends_.set_peer(*peer); !set) {
     return set;
   }
-  const bool patient = options_.connect_limit > Duration(0);
-  handshake_.begin(patient ? options_.connect_limit : env_.options.connect_timeout);
-  if (!patient) {
-    return make_ready();
-  }
-  // Others have work to do meanwhile, and the peer may well be out of reach.
   state_ = PathState::connecting;
+  if (pair_ != nullptr) {
+    handshake_.begin(connect_limit());
+    resolve();
+  }
+  return {};
+}
+
+void VerbsPath::resolve() {
   // The peer's device is told before it receives, so the passive side's word waits for that.
-  ece_open_ = !options_.active && both_know_ece();
+  ece_open_ = !options_.active && ends_.both_know_ece();
   const auto way = ends_.to_peer(options_.traffic_class, options_.service_level);
   handshake_.resolve(env_.device->resolver().ask(way.route));
   check_resolution();
-  return {};
 }
 
 void VerbsPath::check_resolution() {
@@ -164,60 +180,55 @@ void VerbsPath::check_resolution() {
   if (result == Resolution::open) {
     return;
   }
-  auto ready = result == 0 ? make_ready() : Result<void>(ends_.no_way(result));
-  if (!ready) {
-    break_path(CompletionStatus::retry_exceeded, ready.error());
+  if (result != 0) {
+    break_path(CompletionStatus::retry_exceeded, ends_.no_way(result));
+    return;
   }
+  handshake_.await();
+  order(Conductor::Rank::make, DoneList::Step::ready,
+        [ends = ends_, way = ends_.to_peer(options_.traffic_class, options_.service_level)](
+            PathPairs& pairs) { pairs.make_ready(ends, way); });
 }
 
-Result<void> VerbsPath::make_ready() {
-  const QueuePairCalls& calls = env_.device->library().queue_pair;
-  const WireAddress& peer = ends_.peer();
-  if (both_know_ece() && calls.set_ece != nullptr) {
-    ibv_ece ece{};
-    ece.vendor_id = peer.ece_vendor;
-    ece.options = peer.ece_options;
-    ece.comp_mask = peer.ece_compatibility;
-    // Refused: the plain establishment is used.
-    static_cast<void>(calls.set_ece(pair_.get(), &ece));
-  }
-  const auto way = ends_.to_peer(options_.traffic_class, options_.service_level);
-  if (auto ready = pair_.make_ready(way, env_.options, ends_); !ready) {
-    return ready;
+void VerbsPath::on_ready() {
+  const auto ready = pairs_->take_ready();
+  if (!ready) {
+    break_path(CompletionStatus::retry_exceeded, ready.error());
+    return;
   }
   if (ends_.local().has_ece) {
-    query_ece();  // what both sides can do; a peer that connects later takes it from here
+    ends_.set_local_ece(ready->ece);  // a peer that connects later takes it from here
   }
-  ece_open_ = false;
-  if (options_.flushes_max != 0) {
-    if (auto flush = flushes_.open(protection(), place_.completions, ends_, env_.options); !flush) {
-      return flush;
-    }
+  if (ready->flush != nullptr) {
+    flushes_.open(ready->flush);
   }
-  state_ = PathState::connecting;
-  handshake_.await_probes();
+  connected_ = true;
   if (options_.active) {
     post_probes();
   }
-  return {};
+  check_ready();
+  if (std::exchange(ece_open_, false)) {
+    owner_->on_path_address(*this);
+  }
 }
 
 void VerbsPath::on_handshake_timer() {
-  NHA_ASSERT(state_ == PathState::connecting, "a handshake goes on after its end");
+  NHA_ASSERT(state_ != PathState::error, "a handshake goes on after its end");
   if (handshake_.resolving()) {
-    const bool waits = ece_open_;
     check_resolution();
-    if (waits && address_ready() && state_ == PathState::connecting) {
-      owner_->on_path_address(*this);
-    }
     return;
   }
+  const auto limit_ms = handshake_.limit().count() / 1'000'000;
+  const std::string& device = ends_.info().device;
   break_path(
       CompletionStatus::retry_exceeded,
-      nccl_ha::fail(Errc::timed_out,
-                    fmt::format("RDMA device {}: the peer's queue pair {} did not answer in {} ms",
-                                ends_.info().device, ends_.peer().queue_pair,
-                                handshake_.limit().count() / 1'000'000)));
+      nccl_ha::fail(
+          Errc::timed_out,
+          connected_
+              ? fmt::format("RDMA device {}: the peer's queue pair {} did not answer in {} ms",
+                            device, ends_.peer().queue_pair, limit_ms)
+              : fmt::format("RDMA device {}: its firmware did not {} a queue pair in {} ms", device,
+                            pair_ == nullptr ? "make" : "connect", limit_ms)));
 }
 
 void VerbsPath::post_probes() {
@@ -226,7 +237,7 @@ void VerbsPath::post_probes() {
   }
   for (const auto internal : {Internal::small_probe, Internal::full_probe}) {
     const Gather gather =
-        scratch().source(internal == Internal::small_probe ? 16 : ends_.mtu_bytes());
+        scratch_->source(internal == Internal::small_probe ? 16 : ends_.mtu_bytes());
     ibv_send_wr& request = post_internal(internal, std::span(&gather, 1));
     request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     request.wr.rdma.remote_addr = ends_.peer().scratch;
@@ -235,7 +246,7 @@ void VerbsPath::post_probes() {
 }
 
 void VerbsPath::check_ready() {
-  if (state_ != PathState::connecting) {
+  if (state_ != PathState::connecting || !connected_) {
     return;
   }
   if (handshake_.peer_has_probed() && !options_.active) {
@@ -267,6 +278,12 @@ void VerbsPath::fail(const Error& why) {
   }
 }
 
+void VerbsPath::await_stop() {
+  if (const auto& stop = fence_.stop()) {
+    env_.device->conductor().await(*stop, stop_limit);
+  }
+}
+
 void VerbsPath::break_for(const char* what, int error) {
   break_path(
       CompletionStatus::device_fault,
@@ -285,14 +302,16 @@ void VerbsPath::break_path(CompletionStatus cause, const Error& why) {
   handshake_.end();
   sends_.stop();
   receives_.stop();
-  fence_.begin(returned());
-  for (QueuePair* pair : {&pair_, &flushes_.pair()}) {
-    const int error = pair->get() == nullptr ? 0 : pair->stop();
-    if (error != 0) {
-      NHA_LOG_INFO("RDMA device {}: queue pair {} does not go into error: {}", ends_.info().device,
-                   pair->get()->qp_num, std::strerror(error));
-      fence_.stop_waiting();
+  if (pair_ == nullptr) {
+    fence_.begin_unused();
+  } else {
+    std::shared_ptr<const Answer> stop;
+    try {
+      stop = order_end([](PathPairs& pairs) { return pairs.stop(); });
+    } catch (const std::bad_alloc&) {
+      stop.reset();  // the fence has the queue pair destroyed when there is memory
     }
+    fence_.begin(returned(), std::move(stop));
   }
   env_.queue_state(*this, links_);
   env_.add_fence(*this);
@@ -304,11 +323,15 @@ bool VerbsPath::all_returned() const {
 
 void VerbsPath::move_fence() {
   const Fence::Outcome outcome = fence_.move(all_returned());
-  Destroyer& destroyer = env_.device->destroyer();
+  Conductor& conductor = env_.device->conductor();
   if (outcome == Fence::Outcome::must_ask) {
-    fence_.confirm(destroyer.ask());
+    fence_.confirm(conductor.ask());
   } else if (outcome == Fence::Outcome::must_destroy) {
-    fence_.await(destroyer.destroy({pair_.release(), flushes_.pair().release()}, domain_));
+    fence_.await(order_end([&conductor](PathPairs& pairs) {
+      const int error = pairs.destroy();
+      const int silent = conductor.question();
+      return error != 0 ? error : silent;
+    }));
   } else {
     on_fence(outcome);
   }
@@ -333,6 +356,9 @@ void VerbsPath::on_fence(Fence::Outcome outcome) {
 }
 
 void VerbsPath::on_fenced() {
+  if (pair_ == nullptr) {
+    return;  // there was nothing to wait for
+  }
   const char* proof = "";
   switch (fence_.proof()) {
     case FenceProof::none:

@@ -1,9 +1,11 @@
 // A path over an RC queue pair.  Made by Port::create_path.
 //
-// Connecting: both sides move their queue pair to RTS as soon as they know the peer's address.  The
-// active side then writes a small and a full-size probe; the passive side answers with two of its
-// own.  So `ready` means that packets of the path MTU get through both ways, and nothing is sent
-// before the peer can take it (a packet that comes too early costs a whole retransmission timeout).
+// The device makes its queue pair while others have work to do (conductor.h); then it has an
+// address. Connecting: both sides move their queue pair to RTS as soon as they know the peer's
+// address.  The active side then writes a small and a full-size probe; the passive side answers
+// with two of its own.  So `ready` means that packets of the path MTU get through both ways, and
+// nothing is sent before the peer can take it (a packet that comes too early costs a whole
+// retransmission timeout).
 //
 // What it is made of has a class each: the ends, both rings, the queue of flushes, the handshake
 // and the fence.  The path leads them, and tells its owner and its port.
@@ -21,7 +23,7 @@
 #include "runtime/fabric/verbs/handshake.h"
 #include "runtime/fabric/verbs/path_ends.h"
 #include "runtime/fabric/verbs/path_environment.h"
-#include "runtime/fabric/verbs/queue_pair.h"
+#include "runtime/fabric/verbs/path_pairs.h"
 #include "runtime/fabric/verbs/receive_ring.h"
 #include "runtime/fabric/verbs/send_ring.h"
 #include "runtime/fabric/verbs/silence.h"
@@ -31,11 +33,12 @@ namespace nccl_ha::fabric::verbs {
 class VerbsPath final : public Path {
  public:
   VerbsPath(PathEnvironment& environment, const PathOptions& options, PathOwner* owner,
-            const PathPlace& place);
+            const PathPlace& place, const GidPreference& gid,
+            std::shared_ptr<CompletionQueue> completions);
   ~VerbsPath() override;
 
   std::span<const std::byte> local_address() const override { return ends_.local_bytes(); }
-  bool address_ready() const override { return !ece_open_; }
+  bool address_ready() const override { return pair_ != nullptr && !ece_open_; }
   Result<void> connect(std::span<const std::byte> peer_address) override;
   PathState state() const override { return state_; }
   CompletionStatus cause() const override { return cause_; }
@@ -47,19 +50,21 @@ class VerbsPath final : public Path {
   const PathTraits& traits() const override { return traits_; }
   void failure_domains(FailureDomains& domains) const override;
   void fail(const Error& why) override;
+  void await_stop() override;
   std::string describe() const override { return ends_.describe(); }
 
-  ibv_qp* queue_pair() const { return pair_.get(); }
+  /// Null while there is none.
+  ibv_qp* queue_pair() const { return pair_; }
   const PathEnds& ends() const { return ends_; }
   /// One of its queue pairs has that address.
-  bool has_pair(const void* pair) const {
-    return pair_.get() == pair || flushes_.pair().get() == pair;
-  }
+  bool has_pair(const void* pair) const { return pair_ == pair || flushes_.pair() == pair; }
 
   // For the port, which makes the path, takes completions out of queues and leads fences on.
-  /// Makes the queue pair; without success the path is of no use.
-  Result<void> open(const GidPreference& want);
+  /// The device has done that.  May end the path.
+  void on_done(DoneList::Step step);
   const PathPlace& place() const { return place_; }
+  /// Where its work completes; null while it has no queue pair.
+  ibv_cq* completions() const { return completions_; }
   PathLinks& links() { return links_; }
   void report_state();
   /// Posts what waits for the doorbell.
@@ -77,13 +82,19 @@ class VerbsPath final : public Path {
   using Internal = SendRing::Internal;
 
   // making and connecting
-  Result<void> make_queue_pair();
-  Result<void> post_probe_receives();
-  bool both_know_ece() const { return ends_.peer().has_ece && ends_.local().has_ece; }
-  void query_ece();
-  /// The peer's address is known to be reachable: the queue pair is made ready, and tried out.
-  Result<void> make_ready();
+  PathPairs::Plan plan(const GidPreference& gid, std::shared_ptr<CompletionQueue> queue) const;
+  /// A command of the conductor's about this path, with what it is about.
+  template <class Command>
+  void order(Conductor::Rank rank, DoneList::Step step, Command command);
+  /// The same; what it returns is the answer.
+  template <class Command>
+  std::shared_ptr<const Answer> order_end(Command command);
+  Duration connect_limit() const;
+  void on_opened();
+  /// This side has a queue pair and knows the peer's.
+  void resolve();
   void check_resolution();
+  void on_ready();
   void post_probes();
   void check_ready();
   void on_handshake_timer();
@@ -115,9 +126,6 @@ class VerbsPath final : public Path {
   void on_fenced();
   void take_back();
 
-  ibv_pd* protection() const { return domain_ ? domain_->get() : env_.device->pd(); }
-  Scratch& scratch() { return domain_ ? domain_->scratch() : env_.scratch; }
-
   PathEnvironment& env_;
   PathOwner* owner_;
   const PathOptions options_;
@@ -130,12 +138,16 @@ class VerbsPath final : public Path {
   PathState state_ = PathState::idle;
   Error error_;
   CompletionStatus cause_ = CompletionStatus::ok;
-  bool ece_open_ = false;  ///< the address is to say what both devices can do
-  bool presumed_ = false;  ///< flushed work was all that told of a failure so far
+  bool ece_open_ = false;   ///< the address is to say what both devices can do
+  bool connected_ = false;  ///< the device was told of the peer's queue pair
+  bool presumed_ = false;   ///< flushed work was all that told of a failure so far
   Handshake handshake_;
-  std::shared_ptr<ProtectionDomain> domain_;  ///< null: the device's own
+  std::shared_ptr<PathPairs> pairs_;
+  // Of them; null while there is none.  The queue pair may be gone once the path has failed.
+  ibv_qp* pair_ = nullptr;
+  ibv_cq* completions_ = nullptr;
+  Scratch* scratch_ = nullptr;
   FlushQueue flushes_;
-  QueuePair pair_;  // gone before that of the flushes
   SendRing sends_;
   ReceiveRing receives_;
   Silence silence_;

@@ -64,6 +64,13 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
   if (receives_.full()) {
     return Errc::again;
   }
+  if (pair_ == nullptr) {
+    if (post.length != 0) {
+      return Errc::again;
+    }
+    receives_.hold(post.id);
+    return Errc::ok;
+  }
   if (post.length == 0 && state_ == PathState::ready) {
     // For the peer's next immediate but many: whoever waits for what just came is served first, and
     // the device is told of several together.
@@ -77,11 +84,11 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
   if (state_ == PathState::error) [[unlikely]] {
     return Errc::closed;  // the device refused those, and gets nothing any more
   }
-  return receives_.post(pair_.get(), post, false) ? Errc::ok : Errc::again;
+  return receives_.post(pair_, post) ? Errc::ok : Errc::again;
 }
 
 void VerbsPath::post_held_receives() {
-  if (const int error = receives_.post_held(pair_.get()); error != 0) {
+  if (const int error = receives_.post_held(pair_); error != 0) {
     break_for("post receives", error);
   }
 }
@@ -96,7 +103,7 @@ Errc VerbsPath::post_flush(const FlushPost& post) {
   if (flushes_.full()) {
     return Errc::again;
   }
-  if (const int error = flushes_.post(post, scratch()); error != 0) {
+  if (const int error = flushes_.post(post, *scratch_); error != 0) {
     break_for("post a read", error);
     return Errc::closed;
   }
@@ -119,7 +126,7 @@ void VerbsPath::post_waiting() {
   }
   ++env_.statistics.doorbells;
   env_.statistics.work_requests += sends_.waiting();
-  if (const int error = sends_.post(pair_.get()); error != 0) [[unlikely]] {
+  if (const int error = sends_.post(pair_); error != 0) [[unlikely]] {
     break_for("post work", error);
   }
 }

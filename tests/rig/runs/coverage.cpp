@@ -23,19 +23,20 @@ constexpr std::array<const char*, LaneCoverage::receiver_events> receiver_events
 
 /// Control messages come in order, so that a word about an epoch comes before that lane's fence is
 /// told, which comes before the next epoch; and a path that was taken down says nothing more.  The
-/// last receive is the last that comes back, so that a fenced receiver hears of it no more.  What
-/// is missing here can happen only with a peer that breaks the protocol (tests/unit/ha_lane_test).
+/// last receive is the last that comes back, so that a fenced receiver hears of it no more.  A path
+/// that fails before the peer has heard of it drains while its lane is down.  What is missing here
+/// can happen only with a peer that breaks the protocol (tests/unit/ha_lane_test).
 constexpr const char* possible[] = {
-    "sender opening ready",       "sender opening failed",    "sender opening suspect",
-    "sender opening drained",     "sender opening rebuilt",   "sender usable failed",
-    "sender usable suspect",      "sender fencing failed",    "sender fencing suspect",
-    "sender fencing drained",     "sender fencing fenced",    "sender fencing rebuilt",
-    "sender down failed",         "sender down reopened",     "receiver opening ready",
-    "receiver opening failed",    "receiver opening drained", "receiver opening down",
-    "receiver usable failed",     "receiver usable down",     "receiver suspected failed",
-    "receiver suspected drained", "receiver suspected down",  "receiver fencing failed",
-    "receiver fencing drained",   "receiver fenced ready",    "receiver fenced failed",
-    "receiver fenced rebuild",
+    "sender opening ready",      "sender opening failed",      "sender opening suspect",
+    "sender opening drained",    "sender opening rebuilt",     "sender usable failed",
+    "sender usable suspect",     "sender fencing failed",      "sender fencing suspect",
+    "sender fencing drained",    "sender fencing fenced",      "sender fencing rebuilt",
+    "sender down failed",        "sender down drained",        "sender down reopened",
+    "receiver opening ready",    "receiver opening failed",    "receiver opening drained",
+    "receiver opening down",     "receiver usable failed",     "receiver usable down",
+    "receiver suspected failed", "receiver suspected drained", "receiver suspected down",
+    "receiver fencing failed",   "receiver fencing drained",   "receiver fenced ready",
+    "receiver fenced failed",    "receiver fenced rebuild",
 };
 
 template <class Counts, class States, class Events, class Tell>

@@ -344,7 +344,9 @@ struct RdmaFunctions {
 
   static Library library() {
     Library table;
-    table.simulated = true;
+    table.waited = [](ibv_context* context) -> Duration& {
+      return static_cast<RdmaNic::Context*>(context)->nic->conditions_.waited;
+    };
     table.device.get_name = name;
     table.device.open = open;
     table.device.close = [](ibv_context*) { return 0; };

@@ -95,6 +95,7 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
     if (!opened) {
       return opened.error();
     }
+    process->conducted.push_back(opened->front().device);
     std::move(opened->begin(), opened->end(), std::back_inserter(ports));
   }
   fabric::Provider::Sources sources;
@@ -297,6 +298,21 @@ void World::remember_turns(Process& process) {
   }
 }
 
+/// The threads that make the control verbs of devices.
+void World::turn_conductors() {
+  for (auto& process : processes_) {
+    std::optional<Instant> next;
+    for (const auto& one : process->conducted) {
+      const auto device = process->engine && now() >= process->paused_until ? one.lock() : nullptr;
+      const auto due = device ? device->conductor().pump(now()) : std::nullopt;
+      next = due && (!next || *due < *next) ? due : next;
+    }
+    if (next && std::exchange(process->conductors_due, *next) != *next) {
+      network_.stop_at(*next);
+    }
+  }
+}
+
 size_t World::turn_workers() {
   size_t work = 0;
   for (auto& process : processes_) {
@@ -366,6 +382,7 @@ bool World::run_until(const std::function<bool()>& done, Duration limit) {
     }
     ++rounds_;
     observe_callers();
+    turn_conductors();
     const size_t work = happened + turn_workers();
     const bool idle = work == 0 && all_idle();
     const Instant wake = idle ? next_moment(end) : now();

@@ -29,7 +29,9 @@ struct Process {
   std::vector<Ip> addresses;
   std::vector<RdmaNic*> nics;   ///< beneath the first addresses, the same one for all its ports
   fabric::RailDevices devices;  ///< of its connections
-  Ip management = 0;            ///< where its streams go first, if not 0; carries nothing else
+  std::vector<std::weak_ptr<fabric::verbs::Device>> conducted;  ///< its RDMA devices
+  Instant conductors_due{};                                     ///< when one of them is done next
+  Ip management = 0;  ///< where its streams go first, if not 0; carries nothing else
   std::unique_ptr<SimSecrets> key_secrets;  ///< of the provider's memory
   Config config;
   std::vector<fabric::NetInterface> interfaces;
@@ -128,6 +130,7 @@ class World {
   /// Calls that take long keep the worker from its next turn.
   size_t turn(Process& process, size_t worker);
   bool turn_fallback(Process& process);
+  void turn_conductors();
   size_t turn_workers();
   size_t turn_helped(Process& process, size_t worker);
   bool turns_soon(const Process& process, size_t worker) const;
