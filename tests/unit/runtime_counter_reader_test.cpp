@@ -194,10 +194,23 @@ TEST_F(CounterReaderTest, AnOwnerWhoCutsAFileShortMeanwhileStopsNoReader) {
   const auto whole = files::file_size(path);
   const int status = in_fork([&] {
     std::atomic<bool> ends{false};
+    std::atomic<int> reads{0};
     std::thread owner([&] {
-      while (!ends) {
+      // How fast the two are decides nothing: now and then the file stays as it is for a read.
+      const auto await_reads = [&] {
+        for (const int seen = reads; reads < seen + 2 && !ends;) {
+          std::this_thread::yield();
+        }
+      };
+      for (int round = 0; !ends; ++round) {
         static_cast<void>(truncate(copy.c_str(), 0));
+        if (round % 3 == 1) {
+          await_reads();
+        }
         files::copy_file(path, copy, files::copy_options::overwrite_existing);
+        if (round % 3 == 2) {
+          await_reads();
+        }
       }
     });
     int good = 0;
@@ -206,6 +219,7 @@ TEST_F(CounterReaderTest, AnOwnerWhoCutsAFileShortMeanwhileStopsNoReader) {
       const auto read = read_counter_file(copy);
       const auto copied = copy_counter_file(copy, "a test", EventsWanted::yes);
       ++(read && copied ? good : bad);
+      ++reads;
     }
     ends = true;
     owner.join();
