@@ -194,7 +194,8 @@ void ControlLink::deliver(const ControlReader::Message& message) {
     confirm_due_ = confirm_due_ || state_.ready();
     return;
   }
-  if (message.type == ControlType::retire && state_.ready() && state_.backup) {
+  if (message.type == ControlType::retire && state_.backup &&
+      (state_.ready() || rejoin_.possible())) {
     // A better one is on its way, or here already.
     lose_stream(fail(Errc::closed, "the peer has let it go"));
     return;

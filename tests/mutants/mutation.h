@@ -107,6 +107,7 @@ enum class Mutation : uint16_t {
   process_not_compared,   ///< whoever answers with `present` is the peer
   reset_is_death,         ///< a stream that is reset takes the connection with it
   probe_not_sent,         ///< the acceptor does not ask for a connector that does not come back
+  early_retire_unheard,   ///< that a stream is let go means nothing before the connection is ready
   present_not_said,       ///< a stream that was made anew is not answered
   fence_of_sends_only,    ///< sends that came back end a fence, whatever became of receives
   fence_by_time,          ///< so does the time for them

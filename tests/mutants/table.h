@@ -150,6 +150,8 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(process_not_compared, "RejoinTest.AnotherProcessAtItsPlaceIsNot"),
     NHA_CHECKED(reset_is_death, "SimStream.AMiddleboxThatEndsOrForgetsStreamsEndsNoConnection"),
     NHA_FOUND(probe_not_sent, By::deaths, 40),
+    NHA_CHECKED(early_retire_unheard,
+                "SimHandshake.AReceiverThatStandsStillMayHearOfStreamsThatWereLetGo"),
     NHA_FOUND(present_not_said, By::spare, 10),
     NHA_CHECKED(fence_of_sends_only, "Fence.TakesADestructionWhereTheDeviceKeepsWork"),
     NHA_CHECKED(fence_by_time, "Fence.WhatWasCompletedBeforeTheDestructionCounts"),

@@ -282,6 +282,39 @@ void cut_rail(SimPair& pair, size_t rail, bool there, bool back) {
   pair.set_links(there ? cut : sim::Link{}, back ? cut : sim::Link{}, rail);
 }
 
+/// The peer's paths fail meanwhile, and it asks for the stream anew over one route after the other:
+/// those that it has let go are read before the one that it uses.
+TEST(SimHandshake, AReceiverThatStandsStillMayHearOfStreamsThatWereLetGo) {
+  const SimCables cables{.rails = 2, .rdma = true};
+  SimPair undisturbed(52, {}, {}, cables);
+  ASSERT_TRUE(undisturbed.connect()) << undisturbed.error();
+  const Duration takes = undisturbed.world().now() - Instant(seconds(1));
+  uint64_t anew = 0;
+  const auto points = static_cast<int>(sim_alike(30));
+  for (int point = 1; point <= points; ++point) {
+    SCOPED_TRACE(fmt::format("at point {}", point));
+    SimPair pair(52, {}, {}, cables);
+    const Instant at = pair.world().now() + takes * point / points;
+    const Instant heals_at = at + milliseconds(1870);
+    bool stands = false;
+    bool heals = false;
+    ASSERT_TRUE(pair.connect([&] {
+      if (!stands && pair.world().now() >= at) {
+        stands = true;
+        pair.world().pause(pair.receiver(), pair.world().now() + milliseconds(1160));
+        cut_rail(pair, 0, true, true);
+      }
+      if (!heals && pair.world().now() >= heals_at) {
+        heals = true;
+        cut_rail(pair, 0, false, false);
+      }
+    })) << pair.error();
+    anew += pair.receive_channel().counters().streams_anew.get();
+    expect_transfers(pair);
+  }
+  EXPECT_GT(anew, 0U) << "no stream was let go";
+}
+
 TEST(SimHandshake, ARouteThatIsSilentLeavesItToTheNext) {
   for (const bool there : {true, false}) {
     for (const bool back : {true, false}) {
