@@ -111,7 +111,7 @@ TEST(MeshOfProcesses, RelayNodesAndProcessesFindEachOther) {
   MeshLab lab(NHA_TOOL_FILE);
   const ToolRun run =
       lab.run("ring-4", "auto",
-              "pid=; if [ $RANK != 2 ]; then nccl-ha relay > $RANK.log & pid=$!; "
+              "pid=; if [ $RANK != 2 ]; then : > $RANK.log; nccl-ha relay >> $RANK.log & pid=$!; "
               "grep -q 'relay node' <(tail -n +1 -f --pid=$pid $RANK.log) || exit 9; fi; "
               "nccl-ha perf alltoall -b 64K -e 64K -w 0 -I 2 -v --timeout 60; status=$?; "
               "touch $RANK.done; until [ $(ls | grep -c done) = 4 ]; do sleep 0.05; done; "
