@@ -1,6 +1,7 @@
 // Hosts without a switch as a command of this host can know them.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
