@@ -379,9 +379,9 @@ TEST_F(CounterFileTest, AnEngineShowsItsWorkersAndPollersAndTakesItsFileWithIt) 
     later = read();
   }
   EXPECT_EQ(value(later, block.parent, "actors"), 1U);
-  EXPECT_EQ(find(snapshot, block.parent)->label, "worker 0");
-  ASSERT_EQ(snapshot.rings.size(), 1U);
-  EXPECT_EQ(snapshot.kind_of(snapshot.rings[0].events.at(0)).name, "worker_started");
+  EXPECT_EQ(find(later, block.parent)->label, "worker 0");
+  ASSERT_EQ(later.rings.size(), 1U);
+  EXPECT_EQ(later.kind_of(later.rings[0].events.at(0)).name, "worker_started");
   engine->reset();
   EXPECT_TRUE(names().empty());
 }
