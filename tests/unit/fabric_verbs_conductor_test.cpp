@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -89,6 +90,20 @@ TEST(Conductors, CallersNeverWait) {
   gate.open();
   ASSERT_TRUE(conductor.drain(seconds(60)));
   EXPECT_TRUE(told);
+}
+
+TEST(Conductors, ACommandWithoutMemoryEndsNoThreadAndIsTold) {
+  const Library library = answering();
+  Conductor conductor(library, nullptr);
+  bool told = false;
+  conductor.add(
+      Rank::make, [] { throw std::bad_alloc(); }, [&] { told = true; });
+  conductor.add(
+      Rank::make, [] {}, [] { throw std::bad_alloc(); });
+  const auto answer = conductor.ask();
+  ASSERT_TRUE(conductor.drain(seconds(60)));
+  EXPECT_TRUE(told);
+  EXPECT_TRUE(answer->confirmed());
 }
 
 TEST(Conductors, OneQuestionServesAllWhoAskAfterTheSameCommands) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -11,6 +12,17 @@
 
 namespace nccl_ha::fabric::verbs {
 namespace {
+
+/// An exception that memory is out ends here: no thread of the host's may end by it.
+void call(const Conductor::Command& command) {
+  try {
+    if (command) {
+      command();
+    }
+  } catch (const std::bad_alloc&) {
+    NHA_LOG_WARN_LIMITED("out of memory for what an RDMA device is to do");
+  }
+}
 
 /// Of this host, also in a simulation's process.
 int64_t steady_ns() {
@@ -61,7 +73,7 @@ std::shared_ptr<const Answer> Conductor::ask() {
     }
   }
   auto answer = std::make_shared<Answer>();
-  auto result = std::make_shared<int>(0);
+  auto result = std::make_shared<int>(ENOMEM);
   put(Rank::stop,
       {[this, result] { *result = question(); },
        [answer, result] { answer->result.store(*result, std::memory_order_release); }, answer});
@@ -168,10 +180,8 @@ void Conductor::run() {
     under_way_ = true;
     begun_ns_.store(steady_ns(), std::memory_order_relaxed);
     lock.unlock();
-    order.command();
-    if (order.tell) {
-      order.tell();
-    }
+    call(order.command);
+    call(order.tell);
     order = {};  // what it keeps ends here, and not with who waits for the last one
     begun_ns_.store(0, std::memory_order_relaxed);
     lock.lock();

@@ -29,7 +29,7 @@ PathPairs::~PathPairs() {
 
 void PathPairs::open() {
   opened_ = ended_ ? Result<Opened>(not_wanted()) : try_open();
-  if (!opened_->ok()) {
+  if (!opened_) {
     static_cast<void>(destroy());
   }
 }

@@ -62,8 +62,8 @@ class PathPairs {
   int destroy();
 
   // Once the command is done, and once only.
-  Result<Opened> take_opened() { return std::move(*opened_); }
-  Result<Ready> take_ready() { return std::move(*ready_); }
+  Result<Opened> take_opened() { return std::move(opened_); }
+  Result<Ready> take_ready() { return std::move(ready_); }
 
  private:
   Result<Opened> try_open();
@@ -79,8 +79,9 @@ class PathPairs {
   QueuePair pair_{device_};
   QueuePair flush_{device_};
   bool ended_ = false;
-  std::optional<Result<Opened>> opened_;
-  std::optional<Result<Ready>> ready_;
+  // Errors where a command ended for want of memory.
+  Result<Opened> opened_ = fail(Errc::no_memory, "out of memory");
+  Result<Ready> ready_ = fail(Errc::no_memory, "out of memory");
 };
 
 }  // namespace nccl_ha::fabric::verbs

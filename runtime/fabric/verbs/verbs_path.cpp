@@ -94,7 +94,7 @@ template <class Command>
 std::shared_ptr<const Answer> VerbsPath::order_end(Command command) {
   struct Kept {
     std::shared_ptr<PathPairs> pairs;
-    int result = 0;
+    int result = ENOMEM;  // where the command ends for want of memory
   };
   auto answer = std::make_shared<Answer>();
   auto kept = std::make_shared<Kept>(Kept{pairs_});

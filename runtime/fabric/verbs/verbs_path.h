@@ -1,9 +1,11 @@
 // A path over an RC queue pair.  Made by Port::create_path.
 //
 // The device makes its queue pair while others have work to do (conductor.h); then it has an
-// address. Connecting: both sides move their queue pair to RTS as soon as they know the peer's
-// address.  The active side then writes a small and a full-size probe; the passive side answers
-// with two of its own.  So `ready` means that packets of the path MTU get through both ways, and
+// address.
+//
+// Connecting: both sides move their queue pair to RTS as soon as they know the peer's address.  The
+// active side then writes a small and a full-size probe; the passive side answers with two of its
+// own.  So `ready` means that packets of the path MTU get through both ways, and
 // nothing is sent before the peer can take it (a packet that comes too early costs a whole
 // retransmission timeout).
 //
