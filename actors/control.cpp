@@ -49,6 +49,8 @@ class Writer {
     }
     number(path.control_address);
     number(path.control_key);
+    number(path.table.address);
+    number(path.table.key);
   }
   void process(const ProcessId& process) {
     number(process.pid);
@@ -152,6 +154,8 @@ class Reader {
     }
     end.control_address = number<uint64_t>();
     end.control_key = number<uint32_t>();
+    end.table.address = number<uint64_t>();
+    end.table.key = number<uint32_t>();
     return end;
   }
   ProcessId process() {
@@ -313,8 +317,6 @@ std::vector<std::byte> encode(const Hello& hello) {
   Writer out(ControlType::hello);
   out.number(hello.version);
   out.number(hello.nonce);
-  out.number(hello.cts_address);
-  out.number(hello.cts_key);
   out.rejoin(hello.rejoin);
   out.number(static_cast<uint8_t>(hello.kind));
   out.number(hello.traffic_class);
@@ -331,8 +333,6 @@ std::vector<std::byte> encode(const Welcome& welcome) {
   Writer out(ControlType::welcome);
   out.number(welcome.version);
   out.rejoin(welcome.rejoin);
-  out.number(welcome.sizes_address);
-  out.number(welcome.sizes_key);
   out.number(static_cast<uint8_t>(welcome.takes_eager));
   out.number(static_cast<uint8_t>(welcome.backup));
   out.number(welcome.shadows);
@@ -362,6 +362,7 @@ std::vector<std::byte> encode(ControlType type, const PathNotice& notice) {
   out.number(notice.path);
   out.number(notice.epoch);
   out.number(static_cast<uint8_t>(notice.rejected));
+  out.number(static_cast<uint8_t>(notice.unproven));
   out.text(notice.why, text_max);
   return out.finish();
 }
@@ -400,7 +401,6 @@ std::vector<std::byte> encode(ControlType type, const PathOffer& offer) {
   out.number(offer.path);
   out.number(offer.epoch);
   out.number(offer.rail);
-  out.number(offer.table_key);
   out.path(offer.end);
   return out.finish();
 }
@@ -413,8 +413,6 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   if (in.good() && hello.version != control_version) {
     return hello;  // the rest may look different; the caller will refuse it by its version
   }
-  hello.cts_address = in.number<uint64_t>();
-  hello.cts_key = in.number<uint32_t>();
   hello.rejoin = in.rejoin();
   hello.kind = fabric::FabricKind{in.number<uint8_t>()};  // whether it is known, the provider says
   hello.traffic_class = in.number<uint8_t>();
@@ -435,8 +433,6 @@ std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
     return welcome;
   }
   welcome.rejoin = in.rejoin();
-  welcome.sizes_address = in.number<uint64_t>();
-  welcome.sizes_key = in.number<uint32_t>();
   welcome.takes_eager = in.flag();
   welcome.backup = in.flag();
   welcome.shadows = in.below(shadows_max + 1);
@@ -471,6 +467,7 @@ std::optional<PathNotice> decode_notice(std::span<const std::byte> payload) {
   notice.path = in.below(lanes_max);
   notice.epoch = in.number<uint32_t>();
   notice.rejected = in.flag();
+  notice.unproven = in.flag();
   notice.why = in.text(text_max);
   return in.done() ? std::optional(notice) : std::nullopt;
 }
@@ -501,7 +498,6 @@ std::optional<PathOffer> decode_offer(std::span<const std::byte> payload) {
   offer.path = in.below(lanes_max);
   offer.epoch = in.number<uint32_t>();
   offer.rail = in.number<uint8_t>();
-  offer.table_key = in.number<uint32_t>();
   offer.end = in.path();
   return in.done() ? std::optional(offer) : std::nullopt;
 }

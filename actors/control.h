@@ -32,7 +32,7 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 14;
+inline constexpr uint16_t control_version = 15;
 inline constexpr size_t control_header_bytes = FrameReader::header_bytes;
 inline constexpr size_t control_payload_max = 6144;
 
@@ -97,19 +97,25 @@ struct PathAddress {
   static std::optional<PathAddress> from(std::span<const std::byte> view);
 };
 
+/// Memory as a path's NIC names it.
+struct RemoteTable {
+  uint64_t address = 0;
+  uint32_t key = 0;
+  bool operator==(const RemoteTable&) const = default;
+};
+
 /// One end of a path.
 struct PathEnd {
   PathAddress address;           ///< empty: there is no path at this end yet
   std::string missing;           ///< why, never empty then
   uint64_t control_address = 0;  ///< where control messages for this end may be written; 0: nowhere
   uint32_t control_key = 0;
+  RemoteTable table;  ///< what the peer writes on this path: clear-to-sends or DataTables
 };
 
 struct Hello {
   uint16_t version = control_version;
-  uint64_t nonce = 0;        ///< from the listener's handle
-  uint64_t cts_address = 0;  ///< where the receiver writes its clear-to-send entries
-  uint32_t cts_key = 0;
+  uint64_t nonce = 0;  ///< from the listener's handle
   RejoinPoint rejoin;
   fabric::FabricKind kind{};  ///< of all paths
   uint8_t traffic_class = 0;  ///< the sender decides both, for both directions
@@ -127,8 +133,6 @@ uint64_t connection_key(const Hello& hello);
 struct Welcome {
   uint16_t version = control_version;
   RejoinPoint rejoin;
-  uint64_t sizes_address = 0;  ///< where the sender writes DataTables
-  uint32_t sizes_key = 0;
   bool takes_eager = false;  ///< eager messages may come: the processor reaches all of its memory
   bool backup = false;       ///< both sides want it
   uint8_t shadows = 0;       ///< as many as both sides want
@@ -163,6 +167,7 @@ struct PathNotice {
   uint8_t path = 0;
   uint32_t epoch = 0;
   bool rejected = false;  ///< of a shadow: the device there does not take the connection's memory
+  bool unproven = false;  ///< down: the sender's device may still write what had come over the path
   std::string why;
 };
 
@@ -179,8 +184,7 @@ inline constexpr size_t report_positions_max = 8;
 struct PathOffer {
   uint8_t path = 0;
   uint32_t epoch = 0;
-  uint8_t rail = 0;        ///< rebuild on another NIC: which of the welcome's rails it is for
-  uint32_t table_key = 0;  ///< of what the peer writes on this path: clear-to-sends or sizes
+  uint8_t rail = 0;  ///< rebuild on another NIC: which of the welcome's rails it is for
   PathEnd end;
 };
 

@@ -14,6 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdarg>
 #include <cstdio>
 
@@ -36,8 +37,15 @@ int nha_uv_pipe2(int* ends, int flags) {
   nccl_ha::OwnFds own;
   const int result = pipe2(ends, flags);
   if (result == 0) {
-    own.add(ends[0]);
-    own.add(ends[1]);
+    ends[0] = own.add(nccl_ha::above_standard(ends[0]));
+    ends[1] = own.add(nccl_ha::above_standard(ends[1]));
+    if (ends[0] < 0 || ends[1] < 0) {
+      const int error = errno;
+      nccl_ha::close_fd(ends[0]);
+      nccl_ha::close_fd(ends[1]);
+      errno = error;
+      return -1;
+    }
   }
   return result;
 }

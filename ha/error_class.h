@@ -3,6 +3,7 @@
 
 #include <cerrno>
 
+#include "runtime/base/result.h"
 #include "runtime/fabric/completion_status.h"
 
 namespace nccl_ha::ha {
@@ -40,6 +41,11 @@ constexpr bool is_shortage(int error) {
 /// and another NIC may do meanwhile.
 constexpr bool is_absence(int error) {
   return error == ENETDOWN || error == ENODEV || error == EADDRNOTAVAIL;
+}
+
+/// A device takes long with something and refuses nothing: its firmware may hang.
+inline bool is_busy(const Error& error) {
+  return error.code == Errc::timed_out && error.sys == EBUSY;
 }
 
 }  // namespace nccl_ha::ha

@@ -1,5 +1,7 @@
 #include "ha/lane.h"
 
+#include <utility>
+
 #include "ha/lane_coverage.h"
 
 namespace nccl_ha::ha {
@@ -17,6 +19,8 @@ SenderSteps SenderLane::checked(const SenderSteps& steps) const {
                    "a sender says that it is down when all its work has come back");
   invariants_.hold(!steps.apply_report || (state_ == State::down && drained_),
                    "a report is applied to a lane that is fenced");
+  invariants_.hold(!steps.reopen || may_reopen(),
+                   "a path is replaced when its device is through with it");
   invariants_.hold(!steps.connect || (state_ == State::opening && rebuilt_),
                    "a new path is connected to one that the peer has made");
   return steps;
@@ -39,6 +43,21 @@ SenderSteps SenderLane::on_failed() {
   state_ = State::fencing;
   drained_ = false;
   return checked({.take_down = true});
+}
+
+SenderSteps SenderLane::on_unproven() {
+  saw(state_, SenderEvent::unproven);
+  if (state_ != State::fencing || drained_) {
+    return {};
+  }
+  proven_ = false;
+  return {.abandon = true};
+}
+
+SenderSteps SenderLane::on_proven() {
+  saw(state_, SenderEvent::proven);
+  const bool waited = !std::exchange(proven_, true) && !moves_;
+  return checked({.reopen = waited && state_ == State::down});
 }
 
 SenderSteps SenderLane::on_suspect(uint32_t epoch) {
@@ -64,14 +83,16 @@ SenderSteps SenderLane::on_fenced(uint32_t epoch) {
     return {.protocol_error = true};
   }
   state_ = State::down;
-  return checked({.apply_report = true, .reopen = true});
+  return checked({.apply_report = true, .reopen = may_reopen()});
 }
 
 void SenderLane::reopened() {
   saw(state_, SenderEvent::reopened);
-  invariants_.hold(state_ == State::down, "a path is made anew on a lane that is down");
+  invariants_.hold(state_ == State::down && may_reopen(),
+                   "a path is made anew on a lane that is down");
   state_ = State::opening;
   ++epoch_;
+  proven_ = true;
   rebuilt_ = false;
 }
 

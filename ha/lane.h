@@ -15,7 +15,8 @@ namespace nccl_ha::ha {
 /// What the owner of a SenderLane has to do, in this order.
 struct SenderSteps {
   bool take_down = false;       ///< stop posting, put the queue pair into error
-  bool say_down = false;        ///< tell the peer that nothing moves here any more, with this epoch
+  bool abandon = false;         ///< have all posted work back, whatever the device still does
+  bool say_down = false;        ///< tell the peer that this side is closed, with this epoch
   bool apply_report = false;    ///< the report decides which chunks go again, on whatever lane
   bool reopen = false;          ///< now or a little later: make a new path, then call reopened()
   bool connect = false;         ///< the new path, to the address that came with the event
@@ -33,8 +34,10 @@ class SenderLane {
     fencing,  ///< until all posted work has come back, then until the peer has reported
     down,     ///< until somebody makes a new path
   };
-  /// A lane begins with a path that the handshake makes, or `down`.
-  explicit SenderLane(State begins = State::opening) : state_(begins) {}
+  /// A lane begins with a path that the handshake makes, or `down`.  `moves`: its next path may be
+  /// over another device, with memory of its own, and waits for no proof.
+  explicit SenderLane(State begins = State::opening, bool moves = false)
+      : state_(begins), moves_(moves) {}
   State state() const { return state_; }
   uint32_t epoch() const { return epoch_; }
   /// Nothing goes on with this lane before the peer's next word about it.
@@ -48,6 +51,11 @@ class SenderLane {
   SenderSteps on_failed();
   /// The peer says so.
   SenderSteps on_suspect(uint32_t epoch);
+  /// Nothing proves yet that the device is through with what was posted.  The peer can go on
+  /// without: it closes its own side, and announces where nothing late can land.
+  SenderSteps on_unproven();
+  /// The device is through with a path that was abandoned.
+  SenderSteps on_proven();
   /// All work posted to the path has come back, after take_down.
   SenderSteps on_drained();
   /// The peer has closed its side for good, and says what arrived.
@@ -56,15 +64,21 @@ class SenderLane {
   void reopened();
   /// The peer has made its side.
   SenderSteps on_rebuilt(uint32_t epoch);
+  /// No device has anything of this epoch that it may still do.
+  bool proven() const { return proven_; }
   /// See ha/invariant.h.
   const char* broken() const { return invariants_.broken(); }
 
  private:
   SenderSteps checked(const SenderSteps& steps) const;
 
+  bool may_reopen() const { return proven_ || moves_; }
+
   State state_;
+  bool moves_;
   uint32_t epoch_ = 0;
   bool drained_ = false;
+  bool proven_ = true;
   bool rebuilt_ = true;  ///< of this epoch; the first paths are made by the handshake
   Invariants invariants_;
 };
@@ -95,15 +109,14 @@ class ReceiverLane {
       : state_(begins), drained_(begins == State::fenced) {}
   State state() const { return state_; }
   uint32_t epoch() const { return epoch_; }
-  /// The sender's side is known to be fenced: what this side wrote on the old path is either there
-  /// or will never be.
+  /// The sender has closed its side.
   bool peer_stopped() const { return state_ != State::usable && state_ != State::suspected; }
 
   ReceiverSteps on_ready();
   ReceiverSteps on_failed();
   /// All posted receives have come back, after take_down.
   ReceiverSteps on_drained();
-  /// The sender has taken its side down, and all that it had posted has come back.
+  /// The sender has taken its side down, and takes nothing more of it.
   ReceiverSteps on_down(uint32_t epoch);
   /// The sender has made a new path; `open` means that the epoch is this one from now on.
   ReceiverSteps on_rebuild(uint32_t epoch);

@@ -19,6 +19,8 @@ enum class SenderEvent : uint8_t {
   suspect,
   old_suspect,
   drained,
+  unproven,
+  proven,
   fenced,
   reopened,
   rebuilt,
@@ -29,7 +31,7 @@ enum class ReceiverEvent : uint8_t { ready, failed, drained, down, rebuild };
 /// How often; by state and event.  Any thread.
 struct LaneCoverage {
   static constexpr size_t sender_states = 4;
-  static constexpr size_t sender_events = 9;
+  static constexpr size_t sender_events = 11;
   static constexpr size_t receiver_states = 5;
   static constexpr size_t receiver_events = 5;
   std::array<std::array<std::atomic<uint64_t>, sender_events>, sender_states> sender{};

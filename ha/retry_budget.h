@@ -42,6 +42,13 @@ class RetryBudget {
     invariants_.hold(ends_.has_value() == path, "time is spent while a path is missing");
     invariants_.hold(!ends_ || *ends_ - now <= time_, "no more time is left than there was");
   }
+  /// The time is spent then; time in which nobody could look does not count.  While there is none
+  /// that changes nothing.
+  void move_end(Instant end) {
+    if (ends_) {
+      ends_ = end;
+    }
+  }
   /// The path that is about to be missed again was of no use to anybody: the time goes on from
   /// where that path had ended it.
   void resume() { resumes_ = true; }

@@ -1,6 +1,7 @@
 // Which route to a peer a connector dials next, and how long it waits for an answer there.
 #pragma once
 
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@ class RouteRounds {
  public:
   /// A SYN is sent again after a second (RFC 6298, 2.1): longer than that and a round trip.
   static constexpr Duration first_patience = std::chrono::seconds(2);
+  static constexpr Duration no_route_limit = std::chrono::seconds(2);
 
   /// Behind those there are.
   void add(size_t route) { left_.push_back(route); }
@@ -53,6 +55,17 @@ class RouteRounds {
     }
     return pause_.next(random);
   }
+  /// An errno value with which a dial ended says nothing for good.  Behind a cut cable nobody is
+  /// found either, or answers; and where a port is down for a moment no route leads anywhere, or an
+  /// address is not there, but who hears that for longer has a network like that.
+  bool may_pass(int error, Instant now) {
+    if (error != ENETUNREACH && error != ENETDOWN && error != EADDRNOTAVAIL) {
+      no_route_since_.reset();
+      return error == EHOSTUNREACH || error == ETIMEDOUT;
+    }
+    no_route_since_ = no_route_since_.value_or(now);
+    return now - *no_route_since_ <= no_route_limit;
+  }
   /// Nobody is found there now, which a cut cable does as well.  How long until the next dial:
   /// another route is not kept waiting until all have been tried.
   Duration on_unreachable(Random& random) {
@@ -77,6 +90,7 @@ class RouteRounds {
   std::deque<size_t> left_;  ///< the silent ones of this round at the end
   size_t silent_ = 0;        ///< so many
   Duration patience_ = first_patience;
+  std::optional<Instant> no_route_since_;
   Backoff pause_{std::chrono::milliseconds(20), std::chrono::seconds(1)};
   uint32_t early_ends_ = 0;
 };

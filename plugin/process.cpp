@@ -50,6 +50,20 @@ std::vector<fabric::NetInterface> management(const std::vector<fabric::NetInterf
   return others;
 }
 
+/// In a mesh data goes over cables, and NCCL_SOCKET_IFNAME is for NCCL's own sockets.
+std::string data_interfaces(const Config& config, const relay::ProcessMesh& mesh) {
+  const auto origin = config.origins.find("ifname");
+  const bool named = origin != config.origins.end() && origin->second.variable == "HA_NCCL_IFNAME";
+  if (!mesh.takes_part() || mesh.automatic() || named) {
+    return config.ifname;
+  }
+  std::string cables = "=";
+  for (const fabric::NetInterface& one : mesh.interfaces()) {
+    cables += one.name + ",";
+  }
+  return cables;
+}
+
 }  // namespace
 
 Result<void> Process::initialize(abi::Logger logger, uint64_t comm_id) {
@@ -105,14 +119,16 @@ Result<void> Process::initialize_locked(abi::Logger logger) {
     return refuse(mesh.error());
   }
   fabric::SelectionNotes notes;
-  auto interfaces = choose_interfaces(*config, *all, **mesh, notes);
+  Config of_data = *config;
+  of_data.ifname = data_interfaces(*config, **mesh);
+  auto interfaces = fabric::select_interfaces(*all, of_data.ifname, config->socket_family, &notes);
   for (const std::string& warning : notes.warnings) {
     NHA_LOG_WARN("{}", warning);
   }
   if (!interfaces) {
     return refuse(interfaces.error());
   }
-  auto provider = host_.make_provider(*config, *interfaces, (*mesh)->kinds());
+  auto provider = host_.make_provider(of_data, *interfaces, (*mesh)->kinds());
   if (!provider) {
     return refuse(provider.error());
   }
@@ -146,22 +162,6 @@ Result<void> Process::initialize_locked(abi::Logger logger) {
   }
   NHA_LOG_INFO("nccl-ha: settings{}", set.empty() ? " at their defaults" : set);
   return {};
-}
-
-/// In a mesh data goes over cables, and NCCL_SOCKET_IFNAME is for NCCL's own sockets.
-Result<std::vector<fabric::NetInterface>> Process::choose_interfaces(
-    const Config& config, const std::vector<fabric::NetInterface>& all,
-    const relay::ProcessMesh& mesh, fabric::SelectionNotes& notes) const {
-  const auto origin = config.origins.find("ifname");
-  const bool named = origin != config.origins.end() && origin->second.variable == "HA_NCCL_IFNAME";
-  if (!mesh.takes_part() || mesh.automatic() || named) {
-    return fabric::select_interfaces(all, config.ifname, config.socket_family, &notes);
-  }
-  std::string cables = "=";
-  for (const fabric::NetInterface& one : mesh.interfaces()) {
-    cables += one.name + ",";
-  }
-  return fabric::select_interfaces(mesh.interfaces(), cables, config.socket_family, &notes);
 }
 
 Result<void> Process::choose_oob_interface(const Config& config, const fabric::Provider& provider) {

@@ -126,9 +126,6 @@ class Process {
   void settle_owner_locked();
   void stop_locked();
   uint64_t next_id();
-  Result<std::vector<fabric::NetInterface>> choose_interfaces(
-      const Config& config, const std::vector<fabric::NetInterface>& all,
-      const relay::ProcessMesh& mesh, fabric::SelectionNotes& notes) const;
   Result<void> choose_oob_interface(const Config& config, const fabric::Provider& provider);
 
   Host& host_;

@@ -182,9 +182,12 @@ bool Forwarder::post_note(uint32_t slot) {
 
 void Forwarder::on_sent(uint64_t id) {
   Place& place = places_[id];
-  if (--place.posts == 0 && place.leaving) {
-    from_.release();
-    if (egress_) {
+  if (--place.posts == 0) {
+    if (place.leaving) {
+      from_.release();
+    }
+    // Also of what has a part left that its hop does not take now: nothing of it is on the cable.
+    if (egress_ && std::exchange(place.counted, false)) {
       egress_->done(member_, place.bytes());
     }
   }

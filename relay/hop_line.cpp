@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ha/error_class.h"
+
 namespace nccl_ha::relay {
 namespace {
 
@@ -94,7 +96,7 @@ bool HopLine::post_beside(const fabric::WritePost& post) {
 Errc HopLine::post_flush(const fabric::FlushPost& post, uint64_t domain) {
   const auto keys = memory_.hops().keys_of(place_, domain, post.remote_key);
   if (!keys) {
-    return Errc::invalid_usage;
+    return ha::is_busy(keys.error()) ? Errc::again : Errc::invalid_usage;
   }
   fabric::FlushPost there = post;
   there.remote_key = keys->remote_key;

@@ -47,9 +47,10 @@ class HopLine {
   /// Slots for frames with pieces of at most that size, for a hop that has yet to be made.  The
   /// neighbour has at most `theirs_most`.
   void allocate(uint16_t slots, uint32_t chunk_bytes, uint16_t theirs_most);
-  /// Hops there, this one or one by which frames go on, reach the slots from now on.
-  Result<void> enter(const HopPlace& place, uint64_t domain) {
-    return memory_.enter(place, domain);
+  /// A hop there that is made with these options, this one or one by which frames go on, reaches
+  /// the slots.
+  Result<void> enter(const HopPlace& place, fabric::PathOptions& options) {
+    return memory_.enter(place, options);
   }
   /// `place`, which has been entered, is where it was made.
   void take(fabric::OwnedPath hop, const HopPlace& place) {

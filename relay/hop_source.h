@@ -8,6 +8,7 @@
 #include "relay/node_id.h"
 #include "runtime/engine/context.h"
 #include "runtime/fabric/memory.h"
+#include "runtime/fabric/own_memory.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/fabric/socket_address.h"
@@ -40,11 +41,12 @@ class HopSource {
                                              const sockaddr* local,
                                              const fabric::PathOptions& options,
                                              fabric::PathOwner* owner) = 0;
-  /// For hops there, both to write from and to be written to.  `domain` as theirs.
-  virtual Result<fabric::Registration> add_memory(const HopPlace& place, uint64_t domain,
-                                                  void* base, size_t bytes) = 0;
-  /// When it returns no hop touches the memory by these keys any more.
-  virtual void remove_memory(const fabric::Registration& registration) = 0;
+  /// For hops there that are made with it (PathOptions::memory), both to write from and to be
+  /// written to.  `domain` as theirs.
+  virtual Result<std::shared_ptr<fabric::OwnMemory>> own_memory(const HopPlace& place,
+                                                                uint64_t domain,
+                                                                std::shared_ptr<void> bytes,
+                                                                size_t length) = 0;
   /// By what keys hops there, which are not direct, know memory that programs know by `key`; an
   /// error: by none.
   virtual Result<fabric::RegionKeys> keys_of(const HopPlace& place, uint64_t domain,
@@ -134,6 +136,12 @@ class NextHops {
     (void)destination;
     (void)way;
     return {};
+  }
+  /// Any thread.  A host on the way that relays_to() told last has refused it: another one is told
+  /// next, if there is one.
+  virtual void refused(NodeId destination, const Way& way) {
+    (void)destination;
+    (void)way;
   }
 };
 

@@ -101,19 +101,26 @@ MeshRoutes::Ways& MeshRoutes::ways_of(const Key& key) {
 }
 
 const Route* MeshRoutes::choose(const RouteEntry& entry, const Ways& ways, size_t number) {
+  const Taken& own = ways[number];
   std::vector<const Route*> free;
+  const Route* refused = nullptr;
   size_t sharing = 0;
   for (size_t i = 0; i < entry.routes.size(); ++i) {
     const Route& route = entry.routes[i];
     if (route.relays() == 0) {
       continue;  // whoever asks wants a way that is none of the cables
     }
+    if (own.refused && std::equal(own.relays.begin(), own.relays.end(), route.nodes.begin() + 1,
+                                  route.nodes.end() - 1)) {
+      refused = &route;
+      continue;
+    }
     const NodeId first = route.nodes[1];
-    if (!ways[number].empty() && ways[number].front() == first) {
+    if (!own.relays.empty() && own.relays.front() == first) {
       return &route;
     }
-    const bool taken = std::any_of(ways.begin(), ways.end(), [&](const std::vector<NodeId>& way) {
-      return &way != &ways[number] && !way.empty() && way.front() == first;
+    const bool taken = std::any_of(ways.begin(), ways.end(), [&](const Taken& way) {
+      return &way != &own && !way.relays.empty() && way.relays.front() == first;
     });
     if (!taken) {
       free.push_back(&route);
@@ -121,18 +128,18 @@ const Route* MeshRoutes::choose(const RouteEntry& entry, const Ways& ways, size_
     }
   }
   if (free.empty()) {
-    return nullptr;
+    return refused;
   }
-  const bool first_of_all = std::all_of(ways.begin(), ways.end(),
-                                        [](const std::vector<NodeId>& way) { return way.empty(); });
+  const bool first_of_all =
+      std::all_of(ways.begin(), ways.end(), [](const Taken& way) { return way.relays.empty(); });
   if (first_of_all && sharing > 0 && sharing == entry.sharing) {
     return free[rotations_[entry.destination].next(shares(entry))];
   }
   return *std::min_element(free.begin(), free.end(), [&](const Route* one, const Route* other) {
     const auto in_common = [&](const Route& route) {
       size_t sum = 0;
-      for (const std::vector<NodeId>& way : ways) {
-        sum += common(route, way);
+      for (const Taken& way : ways) {
+        sum += common(route, way.relays);
       }
       return sum;
     };
@@ -152,8 +159,16 @@ std::vector<NodeId> MeshRoutes::relays_to(NodeId destination, const Way& way) {
   if (chosen == nullptr) {
     return {};
   }
-  ways[way.number].assign(chosen->nodes.begin() + 1, chosen->nodes.end() - 1);
-  return ways[way.number];
+  ways[way.number] = {{chosen->nodes.begin() + 1, chosen->nodes.end() - 1}};
+  return ways[way.number].relays;
+}
+
+void MeshRoutes::refused(NodeId destination, const Way& way) {
+  const std::lock_guard lock(mutex_);
+  const auto known = ways_.find({way.connection, destination});
+  if (known != ways_.end() && way.number < ways_max) {
+    known->second[way.number].refused = true;
+  }
 }
 
 const TopologyNode* MeshRoutes::host_at(const std::vector<IpAddress>& addresses) const {

@@ -37,6 +37,7 @@ class MeshRoutes final : public NextHops {
   /// hosts of the others as possible.  A way keeps to its first host as long as a route begins
   /// there; else it takes one that none of the others keeps to.
   std::vector<NodeId> relays_to(NodeId destination, const Way& way) override;
+  void refused(NodeId destination, const Way& way) override;
 
   enum class Reach : uint8_t {
     unknown,  ///< nobody has told of such a host
@@ -52,8 +53,12 @@ class MeshRoutes final : public NextHops {
   size_t ways(const std::vector<IpAddress>& addresses);
 
  private:
-  using Ways = std::array<std::vector<NodeId>, ways_max>;  ///< the hosts in between; empty: unused
-  using Key = std::pair<uint64_t, NodeId>;                 ///< connection, destination
+  struct Taken {
+    std::vector<NodeId> relays;  ///< the hosts in between; empty: unused
+    bool refused = false;        ///< by one of them
+  };
+  using Ways = std::array<Taken, ways_max>;
+  using Key = std::pair<uint64_t, NodeId>;  ///< connection, destination
   void look();
   const TopologyNode* host_at(const std::vector<IpAddress>& addresses) const;
   Ways& ways_of(const Key& key);

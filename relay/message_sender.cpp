@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "ha/error_class.h"
+
 namespace nccl_ha::relay {
 
 MessageSender::MessageSender(HopSource& hops, uint64_t domain, uint32_t messages_max)
@@ -20,19 +22,20 @@ MessageSender::MessageSender(HopSource& hops, uint64_t domain, uint32_t messages
 
 MessageSender::~MessageSender() { memory_.detach(&guard_); }
 
-Result<void> MessageSender::open(HopLine& hop, const FrameLine& line) {
-  const bool copies = !hop.place().direct;
-  headers_.allocate(headers, frame_header_bytes + (copies ? line.chunk_bytes : 0));
-  if (auto entered = headers_.enter(hop.place(), domain_); !entered) {
-    return entered;
-  }
+Result<void> MessageSender::enter(const HopPlace& place, uint32_t chunk_bytes,
+                                  fabric::PathOptions& options) {
+  const bool copies = !place.direct;
+  headers_.allocate(headers, frame_header_bytes + (copies ? chunk_bytes : 0));
+  return headers_.enter(place, options);
+}
+
+void MessageSender::open(HopLine& hop, const FrameLine& line) {
   free_.clear();
   for (uint32_t header = 0; header < headers; ++header) {
     free_.push_back(header);
   }
   hop_ = &hop;
   line_ = line;
-  return {};
 }
 
 Errc MessageSender::push(const fabric::WritePost& post) {
@@ -83,7 +86,7 @@ Errc MessageSender::push(Message message) {
 
 bool MessageSender::pump() {
   bool left = false;
-  while (hop_ != nullptr && next_ < tail_ && lost_ == 0) {
+  while (hop_ != nullptr && next_ < tail_ && lost_ == 0 && !busy_) {
     Message& message = at(next_);
     if (!message.begun) {
       if (message.needs_receive() && receives_used_ >= peer_receives_) {
@@ -152,6 +155,8 @@ bool MessageSender::post_frame(const Frame& made, const fabric::Gather* payload)
   fabric::Gather piece = payload != nullptr ? *payload : fabric::Gather{};
   if (payload != nullptr && (hop_->place().direct || name_by_device(piece))) {
     gathers[count++] = piece;
+  } else if (busy_) {
+    return false;
   } else if (payload != nullptr) {
     if (!copy(*payload, headers_.place(header) + frame_header_bytes)) {
       lost_ = frame.sequence;
@@ -167,11 +172,13 @@ bool MessageSender::post_frame(const Frame& made, const fabric::Gather* payload)
   return true;
 }
 
-/// By the key by which the hop's device knows it; false: by none.
+/// By the key by which the hop's device knows it; false: by none, or it is busy with something.
 bool MessageSender::name_by_device(fabric::Gather& piece) {
   const auto keys = hops_.keys_of(hop_->place(), domain_, piece.key);
   if (keys) {
     piece.key = keys->local_key;
+  } else if (ha::is_busy(keys.error())) {
+    busy_ = keys.error();
   }
   return bool(keys);
 }

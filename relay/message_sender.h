@@ -41,12 +41,16 @@ class MessageSender {
   Errc push(const fabric::WritePost& post);
   Errc push(const fabric::SendPost& post);
 
+  /// For the hop there that is made with these options; pieces of at most that size.
+  Result<void> enter(const HopPlace& place, uint32_t chunk_bytes, fabric::PathOptions& options);
   /// Frames leave by that hop from now on.
-  Result<void> open(HopLine& hop, const FrameLine& line);
+  void open(HopLine& hop, const FrameLine& line);
   /// Gives the hop what it takes; true: something left.
   bool pump();
   /// Of the message whose memory is not registered any more, with which all ends; 0: of none.
   uint64_t lost() const { return lost_; }
+  /// Why the hop's device cannot be asked for keys now: nothing leaves by that hop any more.
+  const std::optional<Error>& busy() const { return busy_; }
   /// False: too many are under way, try again when one has been sent.
   bool send_ack(uint64_t delivered, uint64_t receives);
   /// The hop is done with a frame.  The message that it was part of; 0: none.
@@ -122,6 +126,7 @@ class MessageSender {
   uint64_t receives_used_ = 0;
   uint64_t peer_receives_ = 0;
   uint64_t lost_ = 0;
+  std::optional<Error> busy_;
 };
 
 }  // namespace nccl_ha::relay

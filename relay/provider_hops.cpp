@@ -1,8 +1,10 @@
 #include "relay/provider_hops.h"
 
+#include <fmt/format.h>
 #include <net/if.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <string>
 
 #include "runtime/base/log.h"
@@ -91,24 +93,20 @@ Result<fabric::OwnedPath> ProviderHops::make_hop(Context& context, const HopPlac
   return datagrams_->create_path(context, place.at, local, own, owner);
 }
 
-Result<fabric::Registration> ProviderHops::add_memory(const HopPlace& place, uint64_t domain,
-                                                      void* base, size_t bytes) {
-  if (!place.direct) {
-    return provider_.add_memory(place.at, domain, base, bytes, false, true);
+Result<std::shared_ptr<fabric::OwnMemory>> ProviderHops::own_memory(const HopPlace& place,
+                                                                    uint64_t domain,
+                                                                    std::shared_ptr<void> bytes,
+                                                                    size_t length) {
+  if (place.direct) {
+    return fabric::TableMemory::make(provider_.memory(), domain, std::move(bytes), length);
   }
-  auto key = provider_.memory().add(domain, base, bytes);
-  if (!key) {
-    return key.error();
+  if (provider_.is_busy(place.at)) {
+    return fail(Errc::system,
+                fmt::format("RDMA device {} takes long with something: does its firmware hang?",
+                            provider_.devices()[place.at.device].name),
+                EBUSY);
   }
-  fabric::Registration made;
-  made.kind = place.at.kind;
-  made.local_key = *key;
-  made.remote_key = *key;
-  return made;
-}
-
-void ProviderHops::remove_memory(const fabric::Registration& registration) {
-  static_cast<void>(provider_.remove_memory(registration));
+  return provider_.own_memory(place.at, domain, std::move(bytes), length, true);
 }
 
 }  // namespace nccl_ha::relay

@@ -26,9 +26,9 @@ class ProviderHops final : public HopSource {
   Result<fabric::OwnedPath> make_hop(Context& context, const HopPlace& place, const sockaddr* local,
                                      const fabric::PathOptions& options,
                                      fabric::PathOwner* owner) override;
-  Result<fabric::Registration> add_memory(const HopPlace& place, uint64_t domain, void* base,
-                                          size_t bytes) override;
-  void remove_memory(const fabric::Registration& registration) override;
+  Result<std::shared_ptr<fabric::OwnMemory>> own_memory(const HopPlace& place, uint64_t domain,
+                                                        std::shared_ptr<void> bytes,
+                                                        size_t length) override;
   Result<fabric::RegionKeys> keys_of(const HopPlace& place, uint64_t domain,
                                      uint32_t key) override {
     return provider_.keys_in_domain(place.at, domain, key);

@@ -100,6 +100,8 @@ void RelayPath::pump() {
     break_path(
         CompletionStatus::local_protection, lost,
         nccl_ha::fail(Errc::invalid_usage, "memory that is to be sent is not registered any more"));
+  } else if (work_.sender.busy()) {
+    break_path(CompletionStatus::retry_exceeded, 0, *work_.sender.busy());
   }
 }
 
@@ -176,6 +178,13 @@ void RelayPath::await_stop() {
   }
 }
 
+/// What of its hop's comes back then completes as it does after a fence.
+void RelayPath::abandon() {
+  if (line_.path() != nullptr) {
+    line_.path()->abandon();
+  }
+}
+
 void RelayPath::become_ready() {
   if (state_ != PathState::connecting) {
     return;
@@ -214,6 +223,16 @@ void RelayPath::blame_first_hop(const Error& why) {
 void RelayPath::on_fence_stuck(fabric::Path& path, const Error& error) {
   (void)path;
   owner_->on_fence_stuck(*this, error);
+}
+
+void RelayPath::on_fence_late(fabric::Path& path) {
+  (void)path;
+  owner_->on_fence_late(*this);
+}
+
+void RelayPath::on_fence_proven(fabric::Path& path) {
+  (void)path;
+  owner_->on_fence_proven(*this);
 }
 
 void RelayPath::on_completion(const Completion& completion) {

@@ -56,6 +56,7 @@ class RelayPath final : public fabric::Path,
   void flush_acks() override;
   void fail(const Error& why) override;
   void await_stop() override;
+  void abandon() override;
   std::string describe() const override;
 
  private:
@@ -85,7 +86,7 @@ class RelayPath final : public fabric::Path,
   Result<void> accept();
   void wait_for_other_kind();
   void answer();
-  Result<void> open(uint32_t chunk_bytes);
+  void open(uint32_t chunk_bytes);
   void refuse(const std::string& why);
   void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) override;
   void on_session_open(SessionStream& stream) override;
@@ -97,6 +98,8 @@ class RelayPath final : public fabric::Path,
   void on_completion(const fabric::Completion& completion) override;
   void on_path_state(fabric::Path& path, fabric::PathState state, const Error& error) override;
   void on_fence_stuck(fabric::Path& path, const Error& error) override;
+  void on_fence_late(fabric::Path& path) override;
+  void on_fence_proven(fabric::Path& path) override;
   void on_path_address(fabric::Path& path) override;
   void blame_first_hop(const Error& why);
   void pump();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ha/error_class.h"
 #include "relay/relay_path.h"
 #include "relay/routes.h"
 
@@ -145,6 +146,7 @@ void RelayPath::dial_again() {
 
 void RelayPath::look_again(const Error& why) {
   ending_.error = why;
+  line_.reset();
   stream_.reset();
   context_.timers().arm(redial_, context_.now() + redial_apart);
 }
@@ -167,15 +169,20 @@ Result<std::vector<HopPlace>> RelayPath::places() {
 
 Result<void> RelayPath::make_hop(const HopPlace& place, uint16_t slots, uint32_t chunk_bytes,
                                  uint16_t theirs_most) {
-  line_.allocate(slots, chunk_bytes, theirs_most);
-  if (auto entered = line_.enter(place, options_.domain); !entered) {
-    return entered;
-  }
   const auto local = stream_->local_address();
   if (!local) {
     return local.error();
   }
   fabric::PathOptions options = options_;
+  options.memory.clear();  // hops move frames, and the processor the rest
+  line_.allocate(slots, chunk_bytes, theirs_most);
+  auto entered = line_.enter(place, options);
+  if (entered) {
+    entered = work_.sender.enter(place, chunk_bytes, options);
+  }
+  if (!entered) {
+    return entered;
+  }
   options.shared = stream_->shared();  // with the neighbour, not with the peer
   if (encrypts() && !options.shared) {
     return nccl_ha::fail(Errc::remote,
@@ -270,6 +277,9 @@ bool RelayPath::asks_again(const SetupRefusal& refusal) {
 void RelayPath::on_refusal(const SetupRefusal& refusal) {
   if (!asks_again(refusal)) {
     const Error why = nccl_ha::fail(Errc::remote, refusal.text);
+    if (state_ == PathState::connecting && options_.active && !named_) {
+      next_.refused(peer_.node, {options_.domain, own_.way});
+    }
     blame_first_hop(why);
     break_path(refusal.status, refusal.sequence, why);
   }
@@ -285,7 +295,8 @@ Result<void> RelayPath::on_ack(const SetupAck& ack) {
   if (auto connected = line_.connect(ack.hop_address, ack.window, ack.chunk_bytes); !connected) {
     return connected;
   }
-  return open(ack.chunk_bytes);
+  open(ack.chunk_bytes);
+  return {};
 }
 
 /// Memory of this path's connection only; what its device does not take comes by slots.
@@ -294,6 +305,9 @@ Result<void> RelayPath::on_key_question(const SessionKeyQuestion& question) {
     return nccl_ha::fail(Errc::remote, "a question for a memory key that no hop has");
   }
   const auto keys = hops_.keys_of(line_.place(), options_.domain, question.key);
+  if (!keys && ha::is_busy(keys.error())) {
+    return keys.error();
+  }
   stream_->send(SessionKey{question.key, keys ? keys->remote_key : 0});
   return {};
 }
@@ -366,12 +380,10 @@ Result<void> RelayPath::accept() {
     wait_for_other_kind();
     return {};
   }
-  if (good) {
-    good = open(setup_.chunk_bytes);
-  }
   if (!good) {
     return good;
   }
+  open(setup_.chunk_bytes);
   relays_.assign(request.nodes.rbegin() + 1, request.nodes.rend() - 1);
   if (line_.path()->address_ready()) {
     answer();
@@ -397,15 +409,12 @@ void RelayPath::answer() {
   stream_->send(ack);
 }
 
-Result<void> RelayPath::open(uint32_t chunk_bytes) {
+void RelayPath::open(uint32_t chunk_bytes) {
   FrameLine line{own_.self, peer_.node, request_->session,
                  static_cast<uint16_t>(request_->nodes.size() - 2), chunk_bytes};
-  if (auto opened = work_.sender.open(line_, line); !opened) {
-    return opened;
-  }
+  work_.sender.open(line_, line);
   std::swap(line.origin, line.destination);
   work_.receiver.open(line_, line);
-  return {};
 }
 
 void RelayPath::on_session_lost(SessionStream& stream, const Error& error) {

@@ -103,14 +103,14 @@ Result<void> RelaySession::make_hop(Side side, const HopPlace& place) {
   if (!local) {
     return local.error();
   }
+  fabric::PathOptions options;
+  options.domain = domain_;
   // What comes by one hop leaves by the other.
   for (Leg& leg : legs_) {
-    if (auto entered = leg.line.enter(place, domain_); !entered) {
+    if (auto entered = leg.line.enter(place, options); !entered) {
       return entered;
     }
   }
-  fabric::PathOptions options;
-  options.domain = domain_;
   // Beside frames, the pieces that go straight to their places.
   legs_[side].line.size(options, share_.slots);
   options.active = side == down;
@@ -310,7 +310,11 @@ void RelaySession::on_completion(const Completion& completion) {
   }
   if (completion.status != CompletionStatus::ok) {
     if (completion.status != CompletionStatus::flushed) {
-      end({completion.status, passed_on ? leaving.sequence_of(completion.id) : 0,
+      // Memory that this host reads, and its lengths, are not those of the connection's program.
+      const bool own = completion.status == CompletionStatus::local_protection ||
+                       completion.status == CompletionStatus::length_error;
+      end({own ? CompletionStatus::device_fault : completion.status,
+           passed_on ? leaving.sequence_of(completion.id) : 0,
            std::string("a hop failed: ") + to_text(completion.status)},
           to_text(completion.status), opposite(side));
     }

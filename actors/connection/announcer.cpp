@@ -12,7 +12,7 @@ Announcer::Announcer(const ConnectionParts& parts, const OpenReceives& groups)
       liveness_(parts.liveness),
       failover_(parts.failover),
       groups_(groups),
-      ring_(std::make_unique<CtsRing>()) {}
+      ring_(std::make_shared<CtsRing>()) {}
 
 void Announcer::begin_rails() {
   names_rails_ = state_.rails.rails != 0 && state_.traits.keys_per_device;
@@ -88,8 +88,8 @@ void Announcer::announce() {
   post.gather_count = 1;
   post.gathers[0] = {reinterpret_cast<const std::byte*>(&(*ring_)[first]),
                      static_cast<uint32_t>(entries * sizeof(CtsEntry)), lane.tables.source_key};
-  post.remote_address = cts_address_ + first * sizeof(CtsEntry);
-  post.remote_key = lane.tables.table_key;
+  post.remote_address = lane.tables.peer.address + first * sizeof(CtsEntry);
+  post.remote_key = lane.tables.peer.key;
   post.has_immediate = true;
   post.immediate = Announcement{static_cast<uint32_t>(number), first, lane.epoch}.pack();
   post.unsignaled = true;
@@ -153,13 +153,15 @@ uint32_t Announcer::shadow_key(size_t at, const ReceiveRequest::Buffer& buffer) 
   if (lane.on_other_rail() && buffer.rail_keys[lane.rail - 1U] != 0) {
     return buffer.rail_keys[lane.rail - 1U];
   }
-  if (lane.rejected || !lane.owned.path) {
+  if (lane.rejected || !lane.owned.path || lane.owned.path->state() == fabric::PathState::error) {
     return 0;
   }
   auto keys = state_.provider.keys_on(lane.at, state_.domain, state_.attachment, buffer.key, false);
   if (!keys) {
-    failover_.count_rejected();
-    static_cast<void>(failover_.reject(at, keys.error()));
+    if (!failover_.fail_busy(at, keys.error())) {
+      failover_.count_rejected();
+      static_cast<void>(failover_.reject(at, keys.error()));
+    }
     return 0;
   }
   return keys->remote_key;
@@ -203,7 +205,7 @@ void Announcer::announce_again(bool peer_stopped) {
     if (!lane || !peer_stopped) {
       return;
     }
-    if (!state_.holds(peer_stopped, "announcements go again when those before cannot land")) {
+    if (!state_.holds(peer_stopped, "announcements go again when nothing of those before comes")) {
       return;
     }
     lane_ = *lane;

@@ -17,16 +17,15 @@
 
 namespace nccl_ha {
 
-/// Writes entries into a ring of its own and from there into the sender's, several with one write
+/// Writes entries into a ring of its own and from there into the sender's, of which each lane has
+/// one: what is late lands in that of its own lane.  Several go with one write
 /// (ha/announcement_batch.h).  One thread.
 class Announcer {
  public:
   Announcer(const ConnectionParts& parts, const OpenReceives& groups);
 
   /// The memory that is written into the peer's.
-  CtsRing& ring() { return *ring_; }
-  /// Where the peer's ring is.
-  void begin(uint64_t cts_address) { cts_address_ = cts_address; }
+  const std::shared_ptr<CtsRing>& ring() { return ring_; }
   /// What both sides do with the device's other rails: before the first group.
   void begin_rails();
 
@@ -62,9 +61,8 @@ class Announcer {
   void note_known(uint64_t groups) { known_ = std::max(known_, groups); }
   /// What is open has to be announced anew: that lane failed, or keys became known.
   void renew() { anew_ = true; }
-  /// Does so over a lane that is usable, if that was asked for.  `peer_stopped`: what this side
-  /// wrote on the lane that failed will not arrive any more: it must not land on entries that were
-  /// written anew.
+  /// Does so over a lane that is usable, if that was asked for.  `peer_stopped`: the sender takes
+  /// nothing more of the lane that failed, so that nothing old comes after what is new.
   void announce_again(bool peer_stopped);
 
   // Keys of fallback paths' devices.
@@ -98,8 +96,7 @@ class Announcer {
   Liveness& liveness_;
   Failover& failover_;
   const OpenReceives& groups_;
-  std::unique_ptr<CtsRing> ring_;
-  uint64_t cts_address_ = 0;
+  std::shared_ptr<CtsRing> ring_;
   uint32_t staged_ = 0;                                         ///< where the next entry goes
   ha::AnnouncementBatch batch_{announced_together, group_max};  ///< of entries before that
   uint64_t known_ = 0;  ///< to the sender: every group below

@@ -5,7 +5,7 @@
 namespace nccl_ha {
 
 ClearToSends::Verdict ClearToSends::take_announced(const fabric::Completion& completion,
-                                                   uint32_t epoch, News& news) {
+                                                   size_t lane, uint32_t epoch, News& news) {
   const uint64_t next = channel_.published_groups();
   const Announcement announced = Announcement::unpack(completion.immediate);
   const size_t count = completion.bytes / sizeof(CtsEntry);
@@ -18,7 +18,7 @@ ClearToSends::Verdict ClearToSends::take_announced(const fabric::Completion& com
               announced.first_entry + count <= cts_entries;
   std::span<const CtsEntry> left;
   if (good) {
-    left = std::span(*ring_).subspan(announced.first_entry, count);
+    left = std::span(*ring(lane)).subspan(announced.first_entry, count);
   }
   uint64_t end = next - again;
   for (; good && !left.empty(); ++end) {
@@ -36,7 +36,8 @@ ClearToSends::Verdict ClearToSends::take_announced(const fabric::Completion& com
     return Verdict::malformed;
   }
   news = {next, channel_.published_groups() - next};
-  if (news.groups != 0) {
+  if (news.groups != 0 || end == next) {
+    lane_ = lane;
     next_entry_ = (announced.first_entry + count) % cts_entries;
   }
   if (end > told_groups_) {
@@ -52,7 +53,7 @@ ClearToSends::Verdict ClearToSends::take_announced(const fabric::Completion& com
   if (next - told_groups_ >= cts_found_ahead_max) {
     return false;
   }
-  const size_t count = channel_.publish_if_there(std::span(*ring_).subspan(next_entry_));
+  const size_t count = channel_.publish_if_there(std::span(*ring(lane_)).subspan(next_entry_));
   if (count == 0) {
     return false;
   }

@@ -118,6 +118,7 @@ void Connection::on_inbox() {
 }
 
 void Connection::arm_deadline(Duration in) {
+  limit_.begin(state_.context->moment(), in);
   state_.context->timers().arm(deadline_, state_.context->now() + in);
 }
 
@@ -157,11 +158,14 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
     }
     return;
   }
+  if (!side_->needs_paths()) {
+    side_->on_lane_failed(at, error);
+    return;
+  }
   const bool program = ha::classify(path.cause()) == ha::ErrorClass::program;
   const bool told = side_->told_paths();
-  // Before the connector has said anything it may still replace what failed.
-  const bool replaces =
-      state_.agreed ? state_.backup : !told && state_.context->config().enable_backup;
+  // Before the peer has answered it may want that too.
+  const bool replaces = state_.agreed ? state_.backup : state_.context->config().enable_backup;
   if (!replaces || program) {
     fail(error, true);
     return;
@@ -185,7 +189,7 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
   }
   // The peer's side of it may wait for the whole handshake's time.
   control_.send(encode(ControlType::suspect,
-                       PathNotice{static_cast<uint8_t>(at), 0, false, error.message()}));
+                       PathNotice{static_cast<uint8_t>(at), 0, false, false, error.message()}));
   state_.context->request_stream_turns(1000);
   end_handshake();
 }
@@ -205,7 +209,7 @@ void Connection::on_path_address(fabric::Path& path) {
 /// replaced.
 void Connection::end_handshake() {
   const auto lanes = paths_.lanes();
-  if (!side_->told_paths() ||
+  if (!state_.agreed || !side_->told_paths() ||
       !std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.decided; })) {
     return;
   }
@@ -254,6 +258,11 @@ void Connection::on_rails_overdue() {
 
 /// A connection that has a path does not fail for want of another rail.
 void Connection::on_deadline() {
+  if (const Duration left = limit_.left(state_.context->moment(), deadline_.deadline());
+      left > Duration(0)) {
+    state_.context->timers().arm(deadline_, state_.context->now() + left);
+    return;
+  }
   on_rails_overdue();
   if (state_.phase < ConnectionPhase::usable) {
     side_->on_deadline();
@@ -264,15 +273,19 @@ void Connection::on_deadline() {
 /// which rails there are: where traffic is not to take the first one, no byte of it does.
 void Connection::tell_usable() {
   if (state_.phase == ConnectionPhase::settled && paths_.any_usable() && rails_decided()) {
-    state_.enter(ConnectionPhase::usable);
-    state_.context->timers().cancel(deadline_);
-    state_.context->timers().cancel(rails_timer_);
-    if (Channel* channel = side_->channel(); channel != nullptr && state_.counted.file) {
-      channel->counter_block().rename(state_.context->counters().id(),
-                                      fmt::format("{} {}", side_->name(), peer_name()));
-    }
-    side_->on_usable();
+    enter_usable();
   }
+}
+
+void Connection::enter_usable() {
+  state_.enter(ConnectionPhase::usable);
+  state_.context->timers().cancel(deadline_);
+  state_.context->timers().cancel(rails_timer_);
+  if (Channel* channel = side_->channel(); channel != nullptr && state_.counted.file) {
+    channel->counter_block().rename(state_.context->counters().id(),
+                                    fmt::format("{} {}", side_->name(), peer_name()));
+  }
+  side_->on_usable();
 }
 
 void Connection::on_control(const ControlReader::Message& message) {

@@ -19,6 +19,7 @@
 #include "actors/connection/state.h"
 #include "actors/connection_message.h"
 #include "ha/close_linger.h"
+#include "runtime/base/run_limit.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/timer_wheel.h"
 
@@ -62,6 +63,7 @@ class Connection final : public Actor,
   // SideOwner
   void arm_deadline(Duration in) override;
   void end_handshake() override;
+  void enter_usable() override;
   void refused(const std::optional<Refusal>& why) override;
   void part_with_peer(const Error& why) override;
   void close() override;
@@ -121,6 +123,7 @@ class Connection final : public Actor,
   ha::CloseLinger linger_;
   bool closed_ = false;  ///< by the caller or the end of the engine: the actor ends with the linger
   Timer deadline_;       ///< of the handshake
+  RunLimit limit_;       ///< the same
   Timer rails_timer_;    ///< of paths on other rails, which the caller waits for
   bool rails_overdue_ = false;
   Timer linger_timer_;

@@ -81,7 +81,12 @@ void Connection::close() {
   if (state_.live() && side_->waits_to_close()) {
     state_.context->request_stream_turns(1000);
   } else if (state_.live()) {
-    part(encode(side_->last_words()), nccl_ha::fail(Errc::closed, "connection closed"));
+    // For the peer a connection that was closed is one that this caller had.
+    const bool had = state_.phase == ConnectionPhase::usable;
+    part(had ? encode(side_->last_words())
+             : encode(ControlType::failure,
+                      Refusal{Errc::remote, "the peer gave up while connecting"}),
+         nccl_ha::fail(Errc::closed, "connection closed"));
   } else if (!state_.lingers()) {
     finish();
   }

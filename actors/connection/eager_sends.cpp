@@ -64,12 +64,13 @@ bool EagerSends::post(Message& message) {
   post.id = first_id + slot;
   post.gather_count = 1;
   post.gathers[0] = {from, bytes, lane.tables.source_key};
-  post.remote_address =
-      tables_address_ + static_cast<uint64_t>(from - reinterpret_cast<const std::byte*>(&tables_));
-  post.remote_key = lane.tables.table_key;
+  post.remote_address = lane.tables.peer.address +
+                        static_cast<uint64_t>(from - reinterpret_cast<const std::byte*>(&tables_));
+  post.remote_key = lane.tables.peer.key;
   post.has_immediate = true;
   post.immediate = EagerMark{static_cast<uint32_t>(message.number), lane.epoch}.pack();
   post.host_memory = true;
+  post.no_speculative_placement = message.again;
   post.last = true;
   if (lane.path().post_write(post) != Errc::ok) {
     return false;
@@ -111,6 +112,7 @@ uint32_t EagerSends::take_back(size_t lane, uint64_t& bytes) {
   for (Message& message : messages_) {
     if (message.open && message.lane == lane) {
       message.lane = ha::ChunkLedger::nobody;
+      message.again = true;
       waits_ = true;
       ++count;
       bytes += bytes_of(message);

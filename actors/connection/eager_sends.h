@@ -22,8 +22,6 @@ class EagerSends {
   /// `tables`: where the copies lie.
   EagerSends(const ConnectionParts& parts, SendChannel& channel, LaneChooser& chooser,
              const DataTables& tables);
-  /// The connection is ready; where the peer's tables are.
-  void begin(uint64_t tables_address) { tables_address_ = tables_address; }
 
   /// post() has something to do.
   bool due() const { return waits_ || channel_.eager_submitted() != taken_; }
@@ -51,7 +49,8 @@ class EagerSends {
     uint64_t number = 0;
     uint64_t group = 0;  ///< that it is probably for, by which traces name it
     uint8_t lane = ha::ChunkLedger::nobody;
-    bool open = false;  ///< the peer is not known to have it
+    bool open = false;   ///< the peer is not known to have it
+    bool again = false;  ///< it may have it, and read it at any time
   };
   void take_submitted();
   [[nodiscard]] bool post(Message& message);
@@ -66,7 +65,6 @@ class EagerSends {
   SendChannel& channel_;
   LaneChooser& chooser_;
   const DataTables& tables_;
-  uint64_t tables_address_ = 0;
   std::array<Message, eager_slots> messages_{};
   uint64_t taken_ = 0;       ///< of the caller
   uint64_t done_ = 0;        ///< every one below has arrived

@@ -44,7 +44,7 @@ void Failover::take_down(size_t lane, const Error& why) {
     NHA_LOG_DEBUG("path {} to {} is not back yet: {}", lane, state_.owner.peer_text(),
                   why.message());
   }
-  if (mine.rejected) {
+  if (mine.rejected || ha::is_busy(why)) {
     budget_.resume();
   }
   if (why.code != Errc::again) {
@@ -112,6 +112,14 @@ const Error& Failover::reject(size_t lane, const Error& why) {
   return rejection_;
 }
 
+bool Failover::fail_busy(size_t lane, const Error& why) {
+  const bool busy = ha::is_busy(why);
+  if (busy) {
+    paths_.lane(lane).path().fail(why);
+  }
+  return busy;
+}
+
 void Failover::count_rejected() { state_.counters->paths_rejected.add(); }
 
 void Failover::tell_shortage(const Error& why) {
@@ -123,7 +131,7 @@ void Failover::tell_shortage(const Error& why) {
 
 PathNotice Failover::notice_of(size_t lane, const Error& why) const {
   const Lane& mine = paths_.lane(lane);
-  return {static_cast<uint8_t>(lane), mine.epoch, mine.rejected, why.message()};
+  return {static_cast<uint8_t>(lane), mine.epoch, mine.rejected, false, why.message()};
 }
 
 void Failover::set_need(const Error& why) { need_ = without_reporter(why.message()); }
@@ -146,6 +154,8 @@ void Failover::tell_stuck(const Error& why) {
 
 void Failover::watch_budget(bool in_need) {
   const auto before = budget_.ends();
+  // It counts time in which this process ran.
+  budget_.move_end(state_.context->now() + budget_limit_.left(state_.context->moment()));
   // Until the caller was told, its own time counts.
   budget_.need(in_need && state_.phase == ConnectionPhase::usable, state_.context->now());
   if (paths_.own_usable()) {
@@ -157,14 +167,23 @@ void Failover::watch_budget(bool in_need) {
   if (budget_.ends() == before || !state_.live()) {
     return;
   }
-  if (budget_.ends()) {
-    state_.context->timers().arm(budget_timer_, *budget_.ends());
-  } else {
+  if (!budget_.ends()) {
     state_.context->timers().cancel(budget_timer_);
+    return;
   }
+  if (!before) {
+    budget_limit_.begin(state_.context->moment(), *budget_.ends() - state_.context->now());
+  }
+  state_.context->timers().arm(budget_timer_, *budget_.ends());
 }
 
 void Failover::on_budget_spent() {
+  if (const Duration left = budget_limit_.left(state_.context->moment(), budget_timer_.deadline());
+      left > Duration(0)) {
+    budget_.move_end(state_.context->now() + left);
+    state_.context->timers().arm(budget_timer_, *budget_.ends());
+    return;
+  }
   state_.fail(
       fail(Errc::remote, fmt::format("no path came back within {} ms (HA_NCCL_RETRY_BUDGET_MS); {}",
                                      state_.context->config().retry_budget_ms,

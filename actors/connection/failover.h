@@ -16,6 +16,7 @@
 #include "actors/connection/path_set.h"
 #include "actors/connection/state.h"
 #include "ha/retry_budget.h"
+#include "runtime/base/run_limit.h"
 #include "runtime/engine/timer_wheel.h"
 
 namespace nccl_ha {
@@ -45,6 +46,9 @@ class Failover {
   /// Memory cannot be registered with a shadow's device: the lane fails, after the caller's turn,
   /// by the actor's own message.
   const Error& reject(size_t lane, const Error& why);
+  /// The same where its device does not refuse it, but takes long with something: it may hang, and
+  /// its path fails.  False: it refuses.
+  bool fail_busy(size_t lane, const Error& why);
   const Error& rejection() const { return rejection_; }  ///< the last one
   void count_rejected();
   /// A shadow could not be made on this host: said once where somebody can do something about it.
@@ -85,6 +89,7 @@ class Failover {
   Liveness& liveness_;
   ha::RetryBudget budget_;
   Timer budget_timer_;
+  RunLimit budget_limit_;  ///< until that of the budget ends
   std::string need_;
   Error rejection_;
   bool shortage_told_ = false;

@@ -23,11 +23,16 @@ void Flusher::stop() {
   }
 }
 
+void Flusher::stay_alone() {
+  alone_ = true;
+  flush_waiting();
+}
+
 void Flusher::on_lane_down() { drained_at_ = state_.context->now() + pcie_limit; }
 
 void Flusher::wait(ReceiveRequest& request) {
   waiting_.push_back(request.index);
-  if (paths_.any_usable() && !timer_.armed()) {
+  if ((paths_.any_usable() || by_time()) && !timer_.armed()) {
     state_.context->timers().arm(timer_, std::max(drained_at_, state_.context->now()));
   }
 }
@@ -44,7 +49,7 @@ void Flusher::flush(ReceiveRequest& request) {
   if (!state_.live()) {
     return;
   }
-  if (!own && !others) {
+  if (!own && !others && !by_time()) {
     waiting_.push_back(request.index);  // for a path
   } else if (request.missing == 0) {
     request.state.store(RequestState::done, std::memory_order_release);
@@ -132,7 +137,7 @@ void Flusher::on_completion(const fabric::Completion& completion, Lane& lane) {
 }
 
 void Flusher::flush_waiting() {
-  if (waiting_.empty() || !paths_.any_usable() || !state_.live()) {
+  if (waiting_.empty() || !(paths_.any_usable() || by_time()) || !state_.live()) {
     return;
   }
   for (const uint16_t index : std::exchange(waiting_, {})) {

@@ -29,6 +29,8 @@ class Flusher {
   void on_lane_down();
   /// Flushes that waited for a path or a time are tried again.
   void flush_waiting();
+  /// The sender has left: no path is made any more, and where none works time has to do.
+  void stay_alone();
 
  private:
   /// False: nothing was asked, or can have come over it.
@@ -37,6 +39,7 @@ class Flusher {
   bool ask_others(ReceiveRequest& request);
   bool post(size_t lane, ReceiveRequest& request);
   void wait(ReceiveRequest& request);
+  bool by_time() const { return alone_ && !paths_.any_usable(); }
 
   ConnectionState& state_;
   PathSet& paths_;
@@ -44,6 +47,7 @@ class Flusher {
   Announcer& announcer_;
   std::vector<uint16_t> waiting_;  ///< for a lane or a time; indexes of requests
   Instant drained_at_{};  ///< what NICs that failed had under way to memory is there by then
+  bool alone_ = false;
   Timer timer_;
 };
 

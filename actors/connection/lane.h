@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "actors/control.h"
 #include "ha/path_health.h"
 #include "runtime/base/pages.h"
 #include "runtime/fabric/provider.h"
@@ -52,7 +53,8 @@ struct LaneControl {
   };
   Numbers sent_numbers;
   Numbers received_numbers;
-  std::unique_ptr<ControlBox> box;
+  std::shared_ptr<ControlBox> box;
+  std::shared_ptr<fabric::OwnMemory> known;  ///< the box, to the lane's device
   uint32_t source_key = 0;
   uint32_t written_key = 0;
 
@@ -63,11 +65,14 @@ struct LaneControl {
   }
 };
 
-/// A memory table by the keys of the lane's device.
+/// Memory tables by the keys of the lane's device.
 struct LaneTables {
-  uint32_t source_key = 0;   ///< ours, whose content this side writes to the peer's
-  uint32_t written_key = 0;  ///< ours, that the peer writes
-  uint32_t table_key = 0;    ///< the peer's, that this side writes
+  // Where the keys of ours come from.
+  std::shared_ptr<fabric::OwnMemory> source;
+  std::shared_ptr<fabric::OwnMemory> written;
+  uint32_t source_key = 0;  ///< ours, whose content this side writes to the peer's
+  RemoteTable own;          ///< ours, that the peer writes
+  RemoteTable peer;         ///< the peer's, that this side writes
 };
 
 struct Lane {
@@ -76,6 +81,7 @@ struct Lane {
   bool shadow = false;        ///< over NICs that stand by
   bool rejected = false;      ///< elsewhere(): that device does not take the connection's memory
   bool foreign_keys = false;  ///< memory is named by keys of this lane's devices, told separately
+  bool unproven = false;      ///< a device may still write what the peer had sent over its path
   bool decided = false;       ///< before the connection is used: it came up, or failed
   uint8_t rail = 0;           ///< of the connection's device; 0: the first one, or a shadow
   uint8_t shadow_number = 0;  ///< among the shadows, in the order in which they take over

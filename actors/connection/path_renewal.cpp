@@ -110,6 +110,7 @@ bool PathRenewal::fail_unoffered(size_t lane, const Error& why) {
   if (!std::exchange(lanes_[lane].unoffered, false)) {
     return false;
   }
+  PathSet::note_refusal(paths_.lane(lane), why);
   give_up_new_path(lane, why);
   return true;
 }
@@ -492,7 +493,6 @@ void PathRenewal::offer(size_t lane) {
   offer.path = static_cast<uint8_t>(lane);
   offer.epoch = mine.epoch;
   offer.rail = static_cast<uint8_t>(mine.elsewhere() ? next.pair.remote : 0);
-  offer.table_key = mine.tables.written_key;
   offer.end = paths_.end_of(mine);
   state_.note_step(RoundStep::offer_said, lane, mine.epoch);
   control_.send(encode(ControlType::rebuild, offer));
@@ -500,7 +500,9 @@ void PathRenewal::offer(size_t lane) {
 }
 
 void PathRenewal::on_memory_rejected(size_t lane, const Error& why) {
-  reject_end(lane, ha::ShadowCandidates::End::local, failover_.reject(lane, why).message());
+  if (!failover_.fail_busy(lane, why)) {
+    reject_end(lane, ha::ShadowCandidates::End::local, failover_.reject(lane, why).message());
+  }
 }
 
 void PathRenewal::on_rail_rejected(uint8_t rail) {

@@ -36,12 +36,9 @@ void PathSet::end() noexcept {
   for (Lane& lane : lanes_) {
     lane.owned.reset();
   }
-  for (const OwnMemory& own : memory_) {
-    try {
-      static_cast<void>(state_.provider.remove_memory(own.registration));
-    } catch (const std::bad_alloc&) {
-      continue;  // still registered, but the paths that could write there are gone
-    }
+  for (Lane& lane : lanes_) {
+    lane.tables = {};
+    lane.control.known.reset();
   }
   memory_.clear();
 }
@@ -97,7 +94,7 @@ Result<void> PathSet::make_first(const sockaddr_storage& local, size_t count) {
   return {};
 }
 
-Result<void> PathSet::connect_first(const std::vector<PathEnd>& peers, uint32_t table_key) {
+Result<void> PathSet::connect_first(const std::vector<PathEnd>& peers) {
   for (size_t i = 0; i < primaries_; ++i) {
     Lane& lane = lanes_[i];
     if (!state_.backup && lane.early_failure) {
@@ -106,13 +103,12 @@ Result<void> PathSet::connect_first(const std::vector<PathEnd>& peers, uint32_t 
     if (!state_.backup && !peers[i].missing.empty()) {
       return from_peer(peers[i].missing);
     }
-    lane.tables.table_key = table_key;
     if (!lane.owned.path || lane.early_failure) {
       continue;
     }
     if (!peers[i].missing.empty()) {
       lane.path().fail(from_peer(peers[i].missing));
-    } else if (auto connected = connect(lane, peers[i], table_key); !connected) {
+    } else if (auto connected = connect(lane, peers[i]); !connected) {
       return connected;
     }
   }
@@ -163,6 +159,12 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   if (!state_.holds(!lane.usable, "a path that carries traffic is not replaced")) {
     return nccl_ha::fail(Errc::internal, "the path before is still in use");
   }
+  if (state_.ready() && state_.provider.is_busy(lane.at)) {
+    return nccl_ha::fail(
+        Errc::system,
+        fmt::format("{} takes long with something: does its firmware hang?", interface_of(lane)),
+        EBUSY);
+  }
   if (!lane.elsewhere()) {
     renew_local(lane);
   }
@@ -195,7 +197,7 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   // On one of the two hosts the NIC may be the primaries' own, which the other cannot know.
   lane.foreign_keys = lane.elsewhere() && state_.traits.keys_per_device;
   lane.rejected = false;
-  if (auto equipped = equip(lane); !equipped) {
+  if (auto equipped = equip(lane, options); !equipped) {
     lane.rejected = lane.elsewhere();
     return equipped;
   }
@@ -244,54 +246,71 @@ void PathSet::renew_local(Lane& lane) {
   }
 }
 
-/// Makes this connection's own memory known to the lane's device.
-Result<void> PathSet::equip(Lane& lane) {
-  auto source = register_memory(lane.at, needs_.source, needs_.source_bytes);
-  auto written = source ? register_memory(lane.at, needs_.written, needs_.written_bytes) : source;
+Result<void> PathSet::equip(Lane& lane, fabric::PathOptions& options) {
+  const bool anew = std::exchange(lane.unproven, false);
+  if (anew) {
+    lane.control.box.reset();
+  }
+  const std::shared_ptr<void> table = needs_.written(at(lane), anew);
+  auto source = known(lane, needs_.source, needs_.source_bytes);
+  auto written = source ? known(lane, table, needs_.written_bytes) : source;
   if (!written) {
     return written.error();
   }
-  lane.tables.source_key = source->local_key;
-  lane.tables.written_key = written->remote_key;
+  lane.tables.source = std::move(*source);
+  lane.tables.written = std::move(*written);
+  lane.tables.own = {reinterpret_cast<uint64_t>(table.get()), 0};
+  options.memory = {lane.tables.source, lane.tables.written};
   if (!state_.context->config().enable_backup) {
     return {};
   }
   LaneControl& control = lane.control;
   if (!control.box) {
-    control.box = std::make_unique<ControlBox>();
+    control.box = std::make_shared<ControlBox>();
   }
-  auto box = register_memory(lane.at, control.box.get(), sizeof *control.box);
+  auto box = known(lane, control.box, sizeof *control.box);
   if (!box) {
     return box.error();
   }
-  control.source_key = box->local_key;
-  control.written_key = box->remote_key;
+  control.known = std::move(*box);
+  options.memory.push_back(control.known);
   return {};
 }
 
-Result<fabric::Registration> PathSet::register_memory(const fabric::Attachment& at, void* base,
-                                                      size_t bytes) {
-  NHA_DASSERT(reinterpret_cast<uintptr_t>(base) % page_bytes == 0, "it has pages of its own");
-  for (const OwnMemory& own : memory_) {
-    if (own.base == base && own.registration.serves(at)) {
-      return own.registration;
+Result<std::shared_ptr<fabric::OwnMemory>> PathSet::known(const Lane& lane,
+                                                          std::shared_ptr<void> bytes,
+                                                          size_t length) {
+  const void* const base = bytes.get();
+  for (const Known& own : memory_) {
+    if (own.bytes == base && own.serves(lane)) {
+      return own.memory;
     }
   }
-  auto registration = state_.provider.add_memory(at, state_.domain, base, bytes, false);
-  if (registration) {
-    memory_.push_back({*registration, base});
+  auto made = state_.provider.own_memory(lane.at, state_.domain, std::move(bytes), length);
+  if (made) {
+    memory_.push_back({lane.at, lane.traits.keys_per_device, base, *made});
   }
-  return registration;
+  return made;
 }
 
-Result<void> PathSet::connect(Lane& lane, const PathEnd& peer, uint32_t table_key) {
-  lane.tables.table_key = table_key;
+/// Of a path that has its address.
+void PathSet::take_keys(Lane& lane) {
+  lane.tables.source_key = lane.tables.source->keys().local_key;
+  lane.tables.own.key = lane.tables.written->keys().remote_key;
+  if (lane.control.known) {
+    lane.control.source_key = lane.control.known->keys().local_key;
+    lane.control.written_key = lane.control.known->keys().remote_key;
+  }
+}
+
+Result<void> PathSet::connect(Lane& lane, const PathEnd& peer) {
+  lane.tables.peer = peer.table;
   lane.control.peer_box = lane.control.box ? peer.control_address : 0;
   lane.control.peer_key = peer.control_key;
   return lane.path().connect(peer.address.view());
 }
 
-PathEnd PathSet::end_of(Lane& lane) const {
+PathEnd PathSet::end_of(Lane& lane) {
   PathEnd end;
   if (lane.early_failure) {
     end.missing = lane.early_failure->message();
@@ -304,7 +323,9 @@ PathEnd PathSet::end_of(Lane& lane) const {
                               fabric::path_address_max);
     return end;
   }
+  take_keys(lane);
   end.address = *address;
+  end.table = lane.tables.own;
   if (lane.control.box) {
     end.control_address = reinterpret_cast<uint64_t>(lane.control.box->incoming.data());
     end.control_key = lane.control.written_key;

@@ -25,9 +25,10 @@ class PathSet {
   struct Needs {
     fabric::PathOwner* owner = nullptr;
     // This side's memory: what it writes to the peer's, and what the peer writes.
-    void* source = nullptr;
+    std::shared_ptr<void> source;
     size_t source_bytes = 0;
-    void* written = nullptr;
+    /// `anew`: other memory than before.
+    std::function<std::shared_ptr<void>(size_t lane, bool anew)> written;
     size_t written_bytes = 0;
     uint32_t receives = 0;  ///< credits that the peer's data may use
     uint32_t flushes = 0;   ///< that paths will be asked for at once
@@ -83,7 +84,7 @@ class PathSet {
   /// failover a lane whose port or address is away begins without a path (Lane::early_failure).
   Result<void> make_first(const sockaddr_storage& local, size_t count);
   /// The peer's ends of those, in their order.
-  Result<void> connect_first(const std::vector<PathEnd>& peers, uint32_t table_key);
+  Result<void> connect_first(const std::vector<PathEnd>& peers);
   /// Lanes for paths over the device's other rails, which there are none of yet; before shadows.
   void add_rails(const ha::RailAgreement& agreed);
   /// Lanes for paths over NICs that stand by, which there are none of yet.
@@ -92,9 +93,14 @@ class PathSet {
   void move_to(Lane& lane, const fabric::Place& place);
   /// A path for a lane, in place of the old one if there is one, where the lane says.
   Result<void> make(Lane& lane, Duration connect_limit = ha::ShadowCandidates::longest_attempt);
-  Result<void> connect(Lane& lane, const PathEnd& peer, uint32_t table_key);
+  Result<void> connect(Lane& lane, const PathEnd& peer);
   /// What the peer is told of a lane; without an address, why there is none.
-  PathEnd end_of(Lane& lane) const;
+  PathEnd end_of(Lane& lane);
+  /// Of a lane elsewhere whose path has failed without an address: rejected, if that was as the
+  /// device does not take this connection's memory.
+  static void note_refusal(Lane& lane, const Error& why) {
+    lane.rejected = lane.elsewhere() && why.code == Errc::no_memory;
+  }
   /// Whatever lanes there are can be told: each has its path's address, or failed.
   bool addresses_ready() const;
   std::vector<PathEnd> ends();
@@ -155,17 +161,24 @@ class PathSet {
   std::string text() const;
 
  private:
-  struct OwnMemory {
-    fabric::Registration registration;
-    const void* base;
+  struct Known {
+    fabric::Attachment at;
+    bool per_device = false;  ///< PathTraits::keys_per_device
+    const void* bytes = nullptr;
+    std::shared_ptr<fabric::OwnMemory> memory;
+    bool serves(const Lane& lane) const {
+      return at.kind == lane.at.kind && (!per_device || at.device == lane.at.device);
+    }
   };
-  Result<void> equip(Lane& lane);
+  /// This connection's own memory, for a path that the lane is about to get.
+  Result<void> equip(Lane& lane, fabric::PathOptions& options);
   std::vector<fabric::Place> look_for_places() const;
   void renew_local(Lane& lane);
   void name_counters(Lane& lane);
-  /// The keys of own memory on a lane's device.
-  Result<fabric::Registration> register_memory(const fabric::Attachment& at, void* base,
-                                               size_t bytes);
+  /// Own memory as the lane's device knows it, or will.
+  Result<std::shared_ptr<fabric::OwnMemory>> known(const Lane& lane, std::shared_ptr<void> bytes,
+                                                   size_t length);
+  static void take_keys(Lane& lane);
   void post_owed_credits(Lane& lane);
   void flush_all_acks();
 
@@ -182,7 +195,7 @@ class PathSet {
   uint16_t local_number_ = UINT16_MAX;  ///< of its place
   bool without_rails_ = false;
   std::vector<fabric::Place> places_;
-  std::vector<OwnMemory> memory_;
+  std::vector<Known> memory_;
 };
 
 }  // namespace nccl_ha

@@ -29,6 +29,10 @@ void ReceiveRecovery::begin() {
 void ReceiveRecovery::on_lane_ready(size_t lane) { take_steps(lane, lanes_[lane].on_ready(), {}); }
 
 void ReceiveRecovery::on_lane_failed(size_t lane, const Error& error) {
+  if (unanswered_[lane]) {
+    PathSet::note_refusal(paths_.lane(lane), error);
+    on_not_made(lane, error);
+  }
   take_steps(lane, lanes_[lane].on_failed(), error);
 }
 
@@ -54,6 +58,9 @@ void ReceiveRecovery::on_path_message(const ControlReader::Message& message) {
   if (message.type == ControlType::down) {
     state_.note_step(RoundStep::down_heard, notice->path, notice->epoch);
     take_steps(notice->path, lanes_[notice->path].on_down(notice->epoch), why);
+    if (!notice->unproven && lane.owned.path) {
+      lane.path().on_peer_stopped();
+    }
   } else if (notice->epoch == lane.epoch) {
     on_lane_failed(notice->path, why);  // from the handshake, where it has no state to go down from
   }
@@ -91,19 +98,23 @@ void ReceiveRecovery::open_again(size_t lane, const PathOffer& offer) {
   }
   auto made = paths_.make(mine);
   if (made) {
-    made = paths_.connect(mine, offer.end, offer.table_key);
+    made = paths_.connect(mine, offer.end);
   }
   if (!made) {
-    if (mine.rejected) {
-      failover_.count_rejected();
-    } else if (mine.elsewhere()) {
-      failover_.tell_shortage(made.error());
-    }
+    on_not_made(lane, made.error());
     on_lane_failed(lane, made.error());
     return;
   }
   unanswered_[lane] = true;
   on_lane_address(lane);
+}
+
+void ReceiveRecovery::on_not_made(size_t lane, const Error& why) {
+  if (paths_.lane(lane).rejected) {
+    failover_.count_rejected();
+  } else if (paths_.lane(lane).elsewhere()) {
+    failover_.tell_shortage(why);
+  }
 }
 
 void ReceiveRecovery::on_lane_address(size_t lane) {
@@ -118,7 +129,6 @@ void ReceiveRecovery::answer_offer(size_t lane) {
   PathOffer answer;
   answer.path = static_cast<uint8_t>(lane);
   answer.epoch = mine.epoch;
-  answer.table_key = mine.tables.written_key;
   answer.end = paths_.end_of(mine);
   state_.note_step(RoundStep::answer_said, lane, mine.epoch);
   control_.send(encode(ControlType::rebuilt, answer));

@@ -36,6 +36,8 @@ class ReceiveRecovery {
 
  private:
   void say_ends();
+  /// A new path that the peer wants.
+  void on_not_made(size_t lane, const Error& why);
   void answer_offer(size_t lane);
   void on_rebuild(std::span<const std::byte> payload);
   void open_again(size_t lane, const PathOffer& offer);

@@ -118,6 +118,13 @@ void ReceiveSide::on_peer_gone(const Error& error) {
     reject_peer("it closed or sent something else than a hello: " + error.message());
     return;
   }
+  if (!told_paths_) {
+    // A connector that lives dials again, as nothing was agreed.
+    NHA_LOG_INFO("listener: the stream of {} ended before it was answered: {}",
+                 state_.owner.peer_text(), error.message());
+    owner_.finish();
+    return;
+  }
   state_.fail(fail(Errc::remote, fmt::format("the peer is gone: {}", error.message())), false);
 }
 
@@ -140,7 +147,9 @@ void ReceiveSide::on_control(const ControlReader::Message& message) {
     case ControlType::down:
     case ControlType::suspect:
     case ControlType::rebuild:
-      recovery_->on_path_message(message);
+      if (recovery_) {
+        recovery_->on_path_message(message);
+      }
       return;
     case ControlType::hello:
     case ControlType::welcome:
@@ -221,11 +230,15 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
   owner_.arm_deadline(std::chrono::milliseconds(config.connect_timeout_ms));
   endpoint_ = std::make_shared<ReceiveEndpoint>(
       state_.domain, state_.attachment, state_.context->worker(), state_.engine, state_.devices);
+  auto address = state_.context->worker().open_address(4);
+  if (!address) {
+    return address.error();
+  }
+  endpoint_->driver.attach(state_.id, std::move(*address));
   state_.count_in(endpoint_->channel.counter_block());
   state_.name(connection_key(hello));
   state_.note_heard(state_.counters->key);
   receiver_.emplace(parts_, static_cast<Receiver::Owner&>(*this), endpoint_->channel);
-  receiver_->announcer().begin(hello.cts_address);
   recovery_.emplace(parts_, *receiver_);
   auto local = control_.stream()->local_address();
   if (!local) {
@@ -241,7 +254,7 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
       parts_.failover.set_need(*lane.early_failure);
     }
   }
-  return paths_.connect_first(hello.paths, hello.cts_key);
+  return paths_.connect_first(hello.paths);
 }
 
 void ReceiveSide::send_welcome(const Hello& hello) {
@@ -253,8 +266,6 @@ void ReceiveSide::send_welcome(const Hello& hello) {
   state_.shadows = state_.backup ? std::min({hello.shadows, shadows, most}) : uint8_t{0};
   welcome.rejoin = control_.rejoin_point();
   welcome.host = host_name();
-  welcome.sizes_address = receiver_->sizes_address();
-  welcome.sizes_key = paths_.lane(0).tables.written_key;
   welcome.takes_eager = takes_eager(state_.traits);
   welcome.backup = state_.backup;
   welcome.shadows = state_.shadows;
@@ -290,12 +301,6 @@ void ReceiveSide::agree_on_rails(const Hello& hello, Welcome& welcome) {
 }
 
 void ReceiveSide::on_settled() {
-  auto address = state_.context->worker().open_address(4);
-  if (!address) {
-    state_.fail(address.error());
-    return;
-  }
-  address_ = std::move(*address);
   if (!state_.backup) {
     return;
   }
@@ -312,7 +317,6 @@ void ReceiveSide::on_settled() {
 void ReceiveSide::on_usable() {
   NHA_LOG_INFO("accepted {} over {}", state_.owner.peer_text(), paths_.text());
   state_.note(TraceEvent::actor_opened, 1, state_.counters->key);
-  endpoint_->driver.attach(state_.id, std::move(address_));
   endpoint_->driver.serve_by(&*receiver_);
   endpoint_->channel.set_ready();
   if (!listener_->offer(endpoint_)) {
@@ -353,9 +357,18 @@ bool ReceiveSide::exposed(const Lane& lane, bool closing) const {
 
 /// Everything that it completed has been acknowledged by this side, so whatever else is posted
 /// stays empty for ever.  Completions that tell of it may be behind these words.
+///
+/// Its caller had the connection, so this side's has it too, however far it has come.
 void ReceiveSide::on_peer_closed(std::span<const std::byte> payload) {
   const auto notice = decode_close(payload);
-  if (state_.ready() && notice && notice->groups_completed <= receiver_->groups().posted()) {
+  if (!told_paths_) {
+    state_.fail(fail(Errc::remote, "unexpected message on the control stream"));
+    return;
+  }
+  if (state_.phase < ConnectionPhase::usable) {
+    owner_.enter_usable();
+  }
+  if (notice && notice->groups_completed <= receiver_->groups().posted()) {
     tail_.begin(notice->groups_completed, state_.context->now());
     eager_expected_ = notice->eager_arrived;
   }
@@ -371,16 +384,21 @@ void ReceiveSide::look_at_tail() {
     state_.context->timers().arm(tail_timer_, now + ha::CloseTail::interval);
     return;
   }
-  if (tail_.under_way() && receiver_->eager().taken() < eager_expected_) {
+  if (tail_.under_way() && (receiver_->eager().taken() < eager_expected_ || may_flush())) {
     stay_alone();
     return;
   }
   end_with_peer();
 }
 
+/// Of what has arrived: nobody else has to be there for that either.
+bool ReceiveSide::may_flush() const { return state_.provider.needs_flushes(state_.attachment); }
+
 /// The receives for that may come at any time, and nobody has to be there for them.
 void ReceiveSide::stay_alone() {
   receiver_->stay_alone();
+  recovery_.reset();
+  control_.rejoin().stop();
   parts_.liveness.stop();
   parts_.failover.stop();
   on_posted_alone();
@@ -388,22 +406,27 @@ void ReceiveSide::stay_alone() {
 
 /// Receives for which nothing is there stay empty for ever.
 void ReceiveSide::on_posted_alone() {
-  if (state_.live() &&
-      (receiver_->eager().taken() >= eager_expected_ || !receiver_->groups().all_complete())) {
+  const bool all_taken = receiver_->eager().taken() >= eager_expected_;
+  if (state_.live() && ((all_taken && !may_flush()) || !receiver_->groups().all_complete())) {
     end_with_peer();
+  }
+}
+
+void ReceiveSide::on_lane_failed(size_t lane, const Error& error) {
+  if (recovery_) {
+    recovery_->on_lane_failed(lane, error);
+  } else if (receiver_->alone()) {
+    paths_.lane(lane).set_usable(false);
+    receiver_->flusher().on_lane_down();
+    receiver_->flusher().flush_waiting();
   }
 }
 
 void ReceiveSide::end_with_peer() {
   tail_.end();
-  const bool told = state_.phase == ConnectionPhase::usable;
   const Error why = fail(Errc::remote, "the peer closed the connection");
   owner_.part_with_peer(why);
   endpoint_->channel.set_failed(why);
-  if (!told) {
-    listener_->fail(fail(Errc::remote, "the peer gave up while connecting"));
-    owner_.finish();
-  }
 }
 
 }  // namespace nccl_ha

@@ -54,13 +54,18 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   CloseNotice last_words() const override;
   bool exposed(const Lane& lane, bool closing) const override;
   std::string wanted_peer() const override { return "a peer"; }
-  void on_lane_ready(size_t lane) override { recovery_->on_lane_ready(lane); }
-  void on_lane_failed(size_t lane, const Error& error) override {
-    if (!receiver_->alone()) {  // else nobody is there who would make another one
-      recovery_->on_lane_failed(lane, error);
+  bool needs_paths() const override { return !receiver_ || !receiver_->alone(); }
+  void on_lane_ready(size_t lane) override {
+    if (recovery_) {
+      recovery_->on_lane_ready(lane);
     }
   }
-  void on_lane_drained(size_t lane) override { recovery_->on_lane_drained(lane); }
+  void on_lane_failed(size_t lane, const Error& error) override;
+  void on_lane_drained(size_t lane) override {
+    if (recovery_) {
+      recovery_->on_lane_drained(lane);
+    }
+  }
   void on_interfaces_renewed() override {
     if (recovery_) {
       recovery_->tell_ends();
@@ -73,7 +78,11 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   }
   bool told_paths() const override { return told_paths_; }
   void on_first_address() override;
-  void on_lane_address(size_t lane) override { recovery_->on_lane_address(lane); }
+  void on_lane_address(size_t lane) override {
+    if (recovery_) {
+      recovery_->on_lane_address(lane);
+    }
+  }
   void stop() override;
 
  private:
@@ -87,8 +96,9 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   void on_peer_closed(std::span<const std::byte> payload);
   void look_at_tail();
   void on_posted_alone() override;
-  /// The sender has left, and what it sent before waits here for its receives.
+  /// The sender has left, and what it sent before waits here for its receives, or for a flush.
   void stay_alone();
+  bool may_flush() const;
   void end_with_peer();
 
   ConnectionParts parts_;
@@ -106,8 +116,7 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   // From the hello on.
   std::shared_ptr<ReceiveEndpoint> endpoint_;
   std::optional<Receiver> receiver_;
-  std::optional<ReceiveRecovery> recovery_;
-  Address<Message> address_;  ///< the driver's, until the caller is told of it
+  std::optional<ReceiveRecovery> recovery_;  ///< until the peer has left
   ha::CloseTail tail_;
   uint64_t eager_expected_ = 0;  ///< messages that the sender knows to have arrived
   Timer tail_timer_;

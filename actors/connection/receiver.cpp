@@ -27,9 +27,9 @@ Receiver::~Receiver() { state_.provider.memory().detach(&guard_); }
 PathSet::Needs Receiver::needs(bool flushes) {
   PathSet::Needs needs;
   needs.owner = this;
-  needs.source = announcer_.ring().data();
-  needs.source_bytes = sizeof announcer_.ring();
-  needs.written = tables_.get();
+  needs.source = announcer_.ring();
+  needs.source_bytes = sizeof(CtsRing);
+  needs.written = [this](size_t, bool) { return tables_; };
   needs.written_bytes = data_table_bytes(state_.traits);
   needs.receives = static_cast<uint32_t>(sends_max + eager_slots);
   needs.flushes = flushes ? flushes_max : 0;

@@ -43,7 +43,10 @@ class Receiver final : public Server {
   const OpenReceives& groups() const { return groups_; }
   const EagerArrivals& eager() const { return eager_; }
   /// The sender has left: it is told of no receive any more.
-  void stay_alone() { alone_ = true; }
+  void stay_alone() {
+    alone_ = true;
+    flusher_.stay_alone();
+  }
   bool alone() const { return alone_; }
   Announcer& announcer() { return announcer_; }
   Flusher& flusher() { return flusher_; }
@@ -89,7 +92,7 @@ class Receiver final : public Server {
   Flusher flusher_;
   EagerArrivals eager_;
   fabric::MemoryGuard guard_;           ///< of copies
-  std::unique_ptr<DataTables> tables_;  ///< the peer writes it
+  std::shared_ptr<DataTables> tables_;  ///< the peer writes it
   bool alone_ = false;
 };
 

@@ -48,7 +48,7 @@ void SendRecovery::begin() {
   lanes_.resize(paths_.size());
   for (size_t i = 0; i < lanes_.size(); ++i) {
     if (paths_.lane(i).elsewhere()) {
-      lanes_[i].lane = ha::SenderLane(ha::SenderLane::State::down);
+      lanes_[i].lane = ha::SenderLane(ha::SenderLane::State::down, paths_.lane(i).shadow);
     } else {
       static_cast<void>(lanes_[i].lane.on_ready());
     }
@@ -70,6 +70,19 @@ void SendRecovery::on_lane_failed(size_t lane, const Error& error) {
 void SendRecovery::on_lane_drained(size_t lane) {
   if (!lanes_.empty()) {
     take_steps(lane, lanes_[lane].lane.on_drained(), {});
+  }
+}
+
+void SendRecovery::on_fence_late(size_t lane) {
+  if (state_.ready() && state_.backup) {
+    take_steps(lane, lanes_[lane].lane.on_unproven(), {});
+  }
+}
+
+void SendRecovery::on_fence_proven(size_t lane) {
+  if (state_.live()) {
+    paths_.lane(lane).unproven = false;
+    take_steps(lane, lanes_[lane].lane.on_proven(), {});
   }
 }
 
@@ -118,8 +131,7 @@ void SendRecovery::on_rebuilt(std::span<const std::byte> payload) {
   state_.note_step(RoundStep::answer_heard, lane, offer->epoch);
   const ha::SenderSteps steps = lanes_[lane].lane.on_rebuilt(offer->epoch);
   if (steps.connect) {
-    if (auto connected = paths_.connect(paths_.lane(lane), offer->end, offer->table_key);
-        !connected) {
+    if (auto connected = paths_.connect(paths_.lane(lane), offer->end); !connected) {
       on_lane_failed(lane, connected.error());
     }
     return;
@@ -142,12 +154,19 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
       return;
     }
   }
+  if (steps.abandon) {
+    paths_.lane(lane).unproven = true;
+    paths_.lane(lane).path().abandon();
+    return;  // what has come back by it has taken its own steps
+  }
   if (steps.say_down) {
     if (!state_.holds(failover_.drained(lane), "down is said when all work has come back")) {
       return;
     }
     state_.note_step(RoundStep::down_said, lane, paths_.lane(lane).epoch);
-    parts_.control.send(encode(ControlType::down, failover_.notice_of(lane, recovery.reason)));
+    PathNotice notice = failover_.notice_of(lane, recovery.reason);
+    notice.unproven = !recovery.lane.proven();
+    parts_.control.send(encode(ControlType::down, notice));
     state_.context->request_stream_turns(1000);
   }
   if (steps.apply_report) {
@@ -276,8 +295,14 @@ ha::Detour::View SendRecovery::detour_view() {
 /// A fence that nothing waits for may take as long as it takes.
 void SendRecovery::watch_budget() {
   bool in_need = !paths_.any_usable();
-  for (size_t lane = 0; lane < lanes_.size() && !in_need; ++lane) {
-    in_need = lanes_[lane].lane.state() == ha::SenderLane::State::fencing && sender_.holds(lane);
+  for (size_t at = 0; at < lanes_.size() && !in_need; ++at) {
+    const ha::SenderLane& lane = lanes_[at].lane;
+    in_need = lane.state() == ha::SenderLane::State::fencing && sender_.holds(at);
+    if (in_need && lane.waits_for_peer()) {
+      failover_.set_need(fail(Errc::remote, fmt::format("the peer does not say what had arrived "
+                                                        "over path {}: does its NIC hang?",
+                                                        at)));
+    }
   }
   failover_.watch_budget(in_need);
 }

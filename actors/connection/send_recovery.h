@@ -74,6 +74,8 @@ class SendRecovery final : public Sender::Owner, private PathRenewal::Owner {
   }
   void on_rail_rejected(uint8_t rail) override { renewal_.on_rail_rejected(rail); }
   bool give_way() override;
+  void on_fence_late(size_t lane) override;
+  void on_fence_proven(size_t lane) override;
   void on_eager_arrived() override { owner_.on_all_sent(); }
 
  private:

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "actors/connection/connection.h"
@@ -239,8 +238,6 @@ void SendSide::send_hello() {
   hello.kind = state_.attachment.kind;
   hello.traffic_class = state_.traffic_class;
   hello.service_level = state_.service_level;
-  hello.cts_address = sender_.cts_address();
-  hello.cts_key = paths_.lane(0).tables.written_key;
   hello.rejoin = control_.rejoin_point();
   hello.backup = state_.context->config().enable_backup;
   hello.shadows = static_cast<uint8_t>(state_.context->config().shadow_paths);
@@ -309,7 +306,7 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
   state_.note_heard(state_.counters->key);
   state_.peer_host = welcome->host;
   state_.peer_process = welcome->rejoin.process.pid;
-  peer_tables_ = {welcome->sizes_address, welcome->takes_eager};
+  peer_takes_eager_ = welcome->takes_eager;
   peer_address_ = first_rail_of(*welcome);
   const Config& config = state_.context->config();
   state_.backup = welcome->backup && config.enable_backup;
@@ -328,7 +325,7 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
   recovery_.renewal().set_ends(welcome->rails);
   // Also where no pair of NICs can take over yet: one may come.
   state_.shadows = config.shadow_paths == 0 ? uint8_t{0} : welcome->shadows;
-  if (auto connected = paths_.connect_first(welcome->paths, welcome->sizes_key); !connected) {
+  if (auto connected = paths_.connect_first(welcome->paths); !connected) {
     state_.fail(connected.error());
     return;
   }
@@ -378,7 +375,8 @@ void SendSide::on_settled() {
     paths_.add_rails(state_.rails);
     paths_.add_shadows(state_.shadows);
   }
-  sender_.begin(peer_tables_, options_.hints ? options_.hints : agent_hints(state_, peer_address_));
+  sender_.begin(peer_takes_eager_,
+                options_.hints ? options_.hints : agent_hints(state_, peer_address_));
   if (!state_.backup) {
     return;
   }
@@ -478,9 +476,8 @@ void SendSide::on_peer_gone(const Error& error) {
       false);
 }
 
-/// Behind a cut cable nobody is found either, or answers.
 bool SendSide::dial_later(const Error& error) {
-  if (error.sys != EHOSTUNREACH && error.sys != ETIMEDOUT) {
+  if (!rounds_.may_pass(error.sys, state_.context->now())) {
     return false;
   }
   note_route_error(error.message());

@@ -143,7 +143,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   bool welcomed_ = false;
   PeerEnds ends_;
   bool peer_ready_ = false;
-  Sender::PeerTables peer_tables_;
+  bool peer_takes_eager_ = false;
   ha::HostAddress peer_address_;  ///< of its first rail
   Timer stream_timer_;
   uint32_t unconfirmed_ = 0;  ///< the first message when last looked

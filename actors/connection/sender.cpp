@@ -27,10 +27,12 @@ Sender::Sender(const ConnectionParts& parts, Owner& owner, SendChannel& channel)
 PathSet::Needs Sender::needs() {
   PathSet::Needs needs;
   needs.owner = this;
-  needs.source = tables_.get();
+  needs.source = tables_;
   needs.source_bytes = data_table_bytes(state_.traits);
-  needs.written = announced_.ring().data();
-  needs.written_bytes = sizeof announced_.ring();
+  needs.written = [this](size_t lane, bool anew) {
+    return anew ? announced_.renew(lane) : announced_.ring(lane);
+  };
+  needs.written_bytes = sizeof(CtsRing);
   needs.receives = cts_slots;
   needs.active = true;
   return needs;
@@ -43,11 +45,9 @@ void Sender::adapt_to(const Lane& lane) {
       std::min({record_above_, lane.traits.end_apart_above, lane.owned.path->write_bytes_max()});
 }
 
-void Sender::begin(const PeerTables& tables, std::shared_ptr<ha::HintSource> hints) {
-  sizes_address_ = tables.address;
-  eager_.begin(tables.address);
+void Sender::begin(bool peer_takes_eager, std::shared_ptr<ha::HintSource> hints) {
   const auto eager_bytes = static_cast<uint32_t>(state_.context->config().eager_bytes);
-  if (takes_eager(state_.traits) && tables.takes_eager && eager_bytes != 0) {
+  if (takes_eager(state_.traits) && peer_takes_eager && eager_bytes != 0) {
     channel_.allow_eager(tables_, eager_bytes);
   }
   chooser_.begin(std::move(hints));
@@ -198,6 +198,9 @@ bool Sender::on_no_keys(const Lane& lane) {
   if (!state_.live() || cursor_.offset != 0) {
     return false;  // the announcement that brings it goes on
   }
+  if (lane.owned.path->state() == fabric::PathState::error) {
+    return false;  // and its end is heard of soon
+  }
   if (lane.on_other_rail()) {
     // All lanes at once: what is left of the rail would get the same chunk next.
     owner_.on_rail_rejected(lane.rail);
@@ -256,10 +259,10 @@ bool Sender::on_no_keys(const Lane& lane) {
     post.gather_count = 1;
     post.gathers[0] = {reinterpret_cast<const std::byte*>(&record), sizeof record,
                        lane.tables.source_key};
-    post.remote_address =
-        sizes_address_ + static_cast<uint64_t>(reinterpret_cast<std::byte*>(&record) -
-                                               reinterpret_cast<std::byte*>(tables_.get()));
-    post.remote_key = lane.tables.table_key;
+    post.remote_address = lane.tables.peer.address +
+                          static_cast<uint64_t>(reinterpret_cast<std::byte*>(&record) -
+                                                reinterpret_cast<std::byte*>(tables_.get()));
+    post.remote_key = lane.tables.peer.key;
     post.host_memory = true;
   } else {
     post.gather_count = bytes == 0 ? 0 : 1;
@@ -389,7 +392,8 @@ void Sender::leave(size_t lane) {
 [[gnu::hot, gnu::noinline]] void Sender::on_clear_to_send(const fabric::Completion& completion,
                                                           Lane& lane) {
   ClearToSends::News news;
-  if (announced_.take(completion, lane.epoch, news) == ClearToSends::Verdict::malformed) {
+  if (announced_.take(completion, paths_.at(lane), lane.epoch, news) ==
+      ClearToSends::Verdict::malformed) {
     state_.fail(fail(Errc::remote, "the peer sent a malformed clear-to-send"));
     return;
   }

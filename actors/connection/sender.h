@@ -41,6 +41,9 @@ class Sender final : public Server {
     virtual bool give_way() = 0;
     /// The last eager message has arrived.
     virtual void on_eager_arrived() = 0;
+    // As of fabric::PathOwner.
+    virtual void on_fence_late(size_t lane) = 0;
+    virtual void on_fence_proven(size_t lane) = 0;
 
    protected:
     ~Owner() = default;
@@ -58,17 +61,13 @@ class Sender final : public Server {
 
   /// The tables that paths are made for.
   PathSet::Needs needs();
-  uint64_t cts_address() { return reinterpret_cast<uint64_t>(announced_.ring().data()); }
+  /// What the peer writes on a lane.
+  CtsRing& ring(size_t lane) { return *announced_.ring(lane); }
   /// A path was made: its device may have a smaller longest write, or reorder.
   void adapt_to(const Lane& lane);
-  /// The receiver's DataTables.
-  struct PeerTables {
-    uint64_t address = 0;
-    bool takes_eager = false;  ///< Welcome::takes_eager
-  };
-  /// The connection is ready: where the sizes of recorded chunks are written, and who is served.
+  /// The connection is ready, and lanes are served.  `peer_takes_eager`: Welcome::takes_eager.
   /// `hints` may be null.
-  void begin(const PeerTables& tables, std::shared_ptr<ha::HintSource> hints = nullptr);
+  void begin(bool peer_takes_eager, std::shared_ptr<ha::HintSource> hints = nullptr);
 
   /// The lanes that carry data from now on, in proportion to their weights.
   void serve(std::span<const ha::ServingSet::Share> shares);
@@ -108,6 +107,10 @@ class Sender final : public Server {
   void on_fence_stuck(fabric::Path& path, const Error& error) override {
     (void)path;
     state_.owner.on_fence_stuck(error);
+  }
+  void on_fence_late(fabric::Path& path) override { owner_.on_fence_late(paths_.index_of(&path)); }
+  void on_fence_proven(fabric::Path& path) override {
+    owner_.on_fence_proven(paths_.index_of(&path));
   }
 
  private:
@@ -155,7 +158,6 @@ class Sender final : public Server {
   ConnectionCounters& counters_;
   ClearToSends announced_;
   std::shared_ptr<DataTables> tables_;  ///< what is written into the peer's
-  uint64_t sizes_address_ = 0;          ///< of those
   uint32_t record_above_ = UINT32_MAX;  ///< longer chunks announce their end separately
   Cursor cursor_;
   LaneChooser chooser_;

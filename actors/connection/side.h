@@ -34,6 +34,8 @@ class SideOwner {
   /// The first paths were made: what is missing is looked at, and when each of them has come up or
   /// failed, the handshake is over.
   virtual void end_handshake() = 0;
+  /// The caller is told of the connection, from any earlier phase.
+  virtual void enter_usable() = 0;
   /// The connection failed at the peer, which says why; nullopt: unreadable.
   virtual void refused(const std::optional<Refusal>& why) = 0;
   /// The connection is over because the peer ended it: it hears that this side knows.
@@ -76,6 +78,8 @@ class Side {
   /// The connection failed; `told`: the caller knew of it before.
   virtual void on_failure(const Error& error, bool told) = 0;
   virtual void on_peer_gone(const Error& error) = 0;
+  /// False: nobody is there who would send over them.
+  virtual bool needs_paths() const { return true; }
   /// The peer is ready.
   virtual void on_confirm() {}
   virtual void on_unconfirmed() {}

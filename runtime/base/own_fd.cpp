@@ -1,5 +1,6 @@
 #include "runtime/base/own_fd.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
@@ -98,6 +100,17 @@ void after_fork_in_child() {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
 
 }  // namespace
+
+int above_standard(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) {
+    return fd;
+  }
+  const int other = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return other;
+}
 
 OwnFds::OwnFds() {
   see_clone();

@@ -21,11 +21,15 @@ class OwnFds {
   bool any() const;
 };
 
+/// `fd`, or another number for it: where a standard stream is closed, others still write to it, and
+/// libuv lets nobody close a descriptor of that number.  An error with its errno stays one.
+int above_standard(int fd);
+
 /// What `make` opens, or its error with its errno.
 template <class Make>
 int make_fd(Make&& make) {
   OwnFds own;
-  return own.add(make());
+  return own.add(above_standard(make()));
 }
 
 /// close(2) of what make_fd() gave; nothing for any other number, also where a fork asks.

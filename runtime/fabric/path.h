@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/base/aead.h"
 #include "runtime/base/clock.h"
@@ -23,6 +24,7 @@
 
 namespace nccl_ha::fabric {
 
+class OwnMemory;
 class Path;
 
 /// What completed.
@@ -142,6 +144,9 @@ struct PathOptions {
   std::optional<SharedKey> shared;
   uint64_t counted_under = 0;  ///< id of the block of counters that the path's own belong to
   std::string nic;  ///< the local one, as FailureDomain names it; whoever knows it fills it in
+  /// What its owner writes from and lets the peer write: it is known where the path is made before
+  /// the path has its address; where it cannot be, there is no path.
+  std::vector<std::shared_ptr<OwnMemory>> memory;
 };
 
 /// Receives what happens on a path, on the path's thread.  Never called from inside a post.
@@ -163,6 +168,10 @@ class PathOwner {
   /// Nothing has proved for long that a path in `error` is at its end: what is outstanding does not
   /// complete until something does, as what the peer wrote may still land.  Once for each path.
   virtual void on_fence_stuck(Path& path, const Error& error) = 0;
+  /// The same earlier, after a quarter of a second: who can do without may abandon() the path.
+  virtual void on_fence_late(Path& path) { (void)path; }
+  /// The device is through with a path that was abandoned.
+  virtual void on_fence_proven(Path& path) { (void)path; }
 };
 
 /// See the head of this file.  Destroying a path drops its outstanding work without completions.
@@ -227,6 +236,11 @@ class Path {
   /// In error: waits until nothing more of the peer's is taken, a few milliseconds at most, as a
   /// device may hang.  For whoever gives memory back and cannot wait for completions.
   virtual void await_stop() {}
+  /// In error, after on_fence_late(): what is outstanding completes now, as flushed, although the
+  /// device may still read it, and write what the peer had sent before that one's side was closed.
+  virtual void abandon() {}
+  /// In error: nothing of the peer's can be under way but what the own device has taken already.
+  virtual void on_peer_stopped() {}
 
   /// One line for logs: provider, addresses, MTU.
   virtual std::string describe() const = 0;

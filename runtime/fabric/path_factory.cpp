@@ -24,14 +24,26 @@ size_t FabricHost::cable_of(const InterfaceTable::List& interfaces, size_t inter
   return first;
 }
 
-Result<RegionKeys> PathFactory::add_memory(const NetDevice& device, const RegionOrigin& origin) {
+Result<RegionKeys> PathFactory::add_memory(const NetDevice& device, const RegionOrigin& origin,
+                                           Waits who) {
   (void)origin;
+  (void)who;
   return fail(Errc::internal, fmt::format("{} has no keys of its own", device.name));
 }
 
-void PathFactory::remove_memory(const NetDevice& device, const RegionKeys& keys) {
+Result<std::shared_ptr<OwnMemory>> PathFactory::own_memory(const NetDevice& device,
+                                                           const RegionOrigin& origin,
+                                                           std::shared_ptr<void> bytes) {
+  (void)origin;
+  bytes.reset();
+  return fail(Errc::internal, fmt::format("{} has no keys of its own", device.name));
+}
+
+void PathFactory::remove_memory(const NetDevice& device, const RegionKeys& keys,
+                                std::shared_ptr<void> keep) {
   (void)device;
   (void)keys;
+  keep.reset();
 }
 
 bool fabric_is_forced(const Config& config) {

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "runtime/fabric/interface_table.h"
 #include "runtime/fabric/memory.h"
 #include "runtime/fabric/nic_board.h"
+#include "runtime/fabric/own_memory.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/region_registry.h"
 
@@ -86,10 +88,24 @@ class PathFactory {
     return nic_name(device);
   }
 
-  /// Kinds with PathTraits::keys_per_device only: all others use FabricHost::memory.
-  virtual Result<RegionKeys> add_memory(const NetDevice& device, const RegionOrigin& origin);
-  /// When it returns nobody touches the memory by these keys any more.
-  virtual void remove_memory(const NetDevice& device, const RegionKeys& keys);
+  /// The device takes so long with something that nobody should wait behind it for a new path.
+  virtual bool is_busy(const NetDevice& device) const {
+    (void)device;
+    return false;
+  }
+
+  // Kinds with PathTraits::keys_per_device only: all others use FabricHost::memory.
+  /// A device that hangs holds nobody up for long.  A worker gets EBUSY; others get keys that are
+  /// good for nothing, as whoever asks has paths over other devices, or none.
+  virtual Result<RegionKeys> add_memory(const NetDevice& device, const RegionOrigin& origin,
+                                        Waits who);
+  /// `origin` is of `bytes`.  Asks the device nothing.
+  virtual Result<std::shared_ptr<OwnMemory>> own_memory(const NetDevice& device,
+                                                        const RegionOrigin& origin,
+                                                        std::shared_ptr<void> bytes);
+  /// As Provider::remove_memory().
+  virtual void remove_memory(const NetDevice& device, const RegionKeys& keys,
+                             std::shared_ptr<void> keep);
 
   /// On the context's thread.  `local` chooses among a host's addresses where the kind has several.
   /// PathOptions::route is the kind's own business.

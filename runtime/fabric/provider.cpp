@@ -14,6 +14,7 @@
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
+#include "runtime/base/pages.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -227,7 +228,8 @@ void Provider::register_on_rails(const RailDevices& devices, uint64_t domain,
                                  Registration& registration) {
   const Attachment at{registration.device, registration.kind};
   for (size_t i = 1; registration.per_device && i < devices.count; ++i) {
-    auto keys = keys_on({devices.devices[i], at.kind}, domain, at, registration.local_key, true);
+    auto keys = keys_on({devices.devices[i], at.kind}, domain, at, registration.local_key, true,
+                        Waits::caller);
     if (!keys) {
       NHA_LOG_WARN_LIMITED("{} carries no data of some memory: {}",
                            host_.devices[devices.devices[i]].name, keys.error().message());
@@ -239,13 +241,10 @@ void Provider::register_on_rails(const RailDevices& devices, uint64_t domain,
 }
 
 Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain, void* base,
-                                          size_t length, bool gpu, bool own_domain) {
+                                          size_t length, bool gpu) {
   if (traits(at).keys_per_device) {
-    RegionOrigin origin{base, length, gpu};
-    if (own_domain) {
-      origin.domain = domain;
-    }
-    auto keys = factory(at).add_memory(device(at), origin);
+    const RegionOrigin origin{base, length, gpu};
+    auto keys = factory(at).add_memory(device(at), origin, Waits::caller);
     if (!keys) {
       return keys.error();
     }
@@ -274,6 +273,21 @@ Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain,
   return registration_at(at, true, keys);
 }
 
+Result<std::shared_ptr<OwnMemory>> Provider::own_memory(const Attachment& at, uint64_t domain,
+                                                        std::shared_ptr<void> bytes, size_t length,
+                                                        bool own_domain) {
+  NHA_DASSERT(reinterpret_cast<uintptr_t>(bytes.get()) % page_bytes == 0,
+              "it has pages of its own");
+  if (!traits(at).keys_per_device) {
+    return TableMemory::make(host_.memory, domain, std::move(bytes), length);
+  }
+  RegionOrigin origin{bytes.get(), length};
+  if (own_domain) {
+    origin.domain = domain;
+  }
+  return factory(at).own_memory(device(at), origin, std::move(bytes));
+}
+
 Result<Registration> Provider::add_dmabuf(const Attachment& at, uint64_t domain, void* base,
                                           size_t length, uint64_t offset, int fd) {
   if (!traits(at).reaches_gpu_memory || !device(at).dmabuf) {
@@ -287,7 +301,7 @@ Result<Registration> Provider::add_dmabuf(const Attachment& at, uint64_t domain,
   if (!traits(at).keys_per_device) {
     return add_gpu_memory(at, domain, origin);
   }
-  auto keys = factory(at).add_memory(device(at), origin);
+  auto keys = factory(at).add_memory(device(at), origin, Waits::caller);
   if (!keys) {
     return keys.error();
   }
@@ -327,8 +341,8 @@ Result<Registration> Provider::add_gpu_memory(const Attachment& at, uint64_t dom
   regions_.add(own_table, keys, kept);
   const Registration made = registration_at(at, false, keys);
   const auto there =
-      regions_.on_other(own_table, *key, true, {at.device, domain}, [&](const RegionOrigin&) {
-        return factory({at.device, device(at).kind}).add_memory(device(at), origin);
+      on_other(own_table, *key, true, {at.device, domain}, Waits::caller, [&](const RegionOrigin&) {
+        return factory({at.device, device(at).kind}).add_memory(device(at), origin, Waits::caller);
       });
   if (!there) {
     static_cast<void>(remove_memory(made));
@@ -343,31 +357,48 @@ bool Provider::has_gpu_memory(uint64_t domain) {
       own_table, [&](const RegionOrigin& origin) { return origin.gpu && origin.domain == domain; });
 }
 
-Result<void> Provider::remove_memory(const Registration& registration) {
+Result<void> Provider::remove_memory(const Registration& registration, std::shared_ptr<void> keep) {
   if (!registration.per_device) {
     if (keeps_own_) {
-      remove_elsewhere(own_table, registration.local_key);
+      remove_elsewhere(own_table, registration.local_key, keep);
     }
     return host_.memory.remove(registration.local_key);
   }
   if (keeps_regions_) {
-    remove_elsewhere(registration.device, registration.local_key);
+    remove_elsewhere(registration.device, registration.local_key, keep);
   }
   const Attachment at{registration.device, registration.kind};
   factory(at).remove_memory(device(at),
-                            {registration.local_key, registration.remote_key, registration.handle});
+                            {registration.local_key, registration.remote_key, registration.handle},
+                            std::move(keep));
   return {};
 }
 
-void Provider::remove_elsewhere(size_t device, uint32_t local_key) {
+void Provider::remove_elsewhere(size_t device, uint32_t local_key,
+                                const std::shared_ptr<void>& keep) {
   for (const auto& [other, keys] : regions_.remove(device, local_key)) {
-    if (other.device == own_table) {
-      static_cast<void>(host_.memory.remove(keys.local_key));
-    } else {
-      const NetDevice& there = devices()[other.device];
-      factory({other.device, there.kind}).remove_memory(there, keys);
-    }
+    remove_there(other, keys, keep);
   }
+}
+
+void Provider::remove_there(const RegionRegistry::Elsewhere& other, const RegionKeys& keys,
+                            const std::shared_ptr<void>& keep) {
+  if (other.device == own_table) {
+    static_cast<void>(host_.memory.remove(keys.local_key));
+  } else {
+    const NetDevice& there = devices()[other.device];
+    factory({other.device, there.kind}).remove_memory(there, keys, keep);
+  }
+}
+
+Result<RegionKeys> Provider::on_other(size_t device, uint32_t key, bool key_is_local,
+                                      const RegionRegistry::Elsewhere& other, Waits who,
+                                      const RegionRegistry::Make& make) {
+  return regions_.on_other(device, key, key_is_local, other, who, make,
+                           [&](const RegionKeys& keys) {
+                             // Nobody was told of them, so nobody waits for their end.
+                             remove_there(other, keys, std::make_shared<RegionKeys>(keys));
+                           });
 }
 
 Result<RegionKeys> Provider::keys_in_domain(const Attachment& other, uint64_t domain,
@@ -381,15 +412,15 @@ Result<RegionKeys> Provider::keys_in_domain(const Attachment& other, uint64_t do
     }
     RegionOrigin there = origin;
     there.domain = domain;
-    auto made = factory(other).add_memory(device(other), there);
-    if (!made && !origin.gpu) {
+    auto made = factory(other).add_memory(device(other), there, Waits::worker);
+    if (!made && !origin.gpu && made.error().code != Errc::timed_out) {
       NHA_LOG_WARN_LIMITED("what {} does not reach is copied: {}", device(other).name,
                            made.error().message());
       return RegionKeys{};  // known from now on
     }
     return made;
   };
-  auto keys = regions_.on_other(own_table, key, true, {other.device, domain}, make);
+  auto keys = on_other(own_table, key, true, {other.device, domain}, Waits::worker, make);
   if (keys && keys->handle == 0) {
     return fail(Errc::invalid_usage, "memory that a device has not taken");
   }
@@ -397,7 +428,7 @@ Result<RegionKeys> Provider::keys_in_domain(const Attachment& other, uint64_t do
 }
 
 Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, const Attachment& at,
-                                     uint32_t key, bool key_is_local) {
+                                     uint32_t key, bool key_is_local, Waits who) {
   const bool at_device = traits(other).keys_per_device;
   if (!traits(at).keys_per_device) {
     if (at_device) {
@@ -416,7 +447,7 @@ Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, c
       return descriptor_not_kept(origin.not_kept);
     }
     if (at_device) {
-      return factory(other).add_memory(device(other), origin);
+      return factory(other).add_memory(device(other), origin, who);
     }
     if (origin.gpu) {
       return fail(Errc::invalid_usage, fmt::format("{} cannot reach GPU memory", text(other.kind)));
@@ -427,7 +458,7 @@ Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, c
     }
     return RegionKeys{*own, *own, *own};
   };
-  return regions_.on_other(at.device, key, key_is_local, elsewhere, make);
+  return on_other(at.device, key, key_is_local, elsewhere, who, make);
 }
 
 bool Provider::memory_is_global(size_t device) const {

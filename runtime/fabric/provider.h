@@ -30,10 +30,6 @@ struct Registration {
   /// The keys at the devices of the other rails, in their order (register_on_rails); 0: none.
   std::array<uint32_t, rails_per_device_max - 1> rail_local_keys{};
   std::array<uint32_t, rails_per_device_max - 1> rail_remote_keys{};
-  /// These keys are good for paths made there.
-  bool serves(const Attachment& at) const {
-    return kind == at.kind && (!per_device || device == at.device);
-  }
 };
 
 /// Knows kinds only as factories.
@@ -64,22 +60,31 @@ class Provider {
   Memory& memory() { return host_.memory; }
   NicBoard& nics() { return host_.nics; }
 
-  /// Any thread.  `domain` ties the region to one connection where the fabric can; a device does
-  /// that for paths with PathOptions::own_domain only.
+  /// Any thread.  As PathFactory::is_busy().
+  bool is_busy(const Attachment& at) const { return factory(at).is_busy(device(at)); }
+
+  /// Any thread.  `domain` ties the region to one connection where the fabric can.
   Result<Registration> add_memory(const Attachment& at, uint64_t domain, void* base, size_t length,
-                                  bool gpu, bool own_domain = false);
+                                  bool gpu);
+  /// The same for memory of paths' own; whole pages.  Asks no device: paths that are made with it
+  /// do (PathOptions::memory).  `own_domain`: it is for those with PathOptions::own_domain.
+  Result<std::shared_ptr<OwnMemory>> own_memory(const Attachment& at, uint64_t domain,
+                                                std::shared_ptr<void> bytes, size_t length,
+                                                bool own_domain = false);
   Result<Registration> add_dmabuf(const Attachment& at, uint64_t domain, void* base, size_t length,
                                   uint64_t offset, int fd);
   /// Registers what add_memory() or add_dmabuf() registered at the first of `devices` with the
   /// others as well, so that nobody has to when data is to go there.  A device that does not take
   /// it is told in the log, and gets no data of it.
   void register_on_rails(const RailDevices& devices, uint64_t domain, Registration& registration);
-  /// Any thread.  When it returns nobody touches the memory for this registration any more.
-  Result<void> remove_memory(const Registration& registration);
+  /// Any thread.  When it returns nobody touches the memory for this registration any more.  With
+  /// `keep`, which holds the memory until then, that may be later: nobody waits for a device.
+  Result<void> remove_memory(const Registration& registration,
+                             std::shared_ptr<void> keep = nullptr);
   /// The keys by which `other` knows memory that `at` knows by `key`; registers it there the first
   /// time, which takes as long as the kernel takes to pin it.  `domain` as in add_memory().
   Result<RegionKeys> keys_on(const Attachment& other, uint64_t domain, const Attachment& at,
-                             uint32_t key, bool key_is_local);
+                             uint32_t key, bool key_is_local, Waits who = Waits::worker);
   /// The keys by which paths at `other` with PathOptions::own_domain know memory that the processor
   /// knows by `key` in that domain (add_memory()); registers it there the first time.
   Result<RegionKeys> keys_in_domain(const Attachment& other, uint64_t domain, uint32_t key);
@@ -139,7 +144,13 @@ class Provider {
   Registration registration_at(const Attachment& at, bool host, const RegionKeys& keys) const;
   Result<Registration> add_gpu_memory(const Attachment& at, uint64_t domain, RegionOrigin origin);
   void keep_descriptor(RegionOrigin& origin) const;
-  void remove_elsewhere(size_t device, uint32_t local_key);
+  void remove_elsewhere(size_t device, uint32_t local_key, const std::shared_ptr<void>& keep);
+  void remove_there(const RegionRegistry::Elsewhere& other, const RegionKeys& keys,
+                    const std::shared_ptr<void>& keep);
+  /// RegionRegistry::on_other() of what this provider registers.
+  Result<RegionKeys> on_other(size_t device, uint32_t key, bool key_is_local,
+                              const RegionRegistry::Elsewhere& other, Waits who,
+                              const RegionRegistry::Make& make);
 
   /// Listing the interfaces after news of the kernel's.
   enum class Look : uint8_t { none, under_way, once_more };

@@ -9,6 +9,7 @@
 #include "runtime/base/result.h"
 #include "runtime/engine/context.h"
 #include "runtime/fabric/device.h"
+#include "runtime/fabric/own_memory.h"
 #include "runtime/fabric/packet_io.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/region_registry.h"
@@ -40,9 +41,17 @@ class RdmaPorts {
   virtual size_t count() const = 0;
   virtual const RdmaPort& at(size_t port) const = 0;
   virtual DeviceLimits limits(size_t port) const = 0;
-  virtual Result<RegionKeys> add_memory(size_t port, const RegionOrigin& origin) = 0;
-  /// When it returns nobody touches the memory by these keys any more.
-  virtual void remove_memory(size_t port, const RegionKeys& keys) = 0;
+  /// As PathFactory::is_busy().
+  virtual bool is_busy(size_t port) const {
+    (void)port;
+    return false;
+  }
+  // As PathFactory's.
+  virtual Result<RegionKeys> add_memory(size_t port, const RegionOrigin& origin, Waits who) = 0;
+  virtual std::shared_ptr<OwnMemory> own_memory(size_t port, const RegionOrigin& origin,
+                                                std::shared_ptr<void> bytes) = 0;
+  /// As Provider::remove_memory().
+  virtual void remove_memory(size_t port, const RegionKeys& keys, std::shared_ptr<void> keep) = 0;
 
   /// On the context's thread.
   virtual Result<OwnedPath> create_path(Context& context, size_t port, const PathOptions& options,

@@ -1,68 +1,112 @@
 #include "runtime/fabric/region_registry.h"
 
-#include <unistd.h>
+#include <cerrno>
+#include <new>
 
 #include "runtime/base/own_fd.h"
 
 namespace nccl_ha::fabric {
 
+RegionRegistry::Entry::~Entry() {
+  if (origin.dmabuf_fd >= 0) {
+    close_fd(origin.dmabuf_fd);
+  }
+}
+
 void RegionRegistry::add(size_t device, const RegionKeys& keys, const RegionOrigin& origin) {
   std::lock_guard lock(mutex_);
-  Entry& entry = by_local_key_[{device, keys.local_key}];
-  if (entry.users++ == 0) {
-    entry.origin = origin;
-    entry.remote_key = keys.remote_key;
+  std::shared_ptr<Entry>& entry = by_local_key_[{device, keys.local_key}];
+  if (!entry) {
+    entry = std::make_shared<Entry>();
+    entry->origin = origin;
+    entry->remote_key = keys.remote_key;
     local_key_of_remote_[{device, keys.remote_key}] = keys.local_key;
-  } else if (entry.origin.not_kept != 0) {
-    entry.origin = origin;  // there may be a descriptor this time
+  } else if (entry->origin.not_kept != 0) {
+    entry->origin = origin;  // there may be a descriptor this time
   } else if (origin.dmabuf_fd >= 0) {
     close_fd(origin.dmabuf_fd);
   }
+  ++entry->users;
 }
 
 std::vector<std::pair<RegionRegistry::Elsewhere, RegionKeys>> RegionRegistry::remove(
     size_t device, uint32_t local_key) {
   std::lock_guard lock(mutex_);
   const auto found = by_local_key_.find({device, local_key});
-  if (found == by_local_key_.end() || --found->second.users != 0) {
+  if (found == by_local_key_.end() || --found->second->users != 0) {
     return {};
   }
-  const Entry& entry = found->second;
-  std::vector<std::pair<Elsewhere, RegionKeys>> elsewhere(entry.elsewhere.begin(),
-                                                          entry.elsewhere.end());
-  if (entry.origin.dmabuf_fd >= 0) {
-    close_fd(entry.origin.dmabuf_fd);
+  const std::shared_ptr<Entry> entry = found->second;
+  std::vector<std::pair<Elsewhere, RegionKeys>> elsewhere;
+  for (const auto& [place, made] : entry->elsewhere) {
+    if (*made) {
+      elsewhere.emplace_back(place, ***made);
+    }
   }
-  local_key_of_remote_.erase({device, entry.remote_key});
+  local_key_of_remote_.erase({device, entry->remote_key});
   by_local_key_.erase(found);
   return elsewhere;
 }
 
-Result<RegionKeys> RegionRegistry::on_other(size_t device, uint32_t key, bool key_is_local,
-                                            const Elsewhere& other, const Make& make) {
-  // Held while it registers: two who need the same region must not register it twice, and nobody
-  // may take it back meanwhile.  It happens once per region.
-  std::lock_guard lock(mutex_);
+std::shared_ptr<RegionRegistry::Entry> RegionRegistry::find(size_t device, uint32_t key,
+                                                            bool key_is_local) const {
   if (!key_is_local) {
     const auto local = local_key_of_remote_.find({device, key});
     if (local == local_key_of_remote_.end()) {
-      return fail(Errc::internal, "a memory key is not known to the device that it came from");
+      return nullptr;
     }
     key = local->second;
   }
   const auto found = by_local_key_.find({device, key});
-  if (found == by_local_key_.end()) {
+  return found == by_local_key_.end() ? nullptr : found->second;
+}
+
+Result<RegionKeys> RegionRegistry::on_other(size_t device, uint32_t key, bool key_is_local,
+                                            const Elsewhere& other, Waits who, const Make& make,
+                                            const TakeBack& take_back) {
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Entry> entry = find(device, key, key_is_local);
+  if (!entry) {
     return fail(Errc::internal, "a memory key is not known to the device that it came from");
   }
-  Entry& entry = found->second;
-  if (const auto known = entry.elsewhere.find(other); known != entry.elsewhere.end()) {
-    return known->second;
+  if (const auto known = entry->elsewhere.find(other); known != entry->elsewhere.end()) {
+    return known->second->has_value() ? **known->second : await(Made(known->second), who, lock);
   }
-  auto made = make(entry.origin);
-  if (made) {
-    entry.elsewhere.emplace(other, *made);
+  const auto made = std::make_shared<std::optional<Result<RegionKeys>>>();
+  const auto place = entry->elsewhere.emplace(other, made).first;
+  const RegionOrigin origin = entry->origin;
+  lock.unlock();
+  Result<RegionKeys> keys = fail(Errc::no_memory, "out of memory");
+  try {
+    keys = make(origin);
+  } catch (const std::bad_alloc&) {
+    // Whoever waits for it hears of it too.
   }
-  return made;
+  lock.lock();
+  const bool used = entry->users != 0;
+  *made = used || !keys
+              ? keys
+              : fail(Errc::closed, "memory was taken back while another device registered it");
+  if (!**made) {
+    entry->elsewhere.erase(place);
+  }
+  lock.unlock();
+  made_.notify_all();
+  if (keys && !used) {
+    take_back(*keys);
+  }
+  return **made;
+}
+
+Result<RegionKeys> RegionRegistry::await(const Made& made, Waits who,
+                                         std::unique_lock<std::mutex>& lock) {
+  const auto over = [&] { return made->has_value(); };
+  if (who == Waits::caller) {
+    made_.wait(lock, over);
+  } else if (!made_.wait_for(lock, worker_patience, over)) {
+    return fail(Errc::timed_out, "another one waits for the same registration of memory", EBUSY);
+  }
+  return **made;
 }
 
 }  // namespace nccl_ha::fabric

@@ -2,15 +2,18 @@
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/result.h"
 
 namespace nccl_ha::fabric {
@@ -20,6 +23,12 @@ struct RegionKeys {
   uint32_t local_key = 0;
   uint32_t remote_key = 0;
   uint64_t handle = 0;
+};
+
+/// Who waits while a device registers memory.
+enum class Waits : uint8_t {
+  caller,  ///< a thread of the program's
+  worker,  ///< which other connections need
 };
 
 /// What it takes to register a region once more.
@@ -33,7 +42,8 @@ struct RegionOrigin {
   std::optional<uint64_t> domain = std::nullopt;  ///< of PathOptions::own_domain; else all share
 };
 
-/// Any thread.
+/// Any thread.  Nobody waits for a device but who needs the region that it registers: firmware that
+/// hangs holds up none of the others.
 class RegionRegistry {
  public:
   /// A region was registered with a device, or got one more user there.  Takes over
@@ -48,7 +58,8 @@ class RegionRegistry {
       return std::pair(device, domain) < std::pair(other.device, other.domain);
     }
   };
-  /// One user less.  The last one gives what was registered elsewhere meanwhile, to be taken back.
+  /// One user less.  The last one gives what was registered elsewhere meanwhile, to be taken back;
+  /// what is just being registered whoever does that takes back.
   std::vector<std::pair<Elsewhere, RegionKeys>> remove(size_t device, uint32_t local_key);
   /// `is(origin)` holds for one of the regions that `device` knows.
   template <class Is>
@@ -56,24 +67,39 @@ class RegionRegistry {
     std::lock_guard lock(mutex_);
     return std::any_of(
         by_local_key_.lower_bound({device, 0}), by_local_key_.end(),
-        [&](const auto& one) { return one.first.first == device && is(one.second.origin); });
+        [&](const auto& one) { return one.first.first == device && is(one.second->origin); });
   }
   /// The keys at `other` of what `device` knows by a local or a remote key; `make` registers it the
-  /// first time.
+  /// first time, and who asks meanwhile waits for that and hears the same; a worker, which others
+  /// need, for worker_patience at most (timed_out, EBUSY).  `take_back`: of nobody's any more.
   using Make = std::function<Result<RegionKeys>(const RegionOrigin& origin)>;
+  using TakeBack = std::function<void(const RegionKeys& keys)>;
   Result<RegionKeys> on_other(size_t device, uint32_t key, bool key_is_local,
-                              const Elsewhere& other, const Make& make);
+                              const Elsewhere& other, Waits who, const Make& make,
+                              const TakeBack& take_back);
+  static constexpr Duration worker_patience = std::chrono::milliseconds(100);
 
  private:
+  /// Shared by who registers a region elsewhere and who waits for that.
+  using Made = std::shared_ptr<std::optional<Result<RegionKeys>>>;
   struct Entry {
+    Entry() = default;
+    ~Entry();
+    Entry(const Entry&) = delete;
+    Entry& operator=(const Entry&) = delete;
     RegionOrigin origin;
     uint32_t remote_key = 0;
-    size_t users = 0;
-    std::map<Elsewhere, RegionKeys> elsewhere;
+    size_t users = 0;  ///< 0: it is known no more
+    std::map<Elsewhere, Made> elsewhere;
   };
   using Key = std::pair<size_t, uint32_t>;  // device and key
+  // With the mutex.
+  std::shared_ptr<Entry> find(size_t device, uint32_t key, bool key_is_local) const;
+  Result<RegionKeys> await(const Made& made, Waits who, std::unique_lock<std::mutex>& lock);
+
   std::mutex mutex_;
-  std::map<Key, Entry> by_local_key_;
+  std::condition_variable made_;
+  std::map<Key, std::shared_ptr<Entry>> by_local_key_;
   std::map<Key, uint32_t> local_key_of_remote_;
 };
 

@@ -28,8 +28,13 @@ int listen_on(const IpAddress& address, uint16_t port, Listening* out) {
   const int on = 1;
   const int off = 0;
   static_cast<void>(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+  // Also at an address that is not there now: that of an interface which bounces, or is new and has
+  // an IPv6 address that is not yet known to be the only one.  Paths and dials wait for it as well.
   if (address.family == 6) {
     static_cast<void>(setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off));
+    static_cast<void>(setsockopt(fd, IPPROTO_IPV6, IPV6_FREEBIND, &on, sizeof on));
+  } else {
+    static_cast<void>(setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &on, sizeof on));
   }
   sockaddr_storage storage{};
   socklen_t length = address.to_sockaddr(port, &storage);

@@ -1,7 +1,6 @@
 // Jobs whose processes have keys in common (HA_NCCL_KEY_FILE), and those whose keys do not agree.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -12,7 +11,6 @@
 
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
-#include "tools/common/bootstrap.h"
 
 namespace nccl_ha::tests {
 namespace {
@@ -27,10 +25,7 @@ class KeyedJob : public testing::Test {
   }
   /// Two ranks of a checked all_reduce, each with settings of its own.
   std::array<ToolRun, 2> run(const Environment& first, const Environment& second) {
-    const auto listener = tools::listen_on_loopback();
-    EXPECT_TRUE(listener.ok());
-    const std::string port = std::to_string(listener->port);
-    close(listener->fd);  // free again, and not handed out soon
+    const std::string port = port_to_meet_at();
     std::array<ToolRun, 2> runs;
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < 2; ++rank) {

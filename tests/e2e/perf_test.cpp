@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "tests/support/tool_runner.h"
-#include "tools/common/bootstrap.h"
 
 namespace nccl_ha::tests {
 namespace {
@@ -343,10 +342,7 @@ TEST(Table, has_the_columns_of_nccl_tests) {
 // ---- ranks started by somebody else -----------------------------------------------------------
 
 TEST(Launcher, two_processes_with_torchrun_variables_form_one_run) {
-  const auto listener = tools::listen_on_loopback();
-  ASSERT_TRUE(listener.ok());
-  const std::string port = std::to_string(listener->port);
-  close(listener->fd);  // free again, and not handed out soon
+  const std::string port = port_to_meet_at();
   ToolRun runs[2];
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {

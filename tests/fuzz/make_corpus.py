@@ -71,7 +71,7 @@ def packets():
     write("packet", "address", address + bytes(72 - len(address)))
 
 
-VERSION = 14  # control_version
+VERSION = 15  # control_version
 
 
 def message(kind, payload):
@@ -81,7 +81,7 @@ def message(kind, payload):
 def control():
     host = struct.pack("<H", 5) + b"alpha"
     def end(bytes_):
-        return struct.pack("<H", bytes_) + bytes(bytes_) + struct.pack("<QI", 0x7000, 5)
+        return struct.pack("<H", bytes_) + bytes(bytes_) + struct.pack("<QIQI", 0x7000, 5, 0x9000, 3)
 
     paths = b"\1" + end(72)
     rdma = b"\2" + 2 * end(48)
@@ -92,20 +92,21 @@ def control():
     terms = struct.pack("<BBBBB", 0, 1, 1, 0, 0) + bytes(16)
     isolated = struct.pack("<BBBBB", 1, 2, 2, 24, 4) + bytes([198, 18, 0, 1]) + bytes(12)
     agreement = struct.pack("<BBB", 0, 1, 2) + bytes([1, 0, 0])
-    hello = struct.pack("<HQQI", VERSION, 42, 4096, 3) + rejoin + struct.pack("<BBBBB", 1, 0, 0, 1, 1) + terms + host + paths
-    hello_rdma = (struct.pack("<HQQI", VERSION, 42, 4096, 3) + rejoin + struct.pack("<BBBBB", 2, 106, 3, 1, 1) + isolated
+    hello = struct.pack("<HQ", VERSION, 42) + rejoin + struct.pack("<BBBBB", 1, 0, 0, 1, 1) + terms + host + paths
+    hello_rdma = (struct.pack("<HQ", VERSION, 42) + rejoin + struct.pack("<BBBBB", 2, 106, 3, 1, 1) + isolated
                   + host + rdma)
     hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
-    welcome = struct.pack("<H", VERSION) + rejoin + struct.pack("<QIBBB", 4096, 9, 1, 1, 1) + host + paths + rails + agreement
+    welcome = struct.pack("<H", VERSION) + rejoin + struct.pack("<BBB", 1, 1, 1) + host + paths + rails + agreement
     refusal = struct.pack("<BH", 1, 9) + b"not yours"
     close = struct.pack("<QQ", 12, 3)
-    notice = struct.pack("<BIBH", 2, 7, 1, 4) + b"dead"
+    notice = struct.pack("<BIBBH", 2, 7, 1, 0, 4) + b"dead"
+    down = struct.pack("<BIBBH", 2, 7, 0, 1, 5) + b"hangs"
     # Two groups: one of two buffers, one that is whole.
     fenced = struct.pack("<BIQB", 2, 7, 100, 2) + struct.pack("<BBHH", 0, 2, 0x8001, 0) + struct.pack("<BB", 1, 0)
-    offer = struct.pack("<BIBI", 2, 8, 1, 77) + end(48)
+    offer = struct.pack("<BIB", 2, 8, 1) + end(48)
     bodies = {"hello": (1, hello), "hello_rdma": (1, hello_rdma), "hello_old": (1, hello_old),
               "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close), "failure": (5, refusal),
-              "suspect": (6, notice), "down": (7, notice), "fenced": (8, fenced), "rebuild": (9, offer),
+              "suspect": (6, notice), "down": (7, down), "fenced": (8, fenced), "rebuild": (9, offer),
               "rebuilt": (10, offer), "confirm": (11, b""),
               "rejoin": (12, struct.pack("<Q", 99) + process), "leave": (13, b""),
               "probe": (14, struct.pack("<Q", 99) + process), "present": (15, process), "absent": (16, process),

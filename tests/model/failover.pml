@@ -3,8 +3,9 @@
  *
  * Modelled: data that arrives while its acknowledgement is lost; packets that are late, also after
  * the path was given up or came back; cables that fail in one direction; false alarms; a second
- * failure during recovery; clear-to-sends that are lost; a connection with one path only. Control messages
- * are reliable and ordered, which control.pml shows.
+ * failure during recovery; clear-to-sends that are lost; a connection with one path only; a sender whose
+ * device goes on sending what it had when the sender says that it is down. Control messages are reliable
+ * and ordered, which control.pml shows.
  *
  * Checked in every state: nothing is written into a buffer that was given back; a transfer is done
  * at the receiver only when all of it is in memory, and at the sender only when the receiver has it;

@@ -96,10 +96,12 @@ enum class Mutation : uint16_t {
   credits_taken_back,     ///< a late acknowledgement takes back what a newer one allowed
   probe_not_answered,     ///< a sender that asks for credits gets no answer
   credits_not_asked,      ///< a sender with nothing under way waits for credits and does not ask
+  collapsed_for_good,     ///< over a longer way a window that has collapsed never grows again
   window_reused_early,    ///< a place of the window is free once its segment is in order
   evicted_early,          ///< a segment whose time is not up is sent again
   region_of_first_user,   ///< a region that several registered ends with the first of them
   region_kept_elsewhere,  ///< what was registered with other devices is not taken back
+  late_region_kept,       ///< what is taken back while another device registers it stays there
   // Of the peer's death and of fences:
   one_refusal_is_death,   ///< a port that refuses once is a dead peer
   life_forgives_nothing,  ///< a refusal counts although the paths lived after it
@@ -112,9 +114,17 @@ enum class Mutation : uint16_t {
   fence_of_sends_only,    ///< sends that came back end a fence, whatever became of receives
   fence_by_time,          ///< so does the time for them
   destruction_unasked,    ///< so does a queue pair that could not be destroyed
-  fence_unemptied,        ///< what the completion queue still holds is not asked for at the end
-  error_refused_unseen,   ///< a queue pair that does not go into error is waited for as others are
-  failure_answers,        ///< work that failed tells that all before it was acknowledged
+  abandoned_return_counts,  ///< and what a path that was abandoned has not outstanding any more
+  silence_before_stop,   ///< firmware has its time from the failure on, while the peer still sends
+  answers_are_silence,   ///< and so has firmware that answers, but proves nothing
+  never_abandoned,       ///< a sender waits for a proof that its device does not give
+  replaced_unproven,     ///< the lane has a new path before its device is through with the old one
+  proof_unheard,         ///< nor does it have one after that
+  unproven_unsaid,       ///< the receiver does not hear that the sender's device may go on
+  rings_shared,          ///< lanes have one ring of clear-to-sends for all
+  fence_unemptied,       ///< what the completion queue still holds is not asked for at the end
+  error_refused_unseen,  ///< a queue pair that does not go into error is waited for as others are
+  failure_answers,       ///< work that failed tells that all before it was acknowledged
   kept_receives_forgotten,  ///< a receive that came back tells that all before it did
   end_unconfirmed,         ///< what a driver says it has ended counts without an answer of firmware
   lost_device_believed,    ///< what the driver of a lost device says counts
@@ -154,6 +164,14 @@ enum class Mutation : uint16_t {
   rejection_for_ever,     ///< it is never chosen again
   rejection_untold,       ///< the peer does not hear of it
   rejection_out_of_date,  ///< it is taken for the path that came after
+  own_memory_unknown,     ///< a path is made without its own memory
+  refusal_unseen,         ///< a device that does not take own memory counts as any other
+  busy_device_rejected,   ///< and one that is busy for a moment as one that refuses memory
+  low_descriptor_kept,    ///< a descriptor has the number of a standard stream
+  no_route_clock_kept,    ///< a network that was there in between counts as away all along
+  standstill_counted,     ///< time in which the process did not run counts as waited
+  late_timer_believed,    ///< a deadline that comes late may have been long ago
+  late_ack_sampled,       ///< what an acknowledgement says again later counts as a round trip
   rejection_kept,         ///< a path made anew counts as rejected like the one before
   link_back_untold,       ///< the peer does not hear that a NIC here has its link again
   link_back_unheeded,     ///< who hears that goes on waiting
@@ -169,6 +187,12 @@ enum class Mutation : uint16_t {
   memory_left_open,    ///< paths that may still write memory of the caller's go on
   // Of eager messages:
   eager_out_of_order,   ///< a receive takes one before another one that was sent earlier has come
+  early_end_told,       ///< accept() fails where a connector's stream ends before the welcome
+  flush_needs_peer,     ///< a flush fails whose sender has closed
+  early_failure_final,  ///< a device that fails before the welcome ends a connection
+  no_route_final,       ///< a dial that finds no route is not repeated
+  closed_unaccepted,    ///< a connection that the peer closes early is never offered
+  repeat_misplaced,     ///< segments of a repeated eager message may land where others lie
   eager_left_behind,    ///< who closes does not wait until they have arrived
   eager_not_renewed,    ///< what they completed is not announced again
   eager_overtaken,      ///< what is sent later gets the place of one that has none yet
@@ -225,6 +249,8 @@ enum class Mutation : uint16_t {
   drain_takes_more,             ///< a relay that ends takes new sessions
   pool_kept,              ///< a session that has ended keeps its part of the memory for sessions
   receive_not_awaited,    ///< a message that needs a receive leaves before there is one
+  late_fence_untold,      ///< who uses a relayed path does not hear that its hop's fence is late
+  refusal_forgotten,      ///< a way that a host refuses is told again and again
   relay_not_told,         ///< an end that fails does not tell the relay
   relayed_fence_skipped,  ///< an end that fails says that all is over while its last hop works
   way_kept,  ///< a path waits for the host with which it began, though another one is free
@@ -288,6 +314,7 @@ enum class Mutation : uint16_t {
   // Relays' limits:
   flight_of_broken_kept,  ///< what a path that ended had under way counts for ever
   resumed_uncounted,      ///< what a stalled path had under way is not counted when it goes on
+  rest_stays_counted,     ///< what has only its note left counts as under way
   stored_flight_kept,     ///< what leaves a relay that stores is never counted as acknowledged
   // Of the plugin's other calls:
   state_read_once,       ///< what is done right before a failure is reported failed

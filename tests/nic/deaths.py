@@ -5,15 +5,17 @@ host dies at a random moment, of the sender and of the receiver in turn.
 
 usage: deaths.py BUILD [--only KIND]... [--runs N] [--at-once N] [--modes inline,threads]
                  [--plugin PLUGIN] [--seconds S] [--seed N] [--nic SETTINGS] [--env NAME=VALUE]...
-                 [--merged] [--other-limit MS] [--logs DIR]
+                 [--merged|--late] [--limit MS] [--other-limit MS] [--logs DIR]
 
 Prints a line for each kind and mode: how many jobs went on with every byte right, ended with an
 error, had wrong bytes or hung; the stall of the connections on the device that died (p50, p99 and
 most of the longest gaps, of those that went on), and the longest gap on the other device, also of
 those that ended.  With --merged each connection is on both, merged by NCCL's makeVDevice, and all
-count as the first.  A run whose fault did not happen counts as none and is made again.  Exit
+count as the first.  With --late another connection to the first device is asked for after half of
+the time; where it does not come up the run counts as ended.  A run whose fault did not happen counts as none and is made again.  Exit
 status: 0 where every job went on, but for kinds that may end with an error (`may end` in KINDS),
-which may not hang or be wrong, and where no gap on the other device was longer than --other-limit.
+which may not hang or be wrong, and where no gap on the device that died was longer than --limit, and
+none on the other one longer than --other-limit.
 """
 import argparse
 import concurrent.futures
@@ -26,6 +28,10 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import perf_job  # pylint: disable=wrong-import-position
 
 
 class Kind:
@@ -61,16 +67,17 @@ KINDS = {
     "internal-late": Kind("the same with packets in the network",
                           [["hold", "@", "300"], ["internal", "@"]], may_end=True),
     "hang": Kind("firmware hangs: nothing completes, each command takes 60 s", [["hang", "@"]],
-                 ("mode", "hung"), may_end=True),
+                 ("mode", "hung")),
+    "hang-wakes": Kind("the same for 1.5 s; then it goes on where it was",
+                       [["hang", "@"], 1.5, ["back", "@"]]),
 }
 FLOWS = 3000  # packets, which are some messages
 MODES = {"inline": "0", "threads": "1"}
 
 
-class Job:
+class Job(perf_job.Network):
     def __init__(self, options, folder, mode):
-        self.build = options.build
-        self.state = folder / "nic"
+        super().__init__(options.build, folder)
         settings = f"state={self.state},devices=2" + (f",{options.nic}" if options.nic else "")
         environment = dict(
             os.environ, LD_LIBRARY_PATH=str(self.build / "lib/fake_nic"),
@@ -81,16 +88,8 @@ class Job:
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
                 [self.build / "bin/nha-flows", options.plugin, str(options.seconds), "262144",
-                 "merged" if options.merged else ""],
+                 "merged" if options.merged else "late" if options.late else ""],
                 stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
-
-    def nic(self, command):
-        return subprocess.run([self.build / "bin/nha-nic", self.state, *command], check=True,
-                              capture_output=True, text=True).stdout.split()
-
-    def show(self, device):
-        words = self.nic(["show", device])
-        return dict(zip(words[::2], words[1::2]))
 
     def await_data(self, device, limit):
         until = time.monotonic() + limit
@@ -127,9 +126,9 @@ def run(options, name, mode, number):
         folder = pathlib.Path(temporary)
         job = Job(options, folder, mode)
         devices = [device] + ([f"{device[0]}:1"] if options.merged else [])
-        if not all(job.await_data(one, 60) for one in devices):
-            job.end(0)
-            print(job.log.read_text()[:2000], file=sys.stderr)
+        # The receiver's sends a packet for a message, which says little of a slow host.
+        if not all(job.await_data(f"1:{one[2:]}", 60) for one in devices):
+            print(f"no data; status {job.end(1)}: {job.log.read_text()[:2000]}", file=sys.stderr)
             return "no data", 0, 0
         time.sleep(chance.uniform(0, 0.5))
         for step in kind.steps:
@@ -149,7 +148,10 @@ def run(options, name, mode, number):
         told = out.splitlines()
         if not told:
             return verdict, 0, 0
-        gaps = [[flow["gap_ms"] for flow in json.loads(told[0])["flows"]
+        said = json.loads(told[0])
+        if options.late and verdict == "went on" and said["late"] != "up":
+            verdict = "ended"  # a connection, not the job
+        gaps = [[flow["gap_ms"] for flow in said["flows"]
                  if (flow["device"] != 1) == first] for first in (True, False)]
         return verdict, max(gaps[0]), max(gaps[1], default=0)
 
@@ -174,7 +176,8 @@ def run_kind(options, pool, name, mode):
           f"{quantile(stalls, 0.99):8.0f} {max(stalls, default=0):8.0f}  "
           f"{max(others, default=0):10.0f}  {KINDS[name].what}", flush=True)
     good = count["went on"] + (count["ended"] if KINDS[name].may_end else 0)
-    limited = options.other_limit == math.inf or 0 < max(others) <= options.other_limit
+    limited = (options.limit == math.inf or 0 < max(stalls, default=0) <= options.limit) and \
+        (options.other_limit == math.inf or 0 < max(others) <= options.other_limit)
     return good == options.runs and limited
 
 
@@ -190,9 +193,13 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nic", default="", help="more settings of NHA_NIC")
     parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for the plugin")
+    parser.add_argument("--limit", type=float, default=math.inf, metavar="MS",
+                        help="of the longest gap on the device that died")
     parser.add_argument("--other-limit", type=float, default=math.inf, metavar="MS",
                         help="of the longest gap on the device that lives")
-    parser.add_argument("--merged", action="store_true", help="by makeVDevice")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--merged", action="store_true", help="by makeVDevice")
+    how.add_argument("--late", action="store_true", help="one connection more, asked for late")
     parser.add_argument("--logs", type=pathlib.Path, help="of jobs that did not go on")
     options = parser.parse_args()
     options.build = options.build.resolve()

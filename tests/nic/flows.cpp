@@ -2,12 +2,13 @@
 // compared, and compared again before their place is used once more: what goes on while a device
 // dies, and the longest gap on each.
 //
-// usage: flows PLUGIN SECONDS [BYTES [merged]]     (as in nccl-ha perf; `ib`: out of LIBNCCL)
+// usage: flows PLUGIN SECONDS [BYTES [merged|late]]     (as in nccl-ha perf; `ib`: out of LIBNCCL)
 // merged: each connection is on a device that NCCL's makeVDevice has made of both.
-// NHA_NIC has no host= of its own: the sender is host 1, the receiver host 2.  The receiver prints
-// one line of JSON, and so does a side where a call failed, of what was until then.  Exit status: 0
-// where every message has arrived as it was, 1 where a call failed or bytes were wrong, 3 where
-// something stood still for patience_s.
+// late: after half of the time another connection is asked for on the first device; the others are
+// to go on whatever comes of it. NHA_NIC has no host= of its own: the sender is host 1, the
+// receiver host 2.  The receiver prints one line of JSON, and so does a side where a call failed,
+// of what was until then.  Exit status: 0 where every message has arrived as it was, 1 where a call
+// failed or bytes were wrong, 3 where something stood still for patience_s.
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -18,7 +19,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -82,13 +82,14 @@ struct Flow {
 class Side {
  public:
   /// `merged`: the device of all; less than 0: two take turns.
-  Side(NetApi& api, bool sends, int in, int out, size_t bytes, int merged)
+  Side(NetApi& api, bool sends, int in, int out, size_t bytes, int merged, bool late)
       : api_(api),
         sends_(sends),
         in_(in),
         out_(out),
         words_(bytes / sizeof(uint64_t)),
-        merged_(merged) {}
+        merged_(merged),
+        late_(late) {}
 
   void run(double time_s) {
     connect_all();
@@ -104,6 +105,9 @@ class Side {
     for (size_t open = connections; open != 0;) {
       const Instant now = clock_.now();
       const bool over = sends_ && seconds(now - begin) > time_s;
+      if (late_ && 2 * seconds(now - begin) > time_s) {
+        ask_for_another();
+      }
       open = 0;
       for (size_t i = 0; i < connections; ++i) {
         move(i, over);
@@ -118,7 +122,8 @@ class Side {
   }
 
   void print() const {
-    std::printf("{\"bytes\": %zu, \"flows\": [", words_ * sizeof(uint64_t));
+    std::printf("{\"bytes\": %zu, \"late\": \"%s\", \"flows\": [", words_ * sizeof(uint64_t),
+                asked_);
     for (size_t i = 0; i < connections; ++i) {
       std::printf("%s{\"device\": %d, \"messages\": %llu, \"gap_ms\": %.2f}", i == 0 ? "" : ", ",
                   device_of(i), static_cast<unsigned long long>(flows_[i].done),
@@ -132,21 +137,35 @@ class Side {
     return merged_ < 0 ? static_cast<int>(connection % 2) : merged_;
   }
 
+  /// To listen at the receiver, whose handle the sender gets.
+  void* listen(int device, NetHandle& handle) {
+    void* listening = nullptr;
+    if (!sends_) {
+      auto made = api_.listen(device, handle);
+      if (!made) {
+        end(1, made.error().message());
+      }
+      listening = *made;
+    }
+    if (!transfer(sends_ ? in_ : out_, handle.data(), handle.size(), sends_)) {
+      end(1, "the other side has ended");
+    }
+    return listening;
+  }
+
+  void ask_for_another() {
+    auto made = sends_ ? api_.connect(0, late_handle_) : api_.accept(late_listening_);
+    late_ = made && *made == nullptr;
+    asked_ = !made ? "failed" : late_ ? "open" : "up";
+  }
+
   void connect_all() {
     std::array<NetHandle, connections> handles{};
     std::array<void*, connections> listening{};
     for (size_t i = 0; i < connections; ++i) {
-      if (!sends_) {
-        auto made = api_.listen(device_of(i), handles[i]);
-        if (!made) {
-          end(1, made.error().message());
-        }
-        listening[i] = *made;
-      }
-      if (!transfer(sends_ ? in_ : out_, handles[i].data(), handles[i].size(), sends_)) {
-        end(1, "the other side has ended");
-      }
+      listening[i] = listen(device_of(i), handles[i]);
     }
+    late_listening_ = listen(0, late_handle_);
     const Instant begin = clock_.now();
     for (size_t open = connections; open != 0; sched_yield()) {
       for (size_t i = 0; i < connections; ++i) {
@@ -290,12 +309,16 @@ class Side {
   int out_;
   size_t words_;
   int merged_;
+  bool late_;  ///< another connection is still to be asked for
+  const char* asked_ = "never";
+  NetHandle late_handle_{};
+  void* late_listening_ = nullptr;
   nccl_ha::SteadyClock clock_;
   std::array<Flow, connections> flows_;
 };
 
-[[noreturn]] void run_side(const char* plugin, double time_s, size_t bytes, bool merged, bool sends,
-                           int in, int out) {
+[[noreturn]] void run_side(const char* plugin, double time_s, size_t bytes, const std::string& how,
+                           bool sends, int in, int out) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   const char* nic = std::getenv("NHA_NIC");
   const std::string mine = std::string(nic == nullptr ? "" : nic) + (sends ? ",host=1" : ",host=2");
@@ -312,11 +335,11 @@ class Side {
   if (!devices || *devices < 2) {
     end(1, devices ? "there are no two devices" : devices.error().message());
   }
-  const auto one = merged ? (*library)->api().merge({0, 1}) : nccl_ha::Result<int>(-1);
+  const auto one = how == "merged" ? (*library)->api().merge({0, 1}) : nccl_ha::Result<int>(-1);
   if (!one) {
     end(1, one.error().message());
   }
-  Side side((*library)->api(), sends, in, out, bytes, *one);
+  Side side((*library)->api(), sends, in, out, bytes, *one, how == "late");
   side.run(time_s);
   if (!sends) {
     side.print();
@@ -329,12 +352,12 @@ class Side {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(stderr, "usage: flows PLUGIN SECONDS [BYTES [merged]]\n");
+    std::fprintf(stderr, "usage: flows PLUGIN SECONDS [BYTES [merged|late]]\n");
     return 2;
   }
   setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   const size_t bytes = argc > 3 ? std::strtoull(argv[3], nullptr, 10) & ~size_t{7} : 262144;
-  const bool merged = argc > 4 && std::strcmp(argv[4], "merged") == 0;
+  const std::string how = argc > 4 ? argv[4] : "";
   int there[2];
   int back[2];
   if (bytes < 16 || pipe(there) != 0 || pipe(back) != 0) {
@@ -345,14 +368,14 @@ int main(int argc, char** argv) {
   for (const bool sends : {false, true}) {
     pids[sends ? 1 : 0] = fork();
     if (pids[sends ? 1 : 0] == 0) {
-      run_side(argv[1], std::strtod(argv[2], nullptr), bytes, merged, sends,
+      run_side(argv[1], std::strtod(argv[2], nullptr), bytes, how, sends,
                sends ? there[0] : back[0], sends ? back[1] : there[1]);
     }
   }
   for (int left = 2; left != 0; --left) {
-    int how = 0;
-    const pid_t ended = wait(&how);
-    const int code = WIFEXITED(how) ? WEXITSTATUS(how) : 1;
+    int ending = 0;
+    const pid_t ended = wait(&ending);
+    const int code = WIFEXITED(ending) ? WEXITSTATUS(ending) : 1;
     if (code != 0 && status == 0) {
       status = code;
       kill(pids[ended == pids[0] ? 1 : 0], SIGKILL);

@@ -1,6 +1,10 @@
 // What the product makes of the emulated NICs, in a process of its own: what it sees of devices,
 // what it asks queue pairs for, and what it does when a single queue fails.
 #include <algorithm>
+#include <array>
+#include <memory>
+#include <thread>
+#include <vector>
 
 #include "runtime/base/secret.h"
 #include "runtime/engine/engine.h"
@@ -22,12 +26,22 @@ using fabric::PathOptions;
 using fabric::PathState;
 namespace verbs = fabric::verbs;
 
-constexpr unsigned host = 1;  // with_nic()
+constexpr unsigned host = 1;                     // with_nic()
+constexpr size_t nccl_buffer = size_t{4} << 20;  ///< of a channel, as NCCL has it unless told
 
 std::vector<verbs::UsablePort> ports_of(const Config& config) {
   auto list = verbs::list_ports(config);
   EXPECT_TRUE(list) << list.error().message();
   return list ? std::move(list->ports) : std::vector<verbs::UsablePort>();
+}
+
+/// Null where it cannot be made.
+std::unique_ptr<fabric::Provider> provider_over_verbs() {
+  Config config;
+  config.fabric = "verbs";
+  auto made = fabric::Provider::make(config, {}, 1);
+  EXPECT_TRUE(made) << made.error().message();
+  return made ? std::move(*made) : nullptr;
 }
 
 /// A port of the product's, and paths over it.
@@ -238,6 +252,86 @@ TEST(NicProduct, RetriesThatOutlastFailoverAreSaidAtInit) {
   });
 }
 
+/// Neither before nor twice; usually within 10 ms (seed 004), with what commands of a ConnectX
+/// take.
+TEST(NicProduct, MemoryIsRegisteredWithAnotherDeviceWhenAPathGoesThere) {
+  with_nic("devices=2,cost.reg_mr=100us,cost.reg_page=300ns", [](Control& control) {
+    const auto provider = provider_over_verbs();
+    ASSERT_TRUE(provider);
+    const auto at = [&](size_t device) {
+      return fabric::Attachment{device, provider->devices()[device].kind};
+    };
+    const auto commands = [&] { return control.device(host, 1).counters.verbs.load(); };
+    const uint64_t before = commands();
+    std::vector<std::byte> memory(9 * nccl_buffer);
+    std::vector<fabric::Registration> own;
+    for (size_t i = 0; i < 9; ++i) {
+      const auto made =
+          provider->add_memory(at(0), 1, memory.data() + i * nccl_buffer, nccl_buffer, false);
+      ASSERT_TRUE(made) << made.error().message();
+      own.push_back(*made);
+    }
+    EXPECT_EQ(commands(), before) << "perhaps no path ever goes there";
+    std::vector<double> took;
+    std::vector<uint32_t> keys;
+    for (const int time : {1, 2}) {
+      for (size_t i = 0; i < own.size(); ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        const auto there = provider->keys_on(at(1), 1, at(0), own[i].remote_key, false);
+        ASSERT_TRUE(there) << there.error().message();
+        if (time == 1) {
+          took.push_back(seconds_since(start));
+          keys.push_back(there->remote_key);
+        }
+        EXPECT_EQ(there->remote_key, keys[i]);
+      }
+      EXPECT_EQ(commands(), before + own.size());
+    }
+    std::ranges::sort(took);
+    EXPECT_GT(took.front(), 0.0004) << "1,024 pages";
+    EXPECT_LT(took[took.size() / 2], 0.010);
+    for (const fabric::Registration& one : own) {
+      EXPECT_TRUE(provider->remove_memory(one));
+    }
+    EXPECT_EQ(commands(), before + 2 * own.size()) << "they are taken back there too";
+  });
+}
+
+/// Workers have other connections, and callers paths over other devices.
+TEST(NicProduct, ADeviceThatHangsHoldsUpNobodyForLongWhoRegistersMemory) {
+  with_nic("devices=2", [](Control& control) {
+    const auto provider = provider_over_verbs();
+    ASSERT_TRUE(provider);
+    const auto at = [&](size_t device) {
+      return fabric::Attachment{device, provider->devices()[device].kind};
+    };
+    std::vector<std::byte> memory(nccl_buffer);
+    const auto made = provider->add_memory(at(0), 1, memory.data(), memory.size(), false);
+    ASSERT_TRUE(made) << made.error().message();
+    control.set_mode(host, 1, emulated::Mode::hung);
+    const auto pages = std::make_shared<Pages>(page_bytes);
+    auto start = std::chrono::steady_clock::now();
+    auto own = provider->own_memory(at(1), 1, {pages, pages->data()}, pages->size());
+    EXPECT_TRUE(own) << own.error().message();
+    own = Result<std::shared_ptr<fabric::OwnMemory>>(nullptr);
+    EXPECT_LT(seconds_since(start), 0.1) << "nobody has asked the device";
+    start = std::chrono::steady_clock::now();
+    const auto there = provider->keys_on(at(1), 1, at(0), made->local_key, true);
+    EXPECT_LT(seconds_since(start), 1) << "a worker";
+    ASSERT_FALSE(there);
+    EXPECT_EQ(there.error().sys, EBUSY) << there.error().message();
+    start = std::chrono::steady_clock::now();
+    const auto names = provider->add_memory(at(1), 1, memory.data(), memory.size(), false);
+    EXPECT_GT(seconds_since(start), 3) << "it may be slow";
+    EXPECT_LT(seconds_since(start), 10) << "each command takes a minute";
+    ASSERT_TRUE(names) << names.error().message();
+    EXPECT_EQ(names->handle, 0U) << "good for nothing";
+    control.set_mode(host, 1, emulated::Mode::running);
+    EXPECT_TRUE(provider->remove_memory(*names));
+    EXPECT_TRUE(provider->remove_memory(*made));
+  });
+}
+
 // More than a device has nobody promises, and what is promised can be had.
 TEST(NicProduct, AsManyConnectionsAsArePromisedCanBeOpened) {
   const std::pair<const char*, size_t> limits[] = {
@@ -317,6 +411,49 @@ TEST(NicProduct, ACompletionQueueThatOverrunsEndsItsPathsAndNotTheDevice) {
     EXPECT_TRUE(pair.ends[0]->device->health.usable());
     pair.connect();  // over a queue of its own
     EXPECT_EQ(pair.paths[2].first->state(), PathState::ready);
+  });
+}
+
+TEST(NicProduct, MemoryOfADeviceThatHangsIsLetGoWhenItIsThroughAndNobodyWaitsForThat) {
+  with_nic("devices=1", [](Control& control) {
+    const auto ports = ports_of({});
+    verbs::Device& device = *ports.at(0).device;
+    using Bytes = std::array<std::byte, 4096>;
+    auto kept = std::make_shared<Bytes>();
+    Bytes callers{};
+    const std::weak_ptr<Bytes> alive = kept;
+    const auto first = device.add(kept->data(), kept->size(), verbs::MemoryKind::host);
+    const auto second = device.add(callers.data(), callers.size(), verbs::MemoryKind::host);
+    ASSERT_TRUE(first && second);
+    control.set_mode(host, 0, emulated::Mode::hung);
+    const uint64_t commands = control.device(host, 0).counters.verbs.load();
+    Bytes more{};
+    std::thread registers(
+        [&] { EXPECT_TRUE(device.add(more.data(), more.size(), verbs::MemoryKind::host)); });
+    while (control.device(host, 0).counters.verbs.load() == commands) {
+      std::this_thread::yield();
+    }
+    auto start = std::chrono::steady_clock::now();
+    device.remove(*first, std::move(kept));
+    EXPECT_LT(seconds_since(start), 1) << "the memory is its own, whoever registers another";
+    EXPECT_TRUE(device.may_answer()) << "perhaps it is slow";
+    start = std::chrono::steady_clock::now();
+    device.remove(*second);
+    EXPECT_GT(seconds_since(start), 3) << "it may be slow, and the memory is the caller's";
+    EXPECT_LT(seconds_since(start), 10) << "each command takes a minute";
+    EXPECT_FALSE(alive.expired()) << "the device may still write there";
+    start = std::chrono::steady_clock::now();
+    while (device.may_answer() && seconds_since(start) < 1) {
+      std::this_thread::yield();  // the command may have begun a little later
+    }
+    EXPECT_FALSE(device.may_answer());
+    control.set_mode(host, 0, emulated::Mode::running);
+    start = std::chrono::steady_clock::now();
+    while (!alive.expired() && seconds_since(start) < 5) {
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(alive.expired()) << "it is through";
+    registers.join();
   });
 }
 

@@ -257,5 +257,85 @@ TEST_F(CloseOverTheStream, OfTheReceiverIsSaidAgainWhereItMetAReset) {
   EXPECT_GE(resets(), 1U) << "the fault did not happen";
 }
 
+/// NCCL flushes what has arrived in memory of a GPU, also when its sender needs nobody any more.
+class FlushAfterClose : public testing::Test {
+ protected:
+  using Table = rig::SimPlugin::Table;
+  FlushAfterClose() {
+    Config config;
+    config.ib_flush = 1;
+    pair_ = std::make_unique<SimPair>(71, sim::Link{}, config, rig::SimCables{.rdma = true});
+  }
+  void SetUp() override {
+    ASSERT_TRUE(pair_->connect()) << pair_->error();
+    memory_ = const_cast<void*>(
+        static_cast<const void*>(pair_->link().register_receive(in_.data(), in_.size())));
+    void* receive = post();
+    ASSERT_TRUE(pair_->post_send(in_.size())) << pair_->error();
+    ASSERT_EQ(wait(receive), abi::NcclResult::success);
+    pass(*pair_, milliseconds(1));  // its sender is through
+    pair_->link().close_sender();
+    pass(*pair_, milliseconds(1));
+  }
+  void* post() {
+    std::array<void*, 1> data{in_.data()};
+    std::array<size_t, 1> sizes{in_.size()};
+    std::array<int, 1> tags{};
+    void* request = nullptr;
+    EXPECT_EQ(
+        plugin().call(&Table::irecv, pair_->link().receive_comm(), 1, data.data(), sizes.data(),
+                      tags.data(), &memory_, static_cast<void**>(nullptr), &request),
+        abi::NcclResult::success);
+    return request;
+  }
+  abi::NcclResult flush(void*& request) {
+    std::array<void*, 1> data{in_.data()};
+    std::array<int, 1> sizes{static_cast<int>(in_.size())};
+    return plugin().call(&Table::iflush, pair_->link().receive_comm(), 1, data.data(), sizes.data(),
+                         &memory_, &request);
+  }
+  /// Until it is done, or has failed.
+  abi::NcclResult wait(void* request) {
+    int done = 0;
+    std::array<int, 1> sizes{};
+    auto result = abi::NcclResult::success;
+    EXPECT_TRUE(pair_->world().run_until(
+        [&] {
+          result = plugin().call(&Table::test, request, &done, sizes.data());
+          return result != abi::NcclResult::success || done != 0;
+        },
+        seconds(10)));
+    return result;
+  }
+  rig::SimPlugin& plugin() { return pair_->link().to_plugin(); }
+
+  std::array<char, 4096> in_{};
+  std::unique_ptr<SimPair> pair_;
+  void* memory_ = nullptr;
+};
+
+/// Also when its path has found out that nobody is there any more.
+TEST_F(FlushAfterClose, IsCarriedOut) {
+  for (const Duration later : {seconds(0), seconds(2), seconds(60)}) {
+    pass(*pair_, later);
+    void* request = nullptr;
+    ASSERT_EQ(flush(request), abi::NcclResult::success) << pair_->receive_channel().failure().what;
+    ASSERT_NE(request, nullptr) << "nothing had to be flushed";
+    EXPECT_EQ(wait(request), abi::NcclResult::success);
+  }
+  EXPECT_EQ(wait(post()), abi::NcclResult::remote_error) << "nobody will send that";
+}
+
+/// What its NIC had under way is there after 10 ms, as with one of several that fails.
+TEST_F(FlushAfterClose, EndsByTimeWhereItsDeviceFails) {
+  const Instant at = pair_->world().now();
+  pair_->receiver().nics[0]->fail_for_good();
+  void* request = nullptr;
+  ASSERT_EQ(flush(request), abi::NcclResult::success) << pair_->receive_channel().failure().what;
+  ASSERT_NE(request, nullptr) << "nothing had to be flushed";
+  EXPECT_EQ(wait(request), abi::NcclResult::success);
+  EXPECT_GE(pair_->world().now() - at, milliseconds(10));
+}
+
 }  // namespace
 }  // namespace nccl_ha::test

@@ -8,6 +8,7 @@
 
 #include "tests/rig/runs/pair.h"
 #include "tests/support/sim_pair.h"
+#include "tests/support/sim_seeds.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -24,8 +25,8 @@ class SimEager : public testing::Test {
     ReceiveRequest* request = nullptr;
   };
 
-  void connect(uint64_t seed, size_t rails = 1) {
-    pair_ = std::make_unique<SimPair>(seed, sim::Link{}, Config{}, rig::SimCables{.rails = rails});
+  void connect(uint64_t seed, size_t rails = 1, const Config& config = {}) {
+    pair_ = std::make_unique<SimPair>(seed, sim::Link{}, config, rig::SimCables{.rails = rails});
     ASSERT_TRUE(pair_->connect()) << pair_->error();
     pass(*pair_, seconds(1));  // what stands by is there
   }
@@ -172,6 +173,35 @@ TEST_F(SimEager, AFailoverRepeatsWhatMayNotHaveArrived) {
     EXPECT_TRUE(gets(post(1), "two", seconds(2))) << seed;
     EXPECT_EQ(received().receives_done.get(), 2U) << "each once";
   }
+}
+
+/// Its receive may come while it is repeated, and segments of that be lost.
+TEST_F(SimEager, WhatIsRepeatedLeavesWhatHasArrivedAsItIs) {
+  std::string text(8000, ' ');
+  for (size_t i = 0; i < text.size(); ++i) {
+    text[i] = static_cast<char>('a' + (i / 100 + i) % 26);
+  }
+  uint64_t lost = 0;
+  for (uint64_t seed = 0; seed < sim_alike(80); ++seed) {
+    receives_.clear();
+    Config config;
+    config.dgram_mtu = 1500;
+    connect(200 + seed, 2, config);
+    sim::Link silent;
+    silent.cut = true;
+    pair_->set_links({}, silent, 0);  // it arrives, and nobody tells
+    sim::Link lossy;
+    lossy.drop = 0.3;
+    pair_->set_links(lossy, {}, 1);
+    ASSERT_NE(send(1, text), nullptr);
+    ASSERT_TRUE(
+        pair_->world().run_until([&] { return sent().chunks_again.get() == 1; }, seconds(2)));
+    const uint64_t before = pair_->world().network().counts().dropped;
+    pass(*pair_, std::chrono::microseconds(5 * seed));
+    EXPECT_TRUE(gets(post(1, 8192), text, seconds(2))) << seed;
+    lost += pair_->world().network().counts().dropped - before;
+  }
+  EXPECT_GT(lost, 0U) << "the fault did not happen";
 }
 
 TEST_F(SimEager, OneThatOvertakesAnEarlierMessageDoesNotGetItsPlace) {

@@ -58,6 +58,17 @@ uint64_t refused(SimPair& pair, Side side, size_t nic) {
   return nic_of(pair, side, nic).verbs().failures(sim::Verb::register_memory);
 }
 
+/// How long a sender goes on whose first link is cut, until it gives up.
+Duration fails_after_the_cut(SimPair& pair) {
+  link_first(pair, true);
+  pair.post_receives(2);
+  const Instant begin = pair.world().now();
+  static_cast<void>(pair.post_send(1 << 16));
+  EXPECT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },
+                                     seconds(60)));
+  return pair.world().now() - begin;
+}
+
 class RefusedFallback : public testing::TestWithParam<Side> {};
 INSTANTIATE_TEST_SUITE_P(Sides, RefusedFallback, testing::Values(Side::sender, Side::receiver));
 
@@ -74,6 +85,35 @@ TEST_P(RefusedFallback, APrimaryThatFlapsIsAwaited) {
   EXPECT_EQ(refused(pair, GetParam(), 1), 1U) << "the fault did not happen";
   EXPECT_EQ(rejected(pair), 1U);
   EXPECT_GE(pair.world().now() - begin, seconds(2)) << "it never had to wait";
+}
+
+/// Firmware that takes long with something refuses nothing: its path is made anew soon.
+TEST_P(RefusedFallback, ADeviceThatIsBusyForAMomentCarriesAMomentLater) {
+  SimPair pair(57, {}, eager_config(), {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(1));
+  nic_of(pair, GetParam(), 1).verbs().force(sim::Verb::register_memory, 1, EBUSY);
+  link_first(pair, true);  // for good
+  rig::TransferPlan plan;
+  plan.seed = 57;
+  const Instant begin = pair.world().now();
+  EXPECT_EQ(pair.transfer(plan, seconds(20)), "");
+  EXPECT_LE(pair.world().now() - begin, seconds(3));
+  EXPECT_EQ(refused(pair, GetParam(), 1), 1U) << "the fault did not happen";
+  EXPECT_EQ(rejected(pair), 0U);
+}
+
+/// Each new path of its is of no use either: nobody waits for ever.
+TEST_P(RefusedFallback, WhereADeviceStaysBusyTheConnectionEndsWithinItsBudget) {
+  SimPair pair(58, {}, eager_config(), {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(1));
+  for (uint64_t nth = 1; nth <= 1000; ++nth) {
+    nic_of(pair, GetParam(), 1).verbs().force(sim::Verb::register_memory, nth, EBUSY);
+  }
+  const Duration took = fails_after_the_cut(pair);
+  EXPECT_GT(refused(pair, GetParam(), 1), 2U) << "it was asked too seldom";
+  EXPECT_LE(took, seconds(8));
 }
 
 TEST_P(RefusedFallback, TheNextCandidateTakesOver) {
@@ -111,15 +151,10 @@ TEST_P(RefusedFallback, WhenNobodyIsLeftTheConnectionEndsWithinItsBudget) {
   pass(pair, seconds(1));
   refuse(pair, GetParam(), 1);
   refuse(pair, GetParam(), 2);
-  link_first(pair, true);
-  pair.post_receives(2);
-  const Instant begin = pair.world().now();
-  static_cast<void>(pair.post_send(1 << 16));
-  ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },
-                                     seconds(60)));
+  const Duration took = fails_after_the_cut(pair);
   EXPECT_NE(pair.error().find("HA_NCCL_RETRY_BUDGET_MS"), std::string::npos) << pair.error();
   EXPECT_EQ(rejected(pair), 2U);
-  EXPECT_LE(pair.world().now() - begin, seconds(8));
+  EXPECT_LE(took, seconds(8));
   EXPECT_TRUE(pair.world().run_until(
       [&] { return pair.receive_channel().phase() == Phase::failed; }, seconds(1)));
 }

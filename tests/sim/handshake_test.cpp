@@ -3,10 +3,15 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <string>
+#include <string_view>
+
 #include "actors/connection/connection.h"
 #include "runtime/fabric/datagram/udp_factory.h"
 #include "tests/rig/runs/pair.h"
 #include "tests/rig/sim/endpoint.h"
+#include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
 
 namespace nccl_ha::test {
@@ -128,6 +133,117 @@ TEST(SimHandshake, WhatBlocksPacketsForAWhileCostsOnlyTime) {
   EXPECT_EQ(pair.transfer(plan, seconds(30)), "");
 }
 
+/// It had its connection: the peer's caller has one too, which then says that the peer has closed.
+TEST(SimHandshake, AConnectorThatClosesAtOnceIsAccepted) {
+  const auto points = static_cast<size_t>(sim_alike(30));
+  for (const bool rdma : {false, true}) {
+    for (const bool backup : {true, false}) {
+      const SimCables cables{.rails = 1, .rdma = rdma};
+      Config config;
+      config.enable_backup = backup;
+      sim::Link lossy;
+      lossy.drop = rdma ? 0 : 0.3;
+      size_t closed_first = 0;
+      for (size_t point = 1; point <= points; ++point) {
+        SCOPED_TRACE(fmt::format("rdma {}, failover {}, the receiver stands still at point {}",
+                                 rdma, backup, point));
+        SimPair pair(57 + point, lossy, config, cables);
+        rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5000);
+        const Instant at = pair.world().now() + microseconds(20 * point);
+        bool stood = false;
+        bool closed = false;
+        ASSERT_TRUE(pair.world().run_until(
+            [&] {
+              if (!stood && pair.world().now() >= at) {
+                stood = true;
+                pair.world().pause(pair.receiver(), pair.world().now() + milliseconds(1510));
+              }
+              static_cast<void>(link.step_connecting());
+              if (!closed && link.send_comm() != nullptr) {
+                closed = true;
+                closed_first += stood && !link.accepted() ? 1 : 0;
+                link.close_sender();
+              }
+              return closed && (link.accepted() || link.listener().failed());
+            },
+            seconds(60)));
+        ASSERT_TRUE(link.accepted()) << link.listener().failure().what;
+        ASSERT_TRUE(pair.world().run_until([&] { return link.receiver().phase() == Phase::failed; },
+                                           seconds(10)));
+        EXPECT_NE(link.receiver().failure().what.find("the peer closed"), std::string::npos)
+            << link.receiver().failure().what;
+      }
+      EXPECT_GT(closed_first, points / 10) << "the connector nearly always closed after accept()";
+    }
+  }
+}
+
+/// What it sent arrives although no path has come up here, and no receive was posted before the
+/// sender's connection was gone.
+TEST(SimHandshake, WhatAConnectorSentBeforeItClosedArrives) {
+  using Table = rig::SimPlugin::Table;
+  constexpr std::string_view text = "a short message";
+  size_t closed_first = 0;
+  const uint64_t seeds = sim_alike(400);
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Config config;
+    config.enable_backup = seed % 2 == 0;
+    sim::Link lossy;
+    lossy.drop = 0.5;
+    SimPair pair(900 + seed, lossy, config);
+    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5000);
+    std::string out(text);
+    void* request = nullptr;
+    int done = 0;
+    ASSERT_TRUE(pair.world().run_until(
+        [&] {
+          static_cast<void>(link.step_connecting());
+          rig::SimPlugin& plugin = link.from_plugin();
+          if (request == nullptr && link.send_comm() != nullptr) {
+            static_cast<void>(plugin.call(
+                &Table::isend, link.send_comm(), static_cast<void*>(out.data()), out.size(), 0,
+                const_cast<void*>(
+                    static_cast<const void*>(link.register_send(out.data(), out.size()))),
+                static_cast<void*>(nullptr), &request));
+          } else if (request != nullptr && done == 0) {
+            static_cast<void>(
+                plugin.call(&Table::test, request, &done, static_cast<int*>(nullptr)));
+            if (done != 0) {
+              closed_first += link.accepted() ? 0 : 1;
+              link.close_sender();
+            }
+          }
+          return done != 0 && (link.accepted() || link.listener().failed());
+        },
+        seconds(60)));
+    ASSERT_TRUE(link.accepted()) << link.listener().failure().what;
+    static_cast<void>(pair.world().run_until([] { return false; }, seconds(seed % 8 < 2 ? 35 : 3)));
+    rig::SimPlugin& plugin = link.to_plugin();
+    std::array<char, 64> in{};
+    std::array<void*, 1> data{in.data()};
+    std::array<size_t, 1> sizes{in.size()};
+    std::array<int, 1> tags{};
+    std::array<void*, 1> memory{
+        const_cast<void*>(static_cast<const void*>(link.register_receive(in.data(), in.size())))};
+    void* receive = nullptr;
+    ASSERT_EQ(plugin.call(&Table::irecv, link.receive_comm(), 1, data.data(), sizes.data(),
+                          tags.data(), memory.data(), static_cast<void**>(nullptr), &receive),
+              abi::NcclResult::success)
+        << link.receiver().failure().what;
+    std::array<int, 1> got{};
+    ASSERT_TRUE(pair.world().run_until(
+        [&] {
+          return plugin.call(&Table::test, receive, &done, got.data()) !=
+                     abi::NcclResult::success ||
+                 done != 0;
+        },
+        seconds(10)));
+    EXPECT_EQ(std::string_view(in.data(), static_cast<size_t>(got[0])), text);
+  }
+  EXPECT_GT(closed_first, seeds / 100) << "it was always accepted first";
+}
+
 TEST(SimHandshake, APeerThatIsKilledInItEndsIt) {
   SimPair undisturbed(45, {});
   ASSERT_TRUE(undisturbed.connect()) << undisturbed.error();
@@ -149,37 +265,38 @@ TEST(SimHandshake, APeerThatIsKilledInItEndsIt) {
   }
 }
 
-void expect_transfers(SimPair& pair) {
-  TransferPlan plan;
-  plan.groups = 10;
-  EXPECT_EQ(pair.transfer(plan, seconds(30)), "");
-}
-
+/// Over RDMA also while the acceptor makes its queue pairs: it has heard the hello and says
+/// nothing.
 TEST(SimHandshake, AStreamThatEndsBeforeTheWelcomeIsDialledAgain) {
-  SimPair undisturbed(55, {});
-  ASSERT_TRUE(undisturbed.connect()) << undisturbed.error();
-  const Duration takes = undisturbed.world().now() - Instant(seconds(1));
-  uint64_t ended = 0;
-  for (const bool reset : {false, true}) {
-    // Up to the middle of it, where the hello has been said.
-    for (int point = 1; point <= 15; ++point) {
-      SCOPED_TRACE(fmt::format("{} at point {}", reset ? "reset" : "end", point));
-      SimPair pair(55, {});
-      const Instant at = pair.world().now() + takes * point / 30;
-      bool done = false;
-      ASSERT_TRUE(pair.connect([&] {
-        if (!done && pair.world().now() >= at) {
-          done = true;
-          pair.world().network().tcp().end_flows(pair.sender().addresses[0],
-                                                 pair.receiver().addresses[0], reset);
-        }
-      })) << pair.error();
-      EXPECT_LE(pair.world().now() - at, seconds(3));
-      ended += done ? 1 : 0;
-      expect_transfers(pair);
+  for (const bool rdma : {false, true}) {
+    const SimCables cables{.rails = 1, .rdma = rdma};
+    SimPair undisturbed(55, {}, {}, cables);
+    ASSERT_TRUE(undisturbed.connect()) << undisturbed.error();
+    const Duration takes = undisturbed.world().now() - Instant(seconds(1));
+    uint64_t ended = 0;
+    // Over datagrams up to the middle of it, where the hello has been said.
+    const int points = rdma ? 60 : 30;
+    for (const bool reset : {false, true}) {
+      for (int point = 1; point <= (rdma ? points : points / 2); ++point) {
+        SCOPED_TRACE(fmt::format("rdma {}, {} at point {}", rdma, reset ? "reset" : "end", point));
+        SimPair pair(55, {}, {}, cables);
+        const Instant at = pair.world().now() + takes * point / points;
+        bool done = false;
+        ASSERT_TRUE(pair.connect([&] {
+          if (!done && pair.world().now() >= at) {
+            done = true;
+            pair.world().network().tcp().end_flows(pair.sender().addresses[0],
+                                                   pair.receiver().addresses[0], reset);
+          }
+        })) << pair.error();
+        EXPECT_LE(pair.world().now() - at, seconds(3));
+        EXPECT_FALSE(pair.link().listener().failed()) << pair.link().listener().failure().what;
+        ended += done ? 1 : 0;
+        expect_transfers(pair);
+      }
     }
+    EXPECT_GE(ended, 20U) << "the fault hardly ever happened";
   }
-  EXPECT_GE(ended, 20U) << "the fault hardly ever happened";
 }
 
 enum class Where { sender, receiver, both };

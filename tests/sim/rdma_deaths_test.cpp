@@ -1,6 +1,7 @@
 // How devices end: a reset, firmware that has failed, and what is proven of the rest.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 
 #include "tests/rig/runs/failover_run.h"
@@ -74,7 +75,11 @@ TEST_P(DeviceDeaths, NothingThatFailedFirmwareWritesHitsNewData) {
     EXPECT_EQ(
         run(pair, 0, {.writes_for = milliseconds(600), .gone_after = milliseconds(700)}, seed), "")
         << "seed " << seed;
-    EXPECT_GT(took_, milliseconds(700)) << "nothing proved anything before";
+    if (GetParam() == Whose::receivers) {
+      EXPECT_GT(took_, milliseconds(700)) << "nothing proved anything before";
+    } else {
+      EXPECT_LT(took_, milliseconds(500)) << "a sender needs no proof";
+    }
     late += pair.world().rdma().counts.after_death;
   }
   if (GetParam() == Whose::receivers) {
@@ -82,15 +87,39 @@ TEST_P(DeviceDeaths, NothingThatFailedFirmwareWritesHitsNewData) {
   }
 }
 
-TEST_P(DeviceDeaths, AnEndThatNothingProvesIsAClearErrorInTime) {
+// A sender needs no proof: what the device may still write is memory of the lane's own.
+TEST_P(DeviceDeaths, AnEndThatNothingProvesHurtsNoSenderAndIsElseAClearErrorInTime) {
   const ErrorsOnly quiet;
   Config config = mortal_config();
   config.retry_budget_ms = 8000;
   SimPair pair(3, {}, config, {.rails = 2, .rdma = true});
   const std::string outcome =
       run(pair, 0, {.writes_for = seconds(1), .gone_after = seconds(3600)}, 3);
+  if (GetParam() == Whose::senders) {
+    EXPECT_EQ(outcome, "");
+    EXPECT_LT(took_, seconds(1));
+    return;
+  }
   EXPECT_NE(outcome.find("HA_NCCL_RETRY_BUDGET_MS"), std::string::npos) << outcome;
   EXPECT_LT(took_, milliseconds(9000));
+}
+
+// Somebody has asked it before the connection begins.
+TEST_P(DeviceDeaths, ANewConnectionGoesRoundADeviceThatFailedEarlier) {
+  const ErrorsOnly quiet;
+  SimPair pair(6, {}, mortal_config(), {.rails = 2, .rdma = true});
+  sim::Process& whose = GetParam() == Whose::senders ? pair.sender() : pair.receiver();
+  whose.nics[0]->fail_for_good();
+  std::array<std::byte, 64> memory{};
+  const fabric::Attachment at{0, whose.provider->devices()[0].kind};
+  const auto names = whose.provider->add_memory(at, 1, memory.data(), memory.size(), false);
+  ASSERT_TRUE(names) << names.error().message();
+  EXPECT_EQ(names->handle, 0U) << "it is not known to have failed";
+  const Instant begin = pair.world().now();
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  EXPECT_LE(pair.world().now() - begin, seconds(1));
+  expect_transfers(pair);
+  EXPECT_TRUE(whose.provider->remove_memory(*names));
 }
 
 // A standby's device is no reason to end what does without it.
@@ -104,6 +133,76 @@ TEST_P(DeviceDeaths, AnEndOfAStandbyThatNothingProvesEndsNothing) {
   rig::TransferPlan plan;
   plan.seed = 5;
   EXPECT_EQ(pair.transfer(plan, seconds(60)), "");
+}
+
+// No verb of the device's returns, and what it had taken from the network it writes later.
+TEST_P(DeviceDeaths, WhatAHungDeviceHadGoesOnOverTheOtherOneWithinASecond) {
+  const ErrorsOnly quiet;
+  // Of a receiver's memory HA_NCCL_IB_HUNG_MS says when that is over, of a sender's nobody.
+  const auto late = GetParam() == Whose::senders ? seconds(20) : milliseconds(400);
+  uint64_t writes = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SimPair pair(seed, {}, mortal_config(), {.rails = 2, .rdma = true});
+    const Death death{.writes_for = late, .hangs = true, .gone_after = seconds(3600)};
+    EXPECT_EQ(run(pair, 0, death, seed), "") << "seed " << seed;
+    EXPECT_LT(took_, seconds(1)) << "seed " << seed;
+    writes += pair.world().rdma().counts.after_death;
+  }
+  EXPECT_GT(writes, 10U) << "it had taken nothing";
+}
+
+// The standby that carried everything hangs; the first rail is dark for good; a third is there.
+TEST_P(DeviceDeaths, AStandbyWhoseDeviceHangsGoesOnOverAThirdOne) {
+  const ErrorsOnly quiet;
+  SimPair pair(9, {}, mortal_config(), {.rails = 3, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(1));
+  sim::Process& whose = GetParam() == Whose::senders ? pair.sender() : pair.receiver();
+  pair.sender().nics[0]->set_port(false);
+  pass(pair, seconds(1));
+  const size_t standby =
+      pair.world().network().carried(pair.sender().addresses[1], pair.receiver().addresses[1]) >
+              pair.world().network().carried(pair.sender().addresses[2],
+                                             pair.receiver().addresses[2])
+          ? 1
+          : 2;
+  rig::TransferPlan plan;
+  plan.seed = 9;
+  plan.groups = 400;
+  const Instant dies = pair.world().now() + microseconds(300);
+  pair.world().network().stop_at(dies);
+  plan.each_round = [&] {
+    if (pair.world().now() >= dies) {
+      whose.nics[standby]->fail_for_good({.hangs = true, .gone_after = seconds(3600)});
+    }
+  };
+  EXPECT_EQ(pair.transfer(plan, seconds(60)), "");
+  ASSERT_TRUE(whose.nics[standby]->failed());
+  EXPECT_LT(pair.world().now() - dies, seconds(3));
+}
+
+// What its NIC had not sent yet the sender's may send at any time.
+TEST(DeviceDeath, AHungDeviceHasNoTimeAfterWhichItIsBelievedWhereThePeersHangsToo) {
+  const ErrorsOnly quiet;
+  SimPair pair(3, {}, mortal_config(), {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, milliseconds(10));
+  const Duration gone = seconds(4);
+  const Death death{.hangs = true, .gone_after = gone};
+  const Instant dies = pair.world().now() + microseconds(300);
+  pair.world().network().stop_at(dies);
+  rig::TransferPlan plan;
+  plan.seed = 3;
+  plan.groups = 400;
+  plan.each_round = [&] {
+    if (pair.world().now() >= dies) {
+      pair.sender().nics[0]->fail_for_good(death);
+      pair.receiver().nics[0]->fail_for_good(death);
+    }
+  };
+  EXPECT_EQ(pair.transfer(plan, seconds(60)), "");
+  ASSERT_TRUE(pair.receiver().nics[0]->failed());
+  EXPECT_GT(pair.world().now() - dies, gone) << "before the kernel had taken them away";
 }
 
 // What it had acknowledged never reached memory.  A message that is done cannot be sent again.

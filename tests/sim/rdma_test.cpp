@@ -46,6 +46,7 @@ TEST(SimRdma, NicsPortsAddressesAndCablesFailWhileBytesAreChecked) {
   EXPECT_GT(totals.ports_down, runs / 10);
   EXPECT_GT(totals.gids_moved, runs / 10);
   EXPECT_GT(totals.devices_lost, runs / 20);
+  EXPECT_GT(totals.devices_hung, runs / 50);
   EXPECT_GT(totals.slow, runs / 10);
   EXPECT_GT(totals.completions_late, runs / 10);
   EXPECT_GT(totals.packets_too_late, runs) << "no write of an old path came late";
@@ -68,6 +69,7 @@ TEST(SimRdma, DatagramsTakeOverAndRdmaAgain) {
   }
   EXPECT_GT(totals.moves, runs / 2);
   EXPECT_GT(totals.devices_lost, runs / 20);
+  EXPECT_GT(totals.devices_hung, runs / 50);
 }
 
 TEST(SimRdma, TrafficLeavesTheFallbackPathWithoutBeingToldTo) {
@@ -173,6 +175,8 @@ TEST(SimRdma, AQueuePairThatCannotBeEndedEndsTheConnectionThatWaitsForIt) {
     host->nics[0]->verbs().faults[sim::Verb::destroy_pair] = 1;
   }
   pair.post_receives(1);
+  pass(pair, milliseconds(1));
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
   pair.sender().nics[0]->set_port(false);
   ASSERT_TRUE(pair.world().run_until(
       [&] {
@@ -180,8 +184,49 @@ TEST(SimRdma, AQueuePairThatCannotBeEndedEndsTheConnectionThatWaitsForIt) {
                pair.receive_channel().phase() == Phase::failed;
       },
       seconds(9)));
-  EXPECT_NE(pair.send_channel().failure().message().find("nothing proves"), std::string::npos)
+  EXPECT_NE(pair.send_channel().failure().message().find("does not say what had arrived"),
+            std::string::npos)
       << pair.send_channel().failure().message();
+}
+
+TEST(SimRdma, AQueuePairThatCannotBeEndedEndsNothingWhereNothingWasUnderWay) {
+  Config config;
+  config.retry_budget_ms = 8000;
+  SimPair pair(38, {}, config, {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(1));
+  for (sim::Process* host : {&pair.sender(), &pair.receiver()}) {
+    host->nics[0]->verbs().faults[sim::Verb::to_error] = 1;
+    host->nics[0]->verbs().faults[sim::Verb::destroy_pair] = 1;
+  }
+  pair.post_receives(1);
+  pass(pair, milliseconds(1));
+  pair.sender().nics[0]->set_port(false);
+  pass(pair, seconds(20));
+  ASSERT_EQ(pair.send_channel().counters().paths_down.get(), 1U) << "the fault did not happen";
+  ASSERT_TRUE(pair.post_send(1000)) << pair.error();
+  EXPECT_TRUE(pair.world().run_until(
+      [&] { return pair.send_channel().counters().sends_done.get() == 1; }, seconds(1)));
+}
+
+TEST(SimRdma, ALaneThatWasAbandonedHasANewPathAfterTheProof) {
+  SimPair pair(41, {}, {}, {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(1));
+  auto& counters = pair.send_channel().counters();
+  sim::DeviceFaults& faults = pair.sender().nics[0]->verbs().faults;
+  faults.slow = 1;
+  faults.slowest = seconds(2);
+  ASSERT_TRUE(pair.send_driver().suspect(0));
+  pair.send_driver().turn();
+  pass(pair, milliseconds(200));
+  ASSERT_EQ(counters.paths_down.get(), 1U);
+  EXPECT_EQ(pair.receive_channel().counters().paths_down.get(), 0U) << "it is not told so early";
+  pass(pair, milliseconds(100));
+  EXPECT_EQ(pair.receive_channel().counters().paths_down.get(), 1U) << "it was not abandoned";
+  faults.slow = 0;
+  EXPECT_EQ(counters.paths_back.get(), 0U) << "its device has not said anything yet";
+  EXPECT_TRUE(pair.world().run_until([&] { return counters.paths_back.get() == 1; }, seconds(5)));
 }
 
 TEST(SimRdma, WhatOneThreadFindsOutTheOthersUse) {

@@ -291,6 +291,39 @@ TEST_F(RelayFabric, EndsOnBothSidesWhenNoWayIsLeft) {
   EXPECT_NE(traffic_->outcome(), "") << "nothing can have arrived";
 }
 
+/// All hops are carried by devices.
+class RelayedByDevices : public RelayFabric {
+ protected:
+  RelayedByDevices() {
+    config_.fabric = "auto";
+    rdma_.fill(2);
+  }
+  /// As over a device of its own, the sender goes on after a quarter of a second without a proof.
+  void fail_one_of_the_senders(const sim::RdmaNic::Death& death) {
+    const ErrorsOnly quiet;
+    connect(2);
+    begin_traffic(1000);
+    ASSERT_FALSE(run_traffic(milliseconds(20))) << traffic_->outcome();
+    ASSERT_GT(carried_over(1), 0U);
+    ASSERT_GT(carried_over(3), 0U);
+    const ConnectionCounters& counted = link_->sender().counters();
+    const uint64_t before = counted.paths_down.get();
+    hosts_[0]->nics[0]->fail_for_good(death);
+    EXPECT_TRUE(run_traffic(seconds(60)));
+    EXPECT_EQ(traffic_->outcome(), "");
+    EXPECT_GT(counted.paths_down.get(), before) << "nothing went over it";
+    EXPECT_LT(counted.longest_stall_ns.get(), 1'500'000'000U);
+  }
+};
+
+TEST_F(RelayedByDevices, ADeviceOfTheSendersThatHangsLeavesItToTheOtherWay) {
+  fail_one_of_the_senders({.hangs = true, .gone_after = seconds(3600)});
+}
+
+TEST_F(RelayedByDevices, ADeviceOfTheSendersThatIsResetLeavesItToTheOtherWay) {
+  fail_one_of_the_senders({.gone_after = seconds(3600)});
+}
+
 /// Each end has memory of a GPU, which the processor does not touch.
 class RelayedGpu : public RelayFabric {
  protected:

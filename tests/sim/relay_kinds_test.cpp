@@ -253,9 +253,9 @@ struct HopEnd {
     const auto local = line.next(host).find(RelayLine::id(1 - host))->local;
     const relay::HopPlace place = line.hops(host).places(local.get()).front();
     hop.allocate(4, 4096, 4);
-    EXPECT_TRUE(hop.enter(place, domain));
     fabric::PathOptions options;
     options.domain = domain;
+    EXPECT_TRUE(hop.enter(place, options));
     options.active = host == 0;
     hop.size(options, 4);
     auto made = line.hops(host).make_hop(line.context(host), place, local.get(), options, &owner);

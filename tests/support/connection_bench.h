@@ -45,7 +45,7 @@ class BenchActor final : public Actor,
     failover.begin(context.config());
     paths.add_shadows(lanes_);
     for (Lane& lane : paths.lanes()) {
-      lane.control.box = std::make_unique<ControlBox>();
+      lane.control.box = std::make_shared<ControlBox>();
       lane.control.peer_box = 0x10000;
       renew_path(lane);
       control.boxes().begin(lane);

@@ -14,19 +14,10 @@ class MemoryHops final : public relay::HopSource {
                                      const fabric::PathOptions&, fabric::PathOwner*) override {
     return fail(Errc::invalid_usage, "no cable");
   }
-  Result<fabric::Registration> add_memory(const relay::HopPlace&, uint64_t domain, void* base,
-                                          size_t bytes) override {
-    auto key = memory_.add(domain, base, bytes);
-    if (!key) {
-      return key.error();
-    }
-    fabric::Registration made;
-    made.local_key = *key;
-    made.remote_key = *key;
-    return made;
-  }
-  void remove_memory(const fabric::Registration& registration) override {
-    static_cast<void>(memory_.remove(registration.local_key));
+  Result<std::shared_ptr<fabric::OwnMemory>> own_memory(const relay::HopPlace&, uint64_t domain,
+                                                        std::shared_ptr<void> bytes,
+                                                        size_t length) override {
+    return fabric::TableMemory::make(memory_, domain, std::move(bytes), length);
   }
   Result<fabric::RegionKeys> keys_of(const relay::HopPlace&, uint64_t, uint32_t) override {
     return fail(Errc::invalid_usage, "no device");

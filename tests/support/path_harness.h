@@ -31,6 +31,8 @@ class RecordingOwner final : public fabric::PathOwner {
   void on_path_address(fabric::Path&) override { ++addresses; }
   void on_path_link_down(fabric::Path&, const Error& why) override { links_down.push_back(why); }
   void on_fence_stuck(fabric::Path&, const Error& error) override { fence_error = error; }
+  void on_fence_late(fabric::Path&) override { ++fences_late; }
+  void on_fence_proven(fabric::Path&) override { ++fences_proven; }
   size_t count(fabric::CompletionKind kind, fabric::CompletionStatus status) const {
     size_t n = 0;
     for (const auto& c : completions) {
@@ -42,6 +44,8 @@ class RecordingOwner final : public fabric::PathOwner {
   std::vector<fabric::PathState> states;
   std::vector<Error> links_down;
   size_t addresses = 0;  ///< told
+  size_t fences_late = 0;
+  size_t fences_proven = 0;
   Error last_error{};
   Error fence_error{};
   std::function<void(const fabric::Completion&)> hook;

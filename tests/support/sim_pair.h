@@ -1,6 +1,8 @@
 // What tests of simulated pairs of hosts share.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <chrono>
 
 #include "runtime/base/config.h"
@@ -40,5 +42,12 @@ struct ErrorsOnly {
   ErrorsOnly(const ErrorsOnly&) = delete;
   ErrorsOnly& operator=(const ErrorsOnly&) = delete;
 };
+
+/// The connection carries what it is given.
+inline void expect_transfers(rig::SimPair& pair) {
+  rig::TransferPlan plan;
+  plan.groups = 10;
+  EXPECT_EQ(pair.transfer(plan, std::chrono::seconds(30)), "");
+}
 
 }  // namespace nccl_ha::test

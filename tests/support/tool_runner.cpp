@@ -12,6 +12,8 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <random>
 
 namespace nccl_ha::tests {
 namespace {
@@ -120,16 +122,25 @@ std::string beside(const std::string& tool, const char* program) {
 }
 
 std::string port_to_meet_at() {
-  // The kernel does not hand it out again soon.
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof at;
-  const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&at), length) == 0 &&
-                     getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length) == 0;
-  close(fd);
-  return bound ? std::to_string(ntohs(at.sin_port) - 17) : "no port is free";
+  unsigned given_from = 32768;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> given_from;
+  const auto is_free = [](unsigned port) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    at.sin_port = htons(static_cast<uint16_t>(port));
+    const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0;
+    close(fd);
+    return bound;
+  };
+  std::random_device random;
+  while (true) {
+    const unsigned port = given_from / 2 + random() % (given_from / 2 - 17);
+    if (is_free(port) && is_free(port + 17)) {
+      return std::to_string(port);
+    }
+  }
 }
 
 size_t count(const std::string& text, const std::string& part) {

@@ -28,8 +28,9 @@ ToolRun run_program(const std::string& program, const std::vector<std::string>& 
 /// Path of a program that is built beside the tool.
 std::string beside(const std::string& tool, const char* program);
 
-/// For --port: the first of the ranks that a shell starts listens 17 above it (docs/install.md),
-/// where nobody does.
+/// For --port and --rendezvous: nobody listens there, nor 17 above, where the first of the ranks
+/// that a shell starts does (docs/install.md).  Below the ports that the kernel gives to whoever
+/// connects, so that no test that runs meanwhile gets it.
 std::string port_to_meet_at();
 
 /// How often `part` is in `text`.

@@ -19,8 +19,12 @@ class AnnouncerTest : public ConnectionBench {
     ConnectionBench::SetUp();
     bench_->state.traits.acknowledged_by_nic = true;
     announcer_ = std::make_unique<Announcer>(bench_->parts(), groups_);
-    announcer_->begin(0x100000);
+    for (Lane& lane : bench_->paths.lanes()) {
+      lane.tables.peer.address = ring_of(bench_->paths.at(lane));
+    }
   }
+  /// Where the sender has it.
+  static uint64_t ring_of(size_t lane) { return 0x100000 * (1 + lane); }
   /// A receive of so many buffers is posted.
   void post(uint8_t buffers = 1) {
     ReceiveRequest& request = requests_[groups_.posted() % requests_.size()];
@@ -40,7 +44,7 @@ class AnnouncerTest : public ConnectionBench {
     std::vector<Told> all;
     for (const fabric::WritePost& post : bench_->path(lane).posts) {
       const Announcement one = Announcement::unpack(post.immediate);
-      EXPECT_EQ(post.remote_address, 0x100000 + one.first_entry * sizeof(CtsEntry));
+      EXPECT_EQ(post.remote_address, ring_of(lane) + one.first_entry * sizeof(CtsEntry));
       all.push_back({one.group, one.first_entry, post.gathers[0].length / sizeof(CtsEntry)});
     }
     return all;

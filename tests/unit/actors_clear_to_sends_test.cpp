@@ -21,7 +21,7 @@ class ClearToSendsTest : public ConnectionBench {
     announced_ = std::make_unique<ClearToSends>(*channel_);
   }
   /// The peer's NIC writes the entry of a group of one buffer.
-  void write(uint64_t group, size_t at, uint32_t shadow_key = 0) {
+  void write(uint64_t group, size_t at, uint32_t shadow_key = 0, size_t lane = 0) {
     CtsEntry entry{};
     entry.group = group;
     entry.address = 0x1000 * (group + 1);
@@ -30,16 +30,16 @@ class ClearToSendsTest : public ConnectionBench {
     entry.shadow_keys[0] = shadow_key;
     entry.shadow_epochs[0] = 7;
     entry.seal();
-    announced_->ring()[at] = entry;
+    (*announced_->ring(lane))[at] = entry;
   }
   fabric::Completion told(uint64_t group, size_t at, size_t entries, uint32_t of_epoch = epoch) {
     const Announcement announcement{static_cast<uint32_t>(group), static_cast<uint32_t>(at),
                                     of_epoch};
     return arrival(0, announcement.pack(), entries * sizeof(CtsEntry));
   }
-  Verdict take(const fabric::Completion& completion) {
+  Verdict take(const fabric::Completion& completion, size_t lane = 0) {
     news_ = {};
-    return announced_->take(completion, epoch, news_);
+    return announced_->take(completion, lane, epoch, news_);
   }
 
   std::unique_ptr<SendChannel> channel_;
@@ -55,6 +55,32 @@ TEST_F(ClearToSendsTest, GroupsThatLieSideBySideArePublishedTogether) {
   EXPECT_EQ(news_.first, 0U);
   EXPECT_EQ(news_.groups, 3U);
   EXPECT_EQ(channel_->published_groups(), 3U);
+}
+
+/// A device that nobody can stop writes as late as it likes what came over its own lane.
+TEST_F(ClearToSendsTest, WhatIsLateOnOneLaneTouchesNothingOfAnother) {
+  write(0, 0);
+  EXPECT_EQ(take(told(0, 0, 1)), Verdict::good);
+  write(1, 1, 0, 2);  // over lane 2 from now on
+  EXPECT_EQ(take(told(1, 1, 1), 2), Verdict::good);
+  write(2, 2, 0, 2);
+  write(7, 2, 0, 0);
+  EXPECT_EQ(take(told(2, 2, 1), 2), Verdict::good);
+  EXPECT_EQ(channel_->published_groups(), 3U);
+  EXPECT_NE(announced_->ring(0), announced_->ring(2));
+}
+
+TEST_F(ClearToSendsTest, WhatIsNextIsLookedForWhereTheLatestCame) {
+  write(0, 0);
+  EXPECT_EQ(take(told(0, 0, 1)), Verdict::good);
+  EXPECT_EQ(take(told(0, 0, 1), 2), Verdict::malformed) << "nothing is written there";
+  write(0, 0, 0, 2);
+  EXPECT_EQ(take(told(0, 0, 1), 2), Verdict::good) << "announced anew over lane 2";
+  write(1, 1, 0, 2);
+  EXPECT_TRUE(announced_->find(news_));
+  EXPECT_EQ(news_.first, 1U);
+  EXPECT_EQ(take(told(1, 1, 1), 2), Verdict::good);
+  EXPECT_EQ(channel_->published_groups(), 2U);
 }
 
 TEST_F(ClearToSendsTest, WhatIsAnnouncedOnceMoreIsNoNews) {

@@ -95,6 +95,7 @@ class ConnectionTest : public testing::Test {
   void become_usable() {
     side_->parts.paths.add_shadows(1);
     side_->parts.paths.lane(0).decided = true;
+    side_->parts.state.agreed = true;
     side_->owner.end_handshake();
   }
   /// Until the actor has heard of it.

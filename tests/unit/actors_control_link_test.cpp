@@ -16,7 +16,7 @@ using std::chrono::microseconds;
 class ControlLinkTest : public ConnectionBench {
  protected:
   static std::vector<std::byte> notice() {
-    return encode(ControlType::down, PathNotice{0, 1, false, "why"});
+    return encode(ControlType::down, PathNotice{0, 1, false, false, "why"});
   }
   /// The peer's message of that number.
   static std::vector<std::byte> message(uint32_t number) {

@@ -16,16 +16,14 @@ namespace {
 Hello sample_hello() {
   Hello hello;
   hello.nonce = 0x0123456789ABCDEF;
-  hello.cts_address = 0x7F00;
-  hello.cts_key = 3;
   hello.rejoin = {40001, Secret::heard(99), {4, 5}, 4, {10, 0, 0, 1}};
   hello.host = "node\n17";
   const std::array<std::byte, 72> bytes{std::byte{1}, std::byte{2}};
   hello.kind = fabric::FabricKind{2};
   hello.shadows = 1;
-  hello.paths = {{*PathAddress::from(bytes), {}, 0x7000, 5},
-                 {*PathAddress::from(std::span(bytes).first(48)), {}, 0, 0},
-                 {{}, "port 1 is down", 0, 0}};
+  hello.paths = {{*PathAddress::from(bytes), {}, 0x7000, 5, {0x7F00, 3}},
+                 {*PathAddress::from(std::span(bytes).first(48)), {}, 0, 0, {}},
+                 {{}, "port 1 is down", 0, 0, {}}};
   return hello;
 }
 
@@ -58,6 +56,7 @@ TEST(Control, MessagesRoundTripWhateverTheCuts) {
           EXPECT_EQ(hello->paths[0].address.length, 72);
           EXPECT_EQ(hello->paths[0].control_address, 0x7000U);
           EXPECT_EQ(hello->paths[0].control_key, 5U);
+          EXPECT_EQ(hello->paths[0].table, (RemoteTable{0x7F00, 3}));
           EXPECT_EQ(hello->paths[1].address.length, 48);
           EXPECT_EQ(hello->paths[1].missing, "");
           EXPECT_EQ(hello->paths[2].address.length, 0);
@@ -77,7 +76,7 @@ TEST(Control, MessagesRoundTripWhateverTheCuts) {
 
 TEST(Control, TheLongestHandshakeFitsIntoItsMessages) {
   const std::vector<std::byte> bytes(fabric::path_address_max, std::byte{9});
-  const PathEnd longest{*PathAddress::from(bytes), {}, 1, 2};
+  const PathEnd longest{*PathAddress::from(bytes), {}, 1, 2, {3, 4}};
   Hello hello = sample_hello();
   hello.host = std::string(200, 'h');
   hello.paths.assign(paths_max, longest);
@@ -195,12 +194,21 @@ void expect_cut_short_is_refused(const std::vector<std::byte>& whole, const Valu
 
 TEST(Control, WhatIsSaidOfAPathComesBackAsItWas) {
   expect_cut_short_is_refused(
-      encode(ControlType::suspect, PathNotice{7, 123456, true, "retry budget"}),
+      encode(ControlType::suspect, PathNotice{7, 123456, true, false, "retry budget"}),
       [](const PathNotice& back) {
         EXPECT_EQ(back.path, 7);
         EXPECT_EQ(back.epoch, 123456U);
         EXPECT_TRUE(back.rejected);
+        EXPECT_FALSE(back.unproven);
         EXPECT_EQ(back.why, "retry budget");
+      },
+      decode_notice);
+  expect_cut_short_is_refused(
+      encode(ControlType::down, PathNotice{7, 123456, false, true, "hangs"}),
+      [](const PathNotice& back) {
+        EXPECT_FALSE(back.rejected);
+        EXPECT_TRUE(back.unproven);
+        EXPECT_EQ(back.why, "hangs");
       },
       decode_notice);
   FenceReport report{3, 9, {}};
@@ -224,7 +232,8 @@ TEST(Control, WhatIsSaidOfAPathComesBackAsItWas) {
         EXPECT_FALSE(back.arrived.covers((1ULL << 40) + 64));
       },
       decode_report);
-  PathOffer offer{1, 2, 7, 77, {}};
+  PathOffer offer{1, 2, 7, {}};
+  offer.end.table = {0x123456789A, 77};
   offer.end.address.length = 3;
   offer.end.address.bytes[2] = std::byte{9};
   offer.end.control_key = 8;
@@ -234,7 +243,7 @@ TEST(Control, WhatIsSaidOfAPathComesBackAsItWas) {
         EXPECT_EQ(back.path, 1);
         EXPECT_EQ(back.epoch, 2U);
         EXPECT_EQ(back.rail, 7);
-        EXPECT_EQ(back.table_key, 77U);
+        EXPECT_EQ(back.end.table, (RemoteTable{0x123456789A, 77}));
         EXPECT_EQ(back.end.control_key, 8U);
         ASSERT_EQ(back.end.address.length, 3);
         EXPECT_EQ(back.end.address.bytes[2], std::byte{9});
@@ -330,9 +339,10 @@ TEST(Control, NumbersBeyondTheirSetsAreRefused) {
     whole[control_header_bytes + at] = std::byte{value};
     return std::vector<std::byte>(whole.begin() + control_header_bytes, whole.end());
   };
-  const auto notice = encode(ControlType::down, PathNotice{0, 1, false, ""});
+  const auto notice = encode(ControlType::down, PathNotice{0, 1, false, false, ""});
   EXPECT_FALSE(decode_notice(damaged(notice, 0, lanes_max)));
   EXPECT_FALSE(decode_notice(damaged(notice, 5, 2)));
+  EXPECT_FALSE(decode_notice(damaged(notice, 6, 2)));
   EXPECT_FALSE(decode_link_back(damaged(encode(LinkNotice{}), 0, ha::rails_max)));
   EXPECT_TRUE(decode_link_back(damaged(encode(LinkNotice{}), 0, ha::rails_max - 1)));
   EXPECT_FALSE(decode_end(damaged(encode(EndNotice{}), 0, ha::rails_max)));

@@ -63,8 +63,8 @@ TEST_F(FailoverTest, APathInTimeEndsTheCountdown) {
 }
 
 TEST_F(FailoverTest, WhatThePeerSaysOfAPathThatIsNotThereEndsTheConnection) {
-  EXPECT_TRUE(failover().is_of_ours(std::optional(PathNotice{1, 0, false, ""})));
-  EXPECT_FALSE(failover().is_of_ours(std::optional(PathNotice{2, 0, false, ""})));
+  EXPECT_TRUE(failover().is_of_ours(std::optional(PathNotice{1, 0, false, false, ""})));
+  EXPECT_FALSE(failover().is_of_ours(std::optional(PathNotice{2, 0, false, false, ""})));
   EXPECT_FALSE(failover().is_of_ours(std::optional<PathNotice>()));
   EXPECT_EQ(bench_->failures.size(), 2U);
 }

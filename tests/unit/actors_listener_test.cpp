@@ -23,28 +23,33 @@ TEST(ListenChannel, WhatIsOfferedWhileItClosesIsRefusedOrTaken) {
   std::atomic<ListenChannel*> open{nullptr};
   std::atomic<int> answer{-1};
   std::atomic<bool> over{false};
-  std::thread worker([&] {
-    while (!over.load()) {
-      if (ListenChannel* channel = open.exchange(nullptr)) {
-        answer.store(channel->offer(endpoint) ? 1 : 0);
-      } else {
+  // Both look for a while before they let others run, and meet more often so.
+  const auto wait_until = [](auto&& done) {
+    for (size_t looks = 1; !done(); ++looks) {
+      if (looks % 4096 == 0) {
         std::this_thread::yield();
       }
+    }
+  };
+  std::thread worker([&] {
+    for (ListenChannel* channel = nullptr;;) {
+      wait_until([&] { return (channel = open.load()) != nullptr || over.load(); });
+      if (channel == nullptr) {
+        return;
+      }
+      open.store(nullptr);
+      answer.store(channel->offer(endpoint) ? 1 : 0);
     }
   });
   for (size_t i = 0; i < rounds && !HasFailure(); ++i) {
     ListenChannel channel(i);
     answer.store(-1);
     open.store(&channel);
-    while (open.load() != nullptr) {
-      std::this_thread::yield();
-    }
+    wait_until([&] { return open.load() == nullptr; });
     channel.close();
     const bool has = channel.take() != nullptr;
     int offered = -1;
-    while ((offered = answer.load()) < 0) {
-      std::this_thread::yield();
-    }
+    wait_until([&] { return (offered = answer.load()) >= 0; });
     EXPECT_EQ(offered == 1, has) << "round " << i;
   }
   over.store(true);

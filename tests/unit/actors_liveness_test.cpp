@@ -50,7 +50,7 @@ TEST_F(LivenessTest, AnAnsweredPathIsKeptAndASilentOneGivenUp) {
 }
 
 TEST_F(LivenessTest, ANewPathIsNotJudgedByTheSilenceOfTheOldOne) {
-  bench_->control.send(encode(ControlType::down, PathNotice{0, 1, false, "why"}));
+  bench_->control.send(encode(ControlType::down, PathNotice{0, 1, false, false, "why"}));
   ASSERT_TRUE(world_.run_until([&] { return bench_->lanes_failed.size() == 2; }, seconds(60)));
   BenchActor::renew_path(bench_->paths.lane(0));
   bench_->failover.take_into_use(0);

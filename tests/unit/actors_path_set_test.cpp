@@ -21,9 +21,11 @@ class PathSetTest : public ConnectionBench, private fabric::PathOwner {
     bench_->state.traits = bench_->state.provider.traits(bench_->state.attachment);
     PathSet::Needs needs;
     needs.owner = this;
-    needs.source = source_.data();
+    needs.source = std::shared_ptr<void>(std::shared_ptr<void>(), source_.data());
     needs.source_bytes = source_.size();
-    needs.written = written_.data();
+    needs.written = [this](size_t, bool) {
+      return std::shared_ptr<void>(std::shared_ptr<void>(), written_.data());
+    };
     needs.written_bytes = written_.size();
     needs.receives = 8;
     needs.active = true;
@@ -60,7 +62,8 @@ TEST_F(PathSetTest, FirstPathsAreMadeAndEquipped) {
 
 TEST_F(PathSetTest, OwnMemoryIsRegisteredOnceForAllLanesOfADevice) {
   make(2);
-  EXPECT_EQ(paths().lane(0).tables.written_key, paths().lane(1).tables.written_key);
+  EXPECT_EQ(paths().lane(0).tables.source_key, paths().lane(1).tables.source_key);
+  EXPECT_EQ(paths().lane(0).tables.own, paths().lane(1).tables.own);
 }
 
 TEST_F(PathSetTest, AUsedCreditIsReplacedTogetherWithOthers) {

@@ -19,7 +19,7 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
     ConnectionBench::SetUp();
     channel_ = std::make_unique<SendChannel>(1, fabric::Attachment{});
     sender_ = std::make_unique<Sender>(bench_->parts(), owner(), *channel_);
-    sender_->begin({0x200000, true});
+    sender_->begin(true);
     sender_->serve(std::array{ha::ServingSet::Share{0, 1}, ha::ServingSet::Share{1, 1}});
   }
   void TearDown() override { sender_.reset(); }
@@ -27,6 +27,8 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
   void on_memory_rejected(size_t lane, const Error&) override { rejected_.push_back(lane); }
   void on_rail_rejected(uint8_t) override {}
   void on_eager_arrived() override {}
+  void on_fence_late(size_t) override {}
+  void on_fence_proven(size_t) override {}
   bool give_way() override {
     ++asked_to_give_way_;
     return false;
@@ -42,7 +44,7 @@ class SenderTest : public ConnectionBench, private Sender::Owner {
     entry.count = 1;
     entry.seal();
     const size_t at = group % cts_entries;
-    (*reinterpret_cast<CtsRing*>(sender_->cts_address()))[at] = entry;
+    sender_->ring(0)[at] = entry;
     const Announcement announcement{static_cast<uint32_t>(group), static_cast<uint32_t>(at), 0};
     sender_->on_completion(arrival(0, announcement.pack(), sizeof entry));
   }

@@ -294,6 +294,35 @@ TEST_F(BackedOffPortPair, ASegmentThatComesTwiceIsAcknowledgedAgain) {
 }
 
 // What says that there is room again is sent once.
+TEST_F(BackedOffPortPair, AnAcknowledgementThatComesOnceMoreLaterIsNoRoundTrip) {
+  std::vector<std::byte> late;
+  bool losing = false;
+  unsigned lost = 0;
+  network_.faults.pass = [&](Channel, std::span<const std::byte> bytes) {
+    const auto header = decode(bytes, bytes.size());
+    if (header && header->type == FrameType::ack && (header->flags & flag_echo) != 0) {
+      late.assign(bytes.begin(), bytes.end());
+    }
+    const bool drops = std::exchange(losing, false);
+    lost += drops ? 1 : 0;
+    return !drops;
+  };
+  ASSERT_EQ(write({}, {}), Errc::ok);
+  pass(milliseconds(5));
+  ASSERT_FALSE(late.empty()) << "no acknowledgement with an echo";
+  pass(milliseconds(200));
+  const uint64_t heard = statistics_of(*a_).acks_received;
+  network_.inject(1000, late);
+  pass(milliseconds(1));
+  ASSERT_EQ(statistics_of(*a_).acks_received, heard + 1);
+  ASSERT_EQ(b_->path->post_receive({}), Errc::ok);
+  losing = true;
+  ASSERT_EQ(write({}, {}), Errc::ok);
+  pass(milliseconds(20));
+  EXPECT_EQ(lost, 1U);
+  EXPECT_EQ(b_->completions, 2U) << "it waits as for a way of 200 ms";
+}
+
 TEST_F(BackedOffPortPair, CreditsThatWereLostWhileNothingWasUnderWayAreAskedFor) {
   const uint32_t window = DatagramOptions{}.window;
   // The first one meets a receive, all others wait.

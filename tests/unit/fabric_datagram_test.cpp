@@ -282,6 +282,20 @@ TEST(Congestion, AnUnusedWindowDoesNotGrowAndATimeoutCollapsesIt) {
   EXPECT_EQ(control.window(), 1U);
 }
 
+TEST(Congestion, AWindowThatTimeoutsCollapsedGrowsAgainWhereTheWayHasBecomeLonger) {
+  CongestionControl control({milliseconds(10), 10, 1, 1000});
+  Instant now(seconds(1));
+  for (int i = 0; i < 5; ++i) {
+    control.on_timeout();
+  }
+  ASSERT_EQ(control.window(), 1U);
+  for (int i = 0; i < 1000; ++i) {
+    now += milliseconds(30);
+    control.on_ack(now, control.window(), milliseconds(30), microseconds(100), true);
+  }
+  EXPECT_EQ(control.window(), 10U) << "and no further, as what delays may be a queue";
+}
+
 TEST(ReceiveWindow, AgainstAPlainSetForRandomArrivals) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Random random(seed);

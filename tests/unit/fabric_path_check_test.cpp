@@ -31,7 +31,7 @@ FrameHeader pong_of(uint32_t bytes, uint32_t candidate) {
 
 class PathCheckTest : public testing::Test {
  protected:
-  PathCheckTest() { check_.begin(9000, address_of(AF_INET), Instant(seconds(10))); }
+  PathCheckTest() { check_.begin(9000, address_of(AF_INET), {}, seconds(10)); }
   /// Rounds until the check is through, or `most` of them; datagrams up to `way_max` come back.
   bool run(uint32_t way_max, bool small = true, int most = 100) {
     for (int i = 0; i < most; ++i) {
@@ -39,13 +39,13 @@ class PathCheckTest : public testing::Test {
       if (check_.through()) {
         return true;
       }
-      if (round.small && small && check_.on_pong(pong_of(header_bytes, round.attempt), Instant{})) {
+      if (round.small && small && check_.on_pong(pong_of(header_bytes, round.attempt), {})) {
         return true;
       }
       if (round.full_bytes != 0) {
         sizes_.push_back(round.full_bytes);
         if (round.full_bytes <= way_max &&
-            check_.on_pong(pong_of(round.full_bytes, round.candidate), Instant{})) {
+            check_.on_pong(pong_of(round.full_bytes, round.candidate), {})) {
           return true;
         }
       }
@@ -93,9 +93,9 @@ TEST_F(PathCheckTest, TellsAFilterFromASize) {
   EXPECT_FALSE(run(0, true, 50));
   EXPECT_NE(std::string(check_.diagnosis()).find("MTU"), std::string::npos);
   PathCheck other;
-  other.begin(1500, address_of(AF_INET), Instant(seconds(10)));
+  other.begin(1500, address_of(AF_INET), {}, seconds(10));
   const PathCheck::Round round = other.next_round();
-  EXPECT_FALSE(other.on_pong(pong_of(round.full_bytes, round.candidate), Instant{}));
+  EXPECT_FALSE(other.on_pong(pong_of(round.full_bytes, round.candidate), {}));
   EXPECT_TRUE(other.next_round().small) << "that one has not come back";
   EXPECT_EQ(other.next_round().full_bytes, 0U);
   EXPECT_NE(std::string(other.diagnosis()).find("command port"), std::string::npos);
@@ -103,10 +103,10 @@ TEST_F(PathCheckTest, TellsAFilterFromASize) {
 
 TEST_F(PathCheckTest, AnAnswerCountsForTheSizeThatItWasAskedWith) {
   static_cast<void>(check_.next_round());
-  EXPECT_FALSE(check_.on_pong(pong_of(header_bytes, 0), Instant{}));
-  EXPECT_FALSE(check_.on_pong(pong_of(8972, 1), Instant{})) << "not that candidate's";
-  EXPECT_FALSE(check_.on_pong(pong_of(8972, 1000), Instant{})) << "no candidate's";
-  EXPECT_TRUE(check_.on_pong(pong_of(8972, 0), Instant{}));
+  EXPECT_FALSE(check_.on_pong(pong_of(header_bytes, 0), {}));
+  EXPECT_FALSE(check_.on_pong(pong_of(8972, 1), {})) << "not that candidate's";
+  EXPECT_FALSE(check_.on_pong(pong_of(8972, 1000), {})) << "no candidate's";
+  EXPECT_TRUE(check_.on_pong(pong_of(8972, 0), {}));
 }
 
 TEST_F(PathCheckTest, RoundsComeLessOftenInTime) {
@@ -118,8 +118,10 @@ TEST_F(PathCheckTest, RoundsComeLessOftenInTime) {
     before = wait;
   }
   EXPECT_EQ(before, milliseconds(100));
-  EXPECT_FALSE(check_.expired(Instant(seconds(10)) - milliseconds(1)));
-  EXPECT_TRUE(check_.expired(Instant(seconds(10))));
+  EXPECT_FALSE(check_.expired({Instant(seconds(10)) - milliseconds(1), {}}));
+  EXPECT_TRUE(check_.expired({Instant(seconds(10)), {}}));
+  EXPECT_FALSE(check_.expired({Instant(seconds(12)), seconds(3)})) << "it stood still itself";
+  EXPECT_TRUE(check_.expired({Instant(seconds(13)), seconds(3)}));
 }
 
 TEST(PathCheck, WhereAnythingGetsThroughTheSearchForTheSizeHasItsTime) {
@@ -127,14 +129,14 @@ TEST(PathCheck, WhereAnythingGetsThroughTheSearchForTheSizeHasItsTime) {
     PathCheck check;
     const Instant begin{seconds(5)};
     Instant now = begin;
-    check.begin(9000, address_of(AF_INET), begin + milliseconds(25));
-    while (!check.expired(now) && !check.through()) {
+    check.begin(9000, address_of(AF_INET), {begin, {}}, milliseconds(25));
+    while (!check.expired({now, {}}) && !check.through()) {
       const PathCheck::Round round = check.next_round();
       if (round.small && answered) {
-        static_cast<void>(check.on_pong(pong_of(header_bytes, round.attempt), now));
+        static_cast<void>(check.on_pong(pong_of(header_bytes, round.attempt), {now, {}}));
       }
       if (answered && round.full_bytes != 0 && round.full_bytes <= 1252) {
-        static_cast<void>(check.on_pong(pong_of(round.full_bytes, round.candidate), now));
+        static_cast<void>(check.on_pong(pong_of(round.full_bytes, round.candidate), {now, {}}));
       }
       now += round.wait;
     }
@@ -146,7 +148,7 @@ TEST(PathCheck, WhereAnythingGetsThroughTheSearchForTheSizeHasItsTime) {
 TEST(PathCheck, KnowsTheHeadersOfEachKindOfNetwork) {
   const auto payload = [](uint32_t mtu, const SocketAddress& to) {
     PathCheck check;
-    check.begin(mtu, to, Instant(seconds(1)));
+    check.begin(mtu, to, {}, seconds(1));
     return check.datagram_bytes();
   };
   EXPECT_EQ(payload(1500, address_of(AF_INET)), 1472U);

@@ -2,6 +2,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <future>
+#include <thread>
+#include <vector>
+
 #include "runtime/base/own_fd.h"
 #include "runtime/fabric/region_registry.h"
 
@@ -18,7 +25,26 @@ class RegionBookTest : public testing::Test {
       return RegionKeys{key, key + 1, key + 2};
     };
   }
+  Result<RegionKeys> on_other(size_t device, uint32_t key, bool key_is_local,
+                              const RegionRegistry::Elsewhere& other,
+                              const RegionRegistry::Make& make, Waits who = Waits::caller) {
+    return book_.on_other(device, key, key_is_local, other, who, make,
+                          [this](const RegionKeys& keys) { taken_back_.push_back(keys); });
+  }
+  /// A device that says when it has been asked, and waits until it may answer.
+  struct Slow {
+    RegionRegistry::Make make(Result<RegionKeys> answer) {
+      return [this, answer](const RegionOrigin&) {
+        begun.set_value();
+        answers.get_future().wait();
+        return answer;
+      };
+    }
+    std::promise<void> begun;
+    std::promise<void> answers;
+  };
   RegionRegistry book_;
+  std::vector<RegionKeys> taken_back_;
   int made_ = 0;
   RegionOrigin last_;
 };
@@ -26,42 +52,131 @@ class RegionBookTest : public testing::Test {
 TEST_F(RegionBookTest, RegistersElsewhereOnceWhoeverAsks) {
   int memory = 0;
   book_.add(0, {10, 11, 0}, {&memory, sizeof memory, false, -1, 0});
-  const auto by_local = book_.on_other(0, 10, true, {1, 0}, make(70));
+  const auto by_local = on_other(0, 10, true, {1, 0}, make(70));
   ASSERT_TRUE(by_local);
   EXPECT_EQ(by_local->remote_key, 71U);
   EXPECT_EQ(last_.base, &memory);
-  const auto by_remote = book_.on_other(0, 11, false, {1, 0}, make(80));
+  const auto by_remote = on_other(0, 11, false, {1, 0}, make(80));
   ASSERT_TRUE(by_remote);
   EXPECT_EQ(by_remote->local_key, 70U);
   EXPECT_EQ(made_, 1);
-  ASSERT_TRUE(book_.on_other(0, 10, true, {2, 0}, make(90)));
+  ASSERT_TRUE(on_other(0, 10, true, {2, 0}, make(90)));
   EXPECT_EQ(made_, 2) << "another device";
-  ASSERT_TRUE(book_.on_other(0, 10, true, {2, 5}, make(100)));
-  EXPECT_EQ(book_.on_other(0, 10, true, {2, 6}, make(110))->local_key, 110U)
+  ASSERT_TRUE(on_other(0, 10, true, {2, 5}, make(100)));
+  EXPECT_EQ(on_other(0, 10, true, {2, 6}, make(110))->local_key, 110U)
       << "another connection's part of a table";
 }
 
 TEST_F(RegionBookTest, TheLastUserGivesBackWhatWasMadeElsewhere) {
   book_.add(0, {10, 11, 0}, {nullptr, 4, false, -1, 0});
   book_.add(0, {10, 11, 0}, {nullptr, 4, false, -1, 0});
-  ASSERT_TRUE(book_.on_other(0, 10, true, {1, 0}, make(70)));
+  ASSERT_TRUE(on_other(0, 10, true, {1, 0}, make(70)));
   EXPECT_TRUE(book_.remove(0, 10).empty()) << "somebody still uses it";
   const auto elsewhere = book_.remove(0, 10);
   ASSERT_EQ(elsewhere.size(), 1U);
   EXPECT_EQ(elsewhere[0].first.device, 1U);
   EXPECT_EQ(elsewhere[0].second.handle, 72U);
-  EXPECT_FALSE(book_.on_other(0, 10, true, {1, 0}, make(70)));
-  EXPECT_FALSE(book_.on_other(0, 11, false, {1, 0}, make(70)));
+  EXPECT_FALSE(on_other(0, 10, true, {1, 0}, make(70)));
+  EXPECT_FALSE(on_other(0, 11, false, {1, 0}, make(70)));
   EXPECT_TRUE(book_.remove(0, 10).empty());
 }
 
 TEST_F(RegionBookTest, AFailureIsPassedOnAndTriedAgain) {
   book_.add(0, {10, 11, 0}, {nullptr, 4, false, -1, 0});
-  const auto refused = book_.on_other(
-      0, 10, true, {1, 0},
-      [](const RegionOrigin&) -> Result<RegionKeys> { return fail(Errc::no_memory, "no"); });
+  const auto refused = on_other(0, 10, true, {1, 0}, [](const RegionOrigin&) -> Result<RegionKeys> {
+    return fail(Errc::no_memory, "no");
+  });
   EXPECT_EQ(refused.code(), Errc::no_memory);
-  EXPECT_TRUE(book_.on_other(0, 10, true, {1, 0}, make(70)));
+  EXPECT_TRUE(on_other(0, 10, true, {1, 0}, make(70)));
+}
+
+/// As one does whose firmware hangs.
+TEST_F(RegionBookTest, ADeviceThatTakesLongHoldsUpWhoNeedsThatRegionOnly) {
+  book_.add(0, {10, 11, 0}, {nullptr, 4, false, -1, 0});
+  book_.add(0, {20, 21, 0}, {nullptr, 4, false, -1, 0});
+  Slow slow;
+  std::thread first([&] {
+    EXPECT_EQ(on_other(0, 10, true, {1, 0}, slow.make(RegionKeys{70, 71, 72}))->handle, 72U);
+  });
+  slow.begun.get_future().wait();
+  EXPECT_TRUE(on_other(0, 20, true, {1, 0}, make(80))) << "another region";
+  EXPECT_TRUE(on_other(0, 10, true, {2, 0}, make(90))) << "another device";
+  book_.add(0, {30, 31, 0}, {nullptr, 4, false, -1, 0});
+  EXPECT_EQ(book_.remove(0, 20).size(), 1U);
+  std::atomic<int> through{0};
+  std::thread same([&] {
+    EXPECT_EQ(on_other(0, 11, false, {1, 0}, make(100))->handle, 72U) << "made twice";
+    ++through;
+    EXPECT_EQ(book_.remove(0, 10).size(), 2U) << "it is not given back";
+    ++through;
+  });
+  EXPECT_EQ(through.load(), 0);
+  slow.answers.set_value();
+  first.join();
+  same.join();
+  EXPECT_EQ(through.load(), 2);
+  EXPECT_EQ(made_, 2);
+}
+
+/// Who waits for another's registration hears why it came to nothing; a worker does not wait for
+/// long.
+TEST_F(RegionBookTest, AFailureIsToldToWhoeverWaitsAndAWorkerHasOthersToServe) {
+  book_.add(0, {10, 11, 0}, {nullptr, 4, false, -1, 0});
+  Slow slow;
+  std::thread first([&] {
+    const auto heard =
+        on_other(0, 10, true, {1, 0}, slow.make(fail(Errc::timed_out, "it hangs", EBUSY)));
+    EXPECT_EQ(heard.code(), Errc::timed_out);
+  });
+  slow.begun.get_future().wait();
+  const auto start = std::chrono::steady_clock::now();
+  const auto worker = on_other(0, 10, true, {1, 0}, make(80), Waits::worker);
+  const auto took = std::chrono::steady_clock::now() - start;
+  ASSERT_FALSE(worker);
+  EXPECT_EQ(worker.error().sys, EBUSY);
+  EXPECT_GE(took, RegionRegistry::worker_patience);
+  EXPECT_LT(took, 10 * RegionRegistry::worker_patience);
+  std::promise<void> asks;
+  std::thread same([&] {
+    asks.set_value();
+    const auto heard = on_other(0, 10, true, {1, 0}, [](const RegionOrigin&) {
+      return Result<RegionKeys>(fail(Errc::timed_out, "it hangs", EBUSY));
+    });
+    EXPECT_EQ(heard.code(), Errc::timed_out);
+    EXPECT_EQ(heard.error().sys, EBUSY);
+  });
+  asks.get_future().wait();
+  slow.answers.set_value();
+  first.join();
+  same.join();
+  EXPECT_TRUE(on_other(0, 10, true, {1, 0}, make(80)));
+  EXPECT_EQ(made_, 1);
+}
+
+TEST_F(RegionBookTest, WhatIsTakenBackWhileADeviceRegistersItGoesFromThereToo) {
+  const int fd = make_fd([] { return open("/dev/null", O_RDONLY | O_CLOEXEC); });
+  book_.add(0, {10, 11, 0}, {nullptr, 4, true, fd, 0});
+  std::promise<void> begun;
+  std::promise<void> answers;
+  std::thread registers([&] {
+    EXPECT_EQ(on_other(0, 10, true, {1, 0},
+                       [&](const RegionOrigin& origin) -> Result<RegionKeys> {
+                         begun.set_value();
+                         answers.get_future().wait();
+                         EXPECT_EQ(fcntl(origin.dmabuf_fd, F_GETFD), FD_CLOEXEC);
+                         return RegionKeys{70, 71, 72};
+                       })
+                  .code(),
+              Errc::closed);
+  });
+  begun.get_future().wait();
+  EXPECT_TRUE(book_.remove(0, 10).empty()) << "who frees memory does not wait for another device";
+  book_.add(0, {10, 11, 0}, {nullptr, 8, false, -1, 0});
+  answers.set_value();
+  registers.join();
+  ASSERT_EQ(taken_back_.size(), 1U);
+  EXPECT_EQ(taken_back_[0].handle, 72U);
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1) << "the descriptor is left open";
 }
 
 TEST_F(RegionBookTest, ADescriptorLivesAsLongAsTheRegion) {

@@ -99,8 +99,16 @@ TEST(FenceProofs, WhatADeviceWasNeverGivenNeedsNone) {
   EXPECT_EQ(proof_of(known), FenceProof::returned);
 }
 
+TEST(FenceProofs, SilenceIsNoneAndCountsWhereNothingElseDoes) {
+  FenceEvidence known;
+  known.silent = true;
+  EXPECT_EQ(proof_of(known), FenceProof::silence);
+  known.destruction_confirmed = true;
+  EXPECT_EQ(proof_of(known), FenceProof::destroyed);
+}
+
 TEST(FenceProofs, OfALostDeviceTheKernelHasTheWord) {
-  FenceEvidence known{true, true, true, true, true, DeviceHealth::Level::lost};
+  FenceEvidence known{true, true, true, true, true, true, DeviceHealth::Level::lost};
   EXPECT_EQ(proof_of(known), FenceProof::none);
   known = {};
   known.device = DeviceHealth::Level::gone;

@@ -56,6 +56,92 @@ TEST_F(Fence, TakesADestructionWhereTheDeviceKeepsWork) {
   EXPECT_EQ(side.owner.completions.size(), 40U);
 }
 
+// --- firmware that hangs
+
+fabric::verbs::Options hung_after(Duration time) {
+  fabric::verbs::Options options;
+  options.hung_after = time;
+  return options;
+}
+
+TEST_F(Fence, WhoNeedsNoProofHasAllBackFromADeviceThatHangsAndHearsWhenItIsThrough) {
+  make();
+  VerbsSide& side = sides_[1];
+  post_receives(side, 40);
+  side.nic->fail_for_good({.hangs = true, .gone_after = seconds(20)});
+  side.path->fail(reason());
+  const Duration late = fabric::verbs::Options{}.late_after;
+  EXPECT_FALSE(run([&] { return side.owner.fences_late != 0; }, late - milliseconds(1)));
+  EXPECT_TRUE(run([&] { return side.owner.fences_late != 0; }, milliseconds(20)));
+  EXPECT_EQ(flushed(side), 0U);
+  side.path->abandon();
+  EXPECT_EQ(flushed(side), 40U);
+  EXPECT_EQ(side.port->statistics().fences_abandoned, 1U);
+  run([] { return false; }, fabric::verbs::Options{}.stuck_after);
+  EXPECT_EQ(side.owner.fences_late, 1U) << "told once";
+  EXPECT_EQ(side.owner.fence_error.code, Errc::ok) << "nobody waits for it";
+  EXPECT_EQ(side.owner.fences_proven, 0U);
+  side.device->health.worsen(fabric::verbs::DeviceHealth::Level::gone);
+  EXPECT_TRUE(run([&] { return side.owner.fences_proven == 1; }, milliseconds(100)));
+  EXPECT_EQ(side.port->statistics().fences_by_removal, 1U);
+  EXPECT_EQ(flushed(side), 40U) << "each came back once";
+}
+
+// What it gives back later shows nothing: the path has nothing outstanding any more.
+TEST_F(Fence, OnlyADestructionProvesTheEndOfAPathThatWasAbandoned) {
+  make();
+  VerbsSide& side = sides_[1];
+  post_receives(side, 40);
+  sides_[1].nic->verbs().faults.keeps_work = 1;
+  side.path->fail(reason());
+  run([] { return false; }, milliseconds(2));
+  ASSERT_GT(flushed(side), 0U);
+  ASSERT_LT(flushed(side), 40U) << "it keeps nothing";
+  side.path->abandon();
+  EXPECT_EQ(flushed(side), 40U);
+  EXPECT_TRUE(run([&] { return side.owner.fences_proven == 1; }, milliseconds(20)));
+  EXPECT_EQ(side.port->statistics().fences_by_flush, 0U);
+  EXPECT_EQ(side.port->statistics().fences_by_destroy, 1U);
+}
+
+TEST_F(Fence, ADeviceThatHangsHasItsTimeAfterThePeerHasStopped) {
+  const Duration hung = milliseconds(500);
+  make(sim::rdma_library(), hung_after(hung));
+  VerbsSide& side = sides_[1];
+  post_receives(side, 40);
+  side.nic->fail_for_good({.hangs = true, .gone_after = seconds(20)});
+  side.path->fail(reason());
+  EXPECT_FALSE(run([&] { return flushed(side) != 0; }, 2 * hung)) << "the peer goes on sending";
+  side.path->on_peer_stopped();
+  EXPECT_FALSE(run([&] { return flushed(side) != 0; }, hung - milliseconds(1)));
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(20)));
+  EXPECT_EQ(side.port->statistics().fences_by_silence, 1U);
+  EXPECT_EQ(side.owner.fences_proven, 0U) << "nobody abandoned it";
+}
+
+TEST_F(Fence, ASiteThatTrustsTheKernelAloneWaitsForIt) {
+  make(sim::rdma_library(), hung_after(Duration(0)));
+  VerbsSide& side = sides_[1];
+  post_receives(side, 40);
+  side.nic->fail_for_good({.hangs = true, .gone_after = seconds(20)});
+  side.path->fail(reason());
+  side.path->on_peer_stopped();
+  EXPECT_FALSE(run([&] { return flushed(side) != 0; }, seconds(2)));
+  side.device->health.worsen(fabric::verbs::DeviceHealth::Level::gone);
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(100)));
+}
+
+// It answers, and lies: its silence says nothing.
+TEST_F(Fence, ADeviceThatLiesHasNoTimeAfterWhichItIsBelieved) {
+  make(sim::rdma_library(), hung_after(milliseconds(500)));
+  VerbsSide& side = sides_[1];
+  post_receives(side, 40);
+  side.nic->fail_for_good({.writes_for = seconds(2), .gone_after = seconds(3)});
+  side.path->fail(reason());
+  side.path->on_peer_stopped();
+  EXPECT_FALSE(run([&] { return flushed(side) != 0; }, milliseconds(2990)));
+}
+
 ManualClock* slow_clock = nullptr;
 Instant slow_next{};
 int (*poll_before)(ibv_cq*, int, ibv_wc*) = nullptr;

@@ -27,7 +27,8 @@ struct Pair {
   bool receiver_up = true;
   bool sender_drained = false;
   bool receiver_drained = false;
-  bool connected = true;  ///< the sender knows the receiver's address
+  bool sender_proven = true;  ///< its device is through with what was posted
+  bool connected = true;      ///< the sender knows the receiver's address
   bool reopen_due = false;
   bool reported = false;  ///< the sender has heard of this epoch's fence
   bool rebuilt = true;    ///< and of its new path
@@ -41,8 +42,8 @@ struct Pair {
     add(sender.epoch());
     add(receiver.state());
     add(receiver.epoch());
-    for (const bool flag : {sender_up, receiver_up, sender_drained, receiver_drained, connected,
-                            reopen_due, reported, rebuilt}) {
+    for (const bool flag : {sender_up, receiver_up, sender_drained, receiver_drained, sender_proven,
+                            connected, reopen_due, reported, rebuilt}) {
       add(flag);
     }
     add(failures);
@@ -70,6 +71,9 @@ void act(Pair& pair, const SenderSteps& steps) {
     if (pair.sender_up || !pair.sender_drained) {
       pair.wrong = "says that it is down while something may still move";
     }
+    if (pair.sender_proven != pair.sender.proven()) {
+      pair.wrong = "says of its device what is not so";
+    }
     pair.to_receiver.push_back({Pair::Said::down, pair.sender.epoch()});
   }
   if (steps.apply_report) {
@@ -79,6 +83,14 @@ void act(Pair& pair, const SenderSteps& steps) {
     if (pair.sender.epoch() != pair.receiver.epoch()) {
       pair.wrong = "settles by the report of another epoch";
     }
+  }
+  if (steps.reopen && !pair.sender_proven) {
+    pair.wrong = "replaces a path while its device may still write";
+  }
+  if (steps.abandon) {
+    pair.sender_proven = false;
+    pair.sender_drained = true;
+    act(pair, pair.sender.on_drained());
   }
   pair.reopen_due = pair.reopen_due || steps.reopen;
   if (steps.connect) {
@@ -146,6 +158,15 @@ std::vector<Pair> successors(const Pair& from, int failures_max) {
     branch([](Pair& one) {
       one.sender_drained = true;
       act(one, one.sender.on_drained());
+    });
+  }
+  if (!from.sender_up && !from.sender_drained) {
+    branch([](Pair& one) { act(one, one.sender.on_unproven()); });
+  }
+  if (!from.sender_proven) {
+    branch([](Pair& one) {
+      one.sender_proven = true;
+      act(one, one.sender.on_proven());
     });
   }
   if (!from.receiver_up && !from.receiver_drained) {
@@ -242,6 +263,22 @@ TEST(Lane, ALaneWithoutAPathIsMadeLikeOneThatLostIt) {
   EXPECT_EQ(explore(start, failures_max), static_cast<uint32_t>(failures_max + 1));
 }
 
+TEST(Lane, ALaneThatMayMoveWaitsForNoProof) {
+  SenderLane sender(SenderLane::State::down, true);
+  sender.reopened();
+  static_cast<void>(sender.on_rebuilt(1));
+  static_cast<void>(sender.on_ready());
+  static_cast<void>(sender.on_failed());
+  EXPECT_EQ(sender.on_unproven(), SenderSteps{.abandon = true});
+  EXPECT_EQ(sender.on_drained(), SenderSteps{.say_down = true});
+  EXPECT_FALSE(sender.proven());
+  EXPECT_EQ(sender.on_fenced(1), (SenderSteps{.apply_report = true, .reopen = true}));
+  EXPECT_EQ(sender.on_proven(), SenderSteps{}) << "it is being made already";
+  sender.reopened();
+  EXPECT_TRUE(sender.proven()) << "of the new path";
+  EXPECT_EQ(sender.broken(), nullptr);
+}
+
 TEST(Lane, MessagesThatThePeerCannotHaveMeantAreFaults) {
   SenderLane sender;
   static_cast<void>(sender.on_ready());
@@ -265,6 +302,27 @@ TEST(Lane, MessagesThatThePeerCannotHaveMeantAreFaults) {
   EXPECT_TRUE(receiver.on_rebuild(1).protocol_error) << "not reported yet";
   EXPECT_EQ(receiver.on_drained(), ReceiverSteps{.report = true});
   EXPECT_TRUE(receiver.on_rebuild(2).protocol_error) << "epochs come one by one";
+}
+
+TEST(Lane, ALaneThatWasAbandonedIsReplacedWhenItsDeviceIsThrough) {
+  SenderLane sender;
+  ReceiverLane receiver;
+  static_cast<void>(sender.on_ready());
+  static_cast<void>(receiver.on_ready());
+  EXPECT_EQ(sender.on_unproven(), SenderSteps{}) << "nothing failed";
+  static_cast<void>(sender.on_failed());
+  EXPECT_EQ(sender.on_unproven(), SenderSteps{.abandon = true});
+  EXPECT_EQ(sender.on_drained(), SenderSteps{.say_down = true});
+  EXPECT_EQ(sender.on_unproven(), SenderSteps{}) << "the peer was told";
+  EXPECT_FALSE(sender.proven());
+  EXPECT_EQ(receiver.on_down(0), ReceiverSteps{.take_down = true});
+  EXPECT_TRUE(receiver.peer_stopped());
+  EXPECT_EQ(receiver.on_drained(), ReceiverSteps{.report = true});
+  EXPECT_EQ(sender.on_fenced(0), SenderSteps{.apply_report = true});
+  EXPECT_EQ(sender.on_proven(), SenderSteps{.reopen = true});
+  sender.reopened();
+  EXPECT_TRUE(sender.proven());
+  EXPECT_EQ(sender.broken(), nullptr);
 }
 
 }  // namespace

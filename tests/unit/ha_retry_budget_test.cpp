@@ -43,6 +43,20 @@ TEST(RetryBudget, TheTimeWithoutAPathIsLimited) {
       << "it began with the first path that was missed";
 }
 
+TEST(RetryBudget, ItsEndMovesWhileThereIsOneAndWhatIsLeftWithIt) {
+  RetryBudget budget(3, seconds(30));
+  budget.move_end(budget_start);
+  EXPECT_EQ(budget.ends(), std::nullopt);
+  budget.need(true, budget_start);
+  budget.move_end(budget_start + seconds(80));  // it stood still for 50 s
+  EXPECT_EQ(budget.ends(), budget_start + seconds(80));
+  budget.need(false, budget_start + seconds(70));
+  budget.resume();
+  budget.need(true, budget_start + seconds(71));
+  EXPECT_EQ(budget.ends(), budget_start + seconds(81)) << "ten were left";
+  EXPECT_EQ(budget.broken(), nullptr);
+}
+
 TEST(RetryBudget, APathEndsTheNeed) {
   RetryBudget budget(3, seconds(30));
   budget.need(true, budget_start);

@@ -52,6 +52,17 @@ TEST(RouteRounds, ARoundAlsoEndsWithARouteThatFails) {
   EXPECT_EQ(rounds.patience(), 2 * RouteRounds::first_patience);
 }
 
+TEST(RouteRounds, WithoutARouteForLongIsCountedFromWhenTheNetworkLastWasThere) {
+  RouteRounds rounds;
+  rounds.add(0);
+  const Instant begin{std::chrono::seconds(100)};
+  EXPECT_TRUE(rounds.may_pass(ENETUNREACH, begin));
+  EXPECT_TRUE(rounds.may_pass(EHOSTUNREACH, begin + std::chrono::seconds(1)));
+  EXPECT_TRUE(rounds.may_pass(ENETUNREACH, begin + std::chrono::seconds(10))) << "anew";
+  EXPECT_TRUE(rounds.may_pass(ENETUNREACH, begin + std::chrono::seconds(12)));
+  EXPECT_FALSE(rounds.may_pass(ENETUNREACH, begin + std::chrono::milliseconds(12001)));
+}
+
 TEST(RouteRounds, WithoutRoutesNothingHappens) {
   RouteRounds rounds;
   rounds.on_error();

@@ -137,6 +137,15 @@ TEST(Listener, PortsAreTakenFromTheRangeAndRunOut) {
   }
 }
 
+/// Of an interface that bounces, say.
+TEST(Listener, AnAddressThatIsAwayForAMomentIsListenedAt) {
+  const std::vector<IpAddress> away{ip(203, 0, 113, 9, 24)};
+  auto made = open_listener(away, "0");
+  ASSERT_TRUE(made) << made.error().message();
+  EXPECT_NE(made->port, 0);
+  close(made->fd);
+}
+
 TEST(Edge, EveryErrorHasItsCode) {
   EXPECT_EQ(to_nccl(Errc::ok), abi::NcclResult::success);
   EXPECT_EQ(to_nccl(Errc::remote), abi::NcclResult::remote_error);

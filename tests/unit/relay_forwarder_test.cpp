@@ -5,7 +5,10 @@
 #include <memory>
 #include <vector>
 
+#include "relay/egress.h"
 #include "relay/forwarder.h"
+#include "runtime/engine/engine.h"
+#include "runtime/streams/uv_streams.h"
 #include "tests/support/memory_hops.h"
 #include "tests/support/silent_path.h"
 
@@ -22,7 +25,7 @@ class Forwarding : public testing::Test {
   void SetUp() override {
     for (HopLine* line : {&from_, &to_}) {
       line->allocate(slots_min, chunk, slots_min);
-      ASSERT_TRUE(line->enter({}, 1));
+      ASSERT_TRUE(line->enter({}, made_with_));
       auto hop = std::make_unique<SilentPath>();
       (line == &to_ ? out_ : in_) = hop.get();
       line->take({nullptr, std::move(hop)}, {});
@@ -59,6 +62,7 @@ class Forwarding : public testing::Test {
   }
 
   test::MemoryHops hops_;
+  fabric::PathOptions made_with_;
   HopLine from_{hops_};
   HopLine to_{hops_};
   SilentPath* in_ = nullptr;
@@ -124,9 +128,48 @@ TEST_F(Forwarding, TheLastRelayTellsOfAMessageBehindItsPieces) {
   EXPECT_EQ(out_->posts[1].gathers[0].length, frame_header_bytes);
 }
 
+/// Else a member that is set aside for having bytes under way would wait for acknowledgements that
+/// cannot come.
+TEST_F(Forwarding, WhatHasOnlyItsNoteLeftIsNotUnderWay) {
+  SteadyClock clock;
+  const auto engine = Engine::start_virtual(Config{}, clock, 1, [] { return *make_uv_streams(); });
+  RelayCounters counters;
+  const auto egress =
+      std::make_shared<Egress>(engine->worker(0).context(), FairShares::Limits{}, counters);
+  Forwarder::Options options;
+  options.session = 5;
+  options.origin = from_node;
+  options.destination = to_node;
+  options.hops = 1;
+  forwarder_.open(options, egress);
+  const auto complete = [&](uint32_t slot) {
+    fabric::Completion completion;
+    completion.id = out_->posts.back().id;
+    ASSERT_TRUE(to_.on_sent(completion));
+    forwarder_.on_sent(slot);
+  };
+  for (uint32_t slot = 0; slot < slots_min; ++slot) {  // until its neighbour has no free slot
+    Frame frame = piece(8);
+    frame.hops = 1;
+    ASSERT_TRUE(arrive(frame));
+    complete(slot);
+  }
+  EXPECT_EQ(egress->shares().in_flight(), 0U);
+  Frame frame = piece(100);
+  frame.kind = FrameKind::write;
+  frame.hops = 1;
+  ASSERT_TRUE(arrive(frame));
+  ASSERT_EQ(out_->posts.size(), slots_min + 1U) << "no note";
+  EXPECT_EQ(egress->shares().in_flight(), frame_header_bytes + 100U);
+  complete(0);
+  EXPECT_EQ(egress->shares().in_flight(), 0U);
+  EXPECT_EQ(forwarder_.waiting(), 1U) << "its note";
+  forwarder_.close();
+}
+
 TEST_F(Forwarding, ADevicesKeyIsAskedForOnceAndAwaited) {
   const HopPlace by_device{{}, false};
-  ASSERT_TRUE(from_.enter(by_device, 1) && to_.enter(by_device, 1));
+  ASSERT_TRUE(from_.enter(by_device, made_with_) && to_.enter(by_device, made_with_));
   auto hop = std::make_unique<SilentPath>();
   out_ = hop.get();
   to_.reset();

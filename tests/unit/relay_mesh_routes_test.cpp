@@ -90,6 +90,26 @@ TEST(MeshRoutes, AWayThatIsLostTakesAThirdHostIfThereIsOne) {
   EXPECT_EQ(routes.relays_to(host_c, {1, 0}), (std::vector<NodeId>{node_id_of_name("e")}));
 }
 
+TEST(MeshRoutes, AWayThatAHostRefusesGivesWayToOneOverAnother) {
+  const auto board = std::make_shared<TopologyBoard>();
+  MeshRoutes routes(board, {}, 700);
+  board->publish(view_of("cable a b\ncable b d\ncable b e\ncable d c\ncable e c\n"));
+  const auto first = routes.relays_to(host_c, {1, 0});
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_EQ(routes.relays_to(host_c, {1, 0}), first);
+  routes.refused(host_c, {1, 0});
+  const auto second = routes.relays_to(host_c, {1, 0});
+  ASSERT_EQ(second.size(), 2U);
+  EXPECT_EQ(second.front(), first.front()) << "the same first host";
+  EXPECT_NE(second.back(), first.back());
+  routes.refused(host_c, {1, 0});
+  EXPECT_EQ(routes.relays_to(host_c, {1, 0}), first) << "perhaps it has room again";
+  board->publish(view_of("cable a b\ncable b d\ncable d c\n"));
+  ASSERT_EQ(routes.relays_to(host_c, {2, 0}).size(), 2U);
+  routes.refused(host_c, {2, 0});
+  EXPECT_EQ(routes.relays_to(host_c, {2, 0}).size(), 2U) << "there is no other one";
+}
+
 TEST(MeshRoutes, AConnectionWithoutASecondWayTakesAny) {
   const auto board = std::make_shared<TopologyBoard>();
   MeshRoutes routes(board, {}, 700);

@@ -27,7 +27,7 @@ class CounterSpace : public test::CounterFiles {
     });
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
   }
-  /// A file of 36864 bytes, with what pages take.
+  /// A file of 40960 bytes, with what pages take.
   void leave_dead() const {
     in_fork([this] {
       const auto file = make(64);
@@ -49,13 +49,13 @@ TEST_F(CounterSpace, AFullFileSystemIsPlainMemory) {
 }
 
 TEST_F(CounterSpace, WhatTheDeadLeftMakesRoomForTheLiving) {
-  EXPECT_TRUE(with_room("320k", [this] {
+  EXPECT_TRUE(with_room("360k", [this] {
     leave_dead();
     auto small = make(64);
     const bool kept = small != nullptr && names().size() == 2;  // what fits beside it is kept
     small.reset();
-    // 294912 bytes; the dead one has 36864 of 327680.
-    const auto large = make(740);
+    // 340 KiB; the dead one has 40 of 360.
+    const auto large = make(840);
     return kept && large != nullptr && names().size() == 1;
   }));
 }

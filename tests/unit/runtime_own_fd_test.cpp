@@ -79,6 +79,26 @@ TEST(OwnFds, WhatIsNoLongerTheirsStaysInAChild) {
   close(given_away);
 }
 
+/// A host process that has closed them writes to them all the same, and libuv ends a process that
+/// closes one of that number.
+TEST(OwnFds, NoneHasTheNumberOfAStandardStream) {
+  const int kept = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 100);
+  close(STDIN_FILENO);
+  const int fd = make_fd([] { return eventfd(0, EFD_CLOEXEC); });
+  EXPECT_GT(fd, STDERR_FILENO);
+  EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
+  EXPECT_EQ(fcntl(STDIN_FILENO, F_GETFD), -1) << "it is open twice";
+  auto streams = make_uv_streams();
+  EXPECT_TRUE(streams);
+  EXPECT_EQ(fcntl(STDIN_FILENO, F_GETFD), -1) << "libuv has it";
+  streams->reset();
+  close_fd(fd);
+  if (kept >= 0) {
+    dup2(kept, STDIN_FILENO);
+    close(kept);
+  }
+}
+
 TEST(OwnFds, AnErrorStaysOne) {
   errno = 0;
   EXPECT_EQ(make_fd([] {

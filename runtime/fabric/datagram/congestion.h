@@ -48,13 +48,14 @@ class CongestionControl {
         }
         last_decrease_ = now;
       }
-      return;
     }
-    if (!was_full) {
-      return;
+    // So a window that timeouts have collapsed grows again where the way has become longer.
+    const double most =
+        rtt > target ? std::min(options_.window_initial, options_.window_max) : options_.window_max;
+    if (was_full && window_ < most) {
+      window_ += slow_start_ ? acked : growth * acked / window_;
+      window_ = std::min(window_, most);
     }
-    window_ += slow_start_ ? acked : growth * acked / window_;
-    window_ = std::min(window_, options_.window_max);
   }
 
   /// `lost` segments were found missing.  Reacts once per round trip to the loss share.

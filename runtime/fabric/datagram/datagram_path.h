@@ -104,7 +104,7 @@ class DatagramPath final : public Path {
   }
   FrameHeader header_for(const Segment& segment, const WorkRequest& request);
   void handle_ack(const FrameHeader& header, std::span<const std::byte> selective);
-  Duration sample_of(const FrameHeader& header);
+  Duration sample_of(const FrameHeader& header) const;
   void detect_losses();
   void complete_requests();
   void arm_tail_probe();

@@ -34,6 +34,9 @@ class NetworkEstimate {
   /// `sample`: of the acknowledgement, 0 where it has none; `was_full`: the window was what limited
   /// the sender.
   void on_ack(Instant now, uint32_t segments, Duration sample, bool was_full) {
+    if (sample.count() != 0) {
+      on_sample(sample);
+    }
     congestion_.on_ack(now, segments, sample.count() != 0 ? sample : rtt_.srtt(), rtt_.min_rtt(),
                        was_full);
   }

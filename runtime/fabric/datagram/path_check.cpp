@@ -31,9 +31,10 @@ uint32_t datagram_payload(uint32_t mtu, const SocketAddress& to) {
 
 }  // namespace
 
-void PathCheck::begin(uint32_t mtu_max, const SocketAddress& to, Instant deadline) {
+void PathCheck::begin(uint32_t mtu_max, const SocketAddress& to, const Moment& now,
+                      Duration limit) {
   NHA_ASSERT(candidates_.empty(), "a path is checked once");
-  deadline_ = deadline;
+  limit_.begin(now, limit);
   candidates_.push_back({mtu_max, datagram_payload(mtu_max, to)});
   for (const uint32_t mtu : mtu_ladder) {
     if (mtu < mtu_max) {
@@ -64,9 +65,9 @@ PathCheck::Round PathCheck::next_round() {
   return round;
 }
 
-bool PathCheck::on_pong(const FrameHeader& header, Instant now) {
+bool PathCheck::on_pong(const FrameHeader& header, const Moment& now) {
   if (!std::exchange(answered_, true)) {
-    deadline_ = std::max(deadline_, now + search_longest);
+    limit_.allow(now, search_longest);
   }
   if (header.fragment_length == header_bytes) {
     small_answered_ = true;

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/base/clock.h"
+#include "runtime/base/run_limit.h"
 #include "runtime/fabric/datagram/wire.h"
 
 namespace nccl_ha::fabric {
@@ -19,7 +19,7 @@ namespace nccl_ha::fabric {
 class PathCheck {
  public:
   /// `mtu_max`: of the interfaces at both ends.
-  void begin(uint32_t mtu_max, const SocketAddress& to, Instant deadline);
+  void begin(uint32_t mtu_max, const SocketAddress& to, const Moment& now, Duration limit);
 
   /// What to send now, unless it is through().
   struct Round {
@@ -32,8 +32,8 @@ class PathCheck {
   Round next_round();
   bool through() const { return small_answered_ && full_answered_; }
   /// True: it is through.  Once anything gets through, the search for the size has its time.
-  bool on_pong(const FrameHeader& header, Instant now);
-  bool expired(Instant now) const { return now >= deadline_; }
+  bool on_pong(const FrameHeader& header, const Moment& now);
+  bool expired(const Moment& now) const { return limit_.left(now) == Duration(0); }
 
   /// The size that got through, or is being tried: bytes of an IP packet, and of its payload.
   uint32_t mtu() const { return candidates_[candidate_].mtu; }
@@ -68,7 +68,7 @@ class PathCheck {
   bool answered_ = false;  ///< by any pong
   bool small_answered_ = false;
   bool full_answered_ = false;
-  Instant deadline_{};
+  RunLimit limit_;
   std::array<std::optional<FrameHeader>, 2> early_pings_;
 };
 

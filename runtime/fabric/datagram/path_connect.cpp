@@ -85,7 +85,7 @@ Result<void> DatagramPath::connect(std::span<const std::byte> peer_address) {
   sizes_.set_tiny(std::min(local.tiny_bytes, peer.tiny_bytes));
   state_ = PathState::connecting;
   env_.refresh();
-  check_.begin(std::min(local.mtu, peer.mtu), peer.data, env_.now + connect_limit());
+  check_.begin(std::min(local.mtu, peer.mtu), peer.data, env_.moment(), connect_limit());
   const GuardScope guard(env_.guard);
   check_.answer_kept([this](const FrameHeader& ping) { on_ping(ping); });
   send_check();
@@ -147,7 +147,7 @@ void DatagramPath::on_pong(const FrameHeader& header) {
   if (elapsed < plausible_us) {
     network_.on_sample(std::chrono::microseconds(elapsed));
   }
-  if (check_.on_pong(header, env_.now)) {
+  if (check_.on_pong(header, env_.moment())) {
     finish_check();
   }
 }
@@ -179,7 +179,7 @@ void DatagramPath::on_timer() {
     return;
   }
   NHA_DASSERT(state_ == PathState::connecting, "a path that failed waits for nothing");
-  if (!check_.expired(env_.now)) {
+  if (!check_.expired(env_.moment())) {
     const GuardScope guard(env_.guard);
     send_check();
     env_.flush_all();

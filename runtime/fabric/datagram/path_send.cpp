@@ -177,17 +177,12 @@ void DatagramPath::queue_resend(Segment& segment) {
 }
 
 /// The newest round trip, of the packet that this one echoes; 0: it echoes none.
-Duration DatagramPath::sample_of(const FrameHeader& header) {
+Duration DatagramPath::sample_of(const FrameHeader& header) const {
   constexpr uint32_t plausible_us = 60'000'000;
-  if ((header.flags & flag_echo) != 0) {
-    const uint32_t elapsed = env_.now_us() - header.echo_us - header.ack_delay_us;
-    if (elapsed < plausible_us) {
-      const Duration sample = std::chrono::microseconds(elapsed);
-      network_.on_sample(sample);
-      return sample;
-    }
-  }
-  return {};
+  const uint32_t elapsed = env_.now_us() - header.echo_us - header.ack_delay_us;
+  return (header.flags & flag_echo) != 0 && elapsed < plausible_us
+             ? std::chrono::microseconds(elapsed)
+             : Duration(0);
 }
 
 void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::byte> selective) {
@@ -199,7 +194,6 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
   if (!outgoing_.plausible(ack)) {
     return;
   }
-  const Duration sample = sample_of(header);
   outgoing_.allow(ack + header.credits);
   const bool was_full = outgoing_.in_flight() + 1 >= network_.window();
   uint32_t newly = outgoing_.acknowledge(ack, env_.now);
@@ -212,7 +206,9 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
   if (newly != 0) {
     statistics_.segments_acked += newly;
     silence_.end(env_.now);
-    network_.on_ack(env_.now, newly, sample, was_full);
+    // Of an acknowledgement that says nothing new, as one that the network delivers twice, the
+    // round trip counts as little (RFC 7323, 4.1).
+    network_.on_ack(env_.now, newly, sample_of(header), was_full);
     complete_requests();
   } else if (header.type == FrameType::ack && ack == outgoing_.oldest() && !outgoing_.empty()) {
     // Duplicate acknowledgement: the receiver got something that is not the oldest segment.

@@ -59,8 +59,8 @@ Conductor::Order Conductor::take() {
   return order;
 }
 
-void Conductor::add(Rank rank, Command command, Command tell) {
-  put(rank, {std::move(command), std::move(tell), nullptr});
+void Conductor::add(Rank rank, Command command, Command tell, Duration allowed) {
+  put(rank, {std::move(command), std::move(tell), nullptr, allowed});
 }
 
 std::shared_ptr<const Answer> Conductor::ask() {
@@ -74,9 +74,10 @@ std::shared_ptr<const Answer> Conductor::ask() {
   }
   auto answer = std::make_shared<Answer>();
   auto result = std::make_shared<int>(ENOMEM);
-  put(Rank::stop,
-      {[this, result] { *result = question(); },
-       [answer, result] { answer->result.store(*result, std::memory_order_release); }, answer});
+  put(Rank::stop, {[this, result] { *result = question(); },
+                   [answer, result] { answer->result.store(*result, std::memory_order_release); },
+                   answer,
+                   {}});
   return answer;
 }
 
@@ -130,6 +131,8 @@ std::optional<Instant> Conductor::pump(Instant now) {
       break;
     }
     Order order = take();
+    allowed_.store(order.allowed, std::memory_order_relaxed);
+    busy_since_ = now_;
     const Duration before = std::exchange(waited, Duration(0));
     order.command();
     busy_until_ = now_ + std::exchange(waited, before);
@@ -139,12 +142,21 @@ std::optional<Instant> Conductor::pump(Instant now) {
   return untold_ || !none_waits() ? std::optional(busy_until_) : std::nullopt;
 }
 
-void Conductor::await(const Answer& answer, Duration limit) {
-  if (library_.waited != nullptr || busy() > limit) {
-    return;
+bool Conductor::await(const Answer& answer, Duration limit) {
+  if (answer.over() || library_.waited != nullptr || busy() > limit) {
+    return answer.over();
   }
   std::unique_lock lock(mutex_);
-  done_.wait_for(lock, limit, [&] { return answer.over(); });
+  return done_.wait_for(lock, limit, [&] { return answer.over(); });
+}
+
+bool Conductor::await(const Answer& answer, const std::function<bool()>& patient) {
+  constexpr Duration step = std::chrono::milliseconds(5);
+  std::unique_lock lock(mutex_);
+  while (!answer.over() && patient()) {
+    done_.wait_for(lock, step);
+  }
+  return answer.over();
 }
 
 bool Conductor::drain(Duration limit) {
@@ -163,7 +175,14 @@ bool Conductor::drain(Duration limit) {
   return true;
 }
 
+bool Conductor::hangs(Duration limit) const {
+  return busy() >= std::max(limit, allowed_.load(std::memory_order_relaxed));
+}
+
 Duration Conductor::busy() const {
+  if (library_.waited != nullptr) {
+    return now_ < busy_until_ ? now_ - busy_since_ : Duration(0);
+  }
   const int64_t begun = begun_ns_.load(std::memory_order_relaxed);
   return Duration(begun == 0 ? 0 : std::max<int64_t>(steady_ns() - begun, 0));
 }
@@ -178,6 +197,7 @@ void Conductor::run() {
     }
     Order order = take();
     under_way_ = true;
+    allowed_.store(order.allowed, std::memory_order_relaxed);
     begun_ns_.store(steady_ns(), std::memory_order_relaxed);
     lock.unlock();
     call(order.command);

@@ -39,7 +39,7 @@ class Conductor {
   using Command = std::function<void()>;
   /// What is taken first.  Those of one rank are taken in their order.
   enum class Rank : uint8_t {
-    stop,  ///< a failover waits for it
+    stop,  ///< a failover waits for it, or a worker
     make,
     end,  ///< nobody waits
   };
@@ -50,18 +50,24 @@ class Conductor {
   Conductor(const Conductor&) = delete;
   Conductor& operator=(const Conductor&) = delete;
 
-  /// `tell`, if any, is called when the command has taken its time.
-  void add(Rank rank, Command command, Command tell = {});
+  /// `tell`, if any, is called when the command has taken its time.  `allowed`: what it may take
+  /// where nothing hangs, if that is longer than others do.
+  void add(Rank rank, Command command, Command tell = {}, Duration allowed = {});
   /// Asks the firmware something, after all of rank stop that was added before.  0: it lives.
   std::shared_ptr<const Answer> ask();
   /// The same at once.  For commands.
   int question() const;
   /// Waits for an answer of its own, at most so long, and not for a command that hangs already.
-  void await(const Answer& answer, Duration limit);
+  /// False: it is not there.
+  bool await(const Answer& answer, Duration limit);
+  /// The same while `patient`, which is asked every few milliseconds.
+  bool await(const Answer& answer, const std::function<bool()>& patient);
   /// Waits until all is done.  False: for so long nothing was.
   bool drain(Duration limit);
   /// How long the command under way has been so, of this host's time; 0: there is none.
   Duration busy() const;
+  /// It takes as long as that, and longer than it may.
+  bool hangs(Duration limit) const;
 
   /// Of a simulated device: a command takes virtual time.  Does what is due, and says when the next
   /// is; nullopt: there is none.  Its caller's thread is the simulation's only one.
@@ -73,6 +79,7 @@ class Conductor {
     Command command;
     Command tell;
     std::shared_ptr<const Answer> question;  ///< that it asks, and nothing else
+    Duration allowed{};
   };
   void put(Rank rank, Order order);
   bool none_waits() const;
@@ -89,10 +96,13 @@ class Conductor {
   bool under_way_ = false;
   bool ending_ = false;
   std::thread thread_;
-  std::atomic<int64_t> begun_ns_{0};  ///< of the command under way; 0: there is none
+  // Of the command under way.
+  std::atomic<int64_t> begun_ns_{0};  ///< 0: there is none
+  std::atomic<Duration> allowed_{};
   // Of a simulated device.
   void tell();
   Instant now_{};
+  Instant busy_since_{};
   Instant busy_until_{};
   Command untold_;  ///< of the command that takes until then
 };

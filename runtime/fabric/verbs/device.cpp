@@ -43,9 +43,6 @@ std::string port_file(const PortInfo& info, const std::string& rest) {
   return fmt::format("{}/ports/{}/{}", sysfs(info.device), info.port, rest);
 }
 
-constexpr unsigned region_access =
-    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-
 constexpr uint8_t fastest_code = 128;  // NDR
 
 /// Firmware that takes so long for one command hangs.
@@ -201,6 +198,7 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
   }
   opened->resolver_ = std::make_unique<Resolver>(library, opened->pd_);
   opened->conductor_ = std::make_unique<Conductor>(library, opened->context_);
+  opened->registrar_ = std::make_unique<Conductor>(library, opened->context_);
   const int flags = fcntl(opened->context_->async_fd, F_GETFL);
   if (flags < 0 || fcntl(opened->context_->async_fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return refuse("make its event descriptor non-blocking");
@@ -223,8 +221,9 @@ bool Device::answers() {
 }
 
 void Device::let_go(Device* device) {
-  const bool over = (!device->conductor_ || device->conductor_->drain(silent_after)) &&
-                    (!device->resolver_ || device->resolver_->drain(silent_after));
+  const auto through = [](const auto& own) { return !own || own->drain(silent_after); };
+  const bool over =
+      through(device->registrar_) && through(device->conductor_) && through(device->resolver_);
   if (over) {
     delete device;
   } else {
@@ -237,6 +236,7 @@ void Device::let_go(Device* device) {
 Device::~Device() {
   resolver_.reset();   // it uses the protection domain
   conductor_.reset();  // so do queue pairs
+  registrar_.reset();
   if (!regions_.empty()) {
     NHA_LOG_DEBUG("RDMA device {}: {} registrations left at close", name_, regions_.size());
   }
@@ -400,99 +400,6 @@ Result<PortInfo> Device::query(uint8_t port) const {
     info.netdev = read_line(sysfs(name_) + "/parent");  // software devices
   }
   return info;
-}
-
-Result<std::shared_ptr<ProtectionDomain>> Device::domain(uint64_t number) {
-  std::lock_guard lock(mutex_);
-  std::erase_if(domains_, [](const auto& one) { return one.second.expired(); });
-  auto& known = domains_[number];
-  if (auto shared = known.lock()) {
-    return shared;
-  }
-  auto made = ProtectionDomain::open(*this);
-  if (made) {
-    known = *made;
-  }
-  return made;
-}
-
-Error Device::refuse_memory(size_t length, const char* what) const {
-  const int error = errno;
-  return fail(Errc::system,
-              fmt::format("RDMA device {}: cannot register {} bytes of {} memory{}", name_, length,
-                          what, memlock_hint(error)),
-              error);
-}
-
-Result<ibv_mr*> Device::make_region(ibv_pd* domain, void* base, size_t length,
-                                    MemoryKind kind) const {
-  errno = 0;
-  ibv_mr* mr =
-      relaxed_ordering_
-          ? library_.memory.reg_iova2(domain, base, length, reinterpret_cast<uint64_t>(base),
-                                      region_access | IBV_ACCESS_RELAXED_ORDERING)
-          : library_.memory.reg(domain, base, length, static_cast<int>(region_access));
-  return mr != nullptr
-             ? Result<ibv_mr*>(mr)
-             : Result<ibv_mr*>(refuse_memory(length, kind == MemoryKind::gpu ? "GPU" : "host"));
-}
-
-Result<Region> Device::share(void* base, size_t length, std::shared_ptr<ProtectionDomain> domain,
-                             const std::function<Result<ibv_mr*>(uint64_t start)>& make) {
-  const auto start = reinterpret_cast<uint64_t>(base);
-  if (base == nullptr || length == 0 || start + length < start) {
-    return fail(Errc::invalid_argument,
-                "memory registration: null, empty or wrapping address range");
-  }
-  std::lock_guard lock(mutex_);
-  for (Entry& entry : regions_) {
-    if (entry.begin == start && entry.length == length && entry.domain == domain) {
-      ++entry.users;
-      return Region{entry.mr};
-    }
-  }
-  const auto mr = make(start);
-  if (!mr) {
-    return mr.error();
-  }
-  regions_.push_back({start, length, *mr, 1, std::move(domain)});
-  return Region{*mr};
-}
-
-Result<Region> Device::add(void* base, size_t length, MemoryKind kind,
-                           std::shared_ptr<ProtectionDomain> domain) {
-  ibv_pd* in = domain ? domain->get() : pd_;
-  return share(base, length, std::move(domain),
-               [&](uint64_t) { return make_region(in, base, length, kind); });
-}
-
-Result<Region> Device::add_dmabuf(void* base, size_t length, uint64_t offset, int fd,
-                                  std::shared_ptr<ProtectionDomain> domain) {
-  if (library_.memory.reg_dmabuf == nullptr) {
-    return fail(Errc::invalid_usage, "memory registration: this rdma-core has no DMA-BUF support");
-  }
-  ibv_pd* in = domain ? domain->get() : pd_;
-  return share(base, length, std::move(domain), [&](uint64_t start) -> Result<ibv_mr*> {
-    const unsigned relaxed = relaxed_ordering_ ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U;
-    errno = 0;
-    ibv_mr* mr = library_.memory.reg_dmabuf(in, offset, length, start, fd,
-                                            static_cast<int>(region_access | relaxed));
-    return mr != nullptr ? Result<ibv_mr*>(mr)
-                         : Result<ibv_mr*>(refuse_memory(length, "GPU (DMA-BUF)"));
-  });
-}
-
-void Device::remove(const Region& region) {
-  std::lock_guard lock(mutex_);
-  const auto found = std::find_if(regions_.begin(), regions_.end(),
-                                  [&](const Entry& entry) { return entry.mr == region.mr; });
-  if (found == regions_.end() || --found->users != 0) {
-    return;
-  }
-  if (const int error = library_.memory.dereg(found->mr); error != 0 && health.usable()) {
-    NHA_LOG_WARN("RDMA device {}: cannot deregister memory: {}", name_, std::strerror(error));
-  }
-  regions_.erase(found);
 }
 
 Result<GidPreference> gid_preference(const Config& config, const PortInfo& port) {

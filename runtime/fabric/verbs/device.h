@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -88,6 +89,15 @@ class Device {
   /// The firmware answers a question; where it does not, the device counts as failed from now on.
   /// Blocks as long as the device takes.
   bool answers();
+  /// It did not fail, and is not seen to hang: a command that hangs for hung_after makes it count
+  /// as failed.
+  bool may_answer();
+  /// A command that takes so long is no slow one any more: of all, destroying a queue pair of
+  /// Soft-RoCE's takes longest, some seconds where the interface has no link.
+  static constexpr Duration hung_after = std::chrono::seconds(5);
+  /// That of so much memory may take so much longer, 2 s for 1 GB: the kernel pins its pages, and
+  /// lets go of them, in a fraction of that (docs/hardware.md asks how long it takes).
+  static Duration time_to_pin(size_t length) { return Duration(2 * length); }
   /// Asks the device now; a flap may have changed everything but the name.
   Result<PortInfo> query(uint8_t port) const;
 
@@ -103,8 +113,10 @@ class Device {
   /// GPU memory by DMA-BUF descriptor; `offset` into the buffer.
   Result<Region> add_dmabuf(void* base, size_t length, uint64_t offset, int fd,
                             std::shared_ptr<ProtectionDomain> domain = nullptr);
-  /// One user less; the last one deregisters.  Nobody touches the memory any more then.
-  void remove(const Region& region);
+  /// One user less; the last one deregisters.  Nobody touches the memory any more then.  With
+  /// `keep`, which holds the memory until the firmware has confirmed that, it does not wait;
+  /// without it waits, unless the firmware hangs.
+  void remove(const Region& region, std::shared_ptr<void> keep = nullptr);
 
   /// GPU pointers can be registered through a peer-memory module of the kernel.
   bool peer_memory() const { return peer_memory_; }
@@ -116,6 +128,8 @@ class Device {
   Resolver& resolver() { return *resolver_; }
   /// Any thread.
   Conductor& conductor() { return *conductor_; }
+  /// Of what its users register, which may be large: no path waits for that.  Any thread.
+  Conductor& registrar() { return *registrar_; }
 
   /// Where it is not usable, its ports fail their paths and make no more.
   DeviceHealth health;
@@ -143,6 +157,10 @@ class Device {
   Result<Region> share(void* base, size_t length, std::shared_ptr<ProtectionDomain> domain,
                        const std::function<Result<ibv_mr*>(uint64_t start)>& make);
   Error refuse_memory(size_t length, const char* what) const;
+  /// 0, or an errno value.
+  int end_region(ibv_mr* mr) const;
+  using Kept = std::list<std::shared_ptr<void>>;
+  void end_own_region(ibv_mr* mr, Kept& keep);
 
   const Library& library_;
   std::string name_;
@@ -155,8 +173,10 @@ class Device {
   mutable std::mutex mutex_;
   std::vector<Entry> regions_;
   std::map<uint64_t, std::weak_ptr<ProtectionDomain>> domains_;
+  Kept kept_;  ///< memory that the device may still write, as nothing proves that it does not
   std::unique_ptr<Resolver> resolver_;
   std::unique_ptr<Conductor> conductor_;
+  std::unique_ptr<Conductor> registrar_;
 };
 
 /// A port that the plugin may use.

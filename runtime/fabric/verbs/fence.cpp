@@ -11,6 +11,8 @@ namespace {
 /// Between looks at whether a queue pair is gone.
 constexpr Duration waiting_interval = std::chrono::microseconds(500);
 constexpr Duration stuck_interval = std::chrono::milliseconds(20);
+/// Between two words that a fence is late.
+constexpr Duration late_interval = std::chrono::milliseconds(100);
 
 /// Where this process does not get to run, what a device does in software does not either: it has
 /// so many times as long, which is less than a destruction under such load takes.
@@ -23,7 +25,7 @@ Fence::~Fence() { services_.timers->cancel(timer_); }
 void Fence::begin(uint32_t returned, std::shared_ptr<const Answer> stop) {
   NHA_ASSERT(state_ == State::none, "a queue pair breaks once");
   begun_ = services_.moment();
-  seen_returned_ = returned;
+  seen_returned_ = last_returned_ = returned;
   seen_lost_ = begun_.lost;
   stop_ = std::move(stop);
   if (options_.flush_wait == Duration(0) || !stop_) {
@@ -78,12 +80,14 @@ Fence::Outcome Fence::move(bool all_returned) {
 void Fence::confirm(std::shared_ptr<const Answer> question) {
   NHA_ASSERT(!question_, "the firmware is asked once");
   question_ = std::move(question);
+  begin_silence();
   wait();
 }
 
 void Fence::await(std::shared_ptr<const Answer> destruction) {
   NHA_ASSERT(!destruction_, "a queue pair is destroyed once");
   destruction_ = std::move(destruction);
+  begin_silence();
   wait();
 }
 
@@ -101,25 +105,69 @@ FenceProof Fence::proven(bool all_returned) const {
   FenceEvidence known;
   known.given = given_;
   known.stopped = stopped();
-  known.all_returned = all_returned;
+  known.all_returned = all_returned && !abandoned_;
   known.return_confirmed = question_ != nullptr && question_->confirmed();
   known.destruction_confirmed = destruction_ != nullptr && destruction_->confirmed();
+  known.silent = silent();
   known.device = device_.level();
   return proof_of(known);
 }
 
+void Fence::on_peer_stopped() {
+  if (state_ != State::none && state_ != State::closed && !silent_since_) {
+    silent_since_ = services_.moment();
+  }
+}
+
+/// What is asked now has its time, too.
+void Fence::begin_silence() {
+  if (silent_since_) {
+    silent_since_ = services_.moment();
+  }
+}
+
+/// The firmware answers nothing of what it was asked.  One that answers may still lie, and what
+/// waits behind a command that takes long was not asked yet.
+bool Fence::silent() const {
+  const auto& asked = destruction_ ? destruction_ : question_ ? question_ : stop_;
+  if (!silent_since_ || options_.hung_after == Duration(0) || !asked || asked->over()) {
+    return false;
+  }
+  if (conductor_ != nullptr && !conductor_->hangs(options_.hung_after)) {
+    return false;
+  }
+  const Moment now = services_.moment();
+  return now.now - silent_since_->now - (now.lost - silent_since_->lost) >= options_.hung_after;
+}
+
+void Fence::look_for_life(uint32_t returned) {
+  if (std::exchange(last_returned_, returned) != returned) {
+    begin_silence();
+  }
+}
+
 Fence::Outcome Fence::check(uint32_t returned) {
+  look_for_life(returned);
+  Outcome outcome = Outcome::open;
   switch (state_) {
     case State::flushing:
-      return check_flush(returned);
+      outcome = check_flush(returned);
+      break;
     case State::waiting:
-      return check_waiting();
+      outcome = check_waiting();
+      break;
     case State::none:
     case State::overdue:
     case State::closed:
-      break;
+      return Outcome::open;
   }
-  return Outcome::open;
+  const Instant now = services_.clock->now();
+  if (outcome == Outcome::open && !abandoned_ && took() - lost() >= options_.late_after &&
+      now >= late_again_) {
+    late_again_ = now + late_interval;
+    return Outcome::late;
+  }
+  return outcome;
 }
 
 /// A slow device, or a starved host, takes its time with a long queue; and many queue pairs that
@@ -143,12 +191,23 @@ Fence::Outcome Fence::check_waiting() {
   const bool late = now >= deadline_;
   // One that is stuck takes as long as its device takes to be reset, or for good.
   services_.timers->arm(timer_, now + (late ? stuck_interval : waiting_interval));
-  if (!late || std::exchange(told_, true)) {
+  if (!late) {
     return Outcome::open;
   }
-  const auto& asked = destruction_ ? destruction_ : question_;
+  const auto asked = destruction_ ? destruction_ : question_;
+  if (destruction_ && destruction_->over()) {
+    ask_anew();
+  }
+  if (std::exchange(told_, true)) {
+    return Outcome::open;
+  }
   error_ = !asked->over() ? ETIMEDOUT : asked->confirmed() ? EIO : asked->error();
   return Outcome::stuck;
+}
+
+void Fence::ask_anew() {
+  destruction_.reset();
+  state_ = State::overdue;
 }
 
 }  // namespace nccl_ha::fabric::verbs

@@ -7,11 +7,13 @@
 // first is enough: Soft-RoCE destroys a queue pair only when the interface has let go of its
 // packets, and one without a link keeps them for seconds.  Both count only if the firmware answers
 // a question after that (fence_proof.h); where it does not, the fence waits until the kernel has
-// taken the device away.  Time by itself proves nothing.
+// taken the device away.  Time by itself proves nothing: who does not want to wait for that, and
+// needs no proof, abandons the path; the fence goes on.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/verbs/conductor.h"
@@ -29,11 +31,14 @@ class Fence {
     must_ask,  ///< all work is back: the firmware is to be asked whether it lives, confirm() that
     must_destroy,  ///< the queue pair is to be destroyed: await() that
     closed,        ///< proof() says why nothing moves any more
-    stuck,         ///< still open after long, told once: error() says why
+    late,          ///< still open after a while, told again and again
+    stuck,         ///< the same after long: error() says why
   };
 
-  Fence(const PortServices& services, const Options& options, const DeviceHealth& device)
-      : services_(services), options_(options), device_(device) {}
+  /// `conductor`: that of the device; null: its commands never hang.
+  Fence(const PortServices& services, const Options& options, const DeviceHealth& device,
+        const Conductor* conductor = nullptr)
+      : services_(services), options_(options), device_(device), conductor_(conductor) {}
   ~Fence();
   Fence(const Fence&) = delete;
   Fence& operator=(const Fence&) = delete;
@@ -56,6 +61,15 @@ class Fence {
   void confirm(std::shared_ptr<const Answer> question);
   void await(std::shared_ptr<const Answer> destruction);
   Outcome check(uint32_t returned);
+  /// What is outstanding is not waited for any more, so that its return proves nothing.
+  void abandon() { abandoned_ = true; }
+  bool abandoned() const { return abandoned_; }
+  /// The peer's side is closed.  From then on there is at most what the device had taken from the
+  /// network, and firmware that hangs for Options::hung_after in a command, while it answers none
+  /// of this fence's and nothing comes back, is taken to have lost that.
+  void on_peer_stopped();
+  /// Before each move().
+  void look_for_life(uint32_t returned);
 
   /// Nothing moves any more, and everything is to be reported.
   bool closed() const { return state_ == State::closed; }
@@ -77,10 +91,16 @@ class Fence {
   };
   bool stopped() const { return stop_ && stop_->confirmed(); }
   bool cannot_stop() const { return stop_ && stop_->over() && !stop_->confirmed(); }
-  bool may_ask(bool all_returned) const { return all_returned && stopped() && !question_; }
+  bool may_ask(bool all_returned) const {
+    return all_returned && !abandoned_ && stopped() && !question_;
+  }
   /// Work will not come back, or that says nothing.
   bool in_vain() const;
   FenceProof proven(bool all_returned) const;
+  bool silent() const;
+  void begin_silence();
+  /// The same is asked of it once more later, as firmware may come back.
+  void ask_anew();
   Outcome check_flush(uint32_t returned);
   Outcome check_waiting();
   void wait();
@@ -88,16 +108,21 @@ class Fence {
   const PortServices& services_;
   const Options& options_;
   const DeviceHealth& device_;
+  const Conductor* const conductor_;
   State state_ = State::none;
   bool given_ = true;
   Moment begun_{};
   uint32_t seen_returned_ = 0;
+  uint32_t last_returned_ = 0;
   Duration seen_lost_{};
   std::shared_ptr<const Answer> stop_;
   std::shared_ptr<const Answer> question_;  ///< asked when all work was back
   std::shared_ptr<const Answer> destruction_;
   Instant deadline_{};
   bool told_ = false;  ///< that it is stuck
+  Instant late_again_{};
+  bool abandoned_ = false;
+  std::optional<Moment> silent_since_;  ///< and the peer has stopped
   FenceProof proof_ = FenceProof::none;
   int error_ = 0;
   Timer timer_;

@@ -17,6 +17,7 @@ struct FenceEvidence {
   bool all_returned = false;           ///< all that the device was given came back
   bool return_confirmed = false;       ///< only together with all_returned
   bool destruction_confirmed = false;  ///< destroy_qp said 0
+  bool silent = false;                 ///< after the peer has stopped: see Fence::on_peer_stopped()
   DeviceHealth::Level device = DeviceHealth::Level::good;
 };
 
@@ -25,6 +26,7 @@ enum class FenceProof : uint8_t {
   returned,   ///< a device in order has given back all of its work, or had none
   destroyed,  ///< a device in order knows it no more
   gone,       ///< the kernel has taken it down, and the device away from this process
+  silence,    ///< none, but a site's word: firmware that hangs for so long does nothing any more
 };
 
 /// The kernel closes a process's descriptor of events after it has destroyed all that the process
@@ -44,7 +46,10 @@ constexpr FenceProof proof_of(const FenceEvidence& known) {
   if (known.stopped && known.all_returned && known.return_confirmed) {
     return FenceProof::returned;
   }
-  return known.destruction_confirmed ? FenceProof::destroyed : FenceProof::none;
+  if (known.destruction_confirmed) {
+    return FenceProof::destroyed;
+  }
+  return known.silent ? FenceProof::silence : FenceProof::none;
 }
 
 }  // namespace nccl_ha::fabric::verbs

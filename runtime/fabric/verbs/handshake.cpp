@@ -13,9 +13,9 @@ constexpr Duration resolution_interval = std::chrono::milliseconds(1);
 int Handshake::check_resolution() {
   NHA_ASSERT(resolution_ != nullptr, "no address is being resolved");
   const int result = resolution_->result.load(std::memory_order_acquire);
-  const Instant now = services_.clock->now();
-  if (result == Resolution::open && now < deadline_) {
-    services_.timers->arm(timer_, now + resolution_interval);
+  const Moment now = services_.moment();
+  if (result == Resolution::open && limit_.left(now) > Duration(0)) {
+    services_.timers->arm(timer_, now.now + resolution_interval);
     return result;
   }
   resolution_.reset();

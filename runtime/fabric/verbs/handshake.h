@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/base/run_limit.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/verbs/port_services.h"
 #include "runtime/fabric/verbs/resolver.h"
@@ -22,11 +23,8 @@ class Handshake {
 
   /// `on_timer`: while resolving() the answer is to be looked for, else the deadline has passed.
   void bind(void (*on_timer)(void* owner), void* owner) { timer_.bind(on_timer, owner); }
-  void begin(Duration limit) {
-    limit_ = limit;
-    deadline_ = services_.clock->now() + limit;
-  }
-  Duration limit() const { return limit_; }
+  void begin(Duration limit) { limit_.begin(services_.moment(), limit); }
+  Duration limit() const { return limit_.limit(); }
   /// Nothing more is waited for.
   void end() { services_.timers->cancel(timer_); }
 
@@ -38,8 +36,21 @@ class Handshake {
   /// While resolving(): 0, an errno value, or Resolution::open, and then it is asked for later.
   int check_resolution();
 
-  /// What the device or the peer is to do may take until the deadline.
-  void await() { services_.timers->arm(timer_, deadline_); }
+  /// What the device or the peer is to do may take until the deadline; `look`: the timer comes
+  /// earlier, if that is less.
+  void await(Duration look = Duration::max()) {
+    const Moment now = services_.moment();
+    services_.timers->arm(timer_, now.now + std::min(limit_.left(now), look));
+  }
+  /// The timer has come.  False: so has the deadline, and this process did not stand still.
+  bool await_on(Duration look = Duration::max()) {
+    const Moment now = services_.moment();
+    const Duration left = limit_.left(now, timer_.deadline());
+    if (left > Duration(0)) {
+      services_.timers->arm(timer_, now.now + std::min(left, look));
+    }
+    return left > Duration(0);
+  }
 
   // --- probes
   /// False: this side's own were posted before.
@@ -59,8 +70,7 @@ class Handshake {
 
   const PortServices& services_;
   std::shared_ptr<const Resolution> resolution_;
-  Duration limit_{};
-  Instant deadline_{};
+  RunLimit limit_;
   Timer timer_;
   bool probes_posted_ = false;
   unsigned acknowledged_ = 0;

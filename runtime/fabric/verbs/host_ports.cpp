@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -12,6 +13,9 @@
 
 namespace nccl_ha::fabric::verbs {
 namespace {
+
+/// No path is made behind a command that takes so long.
+constexpr Duration busy_after = RegionRegistry::worker_patience;
 
 IpAddress address_of(const PortInfo& port) {
   IpAddress found;
@@ -46,6 +50,137 @@ RdmaPort describe(const UsablePort& usable) {
   return port;
 }
 
+Region region_of(const RegionKeys& keys) { return {reinterpret_cast<ibv_mr*>(keys.handle)}; }
+
+Result<RegionKeys> register_memory(Device& device, const RegionOrigin& origin) {
+  auto domain = origin.domain ? device.domain(*origin.domain)
+                              : Result<std::shared_ptr<ProtectionDomain>>(nullptr);
+  if (!domain) {
+    return domain.error();
+  }
+  auto region = origin.dmabuf_fd >= 0 ? device.add_dmabuf(origin.base, origin.length, origin.offset,
+                                                          origin.dmabuf_fd, std::move(*domain))
+                                      : device.add(origin.base, origin.length,
+                                                   origin.gpu ? MemoryKind::gpu : MemoryKind::host,
+                                                   std::move(*domain));
+  if (!region) {
+    return region.error();
+  }
+  return RegionKeys{region->local_key(), region->remote_key(),
+                    reinterpret_cast<uint64_t>(region->mr)};
+}
+
+/// Says why a device that refuses does so: whether it answers.
+Result<RegionKeys> register_or_look(Device& device, const RegionOrigin& origin) {
+  auto keys = register_memory(device, origin);
+  if (!keys) {
+    static_cast<void>(device.answers());
+  }
+  return keys;
+}
+
+/// An absence: whoever has other devices goes on over those.
+Error gone(const Device& device) {
+  return fail(Errc::system,
+              fmt::format("RDMA device {} failed earlier: see the kernel's log; restart the job "
+                          "when it is back",
+                          device.name()),
+              ENODEV);
+}
+
+Error busy(const Device& device) {
+  return fail(Errc::timed_out,
+              fmt::format("RDMA device {} takes long with something: does its firmware hang?",
+                          device.name()),
+              EBUSY);
+}
+
+/// What a registration has come to, between the command and who waits for it.
+struct Registering {
+  enum class State : uint8_t { open, made, left };
+  bool wanted() const { return state.load() != State::left; }
+  std::atomic<State> state{State::open};
+  std::atomic<bool> begun{false};
+  Answer over;
+  Result<RegionKeys> keys = fail(Errc::no_memory, "out of memory");
+};
+
+/// An error of busy(): the device hangs with something, for callers so long that it counts as
+/// failed.
+Result<RegionKeys> registered_in_time(Device& device, const RegionOrigin& origin, Waits who) {
+  using State = Registering::State;
+  if (device.library().waited != nullptr) {
+    auto keys = register_or_look(device, origin);
+    return keys || keys.error().sys != EBUSY ? keys : busy(device);  // as a simulated one says it
+  }
+  const bool worker = who == Waits::worker;
+  Conductor& conductor = worker ? device.conductor() : device.registrar();
+  if (worker && conductor.busy() >= busy_after) {
+    return busy(device);  // whoever asks again and again leaves no queue of orders
+  }
+  auto registering = std::make_shared<Registering>();
+  conductor.add(
+      worker ? Conductor::Rank::stop : Conductor::Rank::make,
+      [&device, origin, registering] {
+        registering->begun.store(true);
+        if (origin.domain) {
+          static_cast<void>(device.domain(*origin.domain));  // before who waits is asked again
+        }
+        if (!registering->wanted()) {
+          return;
+        }
+        registering->keys = register_or_look(device, origin);
+        if (registering->state.exchange(State::made) == State::left && registering->keys) {
+          device.remove(region_of(*registering->keys), registering);
+        }
+      },
+      [registering] { registering->over.result.store(0, std::memory_order_release); },
+      (worker ? Duration(0) : Device::hung_after) + Device::time_to_pin(origin.length));
+  // Others' commands may take long, which is no reason for a worker to wait.
+  const auto patient = [&] {
+    return !worker                     ? device.may_answer()
+           : registering->begun.load() ? !conductor.hangs(busy_after)
+                                       : conductor.busy() < busy_after;
+  };
+  if (!conductor.await(registering->over, patient) &&
+      registering->state.exchange(State::left) == State::open) {
+    return busy(device);
+  }
+  return registering->keys;
+}
+
+/// Known to its device by the command that makes the first path with it.
+class DeviceMemory final : public OwnMemory {
+ public:
+  /// Of a device that outlives its commands.
+  DeviceMemory(Device& device, const RegionOrigin& origin, std::shared_ptr<void> bytes)
+      : device_(device), origin_(origin), bytes_(std::move(bytes)) {}
+  ~DeviceMemory() override {
+    if (keys_.handle != 0) {
+      device_.remove(region_of(keys_), std::move(bytes_));
+    }
+  }
+  Result<void> enter() override {
+    if (keys_.handle != 0) {
+      return {};
+    }
+    auto keys = register_or_look(device_, origin_);
+    if (!keys) {
+      const Error& why = keys.error();
+      return device_.health.usable() ? fail(Errc::no_memory, why.what, why.sys) : why;
+    }
+    keys_ = *keys;
+    return {};
+  }
+  const RegionKeys& keys() const override { return keys_; }
+
+ private:
+  Device& device_;
+  const RegionOrigin origin_;
+  std::shared_ptr<void> bytes_;
+  RegionKeys keys_;
+};
+
 }  // namespace
 
 HostPorts::HostPorts(std::vector<UsablePort> usable, size_t workers, NicBoard& board)
@@ -65,48 +200,40 @@ DeviceLimits HostPorts::limits(size_t port) const {
   return {count(device.max_qp), count(device.max_cq), count(device.max_cqe), count(device.max_mr)};
 }
 
-/// Of a device that has failed since, memory has names only: whoever asks for it has paths over
-/// other devices, or none.
-Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin) {
+bool HostPorts::is_busy(size_t port) const {
+  return usable_[port].device->conductor().busy() >= busy_after;
+}
+
+/// Of a device that has failed since, memory has names only.
+Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin, Waits who) {
   Device& device = *usable_[port].device;
-  auto keys = device.health.usable() ? register_memory(device, origin) : RegionKeys{};
-  if (!keys && device.answers()) {
-    return keys;
+  if (device.may_answer()) {
+    auto keys = registered_in_time(device, origin, who);
+    if (keys || device.health.usable()) {
+      return keys;
+    }
   }
-  if (!device.health.usable()) {
-    const uint32_t name = next_name_.fetch_sub(1, std::memory_order_relaxed);
-    return RegionKeys{name, name, 0};
-  }
-  return keys;
+  const uint32_t name = next_name_.fetch_sub(1, std::memory_order_relaxed);
+  return RegionKeys{name, name, 0};
 }
 
-Result<RegionKeys> HostPorts::register_memory(Device& device, const RegionOrigin& origin) {
-  auto domain = origin.domain ? device.domain(*origin.domain)
-                              : Result<std::shared_ptr<ProtectionDomain>>(nullptr);
-  if (!domain) {
-    return domain.error();
-  }
-  auto region = origin.dmabuf_fd >= 0 ? device.add_dmabuf(origin.base, origin.length, origin.offset,
-                                                          origin.dmabuf_fd, std::move(*domain))
-                                      : device.add(origin.base, origin.length,
-                                                   origin.gpu ? MemoryKind::gpu : MemoryKind::host,
-                                                   std::move(*domain));
-  if (!region) {
-    return region.error();
-  }
-  return RegionKeys{region->local_key(), region->remote_key(),
-                    reinterpret_cast<uint64_t>(region->mr)};
+std::shared_ptr<OwnMemory> HostPorts::own_memory(size_t port, const RegionOrigin& origin,
+                                                 std::shared_ptr<void> bytes) {
+  return std::make_shared<DeviceMemory>(*usable_[port].device, origin, std::move(bytes));
 }
 
-void HostPorts::remove_memory(size_t port, const RegionKeys& keys) {
+void HostPorts::remove_memory(size_t port, const RegionKeys& keys, std::shared_ptr<void> keep) {
   if (keys.handle != 0) {
-    usable_[port].device->remove(Region{reinterpret_cast<ibv_mr*>(keys.handle)});
+    usable_[port].device->remove(region_of(keys), std::move(keep));
   }
 }
 
 Result<OwnedPath> HostPorts::create_path(Context& context, size_t port, const PathOptions& options,
                                          PathOwner* owner) {
   const UsablePort& usable = usable_[port];
+  if (!usable.device->health.usable()) {
+    return gone(*usable.device);
+  }
   std::weak_ptr<Port>& slot = open_[context.worker_index()][port];
   std::shared_ptr<Port> opened = slot.lock();
   if (!opened) {
@@ -141,9 +268,7 @@ Result<OwnedPath> HostPorts::create_path(Context& context, size_t port, const Pa
 Result<std::unique_ptr<PacketIo>> HostPorts::open_datagrams(Context& context, size_t port) {
   const UsablePort& usable = usable_[port];
   if (!usable.device->health.usable()) {
-    return fail(Errc::system, fmt::format("RDMA device {} failed earlier: see the kernel's log; "
-                                          "restart the job after it has recovered",
-                                          usable.device->name()));
+    return gone(*usable.device);
   }
   const Config& config = context.config();
   auto want = gid_preference(config, usable.info);

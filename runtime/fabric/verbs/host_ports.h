@@ -25,14 +25,16 @@ class HostPorts final : public RdmaPorts {
   size_t count() const override { return usable_.size(); }
   const RdmaPort& at(size_t port) const override { return ports_[port]; }
   DeviceLimits limits(size_t port) const override;
-  Result<RegionKeys> add_memory(size_t port, const RegionOrigin& origin) override;
-  void remove_memory(size_t port, const RegionKeys& keys) override;
+  bool is_busy(size_t port) const override;
+  Result<RegionKeys> add_memory(size_t port, const RegionOrigin& origin, Waits who) override;
+  std::shared_ptr<OwnMemory> own_memory(size_t port, const RegionOrigin& origin,
+                                        std::shared_ptr<void> bytes) override;
+  void remove_memory(size_t port, const RegionKeys& keys, std::shared_ptr<void> keep) override;
   Result<OwnedPath> create_path(Context& context, size_t port, const PathOptions& options,
                                 PathOwner* owner) override;
   Result<std::unique_ptr<PacketIo>> open_datagrams(Context& context, size_t port) override;
 
  private:
-  static Result<RegionKeys> register_memory(Device& device, const RegionOrigin& origin);
   void watch_device(Context& context, const UsablePort& usable);
 
   std::vector<UsablePort> usable_;

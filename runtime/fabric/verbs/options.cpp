@@ -26,6 +26,7 @@ Options Options::from(const Config& config) {
   options.adaptive_routing = static_cast<int>(config.ib_adaptive_routing);
   options.adaptive_routing_threshold = static_cast<uint32_t>(config.ib_ar_threshold);
   options.ece = config.ib_ece;
+  options.hung_after = std::chrono::milliseconds(config.ib_hung_ms);
   options.connect_timeout = std::chrono::milliseconds(config.connect_timeout_ms);
   return options;
 }

@@ -33,6 +33,12 @@ struct Options {
   /// seconds, and a starved host too.
   Duration stuck_after = std::chrono::seconds(5);
 
+  /// Its owner hears earlier that it is open.  Much longer than commands take that end things, also
+  /// those of many queue pairs.
+  Duration late_after = std::chrono::milliseconds(250);
+  /// Firmware that answers nothing for so long does nothing any more; 0: only the kernel says so.
+  Duration hung_after{};
+
   static Options from(const Config& config);
   /// Of paths over a port; `speed_mbps` as in PortInfo.
   PathTraits traits(bool infiniband, bool gpu_memory, int64_t speed_mbps) const;

@@ -22,22 +22,26 @@ PathPairs::PathPairs(Device& device, Plan plan) : device_(device), plan_(std::mo
   plan_.completions->reserve(plan_.entries);
 }
 
-PathPairs::~PathPairs() {
-  static_cast<void>(destroy());
-  plan_.completions->give_back(plan_.entries);
-}
+PathPairs::~PathPairs() { plan_.completions->give_back(plan_.entries); }
 
 void PathPairs::open() {
-  opened_ = ended_ ? Result<Opened>(not_wanted()) : try_open();
+  const bool wanted = !ended_ && wanted_.load(std::memory_order_relaxed);
+  opened_ = wanted ? try_open() : Result<Opened>(not_wanted());
   if (!opened_) {
     static_cast<void>(destroy());
   }
+  plan_.memory.clear();  // its owner's alone from now on
 }
 
 Result<PathPairs::Opened> PathPairs::try_open() {
   Opened made;
   if (auto found = made.ends.look_up(device_, plan_.port, plan_.gid); !found) {
     return found.error();
+  }
+  for (const auto& own : plan_.memory) {
+    if (auto known = own->enter(); !known) {
+      return known.error();
+    }
   }
   if (auto queue = plan_.completions->open(); !queue) {
     return queue.error();

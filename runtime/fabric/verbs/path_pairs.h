@@ -3,12 +3,15 @@
 
 #include <infiniband/verbs.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "runtime/base/result.h"
+#include "runtime/fabric/own_memory.h"
 #include "runtime/fabric/path.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/options.h"
@@ -33,6 +36,7 @@ class PathPairs {
     uint32_t receives_max = 0;
     uint32_t flushes_max = 0;
     std::optional<uint64_t> domain;  ///< of its own; else the device's
+    std::vector<std::shared_ptr<OwnMemory>> memory;
     uint32_t packet_sequence = 0;
   };
   struct Opened {
@@ -51,6 +55,9 @@ class PathPairs {
   ~PathPairs();
   PathPairs(const PathPairs&) = delete;
   PathPairs& operator=(const PathPairs&) = delete;
+
+  /// The worker's: whatever is not begun yet is for nobody.
+  void leave() { wanted_.store(false, std::memory_order_relaxed); }
 
   // Commands.
   void open();
@@ -79,6 +86,7 @@ class PathPairs {
   QueuePair pair_{device_};
   QueuePair flush_{device_};
   bool ended_ = false;
+  std::atomic<bool> wanted_{true};
   // Errors where a command ended for want of memory.
   Result<Opened> opened_ = fail(Errc::no_memory, "out of memory");
   Result<Ready> ready_ = fail(Errc::no_memory, "out of memory");

@@ -88,11 +88,6 @@ size_t Port::find_queue(uint32_t entries) {
 
 Result<std::unique_ptr<Path>> Port::create_path(const PathOptions& path_options,
                                                 const GidPreference& want, PathOwner* owner) {
-  if (!env_.device->health.usable()) {
-    return fail(Errc::system, fmt::format("RDMA device {} failed earlier: see the kernel's log; "
-                                          "restart the job when it is back",
-                                          env_.device->name()));
-  }
   PathPlace place;
   if (free_slots_.empty()) {
     place.slot = static_cast<uint32_t>(slots_.size());

@@ -17,10 +17,12 @@ constexpr uint8_t rnr_retry_for_ever = 7;  // a peer that is slow to post is not
 }  // namespace
 
 int QueuePair::destroy() {
-  ibv_qp* pair = std::exchange(pair_, nullptr);
-  const int error = pair == nullptr ? 0 : device_.library().queue_pair.destroy(pair);
+  tried_ = true;
+  const int error = pair_ == nullptr ? 0 : device_.library().queue_pair.destroy(pair_);
   if (error != 0) {
     NHA_LOG_DEBUG("RDMA device {}: cannot destroy a queue pair", device_.name());
+  } else {
+    pair_ = nullptr;
   }
   return error;
 }

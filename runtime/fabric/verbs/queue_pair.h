@@ -13,7 +13,7 @@ namespace nccl_ha::fabric::verbs {
 
 class PathEnds;
 
-/// Destroyed with this object, or before.
+/// Destroyed before this object, or with it if nobody has tried to.
 class QueuePair {
  public:
   /// What RTR and RTS need to know.
@@ -26,7 +26,11 @@ class QueuePair {
   };
 
   explicit QueuePair(const Device& device) : device_(device) {}
-  ~QueuePair() { static_cast<void>(destroy()); }
+  ~QueuePair() {
+    if (!tried_) {
+      static_cast<void>(destroy());
+    }
+  }
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
 
@@ -41,11 +45,12 @@ class QueuePair {
   /// To RTR and RTS.  An error of the way to the peer is `ends`' to explain.
   Result<void> make_ready(const Connection& connection, const Options& options,
                           const PathEnds& ends);
-  int destroy();
+  int destroy();  ///< can be asked for again where it did not work
 
  private:
   const Device& device_;
   ibv_qp* pair_ = nullptr;
+  bool tried_ = false;  ///< to destroy it
 };
 
 }  // namespace nccl_ha::fabric::verbs

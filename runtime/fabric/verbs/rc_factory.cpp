@@ -55,12 +55,20 @@ size_t RcFactory::connections_max(const NetDevice& device, size_t most) const {
   return std::clamp<size_t>(tightest - (tightest + margin_part - 1) / margin_part, 1, most);
 }
 
-Result<RegionKeys> RcFactory::add_memory(const NetDevice& device, const RegionOrigin& origin) {
-  return ports().add_memory(device.index, origin);
+Result<RegionKeys> RcFactory::add_memory(const NetDevice& device, const RegionOrigin& origin,
+                                         Waits who) {
+  return ports().add_memory(device.index, origin, who);
 }
 
-void RcFactory::remove_memory(const NetDevice& device, const RegionKeys& keys) {
-  ports().remove_memory(device.index, keys);
+Result<std::shared_ptr<OwnMemory>> RcFactory::own_memory(const NetDevice& device,
+                                                         const RegionOrigin& origin,
+                                                         std::shared_ptr<void> bytes) {
+  return ports().own_memory(device.index, origin, std::move(bytes));
+}
+
+void RcFactory::remove_memory(const NetDevice& device, const RegionKeys& keys,
+                              std::shared_ptr<void> keep) {
+  ports().remove_memory(device.index, keys, std::move(keep));
 }
 
 Result<OwnedPath> RcFactory::create_path(Context& context, const Attachment& at,

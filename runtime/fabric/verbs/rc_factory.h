@@ -19,8 +19,13 @@ class RcFactory final : public RdmaFactory {
   PathTraits traits(const NetDevice& device) const override;
   size_t paths_wanted() const override { return paths_wanted_; }
   size_t connections_max(const NetDevice& device, size_t most) const override;
-  Result<RegionKeys> add_memory(const NetDevice& device, const RegionOrigin& origin) override;
-  void remove_memory(const NetDevice& device, const RegionKeys& keys) override;
+  bool is_busy(const NetDevice& device) const override { return ports().is_busy(device.index); }
+  Result<RegionKeys> add_memory(const NetDevice& device, const RegionOrigin& origin,
+                                Waits who) override;
+  Result<std::shared_ptr<OwnMemory>> own_memory(const NetDevice& device, const RegionOrigin& origin,
+                                                std::shared_ptr<void> bytes) override;
+  void remove_memory(const NetDevice& device, const RegionKeys& keys,
+                     std::shared_ptr<void> keep) override;
   Result<OwnedPath> create_path(Context& context, const Attachment& at, const sockaddr* local,
                                 const PathOptions& options, PathOwner* owner) override;
 

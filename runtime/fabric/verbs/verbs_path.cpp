@@ -16,6 +16,12 @@ namespace {
 constexpr unsigned packet_sequence_bits = 24;
 /// For a command that takes 0.1 ms, and some that are before it.
 constexpr Duration stop_limit = std::chrono::milliseconds(10);
+/// Soft-RoCE destroys a queue pair when its interface has let go of the packets.
+constexpr Duration destroy_limit = std::chrono::seconds(10);
+/// Whoever has other devices waits for no queue pair of one that is in a command for so long.
+constexpr Duration opening_patience = std::chrono::seconds(2);
+/// Between two looks whether that is so.
+constexpr Duration look_after = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -37,7 +43,8 @@ VerbsPath::VerbsPath(PathEnvironment& environment, const PathOptions& options, P
       flushes_(place.ids(WorkId::Lane::flush), options.flushes_max),
       sends_(place.ids(WorkId::Lane::send), options.writes_max),
       receives_(place.ids(WorkId::Lane::receive), options.receives_max, options.receives_spare),
-      fence_(environment, environment.options, environment.device->health) {
+      fence_(environment, environment.options, environment.device->health,
+             &environment.device->conductor()) {
   handshake_.bind([](void* self) { static_cast<VerbsPath*>(self)->on_handshake_timer(); }, this);
   fence_.bind(
       [](void* self) {
@@ -49,15 +56,18 @@ VerbsPath::VerbsPath(PathEnvironment& environment, const PathOptions& options, P
     receives_.hold(0, true);  // the peer's probes meet the first ones
   }
   handshake_.begin(connect_limit());
-  handshake_.await();
+  handshake_.await(look_after);
   order(Conductor::Rank::make, DoneList::Step::opened, [](PathPairs& pairs) { pairs.open(); });
 }
 
 VerbsPath::~VerbsPath() {
   env_.table.remove(*this);
+  pairs_->leave();
   Conductor& conductor = env_.device->conductor();
   try {
-    conductor.add(Conductor::Rank::end, [pairs = pairs_] { static_cast<void>(pairs->destroy()); });
+    conductor.add(
+        Conductor::Rank::end, [pairs = pairs_] { static_cast<void>(pairs->destroy()); }, {},
+        destroy_limit);
   } catch (const std::bad_alloc&) {
     return;  // by this thread then, or by a command that has them
   }
@@ -77,6 +87,7 @@ PathPairs::Plan VerbsPath::plan(const GidPreference& gid,
   if (options_.own_domain) {
     plan.domain = options_.domain;
   }
+  plan.memory = options_.memory;
   plan.packet_sequence = static_cast<uint32_t>(env_.secrets->bits(packet_sequence_bits));
   return plan;
 }
@@ -91,7 +102,7 @@ void VerbsPath::order(Conductor::Rank rank, DoneList::Step step, Command command
 }
 
 template <class Command>
-std::shared_ptr<const Answer> VerbsPath::order_end(Command command) {
+std::shared_ptr<const Answer> VerbsPath::order_end(Command command, Duration allowed) {
   struct Kept {
     std::shared_ptr<PathPairs> pairs;
     int result = ENOMEM;  // where the command ends for want of memory
@@ -104,7 +115,8 @@ std::shared_ptr<const Answer> VerbsPath::order_end(Command command) {
        what = DoneList::Done{place_.slot, place_.generation, DoneList::Step::ending}] {
         answer->result.store(kept->result, std::memory_order_release);
         done->add(what);
-      });
+      },
+      allowed);
   return answer;
 }
 
@@ -218,7 +230,13 @@ void VerbsPath::on_handshake_timer() {
     check_resolution();
     return;
   }
-  const auto limit_ms = handshake_.limit().count() / 1'000'000;
+  const bool opening = pair_ == nullptr;
+  const bool hangs = opening && options_.connect_limit > Duration(0) &&
+                     env_.device->conductor().busy() >= opening_patience;
+  if (!hangs && handshake_.await_on(opening ? look_after : Duration::max())) {
+    return;
+  }
+  const auto limit_ms = (hangs ? opening_patience : handshake_.limit()).count() / 1'000'000;
   const std::string& device = ends_.info().device;
   break_path(
       CompletionStatus::retry_exceeded,
@@ -228,7 +246,7 @@ void VerbsPath::on_handshake_timer() {
               ? fmt::format("RDMA device {}: the peer's queue pair {} did not answer in {} ms",
                             device, ends_.peer().queue_pair, limit_ms)
               : fmt::format("RDMA device {}: its firmware did not {} a queue pair in {} ms", device,
-                            pair_ == nullptr ? "make" : "connect", limit_ms)));
+                            opening ? "make" : "connect", limit_ms)));
 }
 
 void VerbsPath::post_probes() {
@@ -280,7 +298,20 @@ void VerbsPath::fail(const Error& why) {
 
 void VerbsPath::await_stop() {
   if (const auto& stop = fence_.stop()) {
-    env_.device->conductor().await(*stop, stop_limit);
+    static_cast<void>(env_.device->conductor().await(*stop, stop_limit));
+  }
+}
+
+void VerbsPath::abandon() {
+  if (state_ == PathState::error && !fence_.closed()) {
+    fence_.abandon();
+    ++env_.statistics.fences_abandoned;
+    NHA_LOG_INFO(
+        "RDMA device {}: nothing proves after {:.1f} ms that queue pair {} is at its end: the peer "
+        "is to go on without that",
+        ends_.info().device, static_cast<double>(fence_.took().count()) / 1e6,
+        ends_.local().queue_pair);
+    take_back();
   }
 }
 
@@ -322,16 +353,19 @@ bool VerbsPath::all_returned() const {
 }
 
 void VerbsPath::move_fence() {
+  fence_.look_for_life(returned());
   const Fence::Outcome outcome = fence_.move(all_returned());
   Conductor& conductor = env_.device->conductor();
   if (outcome == Fence::Outcome::must_ask) {
     fence_.confirm(conductor.ask());
   } else if (outcome == Fence::Outcome::must_destroy) {
-    fence_.await(order_end([&conductor](PathPairs& pairs) {
-      const int error = pairs.destroy();
-      const int silent = conductor.question();
-      return error != 0 ? error : silent;
-    }));
+    fence_.await(order_end(
+        [&conductor](PathPairs& pairs) {
+          const int error = pairs.destroy();
+          const int silent = conductor.question();
+          return error != 0 ? error : silent;
+        },
+        destroy_limit));
   } else {
     on_fence(outcome);
   }
@@ -340,8 +374,14 @@ void VerbsPath::move_fence() {
 void VerbsPath::on_fence(Fence::Outcome outcome) {
   if (outcome == Fence::Outcome::closed) {
     on_fenced();
-    take_back();
-  } else if (outcome == Fence::Outcome::stuck) {
+    if (fence_.abandoned()) {
+      owner_->on_fence_proven(*this);
+    } else {
+      take_back();
+    }
+  } else if (outcome == Fence::Outcome::late) {
+    owner_->on_fence_late(*this);
+  } else if (outcome == Fence::Outcome::stuck && !fence_.abandoned()) {
     // What is outstanding stays so: nobody knows what may still be written.
     ++env_.statistics.fences_unproven;
     owner_->on_fence_stuck(
@@ -375,6 +415,10 @@ void VerbsPath::on_fenced() {
     case FenceProof::gone:
       ++env_.statistics.fences_by_removal;
       proof = "the kernel has taken the device away";
+      break;
+    case FenceProof::silence:
+      ++env_.statistics.fences_by_silence;
+      proof = "no proof, but the firmware answers nothing any more (HA_NCCL_IB_HUNG_MS)";
       break;
   }
   NHA_LOG_INFO(

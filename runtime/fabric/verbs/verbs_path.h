@@ -53,6 +53,8 @@ class VerbsPath final : public Path {
   void failure_domains(FailureDomains& domains) const override;
   void fail(const Error& why) override;
   void await_stop() override;
+  void abandon() override;
+  void on_peer_stopped() override { fence_.on_peer_stopped(); }
   std::string describe() const override { return ends_.describe(); }
 
   /// Null while there is none.
@@ -88,9 +90,9 @@ class VerbsPath final : public Path {
   /// A command of the conductor's about this path, with what it is about.
   template <class Command>
   void order(Conductor::Rank rank, DoneList::Step step, Command command);
-  /// The same; what it returns is the answer.
+  /// The same; what it returns is the answer.  `allowed` as in Conductor::add().
   template <class Command>
-  std::shared_ptr<const Answer> order_end(Command command);
+  std::shared_ptr<const Answer> order_end(Command command, Duration allowed = {});
   Duration connect_limit() const;
   void on_opened();
   /// This side has a queue pair and knows the peer's.

@@ -20,15 +20,15 @@ import os
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
 
-sys.dont_write_bytecode = True
-import sanitizers  # pylint: disable=wrong-import-position
-
 HERE = pathlib.Path(__file__).resolve().parent
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(HERE.parents[1] / "support"))
+import sanitizers  # pylint: disable=wrong-import-position
+from ports import port_to_meet_at  # pylint: disable=wrong-import-position
 
 # What a rank says of itself.
 WORDS = re.compile(r"^\[\d+\.\d+\] rank (\d+): (.*)$", re.MULTILINE)
@@ -284,12 +284,6 @@ def number_of(mistake):
     return names.index(mistake)
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 class Runner:
     def __init__(self, build, plugin, planted, sanitizer, logs):
         self.build = build
@@ -333,7 +327,7 @@ class Runner:
         folder = self.logs / case.name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        port = free_port()
+        port = port_to_meet_at()
         ranks = []
         for rank in range(case.ranks):
             plugin, environment = self.environment(case, rank, port)

@@ -85,10 +85,10 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
       totals.cuts_both, totals.cuts_there, totals.cuts_back, totals.cuts_for_good,
       totals.handshakes_cut);
   fmt::print(
-      "NICs        {} ports down, {} of them first of all, {} GIDs moved, {} devices lost; {} "
-      "rails slow\n",
+      "NICs        {} ports down, {} of them first of all, {} GIDs moved, {} devices lost, "
+      "{} of them hung; {} rails slow\n",
       totals.ports_down, totals.ports_down_first, totals.gids_moved, totals.devices_lost,
-      totals.slow);
+      totals.devices_hung, totals.slow);
   fmt::print(
       "streams     {} ways cut for TCP alone, {} connections forgotten by middleboxes, {} "
       "resets, {} timeouts\n",

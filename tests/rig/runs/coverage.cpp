@@ -14,8 +14,8 @@ using ha::LaneCoverage;
 constexpr std::array<const char*, LaneCoverage::sender_states> sender_states{"opening", "usable",
                                                                              "fencing", "down"};
 constexpr std::array<const char*, LaneCoverage::sender_events> sender_events{
-    "ready",  "failed",   "suspect", "old_suspect", "drained",
-    "fenced", "reopened", "rebuilt", "old_rebuilt"};
+    "ready",  "failed", "suspect",  "old_suspect", "drained",    "unproven",
+    "proven", "fenced", "reopened", "rebuilt",     "old_rebuilt"};
 constexpr std::array<const char*, LaneCoverage::receiver_states> receiver_states{
     "opening", "usable", "suspected", "fencing", "fenced"};
 constexpr std::array<const char*, LaneCoverage::receiver_events> receiver_events{
@@ -30,8 +30,9 @@ constexpr const char* possible[] = {
     "sender opening ready",      "sender opening failed",      "sender opening suspect",
     "sender opening drained",    "sender opening rebuilt",     "sender usable failed",
     "sender usable suspect",     "sender fencing failed",      "sender fencing suspect",
-    "sender fencing drained",    "sender fencing fenced",      "sender fencing rebuilt",
-    "sender down failed",        "sender down drained",        "sender down reopened",
+    "sender fencing drained",    "sender fencing unproven",    "sender fencing proven",
+    "sender fencing fenced",     "sender fencing rebuilt",     "sender down failed",
+    "sender down drained",       "sender down proven",         "sender down reopened",
     "receiver opening ready",    "receiver opening failed",    "receiver opening drained",
     "receiver opening down",     "receiver usable failed",     "receiver usable down",
     "receiver suspected failed", "receiver suspected drained", "receiver suspected down",

@@ -128,11 +128,24 @@ class Chaos {
         tell(fmt::format("the {}'s port of rail {} down for {} ms", whose, rail, lasts.count()));
         return;
       }
-      default:
-        nic(sender, rail).fail_for_good();
+      default: {
+        // Late writes into a sender's memory end with its fence, into a receiver's by assumption.
+        Random death(run_.seed * 1000003 + 7);
+        const bool hangs = death.chance(0.5);
+        const auto writes_for = milliseconds(death.below(sender ? 5000 : 400));
+        const auto gone_after = milliseconds(death.below(30000));
+        if (hangs) {
+          nic(sender, rail)
+              .fail_for_good({.writes_for = writes_for, .hangs = true, .gone_after = gone_after});
+        } else {
+          nic(sender, rail).fail_for_good();
+        }
         gone_ = rail;
         ++totals_.devices_lost;
-        tell(fmt::format("the {}'s device of rail {} failed for good", whose, rail));
+        totals_.devices_hung += hangs ? 1 : 0;
+        tell(fmt::format("the {}'s device of rail {} {}", whose, rail,
+                         hangs ? "hangs" : "failed for good"));
+      }
     }
   }
   void slow(Instant now) {

@@ -251,11 +251,20 @@ void PathFaults::hurt_nic() {
     sim::RdmaNic::Death death;
     death.gone_after = up_to(random_, seconds(3));
     death.writes_for = random_.chance(0.5) ? up_to(random_, death.gone_after) : Duration{};
+    if (pairs_.chance(0.4)) {
+      // What a receiver's NIC keeps for longer than HA_NCCL_IB_HUNG_MS nobody expects.
+      const bool receives = std::ranges::any_of(
+          scenario.links, [host](const Scenario::Ends& link) { return link.to == host; });
+      death.hangs = true;
+      death.gone_after = up_to(pairs_, seconds(40));
+      death.writes_for = up_to(pairs_, receives ? milliseconds(400) : death.gone_after);
+      ++totals.devices_hung;
+    }
     nic.fail_for_good(death);
     ++totals.devices_lost;
     stage_.tell(fmt::format(
-        "process {}: device of rail {} failed for good, wrote for {} ms, is gone after {} ms", host,
-        rail, ms(death.writes_for), ms(death.gone_after)));
+        "process {}: device of rail {} {}, wrote for {} ms, is gone after {} ms", host, rail,
+        death.hangs ? "hangs" : "failed for good", ms(death.writes_for), ms(death.gone_after)));
   }
 }
 

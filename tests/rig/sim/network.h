@@ -40,6 +40,7 @@ struct Link {
   bool cut = false;
   size_t datagram_max = 65507;  ///< larger ones vanish, as behind a switch with a small MTU
   bool no_neighbour = false;    ///< with `cut`: the host finds out that nobody answers ARP
+  int dial_error = 0;           ///< the errno value with which each dial ends at once; 0: none does
 };
 
 /// What a process may still do with what its kernel gave it: nothing once it is dead.

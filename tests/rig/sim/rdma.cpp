@@ -124,7 +124,9 @@ void RdmaNic::fail_for_good(const Death& death) {
       entry.due = std::min(entry.due, network_.now());
     }
   }
-  report(IBV_EVENT_DEVICE_FATAL, 0);
+  if (!death.hangs) {
+    report(IBV_EVENT_DEVICE_FATAL, 0);
+  }
   network_.at(gone_at_, [this] { vanish(); });
 }
 
@@ -134,13 +136,15 @@ void RdmaNic::vanish() {
   network_.readable(context_->async_fd);
 }
 
-/// A failed device has taken it from the network.  Nobody is told, and no state is looked at.
+/// A failed device has taken it from the network.  Nobody is told, and no state is looked at, but
+/// that what has arrived before is not taken twice.
 void RdmaNic::take_late(const RdmaPacket& packet) {
   const RdmaQueuePair* pair = find(packet.to_pair);
   const bool writes = packet.kind == RdmaPacket::request && !packet.bytes.empty() &&
                       packet.opcode != IBV_WR_SEND && packet.opcode != IBV_WR_SEND_WITH_IMM;
+  using Order = RdmaResponder::Order;
   const Region* region =
-      pair == nullptr || !writes
+      pair == nullptr || !writes || pair->responder.order_of(packet.number) == Order::repeated
           ? nullptr
           : find_region(pair->pd, packet.key, packet.remote, packet.bytes.size(), false);
   if (region == nullptr) {
@@ -340,6 +344,10 @@ int RdmaNic::call(Verb verb, bool may_be_slow) {
   int error = verbs_.call(verb);
   if (failed_ && verb <= Verb::make_route && verb != Verb::duplicate) {
     error = EIO;
+  }
+  if (hangs() && verb >= Verb::create_queue && verb <= Verb::destroy_pair) {
+    error = ETIMEDOUT;
+    conditions_.waited += gone_at_ - network_.now();
   }
   conditions_.counts.calls_failed += error != 0 ? 1 : 0;
   if (may_be_slow) {

@@ -108,6 +108,10 @@ class RdmaNic {
     /// something are taken for done and end nothing, those that make or ask something are refused,
     /// and what comes from the network reaches memory within that time.
     Duration writes_for{};
+    /// The firmware hangs instead, and says nothing: calls of queue pairs and queues end when the
+    /// kernel has taken the device away, and in vain.  Others, which workers and callers make too,
+    /// are refused at once.
+    bool hangs = false;
     /// The kernel needs so long until it has taken the device away.
     Duration gone_after = std::chrono::milliseconds(1);
   };
@@ -158,8 +162,9 @@ class RdmaNic {
                       bool local) const;
   /// The driver answers calls that end something, and they end nothing.
   bool lies() const {
-    return failed_ && network_.now() < gone_at_ && death_.writes_for > Duration{};
+    return failed_ && !death_.hangs && network_.now() < gone_at_ && death_.writes_for > Duration{};
   }
+  bool hangs() const { return failed_ && death_.hangs && network_.now() < gone_at_; }
   void take_late(const RdmaPacket& packet);
   void vanish();
   void break_pair(RdmaQueuePair& pair, ibv_wc_status first);

@@ -93,7 +93,7 @@ void RdmaNic::arrive(const RdmaPacket& packet) {
   const Port& port = *port_of(packet.to);
   if (failed_ || !port.up) {
     ++conditions_.counts.lost;
-    if (lies() && port.up) {
+    if ((lies() || hangs()) && port.up) {
       take_late(packet);
     }
     return;

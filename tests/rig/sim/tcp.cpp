@@ -484,6 +484,10 @@ void Tcp::send_syn(const TcpEndPtr& from, Duration retry, Instant since) {
       return;  // given up meanwhile
     }
     from->flow->opened = network_.now() + Duration(1);
+    if (const int error = network_.link(from->local.ip, from->remote.ip).dial_error; error != 0) {
+      die(from, fail(Errc::remote, "cannot connect", error));
+      return;
+    }
     if (way(*from) != Way::lost && answers_come(*from)) {
       on_syn(from);
       return;

@@ -1,0 +1,95 @@
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "plugin/process.h"
+#include "runtime/base/secret.h"
+
+namespace nccl_ha::plugin {
+namespace {
+
+fabric::NetInterface interface(const char* name, int ifindex, uint8_t network) {
+  fabric::NetInterface made;
+  made.name = name;
+  made.ifindex = ifindex;
+  IpAddress address;
+  address.prefix_len = 24;
+  address.bytes = {10, network, 0, 1};
+  made.addresses = {address};
+  made.mac = {2, 0, 0, 0, 0, network};
+  made.guid = network;
+  made.up = true;
+  return made;
+}
+
+/// UDP; of this moment.
+uint16_t free_port() {
+  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  socklen_t length = sizeof any;
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&any), sizeof any), 0);
+  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&any), &length), 0);
+  close(fd);
+  return ntohs(any.sin_port);
+}
+
+/// Two cables and a management network.
+class MeshHost final : public Host {
+ public:
+  Result<Config> settings(std::vector<std::string>*) override { return config; }
+  Result<std::vector<fabric::NetInterface>> interfaces() override { return all; }
+  Result<std::unique_ptr<fabric::Provider>> make_provider(
+      const Config& settings, const std::vector<fabric::NetInterface>& interfaces,
+      std::vector<fabric::Provider::Kind> kinds) override {
+    return fabric::Provider::make(settings, interfaces, 1, {{}, std::move(kinds)});
+  }
+  Result<std::unique_ptr<Engine>> start_engine(const Config&) override {
+    return fail(Errc::system, "nothing moves");
+  }
+  Result<Listening> open_listener(std::span<const IpAddress>, std::string_view) override {
+    return fail(Errc::system, "nobody connects");
+  }
+  Instant now() override { return {}; }
+  SecretSource& secrets() override { return kernel_secrets(); }
+
+  Config config;
+  std::vector<fabric::NetInterface> all{interface("cable0", 2, 1), interface("cable1", 3, 2),
+                                        interface("mgmt0", 4, 3)};
+};
+
+TEST(ProcessInAMesh, CablesStayInUseWhenTheKernelTellsOfAChange) {
+  MeshHost host;
+  host.config.fabric = "datagram";
+  host.config.mesh_relay = "inline";
+  host.config.mesh_port = free_port();
+  host.config.mesh_ifname = "=cable0,cable1";
+  host.config.ifname = "mgmt0";
+  Process process(host);
+  const auto ready = process.initialize(nullptr, 0);
+  ASSERT_TRUE(ready) << ready.error().message();
+  const auto in_use = [&] {
+    std::vector<std::string> names;
+    for (const fabric::NetInterface& one : *process.provider().interfaces()) {
+      names.push_back(one.name + (one.up ? "" : " down"));
+    }
+    std::ranges::sort(names);
+    return names;
+  };
+  const std::vector<std::string> cables{"cable0", "cable1"};
+  ASSERT_EQ(in_use(), cables);
+  process.provider().renew_interfaces(host.all);
+  EXPECT_EQ(in_use(), cables);
+  host.all[0].up = false;
+  process.provider().renew_interfaces(host.all);
+  EXPECT_EQ(in_use(), (std::vector<std::string>{"cable0 down", "cable1"}));
+  process.shut_down();
+}
+
+}  // namespace
+}  // namespace nccl_ha::plugin
