@@ -10,9 +10,11 @@ namespace nccl_ha {
 namespace {
 
 /// How often a shadow that could be a better one gives way to a look for that; one that shares a
-/// NIC with the first path soon, and less and less often.
+/// NIC with the first path soon, and less and less often; sooner where an address or a link is
+/// new, since ARP and the other end may be a little later.
 constexpr Duration better_interval = std::chrono::minutes(5);
 constexpr Duration better_first = std::chrono::seconds(15);
+constexpr Duration better_soon = std::chrono::seconds(1);
 
 /// How long an attempt to replace a path waits at most while there is none.
 constexpr Duration reopen_interval = std::chrono::seconds(1);
@@ -76,7 +78,7 @@ void PathRenewal::make_others() {
 void PathRenewal::on_lane_up(size_t lane) {
   Next& next = lanes_[lane];
   const Lane& mine = paths_.lane(lane);
-  next.link_back = next.turned = next.again = urgent_ = false;
+  next.link_back = next.turned = next.again = next.looks = urgent_ = false;
   next.give_up_at.reset();
   if (could_be_separate(lane)) {
     look_in(better_wait_);
@@ -186,7 +188,7 @@ void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Ra
   }
   candidates_.renew(std::move(ranked));
   set_ends(rails);
-  better_wait_ = better_first;
+  better_wait_ = better_soon;
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
     Next& next = lanes_[lane];
     bool under_way = next.unoffered || owner_.is_opening(lane);
@@ -203,7 +205,7 @@ void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Ra
     }
     if ((paths_.lane(lane).usable || under_way) && could_be_separate(lane) && paths_.own_usable() &&
         !owner_.serves(lane)) {
-      owner_.on_lane_failed(lane, fail(Errc::again, "a NIC of its own could stand by now"));
+      look(lane, "a NIC of its own could stand by now");
     }
   }
   arm_reopen();
@@ -228,13 +230,19 @@ bool PathRenewal::shares_a_nic(const ha::RailPair& pair) const {
   return paths_.is_primary(pair.local) || is_first(pair.remote);
 }
 
-/// A shadow that fails with the first path, though there is a pair that need not.
-bool PathRenewal::could_be_separate(size_t lane) const {
+/// A shadow that fails with the first path, though there is `such` a pair that need not.
+template <class IsSuch>
+bool PathRenewal::could_be_separate(size_t lane, IsSuch is_such) const {
   const Lane& mine = paths_.lane(lane);
   const ha::RailPair& pair = lanes_[lane].pair;
   return mine.shadow && shares_a_nic(pair) &&
-         candidates_.any_better(mine.shadow_number, pair, state_.context->now(),
-                                [this](const auto& other) { return !shares_a_nic(other); });
+         candidates_.any_better(
+             mine.shadow_number, pair, state_.context->now(),
+             [&](const ha::RailPair& other) { return !shares_a_nic(other) && is_such(other); });
+}
+
+bool PathRenewal::could_be_separate(size_t lane) const {
+  return could_be_separate(lane, [](const ha::RailPair&) { return true; });
 }
 
 void PathRenewal::on_domain_up(const fabric::FailureDomain& domain) {
@@ -250,9 +258,8 @@ void PathRenewal::on_domain_up(const fabric::FailureDomain& domain) {
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
     const Lane& mine = paths_.lane(lane);
     if (mine.usable) {
-      continue;
-    }
-    if (mine.shadow && !back.empty()) {
+      part(lane, ha::ShadowCandidates::End::local, back);
+    } else if (mine.shadow && !back.empty()) {
       turn(lane, ha::ShadowCandidates::End::local, back);
     } else if (paths_.is_in(mine, domain)) {
       try_at_once(lane);
@@ -268,12 +275,14 @@ void PathRenewal::on_link_back(std::span<const std::byte> payload) {
   }
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
     const Lane& mine = paths_.lane(lane);
-    if (mine.usable || notice->rail >= end_nics_.size()) {
-      continue;
+    if (notice->rail >= end_nics_.size()) {
+      return;
     }
     const size_t nic = end_nics_[notice->rail];
     const size_t end = mine.elsewhere() ? lanes_[lane].pair.remote : first_end_;
-    if (mine.shadow && own_ends_[notice->rail]) {
+    if (mine.usable) {
+      part(lane, ha::ShadowCandidates::End::remote, {nic});
+    } else if (mine.shadow && own_ends_[notice->rail]) {
       turn(lane, ha::ShadowCandidates::End::remote, {nic});
     } else if (end < end_nics_.size() && end_nics_[end] == nic) {
       try_at_once(lane);
@@ -281,11 +290,40 @@ void PathRenewal::on_link_back(std::span<const std::byte> payload) {
   }
 }
 
+/// A shadow that fails with the first path gives way to one that need not, by a NIC that is back.
+void PathRenewal::part(size_t lane, ha::ShadowCandidates::End end,
+                       const std::vector<size_t>& back) {
+  const auto is_back = [&](const ha::RailPair& pair) {
+    const size_t nic = end == ha::ShadowCandidates::End::local ? pair.local_nic : pair.remote_nic;
+    return std::ranges::find(back, nic) != back.end();
+  };
+  if (!could_be_separate(lane, is_back) || !paths_.own_usable() || owner_.serves(lane)) {
+    return;
+  }
+  const Instant now = state_.context->now();
+  if (now < may_part_at_) {
+    return;  // else a link that comes and goes leaves it no path
+  }
+  may_part_at_ = now + better_first;
+  better_wait_ = better_soon;
+  look(lane, "a NIC of its own could stand by now");
+}
+
+/// A shadow that works gives way to an attempt over a better pair, a short one.
+void PathRenewal::look(size_t lane, const std::string& why) {
+  lanes_[lane].looks = true;
+  owner_.on_lane_failed(lane, fail(Errc::again, why));
+}
+
 /// A shadow takes the ends whose links are back; an attempt over others is given up for them.
 void PathRenewal::turn(size_t lane, ha::ShadowCandidates::End end,
                        const std::vector<size_t>& back) {
   using Turn = ha::ShadowCandidates::Turn;
   Next& next = lanes_[lane];
+  if (next.looks) {
+    return;
+  }
+  better_wait_ = better_soon;  // should it come up over another pair meanwhile
   const bool under_way = next.unoffered || owner_.is_opening(lane);
   const Turn turn = candidates_.turn_to(
       paths_.lane(lane).shadow_number, end,
@@ -329,6 +367,7 @@ void PathRenewal::try_at_once(size_t lane) {
 /// was a short one.
 void PathRenewal::pass_over(size_t lane) {
   Next& next = lanes_[lane];
+  next.looks = false;
   if (std::exchange(next.turned, false)) {
     return;  // it is at hand already
   }
@@ -361,11 +400,9 @@ void PathRenewal::look_for_better() {
       continue;
     }
     if (paths_.is_fallback(mine)) {
-      owner_.on_lane_failed(
-          lane, fail(Errc::again, "checking whether an RDMA path can become the standby"));
+      look(lane, "checking whether an RDMA path can become the standby");
     } else if (could_be_separate(lane)) {
-      owner_.on_lane_failed(
-          lane, fail(Errc::again, "checking whether a NIC of its own can become the standby"));
+      look(lane, "checking whether a NIC of its own can become the standby");
     }
   }
 }
@@ -526,6 +563,7 @@ void PathRenewal::on_rail_rejected(uint8_t rail) {
 void PathRenewal::reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why) {
   const bool here = end == ha::ShadowCandidates::End::local;
   const ha::RailPair& pair = lanes_[lane].pair;
+  lanes_[lane].looks = false;
   if (here) {
     failover_.count_rejected();
   }

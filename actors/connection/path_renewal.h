@@ -97,6 +97,7 @@ class PathRenewal {
     bool unoffered = false;             ///< it waits for its address: the peer has not heard of it
     bool link_back = false;             ///< since then no attempt has failed
     bool again = false;                 ///< a shadow tries its pair once more
+    bool looks = false;                 ///< gave way, and what it tries is a short one
     bool turned = false;                ///< the next pair of a shadow is chosen already
     bool passed = false;                ///< a shadow's last attempt, over whose pair it goes on
     Duration limit{};                   ///< of the attempt
@@ -105,6 +106,8 @@ class PathRenewal {
 
   void turn(size_t lane, ha::ShadowCandidates::End end, const std::vector<size_t>& back);
   void try_at_once(size_t lane);
+  void look(size_t lane, const std::string& why);
+  void part(size_t lane, ha::ShadowCandidates::End end, const std::vector<size_t>& back);
   void pass_over(size_t lane);
   void arm_reopen();
   void on_reopen_timer();
@@ -114,6 +117,8 @@ class PathRenewal {
   bool choose_place(size_t lane);
   bool ends_at(size_t lane, ha::ShadowCandidates::End end, const std::vector<size_t>& places) const;
   bool shares_a_nic(const ha::RailPair& pair) const;
+  template <class IsSuch>
+  bool could_be_separate(size_t lane, IsSuch is_such) const;
   bool could_be_separate(size_t lane) const;
   Duration limit_of(size_t lane) const;
   Duration wait_of(size_t lane);
@@ -137,6 +142,7 @@ class PathRenewal {
   std::vector<bool> own_ends_;    ///< of the own fabric
   bool urgent_ = false;           ///< no path is left
   Duration better_wait_;  ///< until a shadow that shares a NIC gives way to a look for another
+  Instant may_part_at_ = Instant::min();  ///< and when one may do so for a link that is back
   Timer better_timer_;
   Timer reopen_timer_;
 };

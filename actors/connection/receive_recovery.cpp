@@ -136,10 +136,7 @@ void ReceiveRecovery::answer_offer(size_t lane) {
 }
 
 void ReceiveRecovery::on_domain_up(const fabric::FailureDomain& domain) {
-  const auto lanes = paths_.lanes();
-  const bool missed = std::ranges::any_of(lanes, [](const Lane& lane) { return !lane.usable; });
-  if (!state_.ready() || !state_.backup || !missed ||
-      domain.kind != fabric::FailureDomain::Kind::local_nic) {
+  if (!state_.ready() || !state_.backup || domain.kind != fabric::FailureDomain::Kind::local_nic) {
     return;
   }
   const auto& places = paths_.places();

@@ -178,6 +178,9 @@ enum class Mutation : uint16_t {
   ends_untold,            ///< the peer does not hear that a place here has another address
   attempt_outlives_address,  ///< an attempt between old addresses counts against the new ones
   shared_nic_settled,        ///< a standby on the first path's NIC stays, though another could be
+  shared_nic_kept,           ///< so it does when the other NIC's link is back
+  parts_at_each_flap,        ///< it gives way each time that this link comes
+  look_made_longer,          ///< and is away for seconds, as the link comes again meanwhile
   end_unheeded,              ///< who hears that goes on with the old one
   primary_keeps_address,     ///< a first path is made anew at the address that its NIC had before
   // Of the end of a connection:

@@ -128,16 +128,65 @@ TEST_P(RenewedInterfaces, AFirstPathComesBackAtItsNewAddress) {
   EXPECT_LE(pair_.world().now() - begin, seconds(2));
 }
 
-class SharedNics : public testing::Test, protected Renewed {};
+class SharedNics : public testing::Test, protected Renewed {
+ protected:
+  void tell(Host which, bool up) {
+    for (sim::Process* host : hosts_of(which)) {
+      pair_.world().tell_link(*host, host->addresses[1], up);
+    }
+  }
+  void share_a_nic() {
+    tell(Host::both, false);
+    cut(1);
+    ASSERT_TRUE(pair_.connect()) << pair_.error();
+    pass(pair_, seconds(2));
+  }
+};
 
 /// A standby that shares a NIC with the first path fails with it.
 TEST_F(SharedNics, AreLeftOnceThereAreOthers) {
-  cut(1);
-  ASSERT_TRUE(pair_.connect()) << pair_.error();
-  pass(pair_, seconds(2));
+  share_a_nic();
   pair_.set_links({}, {}, 1);  // nobody hears of it
   pass(pair_, seconds(20));
   EXPECT_LE(stall_without_first_nics(), at_once);
+}
+
+class LinksOfSharedNics : public SharedNics, public testing::WithParamInterface<Host> {};
+INSTANTIATE_TEST_SUITE_P(Hosts, LinksOfSharedNics,
+                         testing::Values(Host::sender, Host::receiver, Host::both));
+
+TEST_P(LinksOfSharedNics, AreHeardOfAtOnce) {
+  share_a_nic();
+  pair_.set_links({}, {}, 1);
+  tell(GetParam(), true);
+  pass(pair_, milliseconds(200));
+  EXPECT_LE(stall_without_first_nics(), at_once);
+}
+
+/// The other end, or ARP, is a little later.
+TEST_P(LinksOfSharedNics, MayComeBeforeTheirNetwork) {
+  share_a_nic();
+  tell(GetParam(), true);
+  pass(pair_, milliseconds(2500));
+  pair_.set_links({}, {}, 1);
+  pass(pair_, milliseconds(2000));
+  EXPECT_LE(stall_without_first_nics(), at_once);
+}
+
+/// A link that comes and goes leaves what stands by in peace.
+TEST_F(SharedNics, AreNotLeftAgainAndAgain) {
+  share_a_nic();
+  const auto& counters = pair_.send_channel().counters();
+  const uint64_t before = counters.paths_down.get();
+  Duration without{};
+  for (int i = 0; i < 1000; ++i) {
+    tell(Host::receiver, i % 2 == 0);
+    pass(pair_, milliseconds(10));
+    const bool missed = counters.paths_down.get() > counters.paths_back.get();
+    without += missed ? milliseconds(10) : Duration(0);
+  }
+  EXPECT_GE(counters.paths_down.get(), before + 1);
+  EXPECT_LE(without, seconds(1));
 }
 
 /// The host whose address changes first, and how many milliseconds later the other's does.
@@ -157,7 +206,49 @@ TEST_P(AddressesInTurn, AStandbySharesNoNicAfterwards) {
   change(1, first);
   pass(pair_, milliseconds(apart));
   change(1, first == Host::sender ? Host::receiver : Host::sender);
+  pass(pair_, milliseconds(700));
+  EXPECT_LE(stall_without_first_nics(), at_once);
+}
+
+class LinksInTurn : public testing::TestWithParam<std::tuple<Host, int>>, protected Renewed {
+ protected:
+  /// That of the second NIC there; both hosts hear of their own at once.
+  void set_link(Host which, bool up) {
+    for (sim::Process* host : hosts_of(which)) {
+      (host == &pair_.sender() ? sender_up_ : receiver_up_) = up;
+      pair_.world().tell_link(*host, host->addresses[1], up);
+    }
+    for (size_t here = 0; here < 2; ++here) {
+      for (size_t there = 0; there < 2; ++there) {
+        sim::Link link;
+        link.cut = (here == 1 && !sender_up_) || (there == 1 && !receiver_up_);
+        const sim::Ip from = pair_.sender().addresses[here];
+        const sim::Ip to = pair_.receiver().addresses[there];
+        pair_.world().network().set_link(from, to, link);
+        pair_.world().network().set_link(to, from, link);
+      }
+    }
+  }
+  bool sender_up_ = true;
+  bool receiver_up_ = true;
+};
+INSTANTIATE_TEST_SUITE_P(Hosts, LinksInTurn,
+                         testing::Combine(testing::Values(Host::sender, Host::receiver),
+                                          testing::Values(0, 1, 5, 20, 50, 100, 200, 300, 600)));
+
+/// Meanwhile it stands by between the NIC that is back first and the first one of the other host.
+TEST_P(LinksInTurn, AStandbySharesNoNicAfterwards) {
+  const auto [first, apart] = GetParam();
+  ASSERT_TRUE(pair_.connect()) << pair_.error();
   pass(pair_, seconds(2));
+  const auto& counters = pair_.send_channel().counters();
+  set_link(Host::both, false);
+  pass(pair_, seconds(1));
+  ASSERT_EQ(counters.paths_down.get(), 1U) << "the fault did not happen";
+  set_link(first, true);
+  pass(pair_, milliseconds(apart));
+  set_link(first == Host::sender ? Host::receiver : Host::sender, true);
+  pass(pair_, milliseconds(2500));
   EXPECT_LE(stall_without_first_nics(), at_once);
 }
 
