@@ -338,18 +338,4 @@ void Connection::on_work_back(size_t lane) {
   }
 }
 
-/// Where only another fabric stands by, while nobody needs it, a NIC of the own one may do so
-/// again.
-void Connection::on_domain_up(const fabric::FailureDomain& domain) {
-  side_->on_domain_up(domain);
-  const bool better = domain.kind == fabric::FailureDomain::Kind::local_nic &&
-                      paths_.backs_with_others() && paths_.could_back_up(domain.name);
-  for (size_t i = paths_.own(); better && i < paths_.size() && state_.live(); ++i) {
-    if (paths_.lane(i).usable && paths_.is_fallback(paths_.lane(i)) && paths_.own_usable()) {
-      side_->on_lane_failed(
-          i, nccl_ha::fail(Errc::again, fmt::format("{} is back and could stand by", domain.name)));
-    }
-  }
-}
-
 }  // namespace nccl_ha

@@ -88,7 +88,7 @@ class Connection final : public Actor,
   void on_inbox() override;
   // Liveness::Owner
   void on_lane_failed(size_t lane, const Error& why) override { side_->on_lane_failed(lane, why); }
-  void on_domain_up(const fabric::FailureDomain& domain) override;
+  void on_domain_up(const fabric::FailureDomain& domain) override { side_->on_domain_up(domain); }
   void on_interfaces_renewed() override { side_->on_interfaces_renewed(); }
   void on_looked() override { side_->on_looked(); }
 

@@ -28,13 +28,14 @@ void Failover::stop() {
   }
 }
 
-void Failover::take_down(size_t lane, const Error& why) {
+void Failover::take_down(size_t lane, const Error& why, bool tried) {
   Lane& mine = paths_.lane(lane);
   mine.decided = true;
   mine.counters->failed.add();
-  if (mine.usable) {
-    mine.set_usable(false);
-    paths_.count_missing();
+  const bool outage = mine.usable && !(tried && down_since_[lane] == Instant{});
+  mine.set_usable(false);
+  paths_.count_missing();
+  if (outage) {
     log(FailoverLog::Kind::down, lane, [&] {
       return fmt::format("path {} of the connection to {} is down: {}", lane,
                          state_.owner.peer_text(), why.message());

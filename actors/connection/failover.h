@@ -34,7 +34,9 @@ class Failover {
   void stop();
 
   /// Closes this side of a lane for good; on_work_back() follows when all work has come back.
-  void take_down(size_t lane, const Error& why);
+  /// `tried`: for all that is known the peer never had it in use, and it is no outage if it is the
+  /// lane's first.
+  void take_down(size_t lane, const Error& why, bool tried = false);
   /// A lane that carried nothing yet is out of use: its outage begins.
   void count_down(size_t lane);
   /// The lane's path has said that it carries traffic.

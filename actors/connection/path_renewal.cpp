@@ -38,7 +38,8 @@ PathRenewal::PathRenewal(Owner& owner, const ConnectionParts& parts, Sender& sen
       control_(parts.control),
       failover_(parts.failover),
       sender_(sender),
-      better_wait_(better_first) {
+      better_wait_(better_first),
+      news_wait_(better_first) {
   reopen_timer_.bind([](void* self) { static_cast<PathRenewal*>(self)->on_reopen_timer(); }, this);
   better_timer_.bind([](void* self) { static_cast<PathRenewal*>(self)->look_for_better(); }, this);
 }
@@ -83,6 +84,8 @@ void PathRenewal::on_lane_up(size_t lane) {
   if (could_be_separate(lane)) {
     look_in(better_wait_);
     better_wait_ = std::min(2 * better_wait_, better_interval);
+  } else if (mine.shadow) {
+    news_wait_ = better_first;
   }
   // One of another fabric does not come before those of the own one.
   if (mine.shadow && candidates_.worked(mine.shadow_number, !paths_.is_fallback(mine))) {
@@ -132,9 +135,10 @@ void PathRenewal::reopen_soon(size_t lane) {
 Duration PathRenewal::wait_of(size_t lane) {
   Next& next = lanes_[lane];
   Random& random = state_.context->random();
-  if (!std::exchange(next.passed, false) ||
-      !candidates_.sweeps_on(paths_.lane(lane).shadow_number, state_.context->now(),
-                             !paths_.any_usable())) {
+  const bool passed = std::exchange(next.passed, false);
+  if (!passed || !candidates_.sweeps_on(paths_.lane(lane).shadow_number, state_.context->now(),
+                                        !paths_.any_usable())) {
+    next.looks = next.looks && !passed;
     return next.backoff.next(random);
   }
   const auto pace = static_cast<uint64_t>(sweep_pace.count()) *
@@ -181,13 +185,17 @@ void PathRenewal::hasten() {
   arm_reopen();
 }
 
-void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails,
-                        ha::ShadowCandidates::End end, const std::vector<size_t>& changed) {
+void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails, End end,
+                        const std::vector<size_t>& changed) {
   if (changed.empty()) {
     return;
   }
   candidates_.renew(std::move(ranked));
   set_ends(rails);
+  const auto is_new = [&](const ha::RailPair& pair) {
+    const size_t place = end == End::local ? pair.local : pair.remote;
+    return std::ranges::find(changed, place) != changed.end();
+  };
   better_wait_ = better_soon;
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
     Next& next = lanes_[lane];
@@ -203,17 +211,15 @@ void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Ra
         next.reopen_at = state_.context->now();
       }
     }
-    if ((paths_.lane(lane).usable || under_way) && could_be_separate(lane) && paths_.own_usable() &&
-        !owner_.serves(lane)) {
+    if ((paths_.lane(lane).usable || under_way) && could_be_separate(lane, is_new)) {
       look(lane, "a NIC of its own could stand by now");
     }
   }
   arm_reopen();
 }
 
-bool PathRenewal::ends_at(size_t lane, ha::ShadowCandidates::End end,
-                          const std::vector<size_t>& places) const {
-  const bool here = end == ha::ShadowCandidates::End::local;
+bool PathRenewal::ends_at(size_t lane, End end, const std::vector<size_t>& places) const {
+  const bool here = end == End::local;
   return std::ranges::any_of(places, [&](size_t place) {
     if (!paths_.lane(lane).elsewhere()) {
       return here ? paths_.is_primary(place) : place == first_end_;
@@ -257,11 +263,9 @@ void PathRenewal::on_domain_up(const fabric::FailureDomain& domain) {
   }
   for (size_t lane = 0; lane < lanes_.size() && state_.live(); ++lane) {
     const Lane& mine = paths_.lane(lane);
-    if (mine.usable) {
-      part(lane, ha::ShadowCandidates::End::local, back);
-    } else if (mine.shadow && !back.empty()) {
-      turn(lane, ha::ShadowCandidates::End::local, back);
-    } else if (paths_.is_in(mine, domain)) {
+    if (mine.shadow && !back.empty()) {
+      heed(lane, End::local, back);
+    } else if (!mine.usable && paths_.is_in(mine, domain)) {
       try_at_once(lane);
     }
   }
@@ -280,50 +284,64 @@ void PathRenewal::on_link_back(std::span<const std::byte> payload) {
     }
     const size_t nic = end_nics_[notice->rail];
     const size_t end = mine.elsewhere() ? lanes_[lane].pair.remote : first_end_;
-    if (mine.usable) {
-      part(lane, ha::ShadowCandidates::End::remote, {nic});
-    } else if (mine.shadow && own_ends_[notice->rail]) {
-      turn(lane, ha::ShadowCandidates::End::remote, {nic});
-    } else if (end < end_nics_.size() && end_nics_[end] == nic) {
+    if (mine.shadow && own_ends_[notice->rail]) {
+      heed(lane, End::remote, {nic});
+    } else if (!mine.usable && end < end_nics_.size() && end_nics_[end] == nic) {
       try_at_once(lane);
     }
   }
 }
 
-/// A shadow that fails with the first path gives way to one that need not, by a NIC that is back.
-void PathRenewal::part(size_t lane, ha::ShadowCandidates::End end,
-                       const std::vector<size_t>& back) {
-  const auto is_back = [&](const ha::RailPair& pair) {
-    const size_t nic = end == ha::ShadowCandidates::End::local ? pair.local_nic : pair.remote_nic;
-    return std::ranges::find(back, nic) != back.end();
-  };
-  if (!could_be_separate(lane, is_back) || !paths_.own_usable() || owner_.serves(lane)) {
+/// Links of the own fabric are back: what has no path takes one of them; what works, but over
+/// another fabric or a NIC of the first path's, gives way to a look for what need not.
+void PathRenewal::heed(size_t lane, End end, const std::vector<size_t>& back) {
+  const Lane& mine = paths_.lane(lane);
+  if (!mine.usable) {
+    turn(lane, end, back);
     return;
   }
-  const Instant now = state_.context->now();
-  if (now < may_part_at_) {
-    return;  // else a link that comes and goes leaves it no path
+  const auto is_back = [&](const ha::RailPair& pair) {
+    const size_t nic = end == End::local ? pair.local_nic : pair.remote_nic;
+    return std::ranges::find(back, nic) != back.end();
+  };
+  const bool better = paths_.is_fallback(mine)
+                          ? candidates_.any_better(mine.shadow_number, lanes_[lane].pair,
+                                                   state_.context->now(), is_back)
+                          : could_be_separate(lane, is_back);
+  if (better && take_news()) {
+    look(lane, "a NIC has its link again and could stand by");
   }
-  may_part_at_ = now + better_first;
-  better_wait_ = better_soon;
-  look(lane, "a NIC of its own could stand by now");
 }
 
-/// A shadow that works gives way to an attempt over a better pair, a short one.
+/// False: not again, since a link that comes and goes would leave a shadow no path.  Less and less
+/// often while nothing comes of it.
+bool PathRenewal::take_news() {
+  const Instant now = state_.context->now();
+  if (now < next_news_) {
+    return false;
+  }
+  next_news_ = now + news_wait_;
+  news_wait_ = std::min(2 * news_wait_, better_interval);
+  better_wait_ = better_soon;  // should it come up over another pair meanwhile
+  return true;
+}
+
+/// A shadow that nobody needs gives way to an attempt over a better pair, a short one.
 void PathRenewal::look(size_t lane, const std::string& why) {
-  lanes_[lane].looks = true;
-  owner_.on_lane_failed(lane, fail(Errc::again, why));
+  if (paths_.own_usable() && !owner_.serves(lane)) {
+    lanes_[lane].looks = true;
+    owner_.on_lane_failed(lane, fail(Errc::again, why));
+  }
 }
 
 /// A shadow takes the ends whose links are back; an attempt over others is given up for them.
-void PathRenewal::turn(size_t lane, ha::ShadowCandidates::End end,
-                       const std::vector<size_t>& back) {
+void PathRenewal::turn(size_t lane, End end, const std::vector<size_t>& back) {
   using Turn = ha::ShadowCandidates::Turn;
   Next& next = lanes_[lane];
+  take_news();
   if (next.looks) {
     return;
   }
-  better_wait_ = better_soon;  // should it come up over another pair meanwhile
   const bool under_way = next.unoffered || owner_.is_opening(lane);
   const Turn turn = candidates_.turn_to(
       paths_.lane(lane).shadow_number, end,
@@ -367,7 +385,6 @@ void PathRenewal::try_at_once(size_t lane) {
 /// was a short one.
 void PathRenewal::pass_over(size_t lane) {
   Next& next = lanes_[lane];
-  next.looks = false;
   if (std::exchange(next.turned, false)) {
     return;  // it is at hand already
   }
@@ -382,9 +399,12 @@ void PathRenewal::pass_over(size_t lane) {
   }
 }
 
+/// Not all connections at once.
 void PathRenewal::look_in(Duration wait) {
+  constexpr uint32_t spread = 16;
+  const Duration later = wait / (4 * spread) * (state_.id.index % spread);
   state_.context->timers().cancel(better_timer_);
-  state_.context->timers().arm(better_timer_, state_.context->now() + wait);
+  state_.context->timers().arm(better_timer_, state_.context->now() + wait + later);
 }
 
 /// What could be the shadow instead may be there by now: an RDMA port, a NIC that the first path
@@ -396,13 +416,8 @@ void PathRenewal::look_for_better() {
   look_in(better_interval);
   for (size_t lane = paths_.own(); lane < paths_.size() && state_.live(); ++lane) {
     const Lane& mine = paths_.lane(lane);
-    if (!mine.usable || !paths_.own_usable() || owner_.serves(lane)) {
-      continue;
-    }
-    if (paths_.is_fallback(mine)) {
-      look(lane, "checking whether an RDMA path can become the standby");
-    } else if (could_be_separate(lane)) {
-      look(lane, "checking whether a NIC of its own can become the standby");
+    if (mine.usable && (paths_.is_fallback(mine) || could_be_separate(lane))) {
+      look(lane, "checking whether a better path can become the standby");
     }
   }
 }
@@ -444,6 +459,7 @@ bool PathRenewal::choose_place(size_t lane) {
   }
   if (!pair) {
     lanes_[lane].reopen_at = candidates_.next_at(now);
+    lanes_[lane].looks = false;
     return false;
   }
   lanes_[lane].pair = *pair;
@@ -496,7 +512,7 @@ void PathRenewal::give_up_new_path(size_t lane, const Error& why) {
   NHA_LOG_DEBUG("path {} to {} cannot be made yet: {}", lane, state_.owner.peer_text(),
                 why.message());
   if (mine.rejected) {
-    reject_end(lane, ha::ShadowCandidates::End::local, why.message());
+    reject_end(lane, End::local, why.message());
     lanes_[lane].backoff.reset();
     lanes_[lane].link_back = false;
   } else if (mine.elsewhere()) {
@@ -538,7 +554,7 @@ void PathRenewal::offer(size_t lane) {
 
 void PathRenewal::on_memory_rejected(size_t lane, const Error& why) {
   if (!failover_.fail_busy(lane, why)) {
-    reject_end(lane, ha::ShadowCandidates::End::local, failover_.reject(lane, why).message());
+    reject_end(lane, End::local, failover_.reject(lane, why).message());
   }
 }
 
@@ -553,15 +569,14 @@ void PathRenewal::on_rail_rejected(uint8_t rail) {
     if (lane.on_other_rail() && lane.rail == rail && lane.usable && !lane.rejected) {
       const Error why = fail(Errc::no_memory, here ? "as on another lane of the rail"
                                                    : "the peer tells no key of a receive's");
-      reject_end(at, here ? ha::ShadowCandidates::End::local : ha::ShadowCandidates::End::remote,
-                 failover_.reject(at, why).message());
+      reject_end(at, here ? End::local : End::remote, failover_.reject(at, why).message());
     }
   }
 }
 
 /// The pairs with that end of the lane are left alone for a while.
-void PathRenewal::reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why) {
-  const bool here = end == ha::ShadowCandidates::End::local;
+void PathRenewal::reject_end(size_t lane, End end, const std::string& why) {
+  const bool here = end == End::local;
   const ha::RailPair& pair = lanes_[lane].pair;
   lanes_[lane].looks = false;
   if (here) {

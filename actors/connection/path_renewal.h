@@ -22,6 +22,7 @@ namespace nccl_ha {
 /// (ha::ShadowCandidates), makes the path and offers it to the peer.  One thread.
 class PathRenewal {
  public:
+  using End = ha::ShadowCandidates::End;
   class Owner {
    public:
     /// The lane's path, or the attempt to make one, is given up.
@@ -60,8 +61,8 @@ class PathRenewal {
   }
   /// Places of one host have changed: what waits is tried at once, over what there is now, and what
   /// is under way between other addresses begins anew.
-  void renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails,
-             ha::ShadowCandidates::End end, const std::vector<size_t>& changed);
+  void renew(std::vector<ha::RailPair> ranked, std::span<const ha::Rail> rails, End end,
+             const std::vector<size_t>& changed);
   /// The first paths have come up or failed.
   void begin();
   /// Both sides are ready: what the handshake did not make can be made.
@@ -86,7 +87,7 @@ class PathRenewal {
   // A device does not take the connection's memory.
   void on_memory_rejected(size_t lane, const Error& why);
   void on_rail_rejected(uint8_t rail);
-  void reject_end(size_t lane, ha::ShadowCandidates::End end, const std::string& why);
+  void reject_end(size_t lane, End end, const std::string& why);
 
  private:
   /// The next path of a lane.
@@ -104,10 +105,11 @@ class PathRenewal {
     std::optional<Instant> give_up_at;  ///< where that is too long
   };
 
-  void turn(size_t lane, ha::ShadowCandidates::End end, const std::vector<size_t>& back);
+  void turn(size_t lane, End end, const std::vector<size_t>& back);
   void try_at_once(size_t lane);
   void look(size_t lane, const std::string& why);
-  void part(size_t lane, ha::ShadowCandidates::End end, const std::vector<size_t>& back);
+  void heed(size_t lane, End end, const std::vector<size_t>& back);
+  bool take_news();
   void pass_over(size_t lane);
   void arm_reopen();
   void on_reopen_timer();
@@ -115,7 +117,7 @@ class PathRenewal {
   void give_up_new_path(size_t lane, const Error& why);
   void offer(size_t lane);
   bool choose_place(size_t lane);
-  bool ends_at(size_t lane, ha::ShadowCandidates::End end, const std::vector<size_t>& places) const;
+  bool ends_at(size_t lane, End end, const std::vector<size_t>& places) const;
   bool shares_a_nic(const ha::RailPair& pair) const;
   template <class IsSuch>
   bool could_be_separate(size_t lane, IsSuch is_such) const;
@@ -142,7 +144,8 @@ class PathRenewal {
   std::vector<bool> own_ends_;    ///< of the own fabric
   bool urgent_ = false;           ///< no path is left
   Duration better_wait_;  ///< until a shadow that shares a NIC gives way to a look for another
-  Instant may_part_at_ = Instant::min();  ///< and when one may do so for a link that is back
+  Instant next_news_ = Instant::min();  ///< of a link, for which one may do so at once
+  Duration news_wait_;                  ///< and how long after the one before
   Timer better_timer_;
   Timer reopen_timer_;
 };

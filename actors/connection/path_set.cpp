@@ -512,13 +512,6 @@ bool PathSet::is_in(const Lane& lane, const fabric::FailureDomain& domain) const
   return contains(domains_of(lane), domain);
 }
 
-bool PathSet::could_back_up(const std::string& interface) const {
-  return std::any_of(places_.begin(), places_.end(), [&](const fabric::Place& place) {
-    return place.at.kind == state_.attachment.kind && place.at.device != state_.attachment.device &&
-           state_.provider.nic_of(place.at, nullptr) == interface;
-  });
-}
-
 std::string PathSet::text() const {
   const auto is_usable = [](const Lane& lane) { return lane.usable; };
   const auto up = std::count_if(lanes().begin(), lanes().end(), is_usable);

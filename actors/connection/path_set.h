@@ -155,8 +155,6 @@ class PathSet {
   /// All that the lane fails with, as far as its path knows.
   fabric::FailureDomains domains_of(const Lane& lane) const;
   bool is_in(const Lane& lane, const fabric::FailureDomain& domain) const;
-  /// That of a NIC of the own fabric other than the connection's.
-  bool could_back_up(const std::string& interface) const;
   /// Of those that are usable, for logs.
   std::string text() const;
 

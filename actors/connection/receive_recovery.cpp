@@ -206,7 +206,9 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
       announcer.forget_keys(mine);
     }
     receiver_.flusher().on_lane_down();
-    failover_.take_down(lane, why);
+    // Its half may be there before the sender's, whose attempt has little time: no heartbeat came.
+    const bool tried = mine.shadow && mine.control.received_numbers.epoch != mine.epoch;
+    failover_.take_down(lane, why, tried);
   }
   if (steps.say_suspect) {
     state_.note_step(RoundStep::suspect_said, lane, mine.epoch);

@@ -159,12 +159,12 @@ TEST(Failover, CablesThatStayPulledAreWhatIsBlamed) {
                                                   "--env",     "HA_NCCL_IFNAME=^mgmt,lo",
                                                   "--env",     "HA_NCCL_FABRIC=datagram",
                                                   "--env",     "HA_NCCL_RETRY_BUDGET_MS=1000",
-                                                  "--script",  "1s cut rail0; 1s cut rail1",
                                                   "--",        "nccl-ha",
                                                   "perf",      "all_reduce",
                                                   "-b",        "64K",
                                                   "-e",        "64K",
                                                   "-I",        "1000000",
+                                                  "--fault",   "cut rail0@0s, cut rail1@0s",
                                                   "--timeout", "40"});
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   const std::string said = run.out + run.err;

@@ -49,6 +49,9 @@ const std::string other_namespace =
 
 const std::string no_ipv4 = "ip -4 addr flush dev rail0; ip -4 addr flush dev rail1; ";
 
+/// With so many each has 25 ms at first, which a busy machine may not keep.
+const std::string many_pairs = "cut rail0 --for 1200ms@4s";
+
 /// Where both hosts change something: the other one may have begun before this one's path stood by.
 const std::string ready_or_begun = "stands by\\|unreachable\\|is down";
 
@@ -58,7 +61,8 @@ const std::vector<NicSituation> nic_situations = {
     {"ABridgeOfAnotherSubnetOnEachHost", a_bridge("cni0", "10.244.$N.1/24")},
     {"EndsOfContainersCables",
      "for i in 1 2 3; do ip link add cali$i type veth peer name c$i; ip link set cali$i up; "
-     "unshare -n sleep 30 & ip link set c$i netns $! up 2>/dev/null || ip link set c$i up; done; "},
+     "unshare -n sleep 30 & ip link set c$i netns $! up 2>/dev/null || ip link set c$i up; done; ",
+     many_pairs},
     {"AnAddressThatBothHostsHave",
      "ip link add shared type veth peer name sharedq; ip link set sharedq up; "
      "ip addr add 10.1.0.1/32 dev shared; ip link set shared up; "},
@@ -67,7 +71,8 @@ const std::vector<NicSituation> nic_situations = {
      "ip addr add 198.18.1.$N/24 dev rail1; "},
     {"ManyAddressesThatLeadNowhere",
      "for i in 1 2 3 4 5; do ip addr add 10.$((N * 10 + i)).9.9/24 dev rail1; "
-     "ip addr add 10.$((N * 10 + i)).8.9/24 dev rail0; done; "},
+     "ip addr add 10.$((N * 10 + i)).8.9/24 dev rail0; done; ",
+     many_pairs},
     {"ALabel", "ip addr add 198.18.5.$N/24 dev rail0 label rail0:1; "},
     {"AMacvlanIsNoSecondCable",
      "ip link add link rail0 name mv0 type macvlan mode bridge; "

@@ -91,6 +91,7 @@ TEST(Lab, APulledCableTakesTheCarrierOfBothEndsAndComesBack) {
   // Each host tells by files what it saw, and ends when its carrier came back.
   const std::string watch =
       "coproc ip -o monitor link dev rail0; "
+      "until ip link set rail0 alias heard; read -r -t 0.1 line <&${COPROC[0]}; do :; done; "
       "[ $(cat /sys/class/net/rail0/carrier) = 1 ] && : >" +
       files +
       "$RANK.watching; "

@@ -81,15 +81,19 @@ std::vector<double> seconds_behind(const std::string& out, const std::string& wh
   return all;
 }
 
+/// How many a relay node has passed on.
+const std::string frames =
+    "frames() { nccl-ha relay status --json | sed -n '/\"frames\"/{s/[^0-9]//g;p;q}'; }; ";
+
 TEST_F(Meshes, AKilledRelayIsGoneRound) {
   const ToolRun run = lab_.run_with_nodes(
       "ring-4", "ring: 4", 4,
       // h1 and h3 reach each other over the nodes of h2, which dies in the midst of it, and of h4.
-      "(frames() { nccl-ha relay status --json | sed -n '/\"frames\"/{s/[^0-9]//g;p;q}'; }; "
-      "if [ $RANK = 1 ]; then { until [ $(frames) -gt 40 ]; do kill -0 $pid || exit; done; "
-      "echo carried $(frames); kill -KILL $pid && : > killed; } & "
-      "elif [ $RANK = 3 ]; then { until [ -e killed ]; do sleep 0.01; done; "
-      "echo other one then $(frames); } & fi; watcher=$!; " +
+      "(" + frames +
+          "if [ $RANK = 1 ]; then { until [ $(frames) -gt 40 ]; do kill -0 $pid || exit; done; "
+          "echo carried $(frames); kill -KILL $pid && : > killed; } & "
+          "elif [ $RANK = 3 ]; then { until [ -e killed ]; do sleep 0.01; done; "
+          "echo other one then $(frames); } & fi; watcher=$!; " +
           perf("alltoall", "-b 1M -e 1M -I 100") +
           "; status=$?; if [ $RANK = 1 ] || [ $RANK = 3 ]; then wait $watcher; fi; "
           "[ $RANK != 3 ] || echo other one at the end $(frames); exit $status)");
@@ -105,8 +109,9 @@ TEST_F(Meshes, AKilledRelayIsGoneRound) {
 TEST_F(Meshes, ALineThatIsCutEndsOnBothSides) {
   const ToolRun run = lab_.run_with_nodes(
       "line-3", "line: 3", 3,
-      "export HA_NCCL_RETRY_BUDGET_MS=3000; [ $RANK != 0 ] || { sleep 1; echo cut $EPOCHREALTIME; "
-      "nccl-ha lab cut h2-h3 > /dev/null; } & cutter=$!; " +
+      "export HA_NCCL_RETRY_BUDGET_MS=3000; " + frames +
+          "[ $RANK != 1 ] || { until [ $(frames) -gt 40 ]; do kill -0 $pid || exit; done; "
+          "echo cut $EPOCHREALTIME; nccl-ha lab cut h2-h3 > /dev/null; } & cutter=$!; " +
           perf("alltoall", "-b 4M -e 4M -I 20000") +
           "; status=$?; echo over $EPOCHREALTIME; wait $cutter; (exit $status)");
   EXPECT_NE(run.status, 0) << run.out;

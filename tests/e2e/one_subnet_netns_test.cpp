@@ -31,6 +31,7 @@ ToolRun run_flat(const Mode& mode, const std::string& command) {
       "--name",    "flat" + std::to_string(getpid()) + "." + std::to_string(labs++),
       "--env",     mode.threads,
       "--env",     "HA_NCCL_FABRIC=datagram",
+      "--env",     "HA_NCCL_SLOW_FACTOR=0",  // neighbours of the test make hosts slow, no path
       "--env",     "HA_NCCL_DEBUG=2",
       "--env",     "NCCL_DEBUG=INFO"};
   std::string before = "perf='nccl-ha perf all_reduce -b 256K -e 256K -w 0 -v --timeout 100'; ";

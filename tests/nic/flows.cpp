@@ -104,7 +104,7 @@ class Side {
     }
     for (size_t open = connections; open != 0;) {
       const Instant now = clock_.now();
-      const bool over = sends_ && seconds(now - begin) > time_s;
+      const bool over = sends_ && !late_ && seconds(now - begin) > time_s;
       if (late_ && 2 * seconds(now - begin) > time_s) {
         ask_for_another();
       }

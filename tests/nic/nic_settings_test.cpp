@@ -158,7 +158,7 @@ TEST(NicSettings, WhatIsForbiddenCompletesWithAnError) {
 }
 
 TEST(NicSettings, DataShowsInAnyOrderButBeforeItsCompletion) {
-  with_nic("devices=2,any_order,late=20ms", [](Control&) {
+  with_nic("devices=2,any_order,late=60s", [](Control&) {
     QueuePairs pairs;
     pairs.connect();
     constexpr size_t bytes = 65536;

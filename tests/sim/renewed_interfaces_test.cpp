@@ -179,14 +179,15 @@ TEST_F(SharedNics, AreNotLeftAgainAndAgain) {
   const auto& counters = pair_.send_channel().counters();
   const uint64_t before = counters.paths_down.get();
   Duration without{};
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 6000; ++i) {
     tell(Host::receiver, i % 2 == 0);
     pass(pair_, milliseconds(10));
     const bool missed = counters.paths_down.get() > counters.paths_back.get();
     without += missed ? milliseconds(10) : Duration(0);
   }
   EXPECT_GE(counters.paths_down.get(), before + 1);
-  EXPECT_LE(without, seconds(1));
+  EXPECT_LE(counters.paths_down.get(), before + 16);
+  EXPECT_LE(without, seconds(3));
 }
 
 /// The host whose address changes first, and how many milliseconds later the other's does.

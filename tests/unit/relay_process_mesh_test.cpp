@@ -284,8 +284,10 @@ TEST_F(ProcessMeshTest, GivesItsPlaceToARelayNodeThatBeginsAndTakesItAgainWhenTh
         << "this process relays";
     const auto node = take_place(port);
     ASSERT_TRUE(node);
-    EXPECT_EQ(log.count("a relay node begins on this host: this process relays no more"), life);
-    EXPECT_EQ(log.count("the relay node of this host is gone"), life - 1);
+    // A test that stands still for long is taken for a node that is gone again.
+    const size_t begun = log.count("a relay node begins on this host: this process relays no more");
+    EXPECT_GE(begun, life);
+    EXPECT_EQ(log.count("the relay node of this host is gone"), begun - 1);
     pollfd asked{node->wait_fds()[1], POLLIN, 0};  // IPv4's
     EXPECT_EQ(poll(&asked, 1, 10000), 1) << "the process asks the node";
   }
