@@ -57,7 +57,7 @@ TEST_F(Meshes, WithoutRelaysOppositeHostsAreOutOfReach) {
 
 TEST_F(Meshes, ACutCableIsGoneRound) {
   const ToolRun run = lab_.run(
-      "ring-4", "inline", perf("all_reduce", "-b 1M -e 1M -I 60 --fault 'cut h1-h2 --for 2s@1s'"));
+      "ring-4", "inline", perf("all_reduce", "-b 1M -e 1M -I 60 --fault 'cut h1-h2 --for 2s@3s'"));
   expect_right(run);
   // h3 and h4 have a path that stands by over it, and hear of it from h1 or h2.
   EXPECT_GE(count(run.out, " of relay "), 1U) << run.out;

@@ -67,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, ShadowModes,
                          });
 
 TEST(Shadow, TrafficGoesBackWhereThatIsWanted) {
-  const ToolRun run = reduce("cut rail0 --silent --for 500ms@300ms, slow rail1 8gbit@3500ms",
+  const ToolRun run = reduce("cut rail0 --silent --for 500ms@1500ms, slow rail1 8gbit@4700ms",
                              {"HA_NCCL_ENABLE_FAILBACK=1", "HA_NCCL_FAILBACK_MS=500",
                               "HA_NCCL_DEBUG=2", "NCCL_DEBUG=INFO"},
                              "-v");
@@ -102,7 +102,7 @@ TEST(Shadow, WithoutItAConnectionWaitsForItsOwnNic) {
 // The standby's cable is out for longer than one attempt lasts, and between the rails there is no
 // way.  A host whose ARP had no answer asks again after a second.
 TEST(Shadow, ARailThatWasOutForLongCarriesWhenTheOtherOneFails) {
-  const ToolRun run = reduce("cut rail1 --for 4s@300ms, cut rail0 --for 3s@6500ms", {});
+  const ToolRun run = reduce("cut rail1 --for 4s@1500ms, cut rail0 --for 3s@7700ms", {});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_GE(count(run.out, "rail1 has no link"), 1U) << run.out;

@@ -9,6 +9,7 @@
 
 #include "plugin/process.h"
 #include "runtime/base/secret.h"
+#include "tests/support/ports.h"
 
 namespace nccl_ha::plugin {
 namespace {
@@ -30,13 +31,9 @@ fabric::NetInterface interface(const char* name, int ifindex, uint8_t network) {
 /// UDP; of this moment.
 uint16_t free_port() {
   const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  sockaddr_in any{};
-  any.sin_family = AF_INET;
-  socklen_t length = sizeof any;
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&any), sizeof any), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&any), &length), 0);
+  const uint16_t port = test::bind_to_meet(fd);
   close(fd);
-  return ntohs(any.sin_port);
+  return port;
 }
 
 /// Two cables and a management network.

@@ -11,6 +11,7 @@
 #include "relay/mesh_client.h"
 #include "runtime/engine/engine.h"
 #include "runtime/streams/uv_streams.h"
+#include "tests/support/ports.h"
 
 namespace nccl_ha::relay {
 namespace {
@@ -22,14 +23,8 @@ class MeshClientTest : public ::testing::Test {
   static constexpr Duration interval = milliseconds(500);
 
   MeshClientTest() : node_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
-    sockaddr_in any{};
-    any.sin_family = AF_INET;
-    any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof any;
-    EXPECT_EQ(bind(node_, reinterpret_cast<sockaddr*>(&any), sizeof any), 0);
-    EXPECT_EQ(getsockname(node_, reinterpret_cast<sockaddr*>(&any), &length), 0);
     MeshClient::Options options;
-    options.port = ntohs(any.sin_port);
+    options.port = test::bind_to_meet(node_);
     options.interval = interval;
     options.dead = 4 * interval;
     options.board = board_;

@@ -19,6 +19,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
 #include "tests/support/log_lines.h"
+#include "tests/support/ports.h"
 #include "tests/support/until.h"
 
 namespace nccl_ha::relay {
@@ -31,14 +32,8 @@ using std::chrono::milliseconds;
 /// A UDP port that somebody has.
 class TakenPort {
  public:
-  TakenPort() : fd_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in any{};
-    any.sin_family = AF_INET;
-    socklen_t length = sizeof any;
-    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&any), sizeof any), 0);
-    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&any), &length), 0);
-    port_ = ntohs(any.sin_port);
-  }
+  TakenPort()
+      : fd_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)), port_(test::bind_to_meet(fd_)) {}
   ~TakenPort() { release(); }
   TakenPort(const TakenPort&) = delete;
   TakenPort& operator=(const TakenPort&) = delete;
@@ -51,7 +46,7 @@ class TakenPort {
 
  private:
   int fd_;
-  uint16_t port_ = 0;
+  uint16_t port_;
 };
 
 class ProcessMeshTest : public testing::Test {

@@ -115,8 +115,9 @@ void FaultRunner::run() {
         return;
       }
       const Instant asked = clock_.now();
-      begin += std::max(asked - due, Duration(0));  // a host that stood still keeps their distances
       auto answer = lab::ask_lab(lab_, lab::to_json(step.request));
+      const Instant answered = clock_.now();
+      begin += std::max(answered - due, Duration(0));  // a busy host keeps their distances
       std::lock_guard lock(mutex_);
       if (!answer) {
         refused_ =
@@ -128,7 +129,7 @@ void FaultRunner::run() {
         done_.push_back({step.text, asked, {}});
       }
       const auto lasts = lab::parse_time(step.request.lasts);
-      end = std::max(end, asked + (lasts ? *lasts : Duration(0)));
+      end = std::max(end, answered + (lasts ? *lasts : Duration(0)));
     }
     if (!wait_until(end)) {
       return;
