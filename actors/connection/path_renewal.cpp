@@ -9,13 +9,6 @@
 namespace nccl_ha {
 namespace {
 
-/// How often a shadow that could be a better one gives way to a look for that; one that shares a
-/// NIC with the first path soon, and less and less often; sooner where an address or a link is
-/// new, since ARP and the other end may be a little later.
-constexpr Duration better_interval = std::chrono::minutes(5);
-constexpr Duration better_first = std::chrono::seconds(15);
-constexpr Duration better_soon = std::chrono::seconds(1);
-
 /// How long an attempt to replace a path waits at most while there is none.
 constexpr Duration reopen_interval = std::chrono::seconds(1);
 
@@ -37,9 +30,7 @@ PathRenewal::PathRenewal(Owner& owner, const ConnectionParts& parts, Sender& sen
       paths_(parts.paths),
       control_(parts.control),
       failover_(parts.failover),
-      sender_(sender),
-      better_wait_(better_first),
-      news_wait_(better_first) {
+      sender_(sender) {
   reopen_timer_.bind([](void* self) { static_cast<PathRenewal*>(self)->on_reopen_timer(); }, this);
   better_timer_.bind([](void* self) { static_cast<PathRenewal*>(self)->look_for_better(); }, this);
 }
@@ -81,11 +72,11 @@ void PathRenewal::on_lane_up(size_t lane) {
   const Lane& mine = paths_.lane(lane);
   next.link_back = next.turned = next.again = next.looks = urgent_ = false;
   next.give_up_at.reset();
-  if (could_be_separate(lane)) {
+  if (could_be_better(lane)) {
     look_in(better_wait_);
     better_wait_ = std::min(2 * better_wait_, better_interval);
-  } else if (mine.shadow) {
-    news_wait_ = better_first;
+  } else {
+    next.news_wait = better_first;
   }
   // One of another fabric does not come before those of the own one.
   if (mine.shadow && candidates_.worked(mine.shadow_number, !paths_.is_fallback(mine))) {
@@ -99,7 +90,7 @@ void PathRenewal::on_lane_down(size_t lane, bool carried) {
     if (carried) {
       lanes_[lane].backoff.reset();  // else it comes up and fails in a loop: less and less often
     }
-    if (paths_.is_fallback(mine) || could_be_separate(lane)) {
+    if (could_be_better(lane)) {
       candidates_.begin_anew(mine.shadow_number);  // the better ones may have come back meanwhile
     }
   } else if (mine.shadow && !mine.rejected) {
@@ -152,6 +143,7 @@ void PathRenewal::sweep_anew() {
   for (size_t i = paths_.own(); i < lanes_.size(); ++i) {
     Next& next = lanes_[i];
     candidates_.begin_sweeps(paths_.lane(i).shadow_number);
+    next.looks = false;
     if (next.reopen_at) {
       next.reopen_at = now;
     }
@@ -211,7 +203,7 @@ void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Ra
         next.reopen_at = state_.context->now();
       }
     }
-    if ((paths_.lane(lane).usable || under_way) && could_be_separate(lane, is_new)) {
+    if ((paths_.lane(lane).usable || under_way) && could_be_better(lane, is_new)) {
       look(lane, "a NIC of its own could stand by now");
     }
   }
@@ -226,29 +218,6 @@ bool PathRenewal::ends_at(size_t lane, End end, const std::vector<size_t>& place
     }
     return place == (here ? lanes_[lane].pair.local : lanes_[lane].pair.remote);
   });
-}
-
-bool PathRenewal::shares_a_nic(const ha::RailPair& pair) const {
-  const auto is_first = [&](size_t place) {
-    return place < end_nics_.size() && first_end_ < end_nics_.size() &&
-           end_nics_[place] == end_nics_[first_end_];
-  };
-  return paths_.is_primary(pair.local) || is_first(pair.remote);
-}
-
-/// A shadow that fails with the first path, though there is `such` a pair that need not.
-template <class IsSuch>
-bool PathRenewal::could_be_separate(size_t lane, IsSuch is_such) const {
-  const Lane& mine = paths_.lane(lane);
-  const ha::RailPair& pair = lanes_[lane].pair;
-  return mine.shadow && shares_a_nic(pair) &&
-         candidates_.any_better(
-             mine.shadow_number, pair, state_.context->now(),
-             [&](const ha::RailPair& other) { return !shares_a_nic(other) && is_such(other); });
-}
-
-bool PathRenewal::could_be_separate(size_t lane) const {
-  return could_be_separate(lane, [](const ha::RailPair&) { return true; });
 }
 
 void PathRenewal::on_domain_up(const fabric::FailureDomain& domain) {
@@ -292,56 +261,15 @@ void PathRenewal::on_link_back(std::span<const std::byte> payload) {
   }
 }
 
-/// Links of the own fabric are back: what has no path takes one of them; what works, but over
-/// another fabric or a NIC of the first path's, gives way to a look for what need not.
-void PathRenewal::heed(size_t lane, End end, const std::vector<size_t>& back) {
-  const Lane& mine = paths_.lane(lane);
-  if (!mine.usable) {
-    turn(lane, end, back);
-    return;
-  }
-  const auto is_back = [&](const ha::RailPair& pair) {
-    const size_t nic = end == End::local ? pair.local_nic : pair.remote_nic;
-    return std::ranges::find(back, nic) != back.end();
-  };
-  const bool better = paths_.is_fallback(mine)
-                          ? candidates_.any_better(mine.shadow_number, lanes_[lane].pair,
-                                                   state_.context->now(), is_back)
-                          : could_be_separate(lane, is_back);
-  if (better && take_news()) {
-    look(lane, "a NIC has its link again and could stand by");
-  }
-}
-
-/// False: not again, since a link that comes and goes would leave a shadow no path.  Less and less
-/// often while nothing comes of it.
-bool PathRenewal::take_news() {
-  const Instant now = state_.context->now();
-  if (now < next_news_) {
-    return false;
-  }
-  next_news_ = now + news_wait_;
-  news_wait_ = std::min(2 * news_wait_, better_interval);
-  better_wait_ = better_soon;  // should it come up over another pair meanwhile
-  return true;
-}
-
-/// A shadow that nobody needs gives way to an attempt over a better pair, a short one.
-void PathRenewal::look(size_t lane, const std::string& why) {
-  if (paths_.own_usable() && !owner_.serves(lane)) {
-    lanes_[lane].looks = true;
-    owner_.on_lane_failed(lane, fail(Errc::again, why));
-  }
-}
-
 /// A shadow takes the ends whose links are back; an attempt over others is given up for them.
 void PathRenewal::turn(size_t lane, End end, const std::vector<size_t>& back) {
   using Turn = ha::ShadowCandidates::Turn;
   Next& next = lanes_[lane];
-  take_news();
   if (next.looks) {
+    take_news(lane);
     return;
   }
+  better_wait_ = better_soon;  // should it come up over another pair meanwhile
   const bool under_way = next.unoffered || owner_.is_opening(lane);
   const Turn turn = candidates_.turn_to(
       paths_.lane(lane).shadow_number, end,
@@ -396,29 +324,6 @@ void PathRenewal::pass_over(size_t lane) {
     candidates_.repeat(shadow);
   } else {
     candidates_.pass_over(shadow, !paths_.any_usable());
-  }
-}
-
-/// Not all connections at once.
-void PathRenewal::look_in(Duration wait) {
-  constexpr uint32_t spread = 16;
-  const Duration later = wait / (4 * spread) * (state_.id.index % spread);
-  state_.context->timers().cancel(better_timer_);
-  state_.context->timers().arm(better_timer_, state_.context->now() + wait + later);
-}
-
-/// What could be the shadow instead may be there by now: an RDMA port, a NIC that the first path
-/// does not use.
-void PathRenewal::look_for_better() {
-  if (!state_.live()) {
-    return;
-  }
-  look_in(better_interval);
-  for (size_t lane = paths_.own(); lane < paths_.size() && state_.live(); ++lane) {
-    const Lane& mine = paths_.lane(lane);
-    if (mine.usable && (paths_.is_fallback(mine) || could_be_separate(lane))) {
-      look(lane, "checking whether a better path can become the standby");
-    }
   }
 }
 

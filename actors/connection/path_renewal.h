@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -90,6 +91,13 @@ class PathRenewal {
   void reject_end(size_t lane, End end, const std::string& why);
 
  private:
+  /// How often a shadow that could be a better one gives way to a look for that: soon, and less and
+  /// less often; sooner where an address or a link is new, since ARP and the other end may be a
+  /// little later.
+  static constexpr Duration better_interval = std::chrono::minutes(5);
+  static constexpr Duration better_first = std::chrono::seconds(15);
+  static constexpr Duration better_soon = std::chrono::seconds(1);
+
   /// The next path of a lane.
   struct Next {
     ha::Backoff backoff{std::chrono::milliseconds(20), std::chrono::seconds(1)};
@@ -99,6 +107,8 @@ class PathRenewal {
     bool link_back = false;             ///< since then no attempt has failed
     bool again = false;                 ///< a shadow tries its pair once more
     bool looks = false;                 ///< gave way, and what it tries is a short one
+    Instant news_at = Instant::min();   ///< of links, that count again
+    Duration news_wait = better_first;  ///< until then after the next
     bool turned = false;                ///< the next pair of a shadow is chosen already
     bool passed = false;                ///< a shadow's last attempt, over whose pair it goes on
     Duration limit{};                   ///< of the attempt
@@ -107,9 +117,9 @@ class PathRenewal {
 
   void turn(size_t lane, End end, const std::vector<size_t>& back);
   void try_at_once(size_t lane);
-  void look(size_t lane, const std::string& why);
+  bool look(size_t lane, const std::string& why);
   void heed(size_t lane, End end, const std::vector<size_t>& back);
-  bool take_news();
+  bool take_news(size_t lane);
   void pass_over(size_t lane);
   void arm_reopen();
   void on_reopen_timer();
@@ -119,9 +129,8 @@ class PathRenewal {
   bool choose_place(size_t lane);
   bool ends_at(size_t lane, End end, const std::vector<size_t>& places) const;
   bool shares_a_nic(const ha::RailPair& pair) const;
-  template <class IsSuch>
-  bool could_be_separate(size_t lane, IsSuch is_such) const;
-  bool could_be_separate(size_t lane) const;
+  bool could_be_better(size_t lane,
+                       const std::function<bool(const ha::RailPair&)>& is_such = {}) const;
   Duration limit_of(size_t lane) const;
   Duration wait_of(size_t lane);
   void sweep_anew();
@@ -143,9 +152,9 @@ class PathRenewal {
   std::vector<size_t> end_nics_;  ///< of the peer's places (ha::nic_of)
   std::vector<bool> own_ends_;    ///< of the own fabric
   bool urgent_ = false;           ///< no path is left
-  Duration better_wait_;  ///< until a shadow that shares a NIC gives way to a look for another
-  Instant next_news_ = Instant::min();  ///< of a link, for which one may do so at once
-  Duration news_wait_;                  ///< and how long after the one before
+  Duration better_wait_ =
+      better_first;  ///< until a shadow that shares a NIC gives way to a look for another
+  Instant look_at_ = Instant::max();  ///< when the next one is
   Timer better_timer_;
   Timer reopen_timer_;
 };

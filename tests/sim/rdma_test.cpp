@@ -91,6 +91,20 @@ TEST(SimRdma, TrafficLeavesTheFallbackPathWithoutBeingToldTo) {
       pair.world().run_until([&] { return failovers.traffic_moves.get() == 2; }, seconds(10)));
 }
 
+/// What stands by carries RDMA: the first NIC goes, and the interface for datagrams.
+void expect_rdma_standby(SimPair& pair) {
+  const auto& failovers = pair.send_channel().counters();
+  const uint64_t rdma = pair.world().rdma().counts.packets;
+  cut(pair, 0);
+  cut(pair, 2);
+  pair.post_receives(2);
+  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
+  ASSERT_TRUE(
+      pair.world().run_until([&] { return failovers.traffic_moves.get() == 1; }, seconds(5)));
+  pass(pair, seconds(1));
+  EXPECT_GT(pair.world().rdma().counts.packets, rdma + 256);
+}
+
 TEST(SimRdma, AnRdmaPortThatComesBackTakesTheFallbacksPlace) {
   SimPair pair(36, {}, {}, {.rails = 2, .rdma = true, .spare = true});
   ASSERT_TRUE(pair.connect()) << pair.error();
@@ -102,16 +116,29 @@ TEST(SimRdma, AnRdmaPortThatComesBackTakesTheFallbacksPlace) {
   pass(pair, seconds(5));
   pair.receiver().nics[1]->set_port(true);
   ASSERT_TRUE(pair.world().run_until([&] { return failovers.paths_back.get() == 2; }, seconds(10)));
-  // What stands by now carries RDMA: the first NIC goes, and nothing goes on over datagrams.
-  const uint64_t rdma = pair.world().rdma().counts.packets;
-  cut(pair, 0);
-  cut(pair, 2);
-  pair.post_receives(2);
-  ASSERT_TRUE(pair.post_send(1 << 20)) << pair.error();
-  ASSERT_TRUE(
-      pair.world().run_until([&] { return failovers.traffic_moves.get() == 1; }, seconds(5)));
-  pass(pair, seconds(1));
-  EXPECT_GT(pair.world().rdma().counts.packets, rdma + 256);
+  expect_rdma_standby(pair);
+}
+
+/// The first one is looked for in vain, and the second one is news nevertheless.
+TEST(SimRdma, PortsThatComeBackOneAfterTheOtherTakeTheFallbacksPlace) {
+  for (const bool sender_first : {true, false}) {
+    SimPair pair(37, {}, {}, {.rails = 2, .rdma = true, .spare = true});
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    const auto& failovers = pair.send_channel().counters();
+    pass(pair, seconds(1));
+    for (sim::Process* host : {&pair.sender(), &pair.receiver()}) {
+      host->nics[1]->set_port(false);
+    }
+    ASSERT_TRUE(
+        pair.world().run_until([&] { return failovers.paths_back.get() == 1; }, seconds(60)));
+    pass(pair, seconds(5));
+    for (const bool sender : {sender_first, !sender_first}) {
+      (sender ? pair.sender() : pair.receiver()).nics[1]->set_port(true);
+      pass(pair, seconds(3));
+    }
+    pass(pair, seconds(2));
+    expect_rdma_standby(pair);
+  }
 }
 
 TEST(SimRdma, WithoutLeaveDatagramsDoNotTakeOver) {

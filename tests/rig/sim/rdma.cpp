@@ -124,6 +124,9 @@ void RdmaNic::fail_for_good(const Death& death) {
       entry.due = std::min(entry.due, network_.now());
     }
   }
+  for (const auto& [number, pair] : pairs_) {
+    pair->ended = pair->state != IBV_QPS_RTR && pair->state != IBV_QPS_RTS && !pair->lags;
+  }
   if (!death.hangs) {
     report(IBV_EVENT_DEVICE_FATAL, 0);
   }
@@ -137,14 +140,16 @@ void RdmaNic::vanish() {
 }
 
 /// A failed device has taken it from the network.  Nobody is told, and no state is looked at, but
-/// that what has arrived before is not taken twice.
+/// that what has arrived before is not taken twice, and what it took for ended before takes none:
+/// a fence that was proven stays so.
 void RdmaNic::take_late(const RdmaPacket& packet) {
   const RdmaQueuePair* pair = find(packet.to_pair);
   const bool writes = packet.kind == RdmaPacket::request && !packet.bytes.empty() &&
                       packet.opcode != IBV_WR_SEND && packet.opcode != IBV_WR_SEND_WITH_IMM;
   using Order = RdmaResponder::Order;
   const Region* region =
-      pair == nullptr || !writes || pair->responder.order_of(packet.number) == Order::repeated
+      pair == nullptr || pair->ended || !writes ||
+              pair->responder.order_of(packet.number) == Order::repeated
           ? nullptr
           : find_region(pair->pd, packet.key, packet.remote, packet.bytes.size(), false);
   if (region == nullptr) {

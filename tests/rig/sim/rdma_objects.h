@@ -46,6 +46,7 @@ struct RdmaQueuePair : ibv_qp {
   // in error
   bool lags = false;         ///< modify_qp returned, and the responder does not know yet
   bool keeps = false;        ///< it does not give back everything
+  bool ended = false;        ///< the device knew it before it failed for good
   bool half_posted = false;  ///< RdmaNic::Conditions::half_posted counts it
   // Completions of one queue of a queue pair come in its order, all others in any order.
   Instant last_send_done{};
