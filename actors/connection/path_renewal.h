@@ -118,6 +118,7 @@ class PathRenewal {
   void turn(size_t lane, End end, const std::vector<size_t>& back);
   void try_at_once(size_t lane);
   bool look(size_t lane, const std::string& why);
+  bool is_needed(size_t lane) const;
   void heed(size_t lane, End end, const std::vector<size_t>& back);
   bool take_news(size_t lane);
   void pass_over(size_t lane);

@@ -44,9 +44,15 @@ void PathRenewal::heed(size_t lane, End end, const std::vector<size_t>& back) {
   if (!could_be_better(lane, is_back)) {
     return;
   }
-  if (!take_news(lane) || !look(lane, "a NIC has its link again and could stand by")) {
+  if (is_needed(lane)) {
     look_in(better_first);
+  } else if (take_news(lane)) {
+    look(lane, "a NIC has its link again and could stand by");
   }
+}
+
+bool PathRenewal::is_needed(size_t lane) const {
+  return !paths_.own_usable() || owner_.serves(lane);
 }
 
 /// False: too early, and it is looked for later.
@@ -66,7 +72,7 @@ bool PathRenewal::take_news(size_t lane) {
 /// A shadow that nobody needs gives way to an attempt over a better pair, a short one.  False: it
 /// is needed.
 bool PathRenewal::look(size_t lane, const std::string& why) {
-  if (!paths_.own_usable() || owner_.serves(lane)) {
+  if (is_needed(lane)) {
     return false;
   }
   lanes_[lane].looks = true;

@@ -36,7 +36,7 @@ TEST(LinkSockets, HearOverEachInterfaceHoweverManyThereWereBefore) {
   EXPECT_EQ(in_own_network([] {
               auto sockets = LinkSockets::open({.port = 0, .peers = {}}, nullptr);
               ASSERT_TRUE(sockets.ok()) << sockets.error().message();
-              constexpr int more_than_a_socket_may_join = 21;
+              constexpr int more_than_a_socket_may_join = 30;
               for (int i = 0; i < more_than_a_socket_may_join; ++i) {
                 const std::string name = "one" + std::to_string(i);
                 ASSERT_TRUE(ip("link add " + name + " type veth peer name far"));
