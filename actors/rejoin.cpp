@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "actors/route.h"
@@ -55,6 +57,10 @@ void Rejoin::add_missing(std::vector<Way>& ways, const std::vector<Way>& others)
   }
 }
 
+void Rejoin::trust_all_ways() {
+  std::ranges::for_each(ways_, [](Way& way) { way.proven = true; });
+}
+
 void Rejoin::add_proven(const Way& way) {
   std::erase_if(ways_, [&](const Way& one) {
     return same_host(one.to, way.to) && same_host(one.from, way.from);
@@ -62,7 +68,6 @@ void Rejoin::add_proven(const Way& way) {
   ways_.insert(ways_.begin(), way);
   ways_.front().proven = true;
   ways_.resize(std::min(ways_.size(), ways_max));
-  redial_.reorder(ways_.size());
 }
 
 Rejoin::Way Rejoin::way_between(const sockaddr_storage& peer, const sockaddr_storage& local) {
@@ -86,14 +91,19 @@ void Rejoin::start(Duration in, const Error& lost) {
   }
   running_ = true;
   lost_ = lost;
-  // The way that was proven last comes first.
-  const auto proven =
-      std::find_if(ways_.begin(), ways_.end(), [](const Way& w) { return w.proven; });
-  redial_.begin(ways_.size(),
-                proven == ways_.end() ? 0 : static_cast<size_t>(proven - ways_.begin()));
+  begin();
   // Later even if it is to be now: the stream that was lost may still be speaking.
   context_->timers().arm(timer_, context_->now() + in);
   context_->request_stream_turns(1000);
+}
+
+/// The way that was proven last comes first.
+void Rejoin::begin() {
+  const auto proven =
+      std::find_if(ways_.begin(), ways_.end(), [](const Way& w) { return w.proven; });
+  redial_.begin(ways_.size(),
+                proven == ways_.end() ? 0 : static_cast<size_t>(proven - ways_.begin()),
+                context_->now());
 }
 
 void Rejoin::stop() {
@@ -101,100 +111,166 @@ void Rejoin::stop() {
   if (context_ != nullptr) {
     context_->timers().cancel(timer_);
   }
-  drop_attempt();
+  drop_all();
+}
+
+/// Who has taken a stream already goes on: it was reached.
+void Rejoin::dial_now() {
+  if (!running_ || std::ranges::any_of(attempts_, &Attempt::open)) {
+    return;
+  }
+  drop_all();
+  begin();
+  context_->timers().arm(timer_, context_->now());
+  context_->request_stream_turns(1000);
 }
 
 void Rejoin::write(std::span<const std::byte> frame) {
-  if (open_ && call_ == ControlType::rejoin) {
-    static_cast<void>(stream_->write(frame));
+  for (const Attempt& one : attempts_) {
+    if (one.spoken && call_ == ControlType::rejoin) {
+      static_cast<void>(one.stream->write(frame));
+    }
   }
 }
 
-void Rejoin::drop_attempt() {
-  if (std::exchange(open_, false)) {
-    stream_->set_owner(nullptr);
+void Rejoin::drop(Attempts::iterator one) {
+  if (one->spoken) {
+    one->stream->set_owner(nullptr);
     // The peer may have taken it already.
-    static_cast<void>(stream_->write(encode_retire()));
-    stream_->shutdown_then_close();
+    static_cast<void>(one->stream->write(encode_retire()));
+    one->stream->shutdown_then_close();
   }
-  stream_.reset();
-  reader_ = {};
+  attempts_.erase(one);
+}
+
+void Rejoin::drop_all() {
+  while (!attempts_.empty()) {
+    drop(attempts_.begin());
+  }
+}
+
+Rejoin::Attempts::iterator Rejoin::find(const Stream& stream) {
+  return std::ranges::find_if(attempts_,
+                              [&](const Attempt& one) { return one.stream.get() == &stream; });
 }
 
 void Rejoin::on_timer() {
-  if (stream_) {
-    on_answer(Answer::silence, fail(Errc::timed_out, "no answer"));
-  } else {
-    attempt();
+  const Instant now = context_->now();
+  for (auto late = attempts_.begin(); running_ && late != attempts_.end();) {
+    if (now < late->until) {
+      ++late;
+      continue;
+    }
+    on_answer(late, Answer::silence, fail(Errc::timed_out, "no answer"));
+    late = attempts_.begin();
+  }
+  if (const auto way = running_ ? redial_.take(now) : std::nullopt) {
+    dial(*way);
+  }
+  arm();
+}
+
+void Rejoin::arm() {
+  if (!running_) {
+    return;
+  }
+  std::optional<Instant> due = redial_.next();
+  for (const Attempt& one : attempts_) {
+    due = std::min(due.value_or(one.until), one.until);
+  }
+  if (due) {
+    context_->timers().arm(timer_, *due);
   }
 }
 
-void Rejoin::attempt() {
+void Rejoin::dial(size_t at) {
   owner_.on_attempt();
   if (!running_) {
     return;
   }
-  redial_.on_dial();
-  sockaddr_storage to = way().to;
+  Attempt attempt;
+  attempt.way = at;
+  attempt.until = context_->now() + ha::Redial::longest_dial;
+  sockaddr_storage to = ways_[at].to;
   if (to.ss_family == AF_INET6) {
     reinterpret_cast<sockaddr_in6*>(&to)->sin6_port = htons(peer_.port);
   } else {
     reinterpret_cast<sockaddr_in*>(&to)->sin_port = htons(peer_.port);
   }
   auto made = context_->peer_streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to),
-                                                   any_or(way().from), this);
-  if (!made) {
-    on_answer(Answer::silence, made.error());
-    return;
+                                                   any_or(ways_[at].from), this);
+  const bool dialled = static_cast<bool>(made);
+  if (dialled) {
+    attempt.stream = std::move(*made);
+    context_->request_stream_turns(1000);
   }
-  stream_ = std::move(*made);
-  context_->request_stream_turns(1000);
-  context_->timers().arm(timer_, context_->now() + redial_.limit());
+  attempts_.push_back(std::move(attempt));
+  if (!dialled) {
+    on_answer(std::prev(attempts_.end()), Answer::silence, made.error());
+  }
 }
 
-void Rejoin::on_answer(Answer answer, const Error& what) {
-  NHA_LOG_DEBUG("control connection to {}, attempt {}: {}", address_text(way().to), redial_.tried(),
-                what.message());
-  drop_attempt();
-  context_->timers().cancel(timer_);
-  const auto next = redial_.on_answer(answer, way().proven, owner_.life(), context_->now());
+void Rejoin::on_answer(Attempts::iterator one, Answer answer, const Error& what) {
+  const size_t at = one->way;
+  NHA_LOG_DEBUG("control connection to {}, attempt {}: {}", address_text(ways_[at].to),
+                redial_.dialled(), what.message());
+  drop(one);
+  const bool dead = redial_.on_answer(at, answer, ways_[at].proven, owner_.life(), context_->now());
   if (redial_.broken() != nullptr) {
     stop();
     owner_.on_broken(redial_.broken());
     return;
   }
-  if (next.dead) {
-    running_ = false;
+  if (dead) {
+    stop();
     owner_.on_peer_dead(fail(Errc::remote, fmt::format("{}; the control connection was lost: {}",
                                                        what.message(), lost_.message())));
     return;
   }
-  context_->timers().arm(timer_, context_->now() + next.in);
+  speak();
+  arm();
 }
 
-void Rejoin::on_stream_open(Stream& stream) {
-  open_ = true;
-  static_cast<void>(stream.write(encode(call_, RejoinCall{peer_.token, peer_.process})));
+/// To one at a time: of two streams of a connection the peer would let one go.
+void Rejoin::speak() {
+  if (std::ranges::any_of(attempts_, &Attempt::spoken)) {
+    return;
+  }
+  const auto one = std::ranges::find_if(attempts_, &Attempt::open);
+  if (one == attempts_.end()) {
+    return;
+  }
+  one->spoken = true;
+  one->until = context_->now() + ha::Redial::longest_dial;
+  static_cast<void>(one->stream->write(encode(call_, RejoinCall{peer_.token, peer_.process})));
   if (call_ == ControlType::rejoin) {
-    owner_.write_unconfirmed(stream);
+    owner_.write_unconfirmed(*one->stream);
   }
   context_->request_stream_turns(1000);
 }
 
-void Rejoin::on_stream_data(Stream& stream, std::span<const std::byte> bytes) {
-  if (&stream != stream_.get()) {
-    return;
-  }
-  static_cast<void>(reader_.feed(bytes));
-  const auto message = reader_.next();
-  if (message) {
-    on_message(*message);
-  } else if (reader_.broken()) {
-    on_answer(Answer::silence, fail(Errc::remote, "who answers is no nccl-ha"));
+void Rejoin::on_stream_open(Stream& stream) {
+  if (const auto one = find(stream); one != attempts_.end()) {
+    one->open = true;
+    speak();
   }
 }
 
-void Rejoin::on_message(const ControlReader::Message& message) {
+void Rejoin::on_stream_data(Stream& stream, std::span<const std::byte> bytes) {
+  const auto one = find(stream);
+  if (one == attempts_.end()) {
+    return;
+  }
+  static_cast<void>(one->reader.feed(bytes));
+  const auto message = one->reader.next();
+  if (message) {
+    on_message(one, *message);
+  } else if (one->reader.broken()) {
+    on_answer(one, Answer::silence, fail(Errc::remote, "who answers is no nccl-ha"));
+  }
+}
+
+void Rejoin::on_message(Attempts::iterator one, const ControlReader::Message& message) {
   if (message.type == ControlType::failure) {
     if (const auto why = decode_refusal(message.payload)) {
       stop();
@@ -202,36 +278,45 @@ void Rejoin::on_message(const ControlReader::Message& message) {
       return;
     }
   }
+  Way& way = ways_[one->way];
   const auto process = decode_process(message.payload);
   if (message.type == ControlType::absent && process) {
     // Also on a way that may lead elsewhere, if it is the peer's own process that says so.
-    way().proven = way().proven || *process == peer_.process;
-    on_answer(Answer::absent, fail(Errc::closed, "its process no longer knows this connection"));
+    way.proven = way.proven || *process == peer_.process;
+    on_answer(one, Answer::absent,
+              fail(Errc::closed, "its process no longer knows this connection"));
     return;
   }
   if (message.type != ControlType::present || !process || *process != peer_.process) {
-    on_answer(Answer::silence, fail(Errc::remote, "who answers is another process"));
+    on_answer(one, Answer::silence, fail(Errc::remote, "who answers is another process"));
     return;
   }
-  way().proven = true;
+  way.proven = true;
   if (call_ == ControlType::probe) {
-    on_answer(Answer::present, fail(Errc::ok, "the peer is there"));
+    on_answer(one, Answer::present, fail(Errc::ok, "the peer is there"));
+    if (running_) {
+      drop_all();
+      redial_.rest(context_->now());
+      arm();
+    }
     return;
   }
-  add_proven(Way(way()));
-  auto stream = std::move(stream_);
-  auto reader = std::move(reader_);
-  open_ = false;
+  auto stream = std::move(one->stream);
+  auto reader = std::move(one->reader);
+  const Way good = way;
+  attempts_.erase(one);
   stop();
+  add_proven(good);
   owner_.on_rejoined(std::move(stream), std::move(reader));
 }
 
 void Rejoin::on_stream_closed(Stream& stream, const Error& error) {
-  if (&stream == stream_.get()) {
+  if (const auto one = find(stream); one != attempts_.end()) {
     // A sealed one may have been there without being open for this side.
-    on_answer(open_ || error.code == Errc::closed ? Answer::broken
-              : error.sys == ECONNREFUSED         ? Answer::refused
-                                                  : Answer::silence,
+    on_answer(one,
+              one->open || error.code == Errc::closed ? Answer::broken
+              : error.sys == ECONNREFUSED             ? Answer::refused
+                                                      : Answer::silence,
               error);
   }
 }

@@ -3,8 +3,9 @@
 //
 // The connector dials the acceptor's control port and says `rejoin`; where the peer answers
 // `present`, the new stream is the connection's.  The acceptor cannot make streams of a connection:
-// it dials the connector's port, says `probe` and learns only whether the connector lives.  One
-// attempt at a time, over one way after the other, for as long as nobody calls stop().
+// it dials the connector's port, says `probe` and learns only whether the connector lives.  Ways
+// are dialled beside each other, and who takes the stream first is spoken to, for as long as nobody
+// calls stop().
 #pragma once
 
 #include <cstdint>
@@ -63,24 +64,44 @@ class Rejoin final : private StreamOwner {
   static void add_missing(std::vector<Way>& ways, const std::vector<Way>& others);
   /// Led to the peer: tried first from now on.
   void add_proven(const Way& way);
+  /// From now on whoever answers on any way speaks for the peer's host: for who loses little if
+  /// that is not so.
+  void trust_all_ways();
   /// Dials after that time, then until stop(); `lost`: what happened to the stream, for messages.
   void start(Duration in, const Error& lost);
   void stop();
+  /// A network may be back: all ways are dialled anew, at once.  Nothing where nobody is dialled.
+  void dial_now();
   bool running() const { return running_; }
   /// Does a stream between these addresses lead to the peer itself?  Behind address translation the
   /// peer has another address than it is reached at.
   static bool leads_to(const RejoinPoint& peer, const sockaddr_storage& to);
-  /// Writes to the stream of the rejoin under way, if it is open.
+  /// Writes to the stream of the rejoin under way, if the peer is spoken to.
   void write(std::span<const std::byte> frame);
 
  private:
   using Answer = ha::Redial::Answer;
-  Way& way() { return ways_[redial_.way()]; }  ///< that is dialled
+  /// A dial, from its beginning to an answer.
+  struct Attempt {
+    size_t way = 0;
+    Instant until{};
+    std::unique_ptr<Stream> stream;
+    ControlReader reader;
+    bool open = false;
+    bool spoken = false;  ///< what this side has to say was said there
+  };
+  using Attempts = std::vector<Attempt>;
+  void begin();
   void on_timer();
-  void attempt();
-  void drop_attempt();
-  void on_answer(Answer answer, const Error& what);
-  void on_message(const ControlReader::Message& message);
+  void arm();
+  void dial(size_t at);
+  void speak();
+  void drop(Attempts::iterator one);
+  void drop_all();
+  Attempts::iterator find(const Stream& stream);
+  /// Ends the attempt.
+  void on_answer(Attempts::iterator one, Answer answer, const Error& what);
+  void on_message(Attempts::iterator one, const ControlReader::Message& message);
   void on_stream_open(Stream& stream) override;
   void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
   void on_stream_closed(Stream& stream, const Error& error) override;
@@ -94,9 +115,7 @@ class Rejoin final : private StreamOwner {
   Error lost_;
   Timer timer_;
   bool running_ = false;
-  std::unique_ptr<Stream> stream_;
-  ControlReader reader_;
-  bool open_ = false;
+  Attempts attempts_;
 };
 
 }  // namespace nccl_ha

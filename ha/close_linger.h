@@ -1,6 +1,7 @@
 // How long a connection that is over goes on, so that its last words arrive.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 #include "ha/invariant.h"
@@ -10,22 +11,30 @@ namespace nccl_ha::ha {
 
 /// A side that closes or fails says so, and its paths and its stream carry that until the peer has
 /// confirmed it.  The peer's side of it goes on until its confirmation has arrived.  Both end after
-/// a while whatever comes.  Takes the time from its caller.  One thread.
+/// a while whatever comes.  Who closes in good order goes on for as long as its peer tries to reach
+/// it, unless its process ends: the peer may be waiting for what it alone can say, that all has
+/// arrived.  Takes the time from its caller.  One thread.
 class CloseLinger {
  public:
   /// Several round trips and an attempt or two of a failover, and hardly noticed by a process that
   /// waits for its end.
   static constexpr Duration limit = std::chrono::milliseconds(500);
 
-  void begin(Instant now) {
+  /// `longest`: at most, where that is more than the limit.
+  void begin(Instant now, Duration longest = limit) {
     if (state_ == State::none) {
       state_ = State::under_way;
-      until_ = now + limit;
+      hurried_ = now + limit;
+      until_ = now + std::max(limit, longest);
     }
   }
+  /// The process, or this network in it, ends.
+  void hurry() { until_ = std::min(until_, hurried_); }
   void end() { state_ = State::over; }
   bool under_way() const { return state_ == State::under_way; }
   Instant until() const { return until_; }
+  /// When to look again: at the limit the peer is looked for on all ways.
+  Instant next_look(Instant now) const { return now < hurried_ ? hurried_ : until_; }
 
   /// The peer has said that it ends as well: it needs nothing more than to hear that this arrived.
   void on_last_words() { peer_ends_ = true; }
@@ -53,6 +62,7 @@ class CloseLinger {
   enum class State : uint8_t { none, under_way, over };
   State state_ = State::none;
   Instant until_{};
+  Instant hurried_{};  ///< the same for who cannot stay
   bool peer_ends_ = false;
   bool answered_ = false;
   bool peer_left_ = false;

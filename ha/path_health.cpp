@@ -28,8 +28,8 @@ constexpr int64_t forgotten_idle_share = 8;
 constexpr int64_t asked_share = 2;
 
 /// A peer that did not run for a while answers all ways when it runs again, one after the other:
-/// after the first answer the path has this share of the limit.
-constexpr int64_t witness_share = 6;
+/// after each answer of another way the path has this share of the limit.
+constexpr int64_t witness_share = 12;
 
 }  // namespace
 
@@ -55,22 +55,39 @@ PathHealth::Finding PathHealth::look(const Moment& now, const Open& open, const 
         std::max(patience_, std::min<Duration>(patience_times * silent, limits.unwitnessed));
     return Finding::silent;
   }
-  const bool again = asked_ && silent - asked_->after < allowed_ / asked_share;
-  if (again || witnessed()) {
-    return Finding::fine;
+  return asks(silent, elsewhere) ? Finding::ask : Finding::fine;
+}
+
+/// The peer is to be asked: for the first time, once more, or again as what was asked may have got
+/// lost with the way that it took.
+bool PathHealth::asks(Duration silent, const Elsewhere& elsewhere) {
+  if (!asked_) {
+    asked_ = Asked{.after = silent, .evidence = elsewhere.evidence};
+    return true;
   }
-  // What was asked before may have got lost with the way that it took.
-  asked_ = Asked{silent, asked_ ? asked_->evidence : elsewhere.evidence, std::nullopt};
-  return Finding::ask;
+  if (asked_->open) {
+    const bool lost = silent - asked_->after >= allowed_ / asked_share;
+    asked_->after = lost ? silent : asked_->after;
+    return lost;
+  }
+  if (witnessed() || silent - asked_->answered_after < allowed_ / witness_share) {
+    return false;
+  }
+  asked_->after = silent;
+  asked_->evidence = elsewhere.evidence;
+  asked_->open = true;
+  return true;
 }
 
 /// The peer has run, and would have answered this path too.
 bool PathHealth::judge(Duration silent, const Elsewhere& elsewhere) {
-  if (asked_ && !asked_->witnessed_after && elsewhere.evidence != asked_->evidence) {
-    asked_->witnessed_after = silent;
+  if (asked_ && asked_->open && elsewhere.evidence != asked_->evidence) {
+    asked_->open = false;
+    asked_->answered_after = silent;
+    ++asked_->answers;
   }
   return witnessed() && silent >= allowed_ &&
-         silent - *asked_->witnessed_after >= allowed_ / witness_share;
+         silent - asked_->answered_after >= allowed_ / witness_share;
 }
 
 std::optional<Instant> PathHealth::next_look(const Open& open, const Limits& limits,

@@ -19,7 +19,9 @@ namespace nccl_ha::ha {
 /// Silence alone says nothing of a path: this process may not have run, or the peer's not.  Time in
 /// which this one did not run is not counted.  For the other one a witness is needed: something
 /// that came another way and shows that the peer ran while this path stayed silent.  At half the
-/// limit the caller is told to ask for one.  Without a witness the verdict takes much longer.
+/// limit the caller is told to ask for one, and a while after its answer for a second one: a peer
+/// that gets a moment between two standstills may have time for the one way and not for the other.
+/// Without witnesses the verdict takes much longer.
 ///
 /// Acts on nothing, and takes the time from its caller.  One thread.
 class PathHealth {
@@ -101,8 +103,8 @@ class PathHealth {
   Duration silent_for(const Moment& now) const { return now.ran_since(alive_at_); }
   /// Of the last look that found the path silent: how long it may have been.
   Duration allowed() const { return allowed_; }
-  /// The peer ran while the path stayed silent.
-  bool witnessed() const { return asked_ && asked_->witnessed_after; }
+  /// The peer ran while the path stayed silent, and still did a while later.
+  bool witnessed() const { return asked_ && asked_->answers == answers_needed; }
   /// The longest that it lately stayed silent under work: a decaying maximum.
   Duration usual_silence() const { return silence_; }
   /// So long it may be silent in any case, as it was given up for less before.
@@ -111,18 +113,22 @@ class PathHealth {
   const char* broken() const { return invariants_.broken(); }
 
  private:
+  static constexpr unsigned answers_needed = 2;
   void on_answer(const Moment& now, const Open& open, const Limits& limits);
   Duration limit(const Open& open, const Limits& limits, bool other_usable) const;
   /// For a large write, which completes as a whole, on a slow network long after it was posted.
   Duration for_bytes(const Open& open) const;
   bool judge(Duration silent, const Elsewhere& elsewhere);
+  bool asks(Duration silent, const Elsewhere& elsewhere);
   Duration usual_limit(const Open& open, const Limits& limits, Duration alone) const;
 
   /// The peer was asked, on every way, whether it runs.
   struct Asked {
-    Duration after{};                         ///< of silence
-    uint64_t evidence = 0;                    ///< then
-    std::optional<Duration> witnessed_after;  ///< seen by the look after so much silence
+    Duration after{};           ///< of silence, the last time
+    uint64_t evidence = 0;      ///< when what is open was asked first
+    bool open = true;           ///< an answer is waited for
+    unsigned answers = 0;       ///< that have come
+    Duration answered_after{};  ///< of silence, seen by a look: the last one
   };
 
   uint64_t life_ = 0;

@@ -1,9 +1,12 @@
 // Which of the ways to a peer is dialled next, and when.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "ha/peer_verdict.h"
 #include "ha/sweep.h"
@@ -11,66 +14,99 @@
 
 namespace nccl_ha::ha {
 
-/// Goes through the ways one after the other, in sweeps (ha/sweep.h) with a pause between; stays
-/// with one that tells the most (PeerVerdict).  Takes the time from its caller.  One thread.
+/// Each way is dialled for as long as a network takes that has just come back, and the next one
+/// begins a moment later, whatever becomes of it: which of them works nobody knows, and what works
+/// answers within milliseconds.  Those that never led to the peer are dialled less and less often.
+/// Stays with one that tells the most (PeerVerdict).  Takes the time from its caller.  One thread.
 class Redial {
  public:
   using Answer = PeerVerdict::Answer;
-  struct Next {
-    bool dead = false;  ///< the peer is: nothing more is dialled
-    Duration in{};      ///< until way() is dialled
-  };
 
-  /// Between ways of which the first one failed at once.
-  static constexpr Duration next_way = std::chrono::milliseconds(10);
-  /// A way beneath which the network is gone does not answer at all.
+  /// A way beneath which the network is gone does not answer at all, and a second later it may:
+  /// so long a kernel waits before it asks again where a neighbour is, or sends a first segment
+  /// again.
   static constexpr Duration longest_dial = std::chrono::seconds(1);
+  /// From one dial to the next of a way that has led to the peer, at most.
+  static constexpr Duration usual_wait = std::chrono::seconds(1);
+  /// The same for one that has not, for each way that there is.
+  static constexpr Duration wait_for_each = std::chrono::milliseconds(250);
 
-  /// Dialling begins with way `first` of `ways`; what was found out before means nothing any more.
-  void begin(size_t ways, size_t first) {
+  /// Dialling begins at `now` with way `first` of `ways`; what was found out before means nothing
+  /// any more, and what is under way is forgotten.
+  void begin(size_t ways, size_t first, Instant now) {
     verdict_.clear();
-    ways_ = ways;
-    way_ = first;
-    tried_ = 0;
-    sweeps_ = 0;
-  }
-  /// The list of ways has changed, which now begins with the best one.
-  void reorder(size_t ways) {
-    ways_ = ways;
-    way_ = 0;
+    ways_.assign(ways, Way{.due = now});
+    first_ = first;
+    next_ = now;
+    dialled_ = 0;
   }
 
   /// What should hold and does not; null: nothing (Invariants).
   const char* broken() const { return verdict_.broken(); }
-  size_t way() const { return way_; }
-  size_t tried() const { return tried_; }  ///< ways, since the last pause
-  void on_dial() { ++tried_; }
-  /// What dialling way() may take: where it is the only one, nothing else waits for it.
-  Duration limit() const {
-    return ways_ == 1 ? longest_dial : Sweep::limit(ways_, sweeps_, longest_dial);
-  }
-  /// How dialling way() ended.  `proven`, `life`: as PeerVerdict::on_answer() has them.
-  [[nodiscard]] Next on_answer(Answer answer, bool proven, uint64_t life, Instant now) {
-    if (verdict_.on_answer(answer, proven, life, now)) {
-      return {true, {}};
-    }
-    if (!verdict_.stays(answer, proven)) {
-      way_ = (way_ + 1) % ways_;
-      if (tried_ < ways_) {
-        return {false, next_way};
+  size_t dialled() const { return dialled_; }
+  /// When there is a way to dial; nullopt: all of them are being.
+  std::optional<Instant> next() const {
+    std::optional<Instant> next;
+    for (const Way& way : ways_) {
+      const Instant due = std::max(way.due, next_);
+      if (!way.under_way && (!next || due < *next)) {
+        next = due;
       }
     }
-    tried_ = 0;
-    ++sweeps_;
-    return {false, verdict_.pause()};
+    return next;
+  }
+  /// The way that is to be dialled now, if any; it is, until on_answer().
+  std::optional<size_t> take(Instant now) {
+    for (size_t i = 0; now >= next_ && i < ways_.size(); ++i) {
+      const size_t at = (first_ + i) % ways_.size();
+      Way& way = ways_[at];
+      if (!way.under_way && now >= way.due) {
+        way.under_way = true;
+        way.dialled = now;
+        next_ = now + Sweep::limit(ways_.size(), 0, longest_dial);
+        ++dialled_;
+        return at;
+      }
+    }
+    return std::nullopt;
+  }
+  /// How dialling `at` ended.  `proven`, `life`: as PeerVerdict::on_answer() has them.  True: the
+  /// peer is dead, and nothing more is dialled.
+  [[nodiscard]] bool on_answer(size_t at, Answer answer, bool proven, uint64_t life, Instant now) {
+    if (verdict_.on_answer(answer, proven, life, now)) {
+      return true;
+    }
+    Way& way = ways_[at];
+    way.under_way = false;
+    if (verdict_.stays(answer, proven)) {
+      way.due = now + verdict_.pause();
+      return false;
+    }
+    way.due = std::max(way.dialled + way.wait, now);
+    const auto longest = wait_for_each * static_cast<int64_t>(ways_.size());
+    way.wait =
+        proven ? usual_wait : std::clamp(2 * way.wait, usual_wait, std::max(usual_wait, longest));
+    return false;
+  }
+  /// The peer is there, which is all that was asked: for a while nobody is.
+  void rest(Instant now) {
+    for (Way& way : ways_) {
+      way = {.due = now + usual_wait};
+    }
   }
 
  private:
+  struct Way {
+    bool under_way = false;
+    Instant dialled{};
+    Instant due{};
+    Duration wait = usual_wait;
+  };
   PeerVerdict verdict_;
-  size_t ways_ = 1;
-  size_t way_ = 0;
-  size_t tried_ = 0;
-  unsigned sweeps_ = 0;
+  std::vector<Way> ways_;
+  size_t first_ = 0;
+  Instant next_{};  ///< no way is dialled before
+  size_t dialled_ = 0;
 };
 
 }  // namespace nccl_ha::ha

@@ -25,7 +25,7 @@ Connection::Connection(fabric::Provider& provider, Engine& engine, size_t worker
       side_(make_side({state_, paths_, control_, liveness_, failover_}, *this)) {
   deadline_.bind([](void* self) { static_cast<Connection*>(self)->on_deadline(); }, this);
   rails_timer_.bind([](void* self) { static_cast<Connection*>(self)->on_rails_overdue(); }, this);
-  linger_timer_.bind([](void* self) { static_cast<Connection*>(self)->look_whether_over(); }, this);
+  linger_timer_.bind([](void* self) { static_cast<Connection*>(self)->on_linger_timer(); }, this);
 }
 
 Connection::~Connection() {

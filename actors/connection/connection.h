@@ -83,12 +83,15 @@ class Connection final : public Actor,
   bool takes_streams() const override { return side_->takes_streams(); }
   const Error& failure() const override { return failure_; }
   void on_refused(const Refusal& why) override { refused(why); }
-  void on_peer_gone(const Error& why) override { side_->on_peer_gone(why); }
+  void on_peer_gone(const Error& why) override;
   void on_attempt() override { liveness_.probe_usable(); }
   void on_inbox() override;
   // Liveness::Owner
   void on_lane_failed(size_t lane, const Error& why) override { side_->on_lane_failed(lane, why); }
-  void on_domain_up(const fabric::FailureDomain& domain) override { side_->on_domain_up(domain); }
+  void on_domain_up(const fabric::FailureDomain& domain) override {
+    control_.rejoin().dial_now();
+    side_->on_domain_up(domain);
+  }
   void on_interfaces_renewed() override { side_->on_interfaces_renewed(); }
   void on_looked() override { side_->on_looked(); }
 
@@ -103,11 +106,14 @@ class Connection final : public Actor,
   /// The connection is over; `words` (empty: confirms what was heard) leave over the stream and all
   /// paths that work, which go on for a bounded time.
   void part(std::vector<std::byte> words, const Error& why);
+  Duration longest_linger() const;
   template <class Call>
   void say_last(Call&& call);
   void hear_last_words();
+  void end_as_peer_left();
   void tell_summary() const;
   void look_whether_over();
+  void on_linger_timer();
   void end_linger(const Error& why);
   void stop_timers();
 

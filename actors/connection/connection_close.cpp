@@ -57,6 +57,10 @@ void Connection::on_no_memory() {
 
 /// The peer's last words: no more than what it said first.
 void Connection::refused(const std::optional<Refusal>& refusal) {
+  if (state_.lingers()) {
+    end_as_peer_left();
+    return;
+  }
   hear_last_words();
   Error error = from_peer(refusal ? refusal->text : "(unreadable)");
   // What it refuses in the handshake may be this side's to mend; later the fault is its own.
@@ -64,6 +68,20 @@ void Connection::refused(const std::optional<Refusal>& refusal) {
     error.code = refusal->code;
   }
   fail(error, false);
+}
+
+void Connection::on_peer_gone(const Error& why) {
+  if (state_.lingers()) {
+    end_as_peer_left();
+  } else {
+    side_->on_peer_gone(why);
+  }
+}
+
+/// Nobody waits for this side's last words any more.
+void Connection::end_as_peer_left() {
+  linger_.on_peer_left();
+  look_whether_over();
 }
 
 void Connection::hear_last_words() {
@@ -107,7 +125,11 @@ void Connection::stop() {
     channel->set_failed(why);
   }
   if (state_.phase >= ConnectionPhase::usable) {
+    linger_.hurry();
     close();
+    if (state_.lingers()) {
+      state_.context->timers().arm(linger_timer_, linger_.next_look(state_.context->now()));
+    }
   } else {
     control_.send_plain(encode(ControlType::failure, Refusal{Errc::remote, why.what}));
     finish();
@@ -142,7 +164,7 @@ void Connection::part(std::vector<std::byte> words, const Error& why) {
       lane.path().fail(why);
     }
   }
-  linger_.begin(state_.context->now());
+  linger_.begin(state_.context->now(), longest_linger());
   say_last([&] {
     if (words.empty()) {
       control_.send_confirm();
@@ -150,9 +172,16 @@ void Connection::part(std::vector<std::byte> words, const Error& why) {
       control_.send(std::move(words));
     }
   });
-  state_.context->timers().arm(linger_timer_, linger_.until());
+  state_.context->timers().arm(linger_timer_, linger_.next_look(state_.context->now()));
   state_.context->request_stream_turns(1000);
   look_whether_over();
+}
+
+/// For a peer to which no way leads now, and that has this side's last words to wait for.
+Duration Connection::longest_linger() const {
+  return closed_ && side_->all_done()
+             ? std::chrono::milliseconds(state_.context->config().retry_budget_ms)
+             : ha::CloseLinger::limit;
 }
 
 void Connection::look_whether_over() {
@@ -160,6 +189,17 @@ void Connection::look_whether_over() {
       linger_.is_over(!control_.any_unconfirmed(), paths_.any_usable(), state_.context->now())) {
     static_cast<void>(state_.sound(linger_));
     end_linger(nccl_ha::fail(Errc::closed, "connection closed"));
+  }
+}
+
+/// Nothing confirms the last words.  The stream may be silent, and the peer gone, without a sign.
+void Connection::on_linger_timer() {
+  look_whether_over();
+  if (state_.lingers()) {
+    state_.context->timers().arm(linger_timer_, linger_.next_look(state_.context->now()));
+    control_.rejoin().trust_all_ways();
+    control_.rejoin().start(Duration(0),
+                            nccl_ha::fail(Errc::timed_out, "nothing confirms its last words"));
   }
 }
 

@@ -319,6 +319,7 @@ void ControlLink::on_call(ControlType call, std::unique_ptr<Stream> stream, Cont
     answer_and_close(std::move(stream), present);
     // The peer has lost the stream; this side may not know.
     owner_.on_stream_lost(fail(Errc::remote, "the peer has lost it"));
+    rejoin_.dial_now();  // it was reached from there
     return;
   }
   NHA_LOG_INFO("the control connection to {} was made anew", state_.owner.peer_text());

@@ -350,9 +350,11 @@ CloseNotice ReceiveSide::last_words() const {
   return {groups.completed()};
 }
 
+bool ReceiveSide::all_done() const { return receiver_ && receiver_->groups().all_complete(); }
+
 /// A caller who closes has taken its memory back.
 bool ReceiveSide::exposed(const Lane& lane, bool closing) const {
-  return lane.usable && !closing && !receiver_->groups().all_complete();
+  return lane.usable && !closing && !all_done();
 }
 
 /// Everything that it completed has been acknowledged by this side, so whatever else is posted

@@ -52,6 +52,7 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   bool peer_may_leave() const override { return tail_.under_way(); }
   bool takes_streams() const override { return true; }
   CloseNotice last_words() const override;
+  bool all_done() const override;
   bool exposed(const Lane& lane, bool closing) const override;
   std::string wanted_peer() const override { return "a peer"; }
   bool needs_paths() const override { return !receiver_ || !receiver_->alone(); }

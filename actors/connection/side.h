@@ -93,6 +93,8 @@ class Side {
   virtual bool takes_streams() const = 0;
   /// What the peer is told when this side closes.
   virtual CloseNotice last_words() const = 0;
+  /// Nothing that the caller asked for is under way.
+  virtual bool all_done() const = 0;
   /// Something has to arrive before this side says that it closes.
   virtual bool waits_to_close() const { return false; }
   /// Memory that the caller may have back could be read or written through that lane; `closing`:

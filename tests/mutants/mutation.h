@@ -142,6 +142,7 @@ enum class Mutation : uint16_t {
   // Of witnesses and of fallback paths that are rejected:
   no_witness_needed,      ///< silence is enough for a verdict, whether the peer runs or not
   no_patience,            ///< a path that was given up too early is given up as early again
+  one_witness_is_enough,  ///< that a peer ran for a moment shows that it had time to answer
   witness_of_before,      ///< what came before the peer was asked shows that it runs
   asked_for_ever,         ///< a path that answered is judged by what was asked before
   lost_time_counts,       ///< silence lasts also while this process does not run
@@ -187,6 +188,8 @@ enum class Mutation : uint16_t {
   words_not_awaited,   ///< who closes does not wait for the confirmation
   answer_not_awaited,  ///< who is told that the peer ends does not wait until its answer is there
   linger_for_ever,     ///< the wait for the peer has no end
+  words_not_kept,      ///< last words that were not heard soon are never heard
+  silent_end_kept,     ///< nobody looks for a peer that does not confirm them
   memory_left_open,    ///< paths that may still write memory of the caller's go on
   // Of eager messages:
   eager_out_of_order,   ///< a receive takes one before another one that was sent earlier has come
@@ -314,6 +317,9 @@ enum class Mutation : uint16_t {
   // Timers whose work other events do as a rule:
   reopen_armed_once,  ///< lanes that wait for longer than the first one are not made anew
   redial_armed_once,  ///< a control stream that nobody answers is not dialled again
+  dials_one_by_one,   ///< a way is dialled when another one has not answered
+  dials_in_its_time,  ///< a network that is back is found by the next dial
+  all_are_spoken_to,  ///< a stream is made anew over all ways that take it
   // Relays' limits:
   flight_of_broken_kept,  ///< what a path that ended had under way counts for ever
   resumed_uncounted,      ///< what a stalled path had under way is not counted when it goes on

@@ -102,9 +102,13 @@ class Jobs(unittest.TestCase):
 
     def test_a_peer_that_stands_still_until_its_receives_run_out_loses_nothing(self):
         # A heartbeat takes a receive: 16 and some are used up within a second.
-        job, _ = self.stand_still(4, ["--env", "HA_NCCL_HEARTBEAT_MS=10"])
-        words = job.nic(["show", "1:0"]).split()
-        self.assertGreater(int(words[words.index("not_ready") + 1]), 0, "no receive was missing")
+        job, text = self.stand_still(4, ["--env", "HA_NCCL_HEARTBEAT_MS=10"])
+        # With such short limits either path may be given up before its receives run out.
+        missing = 0
+        for device in range(2):
+            words = job.nic(["show", f"1:{device}"]).split()
+            missing += int(words[words.index("not_ready") + 1])
+        self.assertGreater(missing, 0, "no receive was missing: " + text)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,21 @@ using rig::SimPair;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Of the rail on which the TCP connection lies: what the receiver says does not arrive any more.
-void silence_receiver(SimPair& pair, bool both = false) {
+sim::Link cut() {
   sim::Link dark;
   dark.cut = true;
-  pair.set_links(both ? dark : sim::Link{}, dark, 0);
+  return dark;
+}
+
+/// Of the rail on which the TCP connection lies: what the receiver says does not arrive any more.
+void silence_receiver(SimPair& pair, bool both = false) {
+  pair.set_links(both ? cut() : sim::Link{}, cut(), 0);
+}
+
+void set_rails(SimPair& pair, const sim::Link& there, const sim::Link& back) {
+  for (size_t rail = 0; rail < 2; ++rail) {
+    pair.set_links(there, back, rail);
+  }
 }
 
 struct Fabric {
@@ -29,8 +39,8 @@ struct Fabric {
 
 class Close : public testing::TestWithParam<Fabric> {
  protected:
-  static std::unique_ptr<SimPair> connected(uint64_t seed) {
-    auto pair = std::make_unique<SimPair>(seed, sim::Link{}, Config{}, GetParam().cables);
+  static std::unique_ptr<SimPair> connected(uint64_t seed, const Config& config = {}) {
+    auto pair = std::make_unique<SimPair>(seed, sim::Link{}, config, GetParam().cables);
     EXPECT_TRUE(pair->connect()) << pair->error();
     pass(*pair, seconds(1));  // the shadow stands by
     return pair;
@@ -41,28 +51,41 @@ INSTANTIATE_TEST_SUITE_P(Fabrics, Close,
                                          Fabric{"rdma", {.rails = 2, .rdma = true}}),
                          [](const auto& one) { return one.param.name; });
 
+/// One message has arrived, which the sender does not know: what the receiver says is lost on the
+/// first rail, or on all of them.  Null: not so (a failure of the test).
+SendRequest* arrived_and_not_acknowledged(SimPair& pair, bool on_all) {
+  ReceiveRequest* receive = nullptr;
+  pair.post_receives(1);
+  for (uint16_t i = 0; i < receives_max && receive == nullptr; ++i) {
+    ReceiveRequest& slot = pair.receive_channel().slot(i);
+    receive = slot.state.load() == RequestState::pending ? &slot : nullptr;
+  }
+  EXPECT_NE(receive, nullptr);
+  EXPECT_TRUE(pair.world().run_until([&] { return pair.send_channel().published_groups() != 0; },
+                                     seconds(1)));
+  silence_receiver(pair);
+  if (on_all) {
+    set_rails(pair, sim::Link{}, cut());
+  }
+  EXPECT_TRUE(pair.post_send(1 << 16)) << pair.error();
+  EXPECT_TRUE(receive != nullptr &&
+              pair.world().run_until([&] { return receive->state.load() == RequestState::done; },
+                                     seconds(1)));
+  for (uint16_t i = 0; i < sends_max; ++i) {
+    SendRequest& slot = pair.send_channel().slot(i);
+    if (slot.state.load() == RequestState::pending) {
+      return &slot;
+    }
+  }
+  ADD_FAILURE() << "its acknowledgement was not lost";
+  return nullptr;
+}
+
 TEST_P(Close, WhatTheReceiverGotIsDoneAlthoughTheRailOfItsAcknowledgementsIsDead) {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     const auto pair = connected(seed);
-    ReceiveRequest* receive = nullptr;
-    pair->post_receives(1);
-    for (uint16_t i = 0; i < receives_max && receive == nullptr; ++i) {
-      ReceiveRequest& slot = pair->receive_channel().slot(i);
-      receive = slot.state.load() == RequestState::pending ? &slot : nullptr;
-    }
-    ASSERT_NE(receive, nullptr);
-    ASSERT_TRUE(pair->world().run_until(
-        [&] { return pair->send_channel().published_groups() != 0; }, seconds(1)));
-    silence_receiver(*pair);
-    ASSERT_TRUE(pair->post_send(1 << 16)) << pair->error();
-    ASSERT_TRUE(pair->world().run_until([&] { return receive->state.load() == RequestState::done; },
-                                        seconds(1)));
-    SendRequest* send = nullptr;
-    for (uint16_t i = 0; i < sends_max && send == nullptr; ++i) {
-      SendRequest& slot = pair->send_channel().slot(i);
-      send = slot.state.load() == RequestState::pending ? &slot : nullptr;
-    }
-    ASSERT_NE(send, nullptr) << "its acknowledgement was not lost";
+    SendRequest* send = arrived_and_not_acknowledged(*pair, false);
+    ASSERT_NE(send, nullptr);
     pair->receive_driver().close();
     ASSERT_TRUE(pair->world().run_until([&] { return send->state.load() == RequestState::done; },
                                         milliseconds(100)))
@@ -124,19 +147,73 @@ TEST_P(Close, OfBothSidesAtOnceEndsBoth) {
   }
 }
 
-TEST_P(Close, APeerThatSaysNothingIsAwaitedForABoundedTime) {
-  const auto pair = connected(25);
+/// Neither a path nor a stream leads to the sender, for much longer than a failover takes.
+TEST_P(Close, WhatTheReceiverGotIsDoneWhenTheNetworkIsBack) {
+  const auto pair = connected(27);
+  const size_t before = actors(pair->receiver());
+  SendRequest* send = arrived_and_not_acknowledged(*pair, true);
+  ASSERT_NE(send, nullptr);
+  set_rails(*pair, cut(), cut());
+  pair->receive_driver().close();
+  pass(*pair, seconds(8));
+  ASSERT_EQ(send->state.load(), RequestState::pending) << pair->error();
+  EXPECT_EQ(actors(pair->receiver()), before) << "it has something to say";
+  set_rails(*pair, sim::Link{}, sim::Link{});
+  ASSERT_TRUE(
+      pair->world().run_until([&] { return send->state.load() == RequestState::done; }, seconds(3)))
+      << pair->error();
+  EXPECT_TRUE(
+      pair->world().run_until([&] { return actors(pair->receiver()) < before; }, seconds(1)));
+  EXPECT_NE(pair->error().find("the peer closed the connection"), std::string::npos)
+      << pair->error();
+}
+
+/// The sender's as well: what it said does not reach the receiver, which asks.
+TEST_P(Close, OfTheSenderIsHeardWhenTheNetworkIsBack) {
+  const auto pair = connected(28);
   const size_t before = actors(pair->sender());
-  sim::Link dark;
-  dark.cut = true;
-  for (size_t rail = 0; rail < 2; ++rail) {
-    pair->set_links(dark, dark, rail);
-  }
-  const Instant begin = pair->world().now();
+  pass(*pair, milliseconds(10));
+  set_rails(*pair, cut(), cut());
   pair->send_driver().close();
-  EXPECT_TRUE(pair->world().run_until([&] { return actors(pair->sender()) < before; }, seconds(5)));
-  EXPECT_LE(pair->world().now() - begin, ha::CloseLinger::limit + milliseconds(10));
-  EXPECT_GE(pair->world().now() - begin, ha::CloseLinger::limit - milliseconds(10));
+  pass(*pair, seconds(8));
+  EXPECT_EQ(pair->receive_channel().phase(), Phase::ready) << pair->error();
+  set_rails(*pair, sim::Link{}, sim::Link{});
+  EXPECT_TRUE(pair->world().run_until(
+      [&] { return pair->receive_channel().phase() == Phase::failed; }, seconds(3)));
+  EXPECT_EQ(pair->receive_channel().failure().what, "the peer closed the connection");
+  EXPECT_TRUE(pair->world().run_until([&] { return actors(pair->sender()) < before; }, seconds(1)));
+}
+
+/// For what may be said in order as long as the peer would try to reach this side, for a failure
+/// much shorter, and never longer than a process that ends may wait.
+TEST_P(Close, APeerThatSaysNothingIsAwaitedForABoundedTime) {
+  enum class End : uint8_t { in_order, of_the_engine, in_the_middle };
+  Config config;
+  config.retry_budget_ms = 3000;
+  for (const End end : {End::in_order, End::of_the_engine, End::in_the_middle}) {
+    const auto pair = connected(25, config);
+    size_t before = actors(pair->sender());
+    if (end == End::in_the_middle) {
+      pair->post_receives(1);
+      pass(*pair, milliseconds(10));
+    }
+    set_rails(*pair, cut(), cut());
+    if (end == End::in_the_middle) {
+      ASSERT_TRUE(pair->post_send(1 << 16)) << pair->error();
+    }
+    const Instant begin = pair->world().now();
+    pair->send_driver().close();
+    if (end == End::of_the_engine) {
+      pass(*pair, milliseconds(200));
+      pair->sender().engine->worker(0).ask_to_stop();
+      before = actors(pair->sender());
+    }
+    EXPECT_TRUE(
+        pair->world().run_until([&] { return actors(pair->sender()) < before; }, seconds(5)));
+    const Duration limit = end == End::in_order ? milliseconds(3000) : ha::CloseLinger::limit;
+    EXPECT_LE(pair->world().now() - begin, limit + milliseconds(10)) << static_cast<int>(end);
+    EXPECT_GE(pair->world().now() - begin, limit - milliseconds(10)) << static_cast<int>(end);
+  }
 }
 
 /// The process ends right after.

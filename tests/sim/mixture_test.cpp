@@ -134,9 +134,10 @@ TEST(SimMixture, SoManyMessagesThatRingsWrap) {
 // stream that is let go before a connection is ready, a standby that only one side had.
 TEST(SimMixture, SeedsThatFoundAMistake) {
   const std::pair<RunKind, uint64_t> found[] = {
-      {RunKind::volume, 292},   {RunKind::volume, 678},    {RunKind::volume, 2659},
-      {RunKind::volume, 5156},  {RunKind::pauses, 847},    {RunKind::devices, 7450},
-      {RunKind::crowd, 101410}, {RunKind::pauses, 931762},
+      {RunKind::volume, 292},     {RunKind::volume, 678},     {RunKind::volume, 2659},
+      {RunKind::volume, 5156},    {RunKind::pauses, 847},     {RunKind::devices, 7450},
+      {RunKind::crowd, 101410},   {RunKind::pauses, 931762},  {RunKind::pauses, 3039985},
+      {RunKind::pauses, 3002127}, {RunKind::closes, 3063967},
   };
   for (const auto& [kind, seed] : found) {
     FailoverTotals totals;

@@ -194,8 +194,10 @@ TEST(SimStream, AHostWithoutPowerEndsBothKindsOfConnectionWithinTheBudget) {
 }
 
 TEST(SimStream, APeerThatNoLongerKnowsTheConnectionSaysSo) {
-  // Nobody hears that it was closed, and its process lives on.
-  SimPair pair(35, {});
+  // Nobody hears in time that it was closed, and its process lives on.
+  Config config;
+  config.retry_budget_ms = 3000;
+  SimPair pair(35, {}, config);
   ASSERT_TRUE(pair.connect()) << pair.error();
   rig::SimLink other(pair.world(), pair.sender(), pair.receiver(), 5001);
   ASSERT_TRUE(other.wait_ready()) << other.error();

@@ -43,6 +43,7 @@ class FakeSide final : public Side {
   bool takes_streams() const override { return false; }
   bool peer_may_leave() const override { return false; }
   CloseNotice last_words() const override { return {}; }
+  bool all_done() const override { return false; }
   bool exposed(const Lane&, bool) const override { return false; }
   std::string wanted_peer() const override { return "nobody"; }
   void on_lane_ready(size_t) override {}

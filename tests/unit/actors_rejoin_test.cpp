@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "actors/rejoin.h"
 #include "tests/rig/sim/world.h"
@@ -9,15 +11,18 @@
 namespace nccl_ha {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr ProcessId peer_process{4711, 7};
 constexpr Secret peer_token = Secret::heard(99);
 
-/// Answers whoever calls with `present`, in the name of `process`.
+/// Answers whoever calls with `present`, in the name of `process`, but for those who call
+/// `mute_at`.
 class Answering final : public Actor, private AcceptorOwner, private StreamOwner {
  public:
-  explicit Answering(ProcessId process) : process_(process) {}
+  explicit Answering(ProcessId process, sim::Ip mute_at = 0)
+      : process_(process), mute_at_(mute_at) {}
   const char* name() const override { return "answering"; }
   void start(Context& context) override {
     context_ = &context;
@@ -35,35 +40,43 @@ class Answering final : public Actor, private AcceptorOwner, private StreamOwner
   void on_accept(int fd) override {
     auto stream = context_->streams().adopt_fd(fd, this);
     ASSERT_TRUE(stream);
-    stream_ = std::move(*stream);
+    streams_.push_back(std::move(*stream));
   }
   void on_acceptor_error(const Error&) override {}
   void on_stream_open(Stream&) override {}
   void on_stream_data(Stream& stream, std::span<const std::byte>) override {
     ++calls;
-    static_cast<void>(stream.write(encode(ControlType::present, process_)));
+    const auto local = stream.local_address();
+    ASSERT_TRUE(local);
+    if (sim::Endpoint::of(reinterpret_cast<const sockaddr*>(&*local)).ip != mute_at_) {
+      static_cast<void>(stream.write(encode(ControlType::present, process_)));
+    }
   }
   void on_stream_closed(Stream&, const Error&) override {}
 
   const ProcessId process_;
+  const sim::Ip mute_at_;
   Context* context_ = nullptr;
   std::unique_ptr<Acceptor> acceptor_;
-  std::unique_ptr<Stream> stream_;
+  std::vector<std::unique_ptr<Stream>> streams_;
 };
 
 /// Has lost its stream.
 class Asking final : public Actor, private Rejoin::Owner {
  public:
-  Asking(sim::Ip to, uint16_t port) : to_(to), port_(port) {}
+  /// All ways lead to one port.
+  Asking(std::vector<sim::Ip> to, uint16_t port) : to_(std::move(to)), port_(port) {}
   const char* name() const override { return "asking"; }
   void start(Context& context) override {
     RejoinPoint peer;
     peer.port = port_;
     peer.token = peer_token;
     peer.process = peer_process;
-    Rejoin::Way way;
-    way.to = sim::Endpoint{to_, port_}.to_sockaddr();
-    rejoin.prepare(context, ControlType::rejoin, {way}, peer);
+    std::vector<Rejoin::Way> ways;
+    for (const sim::Ip ip : to_) {
+      ways.push_back({.to = sim::Endpoint{ip, port_}.to_sockaddr()});
+    }
+    rejoin.prepare(context, ControlType::rejoin, std::move(ways), peer);
     rejoin.start(Duration(0), fail(Errc::closed, "it was lost"));
   }
   void on(const Message&) override {}
@@ -71,9 +84,10 @@ class Asking final : public Actor, private Rejoin::Owner {
 
   Rejoin rejoin{*this};
   unsigned rejoined = 0;
+  unsigned attempts = 0;
 
  private:
-  void on_attempt() override {}
+  void on_attempt() override { ++attempts; }
   uint64_t life() const override { return 0; }
   void write_unconfirmed(Stream&) override {}
   void on_rejoined(std::unique_ptr<Stream>, ControlReader) override { ++rejoined; }
@@ -81,7 +95,7 @@ class Asking final : public Actor, private Rejoin::Owner {
   void on_peer_dead(const Error&) override { ADD_FAILURE(); }
   void on_broken(const char* what) override { ADD_FAILURE() << what; }
 
-  const sim::Ip to_;
+  const std::vector<sim::Ip> to_;
   const uint16_t port_;
 };
 
@@ -96,9 +110,12 @@ class RejoinTest : public testing::Test {
     answering_ = answering.get();
     ASSERT_TRUE((*other)->engine->worker(0).adopt(std::move(answering)));
     ASSERT_TRUE(world_.run_until([&] { return answering_->port != 0; }, seconds(1)));
-    auto asking = std::make_unique<Asking>((*other)->address, answering_->port);
+    ask(**one, {(*other)->address}, answering_->port);
+  }
+  void ask(sim::Process& process, std::vector<sim::Ip> to, uint16_t port) {
+    auto asking = std::make_unique<Asking>(std::move(to), port);
     asking_ = asking.get();
-    ASSERT_TRUE((*one)->engine->worker(0).adopt(std::move(asking)));
+    ASSERT_TRUE(process.engine->worker(0).adopt(std::move(asking)));
   }
 
   sim::World world_{1};
@@ -118,6 +135,54 @@ TEST_F(RejoinTest, AnotherProcessAtItsPlaceIsNot) {
   EXPECT_TRUE(world_.run_until([&] { return answering_->calls == 3; }, seconds(30)));
   EXPECT_EQ(asking_->rejoined, 0U);
   EXPECT_TRUE(asking_->rejoin.running());
+}
+
+/// Something else listens there, or a host that takes connections and answers nothing.
+TEST_F(RejoinTest, WhoTakesTheStreamAndSaysNothingHoldsUpTheOthersForASecond) {
+  constexpr sim::Ip mute = sim::ip(10, 0, 0, 2);
+  constexpr sim::Ip other = sim::ip(10, 0, 1, 2);
+  auto asker = world_.add_process(sim::ip(10, 0, 0, 1), Config{});
+  auto peer = world_.add_process(std::vector{mute, other}, Config{});
+  ASSERT_TRUE(asker && peer);
+  auto answers = std::make_unique<Answering>(peer_process, mute);
+  answering_ = answers.get();
+  ASSERT_TRUE((*peer)->engine->worker(0).adopt(std::move(answers)));
+  ASSERT_TRUE(world_.run_until([&] { return answering_->port != 0; }, seconds(1)));
+  const Instant begin = world_.now();
+  ask(**asker, {mute, other}, answering_->port);
+  ASSERT_TRUE(world_.run_until([&] { return asking_->rejoined == 1; }, seconds(3)));
+  EXPECT_EQ(answering_->calls, 3U) << "a rejoin and its end, and the other rejoin";
+  EXPECT_GE(world_.now() - begin, ha::Redial::longest_dial) << "one at a time is spoken to";
+  EXPECT_LE(world_.now() - begin, ha::Redial::longest_dial + milliseconds(20))
+      << "and the next one at once";
+}
+
+/// Of a dial that began in the dark nothing may come for long.
+TEST_F(RejoinTest, WhereANetworkIsBackAllIsDialledAtOnce) {
+  sim::Link cut;
+  cut.cut = true;
+  for (const bool told : {true, false}) {
+    SCOPED_TRACE(told);
+    sim::World world(1);
+    auto asker = world.add_process(sim::ip(10, 0, 0, 1), Config{});
+    auto peer = world.add_process(sim::ip(10, 0, 0, 2), Config{});
+    ASSERT_TRUE(asker && peer);
+    auto answers = std::make_unique<Answering>(peer_process);
+    answering_ = answers.get();
+    ASSERT_TRUE((*peer)->engine->worker(0).adopt(std::move(answers)));
+    ASSERT_TRUE(world.run_until([&] { return answering_->port != 0; }, seconds(1)));
+    world.network().set_link((*asker)->address, (*peer)->address, cut);
+    ask(**asker, {(*peer)->address}, answering_->port);
+    ASSERT_TRUE(world.run_until([&] { return asking_->attempts == 1; }, seconds(1)));
+    static_cast<void>(world.run_until([] { return false; }, milliseconds(300)));
+    world.network().set_link((*asker)->address, (*peer)->address, {});
+    const Instant back = world.now();
+    if (told) {
+      asking_->rejoin.dial_now();
+    }
+    ASSERT_TRUE(world.run_until([&] { return asking_->rejoined == 1; }, seconds(3)));
+    EXPECT_EQ(world.now() - back < milliseconds(20), told);
+  }
 }
 
 }  // namespace

@@ -32,6 +32,20 @@ TEST(CloseLinger, NotForLongerThanItsLimit) {
   EXPECT_EQ(linger.broken(), nullptr) << linger.broken();
 }
 
+TEST(CloseLinger, WhoHasSomethingToSayMayStayLongerUnlessItsProcessEnds) {
+  CloseLinger linger;
+  linger.begin(linger_start, 10 * CloseLinger::limit);
+  EXPECT_FALSE(linger.is_over(false, true, linger_start + 9 * CloseLinger::limit));
+  EXPECT_TRUE(linger.is_over(false, true, linger_start + 10 * CloseLinger::limit));
+  linger.hurry();
+  EXPECT_EQ(linger.until(), linger_start + CloseLinger::limit);
+  EXPECT_TRUE(linger.is_over(false, true, linger_start + CloseLinger::limit));
+  EXPECT_EQ(linger.broken(), nullptr) << linger.broken();
+  CloseLinger other;
+  other.begin(linger_start, Duration(1));
+  EXPECT_EQ(other.until(), linger_start + CloseLinger::limit) << "never less than the limit";
+}
+
 TEST(CloseLinger, WhoIsToldThatThePeerEndsGoesOnUntilItsAnswerHasArrived) {
   CloseLinger linger;
   linger.on_last_words();

@@ -231,7 +231,7 @@ TEST(PathHealth, TheOnlyPathMayBeSilentForLonger) {
   watch.other_usable = false;
   watch.answer(work, milliseconds(1), 10);
   EXPECT_EQ(watch.silent_after(work, seconds(5)), seconds(1));
-  EXPECT_EQ(watch.asks, 1);
+  EXPECT_EQ(watch.asks, 2);
 }
 
 TEST(PathHealth, WithoutAWitnessTheVerdictTakesLongerHoweverManyPathsThereAre) {
@@ -262,10 +262,26 @@ TEST(PathHealth, APeerThatRunsAgainIsGivenTimeToAnswerThisPathToo) {
   watch.peer_runs = true;
   EXPECT_EQ(watch.look(work), Finding::fine);
   watch.now += watch.step;
-  EXPECT_EQ(watch.look(work), Finding::fine) << "it may be about to";
+  EXPECT_EQ(watch.look(work), Finding::ask) << "once more: it may be about to answer";
   watch.health.show_life();
   EXPECT_EQ(watch.look(nothing), Finding::fine);
   EXPECT_FALSE(watch.health.witnessed());
+}
+
+TEST(PathHealth, APeerThatRunsForAMomentAndThenNotIsNoWitness) {
+  Watch watch{milliseconds(1)};
+  watch.answer(work, milliseconds(1), 10);
+  EXPECT_EQ(watch.silent_after(work, milliseconds(60)), std::nullopt);
+  watch.peer_runs = false;
+  EXPECT_EQ(watch.silent_after(work, seconds(1)), std::nullopt) << "it may have begun to answer";
+  watch.peer_runs = true;
+  EXPECT_EQ(watch.look(work), Finding::fine);
+  EXPECT_TRUE(watch.health.witnessed());
+  watch.now += milliseconds(4);
+  EXPECT_EQ(watch.look(work), Finding::fine) << "now it may be about to";
+  watch.now += milliseconds(5);
+  EXPECT_EQ(watch.look(work), Finding::silent);
+  EXPECT_EQ(watch.health.broken(), nullptr) << watch.health.broken();
 }
 
 TEST(PathHealth, APeerThatRunsAgainAndDoesNotAnswerThisPathCondemnsIt) {

@@ -15,7 +15,8 @@ using std::chrono::seconds;
 constexpr Duration stands_by_within = seconds(60);
 /// Peers may be out of reach, and not run.
 constexpr Duration ends_within = seconds(4);
-/// A handshake that a death has met.
+/// A handshake that a death has met; last words for a peer that no way of this side's leads to any
+/// more (HA_NCCL_RETRY_BUDGET_MS).
 constexpr Duration dead_ends_within = seconds(45);
 
 }  // namespace
@@ -130,7 +131,7 @@ std::string Aftermath::end() {
     }
     return is_over();
   };
-  const Duration within = death_.at() ? dead_ends_within : ends_within;
+  const Duration within = death_.at() || paths_.any_gone() ? dead_ends_within : ends_within;
   if (stage_.world().run_until(is_closed, within)) {
     return "";
   }
