@@ -263,6 +263,9 @@ TEST(PathHealth, APeerThatRunsAgainIsGivenTimeToAnswerThisPathToo) {
   EXPECT_EQ(watch.look(work), Finding::fine);
   watch.now += watch.step;
   EXPECT_EQ(watch.look(work), Finding::ask) << "once more: it may be about to answer";
+  watch.now += watch.step;
+  EXPECT_EQ(watch.look(work), Finding::fine) << "and still may";
+  EXPECT_TRUE(watch.health.witnessed());
   watch.health.show_life();
   EXPECT_EQ(watch.look(nothing), Finding::fine);
   EXPECT_FALSE(watch.health.witnessed());
