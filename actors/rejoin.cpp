@@ -57,10 +57,6 @@ void Rejoin::add_missing(std::vector<Way>& ways, const std::vector<Way>& others)
   }
 }
 
-void Rejoin::trust_all_ways() {
-  std::ranges::for_each(ways_, [](Way& way) { way.proven = true; });
-}
-
 void Rejoin::add_proven(const Way& way) {
   std::erase_if(ways_, [&](const Way& one) {
     return same_host(one.to, way.to) && same_host(one.from, way.from);
@@ -116,11 +112,14 @@ void Rejoin::stop() {
 
 /// Who has taken a stream already goes on: it was reached.
 void Rejoin::dial_now() {
-  if (!running_ || std::ranges::any_of(attempts_, &Attempt::open)) {
+  if (!running_) {
     return;
   }
-  drop_all();
+  std::erase_if(attempts_, [](const Attempt& one) { return !one.open; });
   begin();
+  for (const Attempt& one : attempts_) {
+    redial_.keep(one.way, context_->now());
+  }
   context_->timers().arm(timer_, context_->now());
   context_->request_stream_turns(1000);
 }
@@ -165,6 +164,9 @@ void Rejoin::on_timer() {
     late = attempts_.begin();
   }
   if (const auto way = running_ ? redial_.take(now) : std::nullopt) {
+    if (!ways_[*way].proven) {
+      make_room();
+    }
     dial(*way);
   }
   arm();
@@ -180,6 +182,15 @@ void Rejoin::arm() {
   }
   if (due) {
     context_->timers().arm(timer_, *due);
+  }
+}
+
+/// For one more dial of a way that never led to the peer.
+void Rejoin::make_room() {
+  const auto is_one = [&](const Attempt& one) { return !one.open && !ways_[one.way].proven; };
+  if (static_cast<size_t>(std::ranges::count_if(attempts_, is_one)) >= ha::Redial::unproven_max) {
+    on_answer(std::ranges::find_if(attempts_, is_one), Answer::silence,
+              fail(Errc::timed_out, "no answer, and others wait to be dialled"));
   }
 }
 
@@ -293,12 +304,10 @@ void Rejoin::on_message(Attempts::iterator one, const ControlReader::Message& me
   }
   way.proven = true;
   if (call_ == ControlType::probe) {
-    on_answer(one, Answer::present, fail(Errc::ok, "the peer is there"));
-    if (running_) {
-      drop_all();
-      redial_.rest(context_->now());
-      arm();
-    }
+    NHA_LOG_DEBUG("control connection to {}: the peer is there", address_text(way.to));
+    drop_all();
+    redial_.rest(context_->now());
+    arm();
     return;
   }
   auto stream = std::move(one->stream);

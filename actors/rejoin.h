@@ -64,15 +64,14 @@ class Rejoin final : private StreamOwner {
   static void add_missing(std::vector<Way>& ways, const std::vector<Way>& others);
   /// Led to the peer: tried first from now on.
   void add_proven(const Way& way);
-  /// From now on whoever answers on any way speaks for the peer's host: for who loses little if
-  /// that is not so.
-  void trust_all_ways();
   /// Dials after that time, then until stop(); `lost`: what happened to the stream, for messages.
   void start(Duration in, const Error& lost);
   void stop();
   /// A network may be back: all ways are dialled anew, at once.  Nothing where nobody is dialled.
   void dial_now();
   bool running() const { return running_; }
+  /// That are under way.
+  size_t dials() const { return attempts_.size(); }
   /// Does a stream between these addresses lead to the peer itself?  Behind address translation the
   /// peer has another address than it is reached at.
   static bool leads_to(const RejoinPoint& peer, const sockaddr_storage& to);
@@ -95,6 +94,7 @@ class Rejoin final : private StreamOwner {
   void on_timer();
   void arm();
   void dial(size_t at);
+  void make_room();
   void speak();
   void drop(Attempts::iterator one);
   void drop_all();

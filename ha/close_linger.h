@@ -19,17 +19,22 @@ class CloseLinger {
   /// Several round trips and an attempt or two of a failover, and hardly noticed by a process that
   /// waits for its end.
   static constexpr Duration limit = std::chrono::milliseconds(500);
+  /// Queue pairs and a place among a worker's actors are held meanwhile.
+  static constexpr Duration longest = std::chrono::seconds(60);
 
-  /// `longest`: at most, where that is more than the limit.
-  void begin(Instant now, Duration longest = limit) {
+  /// `wanted`: so long, if that is more than the limit.
+  void begin(Instant now, Duration wanted = limit) {
     if (state_ == State::none) {
       state_ = State::under_way;
       hurried_ = now + limit;
-      until_ = now + std::max(limit, longest);
+      until_ = hurries_ ? hurried_ : now + std::clamp(wanted, limit, longest);
     }
   }
-  /// The process, or this network in it, ends.
-  void hurry() { until_ = std::min(until_, hurried_); }
+  /// The process, or this network in it, ends: nothing takes longer than the limit from now on.
+  void hurry() {
+    hurries_ = true;
+    until_ = std::min(until_, hurried_);
+  }
   void end() { state_ = State::over; }
   bool under_way() const { return state_ == State::under_way; }
   Instant until() const { return until_; }
@@ -63,6 +68,7 @@ class CloseLinger {
   State state_ = State::none;
   Instant until_{};
   Instant hurried_{};  ///< the same for who cannot stay
+  bool hurries_ = false;
   bool peer_ends_ = false;
   bool answered_ = false;
   bool peer_left_ = false;

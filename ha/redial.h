@@ -16,7 +16,8 @@ namespace nccl_ha::ha {
 
 /// Each way is dialled for as long as a network takes that has just come back, and the next one
 /// begins a moment later, whatever becomes of it: which of them works nobody knows, and what works
-/// answers within milliseconds.  Those that never led to the peer are dialled less and less often.
+/// answers within milliseconds.  Those that never led to the peer are dialled less and less often,
+/// and few of them beside each other.
 /// Stays with one that tells the most (PeerVerdict).  Takes the time from its caller.  One thread.
 class Redial {
  public:
@@ -28,7 +29,10 @@ class Redial {
   static constexpr Duration longest_dial = std::chrono::seconds(1);
   /// From one dial to the next of a way that has led to the peer, at most.
   static constexpr Duration usual_wait = std::chrono::seconds(1);
-  /// The same for one that has not, for each way that there is.
+  /// So many dials of ways that have not are under way: the oldest ends for the next.  By then a
+  /// kernel has begun to look for the neighbour, and goes on with it.
+  static constexpr size_t unproven_max = 4;
+  /// From one dial to the next of such a way, for each way that there is.
   static constexpr Duration wait_for_each = std::chrono::milliseconds(250);
 
   /// Dialling begins at `now` with way `first` of `ways`; what was found out before means nothing
@@ -57,18 +61,26 @@ class Redial {
   }
   /// The way that is to be dialled now, if any; it is, until on_answer().
   std::optional<size_t> take(Instant now) {
+    std::optional<size_t> best;
     for (size_t i = 0; now >= next_ && i < ways_.size(); ++i) {
       const size_t at = (first_ + i) % ways_.size();
-      Way& way = ways_[at];
-      if (!way.under_way && now >= way.due) {
-        way.under_way = true;
-        way.dialled = now;
-        next_ = now + Sweep::limit(ways_.size(), 0, longest_dial);
-        ++dialled_;
-        return at;
+      const Way& way = ways_[at];
+      if (!way.under_way && now >= way.due && (!best || way.due < ways_[*best].due)) {
+        best = at;
       }
     }
-    return std::nullopt;
+    if (best) {
+      ways_[*best].under_way = true;
+      ways_[*best].dialled = now;
+      next_ = now + Sweep::limit(ways_.size(), 0, longest_dial);
+      ++dialled_;
+    }
+    return best;
+  }
+  /// A dial from before begin() goes on.
+  void keep(size_t at, Instant now) {
+    ways_[at].under_way = true;
+    ways_[at].dialled = now;
   }
   /// How dialling `at` ended.  `proven`, `life`: as PeerVerdict::on_answer() has them.  True: the
   /// peer is dead, and nothing more is dialled.
@@ -90,6 +102,7 @@ class Redial {
   }
   /// The peer is there, which is all that was asked: for a while nobody is.
   void rest(Instant now) {
+    verdict_.clear();
     for (Way& way : ways_) {
       way = {.due = now + usual_wait};
     }

@@ -105,8 +105,9 @@ class Connection final : public Actor,
   void on_deadline();
   /// The connection is over; `words` (empty: confirms what was heard) leave over the stream and all
   /// paths that work, which go on for a bounded time.
-  void part(std::vector<std::byte> words, const Error& why);
-  Duration longest_linger() const;
+  void part(std::vector<std::byte> words, const Error& why,
+            Duration wanted = ha::CloseLinger::limit);
+  Duration patience_of_peer() const;
   template <class Call>
   void say_last(Call&& call);
   void hear_last_words();

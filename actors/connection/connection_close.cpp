@@ -104,7 +104,8 @@ void Connection::close() {
     part(had ? encode(side_->last_words())
              : encode(ControlType::failure,
                       Refusal{Errc::remote, "the peer gave up while connecting"}),
-         nccl_ha::fail(Errc::closed, "connection closed"));
+         nccl_ha::fail(Errc::closed, "connection closed"),
+         had && side_->all_done() ? patience_of_peer() : ha::CloseLinger::limit);
   } else if (!state_.lingers()) {
     finish();
   }
@@ -147,7 +148,7 @@ void Connection::say_last(Call&& call) {
 }
 
 /// Nothing of the connection goes on but what makes the peer know.
-void Connection::part(std::vector<std::byte> words, const Error& why) {
+void Connection::part(std::vector<std::byte> words, const Error& why, Duration wanted) {
   const bool lingers = state_.backup && state_.ready();
   stop_timers();
   if (!lingers) {
@@ -164,7 +165,7 @@ void Connection::part(std::vector<std::byte> words, const Error& why) {
       lane.path().fail(why);
     }
   }
-  linger_.begin(state_.context->now(), longest_linger());
+  linger_.begin(state_.context->now(), wanted);
   say_last([&] {
     if (words.empty()) {
       control_.send_confirm();
@@ -177,11 +178,11 @@ void Connection::part(std::vector<std::byte> words, const Error& why) {
   look_whether_over();
 }
 
-/// For a peer to which no way leads now, and that has this side's last words to wait for.
-Duration Connection::longest_linger() const {
-  return closed_ && side_->all_done()
-             ? std::chrono::milliseconds(state_.context->config().retry_budget_ms)
-             : ha::CloseLinger::limit;
+/// So long a peer to which no way leads waits for what only this side can tell it.
+Duration Connection::patience_of_peer() const {
+  const Config& config = state_.context->config();
+  return std::chrono::milliseconds(config.heartbeat_ms + 3 * config.rto_ms +
+                                   config.retry_budget_ms);
 }
 
 void Connection::look_whether_over() {
@@ -197,7 +198,6 @@ void Connection::on_linger_timer() {
   look_whether_over();
   if (state_.lingers()) {
     state_.context->timers().arm(linger_timer_, linger_.next_look(state_.context->now()));
-    control_.rejoin().trust_all_ways();
     control_.rejoin().start(Duration(0),
                             nccl_ha::fail(Errc::timed_out, "nothing confirms its last words"));
   }

@@ -74,7 +74,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void on_stream_back() override;
   bool takes_streams() const override { return false; }
   CloseNotice last_words() const override;
-  bool all_done() const override { return sender_.idle(); }
+  bool all_done() const override { return sender_.idle() && !sender_.eager().any_open(); }
   /// For what the caller believes sent, unless it gives up in the middle.
   bool waits_to_close() const override { return sender_.eager().any_open() && sender_.idle(); }
   bool exposed(const Lane& lane, bool closing) const override {

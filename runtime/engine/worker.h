@@ -16,6 +16,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/cpu.h"
+#include "runtime/base/data_turn.h"
 #include "runtime/base/secret.h"
 #include "runtime/base/slot_table.h"
 #include "runtime/engine/context.h"
@@ -199,6 +200,7 @@ class Worker final : private Context {
 /// the turn is over.
 template <Worker::Turn kind, class First>
 [[gnu::always_inline]] inline unsigned Worker::cycle(First&& first, bool leisure) {
+  const DataTurn turn;
   turn_clock_.begin_turn();
   turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (first()) {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/base/data_turn.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_thread.h"
 #include "runtime/engine/thread.h"
@@ -20,6 +21,7 @@ Errands::~Errands() {
 }
 
 void Errands::add(std::function<void()> errand) {
+  const DataTurn exception(false);
   if (at_once_) {
     errand();
     return;

@@ -189,6 +189,7 @@ enum class Mutation : uint16_t {
   answer_not_awaited,  ///< who is told that the peer ends does not wait until its answer is there
   linger_for_ever,     ///< the wait for the peer has no end
   words_not_kept,      ///< last words that were not heard soon are never heard
+  hurry_forgotten,     ///< who closes while its process ends stays as long as ever
   silent_end_kept,     ///< nobody looks for a peer that does not confirm them
   memory_left_open,    ///< paths that may still write memory of the caller's go on
   // Of eager messages:
@@ -315,11 +316,14 @@ enum class Mutation : uint16_t {
   half_posted_moves,    ///< it goes on elsewhere when other lanes serve from now on
   report_for_all_down,  ///< one lane's report answers for others that are not fenced yet
   // Timers whose work other events do as a rule:
-  reopen_armed_once,  ///< lanes that wait for longer than the first one are not made anew
-  redial_armed_once,  ///< a control stream that nobody answers is not dialled again
-  dials_one_by_one,   ///< a way is dialled when another one has not answered
-  dials_in_its_time,  ///< a network that is back is found by the next dial
-  all_are_spoken_to,  ///< a stream is made anew over all ways that take it
+  reopen_armed_once,      ///< lanes that wait for longer than the first one are not made anew
+  redial_armed_once,      ///< a control stream that nobody answers is not dialled again
+  dials_one_by_one,       ///< a way is dialled when another one has not answered
+  dials_in_its_time,      ///< a network that is back is found by the next dial
+  all_beside_each_other,  ///< ways that never led to the peer are all dialled beside each other
+  link_does_not_dial,     ///< and a link that is back dials none
+  probe_does_not_dial,    ///< nor does a peer that has just dialled
+  all_are_spoken_to,      ///< a stream is made anew over all ways that take it
   // Relays' limits:
   flight_of_broken_kept,  ///< what a path that ended had under way counts for ever
   resumed_uncounted,      ///< what a stalled path had under way is not counted when it goes on

@@ -82,11 +82,26 @@ class Jobs(unittest.TestCase):
                     self.assertLessEqual(alone + gathered, 12, text)
                     self.assertGreater(gathered, 0, text)
 
+    def stop(self, job):
+        """A thread that was stopped with a lock of the emulated NIC in its hands stops that too."""
+        for _ in range(20):
+            stopped = standstill.Stopped(job.ranks[1].pid)
+            self.assertGreater(stopped.nics, 0, "its NIC has no thread: it stands still too")
+            before = [job.show(f"1:{device}")["packets"] for device in range(2)]
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                if all(job.show(f"1:{device}")["packets"] != before[device]
+                       for device in range(2)):
+                    return stopped
+                time.sleep(0.01)
+            stopped.go_on()
+            time.sleep(0.02)
+        self.fail("its NIC stands still too")
+
     def stand_still(self, seconds, arguments):
         job = self.start(arguments, seconds + 6, "64K")
-        stopped = standstill.Stopped(job.ranks[1].pid)
+        stopped = self.stop(job)
         self.addCleanup(stopped.go_on)
-        self.assertGreater(stopped.nics, 0, "its NIC has no thread: it stands still too")
         time.sleep(seconds)
         self.assertTrue(stopped.stands())
         self.assertIsNone(job.ranks[0].poll(), job.output[0].read_text(errors="replace"))

@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/base/check.h"
+#include "runtime/base/data_turn.h"
 #include "runtime/base/secret.h"
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
@@ -128,6 +130,28 @@ ibv_qp_attr asked_of(const std::unique_ptr<fabric::Path>& path) {
   ibv_qp_init_attr init{};
   EXPECT_EQ(ibv_query_qp(of(path).queue_pair(), &attributes, IBV_QP_AV, &init), 0);
   return attributes;
+}
+
+TEST(NicProduct, AControlVerbInAWorkersTurnIsReported) {
+  with_nic("devices=1", [](Control&) {
+    const auto ports = ports_of({});
+    ASSERT_FALSE(ports.empty());
+    const verbs::Device& device = *ports.front().device;
+    const auto asks = [&] {
+      ibv_port_attr attributes{};
+      return device.library().device.query_port(device.context(), 1, &attributes) == 0;
+    };
+    const LogLines log;
+    EXPECT_TRUE(asks());
+    EXPECT_EQ(log.count("on a progress thread"), 0U);
+    const DataTurn turn;
+#ifdef NHA_DASSERTS
+    EXPECT_DEATH(static_cast<void>(asks()), "a control verb on a progress thread");
+#else
+    EXPECT_TRUE(asks());
+    EXPECT_EQ(log.count("ibv_query_port on a progress thread"), 1U);
+#endif
+  });
 }
 
 TEST(NicProduct, EntriesOfOtherNamespacesAreLeftOut) {

@@ -53,6 +53,9 @@ class Ranks(Network):
             if rank.poll() is None:
                 rank.kill()
                 rank.wait()
+        for output in self.output:
+            said = output.read_text(errors="replace")
+            assert "on a progress thread, where data waits for it" not in said, said
         return statuses
 
 

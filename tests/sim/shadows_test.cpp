@@ -359,6 +359,28 @@ TEST(FirstRailsLink, IsTriedAtOnceWhereThePeerTellsOfIt) {
   }
 }
 
+/// Nothing leads to the peer but this rail, for the stream too.
+TEST(OnlyRailsLink, IsDialledAtOnceWhereEitherHostHearsOfIt) {
+  SimPair pair(101, {}, {}, {.rails = 1});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& counters = pair.send_channel().counters();
+  for (int i = 0; i < 20; ++i) {
+    for (sim::Process* host : {&pair.sender(), &pair.receiver()}) {
+      pass(pair, seconds(1));
+      const uint64_t down = counters.paths_down.get();
+      set_rail(pair, 0, true);
+      pair.world().tell_link(*host, host->addresses[0], false);
+      pass(pair, seconds(6) + i * std::chrono::milliseconds(437));
+      ASSERT_EQ(counters.paths_down.get(), down + 1) << "the fault did not happen";
+      set_rail(pair, 0, false);
+      pair.world().tell_link(*host, host->addresses[0], true);
+      pass(pair, std::chrono::milliseconds(20));
+      EXPECT_EQ(counters.paths_back.get(), down + 1)
+          << i << (host == &pair.sender() ? ", told to the sender" : ", told to the receiver");
+    }
+  }
+}
+
 /// Hosts with addresses that lead nowhere (bridges, other networks) before those that lead to the
 /// peer: `hopeless` NICs after the first, then two that work.  No router is between NICs.  With 20
 /// of them a handle has no room for the addresses of the last two.

@@ -1,7 +1,9 @@
 // Who is taken for the peer when a control stream is made anew.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -155,6 +157,39 @@ TEST_F(RejoinTest, WhoTakesTheStreamAndSaysNothingHoldsUpTheOthersForASecond) {
   EXPECT_GE(world_.now() - begin, ha::Redial::longest_dial) << "one at a time is spoken to";
   EXPECT_LE(world_.now() - begin, ha::Redial::longest_dial + milliseconds(20))
       << "and the next one at once";
+}
+
+/// Each dial is a descriptor, and a host has thousands of connections.
+TEST_F(RejoinTest, FewWaysThatNeverLedToThePeerAreDialledAtOnce) {
+  constexpr sim::Ip at_peer = sim::ip(10, 0, 0, 2);
+  auto asker = world_.add_process(sim::ip(10, 0, 0, 1), Config{});
+  std::vector<sim::Ip> ways;
+  sim::Link cut;
+  cut.cut = true;
+  for (uint8_t dark = 1; dark <= 40; ++dark) {
+    ways.push_back(sim::ip(10, 9, 9, dark));
+  }
+  ways.push_back(at_peer);
+  auto peer = world_.add_process(ways, Config{});
+  ASSERT_TRUE(asker && peer);
+  for (const sim::Ip dark : std::span(ways).first(40)) {
+    world_.network().set_link((*asker)->address, dark, cut);
+  }
+  auto answers = std::make_unique<Answering>(peer_process);
+  answering_ = answers.get();
+  ASSERT_TRUE((*peer)->engine->worker(0).adopt(std::move(answers)));
+  ASSERT_TRUE(world_.run_until([&] { return answering_->port != 0; }, seconds(1)));
+  const Instant begin = world_.now();
+  ask(**asker, std::move(ways), answering_->port);
+  size_t most = 0;
+  ASSERT_TRUE(world_.run_until(
+      [&] {
+        most = std::max(most, asking_->rejoin.dials());
+        return asking_->rejoined == 1;
+      },
+      seconds(3)));
+  EXPECT_EQ(most, ha::Redial::unproven_max);
+  EXPECT_LE(world_.now() - begin, milliseconds(1100));
 }
 
 /// Of a dial that began in the dark nothing may come for long.

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <set>
 #include <vector>
 
 #include "ha/redial.h"
@@ -71,6 +72,24 @@ TEST(Redial, OthersAreDialledAboutFourTimesASecondAllTogether) {
 TEST(Redial, WaysThatDoNotAnswerHoldTheOthersUpForLessThanASecond) {
   Dialling dialling(24, 0);
   EXPECT_EQ(dialling.in_the_dark(milliseconds(999)).size(), 24U);
+}
+
+/// However many there are: none is left out for others that are due again.
+TEST(Redial, EachWayHasItsTurn) {
+  for (const bool proven : {false, true}) {
+    Dialling dialling(64, 5);
+    const std::vector<size_t> dialled = dialling.in_the_dark(milliseconds(1599), proven);
+    EXPECT_EQ(std::set<size_t>(dialled.begin(), dialled.end()).size(), 64U) << proven;
+  }
+}
+
+TEST(Redial, ADialFromBeforeItBeganAnewMayGoOn) {
+  Dialling dialling(2, 0);
+  EXPECT_EQ(dialling.redial.take(dialling.now), 0U);
+  dialling.redial.begin(2, 0, dialling.now);
+  dialling.redial.keep(0, dialling.now);
+  EXPECT_EQ(dialling.redial.take(dialling.now), 1U);
+  EXPECT_EQ(dialling.redial.next(), std::nullopt) << "both are being dialled";
 }
 
 TEST(Redial, WhatFailsAtOnceIsTriedAgainASecondAfterItsDial) {

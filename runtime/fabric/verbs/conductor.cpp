@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/base/data_turn.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_thread.h"
 #include "runtime/engine/thread.h"
@@ -89,6 +90,7 @@ int Conductor::question() const {
 }
 
 void Conductor::put(Rank rank, Order order) {
+  const DataTurn exception(false);
   std::unique_lock lock(mutex_);
   if (library_.waited == nullptr && !thread_.joinable()) {
     auto thread = start_thread([this] { run(); });
@@ -120,6 +122,7 @@ void Conductor::tell() {
 }
 
 std::optional<Instant> Conductor::pump(Instant now) {
+  const DataTurn exception(false);
   if (std::exchange(under_way_, true)) {
     return std::nullopt;  // a command adds another one
   }

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "runtime/base/data_turn.h"
 #include "runtime/base/log.h"
 #include "runtime/fabric/verbs/device_watch.h"
 #include "runtime/fabric/verbs/port.h"
@@ -110,6 +111,7 @@ struct Registering {
 Result<RegionKeys> registered_in_time(Device& device, const RegionOrigin& origin, Waits who) {
   using State = Registering::State;
   if (device.library().waited != nullptr) {
+    const DataTurn exception(false);  // a real one's conductor does it
     auto keys = register_or_look(device, origin);
     return keys || keys.error().sys != EBUSY ? keys : busy(device);  // as a simulated one says it
   }

@@ -5,6 +5,10 @@
 
 #include <mutex>
 
+#include "runtime/base/check.h"
+#include "runtime/base/data_turn.h"
+#include "runtime/base/log.h"
+
 namespace nccl_ha::fabric::verbs {
 namespace {
 
@@ -15,6 +19,61 @@ template <class Function>
 bool find(void* handle, const char* name, const char* version, Function* out) {
   *out = reinterpret_cast<Function>(dlvsym(handle, name, version));
   return *out != nullptr;
+}
+
+/// As it was found.
+constinit Library found;
+
+template <auto group, auto call>
+constinit const char* name_of = nullptr;
+
+void check_may_wait(const char* verb) {
+  if (DataTurn::is_here()) {
+    NHA_DASSERT(false, "a control verb on a progress thread");
+    NHA_LOG_WARN_LIMITED("{} on a progress thread, where data waits for it: please report this",
+                         verb);
+  }
+}
+
+/// From now on that call is made where nobody's data waits for it, or reported.
+template <auto group, auto call, class Return, class... Arguments>
+void watch(Library& library, const char* name, Return (*known)(Arguments...)) {
+  if (known == nullptr) {
+    return;
+  }
+  name_of<group, call> = name;
+  library.*group.*call = [](Arguments... arguments) -> Return {
+    check_may_wait(name_of<group, call>);
+    return (found.*group.*call)(arguments...);
+  };
+}
+
+template <auto group, auto call>
+void watch(Library& library, const char* name) {
+  watch<group, call>(library, name, library.*group.*call);
+}
+
+/// Those that ask the firmware, or wait in the kernel.
+void watch_control_verbs(Library& library) {
+  constexpr auto device = &Library::device;
+  constexpr auto memory = &Library::memory;
+  constexpr auto completion = &Library::completion;
+  constexpr auto pair = &Library::queue_pair;
+  constexpr auto handle = &Library::address_handle;
+  watch<device, &DeviceCalls::query_port>(library, "ibv_query_port");
+  watch<memory, &MemoryCalls::alloc_domain>(library, "ibv_alloc_pd");
+  watch<memory, &MemoryCalls::free_domain>(library, "ibv_dealloc_pd");
+  watch<memory, &MemoryCalls::reg>(library, "ibv_reg_mr");
+  watch<memory, &MemoryCalls::reg_iova2>(library, "ibv_reg_mr_iova2");
+  watch<memory, &MemoryCalls::reg_dmabuf>(library, "ibv_reg_dmabuf_mr");
+  watch<memory, &MemoryCalls::dereg>(library, "ibv_dereg_mr");
+  watch<completion, &CompletionCalls::create_queue>(library, "ibv_create_cq");
+  watch<completion, &CompletionCalls::destroy_queue>(library, "ibv_destroy_cq");
+  watch<pair, &QueuePairCalls::create>(library, "ibv_create_qp");
+  watch<pair, &QueuePairCalls::modify>(library, "ibv_modify_qp");
+  watch<pair, &QueuePairCalls::destroy>(library, "ibv_destroy_qp");
+  watch<handle, &AddressHandleCalls::create>(library, "ibv_create_ah");
+  watch<handle, &AddressHandleCalls::destroy>(library, "ibv_destroy_ah");
 }
 
 Result<Library> open() {
@@ -100,7 +159,9 @@ Result<const Library*> Library::load() {
     if (!opened) {
       return opened.error();
     }
-    loaded = *opened;
+    found = *opened;
+    loaded = found;
+    watch_control_verbs(loaded);
     ready = true;
   }
   return &loaded;

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "runtime/base/data_turn.h"
 #include "runtime/base/log.h"
 
 namespace nccl_ha::fabric::verbs {
@@ -23,8 +24,10 @@ constexpr uint32_t least_mtu = 1024;
 constexpr uint32_t wanted_inline = 192;
 /// Datagrams that leave with one doorbell, and receives that are posted with one.
 constexpr size_t batch = 32;
-/// Resolving a peer may block for seconds while the network is asked in vain.
+/// A peer that was not found is not asked for again for so long.
 constexpr auto refusal_lasts = std::chrono::seconds(1);
+/// What a device takes to make two queue pairs, many times over.  Others wait for it.
+constexpr auto open_limit = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -36,6 +39,28 @@ Error UdIo::cannot(const char* what, int error) const {
 }
 
 Result<std::unique_ptr<UdIo>> UdIo::open(std::shared_ptr<Device> device, const Route& route,
+                                         const Options& options) {
+  struct Opening {
+    std::optional<Result<std::unique_ptr<UdIo>>> io;
+    Answer answer;
+  };
+  auto opening = std::make_shared<Opening>();
+  Conductor& conductor = device->conductor();
+  const std::string name = device->name();
+  conductor.add(
+      Conductor::Rank::make,
+      [opening, device = std::move(device), route, options] {
+        opening->io = make(device, route, options);
+      },
+      [opening] { opening->answer.result.store(0, std::memory_order_release); });
+  if (!conductor.await(opening->answer, open_limit) || !opening->io) {
+    return fail(Errc::timed_out, fmt::format("RDMA device {} does not make queue pairs in {} ms",
+                                             name, open_limit.count()));
+  }
+  return std::move(*opening->io);
+}
+
+Result<std::unique_ptr<UdIo>> UdIo::make(std::shared_ptr<Device> device, const Route& route,
                                          const Options& options) {
   std::unique_ptr<UdIo> io(new UdIo(std::move(device), route));
   auto info = io->device_->query(route.port);
@@ -66,32 +91,37 @@ Result<std::unique_ptr<UdIo>> UdIo::open(std::shared_ptr<Device> device, const R
 }
 
 UdIo::~UdIo() {
-  for (ChannelState& channel : channels_) {
-    close_channel(channel);
-  }
-  for (const Way& way : ways_) {
-    if (way.handle != nullptr) {
-      static_cast<void>(library_.address_handle.destroy(way.handle));
-    }
+  try {
+    device_->conductor().add(Conductor::Rank::end, [objects = std::move(objects_)] {});
+  } catch (const std::bad_alloc&) {
+    return;  // by this thread then, or by a command that has them
   }
 }
 
-void UdIo::close_channel(ChannelState& channel) {
-  if (channel.qp != nullptr) {
-    static_cast<void>(library_.queue_pair.destroy(channel.qp));
-  }
-  if (channel.unacknowledged != 0) {
-    library_.completion.ack_events(channel.receive_cq, channel.unacknowledged);
-  }
-  for (ibv_cq* cq : {channel.send_cq, channel.receive_cq}) {
-    if (cq != nullptr) {
-      static_cast<void>(library_.completion.destroy_queue(cq));
+UdIo::Objects::~Objects() {
+  const Library& library = device->library();
+  for (const ChannelState& channel : channels) {
+    if (channel.qp != nullptr) {
+      static_cast<void>(library.queue_pair.destroy(channel.qp));
+    }
+    if (channel.unacknowledged != 0) {
+      library.completion.ack_events(channel.receive_cq, channel.unacknowledged);
+    }
+    for (ibv_cq* cq : {channel.send_cq, channel.receive_cq}) {
+      if (cq != nullptr) {
+        static_cast<void>(library.completion.destroy_queue(cq));
+      }
+    }
+    device->close_channel(channel.events);
+    for (const Slots* slots : {&channel.out, &channel.in}) {
+      if (slots->region.mr != nullptr) {
+        device->remove(slots->region, slots->memory);
+      }
     }
   }
-  device_->close_channel(channel.events);
-  for (const Slots* slots : {&channel.out, &channel.in}) {
-    if (slots->region.mr != nullptr) {
-      device_->remove(slots->region);
+  for (const Way& way : ways) {
+    if (way.handle != nullptr) {
+      static_cast<void>(library.address_handle.destroy(way.handle));
     }
   }
 }
@@ -99,8 +129,8 @@ void UdIo::close_channel(ChannelState& channel) {
 Result<void> UdIo::make_slots(Slots& slots, uint32_t count, uint32_t bytes) {
   slots.count = count;
   slots.bytes = (bytes + 63) / 64 * 64;
-  slots.memory = Pages(size_t{slots.count} * slots.bytes);
-  auto region = device_->add(slots.memory.data(), slots.memory.size(), MemoryKind::host);
+  slots.memory = std::make_shared<Pages>(size_t{slots.count} * slots.bytes);
+  auto region = device_->add(slots.memory->data(), slots.memory->size(), MemoryKind::host);
   if (!region) {
     return region.error();
   }
@@ -195,7 +225,7 @@ int UdIo::wait_fd(Channel channel) const {
   return channels_[static_cast<size_t>(channel)].events->fd;
 }
 
-ibv_ah* UdIo::way_to(const SocketAddress& to) {
+UdIo::Way& UdIo::find_way(const SocketAddress& to) {
   // Queue pairs of one peer share the way: only GID and LID count.
   const UdAddress& peer = to.ud();
   const auto same = [&](const Way& way) {
@@ -205,13 +235,13 @@ ibv_ah* UdIo::way_to(const SocketAddress& to) {
     const auto found = std::find_if(ways_.begin(), ways_.end(), same);
     last_way_ = static_cast<size_t>(found - ways_.begin());
     if (found == ways_.end()) {
-      ways_.push_back({to, nullptr, {}});
+      ways_.push_back({to, nullptr, nullptr, {}});
     }
   }
-  Way& way = ways_[last_way_];
-  if (way.handle != nullptr || now_ < way.retry_at) {
-    return way.handle;
-  }
+  return ways_[last_way_];
+}
+
+ibv_ah_attr UdIo::route_to(const UdAddress& peer) const {
   ibv_ah_attr attributes{};
   attributes.port_num = route_.port;
   attributes.sl = route_.service_level;
@@ -224,9 +254,32 @@ ibv_ah* UdIo::way_to(const SocketAddress& to) {
     attributes.grh.hop_limit = hop_limit;
     attributes.grh.traffic_class = route_.traffic_class;
   }
-  way.handle = library_.address_handle.create(device_->pd(), &attributes);
+  return attributes;
+}
+
+/// Null: it is not known yet, or there is none.
+ibv_ah* UdIo::way_to(const SocketAddress& to) {
+  Way& way = find_way(to);
+  if (way.handle != nullptr || now_ < way.retry_at) {
+    return way.handle;
+  }
+  const UdAddress& peer = to.ud();
+  ibv_ah_attr attributes = route_to(peer);
+  if (!way.asked) {
+    way.asked = device_->resolver().ask(attributes);
+  }
+  int error = way.asked->result.load(std::memory_order_acquire);
+  if (error == Resolution::open) {
+    return nullptr;
+  }
+  way.asked = nullptr;
+  if (error == 0) {
+    const DataTurn exception(false);  // the kernel knows the neighbour by now
+    errno = 0;
+    way.handle = library_.address_handle.create(device_->pd(), &attributes);
+    error = errno;
+  }
   if (way.handle == nullptr) {
-    const int error = errno;
     way.retry_at = now_ + refusal_lasts;
     NHA_LOG_WARN_LIMITED("RDMA device {}: no way to {} (LID {}): {}", device_->name(),
                          gid_text(peer.gid), peer.lid, std::strerror(error));

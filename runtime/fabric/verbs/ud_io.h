@@ -24,7 +24,8 @@ class UdIo final : public PacketIo {
     uint8_t service_level = 0;  ///< InfiniBand
     GidPreference gid;
   };
-  /// Makes both queue pairs.  Errors name the device and what to do.
+  /// Has both queue pairs made by the device's conductor, and waits for that a moment at most.
+  /// Errors name the device and what to do.
   static Result<std::unique_ptr<UdIo>> open(std::shared_ptr<Device> device, const Route& route,
                                             const Options& options);
   ~UdIo() override;
@@ -43,13 +44,13 @@ class UdIo final : public PacketIo {
  private:
   /// A ring of slots in registered memory.  `posted` and `done` count without end.
   struct Slots {
-    Pages memory;
+    std::shared_ptr<Pages> memory;
     Region region;
     uint32_t bytes = 0;  ///< of a slot
     uint32_t count = 0;
     uint64_t posted = 0;
     uint64_t done = 0;
-    std::byte* at(uint64_t position) { return memory.data() + position % count * bytes; }
+    std::byte* at(uint64_t position) { return memory->data() + position % count * bytes; }
   };
   struct ChannelState {
     ibv_qp* qp = nullptr;
@@ -63,27 +64,42 @@ class UdIo final : public PacketIo {
     bool has_early = false;  ///< a completion that was found before sleeping
     ibv_wc early{};
   };
-  /// How to reach a peer.  A null handle is a refusal that is not asked again until `retry_at`.
+  /// How to reach a peer.  Without a handle it is being asked for, or was refused and is not asked
+  /// again until `retry_at`.
   struct Way {
     SocketAddress to;
     ibv_ah* handle = nullptr;
+    std::shared_ptr<const Resolution> asked;
     Instant retry_at{};
+  };
+  /// What the device has made, which ends with the last who holds it: by control verbs.
+  struct Objects {
+    explicit Objects(std::shared_ptr<Device> its_device) : device(std::move(its_device)) {}
+    ~Objects();
+    Objects(const Objects&) = delete;
+    Objects& operator=(const Objects&) = delete;
+    const std::shared_ptr<Device> device;
+    std::array<ChannelState, channel_count> channels;
+    std::vector<Way> ways;
   };
 
   UdIo(std::shared_ptr<Device> device, const Route& route)
       : device_(std::move(device)), library_(device_->library()), route_(route) {}
+  static Result<std::unique_ptr<UdIo>> make(std::shared_ptr<Device> device, const Route& route,
+                                            const Options& options);
   Result<void> open_channel(ChannelState& channel, uint32_t slots, uint32_t datagram_bytes,
                             const Options& options);
   Result<void> make_queue_pair(ChannelState& channel, const Options& options);
   Result<void> make_slots(Slots& slots, uint32_t count, uint32_t bytes);
   Error cannot(const char* what, int error) const;
-  void close_channel(ChannelState& channel);
   void reclaim(ChannelState& channel);
   void post_receives(ChannelState& channel);
   size_t take(ChannelState& channel, std::span<ibv_wc> out);
   void deliver(ChannelState& channel, const ibv_wc& completion, PacketSink& sink);
   void take_events(ChannelState& channel);
   ibv_ah* way_to(const SocketAddress& to);
+  Way& find_way(const SocketAddress& to);
+  ibv_ah_attr route_to(const UdAddress& peer) const;
 
   std::shared_ptr<Device> device_;
   const Library& library_;
@@ -91,8 +107,9 @@ class UdIo final : public PacketIo {
   PortInfo info_;
   std::optional<GidEntry> gid_;
   uint32_t mtu_ = 0;
-  std::array<ChannelState, channel_count> channels_;
-  std::vector<Way> ways_;
+  std::shared_ptr<Objects> objects_ = std::make_shared<Objects>(device_);
+  std::array<ChannelState, channel_count>& channels_ = objects_->channels;
+  std::vector<Way>& ways_ = objects_->ways;
   size_t last_way_ = 0;
   Instant now_{};
   bool armed_ = false;

@@ -87,7 +87,7 @@ void PathFaults::step() {
     ++stage_.totals().faults_paired;
     const Scenario& scenario = stage_.scenario();
     const size_t lanes = std::max<size_t>(scenario.suspected_paths, 2);
-    // Who closes waits half a second for the peer, and two rails are dark for longer.
+    // An engine that ends waits half a second for the peer, and two rails are dark for longer.
     if (pairs_.chance(0.7) || scenario.kind == RunKind::closes) {
       suspect(last_link_,
               static_cast<uint32_t>((last_path_ + 1 + pairs_.below(lanes - 1)) % lanes));

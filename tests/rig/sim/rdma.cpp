@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "runtime/base/check.h"
+#include "runtime/base/data_turn.h"
 #include "tests/rig/sim/rdma_objects.h"
 
 namespace nccl_ha::sim {
@@ -346,6 +348,9 @@ void RdmaNic::write(RdmaQueuePair& pair, const Region& region, std::byte* to,
 
 /// errno when the call fails, else 0.
 int RdmaNic::call(Verb verb, bool may_be_slow) {
+  const bool control =
+      verb > Verb::create_channel && verb < Verb::post_send && verb != Verb::duplicate;
+  NHA_ASSERT(!control || !DataTurn::is_here(), "a control verb holds up a worker");
   int error = verbs_.call(verb);
   if (failed_ && verb <= Verb::make_route && verb != Verb::duplicate) {
     error = EIO;
