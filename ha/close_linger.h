@@ -41,8 +41,13 @@ class CloseLinger {
   /// When to look again: at the limit the peer is looked for on all ways.
   Instant next_look(Instant now) const { return now < hurried_ ? hurried_ : until_; }
 
-  /// The peer has said that it ends as well: it needs nothing more than to hear that this arrived.
-  void on_last_words() { peer_ends_ = true; }
+  /// The peer has said that it ends as well: it needs nothing more than to hear that this arrived,
+  /// and may be gone before it says that it did.
+  void on_last_words(Instant now) {
+    peer_ends_ = true;
+    hurries_ = true;
+    until_ = std::min(until_, std::max(hurried_, now + limit));
+  }
   bool peer_ends() const { return peer_ends_; }
   /// A confirmation that was sent after that has arrived at the peer's NIC.
   void on_answer_arrived() { answered_ = true; }

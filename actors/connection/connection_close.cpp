@@ -85,7 +85,10 @@ void Connection::end_as_peer_left() {
 }
 
 void Connection::hear_last_words() {
-  linger_.on_last_words();
+  linger_.on_last_words(state_.context->now());
+  if (state_.lingers()) {
+    state_.context->timers().arm(linger_timer_, linger_.next_look(state_.context->now()));
+  }
   control_.boxes().answer_last_words();
 }
 

@@ -137,7 +137,7 @@ TEST(SimMixture, SeedsThatFoundAMistake) {
       {RunKind::volume, 292},     {RunKind::volume, 678},     {RunKind::volume, 2659},
       {RunKind::volume, 5156},    {RunKind::pauses, 847},     {RunKind::devices, 7450},
       {RunKind::crowd, 101410},   {RunKind::pauses, 931762},  {RunKind::pauses, 3039985},
-      {RunKind::pauses, 3027404}, {RunKind::closes, 3063967},
+      {RunKind::pauses, 3027404}, {RunKind::closes, 3063967}, {RunKind::pauses, 3087025},
   };
   for (const auto& [kind, seed] : found) {
     FailoverTotals totals;

@@ -46,9 +46,20 @@ TEST(CloseLinger, WhoHasSomethingToSayMayStayLongerUnlessItsProcessEnds) {
   EXPECT_EQ(other.until(), linger_start + CloseLinger::limit) << "never less than the limit";
 }
 
+TEST(CloseLinger, NobodyStaysForAPeerThatEndsAsWell) {
+  CloseLinger late;
+  late.begin(linger_start, 10 * CloseLinger::limit);
+  late.on_last_words(linger_start + 4 * CloseLinger::limit);
+  EXPECT_EQ(late.until(), linger_start + 5 * CloseLinger::limit);
+  CloseLinger before;
+  before.on_last_words(linger_start);
+  before.begin(linger_start, 10 * CloseLinger::limit);
+  EXPECT_EQ(before.until(), linger_start + CloseLinger::limit);
+}
+
 TEST(CloseLinger, WhoIsToldThatThePeerEndsGoesOnUntilItsAnswerHasArrived) {
   CloseLinger linger;
-  linger.on_last_words();
+  linger.on_last_words(linger_start);
   linger.begin(linger_start);
   EXPECT_FALSE(linger.is_over(true, true, linger_start));
   EXPECT_TRUE(linger.is_over(true, false, linger_start)) << "the stream sends it by itself";
@@ -58,7 +69,7 @@ TEST(CloseLinger, WhoIsToldThatThePeerEndsGoesOnUntilItsAnswerHasArrived) {
 
 TEST(CloseLinger, WhenBothEndNobodyWaitsForTheOthersConfirmation) {
   CloseLinger linger = begun();
-  linger.on_last_words();
+  linger.on_last_words(linger_start);
   EXPECT_FALSE(linger.is_over(false, true, linger_start));
   linger.on_answer_arrived();
   EXPECT_TRUE(linger.is_over(false, true, linger_start));
