@@ -9,16 +9,16 @@ namespace nccl_ha {
 /// and one with `is` false is an exception within another.
 class DataTurn {
  public:
-  explicit DataTurn(bool is = true) : before_(std::exchange(here_, is)) {}
-  ~DataTurn() { here_ = before_; }
+  explicit DataTurn(bool is = true) : before_(std::exchange(here, is)) {}
+  ~DataTurn() { here = before_; }
   DataTurn(const DataTurn&) = delete;
   DataTurn& operator=(const DataTurn&) = delete;
 
-  static bool is_here() { return here_; }
+  static bool is_here() { return here; }
 
  private:
   // NCCL opens the plugin with dlopen(), where this is found by a call unless it says so.
-  [[gnu::tls_model("initial-exec")]] static inline constinit thread_local bool here_ = false;
+  [[gnu::tls_model("initial-exec")]] static inline constinit thread_local bool here = false;
 
   const bool before_;
 };
