@@ -22,7 +22,7 @@ bool find(void* handle, const char* name, const char* version, Function* out) {
 }
 
 /// As it was found.
-constinit Library found;
+constinit Library as_found;
 
 template <auto group, auto call>
 constinit const char* name_of = nullptr;
@@ -44,7 +44,7 @@ void watch(Library& library, const char* name, Return (*known)(Arguments...)) {
   name_of<group, call> = name;
   library.*group.*call = [](Arguments... arguments) -> Return {
     check_may_wait(name_of<group, call>);
-    return (found.*group.*call)(arguments...);
+    return (as_found.*group.*call)(arguments...);
   };
 }
 
@@ -159,8 +159,8 @@ Result<const Library*> Library::load() {
     if (!opened) {
       return opened.error();
     }
-    found = *opened;
-    loaded = found;
+    as_found = *opened;
+    loaded = as_found;
     watch_control_verbs(loaded);
     ready = true;
   }
