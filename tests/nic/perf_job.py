@@ -53,7 +53,7 @@ class Ranks(Network):
             if rank.poll() is None:
                 rank.kill()
                 rank.wait()
-        for output in self.output:
+        for _, output in zip(self.ranks, self.output):
             said = output.read_text(errors="replace")
             assert "on a progress thread, where data waits for it" not in said, said
         return statuses

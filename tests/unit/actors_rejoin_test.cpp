@@ -108,11 +108,14 @@ class RejoinTest : public testing::Test {
     auto one = world_.add_process(sim::ip(10, 0, 0, 1), Config{});
     auto other = world_.add_process(sim::ip(10, 0, 0, 2), Config{});
     ASSERT_TRUE(one && other);
-    auto answering = std::make_unique<Answering>(who_answers);
-    answering_ = answering.get();
-    ASSERT_TRUE((*other)->engine->worker(0).adopt(std::move(answering)));
-    ASSERT_TRUE(world_.run_until([&] { return answering_->port != 0; }, seconds(1)));
+    answer(world_, **other, who_answers);
     ask(**one, {(*other)->address}, answering_->port);
+  }
+  void answer(sim::World& world, sim::Process& process, ProcessId who, sim::Ip mute_at = 0) {
+    auto answering = std::make_unique<Answering>(who, mute_at);
+    answering_ = answering.get();
+    ASSERT_TRUE(process.engine->worker(0).adopt(std::move(answering)));
+    ASSERT_TRUE(world.run_until([&] { return answering_->port != 0; }, seconds(1)));
   }
   void ask(sim::Process& process, std::vector<sim::Ip> to, uint16_t port) {
     auto asking = std::make_unique<Asking>(std::move(to), port);
@@ -146,10 +149,7 @@ TEST_F(RejoinTest, WhoTakesTheStreamAndSaysNothingHoldsUpTheOthersForASecond) {
   auto asker = world_.add_process(sim::ip(10, 0, 0, 1), Config{});
   auto peer = world_.add_process(std::vector{mute, other}, Config{});
   ASSERT_TRUE(asker && peer);
-  auto answers = std::make_unique<Answering>(peer_process, mute);
-  answering_ = answers.get();
-  ASSERT_TRUE((*peer)->engine->worker(0).adopt(std::move(answers)));
-  ASSERT_TRUE(world_.run_until([&] { return answering_->port != 0; }, seconds(1)));
+  answer(world_, **peer, peer_process, mute);
   const Instant begin = world_.now();
   ask(**asker, {mute, other}, answering_->port);
   ASSERT_TRUE(world_.run_until([&] { return asking_->rejoined == 1; }, seconds(3)));
@@ -175,10 +175,7 @@ TEST_F(RejoinTest, FewWaysThatNeverLedToThePeerAreDialledAtOnce) {
   for (const sim::Ip dark : std::span(ways).first(40)) {
     world_.network().set_link((*asker)->address, dark, cut);
   }
-  auto answers = std::make_unique<Answering>(peer_process);
-  answering_ = answers.get();
-  ASSERT_TRUE((*peer)->engine->worker(0).adopt(std::move(answers)));
-  ASSERT_TRUE(world_.run_until([&] { return answering_->port != 0; }, seconds(1)));
+  answer(world_, **peer, peer_process);
   const Instant begin = world_.now();
   ask(**asker, std::move(ways), answering_->port);
   size_t most = 0;
@@ -202,10 +199,7 @@ TEST_F(RejoinTest, WhereANetworkIsBackAllIsDialledAtOnce) {
     auto asker = world.add_process(sim::ip(10, 0, 0, 1), Config{});
     auto peer = world.add_process(sim::ip(10, 0, 0, 2), Config{});
     ASSERT_TRUE(asker && peer);
-    auto answers = std::make_unique<Answering>(peer_process);
-    answering_ = answers.get();
-    ASSERT_TRUE((*peer)->engine->worker(0).adopt(std::move(answers)));
-    ASSERT_TRUE(world.run_until([&] { return answering_->port != 0; }, seconds(1)));
+    answer(world, **peer, peer_process);
     world.network().set_link((*asker)->address, (*peer)->address, cut);
     ask(**asker, {(*peer)->address}, answering_->port);
     ASSERT_TRUE(world.run_until([&] { return asking_->attempts == 1; }, seconds(1)));

@@ -102,6 +102,7 @@ void Conductor::put(Rank rank, Order order) {
       if (order.tell) {
         order.tell();
       }
+      order = {};  // what it keeps may end by control verbs
       return;
     }
     thread_ = std::move(*thread);

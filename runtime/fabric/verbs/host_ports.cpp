@@ -272,6 +272,9 @@ Result<std::unique_ptr<PacketIo>> HostPorts::open_datagrams(Context& context, si
   if (!usable.device->health.usable()) {
     return gone(*usable.device);
   }
+  if (usable.device->conductor().busy() >= busy_after) {
+    return busy(*usable.device);  // whoever asks again and again leaves no queue of orders
+  }
   const Config& config = context.config();
   auto want = gid_preference(config, usable.info);
   if (!want) {
