@@ -2,6 +2,7 @@
 // what it asks queue pairs for, and what it does when a single queue fails.
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "runtime/fabric/verbs/host_ports.h"
 #include "runtime/fabric/verbs/port.h"
 #include "runtime/fabric/verbs/rc_factory.h"
+#include "runtime/fabric/verbs/ud_io.h"
 #include "runtime/fabric/verbs/verbs_path.h"
 #include "tests/nic/nic_world.h"
 #include "tests/support/log_lines.h"
@@ -486,6 +488,43 @@ TEST(NicProduct, MemoryOfADeviceThatHangsIsLetGoWhenItIsThroughAndNobodyWaitsFor
     }
     EXPECT_TRUE(alive.expired()) << "it is through";
     registers.join();
+  });
+}
+
+// Whoever used it last: its commands end after that, and so does it.
+TEST(NicProduct, ADeviceEndsAfterTheLastThatUsedIt) {
+  with_nic("devices=1", [](Control&) {
+    const Config config;
+    const auto descriptors = [] {
+      return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+    };
+    using User = std::function<std::shared_ptr<void>(const verbs::UsablePort&)>;
+    const User datagrams = [&](const verbs::UsablePort& usable) {
+      verbs::UdIo::Route route;
+      route.port = usable.info.port;
+      route.gid = *verbs::gid_preference(config, usable.info);
+      auto io = verbs::UdIo::open(usable.device, route, verbs::Options::from(config));
+      EXPECT_TRUE(io) << io.error().message();
+      return std::shared_ptr<void>(io ? std::move(*io) : nullptr);
+    };
+    const User path = [&](const verbs::UsablePort& usable) {
+      struct PathOfAPort {
+        PathOfAPort(const verbs::UsablePort& its, const Config& config) : end(its, config) {}
+        ProductEnd end;
+        std::unique_ptr<fabric::Path> path = end.make(true);
+      };
+      return std::make_shared<PathOfAPort>(usable, config);
+    };
+    static_cast<void>(ports_of(config));  // what the process opens once
+    const auto before = descriptors();
+    for (const User& user : {datagrams, path}) {
+      for (int i = 0; i < 20; ++i) {
+        auto used = user(ports_of(config).at(0));
+        EXPECT_TRUE(used != nullptr && descriptors() > before) << "a device has descriptors";
+        used.reset();
+        EXPECT_EQ(descriptors(), before) << "at " << i;
+      }
+    }
   });
 }
 

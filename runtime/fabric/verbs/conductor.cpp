@@ -170,6 +170,7 @@ bool Conductor::drain(Duration limit) {
     return true;
   }
   std::unique_lock lock(mutex_);
+  NHA_DASSERT(thread_.get_id() != std::this_thread::get_id(), "a command keeps no device");
   while (!none_waits() || under_way_) {
     const uint64_t before = finished_;
     if (!done_.wait_for(lock, limit, [&] { return finished_ != before; })) {

@@ -32,10 +32,9 @@ constexpr auto open_limit = std::chrono::milliseconds(500);
 }  // namespace
 
 Error UdIo::cannot(const char* what, int error) const {
-  return fail(
-      Errc::system,
-      fmt::format("RDMA device {}: cannot {}{}", device_->name(), what, memlock_hint(error)),
-      error);
+  return fail(Errc::system,
+              fmt::format("RDMA device {}: cannot {}{}", device_.name(), what, memlock_hint(error)),
+              error);
 }
 
 Result<std::unique_ptr<UdIo>> UdIo::open(std::shared_ptr<Device> device, const Route& route,
@@ -46,24 +45,24 @@ Result<std::unique_ptr<UdIo>> UdIo::open(std::shared_ptr<Device> device, const R
   };
   auto opening = std::make_shared<Opening>();
   Conductor& conductor = device->conductor();
-  const std::string name = device->name();
   conductor.add(
       Conductor::Rank::make,
-      [opening, device = std::move(device), route, options] {
-        opening->io = make(device, route, options);
-      },
+      [opening, &own = *device, route, options] { opening->io = make(own, route, options); },
       [opening] { opening->answer.result.store(0, std::memory_order_release); });
   if (!conductor.await(opening->answer, open_limit) || !opening->io) {
     return fail(Errc::timed_out, fmt::format("RDMA device {} does not make queue pairs in {} ms",
-                                             name, open_limit.count()));
+                                             device->name(), open_limit.count()));
+  }
+  if (*opening->io) {
+    (**opening->io)->keep_ = std::move(device);
   }
   return std::move(*opening->io);
 }
 
-Result<std::unique_ptr<UdIo>> UdIo::make(std::shared_ptr<Device> device, const Route& route,
+Result<std::unique_ptr<UdIo>> UdIo::make(Device& device, const Route& route,
                                          const Options& options) {
-  std::unique_ptr<UdIo> io(new UdIo(std::move(device), route));
-  auto info = io->device_->query(route.port);
+  std::unique_ptr<UdIo> io(new UdIo(device, route));
+  auto info = io->device_.query(route.port);
   if (!info) {
     return info.error();
   }
@@ -72,12 +71,12 @@ Result<std::unique_ptr<UdIo>> UdIo::make(std::shared_ptr<Device> device, const R
   if (!io->gid_ && io->info_.link == LinkLayer::ethernet) {
     return fail(Errc::system, fmt::format("RDMA device {} has no usable GID: give its interface an "
                                           "address, or look at `nccl-ha info`",
-                                          io->device_->name()));
+                                          io->device_.name()));
   }
   io->mtu_ = io->info_.mtu;
   if (io->mtu_ < least_mtu) {
     return fail(Errc::system, fmt::format("RDMA device {}: its MTU is {}, datagrams need {}",
-                                          io->device_->name(), io->mtu_, least_mtu));
+                                          io->device_.name(), io->mtu_, least_mtu));
   }
   auto opened = io->open_channel(io->channels_[0], command_slots,
                                  std::min(command_datagram, io->mtu_), options);
@@ -92,14 +91,14 @@ Result<std::unique_ptr<UdIo>> UdIo::make(std::shared_ptr<Device> device, const R
 
 UdIo::~UdIo() {
   try {
-    device_->conductor().add(Conductor::Rank::end, [objects = std::move(objects_)] {});
+    device_.conductor().add(Conductor::Rank::end, [objects = std::move(objects_)] {});
   } catch (const std::bad_alloc&) {
     return;  // by this thread then, or by a command that has them
   }
 }
 
 UdIo::Objects::~Objects() {
-  const Library& library = device->library();
+  const Library& library = device.library();
   for (const ChannelState& channel : channels) {
     if (channel.qp != nullptr) {
       static_cast<void>(library.queue_pair.destroy(channel.qp));
@@ -112,10 +111,10 @@ UdIo::Objects::~Objects() {
         static_cast<void>(library.completion.destroy_queue(cq));
       }
     }
-    device->close_channel(channel.events);
+    device.close_channel(channel.events);
     for (const Slots* slots : {&channel.out, &channel.in}) {
       if (slots->region.mr != nullptr) {
-        device->remove(slots->region, slots->memory);
+        device.remove(slots->region, slots->memory);
       }
     }
   }
@@ -130,7 +129,7 @@ Result<void> UdIo::make_slots(Slots& slots, uint32_t count, uint32_t bytes) {
   slots.count = count;
   slots.bytes = (bytes + 63) / 64 * 64;
   slots.memory = std::make_shared<Pages>(size_t{slots.count} * slots.bytes);
-  auto region = device_->add(slots.memory->data(), slots.memory->size(), MemoryKind::host);
+  auto region = device_.add(slots.memory->data(), slots.memory->size(), MemoryKind::host);
   if (!region) {
     return region.error();
   }
@@ -140,23 +139,23 @@ Result<void> UdIo::make_slots(Slots& slots, uint32_t count, uint32_t bytes) {
 
 Result<void> UdIo::open_channel(ChannelState& channel, uint32_t slots, uint32_t datagram_bytes,
                                 const Options& options) {
-  slots = std::min(slots, static_cast<uint32_t>(std::max(device_->attributes().max_qp_wr, 1)));
+  slots = std::min(slots, static_cast<uint32_t>(std::max(device_.attributes().max_qp_wr, 1)));
   if (auto made = make_slots(channel.out, slots, datagram_bytes); !made) {
     return made;
   }
   if (auto made = make_slots(channel.in, slots, datagram_bytes + route_header_bytes); !made) {
     return made;
   }
-  auto events = device_->open_channel();
+  auto events = device_.open_channel();
   if (!events) {
     return events.error();
   }
   channel.events = *events;
   const int entries = static_cast<int>(slots);
   channel.send_cq =
-      library_.completion.create_queue(device_->context(), entries, nullptr, nullptr, 0);
+      library_.completion.create_queue(device_.context(), entries, nullptr, nullptr, 0);
   channel.receive_cq =
-      library_.completion.create_queue(device_->context(), entries, nullptr, channel.events, 0);
+      library_.completion.create_queue(device_.context(), entries, nullptr, channel.events, 0);
   if (channel.send_cq == nullptr || channel.receive_cq == nullptr) {
     return cannot("create a completion queue", errno);
   }
@@ -177,10 +176,10 @@ Result<void> UdIo::make_queue_pair(ChannelState& channel, const Options& options
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_recv_sge = 1;
   attributes.cap.max_inline_data = wanted_inline;
-  channel.qp = library_.queue_pair.create(device_->pd(), &attributes);
+  channel.qp = library_.queue_pair.create(device_.pd(), &attributes);
   if (channel.qp == nullptr) {
     attributes.cap.max_inline_data = 0;  // not every device has it
-    channel.qp = library_.queue_pair.create(device_->pd(), &attributes);
+    channel.qp = library_.queue_pair.create(device_.pd(), &attributes);
   }
   if (channel.qp == nullptr) {
     return cannot("create a datagram queue pair", errno);
@@ -266,7 +265,7 @@ ibv_ah* UdIo::way_to(const SocketAddress& to) {
   const UdAddress& peer = to.ud();
   ibv_ah_attr attributes = route_to(peer);
   if (!way.asked) {
-    way.asked = device_->resolver().ask(attributes);
+    way.asked = device_.resolver().ask(attributes);
   }
   int error = way.asked->result.load(std::memory_order_acquire);
   if (error == Resolution::open) {
@@ -276,12 +275,12 @@ ibv_ah* UdIo::way_to(const SocketAddress& to) {
   if (error == 0) {
     const DataTurn exception(false);  // the kernel knows the neighbour by now
     errno = 0;
-    way.handle = library_.address_handle.create(device_->pd(), &attributes);
+    way.handle = library_.address_handle.create(device_.pd(), &attributes);
     error = errno;
   }
   if (way.handle == nullptr) {
     way.retry_at = now_ + refusal_lasts;
-    NHA_LOG_WARN_LIMITED("RDMA device {}: no way to {} (LID {}): {}", device_->name(),
+    NHA_LOG_WARN_LIMITED("RDMA device {}: no way to {} (LID {}): {}", device_.name(),
                          gid_text(peer.gid), peer.lid, std::strerror(error));
   }
   return way.handle;
@@ -298,7 +297,7 @@ void UdIo::reclaim(ChannelState& channel) {
       channel.out.done = completion.wr_id + 1;
       if (completion.status != IBV_WC_SUCCESS) [[unlikely]] {
         broken_ = true;  // sending ends with the first error (IBTA 10.3.1.7)
-        NHA_LOG_WARN_LIMITED("RDMA device {}: a datagram was not sent: {}", device_->name(),
+        NHA_LOG_WARN_LIMITED("RDMA device {}: a datagram was not sent: {}", device_.name(),
                              library_.completion.status_text(completion.status));
       }
     }
@@ -360,7 +359,7 @@ size_t UdIo::send(Channel which, std::span<OutDatagram> out) {
       if (const int error = ibv_post_send(channel.qp, requests.data(), &bad); error != 0) {
         // The queue pair is broken or the driver's queue full: lost packets.  Those before `bad`
         // were taken without a signal, which the next batch's will cover.
-        NHA_LOG_WARN_LIMITED("RDMA device {}: sending datagrams failed: {}", device_->name(),
+        NHA_LOG_WARN_LIMITED("RDMA device {}: sending datagrams failed: {}", device_.name(),
                              std::strerror(error));
         count = bad == nullptr ? count : static_cast<size_t>(bad - requests.data());
       }
@@ -387,7 +386,7 @@ void UdIo::post_receives(ChannelState& channel) {
     }
     ibv_recv_wr* bad = nullptr;
     if (const int error = ibv_post_recv(channel.qp, requests.data(), &bad); error != 0) {
-      NHA_LOG_WARN_LIMITED("RDMA device {}: posting receives failed: {}", device_->name(),
+      NHA_LOG_WARN_LIMITED("RDMA device {}: posting receives failed: {}", device_.name(),
                            std::strerror(error));
       slots.posted += bad == nullptr ? 0 : static_cast<uint64_t>(bad - requests.data());
       return;

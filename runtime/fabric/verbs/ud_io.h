@@ -72,20 +72,21 @@ class UdIo final : public PacketIo {
     std::shared_ptr<const Resolution> asked;
     Instant retry_at{};
   };
-  /// What the device has made, which ends with the last who holds it: by control verbs.
+  /// What the device has made, which ends with the last who holds it: by control verbs.  An order
+  /// to the device may be that, and keeps no device: none ends on its own thread.
   struct Objects {
-    explicit Objects(std::shared_ptr<Device> its_device) : device(std::move(its_device)) {}
+    explicit Objects(Device& its_device) : device(its_device) {}
     ~Objects();
     Objects(const Objects&) = delete;
     Objects& operator=(const Objects&) = delete;
-    const std::shared_ptr<Device> device;
+    Device& device;
     std::array<ChannelState, channel_count> channels;
     std::vector<Way> ways;
   };
 
-  UdIo(std::shared_ptr<Device> device, const Route& route)
-      : device_(std::move(device)), library_(device_->library()), route_(route) {}
-  static Result<std::unique_ptr<UdIo>> make(std::shared_ptr<Device> device, const Route& route,
+  UdIo(Device& device, const Route& route)
+      : device_(device), library_(device.library()), route_(route) {}
+  static Result<std::unique_ptr<UdIo>> make(Device& device, const Route& route,
                                             const Options& options);
   Result<void> open_channel(ChannelState& channel, uint32_t slots, uint32_t datagram_bytes,
                             const Options& options);
@@ -101,7 +102,8 @@ class UdIo final : public PacketIo {
   Way& find_way(const SocketAddress& to);
   ibv_ah_attr route_to(const UdAddress& peer) const;
 
-  std::shared_ptr<Device> device_;
+  std::shared_ptr<Device> keep_;  ///< once it is its owner's
+  Device& device_;
   const Library& library_;
   Route route_;
   PortInfo info_;
