@@ -318,6 +318,7 @@ std::vector<std::byte> encode(const Hello& hello) {
   out.number(hello.version);
   out.number(hello.nonce);
   out.rejoin(hello.rejoin);
+  out.number(hello.attempt);
   out.number(static_cast<uint8_t>(hello.kind));
   out.number(hello.traffic_class);
   out.number(hello.service_level);
@@ -414,6 +415,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
     return hello;  // the rest may look different; the caller will refuse it by its version
   }
   hello.rejoin = in.rejoin();
+  hello.attempt = in.number<uint32_t>();
   hello.kind = fabric::FabricKind{in.number<uint8_t>()};  // whether it is known, the provider says
   hello.traffic_class = in.number<uint8_t>();
   hello.service_level = in.number<uint8_t>();

@@ -32,7 +32,7 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 15;
+inline constexpr uint16_t control_version = 16;
 inline constexpr size_t control_header_bytes = FrameReader::header_bytes;
 inline constexpr size_t control_payload_max = 6144;
 
@@ -117,6 +117,7 @@ struct Hello {
   uint16_t version = control_version;
   uint64_t nonce = 0;  ///< from the listener's handle
   RejoinPoint rejoin;
+  uint32_t attempt = 0;       ///< of the connector's to make this connection; they count up
   fabric::FabricKind kind{};  ///< of all paths
   uint8_t traffic_class = 0;  ///< the sender decides both, for both directions
   uint8_t service_level = 0;

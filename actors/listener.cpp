@@ -77,6 +77,40 @@ void ListenChannel::attach(uint64_t place, const Guest& guest) {
 void ListenChannel::leave(uint64_t place) {
   std::lock_guard lock(waiting_mutex_);
   std::erase_if(waiting_, [&](const Waiting& one) { return one.place == place; });
+  std::erase_if(begun_, [&](const Begun& one) { return one.place == place; });
+}
+
+std::optional<ListenChannel::Guest> ListenChannel::begin(uint64_t place, const Hello& hello,
+                                                         const Guest& guest) {
+  leave(place);
+  std::lock_guard lock(waiting_mutex_);
+  const RejoinPoint& peer = hello.rejoin;
+  const auto known = std::ranges::find_if(begun_, [&](const Begun& one) {
+    return peer.token && one.peer.token == peer.token && one.peer.process == peer.process;
+  });
+  if (known == begun_.end()) {
+    begun_.push_back({peer, hello.attempt, place, guest});
+    return std::nullopt;
+  }
+  if (hello.attempt <= known->attempt) {
+    return guest;
+  }
+  return std::exchange(*known, {peer, hello.attempt, place, guest}).guest;
+}
+
+void ListenChannel::settle(uint64_t place) {
+  std::lock_guard lock(waiting_mutex_);
+  const auto one = std::ranges::find(begun_, place, &Begun::place);
+  if (one != begun_.end()) {
+    one->attempt = UINT32_MAX;
+  }
+}
+
+void tell(Engine& engine, const ListenChannel::Guest& guest, ConnectionMessage what) {
+  Message message{};
+  message.to = guest.actor;
+  message.kind = static_cast<uint32_t>(what);
+  engine.worker(guest.worker).post(message);
 }
 
 void ListenChannel::fail(const Error& error) {
@@ -137,10 +171,7 @@ void Listener::on_accept(int fd) {
   uint64_t place = 0;
   if (const auto out = channel_->enter(origin_of(fd), &place)) {
     NHA_LOG_WARN_LIMITED("listener: too many unfinished connections, turning one out");
-    Message message{};
-    message.to = out->actor;
-    message.kind = static_cast<uint32_t>(ConnectionMessage::turned_out);
-    engine_.worker(out->worker).post(message);
+    tell(engine_, *out, ConnectionMessage::turned_out);
   }
   const fabric::RailDevices devices = devices_of(fd);
   const size_t worker = engine_.assign_worker(provider_.devices()[devices.first()].numa_node, 1.0);

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "actors/cable_ports.h"
+#include "actors/connection_message.h"
+#include "actors/control.h"
 #include "actors/endpoint.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/context.h"
@@ -40,12 +42,20 @@ class ListenChannel {
   struct Guest {
     size_t worker = 0;
     ActorId actor;
+    bool operator==(const Guest&) const = default;
   };
   /// A peer that has not shown yet that it knows the nonce has a place for a while.  Who gives way
   /// for it, if anybody does (runtime/streams/door.h).  `place`: its place.
   std::optional<Guest> enter(const Origin& origin, uint64_t* place);
   void attach(uint64_t place, const Guest& guest);
   void leave(uint64_t place);
+  /// The guest at `place` knows the nonce, and gives up its place.  Where another one has heard the
+  /// same peer for the same connection, one of them is in vain and is to end, of which nobody need
+  /// hear: that of the earlier attempt, as the peer begins anew only while it knows no answer; what
+  /// it said first may still come last.
+  std::optional<Guest> begin(uint64_t place, const Hello& hello, const Guest& guest);
+  /// Its connection is usable: each hello that is still to come is an earlier attempt's.
+  void settle(uint64_t place);
   /// So many have one.  Any thread.
   size_t waiting() {
     const std::lock_guard lock(waiting_mutex_);
@@ -74,11 +84,18 @@ class ListenChannel {
     uint64_t place = 0;
     Guest guest;
   };
+  struct Begun {
+    RejoinPoint peer;
+    uint32_t attempt = 0;
+    uint64_t place = 0;
+    Guest guest;
+  };
   const uint64_t nonce_;
   std::atomic<ReceiveEndpoint*> ready_{nullptr};  // newest first
   ReceiveEndpoint* ordered_ = nullptr;            // caller's: oldest first
   std::mutex waiting_mutex_;                      ///< close() and offer() hold it too
   std::vector<Waiting> waiting_;                  ///< who came first first
+  std::vector<Begun> begun_;                      ///< of peers that know the nonce
   uint64_t places_ = 0;                           ///< that were given
   std::atomic<bool> closed_{false};
   std::atomic<bool> failing_{false};
@@ -86,6 +103,9 @@ class ListenChannel {
   Error failure_{};
   ActorId actor_{};
 };
+
+/// Tells a guest something.  Any thread.
+void tell(Engine& engine, const ListenChannel::Guest& guest, ConnectionMessage what);
 
 class Listener final : public Actor, private AcceptorOwner {
  public:

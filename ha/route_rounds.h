@@ -14,12 +14,13 @@
 namespace nccl_ha::ha {
 
 /// A route over a cable that is cut need not fail: what is sent there is lost, and nobody says so.
-/// A route that is silent comes again when the others have been tried, one that fails does not, and
-/// each round is more patient than the one before.  One thread.
+/// A route that is silent comes again when the others have been tried, one that fails does not. One
+/// thread.
 class RouteRounds {
  public:
-  /// A SYN is sent again after a second (RFC 6298, 2.1): longer than that and a round trip.
-  static constexpr Duration first_patience = std::chrono::seconds(2);
+  /// So long a route may be silent: a kernel sends again what was lost after a second (RFC 6298,
+  /// 2.1), and then less and less often, so that a network that is back would not be noticed.
+  static constexpr Duration patience = std::chrono::seconds(2);
   static constexpr Duration no_route_limit = std::chrono::seconds(2);
 
   /// Behind those there are.
@@ -30,7 +31,8 @@ class RouteRounds {
   }
   /// There is another one to go on to.
   bool any_other() const { return left_.size() > 1; }
-  Duration patience() const { return patience_; }
+  /// A stream was made: there is a route, though it may be away for a while.
+  void on_open() { led_there_ = true; }
   void on_error() {
     if (!left_.empty()) {
       left_.pop_front();
@@ -64,7 +66,7 @@ class RouteRounds {
       return error == EHOSTUNREACH || error == ETIMEDOUT;
     }
     no_route_since_ = no_route_since_.value_or(now);
-    return now - *no_route_since_ <= no_route_limit;
+    return led_there_ || now - *no_route_since_ <= no_route_limit;
   }
   /// Nobody is found there now, which a cut cable does as well.  How long until the next dial:
   /// another route is not kept waiting until all have been tried.
@@ -81,15 +83,14 @@ class RouteRounds {
 
  private:
   void end_round() {
-    if (silent_ != 0 && silent_ >= left_.size()) {
+    if (silent_ >= left_.size()) {
       silent_ = 0;
-      patience_ *= 2;
     }
   }
 
   std::deque<size_t> left_;  ///< the silent ones of this round at the end
   size_t silent_ = 0;        ///< so many
-  Duration patience_ = first_patience;
+  bool led_there_ = false;
   std::optional<Instant> no_route_since_;
   Backoff pause_{std::chrono::milliseconds(20), std::chrono::seconds(1)};
   uint32_t early_ends_ = 0;

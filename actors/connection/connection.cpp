@@ -86,6 +86,11 @@ void Connection::on(const Message& message) {
         side_->on_turned_out();
       }
       return;
+    case ConnectionMessage::begun_anew:
+      if (state_.phase < ConnectionPhase::usable) {
+        side_->on_begun_anew();
+      }
+      return;
   }
 }
 

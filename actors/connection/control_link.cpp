@@ -37,6 +37,7 @@ Result<void> ControlLink::dial(const Route& route) {
     return stream.error();
   }
   stream_ = std::move(*stream);
+  heard_at_ = state_.context->moment();
   return {};
 }
 
@@ -46,7 +47,16 @@ Result<void> ControlLink::adopt(int fd) {
     return stream.error();
   }
   stream_ = std::move(*stream);
+  heard_at_ = state_.context->moment();
   return {};
+}
+
+Duration ControlLink::unheard_for() {
+  const Moment now = state_.context->moment();
+  if (!stream_ || stream_->all_arrived()) {
+    heard_at_ = now;
+  }
+  return now.ran_since(heard_at_);
 }
 
 std::string ControlLink::peer_address() const {
@@ -263,7 +273,8 @@ void ControlLink::on_stream_closed(Stream& stream, const Error& error) {
   if (!state_.live()) {
     return;
   }
-  if (state_.backup && (state_.ready() || rejoin_.possible())) {
+  // Without failover too the peer is asked, as long as it may begin the connection anew.
+  if (state_.ready() ? state_.backup : rejoin_.possible()) {
     FailoverLog::of(*state_.context)
         ->warn({FailoverLog::Kind::stream_lost, state_.id.index, "", state_.peer_host, {}}, [&] {
           return fmt::format("the control connection to {} is lost: {}", state_.owner.peer_text(),
@@ -279,6 +290,7 @@ void ControlLink::take_stream(std::unique_ptr<Stream> stream, ControlReader read
   retire_stream(std::move(stream_));
   state_.counters->streams_anew.add();
   stream_ = std::move(stream);
+  heard_at_ = state_.context->moment();
   stream_->set_owner(this);
   reader_ = std::move(reader);
   state_.context->request_stream_turns(1000);
@@ -336,6 +348,14 @@ void ControlLink::on_call(ControlType call, std::unique_ptr<Stream> stream, Cont
     send_confirm();
   }
   read_stream();
+}
+
+/// Where a stream stands, the peer's host refuses others only: it would have ended this one with
+/// its process.
+void ControlLink::on_peer_dead(const Error& why) {
+  if (!stream_ || state_.ready()) {
+    owner_.on_peer_gone(why);
+  }
 }
 
 void ControlLink::on_rejoined(std::unique_ptr<Stream> stream, ControlReader reader) {

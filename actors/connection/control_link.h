@@ -103,6 +103,11 @@ class ControlLink final : private StreamOwner,
   uint32_t next_number() const { return sequencer_.next(); }
   uint32_t expected() const { return sequencer_.expected(); }
   uint64_t stream_messages() const { return stream_messages_; }
+  /// For so long, of this process's time, the peer's host has not confirmed what was sent over the
+  /// stream: since it began, or was last asked about.  No stream: nothing was.
+  Duration unheard_for();
+  /// The peer knows this connection by a token (rejoin_point()).
+  bool has_token() const { return port_ != nullptr; }
 
   ControlBoxes& boxes() { return boxes_; }
   Rejoin& rejoin() { return rejoin_; }
@@ -125,7 +130,7 @@ class ControlLink final : private StreamOwner,
   void write_unconfirmed(Stream& stream) override;
   void on_rejoined(std::unique_ptr<Stream> stream, ControlReader reader) override;
   void on_peer_failed(const Refusal& why) override { owner_.on_refused(why); }
-  void on_peer_dead(const Error& why) override { owner_.on_peer_gone(why); }
+  void on_peer_dead(const Error& why) override;
   void on_broken(const char* what) override { state_.on_broken(what); }
   // ControlBoxes::Owner
   void on_box_message() override { owner_.on_inbox(); }
@@ -144,6 +149,7 @@ class ControlLink final : private StreamOwner,
   Rejoin rejoin_{*this};
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
+  Moment heard_at_{};  ///< by the peer's host, all that the stream has
   std::string peer_address_;
   uint64_t stream_messages_ = 0;  ///< taken from streams
   bool confirm_due_ = false;

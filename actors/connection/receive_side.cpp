@@ -22,6 +22,11 @@ std::atomic<uint64_t> next_domain{uint64_t{1} << 32};
 
 constexpr Duration hello_grace = std::chrono::milliseconds(100);
 
+/// How often is looked whether a welcome has arrived; and for how long it may be on its way before
+/// its connector is told so.
+constexpr Duration welcome_interval = std::chrono::milliseconds(250);
+constexpr Duration welcome_limit = std::chrono::seconds(1);
+
 /// A connector that lives has made a new stream by then.
 constexpr Duration probe_after = std::chrono::milliseconds(100);
 
@@ -51,6 +56,8 @@ ReceiveSide::ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd,
       place_(place) {
   state_.attachment.device = devices.first();
   state_.devices = devices;
+  welcome_timer_.bind([](void* self) { static_cast<ReceiveSide*>(self)->look_after_welcome(); },
+                      this);
   tail_timer_.bind([](void* self) { static_cast<ReceiveSide*>(self)->look_at_tail(); }, this);
 }
 
@@ -66,6 +73,7 @@ ReceiveSide::~ReceiveSide() {
 void ReceiveSide::stop() {
   if (state_.context != nullptr) {
     state_.context->timers().cancel(tail_timer_);
+    state_.context->timers().cancel(welcome_timer_);
   }
   if (receiver_) {
     receiver_->flusher().stop();
@@ -92,6 +100,12 @@ void ReceiveSide::on_turned_out() {
   if (!welcome_) {
     reject_peer("others wait for its place");
   }
+}
+
+/// Nobody is told: the connector never knew of this one.
+void ReceiveSide::on_begun_anew() {
+  NHA_LOG_INFO("listener: {} connects anew, as no answer had reached it", state_.owner.peer_text());
+  owner_.finish();
 }
 
 void ReceiveSide::on_deadline() {
@@ -192,7 +206,14 @@ void ReceiveSide::on_hello(std::span<const std::byte> payload) {
   state_.peer_host = hello->host;
   state_.peer_process = hello->rejoin.process.pid;
   welcome_ = true;
-  listener_->leave(place_);
+  const ListenChannel::Guest self{state_.context->worker_index(), state_.id};
+  if (const auto vain = listener_->begin(place_, *hello, self)) {
+    if (*vain == self) {
+      on_begun_anew();
+      return;
+    }
+    tell(state_.engine, *vain, ConnectionMessage::begun_anew);
+  }
   if (const auto refusal = judge(*hello)) {
     control_.send_plain(encode(ControlType::reject, *refusal));
     state_.fail(fail(Errc::remote, refusal->text), false);
@@ -271,7 +292,7 @@ void ReceiveSide::send_welcome(const Hello& hello) {
   welcome.shadows = state_.shadows;
   auto peer = control_.stream()->peer_address();
   auto local = control_.stream()->local_address();
-  if (state_.backup && peer && local) {
+  if (hello.rejoin.port != 0 && peer && local) {
     Rejoin::Way way = Rejoin::way_between(*peer, *local);
     way.proven = Rejoin::leads_to(hello.rejoin, *peer);
     control_.rejoin().prepare(*state_.context, ControlType::probe, {way}, hello.rejoin);
@@ -279,8 +300,22 @@ void ReceiveSide::send_welcome(const Hello& hello) {
   welcome.paths = paths_.ends();
   welcome.rails = paths_.rails();
   state_.note_said(state_.counters->key);
+  static_cast<void>(control_.unheard_for());  // counted from here
   control_.send_plain(encode(welcome));
   state_.context->request_stream_turns(1000);
+  state_.context->timers().arm(welcome_timer_, state_.context->now() + welcome_interval);
+}
+
+/// The stream says it again less and less often, and a network that is back would not be noticed:
+/// the connector is asked for another one, with which it begins anew.
+void ReceiveSide::look_after_welcome() {
+  if (state_.phase >= ConnectionPhase::usable) {
+    return;
+  }
+  if (control_.unheard_for() >= welcome_limit) {
+    control_.rejoin().start(Duration(0), fail(Errc::timed_out, "its answer does not arrive"));
+  }
+  state_.context->timers().arm(welcome_timer_, state_.context->now() + welcome_interval);
 }
 
 /// This side decides, as both would; both use it so.
@@ -302,6 +337,9 @@ void ReceiveSide::agree_on_rails(const Hello& hello, Welcome& welcome) {
 
 void ReceiveSide::on_settled() {
   if (!state_.backup) {
+    if (control_.stream() == nullptr) {
+      state_.fail(fail(Errc::remote, "the peer is gone: its stream ended during the handshake"));
+    }
     return;
   }
   control_.remember_peer_address();
@@ -317,6 +355,10 @@ void ReceiveSide::on_settled() {
 void ReceiveSide::on_usable() {
   NHA_LOG_INFO("accepted {} over {}", state_.owner.peer_text(), paths_.text());
   state_.note(TraceEvent::actor_opened, 1, state_.counters->key);
+  listener_->settle(place_);
+  if (control_.stream() != nullptr) {
+    control_.rejoin().stop();  // the welcome has arrived
+  }
   endpoint_->driver.serve_by(&*receiver_);
   endpoint_->channel.set_ready();
   if (!listener_->offer(endpoint_)) {

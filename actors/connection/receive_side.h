@@ -43,6 +43,7 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   void on_control(const ControlReader::Message& message) override;
   void on_deadline() override;
   void on_turned_out() override;
+  void on_begun_anew() override;
   void on_settled() override;
   void on_usable() override;
   void on_doorbell() override { receiver_->take_submitted(); }
@@ -94,6 +95,7 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   Result<void> make_paths(const Hello& hello);
   void send_welcome(const Hello& hello);
   void agree_on_rails(const Hello& hello, Welcome& welcome);
+  void look_after_welcome();
   void on_peer_closed(std::span<const std::byte> payload);
   void look_at_tail();
   void on_posted_alone() override;
@@ -112,6 +114,7 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   const uint64_t place_;        ///< there, until the peer has shown the nonce
   std::optional<Hello> hello_;  ///< the peer's, until the welcome answers it
   bool told_paths_ = false;     ///< the welcome was sent
+  Timer welcome_timer_;         ///< until it has led to something
   bool welcome_ = false;        ///< the peer knew the nonce
   bool overdue_ = false;        ///< it should have said so by now
   // From the hello on.

@@ -14,6 +14,8 @@
 namespace nccl_ha {
 namespace {
 
+/// A probe that comes earlier may be about the attempt before.
+constexpr Duration probe_heeded_after = std::chrono::seconds(1);
 /// How long a message may wait for its confirmation before another way is tried.
 constexpr Duration unconfirmed_limit = std::chrono::milliseconds(250);
 
@@ -75,92 +77,12 @@ void SendSide::begin() {
   try_route();
 }
 
-std::string SendSide::wanted_peer() const {
-  const Route& route = options_.routes[std::min(route_, options_.routes.size() - 1)];
-  return address_text(route.to) +
-         (route.from.ss_family == 0 ? "" : " from " + address_text(route.from));
-}
-
-void SendSide::note_route_error(const std::string& error) {
-  const std::string line = fmt::format("{}: {}", wanted_peer(), error);
-  if (route_errors_.find(line) == std::string::npos) {
-    route_errors_ += (route_errors_.empty() ? "" : "; ") + line;
-  }
-}
-
 void SendSide::live_at(const fabric::Attachment& attachment, const fabric::RailDevices& devices) {
   state_.devices = devices;
   state_.attachment = attachment;
   state_.traits = state_.provider.traits(attachment);
   channel_.move_to(attachment, devices);
   paths_.begin(sender_.needs());
-}
-
-/// What is dialled cannot tell a cable that was cut from a peer that is slow; discovery can.
-bool SendSide::take_relays() {
-  SendOptions::Relays relays = std::exchange(options_.relays, {});
-  const auto ways = relays.ways ? relays.ways() : std::nullopt;
-  if (!ways) {
-    options_.relays = std::move(relays);
-    return false;
-  }
-  NHA_LOG_WARN("no cable leads to {} any more: its connection goes over relays", wanted_peer());
-  control_.drop_stream();
-  options_.routes = std::move(relays.routes);
-  options_.ports = {};
-  rounds_ = {};
-  for (size_t i = 0; i < options_.routes.size(); ++i) {
-    rounds_.add(i);
-  }
-  live_at({ways->first(), relays.kind}, *ways);
-  return true;
-}
-
-void SendSide::try_route() {
-  state_.context->timers().cancel(again_timer_);
-  if (state_.phase != ConnectionPhase::handshake) {
-    return;  // it has failed meanwhile
-  }
-  take_relays();
-  state_.context->request_stream_turns(1000);
-  while (const auto next = rounds_.current()) {
-    route_ = *next;
-    const auto dialled = control_.dial(options_.routes[route_]);
-    if (dialled) {
-      if (rounds_.any_other() || options_.relays.ways) {
-        state_.context->timers().arm(route_timer_, state_.context->now() + rounds_.patience());
-      }
-      return;
-    }
-    if (dial_later(dialled.error())) {
-      return;
-    }
-    note_route_error(dialled.error().message());
-    rounds_.on_error();
-  }
-  state_.fail(
-      fail(Errc::remote, "no address of the peer can be reached: " + out_of_reach(route_errors_)),
-      false);
-}
-
-/// Nobody answers, which over a cut cable is all there is to hear.
-void SendSide::on_route_timer() {
-  if (state_.phase != ConnectionPhase::handshake) {
-    return;
-  }
-  if (take_relays()) {
-    return try_route();
-  }
-  if (!rounds_.any_other()) {
-    state_.context->timers().arm(route_timer_, state_.context->now() + rounds_.patience());
-    return;  // the dial may still be answered
-  }
-  if (rounds_.patience() == ha::RouteRounds::first_patience) {
-    note_route_error(fmt::format("no answer for {} ms", rounds_.patience().count() / 1'000'000));
-  }
-  control_.drop_stream();
-  rounds_.on_silence();
-  try_route();
 }
 
 /// The first path begins where the stream does, which leads over another route than the first one
@@ -181,18 +103,8 @@ Result<void> SendSide::move_to_stream(const sockaddr_storage& local) {
   return {};
 }
 
-/// Before the hello.
-void SendSide::on_route_error(const Error& error) {
-  state_.context->timers().cancel(route_timer_);
-  note_route_error(error.message());
-  control_.drop_stream();
-  paths_.clear();
-  rounds_.on_error();
-  try_route();
-}
-
 void SendSide::on_stream_open(Stream& stream) {
-  state_.context->timers().cancel(route_timer_);
+  rounds_.on_open();
   auto local = stream.local_address();
   if (!local) {
     state_.fail(local.error());
@@ -227,7 +139,7 @@ void SendSide::on_stream_open(Stream& stream) {
 
 /// The hello tells all addresses, so the slowest path is waited for.
 void SendSide::on_first_address() {
-  if (!said_hello_ && paths_.size() != 0 && paths_.addresses_ready()) {
+  if (!attempt_.said_hello && paths_.size() != 0 && paths_.addresses_ready()) {
     send_hello();
   }
 }
@@ -235,6 +147,7 @@ void SendSide::on_first_address() {
 void SendSide::send_hello() {
   Hello hello;
   hello.nonce = options_.nonce;
+  hello.attempt = ++attempt_.number;
   hello.kind = state_.attachment.kind;
   hello.traffic_class = state_.traffic_class;
   hello.service_level = state_.service_level;
@@ -244,7 +157,8 @@ void SendSide::send_hello() {
   hello.rails = state_.terms;
   hello.host = host_name();
   hello.paths = paths_.ends();
-  said_hello_ = true;
+  attempt_.said_hello = true;
+  attempt_.begun = state_.context->moment();
   state_.name(connection_key(hello));
   state_.note_said(state_.counters->key);
   control_.send_plain(encode(hello));
@@ -404,104 +318,6 @@ void SendSide::on_usable() {
   channel_.set_ready();
 }
 
-std::string SendSide::out_of_reach(const std::string& why) const {
-  const std::string& first = options_.why_not;
-  return first.empty() || why.empty() ? first + why : first + "; " + why;
-}
-
-std::string SendSide::what_is_missing() const {
-  const std::string& need = parts_.failover.need();
-  if (!need.empty()) {
-    return "no path came up, the last one: " + need;
-  }
-  if (std::ranges::any_of(std::as_const(paths_).lanes(), [](const Lane& lane) {
-        return lane.owned.path && lane.owned.path->state() == fabric::PathState::connecting;
-      })) {
-    return "the peer answers over TCP, but a path hears nothing of it: check that UDP is not "
-           "filtered between the hosts and that the route back leads over the same network";
-  }
-  if (rounds_.early_ends() != 0) {
-    return fmt::format(
-        "{} times the peer closed the connection before it answered: too many wait at its door, "
-        "its listen is gone, or what answers is no nccl-ha ({})",
-        rounds_.early_ends(), early_end_);
-  }
-  if (said_hello_) {
-    return "the peer does not answer: is its process alive?";
-  }
-  if (paths_.size() != 0) {
-    return "there is a TCP connection, but a path got no address";
-  }
-  if (!options_.why_not.empty()) {
-    return "no TCP connection: " + out_of_reach(route_errors_);
-  }
-  return "no TCP connection: check routes and firewalls" +
-         (route_errors_.empty() ? "" : " (" + route_errors_ + ")");
-}
-
-void SendSide::on_deadline() {
-  const Route& route = options_.routes[std::min(route_, options_.routes.size() - 1)];
-  state_.fail(fail(Errc::timed_out,
-                   fmt::format("connecting to {} took longer than {} ms "
-                               "(HA_NCCL_CONNECT_TIMEOUT_MS); {}",
-                               state_.owner.peer_text(), options_.timeout.count() / 1'000'000,
-                               parts_.liveness.after_links(
-                                   what_is_missing(), !parts_.failover.need().empty(),
-                                   route.from.ss_family == 0
-                                       ? nullptr
-                                       : reinterpret_cast<const sockaddr*>(&route.from)))));
-}
-
-void SendSide::on_peer_gone(const Error& error) {
-  // A sealed stream may end before it is open for this side.
-  const bool was_open = said_hello_ || paths_.size() != 0 || error.code == Errc::closed;
-  if (was_open && !welcomed_) {
-    dial_again(error);
-    return;
-  }
-  if (!was_open && dial_later(error)) {
-    return;
-  }
-  if (!was_open && options_.routes.size() > 1) {
-    on_route_error(error);
-    return;
-  }
-  state_.fail(
-      fail(Errc::remote,
-           rounds_.early_ends() != 0
-               ? std::string("the peer closed the connection during the handshake: its listen is "
-                             "gone, or what answered is no nccl-ha")
-           : said_hello_ ? fmt::format("the peer is gone: {}", error.message())
-                         : out_of_reach(error.message())),
-      false);
-}
-
-bool SendSide::dial_later(const Error& error) {
-  if (!rounds_.may_pass(error.sys, state_.context->now())) {
-    return false;
-  }
-  note_route_error(error.message());
-  control_.drop_stream();
-  state_.context->timers().cancel(route_timer_);
-  const Duration pause = rounds_.on_unreachable(state_.context->random());
-  state_.context->timers().arm(again_timer_, state_.context->now() + pause);
-  return true;
-}
-
-/// A listener that many unknown peers besiege may have taken this side for one of them, as may one
-/// that this process kept waiting.
-void SendSide::dial_again(const Error& error) {
-  NHA_LOG_DEBUG("connecting to {} again, as the stream ended before the welcome: {}",
-                state_.owner.peer_text(), error.message());
-  said_hello_ = false;
-  early_end_ = error.message();
-  control_.drop_stream();
-  paths_.clear();
-  state_.context->timers().cancel(route_timer_);
-  const Duration pause = rounds_.on_early_end(state_.context->random());
-  state_.context->timers().arm(again_timer_, state_.context->now() + pause);
-}
-
 /// A caller whose requests are all done may close; one who gives up in the middle promises nothing.
 CloseNotice SendSide::last_words() const {
   return sender_.idle() ? CloseNotice{channel_.filled_groups(), sender_.eager().done()}
@@ -539,6 +355,15 @@ void SendSide::on_unconfirmed() {
 }
 
 void SendSide::on_stream_lost(const Error& why) {
+  if (state_.phase == ConnectionPhase::handshake && !welcomed_) {
+    if (attempt_.said_hello &&
+        state_.context->moment().ran_since(attempt_.begun) >= probe_heeded_after) {
+      note_route_error("its answer does not arrive");
+      rounds_.on_silence();
+      begin_anew(Duration(0));
+    }
+    return;
+  }
   state_.context->timers().cancel(stream_timer_);
   control_.rejoin().start(Duration(0), why);
 }

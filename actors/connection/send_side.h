@@ -93,7 +93,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void on_domain_up(const fabric::FailureDomain& domain) override {
     recovery_.renewal().on_domain_up(domain);
   }
-  bool told_paths() const override { return said_hello_; }
+  bool told_paths() const override { return attempt_.said_hello; }
   void on_first_address() override;
   void on_lane_address(size_t lane) override { recovery_.renewal().on_lane_address(lane); }
   void stop() override;
@@ -112,6 +112,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   /// For a connection that did not come up in time.
   std::string what_is_missing() const;
   void dial_again(const Error& error);
+  void begin_anew(Duration in);
   bool dial_later(const Error& error);
   void note_route_error(const std::string& error);
   void send_hello();
@@ -140,7 +141,12 @@ class SendSide final : public Side, private SendRecovery::Owner {
   Timer again_timer_;
   std::string route_errors_;
   std::string early_end_;  ///< the last one's error
-  bool said_hello_ = false;
+  struct Attempt {
+    uint32_t number = 0;
+    bool said_hello = false;
+    Moment begun{};  ///< with its dial; then its hello
+  };
+  Attempt attempt_;  ///< under way, until there is a welcome
   bool welcomed_ = false;
   PeerEnds ends_;
   bool peer_ready_ = false;

@@ -29,6 +29,7 @@ class SealedStream final : public Stream, private StreamOwner {
     }
     return written;
   }
+  bool all_arrived() const override { return inner_->all_arrived(); }
   void shutdown_then_close() override {
     owner_ = nullptr;
     inner_->shutdown_then_close();

@@ -35,6 +35,9 @@ class Stream {
   virtual void set_owner(StreamOwner* owner) = 0;
   /// Copies.  Errc::again when more than 1 MiB waits to be sent, Errc::closed after the end.
   virtual Result<void> write(std::span<const std::byte> bytes) = 0;
+  /// The peer's host has confirmed whatever was sent to it, the dial included; of the peer's
+  /// process that says nothing.
+  virtual bool all_arrived() const = 0;
   /// Sends what was written, then FIN, and closes by itself within two seconds, even when this
   /// object is destroyed meanwhile.  No callbacks after it.
   virtual void shutdown_then_close() = 0;

@@ -1,8 +1,6 @@
 #include "runtime/streams/uv_streams.h"
 
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <unistd.h>
 #include <uv.h>
@@ -23,6 +21,7 @@
 #include "runtime/streams/listening.h"
 #include "runtime/streams/local_ports.h"
 #include "runtime/streams/sigpipe.h"
+#include "runtime/streams/tcp_socket.h"
 #include "runtime/streams/uv_loop_probe.h"
 
 namespace nccl_ha {
@@ -30,7 +29,6 @@ namespace {
 
 constexpr size_t write_backlog_max = 1 << 20;
 constexpr uint64_t linger_ms = 2000;
-constexpr int keepalive_seconds = 10;
 
 Error uv_error(int code, const std::string& what) {
   // UV_EOF is libuv's own code and no errno that could be put into words.
@@ -145,6 +143,11 @@ class UvStreams final : public StreamFactory {
   size_t handles_ = 0;
 };
 
+std::optional<int> fd_of(const Core* core) {
+  uv_os_fd_t fd = -1;
+  return uv_fileno(&core->uv.handle, &fd) == 0 ? std::optional<int>(fd) : std::nullopt;
+}
+
 void on_handle_closed(uv_handle_t* handle) {
   auto* core = static_cast<Core*>(handle->data);
   core->factory->handle_closed();
@@ -242,6 +245,7 @@ class UvStream final : public Stream {
     }
   }
   Result<void> write(std::span<const std::byte> bytes) override;
+  bool all_arrived() const override;
   void shutdown_then_close() override;
   Result<sockaddr_storage> local_address() override { return address(uv_tcp_getsockname); }
   Result<sockaddr_storage> peer_address() override { return address(uv_tcp_getpeername); }
@@ -294,6 +298,12 @@ Result<void> UvStream::write(std::span<const std::byte> bytes) {
   core_->factory->write_begun();
   static_cast<void>(request.release());
   return {};
+}
+
+bool UvStream::all_arrived() const {
+  const auto fd = fd_of(core_);
+  return !core_->connecting && uv_stream_get_write_queue_size(&core_->uv.stream) == 0 &&
+         (core_->is_pipe || !fd || all_confirmed(*fd));
 }
 
 void UvStream::shutdown_then_close() {
@@ -450,19 +460,6 @@ Core* UvStreams::make_core(bool is_pipe, StreamOwner* owner) {
   return core;
 }
 
-void tune_tcp(uv_tcp_t* tcp, Duration unanswered) {
-  uv_tcp_nodelay(tcp, 1);
-  uv_tcp_keepalive(tcp, 1, keepalive_seconds);
-  uv_os_fd_t fd = -1;
-  if (uv_fileno(reinterpret_cast<uv_handle_t*>(tcp), &fd) == 0) {
-    const auto ms = static_cast<int>(unanswered.count() / 1'000'000);
-    static_cast<void>(setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms));
-    // libuv leaves the kernel's 75 s, for which a stream that a firewall forgot would seem to live.
-    static_cast<void>(
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &keepalive_seconds, sizeof keepalive_seconds));
-  }
-}
-
 Result<std::unique_ptr<Stream>> UvStreams::connect_tcp(const sockaddr* to, const sockaddr* from,
                                                        StreamOwner* owner) {
   Core* core = make_core(false, owner);
@@ -477,7 +474,9 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_tcp(const sockaddr* to, const
     return connect_error(-code);
   }
   core->connecting = true;
-  tune_tcp(&core->uv.tcp, unanswered_);
+  if (const auto fd = fd_of(core)) {
+    tune_tcp(*fd, unanswered_);
+  }
   return std::unique_ptr<Stream>(std::move(stream));
 }
 
@@ -508,7 +507,7 @@ Result<std::unique_ptr<Stream>> UvStreams::adopt_fd(int fd, StreamOwner* owner) 
     return uv_error(code, "cannot use an accepted connection");
   }
   if (!is_pipe) {
-    tune_tcp(&core->uv.tcp, unanswered_);
+    tune_tcp(fd, unanswered_);
   }
   core->open = true;
   code = uv_read_start(&core->uv.stream, on_alloc, on_read);

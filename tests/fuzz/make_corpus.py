@@ -71,7 +71,7 @@ def packets():
     write("packet", "address", address + bytes(72 - len(address)))
 
 
-VERSION = 15  # control_version
+VERSION = 16  # control_version
 
 
 def message(kind, payload):
@@ -92,8 +92,8 @@ def control():
     terms = struct.pack("<BBBBB", 0, 1, 1, 0, 0) + bytes(16)
     isolated = struct.pack("<BBBBB", 1, 2, 2, 24, 4) + bytes([198, 18, 0, 1]) + bytes(12)
     agreement = struct.pack("<BBB", 0, 1, 2) + bytes([1, 0, 0])
-    hello = struct.pack("<HQ", VERSION, 42) + rejoin + struct.pack("<BBBBB", 1, 0, 0, 1, 1) + terms + host + paths
-    hello_rdma = (struct.pack("<HQ", VERSION, 42) + rejoin + struct.pack("<BBBBB", 2, 106, 3, 1, 1) + isolated
+    hello = struct.pack("<HQ", VERSION, 42) + rejoin + struct.pack("<IBBBBB", 1, 1, 0, 0, 1, 1) + terms + host + paths
+    hello_rdma = (struct.pack("<HQ", VERSION, 42) + rejoin + struct.pack("<IBBBBB", 3, 2, 106, 3, 1, 1) + isolated
                   + host + rdma)
     hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
     welcome = struct.pack("<H", VERSION) + rejoin + struct.pack("<BBB", 1, 1, 1) + host + paths + rails + agreement

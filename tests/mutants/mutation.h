@@ -263,6 +263,13 @@ enum class Mutation : uint16_t {
   way_kept,  ///< a path waits for the host with which it began, though another one is free
   first_one_favoured,  ///< one session gets more than the others in its turn
   silent_route_kept,   ///< a connector waits for a route that is silent, though there is another
+  lost_hello_kept,     ///< whether a hello has arrived is left to the kernel
+  lost_welcome_kept,   ///< so is whether a welcome has
+  begun_twice,         ///< what a connector begins anew leaves what it began before
+  late_hello_taken,    ///< a hello that comes after that of a later attempt takes its place
+  unshown_key_kept,    ///< a stream whose acceptor does not show its key is waited for
+  asks_with_failover_only,  ///< without failover an acceptor whose stream ends gives up
+  route_not_remembered,     ///< an address that goes ends what it had led to the peer before
   lone_path_given_up,  ///< a path whose cable has no link for a moment is given up though alone
   link_down_unheeded,  ///< an end that hears so goes on as before
   hop_nic_unnamed,     ///< a path's own first hop does not know its NIC

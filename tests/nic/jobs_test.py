@@ -83,14 +83,15 @@ class Jobs(unittest.TestCase):
                     self.assertGreater(gathered, 0, text)
 
     def stop(self, job):
-        """A thread that was stopped with a lock of the emulated NIC in its hands stops that too."""
+        """A thread that was stopped with a lock of the emulated NIC in its hands stops that too: then
+        it answers nothing, whatever the other one sends again."""
         for _ in range(20):
             stopped = standstill.Stopped(job.ranks[1].pid)
             self.assertGreater(stopped.nics, 0, "its NIC has no thread: it stands still too")
-            before = [job.show(f"1:{device}")["packets"] for device in range(2)]
+            before = [job.show(f"2:{device}")["packets"] for device in range(2)]
             until = time.monotonic() + 1
             while time.monotonic() < until:
-                if all(job.show(f"1:{device}")["packets"] != before[device]
+                if all(job.show(f"2:{device}")["packets"] != before[device]
                        for device in range(2)):
                     return stopped
                 time.sleep(0.01)

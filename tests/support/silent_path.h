@@ -49,6 +49,7 @@ class SilentStream final : public Stream {
  public:
   void set_owner(StreamOwner* owner) override { owner_ = owner; }
   Result<void> write(std::span<const std::byte>) override { return {}; }
+  bool all_arrived() const override { return true; }
   void shutdown_then_close() override {}
   Result<sockaddr_storage> local_address() override { return sockaddr_storage{}; }
   Result<sockaddr_storage> peer_address() override { return sockaddr_storage{}; }

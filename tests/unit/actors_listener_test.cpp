@@ -56,5 +56,48 @@ TEST(ListenChannel, WhatIsOfferedWhileItClosesIsRefusedOrTaken) {
   worker.join();
 }
 
+Hello hello_of(uint64_t token, uint32_t process, uint32_t attempt) {
+  Hello hello;
+  hello.rejoin.token = Secret::heard(token);
+  hello.rejoin.process = {process, 1};
+  hello.attempt = attempt;
+  return hello;
+}
+
+ListenChannel::Guest guest(uint32_t index) { return {index, {index, 1}}; }
+
+uint64_t enter(ListenChannel& channel) {
+  uint64_t place = 0;
+  EXPECT_FALSE(channel.enter({}, &place));
+  return place;
+}
+
+TEST(ListenChannel, OfTwoAttemptsAtAConnectionTheEarlierOneIsInVain) {
+  ListenChannel channel(1);
+  const uint64_t first = enter(channel);
+  EXPECT_FALSE(channel.begin(first, hello_of(7, 11, 1), guest(1)));
+  EXPECT_EQ(channel.waiting(), 0U);
+  EXPECT_FALSE(channel.begin(enter(channel), hello_of(7, 12, 2), guest(2))) << "another process";
+  EXPECT_FALSE(channel.begin(enter(channel), hello_of(0, 11, 2), guest(3)));
+  EXPECT_FALSE(channel.begin(enter(channel), hello_of(0, 11, 3), guest(4)))
+      << "who has no token has no name";
+  EXPECT_EQ(channel.begin(enter(channel), hello_of(7, 11, 3), guest(5)), guest(1));
+  channel.leave(first);
+  EXPECT_EQ(channel.begin(enter(channel), hello_of(7, 11, 2), guest(6)), guest(6))
+      << "it was said before, and comes late";
+  EXPECT_EQ(channel.begin(enter(channel), hello_of(7, 11, 4), guest(7)), guest(5));
+}
+
+TEST(ListenChannel, AConnectionThatIsUsableGivesWayToNobody) {
+  ListenChannel channel(1);
+  const uint64_t place = enter(channel);
+  EXPECT_FALSE(channel.begin(place, hello_of(7, 11, 2), guest(1)));
+  channel.settle(place);
+  EXPECT_EQ(channel.begin(enter(channel), hello_of(7, 11, 1), guest(2)), guest(2));
+  EXPECT_EQ(channel.begin(enter(channel), hello_of(7, 11, 9), guest(3)), guest(3));
+  channel.leave(place);
+  EXPECT_FALSE(channel.begin(enter(channel), hello_of(7, 11, 1), guest(4)));
+}
+
 }  // namespace
 }  // namespace nccl_ha

@@ -13,16 +13,13 @@ RouteRounds three_routes() {
   return rounds;
 }
 
-TEST(RouteRounds, SilentOnesComeAgainInTheirOrderAndAreGivenLonger) {
+TEST(RouteRounds, SilentOnesComeAgainInTheirOrder) {
   RouteRounds rounds = three_routes();
-  Duration patience = RouteRounds::first_patience;
   for (int round = 0; round < 3; ++round) {
     for (const size_t route : {4, 5, 7}) {
       EXPECT_EQ(rounds.current(), route);
-      EXPECT_EQ(rounds.patience(), patience);
       rounds.on_silence();
     }
-    patience *= 2;
   }
 }
 
@@ -31,10 +28,8 @@ TEST(RouteRounds, OneThatFailedDoesNotComeAgain) {
   rounds.on_silence();
   rounds.on_error();
   EXPECT_EQ(rounds.current(), 7U);
-  EXPECT_EQ(rounds.patience(), RouteRounds::first_patience) << "7 was not tried yet";
   rounds.on_silence();
   EXPECT_EQ(rounds.current(), 4U);
-  EXPECT_EQ(rounds.patience(), 2 * RouteRounds::first_patience);
   EXPECT_TRUE(rounds.any_other());
   rounds.on_error();
   EXPECT_EQ(rounds.current(), 7U);
@@ -43,13 +38,18 @@ TEST(RouteRounds, OneThatFailedDoesNotComeAgain) {
   EXPECT_EQ(rounds.current(), std::nullopt);
 }
 
+/// All have been tried then, and the next dial waits.
 TEST(RouteRounds, ARoundAlsoEndsWithARouteThatFails) {
   RouteRounds rounds = three_routes();
-  rounds.on_silence();
-  rounds.on_silence();
+  Random random(1);
+  EXPECT_EQ(rounds.on_unreachable(random), Duration(0));
+  EXPECT_EQ(rounds.on_unreachable(random), Duration(0));
   rounds.on_error();
   EXPECT_EQ(rounds.current(), 4U);
-  EXPECT_EQ(rounds.patience(), 2 * RouteRounds::first_patience);
+  EXPECT_EQ(rounds.on_unreachable(random), Duration(0)) << "5 is tried at once";
+  EXPECT_EQ(rounds.on_unreachable(random), Duration(0)) << "the first pause is none";
+  EXPECT_EQ(rounds.on_unreachable(random), Duration(0)) << "5 is tried at once";
+  EXPECT_GT(rounds.on_unreachable(random), Duration(0)) << "both have been tried again";
 }
 
 TEST(RouteRounds, WithoutARouteForLongIsCountedFromWhenTheNetworkLastWasThere) {
@@ -61,6 +61,16 @@ TEST(RouteRounds, WithoutARouteForLongIsCountedFromWhenTheNetworkLastWasThere) {
   EXPECT_TRUE(rounds.may_pass(ENETUNREACH, begin + std::chrono::seconds(10))) << "anew";
   EXPECT_TRUE(rounds.may_pass(ENETUNREACH, begin + std::chrono::seconds(12)));
   EXPECT_FALSE(rounds.may_pass(ENETUNREACH, begin + std::chrono::milliseconds(12001)));
+}
+
+TEST(RouteRounds, ARouteThatHasLedToThePeerIsOnlyAway) {
+  RouteRounds rounds;
+  rounds.add(0);
+  const Instant begin{std::chrono::seconds(100)};
+  rounds.on_open();
+  EXPECT_TRUE(rounds.may_pass(EADDRNOTAVAIL, begin));
+  EXPECT_TRUE(rounds.may_pass(EADDRNOTAVAIL, begin + std::chrono::seconds(25)));
+  EXPECT_FALSE(rounds.may_pass(ECONNREFUSED, begin));
 }
 
 TEST(RouteRounds, WithoutRoutesNothingHappens) {

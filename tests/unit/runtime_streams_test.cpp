@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <vector>
 
 #include "runtime/streams/uv_streams.h"
 #include "tests/support/until.h"
@@ -112,6 +113,36 @@ TEST_F(UvStreamsTest, WhatThePeerSaidBeforeItClosedIsReadFirst) {
   static_cast<void>(stream_->write(bytes));  // fails
   EXPECT_TRUE(turn_until([&] { return owner_.ended; }));
   EXPECT_EQ(owner_.received, 16U);
+}
+
+/// Of a dial: when there is a stream; of bytes: when the peer's kernel has them.
+TEST_F(UvStreamsTest, TellsWhetherAllHasArrivedAtThePeersHost) {
+  const int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof to;
+  ASSERT_EQ(bind(listening, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+  ASSERT_EQ(listen(listening, 0), 0);  // one waits, and who comes then is not answered
+  ASSERT_EQ(getsockname(listening, reinterpret_cast<sockaddr*>(&to), &length), 0);
+  Owner owner;
+  const auto dial = [&] {
+    return *streams_->connect_tcp(reinterpret_cast<const sockaddr*>(&to), nullptr, &owner);
+  };
+  const auto stream = dial();
+  EXPECT_FALSE(stream->all_arrived()) << "the dial itself";
+  ASSERT_TRUE(turn_until([&] { return stream->all_arrived(); }));
+  const auto unanswered = dial();
+  const std::vector<std::byte> bytes(1 << 20);
+  ASSERT_TRUE(stream->write(std::span(bytes).first(100)));
+  EXPECT_TRUE(turn_until([&] { return stream->all_arrived(); })) << "nobody need read it";
+  EXPECT_FALSE(unanswered->all_arrived());
+  while (stream->write(bytes)) {
+    streams_->turn();
+  }
+  EXPECT_FALSE(stream->all_arrived()) << "more than the peer's kernel takes";
+  close(listening);
+  EXPECT_TRUE(turn_until([&] { return owner.ended; }));
 }
 
 TEST_F(UvStreamsTest, ListensOnAPortThatItTells) {

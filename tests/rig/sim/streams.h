@@ -18,6 +18,9 @@ class SimStream final : public Stream {
   }
   void set_owner(StreamOwner* owner) override { end_->owner = owner; }
   Result<void> write(std::span<const std::byte> bytes) override { return tcp_.write(end_, bytes); }
+  bool all_arrived() const override {
+    return end_->state != TcpEnd::State::dialling && end_->sent.empty();
+  }
   void shutdown_then_close() override { tcp_.close(end_); }
   Result<sockaddr_storage> local_address() override { return end_->local.to_sockaddr(); }
   Result<sockaddr_storage> peer_address() override { return end_->remote.to_sockaddr(); }

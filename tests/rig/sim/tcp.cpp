@@ -489,14 +489,20 @@ void Tcp::send_syn(const TcpEndPtr& from, Duration retry, Instant since) {
       return;
     }
     if (way(*from) != Way::lost && answers_come(*from)) {
+      looked_for_.erase({from->local.ip, from->remote.ip});
       on_syn(from);
       return;
     }
     const Instant now = network_.now();
-    if (network_.link(from->local.ip, from->remote.ip).no_neighbour &&
-        now - since >= neighbour_limit) {
-      die(from, fail(Errc::remote, "cannot connect", EHOSTUNREACH));
-      return;
+    if (network_.link(from->local.ip, from->remote.ip).no_neighbour) {
+      // A kernel goes on looking for a neighbour, whoever dials.
+      const std::pair neighbour{from->local.ip, from->remote.ip};
+      const Instant asked = looked_for_.try_emplace(neighbour, since).first->second;
+      if (now - asked >= neighbour_limit) {
+        looked_for_.erase(neighbour);
+        die(from, fail(Errc::remote, "cannot connect", EHOSTUNREACH));
+        return;
+      }
     }
     if (retry > last_dial || now - since >= from->user_timeout) {
       die(from, fail(Errc::remote, "cannot connect", ETIMEDOUT));

@@ -173,6 +173,7 @@ class Tcp {
   std::map<int, TcpEndPtr> accepted_;  ///< between accept and adoption
   std::map<std::pair<Ip, Ip>, Middlebox> boxes_;
   std::set<std::pair<Ip, Ip>> filters_;
+  std::map<std::pair<Ip, Ip>, Instant> looked_for_;  ///< by ARP, since then, and not found yet
   std::vector<std::weak_ptr<TcpEnd>> ends_;
   int next_token_ = -2;
   StreamPieces pieces_;
