@@ -67,6 +67,14 @@ std::vector<std::vector<size_t>> groups_of(const Config& config,
   return groups;
 }
 
+std::string names_of(std::span<const DeviceList::Device> devices) {
+  std::string names;
+  for (const DeviceList::Device& one : devices) {
+    names += (names.empty() ? "" : ", ") + one.name;
+  }
+  return names;
+}
+
 }  // namespace
 
 Result<void> DeviceList::begin(const Config& config, std::span<const fabric::NetDevice> all) {
@@ -96,8 +104,7 @@ Result<void> DeviceList::begin(const Config& config, std::span<const fabric::Net
     sout = *first;
     sup = *second;
   }
-  std::lock_guard lock(mutex_);
-  devices_.clear();
+  std::vector<Device> listed;
   for (const std::vector<size_t>& group : groups_of(config, all, sout, sup)) {
     Device device;
     device.rails.count = 0;
@@ -109,9 +116,25 @@ Result<void> DeviceList::begin(const Config& config, std::span<const fabric::Net
     device.has_pci_path = !all[group.front()].pci_path.empty();
     device.port = port_of_card(all, group.front());
     device.rails.sout_and_sup = group.front() == sout;
-    device.members = {static_cast<int>(devices_.size())};
-    devices_.push_back(std::move(device));
+    device.members = {static_cast<int>(listed.size())};
+    listed.push_back(std::move(device));
   }
+  std::lock_guard lock(mutex_);
+  const auto merged =
+      std::ranges::find_if(devices_, [](const Device& one) { return one.members.size() > 1; });
+  if (!devices_.empty() && !std::ranges::equal(std::ranges::subrange(devices_.begin(), merged),
+                                               listed, {}, &Device::name, &Device::name)) {
+    return fail(Errc::invalid_usage, fmt::format("the devices are {} now and were {}, by whose "
+                                                 "numbers NCCL still knows them",
+                                                 names_of(listed), names_of(devices_)));
+  }
+  for (Device& one : std::ranges::subrange(merged, devices_.end())) {
+    for (size_t i = 0; i < one.members.size(); ++i) {
+      one.rails.devices[i] = listed[static_cast<size_t>(one.members[i])].rails.first();
+    }
+    listed.push_back(std::move(one));
+  }
+  devices_ = std::move(listed);
   return {};
 }
 
@@ -143,6 +166,12 @@ std::vector<fabric::RailDevices> DeviceList::ports() const {
 
 Result<int> DeviceList::merge(std::span<const int> members) {
   std::lock_guard lock(mutex_);
+  const auto before = std::ranges::find_if(devices_, [&](const Device& one) {
+    return one.members.size() > 1 && std::ranges::equal(one.members, members);
+  });
+  if (before != devices_.end()) {
+    return static_cast<int>(before - devices_.begin());
+  }
   if (members.size() < 2 || members.size() > fabric::rails_per_device_max ||
       devices_.size() >= devices_max) {
     return fail(Errc::invalid_argument,

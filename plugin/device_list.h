@@ -27,7 +27,8 @@ class DeviceList {
   };
 
   /// One device for each of `all`, but one for MPIB_HCA_SOUT and MPIB_HCA_SUP together, and one for
-  /// those that share a port.  An error says which of the first two is missing.
+  /// those that share a port.  An error says which of the first two is missing.  Until end() it can
+  /// only be done again with the same devices: NCCL keeps their numbers, and what it has merged.
   Result<void> begin(const Config& config, std::span<const fabric::NetDevice> all);
   /// There are none any more, and no memory of them.
   void end();
@@ -36,7 +37,8 @@ class DeviceList {
   std::optional<Device> find(int device) const;
   /// The rails of each.
   std::vector<fabric::RailDevices> ports() const;
-  /// NCCL's makeVDevice: one more device, of two to four that were not merged before.  Its number.
+  /// NCCL's makeVDevice: one more device, of two to four that NCCL did not merge.  Its number,
+  /// which stays when the same are merged again.
   Result<int> merge(std::span<const int> members);
 
  private:

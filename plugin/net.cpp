@@ -298,7 +298,6 @@ abi::NcclResult net_init(void** ctx, uint64_t comm_id, int traffic_class, abi::L
     if (ctx != nullptr) {
       const auto known = static_cast<ptrdiff_t>(std::clamp(traffic_class, -1, 255));
       *ctx = context_tokens.data() + 1 + known;
-      Process::instance().add_context();
     }
     return abi::NcclResult::success;
   });

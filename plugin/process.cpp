@@ -75,6 +75,7 @@ Result<void> Process::initialize(abi::Logger logger, uint64_t comm_id) {
   }
   job_->add(comm_id);
   auto ready = initialize_locked(logger);
+  contexts_ += ready ? 1 : 0;
   settle_owner_locked();
   return ready;
 }
@@ -93,30 +94,36 @@ Result<void> Process::initialize_locked(abi::Logger logger) {
     nccl_logger.store(logger, std::memory_order_release);
     set_log_sink(log_to_nccl, nullptr);
   }
-  if (initialized_) {
-    return {};
+  auto begun = initialized_ ? Result<void>() : begin_locked();
+  if (!begun && provider_ != nullptr) {
+    NHA_LOG_WARN("settings and devices stay as they were: {}", begun.error().message());
+    begun = {};
   }
+  initialized_ = static_cast<bool>(begun);
+  if (!begun) {
+    NHA_LOG_ERROR("{}", begun.error().message());
+  }
+  return begun;
+}
+
+Result<void> Process::begin_locked() {
   std::vector<std::string> warnings;
   auto config = host_.settings(&warnings);
   for (const std::string& warning : warnings) {
     NHA_LOG_WARN("{}", warning);
   }
-  auto refuse = [](const Error& error) -> Result<void> {
-    NHA_LOG_ERROR("{}", error.message());
-    return error;
-  };
   // A wrong setting or a missing interface may be put right before the next init, so failures are
   // not remembered.
   if (!config) {
-    return refuse(config.error());
+    return config.error();
   }
   auto all = host_.interfaces();
   if (!all) {
-    return refuse(all.error());
+    return all.error();
   }
   auto mesh = relay::ProcessMesh::make(*config, *all, job_);
   if (!mesh) {
-    return refuse(mesh.error());
+    return mesh.error();
   }
   fabric::SelectionNotes notes;
   Config of_data = *config;
@@ -126,18 +133,18 @@ Result<void> Process::initialize_locked(abi::Logger logger) {
     NHA_LOG_WARN("{}", warning);
   }
   if (!interfaces) {
-    return refuse(interfaces.error());
+    return interfaces.error();
   }
   auto provider = host_.make_provider(of_data, *interfaces, (*mesh)->kinds());
   if (!provider) {
-    return refuse(provider.error());
+    return provider.error();
   }
   if (auto chosen = choose_oob_interface(*config, **provider); !chosen) {
-    return refuse(chosen.error());
+    return chosen.error();
   }
   // Last: from here on numbers of devices are those of the new provider.
   if (auto listed = devices_.begin(*config, (*provider)->devices()); !listed) {
-    return refuse(listed.error());
+    return listed.error();
   }
   config_ = *config;
   provider_ = std::move(*provider);
@@ -146,7 +153,6 @@ Result<void> Process::initialize_locked(abi::Logger logger) {
   if (mesh_->takes_part()) {
     management_ = management(*all, config_.socket_family, *provider_->interfaces());
   }
-  initialized_ = true;
   std::string names;
   for (size_t i = 0; i < devices_.count(); ++i) {
     names += fmt::format(" {}", devices_.find(static_cast<int>(i))->name);
@@ -192,13 +198,13 @@ std::vector<fabric::NetInterface> Process::control_interfaces() const {
 }
 
 void Process::remove_context() {
-  if (contexts_.fetch_sub(1, std::memory_order_acq_rel) != 1) {
+  std::lock_guard lock(mutex_);
+  if (contexts_ == 0 || --contexts_ != 0) {
     return;
   }
-  std::lock_guard lock(mutex_);
   stop_locked();
   forget_profiler();
-  initialized_ = false;  // the next init reads settings and devices again
+  initialized_ = false;  // the next init reads settings again, and opens the devices anew
   settle_owner_locked();
 }
 

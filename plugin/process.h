@@ -65,12 +65,14 @@ class Process {
   /// The one whose thread calls.
   static Process& instance();
 
-  /// Reads settings and devices, once; after a failure the next call tries again.
+  /// Reads settings and devices, once; after a failure the next call tries again.  After the last
+  /// context was removed it does so anew, where the devices are still the same: NCCL asks for their
+  /// number once.
   /// `comm_id`: NCCL's random number of a communicator, the same for each of its ranks; 0: it tells
-  /// none.
+  /// none.  Where it succeeds there is one context more: before v11 for as long as the library is
+  /// loaded.
   Result<void> initialize(abi::Logger logger, uint64_t comm_id);
-  /// v11 and later count contexts; the last one stops the threads once nothing is open.
-  void add_context() { contexts_.fetch_add(1, std::memory_order_relaxed); }
+  /// The last one stops the threads, whatever is open.
   void remove_context();
   /// Stops all threads whatever is open and gives back what the process held.  At unload.  In a
   /// fork nothing: what it has a copy of is left as it is.
@@ -123,6 +125,7 @@ class Process {
 
  private:
   Result<void> initialize_locked(abi::Logger logger);
+  Result<void> begin_locked();
   void settle_owner_locked();
   void stop_locked();
   uint64_t next_id();
@@ -142,7 +145,7 @@ class Process {
   size_t users_ = 0;
   std::atomic<uint64_t> generation_{0};
   uint64_t last_generation_ = 0;
-  std::atomic<size_t> contexts_{0};
+  size_t contexts_ = 0;
   std::atomic<uint64_t> next_domain_{1};
   uint64_t next_pending_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<SendEndpoint>> pending_;

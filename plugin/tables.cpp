@@ -183,7 +183,9 @@ bool refuse_receive(int n, const void* data, const void* sizes, const void* tags
   return false;
 }
 
-/// NCCL tells from v9 on that a receive is polled, unless it was told not to.
+/// NCCL tells from v9 on that a receive is polled, unless it was told not to, and for a receive
+/// that is alone only: the parts of a group may be polled whenever its low-latency buffers are
+/// used.
 bool hint_is_reliable() {
   static const bool reliable = [] {
     const char* value = std::getenv("NCCL_NET_OPTIONAL_RECV_COMPLETION");
@@ -212,8 +214,8 @@ NcclResult irecv_int(void* comm, int n, void** data, int* sizes, int* tags, void
     return NcclResult::invalid_argument;
   }
   const bool hinted = reinterpret_cast<uintptr_t>(*request) == optional_receive_completion;
-  return net_irecv(comm, n, data, sizes, tags, mhandles, phandles, hinted || !hint_is_reliable(),
-                   request);
+  return net_irecv(comm, n, data, sizes, tags, mhandles, phandles,
+                   hinted || n > 1 || !hint_is_reliable(), request);
 }
 NcclResult irecv_size(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles,
                       void** request) {

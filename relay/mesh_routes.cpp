@@ -16,6 +16,10 @@ size_t common(const Route& route, const std::vector<NodeId>& relays) {
       [&](NodeId node) { return std::find(relays.begin(), relays.end(), node) != relays.end(); }));
 }
 
+std::vector<NodeId> hosts_between(const Route& route) {
+  return {route.nodes.begin() + 1, route.nodes.end() - 1};
+}
+
 }  // namespace
 
 std::optional<NextHop> MeshRoutes::find(NodeId neighbour) const {
@@ -103,16 +107,15 @@ MeshRoutes::Ways& MeshRoutes::ways_of(const Key& key) {
 const Route* MeshRoutes::choose(const RouteEntry& entry, const Ways& ways, size_t number) {
   const Taken& own = ways[number];
   std::vector<const Route*> free;
-  const Route* refused = nullptr;
+  std::vector<const Route*> refused;
   size_t sharing = 0;
   for (size_t i = 0; i < entry.routes.size(); ++i) {
     const Route& route = entry.routes[i];
     if (route.relays() == 0) {
       continue;  // whoever asks wants a way that is none of the cables
     }
-    if (own.refused && std::equal(own.relays.begin(), own.relays.end(), route.nodes.begin() + 1,
-                                  route.nodes.end() - 1)) {
-      refused = &route;
+    if (std::ranges::find(own.refused, hosts_between(route)) != own.refused.end()) {
+      refused.push_back(&route);
       continue;
     }
     const NodeId first = route.nodes[1];
@@ -128,7 +131,10 @@ const Route* MeshRoutes::choose(const RouteEntry& entry, const Ways& ways, size_
     }
   }
   if (free.empty()) {
-    return refused;
+    const auto oldest = std::ranges::min_element(refused, {}, [&](const Route* route) {
+      return std::ranges::find(own.refused, hosts_between(*route)) - own.refused.begin();
+    });
+    return oldest == refused.end() ? nullptr : *oldest;
   }
   const bool first_of_all =
       std::all_of(ways.begin(), ways.end(), [](const Taken& way) { return way.relays.empty(); });
@@ -159,15 +165,22 @@ std::vector<NodeId> MeshRoutes::relays_to(NodeId destination, const Way& way) {
   if (chosen == nullptr) {
     return {};
   }
-  ways[way.number] = {{chosen->nodes.begin() + 1, chosen->nodes.end() - 1}};
-  return ways[way.number].relays;
+  Taken& own = ways[way.number];
+  own.relays = hosts_between(*chosen);
+  if (std::erase(own.refused, own.relays) != 0 || own.refused.size() > entry->routes.size()) {
+    own.refused.clear();  // all have been, or some are no routes any more
+  }
+  return own.relays;
 }
 
 void MeshRoutes::refused(NodeId destination, const Way& way) {
   const std::lock_guard lock(mutex_);
   const auto known = ways_.find({way.connection, destination});
   if (known != ways_.end() && way.number < ways_max) {
-    known->second[way.number].refused = true;
+    Taken& own = known->second[way.number];
+    if (!own.relays.empty() && std::ranges::find(own.refused, own.relays) == own.refused.end()) {
+      own.refused.push_back(own.relays);
+    }
   }
 }
 

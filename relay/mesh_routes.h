@@ -35,7 +35,8 @@ class MeshRoutes final : public NextHops {
   bool any() const override;
   /// A connection's first way by the routes' shares (RouteRotation), each further one over as few
   /// hosts of the others as possible.  A way keeps to its first host as long as a route begins
-  /// there; else it takes one that none of the others keeps to.
+  /// there; else it takes one that none of the others keeps to.  A route that was refused comes
+  /// again when all the others were.
   std::vector<NodeId> relays_to(NodeId destination, const Way& way) override;
   void refused(NodeId destination, const Way& way) override;
 
@@ -54,8 +55,8 @@ class MeshRoutes final : public NextHops {
 
  private:
   struct Taken {
-    std::vector<NodeId> relays;  ///< the hosts in between; empty: unused
-    bool refused = false;        ///< by one of them
+    std::vector<NodeId> relays;                ///< the hosts in between; empty: unused
+    std::vector<std::vector<NodeId>> refused;  ///< the same of routes over which none came about
   };
   using Ways = std::array<Taken, ways_max>;
   using Key = std::pair<uint64_t, NodeId>;  ///< connection, destination

@@ -49,6 +49,8 @@ class MessageSender {
   bool pump();
   /// Of the message whose memory is not registered any more, with which all ends; 0: of none.
   uint64_t lost() const { return lost_; }
+  /// So many messages the other end has.
+  uint64_t arrived() const { return head_; }
   /// Why the hop's device cannot be asked for keys now: nothing leaves by that hop any more.
   const std::optional<Error>& busy() const { return busy_; }
   /// False: too many are under way, try again when one has been sent.

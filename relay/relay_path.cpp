@@ -162,7 +162,7 @@ void RelayPath::on_path_state(fabric::Path& path, PathState state, const Error& 
     if (path.local_address().empty() && goes_round()) {
       return;
     }
-    blame_first_hop(error);
+    blame_way(error);
     // Which message it was, the hop's completions tell, if it was one.
     break_path(path.cause(), ending_.sequence, error);
     return;
@@ -213,9 +213,21 @@ void RelayPath::on_path_address(fabric::Path& path) {
   }
 }
 
-void RelayPath::blame_first_hop(const Error& why) {
+/// Whatever it is that does not work there: another way is to be tried before it is again.
+void RelayPath::refuse_way() {
+  if (!named_ && !relays_.empty()) {
+    next_.refused(peer_.node, {options_.domain, own_.way});
+  }
+}
+
+/// For a path that did not come about.
+void RelayPath::blame_way(const Error& why) {
+  if (state_ != PathState::connecting || !options_.active) {
+    return;
+  }
+  refuse_way();
   const bool asked = line_.path() != nullptr;  // else there may be no way, and no neighbour
-  if (state_ == PathState::connecting && options_.active && asked) {
+  if (asked) {
     blame_hop(hops_, line_, relays_.front(), context_.now(), why.message());
   }
 }

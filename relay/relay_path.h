@@ -50,9 +50,8 @@ class RelayPath final : public fabric::Path,
   Errc post_flush(const fabric::FlushPost& post) override;
   const fabric::PathTraits& traits() const override { return traits_; }
   void failure_domains(fabric::FailureDomains& domains) const override;
-  uint64_t progress() const override {
-    return line_.path() != nullptr ? line_.path()->progress() : 0;
-  }
+  /// Of the peer itself: what the first relay has taken says nothing of it.
+  uint64_t progress() const override { return work_.sender.arrived(); }
   void flush_acks() override;
   void fail(const Error& why) override;
   void await_stop() override;
@@ -101,7 +100,8 @@ class RelayPath final : public fabric::Path,
   void on_fence_late(fabric::Path& path) override;
   void on_fence_proven(fabric::Path& path) override;
   void on_path_address(fabric::Path& path) override;
-  void blame_first_hop(const Error& why);
+  void refuse_way();
+  void blame_way(const Error& why);
   void pump();
   void become_ready();
   bool on_frame(uint32_t slot);

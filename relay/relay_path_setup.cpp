@@ -146,6 +146,7 @@ void RelayPath::dial_again() {
 
 void RelayPath::look_again(const Error& why) {
   ending_.error = why;
+  refuse_way();
   line_.reset();
   stream_.reset();
   context_.timers().arm(redial_, context_.now() + redial_apart);
@@ -277,10 +278,7 @@ bool RelayPath::asks_again(const SetupRefusal& refusal) {
 void RelayPath::on_refusal(const SetupRefusal& refusal) {
   if (!asks_again(refusal)) {
     const Error why = nccl_ha::fail(Errc::remote, refusal.text);
-    if (state_ == PathState::connecting && options_.active && !named_) {
-      next_.refused(peer_.node, {options_.domain, own_.way});
-    }
-    blame_first_hop(why);
+    blame_way(why);
     break_path(refusal.status, refusal.sequence, why);
   }
 }
@@ -423,7 +421,7 @@ void RelayPath::on_session_lost(SessionStream& stream, const Error& error) {
     look_again(error);  // over another cable or host, where there is one
     return;
   }
-  blame_first_hop(error);
+  blame_way(error);
   // Whoever held the route together is gone, and with it what it held.
   break_path(CompletionStatus::retry_exceeded, 0, error);
 }
@@ -433,7 +431,7 @@ void RelayPath::on_deadline() {
   const Error why = nccl_ha::fail(
       Errc::timed_out,
       fmt::format("no path came about in time ({})", dialled ? describe() : ending_.error.what));
-  blame_first_hop(why);
+  blame_way(why);
   break_path(CompletionStatus::retry_exceeded, 0, why);
 }
 

@@ -15,6 +15,8 @@ using fabric::PathState;
 /// How long the slots of a session that has ended are kept for a device that does not let go of
 /// them.  After that its queue pair and their registration go, with which it loses them.
 constexpr Duration fence_limit = std::chrono::seconds(5);
+/// A hop that works has come up long before that.
+constexpr Duration hop_usual = std::chrono::seconds(1);
 
 RelaySession::RelaySession(HopSource& hops, const RelayOptions& options, Owner& owner,
                            std::unique_ptr<SessionStream> stream, SetupRequest request,
@@ -238,6 +240,7 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
 Result<void> RelaySession::open_down(const SetupAck& ack) {
   chunk_bytes_ = ack.chunk_bytes;
   legs_[up].line.agree(chunk_bytes_);  // what comes there has to fit into the slots further on
+  down_asked_at_ = context_->now();
   return legs_[down].line.connect(ack.hop_address, ack.window, chunk_bytes_);
 }
 
@@ -364,7 +367,9 @@ void RelaySession::on_fence_stuck(fabric::Path& path, const Error& error) {
 }
 
 void RelaySession::on_session_lost(SessionStream& stream, const Error& error) {
-  if (&stream == legs_[down].stream.get()) {
+  // Who asked may have less patience than the hop.
+  const bool late = down_asked_at_ && context_->now() - *down_asked_at_ >= hop_usual;
+  if (&stream == legs_[down].stream.get() || late) {
     blame_down(error.message());
   }
   end({CompletionStatus::retry_exceeded, 0, "a neighbour of the relay is gone: " + error.message()},

@@ -176,7 +176,7 @@ Result<Topology> read_topology_file(const std::string& file) {
 
 std::optional<uint32_t> find_host(const Topology& topology,
                                   const std::vector<IpAddress>& addresses) {
-  std::optional<uint32_t> found;
+  std::vector<uint32_t> found;
   for (uint32_t i = 0; i < topology.nodes().size(); ++i) {
     const auto& theirs = topology.nodes()[i].addresses;
     const bool has = std::any_of(theirs.begin(), theirs.end(), [&](const IpAddress& one) {
@@ -184,12 +184,14 @@ std::optional<uint32_t> find_host(const Topology& topology,
         return own.family == one.family && own.bytes == one.bytes;
       });
     });
-    if (has && found) {
-      return std::nullopt;
+    if (has) {
+      found.push_back(i);
     }
-    found = has ? std::optional(i) : found;
   }
-  return found;
+  if (found.size() > 1) {
+    std::erase_if(found, [&](uint32_t node) { return topology.degree(node) == 0; });
+  }
+  return found.size() == 1 ? std::optional(found.front()) : std::nullopt;
 }
 
 std::optional<IpAddress> address_towards(const TopologyNode& from, const TopologyNode& to) {

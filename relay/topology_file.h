@@ -23,7 +23,9 @@ inline constexpr size_t topology_file_nodes_max = 4096;
 Result<Topology> parse_topology_file(std::string_view text, std::string_view where);
 Result<Topology> read_topology_file(const std::string& file);
 
-/// The host that has one of these addresses; nullopt: none, or several have.
+/// The host that has one of these addresses; among several the only one with a cable, as one that
+/// began anew under another name may still be known by the old one.  nullopt: none, or several
+/// have.
 std::optional<uint32_t> find_host(const Topology& topology,
                                   const std::vector<IpAddress>& addresses);
 

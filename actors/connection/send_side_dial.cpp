@@ -11,7 +11,7 @@ namespace nccl_ha {
 namespace {
 
 /// How often is a stream looked at whose peer has not answered.
-constexpr Duration look_interval = std::chrono::milliseconds(250);
+constexpr Duration answer_look_interval = std::chrono::milliseconds(250);
 
 }  // namespace
 
@@ -60,7 +60,7 @@ void SendSide::try_route() {
     const auto dialled = control_.dial(options_.routes[route_]);
     if (dialled) {
       attempt_.begun = state_.context->moment();
-      state_.context->timers().arm(route_timer_, state_.context->now() + look_interval);
+      state_.context->timers().arm(route_timer_, state_.context->now() + answer_look_interval);
       return;
     }
     if (dial_later(dialled.error())) {
@@ -87,7 +87,7 @@ void SendSide::on_route_timer() {
                     (!open && state_.context->moment().ran_since(attempt_.begun) >= key_limit);
   // Without a token the acceptor takes a second hello for another connection's.
   if (!lost || (attempt_.said_hello && !control_.has_token())) {
-    state_.context->timers().arm(route_timer_, state_.context->now() + look_interval);
+    state_.context->timers().arm(route_timer_, state_.context->now() + answer_look_interval);
     return;
   }
   note_route_error(

@@ -34,8 +34,24 @@ TEST(Rtt, AnEstimateMayExceedTheLongestBackOff) {
   EXPECT_EQ(rtt.rto(), milliseconds(900));
   rtt.back_off();
   EXPECT_EQ(rtt.rto(), milliseconds(900));
-  rtt.sample(seconds(3));
+  for (int i = 0; i < 20; ++i) {
+    rtt.sample(seconds(3));
+  }
   EXPECT_EQ(rtt.rto(), seconds(2)) << "bounded";
+}
+
+TEST(Rtt, AStandstillOfEitherHostIsNoRoundTrip) {
+  RttEstimator rtt({milliseconds(100), microseconds(100), seconds(2)});
+  for (int i = 0; i < 1000; ++i) {
+    rtt.sample(microseconds(100));
+  }
+  rtt.sample(seconds(3));
+  EXPECT_LE(rtt.rto(), milliseconds(250));
+  // A network that has become slow is believed.
+  for (int i = 0; i < 100; ++i) {
+    rtt.sample(seconds(1));
+  }
+  EXPECT_GE(rtt.rto(), milliseconds(900));
 }
 
 }  // namespace

@@ -32,6 +32,11 @@ class DeviceListTest : public testing::Test {
   Result<void> pair(const char* sout, const char* sup) {
     config_.mpib_hca_sout = sout;
     config_.mpib_hca_sup = sup;
+    return begin();
+  }
+  /// As after the library was loaded anew.
+  Result<void> begin() {
+    list_.end();
     return list_.begin(config_, all_);
   }
   Result<int> merge(std::vector<int> members) { return list_.merge(members); }
@@ -42,7 +47,7 @@ class DeviceListTest : public testing::Test {
 };
 
 TEST_F(DeviceListTest, EachDeviceIsOneUnlessSomebodySaysOtherwise) {
-  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_TRUE(begin());
   ASSERT_EQ(list_.count(), 5U);
   for (int i = 0; i < 5; ++i) {
     const auto device = list_.find(i);
@@ -57,7 +62,7 @@ TEST_F(DeviceListTest, PortsOfACardAreCounted) {
   for (size_t i = 0; i < all_.size(); ++i) {
     all_[i].guid = i < 3 ? 7 : i;  // the first three are functions of one card
   }
-  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_TRUE(begin());
   for (const auto& [device, port] : {std::pair{0, 1}, {1, 2}, {2, 3}, {3, 1}, {4, 1}}) {
     EXPECT_EQ(list_.find(device)->port, port) << device;
   }
@@ -124,7 +129,7 @@ std::vector<fabric::NetDevice> two_split_ports() {
 
 TEST_F(DeviceListTest, HalvesOfOnePortAreOneDevice) {
   all_ = two_split_ports();
-  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_TRUE(begin());
   ASSERT_EQ(list_.count(), 2U);
   EXPECT_EQ(list_.find(0)->name, "rocep1s0f0+roceP2p1s0f0");
   EXPECT_EQ(list_.find(0)->rails.devices[1], 2U);
@@ -140,7 +145,7 @@ TEST_F(DeviceListTest, APortIsFoundByTheNicBeneathWhichComesFirst) {
   for (fabric::NetDevice& device : all_) {
     device.netdev = "net-" + device.name;
   }
-  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_TRUE(begin());
   const auto rails_of = [&](const char* nic) {
     std::vector<std::string> names;
     const auto found = fabric::rails_at(list_.ports(), all_, nic);
@@ -161,11 +166,11 @@ TEST_F(DeviceListTest, APortIsFoundByTheNicBeneathWhichComesFirst) {
 TEST_F(DeviceListTest, HalvesStayApartWhereThatIsWantedOrTheyAreNamed) {
   all_ = two_split_ports();
   config_.join_port_halves = false;
-  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_TRUE(begin());
   EXPECT_EQ(list_.count(), 4U);
   config_.join_port_halves = true;
   config_.enable_backup = false;
-  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_TRUE(begin());
   EXPECT_EQ(list_.count(), 4U) << "further rails need failover";
   config_.enable_backup = true;
   ASSERT_TRUE(pair("rocep1s0f0", "rocep1s0f1"));
@@ -179,7 +184,7 @@ TEST_F(DeviceListTest, WhatIsNotKnownToShareAPortDoesNot) {
   const auto apart = [&](const std::function<void(fabric::NetDevice&)>& change) {
     all_ = two_split_ports();
     change(all_[2]);
-    EXPECT_TRUE(list_.begin(config_, all_));
+    EXPECT_TRUE(begin());
     return list_.count() == 3;
   };
   EXPECT_TRUE(apart([](auto& device) { device.switch_id = "another"; }));
@@ -193,7 +198,7 @@ TEST_F(DeviceListTest, WhatIsNotKnownToShareAPortDoesNot) {
     device.port_name = "pf0vf0";  // two virtual functions of one name are no halves
     device.switch_id = "same";
   }
-  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_TRUE(begin());
   EXPECT_EQ(list_.count(), 4U);
 }
 
@@ -217,7 +222,7 @@ TEST(PortIdentity, IsReadFromTheInterfaceOrFromTheRdmaDeviceOnTheSameFunction) {
 }
 
 TEST_F(DeviceListTest, WhatIsMergedIsAppendedAndItsMembersStay) {
-  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_TRUE(begin());
   const auto two = merge({2, 0});
   ASSERT_TRUE(two);
   EXPECT_EQ(*two, 5);
@@ -234,9 +239,30 @@ TEST_F(DeviceListTest, WhatIsMergedIsAppendedAndItsMembersStay) {
   EXPECT_EQ(list_.find(0)->rails.count, 1U);
 }
 
+/// It has asked for their count once, and merges once for each time that it loads the library.
+TEST_F(DeviceListTest, NumbersThatNcclKnowsStayForAsLongAsTheLibraryDoes) {
+  ASSERT_TRUE(begin());
+  ASSERT_EQ(*merge({2, 0}), 5);
+  ASSERT_TRUE(list_.begin(config_, all_));
+  EXPECT_EQ(list_.count(), 6U);
+  EXPECT_EQ(list_.find(5)->name, "mlx5_2:1+mlx5_0:1");
+  EXPECT_EQ(*merge({2, 0}), 5) << "the same once more";
+  EXPECT_EQ(*merge({0, 2}), 6);
+  const auto before = all_;
+  all_.erase(all_.begin() + 1);
+  const auto fewer = list_.begin(config_, all_);
+  ASSERT_FALSE(fewer);
+  EXPECT_NE(fewer.error().what.find(before[1].name), std::string::npos) << fewer.error().what;
+  EXPECT_EQ(list_.count(), 7U);
+  EXPECT_EQ(list_.find(1)->name, before[1].name);
+  list_.end();
+  ASSERT_TRUE(list_.begin(config_, all_));
+  EXPECT_EQ(list_.count(), 4U);
+}
+
 TEST_F(DeviceListTest, WhatNcclCannotPlaceIsNotMerged) {
   all_[1].pci_path.clear();
-  ASSERT_TRUE(list_.begin(config_, all_));
+  ASSERT_TRUE(begin());
   const auto refused = merge({0, 1});
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message().find("mlx5_1:1 is no PCI device"), std::string::npos);

@@ -46,8 +46,8 @@ class MeshHost final : public Host {
       std::vector<fabric::Provider::Kind> kinds) override {
     return fabric::Provider::make(settings, interfaces, 1, {{}, std::move(kinds)});
   }
-  Result<std::unique_ptr<Engine>> start_engine(const Config&) override {
-    return fail(Errc::system, "nothing moves");
+  Result<std::unique_ptr<Engine>> start_engine(const Config& settings) override {
+    return starts ? Engine::start(settings) : fail(Errc::system, "nothing moves");
   }
   Result<Listening> open_listener(std::span<const IpAddress>, std::string_view) override {
     return fail(Errc::system, "nobody connects");
@@ -56,6 +56,7 @@ class MeshHost final : public Host {
   SecretSource& secrets() override { return kernel_secrets(); }
 
   Config config;
+  bool starts = false;
   std::vector<fabric::NetInterface> all{interface("cable0", 2, 1), interface("cable1", 3, 2),
                                         interface("mgmt0", 4, 3)};
 };
@@ -86,6 +87,50 @@ TEST(ProcessInAMesh, CablesStayInUseWhenTheKernelTellsOfAChange) {
   process.provider().renew_interfaces(host.all);
   EXPECT_EQ(in_use(), (std::vector<std::string>{"cable0 down", "cable1"}));
   process.shut_down();
+}
+
+/// NCCL keeps the number of devices while the library is loaded, also from one communicator to a
+/// later one: what is not there then is a device whose network is away.
+TEST(ProcessWithoutACommunicator, ListsTheSameDevicesForTheNextOne) {
+  MeshHost host;
+  host.config.fabric = "datagram";
+  Process process(host);
+  ASSERT_TRUE(process.initialize(nullptr, 0));
+  ASSERT_EQ(process.device_count(), 3U);
+  const auto all = host.all;
+  process.remove_context();
+  host.all.erase(host.all.begin());
+  ASSERT_TRUE(process.initialize(nullptr, 0));
+  EXPECT_EQ(process.device_count(), 3U);
+  EXPECT_EQ(process.devices().find(0)->name, all[0].name);
+  process.remove_context();
+  host.all.clear();
+  ASSERT_TRUE(process.initialize(nullptr, 0));
+  EXPECT_EQ(process.device_count(), 3U);
+  process.remove_context();
+  host.all = all;
+  host.config.rto_ms = 777;
+  ASSERT_TRUE(process.initialize(nullptr, 0));
+  EXPECT_EQ(process.config().rto_ms, 777) << "what can be read anew is";
+  process.shut_down();
+  host.all.erase(host.all.begin());
+  ASSERT_TRUE(process.initialize(nullptr, 0));
+  EXPECT_EQ(process.device_count(), 2U) << "the library was loaded anew";
+}
+
+/// NCCL before 2.28 in the same process says no end of its own.
+TEST(ProcessOfTwoNccls, IsNotStoppedByTheLastContextOfOne) {
+  MeshHost host;
+  host.config.fabric = "datagram";
+  host.starts = true;
+  Process process(host);
+  ASSERT_TRUE(process.initialize(nullptr, 0));
+  ASSERT_TRUE(process.initialize(nullptr, 0));
+  ASSERT_TRUE(process.open());
+  process.remove_context();
+  EXPECT_NE(process.generation(), 0U);
+  process.remove_context();
+  EXPECT_EQ(process.generation(), 0U);
 }
 
 }  // namespace

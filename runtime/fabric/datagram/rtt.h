@@ -19,8 +19,13 @@ class RttEstimator {
 
   /// Every acknowledgement echoes the send time of the packet that caused it, so samples of
   /// retransmitted segments are unambiguous (RFC 6298 section 3, timestamp option).
+  /// One that is far longer than what was usual is a standstill of either host, of which it says
+  /// nothing how long packets take: where they do take that long, the next ones tell.
   void sample(Duration rtt) {
     rtt = std::max(rtt, Duration{1});
+    if (samples_ != 0) {
+      rtt = std::min(rtt, std::max(backoff_max, 4 * srtt_));
+    }
     if (samples_ == 0) {
       srtt_ = rtt;
       rttvar_ = rtt / 2;

@@ -21,23 +21,21 @@ Result<std::shared_ptr<DoneList>> DoneList::make() {
 DoneList::~DoneList() { close_fd(event_); }
 
 void DoneList::add(const Done& done) {
-  bool first = false;
-  {
-    std::lock_guard lock(mutex_);
-    first = waiting_.empty();
-    waiting_.push_back(done);
-    any_.store(true, std::memory_order_release);
-  }
-  if (first) {
+  // With the lock: an owner that looks all along would else take what was added, and leave behind
+  // a descriptor that is readable for ever.
+  std::lock_guard lock(mutex_);
+  if (waiting_.empty()) {
     const uint64_t one = 1;
     static_cast<void>(!write(event_, &one, sizeof one));  // fails only where it is readable anyway
   }
+  waiting_.push_back(done);
+  any_.store(true, std::memory_order_release);
 }
 
 std::vector<DoneList::Done> DoneList::take() {
+  std::lock_guard lock(mutex_);
   uint64_t count = 0;
   static_cast<void>(!read(event_, &count, sizeof count));
-  std::lock_guard lock(mutex_);
   any_.store(false, std::memory_order_relaxed);
   return std::exchange(waiting_, {});
 }
