@@ -3,6 +3,15 @@
 #include "runtime/fabric/byte_order.h"
 
 namespace nccl_ha::relay {
+namespace {
+
+constexpr bool known_kind(uint8_t kind) {
+  return kind == static_cast<uint8_t>(FrameKind::write) ||
+         kind == static_cast<uint8_t>(FrameKind::note) ||
+         kind == static_cast<uint8_t>(FrameKind::ack);
+}
+
+}  // namespace
 
 void encode(const Frame& frame, std::byte* out) {
   using fabric::put;
@@ -35,8 +44,7 @@ std::optional<Frame> decode_frame(std::span<const std::byte> bytes) {
   const auto kind = get<uint8_t>(in, 5);
   if (get<uint32_t>(in, 0) != frame_magic || get<uint8_t>(in, 4) != frame_version ||
       get<uint16_t>(in, 6) != frame_header_bytes || get<uint32_t>(in, 76) != 0 ||
-      kind < static_cast<uint8_t>(FrameKind::write) ||
-      kind > static_cast<uint8_t>(FrameKind::ack)) {
+      !known_kind(kind)) {
     return std::nullopt;
   }
   Frame frame;
@@ -54,7 +62,7 @@ std::optional<Frame> decode_frame(std::span<const std::byte> bytes) {
   frame.offset = get<uint32_t>(in, 64);
   frame.immediate = get<uint32_t>(in, 68);
   frame.flags = get<uint32_t>(in, 72);
-  const bool carries = frame.kind == FrameKind::write || frame.kind == FrameKind::send;
+  const bool carries = frame.kind == FrameKind::write;
   const uint64_t end = uint64_t{frame.offset} + frame.payload_bytes;
   const bool fits = carries ? end <= frame.message_bytes &&
                                   frame.last() == (end == frame.message_bytes) &&

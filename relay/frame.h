@@ -21,12 +21,12 @@ inline constexpr size_t frame_header_bytes = 80;
 enum class FrameKind : uint8_t {
   write = 1,  ///< a piece for the receiver's memory; the last relay writes it there itself
   note = 2,   ///< the pieces of a write are all there
-  send = 3,   ///< a piece for a posted receive
-  ack = 4,    ///< how many messages have come, and how many receives have been posted
+  // 3 was a piece of a two-sided message: it is not given out again.
+  ack = 4,  ///< how many messages have come, and how many receives have been posted
 };
 
 inline constexpr uint32_t frame_last = 1;       ///< the end of its message
-inline constexpr uint32_t frame_immediate = 2;  ///< of a write or send: there is one
+inline constexpr uint32_t frame_immediate = 2;  ///< of a write: there is one
 inline constexpr uint32_t frame_exact = 4;      ///< WritePost::no_speculative_placement
 inline constexpr uint32_t frame_flags = 7;
 

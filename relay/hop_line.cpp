@@ -58,7 +58,7 @@ Result<void> HopLine::connect(std::span<const std::byte> address, const SlotWind
 }
 
 bool HopLine::post_receive() {
-  const bool posted = hop_.path->post_receive({}) == Errc::ok;
+  const bool posted = hop_.path->post_receive() == Errc::ok;
   counts_.receives_in_hop += posted ? 1 : 0;
   return posted;
 }

@@ -1,6 +1,5 @@
 #include "relay/message_receiver.h"
 
-#include <cstring>
 #include <span>
 
 namespace nccl_ha::relay {
@@ -12,11 +11,11 @@ MessageReceiver::MessageReceiver(fabric::Memory& memory, uint64_t domain, uint32
 
 MessageReceiver::~MessageReceiver() { memory_.detach(&guard_); }
 
-Errc MessageReceiver::post(const fabric::ReceivePost& post) {
+Errc MessageReceiver::post() {
   if (receives_.full()) {
     return Errc::again;
   }
-  receives_.push(post);
+  receives_.push();
   ++posted_;
   return Errc::ok;
 }
@@ -36,10 +35,8 @@ MessageReceiver::Outcome MessageReceiver::on_message(const Frame& frame, uint32_
   switch (frame.kind) {
     case FrameKind::note:
       return on_note(frame);
-    case FrameKind::send:
-      return on_piece(frame, slot);
     case FrameKind::write:
-      return on_written_piece(frame, slot);
+      return on_piece(frame, slot);
     case FrameKind::ack:
       break;
   }
@@ -51,7 +48,7 @@ MessageReceiver::Outcome MessageReceiver::on_note(const Frame& frame) {
 }
 
 /// Its bytes are where they belong, all of them with the last piece.
-MessageReceiver::Outcome MessageReceiver::on_written_piece(const Frame& frame, uint32_t slot) {
+MessageReceiver::Outcome MessageReceiver::on_piece(const Frame& frame, uint32_t slot) {
   const bool lacks_receive = frame.has_immediate() && receives_.empty();
   if (hop_->place().direct || frame.offset != arrived_bytes_ || lacks_receive) {
     return {Outcome::Kind::wrong, {}};
@@ -79,56 +76,14 @@ MessageReceiver::Outcome MessageReceiver::written(const Frame& frame) {
     return {Outcome::Kind::wrong, {}};
   }
   ++delivered_;
-  Outcome outcome = taken(Outcome::Kind::complete, frame);
-  outcome.completion.kind = fabric::CompletionKind::receive_immediate;
-  return outcome;
-}
-
-MessageReceiver::Outcome MessageReceiver::on_piece(const Frame& frame, uint32_t slot) {
-  if (receives_.empty() || frame.offset != arrived_bytes_) {
-    return {Outcome::Kind::wrong, {}};
-  }
-  const fabric::ReceivePost& receive = receives_.front();
-  if (frame.message_bytes > receive.length) {
-    return taken(Outcome::Kind::too_long, frame);
-  }
-  if (frame.payload_bytes > 0) {
-    guard_.enter();
-    std::byte* to = memory_.resolve(receive.key, domain_,
-                                    reinterpret_cast<uint64_t>(receive.address) + frame.offset,
-                                    frame.payload_bytes);
-    if (to != nullptr) {
-      std::memcpy(to, hop_->slot(slot) + frame_header_bytes, frame.payload_bytes);
-    }
-    guard_.exit();
-    if (to == nullptr) {
-      return taken(Outcome::Kind::lost, frame);
-    }
-  }
-  arrived_bytes_ += frame.payload_bytes;
-  if (!frame.last()) {
-    return {};
-  }
-  arrived_bytes_ = 0;
-  ++delivered_;
-  return taken(Outcome::Kind::complete, frame);
-}
-
-MessageReceiver::Outcome MessageReceiver::taken(Outcome::Kind kind, const Frame& frame) {
+  take_receive();
   Outcome outcome;
-  outcome.kind = kind;
-  outcome.completion.kind = fabric::CompletionKind::receive;
-  outcome.completion.has_immediate = frame.has_immediate();
+  outcome.kind = Outcome::Kind::complete;
+  outcome.completion.kind = fabric::CompletionKind::receive_immediate;
+  outcome.completion.has_immediate = true;
   outcome.completion.immediate = frame.immediate;
   outcome.completion.bytes = frame.message_bytes;
-  outcome.completion.id = take_receive();
   return outcome;
-}
-
-uint64_t MessageReceiver::take_receive() {
-  const uint64_t id = receives_.front().id;
-  receives_.pop();
-  return id;
 }
 
 }  // namespace nccl_ha::relay

@@ -1,9 +1,9 @@
 // The receiving half of a relayed path's end: posted receives meet the messages that the last hop
 // has brought.
 //
-// Writes are in the receiver's memory before their note arrives.  Sends come piece by piece and are
-// copied to where they belong, and so are writes to memory that the device which carries the hop
-// does not reach.  One thread; calls nobody but the hop.
+// Writes are in the receiver's memory before their note arrives.  Those to memory that the device
+// which carries the hop does not reach come piece by piece, and are copied to where they belong.
+// One thread; calls nobody but the hop.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class MessageReceiver {
   MessageReceiver(const MessageReceiver&) = delete;
   MessageReceiver& operator=(const MessageReceiver&) = delete;
 
-  Errc post(const fabric::ReceivePost& post);
+  Errc post();
 
   /// Frames come by that hop from now on.  `line`: of what the other end sends.
   void open(HopLine& hop, const FrameLine& line) {
@@ -37,9 +37,7 @@ class MessageReceiver {
     enum class Kind : uint8_t {
       nothing,   ///< to be told
       complete,  ///< the receive has met its message
-      too_long,  ///< the receive is shorter than the message; it is taken
       wrong,     ///< no message that the other end may send now
-      lost,      ///< the receive's memory is not registered any more; it is taken
       refused,   ///< a write's address or key is none of this path's; no receive is taken
     } kind = Kind::nothing;
     fabric::Completion completion{};
@@ -51,14 +49,12 @@ class MessageReceiver {
   uint64_t posted() const { return posted_; }
   bool empty() const { return receives_.empty(); }
   /// The oldest; there must be one.
-  uint64_t take_receive();
+  void take_receive() { receives_.pop(); }
 
  private:
   Outcome on_note(const Frame& frame);
   Outcome on_piece(const Frame& frame, uint32_t slot);
-  Outcome on_written_piece(const Frame& frame, uint32_t slot);
   Outcome written(const Frame& frame);
-  Outcome taken(Outcome::Kind kind, const Frame& frame);
 
   fabric::Memory& memory_;
   fabric::MemoryGuard guard_;

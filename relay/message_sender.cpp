@@ -39,47 +39,30 @@ void MessageSender::open(HopLine& hop, const FrameLine& line) {
 }
 
 Errc MessageSender::push(const fabric::WritePost& post) {
-  Message message;
-  message.id = post.id;
-  message.unsignaled = post.unsignaled;
-  message.gather_count = post.gather_count;
-  std::copy_n(std::begin(post.gathers), std::min<size_t>(post.gather_count, fabric::gathers_max),
-              std::begin(message.gathers));
-  message.flags = (post.has_immediate ? frame_immediate : 0) |
-                  (post.no_speculative_placement ? frame_exact : 0);
-  message.immediate = post.immediate;
-  message.remote_address = post.remote_address;
-  message.remote_key = post.remote_key;
-  return push(message);
-}
-
-Errc MessageSender::push(const fabric::SendPost& post) {
-  Message message;
-  message.id = post.id;
-  message.kind = FrameKind::send;
-  message.gather_count = post.gather_count;
-  std::copy_n(std::begin(post.gathers), std::min<size_t>(post.gather_count, fabric::gathers_max),
-              std::begin(message.gathers));
-  message.flags = post.has_immediate ? frame_immediate : 0;
-  message.immediate = post.immediate;
-  return push(message);
-}
-
-Errc MessageSender::push(Message message) {
-  if (message.gather_count > fabric::gathers_max) {
+  if (post.gather_count > fabric::gathers_max) {
     return Errc::invalid_argument;
   }
   if (tail_ - head_ >= messages_max_) {
     return Errc::again;
   }
   uint64_t bytes = 0;
-  for (uint32_t i = 0; i < message.gather_count; ++i) {
-    bytes += message.gathers[i].length;
+  for (uint32_t i = 0; i < post.gather_count; ++i) {
+    bytes += post.gathers[i].length;
   }
   if (bytes > UINT32_MAX) {
     return Errc::invalid_argument;
   }
+  Message message;
+  message.id = post.id;
+  message.unsignaled = post.unsignaled;
+  message.gather_count = post.gather_count;
+  std::copy_n(std::begin(post.gathers), post.gather_count, std::begin(message.gathers));
   message.bytes = static_cast<uint32_t>(bytes);
+  message.flags = (post.has_immediate ? frame_immediate : 0) |
+                  (post.no_speculative_placement ? frame_exact : 0);
+  message.immediate = post.immediate;
+  message.remote_address = post.remote_address;
+  message.remote_key = post.remote_key;
   at(tail_++) = message;
   return Errc::ok;
 }
@@ -116,7 +99,6 @@ bool MessageSender::post_piece(Message& message) {
   }
   const bool last = offset_ + piece.length == message.bytes;
   Frame frame;
-  frame.kind = message.kind;
   frame.payload_bytes = piece.length;
   frame.sequence = next_ + 1;
   frame.remote_address = message.remote_address + offset_;

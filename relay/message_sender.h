@@ -39,7 +39,6 @@ class MessageSender {
   MessageSender& operator=(const MessageSender&) = delete;
 
   Errc push(const fabric::WritePost& post);
-  Errc push(const fabric::SendPost& post);
 
   /// For the hop there that is made with these options; pieces of at most that size.
   Result<void> enter(const HopPlace& place, uint32_t chunk_bytes, fabric::PathOptions& options);
@@ -85,7 +84,6 @@ class MessageSender {
 
   struct Message {
     uint64_t id = 0;
-    FrameKind kind = FrameKind::write;
     bool unsignaled = false;
     bool begun = false;
     uint32_t gather_count = 0;
@@ -95,12 +93,11 @@ class MessageSender {
     uint32_t immediate = 0;
     uint32_t remote_key = 0;
     uint64_t remote_address = 0;
-    bool needs_receive() const { return kind == FrameKind::send || (flags & frame_immediate) != 0; }
+    bool needs_receive() const { return (flags & frame_immediate) != 0; }
   };
 
  private:
   Message& at(uint64_t index) { return messages_[index & mask_]; }
-  Errc push(Message message);
   bool post_piece(Message& message);
   bool post_frame(const Frame& frame, const fabric::Gather* payload);
   bool name_by_device(fabric::Gather& piece);

@@ -15,8 +15,7 @@ using fabric::PathState;
 /// Messages of which the other end is told with one frame.
 constexpr uint64_t acks_together = 8;
 
-template <class Post>
-Errc RelayPath::push(const Post& post) {
+Errc RelayPath::post_write(const fabric::WritePost& post) {
   mind_gpu_memory();
   if (state_ == PathState::error) {
     return Errc::closed;
@@ -28,15 +27,11 @@ Errc RelayPath::push(const Post& post) {
   return pushed;
 }
 
-Errc RelayPath::post_write(const fabric::WritePost& post) { return push(post); }
-
-Errc RelayPath::post_send(const fabric::SendPost& post) { return push(post); }
-
-Errc RelayPath::post_receive(const fabric::ReceivePost& post) {
+Errc RelayPath::post_receive() {
   if (state_ == PathState::error) {
     return Errc::closed;
   }
-  const Errc posted = work_.receiver.post(post);
+  const Errc posted = work_.receiver.post();
   if (posted == Errc::ok && state_ == PathState::ready) {
     owe_ack();
   }
@@ -248,8 +243,7 @@ void RelayPath::on_fence_proven(fabric::Path& path) {
 }
 
 void RelayPath::on_completion(const Completion& completion) {
-  const bool received = completion.kind == CompletionKind::receive ||
-                        completion.kind == CompletionKind::receive_immediate;
+  const bool received = completion.kind == CompletionKind::receive_immediate;
   const HopLine::Arrival arrival = received ? line_.on_receive(completion) : HopLine::Arrival{};
   const bool sent = !received && line_.on_sent(completion);
   if (completion.kind == CompletionKind::flush) {
@@ -305,38 +299,13 @@ bool RelayPath::on_frame(uint32_t slot) {
 
 bool RelayPath::on_outcome(MessageReceiver::Outcome outcome) {
   using Kind = MessageReceiver::Outcome::Kind;
-  outcome.completion.path = this;
-  CompletionStatus status = CompletionStatus::ok;
-  switch (outcome.kind) {
-    case Kind::nothing:
-      return true;
-    case Kind::wrong:
-      return false;
-    case Kind::complete:
-      break;
-    case Kind::too_long:
-      status = CompletionStatus::length_error;
-      break;
-    case Kind::lost:
-      status = CompletionStatus::local_protection;
-      break;
-    case Kind::refused:
-      refuse_write();
-      return true;
+  if (outcome.kind == Kind::complete) {
+    outcome.completion.path = this;
+    owner_->on_completion(outcome.completion);
+  } else if (outcome.kind == Kind::refused) {
+    refuse_write();
   }
-  outcome.completion.status = status;
-  if (status != CompletionStatus::ok) {
-    if (stream_) {
-      stream_->send(SetupRefusal{status, work_.receiver.delivered() + 1,
-                                 "the receiver has no place for a message"});
-    }
-    break_path(status, 0,
-               nccl_ha::fail(Errc::remote,
-                             "a message came for which the receive that it met has "
-                             "no place"));
-  }
-  owner_->on_completion(outcome.completion);
-  return true;
+  return outcome.kind != Kind::wrong;
 }
 
 /// As a device would: the sender's write fails, and nothing that was posted here.
@@ -356,7 +325,6 @@ void RelayPath::complete(const MessageSender::Message& message, CompletionStatus
   Completion completion;
   completion.id = message.id;
   completion.path = this;
-  completion.kind = message.kind == FrameKind::send ? CompletionKind::send : CompletionKind::write;
   completion.status = status;
   completion.bytes = message.bytes;
   owner_->on_completion(completion);
@@ -395,10 +363,10 @@ void RelayPath::flush_when_fenced() {
                        complete(message, status);
                      });
   while (!work_.receiver.empty()) {
+    work_.receiver.take_receive();
     Completion completion;
-    completion.id = work_.receiver.take_receive();
     completion.path = this;
-    completion.kind = CompletionKind::receive;
+    completion.kind = CompletionKind::receive_immediate;
     completion.status = CompletionStatus::flushed;
     owner_->on_completion(completion);
   }

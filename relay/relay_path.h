@@ -44,8 +44,7 @@ class RelayPath final : public fabric::Path,
   fabric::PathState state() const override { return state_; }
   fabric::CompletionStatus cause() const override { return ending_.cause; }
   Errc post_write(const fabric::WritePost& post) override;
-  Errc post_send(const fabric::SendPost& post) override;
-  Errc post_receive(const fabric::ReceivePost& post) override;
+  Errc post_receive() override;
   /// invalid_usage: no device puts in place what comes by its hop.
   Errc post_flush(const fabric::FlushPost& post) override;
   const fabric::PathTraits& traits() const override { return traits_; }
@@ -110,8 +109,6 @@ class RelayPath final : public fabric::Path,
   void mind_gpu_memory();
   void on_gpu_memory() override;
 
-  template <class Post>
-  Errc push(const Post& post);
   void ack();
   void owe_ack();
   void soon();

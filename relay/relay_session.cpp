@@ -301,8 +301,7 @@ void RelaySession::on_completion(const Completion& completion) {
   HopLine& line = legs_[side].line;
   // What is posted here came in at the other leg.
   Forwarder& leaving = forwards_[opposite(side)];
-  const bool received = completion.kind == CompletionKind::receive ||
-                        completion.kind == CompletionKind::receive_immediate;
+  const bool received = completion.kind == CompletionKind::receive_immediate;
   const HopLine::Arrival arrival = received ? line.on_receive(completion) : HopLine::Arrival{};
   const bool passed_on = !received && line.on_sent(completion);
   if (phase_ == Phase::ended) {

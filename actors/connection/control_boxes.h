@@ -56,8 +56,7 @@ class ControlBoxes {
     const bool data =
         completion.kind == fabric::CompletionKind::write
             ? !lane.control.due && (completion.id < answer_id || completion.id > control_id)
-            : completion.kind != fabric::CompletionKind::receive_immediate ||
-                  !ControlMark::marks(completion.immediate);
+            : !completion.has_immediate || !ControlMark::marks(completion.immediate);
     return !data && take(completion, lane);
   }
   /// A confirmation of the peer's last words has arrived at its NIC.

@@ -378,7 +378,7 @@ void PathSet::flush_all_acks() {
 }
 
 bool PathSet::post_credit(Lane& lane) {
-  if (lane.path().post_receive(fabric::ReceivePost{}) != Errc::ok) {
+  if (lane.path().post_receive() != Errc::ok) {
     return false;
   }
   ++lane.credits_open;

@@ -209,12 +209,10 @@ bool Receiver::is_possible(const EagerHead& head) const {
   }
   switch (completion.kind) {
     case fabric::CompletionKind::write:
-    case fabric::CompletionKind::send:
       break;  // announcements; the peer's messages answer them
     case fabric::CompletionKind::flush:
       flusher_.on_completion(completion, lane);
       break;
-    case fabric::CompletionKind::receive:
     case fabric::CompletionKind::receive_immediate:
       if (!state_.holds(lane.credits_open != 0, "no more receives complete than were posted"))
           [[unlikely]] {

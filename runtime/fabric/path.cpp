@@ -15,7 +15,7 @@ const char* to_text(CompletionStatus status) {
     case CompletionStatus::remote_access:
       return "remote access refused";
     case CompletionStatus::length_error:
-      return "message longer than the receive";
+      return "message longer than the device takes";
     case CompletionStatus::device_fault:
       return "device fault";
   }

@@ -2,8 +2,8 @@
 //
 // A Path is an ordered, reliable queue pair to one peer with the semantics of an RC queue pair:
 // posts complete in posting order, a write lands in the peer's registered memory without the peer's
-// help, and a write with immediate or a send consumes one posted receive at the peer.  All members
-// are called on the thread that owns the path (its worker) unless stated otherwise.
+// help, and a write with immediate consumes one posted receive at the peer.  All members are called
+// on the thread that owns the path (its worker) unless stated otherwise.
 #pragma once
 
 #include <array>
@@ -30,19 +30,18 @@ class Path;
 /// What completed.
 enum class CompletionKind : uint8_t {
   write,              ///< post_write at this side
-  send,               ///< post_send at this side
-  receive,            ///< a peer's send arrived in a posted receive
-  receive_immediate,  ///< a peer's write with immediate arrived; it consumed a posted receive
+  receive_immediate,  ///< post_receive at this side: a peer's write with immediate arrived
   flush,              ///< post_flush at this side
 };
 
-/// One completion.  `id` is the number given at the post; `bytes` is the length of the arrived
-/// message for receives and of the posted one for writes and sends.
+/// One completion.  `id` is the number given at the post, 0 for receives, which have none; `bytes`
+/// is the length of the arrived message for receives and of the posted one for writes.
 struct Completion {
   uint64_t id = 0;
   Path* path = nullptr;
   CompletionKind kind = CompletionKind::write;
   CompletionStatus status = CompletionStatus::ok;
+  /// False in a receive that is done: a device met it with something that no path posts.
   bool has_immediate = false;
   uint32_t immediate = 0;
   uint32_t bytes = 0;
@@ -78,23 +77,6 @@ struct WritePost {
   bool last = false;
 };
 
-/// A two-sided message; it meets the peer's oldest posted receive.
-struct SendPost {
-  uint64_t id = 0;
-  Gather gathers[gathers_max];
-  uint32_t gather_count = 0;
-  bool has_immediate = false;
-  uint32_t immediate = 0;
-};
-
-/// A receive: a buffer for a send, or just a credit (length 0) for a write with immediate.
-struct ReceivePost {
-  uint64_t id = 0;
-  std::byte* address = nullptr;
-  uint32_t length = 0;
-  uint32_t key = 0;
-};
-
 /// Makes what a NIC wrote to GPU memory visible to the GPU, by a read back through the same NIC.
 struct FlushPost {
   uint64_t id = 0;
@@ -122,7 +104,7 @@ inline constexpr size_t hops_max = 8;
 struct PathOptions {
   uint64_t domain = 0;          ///< protection domain: only memory of this domain may be written
   bool own_domain = false;      ///< also where a device writes, which else knows one for all
-  uint32_t writes_max = 320;    ///< writes and sends posted and not completed
+  uint32_t writes_max = 320;    ///< writes posted and not completed
   uint32_t receives_max = 96;   ///< receives posted and not completed
   uint32_t receives_spare = 0;  ///< so many of them the peer never uses: they may be held back
   /// This side sends the first probe: its peer called connect() before.  One of the two must.
@@ -198,8 +180,8 @@ class Path {
 
   /// Posts return ok, again (queue full: retry after a completion), or closed (path in error).
   [[nodiscard]] virtual Errc post_write(const WritePost& post) = 0;
-  [[nodiscard]] virtual Errc post_send(const SendPost& post) = 0;
-  [[nodiscard]] virtual Errc post_receive(const ReceivePost& post) = 0;
+  /// A credit for one write with immediate of the peer's.
+  [[nodiscard]] virtual Errc post_receive() = 0;
 
   /// Reads back; the completion says that earlier arrivals on this path are visible.  A path whose
   /// bytes are written by the CPU has nothing to flush: invalid_usage.
@@ -207,7 +189,7 @@ class Path {
     (void)post;
     return Errc::invalid_usage;
   }
-  /// The longest single write or send; longer messages are the caller's to cut.
+  /// The longest single write; longer messages are the caller's to cut.
   virtual uint32_t write_bytes_max() const { return UINT32_MAX; }
 
   /// Of this path; the same for all its life.

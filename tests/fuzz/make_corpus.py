@@ -13,7 +13,7 @@ import struct
 
 CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
 
-PUT, SEND, ACK, PING, PONG, PROBE, REFUSE = range(1, 8)
+PUT, ACK, PING, PONG, PROBE, REFUSE = 1, 3, 4, 5, 6, 7
 LAST, IMMEDIATE, EXACT, ACKNOWLEDGES, ECHO, SEALED = 1, 2, 4, 8, 16, 32
 
 
@@ -34,9 +34,8 @@ def frame(kind, flags=0, sequence=0, acknowledge=0, credits=0, payload=b"", frag
 def packets():
     body = bytes(range(256)) * 4
     single = {
-        "send": frame(SEND, LAST | ACKNOWLEDGES, payload=body[:64], credits=64),
-        "send_empty": frame(SEND, LAST),
         "put": frame(PUT, LAST | IMMEDIATE, payload=body[:512], immediate=5, key=1, address=4096),
+        "put_empty": frame(PUT, LAST | IMMEDIATE | ACKNOWLEDGES, immediate=6, credits=64),
         "put_exact": frame(PUT, LAST | EXACT, payload=body[:8], key=1, address=128),
         "ack": frame(ACK, ACKNOWLEDGES | ECHO, acknowledge=3, credits=128, payload=b"\x05" + b"\0" * 7),
         "ping": frame(PING, payload=b"\0" * 64, length=128, immediate=1),
@@ -46,6 +45,7 @@ def packets():
     }
     for name, data in single.items():
         write("packet", name, data)
+    write("packet", "unused_type", frame(2, LAST, payload=body[:64]))
     # A first byte (bit 0: data channel, bit 1: aim at registered memory, bit 2: a sealed path) and a datagram size, then
     # datagrams of that size.
     for name, data in single.items():
@@ -65,7 +65,7 @@ def packets():
     for ack in (0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF):
         write("packet", f"live_far_ack_{ack:08x}",
               bytes([0, 0]) + frame(ACK, ACKNOWLEDGES, acknowledge=ack, credits=64))
-    write("packet", "live_two_frames", bytes([0, 24]) + single["send"] + frame(PROBE))
+    write("packet", "live_two_frames", bytes([0, 24]) + single["put_empty"] + frame(PROBE))
     address = struct.pack("<HHI16sHHQIIIII", 4, 0x1F90, 0, bytes([127, 0, 0, 1]) + bytes(12), 0, 0x1F91,
                           99, 7, 1500, 1 << 20, 64, 768)
     write("packet", "address", address + bytes(72 - len(address)))
@@ -321,9 +321,10 @@ def session():
     write("session", "write", frame(1, b"x" * 64))
     write("session", "piece", frame(1, b"x" * 64, flags=0, message_bytes=100))
     write("session", "note", frame(2, flags=3, hop=1, hops=1))
-    write("session", "send", frame(3, b"y" * 64, hop=1, hops=1))
-    write("session", "sends", frame(3, b"y" * 64, flags=0, message_bytes=128, hop=1, hops=1) +
-          frame(3, b"z" * 64, message_bytes=128, offset=64, hop=1, hops=1))
+    write("session", "write_at_end", frame(1, b"y" * 64, flags=3, hop=1, hops=1))
+    write("session", "pieces_at_end", frame(1, b"y" * 64, flags=0, message_bytes=128, hop=1, hops=1) +
+          frame(1, b"z" * 64, message_bytes=128, offset=64, hop=1, hops=1, address=4160))
+    write("session", "unused_kind", frame(3, b"y" * 64, hop=1, hops=1))
     write("session", "frame_ack", frame(4, flags=0, address=16, hop=1, hops=1))
 
 

@@ -51,8 +51,8 @@ struct World {
     id = decoded->path;
     token = decoded->token.told();
     key = *memory.add(1, buffer.data(), buffer.size());
-    for (uint64_t i = 0; i < 8; ++i) {
-      static_cast<void>(path->post_receive({i, buffer.data(), 4096, key}));
+    for (int i = 0; i < 8; ++i) {
+      static_cast<void>(path->post_receive());
     }
   }
   void turn() {

@@ -1,6 +1,6 @@
 // What neighbours on a route say to each other, and what travels on its hops.  The input is decoded
 // as each of them; then it goes to a relay's direction and to an end, with the session put in so
-// that it gets past the first gate.
+// that it gets past the first gate, and at the end with memory that may be written.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -32,8 +32,9 @@ void feed_end(std::span<const std::byte> bytes, bool direct) {
   receiver.open(line, {there, here, session, 1, 2048});
   std::vector<std::byte> place(512);
   const uint32_t key = *memory.add(1, place.data(), place.size());
-  for (uint64_t i = 0; i < 8; ++i) {
-    static_cast<void>(receiver.post({i, place.data(), 512, key}));
+  const auto base = reinterpret_cast<uint64_t>(place.data());
+  for (int i = 0; i < 8; ++i) {
+    static_cast<void>(receiver.post());
   }
   for (size_t at = 0; at < bytes.size();) {
     const size_t length = std::min<size_t>(bytes.size() - at, relay::frame_header_bytes + 64);
@@ -42,6 +43,8 @@ void feed_end(std::span<const std::byte> bytes, bool direct) {
     fabric::put(slot, 8, relay::number(there));
     fabric::put(slot, 16, relay::number(here));
     fabric::put(slot, 24, session);
+    fabric::put(slot, 48, base + fabric::get<uint64_t>(slot, 48) % (2 * place.size()));
+    fabric::put(slot, 56, key);
     at += length;
     const auto frame = receiver.frame(0);
     if (!frame) {

@@ -81,8 +81,7 @@ class LatePath final : public Path, private PathOwner {
   PathState state() const override { return inner_->state(); }
   fabric::CompletionStatus cause() const override { return inner_->cause(); }
   Errc post_write(const fabric::WritePost& post) override { return inner_->post_write(post); }
-  Errc post_send(const fabric::SendPost& post) override { return inner_->post_send(post); }
-  Errc post_receive(const fabric::ReceivePost& post) override { return inner_->post_receive(post); }
+  Errc post_receive() override { return inner_->post_receive(); }
   const fabric::PathTraits& traits() const override { return traits_; }
   void failure_domains(fabric::FailureDomains& domains) const override {
     inner_->failure_domains(domains);

@@ -250,18 +250,7 @@ class RemotePath final : public fabric::Path {
                    {"last", post.last},
                    {"host_memory", post.host_memory}});
   }
-  Errc post_send(const fabric::SendPost& post) override {
-    return posted({{"op", "send"},
-                   {"id", post.id},
-                   {"gathers", gathers_json(remote_, post.gathers, post.gather_count)}});
-  }
-  Errc post_receive(const fabric::ReceivePost& post) override {
-    return posted({{"op", "receive"},
-                   {"id", post.id},
-                   {"address", remote_.address_there(post.address)},
-                   {"length", post.length},
-                   {"key", post.key}});
-  }
+  Errc post_receive() override { return posted({{"op", "receive"}}); }
   void fail(const Error& why) override { remote_.ask({{"op", "fail"}, {"text", why.what}}); }
   std::string describe() const override { return "in another machine"; }
 
@@ -289,11 +278,7 @@ class NearPath final : public fabric::Path {
         remote_.address_there(reinterpret_cast<const void*>(post.remote_address));
     return path_->post_write(there);
   }
-  Errc post_send(const fabric::SendPost& post) override {
-    remote_.ask({{"op", "sync"}});
-    return path_->post_send(post);
-  }
-  Errc post_receive(const fabric::ReceivePost& post) override { return path_->post_receive(post); }
+  Errc post_receive() override { return path_->post_receive(); }
   void fail(const Error& why) override { path_->fail(why); }
   std::string describe() const override { return path_->describe(); }
 
@@ -468,12 +453,7 @@ class Server {
       return json::object();
     }
     if (op == "receive") {
-      fabric::ReceivePost post;
-      post.id = request["id"];
-      post.address = reinterpret_cast<std::byte*>(request["address"].get<uint64_t>());
-      post.length = request["length"];
-      post.key = request["key"];
-      return {{"code", static_cast<int>(path.post_receive(post))}};
+      return {{"code", static_cast<int>(path.post_receive())}};
     }
     fabric::WritePost post;
     post.id = request["id"];
@@ -481,13 +461,6 @@ class Server {
       post.gathers[post.gather_count++] = {
           reinterpret_cast<const std::byte*>(gather["address"].get<uint64_t>()), gather["length"],
           gather["key"]};
-    }
-    if (op == "send") {
-      fabric::SendPost message;
-      message.id = post.id;
-      message.gather_count = post.gather_count;
-      std::copy_n(std::begin(post.gathers), post.gather_count, std::begin(message.gathers));
-      return {{"code", static_cast<int>(path.post_send(message))}};
     }
     post.remote_address = request["remote_address"];
     post.remote_key = request["remote_key"];

@@ -70,11 +70,10 @@ class VerbsSide final : public PathSide {
   }
 
   fabric::CompletionStatus reported(fabric::CompletionStatus status) const override {
-    // Its driver has one code, "operation error", for both.
-    const bool one_code = status == fabric::CompletionStatus::length_error ||
-                          status == fabric::CompletionStatus::local_protection;
-    return device_->name().starts_with("rxe") && one_code ? fabric::CompletionStatus::device_fault
-                                                          : status;
+    // Its driver says "operation error" of that.
+    const bool unnamed = status == fabric::CompletionStatus::local_protection;
+    return device_->name().starts_with("rxe") && unnamed ? fabric::CompletionStatus::device_fault
+                                                         : status;
   }
   bool shares_memory() const override { return true; }
 

@@ -1,4 +1,5 @@
-// What a peer may write into the slots of eager messages, and what becomes of it.
+// What a peer may write into the slots of eager messages, and what becomes of it and of what is no
+// write.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -118,6 +119,16 @@ TEST_F(ReceiverTest, WhatNoSenderCanMeanEndsTheConnection) {
     EXPECT_NE(bench_->failures[0].find("malformed eager message"), std::string::npos)
         << i << ": " << bench_->failures[0];
   }
+}
+
+/// A device may let a receive be met by what no path posts: it is no empty message of the peer's.
+TEST_F(ReceiverTest, WhatMeetsAReceiveWithoutAnImmediateEndsTheConnection) {
+  fabric::Completion completion = arrival(0, 0, 0);
+  completion.has_immediate = false;
+  receiver_->on_completion(completion);
+  ASSERT_EQ(bench_->failures.size(), 1U);
+  EXPECT_NE(bench_->failures[0].find("a receive that is not open"), std::string::npos)
+      << bench_->failures[0];
 }
 
 /// The peer may write anything at any time; whoever looks after it stays within its own memory.

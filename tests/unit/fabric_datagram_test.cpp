@@ -72,6 +72,7 @@ TEST(Wire, RefusesWhatCannotBe) {
   EXPECT_TRUE(refused([](FrameHeader& h) { h.flags = 0; })) << "the end, but not last";
   EXPECT_TRUE(refused([](FrameHeader& h) { h.flags = 0xFF; })) << "unknown flags";
   EXPECT_TRUE(refused([](FrameHeader& h) { h.type = static_cast<FrameType>(0); }));
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.type = static_cast<FrameType>(2); })) << "once a send";
   EXPECT_TRUE(refused([](FrameHeader& h) { h.type = static_cast<FrameType>(8); }));
   EXPECT_TRUE(refused([](FrameHeader& h) { h.address = UINT64_MAX - 10; })) << "wraps";
   EXPECT_TRUE(refused([](FrameHeader& h) {
@@ -314,7 +315,7 @@ TEST(ReceiveWindow, AgainstAPlainSetForRandomArrivals) {
       if (verdict == ReceiveWindow::Verdict::fresh) {
         ArrivedSegment segment;
         segment.immediate = sequence;
-        window.arrive(sequence, std::move(segment));
+        window.arrive(sequence, segment);
         arrived.insert(sequence);
       }
       uint32_t next = delivered;

@@ -236,8 +236,8 @@ TEST_P(SealedPaths, AHostOnTheWayThatForgesFramesDoesNothingButCount) {
   for (const auto& [channel, packet] : all) {
     const auto header = decode(packet, packet.size());
     ASSERT_TRUE(header);
-    for (const FrameType type : {FrameType::put, FrameType::send, FrameType::ack, FrameType::probe,
-                                 FrameType::ping, FrameType::pong, FrameType::refuse}) {
+    for (const FrameType type : {FrameType::put, FrameType::ack, FrameType::probe, FrameType::ping,
+                                 FrameType::pong, FrameType::refuse}) {
       for (const bool sealed : {false, true}) {
         FrameHeader own = *header;
         own.type = type;

@@ -16,8 +16,8 @@ class SendRings : public testing::Test {
  protected:
   void push(uint64_t id, bool unsignaled = false, uint32_t bytes = 0, uint32_t inline_max = 0) {
     const Gather gather{memory_.data(), bytes, 7};
-    ring_.push({id, 0, CompletionKind::write, unsignaled, SendRing::Internal::no},
-               std::span(&gather, bytes == 0 ? 0 : 1), inline_max);
+    ring_.push({id, 0, unsignaled, SendRing::Internal::no}, std::span(&gather, bytes == 0 ? 0 : 1),
+               inline_max);
   }
   void post(uint64_t id, bool unsignaled = false) {
     push(id, unsignaled);
@@ -65,8 +65,7 @@ TEST_F(SendRings, OfSeveralOnlyTheLastThatIsAwaitedCompletes) {
 TEST_F(SendRings, LargeOnesCompleteByThemselves) {
   std::array<std::byte, 16384> large{};
   const Gather gather{large.data(), large.size(), 7};
-  ring_.push({1, 0, CompletionKind::write, false, SendRing::Internal::no}, std::span(&gather, 1),
-             0);
+  ring_.push({1, 0, false, SendRing::Internal::no}, std::span(&gather, 1), 0);
   push(2);
   ASSERT_EQ(ring_.post(&pair_), 0);
   EXPECT_TRUE(pair_.signaled(0));

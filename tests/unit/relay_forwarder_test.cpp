@@ -40,7 +40,6 @@ class Forwarding : public testing::Test {
   }
   Frame piece(uint32_t bytes) const {
     Frame frame;
-    frame.kind = FrameKind::send;
     frame.origin = from_node;
     frame.destination = to_node;
     frame.session = 5;
@@ -114,7 +113,6 @@ TEST_F(Forwarding, TheLastRelayTellsOfAMessageBehindItsPieces) {
   options.hops = 1;
   forwarder_.open(options);
   Frame frame = piece(100);
-  frame.kind = FrameKind::write;
   frame.hops = 1;
   frame.remote_address = 12345;
   frame.remote_key = 9;
@@ -149,14 +147,14 @@ TEST_F(Forwarding, WhatHasOnlyItsNoteLeftIsNotUnderWay) {
     forwarder_.on_sent(slot);
   };
   for (uint32_t slot = 0; slot < slots_min; ++slot) {  // until its neighbour has no free slot
-    Frame frame = piece(8);
+    Frame frame = piece(0);
+    frame.kind = FrameKind::ack;
     frame.hops = 1;
     ASSERT_TRUE(arrive(frame));
     complete(slot);
   }
   EXPECT_EQ(egress->shares().in_flight(), 0U);
   Frame frame = piece(100);
-  frame.kind = FrameKind::write;
   frame.hops = 1;
   ASSERT_TRUE(arrive(frame));
   ASSERT_EQ(out_->posts.size(), slots_min + 1U) << "no note";
@@ -184,7 +182,6 @@ TEST_F(Forwarding, ADevicesKeyIsAskedForOnceAndAwaited) {
   options.ask_key = [&](uint32_t key) { asked.push_back(key); };
   forwarder_.open(options);
   Frame frame = piece(100);
-  frame.kind = FrameKind::write;
   frame.hops = 1;
   frame.remote_key = 9;
   ASSERT_TRUE(arrive(frame) && arrive(frame));

@@ -188,6 +188,8 @@ TEST(Frames, HeaderAndLengthMustAgree) {
   wrong = frame;
   wrong.kind = FrameKind::note;
   EXPECT_FALSE(good(wrong)) << "notes carry nothing";
+  wrong.kind = FrameKind{3};
+  EXPECT_FALSE(good(wrong)) << "once a send";
   wrong.kind = FrameKind{9};
   EXPECT_FALSE(good(wrong));
   EXPECT_FALSE(decode_frame(std::span(slot).first(frame_header_bytes - 1)));

@@ -34,8 +34,7 @@ class DatagramPath final : public Path {
   PathState state() const override { return state_; }
   CompletionStatus cause() const override { return cause_; }
   [[nodiscard]] Errc post_write(const WritePost& post) override;
-  [[nodiscard]] Errc post_send(const SendPost& post) override;
-  [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
+  [[nodiscard]] Errc post_receive() override;
   uint64_t progress() const override { return statistics_.segments_acked; }
   void flush_acks() override { acks_.hurry(); }
   void failure_domains(FailureDomains& domains) const override;
@@ -92,7 +91,6 @@ class DatagramPath final : public Path {
 
  private:
   // sending (path_send.cpp)
-  [[nodiscard]] Errc push(WorkRequest&& request);
   void make_ready() {
     if (env_.ready.push(ready_link_)) {
       env_.wake();
@@ -114,12 +112,10 @@ class DatagramPath final : public Path {
   // receiving (path_receive.cpp)
   void on_segment(const FrameHeader& header, std::span<const std::byte> payload, bool in_place);
   void arrived(const FrameHeader& header, std::span<const std::byte> payload, bool in_place);
-  bool keep(std::span<const std::byte> payload, ArrivedSegment& segment);
   bool put(const FrameHeader& header, std::span<const std::byte> payload);
   void refuse(const FrameHeader& header);
   void deliver();
   bool deliver_front();
-  bool copy_to(const ReceivePost& receive, const ArrivedSegment& segment);
 
   // birth, check and death (path_connect.cpp)
   void send_check();

@@ -215,17 +215,15 @@ void DatagramPath::flush_requests(CompletionStatus first) {
     Completion completion;
     completion.id = request.id;
     completion.path = this;
-    completion.kind = request.kind;
     completion.status = status;
     env_.complete(completion);
     status = CompletionStatus::flushed;
   });
   for (; !receives_.empty(); receives_.pop()) {
     Completion completion;
-    completion.id = receives_.front().id;
     completion.path = this;
-    completion.kind = CompletionKind::receive;
-    completion.status = first == CompletionStatus::length_error ? first : CompletionStatus::flushed;
+    completion.kind = CompletionKind::receive_immediate;
+    completion.status = CompletionStatus::flushed;
     env_.complete(completion);
   }
 }

@@ -36,7 +36,6 @@ void DatagramPath::on_frame(const FrameHeader& header, std::span<const std::byte
   }
   switch (header.type) {
     case FrameType::put:
-    case FrameType::send:
       on_segment(header, payload, false);
       handle_ack(header, {});
       return;
@@ -104,33 +103,9 @@ bool DatagramPath::put(const FrameHeader& header, std::span<const std::byte> pay
   return true;
 }
 
-/// Keeps a send's payload until it meets its receive.  False: there is no room, so that it is not
-/// acknowledged and comes again.
-bool DatagramPath::keep(std::span<const std::byte> payload, ArrivedSegment& segment) {
-  if (payload.empty()) {
-    return true;
-  }
-  if (incoming_.stash_full()) {
-    ++statistics_.stash_full;
-    return false;
-  }
-  segment.stash = std::make_unique<std::byte[]>(payload.size());
-  std::memcpy(segment.stash.get(), payload.data(), payload.size());
-  return true;
-}
-
 void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte> payload,
                            bool in_place) {
-  ArrivedSegment segment;
-  segment.type = header.type;
-  segment.flags = header.flags;
-  segment.payload_length = header.payload_length;
-  segment.immediate = header.immediate;
-  segment.fragment_length = header.fragment_length;
-  segment.fragment_offset = header.fragment_offset;
-  const bool taken =
-      header.type == FrameType::put ? in_place || put(header, payload) : keep(payload, segment);
-  if (!taken) {
+  if (!in_place && !put(header, payload)) {
     return;
   }
   if (header.payload_length != 0) {
@@ -141,14 +116,12 @@ void DatagramPath::arrived(const FrameHeader& header, std::span<const std::byte>
   (in_place ? statistics_.bytes_direct : statistics_.bytes_copied) += header.payload_length;
   acks_.on_arrival(header.sent_us, (header.flags & flag_last) != 0);
   const bool had_gap = incoming_.gap();
-  const bool in_order = incoming_.arrive(header.sequence, std::move(segment));
+  const bool in_order =
+      incoming_.arrive(header.sequence, {header.flags, header.immediate, header.fragment_length});
   if (in_order) {
     deliver();
   } else {
     ++statistics_.out_of_order;
-  }
-  if (state_ == PathState::error) {
-    return;  // what it could not deliver is not acknowledged
   }
   acks_.owe(had_gap || !in_order || acks_.many());
 }
@@ -165,73 +138,38 @@ void DatagramPath::refuse(const FrameHeader& header) {
 void DatagramPath::deliver() {
   while (incoming_.front() != nullptr && deliver_front()) {
   }
-  if (state_ == PathState::error) {
-    return;
-  }
   acks_.on_credits(incoming_.credits());
 }
 
 bool DatagramPath::deliver_front() {
   const ArrivedSegment& segment = *incoming_.front();
-  const bool last = (segment.flags & flag_last) != 0;
-  if (segment.type == FrameType::put && !(last && (segment.flags & flag_immediate) != 0)) {
+  if ((segment.flags & flag_last) == 0 || (segment.flags & flag_immediate) == 0) {
     incoming_.pop();
     return true;
   }
   if (receives_.empty()) {
     return false;  // waits for post_receive
   }
-  const ReceivePost& receive = receives_.front();
   Completion completion;
-  completion.id = receive.id;
   completion.path = this;
-  completion.has_immediate = (segment.flags & flag_immediate) != 0;
+  completion.kind = CompletionKind::receive_immediate;
+  completion.has_immediate = true;
   completion.immediate = segment.immediate;
   completion.bytes = segment.fragment_length;
-  completion.kind =
-      segment.type == FrameType::put ? CompletionKind::receive_immediate : CompletionKind::receive;
-  if (segment.stash != nullptr && !copy_to(receive, segment)) {
-    return false;
-  }
   incoming_.pop();
-  if (last) {
-    receives_.pop();
-    env_.complete(completion);
-  }
+  receives_.pop();
+  env_.complete(completion);
   return true;
 }
 
-/// False: the path is broken.
-bool DatagramPath::copy_to(const ReceivePost& receive, const ArrivedSegment& segment) {
-  if (segment.fragment_length > receive.length) {
-    break_path(CompletionStatus::length_error,
-               nccl_ha::fail(Errc::invalid_usage,
-                             fmt::format("a message of {} bytes met a receive of {}: {}",
-                                         segment.fragment_length, receive.length, describe())));
-    return false;
-  }
-  std::byte* to =
-      env_.memory->resolve(receive.key, options_.domain,
-                           reinterpret_cast<uint64_t>(receive.address) + segment.fragment_offset,
-                           segment.payload_length);
-  if (to == nullptr) {
-    break_path(CompletionStatus::local_protection,
-               nccl_ha::fail(Errc::invalid_usage,
-                             "a receive buffer was deregistered while it was still posted"));
-    return false;
-  }
-  std::memcpy(to, segment.stash.get(), segment.payload_length);
-  return true;
-}
-
-Errc DatagramPath::post_receive(const ReceivePost& post) {
+Errc DatagramPath::post_receive() {
   if (state_ == PathState::error) {
     return Errc::closed;
   }
   if (receives_.full()) {
     return Errc::again;
   }
-  receives_.push(post);
+  receives_.push();
   if (incoming_.front() != nullptr) {
     const GuardScope guard(env_.guard);
     deliver();

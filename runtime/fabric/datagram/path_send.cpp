@@ -41,11 +41,7 @@ bool find_payload(const Memory& memory, uint64_t domain, const Segment& segment,
 
 }  // namespace
 
-Errc DatagramPath::post_write(const WritePost& post) { return push(WorkRequest(post)); }
-
-Errc DatagramPath::post_send(const SendPost& post) { return push(WorkRequest(post)); }
-
-Errc DatagramPath::push(WorkRequest&& request) {
+Errc DatagramPath::post_write(const WritePost& post) {
   if (state_ == PathState::error) {
     return Errc::closed;
   }
@@ -53,15 +49,16 @@ Errc DatagramPath::push(WorkRequest&& request) {
     return Errc::again;
   }
   uint64_t length = 0;
-  if (request.gather_count > gathers_max) {
+  if (post.gather_count > gathers_max) {
     return Errc::invalid_argument;
   }
-  for (uint32_t i = 0; i < request.gather_count; ++i) {
-    length += request.gathers[i].length;
+  for (uint32_t i = 0; i < post.gather_count; ++i) {
+    length += post.gathers[i].length;
   }
   if (length > UINT32_MAX) {
     return Errc::invalid_argument;
   }
+  WorkRequest request(post);
   request.length = static_cast<uint32_t>(length);
   const bool idle = !requests_.unsent();
   requests_.push(std::move(request));
@@ -117,8 +114,7 @@ bool DatagramPath::send_next() {
 }
 
 FrameHeader DatagramPath::header_for(const Segment& segment, const WorkRequest& request) {
-  FrameHeader header =
-      ends_.header(request.kind == CompletionKind::write ? FrameType::put : FrameType::send);
+  FrameHeader header = ends_.header(FrameType::put);
   header.flags = request.flags;
   if (segment.offset + segment.length == request.length) {
     header.flags |= flag_last;
@@ -245,7 +241,6 @@ void DatagramPath::complete_requests() {
     Completion completion;
     completion.id = request.id;
     completion.path = this;
-    completion.kind = request.kind;
     completion.bytes = request.length;
     env_.complete(completion);
   });

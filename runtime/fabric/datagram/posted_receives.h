@@ -1,47 +1,34 @@
-// The receives of a path in the order of their posts; each is met by one message of the peer.
+// How many receives of a path are posted; each is met by one immediate of the peer.
 #pragma once
 
-#include <algorithm>
-#include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/fabric/path.h"
 
 namespace nccl_ha::fabric {
 
 class PostedReceives {
  public:
-  explicit PostedReceives(uint32_t max)
-      : max_(max),
-        receives_(std::bit_ceil(std::max(max, 1U))),
-        mask_(static_cast<uint32_t>(receives_.size()) - 1) {}
+  explicit PostedReceives(uint32_t max) : max_(max) {}
 
-  size_t capacity() const { return receives_.size(); }
-  bool empty() const { return head_ == tail_; }
-  bool full() const { return tail_ - head_ >= max_; }
-  void push(const ReceivePost& receive) {
+  size_t capacity() const { return max_; }
+  bool empty() const { return count_ == 0; }
+  bool full() const { return count_ >= max_; }
+  void push() {
     NHA_DASSERT(!full(), "more receives than the path takes");
-    receives_[tail_++ & mask_] = receive;
-  }
-  const ReceivePost& front() const {
-    NHA_DASSERT(!empty(), "no receive is posted");
-    return receives_[head_ & mask_];
+    ++count_;
   }
   void pop() {
     NHA_DASSERT(!empty(), "no receive is posted");
-    ++head_;
+    --count_;
   }
 
-  bool sound() const { return tail_ - head_ <= max_; }
+  bool sound() const { return count_ <= max_; }
 
  private:
   uint32_t max_;
-  std::vector<ReceivePost> receives_;
-  uint32_t mask_;
-  uint32_t head_ = 0;
-  uint32_t tail_ = 0;
+  uint32_t count_ = 0;
 };
 
 }  // namespace nccl_ha::fabric

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,20 +16,14 @@ namespace nccl_ha::fabric {
 
 /// What must be kept of a segment until it is its turn.
 struct ArrivedSegment {
-  FrameType type = FrameType::put;
   uint8_t flags = 0;
-  uint16_t payload_length = 0;
   uint32_t immediate = 0;
   uint32_t fragment_length = 0;
-  uint32_t fragment_offset = 0;
-  std::unique_ptr<std::byte[]> stash;  ///< payload of a send segment that came early
 };
 
 class ReceiveWindow {
  public:
   enum class Verdict : uint8_t { fresh, duplicate, beyond };
-  /// Sends that overtook others wait in copies; a bound keeps a peer from filling our memory.
-  static constexpr uint32_t stashes_max = 64;
 
   explicit ReceiveWindow(uint32_t size) : mask_(size - 1), slots_(size), arrived_(size / 64 + 1) {}
 
@@ -46,10 +39,9 @@ class ReceiveWindow {
   }
 
   /// Records a fresh segment; true when it was the one expected.
-  bool arrive(uint32_t sequence, ArrivedSegment&& segment) {
+  bool arrive(uint32_t sequence, const ArrivedSegment& segment) {
     NHA_DASSERT(check(sequence) == Verdict::fresh, "a segment is taken once");
-    stashes_ += segment.stash != nullptr ? 1 : 0;
-    slots_[sequence & mask_] = std::move(segment);
+    slots_[sequence & mask_] = segment;
     set(sequence, true);
     if (sequence_distance(sequence, highest_) >= 0) {
       highest_ = sequence + 1;
@@ -64,19 +56,17 @@ class ReceiveWindow {
   }
 
   /// The oldest arrived and undelivered segment, or null.
-  ArrivedSegment* front() { return delivered_ == next_ ? nullptr : &slots_[delivered_ & mask_]; }
+  const ArrivedSegment* front() const {
+    return delivered_ == next_ ? nullptr : &slots_[delivered_ & mask_];
+  }
   void pop() {
     NHA_DASSERT(delivered_ != next_, "nothing to deliver");
-    std::unique_ptr<std::byte[]>& stash = slots_[delivered_ & mask_].stash;
-    stashes_ -= stash != nullptr ? 1 : 0;
-    stash.reset();
     set(delivered_, false);
     ++delivered_;
   }
 
   uint32_t next() const { return next_; }
   uint32_t size() const { return mask_ + 1; }
-  bool stash_full() const { return stashes_ >= stashes_max; }
   bool gap() const { return sequence_distance(highest_, next_) > 0; }
   /// Segments that may arrive beyond next().
   uint32_t credits() const { return size() - (next_ - delivered_); }
@@ -100,13 +90,6 @@ class ReceiveWindow {
 
   /// What does not hold; walks all of it.
   std::optional<std::string> self_check() const {
-    uint32_t stashes = 0;
-    for (const ArrivedSegment& slot : slots_) {
-      stashes += slot.stash != nullptr ? 1 : 0;
-    }
-    if (stashes != stashes_ || stashes_ > stashes_max) {
-      return "copies of segments are counted wrongly";
-    }
     if (next_ - delivered_ > size() || sequence_distance(highest_, next_) < 0 ||
         highest_ - delivered_ > size()) {
       return "delivered, expected and highest segment are out of order";
@@ -136,7 +119,6 @@ class ReceiveWindow {
   uint32_t next_ = 0;       // everything below has arrived
   uint32_t delivered_ = 0;  // everything below has been delivered
   uint32_t highest_ = 0;    // one behind the highest arrived
-  uint32_t stashes_ = 0;    // held by slots
 };
 
 }  // namespace nccl_ha::fabric

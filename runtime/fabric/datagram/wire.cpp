@@ -12,6 +12,12 @@ constexpr uint16_t ud_family = 16;
 /// Numbers have 24 bits; 0 and 1 are the fabric's own, all ones means everybody (IBTA 3.2.3).
 constexpr bool valid_queue_pair(uint32_t number) { return number > 1 && number < 0xFFFFFF; }
 
+constexpr bool known_type(uint8_t type) {
+  return type == static_cast<uint8_t>(FrameType::put) ||
+         (type >= static_cast<uint8_t>(FrameType::ack) &&
+          type <= static_cast<uint8_t>(FrameType::refuse));
+}
+
 constexpr uint8_t known_flags =
     flag_last | flag_immediate | flag_no_speculation | flag_ack | flag_echo | flag_sealed;
 
@@ -100,8 +106,7 @@ std::optional<FrameHeader> decode(std::span<const std::byte> available, size_t t
   }
   const std::byte* in = available.data();
   const auto type = get<uint8_t>(in, 2);
-  if (get<uint16_t>(in, 0) != wire_magic || type < static_cast<uint8_t>(FrameType::put) ||
-      type > static_cast<uint8_t>(FrameType::refuse)) {
+  if (get<uint16_t>(in, 0) != wire_magic || !known_type(type)) {
     return std::nullopt;
   }
   FrameHeader header;
@@ -125,7 +130,7 @@ std::optional<FrameHeader> decode(std::span<const std::byte> available, size_t t
   if ((header.flags & ~known_flags) != 0 || header.frame_bytes() > total_length) {
     return std::nullopt;
   }
-  if (header.type == FrameType::put || header.type == FrameType::send) {
+  if (header.type == FrameType::put) {
     const uint64_t end = uint64_t{header.fragment_offset} + header.payload_length;
     const bool last = (header.flags & flag_last) != 0;
     // A segment lies inside its fragment, the last one ends it, and only an empty fragment may

@@ -34,8 +34,8 @@ inline constexpr size_t seal_bytes = 24;
 inline constexpr uint16_t wire_magic = 0x484E;  // version 1
 
 enum class FrameType : uint8_t {
-  put = 1,    ///< emulated RDMA write: payload belongs at `address`
-  send = 2,   ///< part of a two-sided message
+  put = 1,  ///< emulated RDMA write: payload belongs at `address`
+  // 2 was part of a two-sided message: it is not given out again.
   ack = 3,    ///< acknowledgement only; the payload is the selective-acknowledgement bitmap
   ping = 4,   ///< connectivity check; the payload is padding, `fragment_length` the datagram's size
   pong = 5,   ///< answer to a ping; `fragment_length` repeats the size, `immediate` the attempt

@@ -1,4 +1,4 @@
-// A posted write or send ("fragment" in usnic's words), and how far it has been sent.
+// A posted write ("fragment" in usnic's words), and how far it has been sent.
 #pragma once
 
 #include <algorithm>
@@ -22,17 +22,8 @@ struct WorkRequest {
         unsignaled(post.unsignaled) {
     std::copy_n(post.gathers, gathers_max, gathers);
   }
-  explicit WorkRequest(const SendPost& post)
-      : id(post.id),
-        kind(CompletionKind::send),
-        flags(static_cast<uint8_t>(post.has_immediate ? flag_immediate : 0)),
-        gather_count(static_cast<uint8_t>(post.gather_count)),
-        immediate(post.immediate) {
-    std::copy_n(post.gathers, gathers_max, gathers);
-  }
 
   uint64_t id = 0;
-  CompletionKind kind = CompletionKind::write;
   uint8_t flags = 0;  ///< FrameFlag bits of its segments
   uint8_t gather_count = 0;
   Gather gathers[gathers_max];

@@ -28,9 +28,11 @@ constexpr unsigned pass_limit = 8;  // batches per pass and queue, so that no qu
     case IBV_WC_REM_ACCESS_ERR:
       return CompletionStatus::remote_access;
     case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_REM_INV_REQ_ERR:
       return CompletionStatus::length_error;
     default:
+      // Of IBV_WC_REM_INV_REQ_ERR too: a write names its memory and meets no receive that might be
+      // too small, so that the peer's device has taken packets for what they are not, as Soft-RoCE
+      // does after losses.
       return CompletionStatus::device_fault;
   }
 }
@@ -86,7 +88,6 @@ inline CompletionStatus status_of(ibv_wc_status status) {
   Completion completion;
   completion.id = slot.id;
   completion.path = this;
-  completion.kind = slot.kind;
   completion.status = status;
   completion.bytes = slot.bytes;
   owner_->on_completion(completion);
@@ -99,13 +100,8 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
   if (!sends_.holds(ahead)) {
     return;  // taken back before
   }
-  CompletionStatus status = status_of(wc.status);
+  const CompletionStatus status = status_of(wc.status);
   if (status != CompletionStatus::ok) [[unlikely]] {
-    if (wc.status == IBV_WC_REM_INV_REQ_ERR && sends_.at(position).kind == CompletionKind::write) {
-      // A write names its memory and meets no receive that might be too small: the peer's device
-      // has taken packets for what they are not, as Soft-RoCE does after losses.
-      status = CompletionStatus::device_fault;
-    }
     fail_for(status, wc, &sends_.at(position));
   }
   // Success answers for all before it.  A failure does not: what nobody asked a completion for may
@@ -146,17 +142,13 @@ void VerbsPath::complete_send(CompletionStatus status) { finish_send(status); }
     static_cast<void>(env_.report_states());
   }
   Completion completion;
-  completion.id = slot.id;
   completion.path = this;
+  completion.kind = CompletionKind::receive_immediate;
   completion.status = status;
-  completion.kind = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM ? CompletionKind::receive_immediate
-                                                           : CompletionKind::receive;
   if (status == CompletionStatus::ok) {
     completion.has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
     completion.immediate = completion.has_immediate ? ntohl(wc.imm_data) : 0;
     completion.bytes = wc.byte_len;
-  } else {
-    completion.kind = CompletionKind::receive;  // an error leaves the opcode undefined
   }
   owner_->on_completion(completion);
 }

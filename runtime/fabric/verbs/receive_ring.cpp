@@ -25,18 +25,15 @@ int ReceiveRing::post_all_held(ibv_qp* pair) {
   return 0;
 }
 
-bool ReceiveRing::post(ibv_qp* pair, const ReceivePost& post) {
+bool ReceiveRing::post(ibv_qp* pair) {
   NHA_DASSERT(held_ == 0 && never_posted_ == 0, "the device is given receives in order");
-  ibv_sge sge{reinterpret_cast<uint64_t>(post.address), post.length, post.key};
   ibv_recv_wr request{};
   request.wr_id = ids_.at(ring_.tail());
-  request.sg_list = &sge;
-  request.num_sge = post.length == 0 ? 0 : 1;
   ibv_recv_wr* bad = nullptr;
   if (ibv_post_recv(pair, &request, &bad) != 0) {
     return false;
   }
-  ring_.push() = {post.id, false};
+  ring_.push() = {};
   return true;
 }
 

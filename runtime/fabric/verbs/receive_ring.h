@@ -1,5 +1,5 @@
 // Receives that were posted and not used, in posting order; the newest of them may be held back
-// from the device.
+// from the device.  They have no buffers: what meets them is in its place.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
-#include "runtime/fabric/path.h"
+#include "runtime/fabric/completion_status.h"
 #include "runtime/fabric/verbs/post_ring.h"
 #include "runtime/fabric/verbs/work_id.h"
 
@@ -18,7 +18,6 @@ namespace nccl_ha::fabric::verbs {
 class ReceiveRing {
  public:
   struct Slot {
-    uint64_t id = 0;
     bool internal = false;  ///< for a probe of the peer's
   };
   /// The peer sends two.
@@ -34,17 +33,17 @@ class ReceiveRing {
   /// The peer may have been promised some of those that are held back.
   bool holds_too_many() const { return held_ > spare_; }
 
-  /// A receive without a buffer, which the device is told of later, several together.
-  void hold(uint64_t id, bool internal = false) {
+  /// One of which the device is told later, of several together.
+  void hold(bool internal = false) {
     NHA_DASSERT(never_posted_ == 0, "a receive for a queue pair that refused some");
-    ring_.push() = {id, internal};
+    ring_.push() = {internal};
     ++held_;
   }
   /// Gives the device those that are held back.  An errno value where it did not take all of them:
   /// then it never gets the rest, and the queue pair has to end.
   int post_held(ibv_qp* pair) { return held_ == 0 ? 0 : post_all_held(pair); }
-  /// Posts it at once; none is held back.  False: the device does not take it.
-  bool post(ibv_qp* pair, const ReceivePost& post);
+  /// One that goes to the device at once; none is held back.  False: it does not take it.
+  bool post(ibv_qp* pair);
 
   /// As PostRing::ahead_of().
   uint32_t ahead_of(uint32_t position) const { return ring_.ahead_of(position); }

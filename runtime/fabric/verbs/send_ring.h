@@ -25,7 +25,6 @@ class SendRing {
   struct Slot {
     uint64_t id = 0;
     uint32_t bytes = 0;
-    CompletionKind kind = CompletionKind::write;
     bool unsignaled = false;
     Internal internal = Internal::no;
   };

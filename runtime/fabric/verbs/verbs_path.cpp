@@ -53,7 +53,7 @@ VerbsPath::VerbsPath(PathEnvironment& environment, const PathOptions& options, P
       },
       this);
   for (uint32_t i = 0; i < ReceiveRing::probes; ++i) {
-    receives_.hold(0, true);  // the peer's probes meet the first ones
+    receives_.hold(true);  // the peer's probes meet the first ones
   }
   handshake_.begin(connect_limit());
   handshake_.await(look_after);
@@ -436,19 +436,17 @@ void VerbsPath::take_back() {
   }
   Completion completion;
   completion.path = this;
+  completion.kind = CompletionKind::receive_immediate;
   completion.status = receives_.left();
   while (!receives_.empty()) {
-    const ReceiveRing::Slot slot = receives_.pop();
-    if (!slot.internal) {
-      completion.id = slot.id;
-      completion.kind = CompletionKind::receive;
+    if (!receives_.pop().internal) {
       owner_->on_completion(completion);
     }
   }
+  completion.kind = CompletionKind::flush;
   completion.status = CompletionStatus::flushed;
   while (!flushes_.empty()) {
     completion.id = flushes_.pop();
-    completion.kind = CompletionKind::flush;
     owner_->on_completion(completion);
   }
 }

@@ -45,8 +45,7 @@ class VerbsPath final : public Path {
   PathState state() const override { return state_; }
   CompletionStatus cause() const override { return cause_; }
   [[nodiscard]] Errc post_write(const WritePost& post) override;
-  [[nodiscard]] Errc post_send(const SendPost& post) override;
-  [[nodiscard]] Errc post_receive(const ReceivePost& post) override;
+  [[nodiscard]] Errc post_receive() override;
   [[nodiscard]] Errc post_flush(const FlushPost& post) override;
   uint32_t write_bytes_max() const override { return write_max_; }
   const PathTraits& traits() const override { return traits_; }

@@ -25,7 +25,7 @@ Errc VerbsPath::send_room() const {
     return room;
   }
   ibv_send_wr& request =
-      sends_.push({post.id, 0, CompletionKind::write, post.unsignaled, Internal::no},
+      sends_.push({post.id, 0, post.unsignaled, Internal::no},
                   std::span(post.gathers, post.gather_count), post.host_memory ? inline_max_ : 0);
   request.opcode = post.has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
   request.imm_data = htonl(post.immediate);
@@ -40,24 +40,12 @@ Errc VerbsPath::send_room() const {
   return Errc::ok;
 }
 
-Errc VerbsPath::post_send(const SendPost& post) {
-  if (const Errc room = send_room(); room != Errc::ok) [[unlikely]] {
-    return room;
-  }
-  ibv_send_wr& request = sends_.push({post.id, 0, CompletionKind::send, false, Internal::no},
-                                     std::span(post.gathers, post.gather_count), 0);
-  request.opcode = post.has_immediate ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
-  request.imm_data = htonl(post.immediate);
-  env_.mark_posted(links_);
-  return Errc::ok;
-}
-
 ibv_send_wr& VerbsPath::post_internal(Internal what, std::span<const Gather> gathers) {
   env_.mark_posted(links_);
-  return sends_.push({0, 0, CompletionKind::write, false, what}, gathers, 0);
+  return sends_.push({0, 0, false, what}, gathers, 0);
 }
 
-Errc VerbsPath::post_receive(const ReceivePost& post) {
+Errc VerbsPath::post_receive() {
   if (state_ == PathState::error) {
     return Errc::closed;
   }
@@ -65,26 +53,19 @@ Errc VerbsPath::post_receive(const ReceivePost& post) {
     return Errc::again;
   }
   if (pair_ == nullptr) {
-    if (post.length != 0) {
-      return Errc::again;
-    }
-    receives_.hold(post.id);
+    receives_.hold();
     return Errc::ok;
   }
-  if (post.length == 0 && state_ == PathState::ready) {
+  if (state_ == PathState::ready) {
     // For the peer's next immediate but many: whoever waits for what just came is served first, and
     // the device is told of several together.
-    receives_.hold(post.id);
+    receives_.hold();
     if (receives_.holds_too_many() && !links_.refill_listed) [[unlikely]] {
       env_.mark_refill(links_);
     }
     return Errc::ok;
   }
-  post_held_receives();
-  if (state_ == PathState::error) [[unlikely]] {
-    return Errc::closed;  // the device refused those, and gets nothing any more
-  }
-  return receives_.post(pair_, post) ? Errc::ok : Errc::again;
+  return receives_.post(pair_) ? Errc::ok : Errc::again;
 }
 
 void VerbsPath::post_held_receives() {
