@@ -44,6 +44,7 @@ class Connection final : public Actor,
   void on(const Message& message) override;
   void stop() override;
   bool lingers() const override { return state_.phase != ConnectionPhase::gone; }
+  bool owes() const override { return state_.live() && side_->waits_to_close(); }
   void on_no_memory() override;
 
  private:

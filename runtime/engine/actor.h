@@ -45,6 +45,8 @@ class Actor {
   /// After stop(): it still has something to say, and removes itself when that is done.  It is
   /// destroyed without that when the engine's time for that is over.
   virtual bool lingers() const { return false; }
+  /// After stop(): something is on its way of which its caller was told that it is done.
+  virtual bool owes() const { return false; }
   ActorId id() const { return id_; }
 
  private:

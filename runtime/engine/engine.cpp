@@ -183,7 +183,8 @@ Engine::~Engine() {
     thread.join();
   }
   for (auto& slot : slots_) {
-    slot->worker->stop(stop_limit);
+    // What was told to be done is not given up before a peer to which nothing leads is.
+    slot->worker->stop(stop_limit, std::chrono::milliseconds(config_.retry_budget_ms));
   }
   trace_keeper_.reset();
   if (counters_.file) {

@@ -404,7 +404,7 @@ void Worker::ask_to_stop() {
   reap();
 }
 
-void Worker::stop(Duration limit) {
+void Worker::stop(Duration limit, Duration owed_limit) {
   if (!post_address_) {
     return;  // stopped before
   }
@@ -417,7 +417,12 @@ void Worker::stop(Duration limit) {
   const auto any_left = [this] {
     return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.alive; });
   };
-  while ((any_left() || (streams_ && streams_->open_handles() != 0)) && clock_.now() < end) {
+  const auto any_owes = [this] {
+    return std::any_of(slots_.begin(), slots_.end(),
+                       [](const Slot& slot) { return slot.alive && slot.actor->owes(); });
+  };
+  while ((any_left() || (streams_ && streams_->open_handles() != 0)) &&
+         (clock_.now() < end || (any_owes() && clock_.now() < end + owed_limit))) {
     request_stream_turns(1);
     if (turn() == 0) {
       sched_yield();

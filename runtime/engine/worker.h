@@ -94,8 +94,9 @@ class Worker final : private Context {
   std::vector<int> wait_fds() const;
   /// Changes when wait_fds() does.
   uint64_t wait_version() const { return wait_version_; }
-  /// Asks all actors to stop and turns until they and their streams are gone, for at most `limit`.
-  void stop(Duration limit);
+  /// Asks all actors to stop and turns until they and their streams are gone, for at most `limit`;
+  /// for `owed_limit` more while one of them owes something.
+  void stop(Duration limit, Duration owed_limit = {});
   /// The beginning of that, for who turns the worker itself: those who have something to say stay.
   void ask_to_stop();
   /// The thread that owns the worker from now on; actors' owner checks compare with it.

@@ -2,6 +2,7 @@
 #include <poll.h>
 
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "actors/nic_monitor.h"
@@ -82,6 +83,31 @@ class Listening final : public Actor {
   Context* context_ = nullptr;
 };
 
+/// Has something to deliver when it is stopped, which takes its time.
+class Owing final : public Actor {
+ public:
+  Owing(bool owes, bool& delivered) : owes_(owes), delivered_(delivered) {
+    timer_.bind([](void* self) { static_cast<Owing*>(self)->deliver(); }, this);
+  }
+  ~Owing() override { context_->timers().cancel(timer_); }
+  const char* name() const override { return "owing"; }
+  void start(Context& context) override { context_ = &context; }
+  void on(const Message& message) override { (void)message; }
+  void stop() override { context_->timers().arm(timer_, context_->now() + milliseconds(20)); }
+  bool lingers() const override { return true; }
+  bool owes() const override { return owes_ && !delivered_; }
+
+ private:
+  void deliver() {
+    delivered_ = true;
+    context_->remove_actor(id());
+  }
+  const bool owes_;
+  bool& delivered_;
+  Context* context_ = nullptr;
+  Timer timer_;
+};
+
 class WorkerTest : public testing::Test {
  protected:
   WorkerTest() : worker_({}, config_, clock_, *make_uv_streams()) {
@@ -95,6 +121,20 @@ class WorkerTest : public testing::Test {
   Chore chore_;
   Worker worker_;
 };
+
+TEST(WorkerStop, GoesOnWhileSomethingIsOwedForALimitedTime) {
+  for (const auto& [owes, limit, delivers] : {std::tuple{true, milliseconds(10000), true},
+                                              {true, milliseconds(5), false},
+                                              {false, milliseconds(10000), false}}) {
+    const Config config;
+    SteadyClock clock;
+    Worker worker({}, config, clock, *make_uv_streams());
+    bool delivered = false;
+    ASSERT_TRUE(worker.context().add_actor(std::make_unique<Owing>(owes, delivered)));
+    worker.stop(Duration(0), limit);
+    EXPECT_EQ(delivered, delivers) << "owes " << owes << ", for " << limit.count() << " ms";
+  }
+}
 
 TEST_F(WorkerTest, MemoryThatRunsOutIsToldToAllActorsAndTheWorkerGoesOn) {
   auto owned = std::make_unique<Listening>();
