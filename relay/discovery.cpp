@@ -351,8 +351,9 @@ void Discovery::originate(Instant now) {
   state.lifetime_ms = static_cast<uint32_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(timing_.lifetime).count());
   state.relays = identity_.relays && !left_;
-  state.addresses = identity_.addresses;
   if (!left_) {
+    // Who has left has none any more: its host may begin anew under another name.
+    state.addresses = identity_.addresses;
     state.links = own_links();
   }
   const auto tenth = static_cast<uint64_t>(timing_.refresh.count() / 10);

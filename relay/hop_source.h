@@ -137,7 +137,7 @@ class NextHops {
     (void)way;
     return {};
   }
-  /// Any thread.  A host on the way that relays_to() told last has refused it: another one is told
+  /// Any thread.  No path came about over the way that relays_to() told last: another one is told
   /// next, if there is one.
   virtual void refused(NodeId destination, const Way& way) {
     (void)destination;

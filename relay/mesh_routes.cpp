@@ -161,15 +161,16 @@ std::vector<NodeId> MeshRoutes::relays_to(NodeId destination, const Way& way) {
     return {};
   }
   Ways& ways = ways_of({way.connection, destination});
+  Taken& own = ways[way.number];
+  std::erase_if(own.refused, [&](const std::vector<NodeId>& relays) {
+    return std::ranges::find(entry->routes, relays, hosts_between) == entry->routes.end();
+  });
   const Route* chosen = choose(*entry, ways, way.number);
   if (chosen == nullptr) {
     return {};
   }
-  Taken& own = ways[way.number];
   own.relays = hosts_between(*chosen);
-  if (std::erase(own.refused, own.relays) != 0 || own.refused.size() > entry->routes.size()) {
-    own.refused.clear();  // all have been, or some are no routes any more
-  }
+  std::erase(own.refused, own.relays);  // it is the newest one if it is refused again
   return own.relays;
 }
 

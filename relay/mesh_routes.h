@@ -36,7 +36,7 @@ class MeshRoutes final : public NextHops {
   /// A connection's first way by the routes' shares (RouteRotation), each further one over as few
   /// hosts of the others as possible.  A way keeps to its first host as long as a route begins
   /// there; else it takes one that none of the others keeps to.  A route that was refused comes
-  /// again when all the others were.
+  /// again when all the others were, the oldest first; one that is none meanwhile is forgotten.
   std::vector<NodeId> relays_to(NodeId destination, const Way& way) override;
   void refused(NodeId destination, const Way& way) override;
 
@@ -56,7 +56,7 @@ class MeshRoutes final : public NextHops {
  private:
   struct Taken {
     std::vector<NodeId> relays;                ///< the hosts in between; empty: unused
-    std::vector<std::vector<NodeId>> refused;  ///< the same of routes over which none came about
+    std::vector<std::vector<NodeId>> refused;  ///< the same of others, the oldest first
   };
   using Ways = std::array<Taken, ways_max>;
   using Key = std::pair<uint64_t, NodeId>;  ///< connection, destination

@@ -49,7 +49,7 @@ class MessageSender {
   /// Of the message whose memory is not registered any more, with which all ends; 0: of none.
   uint64_t lost() const { return lost_; }
   /// So many messages the other end has.
-  uint64_t arrived() const { return head_; }
+  uint64_t arrived() const { return arrived_; }
   /// Why the hop's device cannot be asked for keys now: nothing leaves by that hop any more.
   const std::optional<Error>& busy() const { return busy_; }
   /// False: too many are under way, try again when one has been sent.
@@ -66,6 +66,7 @@ class MessageSender {
     }
     peer_receives_ = receives;
     while (head_ < delivered) {
+      ++arrived_;
       done(at(head_++));
     }
     return true;
@@ -119,7 +120,8 @@ class MessageSender {
   uint64_t head_ = 0;  ///< the oldest that the other end does not have
   uint64_t next_ = 0;  ///< the oldest that has not been given to the hop whole
   uint64_t tail_ = 0;
-  uint32_t gather_ = 0;  ///< of next_'s: the piece to be sent
+  uint64_t arrived_ = 0;  ///< so many; head_ goes on at the end
+  uint32_t gather_ = 0;   ///< of next_'s: the piece to be sent
   uint32_t gather_offset_ = 0;
   uint32_t offset_ = 0;
   uint64_t receives_used_ = 0;

@@ -208,9 +208,11 @@ void RelayPath::on_path_address(fabric::Path& path) {
   }
 }
 
-/// Whatever it is that does not work there: another way is to be tried before it is again.
+/// While the path comes about, whatever it is that does not work there: another way is to be tried
+/// before it is again.
 void RelayPath::refuse_way() {
-  if (!named_ && !relays_.empty()) {
+  const bool comes_about = state_ == PathState::idle || state_ == PathState::connecting;
+  if (comes_about && options_.active && !named_ && !relays_.empty()) {
     next_.refused(peer_.node, {options_.domain, own_.way});
   }
 }

@@ -220,6 +220,7 @@ void RelayPath::on_session_open(SessionStream& stream) {
 
 void RelayPath::ask_over_first_hop() {
   if (auto made = make_first_hop(); !made) {
+    refuse_way();
     break_path(CompletionStatus::device_fault, 0, made.error());
   } else if (line_.path()->address_ready()) {
     ask();
@@ -270,6 +271,7 @@ bool RelayPath::asks_again(const SetupRefusal& refusal) {
   request_.reset();
   ++setup_.choice;
   if (const auto dialled = dial(); !dialled) {
+    refuse_way();
     break_path(CompletionStatus::device_fault, 0, dialled.error());
   }
   return true;
@@ -329,6 +331,7 @@ void RelayPath::on_session_message(SessionStream& stream, SessionMessage message
     good = nccl_ha::fail(Errc::remote, "an answer that nobody asked for");
   }
   if (!good) {
+    refuse_way();
     break_path(CompletionStatus::device_fault, 0, good.error());
   }
 }

@@ -204,7 +204,7 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
       }
       return;
     }
-    if (down_asked) {
+    if (down_asked || down_is_late()) {
       blame_down(refusal->text);
     }
     // It failed at a message that this relay had sent there.
@@ -360,15 +360,18 @@ void RelaySession::blame_down(const std::string& why) {
   }
 }
 
+/// Who asked may have less patience than the hop, and ends the session first.
+bool RelaySession::down_is_late() const {
+  return down_asked_at_ && context_->now() - *down_asked_at_ >= hop_usual;
+}
+
 void RelaySession::on_fence_stuck(fabric::Path& path, const Error& error) {
   (void)path;
   end({CompletionStatus::device_fault, 0, error.message()}, error.message());
 }
 
 void RelaySession::on_session_lost(SessionStream& stream, const Error& error) {
-  // Who asked may have less patience than the hop.
-  const bool late = down_asked_at_ && context_->now() - *down_asked_at_ >= hop_usual;
-  if (&stream == legs_[down].stream.get() || late) {
+  if (&stream == legs_[down].stream.get() || down_is_late()) {
     blame_down(error.message());
   }
   end({CompletionStatus::retry_exceeded, 0, "a neighbour of the relay is gone: " + error.message()},

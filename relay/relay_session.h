@@ -115,6 +115,7 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   void ask();
   void answer();
   void blame_down(const std::string& why);
+  bool down_is_late() const;
   void tell_end();
   bool idle() const;
   NodeId next_node() const { return request_.nodes[request_.place + 1U]; }

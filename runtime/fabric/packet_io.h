@@ -88,7 +88,8 @@ class PacketIo {
     bool by_own_nic = false;  ///< for SocketAddress::by_own_nic of the peer
     std::string other_nic;    ///< by this interface, not by that of the local address
   };
-  /// Asked once for each path; `peer` is the other end's data channel.
+  /// Asked once for each path, which may be there because the way to the peer was lost; `peer` is
+  /// the other end's data channel.
   virtual Egress egress(const SocketAddress& peer) {
     (void)peer;
     return {};
@@ -104,7 +105,8 @@ class PacketIo {
   /// File descriptors that become readable when packets wait; -1 where there is none.
   virtual int wait_fd(Channel channel) const = 0;
   virtual uint64_t kernel_drops() const { return 0; }
-  /// Nothing moves here any more, now and later: who needs packets makes another one.
+  /// Nothing moves here any more, now and later, or not by the addresses that this host has now:
+  /// who needs packets from now on makes another one.  Those who have this one keep it.
   virtual bool broken() { return false; }
 };
 

@@ -254,10 +254,17 @@ enum class Mutation : uint16_t {
   loop_taken,                   ///< a route that leads through a host twice is taken
   wrong_next_hop,               ///< a relay asks the host before it for what the next one is to do
   drain_takes_more,             ///< a relay that ends takes new sessions
-  pool_kept,              ///< a session that has ended keeps its part of the memory for sessions
-  receive_not_awaited,    ///< a message that needs a receive leaves before there is one
-  late_fence_untold,      ///< who uses a relayed path does not hear that its hop's fence is late
-  refusal_forgotten,      ///< a way that a host refuses is told again and again
+  pool_kept,                ///< a session that has ended keeps its part of the memory for sessions
+  receive_not_awaited,      ///< a message that needs a receive leaves before there is one
+  late_fence_untold,        ///< who uses a relayed path does not hear that its hop's fence is late
+  refusal_forgotten,        ///< a way that a host refuses is told again and again
+  last_refusal_only,        ///< of the routes that were refused the last one is remembered only
+  lost_route_refused,       ///< what was refused stays so, though it was no route meanwhile
+  deadline_blames_nothing,  ///< a path that does not come about in time refuses no way
+  impatience_unheeded,  ///< a relay whose hop is coming up blames nothing when whoever asked gives
+                        ///< up
+  relay_speaks_for_peer,  ///< what the first relay has taken is the peer's progress
+  flushed_has_arrived,    ///< so is what nobody will ever have
   relay_not_told,         ///< an end that fails does not tell the relay
   relayed_fence_skipped,  ///< an end that fails says that all is over while its last hop works
   way_kept,  ///< a path waits for the host with which it began, though another one is free
@@ -291,6 +298,8 @@ enum class Mutation : uint16_t {
   ticket_outlives_node,       ///< a ticket is good after the node that gave it has ended
   users_not_shared,           ///< one user of a host may have all that a relay has for the host
   lent_by_anybody,            ///< a job's process takes keys of another user's job
+  old_name_counts,            ///< a host is not found that is known by an earlier name too
+  address_outlives_node,      ///< a node that has left keeps its addresses
   switch_unnoticed,           ///< a process that looks goes on where several hosts answer
   seekers_unheeded,           ///< and does not hear that a neighbour cannot reach a peer
   // Of what NCCL is told, which NCCL's own code finds too (tests/nccl/emulated/cases.py):
@@ -311,6 +320,9 @@ enum class Mutation : uint16_t {
   ece_untold,             ///< a device does not hear what the peer's can do
   ece_told_early,         ///< a passive side's address says what its device can do by itself
   agent_always_asked,     ///< isolated rails ask the transport agent too
+  port_outlives_address,  ///< paths of datagrams are made by the addresses of their port's
+                          ///< beginning
+  mac_kept,               ///< and reach the peer by the MAC that it had when it was reached first
   hidden_gid_chosen,      ///< a GID is chosen that another network namespace has
   queue_fault_unheard,    ///< a queue pair that fails without a completion is only told of
   // Of connections that NCCL never has:

@@ -266,6 +266,39 @@ TEST_F(SimPluginCalls, RequestsMayBeAskedForAsOftenAsTheyAreTested) {
   }
 }
 
+/// Where its low-latency buffers are used, of which NCCL gives a hint for a single receive only.
+TEST_F(SimPluginCalls, ReceivesOfAGroupMayBePolledWithoutAHint) {
+  const Pair pair = connected();
+  std::vector<std::byte> target(2000);
+  void* memory = reg(*to_, pair.receive, target);
+  const auto post = [&](int count, uintptr_t hint) {
+    std::array<void*, 2> data{target.data(), target.data() + 1000};
+    std::array<size_t, 2> sizes{1000, 1000};
+    std::array<int, 2> tags{0, 1};
+    std::array<void*, 2> memories{memory, memory};
+    auto* request = reinterpret_cast<void*>(hint);
+    EXPECT_EQ(to_->call(&Table::irecv, pair.receive, count, data.data(), sizes.data(), tags.data(),
+                        memories.data(), nullptr, &request),
+              NcclResult::success);
+    EXPECT_NE(request, nullptr);
+  };
+  post(1, 0);
+  post(2, 0);
+  post(1, abi::optional_receive_completion);
+  const SendChannel& sender = static_cast<plugin::SendComm*>(pair.send)->endpoint->channel;
+  ASSERT_TRUE(world_.run_until([&] { return sender.published_groups() == 3; }, seconds(1)));
+  const auto polled = [&](uint64_t group, size_t position) {
+    const CtsEntry& entry = sender.entries_of(group)[position];
+    EXPECT_EQ(entry.group, group);
+    EXPECT_EQ(entry.position, position);
+    return entry.no_speculative_placement != 0;
+  };
+  EXPECT_FALSE(polled(0, 0)) << "NCCL would have said so";
+  EXPECT_TRUE(polled(1, 0));
+  EXPECT_TRUE(polled(1, 1));
+  EXPECT_TRUE(polled(2, 0)) << "it has said so";
+}
+
 /// closeListen with connections that nobody accepted, the connecting side knows some of them.
 TEST_F(SimPluginCalls, NothingIsLeftOnceAllIsClosed) {
   close(connected());

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "runtime/base/log.h"
 #include "tests/rig/runs/failover_run.h"
@@ -209,6 +210,39 @@ TEST(SimRdmaDevices, QueuePairsOfDatagramsThatBreakAreMadeAnew) {
     plan.groups = 10;
     EXPECT_EQ(pair.transfer(plan, seconds(10)), "");
   }
+}
+
+/// Two connections share the queue pairs of datagrams.  One is idle, and so keeps them while the
+/// other one finds out that nothing gets through any more, and is made anew.
+void expect_datagrams_back(const std::function<void(sim::RdmaNic&)>& change) {
+  Config config = device_config();
+  config.fabric = "ud";
+  config.dgram_paths = 1;
+  config.progress_threads = 1;
+  config.heartbeat_ms = 0;
+  SimPair pair(7, {}, config, {.rails = 1, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  rig::SimLink other(pair.world(), pair.sender(), pair.receiver(), 5001);
+  ASSERT_TRUE(other.wait_ready()) << other.error();
+  pass(pair, seconds(2));
+  const uint64_t lost = pair.world().rdma().counts.lost;
+  change(*pair.sender().nics[0]);
+  rig::TransferPlan plan;
+  plan.groups = 10;
+  EXPECT_EQ(pair.transfer(plan, seconds(20)), "");
+  EXPECT_GT(pair.world().rdma().counts.lost, lost) << "the fault did not happen";
+  EXPECT_GE(pair.send_channel().counters().paths_down.get(), 1U);
+  EXPECT_GE(pair.send_channel().counters().paths_back.get(), 1U);
+  EXPECT_EQ(other.sender().counters().paths_down.get(), 0U) << "nobody kept the queue pairs";
+  EXPECT_EQ(pair.world().rdma().violation, "");
+}
+
+TEST(SimRdmaDevices, PathsOfDatagramsAreMadeByTheAddressesOfTheMoment) {
+  expect_datagrams_back([](sim::RdmaNic& nic) { nic.move_gid(); });
+}
+
+TEST(SimRdmaDevices, APathOfDatagramsThatIsMadeAnewFindsThePeersNewMac) {
+  expect_datagrams_back([](sim::RdmaNic& nic) { nic.move_neighbours(); });
 }
 
 TEST(SimRdmaDevices, WhatIsWrittenIsSeenPieceByPiece) {

@@ -182,6 +182,32 @@ TEST(RelayKinds, ADeviceThatDoesNotConnectIsAvoidedForAWhile) {
   }
 }
 
+/// Whoever asked does not know which hop it is, and has as much patience as a hop, or less.
+TEST(RelayKinds, AHopThatIsStillComingUpWhenWhoAskedGivesUpIsAvoided) {
+  for (const size_t relays : {1, 2}) {
+    for (const Duration limit : {seconds(2), seconds(3)}) {
+      RelayLine::Options options = all_rdma(relays);
+      options.config.ib_timeout = 20;  // the NIC itself would try for half a minute
+      RelayLine line(options);
+      line.drop(relays, 1);
+      {
+        RelayedPair pair(line, 4096, 1, 128, std::nullopt, limit);
+        EXPECT_FALSE(pair.connect(line));
+        EXPECT_TRUE(pair.failed(0));
+      }
+      EXPECT_GT(line.world().network().counts().dropped, 0U) << "the fault did not happen";
+      line.drop(relays, 0);
+      turn_all(line);
+      RelayedPair later(line, 1 << 20, 2);
+      ASSERT_TRUE(later.connect(line)) << relays;
+      Kinds expected(relays, rc);
+      expected.push_back(udp);
+      EXPECT_EQ(kinds(line), expected) << relays;
+      exchange(line, later);
+    }
+  }
+}
+
 TEST(RelayKinds, WhoeverEndsAPathItselfBlamesNoDevice) {
   RelayLine line(all_rdma(1));
   for (uint64_t steps = 1; steps < 400; steps += 7) {

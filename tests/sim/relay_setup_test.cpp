@@ -82,6 +82,7 @@ INSTANTIATE_TEST_SUITE_P(How, RelaySetup, testing::Values("killed", "cut"),
 /// A path that finds its way by itself, over the first relay.
 class RelayFirstHop : public testing::Test {
  protected:
+  explicit RelayFirstHop(const RelayLine::Options& options = {}) : line_(options) {}
   struct Path {
     RecordingOwner owner;
     std::unique_ptr<fabric::Path> path;
@@ -101,7 +102,26 @@ class RelayFirstHop : public testing::Test {
     return line_.world().run_until(
         [&] { return one.path->state() != fabric::PathState::connecting; }, limit);
   }
-  RelayLine line_{RelayLine::Options{}};
+  /// Both have been told of each other, and host 0 of its way.
+  void connect(Path& from, Path& to) {
+    line_.tell_way(0, {RelayLine::id(1)});
+    ASSERT_TRUE(from.path->connect(to.path->local_address()));
+    ASSERT_TRUE(to.path->connect(from.path->local_address()));
+  }
+  RelayLine line_;
+};
+
+/// The same over queue pairs.
+class RelayFirstDevice : public RelayFirstHop {
+ protected:
+  RelayFirstDevice() : RelayFirstHop(with_devices()) {}
+
+ private:
+  static RelayLine::Options with_devices() {
+    RelayLine::Options options;
+    options.rdma = [](size_t) { return 2; };
+    return options;
+  }
 };
 
 TEST_F(RelayFirstHop, OneThatIsSilentIsDialledAgain) {
@@ -131,6 +151,7 @@ TEST_F(RelayFirstHop, NothingGoesInClearWhereEncryptionWasAgreedOn) {
   EXPECT_EQ(from->path->state(), fabric::PathState::error);
   EXPECT_NE(from->owner.last_error.what.find("HA_NCCL_ENCRYPT=1"), std::string::npos)
       << from->owner.last_error.what;
+  EXPECT_EQ(line_.refused(0), 1U) << "another host may have a key";
 }
 
 TEST_F(RelayFirstHop, OneThatRefusesIsNotTheEndEither) {
@@ -145,6 +166,78 @@ TEST_F(RelayFirstHop, OneThatRefusesIsNotTheEndEither) {
   ASSERT_TRUE(line_.world().run_until([&] { return from->owner.states.size() != 0; }, seconds(1)));
   EXPECT_NE(from->owner.last_error.what.find("no path came about in time"), std::string::npos)
       << from->owner.last_error.what;
+}
+
+TEST_F(RelayFirstHop, EachDialThatIsLostRefusesTheWayOnce) {
+  line_.tell_way(0, {RelayLine::id(1)});
+  auto to = make(2);
+  line_.kill(1);
+  auto from = make(0);
+  ASSERT_TRUE(from->path->connect(to->path->local_address()));
+  EXPECT_FALSE(run(*from, milliseconds(50)));
+  EXPECT_EQ(line_.refused(0), 1U);
+  EXPECT_FALSE(run(*from, milliseconds(100)));
+  EXPECT_EQ(line_.refused(0), 2U) << "it was told the same way again";
+}
+
+TEST_F(RelayFirstHop, AWayOverWhichNothingComesAboutInTimeIsRefusedOnce) {
+  line_.tell_way(0, {RelayLine::id(1)});
+  auto from = make(0);
+  auto to = make(2);  // which never takes the path
+  ASSERT_TRUE(from->path->connect(to->path->local_address()));
+  EXPECT_FALSE(run(*from, milliseconds(4900)));
+  EXPECT_EQ(line_.refused(0), 0U);
+  ASSERT_TRUE(run(*from, milliseconds(200)));
+  ASSERT_TRUE(line_.world().run_until([&] { return !from->owner.states.empty(); }, seconds(1)));
+  EXPECT_NE(from->owner.last_error.what.find("no path came about in time"), std::string::npos)
+      << from->owner.last_error.what;
+  EXPECT_EQ(line_.refused(0), 1U);
+}
+
+TEST_F(RelayFirstHop, AWayWhoseHostIsGoneInTheMidstIsRefusedOnce) {
+  line_.tell_way(0, {RelayLine::id(1)});
+  auto from = make(0);
+  auto to = make(2);  // which never takes the path
+  ASSERT_TRUE(from->path->connect(to->path->local_address()));
+  EXPECT_FALSE(run(*from, milliseconds(100)));
+  ASSERT_EQ(line_.node(1).sessions().size(), 1U);
+  line_.kill(1);
+  ASSERT_TRUE(run(*from, milliseconds(100)));
+  EXPECT_EQ(from->path->state(), fabric::PathState::error);
+  EXPECT_EQ(line_.refused(0), 1U);
+}
+
+TEST_F(RelayFirstDevice, AWayWhoseFirstHopFailsIsRefusedOnce) {
+  sim::VerbFaults& verbs = line_.process(0).nics.front()->verbs();
+  verbs.faults[sim::Verb::to_ready_to_receive] = 1;
+  auto from = make(0);
+  auto to = make(2);
+  connect(*from, *to);
+  ASSERT_TRUE(run(*from, seconds(1)));
+  EXPECT_EQ(from->path->state(), fabric::PathState::error);
+  EXPECT_GT(verbs.failures(sim::Verb::to_ready_to_receive), 0U) << "the fault did not happen";
+  EXPECT_EQ(line_.refused(0), 1U);
+}
+
+/// It may know the hosts between, and has chosen none of them.
+TEST_F(RelayFirstHop, WhoWasAskedRefusesNoWay) {
+  line_.drop(1, 1);
+  auto from = make(0);
+  auto to = make(2);
+  connect(*from, *to);
+  ASSERT_TRUE(run(*from, seconds(6)));
+  ASSERT_TRUE(run(*to, seconds(6)));
+  EXPECT_EQ(to->path->state(), fabric::PathState::error);
+  EXPECT_GT(line_.world().network().counts().dropped, 0U) << "the fault did not happen";
+  EXPECT_EQ(line_.refused(0), 1U);
+  EXPECT_EQ(line_.refused(2), 0U);
+}
+
+TEST_F(RelayFirstHop, AWayThatIsNamedIsNotRefused) {
+  RelayedPair pair(line_, 4096, 1);
+  ASSERT_TRUE(pair.ends[0].path->connect(pair.ends[1].path->local_address()));
+  ASSERT_TRUE(line_.world().run_until([&] { return pair.failed(0); }, seconds(6)));
+  EXPECT_EQ(line_.refused(0), 0U);
 }
 
 std::shared_ptr<relay::JobKeys> job(uint64_t comm_id, bool open) {

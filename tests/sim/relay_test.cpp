@@ -124,6 +124,31 @@ TEST(RelaySim, ACutCableInTheMiddleEndsItAfterTheSilence) {
   EXPECT_FALSE(pair.ends[1].owner.last_error.what.empty());
 }
 
+/// Whoever looks for life of the peer goes by it.
+TEST(RelaySim, WhatOnlyARelayHasTakenIsNoProgress) {
+  RelayLine line(over(1));
+  RelayedPair pair(line, 1 << 20, 1);
+  ASSERT_TRUE(pair.connect(line));
+  pair.receive(1, 8);
+  ASSERT_EQ(pair.write(0, 0, 1 << 20), Errc::ok);
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 1; }, seconds(5)));
+  fabric::Path& path = *pair.ends[0].path;
+  const uint64_t before = path.progress();
+  EXPECT_GT(before, 0U);
+  line.cut(1);
+  for (uint64_t i = 1; i < 4; ++i) {
+    ASSERT_EQ(pair.write(0, i, 1 << 20), Errc::ok);
+  }
+  ASSERT_TRUE(line.world().run_until([&] { return line.node(1).sessions()[0]->held(0) != 0; },
+                                     milliseconds(100)));
+  static_cast<void>(line.world().run_until([] { return false; }, milliseconds(100)));
+  EXPECT_EQ(path.progress(), before);
+  EXPECT_GT(line.world().network().counts().cut, 0U) << "nothing was cut";
+  path.fail(fail(Errc::closed, "the test wants it"));
+  ASSERT_TRUE(line.world().run_until([&] { return pair.completions(0) == 4; }, seconds(1)));
+  EXPECT_EQ(path.progress(), before) << "what was flushed has not arrived";
+}
+
 TEST(RelaySim, BothEndsHearOfACableInTheMiddleWithoutALink) {
   for (const size_t rdma : {0, 2}) {
     RelayLine::Options options = over(3);

@@ -53,6 +53,11 @@ class RelayLine::Neighbours final : public relay::NextHops {
     (void)way;
     return line_.ways_[host_];
   }
+  void refused(relay::NodeId destination, const relay::Way& way) override {
+    (void)destination;
+    (void)way;
+    ++line_.hosts_[host_].refused;
+  }
 
  private:
   RelayLine& line_;
@@ -151,11 +156,21 @@ Result<std::unique_ptr<fabric::Path>> RelayLine::make_path_over(size_t host,
   return std::unique_ptr<fabric::Path>(std::move(*path));
 }
 
+void RelayLine::set_links(size_t cable, const sim::Link& link) {
+  world_.network().set_link(address(cable, cable), address(cable + 1, cable), link);
+  world_.network().set_link(address(cable + 1, cable), address(cable, cable), link);
+}
+
 void RelayLine::cut(size_t cable, bool cut) {
   sim::Link link = world_.network().all;
   link.cut = cut;
-  world_.network().set_link(address(cable, cable), address(cable + 1, cable), link);
-  world_.network().set_link(address(cable + 1, cable), address(cable, cable), link);
+  set_links(cable, link);
+}
+
+void RelayLine::drop(size_t cable, double part) {
+  sim::Link link = world_.network().all;
+  link.drop = part;
+  set_links(cable, link);
 }
 
 void RelayLine::unplug(size_t cable, bool unplugged) {
@@ -168,8 +183,7 @@ void RelayLine::unplug(size_t cable, bool unplugged) {
 void RelayLine::limit(size_t cable, uint64_t bytes_per_second) {
   sim::Link link = world_.network().all;
   link.rate = bytes_per_second;
-  world_.network().set_link(address(cable, cable), address(cable + 1, cable), link);
-  world_.network().set_link(address(cable + 1, cable), address(cable, cable), link);
+  set_links(cable, link);
 }
 
 void RelayLine::cut_all() {

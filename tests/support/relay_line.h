@@ -69,10 +69,14 @@ class RelayLine {
       std::optional<uint16_t> slots = std::nullopt);
   /// What a path of that host takes from now on where nobody names its route.
   void tell_way(size_t host, std::vector<relay::NodeId> relays) { ways_[host] = std::move(relays); }
+  /// So often a path of that host has refused what it was told.
+  size_t refused(size_t host) const { return hosts_[host].refused; }
   void cut(size_t cable, bool cut = true);
   /// The same, and both hosts hear of it.
   void unplug(size_t cable, bool unplugged = true);
   void cut_all();
+  /// This part of the packets is lost in both directions, and nothing of streams.
+  void drop(size_t cable, double part);
   /// Both directions carry so much and no more.
   void limit(size_t cable, uint64_t bytes_per_second);
   void kill(size_t host);
@@ -84,11 +88,13 @@ class RelayLine {
     sim::Process* process = nullptr;
     std::unique_ptr<relay::HopSource> hops;
     std::unique_ptr<relay::NextHops> next;
+    size_t refused = 0;                ///< ways that next has told
     relay::RelayNode* node = nullptr;  ///< its engine's; none at the ends, or after kill()
     uint16_t port = 1;                 ///< where a killed one listened
     ActorId actor;
   };
   static sim::Ip address(size_t host, size_t cable);
+  void set_links(size_t cable, const sim::Link& link);
 
   Options options_;
   std::map<size_t, std::vector<relay::NodeId>> ways_;  ///< by the host where they begin

@@ -23,8 +23,9 @@ struct RelayedPair {
     uint32_t key = 0;
     std::unique_ptr<fabric::Path> path;
   };
+  /// `connect_limit`: of the end that asks; 0: as the other one's.
   RelayedPair(RelayLine& line, size_t bytes, uint64_t domain, uint32_t receives = 128,
-              std::optional<uint16_t> slots = std::nullopt) {
+              std::optional<uint16_t> slots = std::nullopt, Duration connect_limit = Duration(0)) {
     for (size_t side = 0; side < 2; ++side) {
       const size_t host = side == 0 ? 0 : line.hosts() - 1;
       ends[side].bytes.resize(bytes);
@@ -39,6 +40,7 @@ struct RelayedPair {
       options.writes_max = 128;
       options.receives_max = receives;
       options.active = side == 0;
+      options.connect_limit = side == 0 ? connect_limit : Duration(0);
       ends[side].path = line.make_path(host, options, &ends[side].owner, slots).value();
     }
   }

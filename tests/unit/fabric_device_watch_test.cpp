@@ -182,6 +182,14 @@ TEST_P(DeviceWatching, QueuesThatFailAreNamedToTheirPorts) {
   EXPECT_TRUE(device_->health.usable());
 }
 
+TEST_P(DeviceWatching, ChangesOfAddressesAreCounted) {
+  happen(IBV_EVENT_GID_CHANGE);
+  happen(IBV_EVENT_LID_CHANGE);
+  happen(IBV_EVENT_PORT_ACTIVE);
+  EXPECT_TRUE(until([&] { return device_of_test_.acknowledged.load() == 3; }));
+  EXPECT_EQ(device_->address_changes.load(), 2U);
+}
+
 TEST_P(DeviceWatching, AQueueOfDatagramsThatIsLostIsNoLostDevice) {
   happen(IBV_EVENT_CQ_ERR);
   EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::failed; }));

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "relay/shape.h"
+#include "relay/topology_file.h"
 #include "tests/support/mesh_network.h"
 
 namespace nccl_ha::test {
@@ -86,6 +87,26 @@ TEST(Discovery, WhoLeavesIsGoneAtOnceAndWhoDiesAfterTheDeadInterval) {
                                      milliseconds(100)))
       << "nobody can know yet";
   EXPECT_TRUE(converge(network, network.timing.neighbours.hello + milliseconds(500)));
+}
+
+/// Its host may begin anew under another name, by which alone it is found then.
+TEST(Discovery, WhoHasLeftIsKnownAndHasNoAddress) {
+  MeshNetwork network(4);
+  add_ring(network, 4);
+  network.start_all({});
+  network.run(milliseconds(1));
+  ASSERT_TRUE(converge(network, seconds(2)));
+  IpAddress own;
+  own.bytes = {10, 1, 0, 2};
+  network.host(2).set_addresses({own}, network.now());
+  network.wake(2);
+  const auto has_it = [&] {
+    return relay::find_host(network.host(0).topology(network.now()), {own}).has_value();
+  };
+  ASSERT_TRUE(network.run_until(has_it, seconds(1)));
+  network.stop(2);
+  EXPECT_TRUE(network.run_until([&] { return !has_it(); }, milliseconds(300)));
+  EXPECT_TRUE(network.host(0).topology(network.now()).find(network.id(2)));
 }
 
 TEST(Discovery, AHostThatComesBackReplacesWhatItSaidBefore) {

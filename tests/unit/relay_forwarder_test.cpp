@@ -7,6 +7,7 @@
 
 #include "relay/egress.h"
 #include "relay/forwarder.h"
+#include "relay/message_sender.h"
 #include "runtime/engine/engine.h"
 #include "runtime/streams/uv_streams.h"
 #include "tests/support/memory_hops.h"
@@ -163,6 +164,38 @@ TEST_F(Forwarding, WhatHasOnlyItsNoteLeftIsNotUnderWay) {
   EXPECT_EQ(egress->shares().in_flight(), 0U);
   EXPECT_EQ(forwarder_.waiting(), 1U) << "its note";
   forwarder_.close();
+}
+
+/// Neither what the first relay has taken, nor what nobody will ever have.
+TEST(MessageSending, OnlyWhatTheOtherEndConfirmsHasArrived) {
+  test::MemoryHops hops;
+  HopLine hop(hops);
+  fabric::PathOptions made_with;
+  hop.allocate(slots_min, chunk, slots_min);
+  MessageSender sender(hops, 1, 8);
+  ASSERT_TRUE(hop.enter({}, made_with) && sender.enter({}, chunk, made_with));
+  auto path = std::make_unique<SilentPath>();
+  const SilentPath& out = *path;
+  hop.take({nullptr, std::move(path)}, {});
+  ASSERT_TRUE(hop.connect({}, {4096, 7, frame_header_bytes + chunk, slots_min}, chunk));
+  sender.open(hop, {from_node, to_node, 5, 1, chunk});
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(sender.push(fabric::WritePost{}), Errc::ok);
+  }
+  ASSERT_TRUE(sender.pump());
+  ASSERT_EQ(out.posts.size(), 3U);
+  for (const fabric::WritePost& post : out.posts) {
+    EXPECT_NE(sender.on_sent(post.id), 0U);
+  }
+  EXPECT_EQ(sender.arrived(), 0U);
+  size_t done = 0;
+  ASSERT_TRUE(sender.on_ack(2, 0, [&](const MessageSender::Message&) { ++done; }));
+  EXPECT_EQ(done, 2U);
+  EXPECT_EQ(sender.arrived(), 2U);
+  sender.flush(0, fabric::CompletionStatus::flushed,
+               [&](const MessageSender::Message&, fabric::CompletionStatus) { ++done; });
+  EXPECT_EQ(done, 3U);
+  EXPECT_EQ(sender.arrived(), 2U);
 }
 
 TEST_F(Forwarding, ADevicesKeyIsAskedForOnceAndAwaited) {

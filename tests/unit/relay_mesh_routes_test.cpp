@@ -110,6 +110,83 @@ TEST(MeshRoutes, AWayThatAHostRefusesGivesWayToOneOverAnother) {
   EXPECT_EQ(routes.relays_to(host_c, {2, 0}).size(), 2U) << "there is no other one";
 }
 
+/// Three equally short ways to c: two over b, and one over d.
+const char* const three_ways =
+    "node f 10.0.0.6\nnode g 10.0.0.7\ncable a b\ncable b f\ncable e c\ncable f c\n"
+    "cable a d\ncable d g\ncable g c\n";
+const char* const cable_to_e = "cable b e\n";
+
+std::shared_ptr<MeshView> view_of_three_ways() {
+  return view_of((std::string(three_ways) + cable_to_e).c_str());
+}
+
+const std::vector<NodeId> over_e{host_b, node_id_of_name("e")};
+const std::vector<NodeId> over_f{host_b, node_id_of_name("f")};
+const std::vector<NodeId> over_g{host_d, node_id_of_name("g")};
+
+/// A connection whose first way was told as that over e.
+uint64_t connection_over_e(MeshRoutes& routes) {
+  uint64_t connection = 1;
+  while (connection < 9 && routes.relays_to(host_c, {connection, 0}) != over_e) {
+    ++connection;
+  }
+  EXPECT_LT(connection, 9U) << "none in turn";
+  return connection;
+}
+
+TEST(MeshRoutes, WhatWasRefusedComesAgainWhenAllOthersWereTheOldestFirst) {
+  const auto board = std::make_shared<TopologyBoard>();
+  MeshRoutes routes(board, {}, 700);
+  board->publish(view_of_three_ways());
+  const Way way{connection_over_e(routes), 0};
+  std::vector<std::vector<NodeId>> told;
+  for (int round = 0; round < 7; ++round) {
+    told.push_back(routes.relays_to(host_c, way));
+    ASSERT_EQ(told.back().size(), 2U) << round;
+    routes.refused(host_c, way);
+    routes.refused(host_c, way);  // of one attempt, twice
+  }
+  EXPECT_EQ(told[0].front(), host_b);
+  EXPECT_EQ(told[1].front(), host_b) << "the same first host";
+  EXPECT_NE(told[1], told[0]);
+  EXPECT_EQ(told[2], over_g);
+  for (size_t round = 3; round < told.size(); ++round) {
+    EXPECT_EQ(told[round], told[round - 3]) << round;
+  }
+}
+
+TEST(MeshRoutes, ARouteThatIsNoneMeanwhileIsNotRemembered) {
+  const auto board = std::make_shared<TopologyBoard>();
+  MeshRoutes routes(board, {}, 700);
+  board->publish(view_of_three_ways());
+  const Way way{connection_over_e(routes), 0};
+  routes.refused(host_c, way);
+  board->publish(view_of(three_ways));  // without the cable to e
+  ASSERT_EQ(routes.relays_to(host_c, way), over_f);
+  board->publish(view_of_three_ways());
+  routes.refused(host_c, way);
+  EXPECT_EQ(routes.relays_to(host_c, way), over_e) << "it is there again";
+}
+
+TEST(MeshRoutes, WhatOneWayRefusesIsNoMatterOfTheOthers) {
+  const auto board = std::make_shared<TopologyBoard>();
+  MeshRoutes routes(board, {}, 700);
+  board->publish(view_of_three_ways());
+  const uint64_t connection = connection_over_e(routes);
+  ASSERT_EQ(routes.relays_to(host_c, {connection, 1}), over_g);
+  std::vector<std::vector<NodeId>> told;
+  for (int round = 0; round < 5; ++round) {
+    told.push_back(routes.relays_to(host_c, {connection, 0}));
+    ASSERT_EQ(told.back().size(), 2U) << round;
+    EXPECT_EQ(told.back().front(), host_b) << "the other way keeps to d";
+    EXPECT_TRUE(round == 0 || told.back() != *(told.end() - 2)) << round;
+    routes.refused(host_c, {connection, 0});
+    EXPECT_EQ(routes.relays_to(host_c, {connection, 1}), over_g);
+  }
+  routes.refused(host_c, {connection, 1});
+  EXPECT_EQ(routes.relays_to(host_c, {connection, 1}), over_g) << "there is no other one";
+}
+
 TEST(MeshRoutes, AConnectionWithoutASecondWayTakesAny) {
   const auto board = std::make_shared<TopologyBoard>();
   MeshRoutes routes(board, {}, 700);

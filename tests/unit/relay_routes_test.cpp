@@ -291,5 +291,23 @@ TEST(TopologyFiles, TheSeedsPlanOfFourHosts) {
   EXPECT_EQ(address_towards(nodes[*found], nodes[d])->text(), "192.168.103.4");
 }
 
+/// A host whose node began anew under another name is known by the old one for a while.
+TEST(TopologyFiles, OfSeveralHostsWithOneAddressItIsTheOneWithACable) {
+  IpAddress address;
+  address.bytes = {10, 0, 0, 2};
+  const auto found = [&](const std::string& cables) -> std::string {
+    const auto topology = parse_topology_file(
+        "node a 10.0.0.1\nnode old 10.0.0.2\nnode new 10.0.0.2 10.0.1.2\n" + cables, "hosts");
+    const auto host = find_host(*topology, {address});
+    return host ? topology->nodes()[*host].name : "none";
+  };
+  EXPECT_EQ(found("cable a new\n"), "new");
+  EXPECT_EQ(found("cable a old\n"), "old");
+  EXPECT_EQ(found("cable a new\ncable a old\n"), "none") << "nobody knows which of them";
+  EXPECT_EQ(found(""), "none");
+  address.bytes = {10, 0, 1, 2};
+  EXPECT_EQ(found(""), "new") << "no other one has it";
+}
+
 }  // namespace
 }  // namespace nccl_ha::relay

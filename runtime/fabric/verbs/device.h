@@ -135,6 +135,8 @@ class Device {
   DeviceHealth health;
   /// Which of its queues failed alone.
   QueueFaults faults;
+  /// So often a LID, the GID table or the partition table changed.
+  std::atomic<uint64_t> address_changes{0};
   /// Somebody reads its asynchronous events.
   std::atomic<bool> watched{false};
 

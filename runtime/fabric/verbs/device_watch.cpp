@@ -106,6 +106,9 @@ void DeviceWatch::take(const ibv_async_event& event) {
   if (tell_ && (effect == EventEffect::port_down || effect == EventEffect::port_up)) {
     tell_(effect, static_cast<unsigned>(event.element.port_num));
   }
+  if (effect == EventEffect::addresses) {
+    device_->address_changes.fetch_add(1, std::memory_order_release);
+  }
   switch (effect) {
     case EventEffect::port_down:
       NHA_LOG_WARN("RDMA device {} port {}: {}; check cable and switch", device_->name(),

@@ -24,8 +24,8 @@ constexpr uint32_t least_mtu = 1024;
 constexpr uint32_t wanted_inline = 192;
 /// Datagrams that leave with one doorbell, and receives that are posted with one.
 constexpr size_t batch = 32;
-/// A peer that was not found is not asked for again for so long.
-constexpr auto refusal_lasts = std::chrono::seconds(1);
+/// A peer is not asked for again for so long, whether it was found or not.
+constexpr auto answer_lasts = std::chrono::seconds(1);
 /// What a device takes to make two queue pairs, many times over.  Others wait for it.
 constexpr auto open_limit = std::chrono::milliseconds(500);
 
@@ -62,6 +62,7 @@ Result<std::unique_ptr<UdIo>> UdIo::open(std::shared_ptr<Device> device, const R
 Result<std::unique_ptr<UdIo>> UdIo::make(Device& device, const Route& route,
                                          const Options& options) {
   std::unique_ptr<UdIo> io(new UdIo(device, route));
+  io->address_changes_ = device.address_changes.load(std::memory_order_acquire);
   auto info = io->device_.query(route.port);
   if (!info) {
     return info.error();
@@ -122,6 +123,9 @@ UdIo::Objects::~Objects() {
     if (way.handle != nullptr) {
       static_cast<void>(library.address_handle.destroy(way.handle));
     }
+  }
+  for (ibv_ah* handle : replaced) {
+    static_cast<void>(library.address_handle.destroy(handle));
   }
 }
 
@@ -256,34 +260,51 @@ ibv_ah_attr UdIo::route_to(const UdAddress& peer) const {
   return attributes;
 }
 
+/// The one that there is carries on until there is an answer.
+PacketIo::Egress UdIo::egress(const SocketAddress& peer) {
+  Way& way = find_way(peer);
+  if (way.handle != nullptr && !way.asked && now_ >= way.retry_at) {
+    way.asked = device_.resolver().ask(route_to(peer.ud()));
+  }
+  return {};
+}
+
 /// Null: it is not known yet, or there is none.
 ibv_ah* UdIo::way_to(const SocketAddress& to) {
   Way& way = find_way(to);
-  if (way.handle != nullptr || now_ < way.retry_at) {
+  if (!way.asked && (way.handle != nullptr || now_ < way.retry_at)) [[likely]] {
     return way.handle;
   }
-  const UdAddress& peer = to.ud();
-  ibv_ah_attr attributes = route_to(peer);
+  ibv_ah_attr attributes = route_to(to.ud());
   if (!way.asked) {
     way.asked = device_.resolver().ask(attributes);
   }
-  int error = way.asked->result.load(std::memory_order_acquire);
-  if (error == Resolution::open) {
-    return nullptr;
+  if (way.asked->result.load(std::memory_order_acquire) != Resolution::open) {
+    take_answer(way, attributes);
   }
+  return way.handle;
+}
+
+void UdIo::take_answer(Way& way, ibv_ah_attr& route) {
+  int error = way.asked->result.load(std::memory_order_acquire);
   way.asked = nullptr;
+  way.retry_at = now_ + answer_lasts;
   if (error == 0) {
     const DataTurn exception(false);  // the kernel knows the neighbour by now
     errno = 0;
-    way.handle = library_.address_handle.create(device_.pd(), &attributes);
+    ibv_ah* const made = library_.address_handle.create(device_.pd(), &route);
     error = errno;
+    if (made != nullptr) {
+      if (way.handle != nullptr) {
+        objects_->replaced.push_back(way.handle);
+      }
+      way.handle = made;
+      return;
+    }
   }
-  if (way.handle == nullptr) {
-    way.retry_at = now_ + refusal_lasts;
-    NHA_LOG_WARN_LIMITED("RDMA device {}: no way to {} (LID {}): {}", device_.name(),
-                         gid_text(peer.gid), peer.lid, std::strerror(error));
-  }
-  return way.handle;
+  const UdAddress& peer = way.to.ud();
+  NHA_LOG_WARN_LIMITED("RDMA device {}: no way to {} (LID {}): {}", device_.name(),
+                       gid_text(peer.gid), peer.lid, std::strerror(error));
 }
 
 void UdIo::reclaim(ChannelState& channel) {
@@ -473,7 +494,7 @@ bool UdIo::broken() {
   for (ChannelState& channel : channels_) {
     reclaim(channel);  // else it is looked at only when room is needed
   }
-  return broken_;
+  return broken_ || device_.address_changes.load(std::memory_order_acquire) != address_changes_;
 }
 
 bool UdIo::prepare_sleep() {

@@ -34,7 +34,11 @@ class UdIo final : public PacketIo {
   size_t receive(Channel channel, PacketSink& sink, size_t limit) override;
   void tick(Instant now) override;
   bool prepare_sleep() override;
+  /// Also when an address of the device changed: paths that have it keep it, as theirs need not be
+  /// the one.
   bool broken() override;
+  /// Asks for the way to that peer anew, as a neighbour may have another MAC.
+  Egress egress(const SocketAddress& peer) override;
   SocketAddress local(Channel channel) const override;
   size_t receive_buffer_bytes() const override;
   bool segmentation_offload() const override { return false; }
@@ -64,8 +68,8 @@ class UdIo final : public PacketIo {
     bool has_early = false;  ///< a completion that was found before sleeping
     ibv_wc early{};
   };
-  /// How to reach a peer.  Without a handle it is being asked for, or was refused and is not asked
-  /// again until `retry_at`.
+  /// How to reach a peer.  Without a handle it is being asked for, or was refused; none is asked
+  /// for again before `retry_at`.
   struct Way {
     SocketAddress to;
     ibv_ah* handle = nullptr;
@@ -82,6 +86,7 @@ class UdIo final : public PacketIo {
     Device& device;
     std::array<ChannelState, channel_count> channels;
     std::vector<Way> ways;
+    std::vector<ibv_ah*> replaced;  ///< by which datagrams may be under way
   };
 
   UdIo(Device& device, const Route& route)
@@ -99,6 +104,7 @@ class UdIo final : public PacketIo {
   void deliver(ChannelState& channel, const ibv_wc& completion, PacketSink& sink);
   void take_events(ChannelState& channel);
   ibv_ah* way_to(const SocketAddress& to);
+  void take_answer(Way& way, ibv_ah_attr& route);
   Way& find_way(const SocketAddress& to);
   ibv_ah_attr route_to(const UdAddress& peer) const;
 
@@ -106,6 +112,7 @@ class UdIo final : public PacketIo {
   Device& device_;
   const Library& library_;
   Route route_;
+  uint64_t address_changes_ = 0;  ///< the device's, before the next two were read
   PortInfo info_;
   std::optional<GidEntry> gid_;
   uint32_t mtu_ = 0;

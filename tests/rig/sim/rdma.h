@@ -100,6 +100,9 @@ class RdmaNic {
   /// The addresses move to another place of the GID table: queue pairs that use the old one are cut
   /// off, new ones are not.
   void move_gid();
+  /// The peers, or the router before them, have other MACs: address handles that were made before
+  /// lead nowhere, and nobody is told.
+  void move_neighbours() { ++neighbours_; }
   /// How a device ends.
   struct Death {
     /// What it had acknowledged and not yet reported.
@@ -215,6 +218,7 @@ class RdmaNic {
   Death death_;
   Instant failed_at_{};
   Instant gone_at_ = Instant::max();
+  uint64_t neighbours_ = 0;  ///< so often they have moved
   uint32_t next_pair_ = 16;
   uint32_t next_key_ = 1;
   std::map<uint32_t, RdmaQueuePair*> pairs_;

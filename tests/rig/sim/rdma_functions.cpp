@@ -384,6 +384,7 @@ struct RdmaFunctions {
       }
       auto* handle = new RdmaRoute(route_of(nic(domain->context), *attributes));
       handle->pd = domain;
+      handle->neighbours = nic(domain->context).neighbours_;
       return handle;
     };
     table.address_handle.destroy = [](ibv_ah* handle) {

@@ -56,7 +56,8 @@ struct RdmaQueuePair : ibv_qp {
 /// How to reach a port: an address handle.
 struct RdmaRoute : ibv_ah {
   Ip to = 0;
-  uint32_t gid_place = 0;  ///< 0: no GID is used
+  uint32_t gid_place = 0;   ///< 0: no GID is used
+  uint64_t neighbours = 0;  ///< the NIC's, when it was made
 };
 
 struct RdmaNic::Region : ibv_mr {

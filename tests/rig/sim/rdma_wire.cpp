@@ -146,10 +146,12 @@ void RdmaNic::post_datagram(RdmaQueuePair& pair, const ibv_send_wr& request) {
   if (packet.bytes.size() > traits_.mtu) {
     conditions_.violation = "a datagram is larger than the MTU";
   }
-  if (done.status == IBV_WC_SUCCESS) {
+  const bool reaches = route.neighbours == neighbours_;
+  if (done.status == IBV_WC_SUCCESS && reaches) {
     pair.gid_place = route.gid_place;
     send_packet(pair, packet);
   } else {
+    conditions_.counts.lost += reaches ? 0 : 1;
     drop(packet);
   }
   if (done.status != IBV_WC_SUCCESS || (request.send_flags & IBV_SEND_SIGNALED) != 0) {
