@@ -69,6 +69,12 @@ void NicMonitor::on_link(const std::string& nic, bool up) {
   tell({fabric::FailureDomain::Kind::local_nic, nic}, up);
 }
 
+/// A host of containers has new names all the time.  Should this one come again, it is news.
+void NicMonitor::on_link_gone(const std::string& nic) {
+  links_.erase(nic);
+  without_link_.erase(nic);
+}
+
 void NicMonitor::tell(const fabric::FailureDomain& domain, bool up) {
   if (domain.kind == fabric::FailureDomain::Kind::local_nic) {
     up ? static_cast<void>(without_link_.erase(domain.name))

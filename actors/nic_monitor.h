@@ -39,10 +39,13 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
   ~NicMonitor() override;
   void enter(Member* member) { members_.push_back(member); }
   void unsubscribe(Member* member) { std::erase(members_, member); }
-  /// False: the NIC lost its link, was taken down or failed, and no more was heard of it.
+  /// False: the NIC lost its link, was taken down or failed, is there still, and no more was heard
+  /// of it.
   bool has_link(const std::string& nic) const { return !without_link_.contains(nic); }
   /// Of this worker.
   size_t members() const { return members_.size(); }
+  /// That something is kept of.
+  size_t names() const { return links_.size() + without_link_.size(); }
   /// Tells all but `from`, of this worker and of the others.
   void suspect(const Member* from, const fabric::FailureDomains& domains, const std::string& peer);
 
@@ -50,6 +53,7 @@ class NicMonitor final : private LinkWatchOwner, private fabric::NicBoard::Reade
   class Subscriber;
   NicMonitor(Context& context, fabric::NicBoard& board) : context_(context), board_(board) {}
   void on_link(const std::string& nic, bool up) override;
+  void on_link_gone(const std::string& nic) override;
   void on_interfaces() override { board_.ask_renewal(); }
   void on_notice() override;
   void read_board();

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
+#include <functional>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -30,7 +32,23 @@ bool same_host(const sockaddr_storage& one, const sockaddr_storage& other) {
   if (!ip || !ip_other) {
     return !ip && !ip_other;
   }
-  return ip->family == ip_other->family && ip->bytes == ip_other->bytes;
+  return ip->same_as(*ip_other);
+}
+
+/// And link-local addresses are those of one interface, which may have another number by now.
+bool same_end(const sockaddr_storage& one, const sockaddr_storage& other) {
+  const auto ip = IpAddress::from_sockaddr(any_or(one));
+  const auto ip_other = IpAddress::from_sockaddr(any_or(other));
+  return same_host(one, other) && (!ip || !ip_other || ip->scope_id == ip_other->scope_id);
+}
+
+bool same_way(const Rejoin::Way& one, const Rejoin::Way& other) {
+  return same_end(one.to, other.to) && same_end(one.from, other.from);
+}
+
+/// This host has that address no more, or not the interface that it belongs to.
+bool is_no_own_address(const Error& error) {
+  return error.sys == EADDRNOTAVAIL || error.sys == ENODEV;
 }
 
 }  // namespace
@@ -55,6 +73,31 @@ void Rejoin::add_missing(std::vector<Way>& ways, const std::vector<Way>& others)
       ways.push_back(other);
     }
   }
+}
+
+bool Rejoin::add(const std::vector<Way>& now) {
+  const auto is_of_now = [&](const Way& one) {
+    return std::ranges::any_of(now, [&](const Way& other) { return same_way(one, other); });
+  };
+  const size_t before = ways_.size();
+  for (const Way& way : now) {
+    if (std::ranges::none_of(ways_, [&](const Way& one) {
+          return same_end(one.to, way.to) && (one.from.ss_family == 0 || is_of_now(one));
+        })) {
+      ways_.push_back(way);
+    }
+  }
+  const bool any = ways_.size() != before;
+  if (ways_.size() > ways_max) {
+    drop_all();  // their numbers change
+    const auto older = std::stable_partition(ways_.begin(), ways_.end(), is_of_now);
+    const auto unproven = std::stable_partition(older, ways_.end(), std::mem_fn(&Way::proven));
+    const auto excess = static_cast<ptrdiff_t>(ways_.size() - ways_max);
+    ways_.erase(unproven, unproven + std::min(excess, ways_.end() - unproven));
+    ways_.resize(std::min(ways_.size(), ways_max));
+    dial_now();
+  }
+  return any;
 }
 
 void Rejoin::add_proven(const Way& way) {
@@ -208,8 +251,14 @@ void Rejoin::dial(size_t at) {
   } else {
     reinterpret_cast<sockaddr_in*>(&to)->sin_port = htons(peer_.port);
   }
-  auto made = context_->peer_streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to),
-                                                   any_or(ways_[at].from), this);
+  const sockaddr* from = any_or(ways_[at].from);
+  const auto connect = [&](const sockaddr* own) {
+    return context_->peer_streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to), own, this);
+  };
+  auto made = connect(from);
+  if (!made && from != nullptr && is_no_own_address(made.error())) {
+    made = connect(nullptr);  // the kernel knows this host's addresses of now
+  }
   const bool dialled = static_cast<bool>(made);
   if (dialled) {
     attempt.stream = std::move(*made);

@@ -62,6 +62,10 @@ class Rejoin final : private StreamOwner {
   const RejoinPoint& peer() const { return peer_; }
   /// Those that lead to an address to which none of `ways` does.
   static void add_missing(std::vector<Way>& ways, const std::vector<Way>& others);
+  /// The ways that there are by now: those are added to whose address none leads yet that is one of
+  /// them or begins anywhere.  True: there are some; they are dialled from dial_now() on.
+  bool add(const std::vector<Way>& now);
+  size_t ways() const { return ways_.size(); }
   /// Led to the peer: tried first from now on.
   void add_proven(const Way& way);
   /// Dials after that time, then until stop(); `lost`: what happened to the stream, for messages.

@@ -62,7 +62,7 @@ struct ReceiveRequest : Request {
   bool polled = false;
   bool is_flush = false;  ///< no receive: makes earlier ones visible to the GPU (buffers[0])
   // the actor's
-  bool flush_lost = false;  ///< on one of the NICs that were asked
+  bool flush_lost = false;  ///< on one of the NICs that were asked, or were to be
   uint64_t group = 0;
   uint32_t missing = 0;                          ///< positions
   std::array<uint16_t, group_max> arrived{};     ///< chunks of each position, a bit each

@@ -115,14 +115,23 @@ class AcknowledgementLog {
     const Message& message = messages_[group % Groups][position];
     return message.group == group ? message.lane[chunk] : ChunkLedger::nobody;
   }
-  /// The lane acknowledged something of which nothing else shows that it arrived.
-  bool knows(uint8_t lane) const {
+  /// The lane acknowledged something of which nothing else shows that it arrived.  The receiver has
+  /// every group below `whole_below`: a place of which no later group has a message is not cleared.
+  bool knows(uint8_t lane, uint64_t whole_below) const {
     return std::ranges::any_of(messages_, [&](const auto& group) {
       return std::ranges::any_of(group, [&](const Message& message) {
-        return message.group != UINT64_MAX &&
+        return message.group != UINT64_MAX && message.group >= whole_below &&
                std::ranges::find(message.lane, lane) != message.lane.end();
       });
     });
+  }
+  /// Its report has said what arrived, and was heeded.
+  void forget(uint8_t lane) {
+    for (auto& group : messages_) {
+      for (Message& message : group) {
+        std::ranges::replace(message.lane, lane, ChunkLedger::nobody);
+      }
+    }
   }
   /// The lane acknowledged something that its fence says never arrived.
   bool contradicts(uint8_t lane, const ArrivalReport& report) const {

@@ -55,8 +55,10 @@ class Announcer {
 
   // When a path fails.
   size_t lane() const { return lane_; }  ///< announcements keep their order by taking one lane
-  /// Everything open is to be announced again, and cannot be yet.
-  bool waits() const { return anew_; }
+  /// What is open, if anything is, is to be announced again, and cannot be yet.
+  bool renews() const { return anew_; }
+  /// The sender lacks the announcement of something that is open.
+  bool waits() const { return anew_ && !groups_.all_complete(); }
   /// The sender knows of every group below.
   void note_known(uint64_t groups) { known_ = std::max(known_, groups); }
   /// What is open has to be announced anew: that lane failed, or keys became known.

@@ -327,8 +327,17 @@ void ControlLink::on_call(ControlType call, std::unique_ptr<Stream> stream, Cont
     return;
   }
   const std::vector<std::byte> present = encode(ControlType::present, port_->process());
+  auto peer = stream->peer_address();
+  auto local = stream->local_address();
   if (call == ControlType::probe || !owner_.takes_streams()) {
     answer_and_close(std::move(stream), present);
+    if (peer && local) {
+      // An acceptor whose address has changed can tell that in no other way.  Not proven: it may be
+      // that of who translates addresses.
+      Rejoin::Way way = Rejoin::way_between(*peer, *local);
+      way.proven = false;
+      rejoin_.add({way});
+    }
     // The peer has lost the stream; this side may not know.
     owner_.on_stream_lost(fail(Errc::remote, "the peer has lost it"));
     rejoin_.dial_now();  // it was reached from there
@@ -336,8 +345,6 @@ void ControlLink::on_call(ControlType call, std::unique_ptr<Stream> stream, Cont
   }
   NHA_LOG_INFO("the control connection to {} was made anew", state_.owner.peer_text());
   rejoin_.stop();
-  auto peer = stream->peer_address();
-  auto local = stream->local_address();
   if (peer && local) {
     rejoin_.add_proven(Rejoin::way_between(*peer, *local));
   }

@@ -49,9 +49,18 @@ void Flusher::flush(ReceiveRequest& request) {
   if (!state_.live()) {
     return;
   }
-  if (!own && !others && !by_time()) {
+  if (!own && !others && !request.flush_lost && !by_time()) {
     waiting_.push_back(request.index);  // for a path
   } else if (request.missing == 0) {
+    end(request);
+  }
+}
+
+/// All that were asked have answered, or none was.
+void Flusher::end(ReceiveRequest& request) {
+  if (request.flush_lost) {
+    wait(request);  // what other NICs brought still has to be pushed
+  } else {
     request.state.store(RequestState::done, std::memory_order_release);
   }
 }
@@ -108,7 +117,10 @@ bool Flusher::post(size_t at, ReceiveRequest& request) {
   if (posted == Errc::ok) {
     ++lane.writes_open;
     ++request.missing;
-  } else if (posted != Errc::closed) {
+  } else if (posted == Errc::closed) {
+    on_lane_down();  // it is about to be
+    request.flush_lost = true;
+  } else {
     state_.fail(fail(Errc::internal, "a path refused a flush it has room for"));
   }
   return posted == Errc::ok;
@@ -126,13 +138,8 @@ void Flusher::on_completion(const fabric::Completion& completion, Lane& lane) {
   }
   --lane.writes_open;
   request.flush_lost = request.flush_lost || completion.status != fabric::CompletionStatus::ok;
-  if (--request.missing != 0) {
-    return;
-  }
-  if (request.flush_lost) {
-    wait(request);  // what other NICs brought still has to be pushed
-  } else {
-    request.state.store(RequestState::done, std::memory_order_release);
+  if (--request.missing == 0) {
+    end(request);
   }
 }
 

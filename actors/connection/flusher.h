@@ -25,7 +25,8 @@ class Flusher {
   /// Begins a flush that the caller has submitted.
   void flush(ReceiveRequest& request);
   void on_completion(const fabric::Completion& completion, Lane& lane);
-  /// A lane is being taken down: what its NIC has under way to memory needs a while.
+  /// A lane is being taken down, or brought something after that: what its NIC has under way to
+  /// memory needs a while.
   void on_lane_down();
   /// Flushes that waited for a path or a time are tried again.
   void flush_waiting();
@@ -39,6 +40,7 @@ class Flusher {
   bool ask_others(ReceiveRequest& request);
   bool post(size_t lane, ReceiveRequest& request);
   void wait(ReceiveRequest& request);
+  void end(ReceiveRequest& request);
   bool by_time() const { return alone_ && !paths_.any_usable(); }
 
   ConnectionState& state_;

@@ -54,9 +54,15 @@ std::string Liveness::after_links(const std::string& what, bool known,
     own.insert(paths_.interface_of(lane));
   }
   own.erase("");
+  const auto interfaces = state_.provider.interfaces();
+  const auto is_gone = [&](const std::string& nic) {
+    return std::ranges::any_of(
+        *interfaces, [&](const auto& one) { return one.name == nic && one.ifindex == 0; });
+  };
   std::set<std::string> dead;
-  std::copy_if(own.begin(), own.end(), std::inserter(dead, dead.end()),
-               [&](const std::string& nic) { return links_ && !links_->has_link(nic); });
+  std::copy_if(
+      own.begin(), own.end(), std::inserter(dead, dead.end()),
+      [&](const std::string& nic) { return links_ && (!links_->has_link(nic) || is_gone(nic)); });
   if (dead.empty()) {
     return what;
   }

@@ -176,6 +176,12 @@ void ReceiveRecovery::say_ends() {
   state_.context->request_stream_turns(1000);
 }
 
+/// Without announcements the peer sends nothing, over whatever path; where nothing is open, nothing
+/// is to be sent.
+void ReceiveRecovery::watch_budget() {
+  failover_.watch_budget(!paths_.any_usable() || receiver_.announcer().waits());
+}
+
 /// The sender takes what a report does not name for lost, and what it names for arrived.
 bool ReceiveRecovery::names_all(const ha::ArrivalReport& report) {
   const OpenReceives& groups = receiver_.groups();
@@ -242,8 +248,7 @@ void ReceiveRecovery::take_steps(size_t lane, const ha::ReceiverSteps& steps, co
                             fail(Errc::timed_out, "it is silent with the last path"));
   }
   announcer.announce_again(lanes_[announcer.lane()].peer_stopped());
-  // Without announcements the peer sends nothing, over whatever path.
-  failover_.watch_budget(!paths_.any_usable() || announcer.waits());
+  watch_budget();
   receiver_.flusher().flush_waiting();
   if (steps.take_down) {
     state_.owner.on_work_back(lane);  // perhaps nothing was posted any more

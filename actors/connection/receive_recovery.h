@@ -33,6 +33,8 @@ class ReceiveRecovery {
   void on_domain_up(const fabric::FailureDomain& domain);
   /// The peer hears of the places whose addresses have changed since it was told of them.
   void tell_ends();
+  /// Whether something waits for a path may have changed.
+  void watch_budget();
 
  private:
   void say_ends();

@@ -99,6 +99,11 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   void on_peer_closed(std::span<const std::byte> payload);
   void look_at_tail();
   void on_posted_alone() override;
+  void on_open_changed() override {
+    if (recovery_) {
+      recovery_->watch_budget();
+    }
+  }
   /// The sender has left, and what it sent before waits here for its receives, or for a flush.
   void stay_alone();
   bool may_flush() const;

@@ -61,6 +61,9 @@ PathSet::Needs Receiver::needs(bool flushes) {
     return;
   }
   announcer_.announce_if_due();
+  if (announcer_.renews()) [[unlikely]] {
+    owner_.on_open_changed();
+  }
 }
 
 [[gnu::always_inline]] inline void Receiver::begin_request(ReceiveRequest& request) {
@@ -223,6 +226,9 @@ bool Receiver::is_possible(const EagerHead& head) const {
         lane.counters->errors.add();
         break;
       }
+      if (!lane.usable) [[unlikely]] {
+        flusher_.on_lane_down();  // its queue pair takes data until the device has stopped it
+      }
       paths_.replace_credit(lane);
       lane.counters->receives.add();
       lane.health.show_life();
@@ -331,6 +337,9 @@ bool Receiver::is_possible(const EagerHead& head) const {
   }
   if (!alone_) [[likely]] {
     announcer_.announce_if_short();
+    if (announcer_.renews()) [[unlikely]] {
+      owner_.on_open_changed();
+    }
   }
 }
 

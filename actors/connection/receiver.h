@@ -26,6 +26,8 @@ class Receiver final : public Server {
    public:
     /// After the sender has left: receives were posted, or took what it had sent before.
     virtual void on_posted_alone() = 0;
+    /// While announcements cannot go (Announcer::renews()): receives were posted, or are done.
+    virtual void on_open_changed() = 0;
 
    protected:
     ~Owner() = default;

@@ -391,8 +391,29 @@ void SendRecovery::look_at_fenced_rails() {
   }
 }
 
+/// The peer tells no keys for a shadow as long as it sees one of the own paths work, and does not
+/// know that such a one is fenced off.
+bool SendRecovery::release_fenced() {
+  bool any = false;
+  for (size_t at = 0; at < paths_.own(); ++at) {
+    const Lane& lane = paths_.lane(at);
+    if (lane.usable && is_fenced_off(lane)) {
+      sender_.release(lane.rail);
+      NHA_LOG_WARN(
+          "rail {} of the connection to {}, which was slow, carries data again, as nothing else "
+          "can",
+          lane.rail, state_.owner.peer_text());
+      any = true;
+    }
+  }
+  return any;
+}
+
 bool SendRecovery::give_way() {
-  if (!serving_.give_way(view(), state_.context->now()) || !state_.sound(serving_)) {
+  const Instant now = state_.context->now();
+  const bool gives = serving_.give_way(view(), now) ||
+                     (state_.sound(serving_) && release_fenced() && serving_.give_way(view(), now));
+  if (!gives || !state_.sound(serving_)) {
     return false;
   }
   sender_.serve(serving_.shares());

@@ -112,6 +112,7 @@ class SendRecovery final : public Sender::Owner, private PathRenewal::Owner {
   ha::ServingSet::View view();
   bool is_fenced_off(const Lane& lane) const;
   void look_at_fenced_rails();
+  bool release_fenced();
   ha::Detour::View detour_view();
   void leave_slow_rank(ha::Detour::Step step);
 

@@ -254,6 +254,7 @@ void SendSide::on_end(std::span<const std::byte> payload) {
   }
   ends_.rails.resize(std::max<size_t>(ends_.rails.size(), notice->place + size_t{1}));
   ends_.rails[notice->place] = notice->rail;
+  renew_rejoin_ways();
   recovery_.renewal().renew(without_rails(state_, paths_, ends_), ends_.rails,
                             ha::ShadowCandidates::End::remote, {notice->place});
 }
@@ -261,6 +262,9 @@ void SendSide::on_end(std::span<const std::byte> payload) {
 void SendSide::on_interfaces_renewed() {
   if (state_.live() && state_.backup && welcomed_) {
     const std::vector<size_t> changed = paths_.renew_places();
+    if (!changed.empty()) {
+      renew_rejoin_ways();
+    }
     recovery_.renewal().renew(without_rails(state_, paths_, ends_), ends_.rails,
                               ha::ShadowCandidates::End::local, changed);
   }
@@ -412,6 +416,15 @@ std::vector<Rejoin::Way> SendSide::rejoin_ways(const Welcome& welcome) const {
   }
   Rejoin::add_missing(ways, ways_between(paths_.places(), welcome.rails));
   return ways;
+}
+
+/// Where the host of either side has other addresses than when they were prepared, the stream is
+/// made anew between those.
+void SendSide::renew_rejoin_ways() {
+  Rejoin& rejoin = control_.rejoin();
+  if (rejoin.add(ways_between(paths_.places(), ends_.rails))) {
+    rejoin.dial_now();
+  }
 }
 
 }  // namespace nccl_ha

@@ -121,6 +121,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void on_end(std::span<const std::byte> payload);
   void on_peer_closed(std::span<const std::byte> payload);
   std::vector<Rejoin::Way> rejoin_ways(const Welcome& welcome) const;
+  void renew_rejoin_ways();
   bool waits_for_peer() const;
   void watch_stream();
   void look_after_stream();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "actors/connection/limits.h"
+
 namespace nccl_ha {
 namespace {
 
@@ -434,7 +436,10 @@ bool Sender::has_left(const SendRequest& request, size_t lane) {
 }
 
 bool Sender::holds(size_t lane) const {
-  if (eager_.holds(lane) || acknowledged_.knows(static_cast<uint8_t>(lane))) {
+  // The receiver has so many groups open at most, and has announced the latest one.
+  const uint64_t published = channel_.published_groups();
+  const uint64_t whole_below = published - std::min(published, groups_apart_max);
+  if (eager_.holds(lane) || acknowledged_.knows(static_cast<uint8_t>(lane), whole_below)) {
     return true;
   }
   for (uint16_t index = 0; index < sends_max; ++index) {
@@ -504,6 +509,7 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
                      "memory; what was to be sent may have changed since"));
     return counts;
   }
+  acknowledged_.forget(static_cast<uint8_t>(lane));
   counts.good = true;
   return counts;
 }

@@ -89,6 +89,8 @@ class KernelLinks final : public LinkWatch, public WatchedFd {
   void on_readable(int fd) override;
   void take(const nlmsghdr& message);
   void look_again();
+  void tell(const std::vector<std::pair<std::string, bool>>& changed,
+            const std::vector<std::string>& gone);
 
   LinkWatchOwner* owner_;
   Links links_;                       ///< as last told; what there is at first is not told
@@ -148,10 +150,14 @@ void KernelLinks::take(const nlmsghdr& message) {
       const std::string name(text, strnlen(text, RTA_PAYLOAD(attribute)));
       const bool there = message.nlmsg_type == RTM_NEWLINK;
       const bool up = there && works(info->ifi_flags);
+      std::vector<std::string> gone;
       std::string& known = names_[info->ifi_index];
       if (known != name) {
         renewed_ = true;
         links_.erase(known);  // renamed, or its number was another one's
+        if (!known.empty()) {
+          gone.push_back(known);
+        }
         known = name;
       }
       if (there) {
@@ -160,8 +166,9 @@ void KernelLinks::take(const nlmsghdr& message) {
         links_.erase(name);
         names_.erase(info->ifi_index);
         renewed_ = true;
+        gone.push_back(name);
       }
-      owner_->on_link(name, up);
+      tell({{name, up}}, gone);
       return;
     }
   }
@@ -177,9 +184,11 @@ void KernelLinks::look_again() {
     return;
   }
   std::vector<std::pair<std::string, bool>> changed;
+  std::vector<std::string> gone;
   for (const auto& [name, up] : links_) {
     if (!now->contains(name)) {
       changed.emplace_back(name, false);
+      gone.push_back(name);
     }
   }
   for (const auto& [name, up] : *now) {
@@ -189,14 +198,25 @@ void KernelLinks::look_again() {
     }
   }
   links_ = std::move(*now);
+  std::erase_if(names_, [&](const auto& one) { return !links_.contains(one.second); });
   NHA_LOG_WARN_LIMITED("the kernel had no room for news of links; of {} that there are {} changed",
                        links_.size(), changed.size());
+  const std::shared_ptr<const bool> alive = this->alive();
+  tell(changed, gone);
+  if (*alive) {
+    owner_->on_interfaces();
+  }
+}
+
+/// With any of it the watch may end.
+void KernelLinks::tell(const std::vector<std::pair<std::string, bool>>& changed,
+                       const std::vector<std::string>& gone) {
   const std::shared_ptr<const bool> alive = this->alive();
   for (size_t i = 0; i < changed.size() && *alive; ++i) {
     owner_->on_link(changed[i].first, changed[i].second);
   }
-  if (*alive) {
-    owner_->on_interfaces();
+  for (size_t i = 0; i < gone.size() && *alive; ++i) {
+    owner_->on_link_gone(gone[i]);
   }
 }
 

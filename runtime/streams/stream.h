@@ -79,6 +79,8 @@ class LinkWatchOwner {
   virtual ~LinkWatchOwner() = default;
   /// An interface got or lost its carrier, was taken up or down, or went away.
   virtual void on_link(const std::string& interface, bool up) = 0;
+  /// None has that name any more: it went away, as on_link() has told, or was renamed.
+  virtual void on_link_gone(const std::string& interface) { (void)interface; }
   /// Addresses or interfaces came, went, or have another name or number.
   virtual void on_interfaces() {}
 };

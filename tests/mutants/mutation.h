@@ -44,6 +44,8 @@ enum class Mutation : uint16_t {
   sizes_of_oldest_group,    ///< a chunk's recorded size is looked up for the oldest open group
   flushed_on_primary_only,  ///< a flush does not ask the shadow's NIC
   flushed_too_soon,         ///< a flush does not wait for what a failed NIC had under way
+  late_bytes_unflushed,     ///< nor for what came over a lane that was taken down before
+  refused_flush_done,       ///< a flush is done though a NIC refused to be asked
   // Of lanes.
   sender_drained_kept,    ///< the sender counts a lane as drained since its first fence
   receiver_drained_kept,  ///< so does the receiver
@@ -135,10 +137,15 @@ enum class Mutation : uint16_t {
   unused_path_awaited,     ///< a path that nobody could reach waits for a proof
   removal_unseen,          ///< that the kernel has taken a device away is not heard
   dead_device_asked,       ///< memory is registered with a device that has failed
+  worker_gets_names,       ///< the peer is told a name of memory that the dead device does not know
   last_receive_told,       ///< a lane is empty before anything proves that its queue pair has ended
   acknowledged_for_good,   ///< a chunk of an open message is lost with the device that took it
   told_ends_undialled,     ///< a stream is dialled again to the addresses of the handle only
   idle_fence_ends,         ///< a fence that nothing waits for ends the connection in time
+  reported_remembered,     ///< what a lane carried before its last fence is waited for once more
+  whole_groups_awaited,    ///< so is what the receiver must have, as later groups are open
+  nothing_open_awaited,    ///< a receiver waits for announcements though nothing is open
+  open_change_unseen,      ///< and does not when a receive is posted
   // Of witnesses and of fallback paths that are rejected:
   no_witness_needed,      ///< silence is enough for a verdict, whether the peer runs or not
   no_patience,            ///< a path that was given up too early is given up as early again
@@ -184,6 +191,10 @@ enum class Mutation : uint16_t {
   look_made_longer,          ///< and is away for seconds, as the link comes again meanwhile
   end_unheeded,              ///< who hears that goes on with the old one
   primary_keeps_address,     ///< a first path is made anew at the address that its NIC had before
+  renewed_ends_undialled,    ///< a stream is dialled again between the addresses of before only
+  lost_address_insisted,     ///< and from one that its host has no more
+  probe_tells_no_way,        ///< who is probed does not dial where the probe came from
+  names_never_forgotten,     ///< names of interfaces that went away are kept
   // Of the end of a connection:
   words_not_awaited,   ///< who closes does not wait for the confirmation
   answer_not_awaited,  ///< who is told that the peer ends does not wait until its answer is there
@@ -222,6 +233,7 @@ enum class Mutation : uint16_t {
   silence_of_rail,      ///< a rail from which nothing comes is as fast as it was
   rail_never_full,      ///< no rail ever has enough to do
   slow_rail_serves,     ///< a rail that is slow is not fenced off though it should be
+  fenced_rail_kept,     ///< one that is fenced off is no way out for a standby without keys
   slow_path_kept,       ///< traffic stays on a path that is slow though another one is not
   vain_trial_stays,     ///< it stays on a standby that is no faster than what was left for it
   trials_not_rarer,     ///< and tries it again as soon as the first time

@@ -73,6 +73,9 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(sizes_of_oldest_group, By::paths, 40),
     NHA_CHECKED(flushed_on_primary_only, "SimRdmaDevices.AFlushAsksEachNicThatBringsData"),
     NHA_CHECKED(flushed_too_soon, "SimRdmaDevices.AFlushWaitsForWhatANicThatFailedHadUnderWay"),
+    NHA_CHECKED(late_bytes_unflushed,
+                "SimRdmaDevices.AFlushWaitsForWhatCameOverALaneThatWasTakenDownBefore"),
+    NHA_CHECKED(refused_flush_done, "FlusherTest.WhatRefusesToBeAskedNeedsTimeToo"),
     NHA_CHECKED(sender_drained_kept, "Lane.EveryOrderOfEventsEndsWithBothSidesUsable"),
     NHA_CHECKED(receiver_drained_kept, "Lane.EveryOrderOfEventsEndsWithBothSidesUsable"),
 
@@ -182,6 +185,8 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(unused_path_awaited, "FenceSteps.WhatNobodyCouldReachIsAtItsEnd"),
     NHA_CHECKED(removal_unseen, "Hosts/DeviceDeaths.AfterAResetTheOtherDeviceGoesOn/senders"),
     NHA_CHECKED(dead_device_asked, "Hosts/DeviceDeaths.AfterAResetTheOtherDeviceGoesOn/senders"),
+    NHA_CHECKED(worker_gets_names,
+                "Hosts/DeviceDeaths.AWorkerGetsNoNamesOfADeviceThatFailed/senders"),
     NHA_CHECKED(last_receive_told, "Fence.NothingThatALostDeviceSaysIsAProof"),
     NHA_CHECKED(acknowledged_for_good,
                 "DeviceDeath.WhatWasAcknowledgedAndIsLostGoesAgainWhileItsMessageIsOpen"),
@@ -189,6 +194,13 @@ inline constexpr Planted all_planted[] = {
                 "*.WithoutAnyPathTheNextOneIsThereWithinTwoSecondsOfTheVerdict/datagrams20"),
     NHA_CHECKED(idle_fence_ends,
                 "Hosts/DeviceDeaths.AnEndOfAStandbyThatNothingProvesEndsNothing/receivers"),
+    NHA_CHECKED(reported_remembered,
+                "DeviceDeath.ALaneThatCarriedSomethingBeforeItsLastFenceEndsNothing"),
+    NHA_CHECKED(whole_groups_awaited,
+                "AcknowledgementLog.WhatTheReceiverMustHaveWholeIsNoReasonToWaitForAFence"),
+    NHA_CHECKED(nothing_open_awaited,
+                "SimRdma.AReceiverWithNothingOpenWaitsForASenderThatStandsStill"),
+    NHA_CHECKED(open_change_unseen, "SimRdma.AReceiveThatCannotBeAnnouncedIsAClearErrorInTime"),
 
     // Witnesses, and fallback paths that are rejected.
     NHA_CHECKED(no_witness_needed,
@@ -249,6 +261,10 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(end_unheeded, "Hosts/RenewedInterfaces.AStandbyIsMadeWhereAnAddressComesLater/1"),
     NHA_CHECKED(primary_keeps_address,
                 "Hosts/RenewedInterfaces.AFirstPathComesBackAtItsNewAddress/*"),
+    NHA_CHECKED(renewed_ends_undialled, "Hosts/OnlyNics.AreFoundAtTheirNewAddress/0"),
+    NHA_CHECKED(lost_address_insisted, "RejoinTest.AnAddressThatThisHostHasNoMoreIsNotInsistedOn"),
+    NHA_CHECKED(probe_tells_no_way, "Hosts/OnlyNics.AreFoundAtTheirNewAddress/2"),
+    NHA_CHECKED(names_never_forgotten, "LivenessTest.OfInterfacesThatWentAwayNothingIsKept"),
 
     // The end of a connection.
     NHA_CHECKED(words_not_awaited, "CloseLinger.WhoClosesWaitsForTheConfirmation"),
@@ -312,6 +328,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(trials_not_rarer, "DetourTest.RanksThatAreBothSlowAreTriedMoreAndMoreRarely"),
     NHA_CHECKED(small_load_counts, "DetourTest.LittleTrafficStaysWhereItIs"),
     NHA_CHECKED(slow_rail_serves, "StragglersTest.WhatComesBackTooEarlyWaitsTwiceAsLong"),
+    NHA_CHECKED(fenced_rail_kept, "RailsKeys.AFencedRailServesWhereTheStandbyHasNoKeys"),
     NHA_CHECKED(cut_cable_kept, "Mesh.AConnectionWhoseCableIsCutBeforeItsStreamGoesOverRelays"),
     NHA_CHECKED(mesh_unknown_stays,
                 "SimHandshake.WhereTheAskedDeviceHasNoCableAConnectionLivesWhereItsStreamLeads"),

@@ -266,6 +266,32 @@ TEST_P(Rails, AFencedRailServesWhenNothingElseIsLeft) {
   EXPECT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
 }
 
+/// For a standby the peer tells no keys while a path of the device's own works, however slow.
+TEST(RailsKeys, AFencedRailServesWhereTheStandbyHasNoKeys) {
+  Config config;
+  config.fence_stragglers = true;
+  config.failback_ms = 600000;
+  SimPair pair(34, {}, config, {.rails = 3, .rdma = true, .one_device = true});
+  for (sim::Process* host : {&pair.sender(), &pair.receiver()}) {
+    host->devices.count = 2;  // the third NIC stands by
+  }
+  set_rail(pair, 0, at_rate(50 * mega));
+  set_rail(pair, 1, at_rate(5 * mega));
+  set_rail(pair, 2, at_rate(50 * mega));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& counters = pair.send_channel().counters();
+  Flow flow(pair, 34);
+  ASSERT_TRUE(flow.run_until([&] { return counters.stragglers_fenced.get() == 1; }, seconds(6)));
+  flow.rate(seconds(1));
+  EXPECT_EQ(counters.traffic_moves.get(), 0U);
+  set_rail(pair, 0, dark());
+  flow.rate(seconds(2));
+  EXPECT_GE(counters.traffic_moves.get(), 2U)
+      << "traffic did not go to the standby, and from there";
+  EXPECT_GT(flow.rate(seconds(1)), 0.8 * 5e6);
+  EXPECT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
+}
+
 TEST_P(Rails, OneRailCutUnderLoadLeavesTheOtherAndComesBack) {
   SimPair pair = make(22, {}, 2, false);
   set_rail(pair, 0, at_rate(50 * mega));

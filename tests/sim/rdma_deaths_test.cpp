@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cerrno>
 #include <string>
 
 #include "tests/rig/runs/failover_run.h"
@@ -122,6 +123,28 @@ TEST_P(DeviceDeaths, ANewConnectionGoesRoundADeviceThatFailedEarlier) {
   EXPECT_TRUE(whose.provider->remove_memory(*names));
 }
 
+// A name that no device knows would end the connection of a peer that writes by it.
+TEST_P(DeviceDeaths, AWorkerGetsNoNamesOfADeviceThatFailed) {
+  const ErrorsOnly quiet;
+  SimPair pair(7, {}, mortal_config(), {.rails = 2, .rdma = true});
+  sim::Process& whose = GetParam() == Whose::senders ? pair.sender() : pair.receiver();
+  fabric::Provider& provider = *whose.provider;
+  std::array<std::byte, 64> memory{};
+  const fabric::Attachment dead{0, provider.devices()[0].kind};
+  const fabric::Attachment own{1, provider.devices()[1].kind};
+  const auto known = provider.add_memory(own, 1, memory.data(), memory.size(), false);
+  ASSERT_TRUE(known) << known.error().message();
+  whose.nics[0]->fail_for_good();
+  const auto names = provider.add_memory(dead, 1, memory.data(), memory.size(), false);
+  ASSERT_TRUE(names) << "a caller goes on over the other one: " << names.error().message();
+  ASSERT_EQ(names->handle, 0U) << "it is not known to have failed";
+  const auto keys = provider.keys_on(dead, 1, own, known->local_key, true);
+  ASSERT_FALSE(keys) << keys->remote_key;
+  EXPECT_EQ(keys.error().sys, ENODEV) << keys.error().message();
+  EXPECT_TRUE(provider.remove_memory(*names));
+  EXPECT_TRUE(provider.remove_memory(*known));
+}
+
 // A standby's device is no reason to end what does without it.
 TEST_P(DeviceDeaths, AnEndOfAStandbyThatNothingProvesEndsNothing) {
   const ErrorsOnly quiet;
@@ -133,6 +156,28 @@ TEST_P(DeviceDeaths, AnEndOfAStandbyThatNothingProvesEndsNothing) {
   rig::TransferPlan plan;
   plan.seed = 5;
   EXPECT_EQ(pair.transfer(plan, seconds(60)), "");
+}
+
+// Of what a path carried its fence has told: for the end of the next one nobody waits.
+TEST(DeviceDeath, ALaneThatCarriedSomethingBeforeItsLastFenceEndsNothing) {
+  const ErrorsOnly quiet;
+  Config config;
+  config.retry_budget_ms = 2000;
+  SimPair pair(8, {}, config, {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(1));
+  const auto& counters = pair.send_channel().counters();
+  expect_transfers(pair);
+  ASSERT_TRUE(pair.send_driver().suspect(0));
+  ASSERT_TRUE(pair.world().run_until([&] { return counters.paths_back.get() == 1; }, seconds(5)));
+  ASSERT_EQ(counters.traffic_moves.get(), 1U);
+  expect_transfers(pair);
+  pair.receiver().nics[0]->fail_for_good({.writes_for = seconds(1), .gone_after = seconds(3600)});
+  pass(pair, seconds(20));
+  ASSERT_EQ(counters.paths_down.get(), 2U) << "the fault did not happen";
+  EXPECT_EQ(counters.paths_back.get(), 1U) << "something proved its end";
+  EXPECT_EQ(pair.send_channel().phase(), Phase::ready);
+  expect_transfers(pair);
 }
 
 // No verb of the device's returns, and what it had taken from the network it writes later.

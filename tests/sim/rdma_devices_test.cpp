@@ -296,15 +296,24 @@ class GpuPair {
   void set_landing(size_t nic, Duration landing) {
     pair.receiver().nics[nic]->verbs().faults.gpu_landing = landing;
   }
-  /// Receives zeros where ones were.
-  bool receive() {
+  /// Each control verb of that NIC that is asked for from now on waits so long for the one before.
+  void hold_up(size_t nic, Duration time) {
+    pair.receiver().conducted[nic].lock()->conductor().add(
+        fabric::verbs::Conductor::Rank::stop, [this, time] { pair.world().rdma().waited += time; });
+  }
+  /// Sends zeros to where ones were; null: that failed.
+  ReceiveRequest* begin_receive() {
     ReceiveRequest* receive = pair.receive_channel().acquire();
     receive->count = 1;
     receive->buffers[0] = {target_.data(), bytes, region_.remote_key, 0};
     std::fill(target_.begin(), target_.end(), std::byte{1});
     pair.receive_channel().submit(*receive);
     pair.receive_driver().submit();
-    return pair.post_send(bytes) && wait(*receive, seconds(1));
+    return pair.post_send(bytes) ? receive : nullptr;
+  }
+  bool receive() {
+    const ReceiveRequest* receive = begin_receive();
+    return receive != nullptr && wait(*receive, seconds(1));
   }
   ReceiveRequest& submit_flush() {
     ReceiveRequest* flush = pair.receive_channel().acquire_flush();
@@ -388,6 +397,37 @@ TEST(SimRdmaDevices, AFlushWaitsForWhatANicThatFailedHadUnderWay) {
     ASSERT_TRUE(gpu.pair.receive_driver().suspect(0));
     ASSERT_TRUE(gpu.pair.world().run_until([&] { return failovers.paths_down.get() == 1; },
                                            milliseconds(1)));
+    early += gpu.whole() ? 0 : 1;
+    ASSERT_TRUE(gpu.wait(gpu.submit_flush(), seconds(1)));
+    EXPECT_TRUE(gpu.whole()) << "seed " << seed;
+  }
+  EXPECT_GT(early, 5) << "nobody would have noticed a flush that did not wait";
+}
+
+/// Its queue pair takes what was under way to it until the device gets to stopping it, long after
+/// nothing more is expected of its lane.
+TEST(SimRdmaDevices, AFlushWaitsForWhatCameOverALaneThatWasTakenDownBefore) {
+  const ErrorsOnly errors_only;
+  int early = 0;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    GpuPair gpu(seed);
+    ASSERT_TRUE(gpu.connected) << gpu.pair.error();
+    pass(gpu.pair, seconds(1));
+    gpu.set_landing(0, milliseconds(1));
+    sim::Link slow;
+    slow.delay = milliseconds(15);
+    gpu.pair.set_links(slow, slow, 0);
+    const ReceiveRequest* receive = gpu.begin_receive();
+    ASSERT_NE(receive, nullptr) << gpu.pair.error();
+    gpu.hold_up(0, milliseconds(40));
+    ASSERT_TRUE(gpu.pair.receive_driver().suspect(0));
+    const auto& failovers = gpu.pair.receive_channel().counters();
+    ASSERT_TRUE(gpu.pair.world().run_until([&] { return failovers.paths_down.get() == 1; },
+                                           milliseconds(1)));
+    const Instant down = gpu.pair.world().now();
+    ASSERT_EQ(receive->state.load(), RequestState::pending);
+    ASSERT_TRUE(gpu.wait(*receive, milliseconds(25))) << "it did not come over that lane";
+    ASSERT_GT(gpu.pair.world().now() - down, milliseconds(10)) << "a flush would wait as it is";
     early += gpu.whole() ? 0 : 1;
     ASSERT_TRUE(gpu.wait(gpu.submit_flush(), seconds(1)));
     EXPECT_TRUE(gpu.whole()) << "seed " << seed;

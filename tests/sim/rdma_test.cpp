@@ -256,6 +256,46 @@ TEST(SimRdma, ALaneThatWasAbandonedHasANewPathAfterTheProof) {
   EXPECT_TRUE(pair.world().run_until([&] { return counters.paths_back.get() == 1; }, seconds(5)));
 }
 
+/// That sender takes nothing down, so that nothing can be announced over another path.
+void fail_receiver_beside_a_sender_that_stands_still(SimPair& pair, Duration stands) {
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(1));
+  pair.world().pause(pair.sender(), pair.world().now() + stands);
+  pair.receiver().nics[0]->set_port(false);
+  pass(pair, seconds(5));
+  ASSERT_EQ(pair.receive_channel().counters().paths_down.get(), 1U) << "the fault did not happen";
+}
+
+Config with_short_budget() {
+  Config config;
+  config.retry_budget_ms = 2000;
+  return config;
+}
+
+TEST(SimRdma, AReceiverWithNothingOpenWaitsForASenderThatStandsStill) {
+  SimPair pair(44, {}, with_short_budget(), {.rails = 2, .rdma = true});
+  fail_receiver_beside_a_sender_that_stands_still(pair, seconds(10));
+  pass(pair, seconds(10));
+  EXPECT_EQ(pair.send_channel().phase(), Phase::ready) << pair.error();
+  EXPECT_EQ(pair.receive_channel().phase(), Phase::ready) << pair.error();
+  expect_transfers(pair);
+}
+
+/// The time without a path begins with the receive that lacks one.
+TEST(SimRdma, AReceiveThatCannotBeAnnouncedIsAClearErrorInTime) {
+  SimPair pair(45, {}, with_short_budget(), {.rails = 2, .rdma = true});
+  fail_receiver_beside_a_sender_that_stands_still(pair, seconds(60));
+  ASSERT_EQ(pair.receive_channel().phase(), Phase::ready) << pair.error();
+  const Instant begin = pair.world().now();
+  pair.post_receives(1);
+  ASSERT_TRUE(pair.world().run_until(
+      [&] { return pair.receive_channel().phase() == Phase::failed; }, seconds(5)));
+  EXPECT_GE(pair.world().now() - begin, milliseconds(1900));
+  EXPECT_LE(pair.world().now() - begin, milliseconds(2200));
+  const std::string why = pair.receive_channel().failure().message();
+  EXPECT_NE(why.find("HA_NCCL_RETRY_BUDGET_MS"), std::string::npos) << why;
+}
+
 TEST(SimRdma, WhatOneThreadFindsOutTheOthersUse) {
   // Nothing would be noticed by itself for minutes.
   Config config;

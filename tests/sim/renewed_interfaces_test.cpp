@@ -22,7 +22,7 @@ sim::Ip ip_of(const IpAddress& address) {
 
 class Renewed {
  protected:
-  Renewed() : pair_(97, {}, config(), {.rails = 2}) {}
+  explicit Renewed(size_t rails = 2) : pair_(97, {}, config(), {.rails = rails}) {}
   static Config config() {
     Config config;
     config.shadow_paths = 1;
@@ -41,8 +41,9 @@ class Renewed {
     }
     return hosts;
   }
-  /// A NIC there gets another address, and nothing moves at the one that it had.
-  void change(size_t rail, Host which) {
+  /// A NIC there gets another address, and nothing moves at the one that it had, which is the
+  /// host's no more if it `moves`.
+  void change(size_t rail, Host which, bool moves = false) {
     for (sim::Process* host : hosts_of(which)) {
       auto list = *host->provider->interfaces();
       IpAddress& address = list[rail].addresses.front();
@@ -51,6 +52,9 @@ class Renewed {
       list[rail].ifindex += 20;
       pair_.world().network().same_host_as(host->address, ip_of(address));
       ASSERT_NE(ip_of(address), before);
+      if (moves) {
+        pair_.world().network().move_address(before, ip_of(address));
+      }
       pair_.world().network().vanish(before);
       host->provider->renew_interfaces(list);
     }
@@ -126,6 +130,28 @@ TEST_P(RenewedInterfaces, AFirstPathComesBackAtItsNewAddress) {
   const Instant begin = pair_.world().now();
   ASSERT_EQ(transfer(2), "");
   EXPECT_LE(pair_.world().now() - begin, seconds(2));
+}
+
+/// The path and the stream are gone at once, and neither side can be reached where it was.
+class OnlyNics : public testing::TestWithParam<std::tuple<Host, bool>>, protected Renewed {
+ protected:
+  OnlyNics() : Renewed(1) {}
+};
+INSTANTIATE_TEST_SUITE_P(Hosts, OnlyNics,
+                         testing::Values(std::tuple(Host::sender, false),
+                                         std::tuple(Host::sender, true),
+                                         std::tuple(Host::receiver, true)));
+
+TEST_P(OnlyNics, AreFoundAtTheirNewAddress) {
+  const auto [host, moves] = GetParam();
+  ASSERT_TRUE(pair_.connect()) << pair_.error();
+  pass(pair_, seconds(2));
+  ASSERT_EQ(transfer(1), "");
+  change(0, host, moves);
+  ASSERT_EQ(transfer(2), "") << "nothing goes on within 20 s";
+  const auto& counters = pair_.send_channel().counters();
+  EXPECT_GE(counters.paths_back.get(), 1U) << "the path was not lost";
+  EXPECT_GE(counters.streams_anew.get(), 1U) << "nor was the stream";
 }
 
 class SharedNics : public testing::Test, protected Renewed {

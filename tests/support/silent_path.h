@@ -26,8 +26,10 @@ class SilentPath final : public fabric::Path {
     return Errc::ok;
   }
   Errc post_flush(const fabric::FlushPost& post) override {
-    flushes.push_back(post);
-    return Errc::ok;
+    if (flush_answer == Errc::ok) {
+      flushes.push_back(post);
+    }
+    return flush_answer;
   }
   void fail(const Error&) override { state_ = fabric::PathState::error; }
   const fabric::PathTraits& traits() const override { return path_traits; }
@@ -36,6 +38,7 @@ class SilentPath final : public fabric::Path {
 
   std::vector<fabric::WritePost> posts;
   std::vector<fabric::FlushPost> flushes;
+  Errc flush_answer = Errc::ok;
   unsigned receives = 0;
   fabric::PathTraits path_traits;
   fabric::FailureDomains domains;

@@ -114,6 +114,20 @@ TEST_F(LinksOfAConnection, AreNamedBeforeAnythingElseIsBlamed) {
   EXPECT_EQ(said(), nics_[0] + " of this host has" + remedy + "; " + guess);
 }
 
+/// Nothing is heard of its link any more, and nothing is kept of it.
+TEST_F(LinksOfAConnection, AreNamedWhereTheirNicIsGone) {
+  const auto said = [&] { return bench_->liveness.after_links("no answer"); };
+  world_.network().tell_gone(sim::ip(10, 0, 0, 1), nics_[1]);
+  pass(milliseconds(20));
+  EXPECT_EQ(said(), "no answer") << "it may have another name";
+  auto list = *bench_->state.provider.interfaces();
+  std::erase_if(list, [&](const fabric::NetInterface& one) { return one.name == nics_[1]; });
+  ASSERT_EQ(list.size(), 1U);
+  bench_->state.provider.renew_interfaces(list);
+  EXPECT_EQ(said(),
+            nics_[1] + " of this host has no link: check cables and switch ports; no answer");
+}
+
 TEST_F(LinksOfAConnection, EndItWithTheirNames) {
   act([&] { bench_->failover.take_down(0, fail(Errc::remote, "check that UDP is not filtered")); });
   tell(fabric::NicNotice::Kind::down, nics_[0]);

@@ -93,6 +93,22 @@ TEST_F(FlusherTest, AFlushThatWasLostIsTriedAgain) {
   EXPECT_TRUE(done(request));
 }
 
+/// A path that has failed says so when it is asked, before its lane is taken down.
+TEST_F(FlusherTest, WhatRefusesToBeAskedNeedsTimeToo) {
+  bench_->path(0).flush_answer = Errc::closed;
+  const ReceiveRequest& request = begin();
+  ASSERT_EQ(bench_->path(1).flushes.size(), 1U);
+  answer(1, fabric::CompletionStatus::ok);
+  EXPECT_FALSE(done(request)) << "nobody has pushed what the other one brought";
+  bench_->paths.lane(0).usable = false;
+  pass(milliseconds(9));
+  EXPECT_EQ(bench_->path(1).flushes.size(), 1U);
+  pass(milliseconds(3));
+  ASSERT_EQ(bench_->path(1).flushes.size(), 2U);
+  answer(1, fabric::CompletionStatus::ok);
+  EXPECT_TRUE(done(request));
+}
+
 TEST_F(FlusherTest, WithoutAPathItWaitsForOne) {
   bench_->paths.lane(0).usable = false;
   bench_->paths.lane(1).usable = false;

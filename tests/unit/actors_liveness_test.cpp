@@ -63,9 +63,10 @@ TEST_F(LivenessTest, ANewPathIsNotJudgedByTheSilenceOfTheOldOne) {
 /// A connection of the same worker that does nothing.
 class Bystander final : public NicMonitor::Member {
  public:
-  void on_domain_down(const fabric::FailureDomain&) override {}
+  void on_domain_down(const fabric::FailureDomain&) override { ++downs; }
   void on_domain_up(const fabric::FailureDomain&) override {}
   void on_suspicion(const fabric::FailureDomains&, const std::string&) override {}
+  unsigned downs = 0;
 };
 
 TEST_F(LivenessTest, AnIdleOneAmongManySpeaksSeldomUntilItIsSuspected) {
@@ -102,6 +103,35 @@ TEST_F(LivenessTest, AnIdleOneAmongManySpeaksSeldomUntilItIsSuspected) {
     for (Bystander& other : others) {
       monitor->unsubscribe(&other);
     }
+    monitor.reset();
+  });
+}
+
+/// Each container that begins or ends on a host is heard of, for as long as a job runs.
+TEST_F(LivenessTest, OfInterfacesThatWentAwayNothingIsKept) {
+  constexpr sim::Ip host = sim::ip(10, 0, 0, 1);
+  constexpr unsigned containers = 200;
+  Bystander told;
+  std::shared_ptr<NicMonitor> monitor;
+  act([&] {
+    monitor = NicMonitor::of(*bench_->state.context, bench_->state.provider.nics());
+    monitor->enter(&told);
+  });
+  world_.network().tell_link(host, "eth0", false);
+  pass(milliseconds(20));
+  ASSERT_FALSE(monitor->has_link("eth0"));
+  const size_t names = monitor->names();
+  for (unsigned i = 0; i < containers; ++i) {
+    const std::string cable = "veth" + std::to_string(i);
+    world_.network().tell_link(host, cable, true);
+    world_.network().tell_gone(host, cable);
+  }
+  pass(milliseconds(20));
+  EXPECT_EQ(told.downs, containers + 1) << "they did not go";
+  EXPECT_EQ(monitor->names(), names);
+  EXPECT_FALSE(monitor->has_link("eth0")) << "it is there";
+  act([&] {
+    monitor->unsubscribe(&told);
     monitor.reset();
   });
 }

@@ -34,6 +34,7 @@ class ReceiverTest : public ConnectionBench, private Receiver::Owner {
   }
   Receiver::Owner& owner() { return *this; }
   void on_posted_alone() override {}
+  void on_open_changed() override { waits_.push_back(receiver_->announcer().waits()); }
 
   /// A group with a buffer for each tag.
   ReceiveRequest& post(const std::vector<int>& tags) {
@@ -65,6 +66,7 @@ class ReceiverTest : public ConnectionBench, private Receiver::Owner {
   std::unique_ptr<ReceiveChannel> channel_;
   std::unique_ptr<Receiver> receiver_;
   size_t posted_ = 0;
+  std::vector<bool> waits_;  ///< for a path, each time that this may have changed
 };
 
 TEST_F(ReceiverTest, AMessageWithAPlaceGoesThere) {
@@ -119,6 +121,20 @@ TEST_F(ReceiverTest, WhatNoSenderCanMeanEndsTheConnection) {
     EXPECT_NE(bench_->failures[0].find("malformed eager message"), std::string::npos)
         << i << ": " << bench_->failures[0];
   }
+}
+
+/// Whoever limits the time without a path is told of what is open, which alone needs one.
+TEST_F(ReceiverTest, AnnouncementsThatCannotGoWaitOnlyWhileAReceiveIsOpen) {
+  receiver_->announcer().renew();
+  EXPECT_FALSE(receiver_->announcer().waits()) << "nothing is open";
+  const ReceiveRequest& group = post({1});
+  ASSERT_FALSE(waits_.empty());
+  EXPECT_TRUE(waits_.back());
+  waits_.clear();
+  arrive(0, {0, 1, 5, 0, 0});
+  ASSERT_TRUE(done(group));
+  ASSERT_FALSE(waits_.empty());
+  EXPECT_FALSE(waits_.back());
 }
 
 /// A device may let a receive be met by what no path posts: it is no empty message of the peer's.

@@ -66,8 +66,9 @@ class Answering final : public Actor, private AcceptorOwner, private StreamOwner
 /// Has lost its stream.
 class Asking final : public Actor, private Rejoin::Owner {
  public:
-  /// All ways lead to one port.
-  Asking(std::vector<sim::Ip> to, uint16_t port) : to_(std::move(to)), port_(port) {}
+  /// All ways lead to one port, from that address if there is one.
+  Asking(std::vector<sim::Ip> to, uint16_t port, sim::Ip from = 0)
+      : to_(std::move(to)), port_(port), from_(from) {}
   const char* name() const override { return "asking"; }
   void start(Context& context) override {
     RejoinPoint peer;
@@ -76,13 +77,20 @@ class Asking final : public Actor, private Rejoin::Owner {
     peer.process = peer_process;
     std::vector<Rejoin::Way> ways;
     for (const sim::Ip ip : to_) {
-      ways.push_back({.to = sim::Endpoint{ip, port_}.to_sockaddr()});
+      ways.push_back(way_to(ip));
     }
     rejoin.prepare(context, ControlType::rejoin, std::move(ways), peer);
     rejoin.start(Duration(0), fail(Errc::closed, "it was lost"));
   }
   void on(const Message&) override {}
   void stop() override { rejoin.stop(); }
+  Rejoin::Way way_to(sim::Ip to) const {
+    Rejoin::Way way{.to = sim::Endpoint{to, port_}.to_sockaddr()};
+    if (from_ != 0) {
+      way.from = sim::Endpoint{from_, 0}.to_sockaddr();
+    }
+    return way;
+  }
 
   Rejoin rejoin{*this};
   unsigned rejoined = 0;
@@ -99,6 +107,7 @@ class Asking final : public Actor, private Rejoin::Owner {
 
   const std::vector<sim::Ip> to_;
   const uint16_t port_;
+  const sim::Ip from_;
 };
 
 class RejoinTest : public testing::Test {
@@ -117,8 +126,8 @@ class RejoinTest : public testing::Test {
     ASSERT_TRUE(process.engine->worker(0).adopt(std::move(answering)));
     ASSERT_TRUE(world.run_until([&] { return answering_->port != 0; }, seconds(1)));
   }
-  void ask(sim::Process& process, std::vector<sim::Ip> to, uint16_t port) {
-    auto asking = std::make_unique<Asking>(std::move(to), port);
+  void ask(sim::Process& process, std::vector<sim::Ip> to, uint16_t port, sim::Ip from = 0) {
+    auto asking = std::make_unique<Asking>(std::move(to), port, from);
     asking_ = asking.get();
     ASSERT_TRUE(process.engine->worker(0).adopt(std::move(asking)));
   }
@@ -187,6 +196,52 @@ TEST_F(RejoinTest, FewWaysThatNeverLedToThePeerAreDialledAtOnce) {
       seconds(3)));
   EXPECT_EQ(most, ha::Redial::unproven_max);
   EXPECT_LE(world_.now() - begin, milliseconds(1100));
+}
+
+/// A NIC has another address than when the ways were prepared.
+TEST_F(RejoinTest, AnAddressThatThisHostHasNoMoreIsNotInsistedOn) {
+  constexpr sim::Ip before = sim::ip(10, 0, 0, 1);
+  auto asker = world_.add_process(before, Config{});
+  auto peer = world_.add_process(sim::ip(10, 0, 0, 2), Config{});
+  ASSERT_TRUE(asker && peer);
+  answer(world_, **peer, peer_process);
+  world_.network().move_address(before, sim::ip(10, 0, 77, 1));
+  const auto to = sim::Endpoint{(*peer)->address, answering_->port}.to_sockaddr();
+  const auto from = sim::Endpoint{before, 0}.to_sockaddr();
+  const auto refused = (*asker)->engine->worker(0).context().streams().connect_tcp(
+      reinterpret_cast<const sockaddr*>(&to), reinterpret_cast<const sockaddr*>(&from), nullptr);
+  ASSERT_FALSE(refused) << "it can be dialled from";
+  const Instant begin = world_.now();
+  ask(**asker, {(*peer)->address}, answering_->port, before);
+  ASSERT_TRUE(world_.run_until([&] { return asking_->rejoined == 1; }, seconds(30)));
+  EXPECT_LE(world_.now() - begin, milliseconds(100));
+}
+
+/// Where the peer can be reached may change for as long as it is looked for, and longer.
+TEST_F(RejoinTest, WaysThatComeLaterAreDialledToo) {
+  constexpr sim::Ip dark = sim::ip(10, 9, 9, 9);
+  constexpr sim::Ip other = sim::ip(10, 0, 0, 2);
+  auto asker = world_.add_process(sim::ip(10, 0, 0, 1), Config{});
+  auto peer = world_.add_process(std::vector{other, dark}, Config{});
+  ASSERT_TRUE(asker && peer);
+  answer(world_, **peer, peer_process);
+  sim::Link cut;
+  cut.cut = true;
+  world_.network().set_link((*asker)->address, dark, cut);
+  ask(**asker, {dark}, answering_->port, (*asker)->address);
+  static_cast<void>(world_.run_until([] { return false; }, seconds(5)));
+  ASSERT_GE(asking_->attempts, 2U);
+  ASSERT_EQ(asking_->rejoined, 0U);
+  EXPECT_FALSE(asking_->rejoin.add({asking_->way_to(dark)})) << "it is known";
+  for (uint8_t host = 10; host < 110; ++host) {
+    const sim::Ip nobody = sim::ip(10, 9, 8, host);
+    world_.network().set_link((*asker)->address, nobody, cut);
+    EXPECT_TRUE(asking_->rejoin.add({asking_->way_to(nobody)}));
+  }
+  EXPECT_EQ(asking_->rejoin.ways(), 64U) << "no more are kept";
+  ASSERT_TRUE(asking_->rejoin.add({asking_->way_to(other)}));
+  asking_->rejoin.dial_now();
+  EXPECT_TRUE(world_.run_until([&] { return asking_->rejoined == 1; }, seconds(10)));
 }
 
 /// Of a dial that began in the dark nothing may come for long.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "actors/connection/limits.h"
 #include "actors/connection/sender.h"
 #include "actors/immediate.h"
 #include "tests/support/connection_bench.h"
@@ -100,6 +101,25 @@ TEST_F(SenderTest, ASmallMessageGoesWholeAndLanesTakeTurns) {
   acknowledge(1, 0);
   EXPECT_FALSE(done(first));
   EXPECT_TRUE(done(second));
+}
+
+/// The peer opens no group so far ahead of one that it has not whole.
+TEST_F(SenderTest, HoldsNothingOfWhatThePeerMustHaveWhole) {
+  sender_->serve(std::array{ha::ServingSet::Share{1, 1}});
+  SendRequest& first = send(0, 100);
+  acknowledge(1, 0);
+  ASSERT_TRUE(done(first));
+  channel_->release(first);
+  sender_->serve(std::array{ha::ServingSet::Share{0, 1}});
+  for (uint64_t group = 1; group <= groups_apart_max; ++group) {
+    EXPECT_TRUE(sender_->holds(1)) << group;
+    SendRequest& next = send(group, 100);
+    acknowledge(0, group - 1);
+    ASSERT_TRUE(done(next)) << group;
+    channel_->release(next);
+  }
+  EXPECT_FALSE(sender_->holds(1));
+  EXPECT_TRUE(sender_->holds(0));
 }
 
 TEST_F(SenderTest, AShadowWithoutAKeyGivesWayToWhateverIsBetter) {

@@ -38,17 +38,44 @@ TEST(ChunkLedger, WhatWasAcknowledgedAndIsLostIsOpenAgain) {
 
 TEST(AcknowledgementLog, KnowsWhoAcknowledgedWhat) {
   AcknowledgementLog<4, 1> book;
-  EXPECT_FALSE(book.knows(0)) << "nothing was sent yet";
+  EXPECT_FALSE(book.knows(0, 0)) << "nothing was sent yet";
   book.begin(5, 0);
-  EXPECT_FALSE(book.knows(1));
+  EXPECT_FALSE(book.knows(1, 0));
   book.note(5, 0, 3, 1);
-  EXPECT_TRUE(book.knows(1));
-  EXPECT_FALSE(book.knows(0));
+  EXPECT_TRUE(book.knows(1, 0));
+  EXPECT_FALSE(book.knows(0, 0));
   EXPECT_EQ(book.lane_of(5, 0, 3), 1U);
   EXPECT_EQ(book.lane_of(5, 0, 2), ChunkLedger::nobody);
   EXPECT_EQ(book.lane_of(1, 0, 3), ChunkLedger::nobody) << "another group, at the same place";
   book.begin(9, 0);
-  EXPECT_FALSE(book.knows(1)) << "the peer opened group 9, so it has all of group 5";
+  EXPECT_FALSE(book.knows(1, 0)) << "the peer opened group 9, so it has all of group 5";
+}
+
+/// Later groups may have fewer messages, so that nothing takes the place of the last ones.
+TEST(AcknowledgementLog, WhatTheReceiverMustHaveWholeIsNoReasonToWaitForAFence) {
+  AcknowledgementLog<4, 2> book;
+  for (const uint32_t position : {0U, 1U}) {
+    book.begin(5, position);
+    book.note(5, position, 0, 1);
+  }
+  book.begin(9, 0);
+  book.note(9, 0, 0, 2);
+  EXPECT_TRUE(book.knows(1, 5)) << "nothing else shows that group 5 arrived";
+  EXPECT_FALSE(book.knows(1, 6));
+  EXPECT_TRUE(book.knows(2, 6)) << "of another lane, in a later group";
+}
+
+TEST(AcknowledgementLog, AFenceThatWasHeededLeavesNothingOfItsLane) {
+  AcknowledgementLog<4, 1> book;
+  book.begin(5, 0);
+  book.note(5, 0, 0, 1);
+  book.note(5, 0, 1, 2);
+  book.forget(1);
+  EXPECT_FALSE(book.knows(1, 0));
+  EXPECT_EQ(book.lane_of(5, 0, 0), ChunkLedger::nobody);
+  EXPECT_EQ(book.lane_of(5, 0, 1), 2U) << "another lane's";
+  book.note(5, 0, 2, 1);
+  EXPECT_TRUE(book.knows(1, 0)) << "its next path acknowledged something";
 }
 
 TEST(AcknowledgementLog, AnAcknowledgementThatComesLateIsNotTakenForTheNextGroupsAtItsPlace) {

@@ -89,8 +89,20 @@ class HeardLinks final : public LinkWatchOwner {
   bool was_told(const std::string& name, bool up) const {
     return std::find(all_.begin(), all_.end(), std::pair{name, up}) != all_.end();
   }
+  /// The same for a name that no interface has any more.
+  bool was_told_gone(const std::string& name) const {
+    return std::find(gone_.begin(), gone_.end(), name) != gone_.end();
+  }
+  /// Sooner or later.
+  bool told_gone(const std::string& name) {
+    return until([&] {
+      streams_->turn();
+      return was_told_gone(name);
+    });
+  }
 
  private:
+  void on_link_gone(const std::string& interface) override { gone_.push_back(interface); }
   void on_link(const std::string& interface, bool up) override {
     told_.emplace_back(interface, up);
     all_.emplace_back(interface, up);
@@ -102,6 +114,7 @@ class HeardLinks final : public LinkWatchOwner {
   bool ends_ = false;
   std::vector<std::pair<std::string, bool>> told_;
   std::vector<std::pair<std::string, bool>> all_;
+  std::vector<std::string> gone_;
   std::unique_ptr<StreamFactory> streams_;
   std::unique_ptr<LinkWatch> watch_;
 };
@@ -116,6 +129,23 @@ TEST(KernelLinks, TellOfACableThatIsPulledAndPutBack) {
               EXPECT_TRUE(links.told("one", true));
               ASSERT_TRUE(ip("link del one"));
               EXPECT_TRUE(links.told("one", false));
+              EXPECT_TRUE(links.told_gone("one"));
+            }),
+            0);
+}
+
+TEST(KernelLinks, TellOfANameThatNoInterfaceHasAnyMore) {
+  EXPECT_EQ(in_own_network([] {
+              ASSERT_TRUE(lay_cable("one") && lay_cable("two"));
+              HeardLinks links;
+              ASSERT_TRUE(ip("link set one down"));
+              EXPECT_TRUE(links.told("one", false));
+              ASSERT_TRUE(ip("link set one name three"));
+              EXPECT_TRUE(links.told_gone("one"));
+              change_until_dropped();
+              ASSERT_TRUE(ip("link del two"));
+              EXPECT_TRUE(links.told_gone("two")) << "news was lost";
+              EXPECT_FALSE(links.was_told_gone("three")) << "it is there";
             }),
             0);
 }

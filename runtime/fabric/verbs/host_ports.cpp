@@ -206,7 +206,8 @@ bool HostPorts::is_busy(size_t port) const {
   return usable_[port].device->conductor().busy() >= busy_after;
 }
 
-/// Of a device that has failed since, memory has names only.
+/// Of a device that has failed since, a caller's memory has names only: whoever has other devices
+/// goes on over those.  A worker would tell the peer such a name as a key.
 Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin, Waits who) {
   Device& device = *usable_[port].device;
   if (device.may_answer()) {
@@ -214,6 +215,9 @@ Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin
     if (keys || device.health.usable()) {
       return keys;
     }
+  }
+  if (who == Waits::worker) {
+    return gone(device);
   }
   const uint32_t name = next_name_.fetch_sub(1, std::memory_order_relaxed);
   return RegionKeys{name, name, 0};

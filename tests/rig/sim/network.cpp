@@ -200,17 +200,26 @@ std::unique_ptr<StreamFactory> Network::make_streams(Ip local, ProcessTiePtr tie
 
 int Network::make_event() { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }
 
-void Network::tell_link(Ip local, const std::string& interface, bool up) {
+void Network::tell_owners(Ip local, const std::function<void(LinkWatchOwner&)>& tell) {
   for (const auto& [number, watching] : link_watches_) {
     if (watching.factory->local_ == local) {
-      watching.factory->inbox_.emplace_back([this, number = number, interface, up] {
+      watching.factory->inbox_.emplace_back([this, number = number, tell] {
         if (const auto found = link_watches_.find(number); found != link_watches_.end()) {
-          found->second.owner->on_link(interface, up);
+          tell(*found->second.owner);
         }
       });
     }
   }
   stop_at(now());
+}
+
+void Network::tell_link(Ip local, const std::string& interface, bool up) {
+  tell_owners(local, [interface, up](LinkWatchOwner& owner) { owner.on_link(interface, up); });
+}
+
+void Network::tell_gone(Ip local, const std::string& interface) {
+  tell_link(local, interface, false);
+  tell_owners(local, [interface](LinkWatchOwner& owner) { owner.on_link_gone(interface); });
 }
 
 void Network::readable(int fd) {

@@ -69,6 +69,12 @@ class Network {
   /// Nothing from this address or to it moves any more, until it comes back.
   void vanish(Ip address) { gone_.insert(address); }
   void come_back(Ip address) { gone_.erase(address); }
+  /// The host has `now` in place of `before`: besides, no stream can be dialled from that any more.
+  void move_address(Ip before, Ip now) {
+    same_host_as(host_of(before), now);
+    vanish(before);
+    moved_[before] = now;
+  }
   Tcp& tcp() { return tcp_; }
   const Tcp& tcp() const { return tcp_; }
 
@@ -97,6 +103,8 @@ class Network {
   /// Whoever watches links in processes whose first address is `local` is told in its next turn.
   /// What the link carries is set_link()'s business.
   void tell_link(Ip local, const std::string& interface, bool up);
+  /// The same of an interface that goes away.
+  void tell_gone(Ip local, const std::string& interface);
 
   // --- the scheduler's
   /// Time does not jump over this moment.
@@ -159,6 +167,7 @@ class Network {
   };
 
   void at(Instant due, std::function<void()> what);
+  void tell_owners(Ip local, const std::function<void(LinkWatchOwner&)>& tell);
   bool blocked(Ip from, Ip to) const;
   Ip host_of(Ip address) const {
     const auto found = host_of_.find(address);
@@ -176,6 +185,7 @@ class Network {
   std::map<std::pair<Ip, Ip>, uint64_t> carried_;
   std::map<std::pair<Ip, Ip>, Instant> busy_until_;  ///< of links with a rate
   std::set<Ip> gone_;
+  std::map<Ip, Ip> moved_;                 ///< by the address that is the host's no more
   std::map<Ip, Ip> host_of_;               ///< first address of a host by its others
   std::map<Endpoint, Arrivals> arrivals_;  ///< of the sockets that are open
   std::map<int, Watching> watching_;

@@ -25,7 +25,14 @@ Result<std::unique_ptr<Stream>> SimStreams::connect_tcp(const sockaddr* to, cons
   if (tie_ && tie_->dead) {
     return fail(Errc::closed, "the process is dead");
   }
-  const Endpoint own{from == nullptr ? local_ : Endpoint::of(from).ip, network_.next_port_++};
+  Endpoint own{from == nullptr ? local_ : Endpoint::of(from).ip, 0};
+  if (const auto moved = network_.moved_.find(own.ip); moved != network_.moved_.end()) {
+    if (from != nullptr) {
+      return fail(Errc::remote, "cannot connect from that address of this host", EADDRNOTAVAIL);
+    }
+    own.ip = moved->second;
+  }
+  own.port = network_.next_port_++;
   auto end = network_.tcp().dial(*this, own, remote, user_timeout_);
   end->owner = owner;
   return std::unique_ptr<Stream>(std::make_unique<SimStream>(network_.tcp(), std::move(end)));
