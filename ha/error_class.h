@@ -10,7 +10,9 @@ namespace nccl_ha::ha {
 
 enum class ErrorClass : uint8_t {
   path,     ///< this way to the peer is broken; another one, or the same one later, may do
-  program,  ///< memory, keys or lengths are wrong: it would be wrong on every path
+  memory,   ///< not known where it was asked for: as program, or a device is being removed, which
+            ///< loses memory first (refusal_excuse.h)
+  program,  ///< lengths are wrong: it would be wrong on every path
 };
 
 /// Of what broke a path (fabric::Path::cause).  A device fault may be the device's or a bug; a bug
@@ -20,6 +22,7 @@ constexpr ErrorClass classify(fabric::CompletionStatus cause) {
   switch (cause) {
     case fabric::CompletionStatus::local_protection:
     case fabric::CompletionStatus::remote_access:
+      return ErrorClass::memory;
     case fabric::CompletionStatus::length_error:
       return ErrorClass::program;
     case fabric::CompletionStatus::ok:

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "actors/driver.h"
@@ -167,11 +168,13 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
     side_->on_lane_failed(at, error);
     return;
   }
-  const bool program = ha::classify(path.cause()) == ha::ErrorClass::program;
+  const ha::ErrorClass what = ha::classify(path.cause());
   const bool told = side_->told_paths();
   // Before the peer has answered it may want that too.
   const bool replaces = state_.agreed ? state_.backup : state_.context->config().enable_backup;
-  if (!replaces || program) {
+  const bool wrong = what == ha::ErrorClass::program ||
+                     (what == ha::ErrorClass::memory && replaces && !excuses(at));
+  if (!replaces || wrong) {
     fail(error, true);
     return;
   }
@@ -197,6 +200,16 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
                        PathNotice{static_cast<uint8_t>(at), 0, false, false, error.message()}));
   state_.context->request_stream_turns(1000);
   end_handshake();
+}
+
+/// Keys that software looks up are lost with no device.
+bool Connection::excuses(size_t lane) {
+  std::array<uint32_t, lanes_max> epochs{};
+  const auto lanes = paths_.lanes();
+  std::ranges::transform(lanes, epochs.begin(), &Lane::epoch);
+  const uint64_t done = state_.counters->sends_done.get() + state_.counters->receives_done.get();
+  return paths_.lane(lane).traits.keys_per_device &&
+         refusals_.excuse(lane, std::span<const uint32_t>(epochs).first(lanes.size()), done);
 }
 
 void Connection::on_path_address(fabric::Path& path) {

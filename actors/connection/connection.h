@@ -19,6 +19,7 @@
 #include "actors/connection/state.h"
 #include "actors/connection_message.h"
 #include "ha/close_linger.h"
+#include "ha/refusal_excuse.h"
 #include "runtime/base/run_limit.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/timer_wheel.h"
@@ -98,6 +99,8 @@ class Connection final : public Actor,
 
   /// What the caller left; with every message, as a full mailbox has no room for another doorbell.
   void take_news();
+  /// Memory was not known to the path of that lane, which is no reason to end the connection.
+  bool excuses(size_t lane);
   bool take_early(const ControlReader::Message& message);
   void tell_usable();
   /// The device's other rails have come up or failed, or have had their time.
@@ -128,6 +131,7 @@ class Connection final : public Actor,
   std::unique_ptr<Side> side_;
   std::vector<std::vector<std::byte>> early_;  ///< of the peer's, before this side was ready
   Error failure_{};                            ///< for a peer that comes back after it
+  ha::RefusalExcuse refusals_;
   ha::CloseLinger linger_;
   bool closed_ = false;  ///< by the caller or the end of the engine: the actor ends with the linger
   Timer deadline_;       ///< of the handshake

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "runtime/base/clock.h"
 
@@ -32,6 +33,8 @@ class Poller {
   }
   /// Last call before the thread sleeps; false: there is work, do not sleep.
   virtual bool prepare_sleep() { return true; }
+  /// For the worker, after prepare_sleep(): wait_fds() says something else than before.
+  bool take_waits_changed() { return std::exchange(waits_changed_, false); }
 
   /// To be polled in turns that know the time only.
   bool backed_off() const { return backed_off_; }
@@ -48,6 +51,8 @@ class Poller {
 
   /// There is something to do besides looking; whoever always means to be asked leaves it alone.
   bool pending_work_ = true;
+  /// Set with each change of what wait_fds() says.
+  bool waits_changed_ = false;
   /// What is posted with leisure waits for the next turn of any kind, and leaves with what is
   /// posted until then.
   bool gathers_ = false;

@@ -350,8 +350,11 @@ bool Worker::may_sleep() {
   if (!mailbox_->looks_empty() || overflows_.load(std::memory_order_seq_cst) || !local_.empty()) {
     return false;
   }
-  return std::all_of(pollers_.begin(), pollers_.end(),
-                     [](Polled& one) { return one.poller->prepare_sleep(); });
+  return std::all_of(pollers_.begin(), pollers_.end(), [this](Polled& one) {
+    const bool sleepy = one.poller->prepare_sleep();
+    wait_version_ += one.poller->take_waits_changed() ? 1 : 0;
+    return sleepy;
+  });
 }
 
 std::optional<Instant> Worker::next_deadline() {

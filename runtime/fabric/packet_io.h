@@ -102,7 +102,8 @@ class PacketIo {
   virtual size_t datagram_bytes_max() const { return 65507; }
   /// The worker is about to wait on the descriptors.  False: there is something to do first.
   virtual bool prepare_sleep() { return true; }
-  /// File descriptors that become readable when packets wait; -1 where there is none.
+  /// File descriptors that become readable when packets wait; -1 where there is none.  They stay
+  /// what they are, or end all together.
   virtual int wait_fd(Channel channel) const = 0;
   virtual uint64_t kernel_drops() const { return 0; }
   /// Nothing moves here any more, now and later, or not by the addresses that this host has now:

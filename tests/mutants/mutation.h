@@ -135,7 +135,11 @@ enum class Mutation : uint16_t {
   old_question_shared,     ///< who asks the firmware hears what it answered before the last command
   overdue_while_stopping,  ///< work is overdue before its queue pair has gone into error
   unused_path_awaited,     ///< a path that nobody could reach waits for a proof
-  removal_unseen,          ///< that the kernel has taken a device away is not heard
+  removal_unseen,          ///< that an old kernel has taken a device away is not heard
+  sentinel_unasked,        ///< nor that one of today has
+  refusal_final,           ///< memory that a device does not know ends the connection at once
+  refusals_excused,        ///< and never, however often it comes again
+  dead_channel_waited,     ///< who sleeps does so on a channel that the kernel has closed
   dead_device_asked,       ///< memory is registered with a device that has failed
   worker_gets_names,       ///< the peer is told a name of memory that the dead device does not know
   last_receive_told,       ///< a lane is empty before anything proves that its queue pair has ended

@@ -1,44 +1,33 @@
 // What the product makes of the emulated NICs, in a process of its own: what it sees of devices,
 // what it asks queue pairs for, and what it does when a single queue fails.
+#include "tests/nic/nic_product.h"
+
 #include <algorithm>
 #include <array>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/check.h"
 #include "runtime/base/data_turn.h"
-#include "runtime/base/secret.h"
-#include "runtime/engine/engine.h"
+#include "runtime/fabric/datagram/udp_factory.h"
 #include "runtime/fabric/provider.h"
-#include "runtime/fabric/verbs/device_watch.h"
 #include "runtime/fabric/verbs/host_ports.h"
-#include "runtime/fabric/verbs/port.h"
 #include "runtime/fabric/verbs/rc_factory.h"
 #include "runtime/fabric/verbs/ud_io.h"
-#include "runtime/fabric/verbs/verbs_path.h"
-#include "tests/nic/nic_world.h"
 #include "tests/support/log_lines.h"
-#include "tests/support/path_harness.h"
 
 namespace nccl_ha::test {
 namespace {
 
 using emulated::Control;
-using fabric::PathOptions;
-using fabric::PathState;
-namespace verbs = fabric::verbs;
 
 constexpr unsigned host = 1;                     // with_nic()
 constexpr size_t nccl_buffer = size_t{4} << 20;  ///< of a channel, as NCCL has it unless told
-
-std::vector<verbs::UsablePort> ports_of(const Config& config) {
-  auto list = verbs::list_ports(config);
-  EXPECT_TRUE(list) << list.error().message();
-  return list ? std::move(list->ports) : std::vector<verbs::UsablePort>();
-}
 
 /// Null where it cannot be made.
 std::unique_ptr<fabric::Provider> provider_over_verbs() {
@@ -48,84 +37,6 @@ std::unique_ptr<fabric::Provider> provider_over_verbs() {
   EXPECT_TRUE(made) << made.error().message();
   return made ? std::move(*made) : nullptr;
 }
-
-/// A port of the product's, and paths over it.
-struct ProductEnd {
-  ProductEnd(const verbs::UsablePort& usable, const Config& its_config)
-      : config(its_config), device(usable.device) {
-    want = *verbs::gid_preference(config, usable.info);
-    verbs::Port::Environment environment;
-    environment.clock = &clock;
-    environment.timers = &timers;
-    environment.secrets = &kernel_secrets();
-    port = std::move(*verbs::Port::open(usable, verbs::Options::from(config), environment));
-  }
-  std::unique_ptr<fabric::Path> make(bool active, bool flushes = true) {
-    PathOptions options;
-    options.active = active;
-    options.writes_max = writes_max;
-    options.flushes_max = flushes ? 32 : 0;
-    options.traffic_class = 104;
-    options.service_level = 3;
-    auto path = port->create_path(options, want, &owner);
-    EXPECT_TRUE(path) << path.error().message();
-    while (path && !(*path)->address_ready() && (*path)->state() != PathState::error) {
-      turn();
-    }
-    return path ? std::move(*path) : nullptr;
-  }
-  void turn() {
-    port->poll(clock);
-    timers.expire(clock.now());
-  }
-
-  Config config;
-  uint32_t writes_max = PathOptions{}.writes_max;
-  SteadyClock clock;
-  TimerWheel timers{clock.now()};
-  RecordingOwner owner;
-  std::shared_ptr<verbs::Device> device;
-  verbs::GidPreference want;
-  std::shared_ptr<verbs::Port> port;
-};
-
-verbs::VerbsPath& of(const std::unique_ptr<fabric::Path>& path) {
-  return static_cast<verbs::VerbsPath&>(*path);
-}
-
-/// From device 0 to device 1.
-struct ProductPair {
-  explicit ProductPair(const Config& config) : ports(ports_of(config)) {
-    for (size_t i = 0; i < 2; ++i) {
-      ends.push_back(std::make_unique<ProductEnd>(ports.at(i), config));
-    }
-    connect();
-  }
-  /// Paths between both, one more each time.
-  void connect() {
-    paths.push_back({ends[0]->make(false), ends[1]->make(true)});
-    auto& [a, b] = paths.back();
-    ASSERT_TRUE(a != nullptr && b != nullptr);
-    ASSERT_TRUE(a->connect(b->local_address()));
-    ASSERT_TRUE(b->connect(a->local_address()));
-    EXPECT_TRUE(until([&] { return a->state() == PathState::ready; }));
-  }
-  bool until(const std::function<bool()>& done, double limit = 5) {
-    for (const auto start = std::chrono::steady_clock::now(); !done();) {
-      if (seconds_since(start) > limit) {
-        return false;
-      }
-      for (auto& end : ends) {
-        end->turn();
-      }
-    }
-    return true;
-  }
-
-  std::vector<verbs::UsablePort> ports;
-  std::vector<std::unique_ptr<ProductEnd>> ends;
-  std::vector<std::pair<std::unique_ptr<fabric::Path>, std::unique_ptr<fabric::Path>>> paths;
-};
 
 ibv_qp_attr asked_of(const std::unique_ptr<fabric::Path>& path) {
   ibv_qp_attr attributes{};
@@ -217,6 +128,33 @@ TEST(NicProduct, WhoHasAwaitedAPathsStopHearsOfNothingMore) {
     ASSERT_EQ(ibv_query_qp(of(path).queue_pair(), &attributes, IBV_QP_STATE, &init), 0);
     EXPECT_EQ(attributes.qp_state, IBV_QPS_ERR);
   });
+}
+
+/// Datagrams over Ethernet take over, where there is nothing else.
+TEST(NicProduct, WhatIsNeitherInfiniBandNorRoceIsLeftOut) {
+  for (const auto& [setting, why] : {std::pair("transport=iwarp", "its transport is not"),
+                                     std::pair("link=unspecified", "its link layer is neither")}) {
+    with_nic(std::string("devices=2,") + setting, [&, note = why](Control&) {
+      int count = 0;
+      ibv_free_device_list(ibv_get_device_list(&count));
+      EXPECT_EQ(count, 2) << "they are there";
+      const auto list = verbs::list_ports({});
+      ASSERT_TRUE(list) << list.error().message();
+      EXPECT_TRUE(list->ports.empty());
+      EXPECT_TRUE(list->down.empty() && list->without_gid.empty()) << "there is nothing to mend";
+      EXPECT_EQ(std::ranges::count_if(
+                    list->notes,
+                    [&](const std::string& one) { return one.find(note) != std::string::npos; }),
+                2);
+      fabric::NetInterface ethernet;
+      ethernet.name = "ens5";
+      ethernet.addresses.emplace_back().bytes = {10, 0, 0, 1};
+      const auto provider = fabric::Provider::make({}, {ethernet}, 1);
+      ASSERT_TRUE(provider) << provider.error().message();
+      ASSERT_EQ((*provider)->devices().size(), 1U);
+      EXPECT_EQ((*provider)->devices()[0].kind, fabric::datagram_kind);
+    });
+  }
 }
 
 TEST(NicProduct, TheGidIndexIsTakenAsItIsSet) {
@@ -401,20 +339,6 @@ TEST(NicProduct, AsManyConnectionsAsArePromisedCanBeOpened) {
     });
   }
 }
-
-/// Both devices' events are read.
-struct WatchedPair : ProductPair {
-  explicit WatchedPair(const Config& config) : ProductPair(config) {
-    engine = std::move(*Engine::start(config));
-    for (auto& end : ends) {
-      EXPECT_TRUE(engine->worker(0).adopt(std::make_unique<verbs::DeviceWatch>(end->device)));
-    }
-  }
-  bool fails(const std::unique_ptr<fabric::Path>& path) {
-    return until([&] { return path->state() == PathState::error; }, 2);
-  }
-  std::unique_ptr<Engine> engine;
-};
 
 TEST(NicProduct, AQueuePairThatFailsWithoutACompletionEndsItsPathAtOnce) {
   for (const ibv_event_type type :

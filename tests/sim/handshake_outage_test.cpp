@@ -158,6 +158,21 @@ TEST(SimHandshakeOutage, WhileKeysAreShownIsNoticedWhenTheAcceptorWaitsNoMore) {
   hosts.sender.key_file = hosts.receiver.key_file = file;
   connect_through_outages(hosts,
                           milliseconds(hosts.sender.handshake_timeout_ms) + milliseconds(500));
+  // An acceptor that stands still has what the connector said, and answers while nothing arrives.
+  SimPair pair(66, {}, hosts.sender, {}, hosts.receiver);
+  const Instant begin = pair.world().now();
+  Outage outage(pair, begin + milliseconds(100), milliseconds(7100), no_network(), no_network());
+  bool stands = false;
+  ASSERT_TRUE(pair.connect([&] {
+    outage.look();
+    if (!stands && pair.world().network().tcp().counts().bytes != 0) {
+      stands = true;
+      pair.world().pause(pair.receiver(), begin + milliseconds(200));
+    }
+  })) << pair.error();
+  ASSERT_TRUE(stands && outage.over()) << "the keys were shown before";
+  EXPECT_LE(pair.world().now() - *outage.over(), milliseconds(1500));
+  expect_transfers(pair);
 }
 
 /// Such a connection has no name by which it could be begun anew, and the kernel has its time.

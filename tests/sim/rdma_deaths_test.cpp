@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <string>
+#include <utility>
 
 #include "tests/rig/runs/failover_run.h"
 #include "tests/support/sim_pair.h"
@@ -28,9 +30,9 @@ enum class Whose : uint8_t { senders, receivers };
 /// Moves bytes while a device fails in the midst of them.
 class DeviceDeaths : public testing::TestWithParam<Whose> {
  protected:
-  /// `rail`: 0 carries the traffic, 1 stands by.
+  /// `rail`: 0 carries the traffic, 1 stands by.  `memory_first`: so long before, its memory goes.
   std::string run(SimPair& pair, size_t rail, const Death& death, uint64_t seed,
-                  Duration limit = seconds(60)) {
+                  Duration memory_first = {}) {
     if (!pair.connect()) {
       return pair.error();
     }
@@ -43,12 +45,16 @@ class DeviceDeaths : public testing::TestWithParam<Whose> {
     Random random(seed);
     dies_ = pair.world().now() + microseconds(100 + random.below(500));
     pair.world().network().stop_at(dies_);
+    pair.world().network().stop_at(dies_ + memory_first);
     plan.each_round = [&] {
-      if (pair.world().now() >= dies_) {
+      if (memory_first != Duration{} && pair.world().now() >= dies_) {
+        nic_->take_memory();
+      }
+      if (pair.world().now() >= dies_ + memory_first) {
         nic_->fail_for_good(death);
       }
     };
-    std::string outcome = pair.transfer(plan, limit);
+    std::string outcome = pair.transfer(plan, seconds(60));
     EXPECT_TRUE(nic_->failed()) << "the transfer was over before";
     took_ = pair.world().now() - dies_;
     return outcome;
@@ -65,6 +71,35 @@ TEST_P(DeviceDeaths, AfterAResetTheOtherDeviceGoesOn) {
     EXPECT_EQ(run(pair, 0, {.gone_after = milliseconds(30)}, seed), "") << "seed " << seed;
     EXPECT_LT(took_, milliseconds(500)) << "seed " << seed;
   }
+}
+
+// Whose descriptor of events tells, or a completion channel.
+TEST_P(DeviceDeaths, AKernelOfBeforeTellsInItsOwnWay) {
+  const ErrorsOnly quiet;
+  for (const bool old_kernel : {true, false}) {
+    rig::SimCables cables{.rails = 2, .rdma = true};
+    cables.traits.old_kernel = old_kernel;
+    SimPair pair(2, {}, mortal_config(), cables);
+    // Nothing else proves anything.
+    EXPECT_EQ(run(pair, 0, {.writes_for = milliseconds(30), .gone_after = milliseconds(30)}, 2), "")
+        << "old: " << old_kernel;
+    EXPECT_LT(took_, milliseconds(500)) << "old: " << old_kernel;
+  }
+}
+
+// Keys are refused for a moment, as if they were wrong, on all paths over that device.
+TEST_P(DeviceDeaths, ADeviceThatIsRemovedInOrderLosesItsMemoryFirstAndTheOtherOneGoesOn) {
+  const ErrorsOnly quiet;
+  unsigned met = 0;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    SimPair pair(seed, {}, mortal_config(), {.rails = 2, .rdma = true});
+    EXPECT_EQ(run(pair, 0, {.gone_after = milliseconds(30)}, seed, milliseconds(2)), "")
+        << "seed " << seed;
+    EXPECT_LT(took_, milliseconds(500)) << "seed " << seed;
+    met += pair.world().rdma().counts.refused != 0 ? 1 : 0;
+  }
+  std::printf("%u of 10 met memory that was gone\n", met);
+  EXPECT_GE(met, 6U) << "it went unnoticed";
 }
 
 // What a device took from the network lands after its driver has said that all is ended.
@@ -224,6 +259,54 @@ TEST_P(DeviceDeaths, AStandbyWhoseDeviceHangsGoesOnOverAThirdOne) {
   EXPECT_EQ(pair.transfer(plan, seconds(60)), "");
   ASSERT_TRUE(whose.nics[standby]->failed());
   EXPECT_LT(pair.world().now() - dies, seconds(3));
+}
+
+/// The memory of the receive in the middle is not known to any device; the others are done, where
+/// they may be.
+void expect_end_by_wrong_key(bool failover) {
+  const ErrorsOnly quiet;
+  Config config = mortal_config();
+  config.enable_backup = failover;
+  SimPair pair(12, {}, config, {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, milliseconds(500));  // the standby is there
+  pair.post_receives(3);
+  ASSERT_TRUE(pair.post_send(100000)) << pair.error();
+  pass(pair, milliseconds(10));
+  const ReceiveRequest* open = nullptr;
+  for (uint16_t slot = 0; slot < receives_max; ++slot) {
+    const ReceiveRequest& one = pair.receive_channel().slot(slot);
+    if (one.state.load() == RequestState::pending && (open == nullptr || one.group < open->group)) {
+      open = &one;
+    }
+  }
+  ASSERT_NE(open, nullptr);
+  const auto begin = reinterpret_cast<uint64_t>(open->buffers[0].data);
+  pair.world().rdma().unknown = std::pair(begin, begin + open->buffers[0].size);
+  const Instant wrong = pair.world().now();
+  ASSERT_TRUE(pair.post_send(100000)) << pair.error();
+  static_cast<void>(pair.post_send(100000));
+  EXPECT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },
+                                     seconds(10)));
+  const uint64_t refused = pair.world().rdma().counts.refused;
+  // Without failover it may be the receiver's queue pair that says so first.
+  EXPECT_NE(pair.error().find(failover ? "the peer refused a write" : "refused"), std::string::npos)
+      << pair.error();
+  EXPECT_LT(pair.world().now() - wrong, seconds(2));
+  if (failover) {
+    EXPECT_GT(refused, 1U) << "it was not tried again";
+    EXPECT_LT(refused, 20U);
+  } else {
+    EXPECT_GE(refused, 1U);
+  }
+  EXPECT_TRUE(pair.world().run_until(
+      [&] { return pair.receive_channel().phase() == Phase::failed; }, seconds(5)));
+}
+
+TEST(DeviceDeath, AWrongKeyIsNoRemovalAndEndsTheConnectionSoon) { expect_end_by_wrong_key(true); }
+
+TEST(DeviceDeath, WithoutFailoverAWrongKeyEndsTheConnectionAtOnce) {
+  expect_end_by_wrong_key(false);
 }
 
 // What its NIC had not sent yet the sender's may send at any time.

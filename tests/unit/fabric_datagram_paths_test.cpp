@@ -2,6 +2,7 @@
 // what is lost.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,7 +26,7 @@ using std::chrono::seconds;
 /// Counts how often somebody looks whether something came.
 class QuietIo final : public PacketIo {
  public:
-  explicit QuietIo(unsigned* looks) : looks_(looks) {}
+  QuietIo(unsigned* looks, const int* wakes) : looks_(looks), wakes_(wakes) {}
   size_t send(Channel, std::span<OutDatagram> out) override { return out.size(); }
   size_t receive(Channel channel, PacketSink&, size_t) override {
     *looks_ += channel == Channel::command ? 1 : 0;
@@ -34,17 +35,18 @@ class QuietIo final : public PacketIo {
   SocketAddress local(Channel) const override { return {}; }
   size_t receive_buffer_bytes() const override { return 65536; }
   bool segmentation_offload() const override { return false; }
-  int wait_fd(Channel) const override { return -1; }
+  int wait_fd(Channel) const override { return *wakes_; }
 
  private:
   unsigned* looks_;
+  const int* wakes_;
 };
 
 class BackedOffPort : public testing::Test, private PathOwner {
  protected:
   BackedOffPort() {
     clock_.set(Instant(seconds(1)));
-    port_.emplace(std::make_unique<QuietIo>(&looks_), DatagramOptions{},
+    port_.emplace(std::make_unique<QuietIo>(&looks_, &wakes_), DatagramOptions{},
                   DatagramPort::Environment{&memory_, &clock_, &timers_, &secrets_, nullptr}, 1500);
   }
   std::unique_ptr<Path> make(bool fallback) {
@@ -65,12 +67,27 @@ class BackedOffPort : public testing::Test, private PathOwner {
   void on_fence_stuck(Path&, const Error&) override {}
 
   unsigned looks_ = 0;
+  int wakes_ = 7;
   ManualClock clock_;
   Memory memory_;
   TimerWheel timers_{Instant(seconds(1))};
   sim::SimSecrets secrets_{1};
   std::optional<DatagramPort> port_;
 };
+
+// As when an RDMA device is gone.
+TEST_F(BackedOffPort, WhoSleepsHearsThatNothingCanWakeAnyMore) {
+  std::array<int, 4> fds{};
+  EXPECT_TRUE(port_->prepare_sleep());
+  EXPECT_EQ(port_->wait_fds(fds), 2U);
+  EXPECT_FALSE(port_->take_waits_changed());
+  wakes_ = -1;
+  EXPECT_TRUE(port_->prepare_sleep());
+  EXPECT_EQ(port_->wait_fds(fds), 0U);
+  EXPECT_TRUE(port_->take_waits_changed());
+  EXPECT_TRUE(port_->prepare_sleep());
+  EXPECT_FALSE(port_->take_waits_changed()) << "once";
+}
 
 TEST_F(BackedOffPort, APathInUseIsLookedAtWithEachPass) {
   auto used = make(false);

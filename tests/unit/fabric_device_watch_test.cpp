@@ -1,4 +1,5 @@
 // The watch of a device's asynchronous events, on a device that exists only here.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -6,6 +7,8 @@
 #include <cerrno>
 #include <chrono>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/config.h"
@@ -27,6 +30,10 @@ struct FakeDevice {
   std::atomic<int> acknowledged{0};
   std::atomic<int> closed{0};
   std::atomic<bool> taken_away{false};  ///< and its descriptor does not say so
+  ibv_comp_channel channel{};
+  int channel_end = -1;                     ///< the kernel's, of the channel
+  std::atomic<bool> channel_closed{false};  ///< for who reads, and poll() does not say so
+  std::string order;                        ///< in which things were made and ended
 };
 FakeDevice* fake = nullptr;
 
@@ -36,11 +43,30 @@ Library fake_library() {
   library.device.open = [](ibv_device*) { return &fake->context; };
   library.device.close = [](ibv_context*) {
     ++fake->closed;
+    fake->order += " -context";
     return 0;
   };
   library.device.query = [](ibv_context*, ibv_device_attr*) { return 0; };
-  library.memory.alloc_domain = [](ibv_context*) { return &fake->pd; };
-  library.memory.free_domain = [](ibv_pd*) { return 0; };
+  library.memory.alloc_domain = [](ibv_context*) {
+    fake->order += " +domain";
+    return &fake->pd;
+  };
+  library.memory.free_domain = [](ibv_pd*) {
+    fake->order += " -domain";
+    return 0;
+  };
+  library.completion.create_channel = [](ibv_context*) {
+    fake->order += " +channel";
+    return &fake->channel;
+  };
+  library.completion.destroy_channel = [](ibv_comp_channel*) {
+    fake->order += " -channel";
+    return 0;
+  };
+  library.completion.get_event = [](ibv_comp_channel*, ibv_cq**, void**) {
+    errno = fake->channel_closed ? EIO : EAGAIN;
+    return -1;
+  };
   library.memory.reg = [](ibv_pd*, void* base, size_t length, int) {
     fake->regions.push_back(std::make_unique<ibv_mr>());
     fake->regions.back()->addr = base;
@@ -72,6 +98,9 @@ class DeviceWatching : public ::testing::TestWithParam<bool> {
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
     device_of_test_.context.async_fd = ends[0];
     device_of_test_.driver = ends[1];
+    ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    device_of_test_.channel.fd = ends[0];
+    device_of_test_.channel_end = ends[1];
     fake = &device_of_test_;
     config_.use_progress_thread = GetParam();
     auto device = Device::open(library_, nullptr, config_);
@@ -91,8 +120,17 @@ class DeviceWatching : public ::testing::TestWithParam<bool> {
     device_.reset();
     close(device_of_test_.context.async_fd);
     close(device_of_test_.driver);
+    close(device_of_test_.channel.fd);
+    close_channel();
     fake = nullptr;
   }
+  /// The kernel does: poll() tells, and nothing can be read that would.
+  void close_channel() {
+    if (device_of_test_.channel_end >= 0) {
+      close(std::exchange(device_of_test_.channel_end, -1));
+    }
+  }
+  bool is_gone() { return device_->health.level() == DeviceHealth::Level::gone; }
   void happen(ibv_event_type type) {
     ibv_async_event event{};
     event.event_type = type;
@@ -150,6 +188,49 @@ TEST_P(DeviceWatching, ALostDeviceIsLookedAtUntilItIsGone) {
   EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::lost; }));
   device_of_test_.taken_away = true;
   EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::gone; }));
+}
+
+// Linux as of 5.7: the descriptor of events stays open, and ends with a second DEVICE_FATAL.
+TEST_P(DeviceWatching, ALostDeviceIsGoneWhenItsOldestChannelIsClosed) {
+  happen(IBV_EVENT_DEVICE_FATAL);
+  EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::lost; }));
+  happen(IBV_EVENT_DEVICE_FATAL);
+  EXPECT_TRUE(until([&] { return device_of_test_.acknowledged.load() == 2; }));
+  EXPECT_FALSE(is_gone()) << "how many come says nothing";
+  close_channel();
+  EXPECT_TRUE(until([&] { return is_gone(); })) << "no event tells";
+  EXPECT_EQ(lost_told_.load(), 1);
+}
+
+// One that is removed in order has one event, which is the last.
+TEST_P(DeviceWatching, ADeviceThatWasRemovedInOrderIsGoneWithItsOnlyEvent) {
+  close_channel();
+  happen(IBV_EVENT_DEVICE_FATAL);
+  EXPECT_TRUE(until([&] { return is_gone(); }));
+  EXPECT_EQ(lost_told_.load(), 1);
+}
+
+TEST_P(DeviceWatching, AChannelThatIsClosedForWhoReadsIsEnough) {
+  happen(IBV_EVENT_DEVICE_FATAL);
+  EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::lost; }));
+  device_of_test_.channel_closed = true;
+  EXPECT_TRUE(until([&] { return is_gone(); }));
+}
+
+// No DEVICE_FATAL has come yet.
+TEST_P(DeviceWatching, AFailedDeviceIsLookedAtUntilItIsGone) {
+  happen(IBV_EVENT_CQ_ERR);
+  EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::failed; }));
+  close_channel();
+  EXPECT_TRUE(until([&] { return is_gone(); }));
+}
+
+// The kernel destroys the newest first.
+TEST_P(DeviceWatching, TheChannelThatTellsIsOlderThanAllElseThatIsMade) {
+  EXPECT_EQ(device_of_test_.order, " +channel +domain");
+  engine_.reset();
+  device_.reset();
+  EXPECT_EQ(device_of_test_.order, " +channel +domain -domain -channel -context");
 }
 
 // Whoever sees that a device answers nothing marks it, and tells nobody.

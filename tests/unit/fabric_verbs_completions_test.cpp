@@ -28,14 +28,14 @@ constexpr Meaning meanings[] = {
     {IBV_WC_LOC_LEN_ERR, CompletionStatus::length_error, ErrorClass::program},
     {IBV_WC_LOC_QP_OP_ERR, CompletionStatus::device_fault, ErrorClass::path},
     {IBV_WC_LOC_EEC_OP_ERR, CompletionStatus::device_fault, ErrorClass::path},
-    {IBV_WC_LOC_PROT_ERR, CompletionStatus::local_protection, ErrorClass::program},
+    {IBV_WC_LOC_PROT_ERR, CompletionStatus::local_protection, ErrorClass::memory},
     {IBV_WC_WR_FLUSH_ERR, CompletionStatus::flushed, ErrorClass::path},
     {IBV_WC_MW_BIND_ERR, CompletionStatus::device_fault, ErrorClass::path},
     {IBV_WC_BAD_RESP_ERR, CompletionStatus::device_fault, ErrorClass::path},
-    {IBV_WC_LOC_ACCESS_ERR, CompletionStatus::local_protection, ErrorClass::program},
+    {IBV_WC_LOC_ACCESS_ERR, CompletionStatus::local_protection, ErrorClass::memory},
     // A write that the peer's device takes for a request of another kind is that device's fault.
     {IBV_WC_REM_INV_REQ_ERR, CompletionStatus::device_fault, ErrorClass::path},
-    {IBV_WC_REM_ACCESS_ERR, CompletionStatus::remote_access, ErrorClass::program},
+    {IBV_WC_REM_ACCESS_ERR, CompletionStatus::remote_access, ErrorClass::memory},
     {IBV_WC_REM_OP_ERR, CompletionStatus::device_fault, ErrorClass::path},
     {IBV_WC_RETRY_EXC_ERR, CompletionStatus::retry_exceeded, ErrorClass::path},
     // The peer posts receives by credit, so that it never runs short of them while it works.

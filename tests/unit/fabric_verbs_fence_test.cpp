@@ -1,7 +1,10 @@
 // How broken queue pairs end, over simulated NICs: what they give back, what they keep, and those
 // that cannot be ended.
 #include <gtest/gtest.h>
+#include <poll.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <utility>
 #include <vector>
@@ -390,6 +393,33 @@ TEST_F(Fence, NothingThatALostDeviceSaysIsAProof) {
   side.device->health.worsen(fabric::verbs::DeviceHealth::Level::gone);
   EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(100)));
   EXPECT_EQ(side.port->statistics().fences_by_removal, 1U);
+}
+
+// The kernel closes it, and one that is closed stays readable.
+TEST_F(Fence, NobodySleepsOnTheChannelOfADeviceThatIsGone) {
+  make();
+  VerbsSide& side = sides_[1];
+  post_receives(side, 40);
+  std::array<int, 2> fds{};
+  ASSERT_EQ(side.port->wait_fds(fds), 2U);
+  EXPECT_FALSE(side.port->take_waits_changed());
+  const auto closed = [&] {
+    return std::ranges::count_if(fds, [](int fd) {
+      pollfd asked{fd, POLLIN, 0};
+      return poll(&asked, 1, 0) == 1 && (asked.revents & (POLLERR | POLLHUP)) != 0;
+    });
+  };
+  EXPECT_EQ(closed(), 0);
+  EXPECT_FALSE(side.device->taken_away());
+  side.nic->fail_for_good({.gone_after = milliseconds(1)});
+  EXPECT_TRUE(run([&] { return side.device->taken_away(); }, milliseconds(10)));
+  EXPECT_EQ(closed(), 1) << "the channel, and not what its conductor tells by";
+  side.device->health.worsen(fabric::verbs::DeviceHealth::Level::gone);
+  EXPECT_TRUE(run([&] { return flushed(side) == 40; }, milliseconds(100)));
+  EXPECT_NE(side.path, nullptr) << "there is one as before";
+  EXPECT_EQ(side.port->wait_fds(fds), 1U);
+  EXPECT_TRUE(side.port->take_waits_changed()) << "nobody would ask anew";
+  EXPECT_TRUE(run([&] { return side.port->prepare_sleep(); }, milliseconds(10)));
 }
 
 // The driver knows before it has said so.

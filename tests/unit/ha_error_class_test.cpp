@@ -10,8 +10,8 @@ TEST(ErrorClass, OnlyThePathsOwnTroublesAreWorthAnotherPath) {
   EXPECT_EQ(classify(CompletionStatus::retry_exceeded), ErrorClass::path);
   EXPECT_EQ(classify(CompletionStatus::flushed), ErrorClass::path);
   EXPECT_EQ(classify(CompletionStatus::device_fault), ErrorClass::path);
-  EXPECT_EQ(classify(CompletionStatus::remote_access), ErrorClass::program);
-  EXPECT_EQ(classify(CompletionStatus::local_protection), ErrorClass::program);
+  EXPECT_EQ(classify(CompletionStatus::remote_access), ErrorClass::memory);
+  EXPECT_EQ(classify(CompletionStatus::local_protection), ErrorClass::memory);
   EXPECT_EQ(classify(CompletionStatus::length_error), ErrorClass::program);
 }
 

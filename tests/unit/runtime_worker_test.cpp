@@ -1,8 +1,12 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <memory>
+#include <span>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "actors/nic_monitor.h"
@@ -175,6 +179,39 @@ TEST_F(WorkerTest, MemoryThatRunsOutIsToldToAllActorsAndTheWorkerGoesOn) {
   chore_.out_of_memory = true;
   static_cast<void>(worker_.turn());
   EXPECT_EQ(second.told, 3U);
+}
+
+/// Waits for what it is told to.
+class FdWaiter final : public Poller {
+ public:
+  std::string name() const override { return "waiting"; }
+  unsigned poll(Clock&) override { return 0; }
+  size_t wait_fds(std::span<int> out) const override {
+    out[0] = fd;
+    return 1;
+  }
+  void wait_for(int other) {
+    fd = other;
+    waits_changed_ = true;
+  }
+  int fd = 100;
+};
+
+TEST_F(WorkerTest, WhatAPollerWaitsForMayChange) {
+  FdWaiter waiting;
+  worker_.context().add_poller(&waiting);
+  static_cast<void>(worker_.turn());
+  ASSERT_TRUE(worker_.may_sleep());
+  const uint64_t version = worker_.wait_version();
+  EXPECT_TRUE(worker_.may_sleep());
+  EXPECT_EQ(worker_.wait_version(), version);
+  waiting.wait_for(101);
+  EXPECT_TRUE(worker_.may_sleep());
+  EXPECT_EQ(worker_.wait_version(), version + 1) << "nobody would ask anew";
+  EXPECT_EQ(std::ranges::count(worker_.wait_fds(), 101), 1);
+  EXPECT_TRUE(worker_.may_sleep());
+  EXPECT_EQ(worker_.wait_version(), version + 1);
+  worker_.context().remove_poller(&waiting);
 }
 
 TEST_F(WorkerTest, AFullTurnReadsTheClockOnce) {

@@ -1,6 +1,7 @@
 #include "runtime/fabric/datagram/port.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/base/check.h"
 #include "runtime/fabric/datagram/datagram_path.h"
@@ -162,6 +163,8 @@ bool DatagramPort::nothing_waits() const {
 
 bool DatagramPort::prepare_sleep() {
   wake();  // by what arrives, which is to be looked at
+  const bool hears = env_.stage.io().wait_fd(Channel::data) >= 0;
+  waits_changed_ = std::exchange(hears_, hears) != hears || waits_changed_;
   return nothing_waits() && env_.stage.io().prepare_sleep();
 }
 

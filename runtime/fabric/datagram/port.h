@@ -69,6 +69,7 @@ class DatagramPort final : public Poller, private PacketSink {
   unsigned pass_ = 0;
   bool data_busy_ = false;     ///< the last look at the data channel found something
   bool first_packet_ = false;  ///< none came yet in this pass
+  bool hears_ = true;          ///< what arrives can wake who sleeps
 };
 
 }  // namespace nccl_ha::fabric

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <limits.h>
 #include <net/if.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -75,6 +76,35 @@ std::string_view next_part(std::string_view* list) {
   const std::string_view part = list->substr(0, comma);
   *list = comma == std::string_view::npos ? std::string_view{} : list->substr(comma + 1);
   return part;
+}
+
+/// To those that may be used, or why it may not.
+void sort_in(const Config& config, const std::shared_ptr<Device>& device, PortInfo info,
+             PortList& list) {
+  const std::string who = fmt::format("{}:{}", info.device, info.port);
+  if (!hca_selected(config.ib_hca, info.device, info.port)) {
+    list.notes.push_back(fmt::format("{} is left out by HA_NCCL_IB_HCA={}", who, config.ib_hca));
+    return;
+  }
+  if (!info.known_link) {
+    list.notes.push_back(
+        fmt::format("{} is not usable: its link layer is neither InfiniBand nor Ethernet", who));
+    return;
+  }
+  if (!info.active) {
+    list.notes.push_back(fmt::format("{} is not usable: its port is {}", who, info.state));
+    list.down.push_back(std::move(info));
+    return;
+  }
+  const auto want = gid_preference(config, info);
+  if (!select_gid(info.gids, *want) && info.link == LinkLayer::ethernet) {
+    list.notes.push_back(fmt::format(
+        "{} is not usable: none of its {} GIDs fits the settings (does {} have an IP address?)",
+        who, info.gids.size(), info.netdev.empty() ? "its interface" : info.netdev));
+    list.without_gid.push_back(std::move(info));
+    return;
+  }
+  list.ports.push_back({device, std::move(info)});
 }
 
 }  // namespace
@@ -189,6 +219,11 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
     own.add(opened->context_->cmd_fd);
     own.add(opened->context_->async_fd);
   }
+  auto sentinel = opened->open_channel();  // before anything else is made
+  if (!sentinel) {
+    return sentinel.error();
+  }
+  opened->sentinel_ = *sentinel;
   if (library.device.query(opened->context_, &opened->attributes_) != 0) {
     return refuse("query it");
   }
@@ -247,6 +282,7 @@ Device::~Device() {
   if (pd_ != nullptr) {
     static_cast<void>(library_.memory.free_domain(pd_));
   }
+  close_channel(sentinel_);
   if (context_ != nullptr) {
     OwnFds own;
     own.remove(context_->cmd_fd);
@@ -283,6 +319,18 @@ void Device::close_channel(ibv_comp_channel* channel) const {
     own.remove(channel->fd);
     static_cast<void>(library_.completion.destroy_channel(channel));
   }
+}
+
+bool Device::taken_away() const {
+  // Without a completion queue nothing ever comes there.
+  pollfd asked{sentinel_->fd, POLLIN, 0};
+  if (poll(&asked, 1, 0) == 1 && (asked.revents & (POLLERR | POLLHUP)) != 0) {
+    return true;
+  }
+  ibv_cq* cq = nullptr;
+  void* context = nullptr;
+  errno = 0;
+  return library_.completion.get_event(sentinel_, &cq, &context) != 0 && errno == EIO;
 }
 
 void Device::detect_gpu_support() {
@@ -379,6 +427,8 @@ Result<PortInfo> Device::query(uint8_t port) const {
   info.port_count = attributes_.phys_port_cnt;
   info.link = attributes.link_layer == IBV_LINK_LAYER_INFINIBAND ? LinkLayer::infiniband
                                                                  : LinkLayer::ethernet;
+  info.known_link = attributes.link_layer == IBV_LINK_LAYER_INFINIBAND ||
+                    attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
   info.active = attributes.state == IBV_PORT_ACTIVE;
   static constexpr const char* states[] = {"no change", "down",   "initialising",
                                            "armed",     "active", "active (deferred)"};
@@ -446,6 +496,12 @@ Result<PortList> list_ports(const Config& config) {
             : fmt::format("no RDMA device can be listed: {}", std::strerror(errno)));
   }
   for (int i = 0; devices != nullptr && i < count; ++i) {
+    if (devices[i]->transport_type != IBV_TRANSPORT_IB) {  // which RoCE has, too
+      list.notes.push_back(
+          fmt::format("{} is not usable: its transport is not InfiniBand's (iWARP, EFA)",
+                      (*library)->device.get_name(devices[i])));
+      continue;
+    }
     auto device = Device::open(**library, devices[i], config);
     if (!device) {
       list.notes.push_back(device.error().message());
@@ -457,26 +513,7 @@ Result<PortList> list_ports(const Config& config) {
         list.notes.push_back(info.error().message());
         continue;
       }
-      const std::string who = fmt::format("{}:{}", info->device, info->port);
-      if (!hca_selected(config.ib_hca, info->device, number)) {
-        list.notes.push_back(
-            fmt::format("{} is left out by HA_NCCL_IB_HCA={}", who, config.ib_hca));
-        continue;
-      }
-      if (!info->active) {
-        list.notes.push_back(fmt::format("{} is not usable: its port is {}", who, info->state));
-        list.down.push_back(std::move(*info));
-        continue;
-      }
-      const auto want = gid_preference(config, *info);
-      if (!select_gid(info->gids, *want) && info->link == LinkLayer::ethernet) {
-        list.notes.push_back(fmt::format(
-            "{} is not usable: none of its {} GIDs fits the settings (does {} have an IP address?)",
-            who, info->gids.size(), info->netdev.empty() ? "its interface" : info->netdev));
-        list.without_gid.push_back(std::move(*info));
-        continue;
-      }
-      list.ports.push_back({*device, std::move(*info)});
+      sort_in(config, *device, std::move(*info), list);
     }
   }
   if (devices != nullptr) {

@@ -32,6 +32,7 @@ struct PortInfo {
   uint8_t port = 1;    ///< counted from 1
   uint8_t port_count = 1;
   LinkLayer link = LinkLayer::ethernet;
+  bool known_link = true;  ///< false: it is neither, as EFA's
   bool active = false;
   std::string state;         ///< as verbs names it, for people
   uint16_t lid = 0;          ///< InfiniBand only
@@ -85,6 +86,9 @@ class Device {
   Result<ibv_comp_channel*> open_channel() const;
   /// Null is allowed.
   void close_channel(ibv_comp_channel* channel) const;
+  /// The kernel has ended all that this process had there (fence_proof.h).  Asks the kernel, and no
+  /// firmware.
+  bool taken_away() const;
 
   /// The firmware answers a question; where it does not, the device counts as failed from now on.
   /// Blocks as long as the device takes.
@@ -167,6 +171,7 @@ class Device {
   const Library& library_;
   std::string name_;
   ibv_context* context_ = nullptr;
+  ibv_comp_channel* sentinel_ = nullptr;  ///< older than all else, so that it is the last to go
   ibv_pd* pd_ = nullptr;
   ibv_device_attr attributes_{};
   bool relaxed_ordering_ = false;

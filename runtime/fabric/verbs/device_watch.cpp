@@ -80,11 +80,10 @@ void DeviceWatch::read_events() {
   ibv_async_event event{};
   for (unsigned i = 0; i < events_per_turn; ++i) {
     if (library.event.get(device_->context(), &event) != 0) {
-      // Linux, ib_uverbs_event_read(): so once all that this process had on the device is
-      // destroyed.
+      // Linux before 5.7, ib_uverbs_event_read(): so once all that this process had on the device
+      // is destroyed.
       if (errno == EIO) {
-        worsen(DeviceHealth::Level::gone, "the kernel has taken the device away");
-        watch_.reset();  // it stays readable
+        on_gone();
         return;
       }
       break;
@@ -93,9 +92,28 @@ void DeviceWatch::read_events() {
     // Destroying a queue pair waits for this.
     library.event.ack(&event);
   }
-  if (device_->health.level() == DeviceHealth::Level::lost) {
+  look_whether_gone();
+}
+
+/// The last event of a device that is removed comes when all else is gone.  Where somebody else has
+/// found that it failed, that event is what begins the looks.
+void DeviceWatch::look_whether_gone() {
+  using Level = DeviceHealth::Level;
+  const Level level = device_->health.level();
+  if (level == Level::good || level == Level::gone) {
+    return;
+  }
+  if (device_->taken_away()) {
+    on_gone();
+  } else {
     context_->timers().arm(look_again_, context_->now() + look_interval);
   }
+}
+
+void DeviceWatch::on_gone() {
+  worsen(DeviceHealth::Level::gone, "the kernel has taken the device away");
+  context_->timers().cancel(look_again_);
+  watch_.reset();  // nothing comes any more, and it may stay readable
 }
 
 void DeviceWatch::take(const ibv_async_event& event) {

@@ -44,6 +44,8 @@ class DeviceWatch final : public Actor, private FdWatchOwner {
  private:
   void on_readable(int fd) override;
   void read_events();
+  void look_whether_gone();
+  void on_gone();
   void take(const ibv_async_event& event);
   void worsen(DeviceHealth::Level to, const char* what);
 
@@ -52,8 +54,9 @@ class DeviceWatch final : public Actor, private FdWatchOwner {
   Context* context_ = nullptr;
   std::unique_ptr<FdWatch> watch_;
   bool lost_told_ = false;  ///< to tell_
-  /// Of a device that is lost: kernels of before 2020 do not tell who polls that they have closed
-  /// the descriptor (Linux, ib_uverbs_event_poll()).
+  /// Of a device that failed: its descriptor of events does not say that the device is gone
+  /// (fence_proof.h), and kernels of before 2020 wake nobody who polls one that they have closed
+  /// (Linux, ib_uverbs_event_poll()).
   Timer look_again_;
   bool failed_ = false;  ///< another one may watch meanwhile
 };

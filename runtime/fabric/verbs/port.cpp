@@ -214,6 +214,7 @@ unsigned Port::fail_paths(const char* what, const Is& is) {
 
 unsigned Port::fail_all() {
   lost_ = true;
+  waits_changed_ = true;
   return fail_paths(" failed", [](const VerbsPath&) { return true; });
 }
 
@@ -250,8 +251,12 @@ size_t Port::wait_fds(std::span<int> out) const {
   if (out.size() < 2) {
     return 0;
   }
-  out[0] = objects_->channel()->fd;
-  out[1] = env_.done->fd();
+  out[0] = env_.done->fd();
+  if (lost_) {
+    // Nothing comes there, and one that the kernel has closed would wake for ever who sleeps on it.
+    return 1;
+  }
+  out[1] = objects_->channel()->fd;
   return 2;
 }
 

@@ -225,7 +225,8 @@ size_t UdIo::receive_buffer_bytes() const {
 }
 
 int UdIo::wait_fd(Channel channel) const {
-  return channels_[static_cast<size_t>(channel)].events->fd;
+  // One that the kernel has closed would wake for ever who sleeps on it.
+  return is_lost() ? -1 : channels_[static_cast<size_t>(channel)].events->fd;
 }
 
 UdIo::Way& UdIo::find_way(const SocketAddress& to) {
@@ -501,7 +502,7 @@ bool UdIo::prepare_sleep() {
   armed_ = true;
   bool idle = true;
   for (ChannelState& channel : channels_) {
-    if (ibv_req_notify_cq(channel.receive_cq, 0) != 0) {
+    if (!is_lost() && ibv_req_notify_cq(channel.receive_cq, 0) != 0) {
       return false;
     }
     // What came before the request makes no event: one more look.

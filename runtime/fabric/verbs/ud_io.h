@@ -103,6 +103,8 @@ class UdIo final : public PacketIo {
   size_t take(ChannelState& channel, std::span<ibv_wc> out);
   void deliver(ChannelState& channel, const ibv_wc& completion, PacketSink& sink);
   void take_events(ChannelState& channel);
+  /// The device makes no events any more.
+  bool is_lost() const { return device_.health.level() >= DeviceHealth::Level::lost; }
   ibv_ah* way_to(const SocketAddress& to);
   void take_answer(Way& way, ibv_ah_attr& route);
   Way& find_way(const SocketAddress& to);

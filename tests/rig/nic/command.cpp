@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,7 @@ namespace {
 constexpr const char* usage =
     "usage: nha-nic STATE-FILE COMMAND HOST:DEVICE[:PORT] [ARGUMENT]...\n"
     "  hang | reset | internal | back            what the device becomes\n"
+    "  remove [MS]                               in order: its memory within MS, its queue pairs\n"
     "  cut [in|out|both] [link]                  the cable; link: the port sees it\n"
     "  heal [link]\n"
     "  hold MS                                   packets to it stay in the network\n"
@@ -33,6 +35,9 @@ constexpr std::pair<std::string_view, ibv_event_type> events[] = {
     {"port_err", IBV_EVENT_PORT_ERR},           {"port_active", IBV_EVENT_PORT_ACTIVE},
     {"gid_change", IBV_EVENT_GID_CHANGE},       {"lid_change", IBV_EVENT_LID_CHANGE},
     {"sm_change", IBV_EVENT_SM_CHANGE},         {"device_fatal", IBV_EVENT_DEVICE_FATAL}};
+
+/// Of a driver that ends a few hundred registrations.
+constexpr uint64_t removal_ms = 5;
 
 struct Target {
   unsigned host = 0;
@@ -67,17 +72,18 @@ bool raise(Control& control, const Target& at, const std::vector<std::string>& a
 }
 
 void show(Control& control, const Target& at) {
-  constexpr const char* modes[] = {"running", "hung", "reset", "internal"};
+  constexpr const char* modes[] = {"running", "hung", "reset", "internal", "removing"};
   const DeviceState& device = control.device(at.host, at.device);
   const DeviceCounters& counters = device.counters;
   std::printf("mode %s generation %u cut %u verbs %" PRIu64 " verbs_failed %" PRIu64
               " packets %" PRIu64 " lost %" PRIu64 " retries %" PRIu64 " not_ready %" PRIu64
-              " silenced %" PRIu64 " forbidden %" PRIu64 " behind %" PRIu64 "\n",
-              modes[device.mode.load() % 4], device.generation.load(),
+              " silenced %" PRIu64 " forbidden %" PRIu64 " behind %" PRIu64 " revoked %" PRIu64
+              "\n",
+              modes[device.mode.load() % std::size(modes)], device.generation.load(),
               device.ports[at.port - 1].cut.load(), counters.verbs.load(),
               counters.verbs_failed.load(), counters.packets.load(), counters.lost.load(),
               counters.retries.load(), counters.not_ready.load(), counters.silenced.load(),
-              counters.forbidden.load(), counters.behind.load());
+              counters.forbidden.load(), counters.behind.load(), counters.revoked.load());
 }
 
 bool carry_out(Control& control, const std::string& command, const Target& at,
@@ -88,6 +94,10 @@ bool carry_out(Control& control, const std::string& command, const Target& at,
     control.set_mode(at.host, at.device, Mode::reset);
   } else if (command == "internal") {
     control.set_mode(at.host, at.device, Mode::internal);
+  } else if (command == "remove" && arguments.size() <= 1) {
+    const uint64_t ms =
+        arguments.empty() ? removal_ms : std::strtoull(arguments[0].c_str(), nullptr, 10);
+    control.remove(at.host, at.device, ms * 1'000'000U);
   } else if (command == "back") {
     control.bring_back(at.host, at.device);
   } else if (command == "cut") {

@@ -68,6 +68,12 @@ void Control::set_mode(unsigned host, unsigned device, Mode mode) {
   }
 }
 
+void Control::remove(unsigned host, unsigned device, uint64_t nanoseconds) {
+  this->device(host, device).takes = nanoseconds;
+  set_mode(host, device, Mode::removing);
+  wake();
+}
+
 void Control::bring_back(unsigned host, unsigned device) {
   ++this->device(host, device).generation;
   set_mode(host, device, Mode::running);

@@ -19,6 +19,7 @@ enum class Mode : uint32_t {
   hung,      ///< its firmware answers nothing
   reset,     ///< its driver has let go of it: verbs are refused
   internal,  ///< verbs say success and do nothing; it writes for a while
+  removing,  ///< verbs are refused; its memory goes, piece by piece, while data moves; then reset
 };
 
 /// Directions of a cable that lead nowhere.
@@ -40,13 +41,15 @@ struct DeviceCounters {
   std::atomic<uint64_t> not_ready;     ///< times that a peer had no receive, so that it waited
   std::atomic<uint64_t> silenced;      ///< completions that were never seen
   std::atomic<uint64_t> forbidden;     ///< requests refused by the setting `forbid`
-  std::atomic<uint64_t> behind;  ///< packets written for queue pairs that were said to be over
+  std::atomic<uint64_t> behind;   ///< packets written for queue pairs that were said to be over
+  std::atomic<uint64_t> revoked;  ///< requests that met memory which a removal had taken
 };
 
 struct DeviceState {
   std::atomic<uint32_t> mode;
   std::atomic<uint32_t> generation;  ///< one more each time that it comes back
   std::atomic<uint64_t> since;       ///< nanoseconds of CLOCK_MONOTONIC
+  std::atomic<uint64_t> takes;       ///< nanoseconds in which a removal takes its memory
   std::array<PortState, ports_max> ports;
   DeviceCounters counters;
 };
@@ -81,6 +84,8 @@ class Control {
 
   // --- faults; each wakes the processes
   void set_mode(unsigned host, unsigned device, Mode mode);
+  /// In order: its memory regions go within so many nanoseconds, and then its queue pairs.
+  void remove(unsigned host, unsigned device, uint64_t nanoseconds);
   /// As it was before, for those who open it anew.
   void bring_back(unsigned host, unsigned device);
   /// `directions`: of Cut.  `link`: the port itself sees it, with an event.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 namespace nccl_ha::emulated {
 namespace {
@@ -77,15 +78,15 @@ Device::Device(const Settings& settings, Control& control, unsigned host, unsign
       host_(host),
       index_(index),
       firmware_(settings, state_),
-      memory_(settings, settings.seed + 31 * index) {
+      memory_(settings, state_.counters, settings.seed + 31 * index) {
   static_cast<ibv_device&>(*this) = {};
   // Named as a ConnectX's: users look at the name's begin.
   std::snprintf(name, sizeof name, "mlx5_%u", index);
   std::snprintf(dev_name, sizeof dev_name, "uverbs%u", index);
   std::snprintf(dev_path, sizeof dev_path, "/sys/class/infiniband_verbs/uverbs%u", index);
   std::snprintf(ibdev_path, sizeof ibdev_path, "/sys/class/infiniband/mlx5_%u", index);
-  node_type = IBV_NODE_CA;
-  transport_type = IBV_TRANSPORT_IB;
+  node_type = settings.iwarp ? IBV_NODE_RNIC : IBV_NODE_CA;
+  transport_type = settings.iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
 }
 
 Place Device::place(unsigned port) const {
@@ -98,7 +99,7 @@ bool Device::moves_data(uint32_t generation) const {
   if (state_.generation.load() != generation) {
     return false;
   }
-  return mode() == Mode::running ||
+  return mode() == Mode::running || mode() == Mode::removing ||
          (mode() == Mode::internal &&
           now_ns() < state_.since + static_cast<uint64_t>(settings_.internal_writes.count()));
 }
@@ -147,8 +148,9 @@ void Device::describe(unsigned port, ibv_port_attr* attributes) const {
   attributes->active_speed = settings_.infiniband || settings_.xdr ? 128 : 32;
   attributes->lid = settings_.infiniband ? lid_of(place(port)) : uint16_t{0};
   attributes->sm_lid = settings_.infiniband ? 1 : 0;
-  attributes->link_layer =
-      settings_.infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
+  attributes->link_layer = settings_.no_link_layer ? IBV_LINK_LAYER_UNSPECIFIED
+                           : settings_.infiniband  ? IBV_LINK_LAYER_INFINIBAND
+                                                   : IBV_LINK_LAYER_ETHERNET;
 }
 
 uint32_t Device::gid_count() const {
@@ -179,6 +181,45 @@ bool Device::gid(unsigned port, uint32_t index, ibv_gid_entry* entry) const {
   return true;
 }
 
+/// The newest first, as the kernel destroys objects, evenly; then queue pairs, all at once.
+void Device::take_memory(uint64_t now) {
+  const uint64_t since = state_.since.load();
+  const uint64_t took = now > since ? now - since : 0;
+  const uint64_t takes = state_.takes.load();
+  doomed_ = std::max(doomed_, memory_.count());
+  const size_t gone = took >= takes ? doomed_ : (doomed_ + 1) * took / takes;
+  memory_.revoke(doomed_ - std::min(gone, doomed_));
+  auto removing = static_cast<uint32_t>(Mode::removing);
+  if (took >= takes &&
+      state_.mode.compare_exchange_strong(removing, static_cast<uint32_t>(Mode::reset))) {
+    state_.since = now;
+  }
+}
+
+uint64_t Device::next_due(uint64_t now) const {
+  constexpr uint64_t step = 100'000;
+  return mode() == Mode::removing ? now + step : UINT64_MAX;
+}
+
+/// All that this process had there is destroyed.
+void Device::take_away(Context& context) {
+  if (std::exchange(context.taken_away, true)) {
+    return;
+  }
+  if (settings_.old_kernel) {
+    context.events.end();
+    return;
+  }
+  for (auto channel = channels_.rbegin(); channel != channels_.rend(); ++channel) {
+    if ((*channel)->context == &context) {
+      (*channel)->events.end();
+    }
+  }
+  ibv_async_event last{};
+  last.event_type = IBV_EVENT_DEVICE_FATAL;
+  context.events.push(last);
+}
+
 void Device::let_go(uint64_t now) {
   const auto after = [&](Duration time) {
     return now >= state_.since.load() + static_cast<uint64_t>(time.count());
@@ -188,10 +229,15 @@ void Device::let_go(uint64_t now) {
       state_.mode.compare_exchange_strong(internal, static_cast<uint32_t>(Mode::reset))) {
     state_.since = now;
   }
+  if (mode() == Mode::removing) {
+    take_memory(now);
+  } else {
+    doomed_ = 0;
+  }
   const bool over = mode() == Mode::reset && after(settings_.removal);
   for (Context* context : contexts_) {
     if (over || context->generation != state_.generation.load()) {
-      context->events.end();
+      take_away(*context);
     }
   }
 }

@@ -37,7 +37,7 @@ class Device : public ibv_device {
   const Settings& settings() const { return settings_; }
   Mode mode() const { return static_cast<Mode>(state_.mode.load()); }
   /// It is there to be opened.
-  bool present() const { return mode() != Mode::reset; }
+  bool present() const { return mode() != Mode::reset && mode() != Mode::removing; }
   void describe(ibv_device_attr* attributes) const;
   void describe(unsigned port, ibv_port_attr* attributes) const;
   /// False when there is none.
@@ -47,7 +47,8 @@ class Device : public ibv_device {
   bool moves_data(uint32_t generation) const;
   /// Completions are seen.
   bool completes(uint32_t generation) const {
-    return mode() == Mode::running && state_.generation.load() == generation;
+    return (mode() == Mode::running || mode() == Mode::removing) &&
+           state_.generation.load() == generation;
   }
   /// Its owner was told that memory is free which it may still write.
   bool writes_behind() const { return mode() == Mode::internal; }
@@ -55,14 +56,19 @@ class Device : public ibv_device {
   Memory& memory() { return memory_; }
   std::vector<Context*>& contexts() { return contexts_; }
   std::vector<Queue*>& queues() { return queues_; }
+  std::vector<Channel*>& channels() { return channels_; }
   /// The driver resets a device with an internal error, and the kernel takes down what this process
-  /// had on one that was reset, when it is time for that.
+  /// had on one that was reset or is removed, when it is time for that.
   void let_go(uint64_t now);
+  /// When there is something to let go next; UINT64_MAX: nothing that cannot wait.
+  uint64_t next_due(uint64_t now) const;
   void raise(const ibv_async_event& event, uint32_t generation);
   uint32_t pair_count = 0;
 
  private:
   uint64_t guid() const;
+  void take_memory(uint64_t now);
+  void take_away(Context& context);
 
   const Settings& settings_;
   DeviceState& state_;
@@ -72,6 +78,8 @@ class Device : public ibv_device {
   Memory memory_;
   std::vector<Context*> contexts_;
   std::vector<Queue*> queues_;
+  std::vector<Channel*> channels_;
+  size_t doomed_ = 0;  ///< registrations that there were when its removal began
 };
 
 }  // namespace nccl_ha::emulated

@@ -34,7 +34,8 @@ class EventPipe {
 
   /// The user's: it may make it non-blocking.
   int fd() const { return fd_; }
-  /// What waits can be read; then there is EIO, as uverbs has it once it has taken all down.
+  /// What waits can be read; then there is EIO, and who polls hears of it, as uverbs has it for a
+  /// descriptor that it has closed.
   void end() {
     const std::lock_guard lock(mutex_);
     if (write_end_ >= 0) {

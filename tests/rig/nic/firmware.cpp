@@ -46,7 +46,7 @@ Verdict Firmware::command(Command kind, Duration cost, uint32_t generation) {
       return {false, static_cast<int>(settings_.hang_answer)};
     }
   }
-  if (mode() == Mode::reset || state_.generation.load() != generation) {
+  if (mode() == Mode::reset || mode() == Mode::removing || state_.generation.load() != generation) {
     ++state_.counters.verbs_failed;
     return {false, EIO};
   }

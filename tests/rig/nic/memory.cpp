@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
-#include "tests/rig/nic/control.h"
 #include "tests/rig/nic/firmware.h"
 
 namespace nccl_ha::emulated {
@@ -53,10 +53,21 @@ void Memory::remove(Region* region) {
   regions_.erase(region->lkey);
 }
 
+void Memory::revoke(size_t left) {
+  if (regions_.size() > left) {
+    land();
+    push_to_gpus(UINT64_MAX);
+  }
+  while (regions_.size() > left) {
+    revoked_.insert(regions_.extract(std::prev(regions_.end())));
+  }
+}
+
 Region* Memory::find(uint32_t key, uint64_t address, uint64_t length, const ibv_pd* domain,
                      uint32_t access) {
   const auto found = regions_.find(key);
   if (found == regions_.end()) {
+    counters_.revoked += revoked_.count(key);
     return nullptr;
   }
   Region& region = *found->second;

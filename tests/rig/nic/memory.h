@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "tests/rig/nic/control.h"
 #include "tests/rig/nic/settings.h"
 
 namespace nccl_ha::emulated {
@@ -21,9 +22,12 @@ struct Region : ibv_mr {
 /// With the NIC's mutex held.
 class Memory {
  public:
-  explicit Memory(const Settings& settings, uint64_t seed) : settings_(settings), seed_(seed) {}
+  Memory(const Settings& settings, DeviceCounters& counters, uint64_t seed)
+      : settings_(settings), counters_(counters), seed_(seed) {}
   Region* add(std::unique_ptr<Region> region);
   void remove(Region* region);
+  /// Ends the newest ones until so many are left; their owners have the objects still.
+  void revoke(size_t left);
   size_t count() const { return regions_.size(); }
   /// nullptr: the key is not valid for the whole range in that domain, or not for that access.
   Region* find(uint32_t key, uint64_t address, uint64_t length, const ibv_pd* domain,
@@ -50,11 +54,13 @@ class Memory {
   };
 
   const Settings& settings_;
+  DeviceCounters& counters_;
   uint64_t seed_;
   uint64_t drawn_ = 0;
   uint32_t next_key_ = 0x10;
-  std::map<uint32_t, std::unique_ptr<Region>> regions_;  ///< by key
-  std::vector<Waiting> blocks_;                          ///< in any order
+  std::map<uint32_t, std::unique_ptr<Region>> regions_;  ///< by key, which is by age
+  std::map<uint32_t, std::unique_ptr<Region>> revoked_;
+  std::vector<Waiting> blocks_;  ///< in any order
   std::deque<Waiting> for_gpus_;
 };
 

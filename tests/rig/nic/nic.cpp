@@ -219,7 +219,7 @@ uint64_t Nic::next_due() const {
   uint64_t due = timers_.empty() ? UINT64_MAX : timers_.begin()->first;
   due = held_.empty() ? due : std::min(due, held_.begin()->first);
   for (const auto& device : devices_) {
-    due = std::min(due, device->memory().next_due());
+    due = std::min({due, device->memory().next_due(), device->next_due(now_ns())});
   }
   return due;
 }

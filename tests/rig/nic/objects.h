@@ -20,6 +20,7 @@ struct Context : ibv_context {
   uint32_t generation = 0;  ///< of the device when it was opened
   EventPipe<ibv_async_event> events;
   std::atomic<uint32_t> users{0};  ///< domains and queues
+  bool taken_away = false;         ///< with the NIC's mutex held
 };
 
 struct Domain : ibv_pd {

@@ -60,6 +60,18 @@ constexpr std::pair<const char*, Duration Settings::*> durations[] = {
     {"late", &Settings::late},
     {"gpu_late", &Settings::gpu_late},
 };
+/// Switches with a word for on and one for off.
+struct Choice {
+  std::string_view name;
+  std::string_view on;
+  std::string_view off;
+  bool Settings::*field;
+};
+constexpr Choice choices[] = {
+    {"transport", "iwarp", "ib", &Settings::iwarp},
+    {"link", "unspecified", "own", &Settings::no_link_layer},
+    {"kernel", "old", "new", &Settings::old_kernel},
+};
 constexpr std::pair<std::string_view, uint32_t> operations[] = {
     {"send", op_send}, {"read", op_read}, {"atomic", op_atomic}, {"write", op_write}};
 
@@ -122,6 +134,12 @@ void apply(Settings& settings, std::string_view item) {
   if (name == "forbid") {
     settings.forbid = forbidden(item, value);
     return;
+  }
+  for (const Choice& choice : choices) {
+    if (name == choice.name) {
+      settings.*choice.field = value == choice.on;
+      return value == choice.on || value == choice.off ? void() : refuse(item);
+    }
   }
   std::string_view rest;
   for (const auto& [known, field] : numbers) {

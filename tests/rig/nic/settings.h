@@ -29,6 +29,9 @@ struct Settings {
   bool foreign_shown = false;   ///< sysfs shows such entries all the same
   bool sub_functions = false;   ///< devices are sub-functions of a PCI function
   bool xdr = false;             ///< lanes of 200 Gbit/s
+  bool iwarp = false;           ///< its transport
+  bool no_link_layer = false;   ///< ports do not say which they have
+  bool old_kernel = false;      ///< before Linux 5.7
   uint64_t ece = 0;             ///< generation of ConnectX, 0: none
 
   // Limits.

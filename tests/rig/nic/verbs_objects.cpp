@@ -137,11 +137,21 @@ ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
   auto* channel = new Channel{};
   channel->context = context;
   channel->fd = channel->events.fd();
+  const std::lock_guard lock(nic().mutex());
+  of(context).on->channels().push_back(channel);
+  if (of(context).taken_away && !settings().old_kernel) {
+    channel->events.end();
+  }
   return channel;
 }
 
-int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
-  delete static_cast<Channel*>(channel);
+int ibv_destroy_comp_channel(ibv_comp_channel* base) {
+  auto* channel = static_cast<Channel*>(base);
+  {
+    const std::lock_guard lock(nic().mutex());
+    std::erase(of(channel->context).on->channels(), channel);
+  }
+  delete channel;
   return 0;
 }
 

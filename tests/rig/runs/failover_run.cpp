@@ -295,6 +295,7 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
     config.shadow_paths = static_cast<int64_t>(run.shadows);
   }
   SimCables cables{run.rails, run.rdma, run.spare};
+  cables.traits.old_kernel = run.seed % 4 == 1;
   size_t lanes = static_cast<size_t>(paths) + (backed ? run.shadows : 0);
   if (run.one_device) {
     lanes = draw_device(run, config, cables);

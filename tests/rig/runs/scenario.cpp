@@ -134,6 +134,7 @@ void draw_devices(Random& random, Scenario& scenario) {
     traits.infiniband = infiniband;
     traits.gpu = scenario.plan.gpu;
     traits.mtu = host == 0 ? traits.mtu : scenario.traits.front().mtu;
+    traits.old_kernel = (scenario.seed + host) % 4 == 1;
     scenario.traits.push_back(traits);
   }
 }

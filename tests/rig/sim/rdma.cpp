@@ -129,16 +129,39 @@ void RdmaNic::fail_for_good(const Death& death) {
   for (const auto& [number, pair] : pairs_) {
     pair->ended = pair->state != IBV_QPS_RTR && pair->state != IBV_QPS_RTS && !pair->lags;
   }
-  if (!death.hangs) {
+  if (!death.hangs && !removing_) {
     report(IBV_EVENT_DEVICE_FATAL, 0);
   }
   network_.at(gone_at_, [this] { vanish(); });
 }
 
+void RdmaNic::take_memory() {
+  if (!std::exchange(removing_, true)) {
+    memory_.land(Instant::max());
+    regions_.clear();  // whoever has made them ends them
+  }
+}
+
 /// What it had not written by then it never writes.
 void RdmaNic::vanish() {
   memory_.lose();
-  network_.readable(context_->async_fd);
+  if (traits_.old_kernel) {
+    network_.readable(context_->async_fd);
+    return;
+  }
+  close_channels();
+  report(IBV_EVENT_DEVICE_FATAL, 0);
+}
+
+/// Each descriptor becomes one of a pipe that nobody writes into: poll() tells that it is over.
+void RdmaNic::close_channels() {
+  int ends[2] = {-1, -1};
+  NHA_ASSERT(pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0, "a simulation has descriptors");
+  close(ends[1]);
+  for (const ibv_comp_channel* channel : channels_) {
+    static_cast<void>(dup3(ends[0], channel->fd, O_CLOEXEC));
+  }
+  close(ends[0]);
 }
 
 /// A failed device has taken it from the network.  Nobody is told, and no state is looked at, but
@@ -352,7 +375,7 @@ int RdmaNic::call(Verb verb, bool may_be_slow) {
       verb > Verb::create_channel && verb < Verb::post_send && verb != Verb::duplicate;
   NHA_ASSERT(!control || !DataTurn::is_here(), "a control verb holds up a worker");
   int error = verbs_.call(verb);
-  if (failed_ && verb <= Verb::make_route && verb != Verb::duplicate) {
+  if ((failed_ || removing_) && verb <= Verb::make_route && verb != Verb::duplicate) {
     error = EIO;
   }
   if (hangs() && verb >= Verb::create_queue && verb <= Verb::destroy_pair) {

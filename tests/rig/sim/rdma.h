@@ -16,6 +16,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/clock.h"
@@ -54,15 +55,18 @@ class RdmaNic {
     uint64_t after_death = 0;   ///< writes of devices that had failed
     uint64_t forgotten = 0;     ///< completions that a device had not reported when it failed
     uint64_t kept = 0;          ///< work requests and receives that queue pairs never gave back
+    uint64_t refused = 0;       ///< requests, for memory that a device does not know
     uint64_t calls_failed = 0;  ///< of the interface
     uint64_t calls_slow = 0;
     uint64_t bytes_posted = 0;  ///< of writes into memory that count_memory() names
     uint64_t bytes_landed = 0;  ///< of those, what is in that memory
   };
   struct Conditions {
-    double late = 0;        ///< part of the completions that are held back
-    Duration latest{};      ///< by at most that much
-    Duration waited{};      ///< by the thread whose turn it is, in calls that took long
+    double late = 0;    ///< part of the completions that are held back
+    Duration latest{};  ///< by at most that much
+    Duration waited{};  ///< by the thread whose turn it is, in calls that took long
+    /// Remote addresses, of which no device finds the memory by any key.
+    std::pair<uint64_t, uint64_t> unknown{};
     std::string violation;  ///< empty: nobody broke the rules of the interface
     Counts counts;
     /// Memory of which every byte written is counted; by address.
@@ -121,6 +125,9 @@ class RdmaNic {
   /// The device fails, says so, and completes nothing any more.
   void fail_for_good(const Death& death);
   void fail_for_good() { fail_for_good({}); }
+  /// It is removed in order: calls are refused from now on, and its memory is gone before its queue
+  /// pairs, which serve on until fail_for_good().
+  void take_memory();
   bool failed() const { return failed_; }
   /// Its queue pairs of datagrams move to error, as Soft-RoCE's do when one finds no route.
   void break_datagrams();
@@ -170,6 +177,7 @@ class RdmaNic {
   bool hangs() const { return failed_ && death_.hangs && network_.now() < gone_at_; }
   void take_late(const RdmaPacket& packet);
   void vanish();
+  void close_channels();
   void break_pair(RdmaQueuePair& pair, ibv_wc_status first);
   void end_slowly(RdmaQueuePair& pair);
   void end_lag(uint32_t number);
@@ -215,6 +223,7 @@ class RdmaNic {
   std::unique_ptr<Context> context_;
   std::unique_ptr<Device> device_;
   bool failed_ = false;
+  bool removing_ = false;
   Death death_;
   Instant failed_at_{};
   Instant gone_at_ = Instant::max();
@@ -224,6 +233,7 @@ class RdmaNic {
   std::map<uint32_t, RdmaQueuePair*> pairs_;
   std::map<uint32_t, Region*> regions_;  ///< by either key
   std::vector<CompletionQueue*> queues_;
+  std::vector<ibv_comp_channel*> channels_;
   std::vector<ibv_async_event> events_;
   std::vector<std::unique_ptr<RdmaPacket>> packets_;
   std::vector<RdmaPacket*> free_packets_;

@@ -94,6 +94,7 @@ void RdmaNic::pump(RdmaQueuePair& pair) {
     packet.immediate = work.immediate;
     if (work.opcode != IBV_WR_RDMA_READ && !read_memory(pair, work, packet)) {
       drop(packet);
+      ++conditions_.counts.refused;
       break_pair(pair, IBV_WC_LOC_PROT_ERR);
       return;
     }
@@ -182,8 +183,11 @@ bool RdmaNic::take_request(RdmaQueuePair& pair, const RdmaPacket& packet) {
     }
     target = reinterpret_cast<std::byte*>(buffer.addr) + packet.offset;
   } else if (packet.length != 0) {
+    const bool unknown =
+        packet.remote >= conditions_.unknown.first && packet.remote < conditions_.unknown.second;
     region = find_region(pair.pd, packet.key, packet.remote - packet.offset, packet.length, false);
-    if (region == nullptr) {
+    if (region == nullptr || unknown) {
+      ++conditions_.counts.refused;
       answer(pair, RdmaPacket::refused, packet.number);
       break_pair(pair, IBV_WC_LOC_ACCESS_ERR);
       return false;

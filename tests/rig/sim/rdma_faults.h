@@ -42,6 +42,10 @@ struct DeviceTraits {
   uint32_t mtu = 4096;        ///< 1024, 2048 or 4096
   uint32_t inline_max = 256;  ///< 0: nothing is taken inline
   bool gpu = false;           ///< takes DMA-BUF descriptors
+  /// Of its host, Linux before 5.7: a descriptor of events is closed when the kernel has taken the
+  /// device away, and channels stay as they are.  Later ones do it the other way round, and the
+  /// last event is one more DEVICE_FATAL.
+  bool old_kernel = false;
 };
 DeviceTraits draw_device_traits(Random& random);
 

@@ -39,7 +39,7 @@ struct RdmaFunctions {
   }
   static int query_port(ibv_context* context, uint8_t number, ibv_port_attr* attributes) {
     const RdmaNic& asked = nic(context);
-    if (asked.failed_) {
+    if (asked.failed_ || asked.removing_) {
       return EIO;
     }
     const RdmaNic::Port& port = asked.ports_[number - 1U];
@@ -80,7 +80,8 @@ struct RdmaFunctions {
   static int get_event(ibv_context* context, ibv_async_event* event) {
     RdmaNic& told = nic(context);
     if (told.events_.empty()) {
-      errno = told.network_.now() >= told.gone_at_ ? EIO : EAGAIN;
+      const bool closed = told.traits_.old_kernel && told.network_.now() >= told.gone_at_;
+      errno = closed ? EIO : EAGAIN;
       return -1;
     }
     *event = told.events_.front();
@@ -155,9 +156,11 @@ struct RdmaFunctions {
     auto* channel = new ibv_comp_channel{};
     channel->context = context;
     channel->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    nic(context).channels_.push_back(channel);
     return channel;
   }
   static int free_channel(ibv_comp_channel* channel) {
+    std::erase(nic(channel->context).channels_, channel);
     close(channel->fd);
     delete channel;
     return 0;
@@ -373,7 +376,10 @@ struct RdmaFunctions {
     table.completion.destroy_channel = free_channel;
     table.completion.create_queue = make_queue;
     table.completion.destroy_queue = free_queue;
-    table.completion.get_event = [](ibv_comp_channel*, ibv_cq**, void**) { return -1; };
+    table.completion.get_event = [](ibv_comp_channel*, ibv_cq**, void**) {
+      errno = EAGAIN;
+      return -1;
+    };
     table.completion.ack_events = [](ibv_cq*, unsigned) {};
     table.queue_pair.create = make_pair;
     table.queue_pair.modify = modify;
