@@ -27,11 +27,14 @@ using std::chrono::seconds;
 class Outage {
  public:
   Outage(SimPair& pair, Instant at, Duration lasts, const sim::Link& there, const sim::Link& back)
-      : pair_(pair), at_(at), lasts_(lasts), there_(there), back_(back) {}
+      : pair_(pair), at_(at), lasts_(lasts), there_(there), back_(back) {
+    pair_.world().network().stop_at(at);
+  }
   void look() {
     const Instant now = pair_.world().now();
     if (!begun_ && now >= at_) {
       begun_ = now;
+      pair_.world().network().stop_at(now + lasts_);
       before_ = pair_.world().network().all;
       pair_.set_links(there_, back_);
     } else if (begun_ && !over_ && now >= *begun_ + lasts_) {
