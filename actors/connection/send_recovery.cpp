@@ -411,8 +411,13 @@ bool SendRecovery::release_fenced() {
 
 bool SendRecovery::give_way() {
   const Instant now = state_.context->now();
-  const bool gives = serving_.give_way(view(), now) ||
-                     (state_.sound(serving_) && release_fenced() && serving_.give_way(view(), now));
+  const auto over_shadows = [&] {
+    const auto& shares = serving_.shares();
+    return !shares.empty() && paths_.lane(shares.front().lane).shadow;
+  };
+  const bool gives =
+      serving_.give_way(view(), now) || (state_.sound(serving_) && over_shadows() &&
+                                         release_fenced() && serving_.give_way(view(), now));
   if (!gives || !state_.sound(serving_)) {
     return false;
   }

@@ -11,7 +11,10 @@ namespace {
 // A storm of events must not keep the worker from its connections; the rest comes next turn.
 constexpr unsigned events_per_turn = 32;
 
+/// While somebody waits for what is found; and after so many of those.
 constexpr Duration look_interval = std::chrono::milliseconds(20);
+constexpr uint32_t looks_often = 3000;
+constexpr Duration interval_later = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -106,7 +109,8 @@ void DeviceWatch::look_whether_gone() {
   if (device_->taken_away()) {
     on_gone();
   } else {
-    context_->timers().arm(look_again_, context_->now() + look_interval);
+    context_->timers().arm(
+        look_again_, context_->now() + (++looks_ <= looks_often ? look_interval : interval_later));
   }
 }
 

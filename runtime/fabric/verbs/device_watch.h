@@ -58,6 +58,7 @@ class DeviceWatch final : public Actor, private FdWatchOwner {
   /// (fence_proof.h), and kernels of before 2020 wake nobody who polls one that they have closed
   /// (Linux, ib_uverbs_event_poll()).
   Timer look_again_;
+  uint32_t looks_ = 0;
   bool failed_ = false;  ///< another one may watch meanwhile
 };
 

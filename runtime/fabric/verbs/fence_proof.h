@@ -36,6 +36,8 @@ enum class FenceProof : uint8_t {
 /// descriptor of events says no such thing: since Linux c485b19d52c4 (5.7) it stays open until the
 /// process closes it, and ends with one more DEVICE_FATAL; how many come says nothing, as one that
 /// is removed in order has one and one with an internal error two.  Before 5.7 it was closed then.
+/// What a driver fails to end in the kernel's first pass it may end in a later one, of which the
+/// channel does not tell.
 /// Who reads a closed channel and does not wait is told since 62fab312fa16 (June 2023) only.  An
 /// errno value of a command is no such proof: commands are refused from the moment at which the
 /// removal begins.

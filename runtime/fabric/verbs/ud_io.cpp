@@ -26,6 +26,10 @@ constexpr uint32_t wanted_inline = 192;
 constexpr size_t batch = 32;
 /// A peer is not asked for again for so long, whether it was found or not.
 constexpr auto answer_lasts = std::chrono::seconds(1);
+/// The kernel knows a neighbour that it has found for longer than that.
+constexpr auto answer_is_new = std::chrono::milliseconds(100);
+/// Of a handle that has been replaced: its datagrams have left long before.
+constexpr auto old_handle_lasts = std::chrono::seconds(10);
 /// What a device takes to make two queue pairs, many times over.  Others wait for it.
 constexpr auto open_limit = std::chrono::milliseconds(500);
 
@@ -124,8 +128,8 @@ UdIo::Objects::~Objects() {
       static_cast<void>(library.address_handle.destroy(way.handle));
     }
   }
-  for (ibv_ah* handle : replaced) {
-    static_cast<void>(library.address_handle.destroy(handle));
+  for (const Replaced& old : replaced) {
+    static_cast<void>(library.address_handle.destroy(old.handle));
   }
 }
 
@@ -265,9 +269,14 @@ ibv_ah_attr UdIo::route_to(const UdAddress& peer) const {
 PacketIo::Egress UdIo::egress(const SocketAddress& peer) {
   Way& way = find_way(peer);
   if (way.handle != nullptr && !way.asked && now_ >= way.retry_at) {
-    way.asked = device_.resolver().ask(route_to(peer.ud()));
+    ask(way, route_to(peer.ud()));
   }
   return {};
+}
+
+void UdIo::ask(Way& way, const ibv_ah_attr& route) {
+  way.asked = device_.resolver().ask(route);
+  way.asked_at = now_;
 }
 
 /// Null: it is not known yet, or there is none.
@@ -278,7 +287,7 @@ ibv_ah* UdIo::way_to(const SocketAddress& to) {
   }
   ibv_ah_attr attributes = route_to(to.ud());
   if (!way.asked) {
-    way.asked = device_.resolver().ask(attributes);
+    ask(way, attributes);
   }
   if (way.asked->result.load(std::memory_order_acquire) != Resolution::open) {
     take_answer(way, attributes);
@@ -289,6 +298,9 @@ ibv_ah* UdIo::way_to(const SocketAddress& to) {
 void UdIo::take_answer(Way& way, ibv_ah_attr& route) {
   int error = way.asked->result.load(std::memory_order_acquire);
   way.asked = nullptr;
+  if (way.handle != nullptr && now_ - way.asked_at > answer_is_new) {
+    return;  // making another one might wait for the neighbour
+  }
   way.retry_at = now_ + answer_lasts;
   if (error == 0) {
     const DataTurn exception(false);  // the kernel knows the neighbour by now
@@ -296,16 +308,33 @@ void UdIo::take_answer(Way& way, ibv_ah_attr& route) {
     ibv_ah* const made = library_.address_handle.create(device_.pd(), &route);
     error = errno;
     if (made != nullptr) {
-      if (way.handle != nullptr) {
-        objects_->replaced.push_back(way.handle);
-      }
-      way.handle = made;
+      replace(way, made);
       return;
     }
   }
   const UdAddress& peer = way.to.ud();
   NHA_LOG_WARN_LIMITED("RDMA device {}: no way to {} (LID {}): {}", device_.name(),
                        gid_text(peer.gid), peer.lid, std::strerror(error));
+}
+
+/// Those that were replaced long ago end by the conductor.
+void UdIo::replace(Way& way, ibv_ah* made) {
+  auto& replaced = objects_->replaced;
+  if (way.handle != nullptr) {
+    replaced.push_back({way.handle, now_});
+  }
+  way.handle = made;
+  const auto recent = std::ranges::find_if(
+      replaced, [&](const Objects::Replaced& one) { return now_ - one.at < old_handle_lasts; });
+  if (recent != replaced.begin()) {
+    std::vector<Objects::Replaced> old(replaced.begin(), recent);
+    replaced.erase(replaced.begin(), recent);
+    device_.conductor().add(Conductor::Rank::end, [&library = library_, old = std::move(old)] {
+      for (const Objects::Replaced& one : old) {
+        static_cast<void>(library.address_handle.destroy(one.handle));
+      }
+    });
+  }
 }
 
 void UdIo::reclaim(ChannelState& channel) {

@@ -74,6 +74,7 @@ class UdIo final : public PacketIo {
     SocketAddress to;
     ibv_ah* handle = nullptr;
     std::shared_ptr<const Resolution> asked;
+    Instant asked_at{};
     Instant retry_at{};
   };
   /// What the device has made, which ends with the last who holds it: by control verbs.  An order
@@ -86,7 +87,11 @@ class UdIo final : public PacketIo {
     Device& device;
     std::array<ChannelState, channel_count> channels;
     std::vector<Way> ways;
-    std::vector<ibv_ah*> replaced;  ///< by which datagrams may be under way
+    struct Replaced {
+      ibv_ah* handle = nullptr;
+      Instant at{};
+    };
+    std::vector<Replaced> replaced;  ///< by which datagrams may be under way
   };
 
   UdIo(Device& device, const Route& route)
@@ -106,7 +111,9 @@ class UdIo final : public PacketIo {
   /// The device makes no events any more.
   bool is_lost() const { return device_.health.level() >= DeviceHealth::Level::lost; }
   ibv_ah* way_to(const SocketAddress& to);
+  void ask(Way& way, const ibv_ah_attr& route);
   void take_answer(Way& way, ibv_ah_attr& route);
+  void replace(Way& way, ibv_ah* made);
   Way& find_way(const SocketAddress& to);
   ibv_ah_attr route_to(const UdAddress& peer) const;
 
