@@ -122,17 +122,20 @@ Result<void> DeviceList::begin(const Config& config, std::span<const fabric::Net
   std::lock_guard lock(mutex_);
   const auto merged =
       std::ranges::find_if(devices_, [](const Device& one) { return one.members.size() > 1; });
-  if (!devices_.empty() && !std::ranges::equal(std::ranges::subrange(devices_.begin(), merged),
-                                               listed, {}, &Device::name, &Device::name)) {
+  const auto same_name = [](const Device& one, const Device& other) {
+    return one.name == other.name;
+  };
+  if (!devices_.empty() &&
+      !std::equal(devices_.begin(), merged, listed.begin(), listed.end(), same_name)) {
     return fail(Errc::invalid_usage, fmt::format("the devices are {} now and were {}, by whose "
                                                  "numbers NCCL still knows them",
                                                  names_of(listed), names_of(devices_)));
   }
-  for (Device& one : std::ranges::subrange(merged, devices_.end())) {
-    for (size_t i = 0; i < one.members.size(); ++i) {
-      one.rails.devices[i] = listed[static_cast<size_t>(one.members[i])].rails.first();
+  for (auto one = merged; one != devices_.end(); ++one) {
+    for (size_t i = 0; i < one->members.size(); ++i) {
+      one->rails.devices[i] = listed[static_cast<size_t>(one->members[i])].rails.first();
     }
-    listed.push_back(std::move(one));
+    listed.push_back(std::move(*one));
   }
   devices_ = std::move(listed);
   return {};
