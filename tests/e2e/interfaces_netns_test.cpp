@@ -42,6 +42,11 @@ std::string logged(const std::string& line) {
   return "tail -n +1 -F --pid=$$ $LOG | grep -qm1 '" + line + "'; ";
 }
 
+/// Where the other host has noticed first, a path that only stood by goes without such a line.
+std::string noticed(const std::string& line) {
+  return "timeout 1 grep -qm1 '" + line + "' < <(tail -n +1 -F --pid=$$ $LOG); ";
+}
+
 /// P is a process that lives in it.
 const std::string other_namespace =
     "coproc IN_IT { exec unshare -n bash -c 'echo; exec sleep 50'; }; P=$IN_IT_PID; "
@@ -115,7 +120,7 @@ const std::vector<NicSituation> nic_situations = {
      "ip addr add 198.18.1.$N/24 dev rail1; ip link set rail1 up",
      "rail0"},
     {"ItGoesAndComesBack", other_namespace, "cut rail0 --for 1200ms@3s", true, "rail1",
-     "ip link set rail1 netns $P; " + logged("path 1 .* is down") +
+     "ip link set rail1 netns $P; " + noticed("path 1 .* is down") +
          "ip link add x type bridge; nsenter -t $P -n ip link set rail1 netns $$; "
          "ip addr add 198.18.1.$N/24 dev rail1; ip link set rail1 up",
      "rail0 rail1", ready_or_begun},
