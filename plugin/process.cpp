@@ -139,15 +139,17 @@ Result<void> Process::begin_locked() {
   if (!provider) {
     return provider.error();
   }
-  if (auto chosen = choose_oob_interface(*config, **provider); !chosen) {
-    return chosen.error();
+  const auto oob_interface = choose_oob_interface(*config, **provider);
+  if (!oob_interface) {
+    return oob_interface.error();
   }
-  // Last: from here on numbers of devices are those of the new provider.
+  // Last: from here on numbers of devices and interfaces are those of the new provider.
   if (auto listed = devices_.begin(*config, (*provider)->devices()); !listed) {
     return listed.error();
   }
   config_ = *config;
   provider_ = std::move(*provider);
+  oob_interface_ = *oob_interface;
   mesh_ = std::move(*mesh);  // what the provider before had of the old one is gone
   management_.clear();
   if (mesh_->takes_part()) {
@@ -170,10 +172,10 @@ Result<void> Process::begin_locked() {
   return {};
 }
 
-Result<void> Process::choose_oob_interface(const Config& config, const fabric::Provider& provider) {
-  oob_interface_.reset();
+Result<std::optional<size_t>> Process::choose_oob_interface(const Config& config,
+                                                            const fabric::Provider& provider) {
   if (config.mpib_oob_if.empty()) {
-    return {};
+    return std::optional<size_t>();
   }
   std::string known;
   const auto interfaces = provider.interfaces();
@@ -181,8 +183,7 @@ Result<void> Process::choose_oob_interface(const Config& config, const fabric::P
     const std::string& name = (*interfaces)[i].name;
     known += (known.empty() ? "" : ", ") + name;
     if (name == config.mpib_oob_if) {
-      oob_interface_ = i;
-      return {};
+      return std::optional(i);
     }
   }
   return fail(Errc::invalid_argument,

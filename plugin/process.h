@@ -129,7 +129,9 @@ class Process {
   void settle_owner_locked();
   void stop_locked();
   uint64_t next_id();
-  Result<void> choose_oob_interface(const Config& config, const fabric::Provider& provider);
+  /// Of provider.interfaces(); nothing: none is named.
+  static Result<std::optional<size_t>> choose_oob_interface(const Config& config,
+                                                            const fabric::Provider& provider);
 
   Host& host_;
   std::mutex mutex_;

@@ -357,10 +357,10 @@ void ControlLink::on_call(ControlType call, std::unique_ptr<Stream> stream, Cont
   read_stream();
 }
 
-/// Where a stream stands, the peer's host refuses others only: it would have ended this one with
-/// its process.
+/// Where the stream of a handshake stands, the peer's host refuses others only: it would have ended
+/// this one with its process.
 void ControlLink::on_peer_dead(const Error& why) {
-  if (!stream_ || state_.ready()) {
+  if (!stream_ || state_.phase != ConnectionPhase::handshake) {
     owner_.on_peer_gone(why);
   }
 }

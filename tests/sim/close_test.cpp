@@ -223,6 +223,23 @@ TEST_P(Close, APeerThatSaysNothingIsAwaitedForABoundedTime) {
   }
 }
 
+/// Nothing on the stream tells of it, and its ports refuse.
+TEST_P(Close, APeerWhoseProcessHasEndedIsAwaitedNoLonger) {
+  const auto pair = connected(28);
+  const size_t before = actors(pair->sender());
+  for (size_t rail = 0; rail < 2; ++rail) {
+    pair->world().network().tcp().forget_flows(pair->sender().addresses[rail],
+                                               pair->receiver().addresses[rail], false);
+  }
+  pair->world().kill_process(pair->receiver());
+  const Instant begin = pair->world().now();
+  pair->send_driver().close();
+  EXPECT_TRUE(
+      pair->world().run_until([&] { return actors(pair->sender()) < before; }, seconds(60)));
+  EXPECT_LE(pair->world().now() - begin, seconds(2));
+  EXPECT_GT(pair->world().network().tcp().counts().forgotten, 0U) << "the stream told of it";
+}
+
 /// The process ends right after.
 TEST_P(Close, AnEngineThatIsStoppedLetsThemSpeak) {
   for (const bool closed : {true, false}) {

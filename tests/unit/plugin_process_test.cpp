@@ -118,6 +118,25 @@ TEST(ProcessWithoutACommunicator, ListsTheSameDevicesForTheNextOne) {
   EXPECT_EQ(process.device_count(), 2U) << "the library was loaded anew";
 }
 
+/// What was read for the list that was not taken leaves no trace.
+TEST(ProcessWithoutACommunicator, ControlConnectionsBeginWhereTheyDidBefore) {
+  MeshHost host;
+  host.config.fabric = "datagram";
+  host.config.mpib_oob_if = "mgmt0";
+  Process process(host);
+  ASSERT_TRUE(process.initialize(nullptr, 0));
+  const auto begins_at = [&] {
+    const size_t at = process.control_interface(process.provider().devices()[0]);
+    return (*process.interfaces()).at(at).name;
+  };
+  ASSERT_EQ(begins_at(), "mgmt0");
+  process.remove_context();
+  host.all.erase(host.all.begin());
+  ASSERT_TRUE(process.initialize(nullptr, 0));
+  EXPECT_EQ(process.device_count(), 3U);
+  EXPECT_EQ(begins_at(), "mgmt0");
+}
+
 /// NCCL before 2.28 in the same process says no end of its own.
 TEST(ProcessOfTwoNccls, IsNotStoppedByTheLastContextOfOne) {
   MeshHost host;
