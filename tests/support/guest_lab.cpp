@@ -33,4 +33,16 @@ ToolRun reduce_in_guests(const std::string& tool, const std::string& name, const
   return lab.wait();
 }
 
+void expect_whole_contract(const ToolRun& run, const std::string& program,
+                           const std::vector<const char*>& providers) {
+  const ToolRun listed = run_program(program, {"--gtest_list_tests", "--gtest_filter=*/udp"});
+  const size_t tests = count(listed.out, "/udp ");
+  EXPECT_GT(tests, 0U) << listed.out << listed.err;
+  for (const char* provider : providers) {
+    EXPECT_EQ(count(run.out, std::string("/") + provider + " ("), tests) << provider << '\n'
+                                                                         << run.out;
+  }
+  EXPECT_EQ(count(run.out, "[  FAILED  ]"), 0U) << run.out;
+}
+
 }  // namespace nccl_ha::tests

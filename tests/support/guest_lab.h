@@ -23,4 +23,9 @@ ToolRun reduce_in_guests(const std::string& tool, const std::string& name, const
                          std::vector<std::string> settings, const char* iterations,
                          const std::vector<std::vector<std::string>>& cuts);
 
+/// Expects that a run of the contract's suite had all of its tests for each provider; as many as
+/// there are over UDP, which needs no device.
+void expect_whole_contract(const ToolRun& run, const std::string& program,
+                           const std::vector<const char*>& providers);
+
 }  // namespace nccl_ha::tests
