@@ -1,5 +1,5 @@
 // Messages between processes and the transport agent of their host, over a UNIX socket, framed and
-// bounds-checked (docs/agent.md).
+// bounds-checked (docs/agent-protocol.md).
 //
 //   0 u32 magic   4 u16 type   6 u16 length of what follows the header   8 u64 connection, or 0
 //

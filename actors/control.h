@@ -49,7 +49,7 @@ enum class ControlType : uint16_t {
   reject = 3,
   close = 4,
   failure = 5,
-  // Of one path, the n-th of the connection (docs/protocol.md, "Failover"):
+  // Of one path, the n-th of the connection (docs/failover-protocol.md):
   suspect = 6,     ///< receiver: my side of it failed
   down = 7,        ///< sender: I have closed my side
   fenced = 8,      ///< receiver: mine is closed too, and this had arrived

@@ -1,4 +1,4 @@
-// Clear-to-send: what a receiver writes into a sender's memory.  Wire format (docs/protocol.md).
+// Clear-to-send: what a receiver writes into a sender's memory.  Wire format (docs/transfers.md).
 #pragma once
 
 #include <array>

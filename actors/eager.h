@@ -1,5 +1,5 @@
 // Eager messages: small ones that a sender copies, and gives away whether the receiver has said
-// where they belong or not.  Wire format (docs/protocol.md).
+// where they belong or not.  Wire format (docs/transfers.md).
 //
 // A message is written into one of a few slots that the receiver keeps for its connection, and is
 // copied from there when the receive that it belongs to is there too.  Its immediate names its

@@ -1,5 +1,5 @@
-// Datagrams between switches and transport agents (docs/agent.md): congestion of paths from the
-// switch, flows that begin and end and what NICs carry from the agent.
+// Datagrams between switches and transport agents (docs/agent-protocol.md): congestion of paths
+// from the switch, flows that begin and end and what NICs carry from the agent.
 //
 //    0 u32 magic      4 u8 version   5 u8 type   6 u16 length of all, the tag included
 //    8 u64 sender     drawn anew by each start of it

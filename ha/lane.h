@@ -2,8 +2,9 @@
 //
 // A lane is the place of a path in its connection; the path in it changes, and each one has an
 // epoch.  The sending side decides, the receiving side reports.  Nothing here does anything: an
-// event goes in, the steps that its owner has to take come out.  docs/protocol.md tells the
-// protocol, tests/model checks it, and tests/unit/ha_lane_test.cpp explores every order of events.
+// event goes in, the steps that its owner has to take come out.  docs/failover-protocol.md tells
+// the protocol, tests/model checks it, and tests/unit/ha_lane_test.cpp explores every order of
+// events.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a profiler plugin of NCCL is told of a transfer (docs/operations.md).
+// What a profiler plugin of NCCL is told of a transfer (docs/profiler.md).
 //
 // NCCL passes it as netPlugin.data: to startEvent() with an event of type ncclProfileNetPlugin
 // whose netPlugin.id is profiler_id, and once more to recordEventState() just before the event

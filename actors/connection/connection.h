@@ -2,7 +2,7 @@
 //
 // Life: handshake (hello, welcome, connectivity check) -> usable -> lingering -> gone, or failed
 // from anywhere.  A failure is final: published once, told to the peer, and what every later call
-// gets.  docs/architecture.md shows who calls whom.
+// gets.  docs/walks.md shows who calls whom.
 #pragma once
 
 #include <functional>

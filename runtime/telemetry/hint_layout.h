@@ -1,5 +1,5 @@
 // The file in which the transport agent of a host says how each flow's data is to be split over two
-// rails: all that its writer and its readers agree on (docs/agent.md).
+// rails: all that its writer and its readers agree on (docs/agent-protocol.md).
 //
 //   FileHeader | Slot...
 //

@@ -110,7 +110,7 @@ TEST(Failover, WhereOneSideHasItOffACutIsAnErrorOnBoth) {
 /// Only the sender's side could notice: what it sent is acknowledged, and it waits for a
 /// clear-to-send.
 TEST(Failover, APeerThatNothingLeadsToEndsBothSidesAlsoOneThatOnlyWaits) {
-  // A heartbeat, three times HA_NCCL_RTO_MS, the budget (docs/operations.md); and what two busy
+  // A heartbeat, three times HA_NCCL_RTO_MS, the budget (docs/failover.md); and what two busy
   // processors may add.
   constexpr double bound_s = 0.2 + 3 * 1.0 + 5.0;
   constexpr double busy_machine_s = 3;

@@ -426,7 +426,7 @@ TEST_P(Orphans, AChildKeepsNoConnectionOfAParentThatIsKilled) {
     result = api.test(request, &done, nullptr);
     return result != NcclResult::success;
   }));
-  // docs/operations.md: 0.25 to 0.45 s, on a machine that may be busy.
+  // docs/failover.md: 0.25 to 0.45 s, on a machine that may be busy.
   EXPECT_LT(Steady::now() - killed, milliseconds(500) + seconds(5));
   EXPECT_EQ(result, NcclResult::remote_error);
   EXPECT_EQ(kill(survivor, 0), 0) << "the child did not outlive its parent";

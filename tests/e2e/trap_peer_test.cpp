@@ -23,7 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// The times that docs/operations.md states, and more: everything here runs on a machine that may
+/// The times that docs/failover.md states, and more: everything here runs on a machine that may
 /// be busy, under sanitizers too.
 constexpr milliseconds busy_machine(5000);
 constexpr milliseconds budget(1000);

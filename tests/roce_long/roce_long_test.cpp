@@ -85,7 +85,7 @@ TEST(RoceOneGuest, ContractHoldsOverLossyUd) {
 
 constexpr const char* verified = "Out of bounds values : 0 OK";
 
-/// Faults that a job survives (docs/operations.md has the table).
+/// Faults that a job survives (docs/failover.md has the table).
 struct Survivable {
   const char* name;
   const char* rails;
@@ -168,7 +168,7 @@ TEST(RoceTwoGuests, ASilentCutBeyondTheBudgetIsAnErrorInTime) {
 }
 
 /// A host that loses its power says nothing to anybody.  The other side ends HA_NCCL_HEARTBEAT_MS,
-/// three times HA_NCCL_RTO_MS and HA_NCCL_RETRY_BUDGET_MS later (docs/operations.md).
+/// three times HA_NCCL_RTO_MS and HA_NCCL_RETRY_BUDGET_MS later (docs/failover.md).
 constexpr auto dead_host = std::chrono::milliseconds(200 + 3 * 1000 + 5000);
 /// Guests of a busy machine stand still now and then, and take time to end.
 constexpr auto slack = std::chrono::seconds(20);

@@ -10,7 +10,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// docs/protocol.md, "Shadow paths": up to 30 s between two sweeps, 12 s for a sweep of four pairs,
+/// docs/shadow-paths.md: up to 30 s between two sweeps, 12 s for a sweep of four pairs,
 /// and twice that for more of them; first paths and rails within 4 s.
 constexpr Duration stands_by_within = seconds(60);
 /// Peers may be out of reach, and not run.

@@ -1,6 +1,6 @@
 // What must hold when the last fault of a simulated run is over, and when its connections are.
 //
-//   paths stand by   each of them within the time of docs/protocol.md, and streams wait_for_paths
+//   paths stand by   each within the time of docs/shadow-paths.md, and streams    wait_for_paths
 //   nothing is left  no actor, queue pair, region, socket or stream                   end
 #pragma once
 
