@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""What a page names is there: pages, headings, files, settings, subcommands, metrics, messages; and
-each page is short and in the index.
+"""What a page names is there: pages, headings, files, classes' members, settings, subcommands, metrics
+and messages; and each page is short and in the index.
 
 Each rule is a function over text, which a test tries on a planted fault before it reads the pages.
 """
 import pathlib
 import re
-import subprocess
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -67,6 +66,11 @@ def path_is_there(name):
     return any(next(ROOT.glob(form), None) for form in (name, name + ".h", name + ".cpp"))
 
 
+def named_members(text):
+    """(class, member) of each Class::member."""
+    return set(re.findall(r"\b([A-Z]\w+)::(\w+)", text))
+
+
 def named_settings(text):
     return {name for name in re.findall(r"\b(?:HA_NCCL|NCCL_MESH|MPIB)_[A-Z_]+\b(?!\*)", text)
             if not name.endswith("_")}
@@ -108,7 +112,7 @@ COMPOSED = {
     "a completion queue of it failed, as its driver says": ("a completion queue of it failed",),
     "ms after it was given up, path": ("ms after it was given up, ...", "path ... goes on"),
     "Address already in use": (),  # the C library's
-    "port error; check cable and switch": ("check cable and switch",),  # before it libibverbs' words
+    "port error; check cable and switch": ("check cable and switch",),  # the rest is libibverbs'
 }
 
 
@@ -133,6 +137,7 @@ class Rules(unittest.TestCase):
         self.assertEqual(page_references('see docs/a-b.md,\n// "By itself" and docs/c.md.'),
                          [("a-b.md", "By itself"), ("c.md", None)])
         self.assertEqual(links("[a](b.md), [c](https://d.e) ![f](g/h.svg)"), ["b.md", "g/h.svg"])
+        self.assertEqual(named_members("Worker::turn, ha::Lane"), {("Worker", "turn")})
         self.assertEqual(named_settings("HA_NCCL_* and HA_NCCL_RTO_MS"), {"HA_NCCL_RTO_MS"})
         self.assertEqual(subcommands("`nccl-ha info`, nccl-ha has\n    nccl-ha lab run\n"),
                          {"info", "lab"})
@@ -176,10 +181,12 @@ class Pages(unittest.TestCase):
         self.assertEqual({path.name for path in pages()} - listed, {"README.md"})
 
     def test_pages_and_headings_are_there(self):
-        texts = pages() + [ROOT / "README.md", ROOT / "SECURITY.md"] + sources(*CODE_FOLDERS, "tests")
+        texts = pages() + [ROOT / "README.md", ROOT / "SECURITY.md"]
+        texts += sources(*CODE_FOLDERS, "tests")
         texts += [path for folder in CODE_FOLDERS + ("tests",)
                   for path in sorted((ROOT / folder).rglob("*.md"))]
-        named = [(path.relative_to(ROOT), *one) for path in texts for one in page_references(read(path))]
+        named = [(path.relative_to(ROOT), *one)
+                 for path in texts for one in page_references(read(path))]
         self.assertGreater(len(named), 100)
         wrong = []
         for where, page, heading in named:
@@ -196,6 +203,12 @@ class Pages(unittest.TestCase):
 
     def test_files_are_there(self):
         self.all_of(named_paths, path_is_there)
+
+    def test_members_are_there(self):
+        words = set()
+        for path in sources(*CODE_FOLDERS, "tests"):
+            words.update(re.findall(r"\w+", read(path)))
+        self.all_of(named_members, words.issuperset)
 
     def test_settings_are_there(self):
         known = named_settings(read(ROOT / "runtime/base/settings.def"))
