@@ -231,6 +231,7 @@ class Pages(unittest.TestCase):
         said = "\n".join(one for path in sources(*CODE_FOLDERS) for one in literals(read(path)))
         texts = [read(DOCS / "quickstart.md").split("## 5.")[1].split("## 7.")[0],
                  read(DOCS / "failover.md").split("Where many connections")[0],
+                 read(DOCS / "rails.md").split("## What goes wrong")[1],
                  read(DOCS / "troubleshooting.md").split("## Start")[1]]
         for text in texts:
             pieces = [one for message in shown_messages(text) for one in message_pieces(message)]
