@@ -24,6 +24,9 @@ file(GLOB docs_data CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/docs/*.json
      ${CMAKE_SOURCE_DIR}/docs/*.png)
 install(FILES ${docs_data} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/docs
         COMPONENT dev)
+file(GLOB docs_pictures CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/docs/pictures/*.svg)
+install(FILES ${docs_pictures} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/docs/pictures
+        COMPONENT dev)
 foreach(service IN ITEMS nccl-ha-agent nccl-ha-relay)
   configure_file(${CMAKE_SOURCE_DIR}/tools/systemd/${service}.service.in
                  ${CMAKE_BINARY_DIR}/${service}.service @ONLY)

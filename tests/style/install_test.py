@@ -59,6 +59,8 @@ class Installed(unittest.TestCase):
                      "share/doc/nccl-ha/docs/agent.md",
                      "share/doc/nccl-ha/docs/agent-dashboard.json",
                      "share/doc/nccl-ha/docs/lab.md",
+                     "share/doc/nccl-ha/docs/README.md",
+                     "share/doc/nccl-ha/docs/pictures/throughput-failover.svg",
                      "share/doc/nccl-ha/README.md",
                      "share/doc/nccl-ha/LICENSE", "share/doc/nccl-ha/docs/architecture.md",
                      "share/bash-completion/completions/nccl-ha",
