@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LINES_MAX = 200
 COLUMNS_MAX = 100
+TOP_PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")]
 # Parts of these are still written as lines of any length.
 WIDE_PAGES = {"architecture.md", "protocol.md", "testing.md"}
 CODE_FOLDERS = ("runtime", "ha", "actors", "relay", "plugin", "tools")
@@ -181,7 +182,7 @@ class Pages(unittest.TestCase):
         self.assertEqual({path.name for path in pages()} - listed, {"README.md"})
 
     def test_pages_and_headings_are_there(self):
-        texts = pages() + [ROOT / "README.md", ROOT / "SECURITY.md"]
+        texts = pages() + TOP_PAGES
         texts += sources(*CODE_FOLDERS, "tests")
         texts += [path for folder in CODE_FOLDERS + ("tests",)
                   for path in sorted((ROOT / folder).rglob("*.md"))]
@@ -196,7 +197,7 @@ class Pages(unittest.TestCase):
         self.assertEqual(wrong, [])
 
     def test_links_lead_somewhere(self):
-        for path in pages() + [ROOT / "README.md", ROOT / "SECURITY.md"]:
+        for path in pages() + TOP_PAGES:
             for link in links(read(path)):
                 with self.subTest(page=path.name, link=link):
                     self.assertTrue((path.parent / link).exists())
