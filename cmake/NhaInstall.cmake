@@ -16,6 +16,7 @@ install(FILES ${CMAKE_SOURCE_DIR}/tools/completion/_nccl-ha
 install(FILES ${CMAKE_SOURCE_DIR}/tools/completion/nccl-ha.fish
         DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT tools)
 install(FILES ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/LICENSE
+              ${CMAKE_SOURCE_DIR}/SECURITY.md ${CMAKE_SOURCE_DIR}/CONTRIBUTING.md
         DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha COMPONENT tools)
 file(GLOB user_docs CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/docs/*.md)
 install(FILES ${user_docs} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/docs
